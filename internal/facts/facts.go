@@ -1,0 +1,115 @@
+// Package facts holds the words that the registrar, the driver's client and the
+// registration socket share: what is known of a driver, what the kubelet is told of
+// it, and what is seen in the plugin registry. Types only; no package above it is
+// needed to satisfy another's interface.
+package facts
+
+import (
+	"maps"
+	"slices"
+	"time"
+)
+
+// Driver is the first of the two facts kept for each driver: what its socket answers.
+type Driver string
+
+// The driver's facts (spec §5).
+const (
+	Absent   Driver = "absent"   // its socket does not answer
+	Starting Driver = "starting" // answers, but is not ready yet
+	Ready    Driver = "ready"    // GetPluginInfo, Probe and NodeGetInfo answered
+	Mismatch Driver = "mismatch" // answers, but is not what was configured: name, owner, path
+)
+
+// Registration is the second fact: how far the kubelet has got with it.
+type Registration string
+
+// The registration's facts (spec §5).
+const (
+	None       Registration = "none"       // no socket of ours is published
+	Published  Registration = "published"  // socket up, the kubelet has not confirmed
+	Registered Registration = "registered" // the kubelet said yes
+	Refused    Registration = "refused"    // the kubelet said no
+	Conflict   Registration = "conflict"   // another live registrar holds the path or the name
+)
+
+// State derives the one word that people see from the two facts: as soon as there is
+// something to say of the registration it is the registration's word, before that the
+// driver's. This is the whole table.
+func State(d Driver, r Registration) string {
+	if r == None {
+		return string(d)
+	}
+	return string(r)
+}
+
+// Identity is what a driver says of itself. Strings are made harmless (safetext)
+// by whoever received them, except NodeID and Topology, which are compared as sent.
+type Identity struct {
+	Name       string            `json:"name"`
+	Version    string            `json:"version,omitempty"`
+	NodeID     string            `json:"node_id,omitempty"`
+	MaxVolumes int64             `json:"max_volumes,omitempty"` // 0: no limit
+	Topology   map[string]string `json:"topology,omitempty"`
+}
+
+// Equal tells whether both say the same.
+func (i Identity) Equal(o Identity) bool {
+	return i.Name == o.Name && i.Version == o.Version && i.NodeID == o.NodeID &&
+		i.MaxVolumes == o.MaxVolumes && maps.Equal(i.Topology, o.Topology)
+}
+
+// Report is the outcome of one round of asking a driver.
+type Report struct {
+	Driver   Driver
+	Reason   string   // why it is not Ready, in words a person can act on
+	Identity Identity // whole only when Ready; as far as it was learned otherwise
+}
+
+// Announcement is what the kubelet is told with GetInfo (Name, Endpoint, Versions)
+// and what it will learn from the driver because of it (the rest of Identity).
+type Announcement struct {
+	Endpoint string   `json:"endpoint"`
+	Versions []string `json:"versions"`
+	Identity Identity `json:"identity"`
+}
+
+// Equal tells whether both say the same.
+func (a Announcement) Equal(o Announcement) bool {
+	return a.Endpoint == o.Endpoint && slices.Equal(a.Versions, o.Versions) && a.Identity.Equal(o.Identity)
+}
+
+// Place tells what is at the path of a registration socket.
+type Place string
+
+// What can be at the path.
+const (
+	Missing Place = "missing" // nothing
+	Ours    Place = "ours"    // the socket that we made and listen on
+	Foreign Place = "foreign" // anything else, dead or alive
+)
+
+// Word is what the kubelet said last with NotifyRegistrationStatus.
+type Word struct {
+	At         time.Time `json:"at,omitzero"` // zero: it said nothing since the socket was published
+	Registered bool      `json:"registered"`
+	Error      string    `json:"error,omitempty"` // made harmless
+}
+
+// Socket is a look at a registration socket: the path, and the kubelet's part.
+type Socket struct {
+	Path  string // <plugins_registry>/<driver name>-reg.sock
+	Place Place
+	// Announced is what the socket that we published last tells; meaningful while Up.
+	Announced Announcement
+	Up        bool // we listen on a socket that was put in place and not withdrawn; with Place tells if it is still there
+	// FolderAnew: the plugin registry is not the folder that it was when this daemon
+	// first saw it, so a kubelet that runs since before may watch the old one for ever
+	// (kubelet v1.36 watches it by inode and never looks again).
+	FolderAnew  bool
+	PublishedAt time.Time
+	GetInfoAt   time.Time // the kubelet's last GetInfo since PublishedAt, else zero
+	Word        Word
+	Accepted    uint64 // how often the kubelet said yes, since the process started
+	Refusals    uint64 // how often it said no
+}
