@@ -1,0 +1,41 @@
+package registrar
+
+import (
+	"time"
+
+	"csi-registrar/internal/facts"
+)
+
+// Status is what a registrar tells of its driver: one immutable snapshot, handed out at
+// each change. Its JSON form is an element of "drivers" in the status document (spec §7):
+// fields are added, never renamed; what is not known is absent.
+type Status struct {
+	Name     string `json:"name"`
+	Socket   string `json:"socket"`
+	Endpoint string `json:"endpoint"`
+
+	State        string             `json:"state"` // facts.State, or "disabled"
+	Driver       facts.Driver       `json:"driver"`
+	Registration facts.Registration `json:"registration"`
+	Since        time.Time          `json:"since,omitzero"` // when State was entered
+	Reason       string             `json:"reason,omitempty"`
+
+	RegistrationSocket string            `json:"registration_socket,omitempty"`
+	NodeID             string            `json:"node_id,omitempty"`
+	Topology           map[string]string `json:"topology,omitempty"`
+	MaxVolumes         int64             `json:"max_volumes_per_node,omitempty"`
+	DriverVersion      string            `json:"driver_version,omitempty"`
+	RegisteredAt       time.Time         `json:"registered_at,omitzero"`
+	LastGetInfoAt      time.Time         `json:"last_get_info_at,omitzero"`
+	KubeletError       string            `json:"kubelet_error,omitempty"`
+	Republications     uint64            `json:"republications"`
+
+	// For metrics only.
+	PublishedAt      time.Time         `json:"-"`
+	Accepted         uint64            `json:"-"` // the kubelet said yes, since start
+	Refusals         uint64            `json:"-"` // the kubelet said no, since start
+	RepublicationsBy map[string]uint64 `json:"-"` // by cause: one of the Cause words
+}
+
+// Disabled is the State of a driver that the configuration names but does not want.
+const Disabled = "disabled"
