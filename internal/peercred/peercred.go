@@ -1,0 +1,56 @@
+// Package peercred tells who is at the other end of a Unix socket, by the kernel's word.
+package peercred
+
+import (
+	"fmt"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Cred is a process as the kernel saw it when the connection was made.
+type Cred struct {
+	// PID is 0 if the process lives in a pid namespace that is not seen from here. It may
+	// have ended since, and its number may be another's by now: good for a log line, not
+	// for a decision.
+	PID int
+	// UID and GID are the effective ids; the kernel's overflow id (65534) if the user
+	// does not exist in our user namespace.
+	UID, GID uint32
+}
+
+// String is for log lines and reasons.
+func (c Cred) String() string {
+	return fmt.Sprintf("pid %d, uid %d, gid %d", c.PID, c.UID, c.GID)
+}
+
+// Of reads SO_PEERCRED of a connected Unix socket (unix(7)).
+//
+// What it tells depends on the end. At the accepting end: who called connect(). At the
+// connecting end: who called listen(), which need not be who accepts now: with socket
+// activation it is systemd, and after a descriptor was handed over it is the first owner.
+// Neither end can change it afterwards, and a later change of the process's ids, or of
+// the socket file's owner, does not show.
+//
+// The descriptor is read through SyscallConn: File().Fd() would make it blocking, for its
+// owner too.
+func Of(c syscall.Conn) (Cred, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return Cred{}, fmt.Errorf("cannot reach the socket's descriptor: %w", err)
+	}
+	var (
+		ucred   *unix.Ucred
+		readErr error
+	)
+	err = raw.Control(func(fd uintptr) {
+		ucred, readErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	if err != nil { // closed meanwhile
+		return Cred{}, fmt.Errorf("cannot reach the socket's descriptor: %w", err)
+	}
+	if readErr != nil {
+		return Cred{}, fmt.Errorf("cannot read the peer's credentials: %w", readErr)
+	}
+	return Cred{PID: int(ucred.Pid), UID: ucred.Uid, GID: ucred.Gid}, nil
+}

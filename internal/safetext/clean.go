@@ -1,0 +1,92 @@
+// Package safetext makes strings of strangers harmless: what a driver, a kubelet or a
+// file says may be written to a log, a terminal or a metric after it went through here.
+package safetext
+
+import (
+	"fmt"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+const ellipsis = '…'
+
+// Clean returns s in a form that can neither move a cursor, end a line, reorder or hide
+// text, nor fill a screen. Every character that is not visible on its own (control
+// characters, line breaks, NUL, bidi and zero-width marks, unusual spaces, characters
+// that Unicode does not know) and every byte that is not UTF-8 becomes a visible escape
+// as Go writes it: \n, \x00, \u202e. Letters of all scripts are left as they are.
+//
+// The result has at most limit characters; where something was cut off, the last one is
+// an ellipsis. Clean of its own result, with the same limit, changes nothing: a backslash
+// is not escaped, so an escape may also be what the stranger wrote, which harms nobody.
+func Clean(s string, limit int) string {
+	if limit <= 0 {
+		return ""
+	}
+	if fits(s, limit) {
+		return s
+	}
+	var b strings.Builder
+	length := 0 // characters in b
+	room := 0   // bytes of b up to which an ellipsis still fits
+	for s != "" {
+		r, size := utf8.DecodeRuneInString(s)
+		piece := s[:size]
+		if (r == utf8.RuneError && size == 1) || !visible(r) {
+			piece = escape(r, piece)
+		}
+		s = s[size:]
+		length += utf8.RuneCountInString(piece)
+		if length > limit {
+			return b.String()[:room] + string(ellipsis)
+		}
+		b.WriteString(piece)
+		if length < limit {
+			room = b.Len()
+		}
+	}
+	return b.String()
+}
+
+// fits tells that s is harmless and short enough as it is: the usual case, without a copy.
+func fits(s string, limit int) bool {
+	if len(s) > limit*utf8.UTFMax {
+		return false
+	}
+	n := 0
+	for _, r := range s {
+		n++
+		// An invalid byte reads as RuneError; the slow way tells it from a true U+FFFD.
+		if n > limit || r == utf8.RuneError || !visible(r) {
+			return false
+		}
+	}
+	return true
+}
+
+// visible tells that r shows itself. IsPrint leaves out all controls, formats (bidi,
+// zero-width), separators and unknown characters; a few letters and marks that are
+// drawn as nothing are to be left out as well.
+func visible(r rune) bool {
+	return unicode.IsPrint(r) &&
+		!unicode.In(r, unicode.Other_Default_Ignorable_Code_Point, unicode.Variation_Selector)
+}
+
+func escape(r rune, raw string) string {
+	switch {
+	case r == utf8.RuneError && len(raw) == 1:
+		return fmt.Sprintf(`\x%02x`, raw[0])
+	case r == '\n':
+		return `\n`
+	case r == '\r':
+		return `\r`
+	case r == '\t':
+		return `\t`
+	case r < utf8.RuneSelf:
+		return fmt.Sprintf(`\x%02x`, r)
+	case r <= 0xffff:
+		return fmt.Sprintf(`\u%04x`, r)
+	}
+	return fmt.Sprintf(`\U%08x`, r)
+}
