@@ -1,0 +1,209 @@
+// Package cli is the command line: commands and flags, tables, hints and exit codes;
+// and the one place that puts the parts of the program together (run.go).
+package cli
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+)
+
+// runner runs a command whose flags are parsed already; args are what is left over.
+type runner func(ctx context.Context, e *env, args []string) error
+
+// command is a row of the table that the dispatcher, help, completion and the test of
+// the man pages all read.
+type command struct {
+	name    string // one word
+	args    string // what follows it, as in "[DRIVER...]"; flags are not named here
+	summary string // one line, no full stop
+	about   string // what help says beyond the summary; may be empty
+	hidden  bool   // left out of help and completion
+
+	sub []command // if any, the command itself only holds these
+
+	// setup declares the flags and returns what runs with their values; it does nothing
+	// else, so that help and completion can call it too. A flag with an empty usage is
+	// accepted but shown nowhere. A name in backquotes in the usage is the value's.
+	setup func(fs *flag.FlagSet) runner
+}
+
+// plain is the setup of a command that has no flags.
+func plain(run runner) func(*flag.FlagSet) runner {
+	return func(*flag.FlagSet) runner { return run }
+}
+
+// env is what a command may touch of the world around the process.
+type env struct {
+	stdin          io.Reader
+	stdout, stderr io.Writer
+	getenv         func(string) string
+}
+
+// Main runs the command line and returns the exit code: 0 done, 1 failed, 2 wrong usage,
+// 3 the daemon does not run, 78 bad configuration. INT, TERM and QUIT end it cleanly
+// (HUP is run's own matter).
+func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT)
+	defer stop()
+	e := &env{stdin: stdin, stdout: stdout, stderr: stderr, getenv: os.Getenv}
+	return e.report(dispatch(ctx, e, commands(), args))
+}
+
+// dispatch finds the command that the arguments name and runs it.
+func dispatch(ctx context.Context, e *env, all []command, args []string) error {
+	path := []string{"csi-registrar"}
+	for {
+		if len(args) == 0 {
+			return usagef(path, "a command is missing")
+		}
+		name := args[0]
+		switch {
+		case name == "-h" || name == "-help" || name == "--help":
+			return helpOn(e, path[1:])
+		case len(path) == 1 && (name == "-version" || name == "--version"):
+			name = "version"
+		}
+		i := slices.IndexFunc(all, func(c command) bool { return c.name == name })
+		if i < 0 {
+			return usagef(path, "there is no command %q", name)
+		}
+		c := all[i]
+		path, args = append(path, c.name), args[1:]
+		if c.sub != nil {
+			all = c.sub
+			continue
+		}
+		return c.exec(ctx, e, path, args)
+	}
+}
+
+// exec parses the flags, which may come before, between and after the other arguments,
+// and runs the command.
+func (c command) exec(ctx context.Context, e *env, path, args []string) error {
+	fs := newFlagSet(path)
+	run := c.setup(fs)
+	rest, err := parse(fs, args)
+	if errors.Is(err, flag.ErrHelp) {
+		return helpOn(e, path[1:])
+	}
+	if err != nil {
+		return usagef(path, "%w", err)
+	}
+	err = run(ctx, e, rest)
+	if u, ok := errors.AsType[*usageError](err); ok && u.path == nil {
+		u.path = path
+	}
+	return err
+}
+
+func newFlagSet(path []string) *flag.FlagSet {
+	fs := flag.NewFlagSet(strings.Join(path, " "), flag.ContinueOnError)
+	fs.SetOutput(io.Discard) // errors and help are told in our own words
+	fs.Usage = func() {}
+	return fs
+}
+
+// parse is fs.Parse that does not stop at the first argument that is no flag.
+func parse(fs *flag.FlagSet, args []string) (rest []string, err error) {
+	for {
+		if err := fs.Parse(args); err != nil {
+			return nil, err
+		}
+		left := fs.Args()
+		if len(left) == 0 {
+			return rest, nil
+		}
+		if n := len(args) - len(left); n > 0 && args[n-1] == "--" {
+			return append(rest, left...), nil
+		}
+		rest, args = append(rest, left[0]), left[1:]
+	}
+}
+
+// Exit codes (spec §4).
+const (
+	exitFailed     = 1
+	exitUsage      = 2
+	exitNotRunning = 3
+	exitConfig     = 78 // EX_CONFIG of sysexits.h, which systemd knows by name
+)
+
+// usageError is a command line that cannot be understood: exit code 2.
+type usageError struct {
+	path []string // the command, from the program's name on
+	err  error
+}
+
+func (u *usageError) Error() string { return "cannot understand the command line: " + u.err.Error() }
+func (u *usageError) Unwrap() error { return u.err }
+
+// usagef makes a usageError. A command may leave path nil.
+func usagef(path []string, format string, args ...any) error {
+	return &usageError{path: path, err: fmt.Errorf(format, args...)}
+}
+
+// exitError ends the program with a code of its own. Without err everything has been
+// said already.
+type exitError struct {
+	code int
+	err  error
+}
+
+func (x *exitError) Error() string {
+	if x.err == nil {
+		return fmt.Sprintf("exit code %d", x.code)
+	}
+	return x.err.Error()
+}
+func (x *exitError) Unwrap() error { return x.err }
+
+// hintError is an error that comes with what to do about it.
+type hintError struct {
+	err  error
+	hint string
+}
+
+func (h *hintError) Error() string { return h.err.Error() }
+func (h *hintError) Unwrap() error { return h.err }
+
+// hinted adds a hint to an error.
+func hinted(err error, format string, args ...any) error {
+	return &hintError{err: err, hint: fmt.Sprintf(format, args...)}
+}
+
+// report says what went wrong on standard error and gives the exit code.
+func (e *env) report(err error) int {
+	if err == nil {
+		return 0
+	}
+	code := exitFailed
+	if x, ok := errors.AsType[*exitError](err); ok {
+		code = x.code
+		if x.err == nil {
+			return code
+		}
+	}
+	var hint string
+	if h, ok := errors.AsType[*hintError](err); ok {
+		hint = h.hint
+	}
+	if u, ok := errors.AsType[*usageError](err); ok {
+		code = exitUsage
+		if hint == "" {
+			hint = "see " + strings.Join(slices.Insert(slices.Clone(u.path), 1, "help"), " ")
+		}
+	}
+	fmt.Fprintf(e.stderr, "error: %s\n", err)
+	if hint != "" {
+		fmt.Fprintf(e.stderr, "hint: %s\n", hint)
+	}
+	return code
+}

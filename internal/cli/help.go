@@ -1,0 +1,107 @@
+package cli
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+)
+
+func runHelp(_ context.Context, e *env, args []string) error {
+	return helpOn(e, args)
+}
+
+// helpOn explains the command that the words name, or all of them.
+func helpOn(e *env, words []string) error {
+	if len(words) == 0 {
+		fmt.Fprint(e.stdout, "csi-registrar keeps every CSI driver of this node registered with its kubelet.\n\n")
+		helpGroup(e.stdout, []string{"csi-registrar"}, commands())
+		return nil
+	}
+	path, all := []string{"csi-registrar"}, commands()
+	for {
+		i := slices.IndexFunc(all, func(c command) bool { return c.name == words[0] })
+		if i < 0 {
+			return usagef(path, "there is no command %q", words[0])
+		}
+		c := all[i]
+		path, words = append(path, c.name), words[1:]
+		switch {
+		case len(words) == 0:
+			helpCommand(e.stdout, path, c)
+			return nil
+		case c.sub == nil:
+			return usagef(path, "%s has no commands of its own", c.name)
+		}
+		all = c.sub
+	}
+}
+
+func helpGroup(w io.Writer, path []string, all []command) {
+	fmt.Fprintf(w, "usage: %s COMMAND [ARGUMENT...]\n\n", strings.Join(path, " "))
+	width := 0
+	for _, c := range all {
+		if !c.hidden {
+			width = max(width, len(c.name))
+		}
+	}
+	for _, c := range all {
+		if !c.hidden {
+			fmt.Fprintf(w, "  %-*s  %s\n", width, c.name, c.summary)
+		}
+	}
+	fmt.Fprintf(w, "\n%s COMMAND --help tells more.\n", strings.Join(path, " "))
+}
+
+func helpCommand(w io.Writer, path []string, c command) {
+	if c.sub != nil {
+		fmt.Fprintf(w, "%s.\n\n", c.summary)
+		helpGroup(w, path, c.sub)
+		return
+	}
+	flags := shownFlags(path, c)
+	words := slices.Clone(path)
+	if c.args != "" {
+		words = append(words, c.args)
+	}
+	if len(flags) > 0 {
+		words = append(words, "[FLAG...]")
+	}
+	fmt.Fprintf(w, "usage: %s\n\n%s.\n", strings.Join(words, " "), c.summary)
+	if c.about != "" {
+		fmt.Fprintf(w, "\n%s\n", strings.TrimSpace(c.about))
+	}
+	if len(flags) == 0 {
+		return
+	}
+	fmt.Fprint(w, "\nFlags:\n")
+	for _, f := range flags {
+		value, usage := flag.UnquoteUsage(f)
+		name := "--" + f.Name
+		if value != "" {
+			name += " " + value
+		}
+		if f.DefValue != "" && f.DefValue != "false" {
+			usage += fmt.Sprintf(" (default %s)", f.DefValue)
+		}
+		fmt.Fprintf(w, "  %s\n        %s\n", name, strings.ReplaceAll(usage, "\n", "\n        "))
+	}
+}
+
+// shownFlags lists the flags of a command that people should know, by name.
+func shownFlags(path []string, c command) []*flag.Flag {
+	if c.setup == nil {
+		return nil
+	}
+	fs := newFlagSet(path)
+	c.setup(fs)
+	var out []*flag.Flag
+	fs.VisitAll(func(f *flag.Flag) {
+		if f.Usage != "" {
+			out = append(out, f)
+		}
+	})
+	return out
+}
