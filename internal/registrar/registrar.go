@@ -1,0 +1,391 @@
+// Package registrar is the life of one driver's registration: it looks at the driver, at
+// the registration socket and at what is wanted, and decides one action at a time. It
+// knows no sockets, no files and no systemd; those come in through Driver and Socket.
+package registrar
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"reflect"
+	"time"
+
+	"csi-registrar/internal/facts"
+)
+
+// How often a driver is asked again. A hint always comes first; these are the net below
+// it. All are jittered by a quarter, so that many drivers do not fall into step.
+const (
+	askAgain     = time.Second      // a driver that accepts but is not ready (spec §5)
+	absentFirst  = time.Second      // a driver that is not there: doubling …
+	absentMost   = 30 * time.Second // … up to here (spec §5)
+	rivalAgain   = 400 * time.Millisecond
+	publishAgain = time.Second // after an error that no hint will end, as a full disk
+)
+
+// Settings is what the configuration says of the driver; the agent fills it in.
+type Settings struct {
+	Name          string
+	Socket        string
+	Endpoint      string        // what the kubelet is told
+	Versions      []string      // what the kubelet is told
+	Withdraw      bool          // withdraw a driver that is gone; else its registration is kept
+	WithdrawAfter time.Duration // how long it may be gone
+}
+
+// Registrar runs one driver's registration. Make it with New, then call Run once.
+type Registrar struct {
+	log     *slog.Logger
+	observe func(Status)
+	cmds    chan func()
+	done    chan struct{} // closed when Run has returned
+
+	// All below belongs to the goroutine that is in Run.
+	set    Settings
+	driver Driver
+	socket Socket
+
+	asking   context.CancelFunc // not nil while the driver's lane is busy
+	asked    chan facts.Report
+	askNext  time.Time // when to ask again without a hint; zero: not by time
+	hinted   bool      // a hint came that no Ask has answered yet
+	tries    int       // rounds without success, for the backoff
+	hintAsks bucket    // asks that were caused by hints, so that a driver which flaps cannot keep us busy
+	report   facts.Report
+	identity facts.Identity // of the last Ready report
+	known    bool           // identity is set
+	lastUp   time.Time      // when the driver was last seen to be ready, or the start
+	returned bool           // the driver went and came back since the kubelet's last word
+
+	working   bool // the socket's lane is busy
+	worked    chan error
+	workNext  time.Time // no work before this
+	workErr   error     // why the last attempt failed; nil after a success
+	wanted    Cause     // asked for by a command: publish anew
+	restores  bucket
+	changes   bucket
+	republish map[string]uint64 // by Cause
+
+	status Status
+}
+
+// Options are the Registrar's surroundings.
+type Options struct {
+	Log     *slog.Logger // with the driver's name bound
+	Observe func(Status) // called at each change, from the registrar's goroutine; must not block
+}
+
+// New makes a registrar; it owns d from now on, but not s.
+func New(set Settings, d Driver, s Socket, o Options) *Registrar {
+	now := time.Now()
+	r := &Registrar{
+		log: o.Log, observe: o.Observe,
+		cmds: make(chan func()), done: make(chan struct{}),
+		set: set, driver: d, socket: s,
+		asked: make(chan facts.Report, 1), worked: make(chan error, 1),
+		askNext:   now,
+		report:    facts.Report{Driver: facts.Absent, Reason: "not asked yet"},
+		lastUp:    now,
+		hintAsks:  newBucket(20, 500*time.Millisecond),
+		restores:  newBucket(10, time.Second),
+		changes:   newBucket(3, 30*time.Second),
+		republish: map[string]uint64{},
+	}
+	r.tell(r.socket.Look(), now)
+	return r
+}
+
+// Run lives the registration until ctx is done. It leaves the registration socket as it
+// is: whether that stays or goes is for its owner to say.
+func (r *Registrar) Run(ctx context.Context) {
+	defer close(r.done)
+	work, cancel := context.WithCancel(ctx)
+	defer func() {
+		cancel()
+		r.settle()
+		if err := r.driver.Close(); err != nil {
+			r.log.Debug("closing the connection to the driver", "error", err)
+		}
+	}()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		now := time.Now()
+		seen := r.socket.Look()
+		next := earliest(r.askIfDue(work, now), r.workIfDue(work, seen, now))
+		r.tell(seen, now)
+		if next.IsZero() {
+			timer.Stop()
+		} else {
+			timer.Reset(next.Sub(now))
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-r.driver.Hints():
+			r.hinted = true
+		case <-r.socket.Hints():
+			r.hurry(time.Now())
+		case rep := <-r.asked:
+			r.heard(rep, time.Now())
+		case err := <-r.worked:
+			r.finished(err, time.Now())
+		case cmd := <-r.cmds:
+			cmd()
+		case <-timer.C:
+		}
+	}
+}
+
+// settle waits for both lanes; their context is cancelled.
+func (r *Registrar) settle() {
+	r.stopAsking()
+	if r.working {
+		<-r.worked
+		r.working = false
+	}
+}
+
+func (r *Registrar) stopAsking() {
+	if r.asking != nil {
+		r.asking()
+		<-r.asked
+		r.asking = nil
+	}
+}
+
+// askIfDue starts a round of questions if one is due, and tells when the next is.
+func (r *Registrar) askIfDue(ctx context.Context, now time.Time) time.Time {
+	if r.asking != nil {
+		return time.Time{}
+	}
+	due := r.askNext
+	if r.report.Driver == facts.Ready {
+		due = time.Time{}
+		r.hinted = false
+		if r.driver.Stale() {
+			due = r.hintAsks.next(now)
+		}
+	} else if r.hinted {
+		due = earliest(due, r.hintAsks.next(now))
+	}
+	if due.IsZero() || due.After(now) {
+		return due
+	}
+	if r.hinted || r.report.Driver == facts.Ready {
+		r.hintAsks.take(now)
+	}
+	r.hinted = false
+	ask, cancel := context.WithCancel(ctx)
+	r.asking = cancel
+	driver := r.driver
+	go func() { r.asked <- driver.Ask(ask) }()
+	return time.Time{}
+}
+
+// heard takes in what the driver answered.
+func (r *Registrar) heard(rep facts.Report, now time.Time) {
+	r.asking()
+	r.asking = nil
+	was := r.report
+	r.report = rep
+	if was.Driver == facts.Ready || rep.Driver == facts.Ready {
+		r.lastUp = now
+	}
+	if was.Driver == facts.Ready && rep.Driver != facts.Ready {
+		r.tries = 0
+	}
+	switch rep.Driver {
+	case facts.Ready:
+		r.returned = r.returned || r.known // a ready driver is only asked again when it was gone
+		r.identity, r.known = rep.Identity, true
+		r.tries, r.askNext = 0, time.Time{}
+		r.hurry(now)
+	case facts.Starting:
+		r.askNext = now.Add(jitter(askAgain))
+		r.tries = 0
+	default:
+		wait := min(absentFirst<<min(r.tries, 10), absentMost)
+		r.askNext = now.Add(jitter(wait))
+		r.tries++
+	}
+}
+
+// workIfDue starts the one action that the whole of what is known asks for, and tells
+// when to look again.
+func (r *Registrar) workIfDue(ctx context.Context, seen facts.Socket, now time.Time) time.Time {
+	if r.working {
+		return time.Time{}
+	}
+	act := r.decide(seen, now)
+	if act.kind == rest {
+		r.workErr = nil // what failed is not wanted any more
+		return act.at
+	}
+	due := later(r.workNext, act.at)
+	if due.After(now) {
+		return due
+	}
+	switch act.kind {
+	case publish:
+		r.count(act, seen, now)
+		a := r.announcement()
+		r.begin(func() error { return r.socket.Publish(ctx, a) })
+	case withdraw:
+		r.log.Info("withdrawing", "cause", string(act.cause), "reason", act.why)
+		r.begin(func() error { return r.socket.Withdraw(ctx) })
+	}
+	return time.Time{}
+}
+
+func (r *Registrar) begin(do func() error) {
+	r.working = true
+	go func() { r.worked <- do() }()
+}
+
+// count keeps the books of a publication before it is tried: a first one is none.
+func (r *Registrar) count(act action, seen facts.Socket, now time.Time) {
+	if r.workErr != nil {
+		return // this is the same cause, tried again
+	}
+	switch act.cause {
+	case CauseFirst:
+		return
+	case CauseRemoved, CauseReplaced:
+		r.restores.take(now)
+	case CauseChanged:
+		r.changes.take(now)
+	}
+	r.republish[string(act.cause)]++
+	r.log.Info("publishing anew", "MESSAGE_ID", MessageRepublished, "cause", string(act.cause), "reason", act.why)
+}
+
+// finished takes in how the action ended.
+func (r *Registrar) finished(err error, now time.Time) {
+	r.working = false
+	if errors.Is(err, context.Canceled) {
+		return
+	}
+	r.workErr = err
+	switch {
+	case err == nil:
+		r.workNext = time.Time{}
+		r.wanted, r.returned = "", false
+	case isConflict(err):
+		r.workNext = now.Add(jitter(rivalAgain))
+	default:
+		r.workNext = now.Add(jitter(publishAgain))
+	}
+}
+
+// hurry makes a hint count: what failed is tried again at once, but not more often than
+// once in 50 ms, so that somebody who plays with the folder cannot keep us busy.
+func (r *Registrar) hurry(now time.Time) {
+	if r.workErr == nil {
+		return
+	}
+	if soon := now.Add(50 * time.Millisecond); r.workNext.After(soon) {
+		r.workNext = soon
+	}
+}
+
+// Update changes what is wanted. A nil Driver keeps the one that there is; another one
+// takes its place, and is owned by the registrar from now on.
+func (r *Registrar) Update(ctx context.Context, set Settings, d Driver) error {
+	return r.do(ctx, func() {
+		r.set = set
+		r.workNext = time.Time{}
+		if d != nil {
+			r.stopAsking()
+			if err := r.driver.Close(); err != nil {
+				r.log.Debug("closing the connection to the driver", "error", err)
+			}
+			r.driver = d
+			r.askNext, r.tries = time.Now(), 0
+			if r.report.Driver == facts.Ready {
+				r.report = facts.Report{Driver: facts.Starting, Reason: "asked again because its configuration changed"}
+			}
+		}
+		r.refusedAnew(CauseChanged)
+	})
+}
+
+// refusedAnew wants another try where the kubelet had refused.
+func (r *Registrar) refusedAnew(c Cause) {
+	if w := r.socket.Look().Word; !w.At.IsZero() && !w.Registered {
+		r.wanted = c
+	}
+}
+
+// Reregister makes the registration socket anew, so that the kubelet registers again.
+// It fails while the driver is not ready: the kubelet would only refuse.
+func (r *Registrar) Reregister(ctx context.Context) error {
+	var refused error
+	err := r.do(ctx, func() {
+		if r.report.Driver != facts.Ready {
+			refused = fmt.Errorf("cannot register %s again: the driver is %s: %s", r.set.Name, r.report.Driver, r.report.Reason)
+			return
+		}
+		r.wanted, r.workNext = CauseAsked, time.Time{}
+	})
+	return errors.Join(err, refused)
+}
+
+// Alive returns nil when the registrar's goroutine runs: it does not say that the
+// driver does.
+func (r *Registrar) Alive(ctx context.Context) error {
+	return r.do(ctx, func() {})
+}
+
+// do runs f in the registrar's goroutine and waits for it.
+func (r *Registrar) do(ctx context.Context, f func()) error {
+	ran := make(chan struct{})
+	select {
+	case r.cmds <- func() { f(); close(ran) }:
+		<-ran // f never blocks on anything that is not ours
+		return nil
+	case <-r.done:
+		return fmt.Errorf("the registrar of %s has ended", r.set.Name)
+	case <-ctx.Done():
+		return fmt.Errorf("the registrar of %s does not answer: %w", r.set.Name, context.Cause(ctx))
+	}
+}
+
+// tell hands out a new snapshot if anything in it changed, and writes the transition to
+// the log.
+func (r *Registrar) tell(seen facts.Socket, now time.Time) {
+	next := r.snapshot(seen, now)
+	prev := r.status
+	if reflect.DeepEqual(prev, next) {
+		return
+	}
+	r.status = next
+	r.logTransition(prev, next, now)
+	r.observe(next)
+}
+
+func isConflict(err error) bool {
+	var c interface{ Conflict() bool }
+	return errors.As(err, &c) && c.Conflict()
+}
+
+func jitter(d time.Duration) time.Duration {
+	return d - d/8 + rand.N(d/4)
+}
+
+// earliest is the earlier of two times, of which zero means never.
+func earliest(a, b time.Time) time.Time {
+	if a.IsZero() || (!b.IsZero() && b.Before(a)) {
+		return b
+	}
+	return a
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}

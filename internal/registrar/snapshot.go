@@ -1,0 +1,123 @@
+package registrar
+
+import (
+	"fmt"
+	"maps"
+	"time"
+
+	"csi-registrar/internal/facts"
+)
+
+// kubeletAsks is how long a running kubelet takes at most to ask a new socket: its loop
+// is 1 s, the rest is generous.
+const kubeletAsks = 5 * time.Second
+
+// snapshot makes the Status of this moment.
+func (r *Registrar) snapshot(seen facts.Socket, now time.Time) Status {
+	reg := r.registration(seen)
+	s := Status{
+		Name: r.set.Name, Socket: r.set.Socket, Endpoint: r.set.Endpoint,
+		Driver: r.report.Driver, Registration: reg,
+		State:              facts.State(r.report.Driver, reg),
+		Reason:             r.reason(seen, reg, now),
+		RegistrationSocket: seen.Path,
+		LastGetInfoAt:      seen.GetInfoAt,
+		PublishedAt:        seen.PublishedAt,
+		Accepted:           seen.Accepted,
+		Refusals:           seen.Refusals,
+		RepublicationsBy:   maps.Clone(r.republish),
+	}
+	for _, n := range r.republish {
+		s.Republications += n
+	}
+	id := r.identity
+	if !r.known && seen.Up {
+		id = seen.Announced.Identity // adopted: what an earlier process learned
+	}
+	s.NodeID, s.Topology, s.MaxVolumes, s.DriverVersion = id.NodeID, id.Topology, id.MaxVolumes, id.Version
+	if seen.Up && !seen.Word.At.IsZero() {
+		if seen.Word.Registered {
+			s.RegisteredAt = seen.Word.At
+		} else {
+			s.KubeletError = seen.Word.Error
+		}
+	}
+	s.Since = now
+	if s.State == r.status.State {
+		s.Since = r.status.Since
+	}
+	return s
+}
+
+// registration derives the second fact.
+func (r *Registrar) registration(seen facts.Socket) facts.Registration {
+	switch {
+	case isConflict(r.workErr):
+		return facts.Conflict
+	case !seen.Up || seen.Place != facts.Ours:
+		return facts.None
+	case seen.Word.At.IsZero():
+		return facts.Published
+	case seen.Word.Registered:
+		return facts.Registered
+	default:
+		return facts.Refused
+	}
+}
+
+// reason says why the driver is not further, in words a person can act on. What stands
+// in the way of the registration comes first, then the driver.
+func (r *Registrar) reason(seen facts.Socket, reg facts.Registration, now time.Time) string {
+	if r.workErr != nil {
+		return r.workErr.Error()
+	}
+	switch reg {
+	case facts.Refused:
+		return "the kubelet refused: " + seen.Word.Error
+	case facts.Published:
+		if s := unasked(seen, now); s != "" {
+			return s
+		}
+	case facts.None:
+		if seen.Up && r.report.Driver != facts.Ready {
+			return "the registration socket is gone, and is made anew when the driver is ready; it is not: " + r.report.Reason
+		}
+	}
+	switch {
+	case r.report.Driver == facts.Ready:
+		return r.left(seen, reg)
+	case reg == facts.Registered && r.report.Driver == facts.Absent && r.set.Withdraw:
+		return fmt.Sprintf("the driver is gone (%s); withdrawn when it is gone for %s", r.report.Reason, r.set.WithdrawAfter)
+	case reg == facts.Registered && r.known:
+		return "the driver is not ready, its registration is kept: " + r.report.Reason
+	case reg == facts.Registered:
+		return "" // adopted a moment ago, the driver's first answer is on its way
+	}
+	return r.report.Reason
+}
+
+// left names what changed in the driver and yet is not told to the kubelet.
+func (r *Registrar) left(seen facts.Socket, reg facts.Registration) string {
+	if !r.known || (reg != facts.Registered && reg != facts.Published) {
+		return ""
+	}
+	if moved := movedTopology(seen.Announced.Identity, r.identity); moved != "" {
+		return "the driver's topology changed (" + moved + "): the kubelet would refuse it while the Node has the old label, so the registration is left alone. " +
+			"If it is meant: remove the label from the Node, then `csi-registrar reregister " + r.set.Name + "`"
+	}
+	return ""
+}
+
+// unasked says what it means that the kubelet has not asked for a new socket.
+func unasked(seen facts.Socket, now time.Time) string {
+	switch {
+	case !seen.GetInfoAt.IsZero():
+		return "the kubelet has asked, and has not confirmed yet: it now asks the driver itself"
+	case now.Sub(seen.PublishedAt) < kubeletAsks:
+		return ""
+	case seen.FolderAnew:
+		return "the plugin registry was made anew, and the kubelet still watches the old one: restart the kubelet"
+	}
+	return fmt.Sprintf("the kubelet has not asked for the registration socket within %s: it does not run, it has another root directory, "+
+		"or it watches a folder that is gone (then restart the kubelet)", kubeletAsks)
+}
