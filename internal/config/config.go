@@ -1,0 +1,114 @@
+// Package config turns the configuration files into one immutable Config, and names
+// every mistake in them with its place.
+//
+// A mistake never spoils more than the table it is in: Load gives a Config of every
+// table that is right, beside the list of what is wrong, and leaves it to its caller
+// which of the two counts.
+package config
+
+import (
+	"path"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Config is the merged result of all files (spec §3). It is not changed after Load, so
+// it may be shared between goroutines.
+type Config struct {
+	Kubelet Kubelet
+	Log     Log
+	Drivers []Driver // sorted by name, no name twice
+}
+
+// Kubelet tells where the kubelet is: the table [kubelet].
+type Kubelet struct {
+	RootDir string // absolute and clean
+}
+
+// PluginsRegistry is the folder in which the kubelet looks for registration sockets.
+func (k Kubelet) PluginsRegistry() string { return path.Join(k.RootDir, "plugins_registry") }
+
+// Log is the table [log].
+type Log struct {
+	Level  string // debug, info, warn or error
+	Format string // auto, journal, text or json
+}
+
+// WhenGone says what becomes of the registration of a driver that does not answer.
+type WhenGone string
+
+// What can become of it. Keep is the default: withdrawing blocks unmounting too.
+const (
+	Keep     WhenGone = "keep"
+	Withdraw WhenGone = "withdraw"
+)
+
+// OwnerAny as a SocketOwner turns the checks of the driver's socket off.
+const OwnerAny = "any"
+
+// Driver is one table [driver."NAME"].
+type Driver struct {
+	Name              string // what GetPluginInfo must answer; passes facts.CheckName
+	Socket            string // where the driver listens; absolute, clean, at most 107 bytes
+	Endpoint          string // what the kubelet is told; as Socket, never empty
+	Enabled           bool
+	Timeout           time.Duration // of GetPluginInfo and Probe; above 0
+	SupportedVersions []string      // never empty, one of them 1.x
+	WhenGone          WhenGone
+	WithdrawAfter     time.Duration // with Withdraw: how long the driver may be gone; above 0
+	SocketOwner       string        // a user's name, a uid in decimal digits, or OwnerAny
+}
+
+// Default is the configuration where there is no file: no drivers.
+func Default() *Config {
+	return &Config{
+		Kubelet: Kubelet{RootDir: "/var/lib/kubelet"},
+		Log:     Log{Level: "info", Format: "auto"},
+	}
+}
+
+// DefaultDriver is a table in which only the name and the socket are given.
+func DefaultDriver(name, socket string) Driver {
+	return Driver{
+		Name:              name,
+		Socket:            socket,
+		Endpoint:          socket,
+		Enabled:           true,
+		Timeout:           5 * time.Second,
+		SupportedVersions: []string{"1.0.0"},
+		WhenGone:          Keep,
+		WithdrawAfter:     30 * time.Second,
+		SocketOwner:       "root",
+	}
+}
+
+// Equal tells whether both tables say the same.
+func (d Driver) Equal(o Driver) bool {
+	return d.Name == o.Name && d.Socket == o.Socket && d.Endpoint == o.Endpoint &&
+		d.Enabled == o.Enabled && d.Timeout == o.Timeout &&
+		slices.Equal(d.SupportedVersions, o.SupportedVersions) &&
+		d.WhenGone == o.WhenGone && d.WithdrawAfter == o.WithdrawAfter &&
+		d.SocketOwner == o.SocketOwner
+}
+
+// Equal tells whether both configurations say the same. Where the values came from does
+// not count.
+func (c *Config) Equal(o *Config) bool {
+	if c == nil || o == nil {
+		return c == o
+	}
+	return c.Kubelet == o.Kubelet && c.Log == o.Log &&
+		slices.EqualFunc(c.Drivers, o.Drivers, Driver.Equal)
+}
+
+// Driver finds a driver by name.
+func (c *Config) Driver(name string) (Driver, bool) {
+	i, found := slices.BinarySearchFunc(c.Drivers, name, func(d Driver, name string) int {
+		return strings.Compare(d.Name, name)
+	})
+	if !found {
+		return Driver{}, false
+	}
+	return c.Drivers[i], true
+}
