@@ -46,7 +46,7 @@ func (r *Registrar) logTransition(prev, next Status, now time.Time) {
 		level = slog.LevelInfo
 	case prev.Reason == next.Reason:
 		return
-	case next.Driver == facts.Ready && next.Reason != "":
+	case next.Driver == facts.Ready && next.Reason != "" && (next.Registration != facts.Published || next.LastGetInfoAt.IsZero()):
 		level, id, text = slog.LevelWarn, MessageAttention, "needs attention"
 	default:
 		level, text = slog.LevelDebug, "reason changed"

@@ -1,0 +1,91 @@
+package agent
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"csi-registrar/internal/config"
+	"csi-registrar/internal/facts"
+	"csi-registrar/internal/registrar"
+)
+
+// board keeps the newest snapshot of everything. Registrars write, anybody reads; the lock
+// is never held across a call to others.
+type board struct {
+	mu       sync.Mutex
+	status   Status // without Drivers
+	drivers  map[string]registrar.Status
+	disabled map[string]registrar.Status
+	changed  chan struct{} // closed at the next change
+}
+
+func newBoard(version string, now time.Time) *board {
+	return &board{
+		status:  Status{Version: version, StartedAt: now.UTC()},
+		drivers: map[string]registrar.Status{},
+		changed: make(chan struct{}),
+	}
+}
+
+// change runs f under the lock and wakes everybody who waits.
+func (b *board) change(f func()) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	f()
+	close(b.changed)
+	b.changed = make(chan struct{})
+}
+
+func (b *board) driver(s registrar.Status) {
+	b.change(func() { b.drivers[s.Name] = s })
+}
+
+func (b *board) forget(name string) {
+	b.change(func() { delete(b.drivers, name) })
+}
+
+func (b *board) configured(c *config.Config, files []string) {
+	disabled := map[string]registrar.Status{}
+	for _, d := range c.Drivers {
+		if !d.Enabled {
+			disabled[d.Name] = registrar.Status{
+				Name: d.Name, Socket: d.Socket, Endpoint: d.Endpoint, State: registrar.Disabled,
+				Driver: facts.Absent, Registration: facts.None, Reason: "disabled in the configuration",
+			}
+		}
+	}
+	b.change(func() {
+		b.status.ConfigFiles = slices.Clone(files)
+		b.status.PluginsRegistry = c.Kubelet.PluginsRegistry()
+		b.disabled = disabled
+	})
+}
+
+// Status is the snapshot of this moment.
+func (a *Agent) Status() Status {
+	b := a.board
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s := b.status
+	s.ConfigFiles = append([]string{}, s.ConfigFiles...)
+	s.Drivers = slices.AppendSeq(make([]registrar.Status, 0, len(b.drivers)+len(b.disabled)), maps.Values(b.drivers))
+	s.Drivers = slices.AppendSeq(s.Drivers, maps.Values(b.disabled))
+	slices.SortFunc(s.Drivers, func(x, y registrar.Status) int { return cmp.Compare(x.Name, y.Name) })
+	return s
+}
+
+// Changed is closed at the next change. Take it before Status, and nothing is missed.
+func (a *Agent) Changed() <-chan struct{} {
+	a.board.mu.Lock()
+	defer a.board.mu.Unlock()
+	return a.board.changed
+}
+
+// ConfigError says what is wrong with the files, while an older configuration is in force;
+// empty when nothing is.
+func (a *Agent) ConfigError(text string) {
+	a.board.change(func() { a.board.status.ConfigError = text })
+}
