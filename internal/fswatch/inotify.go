@@ -1,0 +1,103 @@
+package fswatch
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"iter"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// notifier is inotify as the watcher needs it. Tests put one in that reaches its limits.
+type notifier interface {
+	// add watches a folder, or more of it, and returns the watch descriptor: the same one
+	// for the same folder, whatever it is called. add, remove and close are not called at
+	// the same time.
+	add(folder string, mask uint32) (int32, error)
+	remove(wd int32)
+	// read waits for events. It ends with os.ErrClosed after close.
+	read(buf []byte) (int, error)
+	close() error
+}
+
+// Why not fsnotify: it cannot leave out IN_MODIFY, so every write to a file in /run or
+// /tmp would wake the daemon; and it knows folders by name, where symbolic links, bind
+// mounts and folders made anew need the watch descriptor.
+const (
+	watchMask = unix.IN_CREATE | unix.IN_DELETE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO |
+		unix.IN_ATTRIB | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF |
+		// No symbolic link, so that what is watched is what was walked. MASK_ADD, because
+		// one folder may be watched under two names, by subscriptions with different wishes.
+		unix.IN_ONLYDIR | unix.IN_DONT_FOLLOW | unix.IN_MASK_ADD
+	contentMask = unix.IN_CLOSE_WRITE
+)
+
+type inotify struct {
+	fd   int
+	file *os.File // owns fd, and has Go's poller wait for it
+}
+
+func openInotify() (notifier, error) {
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		return nil, fmt.Errorf("cannot open inotify: %w", err)
+	}
+	return &inotify{fd: fd, file: os.NewFile(uintptr(fd), "inotify")}, nil
+}
+
+func (i *inotify) add(folder string, mask uint32) (int32, error) {
+	wd, err := unix.InotifyAddWatch(i.fd, folder, mask)
+	return int32(wd), err
+}
+
+func (i *inotify) remove(wd int32) {
+	// EINVAL, the only failure left, means that the kernel removed it before us.
+	_, _ = unix.InotifyRmWatch(i.fd, uint32(wd))
+}
+
+func (i *inotify) read(buf []byte) (int, error) { return i.file.Read(buf) }
+func (i *inotify) close() error                 { return i.file.Close() }
+
+// event is one struct inotify_event (inotify(7)). name points into the buffer and is
+// empty if the folder itself is meant.
+type event struct {
+	wd   int32
+	mask uint32
+	name []byte
+}
+
+func events(buf []byte) iter.Seq[event] {
+	return func(yield func(event) bool) {
+		for len(buf) >= unix.SizeofInotifyEvent {
+			e := event{
+				wd:   int32(binary.NativeEndian.Uint32(buf)),
+				mask: binary.NativeEndian.Uint32(buf[4:]),
+			}
+			end := unix.SizeofInotifyEvent + int(binary.NativeEndian.Uint32(buf[12:]))
+			if end > len(buf) {
+				return // the kernel writes whole events only
+			}
+			e.name, _, _ = bytes.Cut(buf[unix.SizeofInotifyEvent:end], []byte{0})
+			buf = buf[end:]
+			if !yield(e) {
+				return
+			}
+		}
+	}
+}
+
+// whyBlind says in words, with what to do, why a folder cannot be watched.
+func whyBlind(folder string, err error) string {
+	switch {
+	case errors.Is(err, unix.ENOSPC):
+		return "the limit of inotify watches is reached: raise the sysctl fs.inotify.max_user_watches"
+	case errors.Is(err, unix.EMFILE):
+		return "the limit of inotify instances, or that of open files, is reached: raise the sysctl fs.inotify.max_user_instances (or LimitNOFILE= of the service)"
+	case errors.Is(err, unix.EACCES):
+		return fmt.Sprintf("no permission to read the folder %q: make it readable for the user that the daemon runs as", folder)
+	}
+	return fmt.Sprintf("cannot watch %q: %v", folder, err)
+}
