@@ -1,0 +1,67 @@
+package control
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+
+	"csi-registrar/internal/facts"
+	"csi-registrar/internal/registrar"
+	"csi-registrar/internal/safetext"
+)
+
+// maxReason is how much of a reason the health pages show; /v1/status has it whole.
+const maxReason = 1000
+
+// healthz is 200 while the daemon works. A driver that does not is no reason to restart
+// the daemon: that is readyz.
+func (a api) healthz(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), aliveLimit)
+	defer cancel()
+	if err := a.Alive(ctx); err != nil {
+		writeText(w, http.StatusServiceUnavailable, safetext.Clean(err.Error(), maxReason)+"\n")
+		return
+	}
+	writeText(w, http.StatusOK, "ok\n")
+}
+
+// readyz is 200 when every enabled driver is registered. Mistakes in the configuration
+// are named but do not count: what is in force is served.
+func (a api) readyz(w http.ResponseWriter, _ *http.Request) {
+	s := a.Status()
+	code, word := http.StatusOK, "ok"
+	if len(s.Pending()) > 0 {
+		code, word = http.StatusServiceUnavailable, "not ready"
+	}
+	var b strings.Builder
+	for line := range strings.SplitSeq(s.ConfigError, "\n") {
+		if line != "" {
+			fmt.Fprintf(&b, "configuration: %s\n", safetext.Clean(line, maxReason))
+		}
+	}
+	for _, d := range s.Drivers {
+		b.WriteString(readyLine(d))
+	}
+	writeText(w, code, b.String()+word+"\n")
+}
+
+func (a api) readyzDriver(w http.ResponseWriter, r *http.Request) {
+	d, ok := a.Status().Driver(r.PathValue("driver"))
+	switch {
+	case !ok:
+		writeText(w, http.StatusNotFound, "no driver of that name is configured\n")
+	case d.Registration == facts.Registered && d.State != registrar.Disabled:
+		writeText(w, http.StatusOK, "ok\n")
+	default:
+		writeText(w, http.StatusServiceUnavailable, readyLine(d))
+	}
+}
+
+func readyLine(d registrar.Status) string {
+	line := safetext.Clean(d.Name, facts.MaxName) + ": " + d.State
+	if d.Reason != "" {
+		line += ": " + safetext.Clean(d.Reason, maxReason)
+	}
+	return line + "\n"
+}

@@ -1,0 +1,54 @@
+package control
+
+import (
+	"net/http"
+	"time"
+)
+
+// slowReader is how long one document of a stream may take to be read.
+const slowReader = 10 * time.Second
+
+// status answers with the document; with ?watch it goes on with another one, a line each,
+// whenever something changed, until the client leaves or the daemon ends. A client that
+// reads slowly misses documents in between, never the last one.
+func (a api) status(w http.ResponseWriter, r *http.Request) {
+	if !r.URL.Query().Has("watch") {
+		writeJSON(w, http.StatusOK, a.Status())
+		return
+	}
+	rc := http.NewResponseController(w)
+	// The server's limits are for requests that end. An error would mean a connection
+	// without deadlines, which has no limit to lift.
+	_ = rc.SetReadDeadline(time.Time{})
+	h := w.Header()
+	h.Set("Content-Type", "application/x-ndjson")
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Cache-Control", "no-store")
+	for {
+		changed := a.Changed() // before Status, so that nothing falls in between
+		began := time.Now()
+		doc, err := marshal(a.Status())
+		if err != nil {
+			return
+		}
+		_ = rc.SetWriteDeadline(began.Add(slowReader))
+		if _, err := w.Write(doc); err != nil {
+			return
+		}
+		if r.Method == http.MethodHead || rc.Flush() != nil {
+			return
+		}
+		select {
+		case <-r.Context().Done():
+			return
+		case <-changed:
+		}
+		// A thousand drivers that all change at once would keep a core busy with
+		// documents nobody reads: take at most a tenth of the time for them.
+		select {
+		case <-r.Context().Done():
+			return
+		case <-time.After(min(9*time.Since(began), time.Second)):
+		}
+	}
+}
