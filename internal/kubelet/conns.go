@@ -1,0 +1,243 @@
+package kubelet
+
+import (
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	maxConns    = 64               // a registration socket (spec §5)
+	firstCallIn = 10 * time.Second // a connection without a complete call is closed (spec §5)
+	// idleFor is longer than NodeGetInfo may take: between GetInfo and Notify the kubelet
+	// keeps its connection (2 min, kubelet v1.36).
+	idleFor = 3 * time.Minute
+	maxUIDs = 16 // strangers that are named in the log
+)
+
+// connections are all connections of all registration sockets.
+type connections struct {
+	mu    sync.Mutex
+	of    map[*Socket][]*conn // oldest first
+	uids  []uint32            // strangers that were named already
+	first time.Duration       // firstCallIn, shorter in tests
+	idle  time.Duration       // idleFor, shorter in tests
+}
+
+func newConnections() *connections {
+	return &connections{of: make(map[*Socket][]*conn), first: firstCallIn, idle: idleFor}
+}
+
+// conn is an accepted connection that knows what it called.
+type conn struct {
+	*net.UnixConn
+	pub   *publication
+	all   *connections
+	timer *time.Timer
+	spoke atomic.Bool // something was read from it
+	greet string      // what is still to be read again of the HTTP/2 preface; one reader
+
+	// Guarded by all.mu.
+	calls    int  // being answered
+	complete bool // at least one was
+	closed   bool
+}
+
+// add takes a new connection in. Beyond maxConns another one has to go, or, if all of
+// them are being answered, the new one: then nil.
+func (cs *connections) add(p *publication, uc *net.UnixConn) *conn {
+	c := &conn{UnixConn: uc, pub: p, all: cs}
+	cs.mu.Lock()
+	var victim *conn
+	if list := cs.of[p.s]; len(list) >= maxConns {
+		if victim = choose(list); victim == nil {
+			cs.mu.Unlock()
+			uc.Close()
+			return nil
+		}
+	}
+	cs.of[p.s] = append(cs.of[p.s], c)
+	c.timer = time.AfterFunc(cs.first, c.expire)
+	cs.mu.Unlock()
+	if victim != nil {
+		victim.Close()
+	}
+	return c
+}
+
+// evict closes one connection of s that is not being answered, and tells if there was one.
+func (cs *connections) evict(s *Socket) bool {
+	cs.mu.Lock()
+	victim := choose(cs.of[s])
+	cs.mu.Unlock()
+	if victim == nil {
+		return false
+	}
+	victim.Close()
+	return true
+}
+
+// choose finds the connection that is missed least: the oldest that never said anything,
+// else the oldest without a complete call, else the oldest idle one; none if all are
+// being answered. So a flood closes its own connections, and the kubelet, which speaks
+// at once, is answered.
+func choose(list []*conn) *conn {
+	var mute, idle *conn
+	for _, c := range list {
+		switch {
+		case c.calls > 0:
+		case !c.complete && c.silent():
+			return c
+		case !c.complete && mute == nil:
+			mute = c
+		case c.complete && idle == nil:
+			idle = c
+		}
+	}
+	if mute != nil {
+		return mute
+	}
+	return idle
+}
+
+// silent tells whether the other side has sent nothing at all: nothing was read, and
+// nothing waits to be.
+func (c *conn) silent() bool {
+	if c.spoke.Load() {
+		return false
+	}
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return true
+	}
+	waiting := 0
+	if err := raw.Control(func(fd uintptr) { waiting, err = unix.IoctlGetInt(int(fd), unix.SIOCINQ) }); err != nil {
+		return true
+	}
+	return waiting == 0
+}
+
+// firstOf tells whether a stranger with that uid is to be named.
+func (cs *connections) firstOf(uid uint32) bool {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	if slices.Contains(cs.uids, uid) || len(cs.uids) >= maxUIDs {
+		return false
+	}
+	cs.uids = append(cs.uids, uid)
+	return true
+}
+
+func (cs *connections) begin(c *conn) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	c.calls++
+}
+
+func (cs *connections) end(c *conn) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	c.calls--
+	c.complete = true
+	if !c.closed {
+		c.timer.Reset(cs.idle)
+	}
+}
+
+// closeSilent closes what cannot be waiting for an answer.
+func (cs *connections) closeSilent() {
+	cs.closeWhere((*conn).silent)
+}
+
+func (cs *connections) closeAll() {
+	cs.closeWhere(func(*conn) bool { return true })
+}
+
+func (cs *connections) closeWhere(which func(*conn) bool) {
+	cs.mu.Lock()
+	var found []*conn
+	for _, list := range cs.of {
+		for _, c := range list {
+			if which(c) {
+				found = append(found, c)
+			}
+		}
+	}
+	cs.mu.Unlock()
+	for _, c := range found {
+		c.Close()
+	}
+}
+
+// expire closes a connection that had its time, unless it is just being answered.
+func (c *conn) expire() {
+	c.all.mu.Lock()
+	if c.calls > 0 && !c.closed {
+		c.timer.Reset(c.all.first)
+		c.all.mu.Unlock()
+		return
+	}
+	c.all.mu.Unlock()
+	c.Close()
+}
+
+// Close may be called more than once, by the server and by whoever closes it early.
+func (c *conn) Close() error {
+	cs := c.all
+	cs.mu.Lock()
+	if c.closed {
+		cs.mu.Unlock()
+		return nil
+	}
+	c.closed = true
+	c.timer.Stop()
+	s := c.pub.s
+	if list := slices.DeleteFunc(cs.of[s], func(o *conn) bool { return o == c }); len(list) > 0 {
+		cs.of[s] = list
+	} else {
+		delete(cs.of, s)
+	}
+	cs.mu.Unlock()
+	return c.UnixConn.Close()
+}
+
+// Read gives the preface again that readPreface took.
+func (c *conn) Read(b []byte) (int, error) {
+	if c.greet != "" {
+		n := copy(b, c.greet)
+		c.greet = c.greet[n:]
+		return n, nil
+	}
+	n, err := c.UnixConn.Read(b)
+	if n > 0 {
+		c.spoke.Store(true)
+	}
+	return n, err
+}
+
+// preface is what every HTTP/2 client says first (RFC 9113, 3.4).
+const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+// readPreface waits for the preface. Until they are there
+// a connection costs no buffers, and noise is closed at its first wrong byte.
+func (c *conn) readPreface() error {
+	var b [len(preface)]byte
+	for n := 0; n < len(b); {
+		m, err := c.Read(b[n:])
+		n += m
+		if !strings.HasPrefix(preface, string(b[:n])) {
+			return io.EOF // as if it had hung up: no more words about it
+		}
+		if err != nil && n < len(b) {
+			return io.EOF
+		}
+	}
+	c.greet = preface
+	return nil
+}

@@ -1,0 +1,153 @@
+package kubelet
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"csi-registrar/internal/facts"
+	"csi-registrar/internal/peercred"
+)
+
+// publication is one listener of a Socket: what it tells, and what the kubelet said to
+// it. Publishing anew makes another; the old one's connections are served on, so that
+// the kubelet's Notify of what it did before does not fail.
+type publication struct {
+	s        *Socket
+	listener *net.UnixListener
+	id       fileID        // the file it is bound to. The listener holds the inode, so no other file can get it
+	folder   fileID        // the folder it was put into
+	done     chan struct{} // closed when it accepts no more
+	stopping chan struct{} // closed to end a wait of the accept loop
+	stopOnce sync.Once
+	proof    atomic.Pointer[proof]
+	inStore  bool // guarded by s.op
+
+	// Guarded by s.mu.
+	live        bool // it is the Socket's, or about to be: its word is recorded
+	announced   facts.Announcement
+	publishedAt time.Time
+	getInfoAt   time.Time
+	word        facts.Word
+}
+
+func newPublication(s *Socket, l *net.UnixListener) *publication {
+	l.SetUnlinkOnClose(false) // the path is removed by identity, or not at all
+	return &publication{s: s, listener: l, done: make(chan struct{}), stopping: make(chan struct{})}
+}
+
+// lastCalls is how long a listener that has lost its name still accepts: whoever
+// connected before is in its queue, and would be reset otherwise.
+const lastCalls = 20 * time.Millisecond
+
+// stop ends accepting after the given time and closes the listener. Accepted connections go on.
+func (p *publication) stop(after time.Duration) error {
+	err := p.listener.SetDeadline(time.Now().Add(after))
+	if err == nil {
+		p.stopOnce.Do(func() { close(p.stopping) })
+		<-p.done
+	}
+	if cerr := p.listener.Close(); !errors.Is(cerr, net.ErrClosed) {
+		err = errors.Join(err, cerr)
+	}
+	return err
+}
+
+// accept takes connections until the listener is stopped. It is the only goroutine that
+// a published socket costs.
+func (p *publication) accept() {
+	defer close(p.done)
+	said := false
+	for {
+		c, err := p.listener.AcceptUnix()
+		switch {
+		case err == nil:
+			said = false
+			p.admit(c)
+		case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, net.ErrClosed):
+			return
+		case p.s.r.conns.evict(p.s):
+			// One of this socket's own idlers gave its descriptor away.
+		default:
+			if !said {
+				said = true
+				p.s.log.Error("cannot accept the kubelet's connection; trying again", "error", err, "hint", acceptHint(err))
+			}
+			select {
+			case <-time.After(acceptPause):
+			case <-p.stopping:
+				return
+			}
+		}
+	}
+}
+
+// acceptPause is between tries while there are no descriptors; the kubelet waits in the
+// listener's queue, and its GetInfo takes at most 1 s.
+const acceptPause = 100 * time.Millisecond
+
+func acceptHint(err error) string {
+	switch {
+	case errors.Is(err, unix.EMFILE):
+		return "the daemon has no file descriptors left: raise LimitNOFILE= of the unit"
+	case errors.Is(err, unix.ENFILE):
+		return "the node has no file descriptors left: raise the sysctl fs.file-max"
+	}
+	return "the node is short of memory or of something else"
+}
+
+// admit hands a new connection to the server if it may call at all.
+func (p *publication) admit(c *net.UnixConn) {
+	if p.proof.Load().is(c.RemoteAddr()) {
+		c.Close()
+		return
+	}
+	cred, err := peercred.Of(c)
+	if err != nil {
+		p.s.log.Warn("cannot tell who connected to the registration socket; connection closed", "error", err)
+		c.Close()
+		return
+	}
+	if uid := int(cred.UID); uid != 0 && uid != os.Geteuid() {
+		if p.s.r.conns.firstOf(cred.UID) {
+			p.s.log.Warn("connection closed: only root may call on a registration socket", "uid", cred.UID, "pid", cred.PID)
+		}
+		c.Close()
+		return
+	}
+	if conn := p.s.r.conns.add(p, c); conn != nil {
+		p.s.r.calls.put(conn)
+	}
+}
+
+// bind makes a listening socket under a temporary name in folder. Its file is 0600 from
+// its first moment: the mode of the unbound socket is the mode of the file that bind
+// makes, and the process's umask, which all goroutines share, need not be touched.
+func bind(ctx context.Context, s *Socket, folder string) (p *publication, temporary string, err error) {
+	temporary = temporaryName(folder)
+	lc := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
+		var chmodErr error
+		if err := raw.Control(func(fd uintptr) { chmodErr = unix.Fchmod(int(fd), 0o600) }); err != nil {
+			return err
+		}
+		return chmodErr
+	}}
+	l, err := lc.Listen(ctx, "unix", temporary)
+	if err != nil {
+		return nil, "", err
+	}
+	p = newPublication(s, l.(*net.UnixListener))
+	f, err := lookAt(temporary)
+	if err != nil {
+		return nil, "", errors.Join(err, p.listener.Close(), ignoreMissing(os.Remove(temporary)))
+	}
+	p.id = f.fileID
+	return p, temporary, nil
+}

@@ -1,0 +1,221 @@
+package kubelet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"csi-registrar/internal/facts"
+)
+
+// Publish puts a new socket in place that tells the announcement, instead of the one we
+// had, if any. The kubelet sees the old one removed and the new one created. Nothing of
+// anybody else is replaced: a *ConflictError says who is in the way. After an error what
+// was published before still is, unless its path was lost.
+func (s *Socket) Publish(ctx context.Context, a facts.Announcement) error {
+	s.op.Lock()
+	defer s.op.Unlock()
+	if a.Identity.Name != s.name || a.Endpoint == "" || len(a.Versions) == 0 {
+		return fmt.Errorf("cannot publish %s: the announcement names %q with endpoint %q and versions %q", s.name, a.Identity.Name, a.Endpoint, a.Versions)
+	}
+	folder, err := s.r.folder.ensure()
+	if err != nil {
+		return err
+	}
+	if err := s.clear(ctx); err != nil {
+		return err
+	}
+	if err := s.r.rivals.check(ctx, s.name, s.path); err != nil {
+		return err
+	}
+	// Bound outside the watched folder, for the kubelet logs an error for each name that
+	// comes and goes in it. Where that is another file system, or may not be written, a
+	// dot name within has to do: the kubelet ignores those.
+	places := slices.DeleteFunc([]string{s.r.folder.root, s.r.folder.path}, func(p string) bool { return p == "" })
+	for i, place := range places {
+		err = s.publishFrom(ctx, place, folder, a)
+		if i == len(places)-1 || !otherPlaceMayDo(err) {
+			break
+		}
+		s.log.Debug("published from within the plugin registry", "because", err)
+	}
+	if err != nil && !isConflict(err) {
+		return fmt.Errorf("cannot publish %s: %w%s", s.path, err, hint(err))
+	}
+	return err
+}
+
+func otherPlaceMayDo(err error) bool {
+	return errors.Is(err, unix.EXDEV) || errors.Is(err, unix.EROFS) || errors.Is(err, os.ErrPermission)
+}
+
+func isConflict(err error) bool {
+	_, ok := errors.AsType[*ConflictError](err)
+	return ok
+}
+
+// hint says what to do about an error, where that is known.
+func hint(err error) string {
+	switch {
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		return "; free space or inodes of that file system"
+	case errors.Is(err, unix.EROFS):
+		return "; it is read-only for the daemon: mount it writable, and for another root_dir add it to ReadWritePaths= of the unit"
+	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE):
+		return "; " + acceptHint(err)
+	}
+	return ""
+}
+
+// clear makes sure that the path is free or ours. A dead socket is removed, if it stays
+// dead; everything else is somebody's.
+func (s *Socket) clear(ctx context.Context) error {
+	for range 3 { // it may change while we look
+		at, err := lookAt(s.path)
+		switch {
+		case errors.Is(err, os.ErrNotExist):
+			return nil
+		case err != nil:
+			return fmt.Errorf("cannot see what is at the registration socket's path: %w", err)
+		}
+		if p := s.current(); p != nil && p.id == at.fileID {
+			return nil
+		}
+		if !at.isSocket() {
+			return &ConflictError{Driver: s.name, Path: s.path, Holder: at.kind(), Same: true}
+		}
+		switch a, who, err := knock(ctx, s.path); {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case err != nil:
+			return &ConflictError{Driver: s.name, Path: s.path, Holder: fmt.Sprintf("a socket that cannot be asked (%v)", err), Same: true}
+		case a == alive:
+			return &ConflictError{Driver: s.name, Path: s.path, Holder: process(who), Same: true}
+		case a == dead:
+			removed, err := removeDead(ctx, []string{s.path})
+			if err != nil {
+				return fmt.Errorf("cannot remove the dead registration socket: %w", err)
+			}
+			if len(removed) > 0 {
+				s.log.Info("dead registration socket removed", "path", s.path)
+			}
+		}
+	}
+	return &ConflictError{Driver: s.name, Path: s.path, Holder: "a socket that keeps changing", Same: true}
+}
+
+// publishFrom binds in place and moves the socket to its path. A crash anywhere in it
+// leaves at worst a dead temporary name, or the old socket dead: both are swept.
+func (s *Socket) publishFrom(ctx context.Context, place string, folder fileID, a facts.Announcement) error {
+	p, temporary, err := bind(ctx, s, place)
+	if err != nil {
+		return err
+	}
+	p.announced, p.folder = a, folder
+	old := s.current()
+	oldStored := old != nil && old.inStore
+	if oldStored {
+		// One name in the store is one listener: the next process has to tell by it.
+		if err := s.r.forget(ctx, s.name); err != nil {
+			s.log.Warn("cannot take the old listener out of the descriptor store", "error", err)
+		} else {
+			old.inStore = false
+		}
+	}
+	s.keep(ctx, p)
+	go p.accept()
+	if err = s.moveIn(ctx, temporary, p, old); err == nil {
+		if old != nil {
+			err = old.stop(lastCalls)
+			if err != nil {
+				s.log.Warn("cannot close the replaced listener", "error", err)
+			}
+		}
+		return nil
+	}
+
+	// Back to what it was.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeGrace)
+	defer cancel()
+	_, rerr := remove(temporary, p.id)
+	errs := []error{err, rerr}
+	if p.inStore {
+		errs = append(errs, s.r.forget(ctx, s.name))
+	}
+	errs = append(errs, p.stop(0))
+	s.setCurrent(old)
+	if old == nil {
+		errs = append(errs, s.removeRecord())
+		return errors.Join(errs...)
+	}
+	if oldStored {
+		s.keep(ctx, old)
+	}
+	errs = append(errs, s.save(old))
+	return errors.Join(errs...)
+}
+
+// keep gives the listener to the store, if there is one. A registration that cannot
+// outlive the process is better than none: see NotKept.
+func (s *Socket) keep(ctx context.Context, p *publication) {
+	var err error
+	if s.r.store != nil {
+		err = s.r.store.Keep(ctx, storeName(s.name), p.listener)
+		p.inStore = err == nil
+	}
+	if err != nil {
+		s.log.Warn("the registration will not survive a restart of csi-registrar: its socket is not in the descriptor store", "error", err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.notKept = err
+}
+
+// moveIn gives p its path. The record is written and p is current before, for the
+// kubelet may call as soon as the name is there.
+func (s *Socket) moveIn(ctx context.Context, temporary string, p, old *publication) error {
+	if old != nil {
+		if _, err := remove(s.path, old.id); err != nil {
+			return err
+		}
+	}
+	for range 3 { // somebody may put something there at the same moment, and may go again
+		s.mu.Lock()
+		p.publishedAt = time.Now()
+		s.mu.Unlock()
+		s.setCurrent(p)
+		if err := s.save(p); err != nil {
+			s.log.Warn("the registration socket is published without its record", "error", err)
+		}
+		err := renameNoReplace(temporary, s.path)
+		if !errors.Is(err, os.ErrExist) {
+			return err
+		}
+		s.setCurrent(old)
+		if err := s.clear(ctx); err != nil {
+			return err
+		}
+	}
+	return &ConflictError{Driver: s.name, Path: s.path, Holder: "something that comes and goes", Same: true}
+}
+
+// renameNoReplace renames over nothing. Where the file system does not know how (EINVAL),
+// a second name is made, which replaces nothing either, and the first is removed.
+func renameNoReplace(from, to string) error {
+	err := unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE)
+	if err == unix.EINVAL || err == unix.ENOSYS {
+		if err := os.Link(from, to); err != nil {
+			return err
+		}
+		return os.Remove(from)
+	}
+	if err != nil {
+		return &os.LinkError{Op: "rename", Old: from, New: to, Err: err}
+	}
+	return nil
+}

@@ -1,0 +1,161 @@
+package kubelet
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"csi-registrar/internal/facts"
+)
+
+// record remembers beyond the process what a socket announced and what the kubelet said
+// to it. It is believed only of the very listener it describes.
+type record struct {
+	Path string `json:"path"`
+	fileID
+	PublishedAt time.Time          `json:"published_at"`
+	GetInfoAt   time.Time          `json:"get_info_at,omitzero"`
+	Announced   facts.Announcement `json:"announced"`
+	Word        facts.Word         `json:"word,omitzero"`
+}
+
+const (
+	recordSuffix = ".json"
+	maxRecord    = 1 << 20 // bytes that are read of a record
+)
+
+func recordsIn(runDir string) string { return filepath.Join(runDir, "registrations") }
+
+func (r *Registry) recordOf(name string) string {
+	return filepath.Join(r.records, name+recordSuffix)
+}
+
+// save writes the record of p, if it is still what the Socket publishes.
+func (s *Socket) save(p *publication) error {
+	if s.r.records == "" {
+		return nil
+	}
+	s.saving.Lock()
+	defer s.saving.Unlock()
+	s.mu.Lock()
+	live := p.live
+	rec := record{Path: s.path, fileID: p.id, PublishedAt: p.publishedAt, GetInfoAt: p.getInfoAt, Announced: p.announced, Word: p.word}
+	s.mu.Unlock()
+	if !live {
+		return nil
+	}
+	if err := s.r.writeRecord(s.name, rec); err != nil {
+		return fmt.Errorf("cannot write the record of %s: %w", s.name, err)
+	}
+	return nil
+}
+
+func (r *Registry) writeRecord(name string, rec record) error {
+	b, err := json.Marshal(rec)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(r.records, 0o700); err != nil {
+		return err
+	}
+	path := r.recordOf(name)
+	// One writer for a driver at a time, so one temporary name is enough; /run is memory,
+	// so nothing has to be synced.
+	temporary := path + ".new"
+	if err := os.WriteFile(temporary, b, 0o600); err != nil {
+		return errors.Join(err, ignoreMissing(os.Remove(temporary)))
+	}
+	return os.Rename(temporary, path)
+}
+
+func (s *Socket) removeRecord() error {
+	if s.r.records == "" {
+		return nil
+	}
+	s.saving.Lock()
+	defer s.saving.Unlock()
+	return ignoreMissing(os.Remove(s.r.recordOf(s.name)))
+}
+
+// readRecord gives the record of a driver; the zero one if there is none to be believed.
+func (r *Registry) readRecord(name string) record {
+	if r.records == "" {
+		return record{}
+	}
+	rec, err := readRecord(r.recordOf(name))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		r.log.Warn("record not used", "driver", name, "error", err)
+	}
+	return rec
+}
+
+// readRecord reads a file that only root can have written, but perhaps another version.
+func readRecord(path string) (record, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return record{}, err
+	}
+	if info.Size() > maxRecord {
+		return record{}, fmt.Errorf("%s has %d bytes, which is no record of ours", path, info.Size())
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return record{}, err
+	}
+	var rec record
+	if err := json.Unmarshal(b, &rec); err != nil {
+		return record{}, fmt.Errorf("cannot read %s: %w", path, err)
+	}
+	return rec, nil
+}
+
+// RemoveRecorded takes away the registration sockets that a daemon which has ended left
+// behind, by the records in its RunDir (Options.RunDir): each path is removed if it still is the
+// very file of the record, and the record with it. It returns the removed paths. For
+// `cleanup --if-stopped`; never call it while the daemon runs.
+func RemoveRecorded(runDir string) (removed []string, err error) {
+	dir := recordsIn(runDir)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, ignoreMissing(err)
+	}
+	var errs []error
+	for _, e := range entries {
+		name, ok := strings.CutSuffix(e.Name(), recordSuffix)
+		if !ok {
+			continue
+		}
+		file := filepath.Join(dir, e.Name())
+		rec, err := readRecord(file)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		if filepath.Base(rec.Path) != name+suffix {
+			errs = append(errs, fmt.Errorf("%s names %q, which is not the socket of %s: remove the file", file, rec.Path, name))
+			continue
+		}
+		did, err := remove(rec.Path, rec.fileID)
+		if did {
+			removed = append(removed, rec.Path)
+		}
+		if err == nil {
+			err = ignoreMissing(os.Remove(file))
+		}
+		if err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return removed, errors.Join(errs...)
+}
+
+func ignoreMissing(err error) error {
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return err
+}

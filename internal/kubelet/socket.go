@@ -1,0 +1,160 @@
+package kubelet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+
+	"csi-registrar/internal/facts"
+)
+
+// Socket is the registration socket of one driver. It satisfies registrar.Socket.
+type Socket struct {
+	r     *Registry
+	name  string
+	path  string
+	log   *slog.Logger
+	hints chan struct{}
+
+	op sync.Mutex // one change at a time; guards forgot
+
+	forgot bool // the store was told to forget the name while another listener may have it
+
+	saving sync.Mutex // one writer of the record at a time
+
+	mu       sync.Mutex // guards what follows, and the fields of publications; held for moments
+	pub      *publication
+	accepted uint64
+	refusals uint64
+	notKept  error
+}
+
+// Path is <plugins_registry>/<driver>-reg.sock.
+func (s *Socket) Path() string { return s.path }
+
+// Hints receives when it is worth looking again: the path changed, as Hint says, or the
+// kubelet called. Capacity one: a hint is never lost, many are one.
+func (s *Socket) Hints() <-chan struct{} { return s.hints }
+
+// Hint says that it is worth looking again. Whoever watches the path calls it.
+func (s *Socket) Hint() {
+	select {
+	case s.hints <- struct{}{}:
+	default:
+	}
+}
+
+// NotKept tells why the published listener is not in the store, so that the registration
+// will not outlive this process; nil if it is, or if there is no store.
+func (s *Socket) NotKept() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.notKept
+}
+
+// current is what is published, or nil.
+func (s *Socket) current() *publication {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.pub
+}
+
+// Look tells what is at the path and what the kubelet said: one stat of the path, one of
+// the folder. It may be called at any time.
+func (s *Socket) Look() facts.Socket {
+	look := facts.Socket{Path: s.path, Place: facts.Missing, FolderAnew: s.r.folder.anew()}
+	at, err := lookAt(s.path)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	look.Accepted, look.Refusals = s.accepted, s.refusals
+	switch p := s.pub; {
+	// A path that cannot be seen is missing as well: whoever publishes then is told why.
+	case err != nil:
+	case p != nil && p.id == at.fileID:
+		look.Place = facts.Ours
+	default:
+		look.Place = facts.Foreign
+	}
+	if p := s.pub; p != nil {
+		look.Up = true
+		look.Announced = p.announced
+		look.PublishedAt, look.GetInfoAt, look.Word = p.publishedAt, p.getInfoAt, p.word
+	}
+	return look
+}
+
+// Withdraw takes the socket away: the path if it is ours, then its place in the store,
+// the record and the listener. What is not ours stays. Connections that the kubelet has
+// are still served, so that its Notify does not fail. Without anything published it does
+// nothing. If the path cannot be removed everything stays as it is, to be tried again.
+func (s *Socket) Withdraw(ctx context.Context) error {
+	s.op.Lock()
+	defer s.op.Unlock()
+	return s.withdraw(ctx)
+}
+
+func (s *Socket) withdraw(ctx context.Context) error {
+	p := s.current()
+	if p == nil {
+		return nil
+	}
+	if _, err := remove(s.path, p.id); err != nil {
+		return fmt.Errorf("cannot withdraw the registration socket: %w", err)
+	}
+	// From here on it is withdrawn, whatever else fails.
+	s.setCurrent(nil)
+	var errs []error
+	if p.inStore {
+		if err := s.r.forget(ctx, s.name); err != nil {
+			errs = append(errs, fmt.Errorf("cannot take %s out of the descriptor store: %w", storeName(s.name), err))
+		}
+	}
+	if err := s.removeRecord(); err != nil {
+		errs = append(errs, err)
+	}
+	if err := p.stop(lastCalls); err != nil {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// setCurrent makes p, or nothing, what is published. Only a live publication is recorded.
+func (s *Socket) setCurrent(p *publication) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.pub != nil {
+		s.pub.live = false
+	}
+	s.pub = p
+	if p != nil {
+		p.live = true
+	} else {
+		s.notKept = nil
+	}
+}
+
+// Close ends the Socket at the end of the process, or when the driver is no longer
+// configured (after Withdraw). A listener that the store took is left as it is with
+// Options.KeepSockets, path and record too: the next process adopts it, and who connects
+// meanwhile waits in its queue. Otherwise it is withdrawn. Calls in flight go on until
+// Registry.Close.
+func (s *Socket) Close(ctx context.Context) (kept bool, err error) {
+	s.op.Lock()
+	defer s.op.Unlock()
+	defer s.r.drop(s)
+	p := s.current()
+	if p == nil {
+		return false, nil
+	}
+	if s.r.keepSockets && p.inStore {
+		return true, p.stop(0) // its record stays live: a Notify in flight is still recorded
+	}
+	err = s.withdraw(ctx)
+	if s.current() != nil { // the path could not be removed
+		s.setCurrent(nil)
+		err = errors.Join(err, p.stop(0))
+	}
+	return false, err
+}
