@@ -1,0 +1,228 @@
+package harness
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Status is the document of `status --json`, as far as tests read it.
+type Status struct {
+	Version         string    `json:"version"`
+	StartedAt       time.Time `json:"started_at"`
+	ConfigFiles     []string  `json:"config_files"`
+	ConfigError     string    `json:"config_error"`
+	PluginsRegistry string    `json:"plugins_registry"`
+	Drivers         []DriverStatus
+}
+
+// DriverStatus is one driver of the status document.
+type DriverStatus struct {
+	Name               string            `json:"name"`
+	Socket             string            `json:"socket"`
+	Endpoint           string            `json:"endpoint"`
+	State              string            `json:"state"`
+	Driver             string            `json:"driver"`
+	Registration       string            `json:"registration"`
+	Since              time.Time         `json:"since"`
+	Reason             string            `json:"reason"`
+	RegistrationSocket string            `json:"registration_socket"`
+	NodeID             string            `json:"node_id"`
+	Topology           map[string]string `json:"topology"`
+	MaxVolumes         int64             `json:"max_volumes_per_node"`
+	DriverVersion      string            `json:"driver_version"`
+	RegisteredAt       time.Time         `json:"registered_at"`
+	LastGetInfoAt      time.Time         `json:"last_get_info_at"`
+	KubeletError       string            `json:"kubelet_error"`
+	Republications     int               `json:"republications"`
+}
+
+// Daemon is a running csi-registrar.
+type Daemon struct {
+	*process
+	node    *Node
+	Control string // its control socket
+	client  *http.Client
+}
+
+// Command is csi-registrar with arguments, on this node.
+func (n *Node) Command(args ...string) *exec.Cmd {
+	n.T.Helper()
+	cmd := exec.Command(Binary(n.T), args...)
+	cmd.Env = cleanEnv()
+	return cmd
+}
+
+// cleanEnv is the environment without what a supervisor above the test may have set.
+func cleanEnv() []string {
+	return slices.DeleteFunc(os.Environ(), func(kv string) bool {
+		name, _, _ := strings.Cut(kv, "=")
+		switch name {
+		case "NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "WATCHDOG_USEC", "WATCHDOG_PID",
+			"JOURNAL_STREAM", "INVOCATION_ID", role:
+			return true
+		}
+		return false
+	})
+}
+
+// StartDaemon starts `csi-registrar run` with the node's configuration and waits until it
+// answers on its control socket.
+func (n *Node) StartDaemon(args ...string) *Daemon {
+	n.T.Helper()
+	d := n.startDaemon(n.Command(append([]string{"run", "--config-root", n.Etc}, args...)...))
+	d.Ready(10 * time.Second)
+	return d
+}
+
+func (n *Node) startDaemon(cmd *exec.Cmd) *Daemon {
+	n.T.Helper()
+	control := filepath.Join(n.Etc, "run", "csi-registrar", "control.sock")
+	d := &Daemon{node: n, Control: control, client: unixClient(control)}
+	d.process = start(n.T, fmt.Sprintf("csi-registrar %d", len(n.daemons)+1), cmd)
+	n.daemons = append(n.daemons, d)
+	n.T.Cleanup(func() {
+		if d.running() && !n.T.Failed() {
+			d.noLeaks()
+			d.Stop()
+		}
+		d.client.CloseIdleConnections()
+	})
+	return d
+}
+
+func unixClient(path string) *http.Client {
+	return &http.Client{
+		Timeout: 10 * time.Second,
+		Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", path)
+		}},
+	}
+}
+
+// Ready waits until the daemon's control socket answers.
+func (d *Daemon) Ready(limit time.Duration) {
+	d.t.Helper()
+	Eventually(d.t, limit, "the daemon's control socket", func() string {
+		if !d.running() {
+			d.t.Fatalf("%s ended: %v", d.what, d.err)
+		}
+		resp, err := d.client.Get("http://control/healthz")
+		if err != nil {
+			return err.Error()
+		}
+		defer resp.Body.Close()
+		if resp.StatusCode != http.StatusOK {
+			return resp.Status
+		}
+		return ""
+	})
+}
+
+// Get asks the control socket.
+func (d *Daemon) Get(path string) (int, string) {
+	d.t.Helper()
+	resp, err := d.client.Get("http://control" + path)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	return resp.StatusCode, string(body)
+}
+
+// Status asks GET /v1/status.
+func (d *Daemon) Status() Status {
+	d.t.Helper()
+	code, body := d.Get("/v1/status")
+	var s Status
+	if err := json.Unmarshal([]byte(body), &s); err != nil || code != http.StatusOK {
+		d.t.Fatalf("GET /v1/status: %d %v: %s", code, err, body)
+	}
+	return s
+}
+
+// Driver gives the status of one driver; an empty one if it is not there.
+func (d *Daemon) Driver(name string) DriverStatus {
+	d.t.Helper()
+	for _, s := range d.Status().Drivers {
+		if s.Name == name {
+			return s
+		}
+	}
+	return DriverStatus{}
+}
+
+// WaitState waits until a driver is in a state, and gives its status.
+func (d *Daemon) WaitState(driver, state string, limit time.Duration) DriverStatus {
+	d.t.Helper()
+	return d.WaitStatus(driver, "state "+state, limit, func(s DriverStatus) bool { return s.State == state })
+}
+
+// WaitStatus waits until the status of a driver is as wanted.
+func (d *Daemon) WaitStatus(driver, what string, limit time.Duration, is func(DriverStatus) bool) DriverStatus {
+	d.t.Helper()
+	var s DriverStatus
+	Eventually(d.t, limit, driver+": "+what, func() string {
+		if s = d.Driver(driver); is(s) {
+			return ""
+		}
+		return fmt.Sprintf("state %q, driver %q, registration %q, reason %q", s.State, s.Driver, s.Registration, s.Reason)
+	})
+	return s
+}
+
+// Stop ends the daemon with TERM; it must end with 0.
+func (d *Daemon) Stop() {
+	d.t.Helper()
+	if code := d.end(syscall.SIGTERM, 10*time.Second); code != 0 {
+		d.t.Errorf("csi-registrar ended with %d after TERM", code)
+	}
+}
+
+// Kill ends the daemon with KILL.
+func (d *Daemon) Kill() {
+	d.t.Helper()
+	d.end(syscall.SIGKILL, 10*time.Second)
+}
+
+// Signal sends a signal.
+func (d *Daemon) Signal(s syscall.Signal) { d.signal(s) }
+
+// Running tells whether the process lives.
+func (d *Daemon) Running() bool { return d.running() }
+
+// Wait waits for the end and gives the exit code.
+func (d *Daemon) Wait(limit time.Duration) int { d.t.Helper(); return d.wait(limit) }
+
+// Log is the daemon's standard error so far.
+func (d *Daemon) Log() string { return d.log.String() }
+
+// PID of the daemon.
+func (d *Daemon) PID() int { return d.cmd.Process.Pid }
+
+// Run runs a command of csi-registrar on the node to its end: output of both kinds, code.
+func (n *Node) RunCommand(args ...string) (stdout, stderr string, code int) {
+	n.T.Helper()
+	cmd := n.Command(args...)
+	var out, errs strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err := cmd.Run()
+	if cmd.ProcessState == nil {
+		n.T.Fatalf("cannot run csi-registrar: %v", err)
+	}
+	return out.String(), errs.String(), cmd.ProcessState.ExitCode()
+}

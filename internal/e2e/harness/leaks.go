@@ -1,0 +1,85 @@
+package harness
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Descriptors lists what a process has open, by number.
+func Descriptors(pid int) (map[string]string, error) {
+	dir := fmt.Sprintf("/proc/%d/fd", pid)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	open := map[string]string{}
+	for _, e := range entries {
+		if to, err := os.Readlink(filepath.Join(dir, e.Name())); err == nil { // else: closed meanwhile
+			open[e.Name()] = to
+		}
+	}
+	return open, nil
+}
+
+// Switches sums the context switches of all threads of a process, voluntary ones and others.
+func Switches(pid int) (int, error) {
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
+	if err != nil {
+		return 0, err
+	}
+	sum := 0
+	for _, f := range files {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			continue // the thread ended
+		}
+		for line := range strings.Lines(string(b)) {
+			if _, n, ok := strings.Cut(line, "voluntary_ctxt_switches:"); ok {
+				i, err := strconv.Atoi(strings.TrimSpace(n))
+				if err != nil {
+					return 0, err
+				}
+				sum += i
+			}
+		}
+	}
+	return sum, nil
+}
+
+// noLeaks fails the test if the daemon holds more than a daemon at rest: a handful of its
+// own, a listener and a connection for each driver, and our connections to it. Goroutines
+// are held to the same measure.
+func (d *Daemon) noLeaks() {
+	d.t.Helper()
+	drivers := len(d.Status().Drivers)
+	d.client.CloseIdleConnections()
+	maxOpen := 16 + 2*drivers
+	Eventually(d.t, 15*time.Second, "descriptors at rest", func() string {
+		open, err := Descriptors(d.PID())
+		if err != nil {
+			return err.Error()
+		}
+		if len(open) > maxOpen {
+			return fmt.Sprintf("%d open, at most %d expected with %d drivers: %v", len(open), maxOpen, drivers, open)
+		}
+		return ""
+	})
+	d.noGoroutineLeaks(40 + 12*drivers)
+}
+
+func (d *Daemon) noGoroutineLeaks(limit int) {
+	d.t.Helper()
+	_, body := d.Get("/debug/pprof/goroutine?debug=1")
+	var n int
+	if _, err := fmt.Sscanf(body, "goroutine profile: total %d", &n); err != nil {
+		d.t.Errorf("cannot count goroutines: %v in %.100q", err, body)
+	}
+	if n > limit {
+		d.t.Errorf("%d goroutines, at most %d expected:\n%s", n, limit, body)
+	}
+	d.client.CloseIdleConnections()
+}

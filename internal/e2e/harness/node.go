@@ -1,0 +1,171 @@
+package harness
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Node is the node of one test: its folders, and what runs on it.
+type Node struct {
+	T    testing.TB
+	Dir  string // everything is below; short, for the 107 bytes of a socket's path
+	Root string // the kubelet's root_dir
+	Etc  string // csi-registrar's --config-root
+	Run  string // where drivers listen
+
+	daemons  []*Daemon
+	kubelets int
+}
+
+// New makes a node. It skips the test where it cannot work; under CI=true that fails.
+func New(t testing.TB) *Node {
+	t.Helper()
+	if os.Getuid() != 0 {
+		Skip(t, "it needs root: files of the configuration, sockets of drivers and the kubelet are root's")
+	}
+	dir, err := os.MkdirTemp("", "e")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &Node{T: t, Dir: dir, Root: filepath.Join(dir, "k"), Etc: filepath.Join(dir, "r"), Run: filepath.Join(dir, "d")}
+	for _, d := range []string{n.Root, n.Registry(), n.Etc, n.Run} {
+		if err := os.Mkdir(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// First registered, last run: after every daemon, kubelet and driver has ended.
+	t.Cleanup(func() {
+		n.leftBehind()
+		if err := os.RemoveAll(dir); err != nil {
+			t.Errorf("cannot remove the test's folder: %v", err)
+		}
+	})
+	n.Write("config.toml", fmt.Sprintf("[kubelet]\nroot_dir = %q\n[log]\nlevel = \"debug\"\nformat = \"text\"\n", n.Root))
+	return n
+}
+
+// Skip skips a test with a reason; under CI=true a skip is a failure.
+func Skip(t testing.TB, reason string) {
+	t.Helper()
+	if os.Getenv("CI") == "true" {
+		t.Fatalf("would be skipped, and CI=true: %s", reason)
+	}
+	t.Skip(reason)
+}
+
+// Registry is the folder of the registration sockets.
+func (n *Node) Registry() string { return filepath.Join(n.Root, "plugins_registry") }
+
+// RegSocket is the path of a driver's registration socket.
+func (n *Node) RegSocket(driver string) string {
+	return filepath.Join(n.Registry(), driver+"-reg.sock")
+}
+
+// ConfigFile is the path of a file below /etc/csi-registrar of the node.
+func (n *Node) ConfigFile(name string) string {
+	return filepath.Join(n.Etc, "etc", "csi-registrar", name)
+}
+
+// Write writes a file below /etc/csi-registrar: config.toml or conf.d/NAME.toml.
+func (n *Node) Write(name, text string) {
+	n.T.Helper()
+	path := n.ConfigFile(name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		n.T.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		n.T.Fatal(err)
+	}
+}
+
+// Configure writes the drop-in of a driver; extra lines are added to its table.
+func (n *Node) Configure(name, socket string, extra ...string) {
+	n.T.Helper()
+	n.Write("conf.d/50-"+name+".toml", Table(name, socket, extra...))
+}
+
+// Table is the configuration of one driver.
+func Table(name, socket string, extra ...string) string {
+	return fmt.Sprintf("[driver.%q]\nsocket = %q\n%s\n", name, socket, strings.Join(extra, "\n"))
+}
+
+// Inode of a path; fails the test if there is nothing.
+func (n *Node) Inode(path string) uint64 {
+	n.T.Helper()
+	ino, err := inode(path)
+	if err != nil {
+		n.T.Fatal(err)
+	}
+	return ino
+}
+
+// Sockets lists what is in plugins_registry, dot names too.
+func (n *Node) Sockets() []string {
+	entries, err := os.ReadDir(n.Registry())
+	if err != nil && !os.IsNotExist(err) {
+		n.T.Error(err)
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// leftBehind fails the test for temporary names of ours below the kubelet's root.
+func (n *Node) leftBehind() {
+	err := filepath.WalkDir(n.Root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if strings.HasPrefix(d.Name(), ".") {
+			n.T.Errorf("left behind: %s", path)
+		}
+		return nil
+	})
+	if err != nil && !os.IsNotExist(err) {
+		n.T.Error(err)
+	}
+}
+
+// Eventually waits until the condition holds, looking every 5 ms: for facts that have no
+// event to wait for (a file, a status). The condition says what is missing, "" if nothing.
+func Eventually(t testing.TB, limit time.Duration, what string, missing func() string) {
+	t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	deadline := time.Now().Add(limit)
+	for {
+		why := missing()
+		if why == "" {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not within %v: %s", what, limit, why)
+		}
+		<-tick.C
+	}
+}
+
+// Never watches a condition for a while and fails as soon as it holds.
+func Never(t testing.TB, span time.Duration, what string, wrong func() string) {
+	t.Helper()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	end := time.After(span)
+	for {
+		if why := wrong(); why != "" {
+			t.Fatalf("%s: %s", what, why)
+		}
+		select {
+		case <-tick.C:
+		case <-end:
+			return
+		}
+	}
+}

@@ -1,0 +1,109 @@
+package harness
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+func notify(c chan<- os.Signal, s ...os.Signal) { signal.Notify(c, s...) }
+
+// log collects a process's standard error.
+type log struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (l *log) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(p)
+}
+
+func (l *log) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.String()
+}
+
+// process is a child that is always waited for.
+type process struct {
+	t      testing.TB
+	what   string
+	cmd    *exec.Cmd
+	log    *log
+	exited chan struct{}
+	err    error // of Wait; read after exited
+}
+
+func start(t testing.TB, what string, cmd *exec.Cmd) *process {
+	t.Helper()
+	p := &process{t: t, what: what, cmd: cmd, log: &log{}, exited: make(chan struct{})}
+	cmd.Stderr = p.log
+	if err := cmd.Start(); err != nil {
+		t.Fatalf("cannot start %s: %v", what, err)
+	}
+	go func() {
+		defer close(p.exited)
+		p.err = cmd.Wait()
+	}()
+	t.Cleanup(func() {
+		if p.running() {
+			p.signal(syscall.SIGKILL)
+		}
+		<-p.exited
+		if t.Failed() {
+			t.Logf("---- log of %s\n%s", what, tail(p.log.String(), 300))
+		}
+	})
+	return p
+}
+
+func tail(s string, lines int) string {
+	all := strings.Split(strings.TrimRight(s, "\n"), "\n")
+	if len(all) > lines {
+		all = append([]string{fmt.Sprintf("(%d lines before)", len(all)-lines)}, all[len(all)-lines:]...)
+	}
+	return strings.Join(all, "\n")
+}
+
+func (p *process) running() bool {
+	select {
+	case <-p.exited:
+		return false
+	default:
+		return true
+	}
+}
+
+func (p *process) signal(s syscall.Signal) {
+	if err := p.cmd.Process.Signal(s); err != nil && p.running() {
+		p.t.Errorf("cannot signal %s: %v", p.what, err)
+	}
+}
+
+// end signals, waits, and gives the exit code (-1 for a signal's death).
+func (p *process) end(s syscall.Signal, limit time.Duration) int {
+	p.t.Helper()
+	p.signal(s)
+	return p.wait(limit)
+}
+
+func (p *process) wait(limit time.Duration) int {
+	p.t.Helper()
+	select {
+	case <-p.exited:
+	case <-time.After(limit):
+		p.signal(syscall.SIGQUIT) // goroutines into the log
+		p.signal(syscall.SIGKILL)
+		p.t.Fatalf("%s did not end within %v", p.what, limit)
+	}
+	return p.cmd.ProcessState.ExitCode()
+}

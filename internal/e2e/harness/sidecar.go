@@ -1,0 +1,113 @@
+package harness
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+)
+
+// Sidecar is a stand-in of node-driver-registrar 2.17, with its manners: it asks the
+// driver for its name once, removes whatever is at its registration path, listens there
+// and answers; TERM removes the path, KILL leaves it.
+type Sidecar struct {
+	t      testing.TB
+	path   string
+	info   *registerapi.PluginInfo
+	server *grpc.Server
+	done   chan struct{}
+
+	mu   sync.Mutex
+	said []*registerapi.RegistrationStatus
+
+	registerapi.UnsafeRegistrationServer
+}
+
+// StartSidecar starts a sidecar for the driver that listens at socket.
+func (n *Node) StartSidecar(socket string) *Sidecar {
+	n.T.Helper()
+	ctx, cancel := context.WithTimeout(n.T.Context(), 5*time.Second)
+	defer cancel()
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		n.T.Fatal(err)
+	}
+	defer conn.Close()
+	who, err := csi.NewIdentityClient(conn).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{}, grpc.WaitForReady(true))
+	if err != nil {
+		n.T.Fatalf("sidecar: %v", err)
+	}
+	s := n.SidecarAt(n.RegSocket(who.GetName()), who.GetName(), socket)
+	return s
+}
+
+// SidecarAt serves a registration at any path, without asking any driver.
+func (n *Node) SidecarAt(path, name, endpoint string) *Sidecar {
+	n.T.Helper()
+	s := &Sidecar{
+		t: n.T, path: path, server: grpc.NewServer(), done: make(chan struct{}),
+		info: &registerapi.PluginInfo{Type: registerapi.CSIPlugin, Name: name, Endpoint: endpoint, SupportedVersions: []string{"1.0.0"}},
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		n.T.Fatalf("sidecar: %v", err)
+	}
+	lis, err := listen(path)
+	if err != nil {
+		n.T.Fatalf("sidecar: %v", err)
+	}
+	registerapi.RegisterRegistrationServer(s.server, s)
+	go s.serve(lis)
+	n.T.Cleanup(s.Kill)
+	return s
+}
+
+func (s *Sidecar) serve(lis net.Listener) {
+	defer close(s.done)
+	if err := s.server.Serve(lis); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+		s.t.Logf("sidecar: %v", err)
+	}
+}
+
+// Stop ends it as TERM does.
+func (s *Sidecar) Stop() {
+	s.t.Helper()
+	if err := os.Remove(s.path); err != nil {
+		s.t.Errorf("sidecar: %v", err)
+	}
+	s.Kill()
+}
+
+// Kill ends it as KILL does: the dead socket stays.
+func (s *Sidecar) Kill() {
+	s.server.Stop()
+	<-s.done
+}
+
+// Said is what the kubelet told it.
+func (s *Sidecar) Said() []*registerapi.RegistrationStatus {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.said
+}
+
+// GetInfo implements registerapi.RegistrationServer.
+func (s *Sidecar) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
+	return s.info, nil
+}
+
+// NotifyRegistrationStatus implements registerapi.RegistrationServer.
+func (s *Sidecar) NotifyRegistrationStatus(_ context.Context, st *registerapi.RegistrationStatus) (*registerapi.RegistrationStatusResponse, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.said = append(s.said, st)
+	return &registerapi.RegistrationStatusResponse{}, nil
+}
