@@ -1,39 +1,47 @@
 package config
 
-import "io"
-
-// Source says which files make the configuration.
-type Source struct {
-	Root string // --config-root: where etc, run and usr/lib are; default "/"
-	File string // --config: that file alone, and no questions about its owner
-}
-
-// Watch lists the paths that a watcher must follow to see every change that matters.
-func (s Source) Watch() []string { return nil }
-
-// Result is what Load found.
+// Result is what the files say, and what is wrong with them.
 type Result struct {
-	Config   *Config
-	Files    []string
+	// Config is made of every table that is right. A driver's table counts as a whole;
+	// in [kubelet] and [log] a value that is wrong counts as not written.
+	Config *Config
+	// Files are the files that were read, in the order in which they were applied.
+	Files []string
+	// Mistakes of all files, in the order of the files, then of the lines.
 	Mistakes Mistakes
+	// Warnings are no reason to refuse the configuration.
 	Warnings []Mistake
-	Faulty   []string
+	// Faulty names the drivers whose tables have a mistake and so are not in Config,
+	// sorted. What can be no driver's name is not among them.
+	Faulty []string
+
+	origins map[string]position
 }
 
-// Load reads the files.
-func Load(s Source) *Result { return &Result{Config: Default()} }
+// Origin tells where the value of a key is, such as driver."nfs.csi.k8s.io".timeout:
+// "FILE:LINE", or "default" if no file has it.
+func (r *Result) Origin(key string) string {
+	if at, written := r.origins[key]; written {
+		return at.String()
+	}
+	return "default"
+}
 
-// Origin tells where a value came from: "FILE:LINE", or "default".
-func (r *Result) Origin(key string) string { return "default" }
-
-// Show writes the merged configuration.
-func (r *Result) Show(w io.Writer) error { return nil }
-
-// ShowJSON writes the merged configuration as JSON.
-func (r *Result) ShowJSON(w io.Writer) error { return nil }
-
-// SaveLastGood keeps a configuration for the next start.
-func SaveLastGood(path string, c *Config, files []string) error { return nil }
-
-// LoadLastGood reads what SaveLastGood kept.
-func LoadLastGood(path string) (*Config, error) { return Default(), nil }
+// Load reads the files. It never fails as a whole: what cannot be read is a mistake.
+func Load(s Source) *Result {
+	files, mistakes := s.files()
+	l := newLoader(userExists)
+	l.mistakes = mistakes
+	for _, f := range files {
+		l.rank[f.path] = f.rank
+		data, wrong := s.read(f)
+		switch {
+		case wrong != nil:
+			l.mistakes = append(l.mistakes, *wrong)
+		case data != "": // nothing in it: it only hides others
+			l.read = append(l.read, f.path)
+			l.apply(f, data)
+		}
+	}
+	return l.result()
+}

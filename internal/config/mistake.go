@@ -62,15 +62,11 @@ func (ms Mistakes) Err() error {
 	return ms
 }
 
-// sortMistakes puts them in the order of files, then of lines, and drops repetitions.
-func sortMistakes(ms []Mistake, files []string) []Mistake {
-	rank := make(map[string]int, len(files))
-	for i, f := range files {
-		rank[f] = i + 1
-	}
+// sortMistakes puts them in the order of files, then of lines.
+func sortMistakes(ms []Mistake, rank map[string]int) []Mistake {
 	slices.SortStableFunc(ms, func(a, b Mistake) int {
-		return cmp.Or(cmp.Compare(rank[a.File], rank[b.File]), cmp.Compare(a.File, b.File),
-			cmp.Compare(a.Line, b.Line), cmp.Compare(a.Key, b.Key), cmp.Compare(a.Problem, b.Problem))
+		return cmp.Or(cmp.Compare(rank[a.File], rank[b.File]), strings.Compare(a.File, b.File),
+			cmp.Compare(a.Line, b.Line), strings.Compare(a.Key, b.Key))
 	})
-	return slices.Compact(ms)
+	return ms
 }

@@ -1,0 +1,222 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+)
+
+// maxFile is the largest file that is read, in bytes. A thousand drivers fit.
+const maxFile = 1 << 20
+
+// Source says which files make the configuration.
+type Source struct {
+	Root string // --config-root: where etc, run and usr/lib are; default "/"
+	File string // --config: that file alone, and no questions about its owner
+}
+
+// The places of configuration files, the one that hides the others first (spec §3).
+const (
+	etc = iota
+	run
+	lib
+)
+
+// file is a file that may hold configuration.
+type file struct {
+	path   string
+	place  int // etc, run or lib
+	dropIn bool
+	rank   int // its turn in the order of application, from 0
+}
+
+// folder is a place's folder.
+func (s Source) folder(place int) string {
+	root := s.Root
+	if root == "" {
+		root = "/"
+	}
+	dir := [...]string{etc: "etc", run: "run", lib: "usr/lib"}[place]
+	return filepath.Join(root, dir, "csi-registrar")
+}
+
+// Watch lists the paths that a watcher must follow, through all folders above them, to
+// see every change that matters: the main files, and the conf.d folders with what is in
+// them. Some or all of them may not exist.
+func (s Source) Watch() []string {
+	if s.File != "" {
+		return []string{s.File}
+	}
+	var paths []string
+	for _, place := range []int{etc, run, lib} {
+		paths = append(paths, filepath.Join(s.folder(place), "config.toml"),
+			filepath.Join(s.folder(place), "conf.d"))
+	}
+	return paths
+}
+
+// files lists the files that count, in the order in which they are applied.
+func (s Source) files() ([]file, []Mistake) {
+	if s.File != "" {
+		return []file{{path: s.File}}, nil
+	}
+	var files []file
+	for _, place := range []int{etc, run, lib} {
+		main := filepath.Join(s.folder(place), "config.toml")
+		// Whatever is wrong with a file that is there is found when it is read.
+		if _, err := os.Lstat(main); !errors.Is(err, fs.ErrNotExist) {
+			files = append(files, file{path: main, place: place})
+			break
+		}
+	}
+	dropIns, mistakes := s.dropIns()
+	files = append(files, dropIns...)
+	for i := range files {
+		files[i].rank = i
+	}
+	return files, mistakes
+}
+
+// dropIns lists the drop-ins by file name. A name in one place hides the same name in
+// the next ones, whatever is in the file: this is also how an empty one masks.
+func (s Source) dropIns() ([]file, []Mistake) {
+	byName := make(map[string]file)
+	var names []string
+	var mistakes []Mistake
+	for _, place := range []int{etc, run, lib} {
+		dir := filepath.Join(s.folder(place), "conf.d")
+		entries, err := os.ReadDir(dir)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			mistakes = append(mistakes, cannotRead(dir, err))
+		}
+		for _, e := range entries {
+			name := e.Name()
+			if strings.HasPrefix(name, ".") || !strings.HasSuffix(name, ".toml") {
+				continue
+			}
+			if _, hidden := byName[name]; !hidden {
+				byName[name] = file{path: filepath.Join(dir, name), place: place, dropIn: true}
+				names = append(names, name)
+			}
+		}
+	}
+	slices.Sort(names)
+	files := make([]file, len(names))
+	for i, name := range names {
+		files[i] = byName[name]
+	}
+	return files, mistakes
+}
+
+// trusted lists the users whose files are believed: root. Below another root than /
+// also the one who runs this: tests and image builds work there without root, and who
+// chose that root chose its files.
+func (s Source) trusted() []uint32 {
+	if root := filepath.Clean(s.Root); root == "/" || s.Root == "" {
+		return []uint32{0}
+	}
+	return []uint32{0, uint32(os.Geteuid())}
+}
+
+// read gives what is in a file. A link to /dev/null is an empty file.
+func (s Source) read(f file) (string, *Mistake) {
+	var owners []uint32
+	if s.File == "" {
+		owners = s.trusted()
+	}
+	return readFile(f.path, maxFile, owners)
+}
+
+// readFile reads a file of at most most bytes that belongs to one of the owners and that
+// nobody else may write; with no owners, anybody's.
+func readFile(path string, most int64, owners []uint32) (string, *Mistake) {
+	wrong := func(problem, hint string) (string, *Mistake) {
+		return "", &Mistake{File: path, Problem: problem, Hint: hint}
+	}
+	// /dev/null may be missing in an image, and everybody may write to it: of such a
+	// link its own owner counts.
+	if target, err := os.Readlink(path); err == nil && target == os.DevNull {
+		info, err := os.Lstat(path)
+		if err != nil {
+			m := cannotRead(path, err)
+			return "", &m
+		}
+		return "", untrusted(path, info, owners)
+	}
+	// O_NONBLOCK: a pipe would hold us up for ever.
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOCTTY, 0)
+	if err != nil {
+		m := cannotRead(path, err)
+		return "", &m
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	switch {
+	case err != nil:
+		m := cannotRead(path, err)
+		return "", &m
+	case info.IsDir():
+		return wrong("is a folder", "must be a file")
+	case path == os.DevNull && owners == nil:
+		return "", nil
+	case !info.Mode().IsRegular():
+		return wrong("is not a regular file", "must be a file, or a link to one or to /dev/null")
+	}
+	if m := untrusted(path, info, owners); m != nil {
+		return "", m
+	}
+	data, err := io.ReadAll(io.LimitReader(f, most+1))
+	switch {
+	case err != nil:
+		m := cannotRead(path, err)
+		return "", &m
+	case int64(len(data)) > most:
+		return wrong(fmt.Sprintf("is larger than %d MiB", most>>20), "this is not a configuration file of csi-registrar")
+	}
+	return string(data), nil
+}
+
+// untrusted tells why a file may not be believed, nil if it may.
+func untrusted(path string, info fs.FileInfo, owners []uint32) *Mistake {
+	if owners == nil {
+		return nil
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return &Mistake{File: path, Problem: "its owner cannot be found out"}
+	}
+	if !slices.Contains(owners, st.Uid) {
+		return &Mistake{File: path, Problem: fmt.Sprintf("belongs to uid %d, not to root", st.Uid),
+			Hint: "look what is in it, then: chown root " + printable(path)}
+	}
+	// The mode of a link says nothing.
+	if mode := info.Mode(); mode.IsRegular() && mode.Perm()&0o022 != 0 {
+		return &Mistake{File: path, Problem: fmt.Sprintf("its group or others may write it (mode %04o)", mode.Perm()),
+			Hint: "look what is in it, then: chmod go-w " + printable(path)}
+	}
+	return nil
+}
+
+// cannotRead is the mistake of a file or folder that the system does not let us read.
+func cannotRead(path string, err error) Mistake {
+	m := Mistake{File: path, Problem: "cannot be read: " + err.Error()}
+	if pathErr, ok := errors.AsType[*fs.PathError](err); ok {
+		m.Problem = "cannot be read: " + pathErr.Err.Error()
+	}
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		m.Hint = "try again as root"
+	case errors.Is(err, fs.ErrNotExist):
+		m.Hint = "make the file, or name another"
+		if _, linkErr := os.Readlink(path); linkErr == nil {
+			m.Hint = "it is a link to a file that does not exist"
+		}
+	}
+	return m
+}
