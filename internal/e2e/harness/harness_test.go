@@ -74,15 +74,22 @@ func TestKubeletsShareAnAPIServer(t *testing.T) {
 	s := n.StartSidecar(d.Socket)
 	k := n.StartKubelet()
 	k.Registered(0, "a.example", 10*time.Second)
+	told(t, s, 1) // the notification comes after the event; not to be killed in between
 	k.Kill()
 	k = n.StartKubelet()
 	k.Registered(0, "a.example", 10*time.Second)
 	if csiNode, node := k.Writes(); csiNode+node != 0 {
 		t.Errorf("the second kubelet wrote the CSINode %d times and the Node %d times, want none", csiNode, node)
 	}
-	harness.Eventually(t, 5*time.Second, "two notifications", func() string { // each comes after the event
-		if said := s.Said(); len(said) != 2 || !said[0].PluginRegistered || !said[1].PluginRegistered {
-			return fmt.Sprint("the sidecar was told ", said)
+	told(t, s, 2)
+}
+
+func told(t *testing.T, s *harness.Sidecar, times int) {
+	t.Helper()
+	harness.Eventually(t, 5*time.Second, "notifications", func() string {
+		said := s.Said()
+		if len(said) != times || !said[times-1].PluginRegistered {
+			return fmt.Sprintf("the sidecar was told %v, want %d times yes", said, times)
 		}
 		return ""
 	})
