@@ -1,7 +1,7 @@
 package fswatch
 
 import (
-	"errors"
+	"context"
 	"fmt"
 	"os"
 )
@@ -24,27 +24,29 @@ func openMounts() (*mounts, error) {
 	return &mounts{file: f, hints: make(chan struct{}, 1)}, nil
 }
 
-// run hints until close.
-func (m *mounts) run() error {
+// run hints until close, which comes after ctx is done.
+func (m *mounts) run(ctx context.Context) error {
 	raw, err := m.file.SyscallConn()
 	if err != nil {
 		return fmt.Errorf("cannot watch for mounts: %w", err)
 	}
-	woken := false
 	err = raw.Read(func(uintptr) bool {
-		if woken { // the first call comes before any waiting
-			select {
-			case m.hints <- struct{}{}:
-			default:
-			}
+		// Also before the first wait, which forgets what came since the file was opened.
+		select {
+		case m.hints <- struct{}{}:
+		default:
 		}
-		woken = true
 		return false // go on waiting
 	})
-	if errors.Is(err, os.ErrClosed) {
-		return nil
+	if ctx.Err() != nil {
+		return nil // closed
 	}
 	return fmt.Errorf("cannot watch for mounts: %w", err)
 }
 
-func (m *mounts) close() error { return m.file.Close() }
+func (m *mounts) close() error {
+	if m.file == nil {
+		return nil
+	}
+	return m.file.Close()
+}

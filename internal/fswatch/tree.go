@@ -33,8 +33,8 @@ type entry struct {
 }
 
 // state is what tells one file from another at the same name. The inode number alone does
-// not: ext4 gives that of a removed file to the next one; then the change time differs. A
-// folder's changes with its entries and is left out.
+// not: ext4 gives that of a removed file to the next one; then the change time differs. It
+// is left out where it also changes by use: folders, and files that are written to.
 type state struct {
 	errno          unix.Errno // ENOENT, usually; the rest is zero then
 	dev, ino       uint64
@@ -53,7 +53,7 @@ func look(path string) (s state, mtime int64) {
 		return s, 0
 	}
 	s = state{dev: st.Dev, ino: st.Ino, mode: st.Mode, uid: st.Uid, gid: st.Gid}
-	if s.kind() != unix.S_IFDIR {
+	if s.kind() == unix.S_IFSOCK || s.kind() == unix.S_IFLNK {
 		s.ctime = st.Ctim.Nano()
 	}
 	return s, st.Mtim.Nano()

@@ -77,25 +77,25 @@ func (w *Watcher) Degraded() string {
 // Run watches until ctx is done, and returns when everything is released. It fails only
 // if it ran before: what cannot be watched is looked at instead.
 func (w *Watcher) Run(ctx context.Context) error {
-	if err := w.start(); err != nil {
-		return err
-	}
-	m, err := openMounts()
+	m, err := openMounts() // before anything is looked at, to miss nothing
 	if err != nil {
 		w.warnMounts(err)
-		w.loop(ctx, nil)
-		err = w.stop()
-	} else {
-		var wg sync.WaitGroup
+		m = &mounts{} // its hints never come
+	}
+	if err := w.start(); err != nil {
+		return errors.Join(err, m.close())
+	}
+	var wg sync.WaitGroup
+	if m.file != nil {
 		wg.Go(func() {
-			if err := m.run(); err != nil {
+			if err := m.run(ctx); err != nil {
 				w.warnMounts(err)
 			}
 		})
-		w.loop(ctx, m.hints)
-		err = errors.Join(w.stop(), m.close())
-		wg.Wait()
 	}
+	w.loop(ctx, m.hints)
+	err = errors.Join(w.stop(), m.close())
+	wg.Wait()
 	w.readers.Wait()
 	return err
 }
@@ -107,6 +107,7 @@ func (w *Watcher) warnMounts(err error) {
 func (w *Watcher) loop(ctx context.Context, mounted <-chan struct{}) {
 	var (
 		last    = time.Now() // the last look at everything
+		because time.Time    // the last of these because of a mount
 		pending bool         // a mount was seen since
 		timer   = time.NewTimer(w.o.SlowLook)
 	)
@@ -117,7 +118,7 @@ func (w *Watcher) loop(ctx context.Context, mounted <-chan struct{}) {
 			wait = min(wait, w.o.BlindLook)
 		}
 		if pending {
-			wait = min(wait, mountPause-time.Since(last))
+			wait = min(wait, mountPause-time.Since(because))
 		}
 		timer.Reset(wait)
 		select {
@@ -132,7 +133,10 @@ func (w *Watcher) loop(ctx context.Context, mounted <-chan struct{}) {
 		}
 		if pending || time.Since(last) >= w.o.SlowLook {
 			w.lookAtAll()
-			last, pending = time.Now(), false
+			last = time.Now()
+			if pending {
+				because, pending = last, false
+			}
 		} else {
 			w.lookAtBlind()
 		}

@@ -1,0 +1,136 @@
+package fswatch
+
+import (
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Mounts are tried in a mount namespace of their own, so in a process of its own.
+func TestMounts(t *testing.T) {
+	if os.Getenv("FSWATCH_MOUNTS") == "" {
+		if os.Geteuid() != 0 {
+			t.Skip("mounting needs root")
+		}
+		cmd := exec.Command(os.Args[0], "-test.run=^TestMounts$", "-test.v")
+		cmd.Env = append(os.Environ(), "FSWATCH_MOUNTS=1")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+		out, err := cmd.CombinedOutput()
+		if err != nil && strings.Contains(err.Error(), "operation not permitted") {
+			t.Skip("no mount namespace: ", err)
+		}
+		t.Logf("%s", out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+
+	w, dir := start(t, Options{}), tempDir(t)
+	for _, d := range []string{"a", "b", "src", "src/x"} {
+		must(t, os.Mkdir(filepath.Join(dir, d), 0o755))
+	}
+	a, b := filepath.Join(dir, "a"), filepath.Join(dir, "b")
+	inA, deepInA, inB := w.Subscribe(filepath.Join(a, "s")), w.Subscribe(filepath.Join(a, "x/y/s")), w.Subscribe(filepath.Join(b, "s"))
+	defer inA.Close()
+	defer deepInA.Close()
+	defer inB.Close()
+
+	must(t, unix.Mount("tmpfs", a, "tmpfs", 0, ""))
+	begun := time.Now()
+	expectHint(t, inA, "tmpfs over its folder")
+	t.Logf("hinted %v after the mount", time.Since(begun))
+	expectHint(t, deepInA, "tmpfs over its grandparent")
+	expectQuiet(t, inB, "a mount elsewhere")
+
+	must(t, os.WriteFile(filepath.Join(a, "s"), nil, 0o600))
+	expectHint(t, inA, "made in the mounted folder")
+	calm(deepInA)
+
+	must(t, unix.Unmount(a, 0))
+	expectHint(t, inA, "unmounted")
+	calm(inA)
+	must(t, os.WriteFile(filepath.Join(a, "s"), nil, 0o600))
+	expectHint(t, inA, "made in the folder below")
+	calm(deepInA)
+
+	must(t, unix.Mount(filepath.Join(dir, "src"), a, "", unix.MS_BIND, ""))
+	expectHint(t, inA, "bind mount")
+	expectHint(t, deepInA, "bind mount")
+	must(t, os.Mkdir(filepath.Join(dir, "src/x/y"), 0o755)) // through the other name
+	expectHint(t, deepInA, "made through the source of the bind mount")
+
+	// A file is mounted over, too: the socket itself.
+	must(t, os.WriteFile(filepath.Join(b, "s"), nil, 0o600))
+	expectHint(t, inB, "made")
+	must(t, os.WriteFile(filepath.Join(dir, "other"), nil, 0o600))
+	must(t, unix.Mount(filepath.Join(dir, "other"), filepath.Join(b, "s"), "", unix.MS_BIND, ""))
+	expectHint(t, inB, "mounted over")
+	must(t, unix.Unmount(filepath.Join(b, "s"), 0))
+	must(t, unix.Unmount(a, 0))
+}
+
+// A limit of the kernel itself, not a pretended one: user namespaces have their own.
+func TestRealLimits(t *testing.T) {
+	limit := os.Getenv("FSWATCH_LIMIT")
+	if limit == "" {
+		for _, limit := range []string{"watches", "instances"} {
+			t.Run(limit, func(t *testing.T) {
+				cmd := exec.Command(os.Args[0], "-test.run=^TestRealLimits$", "-test.v")
+				cmd.Env = append(os.Environ(), "FSWATCH_LIMIT="+limit)
+				cmd.SysProcAttr = &syscall.SysProcAttr{
+					Cloneflags:  syscall.CLONE_NEWUSER,
+					UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}},
+					GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}},
+				}
+				out, err := cmd.CombinedOutput()
+				if strings.Contains(string(out), "--- SKIP") {
+					t.Skipf("%s", out)
+				}
+				if _, ran := err.(*exec.ExitError); err != nil && !ran {
+					t.Skip("no user namespace: ", err)
+				}
+				if err != nil {
+					t.Fatalf("%v\n%s", err, out)
+				}
+			})
+		}
+		return
+	}
+	file := "/proc/sys/user/max_inotify_" + limit
+	if err := os.WriteFile(file, []byte("2"), 0); err != nil {
+		t.Skip("cannot lower the limit: ", err)
+	}
+	if limit == "instances" {
+		must(t, os.WriteFile(file, []byte("0"), 0))
+	}
+	dir := tempDir(t)
+	w := New(slog.New(slog.DiscardHandler), Options{SlowLook: time.Hour, BlindLook: 10 * time.Millisecond})
+	run(t, w)
+	path := filepath.Join(dir, "a/b/s")
+	s := w.Subscribe(path)
+	defer s.Close()
+	must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	must(t, os.WriteFile(path, nil, 0o600))
+	waitUntilSeen(t, s, path)
+	if got := w.Degraded(); !strings.Contains(got, "fs.inotify.max_user_"+limit) {
+		t.Errorf("degraded: %q", got)
+	}
+	must(t, os.WriteFile(file, []byte("100"), 0))
+	for deadline := time.Now().Add(soon); w.Degraded() != ""; runtime.Gosched() {
+		if time.Now().After(deadline) {
+			t.Fatalf("still degraded: %s", w.Degraded())
+		}
+	}
+	calm(s)
+	must(t, os.Remove(path))
+	expectHint(t, s, "told by the kernel")
+}

@@ -1,0 +1,706 @@
+package fswatch
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const soon = 2 * time.Second // far below a slow look, far above what an event takes
+
+// quiet is how long nothing may come when nothing should.
+const quiet = 50 * time.Millisecond
+
+func tempDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "fw") // t.TempDir can be too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if dir, err = filepath.EvalSymlinks(dir); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// start runs a watcher until the test ends, and checks that it leaves nothing behind.
+func start(t testing.TB, o Options, prepare ...func(*Watcher)) *Watcher {
+	t.Helper()
+	if o.SlowLook == 0 {
+		o.SlowLook = time.Hour // a test that passes must owe it to an event
+	}
+	w := New(slog.New(slog.DiscardHandler), o)
+	for _, f := range prepare {
+		f(w)
+	}
+	run(t, w)
+	return w
+}
+
+func run(t testing.TB, w *Watcher) {
+	t.Helper()
+	pollerRuns(t)
+	goroutines, descriptors := runtime.NumGoroutine(), countDescriptors(t)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- w.Run(ctx) }()
+	ready := w.Subscribe("/") // a hint comes when it runs; or it runs already
+	for deadline := time.Now().Add(soon); ; runtime.Gosched() {
+		w.mu.Lock()
+		running := w.running
+		w.mu.Unlock()
+		if running {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("does not start")
+		}
+	}
+	ready.Close()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+		for range 100 { // other tests' connections may be on their way out
+			if runtime.NumGoroutine() <= goroutines && countDescriptors(t) <= descriptors {
+				return
+			}
+			time.Sleep(5 * time.Millisecond)
+		}
+		t.Errorf("left behind: %d goroutines (were %d), %d descriptors (were %d)",
+			runtime.NumGoroutine(), goroutines, countDescriptors(t), descriptors)
+	})
+}
+
+// pollerRuns has Go's poller open its own descriptors, which stay.
+func pollerRuns(t testing.TB) {
+	r, w, err := os.Pipe()
+	must(t, err)
+	r.Close()
+	w.Close()
+}
+
+func countDescriptors(t testing.TB) int {
+	t.Helper()
+	list, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Skip("no /proc")
+	}
+	return len(list)
+}
+
+func expectHint(t testing.TB, s *Subscription, what string) {
+	t.Helper()
+	select {
+	case <-s.Hints():
+	case <-time.After(soon):
+		t.Fatalf("no hint: %s", what)
+	}
+}
+
+func expectQuiet(t testing.TB, s *Subscription, what string) {
+	t.Helper()
+	select {
+	case <-s.Hints():
+		t.Fatalf("a hint: %s", what)
+	case <-time.After(quiet):
+	}
+}
+
+// calm takes hints until none came for a while: one deed can make several.
+func calm(s *Subscription) {
+	for {
+		select {
+		case <-s.Hints():
+		case <-time.After(quiet):
+			return
+		}
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func listen(t testing.TB, path string) *net.UnixListener {
+	t.Helper()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	must(t, err)
+	l.SetUnlinkOnClose(false)
+	t.Cleanup(func() { l.Close() })
+	return l
+}
+
+func TestPathItself(t *testing.T) {
+	w, dir := start(t, Options{}), tempDir(t)
+	path, other := filepath.Join(dir, "csi.sock"), filepath.Join(dir, "other")
+	s := w.Subscribe(path)
+	defer s.Close()
+	expectQuiet(t, s, "nothing happened")
+	for _, step := range []struct {
+		name string
+		do   func() error
+	}{
+		{"bound", func() error { listen(t, path); return nil }},
+		{"chmod", func() error { return os.Chmod(path, 0o600) }},
+		{"renamed away", func() error { return os.Rename(path, other) }},
+		{"renamed back", func() error { return os.Rename(other, path) }},
+		{"replaced", func() error { listen(t, other); return os.Rename(other, path) }},
+		{"removed", func() error { return os.Remove(path) }},
+		{"a link", func() error { return os.Symlink("nowhere", path) }},
+	} {
+		must(t, step.do())
+		expectHint(t, s, step.name)
+		calm(s)
+	}
+}
+
+func TestUnrelatedIsQuiet(t *testing.T) {
+	w, dir := start(t, Options{}), tempDir(t)
+	path := filepath.Join(dir, "csi.sock")
+	must(t, os.WriteFile(path, nil, 0o600))
+	s := w.Subscribe(path)
+	defer s.Close()
+	must(t, os.WriteFile(filepath.Join(dir, "other"), []byte("x"), 0o600))
+	must(t, os.Chmod(filepath.Join(dir, "other"), 0o644))
+	must(t, os.Mkdir(filepath.Join(dir, "csi.sock.d"), 0o755))
+	must(t, os.Remove(filepath.Join(dir, "other")))
+	expectQuiet(t, s, "other names changed")
+	must(t, os.WriteFile(path, []byte("content"), 0o600))
+	expectQuiet(t, s, "it was only written to")
+}
+
+func TestParentsThatDoNotExist(t *testing.T) {
+	w, dir := start(t, Options{}), tempDir(t)
+	for i := range 50 { // it is a race: folders are made while watches are placed
+		top := filepath.Join(dir, fmt.Sprint("p", i))
+		path := filepath.Join(top, "a/b/c/csi.sock")
+		s := w.Subscribe(path)
+		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		listen(t, path)
+		waitUntilSeen(t, s, path)
+		must(t, os.RemoveAll(top))
+		waitUntilGone(t, s, path)
+		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		listen(t, path)
+		waitUntilSeen(t, s, path)
+		s.Close()
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.folders)+len(w.byWD)+len(w.blind)+len(w.subs) != 0 {
+		t.Errorf("left over: %d folders, %d watches, %d blind, %d subscriptions", len(w.folders), len(w.byWD), len(w.blind), len(w.subs))
+	}
+}
+
+// waitUntilSeen does what a user of hints does: look at each hint, and only then.
+func waitUntilSeen(t *testing.T, s *Subscription, path string) {
+	t.Helper()
+	for {
+		expectHint(t, s, "waiting for "+path)
+		if _, err := os.Lstat(path); err == nil {
+			return
+		}
+	}
+}
+
+func waitUntilGone(t *testing.T, s *Subscription, path string) {
+	t.Helper()
+	for {
+		expectHint(t, s, "waiting for the end of "+path)
+		if _, err := os.Lstat(path); err != nil {
+			return
+		}
+	}
+}
+
+func TestFoldersOnTheWay(t *testing.T) {
+	w, dir := start(t, Options{}), tempDir(t)
+	a, b := filepath.Join(dir, "a"), filepath.Join(dir, "a/b")
+	path := filepath.Join(b, "csi.sock")
+	must(t, os.MkdirAll(b, 0o755))
+	s := w.Subscribe(path)
+	defer s.Close()
+	for _, step := range []struct {
+		name string
+		do   func() error
+	}{
+		{"mode of a parent", func() error { return os.Chmod(b, 0o700) }},
+		{"mode of a grandparent", func() error { return os.Chmod(a, 0o700) }},
+		{"grandparent renamed away", func() error { return os.Rename(a, a+"2") }},
+		{"grandparent made anew", func() error { return os.MkdirAll(b, 0o755) }},
+		{"file in the new one", func() error { return os.WriteFile(path, nil, 0o600) }},
+		{"grandparent swapped", func() error { return unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, a+"2", unix.RENAME_EXCHANGE) }},
+		{"file in the swapped one", func() error { return os.WriteFile(path, nil, 0o600) }},
+		{"parent is a file", func() error {
+			return os.Rename(filepath.Join(a+"2", "b/csi.sock"), filepath.Join(dir, "f"))
+		}},
+	} {
+		if step.name == "parent is a file" {
+			must(t, os.RemoveAll(b))
+			waitUntilGone(t, s, path)
+			calm(s)
+			must(t, os.WriteFile(b, nil, 0o600))
+			expectHint(t, s, step.name)
+			calm(s)
+			must(t, os.Remove(b))
+			must(t, os.Mkdir(b, 0o755))
+			must(t, os.WriteFile(path, nil, 0o600))
+			waitUntilSeen(t, s, path)
+			continue
+		}
+		must(t, step.do())
+		expectHint(t, s, step.name)
+		calm(s)
+	}
+	must(t, os.WriteFile(filepath.Join(a+"2", "b", "unrelated"), nil, 0o600))
+	expectQuiet(t, s, "the folder that was moved away")
+}
+
+func TestSymlinks(t *testing.T) {
+	w, dir := start(t, Options{}), tempDir(t)
+	real1, real2, link := filepath.Join(dir, "r1"), filepath.Join(dir, "r2"), filepath.Join(dir, "link")
+	must(t, os.MkdirAll(filepath.Join(real1, "x"), 0o755))
+	must(t, os.MkdirAll(filepath.Join(real2, "x"), 0o755))
+	must(t, os.Symlink("r1", link))
+	direct, through := w.Subscribe(filepath.Join(real1, "x/s")), w.Subscribe(filepath.Join(link, "x/s"))
+	defer direct.Close()
+	defer through.Close()
+
+	listen(t, filepath.Join(real1, "x/s"))
+	expectHint(t, direct, "made")
+	expectHint(t, through, "made behind the link")
+	calm(direct)
+	calm(through)
+
+	must(t, os.Symlink(real2, link+".new"))
+	must(t, os.Rename(link+".new", link))
+	expectHint(t, through, "the link leads elsewhere")
+	calm(through)
+	expectQuiet(t, direct, "the link leads elsewhere")
+
+	listen(t, filepath.Join(real2, "x/s"))
+	expectHint(t, through, "made at the new place")
+	calm(through)
+	must(t, os.Remove(filepath.Join(real1, "x/s")))
+	expectHint(t, direct, "removed")
+	expectQuiet(t, through, "removed at the old place")
+
+	must(t, os.Remove(link)) // a loop must not hang it
+	must(t, os.Symlink("link", link))
+	expectHint(t, through, "a loop")
+	calm(through)
+	must(t, os.Remove(link))
+	must(t, os.Symlink("./r2/../r1", link))
+	listenAt := filepath.Join(real1, "x/s")
+	calm(through)
+	listen(t, listenAt)
+	expectHint(t, through, "made behind dots")
+
+	// The last name a link too, as an endpoint may be.
+	leaf := filepath.Join(dir, "leaf")
+	must(t, os.Symlink("r2/x/late", leaf))
+	late := w.Subscribe(leaf)
+	defer late.Close()
+	listen(t, filepath.Join(real2, "x/late"))
+	expectHint(t, late, "the target of the last name")
+}
+
+// A folder bound at a second place is one inode with one watch.
+func TestOneFolderTwoNames(t *testing.T) {
+	w := New(slog.New(slog.DiscardHandler), Options{SlowLook: time.Hour})
+	n := &fakeNotifier{wds: map[string]int32{}, reads: make(chan []byte), closed: make(chan struct{})}
+	n.same = func(string) string { return "one inode" }
+	w.open = func() (notifier, error) { return n, nil }
+	run(t, w)
+	dir := tempDir(t)
+	must(t, os.Mkdir(filepath.Join(dir, "a"), 0o755))
+	must(t, os.Mkdir(filepath.Join(dir, "b"), 0o755))
+	a, b := w.Subscribe(filepath.Join(dir, "a/s")), w.Subscribe(filepath.Join(dir, "b/s"))
+	n.event(1, unix.IN_CREATE, "s")
+	expectHint(t, a, "by the first name")
+	expectHint(t, b, "by the second name")
+	a.Close()
+	n.event(1, unix.IN_CREATE, "s")
+	expectHint(t, b, "still watched")
+	expectQuiet(t, a, "closed")
+	b.Close()
+}
+
+func TestDir(t *testing.T) {
+	w, dir := start(t, Options{}), tempDir(t)
+	conf := filepath.Join(dir, "csi-registrar/conf.d")
+	s, plain := w.SubscribeDir(conf), w.Subscribe(conf)
+	defer s.Close()
+	defer plain.Close()
+	file := filepath.Join(conf, "10-nfs.toml")
+	for _, step := range []struct {
+		name string
+		do   func() error
+	}{
+		{"folders made", func() error { return os.MkdirAll(conf, 0o755) }},
+		{"file made", func() error { return os.WriteFile(file, []byte("x"), 0o600) }},
+		{"written in place", func() error { return os.WriteFile(file, []byte("y"), 0o600) }},
+		{"chmod", func() error { return os.Chmod(file, 0o644) }},
+		{"renamed over", func() error {
+			must(t, os.WriteFile(filepath.Join(dir, "new"), nil, 0o600))
+			return os.Rename(filepath.Join(dir, "new"), file)
+		}},
+		{"removed", func() error { return os.Remove(file) }},
+		{"folder removed", func() error { return os.Remove(conf) }},
+		{"folder and file made", func() error {
+			must(t, os.Mkdir(conf, 0o755))
+			return os.WriteFile(file, nil, 0o600)
+		}},
+		{"file in the new folder", func() error { return os.WriteFile(file+"2", nil, 0o600) }},
+	} {
+		calm(plain)
+		must(t, step.do())
+		expectHint(t, s, step.name)
+		calm(s)
+		if strings.HasPrefix(step.name, "file") || step.name == "chmod" {
+			expectQuiet(t, plain, "an entry, to one who asked for the folder alone")
+		}
+	}
+}
+
+func TestAThousandRouted(t *testing.T) {
+	w, dir := start(t, Options{}), tempDir(t)
+	const n = 1000
+	subs := make([]*Subscription, n)
+	before := heap()
+	for i := range subs {
+		subs[i] = w.Subscribe(filepath.Join(dir, fmt.Sprintf("d%d-reg.sock", i)))
+	}
+	t.Logf("%d bytes a subscription", (heap()-before)/n)
+	all := w.SubscribeDir(dir)
+	w.mu.Lock()
+	if len(w.byWD) > strings.Count(dir, "/")+1 {
+		t.Errorf("%d watches for one folder", len(w.byWD))
+	}
+	w.mu.Unlock()
+	for _, i := range []int{0, 417, 999} {
+		must(t, os.WriteFile(filepath.Join(dir, fmt.Sprintf("d%d-reg.sock", i)), nil, 0o600))
+		expectHint(t, subs[i], "its own")
+		expectHint(t, all, "the folder")
+		time.Sleep(quiet)
+		for j, s := range subs {
+			if len(s.hints) > 0 && i != j {
+				t.Fatalf("%d was hinted because of %d", j, i)
+			}
+		}
+		calm(subs[i])
+		calm(all)
+	}
+	// Everything on the way concerns everybody.
+	must(t, os.Rename(dir, dir+"2"))
+	must(t, os.Rename(dir+"2", dir))
+	for _, s := range subs {
+		expectHint(t, s, "the folder was renamed")
+	}
+	for _, s := range subs {
+		s.Close()
+	}
+	all.Close()
+}
+
+func heap() int64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+func TestLatency(t *testing.T) {
+	w, dir := start(t, Options{}), tempDir(t)
+	path := filepath.Join(dir, "not/yet/csi.sock")
+	s := w.Subscribe(path)
+	defer s.Close()
+	var worst, sum time.Duration
+	const n = 100
+	for range n {
+		begun := time.Now()
+		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		must(t, os.WriteFile(path, nil, 0o600))
+		waitUntilSeen(t, s, path)
+		d := time.Since(begun)
+		worst, sum = max(worst, d), sum+d
+		must(t, os.RemoveAll(filepath.Join(dir, "not")))
+		waitUntilGone(t, s, path)
+	}
+	t.Logf("mean %v, worst %v", sum/n, worst)
+	if sum/n > 100*time.Millisecond {
+		t.Errorf("slow: mean %v", sum/n)
+	}
+}
+
+// Before Run there is nothing to miss: a hint comes once the watches are in place.
+func TestSubscribedBeforeRun(t *testing.T) {
+	dir := tempDir(t)
+	var s *Subscription
+	w := start(t, Options{}, func(w *Watcher) { s = w.Subscribe(filepath.Join(dir, "f")) })
+	expectHint(t, s, "it runs now")
+	must(t, os.WriteFile(filepath.Join(dir, "f"), nil, 0o600))
+	expectHint(t, s, "made")
+	s.Close()
+	s.Close()
+	if err := w.Run(t.Context()); err == nil {
+		t.Error("a second Run did not fail")
+	}
+}
+
+func TestHintByTheHolder(t *testing.T) {
+	w := start(t, Options{})
+	s := w.Subscribe("/nowhere/at/all")
+	s.Hint()
+	s.Hint()
+	expectHint(t, s, "my own")
+	expectQuiet(t, s, "two are one")
+	s.Close()
+}
+
+func TestClosingRaces(t *testing.T) {
+	w, dir := start(t, Options{SlowLook: time.Millisecond}), tempDir(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			path := filepath.Join(dir, fmt.Sprint(i%2), "x/s")
+			for ctx.Err() == nil {
+				s, d := w.Subscribe(path, dir), w.SubscribeDir(filepath.Dir(path))
+				os.MkdirAll(filepath.Dir(path), 0o755)
+				os.WriteFile(path, nil, 0o600)
+				os.RemoveAll(filepath.Join(dir, fmt.Sprint(i%2)))
+				w.Degraded()
+				s.Close()
+				d.Close()
+			}
+		})
+	}
+	wg.Wait()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.folders)+len(w.byWD)+len(w.blind)+len(w.subs) != 0 {
+		t.Errorf("left over: %d folders, %d watches, %d blind, %d subscriptions", len(w.folders), len(w.byWD), len(w.blind), len(w.subs))
+	}
+}
+
+// What inotify keeps silent about is found by the slow look, and hinted to those concerned.
+func TestSlowLook(t *testing.T) {
+	dir := tempDir(t)
+	w := start(t, Options{SlowLook: 20 * time.Millisecond}, func(w *Watcher) {
+		w.open = func() (notifier, error) { return deaf(), nil }
+	})
+	a, b, d := w.Subscribe(filepath.Join(dir, "a")), w.Subscribe(filepath.Join(dir, "b")), w.SubscribeDir(dir)
+	expectQuiet(t, a, "nothing changed")
+	must(t, os.WriteFile(filepath.Join(dir, "a"), nil, 0o600))
+	expectHint(t, a, "made")
+	expectHint(t, d, "an entry made")
+	expectQuiet(t, b, "another's change")
+	if w.Degraded() != "" {
+		t.Errorf("degraded: %s", w.Degraded())
+	}
+	// ext4 gives a removed file's inode number to the next one.
+	must(t, os.Remove(filepath.Join(dir, "a")))
+	listen(t, filepath.Join(dir, "a"))
+	expectHint(t, a, "a socket")
+	must(t, os.Remove(filepath.Join(dir, "a")))
+	listen(t, filepath.Join(dir, "a"))
+	expectHint(t, a, "another socket")
+	a.Close()
+	b.Close()
+	d.Close()
+}
+
+func TestOverflow(t *testing.T) {
+	n := deaf()
+	w := start(t, Options{}, func(w *Watcher) { w.open = func() (notifier, error) { return n, nil } })
+	dir := tempDir(t)
+	a, b := w.Subscribe(filepath.Join(dir, "a")), w.SubscribeDir(filepath.Join(dir, "b"))
+	n.event(-1, unix.IN_Q_OVERFLOW, "")
+	expectHint(t, a, "overflow")
+	expectHint(t, b, "overflow")
+	a.Close()
+	b.Close()
+}
+
+func TestDegraded(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		open   error // of the instance
+		add    error // of each watch
+		naming string
+	}{
+		{"no instance", unix.EMFILE, nil, "fs.inotify.max_user_instances"},
+		{"no watches", nil, unix.ENOSPC, "fs.inotify.max_user_watches"},
+		{"not readable", nil, unix.EACCES, "permission"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var (
+				mu      sync.Mutex
+				limited = true
+				logged  bytes.Buffer
+			)
+			is := func(err error) error {
+				mu.Lock()
+				defer mu.Unlock()
+				if limited {
+					return err
+				}
+				return nil
+			}
+			w := New(slog.New(slog.NewTextHandler(&logged, nil)), Options{SlowLook: time.Hour, BlindLook: 20 * time.Millisecond})
+			w.open = func() (notifier, error) {
+				if err := is(c.open); err != nil {
+					return nil, fmt.Errorf("cannot open inotify: %w", err)
+				}
+				n, err := openInotify()
+				return &limitedNotifier{notifier: n, limit: func() error { return is(c.add) }}, err
+			}
+			dir := tempDir(t)
+			path := filepath.Join(dir, "x/s")
+			run(t, w)
+			s, d := w.Subscribe(path), w.SubscribeDir(dir)
+			if got := w.Degraded(); !strings.Contains(got, c.naming) {
+				t.Fatalf("degraded %q does not name %s", got, c.naming)
+			}
+			must(t, os.Mkdir(filepath.Dir(path), 0o755))
+			must(t, os.WriteFile(path, nil, 0o600))
+			waitUntilSeen(t, s, path)
+			calm(s)
+			expectQuiet(t, s, "nothing changed")
+			expectHint(t, d, "content of entries cannot be seen, so each time")
+
+			mu.Lock()
+			limited = false
+			mu.Unlock()
+			for deadline := time.Now().Add(soon); w.Degraded() != ""; time.Sleep(time.Millisecond) {
+				if time.Now().After(deadline) {
+					t.Fatalf("still degraded: %s", w.Degraded())
+				}
+			}
+			calm(s)
+			calm(d)
+			must(t, os.Remove(path))
+			expectHint(t, s, "told by the kernel again")
+			expectQuiet(t, d, "no look once a second any more")
+			s.Close()
+			d.Close()
+			w.mu.Lock() // the log is written under it
+			defer w.mu.Unlock()
+			if got := strings.Count(logged.String(), "\n"); got != 2 {
+				t.Errorf("%d log lines, want one for the begin and one for the end:\n%s", got, &logged)
+			}
+		})
+	}
+}
+
+// An inotify instance that breaks is replaced.
+func TestBrokenInstance(t *testing.T) {
+	n := deaf()
+	opened := 0
+	w := start(t, Options{BlindLook: 10 * time.Millisecond}, func(w *Watcher) {
+		w.open = func() (notifier, error) {
+			if opened++; opened == 1 {
+				return n, nil
+			}
+			return openInotify()
+		}
+	})
+	path := filepath.Join(tempDir(t), "f")
+	s := w.Subscribe(path)
+	close(n.reads)
+	for deadline := time.Now().Add(soon); ; time.Sleep(time.Millisecond) {
+		w.mu.Lock()
+		again := opened == 2
+		w.mu.Unlock()
+		if again {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("no new instance")
+		}
+	}
+	calm(s)
+	must(t, os.WriteFile(path, nil, 0o600))
+	expectHint(t, s, "told by the new instance")
+	s.Close()
+}
+
+type limitedNotifier struct {
+	notifier
+	limit func() error
+}
+
+func (l *limitedNotifier) add(folder string, mask uint32) (int32, error) {
+	if err := l.limit(); err != nil {
+		return -1, err
+	}
+	return l.notifier.add(folder, mask)
+}
+
+// fakeNotifier tells only what a test puts in.
+type fakeNotifier struct {
+	wds    map[string]int32
+	same   func(string) string // one inode for several names
+	reads  chan []byte         // closed: it breaks
+	closed chan struct{}
+}
+
+func deaf() *fakeNotifier {
+	return &fakeNotifier{wds: map[string]int32{}, reads: make(chan []byte), closed: make(chan struct{}), same: func(s string) string { return s }}
+}
+
+func (n *fakeNotifier) add(folder string, _ uint32) (int32, error) {
+	if _, err := os.Lstat(folder); err != nil {
+		return -1, unix.ENOENT
+	}
+	inode := n.same(folder)
+	if n.wds[inode] == 0 {
+		n.wds[inode] = int32(len(n.wds) + 1)
+	}
+	return n.wds[inode], nil
+}
+
+func (n *fakeNotifier) remove(int32) {}
+
+func (n *fakeNotifier) read(buf []byte) (int, error) {
+	select {
+	case b, ok := <-n.reads:
+		if !ok {
+			return 0, unix.EIO
+		}
+		return copy(buf, b), nil
+	case <-n.closed:
+		return 0, os.ErrClosed
+	}
+}
+
+func (n *fakeNotifier) close() error { close(n.closed); return nil }
+
+func (n *fakeNotifier) event(wd int32, mask uint32, name string) {
+	b := make([]byte, unix.SizeofInotifyEvent+16)
+	copy(b[unix.SizeofInotifyEvent:], name)
+	for i := range 4 {
+		b[i], b[4+i] = byte(uint32(wd)>>(8*i)), byte(mask>>(8*i)) // all our test machines are little-endian
+	}
+	b[12] = 16
+	n.reads <- b
+}
