@@ -1,0 +1,209 @@
+package registrar
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"csi-registrar/internal/facts"
+)
+
+// world is a driver, a folder and a kubelet in one, for tests under virtual time.
+type world struct {
+	mu     sync.Mutex
+	hints  chan struct{} // the driver's
+	shints chan struct{} // the socket's
+
+	report facts.Report
+	stale  bool
+	hang   bool // Ask answers only when its context ends
+	asks   int
+
+	sock       facts.Socket
+	publishErr error
+	published  []facts.Announcement
+	withdrawn  int
+	accept     func(facts.Announcement) (bool, string) // the kubelet; nil: there is none
+	delay      time.Duration                           // of the kubelet
+}
+
+func newWorld() *world {
+	return &world{
+		hints: make(chan struct{}, 1), shints: make(chan struct{}, 1),
+		report: facts.Report{Driver: facts.Absent, Reason: "no such file"},
+		sock:   facts.Socket{Path: "/reg/foo-reg.sock", Place: facts.Missing},
+		accept: func(facts.Announcement) (bool, string) { return true, "" },
+	}
+}
+
+func poke(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// set changes the world and pokes whoever watches.
+func (w *world) set(f func(*world)) {
+	w.mu.Lock()
+	f(w)
+	w.mu.Unlock()
+	poke(w.hints)
+	poke(w.shints)
+}
+
+func (w *world) Ask(ctx context.Context) facts.Report {
+	w.mu.Lock()
+	w.asks++
+	hang, rep := w.hang, w.report
+	if !hang {
+		w.stale = false
+	}
+	w.mu.Unlock()
+	if hang {
+		<-ctx.Done()
+		return facts.Report{Driver: facts.Starting, Reason: "cancelled"}
+	}
+	return rep
+}
+func (w *world) Stale() bool            { w.mu.Lock(); defer w.mu.Unlock(); return w.stale }
+func (w *world) Hints() <-chan struct{} { return w.hints }
+func (w *world) Close() error           { return nil }
+
+type fakeSocket struct{ w *world }
+
+func (s fakeSocket) Hints() <-chan struct{} { return s.w.shints }
+func (s fakeSocket) Look() facts.Socket     { s.w.mu.Lock(); defer s.w.mu.Unlock(); return s.w.sock }
+
+func (s fakeSocket) Publish(ctx context.Context, a facts.Announcement) error {
+	w := s.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.publishErr != nil {
+		return w.publishErr
+	}
+	w.published = append(w.published, a)
+	old := w.sock
+	w.sock = facts.Socket{Path: old.Path, Place: facts.Ours, Up: true, Announced: a, PublishedAt: time.Now(),
+		FolderAnew: old.FolderAnew, Accepted: old.Accepted, Refusals: old.Refusals}
+	if w.accept != nil {
+		ok, why := w.accept(a)
+		time.AfterFunc(w.delay, func() { w.word(ok, why) })
+	}
+	return nil
+}
+
+func (s fakeSocket) Withdraw(context.Context) error {
+	s.w.mu.Lock()
+	defer s.w.mu.Unlock()
+	s.w.withdrawn++
+	s.w.sock.Up, s.w.sock.Place = false, facts.Missing
+	return nil
+}
+
+// word is a call of the kubelet.
+func (w *world) word(ok bool, why string) {
+	w.mu.Lock()
+	w.sock.GetInfoAt = time.Now()
+	w.sock.Word = facts.Word{At: time.Now(), Registered: ok, Error: why}
+	if ok {
+		w.sock.Accepted++
+	} else {
+		w.sock.Refusals++
+	}
+	w.mu.Unlock()
+	poke(w.shints)
+}
+
+type conflict struct{}
+
+func (conflict) Error() string  { return "another registrar holds it" }
+func (conflict) Conflict() bool { return true }
+
+var errFull = errors.New("no space left on device")
+
+func ready() facts.Report {
+	return facts.Report{Driver: facts.Ready, Identity: facts.Identity{
+		Name: "foo", Version: "1", NodeID: "n1", MaxVolumes: 8, Topology: map[string]string{"zone": "a"},
+	}}
+}
+
+// lives is a registrar that runs in a bubble.
+type lives struct {
+	*testing.T
+	w   *world
+	reg *Registrar
+	mu  sync.Mutex
+	now Status
+	log *lines
+}
+
+// lines counts log entries.
+type lines struct {
+	mu   sync.Mutex
+	text []string
+}
+
+func (l *lines) Enabled(_ context.Context, v slog.Level) bool { return v >= slog.LevelInfo }
+func (l *lines) WithAttrs([]slog.Attr) slog.Handler           { return l }
+func (l *lines) WithGroup(string) slog.Handler                { return l }
+func (l *lines) Handle(_ context.Context, r slog.Record) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.text = append(l.text, r.Message)
+	return nil
+}
+
+func (l *lines) len() int { l.mu.Lock(); defer l.mu.Unlock(); return len(l.text) }
+
+var base = Settings{Name: "foo", Socket: "/run/foo.sock", Endpoint: "/run/foo.sock", Versions: []string{"1.0.0"}}
+
+// live runs test in a bubble with a registrar that has begun, and ends it afterwards;
+// synctest fails the test if a goroutine stays.
+func live(t *testing.T, w *world, set Settings, test func(l *lives)) {
+	synctest.Test(t, func(t *testing.T) {
+		w.hints, w.shints = make(chan struct{}, 1), make(chan struct{}, 1) // they must be the bubble's
+		l := &lives{T: t, w: w, log: &lines{}}
+		l.reg = New(set, w, fakeSocket{w}, Options{Log: slog.New(l.log), Observe: func(s Status) {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.now = s
+		}})
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() { l.reg.Run(ctx) })
+		synctest.Wait()
+		test(l)
+		cancel()
+		wg.Wait()
+		time.Sleep(time.Hour) // the fake kubelet's timers
+	})
+}
+
+func (l *lives) status() Status {
+	synctest.Wait()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.now
+}
+
+func (l *lives) state(want string) {
+	l.Helper()
+	if s := l.status(); s.State != want {
+		l.Fatalf("state is %q (%s), want %q", s.State, s.Reason, want)
+	}
+}
+
+func (l *lives) publications(want int) {
+	l.Helper()
+	synctest.Wait()
+	l.w.mu.Lock()
+	defer l.w.mu.Unlock()
+	if n := len(l.w.published); n != want {
+		l.Fatalf("published %d times, want %d", n, want)
+	}
+}

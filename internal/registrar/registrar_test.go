@@ -1,0 +1,469 @@
+package registrar
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"csi-registrar/internal/facts"
+)
+
+func TestAbsentThenReadyIsRegisteredAtTheHint(t *testing.T) {
+	live(t, newWorld(), base, func(l *lives) {
+		l.state("absent")
+		time.Sleep(60 * time.Minute)
+		start := time.Now()
+		l.w.set(func(w *world) { w.report = ready() })
+		l.state("registered")
+		if d := time.Since(start); d != 0 {
+			t.Errorf("took %s of virtual time: something waited for a timer", d)
+		}
+		if s := l.status(); s.NodeID != "n1" || s.RegisteredAt.IsZero() || s.Reason != "" {
+			t.Errorf("status %+v", s)
+		}
+		l.publications(1)
+	})
+}
+
+func TestWithoutHintsTheBackoffFindsTheDriver(t *testing.T) {
+	live(t, newWorld(), base, func(l *lives) {
+		time.Sleep(time.Hour)
+		l.w.mu.Lock()
+		l.w.report = ready()
+		asks := l.w.asks
+		l.w.mu.Unlock()
+		if asks > 150 || asks < 100 {
+			t.Errorf("an hour of absence cost %d questions, want about 120", asks)
+		}
+		time.Sleep(absentMost + absentMost/8)
+		l.state("registered")
+	})
+}
+
+func TestADayOfAbsenceIsAFewLines(t *testing.T) {
+	live(t, newWorld(), base, func(l *lives) {
+		for i := range 24 * 60 {
+			time.Sleep(time.Minute)
+			l.w.set(func(w *world) { w.report.Reason = fmt.Sprint("reason ", i%7) })
+		}
+		if n := l.log.len(); n > 30 {
+			t.Errorf("%d lines", n)
+		}
+	})
+}
+
+func TestStartingIsAskedEachSecond(t *testing.T) {
+	w := newWorld()
+	w.report = facts.Report{Driver: facts.Starting, Reason: "Probe: not ready"}
+	live(t, w, base, func(l *lives) {
+		time.Sleep(10 * time.Second)
+		l.state("starting")
+		if s := l.status(); s.Reason != "Probe: not ready" {
+			t.Errorf("reason %q", s.Reason)
+		}
+		l.w.mu.Lock()
+		asks := l.w.asks
+		l.w.report = ready()
+		l.w.mu.Unlock()
+		if asks < 8 || asks > 13 {
+			t.Errorf("asked %d times in 10 s", asks)
+		}
+		time.Sleep(1200 * time.Millisecond)
+		l.state("registered")
+	})
+}
+
+func TestAFlappingDriverCannotKeepUsBusy(t *testing.T) {
+	w := newWorld()
+	w.report = facts.Report{Driver: facts.Starting, Reason: "closes at once"}
+	live(t, w, base, func(l *lives) {
+		for range 10000 {
+			time.Sleep(time.Millisecond)
+			poke(l.w.hints)
+		}
+		synctest.Wait()
+		if l.w.asks > 60 {
+			t.Errorf("10,000 hints in 10 s caused %d questions", l.w.asks)
+		}
+	})
+}
+
+func TestRestartUnchangedTouchesNothing(t *testing.T) {
+	w := newWorld()
+	w.report = ready()
+	live(t, w, base, func(l *lives) {
+		l.state("registered")
+		for range 100 {
+			l.w.set(func(w *world) { w.stale, w.report = true, facts.Report{Driver: facts.Absent, Reason: "gone"} })
+			if s := l.status(); s.State != "registered" || s.Driver != facts.Absent || !strings.Contains(s.Reason, "kept") {
+				t.Fatalf("status %+v", s)
+			}
+			time.Sleep(time.Second)
+			l.w.set(func(w *world) { w.report = ready() })
+			synctest.Wait()
+		}
+		l.publications(1)
+		if l.w.withdrawn != 0 {
+			t.Errorf("withdrawn %d times", l.w.withdrawn)
+		}
+	})
+}
+
+func TestIdleCostsNothing(t *testing.T) {
+	w := newWorld()
+	w.report = ready()
+	live(t, w, base, func(l *lives) {
+		l.state("registered")
+		asks := l.w.asks
+		time.Sleep(24 * time.Hour)
+		synctest.Wait()
+		if l.w.asks != asks {
+			t.Errorf("%d questions in a quiet day", l.w.asks-asks)
+		}
+		l.publications(1)
+	})
+}
+
+func TestChanges(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		change func(*facts.Identity)
+		more   int
+		reason string
+	}{
+		{"version alone", func(i *facts.Identity) { i.Version = "2" }, 0, ""},
+		{"node id", func(i *facts.Identity) { i.NodeID = "n2" }, 1, ""},
+		{"limit", func(i *facts.Identity) { i.MaxVolumes = 9 }, 1, ""},
+		{"topology key added", func(i *facts.Identity) { i.Topology = map[string]string{"zone": "a", "rack": "b"} }, 1, ""},
+		{"topology key gone", func(i *facts.Identity) { i.Topology = nil }, 0, ""},
+		{"topology value", func(i *facts.Identity) { i.Topology = map[string]string{"zone": "b"} }, 0, "remove the label"},
+		{"topology value and node id", func(i *facts.Identity) { i.Topology = map[string]string{"zone": "b"}; i.NodeID = "n2" }, 0, "remove the label"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld()
+			w.report = ready()
+			live(t, w, base, func(l *lives) {
+				l.state("registered")
+				l.w.set(func(w *world) {
+					w.stale = true
+					w.report = ready()
+					c.change(&w.report.Identity)
+				})
+				l.state("registered")
+				time.Sleep(time.Hour)
+				l.publications(1 + c.more)
+				if s := l.status(); !strings.Contains(s.Reason, c.reason) || (c.reason == "") != (s.Reason == "") {
+					t.Errorf("reason %q, want %q", s.Reason, c.reason)
+				}
+				if s := l.status(); s.RepublicationsBy[string(CauseChanged)] != uint64(c.more) {
+					t.Errorf("counted %v", s.RepublicationsBy)
+				}
+			})
+		})
+	}
+}
+
+func TestEndpointChangeIsToldEvenWithMovedTopology(t *testing.T) {
+	w := newWorld()
+	w.report = ready()
+	live(t, w, base, func(l *lives) {
+		l.state("registered")
+		l.w.set(func(w *world) {
+			w.stale = true
+			w.report = ready()
+			w.report.Identity.Topology = map[string]string{"zone": "b"}
+		})
+		set := base
+		set.Endpoint = "/elsewhere/foo.sock"
+		if err := l.reg.Update(l.Context(), set, nil); err != nil {
+			t.Fatal(err)
+		}
+		l.publications(2)
+		if got := l.w.published[1].Endpoint; got != set.Endpoint {
+			t.Errorf("told %q", got)
+		}
+	})
+}
+
+func TestADriverThatInventsNodeIDsDoesNotChurn(t *testing.T) {
+	w := newWorld()
+	w.report = ready()
+	live(t, w, base, func(l *lives) {
+		for i := range 3600 {
+			l.w.set(func(w *world) { w.stale = true; w.report.Identity.NodeID = fmt.Sprint("n", i) })
+			time.Sleep(time.Second)
+		}
+		if n := len(l.w.published); n > 130 {
+			t.Errorf("published %d times in an hour", n)
+		}
+	})
+}
+
+func TestMismatchIsWithdrawn(t *testing.T) {
+	w := newWorld()
+	w.report = ready()
+	live(t, w, base, func(l *lives) {
+		l.state("registered")
+		l.w.set(func(w *world) { w.stale = true; w.report = facts.Report{Driver: facts.Mismatch, Reason: "calls itself bar"} })
+		l.state("mismatch")
+		if l.w.withdrawn != 1 {
+			t.Errorf("withdrawn %d times", l.w.withdrawn)
+		}
+		l.w.set(func(w *world) { w.report = ready() })
+		l.state("registered")
+	})
+}
+
+func TestWithdrawAfter(t *testing.T) {
+	w := newWorld()
+	w.report = ready()
+	set := base
+	set.Withdraw, set.WithdrawAfter = true, 30*time.Second
+	live(t, w, set, func(l *lives) {
+		gone := func(w *world) { w.stale, w.report = true, facts.Report{Driver: facts.Absent, Reason: "gone"} }
+		l.w.set(gone)
+		time.Sleep(29 * time.Second)
+		l.state("registered")
+		l.w.set(func(w *world) { w.report = ready() })
+		time.Sleep(29 * time.Second)
+		l.state("registered")
+		l.w.set(gone)
+		l.state("registered")
+		time.Sleep(30*time.Second + time.Millisecond)
+		l.state("absent")
+		if l.w.withdrawn != 1 {
+			t.Errorf("withdrawn %d times", l.w.withdrawn)
+		}
+	})
+}
+
+func TestGuard(t *testing.T) {
+	for _, place := range []facts.Place{facts.Missing, facts.Foreign} {
+		t.Run(string(place), func(t *testing.T) {
+			w := newWorld()
+			w.report = ready()
+			live(t, w, base, func(l *lives) {
+				l.state("registered")
+				l.w.set(func(w *world) { w.sock.Place = place })
+				l.state("registered")
+				l.publications(2)
+				// Somebody who removes it for ever does not make us publish for ever.
+				for range 60_000 {
+					l.w.set(func(w *world) { w.sock.Place = place })
+					time.Sleep(time.Millisecond)
+				}
+				if n := len(l.w.published); n > 80 {
+					t.Errorf("published %d times in a minute", n)
+				}
+				time.Sleep(2 * time.Second)
+				l.state("registered")
+			})
+		})
+	}
+}
+
+func TestARemovedSocketOfAnAbsentDriverWaitsForIt(t *testing.T) {
+	w := newWorld()
+	w.report = ready()
+	live(t, w, base, func(l *lives) {
+		l.w.set(func(w *world) { w.stale, w.report = true, facts.Report{Driver: facts.Absent, Reason: "gone"} })
+		l.state("registered")
+		l.w.set(func(w *world) { w.sock.Place = facts.Missing })
+		time.Sleep(time.Minute)
+		l.state("absent")
+		l.publications(1)
+		l.w.set(func(w *world) { w.report = ready() })
+		l.state("registered")
+	})
+}
+
+func TestConflictIsFollowed(t *testing.T) {
+	w := newWorld()
+	w.report, w.publishErr = ready(), conflict{}
+	live(t, w, base, func(l *lives) {
+		l.state("conflict")
+		time.Sleep(time.Hour)
+		l.state("conflict")
+		if n := l.log.len(); n > 5 {
+			t.Errorf("%d lines for an hour of conflict", n)
+		}
+		// The other leaves without a hint.
+		l.w.mu.Lock()
+		l.w.publishErr = nil
+		l.w.mu.Unlock()
+		time.Sleep(500 * time.Millisecond)
+		l.state("registered")
+	})
+}
+
+func TestConflictEndsWithItsDriver(t *testing.T) {
+	w := newWorld()
+	w.report, w.publishErr = ready(), conflict{}
+	live(t, w, base, func(l *lives) {
+		l.state("conflict")
+		l.w.set(func(w *world) { w.stale, w.report = true, facts.Report{Driver: facts.Absent, Reason: "gone"} })
+		time.Sleep(time.Second)
+		l.state("absent")
+	})
+}
+
+func TestAFullDiskIsSaidAndSurvived(t *testing.T) {
+	w := newWorld()
+	w.report, w.publishErr = ready(), errFull
+	live(t, w, base, func(l *lives) {
+		time.Sleep(time.Minute)
+		l.state("ready")
+		if s := l.status(); s.Reason != errFull.Error() {
+			t.Errorf("reason %q", s.Reason)
+		}
+		l.w.mu.Lock()
+		l.w.publishErr = nil
+		l.w.mu.Unlock()
+		time.Sleep(1200 * time.Millisecond)
+		l.state("registered")
+	})
+}
+
+func TestRefusedThenTheKubeletComesBack(t *testing.T) {
+	w := newWorld()
+	w.report = ready()
+	w.accept = func(facts.Announcement) (bool, string) { return false, "no" }
+	live(t, w, base, func(l *lives) {
+		l.state("refused")
+		if s := l.status(); s.KubeletError != "no" {
+			t.Errorf("status %+v", s)
+		}
+		for range 30 { // kubelet v1.36 in its backoff
+			time.Sleep(122 * time.Second)
+			l.w.word(false, "no")
+		}
+		l.publications(1)
+		l.w.word(true, "")
+		l.state("registered")
+		l.publications(1)
+	})
+}
+
+func TestRefusedByAnOlderKubelet(t *testing.T) {
+	w := newWorld()
+	w.report = ready()
+	refuse := true
+	w.accept = func(facts.Announcement) (bool, string) { return !refuse, "no" }
+	live(t, w, base, func(l *lives) {
+		l.state("refused")
+		time.Sleep(149 * time.Second)
+		l.publications(1)
+		time.Sleep(2 * time.Second)
+		l.publications(2)
+		l.w.set(func(*world) { refuse = false })
+		time.Sleep(151 * time.Second)
+		l.state("registered")
+		l.publications(3)
+	})
+}
+
+func TestNobodyAsksIsSaid(t *testing.T) {
+	for anew, want := range map[bool]string{true: "restart the kubelet", false: "it does not run"} {
+		w := newWorld()
+		w.report, w.accept, w.sock.FolderAnew = ready(), nil, anew
+		live(t, w, base, func(l *lives) {
+			l.state("published")
+			if s := l.status(); s.Reason != "" {
+				t.Errorf("complains at once: %q", s.Reason)
+			}
+			time.Sleep(6 * time.Second)
+			if s := l.status(); !strings.Contains(s.Reason, want) {
+				t.Errorf("reason %q, want %q", s.Reason, want)
+			}
+			time.Sleep(time.Hour)
+			l.publications(1)
+		})
+	}
+}
+
+func TestReturnAfterRefusalPublishesOnce(t *testing.T) {
+	w := newWorld()
+	w.report = ready()
+	w.accept = func(facts.Announcement) (bool, string) { return false, "no" }
+	live(t, w, base, func(l *lives) {
+		l.state("refused")
+		l.w.set(func(w *world) { w.stale, w.report = true, facts.Report{Driver: facts.Absent, Reason: "gone"} })
+		synctest.Wait()
+		l.w.set(func(w *world) { w.report = ready() })
+		l.publications(2)
+		time.Sleep(time.Minute)
+		l.publications(2)
+	})
+}
+
+func TestReregister(t *testing.T) {
+	w := newWorld()
+	live(t, w, base, func(l *lives) {
+		if err := l.reg.Reregister(l.Context()); err == nil || !strings.Contains(err.Error(), "absent") {
+			t.Errorf("of an absent driver: %v", err)
+		}
+		l.w.set(func(w *world) { w.report = ready() })
+		l.state("registered")
+		if err := l.reg.Reregister(l.Context()); err != nil {
+			t.Fatal(err)
+		}
+		l.publications(2)
+		l.state("registered")
+	})
+}
+
+// A driver that hangs for ever holds up neither the repair of the socket, nor commands.
+func TestAHangingDriverHoldsUpNothing(t *testing.T) {
+	w := newWorld()
+	w.report = ready()
+	live(t, w, base, func(l *lives) {
+		l.state("registered")
+		l.w.set(func(w *world) { w.stale, w.hang = true, true })
+		synctest.Wait()
+		l.w.set(func(w *world) { w.sock.Place = facts.Missing })
+		l.publications(2)
+		l.state("registered")
+		ctx, cancel := context.WithTimeout(l.Context(), time.Second)
+		defer cancel()
+		if err := l.reg.Alive(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestANewClientTakesOver(t *testing.T) {
+	w := newWorld()
+	live(t, w, base, func(l *lives) {
+		l.w.set(func(w *world) { w.hang = true })
+		other := newWorld()
+		other.report = ready()
+		set := base
+		set.Socket = "/run/other.sock"
+		if err := l.reg.Update(l.Context(), set, other); err != nil {
+			t.Fatal(err)
+		}
+		l.state("registered")
+		if s := l.status(); s.Socket != set.Socket {
+			t.Errorf("status %+v", s)
+		}
+	})
+}
+
+func TestAdoptedIsRegisteredBeforeTheDriverAnswers(t *testing.T) {
+	w := newWorld()
+	w.hang = true
+	id := ready().Identity
+	w.sock = facts.Socket{Path: "/reg/foo-reg.sock", Place: facts.Ours, Up: true, PublishedAt: time.Now(),
+		Announced: facts.Announcement{Endpoint: base.Endpoint, Versions: base.Versions, Identity: id},
+		Word:      facts.Word{At: time.Now(), Registered: true}}
+	live(t, w, base, func(l *lives) {
+		l.state("registered")
+		if s := l.status(); s.NodeID != "n1" {
+			t.Errorf("status %+v", s)
+		}
+		l.publications(0)
+	})
+}
