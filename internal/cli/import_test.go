@@ -1,0 +1,56 @@
+package cli
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func importing(t *testing.T, stdin, name string, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	e := &env{stdin: strings.NewReader(stdin), stdout: &out, stderr: &errs, getenv: func(string) string { return "" }}
+	table := []command{{name: "import", setup: setupImport}}
+	code = e.report(dispatch(t.Context(), e, table, append([]string{"import", "--name", name}, args...)))
+	return code, out.String(), errs.String()
+}
+
+func TestImportFromStandardInput(t *testing.T) {
+	data, err := os.ReadFile("../compat/testdata/good/nfs.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	code, out, errs := importing(t, string(data), "", "-")
+	if code != 0 || errs != "" || !strings.Contains(out, `[driver."nfs.csi.k8s.io"]`) || !strings.Contains(out, "standard input: DaemonSet") {
+		t.Errorf("code %d\n%s%s", code, out, errs)
+	}
+}
+
+// Half a drop-in would be worse than none.
+func TestImportPrintsAllOrNothing(t *testing.T) {
+	code, out, errs := importing(t, "", "", "../compat/testdata/good/nfs.yaml", "../compat/testdata/bad/emptydir.yaml")
+	if code != 1 || out != "" || !strings.Contains(errs, "error: cannot import ../compat/testdata/bad/emptydir.yaml: DaemonSet") {
+		t.Errorf("code %d\n%s%s", code, out, errs)
+	}
+}
+
+func TestImportHintsAtName(t *testing.T) {
+	const noname = "../compat/testdata/bad/noname.yaml"
+	if code, _, errs := importing(t, "", "", noname); code != 1 || !strings.Contains(errs, "hint: give it with --name") {
+		t.Errorf("code %d\n%s", code, errs)
+	}
+	if code, out, errs := importing(t, "", "x.example.com", noname); code != 0 || !strings.Contains(out, `"x.example.com"`) {
+		t.Errorf("code %d\n%s%s", code, out, errs)
+	}
+}
+
+func TestImportUsage(t *testing.T) {
+	if code, _, errs := importing(t, "", ""); code != 2 || !strings.Contains(errs, "standard input") {
+		t.Errorf("code %d\n%s", code, errs)
+	}
+	if code, _, errs := importing(t, "", "", filepath.Join(t.TempDir(), "none.yaml")); code != 1 || !strings.Contains(errs, "no such file") {
+		t.Errorf("code %d\n%s", code, errs)
+	}
+}

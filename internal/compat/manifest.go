@@ -1,0 +1,155 @@
+package compat
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// Manifest is one file, or standard input.
+type Manifest struct {
+	Name string // for messages
+	Data []byte
+}
+
+// object is as much of a Kubernetes object as is needed to know what it is.
+type object struct {
+	Kind     string
+	Metadata struct {
+		Name      string
+		Namespace string
+	}
+	Spec  yaml.Node // decoded only where Kind says what it holds
+	Items []object
+}
+
+// workload is an object that makes pods, with their shape.
+type workload struct {
+	file string
+	kind string
+	name string // with its namespace before it, if that is given
+	pod  podSpec
+}
+
+func (w workload) String() string { return fmt.Sprintf("%s: %s %s", w.file, w.kind, printable(w.name)) }
+
+// podSpec is what counts here of a pod.
+type podSpec struct {
+	NodeSelector    map[string]string `yaml:"nodeSelector"`
+	Containers      []container
+	InitContainers  []container `yaml:"initContainers"`
+	Volumes         []volume
+	SecurityContext securityContext `yaml:"securityContext"`
+}
+
+// all lists the containers; a sidecar may be among the init containers.
+func (p podSpec) all() []container { return slices.Concat(p.Containers, p.InitContainers) }
+
+type container struct {
+	Name            string
+	Image           string
+	Command         []string
+	Args            []string
+	Env             []envVar
+	EnvFrom         []yaml.Node     `yaml:"envFrom"`
+	VolumeMounts    []volumeMount   `yaml:"volumeMounts"`
+	SecurityContext securityContext `yaml:"securityContext"`
+}
+
+type envVar struct {
+	Name      string
+	Value     string
+	ValueFrom *yaml.Node `yaml:"valueFrom"`
+}
+
+type volumeMount struct {
+	Name        string
+	MountPath   string `yaml:"mountPath"`
+	SubPath     string `yaml:"subPath"`
+	SubPathExpr string `yaml:"subPathExpr"`
+}
+
+type volume struct {
+	Name     string
+	HostPath *struct{ Path string } `yaml:"hostPath"`
+	Other    map[string]yaml.Node   `yaml:",inline"` // the other kinds
+}
+
+type securityContext struct {
+	RunAsUser *int64 `yaml:"runAsUser"`
+}
+
+// podKinds maps the kinds that hold a pod's shape to whether it is in a template.
+var podKinds = map[string]bool{
+	"DaemonSet": true, "Deployment": true, "ReplicaSet": true, "StatefulSet": true, "Pod": false,
+}
+
+// read finds the workloads and the names of the CSIDriver objects in all documents.
+func (m Manifest) read() (workloads []workload, drivers []string, err error) {
+	dec := yaml.NewDecoder(bytes.NewReader(m.Data))
+	for n := 1; ; n++ {
+		var o object
+		err := dec.Decode(&o)
+		if errors.Is(err, io.EOF) {
+			return workloads, drivers, nil
+		}
+		if err == nil {
+			err = m.collect(o, &workloads, &drivers)
+		}
+		if err != nil {
+			return nil, nil, fmt.Errorf("document %d cannot be read: %s", n, oneLine(err))
+		}
+	}
+}
+
+func (m Manifest) collect(o object, workloads *[]workload, drivers *[]string) error {
+	for _, item := range o.Items {
+		if err := m.collect(item, workloads, drivers); err != nil {
+			return err
+		}
+	}
+	if o.Kind == "CSIDriver" && !slices.Contains(*drivers, o.Metadata.Name) {
+		*drivers = append(*drivers, o.Metadata.Name)
+	}
+	inTemplate, makesPods := podKinds[o.Kind]
+	if !makesPods || o.Spec.IsZero() {
+		return nil
+	}
+	w := workload{file: m.Name, kind: o.Kind, name: o.Metadata.Name}
+	if o.Metadata.Namespace != "" {
+		w.name = o.Metadata.Namespace + "/" + w.name
+	}
+	if !inTemplate {
+		if err := o.Spec.Decode(&w.pod); err != nil {
+			return err
+		}
+	} else {
+		var spec struct{ Template struct{ Spec podSpec } }
+		if err := o.Spec.Decode(&spec); err != nil {
+			return err
+		}
+		w.pod = spec.Template.Spec
+	}
+	*workloads = append(*workloads, w)
+	return nil
+}
+
+// isTemplate tells whether s still holds something that a tool is to fill in.
+func isTemplate(s string) bool {
+	return strings.Contains(s, "{{") || strings.Contains(s, "${")
+}
+
+// oneLine says in one line, and without the names of our types, what the decoder found.
+func oneLine(err error) string {
+	text := err.Error()
+	if te, ok := errors.AsType[*yaml.TypeError](err); ok && len(te.Errors) > 0 {
+		text, _, _ = strings.Cut(te.Errors[0], " into ")
+		text = strings.Replace(text, "cannot unmarshal", "not what Kubernetes expects there:", 1)
+	}
+	return strings.Join(strings.Fields(text), " ")
+}
