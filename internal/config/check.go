@@ -84,7 +84,7 @@ func (l *loader) checkRegistration(t *table) {
 	l.spoil(t, t.first, keyString("driver", t.Name),
 		fmt.Sprintf("the path of its registration socket, %s, would have %d bytes, a Unix socket's has at most %d",
 			shown(path.Join(l.kubelet.PluginsRegistry(), t.Name+"-reg.sock")), over+maxSocketPath, maxSocketPath),
-		fmt.Sprintf("make %s %d bytes shorter", root, over))
+		"make "+root+" "+shorter(over))
 }
 
 // checkShared finds drivers that name the same socket. At one socket there is one
@@ -98,7 +98,7 @@ func (l *loader) checkShared(tables []*table) {
 	}
 	claims := make(map[string]claim)
 	for _, t := range tables {
-		if !t.Enabled {
+		if !t.Enabled || facts.CheckName(t.Name) != nil {
 			continue
 		}
 		mine := map[string]string{"socket": t.Socket, "endpoint": t.Endpoint}
@@ -141,6 +141,9 @@ func similar(tables []*table) []Mistake {
 	var found []Mistake
 	seen := make(map[string]*table)
 	for _, t := range tables {
+		if t.Socket == "" {
+			continue // said already
+		}
 		lower := strings.ToLower(t.Name)
 		if o, known := seen[lower]; known {
 			found = append(found, Mistake{t.first.file.path, t.first.line, keyString("driver", t.Name),

@@ -75,8 +75,8 @@ func (l *loader) apply(f file, data string) {
 	doc, wrong := parse(data)
 	for _, b := range wrong {
 		l.mistakes = append(l.mistakes, Mistake{f.path, b.line, clip(b.key), b.problem, b.hint})
-		for _, name := range b.drivers {
-			t := l.driver(name, position{f, b.line})
+		if b.driver != "" {
+			t := l.driver(b.driver, position{f, b.line})
 			t.faulty, t.hasSocket = true, true // it may well have one
 		}
 	}
@@ -146,11 +146,14 @@ func (r *reading) driverTable(name string, v any) {
 	path := []string{"driver", name}
 	m, isTable := v.(map[string]any)
 	if !isTable {
-		r.wrong("is "+describe(v, r.spots.find(path).text), `must be a table: [driver."NAME"], in single brackets`, path...)
-		if home(name) == "" { // else: [driver] with the keys of a driver
+		hint := "must be a table: [" + keyString(path...) + "], in single brackets"
+		if slices.Contains(keys(driverFields(nil)), name) {
+			hint = `it belongs in a table [driver."NAME"]`
+		} else {
 			t := r.loader.driver(name, r.at(path...))
 			t.faulty, t.hasSocket = true, true
 		}
+		r.wrong("is "+describe(v, r.spots.find(path).text), hint, path...)
 		return
 	}
 	t := r.loader.driver(name, r.at(path...))

@@ -30,7 +30,8 @@ type broken struct {
 	line          int    // from 1; 0: not known
 	key           string // as far as it is known
 	problem, hint string
-	drivers       []string // the names of the drivers that the part is about
+	driver        string // the name of the driver that the part is about, if it is known
+	open          bool   // it is not sure that one line is wrong: something does not end
 }
 
 // parse reads a document. Where it is not TOML, each table that is wrong is named and
@@ -47,25 +48,26 @@ func parse(data string) (document, []broken) {
 	sections := split(data)
 	var found []broken
 	for i := range sections {
-		if _, wrong := decode(sections[i].text); wrong != nil {
-			found = append(found, sections[i].drop(wrong))
-		}
+		found = append(found, sections[i].repair(maxSyntax-len(found))...)
 	}
-	// What is left may still be wrong as a whole: a table is there twice.
-	for len(found) < maxSyntax {
+	for {
 		left := join(sections)
 		tree, wrong := decode(left)
-		if wrong == nil {
+		switch {
+		case wrong == nil:
 			return document{tree, scan(left)}, found
+		case len(found) >= maxSyntax:
+			return document{}, append(found, broken{
+				problem: "has too many mistakes, the rest of the file was not read",
+				hint:    "correct these first",
+			})
 		}
-		at := sectionAt(sections, wrong.line)
-		wrong.line -= sections[at].line - 1
-		found = append(found, sections[at].drop(wrong))
+		// Each section is right, but not beside the others: a table is there twice.
+		s := sectionAt(sections, wrong.line)
+		wrong.line -= s.line - 1
+		found = append(found, s.place(wrong))
+		s.empty()
 	}
-	return document{}, append(found[:maxSyntax], broken{
-		problem: "has too many mistakes, the rest of the file was not read",
-		hint:    "correct these first",
-	})
 }
 
 // unreasonable tells why a file is better not given to the parser, nil if it may be.
@@ -106,13 +108,12 @@ func decode(data string) (tree map[string]any, wrong *broken) {
 		line:    1 + strings.Count(data[:start], "\n"),
 		problem: "is not valid TOML: " + clean(syntax.Message),
 		hint:    syntaxHint(syntax.Message),
+		open:    strings.Contains(syntax.Message, "terminator") || strings.Contains(syntax.Message, "EOF"),
 	}
 	if key, found := strings.CutPrefix(syntax.Message, "Key '"); found {
 		key, _, _ = strings.Cut(key, "' ")
 		wrong.key = keyString((&scanner{data: key}).key()...)
 		wrong.problem, wrong.hint = "is in the file already", "leave one of them"
-	} else if syntax.LastKey != "" {
-		wrong.key = keyString((&scanner{data: syntax.LastKey}).key()...)
 	}
 	return nil, wrong
 }
@@ -120,13 +121,11 @@ func decode(data string) (tree map[string]any, wrong *broken) {
 // syntaxHint says what would be right where the parser's message does not.
 func syntaxHint(message string) string {
 	for _, h := range [...]struct{ in, hint string }{
-		{"expected value but found", `put text in double quotes, as in "5s"`},
 		{"cannot contain newlines", "the closing quote is missing"},
 		{`expected '"'`, "the closing quote is missing"},
 		{"array terminator", `a list is written ["1.0.0", "1.1.0"]`},
 		{"expected '.' or '='", "a line is written key = value"},
-		{"key separator", "a line is written key = value"},
-		{"table name", `a table begins with [driver."nfs.csi.k8s.io"]`},
+		{"table name", `a table begins with [driver."NAME"]`},
 		{"invalid escape", `a backslash is written \\`},
 		{"UTF-8", "save the file as UTF-8"},
 	} {
@@ -145,75 +144,4 @@ func clean(s string) string {
 		}
 		return unicode.ReplacementChar
 	}, strings.TrimSpace(s))
-}
-
-// section is a part of a file: the header of a table and what follows it, or what is
-// before the first header.
-type section struct {
-	line int // of its first line
-	text string
-}
-
-// split cuts a file before each line that begins with a bracket. Such a line can also be
-// part of a list in a list, or of a long string: no key of ours takes those.
-func split(data string) []section {
-	var sections []section
-	first, line, start, end := 1, 0, 0, 0
-	for l := range strings.Lines(data) {
-		line++
-		if strings.HasPrefix(strings.TrimLeft(l, " \t"), "[") {
-			sections = append(sections, section{first, data[start:end]})
-			first, start = line, end
-		}
-		end += len(l)
-	}
-	return append(sections, section{first, data[start:]})
-}
-
-// join puts the sections together again.
-func join(sections []section) string {
-	var b strings.Builder
-	for _, s := range sections {
-		b.WriteString(s.text)
-	}
-	return b.String()
-}
-
-// sectionAt finds the section of a line.
-func sectionAt(sections []section, line int) int {
-	at := 0
-	for i, s := range sections {
-		if s.line <= line && s.text != "" {
-			at = i
-		}
-	}
-	return at
-}
-
-// drop empties the section, but for its line ends, and says what is wrong with it. The
-// line of wrong counts from the section's first one.
-func (s *section) drop(wrong *broken) broken {
-	b := *wrong
-	b.line = max(b.line, 1) + s.line - 1
-	if header, isTable := strings.CutPrefix(strings.TrimLeft(s.text, " \t"), "["); isTable {
-		parts := (&scanner{data: strings.TrimPrefix(header, "[")}).key()
-		if b.key == "" && parts[0] != "" {
-			b.key = keyString(parts...)
-		}
-		b.drivers = driverOf(parts)
-	} else {
-		for l := range strings.Lines(s.text) {
-			b.drivers = append(b.drivers, driverOf((&scanner{data: l}).key())...)
-		}
-	}
-	s.text = strings.Repeat("\n", strings.Count(s.text, "\n"))
-	return b
-}
-
-// driverOf is the name of the driver that a key is about, if it is about one.
-func driverOf(parts []string) []string {
-	if len(parts) > 1 && parts[0] == "driver" {
-		return parts[1:2]
-	}
-	return nil
 }

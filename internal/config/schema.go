@@ -37,7 +37,7 @@ func logFields() []field[Log] {
 // driverFields are the keys of a driver's table. exists says whether there is a user.
 func driverFields(exists func(name string) error) []field[Driver] {
 	const aPath = `must be an absolute path such as "/run/csi-nfs/csi.sock"`
-	const aSpan = `must be above zero, with a unit, such as "5s" or "1m30s"`
+	const aSpan = `must be a duration above zero such as "5s" or "1m30s"`
 	return []field[Driver]{{
 		"socket", aPath,
 		func(d *Driver, v value) *fault { return assign(&d.Socket)(socketPath(v)) },
@@ -126,6 +126,28 @@ func span(d time.Duration) string {
 		s = strings.TrimSuffix(s, "0m")
 	}
 	return s
+}
+
+// want says what is right for a key, empty if there is no such key.
+func want(path []string) string {
+	switch {
+	case len(path) == 2 && path[0] == "kubelet":
+		return wantIn(kubeletFields(), path[1])
+	case len(path) == 2 && path[0] == "log":
+		return wantIn(logFields(), path[1])
+	case len(path) == 3 && path[0] == "driver":
+		return wantIn(driverFields(nil), path[2])
+	}
+	return ""
+}
+
+func wantIn[T any](fields []field[T], key string) string {
+	for _, f := range fields {
+		if f.key == key {
+			return f.want
+		}
+	}
+	return ""
 }
 
 // unknownKey says what was probably meant by a key that is not one of known.

@@ -171,9 +171,16 @@ func socketPath(v value) (string, *fault) {
 		return "", faultf(`"/" is a folder`)
 	case len(s) > maxSocketPath:
 		return "", &fault{problem: fmt.Sprintf("the path has %d bytes, a Unix socket's has at most %d", len(s), maxSocketPath),
-			hint: fmt.Sprintf("make it %d bytes shorter", len(s)-maxSocketPath)}
+			hint: "make it " + shorter(len(s)-maxSocketPath)}
 	}
 	return s, nil
+}
+
+func shorter(bytes int) string {
+	if bytes == 1 {
+		return "one byte shorter"
+	}
+	return fmt.Sprintf("%d bytes shorter", bytes)
 }
 
 // versions is a value that must be a list of CSI versions of which the kubelet takes

@@ -1,0 +1,106 @@
+package config
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+)
+
+// section is a part of a file: the header of a table and what follows it, or what is
+// before the first header.
+type section struct {
+	line int // of its first line
+	text string
+}
+
+// split cuts a file before each line that begins with a bracket. Such a line can also be
+// part of a list in a list, or of a long string: no key of ours takes those.
+func split(data string) []section {
+	var sections []section
+	first, line, start, end := 1, 0, 0, 0
+	for l := range strings.Lines(data) {
+		line++
+		if strings.HasPrefix(strings.TrimLeft(l, " \t"), "[") {
+			sections = append(sections, section{first, data[start:end]})
+			first, start = line, end
+		}
+		end += len(l)
+	}
+	return append(sections, section{first, data[start:]})
+}
+
+// join puts the sections together again.
+func join(sections []section) string {
+	var b strings.Builder
+	for _, s := range sections {
+		b.WriteString(s.text)
+	}
+	return b.String()
+}
+
+// sectionAt finds the section of a line.
+func sectionAt(sections []section, line int) *section {
+	at := 0
+	for i, s := range sections {
+		if s.line <= line && s.text != "" {
+			at = i
+		}
+	}
+	return &sections[at]
+}
+
+// repair takes out what is not TOML, at most most times, and says what it was: a line
+// where the mistake is in one line for sure, else the whole section.
+func (s *section) repair(most int) []broken {
+	var found []broken
+	for len(found) < most {
+		_, wrong := decode(s.text)
+		if wrong == nil {
+			break
+		}
+		found = append(found, s.place(wrong))
+		if wrong.line <= 1 && s.header() != nil || wrong.open || strings.Contains(s.text, `"""`) || strings.Contains(s.text, "'''") {
+			s.empty()
+			break
+		}
+		lines := slices.Collect(strings.Lines(s.text))
+		lines[min(max(wrong.line, 1), len(lines))-1] = "\n"
+		s.text = strings.Join(lines, "")
+	}
+	return found
+}
+
+// empty leaves nothing of the section but its line ends.
+func (s *section) empty() { s.text = strings.Repeat("\n", strings.Count(s.text, "\n")) }
+
+// header is the key in the section's first line, nil if it is before all tables.
+func (s *section) header() []string {
+	header, isTable := strings.CutPrefix(strings.TrimLeft(s.text, " \t"), "[")
+	if !isTable {
+		return nil
+	}
+	return (&scanner{data: strings.TrimPrefix(header, "[")}).key()
+}
+
+// place completes what is known of a mistake whose line counts from the section's first:
+// the key, what would be right for it, and whose table it is in.
+func (s *section) place(wrong *broken) broken {
+	b := *wrong
+	path := s.header()
+	lines := slices.Collect(strings.Lines(s.text))
+	if b.line = max(b.line, 1); b.line <= len(lines) && (b.line > 1 || path == nil) {
+		line := &scanner{data: lines[b.line-1]}
+		if key := line.key(); line.peek() == '=' {
+			path = append(path, key...)
+			b.hint = cmp.Or(b.hint, want(path))
+		}
+	}
+	if len(path) > 0 && path[0] != "" {
+		b.key = cmp.Or(b.key, keyString(path...))
+	}
+	if len(path) > 1 && path[0] == "driver" {
+		b.driver = path[1]
+	}
+	b.line += s.line - 1
+	return b
+}
