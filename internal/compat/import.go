@@ -154,7 +154,10 @@ func (w workload) registrar(c container, name string, drivers []string) (Registr
 		return Registrar{}, err
 	}
 	w.pod.owner(c, address, &r)
-	return r, w.rootDir(c, &r)
+	if err := w.rootDir(c, &r); err != nil {
+		return Registrar{}, err
+	}
+	return r, checkPath(path.Join(r.RootDir, "plugins_registry", name+"-reg.sock"))
 }
 
 func checkPath(p string) error {
@@ -296,6 +299,16 @@ func (p podSpec) owner(registrar container, address string, r *Registrar) {
 func (res *Result) add(r Registrar) {
 	i := slices.IndexFunc(res.Registrars, func(o Registrar) bool { return o.Driver.Name == r.Driver.Name })
 	if i < 0 {
+		for _, o := range res.Registrars {
+			if shared := sharedPath(o.Driver, r.Driver); shared != "" {
+				res.Refused = append(res.Refused, Refusal{
+					Where:  strings.Join(r.From, ", "),
+					Reason: fmt.Sprintf("%s uses %s, which is %s of %s too", r.Driver.Name, shared, o.Driver.Name, strings.Join(o.From, ", ")),
+					Hint:   "import only the one that runs on this kind of node, from a file of its own",
+				})
+				return
+			}
+		}
 		res.Registrars = append(res.Registrars, r)
 		return
 	}
@@ -309,6 +322,16 @@ func (res *Result) add(r Registrar) {
 		return
 	}
 	o.From = append(o.From, r.From...)
+}
+
+// sharedPath finds a path that both drivers use, if any.
+func sharedPath(a, b config.Driver) string {
+	for _, p := range []string{a.Socket, a.Endpoint} {
+		if p == b.Socket || p == b.Endpoint {
+			return p
+		}
+	}
+	return ""
 }
 
 func refusal(w workload, c container, err error) Refusal {
