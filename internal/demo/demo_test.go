@@ -1,0 +1,193 @@
+package demo
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// TestMain looks for what a story may leave behind: goroutines, and its folder.
+func TestMain(m *testing.M) {
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "d")
+	if err != nil {
+		panic(err)
+	}
+	defer os.RemoveAll(dir)
+	if err := os.Setenv("TMPDIR", dir); err != nil {
+		panic(err)
+	}
+	code := m.Run()
+	if left, _ := filepath.Glob(filepath.Join(dir, "csi-demo-*")); len(left) > 0 {
+		println("a story left its folder behind:", left[0])
+		return 1
+	}
+	for deadline := time.Now().Add(5 * time.Second); runtime.NumGoroutine() > 2; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			stacks := make([]byte, 1<<20)
+			println("goroutines are left:\n" + string(stacks[:runtime.Stack(stacks, true)]))
+			return 1
+		}
+	}
+	return code
+}
+
+// program gives the binary under test: $CSI_REGISTRAR_BIN, or one built here.
+func program(t *testing.T) string {
+	t.Helper()
+	if path := os.Getenv("CSI_REGISTRAR_BIN"); path != "" {
+		return path
+	}
+	path := filepath.Join(t.TempDir(), "csi-registrar")
+	build := exec.Command("go", "build", "-tags=grpcnotrace", "-o", path, "./cmd/csi-registrar")
+	build.Dir = filepath.Join("..", "..")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	return path
+}
+
+func TestStory(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	if err := (Story{Program: program(t), Out: &out}).Run(t.Context()); err != nil {
+		t.Fatalf("%v\n%s", err, out.String())
+	}
+	t.Logf("\n%s", out.String())
+	for line := range strings.SplitSeq(out.String(), "\n") {
+		if len(line) > width {
+			t.Errorf("%d columns: %s", len(line), line)
+		}
+	}
+	for _, want := range []string{"published its registration socket", "registered", "killed", "same socket", "deregistered", "All 7 steps"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("the story does not tell %q", want)
+		}
+	}
+}
+
+// A story is cut short at any of its steps, as by Ctrl-C: all children end.
+func TestStoryInterrupted(t *testing.T) {
+	t.Parallel()
+	path := program(t)
+	for _, at := range []string{"\n1. ", "\n2. ", "\n4. "} {
+		t.Run(strings.TrimSpace(at), func(t *testing.T) {
+			t.Parallel()
+			why := errors.New("interrupt")
+			ctx, cancel := context.WithCancelCause(t.Context())
+			defer cancel(nil)
+			out := &trip{at: at, wire: func() { cancel(why) }}
+			if err := (Story{Program: path, Out: out}).Run(ctx); !errors.Is(err, why) {
+				t.Errorf("Run = %v, want %v\n%s", err, why, out.text.String())
+			}
+			noChildren(t, out.text.String())
+		})
+	}
+}
+
+// trip calls wire when the text at was written.
+type trip struct {
+	at   string
+	wire func()
+	text bytes.Buffer
+}
+
+func (w *trip) Write(p []byte) (int, error) {
+	defer func() {
+		if strings.Contains(w.text.String(), w.at) {
+			w.wire()
+		}
+	}()
+	return w.text.Write(p)
+}
+
+// noChildren looks for processes that have the story's folder in their command line.
+func noChildren(t *testing.T, out string) {
+	t.Helper()
+	dir := regexp.MustCompile(`\S*/csi-demo-\d+`).FindString(out)
+	if dir == "" {
+		t.Fatalf("the story does not name its folder:\n%s", out)
+	}
+	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range lines {
+		if text, err := os.ReadFile(line); err == nil && bytes.Contains(text, []byte(dir)) {
+			t.Errorf("a process was left: %s: %q", line, text)
+		}
+	}
+}
+
+// A daemon that does not do its work makes the story fail, and quickly.
+func TestStoryOfABrokenDaemon(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "broken")
+	if err := os.WriteFile(path, []byte("#!/bin/sh\necho the reason; exit 7\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	err := Story{Program: path, Out: &out}.Run(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "step 1") || !strings.Contains(err.Error(), "exit status 7") {
+		t.Errorf("Run = %v", err)
+	}
+	if !strings.Contains(out.String(), "the reason") {
+		t.Errorf("the log is not shown:\n%s", out.String())
+	}
+}
+
+func TestStoryWithoutProgram(t *testing.T) {
+	t.Parallel()
+	err := Story{Program: filepath.Join(t.TempDir(), "missing"), Out: io.Discard}.Run(t.Context())
+	if err == nil {
+		t.Error("Run = nil")
+	}
+}
+
+func TestUndisturbed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &stage{dir: "/d", events: newChronicle()}
+		go func() {
+			for range 5 {
+				time.Sleep(time.Second)
+				s.events.add(Event{What: Reconciled})
+			}
+		}()
+		began := time.Now()
+		if err := s.undisturbed(t.Context(), 0); err != nil {
+			t.Error(err)
+		}
+		if took := time.Since(began); took != 2*time.Second {
+			t.Errorf("it took %v, want two rounds of the kubelet", took)
+		}
+		s.events.add(Event{What: vanished, Socket: s.registration()})
+		if err := s.undisturbed(t.Context(), 0); err == nil || !strings.Contains(err.Error(), "vanished") {
+			t.Errorf("undisturbed = %v, though the socket vanished", err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if err := s.undisturbed(ctx, s.events.now()); err == nil {
+			t.Error("undisturbed = nil, though the kubelet looks no more")
+		}
+	})
+}
+
+func TestWrap(t *testing.T) {
+	got := wrap("aa bb  cc dddddddd e", 5)
+	if want := "aa bb|cc|dddddddd|e"; strings.Join(got, "|") != want {
+		t.Errorf("wrap = %q, want %q", got, want)
+	}
+}
