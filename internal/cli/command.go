@@ -13,6 +13,9 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
+
+	"csi-registrar/internal/safetext"
 )
 
 // runner runs a command whose flags are parsed already; args are what is left over.
@@ -45,6 +48,8 @@ type env struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
 	getenv         func(string) string
+	now            func() time.Time // its location is the one that people read times in
+	terminal       func(io.Writer) (columns, rows int, ok bool)
 }
 
 // Main runs the command line and returns the exit code: 0 done, 1 failed, 2 wrong usage,
@@ -53,7 +58,7 @@ type env struct {
 func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT)
 	defer stop()
-	e := &env{stdin: stdin, stdout: stdout, stderr: stderr, getenv: os.Getenv}
+	e := &env{stdin: stdin, stdout: stdout, stderr: stderr, getenv: os.Getenv, now: time.Now, terminal: terminalSize}
 	return e.report(dispatch(ctx, e, commands(), args))
 }
 
@@ -201,9 +206,22 @@ func (e *env) report(err error) int {
 			hint = "see " + strings.Join(slices.Insert(slices.Clone(u.path), 1, "help"), " ")
 		}
 	}
-	fmt.Fprintf(e.stderr, "error: %s\n", err)
+	fmt.Fprintf(e.stderr, "error: %s\n", cleanLines(err.Error()))
 	if hint != "" {
-		fmt.Fprintf(e.stderr, "hint: %s\n", hint)
+		fmt.Fprintf(e.stderr, "hint: %s\n", cleanLines(hint))
 	}
 	return code
+}
+
+// maxLine is how much of one line of a stranger's text is shown, where all of it is asked
+// for.
+const maxLine = 16 << 10
+
+// cleanLines makes a text of several lines harmless on a terminal.
+func cleanLines(s string) string {
+	lines := strings.Split(s, "\n")
+	for i, line := range lines {
+		lines[i] = safetext.Clean(line, maxLine)
+	}
+	return strings.Join(lines, "\n")
 }

@@ -57,7 +57,7 @@ func helpGroup(w io.Writer, path []string, all []command) {
 
 func helpCommand(w io.Writer, path []string, c command) {
 	if c.sub != nil {
-		fmt.Fprintf(w, "%s.\n\n", c.summary)
+		fmt.Fprintf(w, "%s.\n\n", sentence(c.summary))
 		helpGroup(w, path, c.sub)
 		return
 	}
@@ -69,7 +69,7 @@ func helpCommand(w io.Writer, path []string, c command) {
 	if len(flags) > 0 {
 		words = append(words, "[FLAG...]")
 	}
-	fmt.Fprintf(w, "usage: %s\n\n%s.\n", strings.Join(words, " "), c.summary)
+	fmt.Fprintf(w, "usage: %s\n\n%s.\n", strings.Join(words, " "), sentence(c.summary))
 	if c.about != "" {
 		fmt.Fprintf(w, "\n%s\n", strings.TrimSpace(c.about))
 	}
@@ -83,12 +83,14 @@ func helpCommand(w io.Writer, path []string, c command) {
 		if value != "" {
 			name += " " + value
 		}
-		if f.DefValue != "" && f.DefValue != "false" {
+		if f.DefValue != "" && f.DefValue != "false" && f.DefValue != "0s" && f.DefValue != "0" {
 			usage += fmt.Sprintf(" (default %s)", f.DefValue)
 		}
 		fmt.Fprintf(w, "  %s\n        %s\n", name, strings.ReplaceAll(usage, "\n", "\n        "))
 	}
 }
+
+func sentence(s string) string { return strings.ToUpper(s[:1]) + s[1:] }
 
 // shownFlags lists the flags of a command that people should know, by name.
 func shownFlags(path []string, c command) []*flag.Flag {

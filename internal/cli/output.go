@@ -2,7 +2,15 @@ package cli
 
 import (
 	"encoding/json"
+	"fmt"
 	"io"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
 )
 
 // noArgs refuses arguments where a command takes none.
@@ -19,4 +27,106 @@ func writeJSON(w io.Writer, v any) error {
 	enc.SetEscapeHTML(false)
 	enc.SetIndent("", "  ")
 	return enc.Encode(v)
+}
+
+// terminalSize tells the size of the terminal behind w, if there is one.
+func terminalSize(w io.Writer) (columns, rows int, ok bool) {
+	f, isFile := w.(*os.File)
+	if !isFile {
+		return 0, 0, false
+	}
+	conn, err := f.SyscallConn()
+	if err != nil {
+		return 0, 0, false
+	}
+	var size *unix.Winsize
+	controlErr := conn.Control(func(fd uintptr) { size, err = unix.IoctlGetWinsize(int(fd), unix.TIOCGWINSZ) })
+	if controlErr != nil || err != nil {
+		return 0, 0, false
+	}
+	return int(size.Col), int(size.Row), true
+}
+
+// page is how standard output shows text.
+type page struct {
+	columns int // the width to keep to where possible
+	rows    int // 0: no end
+	tty     bool
+	colour  bool
+}
+
+// page finds out how standard output shows text: colour only on a terminal that wants it
+// (https://no-color.org), 80 columns where nobody tells.
+func (e *env) page() page {
+	var p page
+	p.columns, p.rows, p.tty = e.terminal(e.stdout)
+	p.colour = p.tty && e.getenv("NO_COLOR") == "" && e.getenv("TERM") != "dumb"
+	if n, err := strconv.Atoi(e.getenv("COLUMNS")); err == nil && p.columns <= 0 {
+		p.columns = n
+	}
+	if p.columns <= 0 {
+		p.columns = 80
+	}
+	p.columns = max(p.columns, 40)
+	return p
+}
+
+// Colours, as SGR parameters.
+const (
+	red    = "31"
+	green  = "32"
+	yellow = "33"
+	bold   = "1"
+	dim    = "2"
+)
+
+func (p page) paint(colour, s string) string {
+	if !p.colour || s == "" {
+		return s
+	}
+	return "\x1b[" + colour + "m" + s + "\x1b[0m"
+}
+
+// wrap breaks s at spaces into lines of at most width characters; a longer word is a line
+// of its own, whole.
+func wrap(s string, width int) []string {
+	var lines []string
+	line, length := "", 0
+	for word := range strings.FieldsSeq(s) {
+		n := utf8.RuneCountInString(word)
+		switch {
+		case line == "":
+			line, length = word, n
+		case length+1+n <= width:
+			line, length = line+" "+word, length+1+n
+		default:
+			lines = append(lines, line)
+			line, length = word, n
+		}
+	}
+	if line == "" {
+		return lines
+	}
+	return append(lines, line)
+}
+
+// age is a duration as people say it: the two largest units.
+func age(d time.Duration) string {
+	s := max(int64(d/time.Second), 0)
+	two := func(n, of int64, unit, small string) string {
+		if rest := n % of; rest != 0 {
+			return fmt.Sprintf("%d%s%d%s", n/of, unit, rest, small)
+		}
+		return fmt.Sprintf("%d%s", n/of, unit)
+	}
+	switch m, h := s/60, s/3600; {
+	case s < 60:
+		return fmt.Sprintf("%ds", s)
+	case m < 60:
+		return two(s, 60, "m", "s")
+	case h < 24:
+		return two(m, 60, "h", "m")
+	default:
+		return two(h, 24, "d", "h")
+	}
 }

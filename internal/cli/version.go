@@ -8,8 +8,11 @@ import (
 	"runtime/debug"
 )
 
-// version is set by the linker: -X csi-registrar/internal/cli.version=1.2.3.
-var version string
+// buildVersion is set by the linker: -X csi-registrar/internal/cli.buildVersion=1.2.3.
+var buildVersion string
+
+// version is the version alone.
+func version() string { return build().Version }
 
 // buildInfo says which program this is. Its JSON form is the output of version --json.
 type buildInfo struct {
@@ -23,7 +26,7 @@ type buildInfo struct {
 
 // build reads what the linker and the go command left in the binary.
 func build() buildInfo {
-	b := buildInfo{Version: version, GoVersion: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH}
+	b := buildInfo{Version: buildVersion, GoVersion: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH}
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		return b.named()

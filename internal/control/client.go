@@ -83,7 +83,7 @@ func (c *Client) Watch(ctx context.Context) iter.Seq2[Document, error] {
 		body, err := c.call(ctx, http.MethodGet, "/v1/status?watch", answerTimeout)
 		if err != nil {
 			if ctx.Err() == nil {
-				yield(nil, fmt.Errorf("cannot watch the status: %w", err))
+				yield(nil, fmt.Errorf("cannot ask for the status: %w", err))
 			}
 			return
 		}
@@ -95,7 +95,7 @@ func (c *Client) Watch(ctx context.Context) iter.Seq2[Document, error] {
 			case ctx.Err() != nil:
 				return
 			case err != nil:
-				yield(nil, fmt.Errorf("cannot watch the status any longer: %w (%w)", ErrNotRunning, err))
+				yield(nil, fmt.Errorf("cannot watch the status any longer: %w", c.explain(err)))
 				return
 			case !yield(doc, nil):
 				return
@@ -211,10 +211,10 @@ func (c *Client) explain(err error) error {
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return fmt.Errorf("%w (nobody listens on %s)", ErrNotRunning, c.path)
 	case errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("only root may use %s: %w", c.path, fs.ErrPermission)
+		return fmt.Errorf("no access to %s: %w", c.path, fs.ErrPermission)
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
 		// Accepted and closed: it ended that moment, or does not take calls of this user.
-		return fmt.Errorf("the daemon closed the connection: it is ending, or it does not take calls of this user: %w", err)
+		return fmt.Errorf("%w (it closed the connection: it is ending, or it takes no calls of this user)", ErrNotRunning)
 	}
 	return err
 }

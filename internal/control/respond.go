@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
+	"time"
 	"unicode"
 	"unicode/utf8"
 )
@@ -34,6 +35,14 @@ func header(w http.ResponseWriter, kind string, length int) {
 	h.Set("Content-Length", strconv.Itoa(length))
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Cache-Control", "no-store")
+}
+
+// lift lets a call take longer than the server's limits. An error would mean a connection
+// without deadlines, which has no limits to lift.
+func lift(w http.ResponseWriter, d time.Duration) {
+	rc := http.NewResponseController(w)
+	_ = rc.SetReadDeadline(time.Time{}) // it would end the request's context
+	_ = rc.SetWriteDeadline(time.Now().Add(d))
 }
 
 // marshal makes one line of JSON that is safe on a terminal: what a driver says is in

@@ -17,9 +17,6 @@ func (a api) status(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	rc := http.NewResponseController(w)
-	// The server's limits are for requests that end. An error would mean a connection
-	// without deadlines, which has no limit to lift.
-	_ = rc.SetReadDeadline(time.Time{})
 	h := w.Header()
 	h.Set("Content-Type", "application/x-ndjson")
 	h.Set("X-Content-Type-Options", "nosniff")
@@ -31,7 +28,7 @@ func (a api) status(w http.ResponseWriter, r *http.Request) {
 		if err != nil {
 			return
 		}
-		_ = rc.SetWriteDeadline(began.Add(slowReader))
+		lift(w, slowReader)
 		if _, err := w.Write(doc); err != nil {
 			return
 		}

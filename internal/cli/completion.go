@@ -1,0 +1,179 @@
+package cli
+
+import (
+	"bufio"
+	"context"
+	_ "embed" // the scripts
+	"flag"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"csi-registrar/internal/config"
+	"csi-registrar/internal/control"
+)
+
+// The scripts only pass on what `csi-registrar __complete` says.
+var (
+	//go:embed completion/csi-registrar.bash
+	bashScript string
+	//go:embed completion/csi-registrar.zsh
+	zshScript string
+	//go:embed completion/csi-registrar.fish
+	fishScript string
+)
+
+func runCompletion(_ context.Context, e *env, args []string) error {
+	if len(args) != 1 {
+		return usagef(nil, "name one shell: bash, zsh or fish")
+	}
+	scripts := map[string]string{"bash": bashScript, "zsh": zshScript, "fish": fishScript}
+	script, ok := scripts[args[0]]
+	if !ok {
+		return usagef(nil, "there is no completion for %q, only for bash, zsh and fish", args[0])
+	}
+	_, err := io.WriteString(e.stdout, script)
+	return err
+}
+
+// runComplete prints what the last word may become: first a line with the kind, :words,
+// :files or :dirs, then with :words a line for each: the word, a tab, what it is.
+func runComplete(ctx context.Context, e *env, words []string) error {
+	drivers := func(root string) []string { return driverNames(ctx, root) }
+	kind, list := complete(commands(), words, drivers)
+	w := bufio.NewWriter(e.stdout)
+	fmt.Fprintln(w, kind)
+	for _, c := range list {
+		fmt.Fprintln(w, c)
+	}
+	return w.Flush()
+}
+
+// driverNames asks the daemon, and reads the files where it does not answer: only root
+// may ask it.
+func driverNames(ctx context.Context, root string) []string {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	var names []string
+	if doc, err := control.NewClient(control.Path(root)).Status(ctx); err == nil {
+		if s, err := doc.Status(); err == nil {
+			for _, d := range s.Drivers {
+				names = append(names, d.Name)
+			}
+			return names
+		}
+	}
+	for _, d := range config.Load(config.Source{Root: root}).Config.Drivers {
+		names = append(names, d.Name)
+	}
+	return names
+}
+
+const (
+	someWords = ":words"
+	someFiles = ":files"
+	someDirs  = ":dirs"
+)
+
+// complete finds what the last of the words may become. The words are what follows the
+// program's name on the command line.
+func complete(all []command, words []string, drivers func(root string) []string) (kind string, list []string) {
+	words = slices.DeleteFunc(slices.Clone(words), func(w string) bool { return w == "=" }) // bash makes words of --flag=value
+	if len(words) == 0 {
+		words = []string{""}
+	}
+	before, last := words[:len(words)-1], words[len(words)-1]
+	kind = someWords
+	offer := func(word, about string) {
+		if strings.HasPrefix(word, last) {
+			list = append(list, word+"\t"+about)
+		}
+	}
+	var c command
+	for c.setup == nil {
+		if len(before) == 0 {
+			for _, c := range all {
+				if !c.hidden {
+					offer(c.name, c.summary)
+				}
+			}
+			return kind, list
+		}
+		i := slices.IndexFunc(all, func(c command) bool { return c.name == before[0] })
+		if i < 0 {
+			return kind, nil
+		}
+		c, all, before = all[i], all[i].sub, before[1:]
+	}
+
+	flags := shownFlags(nil, c)
+	given, root, open := argsOf(flags, before)
+	switch {
+	case open != nil:
+		value, _ := flag.UnquoteUsage(open)
+		return valueKind(value), nil
+	case strings.HasPrefix(last, "-"):
+		for _, f := range flags {
+			_, usage := flag.UnquoteUsage(f)
+			offer("--"+f.Name, usage)
+		}
+		offer("--help", "explain the command")
+	case c.name == "help":
+		return complete(commands(), append(given, last), drivers)
+	case strings.Contains(c.args, "DRIVER"):
+		for _, name := range drivers(root) {
+			if !slices.Contains(given, name) && (len(given) == 0 || strings.Contains(c.args, "...")) {
+				offer(name, "driver")
+			}
+		}
+	case strings.Contains(c.args, "|") && len(given) == 0:
+		for word := range strings.SplitSeq(c.args, "|") {
+			offer(word, "")
+		}
+	default:
+		kind = valueKind(c.args)
+	}
+	return kind, list
+}
+
+// argsOf separates arguments from flags. Open is a flag that waits for its value.
+func argsOf(flags []*flag.Flag, words []string) (given []string, root string, open *flag.Flag) {
+	root = "/"
+	for _, w := range words {
+		name, value, hasValue := strings.Cut(strings.TrimLeft(w, "-"), "=")
+		if open != nil {
+			name, value, hasValue = open.Name, w, true
+			open = nil
+		} else if !strings.HasPrefix(w, "-") {
+			given = append(given, w)
+			continue
+		}
+		if hasValue {
+			if name == "config-root" {
+				root = value
+			}
+			continue
+		}
+		i := slices.IndexFunc(flags, func(f *flag.Flag) bool { return f.Name == name })
+		if i < 0 {
+			continue
+		}
+		if b, ok := flags[i].Value.(interface{ IsBoolFlag() bool }); !ok || !b.IsBoolFlag() {
+			open = flags[i]
+		}
+	}
+	return given, root, open
+}
+
+// valueKind tells by the word in a usage what a value is.
+func valueKind(word string) string {
+	switch {
+	case strings.Contains(word, "FILE"), strings.Contains(word, "MANIFEST"), strings.Contains(word, "PATH"):
+		return someFiles
+	case strings.Contains(word, "DIR"):
+		return someDirs
+	}
+	return someWords
+}

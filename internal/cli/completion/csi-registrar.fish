@@ -1,0 +1,17 @@
+# fish completion for csi-registrar; the program itself knows what may come next.
+
+function __csi_registrar_complete
+    set -l words (commandline -opc)
+    set -l current (commandline -ct)
+    set -l lines ($words[1] __complete -- $words[2..-1] "$current" 2>/dev/null)
+    switch "$lines[1]"
+        case :files
+            __fish_complete_path "$current"
+        case :dirs
+            __fish_complete_directories "$current"
+        case '*'
+            printf '%s\n' $lines[2..-1]
+    end
+end
+
+complete -c csi-registrar -f -a '(__csi_registrar_complete)'

@@ -1,0 +1,82 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+
+	"csi-registrar/internal/config"
+)
+
+// sourceFlags declares which files make the configuration.
+func sourceFlags(fs *flag.FlagSet) *config.Source {
+	s := &config.Source{}
+	fs.StringVar(&s.File, "config", "", "read `FILE` alone, instead of the files in /etc, /run and /usr/lib")
+	fs.StringVar(&s.Root, "config-root", "/", "take `DIR` for the root of /etc, /run and /usr/lib")
+	return s
+}
+
+// setupConfigCheck reads the files as the daemon does: what passes here is what it takes.
+func setupConfigCheck(fs *flag.FlagSet) runner {
+	source := sourceFlags(fs)
+	return func(_ context.Context, e *env, args []string) error {
+		if err := noArgs(args); err != nil {
+			return err
+		}
+		res := config.Load(*source)
+		sayMistakes(e, res)
+		if len(res.Mistakes) > 0 {
+			return &exitError{code: exitConfig}
+		}
+		_, err := fmt.Fprintf(e.stdout, "no mistakes: %s, %s\n",
+			count(len(res.Config.Drivers), "driver"), count(len(res.Files), "file"))
+		if lines := unitDropIn(res.Config.Kubelet.RootDir); lines != "" && source.File == "" {
+			_, outErr := fmt.Fprintf(e.stdout, "\nThe unit needs this file for kubelet.root_dir, then `systemctl daemon-reload` and a restart:\n\n%s", cleanLines(lines))
+			err = errors.Join(err, outErr)
+		}
+		return err
+	}
+}
+
+// setupConfigShow prints what is right even where not everything is.
+func setupConfigShow(fs *flag.FlagSet) runner {
+	source := sourceFlags(fs)
+	asJSON := fs.Bool("json", false, "print a JSON document")
+	return func(_ context.Context, e *env, args []string) error {
+		if err := noArgs(args); err != nil {
+			return err
+		}
+		res := config.Load(*source)
+		show := res.Show
+		if *asJSON {
+			show = res.ShowJSON
+		}
+		if err := show(e.stdout); err != nil {
+			return err
+		}
+		sayMistakes(e, res)
+		if len(res.Mistakes) > 0 {
+			return &exitError{code: exitFailed}
+		}
+		return nil
+	}
+}
+
+// sayMistakes prints every mistake and warning as FILE:LINE, for people and editors.
+func sayMistakes(e *env, res *config.Result) {
+	for _, m := range res.Mistakes {
+		fmt.Fprintln(e.stderr, m)
+	}
+	for _, m := range res.Warnings {
+		fmt.Fprintf(e.stderr, "warning: %s\n", m)
+	}
+}
+
+// count is a number with its noun.
+func count(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}

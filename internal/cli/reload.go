@@ -1,0 +1,44 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"strings"
+
+	"csi-registrar/internal/control"
+	"csi-registrar/internal/facts"
+)
+
+func setupReload(fs *flag.FlagSet) runner {
+	root := rootFlag(fs)
+	return func(ctx context.Context, _ *env, args []string) error {
+		if err := noArgs(args); err != nil {
+			return err
+		}
+		err := control.NewClient(control.Path(*root)).Reload(ctx)
+		if v, ok := errors.AsType[*control.Verdict](err); ok {
+			return fmt.Errorf("cannot reload the configuration, the old one stays in force:\n  %s",
+				strings.ReplaceAll(strings.TrimSpace(v.Text), "\n", "\n  "))
+		}
+		return asked(err)
+	}
+}
+
+func setupReregister(fs *flag.FlagSet) runner {
+	root := rootFlag(fs)
+	return func(ctx context.Context, _ *env, args []string) error {
+		if len(args) != 1 {
+			return usagef(nil, "name one driver")
+		}
+		if err := facts.CheckName(args[0]); err != nil {
+			return usagef(nil, "%q can be no driver: %w", args[0], err)
+		}
+		err := control.NewClient(control.Path(*root)).Reregister(ctx, args[0])
+		if errors.Is(err, control.ErrUnknown) {
+			return hinted(err, "csi-registrar status shows the drivers")
+		}
+		return asked(err)
+	}
+}

@@ -1,0 +1,137 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+
+	"csi-registrar/internal/agent"
+	"csi-registrar/internal/control"
+	"csi-registrar/internal/facts"
+)
+
+func setupStatus(fs *flag.FlagSet) runner {
+	o := statusOptions{root: rootFlag(fs)}
+	fs.BoolVar(&o.json, "json", false, "print the daemon's document, one for each change with --watch")
+	fs.BoolVar(&o.watch, "watch", false, "go on showing it as it changes, until interrupted")
+	return func(ctx context.Context, e *env, args []string) error {
+		switch {
+		case len(args) > 1:
+			return usagef(nil, "unexpected argument %q", args[1])
+		case len(args) == 1:
+			o.driver = args[0]
+			if err := facts.CheckName(o.driver); err != nil {
+				return usagef(nil, "%q can be no driver: %w", o.driver, err)
+			}
+		}
+		if o.watch {
+			return watchStatus(ctx, e, o)
+		}
+		doc, err := control.NewClient(control.Path(*o.root)).Status(ctx)
+		if err != nil {
+			return asked(err)
+		}
+		return showStatus(e, o, doc)
+	}
+}
+
+type statusOptions struct {
+	root        *string
+	driver      string // this one alone, in full
+	json, watch bool
+}
+
+// showStatus prints a document. Its error has no text if all that is wrong is in there.
+func showStatus(e *env, o statusOptions, doc control.Document) error {
+	s, err := doc.Status()
+	if err != nil {
+		return err
+	}
+	if err := o.known(s); err != nil {
+		return err
+	}
+	if o.json {
+		err = printDocument(e, o, doc, "  ")
+	} else {
+		_, err = fmt.Fprint(e.stdout, o.text(s, e))
+	}
+	return errors.Join(err, o.verdict(s))
+}
+
+// text is what people see: the table, or one driver in full.
+func (o statusOptions) text(s agent.Status, e *env) string {
+	if d, ok := s.Driver(o.driver); ok {
+		return driverText(d, s.ConfigError, e.page(), e.now())
+	}
+	return statusTable(s, e.page(), e.now())
+}
+
+func (o statusOptions) known(s agent.Status) error {
+	if _, ok := s.Driver(o.driver); ok || o.driver == "" {
+		return nil
+	}
+	err := fmt.Errorf("cannot show %s: no driver of that name is configured", o.driver)
+	if s.ConfigError != "" {
+		return hinted(err, "the configuration has mistakes, perhaps there: csi-registrar config check")
+	}
+	return hinted(err, "csi-registrar status shows the drivers that are")
+}
+
+// verdict is the exit code: 0 if what is shown is registered.
+func (o statusOptions) verdict(s agent.Status) error {
+	d, ok := s.Driver(o.driver)
+	if ok && registered(d) || o.driver == "" && len(s.Pending()) == 0 {
+		return nil
+	}
+	return &exitError{code: exitFailed}
+}
+
+// printDocument prints the document as the daemon wrote it; of one driver, without the
+// others. Indented unless indent is empty.
+func printDocument(e *env, o statusOptions, doc control.Document, indent string) error {
+	if o.driver != "" {
+		var err error
+		if doc, err = only(doc, o.driver); err != nil {
+			return err
+		}
+	}
+	var out bytes.Buffer
+	if indent == "" {
+		out.Write(bytes.TrimSpace(doc))
+	} else if err := json.Indent(&out, bytes.TrimSpace(doc), "", indent); err != nil {
+		return fmt.Errorf("cannot read the status document: %w", err)
+	}
+	out.WriteByte('\n')
+	_, err := e.stdout.Write(out.Bytes())
+	return err
+}
+
+// only leaves the other drivers out of a document, and keeps fields that this program
+// does not know.
+func only(doc control.Document, name string) (control.Document, error) {
+	whole := map[string]json.RawMessage{}
+	var drivers, kept []json.RawMessage
+	err := json.Unmarshal(doc, &whole)
+	if err == nil {
+		err = json.Unmarshal(whole["drivers"], &drivers)
+	}
+	for _, d := range drivers {
+		var one struct{ Name string }
+		if json.Unmarshal(d, &one) == nil && one.Name == name {
+			kept = append(kept, d)
+		}
+	}
+	if err == nil {
+		whole["drivers"], err = json.Marshal(kept)
+	}
+	if err == nil {
+		doc, err = json.Marshal(whole)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the status document: %w", err)
+	}
+	return doc, nil
+}
