@@ -33,7 +33,7 @@ func (s *Socket) Adopt(ctx context.Context, f *os.File) error {
 	}
 	errs := []error{fmt.Errorf("cannot adopt the kept listener of %s: %w", s.name, err)}
 	if p != nil {
-		errs = append(errs, p.takeAway(ctx, earlierPaths(s, p.listener, rec)), p.stop(0))
+		errs = append(errs, p.takeAway(ctx, earlierPaths(s, p.listener, rec)), p.stop(false))
 	}
 	// The store forgets by name, so another listener of the name has to be kept again.
 	errs = append(errs, s.r.forget(ctx, s.name))
@@ -84,7 +84,7 @@ func (r *Registry) WithdrawLeftover(ctx context.Context, name string, f *os.File
 	if err := facts.CheckName(name); err != nil { // no path is made of it
 		return errors.Join(err, f.Close(), r.forget(ctx, name))
 	}
-	s := r.newSocket(name)
+	s := r.newSocket(name, newUnwatched)
 	l, err := listenerOf(f)
 	if err != nil {
 		return errors.Join(fmt.Errorf("cannot withdraw the kept listener of %s: %w", name, err), r.forget(ctx, name))
@@ -92,7 +92,7 @@ func (r *Registry) WithdrawLeftover(ctx context.Context, name string, f *os.File
 	p := newPublication(s, l)
 	go p.accept()
 	paths := append(earlierPaths(s, l, r.readRecord(name)), s.path)
-	return errors.Join(p.takeAway(ctx, paths), r.forget(ctx, name), s.removeRecord(), p.stop(lastCalls))
+	return errors.Join(p.takeAway(ctx, paths), r.forget(ctx, name), s.removeRecord(), p.stop(true))
 }
 
 // listenerOf makes a listener of a descriptor that was handed over, and closes that.

@@ -71,12 +71,13 @@ func (cs *connections) add(p *publication, uc *net.UnixConn) *conn {
 	return c
 }
 
-// evict closes one connection of s that is not being answered, and tells if there was one.
+// evict closes one connection of s that never completed a call, and tells if there was one.
 func (cs *connections) evict(s *Socket) bool {
 	cs.mu.Lock()
 	victim := choose(cs.of[s])
+	useful := victim == nil || victim.complete
 	cs.mu.Unlock()
-	if victim == nil {
+	if useful {
 		return false
 	}
 	victim.Close()

@@ -43,13 +43,18 @@ func newPublication(s *Socket, l *net.UnixListener) *publication {
 	return &publication{s: s, listener: l, done: make(chan struct{}), stopping: make(chan struct{})}
 }
 
-// lastCalls is how long a listener that has lost its name still accepts: whoever
-// connected before is in its queue, and would be reset otherwise.
+// lastCalls is how long a listener that has lost its name may accept what is in its queue.
 const lastCalls = 20 * time.Millisecond
 
-// stop ends accepting after the given time and closes the listener. Accepted connections go on.
-func (p *publication) stop(after time.Duration) error {
-	err := p.listener.SetDeadline(time.Now().Add(after))
+// stop closes the listener. Accepted connections go on. With last, those in the queue
+// are accepted first, who would be reset otherwise; without, they are left to the next
+// process that has the listener from the store.
+func (p *publication) stop(last bool) error {
+	end := time.Now()
+	if last && p.someWait() {
+		end = end.Add(lastCalls)
+	}
+	err := p.listener.SetDeadline(end)
 	if err == nil {
 		p.stopOnce.Do(func() { close(p.stopping) })
 		<-p.done
@@ -58,6 +63,21 @@ func (p *publication) stop(after time.Duration) error {
 		err = errors.Join(err, cerr)
 	}
 	return err
+}
+
+// someWait tells whether there are connections in the queue.
+func (p *publication) someWait() bool {
+	raw, err := p.listener.SyscallConn()
+	if err != nil {
+		return false
+	}
+	ready := 0
+	if err := raw.Control(func(fd uintptr) {
+		ready, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+	}); err != nil {
+		return false
+	}
+	return ready > 0
 }
 
 // accept takes connections until the listener is stopped. It is the only goroutine that
@@ -145,6 +165,9 @@ func bind(ctx context.Context, s *Socket, folder string) (p *publication, tempor
 	}
 	p = newPublication(s, l.(*net.UnixListener))
 	f, err := lookAt(temporary)
+	if err == nil && f.mode&0o777 != 0o600 {
+		err = os.Chmod(temporary, 0o600) // a umask that takes from the owner as well
+	}
 	if err != nil {
 		return nil, "", errors.Join(err, p.listener.Close(), ignoreMissing(os.Remove(temporary)))
 	}

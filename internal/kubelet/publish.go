@@ -129,12 +129,14 @@ func (s *Socket) publishFrom(ctx context.Context, place string, folder fileID, a
 	}
 	s.keep(ctx, p)
 	go p.accept()
-	if err = s.moveIn(ctx, temporary, p, old); err == nil {
+	err = s.moveIn(ctx, temporary, p, old)
+	_, rerr := remove(temporary, p.id) // still there after an error, and after a link
+	if err == nil {
 		if old != nil {
-			err = old.stop(lastCalls)
-			if err != nil {
-				s.log.Warn("cannot close the replaced listener", "error", err)
-			}
+			rerr = errors.Join(rerr, old.stop(true))
+		}
+		if rerr != nil {
+			s.log.Warn("published, but not all is tidy", "error", rerr)
 		}
 		return nil
 	}
@@ -142,12 +144,11 @@ func (s *Socket) publishFrom(ctx context.Context, place string, folder fileID, a
 	// Back to what it was.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeGrace)
 	defer cancel()
-	_, rerr := remove(temporary, p.id)
 	errs := []error{err, rerr}
 	if p.inStore {
 		errs = append(errs, s.r.forget(ctx, s.name))
 	}
-	errs = append(errs, p.stop(0))
+	errs = append(errs, p.stop(false))
 	s.setCurrent(old)
 	if old == nil {
 		errs = append(errs, s.removeRecord())
@@ -204,15 +205,12 @@ func (s *Socket) moveIn(ctx context.Context, temporary string, p, old *publicati
 	return &ConflictError{Driver: s.name, Path: s.path, Holder: "something that comes and goes", Same: true}
 }
 
-// renameNoReplace renames over nothing. Where the file system does not know how (EINVAL),
-// a second name is made, which replaces nothing either, and the first is removed.
+// renameNoReplace renames over nothing. Where the file system does not know how (EINVAL)
+// a second name is made, which replaces nothing either; the first one is left.
 func renameNoReplace(from, to string) error {
 	err := unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE)
 	if err == unix.EINVAL || err == unix.ENOSYS {
-		if err := os.Link(from, to); err != nil {
-			return err
-		}
-		return os.Remove(from)
+		return os.Link(from, to)
 	}
 	if err != nil {
 		return &os.LinkError{Op: "rename", Old: from, New: to, Err: err}

@@ -49,6 +49,30 @@ type Options struct {
 	// <rootDir>/plugins_registry (node-driver-registrar's --plugin-registration-path).
 	// It is never made, and temporary names are dot names within it.
 	Folder string
+	// Watch gives hints about a path, and takes ours, so that one channel serves both.
+	// Nil: only the kubelet's calls and Socket.Hint give hints.
+	Watch func(path string) Watch
+}
+
+// Watch is a place for hints (satisfied by fswatch.Subscription).
+type Watch interface {
+	Hint()
+	Hints() <-chan struct{} // capacity one
+	Close()
+}
+
+// unwatched is a Watch without a watcher.
+type unwatched chan struct{}
+
+func newUnwatched(string) Watch { return make(unwatched, 1) }
+
+func (u unwatched) Hints() <-chan struct{} { return u }
+func (u unwatched) Close()                 {}
+func (u unwatched) Hint() {
+	select {
+	case u <- struct{}{}:
+	default:
+	}
 }
 
 // Registry is one plugins_registry and what this process serves in it.
@@ -59,6 +83,7 @@ type Registry struct {
 	records     string // folder of the records; empty: none
 	store       Store  // nil: none
 	keepSockets bool
+	watch       func(path string) Watch
 
 	server *grpc.Server
 	calls  *funnel
@@ -84,6 +109,10 @@ func Open(rootDir string, o Options) (*Registry, error) {
 		log: o.Log, root: rootDir, folder: newFolder(rootDir, dir), store: o.Store, keepSockets: o.KeepSockets,
 		calls: newFunnel(), served: make(chan struct{}), conns: newConnections(),
 		sockets: make(map[string]*Socket),
+		watch:   o.Watch,
+	}
+	if r.watch == nil {
+		r.watch = newUnwatched
 	}
 	if r.log == nil {
 		r.log = slog.New(slog.DiscardHandler)
@@ -120,18 +149,18 @@ func (r *Registry) Socket(name string) (*Socket, error) {
 	if len(path) > maxPath {
 		return nil, fmt.Errorf("cannot make a registration socket for %s: %s has %d bytes, a Unix socket's path at most %d: use a shorter root_dir", name, path, len(path), maxPath)
 	}
-	s := r.newSocket(name)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.sockets[path] != nil {
 		return nil, fmt.Errorf("the registration socket of %s is in use already", name)
 	}
+	s := r.newSocket(name, r.watch)
 	r.sockets[path] = s
 	return s, nil
 }
 
-func (r *Registry) newSocket(name string) *Socket {
-	return &Socket{r: r, name: name, path: r.PathOf(name), log: r.log.With("driver", name), hints: make(chan struct{}, 1)}
+func (r *Registry) newSocket(name string, watch func(path string) Watch) *Socket {
+	return &Socket{r: r, name: name, path: r.PathOf(name), log: r.log.With("driver", name), watch: watch(r.PathOf(name))}
 }
 
 // drop forgets a closed Socket.

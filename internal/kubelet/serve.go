@@ -111,7 +111,9 @@ func (greeter) ServerHandshake(nc net.Conn) (net.Conn, credentials.AuthInfo, err
 func (greeter) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	return nil, nil, errors.New("for servers only")
 }
-func (greeter) Info() credentials.ProtocolInfo          { return credentials.ProtocolInfo{SecurityProtocol: "unix"} }
+func (greeter) Info() credentials.ProtocolInfo {
+	return credentials.ProtocolInfo{SecurityProtocol: "unix"}
+}
 func (greeter) Clone() credentials.TransportCredentials { return greeter{} }
 func (greeter) OverrideServerName(string) error         { return nil }
 
@@ -143,11 +145,12 @@ func (service) GetInfo(ctx context.Context, _ *registerapi.InfoRequest) (*regist
 	s.mu.Lock()
 	told := p.announced
 	own := strings.HasPrefix(c.RemoteAddr().String(), ClientPrefix)
-	if !own {
+	live := p.live && !own
+	if live {
 		p.getInfoAt = time.Now()
 	}
 	s.mu.Unlock()
-	if !own {
+	if live {
 		s.r.folder.watched(p.folder)
 		s.log.Debug("the kubelet called GetInfo", "known", told.Endpoint != "")
 		s.Hint()

@@ -16,7 +16,7 @@ type Socket struct {
 	name  string
 	path  string
 	log   *slog.Logger
-	hints chan struct{}
+	watch Watch
 
 	op sync.Mutex // one change at a time; guards forgot
 
@@ -36,15 +36,10 @@ func (s *Socket) Path() string { return s.path }
 
 // Hints receives when it is worth looking again: the path changed, as Hint says, or the
 // kubelet called. Capacity one: a hint is never lost, many are one.
-func (s *Socket) Hints() <-chan struct{} { return s.hints }
+func (s *Socket) Hints() <-chan struct{} { return s.watch.Hints() }
 
-// Hint says that it is worth looking again. Whoever watches the path calls it.
-func (s *Socket) Hint() {
-	select {
-	case s.hints <- struct{}{}:
-	default:
-	}
-}
+// Hint says that it is worth looking again.
+func (s *Socket) Hint() { s.watch.Hint() }
 
 // NotKept tells why the published listener is not in the store, so that the registration
 // will not outlive this process; nil if it is, or if there is no store.
@@ -114,7 +109,7 @@ func (s *Socket) withdraw(ctx context.Context) error {
 	if err := s.removeRecord(); err != nil {
 		errs = append(errs, err)
 	}
-	if err := p.stop(lastCalls); err != nil {
+	if err := p.stop(true); err != nil {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
@@ -144,17 +139,18 @@ func (s *Socket) Close(ctx context.Context) (kept bool, err error) {
 	s.op.Lock()
 	defer s.op.Unlock()
 	defer s.r.drop(s)
+	s.watch.Close()
 	p := s.current()
 	if p == nil {
 		return false, nil
 	}
 	if s.r.keepSockets && p.inStore {
-		return true, p.stop(0) // its record stays live: a Notify in flight is still recorded
+		return true, p.stop(false) // its record stays live: a Notify in flight is still recorded
 	}
 	err = s.withdraw(ctx)
 	if s.current() != nil { // the path could not be removed
 		s.setCurrent(nil)
-		err = errors.Join(err, p.stop(0))
+		err = errors.Join(err, p.stop(false))
 	}
 	return false, err
 }

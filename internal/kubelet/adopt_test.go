@@ -1,0 +1,406 @@
+package kubelet
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"csi-registrar/internal/facts"
+)
+
+// leave publishes a driver in a first process, lets the kubelet register it, and ends
+// that process, gracefully or not at all (kill -9: nothing is called).
+func leave(w *world, m *manager, name string) {
+	w.t.Helper()
+	r, err := Open(w.root, Options{RunDir: w.run, Store: m, KeepSockets: true})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	s := socket(w.t, r, name)
+	publish(w.t, s)
+	k := dialAsKubelet(w.t, s.Path())
+	if _, err := k.getInfo(w.t); err != nil {
+		w.t.Fatal(err)
+	}
+	k.notify(w.t, true, "")
+	k.cc.Close()
+	kept, err := s.Close(w.t.Context())
+	if err := errors.Join(err, r.Close(w.t.Context())); err != nil || !kept {
+		w.t.Fatalf("kept %t: %v", kept, err)
+	}
+}
+
+func one(t *testing.T, m *manager, name string) *os.File {
+	t.Helper()
+	files := m.pass(t, "registration-"+name)
+	if len(files) != 1 {
+		t.Fatalf("%d listeners of %s in the store", len(files), name)
+	}
+	return files[0]
+}
+
+func TestAdopt(t *testing.T) {
+	w := newWorld(t)
+	m := newManager(t)
+	leave(w, m, "a")
+	before, _ := lookAt(w.dir + "/a-reg.sock")
+	// A kubelet that comes between the processes is answered by the next one.
+	k := dialAsKubelet(t, w.dir+"/a-reg.sock")
+	answer := make(chan error, 1)
+	go func() { _, err := k.getInfo(t); answer <- err }()
+	time.Sleep(20 * time.Millisecond) // let it connect; no matter if it has not
+
+	r := w.open(with(m, true))
+	s := socket(t, r, "a")
+	if removed, err := r.Sweep(t.Context(), []string{"a"}); err != nil || len(removed) > 0 {
+		t.Fatalf("swept %v, %v", removed, err)
+	}
+	begin := time.Now()
+	if err := s.Adopt(t.Context(), one(t, m, "a")); err != nil {
+		t.Fatal(err)
+	}
+	if d := time.Since(begin); d > 200*time.Millisecond {
+		t.Errorf("took %v", d)
+	}
+	if err := <-answer; err != nil {
+		t.Errorf("the kubelet between: %v", err)
+	}
+	l := s.Look()
+	if !l.Up || l.Place != facts.Ours || !l.Announced.Equal(announcement("a")) || !l.Word.Registered || l.PublishedAt.IsZero() || l.FolderAnew {
+		t.Errorf("adopted: %+v", l)
+	}
+	if after, _ := lookAt(s.Path()); after != before {
+		t.Error("another inode")
+	}
+	mustAnswer(t, s.Path(), announcement("a").Endpoint)
+	dialAsKubelet(t, s.Path()).notify(t, false, "no more")
+	if rec := r.readRecord("a"); rec.Word.Error != "no more" || rec.Word.Registered {
+		t.Errorf("record: %+v", rec)
+	}
+	publish(t, s) // and it can be replaced
+	if m.count("registration-a") != 1 {
+		t.Error("two in the store")
+	}
+	if err := s.Withdraw(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Lstat(s.Path()); err == nil || m.count("registration-a") != 0 {
+		t.Error("not withdrawn")
+	}
+	if strings.Contains(strings.Join(m.log, " "), "keep registration-a forget registration-a keep registration-a keep") {
+		t.Errorf("store: %v", m.log)
+	}
+}
+
+// A record is believed only of the file it describes.
+func TestRecordNotBelieved(t *testing.T) {
+	for name, change := range map[string]func(*record){
+		"another inode":  func(r *record) { r.Ino++ },
+		"another device": func(r *record) { r.Dev++ },
+		"reused inode":   func(r *record) { r.Born++ },
+		"another path":   func(r *record) { r.Path += "x" },
+		"another driver": func(r *record) { r.Announced.Identity.Name = "b" },
+		"nonsense":       nil,
+		"missing":        nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			m := newManager(t)
+			leave(w, m, "a")
+			r := w.open(with(m, true))
+			switch {
+			case change != nil:
+				rec := r.readRecord("a")
+				change(&rec)
+				if err := r.writeRecord("a", rec); err != nil {
+					t.Fatal(err)
+				}
+			case name == "missing":
+				os.Remove(r.recordOf("a"))
+			default:
+				os.WriteFile(r.recordOf("a"), []byte(`{"path": 7`), 0o600)
+			}
+			s := socket(t, r, "a")
+			if err := s.Adopt(t.Context(), one(t, m, "a")); err != nil {
+				t.Fatal(err)
+			}
+			if l := s.Look(); !l.Up || l.Place != facts.Ours || l.Announced.Endpoint != "" || !l.Word.At.IsZero() {
+				t.Errorf("%+v", l)
+			}
+			if _, err := dialAsKubelet(t, s.Path()).getInfo(t); err == nil {
+				t.Error("GetInfo told something")
+			}
+			publish(t, s)
+			mustAnswer(t, s.Path(), announcement("a").Endpoint)
+			if m.count("registration-a") != 1 {
+				t.Error("not one in the store")
+			}
+		})
+	}
+}
+
+// A listener whose path does not lead to it is closed and forgotten, and what is at the
+// path stays.
+func TestAdoptNotProven(t *testing.T) {
+	for name, change := range map[string]func(t *testing.T, path string){
+		"removed":          func(t *testing.T, path string) { os.Remove(path) },
+		"another's":        func(t *testing.T, path string) { os.Remove(path); listen(t, path) },
+		"a dead one":       func(t *testing.T, path string) { os.Remove(path); deadSocket(t, path) },
+		"a file":           func(t *testing.T, path string) { os.Remove(path); os.WriteFile(path, nil, 0o600) },
+		"a link to itself": func(t *testing.T, path string) { os.Rename(path, path+".x"); os.Symlink(path+".x", path) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			m := newManager(t)
+			leave(w, m, "a")
+			r := w.open(with(m, true))
+			s := socket(t, r, "a")
+			change(t, s.Path())
+			before, _ := lookAt(s.Path())
+			if err := s.Adopt(t.Context(), one(t, m, "a")); err == nil || isConflict(err) {
+				t.Fatalf("adopted: %v", err)
+			}
+			if after, _ := lookAt(s.Path()); after != before {
+				t.Error("touched what is there")
+			}
+			if s.Look().Up || m.count("registration-a") != 0 {
+				t.Error("not forgotten")
+			}
+		})
+	}
+}
+
+func TestAdoptWhatIsNoListener(t *testing.T) {
+	w := newWorld(t)
+	m := newManager(t)
+	s := socket(t, w.open(with(m, true)), "a")
+	open := map[string]func() *os.File{
+		"a file": func() *os.File { f, _ := os.Open("/dev/null"); return f },
+		"a closed file": func() *os.File {
+			f, _ := os.Open("/dev/null")
+			f.Close()
+			return f
+		},
+		"datagrams": func() *os.File {
+			c, _ := net.ListenUnixgram("unixgram", &net.UnixAddr{Net: "unixgram", Name: w.root + "/d"})
+			defer c.Close()
+			f, _ := c.File()
+			return f
+		},
+		"a connection": func() *os.File {
+			l := listen(t, w.root+"/l")
+			c, _ := net.Dial("unix", w.root+"/l")
+			l.Close()
+			defer c.Close()
+			f, _ := c.(*net.UnixConn).File()
+			return f
+		},
+		"TCP": func() *os.File {
+			l, _ := net.Listen("tcp", "127.0.0.1:0")
+			defer l.Close()
+			f, _ := l.(*net.TCPListener).File()
+			return f
+		},
+	}
+	for name, f := range open {
+		if err := s.Adopt(t.Context(), f()); err == nil {
+			t.Errorf("%s was adopted", name)
+		}
+	}
+	publish(t, s)
+}
+
+// Two of one name, in whatever order: the one that is proved stays, in the store too.
+func TestAdoptTwoOfOneName(t *testing.T) {
+	for _, goodFirst := range []bool{true, false} {
+		w := newWorld(t)
+		m := newManager(t)
+		leave(w, m, "a")
+		bad := listen(t, w.root+"/other")
+		m.Keep(t.Context(), "registration-a", bad)
+		files := m.pass(t, "registration-a")
+		if !goodFirst {
+			slices.Reverse(files)
+		}
+		s := socket(t, w.open(with(m, true)), "a")
+		e1, e2 := s.Adopt(t.Context(), files[0]), s.Adopt(t.Context(), files[1])
+		if (e1 == nil) != goodFirst || (e2 == nil) == goodFirst {
+			t.Errorf("%v, %v", e1, e2)
+		}
+		if l := s.Look(); !l.Word.Registered || l.Place != facts.Ours {
+			t.Errorf("%+v", l)
+		}
+		if m.count("registration-a") != 1 {
+			t.Errorf("%d in the store", m.count("registration-a"))
+		}
+		mustAnswer(t, s.Path(), announcement("a").Endpoint)
+	}
+}
+
+// While nobody accepted the queue filled up: it is emptied, and the proof still works.
+func TestAdoptWithAFullQueue(t *testing.T) {
+	w := newWorld(t)
+	m := newManager(t)
+	leave(w, m, "a")
+	path := w.dir + "/a-reg.sock"
+	var waiting []net.Conn
+	defer func() {
+		for _, c := range waiting {
+			c.Close()
+		}
+	}()
+	for {
+		c, err := net.Dial("unix", path)
+		if err != nil {
+			break
+		}
+		waiting = append(waiting, c)
+	}
+	t.Logf("%d connections wait", len(waiting))
+	s := socket(t, w.open(with(m, true)), "a")
+	if err := s.Adopt(t.Context(), one(t, m, "a")); err != nil {
+		t.Fatal(err)
+	}
+	mustAnswer(t, path, announcement("a").Endpoint)
+}
+
+func TestWithdrawLeftover(t *testing.T) {
+	for name, c := range map[string]struct {
+		root  string
+		paths func(*world)
+		gone  bool
+	}{
+		"same root_dir":               {paths: func(*world) {}, gone: true},
+		"no record":                   {paths: func(w *world) { os.RemoveAll(w.run) }, gone: true},
+		"earlier root_dir":            {root: "new", paths: func(*world) {}, gone: true},
+		"earlier root_dir, no record": {root: "new", paths: func(w *world) { os.RemoveAll(w.run) }, gone: true},
+		"not its path": {paths: func(w *world) {
+			os.Remove(w.dir + "/a-reg.sock")
+			listen(w.t, w.dir+"/a-reg.sock")
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			m := newManager(t)
+			leave(w, m, "a")
+			c.paths(w)
+			old := w.dir + "/a-reg.sock"
+			w.root = filepath.Join(w.root, c.root)
+			r := w.open(with(m, true))
+			if err := r.WithdrawLeftover(t.Context(), "a", one(t, m, "a")); err != nil {
+				t.Fatal(err)
+			}
+			_, err := os.Lstat(old)
+			if gone := errors.Is(err, os.ErrNotExist); gone != c.gone {
+				t.Errorf("gone: %t", gone)
+			}
+			if _, err := os.Lstat(r.recordOf("a")); err == nil || m.count("registration-a") != 0 {
+				t.Error("not forgotten")
+			}
+		})
+	}
+}
+
+// The driver is still configured, but root_dir is another: the old socket goes.
+func TestAdoptAfterRootDirChanged(t *testing.T) {
+	w := newWorld(t)
+	m := newManager(t)
+	leave(w, m, "a")
+	old := w.dir + "/a-reg.sock"
+	w.root = filepath.Join(w.root, "new")
+	if err := os.Mkdir(w.root, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	s := socket(t, w.open(with(m, true)), "a")
+	if err := s.Adopt(t.Context(), one(t, m, "a")); err == nil {
+		t.Fatal("adopted")
+	}
+	if _, err := os.Lstat(old); err == nil {
+		t.Error("the old one is still there")
+	}
+	publish(t, s)
+}
+
+func TestLeftoverWithABadName(t *testing.T) {
+	w := newWorld(t)
+	m := newManager(t)
+	r := w.open(with(m, true))
+	l := listen(t, w.root+"/x-reg.sock")
+	f, err := l.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.WithdrawLeftover(t.Context(), "../x", f); !errors.Is(err, facts.ErrName) {
+		t.Error(err)
+	}
+	if _, err := os.Lstat(w.root + "/x-reg.sock"); err != nil {
+		t.Error("something was removed outside of the folder")
+	}
+}
+
+func TestRemoveRecorded(t *testing.T) {
+	w := newWorld(t)
+	m := newManager(t)
+	for _, name := range []string{"a", "b", "c", "d"} {
+		leave(w, m, name)
+	}
+	r := w.open()
+	os.Remove(r.PathOf("b"))
+	listen(t, r.PathOf("b")) // somebody else's by now
+	rec := r.readRecord("c")
+	os.WriteFile(w.root+"/precious", nil, 0o600)
+	f, _ := lookAt(w.root + "/precious")
+	rec.Path, rec.fileID = w.root+"/precious", f.fileID
+	if err := r.writeRecord("c", rec); err != nil {
+		t.Fatal(err)
+	}
+	os.WriteFile(r.recordOf("d"), []byte("{"), 0o600)
+
+	removed, err := RemoveRecorded(w.run)
+	if !slices.Equal(removed, []string{r.PathOf("a")}) {
+		t.Errorf("removed %v", removed)
+	}
+	if err == nil || !strings.Contains(err.Error(), "c.json") || !strings.Contains(err.Error(), "d.json") {
+		t.Errorf("error: %v", err)
+	}
+	for _, path := range []string{r.PathOf("b"), w.root + "/precious", r.PathOf("d")} {
+		if _, err := os.Lstat(path); err != nil {
+			t.Errorf("removed: %v", err)
+		}
+	}
+	if removed, err := RemoveRecorded(w.root + "/nothing"); err != nil || removed != nil {
+		t.Errorf("no folder: %v %v", removed, err)
+	}
+}
+
+// The word is on disk before the kubelet is answered.
+func TestWordIsWrittenBeforeTheAnswer(t *testing.T) {
+	w := newWorld(t)
+	r, s := w.published("a")
+	k := dialAsKubelet(t, s.Path())
+	for i := range 50 {
+		ok := i%2 == 0
+		k.notify(t, ok, "because")
+		if rec := r.readRecord("a"); rec.Word.Registered != ok {
+			t.Fatalf("call %d: record says %+v", i, rec.Word)
+		}
+	}
+}
+
+// A record that cannot be written does not keep the kubelet from its answer.
+func TestRecordCannotBeWritten(t *testing.T) {
+	w := newWorld(t)
+	if err := os.WriteFile(w.run, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, s := w.published("a")
+	dialAsKubelet(t, s.Path()).notify(t, true, "")
+	if !s.Look().Word.Registered || !strings.Contains(w.log.String(), "cannot write") {
+		t.Errorf("%+v\n%s", s.Look(), w.log)
+	}
+}

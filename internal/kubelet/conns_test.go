@@ -1,0 +1,322 @@
+package kubelet
+
+import (
+	"bufio"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+)
+
+// TestMain lets the test binary stand in for other processes.
+func TestMain(m *testing.M) {
+	if what := os.Getenv("KUBELET_TEST_CHILD"); what != "" {
+		os.Exit(child(what, os.Args[1:]))
+	}
+	os.Exit(m.Run())
+}
+
+func child(what string, args []string) int {
+	switch what {
+	case "flood":
+		return flood(args[0])
+	case "call":
+		return call(args[0])
+	case "mounts", "descriptors":
+		return isolated(what)
+	}
+	return 2
+}
+
+// startChild runs the test binary as another program.
+func startChild(t *testing.T, what string, args ...string) *exec.Cmd {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(exe, args...)
+	cmd.Env = append(os.Environ(), "KUBELET_TEST_CHILD="+what)
+	cmd.Stderr = os.Stderr
+	return cmd
+}
+
+// flood opens 1,000 connections, half of them silent, half saying noise, and again those
+// that are closed, until standard input ends.
+func flood(path string) int {
+	noise := make([]byte, 4096)
+	rand.Read(noise)
+	open := make([]net.Conn, 1000)
+	fill := func() {
+		for i := range open {
+			if open[i] != nil {
+				open[i].SetReadDeadline(time.Now().Add(time.Microsecond))
+				if _, err := open[i].Read(make([]byte, 1)); errors.Is(err, os.ErrDeadlineExceeded) {
+					continue // still open
+				}
+				open[i].Close()
+			}
+			c, err := net.Dial("unix", path)
+			if err != nil {
+				continue
+			}
+			open[i] = c
+			if i%2 == 0 {
+				c.SetWriteDeadline(time.Now().Add(time.Millisecond))
+				c.Write(noise[:1+i*4])
+			}
+		}
+	}
+	fill()
+	fmt.Println("flooded")
+	end := make(chan struct{})
+	go func() { io.Copy(io.Discard, os.Stdin); close(end) }()
+	for {
+		select {
+		case <-end:
+			return 0
+		default:
+			fill()
+		}
+	}
+}
+
+func TestFlood(t *testing.T) {
+	w := newWorld(t)
+	_, s := w.published("a", func(o *Options) { o.Log = nil })
+	mustAnswer(t, s.Path(), announcement("a").Endpoint)
+	before := memory()
+
+	cmd := startChild(t, "flood", s.Path())
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(stdout).ReadString('\n'); err != nil {
+		t.Fatalf("%q %v", line, err)
+	}
+	most := 0
+	var slowest time.Duration
+	for range 50 { // the kubelet registers meanwhile, each time within its second
+		begin := time.Now()
+		k := dialAsKubelet(t, s.Path())
+		if _, err := k.getInfo(t); err != nil {
+			t.Errorf("during the flood: %v", err)
+		}
+		k.notify(t, true, "")
+		k.cc.Close()
+		slowest = max(slowest, time.Since(begin))
+		most = max(most, memory()-before)
+		if n := connectionsOf(s); n > maxConns {
+			t.Errorf("%d connections", n)
+		}
+	}
+	stdin.Close()
+	if err := cmd.Wait(); err != nil {
+		t.Error(err)
+	}
+	eventually(t, "the connections go", func() bool { return connectionsOf(s) == 0 })
+	t.Logf("slowest registration %v; memory grew by %d kB, and is %d kB more at the end", slowest, most/1000, (memory()-before)/1000)
+	if most > 10_000_000 {
+		t.Errorf("memory grew by %d bytes", most)
+	}
+	if rest := memory() - before; rest > 1_000_000 {
+		t.Errorf("memory stays %d bytes higher", rest)
+	}
+}
+
+// A kubelet that is connected but just waiting for its driver is not thrown out by a flood.
+func TestFloodSparesAConnectedKubelet(t *testing.T) {
+	w := newWorld(t)
+	_, s := w.published("a")
+	k := dialAsKubelet(t, s.Path())
+	if _, err := k.getInfo(t); err != nil {
+		t.Fatal(err)
+	}
+	s.r.conns.mu.Lock()
+	first := s.r.conns.of[s][0]
+	s.r.conns.mu.Unlock()
+	for i := range 3 * maxConns {
+		c, err := net.Dial("unix", s.Path())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if i%2 == 0 {
+			c.Write([]byte(preface)) // half-open: no SETTINGS follow
+		}
+	}
+	eventually(t, "all accepted", func() bool { return connectionsOf(s) == maxConns })
+	k.notify(t, true, "")
+	s.r.conns.mu.Lock()
+	defer s.r.conns.mu.Unlock()
+	if first.closed {
+		t.Error("the kubelet had to connect again")
+	}
+}
+
+func TestConnectionsWithoutACompleteCallAreClosed(t *testing.T) {
+	w := newWorld(t)
+	r, s := w.published("a")
+	r.conns.first, r.conns.idle = 150*time.Millisecond, 400*time.Millisecond
+	for name, say := range map[string]string{
+		"silent":                "",
+		"half a preface":        preface[:10],
+		"preface only":          preface,
+		"preface and settings":  preface + "\x00\x00\x00\x04\x00\x00\x00\x00\x00",
+		"a frame that is begun": preface + "\x00\x00\x00\x04\x00\x00\x00\x00\x00" + "\x00\x40\x00\x00\x00\x00\x00\x00\x01",
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, err := net.Dial("unix", s.Path())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			begin := time.Now()
+			io.WriteString(c, say)
+			if _, err := io.Copy(io.Discard, c); err != nil && !errors.Is(err, syscall.ECONNRESET) {
+				t.Error(err)
+			}
+			if d := time.Since(begin); d < 100*time.Millisecond || d > time.Second {
+				t.Errorf("closed after %v", d)
+			}
+		})
+	}
+	t.Run("noise", func(t *testing.T) {
+		c, err := net.Dial("unix", s.Path())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		begin := time.Now()
+		io.WriteString(c, "GET / HTTP/1.1\r\n")
+		io.Copy(io.Discard, c)
+		if d := time.Since(begin); d > 100*time.Millisecond {
+			t.Errorf("closed only after %v", d)
+		}
+	})
+	t.Run("after a call", func(t *testing.T) {
+		k := dialAsKubelet(t, s.Path())
+		if _, err := k.getInfo(t); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(250 * time.Millisecond) // longer than a mute one may
+		if connectionsOf(s) != 1 {
+			t.Error("closed between GetInfo and Notify")
+		}
+		k.notify(t, true, "")
+		eventually(t, "the idle one is closed", func() bool { return connectionsOf(s) == 0 })
+	})
+}
+
+// A reader that never reads, and asks all the time, is answered in bounded memory.
+func TestSlowReader(t *testing.T) {
+	w := newWorld(t)
+	r, s := w.published("a")
+	r.conns.first, r.conns.idle = 300*time.Millisecond, 300*time.Millisecond
+	before := memory()
+	c, err := net.Dial("unix", s.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	io.WriteString(c, preface+"\x00\x00\x00\x04\x00\x00\x00\x00\x00")
+	ping := strings.Repeat("\x00\x00\x08\x06\x00\x00\x00\x00\x0012345678", 1000)
+	c.SetWriteDeadline(time.Now().Add(2 * time.Second))
+	var n int
+	for {
+		m, err := io.WriteString(c, ping)
+		n += m
+		if err != nil {
+			break
+		}
+	}
+	if grown := memory() - before; grown > 3_000_000 {
+		t.Errorf("%d bytes more", grown)
+	}
+	t.Logf("%d bytes were taken", n)
+	mustAnswer(t, s.Path(), announcement("a").Endpoint)
+	eventually(t, "it is closed", func() bool { return connectionsOf(s) == 0 })
+}
+
+func TestTooLargeAMessage(t *testing.T) {
+	w := newWorld(t)
+	_, s := w.published("a")
+	k := dialAsKubelet(t, s.Path())
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	if _, err := k.NotifyRegistrationStatus(ctx, &registerapi.RegistrationStatus{Error: strings.Repeat("x", maxMessage+1)}); err == nil {
+		t.Error("taken")
+	}
+	k.notify(t, false, strings.Repeat("x", maxMessage/2))
+	if n := len(s.Look().Word.Error); n < maxRefusal/2 || n > 4*maxRefusal {
+		t.Errorf("%d bytes of the error are kept", n)
+	}
+}
+
+// call is another user that connects and waits for the end.
+func call(path string) int {
+	c, err := net.Dial("unix", path)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	c.SetDeadline(time.Now().Add(5 * time.Second))
+	io.WriteString(c, preface)
+	if n, err := c.Read(make([]byte, 1)); n > 0 || errors.Is(err, os.ErrDeadlineExceeded) {
+		fmt.Fprintln(os.Stderr, "was not closed:", n, err)
+		return 1
+	}
+	return 0
+}
+
+func TestOnlyRootMayCall(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to be another user")
+	}
+	w := newWorld(t)
+	_, s := w.published("a")
+	for _, dir := range []string{w.root, w.dir} {
+		os.Chmod(dir, 0o755)
+	}
+	if err := os.Chmod(s.Path(), 0o666); err != nil { // else it could not even connect
+		t.Fatal(err)
+	}
+	exe, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := w.root + "/test" // where another user may run it
+	if err := os.WriteFile(other, exe, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		cmd := startChild(t, "call", s.Path())
+		cmd.Path = other
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 12345, Gid: 12345}}
+		if out, err := cmd.Output(); err != nil {
+			t.Fatalf("%v %s", err, out)
+		}
+	}
+	if n := strings.Count(w.log.String(), "uid=12345"); n != 1 {
+		t.Errorf("said %d times:\n%s", n, w.log)
+	}
+	mustAnswer(t, s.Path(), announcement("a").Endpoint)
+}

@@ -1,0 +1,397 @@
+package kubelet
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"csi-registrar/internal/facts"
+)
+
+// world is a node as far as this package sees it.
+type world struct {
+	t    *testing.T
+	root string // the kubelet's root_dir
+	dir  string // plugins_registry
+	run  string
+	log  *syncBuffer
+}
+
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+func shortDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+// newWorld makes a root_dir with a plugins_registry, and checks at the end that nothing leaked.
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	checkLeaks(t)
+	top := shortDir(t)
+	w := &world{t: t, root: top, run: filepath.Join(top, "run"), log: &syncBuffer{}}
+	w.dir = filepath.Join(w.root, folderName)
+	if err := os.MkdirAll(w.dir, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// open starts a daemon's registry; the sockets must be closed before it ends.
+func (w *world) open(change ...func(*Options)) *Registry {
+	w.t.Helper()
+	o := Options{RunDir: w.run, Log: slog.New(slog.NewTextHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug}))}
+	for _, c := range change {
+		c(&o)
+	}
+	r, err := Open(w.root, o)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() {
+		r.mu.Lock()
+		var open []*Socket
+		for _, s := range r.sockets {
+			open = append(open, s)
+		}
+		r.mu.Unlock()
+		for _, s := range open {
+			s.Close(context.Background())
+		}
+		if err := r.Close(context.Background()); err != nil {
+			w.t.Errorf("close: %v", err)
+		}
+	})
+	return r
+}
+
+func with(store Store, keep bool) func(*Options) {
+	return func(o *Options) { o.Store, o.KeepSockets = store, keep }
+}
+
+func socket(t *testing.T, r *Registry, name string) *Socket {
+	t.Helper()
+	s, err := r.Socket(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func announcement(name string) facts.Announcement {
+	return facts.Announcement{
+		Endpoint: "/run/" + name + "/csi.sock", Versions: []string{"1.0.0"},
+		Identity: facts.Identity{Name: name, Version: "v1", NodeID: "n1"},
+	}
+}
+
+func publish(t *testing.T, s *Socket) {
+	t.Helper()
+	if err := s.Publish(t.Context(), announcement(s.name)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// published makes a daemon with one published driver.
+func (w *world) published(name string, change ...func(*Options)) (*Registry, *Socket) {
+	w.t.Helper()
+	r := w.open(change...)
+	s := socket(w.t, r, name)
+	publish(w.t, s)
+	return r, s
+}
+
+// kubelet is a client as the kubelet is one.
+type kubelet struct {
+	cc *grpc.ClientConn
+	registerapi.RegistrationClient
+}
+
+func dialAsKubelet(t *testing.T, path string) *kubelet {
+	t.Helper()
+	cc, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cc.Close() })
+	return &kubelet{cc, registerapi.NewRegistrationClient(cc)}
+}
+
+func (k *kubelet) getInfo(t *testing.T) (*registerapi.PluginInfo, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second) // the kubelet's own
+	defer cancel()
+	return k.GetInfo(ctx, &registerapi.InfoRequest{})
+}
+
+func (k *kubelet) notify(t *testing.T, ok bool, text string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	if _, err := k.NotifyRegistrationStatus(ctx, &registerapi.RegistrationStatus{PluginRegistered: ok, Error: text}); err != nil {
+		t.Fatalf("Notify: %v", err)
+	}
+}
+
+// mustAnswer calls GetInfo once as a fresh kubelet.
+func mustAnswer(t *testing.T, path, endpoint string) {
+	t.Helper()
+	k := dialAsKubelet(t, path)
+	defer k.cc.Close()
+	info, err := k.getInfo(t)
+	if err != nil {
+		t.Fatalf("GetInfo at %s: %v", path, err)
+	}
+	if info.Endpoint != endpoint {
+		t.Fatalf("GetInfo at %s tells %q, want %q", path, info.Endpoint, endpoint)
+	}
+}
+
+func wantPlace(t *testing.T, s *Socket, want facts.Place) {
+	t.Helper()
+	if got := s.Look().Place; got != want {
+		t.Fatalf("place is %s, want %s", got, want)
+	}
+}
+
+func wantConflict(t *testing.T, err error, holder string) {
+	t.Helper()
+	var c interface{ Conflict() bool }
+	if !errors.As(err, &c) || !c.Conflict() || !strings.Contains(err.Error(), holder) {
+		t.Fatalf("error is %v, want a conflict with %q", err, holder)
+	}
+}
+
+// temporaryNames lists what is left of our temporary names.
+func (w *world) temporaryNames() []string {
+	var found []string
+	for _, dir := range []string{w.root, w.dir} {
+		entries, _ := os.ReadDir(dir)
+		for _, e := range entries {
+			if isTemporary(e.Name()) {
+				found = append(found, filepath.Join(dir, e.Name()))
+			}
+		}
+	}
+	return found
+}
+
+func (w *world) wantNoTemporary() {
+	w.t.Helper()
+	if names := w.temporaryNames(); len(names) > 0 {
+		w.t.Errorf("temporary names left: %v", names)
+	}
+}
+
+// listen makes a foreign socket. It is closed, but its file not removed, at the end.
+func listen(t *testing.T, path string) *net.UnixListener {
+	t.Helper()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	t.Cleanup(func() { l.Close() })
+	return l
+}
+
+// deadSocket leaves a file that refuses.
+func deadSocket(t *testing.T, path string) {
+	t.Helper()
+	listen(t, path).Close()
+}
+
+// sidecar is a foreign registrar.
+type sidecar struct {
+	registerapi.UnimplementedRegistrationServer
+	info  *registerapi.PluginInfo
+	hang  chan struct{} // if not nil, GetInfo waits for it
+	asked chan struct{}
+}
+
+func (s *sidecar) GetInfo(ctx context.Context, _ *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
+	select {
+	case s.asked <- struct{}{}:
+	default:
+	}
+	if s.hang != nil {
+		select {
+		case <-s.hang:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	return s.info, nil
+}
+
+func serveSidecar(t *testing.T, path, kind, name string, change ...func(*sidecar)) *sidecar {
+	t.Helper()
+	sc := &sidecar{info: &registerapi.PluginInfo{Type: kind, Name: name, Endpoint: "/x", SupportedVersions: []string{"1.0.0"}}, asked: make(chan struct{}, 100)}
+	for _, c := range change {
+		c(sc)
+	}
+	l := listen(t, path)
+	server := grpc.NewServer()
+	registerapi.RegisterRegistrationServer(server, sc)
+	done := make(chan struct{})
+	go func() { defer close(done); server.Serve(l) }()
+	t.Cleanup(func() { server.Stop(); <-done })
+	return sc
+}
+
+// manager is systemd's descriptor store: copies of descriptors by name.
+type manager struct {
+	mu   sync.Mutex
+	kept map[string][]int
+	fail error
+	log  []string
+}
+
+func newManager(t *testing.T) *manager {
+	m := &manager{kept: make(map[string][]int)}
+	t.Cleanup(func() {
+		for name := range m.kept {
+			m.drop(name)
+		}
+	})
+	return m
+}
+
+func (m *manager) Keep(_ context.Context, name string, c syscall.Conn) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.log = append(m.log, "keep "+name)
+	if m.fail != nil {
+		return m.fail
+	}
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return raw.Control(func(fd uintptr) {
+		copy, err := unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 3)
+		if err != nil {
+			panic(err)
+		}
+		m.kept[name] = append(m.kept[name], copy)
+	})
+}
+
+func (m *manager) Forget(_ context.Context, name string) error {
+	m.drop(name)
+	return nil
+}
+
+func (m *manager) drop(name string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.log = append(m.log, "forget "+name)
+	for _, fd := range m.kept[name] {
+		unix.Close(fd)
+	}
+	delete(m.kept, name)
+}
+
+// pass hands the listeners of a name to a new process.
+func (m *manager) pass(t *testing.T, name string) []*os.File {
+	t.Helper()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var files []*os.File
+	for _, fd := range m.kept[name] {
+		copy, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, os.NewFile(uintptr(copy), name))
+	}
+	return files
+}
+
+func (m *manager) count(name string) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.kept[name])
+}
+
+// checkLeaks compares goroutines and descriptors at the end with those now.
+func checkLeaks(t *testing.T) {
+	t.Helper()
+	goroutines, fds := runtime.NumGoroutine(), descriptors(t)
+	t.Cleanup(func() {
+		var g int
+		var f []string
+		for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+			g, f = runtime.NumGoroutine(), descriptors(t)
+			if g <= goroutines && len(f) <= len(fds) {
+				return
+			}
+		}
+		buf := make([]byte, 1<<20)
+		t.Errorf("leaked: %d goroutines were %d; descriptors %v were %v\n%s", g, goroutines, f, fds, buf[:runtime.Stack(buf, true)])
+	})
+}
+
+func descriptors(t *testing.T) []string {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		target, err := os.Readlink("/proc/self/fd/" + e.Name())
+		if err == nil && !strings.HasSuffix(target, fmt.Sprintf("/proc/%d/fd", os.Getpid())) && !strings.Contains(target, "anon_inode") {
+			names = append(names, e.Name()+" "+target)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// eventually waits until cond holds.
+func eventually(t *testing.T, what string, cond func() bool) {
+	t.Helper()
+	for end := time.Now().Add(5 * time.Second); !cond(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not in time: %s", what)
+		}
+	}
+}

@@ -1,0 +1,381 @@
+package kubelet
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"csi-registrar/internal/facts"
+)
+
+// Whatever is in the way stays as it was, and is named.
+func TestNothingIsReplaced(t *testing.T) {
+	cases := []struct {
+		name   string
+		put    func(t *testing.T, path string)
+		holder string
+	}{
+		{"file", func(t *testing.T, path string) { os.WriteFile(path, []byte("x"), 0o644) }, "a regular file"},
+		{"folder", func(t *testing.T, path string) { os.Mkdir(path, 0o755) }, "a directory"},
+		{"link to nothing", func(t *testing.T, path string) { os.Symlink("/nonexistent", path) }, "a symbolic link"},
+		{"link to a dead socket", func(t *testing.T, path string) {
+			deadSocket(t, path+".target")
+			os.Symlink(path+".target", path)
+		}, "a symbolic link"},
+		{"pipe", func(t *testing.T, path string) { unix.Mkfifo(path, 0o600) }, "a special file"},
+		{"live socket", func(t *testing.T, path string) { listen(t, path) }, fmt.Sprintf("process %d (uid %d)", os.Getpid(), os.Geteuid())},
+		{"live socket of datagrams", func(t *testing.T, path string) {
+			c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Net: "unixgram", Name: path})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { c.Close() })
+		}, "cannot be asked"},
+		{"live socket with a full queue", func(t *testing.T, path string) { fullQueue(t, path) }, "process"},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t)
+			s := socket(t, w.open(), "a")
+			c.put(t, s.Path())
+			before, err := lookAt(s.Path())
+			if err != nil {
+				t.Fatal(err)
+			}
+			wantPlace(t, s, facts.Foreign)
+			wantConflict(t, s.Publish(t.Context(), announcement("a")), c.holder)
+			if after, err := lookAt(s.Path()); err != nil || after != before {
+				t.Errorf("touched: %+v, %v", after, err)
+			}
+			w.wantNoTemporary()
+			// It goes, and we are there.
+			os.Remove(s.Path())
+			publish(t, s)
+			mustAnswer(t, s.Path(), announcement("a").Endpoint)
+		})
+	}
+}
+
+// fullQueue makes a socket that listens and answers EAGAIN.
+func fullQueue(t *testing.T, path string) {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	if err := errors.Join(unix.Bind(fd, &unix.SockaddrUnix{Name: path}), unix.Listen(fd, 0)); err != nil {
+		t.Fatal(err)
+	}
+	c, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+}
+
+func TestADeadSocketIsTakenOver(t *testing.T) {
+	w := newWorld(t)
+	s := socket(t, w.open(), "a")
+	deadSocket(t, s.Path())
+	begin := time.Now()
+	publish(t, s)
+	if d := time.Since(begin); d < deadFor {
+		t.Errorf("only %v between both looks", d)
+	}
+	mustAnswer(t, s.Path(), announcement("a").Endpoint)
+}
+
+// One that is bound and listens only later, or is replaced by another, is no dead one.
+func TestASocketThatComesAliveIsNotTakenOver(t *testing.T) {
+	for _, how := range []string{"listens", "replaced"} {
+		t.Run(how, func(t *testing.T) {
+			w := newWorld(t)
+			s := socket(t, w.open(), "a")
+			fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer unix.Close(fd)
+			if err := unix.Bind(fd, &unix.SockaddrUnix{Name: s.Path()}); err != nil {
+				t.Fatal(err)
+			}
+			done := make(chan error, 1)
+			time.AfterFunc(deadFor/2, func() {
+				if how == "listens" {
+					done <- unix.Listen(fd, 5)
+					return
+				}
+				os.Remove(s.Path())
+				fd2, _ := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+				t.Cleanup(func() { unix.Close(fd2) })
+				done <- errors.Join(unix.Bind(fd2, &unix.SockaddrUnix{Name: s.Path()}), unix.Listen(fd2, 5))
+			})
+			wantConflict(t, s.Publish(t.Context(), announcement("a")), "process")
+			if err := <-done; err != nil {
+				t.Fatal(err)
+			}
+			if a, _, err := knock(t.Context(), s.Path()); a != alive || err != nil {
+				t.Errorf("it was touched: %v %v", a, err)
+			}
+		})
+	}
+}
+
+// Two daemons publish at the same moment: one has it, the other says so.
+func TestTwoDaemonsAtOnce(t *testing.T) {
+	for range 20 {
+		w := newWorld(t)
+		r1, r2 := w.open(), w.open(func(o *Options) { o.RunDir = w.root + "/run2" })
+		s1, s2 := socket(t, r1, "a"), socket(t, r2, "a")
+		errs := make(chan error, 2)
+		for _, s := range []*Socket{s1, s2} {
+			go func() { errs <- s.Publish(t.Context(), announcement("a")) }()
+		}
+		e1, e2 := <-errs, <-errs
+		if (e1 == nil) == (e2 == nil) {
+			t.Fatalf("%v and %v", e1, e2)
+		}
+		wantConflict(t, errors.Join(e1, e2), "is held by process")
+		mustAnswer(t, s1.Path(), announcement("a").Endpoint)
+		w.wantNoTemporary()
+	}
+}
+
+// Never more than mode 0600, whatever the umask, and no less under its name; and whoever sees the name can connect.
+func TestModeAndListeningFromTheFirstMoment(t *testing.T) {
+	w := newWorld(t)
+	s := socket(t, w.open(), "a")
+	for _, mask := range []int{0, 0o777, 0o022} {
+		old := syscall.Umask(mask)
+		t.Cleanup(func() { syscall.Umask(old) })
+		for range 30 {
+			stop := make(chan struct{})
+			result := make(chan error, 1)
+			go func() { result <- watchNames(w, s.Path(), stop) }()
+			publish(t, s)
+			close(stop)
+			if err := <-result; err != nil {
+				t.Fatalf("umask %03o: %v", mask, err)
+			}
+			if err := s.Withdraw(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		syscall.Umask(old)
+	}
+}
+
+// watchNames looks as fast as it can at our names, and complains about a wrong mode, or
+// a final name that refuses.
+func watchNames(w *world, path string, stop chan struct{}) error {
+	for {
+		select {
+		case <-stop:
+			return nil
+		default:
+		}
+		for _, p := range append(w.temporaryNames(), path) {
+			f, err := lookAt(p)
+			if err != nil {
+				continue
+			}
+			if mode := f.mode & 0o777; mode&^0o600 != 0 || p == path && mode != 0o600 {
+				return fmt.Errorf("%s has mode %03o", p, mode)
+			}
+			if p == path {
+				c, err := net.Dial("unix", p)
+				if err != nil && !errors.Is(err, os.ErrNotExist) {
+					return err
+				}
+				if err == nil {
+					c.Close()
+				}
+			}
+		}
+	}
+}
+
+// The kubelet sees one name being created, complete, and nothing else.
+func TestWhatInotifySees(t *testing.T) {
+	w := newWorld(t)
+	s := socket(t, w.open(), "a")
+	fd, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if _, err := unix.InotifyAddWatch(fd, w.dir, unix.IN_ALL_EVENTS&^(unix.IN_OPEN|unix.IN_ACCESS|unix.IN_CLOSE)); err != nil {
+		t.Fatal(err)
+	}
+	publish(t, s)
+	publish(t, s)
+	if err := s.Withdraw(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"moved in a-reg.sock", "deleted a-reg.sock", "moved in a-reg.sock", "deleted a-reg.sock"}
+	if got := readEvents(t, fd); !slices.Equal(got, want) {
+		t.Errorf("seen: %q", got)
+	}
+}
+
+func readEvents(t *testing.T, fd int) []string {
+	t.Helper()
+	buf := make([]byte, 64<<10)
+	n, err := unix.Read(fd, buf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var events []string
+	for b := buf[:n]; len(b) > 0; {
+		mask := uint32(b[4]) | uint32(b[5])<<8 | uint32(b[6])<<16 | uint32(b[7])<<24
+		size := int(b[12])
+		name := strings.TrimRight(string(b[16:16+size]), "\x00")
+		b = b[16+size:]
+		word := fmt.Sprintf("%#x", mask)
+		switch mask & unix.IN_ALL_EVENTS {
+		case unix.IN_MOVED_TO:
+			word = "moved in"
+		case unix.IN_CREATE:
+			word = "created"
+		case unix.IN_DELETE:
+			word = "deleted"
+		}
+		events = append(events, word+" "+name)
+	}
+	return events
+}
+
+func TestTheFolder(t *testing.T) {
+	w := newWorld(t)
+	old := syscall.Umask(0o077) // as in the unit
+	t.Cleanup(func() { syscall.Umask(old) })
+	if err := os.Remove(w.dir); err != nil {
+		t.Fatal(err)
+	}
+	_, s := w.published("a")
+	if info, err := os.Stat(w.dir); err != nil || info.Mode().Perm() != 0o750 {
+		t.Fatalf("made: %v %v", info, err)
+	}
+	if s.Look().FolderAnew {
+		t.Error("it was made before any kubelet saw another")
+	}
+
+	// Wiped and made again by somebody: the kubelet's watch is dead.
+	os.RemoveAll(w.dir)
+	wantPlace(t, s, facts.Missing)
+	keepInode := mkdirElsewhere(t, w.dir)
+	if l := s.Look(); !l.FolderAnew || l.Place != facts.Missing || !l.Up {
+		t.Errorf("wiped: %+v", l)
+	}
+	publish(t, s)
+	if l := s.Look(); !l.FolderAnew || l.Place != facts.Ours {
+		t.Errorf("published in it: %+v", l)
+	}
+	os.RemoveAll(keepInode)
+	// A kubelet that finds the socket watches the new folder.
+	mustAnswer(t, s.Path(), announcement("a").Endpoint)
+	if s.Look().FolderAnew {
+		t.Error("a kubelet watches it now")
+	}
+
+	// Moved away, and made again by us.
+	if err := os.Rename(w.dir, w.dir+".old"); err != nil {
+		t.Fatal(err)
+	}
+	wantPlace(t, s, facts.Missing)
+	publish(t, s)
+	if l := s.Look(); !l.FolderAnew || l.Place != facts.Ours {
+		t.Errorf("moved: %+v", l)
+	}
+	if _, err := os.Lstat(filepath.Join(w.dir+".old", "a-reg.sock")); err != nil {
+		t.Errorf("what was moved is not at our path, so not ours to remove: %v", err)
+	}
+	os.RemoveAll(w.dir + ".old")
+}
+
+// mkdirElsewhere makes dir anew with another inode than it had just now.
+func mkdirElsewhere(t *testing.T, dir string) (other string) {
+	t.Helper()
+	other = dir + ".x" // takes the free inode, if one is given away again
+	if err := errors.Join(os.Mkdir(other, 0o750), os.Mkdir(dir, 0o750)); err != nil {
+		t.Fatal(err)
+	}
+	return other
+}
+
+func TestTheFolderIsNotUsable(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		do   func(w *world)
+		want string
+	}{
+		{"no root_dir", func(w *world) { os.RemoveAll(w.root) }, "root_dir"},
+		{"a file", func(w *world) { os.Remove(w.dir); os.WriteFile(w.dir, nil, 0o600) }, "not a directory"},
+		{"a loop", func(w *world) { os.Remove(w.dir); os.Symlink(w.dir, w.dir) }, "symbolic links"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t)
+			s := socket(t, w.open(), "a")
+			c.do(w)
+			err := s.Publish(t.Context(), announcement("a"))
+			if err == nil || !strings.Contains(err.Error(), c.want) || isConflict(err) {
+				t.Errorf("%v", err)
+			}
+			os.RemoveAll(w.dir)
+			if err := os.MkdirAll(w.root, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			publish(t, s)
+			mustAnswer(t, s.Path(), announcement("a").Endpoint)
+		})
+	}
+}
+
+// node-driver-registrar's --plugin-registration-path: a folder of any name.
+func TestAFolderOfAnotherName(t *testing.T) {
+	w := newWorld(t)
+	dir := filepath.Join(w.root, "registration")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	r := w.open(func(o *Options) { o.Folder = dir })
+	s := socket(t, r, "a")
+	publish(t, s)
+	if s.Path() != dir+"/a-reg.sock" || r.Folder() != dir {
+		t.Errorf("path %s", s.Path())
+	}
+	mustAnswer(t, s.Path(), announcement("a").Endpoint)
+	os.RemoveAll(dir)
+	if err := s.Publish(t.Context(), announcement("a")); err == nil {
+		t.Error("it was made")
+	}
+}
+
+// A failed replacement leaves the driver as it was.
+func TestAFailedReplacementKeepsTheOld(t *testing.T) {
+	w := newWorld(t)
+	m := newManager(t)
+	_, s := w.published("a", with(m, true))
+	dialAsKubelet(t, s.Path()).notify(t, true, "")
+	serveSidecar(t, w.dir+"/z.sock", "CSIPlugin", "a")
+	wantConflict(t, s.Publish(t.Context(), announcement("a")), "/z.sock")
+	if l := s.Look(); l.Place != facts.Ours || !l.Word.Registered {
+		t.Errorf("%+v", l)
+	}
+	if rec := s.r.readRecord("a"); !rec.Word.Registered {
+		t.Errorf("record %+v", rec)
+	}
+	if m.count("registration-a") != 1 {
+		t.Error("no longer in the store")
+	}
+}

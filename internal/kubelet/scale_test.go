@@ -1,0 +1,70 @@
+package kubelet
+
+import (
+	"fmt"
+	"runtime"
+	"runtime/debug"
+	"sync"
+	"testing"
+	"time"
+)
+
+// Many drivers: what a published socket costs, and that publishing them all at once, or
+// one after the other, is no work to speak of.
+func TestAThousandSockets(t *testing.T) {
+	const n = 1000
+	const mostBytes = 15000
+	w := newWorld(t)
+	// Some of the others' sockets are there too, and one that hangs.
+	for i := range 5 {
+		serveSidecar(t, fmt.Sprintf("%s/o%d.sock", w.dir, i), "CSIPlugin", fmt.Sprintf("other%d", i))
+	}
+	serveSidecar(t, w.dir+"/hangs.sock", "CSIPlugin", "hangs", func(s *sidecar) { s.hang = make(chan struct{}) })
+	r := w.open(func(o *Options) { o.Log = nil })
+	warm := socket(t, r, "warm")
+	publish(t, warm) // asks the others
+	before := memory()
+
+	sockets := make([]*Socket, n)
+	for i := range sockets {
+		sockets[i] = socket(t, r, fmt.Sprintf("driver%d.csi.example.org", i))
+	}
+	begin := time.Now()
+	var wg sync.WaitGroup
+	for _, s := range sockets[:n/2] {
+		wg.Go(func() { publish(t, s) })
+	}
+	wg.Wait()
+	together := time.Since(begin)
+	begin = time.Now()
+	for _, s := range sockets[n/2:] {
+		publish(t, s)
+	}
+	t.Logf("%d published together in %v, %d one after the other in %v", n/2, together, n/2, time.Since(begin))
+	if d := time.Since(begin) + together; d > 10*time.Second {
+		t.Errorf("took %v", d)
+	}
+	each := (memory() - before) / n
+	t.Logf("%d bytes a socket", each)
+	if each > mostBytes {
+		t.Errorf("%d bytes a socket, at most %d are good", each, mostBytes)
+	}
+	begin = time.Now()
+	for _, s := range sockets {
+		if err := s.Withdraw(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Logf("withdrawn in %v", time.Since(begin))
+	if d := time.Since(begin); d > 5*time.Second {
+		t.Errorf("withdrawing took %v", d)
+	}
+}
+
+// memory is the heap and the stacks in use.
+func memory() int {
+	debug.FreeOSMemory()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int(m.HeapInuse + m.StackInuse)
+}

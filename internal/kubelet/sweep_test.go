@@ -1,0 +1,87 @@
+package kubelet
+
+import (
+	"net"
+	"os"
+	"slices"
+	"testing"
+	"time"
+)
+
+func TestSweep(t *testing.T) {
+	w := newWorld(t)
+	r, s := w.published("ours")
+	deadSocket(t, r.PathOf("dead"))
+	deadSocket(t, r.PathOf("dead2"))
+	deadSocket(t, r.PathOf("notconfigured"))
+	deadSocket(t, w.dir+"/other.sock")
+	deadSocket(t, w.dir+"/.csi-reg-01234567")
+	deadSocket(t, w.root+"/.csi-reg-89abcdef")
+	deadSocket(t, w.root+"/.csi-reg-xyz")
+	deadSocket(t, w.root+"/.csi-reg-0123456789")
+	listen(t, w.root+"/.csi-reg-00000000")
+	listen(t, r.PathOf("live"))
+	os.WriteFile(r.PathOf("file"), nil, 0o600)
+	os.WriteFile(w.root+"/.csi-reg-11111111", nil, 0o600)
+	os.Symlink(r.PathOf("dead"), r.PathOf("link"))
+	names := []string{"ours", "dead", "dead2", "live", "file", "link", "absent", "../x"}
+
+	begin := time.Now()
+	removed, err := r.Sweep(t.Context(), names)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := time.Since(begin); d < deadFor || d > 2*deadFor {
+		t.Errorf("took %v", d)
+	}
+	slices.Sort(removed)
+	want := []string{w.root + "/.csi-reg-89abcdef", w.dir + "/.csi-reg-01234567", r.PathOf("dead"), r.PathOf("dead2")}
+	slices.Sort(want)
+	if !slices.Equal(removed, want) {
+		t.Errorf("removed %v, want %v", removed, want)
+	}
+	for _, path := range want {
+		if _, err := os.Lstat(path); err == nil {
+			t.Errorf("%s is still there", path)
+		}
+	}
+	mustAnswer(t, s.Path(), announcement("ours").Endpoint)
+
+	begin = time.Now()
+	if removed, err := r.Sweep(t.Context(), names); err != nil || removed != nil {
+		t.Errorf("again: %v, %v", removed, err)
+	}
+	if d := time.Since(begin); d > deadFor/2 {
+		t.Errorf("with nothing dead it took %v", d)
+	}
+}
+
+func TestSweepLeavesWhatChangesMeanwhile(t *testing.T) {
+	w := newWorld(t)
+	r := w.open()
+	path := r.PathOf("a")
+	deadSocket(t, path)
+	time.AfterFunc(deadFor/2, func() {
+		os.Remove(path)
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: path})
+		if err == nil { // dead as well, but another
+			l.SetUnlinkOnClose(false)
+			l.Close()
+		}
+	})
+	if removed, err := r.Sweep(t.Context(), []string{"a"}); err != nil || removed != nil {
+		t.Errorf("%v, %v", removed, err)
+	}
+	if _, err := os.Lstat(path); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestSweepWithoutAFolder(t *testing.T) {
+	w := newWorld(t)
+	r := w.open()
+	os.RemoveAll(w.root)
+	if removed, err := r.Sweep(t.Context(), []string{"a"}); err != nil || removed != nil {
+		t.Errorf("%v, %v", removed, err)
+	}
+}
