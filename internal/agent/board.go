@@ -89,3 +89,14 @@ func (a *Agent) Changed() <-chan struct{} {
 func (a *Agent) ConfigError(text string) {
 	a.board.change(func() { a.board.status.ConfigError = text })
 }
+
+// Unnamed shows a driver whose name is not known yet (node-driver-registrar's flags do
+// not tell it) among the others, with an empty name; nil when it is.
+func (a *Agent) Unnamed(s *registrar.Status) {
+	if s == nil {
+		a.board.forget("")
+		return
+	}
+	s.Name = ""
+	a.board.driver(*s)
+}

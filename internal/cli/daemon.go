@@ -1,0 +1,203 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"sync"
+	"syscall"
+
+	"csi-registrar/internal/agent"
+	"csi-registrar/internal/control"
+	"csi-registrar/internal/fswatch"
+	"csi-registrar/internal/systemd"
+)
+
+// daemon is the process: it owns the parts that are one for all drivers, and the order in
+// which they begin and end.
+type daemon struct {
+	flags    runFlags
+	log      *slog.Logger
+	watcher  *fswatch.Watcher
+	agent    *agent.Agent
+	parts    *parts
+	notifier *systemd.Notifier
+	handed   *systemd.Handed
+
+	// What runs beside the agent; all of it ends before the agent does, so that a call
+	// is still answered by a whole daemon.
+	work sync.WaitGroup
+	fail context.CancelCauseFunc
+}
+
+// newDaemon takes over what the service manager handed to us and makes the parts.
+func newDaemon(e *env, f runFlags, log *slog.Logger, folder string) (*daemon, error) {
+	handed, err := systemd.Receive(e.getenv)
+	if err != nil {
+		return nil, err
+	}
+	d := &daemon{flags: f, log: log, handed: handed, notifier: systemd.NewNotifier(e.getenv)}
+	if err := systemd.Unset(); err != nil {
+		return nil, err
+	}
+	d.watcher = fswatch.New(log, fswatch.Options{})
+	d.parts = newParts(d, folder)
+	d.agent = agent.New(agent.Options{Log: log, Parts: d.parts, Version: build().Version})
+	return d, nil
+}
+
+// live runs the daemon: begin is called when everything that it needs runs; ready when
+// begin has returned and the control socket is served. It ends when ctx is done or a part
+// failed, in the opposite order.
+func (d *daemon) live(ctx context.Context, e *env, b control.Backend, begin func(context.Context) error) (err error) {
+	ctx, d.fail = context.WithCancelCause(ctx)
+	defer d.fail(nil)
+	// These outlive ctx: registration sockets are served until the last moment.
+	lasting, end := context.WithCancel(context.WithoutCancel(ctx))
+	var last sync.WaitGroup
+	defer func() {
+		end()
+		last.Wait()
+		err = errors.Join(err, d.parts.close(context.WithoutCancel(ctx)))
+	}()
+	last.Go(func() { d.note("the watcher", d.watcher.Run(lasting)) })
+	agentCtx, endAgent := context.WithCancel(lasting)
+	var agentDone sync.WaitGroup
+	agentDone.Go(func() { d.note("the agent", d.agent.Run(agentCtx)) })
+	defer agentDone.Wait()
+	defer endAgent()
+	defer d.work.Wait()
+	defer d.fail(nil)
+
+	if err := begin(ctx); err != nil {
+		return err
+	}
+	if err := d.serve(ctx, e, b); err != nil {
+		return err
+	}
+	for _, f := range d.handed.Rest() {
+		d.log.Warn("closing a descriptor that nobody knows", "name", f.Name())
+		d.note("closing it", f.Close())
+	}
+	if err := d.notifier.Ready(); err != nil {
+		return err
+	}
+	d.log.Info("ready", "MESSAGE_ID", messageReady, "version", build().Version)
+	d.work.Go(func() { d.tellStatus(ctx) })
+	d.work.Go(func() { d.feedWatchdog(ctx, e) })
+	<-ctx.Done()
+	d.note("telling the service manager", d.notifier.Stopping())
+	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	d.log.Info("stopping", "MESSAGE_ID", messageStopping)
+	return nil
+}
+
+// note logs an error that ends nothing.
+func (d *daemon) note(what string, err error) {
+	if err != nil && !errors.Is(err, context.Canceled) {
+		d.log.Error(what+" failed", "error", err)
+	}
+}
+
+// serve opens the control socket and what else speaks HTTP.
+func (d *daemon) serve(ctx context.Context, e *env, b control.Backend) error {
+	if err := d.serveControl(ctx, b); err != nil {
+		return err
+	}
+	for _, f := range d.handed.Take("http") {
+		ln, err := listener(f)
+		if err != nil {
+			return err
+		}
+		d.servePublic(ctx, ln, b)
+	}
+	if d.flags.http != "" {
+		ln, err := (&net.ListenConfig{}).Listen(ctx, "tcp", d.flags.http)
+		if err != nil {
+			return fmt.Errorf("cannot serve health and metrics: %w", err)
+		}
+		d.servePublic(ctx, ln, b)
+	}
+	return nil
+}
+
+func (d *daemon) servePublic(ctx context.Context, ln net.Listener, b control.Backend) {
+	d.work.Go(func() { d.note("serving health and metrics", control.ServePublic(ctx, ln, b, d.log)) })
+}
+
+// serveControl serves the control socket that was handed over, or one of our own. While
+// another daemon has it, this one works without, and takes it when the other leaves.
+func (d *daemon) serveControl(ctx context.Context, b control.Backend) error {
+	serve := func(ln net.Listener) {
+		d.note("serving the control socket", control.Serve(ctx, ln, b, d.log))
+	}
+	if files := d.handed.Take("control"); len(files) > 0 {
+		for _, f := range files {
+			ln, err := listener(f)
+			if err != nil {
+				return err
+			}
+			d.work.Go(func() { serve(ln) })
+		}
+		return nil
+	}
+	path := filepath.Join(d.flags.runDir(), "control.sock")
+	ln, err := control.Listen(ctx, path)
+	if err == nil {
+		d.work.Go(func() { serve(ln) })
+		return nil
+	}
+	d.log.Warn("working without a control socket, so `csi-registrar status` does not reach this daemon", "error", err)
+	hints := d.watcher.Subscribe(path)
+	d.work.Go(func() {
+		defer hints.Close()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-hints.Hints():
+			}
+			if ln, err := control.Listen(ctx, path); err == nil {
+				d.log.Info("the control socket is ours now")
+				serve(ln)
+				return
+			}
+		}
+	})
+	return nil
+}
+
+// listener makes a listener of a descriptor that was handed over. Its path is the
+// manager's, so Close does not remove it.
+func listener(f *os.File) (net.Listener, error) {
+	ln, err := net.FileListener(f)
+	err = errors.Join(err, f.Close())
+	if err != nil {
+		return nil, fmt.Errorf("cannot use the socket %s that the service manager handed over: %w", f.Name(), err)
+	}
+	return ln, nil
+}
+
+// onHangup calls f at each HUP until ctx is done.
+func (d *daemon) onHangup(ctx context.Context, f func()) {
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP)
+	d.work.Go(func() {
+		defer signal.Stop(hup)
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-hup:
+				f()
+			}
+		}
+	})
+}

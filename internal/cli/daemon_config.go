@@ -1,0 +1,195 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"csi-registrar/internal/agent"
+	"csi-registrar/internal/config"
+	"csi-registrar/internal/control"
+)
+
+// quiet is how long the folders of the configuration must have been quiet before a change
+// is applied (spec §3): an editor or a package manager writes more than once.
+const quiet = time.Second
+
+// runDaemon is `run` with configuration files.
+func runDaemon(ctx context.Context, e *env, f runFlags) error {
+	res := config.Load(f.source)
+	log, level, err := newLogger(e, res.Config.Log)
+	if err != nil {
+		return err
+	}
+	d, err := newDaemon(e, f, log, "")
+	if err != nil {
+		return err
+	}
+	k := &keeper{daemon: d, level: level}
+	return d.live(ctx, e, backend{d.agent, k.reload}, func(ctx context.Context) error {
+		if err := k.begin(ctx, res); err != nil {
+			return err
+		}
+		d.work.Go(func() { k.follow(ctx) })
+		d.onHangup(ctx, func() { d.note("reloading", k.reload(ctx)) })
+		return nil
+	})
+}
+
+// backend is the daemon as the control socket sees it.
+type backend struct {
+	*agent.Agent
+	reload func(context.Context) error
+}
+
+// Reload implements control.Backend.
+func (b backend) Reload(ctx context.Context) error { return b.reload(ctx) }
+
+// Alive implements control.Backend.
+func (b backend) Alive(ctx context.Context) error { return b.Agent.Alive(ctx) }
+
+var _ control.Backend = backend{}
+
+// keeper keeps the configuration in force: the files' if they are right, else the last
+// good one.
+type keeper struct {
+	*daemon
+	level *slog.LevelVar
+
+	mu       sync.Mutex // one load at a time
+	inForce  *config.Config
+	told     string // mistakes and warnings that the log has already
+	anew     bool   // the files had mistakes at start, so nothing of theirs is in force yet
+	lastGood string
+}
+
+// begin brings the first configuration into force. With mistakes in the files that is
+// the last good one, or if there is none every table that is right.
+func (k *keeper) begin(ctx context.Context, res *config.Result) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if err := os.MkdirAll(k.flags.runDir(), 0o755); err != nil {
+		k.log.Warn("nothing is remembered over a restart", "error", err)
+	}
+	k.lastGood = filepath.Join(k.flags.runDir(), lastGoodName(k.flags.source))
+	c := res.Config
+	k.tell(res)
+	if len(res.Mistakes) > 0 {
+		k.anew = true
+		good, err := config.LoadLastGood(k.lastGood)
+		switch {
+		case err == nil:
+			c = good
+			k.log.Warn("starting with the last good configuration", "drivers", len(c.Drivers))
+		case errors.Is(err, fs.ErrNotExist):
+			k.log.Warn("starting with the tables that are right", "drivers", len(c.Drivers), "left_out", res.Faulty)
+		default:
+			k.log.Warn("starting with the tables that are right", "drivers", len(c.Drivers), "left_out", res.Faulty, "error", err)
+		}
+	}
+	k.note("sweeping dead sockets", k.parts.sweep(ctx, c))
+	return k.apply(ctx, c, res, false)
+}
+
+// apply brings c into force.
+func (k *keeper) apply(ctx context.Context, c *config.Config, res *config.Result, patience bool) error {
+	k.setLevel(c.Log)
+	if err := k.agent.Apply(ctx, c, res.Files, patience); err != nil {
+		return err
+	}
+	k.inForce = c
+	if len(res.Mistakes) > 0 {
+		return nil
+	}
+	k.note("keeping the configuration", config.SaveLastGood(k.lastGood, c, res.Files))
+	k.note("withdrawing", k.parts.withdrawUnclaimed(ctx, c))
+	return nil
+}
+
+func (k *keeper) setLevel(l config.Log) {
+	k.level.Set(logLevel(l.Level))
+	if k.inForce != nil && k.inForce.Log.Format != l.Format {
+		k.log.Warn("log.format takes effect at the next start", "format", l.Format)
+	}
+}
+
+// reload is the command: what vanished from the files is withdrawn at once.
+func (k *keeper) reload(ctx context.Context) error { return k.load(ctx, false) }
+
+// load reads the files; with a mistake in them nothing changes.
+func (k *keeper) load(ctx context.Context, patience bool) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	res := config.Load(k.flags.source)
+	k.tell(res)
+	if len(res.Mistakes) > 0 {
+		return res.Mistakes
+	}
+	if patience && !k.anew && k.inForce.Equal(res.Config) {
+		return nil
+	}
+	k.anew = false
+	if err := k.apply(ctx, res.Config, res, patience); err != nil {
+		return err
+	}
+	k.log.Info("configuration applied", "MESSAGE_ID", messageApplied, "drivers", len(res.Config.Drivers), "files", len(res.Files))
+	return nil
+}
+
+// tell makes mistakes and warnings known, each set of them once.
+func (k *keeper) tell(res *config.Result) {
+	text := ""
+	if len(res.Mistakes) > 0 {
+		text = res.Mistakes.Error()
+	}
+	k.agent.ConfigError(text)
+	said := text + fmt.Sprint(res.Warnings)
+	if said == k.told {
+		return
+	}
+	k.told = said
+	for _, m := range res.Mistakes {
+		k.log.Error("mistake in the configuration", "MESSAGE_ID", messageMistake, "mistake", m.String())
+	}
+	for _, m := range res.Warnings {
+		k.log.Warn("the configuration is odd", "warning", m.String())
+	}
+}
+
+// follow applies changes of the files when their folders are quiet.
+func (k *keeper) follow(ctx context.Context) {
+	hints := k.watcher.SubscribeDir(k.flags.source.Watch()...)
+	defer hints.Close()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-hints.Hints():
+			timer.Reset(quiet)
+		case <-timer.C:
+			// Mistakes are told; everything else that can fail is noted.
+			if err := k.load(ctx, true); err != nil && !errors.As(err, &config.Mistakes{}) {
+				k.note("applying the configuration", err)
+			}
+		}
+	}
+}
+
+// lastGoodName is the file's name: one for the folders, one for each --config FILE.
+func lastGoodName(s config.Source) string {
+	if s.File == "" {
+		return "last-good.toml"
+	}
+	h := fnv.New32a()
+	h.Write([]byte(s.File))
+	return fmt.Sprintf("last-good-%08x.toml", h.Sum32())
+}

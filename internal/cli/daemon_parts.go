@@ -1,0 +1,174 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"sync"
+
+	"csi-registrar/internal/agent"
+	"csi-registrar/internal/config"
+	"csi-registrar/internal/driver"
+	"csi-registrar/internal/fswatch"
+	"csi-registrar/internal/kubelet"
+	"csi-registrar/internal/registrar"
+	"csi-registrar/internal/systemd"
+)
+
+// storePrefix begins the names of registration sockets in the descriptor store.
+const storePrefix = "registration-"
+
+// parts makes what the registrars need, and keeps what they share: a plugin registry for
+// each root directory, and the listeners that the descriptor store gave back until a
+// driver claims them.
+type parts struct {
+	log     *slog.Logger
+	watcher *fswatch.Watcher
+	options kubelet.Options
+
+	mu         sync.Mutex
+	registries map[string]*kubelet.Registry // by root directory
+	stored     map[string]*os.File          // by driver
+}
+
+// newParts takes the stored listeners out of what was handed over. A folder is given
+// where it is not the plugins_registry of the configured root directory.
+func newParts(d *daemon, folder string) *parts {
+	p := &parts{
+		log: d.log, watcher: d.watcher,
+		registries: map[string]*kubelet.Registry{},
+		stored:     map[string]*os.File{},
+	}
+	p.options = kubelet.Options{
+		Log:         d.log,
+		KeepSockets: d.flags.keepSockets,
+		Folder:      folder,
+		Watch:       func(path string) kubelet.Watch { return d.watcher.Subscribe(path) },
+	}
+	for _, fdName := range d.handed.Names() {
+		name, ours := strings.CutPrefix(fdName, storePrefix)
+		if !ours {
+			continue
+		}
+		for _, f := range d.handed.Take(fdName) {
+			if old := p.stored[name]; old != nil {
+				d.note("closing an older listener", old.Close())
+			}
+			p.stored[name] = f
+		}
+	}
+	// Without --keep-sockets nothing is to outlive the process; but what the store has
+	// already must be taken out of it.
+	if d.flags.keepSockets || len(p.stored) > 0 {
+		p.options.RunDir = d.flags.runDir()
+		if d.notifier != nil {
+			p.options.Store = systemd.NewStore(d.notifier)
+		}
+	}
+	return p
+}
+
+// registry is the plugin registry below rootDir.
+func (p *parts) registry(rootDir string) (*kubelet.Registry, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if r := p.registries[rootDir]; r != nil {
+		return r, nil
+	}
+	r, err := kubelet.Open(rootDir, p.options)
+	if err != nil {
+		return nil, err
+	}
+	p.registries[rootDir] = r
+	return r, nil
+}
+
+// Driver implements agent.Parts.
+func (p *parts) Driver(_ *config.Config, d config.Driver) registrar.Driver {
+	return driver.New(driver.Config{
+		Name: d.Name, Socket: d.Socket, Endpoint: d.Endpoint, Timeout: d.Timeout, Owner: d.SocketOwner,
+	}, p.log.With("driver", d.Name), p.watcher.Subscribe(d.Socket, d.Endpoint))
+}
+
+// Socket implements agent.Parts: a listener that the store kept is adopted.
+func (p *parts) Socket(c *config.Config, name string) (agent.Socket, error) {
+	r, err := p.registry(c.Kubelet.RootDir)
+	if err != nil {
+		return nil, err
+	}
+	s, err := r.Socket(name)
+	if err != nil {
+		return nil, err
+	}
+	if f := p.claim(name); f != nil {
+		if err := s.Adopt(context.Background(), f); err != nil {
+			p.log.Warn("cannot go on with the registration socket of an earlier process; making a new one", "driver", name, "error", err)
+		}
+	}
+	return s, nil
+}
+
+func (p *parts) claim(name string) *os.File {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f := p.stored[name]
+	delete(p.stored, name)
+	return f
+}
+
+// sweep removes dead sockets under the names of the configured drivers.
+func (p *parts) sweep(ctx context.Context, c *config.Config) error {
+	r, err := p.registry(c.Kubelet.RootDir)
+	if err != nil {
+		return err
+	}
+	names := make([]string, len(c.Drivers))
+	for i, d := range c.Drivers {
+		names[i] = d.Name
+	}
+	removed, err := r.Sweep(ctx, names)
+	for _, path := range removed {
+		p.log.Info("swept a dead socket", "path", path)
+	}
+	return err
+}
+
+// withdrawUnclaimed takes away the stored listeners of drivers that are no longer
+// configured. Only to be called while the configuration has no mistakes: a mistake never
+// costs a registration.
+func (p *parts) withdrawUnclaimed(ctx context.Context, c *config.Config) error {
+	r, err := p.registry(c.Kubelet.RootDir)
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	stored := p.stored
+	p.stored = map[string]*os.File{}
+	p.mu.Unlock()
+	var errs []error
+	for name, f := range stored {
+		p.log.Info("withdrawing: no longer configured", "driver", name)
+		if err := r.WithdrawLeftover(ctx, name, f); err != nil {
+			errs = append(errs, fmt.Errorf("cannot withdraw %s: %w", name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// close ends the registries; all sockets are closed already. What nobody claimed stays
+// in the store for the next process.
+func (p *parts) close(ctx context.Context) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var errs []error
+	for _, r := range p.registries {
+		errs = append(errs, r.Close(ctx))
+	}
+	for _, f := range p.stored {
+		errs = append(errs, f.Close())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,99 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"csi-registrar/internal/agent"
+	"csi-registrar/internal/systemd"
+)
+
+// tellStatus keeps the line that `systemctl status` shows true, at most five times a second.
+func (d *daemon) tellStatus(ctx context.Context) {
+	if d.notifier == nil {
+		return
+	}
+	var last string
+	for {
+		changed := d.agent.Changed()
+		if line := statusLine(d.agent.Status()); line != last {
+			d.note("telling the service manager", d.notifier.Status(line))
+			last = line
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
+
+// statusLine is the whole in a line: "3 drivers: 2 registered, 1 absent (nfs.csi.k8s.io: no such file)".
+func statusLine(s agent.Status) string {
+	count := map[string]int{}
+	for _, d := range s.Drivers {
+		count[d.State]++
+	}
+	var parts []string
+	for state, n := range count {
+		parts = append(parts, fmt.Sprintf("%d %s", n, state))
+	}
+	slices.SortFunc(parts, func(a, b string) int { return cmp.Compare(b, a) })
+	line := fmt.Sprintf("%d drivers", len(s.Drivers))
+	if len(s.Drivers) == 1 {
+		line = "1 driver"
+	}
+	if len(parts) > 0 {
+		line += ": " + strings.Join(parts, ", ")
+	}
+	if pending := s.Pending(); len(pending) > 0 {
+		line += fmt.Sprintf(" (%s: %s)", pending[0].Name, cmp.Or(pending[0].Reason, pending[0].State))
+	}
+	if s.ConfigError != "" {
+		line = "the configuration has mistakes, the last good one is in force: " + firstLine(s.ConfigError) + "; " + line
+	}
+	return line
+}
+
+func firstLine(s string) string {
+	line, _, _ := strings.Cut(s, "\n")
+	return line
+}
+
+// feedWatchdog tells the manager that the daemon is alive, only while the supervisor and
+// every registrar really run. What drivers do is of no account.
+func (d *daemon) feedWatchdog(ctx context.Context, e *env) {
+	interval, watched := systemd.WatchdogInterval(e.getenv)
+	if !watched {
+		return
+	}
+	ticker := time.NewTicker(interval / 2)
+	defer ticker.Stop()
+	for {
+		if err := d.alive(ctx, interval/3); err != nil {
+			d.note("the watchdog's question", err)
+		} else {
+			d.note("feeding the watchdog", d.notifier.Watchdog())
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+func (d *daemon) alive(ctx context.Context, limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	return d.agent.Alive(ctx)
+}

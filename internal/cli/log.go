@@ -1,0 +1,53 @@
+package cli
+
+import (
+	"log/slog"
+
+	"csi-registrar/internal/config"
+	"csi-registrar/internal/systemd"
+)
+
+// Message IDs of the daemon's own entries; those of drivers are in internal/registrar.
+// packaging/csi-registrar.catalog explains them all.
+const (
+	messageReady    = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c201"
+	messageStopping = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c202"
+	messageApplied  = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c203"
+	messageMistake  = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c204"
+)
+
+// newLogger makes the logger that the configuration asks for, and the handle of its level.
+func newLogger(e *env, c config.Log) (*slog.Logger, *slog.LevelVar, error) {
+	level := &slog.LevelVar{}
+	level.Set(logLevel(c.Level))
+	if c.Format == "journal" || c.Format == "auto" && systemd.UnderJournal() {
+		h, err := systemd.NewJournalHandler(level)
+		if err != nil {
+			return nil, nil, hinted(err, `set log.format = "text", or let systemd connect the journal`)
+		}
+		return slog.New(h), level, nil
+	}
+	o := &slog.HandlerOptions{Level: level}
+	if c.Format == "json" {
+		return slog.New(slog.NewJSONHandler(e.stderr, o)), level, nil
+	}
+	o.ReplaceAttr = func(groups []string, a slog.Attr) slog.Attr {
+		if a.Key == systemd.MessageID {
+			return slog.Attr{} // for the journal's catalogue only
+		}
+		return a
+	}
+	return slog.New(slog.NewTextHandler(e.stderr, o)), level, nil
+}
+
+func logLevel(name string) slog.Level {
+	switch name {
+	case "debug":
+		return slog.LevelDebug
+	case "warn":
+		return slog.LevelWarn
+	case "error":
+		return slog.LevelError
+	}
+	return slog.LevelInfo
+}

@@ -1,0 +1,189 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"time"
+
+	"csi-registrar/internal/agent"
+	"csi-registrar/internal/compat"
+	"csi-registrar/internal/config"
+	"csi-registrar/internal/control"
+	"csi-registrar/internal/driver"
+	"csi-registrar/internal/facts"
+	"csi-registrar/internal/registrar"
+)
+
+// runSidecar is `run` with the flags of node-driver-registrar: one driver, which tells its
+// own name, and no files.
+func runSidecar(ctx context.Context, e *env, f runFlags, o compat.Options) error {
+	switch {
+	case o.ShowVersion:
+		fmt.Fprintln(e.stdout, build().Version)
+		return nil
+	case o.Probe:
+		return nil
+	}
+	c := config.Default()
+	c.Log.Format = cmp.Or(o.LogFormat, c.Log.Format)
+	log, level, err := newLogger(e, c.Log)
+	if err != nil {
+		return err
+	}
+	level.Set(o.LogLevel())
+	for _, w := range o.Warnings {
+		log.Warn(w)
+	}
+	f.http = "" // o.HTTPAddr is served as the peer does
+	d, err := newDaemon(e, f, log, o.RegistryDir)
+	if err != nil {
+		return err
+	}
+	s := &sidecar{daemon: d, o: o}
+	return d.live(ctx, e, backend{d.agent, s.reload}, func(ctx context.Context) error {
+		if err := s.serveHealth(ctx); err != nil {
+			return err
+		}
+		d.onHangup(ctx, func() { log.Info("nothing to reload: the flags are the configuration") })
+		d.work.Go(func() { s.follow(ctx) })
+		return nil
+	})
+}
+
+// sidecar learns the driver's name and keeps the agent's configuration in step with it.
+type sidecar struct {
+	*daemon
+	o compat.Options
+}
+
+func (s *sidecar) reload(context.Context) error {
+	return errors.New("there is nothing to reload: this daemon was started with node-driver-registrar's flags")
+}
+
+// follow has the driver registered under the name that it gives itself, also when it comes
+// back with another.
+func (s *sidecar) follow(ctx context.Context) {
+	for {
+		name, ok := s.discover(ctx)
+		if !ok {
+			return
+		}
+		s.note("starting the registrar", s.apply(ctx, s.o.Driver(name)))
+		s.agent.Unnamed(nil)
+		if !s.renamed(ctx, name) {
+			return
+		}
+		s.log.Warn("the driver is not the one that it was; asking for its name again", "was", name)
+		s.note("withdrawing", s.apply(ctx))
+	}
+}
+
+func (s *sidecar) apply(ctx context.Context, drivers ...config.Driver) error {
+	c := config.Default()
+	c.Drivers = drivers
+	return s.agent.Apply(ctx, c, nil, false)
+}
+
+// discover asks the driver until it has told a name that may be registered; false when
+// ctx is done. It waits as the registrar does: hints first, a backoff as the net.
+func (s *sidecar) discover(ctx context.Context) (string, bool) {
+	d := s.o.Driver("")
+	hints := s.watcher.Subscribe(d.Socket)
+	client := driver.New(driver.Config{Socket: d.Socket, Endpoint: d.Endpoint, Timeout: d.Timeout, Owner: d.SocketOwner}, s.log, hints)
+	defer func() { s.note("closing the connection to the driver", client.Close()) }()
+	shown := registrar.Status{Socket: d.Socket, Endpoint: d.Endpoint, Registration: facts.None, Since: time.Now()}
+	for wait := time.Second; ; {
+		rep := client.Ask(ctx)
+		if ctx.Err() != nil {
+			return "", false
+		}
+		if rep.Driver == facts.Ready {
+			return rep.Identity.Name, true
+		}
+		if state := string(rep.Driver); shown.State != state || shown.Reason != rep.Reason {
+			level := slog.LevelDebug
+			if shown.State != state {
+				level, shown.Since = slog.LevelInfo, time.Now()
+			}
+			shown.State, shown.Driver, shown.Reason = state, rep.Driver, rep.Reason
+			s.log.Log(ctx, level, "waiting for the driver", "socket", d.Socket, "state", state, "reason", rep.Reason)
+			s.agent.Unnamed(&shown)
+		}
+		wait = min(2*wait, 30*time.Second)
+		if rep.Driver == facts.Starting {
+			wait = time.Second
+		}
+		select {
+		case <-ctx.Done():
+			return "", false
+		case <-client.Hints():
+			// A socket that flaps costs no more than a question in 10 ms.
+			select {
+			case <-ctx.Done():
+				return "", false
+			case <-time.After(10 * time.Millisecond):
+			}
+		case <-time.After(wait - wait/8 + rand.N(wait/4)):
+		}
+	}
+}
+
+// renamed waits until the driver answers with another name; false when ctx is done.
+func (s *sidecar) renamed(ctx context.Context, name string) bool {
+	for {
+		changed := s.agent.Changed()
+		if d, _ := s.agent.Status().Driver(name); d.Driver == facts.Mismatch {
+			return true
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-changed:
+		}
+	}
+}
+
+// serveHealth serves /healthz where node-driver-registrar would.
+func (s *sidecar) serveHealth(ctx context.Context) error {
+	if s.o.HTTPAddr == "" {
+		return nil
+	}
+	ln, err := (&net.ListenConfig{}).Listen(ctx, "tcp", s.o.HTTPAddr)
+	if err != nil {
+		return fmt.Errorf("cannot serve /healthz: %w", err)
+	}
+	var profiles http.Handler
+	if s.o.PProf {
+		profiles = control.Profiles()
+	}
+	srv := &http.Server{Handler: compat.Handler(s.healthy, profiles), ReadHeaderTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: 30 * time.Second}
+	s.work.Go(func() {
+		defer context.AfterFunc(ctx, func() { s.note("ending /healthz", srv.Close()) })()
+		if err := srv.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
+			s.note("serving /healthz", err)
+		}
+	})
+	return nil
+}
+
+// healthy tells whether the registration socket is in place.
+func (s *sidecar) healthy() error {
+	for _, d := range s.agent.Status().Drivers {
+		switch d.Registration {
+		case facts.Published, facts.Registered, facts.Refused:
+			return nil
+		}
+		return fmt.Errorf("no registration socket: the driver is %s: %s: %w", d.State, d.Reason, os.ErrNotExist)
+	}
+	return fs.ErrNotExist
+}
+
+var _ agent.Parts = (*parts)(nil)
