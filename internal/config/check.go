@@ -16,8 +16,14 @@ func (l *loader) result() *Result {
 	tables := slices.SortedFunc(maps.Values(l.drivers), func(a, b *table) int {
 		return cmp.Or(a.first.compare(b.first), strings.Compare(a.Name, b.Name))
 	})
+	var whole []string
 	for _, t := range tables {
-		l.checkSocket(t, tables)
+		if t.Socket != "" {
+			whole = append(whole, t.Name)
+		}
+	}
+	for _, t := range tables {
+		l.checkSocket(t, whole)
 		l.checkRegistration(t)
 	}
 	// A table that is left out anyway shall cost no other its place.
@@ -52,16 +58,10 @@ func (l *loader) spoil(t *table, at position, key, problem, hint string) {
 }
 
 // checkSocket finds a table without the only key that it must have. It is often one that
-// tunes a driver whose package is gone.
-func (l *loader) checkSocket(t *table, all []*table) {
+// tunes a driver whose package is gone. others are the drivers that have a socket.
+func (l *loader) checkSocket(t *table, others []string) {
 	if t.hasSocket {
 		return
-	}
-	var others []string
-	for _, o := range all {
-		if o.Socket != "" {
-			others = append(others, o.Name)
-		}
 	}
 	hint := `write socket = "/run/….sock"; if the table only tunes a driver whose own file is gone, take it out`
 	if near := nearest(t.Name, others); near != "" {

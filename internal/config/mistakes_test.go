@@ -5,53 +5,375 @@ import (
 	"testing"
 )
 
-func TestTry(t *testing.T) {
-	ok := "[driver.\"good.csi.io\"]\nsocket = \"/run/good.sock\"\n"
-	for _, in := range []string{
-		"[driver.\"a.b\"]\nsocket = /run/x\n" + ok,
-		"[driver.\"a.b\"]\nsocket = \"/run/x\n" + ok,
-		"[driver.\"a.b\"]\nsocket = \"/run/x\"\nsupported_versions = [\"1.0.0\"\n" + ok,
-		"[driver.\"a.b\"]\nsocket = \"/run/x\"\nsupported_versions = [\"1.0.0\"\n",
-		"[driver.\"a.b\"\nsocket = \"/run/x\"\n" + ok,
-		"[driver.\"a.b\"]\nsocket\n" + ok,
-		"[driver.\"a.b\"]\nenabled = yes\n" + ok,
-		"[driver.\"a.b\"]\ntimeout = 5s\nsocket=1\n" + ok,
-		"[driver.\"a.b\"]\nsocket=\"/a\"\n" + ok + "[driver.\"a.b\"]\nsocket=\"/b\"\n",
-		"[driver.\"a.b\"]\nsocket=\"/a\"\nsocket=\"/b\"\n" + ok,
-		"driver.a.socket = 'x\n[driver.b]\nsocket='/b'\n",
-		"[driver.nfs.csi.k8s.io]\nsocket='/b'\n",
-		"[nfs.csi.k8s.io]\nsocket='/b'\n",
-		"[\"nfs.csi.k8s.io\"]\nsocket='/b'\n",
-		"[driver]\nsocket='/b'\n",
-		"[[driver]]\nsocket='/b'\n",
-		"[[driver.a]]\nsocket='/b'\n",
-		"driver = 1\nlog = 'x'\n[[kubelet]]\n",
-		"level = 'x'\nroot_dir = 'x'\nfoo=1\nsocket=1\n[drivers.x]\n[empty]\n",
-		"[driver.a]\nSocket='/b'\nendpont='/b'\nfoo=1\nroot_dir='/'\nwhen-driver-is-gone='keep'\n",
-		"[driver.a]\nsocket=1\nendpoint=1.5\nenabled='yes'\ntimeout=5\nsupported_versions='1.0.0'\nwhen_driver_is_gone=true\nwithdraw_after=07:32:00\nsocket_owner=1000\n",
-		"[driver.a]\nsocket='a/b'\nendpoint='/a/../b'\ntimeout='5 s'\nsupported_versions=[]\nwhen_driver_is_gone='stay'\nwithdraw_after='-3s'\nsocket_owner='nobody-here'\n",
-		"[driver.a]\nsocket='unix:/a/b'\nendpoint='/a//b/'\ntimeout='0s'\nsupported_versions=[\n'1.0.0',\n'v2']\nwhen_driver_is_gone=''\nwithdraw_after='3'\nsocket_owner='4294967295'\n",
-		"[driver.a]\nsocket='@x'\nendpoint='/'\nsupported_versions=[\n'0.3.0',\n'2.0.0']\nsocket_owner=\"a\\u0000\"\n",
-		"[driver.a]\nsocket='/" + strings.Repeat("x", 107) + "'\nendpoint=\"/a\\u0000\\nb\"\nsupported_versions=[\n1]\nsocket_owner=''\n",
-		"[driver.'../../x']\nsocket='/a'\n[driver.'.x']\nsocket='/a'\n[driver.'a b']\nsocket='/a'\n[driver.Under_score-]\nsocket='/a'\n[driver.\"a\\nb\"]\nsocket='/a'\n[driver.\"a\\u0000\"]\nsocket='/c'\n[driver.'']\nsocket='/a'\n[driver." + strings.Repeat("a", 64) + "]\nsocket='/d'\n",
-		"[log]\nlevel='loud'\nformat='xml'\n[kubelet]\nroot_dir='kubelet'\n",
-		"[driver.a]\nsocket='/s'\n[driver.b]\nsocket='/s'\n[driver.c]\nsocket='/s'\nenabled=false\n[driver.d]\nsocket='/d'\nendpoint='/s'\n",
-		"[kubelet]\nroot_dir='/" + strings.Repeat("x", 90) + "'\n[driver.a]\nsocket='/s'\n",
-		"[driver.a]\ntimeout='3s'\n[driver.'NFS.csi.io']\ntimeout='1s'\n[driver.'nfs.csi.io']\nsocket='/x'\n",
-		"driver.a = { socket='/x', tmeout='3', \nlog={a=1} }\ndriver = { }\n",
-		"driver.a = { socket='/x', tmeout='3', \nlog={a=1} }\n",
-		"\x00\x01",
-		"[log]\nlevel = \"\xff\"\n",
-		"a\rb",
+// one loads a single document, as the file "f".
+func one(text string) *Result {
+	l := newLoader(userExists)
+	l.rank["f"] = 0
+	l.read = []string{"f"}
+	l.apply(file{path: "f"}, text)
+	return l.result()
+}
+
+const (
+	goodTable = "[driver.good]\nsocket = \"/run/good.sock\"\n"
+
+	wantPath     = ` (must be an absolute path such as "/run/csi-nfs/csi.sock")`
+	wantSpan     = ` (must be a duration above zero such as "5s" or "1m30s")`
+	wantVersions = ` (must be a list of versions such as ["1.0.0"])`
+	wantOwner    = ` (must be a user's name, a uid such as "1000", or "any")`
+	wantName     = ` (must be the name that the driver answers to GetPluginInfo)`
+	refused      = "is not a driver name that the API server accepts: "
+)
+
+// TestValues has a mistake in one value each: the whole message, and the table is out.
+func TestValues(t *testing.T) {
+	for _, c := range []struct{ value, want string }{
+		{`socket = 1`, `socket: is the integer 1` + wantPath},
+		{`socket = 0x10`, `socket: is the integer 0x10` + wantPath},
+		{`socket = ["/a"]`, `socket: is a list` + wantPath},
+		{`socket = {a = 1}`, `socket: is a table` + wantPath},
+		{`socket = ""`, `socket: is empty` + wantPath},
+		{`socket = "csi.sock"`, `socket: "csi.sock" is not an absolute path` + wantPath},
+		{`socket = "unix://csi.sock"`, `socket: "csi.sock" is not an absolute path` + wantPath},
+		{`socket = "unix:/run/a.sock"`, `socket: "unix:/run/a.sock" is not an absolute path (write "/run/a.sock")`},
+		{`socket = "tcp://1.2.3.4:5"`, `socket: "tcp://1.2.3.4:5" is not an absolute path` + wantPath},
+		{`socket = "@csi"`, `socket: "@csi" is an abstract socket, the kubelet needs one with a path` + wantPath},
+		{`socket = "/run/../a.sock"`, `socket: "/run/../a.sock" has ".." in it (if it means "/a.sock", write that)`},
+		{`socket = "/run//a.sock"`, `socket: "/run//a.sock" is not the shortest form of the path (write "/run/a.sock")`},
+		{`socket = "/run/./a.sock"`, `socket: "/run/./a.sock" is not the shortest form of the path (write "/run/a.sock")`},
+		{`socket = "/run/a/"`, `socket: "/run/a/" is not the shortest form of the path (write "/run/a")`},
+		{`socket = "/"`, `socket: "/" is a folder` + wantPath},
+		{`socket = "/a\u0000b"`, `socket: has the control character U+0000 in it (take it out)`},
+		{`socket = "/a\nb"`, `socket: has the control character U+000A in it (take it out)`},
+		{`socket = "/` + strings.Repeat("x", 107) + `"`, `socket: the path has 108 bytes, a Unix socket's has at most 107 (make it one byte shorter)`},
+		{`socket = "unix:///` + strings.Repeat("é", 54) + `"`, `socket: the path has 109 bytes, a Unix socket's has at most 107 (make it 2 bytes shorter)`},
+		{`endpoint = 1.5`, `endpoint: is the float 1.5` + wantPath},
+		{`endpoint = "a"`, `endpoint: "a" is not an absolute path` + wantPath},
+		{`enabled = "yes"`, `enabled: is the string "yes" (must be true or false, without quotes)`},
+		{`enabled = 1`, `enabled: is the integer 1 (must be true or false, without quotes)`},
+		{`timeout = 5`, `timeout: is the integer 5` + wantSpan},
+		{`timeout = 07:32:00`, `timeout: is the date or time 07:32:00` + wantSpan},
+		{`timeout = true`, `timeout: is the boolean true` + wantSpan},
+		{`timeout = "5"`, `timeout: "5" is not a duration` + wantSpan},
+		{`timeout = "5 s"`, `timeout: "5 s" is not a duration` + wantSpan},
+		{`timeout = "1d"`, `timeout: "1d" is not a duration` + wantSpan},
+		{`timeout = "0s"`, `timeout: "0s" is zero` + wantSpan},
+		{`timeout = "-5s"`, `timeout: "-5s" is negative` + wantSpan},
+		{`timeout = "99999999h"`, `timeout: "99999999h" is not a duration` + wantSpan},
+		{`withdraw_after = "soon"`, `withdraw_after: "soon" is not a duration` + wantSpan},
+		{`supported_versions = "1.0.0"`, `supported_versions: is the string "1.0.0"` + wantVersions},
+		{`supported_versions = []`, `supported_versions: is an empty list` + wantVersions},
+		{`supported_versions = [1.0]`, `supported_versions: has the float 1 in it` + wantVersions},
+		{`supported_versions = ["1.0"]`, `supported_versions: "1.0" is not a version` + wantVersions},
+		{`supported_versions = ["v1.0.0"]`, `supported_versions: "v1.0.0" is not a version` + wantVersions},
+		{`supported_versions = ["1.00.0"]`, `supported_versions: "1.00.0" is not a version` + wantVersions},
+		{`supported_versions = ["0.3.0", "2.0.0"]`, `supported_versions: has no version 1.x (the kubelet takes no other: add "1.0.0")`},
+		{`when_driver_is_gone = "stay"`, `when_driver_is_gone: "stay" is not known (must be "keep" or "withdraw")`},
+		{`when_driver_is_gone = "Keep"`, `when_driver_is_gone: "Keep" is not known (must be "keep" or "withdraw")`},
+		{`socket_owner = 1000`, `socket_owner: is the integer 1000 (must be in quotes: "1000")`},
+		{`socket_owner = ""`, `socket_owner: is empty` + wantOwner},
+		{`socket_owner = "no-such-user"`, `socket_owner: there is no user "no-such-user"` + wantOwner},
+		{`socket_owner = "4294967295"`, `socket_owner: "4294967295" is not a uid` + wantOwner},
+		{`sokcet = "/a"`, `sokcet: is not known (did you mean socket?)`},
+		{`Timeout = "5s"`, `Timeout: is not known (did you mean timeout?)`},
+		{`when-driver-is-gone = "keep"`, `when-driver-is-gone: is not known (did you mean when_driver_is_gone?)`},
+		{`root_dir = "/a"`, `root_dir: is not known (it belongs in [kubelet])`},
+		{`"a b" = 1`, `"a b": is not known (must be socket, endpoint, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after or socket_owner)`},
+		{`enabled = yes`, `enabled: is not valid TOML: expected value but found "yes" instead (must be true or false, without quotes)`},
+		{`timeout = 5s`, `timeout: is not valid TOML: expected a top-level item to end with a newline, comment, or EOF, but got 's' instead` + wantSpan},
+		{`socket = "/run/a.sock`, `socket: is not valid TOML: strings cannot contain newlines (the closing quote is missing)`},
+		{`socket = /run/a.sock`, `socket: is not valid TOML: expected value but found '/' instead` + wantPath},
+		{`socket = "\q"`, `socket: is not valid TOML: invalid escape in string '\q' (a backslash is written \\)`},
 	} {
-		l := newLoader(userExists)
-		l.apply(file{path: "f"}, in)
-		r := l.result()
-		t.Logf("%s\n--\n%v\nfaulty %q warn %v\n", in, r.Mistakes, r.Faulty, r.Warnings)
-		if strings.Contains(in, "good.csi.io") {
-			if _, ok := r.Config.Driver("good.csi.io"); !ok {
-				t.Error("lost")
-			}
+		text := "[driver.bad]\n"
+		if !strings.HasPrefix(c.value, "socket =") {
+			text += "socket = \"/run/bad.sock\"\n"
+		}
+		text += c.value + "\n" + goodTable
+		line := strings.Count(text[:strings.Index(text, c.value)], "\n") + 1
+		r := one(text)
+		if got, want := r.Mistakes.Error(), place("f", line)+`: driver."bad".`+c.want; got != want {
+			t.Errorf("%s\ngot  %s\nwant %s", c.value, got, want)
+		}
+		if _, in := r.Config.Driver("bad"); in || len(r.Faulty) != 1 || r.Faulty[0] != "bad" {
+			t.Errorf("%s: in Config: %v, faulty %q", c.value, in, r.Faulty)
+		}
+		if _, in := r.Config.Driver("good"); !in {
+			t.Errorf("%s: the other table is lost", c.value)
 		}
 	}
+}
+
+// TestDocuments has documents whose mistakes are not in one value.
+func TestDocuments(t *testing.T) {
+	for _, c := range []struct{ name, text, want, drivers, faulty string }{
+		{name: "several in one table, and several tables", text: `
+[kubelet]
+rootdir = "/x"
+[log]
+level = loud
+format = "xml"
+[driver.a]
+timeout = 5s
+sokcet = "/a"
+socket = "/a"
+[driver.b]
+socket = "/b"
+[driver.c]
+socket = "c"
+enabled = "no"
+`, want: `
+f:3: kubelet.rootdir: is not known (did you mean root_dir?)
+f:5: log.level: is not valid TOML: expected value but found "loud" instead (must be "debug", "info", "warn" or "error")
+f:6: log.format: "xml" is not known (must be "auto", "journal", "text" or "json")
+f:8: driver."a".timeout: is not valid TOML: expected a top-level item to end with a newline, comment, or EOF, but got 's' instead` + wantSpan + `
+f:9: driver."a".sokcet: is not known (did you mean socket?)
+f:14: driver."c".socket: "c" is not an absolute path` + wantPath + `
+f:15: driver."c".enabled: is the string "no" (must be true or false, without quotes)`,
+			drivers: "b", faulty: "a c"},
+
+		{name: "a list that does not end", text: `
+[driver.a]
+socket = "/a"
+supported_versions = ["1.0.0"
+timeout = "3s"
+[driver.b]
+socket = "/b"
+`, want: `
+f:5: driver."a".timeout: is not valid TOML: expected a comma (',') or array terminator (']'), but got 't' (a list is written ["1.0.0", "1.1.0"])`,
+			drivers: "b", faulty: "a"},
+
+		{name: "a header that does not end", text: `
+[driver."a.b"
+socket = "/a"
+[driver.b]
+socket = "/b"
+`, want: `
+f:2: driver."a.b": is not valid TOML: expected '.' or ']' to end table name, but got '\n' instead (a table begins with [driver."NAME"])`,
+			drivers: "b", faulty: "a.b"},
+
+		{name: "no key", text: `
+= 1
+[driver.a]
+socket = "/a"
+just words
+`, want: `
+f:2: is not valid TOML: unexpected '=': key name appears blank
+f:5: driver."a": is not valid TOML: expected '.' or '=', but got 'w' instead (a line is written key = value)`,
+			faulty: "a"},
+
+		{name: "a table twice", text: `
+[driver.a]
+socket = "/a"
+[driver.b]
+socket = "/b"
+[driver."a"]
+timeout = "1s"
+`, want: `
+f:6: driver."a": is in the file already (leave one of them)`,
+			drivers: "b", faulty: "a"},
+
+		{name: "a key twice", text: `
+[driver.a]
+socket = "/a"
+socket = "/A"
+[driver.b]
+socket = "/b"
+`, want: `
+f:4: driver."a".socket: is in the file already (leave one of them)`,
+			drivers: "b", faulty: "a"},
+
+		{name: "no driver's table", text: `
+driver = "a"
+log = 1
+[[kubelet]]
+root_dir = "/x"
+`, want: `
+f:2: driver: is the string "a" (must be tables [driver."NAME"])
+f:3: log: is the integer 1 (must be the table [log])
+f:4: kubelet: is a list of tables (must be the table [kubelet])`},
+
+		{name: "double brackets", text: `
+[[driver.a]]
+socket = "/a"
+`, want: `
+f:2: driver."a": is a list of tables (must be a table: [driver."a"], in single brackets)`, faulty: "a"},
+
+		{name: "the name forgotten", text: `
+[driver]
+socket = "/a"
+`, want: `
+f:3: driver."socket": is the string "/a" (it belongs in a table [driver."NAME"])`},
+
+		{name: "the quotes forgotten", text: `
+[driver.nfs.csi.k8s.io]
+socket = "/a"
+[smb.csi.k8s.io]
+socket = "/b"
+`, want: `
+f:2: driver."nfs".csi: is not known (a name with dots must be in quotes: [driver."nfs.csi.k8s.io"])
+f:4: smb: is not known (did you mean [driver."smb.csi.k8s.io"]?)`, faulty: "nfs"},
+
+		{name: "what is unknown at the top", text: `
+level = "info"
+socket = "/a"
+[drivers.a]
+[metrics]
+`, want: `
+f:2: level: is not known (it belongs in [log])
+f:3: socket: is not known (it belongs in [driver."NAME"])
+f:4: drivers: is not known (did you mean driver?)
+f:5: metrics: is not known (must be kubelet, log or driver)`},
+
+		{name: "inline and dotted", text: `
+driver.a = { socket = "/a", # a comment, a = b
+  tmeout = "3s", x.y = [ { z = 1 },
+    "]" ] }
+driver."b".'enabled' = 1
+driver . b . "sock\u0065t" = "/b"
+log . level = """
+high"""
+`, want: `
+f:3: driver."a".tmeout: is not known (did you mean timeout?)
+f:3: driver."a".x: is not known (must be socket, endpoint, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after or socket_owner)
+f:5: driver."b".enabled: is the integer 1 (must be true or false, without quotes)
+f:7: log.level: "high" is not known (must be "debug", "info", "warn" or "error")`, faulty: "a b"},
+
+		{name: "an element of a list has its own line", text: `
+[driver.a]
+socket = "/a"
+supported_versions = [
+  "1.0.0", # [ "
+  "1.1",
+]
+`, want: `
+f:6: driver."a".supported_versions: "1.1" is not a version` + wantVersions, faulty: "a"},
+
+		{name: "names", text: `
+[driver."../../x"]
+socket = "/1"
+[driver.".x"]
+socket = "/1"
+[driver."a b"]
+[driver.Under_score-]
+socket = "/3"
+[driver."a\nb"]
+socket = "/4"
+[driver."a\u0000"]
+socket = "/5"
+[driver.""]
+socket = "/6"
+[driver.` + strings.Repeat("a", 64) + `]
+socket = "/7"
+[driver.` + strings.Repeat("a", 63) + `]
+socket = "/8"
+[driver."Foo.Example"]
+socket = "/9"
+`, want: `
+f:2: driver."../../x": ` + refused + `it begins or ends with a dot, or has two in a row` + wantName + `
+f:4: driver.".x": ` + refused + `it begins or ends with a dot, or has two in a row` + wantName + `
+f:6: driver."a b": ` + refused + `only letters, digits, '-' and '.' are allowed, not ' '` + wantName + `
+f:7: driver."Under_score-": ` + refused + `only letters, digits, '-' and '.' are allowed, not '_'` + wantName + `
+f:9: driver."a\nb": ` + refused + `only letters, digits, '-' and '.' are allowed, not '\n'` + wantName + `
+f:11: driver."a\u0000": ` + refused + `only letters, digits, '-' and '.' are allowed, not '\x00'` + wantName + `
+f:13: driver."": ` + refused + `it is empty` + wantName + `
+f:15: driver."` + strings.Repeat("a", 64) + `": ` + refused + `it has 64 characters, at most 63 are allowed` + wantName,
+			drivers: "Foo.Example " + strings.Repeat("a", 63)},
+
+		{name: "one socket for several", text: `
+[driver.z]
+socket = "/s"
+[driver.b]
+socket = "unix:///s"
+[driver.c]
+socket = "/s"
+enabled = false
+[driver.d]
+socket = "/d"
+endpoint = "/s"
+[driver.e]
+socket = "/d"
+`, want: `
+f:5: driver."b".socket: is "/s", which is also driver."z".socket (f:3) (each driver has its own: write enabled = false in one of the tables, or another path)
+f:11: driver."d".endpoint: is "/s", which is also driver."z".socket (f:3) (each driver has its own: write enabled = false in one of the tables, or another path)`,
+			drivers: "c e z", faulty: "b d"},
+
+		{name: "a faulty table takes nobody's socket", text: `
+[driver.a]
+socket = "/s"
+timeout = 3
+[driver.b]
+socket = "/s"
+`, want: `
+f:3: driver."a".socket: is "/s", which is also driver."b".socket (f:6) (each driver has its own: write enabled = false in one of the tables, or another path)
+f:4: driver."a".timeout: is the integer 3` + wantSpan,
+			drivers: "b", faulty: "a"},
+
+		{name: "no room for the registration socket", text: `
+[kubelet]
+root_dir = "/` + strings.Repeat("x", 78) + `"
+[driver.a]
+socket = "/a"
+[driver.bc]
+socket = "/b"
+`, want: `
+f:6: driver."bc": the path of its registration socket, "/` + strings.Repeat("x", 78) + `/plugins_registry/bc-reg.sock", would have 108 bytes, a Unix socket's has at most 107 (make kubelet.root_dir (f:3) one byte shorter)`,
+			drivers: "a", faulty: "bc"},
+
+		{name: "no socket", text: `
+[driver.a]
+timeout = "3s"
+[driver."NFS.csi.k8s.io"]
+[driver."nfs.csi.k8s.io"]
+socket = "/n"
+`, want: `
+f:2: driver."a": has no socket (write socket = "/run/….sock"; if the table only tunes a driver whose own file is gone, take it out)
+f:4: driver."NFS.csi.k8s.io": has no socket (did you mean driver."nfs.csi.k8s.io"?)`,
+			drivers: "nfs.csi.k8s.io", faulty: "NFS.csi.k8s.io a"},
+
+		{name: "UTF-16", text: "\xff\xfea\x00", want: `
+f:1: is not valid TOML: files cannot contain NULL bytes; probably using UTF-16; TOML files must be UTF-8 (save the file as UTF-8)`},
+		{name: "Latin-1", text: "[log]\n# gr\xfc\xdfe\nlevel = \"info\"", want: `
+f:2: log: is not valid TOML: invalid UTF-8 byte: 0xfc (save the file as UTF-8)`},
+		{name: "BOM and CRLF", text: "\ufeff[driver.a]\r\nsocket = \"/a\"\r\nfoo = 1\r\nsupported_versions = [\r\n]\r\n", want: `
+f:3: driver."a".foo: is not known (must be socket, endpoint, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after or socket_owner)
+f:4: driver."a".supported_versions: is an empty list` + wantVersions, faulty: "a"},
+		{name: "a long line", text: "[log]\nlevel = \"" + strings.Repeat("x", maxLine) + "\"\n", want: `
+f:2: the line is longer than 4096 bytes (this is not a configuration file of csi-registrar)`},
+		{name: "brackets", text: "a = " + strings.Repeat(strings.Repeat("[", 1000)+"\n", 51), want: `
+f: has more than 50000 brackets (this is not a configuration file of csi-registrar)`},
+		{name: "deep", text: "log = " + strings.Repeat(strings.Repeat("[", 4000)+"\n", 12) + strings.Repeat(strings.Repeat("]", 4000)+"\n", 12), want: `
+f:1: log: is a list (must be the table [log])`},
+		{name: "many parts", text: strings.Repeat("a.", 500) + "a = 1\n", want: `
+f:1: a: is not known (must be kubelet, log or driver)`},
+		{name: "dots", text: strings.Repeat("a.", 501) + "a = 1\n", want: `
+f:1: the line has more than 500 dots (this is not a configuration file of csi-registrar)`},
+		{name: "too many", text: strings.Repeat("[log]\n", 30), want: `
+f: has too many mistakes, the rest of the file was not read (correct these first)` + twenty()},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := one(c.text)
+			if got, want := r.Mistakes.Error(), strings.TrimPrefix(c.want, "\n"); got != want {
+				t.Errorf("\ngot\n%s\nwant\n%s", got, want)
+			}
+			var drivers []string
+			for _, d := range r.Config.Drivers {
+				drivers = append(drivers, d.Name)
+			}
+			if got := strings.Join(drivers, " "); got != c.drivers {
+				t.Errorf("drivers %q, want %q", got, c.drivers)
+			}
+			if got := strings.Join(r.Faulty, " "); got != c.faulty {
+				t.Errorf("faulty %q, want %q", got, c.faulty)
+			}
+		})
+	}
+}
+
+func twenty() string {
+	var b strings.Builder
+	for i := range maxSyntax {
+		b.WriteString("\n" + place("f", i+2) + ": log: is in the file already (leave one of them)")
+	}
+	return b.String()
 }

@@ -139,9 +139,9 @@ func readFile(path string, most int64, owners []uint32) (string, *Mistake) {
 	wrong := func(problem, hint string) (string, *Mistake) {
 		return "", &Mistake{File: path, Problem: problem, Hint: hint}
 	}
-	// /dev/null may be missing in an image, and everybody may write to it: of such a
-	// link its own owner counts.
-	if target, err := os.Readlink(path); err == nil && target == os.DevNull {
+	// Everybody may write to /dev/null, and in an image it may be missing: of a link to
+	// it the link's own owner counts.
+	if isNull(path) {
 		info, err := os.Lstat(path)
 		if err != nil {
 			m := cannotRead(path, err)
@@ -163,8 +163,6 @@ func readFile(path string, most int64, owners []uint32) (string, *Mistake) {
 		return "", &m
 	case info.IsDir():
 		return wrong("is a folder", "must be a file")
-	case path == os.DevNull && owners == nil:
-		return "", nil
 	case !info.Mode().IsRegular():
 		return wrong("is not a regular file", "must be a file, or a link to one or to /dev/null")
 	}
@@ -182,6 +180,19 @@ func readFile(path string, most int64, owners []uint32) (string, *Mistake) {
 	return string(data), nil
 }
 
+// isNull tells whether a path leads to /dev/null.
+func isNull(path string) bool {
+	if target, err := os.Readlink(path); err == nil && target == os.DevNull {
+		return true
+	}
+	null, err := os.Stat(os.DevNull)
+	if err != nil {
+		return false
+	}
+	info, err := os.Stat(path)
+	return err == nil && os.SameFile(info, null)
+}
+
 // untrusted tells why a file may not be believed, nil if it may.
 func untrusted(path string, info fs.FileInfo, owners []uint32) *Mistake {
 	if owners == nil {
@@ -192,8 +203,12 @@ func untrusted(path string, info fs.FileInfo, owners []uint32) *Mistake {
 		return &Mistake{File: path, Problem: "its owner cannot be found out"}
 	}
 	if !slices.Contains(owners, st.Uid) {
+		chown := "chown root "
+		if info.Mode()&fs.ModeSymlink != 0 {
+			chown = "chown -h root "
+		}
 		return &Mistake{File: path, Problem: fmt.Sprintf("belongs to uid %d, not to root", st.Uid),
-			Hint: "look what is in it, then: chown root " + printable(path)}
+			Hint: "look what is in it, then: " + chown + printable(path)}
 	}
 	// The mode of a link says nothing.
 	if mode := info.Mode(); mode.IsRegular() && mode.Perm()&0o022 != 0 {

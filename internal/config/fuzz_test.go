@@ -1,0 +1,158 @@
+package config
+
+import (
+	"bytes"
+	"slices"
+	"strings"
+	"testing"
+	"unicode"
+
+	"csi-registrar/internal/facts"
+)
+
+// FuzzLoad: whatever is in a main file and a drop-in, there is a configuration, it is
+// consistent, and each mistake has a place that is there.
+func FuzzLoad(f *testing.F) {
+	f.Add("", "")
+	f.Add(goodTable, "[driver.good]\ntimeout = \"1m\"\n[driver.bad]\nsocket = 1\n")
+	f.Add("[kubelet]\nroot_dir = \"/k\"\n[log]\nlevel = \"warn\"\n", "driver.a = { socket = '/a', supported_versions = [\n\"1.0.0\",\n\"2\"] }")
+	f.Add("[driver.a]\nsocket = \"/a\n[driver.b]\nsocket = '''/b'''\n[driver.a]\n", "\ufeffdriver.'../x'.socket = \"unix:///\\u0061\\U00000000\"\r\n")
+	f.Fuzz(func(t *testing.T, main, dropIn string) {
+		texts := map[string]string{"main": main, "drop-in": dropIn}
+		l := newLoader(func(string) error { return nil })
+		l.rank["drop-in"] = 1
+		l.apply(file{path: "main", place: etc}, main)
+		l.apply(file{path: "drop-in", place: lib, dropIn: true, rank: 1}, dropIn)
+		r := l.result()
+
+		for _, m := range slices.Concat(r.Mistakes, r.Warnings) {
+			text, known := texts[m.File]
+			if !known || m.Line < 0 || m.Line > strings.Count(text, "\n")+1 {
+				t.Errorf("no such place: %+v", m)
+			}
+			if s := m.String(); strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) || m.Problem == "" {
+				t.Errorf("not fit to print: %q", s)
+			}
+			if m.Line > 0 {
+				checkLine(t, m, strings.Split(text, "\n")[m.Line-1])
+			}
+		}
+		checkConfig(t, r)
+		if len(r.Mistakes) == 0 && len(r.Faulty) > 0 {
+			t.Errorf("faulty without a mistake: %q", r.Faulty)
+		}
+		for _, text := range texts {
+			if doc, wrong := parse(text); wrong == nil {
+				checkSpots(t, doc, doc.tree, nil)
+			}
+		}
+
+		var b bytes.Buffer
+		if err := r.Show(&b); err != nil {
+			t.Fatal(err)
+		}
+		if again := one(b.String()); !again.Config.Equal(r.Config) || len(again.Mistakes) > 0 {
+			t.Errorf("shown and read again:\n%s\n%v", b.String(), again.Mistakes)
+		}
+	})
+}
+
+// checkLine holds a mistake's line against its key: the last part is in the line, where
+// it is written there as it is.
+func checkLine(t *testing.T, m Mistake, line string) {
+	t.Helper()
+	key := m.Key[strings.LastIndex(m.Key, ".")+1:]
+	if !bare(key) || strings.Contains(line, `\`) || strings.Contains(m.Problem, "TOML") || strings.Contains(m.Problem, " in it") || strings.Contains(m.Problem, "not a version") {
+		return
+	}
+	if !strings.Contains(line, key) {
+		t.Errorf("%s\nis not in the line %q", m, line)
+	}
+}
+
+// checkSpots looks for keys that the parser found and the scanner did not.
+func checkSpots(t *testing.T, doc document, m map[string]any, path []string) {
+	t.Helper()
+	for key, v := range m {
+		at := below(path, key)
+		if len(at) > maxDepth {
+			return
+		}
+		if doc.spots.find(at).line == 0 {
+			t.Errorf("%q was not found", at)
+		}
+		if inner, ok := v.(map[string]any); ok {
+			checkSpots(t, doc, inner, at)
+		}
+	}
+}
+
+func checkConfig(t *testing.T, r *Result) {
+	t.Helper()
+	c := r.Config
+	if checkPath(c.Kubelet.RootDir) != nil {
+		t.Errorf("root_dir %q", c.Kubelet.RootDir)
+	}
+	if !slices.IsSortedFunc(c.Drivers, func(a, b Driver) int { return strings.Compare(a.Name, b.Name) }) {
+		t.Error("not sorted")
+	}
+	taken := make(map[string]string)
+	for _, d := range c.Drivers {
+		if err := facts.CheckName(d.Name); err != nil {
+			t.Error(err)
+		}
+		if slices.Contains(r.Faulty, d.Name) {
+			t.Errorf("%s is right and faulty", d.Name)
+		}
+		for _, p := range []string{d.Socket, d.Endpoint} {
+			if p == "" || p == "/" || len(p) > maxSocketPath || checkPath(p) != nil {
+				t.Errorf("path %q", p)
+			}
+			if other := taken[p]; d.Enabled && other != "" && other != d.Name {
+				t.Errorf("%s and %s have %s", d.Name, other, p)
+			}
+			if d.Enabled {
+				taken[p] = d.Name
+			}
+		}
+		if len(c.Kubelet.PluginsRegistry()+"/"+d.Name+"-reg.sock") > maxSocketPath {
+			t.Errorf("no room for the registration socket of %s", d.Name)
+		}
+		if d.Timeout <= 0 || d.WithdrawAfter <= 0 || len(d.SupportedVersions) == 0 || d.SocketOwner == "" || d.WhenGone != Keep && d.WhenGone != Withdraw {
+			t.Errorf("%+v", d)
+		}
+	}
+	for _, name := range r.Faulty {
+		if err := facts.CheckName(name); err != nil {
+			t.Errorf("faulty: %v", err)
+		}
+	}
+}
+
+// FuzzName: a name is a driver's if facts.CheckName says so, else it is a mistake in the
+// line that has it.
+func FuzzName(f *testing.F) {
+	for _, name := range []string{"nfs.csi.k8s.io", "Foo.Example", "", ".x", "../../x", "a b", "Under_score!", "a\nb", "a\x00", "a\"]\n[log]\n", strings.Repeat("a", 63), strings.Repeat("a", 64), "\xff", "driver", "\u202e"} {
+		f.Add(name)
+	}
+	f.Fuzz(func(t *testing.T, name string) {
+		r := one("[driver." + quote(name) + "]\nsocket = \"/a\"\n" + goodTable)
+		if len(name) > 2*facts.MaxName {
+			return // too long a line says something else
+		}
+		if _, in := r.Config.Driver("good"); !in && name != "good" {
+			t.Error("the other table is lost")
+		}
+		d, in := r.Config.Driver(name)
+		switch facts.CheckName(name) {
+		case nil:
+			if !in && name != "good" || d.Name != name && name != "good" {
+				t.Errorf("%q: %+v %v", name, d, r.Mistakes)
+			}
+		default:
+			if in || len(r.Mistakes) != 1 || r.Mistakes[0].Line != 1 || len(r.Faulty) > 0 {
+				t.Errorf("%q: %+v %v %q", name, d, r.Mistakes, r.Faulty)
+			}
+		}
+	})
+}

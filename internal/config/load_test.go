@@ -1,0 +1,241 @@
+package config
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// tree makes files below a new root. The text "-> TARGET" makes a link.
+func tree(t *testing.T, files map[string]string) Source {
+	t.Helper()
+	root := t.TempDir()
+	for name, text := range files {
+		path := filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		var err error
+		if target, link := strings.CutPrefix(text, "-> "); link {
+			err = os.Symlink(target, path)
+		} else {
+			err = os.WriteFile(path, []byte(text), 0o644)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return Source{Root: root}
+}
+
+// below cuts the root off the paths in s.
+func (s Source) below(text string) string { return strings.ReplaceAll(text, s.Root+"/", "/") }
+
+func (s Source) check(t *testing.T, r *Result, mistakes, warnings string) {
+	t.Helper()
+	if got := s.below(r.Mistakes.Error()); got != mistakes {
+		t.Errorf("mistakes\n%s\nwant\n%s", got, mistakes)
+	}
+	if got := s.below(Mistakes(r.Warnings).Error()); got != warnings {
+		t.Errorf("warnings\n%s\nwant\n%s", got, warnings)
+	}
+}
+
+func (s Source) filesOf(r *Result) string { return s.below(strings.Join(r.Files, " ")) }
+
+const (
+	inEtc = "etc/csi-registrar/"
+	inRun = "run/csi-registrar/"
+	inLib = "usr/lib/csi-registrar/"
+)
+
+func TestDefault(t *testing.T) {
+	r := Load(Source{Root: t.TempDir()})
+	if r.Mistakes.Err() != nil || len(r.Files) > 0 || !r.Config.Equal(Default()) || r.Config.Drivers != nil {
+		t.Errorf("without files: %+v", r)
+	}
+	if got := r.Config.Kubelet.PluginsRegistry(); got != "/var/lib/kubelet/plugins_registry" {
+		t.Error(got)
+	}
+	// The numbers of spec §3.
+	s := tree(t, map[string]string{inEtc + "config.toml": "[driver.a]\nsocket = \"unix:///run/a.sock\"\n"})
+	want := Driver{Name: "a", Socket: "/run/a.sock", Endpoint: "/run/a.sock", Enabled: true, Timeout: 5 * time.Second,
+		SupportedVersions: []string{"1.0.0"}, WhenGone: "keep", WithdrawAfter: 30 * time.Second, SocketOwner: "root"}
+	r = Load(s)
+	if d, ok := r.Config.Driver("a"); !ok || !d.Equal(want) {
+		t.Errorf("got %+v, want %+v; %v", d, want, r.Mistakes)
+	}
+	if _, ok := r.Config.Driver("b"); ok {
+		t.Error("found what is not there")
+	}
+	if r.Config.Equal(Default()) || r.Config.Equal(nil) || !(*Config)(nil).Equal(nil) {
+		t.Error("Equal")
+	}
+}
+
+func TestDriverEqual(t *testing.T) {
+	a := DefaultDriver("a", "/a")
+	for i, change := range []func(*Driver){
+		func(d *Driver) { d.Name = "b" }, func(d *Driver) { d.Socket = "/b" }, func(d *Driver) { d.Endpoint = "/b" },
+		func(d *Driver) { d.Enabled = false }, func(d *Driver) { d.Timeout++ }, func(d *Driver) { d.WithdrawAfter++ },
+		func(d *Driver) { d.SupportedVersions = []string{"1.1.0"} }, func(d *Driver) { d.WhenGone = Withdraw },
+		func(d *Driver) { d.SocketOwner = OwnerAny },
+	} {
+		b := a
+		change(&b)
+		if a.Equal(b) || !b.Equal(b) {
+			t.Errorf("change %d is not seen", i)
+		}
+	}
+}
+
+// TestPrecedence: key by key, in the order of file names, whatever the place.
+func TestPrecedence(t *testing.T) {
+	driver := func(lines string) string { return "[driver.a]\n" + lines }
+	s := tree(t, map[string]string{
+		inEtc + "config.toml":         "[log]\nlevel = \"warn\"\nformat = \"json\"\n",
+		inRun + "config.toml":         "no TOML, but nobody reads it",
+		inLib + "config.toml":         "no TOML, but nobody reads it",
+		inLib + "conf.d/20-a.toml":    driver("socket = \"/a\"\ntimeout = \"1s\"\nwithdraw_after = \"1s\"\nsocket_owner = \"1\"\n"),
+		inEtc + "conf.d/10-a.toml":    driver("timeout = \"2s\"\nenabled = false\nendpoint = \"/lib/a\"\n"),
+		inEtc + "conf.d/60-a.toml":    driver("withdraw_after = \"3s\"\nwhen_driver_is_gone = \"withdraw\"\n"),
+		inRun + "conf.d/50-a.toml":    driver("withdraw_after = \"4s\"\nsupported_versions = [\"0.3.0\", \"1.1.0\"]\n"),
+		inRun + "conf.d/.60-a.toml":   "hidden",
+		inRun + "conf.d/60-a.toml.sv": "not *.toml",
+		inRun + "conf.d/.toml":        "neither",
+	})
+	r := Load(s)
+	s.check(t, r, "", "")
+	if got, want := s.filesOf(r), "/etc/csi-registrar/config.toml /etc/csi-registrar/conf.d/10-a.toml /usr/lib/csi-registrar/conf.d/20-a.toml"+
+		" /run/csi-registrar/conf.d/50-a.toml /etc/csi-registrar/conf.d/60-a.toml"; got != want {
+		t.Errorf("files\n%s, want\n%s", got, want)
+	}
+	want := &Config{Kubelet: Default().Kubelet, Log: Log{"warn", "json"}, Drivers: []Driver{{
+		Name: "a", Socket: "/a", Endpoint: "/lib/a", Enabled: false, Timeout: time.Second,
+		SupportedVersions: []string{"0.3.0", "1.1.0"}, WhenGone: Withdraw, WithdrawAfter: 3 * time.Second, SocketOwner: "1",
+	}}}
+	if !r.Config.Equal(want) {
+		t.Errorf("got %+v, want %+v", r.Config, want)
+	}
+	for key, want := range map[string]string{
+		`log.level`:                 "/etc/csi-registrar/config.toml:2",
+		`kubelet.root_dir`:          "default",
+		`driver."a".socket`:         "/usr/lib/csi-registrar/conf.d/20-a.toml:2",
+		`driver."a".timeout`:        "/usr/lib/csi-registrar/conf.d/20-a.toml:3",
+		`driver."a".withdraw_after`: "/etc/csi-registrar/conf.d/60-a.toml:2",
+	} {
+		if got := s.below(r.Origin(key)); got != want {
+			t.Errorf("%s is from %s, want %s", key, got, want)
+		}
+	}
+}
+
+func TestMainFile(t *testing.T) {
+	const level = "[log]\nlevel = \"%\"\n"
+	files := map[string]string{}
+	for _, c := range []struct{ file, level, want string }{
+		{inLib, "debug", "debug"}, {inRun, "warn", "warn"}, {inEtc, "error", "error"},
+	} {
+		files[c.file+"config.toml"] = strings.ReplaceAll(level, "%", c.level)
+		s := tree(t, files)
+		r := Load(s)
+		s.check(t, r, "", "")
+		if r.Config.Log.Level != c.want || len(r.Files) != 1 {
+			t.Errorf("%s: level %s, files %q", c.file, r.Config.Log.Level, r.Files)
+		}
+	}
+}
+
+func TestMasks(t *testing.T) {
+	table := func(name string) string { return "[driver." + name + "]\nsocket = \"/" + name + "\"\n" }
+	s := tree(t, map[string]string{
+		inEtc + "config.toml":      "-> /dev/null",
+		inRun + "config.toml":      "hidden",
+		inEtc + "conf.d/20-a.toml": "",
+		inRun + "conf.d/20-a.toml": "hidden",
+		inLib + "conf.d/20-a.toml": "hidden too",
+		inRun + "conf.d/20-b.toml": "-> /dev/null",
+		inLib + "conf.d/20-b.toml": "hidden",
+		inEtc + "conf.d/20-f.toml": "-> " + strings.Repeat("../", 30) + "dev/null",
+		inEtc + "conf.d/20-c.toml": table("etc"),
+		inRun + "conf.d/20-c.toml": "hidden",
+		inRun + "conf.d/20-d.toml": table("run"),
+		inLib + "conf.d/20-d.toml": "hidden",
+		inLib + "conf.d/20-e.toml": "-> ../e.toml",
+		inLib + "e.toml":           table("link"),
+	})
+	r := Load(s)
+	s.check(t, r, "", "")
+	if got, want := s.filesOf(r), "/etc/csi-registrar/conf.d/20-c.toml /run/csi-registrar/conf.d/20-d.toml /usr/lib/csi-registrar/conf.d/20-e.toml"; got != want {
+		t.Errorf("files\n%s, want\n%s", got, want)
+	}
+	if len(r.Config.Drivers) != 3 {
+		t.Errorf("drivers %+v", r.Config.Drivers)
+	}
+}
+
+// TestOverriddenWarning: a package's word against the admin's main file is told, unless
+// the admin has the last word anyway.
+func TestOverriddenWarning(t *testing.T) {
+	const hint = " (what shall count is best written in a drop-in in /etc/csi-registrar/conf.d, numbered 60 to 90)"
+	s := tree(t, map[string]string{
+		inEtc + "config.toml":      "[log]\nlevel = \"info\"\nformat = \"text\"\n[driver.a]\nsocket = \"/a\"\ntimeout = \"1s\"\n",
+		inLib + "conf.d/20-a.toml": "[driver.a]\ntimeout = \"2s\"\nenabled = false\n[log]\nformat = \"json\"\nlevel = \"warn\"\n",
+		inEtc + "conf.d/60-a.toml": "log.format = \"auto\"\n",
+	})
+	r := Load(s)
+	s.check(t, r, "", `/usr/lib/csi-registrar/conf.d/20-a.toml:2: driver."a".timeout: overrides /etc/csi-registrar/config.toml:6`+hint+`
+/usr/lib/csi-registrar/conf.d/20-a.toml:6: log.level: overrides /etc/csi-registrar/config.toml:2`+hint)
+	if d, _ := r.Config.Driver("a"); d.Timeout != 2*time.Second {
+		t.Error("it does not override")
+	}
+
+	s = tree(t, map[string]string{
+		inRun + "config.toml":      "[log]\nlevel = \"info\"\n",
+		inLib + "conf.d/20-a.toml": "[log]\nlevel = \"warn\"\n",
+	})
+	s.check(t, Load(s), "", "")
+}
+
+func TestSimilarNames(t *testing.T) {
+	s := tree(t, map[string]string{
+		inEtc + "conf.d/60-a.toml": "[driver.A]\nsocket = \"/1\"\n",
+		inEtc + "conf.d/70-a.toml": "[driver.a]\nsocket = \"/2\"\n",
+	})
+	s.check(t, Load(s), "", `/etc/csi-registrar/conf.d/70-a.toml:1: driver."a": differs from driver."A" (/etc/csi-registrar/conf.d/60-a.toml:1) only in case`+
+		` (they are two drivers to the kubelet; if one is meant, write its name as the driver answers it)`)
+}
+
+// TestMistakesOfAllFiles: one run names all, and the places are those of the values.
+func TestMistakesOfAllFiles(t *testing.T) {
+	s := tree(t, map[string]string{
+		inEtc + "config.toml":         "[kubelet]\nroot_dir = \"/k\"\n[log]\nlevel = \"loud\"\n",
+		inLib + "conf.d/10-a.toml":    "# a package's\n[driver.a]\nsocket = \"/a\"\ntimeout = \"1\"\n",
+		inLib + "conf.d/20-b.toml":    "[driver.b]\nsocket = \"/b\"\n",
+		inRun + "conf.d/30-c.toml":    "[driver.c]\nsocket = \"/b\"\n",
+		inEtc + "conf.d/60-a.toml":    "[driver.a]\ntimeout = \"2s\"\n[driver.gone]\ntimeout = \"2s\"\n",
+		inEtc + "conf.d/70-gone.toml": "[driver.gone]\nenabled = false\n[kubelet]\nroot_dir = \"k\"\n",
+		inEtc + "conf.d/80-x.toml/y":  "",
+		inEtc + "conf.d/90-x.toml":    "-> nowhere",
+	})
+	r := Load(s)
+	s.check(t, r, `/etc/csi-registrar/config.toml:4: log.level: "loud" is not known (must be "debug", "info", "warn" or "error")
+/usr/lib/csi-registrar/conf.d/10-a.toml:4: driver."a".timeout: "1" is not a duration`+wantSpan+`
+/run/csi-registrar/conf.d/30-c.toml:2: driver."c".socket: is "/b", which is also driver."b".socket (/usr/lib/csi-registrar/conf.d/20-b.toml:2) (each driver has its own: write enabled = false in one of the tables, or another path)
+/etc/csi-registrar/conf.d/60-a.toml:3: driver."gone": has no socket (write socket = "/run/….sock"; if the table only tunes a driver whose own file is gone, take it out)
+/etc/csi-registrar/conf.d/70-gone.toml:4: kubelet.root_dir: "k" is not an absolute path (must be an absolute path such as "/var/lib/kubelet")
+/etc/csi-registrar/conf.d/80-x.toml: is a folder (must be a file)
+/etc/csi-registrar/conf.d/90-x.toml: cannot be read: no such file or directory (it is a link to a file that does not exist)`, "")
+	if !slices.Equal(r.Faulty, []string{"a", "c", "gone"}) {
+		t.Errorf("faulty %q", r.Faulty)
+	}
+	want := Default()
+	want.Kubelet.RootDir = "/k"
+	want.Drivers = []Driver{DefaultDriver("b", "/b")}
+	if !r.Config.Equal(want) {
+		t.Errorf("got %+v, want %+v", r.Config, want)
+	}
+}

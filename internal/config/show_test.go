@@ -1,0 +1,189 @@
+package config
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// shown has a table from two files, one of defaults, and one with a mistake.
+func shownSource(t *testing.T) Source {
+	return tree(t, map[string]string{
+		inLib + "conf.d/20-nfs.toml": "[driver.\"nfs.csi.k8s.io\"]\nsocket = \"/run/nfs/csi.sock\"\nsocket_owner = \"any\"\n",
+		inEtc + "conf.d/60-nfs.toml": "[driver.\"nfs.csi.k8s.io\"]\ntimeout = \"90s\"\nsupported_versions = [\"1.0.0\", \"1.1.0\"]\n[log]\nlevel = \"debug\"\n",
+		inEtc + "conf.d/70-bad.toml": "[driver.bad]\nsocket = \"/run/bad.sock\"\nenabled = 0\n",
+	})
+}
+
+func TestShow(t *testing.T) {
+	s := shownSource(t)
+	r := Load(s)
+	var b bytes.Buffer
+	if err := r.Show(&b); err != nil {
+		t.Fatal(err)
+	}
+	const want = `# From these files, in order:
+#   /usr/lib/csi-registrar/conf.d/20-nfs.toml
+#   /etc/csi-registrar/conf.d/60-nfs.toml
+#   /etc/csi-registrar/conf.d/70-bad.toml
+# Left out for its mistakes: driver."bad"
+
+[kubelet]
+root_dir = "/var/lib/kubelet"  # default
+
+[log]
+level  = "debug"  # from /etc/csi-registrar/conf.d/60-nfs.toml:5
+format = "auto"   # default
+
+[driver."nfs.csi.k8s.io"]
+socket              = "/run/nfs/csi.sock"  # from /usr/lib/csi-registrar/conf.d/20-nfs.toml:2
+endpoint            = "/run/nfs/csi.sock"  # default
+enabled             = true                 # default
+timeout             = "1m30s"              # from /etc/csi-registrar/conf.d/60-nfs.toml:2
+supported_versions  = ["1.0.0", "1.1.0"]   # from /etc/csi-registrar/conf.d/60-nfs.toml:3
+when_driver_is_gone = "keep"               # default
+withdraw_after      = "30s"                # default
+socket_owner        = "any"                # from /usr/lib/csi-registrar/conf.d/20-nfs.toml:3
+`
+	if got := s.below(b.String()); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+	if again := one(b.String()); !again.Config.Equal(r.Config) || again.Mistakes.Err() != nil {
+		t.Errorf("read again: %+v %v", again.Config, again.Mistakes)
+	}
+
+	b.Reset()
+	if err := Load(Source{Root: t.TempDir()}).Show(&b); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := b.String(), `# No configuration file: these are the defaults.
+
+[kubelet]
+root_dir = "/var/lib/kubelet"  # default
+
+[log]
+level  = "info"  # default
+format = "auto"  # default
+`; got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+func TestShowJSON(t *testing.T) {
+	s := shownSource(t)
+	var b bytes.Buffer
+	if err := Load(s).ShowJSON(&b); err != nil {
+		t.Fatal(err)
+	}
+	const want = `{
+  "files": [
+    "/usr/lib/csi-registrar/conf.d/20-nfs.toml",
+    "/etc/csi-registrar/conf.d/60-nfs.toml",
+    "/etc/csi-registrar/conf.d/70-bad.toml"
+  ],
+  "kubelet": {
+    "root_dir": {
+      "value": "/var/lib/kubelet",
+      "from": "default"
+    }
+  },
+  "log": {
+    "format": {
+      "value": "auto",
+      "from": "default"
+    },
+    "level": {
+      "value": "debug",
+      "from": "/etc/csi-registrar/conf.d/60-nfs.toml:5"
+    }
+  },
+  "driver": {
+    "nfs.csi.k8s.io": {
+      "enabled": {
+        "value": true,
+        "from": "default"
+      },
+      "endpoint": {
+        "value": "/run/nfs/csi.sock",
+        "from": "default"
+      },
+      "socket": {
+        "value": "/run/nfs/csi.sock",
+        "from": "/usr/lib/csi-registrar/conf.d/20-nfs.toml:2"
+      },
+      "socket_owner": {
+        "value": "any",
+        "from": "/usr/lib/csi-registrar/conf.d/20-nfs.toml:3"
+      },
+      "supported_versions": {
+        "value": [
+          "1.0.0",
+          "1.1.0"
+        ],
+        "from": "/etc/csi-registrar/conf.d/60-nfs.toml:3"
+      },
+      "timeout": {
+        "value": "1m30s",
+        "from": "/etc/csi-registrar/conf.d/60-nfs.toml:2"
+      },
+      "when_driver_is_gone": {
+        "value": "keep",
+        "from": "default"
+      },
+      "withdraw_after": {
+        "value": "30s",
+        "from": "default"
+      }
+    }
+  },
+  "faulty": [
+    "bad"
+  ],
+  "mistakes": [
+    {
+      "file": "/etc/csi-registrar/conf.d/70-bad.toml",
+      "line": 3,
+      "key": "driver.\"bad\".enabled",
+      "problem": "is the integer 0",
+      "hint": "must be true or false, without quotes"
+    }
+  ],
+  "warnings": []
+}
+`
+	if got := s.below(b.String()); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+// broken is a writer on a full disk.
+type full struct{}
+
+func (full) Write([]byte) (int, error) { return 0, errors.New("no space left") }
+
+func TestShowSaysThatItFailed(t *testing.T) {
+	r := Load(Source{File: os.DevNull})
+	if err := r.Show(full{}); err == nil || err.Error() != "cannot show the configuration: no space left" {
+		t.Error(err)
+	}
+	if err := r.ShowJSON(full{}); err == nil {
+		t.Error("no error")
+	}
+}
+
+// TestShowHostileName: a file name cannot break out of its comment.
+func TestShowHostileName(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "x\n[driver.evil]\n#")
+	if err := os.WriteFile(file, []byte("[log]\nlevel = \"warn\"\n"), 0o600); err == nil {
+		r := Load(Source{File: file})
+		var b bytes.Buffer
+		if err := r.Show(&b); err != nil {
+			t.Fatal(err)
+		}
+		if again := one(b.String()); !again.Config.Equal(r.Config) || again.Mistakes.Err() != nil {
+			t.Errorf("%s\n%v", b.String(), again.Mistakes)
+		}
+	}
+}
