@@ -1,0 +1,272 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"csi-registrar/internal/config"
+	"csi-registrar/internal/facts"
+	"csi-registrar/internal/registrar"
+)
+
+// node is a node on which every driver is ready and the kubelet says yes at once.
+type node struct {
+	mu      sync.Mutex
+	sockets map[string]*socket
+	clients []string // every client that was made, by driver
+	broken  string   // the driver for which no socket can be made
+}
+
+func (n *node) Driver(_ *config.Config, d config.Driver) registrar.Driver {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.clients = append(n.clients, d.Name)
+	return client{d.Name, make(chan struct{})}
+}
+
+func (n *node) Socket(c *config.Config, name string) (Socket, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if name == n.broken {
+		return nil, errors.New("too long")
+	}
+	s := &socket{path: c.Kubelet.PluginsRegistry() + "/" + name, hints: make(chan struct{}, 1)}
+	n.sockets[s.path] = s
+	return s, nil
+}
+
+func (n *node) socket(path string) *socket { n.mu.Lock(); defer n.mu.Unlock(); return n.sockets[path] }
+
+type client struct {
+	name  string
+	hints chan struct{}
+}
+
+func (c client) Ask(context.Context) facts.Report {
+	return facts.Report{Driver: facts.Ready, Identity: facts.Identity{Name: c.name, NodeID: "n"}}
+}
+func (c client) Stale() bool            { return false }
+func (c client) Hints() <-chan struct{} { return c.hints }
+func (c client) Close() error           { return nil }
+
+type socket struct {
+	path  string
+	hints chan struct{}
+
+	mu                           sync.Mutex
+	up                           facts.Socket
+	published, withdrawn, closed int
+}
+
+func (s *socket) Hints() <-chan struct{} { return s.hints }
+func (s *socket) Look() facts.Socket     { s.mu.Lock(); defer s.mu.Unlock(); return s.up }
+func (s *socket) Publish(_ context.Context, a facts.Announcement) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.published++
+	s.up = facts.Socket{Path: s.path, Place: facts.Ours, Up: true, Announced: a, PublishedAt: time.Now(), Word: facts.Word{At: time.Now(), Registered: true}}
+	return nil
+}
+func (s *socket) Withdraw(context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.withdrawn++
+	s.up = facts.Socket{Path: s.path, Place: facts.Missing}
+	return nil
+}
+func (s *socket) Close(context.Context) (bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed++
+	return true, nil
+}
+
+func (s *socket) counts() [3]int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return [3]int{s.published, s.withdrawn, s.closed}
+}
+
+func conf(root string, drivers ...config.Driver) *config.Config {
+	c := config.Default()
+	c.Kubelet.RootDir = root
+	c.Drivers = drivers
+	return c
+}
+
+func drv(name string) config.Driver { return config.DefaultDriver(name, "/run/"+name) }
+
+// with runs test with an agent in a bubble, and ends the agent.
+func with(t *testing.T, test func(t *testing.T, a *Agent, n *node)) {
+	synctest.Test(t, func(t *testing.T) {
+		n := &node{sockets: map[string]*socket{}}
+		a := New(Options{Log: slog.New(slog.DiscardHandler), Parts: n, Version: "test"})
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if err := a.Run(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+		test(t, a, n)
+		cancel()
+		wg.Wait()
+		for path, s := range n.sockets {
+			if c := s.counts(); c[2] != 1 {
+				t.Errorf("%s was closed %d times", path, c[2])
+			}
+		}
+	})
+}
+
+func apply(t *testing.T, a *Agent, patience bool, c *config.Config) {
+	t.Helper()
+	if err := a.Apply(t.Context(), c, []string{"a.toml"}, patience); err != nil {
+		t.Fatal(err)
+	}
+	synctest.Wait()
+}
+
+func states(a *Agent) (out []string) {
+	for _, d := range a.Status().Drivers {
+		out = append(out, d.Name+" "+d.State)
+	}
+	return out
+}
+
+func want(t *testing.T, got []string, want ...string) {
+	t.Helper()
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestApplyTouchesOnlyWhatChanged(t *testing.T) {
+	with(t, func(t *testing.T, a *Agent, n *node) {
+		apply(t, a, false, conf("/k", drv("a"), drv("b"), drv("c")))
+		want(t, states(a), "a registered", "b registered", "c registered")
+		b := drv("b")
+		b.Endpoint = "/other"
+		d := drv("d")
+		d.Enabled = false
+		apply(t, a, false, conf("/k", drv("a"), b, d))
+		want(t, states(a), "a registered", "b registered", "d disabled")
+		for path, counts := range map[string][3]int{
+			"/k/plugins_registry/a": {1, 0, 0},
+			"/k/plugins_registry/b": {2, 0, 0},
+			"/k/plugins_registry/c": {1, 1, 1},
+		} {
+			if got := n.socket(path).counts(); got != counts {
+				t.Errorf("%s: published, withdrawn, closed %v, want %v", path, got, counts)
+			}
+		}
+		want(t, n.clients, "a", "b", "c", "b")
+	})
+}
+
+func TestPatience(t *testing.T) {
+	with(t, func(t *testing.T, a *Agent, n *node) {
+		apply(t, a, false, conf("/k", drv("a"), drv("b")))
+		apply(t, a, true, conf("/k", drv("b")))
+		time.Sleep(9 * time.Second)
+		apply(t, a, true, conf("/k", drv("a"), drv("b"))) // it is back
+		time.Sleep(20 * time.Second)
+		want(t, states(a), "a registered", "b registered")
+		apply(t, a, true, conf("/k", drv("b")))
+		time.Sleep(5 * time.Second)
+		apply(t, a, true, conf("/k", drv("b"))) // does not begin the wait again
+		time.Sleep(5*time.Second + time.Millisecond)
+		synctest.Wait()
+		want(t, states(a), "b registered")
+		if got := n.socket("/k/plugins_registry/a").counts(); got != [3]int{1, 1, 1} {
+			t.Errorf("published, withdrawn, closed %v", got)
+		}
+		off := drv("b")
+		off.Enabled = false
+		apply(t, a, true, conf("/k", off)) // disabling is no accident
+		want(t, states(a), "b disabled")
+	})
+}
+
+func TestAnotherRootMovesEverything(t *testing.T) {
+	with(t, func(t *testing.T, a *Agent, n *node) {
+		apply(t, a, false, conf("/k", drv("a")))
+		apply(t, a, true, conf("/l", drv("a")))
+		want(t, states(a), "a registered")
+		if got := n.socket("/k/plugins_registry/a").counts(); got != [3]int{1, 1, 1} {
+			t.Errorf("published, withdrawn, closed %v", got)
+		}
+		if s := a.Status(); s.PluginsRegistry != "/l/plugins_registry" || s.Drivers[0].RegistrationSocket != "/l/plugins_registry/a" {
+			t.Errorf("status %+v", s)
+		}
+	})
+}
+
+func TestOneThatCannotStartHoldsUpNoOther(t *testing.T) {
+	with(t, func(t *testing.T, a *Agent, n *node) {
+		n.broken = "a"
+		if err := a.Apply(t.Context(), conf("/k", drv("a"), drv("b")), nil, false); err == nil {
+			t.Error("no error")
+		}
+		synctest.Wait()
+		want(t, states(a), "b registered")
+	})
+}
+
+func TestChangedMissesNothing(t *testing.T) {
+	with(t, func(t *testing.T, a *Agent, n *node) {
+		seen := make(chan []string, 1)
+		go func() {
+			for {
+				changed := a.Changed()
+				if s := states(a); len(s) == 2 && len(a.Status().Pending()) == 0 {
+					seen <- s
+					return
+				}
+				<-changed
+			}
+		}()
+		apply(t, a, false, conf("/k", drv("a"), drv("b")))
+		want(t, <-seen, "a registered", "b registered")
+	})
+}
+
+func TestAliveAndReregister(t *testing.T) {
+	with(t, func(t *testing.T, a *Agent, n *node) {
+		apply(t, a, false, conf("/k", drv("a")))
+		if err := a.Alive(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if err := a.Reregister(t.Context(), "nobody"); !errors.Is(err, ErrUnknown) {
+			t.Errorf("got %v", err)
+		}
+		if err := a.Reregister(t.Context(), "a"); err != nil {
+			t.Error(err)
+		}
+		synctest.Wait()
+		if got := n.socket("/k/plugins_registry/a").counts(); got != [3]int{2, 0, 0} {
+			t.Errorf("published, withdrawn, closed %v", got)
+		}
+	})
+}
+
+// A registrar that hangs is noticed: the watchdog is not fed then.
+func TestAliveNoticesAHang(t *testing.T) {
+	with(t, func(t *testing.T, a *Agent, n *node) {
+		hang := make(chan struct{})
+		go func() { _ = a.do(t.Context(), func() { <-hang }) }()
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := a.Alive(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v", err)
+		}
+		close(hang)
+	})
+}
