@@ -45,8 +45,21 @@ func New(t testing.TB) *Node {
 			t.Errorf("cannot remove the test's folder: %v", err)
 		}
 	})
-	n.Write("config.toml", fmt.Sprintf("[kubelet]\nroot_dir = %q\n[log]\nlevel = \"debug\"\nformat = \"text\"\n", n.Root))
+	n.Write("config.toml", n.mainConfig())
 	return n
+}
+
+// Beside is a second daemon's view of the same node: the same kubelet and drivers, a
+// configuration of its own.
+func (n *Node) Beside() *Node {
+	n.T.Helper()
+	two := &Node{T: n.T, Dir: n.Dir, Root: n.Root, Etc: filepath.Join(n.Dir, "r2"), Run: n.Run}
+	two.Write("config.toml", n.mainConfig())
+	return two
+}
+
+func (n *Node) mainConfig() string {
+	return fmt.Sprintf("[kubelet]\nroot_dir = %q\n[log]\nlevel = \"debug\"\nformat = \"text\"\n", n.Root)
 }
 
 // Skip skips a test with a reason; under CI=true a skip is a failure.

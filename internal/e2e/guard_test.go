@@ -1,0 +1,301 @@
+package e2e
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"csi-registrar/internal/e2e/harness"
+)
+
+// What people and scripts do to a registration socket; the kubelet sees the path go, so
+// it must see it come back.
+func TestRegistrationSocketRestored(t *testing.T) {
+	t.Parallel()
+	away := func(n *harness.Node, path string) error { return os.Rename(path, filepath.Join(n.Dir, "away")) }
+	cases := map[string]struct {
+		do func(n *harness.Node, path string) error
+		// seen: the kubelet sees the change and registers again; a rename away it does not
+		// see, but the new socket it does.
+		foreign bool // what took the place is not ours to remove
+	}{
+		"removed":      {do: func(_ *harness.Node, path string) error { return os.Remove(path) }},
+		"renamed away": {do: away},
+		"replaced by a file": {foreign: true, do: func(n *harness.Node, path string) error {
+			if err := away(n, path); err != nil {
+				return err
+			}
+			return os.WriteFile(path, []byte("mine"), 0o600)
+		}},
+		"replaced by a folder": {foreign: true, do: func(n *harness.Node, path string) error {
+			if err := away(n, path); err != nil {
+				return err
+			}
+			return os.Mkdir(path, 0o755)
+		}},
+		"replaced by a link": {foreign: true, do: func(n *harness.Node, path string) error {
+			if err := away(n, path); err != nil {
+				return err
+			}
+			return os.Symlink("/nowhere", path)
+		}},
+		"replaced by a dead socket": {do: func(n *harness.Node, path string) error {
+			dead := filepath.Join(n.Dir, "dead")
+			l, err := net.ListenUnix("unix", &net.UnixAddr{Name: dead, Net: "unix"})
+			if err != nil {
+				return err
+			}
+			l.SetUnlinkOnClose(false)
+			if err := l.Close(); err != nil {
+				return err
+			}
+			return os.Rename(dead, path)
+		}},
+	}
+	for what, tc := range cases {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			n, d, c, k := registered(t, "a.example")
+			path := n.RegSocket(d.Name)
+			mark, ino := k.Mark(), n.Inode(path)
+			if err := tc.do(n, path); err != nil {
+				t.Fatal(err)
+			}
+			if tc.foreign {
+				theirs := n.Inode(path)
+				s := c.WaitState(d.Name, "conflict", soon)
+				contains(t, "the reason", s.Reason, path)
+				harness.Never(t, time.Second, "another's file was removed", func() string {
+					if fi, err := os.Lstat(path); err != nil || n.Inode(path) != theirs {
+						return what + " " + errText(err) + fi.Name()
+					}
+					return ""
+				})
+				if err := os.Remove(path); err != nil {
+					t.Fatal(err)
+				}
+			}
+			k.Registered(mark, d.Name, soon)
+			s := c.WaitState(d.Name, "registered", soon)
+			if s.Republications == 0 {
+				t.Errorf("status counts no republication: %+v", s)
+			}
+			if now := n.Inode(path); now == ino {
+				t.Errorf("the socket is the old one")
+			}
+			k.Quiet(k.Mark(), 2500*time.Millisecond)
+		})
+	}
+}
+
+func errText(err error) string {
+	if err != nil {
+		return err.Error()
+	}
+	return ""
+}
+
+// Somebody who removes the socket again and again cannot make us churn the kubelet
+// faster than it can follow, and at the end all is well.
+func TestRegistrationSocketRemovedAgainAndAgain(t *testing.T) {
+	t.Parallel()
+	n, d, c, k := registered(t, "a.example")
+	path := n.RegSocket(d.Name)
+	mark := k.Mark()
+	removed := 0
+	harness.Never(t, 5*time.Second, "", func() string {
+		if err := os.Remove(path); err == nil {
+			removed++
+		}
+		return ""
+	})
+	if removed < 5 {
+		t.Errorf("restored only %d times in 5 s", removed)
+	}
+	s := c.WaitState(d.Name, "registered", soon)
+	if s.Republications < removed-1 || s.Republications > removed+1 {
+		t.Errorf("%d republications for %d removals", s.Republications, removed)
+	}
+	if k.Count(mark, "register", d.Name) > removed+1 {
+		t.Errorf("%d registrations for %d removals", k.Count(mark, "register", d.Name), removed)
+	}
+	harness.Eventually(t, soon, "the kubelet has it", func() string {
+		if _, ok := k.CSINode()[d.Name]; !ok {
+			return "not in CSINode"
+		}
+		return ""
+	})
+}
+
+// The folder is removed, moved, or covered. The kubelet watches the old one for ever: the
+// socket is restored, and that only a restart of the kubelet helps is said.
+func TestRegistryFolder(t *testing.T) {
+	t.Parallel()
+	cases := map[string]func(t *testing.T, n *harness.Node){
+		"removed": func(t *testing.T, n *harness.Node) {
+			if err := os.RemoveAll(n.Registry()); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"removed and made anew": func(t *testing.T, n *harness.Node) {
+			if err := os.RemoveAll(n.Registry()); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Mkdir(n.Registry(), 0o755); err != nil && !os.IsExist(err) { // we may be faster
+				t.Fatal(err)
+			}
+		},
+		"renamed": func(t *testing.T, n *harness.Node) {
+			if err := os.Rename(n.Registry(), n.Root+"/moved"); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"mounted over": func(t *testing.T, n *harness.Node) {
+			if err := unix.Mount("tmpfs", n.Registry(), "tmpfs", 0, "mode=0755,size=1m"); err != nil {
+				harness.Skip(t, "it needs to mount a tmpfs: "+err.Error())
+			}
+			t.Cleanup(func() {
+				if err := unix.Unmount(n.Registry(), unix.MNT_DETACH); err != nil {
+					t.Error(err)
+				}
+			})
+		},
+	}
+	for what, do := range cases {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			n := harness.New(t)
+			d := n.AddDriver("a.example")
+			d.Start()
+			k := n.StartKubelet()
+			t.Cleanup(func() { os.RemoveAll(n.Root + "/moved") })
+			c := n.StartDaemon()
+			k.Registered(0, d.Name, soon)
+			c.WaitState(d.Name, "registered", soon)
+			did := time.Now()
+			do(t, n)
+			at, ok := harness.WhenAccepts(n.RegSocket(d.Name), soon)
+			if !ok {
+				t.Fatalf("not restored: %+v", c.Driver(d.Name))
+			}
+			t.Logf("restored within %v", at.Sub(did))
+			s := c.WaitStatus(d.Name, "that the kubelet must be restarted", soon, func(s harness.DriverStatus) bool {
+				return s.State == "published" && s.Reason != ""
+			})
+			contains(t, "the reason", s.Reason, "restart", "kubelet")
+			k.Kill()
+			k = n.StartKubelet()
+			k.Registered(0, d.Name, soon)
+			s = c.WaitState(d.Name, "registered", soon)
+			if s.Reason != "" {
+				t.Errorf("registered, and still: %s", s.Reason)
+			}
+		})
+	}
+}
+
+// The folder is not there at the start, nor is the kubelet: it is made, and the kubelet
+// that starts later finds the socket. A missing root_dir is reported.
+func TestRegistryMissing(t *testing.T) {
+	t.Parallel()
+	n := harness.New(t)
+	d := n.AddDriver("a.example")
+	d.Start()
+	if err := os.RemoveAll(n.Root); err != nil {
+		t.Fatal(err)
+	}
+	c := n.StartDaemon()
+	s := c.WaitStatus(d.Name, "a reason", soon, func(s harness.DriverStatus) bool { return s.Driver == "ready" && s.Reason != "" })
+	contains(t, "the reason", s.Reason, n.Root)
+	if _, err := os.Lstat(n.Root); err == nil {
+		t.Errorf("the kubelet's root was made: that is the kubelet's, or a mount's")
+	}
+	if err := os.Mkdir(n.Root, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := harness.WhenAccepts(n.RegSocket(d.Name), soon); !ok {
+		t.Fatalf("not published after root_dir came: %+v", c.Driver(d.Name))
+	}
+	if fi, err := os.Stat(n.Registry()); err != nil || fi.Mode().Perm() != 0o750 {
+		t.Errorf("plugins_registry: %v %v, want mode 0750", fi.Mode(), err)
+	}
+	if fi, err := os.Lstat(n.RegSocket(d.Name)); err != nil || fi.Mode().Perm() != 0o600 {
+		t.Errorf("registration socket: %v %v, want mode 0600", fi.Mode(), err)
+	}
+	k := n.StartKubelet()
+	k.Registered(0, d.Name, soon)
+	c.WaitState(d.Name, "registered", soon)
+}
+
+// A full and a read-only file system are survived and said.
+func TestRegistryFullOrReadOnly(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		options string // of the tmpfs
+		hurt    func(n *harness.Node) error
+		mend    func(n *harness.Node) error
+		word    string
+	}{
+		"no inodes": {
+			options: "mode=0755,nr_inodes=16",
+			hurt: func(n *harness.Node) error {
+				for i := range 32 {
+					if err := os.WriteFile(filepath.Join(n.Registry(), "full"+string(rune('a'+i))), nil, 0o600); err != nil {
+						return nil // full
+					}
+				}
+				return nil
+			},
+			mend: func(n *harness.Node) error {
+				for i := range 32 {
+					os.Remove(filepath.Join(n.Registry(), "full"+string(rune('a'+i))))
+				}
+				return nil
+			},
+			word: "space",
+		},
+		"read-only": {
+			options: "mode=0755",
+			hurt: func(n *harness.Node) error {
+				return unix.Mount("", n.Root, "", unix.MS_REMOUNT|unix.MS_RDONLY, "")
+			},
+			mend: func(n *harness.Node) error { return unix.Mount("", n.Root, "", unix.MS_REMOUNT, "") },
+			word: "read-only",
+		},
+	}
+	for what, tc := range cases {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			n := harness.New(t)
+			if err := unix.Mount("tmpfs", n.Root, "tmpfs", 0, tc.options); err != nil {
+				harness.Skip(t, "it needs to mount a tmpfs: "+err.Error())
+			}
+			t.Cleanup(func() {
+				if err := unix.Unmount(n.Root, unix.MNT_DETACH); err != nil {
+					t.Error(err)
+				}
+			})
+			if err := os.Mkdir(n.Registry(), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			d := n.AddDriver("a.example")
+			k := n.StartKubelet()
+			c := n.StartDaemon()
+			if err := tc.hurt(n); err != nil {
+				t.Fatal(err)
+			}
+			d.Start()
+			s := c.WaitStatus(d.Name, "a reason", soon, func(s harness.DriverStatus) bool { return s.Driver == "ready" && s.Reason != "" })
+			contains(t, "the reason", s.Reason, tc.word)
+			if err := tc.mend(n); err != nil {
+				t.Fatal(err)
+			}
+			k.Registered(0, d.Name, soon)
+			c.WaitState(d.Name, "registered", soon)
+		})
+	}
+}

@@ -1,0 +1,188 @@
+package e2e
+
+import (
+	"os"
+	"syscall"
+	"testing"
+	"time"
+
+	"csi-registrar/internal/e2e/harness"
+)
+
+// The descriptor store keeps the listeners: twenty drivers, restarts of both kinds, and
+// the kubelet sees nothing. The sidecar costs exactly two writes a restart.
+func TestDaemonRestartsThroughTheStore(t *testing.T) {
+	t.Parallel()
+	n := harness.New(t)
+	names := numbered("d%02d.example", 20)
+	for _, name := range names {
+		n.AddDriver(name).Start()
+	}
+	k := n.StartKubelet()
+	m := n.Manager()
+	c := m.StartDaemon()
+	for _, name := range names {
+		k.Registered(0, name, soon)
+		c.WaitState(name, "registered", soon)
+	}
+	unchanged(t, n, k, names, func() {
+		for i := range 20 {
+			sig := syscall.SIGTERM
+			if i%2 == 1 {
+				sig = syscall.SIGKILL
+			}
+			c = m.Restart(c, sig)
+			for _, name := range names {
+				c.WaitState(name, "registered", soon)
+			}
+		}
+	})
+	if got := m.Stored(); len(got) != len(names) {
+		t.Errorf("stored: %q", got)
+	}
+}
+
+// A kubelet that starts while no daemon runs connects to the store's socket and waits: it
+// registers as soon as the daemon is back, without an error.
+func TestKubeletStartsWhileTheDaemonIsAway(t *testing.T) {
+	t.Parallel()
+	n := harness.New(t)
+	d := n.AddDriver("a.example")
+	d.Start()
+	k := n.StartKubelet()
+	m := n.Manager()
+	c := m.StartDaemon()
+	k.Registered(0, d.Name, soon)
+	c.WaitState(d.Name, "registered", soon)
+	c.Kill()
+	k.Kill()
+	k = n.StartKubelet()
+	c = m.StartDaemon()
+	k.Registered(0, d.Name, soon)
+	for _, e := range k.Events() {
+		if e.Error != "" {
+			t.Errorf("the kubelet was refused: %v", e)
+		}
+	}
+	c.WaitState(d.Name, "registered", soon)
+	if csiNode, _ := k.Writes(); csiNode != 0 {
+		t.Errorf("%d writes of CSINode, want none: it is what it was", csiNode)
+	}
+}
+
+// A kubelet restarts while the daemon runs; the daemon notices nothing but the calls.
+func TestKubeletRestarts(t *testing.T) {
+	t.Parallel()
+	n, d, c, k := registered(t, "a.example")
+	ino := n.Inode(n.RegSocket(d.Name))
+	before := c.Driver(d.Name).LastGetInfoAt
+	for range 3 {
+		k.Kill()
+		k = n.StartKubelet()
+		k.Registered(0, d.Name, soon)
+		if csiNode, node := k.Writes(); csiNode+node != 0 {
+			t.Errorf("%d and %d writes, want none", csiNode, node)
+		}
+	}
+	c.WaitStatus(d.Name, "a later last_get_info_at", soon, func(s harness.DriverStatus) bool {
+		return s.State == "registered" && s.LastGetInfoAt.After(before)
+	})
+	if n.Inode(n.RegSocket(d.Name)) != ino {
+		t.Error("the registration socket is another one")
+	}
+}
+
+// While the daemon was away the driver changed, was taken off the configuration, or its
+// socket was removed: the next one puts it right.
+func TestChangesWhileTheDaemonIsAway(t *testing.T) {
+	t.Parallel()
+	setup := func(t *testing.T) (*harness.Node, *harness.Driver, *harness.Manager, *harness.Daemon, *harness.Kubelet) {
+		n := harness.New(t)
+		d := n.AddDriver("a.example")
+		d.Start()
+		k := n.StartKubelet()
+		m := n.Manager()
+		c := m.StartDaemon()
+		k.Registered(0, d.Name, soon)
+		c.WaitState(d.Name, "registered", soon)
+		return n, d, m, c, k
+	}
+	t.Run("another node id", func(t *testing.T) {
+		t.Parallel()
+		_, d, m, c, k := setup(t)
+		c.Kill()
+		mark := k.Mark()
+		d.Stop()
+		d.Set(func(b *harness.Behaviour) { b.NodeID = "another" })
+		d.Start()
+		c = m.StartDaemon()
+		k.Registered(mark, d.Name, soon)
+		if got := k.CSINode()[d.Name]; got.NodeID != "another" {
+			t.Errorf("CSINode has %+v", got)
+		}
+		c.WaitState(d.Name, "registered", soon)
+	})
+	t.Run("off the configuration", func(t *testing.T) {
+		t.Parallel()
+		n, d, m, c, k := setup(t)
+		c.Kill()
+		mark := k.Mark()
+		n.Write("conf.d/50-a.example.toml", "")
+		m.StartDaemon()
+		k.Deregistered(mark, d.Name, 20*time.Second)
+		harness.Eventually(t, soon, "store and folder", func() string {
+			if got := m.Stored(); len(got) != 0 {
+				return "stored: " + got[0]
+			}
+			if got := n.Sockets(); len(got) != 0 {
+				return "left: " + got[0]
+			}
+			return ""
+		})
+	})
+	t.Run("socket removed", func(t *testing.T) {
+		t.Parallel()
+		n, d, m, c, k := setup(t)
+		c.Kill()
+		mark := k.Mark()
+		if err := os.Remove(n.RegSocket(d.Name)); err != nil {
+			t.Fatal(err)
+		}
+		k.Deregistered(mark, d.Name, soon)
+		c = m.StartDaemon()
+		k.Registered(mark, d.Name, soon)
+		c.WaitState(d.Name, "registered", soon)
+	})
+	t.Run("driver gone", func(t *testing.T) {
+		t.Parallel()
+		n, d, m, c, k := setup(t)
+		unchanged(t, n, k, []string{d.Name}, func() {
+			c.Kill()
+			d.Stop()
+			c = m.StartDaemon()
+			c.WaitStatus(d.Name, "registered and absent", soon, func(s harness.DriverStatus) bool {
+				return s.State == "registered" && s.Driver == "absent"
+			})
+		})
+	})
+	t.Run("the machine lost power", func(t *testing.T) {
+		t.Parallel()
+		n, d, m, c, k := setup(t)
+		c.Kill()
+		m.Empty() // nobody listens any more, the name stays
+		k.Kill()
+		mark := harness.Accepts(n.RegSocket(d.Name))
+		if mark {
+			t.Fatal("somebody still listens")
+		}
+		c = m.StartDaemon()
+		k = n.StartKubelet()
+		k.Registered(0, d.Name, soon)
+		for _, e := range k.Events() {
+			if e.Error != "" {
+				t.Errorf("the kubelet was refused: %v", e)
+			}
+		}
+		c.WaitState(d.Name, "registered", soon)
+	})
+}

@@ -1,0 +1,86 @@
+package e2e
+
+import (
+	"flag"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"csi-registrar/internal/e2e/harness"
+)
+
+var long = flag.Bool("long", false, "wait as long as the contract says, not a shorter time that shows the same")
+
+func TestMain(m *testing.M) { harness.Main(m) }
+
+// soon is for what should take the kubelet's second; generous, for machines under load.
+const soon = 20 * time.Second
+
+// span is the time to wait in a short or a long run.
+func span(short, full time.Duration) time.Duration {
+	if *long {
+		return full
+	}
+	return short
+}
+
+// registered makes a node on which one driver is registered.
+func registered(t *testing.T, name string, extra ...string) (*harness.Node, *harness.Driver, *harness.Daemon, *harness.Kubelet) {
+	t.Helper()
+	n := harness.New(t)
+	d := n.AddDriver(name, extra...)
+	d.Start()
+	k := n.StartKubelet()
+	c := n.StartDaemon()
+	k.Registered(0, name, soon)
+	c.WaitState(name, "registered", soon)
+	return n, d, c, k
+}
+
+// unchanged runs a step and checks that the kubelet wrote nothing because of it, and that
+// the registration socket is the same one.
+func unchanged(t *testing.T, n *harness.Node, k *harness.Kubelet, names []string, step func()) {
+	t.Helper()
+	inodes := map[string]uint64{}
+	for _, name := range names {
+		inodes[name] = n.Inode(n.RegSocket(name))
+	}
+	mark := k.Mark()
+	csiNode, node := k.Writes()
+	step()
+	k.Quiet(mark, 2500*time.Millisecond) // two turns of the kubelet's loop
+	csiNode2, node2 := k.Writes()
+	if csiNode2 != csiNode || node2 != node {
+		t.Errorf("%d writes of CSINode and %d of Node, want none", csiNode2-csiNode, node2-node)
+	}
+	for _, name := range names {
+		if ino := n.Inode(n.RegSocket(name)); ino != inodes[name] {
+			t.Errorf("the registration socket of %s is another one: inode %d, was %d", name, ino, inodes[name])
+		}
+	}
+}
+
+// contains fails the test if a text lacks one of the words.
+func contains(t *testing.T, what, text string, words ...string) {
+	t.Helper()
+	for _, w := range words {
+		if !strings.Contains(text, w) {
+			t.Errorf("%s does not say %q: %s", what, w, text)
+		}
+	}
+}
+
+func median(d []time.Duration) time.Duration {
+	slices.Sort(d)
+	return d[len(d)/2]
+}
+
+func numbered(format string, n int) []string {
+	var names []string
+	for i := range n {
+		names = append(names, fmt.Sprintf(format, i))
+	}
+	return names
+}

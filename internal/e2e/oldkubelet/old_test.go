@@ -1,0 +1,112 @@
+// Package oldkubelet holds csi-registrar against the newest kubelet that does not come
+// back by itself after it refused a plugin (see go.mod for which that is, and why).
+package oldkubelet
+
+import (
+	"testing"
+	"time"
+
+	"csi-registrar/internal/e2e/harness"
+)
+
+func TestMain(m *testing.M) { harness.Main(m) }
+
+const soon = 20 * time.Second
+
+// refused makes the kubelet refuse a driver once, and then mends the cause.
+func refused(t *testing.T) (*harness.Node, *harness.Driver, *harness.Daemon, *harness.Kubelet) {
+	t.Helper()
+	n := harness.New(t)
+	d := n.AddDriver("a.example")
+	d.Set(func(b *harness.Behaviour) { b.Topology = map[string]string{"example/zone": "1"} })
+	d.Start()
+	k := n.StartKubelet()
+	k.Command("label example/zone=2")
+	c := n.StartDaemon()
+	k.Refused(0, d.Name, soon)
+	c.WaitState(d.Name, "refused", soon)
+	k.Command("label example/zone=")
+	return n, d, c, k
+}
+
+// This kubelet keeps what it refused: it never comes back, until the socket is made anew
+// after 150 s. Once, and then all is quiet.
+func TestRefusedOnceIsMadeAnew(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		harness.Skip(t, "it takes the 150 s that a newer kubelet may need to come back")
+	}
+	n, d, c, k := refused(t)
+	mark, at := k.Mark(), time.Now()
+	ino := n.Inode(n.RegSocket(d.Name))
+	k.Quiet(mark, 130*time.Second) // the 1.36 one would have come several times by now
+	if n.Inode(n.RegSocket(d.Name)) != ino {
+		t.Error("the socket was made anew before its time")
+	}
+	e := k.Registered(mark, d.Name, 40*time.Second)
+	t.Logf("registered %v after the refusal", e.Time.Sub(at))
+	s := c.WaitState(d.Name, "registered", soon)
+	if s.Republications != 1 {
+		t.Errorf("%d republications, want 1", s.Republications)
+	}
+	k.Quiet(k.Mark(), 2500*time.Millisecond)
+}
+
+// Nobody has to wait for that: what a person or the driver does is a reason to try again.
+func TestRefusedAndTriedAgainForAReason(t *testing.T) {
+	t.Parallel()
+	t.Run("reregister", func(t *testing.T) {
+		t.Parallel()
+		n, d, c, k := refused(t)
+		mark := k.Mark()
+		if out, errs, code := n.RunCommand("reregister", d.Name, "--config-root", n.Etc); code != 0 {
+			t.Fatalf("reregister: %d %s%s", code, out, errs)
+		}
+		k.Registered(mark, d.Name, soon)
+		c.WaitState(d.Name, "registered", soon)
+	})
+	t.Run("the driver returns", func(t *testing.T) {
+		t.Parallel()
+		_, d, c, k := refused(t)
+		mark := k.Mark()
+		d.Stop()
+		c.WaitStatus(d.Name, "driver absent", soon, func(s harness.DriverStatus) bool { return s.Driver == "absent" })
+		d.Start()
+		k.Registered(mark, d.Name, soon)
+		c.WaitState(d.Name, "registered", soon)
+	})
+	t.Run("its configuration changes", func(t *testing.T) {
+		t.Parallel()
+		n, d, c, k := refused(t)
+		mark := k.Mark()
+		n.Configure(d.Name, d.Socket, `timeout = "4s"`)
+		k.Registered(mark, d.Name, soon)
+		c.WaitState(d.Name, "registered", soon)
+	})
+}
+
+// The everyday things, with this kubelet.
+func TestRegisteredAndRestarted(t *testing.T) {
+	t.Parallel()
+	n := harness.New(t)
+	for _, name := range []string{"a.example", "b.example", "c.example"} {
+		n.AddDriver(name).Start()
+	}
+	k := n.StartKubelet()
+	m := n.Manager()
+	c := m.StartDaemon()
+	for _, name := range []string{"a.example", "b.example", "c.example"} {
+		k.Registered(0, name, soon)
+		c.WaitState(name, "registered", soon)
+	}
+	mark := k.Mark()
+	c = m.Restart(c, 9)
+	c = m.Restart(c, 15)
+	k.Quiet(mark, 2500*time.Millisecond)
+	for _, name := range []string{"a.example", "b.example", "c.example"} {
+		c.WaitState(name, "registered", soon)
+	}
+	if got := k.CSINode(); len(got) != 3 {
+		t.Errorf("CSINode has %v", got)
+	}
+}

@@ -1,0 +1,143 @@
+package e2e
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strconv"
+	"testing"
+	"time"
+
+	"csi-registrar/internal/e2e/harness"
+)
+
+// The cases in which node-driver-registrar is measured (version 2.17, by the project, on
+// a small machine), each a test against the kubelet's plugin manager, better than that:
+//
+//	driver absent 0.2, 3, 10, 60 s         TestAcceptsWithin20msOfTheDriverServing, TestAbsentForLong
+//	restart or kill -9                     TestDaemonRestartsThroughTheStore
+//	registration socket removed            TestRegistrationSocketRestored
+//	its directory removed                  TestRegistryFolder
+//	driver restarts with another name      TestAnotherDriverUnderTheName
+//	… node id, topology                    TestDriverRestartsChanged, TestDriverRestartsWithAnotherTopologyValue
+//	the kubelet refuses                    TestRefusalIsKeptAndRetriedByTheKubelet
+//	another live registrar at the path     TestMovedFromTheSidecar, TestSidecarStealsThePath, TestTwoDaemons
+//	names ../../x, .x                      TestHostileNamesThroughFlags
+//	GetPluginInfo hangs, fails, is empty   TestBadDriversDelayNobody
+//	INT, HUP                               TestSignalsTakeTheSocketsAway
+//	memory, idle, start, binary            TestSmallerThanThePeer
+
+// The peer exits after 30 s without its driver, and a supervisor's restarts add seconds.
+func TestAbsentForLong(t *testing.T) {
+	t.Parallel()
+	n := harness.New(t)
+	d := n.NewDriver("a.example")
+	c := startNamed(n, d.Socket)
+	k := n.StartKubelet()
+	harness.Never(t, span(35*time.Second, 150*time.Second), "it ended", func() string {
+		if !c.Running() {
+			return c.Log()
+		}
+		return ""
+	})
+	served := d.Start()
+	if e := k.Registered(0, d.Name, soon); e.Time.Sub(served) > 3*time.Second {
+		t.Errorf("registered %v after the driver served", e.Time.Sub(served))
+	}
+}
+
+// Not parallel: it measures. The peer's figures are the limits, not our goals.
+func TestSmallerThanThePeer(t *testing.T) {
+	n := harness.New(t)
+	names := numbered("d%02d.example", 20)
+	n.AddDriver(names[0]).Start()
+	k := n.StartKubelet()
+	started := time.Now()
+	c := n.StartDaemon()
+	if took := time.Since(started); took > 500*time.Millisecond {
+		t.Errorf("it took %v to start", took)
+	}
+	k.Registered(0, names[0], soon)
+	one := pss(t, c.PID())
+	for _, name := range names[1:] {
+		n.AddDriver(name).Start()
+	}
+	if _, errs, code := n.RunCommand("reload", "--config-root", n.Etc); code != 0 {
+		t.Fatalf("reload: %s", errs)
+	}
+	for _, name := range names {
+		k.Registered(0, name, soon)
+		c.WaitState(name, "registered", soon)
+	}
+	twenty := pss(t, c.PID())
+	t.Logf("PSS with 1 driver %.1f MB, with 20 %.1f MB", one, twenty)
+	if one > 21.8 || twenty > 82.8 {
+		t.Errorf("PSS %.1f and %.1f MB; node-driver-registrar has 21.8 and 82.8", one, twenty)
+	}
+
+	before, err := harness.Switches(c.PID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	cpu := cpuTime(t, c.PID())
+	time.Sleep(span(10*time.Second, time.Minute)) // the span is what is measured
+	after, err := harness.Switches(c.PID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	used := cpuTime(t, c.PID()) - cpu
+	perMinute := float64(after-before) * float64(time.Minute) / float64(span(10*time.Second, time.Minute))
+	t.Logf("idle with 20 drivers: %.0f context switches a minute, %v of CPU in %v", perMinute, used, span(10*time.Second, time.Minute))
+	// The collector may run once in any ten seconds and costs some; polling costs more:
+	// the peer has 1040 a minute.
+	if perMinute > 200 {
+		t.Errorf("%.0f context switches a minute: something polls", perMinute)
+	}
+
+	fi, err := os.Stat(harness.Binary(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if mb := float64(fi.Size()) / 1e6; mb > 19.35 {
+		t.Errorf("the binary has %.1f MB; node-driver-registrar's has 19.35", mb)
+	}
+}
+
+// pss is a process's proportional set size in MB.
+func pss(t *testing.T, pid int) float64 {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range bytes.Lines(b) {
+		if f := bytes.Fields(line); len(f) == 3 && string(f[0]) == "Pss:" {
+			kb, err := strconv.Atoi(string(f[1]))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return float64(kb) * 1024 / 1e6
+		}
+	}
+	t.Fatalf("no Pss in %s", b)
+	return 0
+}
+
+// cpuTime is what a process has used, in ticks of 10 ms.
+func cpuTime(t *testing.T, pid int) time.Duration {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:]) // from field 3 on
+	var sum int
+	for _, i := range []int{14 - 3, 15 - 3} {
+		ticks, err := strconv.Atoi(string(f[i]))
+		if err != nil {
+			t.Fatal(err)
+		}
+		sum += ticks
+	}
+	return time.Duration(sum) * 10 * time.Millisecond
+}

@@ -1,0 +1,228 @@
+package e2e
+
+import (
+	"encoding/json"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	mockdriver "k8s.io/kubernetes/test/e2e/storage/drivers/csi-test/driver"
+	"k8s.io/kubernetes/test/e2e/storage/drivers/csi-test/mock/service"
+
+	"csi-registrar/internal/e2e/harness"
+)
+
+func TestTwentyDriversInOneDaemon(t *testing.T) {
+	t.Parallel()
+	n := harness.New(t)
+	names := numbered("d%02d.example", 20)
+	var drivers []*harness.Driver
+	for _, name := range names {
+		drivers = append(drivers, n.AddDriver(name))
+	}
+	for _, d := range drivers[:10] { // one half serves before the daemon starts
+		d.Start()
+	}
+	k := n.StartKubelet()
+	c := n.StartDaemon()
+	for _, d := range drivers[10:] {
+		d.Start()
+	}
+	for _, name := range names {
+		k.Registered(0, name, soon)
+		c.WaitState(name, "registered", soon)
+	}
+	got := k.CSINode()
+	if len(got) != len(names) {
+		t.Errorf("CSINode has %d drivers, want %d: %v", len(got), len(names), got)
+	}
+	for _, name := range names {
+		if got[name].NodeID != "id-of-"+name {
+			t.Errorf("CSINode has %+v for %s", got[name], name)
+		}
+	}
+	if csiNode, _ := k.Writes(); csiNode != len(names)+1 { // one made the object
+		t.Errorf("%d writes of CSINode, want %d", csiNode, len(names)+1)
+	}
+	for _, e := range k.Events() {
+		if e.Error != "" || e.Event == "deregister" {
+			t.Errorf("the kubelet's first try should succeed: %v", e)
+		}
+	}
+
+	out, errs, code := n.RunCommand("status", "--json", "--config-root", n.Etc)
+	var s harness.Status
+	if err := json.Unmarshal([]byte(out), &s); err != nil || code != 0 || len(s.Drivers) != len(names) {
+		t.Errorf("status --json: code %d, %v, %d drivers, %s", code, err, len(s.Drivers), errs)
+	}
+	for _, d := range s.Drivers {
+		if d.State != "registered" || d.Driver != "ready" || d.Registration != "registered" || d.NodeID != "id-of-"+d.Name ||
+			d.RegistrationSocket != n.RegSocket(d.Name) || d.RegisteredAt.IsZero() || d.LastGetInfoAt.IsZero() || d.Republications != 0 {
+			t.Errorf("status has %+v", d)
+		}
+	}
+}
+
+// The driver that Kubernetes' own end-to-end tests use: nobody here wrote it.
+func TestKubernetesMockDriver(t *testing.T) {
+	t.Parallel()
+	n := harness.New(t)
+	socket := filepath.Join(n.Run, "mock", "csi.sock")
+	n.Configure(service.Name, socket)
+	k := n.StartKubelet()
+	c := n.StartDaemon()
+
+	start := func() *mockdriver.CSIDriver {
+		if err := os.MkdirAll(filepath.Dir(socket), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		lis, err := net.Listen("unix", socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := service.New(service.Config{DriverName: service.Name, AttachLimit: 3, EnableTopology: true, IO: service.OSDirIO{}})
+		d := mockdriver.NewCSIDriver(&mockdriver.CSIDriverServers{Controller: s, Identity: s, Node: s})
+		if err := d.Start(lis, nil); err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	d := start()
+	k.Registered(0, service.Name, soon)
+	c.WaitState(service.Name, "registered", soon)
+	got := k.CSINode()[service.Name]
+	if got.NodeID == "" || got.MaxVolumes != 3 || len(got.TopologyKeys) != 1 || got.TopologyKeys[0] != service.TopologyKey {
+		t.Errorf("CSINode has %+v", got)
+	}
+	unchanged(t, n, k, []string{service.Name}, func() {
+		d.Stop()
+		c.WaitStatus(service.Name, "driver absent", soon, func(s harness.DriverStatus) bool { return s.Driver == "absent" })
+		d = start()
+		c.WaitStatus(service.Name, "driver ready", soon, func(s harness.DriverStatus) bool { return s.Driver == "ready" })
+	})
+	t.Cleanup(func() { d.Stop() })
+}
+
+// Started long before their drivers: as soon as one serves, its registration socket
+// accepts. Not parallel: it is about milliseconds.
+func TestAcceptsWithin20msOfTheDriverServing(t *testing.T) {
+	for _, absent := range absences() {
+		t.Run(absent.String(), func(t *testing.T) {
+			n := harness.New(t)
+			var drivers []*harness.Driver
+			for _, name := range numbered("there%d.example", 5) {
+				drivers = append(drivers, n.AddDriver(name))
+			}
+			for _, name := range numbered("folders%d.example", 5) { // two parent folders do not exist
+				d := n.DriverAt(name, filepath.Join(n.Run, name, "plugins", "csi.sock"))
+				n.Configure(name, d.Socket)
+				drivers = append(drivers, d)
+			}
+			c := n.StartDaemon()
+			time.Sleep(absent) // the span itself is what is tested
+			var took []time.Duration
+			for _, d := range drivers {
+				served := d.Start()
+				at, ok := harness.WhenAccepts(n.RegSocket(d.Name), soon)
+				if !ok {
+					t.Fatalf("%s: no registration socket accepts; status %+v", d.Name, c.Driver(d.Name))
+				}
+				took = append(took, at.Sub(served))
+			}
+			t.Logf("absent for %v, then from serving to accepting: %v", absent, took)
+			// The machine's noise is not the daemon's: half of them must be in time, and all
+			// well before any polling could be.
+			if m := median(took[:5:5]); m > 20*time.Millisecond {
+				t.Errorf("median %v, want at most 20ms", m)
+			}
+			if m := median(took[5:]); m > 20*time.Millisecond {
+				t.Errorf("with new parent folders: median %v, want at most 20ms", m)
+			}
+			for _, d := range took {
+				if d > 200*time.Millisecond {
+					t.Errorf("%v is no notification", d)
+				}
+			}
+		})
+	}
+}
+
+func absences() []time.Duration {
+	if *long {
+		return []time.Duration{200 * time.Millisecond, 3 * time.Second, 10 * time.Second, 60 * time.Second}
+	}
+	return []time.Duration{200 * time.Millisecond, 3 * time.Second}
+}
+
+func TestBadDriversDelayNobody(t *testing.T) {
+	t.Parallel()
+	n := harness.New(t)
+	bad := map[string]func(*harness.Behaviour){
+		"hangs.example":    func(b *harness.Behaviour) { b.Hang = map[string]bool{harness.GetPluginInfo: true} },
+		"fails.example":    func(b *harness.Behaviour) { b.Fail = map[string]string{harness.GetPluginInfo: "out of luck"} },
+		"notready.example": func(b *harness.Behaviour) { b.NotReady = true },
+		"empty.example":    func(b *harness.Behaviour) { b.Name = "" },
+	}
+	drivers := map[string]*harness.Driver{}
+	for name, change := range bad {
+		d := n.AddDriver(name, `timeout = "1s"`)
+		d.Set(change)
+		d.Start()
+		drivers[name] = d
+	}
+	deaf := n.AddDriver("deaf.example", `timeout = "1s"`)
+	deaf.StartDeaf()
+	drivers[deaf.Name] = deaf
+	healthy := n.AddDriver("healthy.example")
+	c := n.StartDaemon()
+	k := n.StartKubelet()
+
+	served := healthy.Start()
+	at, ok := harness.WhenAccepts(n.RegSocket(healthy.Name), soon)
+	if !ok || at.Sub(served) > 200*time.Millisecond {
+		t.Errorf("beside bad drivers the healthy one's socket accepts after %v (%v)", at.Sub(served), ok)
+	}
+	k.Registered(0, healthy.Name, soon)
+
+	why := map[string][]string{
+		"hangs.example":    {"GetPluginInfo"},
+		"fails.example":    {"GetPluginInfo", "out of luck"},
+		"notready.example": {"ready"},
+		"empty.example":    {"name"},
+		"deaf.example":     {"answer"},
+	}
+	for name, words := range why {
+		s := c.WaitStatus(name, "a reason", soon, func(s harness.DriverStatus) bool {
+			return s.State != "absent" && s.Reason != ""
+		})
+		contains(t, "the reason of "+name, s.Reason, words...)
+		if s.Registration != "none" {
+			t.Errorf("%s is published: %+v", name, s)
+		}
+	}
+	if got := n.Sockets(); len(got) != 1 {
+		t.Errorf("plugins_registry has %q, want the healthy driver's alone", got)
+	}
+	_, _, code := n.RunCommand("status", "--config-root", n.Etc)
+	if code != 1 {
+		t.Errorf("status exits with %d while drivers are missing, want 1", code)
+	}
+
+	for name, d := range drivers {
+		mended := time.Now()
+		if d == deaf {
+			d.Hear()
+		} else {
+			d.Set(func(b *harness.Behaviour) { b.Name, b.NotReady, b.Hang, b.Fail = name, false, nil, nil })
+		}
+		if at, ok := harness.WhenAccepts(n.RegSocket(name), soon); !ok || at.Sub(mended) > 2*time.Second {
+			t.Errorf("%s: published %v after it was mended (%v), want within 2s", name, at.Sub(mended), ok)
+		}
+	}
+	for name := range drivers {
+		k.Registered(0, name, soon)
+		c.WaitState(name, "registered", soon)
+	}
+}

@@ -1,0 +1,134 @@
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"csi-registrar/internal/e2e/harness"
+)
+
+// conflict checks that the daemon waits and says for whom.
+func conflict(t *testing.T, c *harness.Daemon, driver, path string) {
+	t.Helper()
+	s := c.WaitState(driver, "conflict", soon)
+	contains(t, "the reason", s.Reason, path)
+}
+
+// A driver is moved from its sidecar to the host: the sidecar's socket is left alone while
+// it lives; when it leaves, the daemon is there within the kubelet's own second.
+func TestMovedFromTheSidecar(t *testing.T) {
+	t.Parallel()
+	leave := map[string]func(*harness.Sidecar){
+		"stopped": (*harness.Sidecar).Stop,
+		"killed":  (*harness.Sidecar).Kill,
+	}
+	for how, leaves := range leave {
+		t.Run(how, func(t *testing.T) {
+			t.Parallel()
+			n := harness.New(t)
+			d := n.AddDriver("a.example")
+			d.Start()
+			k := n.StartKubelet()
+			s := n.StartSidecar(d.Socket)
+			k.Registered(0, d.Name, soon)
+			var c *harness.Daemon
+			unchanged(t, n, k, []string{d.Name}, func() {
+				c = n.StartDaemon()
+				conflict(t, c, d.Name, n.RegSocket(d.Name))
+			})
+			mark := k.Mark()
+			left := time.Now()
+			leaves(s)
+			e := k.Registered(mark, d.Name, soon)
+			t.Logf("registered %v after the sidecar left", e.Time.Sub(left))
+			if took := e.Time.Sub(left); took > 4*time.Second { // ≤ 1 s to take over, then the kubelet's second, twice
+				t.Errorf("registered only %v after the sidecar left", took)
+			}
+			c.WaitState(d.Name, "registered", soon)
+		})
+	}
+}
+
+// And back: a sidecar steals the path, as its way is. The daemon leaves the thief alone
+// and is back when that goes.
+func TestSidecarStealsThePath(t *testing.T) {
+	t.Parallel()
+	n, d, c, k := registered(t, "a.example")
+	mark := k.Mark()
+	s := n.StartSidecar(d.Socket)
+	theirs := n.Inode(n.RegSocket(d.Name))
+	conflict(t, c, d.Name, n.RegSocket(d.Name))
+	k.Registered(mark, d.Name, soon)
+	if ino := n.Inode(n.RegSocket(d.Name)); ino != theirs {
+		t.Error("the sidecar's socket was replaced")
+	}
+	mark = k.Mark()
+	s.Stop()
+	k.Deregistered(mark, d.Name, soon)
+	k.Registered(mark, d.Name, soon)
+	c.WaitState(d.Name, "registered", soon)
+}
+
+// The same name from another path (a sidecar with a patched name, a symlink): two
+// registrations of one name would fight in the kubelet.
+func TestSameNameFromAnotherPath(t *testing.T) {
+	t.Parallel()
+	places := map[string]func(n *harness.Node) string{
+		"beside":      func(n *harness.Node) string { return filepath.Join(n.Registry(), "old-name.sock") },
+		"in a folder": func(n *harness.Node) string { return filepath.Join(n.Registry(), "vendor", "reg.sock") },
+	}
+	for where, place := range places {
+		t.Run(where, func(t *testing.T) {
+			t.Parallel()
+			n := harness.New(t)
+			d := n.AddDriver("a.example")
+			d.Start()
+			k := n.StartKubelet()
+			path := place(n)
+			s := n.SidecarAt(path, d.Name, d.Socket)
+			k.Registered(0, d.Name, soon)
+			c := n.StartDaemon()
+			conflict(t, c, d.Name, path)
+			if _, err := os.Lstat(n.RegSocket(d.Name)); err == nil {
+				t.Error("published beside it")
+			}
+			mark := k.Mark()
+			s.Stop()
+			k.Registered(mark, d.Name, soon)
+			c.WaitState(d.Name, "registered", soon)
+		})
+	}
+}
+
+func TestTwoDaemons(t *testing.T) {
+	t.Parallel()
+	n, d, c, k := registered(t, "a.example")
+	two := n.Beside()
+	two.Configure(d.Name, d.Socket)
+	var c2 *harness.Daemon
+	unchanged(t, n, k, []string{d.Name}, func() {
+		c2 = two.StartDaemon()
+		conflict(t, c2, d.Name, n.RegSocket(d.Name))
+	})
+	if s := c.Driver(d.Name); s.State != "registered" {
+		t.Errorf("the first daemon says %+v", s)
+	}
+	mark := k.Mark()
+	c.Stop()
+	k.Deregistered(mark, d.Name, soon)
+	k.Registered(mark, d.Name, soon)
+	c2.WaitState(d.Name, "registered", soon)
+
+	// A second daemon with the same configuration root cannot start: one control socket.
+	dup := two.Command("run", "--config-root", two.Etc)
+	out, err := dup.CombinedOutput()
+	if err == nil || dup.ProcessState.ExitCode() != 1 {
+		t.Errorf("a second daemon on the same control socket ends with %v: %s", err, out)
+	}
+	contains(t, "its error", string(out), "error:")
+	if s := c2.Driver(d.Name); s.State != "registered" {
+		t.Errorf("after that the daemon says %+v", s)
+	}
+}
