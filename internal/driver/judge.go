@@ -1,0 +1,73 @@
+package driver
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"csi-registrar/internal/facts"
+	"csi-registrar/internal/safetext"
+)
+
+// What the API server takes: a CSINode's node id (kubelet v1.36, validation of
+// storage/v1), and topology as the key and the value of a node's label.
+const (
+	maxNodeID        = 256 // bytes
+	maxTopology      = 128 // entries; no node has a tenth of it
+	maxTopologyKey   = 253 + 1 + 63
+	maxTopologyValue = 63
+	maxVersion       = 128 // characters; longer ones are cut
+)
+
+// judgeInfo holds GetPluginInfo's answer against what is configured. An empty name is
+// Starting: some drivers answer before they know who they are.
+func judgeInfo(cfg Config, info *csi.GetPluginInfoResponse, id *facts.Identity) verdict {
+	name := info.GetName()
+	id.Version = safetext.Clean(info.GetVendorVersion(), maxVersion)
+	shown := safetext.Clean(name, facts.MaxName+1)
+	switch {
+	case name == "":
+		return verdict{facts.Starting, "the driver answers GetPluginInfo with an empty name: see its own log and flags"}
+	case cfg.Name != "" && name != cfg.Name:
+		id.Name = shown
+		return verdict{facts.Mismatch, fmt.Sprintf("the driver at %s calls itself %q, configured is %q: mend the name or the socket", cfg.Socket, shown, cfg.Name)}
+	}
+	if err := facts.CheckName(name); err != nil {
+		id.Name = shown
+		return verdict{facts.Mismatch, fmt.Sprintf("the driver at %s calls itself %q: %s", cfg.Socket, shown, safetext.Clean(err.Error(), maxMessageShown))}
+	}
+	id.Name = name
+	return verdict{}
+}
+
+// judgeNode holds NodeGetInfo's answer against what the kubelet and the API server take.
+// What they would refuse is Starting: the driver answers, and may answer better soon.
+func judgeNode(info *csi.NodeGetInfoResponse, id *facts.Identity) verdict {
+	node, topology := info.GetNodeId(), info.GetAccessibleTopology().GetSegments()
+	switch {
+	case node == "":
+		return wrongNode("its node id is empty; the kubelet needs one")
+	case len(node) > maxNodeID:
+		return wrongNode(fmt.Sprintf("its node id has %d bytes; at most %d are allowed", len(node), maxNodeID))
+	case info.GetMaxVolumesPerNode() < 0:
+		return wrongNode(fmt.Sprintf("its volume limit is %d; it cannot be negative", info.GetMaxVolumesPerNode()))
+	case len(topology) > maxTopology:
+		return wrongNode(fmt.Sprintf("its topology has %d keys; at most %d are taken", len(topology), maxTopology))
+	}
+	for _, k := range slices.Sorted(maps.Keys(topology)) {
+		switch v := topology[k]; {
+		case k == "" || len(k) > maxTopologyKey:
+			return wrongNode(fmt.Sprintf("its topology key %q has %d bytes; a node label's has 1 to %d", safetext.Clean(k, maxTopologyValue), len(k), maxTopologyKey))
+		case len(v) > maxTopologyValue:
+			return wrongNode(fmt.Sprintf("its topology value of %q has %d bytes; a node label's has at most %d", safetext.Clean(k, maxTopologyKey), len(v), maxTopologyValue))
+		}
+	}
+	id.NodeID, id.MaxVolumes, id.Topology = node, info.GetMaxVolumesPerNode(), maps.Clone(topology)
+	return verdict{}
+}
+
+func wrongNode(why string) verdict {
+	return verdict{facts.Starting, "the driver answers NodeGetInfo, but " + why + ": see its own flags and log"}
+}

@@ -1,0 +1,171 @@
+package driver
+
+import (
+	"fmt"
+	"os"
+	"os/user"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"csi-registrar/internal/peercred"
+)
+
+const (
+	maxLinks   = 40 // symbolic links in one path (path_resolution(7))
+	anyOwner   = "any"
+	turnItOff  = `, or set socket_owner = "any" to turn these checks off`
+	writeBits  = unix.S_IWGRP | unix.S_IWOTH // of an ACL, too: its mask stands in the group's bits
+	permission = 0o7777
+)
+
+// trust decides who may stand between us and the driver, as sshd's StrictModes decides it
+// for a key file: whoever can replace the socket can be the driver, and the kubelet would
+// hand it every volume's secrets. Trusted are root, the configured owner and our own user.
+type trust struct {
+	owner string // name, number or "any"
+}
+
+func (t trust) off() bool { return t.owner == anyOwner }
+
+// uids are the trusted users. The owner is looked up each time: packages make their users
+// when they like.
+func (t trust) uids() ([]uint32, error) {
+	trusted := []uint32{0, uint32(os.Geteuid())}
+	if t.owner == "root" {
+		return trusted, nil
+	}
+	number := t.owner
+	if u, err := user.Lookup(t.owner); err == nil {
+		number = u.Uid
+	}
+	uid, err := strconv.ParseUint(number, 10, 32)
+	if err != nil {
+		return nil, fmt.Errorf("there is no user %q on this machine: mend socket_owner", t.owner)
+	}
+	return append(trusted, uint32(uid)), nil
+}
+
+// listener checks who called listen() on the socket that we are connected to. That is the
+// proof; the path is only where we looked.
+func (t trust) listener(path string, peer peercred.Cred) string {
+	if t.off() {
+		return ""
+	}
+	trusted, err := t.uids()
+	if err != nil {
+		return err.Error()
+	}
+	if slices.Contains(trusted, peer.UID) {
+		return ""
+	}
+	return fmt.Sprintf("the process that listens at %s (pid %d) runs as %s, not as %s: set socket_owner = %q if that is right%s",
+		path, peer.PID, userName(peer.UID), t.owner, socketOwner(peer.UID), turnItOff)
+}
+
+// path checks every folder that is passed on the way to path, through symbolic links too:
+// nobody but trusted users may be able to change what the next name leads to. It returns
+// what is wrong and how to mend it, or "". What does not exist is nobody's.
+func (t trust) path(path string) string {
+	if t.off() {
+		return ""
+	}
+	trusted, err := t.uids()
+	if err != nil {
+		return err.Error()
+	}
+	dir, rest, links := "/", path, 0
+	for rest != "" {
+		var name string
+		name, rest, _ = strings.Cut(rest, "/")
+		switch name {
+		case "", ".":
+			continue
+		case "..":
+			dir = filepath.Dir(dir) // dir is real, so its parent is its path's
+			continue
+		}
+		var folder, entry unix.Stat_t
+		next := filepath.Join(dir, name)
+		if unix.Lstat(dir, &folder) != nil || unix.Lstat(next, &entry) != nil {
+			return ""
+		}
+		if why := t.folder(trusted, dir, &folder, next, &entry); why != "" {
+			return why
+		}
+		switch entry.Mode & unix.S_IFMT {
+		case unix.S_IFDIR:
+			dir = next
+		case unix.S_IFLNK:
+			target, err := os.Readlink(next)
+			if links++; err != nil || links > maxLinks {
+				return ""
+			}
+			if filepath.IsAbs(target) {
+				dir = "/"
+			}
+			rest = target + "/" + rest
+		default:
+			if !slices.Contains(trusted, entry.Uid) {
+				return fmt.Sprintf("%s belongs to %s, not to %s: %s", next, userName(entry.Uid), t.owner, t.mend(next, entry.Uid))
+			}
+			return ""
+		}
+	}
+	return ""
+}
+
+// folder checks one folder and the entry of it that is passed next. In a sticky folder,
+// as /tmp, everybody may make files, but only the owner of one, or of the folder, may
+// rename or remove it: so there it is enough that the entry is a trusted user's.
+func (t trust) folder(trusted []uint32, dir string, folder *unix.Stat_t, next string, entry *unix.Stat_t) string {
+	switch {
+	case !slices.Contains(trusted, folder.Uid):
+		return fmt.Sprintf("the folder %s belongs to %s, who could put another socket in the driver's place: %s", dir, userName(folder.Uid), t.mend(dir, folder.Uid))
+	case folder.Mode&writeBits == 0:
+		return ""
+	case folder.Mode&unix.S_ISVTX == 0:
+		return fmt.Sprintf("the folder %s (mode %04o, of %s) may be written by others, who could put another socket in the driver's place: run \"chmod go-w %s\"%s",
+			dir, folder.Mode&permission, userName(folder.Uid), quote(dir), turnItOff)
+	case !slices.Contains(trusted, entry.Uid):
+		return fmt.Sprintf("everybody may make files in the folder %s (mode %04o), and %s there belongs to %s, not to %s: %s",
+			dir, folder.Mode&permission, filepath.Base(next), userName(entry.Uid), t.owner, t.mend(next, entry.Uid))
+	}
+	return ""
+}
+
+func (t trust) mend(path string, uid uint32) string {
+	return fmt.Sprintf("run \"chown %s %s\", or set socket_owner = %q if that user runs the driver%s", t.owner, quote(path), socketOwner(uid), turnItOff)
+}
+
+// userName is for people: name and number.
+func userName(uid uint32) string {
+	number := strconv.FormatUint(uint64(uid), 10)
+	if u, err := user.LookupId(number); err == nil {
+		return fmt.Sprintf("%s (uid %d)", u.Username, uid)
+	}
+	return "uid " + number
+}
+
+// socketOwner is what to write into the file.
+func socketOwner(uid uint32) string {
+	number := strconv.FormatUint(uint64(uid), 10)
+	if u, err := user.LookupId(number); err == nil {
+		return u.Username
+	}
+	return number
+}
+
+// quote makes a path safe to paste into a shell.
+func quote(path string) string {
+	plain := func(r rune) bool {
+		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("/._-+:@", r)
+	}
+	if !strings.ContainsFunc(path, func(r rune) bool { return !plain(r) }) {
+		return path
+	}
+	return "'" + strings.ReplaceAll(path, "'", `'\''`) + "'"
+}
