@@ -7,6 +7,9 @@ type Result struct {
 	Config *Config
 	// Files are the files that were read, in the order in which they were applied.
 	Files []string
+	// Hidden are files that do not count because one of the same name, which may be
+	// empty or a link to /dev/null, is in a place before theirs.
+	Hidden []Hidden
 	// Mistakes of all files, in the order of the files, then of the lines.
 	Mistakes Mistakes
 	// Warnings are no reason to refuse the configuration.
@@ -29,10 +32,10 @@ func (r *Result) Origin(key string) string {
 
 // Load reads the files. It never fails as a whole: what cannot be read is a mistake.
 func Load(s Source) *Result {
-	files, mistakes := s.files()
+	found := s.list()
 	l := newLoader(userExists)
-	l.mistakes = mistakes
-	for _, f := range files {
+	l.mistakes = found.mistakes
+	for _, f := range found.files {
 		l.rank[f.path] = f.rank
 		data, wrong := s.read(f)
 		switch {
@@ -43,5 +46,7 @@ func Load(s Source) *Result {
 			l.apply(f, data)
 		}
 	}
-	return l.result()
+	r := l.result()
+	r.Hidden = found.hidden
+	return r
 }

@@ -172,6 +172,20 @@ func TestMasks(t *testing.T) {
 	if got, want := s.filesOf(r), "/etc/csi-registrar/conf.d/20-c.toml /run/csi-registrar/conf.d/20-d.toml /usr/lib/csi-registrar/conf.d/20-e.toml"; got != want {
 		t.Errorf("files\n%s, want\n%s", got, want)
 	}
+	var hidden []string
+	for _, h := range r.Hidden {
+		hidden = append(hidden, s.below(h.File+" "+h.By))
+	}
+	if want := []string{
+		"/run/csi-registrar/config.toml /etc/csi-registrar/config.toml",
+		"/run/csi-registrar/conf.d/20-a.toml /etc/csi-registrar/conf.d/20-a.toml",
+		"/run/csi-registrar/conf.d/20-c.toml /etc/csi-registrar/conf.d/20-c.toml",
+		"/usr/lib/csi-registrar/conf.d/20-a.toml /etc/csi-registrar/conf.d/20-a.toml",
+		"/usr/lib/csi-registrar/conf.d/20-b.toml /run/csi-registrar/conf.d/20-b.toml",
+		"/usr/lib/csi-registrar/conf.d/20-d.toml /run/csi-registrar/conf.d/20-d.toml",
+	}; !slices.Equal(hidden, want) {
+		t.Errorf("hidden\n%q, want\n%q", hidden, want)
+	}
 	if len(r.Config.Drivers) != 3 {
 		t.Errorf("drivers %+v", r.Config.Drivers)
 	}

@@ -49,8 +49,8 @@ func sectionAt(sections []section, line int) *section {
 	return &sections[at]
 }
 
-// repair takes out what is not TOML, at most most times, and says what it was: a line
-// where the mistake is in one line for sure, else the whole section.
+// repair takes out what is not TOML, at most most times, and says what it was: one line
+// where only that line can be wrong, else the whole section.
 func (s *section) repair(most int) []broken {
 	var found []broken
 	for len(found) < most {
@@ -58,13 +58,17 @@ func (s *section) repair(most int) []broken {
 		if wrong == nil {
 			break
 		}
+		lines := slices.Collect(strings.Lines(s.text))
+		at := min(max(wrong.line, 1), len(lines)) - 1
+		if strings.TrimSpace(lines[at]) == "" {
+			wrong.open, wrong.problem, wrong.hint = true, "is not valid TOML: something above does not end", "look for a missing quote or bracket"
+		}
 		found = append(found, s.place(wrong))
-		if wrong.line <= 1 && s.header() != nil || wrong.open || strings.Contains(s.text, `"""`) || strings.Contains(s.text, "'''") {
+		if at == 0 && s.header() != nil || wrong.open || strings.Contains(s.text, `"""`) || strings.Contains(s.text, "'''") {
 			s.empty()
 			break
 		}
-		lines := slices.Collect(strings.Lines(s.text))
-		lines[min(max(wrong.line, 1), len(lines))-1] = "\n"
+		lines[at] = strings.Repeat("\n", strings.Count(lines[at], "\n"))
 		s.text = strings.Join(lines, "")
 	}
 	return found

@@ -22,6 +22,9 @@ func (r *Result) Show(w io.Writer) error {
 			b.WriteString("#   " + printable(f) + "\n")
 		}
 	}
+	for _, h := range r.Hidden {
+		b.WriteString("# Hidden: " + printable(h.File) + ", by " + printable(h.By) + "\n")
+	}
 	for _, name := range r.Faulty {
 		b.WriteString("# Left out for its mistakes: " + keyString("driver", name) + "\n")
 	}
@@ -76,6 +79,7 @@ type shownValue struct {
 // shownResult is the JSON form. Fields are added, never renamed.
 type shownResult struct {
 	Files    []string                         `json:"files"`
+	Hidden   []Hidden                         `json:"hidden"`
 	Kubelet  map[string]shownValue            `json:"kubelet"` // by key
 	Log      map[string]shownValue            `json:"log"`
 	Driver   map[string]map[string]shownValue `json:"driver"` // by name
@@ -86,10 +90,11 @@ type shownResult struct {
 
 // ShowJSON writes the merged configuration as a JSON document: the tables as in the
 // files, each value as {"value": …, "from": "FILE:LINE" or "default"}; beside them
-// "files", "faulty", "mistakes" and "warnings", which are lists and never absent.
+// "files", "hidden", "faulty", "mistakes" and "warnings", which are lists and never absent.
 func (r *Result) ShowJSON(w io.Writer) error {
 	doc := shownResult{
 		Files:    orEmpty(r.Files),
+		Hidden:   orEmpty(r.Hidden),
 		Kubelet:  shownTable(r, r.Config.Kubelet, kubeletFields(), "kubelet"),
 		Log:      shownTable(r, r.Config.Log, logFields(), "log"),
 		Driver:   make(map[string]map[string]shownValue, len(r.Config.Drivers)),

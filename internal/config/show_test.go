@@ -13,6 +13,8 @@ func shownSource(t *testing.T) Source {
 	return tree(t, map[string]string{
 		inLib + "conf.d/20-nfs.toml": "[driver.\"nfs.csi.k8s.io\"]\nsocket = \"/run/nfs/csi.sock\"\nsocket_owner = \"any\"\n",
 		inEtc + "conf.d/60-nfs.toml": "[driver.\"nfs.csi.k8s.io\"]\ntimeout = \"90s\"\nsupported_versions = [\"1.0.0\", \"1.1.0\"]\n[log]\nlevel = \"debug\"\n",
+		inEtc + "conf.d/30-off.toml": "",
+		inLib + "conf.d/30-off.toml": "[driver.off]\nsocket = \"/run/off.sock\"\n",
 		inEtc + "conf.d/70-bad.toml": "[driver.bad]\nsocket = \"/run/bad.sock\"\nenabled = 0\n",
 	})
 }
@@ -28,6 +30,7 @@ func TestShow(t *testing.T) {
 #   /usr/lib/csi-registrar/conf.d/20-nfs.toml
 #   /etc/csi-registrar/conf.d/60-nfs.toml
 #   /etc/csi-registrar/conf.d/70-bad.toml
+# Hidden: /usr/lib/csi-registrar/conf.d/30-off.toml, by /etc/csi-registrar/conf.d/30-off.toml
 # Left out for its mistakes: driver."bad"
 
 [kubelet]
@@ -82,6 +85,12 @@ func TestShowJSON(t *testing.T) {
     "/usr/lib/csi-registrar/conf.d/20-nfs.toml",
     "/etc/csi-registrar/conf.d/60-nfs.toml",
     "/etc/csi-registrar/conf.d/70-bad.toml"
+  ],
+  "hidden": [
+    {
+      "file": "/usr/lib/csi-registrar/conf.d/30-off.toml",
+      "by": "/etc/csi-registrar/conf.d/30-off.toml"
+    }
   ],
   "kubelet": {
     "root_dir": {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -50,68 +51,86 @@ func (s Source) folder(place int) string {
 // see every change that matters: the main files, and the conf.d folders with what is in
 // them. Some or all of them may not exist.
 func (s Source) Watch() []string {
-	if s.File != "" {
-		return []string{s.File}
+	paths := []string{s.File}
+	if s.File == "" {
+		paths = nil
+		for _, place := range []int{etc, run, lib} {
+			paths = append(paths, filepath.Join(s.folder(place), "config.toml"),
+				filepath.Join(s.folder(place), "conf.d"))
+		}
 	}
-	var paths []string
-	for _, place := range []int{etc, run, lib} {
-		paths = append(paths, filepath.Join(s.folder(place), "config.toml"),
-			filepath.Join(s.folder(place), "conf.d"))
+	for i, p := range paths {
+		// It fails only where the working folder is gone; nothing can be watched there.
+		if abs, err := filepath.Abs(p); err == nil {
+			paths[i] = abs
+		}
 	}
 	return paths
 }
 
-// files lists the files that count, in the order in which they are applied.
-func (s Source) files() ([]file, []Mistake) {
+// Hidden is a file that does not count because of another.
+type Hidden struct {
+	File string `json:"file"`
+	By   string `json:"by"`
+}
+
+// listing is what is in the folders.
+type listing struct {
+	files    []file // those that count, in the order in which they are applied
+	hidden   []Hidden
+	mistakes []Mistake // folders that cannot be read
+}
+
+// list looks what there is.
+func (s Source) list() listing {
 	if s.File != "" {
-		return []file{{path: s.File}}, nil
+		return listing{files: []file{{path: s.File}}}
 	}
-	var files []file
+	var l listing
 	for _, place := range []int{etc, run, lib} {
 		main := filepath.Join(s.folder(place), "config.toml")
 		// Whatever is wrong with a file that is there is found when it is read.
-		if _, err := os.Lstat(main); !errors.Is(err, fs.ErrNotExist) {
-			files = append(files, file{path: main, place: place})
-			break
+		switch _, err := os.Lstat(main); {
+		case errors.Is(err, fs.ErrNotExist):
+		case len(l.files) > 0:
+			l.hidden = append(l.hidden, Hidden{main, l.files[0].path})
+		default:
+			l.files = append(l.files, file{path: main, place: place})
 		}
 	}
-	dropIns, mistakes := s.dropIns()
-	files = append(files, dropIns...)
-	for i := range files {
-		files[i].rank = i
+	s.dropIns(&l)
+	for i := range l.files {
+		l.files[i].rank = i
 	}
-	return files, mistakes
+	return l
 }
 
-// dropIns lists the drop-ins by file name. A name in one place hides the same name in
-// the next ones, whatever is in the file: this is also how an empty one masks.
-func (s Source) dropIns() ([]file, []Mistake) {
+// dropIns adds the drop-ins by file name. A name in one place hides the same name in the
+// next ones, whatever is in the file: this is also how an empty one masks.
+func (s Source) dropIns(l *listing) {
 	byName := make(map[string]file)
-	var names []string
-	var mistakes []Mistake
 	for _, place := range []int{etc, run, lib} {
 		dir := filepath.Join(s.folder(place), "conf.d")
 		entries, err := os.ReadDir(dir)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			mistakes = append(mistakes, cannotRead(dir, err))
+			l.mistakes = append(l.mistakes, cannotRead(dir, err))
 		}
 		for _, e := range entries {
 			name := e.Name()
 			if strings.HasPrefix(name, ".") || !strings.HasSuffix(name, ".toml") {
 				continue
 			}
-			if _, hidden := byName[name]; !hidden {
-				byName[name] = file{path: filepath.Join(dir, name), place: place, dropIn: true}
-				names = append(names, name)
+			f := file{path: filepath.Join(dir, name), place: place, dropIn: true}
+			if by, hidden := byName[name]; hidden {
+				l.hidden = append(l.hidden, Hidden{f.path, by.path})
+				continue
 			}
+			byName[name] = f
 		}
 	}
-	slices.Sort(names)
-	files := make([]file, len(names))
-	for i, name := range names {
-		files[i] = byName[name]
+	for _, name := range slices.Sorted(maps.Keys(byName)) {
+		l.files = append(l.files, byName[name])
 	}
-	return files, mistakes
 }
 
 // trusted lists the users whose files are believed: root. Below another root than /
