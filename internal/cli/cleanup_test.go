@@ -1,0 +1,101 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// leftBehind makes a registration socket as a killed daemon leaves it, and its record.
+func leftBehind(t *testing.T) (root, socket string) {
+	t.Helper()
+	root, err := os.MkdirTemp("", "cl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(root) })
+	socket = filepath.Join(root, "a.example-reg.sock")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	var st unix.Statx_t
+	if err := unix.Statx(unix.AT_FDCWD, socket, 0, unix.STATX_INO|unix.STATX_BTIME, &st); err != nil {
+		t.Fatal(err)
+	}
+	record, err := json.Marshal(map[string]any{
+		"path": socket, "dev": unix.Mkdev(st.Dev_major, st.Dev_minor), "ino": st.Ino,
+		"born": st.Btime.Sec*1e9 + int64(st.Btime.Nsec),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	folder := filepath.Join(root, "run/csi-registrar/registrations")
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(folder, "a.example.json"), record, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return root, socket
+}
+
+func TestCleanup(t *testing.T) {
+	for _, c := range []struct {
+		name, job string
+		err       error
+		removed   bool
+	}{
+		{name: "stopped", job: "stop", removed: true},
+		{name: "restarted", job: "restart"},
+		{name: "started again meanwhile", job: "start"},
+		{name: "crashed", job: ""},
+		{name: "nobody to ask", err: errors.New("no answer in time")},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			root, socket := leftBehind(t)
+			var stdout, stderr bytes.Buffer
+			e := &env{stdout: &stdout, stderr: &stderr}
+			err := runCleanup(t.Context(), e, filepath.Join(root, "run/csi-registrar"),
+				func(_ context.Context, unit string) (string, error) {
+					if unit != "" {
+						t.Errorf("asked for %q, not for our own unit", unit)
+					}
+					return c.job, c.err
+				})
+			if err != nil {
+				t.Error(err)
+			}
+			if _, err := os.Lstat(socket); errors.Is(err, os.ErrNotExist) != c.removed {
+				t.Errorf("removed: %v, want %v", !c.removed, c.removed)
+			}
+			if got := strings.Contains(stdout.String(), socket); got != c.removed {
+				t.Errorf("said %q", stdout.String())
+			}
+			if got := stderr.Len() > 0; got != (c.err != nil) {
+				t.Errorf("complained %q", stderr.String())
+			}
+		})
+	}
+}
+
+func TestCleanupNeedsItsFlag(t *testing.T) {
+	var out bytes.Buffer
+	all := []command{{name: "cleanup", setup: setupCleanup}}
+	e := &env{stdout: &out, stderr: &out, getenv: os.Getenv}
+	if err := dispatch(t.Context(), e, all, []string{"cleanup"}); e.report(err) != exitUsage {
+		t.Error(err)
+	}
+}
