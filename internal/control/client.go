@@ -32,9 +32,9 @@ var ErrNotRunning = errors.New("csi-registrar does not run")
 var ErrUnknown = errors.New("no such driver")
 
 const (
-	answerTimeout = 10 * time.Second // the daemon answers from memory
-	reloadTimeout = callTimeout + time.Second
-	maxAnswer     = 64 << 20 // 1,000 drivers with 1 kB each are 1 MB
+	answerTimeout = 10 * time.Second          // the daemon answers from memory
+	reloadTimeout = callTimeout + time.Second // its own limit comes first
+	maxAnswer     = 64 << 20                  // 1,000 drivers with 1 kB each are 1 MB
 )
 
 // Client asks the daemon. Each call is a connection of its own, made with the few parts of
@@ -43,11 +43,12 @@ const (
 // Connecting starts no stopped daemon: its socket goes when it stops (RemoveOnStop= in the
 // socket unit).
 type Client struct {
-	path string
+	path  string
+	limit time.Duration // for the head of an answer
 }
 
 // NewClient makes a client of the control socket at the path; it does not connect yet.
-func NewClient(path string) *Client { return &Client{path: path} }
+func NewClient(path string) *Client { return &Client{path: path, limit: answerTimeout} }
 
 // Document is a status as the daemon wrote it, one line of JSON that is safe on a
 // terminal. It may have fields that this program does not know.
@@ -64,7 +65,7 @@ func (d Document) Status() (agent.Status, error) {
 
 // Status asks for the document.
 func (c *Client) Status(ctx context.Context) (Document, error) {
-	body, err := c.call(ctx, http.MethodGet, "/v1/status", answerTimeout)
+	body, err := c.call(ctx, http.MethodGet, "/v1/status", c.limit)
 	if err != nil {
 		return nil, fmt.Errorf("cannot ask for the status: %w", err)
 	}
@@ -80,7 +81,7 @@ func (c *Client) Status(ctx context.Context) (Document, error) {
 // is done, or with an error, which is ErrNotRunning when the daemon ended.
 func (c *Client) Watch(ctx context.Context) iter.Seq2[Document, error] {
 	return func(yield func(Document, error) bool) {
-		body, err := c.call(ctx, http.MethodGet, "/v1/status?watch", answerTimeout)
+		body, err := c.call(ctx, http.MethodGet, "/v1/status?watch", c.limit)
 		if err != nil {
 			if ctx.Err() == nil {
 				yield(nil, fmt.Errorf("cannot ask for the status: %w", err))
@@ -115,7 +116,7 @@ func (c *Client) Reload(ctx context.Context) error {
 
 // Reregister asks for the driver to be registered again.
 func (c *Client) Reregister(ctx context.Context, name string) error {
-	err := c.post(ctx, "/v1/drivers/"+url.PathEscape(name)+"/reregister", answerTimeout)
+	err := c.post(ctx, "/v1/drivers/"+url.PathEscape(name)+"/reregister", c.limit)
 	if v, ok := errors.AsType[*Verdict](err); ok && v.code == http.StatusNotFound {
 		err = fmt.Errorf("%w: %w", ErrUnknown, err)
 	}

@@ -17,6 +17,9 @@ import (
 	"csi-registrar/internal/peercred"
 )
 
+// maxPath is the longest path of a Unix socket, in bytes (unix(7)).
+const maxPath = 107
+
 // ErrRunning is wrapped by Listen's error when another daemon serves the path.
 var ErrRunning = errors.New("another csi-registrar runs")
 
@@ -33,8 +36,16 @@ func Listen(ctx context.Context, path string) (net.Listener, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fail(err)
 	}
+	if len(path) > maxPath {
+		return fail(fmt.Errorf("its path has %d bytes, at most %d are possible", len(path), maxPath))
+	}
+	unlock, err := lock(filepath.Join(dir, ".control.lock"))
+	if err != nil {
+		return fail(err)
+	}
+	defer unlock()
 	// Made under another name first, so that nobody ever sees one that does not listen
-	// yet and takes it for dead. The name is shorter than control.sock: 107 bytes.
+	// yet and takes it for dead.
 	temp := filepath.Join(dir, ".c"+rand.Text()[:6])
 	ln, err := bind(ctx, temp)
 	if err != nil {
@@ -48,6 +59,29 @@ func Listen(ctx context.Context, path string) (net.Listener, error) {
 		return fail(errors.Join(err, ln.Close(), remove(temp)))
 	}
 	return &ownListener{Listener: ln, path: path, own: own}, nil
+}
+
+// lock keeps two daemons that start at once from replacing each other's socket: finding a
+// socket dead and removing it is not one step. The file stays; a lock on the folder
+// itself could be held by everybody who may read it.
+func lock(path string) (unlock func(), err error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	raw, err := f.SyscallConn()
+	if err == nil {
+		var lockErr error
+		err = raw.Control(func(fd uintptr) { lockErr = unix.Flock(int(fd), unix.LOCK_EX|unix.LOCK_NB) })
+		err = errors.Join(err, lockErr)
+	}
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		err = fmt.Errorf("%w: it starts at this moment", ErrRunning)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return func() { _ = f.Close() }, nil // which unlocks; nothing was written
 }
 
 func bind(ctx context.Context, path string) (net.Listener, error) {
@@ -65,60 +99,54 @@ func bind(ctx context.Context, path string) (net.Listener, error) {
 	return ln, nil
 }
 
-// takePlace moves our socket to the path: over nothing, or over a dead socket.
+// takePlace moves our socket to the path: over nothing, or in the place of a dead one.
 func takePlace(ctx context.Context, temp, path string) error {
-	err := unix.Renameat2(unix.AT_FDCWD, temp, unix.AT_FDCWD, path, unix.RENAME_NOREPLACE)
+	move := func() error {
+		return unix.Renameat2(unix.AT_FDCWD, temp, unix.AT_FDCWD, path, unix.RENAME_NOREPLACE)
+	}
+	err := move()
 	if !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	dead, err := lookDead(ctx, path)
-	if err != nil {
+	if err := removeDead(ctx, path); err != nil {
 		return err
 	}
-	// They change places, so that the one that was at the path in that instant can be
-	// looked at; if it is not the dead one, another daemon was faster: give it back.
-	if err := exchange(temp, path); err != nil {
-		return err
-	}
-	got, err := os.Lstat(temp)
-	if err != nil {
-		return err
-	}
-	if !os.SameFile(got, dead) {
-		return errors.Join(fmt.Errorf("%w: it started at the same time", ErrRunning), exchange(temp, path))
-	}
-	return remove(temp)
+	return move()
 }
 
-func exchange(a, b string) error {
-	return unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE)
-}
-
-// lookDead returns what is at the path if it is a socket that nobody listens on.
-func lookDead(ctx context.Context, path string) (fs.FileInfo, error) {
-	fi, err := os.Lstat(path)
-	if err != nil {
-		return nil, err
+// removeDead removes what is at the path if it is a socket that nobody listens on.
+func removeDead(ctx context.Context, path string) error {
+	found, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) { // its daemon ended in this moment
+		return nil
 	}
-	if fi.Mode().Type() != fs.ModeSocket {
-		return nil, errors.New("something else has that name: move it away")
+	if err != nil {
+		return err
+	}
+	if found.Mode().Type() != fs.ModeSocket {
+		return errors.New("something else has that name: move it away")
 	}
 	var d net.Dialer
 	c, err := d.DialContext(ctx, "unix", path)
 	switch {
-	case errors.Is(err, syscall.ECONNREFUSED):
-		return fi, nil
+	case err == nil:
+		who, err := peercred.Of(c.(*net.UnixConn))
+		if err := errors.Join(err, c.Close()); err != nil {
+			return fmt.Errorf("%w (%w)", ErrRunning, err)
+		}
+		return fmt.Errorf("%w (%s)", ErrRunning, who)
 	case errors.Is(err, syscall.EAGAIN): // listens, and has no room for another connection
-		return nil, ErrRunning
-	case err != nil:
-		return nil, err
+		return ErrRunning
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case !errors.Is(err, syscall.ECONNREFUSED):
+		return err
 	}
-	who, err := peercred.Of(c.(*net.UnixConn))
-	err = errors.Join(err, c.Close())
-	if err != nil {
-		return nil, fmt.Errorf("%w (%w)", ErrRunning, err)
+	// Dead. The lock keeps other daemons away, but not systemd's own socket unit.
+	if now, err := os.Lstat(path); err != nil || !os.SameFile(now, found) {
+		return fmt.Errorf("%w: it started at the same time", ErrRunning)
 	}
-	return nil, fmt.Errorf("%w (%s)", ErrRunning, who)
+	return remove(path)
 }
 
 func remove(path string) error {

@@ -120,7 +120,7 @@ func (e *expo) sample(v float64, labels ...string) {
 		e.out.WriteByte('}')
 	}
 	e.out.WriteByte(' ')
-	e.out.WriteString(strconv.FormatFloat(v, 'g', -1, 64))
+	e.out.WriteString(strconv.FormatFloat(v, 'f', -1, 64))
 	e.out.WriteByte('\n')
 }
 

@@ -1,0 +1,162 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"csi-registrar/internal/agent"
+	"csi-registrar/internal/facts"
+	"csi-registrar/internal/registrar"
+)
+
+// daemon is a Backend whose state the test sets.
+type daemon struct {
+	mu        sync.Mutex
+	status    agent.Status
+	changed   chan struct{}
+	reloadErr error
+	regErr    error
+	aliveErr  error
+	asked     []string // names that were to be registered again
+}
+
+func newDaemon(drivers ...registrar.Status) *daemon {
+	return &daemon{
+		changed: make(chan struct{}),
+		status: agent.Status{
+			Version: "1.2.3", StartedAt: at(0), ConfigFiles: []string{"/etc/csi-registrar/config.toml"},
+			PluginsRegistry: "/var/lib/kubelet/plugins_registry", Drivers: drivers,
+		},
+	}
+}
+
+func (d *daemon) Status() agent.Status {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.status
+}
+
+func (d *daemon) Changed() <-chan struct{} {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.changed
+}
+
+func (d *daemon) set(f func(*agent.Status)) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	f(&d.status)
+	close(d.changed)
+	d.changed = make(chan struct{})
+}
+
+func (d *daemon) Reload(context.Context) error { return d.reloadErr }
+
+func (d *daemon) Reregister(_ context.Context, name string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.asked = append(d.asked, name)
+	return d.regErr
+}
+
+func (d *daemon) Alive(ctx context.Context) error { return errors.Join(d.aliveErr, ctx.Err()) }
+
+// at is a moment, in seconds after a fixed one.
+func at(seconds float64) time.Time {
+	return time.Date(2026, 11, 21, 3, 0, 0, 0, time.UTC).Add(time.Duration(seconds * float64(time.Second)))
+}
+
+func registeredDriver(name string) registrar.Status {
+	return registrar.Status{
+		Name: name, Socket: "/run/" + name + "/csi.sock", Endpoint: "/run/" + name + "/csi.sock",
+		State: "registered", Driver: facts.Ready, Registration: facts.Registered, Since: at(10.5),
+		PublishedAt: at(10), RegisteredAt: at(10.5), LastGetInfoAt: at(10.25), Accepted: 1,
+	}
+}
+
+func absentDriver(name string) registrar.Status {
+	return registrar.Status{
+		Name: name, Socket: "/run/" + name + "/csi.sock", Endpoint: "/run/" + name + "/csi.sock",
+		State: "absent", Driver: facts.Absent, Registration: facts.None, Since: at(1), Reason: "nothing is at its socket",
+	}
+}
+
+// folder is a short temporary folder: a socket's path holds 107 bytes.
+func folder(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+// quiet is a logger for what a test does not look at.
+func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
+
+// served runs the control socket until the test ends, and holds Serve to end cleanly.
+func served(t *testing.T, b Backend) (path string, stop func()) {
+	t.Helper()
+	path = filepath.Join(folder(t), "control.sock")
+	ln, err := Listen(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path, serving(t, ln, func(ctx context.Context, ln net.Listener) error { return Serve(ctx, ln, b, quiet()) })
+}
+
+func serving(t *testing.T, ln net.Listener, serve func(context.Context, net.Listener) error) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- serve(ctx, ln) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("it did not end cleanly: %v", err)
+		}
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+// leaks fails the test if goroutines or descriptors are left when it ends. Call it first.
+func leaks(t *testing.T) {
+	t.Helper()
+	count := func() (goroutines, descriptors int) {
+		fds, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return runtime.NumGoroutine(), len(fds)
+	}
+	goroutines, descriptors := count()
+	t.Cleanup(func() {
+		deadline := time.Now().Add(5 * time.Second)
+		for {
+			g, f := count()
+			if g <= goroutines && f <= descriptors {
+				return
+			}
+			if time.Now().After(deadline) {
+				stacks := make([]byte, 1<<20)
+				t.Fatalf("%d goroutines and %d descriptors, before %d and %d\n%s", g, f, goroutines, descriptors, stacks[:runtime.Stack(stacks, true)])
+			}
+			runtime.Gosched()
+			time.Sleep(time.Millisecond) // the runtime has no event for the end of a goroutine
+		}
+	})
+}

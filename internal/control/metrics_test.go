@@ -1,0 +1,71 @@
+package control
+
+import (
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"testing"
+
+	"csi-registrar/internal/agent"
+	"csi-registrar/internal/facts"
+	"csi-registrar/internal/registrar"
+)
+
+// sample is a node with a driver in each of the interesting states, and one that has not
+// said its name yet.
+func sample() agent.Status {
+	refused := registrar.Status{
+		Name: "b.csi.example", State: "refused", Driver: facts.Ready, Registration: facts.Refused, Since: at(20),
+		KubeletError: "no", PublishedAt: at(19), LastGetInfoAt: at(19.125), Accepted: 2, Refusals: 3,
+		Republications: 3, RepublicationsBy: map[string]uint64{"removed": 1, "changed": 2},
+	}
+	s := newDaemon(
+		registeredDriver("a.csi.example"), refused,
+		registrar.Status{Name: "off.csi.example", State: registrar.Disabled, Driver: facts.Absent},
+		registrar.Status{Name: "", State: "absent", Driver: facts.Absent},
+		registrar.Status{Name: "../../x\"\n", State: "absent", Driver: facts.Absent, Accepted: 9},
+	).Status()
+	s.Version = "1.2.3\"\\\n\u202e"
+	s.ConfigError = "one"
+	return s
+}
+
+func TestExposition(t *testing.T) {
+	golden, err := os.ReadFile("testdata/metrics.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := strings.ReplaceAll(string(golden), "GOVERSION", runtime.Version())
+	if got := exposition(sample()); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+func TestExpositionOfNothing(t *testing.T) {
+	got := exposition(newDaemon().Status())
+	if strings.Contains(got, "driver") {
+		t.Errorf("series of drivers without a driver:\n%s", got)
+	}
+}
+
+func TestPromtool(t *testing.T) {
+	tool, err := exec.LookPath("promtool")
+	if err != nil {
+		t.Skip("promtool is not here (Debian: prometheus)")
+	}
+	for name, s := range map[string]agent.Status{"sample": sample(), "nothing": newDaemon().Status()} {
+		cmd := exec.CommandContext(t.Context(), tool, "check", "metrics")
+		cmd.Stdin = strings.NewReader(exposition(s))
+		if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
+			t.Errorf("%s: %v\n%s", name, err, out)
+		}
+	}
+}
+
+func TestMetricsContentType(t *testing.T) {
+	_, _, header := do(Handler(newDaemon()), "GET", "/metrics")
+	if got := header.Get("Content-Type"); got != "text/plain; version=0.0.4; charset=utf-8" {
+		t.Error(got)
+	}
+}

@@ -1,0 +1,297 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"csi-registrar/internal/agent"
+)
+
+func TestStatus(t *testing.T) {
+	leaks(t)
+	path, _ := served(t, newDaemon(registeredDriver("a.csi.example")))
+	doc, err := NewClient(path).Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := doc.Status()
+	if err != nil || s.Version != "1.2.3" || len(s.Drivers) != 1 || s.Drivers[0].Name != "a.csi.example" {
+		t.Errorf("%v %s", err, doc)
+	}
+}
+
+// Every change is seen in the end, however many there are and however slow the reader.
+func TestWatchMissesNothing(t *testing.T) {
+	leaks(t)
+	b := newDaemon(absentDriver("a.csi.example"))
+	path, _ := served(t, b)
+	const last = 2000
+	changed := make(chan struct{})
+	defer func() { <-changed }()
+	documents := 0
+	for doc, err := range NewClient(path).Watch(t.Context()) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if documents++; documents == 1 { // the stream is open: now change things
+			go func() {
+				defer close(changed)
+				for i := range last {
+					b.set(func(s *agent.Status) { s.Version = fmt.Sprint(i + 1) })
+				}
+			}()
+		}
+		s, err := doc.Status()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s.Version == fmt.Sprint(last) {
+			break
+		}
+	}
+	if documents < 2 || documents > last+1 {
+		t.Errorf("%d documents", documents)
+	}
+}
+
+func TestWatchEndsWithTheDaemon(t *testing.T) {
+	leaks(t)
+	path, stop := served(t, newDaemon())
+	var got []error
+	for _, err := range NewClient(path).Watch(t.Context()) {
+		got = append(got, err)
+		if err == nil {
+			stop()
+		}
+	}
+	if len(got) != 2 || !errors.Is(got[1], ErrNotRunning) {
+		t.Errorf("%v", got)
+	}
+}
+
+func TestWatchEndsWithItsContext(t *testing.T) {
+	leaks(t)
+	path, _ := served(t, newDaemon())
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	n := 0
+	for _, err := range NewClient(path).Watch(ctx) {
+		if err != nil {
+			t.Error(err)
+		}
+		n++
+		cancel()
+	}
+	if n != 1 {
+		t.Errorf("%d documents", n)
+	}
+}
+
+func TestVerdicts(t *testing.T) {
+	leaks(t)
+	b := newDaemon(registeredDriver("a.csi.example"))
+	path, _ := served(t, b)
+	c := NewClient(path)
+	if err := errors.Join(c.Reload(t.Context()), c.Reregister(t.Context(), "a.csi.example")); err != nil {
+		t.Error(err)
+	}
+	if err := c.Reregister(t.Context(), "b/../%2e"); !errors.Is(err, ErrUnknown) {
+		t.Errorf("an unknown driver: %v", err)
+	}
+	b.reloadErr = errors.New("a.toml:1: wrong\nb.toml:2: wrong")
+	v, ok := errors.AsType[*Verdict](c.Reload(t.Context()))
+	if !ok || v.Text != b.reloadErr.Error() {
+		t.Errorf("reload with mistakes: %v", v)
+	}
+}
+
+func TestNotRunning(t *testing.T) {
+	leaks(t)
+	path := filepath.Join(folder(t), "control.sock")
+	c := NewClient(path)
+	if _, err := c.Status(t.Context()); !errors.Is(err, ErrNotRunning) {
+		t.Errorf("no socket: %v", err)
+	}
+	deadSocket(t, path)
+	if _, err := c.Status(t.Context()); !errors.Is(err, ErrNotRunning) {
+		t.Errorf("a dead socket: %v", err)
+	}
+}
+
+func TestDaemonThatDoesNotAnswer(t *testing.T) {
+	leaks(t)
+	path := filepath.Join(folder(t), "control.sock")
+	ln, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	c := NewClient(path)
+	c.limit = 20 * time.Millisecond
+	if _, err := c.Status(t.Context()); err == nil || !strings.Contains(err.Error(), "does not answer within 20ms") {
+		t.Errorf("%v", err)
+	}
+	c.limit = time.Hour
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := c.Status(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%v", err)
+	}
+}
+
+// The socket's mode keeps others out; if it does not, the peer's credentials do.
+func TestOnlyRootAndOwnUser(t *testing.T) {
+	if unix.Geteuid() != 0 {
+		t.Skip("only root can be somebody else for a moment")
+	}
+	path, _ := served(t, newDaemon())
+	if err := errors.Join(unix.Chmod(path, 0o666), unix.Chmod(filepath.Dir(path), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	answer := make(chan string)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread, which is another user now, ends with the goroutine
+		_, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, 65534, 65534, 65534)
+		if errno != 0 {
+			answer <- errno.Error()
+			return
+		}
+		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err == nil {
+			err = unix.Connect(fd, &unix.SockaddrUnix{Name: path})
+		}
+		if err != nil {
+			answer <- err.Error()
+			return
+		}
+		defer unix.Close(fd)
+		_, _ = unix.Write(fd, []byte("GET /healthz HTTP/1.0\r\n\r\n"))
+		buf := make([]byte, 100)
+		n, err := unix.Read(fd, buf)
+		answer <- fmt.Sprint(max(n, 0), " ", err)
+	}()
+	if got := <-answer; got != "0 <nil>" && got != "0 connection reset by peer" {
+		t.Errorf("another user got %s", got)
+	}
+	if _, err := NewClient(path).Status(t.Context()); err != nil {
+		t.Errorf("root: %v", err)
+	}
+}
+
+// More connections than there is room for, which say nothing, are over in seconds; who
+// asks meanwhile is answered then.
+func TestSilentConnections(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes as long as a header may")
+	}
+	leaks(t)
+	path, _ := served(t, newDaemon())
+	for range maxConns + 8 {
+		c, err := net.Dial("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+	}
+	c := NewClient(path)
+	c.limit = 3 * headerTimeout
+	if _, err := c.Status(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// What hangs on does not keep the daemon from ending.
+func TestEndsWithOpenConnections(t *testing.T) {
+	leaks(t)
+	path, stop := served(t, newDaemon())
+	silent, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	half, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer half.Close()
+	if _, err := io.WriteString(half, "POST /v1/reload HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nx"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := NewClient(path).Status(t.Context()); err != nil { // both are accepted by now
+		t.Fatal(err)
+	}
+	began := time.Now()
+	stop()
+	if took := time.Since(began); took > endTimeout+time.Second {
+		t.Errorf("it took %s", took)
+	}
+}
+
+func TestBodiesAndHeadersAreBounded(t *testing.T) {
+	leaks(t)
+	path, _ := served(t, newDaemon())
+	for name, text := range map[string]string{
+		"header": "GET /healthz HTTP/1.1\r\nHost: x\r\nX: " + strings.Repeat("x", 1<<20) + "\r\n\r\n",
+		"noise":  strings.Repeat("\x00\xff\n", 1000),
+	} {
+		c, err := net.Dial("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() { _, _ = io.WriteString(c, text) }() // ends when the other side closes
+		if err := c.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(c)
+		if errors.Is(err, context.DeadlineExceeded) || len(got) > 0 && !strings.Contains(string(got), " 4") {
+			t.Errorf("%s: %q %v", name, got, err)
+		}
+		c.Close()
+	}
+}
+
+func TestServePublicOverTCP(t *testing.T) {
+	leaks(t)
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := newDaemon(registeredDriver("a.csi.example"))
+	serving(t, ln, func(ctx context.Context, ln net.Listener) error { return ServePublic(ctx, ln, b, quiet()) })
+	transport := &http.Transport{}
+	defer transport.CloseIdleConnections()
+	for target, want := range map[string]int{"/healthz": 200, "/readyz": 200, "/metrics": 200, "/v1/status": 404} {
+		resp, err := (&http.Client{Transport: transport}).Get("http://" + ln.Addr().String() + target)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != want {
+			t.Errorf("%s: %s", target, resp.Status)
+		}
+	}
+}
+
+// A listener that fails is an error, not a silent end.
+func TestServeTellsWhenItCannot(t *testing.T) {
+	leaks(t)
+	ln, err := Listen(t.Context(), filepath.Join(folder(t), "control.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln.Close()
+	if err := Serve(t.Context(), ln, newDaemon(), quiet()); err == nil {
+		t.Error("no error")
+	}
+}
