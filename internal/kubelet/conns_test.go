@@ -30,10 +30,10 @@ func child(what string, args []string) int {
 	switch what {
 	case "flood":
 		return flood(args[0])
+	case "publish":
+		return publishForEver(args[0])
 	case "call":
 		return call(args[0])
-	case "mounts", "descriptors":
-		return isolated(what)
 	}
 	return 2
 }
@@ -174,8 +174,10 @@ func TestFloodSparesAConnectedKubelet(t *testing.T) {
 
 func TestConnectionsWithoutACompleteCallAreClosed(t *testing.T) {
 	w := newWorld(t)
-	r, s := w.published("a")
+	r := w.open()
 	r.conns.first, r.conns.idle = 150*time.Millisecond, 400*time.Millisecond
+	s := socket(t, r, "a")
+	publish(t, s)
 	for name, say := range map[string]string{
 		"silent":                "",
 		"half a preface":        preface[:10],
@@ -229,8 +231,10 @@ func TestConnectionsWithoutACompleteCallAreClosed(t *testing.T) {
 // A reader that never reads, and asks all the time, is answered in bounded memory.
 func TestSlowReader(t *testing.T) {
 	w := newWorld(t)
-	r, s := w.published("a")
+	r := w.open()
 	r.conns.first, r.conns.idle = 300*time.Millisecond, 300*time.Millisecond
+	s := socket(t, r, "a")
+	publish(t, s)
 	before := memory()
 	c, err := net.Dial("unix", s.Path())
 	if err != nil {

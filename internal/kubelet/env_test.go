@@ -1,3 +1,281 @@
 package kubelet
 
-func isolated(what string) int { return 2 }
+import (
+	"errors"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"csi-registrar/internal/facts"
+)
+
+// isolatedEnv marks the process of its own that a test was started again in: it may mount
+// and run out of descriptors.
+const isolatedEnv = "KUBELET_TEST_ISOLATED"
+
+func TestFileSystems(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to mount in a namespace of its own")
+	}
+	if !isolate(t, &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}) {
+		return
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Run("no space", noSpace)
+	t.Run("read-only", readOnly)
+	t.Run("read-only root_dir", readOnlyRootDir)
+	t.Run("another file system", otherFileSystem)
+	t.Run("mounted over", mountedOver)
+}
+
+func TestOutOfDescriptors(t *testing.T) {
+	if isolate(t, nil) {
+		outOfDescriptors(t)
+	}
+}
+
+// isolate runs the test again in a process of its own, and tells whether this is it.
+func isolate(t *testing.T, attr *syscall.SysProcAttr) bool {
+	t.Helper()
+	if os.Getenv(isolatedEnv) != "" {
+		return true
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(exe, "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=60s")
+	cmd.Env = append(os.Environ(), isolatedEnv+"=1")
+	cmd.SysProcAttr = attr
+	out, err := cmd.CombinedOutput()
+	if errors.Is(err, fs.ErrPermission) {
+		t.Skip("may not make a mount namespace here")
+	}
+	t.Logf("%s", out)
+	if err != nil {
+		t.Error(err)
+	}
+	return false
+}
+
+func mount(t *testing.T, on, options string) {
+	t.Helper()
+	if err := unix.Mount("tmpfs", on, "tmpfs", 0, options); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unmount(t, on) })
+}
+
+// unmount also unmounts what is still busy.
+func unmount(t *testing.T, on string) {
+	t.Helper()
+	if err := unix.Unmount(on, unix.MNT_DETACH); err != nil && err != unix.EINVAL {
+		t.Error(err)
+	}
+}
+
+// wantError publishes in vain, and checks that the error helps and nothing is left.
+func wantError(t *testing.T, w *world, s *Socket, want ...string) {
+	t.Helper()
+	err := s.Publish(t.Context(), announcement("a"))
+	if err == nil || isConflict(err) {
+		t.Fatalf("error is %v", err)
+	}
+	for _, part := range want {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("error is %v, want %q in it", err, part)
+		}
+	}
+	w.wantNoTemporary()
+}
+
+func noSpace(t *testing.T) {
+	w := newWorld(t)
+	mount(t, w.root, "size=64k,nr_inodes=4") // root, plugins_registry, and two more
+	os.Mkdir(w.dir, 0o750)
+	os.WriteFile(w.root+"/1", nil, 0o600)
+	os.WriteFile(w.root+"/2", nil, 0o600)
+	s := socket(t, w.open(func(o *Options) { o.RunDir = "" }), "a")
+	wantError(t, w, s, "no space left", "free space or inodes")
+	os.Remove(w.root + "/1")
+	publish(t, s)
+	wantError(t, w, s, "no space left") // no inode for the new one: the old one stays
+	wantPlace(t, s, facts.Ours)
+	mustAnswer(t, s.Path(), announcement("a").Endpoint)
+	os.Remove(w.root + "/2")
+	publish(t, s)
+	s.Close(t.Context())
+}
+
+func readOnly(t *testing.T) {
+	w := newWorld(t)
+	mount(t, w.root, "")
+	os.Mkdir(w.dir, 0o750)
+	s := socket(t, w.open(func(o *Options) { o.RunDir = "" }), "a")
+	publish(t, s)
+	remount := func(flags uintptr) {
+		t.Helper()
+		if err := unix.Mount("", w.root, "", unix.MS_REMOUNT|flags, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	remount(unix.MS_RDONLY)
+	wantError(t, w, s, "read-only", "ReadWritePaths")
+	mustAnswer(t, s.Path(), announcement("a").Endpoint)
+	if err := s.Withdraw(t.Context()); err == nil {
+		t.Error("withdrawn from a read-only file system")
+	}
+	if l := s.Look(); !l.Up || l.Place != facts.Ours {
+		t.Errorf("a failed Withdraw can be tried again, but: %+v", l)
+	}
+	remount(0)
+	if err := s.Withdraw(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	wantPlace(t, s, facts.Missing)
+}
+
+// plugins_registry is a mount of its own: bound within it, under a dot name.
+func otherFileSystem(t *testing.T) {
+	w := newWorld(t)
+	m := newManager(t)
+	mount(t, w.dir, "")
+	s := socket(t, w.open(with(m, true)), "a")
+	for range 2 {
+		publish(t, s)
+		wantPlace(t, s, facts.Ours)
+		mustAnswer(t, s.Path(), announcement("a").Endpoint)
+		w.wantNoTemporary()
+		if n := m.count("registration-a"); n != 1 {
+			t.Errorf("%d in the store", n)
+		}
+	}
+}
+
+// The root_dir may not be written, plugins_registry may.
+func readOnlyRootDir(t *testing.T) {
+	w := newWorld(t)
+	mount(t, w.root, "")
+	os.Mkdir(w.dir, 0o750)
+	mount(t, w.dir, "")
+	if err := unix.Mount("", w.root, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+		t.Fatal(err)
+	}
+	s := socket(t, w.open(func(o *Options) { o.RunDir = "" }), "a")
+	publish(t, s)
+	mustAnswer(t, s.Path(), announcement("a").Endpoint)
+}
+
+func mountedOver(t *testing.T) {
+	w := newWorld(t)
+	s := socket(t, w.open(), "a")
+	publish(t, s)
+	mount(t, w.dir, "")
+	if l := s.Look(); l.Place != facts.Missing || !l.FolderAnew || !l.Up {
+		t.Errorf("mounted over: %+v", l)
+	}
+	publish(t, s)
+	mustAnswer(t, s.Path(), announcement("a").Endpoint)
+	unmount(t, w.dir)
+	// What we published first is there again, and nobody listens.
+	wantPlace(t, s, facts.Foreign)
+	publish(t, s)
+	mustAnswer(t, s.Path(), announcement("a").Endpoint)
+}
+
+func outOfDescriptors(t *testing.T) {
+	w := newWorld(t)
+	_, s := w.published("a")
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	var hogs []int
+	hog := func() {
+		for {
+			fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+			if err != nil {
+				return
+			}
+			hogs = append(hogs, fd)
+		}
+	}
+	free := func() {
+		for _, fd := range hogs {
+			unix.Close(fd)
+		}
+		hogs = nil
+	}
+	defer free()
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 100, Max: limit.Max}); err != nil {
+		t.Fatal(err)
+	}
+	// A kubelet's connection and a silent one, made while there are descriptors.
+	k := dialAsKubelet(t, s.Path())
+	if _, err := k.getInfo(t); err != nil {
+		t.Fatal(err)
+	}
+	silent, err := net.Dial("unix", s.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	eventually(t, "accepted", func() bool { return connectionsOf(s) == 2 })
+	caller, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hog()
+	// One who comes now is accepted at the cost of the silent one.
+	if err := unix.Connect(caller, &unix.SockaddrUnix{Name: s.Path()}); err != nil {
+		t.Fatal(err)
+	}
+	silent.SetReadDeadline(time.Now().Add(5 * time.Second))
+	if _, err := silent.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("the silent one is still there: %v", err)
+	}
+	// The kubelet that is known goes on, though nothing can be written.
+	hog()
+	k.notify(t, true, "")
+	if err := s.Publish(t.Context(), announcement("a")); err == nil {
+		t.Error("published without descriptors")
+	}
+	if l := s.Look(); l.Place != facts.Ours || !l.Word.Registered {
+		t.Errorf("%+v", l)
+	}
+	unix.Close(caller)
+	eventually(t, "the caller is gone", func() bool { return connectionsOf(s) == 1 })
+	hog()
+	// With nothing left to close it is said, and a waiting kubelet answered later.
+	unix.Close(hogs[0])
+	hogs = hogs[1:]
+	late, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(late)
+	if err := unix.Connect(late, &unix.SockaddrUnix{Name: s.Path()}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it is said", func() bool { return strings.Contains(w.log.String(), "cannot accept") })
+	time.Sleep(3 * acceptPause)
+	if n := strings.Count(w.log.String(), "cannot accept"); n != 1 {
+		t.Errorf("said %d times", n)
+	}
+	free()
+	eventually(t, "it is accepted", func() bool { return connectionsOf(s) == 2 })
+	publish(t, s)
+	mustAnswer(t, s.Path(), announcement("a").Endpoint)
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+}

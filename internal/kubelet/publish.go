@@ -30,7 +30,7 @@ func (s *Socket) Publish(ctx context.Context, a facts.Announcement) error {
 	if err := s.clear(ctx); err != nil {
 		return err
 	}
-	if err := s.r.rivals.check(ctx, s.name, s.path); err != nil {
+	if err := s.r.rivals.check(ctx, s.name, s.current()); err != nil {
 		return err
 	}
 	// Bound outside the watched folder, for the kubelet logs an error for each name that

@@ -1,6 +1,7 @@
 package kubelet
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -378,4 +379,68 @@ func TestAFailedReplacementKeepsTheOld(t *testing.T) {
 	if m.count("registration-a") != 1 {
 		t.Error("no longer in the store")
 	}
+}
+
+// Moved within the folder it is seen by the kubelet under its new name, and is no rival of ours.
+func TestMovedOrLinkedWithinTheFolder(t *testing.T) {
+	w := newWorld(t)
+	_, s := w.published("a")
+	if err := errors.Join(os.Rename(s.Path(), w.dir+"/b.sock"), os.Symlink(w.dir+"/b.sock", w.dir+"/c.sock")); err != nil {
+		t.Fatal(err)
+	}
+	wantPlace(t, s, facts.Missing)
+	publish(t, s)
+	mustAnswer(t, s.Path(), announcement("a").Endpoint)
+	if _, err := os.Lstat(w.dir + "/b.sock"); err == nil {
+		t.Error("the kubelet still sees the moved one")
+	}
+	if _, err := os.Lstat(w.dir + "/c.sock"); err != nil {
+		t.Error("the link was not ours to remove")
+	}
+}
+
+// publishForEver is a daemon that does nothing else.
+func publishForEver(root string) int {
+	r, err := Open(root, Options{RunDir: root + "/run"})
+	if err != nil {
+		return 1
+	}
+	s, err := r.Socket("a")
+	if err != nil {
+		return 1
+	}
+	for {
+		if err := s.Publish(context.Background(), announcement("a")); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+	}
+}
+
+// Killed at any moment it leaves nothing that the next start does not sweep.
+func TestKilledWhilePublishing(t *testing.T) {
+	w := newWorld(t)
+	r := w.open()
+	s := socket(t, r, "a")
+	for i := range 20 {
+		cmd := startChild(t, "publish", w.root)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "it publishes", func() bool { _, err := os.Lstat(s.Path()); return err == nil })
+		time.Sleep(time.Duration(i) * 300 * time.Microsecond)
+		if err := cmd.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		cmd.Wait()
+		if _, err := r.Sweep(t.Context(), []string{"a"}); err != nil {
+			t.Fatal(err)
+		}
+		w.wantNoTemporary()
+		wantPlace(t, s, facts.Missing)
+		if removed, err := RemoveRecorded(w.run); err != nil || removed != nil {
+			t.Errorf("recorded: %v, %v", removed, err)
+		}
+	}
+	publish(t, s)
 }

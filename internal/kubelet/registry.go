@@ -172,12 +172,12 @@ func (r *Registry) drop(s *Socket) {
 	}
 }
 
-// isOurs tells whether a listener of this process is published at path, by name alone.
+// isOurs tells whether path belongs to one of our Sockets, by name alone: also one that
+// is just being adopted, and would keep whoever asks it waiting.
 func (r *Registry) isOurs(path string) bool {
 	r.mu.Lock()
-	s := r.sockets[path]
-	r.mu.Unlock()
-	return s != nil && s.current() != nil
+	defer r.mu.Unlock()
+	return r.sockets[path] != nil
 }
 
 // closeGrace is how long calls in flight may take at the end.

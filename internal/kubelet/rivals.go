@@ -2,7 +2,7 @@ package kubelet
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"io/fs"
 	"net"
 	"os"
@@ -36,6 +36,7 @@ const (
 type rivals struct {
 	folder string
 	isOurs func(path string) bool
+	wait   time.Duration // scanTime, longer in tests
 
 	mu    sync.Mutex
 	last  *scan // the one that runs, or ran last
@@ -55,17 +56,21 @@ type scan struct {
 }
 
 func newRivals(folder string, isOurs func(string) bool) *rivals {
-	return &rivals{folder: folder, isOurs: isOurs}
+	return &rivals{folder: folder, isOurs: isOurs, wait: scanTime}
 }
 
-// check looks for another live socket than own that serves the driver: a *ConflictError.
-func (r *rivals) check(ctx context.Context, driver, own string) error {
+// check looks for another live socket than our own that serves the driver: a
+// *ConflictError. Our own file under another name, for somebody moved it, is removed.
+func (r *rivals) check(ctx context.Context, driver string, own *publication) error {
 	sc, err := r.scan(ctx)
 	if err != nil {
 		return err
 	}
 	for _, path := range sc.served[driver] {
-		if path == own {
+		if f, err := lookThrough(path); err == nil && own != nil && f.fileID == own.id {
+			if _, err := remove(path, own.id); err != nil { // a link to it is left
+				return fmt.Errorf("cannot remove our moved registration socket: %w", err)
+			}
 			continue
 		}
 		if a, who, err := knock(ctx, path); a == alive && err == nil {
@@ -98,7 +103,7 @@ func (r *rivals) scan(ctx context.Context) (*scan, error) {
 	r.mu.Unlock()
 	defer close(sc.done)
 	// Others wait for it as well: it does not end with this ctx.
-	limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), scanTime)
+	limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.wait)
 	defer cancel()
 	r.run(limited, sc)
 	return sc, nil
@@ -139,10 +144,10 @@ func (r *rivals) run(ctx context.Context, sc *scan) {
 			switch name, err := ask(ctx, path); {
 			case err == nil:
 				note(path, f, told{name: name})
-			case ctx.Err() != nil || errors.Is(err, context.DeadlineExceeded):
+			case time.Since(now) > r.wait/2:
 				note(path, f, told{until: now.Add(hangingFor)})
 			}
-			// Anything else is cheap to find out again.
+			// A quick error is cheap to find out again.
 		})
 	}
 	wg.Wait()
@@ -150,7 +155,7 @@ func (r *rivals) run(ctx context.Context, sc *scan) {
 }
 
 // strangers are the sockets, and links that may lead to one, which the kubelet sees and
-// we did not publish.
+// are not at one of our own paths.
 func (r *rivals) strangers() []string {
 	var found []string
 	left := maxEntries

@@ -104,6 +104,7 @@ func TestScansAreShared(t *testing.T) {
 	hang := make(chan struct{})
 	sc := serveSidecar(t, w.dir+"/z.sock", registerapi.CSIPlugin, "z", func(s *sidecar) { s.hang = hang })
 	r := w.open()
+	r.rivals.wait = 10 * time.Second
 	var wg sync.WaitGroup
 	wg.Go(func() { publish(t, socket(t, r, "first")) })
 	<-sc.asked // its scan runs

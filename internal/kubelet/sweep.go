@@ -39,7 +39,7 @@ func isTemporary(name string) bool {
 func (r *Registry) Sweep(ctx context.Context, names []string) (removed []string, err error) {
 	var paths []string
 	for _, name := range names {
-		if facts.CheckName(name) == nil && !r.isOurs(r.PathOf(name)) {
+		if facts.CheckName(name) == nil {
 			paths = append(paths, r.PathOf(name))
 		}
 	}
