@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"slices"
@@ -19,14 +20,14 @@ import (
 const nodeID = "demo-node"
 
 // nothingSeen is the kubelet's line in the steps that are about just that.
-const nothingSeen = "saw nothing of it: 1 registration so far, none lost"
+const nothingSeen = "saw nothing of it: registered once, never lost"
 
 func (s *stage) daemonStarts(ctx context.Context) error {
 	began, err := s.startDaemon(ctx)
 	if err != nil {
 		return err
 	}
-	s.tell(time.Now(), theDaemon, "started, and ready within %.0f ms", milliseconds(time.Since(began)))
+	s.tell(time.Now(), theDaemon, "started; ready after %.0f ms", milliseconds(time.Since(began)))
 	status, err := s.awaitStatus(ctx, func(d registrar.Status) bool {
 		return d.Driver == facts.Absent && d.Registration == facts.None
 	})
@@ -36,7 +37,7 @@ func (s *stage) daemonStarts(ctx context.Context) error {
 	if left, err := os.ReadDir(s.registry()); err != nil || len(left) > 0 {
 		return errors.Join(fmt.Errorf("plugins_registry should be empty, but holds %v", left), err)
 	}
-	s.tell(time.Now(), theDaemon, "waits for driver/csi.sock; %s: %s", driverName, status.State)
+	s.tell(time.Now(), theDaemon, "waits for driver/csi.sock; state of the driver: %s", status.State)
 	return nil
 }
 
@@ -54,7 +55,7 @@ func (s *stage) driverStarts(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("the daemon publishes no registration socket: %w", err)
 	}
-	s.tell(published.At, theDaemon, "asked it, and published its registration socket %.1f ms after", between(served, published))
+	s.tell(published.At, theDaemon, "asked it, and put a registration socket for it into plugins_registry: %.1f ms after it served", between(served, published))
 	registered, err := s.events.await(ctx, place, is(Registered, s.registration()))
 	if err != nil {
 		return fmt.Errorf("the kubelet does not register it: %w", err)
@@ -62,12 +63,12 @@ func (s *stage) driverStarts(ctx context.Context) error {
 	if registered.Driver != driverName || registered.NodeID != nodeID {
 		return fmt.Errorf("the kubelet registered %q on node %q", registered.Driver, registered.NodeID)
 	}
-	s.tell(registered.At, theKubelet, "registered %s on node %s, %.0f ms after (it looks once a second)",
+	s.tell(registered.At, theKubelet, "looks once a second; saw it, called GetInfo, asked the driver, and registered %s on %s: %.0f ms later",
 		driverName, nodeID, between(published, registered))
 	if _, err := s.awaitStatus(ctx, isRegistered); err != nil {
 		return err
 	}
-	s.tell(time.Now(), theDaemon, "knows it from the kubelet: registered")
+	s.tell(time.Now(), theDaemon, "was told so by the kubelet; state: registered")
 	return nil
 }
 
@@ -95,7 +96,7 @@ func (s *stage) stopDriver(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.tell(time.Now(), theDaemon, "noticed, and leaves the registration alone")
+	s.tell(time.Now(), theDaemon, "noticed it, and leaves the registration alone")
 	return nil
 }
 
@@ -135,26 +136,26 @@ func (s *stage) daemonKilled(ctx context.Context) error {
 	if !slices.Contains(s.manager.Stored(), "registration-"+driverName) {
 		return fmt.Errorf("the registration socket is not in the descriptor store, which holds %q", s.manager.Stored())
 	}
-	s.tell(time.Now(), theDaemon, "killed; its listening socket lives on in systemd's store")
+	s.tell(time.Now(), theDaemon, "killed; the listening socket lives on in the store")
 
 	asked := time.Now()
 	asking, cancel := context.WithCancel(ctx)
 	answer := make(chan error, 1)
 	go func() { answer <- s.askMeanwhile(asking) }()
-	s.tell(asked, theKubelet, "calls GetInfo just now, and waits")
+	s.tell(asked, theKubelet, "calls GetInfo at this very moment, and has to wait")
 	began, err := s.startDaemon(ctx)
 	if err != nil {
 		cancel()
 		return errors.Join(err, <-answer)
 	}
-	s.tell(time.Now(), theDaemon, "started again, with the socket out of the store; ready within %.0f ms",
+	s.tell(time.Now(), theDaemon, "started, got the socket back; ready after %.0f ms",
 		milliseconds(time.Since(began)))
 	err = <-answer
 	cancel()
 	if err != nil {
 		return err
 	}
-	s.tell(time.Now(), theKubelet, "was answered after %.0f ms, not refused", milliseconds(time.Since(asked)))
+	s.tell(time.Now(), theKubelet, "was not refused, but answered: after %.0f ms", milliseconds(time.Since(asked)))
 
 	if _, err := s.awaitStatus(ctx, isRegistered); err != nil {
 		return err
@@ -170,7 +171,7 @@ func (s *stage) daemonKilled(ctx context.Context) error {
 		return fmt.Errorf("the registration socket is another one: inode %d, was %d", after, before)
 	}
 	s.tell(time.Now(), theKubelet, nothingSeen)
-	s.tell(time.Now(), theDaemon, "registered, on the same socket (inode %d)", after)
+	s.tell(time.Now(), theDaemon, "state: registered, on the same socket (inode %d)", after)
 	return nil
 }
 
@@ -199,7 +200,7 @@ func (s *stage) mistakeMade(ctx context.Context) error {
 	if err := os.WriteFile(file, []byte(text), 0o640); err != nil {
 		return fmt.Errorf("cannot make a mistake: %w", err)
 	}
-	s.tell(time.Now(), theAdmin, "writes %s into conf.d/60-mistake.toml, and reloads", mistake)
+	s.tell(time.Now(), theAdmin, "writes %s into 60-mistake.toml, and reloads", mistake)
 	err := s.client.Reload(ctx)
 	if err == nil {
 		return errors.New("the daemon accepted a wrong configuration")
@@ -208,7 +209,7 @@ func (s *stage) mistakeMade(ctx context.Context) error {
 	if !ok {
 		return err
 	}
-	s.tell(time.Now(), theDaemon, "keeps the configuration that it has, and says: %s", verdict.Text)
+	s.tell(time.Now(), theDaemon, "keeps what it has, and says: %s", verdict.Text)
 	if _, err := s.awaitStatus(ctx, isRegistered); err != nil {
 		return err
 	}
@@ -218,7 +219,7 @@ func (s *stage) mistakeMade(ctx context.Context) error {
 	if err := s.client.Reload(ctx); err != nil {
 		return fmt.Errorf("the mistake was mended: %w", err)
 	}
-	s.tell(time.Now(), theAdmin, "removes the file, and reloads: accepted")
+	s.tell(time.Now(), theAdmin, "removes the file, and reloads; that is accepted")
 	if err := s.undisturbed(ctx, place); err != nil {
 		return err
 	}
@@ -235,7 +236,7 @@ func (s *stage) driverGoes(ctx context.Context) error {
 		return err
 	}
 	s.tell(time.Now(), theKubelet, nothingSeen)
-	s.tell(time.Now(), theDaemon, "would wait for it forever, for nothing can be unmounted without a registration")
+	s.tell(time.Now(), theDaemon, "waits for it, for as long as it takes: without a registration, nothing could be unmounted")
 	return nil
 }
 
@@ -244,7 +245,7 @@ func (s *stage) driverRemoved(ctx context.Context) error {
 	if err := os.Remove(s.dropIn("50-sample.toml")); err != nil {
 		return fmt.Errorf("cannot remove the driver's configuration: %w", err)
 	}
-	s.tell(time.Now(), theAdmin, "removes conf.d/50-sample.toml, and reloads")
+	s.tell(time.Now(), theAdmin, "removes 50-sample.toml, and reloads")
 	if err := s.client.Reload(ctx); err != nil {
 		return err
 	}
@@ -257,7 +258,7 @@ func (s *stage) driverRemoved(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("the kubelet has not noticed: %w", err)
 	}
-	s.tell(deregistered.At, theKubelet, "deregistered %s, as it should now", driverName)
+	s.tell(deregistered.At, theKubelet, "saw that, and deregistered the driver: the only time")
 	if err := s.daemon.stop(ctx); err != nil {
 		return err
 	}
@@ -272,5 +273,20 @@ func (s *stage) driverRemoved(ctx context.Context) error {
 		return fmt.Errorf("plugins_registry still holds %v", left)
 	}
 	s.tell(time.Now(), theDaemon, "ended when told to; nothing is left behind")
+	return s.tally()
+}
+
+// tally proves what was told of the whole: each thing happened to the registration once.
+func (s *stage) tally() error {
+	count := map[Happening]int{}
+	for _, e := range s.events.since(0) {
+		if e.Socket == s.registration() {
+			count[e.What]++
+		}
+	}
+	once := map[Happening]int{appeared: 1, Registered: 1, vanished: 1, Deregistered: 1}
+	if !maps.Equal(count, once) {
+		return fmt.Errorf("each of these should have happened once, and nothing else: %v", count)
+	}
 	return nil
 }

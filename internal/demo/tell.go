@@ -20,7 +20,7 @@ const (
 
 // tell prints what somebody did, and when.
 func (s *stage) tell(at time.Time, who, format string, args ...any) {
-	lead := fmt.Sprintf("%8.0f ms  %-7s  ", milliseconds(at.Sub(s.began)), who)
+	lead := fmt.Sprintf("%6.0f ms  %-7s  ", milliseconds(at.Sub(s.began)), who)
 	text := fmt.Sprintf(format, args...)
 	for i, line := range wrap(s.shorten(text), width-len(lead)) {
 		if i == 1 {
