@@ -122,12 +122,13 @@ func (l *loader) checkShared(tables []*table) {
 	}
 }
 
-// overrides warns of each value of the main file in /etc that a drop-in of a package
-// overrides: whoever wrote it there may think that it counts.
+// overrides warns of each value of the main file in /etc that a package's drop-in
+// overrides: whoever wrote it there may think that it counts. (Beside a main file in
+// /etc only drop-ins are read from /usr/lib.)
 func (l *loader) overrides() []Mistake {
 	var found []Mistake
 	for key, at := range l.origins {
-		if main, has := l.main[key]; has && at.file.place == lib && at.file.dropIn {
+		if main, has := l.main[key]; has && at.file.place == lib {
 			found = append(found, Mistake{at.file.path, at.line, key, "overrides " + main.String(),
 				"what shall count is best written in a drop-in in /etc/csi-registrar/conf.d, numbered 60 to 90"})
 		}

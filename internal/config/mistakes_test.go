@@ -68,6 +68,7 @@ func TestValues(t *testing.T) {
 		{`supported_versions = ["v1.0.0"]`, `supported_versions: "v1.0.0" is not a version` + wantVersions},
 		{`supported_versions = ["1.00.0"]`, `supported_versions: "1.00.0" is not a version` + wantVersions},
 		{`supported_versions = ["0.3.0", "2.0.0"]`, `supported_versions: has no version 1.x (the kubelet takes no other: add "1.0.0")`},
+		{`supported_versions = ["10.0.0"]`, `supported_versions: has no version 1.x (the kubelet takes no other: add "1.0.0")`},
 		{`when_driver_is_gone = "stay"`, `when_driver_is_gone: "stay" is not known (must be "keep" or "withdraw")`},
 		{`when_driver_is_gone = "Keep"`, `when_driver_is_gone: "Keep" is not known (must be "keep" or "withdraw")`},
 		{`socket_owner = 1000`, `socket_owner: is the integer 1000 (must be in quotes: "1000")`},
