@@ -1,0 +1,173 @@
+package cli
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"csi-registrar/internal/doctor"
+)
+
+func setupDoctor(fs *flag.FlagSet) runner {
+	var o doctor.Options
+	asJSON := fs.Bool("json", false, "print a JSON document")
+	fs.StringVar(&o.Source.File, "config", "", "read `FILE` alone for the configuration")
+	root := rootFlag(fs)
+	return func(ctx context.Context, e *env, args []string) error {
+		o.Source.Root, o.Drivers, o.Units = *root, args, doctor.Systemctl{}
+		return runDoctor(ctx, e, o, *asJSON)
+	}
+}
+
+// runDoctor examines the node; the exit code is 1 if something is wrong.
+func runDoctor(ctx context.Context, e *env, o doctor.Options, asJSON bool) error {
+	r := doctor.Run(ctx, o)
+	if ctx.Err() != nil {
+		return fmt.Errorf("cannot finish the examination: %w", context.Cause(ctx))
+	}
+	if asJSON {
+		if err := writeJSON(e.stdout, r); err != nil {
+			return err
+		}
+	} else if _, err := fmt.Fprint(e.stdout, doctorText(r, e.page(), len(o.Drivers) > 0)); err != nil {
+		return err
+	}
+	if !r.Healthy {
+		return &exitError{code: exitFailed}
+	}
+	return nil
+}
+
+// doctorText shows what was looked at, then what is wrong, the cause before its effects.
+// A driver with which all is well has one line, unless it was asked for.
+func doctorText(r doctor.Report, p page, whole bool) string {
+	var b strings.Builder
+	var drivers []string
+	for _, c := range r.Checks {
+		if !slices.Contains(drivers, c.Driver) {
+			drivers = append(drivers, c.Driver)
+		}
+	}
+	slices.Sort(drivers) // the node, which has no name, is first
+	for _, d := range drivers {
+		var checks []doctor.Check
+		for _, c := range r.Checks {
+			if c.Driver == d {
+				checks = append(checks, c)
+			}
+		}
+		well := !slices.ContainsFunc(checks, func(c doctor.Check) bool { return c.Result != doctor.OK })
+		switch {
+		case d == "":
+			b.WriteString(p.paint(bold, "the node") + "\n")
+		case well && !whole:
+			last := checks[len(checks)-1]
+			b.WriteString(p.paint(bold, d) + "\n")
+			checkLine(&b, p, doctor.Check{Step: "all steps", Result: doctor.OK, Says: last.Says})
+			continue
+		default:
+			b.WriteString(p.paint(bold, d) + "\n")
+		}
+		for _, c := range checks {
+			checkLine(&b, p, c)
+		}
+	}
+	b.WriteString("\n" + doctorSummary(r, p) + "\n")
+	for i, f := range r.Findings {
+		findingText(&b, p, i+1, f)
+	}
+	return b.String()
+}
+
+const (
+	resultWidth = len(doctor.Failed) + 2
+	stepWidth   = len(doctor.StepPluginCaps) + 2
+)
+
+func checkLine(b *strings.Builder, p page, c doctor.Check) {
+	colour := map[doctor.Result]string{doctor.OK: green, doctor.Failed: red, doctor.Warned: yellow, doctor.Skipped: dim}[c.Result]
+	says := c.Says
+	if c.TookMS > 0 {
+		says = strings.TrimSpace(fmt.Sprintf("%.3g ms  %s", c.TookMS, says))
+	}
+	head := "  " + p.paint(colour, string(c.Result)) + strings.Repeat(" ", resultWidth-len(c.Result)) +
+		string(c.Step) + strings.Repeat(" ", max(stepWidth-len(c.Step), 1))
+	indent := 2 + resultWidth + stepWidth
+	lines := wrap(says, max(p.columns-indent, 20))
+	if len(lines) == 0 {
+		lines = []string{""}
+	}
+	for i, line := range lines {
+		if i > 0 {
+			head = strings.Repeat(" ", indent)
+		}
+		b.WriteString(strings.TrimRight(head+line, " ") + "\n")
+	}
+}
+
+func doctorSummary(r doctor.Report, p page) string {
+	problems := 0
+	for _, f := range r.Findings {
+		if f.Severity == doctor.Problem {
+			problems++
+		}
+	}
+	warnings := len(r.Findings) - problems
+	switch {
+	case len(r.Findings) == 0:
+		return p.paint(green, "Nothing wrong was found.")
+	case problems == 0:
+		return p.paint(yellow, "Nothing wrong was found, "+count(warnings, "thing")+" to know:")
+	}
+	text := count(problems, "problem")
+	if warnings > 0 {
+		text += ", " + count(warnings, "warning")
+	}
+	if len(r.Findings) > 1 {
+		text += "; mend the first one, then run doctor again"
+	}
+	return p.paint(red, text+":")
+}
+
+func findingText(b *strings.Builder, p page, n int, f doctor.Finding) {
+	colour := red
+	if f.Severity == doctor.Warning {
+		colour = yellow
+	}
+	where := "the node"
+	if f.Driver != "" {
+		where = f.Driver
+	}
+	number := fmt.Sprintf("%d. ", n)
+	indent := strings.Repeat(" ", utf8.RuneCountInString(number))
+	fmt.Fprintf(b, "\n%s%s %s: %s\n", number, p.paint(colour, string(f.Severity)), where, f.Step)
+	part := func(label, text string, whole bool) {
+		lines := []string{text}
+		if !whole {
+			lines = wrap(text, max(p.columns-len(indent)-8, 20))
+		}
+		for _, line := range lines {
+			fmt.Fprintf(b, "%s%-8s%s\n", indent, label, line)
+			label = ""
+		}
+	}
+	part("is", f.Is, false)
+	if f.Should != "" {
+		part("should", f.Should, false)
+	}
+	label := "do"
+	for _, line := range f.Fix {
+		part(label, line, isCommand(line))
+		label = ""
+	}
+}
+
+// isCommand tells a command, which is never broken so that it can be pasted, from words.
+func isCommand(line string) bool {
+	word, _, _ := strings.Cut(line, " ")
+	return slices.Contains([]string{"chmod", "chown", "csi-registrar", "journalctl", "kubectl", "mkdir", "printf",
+		"rm", "snap", "sudo", "systemctl", "systemd-analyze"}, word)
+}
