@@ -86,7 +86,7 @@ func helpCommand(w io.Writer, path []string, c command) {
 		if f.DefValue != "" && f.DefValue != "false" && f.DefValue != "0s" && f.DefValue != "0" {
 			usage += fmt.Sprintf(" (default %s)", f.DefValue)
 		}
-		fmt.Fprintf(w, "  %s\n        %s\n", name, strings.ReplaceAll(usage, "\n", "\n        "))
+		fmt.Fprintf(w, "  %s\n        %s\n", name, strings.Join(wrap(usage, 72), "\n        "))
 	}
 }
 

@@ -36,7 +36,7 @@ func setupReregister(fs *flag.FlagSet) runner {
 			return usagef(nil, "%q can be no driver: %w", args[0], err)
 		}
 		err := control.NewClient(control.Path(*root)).Reregister(ctx, args[0])
-		if errors.Is(err, control.ErrUnknown) {
+		if v, ok := errors.AsType[*control.Verdict](err); ok && v.Unknown() {
 			return hinted(err, "csi-registrar status shows the drivers")
 		}
 		return asked(err)

@@ -22,17 +22,24 @@ func statusTable(s agent.Status, p page, now time.Time) string {
 	var b strings.Builder
 	b.WriteString(configErrorText(s.ConfigError, p))
 	if len(s.Drivers) == 0 {
-		b.WriteString("No drivers are configured: put a table [driver.\"NAME\"] into a file in /etc/csi-registrar/conf.d.\n")
+		b.WriteString("No drivers are configured: put a table [driver.\"NAME\"] into a file in\n/etc/csi-registrar/conf.d.\n")
 		return b.String()
 	}
 	t := layOut(s.Drivers, p, now)
-	t.row(&b, "DRIVER", "STATE", "SINCE", "KUBELET", "WHY", bold)
+	b.WriteString(t.paint(bold, t.head()) + "\n")
+	cut := false
 	for _, d := range s.Drivers {
-		since := "-"
-		if !d.Since.IsZero() {
-			since = age(now.Sub(d.Since))
+		why := safetext.Clean(d.Reason, maxLine)
+		if d.State == registrar.Disabled {
+			why = "" // the state says it
 		}
-		t.row(&b, safetext.Clean(d.Name, maxLine), d.State, since, kubeletWord(d, now), safetext.Clean(d.Reason, maxWhy), stateColour(d.State))
+		if short := safetext.Clean(why, maxWhy); short != why {
+			why, cut = short, true
+		}
+		t.row(&b, safetext.Clean(d.Name, maxLine), d.State, sinceWord(d, now), kubeletWord(d, now), why, stateColour(d.State))
+	}
+	if cut {
+		b.WriteString("\n`csi-registrar status DRIVER` shows the reasons that are cut off here.\n")
 	}
 	b.WriteString(tallyLine(s, p))
 	return b.String()
@@ -67,14 +74,23 @@ type table struct {
 func layOut(drivers []registrar.Status, p page, now time.Time) table {
 	t := table{page: p, driver: len("DRIVER"), state: len("STATE"), since: len("SINCE"), kubelet: len("KUBELET")}
 	for _, d := range drivers {
-		t.driver = max(t.driver, utf8.RuneCountInString(d.Name))
+		t.driver = max(t.driver, utf8.RuneCountInString(safetext.Clean(d.Name, maxLine)))
 		t.state = max(t.state, len(d.State))
-		t.since = max(t.since, len(age(now.Sub(d.Since))))
+		t.since = max(t.since, len(sinceWord(d, now)))
 		t.kubelet = max(t.kubelet, len(kubeletWord(d, now)))
 	}
 	// A longer name has a line of its own.
 	t.driver = min(t.driver, max(p.columns-(t.state+t.since+t.kubelet+6), 10))
 	return t
+}
+
+// head names the columns; the reasons' name is left out where no reason could be beside it.
+func (t table) head() string {
+	line := fmt.Sprintf("%-*s  %-*s  %-*s  %-*s  WHY", t.driver, "DRIVER", t.state, "STATE", t.since, "SINCE", t.kubelet, "KUBELET")
+	if len(line) > t.columns {
+		line = strings.TrimRight(strings.TrimSuffix(line, "WHY"), " ")
+	}
+	return line
 }
 
 // row writes a line; the reason goes to its end if it fits there, else under it.
@@ -96,6 +112,13 @@ func (t table) row(b *strings.Builder, driver, state, since, kubelet, why, colou
 		return
 	}
 	b.WriteString(line + pad(kubelet, t.kubelet) + "  " + why + "\n")
+}
+
+func sinceWord(d registrar.Status, now time.Time) string {
+	if d.Since.IsZero() {
+		return "-"
+	}
+	return age(now.Sub(d.Since))
 }
 
 // kubeletWord is the last that the kubelet said of the driver.

@@ -28,9 +28,6 @@ func Path(root string) string {
 // ErrNotRunning is wrapped by a client's errors when no daemon serves the socket.
 var ErrNotRunning = errors.New("csi-registrar does not run")
 
-// ErrUnknown is wrapped by Reregister's error when the daemon has no such driver.
-var ErrUnknown = errors.New("no such driver")
-
 const (
 	answerTimeout = 10 * time.Second          // the daemon answers from memory
 	reloadTimeout = callTimeout + time.Second // its own limit comes first
@@ -114,11 +111,12 @@ func (c *Client) Reload(ctx context.Context) error {
 	return nil
 }
 
-// Reregister asks for the driver to be registered again.
+// Reregister asks for the driver to be registered again. An error of type Verdict says why
+// the daemon does not.
 func (c *Client) Reregister(ctx context.Context, name string) error {
 	err := c.post(ctx, "/v1/drivers/"+url.PathEscape(name)+"/reregister", c.limit)
-	if v, ok := errors.AsType[*Verdict](err); ok && v.code == http.StatusNotFound {
-		err = fmt.Errorf("%w: %w", ErrUnknown, err)
+	if v, ok := errors.AsType[*Verdict](err); ok {
+		return v // says all of it
 	}
 	if err != nil {
 		return fmt.Errorf("cannot register %s again: %w", name, err)
@@ -131,6 +129,9 @@ type Verdict struct {
 	Text string // may have several lines, as the mistakes of a configuration
 	code int
 }
+
+// Unknown tells that there is no such driver.
+func (v *Verdict) Unknown() bool { return v.code == http.StatusNotFound }
 
 func (v *Verdict) Error() string { return v.Text }
 

@@ -65,10 +65,10 @@ func (a api) reregister(w http.ResponseWriter, r *http.Request) {
 	d, ok := a.Status().Driver(name)
 	switch {
 	case !ok:
-		writeJSON(w, http.StatusNotFound, failure{"no driver of that name is configured"})
+		writeJSON(w, http.StatusNotFound, failure{"cannot register " + name + " again: no driver of that name is configured"})
 		return
 	case d.State == registrar.Disabled:
-		writeJSON(w, http.StatusConflict, failure{"the driver is disabled in the configuration"})
+		writeJSON(w, http.StatusConflict, failure{"cannot register " + name + " again: the driver is disabled in the configuration"})
 		return
 	}
 	err := a.Reregister(r.Context(), name)

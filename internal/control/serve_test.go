@@ -106,7 +106,8 @@ func TestVerdicts(t *testing.T) {
 	if err := errors.Join(c.Reload(t.Context()), c.Reregister(t.Context(), "a.csi.example")); err != nil {
 		t.Error(err)
 	}
-	if err := c.Reregister(t.Context(), "b/../%2e"); !errors.Is(err, ErrUnknown) {
+	err := c.Reregister(t.Context(), "b/../%2e")
+	if v, ok := errors.AsType[*Verdict](err); !ok || !v.Unknown() || v.Text != "cannot register b/../%2e again: no driver of that name is configured" {
 		t.Errorf("an unknown driver: %v", err)
 	}
 	b.reloadErr = errors.New("a.toml:1: wrong\nb.toml:2: wrong")

@@ -11,11 +11,11 @@ _csi_registrar() {
     } < <("${COMP_WORDS[0]}" __complete -- "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
     case $kind in
     :files)
-        compopt -o filenames 2>/dev/null
+        compopt -o filenames 2>/dev/null || :
         mapfile -t COMPREPLY < <(compgen -f -- "$cur")
         ;;
     :dirs)
-        compopt -o filenames 2>/dev/null
+        compopt -o filenames 2>/dev/null || :
         mapfile -t COMPREPLY < <(compgen -d -- "$cur")
         ;;
     esac

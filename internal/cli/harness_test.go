@@ -1,0 +1,261 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"csi-registrar/internal/agent"
+	"csi-registrar/internal/control"
+	"csi-registrar/internal/facts"
+	"csi-registrar/internal/registrar"
+)
+
+// asProgram makes the test's binary be csi-registrar, for tests of what runs it.
+const asProgram = "CSI_REGISTRAR_TEST_AS_PROGRAM"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		os.Exit(Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+	}
+	os.Exit(m.Run())
+}
+
+// fakeDaemon is a control.Backend whose state the test sets.
+type fakeDaemon struct {
+	mu        sync.Mutex
+	status    agent.Status
+	changed   chan struct{}
+	reloadErr error
+}
+
+func newFake(drivers ...registrar.Status) *fakeDaemon {
+	return &fakeDaemon{changed: make(chan struct{}), status: agent.Status{
+		Version: "1.2.3", StartedAt: noon.Add(-time.Hour), ConfigFiles: []string{}, PluginsRegistry: "/var/lib/kubelet/plugins_registry", Drivers: drivers,
+	}}
+}
+
+func (d *fakeDaemon) Status() agent.Status {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.status
+}
+
+func (d *fakeDaemon) Changed() <-chan struct{} {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.changed
+}
+
+func (d *fakeDaemon) set(f func(*agent.Status)) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	f(&d.status)
+	close(d.changed)
+	d.changed = make(chan struct{})
+}
+
+func (d *fakeDaemon) setDrivers(drivers ...registrar.Status) {
+	d.set(func(s *agent.Status) { s.Drivers = drivers })
+}
+
+func (d *fakeDaemon) Reload(context.Context) error             { return d.reloadErr }
+func (d *fakeDaemon) Reregister(context.Context, string) error { return nil }
+func (d *fakeDaemon) Alive(context.Context) error              { return nil }
+
+// newRoot is a configuration root for one test.
+func newRoot(t *testing.T) string {
+	t.Helper()
+	root, err := os.MkdirTemp("", "r")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(root); err != nil {
+			t.Error(err)
+		}
+	})
+	return root
+}
+
+// serve serves the control socket below the root until stop or the end of the test.
+func (d *fakeDaemon) serve(t *testing.T, root string) (stop func()) {
+	t.Helper()
+	ln, err := control.Listen(t.Context(), control.Path(root))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func(ln net.Listener) { ended <- control.Serve(ctx, ln, d, slog.New(slog.DiscardHandler)) }(ln)
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+// noon is when all tests of what people read take place.
+var noon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+
+// output is a stream that can be read while it is written.
+type output struct {
+	mu      sync.Mutex
+	buf     bytes.Buffer
+	written chan struct{} // capacity one
+}
+
+func newOutput() *output { return &output{written: make(chan struct{}, 1)} }
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	select {
+	case o.written <- struct{}{}:
+	default:
+	}
+	return o.buf.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.String()
+}
+
+// await waits until the stream has the text.
+func (o *output) await(t *testing.T, text string) {
+	t.Helper()
+	late := time.After(10 * time.Second)
+	for !strings.Contains(o.String(), text) {
+		select {
+		case <-o.written:
+		case <-late:
+			t.Fatalf("no %q in %q", text, o.String())
+		}
+	}
+}
+
+// command line as a test runs it
+type session struct {
+	env            *env
+	stdout, stderr *output
+}
+
+func newSession(vars ...string) *session {
+	s := &session{stdout: newOutput(), stderr: newOutput()}
+	s.env = &env{
+		stdin: strings.NewReader(""), stdout: s.stdout, stderr: s.stderr,
+		now:      func() time.Time { return noon },
+		terminal: func(io.Writer) (int, int, bool) { return 0, 0, false },
+		getenv: func(name string) string {
+			for _, v := range vars {
+				if value, ok := strings.CutPrefix(v, name+"="); ok {
+					return value
+				}
+			}
+			return ""
+		},
+	}
+	return s
+}
+
+func (s *session) run(ctx context.Context, args ...string) int {
+	return s.env.report(dispatch(ctx, s.env, commands(), args))
+}
+
+// try runs a command line and gives all that can be seen of it.
+func try(t *testing.T, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	s := newSession()
+	code = s.run(t.Context(), args...)
+	return code, s.stdout.String(), s.stderr.String()
+}
+
+// leaks fails the test if goroutines or descriptors are left when it ends. Call it first.
+func leaks(t *testing.T) {
+	t.Helper()
+	count := func() (goroutines, descriptors int) {
+		fds, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return runtime.NumGoroutine(), len(fds)
+	}
+	goroutines, descriptors := count()
+	t.Cleanup(func() {
+		deadline := time.Now().Add(5 * time.Second)
+		for {
+			g, f := count()
+			if g <= goroutines && f <= descriptors {
+				return
+			}
+			if time.Now().After(deadline) {
+				stacks := make([]byte, 1<<20)
+				t.Fatalf("%d goroutines and %d descriptors, before %d and %d\n%s", g, f, goroutines, descriptors, stacks[:runtime.Stack(stacks, true)])
+			}
+			time.Sleep(time.Millisecond) // the runtime has no event for the end of a goroutine
+		}
+	})
+}
+
+// golden compares with a file below testdata. With UPDATE_GOLDEN=1 it writes the file.
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if os.Getenv("UPDATE_GOLDEN") != "" {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(got), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != string(want) {
+		t.Errorf("%s: got\n%s\nwant\n%s", path, got, want)
+	}
+}
+
+// Drivers as the daemon tells of them, ago before noon.
+
+func driverIn(name, state string, ago time.Duration) registrar.Status {
+	d := registrar.Status{
+		Name: name, Socket: "/run/" + name + "/csi.sock", Endpoint: "/run/" + name + "/csi.sock", State: state,
+		Driver: facts.Ready, Registration: facts.None, Since: noon.Add(-ago),
+		RegistrationSocket: "/var/lib/kubelet/plugins_registry/" + name + "-reg.sock",
+	}
+	switch state {
+	case "absent", "starting", "mismatch":
+		d.Driver = facts.Driver(state)
+	case registrar.Disabled:
+		d.Driver, d.Since, d.RegistrationSocket = facts.Absent, time.Time{}, ""
+		d.Reason = "disabled in the configuration"
+	case "ready":
+	default:
+		d.Registration = facts.Registration(state)
+	}
+	if state == "registered" {
+		d.RegisteredAt, d.LastGetInfoAt = noon.Add(-ago), noon.Add(-ago)
+	}
+	return d
+}
+
+func because(d registrar.Status, reason string) registrar.Status {
+	d.Reason = reason
+	return d
+}

@@ -1,0 +1,285 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"csi-registrar/internal/agent"
+	"csi-registrar/internal/control"
+	"csi-registrar/internal/facts"
+	"csi-registrar/internal/registrar"
+)
+
+const hour, day = time.Hour, 24 * time.Hour
+
+// node is a status with a driver in each state.
+func node() agent.Status {
+	refused := because(driverIn("refused.csi.example", "refused", 12*time.Second), `the kubelet refused: driver name "refused.csi.example" is already registered`)
+	refused.KubeletError = "already registered"
+	published := driverIn("published.csi.example", "published", 3*time.Second)
+	published.LastGetInfoAt = noon.Add(-2 * time.Second)
+	published.Reason = "the kubelet has asked, and has not confirmed yet: it now asks the driver itself"
+	kept := driverIn("nfs.csi.k8s.io", "registered", 75*day+3*hour)
+	kept.Driver, kept.Reason = facts.Absent, "the driver is not ready, its registration is kept: connection refused"
+	s := newFake(
+		because(driverIn("absent.csi.example", "absent", 90*time.Second), "no such file"),
+		because(driverIn("conflict.csi.example", "conflict", 2*hour+5*time.Minute), "another registrar (pid 4711, node-driver-reg) listens on /var/lib/kubelet/plugins_registry/conflict.csi.example-reg.sock; stop it, or disable the driver here"),
+		driverIn("ebs.csi.aws.com", "registered", 3*day+4*hour),
+		because(driverIn("mismatch.csi.example", "mismatch", 400*time.Millisecond), "it says that its name is other.csi.example"),
+		kept,
+		driverIn("off.csi.example", registrar.Disabled, 0),
+		published,
+		driverIn("ready.csi.example", "ready", -time.Second), // a clock that was set back
+		refused,
+		because(driverIn("starting.csi.example", "starting", 20*time.Second), "Probe: not ready"),
+	).Status()
+	return s
+}
+
+func TestStatusTable(t *testing.T) {
+	mistakes := node()
+	mistakes.Drivers = mistakes.Drivers[:1]
+	mistakes.ConfigError = "/etc/csi-registrar/conf.d/60-nfs.toml:3: driver.\"nfs.csi.k8s.io\".timeout: \"5\" has no unit (such as 5s)\n" +
+		"/etc/csi-registrar/conf.d/70-smb.toml:1: the file cannot be read: expected a table header, found something that is rather long to tell"
+	long := node()
+	long.Drivers = []registrar.Status{
+		driverIn(strings.Repeat("long.", 10)+"csi.example.or", "registered", 3*day+4*hour),
+		because(driverIn("short.example", "absent", 5*time.Minute), strings.Repeat("why ", 300)),
+	}
+	hostile := node()
+	hostile.Drivers = []registrar.Status{
+		because(driverIn("a\x1b[2Jb\u202e\n", "absent", hour), "gone\x1b]0;owned\x07\r\n\u202e\u200b\xff"+strings.Repeat("A", 1<<20)),
+	}
+	hostile.ConfigError = "file\x1b[2J:1: \u202ebad"
+	healthy := node()
+	healthy.Drivers = []registrar.Status{driverIn("ebs.csi.aws.com", "registered", 61*time.Second), driverIn("nfs.csi.k8s.io", "registered", 61*time.Second)}
+	plain80 := page{columns: 80}
+	for name, c := range map[string]struct {
+		s agent.Status
+		p page
+	}{
+		"all":      {node(), plain80},
+		"narrow":   {node(), page{columns: 60}},
+		"wide":     {node(), page{columns: 200}},
+		"colour":   {node(), page{columns: 80, colour: true}},
+		"mistakes": {mistakes, plain80},
+		"long":     {long, plain80},
+		"hostile":  {hostile, plain80},
+		"healthy":  {healthy, plain80},
+		"nothing":  {newFake().Status(), plain80},
+	} {
+		got := statusTable(c.s, c.p, noon)
+		golden(t, "status/"+name+".txt", got)
+		harmless(t, name, got, c.p.colour)
+		for line := range strings.Lines(got) {
+			if n := visibleLength(line); n > c.p.columns && strings.Contains(strings.TrimSpace(line), " ") {
+				t.Errorf("%s: %d columns: %s", name, n, line)
+			}
+		}
+	}
+}
+
+// harmless holds a text to have nothing in it that a terminal acts on, but for colours.
+func harmless(t *testing.T, name, text string, colour bool) {
+	t.Helper()
+	if colour {
+		for _, code := range []string{red, green, yellow, bold, dim, "0"} {
+			text = strings.ReplaceAll(text, "\x1b["+code+"m", "")
+		}
+	}
+	for _, r := range text {
+		if r != '\n' && (r < ' ' || r >= 0x7f && r < 0xa0 || r == '\u202e' || r == '\u200b' || r == utf8.RuneError) {
+			t.Errorf("%s has %U", name, r)
+		}
+	}
+}
+
+func TestDriverText(t *testing.T) {
+	d := driverIn("nfs.csi.k8s.io", "registered", 3*day+4*hour)
+	d.NodeID, d.DriverVersion, d.MaxVolumes, d.Republications = "node-1\x1b[2J", "4.1.0", 25, 2
+	d.Topology = map[string]string{"topology.kubernetes.io/zone": "b", "topology.kubernetes.io/region": "a\u202e"}
+	d.Reason = strings.Repeat("a reason that goes on ", 30)
+	golden(t, "status/driver.txt", driverText(d, "", page{columns: 80}, noon))
+	harmless(t, "driver", driverText(d, "", page{columns: 80}, noon), false)
+
+	// What the table cuts off is whole here.
+	d.Reason = strings.Repeat("x", 5000) + " end"
+	if !strings.Contains(driverText(d, "", page{columns: 80}, noon), " end") {
+		t.Error("the reason is cut off")
+	}
+}
+
+func TestStatusCommand(t *testing.T) {
+	leaks(t)
+	root := newRoot(t)
+	code, stdout, stderr := try(t, "status", "--config-root", root)
+	if code != 3 || stdout != "" || stderr != "error: cannot ask for the status: csi-registrar does not run (there is no "+control.Path(root)+")\nhint: start it with: systemctl start csi-registrar\n" {
+		t.Errorf("not running: %d %q %q", code, stdout, stderr)
+	}
+
+	d := newFake(driverIn("a.csi.example", "registered", hour), driverIn("off.csi.example", registrar.Disabled, 0))
+	d.serve(t, root)
+	if code, stdout, _ := try(t, "status", "--config-root", root); code != 0 || stdout != statusTable(d.Status(), page{columns: 80}, noon) {
+		t.Errorf("all registered: %d %s", code, stdout)
+	}
+	d.setDrivers(driverIn("a.csi.example", "registered", hour), driverIn("b.csi.example", "absent", hour))
+	for args, want := range map[string]int{"": 1, "a.csi.example": 0, "b.csi.example": 1, "c.csi.example": 1, "--json": 1, "a.csi.example --json": 0, "c.csi.example --json": 1} {
+		code, _, stderr := try(t, append([]string{"status", "--config-root", root}, strings.Fields(args)...)...)
+		if code != want || strings.Contains(args, "c.csi") != strings.HasPrefix(stderr, "error: cannot show c.csi.example: ") {
+			t.Errorf("status %s: %d, want %d; %s", args, code, want, stderr)
+		}
+	}
+}
+
+// --json prints the daemon's document, also the part that this program does not know.
+func TestStatusJSON(t *testing.T) {
+	leaks(t)
+	root := newRoot(t)
+	d := newFake(driverIn("a.csi.example", "registered", hour), driverIn("b.csi.example", "absent", hour))
+	d.serve(t, root)
+	raw, err := control.NewClient(control.Path(root)).Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, stdout, _ := try(t, "status", "--json", "--config-root", root)
+	var got, want any
+	if err := json.Unmarshal([]byte(stdout), &got); err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(raw, &want); err != nil {
+		t.Fatal(err)
+	}
+	if strings.Join(strings.Fields(stdout), "") != strings.Join(strings.Fields(string(raw)), "") {
+		t.Errorf("got %s\nfrom %s", stdout, raw)
+	}
+
+	doc, err := only(control.Document(`{"new":1,"drivers":[{"name":"a","new":2},{"name":"b"}]}`), "a")
+	if err != nil || string(doc) != `{"drivers":[{"name":"a","new":2}],"new":1}` {
+		t.Errorf("%s %v", doc, err)
+	}
+}
+
+func TestWatchInAPipe(t *testing.T) {
+	leaks(t)
+	root := newRoot(t)
+	s := newSession()
+	ctx, interrupt := context.WithCancel(t.Context())
+	defer interrupt()
+	ended := make(chan int)
+	go func() { ended <- s.run(ctx, "status", "--watch", "--config-root", root) }()
+	s.stdout.await(t, "csi-registrar does not run")
+
+	d := newFake(because(driverIn("a.csi.example", "absent", hour), "no such\x1b file"), driverIn("b.csi.example", "registered", hour))
+	stop := d.serve(t, root)
+	s.stdout.await(t, "2026-11-21T12:00:00Z  a.csi.example  absent  no such\\x1b file\n2026-11-21T12:00:00Z  b.csi.example  registered\n")
+	d.setDrivers(driverIn("a.csi.example", "registered", hour), driverIn("b.csi.example", "registered", hour))
+	s.stdout.await(t, "b.csi.example  registered\n2026-11-21T12:00:00Z  a.csi.example  registered\n") // b did not change
+	d.setDrivers(driverIn("a.csi.example", "registered", hour))
+	s.stdout.await(t, "b.csi.example  no longer configured\n")
+	d.set(func(s *agent.Status) { s.ConfigError = "x.toml:1: one\nx.toml:2: two" })
+	s.stdout.await(t, "configuration  mistakes: x.toml:1: one; x.toml:2: two\n")
+	d.set(func(s *agent.Status) { s.ConfigError = "" })
+	s.stdout.await(t, "configuration  no mistakes any more\n")
+	stop()
+	s.stdout.await(t, "cannot watch the status any longer: csi-registrar does not run")
+	newFake(driverIn("c.csi.example", "registered", hour)).serve(t, root)
+	s.stdout.await(t, "c.csi.example  registered\n")
+	interrupt()
+	if code := <-ended; code != 0 {
+		t.Errorf("%d %s", code, s.stderr)
+	}
+}
+
+func TestWatchJSON(t *testing.T) {
+	leaks(t)
+	root := newRoot(t)
+	d := newFake(driverIn("a.csi.example", "absent", hour))
+	d.serve(t, root)
+	s := newSession()
+	ctx, interrupt := context.WithCancel(t.Context())
+	defer interrupt()
+	ended := make(chan int)
+	go func() { ended <- s.run(ctx, "status", "--watch", "--json", "--config-root", root) }()
+	s.stdout.await(t, `"state":"absent"`)
+	d.setDrivers(driverIn("a.csi.example", "registered", hour))
+	s.stdout.await(t, `"state":"registered"`)
+	interrupt()
+	if code := <-ended; code != 0 {
+		t.Errorf("%d %s", code, s.stderr)
+	}
+	for line := range strings.Lines(s.stdout.String()) {
+		if !json.Valid([]byte(line)) {
+			t.Errorf("not a document: %s", line)
+		}
+	}
+}
+
+// On a terminal one picture is drawn over the last one, and never more than fits.
+func TestWatchOnATerminal(t *testing.T) {
+	leaks(t)
+	root := newRoot(t)
+	var many []registrar.Status
+	for _, c := range "abcdefghijklmnopqrstuvwxyz" {
+		many = append(many, driverIn(string(c)+".csi.example", "registered", hour))
+	}
+	d := newFake(many[:2]...)
+	d.serve(t, root)
+	s := newSession("TERM=xterm")
+	s.env.terminal = func(io.Writer) (int, int, bool) { return 80, 10, true }
+	ctx, interrupt := context.WithCancel(t.Context())
+	defer interrupt()
+	ended := make(chan int)
+	go func() { ended <- s.run(ctx, "status", "--watch", "--config-root", root) }()
+	s.stdout.await(t, "2 of 2 drivers registered")
+	d.setDrivers(many...)
+	s.stdout.await(t, "… 21 lines more, which `csi-registrar status` shows\n")
+	interrupt()
+	<-ended
+	pictures := strings.Split(s.stdout.String(), "\r\x1b[J")
+	for i, p := range pictures[1:] {
+		if n := strings.Count(p, "\n"); n > 9 {
+			t.Errorf("picture %d has %d lines", i, n)
+		}
+	}
+	// The first picture has five lines (head, two drivers, an empty one, the tally).
+	if !strings.HasSuffix(pictures[1], "\x1b[5A") {
+		t.Errorf("the cursor does not go back: %q", pictures[1])
+	}
+}
+
+func TestColourOnlyWhereWanted(t *testing.T) {
+	tty := func(io.Writer) (int, int, bool) { return 100, 30, true }
+	for _, c := range []struct {
+		vars string
+		tty  bool
+		want bool
+	}{{"", true, true}, {"", false, false}, {"NO_COLOR=1", true, false}, {"TERM=dumb", true, false}} {
+		s := newSession(c.vars)
+		if c.tty {
+			s.env.terminal = tty
+		}
+		if got := s.env.page().colour; got != c.want {
+			t.Errorf("%+v: %v", c, got)
+		}
+	}
+	if p := newSession("COLUMNS=132").env.page(); p.columns != 132 {
+		t.Errorf("COLUMNS is not heeded: %+v", p)
+	}
+}
+
+func TestAge(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		-time.Hour: "0s", 0: "0s", 59 * time.Second: "59s", time.Minute: "1m", 61 * time.Second: "1m1s",
+		59*time.Minute + 59*time.Second: "59m59s", time.Hour: "1h", 23*time.Hour + 59*time.Minute: "23h59m",
+		24 * time.Hour: "1d", 500*24*time.Hour + 3*time.Hour: "500d3h",
+	} {
+		if got := age(d); got != want {
+			t.Errorf("%s: %s, want %s", d, got, want)
+		}
+	}
+}

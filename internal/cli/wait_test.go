@@ -1,0 +1,135 @@
+package cli
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"csi-registrar/internal/agent"
+	"csi-registrar/internal/control"
+	"csi-registrar/internal/registrar"
+)
+
+// waiting runs `wait` beside the test.
+func waiting(t *testing.T, args ...string) (s *session, ended chan int) {
+	s, ended = newSession(), make(chan int, 1)
+	go func() { ended <- s.run(t.Context(), append([]string{"wait"}, args...)...) }()
+	return s, ended
+}
+
+func result(t *testing.T, s *session, ended chan int) int {
+	t.Helper()
+	select {
+	case code := <-ended:
+		return code
+	case <-time.After(20 * time.Second):
+		t.Fatalf("it still waits: %s", s.stderr)
+		return 0
+	}
+}
+
+func TestWait(t *testing.T) {
+	leaks(t)
+	root := newRoot(t)
+	d := newFake(driverIn("a.csi.example", "registered", hour), driverIn("off.csi.example", registrar.Disabled, 0))
+	d.serve(t, root)
+	for _, args := range [][]string{{}, {"a.csi.example"}} {
+		code, stdout, stderr := try(t, append([]string{"wait", "--config-root", root}, args...)...)
+		if code != 0 || stdout+stderr != "" {
+			t.Errorf("%v: %d %s%s", args, code, stdout, stderr)
+		}
+	}
+}
+
+func TestWaitForADriverThatIsNotConfiguredYet(t *testing.T) {
+	leaks(t)
+	root := newRoot(t)
+	d := newFake(driverIn("a.csi.example", "registered", hour))
+	d.serve(t, root)
+	s, ended := waiting(t, "a.csi.example", "b.csi.example", "--config-root", root)
+	d.setDrivers(driverIn("a.csi.example", "registered", hour), driverIn("b.csi.example", "absent", hour))
+	select {
+	case code := <-ended:
+		t.Fatalf("it did not wait: %d %s", code, s.stderr)
+	default:
+	}
+	d.setDrivers(driverIn("a.csi.example", "registered", hour), driverIn("b.csi.example", "registered", hour))
+	if code := result(t, s, ended); code != 0 {
+		t.Errorf("%d %s", code, s.stderr)
+	}
+}
+
+// A daemon that does not run is waited for, whether its folder is there or not, a dead
+// socket of it is, or something else starts and stops there meanwhile.
+func TestWaitForADaemonThatDoesNotRunYet(t *testing.T) {
+	leaks(t)
+	for name, prepare := range map[string]func(root string) error{
+		"nothing": func(string) error { return nil },
+		"folder":  func(root string) error { return os.MkdirAll(filepath.Dir(control.Path(root)), 0o755) },
+	} {
+		root := newRoot(t)
+		if err := prepare(root); err != nil {
+			t.Fatal(err)
+		}
+		s, ended := waiting(t, "a.csi.example", "--config-root", root)
+		newFake().serve(t, root)() // comes and goes
+		newFake(driverIn("a.csi.example", "registered", hour)).serve(t, root)
+		if code := result(t, s, ended); code != 0 {
+			t.Errorf("%s: %d %s", name, code, s.stderr)
+		}
+	}
+}
+
+func TestWaitTimeout(t *testing.T) {
+	leaks(t)
+	root := newRoot(t)
+	const hint = "hint: csi-registrar doctor finds out why a driver is not registered\n"
+	code, stdout, stderr := try(t, "wait", "--timeout", "50ms", "--config-root", root)
+	if code != 1 || stdout != "" || stderr != "error: cannot wait any longer: 50ms are over\n  cannot ask for the status: csi-registrar does not run (there is no "+control.Path(root)+")\n"+hint {
+		t.Errorf("no daemon: %d %s", code, stderr)
+	}
+	d := newFake(
+		driverIn("a.csi.example", "registered", hour),
+		because(driverIn("b.csi.example", "absent", hour), "no such file\x1b[2J"),
+		driverIn("off.csi.example", registrar.Disabled, 0),
+	)
+	d.serve(t, root)
+	code, _, stderr = try(t, "wait", "--timeout", "50ms", "--config-root", root)
+	if code != 1 || stderr != "error: cannot wait any longer: 50ms are over\n  b.csi.example: absent: no such file\\x1b[2J\n"+hint {
+		t.Errorf("all: %d %s", code, stderr)
+	}
+	d.set(func(s *agent.Status) { s.ConfigError = "x.toml:1: wrong" })
+	code, _, stderr = try(t, "wait", "off.csi.example", "a.csi.example", "c.csi.example", "--timeout", "50ms", "--config-root", root)
+	if code != 1 || stderr != "error: cannot wait any longer: 50ms are over\n  off.csi.example: disabled: disabled in the configuration\n  c.csi.example: not configured; the configuration has mistakes: x.toml:1: wrong\n"+hint {
+		t.Errorf("named: %d %s", code, stderr)
+	}
+}
+
+func TestReloadAndReregister(t *testing.T) {
+	leaks(t)
+	root := newRoot(t)
+	for _, args := range []string{"reload", "reregister a.csi.example"} {
+		if code, _, stderr := try(t, append(strings.Fields(args), "--config-root", root)...); code != 3 || !strings.Contains(stderr, "hint: start it") {
+			t.Errorf("%s without a daemon: %d %s", args, code, stderr)
+		}
+	}
+	d := newFake(driverIn("a.csi.example", "registered", hour))
+	d.serve(t, root)
+	for _, args := range []string{"reload", "reregister a.csi.example"} {
+		if code, stdout, stderr := try(t, append(strings.Fields(args), "--config-root", root)...); code != 0 || stdout+stderr != "" {
+			t.Errorf("%s: %d %s%s", args, code, stdout, stderr)
+		}
+	}
+	code, _, stderr := try(t, "reregister", "b.csi.example", "--config-root", root)
+	if code != 1 || stderr != "error: cannot register b.csi.example again: no driver of that name is configured\nhint: csi-registrar status shows the drivers\n" {
+		t.Errorf("an unknown driver: %d %s", code, stderr)
+	}
+	d.reloadErr = errors.New("a.toml:1: wrong\nb.toml:2: wrong")
+	code, _, stderr = try(t, "reload", "--config-root", root)
+	if code != 1 || stderr != "error: cannot reload the configuration, the old one stays in force:\n  a.toml:1: wrong\n  b.toml:2: wrong\n" {
+		t.Errorf("mistakes: %d %s", code, stderr)
+	}
+}
