@@ -59,7 +59,7 @@ func (s Story) Run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() {
-		if err != nil {
+		if err != nil && ctx.Err() == nil {
 			err = errors.Join(err, st.showLog())
 		}
 		err = errors.Join(err, st.close())

@@ -72,7 +72,7 @@ func TestStory(t *testing.T) {
 			t.Errorf("%d columns: %s", len(line), line)
 		}
 	}
-	for _, want := range []string{"published its registration socket", "registered", "killed", "the same socket", "deregistered", "All 7 steps"} {
+	for _, want := range []string{"plugins_registry:", "asked it again", "not refused", "the same socket", "deregistered", "keeps what it has", "All 7 steps"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("the story does not tell %q", want)
 		}

@@ -148,7 +148,7 @@ func (s *stage) daemonKilled(ctx context.Context) error {
 		cancel()
 		return errors.Join(err, <-answer)
 	}
-	s.tell(time.Now(), theDaemon, "started, got the socket back; ready after %.0f ms",
+	s.tell(time.Now(), theDaemon, "started again; ready after %.0f ms",
 		milliseconds(time.Since(began)))
 	err = <-answer
 	cancel()
