@@ -39,8 +39,12 @@ func (f *frames) feed(b []byte, whole func(kind, flags byte)) {
 			}
 		} else {
 			n = min(f.left, len(b))
-			if f.head[3] == framePing && f.left <= pingSize {
-				copy(f.ping[pingSize-f.left:], b[:n])
+			if f.head[3] == framePing {
+				if f.left > pingSize { // no ping that RFC 9113 knows: keep its last bytes
+					n = min(n, f.left-pingSize)
+				} else {
+					copy(f.ping[pingSize-f.left:], b[:n])
+				}
 			}
 			f.left -= n
 		}

@@ -1,0 +1,479 @@
+package driver
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"csi-registrar/internal/facts"
+)
+
+func TestReady(t *testing.T) {
+	_, socket := paths(t)
+	f := &fake{}
+	start(t, socket, f)
+	c := client(t, Config{Name: name, Socket: socket}, nil)
+	if !c.Stale() || c.Up() {
+		t.Error("up before it was asked")
+	}
+	expectReady(t, c.Ask(t.Context()))
+	if c.Stale() || !c.Up() {
+		t.Errorf("stale %v, up %v after Ready", c.Stale(), c.Up())
+	}
+	expectQuiet(t, c, "all is well")
+	if f.called("GetPluginInfo") != 1 || f.called("Probe") != 1 || f.called("NodeGetInfo") != 1 {
+		t.Errorf("calls %v, want each once", f.calls)
+	}
+	expectReady(t, c.Ask(t.Context())) // for reregister
+	if c.Stale() {
+		t.Error("stale after it was asked again")
+	}
+}
+
+func TestAnswers(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		cfg    string // name that is configured; "-": none
+		make   func(*fake)
+		want   facts.Driver
+		reason string
+		up     bool // it was ready when it was probed
+	}{
+		{"Probe not implemented", "", func(f *fake) { f.ready = fails[*csi.ProbeResponse](codes.Unimplemented, "") }, facts.Ready, "", true},
+		{"ready unset", "", func(f *fake) { f.ready = says(&csi.ProbeResponse{}) }, facts.Ready, "", true},
+		{"not ready", "", func(f *fake) { f.ready = says(&csi.ProbeResponse{Ready: wrapperspb.Bool(false)}) }, facts.Starting, `answers Probe with "not ready"`, false},
+		{"Probe fails", "", func(f *fake) { f.ready = fails[*csi.ProbeResponse](codes.FailedPrecondition, "no mount.nfs\x1b[2J") }, facts.Starting, `Probe with an error: FailedPrecondition: no mount.nfs\x1b[2J`, false},
+		{"no name", "-", func(f *fake) { f.info = says(&csi.GetPluginInfoResponse{}) }, facts.Starting, "empty name", false},
+		{"no name, configured", "", func(f *fake) { f.info = says(&csi.GetPluginInfoResponse{}) }, facts.Starting, "empty name", false},
+		{"any name", "-", func(*fake) {}, facts.Ready, "", true},
+		{"other name", "smb.csi.example.com", func(*fake) {}, facts.Mismatch, `calls itself "nfs.csi.example.com", configured is "smb.csi.example.com"`, false},
+		{"name outside the folder", "-", func(f *fake) { f.info = says(&csi.GetPluginInfoResponse{Name: "../../x"}) }, facts.Mismatch, `calls itself "../../x"`, false},
+		{"name with a newline", "-", func(f *fake) { f.info = says(&csi.GetPluginInfoResponse{Name: "a\nb"}) }, facts.Mismatch, `a\\nb`, false},
+		{"huge name", "", func(f *fake) { f.info = says(&csi.GetPluginInfoResponse{Name: strings.Repeat("x", 100<<10)}) }, facts.Mismatch, "xxx…", false},
+		{"more than an answer may hold", "", func(f *fake) {
+			f.info = says(&csi.GetPluginInfoResponse{Name: strings.Repeat("x", 1<<20)})
+		}, facts.Starting, "too large", false},
+		{"GetPluginInfo not implemented", "", func(f *fake) { f.info = fails[*csi.GetPluginInfoResponse](codes.Unimplemented, "") }, facts.Starting, "socket of a CSI driver?", false},
+		{"a controller", "", func(f *fake) { f.silent = true }, facts.Starting, "socket of its controller", true},
+		{"NodeGetInfo fails", "", func(f *fake) {
+			f.node = fails[*csi.NodeGetInfoResponse](codes.Internal, strings.Repeat("long ", 1000))
+		}, facts.Starting, "NodeGetInfo with an error: Internal: long", true},
+		{"its own deadline", "", func(f *fake) {
+			f.node = fails[*csi.NodeGetInfoResponse](codes.DeadlineExceeded, "metadata service")
+		}, facts.Starting, "DeadlineExceeded: metadata service", true},
+		{"headers without end", "", func(f *fake) {
+			f.info = fails[*csi.GetPluginInfoResponse](codes.Internal, strings.Repeat("x", 1<<20))
+		}, facts.Starting, "GetPluginInfo", false},
+		{"no node id", "", func(f *fake) { f.node = says(&csi.NodeGetInfoResponse{}) }, facts.Starting, "node id is empty", true},
+		{"node id too long", "", func(f *fake) { f.node = says(&csi.NodeGetInfoResponse{NodeId: strings.Repeat("n", 257)}) }, facts.Starting, "257 bytes", true},
+		{"negative limit", "", func(f *fake) { f.node = says(&csi.NodeGetInfoResponse{NodeId: "n", MaxVolumesPerNode: -1}) }, facts.Starting, "cannot be negative", true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			_, socket := paths(t)
+			f := &fake{}
+			test.make(f)
+			stop := start(t, socket, f)
+			cfg := Config{Name: name, Socket: socket}
+			switch test.cfg {
+			case "-":
+				cfg.Name = ""
+			case "":
+			default:
+				cfg.Name = test.cfg
+			}
+			c := client(t, cfg, nil)
+			r := c.Ask(t.Context())
+			if r.Driver != test.want || !strings.Contains(r.Reason, test.reason) || (r.Reason == "") != (test.want == facts.Ready) {
+				t.Fatalf("%s: %s; want %s: …%s…", r.Driver, r.Reason, test.want, test.reason)
+			}
+			if len([]rune(r.Reason)) > maxReason || len(r.Identity.Name) > 3*facts.MaxName {
+				t.Errorf("unbounded: reason of %d bytes, name of %d", len(r.Reason), len(r.Identity.Name))
+			}
+			if c.Up() != test.up {
+				t.Errorf("up is %v", c.Up())
+			}
+			// Its end is news, whatever it was: it may come back better.
+			expectQuiet(t, c, "nothing happened")
+			if !strings.Contains(test.name, "headers") { // that one broke already
+				stop()
+				expectHint(t, c, "the driver ended")
+			}
+			if c.Up() {
+				t.Error("up after its end")
+			}
+		})
+	}
+}
+
+func TestNotThere(t *testing.T) {
+	long := "/" + strings.Repeat("l", 120)
+	for _, test := range []struct {
+		name   string
+		make   func(t *testing.T, dir string) string
+		want   facts.Driver
+		reason string
+	}{
+		{"no file", func(_ *testing.T, dir string) string { return dir + "/s" }, facts.Absent, "there is nothing at "},
+		{"no folder", func(_ *testing.T, dir string) string { return dir + "/a/b/s" }, facts.Absent, "/a does not exist"},
+		{"a parent is a file", func(t *testing.T, dir string) string {
+			must(t, os.WriteFile(dir+"/a", nil, 0o600))
+			return dir + "/a/s"
+		}, facts.Absent, "not a folder"},
+		{"link to nowhere", func(t *testing.T, dir string) string {
+			must(t, os.Symlink("nowhere", dir+"/s"))
+			return dir + "/s"
+		}, facts.Absent, "leads nowhere"},
+		{"a file", func(t *testing.T, dir string) string {
+			must(t, os.WriteFile(dir+"/s", nil, 0o600))
+			return dir + "/s"
+		}, facts.Absent, "is a file, not a socket"},
+		{"a folder", func(_ *testing.T, dir string) string { return dir }, facts.Absent, "is a folder, not a socket"},
+		{"too long", func(*testing.T, string) string { return long }, facts.Absent, "may have 107"},
+		{"dead", func(t *testing.T, dir string) string {
+			listen(t, dir+"/s").Close()
+			return dir + "/s"
+		}, facts.Absent, "nobody listens"},
+		{"datagrams", func(t *testing.T, dir string) string {
+			l, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: dir + "/s", Net: "unixgram"})
+			must(t, err)
+			t.Cleanup(func() { l.Close() })
+			return dir + "/s"
+		}, facts.Absent, "not a stream socket"},
+		{"queue full", func(t *testing.T, dir string) string {
+			fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+			must(t, err)
+			t.Cleanup(func() { unix.Close(fd) })
+			must(t, unix.Bind(fd, &unix.SockaddrUnix{Name: dir + "/s"}))
+			must(t, unix.Listen(fd, 0))
+			for {
+				conn, err := net.Dial("unix", dir+"/s")
+				if err != nil {
+					return dir + "/s"
+				}
+				t.Cleanup(func() { conn.Close() })
+			}
+		}, facts.Starting, "queue"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			c := client(t, Config{Name: name, Socket: test.make(t, tempDir(t))}, nil)
+			if r := c.Ask(t.Context()); r.Driver != test.want || !strings.Contains(r.Reason, test.reason) {
+				t.Errorf("%s: %s; want %s: …%s…", r.Driver, r.Reason, test.want, test.reason)
+			}
+			if !c.Stale() || c.Up() {
+				t.Error("not stale, or up")
+			}
+			expectQuiet(t, c, "nothing broke")
+		})
+	}
+}
+
+// bind comes before listen, and listen makes no event.
+func TestListensLate(t *testing.T) {
+	_, socket := paths(t)
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	must(t, err)
+	must(t, unix.Bind(fd, &unix.SockaddrUnix{Name: socket}))
+	c := client(t, Config{Name: name, Socket: socket}, nil)
+	var listening time.Time
+	f := &fake{}
+	stopped := make(chan func(), 1)
+	go func() {
+		time.Sleep(200 * time.Millisecond)
+		listening = time.Now()
+		if err := unix.Listen(fd, 16); err != nil {
+			t.Error(err)
+		}
+		file := os.NewFile(uintptr(fd), "listener")
+		l, err := net.FileListener(file)
+		file.Close()
+		if err != nil {
+			t.Error(err)
+		}
+		stopped <- f.serve(l)
+	}()
+	expectReady(t, c.Ask(t.Context()))
+	t.Logf("ready %v after listen", time.Since(listening))
+	if d := time.Since(listening); d > 500*time.Millisecond {
+		t.Errorf("ready %v after listen", d)
+	}
+	(<-stopped)()
+}
+
+func TestRestart(t *testing.T) {
+	_, socket := paths(t)
+	stop := start(t, socket, &fake{})
+	c := client(t, Config{Name: name, Socket: socket}, nil)
+	expectReady(t, c.Ask(t.Context()))
+	stop()
+	t.Logf("hinted %v after the end", expectHint(t, c, "the driver ended"))
+	if !c.Stale() || c.Up() {
+		t.Error("not stale, or up, after its end")
+	}
+	if r := c.Ask(t.Context()); r.Driver != facts.Absent {
+		t.Errorf("%+v after its end", r)
+	}
+	must(t, os.Remove(socket))
+	start(t, socket, &fake{})
+	expectReady(t, c.Ask(t.Context()))
+	if c.Stale() || !c.Up() {
+		t.Error("stale, or not up, after its return")
+	}
+}
+
+// A new driver listens at the path while the old one's connection still lives.
+func TestReplacedSocket(t *testing.T) {
+	_, socket := paths(t)
+	start(t, socket, &fake{})
+	c := client(t, Config{Name: name, Socket: socket}, nil)
+	for range 5 { // the same inode number, on ext4
+		expectReady(t, c.Ask(t.Context()))
+		must(t, os.Remove(socket))
+		if !c.Stale() {
+			t.Error("not stale without a socket")
+		}
+		start(t, socket, &fake{})
+		if !c.Stale() {
+			t.Error("not stale with another socket")
+		}
+		expectQuiet(t, c, "nothing broke")
+	}
+	must(t, os.Remove(socket))
+	start(t, socket, &fake{info: says(&csi.GetPluginInfoResponse{Name: "smb.csi.example.com"})})
+	if r := c.Ask(t.Context()); r.Driver != facts.Mismatch {
+		t.Errorf("%+v, want the new driver's answer", r)
+	}
+}
+
+func TestHangsThenRecovers(t *testing.T) {
+	_, socket := paths(t)
+	f := &fake{info: hang[*csi.GetPluginInfoResponse]}
+	start(t, socket, f)
+	c := client(t, Config{Name: name, Socket: socket, Timeout: 300 * time.Millisecond}, nil)
+	r := c.Ask(t.Context())
+	if r.Driver != facts.Starting || r.Reason != "the driver accepts connections but did not answer GetPluginInfo within 300ms" {
+		t.Fatalf("%+v", r)
+	}
+	// The next round uses the same connection, and hears it though its first call is lost.
+	c.cfg.Timeout = 10 * time.Second
+	go func() {
+		for f.called("GetPluginInfo") < 2 {
+			time.Sleep(time.Millisecond)
+		}
+		f.set(func() { f.info = nil })
+	}()
+	begun := time.Now()
+	expectReady(t, c.Ask(t.Context()))
+	if d := time.Since(begun); d > 2*time.Second {
+		t.Errorf("took %v", d)
+	}
+	if n := f.called("NodeGetInfo"); n != 1 {
+		t.Errorf("NodeGetInfo called %d times", n)
+	}
+}
+
+// A listener that does not accept; later somebody does.
+func TestAcceptsLate(t *testing.T) {
+	_, socket := paths(t)
+	l := listen(t, socket)
+	c := client(t, Config{Name: name, Socket: socket, Timeout: 100 * time.Millisecond}, nil)
+	for range 3 {
+		if r := c.Ask(t.Context()); r.Driver != facts.Starting || !strings.Contains(r.Reason, "did not answer GetPluginInfo within 100ms") {
+			t.Fatalf("%+v", r)
+		}
+	}
+	f := &fake{}
+	stop := f.serve(l)
+	t.Cleanup(stop)
+	c.cfg.Timeout = 5 * time.Second
+	expectReady(t, c.Ask(t.Context()))
+	if n := f.called("GetPluginInfo"); n == 0 || n > 4 {
+		t.Errorf("%d calls", n)
+	}
+}
+
+func TestSlowNodeGetInfo(t *testing.T) {
+	_, socket := paths(t)
+	f := &fake{}
+	f.node = func(ctx context.Context) (*csi.NodeGetInfoResponse, error) {
+		select {
+		case <-time.After(1500 * time.Millisecond):
+		case <-ctx.Done():
+		}
+		return &csi.NodeGetInfoResponse{NodeId: "slow"}, nil
+	}
+	start(t, socket, f)
+	c := client(t, Config{Name: name, Socket: socket, Timeout: 50 * time.Millisecond}, nil)
+	if r := c.Ask(t.Context()); r.Driver != facts.Ready || r.Identity.NodeID != "slow" {
+		t.Errorf("%+v", r)
+	}
+	if n := f.called("NodeGetInfo"); n != 1 {
+		t.Errorf("NodeGetInfo called %d times", n)
+	}
+}
+
+func TestInterrupted(t *testing.T) {
+	_, socket := paths(t)
+	start(t, socket, &fake{node: hang[*csi.NodeGetInfoResponse]})
+	c := client(t, Config{Name: name, Socket: socket}, nil)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	begun := time.Now()
+	if r := c.Ask(ctx); r.Driver != facts.Starting || !strings.Contains(r.Reason, "interrupted") {
+		t.Errorf("%+v", r)
+	}
+	if d := time.Since(begun); d > time.Second {
+		t.Errorf("took %v to give up", d)
+	}
+}
+
+// Things that are no CSI driver, or a bad one.
+func TestHostile(t *testing.T) {
+	h2 := func(frames ...byte) func(net.Conn) { // speaks HTTP/2, then frames without end
+		return func(c net.Conn) {
+			go io.Copy(io.Discard, c)
+			if _, err := c.Write([]byte{0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 4, 1, 0, 0, 0, 0}); err != nil {
+				return
+			}
+			for block := bytes.Repeat(frames, 100); ; {
+				if _, err := c.Write(block); err != nil {
+					return
+				}
+			}
+		}
+	}
+	for _, test := range []struct {
+		name   string
+		speak  func(net.Conn)
+		reason string
+	}{
+		{"hangs up", func(net.Conn) {}, "broke"},
+		{"speaks HTTP/1", func(c net.Conn) { io.WriteString(c, "HTTP/1.1 400 Bad Request\r\n\r\n"); io.Copy(io.Discard, c) }, "gRPC"},
+		{"random bytes", func(c net.Conn) { io.Copy(c, rand{}) }, "gRPC"},
+		{"trickles", func(c net.Conn) {
+			for range 1000 {
+				if _, err := c.Write([]byte{0}); err != nil {
+					return
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+		}, ""},
+		{"floods with pings", h2(0, 0, 8, 6, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8), ""},
+		{"floods with settings", h2(0, 0, 0, 4, 0, 0, 0, 0, 0), ""},
+		{"says GOAWAY", h2(0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0), ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			_, socket := paths(t)
+			l := listen(t, socket)
+			go func() {
+				for {
+					conn, err := l.Accept()
+					if err != nil {
+						return
+					}
+					go func() { defer conn.Close(); test.speak(conn) }()
+				}
+			}()
+			c := client(t, Config{Name: name, Socket: socket, Timeout: 300 * time.Millisecond}, nil)
+			for range 2 {
+				begun := time.Now()
+				r := c.Ask(t.Context())
+				t.Log(r.Reason)
+				if r.Driver != facts.Starting || !strings.Contains(r.Reason, test.reason) {
+					t.Errorf("%s: %s", r.Driver, r.Reason)
+				}
+				if d := time.Since(begun); d > 2*time.Second {
+					t.Errorf("took %v", d)
+				}
+			}
+		})
+	}
+}
+
+type rand struct{}
+
+func (rand) Read(b []byte) (int, error) {
+	for i := range b {
+		b[i] = byte(i*i*31 + i)
+	}
+	return len(b), nil
+}
+
+func TestEndpoint(t *testing.T) {
+	dir, socket := paths(t)
+	start(t, socket, &fake{})
+	endpoint := filepath.Join(dir, "endpoint.sock")
+	ask := func(t *testing.T) (*Client, facts.Report) {
+		c := client(t, Config{Name: name, Socket: socket, Endpoint: endpoint, Timeout: time.Second}, nil)
+		return c, c.Ask(t.Context())
+	}
+	gone := func(t *testing.T) { t.Cleanup(func() { os.Remove(endpoint) }) }
+	t.Run("not seen", func(t *testing.T) {
+		c, r := ask(t)
+		expectReady(t, r)
+		if c.Stale() {
+			t.Error("stale")
+		}
+		must(t, os.WriteFile(endpoint, nil, 0o600))
+		gone(t)
+		if !c.Stale() {
+			t.Error("not stale when it appeared")
+		}
+	})
+	t.Run("same socket", func(t *testing.T) {
+		gone(t)
+		must(t, os.Symlink("csi.sock", endpoint))
+		c, r := ask(t)
+		expectReady(t, r)
+		if c.Stale() {
+			t.Error("stale")
+		}
+	})
+	t.Run("same driver", func(t *testing.T) {
+		gone(t)
+		start(t, endpoint, &fake{})
+		c, r := ask(t)
+		expectReady(t, r)
+		if c.Stale() {
+			t.Error("stale")
+		}
+	})
+	t.Run("other driver", func(t *testing.T) {
+		gone(t)
+		start(t, endpoint, &fake{info: says(&csi.GetPluginInfoResponse{Name: "smb\n.csi"})})
+		if _, r := ask(t); r.Driver != facts.Mismatch || !strings.Contains(r.Reason, `smb\\n.csi`) || !strings.Contains(r.Reason, name) {
+			t.Errorf("%+v", r)
+		}
+	})
+	t.Run("dead", func(t *testing.T) {
+		gone(t)
+		listen(t, endpoint).Close()
+		if _, r := ask(t); r.Driver != facts.Starting || !strings.Contains(r.Reason, "endpoint") {
+			t.Errorf("%+v", r)
+		}
+	})
+	t.Run("a file", func(t *testing.T) {
+		gone(t)
+		must(t, os.WriteFile(endpoint, nil, 0o600))
+		if _, r := ask(t); r.Driver != facts.Mismatch || !strings.Contains(r.Reason, "not a socket") {
+			t.Errorf("%+v", r)
+		}
+	})
+	t.Run("hangs", func(t *testing.T) {
+		gone(t)
+		start(t, endpoint, &fake{info: hang[*csi.GetPluginInfoResponse]})
+		if _, r := ask(t); r.Driver != facts.Starting || !strings.Contains(r.Reason, "at the endpoint") {
+			t.Errorf("%+v", r)
+		}
+	})
+}

@@ -1,0 +1,208 @@
+package driver
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"csi-registrar/internal/facts"
+)
+
+const name = "nfs.csi.example.com"
+
+// fake is a driver that answers as a test wants it to. A nil answer is the good one.
+type fake struct {
+	csi.UnimplementedIdentityServer
+	csi.UnimplementedNodeServer
+	mu     sync.Mutex
+	info   func(context.Context) (*csi.GetPluginInfoResponse, error)
+	ready  func(context.Context) (*csi.ProbeResponse, error)
+	node   func(context.Context) (*csi.NodeGetInfoResponse, error)
+	calls  map[string]int
+	silent bool // no node service
+}
+
+func (f *fake) set(change func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	change()
+}
+
+func (f *fake) called(method string) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.calls[method]
+}
+
+func answer[T any](f *fake, ctx context.Context, method string, pick func() func(context.Context) (T, error), good T) (T, error) {
+	f.mu.Lock()
+	if f.calls == nil {
+		f.calls = map[string]int{}
+	}
+	f.calls[method]++
+	do := pick()
+	f.mu.Unlock()
+	if do == nil {
+		return good, nil
+	}
+	return do(ctx)
+}
+
+func (f *fake) GetPluginInfo(ctx context.Context, _ *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
+	return answer(f, ctx, "GetPluginInfo", func() func(context.Context) (*csi.GetPluginInfoResponse, error) { return f.info },
+		&csi.GetPluginInfoResponse{Name: name, VendorVersion: "v4.2"})
+}
+
+func (f *fake) Probe(ctx context.Context, _ *csi.ProbeRequest) (*csi.ProbeResponse, error) {
+	return answer(f, ctx, "Probe", func() func(context.Context) (*csi.ProbeResponse, error) { return f.ready },
+		&csi.ProbeResponse{Ready: wrapperspb.Bool(true)})
+}
+
+func (f *fake) NodeGetInfo(ctx context.Context, _ *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+	return answer(f, ctx, "NodeGetInfo", func() func(context.Context) (*csi.NodeGetInfoResponse, error) { return f.node },
+		&csi.NodeGetInfoResponse{NodeId: "node-1", MaxVolumesPerNode: 7, AccessibleTopology: &csi.Topology{Segments: map[string]string{"topology.example.com/zone": "a"}}})
+}
+
+// serve serves f on l and returns what ends it, as a kill does: connections break.
+func (f *fake) serve(l net.Listener) (stop func()) {
+	s := grpc.NewServer()
+	csi.RegisterIdentityServer(s, f)
+	if !f.silent {
+		csi.RegisterNodeServer(s, f)
+	}
+	done := make(chan struct{})
+	go func() { defer close(done); _ = s.Serve(l) }()
+	return func() { s.Stop(); <-done }
+}
+
+func hang[T any](ctx context.Context) (T, error) {
+	<-ctx.Done()
+	var zero T
+	return zero, status.FromContextError(ctx.Err()).Err()
+}
+
+func fails[T any](code codes.Code, message string) func(context.Context) (T, error) {
+	return func(context.Context) (T, error) {
+		var zero T
+		return zero, status.Error(code, message)
+	}
+}
+
+func says[T any](v T) func(context.Context) (T, error) {
+	return func(context.Context) (T, error) { return v, nil }
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func tempDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "dr") // t.TempDir can be too long for a socket
+	must(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+// listen binds and listens; closing leaves the file behind, as a kill does.
+func listen(t testing.TB, path string) *net.UnixListener {
+	t.Helper()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	must(t, err)
+	l.SetUnlinkOnClose(false)
+	t.Cleanup(func() { l.Close() })
+	return l
+}
+
+// start serves a fake at path until the test or the returned function ends it.
+func start(t testing.TB, path string, f *fake) (stop func()) {
+	t.Helper()
+	stop = sync.OnceFunc(f.serve(listen(t, path)))
+	t.Cleanup(stop)
+	return stop
+}
+
+// client returns a client that is closed, and has left nothing behind, when the test ends.
+func client(t testing.TB, cfg Config, hints Hints) *Client {
+	t.Helper()
+	pollerRuns(t)
+	goroutines, descriptors := runtime.NumGoroutine(), countDescriptors(t)
+	c := New(cfg, slog.New(slog.DiscardHandler), hints)
+	t.Cleanup(func() {
+		must(t, c.Close())
+		for range 200 {
+			if runtime.NumGoroutine() <= goroutines && countDescriptors(t) <= descriptors {
+				return
+			}
+			time.Sleep(5 * time.Millisecond)
+		}
+		buf := make([]byte, 1<<16)
+		t.Errorf("left behind: %d goroutines (were %d), %d descriptors (were %d)\n%s",
+			runtime.NumGoroutine(), goroutines, countDescriptors(t), descriptors, buf[:runtime.Stack(buf, true)])
+	})
+	return c
+}
+
+func pollerRuns(t testing.TB) {
+	t.Helper()
+	r, w, err := os.Pipe()
+	must(t, err)
+	r.Close()
+	w.Close()
+}
+
+func countDescriptors(t testing.TB) int {
+	t.Helper()
+	list, err := os.ReadDir("/proc/self/fd")
+	must(t, err)
+	return len(list)
+}
+
+func expectHint(t testing.TB, c *Client, what string) time.Duration {
+	t.Helper()
+	begun := time.Now()
+	select {
+	case <-c.Hints():
+	case <-time.After(2 * time.Second):
+		t.Fatalf("no hint: %s", what)
+	}
+	return time.Since(begun)
+}
+
+func expectQuiet(t testing.TB, c *Client, what string) {
+	t.Helper()
+	select {
+	case <-c.Hints():
+		t.Fatalf("a hint: %s", what)
+	case <-time.After(30 * time.Millisecond):
+	}
+}
+
+func expectReady(t testing.TB, r facts.Report) {
+	t.Helper()
+	want := facts.Identity{Name: name, Version: "v4.2", NodeID: "node-1", MaxVolumes: 7, Topology: map[string]string{"topology.example.com/zone": "a"}}
+	if r.Driver != facts.Ready || r.Reason != "" || !r.Identity.Equal(want) {
+		t.Fatalf("report %+v, want ready", r)
+	}
+}
+
+func paths(t testing.TB) (dir, socket string) {
+	t.Helper()
+	dir = tempDir(t)
+	return dir, filepath.Join(dir, "csi.sock")
+}

@@ -1,0 +1,107 @@
+package driver
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"csi-registrar/internal/facts"
+	"csi-registrar/internal/fswatch"
+)
+
+var _ Hints = (*fswatch.Subscription)(nil)
+
+func watcher(t testing.TB) *fswatch.Watcher {
+	t.Helper()
+	w := fswatch.New(slog.New(slog.DiscardHandler), fswatch.Options{SlowLook: time.Hour})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- w.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return w
+}
+
+// From the driver serving to its being known as ready, as a registrar would find out: by
+// hints alone, with no retry by time. Its folders do not exist before.
+func TestLatency(t *testing.T) {
+	w := watcher(t)
+	dir := tempDir(t)
+	var took []time.Duration
+	for i := range 50 {
+		socket := filepath.Join(dir, fmt.Sprint("plugin-", i), "sub/csi.sock")
+		c := client(t, Config{Name: name, Socket: socket}, w.Subscribe(socket))
+		if r := c.Ask(t.Context()); r.Driver != facts.Absent {
+			t.Fatalf("%+v", r)
+		}
+		serving := make(chan time.Time, 1)
+		go func() {
+			if err := os.MkdirAll(filepath.Dir(socket), 0o755); err != nil {
+				t.Error(err)
+			}
+			l := listen(t, socket)
+			serving <- time.Now()
+			t.Cleanup((&fake{}).serve(l))
+		}()
+		for {
+			select {
+			case <-c.Hints():
+			case <-time.After(5 * time.Second):
+				t.Fatal("no hint")
+			}
+			if c.Ask(t.Context()).Driver == facts.Ready {
+				break
+			}
+		}
+		took = append(took, time.Since(<-serving))
+	}
+	slices.Sort(took)
+	t.Logf("median %v, worst %v", took[len(took)/2], took[len(took)-1])
+	if m := took[len(took)/2]; m > 20*time.Millisecond {
+		t.Errorf("median %v, want at most 20 ms", m)
+	}
+}
+
+// A driver's end and return are told through the one channel, whoever notices first.
+func TestRestartWithWatcher(t *testing.T) {
+	w := watcher(t)
+	_, socket := paths(t)
+	stop := start(t, socket, &fake{})
+	c := client(t, Config{Name: name, Socket: socket}, w.Subscribe(socket))
+	until := func(want facts.Driver) time.Duration {
+		begun := time.Now()
+		for {
+			if r := c.Ask(t.Context()); r.Driver == want {
+				return time.Since(begun)
+			}
+			select {
+			case <-c.Hints():
+			case <-time.After(5 * time.Second):
+				t.Fatalf("no hint on the way to %s", want)
+			}
+		}
+	}
+	until(facts.Ready)
+	for range 5 {
+		stop()
+		expectHint(t, c, "its end")
+		must(t, os.Remove(socket))
+		until(facts.Absent)
+		stop = start(t, socket, &fake{})
+		expectHint(t, c, "its return")
+		t.Logf("ready after %v", until(facts.Ready))
+		if c.Stale() {
+			// A hint of the socket's own making may still come; it finds nothing new.
+			t.Error("stale")
+		}
+	}
+}

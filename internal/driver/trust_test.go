@@ -1,0 +1,183 @@
+package driver
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"csi-registrar/internal/facts"
+	"csi-registrar/internal/peercred"
+)
+
+const stranger = 65533 // a user that nobody has
+
+func TestTrust(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("other users' files need root")
+	}
+	me := strconv.Itoa(os.Geteuid())
+	for _, test := range []struct {
+		name  string
+		make  func(dir string) error
+		owner string // socket_owner
+		want  []string
+	}{
+		{"good", func(string) error { return nil }, "root", nil},
+		{"folder writable by others", func(d string) error { return os.Chmod(d+"/a", 0o757) }, "root",
+			[]string{"the folder DIR/a (mode 0757, of root (uid 0))", `"chmod go-w DIR/a"`}},
+		{"folder writable by its group", func(d string) error { return os.Chmod(d+"/a", 0o775) }, "root", []string{"DIR/a (mode 0775"}},
+		{"sticky folder", func(d string) error { return os.Chmod(d+"/a", 0o777|os.ModeSticky) }, "root", nil},
+		{"a stranger's entry of a sticky folder", func(d string) error {
+			must(t, os.Chmod(d+"/a", 0o777|os.ModeSticky))
+			return os.Chown(d+"/a/b", stranger, 0)
+		}, "root", []string{"DIR/a (mode 1777)", "b there belongs to uid 65533"}},
+		{"a stranger's folder", func(d string) error { return os.Chown(d+"/a/b", stranger, 0) }, "root",
+			[]string{"the folder DIR/a/b belongs to uid 65533", `"chown root DIR/a/b"`, `socket_owner = "65533"`}},
+		{"the owner's folder", func(d string) error { return os.Chown(d+"/a/b", stranger, 0) }, "65533", nil},
+		{"our own folder", func(d string) error { return nil }, "65533", nil},
+		{"a stranger's socket", func(d string) error { return os.Chown(d+"/a/b/s", stranger, 0) }, "root", []string{"DIR/a/b/s belongs to uid 65533, not to root"}},
+		{"through a link", func(d string) error {
+			must(t, os.Mkdir(d+"/open", 0o700))
+			must(t, os.Chmod(d+"/open", 0o777))
+			must(t, os.Rename(d+"/a/b", d+"/open/b"))
+			return os.Symlink("../open/b", d+"/a/b")
+		}, "root", []string{"the folder DIR/open (mode 0777"}},
+		{"a link in an open folder", func(d string) error {
+			must(t, os.Chmod(d+"/a", 0o777))
+			must(t, os.Rename(d+"/a/b", d+"/b"))
+			return os.Symlink("../b", d+"/a/b")
+		}, "root", []string{"the folder DIR/a (mode 0777"}},
+		{"a stranger's link in a sticky folder", func(d string) error {
+			must(t, os.Chmod(d+"/a", 0o777|os.ModeSticky))
+			must(t, os.Rename(d+"/a/b", d+"/b"))
+			must(t, os.Symlink("../b", d+"/a/b"))
+			return os.Lchown(d+"/a/b", stranger, 0)
+		}, "root", []string{"b there belongs to uid 65533"}},
+		{"a loop of links", func(d string) error {
+			must(t, os.RemoveAll(d+"/a/b"))
+			return os.Symlink("b", d+"/a/b")
+		}, "root", nil}, // leads nowhere, so to nobody
+		{"nothing there", func(d string) error { return os.RemoveAll(d + "/a/b") }, "root", nil},
+		{"no such user", func(string) error { return nil }, "nobody-has-this-name", []string{`no user "nobody-has-this-name"`}},
+		{"turned off", func(d string) error { return os.Chmod(d+"/a", 0o777) }, "any", nil},
+		{"ourselves by number", func(string) error { return nil }, me, nil},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			dir, err := filepath.EvalSymlinks(tempDir(t))
+			must(t, err)
+			must(t, os.MkdirAll(dir+"/a/b", 0o755))
+			path := dir + "/a/b/s"
+			listen(t, path)
+			must(t, test.make(dir))
+			got := trust{owner: test.owner}.path(path)
+			if (got == "") != (test.want == nil) {
+				t.Fatalf("says %q", got)
+			}
+			for _, want := range test.want {
+				if want = strings.ReplaceAll(want, "DIR", dir); !strings.Contains(got, want) {
+					t.Errorf("says %q, not %q", got, want)
+				}
+			}
+		})
+	}
+}
+
+func TestTrustInTheListener(t *testing.T) {
+	peer := peercred.Cred{PID: 12, UID: stranger}
+	if why := (trust{owner: "root"}).listener("/s", peer); !strings.Contains(why, "uid 65533") || !strings.Contains(why, `socket_owner = "65533"`) {
+		t.Errorf("says %q", why)
+	}
+	for _, owner := range []string{"any", "65533"} {
+		if why := (trust{owner: owner}).listener("/s", peer); why != "" {
+			t.Errorf("owner %s: %s", owner, why)
+		}
+	}
+	for _, uid := range []int{0, os.Geteuid()} {
+		if why := (trust{owner: "65533"}).listener("/s", peercred.Cred{UID: uint32(uid)}); why != "" {
+			t.Errorf("uid %d: %s", uid, why)
+		}
+	}
+}
+
+func TestQuote(t *testing.T) {
+	for in, want := range map[string]string{"/run/csi-nfs/a_b.c": "/run/csi-nfs/a_b.c", "/a b": "'/a b'", "/a'b": `'/a'\''b'`, "/$(x)": "'/$(x)'"} {
+		if got := quote(in); got != want {
+			t.Errorf("quote(%s) = %s, want %s", in, got, want)
+		}
+	}
+}
+
+func TestUntrustedIsNeverAsked(t *testing.T) {
+	dir, socket := paths(t)
+	f := &fake{}
+	start(t, socket, f)
+	must(t, os.Chmod(dir, 0o777))
+	c := client(t, Config{Name: name, Socket: socket}, nil)
+	if r := c.Ask(t.Context()); r.Driver != facts.Mismatch || !strings.Contains(r.Reason, "chmod go-w") {
+		t.Errorf("%+v", r)
+	}
+	if f.called("GetPluginInfo") != 0 {
+		t.Error("it was asked")
+	}
+	must(t, os.Chmod(dir, 0o700))
+	expectReady(t, c.Ask(t.Context()))
+	if c.Stale() {
+		t.Error("stale")
+	}
+	must(t, os.Chmod(dir, 0o777))
+	if !c.Stale() {
+		t.Error("not stale, though anybody may replace the socket now")
+	}
+	if r := c.Ask(t.Context()); r.Driver != facts.Mismatch {
+		t.Errorf("%+v", r)
+	}
+}
+
+// A stranger's process listens at a path that root gave away.
+func TestStrangerListens(t *testing.T) {
+	if path := os.Getenv("DRIVER_LISTEN"); path != "" {
+		l := listen(t, path)
+		os.Stdout.WriteString("listening\n")
+		os.Stdin.Read(make([]byte, 1)) // until the parent is done
+		l.Close()
+		return
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("another user's process needs root")
+	}
+	dir, socket := paths(t)
+	must(t, os.Chmod(dir, 0o755))
+	must(t, os.Chown(dir, stranger, stranger))
+	binary, err := os.ReadFile(os.Args[0])
+	must(t, err)
+	must(t, os.WriteFile(dir+"/bin", binary, 0o755)) // the build's own folder may be root's alone
+	cmd := exec.Command(dir+"/bin", "-test.run=^TestStrangerListens$")
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "DRIVER_LISTEN="+socket)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: stranger, Gid: stranger}}
+	in, err := cmd.StdinPipe()
+	must(t, err)
+	out, err := cmd.StdoutPipe()
+	must(t, err)
+	must(t, cmd.Start())
+	defer func() { in.Close(); cmd.Wait() }()
+	if _, err := out.Read(make([]byte, 64)); err != nil {
+		t.Fatal(err)
+	}
+	must(t, os.Chown(dir, 0, 0))
+	must(t, os.Lchown(socket, 0, 0)) // the file looks right; the listener is not
+	c := client(t, Config{Name: name, Socket: socket}, nil)
+	r := c.Ask(t.Context())
+	if r.Driver != facts.Mismatch || !strings.Contains(r.Reason, "the process that listens") {
+		t.Errorf("%+v", r)
+	}
+	c.trust.owner = "any"
+	c.cfg.Timeout = 50_000_000
+	if r := c.Ask(t.Context()); r.Driver != facts.Starting {
+		t.Errorf("with the checks off: %+v", r)
+	}
+}
