@@ -66,7 +66,7 @@ type keeper struct {
 	mu       sync.Mutex // one load at a time
 	inForce  *config.Config
 	told     string // mistakes and warnings that the log has already
-	anew     bool   // the files had mistakes at start, so nothing of theirs is in force yet
+	partial  bool   // the files had mistakes at start, so what is in force is not all of theirs
 	lastGood string
 }
 
@@ -82,7 +82,7 @@ func (k *keeper) begin(ctx context.Context, res *config.Result) error {
 	c := res.Config
 	k.tell(res)
 	if len(res.Mistakes) > 0 {
-		k.anew = true
+		k.partial = true
 		good, err := config.LoadLastGood(k.lastGood)
 		switch {
 		case err == nil:
@@ -132,16 +132,20 @@ func (k *keeper) load(ctx context.Context, patience bool) error {
 	if len(res.Mistakes) > 0 {
 		return res.Mistakes
 	}
-	if patience && !k.anew && k.inForce.Equal(res.Config) {
+	if patience && !k.partial && k.inForce.Equal(res.Config) {
 		return nil
 	}
-	k.anew = false
+	k.partial = false
 	if err := k.apply(ctx, res.Config, res, patience); err != nil {
 		return err
 	}
 	k.log.Info("configuration applied", "MESSAGE_ID", messageApplied, "drivers", len(res.Config.Drivers), "files", len(res.Files))
 	return nil
 }
+
+// mostTold is how many mistakes of one load go to the log: a file that is no
+// configuration at all has one in each line.
+const mostTold = 20
 
 // tell makes mistakes and warnings known, each set of them once.
 func (k *keeper) tell(res *config.Result) {
@@ -155,10 +159,13 @@ func (k *keeper) tell(res *config.Result) {
 		return
 	}
 	k.told = said
-	for _, m := range res.Mistakes {
+	for _, m := range res.Mistakes[:min(len(res.Mistakes), mostTold)] {
 		k.log.Error("mistake in the configuration", "MESSAGE_ID", messageMistake, "mistake", m.String())
 	}
-	for _, m := range res.Warnings {
+	if more := len(res.Mistakes) - mostTold; more > 0 {
+		k.log.Error("more mistakes in the configuration; `csi-registrar config check` names all", "MESSAGE_ID", messageMistake, "more", more)
+	}
+	for _, m := range res.Warnings[:min(len(res.Warnings), mostTold)] {
 		k.log.Warn("the configuration is odd", "warning", m.String())
 	}
 }
