@@ -19,6 +19,8 @@ var _ Hints = (*fswatch.Subscription)(nil)
 func watcher(t testing.TB) *fswatch.Watcher {
 	t.Helper()
 	w := fswatch.New(slog.New(slog.DiscardHandler), fswatch.Options{SlowLook: time.Hour})
+	up := w.Subscribe("/")
+	defer up.Close()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- w.Run(ctx) }()
@@ -28,6 +30,7 @@ func watcher(t testing.TB) *fswatch.Watcher {
 			t.Error(err)
 		}
 	})
+	<-up.Hints()
 	return w
 }
 

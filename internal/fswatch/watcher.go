@@ -77,13 +77,13 @@ func (w *Watcher) Degraded() string {
 // Run watches until ctx is done, and returns when everything is released. It fails only
 // if it ran before: what cannot be watched is looked at instead.
 func (w *Watcher) Run(ctx context.Context) error {
+	if err := w.claim(); err != nil {
+		return err
+	}
 	m, err := openMounts() // before anything is looked at, to miss nothing
 	if err != nil {
 		w.warnMounts(err)
 		m = &mounts{} // its hints never come
-	}
-	if err := w.start(); err != nil {
-		return errors.Join(err, m.close())
 	}
 	var wg sync.WaitGroup
 	if m.file != nil {
@@ -93,6 +93,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 			}
 		})
 	}
+	w.start()
 	w.loop(ctx, m.hints)
 	err = errors.Join(w.stop(), m.close())
 	wg.Wait()
@@ -143,20 +144,26 @@ func (w *Watcher) loop(ctx context.Context, mounted <-chan struct{}) {
 	}
 }
 
-func (w *Watcher) start() error {
+func (w *Watcher) claim() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.started {
 		return errors.New("cannot watch: the watcher ran already")
 	}
-	w.started, w.running = true, true
+	w.started = true
+	return nil
+}
+
+func (w *Watcher) start() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.running = true
 	w.openInotify()
 	w.begin()
 	for s := range w.subs {
 		w.mark(s)
 	}
 	w.settle()
-	return nil
 }
 
 func (w *Watcher) stop() error {
