@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"csi-registrar/internal/config"
+	"csi-registrar/internal/doctor"
 )
 
 // sourceFlags declares which files make the configuration.
@@ -31,7 +32,7 @@ func setupConfigCheck(fs *flag.FlagSet) runner {
 		}
 		_, err := fmt.Fprintf(e.stdout, "no mistakes: %s, %s\n",
 			count(len(res.Config.Drivers), "driver"), count(len(res.Files), "file"))
-		if lines := unitDropIn(res.Config.Kubelet.RootDir); lines != "" && source.File == "" {
+		if lines := doctor.UnitDropIn(res.Config.Kubelet.RootDir); lines != "" && source.File == "" {
 			_, outErr := fmt.Fprintf(e.stdout, "\nThe unit needs this file for kubelet.root_dir, then `systemctl daemon-reload` and a restart:\n\n%s", cleanLines(lines))
 			err = errors.Join(err, outErr)
 		}

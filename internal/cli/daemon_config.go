@@ -15,6 +15,7 @@ import (
 	"csi-registrar/internal/agent"
 	"csi-registrar/internal/config"
 	"csi-registrar/internal/control"
+	"csi-registrar/internal/doctor"
 )
 
 // quiet is how long the folders of the configuration must have been quiet before a change
@@ -93,6 +94,9 @@ func (k *keeper) begin(ctx context.Context, res *config.Result) error {
 		default:
 			k.log.Warn("starting with the tables that are right", "drivers", len(c.Drivers), "left_out", res.Faulty, "error", err)
 		}
+	}
+	if lines := doctor.UnitDropIn(c.Kubelet.RootDir); lines != "" && k.notifier != nil {
+		k.log.Info("this root_dir needs a drop-in of the unit, unless it is there already", "root_dir", c.Kubelet.RootDir, "drop_in", lines)
 	}
 	k.note("sweeping dead sockets", k.parts.sweep(ctx, c))
 	return k.apply(ctx, c, res, false)

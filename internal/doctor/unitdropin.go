@@ -27,7 +27,7 @@ func UnitDropIn(rootDir string) string {
 func installUnitDropIn(rootDir string) []string {
 	restart := []string{"systemctl daemon-reload", "systemctl restart " + serviceUnit}
 	if UnitDropIn(rootDir) == "" {
-		return append([]string{"systemctl revert " + serviceUnit}, restart...)
+		return append([]string{"rm -f " + unitDropInFile}, restart...)
 	}
 	p := unitPath(rootDir)
 	return append([]string{

@@ -207,7 +207,10 @@ func TestMismatchIsWithdrawn(t *testing.T) {
 	w.report = ready()
 	live(t, w, base, func(l *lives) {
 		l.state("registered")
-		l.w.set(func(w *world) { w.stale = true; w.report = facts.Report{Driver: facts.Mismatch, Reason: "calls itself bar"} })
+		l.w.set(func(w *world) {
+			w.stale = true
+			w.report = facts.Report{Driver: facts.Mismatch, Reason: "calls itself bar"}
+		})
 		l.state("mismatch")
 		if l.w.withdrawn != 1 {
 			t.Errorf("withdrawn %d times", l.w.withdrawn)
