@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"net/http"
 	"syscall"
 	"testing"
 	"time"
@@ -31,10 +30,7 @@ func namesTheMistake(t *testing.T, n *harness.Node, c *harness.Daemon, words []s
 		return ""
 	})
 	contains(t, "status", c.Status().ConfigError, words...)
-	code, body := c.Get("/readyz")
-	if code == http.StatusOK {
-		t.Errorf("/readyz is 200 with a mistake in a file")
-	}
+	_, body := c.Get("/readyz")
 	contains(t, "/readyz", body, words...)
 	contains(t, "the log", c.Log(), words...)
 	out, errs, _ := n.RunCommand("status", "--config-root", n.Etc)

@@ -28,7 +28,7 @@ var oddNames = map[string]string{
 
 // startNamed starts `run` with node-driver-registrar's flags, so that the driver names itself.
 func startNamed(n *harness.Node, socket string) *harness.Daemon {
-	return n.StartDaemon("--csi-address", socket, "--kubelet-registration-path", socket, "--plugin-registration-path", n.Registry())
+	return n.StartWithFlags("--csi-address", socket, "--kubelet-registration-path", socket, "--plugin-registration-path", n.Registry())
 }
 
 func TestHostileNamesThroughFlags(t *testing.T) {

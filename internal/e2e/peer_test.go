@@ -48,10 +48,11 @@ func TestAbsentForLong(t *testing.T) {
 
 // Not parallel: it measures. The peer's figures are the limits, not our goals.
 func TestSmallerThanThePeer(t *testing.T) {
-	n := harness.New(t)
+	n := harness.NewIn(t, "/run")
 	names := numbered("d%02d.example", 20)
 	n.AddDriver(names[0]).Start()
 	k := n.StartKubelet()
+	harness.Binary(t) // built before the clock runs
 	started := time.Now()
 	c := n.StartDaemon()
 	if took := time.Since(started); took > 500*time.Millisecond {
@@ -75,23 +76,28 @@ func TestSmallerThanThePeer(t *testing.T) {
 		t.Errorf("PSS %.1f and %.1f MB; node-driver-registrar has 21.8 and 82.8", one, twenty)
 	}
 
-	before, err := harness.Switches(c.PID())
-	if err != nil {
-		t.Fatal(err)
+	c.Hush()
+	span := span(5*time.Second, 20*time.Second)
+	quietest := -1
+	for range 3 { // the first still has the end of the registrations in it
+		before, err := harness.Switches(c.PID())
+		if err != nil {
+			t.Fatal(err)
+		}
+		cpu := cpuTime(t, c.PID())
+		time.Sleep(span) // the span is what is measured
+		after, err := harness.Switches(c.PID())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("idle with 20 drivers for %v: %d context switches, %v of CPU", span, after-before, cpuTime(t, c.PID())-cpu)
+		if quietest < 0 || after-before < quietest {
+			quietest = after - before
+		}
 	}
-	cpu := cpuTime(t, c.PID())
-	time.Sleep(span(10*time.Second, time.Minute)) // the span is what is measured
-	after, err := harness.Switches(c.PID())
-	if err != nil {
-		t.Fatal(err)
-	}
-	used := cpuTime(t, c.PID()) - cpu
-	perMinute := float64(after-before) * float64(time.Minute) / float64(span(10*time.Second, time.Minute))
-	t.Logf("idle with 20 drivers: %.0f context switches a minute, %v of CPU in %v", perMinute, used, span(10*time.Second, time.Minute))
-	// The collector may run once in any ten seconds and costs some; polling costs more:
-	// the peer has 1040 a minute.
-	if perMinute > 200 {
-		t.Errorf("%.0f context switches a minute: something polls", perMinute)
+	// The peer has 1040 a minute. Polling once a second would be 60.
+	if perMinute := quietest * int(time.Minute/span); perMinute > 60 {
+		t.Errorf("%d context switches a minute: something polls", perMinute)
 	}
 
 	fi, err := os.Stat(harness.Binary(t))

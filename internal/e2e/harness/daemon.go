@@ -50,9 +50,8 @@ type DriverStatus struct {
 // Daemon is a running csi-registrar.
 type Daemon struct {
 	*process
-	node    *Node
-	Control string // its control socket
-	client  *http.Client
+	node   *Node
+	client *http.Client
 }
 
 // Command is csi-registrar with arguments, on this node.
@@ -85,12 +84,43 @@ func (n *Node) StartDaemon(args ...string) *Daemon {
 	return d
 }
 
+// StartDaemonBehind starts a second daemon with the same configuration: the control
+// socket is the first one's as long as that lives.
+func (n *Node) StartDaemonBehind() *Daemon {
+	n.T.Helper()
+	return n.startDaemon(n.Command("run", "--config-root", n.Etc))
+}
+
+// StartWithFlags starts `csi-registrar run` with flags of node-driver-registrar, which
+// take no --config-root: it sees a /run of its own, so that it is alone on its machine.
+func (n *Node) StartWithFlags(args ...string) *Daemon {
+	n.T.Helper()
+	cmd := exec.Command("/bin/sh", append([]string{"-c", `mount -t tmpfs tmpfs /run && exec "$0" "$@"`, Binary(n.T), "run"}, args...)...)
+	cmd.Env = cleanEnv()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	d := n.startDaemonAt(cmd, func(pid int) string {
+		return fmt.Sprintf("/proc/%d/root/run/csi-registrar/control.sock", pid)
+	})
+	d.Ready(10 * time.Second)
+	return d
+}
+
 func (n *Node) startDaemon(cmd *exec.Cmd) *Daemon {
 	n.T.Helper()
-	control := filepath.Join(n.Etc, "run", "csi-registrar", "control.sock")
-	d := &Daemon{node: n, Control: control, client: unixClient(control)}
-	d.process = start(n.T, fmt.Sprintf("csi-registrar %d", len(n.daemons)+1), cmd)
-	n.daemons = append(n.daemons, d)
+	return n.startDaemonAt(cmd, func(int) string { return n.ControlSocket() })
+}
+
+// ControlSocket is where the node's daemon listens for commands.
+func (n *Node) ControlSocket() string {
+	return filepath.Join(n.Etc, "run", "csi-registrar", "control.sock")
+}
+
+func (n *Node) startDaemonAt(cmd *exec.Cmd, control func(pid int) string) *Daemon {
+	n.T.Helper()
+	d := &Daemon{node: n}
+	d.process = start(n.T, fmt.Sprintf("csi-registrar %d", n.daemons+1), cmd)
+	d.client = unixClient(control(d.PID()))
+	n.daemons++
 	n.T.Cleanup(func() {
 		if d.running() && !n.T.Failed() {
 			d.noLeaks()
@@ -128,6 +158,9 @@ func (d *Daemon) Ready(limit time.Duration) {
 		return ""
 	})
 }
+
+// Hush closes our connections to the daemon, which would be a reason for it to wake up.
+func (d *Daemon) Hush() { d.client.CloseIdleConnections() }
 
 // Get asks the control socket.
 func (d *Daemon) Get(path string) (int, string) {

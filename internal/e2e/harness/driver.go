@@ -247,7 +247,14 @@ func driverMain(args []string) int {
 	if len(args) != 2 {
 		return 2
 	}
-	lis, err := listen(args[1])
+	err := os.Remove(args[1]) // of one that was killed
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	var lis *net.UnixListener
+	if err == nil {
+		lis, err = listen(args[1])
+	}
 	if err != nil {
 		os.Stderr.WriteString(err.Error() + "\n")
 		return 1

@@ -25,7 +25,8 @@ func Descriptors(pid int) (map[string]string, error) {
 	return open, nil
 }
 
-// Switches sums the context switches of all threads of a process, voluntary ones and others.
+// Switches sums the voluntary context switches of all threads of a process: how often
+// one had waited and was woken.
 func Switches(pid int) (int, error) {
 	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
 	if err != nil {
@@ -38,7 +39,7 @@ func Switches(pid int) (int, error) {
 			continue // the thread ended
 		}
 		for line := range strings.Lines(string(b)) {
-			if _, n, ok := strings.Cut(line, "voluntary_ctxt_switches:"); ok {
+			if n, ok := strings.CutPrefix(line, "voluntary_ctxt_switches:"); ok {
 				i, err := strconv.Atoi(strings.TrimSpace(n))
 				if err != nil {
 					return 0, err

@@ -1,8 +1,10 @@
 package harness
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -18,20 +20,23 @@ type Node struct {
 	Etc  string // csi-registrar's --config-root
 	Run  string // where drivers listen
 
-	daemons  []*Daemon
-	kubelets int
+	daemons, kubelets int // started so far
 }
 
 // New makes a node. It skips the test where it cannot work; under CI=true that fails.
 func New(t testing.TB) *Node {
 	t.Helper()
+	return NewIn(t, os.TempDir())
+}
+
+// NewIn makes a node below another folder than the usual one for temporary files. The
+// daemon is woken by whatever happens in a folder above its sockets, and /tmp is busy.
+func NewIn(t testing.TB, parent string) *Node {
+	t.Helper()
 	if os.Getuid() != 0 {
 		Skip(t, "it needs root: files of the configuration, sockets of drivers and the kubelet are root's")
 	}
-	dir, err := os.MkdirTemp("", "e")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := shortDir(t, parent)
 	n := &Node{T: t, Dir: dir, Root: filepath.Join(dir, "k"), Etc: filepath.Join(dir, "r"), Run: filepath.Join(dir, "d")}
 	for _, d := range []string{n.Root, n.Registry(), n.Etc, n.Run} {
 		if err := os.Mkdir(d, 0o755); err != nil {
@@ -47,6 +52,22 @@ func New(t testing.TB) *Node {
 	})
 	n.Write("config.toml", n.mainConfig())
 	return n
+}
+
+// shortDir makes a folder with a name as short as can be: below it, the registration
+// socket of a driver with 63 characters must fit into 107 bytes.
+func shortDir(t testing.TB, parent string) string {
+	t.Helper()
+	for range 100 {
+		dir := filepath.Join(parent, fmt.Sprintf("e%05x", rand.N(1<<20)))
+		if err := os.Mkdir(dir, 0o755); err == nil {
+			return dir
+		} else if !errors.Is(err, fs.ErrExist) {
+			t.Fatal(err)
+		}
+	}
+	t.Fatalf("cannot make a folder in %s", parent)
+	return ""
 }
 
 // Beside is a second daemon's view of the same node: the same kubelet and drivers, a

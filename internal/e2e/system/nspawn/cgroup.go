@@ -1,0 +1,73 @@
+package nspawn
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// cgroup is a control group of the machine's own: in the unified hierarchy, and in
+// systemd's own one where the old ones are mounted as well.
+type cgroup struct{ dirs []string }
+
+func newCgroup(name string) (cgroup, error) {
+	parents := []string{"/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd"}
+	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err == nil {
+		parents = []string{"/sys/fs/cgroup"}
+	}
+	var c cgroup
+	for _, parent := range parents {
+		dir := filepath.Join(parent, name)
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			return c, fmt.Errorf("cannot make a control group: %w", err)
+		}
+		c.dirs = append(c.dirs, dir)
+	}
+	return c, nil
+}
+
+// enter is shell code that moves the shell into it.
+func (c cgroup) enter() string {
+	var code strings.Builder
+	for _, dir := range c.dirs {
+		fmt.Fprintf(&code, "echo $$ > %s/cgroup.procs && ", dir)
+	}
+	return code.String()
+}
+
+// remove takes away the groups and those that were made inside. Their processes are
+// dying; that takes a moment.
+func (c cgroup) remove() error {
+	var err error
+	for range 100 {
+		if err = c.tryRemove(); err == nil {
+			return nil
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	return err
+}
+
+func (c cgroup) tryRemove() error {
+	for _, top := range c.dirs {
+		var dirs []string
+		if err := filepath.WalkDir(top, func(path string, d os.DirEntry, err error) error {
+			if err == nil && d.IsDir() {
+				dirs = append(dirs, path)
+			}
+			return nil // gone meanwhile
+		}); err != nil {
+			return err
+		}
+		slices.Reverse(dirs)
+		for _, dir := range dirs {
+			if err := os.Remove(dir); err != nil && !os.IsNotExist(err) {
+				return err
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,364 @@
+// Package nspawn boots a real systemd as PID 1 in a container, for tests: it can be
+// rebooted, switched off, and have its power cut, and what it wrote to its disk stays.
+package nspawn
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// Limits of what should take a second, generous for machines under load.
+const (
+	bootLimit = 60 * time.Second
+	runLimit  = 60 * time.Second
+)
+
+// Machine is one container: a disk of its own over the root of a suite. It is not for use
+// by several goroutines, except Try and Path.
+type Machine struct {
+	Suite string
+	// Disk is the machine's / on the host, whether it runs or not.
+	Disk string
+	// Args are further arguments for systemd-nspawn.
+	Args []string
+
+	t       testing.TB
+	name    string
+	dir     string
+	group   cgroup
+	nspawn  *exec.Cmd
+	ended   chan struct{} // closed when nspawn was waited for
+	leader  int
+	console *os.File
+}
+
+var serial struct {
+	sync.Mutex
+	last int
+}
+
+// New prepares a machine. It is switched off and removed when the test ends.
+func New(t testing.TB, suite string) *Machine {
+	t.Helper()
+	root := Root(t, suite)
+	serial.Lock()
+	serial.last++
+	name := fmt.Sprintf("csi-%s-%d-%d", suite, os.Getpid(), serial.last)
+	serial.Unlock()
+	dir, err := os.MkdirTemp("", "nspawn")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &Machine{Suite: suite, Disk: filepath.Join(dir, "disk"), t: t, name: name, dir: dir}
+	t.Cleanup(m.remove)
+	for _, sub := range []string{"disk", "upper", "work"} {
+		if err := os.Mkdir(filepath.Join(dir, sub), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	layers := fmt.Sprintf("lowerdir=%s,upperdir=%s/upper,workdir=%s/work", root, dir, dir)
+	if err := syscall.Mount("overlay", m.Disk, "overlay", 0, layers); err != nil {
+		t.Fatalf("cannot mount %s: %v", layers, err)
+	}
+	if m.group, err = newCgroup(name); err != nil {
+		t.Fatal(err)
+	}
+	if m.console, err = os.Create(filepath.Join(dir, "console")); err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// Write writes a file on the disk, on or off.
+func (m *Machine) Write(path, content string) {
+	m.t.Helper()
+	m.WriteMode(path, content, 0o644)
+}
+
+// WriteMode writes a file with a mode, whatever the umask.
+func (m *Machine) WriteMode(path, content string, mode os.FileMode) {
+	m.t.Helper()
+	full := filepath.Join(m.Disk, path)
+	if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
+		m.t.Fatal(err)
+	}
+	if err := os.WriteFile(full, []byte(content), mode); err != nil {
+		m.t.Fatal(err)
+	}
+	if err := os.Chmod(full, mode); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// Read reads a file on the disk; "" if there is none.
+func (m *Machine) Read(path string) string {
+	m.t.Helper()
+	b, err := os.ReadFile(filepath.Join(m.Disk, path))
+	if err != nil && !os.IsNotExist(err) {
+		m.t.Fatal(err)
+	}
+	return string(b)
+}
+
+// Chroot runs a command on the disk of a machine that is off.
+func (m *Machine) Chroot(args ...string) string {
+	m.t.Helper()
+	cmd := exec.Command(args[0], args[1:]...)
+	cmd.Path = lookIn(m.Disk, args[0])
+	cmd.Err = nil
+	cmd.Dir = "/"
+	cmd.Env = environment
+	cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: m.Disk}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		m.t.Fatalf("%s: %q in the chroot: %v\n%s", m.Suite, args, err, out)
+	}
+	return string(out)
+}
+
+var environment = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8", "HOME=/root", "SYSTEMD_PAGER=", "TERM=dumb"}
+
+func lookIn(root, name string) string {
+	for _, dir := range []string{"/usr/bin", "/usr/sbin", "/bin", "/sbin"} {
+		if _, err := os.Stat(filepath.Join(root, dir, name)); err == nil {
+			return filepath.Join(dir, name)
+		}
+	}
+	return name
+}
+
+// Boot switches the machine on and returns when all that boot starts has been started.
+func (m *Machine) Boot() {
+	m.t.Helper()
+	m.SwitchOn()
+	m.booted()
+}
+
+// SwitchOn switches the machine on and returns when PID 1 runs.
+func (m *Machine) SwitchOn() {
+	m.t.Helper()
+	args := append([]string{
+		"--quiet", "--register=no", "--keep-unit", "--boot", "--directory=" + m.Disk, "--machine=" + m.name,
+		"--private-network", "--console=pipe", "--settings=no", "--link-journal=no", "--resolv-conf=off", "--timezone=off",
+	}, m.Args...)
+	m.nspawn = exec.Command("/bin/sh", append([]string{"-c", m.group.enter() + `exec systemd-nspawn "$@"`, "sh"}, args...)...)
+	m.nspawn.Env = append(os.Environ(), "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1")
+	m.nspawn.Stdout, m.nspawn.Stderr = m.console, m.console
+	// Dies with the test process, whatever happens to that.
+	m.nspawn.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM, Setpgid: true}
+	if err := m.nspawn.Start(); err != nil {
+		m.t.Fatal(err)
+	}
+	m.ended = make(chan struct{})
+	go func(cmd *exec.Cmd, ended chan struct{}) {
+		defer close(ended)
+		_ = cmd.Wait() // killed, or the guest's code
+	}(m.nspawn, m.ended)
+	m.findLeader(0)
+}
+
+// findLeader waits until nspawn has a PID 1 that is not the old one.
+func (m *Machine) findLeader(old int) {
+	m.t.Helper()
+	pid := m.nspawn.Process.Pid
+	m.Eventually(bootLimit, "PID 1 of "+m.name, func() error {
+		select {
+		case <-m.ended:
+			return fmt.Errorf("systemd-nspawn ended")
+		default:
+		}
+		for _, child := range children(pid) {
+			comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", child))
+			if err == nil && child != old && strings.TrimSpace(string(comm)) == "systemd" {
+				m.leader = child
+				return nil
+			}
+		}
+		return fmt.Errorf("none yet")
+	})
+}
+
+func children(pid int) []int {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
+	if err != nil {
+		return nil
+	}
+	var all []int
+	for _, field := range strings.Fields(string(b)) {
+		if n, err := strconv.Atoi(field); err == nil {
+			all = append(all, n)
+		}
+	}
+	return all
+}
+
+func (m *Machine) booted() {
+	m.t.Helper()
+	m.Eventually(bootLimit, "the end of the boot", func() error {
+		out, err := m.Try("systemctl", "is-system-running", "--wait")
+		switch strings.TrimSpace(out) {
+		case "running", "degraded":
+			return nil
+		}
+		return fmt.Errorf("%q, %w", out, err)
+	})
+}
+
+// Try runs a command in the machine and returns its output, both streams.
+func (m *Machine) Try(args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), runLimit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"-t", strconv.Itoa(m.leader), "-a", "--"}, args...)...)
+	cmd.Env = environment
+	cmd.WaitDelay = time.Second // a background child may hold the pipe
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// Run is Try for commands that must succeed.
+func (m *Machine) Run(args ...string) string {
+	m.t.Helper()
+	out, err := m.Try(args...)
+	if err != nil {
+		m.t.Fatalf("%s: %q: %v\n%s", m.Suite, args, err, out)
+	}
+	return out
+}
+
+// Start starts a command in the machine; the caller waits for it.
+func (m *Machine) Start(args ...string) *exec.Cmd {
+	m.t.Helper()
+	cmd := exec.Command("nsenter", append([]string{"-t", strconv.Itoa(m.leader), "-a", "--"}, args...)...)
+	cmd.Env = environment
+	if err := cmd.Start(); err != nil {
+		m.t.Fatal(err)
+	}
+	return cmd
+}
+
+// Path is a path inside the running machine as the host sees it, mounts included.
+func (m *Machine) Path(path string) string {
+	return fmt.Sprintf("/proc/%d/root%s", m.leader, path)
+}
+
+// PowerCut ends everything in the machine at once.
+func (m *Machine) PowerCut() {
+	m.t.Helper()
+	if err := m.nspawn.Process.Kill(); err != nil {
+		m.t.Fatal(err)
+	}
+	<-m.ended
+	// PID 1 dies with nspawn, and takes the rest with it; Boot must not find them alive.
+	leader := m.leader
+	m.Eventually(runLimit, "the power cut", func() error {
+		if err := syscall.Kill(leader, 0); err == nil {
+			return fmt.Errorf("PID 1 lives")
+		}
+		return nil
+	})
+	m.leader = 0
+}
+
+// Poweroff shuts the machine down in order.
+func (m *Machine) Poweroff() {
+	m.t.Helper()
+	_, _ = m.Try("systemctl", "poweroff") // may lose its connection on the way
+	select {
+	case <-m.ended:
+	case <-time.After(runLimit):
+		m.t.Fatalf("%s does not power off", m.name)
+	}
+	m.leader = 0
+}
+
+// Reboot reboots the machine in order and returns when it is up again.
+func (m *Machine) Reboot() {
+	m.t.Helper()
+	old := m.leader
+	_, _ = m.Try("systemctl", "reboot") // may lose its connection on the way
+	m.findLeader(old)
+	m.booted()
+}
+
+// Journal returns what the machine logged since it was booted.
+func (m *Machine) Journal(args ...string) string {
+	out, err := m.Try(append([]string{"journalctl", "--no-pager", "--quiet", "--output=short-precise"}, args...)...)
+	if err != nil {
+		return fmt.Sprintf("%s(%v)", out, err)
+	}
+	return out
+}
+
+// Eventually tries until check finds nothing wrong, and fails the test with the last
+// thing that it found.
+func (m *Machine) Eventually(limit time.Duration, what string, check func() error) {
+	m.t.Helper()
+	deadline := time.Now().Add(limit)
+	for {
+		err := check()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			m.t.Fatalf("%s: waited %s for %s: %v", m.Suite, limit, what, err)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+func (m *Machine) running() bool {
+	if m.ended == nil {
+		return false
+	}
+	select {
+	case <-m.ended:
+		return false
+	default:
+		return true
+	}
+}
+
+// remove switches the machine off and takes everything of it away.
+func (m *Machine) remove() {
+	if m.t.Failed() && m.running() && m.leader != 0 {
+		m.t.Logf("%s: journal\n%s", m.Suite, m.Journal("-n", "300"))
+	} else if m.t.Failed() {
+		if b, err := os.ReadFile(filepath.Join(m.dir, "console")); err == nil {
+			m.t.Logf("%s: console\n%s", m.Suite, b)
+		}
+	}
+	if m.running() {
+		if err := m.nspawn.Process.Kill(); err != nil {
+			m.t.Error(err)
+		}
+		<-m.ended
+	}
+	if m.console != nil {
+		m.console.Close()
+	}
+	if err := m.group.remove(); err != nil {
+		m.t.Error(err)
+	}
+	// What the guest's processes still hold goes when the last of them has died.
+	if err := syscall.Unmount(m.Disk, syscall.MNT_DETACH); err != nil && err != syscall.EINVAL {
+		m.t.Error(err)
+	}
+	if err := os.RemoveAll(m.dir); err != nil {
+		m.t.Error(err)
+	}
+	// What nspawn leaves of a machine whose power was cut.
+	for _, kind := range []string{"propagate", "unix-export"} {
+		if err := os.RemoveAll(filepath.Join("/run/systemd/nspawn", kind, m.name)); err != nil {
+			m.t.Error(err)
+		}
+	}
+}
