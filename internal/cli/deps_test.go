@@ -1,0 +1,236 @@
+package cli
+
+import (
+	"bytes"
+	"debug/elf"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// top is the folder of the module, from here.
+const top = "../.."
+
+// Budget of the binary, in bytes (issue 7: 12 MB).
+const maxBinary = 12_000_000
+
+// The arrows between packages are those that ARCHITECTURE.md draws.
+func TestArrows(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(top, "ARCHITECTURE.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	allowed := arrows(string(text))
+	if len(allowed) < 10 {
+		t.Fatalf("the table of ARCHITECTURE.md is not understood: %v", allowed)
+	}
+	seen := map[string]bool{}
+	for _, p := range list(t, "./cmd/...", "./internal/...") {
+		from := room(p.ImportPath)
+		may, drawn := allowed[from]
+		if !drawn {
+			t.Errorf("ARCHITECTURE.md does not have %s", p.ImportPath)
+			continue
+		}
+		seen[from] = true
+		for _, to := range p.Imports {
+			to = room(to)
+			if to != "" && to != from && !slices.Contains(may, to) && !slices.Contains(may, "everything") {
+				t.Errorf("%s imports %s: no such arrow in ARCHITECTURE.md", p.ImportPath, to)
+			}
+		}
+	}
+	for from := range allowed {
+		if !seen[from] && from != "e2e" {
+			t.Errorf("ARCHITECTURE.md has %s, which is not there", from)
+		}
+	}
+}
+
+// room is a package of the house: the first element below internal, empty for packages
+// that are not ours. A package below another lives in its room.
+func room(path string) string {
+	if path == "csi-registrar/cmd/csi-registrar" {
+		return "cmd"
+	}
+	rest, ours := strings.CutPrefix(path, "csi-registrar/internal/")
+	if !ours {
+		return ""
+	}
+	first, _, _ := strings.Cut(rest, "/")
+	return first
+}
+
+// arrows reads the table "package | promise | may import".
+func arrows(text string) map[string][]string {
+	out := map[string][]string{}
+	_, text, _ = strings.Cut(text, "| package | promise | may import |\n")
+	for line := range strings.Lines(text) {
+		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), "|")
+		if len(cells) != 3 {
+			break
+		}
+		name := strings.Trim(strings.TrimSpace(cells[0]), "`")
+		if name == "cmd/csi-registrar" {
+			name = "cmd"
+		}
+		if strings.HasPrefix(name, "--") {
+			continue
+		}
+		var may []string
+		for to := range strings.SplitSeq(cells[2], ",") {
+			may = append(may, strings.TrimSpace(to))
+		}
+		out[strings.TrimPrefix(name, "internal/")] = may
+	}
+	return out
+}
+
+type listed struct {
+	ImportPath string
+	Imports    []string
+	Module     *struct {
+		Path string
+		Main bool
+	}
+}
+
+// list runs go list.
+func list(t *testing.T, args ...string) []listed {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "go", append([]string{"list", "-json=ImportPath,Imports,Module", "-tags", "grpcnotrace,nethttpomithttp2"}, args...)...)
+	cmd.Dir = top
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v: %s", err, stderr.String())
+	}
+	var all []listed
+	dec := json.NewDecoder(bytes.NewReader(out))
+	for {
+		var p listed
+		err := dec.Decode(&p)
+		if errors.Is(err, io.EOF) {
+			return all
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, p)
+	}
+}
+
+// What is linked: a new module, or a package that is known to make the binary large, is a
+// decision, not an accident.
+func TestLinked(t *testing.T) {
+	var modules []string
+	for _, p := range list(t, "-deps", "./cmd/csi-registrar") {
+		switch p.ImportPath {
+		case "html/template", "text/template", // methods by name: the linker keeps all exported ones
+			"net/http/pprof", "expvar", // and handlers that appear by themselves
+			"golang.org/x/net/trace", "google.golang.org/grpc/channelz/service", "google.golang.org/grpc/reflection",
+			"testing", "net/rpc", "plugin", "C", "runtime/cgo",
+			"github.com/prometheus/client_golang/prometheus":
+			t.Errorf("%s is linked", p.ImportPath)
+		}
+		if p.Module != nil && !p.Module.Main && !slices.Contains(modules, p.Module.Path) {
+			modules = append(modules, p.Module.Path)
+		}
+	}
+	slices.Sort(modules)
+	want := []string{
+		"github.com/BurntSushi/toml",
+		"github.com/container-storage-interface/spec",
+		"github.com/coreos/go-systemd/v22",
+		"github.com/fsnotify/fsnotify",
+		"go.yaml.in/yaml/v3",
+		"golang.org/x/net",
+		"golang.org/x/sys",
+		"golang.org/x/text",
+		"google.golang.org/genproto/googleapis/rpc",
+		"google.golang.org/grpc",
+		"google.golang.org/protobuf",
+		"k8s.io/kubelet",
+	}
+	if !slices.Equal(modules, want) {
+		t.Errorf("linked modules:\n%s\nwant\n%s", strings.Join(modules, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+// The binary as `make build` makes it: its size, that it is static, and that nothing looks
+// methods up by a name that the linker does not know, which would keep every exported
+// method of every type.
+func TestBinary(t *testing.T) {
+	if testing.Short() {
+		t.Skip("links the program")
+	}
+	out := filepath.Join(newRoot(t), "csi-registrar")
+	log := linkProgram(t, out)
+	for line := range strings.Lines(log) {
+		if strings.Contains(line, "<ReflectMethod>") {
+			t.Errorf("turns off the linker's pruning of methods: %s", line)
+		}
+	}
+	fi, err := os.Stat(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%.2f MB", float64(fi.Size())/1e6)
+	if fi.Size() > maxBinary {
+		t.Errorf("the binary has %d bytes, at most %d are allowed", fi.Size(), maxBinary)
+	}
+	f, err := elf.Open(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for _, p := range f.Progs {
+		if p.Type == elf.PT_INTERP || p.Type == elf.PT_DYNAMIC {
+			t.Errorf("not static: it has %s", p.Type)
+		}
+	}
+}
+
+// linkProgram runs the command of `make build`, with its output elsewhere and the linker
+// telling what depends on what.
+func linkProgram(t *testing.T, out string) (log string) {
+	t.Helper()
+	dry := exec.CommandContext(t.Context(), "make", "--no-print-directory", "-n", "build")
+	dry.Dir = top
+	dry.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "MAKE") || strings.HasPrefix(v, "MFLAGS") })
+	text, err := dry.Output()
+	if err != nil {
+		t.Fatalf("cannot ask make: %v", err)
+	}
+	var command string
+	for line := range strings.Lines(string(text)) {
+		if strings.Contains(line, " build ") && strings.Contains(line, "-o bin/csi-registrar") {
+			command = strings.TrimSpace(line)
+		}
+	}
+	command = strings.Replace(command, "-o bin/csi-registrar", "-o '"+out+"'", 1)
+	command = strings.Replace(command, "-s -w", "-s -w -dumpdep", 1)
+	if !strings.Contains(command, out) || !strings.Contains(command, "-dumpdep") {
+		t.Fatalf("make build is not understood: %s", text)
+	}
+	cmd := exec.CommandContext(t.Context(), "sh", "-c", command)
+	cmd.Dir = top
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	said, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatal(fmt.Errorf("%s: %w\n%s", command, err, said))
+	}
+	if !strings.Contains(string(said), " -> ") {
+		t.Fatalf("the linker does not tell what depends on what: %s", command)
+	}
+	return string(said)
+}
