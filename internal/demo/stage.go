@@ -138,6 +138,9 @@ func (s *stage) startDaemon(ctx context.Context) (at time.Time, err error) {
 	if s.daemon, err = start("daemon", cmd); err != nil {
 		return at, err
 	}
+	// Starting it read the files that the manager closes once the daemon forgets them.
+	// Asking the manager orders the one before the other, also for the race detector.
+	s.manager.Stored()
 	return at, s.alive(ctx, s.daemon, func(ctx context.Context) error {
 		_, err := s.events.await(ctx, place, func(e Event) bool { return e.What == ready })
 		return err
