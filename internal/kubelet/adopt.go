@@ -124,7 +124,7 @@ func listenerOf(f *os.File) (*net.UnixListener, error) {
 }
 
 // proofTime is for one proof; what was in the queue before is accepted first.
-const proofTime = time.Second
+const proofTime = 2 * time.Second
 
 // proof is a connection of ours that should come out of the listener.
 type proof struct {

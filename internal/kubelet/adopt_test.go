@@ -404,3 +404,29 @@ func TestRecordCannotBeWritten(t *testing.T) {
 		t.Errorf("%+v\n%s", s.Look(), w.log)
 	}
 }
+
+// A file system that gives a removed socket's number to the next one: that one is not ours.
+func TestRemoveRecordedWithAReusedInode(t *testing.T) {
+	w := newWorld(t)
+	m := newManager(t)
+	leave(w, m, "a")
+	path := w.dir + "/a-reg.sock"
+	before, err := lookAt(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.drop("registration-a") // nothing holds the inode any more
+	os.Remove(path)
+	listen(t, path)
+	after, err := lookAt(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("same number: %t, births known: %t", before.Ino == after.Ino, before.Born != 0)
+	if before.Ino == after.Ino && before.Born == 0 {
+		return // nothing can tell them apart here
+	}
+	if removed, err := RemoveRecorded(w.run); err != nil || removed != nil {
+		t.Errorf("%v, %v", removed, err)
+	}
+}

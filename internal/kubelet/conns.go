@@ -18,6 +18,9 @@ const (
 	// idleFor is longer than NodeGetInfo may take: between GetInfo and Notify the kubelet
 	// keeps its connection (2 min, kubelet v1.36).
 	idleFor = 3 * time.Minute
+	// speakIn is the time that even a flood leaves a connection to say something.
+	// Newcomers wait in the listener's queue: 1,000 of them for 0.15 s, a full queue (4,096) for 0.7 s.
+	speakIn = 10 * time.Millisecond
 	maxUIDs = 16 // strangers that are named in the log
 )
 
@@ -39,6 +42,7 @@ type conn struct {
 	*net.UnixConn
 	pub   *publication
 	all   *connections
+	since time.Time
 	timer *time.Timer
 	spoke atomic.Bool // something was read from it
 	greet string      // what is still to be read again of the HTTP/2 preface; one reader
@@ -49,38 +53,37 @@ type conn struct {
 	closed   bool
 }
 
-// add takes a new connection in. Beyond maxConns another one has to go, or, if all of
-// them are being answered, the new one: then nil.
-func (cs *connections) add(p *publication, uc *net.UnixConn) *conn {
-	c := &conn{UnixConn: uc, pub: p, all: cs}
+// add takes a new connection in. Beyond maxConns another one has to go, that has been
+// there for the given time: nil, and how long to wait for that. If none will do, because
+// all of them are being answered, the new one is not taken in: nil and 0.
+func (cs *connections) add(p *publication, uc *net.UnixConn, least time.Duration) (*conn, time.Duration) {
 	cs.mu.Lock()
-	var victim *conn
+	defer cs.mu.Unlock()
 	if list := cs.of[p.s]; len(list) >= maxConns {
-		if victim = choose(list); victim == nil {
-			cs.mu.Unlock()
-			uc.Close()
-			return nil
+		victim := choose(list)
+		if victim == nil {
+			return nil, 0
 		}
+		if wait := least - time.Since(victim.since); wait > 0 {
+			return nil, wait
+		}
+		victim.closeLocked()
 	}
+	c := &conn{UnixConn: uc, pub: p, all: cs, since: time.Now()}
 	cs.of[p.s] = append(cs.of[p.s], c)
 	c.timer = time.AfterFunc(cs.first, c.expire)
-	cs.mu.Unlock()
-	if victim != nil {
-		victim.Close()
-	}
-	return c
+	return c, 0
 }
 
 // evict closes one connection of s that never completed a call, and tells if there was one.
 func (cs *connections) evict(s *Socket) bool {
 	cs.mu.Lock()
+	defer cs.mu.Unlock()
 	victim := choose(cs.of[s])
-	useful := victim == nil || victim.complete
-	cs.mu.Unlock()
-	if useful {
+	if victim == nil || victim.complete {
 		return false
 	}
-	victim.Close()
+	victim.closeLocked()
 	return true
 }
 
@@ -162,49 +165,46 @@ func (cs *connections) closeAll() {
 
 func (cs *connections) closeWhere(which func(*conn) bool) {
 	cs.mu.Lock()
-	var found []*conn
+	defer cs.mu.Unlock()
 	for _, list := range cs.of {
-		for _, c := range list {
+		for _, c := range slices.Clone(list) {
 			if which(c) {
-				found = append(found, c)
+				c.closeLocked()
 			}
 		}
-	}
-	cs.mu.Unlock()
-	for _, c := range found {
-		c.Close()
 	}
 }
 
 // expire closes a connection that had its time, unless it is just being answered.
 func (c *conn) expire() {
 	c.all.mu.Lock()
+	defer c.all.mu.Unlock()
 	if c.calls > 0 && !c.closed {
 		c.timer.Reset(c.all.first)
-		c.all.mu.Unlock()
 		return
 	}
-	c.all.mu.Unlock()
-	c.Close()
+	c.closeLocked()
 }
 
 // Close may be called more than once, by the server and by whoever closes it early.
 func (c *conn) Close() error {
-	cs := c.all
-	cs.mu.Lock()
+	c.all.mu.Lock()
+	defer c.all.mu.Unlock()
+	return c.closeLocked()
+}
+
+func (c *conn) closeLocked() error {
 	if c.closed {
-		cs.mu.Unlock()
 		return nil
 	}
 	c.closed = true
 	c.timer.Stop()
-	s := c.pub.s
+	cs, s := c.all, c.pub.s
 	if list := slices.DeleteFunc(cs.of[s], func(o *conn) bool { return o == c }); len(list) > 0 {
 		cs.of[s] = list
 	} else {
 		delete(cs.of, s)
 	}
-	cs.mu.Unlock()
 	return c.UnixConn.Close()
 }
 

@@ -142,9 +142,19 @@ func (p *publication) admit(c *net.UnixConn) {
 		c.Close()
 		return
 	}
-	if conn := p.s.r.conns.add(p, c); conn != nil {
-		p.s.r.calls.put(conn)
+	conn, wait := p.s.r.conns.add(p, c, speakIn)
+	if wait > 0 {
+		select {
+		case <-time.After(wait):
+		case <-p.stopping:
+		}
+		conn, _ = p.s.r.conns.add(p, c, 0)
 	}
+	if conn == nil {
+		c.Close()
+		return
+	}
+	p.s.r.calls.put(conn)
 }
 
 // bind makes a listening socket under a temporary name in folder. Its file is 0600 from

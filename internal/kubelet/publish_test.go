@@ -422,7 +422,7 @@ func TestKilledWhilePublishing(t *testing.T) {
 	w := newWorld(t)
 	r := w.open()
 	s := socket(t, r, "a")
-	for i := range 20 {
+	for i := range 12 {
 		cmd := startChild(t, "publish", w.root)
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
