@@ -62,7 +62,7 @@ func (x *exam) running() {
 	switch {
 	case x.daemon.runs:
 	case errors.Is(x.daemon.err, control.ErrNotRunning):
-		if x.explained("") {
+		if x.problemIn(StepUnit) {
 			x.checked("", StepDaemon, Failed, x.daemon.err.Error())
 			return
 		}

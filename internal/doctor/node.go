@@ -76,8 +76,12 @@ func (x *exam) sameRoot(k kubelet, ours string) bool {
 // setRootDir gives the commands that follow the kubelet to its root directory.
 func (x *exam) setRootDir(dir string) []string {
 	file := filepath.Join(x.folder("etc"), "90-kubelet.toml")
-	if at, _, ok := strings.Cut(x.config.Origin("kubelet.root_dir"), ":"); ok && path.Base(at) > path.Base(file) || x.o.Source.File != "" {
-		return append([]string{fmt.Sprintf("write root_dir = %q under [kubelet] in %s", dir, at)}, installUnitDropIn(dir)...)
+	at := x.config.Origin("kubelet.root_dir")
+	if i := strings.LastIndexByte(at, ':'); i > 0 {
+		// A drop-in that comes later would win over ours.
+		if at = at[:i]; x.o.Source.File != "" || path.Base(path.Dir(at)) == "conf.d" && path.Base(at) > path.Base(file) {
+			return append([]string{fmt.Sprintf("write root_dir = %q under [kubelet] in %s", dir, at)}, installUnitDropIn(dir)...)
+		}
 	}
 	write := []string{
 		"mkdir -p " + shellQuote(path.Dir(file)),
@@ -130,7 +134,7 @@ func (x *exam) restartKubelet() string {
 // watching finds out whether the kubelet follows the very folder in which we publish. It
 // never looks for the folder again once that was removed (kubelet v1.36).
 func (x *exam) watching() {
-	if x.kubelet == nil || x.explained("") {
+	if x.kubelet == nil || x.problemIn(StepKubelet, StepFolder) {
 		return
 	}
 	answer, err := watches(x.proc(), x.kubelet.pid, x.registry())

@@ -126,6 +126,13 @@ func (x *exam) found(f Finding) {
 	x.checked(f.Driver, f.Step, result, f.Is)
 }
 
+// problemIn tells whether a problem of the node was found in one of the steps.
+func (x *exam) problemIn(steps ...Step) bool {
+	return slices.ContainsFunc(x.report.Findings, func(f Finding) bool {
+		return f.Driver == "" && f.Severity == Problem && slices.Contains(steps, f.Step)
+	})
+}
+
 // explained tells whether a problem was found that keeps the driver from being registered.
 func (x *exam) explained(driver string) bool {
 	return slices.ContainsFunc(x.report.Findings, func(f Finding) bool {

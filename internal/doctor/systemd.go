@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os/exec"
+	"path"
 	"regexp"
 	"slices"
 	"strings"
@@ -66,7 +67,7 @@ func (x *exam) unit(ctx context.Context) {
 		return
 	}
 	p, err := x.o.Units.Show(ctx, serviceUnit, "LoadState", "LoadError", "ActiveState", "SubState", "Result", "UnitFileState",
-		"NeedDaemonReload", "FileDescriptorStoreMax", "WatchdogUSec", "ExecStart", "ProtectSystem", "ReadWritePaths", "NRestarts")
+		"NeedDaemonReload", "FileDescriptorStoreMax", "WatchdogUSec", "ExecStart", "ProtectSystem", "ReadWritePaths", "ProtectHome", "PrivateTmp", "NRestarts")
 	if errors.Is(err, ErrNoSystemd) {
 		x.checked("", StepUnit, Skipped, err.Error())
 		return
@@ -117,6 +118,7 @@ func (x *exam) unit(ctx context.Context) {
 	x.checked("", StepUnit, OK, fmt.Sprintf("%s is %s", serviceUnit, p["ActiveState"]))
 	x.enabled(p)
 	x.sandbox(p)
+	x.hiddenSockets(p)
 	x.store(p)
 	x.openHTTP(ctx, p)
 }
@@ -152,6 +154,32 @@ func (x *exam) sandbox(p map[string]string) {
 		Is:     fmt.Sprintf("%s sees %s read-only: its ReadWritePaths= are %s", serviceUnit, root, p["ReadWritePaths"]),
 		Should: "ReadWritePaths= has the kubelet's root directory",
 		Fix:    installUnitDropIn(root)})
+}
+
+// hiddenSockets finds sockets of drivers in folders of which the daemon has its own.
+func (x *exam) hiddenSockets(p map[string]string) {
+	hidden := map[string]string{}
+	if p["PrivateTmp"] != "no" && p["PrivateTmp"] != "" {
+		hidden["/tmp"], hidden["/var/tmp"] = "PrivateTmp", "PrivateTmp"
+	}
+	if p["ProtectHome"] == "yes" || p["ProtectHome"] == "tmpfs" {
+		hidden["/home"], hidden["/root"], hidden["/run/user"] = "ProtectHome", "ProtectHome", "ProtectHome"
+	}
+	for _, d := range x.config.Config.Drivers {
+		for _, folder := range sortedKeys(hidden) {
+			if !d.Enabled || !x.wanted(d.Name) || !within(d.Socket, folder) {
+				continue
+			}
+			setting := hidden[folder]
+			x.found(Finding{Driver: d.Name, Step: StepSandbox, Severity: Problem, explains: true,
+				Is:     fmt.Sprintf("the socket %s is in %s, of which the daemon has an empty one of its own (%s=%s)", d.Socket, folder, setting, p[setting]),
+				Should: "the driver's socket is in a folder of its own below /run or /var/lib",
+				Fix: []string{"move the driver's socket, or let the daemon see that folder:",
+					"mkdir -p " + path.Dir(unitDropInFile),
+					fmt.Sprintf("printf '%%s\\n' '[Service]' %s=no > %s/%s.conf", setting, path.Dir(unitDropInFile), strings.ToLower(setting)),
+					"systemctl daemon-reload", "systemctl restart " + serviceUnit}})
+		}
+	}
 }
 
 // store looks at what keeps registrations over a restart of the daemon.

@@ -1,0 +1,409 @@
+package doctor
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"csi-registrar/internal/agent"
+	"csi-registrar/internal/config"
+	"csi-registrar/internal/control"
+	"csi-registrar/internal/driver"
+	"csi-registrar/internal/facts"
+	"csi-registrar/internal/registrar"
+)
+
+const name = "nfs.csi.example.com"
+
+// node is a whole node in a temporary directory: configuration, a driver on a real
+// socket, a kubelet in a /proc of its own, systemd, and a daemon that does what the real
+// one does as far as doctor can see it.
+type node struct {
+	t       *testing.T
+	root    string // of configuration and of /proc
+	rootDir string // of the kubelet
+	units   units
+	driver  *fakeDriver
+	// daemon: false while it does not run
+	daemon  bool
+	ctl     func() // ends the control socket
+	status  agent.Status
+	regs    map[string]func() // end the registration sockets
+	refuse  string            // what the kubelet says of every driver
+	holdReg bool              // the daemon publishes nothing
+}
+
+type units map[string]map[string]string
+
+func (u units) Show(_ context.Context, unit string, _ ...string) (map[string]string, error) {
+	if p, ok := u[unit]; ok {
+		return maps.Clone(p), nil
+	}
+	return map[string]string{"LoadState": "not-found", "ActiveState": "inactive"}, nil
+}
+
+// newNode makes a healthy one.
+func newNode(t *testing.T) *node {
+	t.Helper()
+	root, err := os.MkdirTemp("", "d") // short: 107 bytes must do for all sockets below
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &node{t: t, root: root, rootDir: filepath.Join(root, "kubelet"), regs: map[string]func(){}}
+	t.Cleanup(func() {
+		n.stopDaemon()
+		n.driver.stop()
+		os.RemoveAll(root)
+	})
+	n.mkdir(filepath.Join(n.rootDir, "plugins_registry"), 0o750)
+	n.mkdir(n.path("csi"), 0o755)
+	n.write("etc/csi-registrar/config.toml", fmt.Sprintf("[kubelet]\nroot_dir = %q\n", n.rootDir))
+	n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table(""))
+	n.write("proc/1/comm", "systemd\n")
+	n.write("proc/1/cmdline", "/sbin/init\x00")
+	n.startKubelet("/usr/bin/kubelet", "--config=/var/lib/kubelet/config.yaml", "--root-dir="+n.rootDir)
+	n.units = units{
+		serviceUnit: {"LoadState": "loaded", "ActiveState": "active", "SubState": "running", "UnitFileState": "enabled",
+			"NeedDaemonReload": "no", "FileDescriptorStoreMax": "512", "WatchdogUSec": "20s",
+			"ExecStart":     "{ path=/usr/bin/csi-registrar ; argv[]=/usr/bin/csi-registrar run --keep-sockets ; ignore_errors=no ; }",
+			"ProtectSystem": "strict", "ReadWritePaths": "-/run/csi-registrar -" + n.rootDir, "ProtectHome": "yes", "PrivateTmp": "no"},
+		httpUnit: {"LoadState": "loaded", "ActiveState": "active", "Listen": "127.0.0.1:9809 (Stream)"},
+	}
+	n.driver = &fakeDriver{name: name, nodeID: "node-1", topology: map[string]string{"topology.example.com/zone": "a"}}
+	n.driver.start(t, n.socket())
+	n.daemon = true
+	n.restartDaemon()
+	return n
+}
+
+func (n *node) path(elem ...string) string { return filepath.Join(n.root, filepath.Join(elem...)) }
+func (n *node) socket() string             { return n.path("csi/csi.sock") }
+func (n *node) registry() string           { return filepath.Join(n.rootDir, "plugins_registry") }
+func (n *node) regSocket() string          { return filepath.Join(n.registry(), name+"-reg.sock") }
+
+// table is the driver's table with more lines.
+func (n *node) table(more string) string {
+	return fmt.Sprintf("[driver.%q]\nsocket = %q\n%s\n", name, n.socket(), more)
+}
+
+func (n *node) mkdir(dir string, mode os.FileMode) {
+	n.t.Helper()
+	if err := os.MkdirAll(dir, mode); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func (n *node) write(file, content string) {
+	n.t.Helper()
+	n.mkdir(filepath.Dir(n.path(file)), 0o755)
+	if err := os.WriteFile(n.path(file), []byte(content), 0o644); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func (n *node) remove(path string) {
+	n.t.Helper()
+	if err := os.RemoveAll(path); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// startKubelet has a kubelet run that follows plugins_registry as it is now.
+func (n *node) startKubelet(args ...string) {
+	n.t.Helper()
+	n.write("proc/812/comm", filepath.Base(args[0])+"\n")
+	n.write("proc/812/cmdline", strings.Join(args, "\x00")+"\x00")
+	n.write("proc/812/cgroup", "0::/system.slice/kubelet.service\n")
+	n.mkdir(n.registry(), 0o750)
+	n.write("proc/812/fdinfo/3", "pos:\t0\nflags:\t02\n")
+	n.write("proc/812/fdinfo/9", "pos:\t0\nflags:\t02004000\n"+inotifyLine(n.t, n.registry()))
+}
+
+func inotifyLine(t *testing.T, folder string) string {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Stat(folder, &st); err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("inotify wd:1 ino:%x sdev:%x mask:fc6 ignored_mask:0 fhandle-bytes:8\n", st.Ino,
+		unix.Major(st.Dev)<<20|unix.Minor(st.Dev))
+}
+
+// restartDaemon has the daemon look at everything, as it does at start and at reload.
+func (n *node) restartDaemon() {
+	n.t.Helper()
+	n.stopDaemon()
+	if !n.daemon {
+		return
+	}
+	res := config.Load(config.Source{Root: n.root})
+	n.status = agent.Status{Version: "1", StartedAt: time.Now().Add(-time.Hour), PluginsRegistry: res.Config.Kubelet.PluginsRegistry()}
+	if err := res.Mistakes.Err(); err != nil {
+		n.status.ConfigError = err.Error()
+	}
+	for _, d := range res.Config.Drivers {
+		n.status.Drivers = append(n.status.Drivers, n.register(d))
+	}
+	n.serveStatus()
+}
+
+// register is one driver's way through the daemon.
+func (n *node) register(d config.Driver) registrar.Status {
+	st := registrar.Status{Name: d.Name, Socket: d.Socket, Endpoint: d.Endpoint, State: registrar.Disabled,
+		Driver: facts.Absent, Registration: facts.None, Since: time.Now().Add(-time.Minute)}
+	if !d.Enabled {
+		return st
+	}
+	ctx, cancel := context.WithTimeout(n.t.Context(), 300*time.Millisecond)
+	defer cancel()
+	c := driver.New(driver.Config{Name: d.Name, Socket: d.Socket, Endpoint: d.Endpoint, Timeout: 200 * time.Millisecond, Owner: d.SocketOwner}, slog.New(slog.DiscardHandler), nil)
+	r := c.Ask(ctx)
+	c.Close()
+	st.Driver, st.Reason = r.Driver, r.Reason
+	path := filepath.Join(n.status.PluginsRegistry, d.Name+"-reg.sock")
+	switch _, err := os.Lstat(path); {
+	case r.Driver != facts.Ready || n.holdReg:
+	case err == nil:
+		st.Registration, st.Reason = facts.Conflict, path+" is another program's"
+	default:
+		st.Registration, st.RegistrationSocket = facts.Registered, path
+		st.RegisteredAt, st.LastGetInfoAt = time.Now(), time.Now()
+		if n.refuse != "" {
+			st.Registration, st.KubeletError, st.RegisteredAt = facts.Refused, n.refuse, time.Time{}
+		}
+		n.regs[d.Name] = serveRegistration(n.t, path, d.Name, d.Endpoint)
+	}
+	st.State = facts.State(st.Driver, st.Registration)
+	return st
+}
+
+func (n *node) stopDaemon() {
+	if n.ctl != nil {
+		n.ctl()
+		n.ctl = nil
+	}
+	for name, stop := range n.regs {
+		stop()
+		delete(n.regs, name)
+	}
+}
+
+func (n *node) serveStatus() {
+	n.t.Helper()
+	n.mkdir(n.path("run/csi-registrar"), 0o755)
+	ln, err := net.Listen("unix", control.Path(n.root))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		json.NewEncoder(w).Encode(n.status)
+	})}
+	done := make(chan struct{})
+	go func() { srv.Serve(ln); close(done) }()
+	n.ctl = func() {
+		srv.Close()
+		ln.Close() // Serve may not have begun
+		<-done
+	}
+}
+
+// examine runs doctor.
+func (n *node) examine(drivers ...string) Report {
+	n.t.Helper()
+	return Run(n.t.Context(), Options{Source: config.Source{Root: n.root}, Drivers: drivers, Units: n.units, Root: n.root, Patience: 300 * time.Millisecond})
+}
+
+// follow does what a finding says. Commands are run, those to systemd, the daemon and
+// the kubelet played; true if there was nothing that only a person can do.
+func (n *node) follow(fix []string) bool {
+	n.t.Helper()
+	done := false
+	service := n.units[serviceUnit]
+	for _, line := range fix {
+		words := strings.Fields(line)
+		switch {
+		case strings.Contains(line, unitDropInFile):
+			service["ReadWritePaths"] += " " + config.Load(config.Source{Root: n.root}).Config.Kubelet.RootDir
+			done = true
+		case strings.Contains(line, filepath.Dir(unitDropInFile)), words[0] == "journalctl", line == "systemctl daemon-reload", words[0] == "or":
+		case strings.HasPrefix(line, "systemctl unmask"):
+			service["LoadState"] = "loaded"
+		case strings.HasPrefix(line, "systemctl reset-failed"):
+			service["ActiveState"] = "inactive"
+		case strings.HasPrefix(line, "systemctl revert "+serviceUnit):
+			service["FileDescriptorStoreMax"], service["WatchdogUSec"] = "512", "20s"
+			service["ExecStart"] = "/usr/bin/csi-registrar run --keep-sockets"
+		case strings.HasPrefix(line, "systemctl revert "+httpUnit):
+			n.units[httpUnit]["Listen"] = "127.0.0.1:9809 (Stream)"
+		case line == "systemctl start "+serviceUnit, line == "systemctl restart "+serviceUnit, line == "systemctl enable --now "+serviceUnit:
+			service["ActiveState"], service["UnitFileState"], n.daemon = "active", "enabled", true
+			n.restartDaemon()
+			done = true
+		case strings.HasPrefix(line, "csi-registrar re"):
+			n.restartDaemon()
+			done = true
+		case line == "systemctl restart kubelet.service", line == "systemctl start kubelet.service":
+			n.startKubelet("/usr/bin/kubelet", "--root-dir="+n.rootDir)
+			n.restartDaemon()
+			done = true
+		case isShell(words[0]) && strings.Contains(line, n.root):
+			if out, err := exec.CommandContext(n.t.Context(), "sh", "-c", line).CombinedOutput(); err != nil {
+				n.t.Errorf("%s: %v\n%s", line, err, out)
+			}
+			n.restartDaemon()
+			done = true
+		default:
+			return false
+		}
+	}
+	return done
+}
+
+func isShell(word string) bool {
+	switch word {
+	case "rm", "chmod", "chown", "mkdir", "printf":
+		return true
+	}
+	return false
+}
+
+func serveRegistration(t *testing.T, path, name, endpoint string) (stop func()) {
+	t.Helper()
+	ln, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := grpc.NewServer()
+	registerapi.RegisterRegistrationServer(s, registration{name: name, endpoint: endpoint})
+	return serving(s, ln)
+}
+
+// serving returns what ends the server; when it returns, the socket is gone.
+func serving(s *grpc.Server, ln net.Listener) (stop func()) {
+	done := make(chan struct{})
+	go func() { s.Serve(ln); close(done) }()
+	return func() { s.Stop(); <-done }
+}
+
+type registration struct {
+	registerapi.UnimplementedRegistrationServer
+	name, endpoint string
+}
+
+func (r registration) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
+	return &registerapi.PluginInfo{Type: registerapi.CSIPlugin, Name: r.name, Endpoint: r.endpoint, SupportedVersions: []string{"1.0.0"}}, nil
+}
+
+// fakeDriver is a CSI driver with faults.
+type fakeDriver struct {
+	csi.UnimplementedIdentityServer
+	csi.UnimplementedNodeServer
+	mu                    sync.Mutex // guards the faults, which change while calls hang
+	name, version, nodeID string
+	topology              map[string]string
+	max                   int64
+	notReady              bool
+	hang                  string // the method that does not answer
+	fail                  string // the method that answers with an error
+	noNode                bool   // no node service, as at a controller's socket
+
+	end  func()
+	ln   *net.UnixListener
+	path string
+}
+
+// set changes the faults.
+func (f *fakeDriver) set(change func(*fakeDriver)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	change(f)
+}
+
+func (f *fakeDriver) start(t *testing.T, path string) {
+	t.Helper()
+	ln, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.ln, f.path = ln, path
+	s := grpc.NewServer(grpc.UnaryInterceptor(f.faults))
+	csi.RegisterIdentityServer(s, f)
+	if !f.noNode {
+		csi.RegisterNodeServer(s, f)
+	}
+	f.end = serving(s, ln)
+}
+
+func (f *fakeDriver) stop() {
+	if f.end != nil {
+		f.end()
+		f.end = nil
+	}
+}
+
+func (f *fakeDriver) restart(t *testing.T) {
+	f.stop()
+	os.Remove(f.path)
+	f.start(t, f.path)
+}
+
+func (f *fakeDriver) faults(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	method := info.FullMethod[strings.LastIndexByte(info.FullMethod, '/')+1:]
+	f.mu.Lock()
+	hang, fail := f.hang == method, f.fail == method
+	f.mu.Unlock()
+	switch {
+	case hang:
+		<-ctx.Done()
+		return nil, ctx.Err()
+	case fail:
+		return nil, status.Error(codes.Internal, "no \x1b[31mkernel module\nloaded")
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return handle(ctx, req)
+}
+
+func (f *fakeDriver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
+	return &csi.GetPluginInfoResponse{Name: f.name, VendorVersion: f.version}, nil
+}
+
+func (f *fakeDriver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
+	return &csi.ProbeResponse{Ready: wrapperspb.Bool(!f.notReady)}, nil
+}
+
+func (f *fakeDriver) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
+	return &csi.GetPluginCapabilitiesResponse{}, nil
+}
+
+func (f *fakeDriver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+	r := &csi.NodeGetInfoResponse{NodeId: f.nodeID, MaxVolumesPerNode: f.max}
+	if len(f.topology) > 0 {
+		r.AccessibleTopology = &csi.Topology{Segments: f.topology}
+	}
+	return r, nil
+}
+
+func (f *fakeDriver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
+	return &csi.NodeGetCapabilitiesResponse{Capabilities: []*csi.NodeServiceCapability{{Type: &csi.NodeServiceCapability_Rpc{
+		Rpc: &csi.NodeServiceCapability_RPC{Type: csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME}}}}}, nil
+}
