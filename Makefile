@@ -36,6 +36,10 @@ test-unit: ## the main module alone, with the race detector
 check: ## gofmt, go vet, staticcheck
 	scripts/test check
 
+.PHONY: bench
+bench: build ## measure latency, memory and quiet; BENCH='--quick', BENCH='--peer "CMD {socket} {registry}"'
+	$(GO) run ./internal/bench --bin bin/csi-registrar $(BENCH)
+
 .PHONY: clean
 clean: ## remove what was built
 	rm -rf bin dist
