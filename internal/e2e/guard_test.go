@@ -26,22 +26,13 @@ func TestRegistrationSocketRestored(t *testing.T) {
 		"removed":      {do: func(_ *harness.Node, path string) error { return os.Remove(path) }},
 		"renamed away": {do: away},
 		"replaced by a file": {foreign: true, do: func(n *harness.Node, path string) error {
-			if err := away(n, path); err != nil {
-				return err
-			}
-			return os.WriteFile(path, []byte("mine"), 0o600)
+			return swap(n, path, func(theirs string) error { return os.WriteFile(theirs, []byte("mine"), 0o600) })
 		}},
 		"replaced by a folder": {foreign: true, do: func(n *harness.Node, path string) error {
-			if err := away(n, path); err != nil {
-				return err
-			}
-			return os.Mkdir(path, 0o755)
+			return swap(n, path, func(theirs string) error { return os.Mkdir(theirs, 0o755) })
 		}},
 		"replaced by a link": {foreign: true, do: func(n *harness.Node, path string) error {
-			if err := away(n, path); err != nil {
-				return err
-			}
-			return os.Symlink("/nowhere", path)
+			return swap(n, path, func(theirs string) error { return os.Symlink("/nowhere", theirs) })
 		}},
 		"replaced by a dead socket": {do: func(n *harness.Node, path string) error {
 			dead := filepath.Join(n.Dir, "dead")
@@ -92,6 +83,21 @@ func TestRegistrationSocketRestored(t *testing.T) {
 	}
 }
 
+// swap puts something in the socket's place in one step: in two, the daemon is faster.
+func swap(n *harness.Node, path string, create func(theirs string) error) error {
+	theirs := filepath.Join(n.Dir, "theirs")
+	if err := create(theirs); err != nil {
+		return err
+	}
+	return unix.Renameat2(unix.AT_FDCWD, theirs, unix.AT_FDCWD, path, unix.RENAME_EXCHANGE)
+}
+
+// removeAll is `rm -r` by somebody determined: the daemon restores while it removes.
+func removeAll(t *testing.T, path string) {
+	t.Helper()
+	harness.Eventually(t, soon, "removal of "+path, func() string { return errText(os.RemoveAll(path)) })
+}
+
 func errText(err error) string {
 	if err != nil {
 		return err.Error()
@@ -137,14 +143,10 @@ func TestRegistryFolder(t *testing.T) {
 	t.Parallel()
 	cases := map[string]func(t *testing.T, n *harness.Node){
 		"removed": func(t *testing.T, n *harness.Node) {
-			if err := os.RemoveAll(n.Registry()); err != nil {
-				t.Fatal(err)
-			}
+			removeAll(t, n.Registry())
 		},
 		"removed and made anew": func(t *testing.T, n *harness.Node) {
-			if err := os.RemoveAll(n.Registry()); err != nil {
-				t.Fatal(err)
-			}
+			removeAll(t, n.Registry())
 			if err := os.Mkdir(n.Registry(), 0o755); err != nil && !os.IsExist(err) { // we may be faster
 				t.Fatal(err)
 			}

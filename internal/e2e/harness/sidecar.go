@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -57,10 +58,13 @@ func (n *Node) SidecarAt(path, name, endpoint string) *Sidecar {
 		t: n.T, path: path, server: grpc.NewServer(), done: make(chan struct{}),
 		info: &registerapi.PluginInfo{Type: registerapi.CSIPlugin, Name: name, Endpoint: endpoint, SupportedVersions: []string{"1.0.0"}},
 	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		n.T.Fatalf("sidecar: %v", err)
+	lis, err := steal(path)
+	for range 20 {
+		if !errors.Is(err, syscall.EADDRINUSE) {
+			break
+		}
+		lis, err = steal(path) // somebody was faster; the real one exits and is started again
 	}
-	lis, err := listen(path)
 	if err != nil {
 		n.T.Fatalf("sidecar: %v", err)
 	}
@@ -68,6 +72,14 @@ func (n *Node) SidecarAt(path, name, endpoint string) *Sidecar {
 	go s.serve(lis)
 	n.T.Cleanup(s.Kill)
 	return s
+}
+
+// steal removes what is at the path and listens there.
+func steal(path string) (*net.UnixListener, error) {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	return listen(path)
 }
 
 func (s *Sidecar) serve(lis net.Listener) {
