@@ -118,7 +118,7 @@ func failed(ctx context.Context, method string, limit time.Duration, begun time.
 	s := status.Convert(err)
 	message := safetext.Clean(s.Message(), maxMessageShown)
 	switch code := s.Code(); {
-	case code == codes.DeadlineExceeded && time.Since(begun) >= limit: // ours; a driver can say it too
+	case code == codes.DeadlineExceeded && time.Since(begun) >= limit*9/10: // ours; a driver can say it too
 		return verdict{facts.Starting, fmt.Sprintf("the driver accepts connections but did not answer %s within %s", method, limit)}
 	case code == codes.Unimplemented:
 		why := "is this the socket of a CSI driver?"

@@ -107,6 +107,7 @@ func (c *Client) Close() error {
 	c.hints.Close()
 	c.drop()
 	c.resting.Wait()
+	c.up.Store(false)
 	return nil
 }
 
@@ -116,7 +117,6 @@ func (c *Client) drop() {
 	talk, rest := c.talk, c.rest
 	c.talk, c.rest, c.endpoint = nil, nil, place{}
 	c.mu.Unlock()
-	c.up.Store(false)
 	if talk != nil {
 		talk.close()
 	}
@@ -134,6 +134,8 @@ func (c *Client) Ask(ctx context.Context) facts.Report {
 	r := facts.Report{Driver: v.driver, Reason: v.reason}
 	if t != nil {
 		r = c.inquire(ctx, t)
+	} else {
+		c.up.Store(false)
 	}
 	r.Reason = safetext.Clean(r.Reason, maxReason)
 	c.log.Debug("asked the driver", "driver", string(r.Driver), "reason", r.Reason, "took", time.Since(begun))
@@ -229,6 +231,7 @@ func (c *Client) keep(t *talk, endpoint place, d facts.Driver, up bool) {
 		t.link.armed.Store(true)
 		if t.link.broken.Load() {
 			t.close()
+			c.up.Store(false)
 			return
 		}
 		c.mu.Lock()

@@ -234,15 +234,21 @@ func TestRestart(t *testing.T) {
 // A new driver listens at the path while the old one's connection still lives.
 func TestReplacedSocket(t *testing.T) {
 	_, socket := paths(t)
-	start(t, socket, &fake{})
+	serve := func() *net.UnixListener {
+		l := listen(t, socket)
+		t.Cleanup((&fake{}).serve(l))
+		return l
+	}
+	old := serve()
 	c := client(t, Config{Name: name, Socket: socket}, nil)
-	for range 5 { // the same inode number, on ext4
+	for range 5 {
 		expectReady(t, c.Ask(t.Context()))
 		must(t, os.Remove(socket))
 		if !c.Stale() {
 			t.Error("not stale without a socket")
 		}
-		start(t, socket, &fake{})
+		old.Close() // but its connection lives
+		old = serve()
 		if !c.Stale() {
 			t.Error("not stale with another socket")
 		}
@@ -326,8 +332,8 @@ func TestInterrupted(t *testing.T) {
 	_, socket := paths(t)
 	start(t, socket, &fake{node: hang[*csi.NodeGetInfoResponse]})
 	c := client(t, Config{Name: name, Socket: socket}, nil)
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer cancel()
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(100*time.Millisecond, cancel)
 	begun := time.Now()
 	if r := c.Ask(ctx); r.Driver != facts.Starting || !strings.Contains(r.Reason, "interrupted") {
 		t.Errorf("%+v", r)
@@ -441,11 +447,17 @@ func TestEndpoint(t *testing.T) {
 	})
 	t.Run("same driver", func(t *testing.T) {
 		gone(t)
-		start(t, endpoint, &fake{})
+		stop := start(t, endpoint, &fake{})
 		c, r := ask(t)
 		expectReady(t, r)
 		if c.Stale() {
 			t.Error("stale")
+		}
+		stop()
+		must(t, os.Remove(endpoint))
+		start(t, endpoint, &fake{})
+		if !c.Stale() {
+			t.Error("not stale when it was replaced")
 		}
 	})
 	t.Run("other driver", func(t *testing.T) {

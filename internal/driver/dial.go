@@ -26,9 +26,10 @@ const (
 	retryFor  = time.Second
 )
 
-// place tells one file from another at the same path. The time of birth is needed where
-// an inode's number is given to the next file at once (ext4); it is zero where the file
-// system keeps none.
+// place tells one file from another at the same path. While a connection to a socket
+// lives its inode's number is not given away; the endpoint, to which none is kept, needs
+// the time of birth too (ext4 gives the number to the next file at once). It is zero where
+// the file system keeps none.
 type place struct {
 	major, minor uint32
 	inode        uint64

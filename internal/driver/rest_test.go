@@ -163,6 +163,36 @@ func TestFloodAtRest(t *testing.T) {
 	expectHint(t, c, "it floods")
 }
 
+func TestFloodWhileTalking(t *testing.T) {
+	_, socket := paths(t)
+	l := listen(t, socket)
+	go func() {
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		for block := make([]byte, 1<<20); err == nil; {
+			_, err = conn.Write(block)
+		}
+	}()
+	link, v := dial(t.Context(), socket)
+	if link == nil {
+		t.Fatal(v)
+	}
+	defer link.end()
+	got, buf := 0, make([]byte, 64<<10)
+	for {
+		n, err := link.Read(buf)
+		if got += n; err == errFlood {
+			break
+		}
+		if err != nil || got > 2*talkBudget {
+			t.Fatalf("%d bytes were taken, then %v", got, err)
+		}
+	}
+}
+
 func TestClosedAtRestTellsNobody(t *testing.T) {
 	c, _ := raw(t)
 	must(t, c.Close())

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 )
 
@@ -17,6 +18,9 @@ const (
 	maxMessage = 256 << 10
 	maxHeaders = 16 << 10
 )
+
+// never is longer than any connection is kept without an answer (maxSilence).
+const never = 24 * time.Hour
 
 // talk is gRPC over one link, and over that alone: when it breaks, nothing dials again.
 type talk struct {
@@ -35,8 +39,12 @@ func newTalk(l *link) (*talk, error) {
 			}
 			return l, nil
 		}),
-		// A driver may take its time to accept; our own calls have their time limits.
-		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: 24 * time.Hour}),
+		// A driver may take its time to accept; our own calls have their time limits. And
+		// what broke stays so: gRPC's own next try would only find the dialer empty.
+		grpc.WithConnectParams(grpc.ConnectParams{
+			MinConnectTimeout: never,
+			Backoff:           backoff.Config{BaseDelay: never, Multiplier: 1, MaxDelay: never},
+		}),
 		grpc.WithNoProxy(),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithDisableRetry(),
@@ -116,8 +124,11 @@ func persist[T any](ctx context.Context, limit time.Duration, call func(context.
 		case <-ended:
 			running--
 		case <-again.C:
-			quick, done := context.WithTimeout(ctx, time.Second)
-			begin(quick, done, false)
+			// Given up by us, not by a deadline: that would be sent along, and a driver that
+			// is a little faster than our clock would answer with it.
+			quick, giveUp := context.WithCancel(ctx)
+			timer := time.AfterFunc(time.Second, giveUp)
+			begin(quick, func() { timer.Stop(); giveUp() }, false)
 		}
 	}
 }

@@ -56,6 +56,11 @@ func TestMounts(t *testing.T) {
 	expectHint(t, inA, "made in the mounted folder")
 	calm(deepInA)
 
+	// The folder that holds the mount point does not see this.
+	must(t, os.Chmod(a, 0o711))
+	expectHint(t, inA, "mode of the mounted folder")
+	calm(deepInA)
+
 	must(t, unix.Unmount(a, 0))
 	expectHint(t, inA, "unmounted")
 	calm(inA)

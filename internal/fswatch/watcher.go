@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -35,6 +36,9 @@ type Watcher struct {
 	open func() (notifier, error)
 	kick chan struct{} // capacity one: there is a blind folder to look at sooner
 
+	// Without the lock, so that who asks never waits for a file system that hangs.
+	degraded atomic.Pointer[string]
+
 	mu        sync.Mutex // held for looks at the file system, never while somebody waits
 	started   bool
 	running   bool
@@ -44,7 +48,6 @@ type Watcher struct {
 	blind     map[*folder]error   // folders that exist but cannot be watched
 	inotify   notifier
 	noInotify error // why inotify is nil
-	degraded  string
 	gen       uint64
 	marked    []*Subscription
 	readers   sync.WaitGroup
@@ -69,9 +72,10 @@ func New(log *slog.Logger, o Options) *Watcher {
 // Degraded tells why changes are looked for once a second (Options.BlindLook) instead of
 // being told by the kernel, and what would mend it; empty while all is well.
 func (w *Watcher) Degraded() string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.degraded
+	if why := w.degraded.Load(); why != nil {
+		return *why
+	}
+	return ""
 }
 
 // Run watches until ctx is done, and returns when everything is released. It fails only
@@ -306,16 +310,19 @@ func (w *Watcher) hasBlind() bool {
 
 // tellDegraded logs when looking takes the place of being told, and when that is over.
 func (w *Watcher) tellDegraded() {
+	was := w.degraded.Load() != nil
 	switch {
-	case len(w.blind) == 0 && w.degraded != "":
-		w.degraded = ""
+	case len(w.blind) == 0 && was:
+		w.degraded.Store(nil)
 		w.log.Info("changes are told by the kernel again")
-	case len(w.blind) > 0 && w.degraded == "":
+	case len(w.blind) > 0 && !was:
+		var why string
 		for f, err := range w.blind {
-			w.degraded = whyBlind(f.path, err)
+			why = whyBlind(f.path, err)
 			break
 		}
-		w.log.Warn("changes are looked for, not told by the kernel", "every", w.o.BlindLook, "reason", w.degraded)
+		w.degraded.Store(&why)
+		w.log.Warn("changes are looked for, not told by the kernel", "every", w.o.BlindLook, "reason", why)
 		select {
 		case w.kick <- struct{}{}:
 		default:

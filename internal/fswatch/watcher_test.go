@@ -513,14 +513,60 @@ func TestSlowLook(t *testing.T) {
 	}
 	// ext4 gives a removed file's inode number to the next one.
 	must(t, os.Remove(filepath.Join(dir, "a")))
-	listen(t, filepath.Join(dir, "a"))
+	first := listen(t, filepath.Join(dir, "a"))
 	expectHint(t, a, "a socket")
+	first.Close() // gives back the inode
 	must(t, os.Remove(filepath.Join(dir, "a")))
 	listen(t, filepath.Join(dir, "a"))
 	expectHint(t, a, "another socket")
 	a.Close()
 	b.Close()
 	d.Close()
+}
+
+// A folder made anew may look the same from above: the same inode number.
+func TestSlowLookAtAnotherFolder(t *testing.T) {
+	n := deaf()
+	w := start(t, Options{SlowLook: 20 * time.Millisecond}, func(w *Watcher) {
+		w.open = func() (notifier, error) { return n, nil }
+	})
+	dir := tempDir(t)
+	s := w.Subscribe(filepath.Join(dir, "s"))
+	w.mu.Lock()
+	delete(n.wds, dir)
+	n.next++
+	w.mu.Unlock()
+	expectHint(t, s, "the kernel watches another folder now")
+	expectQuiet(t, s, "and that is all")
+	s.Close()
+}
+
+// Whoever looks because of a hint must find all that the watcher had found: so the hint
+// comes after it, or what was made before its folder was watched would be missed.
+func TestHintComesLast(t *testing.T) {
+	var s *Subscription
+	n := deaf()
+	dir := tempDir(t)
+	top := filepath.Join(dir, "a")
+	early := false
+	n.added = func(folder string) {
+		if strings.HasPrefix(folder, top) {
+			early = early || len(s.hints) > 0
+			must(t, os.WriteFile(filepath.Join(folder, "s"), nil, 0o600)) // makes no event that anybody hears
+		}
+	}
+	w := start(t, Options{}, func(w *Watcher) { w.open = func() (notifier, error) { return n, nil } })
+	s = w.Subscribe(filepath.Join(top, "s"))
+	defer s.Close()
+	must(t, os.Mkdir(top, 0o755))
+	w.mu.Lock()
+	wd := n.wds[dir]
+	w.mu.Unlock()
+	n.event(wd, unix.IN_CREATE, "a")
+	waitUntilSeen(t, s, filepath.Join(top, "s"))
+	if early {
+		t.Error("hinted before all was seen")
+	}
 }
 
 func TestOverflow(t *testing.T) {
@@ -653,6 +699,8 @@ func (l *limitedNotifier) add(folder string, mask uint32) (int32, error) {
 // fakeNotifier tells only what a test puts in.
 type fakeNotifier struct {
 	wds    map[string]int32
+	next   int32
+	added  func(folder string) // called before a watch is in place
 	same   func(string) string // one inode for several names
 	reads  chan []byte         // closed: it breaks
 	closed chan struct{}
@@ -668,7 +716,11 @@ func (n *fakeNotifier) add(folder string, _ uint32) (int32, error) {
 	}
 	inode := n.same(folder)
 	if n.wds[inode] == 0 {
-		n.wds[inode] = int32(len(n.wds) + 1)
+		if n.added != nil {
+			n.added(folder)
+		}
+		n.next++
+		n.wds[inode] = n.next
 	}
 	return n.wds[inode], nil
 }
