@@ -35,6 +35,7 @@ func (a api) status(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodHead || rc.Flush() != nil {
 			return
 		}
+		pause := min(9*time.Since(began), time.Second)
 		select {
 		case <-r.Context().Done():
 			return
@@ -45,7 +46,7 @@ func (a api) status(w http.ResponseWriter, r *http.Request) {
 		select {
 		case <-r.Context().Done():
 			return
-		case <-time.After(min(9*time.Since(began), time.Second)):
+		case <-time.After(pause):
 		}
 	}
 }
