@@ -4,6 +4,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -293,6 +294,13 @@ func TestRegistryFullOrReadOnly(t *testing.T) {
 			d.Start()
 			s := c.WaitStatus(d.Name, "a reason", soon, func(s harness.DriverStatus) bool { return s.Driver == "ready" && s.Reason != "" })
 			contains(t, "the reason", s.Reason, tc.word)
+			// Tried again and again, said once.
+			harness.Never(t, 4*time.Second, "the log repeats itself", func() string {
+				if lines := strings.Count(c.Log(), "level=WARN"); lines > 3 {
+					return c.Log()
+				}
+				return ""
+			})
 			if err := tc.mend(n); err != nil {
 				t.Fatal(err)
 			}

@@ -84,6 +84,23 @@ func (n *Node) StartDaemon(args ...string) *Daemon {
 	return d
 }
 
+// StartDaemonVia starts the daemon through a command that runs its arguments: with a
+// limit, or in a namespace.
+func (n *Node) StartDaemonVia(cmd *exec.Cmd) *Daemon {
+	n.T.Helper()
+	d := n.LaunchVia(cmd)
+	d.Ready(10 * time.Second)
+	return d
+}
+
+// LaunchVia is StartDaemonVia without waiting for the daemon.
+func (n *Node) LaunchVia(cmd *exec.Cmd) *Daemon {
+	n.T.Helper()
+	cmd.Args = append(cmd.Args, Binary(n.T), "run", "--config-root", n.Etc)
+	cmd.Env = cleanEnv()
+	return n.startDaemon(cmd)
+}
+
 // StartDaemonBehind starts a second daemon with the same configuration: the control
 // socket is the first one's as long as that lives.
 func (n *Node) StartDaemonBehind() *Daemon {

@@ -1,0 +1,243 @@
+package e2e
+
+import (
+	"crypto/rand"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"csi-registrar/internal/e2e/harness"
+)
+
+// flood opens connections to a socket at once: half say nothing, half say random bytes.
+func flood(t *testing.T, path string, n int) (done func()) {
+	t.Helper()
+	var mu sync.Mutex
+	var open []net.Conn
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() {
+			c, err := net.DialTimeout("unix", path, 5*time.Second)
+			if err != nil {
+				return // refused is fine too
+			}
+			mu.Lock()
+			open = append(open, c)
+			mu.Unlock()
+			if i%2 == 0 {
+				b := make([]byte, 512)
+				rand.Read(b)
+				// Closed by the other side meanwhile, or not read: both are fine.
+				_ = c.SetWriteDeadline(time.Now().Add(time.Second))
+				_, _ = c.Write(b)
+			}
+		})
+	}
+	wg.Wait()
+	return func() {
+		for _, c := range open {
+			c.Close()
+		}
+	}
+}
+
+func TestThousandConnections(t *testing.T) {
+	t.Parallel()
+	n := harness.New(t)
+	d := n.AddDriver("a.example")
+	d.Start()
+	c := n.StartDaemon()
+	path := n.RegSocket(d.Name)
+	if _, ok := harness.WhenAccepts(path, soon); !ok {
+		t.Fatal("not published")
+	}
+	before := pss(t, c.PID())
+	done := flood(t, path, 1000)
+	during := pss(t, c.PID())
+	open, err := harness.Descriptors(c.PID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := n.StartKubelet() // comes to the very socket that is flooded
+	k.Registered(0, d.Name, soon)
+	for _, e := range k.Events() {
+		if e.Error != "" {
+			t.Errorf("the kubelet was not served: %v", e)
+		}
+	}
+	c.WaitState(d.Name, "registered", soon)
+	t.Logf("PSS before %.1f MB, with 1000 connections %.1f MB, %d descriptors", before, during, len(open))
+	if during-before > 10 {
+		t.Errorf("memory grew by %.1f MB", during-before)
+	}
+	if len(open) > 64+32 {
+		t.Errorf("%d descriptors open, want at most 64 connections and its own", len(open))
+	}
+	done()
+	harness.Eventually(t, 30*time.Second, "memory comes back", func() string {
+		if now := pss(t, c.PID()); now-before > 3 {
+			return fmt.Sprintf("%.1f MB, was %.1f", now, before)
+		}
+		return ""
+	})
+}
+
+// Silent connections to all registration sockets are closed after 10 s.
+func TestSilentConnectionsAreClosed(t *testing.T) {
+	t.Parallel()
+	n, d, c, _ := registered(t, "a.example")
+	conn, err := net.Dial("unix", n.RegSocket(d.Name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	start := time.Now()
+	if err := conn.SetReadDeadline(start.Add(20 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, 4096)
+	for err == nil {
+		_, err = conn.Read(b) // a server may greet first
+	}
+	if took := time.Since(start); took > 15*time.Second || os.IsTimeout(err) {
+		t.Errorf("closed after %v (%v), want 10s", took, err)
+	}
+	if !c.Running() {
+		t.Error("the daemon ended")
+	}
+}
+
+// Too few descriptors for a while (clients of the control socket hold them): said once
+// for each driver, and made up for.
+func TestDescriptorsExhausted(t *testing.T) {
+	t.Parallel()
+	n := harness.New(t)
+	var drivers []*harness.Driver
+	for _, name := range numbered("d%02d.example", 10) {
+		drivers = append(drivers, n.AddDriver(name))
+	}
+	k := n.StartKubelet()
+	c := n.StartDaemonVia(exec.Command("/bin/sh", "-c", `ulimit -n 48; exec "$0" "$@"`))
+	c.Hush()
+	release := flood(t, n.ControlSocket(), 60)
+	for _, d := range drivers {
+		d.Start()
+	}
+	harness.Eventually(t, soon, "the log says it", func() string {
+		if !strings.Contains(c.Log(), "LimitNOFILE") {
+			return "not yet"
+		}
+		return ""
+	})
+	harness.Never(t, 4*time.Second, "the daemon", func() string {
+		if !c.Running() {
+			return c.Log()
+		}
+		return ""
+	})
+	release()
+	if lines := strings.Count(c.Log(), "level=WARN"); lines > 3*len(drivers) {
+		t.Errorf("%d warnings for %d drivers in 4 s", lines, len(drivers))
+	}
+	for _, d := range drivers {
+		k.Registered(0, d.Name, 40*time.Second)
+		c.WaitState(d.Name, "registered", soon)
+	}
+	if k.Count(0, "deregister", "") != 0 {
+		t.Error("the kubelet lost a driver")
+	}
+}
+
+// Without inotify (its limits are reached) it is looked once a second, and the sysctl named.
+func TestWithoutInotify(t *testing.T) {
+	t.Parallel()
+	n := harness.New(t)
+	d := n.AddDriver("a.example")
+	sh := exec.Command("/bin/sh", "-c", `echo 0 > /proc/sys/user/max_inotify_instances && exec "$0" "$@"`)
+	sh.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  syscall.CLONE_NEWUSER, // the limit is the namespace's own
+		UidMappings: []syscall.SysProcIDMap{{Size: 65536}},
+		GidMappings: []syscall.SysProcIDMap{{Size: 65536}},
+	}
+	c := n.StartDaemonVia(sh)
+	contains(t, "the log", c.Log(), "inotify", "max_")
+	k := n.StartKubelet()
+	served := d.Start()
+	at, ok := harness.WhenAccepts(n.RegSocket(d.Name), soon)
+	if !ok || at.Sub(served) > 2*time.Second {
+		t.Errorf("published after %v (%v), want about 1s at most", at.Sub(served), ok)
+	}
+	k.Registered(0, d.Name, soon)
+	c.WaitState(d.Name, "registered", soon)
+	mark := k.Mark()
+	if err := os.Remove(n.RegSocket(d.Name)); err != nil {
+		t.Fatal(err)
+	}
+	k.Registered(mark, d.Name, soon)
+}
+
+// Who may put a socket there may become the driver: owner and folders are checked.
+func TestUntrustedSockets(t *testing.T) {
+	t.Parallel()
+	const stranger = 65534
+	cases := map[string]struct {
+		spoil func(socket string) error
+		words []string
+		mend  func(socket string) error
+	}{
+		"socket of another user": {
+			func(s string) error { return os.Chown(s, stranger, stranger) }, []string{"owner"},
+			func(s string) error { return os.Chown(s, 0, 0) },
+		},
+		"folder of another user": {
+			func(s string) error { return os.Chown(filepath.Dir(s), stranger, stranger) }, []string{"own"},
+			func(s string) error { return os.Chown(filepath.Dir(s), 0, 0) },
+		},
+		"folder that anybody may write": {
+			func(s string) error { return os.Chmod(filepath.Dir(s), 0o777) }, []string{"writ"},
+			func(s string) error { return os.Chmod(filepath.Dir(s), 0o755) },
+		},
+	}
+	for what, tc := range cases {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			n := harness.New(t)
+			d := n.DriverAt("a.example", filepath.Join(n.Run, "a", "csi.sock"))
+			n.Configure(d.Name, d.Socket)
+			d.Start()
+			if err := tc.spoil(d.Socket); err != nil {
+				t.Fatal(err)
+			}
+			k := n.StartKubelet()
+			c := n.StartDaemon()
+			s := c.WaitState(d.Name, "mismatch", soon)
+			contains(t, "the reason", s.Reason, tc.words...)
+			if got := n.Sockets(); len(got) != 0 {
+				t.Errorf("published: %q", got)
+			}
+			if err := tc.mend(d.Socket); err != nil {
+				t.Fatal(err)
+			}
+			k.Registered(0, d.Name, 40*time.Second)
+		})
+	}
+	t.Run("turned off", func(t *testing.T) {
+		t.Parallel()
+		n := harness.New(t)
+		d := n.AddDriver("a.example", `socket_owner = "any"`)
+		d.Start()
+		if err := os.Chown(d.Socket, stranger, stranger); err != nil {
+			t.Fatal(err)
+		}
+		k := n.StartKubelet()
+		n.StartDaemon()
+		k.Registered(0, d.Name, soon)
+	})
+}
