@@ -16,6 +16,10 @@ registered, 1 if not, 3 if the daemon does not run; it is never started.`,
 			about: `None named means all enabled ones. A driver that is not configured yet and a
 daemon that does not run yet are waited for.`,
 			setup: setupWait},
+		{name: "doctor", args: "[DRIVER...]", summary: "find out why a driver is not registered, and what mends it",
+			about: `It does what the kubelet does, step by step, with the daemon or without it, and
+changes nothing. The exit code is 1 if something is wrong.`,
+			setup: setupDoctor},
 		{name: "reload", summary: "have the daemon read its configuration anew, and say if it is right", setup: setupReload},
 		{name: "reregister", args: "DRIVER", summary: "have the kubelet register a driver again",
 			about: `The registration socket is made anew: the kubelet takes the driver out of the
@@ -28,6 +32,10 @@ wrong. The exit code is 78 if there are mistakes.`,
 				setup: setupConfigCheck},
 			{name: "show", summary: "print the merged configuration, each value with where it comes from", setup: setupConfigShow},
 		}},
+		{name: "cleanup", summary: "take the registration sockets away if the unit is being stopped",
+			about: `For ExecStopPost= of the unit: on a restart, a crash or an upgrade the sockets
+stay, and the kubelet notices nothing.`,
+			setup: setupCleanup},
 		{name: "import", args: "MANIFEST...", summary: "turn a driver's DaemonSet into a configuration file", setup: setupImport},
 		{name: "demo", summary: "show the whole story on this machine: no cluster, no root", setup: plain(runDemo)},
 		{name: "completion", args: "bash|zsh|fish", summary: "print the completion script for a shell", setup: plain(runCompletion)},

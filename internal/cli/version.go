@@ -11,9 +11,6 @@ import (
 // buildVersion is set by the linker: -X csi-registrar/internal/cli.buildVersion=1.2.3.
 var buildVersion string
 
-// version is the version alone.
-func version() string { return build().Version }
-
 // buildInfo says which program this is. Its JSON form is the output of version --json.
 type buildInfo struct {
 	Version   string `json:"version"`

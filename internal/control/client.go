@@ -151,8 +151,12 @@ func (c *Client) call(ctx context.Context, method, target string, limit time.Dur
 		return nil, err
 	}
 	req.Close = true // one call, one connection
-	var d net.Dialer
-	conn, err := d.DialContext(ctx, "unix", c.path)
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	// Connecting to a Unix socket does not wait. With ctx its deadline would be found out
+	// by the network poller a moment before ctx itself says so.
+	conn, err := net.Dial("unix", c.path)
 	if err != nil {
 		return nil, c.explain(err)
 	}
@@ -212,6 +216,8 @@ func (c *Client) explain(err error) error {
 		return fmt.Errorf("%w (there is no %s)", ErrNotRunning, c.path)
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return fmt.Errorf("%w (nobody listens on %s)", ErrNotRunning, c.path)
+	case errors.Is(err, syscall.EAGAIN):
+		return fmt.Errorf("too many wait for the daemon's answer already: %w", err)
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("no access to %s: %w", c.path, fs.ErrPermission)
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
