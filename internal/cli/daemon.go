@@ -89,6 +89,7 @@ func (d *daemon) live(ctx context.Context, e *env, b control.Backend, begin func
 	}
 	d.log.Info("ready", "MESSAGE_ID", messageReady, "version", build().Version)
 	d.work.Go(func() { d.tellStatus(ctx) })
+	d.work.Go(func() { d.tidyMemory(ctx) })
 	d.work.Go(func() { d.feedWatchdog(ctx, e) })
 	<-ctx.Done()
 	d.note("telling the service manager", d.notifier.Stopping())
