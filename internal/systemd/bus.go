@@ -95,9 +95,12 @@ func (b *bus) close() {
 }
 
 // hello authenticates by the credentials of the socket and, with a broker, asks for a name.
+// BEGIN goes out with AUTH, as libsystemd's own clients do it: systemd does not look at a
+// call that it reads together with BEGIN until it can read something more, which never
+// comes. With its OK in hand, it has read BEGIN.
 func (b *bus) hello(broker bool) error {
 	uid := hex.EncodeToString([]byte(strconv.Itoa(os.Geteuid())))
-	if _, err := fmt.Fprintf(b.conn, "\x00AUTH EXTERNAL %s\r\n", uid); err != nil {
+	if _, err := fmt.Fprintf(b.conn, "\x00AUTH EXTERNAL %s\r\nBEGIN\r\n", uid); err != nil {
 		return err
 	}
 	line, err := b.in.ReadSlice('\n')
@@ -106,9 +109,6 @@ func (b *bus) hello(broker bool) error {
 	}
 	if !bytes.HasPrefix(line, []byte("OK ")) {
 		return fmt.Errorf("authentication refused: %q", bytes.TrimSpace(line))
-	}
-	if _, err := io.WriteString(b.conn, "BEGIN\r\n"); err != nil {
-		return err
 	}
 	if !broker {
 		return nil
