@@ -30,7 +30,7 @@ type Store struct {
 	// count asks how many descriptors are stored and how many may be; nil if nobody
 	// can be asked.
 	count func(context.Context) (stored, most uint32, err error)
-	mu    sync.Mutex // one Keep at a time, so that counting tells whose was refused
+	mu    sync.Mutex // one change at a time, so that counting tells whose was dropped
 }
 
 // NewStore returns the store behind the notifier. With a nil notifier Keep fails with
@@ -44,10 +44,9 @@ func NewStore(n *Notifier) *Store {
 }
 
 // Keep puts a copy of c's descriptor into the store and returns when the manager has it.
-// The manager says nothing when it drops one, so its count is asked before and after:
-// ErrStoreFull is wrapped if it did not rise and is at FileDescriptorStoreMax=. If the
-// manager cannot be asked, the descriptor is taken to be kept. A descriptor that was kept
-// under another name before stays under that one.
+// The manager says nothing when it drops one, so it is asked how many it holds;
+// ErrStoreFull is wrapped if FileDescriptorStoreMax= is reached without this one. If it
+// cannot be asked, the descriptor is taken to be kept.
 func (s *Store) Keep(ctx context.Context, name string, c syscall.Conn) error {
 	if s.notify == nil {
 		return fmt.Errorf("cannot keep %s: %w", name, ErrNoStore)
@@ -58,20 +57,31 @@ func (s *Store) Keep(ctx context.Context, name string, c syscall.Conn) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	before, _, errBefore := s.counted(ctx)
+	if err := s.put(ctx, name, c); err != nil {
+		return err
+	}
+	held, most, err := s.counted(ctx)
+	if err != nil || held < most {
+		return nil // not asked, or there was room even after it
+	}
+	// Up to the brim: it was the last that fitted, or it was dropped. Taking it out
+	// tells, and if it was in it fits again.
+	if err := s.forget(ctx, name); err != nil {
+		return err
+	}
+	if without, _, err := s.counted(ctx); err == nil && without >= held {
+		return fmt.Errorf("cannot keep %s: %w (%d of FileDescriptorStoreMax=%d)", name, ErrStoreFull, held, most)
+	}
+	return s.put(ctx, name, c)
+}
+
+func (s *Store) put(ctx context.Context, name string, c syscall.Conn) error {
 	// FDPOLL=0: without it PID 1 would drop a listener at the first sign of an error on it.
 	if err := s.notify.sendDescriptor("FDSTORE=1\nFDNAME="+name+"\nFDPOLL=0", c); err != nil {
 		return fmt.Errorf("cannot keep %s: %w", name, err)
 	}
 	if err := s.notify.Barrier(ctx); err != nil {
 		return fmt.Errorf("cannot tell whether %s is kept: %w", name, err)
-	}
-	after, most, errAfter := s.counted(ctx)
-	if errBefore != nil || errAfter != nil {
-		return nil
-	}
-	if after <= before && after >= most {
-		return fmt.Errorf("cannot keep %s: %w (%d of FileDescriptorStoreMax=%d)", name, ErrStoreFull, after, most)
 	}
 	return nil
 }
@@ -83,6 +93,12 @@ func (s *Store) Forget(ctx context.Context, name string) error {
 	if s.notify == nil {
 		return nil
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.forget(ctx, name)
+}
+
+func (s *Store) forget(ctx context.Context, name string) error {
 	if err := s.notify.send("FDSTOREREMOVE=1", "FDNAME="+name); err != nil {
 		return fmt.Errorf("cannot forget %s: %w", name, err)
 	}

@@ -81,20 +81,25 @@ func TestKeepRefusals(t *testing.T) {
 
 func TestKeepTellsThatTheStoreIsFull(t *testing.T) {
 	m, n := startManager(t)
-	m.Most = 1
+	m.Most = 2
 	s := NewStore(n)
-	s.count = func(context.Context) (uint32, uint32, error) { return uint32(len(m.Stored())), 1, nil }
+	s.count = func(context.Context) (uint32, uint32, error) { return uint32(len(m.Stored())), 2, nil }
 	dir := shortDir(t)
-	if err := s.Keep(t.Context(), "a", listen(t, filepath.Join(dir, "a"))); err != nil {
-		t.Fatal(err)
+	for _, name := range []string{"a", "b"} { // the second fills it
+		if err := s.Keep(t.Context(), name, listen(t, filepath.Join(dir, name))); err != nil {
+			t.Fatal(err)
+		}
 	}
-	err := s.Keep(t.Context(), "b", listen(t, filepath.Join(dir, "b")))
-	if !errors.Is(err, ErrStoreFull) || !strings.Contains(err.Error(), "FileDescriptorStoreMax=1") {
+	err := s.Keep(t.Context(), "c", listen(t, filepath.Join(dir, "c")))
+	if !errors.Is(err, ErrStoreFull) || !strings.Contains(err.Error(), "FileDescriptorStoreMax=2") {
 		t.Error(err)
+	}
+	if got := m.Stored(); !slices.Equal(got, []string{"a", "b"}) {
+		t.Errorf("stored %q", got)
 	}
 	// A manager that cannot be asked is believed.
 	s.count = func(context.Context) (uint32, uint32, error) { return 0, 0, errNobodyToAsk }
-	if err := s.Keep(t.Context(), "b", listen(t, filepath.Join(dir, "c"))); err != nil {
+	if err := s.Keep(t.Context(), "d", listen(t, filepath.Join(dir, "d"))); err != nil {
 		t.Error(err)
 	}
 }
