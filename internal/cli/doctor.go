@@ -72,6 +72,11 @@ func doctorText(r doctor.Report, p page, whole bool) string {
 			b.WriteString(p.paint(bold, d) + "\n")
 		}
 		for _, c := range checks {
+			// What was found is told below, once.
+			found := func(f doctor.Finding) bool { return f.Driver == c.Driver && f.Step == c.Step && f.Is == c.Says }
+			if i := slices.IndexFunc(r.Findings, found); i >= 0 {
+				c.Says = fmt.Sprintf("see %d below", i+1)
+			}
 			checkLine(&b, p, c)
 		}
 	}
@@ -91,14 +96,15 @@ func checkLine(b *strings.Builder, p page, c doctor.Check) {
 	colour := map[doctor.Result]string{doctor.OK: green, doctor.Failed: red, doctor.Warned: yellow, doctor.Skipped: dim}[c.Result]
 	says := c.Says
 	if c.TookMS > 0 {
-		says = strings.TrimSpace(fmt.Sprintf("%.3g ms  %s", c.TookMS, says))
+		says = strings.TrimSpace(fmt.Sprintf("%.3g ms: %s", c.TookMS, says))
 	}
 	head := "  " + p.paint(colour, string(c.Result)) + strings.Repeat(" ", resultWidth-len(c.Result)) +
 		string(c.Step) + strings.Repeat(" ", max(stepWidth-len(c.Step), 1))
 	indent := 2 + resultWidth + stepWidth
-	lines := wrap(says, max(p.columns-indent, 20))
-	if len(lines) == 0 {
-		lines = []string{""}
+	lines := wrap(says, p.columns-indent)
+	if p.columns < 2*indent { // too narrow for three columns
+		indent = 4
+		lines = append([]string{""}, wrap(says, p.columns-indent)...)
 	}
 	for i, line := range lines {
 		if i > 0 {
@@ -126,10 +132,10 @@ func doctorSummary(r doctor.Report, p page) string {
 	if warnings > 0 {
 		text += ", " + count(warnings, "warning")
 	}
-	if len(r.Findings) > 1 {
-		text += "; mend the first one, then run doctor again"
+	if len(r.Findings) == 1 {
+		return p.paint(red, text+":")
 	}
-	return p.paint(red, text+":")
+	return p.paint(red, text+".") + "\nMend the first one, then run doctor again."
 }
 
 func findingText(b *strings.Builder, p page, n int, f doctor.Finding) {

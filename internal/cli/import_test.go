@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"bytes"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,11 +9,10 @@ import (
 
 func importing(t *testing.T, stdin, name string, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
-	var out, errs bytes.Buffer
-	e := &env{stdin: strings.NewReader(stdin), stdout: &out, stderr: &errs, getenv: func(string) string { return "" }}
-	table := []command{{name: "import", setup: setupImport}}
-	code = e.report(dispatch(t.Context(), e, table, append([]string{"import", "--name", name}, args...)))
-	return code, out.String(), errs.String()
+	s := newSession()
+	s.env.stdin = strings.NewReader(stdin)
+	code = s.run(t.Context(), append([]string{"import", "--name", name}, args...)...)
+	return code, s.stdout.String(), s.stderr.String()
 }
 
 func TestImportFromStandardInput(t *testing.T) {

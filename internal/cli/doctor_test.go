@@ -1,0 +1,117 @@
+package cli
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"csi-registrar/internal/config"
+	"csi-registrar/internal/doctor"
+	"csi-registrar/internal/kubelet"
+)
+
+// examined is what doctor may have found.
+func examined() doctor.Report {
+	return doctor.Report{
+		Findings: []doctor.Finding{
+			{Step: doctor.StepKubelet, Severity: doctor.Problem,
+				Is:     "kubelet (pid 812, kubelet.service) has the root directory /data/kubelet (its --root-dir), but csi-registrar publishes below /var/lib/kubelet (default)",
+				Should: `root_dir = "/data/kubelet" under [kubelet]`,
+				Fix: []string{"mkdir -p /etc/csi-registrar/conf.d",
+					`printf '[kubelet]\nroot_dir = "%s"\n' /data/kubelet > /etc/csi-registrar/conf.d/90-kubelet.toml`,
+					"systemctl daemon-reload", "systemctl restart csi-registrar.service"}},
+			{Driver: "nfs.csi.k8s.io", Step: doctor.StepSocket, Severity: doctor.Problem,
+				Is:     "nobody listens on /run/csi-nfs/csi.sock: it was left behind by a driver that has ended",
+				Should: "the driver runs and listens there",
+				Fix:    []string{"start the driver; if it does not replace the dead socket by itself: rm /run/csi-nfs/csi.sock"}},
+			{Step: doctor.StepHTTP, Severity: doctor.Warning, Is: "csi-registrar-http.socket serves health and metrics on 0.0.0.0:9809, which other machines can reach"},
+		},
+		Checks: []doctor.Check{
+			{Step: doctor.StepConfiguration, Result: doctor.OK, Says: "3 files, 2 drivers"},
+			{Step: doctor.StepKubelet, Result: doctor.Failed, Says: "kubelet (pid 812, kubelet.service) has the root directory /data/kubelet (its --root-dir), but csi-registrar publishes below /var/lib/kubelet (default)"},
+			{Step: doctor.StepUnit, Result: doctor.Skipped, Says: "systemd does not run here"},
+			{Step: doctor.StepHTTP, Result: doctor.Warned, Says: "csi-registrar-http.socket serves health and metrics on 0.0.0.0:9809, which other machines can reach"},
+			{Driver: "nfs.csi.k8s.io", Step: doctor.StepSocket, Result: doctor.Failed, Says: "nobody listens on /run/csi-nfs/csi.sock: it was left behind by a driver that has ended"},
+			{Driver: "nfs.csi.k8s.io", Step: doctor.StepRegistration, Result: doctor.Warned, Says: "registered"},
+			{Driver: "ebs.csi.aws.com", Step: doctor.StepPluginCaps, Result: doctor.OK, Says: "CONTROLLER_SERVICE", TookMS: 0.42},
+			{Driver: "ebs.csi.aws.com", Step: doctor.StepNodeInfo, Result: doctor.OK, Says: "node id i-0123, at most 25 volumes, 1 topology keys", TookMS: 12.345},
+			{Driver: "ebs.csi.aws.com", Step: doctor.StepRegistration, Result: doctor.OK, Says: "registered, confirmed by the kubelet 2026-01-02 15:04:05"},
+		},
+	}
+}
+
+func TestDoctorText(t *testing.T) {
+	ill := examined()
+	well := doctor.Report{Healthy: true, Checks: ill.Checks[6:]}
+	warned := doctor.Report{Healthy: true, Checks: ill.Checks[3:4], Findings: ill.Findings[2:]}
+	for name, c := range map[string]struct {
+		r     doctor.Report
+		p     page
+		whole bool
+	}{
+		"ill":    {ill, page{columns: 80}, false},
+		"colour": {ill, page{columns: 80, colour: true}, false},
+		"narrow": {ill, page{columns: 50}, false},
+		"well":   {well, page{columns: 80}, false},
+		"named":  {well, page{columns: 80}, true},
+		"warned": {warned, page{columns: 80}, false},
+	} {
+		got := doctorText(c.r, c.p, c.whole)
+		golden(t, "doctor/"+name+".txt", got)
+		harmless(t, name, got, c.p.colour)
+		for line := range strings.Lines(got) {
+			words := strings.Fields(strings.TrimPrefix(strings.TrimSpace(line), "do "))
+			if n := visibleLength(line); n > c.p.columns && len(words) > 1 && !isCommand(words[0]) {
+				t.Errorf("%s: %d columns: %s", name, n, line)
+			}
+		}
+	}
+}
+
+// The exit code and the document, on a node where nothing is.
+func TestDoctorOnABareNode(t *testing.T) {
+	leaks(t)
+	root := newRoot(t)
+	if err := os.MkdirAll(filepath.Join(root, "proc/1"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(root, "proc/1/comm"), []byte("init\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o := doctor.Options{Source: config.Source{Root: root}, Root: root, Patience: time.Second}
+	run := func(asJSON bool) (int, string) {
+		s := newSession()
+		code := s.env.report(runDoctor(t.Context(), s.env, o, asJSON))
+		if errs := s.stderr.String(); errs != "" {
+			t.Errorf("standard error has %q", errs)
+		}
+		return code, s.stdout.String()
+	}
+	code, out := run(true)
+	var doc struct {
+		Healthy  *bool
+		Findings []struct{ Step, Severity, Is string }
+		Checks   []struct{ Step, Result string }
+	}
+	if err := json.Unmarshal([]byte(out), &doc); err != nil {
+		t.Fatal(err)
+	}
+	if code != exitFailed || doc.Healthy == nil || *doc.Healthy || len(doc.Findings) == 0 || doc.Findings[0].Step != "kubelet" || len(doc.Checks) == 0 {
+		t.Errorf("code %d\n%s", code, out)
+	}
+	o.Drivers = []string{"nfs.csi.k8s.io"}
+	code, out = run(false)
+	if code != exitFailed || !strings.HasPrefix(out, "the node\n") || !strings.Contains(out, "no file configures it") {
+		t.Errorf("code %d\n%s", code, out)
+	}
+}
+
+// Doctor is not to be taken for the kubelet.
+func TestDoctorIsAClientOfOurs(t *testing.T) {
+	if doctor.ClientPrefix != kubelet.ClientPrefix {
+		t.Errorf("doctor comes from %s, the registration sockets know %s", doctor.ClientPrefix, kubelet.ClientPrefix)
+	}
+}

@@ -1,0 +1,129 @@
+package doctor
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+	"time"
+
+	"csi-registrar/internal/config"
+)
+
+func TestSystemctl(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("PATH", dir)
+	if _, err := (Systemctl{}).Show(t.Context(), "x.service", "A"); !errors.Is(err, ErrNoSystemd) {
+		t.Errorf("without systemctl: %v", err)
+	}
+	script := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, "systemctl"), []byte("#!/bin/sh\n"+text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	script(`[ "$*" = "show --no-pager --property=LoadState,Listen -- x.socket" ] || exit 9
+echo LoadState=loaded
+echo "Listen=127.0.0.1:1 (Stream)"
+echo "Listen=[::1]:1 (Stream)"
+`)
+	p, err := (Systemctl{}).Show(t.Context(), "x.socket", "LoadState", "Listen")
+	if err != nil || p["LoadState"] != "loaded" || p["Listen"] != "127.0.0.1:1 (Stream)\n[::1]:1 (Stream)" {
+		t.Errorf("%q, %v", p, err)
+	}
+	script("echo 'System has not been booted with systemd as init system (PID 1).' >&2; exit 1")
+	if _, err := (Systemctl{}).Show(t.Context(), "x.service", "A"); !errors.Is(err, ErrNoSystemd) {
+		t.Errorf("not booted with it: %v", err)
+	}
+	script("echo 'Access denied' >&2; exit 4")
+	if _, err := (Systemctl{}).Show(t.Context(), "x.service", "A"); err == nil || err.Error() != "systemctl: Access denied" {
+		t.Errorf("denied: %v", err)
+	}
+}
+
+func TestOnLoopback(t *testing.T) {
+	for address, want := range map[string]bool{
+		"127.0.0.1:9809": true, "[::1]:9809": true, "localhost:1": true, "127.9.9.9:1": true, "/run/x.sock": true, "[::ffff:127.0.0.1]:1": true,
+		"0.0.0.0:9809": false, ":9809": false, "[::]:9809": false, "10.0.0.1:1": false, "example.com:1": false, "9809": false,
+	} {
+		if got := onLoopback(address); got != want {
+			t.Errorf("%s: %v", address, got)
+		}
+	}
+}
+
+func TestHTTPEndpointOfTheDaemon(t *testing.T) {
+	n := newNode(t)
+	n.units[serviceUnit]["ExecStart"] = "{ argv[]=/usr/bin/csi-registrar run --keep-sockets --http-endpoint=:9809 ; }"
+	r := n.examine()
+	if len(r.Findings) != 1 || r.Findings[0].Step != StepHTTP || !r.Healthy {
+		t.Errorf("%+v", r.Findings)
+	}
+}
+
+func TestUnitDropIn(t *testing.T) {
+	if got := UnitDropIn("/var/lib/kubelet/"); got != "" {
+		t.Errorf("the default: %q", got)
+	}
+	const want = "# /etc/systemd/system/csi-registrar.service.d/root-dir.conf\n" +
+		"[Unit]\nRequiresMountsFor=\"/my data/50%%\"\n\n[Service]\nReadWritePaths=\"/my data/50%%\"\n"
+	if got := UnitDropIn("/my data/50%"); got != want {
+		t.Errorf("%s", got)
+	}
+}
+
+// What cannot be seen by an ordinary user is no finding of a problem.
+func TestDaemonThatMayNotBeAsked(t *testing.T) {
+	if os.Geteuid() == 0 {
+		t.Skip("root may ask")
+	}
+	n := newNode(t)
+	if err := os.Chmod(n.path("run/csi-registrar/control.sock"), 0); err != nil {
+		t.Fatal(err)
+	}
+	if r := n.examine(); !r.Healthy || len(r.Findings) != 1 || r.Findings[0].Step != StepDaemon {
+		t.Errorf("%+v", r.Findings)
+	}
+}
+
+// An examination leaves nothing open behind. (The node's own servers, in this process,
+// take a moment to see that their clients are gone.)
+func TestLeavesNothingBehind(t *testing.T) {
+	n := newNode(t)
+	descriptors, goroutines := countDescriptors(t), runtime.NumGoroutine()
+	for range 3 {
+		n.examine()
+	}
+	settled := func(now func() int, before int, what string) {
+		t.Helper()
+		after := now()
+		for end := time.Now().Add(5 * time.Second); after > before && time.Now().Before(end); after = now() {
+			runtime.Gosched()
+		}
+		if after > before {
+			t.Errorf("%d %s before, %d after", before, what, after)
+		}
+	}
+	settled(func() int { return countDescriptors(t) }, descriptors, "descriptors")
+	settled(runtime.NumGoroutine, goroutines, "goroutines")
+}
+
+func countDescriptors(t *testing.T) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Skip(err)
+	}
+	return len(entries)
+}
+
+func TestFileAlone(t *testing.T) {
+	n := newNode(t)
+	file := n.path("usr/lib/csi-registrar/conf.d/10-nfs.toml")
+	r := Run(t.Context(), Options{Source: config.Source{Root: n.root, File: file}, Root: n.root})
+	// Without config.toml the kubelet's default folder counts, where this node has none.
+	if r.Healthy || r.Findings[0].Step != StepKubelet {
+		t.Errorf("%+v", r.Findings)
+	}
+}
