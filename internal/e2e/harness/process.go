@@ -107,3 +107,21 @@ func (p *process) wait(limit time.Duration) int {
 	}
 	return p.cmd.ProcessState.ExitCode()
 }
+
+// Process is a child of a test: ended with it, its log shown if the test fails.
+type Process struct{ *process }
+
+// StartProcess starts one.
+func StartProcess(t testing.TB, what string, cmd *exec.Cmd) *Process {
+	t.Helper()
+	return &Process{start(t, what, cmd)}
+}
+
+// Running tells whether it lives.
+func (p *Process) Running() bool { return p.running() }
+
+// End signals it, waits for its end and gives the exit code, -1 for a signal's death.
+func (p *Process) End(s syscall.Signal, limit time.Duration) int {
+	p.t.Helper()
+	return p.end(s, limit)
+}

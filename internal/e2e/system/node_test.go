@@ -155,7 +155,7 @@ func (n *node) registered(mark int) {
 		n.Eventually(soon, "the registration of "+name, func() error {
 			events := n.events()[mark:]
 			if !slices.ContainsFunc(events, func(e event) bool { return e.Event == "register" && e.Driver == name && e.Error == "" }) {
-				return fmt.Errorf("the kubelet saw %v; %s", events, n.status())
+				return fmt.Errorf("the kubelet saw %v", events)
 			}
 			return nil
 		})

@@ -17,6 +17,6 @@ func TestBoot(t *testing.T) {
 			t.Errorf("%v -> %v", before, after)
 		}
 		t.Log(n.Run("systemctl", "status", unit))
-		t.Log(n.status())
+		t.Log(n.status(), n.events(), n.Run("systemd-analyze"), n.Journal())
 	})
 }

@@ -38,6 +38,17 @@ func (c cgroup) enter() string {
 	return code.String()
 }
 
+// empty tells whether it has no process any more, in the groups inside neither.
+func (c cgroup) empty() bool {
+	for _, dir := range c.dirs {
+		b, err := os.ReadFile(filepath.Join(dir, "cgroup.events"))
+		if err == nil && !strings.Contains(string(b), "populated 0") {
+			return false
+		}
+	}
+	return true
+}
+
 // remove takes away the groups and those that were made inside. Their processes are
 // dying; that takes a moment.
 func (c cgroup) remove() error {

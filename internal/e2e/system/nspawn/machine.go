@@ -4,6 +4,7 @@ package nspawn
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -253,19 +254,32 @@ func (m *Machine) Path(path string) string {
 // PowerCut ends everything in the machine at once.
 func (m *Machine) PowerCut() {
 	m.t.Helper()
-	if err := m.nspawn.Process.Kill(); err != nil {
+	if err := m.cut(); err != nil {
 		m.t.Fatal(err)
 	}
-	<-m.ended
-	// PID 1 dies with nspawn, and takes the rest with it; Boot must not find them alive.
+}
+
+// cut kills PID 1, with which the kernel kills all other processes, and nspawn, lest it
+// puts anything in order. It returns when they are gone.
+func (m *Machine) cut() error {
 	leader := m.leader
-	m.Eventually(runLimit, "the power cut", func() error {
-		if err := syscall.Kill(leader, 0); err == nil {
-			return fmt.Errorf("PID 1 lives")
-		}
-		return nil
-	})
 	m.leader = 0
+	if leader != 0 {
+		if err := syscall.Kill(leader, syscall.SIGKILL); err != nil && err != syscall.ESRCH {
+			return err
+		}
+	}
+	if err := m.nspawn.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	<-m.ended
+	for range 500 {
+		if m.group.empty() {
+			return nil
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return fmt.Errorf("processes of %s live on", m.name)
 }
 
 // Poweroff shuts the machine down in order.
@@ -311,7 +325,7 @@ func (m *Machine) Eventually(limit time.Duration, what string, check func() erro
 		if time.Now().After(deadline) {
 			m.t.Fatalf("%s: waited %s for %s: %v", m.Suite, limit, what, err)
 		}
-		time.Sleep(10 * time.Millisecond)
+		time.Sleep(25 * time.Millisecond)
 	}
 }
 
@@ -337,10 +351,9 @@ func (m *Machine) remove() {
 		}
 	}
 	if m.running() {
-		if err := m.nspawn.Process.Kill(); err != nil {
+		if err := m.cut(); err != nil {
 			m.t.Error(err)
 		}
-		<-m.ended
 	}
 	if m.console != nil {
 		m.console.Close()
