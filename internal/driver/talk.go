@@ -55,7 +55,6 @@ func newTalk(l *link) (*talk, error) {
 		// Small messages, seldom: no buffers of 32 kB, no estimating of bandwidth.
 		grpc.WithReadBufferSize(0),
 		grpc.WithWriteBufferSize(4<<10),
-		grpc.WithSharedWriteBuffer(true),
 		grpc.WithStaticStreamWindowSize(64<<10),
 		grpc.WithStaticConnWindowSize(64<<10),
 	)
