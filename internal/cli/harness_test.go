@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"testing"
@@ -196,7 +197,9 @@ func leaks(t *testing.T) {
 		return runtime.NumGoroutine(), len(fds)
 	}
 	goroutines, descriptors := count()
+	collect := debug.SetGCPercent(-1) // a finalizer would close what was forgotten
 	t.Cleanup(func() {
+		defer debug.SetGCPercent(collect)
 		deadline := time.Now().Add(5 * time.Second)
 		for {
 			g, f := count()

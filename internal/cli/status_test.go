@@ -185,6 +185,9 @@ func TestWatchInAPipe(t *testing.T) {
 	s.stdout.await(t, "configuration  mistakes: x.toml:1: one; x.toml:2: two\n")
 	d.set(func(s *agent.Status) { s.ConfigError = "" })
 	s.stdout.await(t, "configuration  no mistakes any more\n")
+	if n := strings.Count(s.stdout.String(), "b.csi.example  registered\n"); n != 1 {
+		t.Errorf("a driver that did not change has %d lines:\n%s", n, s.stdout)
+	}
 	stop()
 	s.stdout.await(t, "cannot watch the status any longer: csi-registrar does not run")
 	newFake(driverIn("c.csi.example", "registered", hour)).serve(t, root)

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"sync"
 	"testing"
 	"time"
@@ -144,7 +145,9 @@ func leaks(t *testing.T) {
 		return runtime.NumGoroutine(), len(fds)
 	}
 	goroutines, descriptors := count()
+	collect := debug.SetGCPercent(-1) // a finalizer would close what was forgotten
 	t.Cleanup(func() {
+		defer debug.SetGCPercent(collect)
 		deadline := time.Now().Add(5 * time.Second)
 		for {
 			g, f := count()

@@ -65,6 +65,28 @@ func TestWatchMissesNothing(t *testing.T) {
 	}
 }
 
+// The pause after a document is for the time that it took, not for the quiet after it.
+func TestWatchTellsAtOnceAfterAQuietTime(t *testing.T) {
+	leaks(t)
+	b := newDaemon()
+	path, _ := served(t, b)
+	var changed time.Time
+	for _, err := range NewClient(path).Watch(t.Context()) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !changed.IsZero() {
+			break
+		}
+		time.Sleep(300 * time.Millisecond) // the quiet time
+		changed = time.Now()
+		b.set(func(s *agent.Status) { s.Version = "2" })
+	}
+	if took := time.Since(changed); took > 500*time.Millisecond {
+		t.Errorf("it took %s", took)
+	}
+}
+
 func TestWatchEndsWithTheDaemon(t *testing.T) {
 	leaks(t)
 	path, stop := served(t, newDaemon())
@@ -72,7 +94,11 @@ func TestWatchEndsWithTheDaemon(t *testing.T) {
 	for _, err := range NewClient(path).Watch(t.Context()) {
 		got = append(got, err)
 		if err == nil {
+			began := time.Now()
 			stop()
+			if took := time.Since(began); took >= endTimeout {
+				t.Errorf("the stream was waited for: %s", took)
+			}
 		}
 	}
 	if len(got) != 2 || !errors.Is(got[1], ErrNotRunning) {
