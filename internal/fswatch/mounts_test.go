@@ -44,6 +44,11 @@ func TestMounts(t *testing.T) {
 	defer deepInA.Close()
 	defer inB.Close()
 
+	t.Cleanup(func() { // if the test failed half-way, or the folder could not be removed
+		for _, mounted := range []string{a, filepath.Join(b, "s")} {
+			_ = unix.Unmount(mounted, unix.MNT_DETACH)
+		}
+	})
 	time.Sleep(2 * mountPause) // the first look, which the beginning causes, is over
 	must(t, unix.Mount("tmpfs", a, "tmpfs", 0, ""))
 	begun := time.Now()
