@@ -20,7 +20,7 @@ import (
 func (x *exam) ask(ctx context.Context, d config.Driver, c net.Conn, who process) {
 	conn, err := over(c)
 	if err != nil {
-		x.found(Finding{Driver: d.Name, Step: StepPluginInfo, Severity: Problem, explains: true, Is: err.Error()})
+		x.found(&Finding{Driver: d.Name, Step: StepPluginInfo, Severity: Problem, explains: true, Is: err.Error()})
 		return
 	}
 	defer conn.Close()
@@ -58,7 +58,7 @@ func (q *questions) call(ctx context.Context, step Step, limit time.Duration, f 
 	if f.Fix == nil {
 		f.Fix = q.look()
 	}
-	q.found(f)
+	q.found(&f)
 	q.report.Checks[len(q.report.Checks)-1].TookMS = float64(took) / float64(time.Millisecond)
 	return false
 }
@@ -108,7 +108,7 @@ func (q *questions) pluginInfo(ctx context.Context) bool {
 		return false
 	}
 	if name != q.d.Name {
-		q.found(Finding{Driver: q.d.Name, Step: StepPluginInfo, Severity: Problem, explains: true,
+		q.found(&Finding{Driver: q.d.Name, Step: StepPluginInfo, Severity: Problem, explains: true,
 			Is:     fmt.Sprintf("the driver at %s calls itself %q", q.d.Socket, name),
 			Should: fmt.Sprintf("it is %q, as in %s", q.d.Name, q.origin(q.d, "socket")),
 			Fix: []string{fmt.Sprintf("name the table [driver.%q] in %s, or give it the socket of %s; then: csi-registrar reload",
@@ -186,7 +186,7 @@ func (q *questions) nodeInfo(ctx context.Context) bool {
 		if f.Fix == nil {
 			f.Fix = []string{"mend this in the driver's own configuration, and restart it"}
 		}
-		q.found(f)
+		q.found(&f)
 	}
 	return true
 }

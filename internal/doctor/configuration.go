@@ -20,20 +20,20 @@ func (x *exam) configuration() {
 		if driver != "" && !x.wanted(driver) {
 			continue
 		}
-		x.found(Finding{Driver: driver, Step: StepConfiguration, Severity: Problem, explains: true,
+		x.found(&Finding{Driver: driver, Step: StepConfiguration, Severity: Problem, explains: true,
 			Is: config.Mistake{File: m.File, Line: m.Line, Key: m.Key, Problem: m.Problem}.String(), Should: m.Hint,
 			Fix: []string{"mend " + m.File + ", then: csi-registrar config check && csi-registrar reload"}})
 	}
 	for _, m := range x.config.Warnings {
 		if driver := driverOf(m.Key); driver == "" || x.wanted(driver) {
-			x.found(Finding{Driver: driver, Step: StepConfiguration, Severity: Warning,
+			x.found(&Finding{Driver: driver, Step: StepConfiguration, Severity: Warning,
 				Is: config.Mistake{File: m.File, Line: m.Line, Key: m.Key, Problem: m.Problem}.String(), Should: m.Hint})
 		}
 	}
 	hidden := x.hidden()
 	x.absent(hidden)
 	if len(x.config.Config.Drivers)+len(x.config.Faulty)+len(hidden) == 0 && !x.named {
-		x.found(Finding{Step: StepConfiguration, Severity: Warning,
+		x.found(&Finding{Step: StepConfiguration, Severity: Warning,
 			Is:     "no driver is configured",
 			Should: "each driver has a table [driver.\"NAME\"] with its socket",
 			Fix:    []string{"csi-registrar import MANIFEST, or write a file into " + x.folder("etc")}})
@@ -120,7 +120,7 @@ func (x *exam) absent(hidden map[string]hiding) {
 			}
 			f.Fix = []string{"rm " + shellQuote(h.by), "csi-registrar reload"}
 		}
-		x.found(f)
+		x.found(&f)
 	}
 }
 
@@ -137,7 +137,7 @@ func (x *exam) disabled(ctx context.Context, d config.Driver) {
 		return
 	}
 	at := x.config.Origin(fmt.Sprintf("driver.%q.enabled", d.Name))
-	x.found(Finding{Driver: d.Name, Step: StepConfiguration, Severity: Problem, explains: true,
+	x.found(&Finding{Driver: d.Name, Step: StepConfiguration, Severity: Problem, explains: true,
 		Is:     "it is disabled: enabled = false in " + at,
 		Should: "enabled = true, or no such key",
 		Fix:    []string{"mend " + at + ", then: csi-registrar reload"}})

@@ -66,23 +66,23 @@ func (x *exam) running() {
 			x.checked("", StepDaemon, Failed, x.daemon.err.Error())
 			return
 		}
-		x.found(Finding{Step: StepDaemon, Severity: Problem, explains: true,
+		x.found(&Finding{Step: StepDaemon, Severity: Problem, explains: true,
 			Is: x.daemon.err.Error(), Should: "it runs",
 			Fix: []string{"systemctl enable --now " + serviceUnit}})
 		return
 	case errors.Is(x.daemon.err, fs.ErrPermission):
-		x.found(Finding{Step: StepDaemon, Severity: Warning,
+		x.found(&Finding{Step: StepDaemon, Severity: Warning,
 			Is: x.daemon.err.Error(), Should: "doctor runs as root: much can only be seen then",
 			Fix: []string{"sudo csi-registrar doctor"}})
 		return
 	default:
-		x.found(Finding{Step: StepDaemon, Severity: Problem, explains: true,
+		x.found(&Finding{Step: StepDaemon, Severity: Problem, explains: true,
 			Is: "the daemon does not answer: " + x.daemon.err.Error(), Should: "it answers at once",
 			Fix: []string{"journalctl -u " + serviceUnit + " -n 50", "systemctl restart " + serviceUnit}})
 		return
 	}
 	if why := x.outdated(); why != "" {
-		x.found(Finding{Step: StepDaemon, Severity: Problem, explains: true,
+		x.found(&Finding{Step: StepDaemon, Severity: Problem, explains: true,
 			Is: "the daemon works with another configuration than the files have: " + why, Should: "it has read them",
 			Fix: []string{"csi-registrar reload"}})
 		return

@@ -66,7 +66,8 @@ func Run(ctx context.Context, o Options) Report {
 		}
 		x.driver(ctx, d)
 	}
-	return x.finish()
+	x.report.Healthy = !slices.ContainsFunc(x.report.Findings, func(f Finding) bool { return f.Severity == Problem })
+	return x.report
 }
 
 // wanted tells whether a driver is to be examined.

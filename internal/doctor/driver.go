@@ -53,7 +53,7 @@ func (x *exam) reach(ctx context.Context, d config.Driver) (*net.UnixConn, proce
 		}
 	}
 	if f.Is != "" {
-		x.found(f)
+		x.found(&f)
 		return nil, process{}
 	}
 	ctx, cancel := context.WithTimeout(ctx, d.Timeout)
@@ -84,7 +84,7 @@ func (x *exam) reach(ctx context.Context, d config.Driver) (*net.UnixConn, proce
 		f.Should = "the driver listens there, on a stream socket"
 		f.Fix = []string{"restart the driver"}
 	}
-	x.found(f)
+	x.found(&f)
 	return nil, process{}
 }
 
@@ -151,11 +151,11 @@ func (x *exam) endpoint(ctx context.Context, d config.Driver) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		f.Is = "the kubelet is told the endpoint " + d.Endpoint + ", and there is no such file: it refuses"
-		x.found(f)
+		x.found(&f)
 		return
 	case err != nil || info.Mode()&fs.ModeSocket == 0:
 		f.Is = fmt.Sprintf("the endpoint %s is no socket", d.Endpoint)
-		x.found(f)
+		x.found(&f)
 		return
 	}
 	if mine, err := os.Stat(d.Socket); err == nil && os.SameFile(mine, info) {
@@ -165,7 +165,7 @@ func (x *exam) endpoint(ctx context.Context, d config.Driver) {
 	c, _, err := dialAs(ctx, seen)
 	if err != nil {
 		f.Is = fmt.Sprintf("the endpoint %s cannot be connected to: %v", d.Endpoint, err)
-		x.found(f)
+		x.found(&f)
 		return
 	}
 	defer c.Close()
@@ -179,5 +179,5 @@ func (x *exam) endpoint(ctx context.Context, d config.Driver) {
 		x.checked(d.Name, StepEndpoint, OK, d.Endpoint+" answers with the same name")
 		return
 	}
-	x.found(f)
+	x.found(&f)
 }

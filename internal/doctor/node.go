@@ -24,7 +24,7 @@ func (x *exam) kubelets() {
 		x.folderThere()
 		return
 	case len(found) == 0:
-		x.found(Finding{Step: StepKubelet, Severity: Problem, explains: true,
+		x.found(&Finding{Step: StepKubelet, Severity: Problem, explains: true,
 			Is: "no kubelet runs on this node (nor k3s, rke2, k0s or microk8s)", Should: "it runs: drivers are registered with it",
 			Fix: []string{"systemctl start kubelet.service", "journalctl -u kubelet.service -n 50"}})
 		x.folderThere()
@@ -46,7 +46,7 @@ func (x *exam) kubelets() {
 		x.folderThere()
 		return
 	}
-	x.found(Finding{Step: StepKubelet, Severity: Problem, explains: true,
+	x.found(&Finding{Step: StepKubelet, Severity: Problem, explains: true,
 		Is:     fmt.Sprintf("%s has the root directory %s (%s), but csi-registrar publishes below %s (%s)", k.process, k.rootDir, k.from, ours, x.config.Origin("kubelet.root_dir")),
 		Should: fmt.Sprintf("root_dir = %q under [kubelet]", k.rootDir),
 		Fix:    x.setRootDir(k.rootDir)})
@@ -121,7 +121,7 @@ func (x *exam) folderThere() {
 		x.checked("", StepFolder, OK, folder)
 		return
 	}
-	x.found(f)
+	x.found(&f)
 }
 
 func (x *exam) restartKubelet() string {
@@ -144,11 +144,11 @@ func (x *exam) watching() {
 	case answer == follows:
 		x.checked("", StepWatching, OK, "the kubelet follows "+x.registry())
 	case answer == nowhere:
-		x.found(Finding{Step: StepWatching, Severity: Problem, explains: true,
+		x.found(&Finding{Step: StepWatching, Severity: Problem, explains: true,
 			Is: fmt.Sprintf("%s watches no folder at all: it has just started, or hangs in its start", x.kubelet.process), Should: "it follows " + x.registry(),
 			Fix: []string{"wait 10 s and run doctor again", x.kubelet.restart()}})
 	default:
-		x.found(Finding{Step: StepWatching, Severity: Problem, explains: true,
+		x.found(&Finding{Step: StepWatching, Severity: Problem, explains: true,
 			Is:     fmt.Sprintf("%s does not watch %s but a folder that was there before and is deleted", x.kubelet.process, x.registry()),
 			Should: "it follows the folder that is there now; only its restart can do that",
 			Fix:    []string{x.kubelet.restart()}})

@@ -53,7 +53,7 @@ func (x *exam) registration(ctx context.Context, d config.Driver) {
 		x.published(ctx, d, own, st)
 		return
 	}
-	x.found(f)
+	x.found(&f)
 }
 
 func stateText(runs bool, st driverStatus) string {
@@ -97,7 +97,7 @@ func (x *exam) rivals(d config.Driver, own string, ours bool) bool {
 		f.Fix = []string{"take the container node-driver-registrar out of the driver's DaemonSet (csi-registrar import says what goes with it)"}
 	}
 	f.Fix = append(f.Fix, fmt.Sprintf("or leave the driver to it: set enabled = false in %s, then: csi-registrar reload", x.origin(d, "enabled")))
-	x.found(f)
+	x.found(&f)
 	return true
 }
 
@@ -158,7 +158,7 @@ func (x *exam) published(ctx context.Context, d config.Driver, own string, st dr
 		x.checked(d.Name, StepRegistration, OK, says)
 		return
 	}
-	x.found(f)
+	x.found(&f)
 }
 
 func (x *exam) kubeletUnit() string {

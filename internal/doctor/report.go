@@ -1,9 +1,7 @@
 package doctor
 
 import (
-	"cmp"
 	"slices"
-	"strings"
 	"time"
 
 	"csi-registrar/internal/safetext"
@@ -110,20 +108,34 @@ func (x *exam) timed(driver string, step Step, result Result, took time.Duration
 	x.report.Checks[len(x.report.Checks)-1].TookMS = float64(took.Round(10*time.Microsecond)) / float64(time.Millisecond)
 }
 
-// found notes a finding and its check.
-func (x *exam) found(f Finding) {
+// found notes a finding, where it belongs: the root cause comes first, warnings last. It
+// notes its check too.
+func (x *exam) found(f *Finding) {
 	f.Is, f.Should = safetext.Clean(f.Is, maxText), safetext.Clean(f.Should, maxText)
 	fix := make([]string, len(f.Fix))
 	for i, line := range f.Fix {
 		fix[i] = safetext.Clean(line, maxFix)
 	}
 	f.Fix = fix
-	x.report.Findings = append(x.report.Findings, f)
+	before := 0
+	for before < len(x.report.Findings) && x.report.Findings[before].rank() <= f.rank() {
+		before++
+	}
+	x.report.Findings = slices.Insert(x.report.Findings, before, *f)
 	result := Failed
 	if f.Severity == Warning {
 		result = Warned
 	}
 	x.checked(f.Driver, f.Step, result, f.Is)
+}
+
+// rank orders findings: problems before warnings, causes before effects.
+func (f *Finding) rank() int {
+	n := slices.Index(order, f.Step)
+	if f.Severity == Warning {
+		n += len(order)
+	}
+	return n
 }
 
 // problemIn tells whether a problem of the node was found in one of the steps.
@@ -138,21 +150,4 @@ func (x *exam) explained(driver string) bool {
 	return slices.ContainsFunc(x.report.Findings, func(f Finding) bool {
 		return f.explains && f.Severity == Problem && (f.Driver == "" || f.Driver == driver)
 	})
-}
-
-// finish puts the root cause first.
-func (x *exam) finish() Report {
-	r := x.report
-	rank := func(f Finding) int {
-		n := slices.Index(order, f.Step)
-		if f.Severity == Warning {
-			n += len(order)
-		}
-		return n
-	}
-	slices.SortStableFunc(r.Findings, func(a, b Finding) int {
-		return cmp.Or(cmp.Compare(rank(a), rank(b)), strings.Compare(a.Driver, b.Driver))
-	})
-	r.Healthy = !slices.ContainsFunc(r.Findings, func(f Finding) bool { return f.Severity == Problem })
-	return r
 }

@@ -73,7 +73,7 @@ func (x *exam) unit(ctx context.Context) {
 		return
 	}
 	if err != nil {
-		x.found(Finding{Step: StepUnit, Severity: Warning, Is: "systemd cannot be asked: " + err.Error()})
+		x.found(&Finding{Step: StepUnit, Severity: Warning, Is: "systemd cannot be asked: " + err.Error()})
 		return
 	}
 	f := Finding{Step: StepUnit, Severity: Problem, explains: true}
@@ -112,7 +112,7 @@ func (x *exam) unit(ctx context.Context) {
 		f.Fix = []string{"journalctl -u " + serviceUnit + " -n 50"}
 	}
 	if f.Is != "" {
-		x.found(f)
+		x.found(&f)
 		return
 	}
 	x.checked("", StepUnit, OK, fmt.Sprintf("%s is %s", serviceUnit, p["ActiveState"]))
@@ -126,12 +126,12 @@ func (x *exam) unit(ctx context.Context) {
 // enabled warns of what the next boot, or the next start, would bring.
 func (x *exam) enabled(p map[string]string) {
 	if p["UnitFileState"] == "disabled" {
-		x.found(Finding{Step: StepUnit, Severity: Warning,
+		x.found(&Finding{Step: StepUnit, Severity: Warning,
 			Is: serviceUnit + " runs, but is not enabled: after the next boot it does not", Should: "it is enabled",
 			Fix: []string{"systemctl enable " + serviceUnit}})
 	}
 	if p["NeedDaemonReload"] == "yes" {
-		x.found(Finding{Step: StepUnit, Severity: Warning,
+		x.found(&Finding{Step: StepUnit, Severity: Warning,
 			Is: "the files of " + serviceUnit + " have changed since systemd read them", Should: "systemd has read them",
 			Fix: []string{"systemctl daemon-reload", "systemctl restart " + serviceUnit}})
 	}
@@ -150,7 +150,7 @@ func (x *exam) sandbox(p map[string]string) {
 			return
 		}
 	}
-	x.found(Finding{Step: StepSandbox, Severity: Problem, explains: true,
+	x.found(&Finding{Step: StepSandbox, Severity: Problem, explains: true,
 		Is:     fmt.Sprintf("%s sees %s read-only: its ReadWritePaths= are %s", serviceUnit, root, p["ReadWritePaths"]),
 		Should: "ReadWritePaths= has the kubelet's root directory",
 		Fix:    installUnitDropIn(root)})
@@ -171,7 +171,7 @@ func (x *exam) hiddenSockets(p map[string]string) {
 				continue
 			}
 			setting := hidden[folder]
-			x.found(Finding{Driver: d.Name, Step: StepSandbox, Severity: Problem, explains: true,
+			x.found(&Finding{Driver: d.Name, Step: StepSandbox, Severity: Problem, explains: true,
 				Is:     fmt.Sprintf("the socket %s is in %s, of which the daemon has an empty one of its own (%s=%s)", d.Socket, folder, setting, p[setting]),
 				Should: "the driver's socket is in a folder of its own below /run or /var/lib",
 				Fix: []string{"move the driver's socket, or let the daemon see that folder:",
@@ -186,12 +186,12 @@ func (x *exam) hiddenSockets(p map[string]string) {
 func (x *exam) store(p map[string]string) {
 	switch size := p["FileDescriptorStoreMax"]; {
 	case size == "0":
-		x.found(Finding{Step: StepStore, Severity: Problem,
+		x.found(&Finding{Step: StepStore, Severity: Problem,
 			Is:     "FileDescriptorStoreMax= is 0: at each restart of csi-registrar the kubelet loses all drivers for a moment",
 			Should: "FileDescriptorStoreMax=512, as shipped",
 			Fix:    []string{"systemctl revert " + serviceUnit, "systemctl restart " + serviceUnit}})
 	case !slices.Contains(strings.Fields(p["ExecStart"]), "--keep-sockets"):
-		x.found(Finding{Step: StepStore, Severity: Problem,
+		x.found(&Finding{Step: StepStore, Severity: Problem,
 			Is:     "the daemon is started without --keep-sockets: at each restart the kubelet loses all drivers for a moment",
 			Should: "ExecStart= has --keep-sockets, as shipped",
 			Fix:    []string{"systemctl revert " + serviceUnit, "systemctl restart " + serviceUnit}})
@@ -200,7 +200,7 @@ func (x *exam) store(p map[string]string) {
 	}
 	switch w := p["WatchdogUSec"]; w {
 	case "0", "infinity":
-		x.found(Finding{Step: StepWatchdog, Severity: Warning,
+		x.found(&Finding{Step: StepWatchdog, Severity: Warning,
 			Is: "systemd does not watch the daemon: WatchdogSec= is off", Should: "it is on, as shipped",
 			Fix: []string{"systemctl revert " + serviceUnit, "systemctl restart " + serviceUnit}})
 	default:
@@ -230,7 +230,7 @@ func (x *exam) openHTTP(ctx context.Context, service map[string]string) {
 			continue
 		}
 		open = true
-		x.found(Finding{Step: StepHTTP, Severity: Warning,
+		x.found(&Finding{Step: StepHTTP, Severity: Warning,
 			Is:     fmt.Sprintf("%s serves health and metrics on %s, which other machines can reach", at.by, at.address),
 			Should: "127.0.0.1:9809, unless a firewall or your network takes care of it",
 			Fix:    []string{at.fix}})

@@ -60,7 +60,7 @@ func (x *exam) judge(d config.Driver, r facts.Report) {
 	for i := range f.Fix {
 		f.Fix[i] = strings.ReplaceAll(f.Fix[i], "set socket_owner", "in "+x.origin(d, "socket_owner")+" set socket_owner")
 	}
-	x.found(f)
+	x.found(&f)
 }
 
 // mend takes a reason of package driver apart: what is, and what to do about it.
