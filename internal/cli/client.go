@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"fmt"
 	"io/fs"
 	"iter"
 	"log/slog"
+	"path/filepath"
 	"time"
 
 	"csi-registrar/internal/control"
@@ -35,7 +37,11 @@ func asked(err error) error {
 // lasting is true: waiting will not mend it. Nothing it does starts a stopped daemon.
 func follow(ctx context.Context, root string) iter.Seq2[control.Document, error] {
 	return func(yield func(control.Document, error) bool) {
-		path := control.Path(root)
+		path, err := filepath.Abs(control.Path(root)) // the watcher takes absolute paths
+		if err != nil {
+			yield(nil, fmt.Errorf("cannot find the control socket: %w", err))
+			return
+		}
 		// The socket's appearance is waited for by the file system's notifications. The
 		// watcher's own log is for a daemon; without notifications it looks each second.
 		watcher := fswatch.New(slog.New(slog.DiscardHandler), fswatch.Options{})

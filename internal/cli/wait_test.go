@@ -133,3 +133,21 @@ func TestReloadAndReregister(t *testing.T) {
 		t.Errorf("mistakes: %d %s", code, stderr)
 	}
 }
+
+// After a long wait a daemon that comes is noticed by the file system's notification, not
+// by the net below it; also with a root that is relative.
+func TestWaitIsWokenByTheSocket(t *testing.T) {
+	leaks(t)
+	root := newRoot(t)
+	t.Chdir(root)
+	s, ended := waiting(t, "--config-root", ".")
+	time.Sleep(1200 * time.Millisecond) // the pause between two looks has grown to a second
+	came := time.Now()
+	newFake(driverIn("a.csi.example", "registered", hour)).serve(t, root)
+	if code := result(t, s, ended); code != 0 {
+		t.Errorf("%d %s", code, s.stderr)
+	}
+	if took := time.Since(came); took > 500*time.Millisecond {
+		t.Errorf("it took %s", took)
+	}
+}
