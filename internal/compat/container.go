@@ -185,11 +185,11 @@ func (c container) mountOf(file string) (best volumeMount) {
 
 // kindOf names what a volume is that is no hostPath.
 func (v volume) kindOf() string {
-	for _, kind := range sortedKeys(v.Other) {
-		if strings.ContainsAny(kind[:1], "aeiou") {
-			return "an " + printable(kind)
+	if kinds := sortedKeys(v.Other); len(kinds) > 0 {
+		if strings.ContainsAny(kinds[0][:min(1, len(kinds[0]))], "aeiou") {
+			return "an " + printable(kinds[0])
 		}
-		return "a " + printable(kind)
+		return "a " + printable(kinds[0])
 	}
 	return "an emptyDir" // what Kubernetes takes a volume without a kind for
 }

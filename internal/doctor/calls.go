@@ -175,7 +175,7 @@ func (q *questions) nodeInfo(ctx context.Context) bool {
 	var r *csi.NodeGetInfoResponse
 	ok := q.call(ctx, StepNodeInfo, q.o.Patience, f, func(ctx context.Context) (seen string, err error) {
 		r, err = q.node.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
-		return fmt.Sprintf("node id %s, %s, %d topology keys", r.GetNodeId(), limit(r.GetMaxVolumesPerNode()), len(r.GetAccessibleTopology().GetSegments())), err
+		return fmt.Sprintf("node id %s, %s, %s", r.GetNodeId(), limit(r.GetMaxVolumesPerNode()), count(len(r.GetAccessibleTopology().GetSegments()), "topology key")), err
 	})
 	if !ok {
 		return false
@@ -195,7 +195,7 @@ func limit(n int64) string {
 	if n <= 0 {
 		return "no volume limit"
 	}
-	return fmt.Sprintf("at most %d volumes", n)
+	return "at most " + count(int(n), "volume")
 }
 
 // pluginInfo asks for a driver's name alone.

@@ -39,7 +39,7 @@ func (x *exam) configuration() {
 			Fix:    []string{"csi-registrar import MANIFEST, or write a file into " + x.folder("etc")}})
 	}
 	if len(x.report.Findings) == before {
-		x.checked("", StepConfiguration, OK, fmt.Sprintf("%d files, %d drivers", len(x.config.Files), len(x.config.Config.Drivers)))
+		x.checked("", StepConfiguration, OK, count(len(x.config.Files), "file")+", "+count(len(x.config.Config.Drivers), "driver"))
 	}
 }
 

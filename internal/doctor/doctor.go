@@ -6,6 +6,7 @@ import (
 	"context"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"time"
 
 	"csi-registrar/internal/config"
@@ -29,6 +30,7 @@ type Options struct {
 type exam struct {
 	o       Options
 	config  *config.Result
+	service service
 	daemon  daemon
 	kubelet *kubelet            // the one that counts; nil: none was found
 	served  map[string][]plugin // what is served in plugins_registry, by driver
@@ -48,7 +50,13 @@ func Run(ctx context.Context, o Options) Report {
 	x := &exam{o: o, named: len(o.Drivers) > 0}
 	x.report = Report{Findings: []Finding{}, Checks: []Check{}}
 	x.config = config.Load(o.Source)
-	x.daemon = askDaemon(ctx, control.Path(o.Source.Root))
+	x.service = x.askUnit(ctx)
+	x.daemon = daemon{err: control.ErrNotRunning}
+	// The control socket of a service that has failed is still there, and connecting
+	// would start it.
+	if x.service.properties["ActiveState"] != "failed" {
+		x.daemon = askDaemon(ctx, control.Path(o.Source.Root))
+	}
 	x.served = x.plugins(ctx)
 
 	x.configuration()
@@ -78,3 +86,11 @@ func (x *exam) wanted(name string) bool {
 func (x *exam) registry() string { return x.config.Config.Kubelet.PluginsRegistry() }
 
 func (x *exam) proc() string { return filepath.Join(x.o.Root, "proc") }
+
+// count is a number with its noun.
+func count(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return strconv.Itoa(n) + " " + noun + "s"
+}

@@ -3,6 +3,7 @@ package doctor
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -251,6 +252,12 @@ func TestBrokenNodes(t *testing.T) {
 				n.down()
 				n.units[serviceUnit]["ActiveState"], n.units[serviceUnit]["Result"] = "failed", "exit-code"
 			}},
+		{what: "unit that ends again and again", step: StepUnit, is: "ends again and again (7 restarts, last result: exit-code)", fix: "journalctl",
+			breaks: func(t *testing.T, n *node) {
+				n.down()
+				maps.Copy(n.units[serviceUnit], map[string]string{"ActiveState": "activating", "SubState": "start", "NRestarts": "7", "Result": "exit-code"})
+			},
+			mend: func(t *testing.T, n *node) { n.daemon, n.units[serviceUnit]["ActiveState"] = true, "active" }},
 		{what: "unit stopped", step: StepUnit, is: "is inactive", fix: "systemctl enable --now",
 			breaks: func(t *testing.T, n *node) { n.down(); n.units[serviceUnit]["ActiveState"] = "inactive" }},
 		{what: "daemon does not answer", step: StepDaemon, is: "does not run", fix: "systemctl",
@@ -268,8 +275,8 @@ func TestBrokenNodes(t *testing.T) {
 			breaks: func(t *testing.T, n *node) { n.units[serviceUnit]["ExecStart"] = "/usr/bin/csi-registrar run" }},
 		{what: "watchdog off", step: StepWatchdog, is: "does not watch the daemon", fix: "systemctl revert",
 			breaks: func(t *testing.T, n *node) { n.units[serviceUnit]["WatchdogUSec"] = "infinity" }},
-		{what: "HTTP open", step: StepHTTP, is: "0.0.0.0:9809, which other machines can reach", fix: "systemctl revert csi-registrar-http.socket",
-			breaks: func(t *testing.T, n *node) { n.units[httpUnit]["Listen"] = "0.0.0.0:9809 (Stream)" },
+		{what: "HTTP open", step: StepHTTP, is: "0.0.0.0:9809, [::]:1, which other machines can reach", fix: "systemctl revert csi-registrar-http.socket",
+			breaks: func(t *testing.T, n *node) { n.units[httpUnit]["Listen"] = "0.0.0.0:9809 (Stream)\n[::]:1 (Stream)" },
 			mend:   func(t *testing.T, n *node) { n.units[httpUnit]["Listen"] = "127.0.0.1:9809 (Stream)" }},
 		{what: "others may register", step: StepFolder, is: "could register any driver", fix: "chmod 0750",
 			breaks: func(t *testing.T, n *node) { chmod(t, n.registry(), 0o777) }},

@@ -9,6 +9,7 @@ import (
 	"path"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -60,14 +61,24 @@ const (
 	httpUnit    = "csi-registrar-http.socket"
 )
 
-// unit looks at how systemd runs the daemon.
-func (x *exam) unit(ctx context.Context) {
+// service is what systemd says of the daemon's unit.
+type service struct {
+	properties map[string]string
+	err        error
+}
+
+func (x *exam) askUnit(ctx context.Context) service {
 	if x.o.Units == nil {
-		x.checked("", StepUnit, Skipped, "not looked at")
-		return
+		return service{err: ErrNoSystemd}
 	}
 	p, err := x.o.Units.Show(ctx, serviceUnit, "LoadState", "LoadError", "ActiveState", "SubState", "Result", "UnitFileState",
 		"NeedDaemonReload", "FileDescriptorStoreMax", "WatchdogUSec", "ExecStart", "ProtectSystem", "ReadWritePaths", "ProtectHome", "PrivateTmp", "NRestarts")
+	return service{p, err}
+}
+
+// unit looks at how systemd runs the daemon.
+func (x *exam) unit(ctx context.Context) {
+	p, err := x.service.properties, x.service.err
 	if errors.Is(err, ErrNoSystemd) {
 		x.checked("", StepUnit, Skipped, err.Error())
 		return
@@ -106,7 +117,7 @@ func (x *exam) unit(ctx context.Context) {
 		f.Is = fmt.Sprintf("%s is %s", serviceUnit, p["ActiveState"])
 		f.Should = "it runs"
 		f.Fix = []string{"systemctl enable --now " + serviceUnit}
-	case p["SubState"] == "auto-restart":
+	case p["SubState"] == "auto-restart" || p["ActiveState"] == "activating" && p["NRestarts"] != "0" && !x.daemon.runs:
 		f.Is = fmt.Sprintf("%s ends again and again (%s restarts, last result: %s)", serviceUnit, p["NRestarts"], p["Result"])
 		f.Should = "it stays up"
 		f.Fix = []string{"journalctl -u " + serviceUnit + " -n 50"}
@@ -150,6 +161,10 @@ func (x *exam) sandbox(p map[string]string) {
 			return
 		}
 	}
+	if x.problemIn(StepKubelet) { // that is the wrong directory anyway
+		x.checked("", StepSandbox, Failed, root+" is read-only for the daemon")
+		return
+	}
 	x.found(&Finding{Step: StepSandbox, Severity: Problem, explains: true,
 		Is:     fmt.Sprintf("%s sees %s read-only: its ReadWritePaths= are %s", serviceUnit, root, p["ReadWritePaths"]),
 		Should: "ReadWritePaths= has the kubelet's root directory",
@@ -184,8 +199,22 @@ func (x *exam) hiddenSockets(p map[string]string) {
 
 // store looks at what keeps registrations over a restart of the daemon.
 func (x *exam) store(p map[string]string) {
-	switch size := p["FileDescriptorStoreMax"]; {
-	case size == "0":
+	enabled := 0
+	for _, d := range x.config.Config.Drivers {
+		if d.Enabled {
+			enabled++
+		}
+	}
+	places, err := strconv.Atoi(p["FileDescriptorStoreMax"])
+	switch {
+	case err != nil: // an older systemctl that does not tell
+		x.checked("", StepStore, Skipped, "systemd does not tell its size")
+	case places > 0 && places < enabled:
+		x.found(&Finding{Step: StepStore, Severity: Problem,
+			Is:     fmt.Sprintf("FileDescriptorStoreMax= is %d, for %d drivers: at each restart of csi-registrar the kubelet loses the others for a moment", places, enabled),
+			Should: "FileDescriptorStoreMax=512, as shipped, or as many as there are drivers",
+			Fix:    []string{"systemctl revert " + serviceUnit, "systemctl restart " + serviceUnit}})
+	case places == 0:
 		x.found(&Finding{Step: StepStore, Severity: Problem,
 			Is:     "FileDescriptorStoreMax= is 0: at each restart of csi-registrar the kubelet loses all drivers for a moment",
 			Should: "FileDescriptorStoreMax=512, as shipped",
@@ -196,7 +225,7 @@ func (x *exam) store(p map[string]string) {
 			Should: "ExecStart= has --keep-sockets, as shipped",
 			Fix:    []string{"systemctl revert " + serviceUnit, "systemctl restart " + serviceUnit}})
 	default:
-		x.checked("", StepStore, OK, size+" places")
+		x.checked("", StepStore, OK, count(places, "place"))
 	}
 	switch w := p["WatchdogUSec"]; w {
 	case "0", "infinity":
@@ -212,32 +241,32 @@ var endpointFlag = regexp.MustCompile(`--?http-endpoint[= ]([^ ;]+)`)
 
 // openHTTP warns if health and metrics can be read from other machines.
 func (x *exam) openHTTP(ctx context.Context, service map[string]string) {
-	type place struct{ address, by, fix string }
-	var places []place
+	var sockets int
+	var open []string
+	look := func(address string) {
+		if sockets++; !onLoopback(address) {
+			open = append(open, address)
+		}
+	}
+	f := Finding{Step: StepHTTP, Severity: Warning, Should: "127.0.0.1:9809, unless a firewall or your network takes care of it"}
 	if m := endpointFlag.FindStringSubmatch(service["ExecStart"]); m != nil {
-		places = append(places, place{m[1], "--http-endpoint", "systemctl edit " + serviceUnit})
+		look(m[1])
+		f.Fix = []string{"systemctl edit " + serviceUnit}
 	}
 	p, err := x.o.Units.Show(ctx, httpUnit, "ActiveState", "Listen")
 	if err == nil && p["ActiveState"] == "active" {
 		for line := range strings.Lines(p["Listen"]) {
 			address, _, _ := strings.Cut(strings.TrimSpace(line), " ")
-			places = append(places, place{address, httpUnit, "systemctl revert " + httpUnit + " && systemctl restart " + httpUnit + " " + serviceUnit})
+			look(address)
 		}
+		f.Fix = []string{"systemctl revert " + httpUnit, "systemctl restart " + httpUnit + " " + serviceUnit}
 	}
-	open := false
-	for _, at := range places {
-		if onLoopback(at.address) {
-			continue
-		}
-		open = true
-		x.found(&Finding{Step: StepHTTP, Severity: Warning,
-			Is:     fmt.Sprintf("%s serves health and metrics on %s, which other machines can reach", at.by, at.address),
-			Should: "127.0.0.1:9809, unless a firewall or your network takes care of it",
-			Fix:    []string{at.fix}})
+	if len(open) == 0 {
+		x.checked("", StepHTTP, OK, count(sockets, "TCP socket")+", none open beyond this machine")
+		return
 	}
-	if !open {
-		x.checked("", StepHTTP, OK, fmt.Sprintf("%d TCP sockets, none open beyond this machine", len(places)))
-	}
+	f.Is = "health and metrics are served on " + strings.Join(open, ", ") + ", which other machines can reach"
+	x.found(&f)
 }
 
 // onLoopback tells whether a TCP address, or the path of a Unix socket, is only for this machine.
