@@ -194,7 +194,7 @@ func (n *node) inodes() map[string]uint64 {
 	all := map[string]uint64{}
 	for _, name := range drivers {
 		var st syscall.Stat_t
-		err := syscall.Lstat(filepath.Join(n.Disk, regSocket(name)), &st)
+		err := syscall.Lstat(n.Path(regSocket(name)), &st)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			n.t.Fatal(err)
 		}
@@ -206,7 +206,7 @@ func (n *node) inodes() map[string]uint64 {
 // files are the names in the plugin registry.
 func (n *node) files() []string {
 	n.t.Helper()
-	entries, err := os.ReadDir(filepath.Join(n.Disk, registry))
+	entries, err := os.ReadDir(n.Path(registry))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		n.t.Fatal(err)
 	}

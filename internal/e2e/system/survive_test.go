@@ -1,22 +1,122 @@
 package system
 
 import (
+	"fmt"
 	"maps"
+	"math/rand/v2"
+	"strings"
 	"testing"
+	"time"
 )
 
-func TestBoot(t *testing.T) {
+// replaced runs what kills the daemon, and waits until another process has taken its place.
+func (n *node) replaced(kill ...string) {
+	n.t.Helper()
+	old := n.show(unit, "MainPID")
+	for i := range kill {
+		kill[i] = strings.ReplaceAll(kill[i], "PID", old)
+	}
+	n.Run(kill...)
+	n.Eventually(soon, "a new process after "+strings.Join(kill, " "), func() error {
+		out, err := n.Try("systemctl", "show", "--property=MainPID,ActiveState", unit)
+		if err != nil || strings.Contains(out, "MainPID="+old+"\n") || !strings.Contains(out, "ActiveState=active") {
+			return fmt.Errorf("%s %w", out, err)
+		}
+		return nil
+	})
+}
+
+// TestHundredEvents: 100 times in a row, mixed, things happen to the daemon, and the
+// kubelet sees none of them.
+func TestHundredEvents(t *testing.T) {
+	events := []struct {
+		share int
+		name  string
+		do    func(*node)
+	}{
+		{25, "restart", func(n *node) { n.replaced("systemctl", "restart", unit) }},
+		{25, "kill -9", func(n *node) { n.replaced("sh", "-c", "kill -KILL PID") }},
+		{10, "kill -ABRT", func(n *node) { n.replaced("sh", "-c", "kill -ABRT PID") }},
+		{5, "hang", func(n *node) { n.replaced("sh", "-c", "kill -STOP PID") }}, // the watchdog's
+		{10, "daemon-reexec", func(n *node) { n.Run("systemctl", "daemon-reexec") }},
+		{10, "daemon-reload", func(n *node) { n.Run("systemctl", "daemon-reload") }},
+		{15, "reload", func(n *node) { n.Run("systemctl", "reload", unit) }},
+	}
+	var order []int
+	for i, e := range events {
+		for range e.share {
+			order = append(order, i)
+		}
+	}
+	onEach(t, func(t *testing.T, suite string) {
+		n := newNode(t, suite)
+		n.Write("/etc/systemd/system/csi-registrar.service.d/watchdog.conf", "[Service]\nWatchdogSec=2s\n")
+		n.Boot()
+		n.registered(0)
+		before, mark := n.inodes(), n.mark()
+		visitors := n.knock()
+		seed := uint64(time.Now().UnixNano())
+		t.Logf("seed %d", seed)
+		r := rand.New(rand.NewPCG(seed, 0))
+		mixed := append([]int(nil), order...)
+		r.Shuffle(len(mixed), func(i, j int) { mixed[i], mixed[j] = mixed[j], mixed[i] })
+		for i, e := range mixed {
+			events[e].do(n)
+			n.waited()
+			if after := n.inodes(); !maps.Equal(after, before) {
+				t.Fatalf("after event %d, %s: inodes %v, were %v", i, events[e].name, after, before)
+			}
+			if saw := n.events()[mark:]; len(saw) > 0 {
+				t.Fatalf("after event %d, %s: the kubelet saw %v", i, events[e].name, saw)
+			}
+		}
+		n.quiet(mark)
+		visitors.neverRefused(t)
+		for _, name := range drivers { // and they are answered, not only accepted
+			n.Run("csi-registrar", "status", name)
+		}
+	})
+}
+
+// TestKubeletStartsMeanwhile: a kubelet that starts while the daemon restarts registers
+// without an error.
+func TestKubeletStartsMeanwhile(t *testing.T) {
 	onEach(t, func(t *testing.T, suite string) {
 		n := registeredNode(t, suite)
-		before := n.inodes()
-		mark := n.mark()
-		n.Run("systemctl", "restart", unit)
-		n.waited()
-		n.quiet(mark)
-		if after := n.inodes(); !maps.Equal(before, after) {
-			t.Errorf("%v -> %v", before, after)
+		for i, how := range [][]string{
+			{"systemctl", "--no-block", "restart", unit},
+			{"systemctl", "kill", "--signal=KILL", unit},
+		} {
+			for delay := range 5 {
+				n.Run("systemctl", "stop", "kubelet.service")
+				mark := n.mark()
+				n.Run(how...)
+				time.Sleep(time.Duration(delay) * 40 * time.Millisecond) // where in the restart it comes
+				n.Run("systemctl", "--no-block", "start", "kubelet.service")
+				n.registered(mark)
+				for _, e := range n.events()[mark:] {
+					if e.Error != "" || e.Event == "deregister" {
+						t.Errorf("way %d, delay %d: the kubelet saw %v", i, delay, e)
+					}
+				}
+			}
 		}
-		t.Log(n.Run("systemctl", "status", unit))
-		t.Log(n.status(), n.events(), n.Run("systemd-analyze"), n.Journal())
+	})
+}
+
+// TestStoreIsFull: what does not fit into the store is said, and is registered all the same.
+func TestStoreIsFull(t *testing.T) {
+	onEach(t, func(t *testing.T, suite string) {
+		n := newNode(t, suite)
+		n.Write("/etc/systemd/system/csi-registrar.service.d/store.conf", "[Service]\nFileDescriptorStoreMax=1\n")
+		n.Boot()
+		n.registered(0)
+		log := n.Journal("-u", unit)
+		if got := strings.Count(log, "FileDescriptorStoreMax=1"); got != 1 {
+			t.Errorf("it is said %d times that the store is full, want once, for one of two:\n%s", got, log)
+		}
+		if got := n.show(unit, "NFileDescriptorStore"); got != "1" {
+			t.Errorf("%s descriptors are stored", got)
+		}
 	})
 }

@@ -27,7 +27,7 @@ const (
 // by several goroutines, except Try and Path.
 type Machine struct {
 	Suite string
-	// Disk is the machine's / on the host, whether it runs or not.
+	// Disk is the machine's disk on the host.
 	Disk string
 	// Args are further arguments for systemd-nspawn.
 	Args []string
@@ -88,7 +88,7 @@ func (m *Machine) Write(path, content string) {
 // WriteMode writes a file with a mode, whatever the umask.
 func (m *Machine) WriteMode(path, content string, mode os.FileMode) {
 	m.t.Helper()
-	full := filepath.Join(m.Disk, path)
+	full := m.Path(path)
 	if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
 		m.t.Fatal(err)
 	}
@@ -103,7 +103,7 @@ func (m *Machine) WriteMode(path, content string, mode os.FileMode) {
 // Read reads a file on the disk; "" if there is none.
 func (m *Machine) Read(path string) string {
 	m.t.Helper()
-	b, err := os.ReadFile(filepath.Join(m.Disk, path))
+	b, err := os.ReadFile(m.Path(path))
 	if err != nil && !os.IsNotExist(err) {
 		m.t.Fatal(err)
 	}
@@ -164,11 +164,11 @@ func (m *Machine) SwitchOn() {
 		defer close(ended)
 		_ = cmd.Wait() // killed, or the guest's code
 	}(m.nspawn, m.ended)
-	m.findLeader(0)
+	m.findLeader()
 }
 
-// findLeader waits until nspawn has a PID 1 that is not the old one.
-func (m *Machine) findLeader(old int) {
+// findLeader waits until nspawn has a PID 1.
+func (m *Machine) findLeader() {
 	m.t.Helper()
 	pid := m.nspawn.Process.Pid
 	m.Eventually(bootLimit, "PID 1 of "+m.name, func() error {
@@ -179,7 +179,7 @@ func (m *Machine) findLeader(old int) {
 		}
 		for _, child := range children(pid) {
 			comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", child))
-			if err == nil && child != old && strings.TrimSpace(string(comm)) == "systemd" {
+			if err == nil && strings.TrimSpace(string(comm)) == "systemd" {
 				m.leader = child
 				return nil
 			}
@@ -246,8 +246,12 @@ func (m *Machine) Start(args ...string) *exec.Cmd {
 	return cmd
 }
 
-// Path is a path inside the running machine as the host sees it, mounts included.
+// Path is a path inside the machine as the host sees it: with all that is mounted while it
+// runs, on its disk while it does not.
 func (m *Machine) Path(path string) string {
+	if m.leader == 0 {
+		return filepath.Join(m.Disk, path)
+	}
 	return fmt.Sprintf("/proc/%d/root%s", m.leader, path)
 }
 
@@ -285,22 +289,25 @@ func (m *Machine) cut() error {
 // Poweroff shuts the machine down in order.
 func (m *Machine) Poweroff() {
 	m.t.Helper()
-	_, _ = m.Try("systemctl", "poweroff") // may lose its connection on the way
-	select {
-	case <-m.ended:
-	case <-time.After(runLimit):
-		m.t.Fatalf("%s does not power off", m.name)
-	}
-	m.leader = 0
+	m.shutDown("poweroff")
 }
 
 // Reboot reboots the machine in order and returns when it is up again.
 func (m *Machine) Reboot() {
 	m.t.Helper()
-	old := m.leader
-	_, _ = m.Try("systemctl", "reboot") // may lose its connection on the way
-	m.findLeader(old)
-	m.booted()
+	m.shutDown("reboot") // with --keep-unit, nspawn ends and leaves the rest to its caller
+	m.Boot()
+}
+
+func (m *Machine) shutDown(how string) {
+	m.t.Helper()
+	_, _ = m.Try("systemctl", how) // may lose its connection on the way
+	select {
+	case <-m.ended:
+	case <-time.After(runLimit):
+		m.t.Fatalf("%s: no end of the %s", m.name, how)
+	}
+	m.leader = 0
 }
 
 // Journal returns what the machine logged since it was booted.

@@ -1,0 +1,160 @@
+package system
+
+import (
+	"fmt"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// stopped checks that the daemon is gone for good, with its sockets, and that nobody who
+// asks for it brings it back.
+func (n *node) stopped(mark int) {
+	n.t.Helper()
+	n.is(unit, "inactive")
+	n.is(socket, "inactive")
+	if files := n.files(); len(files) > 0 {
+		n.t.Errorf("%s: left behind: %q", n.Suite, files)
+	}
+	for _, name := range drivers {
+		n.Eventually(soon, "the kubelet to deregister "+name, func() error {
+			events := n.events()[mark:]
+			if !slices.ContainsFunc(events, func(e event) bool { return e.Event == "deregister" && e.Driver == name }) {
+				return fmt.Errorf("it saw %v", events)
+			}
+			return nil
+		})
+	}
+	out, err := n.Try("csi-registrar", "status")
+	exit, ok := err.(*exec.ExitError)
+	if !ok || exit.ExitCode() != 3 {
+		n.t.Errorf("%s: status of a stopped daemon: %v, want exit code 3\n%s", n.Suite, err, out)
+	}
+	n.is(unit, "inactive")
+}
+
+func TestStop(t *testing.T) {
+	onEach(t, func(t *testing.T, suite string) {
+		n := registeredNode(t, suite)
+		for _, how := range [][]string{
+			{"systemctl", "stop", unit},
+			{"systemctl", "stop", socket}, // both or none
+			{"systemctl", "disable", "--now", unit},
+		} {
+			mark := n.mark()
+			n.Run(how...)
+			n.stopped(mark)
+			mark = n.mark()
+			n.Run("systemctl", "start", unit)
+			n.registered(mark)
+		}
+	})
+}
+
+// TestStopRaces: a stop that is overtaken by a restart, and the other way round, end as
+// the last one asked.
+func TestStopRaces(t *testing.T) {
+	onEach(t, func(t *testing.T, suite string) {
+		n := registeredNode(t, suite)
+		for delay := range 8 {
+			pause := time.Duration(delay) * 15 * time.Millisecond
+			n.Run("systemctl", "--no-block", "stop", unit)
+			time.Sleep(pause) // where in the stop it comes
+			n.Run("systemctl", "restart", unit)
+			n.waited()
+			if slices.Contains(inodesOf(n), 0) {
+				t.Fatalf("stop, restart after %s: sockets %v", pause, n.inodes())
+			}
+			n.Run("systemctl", "--no-block", "restart", unit)
+			time.Sleep(pause)
+			n.Run("systemctl", "stop", unit)
+			n.is(unit, "inactive")
+			if files := n.files(); len(files) > 0 {
+				t.Fatalf("restart, stop after %s: left behind %q", pause, files)
+			}
+			n.Run("systemctl", "start", unit)
+			n.waited()
+		}
+	})
+}
+
+func inodesOf(n *node) []uint64 {
+	var all []uint64
+	for _, ino := range n.inodes() {
+		all = append(all, ino)
+	}
+	return all
+}
+
+// cleanBoot checks what the kubelet found in the registry when it started, and that it
+// saw no registration go before that.
+func (n *node) cleanBoot(mark int, since time.Time) {
+	n.t.Helper()
+	n.registered(mark)
+	events := n.events()[mark:]
+	start := slices.IndexFunc(events, func(e event) bool { return e.Event == "started" })
+	if start != 0 {
+		n.t.Errorf("%s: the kubelet saw this when the machine went down: %v", n.Suite, events[:max(start, 0)])
+	}
+	for _, e := range events {
+		if e.Error != "" || e.Event == "deregister" {
+			n.t.Errorf("%s: after the boot the kubelet saw %v", n.Suite, e)
+		}
+	}
+	// What was made before this boot and is not listened to any more would be stale.
+	for _, line := range strings.Split(strings.TrimSpace(n.Read("/var/log/found")), "\n") {
+		name, at, found := strings.Cut(line, " ")
+		if !found {
+			continue
+		}
+		changed, err := strconv.ParseInt(at, 10, 64)
+		if err != nil {
+			n.t.Fatal(err)
+		}
+		if changed < since.Unix() {
+			n.t.Errorf("%s: the kubelet found %s of %s, before this boot (%s)", n.Suite, name, time.Unix(changed, 0), since)
+		}
+	}
+}
+
+func TestRebootAndPoweroff(t *testing.T) {
+	onEach(t, func(t *testing.T, suite string) {
+		n := registeredNode(t, suite)
+		n.Write("/var/log/found", "")
+		mark := n.mark()
+		n.quiet(mark) // and the sockets are older than the boot by more than a second
+		since := time.Now()
+		n.Reboot()
+		n.cleanBoot(mark, since)
+
+		n.Write("/var/log/found", "")
+		mark = n.mark()
+		n.quiet(mark)
+		n.Poweroff()
+		if files := n.files(); len(files) > 0 {
+			t.Errorf("left on the disk: %q", files)
+		}
+		since = time.Now()
+		n.Boot()
+		n.cleanBoot(mark, since)
+	})
+}
+
+func TestPowerCut(t *testing.T) {
+	onEach(t, func(t *testing.T, suite string) {
+		n := registeredNode(t, suite)
+		n.Write("/var/log/found", "")
+		mark := n.mark()
+		n.quiet(mark)
+		n.PowerCut()
+		if slices.Contains(inodesOf(n), 0) {
+			t.Fatalf("no stale sockets on the disk (%v), so this shows nothing", n.inodes())
+		}
+		since := time.Now()
+		n.Boot()
+		n.cleanBoot(mark, since)
+	})
+}
