@@ -47,7 +47,11 @@ func (r *Registrar) logTransition(prev, next Status, now time.Time) {
 	case prev.Reason == next.Reason:
 		return
 	case next.Driver == facts.Ready && next.Reason != "" && (next.Registration != facts.Published || next.LastGetInfoAt.IsZero()):
-		level, id, text = slog.LevelWarn, MessageAttention, "needs attention"
+		id, text = MessageAttention, "needs attention"
+		if level = slog.LevelDebug; !r.complaints.next(now).After(now) {
+			level = slog.LevelWarn
+			r.complaints.take(now)
+		}
 	default:
 		level, text = slog.LevelDebug, "reason changed"
 	}

@@ -59,14 +59,15 @@ type Registrar struct {
 	lastUp   time.Time      // when the driver was last seen to be ready, or the start
 	returned bool           // the driver went and came back since the kubelet's last word
 
-	working   bool // the socket's lane is busy
-	worked    chan error
-	workNext  time.Time // no work before this
-	workErr   error     // why the last attempt failed; nil after a success
-	wanted    Cause     // asked for by a command: publish anew
-	restores  bucket
-	changes   bucket
-	republish map[string]uint64 // by Cause
+	working    bool // the socket's lane is busy
+	worked     chan error
+	workNext   time.Time // no work before this
+	workErr    error     // why the last attempt failed; nil after a success
+	wanted     Cause     // asked for by a command: publish anew
+	restores   bucket
+	changes    bucket
+	complaints bucket            // lines of the log about what only a person can mend
+	republish  map[string]uint64 // by Cause
 
 	status Status
 }
@@ -85,13 +86,14 @@ func New(set Settings, d Driver, s Socket, o Options) *Registrar {
 		cmds: make(chan func()), done: make(chan struct{}),
 		set: set, driver: d, socket: s,
 		asked: make(chan facts.Report, 1), worked: make(chan error, 1),
-		askNext:   now,
-		report:    facts.Report{Driver: facts.Absent, Reason: "not asked yet"},
-		lastUp:    now,
-		hintAsks:  newBucket(20, 500*time.Millisecond),
-		restores:  newBucket(10, time.Second),
-		changes:   newBucket(3, 30*time.Second),
-		republish: map[string]uint64{},
+		askNext:    now,
+		report:     facts.Report{Driver: facts.Absent, Reason: "not asked yet"},
+		lastUp:     now,
+		hintAsks:   newBucket(20, 500*time.Millisecond),
+		restores:   newBucket(10, time.Second),
+		changes:    newBucket(3, 30*time.Second),
+		complaints: newBucket(5, 10*time.Minute),
+		republish:  map[string]uint64{},
 	}
 	r.tell(r.socket.Look(), now)
 	return r

@@ -470,3 +470,21 @@ func TestAdoptedIsRegisteredBeforeTheDriverAnswers(t *testing.T) {
 		l.publications(0)
 	})
 }
+
+// A reason that reads differently each time is still no flood in the log.
+func TestTroubleThatChangesItsWordsIsNotRepeatedForEver(t *testing.T) {
+	w := newWorld()
+	w.report, w.publishErr = ready(), errFull
+	live(t, w, base, func(l *lives) {
+		for i := range 3600 {
+			time.Sleep(time.Second)
+			l.w.mu.Lock()
+			l.w.publishErr = fmt.Errorf("trouble %d", i)
+			l.w.mu.Unlock()
+		}
+		synctest.Wait()
+		if n := l.log.len(); n > 20 {
+			t.Errorf("%d lines in an hour", n)
+		}
+	})
+}
