@@ -40,6 +40,18 @@ check: ## gofmt, go vet, staticcheck
 bench: build ## measure latency, memory and quiet; BENCH='--quick', BENCH='--peer "CMD {socket} {registry}"'
 	$(GO) run ./internal/bench --bin bin/csi-registrar $(BENCH)
 
+.PHONY: packages
+packages: ## build deb and rpm in dist/ (ARCHS=amd64,arm64,armhf,ppc64el,s390x,riscv64)
+	scripts/packages
+
+.PHONY: sysext
+sysext: ## build a system extension image in dist/, for images with a read-only /usr
+	scripts/sysext
+
+.PHONY: install
+install: build ## install everything below DESTDIR, as the packages do; then run systemctl
+	scripts/stage '$(DESTDIR)' bin/csi-registrar
+
 .PHONY: clean
 clean: ## remove what was built
 	rm -rf bin dist
