@@ -57,17 +57,24 @@ type conn struct {
 // there for the given time: nil, and how long to wait for that. If none will do, because
 // all of them are being answered, the new one is not taken in: nil and 0.
 func (cs *connections) add(p *publication, uc *net.UnixConn, least time.Duration) (*conn, time.Duration) {
+	var victim *conn
+	defer func() {
+		if victim != nil {
+			victim.UnixConn.Close() // waits for its reader: not under the lock
+		}
+	}()
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	if list := cs.of[p.s]; len(list) >= maxConns {
-		victim := choose(list)
-		if victim == nil {
+		oldest := choose(list)
+		if oldest == nil {
 			return nil, 0
 		}
-		if wait := least - time.Since(victim.since); wait > 0 {
+		if wait := least - time.Since(oldest.since); wait > 0 {
 			return nil, wait
 		}
-		victim.closeLocked()
+		victim = oldest
+		victim.leave()
 	}
 	c := &conn{UnixConn: uc, pub: p, all: cs, since: time.Now()}
 	cs.of[p.s] = append(cs.of[p.s], c)
@@ -75,16 +82,17 @@ func (cs *connections) add(p *publication, uc *net.UnixConn, least time.Duration
 	return c, 0
 }
 
-// evict closes one connection of s that never completed a call, and tells if there was one.
+// evict closes one connection of s that had its time and never completed a call, and
+// tells if there was one.
 func (cs *connections) evict(s *Socket) bool {
 	cs.mu.Lock()
-	defer cs.mu.Unlock()
 	victim := choose(cs.of[s])
-	if victim == nil || victim.complete {
-		return false
+	found := victim != nil && !victim.complete && time.Since(victim.since) >= speakIn && victim.leave()
+	cs.mu.Unlock()
+	if found {
+		victim.UnixConn.Close()
 	}
-	victim.closeLocked()
-	return true
+	return found
 }
 
 // choose finds the connection that is missed least: the oldest that never said anything,
@@ -165,37 +173,49 @@ func (cs *connections) closeAll() {
 
 func (cs *connections) closeWhere(which func(*conn) bool) {
 	cs.mu.Lock()
-	defer cs.mu.Unlock()
+	var found []*conn
 	for _, list := range cs.of {
-		for _, c := range slices.Clone(list) {
+		for _, c := range list {
 			if which(c) {
-				c.closeLocked()
+				found = append(found, c)
 			}
 		}
+	}
+	cs.mu.Unlock()
+	for _, c := range found {
+		c.Close()
 	}
 }
 
 // expire closes a connection that had its time, unless it is just being answered.
 func (c *conn) expire() {
 	c.all.mu.Lock()
-	defer c.all.mu.Unlock()
-	if c.calls > 0 && !c.closed {
+	busy := c.calls > 0 && !c.closed
+	if busy {
 		c.timer.Reset(c.all.first)
-		return
 	}
-	c.closeLocked()
+	c.all.mu.Unlock()
+	if !busy {
+		c.Close()
+	}
 }
 
 // Close may be called more than once, by the server and by whoever closes it early.
 func (c *conn) Close() error {
 	c.all.mu.Lock()
-	defer c.all.mu.Unlock()
-	return c.closeLocked()
+	left := c.leave()
+	c.all.mu.Unlock()
+	if !left {
+		return nil
+	}
+	return c.UnixConn.Close()
 }
 
-func (c *conn) closeLocked() error {
+// leave takes it off the list, and tells whether it was on it: then it is to be closed.
+// Under all.mu.
+func (c *conn) leave() bool {
 	if c.closed {
-		return nil
+		return false
 	}
 	c.closed = true
 	c.timer.Stop()
@@ -205,7 +225,7 @@ func (c *conn) closeLocked() error {
 	} else {
 		delete(cs.of, s)
 	}
-	return c.UnixConn.Close()
+	return true
 }
 
 // Read gives the preface again that readPreface took.

@@ -343,7 +343,7 @@ func TestQueueIsAnsweredWhenTheSocketGoes(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- s.Withdraw(t.Context()) }()
 	eventually(t, "the path is gone", func() bool { _, err := os.Lstat(s.Path()); return err != nil })
-	time.Sleep(lastCalls / 4) // so that the listener is being stopped
+	time.Sleep(5 * time.Millisecond) // so that the listener is being stopped
 	s.r.conns.mu.Unlock()
 	if err := errors.Join(<-done, <-answers, <-answers); err != nil {
 		t.Error(err)

@@ -244,6 +244,7 @@ func outOfDescriptors(t *testing.T) {
 		t.Errorf("the silent one is still there: %v", err)
 	}
 	// The kubelet that is known goes on, though nothing can be written.
+	eventually(t, "the new one has its place", func() bool { return connectionsOf(s) == 2 })
 	hog()
 	k.notify(t, true, "")
 	if err := s.Publish(t.Context(), announcement("a")); err == nil {
@@ -252,17 +253,15 @@ func outOfDescriptors(t *testing.T) {
 	if l := s.Look(); l.Place != facts.Ours || !l.Word.Registered {
 		t.Errorf("%+v", l)
 	}
+	// With nothing left to close it is said, and a waiting kubelet answered later.
 	unix.Close(caller)
 	eventually(t, "the caller is gone", func() bool { return connectionsOf(s) == 1 })
-	hog()
-	// With nothing left to close it is said, and a waiting kubelet answered later.
-	unix.Close(hogs[0])
-	hogs = hogs[1:]
 	late, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer unix.Close(late)
+	hog()
 	if err := unix.Connect(late, &unix.SockaddrUnix{Name: s.Path()}); err != nil {
 		t.Fatal(err)
 	}

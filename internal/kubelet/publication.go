@@ -3,6 +3,7 @@ package kubelet
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"sync"
@@ -44,7 +45,7 @@ func newPublication(s *Socket, l *net.UnixListener) *publication {
 }
 
 // lastCalls is how long a listener that has lost its name may accept what is in its queue.
-const lastCalls = 20 * time.Millisecond
+const lastCalls = 100 * time.Millisecond
 
 // stop closes the listener. Accepted connections go on. With last, those in the queue
 // are accepted first, who would be reset otherwise; without, they are left to the next
@@ -84,20 +85,21 @@ func (p *publication) someWait() bool {
 // a published socket costs.
 func (p *publication) accept() {
 	defer close(p.done)
-	said := false
+	var said time.Time
 	for {
 		c, err := p.listener.AcceptUnix()
+		// Without descriptors accept fails also while nobody is there.
+		waiting := err != nil && p.someWait()
 		switch {
 		case err == nil:
-			said = false
 			p.admit(c)
 		case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, net.ErrClosed):
 			return
-		case p.s.r.conns.evict(p.s):
+		case waiting && p.s.r.conns.evict(p.s):
 			// One of this socket's own idlers gave its descriptor away.
 		default:
-			if !said {
-				said = true
+			if waiting && time.Since(said) > acceptSayAgain {
+				said = time.Now()
 				p.s.log.Error("cannot accept the kubelet's connection; trying again", "error", err, "hint", acceptHint(err))
 			}
 			select {
@@ -109,9 +111,12 @@ func (p *publication) accept() {
 	}
 }
 
-// acceptPause is between tries while there are no descriptors; the kubelet waits in the
-// listener's queue, and its GetInfo takes at most 1 s.
-const acceptPause = 100 * time.Millisecond
+const (
+	// acceptPause is between tries while there are no descriptors; the kubelet waits in
+	// the listener's queue, and its GetInfo takes at most 1 s.
+	acceptPause    = 100 * time.Millisecond
+	acceptSayAgain = time.Minute
+)
 
 func acceptHint(err error) string {
 	switch {
@@ -171,7 +176,11 @@ func bind(ctx context.Context, s *Socket, folder string) (p *publication, tempor
 	}}
 	l, err := lc.Listen(ctx, "unix", temporary)
 	if err != nil {
-		return nil, "", err
+		// Without the temporary name: the same trouble must read the same each time.
+		if errno, ok := errors.AsType[syscall.Errno](err); ok {
+			err = errno
+		}
+		return nil, "", fmt.Errorf("cannot make a socket in %s: %w", folder, err)
 	}
 	p = newPublication(s, l.(*net.UnixListener))
 	f, err := lookAt(temporary)

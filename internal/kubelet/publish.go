@@ -213,7 +213,7 @@ func renameNoReplace(from, to string) error {
 		return os.Link(from, to)
 	}
 	if err != nil {
-		return &os.LinkError{Op: "rename", Old: from, New: to, Err: err}
+		return fmt.Errorf("cannot put the socket in place: %w", err) // without the temporary name, which changes
 	}
 	return nil
 }

@@ -50,7 +50,6 @@ func newServer(cs *connections) *grpc.Server {
 		grpc.StaticConnWindowSize(maxMessage),
 		grpc.ReadBufferSize(bufferBytes),
 		grpc.WriteBufferSize(bufferBytes),
-		grpc.SharedWriteBuffer(true),
 	)
 	registerapi.RegisterRegistrationServer(server, service{})
 	return server
