@@ -126,7 +126,7 @@ func TestMistakesOfUsage(t *testing.T) {
 		{path + "--timeout=0", "--timeout must be more than 0"},
 		{path + "--timeout=5", "invalid value"},
 		{path + "--health-port=8080 --http-endpoint=:8080", "only one of"},
-		{path + "--health-port=80800", "at most 65535"},
+		{path + "--health-port=65536", "at most 65535"},
 		{path + "--logging-format=xml", "text or json"},
 		{path + "--v=-1", "0 or more"},
 		{path + "--v=99999999999", "0 or more"},

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"csi-registrar/internal/config"
 )
@@ -131,6 +132,44 @@ func TestManyFiles(t *testing.T) {
 	res := Import([]Manifest{manifest(t, "testdata/bad/noname.yaml"), driver}, "")
 	if len(res.Refused) > 0 || len(res.Registrars) != 1 || res.Registrars[0].Driver.Name != "x.csi.example.com" {
 		t.Errorf("%+v", res)
+	}
+}
+
+// A mount inside of another one counts there; folders that only begin alike do not.
+func TestDeepestMount(t *testing.T) {
+	c := container{VolumeMounts: []volumeMount{
+		{Name: "deep", MountPath: "/csi/sockets/"}, {Name: "outer", MountPath: "/csi"}, {Name: "root", MountPath: "/"}, {Name: "alike", MountPath: "/csi/sock"},
+	}}
+	for file, want := range map[string]string{
+		"/csi/sockets/csi.sock": "deep", "/csi/csi.sock": "outer", "/csi/sockets2": "outer", "/csi": "outer", "/run/x": "root",
+	} {
+		if got := c.mountOf(file).Name; got != want {
+			t.Errorf("%s is on %q, want %q", file, got, want)
+		}
+	}
+}
+
+// Our own time limit is never made shorter.
+func TestShortTimeout(t *testing.T) {
+	c := container{Args: []string{"--timeout=1s"}}
+	if d, err := c.timeout(5 * time.Second); err != nil || d != 5*time.Second {
+		t.Errorf("%v, %v", d, err)
+	}
+	c.Args = []string{"--timeout", "9s", "--timeout=8s"}
+	if d, err := c.timeout(5 * time.Second); err != nil || d != 8*time.Second {
+		t.Errorf("%v, %v", d, err)
+	}
+}
+
+// Where several names are possible, the folder of the socket tells which one it is.
+func TestNameByFolder(t *testing.T) {
+	var w workload
+	drivers := []string{"b.example.com", "a.example.com"}
+	if name, err := w.driverName("/var/lib/kubelet/plugins/a.example.com/csi.sock", drivers); err != nil || name != "a.example.com" {
+		t.Errorf("%q, %v", name, err)
+	}
+	if name, err := w.driverName("/var/lib/kubelet/plugins/x/csi.sock", drivers); err == nil {
+		t.Errorf("guessed %q", name)
 	}
 }
 

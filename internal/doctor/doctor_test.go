@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"csi-registrar/internal/control"
 )
 
 func TestHealthyNode(t *testing.T) {
@@ -182,6 +184,8 @@ func TestBrokenNodes(t *testing.T) {
 			breaks: func(t *testing.T, n *node) {
 				n.status.Drivers[0].Socket = "/elsewhere"
 			}},
+		{what: "another endpoint loaded", step: StepDaemon, is: "has the endpoint /elsewhere there", fix: "csi-registrar reload",
+			breaks: func(t *testing.T, n *node) { n.status.Drivers[0].Endpoint = "/elsewhere" }},
 		{what: "second registrar", step: StepRegistrars, is: "served by csi-node-driver (pid", fix: "container node-driver-registrar",
 			breaks: func(t *testing.T, n *node) {
 				n.write(fmt.Sprintf("proc/%d/comm", os.Getpid()), "csi-node-driver\n")
@@ -217,6 +221,16 @@ func TestBrokenNodes(t *testing.T) {
 				t.Cleanup(func() { ln.Close() })
 			},
 			mend: func(t *testing.T, n *node) { n.remove(n.regSocket()) }},
+		{what: "registration socket tells another name", step: StepRegistration, is: "tells the kubelet other.example.com", fix: "csi-registrar reregister",
+			breaks: func(t *testing.T, n *node) {
+				n.regs[name]()
+				n.regs[name] = serveRegistration(t, n.regSocket(), "other.example.com", n.socket())
+			}},
+		{what: "registration socket tells another endpoint", step: StepRegistration, is: "at /elsewhere", fix: "csi-registrar reregister",
+			breaks: func(t *testing.T, n *node) {
+				n.regs[name]()
+				n.regs[name] = serveRegistration(t, n.regSocket(), name, "/elsewhere")
+			}},
 		{what: "daemon does not publish", step: StepRegistration, is: "the driver answers as it should, but the daemon says", fix: "csi-registrar reregister",
 			breaks: func(t *testing.T, n *node) { n.holdReg = true; n.restartDaemon(); n.holdReg = false }},
 		{what: "kubelet refuses", step: StepRegistration, is: "topology value collision", fix: "kubectl label node",
@@ -317,6 +331,40 @@ func TestBrokenNodes(t *testing.T) {
 				t.Errorf("it is not mended: %+v", r.Findings)
 			}
 		})
+	}
+}
+
+// A warning never stands before a problem.
+func TestProblemsComeFirst(t *testing.T) {
+	n := newNode(t)
+	n.units[serviceUnit]["UnitFileState"] = "disabled"
+	n.driver.stop()
+	n.restartDaemon()
+	r := n.examine()
+	if len(r.Findings) != 2 || r.Findings[0].Step != StepSocket || r.Findings[1].Step != StepUnit || r.Healthy {
+		t.Errorf("%+v", r.Findings)
+	}
+}
+
+// Connecting to the control socket of a service that has failed would start it.
+func TestStartsNoFailedService(t *testing.T) {
+	n := newNode(t)
+	n.down()
+	n.units[serviceUnit]["ActiveState"] = "failed"
+	ln, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: control.Path(n.root)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	if r := n.examine(); len(r.Findings) != 1 || r.Findings[0].Step != StepUnit {
+		t.Errorf("%+v", r.Findings)
+	}
+	if err := ln.SetDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	if c, err := ln.Accept(); err == nil { // it would be in the queue
+		c.Close()
+		t.Error("doctor connected to it")
 	}
 }
 
