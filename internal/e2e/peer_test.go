@@ -48,7 +48,7 @@ func TestAbsentForLong(t *testing.T) {
 
 // Not parallel: it measures. The peer's figures are the limits, not our goals.
 func TestSmallerThanThePeer(t *testing.T) {
-	n := harness.NewIn(t, "/run")
+	n := harness.NewIn(t, "/var/tmp")
 	names := numbered("d%02d.example", 20)
 	n.AddDriver(names[0]).Start()
 	k := n.StartKubelet()
@@ -78,8 +78,12 @@ func TestSmallerThanThePeer(t *testing.T) {
 
 	c.Hush()
 	span := span(5*time.Second, 20*time.Second)
-	quietest := -1
-	for range 3 { // the first still has the end of the registrations in it
+	// The peer has 1040 a minute; polling once a second would be 60. The first spans still
+	// have the end of the registrations in them, and the machine's other doings may wake
+	// it (mounts, what happens in a folder above): one quiet span shows that nothing of its
+	// own does.
+	quiet := false
+	for i := 0; i < 6 && !quiet; i++ {
 		before, err := harness.Switches(c.PID())
 		if err != nil {
 			t.Fatal(err)
@@ -91,13 +95,10 @@ func TestSmallerThanThePeer(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Logf("idle with 20 drivers for %v: %d context switches, %v of CPU", span, after-before, cpuTime(t, c.PID())-cpu)
-		if quietest < 0 || after-before < quietest {
-			quietest = after - before
-		}
+		quiet = (after-before)*int(time.Minute/span) <= 60
 	}
-	// The peer has 1040 a minute. Polling once a second would be 60.
-	if perMinute := quietest * int(time.Minute/span); perMinute > 60 {
-		t.Errorf("%d context switches a minute: something polls", perMinute)
+	if !quiet {
+		t.Error("it is never at rest: something polls")
 	}
 
 	fi, err := os.Stat(harness.Binary(t))

@@ -112,7 +112,7 @@ func TestStoreIsFull(t *testing.T) {
 		n.Boot()
 		n.registered(0)
 		log := n.Journal("-u", unit)
-		if got := strings.Count(log, "FileDescriptorStoreMax=1"); got != 1 {
+		if got := strings.Count(log, "will not survive a restart"); got != 1 {
 			t.Errorf("it is said %d times that the store is full, want once, for one of two:\n%s", got, log)
 		}
 		if got := n.show(unit, "NFileDescriptorStore"); got != "1" {

@@ -1,0 +1,169 @@
+package packaging
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+var suites = []string{"bullseye", "bookworm", "trixie"}
+
+// mountVolume makes what a mounted volume of the driver looks like.
+func (n *node) mountVolume() {
+	const volume = "/var/lib/kubelet/pods/6f6c/volumes/kubernetes.io~csi/pv-1"
+	n.Run("mkdir", "-p", volume+"/mount")
+	n.Write(volume+"/vol_data.json", `{"attachmentID":"x","driverName":"`+driver+`","volumeLifecycleMode":"Persistent"}`)
+	n.Run("mount", "-t", "tmpfs", "tmpfs", volume+"/mount")
+}
+
+func (n *node) umountVolume() {
+	n.Run("umount", "/var/lib/kubelet/pods/6f6c/volumes/kubernetes.io~csi/pv-1/mount")
+}
+
+func warned(out string) bool {
+	return strings.Contains(out, "a volume of "+driver+" is mounted") && strings.Contains(out, "cannot unmount")
+}
+
+const edited = "# mine\n[log]\nlevel = \"debug\"\n"
+
+// TestDeb is the life of the two packages on a node.
+func TestDeb(t *testing.T) {
+	for _, suite := range suites {
+		t.Run(suite, func(t *testing.T) {
+			n := newNode(t, suite)
+			n.Boot()
+			n.kubelet()
+			install := func(name, version string) string {
+				return n.Run("dpkg", "-i", n.file("deb", name, version))
+			}
+
+			// The driver's package first.
+			install("csi-sample-driver", older)
+			install("csi-registrar", older)
+			n.eventually(1, 0)
+			n.Write("/etc/csi-registrar/config.toml", edited)
+			n.Run("csi-registrar", "config", "check")
+
+			n.unnoticed(newer, func() { install("csi-registrar", newer) })
+			n.unnoticed(older, func() { install("csi-registrar", older) }) // a downgrade
+			install("csi-sample-driver", newer)                            // restarts the driver
+			n.Run("csi-registrar", "wait", "--timeout", "20s", driver)
+			if n.Read("/etc/csi-registrar/config.toml") != edited {
+				t.Error("the modified configuration was not kept")
+			}
+
+			// Stopped and disabled by the admin: it stays so over an upgrade.
+			n.mountVolume()
+			if out := n.Run("dpkg", "-r", "csi-registrar"); !warned(out) {
+				t.Errorf("removal with a mounted volume does not warn:\n%s", out)
+			}
+			n.umountVolume()
+			n.eventually(1, 1)
+			install("csi-registrar", newer)
+			n.eventually(2, 1)
+			if n.Read("/etc/csi-registrar/config.toml") != edited {
+				t.Error("the modified configuration was not kept over remove and install")
+			}
+			if out := n.Run("systemctl", "is-enabled", "csi-registrar.service"); !strings.HasPrefix(out, "enabled") {
+				t.Errorf("the service is %s", out)
+			}
+
+			// The driver's package removed, and installed after the daemon's.
+			n.Run("dpkg", "-r", "csi-sample-driver")
+			n.eventually(2, 2)
+			install("csi-sample-driver", older)
+			n.eventually(3, 2)
+
+			n.Run("systemctl", "disable", "--now", "csi-registrar.service")
+			n.eventually(3, 3)
+			install("csi-registrar", newer)
+			if out, _ := n.Try("systemctl", "is-active", "csi-registrar.service"); strings.HasPrefix(out, "active") {
+				t.Error("an upgrade started what the admin had stopped")
+			}
+			n.Run("systemctl", "enable", "--now", "csi-registrar.service")
+			n.eventually(4, 3)
+
+			n.Write("/etc/csi-registrar/conf.d/60-mine.toml", "[log]\n")
+			n.Run("dpkg", "-P", "csi-registrar", "csi-sample-driver")
+			n.eventually(4, 4)
+			left := slices.DeleteFunc(n.ours(), func(path string) bool { return strings.HasPrefix(path, "/var/cache/") })
+			if len(left) > 0 {
+				t.Errorf("purge left %q", left)
+			}
+		})
+	}
+}
+
+// TestRPM is the same with rpm, where nothing is enabled but by a preset.
+func TestRPM(t *testing.T) {
+	for _, suite := range []string{"bookworm", "trixie"} {
+		t.Run(suite, func(t *testing.T) {
+			n := newNode(t, suite)
+			n.Write("/etc/systemd/system-preset/99-default-disable.preset", "disable *\n")
+			// What a distribution says of a driver that it ships.
+			n.Write("/etc/systemd/system-preset/50-drivers.preset", "enable csi-sample-driver.service\n")
+			n.Boot()
+			n.kubelet()
+			rpm := func(how, name, version string) string {
+				return n.Run("rpm", how, "--nodeps", n.file("rpm", name, version))
+			}
+			rpm("-i", "csi-sample-driver", older)
+			rpm("-i", "csi-registrar", older)
+			n.eventually(1, 0)
+			n.Write("/etc/csi-registrar/config.toml", edited)
+			n.unnoticed(newer, func() { rpm("-U", "csi-registrar", newer) })
+			n.unnoticed(older, func() {
+				n.Run("rpm", "-U", "--oldpackage", "--nodeps", n.file("rpm", "csi-registrar", older))
+			})
+			if n.Read("/etc/csi-registrar/config.toml") != edited {
+				t.Error("the modified configuration was not kept")
+			}
+			n.mountVolume()
+			if out := n.Run("rpm", "-e", "--nodeps", "csi-registrar"); !warned(out) {
+				t.Errorf("removal with a mounted volume does not warn:\n%s", out)
+			}
+			n.umountVolume()
+			n.eventually(1, 1)
+			if _, err := n.Try("test", "-e", "/run/csi-registrar"); err == nil {
+				t.Error("removal left /run/csi-registrar")
+			}
+			rpm("-i", "csi-registrar", newer)
+			n.eventually(2, 1)
+			n.Run("rpm", "-e", "--nodeps", "csi-sample-driver")
+			n.eventually(2, 2)
+			rpm("-i", "csi-sample-driver", newer)
+			n.eventually(3, 2)
+			if out := n.Run("rpm", "-V", "--nodeps", "csi-registrar", "csi-sample-driver"); strings.TrimSpace(out) != "" {
+				t.Errorf("rpm -V says %s", out)
+			}
+		})
+	}
+}
+
+// TestOffline installs into the root of an image that is not running, with nothing mounted
+// in it; then the image boots.
+func TestOffline(t *testing.T) {
+	install := map[string][]string{
+		"deb": {"dpkg", "-i"},
+		"rpm": {"rpm", "-i", "--nodeps"},
+	}
+	for _, suite := range suites {
+		for format, command := range install {
+			if format == "rpm" && suite != "trixie" {
+				continue
+			}
+			t.Run(suite+"/"+format, func(t *testing.T) {
+				n := newNode(t, suite)
+				if format == "rpm" {
+					n.Write("/etc/systemd/system-preset/99-default-disable.preset", "disable *\n")
+					n.Write("/etc/systemd/system-preset/50-drivers.preset", "enable csi-sample-driver.service\n")
+				}
+				n.Chroot(append(command, n.file(format, "csi-registrar", older), n.file(format, "csi-sample-driver", older))...)
+				n.Boot()
+				n.kubelet()
+				n.eventually(1, 0)
+				n.Run("systemctl", "is-active", "csi-registrar.service", "csi-registrar.socket")
+			})
+		}
+	}
+}
