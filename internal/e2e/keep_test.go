@@ -186,3 +186,40 @@ func TestChangesWhileTheDaemonIsAway(t *testing.T) {
 		c.WaitState(d.Name, "registered", soon)
 	})
 }
+
+// The daemon restarts while the kubelet is busy with the driver's NodeGetInfo: its word
+// comes over a connection that is gone, and a word that is not taken costs the
+// registration (kubelet v1.36). The next daemon takes it.
+func TestDaemonRestartsInTheMiddleOfARegistration(t *testing.T) {
+	t.Parallel()
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
+		t.Run(sig.String(), func(t *testing.T) {
+			t.Parallel()
+			n := harness.New(t)
+			d := n.AddDriver("a.example")
+			d.Start()
+			m := n.Manager()
+			c := m.StartDaemon()
+			c.WaitState(d.Name, "published", soon)
+			d.Set(func(b *harness.Behaviour) { b.Hang = map[string]bool{harness.NodeGetInfo: true} })
+			asked := d.Calls(harness.NodeGetInfo)
+			k := n.StartKubelet()
+			harness.Eventually(t, soon, "the kubelet asks the driver", func() string {
+				if d.Calls(harness.NodeGetInfo) == asked {
+					return "not yet"
+				}
+				return ""
+			})
+			c = m.Restart(c, sig)
+			d.Set(func(b *harness.Behaviour) { b.Hang = nil })
+			k.Registered(0, d.Name, soon)
+			c.WaitState(d.Name, "registered", soon)
+			k.Quiet(k.Mark(), 2500*time.Millisecond)
+			for _, e := range k.Events() {
+				if e.Error != "" || e.Event == "deregister" {
+					t.Errorf("the kubelet: %v", e)
+				}
+			}
+		})
+	}
+}

@@ -76,6 +76,7 @@ WantedBy=multi-user.target
 // appends what it sees.
 const kubeletUnit = `[Unit]
 Description=The kubelet's own registration code
+StartLimitIntervalSec=0
 [Service]
 ExecStartPre=/bin/sh -c 'cd ` + registry + ` && for s in *-reg.sock; do [ ! -e "$s" ] || stat -c "%%n %%Z" "$s"; done >>/var/log/found || true'
 ExecStart=/w/kubelet --root /var/lib/kubelet --node node-1 --state /var/lib/kubelet-state.json
