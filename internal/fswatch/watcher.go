@@ -137,10 +137,14 @@ func (w *Watcher) loop(ctx context.Context, mounted <-chan struct{}) {
 		case <-timer.C:
 		}
 		if pending || time.Since(last) >= w.o.SlowLook {
-			w.lookAtAll()
-			last = time.Now()
+			slow := time.Since(last) >= w.o.SlowLook
+			w.lookAtAll(slow)
+			now := time.Now()
 			if pending {
-				because, pending = last, false
+				because, pending = now, false
+			}
+			if slow {
+				last = now
 			}
 		} else {
 			w.lookAtBlind()
@@ -260,8 +264,10 @@ func (w *Watcher) dispatch(n notifier, buf []byte) {
 	w.settle()
 }
 
-// lookAtAll finds what no event told: mounts, and whatever else the kernel keeps silent about.
-func (w *Watcher) lookAtAll() {
+// lookAtAll finds what no event told: mounts, and whatever else the kernel keeps silent
+// about. The slow look hints everybody: what changed and changed back, or what somebody
+// missed for whatever reason, does not show here.
+func (w *Watcher) lookAtAll(slow bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.inotify == nil {
@@ -271,10 +277,17 @@ func (w *Watcher) lookAtAll() {
 	for _, f := range w.folders {
 		w.lookInto(f)
 	}
+	if slow {
+		for s := range w.subs {
+			w.mark(s)
+		}
+	}
 	w.settle()
 }
 
-// lookAtBlind looks where inotify cannot, and tries again to have it.
+// lookAtBlind looks where inotify cannot, and tries again to have it. Everybody there is
+// hinted: a socket that is restored after one look and removed before the next looks as if
+// nothing had happened, and would never be restored again.
 func (w *Watcher) lookAtBlind() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -284,7 +297,10 @@ func (w *Watcher) lookAtBlind() {
 	w.begin()
 	for f := range w.blind {
 		w.lookInto(f)
-		w.mark(f.subs...) // what is written to an entry does not show from outside
+		w.mark(f.subs...)
+		for _, e := range f.entries {
+			w.mark(e.subs...)
+		}
 	}
 	w.settle()
 }
