@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"csi-registrar/internal/facts"
 )
 
@@ -423,7 +425,11 @@ func TestRemoveRecordedWithAReusedInode(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Logf("same number: %t, births known: %t", before.Ino == after.Ino, before.Born != 0)
-	if before.Ino == after.Ino && before.Born == 0 {
+	var st unix.Statx_t
+	if err := unix.Statx(unix.AT_FDCWD, path, 0, unix.STATX_BTIME, &st); err != nil {
+		t.Fatal(err)
+	}
+	if before.Ino == after.Ino && st.Mask&unix.STATX_BTIME == 0 {
 		return // nothing can tell them apart here
 	}
 	if removed, err := RemoveRecorded(w.run); err != nil || removed != nil {

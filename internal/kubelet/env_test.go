@@ -245,6 +245,10 @@ func outOfDescriptors(t *testing.T) {
 	}
 	// The kubelet that is known goes on, though nothing can be written.
 	eventually(t, "the new one has its place", func() bool { return connectionsOf(s) == 2 })
+	time.Sleep(2 * acceptPause)
+	if connectionsOf(s) != 2 {
+		t.Error("it was closed again for nobody")
+	}
 	hog()
 	k.notify(t, true, "")
 	if err := s.Publish(t.Context(), announcement("a")); err == nil {
