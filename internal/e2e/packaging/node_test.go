@@ -111,7 +111,7 @@ func (n *node) copyIn(from, to string, mode os.FileMode) {
 // file puts a package on the disk and gives its path there.
 func (n *node) file(format, name, version string) string {
 	n.t.Helper()
-	pattern := fmt.Sprintf("%s[_-]%s[_-]*.%s", name, version, format)
+	pattern := fmt.Sprintf("%s?%s?*.%s", name, version, format)
 	found, err := filepath.Glob(filepath.Join(n.dist, pattern))
 	if err != nil || len(found) != 1 {
 		n.t.Fatalf("%s: %q %v", pattern, found, err)
