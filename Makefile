@@ -9,6 +9,9 @@ LDFLAGS  = -s -w -X csi-registrar/internal/cli.buildVersion=$(VERSION)
 # the control socket does not need (gRPC has its own): 0.3 MB.
 TAGS     = grpcnotrace,nethttpomithttp2
 
+# Without inlining: 0.9 MB less to keep in memory on every node, for a daemon that is idle.
+GCFLAGS  = all=-l
+
 # The daemon is one static binary.
 export CGO_ENABLED = 0
 
@@ -18,7 +21,7 @@ help: ## list the targets
 
 .PHONY: build
 build: ## build bin/csi-registrar
-	$(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o bin/csi-registrar ./cmd/csi-registrar
+	$(GO) build -trimpath -tags $(TAGS) -gcflags=$(GCFLAGS) -ldflags '$(LDFLAGS)' -o bin/csi-registrar ./cmd/csi-registrar
 
 .PHONY: demo
 demo: build ## tell the whole story on this machine: no cluster, no root

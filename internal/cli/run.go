@@ -27,6 +27,16 @@ func setupRun(fs *flag.FlagSet) runner {
 	fs.BoolVar(&f.keepSockets, "keep-sockets", false, "leave what the service manager's descriptor store holds when the daemon ends")
 	sidecar := compat.Register(fs)
 	return func(ctx context.Context, e *env, args []string) error {
+		for _, path := range []*string{&f.source.Root, &f.source.File} {
+			if *path == "" {
+				continue
+			}
+			abs, err := filepath.Abs(*path) // it is watched, too, and by then there may be another working directory
+			if err != nil {
+				return err
+			}
+			*path = abs
+		}
 		if sidecar.Wanted() {
 			o, err := sidecar.Options(args)
 			if err != nil {

@@ -10,7 +10,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
-	"os"
 	"time"
 
 	"csi-registrar/internal/agent"
@@ -174,16 +173,20 @@ func (s *sidecar) serveHealth(ctx context.Context) error {
 	return nil
 }
 
-// healthy tells whether the registration socket is in place.
+// healthy tells whether the registration socket is in place: fs.ErrNotExist if there is none.
 func (s *sidecar) healthy() error {
-	for _, d := range s.agent.Status().Drivers {
-		switch d.Registration {
-		case facts.Published, facts.Registered, facts.Refused:
-			return nil
-		}
-		return fmt.Errorf("no registration socket: the driver is %s: %s: %w", d.State, d.Reason, os.ErrNotExist)
+	drivers := s.agent.Status().Drivers
+	if len(drivers) == 0 {
+		return fs.ErrNotExist
 	}
-	return fs.ErrNotExist
+	switch d := drivers[0]; d.Registration {
+	case facts.Published, facts.Registered, facts.Refused:
+		return nil
+	case facts.Conflict:
+		return errors.New(d.Reason)
+	default:
+		return fmt.Errorf("no registration socket: the driver is %s: %s: %w", d.State, d.Reason, fs.ErrNotExist)
+	}
 }
 
 var _ agent.Parts = (*parts)(nil)

@@ -79,7 +79,7 @@ func registeredDriver(name string) registrar.Status {
 	return registrar.Status{
 		Name: name, Socket: "/run/" + name + "/csi.sock", Endpoint: "/run/" + name + "/csi.sock",
 		State: "registered", Driver: facts.Ready, Registration: facts.Registered, Since: at(10.5),
-		PublishedAt: at(10), RegisteredAt: at(10.5), LastGetInfoAt: at(10.25), Accepted: 1,
+		Took: 500 * time.Millisecond, RegisteredAt: at(10.5), LastGetInfoAt: at(10.25), Accepted: 1,
 	}
 }
 

@@ -17,7 +17,7 @@ import (
 func sample() agent.Status {
 	refused := registrar.Status{
 		Name: "b.csi.example", State: "refused", Driver: facts.Ready, Registration: facts.Refused, Since: at(20),
-		KubeletError: "no", PublishedAt: at(19), LastGetInfoAt: at(19.125), Accepted: 2, Refusals: 3,
+		KubeletError: "no", LastGetInfoAt: at(19.125), Accepted: 2, Refusals: 3,
 		Republications: 3, RepublicationsBy: map[string]uint64{"removed": 1, "changed": 2},
 	}
 	s := newDaemon(

@@ -69,6 +69,9 @@ type Registrar struct {
 	complaints bucket            // lines of the log about what only a person can mend
 	republish  map[string]uint64 // by Cause
 
+	took   time.Duration // from published to the kubelet's first yes
+	tookOf time.Time     // when what took that long was published
+
 	status Status
 }
 
@@ -197,7 +200,7 @@ func (r *Registrar) heard(rep facts.Report, now time.Time) {
 		r.lastUp = now
 	}
 	if was.Driver == facts.Ready && rep.Driver != facts.Ready {
-		r.tries = 0
+		r.tries, r.wanted = 0, "" // what was asked for cannot be done now
 	}
 	switch rep.Driver {
 	case facts.Ready:

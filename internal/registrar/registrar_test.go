@@ -402,6 +402,23 @@ func TestReturnAfterRefusalPublishesOnce(t *testing.T) {
 	})
 }
 
+// A kubelet that restarts says yes again: that is not how long the registration took.
+func TestTookIsOfTheFirstYes(t *testing.T) {
+	w := newWorld()
+	w.report, w.delay = ready(), 700*time.Millisecond
+	live(t, w, base, func(l *lives) {
+		time.Sleep(time.Second)
+		if s := l.status(); s.Took != 700*time.Millisecond {
+			t.Errorf("took %s", s.Took)
+		}
+		time.Sleep(time.Hour)
+		l.w.word(true, "")
+		if s := l.status(); s.Took != 700*time.Millisecond {
+			t.Errorf("took %s after the kubelet's restart", s.Took)
+		}
+	})
+}
+
 func TestReregister(t *testing.T) {
 	w := newWorld()
 	live(t, w, base, func(l *lives) {

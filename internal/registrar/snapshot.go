@@ -22,7 +22,6 @@ func (r *Registrar) snapshot(seen facts.Socket, now time.Time) Status {
 		Reason:             r.reason(seen, reg, now),
 		RegistrationSocket: seen.Path,
 		LastGetInfoAt:      seen.GetInfoAt,
-		PublishedAt:        seen.PublishedAt,
 		Accepted:           seen.Accepted,
 		Refusals:           seen.Refusals,
 		RepublicationsBy:   maps.Clone(r.republish),
@@ -38,6 +37,11 @@ func (r *Registrar) snapshot(seen facts.Socket, now time.Time) Status {
 	if seen.Up && !seen.Word.At.IsZero() {
 		if seen.Word.Registered {
 			s.RegisteredAt = seen.Word.At
+			// Only the first yes tells how long it took: a kubelet that restarts says it again.
+			if !r.tookOf.Equal(seen.PublishedAt) {
+				r.took, r.tookOf = seen.Word.At.Sub(seen.PublishedAt), seen.PublishedAt
+			}
+			s.Took = r.took
 		} else {
 			s.KubeletError = seen.Word.Error
 		}
@@ -56,8 +60,8 @@ func (r *Registrar) registration(seen facts.Socket) facts.Registration {
 		return facts.Conflict
 	case !seen.Up || seen.Place != facts.Ours:
 		return facts.None
-	case seen.Word.At.IsZero():
-		return facts.Published
+	case seen.Word.At.IsZero(), r.wanted == CauseAsked:
+		return facts.Published // or about to be, so that `reregister` then `wait` waits
 	case seen.Word.Registered:
 		return facts.Registered
 	default:

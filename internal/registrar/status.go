@@ -31,7 +31,7 @@ type Status struct {
 	Republications     uint64            `json:"republications"`
 
 	// For metrics only.
-	PublishedAt      time.Time         `json:"-"`
+	Took             time.Duration     `json:"-"` // from published to the kubelet's first yes; 0 while it has not said it
 	Accepted         uint64            `json:"-"` // the kubelet said yes, since start
 	Refusals         uint64            `json:"-"` // the kubelet said no, since start
 	RepublicationsBy map[string]uint64 `json:"-"` // by cause: one of the Cause words
