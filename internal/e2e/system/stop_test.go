@@ -59,25 +59,53 @@ func TestStop(t *testing.T) {
 func TestStopRaces(t *testing.T) {
 	onEach(t, func(t *testing.T, suite string) {
 		n := registeredNode(t, suite)
-		for delay := range 8 {
-			pause := time.Duration(delay) * 15 * time.Millisecond
+		for delay := range 14 {
+			pause := time.Duration(delay) * 10 * time.Millisecond
 			n.Run("systemctl", "--no-block", "stop", unit)
 			time.Sleep(pause) // where in the stop it comes
 			n.Run("systemctl", "restart", unit)
-			n.waited()
-			if slices.Contains(inodesOf(n), 0) {
-				t.Fatalf("stop, restart after %s: sockets %v", pause, n.inodes())
-			}
+			n.published()
 			n.Run("systemctl", "--no-block", "restart", unit)
 			time.Sleep(pause)
 			n.Run("systemctl", "stop", unit)
 			n.is(unit, "inactive")
+			n.is(socket, "inactive")
 			if files := n.files(); len(files) > 0 {
 				t.Fatalf("restart, stop after %s: left behind %q", pause, files)
 			}
 			n.Run("systemctl", "start", unit)
-			n.waited()
+			n.published()
 		}
+		n.waited()
+	})
+}
+
+// published waits until the registration sockets are there.
+func (n *node) published() {
+	n.t.Helper()
+	n.Eventually(soon, "the registration sockets", func() error {
+		if inodes := n.inodes(); slices.Contains(inodesOf(n), 0) {
+			return fmt.Errorf("inodes %v; %s", inodes, n.show(unit, "ActiveState"))
+		}
+		return nil
+	})
+}
+
+// TestStopBetweenStarts: a stop that finds the daemon crashed and not started again yet.
+func TestStopBetweenStarts(t *testing.T) {
+	onEach(t, func(t *testing.T, suite string) {
+		n := newNode(t, suite)
+		n.Write("/etc/systemd/system/csi-registrar.service.d/restart.conf", "[Service]\nRestartSec=10s\n")
+		n.Boot()
+		n.registered(0)
+		n.Run("systemctl", "kill", "--signal=KILL", unit)
+		n.is(unit, "activating")
+		before, mark := n.inodes(), n.mark()
+		if slices.Contains(inodesOf(n), 0) {
+			t.Fatalf("crashed, and sockets are gone: %v", before)
+		}
+		n.Run("systemctl", "stop", unit)
+		n.stopped(mark)
 	})
 }
 
