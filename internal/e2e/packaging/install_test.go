@@ -52,7 +52,6 @@ func TestDeb(t *testing.T) {
 				t.Error("the modified configuration was not kept")
 			}
 
-			// Stopped and disabled by the admin: it stays so over an upgrade.
 			n.mountVolume()
 			if out := n.Run("dpkg", "-r", "csi-registrar"); !warned(out) {
 				t.Errorf("removal with a mounted volume does not warn:\n%s", out)
@@ -74,13 +73,14 @@ func TestDeb(t *testing.T) {
 			install("csi-sample-driver", older)
 			n.eventually(3, 2)
 
-			n.Run("systemctl", "disable", "--now", "csi-registrar.service")
+			// Stopped by the admin: it stays so over an upgrade, also if it is enabled.
+			n.Run("systemctl", "stop", "csi-registrar.service")
 			n.eventually(3, 3)
 			install("csi-registrar", newer)
 			if out, _ := n.Try("systemctl", "is-active", "csi-registrar.service"); strings.HasPrefix(out, "active") {
 				t.Error("an upgrade started what the admin had stopped")
 			}
-			n.Run("systemctl", "enable", "--now", "csi-registrar.service")
+			n.Run("systemctl", "start", "csi-registrar.service")
 			n.eventually(4, 3)
 
 			n.Write("/etc/csi-registrar/conf.d/60-mine.toml", "[log]\n")
@@ -135,6 +135,23 @@ func TestRPM(t *testing.T) {
 			n.eventually(3, 2)
 			if out := n.Run("rpm", "-V", "--nodeps", "csi-registrar", "csi-sample-driver"); strings.TrimSpace(out) != "" {
 				t.Errorf("rpm -V says %s", out)
+			}
+		})
+	}
+}
+
+// TestPreset: what the admin or the image disabled by preset is not started.
+func TestPreset(t *testing.T) {
+	for _, suite := range []string{"bookworm", "trixie"} {
+		t.Run(suite, func(t *testing.T) {
+			n := newNode(t, suite)
+			n.Write("/etc/systemd/system-preset/10-image.preset", "disable csi-registrar.service\n")
+			n.Boot()
+			n.Run("dpkg", "-i", n.file("deb", "csi-registrar", older))
+			for _, ask := range []string{"is-enabled", "is-active"} {
+				if out, err := n.Try("systemctl", ask, "csi-registrar.service"); err == nil {
+					t.Errorf("%s: %s", ask, out)
+				}
 			}
 		})
 	}
