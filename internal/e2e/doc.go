@@ -1,5 +1,12 @@
 // Package e2e holds csi-registrar's built binary against the kubelet's own code: its tests
 // run a daemon, drivers and kubelets (see harness and kubelet) and say what must be seen
-// on both sides. `go test ./...` runs them; -long takes the spans of time that the
-// contract names where the short run takes a shorter one.
+// on both sides.
+//
+//	go test ./...          about a minute, after some minutes of compiling Kubernetes once
+//	go test . -long        waits as long as the contract says where that run waits shorter
+//	CSI_REGISTRAR_BIN=…    tests that binary instead of building one
+//
+// They need root, and are skipped without; under CI=true that is a failure. Module
+// oldkubelet has the same with an older kubelet, module cluster with a whole one and its
+// API server.
 package e2e

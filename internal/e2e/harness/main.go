@@ -58,7 +58,7 @@ var built struct {
 }
 
 // Binary is the program under test: the file that CSI_REGISTRAR_BIN names, else it is
-// built as `make build` does.
+// built with the flags of the Makefile.
 func Binary(t testing.TB) string {
 	t.Helper()
 	if path := os.Getenv("CSI_REGISTRAR_BIN"); path != "" {
@@ -78,7 +78,7 @@ func Binary(t testing.TB) string {
 			return
 		}
 		built.path = filepath.Join(built.dir, "csi-registrar")
-		cmd := exec.Command("go", "build", "-tags=grpcnotrace", "-ldflags=-s -w", "-o", built.path, "./cmd/csi-registrar")
+		cmd := exec.Command("go", "build", "-tags=grpcnotrace,nethttpomithttp2", "-gcflags=all=-l", "-ldflags=-s -w", "-o", built.path, "./cmd/csi-registrar")
 		cmd.Dir = root
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
 		if out, err := cmd.CombinedOutput(); err != nil {
