@@ -41,7 +41,7 @@ func newNode(n int) (*node, error) {
 	}
 	b.manager, err = systemdtest.Start(root)
 	if b.manager != nil {
-		b.manager.Most = 4096
+		b.manager.SetMost(4096)
 	}
 	return b, err
 }

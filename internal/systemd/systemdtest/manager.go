@@ -21,16 +21,13 @@ import (
 
 // Manager is the stand-in. Its methods may be called by several goroutines.
 type Manager struct {
-	// Most is FileDescriptorStoreMax=: what is more is dropped without a word, as
-	// systemd does. To be set before the first process starts.
-	Most int
-
 	conn   *net.UnixConn
 	path   string
 	done   chan struct{} // closed when serve has returned
 	events chan string
 
 	mu    sync.Mutex
+	most  int
 	store []stored
 	state State
 }
@@ -57,13 +54,21 @@ func Start(dir string) (*Manager, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot play the service manager: %w", err)
 	}
-	m := &Manager{Most: 512, conn: conn, path: path, done: make(chan struct{}), events: make(chan string, 64)}
+	m := &Manager{most: 512, conn: conn, path: path, done: make(chan struct{}), events: make(chan string, 64)}
 	go m.serve()
 	return m, nil
 }
 
 // SocketPath is what NOTIFY_SOCKET is set to.
 func (m *Manager) SocketPath() string { return m.path }
+
+// SetMost sets FileDescriptorStoreMax=, 512 by itself. What is more is dropped without a
+// word, as systemd does.
+func (m *Manager) SetMost(n int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.most = n
+}
 
 // Events receives each line that the service sends ("READY=1", "STATUS=…") except
 // watchdog and barriers. What nobody receives is dropped when 64 wait. Closed by Close.
@@ -165,7 +170,7 @@ func (m *Manager) hear(lines []string, files []*os.File) (kept bool) {
 		case "STATUS":
 			m.state.Status = value
 		case "FDSTORE":
-			kept = len(m.store)+len(files) <= m.Most
+			kept = len(m.store)+len(files) <= m.most
 			for _, f := range files {
 				if kept {
 					m.store = append(m.store, stored{name, f})
