@@ -149,33 +149,39 @@ func (a *Agent) apply(c *config.Config, patience bool) error {
 	}
 	a.remove(gone...)
 	var errs []error
+	var added []*running
 	for _, d := range c.Drivers {
 		if !d.Enabled {
 			continue
 		}
 		if r, runs := a.running[d.Name]; runs {
 			errs = append(errs, a.update(r, d))
-		} else {
-			errs = append(errs, a.start(d))
+			continue
 		}
+		// All sockets first: one that is not adopted yet does not answer when another
+		// registrar, which is about to publish, asks it for its name.
+		socket, err := a.parts.Socket(a.config, d.Name)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("cannot start the registrar of %s: %w", d.Name, err))
+			continue
+		}
+		added = append(added, &running{driver: d, socket: socket})
+	}
+	for _, r := range added {
+		a.start(r)
 	}
 	return errors.Join(errs...)
 }
 
-func (a *Agent) start(d config.Driver) error {
-	socket, err := a.parts.Socket(a.config, d.Name)
-	if err != nil {
-		return fmt.Errorf("cannot start the registrar of %s: %w", d.Name, err)
-	}
-	ctx, cancel := context.WithCancel(a.ctx)
-	r := &running{driver: d, socket: socket, cancel: cancel}
-	r.reg = registrar.New(settings(d), a.parts.Driver(a.config, d), socket, registrar.Options{
-		Log:     a.log.With("driver", d.Name),
+func (a *Agent) start(r *running) {
+	var ctx context.Context
+	ctx, r.cancel = context.WithCancel(a.ctx)
+	r.reg = registrar.New(settings(r.driver), a.parts.Driver(a.config, r.driver), r.socket, registrar.Options{
+		Log:     a.log.With("driver", r.driver.Name),
 		Observe: a.board.driver,
 	})
 	r.ended.Go(func() { r.reg.Run(ctx) })
-	a.running[d.Name] = r
-	return nil
+	a.running[r.driver.Name] = r
 }
 
 // update hands a changed table to its registrar; a driver that is found or trusted in

@@ -31,7 +31,7 @@ type parts struct {
 
 	mu         sync.Mutex
 	registries map[string]*kubelet.Registry // by root directory
-	stored     map[string]*os.File          // by driver
+	stored     map[string][]*os.File        // by driver; more than one only if a process died between two
 }
 
 // newParts takes the stored listeners out of what was handed over. A folder is given
@@ -40,7 +40,7 @@ func newParts(d *daemon, folder string) *parts {
 	p := &parts{
 		log: d.log, watcher: d.watcher,
 		registries: map[string]*kubelet.Registry{},
-		stored:     map[string]*os.File{},
+		stored:     map[string][]*os.File{},
 	}
 	p.options = kubelet.Options{
 		Log:         d.log,
@@ -53,12 +53,7 @@ func newParts(d *daemon, folder string) *parts {
 		if !ours {
 			continue
 		}
-		for _, f := range d.handed.Take(fdName) {
-			if old := p.stored[name]; old != nil {
-				d.note("closing an older listener", old.Close())
-			}
-			p.stored[name] = f
-		}
+		p.stored[name] = d.handed.Take(fdName)
 	}
 	// Without --keep-sockets nothing is to outlive the process; but what the store has
 	// already must be taken out of it.
@@ -103,7 +98,7 @@ func (p *parts) Socket(c *config.Config, name string) (agent.Socket, error) {
 	if err != nil {
 		return nil, err
 	}
-	if f := p.claim(name); f != nil {
+	for _, f := range p.claim(name) {
 		if err := s.Adopt(context.Background(), f); err != nil {
 			p.log.Warn("cannot go on with the registration socket of an earlier process; making a new one", "driver", name, "error", err)
 		}
@@ -111,12 +106,12 @@ func (p *parts) Socket(c *config.Config, name string) (agent.Socket, error) {
 	return s, nil
 }
 
-func (p *parts) claim(name string) *os.File {
+func (p *parts) claim(name string) []*os.File {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	f := p.stored[name]
+	files := p.stored[name]
 	delete(p.stored, name)
-	return f
+	return files
 }
 
 // sweep removes dead sockets under the names of the configured drivers.
@@ -146,13 +141,15 @@ func (p *parts) withdrawUnclaimed(ctx context.Context, c *config.Config) error {
 	}
 	p.mu.Lock()
 	stored := p.stored
-	p.stored = map[string]*os.File{}
+	p.stored = map[string][]*os.File{}
 	p.mu.Unlock()
 	var errs []error
-	for name, f := range stored {
+	for name, files := range stored {
 		p.log.Info("withdrawing: no longer configured", "driver", name)
-		if err := r.WithdrawLeftover(ctx, name, f); err != nil {
-			errs = append(errs, fmt.Errorf("cannot withdraw %s: %w", name, err))
+		for _, f := range files {
+			if err := r.WithdrawLeftover(ctx, name, f); err != nil {
+				errs = append(errs, fmt.Errorf("cannot withdraw %s: %w", name, err))
+			}
 		}
 	}
 	return errors.Join(errs...)
@@ -167,8 +164,10 @@ func (p *parts) close(ctx context.Context) error {
 	for _, r := range p.registries {
 		errs = append(errs, r.Close(ctx))
 	}
-	for _, f := range p.stored {
-		errs = append(errs, f.Close())
+	for _, files := range p.stored {
+		for _, f := range files {
+			errs = append(errs, f.Close())
+		}
 	}
 	return errors.Join(errs...)
 }
