@@ -1,0 +1,411 @@
+package chaos
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// An action carries out a step, with the world's lock held. What does not apply any more
+// does nothing. An error is the test's own trouble, or the daemon that would not end.
+type action func(w *world, s Step, d *Driver) error
+
+// actions by the names that the plan gives them.
+var actions = allActions()
+
+func allActions() map[string]action {
+	all := map[string]action{}
+	add := func(name string, a action) { all[name] = a }
+
+	add("driver start", func(w *world, s Step, d *Driver) error { return w.up(d) })
+	add("driver stop", func(w *world, s Step, d *Driver) error { return w.down(d, false) })
+	add("driver kill", func(w *world, s Step, d *Driver) error { return w.down(d, true) })
+	add("driver restart", func(w *world, s Step, d *Driver) error {
+		if err := w.down(d, s.A < 500); err != nil || s.B < 500 {
+			return err // started by what follows
+		}
+		return w.up(d)
+	})
+	add("driver hang", func(w *world, s Step, d *Driver) error {
+		methods := []string{"/csi.v1.Identity/GetPluginInfo", "/csi.v1.Identity/Probe", "/csi.v1.Node/NodeGetInfo"}
+		d.hangIn(methods[s.A%len(methods)])
+		return nil
+	})
+	add("driver unhang", func(w *world, s Step, d *Driver) error {
+		d.unhang()
+		return nil
+	})
+	add("driver not ready", func(w *world, s Step, d *Driver) error { d.setReady(false); return w.again(d, "not ready") })
+	add("driver ready", func(w *world, s Step, d *Driver) error { d.setReady(true); return nil })
+	add("driver lie", func(w *world, s Step, d *Driver) error {
+		lie := d.truth.clone()
+		lie.name = []string{"other." + d.name, "../../" + d.name, "Under_score!", ""}[s.A%4]
+		d.lie = &lie
+		return w.again(d, "says it is "+lie.name)
+	})
+	add("driver move topology", func(w *world, s Step, d *Driver) error {
+		lie := d.truth.clone()
+		lie.topology["topology."+d.name+"/zone"] = "z" + strconv.Itoa(2+s.A%3)
+		d.lie = &lie
+		return w.again(d, "moves its topology")
+	})
+	add("driver truth", func(w *world, s Step, d *Driver) error {
+		d.lie = nil
+		w.cluster.align(d.truth.topology)
+		return w.again(d, "says the truth")
+	})
+	add("driver change", func(w *world, s Step, d *Driver) error {
+		switch s.A % 3 {
+		case 0:
+			d.truth.nodeID = fmt.Sprintf("node-%d-%s", s.B, d.name)
+		case 1:
+			d.truth.limit = int64(s.B)
+		case 2:
+			d.truth.topology[fmt.Sprintf("topology.%s/k%d", d.name, s.B%5)] = "v"
+		}
+		return w.again(d, "changes")
+	})
+	add("driver folder", func(w *world, s Step, d *Driver) error {
+		// Folder first: the daemon is still connected to what has no name any more.
+		w.ledger.note(d.name, byDriver, "folder removed")
+		return errors.Join(os.RemoveAll(d.dir), d.stop(true))
+	})
+
+	add("kubelet stop", func(w *world, s Step, d *Driver) error { return w.stopKubelet() })
+	add("kubelet start", func(w *world, s Step, d *Driver) error { return w.startKubelet() })
+	add("kubelet restart", func(w *world, s Step, d *Driver) error {
+		return errors.Join(w.stopKubelet(), w.startKubelet())
+	})
+
+	add("daemon start", func(w *world, s Step, d *Driver) error {
+		if w.daemon != nil {
+			return nil
+		}
+		return w.startDaemon("--keep-sockets")
+	})
+	add("daemon kill", func(w *world, s Step, d *Driver) error { return w.stopDaemon(true) })
+	add("daemon restart", func(w *world, s Step, d *Driver) error { return w.stopDaemon(false) })
+	add("daemon hang up", func(w *world, s Step, d *Driver) error {
+		if !w.ready() {
+			return nil // it would end a process that is not listening for it yet
+		}
+		return w.daemon.signal(syscall.SIGHUP)
+	})
+	add("daemon reload", func(w *world, s Step, d *Driver) error { w.post("/v1/reload"); return nil })
+	add("daemon reregister", func(w *world, s Step, d *Driver) error {
+		w.ledger.note(d.name, asked, "reregister")
+		w.post("/v1/drivers/" + d.name + "/reregister")
+		return nil
+	})
+	add("daemon freeze", func(w *world, s Step, d *Driver) error {
+		if !w.ready() {
+			return nil
+		}
+		w.noteAll(crashed, "daemon frozen")
+		w.daemon.frozen = true
+		return w.daemon.signal(syscall.SIGSTOP)
+	})
+	add("daemon thaw", func(w *world, s Step, d *Driver) error {
+		if w.daemon == nil || !w.daemon.frozen {
+			return nil
+		}
+		w.daemon.frozen = false
+		return w.daemon.signal(syscall.SIGCONT)
+	})
+
+	add("socket remove", func(w *world, s Step, d *Driver) error {
+		return w.touch(d, "removed", os.Remove)
+	})
+	add("socket move within", func(w *world, s Step, d *Driver) error {
+		w.made++
+		return w.touch(d, "moved within", func(path string) error {
+			return os.Rename(path, filepath.Join(w.registry, fmt.Sprintf("moved-%d", w.made)))
+		})
+	})
+	add("socket move out", func(w *world, s Step, d *Driver) error {
+		return w.touch(d, "moved out", func(path string) error {
+			w.made++
+			return os.Rename(path, filepath.Join(w.scratch, fmt.Sprintf("out-%d", w.made)))
+		})
+	})
+	for act, kind := range map[string]string{
+		"socket to file": aFile, "socket to folder": aFolder, "socket to link": aLink, "socket to mute": aMute, "socket to sidecar": aSidecar,
+	} {
+		add(act, func(w *world, s Step, d *Driver) error { return w.replace(d, kind, s.A < 600) })
+	}
+	add("socket leave", func(w *world, s Step, d *Driver) error { return w.leave(w.pathOf(d), d, s.B < 500) })
+	add("socket rival", func(w *world, s Step, d *Driver) error {
+		path := w.rivalPath(d)
+		if w.at(path) != nil {
+			return nil
+		}
+		w.ledger.note(d.name, onPath, "rival came")
+		f, err := makeForeign(w.scratch, path, aSidecar, d, false)
+		if err != nil {
+			return whileThere(err)
+		}
+		w.foreign = append(w.foreign, f)
+		w.rivalFrom[d.name] = time.Now()
+		return nil
+	})
+	add("rival leave", func(w *world, s Step, d *Driver) error {
+		delete(w.rivalFrom, d.name)
+		// Whether it leaves its file behind or not; a dead one is not a driver's.
+		return w.leave(w.rivalPath(d), d, true)
+	})
+	add("bystander", func(w *world, s Step, d *Driver) error { return w.bystander(s, d) })
+	add("registry remove", func(w *world, s Step, d *Driver) error {
+		w.noteAll(onPath, "registry removed")
+		w.forgetForeign()
+		// What the daemon puts back meanwhile may make it fail: it is tried again.
+		err := os.RemoveAll(w.registry)
+		for range 3 {
+			if err != nil {
+				err = os.RemoveAll(w.registry)
+			}
+		}
+		w.say("registry removed: %v", err)
+		w.forgetForeign()
+		if s.A < 300 {
+			return already(os.Mkdir(w.registry, 0o755))
+		}
+		return nil
+	})
+	add("registry move away", func(w *world, s Step, d *Driver) error {
+		w.noteAll(onPath, "registry moved away")
+		w.made++
+		if err := gone(os.Rename(w.registry, filepath.Join(w.scratch, fmt.Sprintf("registry-%d", w.made)))); err != nil {
+			return err
+		}
+		w.forgetForeign()
+		if s.A < 300 {
+			return already(os.Mkdir(w.registry, 0o755))
+		}
+		return nil
+	})
+
+	conf := func(what string, change func(d *Driver)) action {
+		return func(w *world, s Step, d *Driver) error {
+			was := d.conf
+			change(d)
+			if d.conf == was {
+				return nil
+			}
+			w.ledger.note(d.name, byConfig, what)
+			return w.configure(d)
+		}
+	}
+	add("config remove", conf("removed", func(d *Driver) { d.conf.present = false }))
+	add("config restore", conf("restored", func(d *Driver) { d.conf.present = true }))
+	add("config break", conf("broken", func(d *Driver) { d.conf.broken = true }))
+	add("config mend", conf("mended", func(d *Driver) { d.conf.broken = false }))
+	add("config endpoint", conf("another endpoint", func(d *Driver) { d.conf.byAlias = !d.conf.byAlias }))
+	add("config disable", conf("disabled", func(d *Driver) { d.conf.enabled = false }))
+	add("config enable", conf("enabled", func(d *Driver) { d.conf.enabled = true }))
+	add("config withdraw", conf("keep or withdraw", func(d *Driver) { d.conf.withdraw = !d.conf.withdraw }))
+	return all
+}
+
+// do carries out a step.
+func (w *world) do(s Step) error {
+	d := w.drivers[s.Driver]
+	w.say("%v %s", s, d.name)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.figures["steps"]++
+	if err := actions[s.Act](w, s, d); err != nil {
+		return fmt.Errorf("%v: %w", s, err)
+	}
+	return nil
+}
+
+func (w *world) up(d *Driver) error {
+	w.ledger.note(d.name, byDriver, "started")
+	return d.start()
+}
+
+func (w *world) down(d *Driver, killed bool) error {
+	w.ledger.note(d.name, byDriver, "stopped")
+	return d.stop(killed)
+}
+
+// again restarts a driver that runs, because it has something else to say.
+func (w *world) again(d *Driver, what string) error {
+	w.ledger.note(d.name, byDriver, what)
+	if d.server == nil {
+		return nil
+	}
+	return errors.Join(d.stop(false), d.start())
+}
+
+func (w *world) startKubelet() error {
+	if w.kubelet != nil {
+		return nil
+	}
+	// It may tell of what it does before it is made.
+	w.mu.Unlock()
+	defer w.mu.Lock()
+	k, err := StartKubelet(w.registry, w.cluster, w.happened)
+	if err != nil {
+		// The folder went while it started: the next one will do.
+		w.say("the kubelet does not start: %v", err)
+		return nil
+	}
+	w.kubelet = k
+	w.count("kubelets")
+	return nil
+}
+
+func (w *world) count(what string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.figures[what]++
+}
+
+func (w *world) stopKubelet() error {
+	k := w.kubelet
+	if k == nil {
+		return nil
+	}
+	w.kubelet = nil
+	w.mu.Unlock()
+	defer w.mu.Lock()
+	return k.Kill()
+}
+
+// post asks the daemon for something; whether it can is its own affair.
+func (w *world) post(path string) {
+	w.posts.Go(func() {
+		_, err := w.api.do(http.MethodPost, path)
+		w.say("POST %s: %v", path, err)
+	})
+}
+
+// at is the foreign thing at a path, if there is one.
+func (w *world) at(path string) *foreign {
+	for _, f := range w.foreign {
+		if f.path == path {
+			return f
+		}
+	}
+	return nil
+}
+
+// touch does something to a registration socket that is the daemon's.
+func (w *world) touch(d *Driver, what string, do func(path string) error) error {
+	path := w.pathOf(d)
+	if w.at(path) != nil {
+		return nil
+	}
+	w.ledger.note(d.name, onPath, what)
+	return gone(do(path))
+}
+
+// replace puts something of somebody else at a driver's registration socket's path.
+func (w *world) replace(d *Driver, kind string, over bool) error {
+	path := w.pathOf(d)
+	if w.at(path) != nil {
+		return nil
+	}
+	w.ledger.note(d.name, onPath, kind+" came")
+	if !over {
+		if err := gone(os.Remove(path)); err != nil {
+			return err
+		}
+	}
+	f, err := makeForeign(w.scratch, path, kind, d, over)
+	if err != nil {
+		return whileThere(err)
+	}
+	w.foreign = append(w.foreign, f)
+	return nil
+}
+
+// leave takes somebody else's thing away; a process may leave its dead socket.
+func (w *world) leave(path string, d *Driver, tidy bool) error {
+	f := w.at(path)
+	if f == nil {
+		return nil
+	}
+	w.ledger.note(d.name, onPath, f.kind+" leaves")
+	socket := f.listen != nil
+	if err := f.crash(); err != nil {
+		return err
+	}
+	if socket && !tidy {
+		f.mayGo = true
+		return nil
+	}
+	why := f.missing()
+	w.foreign = slices.DeleteFunc(w.foreign, func(o *foreign) bool { return o == f })
+	if why == "" {
+		return gone(os.Remove(path))
+	}
+	if !f.mayGo {
+		w.bad("%s", why)
+	}
+	return nil
+}
+
+func (w *world) rivalPath(d *Driver) string {
+	return filepath.Join(w.registry, "rival-of-"+d.name+".sock")
+}
+
+// bystander puts something into the folders that has nothing to do with anybody.
+func (w *world) bystander(s Step, d *Driver) error {
+	w.made++
+	digits := fmt.Sprintf("%08x", w.made)
+	places := []struct{ path, kind string }{
+		{filepath.Join(w.registry, "other-"+digits+"-reg.sock"), aDead},
+		{filepath.Join(w.registry, "note-"+digits), aFile},
+		{filepath.Join(w.registry, ".csi-reg-"+digits), aFile},
+		{filepath.Join(w.registry, ".csi-reg-"+digits), aMute},
+		{filepath.Join(w.registry, ".csi-reg-x"+digits), aDead},
+		{filepath.Join(w.root, ".csi-reg-"+digits), aFolder},
+		{filepath.Join(w.root, ".csi-reg-"+digits), aMute},
+		{filepath.Join(w.root, "socket-"+digits), aDead},
+	}
+	p := places[s.A%len(places)]
+	f, err := makeForeign(w.scratch, p.path, p.kind, d, false)
+	if err != nil {
+		return whileThere(err)
+	}
+	w.foreign = append(w.foreign, f)
+	return nil
+}
+
+// forgetForeign lets go of what went with the registry's folder.
+func (w *world) forgetForeign() {
+	w.foreign = slices.DeleteFunc(w.foreign, func(f *foreign) bool {
+		if !strings.HasPrefix(f.path, w.registry+"/") {
+			return false
+		}
+		if err := f.crash(); err != nil {
+			w.say("%v", err)
+		}
+		return true
+	})
+	clear(w.rivalFrom)
+}
+
+// whileThere forgives that the daemon was faster, or that the folder is not there.
+func whileThere(err error) error {
+	if errors.Is(err, os.ErrExist) {
+		return nil
+	}
+	return gone(err)
+}
+
+func already(err error) error {
+	if errors.Is(err, os.ErrExist) {
+		return nil
+	}
+	return err
+}

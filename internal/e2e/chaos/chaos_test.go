@@ -1,0 +1,264 @@
+package chaos
+
+import (
+	"flag"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// The flags' defaults come from the environment, for `make chaos`.
+var (
+	seeds    = flag.String("chaos.seed", os.Getenv("CHAOS_SEED"), "`SEED`s to run side by side, with commas; \"fresh\" is one that was never used")
+	drivers  = flag.String("chaos.drivers", os.Getenv("CHAOS_DRIVERS"), "how many drivers")
+	duration = flag.String("chaos.duration", os.Getenv("CHAOS_DURATION"), "how long there is chaos, before it settles")
+)
+
+func TestChaos(t *testing.T) {
+	if os.Getuid() != 0 {
+		if os.Getenv("CI") == "true" {
+			t.Fatal("it needs root, and under CI=true it must run")
+		}
+		t.Skip("it needs root: files of the configuration and sockets of drivers are root's")
+	}
+	many, long := 16, 20*time.Second
+	if *drivers != "" {
+		if _, err := fmt.Sscan(*drivers, &many); err != nil || many < 1 || many > 99 {
+			t.Fatalf("chaos.drivers=%q: give a number from 1 to 99", *drivers)
+		}
+	}
+	if *duration != "" {
+		var err error
+		if long, err = time.ParseDuration(*duration); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if *seeds == "" {
+		*seeds = "fresh"
+	}
+	bin := binary(t)
+	for s := range strings.SplitSeq(*seeds, ",") {
+		seed := rand.Uint64()
+		if s != "fresh" {
+			if _, err := fmt.Sscan(s, &seed); err != nil {
+				t.Fatalf("chaos.seed=%q: %v", s, err)
+			}
+		}
+		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
+			t.Parallel()
+			run(t, bin, seed, many, long)
+		})
+	}
+}
+
+// binary is the daemon to be tried: $CSI_REGISTRAR_BIN, else one that is built now.
+func binary(t *testing.T) string {
+	if bin := os.Getenv("CSI_REGISTRAR_BIN"); bin != "" {
+		bin, err := filepath.Abs(bin)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return bin
+	}
+	bin := filepath.Join(t.TempDir(), "csi-registrar")
+	cmd := exec.Command("go", "build", "-tags", "grpcnotrace,nethttpomithttp2", "-o", bin, "csi-registrar/cmd/csi-registrar")
+	cmd.Dir = filepath.Join("..", "..", "..")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("cannot build csi-registrar: %v\n%s", err, out)
+	}
+	return bin
+}
+
+func run(t *testing.T, bin string, seed uint64, many int, long time.Duration) {
+	fmt.Printf("chaos: CHAOS_SEED=%d CHAOS_DRIVERS=%d CHAOS_DURATION=%s\n", seed, many, long)
+	w, err := newWorld(t, bin, seed, many)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.close()
+	// The whole story stays where something was wrong.
+	defer func() {
+		for _, why := range w.failed() {
+			t.Errorf("%s", why)
+		}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		for _, what := range slices.Sorted(maps.Keys(w.figures)) {
+			t.Logf("%6d %s", w.figures[what], what)
+		}
+		if t.Failed() {
+			t.Logf("the log is %s; replay with CHAOS_SEED=%d CHAOS_DRIVERS=%d CHAOS_DURATION=%s make chaos", w.log.Name(), seed, many, long)
+		}
+	}()
+	w.mu.Lock()
+	err = w.startDaemon("--keep-sockets")
+	if err == nil {
+		err = w.startKubelet()
+	}
+	w.mu.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !w.disturb(long) {
+		return
+	}
+	w.settles()
+}
+
+// disturb carries out the plan for so long, and checks meanwhile; false if something is wrong.
+func (w *world) disturb(long time.Duration) bool {
+	stop, checked := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(checked)
+		tick := time.NewTicker(checkEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-stop:
+				return
+			case now := <-tick.C:
+				w.check(now)
+			}
+		}
+	}()
+	begun := time.Now()
+	var behind time.Duration
+	for len(w.failed()) == 0 {
+		s := w.plan.Next()
+		if s.At > long {
+			break
+		}
+		if wait := s.At - time.Since(begun); wait > 0 {
+			time.Sleep(wait) // the plan's own time
+		} else {
+			behind = max(behind, -wait)
+		}
+		if err := w.do(s); err != nil {
+			w.t.Error(err)
+			break
+		}
+	}
+	close(stop)
+	<-checked
+	w.t.Logf("at most %s behind the plan", behind.Round(time.Millisecond))
+	return len(w.failed()) == 0 && !w.t.Failed()
+}
+
+// settles ends the chaos and looks whether all comes back, and nothing was leaked.
+func (w *world) settles() {
+	t := w.t
+	if err := w.calm(); err != nil {
+		t.Error(err)
+		return
+	}
+	w.say("calm")
+	begun := time.Now()
+	if why := w.eventually(settlesWithin, w.asItShouldBe); why != "" {
+		t.Errorf("not settled within %s:\n  %s", settlesWithin, why)
+		for name := range w.byName {
+			if strings.Contains(why, name) {
+				t.Logf("%s: %s", name, w.ledger.story(name))
+			}
+		}
+		return
+	}
+	t.Logf("settled after %s", time.Since(begun).Round(time.Millisecond))
+	if why := w.eventually(5*time.Second, w.leftovers); why != "" {
+		t.Errorf("temporary names are left: %s", why)
+	}
+	descriptors, goroutines, open, err := w.atRest()
+	if err != nil {
+		t.Error(err)
+		return
+	}
+
+	// A daemon that begins now holds as much; and the kubelet notices nothing of it.
+	w.mu.Lock()
+	before := w.figures[deregistered] + w.figures[registered]
+	err = w.stopDaemon(false)
+	if err == nil {
+		err = w.startDaemon("--keep-sockets")
+	}
+	w.mu.Unlock()
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	if why := w.eventually(settlesWithin, w.asItShouldBe); why != "" {
+		t.Errorf("not registered after a restart:\n  %s", why)
+		return
+	}
+	freshDescriptors, freshGoroutines, freshOpen, err := w.atRest()
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	t.Logf("descriptors %d, of a fresh daemon %d; goroutines %d, %d", descriptors, freshDescriptors, goroutines, freshGoroutines)
+	if descriptors > freshDescriptors+1 {
+		t.Errorf("descriptors are leaked: %d, a fresh daemon has %d:\n%v\n%v", descriptors, freshDescriptors, open, freshOpen)
+	}
+	if goroutines > freshGoroutines+3 {
+		t.Errorf("goroutines are leaked: %d, a fresh daemon has %d", goroutines, freshGoroutines)
+	}
+	w.mu.Lock()
+	if after := w.figures[deregistered] + w.figures[registered]; after != before {
+		w.bad("the kubelet noticed a restart: %d events", after-before)
+	}
+	w.mu.Unlock()
+
+	// Without a store, and without being told to keep anything, nothing is left.
+	w.mu.Lock()
+	err = w.stopDaemon(false)
+	w.noteAll(onPath, "the store is empty, and nothing is kept")
+	if err == nil {
+		err = w.spawner.manager.Drop()
+	}
+	if err == nil {
+		err = w.startDaemon()
+	}
+	w.mu.Unlock()
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	if why := w.eventually(settlesWithin, w.asItShouldBe); why != "" {
+		t.Errorf("not registered without a store:\n  %s", why)
+		return
+	}
+	w.mu.Lock()
+	w.noteAll(onPath, "stopped for good")
+	err = w.stopDaemon(false)
+	left := w.removedByStop()
+	w.mu.Unlock()
+	if err != nil {
+		t.Error(err)
+	}
+	if left != "" {
+		t.Errorf("left after the stop: %s", left)
+	}
+	// Until every deregistration has been looked at.
+	if why := w.eventually(2*readWithin, func() string {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if len(w.suspects) > 0 {
+			return "deregistrations to be looked at"
+		}
+		return ""
+	}); why != "" {
+		t.Error(why)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for name := range w.byName {
+		if why := w.ledger.churn(name); why != "" {
+			w.bad("%s%s", why, w.ledger.story(name))
+		}
+	}
+}

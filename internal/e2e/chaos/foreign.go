@@ -1,0 +1,147 @@
+package chaos
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+)
+
+// foreign is a file that is not the daemon's: nobody but the test may remove it.
+type foreign struct {
+	path   string
+	kind   string
+	id     fileID
+	listen net.Listener // of a live socket
+	serve  *grpc.Server // of a sidecar
+	mayGo  bool         // a dead socket under a driver's name, which the daemon may sweep
+}
+
+// fileID tells one file from another that had its path, or has its number.
+type fileID struct {
+	dev  uint64
+	ino  uint64
+	born unix.StatxTimestamp
+}
+
+func lookAt(path string) (fileID, uint16, error) {
+	var st unix.Statx_t
+	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW, unix.STATX_BASIC_STATS|unix.STATX_BTIME, &st)
+	if err != nil {
+		return fileID{}, 0, &os.PathError{Op: "statx", Path: path, Err: err}
+	}
+	return fileID{unix.Mkdev(st.Dev_major, st.Dev_minor), st.Ino, st.Btime}, st.Mode & unix.S_IFMT, nil
+}
+
+// The kinds of what others put into plugins_registry.
+const (
+	aFile    = "file"
+	aFolder  = "folder"
+	aLink    = "link"
+	aMute    = "mute socket"
+	aSidecar = "sidecar"
+	aDead    = "dead socket"
+)
+
+// makeForeign makes one under a temporary name in scratch and moves it to path, over what is
+// there if it may replace.
+func makeForeign(scratch, path, kind string, driver *Driver, replace bool) (*foreign, error) {
+	temporary := filepath.Join(scratch, "making")
+	f := &foreign{path: path, kind: kind}
+	var err error
+	switch kind {
+	case aFile:
+		err = os.WriteFile(temporary, []byte("somebody's"), 0o644)
+	case aFolder:
+		err = os.Mkdir(temporary, 0o755)
+	case aLink:
+		err = os.Symlink(driver.socket, temporary)
+	default:
+		var l *net.UnixListener
+		l, err = net.ListenUnix("unix", &net.UnixAddr{Name: temporary, Net: "unix"})
+		if err == nil {
+			l.SetUnlinkOnClose(false)
+			f.listen = l
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	switch kind {
+	case aSidecar:
+		f.serve = grpc.NewServer()
+		registration.RegisterRegistrationServer(f.serve, sidecar{driver: driver})
+		go f.serve.Serve(f.listen) // ends with crash
+	case aDead:
+		err = f.crash()
+	}
+	if f.id, _, err = idOf(temporary, err); err == nil {
+		flags := uint(unix.RENAME_NOREPLACE)
+		if replace {
+			flags = 0
+			if _, mode, err := lookAt(path); err == nil && (mode == unix.S_IFDIR || kind == aFolder) {
+				flags = unix.RENAME_EXCHANGE // a folder does not go over a file
+			}
+		}
+		err = unix.Renameat2(unix.AT_FDCWD, temporary, unix.AT_FDCWD, path, flags)
+	}
+	if rerr := gone(os.Remove(temporary)); rerr != nil || err != nil {
+		return nil, errors.Join(err, rerr, f.crash())
+	}
+	return f, nil
+}
+
+func idOf(path string, err error) (fileID, uint16, error) {
+	if err != nil {
+		return fileID{}, 0, err
+	}
+	return lookAt(path)
+}
+
+// crash ends the process behind a socket, and leaves the file.
+func (f *foreign) crash() error {
+	if f.serve != nil {
+		f.serve.Stop()
+		f.serve, f.listen = nil, nil
+	}
+	if f.listen != nil {
+		err := f.listen.Close()
+		f.listen = nil
+		return err
+	}
+	return nil
+}
+
+// missing tells what is wrong if it is not where it was.
+func (f *foreign) missing() string {
+	id, _, err := lookAt(f.path)
+	switch {
+	case err != nil:
+		return fmt.Sprintf("the %s of somebody else at %s is gone: %v", f.kind, f.path, err)
+	case id != f.id:
+		return fmt.Sprintf("the %s of somebody else at %s was replaced", f.kind, f.path)
+	}
+	return ""
+}
+
+// sidecar answers as node-driver-registrar does.
+type sidecar struct {
+	registration.UnimplementedRegistrationServer
+	driver *Driver
+}
+
+func (s sidecar) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
+	return &registration.PluginInfo{
+		Type: registration.CSIPlugin, Name: s.driver.name, Endpoint: s.driver.socket, SupportedVersions: []string{"1.0.0"},
+	}, nil
+}
+
+func (s sidecar) NotifyRegistrationStatus(context.Context, *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
+	return &registration.RegistrationStatusResponse{}, nil
+}

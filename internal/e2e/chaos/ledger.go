@@ -1,0 +1,117 @@
+package chaos
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+// deed is something that can be the cause of a deregistration, or of a line in the log.
+type deed struct {
+	at   time.Time
+	kind kind
+	what string
+}
+
+type kind string
+
+const (
+	onPath   kind = "path"     // the test touched the registration socket, or its folder
+	byDriver kind = "driver"   // the driver was stopped, or says something else
+	byConfig kind = "config"   // its configuration changed
+	asked    kind = "asked"    // reregister
+	logged   kind = "log"      // the daemon says why it takes a socket away or makes it anew
+	refusing kind = "refused"  // the kubelet refused
+	crashed  kind = "daemon"   // the daemon was killed or frozen
+	lost     kind = "deregist" // the kubelet deregistered
+)
+
+// ledger holds what happened to each driver. It is guarded by the world's lock.
+type ledger struct {
+	deeds map[string][]deed // by driver
+}
+
+func (l *ledger) note(driver string, k kind, what string) {
+	l.noteAt(time.Now(), driver, k, what)
+}
+
+func (l *ledger) noteAt(at time.Time, driver string, k kind, what string) {
+	l.deeds[driver] = append(l.deeds[driver], deed{at, k, what})
+}
+
+// between finds a deed of one of the kinds.
+func (l *ledger) between(driver string, from, to time.Time, kinds ...kind) *deed {
+	for i, d := range l.deeds[driver] {
+		for _, k := range kinds {
+			if d.kind == k && !d.at.Before(from) && !d.at.After(to) {
+				return &l.deeds[driver][i]
+			}
+		}
+	}
+	return nil
+}
+
+func (l *ledger) count(driver string, kinds ...kind) int {
+	n := 0
+	for _, d := range l.deeds[driver] {
+		for _, k := range kinds {
+			if d.kind == k {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// story is what happened to a driver lately, for whoever has to find out why.
+func (l *ledger) story(driver string) string {
+	var b strings.Builder
+	deeds := l.deeds[driver]
+	for _, d := range deeds[max(0, len(deeds)-25):] {
+		fmt.Fprintf(&b, "\n    %s %-8s %s", d.at.Format("15:04:05.000"), d.kind, d.what)
+	}
+	return b.String()
+}
+
+// because is what a cause in the log has to have been caused by, and for how long
+// afterwards it may show: a mistake elsewhere in the files or a driver that is
+// not ready delays it.
+const becauseWithin = 2 * time.Minute
+
+// unfounded tells what is wrong with the daemon's reason for taking a socket away or
+// making it anew.
+func (l *ledger) unfounded(driver string, e entry) string {
+	need := []kind{}
+	switch cause := e.fields["cause"]; {
+	case strings.HasPrefix(e.msg, "withdrawing: no longer configured"):
+		need = []kind{byConfig}
+	case cause == "removed", cause == "replaced":
+		need = []kind{onPath}
+	case cause == "changed":
+		need = []kind{byDriver, byConfig}
+	case cause == "asked":
+		need = []kind{asked}
+	case cause == "returned":
+		need = []kind{refusing}
+	case cause == "mismatch", cause == "gone":
+		need = []kind{byDriver}
+	default:
+		return fmt.Sprintf("%s: the log gives a cause that cannot be: %s, cause %q, %s", driver, e.msg, cause, e.fields["reason"])
+	}
+	if l.between(driver, e.at.Add(-becauseWithin), e.at, need...) == nil {
+		return fmt.Sprintf("%s: nothing was done that would be the cause of: %s, cause %q, %s", driver, e.msg, e.fields["cause"], e.fields["reason"])
+	}
+	return ""
+}
+
+// churn tells if the socket was made anew more often than there was a reason to.
+func (l *ledger) churn(driver string) string {
+	causes := l.count(driver, onPath, byDriver, byConfig, asked, refusing, crashed)
+	if n := l.count(driver, logged); n > causes {
+		return fmt.Sprintf("%s: made anew or withdrawn %d times for %d causes", driver, n, causes)
+	}
+	if n, most := l.count(driver, lost), l.count(driver, onPath, logged, crashed); n > most {
+		return fmt.Sprintf("%s: deregistered %d times for %d causes", driver, n, most)
+	}
+	return ""
+}

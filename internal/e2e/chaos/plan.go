@@ -1,0 +1,138 @@
+package chaos
+
+import (
+	"cmp"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+)
+
+// Step is one decision. Steps depend on nothing but the seed and the number of drivers:
+// not on what they bring about, nor on how fast.
+type Step struct {
+	N      int           // its number, from 1
+	At     time.Duration // since the beginning
+	Act    string        // one of the actions
+	Driver int           // which driver, where that matters
+	A, B   int           // what else was decided, 0 to 999; every action has its own use for them
+}
+
+func (s Step) String() string {
+	return fmt.Sprintf("#%d at %.2fs %s driver=%d a=%d b=%d", s.N, s.At.Seconds(), s.Act, s.Driver, s.A, s.B)
+}
+
+// choice is an action, how often it is chosen, and what ends it.
+type choice struct {
+	act    string
+	weight int
+	then   string        // the action that ends it; empty: none
+	least  time.Duration // when that follows
+	most   time.Duration
+}
+
+const ms = time.Millisecond
+
+// choices are all that can happen.
+var choices = []choice{
+	{"driver restart", 10, "driver start", 0, 2000 * ms},
+	{"driver stop", 5, "driver start", 500 * ms, 12 * time.Second},
+	{"driver kill", 6, "driver start", 0, 6000 * ms},
+	{"driver hang", 6, "driver unhang", 500 * ms, 6000 * ms},
+	{"driver not ready", 5, "driver ready", 500 * ms, 6000 * ms},
+	{"driver lie", 4, "driver truth", 1000 * ms, 6000 * ms},
+	{"driver change", 5, "", 0, 0},
+	{"driver move topology", 3, "driver truth", 1000 * ms, 8000 * ms},
+	{"driver folder", 3, "driver start", 0, 4000 * ms},
+
+	{"kubelet stop", 2, "kubelet start", 200 * ms, 6000 * ms},
+	{"kubelet restart", 2, "", 0, 0},
+
+	{"daemon kill", 4, "daemon start", 0, 1500 * ms},
+	{"daemon restart", 4, "daemon start", 0, 1000 * ms},
+	{"daemon hang up", 2, "", 0, 0},
+	{"daemon reload", 2, "", 0, 0},
+	{"daemon reregister", 2, "", 0, 0},
+	{"daemon freeze", 2, "daemon thaw", 50 * ms, 3000 * ms},
+
+	{"socket remove", 4, "", 0, 0},
+	{"socket move within", 2, "", 0, 0},
+	{"socket move out", 2, "", 0, 0},
+	{"socket to file", 3, "socket leave", 500 * ms, 6000 * ms},
+	{"socket to folder", 2, "socket leave", 500 * ms, 6000 * ms},
+	{"socket to link", 2, "socket leave", 500 * ms, 6000 * ms},
+	{"socket to mute", 2, "socket leave", 500 * ms, 6000 * ms},
+	{"socket to sidecar", 3, "socket leave", 500 * ms, 6000 * ms},
+	{"socket rival", 3, "rival leave", 500 * ms, 6000 * ms},
+	{"bystander", 2, "", 0, 0},
+	{"registry remove", 1, "kubelet restart", 500 * ms, 5000 * ms},
+	{"registry move away", 1, "kubelet restart", 500 * ms, 5000 * ms},
+
+	{"config remove", 4, "config restore", 300 * ms, 14 * time.Second},
+	{"config break", 3, "config mend", 500 * ms, 6000 * ms},
+	{"config endpoint", 3, "", 0, 0},
+	{"config disable", 4, "config enable", 500 * ms, 6000 * ms},
+	{"config withdraw", 2, "", 0, 0},
+}
+
+// pause is the longest time between two decisions, without those that end others.
+const pause = 300 * ms
+
+// Plan makes the decisions, one after another.
+type Plan struct {
+	rand    *rand.Rand
+	drivers int
+	n       int
+	at      time.Duration
+	later   []Step // what ends others, by time
+	next    Step   // drawn, not given out yet
+}
+
+// NewPlan begins the decisions of a seed.
+func NewPlan(seed uint64, drivers int) *Plan {
+	p := &Plan{rand: rand.New(rand.NewPCG(seed, 0)), drivers: drivers}
+	p.draw()
+	return p
+}
+
+// Next is the next decision in the order of time.
+func (p *Plan) Next() Step {
+	s := p.next
+	if len(p.later) > 0 && p.later[0].At <= s.At {
+		s = p.later[0]
+		p.later = p.later[1:]
+	} else {
+		p.draw()
+	}
+	p.n++
+	s.N = p.n
+	return s
+}
+
+// draw decides on one more action and on what ends it.
+func (p *Plan) draw() {
+	p.at += time.Duration(p.rand.Int64N(int64(pause)))
+	total := 0
+	for _, c := range choices {
+		total += c.weight
+	}
+	k := p.rand.IntN(total)
+	i := 0
+	for k >= choices[i].weight {
+		k -= choices[i].weight
+		i++
+	}
+	c := choices[i]
+	p.next = Step{At: p.at, Act: c.act, Driver: p.rand.IntN(p.drivers), A: p.rand.IntN(1000), B: p.rand.IntN(1000)}
+	after := p.rand.Float64()
+	if c.then == "" {
+		return
+	}
+	end := Step{At: p.at + c.least + time.Duration(after*float64(c.most-c.least)), Act: c.then, Driver: p.next.Driver, A: p.next.A, B: p.next.B}
+	// Behind those of the same time, and never before the action itself.
+	end.At = max(end.At, p.at+1)
+	at, _ := slices.BinarySearchFunc(p.later, end, func(have, want Step) int {
+		return cmp.Or(cmp.Compare(have.At, want.At), -1)
+	})
+	p.later = slices.Insert(p.later, at, end)
+}

@@ -1,0 +1,192 @@
+package chaos
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// settlesWithin is how long it may take until all is well: a change that the kubelet must
+// learn waits up to 30 s if there were many (registrar), the kubelet's backoff comes on top.
+const settlesWithin = 45*time.Second + longestBackoff
+
+// calm ends everything that disturbs: what is another's leaves, drivers run and say the
+// truth, the configuration is right, the daemon and the kubelet run.
+func (w *world) calm() error {
+	w.posts.Wait()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var errs []error
+	if d := w.daemon; d != nil && d.frozen {
+		errs = append(errs, actions["daemon thaw"](w, Step{}, nil))
+	}
+	for _, d := range w.drivers {
+		errs = append(errs, w.leave(w.pathOf(d), d, true), w.leave(w.rivalPath(d), d, true))
+		delete(w.rivalFrom, d.name)
+		d.unhang()
+		d.setReady(true)
+		if d.lie != nil {
+			errs = append(errs, actions["driver truth"](w, Step{}, d))
+		}
+		was := d.truth.clone()
+		if w.cluster.align(d.truth.topology); !maps.Equal(was.topology, d.truth.topology) {
+			errs = append(errs, w.again(d, "says the truth"))
+		}
+		if d.server == nil {
+			errs = append(errs, w.up(d))
+		}
+		if want := (conf{present: true, enabled: true, byAlias: d.conf.byAlias}); d.conf != want {
+			d.conf = want
+			w.ledger.note(d.name, byConfig, "as it should be")
+			errs = append(errs, w.configure(d))
+		}
+	}
+	// What the test moved away itself is nobody's any more.
+	moved, err := filepath.Glob(filepath.Join(w.registry, "moved-*"))
+	errs = append(errs, err)
+	for _, path := range moved {
+		errs = append(errs, gone(os.Remove(path)))
+	}
+	if w.daemon == nil {
+		errs = append(errs, w.startDaemon("--keep-sockets"))
+	}
+	// A kubelet whose folder was made anew never looks there again.
+	errs = append(errs, w.stopKubelet(), w.startKubelet())
+	return errors.Join(errs...)
+}
+
+// eventually waits for a condition that has no event, and checks meanwhile.
+func (w *world) eventually(limit time.Duration, missing func() string) string {
+	tick := time.NewTicker(checkEvery)
+	defer tick.Stop()
+	end := time.Now().Add(limit)
+	for now := range tick.C {
+		w.check(now)
+		if len(w.failed()) > 0 {
+			return "" // that is told already
+		}
+		if why := missing(); why == "" || now.After(end) {
+			return why
+		}
+	}
+	return ""
+}
+
+// asItShouldBe tells what is not as it must be once all is calm.
+func (w *world) asItShouldBe() string {
+	if w.kubelet == nil { // it could not start: the folder went at that moment
+		w.mu.Lock()
+		err := w.startKubelet()
+		w.mu.Unlock()
+		if w.kubelet == nil {
+			return fmt.Sprintf("the kubelet does not run: %v", err)
+		}
+	}
+	drivers, mistakes, err := w.api.status()
+	if err != nil {
+		return err.Error()
+	}
+	if mistakes != "" {
+		return "the configuration has mistakes: " + mistakes
+	}
+	learned, paths := w.kubelet.Registered()
+	var wrong []string
+	for _, d := range w.drivers {
+		if why := w.driverAsItShouldBe(d, drivers[d.name], learned, paths); why != "" {
+			wrong = append(wrong, d.name+": "+why)
+		}
+	}
+	if len(drivers) != len(w.drivers) {
+		wrong = append(wrong, fmt.Sprintf("%d drivers in the status", len(drivers)))
+	}
+	return strings.Join(wrong, "\n  ")
+}
+
+func (w *world) driverAsItShouldBe(d *Driver, s driverStatus, learned map[string]Learned, paths map[string]string) string {
+	l, there := learned[d.name]
+	if d.flaw != sound {
+		if there || s.Registration != "none" {
+			return fmt.Sprintf("has the flaw %q and is registered: kubelet %t, status %+v", d.flaw, there, s)
+		}
+		return ""
+	}
+	endpoint := d.socket
+	if d.conf.byAlias {
+		endpoint = d.alias
+	}
+	want := Learned{Driver: d.name, Endpoint: endpoint, NodeID: d.truth.nodeID, Limit: d.truth.limit, Topology: d.truth.topology}
+	switch {
+	case !there || s.State != registered:
+		return fmt.Sprintf("kubelet: registered %t; status: %s (%s, %s): %s", there, s.State, s.Driver, s.Registration, s.Reason)
+	case paths[d.name] != w.pathOf(d):
+		return "the kubelet knows it by " + paths[d.name]
+	case l.Endpoint != want.Endpoint || l.NodeID != want.NodeID || l.Limit != want.Limit || !maps.Equal(l.Topology, want.Topology):
+		return fmt.Sprintf("the kubelet knows %+v, the driver is %+v", l, want)
+	case s.NodeID != want.NodeID || s.Limit != want.Limit || !maps.Equal(s.Topology, want.Topology):
+		return fmt.Sprintf("the status shows %+v, the driver is %+v", s, want)
+	case s.Driver != "ready":
+		return fmt.Sprintf("the driver is %s in the status: %s", s.Driver, s.Reason)
+	}
+	return ""
+}
+
+// leftovers are temporary names of the daemon's. Those that bystanders have are not.
+func (w *world) leftovers() string {
+	var left []string
+	for _, dir := range []string{w.root, w.registry} {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			return err.Error()
+		}
+		for _, e := range entries {
+			path := filepath.Join(dir, e.Name())
+			if strings.HasPrefix(e.Name(), ".") && !slices.ContainsFunc(w.foreign, func(f *foreign) bool { return f.path == path }) {
+				left = append(left, path)
+			}
+		}
+	}
+	return strings.Join(left, " ")
+}
+
+// atRest counts what the daemon holds, when that does not change any more.
+func (w *world) atRest() (descriptors, goroutines int, open []string, err error) {
+	stable := 0
+	why := w.eventually(20*time.Second, func() string {
+		n, list, derr := w.daemon.descriptors()
+		g, _, gerr := w.api.goroutines()
+		if err = errors.Join(derr, gerr); err != nil {
+			return err.Error()
+		}
+		if n != descriptors || g != goroutines {
+			stable = 0
+		}
+		descriptors, goroutines, open = n, g, list
+		if stable++; stable < 40 {
+			return fmt.Sprintf("%d descriptors, %d goroutines, not stable", n, g)
+		}
+		return ""
+	})
+	if why != "" {
+		err = errors.New(why)
+	}
+	return descriptors, goroutines, open, err
+}
+
+// removedByStop tells what is left of the daemon's after it was stopped without a store.
+func (w *world) removedByStop() string {
+	var left []string
+	for _, d := range w.drivers {
+		if _, _, err := lookAt(w.pathOf(d)); err == nil {
+			left = append(left, w.pathOf(d))
+		}
+	}
+	if l := w.leftovers(); l != "" {
+		left = append(left, l)
+	}
+	return strings.Join(left, " ")
+}

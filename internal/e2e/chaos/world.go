@@ -1,0 +1,361 @@
+package chaos
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"csi-registrar/internal/systemd/systemdtest"
+)
+
+// world is the node: what runs on it, and what is known of it.
+type world struct {
+	t        testing.TB
+	dir      string
+	root     string // the kubelet's
+	registry string
+	etc      string // --config-root
+	scratch  string // things are made here, and moved away to here
+	plan     *Plan
+	spawner  *spawner
+	api      api
+	log      *os.File // everything in one file, for whoever looks for the reason
+
+	// Only of who carries out the steps.
+	drivers []*Driver
+	kubelet *Kubelet
+	cluster *Cluster
+	posts   sync.WaitGroup // calls to the daemon under way
+	made    int            // things made so far, for their names
+
+	// mu is held while a step changes files, so that whoever checks sees it done or not.
+	mu        sync.Mutex
+	ledger    ledger
+	foreign   []*foreign
+	byName    map[string]*Driver
+	daemon    *Daemon
+	fed       int       // how often the watchdog was fed, and …
+	fedAt     time.Time // … since when it is so often
+	rivalFrom map[string]time.Time
+	published map[string]fileID // what was at a driver's path last
+	suspects  []Event           // deregistrations to be looked at when the log has been read
+	figures   map[string]int
+	wrong     []string
+}
+
+const maxWrong = 10
+
+func newWorld(t testing.TB, binary string, seed uint64, drivers int) (*world, error) {
+	dir, err := os.MkdirTemp("", "c")
+	if err != nil {
+		return nil, err
+	}
+	w := &world{
+		t: t, dir: dir, root: filepath.Join(dir, "k"), etc: filepath.Join(dir, "r"), scratch: filepath.Join(dir, "s"),
+		plan:    NewPlan(seed, drivers),
+		cluster: &Cluster{labels: map[string]string{}, entries: map[string]string{}},
+		byName:  map[string]*Driver{}, rivalFrom: map[string]time.Time{}, published: map[string]fileID{},
+		ledger: ledger{map[string][]deed{}}, figures: map[string]int{},
+	}
+	w.registry = filepath.Join(w.root, "plugins_registry")
+	errs := []error{os.Chmod(dir, 0o755)}
+	for _, d := range []string{w.root, w.registry, filepath.Join(dir, "d"), w.scratch, filepath.Join(w.etc, "etc", "csi-registrar", "conf.d")} {
+		errs = append(errs, os.MkdirAll(d, 0o755))
+	}
+	errs = append(errs, os.WriteFile(filepath.Join(w.etc, "etc", "csi-registrar", "config.toml"),
+		fmt.Appendf(nil, "[kubelet]\nroot_dir = %q\n[log]\nlevel = \"debug\"\nformat = \"text\"\n", w.root), 0o644))
+	w.log, err = os.Create(filepath.Join(dir, "log"))
+	errs = append(errs, err)
+	manager, err := systemdtest.Start(dir)
+	if err := errors.Join(append(errs, err)...); err != nil {
+		return nil, err
+	}
+	w.spawner = &spawner{binary: binary, root: w.etc, manager: manager, line: w.heard}
+	w.api = newAPI(w.etc)
+	flaws := []flaw{otherName, neverReady, failingNode}
+	for i := range drivers {
+		f := sound
+		if i%8 == 5 {
+			f = flaws[i/8%len(flaws)]
+		}
+		d := newDriver(i, filepath.Join(dir, "d"), f)
+		w.drivers, w.byName[d.name] = append(w.drivers, d), d
+		if err := errors.Join(w.configure(d), d.start()); err != nil {
+			return nil, err
+		}
+	}
+	return w, nil
+}
+
+// close ends everything, and keeps the folder if something was wrong.
+func (w *world) close() {
+	w.posts.Wait()
+	var errs []error
+	if w.kubelet != nil {
+		errs = append(errs, w.kubelet.Kill())
+	}
+	if w.daemon != nil && w.daemon.running() {
+		errs = append(errs, w.daemon.kill())
+	}
+	for _, d := range w.drivers {
+		errs = append(errs, d.stop(false))
+	}
+	for _, f := range w.foreign {
+		errs = append(errs, f.crash())
+	}
+	errs = append(errs, w.spawner.manager.Close(), w.log.Close())
+	if !w.t.Failed() {
+		errs = append(errs, os.RemoveAll(w.dir))
+	}
+	if err := errors.Join(errs...); err != nil {
+		w.t.Error(err)
+	}
+}
+
+// say writes a line to the log, beside the daemon's own.
+func (w *world) say(format string, args ...any) {
+	fmt.Fprintf(w.log, "%s "+format+"\n", append([]any{time.Now().Format("15:04:05.000")}, args...)...)
+}
+
+// bad notes that an invariant does not hold; mu is held.
+func (w *world) bad(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	w.say("WRONG: %s", text)
+	if len(w.wrong) < maxWrong {
+		w.wrong = append(w.wrong, text)
+	}
+}
+
+func (w *world) failed() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.wrong)
+}
+
+func (w *world) pathOf(d *Driver) string { return filepath.Join(w.registry, d.name+"-reg.sock") }
+
+func (w *world) confPath(d *Driver) string {
+	return filepath.Join(w.etc, "etc", "csi-registrar", "conf.d", "50-"+d.name+".toml")
+}
+
+// configure writes a driver's drop-in as its conf says.
+func (w *world) configure(d *Driver) error {
+	if !d.conf.present {
+		return gone(os.Remove(w.confPath(d)))
+	}
+	// As an editor does it: never half a file.
+	temporary := filepath.Join(w.scratch, "conf")
+	if err := os.WriteFile(temporary, []byte(d.table()), 0o644); err != nil {
+		return err
+	}
+	return os.Rename(temporary, w.confPath(d))
+}
+
+// heard takes in a line of the daemon's log.
+func (w *world) heard(line string) {
+	fmt.Fprintln(w.log, line)
+	e, ok := parse(line)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !ok {
+		w.bad("the daemon wrote what is no log line: %s", line)
+		return
+	}
+	name := e.fields["driver"]
+	switch {
+	case strings.HasPrefix(e.msg, "withdrawing"), e.msg == "publishing anew":
+		w.figures[e.msg]++
+		if w.byName[name] == nil {
+			w.bad("a driver that nobody configured: %s", line)
+			return
+		}
+		if why := w.ledger.unfounded(name, e); why != "" {
+			w.bad("%s%s", why, w.ledger.story(name))
+		}
+		w.ledger.noteAt(e.at, name, logged, e.msg+", cause "+e.fields["cause"]+", "+e.fields["reason"])
+	case e.level == "ERROR" && e.msg != "mistake in the configuration":
+		w.figures["errors in the log"]++
+		w.say("ERROR %s", line)
+	case strings.HasPrefix(e.msg, "cannot go on with the registration socket"):
+		w.figures["not adopted"]++
+		w.ledger.noteAt(e.at, name, logged, e.msg+": "+e.fields["error"])
+		if w.ledger.between(name, e.at.Add(-becauseWithin), e.at, onPath, logged) == nil {
+			w.bad("%s: not adopted without a cause: %s%s", name, line, w.ledger.story(name))
+		}
+	}
+}
+
+// happened takes in what the kubelet did.
+func (w *world) happened(e Event) {
+	w.say("kubelet: %s %s %s %s", e.What, e.Learned.Driver, filepath.Base(e.Socket), e.Why)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.figures[e.What]++
+	name := e.Learned.Driver
+	switch e.What {
+	case deregistered:
+		w.suspects = append(w.suspects, e)
+		w.ledger.noteAt(e.At, name, lost, e.Why)
+	case refused:
+		w.ledger.noteAt(e.At, name, refusing, e.Why)
+	}
+}
+
+// Times of the checks.
+const (
+	checkEvery = 50 * time.Millisecond
+	readWithin = 3 * time.Second // that the daemon's log has been read
+	earlier    = 500 * time.Millisecond
+)
+
+// check holds everything that must hold at every moment against what is.
+func (w *world) check(now time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.foreign = slices.DeleteFunc(w.foreign, func(f *foreign) bool {
+		why := f.missing()
+		if why != "" && !f.mayGo {
+			w.bad("%s", why)
+		}
+		return why != ""
+	})
+	w.checkRegistry(now)
+	w.suspects = slices.DeleteFunc(w.suspects, func(e Event) bool {
+		if now.Sub(e.At) < readWithin {
+			return false
+		}
+		w.checkCause(e)
+		return true
+	})
+	w.checkDaemon(now)
+}
+
+// checkCause looks for the reason of a deregistration.
+func (w *world) checkCause(e Event) {
+	kinds := []kind{onPath, logged}
+	if strings.HasPrefix(e.Why, "Notify failed") {
+		kinds = append(kinds, crashed)
+	}
+	name := e.Learned.Driver
+	if w.ledger.between(name, e.Since.Add(-earlier), e.At, kinds...) == nil {
+		w.bad("%s was deregistered without a cause: %s (known to the kubelet since %s)%s",
+			name, e.Why, e.Since.Format("15:04:05.000"), w.ledger.story(name))
+	}
+}
+
+// checkRegistry looks at what is in plugins_registry.
+func (w *world) checkRegistry(now time.Time) {
+	entries, err := os.ReadDir(w.registry)
+	if gone(err) != nil {
+		w.bad("cannot look into the plugin registry: %v", err)
+	}
+	for _, e := range entries {
+		path := filepath.Join(w.registry, e.Name())
+		if strings.HasPrefix(e.Name(), "moved-") || strings.HasPrefix(e.Name(), ".csi-reg-") ||
+			slices.ContainsFunc(w.foreign, func(f *foreign) bool { return f.path == path }) {
+			continue
+		}
+		name, ours := strings.CutSuffix(e.Name(), "-reg.sock")
+		d := w.byName[name]
+		if !ours || d == nil {
+			w.bad("%s is not the path of any driver's registration socket", path)
+			continue
+		}
+		id, mode, err := lookAt(path)
+		if err != nil || id == w.published[name] {
+			continue
+		}
+		w.published[name] = id
+		if mode != unix.S_IFSOCK {
+			continue // a sweep of the test's own
+		}
+		w.figures["published"]++
+		if !d.everWell {
+			w.bad("%s is published, and was never ready", name)
+		}
+		if from, there := w.rivalFrom[name]; there && now.Sub(from) > 5*time.Second {
+			w.bad("%s is published beside another live socket of that name", name)
+		}
+	}
+}
+
+// checkDaemon looks if it lives.
+func (w *world) checkDaemon(now time.Time) {
+	d := w.daemon
+	if d == nil {
+		return
+	}
+	if !d.running() {
+		w.bad("the daemon ended by itself: %v", d.err)
+		w.daemon = nil
+		return
+	}
+	s := w.spawner.manager.State()
+	switch {
+	case d.frozen || s.Watchdog != w.fed || w.fedAt.Before(d.began):
+		w.fed, w.fedAt = s.Watchdog, now
+	case s.Ready == d.before && now.Sub(d.began) > startsWithin:
+		w.bad("the daemon was not ready within %s", startsWithin)
+		w.fedAt, d.began = now, now
+	case s.Ready > d.before && now.Sub(w.fedAt) > watchdog:
+		w.bad("the daemon has not fed its watchdog for %s", now.Sub(w.fedAt))
+		w.fedAt = now
+	}
+}
+
+// ready tells whether the daemon said that it is.
+func (w *world) ready() bool {
+	return w.daemon != nil && w.daemon.running() && w.spawner.manager.State().Ready > w.daemon.before
+}
+
+// noteAll notes a deed that concerns all drivers.
+func (w *world) noteAll(k kind, what string) {
+	for name := range maps.Keys(w.byName) {
+		w.ledger.note(name, k, what)
+	}
+}
+
+// startDaemon starts one with what the store holds.
+func (w *world) startDaemon(args ...string) error {
+	d, err := w.spawner.start(args...)
+	if err != nil {
+		return err
+	}
+	w.figures["daemons"]++
+	w.daemon = d
+	return nil
+}
+
+// stopDaemon ends it, by KILL or TERM. The lock is given back meanwhile, for the log has
+// to be read.
+func (w *world) stopDaemon(kill bool) error {
+	d := w.daemon
+	if d == nil {
+		return nil
+	}
+	wasReady := w.ready()
+	w.daemon = nil
+	if kill {
+		w.noteAll(crashed, "daemon killed")
+	}
+	var err error
+	if d.frozen {
+		err = d.signal(syscall.SIGCONT)
+	}
+	w.mu.Unlock()
+	defer w.mu.Lock()
+	if kill {
+		return errors.Join(err, d.kill())
+	}
+	return errors.Join(err, d.terminate(wasReady))
+}
