@@ -39,6 +39,14 @@ test-unit: ## the main module alone, with the race detector
 check: ## gofmt, go vet, staticcheck
 	scripts/test check
 
+.PHONY: chaos
+chaos: build ## a hostile node at random: CHAOS_SEED=N|fresh CHAOS_DRIVERS=50 CHAOS_DURATION=10m
+	cd internal/e2e/chaos && CSI_REGISTRAR_BIN=$(CURDIR)/bin/csi-registrar $(GO) test -count=1 -v -timeout 0 -run TestChaos .
+
+.PHONY: fuzz
+fuzz: ## every fuzz target for FUZZTIME (20s)
+	scripts/fuzz $(FUZZTIME)
+
 .PHONY: bench
 bench: build ## measure latency, memory and quiet; BENCH='--quick', BENCH='--peer "CMD {socket} {registry}"'
 	$(GO) run ./internal/bench --bin bin/csi-registrar $(BENCH)
