@@ -44,7 +44,7 @@ func TestConfigCheckTellsWhatTheUnitNeeds(t *testing.T) {
 	root := newRoot(t)
 	writeConfig(t, root, "[kubelet]\nroot_dir = \"/data/kube let\"\n")
 	code, stdout, _ := try(t, "config", "check", "--config-root", root)
-	for _, line := range []string{"[Unit]\n", "RequiresMountsFor=\"/data/kube let\"\n", "[Service]\n", "ReadWritePaths=\"/data/kube let\"\n", "csi-registrar.service.d/"} {
+	for _, line := range []string{"[Unit]\n", "RequiresMountsFor=\"/data/kube let\"\n", "[Service]\n", "ReadWritePaths=-\"/data/kube let\"\n", "csi-registrar.service.d/"} {
 		if code != 0 || !strings.Contains(stdout, line) {
 			t.Errorf("no %q in %s", line, stdout)
 		}

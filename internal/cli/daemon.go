@@ -74,10 +74,14 @@ func (d *daemon) live(ctx context.Context, e *env, b control.Backend, begin func
 	defer d.work.Wait()
 	defer d.fail(nil)
 
-	if err := begin(ctx); err != nil {
-		return err
+	err = begin(ctx)
+	if err == nil {
+		err = d.serve(ctx, e, b)
 	}
-	if err := d.serve(ctx, e, b); err != nil {
+	if err != nil && ctx.Err() != nil && errors.Is(context.Cause(ctx), context.Canceled) {
+		return nil // told to stop before it was up: that is no failure
+	}
+	if err != nil {
 		return err
 	}
 	for _, f := range d.handed.Rest() {
@@ -90,6 +94,7 @@ func (d *daemon) live(ctx context.Context, e *env, b control.Backend, begin func
 	d.log.Info("ready", "MESSAGE_ID", messageReady, "version", build().Version)
 	d.work.Go(func() { d.tellStatus(ctx) })
 	d.work.Go(func() { d.tidyMemory(ctx) })
+	d.work.Go(func() { d.guardSandbox(ctx) })
 	d.work.Go(func() { d.feedWatchdog(ctx, e) })
 	<-ctx.Done()
 	d.note("telling the service manager", d.notifier.Stopping())

@@ -67,7 +67,7 @@ func TestUnitDropIn(t *testing.T) {
 		t.Errorf("the default: %q", got)
 	}
 	const want = "# /etc/systemd/system/csi-registrar.service.d/root-dir.conf\n" +
-		"[Unit]\nRequiresMountsFor=\"/my data/50%%\"\n\n[Service]\nReadWritePaths=\"/my data/50%%\"\n"
+		"[Unit]\nRequiresMountsFor=\"/my data/50%%\"\n\n[Service]\nReadWritePaths=-\"/my data/50%%\"\n"
 	if got := UnitDropIn("/my data/50%"); got != want {
 		t.Errorf("%s", got)
 	}

@@ -11,7 +11,8 @@ const unitDropInFile = "/etc/systemd/system/csi-registrar.service.d/root-dir.con
 // UnitDropIn gives the exact lines of the unit drop-in that the service needs where the
 // kubelet's root directory is not /var/lib/kubelet: empty if it is. The service may write
 // only where ReadWritePaths= says; the directory itself is named, not plugins_registry,
-// because that may have to be made anew. RequiresMountsFor= has it there before the
+// because that may have to be made anew; without the dash a missing one would keep the
+// service from starting (226/NAMESPACE). RequiresMountsFor= has it there before the
 // service's own view of the file system is made.
 func UnitDropIn(rootDir string) string {
 	rootDir = path.Clean(rootDir)
@@ -20,7 +21,7 @@ func UnitDropIn(rootDir string) string {
 	}
 	p := unitPath(rootDir)
 	return "# " + unitDropInFile + "\n" +
-		"[Unit]\nRequiresMountsFor=" + p + "\n\n[Service]\nReadWritePaths=" + p + "\n"
+		"[Unit]\nRequiresMountsFor=" + p + "\n\n[Service]\nReadWritePaths=-" + p + "\n"
 }
 
 // installUnitDropIn gives the commands that put UnitDropIn's lines in place.
@@ -32,7 +33,7 @@ func installUnitDropIn(rootDir string) []string {
 	p := unitPath(rootDir)
 	return append([]string{
 		"mkdir -p " + path.Dir(unitDropInFile),
-		"printf '%s\\n' '[Unit]' " + shellQuote("RequiresMountsFor="+p) + " '[Service]' " + shellQuote("ReadWritePaths="+p) + " > " + unitDropInFile,
+		"printf '%s\\n' '[Unit]' " + shellQuote("RequiresMountsFor="+p) + " '[Service]' " + shellQuote("ReadWritePaths=-"+p) + " > " + unitDropInFile,
 	}, restart...)
 }
 

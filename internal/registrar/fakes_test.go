@@ -207,3 +207,11 @@ func (l *lives) publications(want int) {
 		l.Fatalf("published %d times, want %d", n, want)
 	}
 }
+
+// counts tells how often the driver was asked, and its socket published and withdrawn.
+func (l *lives) counts() (asks, published, withdrawn int) {
+	synctest.Wait()
+	l.w.mu.Lock()
+	defer l.w.mu.Unlock()
+	return l.w.asks, len(l.w.published), l.w.withdrawn
+}

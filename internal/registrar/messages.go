@@ -75,6 +75,9 @@ func describe(prev, next Status) (slog.Level, string, string) {
 	case string(facts.Published):
 		return slog.LevelInfo, MessagePublished, "registration socket published"
 	case string(facts.Registered):
+		if prev.State == "" {
+			return slog.LevelInfo, MessageRegistered, "still registered with the kubelet, by an earlier process"
+		}
 		return slog.LevelInfo, MessageRegistered, "registered with the kubelet"
 	case string(facts.Refused):
 		return slog.LevelWarn, MessageRefused, "the kubelet refused the registration"

@@ -84,9 +84,8 @@ func TestAFlappingDriverCannotKeepUsBusy(t *testing.T) {
 			time.Sleep(time.Millisecond)
 			poke(l.w.hints)
 		}
-		synctest.Wait()
-		if l.w.asks > 60 {
-			t.Errorf("10,000 hints in 10 s caused %d questions", l.w.asks)
+		if asks, _, _ := l.counts(); asks > 60 {
+			t.Errorf("10,000 hints in 10 s caused %d questions", asks)
 		}
 	})
 }
@@ -106,8 +105,8 @@ func TestRestartUnchangedTouchesNothing(t *testing.T) {
 			synctest.Wait()
 		}
 		l.publications(1)
-		if l.w.withdrawn != 0 {
-			t.Errorf("withdrawn %d times", l.w.withdrawn)
+		if _, _, n := l.counts(); n != 0 {
+			t.Errorf("withdrawn %d times", n)
 		}
 	})
 }
@@ -117,11 +116,10 @@ func TestIdleCostsNothing(t *testing.T) {
 	w.report = ready()
 	live(t, w, base, func(l *lives) {
 		l.state("registered")
-		asks := l.w.asks
+		before, _, _ := l.counts()
 		time.Sleep(24 * time.Hour)
-		synctest.Wait()
-		if l.w.asks != asks {
-			t.Errorf("%d questions in a quiet day", l.w.asks-asks)
+		if after, _, _ := l.counts(); after != before {
+			t.Errorf("%d questions in a quiet day", after-before)
 		}
 		l.publications(1)
 	})
@@ -196,7 +194,7 @@ func TestADriverThatInventsNodeIDsDoesNotChurn(t *testing.T) {
 			l.w.set(func(w *world) { w.stale = true; w.report.Identity.NodeID = fmt.Sprint("n", i) })
 			time.Sleep(time.Second)
 		}
-		if n := len(l.w.published); n > 130 {
+		if _, n, _ := l.counts(); n > 130 {
 			t.Errorf("published %d times in an hour", n)
 		}
 	})
@@ -212,8 +210,8 @@ func TestMismatchIsWithdrawn(t *testing.T) {
 			w.report = facts.Report{Driver: facts.Mismatch, Reason: "calls itself bar"}
 		})
 		l.state("mismatch")
-		if l.w.withdrawn != 1 {
-			t.Errorf("withdrawn %d times", l.w.withdrawn)
+		if _, _, n := l.counts(); n != 1 {
+			t.Errorf("withdrawn %d times", n)
 		}
 		l.w.set(func(w *world) { w.report = ready() })
 		l.state("registered")
@@ -237,8 +235,8 @@ func TestWithdrawAfter(t *testing.T) {
 		l.state("registered")
 		time.Sleep(30*time.Second + time.Millisecond)
 		l.state("absent")
-		if l.w.withdrawn != 1 {
-			t.Errorf("withdrawn %d times", l.w.withdrawn)
+		if _, _, n := l.counts(); n != 1 {
+			t.Errorf("withdrawn %d times", n)
 		}
 	})
 }
@@ -258,7 +256,7 @@ func TestGuard(t *testing.T) {
 					l.w.set(func(w *world) { w.sock.Place = place })
 					time.Sleep(time.Millisecond)
 				}
-				if n := len(l.w.published); n > 80 {
+				if _, n, _ := l.counts(); n > 80 {
 					t.Errorf("published %d times in a minute", n)
 				}
 				time.Sleep(2 * time.Second)

@@ -1,0 +1,46 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"golang.org/x/sys/unix"
+)
+
+// errSandbox ends the process so that the manager starts it again: its view of the file
+// system was made at start and cannot be mended from within.
+var errSandbox = errors.New("the kubelet's root directory was removed and made anew, and this process's sandbox shows the new one read-only; " +
+	"the service manager starts another one, and what is registered stays")
+
+// guardSandbox notices that the kubelet's root directory went and came back, as when a node
+// is reset and joined again. ReadWritePaths= of the unit held the old one: the new one is
+// read-only in here, for ever. A new process has a new view, and registrations live on in
+// the descriptor store. It happens at most once: only who saw it missing ends.
+func (d *daemon) guardSandbox(ctx context.Context) {
+	if d.notifier == nil || !d.flags.keepSockets {
+		return // nobody would start us again
+	}
+	dir := d.parts.rootDir()
+	hints := d.watcher.Subscribe(dir)
+	defer hints.Close()
+	missing := false
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-hints.Hints():
+		}
+		var st unix.Statfs_t
+		switch err := unix.Statfs(dir, &st); {
+		case errors.Is(err, fs.ErrNotExist):
+			missing = true
+		case err == nil && missing && st.Flags&unix.ST_RDONLY != 0:
+			d.fail(fmt.Errorf("%s: %w", dir, errSandbox))
+			return
+		case err == nil:
+			missing = false
+		}
+	}
+}
