@@ -150,10 +150,40 @@ func (d *Driver) StartDeaf() {
 	d.lis = lis
 }
 
-// Hear makes a deaf driver accept.
-func (d *Driver) Hear() {
+// StartHangingUp listens and ends each connection as soon as it came, as a driver does
+// that crashes again and again below a socket that systemd holds.
+func (d *Driver) StartHangingUp() {
+	d.StartDeaf()
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	lis, done := d.lis, make(chan struct{})
+	d.done = done
+	go func() {
+		defer close(done)
+		for {
+			c, err := lis.Accept()
+			if err != nil {
+				return // Hear's deadline, or closed
+			}
+			c.Close()
+		}
+	}()
+}
+
+// Hear makes a driver that is deaf or hangs up serve, on the same socket.
+func (d *Driver) Hear() {
+	d.t.Helper()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.done != nil {
+		if err := d.lis.SetDeadline(time.Unix(1, 0)); err != nil {
+			d.t.Fatal(err)
+		}
+		<-d.done
+		if err := d.lis.SetDeadline(time.Time{}); err != nil {
+			d.t.Fatal(err)
+		}
+	}
 	d.serve(d.lis)
 }
 
@@ -177,10 +207,12 @@ func (d *Driver) Kill() {
 	}
 	if server != nil {
 		server.Stop()
-		<-done
 	}
 	if lis != nil {
 		lis.Close() // a second close of what the server closed
+	}
+	if done != nil {
+		<-done
 	}
 }
 
