@@ -17,7 +17,8 @@ var errSandbox = errors.New("the kubelet's root directory was removed and made a
 // guardSandbox notices that the kubelet's root directory went and came back, as when a node
 // is reset and joined again. ReadWritePaths= of the unit held the old one: the new one is
 // read-only in here, for ever. A new process has a new view, and registrations live on in
-// the descriptor store. It happens at most once: only who saw it missing ends.
+// the descriptor store. It cannot go on for ever: only a process that saw the directory
+// writable, or missing, ends.
 func (d *daemon) guardSandbox(ctx context.Context) {
 	if d.notifier == nil || !d.flags.keepSockets {
 		return // nobody would start us again
@@ -25,22 +26,24 @@ func (d *daemon) guardSandbox(ctx context.Context) {
 	dir := d.parts.rootDir()
 	hints := d.watcher.Subscribe(dir)
 	defer hints.Close()
-	missing := false
+	mendable := false // another process would see another thing
 	for {
+		var st unix.Statfs_t
+		switch err := unix.Statfs(dir, &st); {
+		case errors.Is(err, fs.ErrNotExist):
+			mendable = true
+		case err != nil:
+			d.log.Debug("looking at the root directory", "error", err)
+		case st.Flags&unix.ST_RDONLY == 0:
+			mendable = true
+		case mendable:
+			d.fail(fmt.Errorf("%s: %w", dir, errSandbox))
+			return
+		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-hints.Hints():
-		}
-		var st unix.Statfs_t
-		switch err := unix.Statfs(dir, &st); {
-		case errors.Is(err, fs.ErrNotExist):
-			missing = true
-		case err == nil && missing && st.Flags&unix.ST_RDONLY != 0:
-			d.fail(fmt.Errorf("%s: %w", dir, errSandbox))
-			return
-		case err == nil:
-			missing = false
 		}
 	}
 }

@@ -106,6 +106,19 @@ func TestRootDirIsMissing(t *testing.T) {
 	})
 }
 
+// TestRootDirIsMadeAnew: the kubelet's folder is wiped and made again under the running
+// daemon, as when a node is reset and joins again. Its sandbox cannot follow; it has to.
+func TestRootDirIsMadeAnew(t *testing.T) {
+	onEach(t, func(t *testing.T, suite string) {
+		n := registeredNode(t, suite)
+		n.Run("systemctl", "stop", "kubelet.service")
+		mark := n.mark()
+		n.Run("sh", "-c", "until rm -r /var/lib/kubelet; do :; done; mkdir /var/lib/kubelet") // the daemon restores its socket meanwhile
+		n.Run("systemctl", "start", "kubelet.service")
+		n.registered(mark)
+	})
+}
+
 // TestWaitUnits: other units can be ordered after a registration.
 func TestWaitUnits(t *testing.T) {
 	onEach(t, func(t *testing.T, suite string) {
