@@ -19,6 +19,7 @@ var (
 	seeds    = flag.String("chaos.seed", os.Getenv("CHAOS_SEED"), "`SEED`s to run side by side, with commas; \"fresh\" is one that was never used")
 	drivers  = flag.String("chaos.drivers", os.Getenv("CHAOS_DRIVERS"), "how many drivers")
 	duration = flag.String("chaos.duration", os.Getenv("CHAOS_DURATION"), "how long there is chaos, before it settles")
+	keep     = flag.Bool("chaos.keep", false, "keep the test's folder, with the log, also where nothing was wrong")
 )
 
 func TestChaos(t *testing.T) {
@@ -82,6 +83,7 @@ func run(t *testing.T, bin string, seed uint64, many int, long time.Duration) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	w.keep = *keep
 	defer w.close()
 	// The whole story stays where something was wrong.
 	defer func() {
@@ -93,7 +95,7 @@ func run(t *testing.T, bin string, seed uint64, many int, long time.Duration) {
 		for _, what := range slices.Sorted(maps.Keys(w.figures)) {
 			t.Logf("%6d %s", w.figures[what], what)
 		}
-		if t.Failed() {
+		if t.Failed() || w.keep {
 			t.Logf("the log is %s; replay with CHAOS_SEED=%d CHAOS_DRIVERS=%d CHAOS_DURATION=%s make chaos", w.log.Name(), seed, many, long)
 		}
 	}()

@@ -30,6 +30,7 @@ type world struct {
 	spawner  *spawner
 	api      api
 	log      *os.File // everything in one file, for whoever looks for the reason
+	keep     bool     // the folder, also where nothing was wrong
 
 	// Only of who carries out the steps.
 	drivers []*Driver
@@ -48,6 +49,7 @@ type world struct {
 	fedAt     time.Time // … since when it is so often
 	rivalFrom map[string]time.Time
 	published map[string]fileID // what was at a driver's path last
+	awayAt    time.Time         // when the daemon was last not there to answer
 	suspects  []Event           // deregistrations to be looked at when the log has been read
 	figures   map[string]int
 	wrong     []string
@@ -114,7 +116,7 @@ func (w *world) close() {
 		errs = append(errs, f.crash())
 	}
 	errs = append(errs, w.spawner.manager.Close(), w.log.Close())
-	if !w.t.Failed() {
+	if !w.t.Failed() && !w.keep {
 		errs = append(errs, os.RemoveAll(w.dir))
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -206,6 +208,13 @@ func (w *world) happened(e Event) {
 	case deregistered:
 		w.suspects = append(w.suspects, e)
 		w.ledger.noteAt(e.At, name, lost, e.Why)
+	case unanswered:
+		name, _ = strings.CutSuffix(filepath.Base(e.Socket), "-reg.sock")
+		if w.byName[name] != nil && e.At.Sub(w.awayAt) > readWithin && w.at(e.Socket) == nil &&
+			w.ledger.between(name, e.At.Add(-readWithin), e.At, onPath) == nil {
+			w.figures["unanswered without a reason"]++
+			w.say("UNANSWERED %s: %s%s", name, e.Why, w.ledger.story(name))
+		}
 	case refused:
 		w.ledger.noteAt(e.At, name, refusing, e.Why)
 	}
@@ -292,6 +301,9 @@ func (w *world) checkRegistry(now time.Time) {
 // checkDaemon looks if it lives.
 func (w *world) checkDaemon(now time.Time) {
 	d := w.daemon
+	if !w.ready() || d.frozen {
+		w.awayAt = now
+	}
 	if d == nil {
 		return
 	}
