@@ -76,14 +76,21 @@ func (r *Registrar) decide(seen facts.Socket, now time.Time) action {
 // decideGone says what becomes of a published socket whose driver is not ready: by default
 // nothing, because a withdrawn driver also blocks unmounting.
 func (r *Registrar) decideGone(now time.Time) action {
-	if !r.set.Withdraw || r.report.Driver != facts.Absent {
+	// What was heard before may be over: at the start nothing was heard at all, and while
+	// the daemon was frozen or starved the driver may have come back. It is asked then.
+	at := r.goneAt()
+	if at.IsZero() || at.After(now) || r.told.Before(at) || r.asking != nil {
 		return action{}
 	}
-	at := r.lastUp.Add(r.set.WithdrawAfter)
-	if at.After(now) {
-		return action{at: at}
-	}
 	return action{kind: withdraw, cause: CauseGone, why: fmt.Sprintf("the driver is gone for %s", r.set.WithdrawAfter)}
+}
+
+// goneAt is when a driver that is absent, and stays so, is withdrawn; zero if it is not.
+func (r *Registrar) goneAt() time.Time {
+	if !r.set.Withdraw || r.report.Driver != facts.Absent {
+		return time.Time{}
+	}
+	return r.lastUp.Add(r.set.WithdrawAfter)
 }
 
 // decideRefused says what to do while the driver is ready and its socket in place, as the

@@ -49,6 +49,8 @@ type Registrar struct {
 
 	asking   context.CancelFunc // not nil while the driver's lane is busy
 	asked    chan facts.Report
+	began    time.Time // when the round of questions that runs, or ran last, began
+	told     time.Time // when the round began that report is of; zero: none yet
 	askNext  time.Time // when to ask again without a hint; zero: not by time
 	hinted   bool      // a hint came that no Ask has answered yet
 	tries    int       // rounds without success, for the backoff
@@ -176,13 +178,16 @@ func (r *Registrar) askIfDue(ctx context.Context, now time.Time) time.Time {
 	} else if r.hinted {
 		due = earliest(due, r.hintAsks.next(now))
 	}
+	if gone := r.goneAt(); r.told.Before(gone) {
+		due = earliest(due, gone) // it is only withdrawn on what it says then
+	}
 	if due.IsZero() || due.After(now) {
 		return due
 	}
 	if r.hinted || r.report.Driver == facts.Ready {
 		r.hintAsks.take(now)
 	}
-	r.hinted = false
+	r.hinted, r.began = false, now
 	ask, cancel := context.WithCancel(ctx)
 	r.asking = cancel
 	driver := r.driver
@@ -195,7 +200,7 @@ func (r *Registrar) heard(rep facts.Report, now time.Time) {
 	r.asking()
 	r.asking = nil
 	was := r.report
-	r.report = rep
+	r.report, r.told = rep, r.began
 	if was.Driver == facts.Ready || rep.Driver == facts.Ready {
 		r.lastUp = now
 	}
@@ -307,7 +312,7 @@ func (r *Registrar) Update(ctx context.Context, set Settings, d Driver) error {
 			if err := r.driver.Close(); err != nil {
 				r.log.Debug("closing the connection to the driver", "error", err)
 			}
-			r.driver = d
+			r.driver, r.told = d, time.Time{}
 			r.askNext, r.tries = time.Now(), 0
 			if r.report.Driver == facts.Ready {
 				r.report = facts.Report{Driver: facts.Starting, Reason: "asked again because its configuration changed"}

@@ -241,6 +241,49 @@ func TestWithdrawAfter(t *testing.T) {
 	})
 }
 
+// A driver is gone when it says so, not while nobody knows: a daemon that begins anew has not
+// heard of it yet, and one that was stopped for a while may have missed its return.
+func TestWithdrawOnlyOnFreshWord(t *testing.T) {
+	set := base
+	set.Withdraw, set.WithdrawAfter = true, 10*time.Second
+	adopted := facts.Socket{Path: "/reg/foo-reg.sock", Place: facts.Ours, Up: true, PublishedAt: time.Now(),
+		Announced: facts.Announcement{Endpoint: base.Endpoint, Versions: base.Versions, Identity: ready().Identity},
+		GetInfoAt: time.Now(), Word: facts.Word{At: time.Now(), Registered: true}}
+	t.Run("slow at the start", func(t *testing.T) {
+		w := newWorld()
+		w.sock, w.hang = adopted, true
+		live(t, w, set, func(l *lives) {
+			time.Sleep(time.Minute)
+			l.state("registered")
+		})
+	})
+	t.Run("back without a hint", func(t *testing.T) {
+		w := newWorld()
+		w.sock = adopted
+		live(t, w, set, func(l *lives) {
+			time.Sleep(9 * time.Second)
+			w.mu.Lock()
+			w.report = ready()
+			w.mu.Unlock()
+			time.Sleep(2 * time.Second)
+			l.state("registered")
+			if s := l.status(); s.Driver != facts.Ready {
+				t.Errorf("the driver is %s", s.Driver)
+			}
+		})
+	})
+	t.Run("gone", func(t *testing.T) {
+		w := newWorld()
+		w.sock = adopted
+		live(t, w, set, func(l *lives) {
+			time.Sleep(9 * time.Second)
+			l.state("registered")
+			time.Sleep(1*time.Second + time.Millisecond)
+			l.state("absent")
+		})
+	})
+}
+
 func TestGuard(t *testing.T) {
 	for _, place := range []facts.Place{facts.Missing, facts.Foreign} {
 		t.Run(string(place), func(t *testing.T) {
