@@ -86,5 +86,6 @@ func ownDeviceNumbers(folder string) bool {
 	if unix.Statfs(folder, &st) != nil {
 		return false
 	}
-	return st.Type == unix.BTRFS_SUPER_MAGIC || st.Type == unix.OVERLAYFS_SUPER_MAGIC
+	kind := uint32(st.Type) // its type differs between architectures
+	return kind == unix.BTRFS_SUPER_MAGIC || kind == unix.OVERLAYFS_SUPER_MAGIC
 }

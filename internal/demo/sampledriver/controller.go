@@ -181,7 +181,7 @@ func (s controller) GetCapacity(_ context.Context, r *csi.GetCapacityRequest) (*
 	if err := syscall.Statfs(s.d.Data, &fs); err != nil {
 		return nil, internal(err)
 	}
-	return &csi.GetCapacityResponse{AvailableCapacity: int64(fs.Bavail) * fs.Bsize}, nil
+	return &csi.GetCapacityResponse{AvailableCapacity: int64(fs.Bavail) * int64(fs.Bsize)}, nil
 }
 
 func (d *Driver) describe(v volume) *csi.Volume {

@@ -148,9 +148,9 @@ func (s node) NodeGetVolumeStats(_ context.Context, r *csi.NodeGetVolumeStatsReq
 	}
 	return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{{
 		Unit:      csi.VolumeUsage_BYTES,
-		Total:     int64(fs.Blocks) * fs.Bsize,
-		Used:      int64(fs.Blocks-fs.Bfree) * fs.Bsize,
-		Available: int64(fs.Bavail) * fs.Bsize,
+		Total:     int64(fs.Blocks) * int64(fs.Bsize),
+		Used:      int64(fs.Blocks-fs.Bfree) * int64(fs.Bsize),
+		Available: int64(fs.Bavail) * int64(fs.Bsize),
 	}, {
 		Unit:      csi.VolumeUsage_INODES,
 		Total:     int64(fs.Files),
