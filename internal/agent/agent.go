@@ -298,8 +298,17 @@ func (a *Agent) Alive(ctx context.Context) error {
 			regs = append(regs, r.reg)
 		}
 	})
+	return errors.Join(err, allAlive(ctx, regs))
+}
+
+// allAlive asks registrars. One that has ended meanwhile is no longer wanted: they end in no
+// other way.
+func allAlive(ctx context.Context, regs []*registrar.Registrar) error {
+	var errs []error
 	for _, r := range regs {
-		err = errors.Join(err, r.Alive(ctx))
+		if err := r.Alive(ctx); !errors.Is(err, registrar.ErrEnded) {
+			errs = append(errs, err)
+		}
 	}
-	return err
+	return errors.Join(errs...)
 }

@@ -257,6 +257,21 @@ func TestAliveAndReregister(t *testing.T) {
 }
 
 // A registrar that hangs is noticed: the watchdog is not fed then.
+// The watchdog must be fed also when a driver is taken off just while all are asked.
+func TestAliveForgivesTheRemoved(t *testing.T) {
+	with(t, func(t *testing.T, a *Agent, n *node) {
+		apply(t, a, false, conf("/k", drv("a"), drv("b")))
+		var regs []*registrar.Registrar
+		if err := a.do(t.Context(), func() { regs = append(regs, a.running["a"].reg, a.running["b"].reg) }); err != nil {
+			t.Fatal(err)
+		}
+		apply(t, a, false, conf("/k", drv("b")))
+		if err := allAlive(t.Context(), regs); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 func TestAliveNoticesAHang(t *testing.T) {
 	with(t, func(t *testing.T, a *Agent, n *node) {
 		hang := make(chan struct{})

@@ -349,6 +349,9 @@ func (r *Registrar) Alive(ctx context.Context) error {
 	return r.do(ctx, func() {})
 }
 
+// ErrEnded is wrapped where a registrar is asked whose Run has returned.
+var ErrEnded = errors.New("its registrar has ended")
+
 // do runs f in the registrar's goroutine and waits for it.
 func (r *Registrar) do(ctx context.Context, f func()) error {
 	ran := make(chan struct{})
@@ -357,7 +360,7 @@ func (r *Registrar) do(ctx context.Context, f func()) error {
 		<-ran // f never blocks on anything that is not ours
 		return nil
 	case <-r.done:
-		return fmt.Errorf("the registrar of %s has ended", r.set.Name)
+		return fmt.Errorf("%s: %w", r.set.Name, ErrEnded)
 	case <-ctx.Done():
 		return fmt.Errorf("the registrar of %s does not answer: %w", r.set.Name, context.Cause(ctx))
 	}
