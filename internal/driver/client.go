@@ -138,7 +138,7 @@ func (c *Client) Ask(ctx context.Context) facts.Report {
 		c.up.Store(false)
 	}
 	r.Reason = safetext.Clean(r.Reason, maxReason)
-	c.log.Debug("asked the driver", "driver", string(r.Driver), "reason", r.Reason, "took", time.Since(begun))
+	c.log.Debug("asked the driver", "driver_state", string(r.Driver), "reason", r.Reason, "took", time.Since(begun))
 	return r
 }
 
