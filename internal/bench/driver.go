@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"net"
-	"os"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -35,7 +34,7 @@ func (d *driver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.Nod
 // serve begins to serve at path, and returns the moment at which it listened.
 func serve(name, path string) (*driver, time.Time, error) {
 	d := &driver{name: name, served: make(chan error, 1),
-		server: grpc.NewServer(grpc.ReadBufferSize(4<<10), grpc.WriteBufferSize(4<<10), grpc.SharedWriteBuffer(true))}
+		server: grpc.NewServer(grpc.ReadBufferSize(4<<10), grpc.WriteBufferSize(4<<10))}
 	csi.RegisterIdentityServer(d.server, d)
 	csi.RegisterNodeServer(d.server, d)
 	ln, err := net.Listen("unix", path)
@@ -66,15 +65,4 @@ func await(ctx context.Context, path string) (time.Time, error) {
 		}
 		time.Sleep(100 * time.Microsecond)
 	}
-}
-
-// gone waits until there is nothing at path.
-func gone(ctx context.Context, path string) error {
-	for ctx.Err() == nil {
-		if _, err := os.Lstat(path); err != nil {
-			return nil
-		}
-		time.Sleep(time.Millisecond)
-	}
-	return ctx.Err()
 }

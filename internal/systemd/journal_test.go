@@ -99,7 +99,7 @@ func TestUnderJournal(t *testing.T) {
 	for _, v := range []string{"", "x", "1:1"} {
 		t.Setenv("JOURNAL_STREAM", v)
 		if UnderJournal() {
-			t.Error(fmt.Sprintf("JOURNAL_STREAM=%q is believed", v))
+			t.Errorf("JOURNAL_STREAM=%q is believed", v)
 		}
 	}
 }
