@@ -24,7 +24,10 @@ type dashboard struct {
 	Title         string `json:"title"`
 	SchemaVersion int    `json:"schemaVersion"`
 	Templating    struct {
-		List []struct{ Name, Definition string }
+		List []struct {
+			Name  string
+			Query any // of a data source a text, else an object with the text in it
+		}
 	}
 	Panels []struct {
 		ID          int
@@ -123,7 +126,7 @@ func TestDashboardAndRulesAskForWhatThereIs(t *testing.T) {
 	d := readDashboard(t)
 	variables := map[string]bool{"__rate_interval": true}
 	for _, v := range d.Templating.List {
-		check("variable "+v.Name, v.Definition)
+		check("variable "+v.Name, fmt.Sprint(v.Query))
 		variables[v.Name] = true
 	}
 	shown := map[string]bool{}
