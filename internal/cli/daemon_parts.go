@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 
@@ -150,14 +152,17 @@ func (p *parts) withdrawUnclaimed(ctx context.Context, c *config.Config) error {
 		return err
 	}
 	p.mu.Lock()
-	stored := p.stored
-	p.stored = map[string][]*os.File{}
+	names := slices.Sorted(maps.Keys(p.stored))
 	p.mu.Unlock()
 	var errs []error
-	for name, files := range stored {
+	for _, name := range names {
+		if ctx.Err() != nil {
+			return errors.Join(append(errs, context.Cause(ctx))...) // the next process does the rest
+		}
 		p.log.Info("withdrawing: no longer configured", "driver", name)
-		for _, f := range files {
-			if err := r.WithdrawLeftover(ctx, name, f); err != nil {
+		for _, f := range p.claim(name) {
+			// Wholly or not at all: half of it would leave a dead socket that nobody sweeps.
+			if err := r.WithdrawLeftover(context.WithoutCancel(ctx), name, f); err != nil {
 				errs = append(errs, fmt.Errorf("cannot withdraw %s: %w", name, err))
 			}
 		}
