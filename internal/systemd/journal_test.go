@@ -3,7 +3,6 @@ package systemd
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
 	"strings"
