@@ -259,7 +259,7 @@ func (x *exam) openHTTP(ctx context.Context, service map[string]string) {
 			address, _, _ := strings.Cut(strings.TrimSpace(line), " ")
 			look(address)
 		}
-		f.Fix = []string{"systemctl revert " + httpUnit, "systemctl restart " + httpUnit + " " + serviceUnit}
+		f.Fix = []string{"systemctl revert " + httpUnit, "systemctl restart " + serviceUnit}
 	}
 	if len(open) == 0 {
 		x.checked("", StepHTTP, OK, count(sockets, "TCP socket")+", none open beyond this machine")
