@@ -54,6 +54,7 @@ func TestKubeletStartsWhileTheDaemonIsAway(t *testing.T) {
 	c := m.StartDaemon()
 	k.Registered(0, d.Name, soon)
 	c.WaitState(d.Name, "registered", soon)
+	answered(k)
 	c.Kill()
 	k.Kill()
 	k = n.StartKubelet()
@@ -105,6 +106,7 @@ func TestChangesWhileTheDaemonIsAway(t *testing.T) {
 		c := m.StartDaemon()
 		k.Registered(0, d.Name, soon)
 		c.WaitState(d.Name, "registered", soon)
+		answered(k)
 		return n, d, m, c, k
 	}
 	t.Run("another node id", func(t *testing.T) {

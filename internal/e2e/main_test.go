@@ -39,10 +39,17 @@ func registered(t *testing.T, name string, extra ...string) (*harness.Node, *har
 	return n, d, c, k
 }
 
+// answered waits until the kubelet has the answer to its last word. The daemon notes the
+// word before it answers; who kills it in between makes the kubelet try again, rightly.
+func answered(k *harness.Kubelet) {
+	k.Quiet(k.Mark(), 200*time.Millisecond) // nothing tells; it takes microseconds
+}
+
 // unchanged runs a step and checks that the kubelet wrote nothing because of it, and that
 // the registration socket is the same one.
 func unchanged(t *testing.T, n *harness.Node, k *harness.Kubelet, names []string, step func()) {
 	t.Helper()
+	answered(k)
 	inodes := map[string]uint64{}
 	for _, name := range names {
 		inodes[name] = n.Inode(n.RegSocket(name))

@@ -221,7 +221,8 @@ func TestBadDriversDelayNobody(t *testing.T) {
 
 	served := healthy.Start()
 	at, ok := harness.WhenAccepts(n.RegSocket(healthy.Name), soon)
-	if !ok || at.Sub(served) > 200*time.Millisecond {
+	// Any wait for a bad one would be a second at least, its time limit.
+	if !ok || at.Sub(served) > 700*time.Millisecond {
 		t.Errorf("beside bad drivers the healthy one's socket accepts after %v (%v)", at.Sub(served), ok)
 	}
 	k.Registered(0, healthy.Name, soon)
