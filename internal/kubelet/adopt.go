@@ -141,12 +141,28 @@ func (p *proof) is(a net.Addr) bool {
 	return true
 }
 
+// wait waits until it came. The time is counted in small pieces: a process that was stopped,
+// or had no CPU, for all of it has not accepted anything, and proved nothing.
+func (p *proof) wait(ctx context.Context) error {
+	const pieces = 20
+	piece := time.NewTicker(proofTime / pieces)
+	defer piece.Stop()
+	for range pieces {
+		select {
+		case <-p.arrived:
+			return nil
+		case <-ctx.Done():
+			return fmt.Errorf("was not proved in time: %w", context.Cause(ctx))
+		case <-piece.C:
+		}
+	}
+	return errors.New("does not lead to it, but to somebody else")
+}
+
 // prove makes sure that path leads to this listener, and returns the file it is. The
 // inode of the socket is not that of its file, so there is nothing to compare: dial, from
 // an address that nobody can guess, and see who comes.
 func (p *publication) prove(ctx context.Context, path string) (fileID, error) {
-	ctx, cancel := context.WithTimeout(ctx, proofTime)
-	defer cancel()
 	before, err := lookAt(path)
 	if err != nil {
 		return fileID{}, err
@@ -157,15 +173,15 @@ func (p *publication) prove(ctx context.Context, path string) (fileID, error) {
 	pr := &proof{address: ownAddress(), arrived: make(chan struct{})}
 	p.proof.Store(pr)
 	defer p.proof.Store(nil)
-	c, err := dialFull(ctx, pr.address, path)
+	dialling, cancel := context.WithTimeout(ctx, proofTime)
+	defer cancel()
+	c, err := dialFull(dialling, pr.address, path)
 	if err != nil {
 		return fileID{}, err
 	}
 	defer c.Close()
-	select {
-	case <-pr.arrived:
-	case <-ctx.Done():
-		return fileID{}, fmt.Errorf("%s does not lead to it, but to somebody else", path)
+	if err := pr.wait(ctx); err != nil {
+		return fileID{}, fmt.Errorf("%s %w", path, err)
 	}
 	after, err := lookAt(path)
 	if err == nil && after.fileID != before.fileID {
