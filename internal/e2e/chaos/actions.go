@@ -105,7 +105,7 @@ func allActions() map[string]action {
 		return nil
 	})
 	add("daemon freeze", func(w *world, s Step, d *Driver) error {
-		if !w.ready() {
+		if w.daemon == nil {
 			return nil
 		}
 		w.noteAll(crashed, "daemon frozen")

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
@@ -106,6 +107,10 @@ func (d *Driver) table() string {
 	return text
 }
 
+// mute is how long a server waits for the first word on a connection. Its end waits for
+// that too, and a daemon that is frozen says nothing.
+const mute = time.Second
+
 // start serves, with a new socket. It does nothing if it runs.
 func (d *Driver) start() error {
 	if d.server != nil {
@@ -134,7 +139,7 @@ func (d *Driver) start() error {
 	if d.flaw == sound {
 		d.everWell = true
 	}
-	d.server, d.done = grpc.NewServer(grpc.UnaryInterceptor(d.intercept)), make(chan struct{})
+	d.server, d.done = grpc.NewServer(grpc.UnaryInterceptor(d.intercept), grpc.ConnectionTimeout(mute)), make(chan struct{})
 	csi.RegisterIdentityServer(d.server, d)
 	csi.RegisterNodeServer(d.server, d)
 	server, done := d.server, d.done

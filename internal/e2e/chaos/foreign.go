@@ -75,7 +75,7 @@ func makeForeign(scratch, path, kind string, driver *Driver, replace bool) (*for
 	}
 	switch kind {
 	case aSidecar:
-		f.serve = grpc.NewServer()
+		f.serve = grpc.NewServer(grpc.ConnectionTimeout(mute))
 		registration.RegisterRegistrationServer(f.serve, sidecar{driver: driver})
 		go f.serve.Serve(f.listen) // ends with crash
 	case aDead:

@@ -48,9 +48,10 @@ type world struct {
 	fed       int       // how often the watchdog was fed, and …
 	fedAt     time.Time // … since when it is so often
 	rivalFrom map[string]time.Time
-	published map[string]fileID // what was at a driver's path last
-	awayAt    time.Time         // when the daemon was last not there to answer
-	suspects  []Event           // deregistrations to be looked at when the log has been read
+	published map[string]fileID    // what was at a driver's path last, and …
+	upAt      map[string]time.Time // … when that was first seen
+	awayAt    time.Time            // when the daemon was last not there to answer
+	suspects  []Event              // deregistrations to be looked at when the log has been read
 	figures   map[string]int
 	wrong     []string
 }
@@ -66,7 +67,7 @@ func newWorld(t testing.TB, binary string, seed uint64, drivers int) (*world, er
 		t: t, dir: dir, root: filepath.Join(dir, "k"), etc: filepath.Join(dir, "r"), scratch: filepath.Join(dir, "s"),
 		plan:    NewPlan(seed, drivers),
 		cluster: &Cluster{labels: map[string]string{}, entries: map[string]string{}},
-		byName:  map[string]*Driver{}, rivalFrom: map[string]time.Time{}, published: map[string]fileID{},
+		byName:  map[string]*Driver{}, rivalFrom: map[string]time.Time{}, published: map[string]fileID{}, upAt: map[string]time.Time{},
 		ledger: ledger{map[string][]deed{}}, figures: map[string]int{},
 	}
 	w.registry = filepath.Join(w.root, "plugins_registry")
@@ -190,10 +191,10 @@ func (w *world) heard(line string) {
 		w.say("ERROR %s", line)
 	case strings.HasPrefix(e.msg, "cannot go on with the registration socket"):
 		w.figures["not adopted"]++
-		w.ledger.noteAt(e.at, name, logged, e.msg+": "+e.fields["error"])
-		if w.ledger.between(name, e.at.Add(-becauseWithin), e.at, onPath, logged) == nil {
+		if from, there := w.upAt[name]; there && w.ledger.between(name, from.Add(-earlier), e.at, onPath, logged) == nil {
 			w.bad("%s: not adopted without a cause: %s%s", name, line, w.ledger.story(name))
 		}
+		w.ledger.noteAt(e.at, name, logged, e.msg+": "+e.fields["error"])
 	}
 }
 
@@ -284,7 +285,7 @@ func (w *world) checkRegistry(now time.Time) {
 		if err != nil || id == w.published[name] {
 			continue
 		}
-		w.published[name] = id
+		w.published[name], w.upAt[name] = id, now
 		if mode != unix.S_IFSOCK {
 			continue // a sweep of the test's own
 		}
