@@ -85,6 +85,9 @@ func (l *link) Close() error {
 	if l.atRest.Load() {
 		return l.raw.SetReadDeadline(time.Unix(1, 0))
 	}
+	// When the other end goes before gRPC has begun, gRPC closes without having read. Where it
+	// is we who end it, ours is set already, and this is no news.
+	l.lost()
 	return l.end()
 }
 
