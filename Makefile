@@ -63,6 +63,10 @@ sysext: ## build a system extension image in dist/, for images with a read-only 
 install: build ## install everything below DESTDIR, as the packages do; then run systemctl
 	scripts/stage '$(DESTDIR)' bin/csi-registrar
 
+.PHONY: cluster-test
+cluster-test: build ## a real kubelet, API server and etcd; root, compiles for minutes, not in CI
+	cd internal/e2e/cluster && CSI_REGISTRAR_BIN=$(CURDIR)/bin/csi-registrar $(GO) test -count=1 -timeout 30m ./...
+
 .PHONY: clean
 clean: ## remove what was built
 	rm -rf bin dist
