@@ -33,6 +33,11 @@ func (s *Socket) Publish(ctx context.Context, a facts.Announcement) error {
 	if err := s.r.rivals.check(ctx, s.name, s.current()); err != nil {
 		return err
 	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	ctx, cancel := wholly(ctx)
+	defer cancel()
 	// Bound outside the watched folder, for the kubelet logs an error for each name that
 	// comes and goes in it. Where that is another file system, or may not be written, a
 	// dot name within has to do: the kubelet ignores those.
@@ -48,6 +53,15 @@ func (s *Socket) Publish(ctx context.Context, a facts.Announcement) error {
 		return fmt.Errorf("cannot publish %s: %w%s", s.path, err, hint(err))
 	}
 	return err
+}
+
+// changeTime is for one change; the service manager answers within milliseconds.
+const changeTime = 5 * time.Second
+
+// wholly is for a change that has begun: a daemon that is told to stop ends it, for half of
+// it would leave the store and the folder at odds, and the next process could not go on.
+func wholly(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), changeTime)
 }
 
 func otherPlaceMayDo(err error) bool {

@@ -444,3 +444,49 @@ func TestKilledWhilePublishing(t *testing.T) {
 	}
 	publish(t, s)
 }
+
+// stopping is a store during whose work the daemon is told to stop.
+type stopping struct {
+	*manager
+	stop context.CancelFunc
+}
+
+func (s stopping) Keep(ctx context.Context, name string, c syscall.Conn) error {
+	s.stop()
+	return errors.Join(ctx.Err(), s.manager.Keep(ctx, name, c))
+}
+
+func (s stopping) Forget(ctx context.Context, name string) error {
+	s.stop()
+	return errors.Join(ctx.Err(), s.manager.Forget(ctx, name))
+}
+
+// What has begun when the daemon is told to stop is ended, and the next process goes on
+// with it.
+func TestStoppedWhilePublishing(t *testing.T) {
+	w := newWorld(t)
+	m := newManager(t)
+	ctx, stop := context.WithCancel(t.Context())
+	r := w.open(with(stopping{m, stop}, true))
+	s := socket(t, r, "foo.example")
+	if err := s.Publish(ctx, announcement(s.name)); err != nil || s.NotKept() != nil {
+		t.Errorf("published: %v, not kept: %v", err, s.NotKept())
+	}
+	if err := s.Publish(ctx, announcement(s.name)); !errors.Is(err, context.Canceled) {
+		t.Errorf("begun after the stop: %v", err)
+	}
+	if kept, err := s.Close(context.Background()); !kept || err != nil {
+		t.Errorf("kept %t, %v", kept, err)
+	}
+	next := socket(t, w.open(with(m, true)), s.name)
+	for _, f := range m.pass(t, storeName(s.name)) {
+		if err := next.Adopt(t.Context(), f); err != nil {
+			t.Errorf("the next process: %v", err)
+		}
+	}
+	ctx, stop = context.WithCancel(t.Context())
+	next.r.store = stopping{m, stop}
+	if err := next.Withdraw(ctx); err != nil || m.count(storeName(s.name)) != 0 {
+		t.Errorf("withdrawn: %v, in the store: %d", err, m.count(storeName(s.name)))
+	}
+}

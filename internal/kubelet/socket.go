@@ -95,6 +95,8 @@ func (s *Socket) withdraw(ctx context.Context) error {
 	if p == nil {
 		return nil
 	}
+	ctx, cancel := wholly(ctx)
+	defer cancel()
 	if _, err := remove(s.path, p.id); err != nil {
 		return fmt.Errorf("cannot withdraw the registration socket: %w", err)
 	}
