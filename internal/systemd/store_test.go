@@ -183,7 +183,7 @@ func TestMain(m *testing.M) {
 	}
 	before := openDescriptors()
 	code := m.Run()
-	for range 200 { // one that has done its work may not have gone yet
+	for range 1000 { // one that has done its work may not have gone yet
 		if runtime.NumGoroutine() == 1 {
 			break
 		}
