@@ -42,9 +42,9 @@ type Panel<Type extends string, Options, Custom> =
     datasource: DataSource;
     targets: Target[];
     transformations?: Transformation[];
-    options: Plain<Partial<Options>>;
+    options: Plain<Options>;
     fieldConfig: {
-      defaults: Plain<Omit<grafana.FieldConfig, "custom">> & { custom?: Plain<Partial<Custom>> };
+      defaults: Plain<Omit<grafana.FieldConfig, "custom">> & { custom?: Plain<Custom> };
       overrides: Plain<grafana.FieldConfigSource["overrides"]>;
     };
   };
@@ -64,13 +64,17 @@ const rest: Omit<Panel<"stat", stat.Options, never>, "type" | "options"> = {
   id: 1, title: "", description: "", gridPos: { x: 0, y: 0, w: 1, h: 1 },
   datasource: { type: "prometheus", uid: "${datasource}" }, targets: [], fieldConfig: { defaults: {}, overrides: [] },
 };
-({ ...rest, type: "stat", options: { colorMode: "value" } }) satisfies AnyPanel;
+const options: Plain<stat.Options> = {
+  colorMode: "value", graphMode: "none", justifyMode: "auto", orientation: "auto", textMode: "value", wideLayout: true,
+  showPercentChange: false, percentChangeColorMode: "standard", reduceOptions: { calcs: [] },
+};
+({ ...rest, type: "stat", options }) satisfies AnyPanel;
 // @ts-expect-error: no such panel
-({ ...rest, type: "graph", options: {} }) satisfies AnyPanel;
+({ ...rest, type: "graph", options }) satisfies AnyPanel;
 // @ts-expect-error: no such option
-({ ...rest, type: "stat", options: { colourMode: "value" } }) satisfies AnyPanel;
+({ ...rest, type: "stat", options: { ...options, colourMode: "value" } }) satisfies AnyPanel;
 // @ts-expect-error: no such value
-({ ...rest, type: "stat", options: { colorMode: "loud" } }) satisfies AnyPanel;
+({ ...rest, type: "stat", options: { ...options, colorMode: "loud" } }) satisfies AnyPanel;
 // @ts-expect-error: no such kind of variable
 ({ schemaVersion: 39, panels: [], templating: { list: [{ name: "a", type: "queri" }] } }) satisfies Dashboard;
 // @ts-expect-error: no such field
