@@ -363,7 +363,7 @@ func TestRemoveRecorded(t *testing.T) {
 	}
 	os.WriteFile(r.recordOf("d"), []byte("{"), 0o600)
 
-	removed, err := RemoveRecorded(w.run)
+	removed, err := removeRecorded(w.run)
 	if !slices.Equal(removed, []string{r.PathOf("a")}) {
 		t.Errorf("removed %v", removed)
 	}
@@ -375,9 +375,34 @@ func TestRemoveRecorded(t *testing.T) {
 			t.Errorf("removed: %v", err)
 		}
 	}
-	if removed, err := RemoveRecorded(w.root + "/nothing"); err != nil || removed != nil {
+	if removed, err := removeRecorded(w.root + "/nothing"); err != nil || removed != nil {
 		t.Errorf("no folder: %v %v", removed, err)
 	}
+}
+
+// A daemon that started meanwhile keeps what it made under the same names.
+func TestRecordedAndMadeAnew(t *testing.T) {
+	w := newWorld(t)
+	m := newManager(t)
+	for _, name := range []string{"a", "b"} {
+		leave(w, m, name)
+	}
+	left, err := Recorded(w.run)
+	if err != nil {
+		t.Fatal(err)
+	}
+	os.Rename(w.dir+"/a-reg.sock", w.dir+"/kept") // so that its number is not given again
+	w.published("a")
+	if removed, err := left.Remove(); err != nil || !slices.Equal(removed, []string{w.dir + "/b-reg.sock"}) {
+		t.Errorf("removed %v, %v", removed, err)
+	}
+}
+
+// removeRecorded is what `cleanup --if-stopped` does.
+func removeRecorded(runDir string) (removed []string, err error) {
+	left, err := Recorded(runDir)
+	removed, removeErr := left.Remove()
+	return removed, errors.Join(err, removeErr)
 }
 
 // The word is on disk before the kubelet is answered.
@@ -432,7 +457,7 @@ func TestRemoveRecordedWithAReusedInode(t *testing.T) {
 	if before.Ino == after.Ino && st.Mask&unix.STATX_BTIME == 0 {
 		return // nothing can tell them apart here
 	}
-	if removed, err := RemoveRecorded(w.run); err != nil || removed != nil {
+	if removed, err := removeRecorded(w.run); err != nil || removed != nil {
 		t.Errorf("%v, %v", removed, err)
 	}
 }

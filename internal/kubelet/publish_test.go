@@ -438,7 +438,7 @@ func TestKilledWhilePublishing(t *testing.T) {
 		}
 		w.wantNoTemporary()
 		wantPlace(t, s, facts.Missing)
-		if removed, err := RemoveRecorded(w.run); err != nil || removed != nil {
+		if removed, err := removeRecorded(w.run); err != nil || removed != nil {
 			t.Errorf("recorded: %v, %v", removed, err)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -113,16 +114,20 @@ func readRecord(path string) (record, error) {
 	return rec, nil
 }
 
-// RemoveRecorded takes away the registration sockets that a daemon which has ended left
-// behind, by the records in its RunDir (Options.RunDir): each path is removed if it still is the
-// very file of the record, and the record with it. It returns the removed paths. For
-// `cleanup --if-stopped`; never call it while the daemon runs.
-func RemoveRecorded(runDir string) (removed []string, err error) {
+// Leftovers are the registration sockets that a daemon which has ended left behind.
+type Leftovers struct {
+	records map[string]record // by file
+}
+
+// Recorded returns what the records in a RunDir (Options.RunDir) tell. An error names those
+// that are no good; the others are in the Leftovers.
+func Recorded(runDir string) (left Leftovers, err error) {
 	dir := recordsIn(runDir)
 	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return nil, ignoreMissing(err)
+		return left, ignoreMissing(err)
 	}
+	left.records = make(map[string]record)
 	var errs []error
 	for _, e := range entries {
 		name, ok := strings.CutSuffix(e.Name(), recordSuffix)
@@ -131,14 +136,24 @@ func RemoveRecorded(runDir string) (removed []string, err error) {
 		}
 		file := filepath.Join(dir, e.Name())
 		rec, err := readRecord(file)
+		if err == nil && filepath.Base(rec.Path) != name+suffix {
+			err = fmt.Errorf("%s names %q, which is not the socket of %s: remove the file", file, rec.Path, name)
+		}
 		if err != nil {
 			errs = append(errs, err)
 			continue
 		}
-		if filepath.Base(rec.Path) != name+suffix {
-			errs = append(errs, fmt.Errorf("%s names %q, which is not the socket of %s: remove the file", file, rec.Path, name))
-			continue
-		}
+		left.records[file] = rec
+	}
+	return left, errors.Join(errs...)
+}
+
+// Remove takes them away: each path is removed if it still is the very file of the record,
+// and the record with it. It returns the removed paths. Never to be called while the daemon
+// runs; if one started after Recorded it loses nothing that it made itself.
+func (l Leftovers) Remove() (removed []string, err error) {
+	var errs []error
+	for file, rec := range l.records {
 		did, err := remove(rec.Path, rec.fileID)
 		if did {
 			removed = append(removed, rec.Path)
@@ -150,6 +165,7 @@ func RemoveRecorded(runDir string) (removed []string, err error) {
 			errs = append(errs, err)
 		}
 	}
+	slices.Sort(removed)
 	return removed, errors.Join(errs...)
 }
 

@@ -44,6 +44,37 @@ func (m manager) job(ctx context.Context, unit string) (jobType string, err erro
 	return jobType, nil
 }
 
+// Down tells whether a unit has stopped and nothing is to start it: inactive or failed,
+// with no job, so not between the two halves of a restart. It is an error if the manager
+// cannot be asked.
+func Down(ctx context.Context, unit string) (bool, error) {
+	return systemManager().down(ctx, unit)
+}
+
+func (m manager) down(ctx context.Context, unit string) (isDown bool, err error) {
+	err = m.ask(ctx, func(b *bus) error {
+		path, err := unitPath(b, unit)
+		if err != nil {
+			return err
+		}
+		r, err := b.property(path, managerName+".Unit", "ActiveState")
+		if err != nil {
+			return err
+		}
+		state := r.string()
+		if r.err != nil {
+			return r.err
+		}
+		job, err := jobOf(b, path)
+		isDown = job == "" && (state == "inactive" || state == "failed")
+		return err
+	})
+	if err != nil {
+		return false, fmt.Errorf("cannot ask the service manager for the state of %s: %w", unit, err)
+	}
+	return isDown, nil
+}
+
 func jobOf(b *bus, path string) (string, error) {
 	r, err := b.property(path, managerName+".Unit", "Job")
 	if err != nil {

@@ -200,6 +200,39 @@ func TestJob(t *testing.T) {
 	}
 }
 
+// TestDown: a unit that is inactive only until its start job runs is not down.
+func TestDown(t *testing.T) {
+	dir := shortDir(t)
+	for i, c := range []struct {
+		state string
+		id    uint32
+		want  bool
+	}{
+		{"inactive", 0, true},
+		{"failed", 0, true},
+		{"inactive", 7, false},
+		{"activating", 0, false},
+		{"active", 0, false},
+	} {
+		m := manager{booted: "/", private: filepath.Join(dir, fmt.Sprint(i))}
+		answer := unitBus(t, c.id, sayStop)
+		startBus(t, m.private, func(call string) message {
+			if strings.HasSuffix(call, "systemd1.Unit ActiveState") {
+				return variant("s", func(m *message) { m.string(c.state) })
+			}
+			return answer(call)
+		})
+		if got, err := m.down(t.Context(), "x.service"); got != c.want || err != nil {
+			t.Errorf("%+v: %t, %v", c, got, err)
+		}
+	}
+	m := manager{booted: "/", private: filepath.Join(dir, "refuses")}
+	startBus(t, m.private, func(string) message { return refusal() })
+	if got, err := m.down(t.Context(), "x.service"); got || err == nil {
+		t.Errorf("nobody to ask: %t, %v", got, err)
+	}
+}
+
 func TestJobThroughTheBroker(t *testing.T) {
 	dir := shortDir(t)
 	m := manager{booted: "/", private: filepath.Join(dir, "none"), broker: filepath.Join(dir, "b")}

@@ -70,13 +70,46 @@ func TestStopRaces(t *testing.T) {
 			n.Run("systemctl", "stop", unit)
 			n.is(unit, "inactive")
 			n.is(socket, "inactive")
-			if files := n.files(); len(files) > 0 {
-				t.Fatalf("restart, stop after %s: left behind %q", pause, files)
-			}
+			n.swept(fmt.Sprintf("restart, stop after %s", pause))
 			n.Run("systemctl", "start", unit)
 			n.published()
 		}
 		n.waited()
+	})
+}
+
+// TestStopInsideRestart: the stop comes when both units are down already and were told that
+// it is a restart.
+func TestStopInsideRestart(t *testing.T) {
+	onEach(t, func(t *testing.T, suite string) {
+		n := newNode(t, suite)
+		n.Write("/etc/systemd/system/csi-registrar.socket.d/slow.conf",
+			"[Socket]\nExecStopPost=/bin/sh -c 'touch /run/told; sleep 1'\n")
+		n.Boot()
+		n.registered(0)
+		mark := n.mark()
+		n.Run("systemctl", "--no-block", "restart", unit)
+		n.Eventually(soon, "both to be told", func() error {
+			_, err := n.Try("test", "-e", "/run/told")
+			return err
+		})
+		n.Run("systemctl", "stop", unit)
+		n.swept("stop inside a restart")
+		n.stopped(mark)
+		mark = n.mark()
+		n.Run("systemctl", "start", unit)
+		n.registered(mark)
+	})
+}
+
+// swept waits until no registration socket is left.
+func (n *node) swept(after string) {
+	n.t.Helper()
+	n.Eventually(soon, "no registration socket after "+after, func() error {
+		if files := n.files(); len(files) > 0 {
+			return fmt.Errorf("left behind: %q", files)
+		}
+		return nil
 	})
 }
 
