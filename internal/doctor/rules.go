@@ -1,20 +1,16 @@
 package doctor
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"csi-registrar/internal/facts"
 )
 
-const (
-	maxNodeID     = 256 // bytes: the kubelet, and the API server for CSINode
-	maxLabelName  = 63  // bytes: apimachinery, validation of labels
-	maxLabelValue = 63
-	maxPrefix     = 253
-)
+const maxNodeID = 256 // bytes: the kubelet, and the API server for CSINode
 
 // nodeRules holds what the driver says of the node against the rules of the kubelet and
 // of the API server, which refuse the driver, or the whole CSINode object.
@@ -29,15 +25,16 @@ func nodeRules(r *csi.NodeGetInfoResponse) (found []Finding) {
 		problem(fmt.Sprintf("the node id has %d characters: the kubelet refuses it", n), "1 to 256 characters")
 	}
 	for _, key := range sortedKeys(r.GetAccessibleTopology().GetSegments()) {
-		if err := labelKey(key); err != nil {
+		if err := facts.CheckLabelKey(key); err != nil {
 			problem(fmt.Sprintf("the topology key %q is no label key: %v", key, err), "PREFIX/NAME, as a label of the node has")
 		} else if reserved(key) {
 			found = append(found, Finding{Severity: Warning,
 				Is:     fmt.Sprintf("the topology key %q is in Kubernetes' own name space: with the NodeRestriction admission the kubelet may not set it", key),
 				Should: "a prefix of the driver's own"})
 		}
-		if value := r.GetAccessibleTopology().GetSegments()[key]; labelValue(value) != nil {
-			problem(fmt.Sprintf("the value %q of the topology key %q is no label value: %v", value, key, labelValue(value)),
+		value := r.GetAccessibleTopology().GetSegments()[key]
+		if err := facts.CheckLabelValue(value); err != nil {
+			problem(fmt.Sprintf("the value %q of the topology key %q is no label value: %v", value, key, err),
 				"at most 63 letters, digits, '-', '_' and '.', a letter or digit at both ends")
 		}
 	}
@@ -48,68 +45,6 @@ func nodeRules(r *csi.NodeGetInfoResponse) (found []Finding) {
 		found = append(found, Finding{Severity: Warning, Is: fmt.Sprintf("max_volumes_per_node is %d: the kubelet makes %d of it", n, math.MaxInt32), Should: "0 for no limit"})
 	}
 	return found
-}
-
-// labelKey tells why a text may not be the key of a label: [PREFIX/]NAME.
-func labelKey(key string) error {
-	prefix, name, hasPrefix := strings.Cut(key, "/")
-	if !hasPrefix {
-		prefix, name = "", key
-	} else if err := subdomain(prefix); err != nil {
-		return fmt.Errorf("before the slash: %w", err)
-	}
-	switch {
-	case name == "":
-		return errors.New("the name is empty")
-	case len(name) > maxLabelName:
-		return fmt.Errorf("the name has %d characters, at most %d are allowed", len(name), maxLabelName)
-	}
-	return labelText(name)
-}
-
-// labelValue tells why a text may not be the value of a label; it may be empty.
-func labelValue(value string) error {
-	if len(value) > maxLabelValue {
-		return fmt.Errorf("it has %d characters, at most %d are allowed", len(value), maxLabelValue)
-	}
-	if value == "" {
-		return nil
-	}
-	return labelText(value)
-}
-
-func labelText(s string) error {
-	for _, c := range []byte(s) {
-		if !alphanumeric(c) && !strings.ContainsRune("-_.", rune(c)) {
-			return fmt.Errorf("%q is not allowed", c)
-		}
-	}
-	if !alphanumeric(s[0]) || !alphanumeric(s[len(s)-1]) {
-		return errors.New("it must begin and end with a letter or a digit")
-	}
-	return nil
-}
-
-// subdomain is the rule of RFC 1123 as Kubernetes has it.
-func subdomain(s string) error {
-	if s == "" || len(s) > maxPrefix {
-		return fmt.Errorf("it has %d characters, 1 to %d are allowed", len(s), maxPrefix)
-	}
-	for label := range strings.SplitSeq(s, ".") {
-		if label == "" || label[0] == '-' || label[len(label)-1] == '-' {
-			return errors.New("each part between dots must begin and end with a letter or a digit")
-		}
-		for _, c := range []byte(label) {
-			if !alphanumeric(c) && c != '-' || c >= 'A' && c <= 'Z' {
-				return fmt.Errorf("%q is not allowed", c)
-			}
-		}
-	}
-	return nil
-}
-
-func alphanumeric(c byte) bool {
-	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
 }
 
 // reserved tells whether NodeRestriction keeps the kubelet from setting a label.

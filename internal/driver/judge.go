@@ -14,11 +14,10 @@ import (
 // What the API server takes: a CSINode's node id (kubelet v1.36, validation of
 // storage/v1), and topology as the key and the value of a node's label.
 const (
-	maxNodeID        = 256 // bytes
-	maxTopology      = 128 // entries; no node has a tenth of it
-	maxTopologyKey   = 253 + 1 + 63
-	maxTopologyValue = 63
-	maxVersion       = 128 // characters; longer ones are cut
+	maxNodeID   = 256 // bytes
+	maxTopology = 128 // entries; no node has a tenth of it
+	maxVersion  = 128 // characters; longer ones are cut
+	maxKeyShown = 80  // characters of a topology key, so that a reason is not filled by it
 )
 
 // judgeInfo holds GetPluginInfo's answer against what is configured. An empty name is
@@ -32,11 +31,11 @@ func judgeInfo(cfg Config, info *csi.GetPluginInfoResponse, id *facts.Identity) 
 		return verdict{facts.Starting, "the driver answers GetPluginInfo with an empty name: see its own log and flags"}
 	case cfg.Name != "" && name != cfg.Name:
 		id.Name = shown
-		return verdict{facts.Mismatch, fmt.Sprintf("the driver at %s calls itself %q, configured is %q: mend the name or the socket", cfg.Socket, shown, cfg.Name)}
+		return verdict{facts.Mismatch, fmt.Sprintf(`the driver at %s calls itself "%s", configured is "%s": mend the name or the socket`, cfg.Socket, shown, cfg.Name)}
 	}
 	if err := facts.CheckName(name); err != nil {
 		id.Name = shown
-		return verdict{facts.Mismatch, fmt.Sprintf("the driver at %s calls itself %q: %s", cfg.Socket, shown, safetext.Clean(err.Error(), maxMessageShown))}
+		return verdict{facts.Mismatch, fmt.Sprintf(`the driver at %s calls itself "%s": %s`, cfg.Socket, shown, safetext.Clean(err.Error(), maxMessageShown))}
 	}
 	id.Name = name
 	return verdict{}
@@ -57,11 +56,11 @@ func judgeNode(info *csi.NodeGetInfoResponse, id *facts.Identity) verdict {
 		return wrongNode(fmt.Sprintf("its topology has %d keys; at most %d are taken", len(topology), maxTopology))
 	}
 	for _, k := range slices.Sorted(maps.Keys(topology)) {
-		switch v := topology[k]; {
-		case k == "" || len(k) > maxTopologyKey:
-			return wrongNode(fmt.Sprintf("its topology key %q has %d bytes; a node label's has 1 to %d", safetext.Clean(k, maxTopologyValue), len(k), maxTopologyKey))
-		case len(v) > maxTopologyValue:
-			return wrongNode(fmt.Sprintf("its topology value of %q has %d bytes; a node label's has at most %d", safetext.Clean(k, maxTopologyKey), len(v), maxTopologyValue))
+		if err := facts.CheckLabelKey(k); err != nil {
+			return wrongNode(fmt.Sprintf(`its topology key "%s" is no label key: %v`, safetext.Clean(k, maxKeyShown), err))
+		}
+		if err := facts.CheckLabelValue(topology[k]); err != nil {
+			return wrongNode(fmt.Sprintf(`its topology value of "%s" is no label value: %v`, safetext.Clean(k, maxKeyShown), err))
 		}
 	}
 	id.NodeID, id.MaxVolumes, id.Topology = node, info.GetMaxVolumesPerNode(), maps.Clone(topology)

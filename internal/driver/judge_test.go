@@ -34,9 +34,12 @@ func TestJudgeNode(t *testing.T) {
 		{"negative", &csi.NodeGetInfoResponse{NodeId: "n", MaxVolumesPerNode: -3}, "-3"},
 		{"topology", topology(10, "topology.example.com/zone", "a"), ""},
 		{"many keys", topology(129, "k", "v"), "129 keys"},
-		{"long key", topology(1, strings.Repeat("k", 317), "v"), "318 bytes"},
+		{"long key", topology(1, strings.Repeat("k", 317), "v"), "the name has 318 characters"},
+		{"no label key", topology(1, "zone of mine", "a"), `"zone of mine0" is no label key`},
+		{"hostile key", topology(1, "\x1b[2J", "a"), `"\x1b[2J0" is no label key`},
+		{"no label value", topology(1, "k", "a:b"), `"k0" is no label value`},
 		{"empty key", &csi.NodeGetInfoResponse{NodeId: "n", AccessibleTopology: &csi.Topology{Segments: map[string]string{"": "v"}}}, "topology key"},
-		{"long value", topology(1, "k", strings.Repeat("v", 64)), `"k0" has 64 bytes`},
+		{"long value", topology(1, "k", strings.Repeat("v", 64)), `"k0" is no label value: it has 64 characters`},
 		{"no value", topology(1, "k", ""), ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
