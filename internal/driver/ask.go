@@ -23,7 +23,7 @@ func (c *Client) who(ctx context.Context, t *talk, id *facts.Identity) verdict {
 	if err != nil {
 		return failed(ctx, "GetPluginInfo", c.cfg.Timeout, begun, err)
 	}
-	t.heard = time.Now()
+	t.hear()
 	return judgeInfo(c.cfg, info, id)
 }
 
@@ -45,7 +45,7 @@ func (c *Client) probe(ctx context.Context, t *talk) verdict {
 	if err != nil && status.Code(err) != codes.Unimplemented {
 		return failed(ctx, "Probe", c.cfg.Timeout, begun, err)
 	}
-	t.heard = time.Now()
+	t.hear()
 	if answer.GetReady() != nil && !answer.GetReady().GetValue() {
 		return verdict{facts.Starting, "the driver answers Probe with \"not ready\": see its own log"}
 	}
@@ -61,7 +61,7 @@ func (c *Client) node(ctx context.Context, t *talk, id *facts.Identity) verdict 
 	if err != nil {
 		return failed(ctx, "NodeGetInfo", nodeInfoTimeout, begun, err)
 	}
-	t.heard = time.Now()
+	t.hear()
 	return judgeNode(info, id)
 }
 

@@ -158,7 +158,7 @@ func (c *Client) connect(ctx context.Context) (*talk, verdict) {
 	if t != nil {
 		t.link.armed.Store(false) // this round will tell of its end
 		at, _, err := look(c.cfg.Socket)
-		if err == nil && at == t.link.at && !t.link.broken.Load() && time.Since(t.heard) < maxSilence {
+		if err == nil && at == t.link.at && !t.link.broken.Load() && t.silence() < maxSilence {
 			if why := c.distrust(); why != "" {
 				t.close()
 				return nil, verdict{facts.Mismatch, why}
@@ -199,29 +199,60 @@ func (c *Client) broke() {
 }
 
 // inquire asks what is to be asked, and keeps the connection if that is good for anything.
+//
+// Over a new connection all is asked at once: most drivers are ready when they serve, and
+// each question that waits for the answer to another costs another turn of both processes. A
+// driver that was not ready is asked one thing after the other, so that what is a lot of work
+// for it is not asked each second.
 func (c *Client) inquire(ctx context.Context, t *talk) facts.Report {
 	var (
 		r        facts.Report
+		node     facts.Identity // of it only what NodeGetInfo answers
 		endpoint place
+		ahead    sync.WaitGroup
 	)
+	asked, giveUp := context.WithCancel(ctx)
+	askProbe := func() verdict { return c.probe(asked, t) }
+	askNode := func() verdict { return c.node(asked, t, &node) }
+	if !t.known {
+		t.known = true
+		askProbe, askNode = begin(&ahead, askProbe), begin(&ahead, askNode)
+	}
 	v := c.who(ctx, t, &r.Identity)
 	if v.driver == "" {
 		endpoint, v = c.checkEndpoint(ctx, t.link, r.Identity.Name)
 	}
 	up := false
 	if v.driver == "" {
-		v = c.probe(ctx, t)
+		v = askProbe()
 		up = v.driver == ""
 	}
 	if v.driver == "" {
-		v = c.node(ctx, t, &r.Identity)
+		v = askNode()
 	}
+	giveUp()
+	ahead.Wait()
 	if v.driver == "" {
 		v.driver = facts.Ready
+		r.Identity.NodeID, r.Identity.MaxVolumes, r.Identity.Topology = node.NodeID, node.MaxVolumes, node.Topology
 	}
 	r.Driver, r.Reason = v.driver, v.reason
 	c.keep(t, endpoint, v.driver, up)
 	return r
+}
+
+// begin runs f now, and returns what gives its result.
+func begin[T any](wg *sync.WaitGroup, f func() T) func() T {
+	var result T
+	done := make(chan struct{})
+	wg.Go(func() {
+		defer close(done)
+		result = f()
+	})
+	return func() T {
+		<-done
+		return result
+	}
 }
 
 // keep keeps the connection: at rest if the driver's answers are final until something
@@ -240,12 +271,14 @@ func (c *Client) keep(t *talk, endpoint place, d facts.Driver, up bool) {
 		c.up.Store(up)
 		return
 	}
-	l := t.rest()
 	c.mu.Lock()
-	c.rest, c.endpoint = l, endpoint
+	c.rest, c.endpoint = t.link, endpoint
 	c.mu.Unlock()
 	c.up.Store(up)
-	c.resting.Go(l.watch) // if it broke meanwhile, this finds out at once, and hints
+	c.resting.Go(func() {
+		t.rest()       // not waited for: the registration need not
+		t.link.watch() // if it broke meanwhile, this finds out at once, and hints
+	})
 }
 
 // box is Hints with no source but ourselves.

@@ -283,9 +283,28 @@ func TestHangsThenRecovers(t *testing.T) {
 	if d := time.Since(begun); d > 2*time.Second {
 		t.Errorf("took %v", d)
 	}
-	if n := f.called("NodeGetInfo"); n != 1 {
+	if n := f.called("NodeGetInfo"); n != 2 { // once a round
 		t.Errorf("NodeGetInfo called %d times", n)
 	}
+}
+
+// Over a new connection all is asked at once, then NodeGetInfo only when the rest is well:
+// some drivers ask a cloud for it.
+func TestNotReadyIsNotBothered(t *testing.T) {
+	_, socket := paths(t)
+	f := &fake{ready: says(&csi.ProbeResponse{Ready: wrapperspb.Bool(false)}), node: hang[*csi.NodeGetInfoResponse]}
+	start(t, socket, f)
+	c := client(t, Config{Name: name, Socket: socket}, nil)
+	for range 5 {
+		if r := c.Ask(t.Context()); r.Driver != facts.Starting || !strings.Contains(r.Reason, "not ready") || r.Identity.NodeID != "" {
+			t.Fatalf("%+v", r)
+		}
+	}
+	if n := f.called("NodeGetInfo"); n > 1 {
+		t.Errorf("NodeGetInfo called %d times", n)
+	}
+	f.set(func() { f.ready, f.node = nil, nil })
+	expectReady(t, c.Ask(t.Context()))
 }
 
 // A listener that does not accept; later somebody does.
@@ -319,7 +338,7 @@ func TestSlowNodeGetInfo(t *testing.T) {
 		return &csi.NodeGetInfoResponse{NodeId: "slow"}, nil
 	}
 	start(t, socket, f)
-	c := client(t, Config{Name: name, Socket: socket, Timeout: 50 * time.Millisecond}, nil)
+	c := client(t, Config{Name: name, Socket: socket, Timeout: 500 * time.Millisecond}, nil)
 	if r := c.Ask(t.Context()); r.Driver != facts.Ready || r.Identity.NodeID != "slow" {
 		t.Errorf("%+v", r)
 	}

@@ -19,11 +19,12 @@ const (
 	maxPath = 107 // bytes that a Unix socket's path may have (unix(7))
 
 	// bind comes before listen: a socket that appeared within fresh and refuses is tried
-	// again after 1, 2, 4 … ms, up to retryMost, for retryFor in all. Nothing else tells
-	// when listen comes.
-	fresh     = 2 * time.Second
-	retryMost = 16 * time.Millisecond
-	retryFor  = time.Second
+	// again after retryFirst, then twice that, up to retryMost, for retryFor in all. Nothing
+	// else tells when listen comes; a dial that is refused costs some microseconds.
+	fresh      = 2 * time.Second
+	retryFirst = 250 * time.Microsecond
+	retryMost  = 4 * time.Millisecond
+	retryFor   = time.Second
 )
 
 // place tells one file from another at the same path. While a connection to a socket
@@ -78,7 +79,7 @@ func dial(ctx context.Context, path string) (*link, verdict) {
 		return nil, verdict{facts.Absent, fmt.Sprintf("the path %s has %d bytes, a Unix socket's path may have %d: move the driver's socket", path, len(path), maxPath)}
 	}
 	begun := time.Now()
-	for delay := time.Millisecond; ; delay = min(2*delay, retryMost) {
+	for delay := retryFirst; ; delay = min(2*delay, retryMost) {
 		at, mode, changed, err := stat(path)
 		if err != nil {
 			return nil, missing(path, err)

@@ -85,10 +85,10 @@ func (l *link) Close() error {
 	if l.atRest.Load() {
 		return l.raw.SetReadDeadline(time.Unix(1, 0))
 	}
-	// When the other end goes before gRPC has begun, gRPC closes without having read. Where it
-	// is we who end it, ours is set already, and this is no news.
+	// When the other end goes before gRPC has begun, or says goodbye, gRPC closes without having
+	// read the end. Where it is we who end it, ours is set already, and this is no news.
 	l.lost()
-	return l.end()
+	return l.raw.Close()
 }
 
 func (l *link) LocalAddr() net.Addr  { return l.raw.LocalAddr() }

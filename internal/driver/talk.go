@@ -26,7 +26,17 @@ const never = 24 * time.Hour
 type talk struct {
 	link  *link
 	cc    *grpc.ClientConn
-	heard time.Time // the last answer, or the beginning
+	known bool // a round of questions was asked over it
+	begun time.Time
+	heard atomic.Int64 // nanoseconds from begun to the last answer
+}
+
+// hear notes that there was an answer.
+func (t *talk) hear() { t.heard.Store(int64(time.Since(t.begun))) }
+
+// silence is how long ago the last answer came, or the beginning.
+func (t *talk) silence() time.Duration {
+	return time.Since(t.begun) - time.Duration(t.heard.Load())
 }
 
 func newTalk(l *link) (*talk, error) {
@@ -62,7 +72,7 @@ func newTalk(l *link) (*talk, error) {
 		l.end()
 		return nil, fmt.Errorf("cannot speak gRPC: %w", err)
 	}
-	return &talk{link: l, cc: cc, heard: time.Now()}, nil
+	return &talk{link: l, cc: cc, begun: time.Now()}, nil
 }
 
 func (t *talk) close() {
@@ -72,10 +82,7 @@ func (t *talk) close() {
 }
 
 // rest closes gRPC, and keeps the connection.
-func (t *talk) rest() *link {
-	t.link.lay(func() { t.cc.Close() })
-	return t.link
-}
+func (t *talk) rest() { t.link.lay(func() { t.cc.Close() }) }
 
 // persist calls until there is an answer, for limit at most. While a call is unanswered
 // another one is made each second, so that a driver which lost the first, but is well now,
