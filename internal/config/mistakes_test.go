@@ -184,6 +184,21 @@ socket = "/b"
 f:4: driver."a".socket: is in the file already (leave one of them)`,
 			drivers: "b", faulty: "a"},
 
+		{name: "a list of lines twice", text: `
+[driver.a]
+socket = "/a"
+supported_versions = [
+  "1.0.0",
+]
+supported_versions = [
+  "1.1.0",
+]
+timeout = "soon"
+`, want: `
+f:7: driver."a".supported_versions: is in the file already (leave one of them)
+f:10: driver."a".timeout: "soon" is not a duration (must be a duration above zero such as "5s" or "1m30s")`,
+			faulty: "a"},
+
 		{name: "no driver's table", text: `
 driver = "a"
 log = 1

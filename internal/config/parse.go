@@ -32,6 +32,7 @@ type broken struct {
 	key           string // as far as it is known
 	problem, hint string
 	driver        string // the name of the driver that the part is about, if it is known
+	twice         string // the key, if it is there a second time
 	open          bool   // it is not sure that one line is wrong: something does not end
 }
 
@@ -117,7 +118,7 @@ func decode(data string) (tree map[string]any, wrong *broken) {
 	if key, found := strings.CutPrefix(syntax.Message, "Key '"); found {
 		key, _, _ = strings.Cut(key, "' ")
 		wrong.key = keyString((&scanner{data: key}).key()...)
-		wrong.problem, wrong.hint = "is in the file already", "leave one of them"
+		wrong.problem, wrong.hint, wrong.twice = "is in the file already", "leave one of them", wrong.key
 	}
 	return nil, wrong
 }

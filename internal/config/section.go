@@ -59,6 +59,10 @@ func (s *section) repair(most int) []broken {
 			break
 		}
 		lines := slices.Collect(strings.Lines(s.text))
+		first, last := s.second(wrong.twice)
+		if first > 0 {
+			wrong.line = first
+		}
 		at := min(max(wrong.line, 1), len(lines)) - 1
 		if strings.TrimSpace(lines[at]) == "" {
 			wrong.open, wrong.problem, wrong.hint = true, "is not valid TOML: something above does not end", "look for a missing quote or bracket"
@@ -68,10 +72,40 @@ func (s *section) repair(most int) []broken {
 			s.empty()
 			break
 		}
-		lines[at] = strings.Repeat("\n", strings.Count(lines[at], "\n"))
+		for i := at; i <= max(at, last-1); i++ {
+			lines[i] = strings.Repeat("\n", strings.Count(lines[i], "\n"))
+		}
 		s.text = strings.Join(lines, "")
 	}
 	return found
+}
+
+// second finds the lines, from 1, of the second value that a key is given in the section;
+// 0 if there is none. The parser's own place can be where that value ends.
+func (s *section) second(key string) (first, last int) {
+	if key == "" {
+		return 0, 0
+	}
+	in := &scanner{data: s.text, line: 1}
+	table := s.header()
+	if table != nil {
+		in.skipTo("\n")
+	}
+	for known := false; ; {
+		in.skipBlank()
+		start := in.pos
+		first = in.here()
+		parts := slices.Concat(table, (&scanner{data: s.text[start:]}).key())
+		in.assignment(nil, false)
+		switch again := keyString(parts...) == key; {
+		case again && known:
+			return first, in.here()
+		case in.pos == start:
+			return 0, 0
+		case again:
+			known = true
+		}
+	}
 }
 
 // empty leaves nothing of the section but its line ends.
