@@ -35,6 +35,15 @@ func states() []string {
 	}
 }
 
+// causes are the values of the label reason, none of them counted yet. They are there from
+// the start: increase() does not see the first event of a series that begins with it.
+func causes() map[string]uint64 {
+	return map[string]uint64{
+		string(registrar.CauseRemoved): 0, string(registrar.CauseReplaced): 0, string(registrar.CauseChanged): 0,
+		string(registrar.CauseAsked): 0, string(registrar.CauseReturned): 0, string(registrar.CauseSilent): 0,
+	}
+}
+
 // exposition is the status in the text format. A driver whose name is not valid (yet) has
 // no series: a label is for ever in somebody's database.
 func exposition(s agent.Status) string {
@@ -78,8 +87,10 @@ func exposition(s agent.Status) string {
 	}
 	e.family("republications_total", "counter", "How often the registration socket was made anew, by reason, since the daemon started.")
 	for _, d := range enabled {
-		for _, reason := range slices.Sorted(maps.Keys(d.RepublicationsBy)) {
-			e.sample(float64(d.RepublicationsBy[reason]), "driver", d.Name, "reason", string(reason))
+		by := causes()
+		maps.Copy(by, d.RepublicationsBy)
+		for _, reason := range slices.Sorted(maps.Keys(by)) {
+			e.sample(float64(by[reason]), "driver", d.Name, "reason", reason)
 		}
 	}
 	e.family("last_get_info_timestamp_seconds", "gauge", "When the kubelet last asked the registration socket with GetInfo, in seconds since the epoch.")
