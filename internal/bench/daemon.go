@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -16,6 +17,7 @@ import (
 // node is a temporary root with a configuration of n drivers.
 type node struct {
 	root    string
+	run     string // where run leads to: memory, as on every node
 	manager *systemdtest.Manager
 	cmd     *exec.Cmd
 }
@@ -26,6 +28,12 @@ func newNode(n int) (*node, error) {
 		return nil, err
 	}
 	b := &node{root: root}
+	if b.run, err = os.MkdirTemp("/dev/shm", "b"); err != nil {
+		return nil, errors.Join(err, os.Remove(root))
+	}
+	if err := os.Symlink(b.run, filepath.Join(root, "run")); err != nil {
+		return nil, err
+	}
 	var conf strings.Builder
 	fmt.Fprintf(&conf, "[kubelet]\nroot_dir = %q\n[log]\nlevel = \"warn\"\n", filepath.Join(root, "k"))
 	for i := range n {
@@ -98,10 +106,7 @@ func (b *node) close() error {
 	if cerr := b.manager.Close(); err == nil {
 		err = cerr
 	}
-	if rerr := os.RemoveAll(b.root); err == nil {
-		err = rerr
-	}
-	return err
+	return first(err, os.RemoveAll(b.root), os.RemoveAll(b.run))
 }
 
 // drivers serves n drivers.

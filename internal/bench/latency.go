@@ -73,7 +73,7 @@ func absences(ctx context.Context, o options, absent time.Duration, times int, p
 		if err := os.RemoveAll(b.registry()); err != nil {
 			return s, err
 		}
-		if err := os.RemoveAll(filepath.Join(b.root, "run")); err != nil {
+		if err := os.RemoveAll(filepath.Join(b.root, "run/csi-registrar")); err != nil {
 			return s, err
 		}
 	}

@@ -14,6 +14,7 @@ import (
 
 	"csi-registrar/internal/agent"
 	"csi-registrar/internal/control"
+	"csi-registrar/internal/driver"
 	"csi-registrar/internal/fswatch"
 	"csi-registrar/internal/systemd"
 )
@@ -92,6 +93,7 @@ func (d *daemon) live(ctx context.Context, e *env, b control.Backend, begin func
 		return err
 	}
 	d.log.Info("ready", "MESSAGE_ID", messageReady, "version", build().Version)
+	d.work.Go(func() { d.note("preparing CSI's messages", driver.Warm()) })
 	d.work.Go(func() { d.tellStatus(ctx) })
 	d.work.Go(func() { d.tidyMemory(ctx) })
 	d.work.Go(func() { d.guardSandbox(ctx) })
