@@ -2,6 +2,7 @@ package control
 
 import (
 	"fmt"
+	"io"
 	"maps"
 	"net/http"
 	"runtime"
@@ -23,7 +24,7 @@ import (
 func (a api) metrics(w http.ResponseWriter, _ *http.Request) {
 	text := exposition(a.Status())
 	header(w, "text/plain; version=0.0.4; charset=utf-8", len(text))
-	_, _ = w.Write([]byte(text))
+	_, _ = io.WriteString(w, text)
 }
 
 // states are all values of the label state, in the order of a driver's life.
@@ -54,6 +55,7 @@ func exposition(s agent.Status) string {
 		return d.State == registrar.Disabled
 	})
 	var e expo
+	e.out.Grow(2000 + 1500*len(drivers)) // about what it takes: no copies on the way there
 
 	e.family("build_info", "gauge", "Which csi-registrar this is; always 1.")
 	e.sample(1, "version", s.Version, "goversion", runtime.Version())
@@ -138,7 +140,11 @@ func (e *expo) sample(v float64, labels ...string) {
 // escapeLabel makes a label's value: harmless first, then the three escapes that the
 // format knows.
 func escapeLabel(s string) string {
-	return strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`).Replace(safetext.Clean(s, 200))
+	s = safetext.Clean(s, 200)
+	if !strings.ContainsAny(s, "\\\"\n") {
+		return s // a Replacer is a table of 8 kB, and there are dozens of labels a driver
+	}
+	return strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`).Replace(s)
 }
 
 func flag01(on bool) float64 {

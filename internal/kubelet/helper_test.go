@@ -51,7 +51,7 @@ func (b *syncBuffer) String() string {
 	return b.b.String()
 }
 
-func shortDir(t *testing.T) string {
+func shortDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "")
 	if err != nil {
@@ -144,7 +144,7 @@ type kubelet struct {
 	registerapi.RegistrationClient
 }
 
-func dialAsKubelet(t *testing.T, path string) *kubelet {
+func dialAsKubelet(t testing.TB, path string) *kubelet {
 	t.Helper()
 	cc, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {

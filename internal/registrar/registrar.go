@@ -120,9 +120,7 @@ func (r *Registrar) Run(ctx context.Context) {
 	defer timer.Stop()
 	for {
 		now := time.Now()
-		seen := r.socket.Look()
-		next := earliest(r.askIfDue(work, now), r.workIfDue(work, seen, now))
-		r.tell(seen, now)
+		next := r.step(work, now)
 		if next.IsZero() {
 			timer.Stop()
 		} else {
@@ -144,6 +142,15 @@ func (r *Registrar) Run(ctx context.Context) {
 		case <-timer.C:
 		}
 	}
+}
+
+// step looks at everything, begins what is due, tells what changed, and returns when to
+// look again without a hint; zero: not by time.
+func (r *Registrar) step(ctx context.Context, now time.Time) time.Time {
+	seen := r.socket.Look()
+	next := earliest(r.askIfDue(ctx, now), r.workIfDue(ctx, seen, now))
+	r.tell(seen, now)
+	return next
 }
 
 // settle waits for both lanes; their context is cancelled.

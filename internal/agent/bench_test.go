@@ -1,0 +1,38 @@
+package agent
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"csi-registrar/internal/registrar"
+)
+
+func boardOf(n int) *Agent {
+	a := &Agent{board: newBoard("test", time.Now())}
+	for i := range n {
+		a.board.driver(registrar.Status{Name: fmt.Sprintf("d%d.example", i), State: "registered"})
+	}
+	return a
+}
+
+// BenchmarkStatus is the snapshot of 100 drivers.
+func BenchmarkStatus(b *testing.B) {
+	a := boardOf(100)
+	b.ReportAllocs()
+	for b.Loop() {
+		if len(a.Status().Drivers) != 100 {
+			b.Fatal("some are missing")
+		}
+	}
+}
+
+// BenchmarkObserve is what one driver's change costs among 100: it must not grow with them.
+func BenchmarkObserve(b *testing.B) {
+	a := boardOf(100)
+	s := registrar.Status{Name: "d7.example", State: "ready"}
+	b.ReportAllocs()
+	for b.Loop() {
+		a.board.driver(s)
+	}
+}

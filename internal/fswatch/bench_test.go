@@ -1,0 +1,32 @@
+package fswatch
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// BenchmarkHint is the way from a file that appears, among 100 that are waited for, to the
+// hint, and back.
+func BenchmarkHint(b *testing.B) {
+	w := start(b, Options{})
+	dir := tempDir(b)
+	for i := range 100 {
+		s := w.Subscribe(filepath.Join(dir, string(rune('a'+i))))
+		defer s.Close()
+	}
+	path := filepath.Join(dir, "x.sock")
+	s := w.Subscribe(path)
+	defer s.Close()
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := os.Symlink("nowhere", path); err != nil {
+			b.Fatal(err)
+		}
+		<-s.Hints()
+		if err := os.Remove(path); err != nil {
+			b.Fatal(err)
+		}
+		<-s.Hints()
+	}
+}

@@ -1,0 +1,79 @@
+package kubelet
+
+import (
+	"context"
+	"testing"
+
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"csi-registrar/internal/facts"
+)
+
+// publishedSocket makes a registry with one published driver for a benchmark.
+func publishedSocket(tb testing.TB) *Socket {
+	tb.Helper()
+	r, err := Open(shortDir(tb), Options{})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	s, err := r.Socket("foo.example")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if _, err := s.Close(context.Background()); err != nil {
+			tb.Error(err)
+		}
+		if err := r.Close(context.Background()); err != nil {
+			tb.Error(err)
+		}
+	})
+	if err := s.Publish(tb.Context(), announcement(s.name)); err != nil {
+		tb.Fatal(err)
+	}
+	return s
+}
+
+func getInfoOf(tb testing.TB, s *Socket) func() {
+	k := dialAsKubelet(tb, s.path)
+	return func() {
+		if _, err := k.GetInfo(tb.Context(), &registerapi.InfoRequest{}); err != nil {
+			tb.Fatal(err)
+		}
+	}
+}
+
+// GetInfo through the registration server, over a connection that is there; the caller's
+// own part is in the figures.
+func BenchmarkGetInfo(b *testing.B) {
+	call := getInfoOf(b, publishedSocket(b))
+	call()
+	b.ReportAllocs()
+	for b.Loop() {
+		call()
+	}
+}
+
+// BenchmarkLook is what each event of a registrar costs of the registration socket.
+func BenchmarkLook(b *testing.B) {
+	s := publishedSocket(b)
+	b.ReportAllocs()
+	for b.Loop() {
+		if s.Look().Place != facts.Ours {
+			b.Fatal("not ours")
+		}
+	}
+}
+
+// A GetInfo costs what gRPC takes for a call, on both sides together, and next to nothing
+// of ours: whoever opens connections and asks cannot make the daemon grow.
+func TestAllocationsOfGetInfo(t *testing.T) {
+	const most = 170
+	call := getInfoOf(t, publishedSocket(t))
+	call()
+	if n := testing.AllocsPerRun(200, call); n > most {
+		t.Errorf("%.0f allocations, at most %d are good", n, most)
+	} else {
+		t.Logf("%.0f allocations", n)
+	}
+}
