@@ -51,6 +51,10 @@ fuzz: ## every fuzz target for FUZZTIME (20s)
 bench: build ## measure latency, memory and quiet; BENCH='--quick', BENCH='--peer "CMD {socket} {registry}"'
 	$(GO) run ./internal/bench --bin bin/csi-registrar $(BENCH)
 
+.PHONY: allocs
+allocs: ## what the paths inside allocate, beside the last release's figures; KEEP=1 writes them down
+	scripts/test allocs
+
 .PHONY: packages
 packages: ## build deb and rpm in dist/ (ARCHS=amd64,arm64,armhf,ppc64el,s390x,riscv64)
 	scripts/packages
