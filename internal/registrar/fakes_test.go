@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -154,9 +155,18 @@ func (l *lines) WithGroup(string) slog.Handler                { return l }
 func (l *lines) Handle(_ context.Context, r slog.Record) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.text = append(l.text, r.Message)
+	text := r.Message
+	r.Attrs(func(a slog.Attr) bool {
+		if a.Key == "reason" {
+			text += ": " + a.Value.String()
+		}
+		return true
+	})
+	l.text = append(l.text, text)
 	return nil
 }
+
+func (l *lines) said() []string { l.mu.Lock(); defer l.mu.Unlock(); return slices.Clone(l.text) }
 
 func (l *lines) len() int { l.mu.Lock(); defer l.mu.Unlock(); return len(l.text) }
 

@@ -39,8 +39,13 @@ func (r *Registrar) logTransition(prev, next Status, now time.Time) {
 		attrs = append(attrs, "reason", next.Reason)
 	}
 	level, id, text := describe(prev, next)
+	if !r.introduced && next.State == string(facts.Absent) && r.told.IsZero() {
+		return // nothing is known before the first answer
+	}
+	first := !r.introduced
+	r.introduced = true
 	switch {
-	case prev.State != next.State:
+	case prev.State != next.State || first:
 	case prev.Driver != next.Driver && !(prev.Driver == facts.Absent && !r.known):
 		id, text = driverChange(next)
 		level = slog.LevelInfo

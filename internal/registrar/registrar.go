@@ -74,7 +74,8 @@ type Registrar struct {
 	took   time.Duration // from published to the kubelet's first yes
 	tookOf time.Time     // when what took that long was published
 
-	status Status
+	status     Status
+	introduced bool // the log has an entry of the first state
 }
 
 // Options are the Registrar's surroundings.
@@ -92,7 +93,7 @@ func New(set Settings, d Driver, s Socket, o Options) *Registrar {
 		set: set, driver: d, socket: s,
 		asked: make(chan facts.Report, 1), worked: make(chan error, 1),
 		askNext:    now,
-		report:     facts.Report{Driver: facts.Absent, Reason: "not asked yet"},
+		report:     facts.Report{Driver: facts.Absent, Reason: "it has not answered yet"},
 		lastUp:     now,
 		hintAsks:   newBucket(20, 500*time.Millisecond),
 		restores:   newBucket(10, time.Second),

@@ -3,6 +3,7 @@ package registrar
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -51,6 +52,19 @@ func TestADayOfAbsenceIsAFewLines(t *testing.T) {
 		}
 		if n := l.log.len(); n > 30 {
 			t.Errorf("%d lines", n)
+		}
+	})
+}
+
+// The first line waits for the first answer: it says why.
+func TestAbsenceIsToldWithItsReason(t *testing.T) {
+	w := newWorld()
+	w.report = facts.Report{Driver: facts.Absent, Reason: "there is nothing"}
+	live(t, w, base, func(l *lives) {
+		time.Sleep(time.Minute)
+		want := []string{"waiting for the driver: there is nothing"}
+		if said := l.log.said(); !slices.Equal(said, want) {
+			t.Errorf("%q, want %q", said, want)
 		}
 	})
 }
