@@ -25,10 +25,7 @@ const quiet = time.Second
 // runDaemon is `run` with configuration files.
 func runDaemon(ctx context.Context, e *env, f runFlags) error {
 	res := config.Load(f.source)
-	log, level, err := newLogger(e, res.Config.Log)
-	if err != nil {
-		return err
-	}
+	log, level := newLogger(e, res.Config.Log)
 	d, err := newDaemon(e, f, log, "")
 	if err != nil {
 		return err

@@ -59,7 +59,7 @@ func statusLine(s agent.Status) string {
 		line += fmt.Sprintf(" (%s: %s)", pending[0].Name, cmp.Or(pending[0].Reason, pending[0].State))
 	}
 	if s.ConfigError != "" {
-		line = "the configuration has mistakes, the last good one is in force: " + firstLine(s.ConfigError) + "; " + line
+		line = "the configuration has mistakes and is not in force as it is written: " + firstLine(s.ConfigError) + "; " + line
 	}
 	return line
 }

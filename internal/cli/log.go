@@ -17,19 +17,23 @@ const (
 )
 
 // newLogger makes the logger that the configuration asks for, and the handle of its level.
-func newLogger(e *env, c config.Log) (*slog.Logger, *slog.LevelVar, error) {
+// Without a journal it is one of text: nobody loses a registration for that.
+func newLogger(e *env, c config.Log) (*slog.Logger, *slog.LevelVar) {
 	level := &slog.LevelVar{}
 	level.Set(logLevel(c.Level))
 	if c.Format == "journal" || c.Format == "auto" && systemd.UnderJournal() {
 		h, err := systemd.NewJournalHandler(level)
-		if err != nil {
-			return nil, nil, hinted(err, `set log.format = "text", or let systemd connect the journal`)
+		if err == nil {
+			return slog.New(h), level
 		}
-		return slog.New(h), level, nil
+		c.Format = "text"
+		log, level := newLogger(e, c)
+		log.Warn(`log.format: writing text to standard error; let systemd connect the journal, or set "text"`, "error", err)
+		return log, level
 	}
 	o := &slog.HandlerOptions{Level: level}
 	if c.Format == "json" {
-		return slog.New(slog.NewJSONHandler(e.stderr, o)), level, nil
+		return slog.New(slog.NewJSONHandler(e.stderr, o)), level
 	}
 	o.ReplaceAttr = func(groups []string, a slog.Attr) slog.Attr {
 		if a.Key == systemd.MessageID {
@@ -37,7 +41,7 @@ func newLogger(e *env, c config.Log) (*slog.Logger, *slog.LevelVar, error) {
 		}
 		return a
 	}
-	return slog.New(slog.NewTextHandler(e.stderr, o)), level, nil
+	return slog.New(slog.NewTextHandler(e.stderr, o)), level
 }
 
 func logLevel(name string) slog.Level {

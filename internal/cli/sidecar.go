@@ -33,10 +33,7 @@ func runSidecar(ctx context.Context, e *env, f runFlags, o compat.Options) error
 	}
 	c := config.Default()
 	c.Log.Format = cmp.Or(o.LogFormat, c.Log.Format)
-	log, level, err := newLogger(e, c.Log)
-	if err != nil {
-		return err
-	}
+	log, level := newLogger(e, c.Log)
 	level.Set(o.LogLevel())
 	for _, w := range o.Warnings {
 		log.Warn(w)
@@ -47,7 +44,7 @@ func runSidecar(ctx context.Context, e *env, f runFlags, o compat.Options) error
 		return err
 	}
 	s := &sidecar{daemon: d, o: o}
-	return d.live(ctx, e, backend{d.agent, s.reload}, func(ctx context.Context) error {
+	return d.live(ctx, e, sidecarBackend{backend{d.agent, s.reload}, o.RegistryDir}, func(ctx context.Context) error {
 		if err := s.serveHealth(ctx); err != nil {
 			return err
 		}
@@ -55,6 +52,20 @@ func runSidecar(ctx context.Context, e *env, f runFlags, o compat.Options) error
 		d.work.Go(func() { s.follow(ctx) })
 		return nil
 	})
+}
+
+// sidecarBackend is a backend whose folder was named by a flag: the agent's configuration
+// does not have it.
+type sidecarBackend struct {
+	backend
+	registry string
+}
+
+// Status implements control.Backend.
+func (b sidecarBackend) Status() agent.Status {
+	s := b.backend.Status()
+	s.PluginsRegistry = b.registry
+	return s
 }
 
 // sidecar learns the driver's name and keeps the agent's configuration in step with it.
