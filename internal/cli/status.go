@@ -63,7 +63,7 @@ func showStatus(e *env, o statusOptions, doc control.Document) error {
 
 // text is what people see: the table, or one driver in full.
 func (o statusOptions) text(s agent.Status, e *env) string {
-	if d, ok := s.Driver(o.driver); ok {
+	if d, ok := s.Driver(o.driver); ok && o.driver != "" { // one that has not told its name has none
 		return driverText(d, s.ConfigError, e.page(), e.now())
 	}
 	return statusTable(s, e.page(), e.now())

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -36,7 +37,7 @@ func statusTable(s agent.Status, p page, now time.Time) string {
 		if short := safetext.Clean(why, maxWhy); short != why {
 			why, cut = short, true
 		}
-		t.row(&b, safetext.Clean(d.Name, maxLine), d.State, sinceWord(d, now), kubeletWord(d, now), why, stateColour(d.State))
+		t.row(&b, nameOf(d), d.State, sinceWord(d, now), kubeletWord(d, now), why, stateColour(d.State))
 	}
 	if cut {
 		b.WriteString("\n`csi-registrar status DRIVER` shows the reasons that are cut off here.\n")
@@ -74,7 +75,7 @@ type table struct {
 func layOut(drivers []registrar.Status, p page, now time.Time) table {
 	t := table{page: p, driver: len("DRIVER"), state: len("STATE"), since: len("SINCE"), kubelet: len("KUBELET")}
 	for _, d := range drivers {
-		t.driver = max(t.driver, utf8.RuneCountInString(safetext.Clean(d.Name, maxLine)))
+		t.driver = max(t.driver, utf8.RuneCountInString(nameOf(d)))
 		t.state = max(t.state, len(d.State))
 		t.since = max(t.since, len(sinceWord(d, now)))
 		t.kubelet = max(t.kubelet, len(kubeletWord(d, now)))
@@ -112,6 +113,12 @@ func (t table) row(b *strings.Builder, driver, state, since, kubelet, why, colou
 		return
 	}
 	b.WriteString(line + pad(kubelet, t.kubelet) + "  " + why + "\n")
+}
+
+// nameOf is the driver's name for people, also while it has not told one (`run` with
+// node-driver-registrar's flags).
+func nameOf(d registrar.Status) string {
+	return cmp.Or(safetext.Clean(d.Name, maxLine), "(no name yet)")
 }
 
 func sinceWord(d registrar.Status, now time.Time) string {

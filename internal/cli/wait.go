@@ -87,7 +87,7 @@ func notRegistered(s agent.Status, names []string) []string {
 }
 
 func whyNot(d registrar.Status) string {
-	text := d.Name + ": " + d.State
+	text := nameOf(d) + ": " + d.State
 	if d.Reason != "" && d.Reason != d.State {
 		text += ": " + d.Reason
 	}

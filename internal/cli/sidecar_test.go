@@ -1,0 +1,43 @@
+package cli
+
+import (
+	"context"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"csi-registrar/internal/compat"
+	"csi-registrar/internal/config"
+)
+
+// With node-driver-registrar's flags the driver has no name until it answers: the table
+// shows it all the same, and the folder is the one of the command line.
+func TestSidecarBeforeTheDriver(t *testing.T) {
+	root := newRoot(t)
+	registry := filepath.Join(root, "registration")
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	s := newSession()
+	go func() {
+		f := runFlags{source: config.Source{Root: root}}
+		ended <- runSidecar(ctx, s.env, f, compat.Options{Socket: filepath.Join(root, "csi.sock"), Endpoint: "/e/csi.sock", RegistryDir: registry, Timeout: time.Second})
+	}()
+	defer func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}()
+	s.stderr.await(t, "waiting for the driver")
+	s.stderr.await(t, "msg=ready")
+
+	code, stdout, stderr := try(t, "status", "--config-root", root)
+	lines := strings.Split(stdout, "\n")
+	if code != exitFailed || stderr != "" || !strings.HasPrefix(lines[0], "DRIVER") || !strings.HasPrefix(lines[1], "(no name yet)  absent") {
+		t.Errorf("%d %q\n%s", code, stderr, stdout)
+	}
+	if _, _, stderr := try(t, "wait", "--timeout", "100ms", "--config-root", root); !strings.Contains(stderr, "\n  (no name yet): absent: ") {
+		t.Errorf("wait says %q", stderr)
+	}
+}
