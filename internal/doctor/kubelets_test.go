@@ -112,6 +112,29 @@ func TestSameRootByOtherPaths(t *testing.T) {
 	}
 }
 
+// A kubelet in a container of this machine has the same path, but another folder.
+func TestKubeletsInContainersAreOthers(t *testing.T) {
+	n := newNode(t)
+	n.startKubelet("/usr/bin/kubelet", "--root-dir="+n.rootDir)
+	if err := os.Symlink("/", n.path("proc/812/root")); err != nil {
+		t.Fatal(err)
+	}
+	container := n.path("container")
+	n.mkdir(filepath.Join(container, n.rootDir, "plugins_registry"), 0o750)
+	for _, pid := range []string{"700", "900"} { // found before and after ours
+		n.write("proc/"+pid+"/comm", "kubelet\n")
+		n.write("proc/"+pid+"/cmdline", "/usr/bin/kubelet\x00--root-dir="+n.rootDir+"\x00")
+		n.write("proc/"+pid+"/cgroup", "0::/docker/1/kubelet.slice/kubelet.service\n")
+		n.write("proc/"+pid+"/fdinfo/9", inotifyLine(t, filepath.Join(container, n.rootDir, "plugins_registry")))
+		if err := os.Symlink(container, n.path("proc", pid, "root")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r := n.examine(); len(r.Findings) != 0 {
+		t.Errorf("%+v", r.Findings)
+	}
+}
+
 func TestUnitOf(t *testing.T) {
 	for cgroup, want := range map[string]string{
 		"0::/system.slice/kubelet.service\n":                                          "kubelet.service",

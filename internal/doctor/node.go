@@ -30,17 +30,19 @@ func (x *exam) kubelets() {
 		x.folderThere()
 		return
 	}
-	// Several, where nodes are simulated: the one that is configured is meant.
-	x.kubelet = &found[0]
-	for i, k := range found {
-		if x.sameRoot(k, ours) {
-			x.kubelet = &found[i]
-			x.checked("", StepKubelet, OK, fmt.Sprintf("%s, root directory %s", k.process, k.rootDir))
-			x.folderThere()
-			return
-		}
+	// Several, where nodes are simulated or run in containers: the one that is configured is
+	// meant. Those in containers may well have the same path, but another folder.
+	same := slices.IndexFunc(found, func(k kubelet) bool { return x.sameFolder(k, ours) })
+	if same < 0 {
+		same = slices.IndexFunc(found, func(k kubelet) bool { return x.sameRoot(k, ours) })
 	}
+	x.kubelet = &found[max(same, 0)]
 	k := x.kubelet
+	if same >= 0 {
+		x.checked("", StepKubelet, OK, fmt.Sprintf("%s, root directory %s", k.process, k.rootDir))
+		x.folderThere()
+		return
+	}
 	if k.rootDir == "" {
 		x.checked("", StepKubelet, Skipped, fmt.Sprintf("%s: its root directory is not known: %s", k.process, k.from))
 		x.folderThere()
@@ -52,25 +54,23 @@ func (x *exam) kubelets() {
 		Fix:    x.setRootDir(k.rootDir)})
 }
 
-// sameRoot tells whether both are one folder: links, and the kubelet's own view of the
-// file system, are followed.
+// sameFolder tells whether the kubelet's root directory, as it sees it itself, is ours.
+func (x *exam) sameFolder(k kubelet, ours string) bool {
+	return k.rootDir != "" && sameFile(filepath.Join(x.proc(), strconv.Itoa(k.pid), "root", k.rootDir), ours)
+}
+
+// sameRoot tells it of the paths, for a kubelet whose view cannot be seen.
 func (x *exam) sameRoot(k kubelet, ours string) bool {
-	if k.rootDir == "" {
-		return false
-	}
-	if k.rootDir == ours {
-		return true
-	}
-	mine, err := os.Stat(ours)
+	return k.rootDir != "" && (k.rootDir == ours || sameFile(filepath.Join(x.o.Root, k.rootDir), ours))
+}
+
+func sameFile(a, b string) bool {
+	one, err := os.Stat(a)
 	if err != nil {
 		return false
 	}
-	for _, view := range []string{filepath.Join(x.proc(), strconv.Itoa(k.pid), "root"), x.o.Root} {
-		if theirs, err := os.Stat(filepath.Join(view, k.rootDir)); err == nil && os.SameFile(mine, theirs) {
-			return true
-		}
-	}
-	return false
+	two, err := os.Stat(b)
+	return err == nil && os.SameFile(one, two)
 }
 
 // setRootDir gives the commands that follow the kubelet to its root directory.
