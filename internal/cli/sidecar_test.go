@@ -37,6 +37,9 @@ func TestSidecarBeforeTheDriver(t *testing.T) {
 	if code != exitFailed || stderr != "" || !strings.HasPrefix(lines[0], "DRIVER") || !strings.HasPrefix(lines[1], "(no name yet)  absent") {
 		t.Errorf("%d %q\n%s", code, stderr, stdout)
 	}
+	if _, stdout, _ := try(t, "status", "--json", "--config-root", root); !strings.Contains(stdout, `"plugins_registry": "`+registry+`"`) {
+		t.Errorf("no %s in %s", registry, stdout)
+	}
 	if _, _, stderr := try(t, "wait", "--timeout", "100ms", "--config-root", root); !strings.Contains(stderr, "\n  (no name yet): absent: ") {
 		t.Errorf("wait says %q", stderr)
 	}
