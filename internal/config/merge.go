@@ -122,7 +122,7 @@ func (r *reading) top(key string, v any) {
 	switch {
 	case !slices.Contains(known, key):
 		hint := unknownKey(key, known)
-		if name := unquoted(key, v); name != "" {
+		if name := unquoted(key, v); name != "" && nearest(key, known) == "" {
 			hint = "did you mean [driver." + shown(name) + "]?"
 		}
 		r.wrong("is not known", hint, key)

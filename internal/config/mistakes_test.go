@@ -230,6 +230,15 @@ socket = "/b"
 f:2: driver."nfs".csi: is not known (a name with dots must be in quotes: [driver."nfs.csi.k8s.io"])
 f:4: smb: is not known (did you mean [driver."smb.csi.k8s.io"]?)`, faulty: "nfs"},
 
+		{name: "a table's name mistyped", text: `
+[drvier."nfs.csi.k8s.io"]
+socket = "/a"
+[drivers."q.r"]
+socket = "/b"
+`, want: `
+f:2: drvier: is not known (did you mean driver?)
+f:4: drivers: is not known (did you mean driver?)`},
+
 		{name: "what is unknown at the top", text: `
 level = "info"
 socket = "/a"
