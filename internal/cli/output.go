@@ -49,7 +49,8 @@ func terminalSize(w io.Writer) (columns, rows int, ok bool) {
 
 // page is how standard output shows text.
 type page struct {
-	columns int // the width to keep to where possible
+	columns int // the width to keep to where possible, at least 40
+	width   int // where a terminal begins a new line, however narrow it is
 	rows    int // 0: no end
 	tty     bool
 	colour  bool
@@ -67,6 +68,7 @@ func (e *env) page() page {
 	if p.columns <= 0 {
 		p.columns = 80
 	}
+	p.width = p.columns
 	p.columns = max(p.columns, 40)
 	return p
 }

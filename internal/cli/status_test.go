@@ -240,7 +240,7 @@ func TestWatchOnATerminal(t *testing.T) {
 	go func() { ended <- s.run(ctx, "status", "--watch", "--config-root", root) }()
 	s.stdout.await(t, "2 of 2 drivers registered")
 	d.setDrivers(many...)
-	s.stdout.await(t, "… 21 lines more, which `csi-registrar status` shows\n")
+	s.stdout.await(t, "… 21 lines more: csi-registrar status\n")
 	interrupt()
 	<-ended
 	pictures := strings.Split(s.stdout.String(), "\r\x1b[J")
@@ -252,6 +252,27 @@ func TestWatchOnATerminal(t *testing.T) {
 	// The first picture has five lines (head, two drivers, an empty one, the tally).
 	if !strings.HasSuffix(pictures[1], "\x1b[5A") {
 		t.Errorf("the cursor does not go back: %q", pictures[1])
+	}
+}
+
+// A picture takes as many lines of the terminal as the cursor goes back for the next one,
+// and never the last one, also where lines are broken.
+func TestPictureFits(t *testing.T) {
+	s := newSession()
+	for width := 8; width <= 90; width++ {
+		for rows := 2; rows <= 60; rows++ {
+			s.env.terminal = func(io.Writer) (int, int, bool) { return width, rows, true }
+			p := s.env.page()
+			text, drawn := fit(statusTable(node(), p, noon), p)
+			taken := 0
+			for line := range strings.Lines(text) {
+				n := visibleLength(line)
+				taken += max(n/width+min(n%width, 1), 1)
+			}
+			if taken != drawn || taken > rows-1 {
+				t.Fatalf("%d columns, %d rows: %d lines are taken, %d counted\n%s", width, rows, taken, drawn, text)
+			}
+		}
 	}
 }
 

@@ -185,9 +185,10 @@ func redraw(e *env, o statusOptions) watcher {
 func fit(text string, p page) (out string, rows int) {
 	lines := strings.SplitAfter(strings.TrimSuffix(text, "\n"), "\n")
 	for i, line := range lines {
-		n := max((visibleLength(line)+p.columns-1)/p.columns, 1)
+		n := max((visibleLength(line)+p.width-1)/p.width, 1)
 		if room := p.rows - 1; p.rows > 1 && (rows+n > room || rows+n == room && i < len(lines)-1) {
-			return out + fmt.Sprintf("… %d lines more, which `csi-registrar status` shows\n", len(lines)-i), rows + 1
+			rest := []rune(fmt.Sprintf("… %d lines more: csi-registrar status", len(lines)-i))
+			return out + string(rest[:min(len(rest), p.width)]) + "\n", rows + 1
 		}
 		out += line
 		rows += n
