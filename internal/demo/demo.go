@@ -46,12 +46,16 @@ func steps() []step {
 
 // Run tells the story and returns when all processes that it started have ended and its
 // folder is removed. The error is that of the first step that did not go as told; when
-// ctx is done before the end, its cause.
+// ctx is done before the end, its cause; or that of the first write to Out that failed.
 func (s Story) Run(ctx context.Context) (err error) {
 	// Children are killed when the thread that started them ends (Pdeathsig), so that
 	// not even kill -9 of the demo leaves any behind. It has to live as long as they do.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	s.Out = audience{s.Out, stop}
 
 	began := time.Now()
 	st, err := newStage(ctx, s)

@@ -5,12 +5,14 @@ import (
 	"context"
 	"errors"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -93,9 +95,20 @@ func TestStoryInterrupted(t *testing.T) {
 			if err := (Story{Program: path, Out: out}).Run(ctx); !errors.Is(err, why) {
 				t.Errorf("Run = %v, want %v\n%s", err, why, out.text.String())
 			}
-			noChildren(t, out.text.String())
+			nothingLeft(t, out.text.String())
 		})
 	}
+}
+
+// Nobody reads any more, as after `| head -1`: the story ends, and leaves nothing.
+func TestStoryUnheard(t *testing.T) {
+	t.Parallel()
+	out := &trip{at: "\n1. "}
+	out.wire = func() { out.broken = syscall.EPIPE }
+	if err := (Story{Program: program(t), Out: out}).Run(t.Context()); !errors.Is(err, syscall.EPIPE) {
+		t.Errorf("Run = %v, want %v\n%s", err, syscall.EPIPE, out.text.String())
+	}
+	nothingLeft(t, out.text.String())
 }
 
 // trip calls wire when the text at was written.
@@ -103,9 +116,14 @@ type trip struct {
 	at   string
 	wire func()
 	text bytes.Buffer
+
+	broken error // of every write from now on
 }
 
 func (w *trip) Write(p []byte) (int, error) {
+	if w.broken != nil {
+		return 0, w.broken
+	}
 	defer func() {
 		if strings.Contains(w.text.String(), w.at) {
 			w.wire()
@@ -114,12 +132,16 @@ func (w *trip) Write(p []byte) (int, error) {
 	return w.text.Write(p)
 }
 
-// noChildren looks for processes that have the story's folder in their command line.
-func noChildren(t *testing.T, out string) {
+// nothingLeft looks for the story's folder, and for processes that have it in their command
+// line.
+func nothingLeft(t *testing.T, out string) {
 	t.Helper()
 	dir := regexp.MustCompile(`\S*/csi-demo-\d+`).FindString(out)
 	if dir == "" {
 		t.Fatalf("the story does not name its folder:\n%s", out)
+	}
+	if _, err := os.Lstat(dir); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the folder was left: %v", err)
 	}
 	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {

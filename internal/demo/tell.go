@@ -1,7 +1,9 @@
 package demo
 
 import (
+	"context"
 	"fmt"
+	"io"
 	"path/filepath"
 	"strings"
 	"time"
@@ -17,6 +19,20 @@ const (
 	theDriver  = "driver"
 	theKubelet = "kubelet"
 )
+
+// audience ends the story when it cannot be heard any more.
+type audience struct {
+	io.Writer
+	leave context.CancelCauseFunc
+}
+
+func (a audience) Write(p []byte) (int, error) {
+	n, err := a.Writer.Write(p)
+	if err != nil {
+		a.leave(err)
+	}
+	return n, err
+}
 
 // tell prints what somebody did, and when.
 func (s *stage) tell(at time.Time, who, format string, args ...any) {
