@@ -1,0 +1,298 @@
+package cli
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"csi-registrar/internal/control"
+	"csi-registrar/internal/facts"
+)
+
+// entries are the tagged paragraphs of a section of csi-registrar-json(5), by tag, which
+// also come in their order. The section ends where the next begins.
+func entries(t *testing.T, heading string) (tags []string, text map[string]string) {
+	t.Helper()
+	page := unroff(t, "csi-registrar-json.5")
+	_, body, found := strings.Cut(page, heading+"\n")
+	if !found {
+		t.Errorf("csi-registrar-json.5 has no section %q", heading)
+		return nil, nil
+	}
+	body = regexp.MustCompile(`(?m)^\.S[HS] `).Split(body, 2)[0]
+	text = map[string]string{}
+	for _, entry := range regexp.MustCompile(`(?m)^\.TP.*\n`).Split(body, -1)[1:] {
+		tag, rest, _ := strings.Cut(strings.TrimPrefix(entry, ".B "), "\n")
+		tags, text[tag] = append(tags, tag), rest
+	}
+	return tags, text
+}
+
+// TestManDocuments: each field of each document is in csi-registrar-json(5), which also
+// says of those that can be absent when they are. Structs are found by their json tags,
+// so that a new one cannot be forgotten here.
+func TestManDocuments(t *testing.T) {
+	sections := map[string]string{
+		"agent.Status":       ".SH STATUS",
+		"registrar.Status":   ".SS Elements of drivers",
+		"doctor.Report":      ".SH DOCTOR",
+		"doctor.Finding":     ".SS Elements of findings",
+		"doctor.Check":       ".SS Elements of checks",
+		"config.shownResult": ".SH CONFIG SHOW",
+		"config.shownValue":  ".SS Values",
+		"config.Hidden":      ".SS Elements of hidden",
+		"config.Mistake":     ".SS Elements of mistakes and warnings",
+		"cli.buildInfo":      ".SH VERSION",
+		"control.failure":    ".SS Body of a failure under /v1",
+	}
+	seen := map[string]bool{}
+	for _, name := range []string{"agent", "registrar", "doctor", "config", "cli", "control"} {
+		for typ, fields := range jsonFields(t, name) {
+			heading, known := sections[typ]
+			if !known {
+				t.Errorf("%s has json tags: describe its fields in csi-registrar-json.5, and name the section here", typ)
+				continue
+			}
+			seen[typ] = true
+			tags, text := entries(t, heading)
+			var want []string
+			for _, f := range fields {
+				field, options, _ := strings.Cut(f, ",")
+				want = append(want, field)
+				if says := strings.Contains(text[field], "Absent "); text[field] != "" && says != (options != "") {
+					t.Errorf("csi-registrar-json.5, %q: that %s can be absent is %t, the page says %t", heading, field, options != "", says)
+				}
+			}
+			if !slices.Equal(tags, want) {
+				t.Errorf("csi-registrar-json.5, %q: it has the fields\n%q, %s has\n%q", heading, tags, typ, want)
+			}
+		}
+	}
+	for typ := range sections {
+		if !seen[typ] {
+			t.Errorf("there is no %s any more", typ)
+		}
+	}
+}
+
+// jsonFields are the json tags of the structs of a package that has any, in their order.
+func jsonFields(t *testing.T, name string) map[string][]string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join("..", name, "*.go"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("cannot find package %s: %v", name, err)
+	}
+	out := map[string][]string{}
+	for _, path := range files {
+		if strings.HasSuffix(path, "_test.go") {
+			continue
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			spec, ok := n.(*ast.TypeSpec)
+			if !ok {
+				return true
+			}
+			structure, ok := spec.Type.(*ast.StructType)
+			if !ok {
+				return true
+			}
+			for _, f := range structure.Fields.List {
+				if f.Tag == nil {
+					continue
+				}
+				tag, err := strconv.Unquote(f.Tag.Value)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if tag = reflect.StructTag(tag).Get("json"); tag != "" && tag != "-" {
+					typ := name + "." + spec.Name.Name
+					out[typ] = append(out[typ], tag)
+				}
+			}
+			return true
+		})
+	}
+	return out
+}
+
+// source is a file of another package, for what it does not export.
+func source(t *testing.T, path string) string {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join("..", path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// firsts are the first groups of all matches.
+func firsts(pattern, s string) []string {
+	var out []string
+	for _, m := range regexp.MustCompile(pattern).FindAllStringSubmatch(s, -1) {
+		out = append(out, m[1])
+	}
+	return out
+}
+
+// TestManSteps: the words of a doctor's step and result are in the page.
+func TestManSteps(t *testing.T) {
+	_, text := entries(t, ".SS Elements of checks")
+	for kind, where := range map[string]string{"Step": text["step"], "Result": text["result"]} {
+		words := firsts(`(?m)^\s+\w+ +`+kind+` += "(.*?)"`, source(t, "doctor/report.go"))
+		if len(words) < 4 {
+			t.Fatalf("cannot find the words of doctor.%s", kind)
+		}
+		for _, word := range words {
+			if !regexp.MustCompile(`(^|[ ,])` + word + `([,;.:]|$)`).MatchString(where) {
+				t.Errorf("csi-registrar-json.5 does not name the %s %q", kind, word)
+			}
+		}
+	}
+}
+
+// TestManRoutes holds the HTTP API of the page against that of package control.
+func TestManRoutes(t *testing.T) {
+	var want []string
+	for _, file := range []string{"control/handler.go", "control/profile.go"} {
+		want = append(want, firsts(`HandleFunc\("([^"]+)"`, source(t, file))...)
+	}
+	for i := range want {
+		want[i] = strings.TrimSuffix(want[i], "{$}")
+	}
+	got, _ := entries(t, ".SH HTTP API")
+	slices.Sort(want)
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
+		t.Errorf("csi-registrar-json.5 has the routes\n%q, package control\n%q", got, want)
+	}
+}
+
+// TestManMetrics holds the metrics of the page, their labels, types and the words that
+// label values are, against what the daemon serves.
+func TestManMetrics(t *testing.T) {
+	d := driverIn("a.example", string(facts.Registered), time.Hour)
+	d.Took, d.LastGetInfoAt = time.Second, noon
+	rec := httptest.NewRecorder()
+	control.PublicHandler(newFake(d)).ServeHTTP(rec, httptest.NewRequest("GET", "/metrics", nil))
+	served := rec.Body.String()
+
+	tags, text := entries(t, ".SH METRICS")
+	var want []string
+	for _, m := range regexp.MustCompile(`# TYPE (\S+) (\S+)\n\S+?(\{.*\})? \S+\n`).FindAllStringSubmatch(served, -1) {
+		tag := m[1]
+		if labels := firsts(`[{,](\w+)="`, m[3]); labels != nil {
+			tag += "{" + strings.Join(labels, ",") + "}"
+		}
+		want = append(want, tag)
+		if kind, _, _ := strings.Cut(strings.ToLower(text[tag]), "."); kind != m[2] {
+			t.Errorf("csi-registrar-json.5: %s is a %s, the page says %q", tag, m[2], kind)
+		}
+		for _, word := range firsts(m[1]+`\{driver="[^"]*",\w+="([^"]+)"`, served) {
+			if !regexp.MustCompile(`[ (]` + word + `[ ,.)]`).MatchString(text[tag]) {
+				t.Errorf("csi-registrar-json.5: %s can have the label %q, which the page does not name", tag, word)
+			}
+		}
+	}
+	if !slices.Equal(tags, want) {
+		t.Errorf("csi-registrar-json.5 has the metrics\n%q, the daemon serves\n%q", tags, want)
+	}
+	// A family without samples is not served: this driver must have all.
+	if n := strings.Count(source(t, "control/metrics.go"), "e.family("); n != len(want) {
+		t.Errorf("there are %d metrics, the driver of this test has %d", n, len(want))
+	}
+}
+
+// TestManStates holds the table of csi-registrar(1) against facts.State.
+func TestManStates(t *testing.T) {
+	_, body, _ := strings.Cut(unroff(t, "csi-registrar.1"), "\n.SH STATES\n")
+	_, table, _ := strings.Cut(body, "\n.nf\n")
+	table, _, _ = strings.Cut(table, "\n.fi\n")
+	rows := strings.Split(table, "\n")
+	want := [][]string{{}}
+	drivers := []facts.Driver{facts.Absent, facts.Starting, facts.Ready, facts.Mismatch}
+	for _, d := range drivers {
+		want[0] = append(want[0], string(d))
+	}
+	for _, r := range []facts.Registration{facts.None, facts.Published, facts.Registered, facts.Refused, facts.Conflict} {
+		row := []string{string(r)}
+		for _, d := range drivers {
+			row = append(row, facts.State(d, r))
+		}
+		want = append(want, row)
+	}
+	var got [][]string
+	for _, row := range rows {
+		got = append(got, strings.Fields(row))
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("csi-registrar.1 has the states\n%q, want\n%q", got, want)
+	}
+}
+
+// TestLinks: no link of a page is dead, in the source and as it is installed, and no page
+// refers to a manual page of ours that is not there.
+func TestLinks(t *testing.T) {
+	installed := t.TempDir()
+	binary := filepath.Join(t.TempDir(), "binary")
+	if err := os.WriteFile(binary, nil, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.CommandContext(t.Context(), filepath.Join(top, "scripts", "stage"), installed, binary).CombinedOutput(); err != nil {
+		t.Fatalf("scripts/stage: %v\n%s", err, out)
+	}
+	links := 0
+	for _, pattern := range []string{
+		filepath.Join(top, "*.md"), filepath.Join(top, "packaging/doc/*.md"),
+		filepath.Join(installed, "usr/share/doc/csi-registrar/*.md"),
+	} {
+		pages, err := filepath.Glob(pattern)
+		if err != nil || len(pages) == 0 {
+			t.Fatalf("there is no page %s: %v", pattern, err)
+		}
+		for _, page := range pages {
+			b, err := os.ReadFile(page)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, link := range firsts(`\]\(([^)\s]+)\)`, string(b)) {
+				link, _, _ = strings.Cut(link, "#")
+				if link == "" || strings.Contains(link, "://") || strings.HasPrefix(link, "mailto:") {
+					continue
+				}
+				links++
+				if _, err := os.Stat(filepath.Join(filepath.Dir(page), link)); err != nil {
+					t.Errorf("%s has a dead link: %v", page, err)
+				}
+			}
+		}
+	}
+	if links < 5 {
+		t.Errorf("there are only %d links: this test cannot read the pages", links)
+	}
+	pages, err := filepath.Glob(filepath.Join(top, "packaging/man/*.[158]"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, page := range pages {
+		for _, m := range regexp.MustCompile(`\.BR (csi-registrar\S*) \((\d)\)`).FindAllStringSubmatch(unroff(t, filepath.Base(page)), -1) {
+			if _, err := os.Stat(filepath.Join(installed, "usr/share/man/man"+m[2], m[1]+"."+m[2]+".gz")); err != nil {
+				t.Errorf("%s refers to %s(%s): %v", page, m[1], m[2], err)
+			}
+		}
+	}
+}
