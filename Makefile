@@ -65,7 +65,7 @@ sysext: ## build a system extension image in dist/, for images with a read-only 
 
 .PHONY: install
 install: build ## install everything below DESTDIR, as the packages do; then run systemctl
-	scripts/stage '$(DESTDIR)' bin/csi-registrar
+	STAGE_LEGAL=yes scripts/stage '$(DESTDIR)' bin/csi-registrar
 
 .PHONY: cluster-test
 cluster-test: build ## a real kubelet, API server and etcd; root, compiles for minutes, not in CI
