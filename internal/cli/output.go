@@ -47,6 +47,26 @@ func terminalSize(w io.Writer) (columns, rows int, ok bool) {
 	return int(size.Col), int(size.Row), true
 }
 
+// unread tells that w is a pipe, a socket or a terminal whose other end is gone, which a
+// write would tell only when there is something to write.
+func unread(w io.Writer) bool {
+	f, isFile := w.(*os.File)
+	if !isFile {
+		return false
+	}
+	conn, err := f.SyscallConn()
+	if err != nil {
+		return false
+	}
+	gone := false
+	controlErr := conn.Control(func(fd uintptr) {
+		fds := []unix.PollFd{{Fd: int32(fd)}} // no event is asked for: errors and hangups are always told
+		_, err = unix.Poll(fds, 0)
+		gone = fds[0].Revents&(unix.POLLERR|unix.POLLHUP) != 0
+	})
+	return controlErr == nil && err == nil && gone
+}
+
 // page is how standard output shows text.
 type page struct {
 	columns int // the width to keep to where possible, at least 40

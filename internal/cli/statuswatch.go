@@ -13,8 +13,8 @@ import (
 	"csi-registrar/internal/safetext"
 )
 
-// watchStatus shows the status as it changes, until it is interrupted; its exit code is
-// that of the last one shown.
+// watchStatus shows the status as it changes, until it is interrupted or nobody reads it
+// any more; its exit code is that of the last one shown.
 func watchStatus(ctx context.Context, e *env, o statusOptions) error {
 	updates, stop := pump(ctx, *o.root)
 	defer stop()
@@ -24,7 +24,8 @@ func watchStatus(ctx context.Context, e *env, o statusOptions) error {
 	} else if p.tty {
 		show = redraw(e, o)
 	}
-	// The ages on a screen grow while nothing happens. This asks nobody.
+	// The ages on a screen grow while nothing happens, and a reader may leave. This asks
+	// no daemon.
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	var last update
@@ -42,6 +43,9 @@ func watchStatus(ctx context.Context, e *env, o statusOptions) error {
 				return err
 			}
 		case <-tick.C:
+			if unread(e.stdout) {
+				return last.verdict(o)
+			}
 			if err := show(last, false); err != nil {
 				return err
 			}
