@@ -25,6 +25,7 @@ func TestWrongUsage(t *testing.T) {
 		{"config show --config", "flag needs an argument: -config", "csi-registrar help config show"},
 		{"status a b", `unexpected argument "b"`, "csi-registrar help status"},
 		{"status a/b", `"a/b" can be no driver: not a driver name`, "csi-registrar help status"},
+		{"doctor a_b", `"a_b" can be no driver: not a driver name`, "csi-registrar help doctor"},
 		{"wait .x", `".x" can be no driver`, "csi-registrar help wait"},
 		{"wait --timeout soon", `invalid value "soon"`, "csi-registrar help wait"},
 		{"wait --timeout -1s", "--timeout -1s is negative", "csi-registrar help wait"},

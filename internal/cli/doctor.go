@@ -17,6 +17,9 @@ func setupDoctor(fs *flag.FlagSet) runner {
 	fs.StringVar(&o.Source.File, "config", "", "read `FILE` alone for the configuration")
 	root := rootFlag(fs)
 	return func(ctx context.Context, e *env, args []string) error {
+		if err := driverArgs(args...); err != nil {
+			return err
+		}
 		o.Source.Root, o.Drivers, o.Units = *root, args, doctor.Systemctl{}
 		return runDoctor(ctx, e, o, *asJSON)
 	}

@@ -11,12 +11,24 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
+
+	"csi-registrar/internal/facts"
 )
 
 // noArgs refuses arguments where a command takes none.
 func noArgs(args []string) error {
 	if len(args) > 0 {
 		return usagef(nil, "unexpected argument %q", args[0])
+	}
+	return nil
+}
+
+// driverArgs refuses what can be no driver's name.
+func driverArgs(args ...string) error {
+	for _, name := range args {
+		if err := facts.CheckName(name); err != nil {
+			return usagef(nil, "%q can be no driver: %w", name, err)
+		}
 	}
 	return nil
 }

@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"csi-registrar/internal/control"
-	"csi-registrar/internal/facts"
 )
 
 func setupReload(fs *flag.FlagSet) runner {
@@ -32,8 +31,8 @@ func setupReregister(fs *flag.FlagSet) runner {
 		if len(args) != 1 {
 			return usagef(nil, "name one driver")
 		}
-		if err := facts.CheckName(args[0]); err != nil {
-			return usagef(nil, "%q can be no driver: %w", args[0], err)
+		if err := driverArgs(args...); err != nil {
+			return err
 		}
 		err := control.NewClient(control.Path(*root)).Reregister(ctx, args[0])
 		if v, ok := errors.AsType[*control.Verdict](err); ok && v.Unknown() {

@@ -10,7 +10,6 @@ import (
 
 	"csi-registrar/internal/agent"
 	"csi-registrar/internal/control"
-	"csi-registrar/internal/facts"
 )
 
 func setupStatus(fs *flag.FlagSet) runner {
@@ -23,9 +22,9 @@ func setupStatus(fs *flag.FlagSet) runner {
 			return usagef(nil, "unexpected argument %q", args[1])
 		case len(args) == 1:
 			o.driver = args[0]
-			if err := facts.CheckName(o.driver); err != nil {
-				return usagef(nil, "%q can be no driver: %w", o.driver, err)
-			}
+		}
+		if err := driverArgs(args...); err != nil {
+			return err
 		}
 		if o.watch {
 			return watchStatus(ctx, e, o)

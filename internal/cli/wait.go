@@ -17,10 +17,8 @@ func setupWait(fs *flag.FlagSet) runner {
 	root := rootFlag(fs)
 	timeout := fs.Duration("timeout", 0, "give up after the time `D`, such as 30s or 2m; 0: never")
 	return func(ctx context.Context, e *env, names []string) error {
-		for _, name := range names {
-			if err := facts.CheckName(name); err != nil {
-				return usagef(nil, "%q can be no driver: %w", name, err)
-			}
+		if err := driverArgs(names...); err != nil {
+			return err
 		}
 		if *timeout < 0 {
 			return usagef(nil, "--timeout %s is negative", *timeout)
