@@ -66,9 +66,9 @@ var ownFlags = []string{"config", "config-root", "http-endpoint", "keep-sockets"
 // empty usage.
 func Register(fs *flag.FlagSet) *Flags {
 	f := &Flags{fs: fs}
-	fs.StringVar(&f.o.Socket, "csi-address", defaultSocket, "`path` of the driver's socket, as seen from here")
-	fs.StringVar(&f.o.Endpoint, "kubelet-registration-path", "", "`path` of the driver's socket as the kubelet sees it; required with these flags")
-	fs.StringVar(&f.o.RegistryDir, "plugin-registration-path", defaultRegistryDir, "`folder` in which the kubelet looks for registration sockets, as seen from here")
+	fs.StringVar(&f.o.Socket, "csi-address", defaultSocket, "`PATH` of the driver's socket, as seen from here")
+	fs.StringVar(&f.o.Endpoint, "kubelet-registration-path", "", "`PATH` of the driver's socket as the kubelet sees it; required with these flags")
+	fs.StringVar(&f.o.RegistryDir, "plugin-registration-path", defaultRegistryDir, "`DIR` in which the kubelet looks for registration sockets, as seen from here")
 	fs.DurationVar(&f.o.Timeout, "timeout", defaultTimeout, "time limit for GetPluginInfo and Probe")
 	fs.BoolVar(&f.o.PProf, "enable-pprof", false, "serve profiles under /debug/pprof/ at --http-endpoint")
 	fs.Var((*verbosity)(&f.o.Verbosity), "v", "verbosity `number`; from 4 on each call is logged")
