@@ -111,18 +111,28 @@ func jsonFields(t *testing.T, name string) map[string][]string {
 			if !ok {
 				return true
 			}
+			typ := name + "." + spec.Name.Name
+			var bare []string // beside tagged ones these are in the document, too
 			for _, f := range structure.Fields.List {
-				if f.Tag == nil {
-					continue
+				tag := ""
+				if f.Tag != nil {
+					text, err := strconv.Unquote(f.Tag.Value)
+					if err != nil {
+						t.Fatal(err)
+					}
+					tag = reflect.StructTag(text).Get("json")
 				}
-				tag, err := strconv.Unquote(f.Tag.Value)
-				if err != nil {
-					t.Fatal(err)
+				for _, id := range f.Names {
+					if tag == "" && id.IsExported() {
+						bare = append(bare, id.Name)
+					}
 				}
-				if tag = reflect.StructTag(tag).Get("json"); tag != "" && tag != "-" {
-					typ := name + "." + spec.Name.Name
+				if tag != "" && tag != "-" {
 					out[typ] = append(out[typ], tag)
 				}
+			}
+			if out[typ] != nil {
+				out[typ] = append(out[typ], bare...)
 			}
 			return true
 		})
