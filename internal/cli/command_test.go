@@ -3,7 +3,9 @@ package cli
 import (
 	"context"
 	"flag"
+	"os"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -140,6 +142,29 @@ func TestHelp(t *testing.T) {
 			}
 		}
 	})
+}
+
+// What cannot be printed is no success.
+func TestFullDisk(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Skip(err)
+	}
+	defer full.Close()
+	root := newRoot(t)
+	newFake(driverIn("a.csi.example", "registered", hour)).serve(t, root)
+	for _, args := range []string{"help", "help status", "help config", "status --help", "version", "version --json", "completion bash",
+		"config check", "config show", "config show --json", "status", "status --json", "status a.csi.example", "status --watch", "__complete st"} {
+		s := newSession()
+		s.env.stdout = full
+		words := strings.Fields(args)
+		if slices.Contains([]string{"config", "status"}, words[0]) && words[len(words)-1] != "--help" {
+			words = append(words, "--config-root", root)
+		}
+		if code := s.run(t.Context(), words...); code != exitFailed || !strings.HasPrefix(s.stderr.String(), "error: ") {
+			t.Errorf("%s: %d %q", args, code, s.stderr)
+		}
+	}
 }
 
 func TestVersion(t *testing.T) {

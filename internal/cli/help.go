@@ -15,9 +15,18 @@ func runHelp(_ context.Context, e *env, args []string) error {
 
 // helpOn explains the command that the words name, or all of them.
 func helpOn(e *env, words []string) error {
+	var text strings.Builder
+	if err := explain(&text, words); err != nil {
+		return err
+	}
+	_, err := io.WriteString(e.stdout, text.String())
+	return err
+}
+
+func explain(w *strings.Builder, words []string) error {
 	if len(words) == 0 {
-		fmt.Fprint(e.stdout, "csi-registrar keeps every CSI driver of this node registered with its kubelet.\n\n")
-		helpGroup(e.stdout, []string{"csi-registrar"}, commands())
+		fmt.Fprint(w, "csi-registrar keeps every CSI driver of this node registered with its kubelet.\n\n")
+		helpGroup(w, []string{"csi-registrar"}, commands())
 		return nil
 	}
 	path, all := []string{"csi-registrar"}, commands()
@@ -30,7 +39,7 @@ func helpOn(e *env, words []string) error {
 		path, words = append(path, c.name), words[1:]
 		switch {
 		case len(words) == 0:
-			helpCommand(e.stdout, path, c)
+			helpCommand(w, path, c)
 			return nil
 		case c.sub == nil:
 			return usagef(path, "%s has no commands of its own", c.name)
@@ -39,7 +48,7 @@ func helpOn(e *env, words []string) error {
 	}
 }
 
-func helpGroup(w io.Writer, path []string, all []command) {
+func helpGroup(w *strings.Builder, path []string, all []command) {
 	fmt.Fprintf(w, "usage: %s COMMAND [ARGUMENT...]\n\n", strings.Join(path, " "))
 	width := 0
 	for _, c := range all {
@@ -55,7 +64,7 @@ func helpGroup(w io.Writer, path []string, all []command) {
 	fmt.Fprintf(w, "\n%s COMMAND --help tells more.\n", strings.Join(path, " "))
 }
 
-func helpCommand(w io.Writer, path []string, c command) {
+func helpCommand(w *strings.Builder, path []string, c command) {
 	if c.sub != nil {
 		fmt.Fprintf(w, "%s.\n\n", sentence(c.summary))
 		helpGroup(w, path, c.sub)
