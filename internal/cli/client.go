@@ -27,6 +27,8 @@ func asked(err error) error {
 		return &exitError{code: exitNotRunning, err: hinted(err, "start it with: systemctl start csi-registrar")}
 	case errors.Is(err, fs.ErrPermission):
 		return hinted(err, "only root may ask the daemon; try again with sudo")
+	case errors.Is(err, control.ErrPathTooLong):
+		return hinted(err, "name a shorter --config-root, for the daemon as well")
 	}
 	return err
 }
@@ -85,4 +87,6 @@ func follow(ctx context.Context, root string) iter.Seq2[control.Document, error]
 }
 
 // lasting tells that waiting will not mend the error.
-func lasting(err error) bool { return errors.Is(err, fs.ErrPermission) }
+func lasting(err error) bool {
+	return errors.Is(err, fs.ErrPermission) || errors.Is(err, control.ErrPathTooLong)
+}

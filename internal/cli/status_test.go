@@ -136,6 +136,18 @@ func TestStatusCommand(t *testing.T) {
 	}
 }
 
+// A root below which no control socket can be is said to be one by every command that asks.
+func TestPathTooLong(t *testing.T) {
+	leaks(t)
+	root := "/" + strings.Repeat("x", 107-len(control.Path("/"))) // with it the path has 108 bytes
+	for _, args := range []string{"status", "status --json", "status --watch", "status --watch --json", "wait", "reload", "reregister a.csi.example"} {
+		code, stdout, stderr := try(t, append(strings.Fields(args), "--config-root", root)...)
+		if code != exitFailed || stdout != "" || !strings.Contains(stderr, "control.sock has 108 bytes, at most 107 are possible\nhint: name a shorter --config-root") {
+			t.Errorf("%s: %d %q %q", args, code, stdout, stderr)
+		}
+	}
+}
+
 // --json prints the daemon's document, also the part that this program does not know.
 func TestStatusJSON(t *testing.T) {
 	leaks(t)

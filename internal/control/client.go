@@ -28,6 +28,10 @@ func Path(root string) string {
 // ErrNotRunning is wrapped by a client's errors when no daemon serves the socket.
 var ErrNotRunning = errors.New("csi-registrar does not run")
 
+// ErrPathTooLong is wrapped by a client's errors when no daemon can serve the socket, now or
+// later.
+var ErrPathTooLong = errors.New("the path of the control socket is too long")
+
 const (
 	answerTimeout = 10 * time.Second          // the daemon answers from memory
 	reloadTimeout = callTimeout + time.Second // its own limit comes first
@@ -153,6 +157,9 @@ func (c *Client) call(ctx context.Context, method, target string, limit time.Dur
 	req.Close = true // one call, one connection
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
+	}
+	if len(c.path) > maxPath {
+		return nil, fmt.Errorf("%w: %s has %d bytes, at most %d are possible", ErrPathTooLong, c.path, len(c.path), maxPath)
 	}
 	// Connecting to a Unix socket does not wait. With ctx its deadline would be found out
 	// by the network poller a moment before ctx itself says so.
