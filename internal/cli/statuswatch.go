@@ -97,7 +97,11 @@ type watcher func(u update, isNew bool) error
 
 func appendDocuments(e *env, o statusOptions) watcher {
 	return func(u update, isNew bool) error {
-		if !isNew || u.err != nil {
+		switch {
+		case !isNew:
+			return nil
+		case u.err != nil: // no document; said as `status --json` says it, and the waiting goes on
+			e.report(asked(u.err))
 			return nil
 		}
 		return printDocument(e, o, u.doc, "")
