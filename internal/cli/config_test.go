@@ -49,6 +49,10 @@ func TestConfigCheckTellsWhatTheUnitNeeds(t *testing.T) {
 			t.Errorf("no %q in %s", line, stdout)
 		}
 	}
+	writeConfig(t, root, "[kubelet]\nroot_dir = \"/home/kubelet\"\n")
+	if code, stdout, _ := try(t, "config", "check", "--config-root", root); code != 0 || !strings.Contains(stdout, "\nReadWritePaths=-/home/kubelet\nProtectHome=no\n") {
+		t.Errorf("below /home: %d %s", code, stdout)
+	}
 }
 
 func TestConfigShow(t *testing.T) {

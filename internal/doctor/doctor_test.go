@@ -280,7 +280,7 @@ func TestBrokenNodes(t *testing.T) {
 			breaks: func(t *testing.T, n *node) {
 				n.units[serviceUnit]["ReadWritePaths"] = "-/run/csi-registrar -/var/lib/kubelet"
 			}},
-		{what: "socket in /tmp", step: StepSandbox, is: "PrivateTmp=yes", fix: "PrivateTmp=no",
+		{what: "root_dir in /tmp", step: StepSandbox, is: "PrivateTmp=yes", fix: "PrivateTmp=no",
 			breaks: func(t *testing.T, n *node) { n.units[serviceUnit]["PrivateTmp"] = "yes" },
 			mend:   func(t *testing.T, n *node) { n.units[serviceUnit]["PrivateTmp"] = "no" }},
 		{what: "store disabled", step: StepStore, is: "FileDescriptorStoreMax= is 0", fix: "systemctl revert",

@@ -151,49 +151,48 @@ func (x *exam) enabled(p map[string]string) {
 // sandbox finds out whether the daemon may write below the kubelet's root directory.
 func (x *exam) sandbox(p map[string]string) {
 	root := x.config.Config.Kubelet.RootDir
-	if p["ProtectSystem"] != "strict" {
+	folder, setting := hider(root)
+	hidden := hides(p[setting])
+	if p["ProtectSystem"] != "strict" && !hidden {
 		x.checked("", StepSandbox, OK, "the file system is not read-only for the daemon")
 		return
 	}
 	for _, w := range strings.Fields(p["ReadWritePaths"]) {
-		if within(root, strings.Trim(strings.TrimLeft(w, "-+"), `"`)) {
+		if !hidden && within(root, strings.Trim(strings.TrimLeft(w, "-+"), `"`)) {
 			x.checked("", StepSandbox, OK, "the daemon may write below "+root)
 			return
 		}
 	}
-	if x.problemIn(StepKubelet) { // that is the wrong directory anyway
-		x.checked("", StepSandbox, Failed, root+" is read-only for the daemon")
-		return
-	}
-	x.found(&Finding{Step: StepSandbox, Severity: Problem, explains: true,
+	f := Finding{Step: StepSandbox, Severity: Problem, explains: true,
 		Is:     fmt.Sprintf("%s sees %s read-only: its ReadWritePaths= are %s", serviceUnit, root, p["ReadWritePaths"]),
 		Should: "ReadWritePaths= has the kubelet's root directory",
-		Fix:    installUnitDropIn(root)})
+		Fix:    installUnitDropIn(root)}
+	if hidden {
+		f.Is = fmt.Sprintf("%s does not see %s: it has an empty %s of its own (%s=%s)", serviceUnit, root, folder, setting, p[setting])
+		f.Should = setting + "=no, and ReadWritePaths= has the kubelet's root directory"
+	}
+	if x.problemIn(StepKubelet) { // that is the wrong directory anyway
+		x.checked("", StepSandbox, Failed, f.Is)
+		return
+	}
+	x.found(&f)
 }
 
 // hiddenSockets finds sockets of drivers in folders of which the daemon has its own.
 func (x *exam) hiddenSockets(p map[string]string) {
-	hidden := map[string]string{}
-	if p["PrivateTmp"] != "no" && p["PrivateTmp"] != "" {
-		hidden["/tmp"], hidden["/var/tmp"] = "PrivateTmp", "PrivateTmp"
-	}
-	if p["ProtectHome"] == "yes" || p["ProtectHome"] == "tmpfs" {
-		hidden["/home"], hidden["/root"], hidden["/run/user"] = "ProtectHome", "ProtectHome", "ProtectHome"
-	}
+	_, mended := hider(x.config.Config.Kubelet.RootDir) // by what sandbox advises
 	for _, d := range x.config.Config.Drivers {
-		for _, folder := range sortedKeys(hidden) {
-			if !d.Enabled || !x.wanted(d.Name) || !within(d.Socket, folder) {
-				continue
-			}
-			setting := hidden[folder]
-			x.found(&Finding{Driver: d.Name, Step: StepSandbox, Severity: Problem, explains: true,
-				Is:     fmt.Sprintf("the socket %s is in %s, of which the daemon has an empty one of its own (%s=%s)", d.Socket, folder, setting, p[setting]),
-				Should: "the driver's socket is in a folder of its own below /run or /var/lib",
-				Fix: []string{"move the driver's socket, or let the daemon see that folder:",
-					"mkdir -p " + path.Dir(unitDropInFile),
-					fmt.Sprintf("printf '%%s\\n' '[Service]' %s=no > %s/%s.conf", setting, path.Dir(unitDropInFile), strings.ToLower(setting)),
-					"systemctl daemon-reload", "systemctl restart " + serviceUnit}})
+		folder, setting := hider(d.Socket)
+		if !d.Enabled || !x.wanted(d.Name) || !hides(p[setting]) || setting == mended {
+			continue
 		}
+		x.found(&Finding{Driver: d.Name, Step: StepSandbox, Severity: Problem, explains: true,
+			Is:     fmt.Sprintf("the socket %s is in %s, of which the daemon has an empty one of its own (%s=%s)", d.Socket, folder, setting, p[setting]),
+			Should: "the driver's socket is in a folder of its own below /run or /var/lib",
+			Fix: []string{"move the driver's socket, or let the daemon see that folder:",
+				"mkdir -p " + path.Dir(unitDropInFile),
+				fmt.Sprintf("printf '%%s\\n' '[Service]' %s=no > %s/%s.conf", setting, path.Dir(unitDropInFile), strings.ToLower(setting)),
+				"systemctl daemon-reload", "systemctl restart " + serviceUnit}})
 	}
 }
 

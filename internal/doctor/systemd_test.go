@@ -2,9 +2,11 @@ package doctor
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -70,6 +72,55 @@ func TestUnitDropIn(t *testing.T) {
 		"[Unit]\nRequiresMountsFor=\"/my data/50%%\"\n\n[Service]\nReadWritePaths=-\"/my data/50%%\"\n"
 	if got := UnitDropIn("/my data/50%"); got != want {
 		t.Errorf("%s", got)
+	}
+	// What the unit hides it must show.
+	for root, setting := range map[string]string{"/home/k": "ProtectHome", "/root": "ProtectHome", "/run/user/0/k": "ProtectHome", "/var/tmp/k": "PrivateTmp", "/homes/k": "", "/run/k": ""} {
+		lines := "[Unit]\nRequiresMountsFor=" + root + "\n\n[Service]\nReadWritePaths=-" + root + "\n"
+		commands := "printf '%s\\n' '[Unit]' RequiresMountsFor=" + root + " '[Service]' ReadWritePaths=-" + root
+		if setting != "" {
+			lines += setting + "=no\n"
+			commands += " " + setting + "=no"
+		}
+		if got := UnitDropIn(root); got != "# "+unitDropInFile+"\n"+lines {
+			t.Errorf("%s", got)
+		}
+		if got := installUnitDropIn(root)[1]; got != commands+" > "+unitDropInFile {
+			t.Errorf("%s", got)
+		}
+	}
+}
+
+// What the unit hides is one finding for each cause.
+func TestHiddenFolders(t *testing.T) {
+	unit := map[string]string{"ProtectSystem": "strict", "ProtectHome": "yes", "PrivateTmp": "yes", "ReadWritePaths": "-/home/k -/k"}
+	readOnly := map[string]string{"ProtectSystem": "strict", "ProtectHome": "read-only", "PrivateTmp": "no", "ReadWritePaths": "-/home/k"}
+	for _, c := range []struct {
+		what, root, socket string
+		unit               map[string]string
+		is, fix            string
+	}{
+		{"root_dir", "/home/k", "/run/csi.sock", unit, "does not see /home/k: it has an empty /home of its own (ProtectHome=yes)", "ReadWritePaths=-/home/k ProtectHome=no > "},
+		{"socket", "/k", "/tmp/csi.sock", unit, "the socket /tmp/csi.sock is in /tmp, ", "PrivateTmp=no > "},
+		{"both", "/home/k", "/root/csi.sock", unit, "does not see /home/k", "ProtectHome=no"},
+		{"neither", "/k", "/run/csi.sock", unit, "", ""},
+		{"read-only", "/home/k", "/home/csi.sock", readOnly, "", ""},
+		{"no sandbox but that", "/home/k", "/run/csi.sock", map[string]string{"ProtectSystem": "no", "ProtectHome": "tmpfs"}, "(ProtectHome=tmpfs)", "ProtectHome=no"},
+	} {
+		file := filepath.Join(t.TempDir(), "f")
+		if err := os.WriteFile(file, fmt.Appendf(nil, "kubelet.root_dir = %q\ndriver.a.socket = %q\n", c.root, c.socket), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		x := &exam{config: config.Load(config.Source{File: file})}
+		x.sandbox(c.unit)
+		x.hiddenSockets(c.unit)
+		switch found := x.report.Findings; {
+		case c.is == "":
+			if len(found) > 0 {
+				t.Errorf("%s: %+v", c.what, found)
+			}
+		case len(found) != 1 || !strings.Contains(found[0].Is, c.is) || !strings.Contains(strings.Join(found[0].Fix, "\n"), c.fix):
+			t.Errorf("%s: %+v", c.what, found)
+		}
 	}
 }
 

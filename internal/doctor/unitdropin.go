@@ -13,28 +13,62 @@ const unitDropInFile = "/etc/systemd/system/csi-registrar.service.d/root-dir.con
 // only where ReadWritePaths= says; the directory itself is named, not plugins_registry,
 // because that may have to be made anew; without the dash a missing one would keep the
 // service from starting (226/NAMESPACE). RequiresMountsFor= has it there before the
-// service's own view of the file system is made.
+// service's own view of the file system is made. What ProtectHome= or PrivateTmp= of the
+// shipped unit hides, ReadWritePaths= cannot bring back (systemd.exec(5)).
 func UnitDropIn(rootDir string) string {
-	rootDir = path.Clean(rootDir)
-	if rootDir == defaultRootDir {
+	unit, service := unitDropIn(rootDir)
+	if unit == "" {
 		return ""
 	}
-	p := unitPath(rootDir)
-	return "# " + unitDropInFile + "\n" +
-		"[Unit]\nRequiresMountsFor=" + p + "\n\n[Service]\nReadWritePaths=-" + p + "\n"
+	return "# " + unitDropInFile + "\n[Unit]\n" + unit + "\n\n[Service]\n" + strings.Join(service, "\n") + "\n"
 }
+
+// unitDropIn gives the lines of the drop-in's two sections: none for the default.
+func unitDropIn(rootDir string) (unit string, service []string) {
+	rootDir = path.Clean(rootDir)
+	if rootDir == defaultRootDir {
+		return "", nil
+	}
+	p := unitPath(rootDir)
+	service = []string{"ReadWritePaths=-" + p}
+	if _, setting := hider(rootDir); setting != "" {
+		service = append(service, setting+"=no")
+	}
+	return "RequiresMountsFor=" + p, service
+}
+
+// hider finds the folder of which the shipped unit gives the service an empty one of its
+// own, and the setting that does, for a path in it; empty for all others.
+func hider(p string) (folder, setting string) {
+	for _, folder := range []string{"/home", "/root", "/run/user"} {
+		if within(p, folder) {
+			return folder, "ProtectHome"
+		}
+	}
+	for _, folder := range []string{"/tmp", "/var/tmp"} {
+		if within(p, folder) {
+			return folder, "PrivateTmp"
+		}
+	}
+	return "", ""
+}
+
+// hides tells whether a value of ProtectHome= or PrivateTmp=, as systemctl shows it, keeps
+// what is there out of sight.
+func hides(value string) bool { return value != "" && value != "no" && value != "read-only" }
 
 // installUnitDropIn gives the commands that put UnitDropIn's lines in place.
 func installUnitDropIn(rootDir string) []string {
 	restart := []string{"systemctl daemon-reload", "systemctl restart " + serviceUnit}
-	if UnitDropIn(rootDir) == "" {
+	unit, service := unitDropIn(rootDir)
+	if unit == "" {
 		return append([]string{"rm -f " + unitDropInFile}, restart...)
 	}
-	p := unitPath(rootDir)
-	return append([]string{
-		"mkdir -p " + path.Dir(unitDropInFile),
-		"printf '%s\\n' '[Unit]' " + shellQuote("RequiresMountsFor="+p) + " '[Service]' " + shellQuote("ReadWritePaths=-"+p) + " > " + unitDropInFile,
-	}, restart...)
+	write := "printf '%s\\n' '[Unit]' " + shellQuote(unit) + " '[Service]'"
+	for _, line := range service {
+		write += " " + shellQuote(line)
+	}
+	return append([]string{"mkdir -p " + path.Dir(unitDropInFile), write + " > " + unitDropInFile}, restart...)
 }
 
 // unitPath writes a path as a unit file wants it: % begins a specifier, and a path with
