@@ -59,7 +59,7 @@ func TestAnswers(t *testing.T) {
 		{"any name", "-", func(*fake) {}, facts.Ready, "", true},
 		{"other name", "smb.csi.example.com", func(*fake) {}, facts.Mismatch, `calls itself "nfs.csi.example.com", configured is "smb.csi.example.com"`, false},
 		{"name outside the folder", "-", func(f *fake) { f.info = says(&csi.GetPluginInfoResponse{Name: "../../x"}) }, facts.Mismatch, `calls itself "../../x"`, false},
-		{"name with a newline", "-", func(f *fake) { f.info = says(&csi.GetPluginInfoResponse{Name: "a\nb"}) }, facts.Mismatch, `a\\nb`, false},
+		{"name with a newline", "-", func(f *fake) { f.info = says(&csi.GetPluginInfoResponse{Name: "a\nb"}) }, facts.Mismatch, `"a\nb"`, false},
 		{"huge name", "", func(f *fake) { f.info = says(&csi.GetPluginInfoResponse{Name: strings.Repeat("x", 100<<10)}) }, facts.Mismatch, "xxx…", false},
 		{"more than an answer may hold", "", func(f *fake) {
 			f.info = says(&csi.GetPluginInfoResponse{Name: strings.Repeat("x", 1<<20)})
@@ -208,6 +208,37 @@ func TestListensLate(t *testing.T) {
 		t.Errorf("ready %v after listen", d)
 	}
 	(<-stopped)()
+}
+
+// Without descriptors nobody can say that the driver is gone: it is not Absent, which with
+// "withdraw" would take it away, and is asked again each second.
+func TestNoDescriptors(t *testing.T) {
+	_, socket := paths(t)
+	start(t, socket, &fake{})
+	c := client(t, Config{Name: name, Socket: socket}, nil)
+	r, back := facts.Report{}, noDescriptors(t)
+	func() {
+		defer back()
+		r = c.Ask(t.Context())
+	}()
+	if r.Driver != facts.Starting || !strings.Contains(r.Reason, "LimitNOFILE") {
+		t.Errorf("%+v", r)
+	}
+	expectReady(t, c.Ask(t.Context()))
+}
+
+// noDescriptors lets this process open nothing until the returned function is called.
+func noDescriptors(t *testing.T) (back func()) {
+	t.Helper()
+	free, err := os.Open(os.DevNull)
+	must(t, err)
+	var was unix.Rlimit
+	must(t, unix.Prlimit(0, unix.RLIMIT_NOFILE, nil, &was))
+	now := was
+	now.Cur = uint64(free.Fd())
+	must(t, unix.Prlimit(0, unix.RLIMIT_NOFILE, &now, nil))
+	must(t, free.Close())
+	return func() { must(t, unix.Prlimit(0, unix.RLIMIT_NOFILE, &was, nil)) }
 }
 
 func TestRestart(t *testing.T) {

@@ -111,7 +111,7 @@ func newLink(raw *net.UnixConn, at place) (*link, verdict) {
 	peer, err := peercred.Of(raw)
 	if err != nil {
 		raw.Close()
-		return nil, verdict{facts.Absent, err.Error()}
+		return nil, verdict{facts.Starting, err.Error()}
 	}
 	return &link{raw: raw, at: at, peer: peer, out: frames{skip: prefaceSize}, onBreak: func() {}}, verdict{}
 }
@@ -135,6 +135,9 @@ func missing(path string, err error) verdict {
 	case errors.Is(err, unix.ENOTDIR):
 		return verdict{facts.Absent, fmt.Sprintf("something on the way to %s is not a folder", path)}
 	}
+	if why := remedy(err); why != "" {
+		return verdict{facts.Starting, fmt.Sprintf("cannot look at %s: %v%s", path, err, why)}
+	}
 	return verdict{facts.Absent, fmt.Sprintf("cannot look at %s: %v", path, err)}
 }
 
@@ -153,8 +156,26 @@ func refused(path string, mode os.FileMode, err error) verdict {
 		return verdict{facts.Absent, path + " is a socket, but not a stream socket as gRPC needs"}
 	case errors.Is(err, unix.EAGAIN):
 		return verdict{facts.Starting, "the driver does not accept connections: the queue of " + path + " is full"}
-	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE):
-		return verdict{facts.Absent, "too many open files here, so no connection to the driver: raise LimitNOFILE= of csi-registrar.service"}
+	}
+	if why := remedy(err); why != "" {
+		return verdict{facts.Starting, fmt.Sprintf("cannot connect to the driver: %v%s", err, why)}
 	}
 	return verdict{facts.Absent, fmt.Sprintf("cannot connect to %s: %v", path, err)}
+}
+
+// remedy tells what to do where an error says nothing of the driver, but that we, or the
+// node, are out of something; empty for any other error. Such a driver is Starting, for it
+// may well run: so it is asked again soon, and keeps its registration.
+func remedy(err error) string {
+	switch {
+	case errors.Is(err, unix.EMFILE):
+		return "; raise LimitNOFILE= of csi-registrar.service"
+	case errors.Is(err, unix.ENFILE):
+		return "; the node has no file descriptors left: raise the sysctl fs.file-max"
+	case errors.Is(err, unix.ENOMEM), errors.Is(err, unix.ENOBUFS):
+		return "; the node is short of memory"
+	case errors.Is(err, unix.ENOSPC):
+		return "; raise the sysctl fs.epoll.max_user_watches"
+	}
+	return ""
 }
