@@ -87,9 +87,9 @@ func (c *Client) checkEndpoint(ctx context.Context, socket *link, name string) (
 	if l == nil {
 		return at, verdict{facts.Starting, "the endpoint, which the kubelet would be told, does not answer: " + v.reason}
 	}
-	if why := c.trust.listener(path, l.peer); why != "" {
+	if v := c.trust.listener(path, l.peer); v.driver != "" {
 		l.end()
-		return at, verdict{facts.Mismatch, why}
+		return at, v
 	}
 	t, err := newTalk(l)
 	if err != nil {

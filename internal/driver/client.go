@@ -99,7 +99,7 @@ func (c *Client) Stale() bool {
 			return true
 		}
 	}
-	return c.distrust() != ""
+	return c.distrust().driver != ""
 }
 
 // Close ends the kept connection and the hints. No Ask may be running.
@@ -159,9 +159,9 @@ func (c *Client) connect(ctx context.Context) (*talk, verdict) {
 		t.link.armed.Store(false) // this round will tell of its end
 		at, _, err := look(c.cfg.Socket)
 		if err == nil && at == t.link.at && !t.link.broken.Load() && t.silence() < maxSilence {
-			if why := c.distrust(); why != "" {
+			if v := c.distrust(); v.driver != "" {
 				t.close()
-				return nil, verdict{facts.Mismatch, why}
+				return nil, v
 			}
 			return t, verdict{}
 		}
@@ -171,25 +171,25 @@ func (c *Client) connect(ctx context.Context) (*talk, verdict) {
 	if l == nil {
 		return nil, v
 	}
-	if why := cmp.Or(c.distrust(), c.trust.listener(c.cfg.Socket, l.peer)); why != "" {
+	if v := cmp.Or(c.distrust(), c.trust.listener(c.cfg.Socket, l.peer)); v.driver != "" {
 		l.end()
-		return nil, verdict{facts.Mismatch, why}
+		return nil, v
 	}
 	l.onBreak = c.broke
 	t, err := newTalk(l)
 	if err != nil {
-		return nil, verdict{facts.Absent, err.Error()}
+		return nil, verdict{facts.Starting, err.Error()}
 	}
 	return t, verdict{}
 }
 
 // distrust checks the way to the socket and to the endpoint.
-func (c *Client) distrust() string {
-	why := c.trust.path(c.cfg.Socket)
-	if why == "" && c.cfg.Endpoint != c.cfg.Socket {
-		why = c.trust.path(c.cfg.Endpoint)
+func (c *Client) distrust() verdict {
+	v := c.trust.path(c.cfg.Socket)
+	if v.driver == "" && c.cfg.Endpoint != c.cfg.Socket {
+		v = c.trust.path(c.cfg.Endpoint)
 	}
-	return why
+	return v
 }
 
 // broke is called when the other end ended a kept connection.

@@ -1,6 +1,8 @@
 package driver
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"os"
 	"os/user"
@@ -11,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"csi-registrar/internal/facts"
 	"csi-registrar/internal/peercred"
 )
 
@@ -32,50 +35,62 @@ type trust struct {
 func (t trust) off() bool { return t.owner == anyOwner }
 
 // uids are the trusted users. The owner is looked up each time: packages make their users
-// when they like.
-func (t trust) uids() ([]uint32, error) {
+// when they like. Where that cannot be done now, the driver is Starting: a mismatch would
+// take its registration away.
+func (t trust) uids() ([]uint32, verdict) {
 	trusted := []uint32{0, uint32(os.Geteuid())}
 	if t.owner == "root" {
-		return trusted, nil
+		return trusted, verdict{}
 	}
+	uid, v := t.uid(user.Lookup(t.owner))
+	if v.driver != "" {
+		return nil, v
+	}
+	return append(trusted, uid), verdict{}
+}
+
+// uid takes what looking up the owner gave.
+func (t trust) uid(u *user.User, lookup error) (uint32, verdict) {
 	number := t.owner
-	if u, err := user.Lookup(t.owner); err == nil {
+	if lookup == nil {
 		number = u.Uid
 	}
 	uid, err := strconv.ParseUint(number, 10, 32)
-	if err != nil {
-		return nil, fmt.Errorf("there is no user %q on this machine: mend socket_owner", t.owner)
+	if err == nil {
+		return uint32(uid), verdict{}
 	}
-	return append(trusted, uint32(uid)), nil
+	if _, none := errors.AsType[user.UnknownUserError](lookup); none {
+		return 0, verdict{facts.Mismatch, fmt.Sprintf("there is no user %q on this machine: mend socket_owner", t.owner)}
+	}
+	return 0, verdict{facts.Starting, fmt.Sprintf("cannot look up the user %q of socket_owner: %v%s", t.owner, cmp.Or(lookup, err), remedy(lookup))}
 }
+
+func mistrust(why string) verdict { return verdict{facts.Mismatch, why} }
 
 // listener checks who called listen() on the socket that we are connected to. That is the
 // proof; the path is only where we looked.
-func (t trust) listener(path string, peer peercred.Cred) string {
+func (t trust) listener(path string, peer peercred.Cred) verdict {
 	if t.off() {
-		return ""
+		return verdict{}
 	}
-	trusted, err := t.uids()
-	if err != nil {
-		return err.Error()
+	trusted, v := t.uids()
+	if v.driver != "" || slices.Contains(trusted, peer.UID) {
+		return v
 	}
-	if slices.Contains(trusted, peer.UID) {
-		return ""
-	}
-	return fmt.Sprintf("the process that listens at %s (pid %d) runs as %s, not as %s: set socket_owner = %q if that is right%s",
-		path, peer.PID, userName(peer.UID), t.owner, socketOwner(peer.UID), turnItOff)
+	return mistrust(fmt.Sprintf("the process that listens at %s (pid %d) runs as %s, not as %s: set socket_owner = %q if that is right%s",
+		path, peer.PID, userName(peer.UID), t.owner, socketOwner(peer.UID), turnItOff))
 }
 
 // path checks every folder that is passed on the way to path, through symbolic links too:
 // nobody but trusted users may be able to change what the next name leads to. It returns
-// what is wrong and how to mend it, or "". What does not exist is nobody's.
-func (t trust) path(path string) string {
+// what is wrong and how to mend it. What does not exist is nobody's.
+func (t trust) path(path string) verdict {
 	if t.off() {
-		return ""
+		return verdict{}
 	}
-	trusted, err := t.uids()
-	if err != nil {
-		return err.Error()
+	trusted, v := t.uids()
+	if v.driver != "" {
+		return v
 	}
 	dir, rest, links := "/", path, 0
 	for rest != "" {
@@ -91,10 +106,10 @@ func (t trust) path(path string) string {
 		var folder, entry unix.Stat_t
 		next := filepath.Join(dir, name)
 		if unix.Lstat(dir, &folder) != nil || unix.Lstat(next, &entry) != nil {
-			return ""
+			return verdict{}
 		}
 		if why := t.folder(trusted, dir, &folder, next, &entry); why != "" {
-			return why
+			return mistrust(why)
 		}
 		switch entry.Mode & unix.S_IFMT {
 		case unix.S_IFDIR:
@@ -102,7 +117,7 @@ func (t trust) path(path string) string {
 		case unix.S_IFLNK:
 			target, err := os.Readlink(next)
 			if links++; err != nil || links > maxLinks {
-				return ""
+				return verdict{}
 			}
 			if filepath.IsAbs(target) {
 				dir = "/"
@@ -110,12 +125,12 @@ func (t trust) path(path string) string {
 			rest = target + "/" + rest
 		default:
 			if !slices.Contains(trusted, entry.Uid) {
-				return fmt.Sprintf("%s belongs to %s, not to %s: %s", next, userName(entry.Uid), t.owner, t.mend(next, entry.Uid))
+				return mistrust(fmt.Sprintf("%s belongs to %s, not to %s: %s", next, userName(entry.Uid), t.owner, t.mend(next, entry.Uid)))
 			}
-			return ""
+			return verdict{}
 		}
 	}
-	return ""
+	return verdict{}
 }
 
 // folder checks one folder and the entry of it that is passed next. In a sticky folder,

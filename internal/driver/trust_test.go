@@ -3,6 +3,7 @@ package driver
 import (
 	"os"
 	"os/exec"
+	"os/user"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -73,7 +74,7 @@ func TestTrust(t *testing.T) {
 			path := dir + "/a/b/s"
 			listen(t, path)
 			must(t, test.make(dir))
-			got := trust{owner: test.owner}.path(path)
+			got := trust{owner: test.owner}.path(path).reason
 			if (got == "") != (test.want == nil) {
 				t.Fatalf("says %q", got)
 			}
@@ -88,17 +89,42 @@ func TestTrust(t *testing.T) {
 
 func TestTrustInTheListener(t *testing.T) {
 	peer := peercred.Cred{PID: 12, UID: stranger}
-	if why := (trust{owner: "root"}).listener("/s", peer); !strings.Contains(why, "uid 65533") || !strings.Contains(why, `socket_owner = "65533"`) {
+	if why := (trust{owner: "root"}).listener("/s", peer).reason; !strings.Contains(why, "uid 65533") || !strings.Contains(why, `socket_owner = "65533"`) {
 		t.Errorf("says %q", why)
 	}
 	for _, owner := range []string{"any", "65533"} {
-		if why := (trust{owner: owner}).listener("/s", peer); why != "" {
+		if why := (trust{owner: owner}).listener("/s", peer).reason; why != "" {
 			t.Errorf("owner %s: %s", owner, why)
 		}
 	}
 	for _, uid := range []int{0, os.Geteuid()} {
-		if why := (trust{owner: "65533"}).listener("/s", peercred.Cred{UID: uint32(uid)}); why != "" {
+		if why := (trust{owner: "65533"}).listener("/s", peercred.Cred{UID: uint32(uid)}).reason; why != "" {
 			t.Errorf("uid %d: %s", uid, why)
+		}
+	}
+}
+
+// Only "there is no such user" is the configuration's fault. While that cannot be found
+// out, a driver that is registered must stay so.
+func TestOwnerThatCannotBeLookedUp(t *testing.T) {
+	for _, test := range []struct {
+		owner  string
+		lookup error
+		want   facts.Driver
+		says   string
+	}{
+		{"csi", user.UnknownUserError("csi"), facts.Mismatch, "mend socket_owner"},
+		{"csi", &os.PathError{Op: "open", Path: "/etc/passwd", Err: syscall.EMFILE}, facts.Starting, "LimitNOFILE"},
+		{"csi", syscall.EIO, facts.Starting, "cannot look up"},
+		{"65533", user.UnknownUserError("65533"), "", ""},
+		{"65533", syscall.EMFILE, "", ""},
+	} {
+		uid, v := trust{owner: test.owner}.uid(nil, test.lookup)
+		if v.driver != test.want || !strings.Contains(v.reason, test.says) {
+			t.Errorf("%s, %v: %+v", test.owner, test.lookup, v)
+		}
+		if v.driver == "" && uid != stranger {
+			t.Errorf("%s, %v: uid %d", test.owner, test.lookup, uid)
 		}
 	}
 }
