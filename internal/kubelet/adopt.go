@@ -156,12 +156,15 @@ func (p *proof) wait(ctx context.Context) error {
 		case <-piece.C:
 		}
 	}
-	return errors.New("does not lead to it, but to somebody else")
+	return errOther
 }
+
+var errOther = errors.New("does not lead to it, but to somebody else")
 
 // prove makes sure that path leads to this listener, and returns the file it is. The
 // inode of the socket is not that of its file, so there is nothing to compare: dial, from
-// an address that nobody can guess, and see who comes.
+// an address that nobody can guess, and see who comes. Somebody else is told at once: a
+// socket keeps the name that it was bound under, and no two are bound under one of ours.
 func (p *publication) prove(ctx context.Context, path string) (fileID, error) {
 	before, err := lookAt(path)
 	if err != nil {
@@ -175,11 +178,14 @@ func (p *publication) prove(ctx context.Context, path string) (fileID, error) {
 	defer p.proof.Store(nil)
 	dialling, cancel := context.WithTimeout(ctx, proofTime)
 	defer cancel()
-	c, err := dialFull(dialling, pr.address, path)
+	c, err := p.dialFull(dialling, pr.address, path)
 	if err != nil {
 		return fileID{}, err
 	}
 	defer c.Close()
+	if c.RemoteAddr().String() != p.listener.Addr().String() {
+		return fileID{}, fmt.Errorf("%s %w", path, errOther)
+	}
 	if err := pr.wait(ctx); err != nil {
 		return fileID{}, fmt.Errorf("%s %w", path, err)
 	}
@@ -191,11 +197,18 @@ func (p *publication) prove(ctx context.Context, path string) (fileID, error) {
 }
 
 // dialFull dials, and waits where the queue is full: nobody accepted while we were away.
-func dialFull(ctx context.Context, from, path string) (*net.UnixConn, error) {
-	for {
+// Only our own queue is waited for.
+func (p *publication) dialFull(ctx context.Context, from, path string) (*net.UnixConn, error) {
+	const sure = 5 // looks at our queue: it may just have been emptied
+	for empty := 0; ; {
 		c, err := dial(ctx, from, path)
 		if !errors.Is(err, unix.EAGAIN) {
 			return c, err
+		}
+		if p.someWait() {
+			empty = 0
+		} else if empty++; empty == sure {
+			return nil, fmt.Errorf("%s %w", path, errOther)
 		}
 		select {
 		case <-time.After(time.Millisecond):

@@ -154,6 +154,7 @@ func TestAdoptNotProven(t *testing.T) {
 		"another's":        func(t *testing.T, path string) { os.Remove(path); listen(t, path) },
 		"a dead one":       func(t *testing.T, path string) { os.Remove(path); deadSocket(t, path) },
 		"a file":           func(t *testing.T, path string) { os.Remove(path); os.WriteFile(path, nil, 0o600) },
+		"a full queue":     func(t *testing.T, path string) { os.Remove(path); fullQueue(t, path) },
 		"a link to itself": func(t *testing.T, path string) { os.Rename(path, path+".x"); os.Symlink(path+".x", path) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -164,8 +165,13 @@ func TestAdoptNotProven(t *testing.T) {
 			s := socket(t, r, "a")
 			change(t, s.Path())
 			before, _ := lookAt(s.Path())
+			begin := time.Now()
 			if err := s.Adopt(t.Context(), one(t, m, "a")); err == nil || isConflict(err) {
 				t.Fatalf("adopted: %v", err)
+			}
+			// Listeners are adopted one after another before the daemon is ready.
+			if d := time.Since(begin); d > proofTime/4 {
+				t.Errorf("took %v", d)
 			}
 			if after, _ := lookAt(s.Path()); after != before {
 				t.Error("touched what is there")
