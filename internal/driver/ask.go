@@ -69,8 +69,8 @@ func (c *Client) node(ctx context.Context, t *talk, id *facts.Identity) verdict 
 // path than the socket and can be seen from here. It need not be: a driver may see
 // another file system than we do. It returns what was found there.
 //
-// An endpoint that does not answer is Starting, not Mismatch: drivers restart, and a
-// mismatch takes the registration away.
+// An endpoint that does not answer, or is no socket yet, is Starting, not Mismatch: drivers
+// restart, folders are mounted late, and a mismatch takes the registration away.
 func (c *Client) checkEndpoint(ctx context.Context, socket *link, name string) (place, verdict) {
 	path := c.cfg.Endpoint
 	if path == c.cfg.Socket {
@@ -81,7 +81,7 @@ func (c *Client) checkEndpoint(ctx context.Context, socket *link, name string) (
 		return at, verdict{} // not seen; or one socket under two names
 	}
 	if mode != os.ModeSocket {
-		return at, verdict{facts.Mismatch, fmt.Sprintf("the endpoint %s, which the kubelet would be told, is not a socket: mend the key endpoint", path)}
+		return at, verdict{facts.Starting, fmt.Sprintf("the endpoint %s, which the kubelet would be told, is not a socket: mend the key endpoint, or remove what is there", path)}
 	}
 	l, v := dial(ctx, path)
 	if l == nil {

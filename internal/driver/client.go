@@ -37,6 +37,9 @@ type Config struct {
 	// Owner is the user, by name or number, who besides root and our own may own the socket
 	// and the folders on the way; empty: root. "any" turns these checks off.
 	Owner string
+	// AnyEndpoint leaves out every check of Endpoint, as node-driver-registrar does: with its
+	// flags it is a path of the host, and what is there within our own view is no word on it.
+	AnyEndpoint bool
 }
 
 // Hints is where hints come from and go to (satisfied by fswatch.Subscription). The
@@ -69,7 +72,9 @@ type Client struct {
 // of cfg.Socket and cfg.Endpoint. nil: only broken connections are hinted.
 func New(cfg Config, log *slog.Logger, hints Hints) *Client {
 	cfg.Timeout = cmp.Or(cfg.Timeout, defaultTimeout)
-	cfg.Endpoint = cmp.Or(cfg.Endpoint, cfg.Socket)
+	if cfg.Endpoint == "" || cfg.AnyEndpoint {
+		cfg.Endpoint = cfg.Socket
+	}
 	if hints == nil {
 		hints = make(box, 1)
 	}

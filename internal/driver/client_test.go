@@ -527,8 +527,20 @@ func TestEndpoint(t *testing.T) {
 	t.Run("a file", func(t *testing.T) {
 		gone(t)
 		must(t, os.WriteFile(endpoint, nil, 0o600))
-		if _, r := ask(t); r.Driver != facts.Mismatch || !strings.Contains(r.Reason, "not a socket") {
+		c, r := ask(t)
+		if r.Driver != facts.Starting || !strings.Contains(r.Reason, "not a socket") {
 			t.Errorf("%+v", r)
+		}
+		must(t, os.Remove(endpoint)) // as what stood there until a mount came
+		expectReady(t, c.Ask(t.Context()))
+	})
+	t.Run("a file, with node-driver-registrar's flags", func(t *testing.T) {
+		gone(t)
+		must(t, os.WriteFile(endpoint, nil, 0o600))
+		c := client(t, Config{Socket: socket, Endpoint: endpoint, Owner: anyOwner, AnyEndpoint: true}, nil)
+		expectReady(t, c.Ask(t.Context()))
+		if c.Stale() {
+			t.Error("stale")
 		}
 	})
 	t.Run("hangs", func(t *testing.T) {
