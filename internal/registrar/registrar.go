@@ -58,7 +58,7 @@ type Registrar struct {
 	report   facts.Report
 	identity facts.Identity // of the last Ready report
 	known    bool           // identity is set
-	lastUp   time.Time      // when the driver was last seen to be ready, or the start
+	lastUp   time.Time      // when the driver was last not absent, or the start
 	returned bool           // the driver went and came back since the kubelet's last word
 
 	working    bool // the socket's lane is busy
@@ -209,7 +209,7 @@ func (r *Registrar) heard(rep facts.Report, now time.Time) {
 	r.asking = nil
 	was := r.report
 	r.report, r.told = rep, r.began
-	if was.Driver == facts.Ready || rep.Driver == facts.Ready {
+	if was.Driver != facts.Absent || rep.Driver != facts.Absent {
 		r.lastUp = now
 	}
 	if was.Driver == facts.Ready && rep.Driver != facts.Ready {

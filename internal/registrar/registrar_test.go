@@ -255,6 +255,23 @@ func TestWithdrawAfter(t *testing.T) {
 	})
 }
 
+// A driver that answers is not gone, ready or not.
+func TestWithdrawAfterCountsAbsenceAlone(t *testing.T) {
+	w := newWorld()
+	w.report = ready()
+	set := base
+	set.Withdraw, set.WithdrawAfter = true, 30*time.Second
+	live(t, w, set, func(l *lives) {
+		l.w.set(func(w *world) { w.stale, w.report = true, facts.Report{Driver: facts.Starting, Reason: "Probe: not ready"} })
+		time.Sleep(5 * time.Minute)
+		l.w.set(func(w *world) { w.report = facts.Report{Driver: facts.Absent, Reason: "gone"} })
+		time.Sleep(29 * time.Second)
+		l.state("registered")
+		time.Sleep(time.Second + time.Millisecond)
+		l.state("absent")
+	})
+}
+
 // A driver is gone when it says so, not while nobody knows: a daemon that begins anew has not
 // heard of it yet, and one that was stopped for a while may have missed its return.
 func TestWithdrawOnlyOnFreshWord(t *testing.T) {
