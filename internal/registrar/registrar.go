@@ -142,6 +142,22 @@ func (r *Registrar) Run(ctx context.Context) {
 			cmd()
 		case <-timer.C:
 		}
+		r.moreHints()
+	}
+}
+
+// moreHints takes in what else was hinted: a change often shows at the driver and at the
+// registration socket, and one look serves both.
+func (r *Registrar) moreHints() {
+	select {
+	case <-r.driver.Hints():
+		r.hinted = true
+	default:
+	}
+	select {
+	case <-r.socket.Hints():
+		r.hurry(time.Now())
+	default:
 	}
 }
 
@@ -191,6 +207,9 @@ func (r *Registrar) askIfDue(ctx context.Context, now time.Time) time.Time {
 	}
 	if due.IsZero() || due.After(now) {
 		return due
+	}
+	if r.hinted {
+		r.tries = 0 // something happens there: a driver that has bound may listen soon
 	}
 	if r.hinted || r.report.Driver == facts.Ready {
 		r.hintAsks.take(now)
