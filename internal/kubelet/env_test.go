@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -40,6 +41,100 @@ func TestFileSystems(t *testing.T) {
 func TestOutOfDescriptors(t *testing.T) {
 	if isolate(t, nil) {
 		outOfDescriptors(t)
+	}
+}
+
+// What this process lacks says nothing of a kept listener.
+func TestAdoptWithoutDescriptors(t *testing.T) {
+	if !isolate(t, nil) {
+		return
+	}
+	t.Run("to dial", func(t *testing.T) { adoptWithoutDescriptors(t, 0) })
+	t.Run("to accept", func(t *testing.T) { adoptWithoutDescriptors(t, 1) })
+	t.Run("for a moment, without a record", adoptWithDescriptorsSoon)
+}
+
+// hogDescriptors takes all descriptors below 100, but for so many of them.
+func hogDescriptors(t *testing.T, left int) (free func()) {
+	t.Helper()
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 100, Max: limit.Max}); err != nil {
+		t.Fatal(err)
+	}
+	var hogs []int
+	for {
+		fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			break
+		}
+		hogs = append(hogs, fd)
+	}
+	for _, fd := range hogs[:left] {
+		unix.Close(fd)
+	}
+	free = sync.OnceFunc(func() {
+		for _, fd := range hogs[left:] {
+			unix.Close(fd)
+		}
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(free)
+	return free
+}
+
+// high moves a descriptor out of the way: closing it makes none free below 100.
+func high(t *testing.T, f *os.File) *os.File {
+	t.Helper()
+	defer f.Close()
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 200)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return os.NewFile(uintptr(fd), f.Name())
+}
+
+func adoptWithoutDescriptors(t *testing.T, left int) {
+	w := newWorld(t)
+	m := newManager(t)
+	leave(w, m, "a")
+	s := socket(t, w.open(with(m, true)), "a")
+	f := high(t, one(t, m, "a"))
+	free := hogDescriptors(t, 1+left) // one for the copy
+	begin := time.Now()
+	err := s.Adopt(t.Context(), f)
+	took := time.Since(begin)
+	free()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if took > proofTime/4 {
+		t.Errorf("took %v", took)
+	}
+	if l := s.Look(); !l.Up || l.Place != facts.Ours || !l.Word.Registered || m.count("registration-a") != 1 {
+		t.Errorf("%+v, in the store: %d", l, m.count("registration-a"))
+	}
+	mustAnswer(t, s.Path(), announcement("a").Endpoint)
+}
+
+func adoptWithDescriptorsSoon(t *testing.T) {
+	w := newWorld(t)
+	m := newManager(t)
+	leave(w, m, "a")
+	os.RemoveAll(w.run)
+	s := socket(t, w.open(with(m, true)), "a")
+	f := high(t, one(t, m, "a"))
+	free := hogDescriptors(t, 0)
+	done := make(chan struct{})
+	time.AfterFunc(lackTime/4, func() { free(); close(done) })
+	err := s.Adopt(t.Context(), f)
+	<-done
+	if l := s.Look(); err != nil || !l.Up || l.Place != facts.Ours {
+		t.Errorf("%v, %+v", err, l)
 	}
 }
 
