@@ -93,6 +93,8 @@ func (t trust) path(path string) verdict {
 		return v
 	}
 	dir, rest, links := "/", path, 0
+	var folder unix.Stat_t // of known: each is looked at once
+	known := ""
 	for rest != "" {
 		var name string
 		name, rest, _ = strings.Cut(rest, "/")
@@ -103,17 +105,18 @@ func (t trust) path(path string) verdict {
 			dir = filepath.Dir(dir) // dir is real, so its parent is its path's
 			continue
 		}
-		var folder, entry unix.Stat_t
+		var entry unix.Stat_t
 		next := filepath.Join(dir, name)
-		if unix.Lstat(dir, &folder) != nil || unix.Lstat(next, &entry) != nil {
+		if known != dir && unix.Lstat(dir, &folder) != nil || unix.Lstat(next, &entry) != nil {
 			return verdict{}
 		}
+		known = dir
 		if why := t.folder(trusted, dir, &folder, next, &entry); why != "" {
 			return mistrust(why)
 		}
 		switch entry.Mode & unix.S_IFMT {
 		case unix.S_IFDIR:
-			dir = next
+			dir, known, folder = next, next, entry
 		case unix.S_IFLNK:
 			target, err := os.Readlink(next)
 			if links++; err != nil || links > maxLinks {

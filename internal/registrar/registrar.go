@@ -58,6 +58,7 @@ type Registrar struct {
 	report   facts.Report
 	identity facts.Identity // of the last Ready report
 	known    bool           // identity is set
+	start    time.Time      // when this registrar was made
 	lastUp   time.Time      // when the driver was last not absent, or the start
 	returned bool           // the driver went and came back since the kubelet's last word
 
@@ -94,6 +95,7 @@ func New(set Settings, d Driver, s Socket, o Options) *Registrar {
 		asked: make(chan facts.Report, 1), worked: make(chan error, 1),
 		askNext:    now,
 		report:     facts.Report{Driver: facts.Absent, Reason: "it has not answered yet"},
+		start:      now,
 		lastUp:     now,
 		hintAsks:   newBucket(20, 500*time.Millisecond),
 		restores:   newBucket(10, time.Second),
@@ -101,7 +103,7 @@ func New(set Settings, d Driver, s Socket, o Options) *Registrar {
 		complaints: newBucket(5, 10*time.Minute),
 		republish:  map[string]uint64{},
 	}
-	r.tell(r.socket.Look(), now)
+	r.tell(r.look(), now)
 	return r
 }
 
@@ -164,10 +166,23 @@ func (r *Registrar) moreHints() {
 // step looks at everything, begins what is due, tells what changed, and returns when to
 // look again without a hint; zero: not by time.
 func (r *Registrar) step(ctx context.Context, now time.Time) time.Time {
-	seen := r.socket.Look()
+	seen := r.look()
 	next := earliest(r.askIfDue(ctx, now), r.workIfDue(ctx, seen, now))
 	r.tell(seen, now)
 	return next
+}
+
+// look is a look at the registration socket with times that can be counted from. A time
+// yet to come is of an earlier process, under a wall clock that was ahead: it was before
+// this one began.
+func (r *Registrar) look() facts.Socket {
+	seen, now := r.socket.Look(), time.Now()
+	for _, at := range []*time.Time{&seen.PublishedAt, &seen.GetInfoAt, &seen.Word.At} {
+		if at.After(now) {
+			*at = r.start
+		}
+	}
+	return seen
 }
 
 // settle waits for both lanes; their context is cancelled.
