@@ -279,7 +279,9 @@ func TestWithdrawAfterCountsAbsenceAlone(t *testing.T) {
 	set := base
 	set.Withdraw, set.WithdrawAfter = true, 30*time.Second
 	live(t, w, set, func(l *lives) {
-		l.w.set(func(w *world) { w.stale, w.report = true, facts.Report{Driver: facts.Starting, Reason: "Probe: not ready"} })
+		l.w.set(func(w *world) {
+			w.stale, w.report = true, facts.Report{Driver: facts.Starting, Reason: "Probe: not ready"}
+		})
 		time.Sleep(5 * time.Minute)
 		l.w.set(func(w *world) { w.report = facts.Report{Driver: facts.Absent, Reason: "gone"} })
 		time.Sleep(29 * time.Second)
@@ -454,6 +456,33 @@ func TestRefusedByAnOlderKubelet(t *testing.T) {
 		time.Sleep(151 * time.Second)
 		l.state("registered")
 		l.publications(3)
+	})
+}
+
+// An earlier process wrote down what happened under a wall clock that was ahead.
+func TestTimesYetToComeAreOfTheStart(t *testing.T) {
+	ahead := func(word facts.Word) *world {
+		w := newWorld()
+		at := time.Now().AddDate(100, 0, 0) // the bubble's clock is behind
+		w.report, w.sock = ready(), facts.Socket{Path: "/reg/foo-reg.sock", Place: facts.Ours, Up: true, PublishedAt: at, Word: word,
+			Announced: facts.Announcement{Endpoint: base.Endpoint, Versions: base.Versions, Identity: ready().Identity}}
+		if word != (facts.Word{}) {
+			w.sock.GetInfoAt, w.sock.Word.At = at, at
+		}
+		return w
+	}
+	live(t, ahead(facts.Word{Error: "no"}), base, func(l *lives) {
+		time.Sleep(149 * time.Second)
+		l.state("refused")
+		time.Sleep(2 * time.Second)
+		l.state("registered")
+		l.publications(1)
+	})
+	live(t, ahead(facts.Word{}), base, func(l *lives) {
+		time.Sleep(6 * time.Second)
+		if s := l.status(); !strings.Contains(s.Reason, "it does not run") {
+			t.Errorf("reason %q", s.Reason)
+		}
 	})
 }
 
