@@ -35,6 +35,8 @@ func TestFileSystems(t *testing.T) {
 	t.Run("read-only", readOnly)
 	t.Run("read-only root_dir", readOnlyRootDir)
 	t.Run("another file system", otherFileSystem)
+	t.Run("another file system, full", otherFileSystemFull)
+	t.Run("another mount", otherMount)
 	t.Run("mounted over", mountedOver)
 }
 
@@ -254,6 +256,46 @@ func otherFileSystem(t *testing.T) {
 			t.Errorf("%d in the store", n)
 		}
 	}
+}
+
+// plugins_registry is a mount of its own and full: the old socket survives.
+func otherFileSystemFull(t *testing.T) {
+	w := newWorld(t)
+	m := newManager(t)
+	mount(t, w.dir, "size=64k,nr_inodes=3") // the folder, and two more
+	s := socket(t, w.open(with(m, true)), "a")
+	publish(t, s)
+	dialAsKubelet(t, s.Path()).notify(t, true, "")
+	before, _ := lookAt(s.Path())
+	if err := os.WriteFile(w.dir+"/hog", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	wantError(t, w, s, "no space left", "free space or inodes")
+	if after, err := lookAt(s.Path()); err != nil || after != before {
+		t.Errorf("the old socket: %+v, %v", after, err)
+	}
+	if l := s.Look(); l.Place != facts.Ours || !l.Word.Registered || m.count("registration-a") != 1 {
+		t.Errorf("%+v, in the store: %d", l, m.count("registration-a"))
+	}
+	mustAnswer(t, s.Path(), announcement("a").Endpoint)
+	os.Remove(w.dir + "/hog")
+	publish(t, s)
+}
+
+// A bind mount has the device of its root_dir, and yet nothing can be moved into it.
+func otherMount(t *testing.T) {
+	w := newWorld(t)
+	if err := unix.Mount(w.dir, w.dir, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unmount(t, w.dir) })
+	if oneMount(w.root, w.dir) || !oneMount(w.root, w.root+"/.") {
+		t.Error("taken for another mount, or not")
+	}
+	s := socket(t, w.open(), "a")
+	publish(t, s)
+	w.wantNoTemporary()
+	mustAnswer(t, s.Path(), announcement("a").Endpoint)
 }
 
 // The root_dir may not be written, plugins_registry may.

@@ -23,6 +23,19 @@ type file struct {
 	changed int64 // ctime in nanoseconds
 }
 
+// oneMount tells whether a file can be moved from one folder to the other: not between
+// mounts, also of one file system, nor between subvolumes, which differ in their device.
+// False where it cannot be told (Linux before 5.8).
+func oneMount(a, b string) bool {
+	mountOf := func(path string) (st unix.Statx_t, known bool) {
+		err := unix.Statx(unix.AT_FDCWD, path, unix.AT_NO_AUTOMOUNT, unix.STATX_MNT_ID, &st)
+		return st, err == nil && st.Mask&unix.STATX_MNT_ID != 0
+	}
+	x, xKnown := mountOf(a)
+	y, yKnown := mountOf(b)
+	return xKnown && yKnown && x.Mnt_id == y.Mnt_id && x.Dev_major == y.Dev_major && x.Dev_minor == y.Dev_minor
+}
+
 func (f file) isSocket() bool { return f.mode&unix.S_IFMT == unix.S_IFSOCK }
 func (f file) isDir() bool    { return f.mode&unix.S_IFMT == unix.S_IFDIR }
 

@@ -39,9 +39,13 @@ func (s *Socket) Publish(ctx context.Context, a facts.Announcement) error {
 	ctx, cancel := wholly(ctx)
 	defer cancel()
 	// Bound outside the watched folder, for the kubelet logs an error for each name that
-	// comes and goes in it. Where that is another file system, or may not be written, a
-	// dot name within has to do: the kubelet ignores those.
-	places := slices.DeleteFunc([]string{s.r.folder.root, s.r.folder.path}, func(p string) bool { return p == "" })
+	// comes and goes in it. Where that is another mount, or may not be written, a dot name
+	// within has to do: the kubelet ignores those. A new socket that could not be moved in
+	// is not even made, for the old one is removed before the move.
+	places := []string{s.r.folder.path}
+	if root := s.r.folder.root; root != "" && oneMount(root, s.r.folder.path) {
+		places = slices.Insert(places, 0, root)
+	}
 	for i, place := range places {
 		err = s.publishFrom(ctx, place, folder, a)
 		if i == len(places)-1 || !otherPlaceMayDo(err) {
