@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"log/slog"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -58,6 +59,8 @@ type Client struct {
 	hints Hints
 	trust trust
 
+	again *time.Timer // Ask's and Close's: hints later, where nothing else will
+
 	up      atomic.Bool
 	resting sync.WaitGroup // goroutines that watch a connection at rest
 
@@ -78,7 +81,10 @@ func New(cfg Config, log *slog.Logger, hints Hints) *Client {
 	if hints == nil {
 		hints = make(box, 1)
 	}
-	return &Client{cfg: cfg, log: log, hints: hints, trust: trust{owner: cmp.Or(cfg.Owner, "root")}}
+	c := &Client{cfg: cfg, log: log, hints: hints, trust: trust{owner: cmp.Or(cfg.Owner, "root")}}
+	c.again = time.AfterFunc(lookAgain, hints.Hint)
+	c.again.Stop()
+	return c
 }
 
 // Hints receives when the connection broke, and what the source given to New tells.
@@ -109,6 +115,7 @@ func (c *Client) Stale() bool {
 
 // Close ends the kept connection and the hints. No Ask may be running.
 func (c *Client) Close() error {
+	c.again.Stop()
 	c.hints.Close()
 	c.drop()
 	c.resting.Wait()
@@ -135,6 +142,7 @@ func (c *Client) drop() {
 // whose breaking is hinted.
 func (c *Client) Ask(ctx context.Context) facts.Report {
 	begun := time.Now()
+	c.again.Stop()
 	t, v := c.connect(ctx)
 	r := facts.Report{Driver: v.driver, Reason: v.reason}
 	if t != nil {
@@ -174,6 +182,9 @@ func (c *Client) connect(ctx context.Context) (*talk, verdict) {
 	}
 	l, v := dial(ctx, c.cfg.Socket)
 	if l == nil {
+		if _, mode, changed, err := stat(c.cfg.Socket); err == nil && mode == os.ModeSocket && time.Since(changed).Abs() < young {
+			c.again.Reset(lookAgain) // listen makes no event
+		}
 		return nil, v
 	}
 	if v := cmp.Or(c.distrust(), c.trust.listener(c.cfg.Socket, l.peer)); v.driver != "" {

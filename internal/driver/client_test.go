@@ -210,6 +210,26 @@ func TestListensLate(t *testing.T) {
 	(<-stopped)()
 }
 
+// A driver that listens long after bind is found within about a second by hints alone, for
+// the registrar's own next try may be half a minute away.
+func TestListensVeryLate(t *testing.T) {
+	_, socket := paths(t)
+	listen(t, socket).Close() // what is left is as a socket before listen
+	c := client(t, Config{Name: name, Socket: socket}, nil)
+	for range 2 {
+		if r := c.Ask(t.Context()); r.Driver != facts.Absent {
+			t.Fatalf("%+v", r)
+		}
+		expectHint(t, c, "the socket is young")
+	}
+	must(t, os.Remove(socket))
+	if r := c.Ask(t.Context()); r.Driver != facts.Absent {
+		t.Fatalf("%+v", r)
+	}
+	time.Sleep(lookAgain)
+	expectQuiet(t, c, "there is nothing to wait for")
+}
+
 // Without descriptors nobody can say that the driver is gone: it is not Absent, which with
 // "withdraw" would take it away, and is asked again each second.
 func TestNoDescriptors(t *testing.T) {

@@ -25,6 +25,10 @@ const (
 	retryFirst = 250 * time.Microsecond
 	retryMost  = 4 * time.Millisecond
 	retryFor   = time.Second
+
+	// A driver may take longer: while its socket is young it is worth a look each second.
+	young     = time.Minute
+	lookAgain = time.Second
 )
 
 // place tells one file from another at the same path. While a connection to a socket

@@ -223,9 +223,6 @@ func (r *Registrar) askIfDue(ctx context.Context, now time.Time) time.Time {
 	if due.IsZero() || due.After(now) {
 		return due
 	}
-	if r.hinted {
-		r.tries = 0 // something happens there: a driver that has bound may listen soon
-	}
 	if r.hinted || r.report.Driver == facts.Ready {
 		r.hintAsks.take(now)
 	}

@@ -44,23 +44,6 @@ func TestWithoutHintsTheBackoffFindsTheDriver(t *testing.T) {
 	})
 }
 
-// bind makes a hint, listen none: a driver that takes its time in between is found no later
-// than as long again, however long it was absent before.
-func TestListenLongAfterBind(t *testing.T) {
-	for _, late := range []time.Duration{2 * time.Second, 5 * time.Second} {
-		live(t, newWorld(), base, func(l *lives) {
-			time.Sleep(time.Hour)
-			poke(l.w.hints) // bind
-			time.Sleep(late)
-			l.w.mu.Lock()
-			l.w.report = ready() // listen
-			l.w.mu.Unlock()
-			time.Sleep(late)
-			l.state("registered")
-		})
-	}
-}
-
 func TestADayOfAbsenceIsAFewLines(t *testing.T) {
 	live(t, newWorld(), base, func(l *lives) {
 		for i := range 24 * 60 {
