@@ -438,6 +438,68 @@ func TestRecordCannotBeWritten(t *testing.T) {
 	}
 }
 
+// What could not be written while /run was full is written when there is room again, so
+// that the next process knows of the kubelet's yes.
+func TestRecordIsWrittenLater(t *testing.T) {
+	for _, when := range []string{"looking", "closing", "after another change"} {
+		t.Run(when, func(t *testing.T) {
+			w := newWorld(t)
+			m := newManager(t)
+			if err := os.WriteFile(w.run, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			r, s := w.published("a", with(m, true))
+			if when == "after another change" {
+				publish(t, s)
+			}
+			dialAsKubelet(t, s.Path()).notify(t, true, "")
+			s.Look() // in vain
+			os.Remove(w.run)
+			if when == "looking" { // as at the next hint, or slow look; then it is killed
+				if s.Look(); !r.readRecord("a").Word.Registered {
+					t.Error("not written")
+				}
+				if n := strings.Count(w.log.String(), "is written now"); n != 1 {
+					t.Errorf("said %d times", n)
+				}
+			}
+			if kept, err := s.Close(t.Context()); !kept || err != nil {
+				t.Fatalf("kept %t, %v", kept, err)
+			}
+			next := socket(t, w.open(with(m, true)), "a")
+			if err := next.Adopt(t.Context(), one(t, m, "a")); err != nil {
+				t.Fatal(err)
+			}
+			if l := next.Look(); !l.Announced.Equal(announcement("a")) || !l.Word.Registered {
+				t.Errorf("the next process: %+v", l)
+			}
+		})
+	}
+}
+
+// A record that never could be written is missed when the process ends.
+func TestRecordIsNeverWritten(t *testing.T) {
+	w := newWorld(t)
+	if err := os.WriteFile(w.run, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	m := newManager(t)
+	_, s := w.published("a", with(m, true))
+	if kept, err := s.Close(t.Context()); !kept || err == nil || !strings.Contains(err.Error(), "cannot write the record") {
+		t.Errorf("kept %t, %v", kept, err)
+	}
+	// And one that is withdrawn is not written any more.
+	_, s = w.published("b")
+	if err := s.Withdraw(t.Context()); err == nil || s.Look().Up {
+		t.Errorf("withdrawn where the record cannot be removed: %v", err)
+	}
+	os.Remove(w.run)
+	s.Look()
+	if _, err := os.Lstat(s.r.recordOf("b")); err == nil {
+		t.Error("written for nothing")
+	}
+}
+
 // A file system that gives a removed socket's number to the next one: that one is not ours.
 func TestRemoveRecordedWithAReusedInode(t *testing.T) {
 	w := newWorld(t)

@@ -49,9 +49,29 @@ func (s *Socket) save(p *publication) error {
 	if !live {
 		return nil
 	}
-	if err := s.r.writeRecord(s.name, rec); err != nil {
+	err := s.r.writeRecord(s.name, rec)
+	s.mu.Lock()
+	s.unsaved = err != nil
+	s.mu.Unlock()
+	if err != nil {
 		return fmt.Errorf("cannot write the record of %s: %w", s.name, err)
 	}
+	return nil
+}
+
+// saveAgain writes the record if that failed, as it does while /run is full: without it the
+// next process would not know what the kubelet said, and publish anew.
+func (s *Socket) saveAgain() error {
+	s.mu.Lock()
+	p, unsaved := s.pub, s.unsaved
+	s.mu.Unlock()
+	if p == nil || !unsaved {
+		return nil
+	}
+	if err := s.save(p); err != nil {
+		return err
+	}
+	s.log.Info("the record of the registration is written now")
 	return nil
 }
 

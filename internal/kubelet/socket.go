@@ -29,6 +29,7 @@ type Socket struct {
 	accepted uint64
 	refusals uint64
 	notKept  error
+	unsaved  bool // the record could not be written; see saveAgain
 }
 
 // Path is <plugins_registry>/<driver>-reg.sock.
@@ -57,8 +58,11 @@ func (s *Socket) current() *publication {
 }
 
 // Look tells what is at the path and what the kubelet said: one stat of the path, one of
-// the folder. It may be called at any time.
+// the folder. A record that could not be written is tried again. It may be called at any time.
 func (s *Socket) Look() facts.Socket {
+	if err := s.saveAgain(); err != nil { // a warning said so the first time
+		s.log.Debug("the record of the registration can still not be written", "error", err)
+	}
 	look := facts.Socket{Path: s.path, Place: facts.Missing, FolderAnew: s.r.folder.anew()}
 	at, err := lookAt(s.path)
 	s.mu.Lock()
@@ -147,7 +151,7 @@ func (s *Socket) Close(ctx context.Context) (kept bool, err error) {
 		return false, nil
 	}
 	if s.r.keepSockets && p.inStore {
-		return true, p.stop(false) // its record stays live: a Notify in flight is still recorded
+		return true, errors.Join(s.saveAgain(), p.stop(false)) // its record stays live: a Notify in flight is still recorded
 	}
 	err = s.withdraw(ctx)
 	if s.current() != nil { // the path could not be removed
