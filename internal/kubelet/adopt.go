@@ -58,7 +58,8 @@ func (s *Socket) adopt(ctx context.Context, f *os.File, rec record) (*publicatio
 	at, err := lookAt(s.path)
 	known := err == nil && rec.Path == s.path && rec.fileID == at.fileID && rec.Announced.Identity.Name == s.name
 	if known {
-		p.announced, p.publishedAt, p.getInfoAt, p.word = rec.Announced, rec.PublishedAt, rec.GetInfoAt, rec.Word
+		p.announced, p.publishedAt, p.getInfoAt = rec.Announced, rec.PublishedAt, rec.GetInfoAt
+		p.word, p.firstYesAt = rec.Word, rec.FirstYesAt
 	}
 	if folder, err := lookThrough(s.r.folder.path); err == nil {
 		p.folder = folder.fileID

@@ -425,6 +425,43 @@ func TestWordIsWrittenBeforeTheAnswer(t *testing.T) {
 	}
 }
 
+// A kubelet that restarts says yes again, and then the daemon restarts: the first yes still
+// tells how long the registration took.
+func TestFirstYesIsRemembered(t *testing.T) {
+	w := newWorld(t)
+	m := newManager(t)
+	leave(w, m, "a")
+	r := w.open(with(m, true))
+	first := r.readRecord("a").Word.At
+	s := socket(t, r, "a")
+	if err := s.Adopt(t.Context(), one(t, m, "a")); err != nil {
+		t.Fatal(err)
+	}
+	k := dialAsKubelet(t, s.Path())
+	for _, ok := range []bool{true, false, true} {
+		k.notify(t, ok, "because")
+		if rec := r.readRecord("a"); first.IsZero() || !rec.FirstYesAt.Equal(first) || !rec.Word.At.After(first) {
+			t.Errorf("yes %t: first %v, record %+v", ok, first, rec)
+		}
+	}
+	// What is published anew has said nothing yet.
+	publish(t, s)
+	if rec := r.readRecord("a"); !rec.FirstYesAt.IsZero() {
+		t.Errorf("published anew: %+v", rec)
+	}
+	// An older version wrote only the last word.
+	for _, ok := range []bool{true, false} {
+		rec := r.readRecord("a")
+		rec.Word, rec.FirstYesAt = facts.Word{At: first, Registered: ok}, time.Time{}
+		if err := r.writeRecord("a", rec); err != nil {
+			t.Fatal(err)
+		}
+		if rec := r.readRecord("a"); rec.FirstYesAt.Equal(first) != ok {
+			t.Errorf("an old record, yes %t: %+v", ok, rec)
+		}
+	}
+}
+
 // A record that cannot be written does not keep the kubelet from its answer.
 func TestRecordCannotBeWritten(t *testing.T) {
 	w := newWorld(t)

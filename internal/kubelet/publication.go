@@ -37,6 +37,7 @@ type publication struct {
 	publishedAt time.Time
 	getInfoAt   time.Time
 	word        facts.Word
+	firstYesAt  time.Time // zero: none yet
 }
 
 func newPublication(s *Socket, l *net.UnixListener) *publication {

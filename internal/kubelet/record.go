@@ -22,6 +22,9 @@ type record struct {
 	GetInfoAt   time.Time          `json:"get_info_at,omitzero"`
 	Announced   facts.Announcement `json:"announced"`
 	Word        facts.Word         `json:"word,omitzero"`
+	// FirstYesAt tells how long the registration took: a kubelet that restarts says yes
+	// again, and then Word no longer does.
+	FirstYesAt time.Time `json:"first_yes_at,omitzero"`
 }
 
 const (
@@ -44,7 +47,7 @@ func (s *Socket) save(p *publication) error {
 	defer s.saving.Unlock()
 	s.mu.Lock()
 	live := p.live
-	rec := record{Path: s.path, fileID: p.id, PublishedAt: p.publishedAt, GetInfoAt: p.getInfoAt, Announced: p.announced, Word: p.word}
+	rec := record{Path: s.path, fileID: p.id, PublishedAt: p.publishedAt, GetInfoAt: p.getInfoAt, Announced: p.announced, Word: p.word, FirstYesAt: p.firstYesAt}
 	s.mu.Unlock()
 	if !live {
 		return nil
@@ -130,6 +133,9 @@ func readRecord(path string) (record, error) {
 	var rec record
 	if err := json.Unmarshal(b, &rec); err != nil {
 		return record{}, fmt.Errorf("cannot read %s: %w", path, err)
+	}
+	if rec.Word.Registered && rec.FirstYesAt.IsZero() { // of a version that wrote only the last one
+		rec.FirstYesAt = rec.Word.At
 	}
 	return rec, nil
 }

@@ -181,6 +181,9 @@ func (service) NotifyRegistrationStatus(ctx context.Context, in *registerapi.Reg
 		p.word = word
 		if word.Registered {
 			s.accepted++
+			if p.firstYesAt.IsZero() {
+				p.firstYesAt = word.At
+			}
 		} else {
 			s.refusals++
 		}
