@@ -32,8 +32,11 @@ func (d *daemon) tidyMemory(ctx context.Context) {
 		case <-time.After(settled):
 		}
 		debug.FreeOSMemory()
-		if err := unmapProgram(); err != nil {
-			d.log.Debug("the program's pages stay mapped", "error", err)
+		// Who still waits for a driver is to be quick when it comes.
+		if len(d.agent.Status().Pending()) == 0 {
+			if err := unmapProgram(); err != nil {
+				d.log.Debug("the program's pages stay mapped", "error", err)
+			}
 		}
 		select {
 		case <-ctx.Done():
