@@ -58,6 +58,9 @@ type Registrar struct {
 	report   facts.Report
 	identity facts.Identity // of the last Ready report
 	known    bool           // identity is set
+	heardAt  time.Time      // when the last report came
+	taken    facts.Identity // what the kubelet was last seen to have learned from the driver itself …
+	takenBy  time.Time      // … and when it said yes to that; zero: only what it was told
 	start    time.Time      // when this registrar was made
 	lastUp   time.Time      // when the driver was last not absent, or the start
 	returned bool           // the driver went and came back since the kubelet's last word
@@ -172,9 +175,9 @@ func (r *Registrar) step(ctx context.Context, now time.Time) time.Time {
 	return next
 }
 
-// look is a look at the registration socket with times that can be counted from. A time
-// yet to come is of an earlier process, under a wall clock that was ahead: it was before
-// this one began.
+// look is a look at the registration socket with times that can be counted from, and with
+// what the kubelet learned since. A time yet to come is of an earlier process, under a wall
+// clock that was ahead: it was before this one began.
 func (r *Registrar) look() facts.Socket {
 	seen, now := r.socket.Look(), time.Now()
 	for _, at := range []*time.Time{&seen.PublishedAt, &seen.GetInfoAt, &seen.Word.At} {
@@ -182,7 +185,24 @@ func (r *Registrar) look() facts.Socket {
 			*at = r.start
 		}
 	}
+	r.learned(seen)
+	if r.takenBy.After(seen.PublishedAt) {
+		seen.Announced.Identity = r.taken
+	}
 	return seen
+}
+
+// learned notes what the kubelet took when it said yes again to the same socket, as it does
+// when it was restarted: it asks the driver itself, so if the driver told us before, and is
+// still the same, it told the kubelet that.
+func (r *Registrar) learned(seen facts.Socket) {
+	w := seen.Word
+	if !w.Registered || w.At.Equal(r.takenBy) || !seen.GetInfoAt.After(r.heardAt) || seen.GetInfoAt.After(w.At) {
+		return
+	}
+	if r.report.Driver == facts.Ready && r.asking == nil && !r.driver.Stale() {
+		r.taken, r.takenBy = r.identity, w.At
+	}
 }
 
 // settle waits for both lanes; their context is cancelled.
@@ -239,7 +259,7 @@ func (r *Registrar) heard(rep facts.Report, now time.Time) {
 	r.asking()
 	r.asking = nil
 	was := r.report
-	r.report, r.told = rep, r.began
+	r.report, r.told, r.heardAt = rep, r.began, now
 	if was.Driver != facts.Absent || rep.Driver != facts.Absent {
 		r.lastUp = now
 	}

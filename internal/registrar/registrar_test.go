@@ -200,6 +200,48 @@ func TestEndpointChangeIsToldEvenWithMovedTopology(t *testing.T) {
 	})
 }
 
+// The kubelet asks the driver itself. What it has said yes to needs nobody's attention, and
+// hides no later change.
+func TestTopologyThatTheKubeletTook(t *testing.T) {
+	w := newWorld()
+	w.report = ready()
+	live(t, w, base, func(l *lives) {
+		l.state("registered")
+		moved := func(w *world) { w.stale, w.report.Identity.Topology = true, map[string]string{"zone": "b"} }
+		l.w.set(moved)
+		if s := l.status(); !strings.Contains(s.Reason, "remove the label") {
+			t.Fatalf("reason %q", s.Reason)
+		}
+		time.Sleep(time.Hour)
+		l.w.word(true, "") // the label was removed and the kubelet restarted
+		if s := l.status(); s.State != "registered" || s.Reason != "" {
+			t.Errorf("status %+v", s)
+		}
+		time.Sleep(time.Minute)
+		l.publications(1)
+		l.w.set(func(w *world) { w.stale, w.report.Identity.NodeID = true, "n2" })
+		l.publications(2)
+		time.Sleep(time.Hour)
+		l.publications(2)
+	})
+}
+
+// A yes to a driver that we have not heard since its restart says nothing of what we know.
+func TestTopologyThatTheKubeletMayNotHaveTaken(t *testing.T) {
+	w := newWorld()
+	w.report = ready()
+	live(t, w, base, func(l *lives) {
+		l.w.set(func(w *world) { w.stale, w.report.Identity.Topology = true, map[string]string{"zone": "b"} })
+		time.Sleep(time.Hour)
+		l.w.set(func(w *world) { w.stale, w.hang = true, true })
+		time.Sleep(time.Second)
+		l.w.word(true, "")
+		if s := l.status(); !strings.Contains(s.Reason, "remove the label") {
+			t.Errorf("reason %q", s.Reason)
+		}
+	})
+}
+
 func TestADriverThatInventsNodeIDsDoesNotChurn(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
