@@ -69,6 +69,9 @@ type Client struct {
 	rest *link      // kept from one that did, or that found another driver
 	// What was found at Endpoint, if that is another path than Socket.
 	endpoint place
+	// The socket's file at the last Ready report, and whether it was another before.
+	file     place
+	replaced bool
 }
 
 // New returns a client. It closes hints when it is closed; they should tell of the paths
@@ -111,6 +114,14 @@ func (c *Client) Stale() bool {
 		}
 	}
 	return c.distrust().driver != ""
+}
+
+// Replaced tells, after an Ask that was Ready, that the socket is another file than at the
+// Ready before: the driver was away, however quickly it came back.
+func (c *Client) Replaced() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.replaced
 }
 
 // Close ends the kept connection and the hints. No Ask may be running.
@@ -289,6 +300,10 @@ func (c *Client) keep(t *talk, endpoint place, d facts.Driver, up bool) {
 	}
 	c.mu.Lock()
 	c.rest, c.endpoint = t.link, endpoint
+	if d == facts.Ready {
+		c.replaced = c.file != place{} && !c.file.same(t.link.at)
+		c.file = t.link.at
+	}
 	c.mu.Unlock()
 	c.up.Store(up)
 	c.resting.Go(func() {

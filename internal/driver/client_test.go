@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -280,6 +281,47 @@ func TestRestart(t *testing.T) {
 	if c.Stale() || !c.Up() {
 		t.Error("stale, or not up, after its return")
 	}
+	if !c.Replaced() {
+		t.Error("not replaced")
+	}
+}
+
+// A driver that closes idle connections was not away.
+func TestClosedConnection(t *testing.T) {
+	_, socket := paths(t)
+	l := listen(t, socket)
+	closing := &closer{Listener: l}
+	t.Cleanup((&fake{}).serve(closing))
+	c := client(t, Config{Name: name, Socket: socket}, nil)
+	for range 3 {
+		expectReady(t, c.Ask(t.Context()))
+		if c.Replaced() {
+			t.Error("replaced")
+		}
+		closing.close()
+		expectHint(t, c, "the connection broke")
+	}
+}
+
+// closer is a listener whose newest connection can be closed.
+type closer struct {
+	net.Listener
+	mu   sync.Mutex
+	last net.Conn
+}
+
+func (c *closer) Accept() (net.Conn, error) {
+	conn, err := c.Listener.Accept()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.last = conn
+	return conn, err
+}
+
+func (c *closer) close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.last.Close()
 }
 
 // A new driver listens at the path while the old one's connection still lives.

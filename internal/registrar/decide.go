@@ -64,7 +64,7 @@ func (r *Registrar) decide(seen facts.Socket, now time.Time) action {
 		return action{kind: publish, cause: CauseRemoved, why: "the registration socket was removed", at: r.restores.next(now)}
 	case seen.Place == facts.Foreign:
 		return action{kind: publish, cause: CauseReplaced, why: "something else is at the path of the registration socket", at: r.restores.next(now)}
-	case r.wanted != "":
+	case r.wish(seen) != "":
 		return action{kind: publish, cause: r.wanted, why: "it was asked for"}
 	}
 	if news := difference(seen.Announced, r.announcement()); news != "" {
@@ -105,14 +105,23 @@ func (r *Registrar) decideRefused(seen facts.Socket, now time.Time) action {
 		return action{}
 	case w.At.IsZero() || w.Registered:
 		return action{}
-	case r.returned:
+	case !r.returned.IsZero() && !seen.GetInfoAt.After(r.returned): // else it has tried since
 		return action{kind: publish, cause: CauseReturned, why: "the driver is back; the kubelet had refused: " + w.Error, at: r.changes.next(now)}
 	}
 	last := later(w.At, seen.GetInfoAt)
 	if at := last.Add(kubeletRetries); at.After(now) {
 		return action{at: at}
 	}
-	return action{kind: publish, cause: CauseSilent, why: fmt.Sprintf("the kubelet refused and has not come back for %s", kubeletRetries)}
+	return action{kind: publish, cause: CauseSilent, why: fmt.Sprintf("the kubelet refused and has not come back for %s", kubeletRetries), at: r.changes.next(now)}
+}
+
+// wish is what a command asked for and is still to be done: not what the kubelet has
+// answered since by itself.
+func (r *Registrar) wish(seen facts.Socket) Cause {
+	if seen.Word.At.After(r.wantedAt) {
+		return ""
+	}
+	return r.wanted
 }
 
 // announcement is what the kubelet shall be told now.

@@ -21,6 +21,7 @@ type world struct {
 
 	report facts.Report
 	stale  bool
+	anew   bool // the driver makes its socket anew at each start
 	hang   bool // Ask answers only when its context ends
 	asks   int
 
@@ -72,6 +73,7 @@ func (w *world) Ask(ctx context.Context) facts.Report {
 	return rep
 }
 func (w *world) Stale() bool            { w.mu.Lock(); defer w.mu.Unlock(); return w.stale }
+func (w *world) Replaced() bool         { w.mu.Lock(); defer w.mu.Unlock(); return w.anew }
 func (w *world) Hints() <-chan struct{} { return w.hints }
 func (w *world) Close() error           { return nil }
 

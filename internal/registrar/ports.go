@@ -22,6 +22,13 @@ type Driver interface {
 	Close() error
 }
 
+// Replacer is what a Driver may be, too (driver.Client is).
+type Replacer interface {
+	// Replaced tells, after an Ask that was Ready, that the driver's socket is another file
+	// than at the Ready before. No Ask may be running.
+	Replaced() bool
+}
+
 // Socket is the driver's registration socket (satisfied by kubelet.Socket). Its methods
 // are called one at a time, except Look, which may be called at any time.
 type Socket interface {

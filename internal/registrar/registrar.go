@@ -63,13 +63,14 @@ type Registrar struct {
 	takenBy  time.Time      // … and when it said yes to that; zero: only what it was told
 	start    time.Time      // when this registrar was made
 	lastUp   time.Time      // when the driver was last not absent, or the start
-	returned bool           // the driver went and came back since the kubelet's last word
+	returned time.Time      // when the driver came back; zero: the kubelet has learned of it
 
 	working    bool // the socket's lane is busy
 	worked     chan error
 	workNext   time.Time // no work before this
 	workErr    error     // why the last attempt failed; nil after a success
 	wanted     Cause     // asked for by a command: publish anew
+	wantedAt   time.Time // when it was
 	restores   bucket
 	changes    bucket
 	complaints bucket            // lines of the log about what only a person can mend
@@ -259,6 +260,7 @@ func (r *Registrar) heard(rep facts.Report, now time.Time) {
 	r.asking()
 	r.asking = nil
 	was := r.report
+	gone := was.Driver != facts.Ready && !r.told.IsZero()
 	r.report, r.told, r.heardAt = rep, r.began, now
 	if was.Driver != facts.Absent || rep.Driver != facts.Absent {
 		r.lastUp = now
@@ -268,7 +270,9 @@ func (r *Registrar) heard(rep facts.Report, now time.Time) {
 	}
 	switch rep.Driver {
 	case facts.Ready:
-		r.returned = r.returned || r.known // a ready driver is only asked again when it was gone
+		if gone || r.replaced() {
+			r.returned = now
+		}
 		r.identity, r.known = rep.Identity, true
 		r.tries, r.askNext = 0, time.Time{}
 		r.hurry(now)
@@ -282,6 +286,13 @@ func (r *Registrar) heard(rep facts.Report, now time.Time) {
 	}
 }
 
+// replaced tells that a driver which is ready, as it was when it was asked before, has made
+// its socket anew: a driver that merely closes idle connections was never gone.
+func (r *Registrar) replaced() bool {
+	d, ok := r.driver.(Replacer)
+	return ok && d.Replaced()
+}
+
 // workIfDue starts the one action that the whole of what is known asks for, and tells
 // when to look again.
 func (r *Registrar) workIfDue(ctx context.Context, seen facts.Socket, now time.Time) time.Time {
@@ -293,7 +304,10 @@ func (r *Registrar) workIfDue(ctx context.Context, seen facts.Socket, now time.T
 		r.workErr = nil // what failed is not wanted any more
 		return act.at
 	}
-	due := later(r.workNext, act.at)
+	due := r.workNext
+	if r.workErr == nil { // else it was let pass already, and is tried again
+		due = later(due, act.at)
+	}
 	if due.After(now) {
 		return due
 	}
@@ -324,7 +338,7 @@ func (r *Registrar) count(act action, seen facts.Socket, now time.Time) {
 		return
 	case CauseRemoved, CauseReplaced:
 		r.restores.take(now)
-	case CauseChanged:
+	case CauseChanged, CauseReturned, CauseSilent:
 		r.changes.take(now)
 	}
 	r.republish[string(act.cause)]++
@@ -341,7 +355,7 @@ func (r *Registrar) finished(err error, now time.Time) {
 	switch {
 	case err == nil:
 		r.workNext = time.Time{}
-		r.wanted, r.returned = "", false
+		r.wanted, r.returned = "", time.Time{}
 	case isConflict(err):
 		r.workNext = now.Add(jitter(rivalAgain))
 	default:
@@ -384,7 +398,7 @@ func (r *Registrar) Update(ctx context.Context, set Settings, d Driver) error {
 // refusedAnew wants another try where the kubelet had refused.
 func (r *Registrar) refusedAnew(c Cause) {
 	if w := r.socket.Look().Word; !w.At.IsZero() && !w.Registered {
-		r.wanted = c
+		r.wanted, r.wantedAt = c, time.Now()
 	}
 }
 
@@ -397,7 +411,7 @@ func (r *Registrar) Reregister(ctx context.Context) error {
 			refused = fmt.Errorf("cannot register %s again: the driver is %s: %s", r.set.Name, r.report.Driver, r.report.Reason)
 			return
 		}
-		r.wanted, r.workNext = CauseAsked, time.Time{}
+		r.wanted, r.wantedAt, r.workNext = CauseAsked, time.Now(), time.Time{}
 	})
 	return errors.Join(err, refused)
 }

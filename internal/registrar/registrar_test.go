@@ -545,6 +545,136 @@ func TestReturnAfterRefusalPublishesOnce(t *testing.T) {
 	})
 }
 
+// What was asked for because of a refusal is over when the kubelet has spoken again.
+func TestAYesSettlesWhatWasAsked(t *testing.T) {
+	w := newWorld()
+	w.report = ready()
+	w.accept = func(facts.Announcement) (bool, string) { return false, "no" }
+	live(t, w, base, func(l *lives) {
+		l.state("refused")
+		time.Sleep(time.Second)
+		l.w.set(func(w *world) {
+			w.stale, w.report = true, facts.Report{Driver: facts.Starting, Reason: "Probe: not ready"}
+		})
+		synctest.Wait()
+		set := base
+		set.Withdraw, set.WithdrawAfter = true, time.Hour
+		if err := l.reg.Update(l.Context(), set, nil); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * time.Second)
+		l.w.word(true, "") // the kubelet's own retry
+		time.Sleep(time.Hour)
+		l.w.set(func(w *world) { w.report = ready() })
+		time.Sleep(time.Minute)
+		l.state("registered")
+		l.publications(1)
+	})
+}
+
+// A driver's return is news to the refusal that stood then, not to those that come later.
+func TestAReturnOfYesterdayIsNoNews(t *testing.T) {
+	w := newWorld()
+	w.report = ready()
+	live(t, w, base, func(l *lives) {
+		l.w.set(func(w *world) { w.stale, w.report = true, facts.Report{Driver: facts.Absent, Reason: "gone"} })
+		time.Sleep(time.Second)
+		l.w.set(func(w *world) { w.report = ready() })
+		time.Sleep(24 * time.Hour)
+		l.w.word(false, "the API server is away")
+		time.Sleep(149 * time.Second)
+		l.publications(1)
+	})
+}
+
+// The kubelet's try began before the driver came back, and so did not see it.
+func TestAReturnDuringTheKubeletsTry(t *testing.T) {
+	w := newWorld()
+	w.report = ready()
+	live(t, w, base, func(l *lives) {
+		l.w.set(func(w *world) { w.stale, w.report = true, facts.Report{Driver: facts.Absent, Reason: "gone"} })
+		time.Sleep(time.Second)
+		l.w.set(func(w *world) { w.sock.GetInfoAt = time.Now() })
+		time.Sleep(time.Second)
+		l.w.set(func(w *world) { w.report = ready() })
+		time.Sleep(time.Second)
+		l.w.set(func(w *world) { w.sock.Word = facts.Word{At: time.Now(), Error: "no such file"} })
+		l.state("registered")
+		l.publications(2)
+	})
+}
+
+// An older kubelet refused; the daemon began while the driver was away.
+func TestAReturnAfterTheStart(t *testing.T) {
+	w := newWorld()
+	live(t, w, base, func(l *lives) {
+		l.w.set(func(w *world) {
+			w.sock = facts.Socket{Path: "/reg/foo-reg.sock", Place: facts.Ours, Up: true, PublishedAt: time.Now(),
+				Announced: facts.Announcement{Endpoint: base.Endpoint, Versions: base.Versions, Identity: ready().Identity},
+				GetInfoAt: time.Now(), Word: facts.Word{At: time.Now(), Error: "no"}}
+		})
+		time.Sleep(time.Minute)
+		l.w.set(func(w *world) { w.report = ready() })
+		l.state("registered")
+		l.publications(1)
+	})
+}
+
+// No driver under a refusal makes the kubelet's work ours to repeat without end.
+func TestADriverThatFlapsUnderARefusalDoesNotChurn(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		flap func(*world)
+		most int
+	}{
+		{"closes idle connections", func(w *world) { w.stale = true }, 26}, // each 150 s, for an older kubelet
+		{"crashes and is back", func(w *world) { w.stale, w.anew = true, true }, 130},
+		{"is not ready for a moment", func(w *world) {
+			if w.stale, w.report = true, ready(); w.asks%2 == 0 {
+				w.report = facts.Report{Driver: facts.Starting, Reason: "Probe: not ready"}
+			}
+		}, 130},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld()
+			w.report = ready()
+			w.accept = func(facts.Announcement) (bool, string) { return false, "no" }
+			live(t, w, base, func(l *lives) {
+				for range 7200 {
+					time.Sleep(500 * time.Millisecond)
+					l.w.set(c.flap)
+					synctest.Wait()
+				}
+				if _, n, _ := l.counts(); n < 2 || n > c.most {
+					t.Errorf("published %d times in an hour, want at most %d", n, c.most)
+				}
+			})
+		})
+	}
+}
+
+// What was let pass once needs no leave to be tried again.
+func TestATryAgainWaitsForNoBucket(t *testing.T) {
+	w := newWorld()
+	w.report = ready()
+	live(t, w, base, func(l *lives) {
+		for i := range 2 {
+			l.w.set(func(w *world) { w.stale, w.report.Identity.NodeID = true, fmt.Sprint("m", i) })
+			synctest.Wait()
+		}
+		l.publications(3)
+		l.w.set(func(w *world) { w.stale, w.report.Identity.NodeID, w.publishErr = true, "m2", conflict{} })
+		time.Sleep(time.Second)
+		l.state("conflict")
+		l.w.mu.Lock()
+		l.w.publishErr = nil
+		l.w.mu.Unlock()
+		time.Sleep(time.Second)
+		l.state("registered")
+		l.publications(4)
+	})
+}
+
 // A kubelet that restarts says yes again: that is not how long the registration took.
 func TestTookIsOfTheFirstYes(t *testing.T) {
 	w := newWorld()

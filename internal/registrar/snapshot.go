@@ -60,7 +60,7 @@ func (r *Registrar) registration(seen facts.Socket) facts.Registration {
 		return facts.Conflict
 	case !seen.Up || seen.Place != facts.Ours:
 		return facts.None
-	case seen.Word.At.IsZero(), r.wanted == CauseAsked:
+	case seen.Word.At.IsZero(), r.wish(seen) == CauseAsked:
 		return facts.Published // or about to be, so that `reregister` then `wait` waits
 	case seen.Word.Registered:
 		return facts.Registered
