@@ -33,6 +33,7 @@ func TestFileSystems(t *testing.T) {
 	}
 	t.Run("no space", noSpace)
 	t.Run("read-only", readOnly)
+	t.Run("read-only, closed", readOnlyClosed)
 	t.Run("read-only root_dir", readOnlyRootDir)
 	t.Run("another file system", otherFileSystem)
 	t.Run("another file system, full", otherFileSystemFull)
@@ -219,13 +220,7 @@ func readOnly(t *testing.T) {
 	os.Mkdir(w.dir, 0o750)
 	s := socket(t, w.open(func(o *Options) { o.RunDir = "" }), "a")
 	publish(t, s)
-	remount := func(flags uintptr) {
-		t.Helper()
-		if err := unix.Mount("", w.root, "", unix.MS_REMOUNT|flags, ""); err != nil {
-			t.Fatal(err)
-		}
-	}
-	remount(unix.MS_RDONLY)
+	remount(t, w.root, unix.MS_RDONLY)
 	wantError(t, w, s, "read-only", "ReadWritePaths")
 	mustAnswer(t, s.Path(), announcement("a").Endpoint)
 	if err := s.Withdraw(t.Context()); err == nil {
@@ -234,11 +229,56 @@ func readOnly(t *testing.T) {
 	if l := s.Look(); !l.Up || l.Place != facts.Ours {
 		t.Errorf("a failed Withdraw can be tried again, but: %+v", l)
 	}
-	remount(0)
+	remount(t, w.root, 0)
 	if err := s.Withdraw(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	wantPlace(t, s, facts.Missing)
+}
+
+func remount(t *testing.T, on string, flags uintptr) {
+	t.Helper()
+	if err := unix.Mount("", on, "", unix.MS_REMOUNT|flags, ""); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What could not be withdrawn is left when its Socket is closed, and stands in the way of
+// nobody: neither of the next Socket, nor of the next process.
+func readOnlyClosed(t *testing.T) {
+	for _, keep := range []bool{true, false} {
+		w := newWorld(t)
+		mount(t, w.root, "")
+		os.Mkdir(w.dir, 0o750)
+		m := newManager(t)
+		r := w.open(with(m, keep), func(o *Options) { o.RunDir = "" })
+		s := socket(t, r, "a")
+		publish(t, s)
+		remount(t, w.root, unix.MS_RDONLY)
+		if err := s.Withdraw(t.Context()); err == nil {
+			t.Fatal("withdrawn")
+		}
+		if kept, err := s.Close(t.Context()); kept != keep || (err == nil) != keep {
+			t.Errorf("kept %t, %v", kept, err)
+		}
+		s = socket(t, r, "a")
+		if err := s.Publish(t.Context(), announcement("a")); err == nil || isConflict(err) {
+			t.Errorf("while it is read-only: %v", err)
+		}
+		remount(t, w.root, 0)
+		publish(t, s)
+		mustAnswer(t, s.Path(), announcement("a").Endpoint)
+		if n := m.count("registration-a"); n != 1 {
+			t.Errorf("keep %t: %d in the store", keep, n)
+		}
+		if err := s.Withdraw(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if _, err := s.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		unmount(t, w.root)
+	}
 }
 
 // plugins_registry is a mount of its own: bound within it, under a dot name.

@@ -244,6 +244,93 @@ func TestWithdrawTakesOnlyOurs(t *testing.T) {
 	}
 }
 
+// deaf is a store that does not listen while fail is set.
+type deaf struct {
+	*manager
+	fail error
+}
+
+func (d *deaf) Forget(ctx context.Context, name string) error {
+	if d.fail != nil {
+		return d.fail
+	}
+	return d.manager.Forget(ctx, name)
+}
+
+// watches counts those that are not closed.
+type watches struct {
+	Watch
+	open *int
+}
+
+func (w watches) Close() { *w.open--; w.Watch.Close() }
+
+// What the store or the record keeps of a withdrawn socket goes with the next change, of
+// whatever kind, and the name is free after Close.
+func TestWithdrawIsTriedAgain(t *testing.T) {
+	for _, trouble := range []string{"store", "record"} {
+		for _, next := range []string{"withdraw", "publish", "close", "close in vain"} {
+			t.Run(trouble+", "+next, func(t *testing.T) {
+				w := newWorld(t)
+				d := &deaf{manager: newManager(t)}
+				open := 0
+				r, s := w.published("a", with(d, true), func(o *Options) {
+					o.Watch = func(path string) Watch { open++; return watches{newUnwatched(path), &open} }
+				})
+				rec := r.recordOf("a")
+				if trouble == "store" {
+					d.fail = errors.New("no manager")
+				} else if err := errors.Join(os.Remove(rec), os.MkdirAll(rec+"/x", 0o700)); err != nil {
+					t.Fatal(err)
+				}
+				if err := s.Withdraw(t.Context()); err == nil {
+					t.Fatal("withdrawn")
+				}
+				if err := s.Withdraw(t.Context()); err == nil {
+					t.Fatal("the second time it was forgotten")
+				}
+				if l := s.Look(); l.Up || l.Place != facts.Missing {
+					t.Errorf("%+v", l)
+				}
+				if next != "close in vain" {
+					d.fail = nil
+					if trouble == "record" {
+						os.RemoveAll(rec)
+					}
+				}
+				switch next {
+				case "withdraw":
+					if err := s.Withdraw(t.Context()); err != nil {
+						t.Error(err)
+					}
+				case "publish":
+					publish(t, s)
+					if n := d.count("registration-a"); n != 1 || r.readRecord("a").Path != s.Path() {
+						t.Errorf("%d in the store, record %+v", n, r.readRecord("a"))
+					}
+					if err := s.Withdraw(t.Context()); err != nil {
+						t.Error(err)
+					}
+				}
+				if kept, err := s.Close(t.Context()); kept || (err == nil) == (next == "close in vain") {
+					t.Errorf("kept %t, %v", kept, err)
+				}
+				if open != 0 {
+					t.Errorf("%d watches are open", open)
+				}
+				d.fail = nil
+				os.RemoveAll(rec + "/x")
+				if next != "close in vain" {
+					if _, err := os.Lstat(rec); err == nil || d.count("registration-a") != 0 {
+						t.Error("not all is gone")
+					}
+				}
+				publish(t, socket(t, r, "a"))
+			})
+		}
+	}
+}
+
 func TestCloseKeepsOnlyWhatIsStored(t *testing.T) {
 	for _, c := range []struct {
 		name        string

@@ -104,6 +104,14 @@ func (s *Socket) clear(ctx context.Context) error {
 		if p := s.current(); p != nil && p.id == at.fileID {
 			return nil
 		}
+		if s.r.wasLeft(s.path, at.fileID) { // nobody accepts on it
+			if _, err := remove(s.path, at.fileID); err != nil {
+				return fmt.Errorf("cannot remove our earlier registration socket: %w", err)
+			}
+			s.stored = true
+			s.r.leave(s.path, fileID{})
+			return nil
+		}
 		if !at.isSocket() {
 			return &ConflictError{Driver: s.name, Path: s.path, Holder: at.kind(), Same: true}
 		}
@@ -137,19 +145,22 @@ func (s *Socket) publishFrom(ctx context.Context, place string, folder fileID, a
 	p.announced, p.folder = a, folder
 	old := s.current()
 	oldStored := old != nil && old.inStore
-	if oldStored {
+	if oldStored || s.stored {
 		// One name in the store is one listener: the next process has to tell by it.
-		if err := s.r.forget(ctx, s.name); err != nil {
+		err := s.r.forget(ctx, s.name)
+		if err != nil {
 			s.log.Warn("cannot take the old listener out of the descriptor store", "error", err)
-		} else {
+		} else if old != nil {
 			old.inStore = false
 		}
+		s.stored = s.stored && err != nil
 	}
 	s.keep(ctx, p)
 	go p.accept()
 	err = s.moveIn(ctx, temporary, p, old)
 	_, rerr := remove(temporary, p.id) // still there after an error, and after a link
 	if err == nil {
+		s.written = false // it is p's now
 		if old != nil {
 			rerr = errors.Join(rerr, old.stop(true))
 		}

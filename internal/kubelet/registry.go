@@ -93,6 +93,7 @@ type Registry struct {
 
 	mu      sync.Mutex
 	sockets map[string]*Socket // by path
+	left    map[string]fileID  // by path: what closed Sockets left there, and in the store
 }
 
 // Open prepares to serve in the plugins_registry of rootDir, the kubelet's --root-dir.
@@ -108,8 +109,8 @@ func Open(rootDir string, o Options) (*Registry, error) {
 	r := &Registry{
 		log: o.Log, root: rootDir, folder: newFolder(rootDir, dir), store: o.Store, keepSockets: o.KeepSockets,
 		calls: newFunnel(), served: make(chan struct{}), conns: newConnections(),
-		sockets: make(map[string]*Socket),
-		watch:   o.Watch,
+		sockets: make(map[string]*Socket), left: make(map[string]fileID),
+		watch: o.Watch,
 	}
 	if r.watch == nil {
 		r.watch = newUnwatched
@@ -170,6 +171,20 @@ func (r *Registry) drop(s *Socket) {
 	if r.sockets[s.path] == s {
 		delete(r.sockets, s.path)
 	}
+}
+
+// leave notes what a Socket leaves at its path when it is closed; the zero fileID: nothing.
+func (r *Registry) leave(path string, id fileID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.left[path] = id
+}
+
+// wasLeft tells whether a Socket that was closed left this file there.
+func (r *Registry) wasLeft(path string, id fileID) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.left[path] == id
 }
 
 // isOurs tells whether path belongs to one of our Sockets, by name alone: also one that

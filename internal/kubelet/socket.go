@@ -18,9 +18,11 @@ type Socket struct {
 	log   *slog.Logger
 	watch Watch
 
-	op sync.Mutex // one change at a time; guards forgot
+	op sync.Mutex // one change at a time; guards what follows
 
-	forgot bool // the store was told to forget the name while another listener may have it
+	forgot  bool // the store was told to forget the name while another listener may have it
+	stored  bool // the store may have a withdrawn listener of the name
+	written bool // the record of a withdrawn one may be left
 
 	saving sync.Mutex // one writer of the record at a time
 
@@ -87,7 +89,9 @@ func (s *Socket) Look() facts.Socket {
 // Withdraw takes the socket away: the path if it is ours, then its place in the store,
 // the record and the listener. What is not ours stays. Connections that the kubelet has
 // are still served, so that its Notify does not fail. Without anything published it does
-// nothing. If the path cannot be removed everything stays as it is, to be tried again.
+// nothing. If the path cannot be removed everything stays as it is (Look: Up). After any
+// other error it is withdrawn, and what is left in the store or of the record goes with the
+// next Withdraw, Publish or Close, each of which may follow an error.
 func (s *Socket) Withdraw(ctx context.Context) error {
 	s.op.Lock()
 	defer s.op.Unlock()
@@ -95,28 +99,37 @@ func (s *Socket) Withdraw(ctx context.Context) error {
 }
 
 func (s *Socket) withdraw(ctx context.Context) error {
-	p := s.current()
-	if p == nil {
-		return nil
-	}
 	ctx, cancel := wholly(ctx)
 	defer cancel()
+	p := s.current()
+	if p == nil {
+		return s.tidy(ctx)
+	}
 	if _, err := remove(s.path, p.id); err != nil {
 		return fmt.Errorf("cannot withdraw the registration socket: %w", err)
 	}
 	// From here on it is withdrawn, whatever else fails.
 	s.setCurrent(nil)
+	s.stored, s.written = s.stored || p.inStore, true
+	return errors.Join(s.tidy(ctx), p.stop(true))
+}
+
+// tidy takes away what is left of what was withdrawn, while nothing is published.
+func (s *Socket) tidy(ctx context.Context) error {
 	var errs []error
-	if p.inStore {
-		if err := s.r.forget(ctx, s.name); err != nil {
+	if s.stored {
+		err := s.r.forget(ctx, s.name)
+		if err != nil {
 			errs = append(errs, fmt.Errorf("cannot take %s out of the descriptor store: %w", storeName(s.name), err))
 		}
+		s.stored = err != nil
 	}
-	if err := s.removeRecord(); err != nil {
-		errs = append(errs, err)
-	}
-	if err := p.stop(true); err != nil {
-		errs = append(errs, err)
+	if s.written {
+		err := s.removeRecord()
+		if err != nil {
+			errs = append(errs, fmt.Errorf("cannot remove the record of %s: %w", s.name, err))
+		}
+		s.written = err != nil
 	}
 	return errors.Join(errs...)
 }
@@ -140,7 +153,8 @@ func (s *Socket) setCurrent(p *publication) {
 // configured (after Withdraw). A listener that the store took is left as it is with
 // Options.KeepSockets, path and record too: the next process adopts it, and who connects
 // meanwhile waits in its queue. Otherwise it is withdrawn. Calls in flight go on until
-// Registry.Close.
+// Registry.Close. With whatever error, the name is free for another Socket, which replaces
+// what this one left behind.
 func (s *Socket) Close(ctx context.Context) (kept bool, err error) {
 	s.op.Lock()
 	defer s.op.Unlock()
@@ -148,13 +162,17 @@ func (s *Socket) Close(ctx context.Context) (kept bool, err error) {
 	s.watch.Close()
 	p := s.current()
 	if p == nil {
-		return false, nil
+		return false, s.withdraw(ctx)
 	}
 	if s.r.keepSockets && p.inStore {
+		s.r.leave(s.path, p.id)
 		return true, errors.Join(s.saveAgain(), p.stop(false)) // its record stays live: a Notify in flight is still recorded
 	}
 	err = s.withdraw(ctx)
 	if s.current() != nil { // the path could not be removed
+		if p.inStore {
+			s.r.leave(s.path, p.id)
+		}
 		s.setCurrent(nil)
 		err = errors.Join(err, p.stop(false))
 	}
