@@ -12,7 +12,7 @@ type Subscription struct {
 	hints chan struct{}
 	w     *Watcher
 	paths []string // absolute and clean
-	dir   bool     // entries of the paths count as well
+	dir   bool     // entries of the paths and what files hold count as well
 
 	// The watcher's, under its lock.
 	chain   []*entry  // what was followed on the way to the paths
@@ -50,6 +50,7 @@ func (w *Watcher) Subscribe(paths ...string) *Subscription { return w.subscribe(
 
 // SubscribeDir is Subscribe, and also gives hints when an entry of one of the paths
 // appears, vanishes or changes: name, mode, owner, or content once a writer closed it.
+// Where a path is a file, so does its content.
 func (w *Watcher) SubscribeDir(paths ...string) *Subscription { return w.subscribe(true, paths) }
 
 func (w *Watcher) subscribe(dir bool, paths []string) *Subscription {

@@ -20,6 +20,7 @@ type folder struct {
 	entries map[string]*entry
 	subs    []*Subscription // those that want every entry
 	mtime   int64           // of the last look, for those
+	content bool            // somebody wants to know what is written to a file in it
 	gen     uint64          // the round in which its watch was verified
 }
 
@@ -104,9 +105,18 @@ func (w *Watcher) walk(s *Subscription) {
 		folders []*folder
 	)
 	for _, p := range s.paths {
-		var end string
-		if chain, end = w.follow(chain, p); end != "" && s.dir {
+		var (
+			end string
+			in  *folder
+		)
+		chain, end, in = w.follow(chain, p)
+		switch {
+		case !s.dir:
+		case end != "":
 			folders = append(folders, w.folder(end))
+		case in != nil && !in.content:
+			in.content = true
+			w.rewatch(in)
 		}
 	}
 	was, wasIn := s.chain, s.folders
@@ -114,8 +124,7 @@ func (w *Watcher) walk(s *Subscription) {
 	for _, f := range folders {
 		if !slices.Contains(f.subs, s) {
 			f.subs = append(f.subs, s)
-			f.gen = 0 // its watch must now tell more
-			w.watch(f)
+			w.rewatch(f)
 			_, f.mtime = look(f.path)
 		}
 	}
@@ -128,8 +137,8 @@ func (w *Watcher) walk(s *Subscription) {
 }
 
 // follow appends to chain each entry that is passed on the way to path, and returns the
-// folder that path is, or "".
-func (w *Watcher) follow(chain []*entry, path string) ([]*entry, string) {
+// folder that path is, or "", and then the one that it is in, if the way leads so far.
+func (w *Watcher) follow(chain []*entry, path string) (_ []*entry, end string, in *folder) {
 	dir, links := "/", 0
 	for path != "" {
 		var name string
@@ -152,17 +161,20 @@ func (w *Watcher) follow(chain []*entry, path string) ([]*entry, string) {
 		case unix.S_IFLNK:
 			target, err := os.Readlink(filepath.Join(dir, name))
 			if links++; err != nil || links > maxLinks {
-				return chain, "" // changed under us, which makes an event; or a loop
+				return chain, "", nil // changed under us, which makes an event; or a loop
 			}
 			if filepath.IsAbs(target) {
 				dir = "/"
 			}
 			path = target + "/" + path
 		default: // nothing there, or no folder: there can be nothing below
-			return chain, ""
+			if path == "" {
+				in = e.folder
+			}
+			return chain, "", in
 		}
 	}
-	return chain, dir
+	return chain, dir, nil
 }
 
 // observe looks at an entry and marks everybody who waits for it if it changed.
@@ -204,7 +216,7 @@ func (w *Watcher) watch(f *folder) {
 	}
 	f.gen = w.gen
 	mask := uint32(watchMask)
-	if len(f.subs) > 0 {
+	if len(f.subs) > 0 || f.content {
 		mask |= contentMask
 	}
 	wd, err := int32(-1), w.noInotify
@@ -228,6 +240,12 @@ func (w *Watcher) watch(f *folder) {
 		w.unwatch(f)
 		w.blind[f] = err
 	}
+}
+
+// rewatch makes the watch of a folder tell more.
+func (w *Watcher) rewatch(f *folder) {
+	f.gen = 0
+	w.watch(f)
 }
 
 func (w *Watcher) unwatch(f *folder) {
