@@ -31,9 +31,10 @@ func (d *daemon) tidyMemory(ctx context.Context) {
 			continue
 		case <-time.After(settled):
 		}
-		debug.FreeOSMemory()
 		// Who still waits for a driver is to be quick when it comes.
-		if len(d.agent.Status().Pending()) == 0 {
+		waits := len(d.agent.Status().Pending()) > 0
+		debug.FreeOSMemory()
+		if !waits {
 			if err := unmapProgram(); err != nil {
 				d.log.Debug("the program's pages stay mapped", "error", err)
 			}
@@ -81,20 +82,24 @@ func unmapProgram() error {
 // what is in the file: a page with a debugger's breakpoint, or with the relocations of
 // another kind of build, would be lost, so a mapping with any is left out.
 func unchanged(smaps, file string) iter.Seq2[uintptr, uintptr] {
+	tail := " " + file + "\n"
 	return func(yield func(from, to uintptr) bool) {
 		var from, to uintptr // of the mapping whose fields are read; to is 0 where it is none of these
 		for line := range strings.Lines(smaps) {
-			var begin, end uintptr
-			var mode string
-			var changed uint64
-			if n, _ := fmt.Sscanf(line, "%x-%x %4s", &begin, &end, &mode); n == 3 {
-				from, to = begin, 0
-				if strings.HasSuffix(line, " "+file+"\n") && (mode == "r-xp" || mode == "r--p") {
-					to = end
-				}
-			} else if n, _ := fmt.Sscanf(line, "Anonymous: %d kB", &changed); n == 1 && changed == 0 && to != 0 {
-				if !yield(from, to) {
+			switch isField := line[0] >= 'A' && line[0] <= 'Z'; {
+			case isField && to != 0 && strings.HasPrefix(line, "Anonymous:"):
+				if strings.TrimLeft(line, "Anonymous: ") == "0 kB\n" && !yield(from, to) {
 					return
+				}
+			case !isField:
+				var mode string
+				from, to = 0, 0
+				if !strings.HasSuffix(line, tail) {
+					continue
+				}
+				n, _ := fmt.Sscanf(line, "%x-%x %4s", &from, &to, &mode)
+				if n != 3 || mode != "r-xp" && mode != "r--p" {
+					to = 0
 				}
 			}
 		}
