@@ -110,6 +110,7 @@ type Socket struct {
 	PublishedAt time.Time
 	GetInfoAt   time.Time // the kubelet's last GetInfo since PublishedAt, else zero
 	Word        Word
-	Accepted    uint64 // how often the kubelet said yes, since the process started
-	Refusals    uint64 // how often it said no
+	FirstYesAt  time.Time // when it said yes first since PublishedAt, in whatever process of ours; else zero
+	Accepted    uint64    // how often the kubelet said yes, since the process started
+	Refusals    uint64    // how often it said no
 }

@@ -444,6 +444,9 @@ func TestFirstYesIsRemembered(t *testing.T) {
 			t.Errorf("yes %t: first %v, record %+v", ok, first, rec)
 		}
 	}
+	if l := s.Look(); !l.FirstYesAt.Equal(first) {
+		t.Errorf("Look: %+v", l)
+	}
 	// What is published anew has said nothing yet.
 	publish(t, s)
 	if rec := r.readRecord("a"); !rec.FirstYesAt.IsZero() {

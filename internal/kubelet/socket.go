@@ -81,7 +81,7 @@ func (s *Socket) Look() facts.Socket {
 	if p := s.pub; p != nil {
 		look.Up = true
 		look.Announced = p.announced
-		look.PublishedAt, look.GetInfoAt, look.Word = p.publishedAt, p.getInfoAt, p.word
+		look.PublishedAt, look.GetInfoAt, look.Word, look.FirstYesAt = p.publishedAt, p.getInfoAt, p.word, p.firstYesAt
 	}
 	return look
 }

@@ -115,6 +115,9 @@ func (w *world) word(ok bool, why string) {
 	w.sock.Word = facts.Word{At: time.Now(), Registered: ok, Error: why}
 	if ok {
 		w.sock.Accepted++
+		if w.sock.FirstYesAt.IsZero() {
+			w.sock.FirstYesAt = w.sock.Word.At
+		}
 	} else {
 		w.sock.Refusals++
 	}

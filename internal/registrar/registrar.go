@@ -76,9 +76,6 @@ type Registrar struct {
 	complaints bucket            // lines of the log about what only a person can mend
 	republish  map[string]uint64 // by Cause
 
-	took   time.Duration // from published to the kubelet's first yes
-	tookOf time.Time     // when what took that long was published
-
 	status     Status
 	introduced bool // the log has an entry of the first state
 }

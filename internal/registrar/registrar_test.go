@@ -690,6 +690,16 @@ func TestTookIsOfTheFirstYes(t *testing.T) {
 			t.Errorf("took %s after the kubelet's restart", s.Took)
 		}
 	})
+	// The daemon restarts after that.
+	w = newWorld()
+	published := time.Date(1999, 12, 31, 0, 0, 0, 0, time.UTC)
+	w.sock = facts.Socket{Path: "/reg/foo-reg.sock", Place: facts.Ours, Up: true, PublishedAt: published,
+		FirstYesAt: published.Add(700 * time.Millisecond), Word: facts.Word{At: published.Add(24 * time.Hour), Registered: true}}
+	live(t, w, base, func(l *lives) {
+		if s := l.status(); s.Took != 700*time.Millisecond {
+			t.Errorf("took %s after the daemon's restart", s.Took)
+		}
+	})
 }
 
 func TestReregister(t *testing.T) {

@@ -38,10 +38,9 @@ func (r *Registrar) snapshot(seen facts.Socket, now time.Time) Status {
 		if seen.Word.Registered {
 			s.RegisteredAt = seen.Word.At
 			// Only the first yes tells how long it took: a kubelet that restarts says it again.
-			if !r.tookOf.Equal(seen.PublishedAt) {
-				r.took, r.tookOf = seen.Word.At.Sub(seen.PublishedAt), seen.PublishedAt
+			if !seen.FirstYesAt.IsZero() {
+				s.Took = seen.FirstYesAt.Sub(seen.PublishedAt)
 			}
-			s.Took = r.took
 		} else {
 			s.KubeletError = seen.Word.Error
 		}
