@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -14,9 +15,8 @@ import (
 	"csi-registrar/internal/registrar"
 )
 
-// grace is how long a driver that vanished from the files keeps its registration: an
-// editor, a package upgrade or a synchroniser may put the file back (spec §3).
-const grace = 10 * time.Second
+// again is how often a registration socket that could not be taken away is tried.
+const again = 2 * time.Second
 
 // Socket is a registration socket, and how it ends.
 type Socket interface {
@@ -45,7 +45,14 @@ type Agent struct {
 	stop    context.CancelFunc
 	config  *config.Config
 	running map[string]*running
-	leaving map[string]time.Time // drivers that vanished from the files: when to withdraw them
+	left    []leftover
+}
+
+// leftover is a registration socket that is to go and could not be taken away.
+type leftover struct {
+	name    string
+	kubelet config.Kubelet
+	socket  Socket
 }
 
 // running is one registrar and what belongs to it.
@@ -73,7 +80,6 @@ func New(o Options) *Agent {
 		done:    make(chan struct{}),
 		config:  config.Default(),
 		running: map[string]*running{},
-		leaving: map[string]time.Time{},
 	}
 }
 
@@ -83,13 +89,13 @@ func (a *Agent) Run(ctx context.Context) error {
 	defer close(a.done)
 	a.ctx, a.stop = context.WithCancel(context.WithoutCancel(ctx))
 	defer a.stop()
-	timer := time.NewTimer(0)
+	timer := time.NewTimer(again)
 	defer timer.Stop()
 	for {
-		if next := a.withdrawLeft(time.Now()); next.IsZero() {
+		if len(a.left) == 0 {
 			timer.Stop()
 		} else {
-			timer.Reset(time.Until(next))
+			timer.Reset(again)
 		}
 		select {
 		case <-ctx.Done():
@@ -97,6 +103,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		case cmd := <-a.cmds:
 			cmd()
 		case <-timer.C:
+			a.withdrawLeft()
 		}
 	}
 }
@@ -115,40 +122,28 @@ func (a *Agent) do(ctx context.Context, f func()) error {
 	}
 }
 
-// Apply brings what runs in line with c, of the given files. Only what changed is touched.
-// A driver that c does not name is withdrawn at once, or, with patience, when it has
-// stayed away for 10 s. The error names drivers that could not be started; all others are.
-func (a *Agent) Apply(ctx context.Context, c *config.Config, files []string, patience bool) error {
+// Apply brings what runs in line with c, of the given files. Only what changed is touched;
+// a driver that c does not name is withdrawn. The error names drivers that could not be
+// started or withdrawn; all others are.
+func (a *Agent) Apply(ctx context.Context, c *config.Config, files []string) error {
 	var failed error
 	err := a.do(ctx, func() {
-		failed = a.apply(c, patience)
+		failed = a.apply(c)
 		a.board.configured(c, files)
 	})
 	return errors.Join(err, failed)
 }
 
-func (a *Agent) apply(c *config.Config, patience bool) error {
-	if a.config.Kubelet != c.Kubelet {
-		a.remove(a.names()...) // every path is another one
-	}
-	a.config = c
+func (a *Agent) apply(c *config.Config) error {
 	var gone []string
 	for _, name := range a.names() {
 		d, there := c.Driver(name)
-		switch {
-		case there && d.Enabled:
-			delete(a.leaving, name)
-		case there || !patience:
+		if !there || !d.Enabled || a.config.Kubelet != c.Kubelet { // every path is another one
 			gone = append(gone, name)
-		default:
-			if _, already := a.leaving[name]; !already {
-				a.leaving[name] = time.Now().Add(grace)
-				a.log.Warn("driver vanished from the configuration", "driver", name, "withdrawn_in", grace)
-			}
 		}
 	}
-	a.remove(gone...)
-	var errs []error
+	errs := []error{a.remove(gone...)}
+	a.config = c
 	var added []*running
 	for _, d := range c.Drivers {
 		if !d.Enabled {
@@ -160,7 +155,7 @@ func (a *Agent) apply(c *config.Config, patience bool) error {
 		}
 		// All sockets first: one that is not adopted yet does not answer when another
 		// registrar, which is about to publish, asks it for its name.
-		socket, err := a.parts.Socket(a.config, d.Name)
+		socket, err := a.socket(d.Name)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("cannot start the registrar of %s: %w", d.Name, err))
 			continue
@@ -206,43 +201,63 @@ func settings(d config.Driver) registrar.Settings {
 	}
 }
 
-// withdrawLeft withdraws the drivers whose grace is over, and tells when the next one's is.
-func (a *Agent) withdrawLeft(now time.Time) (next time.Time) {
-	var over []string
-	for name, at := range a.leaving {
-		switch {
-		case !at.After(now):
-			over = append(over, name)
-		case next.IsZero() || at.Before(next):
-			next = at
+// socket is a driver's new registration socket, or the one that it still has.
+func (a *Agent) socket(name string) (Socket, error) {
+	for i, l := range a.left {
+		if l.name == name && l.kubelet == a.config.Kubelet {
+			a.left = slices.Delete(a.left, i, i+1)
+			return l.socket, nil
 		}
 	}
-	a.remove(over...)
-	return next
+	return a.parts.Socket(a.config, name)
 }
 
 // remove ends registrars and takes their sockets away.
-func (a *Agent) remove(names ...string) {
-	a.end(names, func(ctx context.Context, name string, s Socket) error {
+func (a *Agent) remove(names ...string) error {
+	var mu sync.Mutex
+	err := a.end(names, func(ctx context.Context, name string, s Socket) error {
 		a.log.Info("withdrawing: no longer configured, or disabled", "driver", name)
 		if err := s.Withdraw(ctx); err != nil {
-			return err
+			mu.Lock()
+			defer mu.Unlock()
+			a.left = append(a.left, leftover{name, a.config.Kubelet, s})
+			return fmt.Errorf("its registration socket is still there; trying again: %w", err)
 		}
 		_, err := s.Close(ctx)
 		return err
 	})
 	for _, name := range names {
-		delete(a.leaving, name)
 		a.board.forget(name)
 	}
+	return err
+}
+
+// withdrawLeft tries again to take away what could not be.
+func (a *Agent) withdrawLeft() {
+	a.left = slices.DeleteFunc(a.left, func(l leftover) bool {
+		if err := l.socket.Withdraw(a.ctx); err != nil {
+			a.log.Debug("cannot take a registration socket away yet", "driver", l.name, "error", err)
+			return false
+		}
+		a.log.Info("withdrawn at last", "driver", l.name)
+		if _, err := l.socket.Close(a.ctx); err != nil {
+			a.log.Error("cannot end a registration cleanly", "driver", l.name, "error", err)
+		}
+		return true
+	})
 }
 
 // closeAll ends everything with the process.
 func (a *Agent) closeAll() error {
-	return a.end(a.names(), func(ctx context.Context, name string, s Socket) error {
+	errs := []error{a.end(a.names(), func(ctx context.Context, name string, s Socket) error {
 		_, err := s.Close(ctx)
 		return err
-	})
+	})}
+	for _, l := range a.left {
+		_, err := l.socket.Close(a.ctx)
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }
 
 // end ends the named registrars side by side and then does the last thing to each socket.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -62,6 +63,7 @@ type socket struct {
 	mu                           sync.Mutex
 	up                           facts.Socket
 	published, withdrawn, closed int
+	refused                      error
 }
 
 func (s *socket) Hints() <-chan struct{} { return s.hints }
@@ -76,10 +78,16 @@ func (s *socket) Publish(_ context.Context, a facts.Announcement) error {
 func (s *socket) Withdraw(context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.refused != nil {
+		return s.refused
+	}
 	s.withdrawn++
 	s.up = facts.Socket{Path: s.path, Place: facts.Missing}
 	return nil
 }
+
+// refuse makes Withdraw fail.
+func (s *socket) refuse(err error) { s.mu.Lock(); defer s.mu.Unlock(); s.refused = err }
 func (s *socket) Close(context.Context) (bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -125,9 +133,9 @@ func with(t *testing.T, test func(t *testing.T, a *Agent, n *node)) {
 	})
 }
 
-func apply(t *testing.T, a *Agent, patience bool, c *config.Config) {
+func apply(t *testing.T, a *Agent, c *config.Config) {
 	t.Helper()
-	if err := a.Apply(t.Context(), c, []string{"a.toml"}, patience); err != nil {
+	if err := a.Apply(t.Context(), c, []string{"a.toml"}); err != nil {
 		t.Fatal(err)
 	}
 	synctest.Wait()
@@ -149,13 +157,13 @@ func want(t *testing.T, got []string, want ...string) {
 
 func TestApplyTouchesOnlyWhatChanged(t *testing.T) {
 	with(t, func(t *testing.T, a *Agent, n *node) {
-		apply(t, a, false, conf("/k", drv("a"), drv("b"), drv("c")))
+		apply(t, a, conf("/k", drv("a"), drv("b"), drv("c")))
 		want(t, states(a), "a registered", "b registered", "c registered")
 		b := drv("b")
 		b.Endpoint = "/other"
 		d := drv("d")
 		d.Enabled = false
-		apply(t, a, false, conf("/k", drv("a"), b, d))
+		apply(t, a, conf("/k", drv("a"), b, d))
 		want(t, states(a), "a registered", "b registered", "d disabled")
 		for path, counts := range map[string][3]int{
 			"/k/plugins_registry/a": {1, 0, 0},
@@ -170,34 +178,41 @@ func TestApplyTouchesOnlyWhatChanged(t *testing.T) {
 	})
 }
 
-func TestPatience(t *testing.T) {
+// A registration socket that cannot be taken away is tried again, and is still there for
+// its driver if that comes back before.
+func TestWithdrawingFails(t *testing.T) {
 	with(t, func(t *testing.T, a *Agent, n *node) {
-		apply(t, a, false, conf("/k", drv("a"), drv("b")))
-		apply(t, a, true, conf("/k", drv("b")))
-		time.Sleep(9 * time.Second)
-		apply(t, a, true, conf("/k", drv("a"), drv("b"))) // it is back
-		time.Sleep(20 * time.Second)
-		want(t, states(a), "a registered", "b registered")
-		apply(t, a, true, conf("/k", drv("b")))
-		time.Sleep(5 * time.Second)
-		apply(t, a, true, conf("/k", drv("b"))) // does not begin the wait again
-		time.Sleep(5*time.Second + time.Millisecond)
-		synctest.Wait()
-		want(t, states(a), "b registered")
-		if got := n.socket("/k/plugins_registry/a").counts(); got != [3]int{1, 1, 1} {
+		apply(t, a, conf("/k", drv("a"), drv("b")))
+		s := n.socket("/k/plugins_registry/a")
+		s.refuse(errors.New("read-only"))
+		for range 2 {
+			if err := a.Apply(t.Context(), conf("/k", drv("b")), nil); err == nil || !strings.Contains(err.Error(), "read-only") {
+				t.Errorf("error %v", err)
+			}
+			time.Sleep(time.Minute)
+			want(t, states(a), "b registered")
+			apply(t, a, conf("/k", drv("a"), drv("b")))
+			want(t, states(a), "a registered", "b registered")
+		}
+		if got := s.counts(); got != [3]int{1, 0, 0} {
 			t.Errorf("published, withdrawn, closed %v", got)
 		}
-		off := drv("b")
-		off.Enabled = false
-		apply(t, a, true, conf("/k", off)) // disabling is no accident
-		want(t, states(a), "b disabled")
+		if err := a.Apply(t.Context(), conf("/k", drv("b")), nil); err == nil {
+			t.Error("no error")
+		}
+		s.refuse(nil)
+		time.Sleep(again)
+		synctest.Wait()
+		if got := s.counts(); got != [3]int{1, 1, 1} {
+			t.Errorf("published, withdrawn, closed %v", got)
+		}
 	})
 }
 
 func TestAnotherRootMovesEverything(t *testing.T) {
 	with(t, func(t *testing.T, a *Agent, n *node) {
-		apply(t, a, false, conf("/k", drv("a")))
-		apply(t, a, true, conf("/l", drv("a")))
+		apply(t, a, conf("/k", drv("a")))
+		apply(t, a, conf("/l", drv("a")))
 		want(t, states(a), "a registered")
 		if got := n.socket("/k/plugins_registry/a").counts(); got != [3]int{1, 1, 1} {
 			t.Errorf("published, withdrawn, closed %v", got)
@@ -211,7 +226,7 @@ func TestAnotherRootMovesEverything(t *testing.T) {
 func TestOneThatCannotStartHoldsUpNoOther(t *testing.T) {
 	with(t, func(t *testing.T, a *Agent, n *node) {
 		n.broken = "a"
-		if err := a.Apply(t.Context(), conf("/k", drv("a"), drv("b")), nil, false); err == nil {
+		if err := a.Apply(t.Context(), conf("/k", drv("a"), drv("b")), nil); err == nil {
 			t.Error("no error")
 		}
 		synctest.Wait()
@@ -232,14 +247,14 @@ func TestChangedMissesNothing(t *testing.T) {
 				<-changed
 			}
 		}()
-		apply(t, a, false, conf("/k", drv("a"), drv("b")))
+		apply(t, a, conf("/k", drv("a"), drv("b")))
 		want(t, <-seen, "a registered", "b registered")
 	})
 }
 
 func TestAliveAndReregister(t *testing.T) {
 	with(t, func(t *testing.T, a *Agent, n *node) {
-		apply(t, a, false, conf("/k", drv("a")))
+		apply(t, a, conf("/k", drv("a")))
 		if err := a.Alive(t.Context()); err != nil {
 			t.Error(err)
 		}
@@ -260,12 +275,12 @@ func TestAliveAndReregister(t *testing.T) {
 // The watchdog must be fed also when a driver is taken off just while all are asked.
 func TestAliveForgivesTheRemoved(t *testing.T) {
 	with(t, func(t *testing.T, a *Agent, n *node) {
-		apply(t, a, false, conf("/k", drv("a"), drv("b")))
+		apply(t, a, conf("/k", drv("a"), drv("b")))
 		var regs []*registrar.Registrar
 		if err := a.do(t.Context(), func() { regs = append(regs, a.running["a"].reg, a.running["b"].reg) }); err != nil {
 			t.Fatal(err)
 		}
-		apply(t, a, false, conf("/k", drv("b")))
+		apply(t, a, conf("/k", drv("b")))
 		if err := allAlive(t.Context(), regs); err != nil {
 			t.Error(err)
 		}

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -61,11 +62,14 @@ type keeper struct {
 	*daemon
 	level *slog.LevelVar
 
-	mu       sync.Mutex // one load at a time
-	inForce  *config.Config
-	told     string // mistakes and warnings that the log has already
-	partial  bool   // the files had mistakes at start, so what is in force is not all of theirs
-	lastGood string
+	mu         sync.Mutex // one load at a time
+	inForce    *config.Config
+	files      []string // of inForce
+	patience   config.Patience
+	next       time.Time // when to load again without a hint; zero: not by time
+	told       string    // mistakes and warnings that the log has already
+	unfinished bool      // what is in force is not all that the files say
+	lastGood   string
 }
 
 // begin brings the first configuration into force. With mistakes in the files that is
@@ -79,35 +83,46 @@ func (k *keeper) begin(ctx context.Context, res *config.Result) error {
 	k.lastGood = filepath.Join(k.flags.runDir(), lastGoodName(k.flags.source))
 	c := res.Config
 	k.tell(res)
-	if len(res.Mistakes) > 0 {
-		k.partial = true
-		good, err := config.LoadLastGood(k.lastGood)
-		switch {
-		case err == nil:
-			c = good
-			k.log.Warn("starting with the last good configuration", "drivers", len(c.Drivers))
-		case errors.Is(err, fs.ErrNotExist):
-			k.log.Warn("starting with the tables that are right", "drivers", len(c.Drivers), "left_out", res.Faulty)
-		default:
-			k.log.Warn("starting with the tables that are right", "drivers", len(c.Drivers), "left_out", res.Faulty, "error", err)
-		}
+	good, err := config.LoadLastGood(k.lastGood)
+	switch {
+	case len(res.Mistakes) == 0:
+		c = k.keep(res, k.parts.kept(good, c))
+	case err == nil:
+		c = good
+		k.log.Warn("starting with the last good configuration", "drivers", len(c.Drivers))
+	case errors.Is(err, fs.ErrNotExist):
+		k.log.Warn("starting with the tables that are right", "drivers", len(c.Drivers), "left_out", res.Faulty)
+	default:
+		k.log.Warn("starting with the tables that are right", "drivers", len(c.Drivers), "left_out", res.Faulty, "error", err)
 	}
 	if lines := doctor.UnitDropIn(c.Kubelet.RootDir); lines != "" && k.notifier != nil {
 		k.log.Info("this root_dir needs a drop-in of the unit, unless it is there already", "root_dir", c.Kubelet.RootDir, "drop_in", lines)
 	}
 	k.note("sweeping dead sockets", k.parts.sweep(ctx, c))
-	return k.apply(ctx, c, res, false)
+	return k.apply(ctx, c, res)
+}
+
+// keep returns what the files say together with what vanished from them just now.
+func (k *keeper) keep(res *config.Result, inForce *config.Config) *config.Config {
+	kept := k.patience.Keep(inForce, res, time.Now())
+	for _, name := range kept.Vanished {
+		k.log.Warn("driver vanished from the configuration; it is withdrawn when it stays away", "driver", name, "after", time.Until(kept.Next).Round(time.Second))
+	}
+	if kept.Kubelet {
+		k.log.Warn("root_dir vanished with its file; it is changed when it stays away", "root_dir", inForce.Kubelet.RootDir, "after", time.Until(kept.Next).Round(time.Second))
+	}
+	k.next = kept.Next
+	return kept.Config
 }
 
 // apply brings c into force.
-func (k *keeper) apply(ctx context.Context, c *config.Config, res *config.Result, patience bool) error {
+func (k *keeper) apply(ctx context.Context, c *config.Config, res *config.Result) error {
 	k.setLevel(c.Log)
-	if err := k.agent.Apply(ctx, c, res.Files, patience); err != nil {
+	err := k.agent.Apply(ctx, c, res.Files)
+	k.inForce, k.files = c, res.Files
+	k.unfinished = err != nil || len(res.Mistakes) > 0
+	if k.unfinished {
 		return err
-	}
-	k.inForce = c
-	if len(res.Mistakes) > 0 {
-		return nil
 	}
 	k.note("keeping the configuration", config.SaveLastGood(k.lastGood, c, res.Files))
 	k.note("withdrawing", k.parts.withdrawUnclaimed(ctx, c))
@@ -130,17 +145,23 @@ func (k *keeper) load(ctx context.Context, patience bool) error {
 	defer k.mu.Unlock()
 	res := config.Load(k.flags.source)
 	k.tell(res)
+	k.next = time.Time{}
 	if len(res.Mistakes) > 0 {
 		return res.Mistakes
 	}
-	if patience && !k.partial && k.inForce.Equal(res.Config) {
-		return nil
+	c := res.Config
+	if patience {
+		c = k.keep(res, k.inForce)
+		if !k.unfinished && k.inForce.Equal(c) && slices.Equal(k.files, res.Files) {
+			return nil
+		}
+	} else {
+		k.patience = config.Patience{}
 	}
-	k.partial = false
-	if err := k.apply(ctx, res.Config, res, patience); err != nil {
+	if err := k.apply(ctx, c, res); err != nil {
 		return err
 	}
-	k.log.Info("configuration applied", "MESSAGE_ID", messageApplied, "drivers", len(res.Config.Drivers), "files", len(res.Files))
+	k.log.Info("configuration applied", "MESSAGE_ID", messageApplied, "drivers", len(c.Drivers), "files", len(res.Files))
 	return nil
 }
 
@@ -173,8 +194,9 @@ func (k *keeper) tell(res *config.Result) {
 
 // follow applies changes of the files when their folders are quiet.
 func (k *keeper) follow(ctx context.Context) {
-	hints := k.watcher.SubscribeDir(k.flags.source.Watch()...)
-	defer hints.Close()
+	paths := k.flags.source.Watch()
+	hints := k.watcher.SubscribeDir(paths...)
+	defer func() { hints.Close() }()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -183,13 +205,29 @@ func (k *keeper) follow(ctx context.Context) {
 			return
 		case <-hints.Hints():
 			timer.Reset(quiet)
+			continue
 		case <-timer.C:
-			// Mistakes are told; everything else that can fail is noted.
-			if err := k.load(ctx, true); err != nil && !errors.As(err, &config.Mistakes{}) {
-				k.note("applying the configuration", err)
-			}
+		}
+		// Mistakes are told; everything else that can fail is noted.
+		if err := k.load(ctx, true); err != nil && !errors.As(err, &config.Mistakes{}) {
+			k.note("applying the configuration", err)
+		}
+		if next := k.when(); !next.IsZero() {
+			timer.Reset(time.Until(next))
+		}
+		if now := k.flags.source.Watch(); !slices.Equal(paths, now) {
+			paths = now
+			hints.Close()
+			hints = k.watcher.SubscribeDir(paths...)
+			timer.Reset(quiet) // for what changed before it was watched
 		}
 	}
+}
+
+func (k *keeper) when() time.Time {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.next
 }
 
 // lastGoodName is the file's name: one for the folders, one for each --config FILE.

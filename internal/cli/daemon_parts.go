@@ -97,6 +97,7 @@ func (p *parts) rootDir() string {
 func (p *parts) Driver(_ *config.Config, d config.Driver) registrar.Driver {
 	return driver.New(driver.Config{
 		Name: d.Name, Socket: d.Socket, Endpoint: d.Endpoint, Timeout: d.Timeout, Owner: d.SocketOwner,
+		AnyEndpoint: p.options.Folder != "",
 	}, p.log.With("driver", d.Name), p.watcher.Subscribe(d.Socket, d.Endpoint))
 }
 
@@ -124,6 +125,24 @@ func (p *parts) claim(name string) []*os.File {
 	files := p.stored[name]
 	delete(p.stored, name)
 	return files
+}
+
+// kept returns c, and of the last good configuration the drivers whose listeners are in the
+// store: what the process before this one still served may vanish from the files for a
+// while, as ever.
+func (p *parts) kept(good, c *config.Config) *config.Config {
+	before := *c
+	if good == nil || good.Kubelet != c.Kubelet {
+		return &before
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, d := range good.Drivers {
+		if _, there := c.Driver(d.Name); !there && len(p.stored[d.Name]) > 0 {
+			before.Drivers = append(before.Drivers[:len(before.Drivers):len(before.Drivers)], d)
+		}
+	}
+	return &before
 }
 
 // sweep removes dead sockets under the names of the configured drivers.

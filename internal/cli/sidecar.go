@@ -99,7 +99,7 @@ func (s *sidecar) follow(ctx context.Context) {
 func (s *sidecar) apply(ctx context.Context, drivers ...config.Driver) error {
 	c := config.Default()
 	c.Drivers = drivers
-	return s.agent.Apply(ctx, c, nil, false)
+	return s.agent.Apply(ctx, c, nil)
 }
 
 // discover asks the driver until it has told a name that may be registered; false when
@@ -107,7 +107,7 @@ func (s *sidecar) apply(ctx context.Context, drivers ...config.Driver) error {
 func (s *sidecar) discover(ctx context.Context) (string, bool) {
 	d := s.o.Driver("")
 	hints := s.watcher.Subscribe(d.Socket)
-	client := driver.New(driver.Config{Socket: d.Socket, Endpoint: d.Endpoint, Timeout: d.Timeout, Owner: d.SocketOwner}, s.log, hints)
+	client := driver.New(driver.Config{Socket: d.Socket, Timeout: d.Timeout, Owner: d.SocketOwner}, s.log, hints)
 	defer func() { s.note("closing the connection to the driver", client.Close()) }()
 	shown := registrar.Status{Socket: d.Socket, Endpoint: d.Endpoint, Registration: facts.None, Since: time.Now()}
 	for wait := time.Second; ; {

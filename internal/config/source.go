@@ -48,8 +48,8 @@ func (s Source) folder(place int) string {
 }
 
 // Watch lists the paths that a watcher must follow, through all folders above them, to
-// see every change that matters: the main files, and the conf.d folders with what is in
-// them. Some or all of them may not exist.
+// see every change that matters: the main files, the conf.d folders with what is in them,
+// and the drop-ins that are links now. Some or all of them may not exist.
 func (s Source) Watch() []string {
 	paths := []string{s.File}
 	if s.File == "" {
@@ -57,6 +57,12 @@ func (s Source) Watch() []string {
 		for _, place := range []int{etc, run, lib} {
 			paths = append(paths, filepath.Join(s.folder(place), "config.toml"),
 				filepath.Join(s.folder(place), "conf.d"))
+		}
+		for _, f := range s.list().files {
+			// Not what a mask leads to: /dev/null is written to all the time.
+			if to, err := os.Stat(f.path); f.dropIn && isLink(f.path) && (err != nil || to.Mode().IsRegular()) {
+				paths = append(paths, f.path)
+			}
 		}
 	}
 	for i, p := range paths {
@@ -66,6 +72,11 @@ func (s Source) Watch() []string {
 		}
 	}
 	return paths
+}
+
+func isLink(path string) bool {
+	info, err := os.Lstat(path)
+	return err == nil && info.Mode().Type() == fs.ModeSymlink
 }
 
 // Hidden is a file that does not count because of another.

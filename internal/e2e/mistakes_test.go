@@ -3,7 +3,6 @@ package e2e
 import (
 	"syscall"
 	"testing"
-	"time"
 
 	"csi-registrar/internal/e2e/harness"
 )
@@ -111,35 +110,6 @@ func TestMistakeAtReloadLosesNothing(t *testing.T) {
 				})
 			})
 		})
-	}
-}
-
-// A driver that vanished from the files is withdrawn when it has stayed away for 10 s; one
-// that comes back before loses nothing (an editor, a package manager). reload does not wait.
-func TestVanishedTable(t *testing.T) {
-	t.Parallel()
-	n, d, c, k := registered(t, "a.example")
-	unchanged(t, n, k, []string{d.Name}, func() {
-		n.Write("conf.d/50-a.example.toml", "")
-		time.Sleep(3 * time.Second) // longer than the folders have to be quiet
-		n.Configure(d.Name, d.Socket)
-	})
-	mark := k.Mark()
-	n.Write("conf.d/50-a.example.toml", "")
-	k.Deregistered(mark, d.Name, 20*time.Second)
-
-	n.Configure(d.Name, d.Socket)
-	mark = k.Mark()
-	k.Registered(mark, d.Name, soon)
-	c.WaitState(d.Name, "registered", soon)
-	mark = k.Mark()
-	n.Configure(d.Name, d.Socket, "enabled = false")
-	if out, errs, code := n.RunCommand("reload", "--config-root", n.Etc); code != 0 {
-		t.Errorf("reload: %d %s%s", code, out, errs)
-	}
-	k.Deregistered(mark, d.Name, 5*time.Second)
-	if s := c.Driver(d.Name); s.State != "disabled" {
-		t.Errorf("state %q, want disabled", s.State)
 	}
 }
 

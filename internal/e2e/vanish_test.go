@@ -1,0 +1,129 @@
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"csi-registrar/internal/e2e/harness"
+)
+
+// away is longer than the folders have to be quiet, and shorter than patience lasts.
+const away = 3 * time.Second
+
+// aside moves a file of the configuration away, and gives what moves it back.
+func aside(t *testing.T, path string) (back func()) {
+	t.Helper()
+	other := filepath.Join(t.TempDir(), "aside")
+	if err := os.Rename(path, other); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		if err := os.Rename(other, path); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A driver that vanished from the files is withdrawn when it has stayed away for 10 s; one
+// that comes back before loses nothing (an editor, a package manager). reload does not wait.
+func TestVanishedTable(t *testing.T) {
+	t.Parallel()
+	n, d, c, k := registered(t, "a.example")
+	unchanged(t, n, k, []string{d.Name}, func() {
+		n.Write("conf.d/50-a.example.toml", "")
+		time.Sleep(3 * time.Second) // longer than the folders have to be quiet
+		n.Configure(d.Name, d.Socket)
+	})
+	mark := k.Mark()
+	n.Write("conf.d/50-a.example.toml", "")
+	k.Deregistered(mark, d.Name, 20*time.Second)
+
+	n.Configure(d.Name, d.Socket)
+	mark = k.Mark()
+	k.Registered(mark, d.Name, soon)
+	c.WaitState(d.Name, "registered", soon)
+	mark = k.Mark()
+	n.Configure(d.Name, d.Socket, "enabled = false")
+	if out, errs, code := n.RunCommand("reload", "--config-root", n.Etc); code != 0 {
+		t.Errorf("reload: %d %s%s", code, out, errs)
+	}
+	k.Deregistered(mark, d.Name, 5*time.Second)
+	if s := c.Driver(d.Name); s.State != "disabled" {
+		t.Errorf("state %q, want disabled", s.State)
+	}
+}
+
+// The file that has the root_dir is away for a moment; nothing moves.
+func TestVanishedRootDir(t *testing.T) {
+	t.Parallel()
+	n, d, c, k := registered(t, "a.example")
+	unchanged(t, n, k, []string{d.Name}, func() {
+		back := aside(t, n.ConfigFile("config.toml"))
+		time.Sleep(away)
+		back()
+	})
+	if s := c.Status(); s.PluginsRegistry != n.Registry() {
+		t.Errorf("publishes in %s", s.PluginsRegistry)
+	}
+}
+
+// A restart does not end the patience: the driver is served meanwhile. A mistake lengthens
+// it: the file is there.
+func TestVanishedOverARestart(t *testing.T) {
+	t.Parallel()
+	n := harness.New(t)
+	d := n.AddDriver("a.example")
+	d.Start()
+	k := n.StartKubelet()
+	m := n.Manager()
+	c := m.StartDaemon()
+	k.Registered(0, d.Name, soon)
+	c.WaitState(d.Name, "registered", soon)
+	file := n.ConfigFile("conf.d/50-a.example.toml")
+	unchanged(t, n, k, []string{d.Name}, func() {
+		back := aside(t, file)
+		c = m.Restart(c, syscall.SIGTERM)
+		time.Sleep(away)
+		c.WaitState(d.Name, "registered", soon)
+		n.Write("conf.d/50-a.example.toml", "[driver.\"a.example\"\n")
+		time.Sleep(10 * time.Second)
+		back()
+		harness.Eventually(t, soon, "the mended configuration", func() string { return c.Status().ConfigError })
+	})
+	// For good: as soon as it has been away for long enough, in whichever process.
+	mark := k.Mark()
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	c = m.Restart(c, syscall.SIGKILL)
+	k.Deregistered(mark, d.Name, 20*time.Second)
+}
+
+// A drop-in that is a link: an edit of the file that it leads to is a change.
+func TestLinkedDropIn(t *testing.T) {
+	t.Parallel()
+	n, d, c, _ := registered(t, "a.example")
+	file := n.ConfigFile("conf.d/50-a.example.toml")
+	target := filepath.Join(n.Dir, "elsewhere.toml")
+	if err := os.Rename(file, target); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(target, file); err != nil {
+		t.Fatal(err)
+	}
+	edit := func(extra string) {
+		text := harness.Table(d.Name, d.Socket, extra)
+		if err := os.WriteFile(target, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	edit("")
+	time.Sleep(away) // the link itself is found by the folder's change
+	edit("enabled = false")
+	c.WaitState(d.Name, "disabled", 10*time.Second)
+	edit("enabled = true")
+	c.WaitState(d.Name, "registered", soon)
+}
