@@ -39,7 +39,7 @@ type broken struct {
 // parse reads a document. Where it is not TOML, each table that is wrong is named and
 // left out, and the rest is read.
 func parse(data string) (document, []broken) {
-	data = strings.TrimPrefix(data, "\ufeff")
+	data = strings.TrimLeft(data, "\ufeff") // as the parser does, however many there are
 	if b := unreasonable(data); b != nil {
 		return document{}, []broken{*b}
 	}

@@ -72,7 +72,7 @@ func (s *section) repair(most int) []broken {
 			s.empty()
 			break
 		}
-		for i := at; i <= max(at, last-1); i++ {
+		for i := at; i < min(max(at+1, last), len(lines)); i++ {
 			lines[i] = strings.Repeat("\n", strings.Count(lines[i], "\n"))
 		}
 		s.text = strings.Join(lines, "")
