@@ -83,16 +83,14 @@ func (k *keeper) begin(ctx context.Context, res *config.Result) error {
 	k.lastGood = filepath.Join(k.flags.runDir(), lastGoodName(k.flags.source))
 	c := res.Config
 	k.tell(res)
-	good, err := config.LoadLastGood(k.lastGood)
-	switch {
-	case len(res.Mistakes) == 0:
-		c = k.keep(res, k.parts.kept(good, c))
-	case err == nil:
+	if len(res.Mistakes) == 0 {
+		c = k.keep(res, k.before(c))
+	} else if good, err := config.LoadLastGood(k.lastGood); err == nil {
 		c = good
 		k.log.Warn("starting with the last good configuration", "drivers", len(c.Drivers))
-	case errors.Is(err, fs.ErrNotExist):
+	} else if errors.Is(err, fs.ErrNotExist) {
 		k.log.Warn("starting with the tables that are right", "drivers", len(c.Drivers), "left_out", res.Faulty)
-	default:
+	} else {
 		k.log.Warn("starting with the tables that are right", "drivers", len(c.Drivers), "left_out", res.Faulty, "error", err)
 	}
 	if lines := doctor.UnitDropIn(c.Kubelet.RootDir); lines != "" && k.notifier != nil {
@@ -100,6 +98,28 @@ func (k *keeper) begin(ctx context.Context, res *config.Result) error {
 	}
 	k.note("sweeping dead sockets", k.parts.sweep(ctx, c))
 	return k.apply(ctx, c, res)
+}
+
+// before returns c and, of the last good configuration, the drivers whose listeners are in
+// the store: what the process before this one served may vanish from the files for a while,
+// as ever.
+func (k *keeper) before(c *config.Config) *config.Config {
+	kept := k.parts.unclaimed(c)
+	if len(kept) == 0 {
+		return c
+	}
+	good, err := config.LoadLastGood(k.lastGood)
+	if err != nil || good.Kubelet != c.Kubelet {
+		return c // nobody knows them: they are withdrawn
+	}
+	all := *c
+	all.Drivers = slices.Clone(c.Drivers)
+	for _, name := range kept {
+		if d, known := good.Driver(name); known {
+			all.Drivers = append(all.Drivers, d)
+		}
+	}
+	return &all
 }
 
 // keep returns what the files say together with what vanished from them just now.

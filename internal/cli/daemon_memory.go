@@ -7,15 +7,19 @@ import (
 	"iter"
 	"os"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"csi-registrar/internal/facts"
+	"csi-registrar/internal/registrar"
 )
 
 const (
-	settled   = 10 * time.Second // without any change: the burst is over
-	tidyAgain = 5 * time.Minute  // between two, so that a driver which flaps does not make us collect for ever
+	settled   = 5 * time.Second // without any change: the burst is over
+	tidyAgain = time.Minute     // between two, so that a driver which flaps does not make us collect for ever
 )
 
 // tidyMemory gives what a burst needed (a start, a storm of drivers) back to the node once
@@ -32,7 +36,7 @@ func (d *daemon) tidyMemory(ctx context.Context) {
 		case <-time.After(settled):
 		}
 		// Who still waits for a driver is to be quick when it comes.
-		waits := len(d.agent.Status().Pending()) > 0
+		waits := slices.ContainsFunc(d.agent.Status().Pending(), func(s registrar.Status) bool { return s.Driver != facts.Ready })
 		debug.FreeOSMemory()
 		if !waits {
 			if err := unmapProgram(); err != nil {

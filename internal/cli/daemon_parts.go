@@ -127,22 +127,16 @@ func (p *parts) claim(name string) []*os.File {
 	return files
 }
 
-// kept returns c, and of the last good configuration the drivers whose listeners are in the
-// store: what the process before this one still served may vanish from the files for a
-// while, as ever.
-func (p *parts) kept(good, c *config.Config) *config.Config {
-	before := *c
-	if good == nil || good.Kubelet != c.Kubelet {
-		return &before
-	}
+// unclaimed names the stored listeners of drivers that c does not name.
+func (p *parts) unclaimed(c *config.Config) (names []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, d := range good.Drivers {
-		if _, there := c.Driver(d.Name); !there && len(p.stored[d.Name]) > 0 {
-			before.Drivers = append(before.Drivers[:len(before.Drivers):len(before.Drivers)], d)
+	for name := range p.stored {
+		if _, there := c.Driver(name); !there {
+			names = append(names, name)
 		}
 	}
-	return &before
+	return names
 }
 
 // sweep removes dead sockets under the names of the configured drivers.

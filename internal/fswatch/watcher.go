@@ -19,7 +19,7 @@ import (
 
 // Options are the watcher's intervals; the zero value is good.
 type Options struct {
-	SlowLook  time.Duration // how often to look without any event; default 1 minute
+	SlowLook  time.Duration // how often to look without any event; default 5 minutes
 	BlindLook time.Duration // how often to look where inotify cannot; default 1 second
 }
 
@@ -55,7 +55,7 @@ type Watcher struct {
 
 // New returns a watcher that watches once it runs.
 func New(log *slog.Logger, o Options) *Watcher {
-	o.SlowLook = cmp.Or(o.SlowLook, time.Minute)
+	o.SlowLook = cmp.Or(o.SlowLook, 5*time.Minute)
 	o.BlindLook = cmp.Or(o.BlindLook, time.Second)
 	return &Watcher{
 		log:     log,
