@@ -90,9 +90,10 @@ func unchanged(smaps, file string) iter.Seq2[uintptr, uintptr] {
 	return func(yield func(from, to uintptr) bool) {
 		var from, to uintptr // of the mapping whose fields are read; to is 0 where it is none of these
 		for line := range strings.Lines(smaps) {
+			anonymous, found := strings.CutPrefix(line, "Anonymous:")
 			switch isField := line[0] >= 'A' && line[0] <= 'Z'; {
-			case isField && to != 0 && strings.HasPrefix(line, "Anonymous:"):
-				if strings.TrimLeft(line, "Anonymous: ") == "0 kB\n" && !yield(from, to) {
+			case found && to != 0:
+				if strings.TrimSpace(anonymous) == "0 kB" && !yield(from, to) {
 					return
 				}
 			case !isField:
