@@ -176,7 +176,7 @@ func (k *keeper) load(ctx context.Context, patience bool) error {
 			return nil
 		}
 	} else {
-		k.patience = config.Patience{}
+		k.patience.Begin(res)
 	}
 	if err := k.apply(ctx, c, res); err != nil {
 		return err

@@ -70,6 +70,9 @@ func (p *Patience) Keep(inForce *Config, r *Result, now time.Time) Kept {
 	return k
 }
 
+// Begin forgets what vanished: all that the files say is in force, and nothing else.
+func (p *Patience) Begin(r *Result) { *p = Patience{files: r.Files} }
+
 // hasSocket tells whether another driver has this one's place now: it was renamed.
 func (c *Config) hasSocket(d Driver) bool {
 	return slices.ContainsFunc(c.Drivers, func(o Driver) bool {

@@ -92,6 +92,15 @@ func TestPatienceWithRootDir(t *testing.T) {
 	p.want(p.files(20*time.Second, std, []string{"a"}, a), "/k", 30*time.Second, "a")
 	p.want(p.files(30*time.Second, std, []string{"a"}, a), std, 0, "a")
 
+	// The first to vanish after a reload.
+	both := Default()
+	both.Kubelet.RootDir, both.Drivers = "/k", []Driver{a}
+	r := &Result{Config: both, Files: []string{"main", "a"}}
+	p.p.Begin(r)
+	p.inForce = both
+	p.want(p.files(31*time.Second, std, []string{"a"}, a), "/k", 41*time.Second, "a")
+	p.p.Begin(&Result{Config: Default(), Files: []string{"a"}})
+
 	// An edit is no accident.
 	p.want(p.files(40*time.Second, "/l", []string{"a"}, a), "/l", 0, "a")
 }
