@@ -125,8 +125,8 @@ func (s *sidecar) discover(ctx context.Context) (string, bool) {
 				level, shown.Since = slog.LevelInfo, time.Now()
 			}
 			shown.State, shown.Driver, shown.Reason = state, rep.Driver, rep.Reason
-			s.log.Log(ctx, level, "waiting for the driver", "socket", d.Socket, "state", state, "reason", rep.Reason)
 			s.agent.Unnamed(&shown)
+			s.log.Log(ctx, level, "waiting for the driver", "socket", d.Socket, "state", state, "reason", rep.Reason)
 		}
 		wait = min(2*wait, 30*time.Second)
 		if rep.Driver == facts.Starting {
