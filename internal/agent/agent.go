@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"sync"
 	"time"
 
@@ -46,13 +45,6 @@ type Agent struct {
 	config  *config.Config
 	running map[string]*running
 	left    []leftover
-}
-
-// leftover is a registration socket that is to go and could not be taken away.
-type leftover struct {
-	name    string
-	kubelet config.Kubelet
-	socket  Socket
 }
 
 // running is one registrar and what belongs to it.
@@ -201,17 +193,6 @@ func settings(d config.Driver) registrar.Settings {
 	}
 }
 
-// socket is a driver's new registration socket, or the one that it still has.
-func (a *Agent) socket(name string) (Socket, error) {
-	for i, l := range a.left {
-		if l.name == name && l.kubelet == a.config.Kubelet {
-			a.left = slices.Delete(a.left, i, i+1)
-			return l.socket, nil
-		}
-	}
-	return a.parts.Socket(a.config, name)
-}
-
 // remove ends registrars and takes their sockets away.
 func (a *Agent) remove(names ...string) error {
 	var mu sync.Mutex
@@ -230,21 +211,6 @@ func (a *Agent) remove(names ...string) error {
 		a.board.forget(name)
 	}
 	return err
-}
-
-// withdrawLeft tries again to take away what could not be.
-func (a *Agent) withdrawLeft() {
-	a.left = slices.DeleteFunc(a.left, func(l leftover) bool {
-		if err := l.socket.Withdraw(a.ctx); err != nil {
-			a.log.Debug("cannot take a registration socket away yet", "driver", l.name, "error", err)
-			return false
-		}
-		a.log.Info("withdrawn at last", "driver", l.name)
-		if _, err := l.socket.Close(a.ctx); err != nil {
-			a.log.Error("cannot end a registration cleanly", "driver", l.name, "error", err)
-		}
-		return true
-	})
 }
 
 // closeAll ends everything with the process.

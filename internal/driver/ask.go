@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -13,6 +14,63 @@ import (
 	"csi-registrar/internal/facts"
 	"csi-registrar/internal/safetext"
 )
+
+// inquire asks what is to be asked, and keeps the connection if that is good for anything.
+//
+// Over a new connection all is asked at once: most drivers are ready when they serve, and
+// each question that waits for the answer to another costs another turn of both processes. A
+// driver that was not ready is asked one thing after the other, so that what is a lot of work
+// for it is not asked each second.
+func (c *Client) inquire(ctx context.Context, t *talk) facts.Report {
+	var (
+		r        facts.Report
+		node     facts.Identity // of it only what NodeGetInfo answers
+		endpoint place
+		ahead    sync.WaitGroup
+	)
+	asked, giveUp := context.WithCancel(ctx)
+	askProbe := func() verdict { return c.probe(asked, t) }
+	askNode := func() verdict { return c.node(asked, t, &node) }
+	if !t.known {
+		t.known = true
+		askProbe, askNode = begin(&ahead, askProbe), begin(&ahead, askNode)
+	}
+	v := c.who(ctx, t, &r.Identity)
+	if v.driver == "" {
+		endpoint, v = c.checkEndpoint(ctx, t.link, r.Identity.Name)
+	}
+	up := false
+	if v.driver == "" {
+		v = askProbe()
+		up = v.driver == ""
+	}
+	if v.driver == "" {
+		v = askNode()
+	}
+	giveUp()
+	ahead.Wait()
+	if v.driver == "" {
+		v.driver = facts.Ready
+		r.Identity.NodeID, r.Identity.MaxVolumes, r.Identity.Topology = node.NodeID, node.MaxVolumes, node.Topology
+	}
+	r.Driver, r.Reason = v.driver, v.reason
+	c.keep(t, endpoint, v.driver, up)
+	return r
+}
+
+// begin runs f now, and returns what gives its result.
+func begin[T any](wg *sync.WaitGroup, f func() T) func() T {
+	var result T
+	done := make(chan struct{})
+	wg.Go(func() {
+		defer close(done)
+		result = f()
+	})
+	return func() T {
+		<-done
+		return result
+	}
+}
 
 const maxMessageShown = 300 // characters of a driver's own words
 

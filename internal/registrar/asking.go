@@ -1,0 +1,86 @@
+package registrar
+
+import (
+	"context"
+	"time"
+
+	"csi-registrar/internal/facts"
+)
+
+func (r *Registrar) stopAsking() {
+	if r.asking != nil {
+		r.asking()
+		<-r.asked
+		r.asking = nil
+	}
+}
+
+// askIfDue starts a round of questions if one is due, and tells when the next is.
+func (r *Registrar) askIfDue(ctx context.Context, now time.Time) time.Time {
+	if r.asking != nil {
+		return time.Time{}
+	}
+	due := r.askNext
+	if r.report.Driver == facts.Ready {
+		due = time.Time{}
+		r.hinted = false
+		if r.driver.Stale() {
+			due = r.hintAsks.next(now)
+		}
+	} else if r.hinted {
+		due = earliest(due, r.hintAsks.next(now))
+	}
+	if gone := r.goneAt(); r.told.Before(gone) {
+		due = earliest(due, gone) // it is only withdrawn on what it says then
+	}
+	if due.IsZero() || due.After(now) {
+		return due
+	}
+	if r.hinted || r.report.Driver == facts.Ready {
+		r.hintAsks.take(now)
+	}
+	r.hinted, r.began = false, now
+	ask, cancel := context.WithCancel(ctx)
+	r.asking = cancel
+	driver := r.driver
+	go func() { r.asked <- driver.Ask(ask) }()
+	return time.Time{}
+}
+
+// heard takes in what the driver answered.
+func (r *Registrar) heard(rep facts.Report, now time.Time) {
+	r.asking()
+	r.asking = nil
+	was := r.report
+	gone := was.Driver != facts.Ready && !r.told.IsZero()
+	r.report, r.told, r.heardAt = rep, r.began, now
+	if was.Driver != facts.Absent || rep.Driver != facts.Absent {
+		r.lastUp = now
+	}
+	if was.Driver == facts.Ready && rep.Driver != facts.Ready {
+		r.tries, r.wanted = 0, "" // what was asked for cannot be done now
+	}
+	switch rep.Driver {
+	case facts.Ready:
+		if gone || r.replaced() {
+			r.returned = now
+		}
+		r.identity, r.known = rep.Identity, true
+		r.tries, r.askNext = 0, time.Time{}
+		r.hurry(now)
+	case facts.Starting:
+		r.askNext = now.Add(jitter(askAgain))
+		r.tries = 0
+	default:
+		wait := min(absentFirst<<min(r.tries, 10), absentMost)
+		r.askNext = now.Add(jitter(wait))
+		r.tries++
+	}
+}
+
+// replaced tells that a driver which is ready, as it was when it was asked before, has made
+// its socket anew: a driver that merely closes idle connections was never gone.
+func (r *Registrar) replaced() bool {
+	d, ok := r.driver.(Replacer)
+	return ok && d.Replaced()
+}
