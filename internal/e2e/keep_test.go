@@ -46,15 +46,7 @@ func TestDaemonRestartsThroughTheStore(t *testing.T) {
 // registers as soon as the daemon is back, without an error.
 func TestKubeletStartsWhileTheDaemonIsAway(t *testing.T) {
 	t.Parallel()
-	n := harness.New(t)
-	d := n.AddDriver("a.example")
-	d.Start()
-	k := n.StartKubelet()
-	m := n.Manager()
-	c := m.StartDaemon()
-	k.Registered(0, d.Name, soon)
-	c.WaitState(d.Name, "registered", soon)
-	answered(k)
+	n, d, m, c, k := registeredViaStore(t, "a.example")
 	c.Kill()
 	k.Kill()
 	k = n.StartKubelet()
@@ -97,21 +89,9 @@ func TestKubeletRestarts(t *testing.T) {
 // socket was removed: the next one puts it right.
 func TestChangesWhileTheDaemonIsAway(t *testing.T) {
 	t.Parallel()
-	setup := func(t *testing.T) (*harness.Node, *harness.Driver, *harness.Manager, *harness.Daemon, *harness.Kubelet) {
-		n := harness.New(t)
-		d := n.AddDriver("a.example")
-		d.Start()
-		k := n.StartKubelet()
-		m := n.Manager()
-		c := m.StartDaemon()
-		k.Registered(0, d.Name, soon)
-		c.WaitState(d.Name, "registered", soon)
-		answered(k)
-		return n, d, m, c, k
-	}
 	t.Run("another node id", func(t *testing.T) {
 		t.Parallel()
-		_, d, m, c, k := setup(t)
+		_, d, m, c, k := registeredViaStore(t, "a.example")
 		c.Kill()
 		mark := k.Mark()
 		d.Stop()
@@ -126,7 +106,7 @@ func TestChangesWhileTheDaemonIsAway(t *testing.T) {
 	})
 	t.Run("off the configuration", func(t *testing.T) {
 		t.Parallel()
-		n, d, m, c, k := setup(t)
+		n, d, m, c, k := registeredViaStore(t, "a.example")
 		c.Kill()
 		mark := k.Mark()
 		n.Write("conf.d/50-a.example.toml", "")
@@ -144,7 +124,7 @@ func TestChangesWhileTheDaemonIsAway(t *testing.T) {
 	})
 	t.Run("socket removed", func(t *testing.T) {
 		t.Parallel()
-		n, d, m, c, k := setup(t)
+		n, d, m, c, k := registeredViaStore(t, "a.example")
 		c.Kill()
 		mark := k.Mark()
 		if err := os.Remove(n.RegSocket(d.Name)); err != nil {
@@ -157,7 +137,7 @@ func TestChangesWhileTheDaemonIsAway(t *testing.T) {
 	})
 	t.Run("driver gone", func(t *testing.T) {
 		t.Parallel()
-		n, d, m, c, k := setup(t)
+		n, d, m, c, k := registeredViaStore(t, "a.example")
 		unchanged(t, n, k, []string{d.Name}, func() {
 			c.Kill()
 			d.Stop()
@@ -169,7 +149,7 @@ func TestChangesWhileTheDaemonIsAway(t *testing.T) {
 	})
 	t.Run("the machine lost power", func(t *testing.T) {
 		t.Parallel()
-		n, d, m, c, k := setup(t)
+		n, d, m, c, k := registeredViaStore(t, "a.example")
 		c.Kill()
 		m.Empty() // nobody listens any more, the name stays
 		k.Kill()

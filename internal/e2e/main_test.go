@@ -39,6 +39,22 @@ func registered(t *testing.T, name string, extra ...string) (*harness.Node, *har
 	return n, d, c, k
 }
 
+// registeredViaStore is registered with a service manager that keeps descriptors; the
+// kubelet has had its answer.
+func registeredViaStore(t *testing.T, name string) (*harness.Node, *harness.Driver, *harness.Manager, *harness.Daemon, *harness.Kubelet) {
+	t.Helper()
+	n := harness.New(t)
+	d := n.AddDriver(name)
+	d.Start()
+	k := n.StartKubelet()
+	m := n.Manager()
+	c := m.StartDaemon()
+	k.Registered(0, name, soon)
+	c.WaitState(name, "registered", soon)
+	answered(k)
+	return n, d, m, c, k
+}
+
 // answered waits until the kubelet has the answer to its last word. The daemon notes the
 // word before it answers; who kills it in between makes the kubelet try again, rightly.
 func answered(k *harness.Kubelet) {

@@ -79,14 +79,7 @@ func TestVanishedRootDir(t *testing.T) {
 // it: the file is there.
 func TestVanishedOverARestart(t *testing.T) {
 	t.Parallel()
-	n := harness.New(t)
-	d := n.AddDriver("a.example")
-	d.Start()
-	k := n.StartKubelet()
-	m := n.Manager()
-	c := m.StartDaemon()
-	k.Registered(0, d.Name, soon)
-	c.WaitState(d.Name, "registered", soon)
+	n, d, m, c, k := registeredViaStore(t, "a.example")
 	file := n.ConfigFile("conf.d/50-a.example.toml")
 	unchanged(t, n, k, []string{d.Name}, func() {
 		back := aside(t, file)
