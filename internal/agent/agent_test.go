@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"csi-registrar/internal/config"
-	"csi-registrar/internal/facts"
 	"csi-registrar/internal/registrar"
+	"csi-registrar/internal/status"
 )
 
 // node is a node on which every driver is ready and the kubelet says yes at once.
@@ -49,8 +49,8 @@ type client struct {
 	hints chan struct{}
 }
 
-func (c client) Ask(context.Context) facts.Report {
-	return facts.Report{Driver: facts.Ready, Identity: facts.Identity{Name: c.name, NodeID: "n"}}
+func (c client) Ask(context.Context) status.Report {
+	return status.Report{Driver: status.Ready, Identity: status.Identity{Name: c.name, NodeID: "n"}}
 }
 func (c client) Stale() bool            { return false }
 func (c client) Hints() <-chan struct{} { return c.hints }
@@ -61,18 +61,18 @@ type socket struct {
 	hints chan struct{}
 
 	mu                           sync.Mutex
-	up                           facts.Socket
+	up                           status.Socket
 	published, withdrawn, closed int
 	refused                      error
 }
 
 func (s *socket) Hints() <-chan struct{} { return s.hints }
-func (s *socket) Look() facts.Socket     { s.mu.Lock(); defer s.mu.Unlock(); return s.up }
-func (s *socket) Publish(_ context.Context, a facts.Announcement) error {
+func (s *socket) Look() status.Socket    { s.mu.Lock(); defer s.mu.Unlock(); return s.up }
+func (s *socket) Publish(_ context.Context, a status.Announcement) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.published++
-	s.up = facts.Socket{Path: s.path, Place: facts.Ours, Up: true, Announced: a, PublishedAt: time.Now(), Word: facts.Word{At: time.Now(), Registered: true}}
+	s.up = status.Socket{Path: s.path, Place: status.Ours, Up: true, Announced: a, PublishedAt: time.Now(), Word: status.Notification{At: time.Now(), Registered: true}}
 	return nil
 }
 func (s *socket) Withdraw(context.Context) error {
@@ -82,7 +82,7 @@ func (s *socket) Withdraw(context.Context) error {
 		return s.refused
 	}
 	s.withdrawn++
-	s.up = facts.Socket{Path: s.path, Place: facts.Missing}
+	s.up = status.Socket{Path: s.path, Place: status.Missing}
 	return nil
 }
 

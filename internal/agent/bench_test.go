@@ -5,13 +5,13 @@ import (
 	"testing"
 	"time"
 
-	"csi-registrar/internal/registrar"
+	"csi-registrar/internal/status"
 )
 
 func boardOf(n int) *Agent {
 	a := &Agent{board: newBoard("test", time.Now())}
 	for i := range n {
-		a.board.driver(registrar.Status{Name: fmt.Sprintf("d%d.example", i), State: "registered"})
+		a.board.driver(status.Driver{Name: fmt.Sprintf("d%d.example", i), State: "registered"})
 	}
 	return a
 }
@@ -30,7 +30,7 @@ func BenchmarkStatus(b *testing.B) {
 // BenchmarkObserve is what one driver's change costs among 100: it must not grow with them.
 func BenchmarkObserve(b *testing.B) {
 	a := boardOf(100)
-	s := registrar.Status{Name: "d7.example", State: "ready"}
+	s := status.Driver{Name: "d7.example", State: "ready"}
 	b.ReportAllocs()
 	for b.Loop() {
 		a.board.driver(s)

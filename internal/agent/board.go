@@ -8,24 +8,23 @@ import (
 	"time"
 
 	"csi-registrar/internal/config"
-	"csi-registrar/internal/facts"
-	"csi-registrar/internal/registrar"
+	"csi-registrar/internal/status"
 )
 
 // board keeps the newest snapshot of everything. Registrars write, anybody reads; the lock
 // is never held across a call to others.
 type board struct {
 	mu       sync.Mutex
-	status   Status // without Drivers
-	drivers  map[string]registrar.Status
-	disabled map[string]registrar.Status
+	status   status.Document // without Drivers
+	drivers  map[string]status.Driver
+	disabled map[string]status.Driver
 	changed  chan struct{} // closed at the next change
 }
 
 func newBoard(version string, now time.Time) *board {
 	return &board{
-		status:  Status{Version: version, StartedAt: now.UTC()},
-		drivers: map[string]registrar.Status{},
+		status:  status.Document{Version: version, StartedAt: now.UTC()},
+		drivers: map[string]status.Driver{},
 		changed: make(chan struct{}),
 	}
 }
@@ -39,7 +38,7 @@ func (b *board) change(f func()) {
 	b.changed = make(chan struct{})
 }
 
-func (b *board) driver(s registrar.Status) {
+func (b *board) driver(s status.Driver) {
 	b.change(func() { b.drivers[s.Name] = s })
 }
 
@@ -48,12 +47,12 @@ func (b *board) forget(name string) {
 }
 
 func (b *board) configured(c *config.Config, files []string) {
-	disabled := map[string]registrar.Status{}
+	disabled := map[string]status.Driver{}
 	for _, d := range c.Drivers {
 		if !d.Enabled {
-			disabled[d.Name] = registrar.Status{
-				Name: d.Name, Socket: d.Socket, Endpoint: d.Endpoint, State: registrar.Disabled,
-				Driver: facts.Absent, Registration: facts.None, Reason: "disabled in the configuration",
+			disabled[d.Name] = status.Driver{
+				Name: d.Name, Socket: d.Socket, Endpoint: d.Endpoint, State: status.Disabled,
+				Driver: status.Absent, Registration: status.None, Reason: "disabled in the configuration",
 			}
 		}
 	}
@@ -65,15 +64,15 @@ func (b *board) configured(c *config.Config, files []string) {
 }
 
 // Status is the snapshot of this moment.
-func (a *Agent) Status() Status {
+func (a *Agent) Status() status.Document {
 	b := a.board
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	s := b.status
 	s.ConfigFiles = append([]string{}, s.ConfigFiles...)
-	s.Drivers = slices.AppendSeq(make([]registrar.Status, 0, len(b.drivers)+len(b.disabled)), maps.Values(b.drivers))
+	s.Drivers = slices.AppendSeq(make([]status.Driver, 0, len(b.drivers)+len(b.disabled)), maps.Values(b.drivers))
 	s.Drivers = slices.AppendSeq(s.Drivers, maps.Values(b.disabled))
-	slices.SortFunc(s.Drivers, func(x, y registrar.Status) int { return cmp.Compare(x.Name, y.Name) })
+	slices.SortFunc(s.Drivers, func(x, y status.Driver) int { return cmp.Compare(x.Name, y.Name) })
 	return s
 }
 
@@ -92,7 +91,7 @@ func (a *Agent) ConfigError(text string) {
 
 // Unnamed shows a driver whose name is not known yet (node-driver-registrar's flags do
 // not tell it) among the others, with an empty name; nil when it is.
-func (a *Agent) Unnamed(s *registrar.Status) {
+func (a *Agent) Unnamed(s *status.Driver) {
 	if s == nil {
 		a.board.forget("")
 		return

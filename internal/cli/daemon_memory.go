@@ -13,8 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"csi-registrar/internal/facts"
-	"csi-registrar/internal/registrar"
+	"csi-registrar/internal/status"
 )
 
 const (
@@ -36,7 +35,7 @@ func (d *daemon) tidyMemory(ctx context.Context) {
 		case <-time.After(settled):
 		}
 		// Who still waits for a driver is to be quick when it comes.
-		waits := slices.ContainsFunc(d.agent.Status().Pending(), func(s registrar.Status) bool { return s.Driver != facts.Ready })
+		waits := slices.ContainsFunc(d.agent.Status().Pending(), func(s status.Driver) bool { return s.Driver != status.Ready })
 		debug.FreeOSMemory()
 		if !waits {
 			if err := unmapProgram(); err != nil {

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"csi-registrar/internal/agent"
+	"csi-registrar/internal/status"
 	"csi-registrar/internal/systemd"
 )
 
@@ -38,7 +38,7 @@ func (d *daemon) tellStatus(ctx context.Context) {
 }
 
 // statusLine is the whole in a line: "3 drivers: 2 registered, 1 absent (nfs.csi.k8s.io: no such file)".
-func statusLine(s agent.Status) string {
+func statusLine(s status.Document) string {
 	count := map[string]int{}
 	for _, d := range s.Drivers {
 		count[d.State]++

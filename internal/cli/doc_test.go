@@ -17,7 +17,7 @@ import (
 	"time"
 
 	"csi-registrar/internal/control"
-	"csi-registrar/internal/facts"
+	"csi-registrar/internal/status"
 )
 
 // entries are the tagged paragraphs of a section of csi-registrar-json(5), by tag, which
@@ -44,8 +44,8 @@ func entries(t *testing.T, heading string) (tags []string, text map[string]strin
 // so that a new one cannot be forgotten here.
 func TestManDocuments(t *testing.T) {
 	sections := map[string]string{
-		"agent.Status":       ".SH STATUS",
-		"registrar.Status":   ".SS Elements of drivers",
+		"status.Document":    ".SH STATUS",
+		"status.Driver":      ".SS Elements of drivers",
 		"doctor.Report":      ".SH DOCTOR",
 		"doctor.Finding":     ".SS Elements of findings",
 		"doctor.Check":       ".SS Elements of checks",
@@ -195,7 +195,7 @@ func TestManRoutes(t *testing.T) {
 // TestManMetrics holds the metrics of the page, their labels, types and the words that
 // label values are, against what the daemon serves.
 func TestManMetrics(t *testing.T) {
-	d := driverIn("a.example", string(facts.Registered), time.Hour)
+	d := driverIn("a.example", string(status.Registered), time.Hour)
 	d.Took, d.LastGetInfoAt = time.Second, noon
 	rec := httptest.NewRecorder()
 	control.PublicHandler(newFake(d)).ServeHTTP(rec, httptest.NewRequest("GET", "/metrics", nil))
@@ -227,21 +227,21 @@ func TestManMetrics(t *testing.T) {
 	}
 }
 
-// TestManStates holds the table of csi-registrar(1) against facts.State.
+// TestManStates holds the table of csi-registrar(1) against status.State.
 func TestManStates(t *testing.T) {
 	_, body, _ := strings.Cut(unroff(t, "csi-registrar.1"), "\n.SH STATES\n")
 	_, table, _ := strings.Cut(body, "\n.nf\n")
 	table, _, _ = strings.Cut(table, "\n.fi\n")
 	rows := strings.Split(table, "\n")
 	want := [][]string{{}}
-	drivers := []facts.Driver{facts.Absent, facts.Starting, facts.Ready, facts.Mismatch}
+	drivers := []status.DriverState{status.Absent, status.Starting, status.Ready, status.Mismatch}
 	for _, d := range drivers {
 		want[0] = append(want[0], string(d))
 	}
-	for _, r := range []facts.Registration{facts.None, facts.Published, facts.Registered, facts.Refused, facts.Conflict} {
+	for _, r := range []status.RegistrationState{status.None, status.Published, status.Registered, status.Refused, status.Conflict} {
 		row := []string{string(r)}
 		for _, d := range drivers {
-			row = append(row, facts.State(d, r))
+			row = append(row, status.State(d, r))
 		}
 		want = append(want, row)
 	}

@@ -16,10 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"csi-registrar/internal/agent"
 	"csi-registrar/internal/control"
-	"csi-registrar/internal/facts"
-	"csi-registrar/internal/registrar"
+	"csi-registrar/internal/status"
 )
 
 // asProgram makes the test's binary be csi-registrar, for tests of what runs it.
@@ -35,18 +33,18 @@ func TestMain(m *testing.M) {
 // fakeDaemon is a control.Backend whose state the test sets.
 type fakeDaemon struct {
 	mu        sync.Mutex
-	status    agent.Status
+	status    status.Document
 	changed   chan struct{}
 	reloadErr error
 }
 
-func newFake(drivers ...registrar.Status) *fakeDaemon {
-	return &fakeDaemon{changed: make(chan struct{}), status: agent.Status{
+func newFake(drivers ...status.Driver) *fakeDaemon {
+	return &fakeDaemon{changed: make(chan struct{}), status: status.Document{
 		Version: "1.2.3", StartedAt: noon.Add(-time.Hour), ConfigFiles: []string{}, PluginsRegistry: "/var/lib/kubelet/plugins_registry", Drivers: drivers,
 	}}
 }
 
-func (d *fakeDaemon) Status() agent.Status {
+func (d *fakeDaemon) Status() status.Document {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.status
@@ -58,7 +56,7 @@ func (d *fakeDaemon) Changed() <-chan struct{} {
 	return d.changed
 }
 
-func (d *fakeDaemon) set(f func(*agent.Status)) {
+func (d *fakeDaemon) set(f func(*status.Document)) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	f(&d.status)
@@ -66,8 +64,8 @@ func (d *fakeDaemon) set(f func(*agent.Status)) {
 	d.changed = make(chan struct{})
 }
 
-func (d *fakeDaemon) setDrivers(drivers ...registrar.Status) {
-	d.set(func(s *agent.Status) { s.Drivers = drivers })
+func (d *fakeDaemon) setDrivers(drivers ...status.Driver) {
+	d.set(func(s *status.Document) { s.Drivers = drivers })
 }
 
 func (d *fakeDaemon) Reload(context.Context) error             { return d.reloadErr }
@@ -236,21 +234,21 @@ func golden(t *testing.T, name, got string) {
 
 // Drivers as the daemon tells of them, ago before noon.
 
-func driverIn(name, state string, ago time.Duration) registrar.Status {
-	d := registrar.Status{
+func driverIn(name, state string, ago time.Duration) status.Driver {
+	d := status.Driver{
 		Name: name, Socket: "/run/" + name + "/csi.sock", Endpoint: "/run/" + name + "/csi.sock", State: state,
-		Driver: facts.Ready, Registration: facts.None, Since: noon.Add(-ago),
+		Driver: status.Ready, Registration: status.None, Since: noon.Add(-ago),
 		RegistrationSocket: "/var/lib/kubelet/plugins_registry/" + name + "-reg.sock",
 	}
 	switch state {
 	case "absent", "starting", "mismatch":
-		d.Driver = facts.Driver(state)
-	case registrar.Disabled:
-		d.Driver, d.Since, d.RegistrationSocket = facts.Absent, time.Time{}, ""
+		d.Driver = status.DriverState(state)
+	case status.Disabled:
+		d.Driver, d.Since, d.RegistrationSocket = status.Absent, time.Time{}, ""
 		d.Reason = "disabled in the configuration"
 	case "ready":
 	default:
-		d.Registration = facts.Registration(state)
+		d.Registration = status.RegistrationState(state)
 	}
 	if state == "registered" {
 		d.RegisteredAt, d.LastGetInfoAt = noon.Add(-ago), noon.Add(-ago)
@@ -258,7 +256,7 @@ func driverIn(name, state string, ago time.Duration) registrar.Status {
 	return d
 }
 
-func because(d registrar.Status, reason string) registrar.Status {
+func because(d status.Driver, reason string) status.Driver {
 	d.Reason = reason
 	return d
 }

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"csi-registrar/internal/facts"
+	"csi-registrar/internal/status"
 )
 
 // noArgs refuses arguments where a command takes none.
@@ -26,7 +26,7 @@ func noArgs(args []string) error {
 // driverArgs refuses what can be no driver's name.
 func driverArgs(args ...string) error {
 	for _, name := range args {
-		if err := facts.CheckName(name); err != nil {
+		if err := status.CheckName(name); err != nil {
 			return usagef(nil, "%q can be no driver: %w", name, err)
 		}
 	}

@@ -17,8 +17,7 @@ import (
 	"csi-registrar/internal/config"
 	"csi-registrar/internal/control"
 	"csi-registrar/internal/driver"
-	"csi-registrar/internal/facts"
-	"csi-registrar/internal/registrar"
+	"csi-registrar/internal/status"
 )
 
 // runSidecar is `run` with the flags of node-driver-registrar: one driver, which tells its
@@ -62,7 +61,7 @@ type sidecarBackend struct {
 }
 
 // Status implements control.Backend.
-func (b sidecarBackend) Status() agent.Status {
+func (b sidecarBackend) Status() status.Document {
 	s := b.backend.Status()
 	s.PluginsRegistry = b.registry
 	return s
@@ -109,14 +108,14 @@ func (s *sidecar) discover(ctx context.Context) (string, bool) {
 	hints := s.watcher.Subscribe(d.Socket)
 	client := driver.New(driver.Config{Socket: d.Socket, Timeout: d.Timeout, Owner: d.SocketOwner}, s.log, hints)
 	defer func() { s.note("closing the connection to the driver", client.Close()) }()
-	shown := registrar.Status{Socket: d.Socket, Endpoint: d.Endpoint, Registration: facts.None, Since: time.Now()}
+	shown := status.Driver{Socket: d.Socket, Endpoint: d.Endpoint, Registration: status.None, Since: time.Now()}
 	for wait := time.Second; ; {
 		begun := time.Now()
 		rep := client.Ask(ctx)
 		if ctx.Err() != nil {
 			return "", false
 		}
-		if rep.Driver == facts.Ready {
+		if rep.Driver == status.Ready {
 			return rep.Identity.Name, true
 		}
 		if state := string(rep.Driver); shown.State != state || shown.Reason != rep.Reason {
@@ -129,7 +128,7 @@ func (s *sidecar) discover(ctx context.Context) (string, bool) {
 			s.log.Log(ctx, level, "waiting for the driver", "socket", d.Socket, "state", state, "reason", rep.Reason)
 		}
 		wait = min(2*wait, 30*time.Second)
-		if rep.Driver == facts.Starting {
+		if rep.Driver == status.Starting {
 			wait = time.Second
 		}
 		select {
@@ -151,7 +150,7 @@ func (s *sidecar) discover(ctx context.Context) (string, bool) {
 func (s *sidecar) renamed(ctx context.Context, name string) bool {
 	for {
 		changed := s.agent.Changed()
-		if d, _ := s.agent.Status().Driver(name); d.Driver == facts.Mismatch {
+		if d, _ := s.agent.Status().Driver(name); d.Driver == status.Mismatch {
 			return true
 		}
 		select {
@@ -192,9 +191,9 @@ func (s *sidecar) healthy() error {
 		return fs.ErrNotExist
 	}
 	switch d := drivers[0]; d.Registration {
-	case facts.Published, facts.Registered, facts.Refused:
+	case status.Published, status.Registered, status.Refused:
 		return nil
-	case facts.Conflict:
+	case status.Conflict:
 		return errors.New(d.Reason)
 	default:
 		return fmt.Errorf("no registration socket: the driver is %s: %s: %w", d.State, d.Reason, fs.ErrNotExist)

@@ -8,8 +8,8 @@ import (
 	"flag"
 	"fmt"
 
-	"csi-registrar/internal/agent"
 	"csi-registrar/internal/control"
+	"csi-registrar/internal/status"
 )
 
 func setupStatus(fs *flag.FlagSet) runner {
@@ -61,14 +61,14 @@ func showStatus(e *env, o statusOptions, doc control.Document) error {
 }
 
 // text is what people see: the table, or one driver in full.
-func (o statusOptions) text(s agent.Status, e *env) string {
+func (o statusOptions) text(s status.Document, e *env) string {
 	if d, ok := s.Driver(o.driver); ok && o.driver != "" { // one that has not told its name has none
 		return driverText(d, s.ConfigError, e.page(), e.now())
 	}
 	return statusTable(s, e.page(), e.now())
 }
 
-func (o statusOptions) known(s agent.Status) error {
+func (o statusOptions) known(s status.Document) error {
 	if _, ok := s.Driver(o.driver); ok || o.driver == "" {
 		return nil
 	}
@@ -80,7 +80,7 @@ func (o statusOptions) known(s agent.Status) error {
 }
 
 // verdict is the exit code: 0 if what is shown is registered.
-func (o statusOptions) verdict(s agent.Status) error {
+func (o statusOptions) verdict(s status.Document) error {
 	d, ok := s.Driver(o.driver)
 	if ok && registered(d) || o.driver == "" && len(s.Pending()) == 0 {
 		return nil

@@ -9,30 +9,28 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"csi-registrar/internal/agent"
 	"csi-registrar/internal/control"
-	"csi-registrar/internal/facts"
-	"csi-registrar/internal/registrar"
+	"csi-registrar/internal/status"
 )
 
 const hour, day = time.Hour, 24 * time.Hour
 
 // node is a status with a driver in each state.
-func node() agent.Status {
+func node() status.Document {
 	refused := because(driverIn("refused.csi.example", "refused", 12*time.Second), `the kubelet refused: driver name "refused.csi.example" is already registered`)
 	refused.KubeletError = "already registered"
 	published := driverIn("published.csi.example", "published", 3*time.Second)
 	published.LastGetInfoAt = noon.Add(-2 * time.Second)
 	published.Reason = "the kubelet has asked, and has not confirmed yet: it now asks the driver itself"
 	kept := driverIn("nfs.csi.k8s.io", "registered", 75*day+3*hour)
-	kept.Driver, kept.Reason = facts.Absent, "the driver is not ready, its registration is kept: connection refused"
+	kept.Driver, kept.Reason = status.Absent, "the driver is not ready, its registration is kept: connection refused"
 	s := newFake(
 		because(driverIn("absent.csi.example", "absent", 90*time.Second), "no such file"),
 		because(driverIn("conflict.csi.example", "conflict", 2*hour+5*time.Minute), "another registrar (pid 4711, node-driver-reg) listens on /var/lib/kubelet/plugins_registry/conflict.csi.example-reg.sock; stop it, or disable the driver here"),
 		driverIn("ebs.csi.aws.com", "registered", 3*day+4*hour),
 		because(driverIn("mismatch.csi.example", "mismatch", 400*time.Millisecond), "it says that its name is other.csi.example"),
 		kept,
-		driverIn("off.csi.example", registrar.Disabled, 0),
+		driverIn("off.csi.example", status.Disabled, 0),
 		published,
 		driverIn("ready.csi.example", "ready", -time.Second), // a clock that was set back
 		refused,
@@ -47,20 +45,20 @@ func TestStatusTable(t *testing.T) {
 	mistakes.ConfigError = "/etc/csi-registrar/conf.d/60-nfs.toml:3: driver.\"nfs.csi.k8s.io\".timeout: \"5\" has no unit (such as 5s)\n" +
 		"/etc/csi-registrar/conf.d/70-smb.toml:1: the file cannot be read: expected a table header, found something that is rather long to tell"
 	long := node()
-	long.Drivers = []registrar.Status{
+	long.Drivers = []status.Driver{
 		driverIn(strings.Repeat("long.", 10)+"csi.example.or", "registered", 3*day+4*hour),
 		because(driverIn("short.example", "absent", 5*time.Minute), strings.Repeat("why ", 300)),
 	}
 	hostile := node()
-	hostile.Drivers = []registrar.Status{
+	hostile.Drivers = []status.Driver{
 		because(driverIn("a\x1b[2Jb\u202e\n", "absent", hour), "gone\x1b]0;owned\x07\r\n\u202e\u200b\xff"+strings.Repeat("A", 1<<20)),
 	}
 	hostile.ConfigError = "file\x1b[2J:1: \u202ebad"
 	healthy := node()
-	healthy.Drivers = []registrar.Status{driverIn("ebs.csi.aws.com", "registered", 61*time.Second), driverIn("nfs.csi.k8s.io", "registered", 61*time.Second)}
+	healthy.Drivers = []status.Driver{driverIn("ebs.csi.aws.com", "registered", 61*time.Second), driverIn("nfs.csi.k8s.io", "registered", 61*time.Second)}
 	plain80 := page{columns: 80}
 	for name, c := range map[string]struct {
-		s agent.Status
+		s status.Document
 		p page
 	}{
 		"all":      {node(), plain80},
@@ -122,7 +120,7 @@ func TestStatusCommand(t *testing.T) {
 		t.Errorf("not running: %d %q %q", code, stdout, stderr)
 	}
 
-	d := newFake(driverIn("a.csi.example", "registered", hour), driverIn("off.csi.example", registrar.Disabled, 0))
+	d := newFake(driverIn("a.csi.example", "registered", hour), driverIn("off.csi.example", status.Disabled, 0))
 	d.serve(t, root)
 	if code, stdout, _ := try(t, "status", "--config-root", root); code != 0 || stdout != statusTable(d.Status(), page{columns: 80}, noon) {
 		t.Errorf("all registered: %d %s", code, stdout)
@@ -193,9 +191,9 @@ func TestWatchInAPipe(t *testing.T) {
 	s.stdout.await(t, "b.csi.example  registered\n2026-11-21T12:00:00Z  a.csi.example  registered\n") // b did not change
 	d.setDrivers(driverIn("a.csi.example", "registered", hour))
 	s.stdout.await(t, "b.csi.example  no longer configured\n")
-	d.set(func(s *agent.Status) { s.ConfigError = "x.toml:1: one\nx.toml:2: two" })
+	d.set(func(s *status.Document) { s.ConfigError = "x.toml:1: one\nx.toml:2: two" })
 	s.stdout.await(t, "configuration  mistakes: x.toml:1: one; x.toml:2: two\n")
-	d.set(func(s *agent.Status) { s.ConfigError = "" })
+	d.set(func(s *status.Document) { s.ConfigError = "" })
 	s.stdout.await(t, "configuration  no mistakes any more\n")
 	if n := strings.Count(s.stdout.String(), "b.csi.example  registered\n"); n != 1 {
 		t.Errorf("a driver that did not change has %d lines:\n%s", n, s.stdout)
@@ -239,7 +237,7 @@ func TestWatchJSON(t *testing.T) {
 func TestWatchOnATerminal(t *testing.T) {
 	leaks(t)
 	root := newRoot(t)
-	var many []registrar.Status
+	var many []status.Driver
 	for _, c := range "abcdefghijklmnopqrstuvwxyz" {
 		many = append(many, driverIn(string(c)+".csi.example", "registered", hour))
 	}

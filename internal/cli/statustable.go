@@ -9,17 +9,15 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"csi-registrar/internal/agent"
-	"csi-registrar/internal/facts"
-	"csi-registrar/internal/registrar"
 	"csi-registrar/internal/safetext"
+	"csi-registrar/internal/status"
 )
 
 // maxWhy is how much of a reason the table shows; `status DRIVER` shows all of it.
 const maxWhy = 400
 
 // statusTable is the table of all drivers, with what matters in its last line.
-func statusTable(s agent.Status, p page, now time.Time) string {
+func statusTable(s status.Document, p page, now time.Time) string {
 	var b strings.Builder
 	b.WriteString(configErrorText(s.ConfigError, p))
 	if len(s.Drivers) == 0 {
@@ -31,7 +29,7 @@ func statusTable(s agent.Status, p page, now time.Time) string {
 	cut := false
 	for _, d := range s.Drivers {
 		why := safetext.Clean(d.Reason, maxLine)
-		if d.State == registrar.Disabled {
+		if d.State == status.Disabled {
 			why = "" // the state says it
 		}
 		if short := safetext.Clean(why, maxWhy); short != why {
@@ -72,7 +70,7 @@ type table struct {
 	driver, state, since, kubelet int
 }
 
-func layOut(drivers []registrar.Status, p page, now time.Time) table {
+func layOut(drivers []status.Driver, p page, now time.Time) table {
 	t := table{page: p, driver: len("DRIVER"), state: len("STATE"), since: len("SINCE"), kubelet: len("KUBELET")}
 	for _, d := range drivers {
 		t.driver = max(t.driver, utf8.RuneCountInString(nameOf(d)))
@@ -117,11 +115,11 @@ func (t table) row(b *strings.Builder, driver, state, since, kubelet, why, colou
 
 // nameOf is the driver's name for people, also while it has not told one (`run` with
 // node-driver-registrar's flags).
-func nameOf(d registrar.Status) string {
+func nameOf(d status.Driver) string {
 	return cmp.Or(safetext.Clean(d.Name, maxLine), "(no name yet)")
 }
 
-func sinceWord(d registrar.Status, now time.Time) string {
+func sinceWord(d status.Driver, now time.Time) string {
 	if d.Since.IsZero() {
 		return "-"
 	}
@@ -129,9 +127,9 @@ func sinceWord(d registrar.Status, now time.Time) string {
 }
 
 // kubeletWord is the last that the kubelet said of the driver.
-func kubeletWord(d registrar.Status, now time.Time) string {
+func kubeletWord(d status.Driver, now time.Time) string {
 	switch {
-	case d.KubeletError != "" || d.Registration == facts.Refused:
+	case d.KubeletError != "" || d.Registration == status.Refused:
 		return "no"
 	case !d.RegisteredAt.IsZero():
 		return "yes " + age(now.Sub(d.RegisteredAt)) + " ago"
@@ -143,21 +141,21 @@ func kubeletWord(d registrar.Status, now time.Time) string {
 
 func stateColour(state string) string {
 	switch state {
-	case string(facts.Registered):
+	case string(status.Registered):
 		return green
-	case string(facts.Mismatch), string(facts.Refused), string(facts.Conflict):
+	case string(status.Mismatch), string(status.Refused), string(status.Conflict):
 		return red
-	case registrar.Disabled:
+	case status.Disabled:
 		return dim
 	}
 	return yellow
 }
 
 // tallyLine is the last line: what matters, where the eye is.
-func tallyLine(s agent.Status, p page) string {
+func tallyLine(s status.Document, p page) string {
 	enabled := 0
 	for _, d := range s.Drivers {
-		if d.State != registrar.Disabled {
+		if d.State != status.Disabled {
 			enabled++
 		}
 	}
@@ -174,7 +172,7 @@ func tallyLine(s agent.Status, p page) string {
 }
 
 // driverText is all that is known of one driver.
-func driverText(d registrar.Status, configError string, p page, now time.Time) string {
+func driverText(d status.Driver, configError string, p page, now time.Time) string {
 	var b strings.Builder
 	b.WriteString(configErrorText(configError, p))
 	const label = 22

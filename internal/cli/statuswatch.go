@@ -7,10 +7,9 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"csi-registrar/internal/agent"
 	"csi-registrar/internal/control"
-	"csi-registrar/internal/registrar"
 	"csi-registrar/internal/safetext"
+	"csi-registrar/internal/status"
 )
 
 // watchStatus shows the status as it changes, until it is interrupted or nobody reads it
@@ -56,7 +55,7 @@ func watchStatus(ctx context.Context, e *env, o statusOptions) error {
 // update is what follow yields: a status, or why there is none.
 type update struct {
 	doc    control.Document
-	status agent.Status
+	status status.Document
 	err    error
 }
 
@@ -153,7 +152,7 @@ func appendLines(e *env, o statusOptions) watcher {
 	}
 }
 
-func stateLine(d registrar.Status) string {
+func stateLine(d status.Driver) string {
 	if d.Reason == "" {
 		return d.State
 	}

@@ -8,9 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"csi-registrar/internal/agent"
-	"csi-registrar/internal/facts"
-	"csi-registrar/internal/registrar"
+	"csi-registrar/internal/status"
 )
 
 func setupWait(fs *flag.FlagSet) runner {
@@ -62,7 +60,7 @@ func runWait(ctx context.Context, root string, timeout time.Duration, names []st
 }
 
 // notRegistered says of each driver that is still waited for why it is not registered.
-func notRegistered(s agent.Status, names []string) []string {
+func notRegistered(s status.Document, names []string) []string {
 	var out []string
 	if len(names) == 0 {
 		for _, d := range s.Pending() {
@@ -84,7 +82,7 @@ func notRegistered(s agent.Status, names []string) []string {
 	return out
 }
 
-func whyNot(d registrar.Status) string {
+func whyNot(d status.Driver) string {
 	text := nameOf(d) + ": " + d.State
 	if d.Reason != "" && d.Reason != d.State {
 		text += ": " + d.Reason
@@ -92,4 +90,4 @@ func whyNot(d registrar.Status) string {
 	return text
 }
 
-func registered(d registrar.Status) bool { return d.State == string(facts.Registered) }
+func registered(d status.Driver) bool { return d.State == string(status.Registered) }

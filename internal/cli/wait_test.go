@@ -8,9 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"csi-registrar/internal/agent"
 	"csi-registrar/internal/control"
-	"csi-registrar/internal/registrar"
+	"csi-registrar/internal/status"
 )
 
 // waiting runs `wait` beside the test.
@@ -34,7 +33,7 @@ func result(t *testing.T, s *session, ended chan int) int {
 func TestWait(t *testing.T) {
 	leaks(t)
 	root := newRoot(t)
-	d := newFake(driverIn("a.csi.example", "registered", hour), driverIn("off.csi.example", registrar.Disabled, 0))
+	d := newFake(driverIn("a.csi.example", "registered", hour), driverIn("off.csi.example", status.Disabled, 0))
 	d.serve(t, root)
 	for _, args := range [][]string{{}, {"a.csi.example"}} {
 		code, stdout, stderr := try(t, append([]string{"wait", "--config-root", root}, args...)...)
@@ -94,14 +93,14 @@ func TestWaitTimeout(t *testing.T) {
 	d := newFake(
 		driverIn("a.csi.example", "registered", hour),
 		because(driverIn("b.csi.example", "absent", hour), "no such file\x1b[2J"),
-		driverIn("off.csi.example", registrar.Disabled, 0),
+		driverIn("off.csi.example", status.Disabled, 0),
 	)
 	d.serve(t, root)
 	code, _, stderr = try(t, "wait", "--timeout", "50ms", "--config-root", root)
 	if code != 1 || stderr != "error: cannot wait any longer: 50ms are over\n  b.csi.example: absent: no such file\\x1b[2J\n"+hint {
 		t.Errorf("all: %d %s", code, stderr)
 	}
-	d.set(func(s *agent.Status) { s.ConfigError = "x.toml:1: wrong" })
+	d.set(func(s *status.Document) { s.ConfigError = "x.toml:1: wrong" })
 	code, _, stderr = try(t, "wait", "off.csi.example", "a.csi.example", "c.csi.example", "--timeout", "50ms", "--config-root", root)
 	if code != 1 || stderr != "error: cannot wait any longer: 50ms are over\n  off.csi.example: disabled: disabled in the configuration\n  c.csi.example: not configured; the configuration has mistakes: x.toml:1: wrong\n"+hint {
 		t.Errorf("named: %d %s", code, stderr)

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"csi-registrar/internal/config"
-	"csi-registrar/internal/facts"
+	"csi-registrar/internal/status"
 )
 
 // Registrar is a node-driver-registrar that was found in a manifest, in our terms.
@@ -139,7 +139,7 @@ func (w workload) registrar(c container, name string, drivers []string) (Registr
 			return Registrar{}, err
 		}
 	}
-	if err := facts.CheckName(name); err != nil {
+	if err := status.CheckName(name); err != nil {
 		return Registrar{}, fmt.Errorf("the driver's name %q: %w", name, err)
 	}
 

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"csi-registrar/internal/facts"
+	"csi-registrar/internal/status"
 )
 
 // result looks at all files together: what no single value shows.
@@ -42,7 +42,7 @@ func (l *loader) result() *Result {
 		case !t.faulty:
 			t.Endpoint = cmp.Or(t.Endpoint, t.Socket)
 			r.Config.Drivers = append(r.Config.Drivers, t.Driver)
-		case facts.CheckName(t.Name) == nil:
+		case status.CheckName(t.Name) == nil:
 			r.Faulty = append(r.Faulty, t.Name)
 		}
 	}
@@ -74,7 +74,7 @@ func (l *loader) checkSocket(t *table, others []string) {
 func (l *loader) checkRegistration(t *table) {
 	// The name that node-driver-registrar uses too (spec §2).
 	over := len(path.Join(l.kubelet.PluginsRegistry(), t.Name+"-reg.sock")) - maxSocketPath
-	if over <= 0 || facts.CheckName(t.Name) != nil {
+	if over <= 0 || status.CheckName(t.Name) != nil {
 		return
 	}
 	root := "kubelet.root_dir"
@@ -98,7 +98,7 @@ func (l *loader) checkShared(tables []*table) {
 	}
 	claims := make(map[string]claim)
 	for _, t := range tables {
-		if !t.Enabled || facts.CheckName(t.Name) != nil {
+		if !t.Enabled || status.CheckName(t.Name) != nil {
 			continue
 		}
 		mine := map[string]string{"socket": t.Socket, "endpoint": t.Endpoint}

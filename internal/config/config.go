@@ -49,7 +49,7 @@ const OwnerAny = "any"
 
 // Driver is one table [driver."NAME"].
 type Driver struct {
-	Name              string // what GetPluginInfo must answer; passes facts.CheckName
+	Name              string // what GetPluginInfo must answer; passes status.CheckName
 	Socket            string // where the driver listens; absolute, clean, at most 107 bytes
 	Endpoint          string // what the kubelet is told; as Socket, never empty
 	Enabled           bool

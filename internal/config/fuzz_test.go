@@ -7,7 +7,7 @@ import (
 	"testing"
 	"unicode"
 
-	"csi-registrar/internal/facts"
+	"csi-registrar/internal/status"
 )
 
 // FuzzLoad: whatever is in a main file and a drop-in, there is a configuration, it is
@@ -98,7 +98,7 @@ func checkConfig(t *testing.T, r *Result) {
 	}
 	taken := make(map[string]string)
 	for _, d := range c.Drivers {
-		if err := facts.CheckName(d.Name); err != nil {
+		if err := status.CheckName(d.Name); err != nil {
 			t.Error(err)
 		}
 		if slices.Contains(r.Faulty, d.Name) {
@@ -123,13 +123,13 @@ func checkConfig(t *testing.T, r *Result) {
 		}
 	}
 	for _, name := range r.Faulty {
-		if err := facts.CheckName(name); err != nil {
+		if err := status.CheckName(name); err != nil {
 			t.Errorf("faulty: %v", err)
 		}
 	}
 }
 
-// FuzzName: a name is a driver's if facts.CheckName says so, else it is a mistake in the
+// FuzzName: a name is a driver's if status.CheckName says so, else it is a mistake in the
 // line that has it.
 func FuzzName(f *testing.F) {
 	for _, name := range []string{"nfs.csi.k8s.io", "Foo.Example", "", ".x", "../../x", "a b", "Under_score!", "a\nb", "a\x00", "a\"]\n[log]\n", strings.Repeat("a", 63), strings.Repeat("a", 64), "\xff", "driver", "\u202e"} {
@@ -137,14 +137,14 @@ func FuzzName(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, name string) {
 		r := one("[driver." + quote(name) + "]\nsocket = \"/a\"\n" + goodTable)
-		if len(name) > 2*facts.MaxName {
+		if len(name) > 2*status.MaxName {
 			return // too long a line says something else
 		}
 		if _, in := r.Config.Driver("good"); !in && name != "good" {
 			t.Error("the other table is lost")
 		}
 		d, in := r.Config.Driver(name)
-		switch facts.CheckName(name) {
+		switch status.CheckName(name) {
 		case nil:
 			if !in && name != "good" || d.Name != name && name != "good" {
 				t.Errorf("%q: %+v %v", name, d, r.Mistakes)

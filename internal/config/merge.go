@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"csi-registrar/internal/facts"
+	"csi-registrar/internal/status"
 )
 
 // position is where something is written.
@@ -157,7 +157,7 @@ func (r *reading) driverTable(name string, v any) {
 		return
 	}
 	t := r.loader.driver(name, r.at(path...))
-	if err := facts.CheckName(name); err != nil {
+	if err := status.CheckName(name); err != nil {
 		r.wrong("is "+clean(err.Error()), "must be the name that the driver answers to GetPluginInfo", path...)
 		t.faulty, t.hasSocket = true, true
 	}

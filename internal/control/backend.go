@@ -6,14 +6,14 @@ package control
 import (
 	"context"
 
-	"csi-registrar/internal/agent"
+	"csi-registrar/internal/status"
 )
 
 // Backend is the daemon, as its API needs it. All methods may be called at any time from
 // any goroutine; the texts of their errors are for people.
 type Backend interface {
 	// Status is a snapshot; nobody changes it afterwards.
-	Status() agent.Status
+	Status() status.Document
 	// Changed is closed when the status is no longer the one that Status gave at this
 	// moment or later. Whoever takes the channel first and the status second misses
 	// nothing, and need not look in between.

@@ -17,7 +17,7 @@ import (
 	"syscall"
 	"time"
 
-	"csi-registrar/internal/agent"
+	"csi-registrar/internal/status"
 )
 
 // Path is where the control socket of the daemon with this configuration root is.
@@ -56,10 +56,10 @@ func NewClient(path string) *Client { return &Client{path: path, limit: answerTi
 type Document []byte
 
 // Status reads the document.
-func (d Document) Status() (agent.Status, error) {
-	var s agent.Status
+func (d Document) Status() (status.Document, error) {
+	var s status.Document
 	if err := json.Unmarshal(d, &s); err != nil {
-		return agent.Status{}, fmt.Errorf("cannot read the status document: %w", err)
+		return status.Document{}, fmt.Errorf("cannot read the status document: %w", err)
 	}
 	return s, nil
 }

@@ -6,7 +6,7 @@ import (
 	"os"
 	"syscall"
 
-	"csi-registrar/internal/peercred"
+	"csi-registrar/internal/unixsock"
 )
 
 // guarded accepts connections of root and of the daemon's own user, and closes others.
@@ -36,7 +36,7 @@ func (g guarded) welcome(c net.Conn) bool {
 		g.log.Warn("refused a connection to the control socket: it is not a Unix socket")
 		return false
 	}
-	cred, err := peercred.Of(sc)
+	cred, err := unixsock.PeerCred(sc)
 	if err != nil {
 		g.log.Warn("refused a connection to the control socket", "error", err)
 		return false

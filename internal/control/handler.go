@@ -6,7 +6,7 @@ import (
 	"net/http"
 	"time"
 
-	"csi-registrar/internal/registrar"
+	"csi-registrar/internal/status"
 )
 
 const (
@@ -67,7 +67,7 @@ func (a api) reregister(w http.ResponseWriter, r *http.Request) {
 	case !ok:
 		writeJSON(w, http.StatusNotFound, failure{"cannot register " + name + " again: no driver of that name is configured"})
 		return
-	case d.State == registrar.Disabled:
+	case d.State == status.Disabled:
 		writeJSON(w, http.StatusConflict, failure{"cannot register " + name + " again: the driver is disabled in the configuration"})
 		return
 	}

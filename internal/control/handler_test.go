@@ -10,8 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"csi-registrar/internal/agent"
-	"csi-registrar/internal/registrar"
+	"csi-registrar/internal/status"
 )
 
 func do(h http.Handler, method, target string) (int, string, http.Header) {
@@ -32,7 +31,7 @@ func TestHealthz(t *testing.T) {
 }
 
 func TestReadyz(t *testing.T) {
-	disabled := registrar.Status{Name: "off.csi.example", State: registrar.Disabled, Reason: "disabled in the configuration"}
+	disabled := status.Driver{Name: "off.csi.example", State: status.Disabled, Reason: "disabled in the configuration"}
 	absent := absentDriver("b.csi.example")
 	absent.Reason = "gone\u202e\n" + strings.Repeat("x", 5000)
 	b := newDaemon(registeredDriver("a.csi.example"), disabled)
@@ -43,7 +42,7 @@ func TestReadyz(t *testing.T) {
 		t.Errorf("all registered: %d %q", code, body)
 	}
 
-	b.set(func(s *agent.Status) {
+	b.set(func(s *status.Document) {
 		s.Drivers = append(s.Drivers, absent)
 		s.ConfigError = "/etc/csi-registrar/config.toml:3: first\n/etc/csi-registrar/config.toml:7: second"
 	})
@@ -82,7 +81,7 @@ func TestReload(t *testing.T) {
 }
 
 func TestReregister(t *testing.T) {
-	b := newDaemon(registeredDriver("a.csi.example"), registrar.Status{Name: "off.csi.example", State: registrar.Disabled})
+	b := newDaemon(registeredDriver("a.csi.example"), status.Driver{Name: "off.csi.example", State: status.Disabled})
 	h := Handler(b)
 	for target, want := range map[string]int{
 		"/v1/drivers/a.csi.example/reregister":   200,

@@ -6,9 +6,8 @@ import (
 	"net/http"
 	"strings"
 
-	"csi-registrar/internal/facts"
-	"csi-registrar/internal/registrar"
 	"csi-registrar/internal/safetext"
+	"csi-registrar/internal/status"
 )
 
 // maxReason is how much of a reason the health pages show; /v1/status has it whole.
@@ -51,15 +50,15 @@ func (a api) readyzDriver(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case !ok:
 		writeText(w, http.StatusNotFound, "no driver of that name is configured\n")
-	case d.Registration == facts.Registered && d.State != registrar.Disabled:
+	case d.Registration == status.Registered && d.State != status.Disabled:
 		writeText(w, http.StatusOK, "ok\n")
 	default:
 		writeText(w, http.StatusServiceUnavailable, readyLine(d))
 	}
 }
 
-func readyLine(d registrar.Status) string {
-	line := safetext.Clean(d.Name, facts.MaxName) + ": " + d.State
+func readyLine(d status.Driver) string {
+	line := safetext.Clean(d.Name, status.MaxName) + ": " + d.State
 	if d.Reason != "" {
 		line += ": " + safetext.Clean(d.Reason, maxReason)
 	}

@@ -13,15 +13,13 @@ import (
 	"testing"
 	"time"
 
-	"csi-registrar/internal/agent"
-	"csi-registrar/internal/facts"
-	"csi-registrar/internal/registrar"
+	"csi-registrar/internal/status"
 )
 
 // daemon is a Backend whose state the test sets.
 type daemon struct {
 	mu        sync.Mutex
-	status    agent.Status
+	status    status.Document
 	changed   chan struct{}
 	reloadErr error
 	regErr    error
@@ -29,17 +27,17 @@ type daemon struct {
 	asked     []string // names that were to be registered again
 }
 
-func newDaemon(drivers ...registrar.Status) *daemon {
+func newDaemon(drivers ...status.Driver) *daemon {
 	return &daemon{
 		changed: make(chan struct{}),
-		status: agent.Status{
+		status: status.Document{
 			Version: "1.2.3", StartedAt: at(0), ConfigFiles: []string{"/etc/csi-registrar/config.toml"},
 			PluginsRegistry: "/var/lib/kubelet/plugins_registry", Drivers: drivers,
 		},
 	}
 }
 
-func (d *daemon) Status() agent.Status {
+func (d *daemon) Status() status.Document {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.status
@@ -51,7 +49,7 @@ func (d *daemon) Changed() <-chan struct{} {
 	return d.changed
 }
 
-func (d *daemon) set(f func(*agent.Status)) {
+func (d *daemon) set(f func(*status.Document)) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	f(&d.status)
@@ -75,18 +73,18 @@ func at(seconds float64) time.Time {
 	return time.Date(2026, 11, 21, 3, 0, 0, 0, time.UTC).Add(time.Duration(seconds * float64(time.Second)))
 }
 
-func registeredDriver(name string) registrar.Status {
-	return registrar.Status{
+func registeredDriver(name string) status.Driver {
+	return status.Driver{
 		Name: name, Socket: "/run/" + name + "/csi.sock", Endpoint: "/run/" + name + "/csi.sock",
-		State: "registered", Driver: facts.Ready, Registration: facts.Registered, Since: at(10.5),
+		State: "registered", Driver: status.Ready, Registration: status.Registered, Since: at(10.5),
 		Took: 500 * time.Millisecond, RegisteredAt: at(10.5), LastGetInfoAt: at(10.25), Accepted: 1,
 	}
 }
 
-func absentDriver(name string) registrar.Status {
-	return registrar.Status{
+func absentDriver(name string) status.Driver {
+	return status.Driver{
 		Name: name, Socket: "/run/" + name + "/csi.sock", Endpoint: "/run/" + name + "/csi.sock",
-		State: "absent", Driver: facts.Absent, Registration: facts.None, Since: at(1), Reason: "nothing is at its socket",
+		State: "absent", Driver: status.Absent, Registration: status.None, Since: at(1), Reason: "nothing is at its socket",
 	}
 }
 

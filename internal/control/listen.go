@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"csi-registrar/internal/peercred"
+	"csi-registrar/internal/unixsock"
 )
 
 // maxPath is the longest path of a Unix socket, in bytes (unix(7)).
@@ -130,7 +130,7 @@ func removeDead(ctx context.Context, path string) error {
 	c, err := d.DialContext(ctx, "unix", path)
 	switch {
 	case err == nil:
-		who, err := peercred.Of(c.(*net.UnixConn))
+		who, err := unixsock.PeerCred(c.(*net.UnixConn))
 		if err := errors.Join(err, c.Close()); err != nil {
 			return fmt.Errorf("%w (%w)", ErrRunning, err)
 		}

@@ -11,10 +11,9 @@ import (
 	"strings"
 	"time"
 
-	"csi-registrar/internal/agent"
-	"csi-registrar/internal/facts"
 	"csi-registrar/internal/registrar"
 	"csi-registrar/internal/safetext"
+	"csi-registrar/internal/status"
 )
 
 // The text format of Prometheus is written here by hand. client_golang would cost 0.9 MB
@@ -30,9 +29,9 @@ func (a api) metrics(w http.ResponseWriter, _ *http.Request) {
 // states are all values of the label state, in the order of a driver's life.
 func states() []string {
 	return []string{
-		registrar.Disabled,
-		string(facts.Absent), string(facts.Starting), string(facts.Ready), string(facts.Mismatch),
-		string(facts.Published), string(facts.Registered), string(facts.Refused), string(facts.Conflict),
+		status.Disabled,
+		string(status.Absent), string(status.Starting), string(status.Ready), string(status.Mismatch),
+		string(status.Published), string(status.Registered), string(status.Refused), string(status.Conflict),
 	}
 }
 
@@ -47,12 +46,12 @@ func causes() map[string]uint64 {
 
 // exposition is the status in the text format. A driver whose name is not valid (yet) has
 // no series: a label is for ever in somebody's database.
-func exposition(s agent.Status) string {
-	drivers := slices.DeleteFunc(slices.Clone(s.Drivers), func(d registrar.Status) bool {
-		return facts.CheckName(d.Name) != nil
+func exposition(s status.Document) string {
+	drivers := slices.DeleteFunc(slices.Clone(s.Drivers), func(d status.Driver) bool {
+		return status.CheckName(d.Name) != nil
 	})
-	enabled := slices.DeleteFunc(slices.Clone(drivers), func(d registrar.Status) bool {
-		return d.State == registrar.Disabled
+	enabled := slices.DeleteFunc(slices.Clone(drivers), func(d status.Driver) bool {
+		return d.State == status.Disabled
 	})
 	var e expo
 	e.out.Grow(2000 + 1500*len(drivers)) // about what it takes: no copies on the way there
@@ -72,7 +71,7 @@ func exposition(s agent.Status) string {
 	}
 	e.family("driver_up", "gauge", "1 if the driver answers and says that it is ready, else 0; none for a disabled driver.")
 	for _, d := range enabled {
-		e.sample(flag01(d.Driver == facts.Ready), "driver", d.Name)
+		e.sample(flag01(d.Driver == status.Ready), "driver", d.Name)
 	}
 	e.family("registrations_total", "counter", "How often the kubelet told the result of a registration, since the daemon started.")
 	for _, d := range enabled {

@@ -7,24 +7,22 @@ import (
 	"strings"
 	"testing"
 
-	"csi-registrar/internal/agent"
-	"csi-registrar/internal/facts"
-	"csi-registrar/internal/registrar"
+	"csi-registrar/internal/status"
 )
 
 // sample is a node with a driver in each of the interesting states, and one that has not
 // said its name yet.
-func sample() agent.Status {
-	refused := registrar.Status{
-		Name: "b.csi.example", State: "refused", Driver: facts.Ready, Registration: facts.Refused, Since: at(20),
+func sample() status.Document {
+	refused := status.Driver{
+		Name: "b.csi.example", State: "refused", Driver: status.Ready, Registration: status.Refused, Since: at(20),
 		KubeletError: "no", LastGetInfoAt: at(19.125), Accepted: 2, Refusals: 3,
 		Republications: 3, RepublicationsBy: map[string]uint64{"removed": 1, "changed": 2},
 	}
 	s := newDaemon(
 		registeredDriver("a.csi.example"), refused,
-		registrar.Status{Name: "off.csi.example", State: registrar.Disabled, Driver: facts.Absent},
-		registrar.Status{Name: "", State: "absent", Driver: facts.Absent},
-		registrar.Status{Name: "../../x\"\n", State: "absent", Driver: facts.Absent, Accepted: 9},
+		status.Driver{Name: "off.csi.example", State: status.Disabled, Driver: status.Absent},
+		status.Driver{Name: "", State: "absent", Driver: status.Absent},
+		status.Driver{Name: "../../x\"\n", State: "absent", Driver: status.Absent, Accepted: 9},
 	).Status()
 	s.Version = "1.2.3\"\\\n\u202e"
 	s.ConfigError = "one"
@@ -54,7 +52,7 @@ func TestPromtool(t *testing.T) {
 	if err != nil {
 		t.Skip("promtool is not here (Debian: prometheus)")
 	}
-	for name, s := range map[string]agent.Status{"sample": sample(), "nothing": newDaemon().Status()} {
+	for name, s := range map[string]status.Document{"sample": sample(), "nothing": newDaemon().Status()} {
 		cmd := exec.CommandContext(t.Context(), tool, "check", "metrics")
 		cmd.Stdin = strings.NewReader(exposition(s))
 		if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {

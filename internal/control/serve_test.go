@@ -13,9 +13,9 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"csi-registrar/internal/status"
 
-	"csi-registrar/internal/agent"
+	"golang.org/x/sys/unix"
 )
 
 func TestStatus(t *testing.T) {
@@ -48,7 +48,7 @@ func TestWatchMissesNothing(t *testing.T) {
 			go func() {
 				defer close(changed)
 				for i := range last {
-					b.set(func(s *agent.Status) { s.Version = fmt.Sprint(i + 1) })
+					b.set(func(s *status.Document) { s.Version = fmt.Sprint(i + 1) })
 				}
 			}()
 		}
@@ -80,7 +80,7 @@ func TestWatchTellsAtOnceAfterAQuietTime(t *testing.T) {
 		}
 		time.Sleep(300 * time.Millisecond) // the quiet time
 		changed = time.Now()
-		b.set(func(s *agent.Status) { s.Version = "2" })
+		b.set(func(s *status.Document) { s.Version = "2" })
 	}
 	if took := time.Since(changed); took > 500*time.Millisecond {
 		t.Errorf("it took %s", took)

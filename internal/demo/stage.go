@@ -11,10 +11,9 @@ import (
 	"syscall"
 	"time"
 
-	"csi-registrar/internal/agent"
 	"csi-registrar/internal/control"
 	"csi-registrar/internal/demo/sampledriver"
-	"csi-registrar/internal/registrar"
+	"csi-registrar/internal/status"
 	"csi-registrar/internal/systemd/systemdtest"
 )
 
@@ -166,13 +165,13 @@ func (s *stage) alive(ctx context.Context, p *process, wait func(context.Context
 }
 
 // awaitStatus waits until the daemon says of the driver what is wanted.
-func (s *stage) awaitStatus(ctx context.Context, want func(registrar.Status) bool) (found registrar.Status, err error) {
+func (s *stage) awaitStatus(ctx context.Context, want func(status.Driver) bool) (found status.Driver, err error) {
 	err = s.alive(ctx, s.daemon, func(ctx context.Context) error {
 		for document, err := range s.client.Watch(ctx) {
 			if err != nil {
 				return err
 			}
-			var status agent.Status
+			var status status.Document
 			if status, err = document.Status(); err != nil {
 				return err
 			}

@@ -11,8 +11,7 @@ import (
 	"time"
 
 	"csi-registrar/internal/control"
-	"csi-registrar/internal/facts"
-	"csi-registrar/internal/registrar"
+	"csi-registrar/internal/status"
 
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
@@ -28,8 +27,8 @@ func (s *stage) daemonStarts(ctx context.Context) error {
 		return err
 	}
 	s.tell(time.Now(), theDaemon, "started; ready after %.0f ms", milliseconds(time.Since(began)))
-	status, err := s.awaitStatus(ctx, func(d registrar.Status) bool {
-		return d.Driver == facts.Absent && d.Registration == facts.None
+	status, err := s.awaitStatus(ctx, func(d status.Driver) bool {
+		return d.Driver == status.Absent && d.Registration == status.None
 	})
 	if err != nil {
 		return err
@@ -72,8 +71,8 @@ func (s *stage) driverStarts(ctx context.Context) error {
 	return nil
 }
 
-func isRegistered(d registrar.Status) bool {
-	return d.Driver == facts.Ready && d.Registration == facts.Registered
+func isRegistered(d status.Driver) bool {
+	return d.Driver == status.Ready && d.Registration == status.Registered
 }
 
 func (s *stage) startDriver(ctx context.Context) (err error) {
@@ -90,8 +89,8 @@ func (s *stage) stopDriver(ctx context.Context) error {
 		return err
 	}
 	s.tell(time.Now(), theDriver, "ended; its socket is gone")
-	_, err := s.awaitStatus(ctx, func(d registrar.Status) bool {
-		return d.Driver == facts.Absent && d.Registration == facts.Registered
+	_, err := s.awaitStatus(ctx, func(d status.Driver) bool {
+		return d.Driver == status.Absent && d.Registration == status.Registered
 	})
 	if err != nil {
 		return err

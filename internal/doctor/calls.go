@@ -11,7 +11,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
+	grpcstatus "google.golang.org/grpc/status"
 
 	"csi-registrar/internal/config"
 )
@@ -68,7 +68,7 @@ func (q *questions) failure(step Step, limit time.Duration, err error) string {
 	if w, ok := errors.AsType[*wrongAnswer](err); ok {
 		return w.is
 	}
-	switch s := status.Convert(err); s.Code() {
+	switch s := grpcstatus.Convert(err); s.Code() {
 	case codes.DeadlineExceeded:
 		return fmt.Sprintf("the driver does not answer %s within %v", step, limit)
 	case codes.Unimplemented:
@@ -123,7 +123,7 @@ func (q *questions) probe(ctx context.Context) bool {
 	return q.call(ctx, StepProbe, q.d.Timeout, f, func(ctx context.Context) (string, error) {
 		r, err := q.identity.Probe(ctx, &csi.ProbeRequest{})
 		switch {
-		case status.Code(err) == codes.Unimplemented:
+		case grpcstatus.Code(err) == codes.Unimplemented:
 			return "not implemented, which counts as ready", nil
 		case err == nil && r.GetReady() != nil && !r.GetReady().GetValue():
 			err = &wrongAnswer{"the driver says in Probe that it is not ready"}

@@ -10,7 +10,7 @@ import (
 
 	"csi-registrar/internal/config"
 	"csi-registrar/internal/control"
-	"csi-registrar/internal/facts"
+	"csi-registrar/internal/status"
 )
 
 // daemon is what the running daemon says of itself; runs is false if it does not answer.
@@ -26,7 +26,7 @@ type daemon struct {
 // driverStatus is what it says of a driver.
 type driverStatus struct {
 	state, reason, socket, endpoint string
-	registration                    facts.Registration
+	registration                    status.RegistrationState
 	registrationSocket              string
 	kubeletError                    string
 	registeredAt, askedAt, since    time.Time

@@ -20,16 +20,14 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
+	grpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"csi-registrar/internal/agent"
 	"csi-registrar/internal/config"
 	"csi-registrar/internal/control"
 	"csi-registrar/internal/driver"
-	"csi-registrar/internal/facts"
-	"csi-registrar/internal/registrar"
+	"csi-registrar/internal/status"
 )
 
 const name = "nfs.csi.example.com"
@@ -46,7 +44,7 @@ type node struct {
 	// daemon: false while it does not run
 	daemon  bool
 	ctl     func() // ends the control socket
-	status  agent.Status
+	status  status.Document
 	regs    map[string]func() // end the registration sockets
 	refuse  string            // what the kubelet says of every driver
 	holdReg bool              // the daemon publishes nothing
@@ -156,7 +154,7 @@ func (n *node) restartDaemon() {
 		return
 	}
 	res := config.Load(config.Source{Root: n.root})
-	n.status = agent.Status{Version: "1", StartedAt: time.Now().Add(-time.Hour), PluginsRegistry: res.Config.Kubelet.PluginsRegistry()}
+	n.status = status.Document{Version: "1", StartedAt: time.Now().Add(-time.Hour), PluginsRegistry: res.Config.Kubelet.PluginsRegistry()}
 	if err := res.Mistakes.Err(); err != nil {
 		n.status.ConfigError = err.Error()
 	}
@@ -167,9 +165,9 @@ func (n *node) restartDaemon() {
 }
 
 // register is one driver's way through the daemon.
-func (n *node) register(d config.Driver) registrar.Status {
-	st := registrar.Status{Name: d.Name, Socket: d.Socket, Endpoint: d.Endpoint, State: registrar.Disabled,
-		Driver: facts.Absent, Registration: facts.None, Since: time.Now().Add(-time.Minute)}
+func (n *node) register(d config.Driver) status.Driver {
+	st := status.Driver{Name: d.Name, Socket: d.Socket, Endpoint: d.Endpoint, State: status.Disabled,
+		Driver: status.Absent, Registration: status.None, Since: time.Now().Add(-time.Minute)}
 	if !d.Enabled {
 		return st
 	}
@@ -181,18 +179,18 @@ func (n *node) register(d config.Driver) registrar.Status {
 	st.Driver, st.Reason = r.Driver, r.Reason
 	path := filepath.Join(n.status.PluginsRegistry, d.Name+"-reg.sock")
 	switch _, err := os.Lstat(path); {
-	case r.Driver != facts.Ready || n.holdReg:
+	case r.Driver != status.Ready || n.holdReg:
 	case err == nil:
-		st.Registration, st.Reason = facts.Conflict, path+" is another program's"
+		st.Registration, st.Reason = status.Conflict, path+" is another program's"
 	default:
-		st.Registration, st.RegistrationSocket = facts.Registered, path
+		st.Registration, st.RegistrationSocket = status.Registered, path
 		st.RegisteredAt, st.LastGetInfoAt = time.Now(), time.Now()
 		if n.refuse != "" {
-			st.Registration, st.KubeletError, st.RegisteredAt = facts.Refused, n.refuse, time.Time{}
+			st.Registration, st.KubeletError, st.RegisteredAt = status.Refused, n.refuse, time.Time{}
 		}
 		n.regs[d.Name] = serveRegistration(n.t, path, d.Name, d.Endpoint)
 	}
-	st.State = facts.State(st.Driver, st.Registration)
+	st.State = status.State(st.Driver, st.Registration)
 	return st
 }
 
@@ -376,7 +374,7 @@ func (f *fakeDriver) faults(ctx context.Context, req any, info *grpc.UnaryServer
 		<-ctx.Done()
 		return nil, ctx.Err()
 	case fail:
-		return nil, status.Error(codes.Internal, "no \x1b[31mkernel module\nloaded")
+		return nil, grpcstatus.Error(codes.Internal, "no \x1b[31mkernel module\nloaded")
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()

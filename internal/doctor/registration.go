@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"csi-registrar/internal/config"
-	"csi-registrar/internal/facts"
+	"csi-registrar/internal/status"
 )
 
 // kubeletRound is how long a kubelet that follows the folder may take to ask a new socket.
@@ -23,7 +23,7 @@ const kubeletRound = 5 * time.Second
 func (x *exam) registration(ctx context.Context, d config.Driver) {
 	own := path.Join(x.registry(), d.Name+"-reg.sock")
 	st, known := x.daemon.drivers[d.Name]
-	ours := known && slices.Contains([]facts.Registration{facts.Published, facts.Registered, facts.Refused}, st.registration)
+	ours := known && slices.Contains([]status.RegistrationState{status.Published, status.Registered, status.Refused}, st.registration)
 	if x.rivals(d, own, ours) {
 		return
 	}
@@ -31,7 +31,7 @@ func (x *exam) registration(ctx context.Context, d config.Driver) {
 	if x.explained(d.Name) {
 		// What was found explains it; a second finding would only be in the way.
 		result := Failed
-		if st.state == string(facts.Registered) {
+		if st.state == string(status.Registered) {
 			result = Warned
 		}
 		x.checked(d.Name, StepRegistration, result, stateText(x.daemon.runs, st))
@@ -41,7 +41,7 @@ func (x *exam) registration(ctx context.Context, d config.Driver) {
 	case !x.daemon.runs:
 		x.checked(d.Name, StepRegistration, Skipped, "the daemon cannot be asked")
 		return
-	case st.registration == facts.Conflict:
+	case st.registration == status.Conflict:
 		f.Is = st.reason
 		f.Should = own + " is ours"
 		f.Fix = x.clear(own)
@@ -139,14 +139,14 @@ func (x *exam) published(ctx context.Context, d config.Driver, own string, st dr
 	case name != d.Name || p.endpoint != d.Endpoint:
 		f.Is = fmt.Sprintf("%s tells the kubelet %s at %s", own, name, p.endpoint)
 		f.Should = fmt.Sprintf("it tells %s at %s", d.Name, d.Endpoint)
-	case st.registration == facts.Refused:
+	case st.registration == status.Refused:
 		f.Is = "the kubelet refused the driver: " + st.kubeletError
 		f.Should, f.Fix = refusal(st.kubeletError, d)
-	case st.registration == facts.Published && st.askedAt.IsZero() && time.Since(st.since) > kubeletRound:
+	case st.registration == status.Published && st.askedAt.IsZero() && time.Since(st.since) > kubeletRound:
 		f.Is = fmt.Sprintf("the kubelet has not asked %s since it was made, %v ago", own, time.Since(st.since).Round(time.Second))
 		f.Should = "it asks within about a second; only its restart helps if it does not follow the folder"
 		f.Fix = append(f.Fix, x.restartKubelet())
-	case st.registration == facts.Published && time.Since(st.since) > kubeletRound:
+	case st.registration == status.Published && time.Since(st.since) > kubeletRound:
 		f.Is = "the kubelet has asked, but neither confirmed nor refused the driver"
 		f.Should = "it does so within the time of the driver's NodeGetInfo"
 		f.Fix = []string{"journalctl -u " + x.kubeletUnit() + " -n 50 --grep csi", "csi-registrar reregister " + d.Name}

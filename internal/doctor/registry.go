@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"csi-registrar/internal/peercred"
+	"csi-registrar/internal/unixsock"
 )
 
 // ClientPrefix begins the abstract addresses that our own clients bind to, so that the
@@ -110,16 +110,16 @@ func dial(ctx context.Context, path string) (c *net.UnixConn, pid int, err error
 	return c, cred.PID, err
 }
 
-func dialAs(ctx context.Context, path string) (*net.UnixConn, peercred.Cred, error) {
+func dialAs(ctx context.Context, path string) (*net.UnixConn, unixsock.Cred, error) {
 	d := net.Dialer{LocalAddr: &net.UnixAddr{Net: "unix", Name: ClientPrefix + rand.Text()}}
 	conn, err := d.DialContext(ctx, "unix", path)
 	if err != nil {
-		return nil, peercred.Cred{}, err
+		return nil, unixsock.Cred{}, err
 	}
 	c := conn.(*net.UnixConn)
-	cred, err := peercred.Of(c)
+	cred, err := unixsock.PeerCred(c)
 	if err != nil {
-		return nil, peercred.Cred{}, errors.Join(err, c.Close())
+		return nil, unixsock.Cred{}, errors.Join(err, c.Close())
 	}
 	return c, cred, nil
 }

@@ -7,7 +7,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
-	"csi-registrar/internal/facts"
+	"csi-registrar/internal/status"
 )
 
 const maxNodeID = 256 // bytes: the kubelet, and the API server for CSINode
@@ -25,7 +25,7 @@ func nodeRules(r *csi.NodeGetInfoResponse) (found []Finding) {
 		problem(fmt.Sprintf("the node id has %d characters: the kubelet refuses it", n), "1 to 256 characters")
 	}
 	for _, key := range sortedKeys(r.GetAccessibleTopology().GetSegments()) {
-		if err := facts.CheckLabelKey(key); err != nil {
+		if err := status.CheckLabelKey(key); err != nil {
 			problem(fmt.Sprintf("the topology key %q is no label key: %v", key, err), "PREFIX/NAME, as a label of the node has")
 		} else if reserved(key) {
 			found = append(found, Finding{Severity: Warning,
@@ -33,7 +33,7 @@ func nodeRules(r *csi.NodeGetInfoResponse) (found []Finding) {
 				Should: "a prefix of the driver's own"})
 		}
 		value := r.GetAccessibleTopology().GetSegments()[key]
-		if err := facts.CheckLabelValue(value); err != nil {
+		if err := status.CheckLabelValue(value); err != nil {
 			problem(fmt.Sprintf("the value %q of the topology key %q is no label value: %v", value, key, err),
 				"at most 63 letters, digits, '-', '_' and '.', a letter or digit at both ends")
 		}

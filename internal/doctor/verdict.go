@@ -9,30 +9,30 @@ import (
 
 	"csi-registrar/internal/config"
 	"csi-registrar/internal/driver"
-	"csi-registrar/internal/facts"
+	"csi-registrar/internal/status"
 )
 
 // verdict asks the driver just as the daemon does, beside our own calls, and returns what
 // the daemon thinks of it: with its rules of trust, which are told nowhere else.
-func (x *exam) verdict(ctx context.Context, d config.Driver) func() facts.Report {
+func (x *exam) verdict(ctx context.Context, d config.Driver) func() status.Report {
 	ctx, cancel := context.WithTimeout(ctx, x.o.Patience)
-	result := make(chan facts.Report, 1)
+	result := make(chan status.Report, 1)
 	go func() {
 		defer cancel()
 		c := driver.New(driver.Config{Name: d.Name, Socket: d.Socket, Endpoint: d.Endpoint, Timeout: d.Timeout, Owner: d.SocketOwner},
 			slog.New(slog.DiscardHandler), nil)
 		r := c.Ask(ctx)
-		if err := c.Close(); err != nil && r.Driver == facts.Ready {
-			r = facts.Report{Driver: facts.Absent, Reason: err.Error()}
+		if err := c.Close(); err != nil && r.Driver == status.Ready {
+			r = status.Report{Driver: status.Absent, Reason: err.Error()}
 		}
 		result <- r
 	}()
-	return func() facts.Report { return <-result }
+	return func() status.Report { return <-result }
 }
 
 // judge reports what the daemon has against a driver that our own calls did not show.
-func (x *exam) judge(d config.Driver, r facts.Report) {
-	if r.Driver == facts.Ready {
+func (x *exam) judge(d config.Driver, r status.Report) {
+	if r.Driver == status.Ready {
 		says := "only root can be behind the socket"
 		switch d.SocketOwner {
 		case "root":
@@ -53,7 +53,7 @@ func (x *exam) judge(d config.Driver, r facts.Report) {
 	}
 	f := Finding{Driver: d.Name, Step: StepTrust, Severity: Problem, explains: true,
 		Should: fmt.Sprintf("nobody but %s can put a socket there, or listen on it", d.SocketOwner)}
-	if r.Driver != facts.Mismatch {
+	if r.Driver != status.Mismatch {
 		f.Step, f.Should = StepDriver, "the driver is ready"
 	}
 	f.Is, f.Fix = mend(r.Reason)

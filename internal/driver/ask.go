@@ -9,10 +9,10 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
+	grpcstatus "google.golang.org/grpc/status"
 
-	"csi-registrar/internal/facts"
 	"csi-registrar/internal/safetext"
+	"csi-registrar/internal/status"
 )
 
 // inquire asks what is to be asked, and keeps the connection if that is good for anything.
@@ -21,10 +21,10 @@ import (
 // each question that waits for the answer to another costs another turn of both processes. A
 // driver that was not ready is asked one thing after the other, so that what is a lot of work
 // for it is not asked each second.
-func (c *Client) inquire(ctx context.Context, t *talk) facts.Report {
+func (c *Client) inquire(ctx context.Context, t *talk) status.Report {
 	var (
-		r        facts.Report
-		node     facts.Identity // of it only what NodeGetInfo answers
+		r        status.Report
+		node     status.Identity // of it only what NodeGetInfo answers
 		endpoint place
 		ahead    sync.WaitGroup
 	)
@@ -50,7 +50,7 @@ func (c *Client) inquire(ctx context.Context, t *talk) facts.Report {
 	giveUp()
 	ahead.Wait()
 	if v.driver == "" {
-		v.driver = facts.Ready
+		v.driver = status.Ready
 		r.Identity.NodeID, r.Identity.MaxVolumes, r.Identity.Topology = node.NodeID, node.MaxVolumes, node.Topology
 	}
 	r.Driver, r.Reason = v.driver, v.reason
@@ -75,7 +75,7 @@ func begin[T any](wg *sync.WaitGroup, f func() T) func() T {
 const maxMessageShown = 300 // characters of a driver's own words
 
 // who asks GetPluginInfo.
-func (c *Client) who(ctx context.Context, t *talk, id *facts.Identity) verdict {
+func (c *Client) who(ctx context.Context, t *talk, id *status.Identity) verdict {
 	begun := time.Now()
 	info, err := getPluginInfo(ctx, t, c.cfg.Timeout)
 	if err != nil {
@@ -100,18 +100,18 @@ func (c *Client) probe(ctx context.Context, t *talk) verdict {
 	answer, err := persist(ctx, c.cfg.Timeout, func(ctx context.Context) (*csi.ProbeResponse, error) {
 		return identity.Probe(ctx, &csi.ProbeRequest{})
 	})
-	if err != nil && status.Code(err) != codes.Unimplemented {
+	if err != nil && grpcstatus.Code(err) != codes.Unimplemented {
 		return failed(ctx, "Probe", c.cfg.Timeout, begun, err)
 	}
 	t.hear()
 	if answer.GetReady() != nil && !answer.GetReady().GetValue() {
-		return verdict{facts.Starting, "the driver answers Probe with \"not ready\": see its own log"}
+		return verdict{status.Starting, "the driver answers Probe with \"not ready\": see its own log"}
 	}
 	return verdict{}
 }
 
 // node asks NodeGetInfo, once: for some drivers it is a lot of work.
-func (c *Client) node(ctx context.Context, t *talk, id *facts.Identity) verdict {
+func (c *Client) node(ctx context.Context, t *talk, id *status.Identity) verdict {
 	begun := time.Now()
 	limited, cancel := context.WithTimeout(ctx, nodeInfoTimeout)
 	defer cancel()
@@ -139,11 +139,11 @@ func (c *Client) checkEndpoint(ctx context.Context, socket *link, name string) (
 		return at, verdict{} // not seen; or one socket under two names
 	}
 	if mode != os.ModeSocket {
-		return at, verdict{facts.Starting, fmt.Sprintf("the endpoint %s, which the kubelet would be told, is not a socket: mend the key endpoint, or remove what is there", path)}
+		return at, verdict{status.Starting, fmt.Sprintf("the endpoint %s, which the kubelet would be told, is not a socket: mend the key endpoint, or remove what is there", path)}
 	}
 	l, v := dial(ctx, path)
 	if l == nil {
-		return at, verdict{facts.Starting, "the endpoint, which the kubelet would be told, does not answer: " + v.reason}
+		return at, verdict{status.Starting, "the endpoint, which the kubelet would be told, does not answer: " + v.reason}
 	}
 	if v := c.trust.listener(path, l.peer); v.driver != "" {
 		l.end()
@@ -151,18 +151,18 @@ func (c *Client) checkEndpoint(ctx context.Context, socket *link, name string) (
 	}
 	t, err := newTalk(l)
 	if err != nil {
-		return at, verdict{facts.Starting, err.Error()}
+		return at, verdict{status.Starting, err.Error()}
 	}
 	defer t.close()
 	begun := time.Now()
 	info, err := getPluginInfo(ctx, t, c.cfg.Timeout)
 	if err != nil {
 		v := failed(ctx, "GetPluginInfo", c.cfg.Timeout, begun, err)
-		return at, verdict{facts.Starting, fmt.Sprintf("at the endpoint %s, which the kubelet would be told: %s", path, v.reason)}
+		return at, verdict{status.Starting, fmt.Sprintf("at the endpoint %s, which the kubelet would be told: %s", path, v.reason)}
 	}
 	if info.GetName() != name {
-		return at, verdict{facts.Mismatch, fmt.Sprintf("the endpoint %s, which the kubelet would be told, is of the driver %q, the socket %s of %q: mend the key endpoint",
-			path, safetext.Clean(info.GetName(), facts.MaxName), c.cfg.Socket, name)}
+		return at, verdict{status.Mismatch, fmt.Sprintf("the endpoint %s, which the kubelet would be told, is of the driver %q, the socket %s of %q: mend the key endpoint",
+			path, safetext.Clean(info.GetName(), status.MaxName), c.cfg.Socket, name)}
 	}
 	return l.at, verdict{}
 }
@@ -171,23 +171,23 @@ func (c *Client) checkEndpoint(ctx context.Context, socket *link, name string) (
 // it is Starting: it is asked again.
 func failed(ctx context.Context, method string, limit time.Duration, begun time.Time, err error) verdict {
 	if ctx.Err() != nil {
-		return verdict{facts.Starting, "asking was interrupted"}
+		return verdict{status.Starting, "asking was interrupted"}
 	}
-	s := status.Convert(err)
+	s := grpcstatus.Convert(err)
 	message := safetext.Clean(s.Message(), maxMessageShown)
 	switch code := s.Code(); {
 	case code == codes.DeadlineExceeded && time.Since(begun) >= limit*9/10: // ours; a driver can say it too
-		return verdict{facts.Starting, fmt.Sprintf("the driver accepts connections but did not answer %s within %s", method, limit)}
+		return verdict{status.Starting, fmt.Sprintf("the driver accepts connections but did not answer %s within %s", method, limit)}
 	case code == codes.Unimplemented:
 		why := "is this the socket of a CSI driver?"
 		if method == "NodeGetInfo" {
 			why = "is this the socket of its controller, not of its node service?"
 		}
-		return verdict{facts.Starting, fmt.Sprintf("the driver does not implement %s: %s (%s)", method, why, message)}
+		return verdict{status.Starting, fmt.Sprintf("the driver does not implement %s: %s (%s)", method, why, message)}
 	case code == codes.Unavailable:
-		return verdict{facts.Starting, fmt.Sprintf("the connection to the driver broke, or it does not speak gRPC, while %s was asked: %s", method, message)}
+		return verdict{status.Starting, fmt.Sprintf("the connection to the driver broke, or it does not speak gRPC, while %s was asked: %s", method, message)}
 	case code == codes.ResourceExhausted:
-		return verdict{facts.Starting, fmt.Sprintf("the driver's answer to %s is too large, or it is out of resources: %s", method, message)}
+		return verdict{status.Starting, fmt.Sprintf("the driver's answer to %s is too large, or it is out of resources: %s", method, message)}
 	}
-	return verdict{facts.Starting, fmt.Sprintf("the driver answered %s with an error: %s: %s; see its own log", method, s.Code(), message)}
+	return verdict{status.Starting, fmt.Sprintf("the driver answered %s with an error: %s: %s; see its own log", method, s.Code(), message)}
 }

@@ -11,8 +11,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"csi-registrar/internal/facts"
 	"csi-registrar/internal/safetext"
+	"csi-registrar/internal/status"
 )
 
 const (
@@ -151,11 +151,11 @@ func (c *Client) drop() {
 // Ask finds out how the driver is. It returns when there is a verdict or ctx is done; at
 // most one runs at a time. A report that is Ready leaves a connection at rest behind,
 // whose breaking is hinted.
-func (c *Client) Ask(ctx context.Context) facts.Report {
+func (c *Client) Ask(ctx context.Context) status.Report {
 	begun := time.Now()
 	c.again.Stop()
 	t, v := c.connect(ctx)
-	r := facts.Report{Driver: v.driver, Reason: v.reason}
+	r := status.Report{Driver: v.driver, Reason: v.reason}
 	if t != nil {
 		r = c.inquire(ctx, t)
 	} else {
@@ -168,7 +168,7 @@ func (c *Client) Ask(ctx context.Context) facts.Report {
 
 // verdict is a step's word on the driver; the zero verdict has nothing against it.
 type verdict struct {
-	driver facts.Driver
+	driver status.DriverState
 	reason string
 }
 
@@ -205,7 +205,7 @@ func (c *Client) connect(ctx context.Context) (*talk, verdict) {
 	l.onBreak = c.broke
 	t, err := newTalk(l)
 	if err != nil {
-		return nil, verdict{facts.Starting, err.Error()}
+		return nil, verdict{status.Starting, err.Error()}
 	}
 	return t, verdict{}
 }
@@ -227,8 +227,8 @@ func (c *Client) broke() {
 
 // keep keeps the connection: at rest if the driver's answers are final until something
 // changes, as it is if it will be asked again in a second.
-func (c *Client) keep(t *talk, endpoint place, d facts.Driver, up bool) {
-	if d == facts.Starting {
+func (c *Client) keep(t *talk, endpoint place, d status.DriverState, up bool) {
+	if d == status.Starting {
 		t.link.armed.Store(true)
 		if t.link.broken.Load() {
 			t.close()
@@ -243,7 +243,7 @@ func (c *Client) keep(t *talk, endpoint place, d facts.Driver, up bool) {
 	}
 	c.mu.Lock()
 	c.rest, c.endpoint = t.link, endpoint
-	if d == facts.Ready {
+	if d == status.Ready {
 		c.replaced = c.file != place{} && !c.file.same(t.link.at)
 		c.file = t.link.at
 	}

@@ -17,7 +17,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
-	"csi-registrar/internal/facts"
+	"csi-registrar/internal/status"
 )
 
 func TestReady(t *testing.T) {
@@ -47,38 +47,38 @@ func TestAnswers(t *testing.T) {
 		name   string
 		cfg    string // name that is configured; "-": none
 		make   func(*fake)
-		want   facts.Driver
+		want   status.DriverState
 		reason string
 		up     bool // it was ready when it was probed
 	}{
-		{"Probe not implemented", "", func(f *fake) { f.ready = fails[*csi.ProbeResponse](codes.Unimplemented, "") }, facts.Ready, "", true},
-		{"ready unset", "", func(f *fake) { f.ready = says(&csi.ProbeResponse{}) }, facts.Ready, "", true},
-		{"not ready", "", func(f *fake) { f.ready = says(&csi.ProbeResponse{Ready: wrapperspb.Bool(false)}) }, facts.Starting, `answers Probe with "not ready"`, false},
-		{"Probe fails", "", func(f *fake) { f.ready = fails[*csi.ProbeResponse](codes.FailedPrecondition, "no mount.nfs\x1b[2J") }, facts.Starting, `Probe with an error: FailedPrecondition: no mount.nfs\x1b[2J`, false},
-		{"no name", "-", func(f *fake) { f.info = says(&csi.GetPluginInfoResponse{}) }, facts.Starting, "empty name", false},
-		{"no name, configured", "", func(f *fake) { f.info = says(&csi.GetPluginInfoResponse{}) }, facts.Starting, "empty name", false},
-		{"any name", "-", func(*fake) {}, facts.Ready, "", true},
-		{"other name", "smb.csi.example.com", func(*fake) {}, facts.Mismatch, `calls itself "nfs.csi.example.com", configured is "smb.csi.example.com"`, false},
-		{"name outside the folder", "-", func(f *fake) { f.info = says(&csi.GetPluginInfoResponse{Name: "../../x"}) }, facts.Mismatch, `calls itself "../../x"`, false},
-		{"name with a newline", "-", func(f *fake) { f.info = says(&csi.GetPluginInfoResponse{Name: "a\nb"}) }, facts.Mismatch, `"a\nb"`, false},
-		{"huge name", "", func(f *fake) { f.info = says(&csi.GetPluginInfoResponse{Name: strings.Repeat("x", 100<<10)}) }, facts.Mismatch, "xxx…", false},
+		{"Probe not implemented", "", func(f *fake) { f.ready = fails[*csi.ProbeResponse](codes.Unimplemented, "") }, status.Ready, "", true},
+		{"ready unset", "", func(f *fake) { f.ready = says(&csi.ProbeResponse{}) }, status.Ready, "", true},
+		{"not ready", "", func(f *fake) { f.ready = says(&csi.ProbeResponse{Ready: wrapperspb.Bool(false)}) }, status.Starting, `answers Probe with "not ready"`, false},
+		{"Probe fails", "", func(f *fake) { f.ready = fails[*csi.ProbeResponse](codes.FailedPrecondition, "no mount.nfs\x1b[2J") }, status.Starting, `Probe with an error: FailedPrecondition: no mount.nfs\x1b[2J`, false},
+		{"no name", "-", func(f *fake) { f.info = says(&csi.GetPluginInfoResponse{}) }, status.Starting, "empty name", false},
+		{"no name, configured", "", func(f *fake) { f.info = says(&csi.GetPluginInfoResponse{}) }, status.Starting, "empty name", false},
+		{"any name", "-", func(*fake) {}, status.Ready, "", true},
+		{"other name", "smb.csi.example.com", func(*fake) {}, status.Mismatch, `calls itself "nfs.csi.example.com", configured is "smb.csi.example.com"`, false},
+		{"name outside the folder", "-", func(f *fake) { f.info = says(&csi.GetPluginInfoResponse{Name: "../../x"}) }, status.Mismatch, `calls itself "../../x"`, false},
+		{"name with a newline", "-", func(f *fake) { f.info = says(&csi.GetPluginInfoResponse{Name: "a\nb"}) }, status.Mismatch, `"a\nb"`, false},
+		{"huge name", "", func(f *fake) { f.info = says(&csi.GetPluginInfoResponse{Name: strings.Repeat("x", 100<<10)}) }, status.Mismatch, "xxx…", false},
 		{"more than an answer may hold", "", func(f *fake) {
 			f.info = says(&csi.GetPluginInfoResponse{Name: strings.Repeat("x", 1<<20)})
-		}, facts.Starting, "too large", false},
-		{"GetPluginInfo not implemented", "", func(f *fake) { f.info = fails[*csi.GetPluginInfoResponse](codes.Unimplemented, "") }, facts.Starting, "socket of a CSI driver?", false},
-		{"a controller", "", func(f *fake) { f.silent = true }, facts.Starting, "socket of its controller", true},
+		}, status.Starting, "too large", false},
+		{"GetPluginInfo not implemented", "", func(f *fake) { f.info = fails[*csi.GetPluginInfoResponse](codes.Unimplemented, "") }, status.Starting, "socket of a CSI driver?", false},
+		{"a controller", "", func(f *fake) { f.silent = true }, status.Starting, "socket of its controller", true},
 		{"NodeGetInfo fails", "", func(f *fake) {
 			f.node = fails[*csi.NodeGetInfoResponse](codes.Internal, strings.Repeat("long ", 1000))
-		}, facts.Starting, "NodeGetInfo with an error: Internal: long", true},
+		}, status.Starting, "NodeGetInfo with an error: Internal: long", true},
 		{"its own deadline", "", func(f *fake) {
 			f.node = fails[*csi.NodeGetInfoResponse](codes.DeadlineExceeded, "metadata service")
-		}, facts.Starting, "DeadlineExceeded: metadata service", true},
+		}, status.Starting, "DeadlineExceeded: metadata service", true},
 		{"headers without end", "", func(f *fake) {
 			f.info = fails[*csi.GetPluginInfoResponse](codes.Internal, strings.Repeat("x", 1<<20))
-		}, facts.Starting, "GetPluginInfo", false},
-		{"no node id", "", func(f *fake) { f.node = says(&csi.NodeGetInfoResponse{}) }, facts.Starting, "node id is empty", true},
-		{"node id too long", "", func(f *fake) { f.node = says(&csi.NodeGetInfoResponse{NodeId: strings.Repeat("n", 257)}) }, facts.Starting, "257 bytes", true},
-		{"negative limit", "", func(f *fake) { f.node = says(&csi.NodeGetInfoResponse{NodeId: "n", MaxVolumesPerNode: -1}) }, facts.Starting, "cannot be negative", true},
+		}, status.Starting, "GetPluginInfo", false},
+		{"no node id", "", func(f *fake) { f.node = says(&csi.NodeGetInfoResponse{}) }, status.Starting, "node id is empty", true},
+		{"node id too long", "", func(f *fake) { f.node = says(&csi.NodeGetInfoResponse{NodeId: strings.Repeat("n", 257)}) }, status.Starting, "257 bytes", true},
+		{"negative limit", "", func(f *fake) { f.node = says(&csi.NodeGetInfoResponse{NodeId: "n", MaxVolumesPerNode: -1}) }, status.Starting, "cannot be negative", true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			_, socket := paths(t)
@@ -95,10 +95,10 @@ func TestAnswers(t *testing.T) {
 			}
 			c := client(t, cfg, nil)
 			r := c.Ask(t.Context())
-			if r.Driver != test.want || !strings.Contains(r.Reason, test.reason) || (r.Reason == "") != (test.want == facts.Ready) {
+			if r.Driver != test.want || !strings.Contains(r.Reason, test.reason) || (r.Reason == "") != (test.want == status.Ready) {
 				t.Fatalf("%s: %s; want %s: …%s…", r.Driver, r.Reason, test.want, test.reason)
 			}
-			if len([]rune(r.Reason)) > maxReason || len(r.Identity.Name) > 3*facts.MaxName {
+			if len([]rune(r.Reason)) > maxReason || len(r.Identity.Name) > 3*status.MaxName {
 				t.Errorf("unbounded: reason of %d bytes, name of %d", len(r.Reason), len(r.Identity.Name))
 			}
 			if c.Up() != test.up {
@@ -122,35 +122,35 @@ func TestNotThere(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		make   func(t *testing.T, dir string) string
-		want   facts.Driver
+		want   status.DriverState
 		reason string
 	}{
-		{"no file", func(_ *testing.T, dir string) string { return dir + "/s" }, facts.Absent, "there is nothing at "},
-		{"no folder", func(_ *testing.T, dir string) string { return dir + "/a/b/s" }, facts.Absent, "/a does not exist"},
+		{"no file", func(_ *testing.T, dir string) string { return dir + "/s" }, status.Absent, "there is nothing at "},
+		{"no folder", func(_ *testing.T, dir string) string { return dir + "/a/b/s" }, status.Absent, "/a does not exist"},
 		{"a parent is a file", func(t *testing.T, dir string) string {
 			must(t, os.WriteFile(dir+"/a", nil, 0o600))
 			return dir + "/a/s"
-		}, facts.Absent, "not a folder"},
+		}, status.Absent, "not a folder"},
 		{"link to nowhere", func(t *testing.T, dir string) string {
 			must(t, os.Symlink("nowhere", dir+"/s"))
 			return dir + "/s"
-		}, facts.Absent, "leads nowhere"},
+		}, status.Absent, "leads nowhere"},
 		{"a file", func(t *testing.T, dir string) string {
 			must(t, os.WriteFile(dir+"/s", nil, 0o600))
 			return dir + "/s"
-		}, facts.Absent, "is a file, not a socket"},
-		{"a folder", func(_ *testing.T, dir string) string { return dir }, facts.Absent, "is a folder, not a socket"},
-		{"too long", func(*testing.T, string) string { return long }, facts.Absent, "may have 107"},
+		}, status.Absent, "is a file, not a socket"},
+		{"a folder", func(_ *testing.T, dir string) string { return dir }, status.Absent, "is a folder, not a socket"},
+		{"too long", func(*testing.T, string) string { return long }, status.Absent, "may have 107"},
 		{"dead", func(t *testing.T, dir string) string {
 			listen(t, dir+"/s").Close()
 			return dir + "/s"
-		}, facts.Absent, "nobody listens"},
+		}, status.Absent, "nobody listens"},
 		{"datagrams", func(t *testing.T, dir string) string {
 			l, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: dir + "/s", Net: "unixgram"})
 			must(t, err)
 			t.Cleanup(func() { l.Close() })
 			return dir + "/s"
-		}, facts.Absent, "not a stream socket"},
+		}, status.Absent, "not a stream socket"},
 		{"queue full", func(t *testing.T, dir string) string {
 			fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 			must(t, err)
@@ -164,7 +164,7 @@ func TestNotThere(t *testing.T) {
 				}
 				t.Cleanup(func() { conn.Close() })
 			}
-		}, facts.Starting, "queue"},
+		}, status.Starting, "queue"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c := client(t, Config{Name: name, Socket: test.make(t, tempDir(t))}, nil)
@@ -218,13 +218,13 @@ func TestListensVeryLate(t *testing.T) {
 	listen(t, socket).Close() // what is left is as a socket before listen
 	c := client(t, Config{Name: name, Socket: socket}, nil)
 	for range 2 {
-		if r := c.Ask(t.Context()); r.Driver != facts.Absent {
+		if r := c.Ask(t.Context()); r.Driver != status.Absent {
 			t.Fatalf("%+v", r)
 		}
 		expectHint(t, c, "the socket is young")
 	}
 	must(t, os.Remove(socket))
-	if r := c.Ask(t.Context()); r.Driver != facts.Absent {
+	if r := c.Ask(t.Context()); r.Driver != status.Absent {
 		t.Fatalf("%+v", r)
 	}
 	time.Sleep(lookAgain)
@@ -237,12 +237,12 @@ func TestNoDescriptors(t *testing.T) {
 	_, socket := paths(t)
 	start(t, socket, &fake{})
 	c := client(t, Config{Name: name, Socket: socket}, nil)
-	r, back := facts.Report{}, noDescriptors(t)
+	r, back := status.Report{}, noDescriptors(t)
 	func() {
 		defer back()
 		r = c.Ask(t.Context())
 	}()
-	if r.Driver != facts.Starting || !strings.Contains(r.Reason, "LimitNOFILE") {
+	if r.Driver != status.Starting || !strings.Contains(r.Reason, "LimitNOFILE") {
 		t.Errorf("%+v", r)
 	}
 	expectReady(t, c.Ask(t.Context()))
@@ -272,7 +272,7 @@ func TestRestart(t *testing.T) {
 	if !c.Stale() || c.Up() {
 		t.Error("not stale, or up, after its end")
 	}
-	if r := c.Ask(t.Context()); r.Driver != facts.Absent {
+	if r := c.Ask(t.Context()); r.Driver != status.Absent {
 		t.Errorf("%+v after its end", r)
 	}
 	must(t, os.Remove(socket))
@@ -349,7 +349,7 @@ func TestReplacedSocket(t *testing.T) {
 	}
 	must(t, os.Remove(socket))
 	start(t, socket, &fake{info: says(&csi.GetPluginInfoResponse{Name: "smb.csi.example.com"})})
-	if r := c.Ask(t.Context()); r.Driver != facts.Mismatch {
+	if r := c.Ask(t.Context()); r.Driver != status.Mismatch {
 		t.Errorf("%+v, want the new driver's answer", r)
 	}
 }
@@ -360,7 +360,7 @@ func TestHangsThenRecovers(t *testing.T) {
 	start(t, socket, f)
 	c := client(t, Config{Name: name, Socket: socket, Timeout: 300 * time.Millisecond}, nil)
 	r := c.Ask(t.Context())
-	if r.Driver != facts.Starting || r.Reason != "the driver accepts connections but did not answer GetPluginInfo within 300ms" {
+	if r.Driver != status.Starting || r.Reason != "the driver accepts connections but did not answer GetPluginInfo within 300ms" {
 		t.Fatalf("%+v", r)
 	}
 	// The next round uses the same connection, and hears it though its first call is lost.
@@ -389,7 +389,7 @@ func TestNotReadyIsNotBothered(t *testing.T) {
 	start(t, socket, f)
 	c := client(t, Config{Name: name, Socket: socket}, nil)
 	for range 5 {
-		if r := c.Ask(t.Context()); r.Driver != facts.Starting || !strings.Contains(r.Reason, "not ready") || r.Identity.NodeID != "" {
+		if r := c.Ask(t.Context()); r.Driver != status.Starting || !strings.Contains(r.Reason, "not ready") || r.Identity.NodeID != "" {
 			t.Fatalf("%+v", r)
 		}
 	}
@@ -406,7 +406,7 @@ func TestAcceptsLate(t *testing.T) {
 	l := listen(t, socket)
 	c := client(t, Config{Name: name, Socket: socket, Timeout: 100 * time.Millisecond}, nil)
 	for range 3 {
-		if r := c.Ask(t.Context()); r.Driver != facts.Starting || !strings.Contains(r.Reason, "did not answer GetPluginInfo within 100ms") {
+		if r := c.Ask(t.Context()); r.Driver != status.Starting || !strings.Contains(r.Reason, "did not answer GetPluginInfo within 100ms") {
 			t.Fatalf("%+v", r)
 		}
 	}
@@ -432,7 +432,7 @@ func TestSlowNodeGetInfo(t *testing.T) {
 	}
 	start(t, socket, f)
 	c := client(t, Config{Name: name, Socket: socket, Timeout: 500 * time.Millisecond}, nil)
-	if r := c.Ask(t.Context()); r.Driver != facts.Ready || r.Identity.NodeID != "slow" {
+	if r := c.Ask(t.Context()); r.Driver != status.Ready || r.Identity.NodeID != "slow" {
 		t.Errorf("%+v", r)
 	}
 	if n := f.called("NodeGetInfo"); n != 1 {
@@ -447,7 +447,7 @@ func TestInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(100*time.Millisecond, cancel)
 	begun := time.Now()
-	if r := c.Ask(ctx); r.Driver != facts.Starting || !strings.Contains(r.Reason, "interrupted") {
+	if r := c.Ask(ctx); r.Driver != status.Starting || !strings.Contains(r.Reason, "interrupted") {
 		t.Errorf("%+v", r)
 	}
 	if d := time.Since(begun); d > time.Second {
@@ -507,7 +507,7 @@ func TestHostile(t *testing.T) {
 				begun := time.Now()
 				r := c.Ask(t.Context())
 				t.Log(r.Reason)
-				if r.Driver != facts.Starting || !strings.Contains(r.Reason, test.reason) {
+				if r.Driver != status.Starting || !strings.Contains(r.Reason, test.reason) {
 					t.Errorf("%s: %s", r.Driver, r.Reason)
 				}
 				if d := time.Since(begun); d > 2*time.Second {
@@ -531,7 +531,7 @@ func TestEndpoint(t *testing.T) {
 	dir, socket := paths(t)
 	start(t, socket, &fake{})
 	endpoint := filepath.Join(dir, "endpoint.sock")
-	ask := func(t *testing.T) (*Client, facts.Report) {
+	ask := func(t *testing.T) (*Client, status.Report) {
 		c := client(t, Config{Name: name, Socket: socket, Endpoint: endpoint, Timeout: time.Second}, nil)
 		return c, c.Ask(t.Context())
 	}
@@ -575,14 +575,14 @@ func TestEndpoint(t *testing.T) {
 	t.Run("other driver", func(t *testing.T) {
 		gone(t)
 		start(t, endpoint, &fake{info: says(&csi.GetPluginInfoResponse{Name: "smb\n.csi"})})
-		if _, r := ask(t); r.Driver != facts.Mismatch || !strings.Contains(r.Reason, `smb\\n.csi`) || !strings.Contains(r.Reason, name) {
+		if _, r := ask(t); r.Driver != status.Mismatch || !strings.Contains(r.Reason, `smb\\n.csi`) || !strings.Contains(r.Reason, name) {
 			t.Errorf("%+v", r)
 		}
 	})
 	t.Run("dead", func(t *testing.T) {
 		gone(t)
 		listen(t, endpoint).Close()
-		if _, r := ask(t); r.Driver != facts.Starting || !strings.Contains(r.Reason, "endpoint") {
+		if _, r := ask(t); r.Driver != status.Starting || !strings.Contains(r.Reason, "endpoint") {
 			t.Errorf("%+v", r)
 		}
 	})
@@ -590,7 +590,7 @@ func TestEndpoint(t *testing.T) {
 		gone(t)
 		must(t, os.WriteFile(endpoint, nil, 0o600))
 		c, r := ask(t)
-		if r.Driver != facts.Starting || !strings.Contains(r.Reason, "not a socket") {
+		if r.Driver != status.Starting || !strings.Contains(r.Reason, "not a socket") {
 			t.Errorf("%+v", r)
 		}
 		must(t, os.Remove(endpoint)) // as what stood there until a mount came
@@ -608,7 +608,7 @@ func TestEndpoint(t *testing.T) {
 	t.Run("hangs", func(t *testing.T) {
 		gone(t)
 		start(t, endpoint, &fake{info: hang[*csi.GetPluginInfoResponse]})
-		if _, r := ask(t); r.Driver != facts.Starting || !strings.Contains(r.Reason, "at the endpoint") {
+		if _, r := ask(t); r.Driver != status.Starting || !strings.Contains(r.Reason, "at the endpoint") {
 			t.Errorf("%+v", r)
 		}
 	})

@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"csi-registrar/internal/facts"
-	"csi-registrar/internal/peercred"
+	"csi-registrar/internal/status"
+	"csi-registrar/internal/unixsock"
 )
 
 const (
@@ -80,7 +80,7 @@ func (a place) same(b place) bool {
 // dial connects to the socket at path, or tells why it cannot.
 func dial(ctx context.Context, path string) (*link, verdict) {
 	if len(path) > maxPath {
-		return nil, verdict{facts.Absent, fmt.Sprintf("the path %s has %d bytes, a Unix socket's path may have %d: move the driver's socket", path, len(path), maxPath)}
+		return nil, verdict{status.Absent, fmt.Sprintf("the path %s has %d bytes, a Unix socket's path may have %d: move the driver's socket", path, len(path), maxPath)}
 	}
 	begun := time.Now()
 	for delay := retryFirst; ; delay = min(2*delay, retryMost) {
@@ -95,7 +95,7 @@ func dial(ctx context.Context, path string) (*link, verdict) {
 			}
 			raw.Close() // replaced meanwhile: which one we have, nobody knows
 			if time.Since(begun) > retryFor {
-				return nil, verdict{facts.Absent, "the socket " + path + " is replaced again and again: do two drivers use the same path?"}
+				return nil, verdict{status.Absent, "the socket " + path + " is replaced again and again: do two drivers use the same path?"}
 			}
 		} else {
 			young := time.Since(changed).Abs() < fresh
@@ -105,17 +105,17 @@ func dial(ctx context.Context, path string) (*link, verdict) {
 		}
 		select {
 		case <-ctx.Done():
-			return nil, verdict{facts.Absent, "asking was interrupted"}
+			return nil, verdict{status.Absent, "asking was interrupted"}
 		case <-time.After(delay):
 		}
 	}
 }
 
 func newLink(raw *net.UnixConn, at place) (*link, verdict) {
-	peer, err := peercred.Of(raw)
+	peer, err := unixsock.PeerCred(raw)
 	if err != nil {
 		raw.Close()
-		return nil, verdict{facts.Starting, err.Error()}
+		return nil, verdict{status.Starting, err.Error()}
 	}
 	return &link{raw: raw, at: at, peer: peer, out: frames{skip: prefaceSize}, onBreak: func() {}}, verdict{}
 }
@@ -130,41 +130,41 @@ func missing(path string, err error) verdict {
 		}
 		for dir := filepath.Dir(path); ; dir = filepath.Dir(dir) {
 			if _, err := os.Stat(dir); !errors.Is(err, unix.ENOENT) {
-				return verdict{facts.Absent, what}
+				return verdict{status.Absent, what}
 			}
 			what = "the folder " + dir + " does not exist: the driver does not run, or listens elsewhere"
 		}
 	case errors.Is(err, unix.EACCES):
-		return verdict{facts.Absent, fmt.Sprintf("no permission to look at %s: a folder on the way is closed to uid %d; see CAP_DAC_OVERRIDE in csi-registrar.service(8)", path, os.Geteuid())}
+		return verdict{status.Absent, fmt.Sprintf("no permission to look at %s: a folder on the way is closed to uid %d; see CAP_DAC_OVERRIDE in csi-registrar.service(8)", path, os.Geteuid())}
 	case errors.Is(err, unix.ENOTDIR):
-		return verdict{facts.Absent, fmt.Sprintf("something on the way to %s is not a folder", path)}
+		return verdict{status.Absent, fmt.Sprintf("something on the way to %s is not a folder", path)}
 	}
 	if why := remedy(err); why != "" {
-		return verdict{facts.Starting, fmt.Sprintf("cannot look at %s: %v%s", path, err, why)}
+		return verdict{status.Starting, fmt.Sprintf("cannot look at %s: %v%s", path, err, why)}
 	}
-	return verdict{facts.Absent, fmt.Sprintf("cannot look at %s: %v", path, err)}
+	return verdict{status.Absent, fmt.Sprintf("cannot look at %s: %v", path, err)}
 }
 
 // refused says why what is at path cannot be connected to.
 func refused(path string, mode os.FileMode, err error) verdict {
 	switch {
 	case mode == os.ModeDir:
-		return verdict{facts.Absent, path + " is a folder, not a socket: mend the driver's socket path"}
+		return verdict{status.Absent, path + " is a folder, not a socket: mend the driver's socket path"}
 	case mode != os.ModeSocket:
-		return verdict{facts.Absent, path + " is a file, not a socket: mend the driver's socket path, or remove the file"}
+		return verdict{status.Absent, path + " is a file, not a socket: mend the driver's socket path, or remove the file"}
 	case errors.Is(err, unix.ECONNREFUSED):
-		return verdict{facts.Absent, "the connection to " + path + " is refused: the socket is there, but nobody listens; the driver ended, or does not listen yet"}
+		return verdict{status.Absent, "the connection to " + path + " is refused: the socket is there, but nobody listens; the driver ended, or does not listen yet"}
 	case errors.Is(err, unix.EACCES):
-		return verdict{facts.Absent, fmt.Sprintf("no permission to connect to %s as uid %d: its mode or a folder on the way forbids it; see CAP_DAC_OVERRIDE in csi-registrar.service(8)", path, os.Geteuid())}
+		return verdict{status.Absent, fmt.Sprintf("no permission to connect to %s as uid %d: its mode or a folder on the way forbids it; see CAP_DAC_OVERRIDE in csi-registrar.service(8)", path, os.Geteuid())}
 	case errors.Is(err, unix.EPROTOTYPE):
-		return verdict{facts.Absent, path + " is a socket, but not a stream socket as gRPC needs"}
+		return verdict{status.Absent, path + " is a socket, but not a stream socket as gRPC needs"}
 	case errors.Is(err, unix.EAGAIN):
-		return verdict{facts.Starting, "the driver does not accept connections: the queue of " + path + " is full"}
+		return verdict{status.Starting, "the driver does not accept connections: the queue of " + path + " is full"}
 	}
 	if why := remedy(err); why != "" {
-		return verdict{facts.Starting, fmt.Sprintf("cannot connect to the driver: %v%s", err, why)}
+		return verdict{status.Starting, fmt.Sprintf("cannot connect to the driver: %v%s", err, why)}
 	}
-	return verdict{facts.Absent, fmt.Sprintf("cannot connect to %s: %v", path, err)}
+	return verdict{status.Absent, fmt.Sprintf("cannot connect to %s: %v", path, err)}
 }
 
 // remedy tells what to do where an error says nothing of the driver, but that we, or the

@@ -14,10 +14,10 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
+	grpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
-	"csi-registrar/internal/facts"
+	"csi-registrar/internal/status"
 )
 
 const name = "nfs.csi.example.com"
@@ -90,13 +90,13 @@ func (f *fake) serve(l net.Listener) (stop func()) {
 func hang[T any](ctx context.Context) (T, error) {
 	<-ctx.Done()
 	var zero T
-	return zero, status.FromContextError(ctx.Err()).Err()
+	return zero, grpcstatus.FromContextError(ctx.Err()).Err()
 }
 
 func fails[T any](code codes.Code, message string) func(context.Context) (T, error) {
 	return func(context.Context) (T, error) {
 		var zero T
-		return zero, status.Error(code, message)
+		return zero, grpcstatus.Error(code, message)
 	}
 }
 
@@ -193,10 +193,10 @@ func expectQuiet(t testing.TB, c *Client, what string) {
 	}
 }
 
-func expectReady(t testing.TB, r facts.Report) {
+func expectReady(t testing.TB, r status.Report) {
 	t.Helper()
-	want := facts.Identity{Name: name, Version: "v4.2", NodeID: "node-1", MaxVolumes: 7, Topology: map[string]string{"topology.example.com/zone": "a"}}
-	if r.Driver != facts.Ready || r.Reason != "" || !r.Identity.Equal(want) {
+	want := status.Identity{Name: name, Version: "v4.2", NodeID: "node-1", MaxVolumes: 7, Topology: map[string]string{"topology.example.com/zone": "a"}}
+	if r.Driver != status.Ready || r.Reason != "" || !r.Identity.Equal(want) {
 		t.Fatalf("report %+v, want ready", r)
 	}
 }

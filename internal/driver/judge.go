@@ -7,8 +7,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
-	"csi-registrar/internal/facts"
 	"csi-registrar/internal/safetext"
+	"csi-registrar/internal/status"
 )
 
 // What the API server takes: a CSINode's node id (kubelet v1.36, validation of
@@ -22,20 +22,20 @@ const (
 
 // judgeInfo holds GetPluginInfo's answer against what is configured. An empty name is
 // Starting: some drivers answer before they know who they are.
-func judgeInfo(cfg Config, info *csi.GetPluginInfoResponse, id *facts.Identity) verdict {
+func judgeInfo(cfg Config, info *csi.GetPluginInfoResponse, id *status.Identity) verdict {
 	name := info.GetName()
 	id.Version = safetext.Clean(info.GetVendorVersion(), maxVersion)
-	shown := safetext.Clean(name, facts.MaxName+1)
+	shown := safetext.Clean(name, status.MaxName+1)
 	switch {
 	case name == "":
-		return verdict{facts.Starting, "the driver answers GetPluginInfo with an empty name: see its own log and flags"}
+		return verdict{status.Starting, "the driver answers GetPluginInfo with an empty name: see its own log and flags"}
 	case cfg.Name != "" && name != cfg.Name:
 		id.Name = shown
-		return verdict{facts.Mismatch, fmt.Sprintf(`the driver at %s calls itself "%s", configured is "%s": mend the name or the socket`, cfg.Socket, shown, cfg.Name)}
+		return verdict{status.Mismatch, fmt.Sprintf(`the driver at %s calls itself "%s", configured is "%s": mend the name or the socket`, cfg.Socket, shown, cfg.Name)}
 	}
-	if err := facts.CheckName(name); err != nil {
+	if err := status.CheckName(name); err != nil {
 		id.Name = shown
-		return verdict{facts.Mismatch, fmt.Sprintf(`the driver at %s calls itself "%s": %s`, cfg.Socket, shown, safetext.Clean(err.Error(), maxMessageShown))}
+		return verdict{status.Mismatch, fmt.Sprintf(`the driver at %s calls itself "%s": %s`, cfg.Socket, shown, safetext.Clean(err.Error(), maxMessageShown))}
 	}
 	id.Name = name
 	return verdict{}
@@ -43,7 +43,7 @@ func judgeInfo(cfg Config, info *csi.GetPluginInfoResponse, id *facts.Identity) 
 
 // judgeNode holds NodeGetInfo's answer against what the kubelet and the API server take.
 // What they would refuse is Starting: the driver answers, and may answer better soon.
-func judgeNode(info *csi.NodeGetInfoResponse, id *facts.Identity) verdict {
+func judgeNode(info *csi.NodeGetInfoResponse, id *status.Identity) verdict {
 	node, topology := info.GetNodeId(), info.GetAccessibleTopology().GetSegments()
 	switch {
 	case node == "":
@@ -56,10 +56,10 @@ func judgeNode(info *csi.NodeGetInfoResponse, id *facts.Identity) verdict {
 		return wrongNode(fmt.Sprintf("its topology has %d keys; at most %d are taken", len(topology), maxTopology))
 	}
 	for _, k := range slices.Sorted(maps.Keys(topology)) {
-		if err := facts.CheckLabelKey(k); err != nil {
+		if err := status.CheckLabelKey(k); err != nil {
 			return wrongNode(fmt.Sprintf(`its topology key "%s" is no label key: %v`, safetext.Clean(k, maxKeyShown), err))
 		}
-		if err := facts.CheckLabelValue(topology[k]); err != nil {
+		if err := status.CheckLabelValue(topology[k]); err != nil {
 			return wrongNode(fmt.Sprintf(`its topology value of "%s" is no label value: %v`, safetext.Clean(k, maxKeyShown), err))
 		}
 	}
@@ -68,5 +68,5 @@ func judgeNode(info *csi.NodeGetInfoResponse, id *facts.Identity) verdict {
 }
 
 func wrongNode(why string) verdict {
-	return verdict{facts.Starting, "the driver answers NodeGetInfo, but " + why + ": see its own flags and log"}
+	return verdict{status.Starting, "the driver answers NodeGetInfo, but " + why + ": see its own flags and log"}
 }

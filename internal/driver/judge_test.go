@@ -9,8 +9,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/proto"
 
-	"csi-registrar/internal/facts"
 	"csi-registrar/internal/safetext"
+	"csi-registrar/internal/status"
 )
 
 func TestJudgeNode(t *testing.T) {
@@ -43,7 +43,7 @@ func TestJudgeNode(t *testing.T) {
 		{"no value", topology(1, "k", ""), ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			var id facts.Identity
+			var id status.Identity
 			v := judgeNode(test.info, &id)
 			if (v.driver == "") != (test.reason == "") || !strings.Contains(v.reason, test.reason) {
 				t.Errorf("%+v, want …%s…", v, test.reason)
@@ -76,13 +76,13 @@ func FuzzAnswers(f *testing.F) {
 	seed("", &csi.GetPluginInfoResponse{Name: strings.Repeat("x", 64)}, &csi.NodeGetInfoResponse{NodeId: "x", MaxVolumesPerNode: -1})
 	seed("", &csi.GetPluginInfoResponse{Name: "Foo.Example"}, &csi.NodeGetInfoResponse{NodeId: "x", AccessibleTopology: &csi.Topology{Segments: map[string]string{"\u200b": strings.Repeat("v", 70)}}})
 	f.Fuzz(func(t *testing.T, cfg string, a, b []byte) {
-		if cfg != "" && facts.CheckName(cfg) != nil {
+		if cfg != "" && status.CheckName(cfg) != nil {
 			cfg = name // a configured name was checked
 		}
 		var (
 			info csi.GetPluginInfoResponse
 			node csi.NodeGetInfoResponse
-			id   facts.Identity
+			id   status.Identity
 		)
 		if proto.Unmarshal(a, &info) != nil || proto.Unmarshal(b, &node) != nil {
 			return
@@ -103,7 +103,7 @@ func FuzzAnswers(f *testing.F) {
 			t.Errorf("identity %q, %q", id.Name, id.Version)
 		}
 		if v := judgeInfo(c, &info, &id); v.driver == "" {
-			if err := facts.CheckName(id.Name); err != nil || cfg != "" && id.Name != cfg {
+			if err := status.CheckName(id.Name); err != nil || cfg != "" && id.Name != cfg {
 				t.Errorf("name %q passed for %q: %v", id.Name, cfg, err)
 			}
 		}

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"csi-registrar/internal/facts"
 	"csi-registrar/internal/fswatch"
+	"csi-registrar/internal/status"
 )
 
 var _ Hints = (*fswatch.Subscription)(nil)
@@ -43,7 +43,7 @@ func TestLatency(t *testing.T) {
 	for i := range 50 {
 		socket := filepath.Join(dir, fmt.Sprint("plugin-", i), "sub/csi.sock")
 		c := client(t, Config{Name: name, Socket: socket}, w.Subscribe(socket))
-		if r := c.Ask(t.Context()); r.Driver != facts.Absent {
+		if r := c.Ask(t.Context()); r.Driver != status.Absent {
 			t.Fatalf("%+v", r)
 		}
 		serving := make(chan time.Time, 1)
@@ -61,7 +61,7 @@ func TestLatency(t *testing.T) {
 			case <-time.After(5 * time.Second):
 				t.Fatal("no hint")
 			}
-			if c.Ask(t.Context()).Driver == facts.Ready {
+			if c.Ask(t.Context()).Driver == status.Ready {
 				break
 			}
 		}
@@ -80,7 +80,7 @@ func TestRestartWithWatcher(t *testing.T) {
 	_, socket := paths(t)
 	stop := start(t, socket, &fake{})
 	c := client(t, Config{Name: name, Socket: socket}, w.Subscribe(socket))
-	until := func(want facts.Driver) time.Duration {
+	until := func(want status.DriverState) time.Duration {
 		begun := time.Now()
 		for {
 			if r := c.Ask(t.Context()); r.Driver == want {
@@ -93,15 +93,15 @@ func TestRestartWithWatcher(t *testing.T) {
 			}
 		}
 	}
-	until(facts.Ready)
+	until(status.Ready)
 	for range 5 {
 		stop()
 		expectHint(t, c, "its end")
 		must(t, os.Remove(socket))
-		until(facts.Absent)
+		until(status.Absent)
 		stop = start(t, socket, &fake{})
 		expectHint(t, c, "its return")
-		t.Logf("ready after %v", until(facts.Ready))
+		t.Logf("ready after %v", until(status.Ready))
 		if c.Stale() {
 			// A hint of the socket's own making may still come; it finds nothing new.
 			t.Error("stale")

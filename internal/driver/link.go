@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"csi-registrar/internal/peercred"
+	"csi-registrar/internal/unixsock"
 )
 
 // How much a driver may send in a minute. At rest that is a ping now and then.
@@ -34,7 +34,7 @@ var (
 type link struct {
 	raw     *net.UnixConn
 	at      place // the file that it was connected to
-	peer    peercred.Cred
+	peer    unixsock.Cred
 	onBreak func()
 
 	ours   atomic.Bool // we ended it

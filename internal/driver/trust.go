@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"csi-registrar/internal/facts"
-	"csi-registrar/internal/peercred"
+	"csi-registrar/internal/status"
+	"csi-registrar/internal/unixsock"
 )
 
 const (
@@ -60,16 +60,16 @@ func (t trust) uid(u *user.User, lookup error) (uint32, verdict) {
 		return uint32(uid), verdict{}
 	}
 	if _, none := errors.AsType[user.UnknownUserError](lookup); none {
-		return 0, verdict{facts.Mismatch, fmt.Sprintf("there is no user %q on this machine: mend socket_owner", t.owner)}
+		return 0, verdict{status.Mismatch, fmt.Sprintf("there is no user %q on this machine: mend socket_owner", t.owner)}
 	}
-	return 0, verdict{facts.Starting, fmt.Sprintf("cannot look up the user %q of socket_owner: %v%s", t.owner, cmp.Or(lookup, err), remedy(lookup))}
+	return 0, verdict{status.Starting, fmt.Sprintf("cannot look up the user %q of socket_owner: %v%s", t.owner, cmp.Or(lookup, err), remedy(lookup))}
 }
 
-func mistrust(why string) verdict { return verdict{facts.Mismatch, why} }
+func mistrust(why string) verdict { return verdict{status.Mismatch, why} }
 
 // listener checks who called listen() on the socket that we are connected to. That is the
 // proof; the path is only where we looked.
-func (t trust) listener(path string, peer peercred.Cred) verdict {
+func (t trust) listener(path string, peer unixsock.Cred) verdict {
 	if t.off() {
 		return verdict{}
 	}

@@ -10,8 +10,8 @@ import (
 	"syscall"
 	"testing"
 
-	"csi-registrar/internal/facts"
-	"csi-registrar/internal/peercred"
+	"csi-registrar/internal/status"
+	"csi-registrar/internal/unixsock"
 )
 
 const stranger = 65533 // a user that nobody has
@@ -88,7 +88,7 @@ func TestTrust(t *testing.T) {
 }
 
 func TestTrustInTheListener(t *testing.T) {
-	peer := peercred.Cred{PID: 12, UID: stranger}
+	peer := unixsock.Cred{PID: 12, UID: stranger}
 	if why := (trust{owner: "root"}).listener("/s", peer).reason; !strings.Contains(why, "uid 65533") || !strings.Contains(why, `socket_owner = "65533"`) {
 		t.Errorf("says %q", why)
 	}
@@ -98,7 +98,7 @@ func TestTrustInTheListener(t *testing.T) {
 		}
 	}
 	for _, uid := range []int{0, os.Geteuid()} {
-		if why := (trust{owner: "65533"}).listener("/s", peercred.Cred{UID: uint32(uid)}).reason; why != "" {
+		if why := (trust{owner: "65533"}).listener("/s", unixsock.Cred{UID: uint32(uid)}).reason; why != "" {
 			t.Errorf("uid %d: %s", uid, why)
 		}
 	}
@@ -110,12 +110,12 @@ func TestOwnerThatCannotBeLookedUp(t *testing.T) {
 	for _, test := range []struct {
 		owner  string
 		lookup error
-		want   facts.Driver
+		want   status.DriverState
 		says   string
 	}{
-		{"csi", user.UnknownUserError("csi"), facts.Mismatch, "mend socket_owner"},
-		{"csi", &os.PathError{Op: "open", Path: "/etc/passwd", Err: syscall.EMFILE}, facts.Starting, "LimitNOFILE"},
-		{"csi", syscall.EIO, facts.Starting, "cannot look up"},
+		{"csi", user.UnknownUserError("csi"), status.Mismatch, "mend socket_owner"},
+		{"csi", &os.PathError{Op: "open", Path: "/etc/passwd", Err: syscall.EMFILE}, status.Starting, "LimitNOFILE"},
+		{"csi", syscall.EIO, status.Starting, "cannot look up"},
 		{"65533", user.UnknownUserError("65533"), "", ""},
 		{"65533", syscall.EMFILE, "", ""},
 	} {
@@ -143,7 +143,7 @@ func TestUntrustedIsNeverAsked(t *testing.T) {
 	start(t, socket, f)
 	must(t, os.Chmod(dir, 0o777))
 	c := client(t, Config{Name: name, Socket: socket}, nil)
-	if r := c.Ask(t.Context()); r.Driver != facts.Mismatch || !strings.Contains(r.Reason, "chmod go-w") {
+	if r := c.Ask(t.Context()); r.Driver != status.Mismatch || !strings.Contains(r.Reason, "chmod go-w") {
 		t.Errorf("%+v", r)
 	}
 	if f.called("GetPluginInfo") != 0 {
@@ -158,7 +158,7 @@ func TestUntrustedIsNeverAsked(t *testing.T) {
 	if !c.Stale() {
 		t.Error("not stale, though anybody may replace the socket now")
 	}
-	if r := c.Ask(t.Context()); r.Driver != facts.Mismatch {
+	if r := c.Ask(t.Context()); r.Driver != status.Mismatch {
 		t.Errorf("%+v", r)
 	}
 }
@@ -198,12 +198,12 @@ func TestStrangerListens(t *testing.T) {
 	must(t, os.Lchown(socket, 0, 0)) // the file looks right; the listener is not
 	c := client(t, Config{Name: name, Socket: socket}, nil)
 	r := c.Ask(t.Context())
-	if r.Driver != facts.Mismatch || !strings.Contains(r.Reason, "the process that listens") {
+	if r.Driver != status.Mismatch || !strings.Contains(r.Reason, "the process that listens") {
 		t.Errorf("%+v", r)
 	}
 	c.trust.owner = "any"
 	c.cfg.Timeout = 50_000_000
-	if r := c.Ask(t.Context()); r.Driver != facts.Starting {
+	if r := c.Ask(t.Context()); r.Driver != status.Starting {
 		t.Errorf("with the checks off: %+v", r)
 	}
 }

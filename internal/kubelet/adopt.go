@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"csi-registrar/internal/facts"
+	"csi-registrar/internal/status"
 )
 
 // Adopt takes over a listener that the store held while no process ran. It is served at
@@ -84,7 +84,7 @@ func (s *Socket) adopt(ctx context.Context, f *os.File, rec record) (*publicatio
 // configured: its path, also under an earlier root_dir, if it leads to this very listener;
 // then its place in the store, the record, and the listener. f is closed in any case.
 func (r *Registry) WithdrawLeftover(ctx context.Context, name string, f *os.File) error {
-	if err := facts.CheckName(name); err != nil { // no path is made of it
+	if err := status.CheckName(name); err != nil { // no path is made of it
 		return errors.Join(err, f.Close(), r.forget(ctx, name))
 	}
 	s := r.newSocket(name, newUnwatched)

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"csi-registrar/internal/facts"
+	"csi-registrar/internal/status"
 )
 
 // leave publishes a driver in a first process, lets the kubelet register it, and ends
@@ -73,7 +73,7 @@ func TestAdopt(t *testing.T) {
 		t.Errorf("the kubelet between: %v", err)
 	}
 	l := s.Look()
-	if !l.Up || l.Place != facts.Ours || !l.Announced.Equal(announcement("a")) || !l.Word.Registered || l.PublishedAt.IsZero() || l.FolderAnew {
+	if !l.Up || l.Place != status.Ours || !l.Announced.Equal(announcement("a")) || !l.Word.Registered || l.PublishedAt.IsZero() || l.FolderAnew {
 		t.Errorf("adopted: %+v", l)
 	}
 	if after, _ := lookAt(s.Path()); after != before {
@@ -131,7 +131,7 @@ func TestRecordNotBelieved(t *testing.T) {
 			if err := s.Adopt(t.Context(), one(t, m, "a")); err != nil {
 				t.Fatal(err)
 			}
-			if l := s.Look(); !l.Up || l.Place != facts.Ours || l.Announced.Endpoint != "" || !l.Word.At.IsZero() {
+			if l := s.Look(); !l.Up || l.Place != status.Ours || l.Announced.Endpoint != "" || !l.Word.At.IsZero() {
 				t.Errorf("%+v", l)
 			}
 			if _, err := dialAsKubelet(t, s.Path()).getInfo(t); err == nil {
@@ -240,7 +240,7 @@ func TestAdoptTwoOfOneName(t *testing.T) {
 		if (e1 == nil) != goodFirst || (e2 == nil) == goodFirst {
 			t.Errorf("%v, %v", e1, e2)
 		}
-		if l := s.Look(); !l.Word.Registered || l.Place != facts.Ours {
+		if l := s.Look(); !l.Word.Registered || l.Place != status.Ours {
 			t.Errorf("%+v", l)
 		}
 		if m.count("registration-a") != 1 {
@@ -343,7 +343,7 @@ func TestLeftoverWithABadName(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := r.WithdrawLeftover(t.Context(), "../x", f); !errors.Is(err, facts.ErrName) {
+	if err := r.WithdrawLeftover(t.Context(), "../x", f); !errors.Is(err, status.ErrName) {
 		t.Error(err)
 	}
 	if _, err := os.Lstat(w.root + "/x-reg.sock"); err != nil {
@@ -455,7 +455,7 @@ func TestFirstYesIsRemembered(t *testing.T) {
 	// An older version wrote only the last word.
 	for _, ok := range []bool{true, false} {
 		rec := r.readRecord("a")
-		rec.Word, rec.FirstYesAt = facts.Word{At: first, Registered: ok}, time.Time{}
+		rec.Word, rec.FirstYesAt = status.Notification{At: first, Registered: ok}, time.Time{}
 		if err := r.writeRecord("a", rec); err != nil {
 			t.Fatal(err)
 		}

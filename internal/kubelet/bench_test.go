@@ -6,7 +6,7 @@ import (
 
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"csi-registrar/internal/facts"
+	"csi-registrar/internal/status"
 )
 
 // publishedSocket makes a registry with one published driver for a benchmark.
@@ -59,7 +59,7 @@ func BenchmarkLook(b *testing.B) {
 	s := publishedSocket(b)
 	b.ReportAllocs()
 	for b.Loop() {
-		if s.Look().Place != facts.Ours {
+		if s.Look().Place != status.Ours {
 			b.Fatal("not ours")
 		}
 	}

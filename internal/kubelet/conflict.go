@@ -3,7 +3,7 @@ package kubelet
 import (
 	"fmt"
 
-	"csi-registrar/internal/peercred"
+	"csi-registrar/internal/unixsock"
 )
 
 // ConflictError says that somebody else holds the path of a registration socket, or
@@ -25,7 +25,7 @@ func (e *ConflictError) Error() string {
 // Conflict marks the error for the registrar.
 func (e *ConflictError) Conflict() bool { return true }
 
-func process(c peercred.Cred) string {
+func process(c unixsock.Cred) string {
 	if c.PID == 0 { // of a process namespace that cannot be seen from here
 		return fmt.Sprintf("a process of uid %d", c.UID)
 	}

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"csi-registrar/internal/facts"
+	"csi-registrar/internal/status"
 )
 
 // isolatedEnv marks the process of its own that a test was started again in: it may mount
@@ -118,7 +118,7 @@ func adoptWithoutDescriptors(t *testing.T, left int) {
 	if took > proofTime/4 {
 		t.Errorf("took %v", took)
 	}
-	if l := s.Look(); !l.Up || l.Place != facts.Ours || !l.Word.Registered || m.count("registration-a") != 1 {
+	if l := s.Look(); !l.Up || l.Place != status.Ours || !l.Word.Registered || m.count("registration-a") != 1 {
 		t.Errorf("%+v, in the store: %d", l, m.count("registration-a"))
 	}
 	mustAnswer(t, s.Path(), announcement("a").Endpoint)
@@ -136,7 +136,7 @@ func adoptWithDescriptorsSoon(t *testing.T) {
 	time.AfterFunc(lackTime/4, func() { free(); close(done) })
 	err := s.Adopt(t.Context(), f)
 	<-done
-	if l := s.Look(); err != nil || !l.Up || l.Place != facts.Ours {
+	if l := s.Look(); err != nil || !l.Up || l.Place != status.Ours {
 		t.Errorf("%v, %+v", err, l)
 	}
 }
@@ -207,7 +207,7 @@ func noSpace(t *testing.T) {
 	os.Remove(w.root + "/1")
 	publish(t, s)
 	wantError(t, w, s, "no space left") // no inode for the new one: the old one stays
-	wantPlace(t, s, facts.Ours)
+	wantPlace(t, s, status.Ours)
 	mustAnswer(t, s.Path(), announcement("a").Endpoint)
 	os.Remove(w.root + "/2")
 	publish(t, s)
@@ -226,14 +226,14 @@ func readOnly(t *testing.T) {
 	if err := s.Withdraw(t.Context()); err == nil {
 		t.Error("withdrawn from a read-only file system")
 	}
-	if l := s.Look(); !l.Up || l.Place != facts.Ours {
+	if l := s.Look(); !l.Up || l.Place != status.Ours {
 		t.Errorf("a failed Withdraw can be tried again, but: %+v", l)
 	}
 	remount(t, w.root, 0)
 	if err := s.Withdraw(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	wantPlace(t, s, facts.Missing)
+	wantPlace(t, s, status.Missing)
 }
 
 func remount(t *testing.T, on string, flags uintptr) {
@@ -289,7 +289,7 @@ func otherFileSystem(t *testing.T) {
 	s := socket(t, w.open(with(m, true)), "a")
 	for range 2 {
 		publish(t, s)
-		wantPlace(t, s, facts.Ours)
+		wantPlace(t, s, status.Ours)
 		mustAnswer(t, s.Path(), announcement("a").Endpoint)
 		w.wantNoTemporary()
 		if n := m.count("registration-a"); n != 1 {
@@ -314,7 +314,7 @@ func otherFileSystemFull(t *testing.T) {
 	if after, err := lookAt(s.Path()); err != nil || after != before {
 		t.Errorf("the old socket: %+v, %v", after, err)
 	}
-	if l := s.Look(); l.Place != facts.Ours || !l.Word.Registered || m.count("registration-a") != 1 {
+	if l := s.Look(); l.Place != status.Ours || !l.Word.Registered || m.count("registration-a") != 1 {
 		t.Errorf("%+v, in the store: %d", l, m.count("registration-a"))
 	}
 	mustAnswer(t, s.Path(), announcement("a").Endpoint)
@@ -357,14 +357,14 @@ func mountedOver(t *testing.T) {
 	s := socket(t, w.open(), "a")
 	publish(t, s)
 	mount(t, w.dir, "")
-	if l := s.Look(); l.Place != facts.Missing || !l.FolderAnew || !l.Up {
+	if l := s.Look(); l.Place != status.Missing || !l.FolderAnew || !l.Up {
 		t.Errorf("mounted over: %+v", l)
 	}
 	publish(t, s)
 	mustAnswer(t, s.Path(), announcement("a").Endpoint)
 	unmount(t, w.dir)
 	// What we published first is there again, and nobody listens.
-	wantPlace(t, s, facts.Foreign)
+	wantPlace(t, s, status.Foreign)
 	publish(t, s)
 	mustAnswer(t, s.Path(), announcement("a").Endpoint)
 }
@@ -431,7 +431,7 @@ func outOfDescriptors(t *testing.T) {
 	if err := s.Publish(t.Context(), announcement("a")); err == nil {
 		t.Error("published without descriptors")
 	}
-	if l := s.Look(); l.Place != facts.Ours || !l.Word.Registered {
+	if l := s.Look(); l.Place != status.Ours || !l.Word.Registered {
 		t.Errorf("%+v", l)
 	}
 	// With nothing left to close it is said, and a waiting kubelet answered later.

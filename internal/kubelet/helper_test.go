@@ -22,7 +22,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"csi-registrar/internal/facts"
+	"csi-registrar/internal/status"
 )
 
 // world is a node as far as this package sees it.
@@ -115,10 +115,10 @@ func socket(t *testing.T, r *Registry, name string) *Socket {
 	return s
 }
 
-func announcement(name string) facts.Announcement {
-	return facts.Announcement{
+func announcement(name string) status.Announcement {
+	return status.Announcement{
 		Endpoint: "/run/" + name + "/csi.sock", Versions: []string{"1.0.0"},
-		Identity: facts.Identity{Name: name, Version: "v1", NodeID: "n1"},
+		Identity: status.Identity{Name: name, Version: "v1", NodeID: "n1"},
 	}
 }
 
@@ -184,7 +184,7 @@ func mustAnswer(t *testing.T, path, endpoint string) {
 	}
 }
 
-func wantPlace(t *testing.T, s *Socket, want facts.Place) {
+func wantPlace(t *testing.T, s *Socket, want status.Place) {
 	t.Helper()
 	if got := s.Look().Place; got != want {
 		t.Fatalf("place is %s, want %s", got, want)

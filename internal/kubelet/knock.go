@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"csi-registrar/internal/peercred"
+	"csi-registrar/internal/unixsock"
 )
 
 // dial connects from an abstract address of our own, so that another csi-registrar at
@@ -37,21 +37,21 @@ const (
 
 // knock finds out whether somebody listens at path, and who. The error is set where it
 // cannot be told.
-func knock(ctx context.Context, path string) (answer, peercred.Cred, error) {
+func knock(ctx context.Context, path string) (answer, unixsock.Cred, error) {
 	c, err := dial(ctx, ownAddress(), path)
 	switch {
 	case err == nil:
 		defer c.Close()
-		cred, err := peercred.Of(c)
+		cred, err := unixsock.PeerCred(c)
 		return alive, cred, err
 	case errors.Is(err, os.ErrNotExist):
-		return nobody, peercred.Cred{}, nil
+		return nobody, unixsock.Cred{}, nil
 	case errors.Is(err, unix.ECONNREFUSED):
-		return dead, peercred.Cred{}, nil
+		return dead, unixsock.Cred{}, nil
 	case errors.Is(err, unix.EAGAIN): // its queue is full
-		return alive, peercred.Cred{}, nil
+		return alive, unixsock.Cred{}, nil
 	default:
-		return alive, peercred.Cred{}, err
+		return alive, unixsock.Cred{}, err
 	}
 }
 

@@ -12,19 +12,19 @@ import (
 
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"csi-registrar/internal/facts"
+	"csi-registrar/internal/status"
 )
 
 func TestLifeOfARegistration(t *testing.T) {
 	w := newWorld(t)
 	r := w.open()
 	s := socket(t, r, "nfs.csi.k8s.io")
-	if l := s.Look(); l.Up || l.Place != facts.Missing || l.Path != filepath.Join(w.dir, "nfs.csi.k8s.io-reg.sock") {
+	if l := s.Look(); l.Up || l.Place != status.Missing || l.Path != filepath.Join(w.dir, "nfs.csi.k8s.io-reg.sock") {
 		t.Fatalf("before: %+v", l)
 	}
 	publish(t, s)
 	l := s.Look()
-	if !l.Up || l.Place != facts.Ours || !l.Announced.Equal(announcement(s.name)) || l.FolderAnew || time.Since(l.PublishedAt) > time.Second {
+	if !l.Up || l.Place != status.Ours || !l.Announced.Equal(announcement(s.name)) || l.FolderAnew || time.Since(l.PublishedAt) > time.Second {
 		t.Fatalf("published: %+v", l)
 	}
 	k := dialAsKubelet(t, s.Path())
@@ -51,7 +51,7 @@ func TestLifeOfARegistration(t *testing.T) {
 	if err := s.Withdraw(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if l := s.Look(); l.Up || l.Place != facts.Missing || l.Accepted != 1 {
+	if l := s.Look(); l.Up || l.Place != status.Missing || l.Accepted != 1 {
 		t.Fatalf("withdrawn: %+v", l)
 	}
 	if err := s.Withdraw(t.Context()); err != nil {
@@ -97,7 +97,7 @@ func TestBadAnnouncementsAndNames(t *testing.T) {
 	w := newWorld(t)
 	r := w.open()
 	for _, name := range []string{"", "../../x", ".x", "a b", "Under_score!", strings.Repeat("a", 64), "a\nb", "a\x00"} {
-		if _, err := r.Socket(name); !errors.Is(err, facts.ErrName) {
+		if _, err := r.Socket(name); !errors.Is(err, status.ErrName) {
 			t.Errorf("%q: %v", name, err)
 		}
 	}
@@ -110,7 +110,7 @@ func TestBadAnnouncementsAndNames(t *testing.T) {
 		}
 	}
 	s := socket(t, r, "a")
-	for _, a := range []facts.Announcement{{}, announcement("b"), {Endpoint: "/x", Identity: facts.Identity{Name: "a"}}} {
+	for _, a := range []status.Announcement{{}, announcement("b"), {Endpoint: "/x", Identity: status.Identity{Name: "a"}}} {
 		if err := s.Publish(t.Context(), a); err == nil {
 			t.Errorf("%+v was published", a)
 		}
@@ -289,7 +289,7 @@ func TestWithdrawIsTriedAgain(t *testing.T) {
 				if err := s.Withdraw(t.Context()); err == nil {
 					t.Fatal("the second time it was forgotten")
 				}
-				if l := s.Look(); l.Up || l.Place != facts.Missing {
+				if l := s.Look(); l.Up || l.Place != status.Missing {
 					t.Errorf("%+v", l)
 				}
 				if next != "close in vain" {

@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"csi-registrar/internal/facts"
-	"csi-registrar/internal/peercred"
+	"csi-registrar/internal/status"
+	"csi-registrar/internal/unixsock"
 )
 
 // publication is one listener of a Socket: what it tells, and what the kubelet said to
@@ -33,10 +33,10 @@ type publication struct {
 
 	// Guarded by s.mu.
 	live        bool // it is the Socket's, or about to be: its word is recorded
-	announced   facts.Announcement
+	announced   status.Announcement
 	publishedAt time.Time
 	getInfoAt   time.Time
-	word        facts.Word
+	word        status.Notification
 	firstYesAt  time.Time // zero: none yet
 }
 
@@ -135,7 +135,7 @@ func (p *publication) admit(c *net.UnixConn) {
 		c.Close()
 		return
 	}
-	cred, err := peercred.Of(c)
+	cred, err := unixsock.PeerCred(c)
 	if err != nil {
 		p.s.log.Warn("cannot tell who connected to the registration socket; connection closed", "error", err)
 		c.Close()

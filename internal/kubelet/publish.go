@@ -10,14 +10,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"csi-registrar/internal/facts"
+	"csi-registrar/internal/status"
 )
 
 // Publish puts a new socket in place that tells the announcement, instead of the one we
 // had, if any. The kubelet sees the old one removed and the new one created. Nothing of
 // anybody else is replaced: a *ConflictError says who is in the way. After an error what
 // was published before still is, unless its path was lost.
-func (s *Socket) Publish(ctx context.Context, a facts.Announcement) error {
+func (s *Socket) Publish(ctx context.Context, a status.Announcement) error {
 	s.op.Lock()
 	defer s.op.Unlock()
 	if a.Identity.Name != s.name || a.Endpoint == "" || len(a.Versions) == 0 {
@@ -137,7 +137,7 @@ func (s *Socket) clear(ctx context.Context) error {
 
 // publishFrom binds in place and moves the socket to its path. A crash anywhere in it
 // leaves at worst a dead temporary name, or the old socket dead: both are swept.
-func (s *Socket) publishFrom(ctx context.Context, place string, folder fileID, a facts.Announcement) error {
+func (s *Socket) publishFrom(ctx context.Context, place string, folder fileID, a status.Announcement) error {
 	p, temporary, err := bind(ctx, s, place)
 	if err != nil {
 		return err

@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"csi-registrar/internal/facts"
+	"csi-registrar/internal/status"
 )
 
 // Whatever is in the way stays as it was, and is named.
@@ -52,7 +52,7 @@ func TestNothingIsReplaced(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			wantPlace(t, s, facts.Foreign)
+			wantPlace(t, s, status.Foreign)
 			wantConflict(t, s.Publish(t.Context(), announcement("a")), c.holder)
 			if after, err := lookAt(s.Path()); err != nil || after != before {
 				t.Errorf("touched: %+v, %v", after, err)
@@ -273,13 +273,13 @@ func TestTheFolder(t *testing.T) {
 
 	// Wiped and made again by somebody: the kubelet's watch is dead.
 	os.RemoveAll(w.dir)
-	wantPlace(t, s, facts.Missing)
+	wantPlace(t, s, status.Missing)
 	keepInode := mkdirElsewhere(t, w.dir)
-	if l := s.Look(); !l.FolderAnew || l.Place != facts.Missing || !l.Up {
+	if l := s.Look(); !l.FolderAnew || l.Place != status.Missing || !l.Up {
 		t.Errorf("wiped: %+v", l)
 	}
 	publish(t, s)
-	if l := s.Look(); !l.FolderAnew || l.Place != facts.Ours {
+	if l := s.Look(); !l.FolderAnew || l.Place != status.Ours {
 		t.Errorf("published in it: %+v", l)
 	}
 	os.RemoveAll(keepInode)
@@ -293,9 +293,9 @@ func TestTheFolder(t *testing.T) {
 	if err := os.Rename(w.dir, w.dir+".old"); err != nil {
 		t.Fatal(err)
 	}
-	wantPlace(t, s, facts.Missing)
+	wantPlace(t, s, status.Missing)
 	publish(t, s)
-	if l := s.Look(); !l.FolderAnew || l.Place != facts.Ours {
+	if l := s.Look(); !l.FolderAnew || l.Place != status.Ours {
 		t.Errorf("moved: %+v", l)
 	}
 	if _, err := os.Lstat(filepath.Join(w.dir+".old", "a-reg.sock")); err != nil {
@@ -370,7 +370,7 @@ func TestAFailedReplacementKeepsTheOld(t *testing.T) {
 	dialAsKubelet(t, s.Path()).notify(t, true, "")
 	serveSidecar(t, w.dir+"/z.sock", "CSIPlugin", "a")
 	wantConflict(t, s.Publish(t.Context(), announcement("a")), "/z.sock")
-	if l := s.Look(); l.Place != facts.Ours || !l.Word.Registered {
+	if l := s.Look(); l.Place != status.Ours || !l.Word.Registered {
 		t.Errorf("%+v", l)
 	}
 	if rec := s.r.readRecord("a"); !rec.Word.Registered {
@@ -388,7 +388,7 @@ func TestMovedOrLinkedWithinTheFolder(t *testing.T) {
 	if err := errors.Join(os.Rename(s.Path(), w.dir+"/b.sock"), os.Symlink(w.dir+"/b.sock", w.dir+"/c.sock")); err != nil {
 		t.Fatal(err)
 	}
-	wantPlace(t, s, facts.Missing)
+	wantPlace(t, s, status.Missing)
 	publish(t, s)
 	mustAnswer(t, s.Path(), announcement("a").Endpoint)
 	if _, err := os.Lstat(w.dir + "/b.sock"); err == nil {
@@ -437,7 +437,7 @@ func TestKilledWhilePublishing(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.wantNoTemporary()
-		wantPlace(t, s, facts.Missing)
+		wantPlace(t, s, status.Missing)
 		if removed, err := removeRecorded(w.run); err != nil || removed != nil {
 			t.Errorf("recorded: %v, %v", removed, err)
 		}

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"csi-registrar/internal/facts"
+	"csi-registrar/internal/status"
 )
 
 // record remembers beyond the process what a socket announced and what the kubelet said
@@ -18,10 +18,10 @@ import (
 type record struct {
 	Path string `json:"path"`
 	fileID
-	PublishedAt time.Time          `json:"published_at"`
-	GetInfoAt   time.Time          `json:"get_info_at,omitzero"`
-	Announced   facts.Announcement `json:"announced"`
-	Word        facts.Word         `json:"word,omitzero"`
+	PublishedAt time.Time           `json:"published_at"`
+	GetInfoAt   time.Time           `json:"get_info_at,omitzero"`
+	Announced   status.Announcement `json:"announced"`
+	Word        status.Notification `json:"word,omitzero"`
 	// FirstYesAt tells how long the registration took: a kubelet that restarts says yes
 	// again, and then Word no longer does.
 	FirstYesAt time.Time `json:"first_yes_at,omitzero"`

@@ -18,7 +18,7 @@ import (
 
 	"google.golang.org/grpc"
 
-	"csi-registrar/internal/facts"
+	"csi-registrar/internal/status"
 )
 
 const (
@@ -141,9 +141,9 @@ func (r *Registry) PathOf(name string) string {
 }
 
 // Socket gives the registration socket of a driver; nothing is published yet. The name is
-// checked before a path is made of it (facts.ErrName). One driver has one Socket at a time.
+// checked before a path is made of it (status.ErrName). One driver has one Socket at a time.
 func (r *Registry) Socket(name string) (*Socket, error) {
-	if err := facts.CheckName(name); err != nil {
+	if err := status.CheckName(name); err != nil {
 		return nil, err
 	}
 	path := r.PathOf(name)

@@ -15,8 +15,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"csi-registrar/internal/facts"
-	"csi-registrar/internal/peercred"
+	"csi-registrar/internal/status"
+	"csi-registrar/internal/unixsock"
 )
 
 const (
@@ -191,7 +191,7 @@ func ask(ctx context.Context, path string) (string, error) {
 		return "", err
 	}
 	defer c.Close()
-	if _, err := peercred.Of(c); err != nil {
+	if _, err := unixsock.PeerCred(c); err != nil {
 		return "", err
 	}
 	var once sync.Once
@@ -215,7 +215,7 @@ func ask(ctx context.Context, path string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if info.GetType() != registerapi.CSIPlugin || facts.CheckName(info.GetName()) != nil {
+	if info.GetType() != registerapi.CSIPlugin || status.CheckName(info.GetName()) != nil {
 		return "", nil
 	}
 	return info.GetName(), nil

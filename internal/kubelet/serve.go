@@ -12,11 +12,11 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
-	"google.golang.org/grpc/status"
+	grpcstatus "google.golang.org/grpc/status"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"csi-registrar/internal/facts"
 	"csi-registrar/internal/safetext"
+	"csi-registrar/internal/status"
 )
 
 const (
@@ -122,7 +122,7 @@ func caller(ctx context.Context) (*conn, error) {
 			return info.conn, nil
 		}
 	}
-	return nil, status.Error(codes.Internal, "cannot tell which registration socket was called")
+	return nil, grpcstatus.Error(codes.Internal, "cannot tell which registration socket was called")
 }
 
 // ClientPrefix begins the abstract addresses that csi-registrar's own clients bind to:
@@ -155,7 +155,7 @@ func (service) GetInfo(ctx context.Context, _ *registerapi.InfoRequest) (*regist
 		s.Hint()
 	}
 	if told.Endpoint == "" {
-		return nil, status.Error(codes.Unavailable, "csi-registrar was restarted without its record and has not asked the driver yet")
+		return nil, grpcstatus.Error(codes.Unavailable, "csi-registrar was restarted without its record and has not asked the driver yet")
 	}
 	return &registerapi.PluginInfo{
 		Type: registerapi.CSIPlugin, Name: s.name, Endpoint: told.Endpoint, SupportedVersions: told.Versions,
@@ -171,7 +171,7 @@ func (service) NotifyRegistrationStatus(ctx context.Context, in *registerapi.Reg
 		return nil, err
 	}
 	p, s := c.pub, c.pub.s
-	word := facts.Word{At: time.Now(), Registered: in.GetPluginRegistered()}
+	word := status.Notification{At: time.Now(), Registered: in.GetPluginRegistered()}
 	if !word.Registered {
 		word.Error = safetext.Clean(in.GetError(), maxRefusal)
 	}

@@ -7,7 +7,7 @@ import (
 	"log/slog"
 	"sync"
 
-	"csi-registrar/internal/facts"
+	"csi-registrar/internal/status"
 )
 
 // Socket is the registration socket of one driver. It satisfies registrar.Socket.
@@ -61,11 +61,11 @@ func (s *Socket) current() *publication {
 
 // Look tells what is at the path and what the kubelet said: one stat of the path, one of
 // the folder. A record that could not be written is tried again. It may be called at any time.
-func (s *Socket) Look() facts.Socket {
+func (s *Socket) Look() status.Socket {
 	if err := s.saveAgain(); err != nil { // a warning said so the first time
 		s.log.Debug("the record of the registration can still not be written", "error", err)
 	}
-	look := facts.Socket{Path: s.path, Place: facts.Missing, FolderAnew: s.r.folder.anew()}
+	look := status.Socket{Path: s.path, Place: status.Missing, FolderAnew: s.r.folder.anew()}
 	at, err := lookAt(s.path)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -74,9 +74,9 @@ func (s *Socket) Look() facts.Socket {
 	// A path that cannot be seen is missing as well: whoever publishes then is told why.
 	case err != nil:
 	case p != nil && p.id == at.fileID:
-		look.Place = facts.Ours
+		look.Place = status.Ours
 	default:
-		look.Place = facts.Foreign
+		look.Place = status.Foreign
 	}
 	if p := s.pub; p != nil {
 		look.Up = true

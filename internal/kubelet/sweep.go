@@ -10,7 +10,7 @@ import (
 	"slices"
 	"strings"
 
-	"csi-registrar/internal/facts"
+	"csi-registrar/internal/status"
 )
 
 // temporaryPrefix begins the names that sockets are bound under before they get their
@@ -39,7 +39,7 @@ func isTemporary(name string) bool {
 func (r *Registry) Sweep(ctx context.Context, names []string) (removed []string, err error) {
 	var paths []string
 	for _, name := range names {
-		if facts.CheckName(name) == nil {
+		if status.CheckName(name) == nil {
 			paths = append(paths, r.PathOf(name))
 		}
 	}

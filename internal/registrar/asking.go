@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	"csi-registrar/internal/facts"
+	"csi-registrar/internal/status"
 )
 
 func (r *Registrar) stopAsking() {
@@ -21,7 +21,7 @@ func (r *Registrar) askIfDue(ctx context.Context, now time.Time) time.Time {
 		return time.Time{}
 	}
 	due := r.askNext
-	if r.report.Driver == facts.Ready {
+	if r.report.Driver == status.Ready {
 		due = time.Time{}
 		r.hinted = false
 		if r.driver.Stale() {
@@ -36,7 +36,7 @@ func (r *Registrar) askIfDue(ctx context.Context, now time.Time) time.Time {
 	if due.IsZero() || due.After(now) {
 		return due
 	}
-	if r.hinted || r.report.Driver == facts.Ready {
+	if r.hinted || r.report.Driver == status.Ready {
 		r.hintAsks.take(now)
 	}
 	r.hinted, r.began = false, now
@@ -48,27 +48,27 @@ func (r *Registrar) askIfDue(ctx context.Context, now time.Time) time.Time {
 }
 
 // heard takes in what the driver answered.
-func (r *Registrar) heard(rep facts.Report, now time.Time) {
+func (r *Registrar) heard(rep status.Report, now time.Time) {
 	r.asking()
 	r.asking = nil
 	was := r.report
-	gone := was.Driver != facts.Ready && !r.told.IsZero()
+	gone := was.Driver != status.Ready && !r.told.IsZero()
 	r.report, r.told, r.heardAt = rep, r.began, now
-	if was.Driver != facts.Absent || rep.Driver != facts.Absent {
+	if was.Driver != status.Absent || rep.Driver != status.Absent {
 		r.lastUp = now
 	}
-	if was.Driver == facts.Ready && rep.Driver != facts.Ready {
+	if was.Driver == status.Ready && rep.Driver != status.Ready {
 		r.tries, r.wanted = 0, "" // what was asked for cannot be done now
 	}
 	switch rep.Driver {
-	case facts.Ready:
+	case status.Ready:
 		if gone || r.replaced() {
 			r.returned = now
 		}
 		r.identity, r.known = rep.Identity, true
 		r.tries, r.askNext = 0, time.Time{}
 		r.hurry(now)
-	case facts.Starting:
+	case status.Starting:
 		r.askNext = now.Add(jitter(askAgain))
 		r.tries = 0
 	default:

@@ -7,16 +7,16 @@ import (
 	"testing/synctest"
 	"time"
 
-	"csi-registrar/internal/facts"
+	"csi-registrar/internal/status"
 )
 
 // registeredWorld is one in which all is well.
 func registeredWorld() *world {
 	w := newWorld()
 	w.report = ready()
-	w.sock = facts.Socket{Path: w.sock.Path, Place: facts.Ours, Up: true, PublishedAt: time.Now(), GetInfoAt: time.Now(), Accepted: 1,
-		Announced: facts.Announcement{Identity: ready().Identity, Endpoint: base.Endpoint, Versions: base.Versions},
-		Word:      facts.Word{At: time.Now(), Registered: true}}
+	w.sock = status.Socket{Path: w.sock.Path, Place: status.Ours, Up: true, PublishedAt: time.Now(), GetInfoAt: time.Now(), Accepted: 1,
+		Announced: status.Announcement{Identity: ready().Identity, Endpoint: base.Endpoint, Versions: base.Versions},
+		Word:      status.Notification{At: time.Now(), Registered: true}}
 	return w
 }
 
@@ -24,7 +24,7 @@ func registeredWorld() *world {
 // the finding that nothing is new.
 func BenchmarkStep(b *testing.B) {
 	w := registeredWorld()
-	r := New(base, w, fakeSocket{w}, Options{Log: slog.New(slog.DiscardHandler), Observe: func(Status) {}})
+	r := New(base, w, fakeSocket{w}, Options{Log: slog.New(slog.DiscardHandler), Observe: func(status.Driver) {}})
 	now := time.Now()
 	r.step(b.Context(), now) // asks
 	r.heard(<-r.asked, now)
@@ -42,14 +42,14 @@ type counting struct {
 	looks *int
 }
 
-func (c counting) Look() facts.Socket { *c.looks++; return c.fakeSocket.Look() }
+func (c counting) Look() status.Socket { *c.looks++; return c.fakeSocket.Look() }
 
 // A registered driver costs nothing while nothing happens: no timer of its registrar is alive.
 func TestNoTimerWhenRegistered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := registeredWorld()
 		looks := 0
-		r := New(base, w, counting{fakeSocket{w}, &looks}, Options{Log: slog.New(slog.DiscardHandler), Observe: func(Status) {}})
+		r := New(base, w, counting{fakeSocket{w}, &looks}, Options{Log: slog.New(slog.DiscardHandler), Observe: func(status.Driver) {}})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { defer close(done); r.Run(ctx) }()

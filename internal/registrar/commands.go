@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"csi-registrar/internal/facts"
+	"csi-registrar/internal/status"
 )
 
 // Update changes what is wanted. A nil Driver keeps the one that there is; another one
@@ -22,8 +22,8 @@ func (r *Registrar) Update(ctx context.Context, set Settings, d Driver) error {
 			}
 			r.driver, r.told = d, time.Time{}
 			r.askNext, r.tries = time.Now(), 0
-			if r.report.Driver == facts.Ready {
-				r.report = facts.Report{Driver: facts.Starting, Reason: "asked again because its configuration changed"}
+			if r.report.Driver == status.Ready {
+				r.report = status.Report{Driver: status.Starting, Reason: "asked again because its configuration changed"}
 			}
 		}
 		r.refusedAnew(CauseChanged)
@@ -42,7 +42,7 @@ func (r *Registrar) refusedAnew(c Cause) {
 func (r *Registrar) Reregister(ctx context.Context) error {
 	var refused error
 	err := r.do(ctx, func() {
-		if r.report.Driver != facts.Ready {
+		if r.report.Driver != status.Ready {
 			refused = fmt.Errorf("cannot register %s again: the driver is %s: %s", r.set.Name, r.report.Driver, r.report.Reason)
 			return
 		}

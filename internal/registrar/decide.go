@@ -5,7 +5,7 @@ import (
 	"strings"
 	"time"
 
-	"csi-registrar/internal/facts"
+	"csi-registrar/internal/status"
 )
 
 // Cause is why a registration socket is made, made anew or taken away; it is a label of
@@ -49,20 +49,20 @@ type action struct {
 
 // decide looks at everything and says what to do. It changes nothing but the buckets'
 // bookkeeping of time.
-func (r *Registrar) decide(seen facts.Socket, now time.Time) action {
+func (r *Registrar) decide(seen status.Socket, now time.Time) action {
 	switch {
 	case !seen.Up:
-		if r.report.Driver == facts.Ready {
+		if r.report.Driver == status.Ready {
 			return action{kind: publish, cause: CauseFirst}
 		}
 		return action{}
-	case r.report.Driver == facts.Mismatch:
+	case r.report.Driver == status.Mismatch:
 		return action{kind: withdraw, cause: CauseMismatch, why: r.report.Reason}
-	case r.report.Driver != facts.Ready:
+	case r.report.Driver != status.Ready:
 		return r.decideGone(now)
-	case seen.Place == facts.Missing:
+	case seen.Place == status.Missing:
 		return action{kind: publish, cause: CauseRemoved, why: "the registration socket was removed", at: r.restores.next(now)}
-	case seen.Place == facts.Foreign:
+	case seen.Place == status.Foreign:
 		return action{kind: publish, cause: CauseReplaced, why: "something else is at the path of the registration socket", at: r.restores.next(now)}
 	case r.wish(seen) != "":
 		return action{kind: publish, cause: r.wanted, why: "it was asked for"}
@@ -87,7 +87,7 @@ func (r *Registrar) decideGone(now time.Time) action {
 
 // goneAt is when a driver that is absent, and stays so, is withdrawn; zero if it is not.
 func (r *Registrar) goneAt() time.Time {
-	if !r.set.Withdraw || r.report.Driver != facts.Absent {
+	if !r.set.Withdraw || r.report.Driver != status.Absent {
 		return time.Time{}
 	}
 	return r.lastUp.Add(r.set.WithdrawAfter)
@@ -95,7 +95,7 @@ func (r *Registrar) goneAt() time.Time {
 
 // decideRefused says what to do while the driver is ready and its socket in place, as the
 // kubelet sees it: only after a refusal there can be something.
-func (r *Registrar) decideRefused(seen facts.Socket, now time.Time) action {
+func (r *Registrar) decideRefused(seen status.Socket, now time.Time) action {
 	w := seen.Word
 	switch {
 	case w.At.IsZero() && seen.GetInfoAt.IsZero():
@@ -117,7 +117,7 @@ func (r *Registrar) decideRefused(seen facts.Socket, now time.Time) action {
 
 // wish is what a command asked for and is still to be done: not what the kubelet has
 // answered since by itself.
-func (r *Registrar) wish(seen facts.Socket) Cause {
+func (r *Registrar) wish(seen status.Socket) Cause {
 	if seen.Word.At.After(r.wantedAt) {
 		return ""
 	}
@@ -125,15 +125,15 @@ func (r *Registrar) wish(seen facts.Socket) Cause {
 }
 
 // announcement is what the kubelet shall be told now.
-func (r *Registrar) announcement() facts.Announcement {
-	return facts.Announcement{Endpoint: r.set.Endpoint, Versions: r.set.Versions, Identity: r.identity}
+func (r *Registrar) announcement() status.Announcement {
+	return status.Announcement{Endpoint: r.set.Endpoint, Versions: r.set.Versions, Identity: r.identity}
 }
 
 // difference tells what the kubelet must and can learn, as old and new; empty if nothing.
 // What it is told itself (endpoint, versions) always counts. What it would ask the driver
 // counts unless a topology value changed: then it would refuse (kubelet v1.36), because
 // the Node has the old label, and a working registration would be lost.
-func difference(old, now facts.Announcement) string {
+func difference(old, now status.Announcement) string {
 	var news []string
 	say := func(what, o, n string) {
 		if o != n {

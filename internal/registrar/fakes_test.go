@@ -10,7 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"csi-registrar/internal/facts"
+	"csi-registrar/internal/status"
 )
 
 // world is a driver, a folder and a kubelet in one, for tests under virtual time.
@@ -19,26 +19,26 @@ type world struct {
 	hints  chan struct{} // the driver's
 	shints chan struct{} // the socket's
 
-	report facts.Report
+	report status.Report
 	stale  bool
 	anew   bool // the driver makes its socket anew at each start
 	hang   bool // Ask answers only when its context ends
 	asks   int
 
-	sock       facts.Socket
+	sock       status.Socket
 	publishErr error
-	published  []facts.Announcement
+	published  []status.Announcement
 	withdrawn  int
-	accept     func(facts.Announcement) (bool, string) // the kubelet; nil: there is none
-	delay      time.Duration                           // of the kubelet
+	accept     func(status.Announcement) (bool, string) // the kubelet; nil: there is none
+	delay      time.Duration                            // of the kubelet
 }
 
 func newWorld() *world {
 	return &world{
 		hints: make(chan struct{}, 1), shints: make(chan struct{}, 1),
-		report: facts.Report{Driver: facts.Absent, Reason: "no such file"},
-		sock:   facts.Socket{Path: "/reg/foo-reg.sock", Place: facts.Missing},
-		accept: func(facts.Announcement) (bool, string) { return true, "" },
+		report: status.Report{Driver: status.Absent, Reason: "no such file"},
+		sock:   status.Socket{Path: "/reg/foo-reg.sock", Place: status.Missing},
+		accept: func(status.Announcement) (bool, string) { return true, "" },
 	}
 }
 
@@ -58,7 +58,7 @@ func (w *world) set(f func(*world)) {
 	poke(w.shints)
 }
 
-func (w *world) Ask(ctx context.Context) facts.Report {
+func (w *world) Ask(ctx context.Context) status.Report {
 	w.mu.Lock()
 	w.asks++
 	hang, rep := w.hang, w.report
@@ -68,7 +68,7 @@ func (w *world) Ask(ctx context.Context) facts.Report {
 	w.mu.Unlock()
 	if hang {
 		<-ctx.Done()
-		return facts.Report{Driver: facts.Starting, Reason: "cancelled"}
+		return status.Report{Driver: status.Starting, Reason: "cancelled"}
 	}
 	return rep
 }
@@ -80,9 +80,9 @@ func (w *world) Close() error           { return nil }
 type fakeSocket struct{ w *world }
 
 func (s fakeSocket) Hints() <-chan struct{} { return s.w.shints }
-func (s fakeSocket) Look() facts.Socket     { s.w.mu.Lock(); defer s.w.mu.Unlock(); return s.w.sock }
+func (s fakeSocket) Look() status.Socket    { s.w.mu.Lock(); defer s.w.mu.Unlock(); return s.w.sock }
 
-func (s fakeSocket) Publish(ctx context.Context, a facts.Announcement) error {
+func (s fakeSocket) Publish(ctx context.Context, a status.Announcement) error {
 	w := s.w
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -91,7 +91,7 @@ func (s fakeSocket) Publish(ctx context.Context, a facts.Announcement) error {
 	}
 	w.published = append(w.published, a)
 	old := w.sock
-	w.sock = facts.Socket{Path: old.Path, Place: facts.Ours, Up: true, Announced: a, PublishedAt: time.Now(),
+	w.sock = status.Socket{Path: old.Path, Place: status.Ours, Up: true, Announced: a, PublishedAt: time.Now(),
 		FolderAnew: old.FolderAnew, Accepted: old.Accepted, Refusals: old.Refusals}
 	if w.accept != nil {
 		ok, why := w.accept(a)
@@ -104,7 +104,7 @@ func (s fakeSocket) Withdraw(context.Context) error {
 	s.w.mu.Lock()
 	defer s.w.mu.Unlock()
 	s.w.withdrawn++
-	s.w.sock.Up, s.w.sock.Place = false, facts.Missing
+	s.w.sock.Up, s.w.sock.Place = false, status.Missing
 	return nil
 }
 
@@ -112,7 +112,7 @@ func (s fakeSocket) Withdraw(context.Context) error {
 func (w *world) word(ok bool, why string) {
 	w.mu.Lock()
 	w.sock.GetInfoAt = time.Now()
-	w.sock.Word = facts.Word{At: time.Now(), Registered: ok, Error: why}
+	w.sock.Word = status.Notification{At: time.Now(), Registered: ok, Error: why}
 	if ok {
 		w.sock.Accepted++
 		if w.sock.FirstYesAt.IsZero() {
@@ -132,8 +132,8 @@ func (conflict) Conflict() bool { return true }
 
 var errFull = errors.New("no space left on device")
 
-func ready() facts.Report {
-	return facts.Report{Driver: facts.Ready, Identity: facts.Identity{
+func ready() status.Report {
+	return status.Report{Driver: status.Ready, Identity: status.Identity{
 		Name: "foo", Version: "1", NodeID: "n1", MaxVolumes: 8, Topology: map[string]string{"zone": "a"},
 	}}
 }
@@ -144,7 +144,7 @@ type lives struct {
 	w   *world
 	reg *Registrar
 	mu  sync.Mutex
-	now Status
+	now status.Driver
 	log *lines
 }
 
@@ -183,7 +183,7 @@ func live(t *testing.T, w *world, set Settings, test func(l *lives)) {
 	synctest.Test(t, func(t *testing.T) {
 		w.hints, w.shints = make(chan struct{}, 1), make(chan struct{}, 1) // they must be the bubble's
 		l := &lives{T: t, w: w, log: &lines{}}
-		l.reg = New(set, w, fakeSocket{w}, Options{Log: slog.New(l.log), Observe: func(s Status) {
+		l.reg = New(set, w, fakeSocket{w}, Options{Log: slog.New(l.log), Observe: func(s status.Driver) {
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			l.now = s
@@ -199,7 +199,7 @@ func live(t *testing.T, w *world, set Settings, test func(l *lives)) {
 	})
 }
 
-func (l *lives) status() Status {
+func (l *lives) status() status.Driver {
 	synctest.Wait()
 	l.mu.Lock()
 	defer l.mu.Unlock()

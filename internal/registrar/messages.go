@@ -5,7 +5,7 @@ import (
 	"log/slog"
 	"time"
 
-	"csi-registrar/internal/facts"
+	"csi-registrar/internal/status"
 )
 
 // Message IDs of the journal, one for each kind of entry; packaging/csi-registrar.catalog
@@ -30,7 +30,7 @@ const (
 // comes back under a registration that stays. A reason that alone changed is for debugging:
 // a driver that is absent for a day costs a few lines. Only while the driver is ready is
 // a reason something that nobody but a person can mend, so it is said.
-func (r *Registrar) logTransition(prev, next Status, now time.Time) {
+func (r *Registrar) logTransition(prev, next status.Driver, now time.Time) {
 	attrs := []any{"state", next.State, "driver_state", string(next.Driver), "registration", string(next.Registration)}
 	if prev.State != "" && prev.State != next.State {
 		attrs = append(attrs, "from", prev.State, "after", now.Sub(prev.Since).Round(time.Millisecond))
@@ -39,19 +39,19 @@ func (r *Registrar) logTransition(prev, next Status, now time.Time) {
 		attrs = append(attrs, "reason", next.Reason)
 	}
 	level, id, text := describe(prev, next)
-	if !r.introduced && next.State == string(facts.Absent) && r.told.IsZero() {
+	if !r.introduced && next.State == string(status.Absent) && r.told.IsZero() {
 		return // nothing is known before the first answer
 	}
 	first := !r.introduced
 	r.introduced = true
 	switch {
 	case prev.State != next.State || first:
-	case prev.Driver != next.Driver && !(prev.Driver == facts.Absent && !r.known):
+	case prev.Driver != next.Driver && !(prev.Driver == status.Absent && !r.known):
 		id, text = driverChange(next)
 		level = slog.LevelInfo
 	case prev.Reason == next.Reason:
 		return
-	case next.Driver == facts.Ready && next.Reason != "" && (next.Registration != facts.Published || next.LastGetInfoAt.IsZero()):
+	case next.Driver == status.Ready && next.Reason != "" && (next.Registration != status.Published || next.LastGetInfoAt.IsZero()):
 		id, text = MessageAttention, "needs attention"
 		if level = slog.LevelDebug; !r.complaints.next(now).After(now) {
 			level = slog.LevelWarn
@@ -64,35 +64,35 @@ func (r *Registrar) logTransition(prev, next Status, now time.Time) {
 }
 
 // describe names a state as a line of the log.
-func describe(prev, next Status) (slog.Level, string, string) {
+func describe(prev, next status.Driver) (slog.Level, string, string) {
 	switch next.State {
-	case string(facts.Absent):
-		if prev.Registration != "" && prev.Registration != facts.None {
+	case string(status.Absent):
+		if prev.Registration != "" && prev.Registration != status.None {
 			return slog.LevelWarn, MessageWithdrawn, "registration is gone"
 		}
 		return slog.LevelInfo, MessageAbsent, "waiting for the driver"
-	case string(facts.Starting):
+	case string(status.Starting):
 		return slog.LevelInfo, MessageStarting, "driver answers, but is not ready"
-	case string(facts.Ready):
+	case string(status.Ready):
 		return slog.LevelInfo, MessageReady, "driver is ready"
-	case string(facts.Mismatch):
+	case string(status.Mismatch):
 		return slog.LevelWarn, MessageMismatch, "driver is not what was configured"
-	case string(facts.Published):
+	case string(status.Published):
 		return slog.LevelInfo, MessagePublished, "registration socket published"
-	case string(facts.Registered):
+	case string(status.Registered):
 		if prev.State == "" {
 			return slog.LevelInfo, MessageRegistered, "still registered with the kubelet, by an earlier process"
 		}
 		return slog.LevelInfo, MessageRegistered, "registered with the kubelet"
-	case string(facts.Refused):
+	case string(status.Refused):
 		return slog.LevelWarn, MessageRefused, "the kubelet refused the registration"
 	default:
 		return slog.LevelWarn, MessageConflict, "another registrar is in the way"
 	}
 }
 
-func driverChange(next Status) (id, text string) {
-	if next.Driver == facts.Ready {
+func driverChange(next status.Driver) (id, text string) {
+	if next.Driver == status.Ready {
 		return MessageDriverBack, "driver is ready again"
 	}
 	return MessageDriverGone, "driver is not ready"

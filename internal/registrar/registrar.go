@@ -11,7 +11,7 @@ import (
 	"reflect"
 	"time"
 
-	"csi-registrar/internal/facts"
+	"csi-registrar/internal/status"
 )
 
 // How often a driver is asked again. A hint always comes first; these are the net below
@@ -37,7 +37,7 @@ type Settings struct {
 // Registrar runs one driver's registration. Make it with New, then call Run once.
 type Registrar struct {
 	log     *slog.Logger
-	observe func(Status)
+	observe func(status.Driver)
 	cmds    chan func()
 	done    chan struct{} // closed when Run has returned
 
@@ -47,22 +47,22 @@ type Registrar struct {
 	socket Socket
 
 	asking   context.CancelFunc // not nil while the driver's lane is busy
-	asked    chan facts.Report
+	asked    chan status.Report
 	began    time.Time // when the round of questions that runs, or ran last, began
 	told     time.Time // when the round began that report is of; zero: none yet
 	askNext  time.Time // when to ask again without a hint; zero: not by time
 	hinted   bool      // a hint came that no Ask has answered yet
 	tries    int       // rounds without success, for the backoff
 	hintAsks bucket    // asks that were caused by hints, so that a driver which flaps cannot keep us busy
-	report   facts.Report
-	identity facts.Identity // of the last Ready report
-	known    bool           // identity is set
-	heardAt  time.Time      // when the last report came
-	taken    facts.Identity // what the kubelet was last seen to have learned from the driver itself …
-	takenBy  time.Time      // … and when it said yes to that; zero: only what it was told
-	start    time.Time      // when this registrar was made
-	lastUp   time.Time      // when the driver was last not absent, or the start
-	returned time.Time      // when the driver came back; zero: the kubelet has learned of it
+	report   status.Report
+	identity status.Identity // of the last Ready report
+	known    bool            // identity is set
+	heardAt  time.Time       // when the last report came
+	taken    status.Identity // what the kubelet was last seen to have learned from the driver itself …
+	takenBy  time.Time       // … and when it said yes to that; zero: only what it was told
+	start    time.Time       // when this registrar was made
+	lastUp   time.Time       // when the driver was last not absent, or the start
+	returned time.Time       // when the driver came back; zero: the kubelet has learned of it
 
 	working    bool // the socket's lane is busy
 	worked     chan error
@@ -75,14 +75,14 @@ type Registrar struct {
 	complaints bucket            // lines of the log about what only a person can mend
 	republish  map[string]uint64 // by Cause
 
-	status     Status
+	status     status.Driver
 	introduced bool // the log has an entry of the first state
 }
 
 // Options are the Registrar's surroundings.
 type Options struct {
-	Log     *slog.Logger // with the driver's name bound
-	Observe func(Status) // called at each change, from the registrar's goroutine; must not block
+	Log     *slog.Logger        // with the driver's name bound
+	Observe func(status.Driver) // called at each change, from the registrar's goroutine; must not block
 }
 
 // New makes a registrar; it owns d from now on, but not s.
@@ -92,9 +92,9 @@ func New(set Settings, d Driver, s Socket, o Options) *Registrar {
 		log: o.Log, observe: o.Observe,
 		cmds: make(chan func()), done: make(chan struct{}),
 		set: set, driver: d, socket: s,
-		asked: make(chan facts.Report, 1), worked: make(chan error, 1),
+		asked: make(chan status.Report, 1), worked: make(chan error, 1),
 		askNext:    now,
-		report:     facts.Report{Driver: facts.Absent, Reason: "it has not answered yet"},
+		report:     status.Report{Driver: status.Absent, Reason: "it has not answered yet"},
 		start:      now,
 		lastUp:     now,
 		hintAsks:   newBucket(20, 500*time.Millisecond),
@@ -175,7 +175,7 @@ func (r *Registrar) step(ctx context.Context, now time.Time) time.Time {
 // look is a look at the registration socket with times that can be counted from, and with
 // what the kubelet learned since. A time yet to come is of an earlier process, under a wall
 // clock that was ahead: it was before this one began.
-func (r *Registrar) look() facts.Socket {
+func (r *Registrar) look() status.Socket {
 	seen, now := r.socket.Look(), time.Now()
 	for _, at := range []*time.Time{&seen.PublishedAt, &seen.GetInfoAt, &seen.Word.At} {
 		if at.After(now) {
@@ -192,12 +192,12 @@ func (r *Registrar) look() facts.Socket {
 // learned notes what the kubelet took when it said yes again to the same socket, as it does
 // when it was restarted: it asks the driver itself, so if the driver told us before, and is
 // still the same, it told the kubelet that.
-func (r *Registrar) learned(seen facts.Socket) {
+func (r *Registrar) learned(seen status.Socket) {
 	w := seen.Word
 	if !w.Registered || w.At.Equal(r.takenBy) || !seen.GetInfoAt.After(r.heardAt) || seen.GetInfoAt.After(w.At) {
 		return
 	}
-	if r.report.Driver == facts.Ready && r.asking == nil && !r.driver.Stale() {
+	if r.report.Driver == status.Ready && r.asking == nil && !r.driver.Stale() {
 		r.taken, r.takenBy = r.identity, w.At
 	}
 }
@@ -216,7 +216,7 @@ var ErrEnded = errors.New("its registrar has ended")
 
 // tell hands out a new snapshot if anything in it changed, and writes the transition to
 // the log.
-func (r *Registrar) tell(seen facts.Socket, now time.Time) {
+func (r *Registrar) tell(seen status.Socket, now time.Time) {
 	next := r.snapshot(seen, now)
 	prev := r.status
 	if reflect.DeepEqual(prev, next) {

@@ -9,7 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"csi-registrar/internal/facts"
+	"csi-registrar/internal/status"
 )
 
 func TestAbsentThenReadyIsRegisteredAtTheHint(t *testing.T) {
@@ -59,7 +59,7 @@ func TestADayOfAbsenceIsAFewLines(t *testing.T) {
 // The first line waits for the first answer: it says why.
 func TestAbsenceIsToldWithItsReason(t *testing.T) {
 	w := newWorld()
-	w.report = facts.Report{Driver: facts.Absent, Reason: "there is nothing"}
+	w.report = status.Report{Driver: status.Absent, Reason: "there is nothing"}
 	live(t, w, base, func(l *lives) {
 		time.Sleep(time.Minute)
 		want := []string{"waiting for the driver: there is nothing"}
@@ -71,7 +71,7 @@ func TestAbsenceIsToldWithItsReason(t *testing.T) {
 
 func TestStartingIsAskedEachSecond(t *testing.T) {
 	w := newWorld()
-	w.report = facts.Report{Driver: facts.Starting, Reason: "Probe: not ready"}
+	w.report = status.Report{Driver: status.Starting, Reason: "Probe: not ready"}
 	live(t, w, base, func(l *lives) {
 		time.Sleep(10 * time.Second)
 		l.state("starting")
@@ -92,7 +92,7 @@ func TestStartingIsAskedEachSecond(t *testing.T) {
 
 func TestAFlappingDriverCannotKeepUsBusy(t *testing.T) {
 	w := newWorld()
-	w.report = facts.Report{Driver: facts.Starting, Reason: "closes at once"}
+	w.report = status.Report{Driver: status.Starting, Reason: "closes at once"}
 	live(t, w, base, func(l *lives) {
 		for range 10000 {
 			time.Sleep(time.Millisecond)
@@ -110,8 +110,8 @@ func TestRestartUnchangedTouchesNothing(t *testing.T) {
 	live(t, w, base, func(l *lives) {
 		l.state("registered")
 		for range 100 {
-			l.w.set(func(w *world) { w.stale, w.report = true, facts.Report{Driver: facts.Absent, Reason: "gone"} })
-			if s := l.status(); s.State != "registered" || s.Driver != facts.Absent || !strings.Contains(s.Reason, "kept") {
+			l.w.set(func(w *world) { w.stale, w.report = true, status.Report{Driver: status.Absent, Reason: "gone"} })
+			if s := l.status(); s.State != "registered" || s.Driver != status.Absent || !strings.Contains(s.Reason, "kept") {
 				t.Fatalf("status %+v", s)
 			}
 			time.Sleep(time.Second)
@@ -142,17 +142,17 @@ func TestIdleCostsNothing(t *testing.T) {
 func TestChanges(t *testing.T) {
 	for _, c := range []struct {
 		name   string
-		change func(*facts.Identity)
+		change func(*status.Identity)
 		more   int
 		reason string
 	}{
-		{"version alone", func(i *facts.Identity) { i.Version = "2" }, 0, ""},
-		{"node id", func(i *facts.Identity) { i.NodeID = "n2" }, 1, ""},
-		{"limit", func(i *facts.Identity) { i.MaxVolumes = 9 }, 1, ""},
-		{"topology key added", func(i *facts.Identity) { i.Topology = map[string]string{"zone": "a", "rack": "b"} }, 1, ""},
-		{"topology key gone", func(i *facts.Identity) { i.Topology = nil }, 0, ""},
-		{"topology value", func(i *facts.Identity) { i.Topology = map[string]string{"zone": "b"} }, 0, "remove the label"},
-		{"topology value and node id", func(i *facts.Identity) { i.Topology = map[string]string{"zone": "b"}; i.NodeID = "n2" }, 0, "remove the label"},
+		{"version alone", func(i *status.Identity) { i.Version = "2" }, 0, ""},
+		{"node id", func(i *status.Identity) { i.NodeID = "n2" }, 1, ""},
+		{"limit", func(i *status.Identity) { i.MaxVolumes = 9 }, 1, ""},
+		{"topology key added", func(i *status.Identity) { i.Topology = map[string]string{"zone": "a", "rack": "b"} }, 1, ""},
+		{"topology key gone", func(i *status.Identity) { i.Topology = nil }, 0, ""},
+		{"topology value", func(i *status.Identity) { i.Topology = map[string]string{"zone": "b"} }, 0, "remove the label"},
+		{"topology value and node id", func(i *status.Identity) { i.Topology = map[string]string{"zone": "b"}; i.NodeID = "n2" }, 0, "remove the label"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld()
@@ -263,7 +263,7 @@ func TestMismatchIsWithdrawn(t *testing.T) {
 		l.state("registered")
 		l.w.set(func(w *world) {
 			w.stale = true
-			w.report = facts.Report{Driver: facts.Mismatch, Reason: "calls itself bar"}
+			w.report = status.Report{Driver: status.Mismatch, Reason: "calls itself bar"}
 		})
 		l.state("mismatch")
 		if _, _, n := l.counts(); n != 1 {
@@ -280,7 +280,7 @@ func TestWithdrawAfter(t *testing.T) {
 	set := base
 	set.Withdraw, set.WithdrawAfter = true, 30*time.Second
 	live(t, w, set, func(l *lives) {
-		gone := func(w *world) { w.stale, w.report = true, facts.Report{Driver: facts.Absent, Reason: "gone"} }
+		gone := func(w *world) { w.stale, w.report = true, status.Report{Driver: status.Absent, Reason: "gone"} }
 		l.w.set(gone)
 		time.Sleep(29 * time.Second)
 		l.state("registered")
@@ -305,10 +305,10 @@ func TestWithdrawAfterCountsAbsenceAlone(t *testing.T) {
 	set.Withdraw, set.WithdrawAfter = true, 30*time.Second
 	live(t, w, set, func(l *lives) {
 		l.w.set(func(w *world) {
-			w.stale, w.report = true, facts.Report{Driver: facts.Starting, Reason: "Probe: not ready"}
+			w.stale, w.report = true, status.Report{Driver: status.Starting, Reason: "Probe: not ready"}
 		})
 		time.Sleep(5 * time.Minute)
-		l.w.set(func(w *world) { w.report = facts.Report{Driver: facts.Absent, Reason: "gone"} })
+		l.w.set(func(w *world) { w.report = status.Report{Driver: status.Absent, Reason: "gone"} })
 		time.Sleep(29 * time.Second)
 		l.state("registered")
 		time.Sleep(time.Second + time.Millisecond)
@@ -321,9 +321,9 @@ func TestWithdrawAfterCountsAbsenceAlone(t *testing.T) {
 func TestWithdrawOnlyOnFreshWord(t *testing.T) {
 	set := base
 	set.Withdraw, set.WithdrawAfter = true, 10*time.Second
-	adopted := facts.Socket{Path: "/reg/foo-reg.sock", Place: facts.Ours, Up: true, PublishedAt: time.Now(),
-		Announced: facts.Announcement{Endpoint: base.Endpoint, Versions: base.Versions, Identity: ready().Identity},
-		GetInfoAt: time.Now(), Word: facts.Word{At: time.Now(), Registered: true}}
+	adopted := status.Socket{Path: "/reg/foo-reg.sock", Place: status.Ours, Up: true, PublishedAt: time.Now(),
+		Announced: status.Announcement{Endpoint: base.Endpoint, Versions: base.Versions, Identity: ready().Identity},
+		GetInfoAt: time.Now(), Word: status.Notification{At: time.Now(), Registered: true}}
 	t.Run("slow at the start", func(t *testing.T) {
 		w := newWorld()
 		w.sock, w.hang = adopted, true
@@ -342,7 +342,7 @@ func TestWithdrawOnlyOnFreshWord(t *testing.T) {
 			w.mu.Unlock()
 			time.Sleep(2 * time.Second)
 			l.state("registered")
-			if s := l.status(); s.Driver != facts.Ready {
+			if s := l.status(); s.Driver != status.Ready {
 				t.Errorf("the driver is %s", s.Driver)
 			}
 		})
@@ -360,7 +360,7 @@ func TestWithdrawOnlyOnFreshWord(t *testing.T) {
 }
 
 func TestGuard(t *testing.T) {
-	for _, place := range []facts.Place{facts.Missing, facts.Foreign} {
+	for _, place := range []status.Place{status.Missing, status.Foreign} {
 		t.Run(string(place), func(t *testing.T) {
 			w := newWorld()
 			w.report = ready()
@@ -388,9 +388,9 @@ func TestARemovedSocketOfAnAbsentDriverWaitsForIt(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
 	live(t, w, base, func(l *lives) {
-		l.w.set(func(w *world) { w.stale, w.report = true, facts.Report{Driver: facts.Absent, Reason: "gone"} })
+		l.w.set(func(w *world) { w.stale, w.report = true, status.Report{Driver: status.Absent, Reason: "gone"} })
 		l.state("registered")
-		l.w.set(func(w *world) { w.sock.Place = facts.Missing })
+		l.w.set(func(w *world) { w.sock.Place = status.Missing })
 		time.Sleep(time.Minute)
 		l.state("absent")
 		l.publications(1)
@@ -423,7 +423,7 @@ func TestConflictEndsWithItsDriver(t *testing.T) {
 	w.report, w.publishErr = ready(), conflict{}
 	live(t, w, base, func(l *lives) {
 		l.state("conflict")
-		l.w.set(func(w *world) { w.stale, w.report = true, facts.Report{Driver: facts.Absent, Reason: "gone"} })
+		l.w.set(func(w *world) { w.stale, w.report = true, status.Report{Driver: status.Absent, Reason: "gone"} })
 		time.Sleep(time.Second)
 		l.state("absent")
 	})
@@ -449,7 +449,7 @@ func TestAFullDiskIsSaidAndSurvived(t *testing.T) {
 func TestRefusedThenTheKubeletComesBack(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
-	w.accept = func(facts.Announcement) (bool, string) { return false, "no" }
+	w.accept = func(status.Announcement) (bool, string) { return false, "no" }
 	live(t, w, base, func(l *lives) {
 		l.state("refused")
 		if s := l.status(); s.KubeletError != "no" {
@@ -470,7 +470,7 @@ func TestRefusedByAnOlderKubelet(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
 	refuse := true
-	w.accept = func(facts.Announcement) (bool, string) { return !refuse, "no" }
+	w.accept = func(status.Announcement) (bool, string) { return !refuse, "no" }
 	live(t, w, base, func(l *lives) {
 		l.state("refused")
 		time.Sleep(149 * time.Second)
@@ -486,24 +486,24 @@ func TestRefusedByAnOlderKubelet(t *testing.T) {
 
 // An earlier process wrote down what happened under a wall clock that was ahead.
 func TestTimesYetToComeAreOfTheStart(t *testing.T) {
-	ahead := func(word facts.Word) *world {
+	ahead := func(word status.Notification) *world {
 		w := newWorld()
 		at := time.Now().AddDate(100, 0, 0) // the bubble's clock is behind
-		w.report, w.sock = ready(), facts.Socket{Path: "/reg/foo-reg.sock", Place: facts.Ours, Up: true, PublishedAt: at, Word: word,
-			Announced: facts.Announcement{Endpoint: base.Endpoint, Versions: base.Versions, Identity: ready().Identity}}
-		if word != (facts.Word{}) {
+		w.report, w.sock = ready(), status.Socket{Path: "/reg/foo-reg.sock", Place: status.Ours, Up: true, PublishedAt: at, Word: word,
+			Announced: status.Announcement{Endpoint: base.Endpoint, Versions: base.Versions, Identity: ready().Identity}}
+		if word != (status.Notification{}) {
 			w.sock.GetInfoAt, w.sock.Word.At = at, at
 		}
 		return w
 	}
-	live(t, ahead(facts.Word{Error: "no"}), base, func(l *lives) {
+	live(t, ahead(status.Notification{Error: "no"}), base, func(l *lives) {
 		time.Sleep(149 * time.Second)
 		l.state("refused")
 		time.Sleep(2 * time.Second)
 		l.state("registered")
 		l.publications(1)
 	})
-	live(t, ahead(facts.Word{}), base, func(l *lives) {
+	live(t, ahead(status.Notification{}), base, func(l *lives) {
 		time.Sleep(6 * time.Second)
 		if s := l.status(); !strings.Contains(s.Reason, "it does not run") {
 			t.Errorf("reason %q", s.Reason)
@@ -533,10 +533,10 @@ func TestNobodyAsksIsSaid(t *testing.T) {
 func TestReturnAfterRefusalPublishesOnce(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
-	w.accept = func(facts.Announcement) (bool, string) { return false, "no" }
+	w.accept = func(status.Announcement) (bool, string) { return false, "no" }
 	live(t, w, base, func(l *lives) {
 		l.state("refused")
-		l.w.set(func(w *world) { w.stale, w.report = true, facts.Report{Driver: facts.Absent, Reason: "gone"} })
+		l.w.set(func(w *world) { w.stale, w.report = true, status.Report{Driver: status.Absent, Reason: "gone"} })
 		synctest.Wait()
 		l.w.set(func(w *world) { w.report = ready() })
 		l.publications(2)
@@ -549,12 +549,12 @@ func TestReturnAfterRefusalPublishesOnce(t *testing.T) {
 func TestAYesSettlesWhatWasAsked(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
-	w.accept = func(facts.Announcement) (bool, string) { return false, "no" }
+	w.accept = func(status.Announcement) (bool, string) { return false, "no" }
 	live(t, w, base, func(l *lives) {
 		l.state("refused")
 		time.Sleep(time.Second)
 		l.w.set(func(w *world) {
-			w.stale, w.report = true, facts.Report{Driver: facts.Starting, Reason: "Probe: not ready"}
+			w.stale, w.report = true, status.Report{Driver: status.Starting, Reason: "Probe: not ready"}
 		})
 		synctest.Wait()
 		set := base
@@ -577,7 +577,7 @@ func TestAReturnOfYesterdayIsNoNews(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
 	live(t, w, base, func(l *lives) {
-		l.w.set(func(w *world) { w.stale, w.report = true, facts.Report{Driver: facts.Absent, Reason: "gone"} })
+		l.w.set(func(w *world) { w.stale, w.report = true, status.Report{Driver: status.Absent, Reason: "gone"} })
 		time.Sleep(time.Second)
 		l.w.set(func(w *world) { w.report = ready() })
 		time.Sleep(24 * time.Hour)
@@ -592,13 +592,13 @@ func TestAReturnDuringTheKubeletsTry(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
 	live(t, w, base, func(l *lives) {
-		l.w.set(func(w *world) { w.stale, w.report = true, facts.Report{Driver: facts.Absent, Reason: "gone"} })
+		l.w.set(func(w *world) { w.stale, w.report = true, status.Report{Driver: status.Absent, Reason: "gone"} })
 		time.Sleep(time.Second)
 		l.w.set(func(w *world) { w.sock.GetInfoAt = time.Now() })
 		time.Sleep(time.Second)
 		l.w.set(func(w *world) { w.report = ready() })
 		time.Sleep(time.Second)
-		l.w.set(func(w *world) { w.sock.Word = facts.Word{At: time.Now(), Error: "no such file"} })
+		l.w.set(func(w *world) { w.sock.Word = status.Notification{At: time.Now(), Error: "no such file"} })
 		l.state("registered")
 		l.publications(2)
 	})
@@ -609,9 +609,9 @@ func TestAReturnAfterTheStart(t *testing.T) {
 	w := newWorld()
 	live(t, w, base, func(l *lives) {
 		l.w.set(func(w *world) {
-			w.sock = facts.Socket{Path: "/reg/foo-reg.sock", Place: facts.Ours, Up: true, PublishedAt: time.Now(),
-				Announced: facts.Announcement{Endpoint: base.Endpoint, Versions: base.Versions, Identity: ready().Identity},
-				GetInfoAt: time.Now(), Word: facts.Word{At: time.Now(), Error: "no"}}
+			w.sock = status.Socket{Path: "/reg/foo-reg.sock", Place: status.Ours, Up: true, PublishedAt: time.Now(),
+				Announced: status.Announcement{Endpoint: base.Endpoint, Versions: base.Versions, Identity: ready().Identity},
+				GetInfoAt: time.Now(), Word: status.Notification{At: time.Now(), Error: "no"}}
 		})
 		time.Sleep(time.Minute)
 		l.w.set(func(w *world) { w.report = ready() })
@@ -631,14 +631,14 @@ func TestADriverThatFlapsUnderARefusalDoesNotChurn(t *testing.T) {
 		{"crashes and is back", func(w *world) { w.stale, w.anew = true, true }, 130},
 		{"is not ready for a moment", func(w *world) {
 			if w.stale, w.report = true, ready(); w.asks%2 == 0 {
-				w.report = facts.Report{Driver: facts.Starting, Reason: "Probe: not ready"}
+				w.report = status.Report{Driver: status.Starting, Reason: "Probe: not ready"}
 			}
 		}, 130},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld()
 			w.report = ready()
-			w.accept = func(facts.Announcement) (bool, string) { return false, "no" }
+			w.accept = func(status.Announcement) (bool, string) { return false, "no" }
 			live(t, w, base, func(l *lives) {
 				for range 7200 {
 					time.Sleep(500 * time.Millisecond)
@@ -693,8 +693,8 @@ func TestTookIsOfTheFirstYes(t *testing.T) {
 	// The daemon restarts after that.
 	w = newWorld()
 	published := time.Date(1999, 12, 31, 0, 0, 0, 0, time.UTC)
-	w.sock = facts.Socket{Path: "/reg/foo-reg.sock", Place: facts.Ours, Up: true, PublishedAt: published,
-		FirstYesAt: published.Add(700 * time.Millisecond), Word: facts.Word{At: published.Add(24 * time.Hour), Registered: true}}
+	w.sock = status.Socket{Path: "/reg/foo-reg.sock", Place: status.Ours, Up: true, PublishedAt: published,
+		FirstYesAt: published.Add(700 * time.Millisecond), Word: status.Notification{At: published.Add(24 * time.Hour), Registered: true}}
 	live(t, w, base, func(l *lives) {
 		if s := l.status(); s.Took != 700*time.Millisecond {
 			t.Errorf("took %s after the daemon's restart", s.Took)
@@ -726,7 +726,7 @@ func TestAHangingDriverHoldsUpNothing(t *testing.T) {
 		l.state("registered")
 		l.w.set(func(w *world) { w.stale, w.hang = true, true })
 		synctest.Wait()
-		l.w.set(func(w *world) { w.sock.Place = facts.Missing })
+		l.w.set(func(w *world) { w.sock.Place = status.Missing })
 		l.publications(2)
 		l.state("registered")
 		ctx, cancel := context.WithTimeout(l.Context(), time.Second)
@@ -759,9 +759,9 @@ func TestAdoptedIsRegisteredBeforeTheDriverAnswers(t *testing.T) {
 	w := newWorld()
 	w.hang = true
 	id := ready().Identity
-	w.sock = facts.Socket{Path: "/reg/foo-reg.sock", Place: facts.Ours, Up: true, PublishedAt: time.Now(),
-		Announced: facts.Announcement{Endpoint: base.Endpoint, Versions: base.Versions, Identity: id},
-		Word:      facts.Word{At: time.Now(), Registered: true}}
+	w.sock = status.Socket{Path: "/reg/foo-reg.sock", Place: status.Ours, Up: true, PublishedAt: time.Now(),
+		Announced: status.Announcement{Endpoint: base.Endpoint, Versions: base.Versions, Identity: id},
+		Word:      status.Notification{At: time.Now(), Registered: true}}
 	live(t, w, base, func(l *lives) {
 		l.state("registered")
 		if s := l.status(); s.NodeID != "n1" {

@@ -5,7 +5,7 @@ import (
 	"maps"
 	"time"
 
-	"csi-registrar/internal/facts"
+	"csi-registrar/internal/status"
 )
 
 // kubeletAsks is how long a running kubelet takes at most to ask a new socket: its loop
@@ -13,12 +13,12 @@ import (
 const kubeletAsks = 5 * time.Second
 
 // snapshot makes the Status of this moment.
-func (r *Registrar) snapshot(seen facts.Socket, now time.Time) Status {
+func (r *Registrar) snapshot(seen status.Socket, now time.Time) status.Driver {
 	reg := r.registration(seen)
-	s := Status{
+	s := status.Driver{
 		Name: r.set.Name, Socket: r.set.Socket, Endpoint: r.set.Endpoint,
 		Driver: r.report.Driver, Registration: reg,
-		State:              facts.State(r.report.Driver, reg),
+		State:              status.State(r.report.Driver, reg),
 		Reason:             r.reason(seen, reg, now),
 		RegistrationSocket: seen.Path,
 		LastGetInfoAt:      seen.GetInfoAt,
@@ -53,55 +53,55 @@ func (r *Registrar) snapshot(seen facts.Socket, now time.Time) Status {
 }
 
 // registration derives the second fact.
-func (r *Registrar) registration(seen facts.Socket) facts.Registration {
+func (r *Registrar) registration(seen status.Socket) status.RegistrationState {
 	switch {
 	case isConflict(r.workErr):
-		return facts.Conflict
-	case !seen.Up || seen.Place != facts.Ours:
-		return facts.None
+		return status.Conflict
+	case !seen.Up || seen.Place != status.Ours:
+		return status.None
 	case seen.Word.At.IsZero(), r.wish(seen) == CauseAsked:
-		return facts.Published // or about to be, so that `reregister` then `wait` waits
+		return status.Published // or about to be, so that `reregister` then `wait` waits
 	case seen.Word.Registered:
-		return facts.Registered
+		return status.Registered
 	default:
-		return facts.Refused
+		return status.Refused
 	}
 }
 
 // reason says why the driver is not further, in words a person can act on. What stands
 // in the way of the registration comes first, then the driver.
-func (r *Registrar) reason(seen facts.Socket, reg facts.Registration, now time.Time) string {
+func (r *Registrar) reason(seen status.Socket, reg status.RegistrationState, now time.Time) string {
 	if r.workErr != nil {
 		return r.workErr.Error()
 	}
 	switch reg {
-	case facts.Refused:
+	case status.Refused:
 		return "the kubelet refused: " + seen.Word.Error
-	case facts.Published:
+	case status.Published:
 		if s := unasked(seen, now); s != "" {
 			return s
 		}
-	case facts.None:
-		if seen.Up && r.report.Driver != facts.Ready {
+	case status.None:
+		if seen.Up && r.report.Driver != status.Ready {
 			return "the registration socket is gone, and is made anew when the driver is ready; it is not: " + r.report.Reason
 		}
 	}
 	switch {
-	case r.report.Driver == facts.Ready:
+	case r.report.Driver == status.Ready:
 		return r.left(seen, reg)
-	case reg == facts.Registered && r.report.Driver == facts.Absent && r.set.Withdraw:
+	case reg == status.Registered && r.report.Driver == status.Absent && r.set.Withdraw:
 		return fmt.Sprintf("the driver is gone (%s); withdrawn when it is gone for %s", r.report.Reason, r.set.WithdrawAfter)
-	case reg == facts.Registered && r.known:
+	case reg == status.Registered && r.known:
 		return "the driver is not ready, its registration is kept: " + r.report.Reason
-	case reg == facts.Registered:
+	case reg == status.Registered:
 		return "" // adopted a moment ago, the driver's first answer is on its way
 	}
 	return r.report.Reason
 }
 
 // left names what changed in the driver and yet is not told to the kubelet.
-func (r *Registrar) left(seen facts.Socket, reg facts.Registration) string {
-	if !r.known || (reg != facts.Registered && reg != facts.Published) {
+func (r *Registrar) left(seen status.Socket, reg status.RegistrationState) string {
+	if !r.known || (reg != status.Registered && reg != status.Published) {
 		return ""
 	}
 	if moved := movedTopology(seen.Announced.Identity, r.identity); moved != "" {
@@ -112,7 +112,7 @@ func (r *Registrar) left(seen facts.Socket, reg facts.Registration) string {
 }
 
 // unasked says what it means that the kubelet has not asked for a new socket.
-func unasked(seen facts.Socket, now time.Time) string {
+func unasked(seen status.Socket, now time.Time) string {
 	switch {
 	case !seen.GetInfoAt.IsZero():
 		return "the kubelet has asked, and has not confirmed yet: it now asks the driver itself"

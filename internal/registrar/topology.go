@@ -6,11 +6,11 @@ import (
 	"slices"
 	"strings"
 
-	"csi-registrar/internal/facts"
+	"csi-registrar/internal/status"
 )
 
 // movedTopology names the topology keys whose value is another than the kubelet was told.
-func movedTopology(old, now facts.Identity) string {
+func movedTopology(old, now status.Identity) string {
 	var moved []string
 	for _, k := range slices.Sorted(maps.Keys(old.Topology)) {
 		if v, there := now.Topology[k]; there && v != old.Topology[k] {
@@ -21,7 +21,7 @@ func movedTopology(old, now facts.Identity) string {
 }
 
 // addedTopology names the topology keys that the kubelet was not told.
-func addedTopology(old, now facts.Identity) string {
+func addedTopology(old, now status.Identity) string {
 	var added []string
 	for _, k := range slices.Sorted(maps.Keys(now.Topology)) {
 		if _, there := old.Topology[k]; !there {

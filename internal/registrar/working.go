@@ -5,12 +5,12 @@ import (
 	"errors"
 	"time"
 
-	"csi-registrar/internal/facts"
+	"csi-registrar/internal/status"
 )
 
 // workIfDue starts the one action that the whole of what is known asks for, and tells
 // when to look again.
-func (r *Registrar) workIfDue(ctx context.Context, seen facts.Socket, now time.Time) time.Time {
+func (r *Registrar) workIfDue(ctx context.Context, seen status.Socket, now time.Time) time.Time {
 	if r.working {
 		return time.Time{}
 	}
@@ -44,7 +44,7 @@ func (r *Registrar) begin(do func() error) {
 }
 
 // count keeps the books of a publication before it is tried: a first one is none.
-func (r *Registrar) count(act action, seen facts.Socket, now time.Time) {
+func (r *Registrar) count(act action, seen status.Socket, now time.Time) {
 	if r.workErr != nil {
 		return // this is the same cause, tried again
 	}

@@ -1,4 +1,4 @@
-package peercred_test
+package unixsock_test
 
 import (
 	"errors"
@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"csi-registrar/internal/peercred"
+	"csi-registrar/internal/unixsock"
 )
 
 func socketPath(t *testing.T) string {
@@ -44,9 +44,9 @@ func TestBothEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer server.Close()
-	want := peercred.Cred{PID: os.Getpid(), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())}
+	want := unixsock.Cred{PID: os.Getpid(), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())}
 	for name, c := range map[string]net.Conn{"connecting": client, "accepting": server} {
-		got, err := peercred.Of(c.(*net.UnixConn))
+		got, err := unixsock.PeerCred(c.(*net.UnixConn))
 		if err != nil || got != want {
 			t.Errorf("%s end: %v, %v; want %v", name, got, err, want)
 		}
@@ -109,7 +109,7 @@ func TestConnectingEndSeesTheListener(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	got, err := peercred.Of(c.(*net.UnixConn))
+	got, err := unixsock.PeerCred(c.(*net.UnixConn))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -130,7 +130,7 @@ func TestClosedConnection(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.Close()
-	if _, err := peercred.Of(c.(*net.UnixConn)); !errors.Is(err, net.ErrClosed) {
+	if _, err := unixsock.PeerCred(c.(*net.UnixConn)); !errors.Is(err, net.ErrClosed) {
 		t.Errorf("error %v, want net.ErrClosed", err)
 	}
 }
@@ -141,7 +141,7 @@ func TestNotAUnixSocket(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if _, err := peercred.Of(f); err == nil {
+	if _, err := unixsock.PeerCred(f); err == nil {
 		t.Error("no error for a file")
 	}
 }

@@ -1,8 +1,8 @@
-// Package facts holds the words that the registrar, the driver's client and the
+// Package status holds the words that the registrar, the driver's client and the
 // registration socket share: what is known of a driver, what the kubelet is told of
 // it, and what is seen in the plugin registry. Types only; no package above it is
 // needed to satisfy another's interface.
-package facts
+package status
 
 import (
 	"maps"
@@ -11,32 +11,32 @@ import (
 )
 
 // Driver is the first of the two facts kept for each driver: what its socket answers.
-type Driver string
+type DriverState string
 
-// The driver's facts (spec §5).
+// The driver's facts.
 const (
-	Absent   Driver = "absent"   // its socket does not answer
-	Starting Driver = "starting" // answers, but is not ready yet
-	Ready    Driver = "ready"    // GetPluginInfo, Probe and NodeGetInfo answered
-	Mismatch Driver = "mismatch" // answers, but is not what was configured: name, owner, path
+	Absent   DriverState = "absent"   // its socket does not answer
+	Starting DriverState = "starting" // answers, but is not ready yet
+	Ready    DriverState = "ready"    // GetPluginInfo, Probe and NodeGetInfo answered
+	Mismatch DriverState = "mismatch" // answers, but is not what was configured: name, owner, path
 )
 
 // Registration is the second fact: how far the kubelet has got with it.
-type Registration string
+type RegistrationState string
 
-// The registration's facts (spec §5).
+// The registration's facts.
 const (
-	None       Registration = "none"       // no socket of ours is published
-	Published  Registration = "published"  // socket up, the kubelet has not confirmed
-	Registered Registration = "registered" // the kubelet said yes
-	Refused    Registration = "refused"    // the kubelet said no
-	Conflict   Registration = "conflict"   // another live registrar holds the path or the name
+	None       RegistrationState = "none"       // no socket of ours is published
+	Published  RegistrationState = "published"  // socket up, the kubelet has not confirmed
+	Registered RegistrationState = "registered" // the kubelet said yes
+	Refused    RegistrationState = "refused"    // the kubelet said no
+	Conflict   RegistrationState = "conflict"   // another live registrar holds the path or the name
 )
 
 // State derives the one word that people see from the two facts: as soon as there is
 // something to say of the registration it is the registration's word, before that the
 // driver's. This is the whole table.
-func State(d Driver, r Registration) string {
+func State(d DriverState, r RegistrationState) string {
 	if r == None {
 		return string(d)
 	}
@@ -61,7 +61,7 @@ func (i Identity) Equal(o Identity) bool {
 
 // Report is the outcome of one round of asking a driver.
 type Report struct {
-	Driver   Driver
+	Driver   DriverState
 	Reason   string   // why it is not Ready, in words a person can act on
 	Identity Identity // whole only when Ready; as far as it was learned otherwise
 }
@@ -90,7 +90,7 @@ const (
 )
 
 // Word is what the kubelet said last with NotifyRegistrationStatus.
-type Word struct {
+type Notification struct {
 	At         time.Time `json:"at,omitzero"` // zero: it said nothing since the socket was published
 	Registered bool      `json:"registered"`
 	Error      string    `json:"error,omitempty"` // made harmless
@@ -109,7 +109,7 @@ type Socket struct {
 	FolderAnew  bool
 	PublishedAt time.Time
 	GetInfoAt   time.Time // the kubelet's last GetInfo since PublishedAt, else zero
-	Word        Word
+	Word        Notification
 	FirstYesAt  time.Time // when it said yes first since PublishedAt, in whatever process of ours; else zero
 	Accepted    uint64    // how often the kubelet said yes, since the process started
 	Refusals    uint64    // how often it said no

@@ -1,24 +1,20 @@
-package registrar
+package status
 
-import (
-	"time"
+import "time"
 
-	"csi-registrar/internal/facts"
-)
-
-// Status is what a registrar tells of its driver: one immutable snapshot, handed out at
+// Driver is what a registrar tells of its driver: one immutable snapshot, handed out at
 // each change. Its JSON form is an element of "drivers" in the status document (spec §7):
 // fields are added, never renamed; what is not known is absent.
-type Status struct {
+type Driver struct {
 	Name     string `json:"name"`
 	Socket   string `json:"socket"`
 	Endpoint string `json:"endpoint"`
 
-	State        string             `json:"state"` // facts.State, or "disabled"
-	Driver       facts.Driver       `json:"driver"`
-	Registration facts.Registration `json:"registration"`
-	Since        time.Time          `json:"since,omitzero"` // when State was entered
-	Reason       string             `json:"reason,omitempty"`
+	State        string            `json:"state"` // State, or "disabled"
+	Driver       DriverState       `json:"driver"`
+	Registration RegistrationState `json:"registration"`
+	Since        time.Time         `json:"since,omitzero"` // when State was entered
+	Reason       string            `json:"reason,omitempty"`
 
 	RegistrationSocket string            `json:"registration_socket,omitempty"`
 	NodeID             string            `json:"node_id,omitempty"`

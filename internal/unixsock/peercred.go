@@ -1,5 +1,5 @@
-// Package peercred tells who is at the other end of a Unix socket, by the kernel's word.
-package peercred
+// Package unixsock holds what every user of a Unix socket here needs.
+package unixsock
 
 import (
 	"fmt"
@@ -24,7 +24,7 @@ func (c Cred) String() string {
 	return fmt.Sprintf("pid %d, uid %d, gid %d", c.PID, c.UID, c.GID)
 }
 
-// Of reads SO_PEERCRED of a connected Unix socket (unix(7)).
+// PeerCred reads SO_PEERCRED of a connected Unix socket (unix(7)).
 //
 // What it tells depends on the end. At the accepting end: who called connect(). At the
 // connecting end: who called listen(), which need not be who accepts now: with socket
@@ -34,7 +34,7 @@ func (c Cred) String() string {
 //
 // The descriptor is read through SyscallConn: File().Fd() would make it blocking, for its
 // owner too.
-func Of(c syscall.Conn) (Cred, error) {
+func PeerCred(c syscall.Conn) (Cred, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return Cred{}, fmt.Errorf("cannot reach the socket's descriptor: %w", err)

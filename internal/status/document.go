@@ -1,0 +1,34 @@
+package status
+
+import "time"
+
+// Document is the whole: the document of `status --json` and GET /v1/status (spec §7).
+type Document struct {
+	Version         string    `json:"version"`
+	StartedAt       time.Time `json:"started_at"`
+	ConfigFiles     []string  `json:"config_files"`
+	ConfigError     string    `json:"config_error,omitempty"` // the mistakes of the files, one a line; absent while they are right
+	PluginsRegistry string    `json:"plugins_registry"`
+	Drivers         []Driver  `json:"drivers"` // by name
+}
+
+// Driver finds a driver by name.
+func (s Document) Driver(name string) (Driver, bool) {
+	for _, d := range s.Drivers {
+		if d.Name == name {
+			return d, true
+		}
+	}
+	return Driver{}, false
+}
+
+// Pending lists the enabled drivers that are not registered.
+func (s Document) Pending() []Driver {
+	var out []Driver
+	for _, d := range s.Drivers {
+		if d.State != Disabled && d.State != "registered" {
+			out = append(out, d)
+		}
+	}
+	return out
+}
