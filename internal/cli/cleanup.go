@@ -6,15 +6,15 @@ import (
 	"flag"
 	"fmt"
 
+	"csi-registrar/internal/daemon"
 	"csi-registrar/internal/kubelet"
 	"csi-registrar/internal/systemd"
 )
 
 func setupCleanup(fs *flag.FlagSet) runner {
-	f := &runFlags{}
 	ifStopped := fs.Bool("if-stopped", false, "only if the service manager is stopping the unit that this process is part of; required")
 	unit := fs.String("unit", "", "only if `UNIT` is down and not to be started, instead")
-	fs.StringVar(&f.source.Root, "config-root", "/", "the `DIR` below which the daemon's run folder is")
+	root := fs.String("config-root", "/", "the `DIR` below which the daemon's run folder is")
 	return func(ctx context.Context, e *env, args []string) error {
 		if err := noArgs(args); err != nil {
 			return err
@@ -28,7 +28,7 @@ func setupCleanup(fs *flag.FlagSet) runner {
 			// told that it is one.
 			stopped = func(ctx context.Context) (bool, error) { return systemd.Down(ctx, *unit) }
 		}
-		return runCleanup(ctx, e, f.runDir(), stopped)
+		return runCleanup(ctx, e, daemon.RunDir(*root), stopped)
 	}
 }
 

@@ -3,31 +3,23 @@ package cli
 import (
 	"context"
 	"flag"
+	"fmt"
 	"path/filepath"
 
 	"csi-registrar/internal/compat"
-	"csi-registrar/internal/config"
+	"csi-registrar/internal/daemon"
 )
 
-// runFlags is what `run` was told on its command line.
-type runFlags struct {
-	source      config.Source
-	http        string
-	keepSockets bool
-}
-
-// runDir is the daemon's folder: control socket, records, last good configuration.
-func (f runFlags) runDir() string { return filepath.Join(f.source.Root, "run", "csi-registrar") }
-
 func setupRun(fs *flag.FlagSet) runner {
-	f := &runFlags{}
-	fs.StringVar(&f.source.File, "config", "", "read `FILE` alone, instead of the files in /etc, /run and /usr/lib")
-	fs.StringVar(&f.source.Root, "config-root", "/", "the `DIR` below which etc, run and usr/lib are")
-	fs.StringVar(&f.http, "http-endpoint", "", "serve health and metrics at the TCP address `ADDR` as well")
-	fs.BoolVar(&f.keepSockets, "keep-sockets", false, "leave what the service manager's descriptor store holds when the daemon ends")
+	o := &daemon.Options{}
+	fs.StringVar(&o.Source.File, "config", "", "read `FILE` alone, instead of the files in /etc, /run and /usr/lib")
+	fs.StringVar(&o.Source.Root, "config-root", "/", "the `DIR` below which etc, run and usr/lib are")
+	fs.StringVar(&o.HTTP, "http-endpoint", "", "serve health and metrics at the TCP address `ADDR` as well")
+	fs.BoolVar(&o.KeepSockets, "keep-sockets", false, "leave what the service manager's descriptor store holds when the daemon ends")
 	sidecar := compat.Register(fs)
 	return func(ctx context.Context, e *env, args []string) error {
-		for _, path := range []*string{&f.source.Root, &f.source.File} {
+		o.Version, o.Getenv, o.Stderr = build().Version, e.getenv, e.stderr
+		for _, path := range []*string{&o.Source.Root, &o.Source.File} {
 			if *path == "" {
 				continue
 			}
@@ -37,16 +29,22 @@ func setupRun(fs *flag.FlagSet) runner {
 			}
 			*path = abs
 		}
-		if sidecar.Wanted() {
-			o, err := sidecar.Options(args)
-			if err != nil {
-				return usagef(nil, "%w", err)
+		if !sidecar.Wanted() {
+			if err := noArgs(args); err != nil {
+				return err
 			}
-			return runSidecar(ctx, e, *f, o)
+			return daemon.Run(ctx, *o)
 		}
-		if err := noArgs(args); err != nil {
+		flags, err := sidecar.Options(args)
+		switch {
+		case err != nil:
+			return usagef(nil, "%w", err)
+		case flags.ShowVersion:
+			_, err := fmt.Fprintln(e.stdout, o.Version)
 			return err
+		case flags.Probe:
+			return nil
 		}
-		return runDaemon(ctx, e, *f)
+		return daemon.RunSidecar(ctx, *o, flags)
 	}
 }

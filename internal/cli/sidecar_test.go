@@ -9,6 +9,7 @@ import (
 
 	"csi-registrar/internal/compat"
 	"csi-registrar/internal/config"
+	"csi-registrar/internal/daemon"
 )
 
 // With node-driver-registrar's flags the driver has no name until it answers: the table
@@ -20,8 +21,8 @@ func TestSidecarBeforeTheDriver(t *testing.T) {
 	ended := make(chan error, 1)
 	s := newSession()
 	go func() {
-		f := runFlags{source: config.Source{Root: root}}
-		ended <- runSidecar(ctx, s.env, f, compat.Options{Socket: filepath.Join(root, "csi.sock"), Endpoint: "/e/csi.sock", RegistryDir: registry, Timeout: time.Second})
+		o := daemon.Options{Source: config.Source{Root: root}, Version: "test", Getenv: s.env.getenv, Stderr: s.env.stderr}
+		ended <- daemon.RunSidecar(ctx, o, compat.Options{Socket: filepath.Join(root, "csi.sock"), Endpoint: "/e/csi.sock", RegistryDir: registry, Timeout: time.Second})
 	}()
 	defer func() {
 		stop()

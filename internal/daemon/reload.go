@@ -1,4 +1,4 @@
-package cli
+package daemon
 
 import (
 	"context"
@@ -23,16 +23,16 @@ import (
 // is applied (spec §3): an editor or a package manager writes more than once.
 const quiet = time.Second
 
-// runDaemon is `run` with configuration files.
-func runDaemon(ctx context.Context, e *env, f runFlags) error {
-	res := config.Load(f.source)
-	log, level := newLogger(e, res.Config.Log)
-	d, err := newDaemon(e, f, log, "")
+// Run is the daemon with configuration files, until ctx is done.
+func Run(ctx context.Context, o Options) error {
+	res := config.Load(o.Source)
+	log, level := newLogger(o.Stderr, res.Config.Log)
+	d, err := newDaemon(o, log, "")
 	if err != nil {
 		return err
 	}
 	k := &keeper{daemon: d, level: level}
-	return d.live(ctx, e, backend{d.agent, k.reload}, func(ctx context.Context) error {
+	return d.live(ctx, backend{d.agent, k.reload}, func(ctx context.Context) error {
 		if err := k.begin(ctx, res); err != nil {
 			return err
 		}
@@ -77,10 +77,10 @@ type keeper struct {
 func (k *keeper) begin(ctx context.Context, res *config.Result) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if err := os.MkdirAll(k.flags.runDir(), 0o755); err != nil {
+	if err := os.MkdirAll(k.options.runDir(), 0o755); err != nil {
 		k.log.Warn("nothing is remembered over a restart", "error", err)
 	}
-	k.lastGood = filepath.Join(k.flags.runDir(), lastGoodName(k.flags.source))
+	k.lastGood = filepath.Join(k.options.runDir(), lastGoodName(k.options.Source))
 	c := res.Config
 	k.tell(res)
 	if len(res.Mistakes) == 0 {
@@ -163,7 +163,7 @@ func (k *keeper) reload(ctx context.Context) error { return k.load(ctx, false) }
 func (k *keeper) load(ctx context.Context, patience bool) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	res := config.Load(k.flags.source)
+	res := config.Load(k.options.Source)
 	k.tell(res)
 	k.next = time.Time{}
 	if len(res.Mistakes) > 0 {
@@ -214,7 +214,7 @@ func (k *keeper) tell(res *config.Result) {
 
 // follow applies changes of the files when their folders are quiet.
 func (k *keeper) follow(ctx context.Context) {
-	paths := k.flags.source.Watch()
+	paths := k.options.Source.Watch()
 	hints := k.watcher.SubscribeDir(paths...)
 	defer func() { hints.Close() }()
 	timer := time.NewTimer(0)
@@ -235,7 +235,7 @@ func (k *keeper) follow(ctx context.Context) {
 		if next := k.when(); !next.IsZero() {
 			timer.Reset(time.Until(next))
 		}
-		if now := k.flags.source.Watch(); !slices.Equal(paths, now) {
+		if now := k.options.Source.Watch(); !slices.Equal(paths, now) {
 			paths = now
 			hints.Close()
 			hints = k.watcher.SubscribeDir(paths...)

@@ -1,4 +1,4 @@
-package cli
+package daemon
 
 import (
 	"cmp"
@@ -71,8 +71,8 @@ func firstLine(s string) string {
 
 // feedWatchdog tells the manager that the daemon is alive, only while the supervisor and
 // every registrar really run. What drivers do is of no account.
-func (d *daemon) feedWatchdog(ctx context.Context, e *env) {
-	interval, watched := systemd.WatchdogInterval(e.getenv)
+func (d *daemon) feedWatchdog(ctx context.Context) {
+	interval, watched := systemd.WatchdogInterval(d.options.Getenv)
 	if !watched {
 		return
 	}

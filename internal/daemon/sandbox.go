@@ -1,4 +1,4 @@
-package cli
+package daemon
 
 import (
 	"context"
@@ -20,7 +20,7 @@ var errSandbox = errors.New("the kubelet's root directory was removed and made a
 // the descriptor store. It cannot go on for ever: only a process that saw the directory
 // writable, or missing, ends.
 func (d *daemon) guardSandbox(ctx context.Context) {
-	if d.notifier == nil || !d.flags.keepSockets {
+	if d.notifier == nil || !d.options.KeepSockets {
 		return // nobody would start us again
 	}
 	dir := d.parts.rootDir()

@@ -1,4 +1,4 @@
-package cli
+package daemon
 
 import (
 	"cmp"
@@ -48,7 +48,7 @@ func newParts(d *daemon, folder string) *parts {
 	}
 	p.options = kubelet.Options{
 		Log:         d.log,
-		KeepSockets: d.flags.keepSockets,
+		KeepSockets: d.options.KeepSockets,
 		Folder:      folder,
 		Watch:       func(path string) kubelet.Watch { return d.watcher.Subscribe(path) },
 	}
@@ -61,8 +61,8 @@ func newParts(d *daemon, folder string) *parts {
 	}
 	// Without --keep-sockets nothing is to outlive the process; but what the store has
 	// already must be taken out of it.
-	if d.flags.keepSockets || len(p.stored) > 0 {
-		p.options.RunDir = d.flags.runDir()
+	if d.options.KeepSockets || len(p.stored) > 0 {
+		p.options.RunDir = d.options.runDir()
 		if d.notifier != nil {
 			p.options.Store = systemd.NewStore(d.notifier)
 		}

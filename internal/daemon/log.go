@@ -1,6 +1,7 @@
-package cli
+package daemon
 
 import (
+	"io"
 	"log/slog"
 
 	"csi-registrar/internal/config"
@@ -18,7 +19,7 @@ const (
 
 // newLogger makes the logger that the configuration asks for, and the handle of its level.
 // Without a journal it is one of text: nobody loses a registration for that.
-func newLogger(e *env, c config.Log) (*slog.Logger, *slog.LevelVar) {
+func newLogger(stderr io.Writer, c config.Log) (*slog.Logger, *slog.LevelVar) {
 	level := &slog.LevelVar{}
 	level.Set(logLevel(c.Level))
 	if c.Format == "journal" || c.Format == "auto" && systemd.UnderJournal() {
@@ -27,21 +28,21 @@ func newLogger(e *env, c config.Log) (*slog.Logger, *slog.LevelVar) {
 			return slog.New(h), level
 		}
 		c.Format = "text"
-		log, level := newLogger(e, c)
+		log, level := newLogger(stderr, c)
 		log.Warn(`log.format: writing text to standard error; let systemd connect the journal, or set "text"`, "error", err)
 		return log, level
 	}
-	o := &slog.HandlerOptions{Level: level}
+	opts := &slog.HandlerOptions{Level: level}
 	if c.Format == "json" {
-		return slog.New(slog.NewJSONHandler(e.stderr, o)), level
+		return slog.New(slog.NewJSONHandler(stderr, opts)), level
 	}
-	o.ReplaceAttr = func(groups []string, a slog.Attr) slog.Attr {
+	opts.ReplaceAttr = func(groups []string, a slog.Attr) slog.Attr {
 		if a.Key == systemd.MessageID {
 			return slog.Attr{} // for the journal's catalogue only
 		}
 		return a
 	}
-	return slog.New(slog.NewTextHandler(e.stderr, o)), level
+	return slog.New(slog.NewTextHandler(stderr, opts)), level
 }
 
 func logLevel(name string) slog.Level {

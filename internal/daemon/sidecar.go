@@ -1,4 +1,4 @@
-package cli
+package daemon
 
 import (
 	"cmp"
@@ -20,30 +20,23 @@ import (
 	"csi-registrar/internal/status"
 )
 
-// runSidecar is `run` with the flags of node-driver-registrar: one driver, which tells its
+// RunSidecar is the daemon with the flags of node-driver-registrar: one driver, which tells its
 // own name, and no files.
-func runSidecar(ctx context.Context, e *env, f runFlags, o compat.Options) error {
-	switch {
-	case o.ShowVersion:
-		fmt.Fprintln(e.stdout, build().Version)
-		return nil
-	case o.Probe:
-		return nil
-	}
+func RunSidecar(ctx context.Context, o Options, flags compat.Options) error {
 	c := config.Default()
-	c.Log.Format = cmp.Or(o.LogFormat, c.Log.Format)
-	log, level := newLogger(e, c.Log)
-	level.Set(o.LogLevel())
-	for _, w := range o.Warnings {
+	c.Log.Format = cmp.Or(flags.LogFormat, c.Log.Format)
+	log, level := newLogger(o.Stderr, c.Log)
+	level.Set(flags.LogLevel())
+	for _, w := range flags.Warnings {
 		log.Warn(w)
 	}
-	f.http = "" // o.HTTPAddr is served as the peer does
-	d, err := newDaemon(e, f, log, o.RegistryDir)
+	o.HTTP = "" // flags.HTTPAddr is served as the peer does
+	d, err := newDaemon(o, log, flags.RegistryDir)
 	if err != nil {
 		return err
 	}
-	s := &sidecar{daemon: d, o: o}
-	return d.live(ctx, e, sidecarBackend{backend{d.agent, s.reload}, o.RegistryDir}, func(ctx context.Context) error {
+	s := &sidecar{daemon: d, flags: flags}
+	return d.live(ctx, sidecarBackend{backend{d.agent, s.reload}, flags.RegistryDir}, func(ctx context.Context) error {
 		if err := s.serveHealth(ctx); err != nil {
 			return err
 		}
@@ -70,7 +63,7 @@ func (b sidecarBackend) Status() status.Document {
 // sidecar learns the driver's name and keeps the agent's configuration in step with it.
 type sidecar struct {
 	*daemon
-	o compat.Options
+	flags compat.Options
 }
 
 func (s *sidecar) reload(context.Context) error {
@@ -85,7 +78,7 @@ func (s *sidecar) follow(ctx context.Context) {
 		if !ok {
 			return
 		}
-		s.note("starting the registrar", s.apply(ctx, s.o.Driver(name)))
+		s.note("starting the registrar", s.apply(ctx, s.flags.Driver(name)))
 		s.agent.Unnamed(nil)
 		if !s.renamed(ctx, name) {
 			return
@@ -104,7 +97,7 @@ func (s *sidecar) apply(ctx context.Context, drivers ...config.Driver) error {
 // discover asks the driver until it has told a name that may be registered; false when
 // ctx is done. It waits as the registrar does: hints first, a backoff as the net.
 func (s *sidecar) discover(ctx context.Context) (string, bool) {
-	d := s.o.Driver("")
+	d := s.flags.Driver("")
 	hints := s.watcher.Subscribe(d.Socket)
 	client := driver.New(driver.Config{Socket: d.Socket, Timeout: d.Timeout, Owner: d.SocketOwner}, s.log, hints)
 	defer func() { s.note("closing the connection to the driver", client.Close()) }()
@@ -163,15 +156,15 @@ func (s *sidecar) renamed(ctx context.Context, name string) bool {
 
 // serveHealth serves /healthz where node-driver-registrar would.
 func (s *sidecar) serveHealth(ctx context.Context) error {
-	if s.o.HTTPAddr == "" {
+	if s.flags.HTTPAddr == "" {
 		return nil
 	}
-	ln, err := (&net.ListenConfig{}).Listen(ctx, "tcp", s.o.HTTPAddr)
+	ln, err := (&net.ListenConfig{}).Listen(ctx, "tcp", s.flags.HTTPAddr)
 	if err != nil {
 		return fmt.Errorf("cannot serve /healthz: %w", err)
 	}
 	var profiles http.Handler
-	if s.o.PProf {
+	if s.flags.PProf {
 		profiles = control.Profiles()
 	}
 	srv := &http.Server{Handler: compat.Handler(s.healthy, profiles), ReadHeaderTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: 30 * time.Second}

@@ -1,4 +1,4 @@
-package cli
+package daemon
 
 import (
 	"io"
@@ -9,8 +9,7 @@ import (
 
 // BenchmarkLogLine is a line of the daemon's log with what a registrar says in it.
 func BenchmarkLogLine(b *testing.B) {
-	e := &env{stderr: io.Discard}
-	log, _ := newLogger(e, config.Log{Level: "info", Format: "text"})
+	log, _ := newLogger(io.Discard, config.Log{Level: "info", Format: "text"})
 	log = log.With("driver", "nfs.csi.k8s.io")
 	b.ReportAllocs()
 	for b.Loop() {

@@ -1,4 +1,6 @@
-package cli
+// Package daemon is the process: it puts the parts together, and owns the order in which they
+// begin and end, the reload of the configuration, and the watchdog.
+package daemon
 
 import (
 	"context"
@@ -22,7 +24,7 @@ import (
 // daemon is the process: it owns the parts that are one for all drivers, and the order in
 // which they begin and end.
 type daemon struct {
-	flags    runFlags
+	options  Options
 	log      *slog.Logger
 	watcher  *fswatch.Watcher
 	agent    *agent.Agent
@@ -37,25 +39,25 @@ type daemon struct {
 }
 
 // newDaemon takes over what the service manager handed to us and makes the parts.
-func newDaemon(e *env, f runFlags, log *slog.Logger, folder string) (*daemon, error) {
-	handed, err := systemd.Receive(e.getenv)
+func newDaemon(o Options, log *slog.Logger, folder string) (*daemon, error) {
+	handed, err := systemd.Receive(o.Getenv)
 	if err != nil {
 		return nil, err
 	}
-	d := &daemon{flags: f, log: log, handed: handed, notifier: systemd.NewNotifier(e.getenv)}
+	d := &daemon{options: o, log: log, handed: handed, notifier: systemd.NewNotifier(o.Getenv)}
 	if err := systemd.Unset(); err != nil {
 		return nil, err
 	}
 	d.watcher = fswatch.New(log, fswatch.Options{})
 	d.parts = newParts(d, folder)
-	d.agent = agent.New(agent.Options{Log: log, Parts: d.parts, Version: build().Version})
+	d.agent = agent.New(agent.Options{Log: log, Parts: d.parts, Version: d.options.Version})
 	return d, nil
 }
 
 // live runs the daemon: begin is called when everything that it needs runs; ready when
 // begin has returned and the control socket is served. It ends when ctx is done or a part
 // failed, in the opposite order.
-func (d *daemon) live(ctx context.Context, e *env, b control.Backend, begin func(context.Context) error) (err error) {
+func (d *daemon) live(ctx context.Context, b control.Backend, begin func(context.Context) error) (err error) {
 	ctx, d.fail = context.WithCancelCause(ctx)
 	defer d.fail(nil)
 	// These outlive ctx: registration sockets are served until the last moment.
@@ -77,7 +79,7 @@ func (d *daemon) live(ctx context.Context, e *env, b control.Backend, begin func
 
 	err = begin(ctx)
 	if err == nil {
-		err = d.serve(ctx, e, b)
+		err = d.serve(ctx, b)
 	}
 	if err != nil && ctx.Err() != nil && errors.Is(context.Cause(ctx), context.Canceled) {
 		return nil // told to stop before it was up: that is no failure
@@ -92,12 +94,12 @@ func (d *daemon) live(ctx context.Context, e *env, b control.Backend, begin func
 	if err := d.notifier.Ready(); err != nil {
 		return err
 	}
-	d.log.Info("ready", "MESSAGE_ID", messageReady, "version", build().Version)
+	d.log.Info("ready", "MESSAGE_ID", messageReady, "version", d.options.Version)
 	d.work.Go(func() { d.note("preparing CSI's messages", driver.Warm()) })
 	d.work.Go(func() { d.tellStatus(ctx) })
 	d.work.Go(func() { d.tidyMemory(ctx) })
 	d.work.Go(func() { d.guardSandbox(ctx) })
-	d.work.Go(func() { d.feedWatchdog(ctx, e) })
+	d.work.Go(func() { d.feedWatchdog(ctx) })
 	<-ctx.Done()
 	d.note("telling the service manager", d.notifier.Stopping())
 	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
@@ -115,7 +117,7 @@ func (d *daemon) note(what string, err error) {
 }
 
 // serve opens the control socket and what else speaks HTTP.
-func (d *daemon) serve(ctx context.Context, e *env, b control.Backend) error {
+func (d *daemon) serve(ctx context.Context, b control.Backend) error {
 	if err := d.serveControl(ctx, b); err != nil {
 		return err
 	}
@@ -126,8 +128,8 @@ func (d *daemon) serve(ctx context.Context, e *env, b control.Backend) error {
 		}
 		d.servePublic(ctx, ln, b)
 	}
-	if d.flags.http != "" {
-		ln, err := (&net.ListenConfig{}).Listen(ctx, "tcp", d.flags.http)
+	if d.options.HTTP != "" {
+		ln, err := (&net.ListenConfig{}).Listen(ctx, "tcp", d.options.HTTP)
 		if err != nil {
 			return fmt.Errorf("cannot serve health and metrics: %w", err)
 		}
@@ -156,7 +158,7 @@ func (d *daemon) serveControl(ctx context.Context, b control.Backend) error {
 		}
 		return nil
 	}
-	path := filepath.Join(d.flags.runDir(), "control.sock")
+	path := filepath.Join(d.options.runDir(), "control.sock")
 	ln, err := control.Listen(ctx, path)
 	if err == nil {
 		d.work.Go(func() { serve(ln) })

@@ -1,0 +1,24 @@
+package daemon
+
+import (
+	"io"
+	"path/filepath"
+
+	"csi-registrar/internal/config"
+)
+
+// Options are what the daemon is told by whoever starts it.
+type Options struct {
+	Source      config.Source // where the configuration files are
+	HTTP        string        // TCP address that serves health and metrics as well; empty: none
+	KeepSockets bool          // leave what the descriptor store holds when the daemon ends
+	Version     string
+	Getenv      func(string) string // os.Getenv
+	Stderr      io.Writer           // for the log, unless it goes to the journal
+}
+
+// runDir is the daemon's directory: control socket, records, last good configuration.
+func (o Options) runDir() string { return RunDir(o.Source.Root) }
+
+// RunDir is the daemon's directory below root.
+func RunDir(root string) string { return filepath.Join(root, "run", "csi-registrar") }
