@@ -1,0 +1,124 @@
+package unixsock
+
+import (
+	"errors"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// FileID tells a file from every other that is, or was, at its path. Device and inode
+// alone do while something holds the inode, as an open listener does with the file that it
+// is bound to; afterwards file systems (ext4) give the number to the next file made. The
+// time of birth tells those apart; it is 0 on file systems that keep none.
+type FileID struct {
+	Dev  uint64 `json:"dev"`
+	Ino  uint64 `json:"ino"`
+	Born int64  `json:"born,omitzero"` // nanoseconds since 1970
+}
+
+// File is what was seen at a path.
+type File struct {
+	FileID
+	Mode    uint16 // type and permission bits, as in stat(2)
+	UID     uint32
+	Changed int64 // ctime in nanoseconds
+}
+
+// IsSocket reports whether it is a socket.
+func (f File) IsSocket() bool { return f.Mode&unix.S_IFMT == unix.S_IFSOCK }
+
+// IsDir reports whether it is a directory.
+func (f File) IsDir() bool { return f.Mode&unix.S_IFMT == unix.S_IFDIR }
+
+// Kind names what it is, for people: "a socket", "a directory".
+func (f File) Kind() string {
+	switch f.Mode & unix.S_IFMT {
+	case unix.S_IFSOCK:
+		return "a socket"
+	case unix.S_IFDIR:
+		return "a directory"
+	case unix.S_IFLNK:
+		return "a symbolic link"
+	case unix.S_IFREG:
+		return "a regular file"
+	default:
+		return "a special file"
+	}
+}
+
+// Lstat looks at the file itself, also where it is a symbolic link. Like Stat it blocks for
+// as long as the file system does not answer: call it from a goroutine that may.
+func Lstat(path string) (File, error) { return statx(path, unix.AT_SYMLINK_NOFOLLOW) }
+
+// Stat follows symbolic links.
+func Stat(path string) (File, error) { return statx(path, 0) }
+
+func statx(path string, flags int) (File, error) {
+	var st unix.Statx_t
+	err := unix.Statx(unix.AT_FDCWD, path, flags|unix.AT_NO_AUTOMOUNT, unix.STATX_BASIC_STATS|unix.STATX_BTIME, &st)
+	if err != nil {
+		return File{}, &os.PathError{Op: "statx", Path: path, Err: err}
+	}
+	f := File{
+		FileID:  FileID{Dev: unix.Mkdev(st.Dev_major, st.Dev_minor), Ino: st.Ino},
+		Mode:    st.Mode,
+		UID:     st.Uid,
+		Changed: st.Ctime.Sec*1e9 + int64(st.Ctime.Nsec),
+	}
+	if st.Mask&unix.STATX_BTIME != 0 {
+		f.Born = st.Btime.Sec*1e9 + int64(st.Btime.Nsec)
+	}
+	return f, nil
+}
+
+// Remove unlinks the file at path if it is the given one, and reports whether it did.
+//
+// There is no unlink-if-it-is-this-inode: between the look and the unlink somebody could
+// put another file there. The window is two system calls long, and only root can write in
+// the directories that this is used for. Renaming away first would close it, but the kubelet
+// does not notice a rename away, so that is no withdrawal.
+func Remove(path string, id FileID) (bool, error) {
+	switch f, err := Lstat(path); {
+	case errors.Is(err, os.ErrNotExist):
+		return false, nil
+	case err != nil:
+		return false, err
+	case f.FileID != id:
+		return false, nil
+	}
+	switch err := os.Remove(path); {
+	case errors.Is(err, os.ErrNotExist):
+		return false, nil
+	case err != nil:
+		return false, err
+	}
+	return true, nil
+}
+
+// SameMount reports whether a file can be moved from one directory to the other: not between
+// mounts, also of one file system, nor between subvolumes, which differ in their device.
+// False where it cannot be told (Linux before 5.8).
+func SameMount(a, b string) bool {
+	mountOf := func(path string) (st unix.Statx_t, known bool) {
+		err := unix.Statx(unix.AT_FDCWD, path, unix.AT_NO_AUTOMOUNT, unix.STATX_MNT_ID, &st)
+		return st, err == nil && st.Mask&unix.STATX_MNT_ID != 0
+	}
+	x, xKnown := mountOf(a)
+	y, yKnown := mountOf(b)
+	return xKnown && yKnown && x.Mnt_id == y.Mnt_id && x.Dev_major == y.Dev_major && x.Dev_minor == y.Dev_minor
+}
+
+// MoveIntoPlace renames from to to, over nothing (os.ErrExist). Where the file system cannot
+// do that in one step (EINVAL) a second name is made, which replaces nothing either; the
+// first one is then left.
+func MoveIntoPlace(from, to string) error {
+	err := unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE)
+	if err == unix.EINVAL || err == unix.ENOSYS {
+		return os.Link(from, to)
+	}
+	if err != nil {
+		return err
+	}
+	return nil
+}

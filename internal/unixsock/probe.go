@@ -1,0 +1,110 @@
+package unixsock
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"net"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// ClientPrefix begins the abstract addresses that csi-registrar's own clients bind to, so
+// that another csi-registrar at the other end does not take them for the kubelet.
+const ClientPrefix = "@csi-registrar-"
+
+// Dial connects to path from an abstract address of our own that nobody can guess. The error
+// is the system's (errors.Is).
+func Dial(ctx context.Context, path string) (*net.UnixConn, error) {
+	d := net.Dialer{LocalAddr: &net.UnixAddr{Net: "unix", Name: ClientPrefix + rand.Text()}}
+	c, err := d.DialContext(ctx, "unix", path)
+	if err != nil {
+		return nil, err
+	}
+	return c.(*net.UnixConn), nil
+}
+
+// Liveness is what a probe of a socket's path found.
+type Liveness string
+
+// What a probe finds.
+const (
+	Missing Liveness = "missing" // there is no file
+	Stale   Liveness = "stale"   // there is a file, and nobody listens
+	Live    Liveness = "live"    // somebody listens
+)
+
+// Probe reports whether somebody listens at path, and who. The error is set where it cannot
+// be told.
+func Probe(ctx context.Context, path string) (Liveness, Cred, error) {
+	c, err := Dial(ctx, path)
+	switch {
+	case err == nil:
+		defer c.Close()
+		cred, err := PeerCred(c)
+		return Live, cred, err
+	case errors.Is(err, os.ErrNotExist):
+		return Missing, Cred{}, nil
+	case errors.Is(err, unix.ECONNREFUSED):
+		return Stale, Cred{}, nil
+	case errors.Is(err, unix.EAGAIN): // its queue is full
+		return Live, Cred{}, nil
+	default:
+		return Live, Cred{}, err
+	}
+}
+
+// staleFor is between the two probes of a socket that refuses: a program that has bound it
+// is given the time to listen.
+const staleFor = 100 * time.Millisecond
+
+// RemoveStale removes those of the paths that are stale sockets: connection refused twice,
+// 100 ms apart, and the same file all the time. However many there are it takes 100 ms, and
+// no time if none refuses. It returns what it removed.
+func RemoveStale(ctx context.Context, paths []string) (removed []string, err error) {
+	seen := make(map[string]File)
+	for _, path := range paths {
+		if f, stale := staleAt(ctx, path); stale {
+			seen[path] = f
+		}
+	}
+	if len(seen) == 0 {
+		return nil, nil
+	}
+	select {
+	case <-time.After(staleFor):
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	var errs []error
+	for _, path := range paths {
+		before, ok := seen[path]
+		if !ok {
+			continue
+		}
+		// The time of change counts too: a new socket can have the old one's number.
+		if now, stale := staleAt(ctx, path); !stale || now != before {
+			continue
+		}
+		did, err := Remove(path, before.FileID)
+		if did {
+			removed = append(removed, path)
+		}
+		if err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return removed, errors.Join(errs...)
+}
+
+// staleAt reports whether there is a socket at path that refuses.
+func staleAt(ctx context.Context, path string) (File, bool) {
+	f, err := Lstat(path)
+	if err != nil || !f.IsSocket() {
+		return File{}, false
+	}
+	a, _, err := Probe(ctx, path)
+	return f, err == nil && a == Stale
+}

@@ -1,0 +1,101 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestDoReturnsTheResult(t *testing.T) {
+	p := NewPool()
+	got, err := Do(t.Context(), p.Slot("/a", nil), time.Second, func() int { return 7 }, nil)
+	if got != 7 || err != nil || len(p.Stuck()) != 0 {
+		t.Errorf("%d, %v, %v", got, err, p.Stuck())
+	}
+}
+
+// A call that never returns costs its caller the limit, everybody else about the same path
+// nothing, and one goroutine; when it returns, all who were refused are told.
+func TestACallThatHangsIsAbandoned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := NewPool()
+		back := make(chan struct{})
+		told := map[string]int{}
+		a := p.Slot("/a", func() { told["a"]++ })
+		b := p.Slot("/a", func() { told["b"]++ })
+		other := p.Slot("/other", func() { told["other"]++ })
+		begun := time.Now()
+		var discarded int
+		hang := func() int { <-back; return 1 }
+		_, err := Do(t.Context(), a, time.Second, hang, func(n int) { discarded += n })
+		if _, ok := errors.AsType[*NotAnswering](err); !ok || time.Since(begun) != time.Second {
+			t.Errorf("%v after %s", err, time.Since(begun))
+		}
+		for _, s := range []*Slot{a, b, b} {
+			if _, err := Do(t.Context(), s, time.Second, hang, nil); err == nil || time.Since(begun) != time.Second {
+				t.Errorf("%v after %s", err, time.Since(begun))
+			}
+		}
+		if _, err := Do(t.Context(), other, time.Second, func() int { return 1 }, nil); err != nil {
+			t.Error(err)
+		}
+		if stuck := p.Stuck(); len(stuck) != 1 || stuck[0] != (Stuck{Path: "/a", Since: begun}) {
+			t.Errorf("%v", stuck)
+		}
+		close(back)
+		synctest.Wait()
+		if told["a"] != 1 || told["b"] != 1 || told["other"] != 0 || discarded != 1 || len(p.Stuck()) != 0 {
+			t.Errorf("told %v, discarded %d, stuck %v", told, discarded, p.Stuck())
+		}
+		if got, err := Do(t.Context(), b, time.Second, func() int { return 2 }, nil); got != 2 || err != nil {
+			t.Errorf("%d, %v", got, err)
+		}
+	})
+}
+
+// Calls about one path run one after the other; who waits is not told of an end that came in
+// time.
+func TestCallsAboutOnePathTakeTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := NewPool()
+		running, most := 0, 0
+		call := func() int {
+			running++
+			most = max(most, running)
+			time.Sleep(100 * time.Millisecond)
+			running--
+			return 0
+		}
+		errs := make(chan error)
+		for range 3 {
+			go func() {
+				_, err := Do(t.Context(), p.Slot("/a", func() { t.Error("told") }), time.Second, call, nil)
+				errs <- err
+			}()
+		}
+		for range 3 {
+			if err := <-errs; err != nil {
+				t.Error(err)
+			}
+		}
+		if most != 1 {
+			t.Errorf("%d at a time", most)
+		}
+	})
+}
+
+func TestDoEndsWithItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := NewPool()
+		ctx, cancel := context.WithCancelCause(t.Context())
+		why := errors.New("stopped")
+		time.AfterFunc(time.Millisecond, func() { cancel(why) })
+		back := make(chan struct{})
+		if _, err := Do(ctx, p.Slot("/a", nil), time.Hour, func() int { <-back; return 0 }, nil); !errors.Is(err, why) {
+			t.Error(err)
+		}
+		close(back)
+	})
+}
