@@ -10,6 +10,16 @@ type Document struct {
 	ConfigError     string    `json:"config_error,omitempty"` // the mistakes of the files, one a line; absent while they are right
 	PluginsRegistry string    `json:"plugins_registry"`
 	Drivers         []Driver  `json:"drivers"` // by name
+	// Polling says why changes are looked for each second instead of being reported by the
+	// kernel (inotify); empty while all is well.
+	Polling string      `json:"polling,omitempty"`
+	Stuck   []StuckCall `json:"stuck,omitempty"`
+}
+
+// StuckCall is a system call that was abandoned, for the file system of Path does not answer.
+type StuckCall struct {
+	Path  string    `json:"path"`
+	Since time.Time `json:"since"`
 }
 
 // Driver finds a driver by name.

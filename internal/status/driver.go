@@ -25,6 +25,11 @@ type Driver struct {
 	LastGetInfoAt      time.Time         `json:"last_get_info_at,omitzero"`
 	KubeletError       string            `json:"kubelet_error,omitempty"`
 	Republications     uint64            `json:"republications"`
+	// NotKept says why the registration would not survive a restart of the daemon.
+	NotKept string `json:"not_kept,omitempty"`
+	// DampedUntil is when the registration socket is changed again at the latest, after it was
+	// changed too often.
+	DampedUntil time.Time `json:"damped_until,omitzero"`
 
 	// For metrics only.
 	Took             time.Duration     `json:"-"` // from published to the kubelet's first yes; 0 while it has not said it

@@ -64,6 +64,9 @@ type Report struct {
 	Driver   DriverState
 	Reason   string   // why it is not Ready, in words a person can act on
 	Identity Identity // whole only when Ready; as far as it was learned otherwise
+	// Replaced: the socket is another file than at the Ready report before, so the driver was
+	// away, however quickly it came back. Meaningful only when Ready.
+	Replaced bool
 }
 
 // Announcement is what the kubelet is told with GetInfo (Name, Endpoint, Versions)

@@ -31,8 +31,8 @@ func NewPool() *Pool { return &Pool{calls: make(map[string]*call)} }
 
 // Stuck is a call that was abandoned and has not returned.
 type Stuck struct {
-	Path  string    `json:"path"`  // what the call is about
-	Since time.Time `json:"since"` // when it began
+	Path  string    // what the call is about
+	Since time.Time // when it began
 }
 
 // Stuck lists the abandoned calls that have not returned, by path.
