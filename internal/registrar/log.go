@@ -26,10 +26,18 @@ const (
 	MessageAttention   = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c10d"
 )
 
+// logged is what the log has of a driver already.
+type logged struct {
+	introduced bool   // its first state
+	complaints bucket // lines about what only a person can fix
+}
+
+func newLogged() logged { return logged{complaints: newBucket(5, 10*time.Minute)} }
+
 // logTransition writes one entry for a change of state, and one for a driver that goes or
 // comes back under a registration that stays. A reason that alone changed is for debugging:
 // a driver that is absent for a day costs a few lines. Only while the driver is ready is
-// a reason something that nobody but a person can mend, so it is said.
+// a reason something that nobody but a person can fix, so it is said.
 func (r *Registrar) logTransition(prev, next status.Driver, now time.Time) {
 	attrs := []any{"state", next.State, "driver_state", string(next.Driver), "registration", string(next.Registration)}
 	if prev.State != "" && prev.State != next.State {
@@ -39,23 +47,23 @@ func (r *Registrar) logTransition(prev, next status.Driver, now time.Time) {
 		attrs = append(attrs, "reason", next.Reason)
 	}
 	level, id, text := describe(prev, next)
-	if !r.introduced && next.State == string(status.Absent) && r.told.IsZero() {
+	if !r.log1.introduced && next.State == string(status.Absent) && r.heard.startedAt.IsZero() {
 		return // nothing is known before the first answer
 	}
-	first := !r.introduced
-	r.introduced = true
+	first := !r.log1.introduced
+	r.log1.introduced = true
 	switch {
 	case prev.State != next.State || first:
-	case prev.Driver != next.Driver && !(prev.Driver == status.Absent && !r.known):
+	case prev.Driver != next.Driver && !(prev.Driver == status.Absent && r.heard.identity.Name == ""):
 		id, text = driverChange(next)
 		level = slog.LevelInfo
 	case prev.Reason == next.Reason:
 		return
 	case next.Driver == status.Ready && next.Reason != "" && (next.Registration != status.Published || next.LastGetInfoAt.IsZero()):
 		id, text = MessageAttention, "needs attention"
-		if level = slog.LevelDebug; !r.complaints.next(now).After(now) {
+		if level = slog.LevelDebug; !r.log1.complaints.next(now).After(now) {
 			level = slog.LevelWarn
-			r.complaints.take(now)
+			r.log1.complaints.take(now)
 		}
 	default:
 		level, text = slog.LevelDebug, "reason changed"
