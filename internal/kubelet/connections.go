@@ -13,22 +13,22 @@ import (
 )
 
 const (
-	maxConns    = 64               // a registration socket (spec §5)
-	firstCallIn = 10 * time.Second // a connection without a complete call is closed (spec §5)
+	maxConns    = 64               // of a registration socket
+	firstCallIn = 10 * time.Second // a connection without a complete call is closed
 	// idleFor is longer than NodeGetInfo may take: between GetInfo and Notify the kubelet
 	// keeps its connection (2 min, kubelet v1.36).
 	idleFor = 3 * time.Minute
 	// speakIn is the time that even a flood leaves a connection to say something.
 	// Newcomers wait in the listener's queue: 1,000 of them for 0.15 s, a full queue (4,096) for 0.7 s.
 	speakIn = 10 * time.Millisecond
-	maxUIDs = 16 // strangers that are named in the log
+	maxUIDs = 16 // users who may not call that are named in the log
 )
 
 // connections are all connections of all registration sockets.
 type connections struct {
 	mu    sync.Mutex
 	of    map[*Socket][]*conn // oldest first
-	uids  []uint32            // strangers that were named already
+	uids  []uint32            // users who may not call that were named already
 	first time.Duration       // firstCallIn, shorter in tests
 	idle  time.Duration       // idleFor, shorter in tests
 }
@@ -40,12 +40,12 @@ func newConnections() *connections {
 // conn is an accepted connection that knows what it called.
 type conn struct {
 	*net.UnixConn
-	pub   *publication
-	all   *connections
-	since time.Time
-	timer *time.Timer
-	spoke atomic.Bool // something was read from it
-	greet string      // what is still to be read again of the HTTP/2 preface; one reader
+	pub    *listener
+	all    *connections
+	since  time.Time
+	timer  *time.Timer
+	spoke  atomic.Bool // something was read from it
+	unread string      // of the HTTP/2 preface, which is read again; one reader
 
 	// Guarded by all.mu.
 	calls    int  // being answered
@@ -56,7 +56,7 @@ type conn struct {
 // add takes a new connection in. Beyond maxConns another one has to go, that has been
 // there for the given time: nil, and how long to wait for that. If none will do, because
 // all of them are being answered, the new one is not taken in: nil and 0.
-func (cs *connections) add(p *publication, uc *net.UnixConn, least time.Duration) (*conn, time.Duration) {
+func (cs *connections) add(p *listener, uc *net.UnixConn, least time.Duration) (*conn, time.Duration) {
 	var victim *conn
 	defer func() {
 		if victim != nil {
@@ -83,7 +83,7 @@ func (cs *connections) add(p *publication, uc *net.UnixConn, least time.Duration
 }
 
 // evict closes one connection of s that had its time and never completed a call, and
-// tells if there was one.
+// reports whether there was one.
 func (cs *connections) evict(s *Socket) bool {
 	cs.mu.Lock()
 	victim := choose(cs.of[s])
@@ -95,30 +95,30 @@ func (cs *connections) evict(s *Socket) bool {
 	return found
 }
 
-// choose finds the connection that is missed least: the oldest that never said anything,
+// choose finds the connection that is needed least: the oldest that never said anything,
 // else the oldest without a complete call, else the oldest idle one; none if all are
 // being answered. So a flood closes its own connections, and the kubelet, which speaks
 // at once, is answered.
 func choose(list []*conn) *conn {
-	var mute, idle *conn
+	var first, idle *conn
 	for _, c := range list {
 		switch {
 		case c.calls > 0:
 		case !c.complete && c.silent():
 			return c
-		case !c.complete && mute == nil:
-			mute = c
+		case !c.complete && first == nil:
+			first = c
 		case c.complete && idle == nil:
 			idle = c
 		}
 	}
-	if mute != nil {
-		return mute
+	if first != nil {
+		return first
 	}
 	return idle
 }
 
-// silent tells whether the other side has sent nothing at all: nothing was read, and
+// silent reports whether the other side has sent nothing at all: nothing was read, and
 // nothing waits to be.
 func (c *conn) silent() bool {
 	if c.spoke.Load() {
@@ -135,7 +135,7 @@ func (c *conn) silent() bool {
 	return waiting == 0
 }
 
-// firstOf tells whether a stranger with that uid is to be named.
+// firstOf reports whether a user who may not call is to be named.
 func (cs *connections) firstOf(uid uint32) bool {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -211,7 +211,7 @@ func (c *conn) Close() error {
 	return c.UnixConn.Close()
 }
 
-// leave takes it off the list, and tells whether it was on it: then it is to be closed.
+// leave takes it off the list, and reports whether it was on it: then it is to be closed.
 // Under all.mu.
 func (c *conn) leave() bool {
 	if c.closed {
@@ -230,9 +230,9 @@ func (c *conn) leave() bool {
 
 // Read gives the preface again that readPreface took.
 func (c *conn) Read(b []byte) (int, error) {
-	if c.greet != "" {
-		n := copy(b, c.greet)
-		c.greet = c.greet[n:]
+	if c.unread != "" {
+		n := copy(b, c.unread)
+		c.unread = c.unread[n:]
 		return n, nil
 	}
 	n, err := c.UnixConn.Read(b)
@@ -259,6 +259,6 @@ func (c *conn) readPreface() error {
 			return io.EOF
 		}
 	}
-	c.greet = preface
+	c.unread = preface
 	return nil
 }

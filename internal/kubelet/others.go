@@ -3,220 +3,216 @@ package kubelet
 import (
 	"context"
 	"fmt"
-	"io/fs"
-	"net"
-	"os"
-	"path/filepath"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"csi-registrar/internal/pluginreg"
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/unixsock"
+	"csi-registrar/internal/worker"
 )
 
 const (
-	scanTime    = 300 * time.Millisecond // for all sockets together
-	hangingFor  = 30 * time.Second       // one that did not answer is not waited for again so soon
-	maxEntries  = 10000                  // of the folder, that are looked at
-	maxAsked    = 64                     // sockets at a time
-	maxSubdepth = 8
+	scanWait  = 300 * time.Millisecond // how long a publication waits for a scan
+	scanPause = time.Second            // between two scans because of a hint
+	askTime   = time.Second            // for one socket, as the kubelet has it for GetInfo (v1.36)
+	retryTime = 30 * time.Second       // before one that did not answer is asked again
+	maxAsked  = 64                     // sockets at a time
 )
 
-// rivals finds other registrars' sockets in the folder that serve a driver of ours. Two
-// sockets of one name would make the kubelet refuse one of them, or (an older one) let
-// the removal of one deregister the other.
-//
-// What a socket told is remembered for as long as it is the same socket. A scan serves
-// everybody who asked before it began.
-type rivals struct {
-	folder string
-	isOurs func(path string) bool
-	wait   time.Duration // scanTime, longer in tests
+// others finds the sockets of other registrars in the plugins_registry. Two sockets of one name
+// would make the kubelet refuse one of them, or (an older one) let the removal of one
+// deregister the other. What a socket answered is remembered for as long as it is the same.
+type others struct {
+	dir      string
+	pool     *worker.Pool
+	isOurs   func(path string) bool
+	changed  func(driver string) // another socket serves the driver now, or none any more
+	requests chan chan struct{}
 
-	mu    sync.Mutex
-	last  *scan // the one that runs, or ran last
-	next  *scan // the one that is to begin when it has ended
-	known map[file]told
+	mu     sync.Mutex
+	served map[string][]other // by driver
 }
 
-// told is what a socket said when it was asked.
-type told struct {
-	name  string // CSI driver that it serves; empty: none, or not known
-	until time.Time
+// other is a socket of another registrar, as it was when it was asked last.
+type other struct {
+	path   string
+	file   unixsock.File
+	driver string // which it serves; empty: none, or not known
+	by     string // who listens, for people
+	retry  time.Time
 }
 
-type scan struct {
-	done   chan struct{}
-	served map[string][]string // driver to the paths that serve it
+func newOthers(dir string, pool *worker.Pool, isOurs func(string) bool, changed func(string)) *others {
+	return &others{dir: dir, pool: pool, isOurs: isOurs, changed: changed, requests: make(chan chan struct{})}
 }
 
-func newRivals(folder string, isOurs func(string) bool) *rivals {
-	return &rivals{folder: folder, isOurs: isOurs, wait: scanTime}
+// run scans at each hint and request until ctx is done.
+func (o *others) run(ctx context.Context, hints <-chan struct{}) {
+	var (
+		known   = map[string]other{}
+		answers = make(chan other)
+		asked   int             // sockets that have not answered yet
+		current []chan struct{} // requests that the running scan answers
+		queued  []chan struct{} // those that came since it began
+		pause   = time.NewTimer(0)
+		due     bool // a hint came
+		rested  bool // the pause after a scan is over
+	)
+	defer pause.Stop()
+	scan := func() {
+		current, queued, due = append(current, queued...), nil, false
+		rested = false
+		paths, err := worker.Do(ctx, o.pool.Slot(o.dir, nil), askTime, func() []string { return pluginreg.Sockets(o.dir) }, nil)
+		if err != nil {
+			return
+		}
+		paths = slices.DeleteFunc(paths, o.isOurs)
+		maps.DeleteFunc(known, func(path string, _ other) bool { return !slices.Contains(paths, path) })
+		slots := make(chan struct{}, maxAsked)
+		for _, path := range paths {
+			asked++
+			before := known[path]
+			go func() {
+				slots <- struct{}{}
+				defer func() { <-slots }()
+				answers <- o.ask(ctx, path, before)
+			}()
+		}
+		pause.Reset(scanPause)
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			for range asked {
+				<-answers
+			}
+			return
+		case <-hints:
+			due = true
+		case <-pause.C:
+			rested = true
+		case done := <-o.requests:
+			queued = append(queued, done)
+		case a := <-answers:
+			asked--
+			known[a.path] = a
+		}
+		if asked > 0 {
+			continue
+		}
+		o.publish(known)
+		for _, done := range current {
+			close(done)
+		}
+		current = nil
+		if len(queued) > 0 || due && rested {
+			scan()
+		}
+	}
+}
+
+// ask finds out what the socket at path serves; what it said before holds while it is the same.
+func (o *others) ask(ctx context.Context, path string, before other) other {
+	a, err := worker.Do(ctx, o.pool.Slot(path, nil), askTime+scanWait, func() other {
+		f, err := unixsock.Stat(path)
+		if err != nil || !f.IsSocket() {
+			return other{path: path}
+		}
+		if f == before.file && (before.retry.IsZero() || time.Now().Before(before.retry)) {
+			return before
+		}
+		a := other{path: path, file: f}
+		limited, cancel := context.WithTimeout(ctx, askTime)
+		defer cancel()
+		info, who, err := pluginreg.GetInfo(limited, path)
+		switch {
+		case err != nil:
+			a.retry = time.Now().Add(retryTime)
+		case info.Type == registerapi.CSIPlugin && status.CheckName(info.Name) == nil:
+			a.driver, a.by = info.Name, process(who)
+		}
+		return a
+	}, nil)
+	if err != nil {
+		return other{path: path}
+	}
+	return a
+}
+
+// publish makes what is known visible, and tells whom it concerns.
+func (o *others) publish(known map[string]other) {
+	served := map[string][]other{}
+	for _, path := range slices.Sorted(maps.Keys(known)) {
+		if a := known[path]; a.driver != "" {
+			served[a.driver] = append(served[a.driver], a)
+		}
+	}
+	o.mu.Lock()
+	before := o.served
+	o.served = served
+	o.mu.Unlock()
+	for _, m := range []map[string][]other{before, served} {
+		for driver := range m {
+			if !slices.Equal(before[driver], served[driver]) {
+				o.changed(driver)
+			}
+		}
+	}
+}
+
+// of returns the other sockets that serve the driver.
+func (o *others) of(driver string) []other {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.served[driver]
 }
 
 // check looks for another live socket than our own that serves the driver: a
-// *ConflictError. Our own file under another name, for somebody moved it, is removed.
-func (r *rivals) check(ctx context.Context, driver string, own *publication) error {
-	sc, err := r.scan(ctx)
-	if err != nil {
-		return err
+// *ConflictError. Our own file under another name, for somebody moved it, is removed. What has
+// not answered within scanWait is found later, and told by Look.
+func (o *others) check(ctx context.Context, driver string, own unixsock.FileID) error {
+	done, late := make(chan struct{}), time.After(scanWait)
+	select {
+	case o.requests <- done:
+		select {
+		case <-done:
+		case <-late:
+		case <-ctx.Done():
+		}
+	case <-late:
+	case <-ctx.Done():
 	}
-	for _, path := range sc.served[driver] {
-		if f, err := lookThrough(path); err == nil && own != nil && f.fileID == own.id {
-			if _, err := remove(path, own.id); err != nil { // a link to it is left
+	for _, a := range o.of(driver) {
+		if a.file.FileID == own {
+			if _, err := unixsock.Remove(a.path, own); err != nil { // a link to it is left
 				return fmt.Errorf("cannot remove our moved registration socket: %w", err)
 			}
 			continue
 		}
-		if a, who, err := knock(ctx, path); a == alive && err == nil {
-			return &ConflictError{Driver: driver, Path: path, Holder: process(who)}
+		if live, who, err := unixsock.Probe(ctx, a.path); live == unixsock.Live && err == nil {
+			return &ConflictError{Driver: driver, Path: a.path, Holder: process(who)}
 		}
 	}
 	return nil
 }
 
-// scan returns a scan that began after the call.
-func (r *rivals) scan(ctx context.Context) (*scan, error) {
-	r.mu.Lock()
-	if sc := r.next; sc != nil { // somebody waits for one already
-		r.mu.Unlock()
-		select {
-		case <-sc.done:
-			return sc, nil
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
-	}
-	sc, last := &scan{done: make(chan struct{})}, r.last
-	r.next = sc
-	r.mu.Unlock()
-	if last != nil {
-		<-last.done // at most scanTime and the reading of a folder
-	}
-	r.mu.Lock()
-	r.last, r.next = sc, nil
-	r.mu.Unlock()
-	defer close(sc.done)
-	// Others wait for it as well: it does not end with this ctx.
-	limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.wait)
-	defer cancel()
-	r.run(limited, sc)
-	return sc, nil
-}
-
-func (r *rivals) run(ctx context.Context, sc *scan) {
-	now := time.Now()
-	known := make(map[file]told) // what is gone is forgotten
-	sc.served = make(map[string][]string)
-	var mu sync.Mutex
-	note := func(path string, f file, t told) {
-		mu.Lock()
-		defer mu.Unlock()
-		known[f] = t
-		if t.name != "" {
-			sc.served[t.name] = append(sc.served[t.name], path)
-		}
-	}
-	var wg sync.WaitGroup
-	slots := make(chan struct{}, maxAsked)
-	for _, path := range r.strangers() {
-		f, err := lookThrough(path)
-		if err != nil || !f.isSocket() {
-			continue
-		}
-		// Only the running scan touches r.known.
-		if t, ok := r.known[f]; ok && (t.until.IsZero() || now.Before(t.until)) {
-			note(path, f, t)
-			continue
-		}
-		wg.Go(func() {
-			select {
-			case slots <- struct{}{}:
-				defer func() { <-slots }()
-			case <-ctx.Done():
-				return
-			}
-			switch name, err := ask(ctx, path); {
-			case err == nil:
-				note(path, f, told{name: name})
-			case time.Since(now) > r.wait/2:
-				note(path, f, told{until: now.Add(hangingFor)})
-			}
-			// A quick error is cheap to find out again.
-		})
-	}
-	wg.Wait()
-	r.known = known
-}
-
-// strangers are the sockets, and links that may lead to one, which the kubelet sees and
-// are not at one of our own paths.
-func (r *rivals) strangers() []string {
+// describe says who else serves the driver, for people; empty if nobody.
+func (o *others) describe(driver string, own unixsock.FileID) string {
 	var found []string
-	left := maxEntries
-	var read func(dir string, depth int)
-	read = func(dir string, depth int) {
-		d, err := os.Open(dir)
-		if err != nil {
-			return // what cannot be seen cannot be asked
-		}
-		defer d.Close()
-		entries, _ := d.ReadDir(left)
-		left -= len(entries)
-		for _, e := range entries {
-			path := filepath.Join(dir, e.Name())
-			switch {
-			case strings.HasPrefix(e.Name(), "."), r.isOurs(path):
-			case e.IsDir() && depth < maxSubdepth && left > 0:
-				read(path, depth+1)
-			case e.Type()&(fs.ModeSocket|fs.ModeSymlink) != 0:
-				found = append(found, path)
-			}
+	for _, a := range o.of(driver) {
+		if a.file.FileID != own {
+			found = append(found, fmt.Sprintf("at %q by %s", a.path, a.by))
 		}
 	}
-	read(r.folder, 0)
-	return found
-}
-
-// ask calls GetInfo as the kubelet does, and returns the CSI driver that is served there;
-// empty for a plugin of another kind or a name no driver can have.
-func ask(ctx context.Context, path string) (string, error) {
-	c, err := dial(ctx, ownAddress(), path)
-	if err != nil {
-		return "", err
+	if len(found) == 0 {
+		return ""
 	}
-	defer c.Close()
-	if _, err := unixsock.PeerCred(c); err != nil {
-		return "", err
-	}
-	var once sync.Once
-	cc, err := grpc.NewClient("passthrough:///registrar",
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
-			err := net.ErrClosed
-			once.Do(func() { err = nil })
-			return c, err // the one connection, once
-		}),
-		grpc.WithDisableServiceConfig(),
-		grpc.WithMaxHeaderListSize(maxHeaders),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
-		grpc.WithReadBufferSize(bufferBytes), grpc.WithWriteBufferSize(bufferBytes),
-	)
-	if err != nil {
-		return "", err
-	}
-	defer cc.Close()
-	info, err := registerapi.NewRegistrationClient(cc).GetInfo(ctx, &registerapi.InfoRequest{})
-	if err != nil {
-		return "", err
-	}
-	if info.GetType() != registerapi.CSIPlugin || status.CheckName(info.GetName()) != nil {
-		return "", nil
-	}
-	return info.GetName(), nil
+	return "the driver is also served to the kubelet " + strings.Join(found, " and ") +
+		": stop that registrar (a node-driver-registrar sidecar of the driver?), or one of both is refused when the kubelet restarts"
 }

@@ -15,8 +15,10 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"csi-registrar/internal/pluginreg"
 	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/status"
+	"csi-registrar/internal/unixsock"
 )
 
 const (
@@ -31,7 +33,7 @@ const (
 // would cost several times the memory.
 func newServer(cs *connections) *grpc.Server {
 	server := grpc.NewServer(
-		grpc.Creds(greeter{}),
+		grpc.Creds(connectionCredentials{}),
 		grpc.UnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 			c, err := caller(ctx)
 			if err != nil {
@@ -55,16 +57,18 @@ func newServer(cs *connections) *grpc.Server {
 	return server
 }
 
-// funnel is the server's one listener: all accept loops put their connections in.
-type funnel struct {
+// channelListener is the server's one listener: all accept loops put their connections in.
+type channelListener struct {
 	in     chan net.Conn
 	closed chan struct{}
 	once   sync.Once
 }
 
-func newFunnel() *funnel { return &funnel{in: make(chan net.Conn), closed: make(chan struct{})} }
+func newChannelListener() *channelListener {
+	return &channelListener{in: make(chan net.Conn), closed: make(chan struct{})}
+}
 
-func (f *funnel) put(c net.Conn) {
+func (f *channelListener) put(c net.Conn) {
 	select {
 	case f.in <- c:
 	case <-f.closed:
@@ -72,7 +76,7 @@ func (f *funnel) put(c net.Conn) {
 	}
 }
 
-func (f *funnel) Accept() (net.Conn, error) {
+func (f *channelListener) Accept() (net.Conn, error) {
 	select {
 	case c := <-f.in:
 		return c, nil
@@ -81,22 +85,22 @@ func (f *funnel) Accept() (net.Conn, error) {
 	}
 }
 
-func (f *funnel) Close() error {
+func (f *channelListener) Close() error {
 	f.once.Do(func() { close(f.closed) })
 	return nil
 }
 
-func (f *funnel) Addr() net.Addr { return &net.UnixAddr{Net: "unix", Name: folderName} }
+func (f *channelListener) Addr() net.Addr { return &net.UnixAddr{Net: "unix", Name: pluginreg.DirName} }
 
-// greeter stands where TLS would: it lets the handlers know which connection, and so
+// connectionCredentials takes the place of TLS: it lets the handlers know which connection, and so
 // which socket, was called.
-type greeter struct{}
+type connectionCredentials struct{}
 
 type callerInfo struct{ *conn }
 
 func (callerInfo) AuthType() string { return "unix" }
 
-func (greeter) ServerHandshake(nc net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (connectionCredentials) ServerHandshake(nc net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	c, ok := nc.(*conn)
 	if !ok {
 		return nil, nil, errors.New("not a connection of a registration socket")
@@ -107,14 +111,14 @@ func (greeter) ServerHandshake(nc net.Conn) (net.Conn, credentials.AuthInfo, err
 	return c, callerInfo{c}, nil
 }
 
-func (greeter) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (connectionCredentials) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	return nil, nil, errors.New("for servers only")
 }
-func (greeter) Info() credentials.ProtocolInfo {
+func (connectionCredentials) Info() credentials.ProtocolInfo {
 	return credentials.ProtocolInfo{SecurityProtocol: "unix"}
 }
-func (greeter) Clone() credentials.TransportCredentials { return greeter{} }
-func (greeter) OverrideServerName(string) error         { return nil }
+func (connectionCredentials) Clone() credentials.TransportCredentials { return connectionCredentials{} }
+func (connectionCredentials) OverrideServerName(string) error         { return nil }
 
 func caller(ctx context.Context) (*conn, error) {
 	if p, ok := peer.FromContext(ctx); ok {
@@ -124,10 +128,6 @@ func caller(ctx context.Context) (*conn, error) {
 	}
 	return nil, grpcstatus.Error(codes.Internal, "cannot tell which registration socket was called")
 }
-
-// ClientPrefix begins the abstract addresses that csi-registrar's own clients bind to:
-// a GetInfo from there is not the kubelet's, and says nothing of it.
-const ClientPrefix = "@csi-registrar-"
 
 // service is what the kubelet calls.
 type service struct {
@@ -142,59 +142,59 @@ func (service) GetInfo(ctx context.Context, _ *registerapi.InfoRequest) (*regist
 	}
 	p, s := c.pub, c.pub.s
 	s.mu.Lock()
-	told := p.announced
-	own := strings.HasPrefix(c.RemoteAddr().String(), ClientPrefix)
+	a := p.announced
+	own := strings.HasPrefix(c.RemoteAddr().String(), unixsock.ClientPrefix)
 	live := p.live && !own
 	if live {
 		p.getInfoAt = time.Now()
 	}
 	s.mu.Unlock()
 	if live {
-		s.r.folder.watched(p.folder)
-		s.log.Debug("the kubelet called GetInfo", "known", told.Endpoint != "")
-		s.Hint()
+		s.r.dir.watched(p.dir)
+		s.log.Debug("the kubelet called GetInfo", "known", a.Endpoint != "")
+		s.watch.Hint()
 	}
-	if told.Endpoint == "" {
+	if a.Endpoint == "" {
 		return nil, grpcstatus.Error(codes.Unavailable, "csi-registrar was restarted without its record and has not asked the driver yet")
 	}
 	return &registerapi.PluginInfo{
-		Type: registerapi.CSIPlugin, Name: s.name, Endpoint: told.Endpoint, SupportedVersions: told.Versions,
+		Type: registerapi.CSIPlugin, Name: s.name, Endpoint: a.Endpoint, SupportedVersions: a.Versions,
 	}, nil
 }
 
-// NotifyRegistrationStatus writes down what the kubelet says before it is answered, so
+// NotifyRegistrationStatus records what the kubelet reports before it is answered, so
 // that a kill -9 in between forgets nothing. It never fails: the kubelet (v1.36)
-// deregisters a plugin that does not take its word.
+// deregisters a plugin that does not.
 func (service) NotifyRegistrationStatus(ctx context.Context, in *registerapi.RegistrationStatus) (*registerapi.RegistrationStatusResponse, error) {
 	c, err := caller(ctx)
 	if err != nil {
 		return nil, err
 	}
 	p, s := c.pub, c.pub.s
-	word := status.Notification{At: time.Now(), Registered: in.GetPluginRegistered()}
-	if !word.Registered {
-		word.Error = safetext.Clean(in.GetError(), maxRefusal)
+	n := status.Notification{At: time.Now(), Registered: in.GetPluginRegistered()}
+	if !n.Registered {
+		n.Error = safetext.Clean(in.GetError(), maxRefusal)
 	}
 	s.mu.Lock()
 	live := p.live
 	if live { // else it speaks of what was published before
-		p.word = word
-		if word.Registered {
-			s.accepted++
-			if p.firstYesAt.IsZero() {
-				p.firstYesAt = word.At
+		p.notification = n
+		if n.Registered {
+			s.counts.accepted++
+			if p.firstAcceptedAt.IsZero() {
+				p.firstAcceptedAt = n.At
 			}
 		} else {
-			s.refusals++
+			s.counts.refusals++
 		}
 	}
 	s.mu.Unlock()
-	s.log.Debug("the kubelet called NotifyRegistrationStatus", "registered", word.Registered, "error", word.Error, "current", live)
+	s.log.Debug("the kubelet called NotifyRegistrationStatus", "registered", n.Registered, "error", n.Error, "current", live)
 	if live {
 		if err := s.save(p); err != nil {
-			s.log.Warn("cannot write down what the kubelet said", "error", err)
+			s.log.Warn("cannot record what the kubelet reported", "error", err)
 		}
-		s.Hint()
+		s.watch.Hint()
 	}
 	return &registerapi.RegistrationStatusResponse{}, nil
 }
