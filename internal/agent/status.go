@@ -11,26 +11,28 @@ import (
 	"csi-registrar/internal/status"
 )
 
-// board keeps the newest snapshot of everything. Registrars write, anybody reads; the lock
+// statusStore keeps the newest snapshot of everything. Registrars write, anybody reads; the lock
 // is never held across a call to others.
-type board struct {
+type statusStore struct {
 	mu       sync.Mutex
 	status   status.Document // without Drivers
 	drivers  map[string]status.Driver
+	owners   map[string]any // by driver: whose snapshots count
 	disabled map[string]status.Driver
 	changed  chan struct{} // closed at the next change
 }
 
-func newBoard(version string, now time.Time) *board {
-	return &board{
+func newStatusStore(version string, now time.Time) *statusStore {
+	return &statusStore{
 		status:  status.Document{Version: version, StartedAt: now.UTC()},
 		drivers: map[string]status.Driver{},
+		owners:  map[string]any{},
 		changed: make(chan struct{}),
 	}
 }
 
 // change runs f under the lock and wakes everybody who waits.
-func (b *board) change(f func()) {
+func (b *statusStore) change(f func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	f()
@@ -38,15 +40,33 @@ func (b *board) change(f func()) {
 	b.changed = make(chan struct{})
 }
 
-func (b *board) driver(s status.Driver) {
-	b.change(func() { b.drivers[s.Name] = s })
+// own makes owner's snapshots of a driver the ones that count. While a registration is being
+// withdrawn under an earlier root_dir the driver has two registrars.
+func (b *statusStore) own(name string, owner any) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.owners[name] = owner
 }
 
-func (b *board) forget(name string) {
-	b.change(func() { delete(b.drivers, name) })
+func (b *statusStore) driver(owner any, s status.Driver) {
+	b.mu.Lock()
+	counts := b.owners[s.Name] == owner
+	b.mu.Unlock()
+	if counts {
+		b.change(func() { b.drivers[s.Name] = s })
+	}
 }
 
-func (b *board) configured(c *config.Config, files []string) {
+func (b *statusStore) forget(owner any, name string) {
+	b.mu.Lock()
+	counts := b.owners[name] == owner
+	b.mu.Unlock()
+	if counts {
+		b.change(func() { delete(b.drivers, name); delete(b.owners, name) })
+	}
+}
+
+func (b *statusStore) configured(c *config.Config, files []string) {
 	disabled := map[string]status.Driver{}
 	for _, d := range c.Drivers {
 		if !d.Enabled {
@@ -65,37 +85,41 @@ func (b *board) configured(c *config.Config, files []string) {
 
 // Status is the snapshot of this moment.
 func (a *Agent) Status() status.Document {
-	b := a.board
+	b := a.store
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	s := b.status
 	s.ConfigFiles = append([]string{}, s.ConfigFiles...)
 	s.Drivers = slices.AppendSeq(make([]status.Driver, 0, len(b.drivers)+len(b.disabled)), maps.Values(b.drivers))
-	s.Drivers = slices.AppendSeq(s.Drivers, maps.Values(b.disabled))
+	for name, d := range b.disabled {
+		if _, leaving := b.drivers[name]; !leaving {
+			s.Drivers = append(s.Drivers, d)
+		}
+	}
 	slices.SortFunc(s.Drivers, func(x, y status.Driver) int { return cmp.Compare(x.Name, y.Name) })
 	return s
 }
 
 // Changed is closed at the next change. Take it before Status, and nothing is missed.
 func (a *Agent) Changed() <-chan struct{} {
-	a.board.mu.Lock()
-	defer a.board.mu.Unlock()
-	return a.board.changed
+	a.store.mu.Lock()
+	defer a.store.mu.Unlock()
+	return a.store.changed
 }
 
 // ConfigError says what is wrong with the files, while an older configuration is in force;
 // empty when nothing is.
 func (a *Agent) ConfigError(text string) {
-	a.board.change(func() { a.board.status.ConfigError = text })
+	a.store.change(func() { a.store.status.ConfigError = text })
 }
 
 // Unnamed shows a driver whose name is not known yet (node-driver-registrar's flags do
-// not tell it) among the others, with an empty name; nil when it is.
+// not have it) among the others, with an empty name; nil when it is.
 func (a *Agent) Unnamed(s *status.Driver) {
 	if s == nil {
-		a.board.forget("")
+		a.store.forget(nil, "")
 		return
 	}
 	s.Name = ""
-	a.board.driver(*s)
+	a.store.driver(nil, *s)
 }

@@ -32,7 +32,7 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	k := &keeper{daemon: d, level: level}
-	return d.live(ctx, backend{d.agent, k.reload}, func(ctx context.Context) error {
+	return d.run(ctx, backend{d.agent, k.reload}, func(ctx context.Context) error {
 		if err := k.begin(ctx, res); err != nil {
 			return err
 		}
@@ -145,7 +145,7 @@ func (k *keeper) apply(ctx context.Context, c *config.Config, res *config.Result
 		return err
 	}
 	k.note("keeping the configuration", config.SaveLastGood(k.lastGood, c, res.Files))
-	k.note("withdrawing", k.parts.withdrawUnclaimed(ctx, c))
+	k.note("withdrawing", k.agent.WithdrawKept(ctx, k.parts.unclaimed(c)))
 	return nil
 }
 
