@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/unixsock"
 )
@@ -178,12 +179,4 @@ func socketOwner(uid uint32) string {
 }
 
 // quote makes a path safe to paste into a shell.
-func quote(path string) string {
-	plain := func(r rune) bool {
-		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("/._-+:@", r)
-	}
-	if !strings.ContainsFunc(path, func(r rune) bool { return !plain(r) }) {
-		return path
-	}
-	return "'" + strings.ReplaceAll(path, "'", `'\''`) + "'"
-}
+func quote(path string) string { return safetext.ShellWord(path) }
