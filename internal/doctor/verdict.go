@@ -10,6 +10,7 @@ import (
 	"csi-registrar/internal/config"
 	"csi-registrar/internal/driver"
 	"csi-registrar/internal/status"
+	"csi-registrar/internal/worker"
 )
 
 // verdict asks the driver just as the daemon does, beside our own calls, and returns what
@@ -20,8 +21,8 @@ func (x *exam) verdict(ctx context.Context, d config.Driver) func() status.Repor
 	go func() {
 		defer cancel()
 		c := driver.New(driver.Config{Name: d.Name, Socket: d.Socket, Endpoint: d.Endpoint, Timeout: d.Timeout, Owner: d.SocketOwner},
-			slog.New(slog.DiscardHandler), nil)
-		r := c.Ask(ctx)
+			driver.Options{Log: slog.New(slog.DiscardHandler), Hints: make(once, 1), Pool: worker.NewPool()})
+		r := c.Ask(ctx, nil)
 		if err := c.Close(); err != nil && r.Driver == status.Ready {
 			r = status.Report{Driver: status.Absent, Reason: err.Error()}
 		}
@@ -29,6 +30,13 @@ func (x *exam) verdict(ctx context.Context, d config.Driver) func() status.Repor
 	}()
 	return func() status.Report { return <-result }
 }
+
+// once are the hints of a client that is asked once: nobody listens to them.
+type once chan struct{}
+
+func (o once) Hints() <-chan struct{} { return o }
+func (o once) Hint()                  {}
+func (o once) Close()                 {}
 
 // judge reports what the daemon has against a driver that our own calls did not show.
 func (x *exam) judge(d config.Driver, r status.Report) {
