@@ -17,7 +17,7 @@ func setupReload(fs *flag.FlagSet) runner {
 			return err
 		}
 		err := control.NewClient(control.Path(*root)).Reload(ctx)
-		if v, ok := errors.AsType[*control.Verdict](err); ok {
+		if v, ok := errors.AsType[*control.Error](err); ok {
 			return fmt.Errorf("cannot reload the configuration, the old one stays in force:\n  %s",
 				strings.ReplaceAll(strings.TrimSpace(v.Text), "\n", "\n  "))
 		}
@@ -35,7 +35,7 @@ func setupReregister(fs *flag.FlagSet) runner {
 			return err
 		}
 		err := control.NewClient(control.Path(*root)).Reregister(ctx, args[0])
-		if v, ok := errors.AsType[*control.Verdict](err); ok && v.Unknown() {
+		if v, ok := errors.AsType[*control.Error](err); ok && v.NotFound() {
 			return hinted(err, "csi-registrar status shows the drivers")
 		}
 		return asked(err)
