@@ -49,10 +49,9 @@ type client struct {
 	hints chan struct{}
 }
 
-func (c client) Ask(context.Context) status.Report {
+func (c client) Ask(context.Context, func(status.Report)) status.Report {
 	return status.Report{Driver: status.Ready, Identity: status.Identity{Name: c.name, NodeID: "n"}}
 }
-func (c client) Stale() bool            { return false }
 func (c client) Hints() <-chan struct{} { return c.hints }
 func (c client) Close() error           { return nil }
 

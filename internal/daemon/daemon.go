@@ -16,9 +16,9 @@ import (
 
 	"csi-registrar/internal/agent"
 	"csi-registrar/internal/control"
-	"csi-registrar/internal/driver"
 	"csi-registrar/internal/fswatch"
 	"csi-registrar/internal/systemd"
+	"csi-registrar/internal/worker"
 )
 
 // daemon is the process: it owns the parts that are one for all drivers, and the order in
@@ -27,6 +27,7 @@ type daemon struct {
 	options  Options
 	log      *slog.Logger
 	watcher  *fswatch.Watcher
+	pool     *worker.Pool // of calls that may never return
 	agent    *agent.Agent
 	parts    *parts
 	notifier *systemd.Notifier
@@ -44,7 +45,7 @@ func newDaemon(o Options, log *slog.Logger, folder string) (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &daemon{options: o, log: log, handed: handed, notifier: systemd.NewNotifier(o.Getenv)}
+	d := &daemon{options: o, log: log, pool: worker.NewPool(), handed: handed, notifier: systemd.NewNotifier(o.Getenv)}
 	if err := systemd.Unset(); err != nil {
 		return nil, err
 	}
@@ -95,7 +96,6 @@ func (d *daemon) live(ctx context.Context, b control.Backend, begin func(context
 		return err
 	}
 	d.log.Info("ready", "MESSAGE_ID", messageReady, "version", d.options.Version)
-	d.work.Go(func() { d.note("preparing CSI's messages", driver.Warm()) })
 	d.work.Go(func() { d.tellStatus(ctx) })
 	d.work.Go(func() { d.tidyMemory(ctx) })
 	d.work.Go(func() { d.guardSandbox(ctx) })

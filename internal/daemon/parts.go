@@ -19,6 +19,7 @@ import (
 	"csi-registrar/internal/kubelet"
 	"csi-registrar/internal/registrar"
 	"csi-registrar/internal/systemd"
+	"csi-registrar/internal/worker"
 )
 
 // storePrefix begins the names of registration sockets in the descriptor store.
@@ -30,6 +31,7 @@ const storePrefix = "registration-"
 type parts struct {
 	log     *slog.Logger
 	watcher *fswatch.Watcher
+	pool    *worker.Pool
 	options kubelet.Options
 
 	mu         sync.Mutex
@@ -42,7 +44,7 @@ type parts struct {
 // where it is not the plugins_registry of the configured root directory.
 func newParts(d *daemon, folder string) *parts {
 	p := &parts{
-		log: d.log, watcher: d.watcher,
+		log: d.log, watcher: d.watcher, pool: d.pool,
 		registries: map[string]*kubelet.Registry{},
 		stored:     map[string][]*os.File{},
 	}
@@ -98,7 +100,7 @@ func (p *parts) Driver(_ *config.Config, d config.Driver) registrar.Driver {
 	return driver.New(driver.Config{
 		Name: d.Name, Socket: d.Socket, Endpoint: d.Endpoint, Timeout: d.Timeout, Owner: d.SocketOwner,
 		AnyEndpoint: p.options.Folder != "",
-	}, p.log.With("driver", d.Name), p.watcher.Subscribe(d.Socket, d.Endpoint))
+	}, driver.Options{Log: p.log.With("driver", d.Name), Hints: p.watcher.Subscribe(d.Socket, d.Endpoint), Pool: p.pool})
 }
 
 // Socket implements agent.Parts: a listener that the store kept is adopted.

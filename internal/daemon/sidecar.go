@@ -99,12 +99,13 @@ func (s *sidecar) apply(ctx context.Context, drivers ...config.Driver) error {
 func (s *sidecar) discover(ctx context.Context) (string, bool) {
 	d := s.flags.Driver("")
 	hints := s.watcher.Subscribe(d.Socket)
-	client := driver.New(driver.Config{Socket: d.Socket, Timeout: d.Timeout, Owner: d.SocketOwner}, s.log, hints)
+	client := driver.New(driver.Config{Socket: d.Socket, Timeout: d.Timeout, Owner: d.SocketOwner},
+		driver.Options{Log: s.log, Hints: hints, Pool: s.pool})
 	defer func() { s.note("closing the connection to the driver", client.Close()) }()
 	shown := status.Driver{Socket: d.Socket, Endpoint: d.Endpoint, Registration: status.None, Since: time.Now()}
 	for wait := time.Second; ; {
 		begun := time.Now()
-		rep := client.Ask(ctx)
+		rep := client.Ask(ctx, nil)
 		if ctx.Err() != nil {
 			return "", false
 		}

@@ -28,6 +28,7 @@ import (
 	"csi-registrar/internal/control"
 	"csi-registrar/internal/driver"
 	"csi-registrar/internal/status"
+	"csi-registrar/internal/worker"
 )
 
 const name = "nfs.csi.example.com"
@@ -173,8 +174,9 @@ func (n *node) register(d config.Driver) status.Driver {
 	}
 	ctx, cancel := context.WithTimeout(n.t.Context(), 300*time.Millisecond)
 	defer cancel()
-	c := driver.New(driver.Config{Name: d.Name, Socket: d.Socket, Endpoint: d.Endpoint, Timeout: 200 * time.Millisecond, Owner: d.SocketOwner}, slog.New(slog.DiscardHandler), nil)
-	r := c.Ask(ctx)
+	c := driver.New(driver.Config{Name: d.Name, Socket: d.Socket, Endpoint: d.Endpoint, Timeout: 200 * time.Millisecond, Owner: d.SocketOwner},
+		driver.Options{Log: slog.New(slog.DiscardHandler), Hints: make(once, 1), Pool: worker.NewPool()})
+	r := c.Ask(ctx, nil)
 	c.Close()
 	st.Driver, st.Reason = r.Driver, r.Reason
 	path := filepath.Join(n.status.PluginsRegistry, d.Name+"-reg.sock")

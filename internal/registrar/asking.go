@@ -7,6 +7,14 @@ import (
 	"csi-registrar/internal/status"
 )
 
+// driverHints is nil while Ask runs, which receives them itself.
+func (r *Registrar) driverHints() <-chan struct{} {
+	if r.asking != nil {
+		return nil
+	}
+	return r.driver.Hints()
+}
+
 func (r *Registrar) stopAsking() {
 	if r.asking != nil {
 		r.asking()
@@ -23,8 +31,7 @@ func (r *Registrar) askIfDue(ctx context.Context, now time.Time) time.Time {
 	due := r.askNext
 	if r.report.Driver == status.Ready {
 		due = time.Time{}
-		r.hinted = false
-		if r.driver.Stale() {
+		if r.hinted {
 			due = r.hintAsks.next(now)
 		}
 	} else if r.hinted {
@@ -43,7 +50,7 @@ func (r *Registrar) askIfDue(ctx context.Context, now time.Time) time.Time {
 	ask, cancel := context.WithCancel(ctx)
 	r.asking = cancel
 	driver := r.driver
-	go func() { r.asked <- driver.Ask(ask) }()
+	go func() { r.asked <- driver.Ask(ask, nil) }()
 	return time.Time{}
 }
 
@@ -62,7 +69,7 @@ func (r *Registrar) heard(rep status.Report, now time.Time) {
 	}
 	switch rep.Driver {
 	case status.Ready:
-		if gone || r.replaced() {
+		if gone || rep.Replaced {
 			r.returned = now
 		}
 		r.identity, r.known = rep.Identity, true
@@ -76,11 +83,4 @@ func (r *Registrar) heard(rep status.Report, now time.Time) {
 		r.askNext = now.Add(jitter(wait))
 		r.tries++
 	}
-}
-
-// replaced tells that a driver which is ready, as it was when it was asked before, has made
-// its socket anew: a driver that merely closes idle connections was never gone.
-func (r *Registrar) replaced() bool {
-	d, ok := r.driver.(Replacer)
-	return ok && d.Replaced()
 }

@@ -58,10 +58,11 @@ func (w *world) set(f func(*world)) {
 	poke(w.shints)
 }
 
-func (w *world) Ask(ctx context.Context) status.Report {
+func (w *world) Ask(ctx context.Context, _ func(status.Report)) status.Report {
 	w.mu.Lock()
 	w.asks++
 	hang, rep := w.hang, w.report
+	rep.Replaced = w.anew && w.stale
 	if !hang {
 		w.stale = false
 	}
@@ -72,8 +73,6 @@ func (w *world) Ask(ctx context.Context) status.Report {
 	}
 	return rep
 }
-func (w *world) Stale() bool            { w.mu.Lock(); defer w.mu.Unlock(); return w.stale }
-func (w *world) Replaced() bool         { w.mu.Lock(); defer w.mu.Unlock(); return w.anew }
 func (w *world) Hints() <-chan struct{} { return w.hints }
 func (w *world) Close() error           { return nil }
 

@@ -9,24 +9,15 @@ import (
 // Driver is the CSI driver as a registrar needs it (satisfied by driver.Client).
 type Driver interface {
 	// Ask finds out how the driver is: it connects, or uses the connection that it
-	// keeps, and asks. It returns when there is a verdict or ctx is done; at most one
-	// Ask runs at a time.
-	Ask(ctx context.Context) status.Report
-	// Stale tells, without asking the driver, that the last Ready report may no longer
-	// hold: the connection broke, or another socket is at the path. Cheap: one stat.
-	Stale() bool
-	// Hints receives when it is worth looking again. Capacity one: a hint is never lost,
-	// many are one.
+	// keeps, and asks. It returns when that is known or ctx is done; at most one Ask runs
+	// at a time. While the last Ready report holds, it is returned again at the cost of a
+	// look. progress is called when the driver takes long; it must not block.
+	Ask(ctx context.Context, progress func(status.Report)) status.Report
+	// Hints receives when it is worth asking. Capacity one: a hint is never lost, many are
+	// one. Nobody else may receive from it while Ask runs.
 	Hints() <-chan struct{}
 	// Close ends the kept connection and the hints. No Ask may be running.
 	Close() error
-}
-
-// Replacer is what a Driver may be, too (driver.Client is).
-type Replacer interface {
-	// Replaced tells, after an Ask that was Ready, that the driver's socket is another file
-	// than at the Ready before. No Ask may be running.
-	Replaced() bool
 }
 
 // Socket is the driver's registration socket (satisfied by kubelet.Socket). Its methods

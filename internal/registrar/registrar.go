@@ -132,7 +132,7 @@ func (r *Registrar) Run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-r.driver.Hints():
+		case <-r.driverHints():
 			r.hinted = true
 		case <-r.socket.Hints():
 			r.hurry(time.Now())
@@ -152,7 +152,7 @@ func (r *Registrar) Run(ctx context.Context) {
 // registration socket, and one look serves both.
 func (r *Registrar) moreHints() {
 	select {
-	case <-r.driver.Hints():
+	case <-r.driverHints():
 		r.hinted = true
 	default:
 	}
@@ -197,7 +197,7 @@ func (r *Registrar) learned(seen status.Socket) {
 	if !w.Registered || w.At.Equal(r.takenBy) || !seen.GetInfoAt.After(r.heardAt) || seen.GetInfoAt.After(w.At) {
 		return
 	}
-	if r.report.Driver == status.Ready && r.asking == nil && !r.driver.Stale() {
+	if r.report.Driver == status.Ready && r.asking == nil && !r.hinted {
 		r.taken, r.takenBy = r.identity, w.At
 	}
 }

@@ -20,30 +20,30 @@ const (
 	maxKeyShown = 80  // characters of a topology key, so that a reason is not filled by it
 )
 
-// judgeInfo holds GetPluginInfo's answer against what is configured. An empty name is
+// validateInfo checks GetPluginInfo's answer against what is configured. An empty name is
 // Starting: some drivers answer before they know who they are.
-func judgeInfo(cfg Config, info *csi.GetPluginInfoResponse, id *status.Identity) verdict {
+func validateInfo(cfg Config, info *csi.GetPluginInfoResponse, id *status.Identity) finding {
 	name := info.GetName()
 	id.Version = safetext.Clean(info.GetVendorVersion(), maxVersion)
 	shown := safetext.Clean(name, status.MaxName+1)
 	switch {
 	case name == "":
-		return verdict{status.Starting, "the driver answers GetPluginInfo with an empty name: see its own log and flags"}
+		return finding{status.Starting, "the driver answers GetPluginInfo with an empty name: see its own log and flags"}
 	case cfg.Name != "" && name != cfg.Name:
 		id.Name = shown
-		return verdict{status.Mismatch, fmt.Sprintf(`the driver at %s calls itself "%s", configured is "%s": mend the name or the socket`, cfg.Socket, shown, cfg.Name)}
+		return finding{status.Mismatch, fmt.Sprintf(`the driver at %s reports name "%s", expected "%s"; fix the table name or the socket`, cfg.Socket, shown, cfg.Name)}
 	}
 	if err := status.CheckName(name); err != nil {
 		id.Name = shown
-		return verdict{status.Mismatch, fmt.Sprintf(`the driver at %s calls itself "%s": %s`, cfg.Socket, shown, safetext.Clean(err.Error(), maxMessageShown))}
+		return finding{status.Mismatch, fmt.Sprintf(`the driver at %s reports name "%s": %s`, cfg.Socket, shown, safetext.Clean(err.Error(), maxMessageShown))}
 	}
 	id.Name = name
-	return verdict{}
+	return finding{}
 }
 
-// judgeNode holds NodeGetInfo's answer against what the kubelet and the API server take.
+// validateNode checks NodeGetInfo's answer against what the kubelet and the API server take.
 // What they would refuse is Starting: the driver answers, and may answer better soon.
-func judgeNode(info *csi.NodeGetInfoResponse, id *status.Identity) verdict {
+func validateNode(info *csi.NodeGetInfoResponse, id *status.Identity) finding {
 	node, topology := info.GetNodeId(), info.GetAccessibleTopology().GetSegments()
 	switch {
 	case node == "":
@@ -64,9 +64,9 @@ func judgeNode(info *csi.NodeGetInfoResponse, id *status.Identity) verdict {
 		}
 	}
 	id.NodeID, id.MaxVolumes, id.Topology = node, info.GetMaxVolumesPerNode(), maps.Clone(topology)
-	return verdict{}
+	return finding{}
 }
 
-func wrongNode(why string) verdict {
-	return verdict{status.Starting, "the driver answers NodeGetInfo, but " + why + ": see its own flags and log"}
+func wrongNode(why string) finding {
+	return finding{status.Starting, "the driver answers NodeGetInfo, but " + why + ": see its own flags and log"}
 }
