@@ -16,7 +16,7 @@ registered, 1 if not, 3 if the daemon does not run; it is never started.`,
 			about: `None named means all enabled ones. A driver that is not configured yet and a
 daemon that does not run yet are waited for.`,
 			setup: setupWait},
-		{name: "doctor", args: "[DRIVER...]", summary: "find out why a driver is not registered, and what mends it",
+		{name: "doctor", args: "[DRIVER...]", summary: "find out why a driver is not registered, and how to fix it",
 			about: `It does what the kubelet does, step by step, with the daemon or without it, and
 changes nothing. The exit code is 1 if something is wrong.`,
 			setup: setupDoctor},

@@ -4,11 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
-	"slices"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
@@ -23,53 +22,49 @@ import (
 	"csi-registrar/internal/unixsock"
 )
 
-// askAsDaemon asks the driver just as the daemon does, beside our own calls, and returns what
-// the daemon thinks of it, with its rules of trust.
-func (x *exam) askAsDaemon(ctx context.Context, d config.Driver) func() status.Report {
-	result := make(chan status.Report, 1)
-	go func() {
-		r, err := look(ctx, x, d.Socket+" (as the daemon)", func() (status.Report, error) {
-			ctx, cancel := context.WithTimeout(ctx, min(x.o.NodeInfoTimeout, fileTimeout*9/10))
-			defer cancel()
-			c := driver.New(driver.Config{Name: d.Name, Socket: d.Socket, Endpoint: d.Endpoint, Timeout: d.Timeout, Owner: d.SocketOwner},
-				slog.New(slog.DiscardHandler), nil)
-			r := c.Ask(ctx)
-			return r, c.Close()
-		})
-		if err != nil && r.Driver == "" {
-			r = status.Report{Driver: status.Absent, Reason: err.Error()}
+// trusted checks who can be behind the driver's socket, by the daemon's rules, and reports
+// what is wrong. peer is who listens there; nil: nobody has connected yet.
+func (x *exam) trusted(ctx context.Context, d config.Driver, peer *unixsock.Cred) bool {
+	trust := driver.Trust{Owner: d.SocketOwner}
+	_, err := look(ctx, x, d.Socket, func() (struct{}, error) {
+		if peer != nil {
+			return struct{}{}, trust.Listener(d.Socket, *peer)
 		}
-		result <- r
-	}()
-	return func() status.Report { return <-result }
+		return struct{}{}, trust.Path(d.Socket)
+	})
+	if err == nil {
+		return true
+	}
+	at := x.origin(d, "socket_owner")
+	f := Finding{Driver: d.Name, Step: StepTrust, Severity: Problem, explains: true, Found: sentence(err.Error()),
+		Expected: fmt.Sprintf("nobody but %s can put a socket there, or listen on it", safetext.Word(d.SocketOwner))}
+	if p, ok := errors.AsType[*driver.Distrust](err); ok {
+		f.Found = sentence(p.Problem)
+		file, err := look(ctx, x, p.Path, func() (unixsock.File, error) { return unixsock.Lstat(p.Path) })
+		switch {
+		case err == nil && file.IsLink(): // never chown a link: it is whoever made it who says what to
+			f.Fix = []Fix{run("rm", p.Path)}
+		case len(p.Command) > 0:
+			f.Fix = []Fix{run(p.Command[0], p.Command[1:]...)}
+		}
+		if p.SocketOwner != "" {
+			f.Fix = append(f.Fix, text("or set socket_owner = %s in %s, if that user runs the driver", safetext.Quote(p.SocketOwner), at))
+		}
+	}
+	f.Fix = append(f.Fix, text(`or set socket_owner = "any" in %s, to turn these checks off`, at), reload)
+	x.found(f)
+	return false
 }
 
-// trust reports what the daemon has against a driver that our own calls did not show.
-func (x *exam) trust(d config.Driver, r status.Report) {
-	if r.Driver == status.Ready {
-		switch d.SocketOwner {
-		case "root":
-			x.checked(d.Name, StepTrust, OK, "only root can be behind the socket")
-		case config.OwnerAny:
-			x.checked(d.Name, StepTrust, Skipped, `socket_owner = "any"`)
-		default:
-			x.checked(d.Name, StepTrust, OK, "only root and %s can be behind the socket", safetext.Word(d.SocketOwner))
-		}
-		return
+// sentence is a text that another package put together: quoted as a whole, if what it cites is
+// not as plain as a usual path or name.
+func sentence(s string) string {
+	if strings.ContainsFunc(s, func(r rune) bool {
+		return r > unicode.MaxASCII || unicode.IsControl(r) || strings.ContainsRune("$`;|&<>*?\\!#{}[]~^", r)
+	}) {
+		return safetext.Quote(s)
 	}
-	known := slices.ContainsFunc(x.report.Findings, func(f Finding) bool {
-		return f.Driver == d.Name && f.explains && f.Severity == Problem && f.Step != StepConfiguration
-	})
-	if known {
-		return
-	}
-	f := Finding{Driver: d.Name, Step: StepDriver, Severity: Problem, explains: true, Found: safetext.Quote(r.Reason), Expected: "the driver is ready"}
-	if r.Driver == status.Mismatch {
-		f.Step = StepTrust
-		f.Expected = fmt.Sprintf("nobody but %s can put a socket there, or listen on it", safetext.Word(d.SocketOwner))
-		f.Fix = []Fix{text("change owner or mode of what is named, or set socket_owner in %s", x.origin(d, "socket_owner")), reload}
-	}
-	x.found(f)
+	return s
 }
 
 // connect makes a client of a connection. When that breaks nothing dials again.

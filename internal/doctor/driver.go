@@ -20,13 +20,11 @@ import (
 // driver examines one driver and its registration.
 func (x *exam) driver(ctx context.Context, d config.Driver) {
 	if c, who := x.reach(ctx, d); c != nil {
-		verdict := x.askAsDaemon(ctx, d)
 		x.ask(ctx, d, c, who)
 		c.Close()
 		if d.Endpoint != d.Socket {
 			x.endpoint(ctx, d)
 		}
-		x.trust(d, verdict())
 	}
 	x.registration(ctx, d)
 }
@@ -52,7 +50,8 @@ func (x *exam) dial(ctx context.Context, path string) (*net.UnixConn, unixsock.C
 	return r.c, r.cred, err
 }
 
-// reach connects to the driver's socket, and says what is wrong if that cannot be.
+// reach connects to the driver's socket, and says what is wrong if that cannot be, or if it
+// is not to be trusted.
 func (x *exam) reach(ctx context.Context, d config.Driver) (*net.UnixConn, process) {
 	shown := safetext.Word(d.Socket)
 	restart := text("restart the driver")
@@ -61,6 +60,9 @@ func (x *exam) reach(ctx context.Context, d config.Driver) (*net.UnixConn, proce
 	var c *net.UnixConn
 	var cred unixsock.Cred
 	isSocket := err == nil && at.IsSocket()
+	if isSocket && !x.trusted(ctx, d, nil) {
+		return nil, process{}
+	}
 	if isSocket {
 		c, cred, err = x.dial(ctx, d.Socket)
 	}
@@ -71,6 +73,15 @@ func (x *exam) reach(ctx context.Context, d config.Driver) (*net.UnixConn, proce
 			who = process{pid: cred.PID, comm: fmt.Sprintf("uid=%d", cred.UID)}
 		}
 		x.checked(d.Name, StepSocket, OK, "%s, served by %s", shown, who)
+		if !x.trusted(ctx, d, &cred) {
+			c.Close()
+			return nil, process{}
+		}
+		if d.SocketOwner == config.OwnerAny {
+			x.checked(d.Name, StepTrust, Skipped, `socket_owner = "any"`)
+		} else {
+			x.checked(d.Name, StepTrust, OK, "only %s can be behind the socket", safetext.Word(d.SocketOwner))
+		}
 		return c, who
 	case errors.Is(err, fs.ErrNotExist):
 		f.Found, f.Expected = x.missing(ctx, d.Socket), "the driver runs and makes its socket there"

@@ -94,7 +94,6 @@ const (
 	StepWatchdog      Step = "watchdog"
 	StepSocket        Step = "socket"
 	StepTrust         Step = "trust"
-	StepDriver        Step = "driver" // what else the daemon has against it
 	StepEndpoint      Step = "endpoint"
 	StepPluginInfo    Step = "GetPluginInfo"
 	StepProbe         Step = "Probe"
@@ -108,7 +107,7 @@ const (
 
 var order = []Step{
 	StepConfiguration, StepKubelet, StepDirectory, StepUnit, StepSandbox, StepDaemon, StepWatching,
-	StepSocket, StepTrust, StepEndpoint, StepPluginInfo, StepProbe, StepNodeInfo, StepDriver,
+	StepSocket, StepTrust, StepEndpoint, StepPluginInfo, StepProbe, StepNodeInfo,
 	StepRegistrars, StepRegistration,
 	StepStore, StepWatchdog, StepPluginCaps, StepNodeCaps, StepHTTP,
 }
