@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -186,9 +187,10 @@ func (n *node) register(d config.Driver) status.Driver {
 	if !d.Enabled {
 		return st
 	}
-	ctx, cancel := context.WithTimeout(n.t.Context(), 300*time.Millisecond)
+	limit := n.limit()
+	ctx, cancel := context.WithTimeout(n.t.Context(), limit)
 	defer cancel()
-	c := driver.New(driver.Config{Name: d.Name, Socket: d.Socket, Endpoint: d.Endpoint, Timeout: 200 * time.Millisecond, Owner: d.SocketOwner},
+	c := driver.New(driver.Config{Name: d.Name, Socket: d.Socket, Endpoint: d.Endpoint, Timeout: limit * 2 / 3, Owner: d.SocketOwner},
 		driver.Options{Log: slog.New(slog.DiscardHandler), Hints: make(once, 1), Pool: worker.NewPool()})
 	r := c.Ask(ctx, nil)
 	c.Close()
@@ -240,10 +242,22 @@ func (n *node) serveStatus() {
 	}
 }
 
+// limit is how long to wait for the driver's calls: not long if one hangs.
+func (n *node) limit() time.Duration {
+	n.driver.mu.Lock()
+	defer n.driver.mu.Unlock()
+	if n.driver.hang != "" {
+		return 300 * time.Millisecond
+	}
+	return time.Minute
+}
+
+func (n *node) source() config.Source { return config.Source{Root: n.root} }
+
 // examine runs doctor.
 func (n *node) examine(drivers ...string) Report {
 	n.t.Helper()
-	return Run(n.t.Context(), Options{Source: config.Source{Root: n.root}, Drivers: drivers, Units: n.units, Root: n.root, NodeInfoTimeout: 300 * time.Millisecond})
+	return Run(n.t.Context(), Options{Source: config.Source{Root: n.root}, Drivers: drivers, Units: n.units, Root: n.root, NodeInfoTimeout: n.limit()})
 }
 
 // follow does what a finding says. Commands are run, those to systemd, the daemon and
@@ -340,9 +354,11 @@ type fakeDriver struct {
 	topology              map[string]string
 	max                   int64
 	notReady              bool
-	hang                  string // the method that does not answer
-	fail                  string // the method that answers with an error
-	noNode                bool   // no node service, as at a controller's socket
+	hang                  string        // the method that does not answer
+	fail                  string        // the method that answers with an error
+	message               string        // the error's
+	calls                 chan struct{} // a call that hangs
+	noNode                bool          // no node service, as at a controller's socket
 
 	end  func()
 	ln   *net.UnixListener
@@ -354,6 +370,16 @@ func (f *fakeDriver) set(change func(*fakeDriver)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	change(f)
+}
+
+// asked receives when a call hangs.
+func (f *fakeDriver) asked() chan struct{} {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.calls == nil {
+		f.calls = make(chan struct{}, 1)
+	}
+	return f.calls
 }
 
 func (f *fakeDriver) start(t *testing.T, path string) {
@@ -391,10 +417,14 @@ func (f *fakeDriver) faults(ctx context.Context, req any, info *grpc.UnaryServer
 	f.mu.Unlock()
 	switch {
 	case hang:
+		select {
+		case f.asked() <- struct{}{}:
+		default:
+		}
 		<-ctx.Done()
 		return nil, ctx.Err()
 	case fail:
-		return nil, grpcstatus.Error(codes.Internal, "no \x1b[31mkernel module\nloaded")
+		return nil, grpcstatus.Error(codes.Internal, cmp.Or(f.message, "no \x1b[31mkernel module\nloaded"))
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
