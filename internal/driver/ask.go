@@ -152,14 +152,14 @@ func (q *inquiry) checkEndpoint(file unixsock.File) finding {
 	if !file.IsSocket() {
 		return finding{status.Starting, fmt.Sprintf("the endpoint %s, which the kubelet would be told, is %s, not a socket: fix the key endpoint, or remove it", path, file.Kind())}
 	}
-	t, f := q.dial(q.ctx, q.endpointSlot, path)
+	t, f := q.dial(q.ctx, q.endpoint)
 	if f.state == status.Mismatch {
 		return f
 	}
 	if !f.ok() {
 		return finding{status.Starting, "the endpoint, which the kubelet would be told, does not answer: " + f.reason}
 	}
-	defer func() { q.note("closing the connection to the endpoint", t.close()) }()
+	defer t.close()
 	info, f := q.pluginInfo(t)
 	switch {
 	case f == replaced || f == interrupted:

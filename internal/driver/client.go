@@ -74,24 +74,17 @@ type Client struct {
 	hints Hints
 	trust Trust
 
-	lookLimit                time.Duration
-	socketSlot, endpointSlot *worker.Slot
-	again                    *time.Timer // hints later, where nothing else will; stopped while asking
-	hinted                   bool        // Ask received a hint, which it gives back
+	socket, endpoint target
+	lookLimit        time.Duration
+	again            *time.Timer // hints later, where nothing else will; stopped while asking
+	hinted           bool        // Ask received a hint, which it gives back
+	seen             sighting    // at socket
 
-	seen       sighting
-	conn       *conn         // kept between two Asks
-	last       status.Report // of the last Ask; without Replaced
-	endpoint   unixsock.File // what was there when the driver was Ready; zero: not to be seen
-	readyFile  unixsock.FileID
-	pauseUntil time.Time // after a flood
-}
-
-// sighting is which socket file was seen at the path, and since when by the monotonic clock.
-type sighting struct {
-	file    unixsock.FileID // zero: none
-	since   time.Time
-	changed bool // it appeared between two looks, so it is new, whatever the wall clock says
+	conn       *conn // kept between two Asks
+	pauseUntil time.Time
+	last       status.Report   // of the last Ask, without Replaced
+	endpointID unixsock.FileID // what it found there; zero: nothing to be seen
+	readyID    unixsock.FileID // the socket of the last Ready report
 }
 
 // New returns a client. It closes o.Hints when it is closed.
@@ -105,8 +98,8 @@ func New(cfg Config, o Options) *Client {
 		trust:     Trust{Owner: cmp.Or(cfg.Owner, "root")},
 		lookLimit: lookLimit,
 		// The endpoint may be on another file system, which may be dead while this one is not.
-		socketSlot:   o.Pool.Slot(cfg.Socket, o.Hints.Hint),
-		endpointSlot: o.Pool.Slot(cfg.Endpoint, o.Hints.Hint),
+		socket:   target{cfg.Socket, o.Pool.Slot(cfg.Socket, o.Hints.Hint)},
+		endpoint: target{cfg.Endpoint, o.Pool.Slot(cfg.Endpoint, o.Hints.Hint)},
 	}
 	c.again = time.AfterFunc(lookAgain, o.Hints.Hint)
 	c.again.Stop()
@@ -121,17 +114,16 @@ func (c *Client) Hints() <-chan struct{} { return c.hints.Hints() }
 func (c *Client) Close() error {
 	c.again.Stop()
 	c.hints.Close()
-	return c.drop()
+	c.drop()
+	return nil
 }
 
 // drop closes the kept connection.
-func (c *Client) drop() error {
-	kept := c.conn
-	c.conn = nil
-	if kept == nil {
-		return nil
+func (c *Client) drop() {
+	if c.conn != nil {
+		c.conn.close()
+		c.conn = nil
 	}
-	return kept.close()
 }
 
 // Ask finds out how the driver is. It returns when that is known or ctx is done; at most one
@@ -167,28 +159,32 @@ type finding struct {
 func (f finding) ok() bool { return f == finding{} }
 
 func (c *Client) ask(ctx context.Context, progress func(status.Report)) status.Report {
-	seen, f := c.look(ctx)
-	if f.ok() && c.usable(seen.socket) && c.last.Driver == status.Ready && c.endpoint.FileID == seen.endpoint.FileID {
+	socket, endpoint, f := c.look(ctx)
+	if f.ok() && c.usable(socket) && c.last.Driver == status.Ready && c.endpointID == endpoint.FileID {
 		return c.last
 	}
 	if f.ok() {
-		f = c.connect(ctx, seen.socket)
+		f = c.connect(ctx, socket)
 	}
 	if !f.ok() {
 		if f.state != status.Starting {
-			c.note("closing the connection", c.drop())
+			c.drop()
 		}
 		return status.Report{Driver: f.state, Reason: f.reason}
 	}
 	q := inquiry{Client: c, ctx: ctx, progress: progress}
-	if f = q.run(seen.endpoint); f.ok() {
+	if f = q.run(endpoint); f.ok() {
 		f.state = status.Ready
 	}
 	q.Driver, q.Reason = f.state, f.reason
-	c.keep(q.Report, seen.endpoint)
+	c.last, c.endpointID = q.Report, endpoint.FileID
+	c.conn.kept.Store(true) // from now on its end is hinted
 	if q.Driver == status.Ready {
-		q.Replaced = c.readyFile != unixsock.FileID{} && c.readyFile != c.conn.file.FileID
-		c.readyFile = c.conn.file.FileID
+		if c.conn.broken() { // since the last answer
+			c.hints.Hint()
+		}
+		q.Replaced = c.readyID != unixsock.FileID{} && c.readyID != c.conn.file.FileID
+		c.readyID = c.conn.file.FileID
 	}
 	return q.Report
 }
@@ -203,33 +199,18 @@ func (c *Client) connect(ctx context.Context, socket unixsock.File) finding {
 	if c.conn != nil && c.conn.flooded.Load() {
 		c.pauseUntil = time.Now().Add(floodPause)
 	}
-	if c.usable(socket) && c.conn.silence() < maxSilence {
+	if c.usable(socket) && time.Since(c.conn.answered) < maxSilence {
 		c.conn.kept.Store(false) // this Ask reports its end
 		return finding{}
 	}
-	c.note("closing the connection", c.drop())
+	c.drop()
 	if time.Now().Before(c.pauseUntil) {
 		return flood
 	}
-	conn, f := c.dial(ctx, c.socketSlot, c.cfg.Socket)
-	if f.state == status.Absent && (c.isFresh(socket, young) || time.Since(c.seen.since) < young) {
+	t, f := c.dial(ctx, c.socket)
+	if f.state == status.Absent && time.Since(c.seen.since) < young {
 		c.again.Reset(lookAgain) // listen makes no event
 	}
-	c.conn = conn
+	c.conn = t
 	return f
-}
-
-// keep keeps the connection, whose end is then hinted.
-func (c *Client) keep(r status.Report, endpoint unixsock.File) {
-	c.last, c.endpoint = r, endpoint
-	c.conn.kept.Store(true)
-	if c.conn.broken() && r.Driver == status.Ready {
-		c.hints.Hint() // it broke since the last answer
-	}
-}
-
-func (c *Client) note(what string, err error) {
-	if err != nil {
-		c.log.Debug(what, "error", err)
-	}
 }

@@ -15,7 +15,6 @@ import (
 
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/unixsock"
-	"csi-registrar/internal/worker"
 )
 
 const (
@@ -42,15 +41,14 @@ var (
 // conn is gRPC over one connection to a driver's socket, and over that alone: when it breaks,
 // nothing dials again.
 type conn struct {
+	target
 	*stream
 	cc       *grpc.ClientConn
-	path     string
-	slot     *worker.Slot  // for looks at path
 	file     unixsock.File // what it was connected to
 	answered time.Time     // when the last answer came, or it was made
 }
 
-func newConn(s *stream) (*grpc.ClientConn, error) {
+func newClientConn(s *stream) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///localhost",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(unixsock.Once(s)),
@@ -72,9 +70,6 @@ func newConn(s *stream) (*grpc.ClientConn, error) {
 	)
 }
 
-// silence is how long ago the last answer came.
-func (c *conn) silence() time.Duration { return time.Since(c.answered) }
-
 // broken reports whether the connection ended. The stream knows it before gRPC tells the
 // calls; gRPC alone knows of a GOAWAY that it acts on.
 func (c *conn) broken() bool {
@@ -82,12 +77,11 @@ func (c *conn) broken() bool {
 	return c.ended.Load() || s == connectivity.TransientFailure || s == connectivity.Shutdown
 }
 
-func (c *conn) close() error {
+func (c *conn) close() {
 	c.kept.Store(false)
 	defer time.AfterFunc(closeLimit, func() { c.Conn.Close() }).Stop()
-	err := c.cc.Close()
+	c.cc.Close()   // fails only if it was closed before
 	c.Conn.Close() // if gRPC never came to take it
-	return err
 }
 
 // stream is the connection below gRPC. It limits what the driver sends, and notes its end,
@@ -131,26 +125,23 @@ func (s *stream) end() {
 	}
 }
 
-// dial connects to path. bind comes before listen: a fresh socket that refuses is tried again
-// for a while. Nothing tells when listen comes; a dial that is refused costs microseconds.
-func (c *Client) dial(ctx context.Context, slot *worker.Slot, path string) (*conn, finding) {
+// dial connects to the path. bind comes before listen: a fresh socket that refuses is tried
+// again for a while. Nothing tells when listen comes; a dial that is refused costs microseconds.
+func (c *Client) dial(ctx context.Context, at target) (*conn, finding) {
 	begun := time.Now()
 	for delay := retryFirst; ; delay = min(2*delay, retryMost) {
-		d, err := worker.Do(ctx, slot, c.lookLimit, func() dialed { return dialOnce(c.trust, path) }, dialed.discard)
-		if err != nil {
-			return nil, notLooked(ctx, err)
-		}
-		if d.raw != nil {
-			s := &stream{Conn: d.raw, hint: c.hints.Hint}
-			cc, err := newConn(s)
-			if err != nil {
-				d.discard()
+		l := c.lookAt(ctx, at, true)
+		if l.ok() {
+			t := &conn{target: at, stream: &stream{Conn: l.raw, hint: c.hints.Hint}, file: l.file, answered: time.Now()}
+			var err error
+			if t.cc, err = newClientConn(t.stream); err != nil {
+				l.discard()
 				return nil, finding{status.Starting, fmt.Sprintf("cannot speak gRPC: %v", err)}
 			}
-			return &conn{stream: s, cc: cc, path: path, slot: slot, file: d.file, answered: time.Now()}, finding{}
+			return t, finding{}
 		}
-		if !d.retry || !d.replaced && !c.isFresh(d.file, fresh) || time.Since(begun) > retryFor {
-			return nil, d.finding
+		if !l.refused || !c.isFresh(l.file, fresh) || time.Since(begun) > retryFor {
+			return nil, l.finding
 		}
 		select {
 		case <-ctx.Done():

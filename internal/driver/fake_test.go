@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"csi-registrar/internal/status"
+	"csi-registrar/internal/worker"
 )
 
 const name = "nfs.csi.example.com"
@@ -137,15 +138,37 @@ func start(t testing.TB, path string, f *fake) (stop func()) {
 	return stop
 }
 
+// box is Hints without a source.
+type box chan struct{}
+
+func (b box) Hints() <-chan struct{} { return b }
+func (b box) Close()                 {}
+
+func (b box) Hint() {
+	select {
+	case b <- struct{}{}:
+	default:
+	}
+}
+
 // client returns a client that is closed, and has left nothing behind, when the test ends.
 func client(t testing.TB, cfg Config, hints Hints) *Client {
 	t.Helper()
+	return clientWith(t, cfg, hints, worker.NewPool())
+}
+
+func clientWith(t testing.TB, cfg Config, hints Hints, pool *worker.Pool) *Client {
+	t.Helper()
+	if hints == nil {
+		hints = make(box, 1)
+	}
 	pollerRuns(t)
 	goroutines, descriptors := runtime.NumGoroutine(), countDescriptors(t)
-	c := New(cfg, slog.New(slog.DiscardHandler), hints)
+	c := New(cfg, Options{Log: slog.New(slog.DiscardHandler), Hints: hints, Pool: pool})
+	c.lookLimit = 20 * time.Second // of a machine that is slow, but not dead
 	t.Cleanup(func() {
 		must(t, c.Close())
-		for range 200 {
+		for range 1000 {
 			if runtime.NumGoroutine() <= goroutines && countDescriptors(t) <= descriptors {
 				return
 			}
@@ -156,6 +179,11 @@ func client(t testing.TB, cfg Config, hints Hints) *Client {
 			runtime.NumGoroutine(), goroutines, countDescriptors(t), descriptors, buf[:runtime.Stack(buf, true)])
 	})
 	return c
+}
+
+func ask(t testing.TB, c *Client) status.Report {
+	t.Helper()
+	return c.Ask(t.Context(), nil)
 }
 
 func pollerRuns(t testing.TB) {
@@ -178,7 +206,7 @@ func expectHint(t testing.TB, c *Client, what string) time.Duration {
 	begun := time.Now()
 	select {
 	case <-c.Hints():
-	case <-time.After(2 * time.Second):
+	case <-time.After(20 * time.Second):
 		t.Fatalf("no hint: %s", what)
 	}
 	return time.Since(begun)

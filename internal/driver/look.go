@@ -34,66 +34,106 @@ const (
 
 var interrupted = finding{status.Starting, "asking was interrupted"}
 
-// view is what a look found at the paths of the socket and the endpoint.
-type view struct{ socket, endpoint unixsock.File }
-
-// look finds out what is at the paths, and whether it may be trusted.
-func (c *Client) look(ctx context.Context) (view, finding) {
-	var v view
-	if err := unixsock.CheckPath(c.cfg.Socket); err != nil {
-		return v, finding{status.Absent, err.Error() + ": move the driver's socket"}
-	}
-	file, f := c.lookAt(ctx, c.socketSlot, c.cfg.Socket)
-	v.socket = file
-	if f.state != status.Starting {
-		c.seen.note(file.FileID)
-	}
-	if !f.ok() || c.cfg.Endpoint == c.cfg.Socket {
-		return v, f
-	}
-	v.endpoint, f = c.lookAt(ctx, c.endpointSlot, c.cfg.Endpoint)
-	if f.state == status.Absent {
-		f = finding{} // a driver may see another file system than we do
-	}
-	return v, f
+// target is a path that is looked at, and the slot for that.
+type target struct {
+	path string
+	slot *worker.Slot
 }
 
-// lookAt looks at one path. Absent: there is nothing to be seen.
-func (c *Client) lookAt(ctx context.Context, slot *worker.Slot, path string) (unixsock.File, finding) {
-	type result struct {
-		unixsock.File
-		finding
+// look finds out what is at the paths of the socket and the endpoint, and whether it may be
+// trusted.
+func (c *Client) look(ctx context.Context) (socket, endpoint unixsock.File, f finding) {
+	if err := unixsock.CheckPath(c.cfg.Socket); err != nil {
+		return socket, endpoint, finding{status.Absent, err.Error() + ": move the driver's socket"}
 	}
-	r, err := worker.Do(ctx, slot, c.lookLimit, func() (r result) {
-		if r.File, r.finding = stat(path); r.ok() {
-			r.finding = untrusted(c.trust.Path(path))
-		}
-		return r
-	}, nil)
+	s := c.lookAt(ctx, c.socket, false)
+	if s.state != status.Starting {
+		c.seen.note(s.file.FileID)
+	}
+	if !s.ok() || c.cfg.Endpoint == c.cfg.Socket {
+		return s.file, endpoint, s.finding
+	}
+	e := c.lookAt(ctx, c.endpoint, false)
+	if e.state == status.Absent { // a driver may see another file system than we do
+		e.finding = finding{}
+	}
+	return s.file, e.file, e.finding
+}
+
+// looked is what one look found: what is there, and what speaks against it. If it was to
+// connect, raw is the connection to a trusted listener.
+type looked struct {
+	finding
+	file    unixsock.File
+	raw     *net.UnixConn
+	refused bool // nobody listens there, or not yet
+}
+
+func (l looked) discard() {
+	if l.raw != nil {
+		l.raw.Close()
+	}
+}
+
+// lookAt is lookOnce, but does not wait for a dead file system.
+func (c *Client) lookAt(ctx context.Context, at target, connect bool) looked {
+	l, err := worker.Do(ctx, at.slot, c.lookLimit, func() looked { return lookOnce(c.trust, at.path, connect) }, looked.discard)
 	if err != nil {
-		return unixsock.File{}, notLooked(ctx, err)
+		l.finding = finding{status.Starting, err.Error()}
 	}
-	return r.File, r.finding
+	if ctx.Err() != nil {
+		l.discard()
+		l = looked{finding: interrupted}
+	}
+	return l
+}
+
+// lookOnce blocks for as long as a file system on the way does not answer. If another file is
+// put at path before it is connected to, the next look finds that it is not the one noted here.
+func lookOnce(trust Trust, path string, connect bool) (l looked) {
+	var err error
+	if l.file, err = unixsock.Stat(path); err != nil {
+		l.finding = missing(path, err)
+		return l
+	}
+	if l.finding = untrusted(trust.Path(path)); !l.ok() || !connect {
+		return l
+	}
+	raw, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		l.finding = refused(path, l.file, err)
+		l.refused = errors.Is(err, unix.ECONNREFUSED) && l.file.IsSocket()
+		return l
+	}
+	peer, err := unixsock.PeerCred(raw)
+	if err == nil {
+		err = trust.Listener(path, peer)
+	}
+	if l.finding = untrusted(err); !l.ok() {
+		raw.Close()
+		return l
+	}
+	l.raw = raw
+	return l
 }
 
 // moved reports whether another socket, or none, is now where t was connected to. False if
 // that cannot be found out.
 func (c *Client) moved(ctx context.Context, t *conn) bool {
-	file, err := worker.Do(ctx, t.slot, c.lookLimit, func() unixsock.FileID {
-		file, f := stat(t.path)
-		if f.state == status.Starting {
-			return t.file.FileID
-		}
-		return file.FileID
-	}, nil)
-	return err == nil && file != t.file.FileID
+	l := c.lookAt(ctx, t.target, false)
+	return l.state != status.Starting && l.file.FileID != t.file.FileID
 }
 
-// note takes in which file was seen at the path.
+// sighting is which socket file was seen at the path, and since when by the monotonic clock.
+type sighting struct {
+	file    unixsock.FileID // zero: none
+	since   time.Time
+	changed bool // it appeared between two looks, so it is new, whatever the wall clock says
+}
+
 func (s *sighting) note(file unixsock.FileID) {
 	if s.since.IsZero() || file != s.file {
-		s.changed = !s.since.IsZero()
-		s.file, s.since = file, time.Now()
+		*s = sighting{file, time.Now(), !s.since.IsZero()}
 	}
 }
 
@@ -102,69 +142,6 @@ func (s *sighting) note(file unixsock.FileID) {
 func (c *Client) isFresh(f unixsock.File, d time.Duration) bool {
 	return time.Since(time.Unix(0, f.Changed)).Abs() < d ||
 		c.seen.changed && f.FileID == c.seen.file && time.Since(c.seen.since) < d
-}
-
-// notLooked is the finding where worker.Do failed.
-func notLooked(ctx context.Context, err error) finding {
-	if ctx.Err() != nil {
-		return interrupted
-	}
-	return finding{status.Starting, err.Error()}
-}
-
-// stat follows links. It blocks for as long as the file system does not answer, as all below.
-func stat(path string) (unixsock.File, finding) {
-	file, err := unixsock.Stat(path)
-	if err != nil {
-		return unixsock.File{}, missing(path, err)
-	}
-	return file, finding{}
-}
-
-// dialed is what one attempt to connect gave: a connection, or why there is none.
-type dialed struct {
-	finding
-	raw      *net.UnixConn
-	file     unixsock.File
-	retry    bool // it may be different in a moment
-	replaced bool // because another file is at the path now
-}
-
-func (d dialed) discard() {
-	if d.raw != nil {
-		d.raw.Close()
-	}
-}
-
-// dialOnce tries once to connect to the trusted listener at path.
-func dialOnce(trust Trust, path string) (d dialed) {
-	if d.file, d.finding = stat(path); !d.ok() {
-		return d
-	}
-	raw, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
-	if err != nil {
-		d.finding = refused(path, d.file, err)
-		d.retry = errors.Is(err, unix.ECONNREFUSED) && d.file.IsSocket()
-		return d
-	}
-	if now, f := stat(path); !f.ok() || now.FileID != d.file.FileID {
-		raw.Close() // which one it is, nobody knows
-		d.finding = finding{status.Absent, "the socket " + path + " is replaced again and again: do two drivers use the same path?"}
-		d.retry, d.replaced = true, true
-		return d
-	}
-	peer, err := unixsock.PeerCred(raw)
-	if err != nil {
-		d.finding = finding{status.Starting, err.Error()}
-	} else {
-		d.finding = untrusted(trust.Listener(path, peer))
-	}
-	if !d.ok() {
-		raw.Close()
-		return d
-	}
-	d.raw = raw
-	return d
 }
 
 // missing says what is not there: the socket, or which directory on the way. Any other error

@@ -121,11 +121,7 @@ func (t Trust) Path(path string) error {
 	if err != nil {
 		return err
 	}
-	type link struct {
-		path string
-		uid  uint32
-	}
-	var usersLinks []link
+	var link Distrust // the last link of another user than root
 	dir, rest, links := "/", path, 0
 	for rest != "" {
 		var name string
@@ -158,7 +154,7 @@ func (t Trust) Path(path string) error {
 				return notThere(err)
 			}
 			if !slices.Contains(trusted[:2], entry.UID) {
-				usersLinks = append(usersLinks, link{next, entry.UID})
+				link.Path, link.UID = next, entry.UID
 			}
 			if filepath.IsAbs(target) {
 				dir = "/"
@@ -168,11 +164,9 @@ func (t Trust) Path(path string) error {
 			if !slices.Contains(trusted, entry.UID) {
 				return t.owned(next, entry, fmt.Sprintf("%s belongs to %s, not to %s", next, userName(entry.UID), t.Owner))
 			}
-			for _, l := range usersLinks {
-				if parent.UID != l.uid {
-					return &Distrust{Path: l.path, UID: l.uid,
-						Problem: fmt.Sprintf("the symbolic link %s belongs to %s and points to %s, which is not in a directory of that user", l.path, userName(l.uid), next)}
-				}
+			if link.Path != "" && parent.UID != link.UID {
+				link.Problem = fmt.Sprintf("the symbolic link %s belongs to %s and points to %s, which is not in a directory of that user", link.Path, userName(link.UID), next)
+				return &link
 			}
 			return nil
 		}
@@ -218,20 +212,20 @@ func (t Trust) owned(path string, file unixsock.File, problem string) *Distrust 
 	return d
 }
 
-// userName is for people: name and number.
-func userName(uid uint32) string {
-	number := strconv.FormatUint(uint64(uid), 10)
-	if u, err := user.LookupId(number); err == nil {
-		return fmt.Sprintf("%s (uid %d)", u.Username, uid)
-	}
-	return "uid " + number
-}
-
 // socketOwner is what to write into the file.
 func socketOwner(uid uint32) string {
 	number := strconv.FormatUint(uint64(uid), 10)
 	if u, err := user.LookupId(number); err == nil {
 		return u.Username
+	}
+	return number
+}
+
+// userName is for people: name and number.
+func userName(uid uint32) string {
+	number := fmt.Sprint("uid ", uid)
+	if name := socketOwner(uid); "uid "+name != number {
+		return name + " (" + number + ")"
 	}
 	return number
 }

@@ -13,7 +13,7 @@ import (
 	"csi-registrar/internal/status"
 )
 
-func TestJudgeNode(t *testing.T) {
+func TestValidateNode(t *testing.T) {
 	topology := func(n int, key, value string) *csi.NodeGetInfoResponse {
 		m := map[string]string{}
 		for i := range n {
@@ -44,8 +44,8 @@ func TestJudgeNode(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var id status.Identity
-			v := judgeNode(test.info, &id)
-			if (v.driver == "") != (test.reason == "") || !strings.Contains(v.reason, test.reason) {
+			v := validateNode(test.info, &id)
+			if (v.ok()) != (test.reason == "") || !strings.Contains(v.reason, test.reason) {
 				t.Errorf("%+v, want …%s…", v, test.reason)
 			}
 			if good := test.reason == ""; good != (id.NodeID != "") {
@@ -55,7 +55,7 @@ func TestJudgeNode(t *testing.T) {
 	}
 }
 
-// FuzzAnswers lets bytes that pass as the two answers be judged: whatever a driver sends,
+// FuzzAnswers lets bytes that pass as the two answers be validated: whatever a driver sends,
 // what comes of it is harmless.
 func FuzzAnswers(f *testing.F) {
 	seed := func(cfg string, info *csi.GetPluginInfoResponse, node *csi.NodeGetInfoResponse) {
@@ -88,21 +88,21 @@ func FuzzAnswers(f *testing.F) {
 			return
 		}
 		c := Config{Name: cfg, Socket: "/s"}
-		for _, v := range []verdict{judgeInfo(c, &info, &id), judgeNode(&node, &id)} {
+		for _, v := range []finding{validateInfo(c, &info, &id), validateNode(&node, &id)} {
 			if safetext.Clean(v.reason, 1<<20) != v.reason {
 				t.Errorf("reason %q is not clean", v.reason)
 			}
 			if utf8.RuneCountInString(v.reason) > maxReason {
 				t.Errorf("reason has %d bytes", len(v.reason))
 			}
-			if (v.driver == "") != (v.reason == "") {
-				t.Errorf("verdict %+v", v)
+			if (v.ok()) != (v.reason == "") {
+				t.Errorf("finding %+v", v)
 			}
 		}
 		if safetext.Clean(id.Name, 1000) != id.Name || safetext.Clean(id.Version, 1000) != id.Version {
 			t.Errorf("identity %q, %q", id.Name, id.Version)
 		}
-		if v := judgeInfo(c, &info, &id); v.driver == "" {
+		if v := validateInfo(c, &info, &id); v.ok() {
 			if err := status.CheckName(id.Name); err != nil || cfg != "" && id.Name != cfg {
 				t.Errorf("name %q passed for %q: %v", id.Name, cfg, err)
 			}
