@@ -49,6 +49,7 @@ func TestManDocuments(t *testing.T) {
 		"status.StuckCall":   ".SS Elements of stuck",
 		"doctor.Report":      ".SH DOCTOR",
 		"doctor.Finding":     ".SS Elements of findings",
+		"doctor.Fix":         ".SS Elements of fix",
 		"doctor.Check":       ".SS Elements of checks",
 		"config.shownResult": ".SH CONFIG SHOW",
 		"config.shownValue":  ".SS Values",

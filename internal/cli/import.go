@@ -8,6 +8,7 @@ import (
 	"os"
 
 	"csi-registrar/internal/compat"
+	"csi-registrar/internal/safetext"
 )
 
 // maxManifest bounds what import reads; rendered charts have some hundred kB.
@@ -51,7 +52,7 @@ func runImport(_ context.Context, e *env, name string, args []string) error {
 }
 
 func readManifest(e *env, arg string) (compat.Manifest, error) {
-	m := compat.Manifest{Name: arg}
+	m := compat.Manifest{Name: safetext.Word(arg)}
 	in := e.stdin
 	if arg == "-" {
 		m.Name = "standard input"

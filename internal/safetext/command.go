@@ -35,6 +35,9 @@ func (c Command) String() string {
 	return b.String()
 }
 
+// MarshalText writes it into a JSON document as String does.
+func (c Command) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
+
 // ShellWord writes s as one word for a POSIX shell, of printable characters only. What is
 // not printable needs the form $'…' of POSIX.1-2024. A shell that does not know that form
 // (dash) reads a dollar and a quoted text: the wrong word, and still only one, because there
