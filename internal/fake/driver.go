@@ -1,4 +1,4 @@
-package harness
+package fake
 
 import (
 	"context"
@@ -7,94 +7,81 @@ import (
 	"maps"
 	"net"
 	"os"
+	"path/filepath"
 	"sync"
-	"syscall"
-	"testing"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// Methods of a driver that can be told to hang or fail.
+// The methods of a driver that a registration needs, as keys of Answers.
 const (
 	GetPluginInfo = "GetPluginInfo"
 	Probe         = "Probe"
 	NodeGetInfo   = "NodeGetInfo"
 )
 
-// Behaviour is what a driver answers. The zero value of each field is a healthy driver's.
-type Behaviour struct {
+// Answers is what a driver answers, and how. The zero value of each field but the first
+// three is a healthy driver's.
+type Answers struct {
 	Name       string
 	Version    string
 	NodeID     string
 	MaxVolumes int64
 	Topology   map[string]string
 	NotReady   bool
-	Hang       map[string]bool   // methods that never answer
-	Fail       map[string]string // methods that fail, with what message
+
+	Delay map[string]time.Duration // methods that take this long
+	Hang  map[string]bool          // methods that do not answer while this is set
+	Fail  map[string]error         // methods that fail: an error of gRPC (status.Error)
 }
 
-// Driver is a CSI driver (Identity and Node services) that does as it is told. It may be
-// started, stopped and changed at any time.
+func (a Answers) clone() Answers {
+	a.Topology, a.Delay, a.Hang, a.Fail = maps.Clone(a.Topology), maps.Clone(a.Delay), maps.Clone(a.Hang), maps.Clone(a.Fail)
+	return a
+}
+
+// Driver is a CSI driver (Identity and Node services) that answers as it is told. It may be
+// started, stopped and changed at any time, by any goroutine.
 type Driver struct {
-	t      testing.TB
-	Name   string // what it is configured as; Behaviour.Name may differ
 	Socket string
 
-	mu     sync.Mutex
-	be     Behaviour
-	calls  map[string]int
-	server *grpc.Server
-	lis    *net.UnixListener
-	done   chan struct{} // Serve returned
-	free   chan struct{} // closed: hanging calls return
+	options []grpc.ServerOption
+
+	mu       sync.Mutex
+	answers  Answers
+	changed  chan struct{} // closed and replaced by Set
+	calls    map[string]int
+	listener *net.UnixListener // nil: not started
+	server   *grpc.Server      // nil: nothing is served
+	done     chan struct{}     // closed when the goroutine that accepts has ended; nil: there is none
 
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedNodeServer
 }
 
-// AddDriver makes a driver that is not started yet and configures it, with extra lines in
-// its table.
-func (n *Node) AddDriver(name string, extra ...string) *Driver {
-	n.T.Helper()
-	d := n.NewDriver(name)
-	n.Configure(name, d.Socket, extra...)
-	return d
+// NewDriver makes a driver that is not started. The options are for its server.
+func NewDriver(socket string, a Answers, options ...grpc.ServerOption) *Driver {
+	return &Driver{Socket: socket, options: options, answers: a.clone(), changed: make(chan struct{}), calls: map[string]int{}}
 }
 
-// NewDriver makes a driver that is neither started nor configured.
-func (n *Node) NewDriver(name string) *Driver {
-	return n.DriverAt(name, n.Run+"/"+name+".sock")
+// Healthy are the answers of a driver of that name that is ready.
+func Healthy(name string) Answers {
+	return Answers{Name: name, Version: "1.0", NodeID: "id-of-" + name}
 }
 
-// DriverAt makes a driver that will listen at a path.
-func (n *Node) DriverAt(name, socket string) *Driver {
-	d := &Driver{
-		t: n.T, Name: name, Socket: socket,
-		be:    Behaviour{Name: name, Version: "1.0", NodeID: "id-of-" + name},
-		calls: map[string]int{},
-	}
-	n.T.Cleanup(func() { d.Kill() })
-	return d
-}
-
-// Set changes what the driver answers from now on. Calls that hang already go on hanging
-// unless Hang is emptied of them: then they answer.
-func (d *Driver) Set(change func(*Behaviour)) {
+// Set changes what the driver answers from now on, also to calls that hang already.
+func (d *Driver) Set(change func(*Answers)) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	be := d.be
-	be.Topology, be.Hang, be.Fail = maps.Clone(be.Topology), maps.Clone(be.Hang), maps.Clone(be.Fail)
-	change(&be)
-	d.be = be
-	if d.free != nil {
-		close(d.free)
-		d.free = make(chan struct{})
-	}
+	a := d.answers.clone()
+	change(&a)
+	d.answers = a
+	close(d.changed)
+	d.changed = make(chan struct{})
 }
 
 // Calls counts the calls of a method so far.
@@ -104,201 +91,188 @@ func (d *Driver) Calls(method string) int {
 	return d.calls[method]
 }
 
-// Start serves, and tells the time when listening began.
-func (d *Driver) Start() time.Time {
-	d.t.Helper()
+// Running reports whether the driver was started and not stopped.
+func (d *Driver) Running() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.server != nil || d.lis != nil {
-		d.t.Fatalf("driver %s is started already", d.Name)
-	}
-	if err := os.Remove(d.Socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		d.t.Fatal(err)
-	}
-	lis, err := listen(d.Socket)
-	if err != nil {
-		d.t.Fatal(err)
+	return d.listener != nil
+}
+
+// Start listens and serves, and returns the time at which it listened. A socket that a
+// killed driver left is removed.
+func (d *Driver) Start() (listening time.Time, err error) {
+	if err := d.Listen(); err != nil {
+		return time.Time{}, err
 	}
 	at := time.Now()
-	d.serve(lis)
-	return at
+	return at, d.Serve()
 }
 
-func (d *Driver) serve(lis *net.UnixListener) {
-	d.lis, d.server, d.done, d.free = lis, grpc.NewServer(), make(chan struct{}), make(chan struct{})
-	csi.RegisterIdentityServer(d.server, d)
-	csi.RegisterNodeServer(d.server, d)
-	server, done := d.server, d.done
-	go func() {
-		defer close(done)
-		// A process of its own has no test to tell.
-		if err := server.Serve(lis); err != nil && !errors.Is(err, grpc.ErrServerStopped) && d.t != nil {
-			d.t.Logf("driver %s: %v", d.Name, err)
-		}
-	}()
-}
-
-// StartDeaf binds and listens, and never accepts: connections succeed, calls get no answer.
-func (d *Driver) StartDeaf() {
-	d.t.Helper()
+// Listen binds and listens, and accepts nothing: connections succeed, calls get no answer.
+func (d *Driver) Listen() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	lis, err := listen(d.Socket)
-	if err != nil {
-		d.t.Fatal(err)
+	if d.listener != nil {
+		return errors.New("the driver is started already")
 	}
-	d.lis = lis
+	if err := os.MkdirAll(filepath.Dir(d.Socket), 0o755); err != nil {
+		return err
+	}
+	if err := remove(d.Socket); err != nil {
+		return err
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: d.Socket, Net: "unix"})
+	if err != nil {
+		return err
+	}
+	l.SetUnlinkOnClose(false)
+	d.listener = l
+	return nil
 }
 
-// StartHangingUp listens and ends each connection as soon as it came, as a driver does
-// that crashes again and again below a socket that systemd holds.
-func (d *Driver) StartHangingUp() {
-	d.StartDeaf()
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	lis, done := d.lis, make(chan struct{})
-	d.done = done
-	go func() {
-		defer close(done)
+// HangUp listens and closes each connection as soon as it comes, as a driver does that
+// crashes again and again below a socket that systemd holds.
+func (d *Driver) HangUp() error {
+	if err := d.Listen(); err != nil {
+		return err
+	}
+	d.accept(func(l *net.UnixListener) {
 		for {
-			c, err := lis.Accept()
+			c, err := l.Accept()
 			if err != nil {
-				return // Hear's deadline, or closed
+				return // the deadline that Serve sets, or closed
 			}
 			c.Close()
 		}
-	}()
+	})
+	return nil
 }
 
-// Hear makes a driver that is deaf or hangs up serve, on the same socket.
-func (d *Driver) Hear() {
-	d.t.Helper()
+// accept runs what accepts connections, until stop.
+func (d *Driver) accept(run func(*net.UnixListener)) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.done != nil {
-		if err := d.lis.SetDeadline(time.Unix(1, 0)); err != nil {
-			d.t.Fatal(err)
-		}
-		<-d.done
-		if err := d.lis.SetDeadline(time.Time{}); err != nil {
-			d.t.Fatal(err)
-		}
-	}
-	d.serve(d.lis)
+	l, done := d.listener, make(chan struct{})
+	d.done = done
+	go func() { defer close(done); run(l) }()
 }
 
-// Stop ends the driver as a good one ends: its socket's name goes too.
-func (d *Driver) Stop() {
-	d.t.Helper()
+// Serve makes a driver serve that only listens or hangs up, on the same socket.
+func (d *Driver) Serve() error {
+	d.mu.Lock()
+	l, done := d.listener, d.done
+	d.mu.Unlock()
+	if done != nil {
+		if err := l.SetDeadline(time.Unix(1, 0)); err != nil {
+			return err
+		}
+		<-done
+		if err := l.SetDeadline(time.Time{}); err != nil {
+			return err
+		}
+	}
+	server := grpc.NewServer(d.options...)
+	csi.RegisterIdentityServer(server, d)
+	csi.RegisterNodeServer(server, d)
+	d.mu.Lock()
+	d.server = server
+	d.mu.Unlock()
+	d.accept(func(l *net.UnixListener) { _ = server.Serve(l) }) // it ends with Kill
+	return nil
+}
+
+// Stop ends the driver as a good one ends: its socket is removed. It does nothing if the
+// driver does not run.
+func (d *Driver) Stop() error {
+	if !d.Running() {
+		return nil
+	}
 	d.Kill()
-	if err := os.Remove(d.Socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		d.t.Fatal(err)
-	}
+	return remove(d.Socket)
 }
 
-// Kill ends the driver as kill -9 does: the name stays, connections are cut.
+// Kill ends the driver as kill -9 does: the socket stays, connections break.
 func (d *Driver) Kill() {
 	d.mu.Lock()
-	server, lis, done, free := d.server, d.lis, d.done, d.free
-	d.server, d.lis, d.done, d.free = nil, nil, nil, nil
+	listener, server, done := d.listener, d.server, d.done
+	d.listener, d.server, d.done = nil, nil, nil
 	d.mu.Unlock()
-	if free != nil {
-		close(free)
-	}
 	if server != nil {
-		server.Stop()
+		server.Stop() // hanging calls return: their contexts are done
 	}
-	if lis != nil {
-		lis.Close() // a second close of what the server closed
+	if listener != nil {
+		listener.Close() // the second time, where it was served
 	}
 	if done != nil {
 		<-done
 	}
 }
 
-// call counts, hangs and fails as told.
-func (d *Driver) call(ctx context.Context, method string) (Behaviour, error) {
+// call counts a call and does as told before it is answered.
+func (d *Driver) call(ctx context.Context, method string) (Answers, error) {
 	d.mu.Lock()
 	d.calls[method]++
+	a, changed := d.answers, d.changed
 	d.mu.Unlock()
+	var delay <-chan time.Time
+	if a.Delay[method] > 0 {
+		delay = time.After(a.Delay[method])
+	}
 	for {
-		d.mu.Lock()
-		be, free := d.be, d.free
-		d.mu.Unlock()
-		if msg, fails := be.Fail[method]; fails {
-			return be, status.Error(codes.Internal, msg)
-		}
-		if !be.Hang[method] {
-			return be, nil
-		}
-		if free == nil {
-			return be, status.Error(codes.Unavailable, "the driver stopped")
+		switch {
+		case a.Fail[method] != nil:
+			return a, a.Fail[method]
+		case delay == nil && !a.Hang[method]:
+			return a, nil
 		}
 		select {
 		case <-ctx.Done():
-			return be, status.FromContextError(ctx.Err()).Err()
-		case <-free:
+			return a, status.FromContextError(ctx.Err()).Err()
+		case <-delay:
+			delay = nil
+		case <-changed:
+			d.mu.Lock()
+			a, changed = d.answers, d.changed
+			d.mu.Unlock()
 		}
 	}
 }
 
 // GetPluginInfo implements csi.IdentityServer.
 func (d *Driver) GetPluginInfo(ctx context.Context, _ *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
-	be, err := d.call(ctx, GetPluginInfo)
+	a, err := d.call(ctx, GetPluginInfo)
 	if err != nil {
 		return nil, err
 	}
-	return &csi.GetPluginInfoResponse{Name: be.Name, VendorVersion: be.Version}, nil
+	return &csi.GetPluginInfoResponse{Name: a.Name, VendorVersion: a.Version}, nil
 }
 
 // Probe implements csi.IdentityServer.
 func (d *Driver) Probe(ctx context.Context, _ *csi.ProbeRequest) (*csi.ProbeResponse, error) {
-	be, err := d.call(ctx, Probe)
+	a, err := d.call(ctx, Probe)
 	if err != nil {
 		return nil, err
 	}
-	return &csi.ProbeResponse{Ready: wrapperspb.Bool(!be.NotReady)}, nil
+	return &csi.ProbeResponse{Ready: wrapperspb.Bool(!a.NotReady)}, nil
 }
 
 // NodeGetInfo implements csi.NodeServer.
 func (d *Driver) NodeGetInfo(ctx context.Context, _ *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
-	be, err := d.call(ctx, NodeGetInfo)
+	a, err := d.call(ctx, NodeGetInfo)
 	if err != nil {
 		return nil, err
 	}
-	r := &csi.NodeGetInfoResponse{NodeId: be.NodeID, MaxVolumesPerNode: be.MaxVolumes}
-	if be.Topology != nil {
-		r.AccessibleTopology = &csi.Topology{Segments: be.Topology}
+	r := &csi.NodeGetInfoResponse{NodeId: a.NodeID, MaxVolumesPerNode: a.MaxVolumes}
+	if a.Topology != nil {
+		r.AccessibleTopology = &csi.Topology{Segments: a.Topology}
 	}
 	return r, nil
 }
 
-// driverMain is the driver as a process of its own, in the role "driver": its arguments
-// are the name and the socket. It ends by TERM, its socket's name with it, or by KILL.
-func driverMain(args []string) int {
-	if len(args) != 2 {
-		return 2
+// remove removes a file that may not be there.
+func remove(path string) error {
+	if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
-	err := os.Remove(args[1]) // of one that was killed
-	if errors.Is(err, fs.ErrNotExist) {
-		err = nil
-	}
-	var lis *net.UnixListener
-	if err == nil {
-		lis, err = listen(args[1])
-	}
-	if err != nil {
-		os.Stderr.WriteString(err.Error() + "\n")
-		return 1
-	}
-	d := &Driver{Name: args[0], Socket: args[1], be: Behaviour{Name: args[0], Version: "1.0", NodeID: "id-of-" + args[0]}, calls: map[string]int{}}
-	d.serve(lis)
-	term := make(chan os.Signal, 1)
-	notify(term, syscall.SIGTERM)
-	<-term
-	d.Kill()
-	if err := os.Remove(args[1]); err != nil {
-		return 1
-	}
-	return 0
+	return nil
 }

@@ -1,4 +1,4 @@
-package chaos
+package fake
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -19,61 +20,69 @@ import (
 )
 
 // The kubelet's own times (k8s.io/kubernetes v1.36.3, pkg/kubelet/pluginmanager and
-// pkg/volume/csi), but for two: NodeGetInfo may take 2 min there, and the backoff grows to
-// 122 s. Nothing would settle in a minute with those.
+// pkg/volume/csi), except for two: NodeGetInfo may take 2 min there, and the backoff grows to
+// 122 s. No test would end in a minute with those.
 const (
-	kubeletLoop     = time.Second
+	reconcileEvery  = time.Second
 	getInfoTimeout  = time.Second
 	notifyTimeout   = 5 * time.Second
 	nodeInfoTimeout = 10 * time.Second
 	firstBackoff    = 500 * time.Millisecond
 	longestBackoff  = 4 * time.Second
+
+	maxNodeIDLength = 256
 )
 
-// Cluster is what the API server holds of the node; it outlives the kubelet.
-type Cluster struct {
+// APIServer is what the API server holds of the node; it outlives the kubelet.
+type APIServer struct {
 	mu      sync.Mutex
 	labels  map[string]string // of the Node: topology, never removed
 	entries map[string]string // of the CSINode: driver to node id
 }
 
-// put is UpdateNode: what the API server, or the kubelet for it, refuses.
-func (c *Cluster) put(driver string, l Learned) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if old, there := c.entries[driver]; there && old != l.NodeID {
-		delete(c.entries, driver) // the next try passes
-		return fmt.Errorf("the node id is immutable: it was %q, is %q", old, l.NodeID)
+// NewAPIServer makes one that holds nothing.
+func NewAPIServer() *APIServer {
+	return &APIServer{labels: map[string]string{}, entries: map[string]string{}}
+}
+
+// update is the kubelet's UpdateNode, with what the API server, or the kubelet for it, refuses.
+func (a *APIServer) update(r Registration) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if old, found := a.entries[r.Driver]; found && old != r.NodeID {
+		delete(a.entries, r.Driver) // the next try passes
+		return fmt.Errorf("the node id is immutable: it was %q, is %q", old, r.NodeID)
 	}
-	for k, v := range l.Topology {
-		if old, there := c.labels[k]; there && old != v {
+	for k, v := range r.Topology {
+		if old, found := a.labels[k]; found && old != v {
 			return fmt.Errorf("detected topology value collision: driver reported %q:%q but existing label is %q:%q", k, v, k, old)
 		}
 	}
-	maps.Copy(c.labels, l.Topology)
-	c.entries[driver] = l.NodeID
+	maps.Copy(a.labels, r.Topology)
+	a.entries[r.Driver] = r.NodeID
 	return nil
 }
 
-// align gives a topology the values that the Node's labels have, for those stay.
-func (c *Cluster) align(topology map[string]string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+// Align gives a topology the values of the Node's labels, for those stay.
+func (a *APIServer) Align(topology map[string]string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	for k := range topology {
-		if v, there := c.labels[k]; there {
+		if v, found := a.labels[k]; found {
 			topology[k] = v
 		}
 	}
 }
 
-func (c *Cluster) drop(driver string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.entries, driver)
+func (a *APIServer) remove(driver string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.entries, driver)
 }
 
-// Learned is what the kubelet knows of a driver because it was registered.
-type Learned struct {
+// Registration is what the kubelet knows of a driver because it was registered.
+type Registration struct {
+	Socket   string // the registration socket
 	Driver   string
 	Endpoint string
 	NodeID   string
@@ -81,29 +90,34 @@ type Learned struct {
 	Topology map[string]string
 }
 
-// Event is something that the kubelet did.
-type Event struct {
-	At      time.Time
-	What    string // registered, refused, deregistered, unanswered
-	Socket  string
-	Since   time.Time // when the kubelet noticed the socket that it is about
-	Learned Learned
-	Why     string
-}
+// Action is something that the kubelet does.
+type Action string
 
-// What an Event can be.
+// What the kubelet does.
 const (
-	registered   = "registered"
-	refused      = "refused"
-	deregistered = "deregistered"
-	unanswered   = "unanswered" // GetInfo failed
+	Registered   Action = "registered"
+	Refused      Action = "refused"      // tried again later
+	Unanswered   Action = "unanswered"   // GetInfo failed; tried again later
+	Deregistered Action = "deregistered" // the socket was removed or replaced
+	Reconciled   Action = "reconciled"   // compared everything once; each second
 )
 
-// Kubelet is a strict model of the kubelet's plugin manager: it sees what is created in
-// and removed from plugins_registry and nothing else, reconciles once a second, and serialises by path.
+// Event is something that the kubelet did. Of Reconciled there is only the time.
+type Event struct {
+	At     time.Time
+	What   Action
+	Seen   time.Time // when the kubelet saw the socket appear
+	Reason string    // except for Registered
+	Registration
+}
+
+// Kubelet is a strict model of the part of the kubelet that registers CSI drivers: it sees
+// what is created in and removed from plugins_registry and nothing else, reconciles once a
+// second, and does one thing at a time for a path. What is proved with it is proved again
+// with the kubelet's own code in internal/e2e.
 type Kubelet struct {
 	dir     string
-	cluster *Cluster
+	api     *APIServer
 	report  func(Event)
 	watcher *fsnotify.Watcher
 	cancel  context.CancelFunc
@@ -118,6 +132,7 @@ type Kubelet struct {
 	backoff map[string]backoff
 }
 
+// identity is one appearance of a socket: the kubelet takes each for another plugin.
 type identity struct {
 	n  int
 	at time.Time
@@ -125,7 +140,7 @@ type identity struct {
 
 type plugin struct {
 	identity
-	learned Learned
+	Registration
 }
 
 type backoff struct {
@@ -133,15 +148,16 @@ type backoff struct {
 	by    time.Duration
 }
 
-// StartKubelet starts one: everything in dir, which is made, is new to it.
-func StartKubelet(dir string, c *Cluster, report func(Event)) (*Kubelet, error) {
+// StartKubelet starts one: every socket that is in dir, which is made, is new to it. report
+// is called for each event, by several goroutines; it must not call the kubelet.
+func StartKubelet(dir string, api *APIServer, report func(Event)) (*Kubelet, error) {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	k := &Kubelet{
-		dir: dir, cluster: c, report: report, watcher: watcher, cancel: cancel,
+		dir: dir, api: api, report: report, watcher: watcher, cancel: cancel,
 		desired: map[string]identity{}, actual: map[string]plugin{}, paths: map[string]string{},
 		busy: map[string]bool{}, backoff: map[string]backoff{},
 	}
@@ -157,28 +173,28 @@ func StartKubelet(dir string, c *Cluster, report func(Event)) (*Kubelet, error) 
 	return k, nil
 }
 
-// Kill ends it in the middle of whatever it does.
-func (k *Kubelet) Kill() error {
+// Stop ends it in the middle of whatever it does.
+func (k *Kubelet) Stop() error {
 	k.cancel()
 	k.running.Wait()
 	return k.watcher.Close()
 }
 
-// Registered tells what is registered now, by driver, and by which socket.
-func (k *Kubelet) Registered() (map[string]Learned, map[string]string) {
+// Registered returns what is registered now, by driver.
+func (k *Kubelet) Registered() map[string]Registration {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	learned, paths := map[string]Learned{}, map[string]string{}
+	all := map[string]Registration{}
 	for path, p := range k.actual {
 		if k.desired[path].n == p.n { // else it is about to go
-			learned[p.learned.Driver], paths[p.learned.Driver] = p.learned, path
+			all[p.Driver] = p.Registration
 		}
 	}
-	return learned, paths
+	return all
 }
 
 func (k *Kubelet) run(ctx context.Context) {
-	tick := time.NewTicker(kubeletLoop)
+	tick := time.NewTicker(reconcileEvery)
 	defer tick.Stop()
 	for {
 		select {
@@ -237,22 +253,22 @@ func (k *Kubelet) created(path string) {
 	k.desired[path] = identity{k.seen, time.Now()}
 }
 
-// reconcile makes what is registered what is wanted: first away, then new, and never both
+// reconcile makes what is registered what is desired: first away, then new, and never both
 // for one path in one round.
 func (k *Kubelet) reconcile(ctx context.Context) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	gone := map[string]bool{}
 	for path, p := range k.actual {
-		want, there := k.desired[path]
-		if k.busy[path] || (there && want.n == p.n) {
+		want, found := k.desired[path]
+		if k.busy[path] || (found && want.n == p.n) {
 			continue
 		}
-		why := "its socket was removed"
-		if there {
-			why = "its socket was made anew"
+		reason := "its socket was removed"
+		if found {
+			reason = "its socket was recreated"
 		}
-		k.deregister(path, p, why)
+		k.deregister(path, p, reason)
 		gone[path] = true
 	}
 	for path, want := range k.desired {
@@ -262,14 +278,15 @@ func (k *Kubelet) reconcile(ctx context.Context) {
 		k.busy[path] = true
 		k.running.Go(func() { k.attempt(ctx, path, want) })
 	}
+	k.report(Event{At: time.Now(), What: Reconciled})
 }
 
 // deregister is called with mu held.
-func (k *Kubelet) deregister(path string, p plugin, why string) {
+func (k *Kubelet) deregister(path string, p plugin, reason string) {
 	delete(k.actual, path)
-	delete(k.paths, p.learned.Driver)
-	k.cluster.drop(p.learned.Driver)
-	k.report(Event{At: time.Now(), What: deregistered, Socket: path, Since: p.at, Learned: p.learned, Why: why})
+	delete(k.paths, p.Driver)
+	k.api.remove(p.Driver)
+	k.report(Event{At: time.Now(), What: Deregistered, Seen: p.at, Reason: reason, Registration: p.Registration})
 }
 
 // attempt registers one socket, and bears the consequences.
@@ -290,11 +307,12 @@ func (k *Kubelet) attempt(ctx context.Context, path string, want identity) {
 }
 
 func (k *Kubelet) register(ctx context.Context, path string, want identity) error {
-	tell := func(what string, l Learned, err error) {
+	p := plugin{want, Registration{Socket: path}}
+	tell := func(what Action, reason error) {
 		if ctx.Err() == nil {
-			e := Event{At: time.Now(), What: what, Socket: path, Since: want.at, Learned: l}
-			if err != nil {
-				e.Why = err.Error()
+			e := Event{At: time.Now(), What: what, Seen: want.at, Registration: p.Registration}
+			if reason != nil {
+				e.Reason = reason.Error()
 			}
 			k.report(e)
 		}
@@ -309,25 +327,24 @@ func (k *Kubelet) register(ctx context.Context, path string, want identity) erro
 	info, err := client.GetInfo(limited, &registration.InfoRequest{}, grpc.WaitForReady(true))
 	cancel()
 	if err != nil {
-		tell(unanswered, Learned{}, err)
+		tell(Unanswered, err) // the kubelet does not notify the plugin either
 		return err
 	}
-	l := Learned{Driver: info.GetName(), Endpoint: info.GetEndpoint()}
-	p := plugin{want, l}
-	refusal := k.accept(ctx, path, info, &p)
+	p.Driver, p.Endpoint = info.GetName(), info.GetEndpoint()
+	refusal := k.accept(ctx, info, &p)
 	status := &registration.RegistrationStatus{PluginRegistered: refusal == nil}
 	if refusal != nil {
 		status.Error = refusal.Error()
-		tell(refused, p.learned, refusal)
+		tell(Refused, refusal)
 	} else {
-		tell(registered, p.learned, nil)
+		tell(Registered, nil)
 	}
 	limited, cancel = context.WithTimeout(ctx, notifyTimeout)
 	defer cancel()
 	_, err = client.NotifyRegistrationStatus(limited, status)
 	if err != nil && refusal == nil && ctx.Err() == nil {
 		k.mu.Lock()
-		if now, there := k.actual[path]; there && now.n == want.n {
+		if now, found := k.actual[path]; found && now.n == want.n {
 			k.deregister(path, now, "Notify failed: "+err.Error())
 		}
 		k.mu.Unlock()
@@ -336,42 +353,42 @@ func (k *Kubelet) register(ctx context.Context, path string, want identity) erro
 }
 
 // accept validates, asks the driver, and takes the plugin in.
-func (k *Kubelet) accept(ctx context.Context, path string, info *registration.PluginInfo, p *plugin) error {
-	name := info.GetName()
+func (k *Kubelet) accept(ctx context.Context, info *registration.PluginInfo, p *plugin) error {
+	if info.GetType() != registration.CSIPlugin {
+		return fmt.Errorf("%q is not a CSI plugin", info.GetType())
+	}
 	k.mu.Lock()
-	holder, taken := k.paths[name]
-	if !taken && info.GetType() == registration.CSIPlugin {
-		k.paths[name] = path
+	holder, taken := k.paths[p.Driver]
+	if !taken {
+		k.paths[p.Driver] = p.Socket
 	}
 	k.mu.Unlock()
-	switch {
-	case info.GetType() != registration.CSIPlugin:
-		return fmt.Errorf("%q is no CSI plugin", info.GetType())
-	case taken:
-		return fmt.Errorf("%s is already registered from %s with the same version", name, holder)
+	if taken {
+		return fmt.Errorf("%s is already registered from %s with the same version", p.Driver, holder)
 	}
-	err := k.ask(ctx, info, p)
+	err := ask(ctx, info, p)
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if err == nil {
-		err = k.cluster.put(name, p.learned)
+		err = k.api.update(p.Registration)
 	}
 	if err != nil || ctx.Err() != nil {
-		delete(k.paths, name)
+		delete(k.paths, p.Driver)
 		return errors.Join(err, ctx.Err())
 	}
-	k.actual[path] = *p
+	k.actual[p.Socket] = *p
 	return nil
 }
 
-func (k *Kubelet) ask(ctx context.Context, info *registration.PluginInfo, p *plugin) error {
-	if _, err := os.Stat(info.GetEndpoint()); err != nil {
-		return fmt.Errorf("cannot see the endpoint: %w", err)
+// ask asks the driver itself.
+func ask(ctx context.Context, info *registration.PluginInfo, p *plugin) error {
+	if !slices.ContainsFunc(info.GetSupportedVersions(), func(v string) bool { return strings.HasPrefix(strings.TrimPrefix(v, "v"), "1.") }) {
+		return fmt.Errorf("no version of CSI 1.x among %q", info.GetSupportedVersions())
 	}
-	if len(info.GetSupportedVersions()) == 0 || !strings.HasPrefix(info.GetSupportedVersions()[0], "1.") {
-		return fmt.Errorf("no supported version among %q", info.GetSupportedVersions())
+	if _, err := os.Stat(p.Endpoint); err != nil {
+		return fmt.Errorf("cannot see the driver's endpoint: %w", err)
 	}
-	conn, err := dial(info.GetEndpoint())
+	conn, err := dial(p.Endpoint)
 	if err != nil {
 		return err
 	}
@@ -382,11 +399,10 @@ func (k *Kubelet) ask(ctx context.Context, info *registration.PluginInfo, p *plu
 	if err != nil {
 		return fmt.Errorf("NodeGetInfo: %w", err)
 	}
-	if node.GetNodeId() == "" {
-		return errors.New("the node id is empty")
+	if n := len(node.GetNodeId()); n == 0 || n > maxNodeIDLength {
+		return fmt.Errorf("the node id has %d characters, 1 to %d are allowed", n, maxNodeIDLength)
 	}
-	p.learned.NodeID, p.learned.Limit = node.GetNodeId(), node.GetMaxVolumesPerNode()
-	p.learned.Topology = node.GetAccessibleTopology().GetSegments()
+	p.NodeID, p.Limit, p.Topology = node.GetNodeId(), node.GetMaxVolumesPerNode(), node.GetAccessibleTopology().GetSegments()
 	return nil
 }
 

@@ -1,9 +1,7 @@
-package demo
+package fake
 
 import (
 	"context"
-	"errors"
-	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -11,31 +9,29 @@ import (
 	"testing"
 	"time"
 
-	"csi-registrar/internal/demo/sampledriver"
-
 	"google.golang.org/grpc"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// plug is a registrar that serves one registration socket.
-type plug struct {
+// registrar serves one registration socket.
+type registrar struct {
 	registration.UnimplementedRegistrationServer
 	info   *registration.PluginInfo
 	status chan *registration.RegistrationStatus // one for each notification
 }
 
-func (p *plug) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
-	return p.info, nil
+func (r *registrar) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
+	return r.info, nil
 }
 
-func (p *plug) NotifyRegistrationStatus(_ context.Context, s *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
-	p.status <- s
+func (r *registrar) NotifyRegistrationStatus(_ context.Context, s *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
+	r.status <- s
 	return &registration.RegistrationStatusResponse{}, nil
 }
 
-// serve serves the plug at the path until the returned function is called, which leaves
-// the path to the caller.
-func serve(t *testing.T, p *plug, path string) (stop func()) {
+// serve serves the registrar at the path until the returned function is called, which leaves
+// the socket to the caller.
+func (r *registrar) serve(t *testing.T, path string) (stop func()) {
 	t.Helper()
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
@@ -43,11 +39,11 @@ func serve(t *testing.T, p *plug, path string) (stop func()) {
 	}
 	listener.SetUnlinkOnClose(false)
 	server := grpc.NewServer()
-	registration.RegisterRegistrationServer(server, p)
+	registration.RegisterRegistrationServer(server, r)
 	done := make(chan error, 1)
 	go func() { done <- server.Serve(listener) }()
 	return func() {
-		server.Stop()
+		server.GracefulStop() // the kubelet gets the answer to its last call
 		if err := <-done; err != nil {
 			t.Errorf("Serve = %v", err)
 		}
@@ -64,115 +60,105 @@ func shortDir(t *testing.T) string {
 	return dir
 }
 
-// startKubelet runs a stand-in kubelet on the folder until the test ends.
-func startKubelet(t *testing.T, dir string) *chronicle {
+// events are what a kubelet did, in order.
+type events chan Event
+
+// startKubelet runs a kubelet on the directory until the test ends.
+func startKubelet(t *testing.T, dir string) events {
 	t.Helper()
-	events := newChronicle()
-	k, err := NewKubelet(dir, events.add)
+	all := make(events, 1000)
+	k, err := StartKubelet(dir, NewAPIServer(), func(e Event) { all <- e })
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- k.Run(ctx) }()
 	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run = %v", err)
+		if err := k.Stop(); err != nil {
+			t.Error(err)
 		}
 	})
-	return events
+	return all
 }
 
-// startDriver runs a sample driver until the test ends.
-func startDriver(t *testing.T, dir string) (socket string) {
+// next is what the kubelet does next, apart from looking.
+func (all events) next(t *testing.T) Event {
 	t.Helper()
-	socket = filepath.Join(dir, "csi.sock")
-	d := &sampledriver.Driver{Name: "a.example", Version: "1", NodeID: "n1", Data: dir, Log: slog.New(slog.DiscardHandler)}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- d.Serve(ctx, socket) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Serve = %v", err)
+	deadline := time.After(20 * time.Second)
+	for {
+		select {
+		case e := <-all:
+			if e.What != Reconciled {
+				return e
+			}
+		case <-deadline:
+			t.Fatal("the kubelet does nothing")
 		}
-	})
-	for deadline := time.Now().Add(5 * time.Second); ; {
-		if _, err := os.Stat(socket); err == nil {
-			return socket
-		} else if time.Now().After(deadline) {
-			t.Fatal(err)
-		}
-		time.Sleep(time.Millisecond)
 	}
 }
 
-func await(t *testing.T, c *chronicle, place int, match func(Event) bool) Event {
+// nothing checks that the kubelet looks twice and does nothing.
+func (all events) nothing(t *testing.T) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
-	e, err := c.await(ctx, place, match)
-	if err != nil {
-		t.Fatalf("%v; there was %v", err, c.since(place))
+	for range 2 {
+		if e := <-all; e.What != Reconciled {
+			t.Errorf("%s %s %s without a cause", e.Socket, e.What, e.Reason)
+		}
 	}
-	return e
 }
 
-func TestKubeletRegisters(t *testing.T) {
+// startDriver runs a healthy driver until the test ends.
+func startDriver(t *testing.T) *Driver {
+	t.Helper()
+	d := NewDriver(filepath.Join(shortDir(t), "csi.sock"), Healthy("a.example"))
+	if _, err := d.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(d.Kill)
+	return d
+}
+
+func TestKubeletRegistersWhatAppearsAndDeregistersWhatIsRemoved(t *testing.T) {
 	t.Parallel()
 	registry := shortDir(t)
 	socket := filepath.Join(registry, "a.example-reg.sock")
-	p := &plug{status: make(chan *registration.RegistrationStatus, 8), info: &registration.PluginInfo{
-		Type: registration.CSIPlugin, Name: "a.example", Endpoint: startDriver(t, shortDir(t)), SupportedVersions: []string{"1.0.0"},
+	r := &registrar{status: make(chan *registration.RegistrationStatus, 8), info: &registration.PluginInfo{
+		Type: registration.CSIPlugin, Name: "a.example", Endpoint: startDriver(t).Socket, SupportedVersions: []string{"1.0.0"},
 	}}
-	events := startKubelet(t, registry)
-	stop := serve(t, p, socket)
-
-	got := await(t, events, 0, is(Registered, socket))
-	if got.Driver != "a.example" || got.NodeID != "n1" {
-		t.Errorf("registered %q on %q", got.Driver, got.NodeID)
+	all := startKubelet(t, registry)
+	stop := r.serve(t, socket)
+	if e := all.next(t); e.What != Registered || e.Driver != "a.example" || e.NodeID != "id-of-a.example" {
+		t.Errorf("%+v", e)
 	}
-	if s := <-p.status; !s.GetPluginRegistered() || s.GetError() != "" {
+	if s := <-r.status; !s.GetPluginRegistered() || s.GetError() != "" {
 		t.Errorf("was notified of %v", s)
 	}
 
-	// A registrar that is dead or alive is nothing that a kubelet sees.
-	place := events.now()
+	// A registrar that dies is nothing that a kubelet sees.
 	stop()
-	for range 2 {
-		await(t, events, events.now(), is(Reconciled, ""))
+	all.nothing(t)
+
+	// Another socket at the path: away, and registered again.
+	if err := os.Remove(socket); err != nil {
+		t.Fatal(err)
 	}
-	for _, e := range events.since(place) {
-		if e.What != Reconciled {
-			t.Errorf("%s without cause", e.What)
+	stop = r.serve(t, socket)
+	defer stop()
+	for _, want := range []Action{Deregistered, Registered} {
+		if e := all.next(t); e.What != want {
+			t.Errorf("%s, want %s", e.What, want)
 		}
 	}
-
-	// Another socket at the path: away, and registered anew.
+	<-r.status
 	if err := os.Remove(socket); err != nil {
 		t.Fatal(err)
 	}
-	stop = serve(t, p, socket)
-	defer stop()
-	await(t, events, place, is(Registered, socket))
-	place = events.now()
-	if err := os.Remove(socket); err != nil {
-		t.Fatal(err)
-	}
-	await(t, events, place, is(Deregistered, socket))
-	happened := map[Happening]int{}
-	for _, e := range events.since(0) {
-		happened[e.What]++
-	}
-	if happened[Registered] != 2 || happened[Deregistered] != 2 {
-		t.Errorf("%d registrations and %d deregistrations, want 2 and 2", happened[Registered], happened[Deregistered])
+	if e := all.next(t); e.What != Deregistered {
+		t.Errorf("%+v", e)
 	}
 }
 
 func TestKubeletRefuses(t *testing.T) {
 	t.Parallel()
-	driver := startDriver(t, shortDir(t))
+	driver := startDriver(t).Socket
 	for name, tt := range map[string]struct {
 		info *registration.PluginInfo
 		want string
@@ -184,42 +170,27 @@ func TestKubeletRefuses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			registry := shortDir(t)
-			socket := filepath.Join(registry, "a.example-reg.sock")
-			p := &plug{info: tt.info, status: make(chan *registration.RegistrationStatus, 8)}
-			defer serve(t, p, socket)() // before the kubelet: it looks at what is there already
-			events := startKubelet(t, registry)
-			if got := await(t, events, 0, is(Refused, socket)); !strings.Contains(got.Err.Error(), tt.want) {
-				t.Errorf("refused: %v, want %q", got.Err, tt.want)
+			r := &registrar{info: tt.info, status: make(chan *registration.RegistrationStatus, 8)}
+			defer r.serve(t, filepath.Join(registry, "a.example-reg.sock"))() // before the kubelet: it looks at what is there already
+			all := startKubelet(t, registry)
+			if e := all.next(t); e.What != Refused || !strings.Contains(e.Reason, tt.want) {
+				t.Errorf("%s: %s, want %q", e.What, e.Reason, tt.want)
 			}
-			if s := <-p.status; s.GetPluginRegistered() || !strings.Contains(s.GetError(), tt.want) {
+			if s := <-r.status; s.GetPluginRegistered() || !strings.Contains(s.GetError(), tt.want) {
 				t.Errorf("was notified of %v", s)
 			}
 		})
 	}
 }
 
-func TestKubeletIgnores(t *testing.T) {
+func TestKubeletIgnoresHiddenSocketsAndFiles(t *testing.T) {
 	t.Parallel()
 	registry := shortDir(t)
-	p := &plug{status: make(chan *registration.RegistrationStatus, 8), info: &registration.PluginInfo{Type: registration.CSIPlugin}}
-	events := startKubelet(t, registry)
-	defer serve(t, p, filepath.Join(registry, ".a-reg.sock"))()
+	r := &registrar{info: &registration.PluginInfo{Type: registration.CSIPlugin}}
+	all := startKubelet(t, registry)
+	defer r.serve(t, filepath.Join(registry, ".a-reg.sock"))()
 	if err := os.WriteFile(filepath.Join(registry, "file"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 {
-		await(t, events, events.now(), is(Reconciled, ""))
-	}
-	for _, e := range events.since(0) {
-		if e.What != Reconciled {
-			t.Errorf("%s %s", e.Socket, e.What)
-		}
-	}
-}
-
-func TestKubeletNeedsItsFolder(t *testing.T) {
-	_, err := NewKubelet(filepath.Join(t.TempDir(), "missing"), func(Event) {})
-	if !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("NewKubelet = %v", err)
-	}
+	all.nothing(t)
 }
