@@ -1,65 +1,82 @@
-package cli
+// Command csi-sample-driver serves a small CSI driver to try csi-registrar with, and is the
+// example for those who package drivers. Its volumes are directories of the node.
+package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"log/slog"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
+	"syscall"
 
-	"csi-registrar/internal/demo/sampledriver"
+	"csi-registrar/internal/sampledriver"
 )
 
-// setupSampleDriver declares sample-driver, a CSI driver to try things with. It is hidden:
-// nobody needs it to run a node. Its name is not checked, so that it can play the driver
-// with a name that nobody should accept.
-func setupSampleDriver(fs *flag.FlagSet) runner {
-	socket := fs.String("socket", "", "serve at the Unix socket `PATH`; required")
-	name := fs.String("name", sampledriver.DefaultName, "the `NAME` that GetPluginInfo answers")
-	nodeID := fs.String("node-id", "", "the `ID` that NodeGetInfo answers (default: the host's name)")
-	data := fs.String("data", "", "keep the volumes below the folder `DIR` (default: volumes, beside the socket)")
-	topology := fs.String("topology", "", "topology of the node, `KEY=VALUE,...`")
-	maxVolumes := fs.Int64("max-volumes", 0, "how many volumes the node can take, `N`; 0: no limit")
-	return func(ctx context.Context, e *env, args []string) error {
-		if err := noArgs(args); err != nil {
-			return err
-		}
-		if *socket == "" {
-			return usagef(nil, "--socket is missing")
-		}
-		if *maxVolumes < 0 {
-			return usagef(nil, "--max-volumes %d is negative", *maxVolumes)
-		}
-		segments, err := parseTopology(*topology)
-		if err != nil {
-			return err
-		}
-		if *nodeID == "" {
-			if *nodeID, err = os.Hostname(); err != nil {
-				return hinted(fmt.Errorf("cannot find out the host's name: %w", err), "give --node-id")
-			}
-		}
-		if *data == "" {
-			*data = filepath.Join(filepath.Dir(*socket), "volumes")
-		}
-		if *data, err = filepath.Abs(*data); err != nil {
-			return fmt.Errorf("cannot make %s an absolute path: %w", *data, err)
-		}
-		driver := &sampledriver.Driver{
-			Name:       *name,
-			Version:    build().Version,
-			NodeID:     *nodeID,
-			Topology:   segments,
-			MaxVolumes: *maxVolumes,
-			Data:       *data,
-			Log:        slog.New(slog.NewTextHandler(e.stderr, nil)),
-		}
-		return driver.Serve(ctx, *socket)
+// version is set by the linker.
+var version = "devel"
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	err := run(ctx, os.Args[1:])
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "error:", err)
+		os.Exit(1)
 	}
 }
 
+// run serves until ctx is done. The name is not checked, so that the driver can also play one
+// with a name that nobody should accept.
+func run(ctx context.Context, args []string) error {
+	d := sampledriver.Driver{Version: version, Log: slog.New(slog.NewTextHandler(os.Stderr, nil))}
+	fs := flag.NewFlagSet("csi-sample-driver", flag.ContinueOnError)
+	socket := fs.String("socket", "", "serve at the Unix socket `PATH`; required")
+	fs.StringVar(&d.Name, "name", sampledriver.DefaultName, "the `NAME` that GetPluginInfo answers")
+	fs.StringVar(&d.NodeID, "node-id", "", "the `ID` that NodeGetInfo answers (default: the host's name)")
+	fs.StringVar(&d.Data, "data", "", "keep the volumes below the directory `DIR` (default: volumes, beside the socket)")
+	topology := fs.String("topology", "", "topology of the node, `KEY=VALUE,...`")
+	fs.Int64Var(&d.MaxVolumes, "max-volumes", 0, "how many volumes the node can take, `N`; 0: no limit")
+	showVersion := fs.Bool("version", false, "print the version")
+	if err := fs.Parse(args); err != nil {
+		return err
+	}
+	switch {
+	case *showVersion:
+		_, err := fmt.Println("csi-sample-driver", version)
+		return err
+	case fs.NArg() > 0:
+		return fmt.Errorf("unexpected argument %q", fs.Arg(0))
+	case *socket == "":
+		return errors.New("--socket is missing")
+	case d.MaxVolumes < 0:
+		return fmt.Errorf("--max-volumes %d is negative", d.MaxVolumes)
+	}
+	var err error
+	if d.Topology, err = parseTopology(*topology); err != nil {
+		return err
+	}
+	if d.NodeID == "" {
+		if d.NodeID, err = os.Hostname(); err != nil {
+			return fmt.Errorf("cannot get the host's name: %w; use --node-id", err)
+		}
+	}
+	if d.Data == "" {
+		d.Data = filepath.Join(filepath.Dir(*socket), "volumes")
+	}
+	if d.Data, err = filepath.Abs(d.Data); err != nil {
+		return fmt.Errorf("cannot make --data absolute: %w", err)
+	}
+	return d.Serve(ctx, *socket)
+}
+
+// parseTopology reads KEY=VALUE,...; the empty text is no topology.
 func parseTopology(text string) (map[string]string, error) {
 	segments := map[string]string{}
 	for pair := range strings.SplitSeq(text, ",") {
@@ -68,7 +85,7 @@ func parseTopology(text string) (map[string]string, error) {
 		}
 		key, value, ok := strings.Cut(pair, "=")
 		if !ok || key == "" {
-			return nil, usagef(nil, "--topology %q is not a list of KEY=VALUE", text)
+			return nil, fmt.Errorf("--topology %q is not a list of KEY=VALUE", text)
 		}
 		segments[key] = value
 	}

@@ -46,7 +46,7 @@ func (s controller) CreateVolume(_ context.Context, r *csi.CreateVolumeRequest) 
 		return nil, err
 	}
 	if !s.d.reachable(r.GetAccessibilityRequirements()) {
-		return nil, status.Error(codes.ResourceExhausted, "this node's topology is not among the required ones: volumes are folders of this node")
+		return nil, status.Error(codes.ResourceExhausted, "this node's topology is not among the required ones: volumes are directories of this node")
 	}
 	s.d.mu.Lock()
 	defer s.d.mu.Unlock()
@@ -171,7 +171,7 @@ func (s controller) ListVolumes(_ context.Context, r *csi.ListVolumesRequest) (*
 	return response, nil
 }
 
-// GetCapacity is what the file system of the data folder has left.
+// GetCapacity is what the file system of the data directory has left.
 func (s controller) GetCapacity(_ context.Context, r *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
 	t := r.GetAccessibleTopology()
 	if unsupported(r.GetVolumeCapabilities()...) != "" || t != nil && !s.d.reachable(&csi.TopologyRequirement{Requisite: []*csi.Topology{t}}) {
@@ -192,7 +192,7 @@ func (d *Driver) describe(v volume) *csi.Volume {
 	return described
 }
 
-// reachable tells whether a folder of this node meets the requirements.
+// reachable reports whether a directory of this node meets the requirements.
 func (d *Driver) reachable(r *csi.TopologyRequirement) bool {
 	if len(d.Topology) == 0 || len(r.GetRequisite()) == 0 {
 		return true
@@ -206,17 +206,17 @@ func (d *Driver) reachable(r *csi.TopologyRequirement) bool {
 }
 
 // unsupported tells why the driver cannot serve a volume in one of these ways, or
-// nothing: a folder of one node can be mounted on that node.
+// nothing: a directory of one node can be mounted on that node.
 func unsupported(capabilities ...*csi.VolumeCapability) string {
 	for _, c := range capabilities {
 		switch mode := c.GetAccessMode().GetMode(); {
 		case c.GetMount() == nil:
 			return "only mounted volumes are supported, not block devices"
 		case c.GetMount().GetFsType() != "" || len(c.GetMount().GetMountFlags()) > 0:
-			return "fs_type and mount_flags are not supported: a volume is a folder"
+			return "fs_type and mount_flags are not supported: a volume is a directory"
 		case mode != csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER &&
 			mode != csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY:
-			return "access mode " + mode.String() + " is not supported: a volume is a folder of one node"
+			return "access mode " + mode.String() + " is not supported: a volume is a directory of one node"
 		}
 	}
 	return ""

@@ -80,13 +80,13 @@ func (d *Driver) publish(id, target string, readonly bool) error {
 		return internal(fmt.Errorf("cannot make the target: %w", err))
 	}
 	if info, err := os.Lstat(target); err != nil || !info.IsDir() {
-		return status.Errorf(codes.FailedPrecondition, "target_path %s is there already and is no folder", target)
+		return status.Errorf(codes.FailedPrecondition, "target_path %s is there already and is no directory", target)
 	}
 	err := d.mount.bind(d.content(id), target, readonly)
 	if err == nil {
 		return nil
 	}
-	// Best effort: rmdir takes nothing but our own empty folder.
+	// Best effort: rmdir takes nothing but our own empty directory.
 	if removed := os.Remove(target); removed != nil && !errors.Is(removed, os.ErrNotExist) {
 		err = errors.Join(err, removed)
 	}
@@ -113,7 +113,7 @@ func (s node) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolumeR
 			return nil, internal(fmt.Errorf("cannot unmount %s: %w", target, err))
 		}
 	}
-	// rmdir, not more: what is not an empty folder now is not ours.
+	// rmdir, not more: what is not an empty directory now is not ours.
 	if err := os.Remove(target); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, internal(fmt.Errorf("cannot remove the target: %w", err))
 	}
@@ -160,7 +160,7 @@ func (s node) NodeGetVolumeStats(_ context.Context, r *csi.NodeGetVolumeStatsReq
 }
 
 // checkTarget refuses what may not become the end of a mount: a path that is relative,
-// goes up, or lies within the driver's own folder.
+// goes up, or lies within the driver's own directory.
 func (d *Driver) checkTarget(id, target string) error {
 	switch {
 	case id == "":
@@ -171,7 +171,7 @@ func (d *Driver) checkTarget(id, target string) error {
 		return invalid("target_path must be absolute and without '..'")
 	}
 	if inside, err := filepath.Rel(d.Data, target); err == nil && filepath.IsLocal(inside) {
-		return invalid("target_path lies within the driver's data folder")
+		return invalid("target_path lies within the driver's data directory")
 	}
 	return nil
 }

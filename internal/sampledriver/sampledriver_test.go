@@ -32,7 +32,7 @@ func start(t *testing.T, d *Driver) (conn grpc.ClientConnInterface, socket strin
 	return startAt(t, d, socket), socket
 }
 
-// shortDir makes a folder whose path leaves room in the 107 bytes of a socket's.
+// shortDir makes a directory whose path leaves room in the 107 bytes of a socket's.
 func shortDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "x")
@@ -141,11 +141,11 @@ func TestVolumesSurviveTheDriver(t *testing.T) {
 		t.Fatal(err)
 	}
 	if left, err := os.ReadDir(data); err != nil || len(left) != 0 {
-		t.Errorf("left in the data folder: %v, %v", left, err)
+		t.Errorf("left in the data directory: %v, %v", left, err)
 	}
 }
 
-// No name and no id may reach a path outside the data folder.
+// No name and no id may reach a path outside the data directory.
 func TestNoEscape(t *testing.T) {
 	base := t.TempDir()
 	data := filepath.Join(base, "a", "volumes")
@@ -181,7 +181,7 @@ func TestNoEscape(t *testing.T) {
 		wantCode(t, err, codes.InvalidArgument)
 	}
 	if _, err := os.Stat(filepath.Join(victim, "data")); err != nil {
-		t.Errorf("the folder outside was touched: %v", err)
+		t.Errorf("the directory outside was touched: %v", err)
 	}
 }
 
@@ -334,7 +334,7 @@ func TestPublish(t *testing.T) {
 	}
 }
 
-// Unpublishing removes a target that is an empty folder, and nothing else.
+// Unpublishing removes a target that is an empty directory, and nothing else.
 func TestUnpublishKeepsWhatIsNotOurs(t *testing.T) {
 	conn, _ := start(t, &Driver{Name: "a", Version: "1", NodeID: "n"})
 	id := create(t, csi.NewControllerClient(conn), "pvc").GetVolumeId()

@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// A volume is the folder <data>/<id>: volume.json beside the folder "data", which is
+// A volume is the directory <data>/<id>: volume.json beside the directory "data", which is
 // what gets published. It is made and removed under a dot name and renamed, so that
 // after a crash it is either whole or not there.
 
@@ -39,13 +39,13 @@ func volumeID(name string) string {
 	return idPrefix + hex.EncodeToString(sum[:])[:idDigits]
 }
 
-// validID tells whether id can be one of ours. Only such an id becomes part of a path.
+// validID reports whether id can be one of ours. Only such an id becomes part of a path.
 func validID(id string) bool {
 	digits, ok := strings.CutPrefix(id, idPrefix)
 	return ok && len(digits) == idDigits && strings.Trim(digits, "0123456789abcdef") == ""
 }
 
-func (d *Driver) folder(id string) string  { return filepath.Join(d.Data, id) }
+func (d *Driver) dir(id string) string     { return filepath.Join(d.Data, id) }
 func (d *Driver) content(id string) string { return filepath.Join(d.Data, id, "data") }
 
 // get reads the volume; errNoVolume if there is none.
@@ -54,7 +54,7 @@ func (d *Driver) get(id string) (volume, error) {
 	if !validID(id) {
 		return v, errNoVolume
 	}
-	text, err := os.ReadFile(filepath.Join(d.folder(id), "volume.json"))
+	text, err := os.ReadFile(filepath.Join(d.dir(id), "volume.json"))
 	if errors.Is(err, os.ErrNotExist) {
 		return v, errNoVolume
 	}
@@ -67,7 +67,7 @@ func (d *Driver) get(id string) (volume, error) {
 	return v, nil
 }
 
-// add makes the folder of a new volume.
+// add makes the directory of a new volume.
 func (d *Driver) add(v volume) error {
 	draft := filepath.Join(d.Data, ".new-"+v.ID)
 	if err := os.RemoveAll(draft); err != nil {
@@ -79,25 +79,25 @@ func (d *Driver) add(v volume) error {
 	if err := write(draft, v); err != nil {
 		return err
 	}
-	if err := os.Rename(draft, d.folder(v.ID)); err != nil {
+	if err := os.Rename(draft, d.dir(v.ID)); err != nil {
 		return fmt.Errorf("cannot make volume %s: %w", v.ID, err)
 	}
 	return nil
 }
 
 // update replaces volume.json.
-func (d *Driver) update(v volume) error { return write(d.folder(v.ID), v) }
+func (d *Driver) update(v volume) error { return write(d.dir(v.ID), v) }
 
-func write(folder string, v volume) error {
+func write(dir string, v volume) error {
 	text, err := json.Marshal(v)
 	if err != nil {
 		return fmt.Errorf("cannot write volume %s: %w", v.ID, err)
 	}
-	draft := filepath.Join(folder, ".volume.json")
+	draft := filepath.Join(dir, ".volume.json")
 	if err := os.WriteFile(draft, text, 0o640); err != nil {
 		return fmt.Errorf("cannot write volume %s: %w", v.ID, err)
 	}
-	if err := os.Rename(draft, filepath.Join(folder, "volume.json")); err != nil {
+	if err := os.Rename(draft, filepath.Join(dir, "volume.json")); err != nil {
 		return fmt.Errorf("cannot write volume %s: %w", v.ID, err)
 	}
 	return nil
@@ -106,7 +106,7 @@ func write(folder string, v volume) error {
 // remove takes the volume away with all that is in it.
 func (d *Driver) remove(id string) error {
 	grave := filepath.Join(d.Data, ".old-"+id)
-	err := os.Rename(d.folder(id), grave)
+	err := os.Rename(d.dir(id), grave)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("cannot remove volume %s: %w", id, err)
 	}
@@ -147,7 +147,7 @@ func (d *Driver) published(v volume) []string {
 	})
 }
 
-// isPublished tells whether the target is the volume: a bind mount shows the same
+// isPublished reports whether the target is the volume: a bind mount shows the same
 // device and inode at both ends.
 func (d *Driver) isPublished(id, target string) bool {
 	there, err := os.Lstat(target)
