@@ -1,7 +1,4 @@
-// Package demo tells the story of a registration on any Linux machine, without a cluster
-// and without root: a sample CSI driver, the daemon, a stand-in for the kubelet, and the
-// descriptor store of systemd played by this process. It proves each step that it tells.
-package demo
+package main
 
 import (
 	"context"
@@ -21,8 +18,9 @@ const endTimeout = 5 * time.Second
 
 // Story is the whole demo.
 type Story struct {
-	Program string    // path of the csi-registrar binary: daemon and driver are processes of it
-	Out     io.Writer // what people read, at most 80 columns wide
+	Daemon string    // path of csi-registrar
+	Driver string    // path of csi-sample-driver
+	Out    io.Writer // what people read, at most 80 columns wide
 }
 
 // step is a part of the story, with its heading.
@@ -45,7 +43,7 @@ func steps() []step {
 }
 
 // Run tells the story and returns when all processes that it started have ended and its
-// folder is removed. The error is that of the first step that did not go as told; when
+// directory is removed. The error is that of the first step that did not go as told; when
 // ctx is done before the end, its cause; or that of the first write to Out that failed.
 func (s Story) Run(ctx context.Context) (err error) {
 	// Children are killed when the thread that started them ends (Pdeathsig), so that
@@ -55,7 +53,7 @@ func (s Story) Run(ctx context.Context) (err error) {
 
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	s.Out = audience{s.Out, stop}
+	s.Out = output{s.Out, stop}
 
 	began := time.Now()
 	st, err := newStage(ctx, s)
@@ -86,17 +84,17 @@ func (s Story) Run(ctx context.Context) (err error) {
 	return nil
 }
 
-// temporary makes the story's folder: short, for the path of a Unix socket holds no more
+// temporary makes the story's directory: short, for the path of a Unix socket holds no more
 // than 107 bytes, and the longest one adds some 70 to it.
 func temporary() (string, error) {
-	const room = 30
+	const most = 30
 	base := os.TempDir()
-	if len(base)+len("/csi-demo-4294967295") > room {
+	if len(base)+len("/csi-demo-4294967295") > most {
 		base = "/tmp"
 	}
 	dir, err := os.MkdirTemp(base, "csi-demo-")
 	if err != nil {
-		return "", fmt.Errorf("cannot make a temporary folder: %w", err)
+		return "", fmt.Errorf("cannot make a temporary directory: %w", err)
 	}
 	return dir, nil
 }

@@ -1,9 +1,10 @@
-package demo
+package main
 
 import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -12,18 +13,21 @@ import (
 	"regexp"
 	"runtime"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"csi-registrar/internal/fake"
 )
 
-// TestMain looks for what a story may leave behind: goroutines, and its folder.
+// TestMain looks for what a story may leave behind: goroutines, and its directory.
 func TestMain(m *testing.M) {
-	os.Exit(run(m))
+	os.Exit(tests(m))
 }
 
-func run(m *testing.M) int {
+func tests(m *testing.M) int {
 	dir, err := os.MkdirTemp("", "d")
 	if err != nil {
 		panic(err)
@@ -34,7 +38,7 @@ func run(m *testing.M) int {
 	}
 	code := m.Run()
 	if left, _ := filepath.Glob(filepath.Join(dir, "csi-demo-*")); len(left) > 0 {
-		println("a story left its folder behind:", left[0])
+		println("a story left its directory behind:", left[0])
 		return 1
 	}
 	for deadline := time.Now().Add(5 * time.Second); runtime.NumGoroutine() > 2; time.Sleep(10 * time.Millisecond) {
@@ -47,25 +51,32 @@ func run(m *testing.M) int {
 	return code
 }
 
-// program gives the binary under test: $CSI_REGISTRAR_BIN, or one built here.
-func program(t *testing.T) string {
+// programs builds what is shipped, once, and returns the directory.
+var programs = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "demo-bin") // removed by TestMain, with its TMPDIR
+	if err != nil {
+		return "", err
+	}
+	if out, err := exec.Command("../../scripts/build", "", dir).CombinedOutput(); err != nil {
+		return "", fmt.Errorf("scripts/build: %w\n%s", err, out)
+	}
+	return dir, nil
+})
+
+// story is the demo of the programs as they are shipped.
+func story(t *testing.T, out io.Writer) Story {
 	t.Helper()
-	if path := os.Getenv("CSI_REGISTRAR_BIN"); path != "" {
-		return path
+	dir, err := programs()
+	if err != nil {
+		t.Fatal(err)
 	}
-	path := filepath.Join(t.TempDir(), "csi-registrar")
-	build := exec.Command("go", "build", "-tags=grpcnotrace", "-o", path, "./cmd/csi-registrar")
-	build.Dir = filepath.Join("..", "..")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
-	}
-	return path
+	return Story{Daemon: filepath.Join(dir, "csi-registrar"), Driver: filepath.Join(dir, "csi-sample-driver"), Out: out}
 }
 
 func TestStory(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	if err := (Story{Program: program(t), Out: &out}).Run(t.Context()); err != nil {
+	if err := story(t, &out).Run(t.Context()); err != nil {
 		t.Fatalf("%v\n%s", err, out.String())
 	}
 	t.Logf("\n%s", out.String())
@@ -84,7 +95,6 @@ func TestStory(t *testing.T) {
 // A story is cut short at any of its steps, as by Ctrl-C: all children end.
 func TestStoryInterrupted(t *testing.T) {
 	t.Parallel()
-	path := program(t)
 	for _, at := range []string{"\n1. ", "\n2. ", "\n4. "} {
 		t.Run(strings.TrimSpace(at), func(t *testing.T) {
 			t.Parallel()
@@ -92,7 +102,7 @@ func TestStoryInterrupted(t *testing.T) {
 			ctx, cancel := context.WithCancelCause(t.Context())
 			defer cancel(nil)
 			out := &trip{at: at, wire: func() { cancel(why) }}
-			if err := (Story{Program: path, Out: out}).Run(ctx); !errors.Is(err, why) {
+			if err := story(t, out).Run(ctx); !errors.Is(err, why) {
 				t.Errorf("Run = %v, want %v\n%s", err, why, out.text.String())
 			}
 			nothingLeft(t, out.text.String())
@@ -105,7 +115,7 @@ func TestStoryUnheard(t *testing.T) {
 	t.Parallel()
 	out := &trip{at: "\n1. "}
 	out.wire = func() { out.broken = syscall.EPIPE }
-	if err := (Story{Program: program(t), Out: out}).Run(t.Context()); !errors.Is(err, syscall.EPIPE) {
+	if err := story(t, out).Run(t.Context()); !errors.Is(err, syscall.EPIPE) {
 		t.Errorf("Run = %v, want %v\n%s", err, syscall.EPIPE, out.text.String())
 	}
 	nothingLeft(t, out.text.String())
@@ -132,16 +142,16 @@ func (w *trip) Write(p []byte) (int, error) {
 	return w.text.Write(p)
 }
 
-// nothingLeft looks for the story's folder, and for processes that have it in their command
+// nothingLeft looks for the story's directory, and for processes that have it in their command
 // line.
 func nothingLeft(t *testing.T, out string) {
 	t.Helper()
 	dir := regexp.MustCompile(`\S*/csi-demo-\d+`).FindString(out)
 	if dir == "" {
-		t.Fatalf("the story does not name its folder:\n%s", out)
+		t.Fatalf("the story does not name its directory:\n%s", out)
 	}
 	if _, err := os.Lstat(dir); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the folder was left: %v", err)
+		t.Errorf("the directory was left: %v", err)
 	}
 	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
@@ -162,7 +172,7 @@ func TestStoryOfABrokenDaemon(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	err := Story{Program: path, Out: &out}.Run(t.Context())
+	err := Story{Daemon: path, Out: &out}.Run(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "step 1") || !strings.Contains(err.Error(), "exit status 7") {
 		t.Errorf("Run = %v", err)
 	}
@@ -173,7 +183,7 @@ func TestStoryOfABrokenDaemon(t *testing.T) {
 
 func TestStoryWithoutProgram(t *testing.T) {
 	t.Parallel()
-	err := Story{Program: filepath.Join(t.TempDir(), "missing"), Out: io.Discard}.Run(t.Context())
+	err := Story{Daemon: filepath.Join(t.TempDir(), "missing"), Out: io.Discard}.Run(t.Context())
 	if err == nil {
 		t.Error("Run = nil")
 	}
@@ -181,11 +191,11 @@ func TestStoryWithoutProgram(t *testing.T) {
 
 func TestUndisturbed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &stage{dir: "/d", events: newChronicle()}
+		s := &stage{dir: "/d", events: newEventLog()}
 		go func() {
 			for range 5 {
 				time.Sleep(time.Second)
-				s.events.add(Event{What: Reconciled})
+				s.events.add(fake.Event{What: fake.Reconciled})
 			}
 		}()
 		began := time.Now()
@@ -195,9 +205,9 @@ func TestUndisturbed(t *testing.T) {
 		if took := time.Since(began); took != 2*time.Second {
 			t.Errorf("it took %v, want two rounds of the kubelet", took)
 		}
-		s.events.add(Event{What: vanished, Socket: s.registration()})
-		if err := s.undisturbed(t.Context(), 0); err == nil || !strings.Contains(err.Error(), "vanished") {
-			t.Errorf("undisturbed = %v, though the socket vanished", err)
+		s.events.add(fake.Event{What: removed, Registration: fake.Registration{Socket: s.registration()}})
+		if err := s.undisturbed(t.Context(), 0); err == nil || !strings.Contains(err.Error(), "removed") {
+			t.Errorf("undisturbed = %v, though the socket removed", err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()

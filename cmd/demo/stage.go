@@ -1,4 +1,4 @@
-package demo
+package main
 
 import (
 	"bytes"
@@ -12,33 +12,35 @@ import (
 	"time"
 
 	"csi-registrar/internal/control"
-	"csi-registrar/internal/demo/sampledriver"
+	"csi-registrar/internal/fake"
+	"csi-registrar/internal/sampledriver"
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/systemd/systemdtest"
 )
 
-// stage is what the story plays on: the folder, the players, and what happened.
+// stage is what the story plays on: the directory, who acts, and what happened.
 type stage struct {
 	story  Story
 	began  time.Time
 	dir    string
 	log    *os.File // what daemon and driver say; shown when a step fails
-	events *chronicle
+	events *eventLog
 
 	manager *systemdtest.Manager
 	client  *control.Client
 	daemon  *process
 	driver  *process
 
-	players sync.WaitGroup // goroutines: kubelet, witness, ear
+	kubelet *fake.Kubelet
+
+	running sync.WaitGroup // goroutines: the watcher of sockets, the reader of notifications
 	cancel  context.CancelFunc
-	mu      sync.Mutex
-	failed  error // of the players
+	watched error // of the watcher; to be read after running
 }
 
 const driverName = sampledriver.DefaultName
 
-// Paths below the story's folder, where a node has them below /.
+// Paths below the story's directory, where a node has them below /.
 func (s *stage) registry() string     { return filepath.Join(s.dir, "kubelet", "plugins_registry") }
 func (s *stage) registration() string { return filepath.Join(s.registry(), driverName+"-reg.sock") }
 func (s *stage) driverSocket() string { return filepath.Join(s.dir, "driver", "csi.sock") }
@@ -47,9 +49,9 @@ func (s *stage) dropIn(name string) string {
 	return filepath.Join(s.config(), "conf.d", name)
 }
 
-// newStage makes the folder and starts the players that are not processes.
+// newStage makes the directory and starts what is not a process.
 func newStage(ctx context.Context, story Story) (_ *stage, err error) {
-	s := &stage{story: story, began: time.Now(), events: newChronicle()}
+	s := &stage{story: story, began: time.Now(), events: newEventLog()}
 	if s.dir, err = temporary(); err != nil {
 		return nil, err
 	}
@@ -65,45 +67,28 @@ func newStage(ctx context.Context, story Story) (_ *stage, err error) {
 		return nil, err
 	}
 	s.client = control.NewClient(control.Path(s.dir))
-	witness, err := newWitness(s.events.add, filepath.Dir(s.driverSocket()), s.registry())
+	s.running.Go(s.listen)
+	watcher, err := newSocketWatcher(s.events.add, filepath.Dir(s.driverSocket()), s.registry())
 	if err != nil {
 		return nil, err
 	}
-	kubelet, err := NewKubelet(s.registry(), s.events.add)
-	if err != nil {
-		return nil, errors.Join(err, witness.watcher.Close())
-	}
-	// Not ended by ctx itself: they watch until the processes have ended.
+	// Not ended by ctx itself: it watches until the processes have ended.
 	ctx, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
-	s.play(ctx, witness.run)
-	s.play(ctx, kubelet.Run)
-	s.players.Go(s.listen)
-	return s, nil
+	s.running.Go(func() { s.watched = watcher.run(ctx) })
+	s.kubelet, err = fake.StartKubelet(s.registry(), fake.NewAPIServer(), s.events.add)
+	return s, err
 }
 
-func (s *stage) play(ctx context.Context, run func(context.Context) error) {
-	s.players.Go(func() {
-		if err := run(ctx); err != nil {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			s.failed = errors.Join(s.failed, err)
-		}
-	})
-}
-
-// ready is that the daemon said READY=1 to the service manager.
-const ready Happening = "ready"
-
-// listen writes down what the daemon tells the service manager.
+// listen notes what the daemon tells the service manager.
 func (s *stage) listen() {
 	for line := range s.manager.Events() {
 		if line == "READY=1" {
-			s.events.add(Event{At: time.Now(), What: ready})
+			s.events.add(fake.Event{At: time.Now(), What: ready})
 		}
 	}
 }
 
-// furnish makes folders and files: what a node has, what a package of the daemon ships,
+// furnish makes directories and files: what a node has, what a package of the daemon ships,
 // and what a package of a driver ships.
 func (s *stage) furnish() (err error) {
 	for _, dir := range []string{s.registry(), filepath.Dir(s.driverSocket()), s.dropIn("")} {
@@ -130,8 +115,8 @@ func (s *stage) sampleDropIn() string {
 // startDaemon starts the daemon, with what is in the descriptor store, and waits for its
 // READY=1.
 func (s *stage) startDaemon(ctx context.Context) (at time.Time, err error) {
-	place := s.events.now()
-	cmd := s.manager.Command(context.WithoutCancel(ctx), s.story.Program, "run", "--config-root", s.dir, "--keep-sockets")
+	from := s.events.now()
+	cmd := s.manager.Command(context.WithoutCancel(ctx), s.story.Daemon, "run", "--config-root", s.dir, "--keep-sockets")
 	cmd.Stdout, cmd.Stderr = s.log, s.log
 	at = time.Now()
 	if s.daemon, err = start("daemon", cmd); err != nil {
@@ -141,7 +126,7 @@ func (s *stage) startDaemon(ctx context.Context) (at time.Time, err error) {
 	// Asking the manager orders the one before the other, also for the race detector.
 	s.manager.Stored()
 	return at, s.alive(ctx, s.daemon, func(ctx context.Context) error {
-		_, err := s.events.await(ctx, place, func(e Event) bool { return e.What == ready })
+		_, err := s.events.await(ctx, from, func(e fake.Event) bool { return e.What == ready })
 		return err
 	})
 }
@@ -188,16 +173,16 @@ func (s *stage) awaitStatus(ctx context.Context, want func(status.Driver) bool) 
 }
 
 // undisturbed waits until the kubelet has looked at everything, and proves that since the
-// place nothing happened to the registration: no file event, no call that changes it.
-func (s *stage) undisturbed(ctx context.Context, place int) error {
+// position nothing happened to the registration: no file event, no call that changes it.
+func (s *stage) undisturbed(ctx context.Context, from int) error {
 	// Two rounds: the first may have begun before what it should not see.
 	for at, rounds := s.events.now(), 0; rounds < 2; rounds++ {
-		if _, err := s.events.await(ctx, at, func(e Event) bool { return e.What == Reconciled }); err != nil {
+		if _, err := s.events.await(ctx, at, func(e fake.Event) bool { return e.What == fake.Reconciled }); err != nil {
 			return fmt.Errorf("the kubelet does not look: %w", err)
 		}
 		at = s.events.now()
 	}
-	for _, e := range s.events.since(place) {
+	for _, e := range s.events.since(from) {
 		if e.Socket == s.registration() {
 			return fmt.Errorf("the kubelet should have seen nothing, but %s was %s", e.Socket, e.What)
 		}
@@ -231,7 +216,7 @@ func (s *stage) showLog() error {
 	return nil
 }
 
-// close ends everything that the stage started, and removes its folder.
+// close ends everything that the stage started, and removes its directory.
 func (s *stage) close() error {
 	err := errors.Join(s.driver.end(), s.daemon.end())
 	if s.cancel != nil {
@@ -240,11 +225,12 @@ func (s *stage) close() error {
 	if s.manager != nil {
 		err = errors.Join(err, s.manager.Close())
 	}
-	s.players.Wait()
+	if s.kubelet != nil {
+		err = errors.Join(err, s.kubelet.Stop())
+	}
+	s.running.Wait()
 	if s.log != nil {
 		err = errors.Join(err, s.log.Close())
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return errors.Join(err, s.failed, os.RemoveAll(s.dir))
+	return errors.Join(err, s.watched, os.RemoveAll(s.dir))
 }

@@ -1,4 +1,4 @@
-package demo
+package main
 
 import (
 	"context"
@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"csi-registrar/internal/control"
+	"csi-registrar/internal/fake"
+	"csi-registrar/internal/pluginreg"
 	"csi-registrar/internal/status"
-
-	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
 const nodeID = "demo-node"
@@ -41,21 +41,21 @@ func (s *stage) daemonStarts(ctx context.Context) error {
 }
 
 func (s *stage) driverStarts(ctx context.Context) error {
-	place := s.events.now()
+	from := s.events.now()
 	if err := s.startDriver(ctx); err != nil {
 		return err
 	}
-	served, err := s.events.await(ctx, place, is(appeared, s.driverSocket()))
+	served, err := s.events.await(ctx, from, is(appeared, s.driverSocket()))
 	if err != nil {
 		return fmt.Errorf("the driver does not serve: %w", err)
 	}
 	s.tell(served.At, theDriver, "serves driver/csi.sock")
-	published, err := s.events.await(ctx, place, is(appeared, s.registration()))
+	published, err := s.events.await(ctx, from, is(appeared, s.registration()))
 	if err != nil {
 		return fmt.Errorf("the daemon publishes no registration socket: %w", err)
 	}
 	s.tell(published.At, theDaemon, "asked it, and put a registration socket for it into plugins_registry: %.1f ms after it served", between(served, published))
-	registered, err := s.events.await(ctx, place, is(Registered, s.registration()))
+	registered, err := s.events.await(ctx, from, is(fake.Registered, s.registration()))
 	if err != nil {
 		return fmt.Errorf("the kubelet does not register it: %w", err)
 	}
@@ -76,7 +76,7 @@ func isRegistered(d status.Driver) bool {
 }
 
 func (s *stage) startDriver(ctx context.Context) (err error) {
-	cmd := exec.CommandContext(context.WithoutCancel(ctx), s.story.Program, "sample-driver",
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), s.story.Driver,
 		"--socket", s.driverSocket(), "--node-id", nodeID)
 	cmd.Stdout, cmd.Stderr = s.log, s.log
 	s.driver, err = start("driver", cmd)
@@ -100,14 +100,14 @@ func (s *stage) stopDriver(ctx context.Context) error {
 }
 
 func (s *stage) driverRestarts(ctx context.Context) error {
-	place := s.events.now()
+	from := s.events.now()
 	if err := s.stopDriver(ctx); err != nil {
 		return err
 	}
 	if err := s.startDriver(ctx); err != nil {
 		return err
 	}
-	served, err := s.events.await(ctx, place, is(appeared, s.driverSocket()))
+	served, err := s.events.await(ctx, from, is(appeared, s.driverSocket()))
 	if err != nil {
 		return fmt.Errorf("the driver does not serve again: %w", err)
 	}
@@ -116,7 +116,7 @@ func (s *stage) driverRestarts(ctx context.Context) error {
 		return err
 	}
 	s.tell(time.Now(), theDaemon, "asked it again: nothing has changed, nothing to do")
-	if err := s.undisturbed(ctx, place); err != nil {
+	if err := s.undisturbed(ctx, from); err != nil {
 		return err
 	}
 	s.tell(time.Now(), theKubelet, nothingSeen)
@@ -124,7 +124,7 @@ func (s *stage) driverRestarts(ctx context.Context) error {
 }
 
 func (s *stage) daemonKilled(ctx context.Context) error {
-	place := s.events.now()
+	from := s.events.now()
 	before, err := s.inode()
 	if err != nil {
 		return err
@@ -159,7 +159,7 @@ func (s *stage) daemonKilled(ctx context.Context) error {
 	if _, err := s.awaitStatus(ctx, isRegistered); err != nil {
 		return err
 	}
-	if err := s.undisturbed(ctx, place); err != nil {
+	if err := s.undisturbed(ctx, from); err != nil {
 		return err
 	}
 	after, err := s.inode()
@@ -175,25 +175,20 @@ func (s *stage) daemonKilled(ctx context.Context) error {
 }
 
 // askMeanwhile is a call of the kubelet while the daemon is not there.
-func (s *stage) askMeanwhile(ctx context.Context) (err error) {
-	conn, err := dial(s.registration())
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, conn.Close()) }()
-	info, err := registration.NewRegistrationClient(conn).GetInfo(ctx, &registration.InfoRequest{})
+func (s *stage) askMeanwhile(ctx context.Context) error {
+	info, _, err := pluginreg.GetInfo(ctx, s.registration())
 	if err != nil {
 		return fmt.Errorf("the kubelet's call was refused: %w", err)
 	}
-	if info.GetName() != driverName {
-		return fmt.Errorf("the kubelet's call was answered for %q", info.GetName())
+	if info.Name != driverName {
+		return fmt.Errorf("the kubelet's call was answered for %q", info.Name)
 	}
 	return nil
 }
 
 func (s *stage) mistakeMade(ctx context.Context) error {
 	const mistake = `timeot = "5s"`
-	place := s.events.now()
+	from := s.events.now()
 	file := s.dropIn("60-mistake.toml")
 	text := fmt.Sprintf("[driver.%q]\n%s\n", driverName, mistake)
 	if err := os.WriteFile(file, []byte(text), 0o640); err != nil {
@@ -213,13 +208,13 @@ func (s *stage) mistakeMade(ctx context.Context) error {
 		return err
 	}
 	if err := os.Remove(file); err != nil {
-		return fmt.Errorf("cannot mend the mistake: %w", err)
+		return fmt.Errorf("cannot fix the mistake: %w", err)
 	}
 	if err := s.client.Reload(ctx); err != nil {
-		return fmt.Errorf("the mistake was mended: %w", err)
+		return fmt.Errorf("the mistake was fixed: %w", err)
 	}
 	s.tell(time.Now(), theAdmin, "removes the file, and reloads; that is accepted")
-	if err := s.undisturbed(ctx, place); err != nil {
+	if err := s.undisturbed(ctx, from); err != nil {
 		return err
 	}
 	s.tell(time.Now(), theKubelet, nothingSeen)
@@ -227,11 +222,11 @@ func (s *stage) mistakeMade(ctx context.Context) error {
 }
 
 func (s *stage) driverGoes(ctx context.Context) error {
-	place := s.events.now()
+	from := s.events.now()
 	if err := s.stopDriver(ctx); err != nil {
 		return err
 	}
-	if err := s.undisturbed(ctx, place); err != nil {
+	if err := s.undisturbed(ctx, from); err != nil {
 		return err
 	}
 	s.tell(time.Now(), theKubelet, nothingSeen)
@@ -240,7 +235,7 @@ func (s *stage) driverGoes(ctx context.Context) error {
 }
 
 func (s *stage) driverRemoved(ctx context.Context) error {
-	place := s.events.now()
+	from := s.events.now()
 	if err := os.Remove(s.dropIn("50-sample.toml")); err != nil {
 		return fmt.Errorf("cannot remove the driver's configuration: %w", err)
 	}
@@ -248,12 +243,12 @@ func (s *stage) driverRemoved(ctx context.Context) error {
 	if err := s.client.Reload(ctx); err != nil {
 		return err
 	}
-	gone, err := s.events.await(ctx, place, is(vanished, s.registration()))
+	gone, err := s.events.await(ctx, from, is(removed, s.registration()))
 	if err != nil {
 		return fmt.Errorf("the registration socket is still there: %w", err)
 	}
 	s.tell(gone.At, theDaemon, "took the registration socket away")
-	deregistered, err := s.events.await(ctx, place, is(Deregistered, s.registration()))
+	deregistered, err := s.events.await(ctx, from, is(fake.Deregistered, s.registration()))
 	if err != nil {
 		return fmt.Errorf("the kubelet has not noticed: %w", err)
 	}
@@ -277,13 +272,13 @@ func (s *stage) driverRemoved(ctx context.Context) error {
 
 // tally proves what was told of the whole: each thing happened to the registration once.
 func (s *stage) tally() error {
-	count := map[Happening]int{}
+	count := map[fake.Action]int{}
 	for _, e := range s.events.since(0) {
 		if e.Socket == s.registration() {
 			count[e.What]++
 		}
 	}
-	once := map[Happening]int{appeared: 1, Registered: 1, vanished: 1, Deregistered: 1}
+	once := map[fake.Action]int{appeared: 1, fake.Registered: 1, removed: 1, fake.Deregistered: 1}
 	if !maps.Equal(count, once) {
 		return fmt.Errorf("each of these should have happened once, and nothing else: %v", count)
 	}

@@ -1,4 +1,4 @@
-package demo
+package main
 
 import (
 	"context"
@@ -20,16 +20,16 @@ const (
 	theKubelet = "kubelet"
 )
 
-// audience ends the story when it cannot be heard any more.
-type audience struct {
+// output ends the story when nobody reads it any more.
+type output struct {
 	io.Writer
-	leave context.CancelCauseFunc
+	end context.CancelCauseFunc
 }
 
-func (a audience) Write(p []byte) (int, error) {
-	n, err := a.Writer.Write(p)
+func (o output) Write(p []byte) (int, error) {
+	n, err := o.Writer.Write(p)
 	if err != nil {
-		a.leave(err)
+		o.end(err)
 	}
 	return n, err
 }
@@ -46,7 +46,7 @@ func (s *stage) tell(at time.Time, who, format string, args ...any) {
 	}
 }
 
-// shorten leaves the story's folder out of paths.
+// shorten leaves the story's directory out of paths.
 func (s *stage) shorten(text string) string {
 	return strings.ReplaceAll(text, s.dir+string(filepath.Separator), "")
 }
@@ -73,9 +73,9 @@ func wrap(text string, columns int) []string {
 func (s *stage) introduce() {
 	fmt.Fprintf(s.story.Out, `How a CSI driver gets registered with the kubelet, and stays so.
 
-The driver and the daemon are processes of this program. The kubelet and
-systemd's descriptor store are played by the demo itself. No cluster, no root;
-all of it happens in %s
+The driver and the daemon are the real programs. The kubelet and systemd's
+descriptor store are played by the demo itself. No cluster, no root; all of it
+happens in %s
 The driver's package ships one file, conf.d/50-sample.toml:
 
     [driver.%q]

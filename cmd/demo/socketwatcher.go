@@ -1,4 +1,4 @@
-package demo
+package main
 
 import (
 	"context"
@@ -7,16 +7,18 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+
+	"csi-registrar/internal/fake"
 )
 
-// witness writes down when sockets appear in folders and vanish from them. It watches all
+// socketWatcher reports when sockets appear in directories and are removed from them. It watches all
 // with one inotify instance, so that the order of its events is the kernel's.
-type witness struct {
+type socketWatcher struct {
 	watcher *fsnotify.Watcher
-	report  func(Event)
+	report  func(fake.Event)
 }
 
-func newWitness(report func(Event), dirs ...string) (*witness, error) {
+func newSocketWatcher(report func(fake.Event), dirs ...string) (*socketWatcher, error) {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
 		return nil, fmt.Errorf("cannot watch: %w", err)
@@ -26,11 +28,11 @@ func newWitness(report func(Event), dirs ...string) (*witness, error) {
 			return nil, errors.Join(fmt.Errorf("cannot watch %s: %w", dir, err), watcher.Close())
 		}
 	}
-	return &witness{watcher: watcher, report: report}, nil
+	return &socketWatcher{watcher: watcher, report: report}, nil
 }
 
 // run works until ctx is done, and gives the watch back.
-func (w *witness) run(ctx context.Context) error {
+func (w *socketWatcher) run(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
@@ -40,9 +42,9 @@ func (w *witness) run(ctx context.Context) error {
 		case e := <-w.watcher.Events:
 			switch {
 			case e.Has(fsnotify.Create):
-				w.report(Event{At: time.Now(), What: appeared, Socket: e.Name})
+				w.report(fake.Event{At: time.Now(), What: appeared, Registration: fake.Registration{Socket: e.Name}})
 			case e.Has(fsnotify.Remove), e.Has(fsnotify.Rename):
-				w.report(Event{At: time.Now(), What: vanished, Socket: e.Name})
+				w.report(fake.Event{At: time.Now(), What: removed, Registration: fake.Registration{Socket: e.Name}})
 			}
 		}
 	}
