@@ -1,100 +1,99 @@
-// Command bench measures csi-registrar as a node feels it: how soon a driver is
-// registered, what the daemon costs at rest, and what a start and a storm take. Given the
-// command line of another registrar it measures that beside it, in the same run.
+// Command bench measures csi-registrar as a node feels it, and prints what it found beside
+// the budget. Given the command line of another registrar it measures that as well.
 //
-//	go run ./internal/bench --bin bin/csi-registrar [--quick] [--peer 'CMD --csi-address={socket} …']
+//	go run ./internal/bench [--bin bin/csi-registrar] [--quick] [--peer 'CMD --csi-address={socket} …']
 //
-// Everything happens in a temporary folder; nothing on the machine is changed.
+// What is measured is the packaged binary, which scripts/build makes. Everything happens in a
+// temporary directory; nothing on the machine is changed.
 package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
 
-// options say what is measured and how long.
-type options struct {
-	bin, peer string
-	quick     bool
-	only      string
-	idle      time.Duration
-}
-
 func main() {
-	var o options
-	flag.StringVar(&o.bin, "bin", "bin/csi-registrar", "the daemon to measure")
-	flag.StringVar(&o.peer, "peer", "", "another registrar's command line for one driver; {socket}, {registry} and {name} are replaced")
-	flag.BoolVar(&o.quick, "quick", false, "fewer repetitions, no long waits")
-	flag.StringVar(&o.only, "only", "", "only the measures whose name contains this")
-	flag.DurationVar(&o.idle, "idle", time.Minute, "how long to look at the daemon at rest")
+	bin := flag.String("bin", "bin/csi-registrar", "the `FILE` of the daemon to measure")
+	peer := flag.String("peer", "", "another registrar's `COMMAND` for one driver; {socket}, {registry} and {name} are replaced")
+	quick := flag.Bool("quick", false, "fewer repetitions, shorter waits: for a first look only")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if err := bench(ctx, o); err != nil {
+	if err := bench(ctx, *bin, *peer, *quick); err != nil {
 		fmt.Fprintln(os.Stderr, "error: cannot measure:", err)
 		os.Exit(1)
 	}
 }
 
-func bench(ctx context.Context, o options) error {
-	bin, err := filepath.Abs(o.bin)
+func bench(ctx context.Context, bin, peer string, quick bool) error {
+	bin, err := filepath.Abs(bin)
 	if err != nil {
 		return err
 	}
-	o.bin = bin
-	if o.quick {
-		o.idle = min(o.idle, 10*time.Second)
+	programs := []program{{args: []string{bin, "run", "--config-root", "{root}", "--keep-sockets"}, notifies: true}}
+	if peer != "" {
+		programs = append(programs, program{args: strings.Fields(peer)})
 	}
-	size, err := os.Stat(o.bin)
-	if err != nil {
-		return err
-	}
-	fmt.Printf("noise: %s\n\n", noise())
-	fmt.Printf("%-46s %12s %12s %12s\n", "", "median", "p99", "worst")
-	value("binary size", float64(size.Size())/1e6, "MB")
-	measures := []struct {
-		name string
-		run  func(context.Context, options) error
-	}{
-		{"serve", serveToAccept},
-		{"start", startToReady},
-		{"restart", restartThroughStore},
-		{"getinfo", getInfoUnderLoad},
-		{"rest", atRest},
-		{"storm", storms},
-		{"peer", peerAtRest},
-	}
-	var errs []error
-	for _, m := range measures {
-		if strings.Contains(m.name, o.only) && ctx.Err() == nil {
-			if err := m.run(ctx, o); err != nil {
-				errs = append(errs, fmt.Errorf("%s: %w", m.name, err))
-			}
+	fmt.Printf("noise: %s\n\n%-52s %10s %10s %10s\n", noise(), "", "goal", "seen", "peer")
+	for _, measure := range []func(context.Context, []program, bool) error{
+		sizes, serveToAccept, startToReady, restarts, memoryAndIdling,
+	} {
+		if err := measure(ctx, programs, quick); err != nil {
+			return err
 		}
 	}
 	fmt.Printf("\nnoise: %s\n", noise())
-	return errors.Join(errs...)
+	return nil
 }
 
-// noise says how much this machine itself disturbs: how late a sleep of a millisecond
-// ends, and how many processes wait for a CPU.
+// row prints a line of the table: the daemon's figure and, where there is one, the peer's. A
+// goal of 0 or more is the most that is good.
+func row(name, unit string, goal float64, seen []float64) {
+	cell := func(v float64) string { return fmt.Sprintf("%.4g %s", v, unit) }
+	line := fmt.Sprintf("%-52s %10s %10s", name, "", cell(seen[0]))
+	if goal >= 0 {
+		line = fmt.Sprintf("%-52s %10s %10s", name, cell(goal), cell(seen[0]))
+	}
+	if len(seen) > 1 {
+		line += fmt.Sprintf(" %10s", cell(seen[1]))
+	}
+	if goal >= 0 && seen[0] > goal {
+		line += "  over the goal"
+	}
+	fmt.Println(line)
+}
+
+// noGoal is for figures that have none.
+const noGoal = -1
+
+// noise shows how much this machine itself disturbs: how late a sleep of a millisecond ends,
+// and how many processes wait for a CPU.
 func noise() string {
-	var late series
+	var late []time.Duration
 	for range 300 {
 		begun := time.Now()
 		time.Sleep(time.Millisecond)
 		late = append(late, time.Since(begun)-time.Millisecond)
 	}
+	slices.Sort(late)
 	load, err := os.ReadFile("/proc/loadavg")
 	if err != nil {
 		load = []byte(err.Error())
 	}
-	return fmt.Sprintf("a sleep of 1 ms ends %s too late (median; worst %s); load %s", late.at(0.5), late.at(1), strings.TrimSpace(string(load)))
+	return fmt.Sprintf("a sleep of 1 ms ends %s too late (median; worst %s); load %s", late[len(late)/2], late[len(late)-1], strings.TrimSpace(string(load)))
+}
+
+// pick is how often, or how long, in a full and in a quick run.
+func pick[T any](quick bool, full, short T) T {
+	if quick {
+		return short
+	}
+	return full
 }

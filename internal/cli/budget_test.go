@@ -4,24 +4,21 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"csi-registrar/internal/control"
-	"csi-registrar/internal/demo"
-	"csi-registrar/internal/demo/sampledriver"
+	"csi-registrar/internal/fake"
 )
 
-// Budget of a registered driver at rest.
+// Budget of a registered driver that is idle.
 const (
 	goroutinesEach  = 3 // its registrar, its accept loop, the reader of the driver's connection
 	descriptorsEach = 2 // its listener, the driver's connection
@@ -44,7 +41,7 @@ func TestBudgetPerDriver(t *testing.T) {
 
 type cost struct{ goroutines, descriptors int }
 
-// registeredCost is what a daemon has with n registered drivers, when it has come to rest: at
+// registeredCost is what a daemon has with n registered drivers, when it has settled: at
 // most the limit, or else what it has after some seconds. Zero: two looks say the same.
 func registeredCost(t *testing.T, n int, limit cost) (now cost) {
 	t.Helper()
@@ -55,34 +52,25 @@ func registeredCost(t *testing.T, n int, limit cost) (now cost) {
 			t.Fatal(err)
 		}
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	defer cancel()
 	registered := make(chan string, n)
-	kubelet, err := demo.NewKubelet(registry, func(e demo.Event) {
-		if e.What == demo.Registered {
+	kubelet, err := fake.StartKubelet(registry, fake.NewAPIServer(), func(e fake.Event) {
+		if e.What == fake.Registered {
 			registered <- e.Driver
 		}
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	wg.Go(func() {
-		if err := kubelet.Run(ctx); err != nil {
-			t.Error(err)
-		}
-	})
+	defer kubelet.Stop()
 	conf := fmt.Sprintf("[kubelet]\nroot_dir = %q\n", filepath.Join(root, "k"))
 	for i := range n {
-		d := &sampledriver.Driver{Name: fmt.Sprintf("d%d.example", i), Version: "1", NodeID: "n", Data: filepath.Join(root, "data"), Log: slog.New(slog.DiscardHandler)}
-		socket := filepath.Join(root, d.Name)
-		conf += fmt.Sprintf("[driver.%q]\nsocket = %q\nsocket_owner = \"any\"\n", d.Name, socket)
-		wg.Go(func() {
-			if err := d.Serve(ctx, socket); err != nil {
-				t.Error(err)
-			}
-		})
+		name := fmt.Sprintf("d%d.example", i)
+		d := fake.NewDriver(filepath.Join(root, name), fake.Healthy(name))
+		if _, err := d.Start(); err != nil {
+			t.Fatal(err)
+		}
+		defer d.Kill()
+		conf += fmt.Sprintf("[driver.%q]\nsocket = %q\nsocket_owner = \"any\"\n", name, d.Socket)
 	}
 	if err := os.WriteFile(filepath.Join(root, "etc/csi-registrar/config.toml"), []byte(conf), 0o644); err != nil {
 		t.Fatal(err)

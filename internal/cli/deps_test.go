@@ -5,7 +5,6 @@ import (
 	"debug/elf"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -148,7 +147,6 @@ func TestLinked(t *testing.T) {
 		"github.com/BurntSushi/toml",
 		"github.com/container-storage-interface/spec",
 		"github.com/coreos/go-systemd/v22",
-		"github.com/fsnotify/fsnotify",
 		"go.yaml.in/yaml/v3",
 		"golang.org/x/net",
 		"golang.org/x/sys",
@@ -163,20 +161,30 @@ func TestLinked(t *testing.T) {
 	}
 }
 
-// The binary as `make build` makes it: its size, that it is static, and that nothing looks
-// methods up by a name that the linker does not know, which would keep every exported
-// method of every type.
+// The binary as it is shipped: its size, that it is static, and that nothing looks methods up
+// by a name that the linker does not know, which would keep every exported method of every
+// type.
 func TestBinary(t *testing.T) {
 	if testing.Short() {
 		t.Skip("links the program")
 	}
-	out := filepath.Join(newRoot(t), "csi-registrar")
-	log := linkProgram(t, out)
-	for line := range strings.Lines(log) {
-		if strings.Contains(line, "<ReflectMethod>") {
+	dir := newRoot(t)
+	build := exec.CommandContext(t.Context(), "scripts/build", "", dir)
+	build.Dir = top
+	build.Env = append(os.Environ(), "LDFLAGS=-dumpdep") // what depends on what; the output is the same
+	log, err := build.CombinedOutput()
+	if err != nil {
+		t.Fatalf("scripts/build: %v\n%s", err, log)
+	}
+	if !bytes.Contains(log, []byte(" -> ")) {
+		t.Fatal("the linker does not print what depends on what")
+	}
+	for line := range bytes.Lines(log) {
+		if bytes.Contains(line, []byte("<ReflectMethod>")) {
 			t.Errorf("turns off the linker's pruning of methods: %s", line)
 		}
 	}
+	out := filepath.Join(dir, "csi-registrar")
 	fi, err := os.Stat(out)
 	if err != nil {
 		t.Fatal(err)
@@ -195,39 +203,4 @@ func TestBinary(t *testing.T) {
 			t.Errorf("not static: it has %s", p.Type)
 		}
 	}
-}
-
-// linkProgram runs the command of `make build`, with its output elsewhere and the linker
-// reporting what depends on what.
-func linkProgram(t *testing.T, out string) (log string) {
-	t.Helper()
-	dry := exec.CommandContext(t.Context(), "make", "--no-print-directory", "-n", "build")
-	dry.Dir = top
-	dry.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "MAKE") || strings.HasPrefix(v, "MFLAGS") })
-	text, err := dry.Output()
-	if err != nil {
-		t.Fatalf("cannot ask make: %v", err)
-	}
-	var command string
-	for line := range strings.Lines(string(text)) {
-		if strings.Contains(line, " build ") && strings.Contains(line, "-o bin/csi-registrar") {
-			command = strings.TrimSpace(line)
-		}
-	}
-	command = strings.Replace(command, "-o bin/csi-registrar", "-o '"+out+"'", 1)
-	command = strings.Replace(command, "-s -w", "-s -w -dumpdep", 1)
-	if !strings.Contains(command, out) || !strings.Contains(command, "-dumpdep") {
-		t.Fatalf("make build is not understood: %s", text)
-	}
-	cmd := exec.CommandContext(t.Context(), "sh", "-c", command)
-	cmd.Dir = top
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	said, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Fatal(fmt.Errorf("%s: %w\n%s", command, err, said))
-	}
-	if !strings.Contains(string(said), " -> ") {
-		t.Fatalf("the linker does not report what depends on what: %s", command)
-	}
-	return string(said)
 }

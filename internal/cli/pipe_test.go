@@ -1,12 +1,9 @@
 package cli
 
 import (
-	"errors"
 	"io"
-	"io/fs"
 	"os"
 	"os/exec"
-	"regexp"
 	"testing"
 	"time"
 )
@@ -48,30 +45,5 @@ func TestWatchUnread(t *testing.T) {
 			t.Errorf("%v: %v", args, err)
 		}
 		late.Stop()
-	}
-}
-
-// The demo cleans up also when its reader goes away, as after `| head -1`.
-func TestDemoUnread(t *testing.T) {
-	cmd, stdout := inAPipe(t, "demo")
-	var told []byte
-	folder := regexp.MustCompile(`(\S*/csi-demo-\d+)\s`)
-	for b := make([]byte, 4096); !folder.Match(told); {
-		n, err := stdout.Read(b)
-		if err != nil {
-			t.Fatalf("%v after %s", err, told)
-		}
-		told = append(told, b[:n]...)
-	}
-	if err := stdout.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Wait(); cmd.ProcessState.ExitCode() != exitFailed {
-		t.Errorf("it ended with %v", err)
-	}
-	dir := string(folder.FindSubmatch(told)[1])
-	if _, err := os.Lstat(dir); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("%s is left: %v", dir, err)
-		_ = os.RemoveAll(dir)
 	}
 }

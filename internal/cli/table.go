@@ -37,12 +37,10 @@ wrong. The exit code is 78 if there are errors.`,
 stay, and the kubelet does not notice.`,
 			setup: setupCleanup},
 		{name: "import", args: "MANIFEST...", summary: "turn a driver's DaemonSet into a configuration file", setup: setupImport},
-		{name: "demo", summary: "show the whole story on this machine: no cluster, no root", setup: plain(runDemo)},
 		{name: "completion", args: "bash|zsh|fish", summary: "print the completion script for a shell", setup: plain(runCompletion)},
 		{name: "version", summary: "print the version", setup: setupVersion},
 		{name: "help", args: "[COMMAND]", summary: "explain the commands", setup: plain(runHelp)},
 
-		{name: "sample-driver", hidden: true, summary: "serve a CSI driver to try things with", setup: setupSampleDriver},
 		{name: "__complete", hidden: true, args: "WORD...", summary: "print the completions of the last word", setup: plain(runComplete)},
 	}
 }

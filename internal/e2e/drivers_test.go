@@ -6,10 +6,11 @@ import (
 	"time"
 
 	"csi-registrar/internal/e2e/harness"
+	"csi-registrar/internal/fake"
 )
 
 // restart restarts a driver with another behaviour, killed or stopped well.
-func restart(c *harness.Daemon, d *harness.Driver, kill bool, change func(*harness.Behaviour)) {
+func restart(c *harness.Daemon, d *harness.Driver, kill bool, change func(*fake.Answers)) {
 	if kill {
 		d.Kill()
 	} else {
@@ -65,19 +66,19 @@ func TestDriverProcessKilledAndHanging(t *testing.T) {
 func TestDriverRestartsChanged(t *testing.T) {
 	t.Parallel()
 	cases := map[string]struct {
-		change func(*harness.Behaviour)
+		change func(*fake.Answers)
 		right  func(harness.CSINodeDriver) bool
 	}{
 		"node id": {
-			func(b *harness.Behaviour) { b.NodeID = "another" },
+			func(b *fake.Answers) { b.NodeID = "another" },
 			func(d harness.CSINodeDriver) bool { return d.NodeID == "another" },
 		},
 		"limit": {
-			func(b *harness.Behaviour) { b.MaxVolumes = 9 },
+			func(b *fake.Answers) { b.MaxVolumes = 9 },
 			func(d harness.CSINodeDriver) bool { return d.MaxVolumes == 9 },
 		},
 		"topology key": {
-			func(b *harness.Behaviour) { b.Topology["example/rack"] = "7" },
+			func(b *fake.Answers) { b.Topology["example/rack"] = "7" },
 			func(d harness.CSINodeDriver) bool { return len(d.TopologyKeys) == 2 },
 		},
 	}
@@ -86,7 +87,7 @@ func TestDriverRestartsChanged(t *testing.T) {
 			t.Parallel()
 			n := harness.New(t)
 			d := n.AddDriver("a.example")
-			d.Set(func(b *harness.Behaviour) { b.Topology = map[string]string{"example/zone": "1"} })
+			d.Set(func(b *fake.Answers) { b.Topology = map[string]string{"example/zone": "1"} })
 			d.Start()
 			k := n.StartKubelet()
 			c := n.StartDaemon()
@@ -118,14 +119,14 @@ func TestDriverRestartsWithAnotherTopologyValue(t *testing.T) {
 	t.Parallel()
 	n := harness.New(t)
 	d := n.AddDriver("a.example")
-	d.Set(func(b *harness.Behaviour) { b.Topology = map[string]string{"example/zone": "1"} })
+	d.Set(func(b *fake.Answers) { b.Topology = map[string]string{"example/zone": "1"} })
 	d.Start()
 	k := n.StartKubelet()
 	c := n.StartDaemon()
 	k.Registered(0, d.Name, soon)
 	c.WaitState(d.Name, "registered", soon)
 	unchanged(t, n, k, []string{d.Name}, func() {
-		restart(c, d, false, func(b *harness.Behaviour) { b.Topology = map[string]string{"example/zone": "2"} })
+		restart(c, d, false, func(b *fake.Answers) { b.Topology = map[string]string{"example/zone": "2"} })
 		s := c.WaitStatus(d.Name, "a reason", soon, func(s harness.DriverStatus) bool { return s.Driver == "ready" && s.Reason != "" })
 		contains(t, "the reason", s.Reason, "example/zone", "label")
 		if s.State != "registered" {
@@ -146,7 +147,7 @@ func TestAnotherDriverUnderTheName(t *testing.T) {
 	t.Parallel()
 	n, d, c, k := registered(t, "a.example")
 	mark := k.Mark()
-	restart(c, d, false, func(b *harness.Behaviour) { b.Name = "other.example" })
+	restart(c, d, false, func(b *fake.Answers) { b.Name = "other.example" })
 	k.Deregistered(mark, d.Name, soon)
 	s := c.WaitState(d.Name, "mismatch", soon)
 	contains(t, "the reason", s.Reason, "other.example", "a.example")
@@ -158,7 +159,7 @@ func TestAnotherDriverUnderTheName(t *testing.T) {
 	}
 	mark = k.Mark()
 	d.Stop()
-	d.Set(func(b *harness.Behaviour) { b.Name = d.Name })
+	d.Set(func(b *fake.Answers) { b.Name = d.Name })
 	d.Start()
 	k.Registered(mark, d.Name, soon)
 }

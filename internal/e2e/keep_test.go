@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"csi-registrar/internal/e2e/harness"
+	"csi-registrar/internal/fake"
 )
 
 // The descriptor store keeps the listeners: twenty drivers, restarts of both kinds, and
@@ -95,7 +96,7 @@ func TestChangesWhileTheDaemonIsAway(t *testing.T) {
 		c.Kill()
 		mark := k.Mark()
 		d.Stop()
-		d.Set(func(b *harness.Behaviour) { b.NodeID = "another" })
+		d.Set(func(b *fake.Answers) { b.NodeID = "another" })
 		d.Start()
 		c = m.StartDaemon()
 		k.Registered(mark, d.Name, soon)
@@ -183,17 +184,17 @@ func TestDaemonRestartsInTheMiddleOfARegistration(t *testing.T) {
 			m := n.Manager()
 			c := m.StartDaemon()
 			c.WaitState(d.Name, "published", soon)
-			d.Set(func(b *harness.Behaviour) { b.Hang = map[string]bool{harness.NodeGetInfo: true} })
-			asked := d.Calls(harness.NodeGetInfo)
+			d.Set(func(b *fake.Answers) { b.Hang = map[string]bool{fake.NodeGetInfo: true} })
+			asked := d.Calls(fake.NodeGetInfo)
 			k := n.StartKubelet()
 			harness.Eventually(t, soon, "the kubelet asks the driver", func() string {
-				if d.Calls(harness.NodeGetInfo) == asked {
+				if d.Calls(fake.NodeGetInfo) == asked {
 					return "not yet"
 				}
 				return ""
 			})
 			c = m.Restart(c, sig)
-			d.Set(func(b *harness.Behaviour) { b.Hang = nil })
+			d.Set(func(b *fake.Answers) { b.Hang = nil })
 			k.Registered(0, d.Name, soon)
 			c.WaitState(d.Name, "registered", soon)
 			k.Quiet(k.Mark(), 2500*time.Millisecond)

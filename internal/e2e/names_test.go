@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"csi-registrar/internal/e2e/harness"
+	"csi-registrar/internal/fake"
 )
 
 var hostileNames = map[string]string{
@@ -38,7 +39,7 @@ func TestHostileNamesThroughFlags(t *testing.T) {
 			t.Parallel()
 			n := harness.New(t)
 			d := n.NewDriver("it")
-			d.Set(func(b *harness.Behaviour) { b.Name = name })
+			d.Set(func(b *fake.Answers) { b.Name = name })
 			d.Start()
 			before := files(t, n.Dir)
 			c := startNamed(n, d.Socket)
@@ -56,7 +57,7 @@ func TestHostileNamesThroughFlags(t *testing.T) {
 			}
 			// The daemon does not give up: the driver may be mended.
 			d.Kill()
-			d.Set(func(b *harness.Behaviour) { b.Name = "mended.example" })
+			d.Set(func(b *fake.Answers) { b.Name = "mended.example" })
 			d.Start()
 			if _, ok := harness.WhenAccepts(n.RegSocket("mended.example"), soon); !ok {
 				t.Errorf("not published after it was mended: %+v", c.Status().Drivers)

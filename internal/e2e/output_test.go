@@ -20,10 +20,13 @@ import (
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"csi-registrar/internal/e2e/harness"
+	"csi-registrar/internal/fake"
 )
 
 // venom is what a hostile driver says wherever it may say something: it would set the
@@ -36,21 +39,27 @@ func hostileNode(t *testing.T) (n *harness.Node, names []string) {
 	t.Helper()
 	n = harness.New(t)
 	huge, long := strings.Repeat(venom, 1<<20/len(venom)), strings.Repeat(venom, 100)
-	for name, be := range map[string]func(*harness.Behaviour){
-		"version.example":   func(b *harness.Behaviour) { b.Version = long },
-		"huge.example":      func(b *harness.Behaviour) { b.Version = huge },
-		"name.example":      func(b *harness.Behaviour) { b.Name = venom },
-		"longname.example":  func(b *harness.Behaviour) { b.Name = long },
-		"node.example":      func(b *harness.Behaviour) { b.NodeID = venom },
-		"longnode.example":  func(b *harness.Behaviour) { b.NodeID = long },
-		"key.example":       func(b *harness.Behaviour) { b.Topology = map[string]string{venom: "a"} },
-		"value.example":     func(b *harness.Behaviour) { b.Topology = map[string]string{"example/a": venom} },
-		"refused.example":   func(*harness.Behaviour) {},
-		"longvalue.example": func(b *harness.Behaviour) { b.Topology = map[string]string{"example/a": long} },
-		"info.example":      func(b *harness.Behaviour) { b.Fail = map[string]string{harness.GetPluginInfo: long} },
-		"hugeinfo.example":  func(b *harness.Behaviour) { b.Fail = map[string]string{harness.GetPluginInfo: huge} },
-		"probe.example":     func(b *harness.Behaviour) { b.Fail = map[string]string{harness.Probe: venom} },
-		"nodeinfo.example":  func(b *harness.Behaviour) { b.Fail = map[string]string{harness.NodeGetInfo: venom} },
+	for name, be := range map[string]func(*fake.Answers){
+		"version.example":   func(b *fake.Answers) { b.Version = long },
+		"huge.example":      func(b *fake.Answers) { b.Version = huge },
+		"name.example":      func(b *fake.Answers) { b.Name = venom },
+		"longname.example":  func(b *fake.Answers) { b.Name = long },
+		"node.example":      func(b *fake.Answers) { b.NodeID = venom },
+		"longnode.example":  func(b *fake.Answers) { b.NodeID = long },
+		"key.example":       func(b *fake.Answers) { b.Topology = map[string]string{venom: "a"} },
+		"value.example":     func(b *fake.Answers) { b.Topology = map[string]string{"example/a": venom} },
+		"refused.example":   func(*fake.Answers) {},
+		"longvalue.example": func(b *fake.Answers) { b.Topology = map[string]string{"example/a": long} },
+		"info.example": func(b *fake.Answers) {
+			b.Fail = map[string]error{fake.GetPluginInfo: status.Error(codes.Internal, long)}
+		},
+		"hugeinfo.example": func(b *fake.Answers) {
+			b.Fail = map[string]error{fake.GetPluginInfo: status.Error(codes.Internal, huge)}
+		},
+		"probe.example": func(b *fake.Answers) { b.Fail = map[string]error{fake.Probe: status.Error(codes.Internal, venom)} },
+		"nodeinfo.example": func(b *fake.Answers) {
+			b.Fail = map[string]error{fake.NodeGetInfo: status.Error(codes.Internal, venom)}
+		},
 	} {
 		d := n.AddDriver(name)
 		d.Set(be)

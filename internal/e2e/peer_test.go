@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"csi-registrar/internal/e2e/built"
 	"csi-registrar/internal/e2e/harness"
 )
 
@@ -52,7 +53,7 @@ func TestSmallerThanThePeer(t *testing.T) {
 	names := numbered("d%02d.example", 20)
 	n.AddDriver(names[0]).Start()
 	k := n.StartKubelet()
-	harness.Binary(t) // built before the clock runs
+	built.Registrar(t) // built before the clock runs
 	started := time.Now()
 	c := n.StartDaemon()
 	if took := time.Since(started); took > 500*time.Millisecond {
@@ -101,7 +102,7 @@ func TestSmallerThanThePeer(t *testing.T) {
 		t.Error("it is never at rest: something polls")
 	}
 
-	fi, err := os.Stat(harness.Binary(t))
+	fi, err := os.Stat(built.Registrar(t))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"csi-registrar/internal/e2e/harness"
+	"csi-registrar/internal/fake"
 )
 
 // collide makes the kubelet refuse a driver: its topology value is not the Node's label.
@@ -12,7 +13,7 @@ func collide(t *testing.T) (*harness.Node, *harness.Driver, *harness.Daemon, *ha
 	t.Helper()
 	n := harness.New(t)
 	d := n.AddDriver("a.example")
-	d.Set(func(b *harness.Behaviour) { b.Topology = map[string]string{"example/zone": "1"} })
+	d.Set(func(b *fake.Answers) { b.Topology = map[string]string{"example/zone": "1"} })
 	d.Start()
 	k := n.StartKubelet()
 	k.Command("label example/zone=2")

@@ -8,10 +8,13 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	mockdriver "k8s.io/kubernetes/test/e2e/storage/drivers/csi-test/driver"
 	"k8s.io/kubernetes/test/e2e/storage/drivers/csi-test/mock/service"
 
 	"csi-registrar/internal/e2e/harness"
+	"csi-registrar/internal/fake"
 )
 
 func TestTwentyDriversInOneDaemon(t *testing.T) {
@@ -196,11 +199,13 @@ func absences() []time.Duration {
 func TestBadDriversDelayNobody(t *testing.T) {
 	t.Parallel()
 	n := harness.New(t)
-	bad := map[string]func(*harness.Behaviour){
-		"hangs.example":    func(b *harness.Behaviour) { b.Hang = map[string]bool{harness.GetPluginInfo: true} },
-		"fails.example":    func(b *harness.Behaviour) { b.Fail = map[string]string{harness.GetPluginInfo: "out of luck"} },
-		"notready.example": func(b *harness.Behaviour) { b.NotReady = true },
-		"empty.example":    func(b *harness.Behaviour) { b.Name = "" },
+	bad := map[string]func(*fake.Answers){
+		"hangs.example": func(b *fake.Answers) { b.Hang = map[string]bool{fake.GetPluginInfo: true} },
+		"fails.example": func(b *fake.Answers) {
+			b.Fail = map[string]error{fake.GetPluginInfo: status.Error(codes.Internal, "out of luck")}
+		},
+		"notready.example": func(b *fake.Answers) { b.NotReady = true },
+		"empty.example":    func(b *fake.Answers) { b.Name = "" },
 	}
 	drivers := map[string]*harness.Driver{}
 	for name, change := range bad {
@@ -210,10 +215,10 @@ func TestBadDriversDelayNobody(t *testing.T) {
 		drivers[name] = d
 	}
 	deaf := n.AddDriver("deaf.example", `timeout = "1s"`)
-	deaf.StartDeaf()
+	deaf.Listen()
 	drivers[deaf.Name] = deaf
 	hangsUp := n.AddDriver("hangsup.example", `timeout = "1s"`)
-	hangsUp.StartHangingUp()
+	hangsUp.HangUp()
 	drivers[hangsUp.Name] = hangsUp
 	healthy := n.AddDriver("healthy.example")
 	c := n.StartDaemon()
@@ -255,9 +260,9 @@ func TestBadDriversDelayNobody(t *testing.T) {
 	for name, d := range drivers {
 		mended := time.Now()
 		if d == deaf || d == hangsUp {
-			d.Hear()
+			d.Serve()
 		} else {
-			d.Set(func(b *harness.Behaviour) { b.Name, b.NotReady, b.Hang, b.Fail = name, false, nil, nil })
+			d.Set(func(b *fake.Answers) { b.Name, b.NotReady, b.Hang, b.Fail = name, false, nil, nil })
 		}
 		at, ok := harness.WhenAccepts(n.RegSocket(name), soon)
 		if !ok {

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"csi-registrar/internal/fake"
 )
 
 // An action carries out a step, with the world's lock held. What does not apply any more
@@ -34,7 +36,7 @@ func allActions() map[string]action {
 		return w.up(d)
 	})
 	add("driver hang", func(w *world, s Step, d *Driver) error {
-		methods := []string{"/csi.v1.Identity/GetPluginInfo", "/csi.v1.Identity/Probe", "/csi.v1.Node/NodeGetInfo"}
+		methods := []string{fake.GetPluginInfo, fake.Probe, fake.NodeGetInfo}
 		d.hangIn(methods[s.A%len(methods)])
 		return nil
 	})
@@ -45,30 +47,28 @@ func allActions() map[string]action {
 	add("driver not ready", func(w *world, s Step, d *Driver) error { d.setReady(false); return w.again(d, "not ready") })
 	add("driver ready", func(w *world, s Step, d *Driver) error { d.setReady(true); return nil })
 	add("driver lie", func(w *world, s Step, d *Driver) error {
-		lie := d.truth.clone()
-		lie.name = []string{"other." + d.name, "../../" + d.name, "Under_score!", ""}[s.A%4]
-		d.lie = &lie
-		return w.again(d, "says it is "+lie.name)
+		d.lie = d.lying()
+		d.lie.Name = []string{"other." + d.name, "../../" + d.name, "Under_score!", ""}[s.A%4]
+		return w.again(d, "says it is "+d.lie.Name)
 	})
 	add("driver move topology", func(w *world, s Step, d *Driver) error {
-		lie := d.truth.clone()
-		lie.topology["topology."+d.name+"/zone"] = "z" + strconv.Itoa(2+s.A%3)
-		d.lie = &lie
+		d.lie = d.lying()
+		d.lie.Topology["topology."+d.name+"/zone"] = "z" + strconv.Itoa(2+s.A%3)
 		return w.again(d, "moves its topology")
 	})
 	add("driver truth", func(w *world, s Step, d *Driver) error {
 		d.lie = nil
-		w.cluster.align(d.truth.topology)
+		w.cluster.Align(d.truth.Topology)
 		return w.again(d, "says the truth")
 	})
 	add("driver change", func(w *world, s Step, d *Driver) error {
 		switch s.A % 3 {
 		case 0:
-			d.truth.nodeID = fmt.Sprintf("node-%d-%s", s.B, d.name)
+			d.truth.NodeID = fmt.Sprintf("node-%d-%s", s.B, d.name)
 		case 1:
-			d.truth.limit = int64(s.B)
+			d.truth.MaxVolumes = int64(s.B)
 		case 2:
-			d.truth.topology[fmt.Sprintf("topology.%s/k%d", d.name, s.B%5)] = "v"
+			d.truth.Topology[fmt.Sprintf("topology.%s/k%d", d.name, s.B%5)] = "v"
 		}
 		return w.again(d, "changes")
 	})
@@ -239,7 +239,7 @@ func (w *world) down(d *Driver, killed bool) error {
 // again restarts a driver that runs, because it has something else to say.
 func (w *world) again(d *Driver, what string) error {
 	w.ledger.note(d.name, byDriver, what)
-	if d.server == nil {
+	if !d.Running() {
 		return nil
 	}
 	return errors.Join(d.stop(false), d.start())
@@ -252,7 +252,7 @@ func (w *world) startKubelet() error {
 	// It may tell of what it does before it is made.
 	w.mu.Unlock()
 	defer w.mu.Lock()
-	k, err := StartKubelet(w.registry, w.cluster, w.happened)
+	k, err := fake.StartKubelet(w.registry, w.cluster, w.happened)
 	if err != nil {
 		// The folder went while it started: the next one will do.
 		w.say("the kubelet does not start: %v", err)
@@ -277,7 +277,7 @@ func (w *world) stopKubelet() error {
 	w.kubelet = nil
 	w.mu.Unlock()
 	defer w.mu.Lock()
-	return k.Kill()
+	return k.Stop()
 }
 
 // post asks the daemon for something; whether it can is its own affair.

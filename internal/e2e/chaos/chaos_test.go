@@ -6,12 +6,13 @@ import (
 	"maps"
 	"math/rand/v2"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"csi-registrar/internal/e2e/built"
+	"csi-registrar/internal/fake"
 )
 
 // The flags' defaults come from the environment, for `make chaos`.
@@ -44,7 +45,7 @@ func TestChaos(t *testing.T) {
 	if *seeds == "" {
 		*seeds = "fresh"
 	}
-	bin := binary(t)
+	bin := built.Registrar(t)
 	for s := range strings.SplitSeq(*seeds, ",") {
 		seed := rand.Uint64()
 		if s != "fresh" {
@@ -57,24 +58,6 @@ func TestChaos(t *testing.T) {
 			run(t, bin, seed, many, long)
 		})
 	}
-}
-
-// binary is the daemon to be tried: $CSI_REGISTRAR_BIN, else one that is built now.
-func binary(t *testing.T) string {
-	if bin := os.Getenv("CSI_REGISTRAR_BIN"); bin != "" {
-		bin, err := filepath.Abs(bin)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return bin
-	}
-	bin := filepath.Join(t.TempDir(), "csi-registrar")
-	cmd := exec.Command("go", "build", "-tags", "grpcnotrace,nethttpomithttp2", "-o", bin, "csi-registrar/cmd/csi-registrar")
-	cmd.Dir = filepath.Join("..", "..", "..")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("cannot build csi-registrar: %v\n%s", err, out)
-	}
-	return bin
 }
 
 func run(t *testing.T, bin string, seed uint64, many int, long time.Duration) {
@@ -183,7 +166,7 @@ func (w *world) settles() {
 
 	// A daemon that begins now holds as much; and the kubelet notices nothing of it.
 	w.mu.Lock()
-	before := w.figures[deregistered] + w.figures[registered]
+	before := w.figures[string(fake.Deregistered)] + w.figures[string(fake.Registered)]
 	err = w.stopDaemon(false)
 	if err == nil {
 		err = w.startDaemon("--keep-sockets")
@@ -210,7 +193,7 @@ func (w *world) settles() {
 		t.Errorf("goroutines are leaked: %d, a fresh daemon has %d", goroutines, freshGoroutines)
 	}
 	w.mu.Lock()
-	if after := w.figures[deregistered] + w.figures[registered]; after != before {
+	if after := w.figures[string(fake.Deregistered)] + w.figures[string(fake.Registered)]; after != before {
 		w.bad("the kubelet noticed a restart: %d events", after-before)
 	}
 	w.mu.Unlock()

@@ -1,36 +1,20 @@
 package chaos
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
-	"net"
 	"os"
 	"path/filepath"
-	"sync"
 	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
+	"csi-registrar/internal/fake"
+
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/types/known/wrapperspb"
 )
-
-// says is what a driver answers.
-type says struct {
-	name     string
-	nodeID   string
-	limit    int64
-	topology map[string]string
-}
-
-func (s says) clone() says {
-	s.topology = maps.Clone(s.topology)
-	return s
-}
 
 // flaw is what is wrong with a driver for good: it is never ready.
 type flaw string
@@ -42,35 +26,24 @@ const (
 	failingNode flaw = "NodeGetInfo fails"
 )
 
-// Driver is a CSI driver that does as it is told. Only who carries out the steps calls its
+// Driver is a fake driver, and what is known of it. Only who carries out the steps calls its
 // methods; the world's lock guards what others read.
 type Driver struct {
-	name   string
-	dir    string // its own, for the socket and another name of it
-	socket string
-	alias  string // a link to the socket
-	flaw   flaw
+	*fake.Driver
+	name  string
+	dir   string // its own, for the socket and another name of it
+	alias string // a link to the socket
+	flaw  flaw
 
-	// What is to be answered: truth, and the lie that is told instead while there is one.
-	truth says
-	lie   *says
+	// What is to be answered from the next start on: the truth, or the lie that is told
+	// instead while there is one.
+	truth fake.Answers
+	lie   *fake.Answers
 
 	everWell bool // it was sound once, so it may have been ready
 
-	server *grpc.Server // nil: it does not run
-	done   chan struct{}
-
-	mu       sync.Mutex
-	answers  says
-	notReady bool
-	hang     string        // full name of the method that hangs
-	free     chan struct{} // closed when nothing hangs any more
-
 	// The configuration as it is written.
 	conf conf
-
-	csi.UnimplementedIdentityServer
-	csi.UnimplementedNodeServer
 }
 
 type conf struct {
@@ -81,20 +54,25 @@ func newDriver(i int, run string, f flaw) *Driver {
 	name := fmt.Sprintf("d%02d.chaos.example", i)
 	dir := filepath.Join(run, fmt.Sprintf("d%02d", i))
 	d := &Driver{
-		name: name, dir: dir, socket: filepath.Join(dir, "csi.sock"), alias: filepath.Join(dir, "alias.sock"), flaw: f,
-		truth: says{name: name, nodeID: "node-" + name, topology: map[string]string{"topology." + name + "/zone": "z1"}},
+		name: name, dir: dir, alias: filepath.Join(dir, "alias.sock"), flaw: f,
+		truth: fake.Answers{Name: name, Version: "1.0", NodeID: "node-" + name, Topology: map[string]string{"topology." + name + "/zone": "z1"}},
 		conf:  conf{present: true, enabled: true},
 	}
 	if f == otherName {
-		d.truth.name = "other." + name
+		d.truth.Name = "other." + name
 	}
-	d.notReady = f == neverReady
+	answers := d.truth
+	answers.NotReady = f == neverReady
+	if f == failingNode {
+		answers.Fail = map[string]error{fake.NodeGetInfo: status.Error(codes.Internal, "not today")}
+	}
+	d.Driver = fake.NewDriver(filepath.Join(dir, "csi.sock"), answers, grpc.ConnectionTimeout(maxSilence))
 	return d
 }
 
 // table is its configuration file.
 func (d *Driver) table() string {
-	text := fmt.Sprintf("[driver.%q]\nsocket = %q\ntimeout = \"1s\"\nenabled = %t\n", d.name, d.socket, d.conf.enabled)
+	text := fmt.Sprintf("[driver.%q]\nsocket = %q\ntimeout = \"1s\"\nenabled = %t\n", d.name, d.Socket, d.conf.enabled)
 	if d.conf.byAlias {
 		text += fmt.Sprintf("endpoint = %q\n", d.alias)
 	}
@@ -107,125 +85,63 @@ func (d *Driver) table() string {
 	return text
 }
 
-// mute is how long a server waits for the first word on a connection. Its end waits for
-// that too, and a daemon that is frozen says nothing.
-const mute = time.Second
+// maxSilence is how long a server waits for the first bytes on a connection. Its end waits for
+// that too, and a daemon that is frozen sends nothing.
+const maxSilence = time.Second
 
 // start serves, with a new socket. It does nothing if it runs.
 func (d *Driver) start() error {
-	if d.server != nil {
+	if d.Running() {
 		return nil
 	}
 	if err := os.MkdirAll(d.dir, 0o755); err != nil {
 		return err
 	}
-	if err := errors.Join(gone(os.Remove(d.socket)), gone(os.Remove(d.alias))); err != nil {
+	if err := gone(os.Remove(d.alias)); err != nil {
 		return err
 	}
-	if err := os.Symlink(d.socket, d.alias); err != nil {
+	if err := os.Symlink(d.Socket, d.alias); err != nil {
 		return err
 	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: d.socket, Net: "unix"})
-	if err != nil {
-		return err
-	}
-	l.SetUnlinkOnClose(false)
-	d.mu.Lock()
-	d.answers = d.truth.clone()
+	said := d.truth
 	if d.lie != nil {
-		d.answers = d.lie.clone()
+		said = *d.lie
 	}
-	d.mu.Unlock()
+	d.Set(func(a *fake.Answers) {
+		a.Name, a.NodeID, a.MaxVolumes, a.Topology = said.Name, said.NodeID, said.MaxVolumes, maps.Clone(said.Topology)
+	})
 	if d.flaw == sound {
 		d.everWell = true
 	}
-	d.server, d.done = grpc.NewServer(grpc.UnaryInterceptor(d.intercept), grpc.ConnectionTimeout(mute)), make(chan struct{})
-	csi.RegisterIdentityServer(d.server, d)
-	csi.RegisterNodeServer(d.server, d)
-	server, done := d.server, d.done
-	go func() {
-		defer close(done)
-		_ = server.Serve(l) // ends with stop
-	}()
-	return nil
+	_, err := d.Start()
+	return err
 }
 
 // stop ends it; killed, it leaves its socket behind.
 func (d *Driver) stop(killed bool) error {
-	if d.server == nil {
-		return nil
-	}
 	d.unhang()
-	d.server.Stop()
-	<-d.done
-	d.server = nil
 	if killed {
+		d.Kill()
 		return nil
 	}
-	return gone(os.Remove(d.socket))
+	return d.Stop()
 }
 
-func (d *Driver) unhang() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.hang != "" {
-		close(d.free)
-		d.hang = ""
-	}
-}
+func (d *Driver) unhang() { d.Set(func(a *fake.Answers) { a.Hang = nil }) }
 
 func (d *Driver) hangIn(method string) {
-	d.unhang()
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.hang, d.free = method, make(chan struct{})
+	d.Set(func(a *fake.Answers) { a.Hang = map[string]bool{method: true} })
 }
 
 func (d *Driver) setReady(ready bool) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.notReady = !ready || d.flaw == neverReady
+	d.Set(func(a *fake.Answers) { a.NotReady = !ready || d.flaw == neverReady })
 }
 
-func (d *Driver) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
-	d.mu.Lock()
-	hang, free := d.hang, d.free
-	d.mu.Unlock()
-	if hang != "" && hang == info.FullMethod {
-		select {
-		case <-free:
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
-	}
-	return next(ctx, req)
-}
-
-// GetPluginInfo implements csi.IdentityServer.
-func (d *Driver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return &csi.GetPluginInfoResponse{Name: d.answers.name, VendorVersion: "1.0"}, nil
-}
-
-// Probe implements csi.IdentityServer.
-func (d *Driver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return &csi.ProbeResponse{Ready: wrapperspb.Bool(!d.notReady)}, nil
-}
-
-// NodeGetInfo implements csi.NodeServer.
-func (d *Driver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.flaw == failingNode {
-		return nil, status.Error(codes.Internal, "not today")
-	}
-	return &csi.NodeGetInfoResponse{
-		NodeId: d.answers.nodeID, MaxVolumesPerNode: d.answers.limit,
-		AccessibleTopology: &csi.Topology{Segments: maps.Clone(d.answers.topology)},
-	}, nil
+// lying is a copy of the truth, to be changed.
+func (d *Driver) lying() *fake.Answers {
+	lie := d.truth
+	lie.Topology = maps.Clone(lie.Topology)
+	return &lie
 }
 
 // gone forgives that something is not there.

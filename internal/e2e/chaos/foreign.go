@@ -61,7 +61,7 @@ func makeForeign(scratch, path, kind string, driver *Driver, replace bool) (*for
 	case aFolder:
 		err = os.Mkdir(temporary, 0o755)
 	case aLink:
-		err = os.Symlink(driver.socket, temporary)
+		err = os.Symlink(driver.Socket, temporary)
 	default:
 		var l *net.UnixListener
 		l, err = net.ListenUnix("unix", &net.UnixAddr{Name: temporary, Net: "unix"})
@@ -75,7 +75,7 @@ func makeForeign(scratch, path, kind string, driver *Driver, replace bool) (*for
 	}
 	switch kind {
 	case aSidecar:
-		f.serve = grpc.NewServer(grpc.ConnectionTimeout(mute))
+		f.serve = grpc.NewServer(grpc.ConnectionTimeout(maxSilence))
 		registration.RegisterRegistrationServer(f.serve, sidecar{driver: driver})
 		go f.serve.Serve(f.listen) // ends with crash
 	case aDead:
@@ -138,7 +138,7 @@ type sidecar struct {
 
 func (s sidecar) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
 	return &registration.PluginInfo{
-		Type: registration.CSIPlugin, Name: s.driver.name, Endpoint: s.driver.socket, SupportedVersions: []string{"1.0.0"},
+		Type: registration.CSIPlugin, Name: s.driver.name, Endpoint: s.driver.Socket, SupportedVersions: []string{"1.0.0"},
 	}, nil
 }
 

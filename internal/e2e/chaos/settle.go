@@ -9,11 +9,13 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"csi-registrar/internal/fake"
 )
 
 // settlesWithin is how long it may take until all is well: a change that the kubelet must
 // learn waits up to 30 s if there were many (registrar), the kubelet's backoff comes on top.
-const settlesWithin = 45*time.Second + longestBackoff
+const settlesWithin = 50 * time.Second
 
 // calm ends everything that disturbs: what is another's leaves, drivers run and say the
 // truth, the configuration is right, the daemon and the kubelet run.
@@ -33,11 +35,11 @@ func (w *world) calm() error {
 		if d.lie != nil {
 			errs = append(errs, actions["driver truth"](w, Step{}, d))
 		}
-		was := d.truth.clone()
-		if w.cluster.align(d.truth.topology); !maps.Equal(was.topology, d.truth.topology) {
+		was := maps.Clone(d.truth.Topology)
+		if w.cluster.Align(d.truth.Topology); !maps.Equal(was, d.truth.Topology) {
 			errs = append(errs, w.again(d, "says the truth"))
 		}
-		if d.server == nil {
+		if !d.Running() {
 			errs = append(errs, w.up(d))
 		}
 		if want := (conf{present: true, enabled: true, byAlias: d.conf.byAlias}); d.conf != want {
@@ -94,10 +96,10 @@ func (w *world) asItShouldBe() string {
 	if mistakes != "" {
 		return "the configuration has mistakes: " + mistakes
 	}
-	learned, paths := w.kubelet.Registered()
+	registered := w.kubelet.Registered()
 	var wrong []string
 	for _, d := range w.drivers {
-		if why := w.driverAsItShouldBe(d, drivers[d.name], learned, paths); why != "" {
+		if why := w.driverAsItShouldBe(d, drivers[d.name], registered[d.name]); why != "" {
 			wrong = append(wrong, d.name+": "+why)
 		}
 	}
@@ -107,26 +109,26 @@ func (w *world) asItShouldBe() string {
 	return strings.Join(wrong, "\n  ")
 }
 
-func (w *world) driverAsItShouldBe(d *Driver, s driverStatus, learned map[string]Learned, paths map[string]string) string {
-	l, there := learned[d.name]
+func (w *world) driverAsItShouldBe(d *Driver, s driverStatus, r fake.Registration) string {
+	there := r.Driver != ""
 	if d.flaw != sound {
 		if there || s.Registration != "none" {
 			return fmt.Sprintf("has the flaw %q and is registered: kubelet %t, status %+v", d.flaw, there, s)
 		}
 		return ""
 	}
-	endpoint := d.socket
+	endpoint := d.Socket
 	if d.conf.byAlias {
 		endpoint = d.alias
 	}
-	want := Learned{Driver: d.name, Endpoint: endpoint, NodeID: d.truth.nodeID, Limit: d.truth.limit, Topology: d.truth.topology}
+	want := fake.Registration{Socket: w.pathOf(d), Driver: d.name, Endpoint: endpoint, NodeID: d.truth.NodeID, Limit: d.truth.MaxVolumes, Topology: d.truth.Topology}
 	switch {
-	case !there || s.State != registered:
+	case !there || s.State != string(fake.Registered):
 		return fmt.Sprintf("kubelet: registered %t; status: %s (%s, %s): %s", there, s.State, s.Driver, s.Registration, s.Reason)
-	case paths[d.name] != w.pathOf(d):
-		return "the kubelet knows it by " + paths[d.name]
-	case l.Endpoint != want.Endpoint || l.NodeID != want.NodeID || l.Limit != want.Limit || !maps.Equal(l.Topology, want.Topology):
-		return fmt.Sprintf("the kubelet knows %+v, the driver is %+v", l, want)
+	case r.Socket != want.Socket:
+		return "the kubelet knows it by " + r.Socket
+	case r.Endpoint != want.Endpoint || r.NodeID != want.NodeID || r.Limit != want.Limit || !maps.Equal(r.Topology, want.Topology):
+		return fmt.Sprintf("the kubelet knows %+v, the driver is %+v", r, want)
 	case s.NodeID != want.NodeID || s.Limit != want.Limit || !maps.Equal(s.Topology, want.Topology):
 		return fmt.Sprintf("the status shows %+v, the driver is %+v", s, want)
 	case s.Driver != "ready":

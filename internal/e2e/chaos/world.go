@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"csi-registrar/internal/fake"
 	"csi-registrar/internal/systemd/systemdtest"
 )
 
@@ -34,8 +35,8 @@ type world struct {
 
 	// Only of who carries out the steps.
 	drivers []*Driver
-	kubelet *Kubelet
-	cluster *Cluster
+	kubelet *fake.Kubelet
+	cluster *fake.APIServer
 	posts   sync.WaitGroup // calls to the daemon under way
 	made    int            // things made so far, for their names
 
@@ -51,7 +52,7 @@ type world struct {
 	published map[string]fileID    // what was at a driver's path last, and …
 	upAt      map[string]time.Time // … when that was first seen
 	awayAt    time.Time            // when the daemon was last not there to answer
-	suspects  []Event              // deregistrations to be looked at when the log has been read
+	suspects  []fake.Event         // deregistrations to be looked at when the log has been read
 	figures   map[string]int
 	wrong     []string
 }
@@ -66,7 +67,7 @@ func newWorld(t testing.TB, binary string, seed uint64, drivers int) (*world, er
 	w := &world{
 		t: t, dir: dir, root: filepath.Join(dir, "k"), etc: filepath.Join(dir, "r"), scratch: filepath.Join(dir, "s"),
 		plan:    NewPlan(seed, drivers),
-		cluster: &Cluster{labels: map[string]string{}, entries: map[string]string{}},
+		cluster: fake.NewAPIServer(),
 		byName:  map[string]*Driver{}, rivalFrom: map[string]time.Time{}, published: map[string]fileID{}, upAt: map[string]time.Time{},
 		ledger: ledger{map[string][]deed{}}, figures: map[string]int{},
 	}
@@ -105,7 +106,7 @@ func (w *world) close() {
 	w.posts.Wait()
 	var errs []error
 	if w.kubelet != nil {
-		errs = append(errs, w.kubelet.Kill())
+		errs = append(errs, w.kubelet.Stop())
 	}
 	if w.daemon != nil && w.daemon.running() {
 		errs = append(errs, w.daemon.kill())
@@ -199,25 +200,28 @@ func (w *world) heard(line string) {
 }
 
 // happened takes in what the kubelet did.
-func (w *world) happened(e Event) {
-	w.say("kubelet: %s %s %s %s", e.What, e.Learned.Driver, filepath.Base(e.Socket), e.Why)
+func (w *world) happened(e fake.Event) {
+	if e.What == fake.Reconciled {
+		return
+	}
+	w.say("kubelet: %s %s %s %s", e.What, e.Driver, filepath.Base(e.Socket), e.Reason)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.figures[e.What]++
-	name := e.Learned.Driver
+	w.figures[string(e.What)]++
+	name := e.Driver
 	switch e.What {
-	case deregistered:
+	case fake.Deregistered:
 		w.suspects = append(w.suspects, e)
-		w.ledger.noteAt(e.At, name, lost, e.Why)
-	case unanswered:
+		w.ledger.noteAt(e.At, name, lost, e.Reason)
+	case fake.Unanswered:
 		name, _ = strings.CutSuffix(filepath.Base(e.Socket), "-reg.sock")
 		if w.byName[name] != nil && e.At.Sub(w.awayAt) > readWithin && w.at(e.Socket) == nil &&
 			w.ledger.between(name, e.At.Add(-readWithin), e.At, onPath) == nil {
 			w.figures["unanswered without a reason"]++
-			w.say("UNANSWERED %s: %s%s", name, e.Why, w.ledger.story(name))
+			w.say("UNANSWERED %s: %s%s", name, e.Reason, w.ledger.story(name))
 		}
-	case refused:
-		w.ledger.noteAt(e.At, name, refusing, e.Why)
+	case fake.Refused:
+		w.ledger.noteAt(e.At, name, refusing, e.Reason)
 	}
 }
 
@@ -240,7 +244,7 @@ func (w *world) check(now time.Time) {
 		return why != ""
 	})
 	w.checkRegistry(now)
-	w.suspects = slices.DeleteFunc(w.suspects, func(e Event) bool {
+	w.suspects = slices.DeleteFunc(w.suspects, func(e fake.Event) bool {
 		if now.Sub(e.At) < readWithin {
 			return false
 		}
@@ -251,15 +255,15 @@ func (w *world) check(now time.Time) {
 }
 
 // checkCause looks for the reason of a deregistration.
-func (w *world) checkCause(e Event) {
+func (w *world) checkCause(e fake.Event) {
 	kinds := []kind{onPath, logged}
-	if strings.HasPrefix(e.Why, "Notify failed") {
+	if strings.HasPrefix(e.Reason, "Notify failed") {
 		kinds = append(kinds, crashed)
 	}
-	name := e.Learned.Driver
-	if w.ledger.between(name, e.Since.Add(-earlier), e.At, kinds...) == nil {
+	name := e.Driver
+	if w.ledger.between(name, e.Seen.Add(-earlier), e.At, kinds...) == nil {
 		w.bad("%s was deregistered without a cause: %s (known to the kubelet since %s)%s",
-			name, e.Why, e.Since.Format("15:04:05.000"), w.ledger.story(name))
+			name, e.Reason, e.Seen.Format("15:04:05.000"), w.ledger.story(name))
 	}
 }
 

@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"csi-registrar/internal/e2e/harness"
+	"csi-registrar/internal/fake"
 )
 
 const (
@@ -200,7 +201,7 @@ func TestTwentyDriversTwentyRestarts(t *testing.T) {
 		name := fmt.Sprintf("d%02d.example", i)
 		names = append(names, name)
 		d := c.n.AddDriver(name)
-		d.Set(func(b *harness.Behaviour) {
+		d.Set(func(b *fake.Answers) {
 			b.MaxVolumes = int64(i + 1)
 			b.Topology = map[string]string{"example/zone": "1"}
 		})

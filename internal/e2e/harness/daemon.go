@@ -14,6 +14,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"csi-registrar/internal/e2e/built"
 )
 
 // Status is the document of `status --json`, as far as tests read it.
@@ -57,7 +59,7 @@ type Daemon struct {
 // Command is csi-registrar with arguments, on this node.
 func (n *Node) Command(args ...string) *exec.Cmd {
 	n.T.Helper()
-	cmd := exec.Command(Binary(n.T), args...)
+	cmd := exec.Command(built.Registrar(n.T), args...)
 	cmd.Env = cleanEnv()
 	return cmd
 }
@@ -96,7 +98,7 @@ func (n *Node) StartDaemonVia(cmd *exec.Cmd) *Daemon {
 // LaunchVia is StartDaemonVia without waiting for the daemon.
 func (n *Node) LaunchVia(cmd *exec.Cmd) *Daemon {
 	n.T.Helper()
-	cmd.Args = append(cmd.Args, Binary(n.T), "run", "--config-root", n.Etc)
+	cmd.Args = append(cmd.Args, built.Registrar(n.T), "run", "--config-root", n.Etc)
 	cmd.Env = cleanEnv()
 	return n.startDaemon(cmd)
 }
@@ -112,7 +114,7 @@ func (n *Node) StartDaemonBehind() *Daemon {
 // take no --config-root: it sees a /run of its own, so that it is alone on its machine.
 func (n *Node) StartWithFlags(args ...string) *Daemon {
 	n.T.Helper()
-	cmd := exec.Command("/bin/sh", append([]string{"-c", `mount -t tmpfs tmpfs /run && exec "$0" "$@"`, Binary(n.T), "run"}, args...)...)
+	cmd := exec.Command("/bin/sh", append([]string{"-c", `mount -t tmpfs tmpfs /run && exec "$0" "$@"`, built.Registrar(n.T), "run"}, args...)...)
 	cmd.Env = cleanEnv()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 	d := n.startDaemonAt(cmd, func(pid int) string {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"csi-registrar/internal/e2e/harness"
+	"csi-registrar/internal/fake"
 )
 
 func TestMain(m *testing.M) { harness.Main(m) }
@@ -16,7 +17,7 @@ func TestSidecarRestartsChurn(t *testing.T) {
 	t.Parallel()
 	n := harness.New(t)
 	d := n.NewDriver("a.example")
-	d.Set(func(b *harness.Behaviour) { b.Topology = map[string]string{"example/zone": "1"}; b.MaxVolumes = 7 })
+	d.Set(func(b *fake.Answers) { b.Topology = map[string]string{"example/zone": "1"}; b.MaxVolumes = 7 })
 	d.Start()
 	k := n.StartKubelet()
 	s := n.StartSidecar(d.Socket)
@@ -57,7 +58,7 @@ func TestRefusalsAreReal(t *testing.T) {
 	// A changed topology value, while the Node has the old label.
 	k.Command("label example/zone=1")
 	d := n.NewDriver("zone.example")
-	d.Set(func(b *harness.Behaviour) { b.Topology = map[string]string{"example/zone": "2"} })
+	d.Set(func(b *fake.Answers) { b.Topology = map[string]string{"example/zone": "2"} })
 	d.Start()
 	n.StartSidecar(d.Socket)
 	k.Refused(0, "zone.example", 10*time.Second)

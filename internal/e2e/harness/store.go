@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"time"
 
+	"csi-registrar/internal/e2e/built"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -202,7 +204,7 @@ func (m *Manager) StartDaemon(args ...string) *Daemon {
 	}
 	m.mu.Unlock()
 	// Only the process itself knows its number in time.
-	sh := append([]string{"-c", `LISTEN_PID=$$ exec "$0" "$@"`, Binary(n.T), "run", "--keep-sockets", "--config-root", n.Etc}, args...)
+	sh := append([]string{"-c", `LISTEN_PID=$$ exec "$0" "$@"`, built.Registrar(n.T), "run", "--keep-sockets", "--config-root", n.Etc}, args...)
 	cmd := exec.Command("/bin/sh", sh...)
 	cmd.Env = append(cleanEnv(), "NOTIFY_SOCKET="+m.addr)
 	if len(files) > 0 {

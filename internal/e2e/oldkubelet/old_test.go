@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"csi-registrar/internal/e2e/harness"
+	"csi-registrar/internal/fake"
 )
 
 func TestMain(m *testing.M) { harness.Main(m) }
@@ -18,7 +19,7 @@ func refused(t *testing.T) (*harness.Node, *harness.Driver, *harness.Daemon, *ha
 	t.Helper()
 	n := harness.New(t)
 	d := n.AddDriver("a.example")
-	d.Set(func(b *harness.Behaviour) { b.Topology = map[string]string{"example/zone": "1"} })
+	d.Set(func(b *fake.Answers) { b.Topology = map[string]string{"example/zone": "1"} })
 	d.Start()
 	k := n.StartKubelet()
 	k.Command("label example/zone=2")

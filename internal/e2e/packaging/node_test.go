@@ -28,8 +28,8 @@ const (
 // Two versions of the same thing, to go from one to the other.
 const older, newer = "0.0.1", "0.0.2"
 
-// built is what all tests install: made once.
-var built = sync.OnceValues(func() (string, error) {
+// packages is the directory of what all tests install: made once.
+var packages = sync.OnceValues(func() (string, error) {
 	root, err := filepath.Abs("../../..")
 	if err != nil {
 		return "", err
@@ -66,7 +66,7 @@ var made atomic.Bool
 func TestMain(m *testing.M) {
 	code := m.Run()
 	if made.Load() {
-		if dist, _ := built(); dist != "" {
+		if dist, _ := packages(); dist != "" {
 			os.RemoveAll(dist)
 		}
 	}
@@ -85,7 +85,7 @@ func newNode(t *testing.T, suite string) *node {
 	t.Parallel()
 	nspawn.Root(t, suite) // skips before anything is built
 	made.Store(true)
-	dist, err := built()
+	dist, err := packages()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,11 +6,12 @@ import (
 	"path/filepath"
 	"testing"
 
+	"csi-registrar/internal/e2e/built"
 	"csi-registrar/internal/e2e/system/nspawn"
 )
 
 // TestSysext boots Debian 13 with a read-only /usr, nothing in /etc and /var, and the
-// system extension. A container has no loop devices, so the image is unpacked into the folder that
+// system extension. A container has no loop devices, so the image is unpacked into the directory that
 // systemd-sysext takes as well.
 func TestSysext(t *testing.T) {
 	n := newNode(t, "trixie")
@@ -23,7 +24,7 @@ func TestSysext(t *testing.T) {
 	}
 	dir := t.TempDir()
 	build := exec.Command("scripts/sysext")
-	build.Dir = nspawn.Project(t)
+	build.Dir = built.Root(t)
 	build.Env = append(os.Environ(), "DIST="+dir)
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("scripts/sysext: %v\n%s", err, out)
@@ -46,6 +47,7 @@ ExecStart=/usr/bin/test-kubelet --root /var/lib/kubelet --handler record
 StandardOutput=append:/run/events
 StandardError=null
 `)
+	n.copyIn(built.SampleDriver(t), "/usr/bin/csi-sample-driver", 0o755)
 	n.Write("/usr/lib/systemd/system/csi-sample-driver.service", read(t, "../../../packaging/example/csi-sample-driver.service"))
 	n.Write("/usr/lib/csi-registrar/conf.d/20-sample.toml", read(t, "../../../packaging/example/20-sample.toml"))
 	for _, unit := range []string{"kubelet.service", "csi-sample-driver.service"} {

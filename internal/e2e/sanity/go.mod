@@ -1,4 +1,6 @@
-// A module of its own: the conformance suite must never reach the program's go.mod.
+// A module of its own: the conformance suite wants version 1.13 of the CSI specification's Go
+// code, from which what Kubernetes 1.36 and older use (VolumeCondition) was removed, so it
+// cannot be in one module with the kubelet's code.
 module csi-registrar/internal/e2e/sanity
 
 go 1.26.0

@@ -24,7 +24,7 @@ import (
 )
 
 // leftOut are the reasons for which the suite may skip specs: parts of CSI that the
-// sample driver does not have and does not claim (a folder needs no attaching, staging or
+// sample driver does not have and does not claim (a directory needs no attaching, staging or
 // growing). Another reason is a failure, so that no spec goes quiet unseen.
 var leftOut = []string{
 	"Controller Publish, UnpublishVolume not supported",
@@ -63,7 +63,7 @@ func TestSampleDriver(t *testing.T) {
 		}
 	})
 	socket := filepath.Join(dir, "csi.sock")
-	serve(t, binary(t), "sample-driver", "--socket", socket, "--data", filepath.Join(dir, "volumes"),
+	serve(t, program(t), "--socket", socket, "--data", filepath.Join(dir, "volumes"),
 		"--node-id", "sanity-node", "--topology", "csi-registrar.dev/host=sanity", "--max-volumes", "16")
 
 	config := sanity.NewTestConfig()
@@ -80,11 +80,11 @@ func TestSampleDriver(t *testing.T) {
 
 	left, err := os.ReadDir(filepath.Join(dir, "volumes"))
 	if err != nil || len(left) > 0 {
-		t.Errorf("left in the driver's folder: %v, %v", left, err)
+		t.Errorf("left in the driver's directory: %v, %v", left, err)
 	}
 }
 
-// count tells how many specs passed, how many failed, and which were left out and why.
+// count logs how many specs passed, how many failed, and which were left out and why.
 func count(t *testing.T, r ginkgo.Report) {
 	skipped := map[string]int{}
 	states := map[types.SpecState]int{}
@@ -129,19 +129,14 @@ func ownMounts() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 }
 
-// binary gives the program: $CSI_REGISTRAR_BIN, or one built here.
-func binary(t *testing.T) string {
+// program builds the driver as it is shipped.
+func program(t *testing.T) string {
 	t.Helper()
-	if path := os.Getenv("CSI_REGISTRAR_BIN"); path != "" {
-		return path
+	dir := t.TempDir()
+	if out, err := exec.Command("../../../scripts/build", "", dir).CombinedOutput(); err != nil {
+		t.Fatalf("scripts/build: %v\n%s", err, out)
 	}
-	path := filepath.Join(t.TempDir(), "csi-registrar")
-	build := exec.Command("go", "build", "-tags=grpcnotrace", "-o", path, "./cmd/csi-registrar")
-	build.Dir = filepath.Join("..", "..", "..")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
-	}
-	return path
+	return filepath.Join(dir, "csi-sample-driver")
 }
 
 // serve runs the driver until the test ends, and returns when it says that it serves.

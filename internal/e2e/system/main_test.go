@@ -11,7 +11,7 @@ import (
 	"sync"
 	"testing"
 
-	"csi-registrar/internal/e2e/system/nspawn"
+	"csi-registrar/internal/e2e/built"
 )
 
 // suites are Debian 11, 12 and 13: systemd 247, 252 and 257.
@@ -29,57 +29,39 @@ func onEach(t *testing.T, test func(t *testing.T, suite string)) {
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if built.dir != "" {
-		if err := os.RemoveAll(built.dir); err != nil {
-			fmt.Fprintln(os.Stderr, "cannot remove the built binaries:", err)
+	if kubelet.dir != "" {
+		if err := os.RemoveAll(kubelet.dir); err != nil {
+			fmt.Fprintln(os.Stderr, "cannot remove the built kubelet:", err)
 			code = 1
 		}
 	}
 	os.Exit(code)
 }
 
-// built are the binaries under test, made once for all tests of a process.
-var built struct {
-	once      sync.Once
-	dir       string
-	registrar string
-	err       error
+// kubelet is made once for all tests of a process.
+var kubelet struct {
+	once sync.Once
+	dir  string
+	err  error
 }
 
-// binaries returns the folder that holds "kubelet", and the path of csi-registrar: the
-// file that CSI_REGISTRAR_BIN names, else it is built as `make build` does.
-func binaries(t testing.TB) (dir, registrar string) {
+// kubeletDir returns the directory that holds "kubelet".
+func kubeletDir(t testing.TB) string {
 	t.Helper()
-	project := nspawn.Project(t)
-	built.once.Do(func() { built.err = build(project) })
-	if built.err != nil {
-		t.Fatal(built.err)
+	root := built.Root(t)
+	kubelet.once.Do(func() {
+		if kubelet.dir, kubelet.err = os.MkdirTemp("", "csi-system-bin"); kubelet.err != nil {
+			return
+		}
+		cmd := exec.Command("go", "build", "-ldflags=-s -w", "-o", filepath.Join(kubelet.dir, "kubelet"), "./cmd/kubelet")
+		cmd.Dir = filepath.Join(root, "internal", "e2e")
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // static, for the oldest suite's C library is older than this machine's
+		if out, err := cmd.CombinedOutput(); err != nil {
+			kubelet.err = fmt.Errorf("cannot build the kubelet: %w\n%s", err, out)
+		}
+	})
+	if kubelet.err != nil {
+		t.Fatal(kubelet.err)
 	}
-	return built.dir, built.registrar
-}
-
-func build(project string) (err error) {
-	if built.dir, err = os.MkdirTemp("", "csi-system-bin"); err != nil {
-		return err
-	}
-	// Static, for the oldest suite's C library is older than this machine's.
-	if err := goBuild(filepath.Join(project, "internal", "e2e"), filepath.Join(built.dir, "kubelet"), "./cmd/kubelet"); err != nil {
-		return err
-	}
-	if path := os.Getenv("CSI_REGISTRAR_BIN"); path != "" {
-		built.registrar, err = filepath.Abs(path)
-		return err
-	}
-	built.registrar = filepath.Join(built.dir, "csi-registrar")
-	return goBuild(project, built.registrar, "./cmd/csi-registrar")
-}
-
-func goBuild(module, out, what string) error {
-	cmd := exec.Command("go", "build", "-tags=grpcnotrace", "-ldflags=-s -w", "-o", out, what)
-	cmd.Dir = module
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
-	if text, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("cannot build %s: %w\n%s", what, err, text)
-	}
-	return nil
+	return kubelet.dir
 }

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"csi-registrar/internal/e2e/built"
 	"csi-registrar/internal/e2e/system/nspawn"
 )
 
@@ -39,8 +40,7 @@ type node struct {
 // install puts files where packages put them.
 func install(t testing.TB, m *nspawn.Machine) {
 	t.Helper()
-	_, registrar := binaries(t)
-	project := nspawn.Project(t)
+	root := built.Root(t)
 	put := func(from, to string, mode os.FileMode) {
 		b, err := os.ReadFile(from)
 		if err != nil {
@@ -48,12 +48,13 @@ func install(t testing.TB, m *nspawn.Machine) {
 		}
 		m.WriteMode(to, string(b), mode)
 	}
-	put(registrar, "/usr/bin/csi-registrar", 0o755)
-	put(filepath.Join(project, "packaging", "csi-registrar.catalog"), "/usr/lib/systemd/catalog/csi-registrar.catalog", 0o644)
-	put(filepath.Join(project, "systemd", "csi-registrar.tmpfiles"), "/usr/lib/tmpfiles.d/csi-registrar.conf", 0o644)
-	put(filepath.Join(project, "systemd", "csi-registrar.preset"), "/usr/lib/systemd/system-preset/80-csi-registrar.preset", 0o644)
+	put(built.Registrar(t), "/usr/bin/csi-registrar", 0o755)
+	put(built.SampleDriver(t), "/usr/bin/csi-sample-driver", 0o755)
+	put(filepath.Join(root, "packaging", "csi-registrar.catalog"), "/usr/lib/systemd/catalog/csi-registrar.catalog", 0o644)
+	put(filepath.Join(root, "systemd", "csi-registrar.tmpfiles"), "/usr/lib/tmpfiles.d/csi-registrar.conf", 0o644)
+	put(filepath.Join(root, "systemd", "csi-registrar.preset"), "/usr/lib/systemd/system-preset/80-csi-registrar.preset", 0o644)
 	for _, kind := range []string{"*.service", "*.socket"} {
-		units, err := filepath.Glob(filepath.Join(project, "systemd", kind))
+		units, err := filepath.Glob(filepath.Join(root, "systemd", kind))
 		if err != nil || len(units) == 0 {
 			t.Fatal("no units", err)
 		}
@@ -66,7 +67,7 @@ func install(t testing.TB, m *nspawn.Machine) {
 const driverUnit = `[Unit]
 Description=Sample CSI driver %i
 [Service]
-ExecStart=/usr/bin/csi-registrar sample-driver --socket /run/csi-%i/csi.sock --name %i --node-id node-1 --data /run/csi-%i/volumes
+ExecStart=/usr/bin/csi-sample-driver --socket /run/csi-%i/csi.sock --name %i --node-id node-1 --data /run/csi-%i/volumes
 RuntimeDirectory=csi-%i
 [Install]
 WantedBy=multi-user.target
@@ -94,8 +95,7 @@ func newNode(t *testing.T, suite string) *node {
 	t.Helper()
 	n := &node{Machine: nspawn.New(t, suite), t: t}
 	install(t, n.Machine)
-	dir, _ := binaries(t)
-	n.Args = append(n.Args, "--bind-ro="+dir+":/w")
+	n.Args = append(n.Args, "--bind-ro="+kubeletDir(t)+":/w")
 	n.Write("/usr/lib/systemd/system/csi-sample@.service", driverUnit)
 	n.Write("/usr/lib/systemd/system/kubelet.service", kubeletUnit)
 	enable := []string{"systemctl", "enable", unit, "kubelet.service"}

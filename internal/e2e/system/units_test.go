@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"csi-registrar/internal/e2e/built"
 	"csi-registrar/internal/e2e/system/nspawn"
 )
 
@@ -16,7 +17,7 @@ func TestUnitsAreRight(t *testing.T) {
 		m := nspawn.New(t, suite)
 		install(t, m)
 		verify := []string{"systemd-analyze", "verify", "--man=no", "csi-registrar-wait@some-driver.csi.service"}
-		files, err := os.ReadDir(filepath.Join(nspawn.Project(t), "systemd"))
+		files, err := os.ReadDir(filepath.Join(built.Root(t), "systemd"))
 		if err != nil {
 			t.Fatal(err)
 		}

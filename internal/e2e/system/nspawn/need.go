@@ -8,6 +8,8 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+
+	"csi-registrar/internal/e2e/built"
 )
 
 // Need skips the test with the reason why this machine cannot run it; under CI=true that
@@ -32,7 +34,7 @@ func Root(t testing.TB, suite string) string {
 	if _, err := exec.LookPath("apt-get"); err != nil {
 		Need(t, "making a Debian root needs Debian's apt-get")
 	}
-	cmd := exec.Command(filepath.Join(Project(t), "scripts", "nspawn-root"), suite)
+	cmd := exec.Command(filepath.Join(built.Root(t), "scripts", "nspawn-root"), suite)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
@@ -40,20 +42,4 @@ func Root(t testing.TB, suite string) string {
 		t.Fatalf("scripts/nspawn-root %s: %v\n%s", suite, err, stderr.String())
 	}
 	return strings.TrimSpace(string(out))
-}
-
-// Project is the folder of module csi-registrar, above the test's own.
-func Project(t testing.TB) string {
-	t.Helper()
-	dir, err := os.Getwd()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for ; dir != "/"; dir = filepath.Dir(dir) {
-		if _, err := os.Stat(filepath.Join(dir, "scripts", "nspawn-root")); err == nil {
-			return dir
-		}
-	}
-	t.Fatal("cannot find scripts/nspawn-root above the test")
-	return ""
 }

@@ -1,3 +1,0 @@
-module csi-registrar/internal/e2e/system
-
-go 1.26.0
