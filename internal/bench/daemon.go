@@ -11,14 +11,14 @@ import (
 	"syscall"
 	"time"
 
-	"csi-registrar/internal/systemd/systemdtest"
+	"csi-registrar/internal/fake"
 )
 
 // node is a temporary root with a configuration of n drivers.
 type node struct {
 	root    string
 	run     string // where run leads to: memory, as on every node
-	manager *systemdtest.Manager
+	manager *fake.Manager
 	cmd     *exec.Cmd
 }
 
@@ -47,7 +47,7 @@ func newNode(n int) (*node, error) {
 	if err := os.WriteFile(filepath.Join(root, "etc/csi-registrar/config.toml"), []byte(conf.String()), 0o644); err != nil {
 		return nil, err
 	}
-	b.manager, err = systemdtest.Start(root)
+	b.manager, err = fake.StartManager(root)
 	if b.manager != nil {
 		b.manager.SetMost(4096)
 	}

@@ -40,14 +40,7 @@ type daemon struct {
 
 // newDaemon takes over what the service manager handed to us and makes the parts.
 func newDaemon(o Options, log *slog.Logger, folder string) (*daemon, error) {
-	handed, err := systemd.Receive(o.Getenv)
-	if err != nil {
-		return nil, err
-	}
-	d := &daemon{options: o, log: log, handed: handed, notifier: systemd.NewNotifier(o.Getenv)}
-	if err := systemd.Unset(); err != nil {
-		return nil, err
-	}
+	d := &daemon{options: o, log: log, handed: systemd.Receive(), notifier: systemd.NewNotifier(o.Getenv)}
 	d.watcher = fswatch.New(log, fswatch.Options{})
 	d.parts = newParts(d, folder)
 	d.agent = agent.New(agent.Options{Log: log, Parts: d.parts, Version: d.options.Version})
@@ -63,10 +56,16 @@ func (d *daemon) live(ctx context.Context, b control.Backend, begin func(context
 	// These outlive ctx: registration sockets are served until the last moment.
 	lasting, end := context.WithCancel(context.WithoutCancel(ctx))
 	var last sync.WaitGroup
+	// The descriptor store is the very last: what the sockets put in and took out is sent.
+	storeCtx, endStore := context.WithCancel(context.WithoutCancel(ctx))
+	var storeDone sync.WaitGroup
+	storeDone.Go(func() { d.note("the descriptor store", d.parts.store.Run(storeCtx)) })
 	defer func() {
 		end()
 		last.Wait()
 		err = errors.Join(err, d.parts.close(context.WithoutCancel(ctx)))
+		endStore()
+		storeDone.Wait()
 	}()
 	last.Go(func() { d.note("the watcher", d.watcher.Run(lasting)) })
 	agentCtx, endAgent := context.WithCancel(lasting)

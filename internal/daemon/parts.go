@@ -31,6 +31,7 @@ type parts struct {
 	log     *slog.Logger
 	watcher *fswatch.Watcher
 	options kubelet.Options
+	store   *systemd.Store
 
 	mu         sync.Mutex
 	first      string                       // the root directory that was asked for first
@@ -52,19 +53,24 @@ func newParts(d *daemon, folder string) *parts {
 		Folder:      folder,
 		Watch:       func(path string) kubelet.Watch { return d.watcher.Subscribe(path) },
 	}
+	var held []string
 	for _, fdName := range d.handed.Names() {
 		name, ours := strings.CutPrefix(fdName, storePrefix)
 		if !ours {
 			continue
 		}
 		p.stored[name] = d.handed.Take(fdName)
+		held = append(held, slices.Repeat([]string{fdName}, len(p.stored[name]))...)
 	}
+	p.store = systemd.NewStore(d.notifier, systemd.StoreOptions{
+		Max: systemd.StoreMax(d.options.Getenv), Held: held, Log: d.log,
+	})
 	// Without --keep-sockets nothing is to outlive the process; but what the store has
 	// already must be taken out of it.
 	if d.options.KeepSockets || len(p.stored) > 0 {
 		p.options.RunDir = d.options.runDir()
 		if d.notifier != nil {
-			p.options.Store = systemd.NewStore(d.notifier)
+			p.options.Store = p.store
 		}
 	}
 	return p
