@@ -147,6 +147,7 @@ func TestLinked(t *testing.T) {
 		"github.com/BurntSushi/toml",
 		"github.com/container-storage-interface/spec",
 		"github.com/coreos/go-systemd/v22",
+		"github.com/godbus/dbus/v5",
 		"go.yaml.in/yaml/v3",
 		"golang.org/x/net",
 		"golang.org/x/sys",

@@ -40,19 +40,12 @@ type daemon struct {
 }
 
 // newDaemon takes over what the service manager handed to us and makes the parts.
-func newDaemon(o Options, log *slog.Logger, registryDir string) (*daemon, error) {
-	handed, err := systemd.Receive(o.Getenv)
-	if err != nil {
-		return nil, err
-	}
-	d := &daemon{options: o, log: log, pool: worker.NewPool(), handed: handed, notifier: systemd.NewNotifier(o.Getenv)}
-	if err := systemd.Unset(); err != nil {
-		return nil, err
-	}
+func newDaemon(o Options, log *slog.Logger, registryDir string) *daemon {
+	d := &daemon{options: o, log: log, pool: worker.NewPool(), handed: systemd.Receive(), notifier: systemd.NewNotifier(o.Getenv)}
 	d.watcher = fswatch.New(log, fswatch.Options{Pool: d.pool})
 	d.parts = newParts(d, registryDir)
 	d.agent = agent.New(agent.Options{Log: limitDrivers(log), Parts: d.parts, Version: d.options.Version})
-	return d, nil
+	return d
 }
 
 // run runs the daemon: begin is called when everything that it needs runs; ready when

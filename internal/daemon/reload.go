@@ -27,10 +27,7 @@ const quiet = time.Second
 func Run(ctx context.Context, o Options) error {
 	res := config.Load(o.Source)
 	log, level := newLogger(o.Stderr, res.Config.Log)
-	d, err := newDaemon(o, log, "")
-	if err != nil {
-		return err
-	}
+	d := newDaemon(o, log, "")
 	k := &keeper{daemon: d, level: level}
 	return d.run(ctx, backend{d.agent, k.reload}, func(ctx context.Context) error {
 		if err := k.begin(ctx, res); err != nil {

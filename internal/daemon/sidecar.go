@@ -31,10 +31,7 @@ func RunSidecar(ctx context.Context, o Options, flags compat.Options) error {
 		log.Warn(w)
 	}
 	o.HTTP = "" // flags.HTTPAddr is served as the peer does
-	d, err := newDaemon(o, log, flags.RegistryDir)
-	if err != nil {
-		return err
-	}
+	d := newDaemon(o, log, flags.RegistryDir)
 	s := &sidecar{daemon: d, flags: flags}
 	return d.run(ctx, sidecarBackend{backend{d.agent, s.reload}, flags.RegistryDir}, func(ctx context.Context) error {
 		if err := s.serveHealth(ctx); err != nil {

@@ -1,7 +1,5 @@
-// Package systemdtest plays the service manager for one service, on a machine without
-// systemd or without root: it hears what the service says over $NOTIFY_SOCKET, keeps the
-// descriptors of its store, and hands them to the next process. Tests and the demo use it.
-package systemdtest
+// Package fake has stand-ins for what the daemon works with, for tests, the demo and the bench.
+package fake
 
 import (
 	"context"
@@ -15,30 +13,34 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// Manager is the stand-in. Its methods may be called by several goroutines.
+// Manager is a service manager for one service, on a machine without systemd or without root:
+// it reads what the service sends to $NOTIFY_SOCKET, keeps the descriptors of its store, and
+// hands them to the next process. Its methods may be called by several goroutines.
 type Manager struct {
 	conn   *net.UnixConn
 	path   string
 	done   chan struct{} // closed when serve has returned
 	events chan string
 
-	mu    sync.Mutex
-	most  int
-	store []stored
-	state State
+	mu      sync.Mutex
+	stopped chan struct{} // closed by Continue; nil: not stopped
+	delay   time.Duration
+	most    int
+	store   []stored
+	state   State
 }
 
 // State is what the service said of itself last.
 type State struct {
-	Ready     int // how often it said READY=1
-	Reloading int // how often RELOADING=1
-	Watchdog  int // how often WATCHDOG=1
-	Stopping  bool
-	Status    string
+	Ready    int // how often it sent READY=1
+	Watchdog int // how often WATCHDOG=1
+	Stopping bool
+	Status   string
 }
 
 type stored struct {
@@ -46,13 +48,13 @@ type stored struct {
 	file *os.File
 }
 
-// Start listens at the socket "notify" in dir, which must be short enough for a Unix
+// StartManager listens at the socket "notify" in dir, which must be short enough for a Unix
 // socket, until Close.
-func Start(dir string) (*Manager, error) {
+func StartManager(dir string) (*Manager, error) {
 	path := filepath.Join(dir, "notify")
 	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
 	if err != nil {
-		return nil, fmt.Errorf("cannot play the service manager: %w", err)
+		return nil, fmt.Errorf("cannot start the fake service manager: %w", err)
 	}
 	m := &Manager{most: 512, conn: conn, path: path, done: make(chan struct{}), events: make(chan string, 64)}
 	go m.serve()
@@ -68,6 +70,33 @@ func (m *Manager) SetMost(n int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.most = n
+}
+
+// SetDelay makes each message take that long.
+func (m *Manager) SetDelay(d time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.delay = d
+}
+
+// Stop makes the manager hear nothing more, until Continue: messages wait in the kernel's
+// queue until that is full, but for one that is read at once.
+func (m *Manager) Stop() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.stopped == nil {
+		m.stopped = make(chan struct{})
+	}
+}
+
+// Continue ends Stop.
+func (m *Manager) Continue() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.stopped != nil {
+		close(m.stopped)
+		m.stopped = nil
+	}
 }
 
 // Events receives each line that the service sends ("READY=1", "STATUS=…") except
@@ -107,6 +136,7 @@ func (m *Manager) Drop() error {
 // Close stops listening and empties the store.
 func (m *Manager) Close() error {
 	err := m.conn.Close() // removes the path too
+	m.Continue()
 	<-m.done
 	return errors.Join(err, m.Drop())
 }
@@ -141,6 +171,13 @@ func (m *Manager) serve() {
 			return // closed
 		}
 		files := received(rights[:oobn])
+		m.mu.Lock()
+		stopped, delay := m.stopped, m.delay
+		m.mu.Unlock()
+		if stopped != nil {
+			<-stopped
+		}
+		time.Sleep(delay)
 		kept := m.hear(strings.Split(string(message[:n]), "\n"), files)
 		if !kept { // for a barrier, closing is the answer
 			for _, f := range files {
@@ -150,7 +187,7 @@ func (m *Manager) serve() {
 	}
 }
 
-// hear takes in one message and tells whether its descriptors were stored.
+// hear takes in one message and reports whether its descriptors were stored.
 func (m *Manager) hear(lines []string, files []*os.File) (kept bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -163,8 +200,6 @@ func (m *Manager) hear(lines []string, files []*os.File) (kept bool) {
 		switch key {
 		case "READY":
 			m.state.Ready++
-		case "RELOADING":
-			m.state.Reloading++
 		case "STOPPING":
 			m.state.Stopping = true
 		case "STATUS":
