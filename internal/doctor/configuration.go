@@ -15,19 +15,19 @@ import (
 // not in them.
 func (x *exam) configuration() {
 	before := len(x.report.Findings)
-	for _, m := range x.config.Mistakes {
+	for _, m := range x.config.Errors {
 		driver := driverOf(m.Key)
 		if driver != "" && !x.wanted(driver) {
 			continue
 		}
 		x.found(&Finding{Driver: driver, Step: StepConfiguration, Severity: Problem, explains: true,
-			Is: config.Mistake{File: m.File, Line: m.Line, Key: m.Key, Problem: m.Problem}.String(), Should: m.Hint,
+			Is: config.Error{File: m.File, Line: m.Line, Key: m.Key, Problem: m.Problem}.Error(), Should: m.Hint,
 			Fix: []string{"mend " + m.File + ", then: csi-registrar config check && csi-registrar reload"}})
 	}
 	for _, m := range x.config.Warnings {
 		if driver := driverOf(m.Key); driver == "" || x.wanted(driver) {
 			x.found(&Finding{Driver: driver, Step: StepConfiguration, Severity: Warning,
-				Is: config.Mistake{File: m.File, Line: m.Line, Key: m.Key, Problem: m.Problem}.String(), Should: m.Hint})
+				Is: config.Error{File: m.File, Line: m.Line, Key: m.Key, Problem: m.Problem}.Error(), Should: m.Hint})
 		}
 	}
 	hidden := x.hidden()

@@ -93,7 +93,7 @@ func (x *exam) running() {
 // outdated tells how the daemon's configuration differs from that of the files. Where
 // the files have mistakes it must, and they are reported already.
 func (x *exam) outdated() string {
-	if len(x.config.Mistakes) > 0 {
+	if len(x.config.Errors) > 0 {
 		return ""
 	}
 	if x.daemon.configError != "" {
