@@ -62,18 +62,8 @@ func (l *loader) spoil(t *table, at position, key, problem, hint string) {
 func (l *loader) checkTable(t *table) {
 	key := keyString("driver", t.Name)
 	if !t.hasSocket {
-		hint := `write socket = "/run/….sock"; if the table only tunes a driver whose own file is gone, take it out`
-		var others []string
-		for _, o := range l.drivers {
-			if o.Socket != "" {
-				others = append(others, o.Name)
-			}
-		}
-		slices.Sort(others)
-		if near := nearest(t.Name, others); near != "" {
-			hint = "did you mean " + keyString("driver", near) + "?"
-		}
-		l.spoil(t, t.first, key, "has no socket", hint)
+		l.spoil(t, t.first, key, "has no socket",
+			`write socket = "/run/….sock"; if the table only tunes a driver whose own file is gone, take it out`)
 	}
 	// The name that node-driver-registrar uses too.
 	socket := path.Join(l.kubelet.PluginsRegistry(), t.Name+"-reg.sock")

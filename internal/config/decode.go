@@ -79,38 +79,22 @@ func (d *document) decode() (err error) {
 	return nil
 }
 
-// line finds the line of a key. The library gives the position of a key only with an error
-// about its value, so it is asked for one. That takes time in proportion to the file: it is
-// for errors and for `config show`.
-func (d *document) line(path []string) int {
-	p := d.root[path[0]]
-	for _, key := range path[1:] {
+// line finds the line of a key of md.Keys. The library gives the position of a key only with
+// an error about its value, so it is asked for one. That takes time in proportion to the
+// file: it is for errors and for `config show`.
+func (d *document) line(key toml.Key) int {
+	p := d.root[key[0]]
+	for _, part := range key[1:] {
 		var table map[string]toml.Primitive
 		if err := d.md.PrimitiveDecode(p, &table); err != nil {
 			break // not a table: its line is the nearest
 		}
-		p = table[key]
+		p = table[part]
 	}
-	return d.lineOf(p)
-}
-
-func (d *document) lineOf(p toml.Primitive) int {
-	err, ok := errors.AsType[toml.ParseError](d.md.PrimitiveDecode(p, &refuser{}))
-	if ok && err.Position.Line > 0 {
+	if err, ok := errors.AsType[toml.ParseError](d.md.PrimitiveDecode(p, &refuser{})); ok {
 		return d.lineAt(err.Position)
 	}
-	// A table without a header of its own: it is where the first of its keys is.
-	var table map[string]toml.Primitive
-	if err := d.md.PrimitiveDecode(p, &table); err != nil {
-		return 0
-	}
-	first := 0
-	for _, p := range table {
-		if line := d.lineOf(p); first == 0 || line < first {
-			first = line
-		}
-	}
-	return first
+	return 0
 }
 
 // refuser takes no value.

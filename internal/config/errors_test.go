@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 )
@@ -28,10 +29,10 @@ const (
 // TestValues has an error in one value each: the whole message, and the table is out.
 func TestValues(t *testing.T) {
 	for _, c := range []struct{ value, want string }{
-		{`socket = 1`, `socket: is the integer 1` + wantPath},
-		{`socket = 0x10`, `socket: is the integer 16` + wantPath},
-		{`socket = ["/a"]`, `socket: is a list` + wantPath},
-		{`socket = {a = 1}`, `socket: is a table` + wantPath},
+		{`socket = 1`, `socket: is not a string` + wantPath},
+		{`socket = 0x10`, `socket: is not a string` + wantPath},
+		{`socket = ["/a"]`, `socket: is not a string` + wantPath},
+		{`socket = {a = 1}`, `socket: is not a string` + wantPath},
 		{`socket = ""`, `socket: is empty` + wantPath},
 		{`socket = "csi.sock"`, `socket: "csi.sock" is not an absolute path` + wantPath},
 		{`socket = "unix://csi.sock"`, `socket: "csi.sock" is not an absolute path` + wantPath},
@@ -47,13 +48,13 @@ func TestValues(t *testing.T) {
 		{`socket = "/a\nb"`, `socket: has the control character U+000A in it (take it out)`},
 		{`socket = "/` + strings.Repeat("x", 107) + `"`, `socket: the path has 108 bytes, a Unix socket's has at most 107 (make it shorter by 1)`},
 		{`socket = "unix:///` + strings.Repeat("é", 54) + `"`, `socket: the path has 109 bytes, a Unix socket's has at most 107 (make it shorter by 2)`},
-		{`endpoint = 1.5`, `endpoint: is the float 1.5` + wantPath},
+		{`endpoint = 1.5`, `endpoint: is not a string` + wantPath},
 		{`endpoint = "a"`, `endpoint: "a" is not an absolute path` + wantPath},
-		{`enabled = "yes"`, `enabled: is the string "yes" (must be true or false, without quotes)`},
-		{`enabled = 1`, `enabled: is the integer 1 (must be true or false, without quotes)`},
-		{`timeout = 5`, `timeout: is the integer 5` + wantSpan},
-		{`timeout = 07:32:00`, `timeout: is a date or time` + wantSpan},
-		{`timeout = true`, `timeout: is the boolean true` + wantSpan},
+		{`enabled = "yes"`, `enabled: is not a boolean (must be true or false, without quotes)`},
+		{`enabled = 1`, `enabled: is not a boolean (must be true or false, without quotes)`},
+		{`timeout = 5`, `timeout: is not a string` + wantSpan},
+		{`timeout = 07:32:00`, `timeout: is not a string` + wantSpan},
+		{`timeout = true`, `timeout: is not a string` + wantSpan},
 		{`timeout = "5"`, `timeout: "5" is not a duration` + wantSpan},
 		{`timeout = "5 s"`, `timeout: "5 s" is not a duration` + wantSpan},
 		{`timeout = "1d"`, `timeout: "1d" is not a duration` + wantSpan},
@@ -61,17 +62,17 @@ func TestValues(t *testing.T) {
 		{`timeout = "-5s"`, `timeout: "-5s" is not above zero` + wantSpan},
 		{`timeout = "99999999h"`, `timeout: "99999999h" is not a duration` + wantSpan},
 		{`withdraw_after = "soon"`, `withdraw_after: "soon" is not a duration` + wantSpan},
-		{`supported_versions = "1.0.0"`, `supported_versions: is the string "1.0.0"` + wantVersions},
-		{`supported_versions = []`, `supported_versions: is an empty list` + wantVersions},
-		{`supported_versions = [1.0]`, `supported_versions: has the float 1 in it` + wantVersions},
-		{`supported_versions = ["1.0"]`, `supported_versions: "1.0" is not a version` + wantVersions},
-		{`supported_versions = ["v1.0.0"]`, `supported_versions: "v1.0.0" is not a version` + wantVersions},
-		{`supported_versions = ["1.00.0"]`, `supported_versions: "1.00.0" is not a version` + wantVersions},
+		{`supported_versions = "1.0.0"`, `supported_versions: is not a list` + wantVersions},
+		{`supported_versions = []`, `supported_versions: has no version 1.x (the kubelet takes no other: add "1.0.0")`},
+		{`supported_versions = [1.0]`, `supported_versions: has "1" in it, which is not a version` + wantVersions},
+		{`supported_versions = ["1.0"]`, `supported_versions: has "1.0" in it, which is not a version` + wantVersions},
+		{`supported_versions = ["v1.0.0"]`, `supported_versions: has "v1.0.0" in it, which is not a version` + wantVersions},
+		{`supported_versions = ["1.00.0"]`, `supported_versions: has "1.00.0" in it, which is not a version` + wantVersions},
 		{`supported_versions = ["0.3.0", "2.0.0"]`, `supported_versions: has no version 1.x (the kubelet takes no other: add "1.0.0")`},
 		{`supported_versions = ["10.0.0"]`, `supported_versions: has no version 1.x (the kubelet takes no other: add "1.0.0")`},
 		{`when_driver_is_gone = "stay"`, `when_driver_is_gone: "stay" is not known (must be "keep" or "withdraw")`},
 		{`when_driver_is_gone = "Keep"`, `when_driver_is_gone: "Keep" is not known (must be "keep" or "withdraw")`},
-		{`socket_owner = 1000`, `socket_owner: is the integer 1000 (must be in quotes: "1000")`},
+		{`socket_owner = 1000`, `socket_owner: is not a string` + wantOwner},
 		{`socket_owner = ""`, `socket_owner: is empty` + wantOwner},
 		{`socket_owner = "no-such-user"`, `socket_owner: there is no user "no-such-user"` + wantOwner},
 		{`socket_owner = "4294967295"`, `socket_owner: "4294967295" is not a uid` + wantOwner},
@@ -146,7 +147,7 @@ f:4: log.format: "xml" is not known (must be "auto", "journal", "text" or "json"
 f:6: driver."a".timeout: "5" is not a duration` + wantSpan + `
 f:7: driver."a".sokcet: is not known (did you mean socket?)
 f:12: driver."c".socket: "c" is not an absolute path` + wantPath + `
-f:13: driver."c".enabled: is the string "no" (must be true or false, without quotes)`,
+f:13: driver."c".enabled: is not a boolean (must be true or false, without quotes)`,
 			drivers: "b", faulty: "a c"},
 
 		{name: "with a wrong root_dir nothing is published", text: `
@@ -163,21 +164,21 @@ log = 1
 [[kubelet]]
 root_dir = "/x"
 `, want: `
-f:2: driver: is the string "a" (must be tables [driver."NAME"])
-f:3: log: is the integer 1 (must be the table [log])
-f:4: kubelet: is a list of tables (must be the table [kubelet])`},
+f:2: driver: is not a table (must be tables [driver."NAME"])
+f:3: log: is not a table (must be the table [log])
+f:4: kubelet: is not a table (must be the table [kubelet])`},
 
 		{name: "double brackets", text: `
 [[driver.a]]
 socket = "/a"
 `, want: `
-f:2: driver."a": is a list of tables (must be a table: [driver."a"], in single brackets)`, faulty: "a"},
+f:2: driver."a": is not a table (must be a table: [driver."a"], in single brackets)`, faulty: "a"},
 
 		{name: "the name forgotten", text: `
 [driver]
 socket = "/a"
 `, want: `
-f:3: driver."socket": is the string "/a" (it belongs in a table [driver."NAME"])`},
+f:3: driver."socket": is not a table (it belongs in a table [driver."NAME"])`},
 
 		{name: "the quotes forgotten", text: `
 [driver.nfs.csi.k8s.io]
@@ -219,7 +220,7 @@ high"""
 `, want: `
 f:3: driver."a".tmeout: is not known (did you mean timeout?)
 f:3: driver."a".x: is not known (a name with dots must be in quotes: [driver."a.x…"])
-f:5: driver."b".enabled: is the integer 1 (must be true or false, without quotes)
+f:5: driver."b".enabled: is not a boolean (must be true or false, without quotes)
 f:7: log.level: "high" is not known (must be "debug", "info", "warn" or "error")`, faulty: "a b"},
 
 		{name: "a list of lines", text: `
@@ -230,7 +231,7 @@ supported_versions = [
   "1.1",
 ]
 `, want: `
-f:4: driver."a".supported_versions: "1.1" is not a version` + wantVersions, faulty: "a"},
+f:4: driver."a".supported_versions: has "1.1" in it, which is not a version` + wantVersions, faulty: "a"},
 
 		{name: "names", text: `
 [driver."../../x"]
@@ -289,7 +290,7 @@ timeout = 3
 socket = "/s"
 `, want: `
 f:3: driver."a".socket: is "/s", which is also driver."b".socket (f:6) (each driver has its own: write enabled = false in one of the tables, or another path)
-f:4: driver."a".timeout: is the integer 3` + wantSpan,
+f:4: driver."a".timeout: is not a string` + wantSpan,
 			drivers: "b", faulty: "a"},
 
 		{name: "no room for the registration socket", text: `
@@ -311,7 +312,7 @@ timeout = "3s"
 socket = "/n"
 `, want: `
 f:2: driver."a": has no socket (write socket = "/run/….sock"; if the table only tunes a driver whose own file is gone, take it out)
-f:4: driver."NFS.csi.k8s.io": has no socket (did you mean driver."nfs.csi.k8s.io"?)`,
+f:4: driver."NFS.csi.k8s.io": has no socket (write socket = "/run/….sock"; if the table only tunes a driver whose own file is gone, take it out)`,
 			drivers: "nfs.csi.k8s.io", faulty: "NFS.csi.k8s.io a"},
 
 		{name: "UTF-16", text: "\xff\xfea\x00", want: `
@@ -320,13 +321,13 @@ f:1: is not valid TOML: files cannot contain NULL bytes; probably using UTF-16; 
 f:2: is not valid TOML: invalid UTF-8 byte: 0xfc (save the file as UTF-8)`},
 		{name: "BOM and CRLF", text: "\ufeff[driver.a]\r\nsocket = \"/a\"\r\nfoo = 1\r\nsupported_versions = [\r\n]\r\n", want: `
 f:3: driver."a".foo: is not known (must be socket, endpoint, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after or socket_owner)
-f:4: driver."a".supported_versions: is an empty list` + wantVersions, faulty: "a"},
+f:4: driver."a".supported_versions: has no version 1.x (the kubelet takes no other: add "1.0.0")`, faulty: "a"},
 		{name: "a long line", text: "[log]\nlevel = \"" + strings.Repeat("x", maxLine) + "\"\n", want: `
 f:2: is too long, or has too many dots or brackets (this is not a configuration file of csi-registrar)`},
 		{name: "brackets", text: "a = " + strings.Repeat(strings.Repeat("[", 1000)+"\n", 51), want: `
 f:51: is too long, or has too many dots or brackets (this is not a configuration file of csi-registrar)`},
 		{name: "deep", text: "log = " + strings.Repeat(strings.Repeat("[", 4000)+"\n", 12) + strings.Repeat(strings.Repeat("]", 4000)+"\n", 12), want: `
-f:1: log: is a list (must be the table [log])`},
+f:1: log: is not a table (must be the table [log])`},
 		{name: "many parts", text: strings.Repeat("a.", maxDots) + "a = 1\n", want: `
 f:1: a: is not known (must be kubelet, log or driver)`},
 		{name: "dots", text: strings.Repeat("a.", maxDots+1) + "a = 1\n", want: `
@@ -348,5 +349,17 @@ f:1: is too long, or has too many dots or brackets (this is not a configuration 
 				t.Errorf("faulty %q, want %q", got, c.faulty)
 			}
 		})
+	}
+}
+
+// Each error costs time in proportion to the file, so not all of a large one are named.
+func TestManyErrorsInAFile(t *testing.T) {
+	var b strings.Builder
+	for i := range 40_000 {
+		fmt.Fprintf(&b, "x%d = 1\n", i)
+	}
+	r := one(b.String() + goodTable)
+	if len(r.Errors) != maxErrors+1 || r.Errors[0].Problem != "has more errors, the rest of the file was not read" || len(r.Config.Drivers) != 0 {
+		t.Errorf("%d errors, the first is %v", len(r.Errors), r.Errors[0])
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/BurntSushi/toml"
+
 	"csi-registrar/internal/status"
 )
 
@@ -70,11 +72,12 @@ func Load(s Source) *Result {
 type position struct {
 	file  file
 	doc   *document
-	path  []string
-	order int // among the keys of the file
+	path  []string // of the key
+	whole toml.Key // the first key in the file that begins with path
+	order int      // of whole among the keys of the file
 }
 
-func (p position) line() int      { return p.doc.line(p.path) }
+func (p position) line() int      { return p.doc.line(p.whole) }
 func (p position) String() string { return place(p.file.path, p.line()) }
 
 // loader merges files, one after the other.
@@ -146,7 +149,12 @@ func (l *loader) apply(f file, text string) {
 	}
 	r := &reading{loader: l, file: f, doc: doc}
 	isTable := make(map[string]bool) // the keys that were read: whether what is below them counts
+	before := len(l.errors)
 	for i, key := range doc.md.Keys() {
+		if len(l.errors) >= before+maxErrors {
+			l.broken(f, text, Error{Problem: "has more errors, the rest of the file was not read", Hint: "fix the others first"})
+			return
+		}
 		var v any = doc.tree
 		for n := range min(len(key), 3) {
 			path := key[:n+1]
@@ -155,7 +163,7 @@ func (l *loader) apply(f file, text string) {
 			below, known := isTable[id]
 			if !known {
 				_, below = v.(map[string]any)
-				below = r.read(position{f, doc, path, i}, id, v) && below
+				below = r.read(position{f, doc, path, key, i}, id, v) && below
 				isTable[id] = below
 			}
 			if !below {
@@ -164,6 +172,9 @@ func (l *loader) apply(f file, text string) {
 		}
 	}
 }
+
+// maxErrors is how many errors of meaning are named in one file.
+const maxErrors = 100
 
 // reading is the work on one document.
 type reading struct {
@@ -211,12 +222,12 @@ func (r *reading) top(at position, v any, isTable bool) bool {
 		return false
 	case isTable:
 	case key == "log":
-		r.errors = append(r.errors, r.wrong(at, "is "+describe(v), "must be the table [log]"))
+		r.errors = append(r.errors, r.wrong(at, "is not a table", "must be the table [log]"))
 	case key == "kubelet":
 		r.allHeldBack = true
-		r.errors = append(r.errors, r.wrong(at, "is "+describe(v), "must be the table [kubelet]"))
+		r.errors = append(r.errors, r.wrong(at, "is not a table", "must be the table [kubelet]"))
 	default:
-		r.broken(r.file, r.doc.text, r.wrong(at, "is "+describe(v), `must be tables [driver."NAME"]`))
+		r.broken(r.file, r.doc.text, r.wrong(at, "is not a table", `must be tables [driver."NAME"]`))
 	}
 	return isTable
 }
@@ -225,7 +236,7 @@ func (r *reading) top(at position, v any, isTable bool) bool {
 func (r *reading) driver(at position, v any, isTable bool) bool {
 	name := at.path[1]
 	if !isTable && slices.Contains(keys(driverFields(nil)), name) {
-		r.broken(r.file, r.doc.text, r.wrong(at, "is "+describe(v), `it belongs in a table [driver."NAME"]`))
+		r.broken(r.file, r.doc.text, r.wrong(at, "is not a table", `it belongs in a table [driver."NAME"]`))
 		return false
 	}
 	if r.drivers[name] == nil {
@@ -234,7 +245,7 @@ func (r *reading) driver(at position, v any, isTable bool) bool {
 	err := status.CheckName(name)
 	switch {
 	case !isTable:
-		r.errors = append(r.errors, r.wrong(at, "is "+describe(v), "must be a table: ["+keyString(at.path...)+"], in single brackets"))
+		r.errors = append(r.errors, r.wrong(at, "is not a table", "must be a table: ["+keyString(at.path...)+"], in single brackets"))
 	case err != nil:
 		r.errors = append(r.errors, r.wrong(at, "is "+clean(err.Error()), "must be the name that the driver answers to GetPluginInfo"))
 	}

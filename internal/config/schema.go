@@ -83,7 +83,7 @@ func literal(v any) string {
 		}
 		return "false"
 	case time.Duration:
-		return quote(span(v))
+		return quote(v.String())
 	case []string:
 		quoted := make([]string, len(v))
 		for i, s := range v {
@@ -98,24 +98,15 @@ func literal(v any) string {
 	return ""
 }
 
-// span writes a duration as people do: 1m, not 1m0s.
-func span(d time.Duration) string {
-	s := d.String()
-	if strings.HasSuffix(s, "m0s") {
-		s = strings.TrimSuffix(s, "0s")
-	}
-	if strings.HasSuffix(s, "h0m") {
-		s = strings.TrimSuffix(s, "0m")
-	}
-	return s
-}
-
 // unknownKey says what was probably meant by a key that is not one of known.
 func unknownKey(key string, known []string) string {
-	near := nearest(key, known)
+	plain := strings.ToLower(strings.ReplaceAll(key, "-", "_"))
+	for _, k := range known {
+		if distance(plain, k) <= min(2, len(k)/3) {
+			return "did you mean " + k + "?"
+		}
+	}
 	switch {
-	case near != "":
-		return "did you mean " + near + "?"
 	case slices.Contains(keys(kubeletFields()), key):
 		return "it belongs in [kubelet]"
 	case slices.Contains(keys(logFields()), key):
@@ -127,24 +118,11 @@ func unknownKey(key string, known []string) string {
 	return "must be " + strings.Join(known[:last], ", ") + " or " + known[last]
 }
 
-// nearest is the known word that is most like s, if one is like it at all.
-func nearest(s string, known []string) string {
-	plain := func(s string) string { return strings.ToLower(strings.ReplaceAll(s, "-", "_")) }
-	best, least := "", 3
-	for _, k := range known {
-		if len(s) > 2*len(k)+3 {
-			continue
-		}
-		// A word that shares only a letter or two is not like it.
-		if d := distance(plain(s), plain(k)); d < least && 2*d < len(k) {
-			best, least = k, d
-		}
-	}
-	return best
-}
-
 // distance is the number of bytes to add, take away or change to make b of a.
 func distance(a, b string) int {
+	if len(a) > 2*len(b) {
+		return len(a)
+	}
 	row := make([]int, len(b)+1) // distances of the part of a so far to each part of b
 	for j := range row {
 		row[j] = j

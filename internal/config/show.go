@@ -119,7 +119,7 @@ func shownTable(table []setting) map[string]shownValue {
 	out := make(map[string]shownValue, len(table))
 	for _, s := range table {
 		if d, ok := s.value.(time.Duration); ok {
-			s.value = span(d)
+			s.value = d.String()
 		}
 		out[s.key] = shownValue{s.value, s.from}
 	}

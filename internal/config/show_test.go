@@ -155,7 +155,7 @@ func TestShowJSON(t *testing.T) {
       "file": "/etc/csi-registrar/conf.d/70-bad.toml",
       "line": 3,
       "key": "driver.\"bad\".enabled",
-      "problem": "is the integer 0",
+      "problem": "is not a boolean",
       "hint": "must be true or false, without quotes"
     }
   ],

@@ -87,18 +87,16 @@ func (t *trust) way(path string) *Error {
 
 // untrusted says why a file, a directory or a link is not to be believed, nil if it is.
 func (t *trust) untrusted(path string, info fs.FileInfo) *Error {
-	st, ok := info.Sys().(*syscall.Stat_t)
+	uid := info.Sys().(*syscall.Stat_t).Uid // on Linux it is never another type
 	switch mode := info.Mode(); {
 	case t.owners == nil || !mode.IsRegular() && !mode.IsDir() && mode.Type() != fs.ModeSymlink:
 		return nil
-	case !ok:
-		return &Error{File: path, Problem: "its owner cannot be found out"}
-	case !slices.Contains(t.owners, st.Uid):
+	case !slices.Contains(t.owners, uid):
 		chown := "chown root "
 		if mode.Type() == fs.ModeSymlink {
 			chown = "chown -h root "
 		}
-		return &Error{File: path, Problem: fmt.Sprintf("belongs to uid %d, not to root", st.Uid),
+		return &Error{File: path, Problem: fmt.Sprintf("belongs to uid %d, not to root", uid),
 			Hint: "look what is in it, then: " + chown + printable(path)}
 	case mode.Type() != fs.ModeSymlink && mode.Perm()&0o022 != 0: // the mode of a link says nothing
 		return &Error{File: path, Problem: fmt.Sprintf("its group or others may write it (mode %04o)", mode.Perm()),

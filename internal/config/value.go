@@ -22,28 +22,6 @@ func faultf(format string, args ...any) *fault {
 	return &fault{problem: fmt.Sprintf(format, args...)}
 }
 
-// describe says what a value is, where another type is wanted.
-func describe(v any) string {
-	switch v := v.(type) {
-	case string:
-		return "the string " + shown(v)
-	case bool:
-		return fmt.Sprintf("the boolean %t", v)
-	case int64:
-		return fmt.Sprintf("the integer %d", v)
-	case float64:
-		return fmt.Sprintf("the float %v", v)
-	case time.Time:
-		return "a date or time"
-	case []any:
-		return "a list"
-	case []map[string]any:
-		return "a list of tables"
-	default:
-		return "a table"
-	}
-}
-
 // shown is a value in a message: quoted, on one line, not too long.
 func shown(s string) string { return quote(clip(s)) }
 
@@ -59,7 +37,7 @@ func clip(s string) string {
 func text(v any) (string, *fault) {
 	s, ok := v.(string)
 	if !ok {
-		return "", faultf("is %s", describe(v))
+		return "", faultf("is not a string")
 	}
 	if i := strings.IndexFunc(s, unicode.IsControl); i >= 0 {
 		return "", &fault{fmt.Sprintf("has the control character U+%04X in it", []rune(s[i:])[0]), "take it out"}
@@ -84,7 +62,7 @@ func oneOf[W ~string](words ...W) func(v any) (W, *fault) {
 func boolean(v any) (bool, *fault) {
 	b, ok := v.(bool)
 	if !ok {
-		return false, faultf("is %s", describe(v))
+		return false, faultf("is not a boolean")
 	}
 	return b, nil
 }
@@ -155,19 +133,13 @@ func socketPath(v any) (string, *fault) {
 func versions(v any) ([]string, *fault) {
 	list, ok := v.([]any)
 	if !ok {
-		return nil, faultf("is %s", describe(v))
-	}
-	if len(list) == 0 {
-		return nil, faultf("is an empty list")
+		return nil, faultf("is not a list")
 	}
 	var out []string
 	for _, e := range list {
-		s, ok := e.(string)
-		if !ok {
-			return nil, faultf("has %s in it", describe(e))
-		}
-		if !isVersion(s) {
-			return nil, faultf("%s is not a version", shown(s))
+		s, bad := text(e)
+		if bad != nil || !isVersion(s) {
+			return nil, faultf("has %s in it, which is not a version", shown(fmt.Sprint(e)))
 		}
 		out = append(out, s)
 	}
@@ -190,9 +162,6 @@ func isVersion(s string) bool {
 
 // owner is a value that must be a user: a uid, a name that exists knows, or OwnerAny.
 func owner(v any, exists func(name string) error) (string, *fault) {
-	if uid, number := v.(int64); number {
-		return "", &fault{"is " + describe(v), fmt.Sprintf(`must be in quotes: "%d"`, uid)}
-	}
 	s, bad := text(v)
 	if bad != nil || s == OwnerAny || s == "root" {
 		return s, bad
