@@ -12,13 +12,8 @@ import (
 	"time"
 
 	"csi-registrar/internal/control"
-<<<<<<< HEAD:cmd/demo/stage.go
 	"csi-registrar/internal/fake"
 	"csi-registrar/internal/sampledriver"
-=======
-	"csi-registrar/internal/demo/sampledriver"
-	"csi-registrar/internal/fake"
->>>>>>> wt-systemd:internal/demo/stage.go
 	"csi-registrar/internal/status"
 )
 

@@ -67,7 +67,7 @@ func newNode(n int) (_ *node, err error) {
 	if err := os.WriteFile(filepath.Join(b.root, "etc/csi-registrar/config.toml"), []byte(conf.String()), 0o644); err != nil {
 		return nil, err
 	}
-	if b.manager, err = fake.Start(b.root); err != nil {
+	if b.manager, err = fake.StartManager(b.root); err != nil {
 		return nil, err
 	}
 	b.manager.SetMost(4096)
