@@ -45,7 +45,7 @@ func follow(ctx context.Context, root string) iter.Seq2[control.Document, error]
 			return
 		}
 		// The socket's appearance is waited for by the file system's notifications. The
-		// watcher's own log is for a daemon; without notifications it looks each second.
+		// watcher's own log is for a daemon; without notifications it polls each second.
 		watcher := fswatch.New(slog.New(slog.DiscardHandler), fswatch.Options{})
 		ctx, cancel := context.WithCancel(ctx)
 		ended := make(chan error, 1)

@@ -19,6 +19,7 @@ import (
 	"csi-registrar/internal/driver"
 	"csi-registrar/internal/fswatch"
 	"csi-registrar/internal/systemd"
+	"csi-registrar/internal/worker"
 )
 
 // daemon is the process: it owns the parts that are one for all drivers, and the order in
@@ -26,6 +27,7 @@ import (
 type daemon struct {
 	options  Options
 	log      *slog.Logger
+	calls    *worker.Pool // that may never return
 	watcher  *fswatch.Watcher
 	agent    *agent.Agent
 	parts    *parts
@@ -48,7 +50,8 @@ func newDaemon(o Options, log *slog.Logger, folder string) (*daemon, error) {
 	if err := systemd.Unset(); err != nil {
 		return nil, err
 	}
-	d.watcher = fswatch.New(log, fswatch.Options{})
+	d.calls = worker.NewPool()
+	d.watcher = fswatch.New(log, fswatch.Options{Pool: d.calls})
 	d.parts = newParts(d, folder)
 	d.agent = agent.New(agent.Options{Log: log, Parts: d.parts, Version: d.options.Version})
 	return d, nil
