@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -66,7 +67,27 @@ func MountHangFS(dir string) (*HangFS, error) {
 	}
 	h.add(unix.S_IFDIR|0o755, header{UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())})
 	go h.serve()
+	if err := h.refuse(); err != nil {
+		return nil, errors.Join(err, h.Close())
+	}
 	return h, nil
+}
+
+// refuse has the kernel ask for poll and flush once: the answer is that there are none, and it
+// never asks again. It must not later: Go puts each file that it opens into the epoll set by
+// which it waits for /dev/fuse too, so that the one who is to answer would wait for himself;
+// and a process cannot end before a flush is answered.
+func (h *HangFS) refuse() error {
+	path := filepath.Join(h.dir, "poll")
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return fmt.Errorf("cannot create a file in it: %w", err)
+	}
+	_, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+	if err = errors.Join(err, unix.Close(fd), unix.Unlink(path)); err != nil {
+		return fmt.Errorf("cannot poll a file in it: %w", err)
+	}
+	return nil
 }
 
 // Hang stops answering. When it returns, no request is being answered any more.
@@ -246,7 +267,7 @@ func (h *HangFS) answer(in header, body []byte) ([]byte, unix.Errno) {
 	case opReaddir: // handle, offset, size
 		return n.list(binary.NativeEndian.Uint64(body[8:]), int(binary.NativeEndian.Uint32(body[16:]))), 0
 	}
-	// The kernel does without open, opendir, release, flush, create and access.
+	// The kernel does without open, opendir, release, flush, poll, create and access.
 	return nil, unix.ENOSYS
 }
 

@@ -67,8 +67,9 @@ func TestHangFSHoldsSocketsDirectoriesAndLinks(t *testing.T) {
 		t.Errorf("removing a directory that is not empty: %v", err)
 	}
 	for range 500 {
-		_, err := os.CreateTemp(sub, strings.Repeat("long", 20))
+		f, err := os.CreateTemp(sub, strings.Repeat("long", 20))
 		must(t, err)
+		must(t, f.Close())
 	}
 	list, err := os.ReadDir(sub)
 	must(t, err)
