@@ -61,7 +61,7 @@ func (l *loader) spoil(t *table, at position, key, problem, hint string) {
 // long a path.
 func (l *loader) checkTable(t *table) {
 	key := keyString("driver", t.Name)
-	if !t.hasSocket {
+	if t.Socket == "" {
 		l.spoil(t, t.first, key, "has no socket",
 			`write socket = "/run/….sock"; if the table only tunes a driver whose own file is gone, take it out`)
 	}

@@ -102,8 +102,7 @@ type loader struct {
 // table is a driver's table as far as it is known.
 type table struct {
 	Driver
-	first     position // where it is named first
-	hasSocket bool     // it says what the socket is, right or wrong
+	first position // where it is named first
 }
 
 func newLoader(userExists func(name string) error) *loader {
@@ -205,7 +204,6 @@ func (r *reading) read(at position, id string, v any) bool {
 		return r.driver(at, v, isTable)
 	default:
 		t := r.drivers[at.path[1]]
-		t.hasSocket = t.hasSocket || at.path[2] == "socket"
 		if !set(r, &t.Driver, driverFields(r.userExists), at, id, v) {
 			r.faulty[t.Name] = true
 		}
@@ -221,15 +219,14 @@ func (r *reading) top(at position, v any, isTable bool) bool {
 		r.broken(r.file, r.doc.text, r.wrong(at, "is not known", unknownKey(key, known)))
 		return false
 	case isTable:
-	case key == "log":
-		r.errors = append(r.errors, r.wrong(at, "is not a table", "must be the table [log]"))
-	case key == "kubelet":
-		r.allHeldBack = true
-		r.errors = append(r.errors, r.wrong(at, "is not a table", "must be the table [kubelet]"))
-	default:
+		return true
+	case key == "driver":
 		r.broken(r.file, r.doc.text, r.wrong(at, "is not a table", `must be tables [driver."NAME"]`))
+	default:
+		r.allHeldBack = r.allHeldBack || key == "kubelet"
+		r.errors = append(r.errors, r.wrong(at, "is not a table", "must be the table ["+key+"]"))
 	}
-	return isTable
+	return false
 }
 
 // driver begins a driver's table.
