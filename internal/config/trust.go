@@ -66,7 +66,8 @@ func (t *trust) way(path string) *Error {
 			return new(cannotRead(next, err))
 		}
 		if t.root == "/" || strings.HasPrefix(next, t.root+"/") {
-			if e := t.untrusted(next, info); e != nil && !info.Mode().IsRegular() {
+			passed := strings.Trim(rest, "/") != ""
+			if e := t.untrusted(next, info, passed); e != nil && !info.Mode().IsRegular() {
 				return e
 			}
 		}
@@ -85,8 +86,10 @@ func (t *trust) way(path string) *Error {
 	return nil
 }
 
-// untrusted says why a file, a directory or a link is not to be believed, nil if it is.
-func (t *trust) untrusted(path string, info fs.FileInfo) *Error {
+// untrusted says why a file, a directory or a link is not to be believed, nil if it is. Of a
+// sticky directory that is passed on the way, as /tmp, it is enough that the next entry is a
+// trusted user's: nobody else can replace that.
+func (t *trust) untrusted(path string, info fs.FileInfo, passed bool) *Error {
 	uid := info.Sys().(*syscall.Stat_t).Uid // on Linux it is never another type
 	switch mode := info.Mode(); {
 	case t.owners == nil || mode.Type()&^(fs.ModeDir|fs.ModeSymlink) != 0: // not opened anyway
@@ -94,7 +97,8 @@ func (t *trust) untrusted(path string, info fs.FileInfo) *Error {
 	case !slices.Contains(t.owners, uid):
 		return &Error{File: path, Problem: fmt.Sprintf("belongs to uid %d, not to root", uid),
 			Hint: "look what is in it before you give it to root"}
-	case mode.Type() != fs.ModeSymlink && mode.Perm()&0o022 != 0: // the mode of a link says nothing
+	case mode.Type() == fs.ModeSymlink || passed && mode&fs.ModeSticky != 0: // the mode of a link says nothing
+	case mode.Perm()&0o022 != 0:
 		return &Error{File: path, Problem: fmt.Sprintf("its group or others may write it (mode %04o)", mode.Perm()),
 			Hint: "look what is in it, then take the right from them"}
 	}
@@ -127,7 +131,7 @@ func (t *trust) read(path string, most int64) (text string, bad *Error) {
 		return "", &Error{File: path, Problem: "is not a regular file any more", Hint: notRegular}
 	}
 	if bad == nil {
-		bad = t.untrusted(path, info)
+		bad = t.untrusted(path, info, false)
 	}
 	data, err := io.ReadAll(io.LimitReader(f, most+1))
 	switch {

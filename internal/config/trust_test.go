@@ -31,6 +31,18 @@ func TestWritableDirectoryIsAnError(t *testing.T) {
 	}
 }
 
+// Everybody may make files in a sticky directory.
+func TestStickyDropInDirectoryIsAnError(t *testing.T) {
+	s := tree(t, map[string]string{inEtc + "conf.d/50-a.toml": goodTable})
+	dir := filepath.Join(s.Root, inEtc, "conf.d")
+	if err := os.Chmod(dir, 0o777|os.ModeSticky); err != nil {
+		t.Fatal(err)
+	}
+	if r := Load(s); len(r.Errors) != 1 || r.Errors[0].File != dir || len(r.Config.Drivers) > 0 {
+		t.Errorf("%v, drivers %+v", r.Errors, r.Config.Drivers)
+	}
+}
+
 // A pipe in the place of conf.d holds nothing up.
 func TestPipeInsteadOfADirectory(t *testing.T) {
 	s := tree(t, map[string]string{inEtc + "config.toml": goodTable})
@@ -75,6 +87,11 @@ func TestWay(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.check(t, Load(s), "/opt/x: its group or others may write it (mode 0777) (look what is in it, then take the right from them)\n"+loop, "")
+	// In a sticky directory nobody can replace what is root's.
+	if err := os.Chmod(filepath.Join(s.Root, "opt/x"), 0o777|os.ModeSticky); err != nil {
+		t.Fatal(err)
+	}
+	s.check(t, Load(s), loop, "")
 	// What is above the root is its user's own affair.
 	if err := os.Chmod(filepath.Join(s.Root, "opt/x"), 0o755); err != nil {
 		t.Fatal(err)
