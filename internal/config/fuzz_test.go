@@ -114,7 +114,7 @@ func FuzzName(f *testing.F) {
 		f.Add(name)
 	}
 	f.Fuzz(func(t *testing.T, name string) {
-		r := one("[driver." + quote(name) + "]\nsocket = \"/a\"\n" + goodTable)
+		r := one("[driver." + Quote(name) + "]\nsocket = \"/a\"\n" + goodTable)
 		if len(name) > 2*status.MaxName {
 			return // too long a line says something else
 		}

@@ -83,17 +83,17 @@ func literal(v any) string {
 		}
 		return "false"
 	case time.Duration:
-		return quote(v.String())
+		return Quote(v.String())
 	case []string:
 		quoted := make([]string, len(v))
 		for i, s := range v {
-			quoted[i] = quote(s)
+			quoted[i] = Quote(s)
 		}
 		return "[" + strings.Join(quoted, ", ") + "]"
 	case WhenGone:
-		return quote(string(v))
+		return Quote(string(v))
 	case string:
-		return quote(v)
+		return Quote(v)
 	}
 	return ""
 }

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"io/fs"
 	"maps"
@@ -8,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 )
 
 // Source says which files make the configuration.
@@ -33,12 +35,7 @@ type file struct {
 	rank   int // its turn in the order of application, from 0
 }
 
-func (s Source) root() string {
-	if s.Root == "" {
-		return "/"
-	}
-	return s.Root
-}
+func (s Source) root() string { return absolutePath(cmp.Or(s.Root, "/")) }
 
 // dir is the directory of a place.
 func (s Source) dir(place int) string {
@@ -49,15 +46,12 @@ func (s Source) dir(place int) string {
 // see every change that matters: the main files, and the conf.d directories with what is
 // in them. Some or all of them may not exist. Result.Links are to be watched beside them.
 func (s Source) Watch() []string {
-	paths := []string{s.File}
-	if s.File == "" {
-		paths = nil
-		for place := range places {
-			paths = append(paths, filepath.Join(s.dir(place), "config.toml"), filepath.Join(s.dir(place), "conf.d"))
-		}
+	if s.File != "" {
+		return []string{absolutePath(s.File)}
 	}
-	for i, p := range paths {
-		paths[i] = absolutePath(p)
+	var paths []string
+	for place := range places {
+		paths = append(paths, filepath.Join(s.dir(place), "config.toml"), filepath.Join(s.dir(place), "conf.d"))
 	}
 	return paths
 }
@@ -128,7 +122,15 @@ func (s Source) dropIns(l *listing, byName map[string]file, place int, t *trust)
 		l.errors = append(l.errors, *e)
 		return
 	}
-	entries, err := os.ReadDir(dir)
+	var entries []fs.DirEntry
+	info, err := os.Stat(dir)
+	switch {
+	case err != nil:
+	case !info.IsDir():
+		err = syscall.ENOTDIR // opening a pipe would not return
+	default:
+		entries, err = os.ReadDir(dir)
+	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		l.errors = append(l.errors, cannotRead(dir, err))
 	}
@@ -145,7 +147,7 @@ func (s Source) dropIns(l *listing, byName map[string]file, place int, t *trust)
 		byName[name] = f
 		// Not what a mask points to: /dev/null is written to all the time.
 		if e.Type() == fs.ModeSymlink && !isNull(f.path) {
-			l.links = append(l.links, absolutePath(f.path))
+			l.links = append(l.links, f.path)
 		}
 	}
 }
