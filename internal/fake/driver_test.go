@@ -38,7 +38,9 @@ func TestDriverAnswersAsItIsTold(t *testing.T) {
 		}
 		go func() {
 			time.Sleep(time.Second)
-			d.Set(func(a *Answers) { a.Hang, a.Fail = nil, map[string]error{NodeGetInfo: status.Error(codes.Internal, "x")} })
+			d.Set(func(a *Answers) {
+				a.Hang, a.Fail = nil, map[string]error{NodeGetInfo: status.Error(codes.Internal, "x")}
+			})
 		}()
 		if err := ask(t.Context()); status.Code(err) != codes.Internal {
 			t.Errorf("a call that hung: %v", err)
