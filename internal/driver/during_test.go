@@ -22,10 +22,10 @@ import (
 )
 
 // asked is closed when the fake is asked for NodeGetInfo, which then hangs.
-func hangsInNodeGetInfo() (f *fake, asked chan struct{}) {
+func hangsInNodeGetInfo() (f *fakeDriver, asked chan struct{}) {
 	asked = make(chan struct{})
 	once := sync.OnceFunc(func() { close(asked) })
-	return &fake{node: func(ctx context.Context) (*csi.NodeGetInfoResponse, error) {
+	return &fakeDriver{node: func(ctx context.Context) (*csi.NodeGetInfoResponse, error) {
 		once()
 		return hang[*csi.NodeGetInfoResponse](ctx)
 	}}, asked
@@ -42,7 +42,7 @@ func TestHangingDriverReplacedAtItsPathDoesNotHideItsSuccessor(t *testing.T) {
 	<-asked
 	hints.Hint() // nothing changed: the call goes on
 	must(t, os.Rename(socket, socket+".old"))
-	start(t, socket+".new", &fake{})
+	start(t, socket+".new", &fakeDriver{})
 	must(t, os.Rename(socket+".new", socket))
 	serving := time.Now()
 	hints.Hint()
@@ -74,7 +74,7 @@ func TestSocketRemovedWhileTheDriverHangsIsAbsent(t *testing.T) {
 
 func TestProgressIsReportedOncePerCall(t *testing.T) {
 	_, socket := paths(t)
-	f := &fake{}
+	f := &fakeDriver{}
 	release := make(chan struct{})
 	f.node = func(context.Context) (*csi.NodeGetInfoResponse, error) {
 		<-release
@@ -98,7 +98,7 @@ func TestProgressIsReportedOncePerCall(t *testing.T) {
 
 func TestUnavailableIsWhatTheDriverSaid(t *testing.T) {
 	_, socket := paths(t)
-	start(t, socket, &fake{info: fails[*csi.GetPluginInfoResponse](codes.Unavailable, "Driver is missing version")})
+	start(t, socket, &fakeDriver{info: fails[*csi.GetPluginInfoResponse](codes.Unavailable, "Driver is missing version")})
 	c := client(t, Config{Name: name, Socket: socket}, nil)
 	r := ask(t, c)
 	want := "the driver answered GetPluginInfo with an error: Unavailable: Driver is missing version; see its own log"
@@ -154,7 +154,7 @@ func TestDeadFileSystemIsNotWaitedForAndCostsNoRegistration(t *testing.T) {
 	endpoint := dir + "/endpoint.sock"
 	for _, dead := range []string{socket, endpoint} {
 		t.Run(dead[len(dir):], func(t *testing.T) {
-			f := &fake{}
+			f := &fakeDriver{}
 			stop := start(t, socket, f)
 			defer os.Remove(socket)
 			defer stop()
@@ -177,7 +177,7 @@ func TestDeadFileSystemIsNotWaitedForAndCostsNoRegistration(t *testing.T) {
 
 func TestFileSystemThatDiesDuringACallDoesNotEndIt(t *testing.T) {
 	_, socket := paths(t)
-	f := &fake{}
+	f := &fakeDriver{}
 	asked, answer := make(chan struct{}), make(chan struct{})
 	f.node = func(context.Context) (*csi.NodeGetInfoResponse, error) {
 		close(asked)
@@ -230,7 +230,7 @@ func pour(c net.Conn) (taken int) {
 func TestFloodEndsTheConnectionAndIsLeftAloneForAWhile(t *testing.T) {
 	_, socket := paths(t)
 	l := &flooder{listen(t, socket), make(chan net.Conn, 10)}
-	t.Cleanup((&fake{}).serve(l))
+	t.Cleanup((&fakeDriver{}).serve(l))
 	c := client(t, Config{Name: name, Socket: socket}, nil)
 	expectReady(t, ask(t, c))
 	if n := pour(<-l.conns); n > 2<<20 {
@@ -276,7 +276,7 @@ func (d dataWithError) Read(b []byte) (int, error) { return len(b), os.ErrDeadli
 func TestGoodbyeIsHinted(t *testing.T) {
 	_, socket := paths(t)
 	s := grpc.NewServer()
-	f := &fake{}
+	f := &fakeDriver{}
 	csi.RegisterIdentityServer(s, f)
 	csi.RegisterNodeServer(s, f)
 	l := listen(t, socket)
@@ -291,7 +291,7 @@ func TestGoodbyeIsHinted(t *testing.T) {
 
 func TestOurOwnCloseIsNotHinted(t *testing.T) {
 	_, socket := paths(t)
-	start(t, socket, &fake{})
+	start(t, socket, &fakeDriver{})
 	c := client(t, Config{Name: name, Socket: socket}, nil)
 	expectReady(t, ask(t, c))
 	must(t, c.Close())
@@ -320,7 +320,7 @@ func TestDriverThatDoesNotReadDoesNotHoldUpClose(t *testing.T) {
 
 func BenchmarkLook(b *testing.B) {
 	_, socket := paths(b)
-	start(b, socket, &fake{})
+	start(b, socket, &fakeDriver{})
 	c := client(b, Config{Name: name, Socket: socket}, nil)
 	expectReady(b, ask(b, c))
 	b.ReportAllocs()
