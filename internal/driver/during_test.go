@@ -21,7 +21,7 @@ import (
 	"csi-registrar/internal/worker"
 )
 
-// asked is closed when the fake is asked for NodeGetInfo, which then hangs.
+// hangsInNodeGetInfo returns a fake, and what is closed when it is asked for NodeGetInfo, which then hangs.
 func hangsInNodeGetInfo() (f *fakeDriver, asked chan struct{}) {
 	asked = make(chan struct{})
 	once := sync.OnceFunc(func() { close(asked) })
@@ -41,7 +41,6 @@ func TestHangingDriverReplacedAtItsPathDoesNotHideItsSuccessor(t *testing.T) {
 	go func() { report <- c.Ask(t.Context(), nil) }()
 	<-asked
 	hints.Hint() // nothing changed: the call goes on
-	must(t, os.Rename(socket, socket+".old"))
 	start(t, socket+".new", &fakeDriver{})
 	must(t, os.Rename(socket+".new", socket))
 	serving := time.Now()
