@@ -53,7 +53,7 @@ func TestLatency(t *testing.T) {
 			}
 			l := listen(t, socket)
 			serving <- time.Now()
-			t.Cleanup((&fake{}).serve(l))
+			t.Cleanup((&fakeDriver{}).serve(l))
 		}()
 		for {
 			select {
@@ -78,7 +78,7 @@ func TestLatency(t *testing.T) {
 func TestRestartWithWatcher(t *testing.T) {
 	w := watcher(t)
 	_, socket := paths(t)
-	stop := start(t, socket, &fake{})
+	stop := start(t, socket, &fakeDriver{})
 	c := client(t, Config{Name: name, Socket: socket}, w.Subscribe(socket))
 	until := func(want status.DriverState) time.Duration {
 		begun := time.Now()
@@ -99,7 +99,7 @@ func TestRestartWithWatcher(t *testing.T) {
 		expectHint(t, c, "its end")
 		must(t, os.Remove(socket))
 		until(status.Absent)
-		stop = start(t, socket, &fake{})
+		stop = start(t, socket, &fakeDriver{})
 		expectHint(t, c, "its return")
 		t.Logf("ready after %v", until(status.Ready))
 	}

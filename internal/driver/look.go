@@ -165,15 +165,7 @@ func missing(path string, err error) finding {
 	case errors.Is(err, unix.EACCES):
 		return finding{status.Starting, fmt.Sprintf("no permission to look at %s: a directory on the way is closed to uid %d; see CAP_DAC_OVERRIDE in csi-registrar.service(8)", path, os.Geteuid())}
 	}
-	return finding{status.Starting, fmt.Sprintf("cannot look at %s: %v%s", path, cause(err), remedy(err))}
-}
-
-// cause leaves out the operation and path of a system call's error.
-func cause(err error) error {
-	if errno, ok := errors.AsType[unix.Errno](err); ok {
-		return errno
-	}
-	return err
+	return finding{status.Starting, fmt.Sprintf("cannot look whether the driver is there: %v%s", err, remedy(err))}
 }
 
 // refused says why what is at path cannot be connected to.

@@ -130,17 +130,9 @@ func TestOwnerThatCannotBeLookedUpIsNoMismatch(t *testing.T) {
 	}
 }
 
-func TestQuote(t *testing.T) {
-	for in, want := range map[string]string{"/run/csi-nfs/a_b.c": "/run/csi-nfs/a_b.c", "/a b": "'/a b'", "/a'b": `'/a'\''b'`, "/$(x)": "'/$(x)'"} {
-		if got := quote([]string{in}); got != want {
-			t.Errorf("quote(%s) = %s, want %s", in, got, want)
-		}
-	}
-}
-
 func TestUntrustedIsNeverAsked(t *testing.T) {
 	dir, socket := paths(t)
-	f := &fake{}
+	f := &fakeDriver{}
 	start(t, socket, f)
 	must(t, os.Chmod(dir, 0o777))
 	c := client(t, Config{Name: name, Socket: socket}, nil)
