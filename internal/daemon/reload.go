@@ -12,9 +12,7 @@ import (
 	"slices"
 	"time"
 
-	"csi-registrar/internal/agent"
 	"csi-registrar/internal/config"
-	"csi-registrar/internal/control"
 	"csi-registrar/internal/doctor"
 	"csi-registrar/internal/worker"
 )
@@ -32,12 +30,13 @@ const (
 func Run(ctx context.Context, o Options) error { return run(ctx, o, config.Load) }
 
 func run(ctx context.Context, o Options, load func(config.Source) *config.Result) error {
-	r := newReloader(o.Source, load)
+	pool := worker.NewPool()
+	r := newReloader(pool, o.Source, load)
 	res := r.read(ctx)
 	log, level := newLogger(o.Stderr, res.Config.Log)
-	d := newDaemon(o, log, "")
+	d := newDaemon(o, log, pool, "")
 	r.daemon, r.level = d, level
-	return d.run(ctx, backend{d.agent, r.reload}, func(ctx context.Context) error {
+	return d.run(ctx, d.backend(r.reload), func(ctx context.Context) error {
 		if err := r.begin(ctx, res); err != nil {
 			return err
 		}
@@ -46,20 +45,6 @@ func run(ctx context.Context, o Options, load func(config.Source) *config.Result
 		return nil
 	})
 }
-
-// backend is the daemon as the control socket sees it.
-type backend struct {
-	*agent.Agent
-	reload func(context.Context) error
-}
-
-// Reload implements control.Backend.
-func (b backend) Reload(ctx context.Context) error { return b.reload(ctx) }
-
-// Alive implements control.Backend.
-func (b backend) Alive(ctx context.Context) error { return b.Agent.Alive(ctx) }
-
-var _ control.Backend = backend{}
 
 // configReloader keeps the configuration in force: what the files say if they have no
 // errors, else the last good one.
@@ -87,9 +72,9 @@ type configReloader struct {
 // request asks for a reload at once.
 type request struct{ done chan error }
 
-func newReloader(source config.Source, load func(config.Source) *config.Result) *configReloader {
+func newReloader(pool *worker.Pool, source config.Source, load func(config.Source) *config.Result) *configReloader {
 	r := &configReloader{source: source, load: load, answered: make(chan struct{}, 1), requests: make(chan request), ended: make(chan struct{})}
-	r.slot = worker.NewPool().Slot(filepath.Dir(source.Watch()[0]), func() {
+	r.slot = pool.Slot(filepath.Dir(source.Watch()[0]), func() {
 		select {
 		case r.answered <- struct{}{}:
 		default:

@@ -18,6 +18,7 @@ import (
 	"csi-registrar/internal/control"
 	"csi-registrar/internal/driver"
 	"csi-registrar/internal/status"
+	"csi-registrar/internal/worker"
 )
 
 // RunSidecar is the daemon with the flags of node-driver-registrar: one driver, which tells its
@@ -31,9 +32,9 @@ func RunSidecar(ctx context.Context, o Options, flags compat.Options) error {
 		log.Warn(w)
 	}
 	o.HTTP = "" // flags.HTTPAddr is served as the peer does
-	d := newDaemon(o, log, flags.RegistryDir)
+	d := newDaemon(o, log, worker.NewPool(), flags.RegistryDir)
 	s := &sidecar{daemon: d, flags: flags}
-	return d.run(ctx, sidecarBackend{backend{d.agent, s.reload}, flags.RegistryDir}, func(ctx context.Context) error {
+	return d.run(ctx, sidecarBackend{d.backend(s.reload), flags.RegistryDir}, func(ctx context.Context) error {
 		if err := s.serveHealth(ctx); err != nil {
 			return err
 		}
