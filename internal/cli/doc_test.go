@@ -51,7 +51,7 @@ func TestManDocuments(t *testing.T) {
 		"doctor.Finding":     ".SS Elements of findings",
 		"doctor.Check":       ".SS Elements of checks",
 		"config.shownResult": ".SH CONFIG SHOW",
-		"config.shownValue":  ".SS Values",
+		"config.setting":     ".SS Values",
 		"config.Hidden":      ".SS Elements of hidden",
 		"config.Error":       ".SS Elements of errors and warnings",
 		"cli.buildInfo":      ".SH VERSION",
