@@ -8,7 +8,7 @@ import (
 	"csi-registrar/internal/config"
 )
 
-// FileName is the name for the drop-in that an admin would choose (spec §3: 60 to 90).
+// FileName is the name for the drop-in that an admin would choose: admins number theirs 60 to 90.
 func (r Registrar) FileName() string { return "60-" + r.Driver.Name + ".toml" }
 
 // WriteDropIns writes the TOML that takes the place of the registrars, with what to do in
@@ -23,7 +23,7 @@ func WriteDropIns(w io.Writer, registrars []Registrar) error {
 		}
 		r.writeComments(&b)
 		if r.RootDir != rootDir {
-			rootDir = r.RootDir // once: a second table would be a mistake
+			rootDir = r.RootDir // once: a second table would be an error
 			b.WriteString("\n# The manifest's kubelet lives here. The unit needs a drop-in for it:\n" +
 				"# `csi-registrar config check` prints its lines.\n[kubelet]\n")
 			fmt.Fprintf(&b, "root_dir = %s\n", config.Quote(r.RootDir))
