@@ -8,7 +8,7 @@ import (
 	"csi-registrar/internal/config"
 )
 
-// FileName is the name for the drop-in that an admin would choose: 60 to 90 are theirs.
+// FileName is the name for the drop-in that an admin would choose: admins number theirs 60 to 90.
 func (r Registrar) FileName() string { return "60-" + r.Driver.Name + ".toml" }
 
 // WriteDropIns writes the TOML that takes the place of the registrars, with what to do in
