@@ -15,7 +15,6 @@ import (
 	"csi-registrar/internal/fake"
 	"csi-registrar/internal/sampledriver"
 	"csi-registrar/internal/status"
-	"csi-registrar/internal/systemd/systemdtest"
 )
 
 // stage is what the story plays on: the directory, who acts, and what happened.
@@ -26,7 +25,7 @@ type stage struct {
 	log    *os.File // what daemon and driver say; shown when a step fails
 	events *eventLog
 
-	manager *systemdtest.Manager
+	manager *fake.Manager
 	client  *control.Client
 	daemon  *process
 	driver  *process
@@ -63,7 +62,7 @@ func newStage(ctx context.Context, story Story) (_ *stage, err error) {
 	if err := s.furnish(); err != nil {
 		return nil, fmt.Errorf("cannot set the stage: %w", err)
 	}
-	if s.manager, err = systemdtest.Start(s.dir); err != nil {
+	if s.manager, err = fake.StartManager(s.dir); err != nil {
 		return nil, err
 	}
 	s.client = control.NewClient(control.Path(s.dir))

@@ -7,53 +7,58 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
 	"csi-registrar/internal/config"
 	"csi-registrar/internal/registrar"
+	"csi-registrar/internal/status"
 )
 
-// again is how often a registration socket that could not be taken away is tried.
-const again = 2 * time.Second
+// leaveTime is how long Apply waits for what is withdrawn. It takes milliseconds; what takes
+// longer is tried on in the background.
+const leaveTime = 2 * time.Second
 
 // Socket is a registration socket, and how it ends.
 type Socket interface {
 	registrar.Socket
 	// Close ends the listener with the process; whether the path stays is the
-	// socket's own rule (descriptor store, --keep-sockets).
-	Close(ctx context.Context) (kept bool, err error)
+	// socket's own rule (descriptor store, --keep-sockets). It takes a limited time.
+	Close(ctx context.Context) error
 }
 
 // Parts makes what a registrar needs, for a configuration that is about to be in force.
 type Parts interface {
 	Driver(c *config.Config, d config.Driver) registrar.Driver
-	Socket(c *config.Config, name string) (Socket, error)
+	// Socket may wait, for a limited time; it is called for several drivers at once.
+	Socket(ctx context.Context, c *config.Config, name string) (Socket, error)
 }
 
 // Agent is made with New; Run must run for anything else to answer.
 type Agent struct {
-	log   *slog.Logger
-	parts Parts
-	board *board
-	cmds  chan func()
-	done  chan struct{}
+	log    *slog.Logger
+	parts  Parts
+	store  *statusStore
+	cmds   chan func()
+	done   chan struct{} // closed when Run no longer takes commands
+	applyM sync.Mutex    // one Apply at a time
 
 	// All below belongs to the goroutine that is in Run.
 	ctx     context.Context // of the registrars
-	stop    context.CancelFunc
+	ended   sync.WaitGroup  // of the registrars
 	config  *config.Config
 	running map[string]*running
-	left    []leftover
+	leaving map[*running]struct{} // being withdrawn
 }
 
 // running is one registrar and what belongs to it.
 type running struct {
-	driver config.Driver
-	reg    *registrar.Registrar
-	socket Socket
-	cancel context.CancelFunc
-	ended  sync.WaitGroup
+	kubelet config.Kubelet
+	driver  config.Driver
+	reg     *registrar.Registrar
+	socket  Socket
+	ended   chan struct{} // closed when all of it has ended
 }
 
 // Options are the Agent's surroundings.
@@ -67,35 +72,29 @@ type Options struct {
 func New(o Options) *Agent {
 	return &Agent{
 		log: o.Log, parts: o.Parts,
-		board:   newBoard(o.Version, time.Now()),
+		store:   newStatusStore(o.Version, time.Now()),
 		cmds:    make(chan func()),
 		done:    make(chan struct{}),
 		config:  config.Default(),
 		running: map[string]*running{},
+		leaving: map[*running]struct{}{},
 	}
 }
 
-// Run serves until ctx is done; then it ends all registrars, and closes their sockets
+// Run serves until ctx is done; then it ends all registrars, which close their sockets
 // (each of which knows whether its path stays).
 func (a *Agent) Run(ctx context.Context) error {
+	var stop context.CancelFunc
+	a.ctx, stop = context.WithCancel(context.WithoutCancel(ctx))
+	defer a.ended.Wait()
+	defer stop()
 	defer close(a.done)
-	a.ctx, a.stop = context.WithCancel(context.WithoutCancel(ctx))
-	defer a.stop()
-	timer := time.NewTimer(again)
-	defer timer.Stop()
 	for {
-		if len(a.left) == 0 {
-			timer.Stop()
-		} else {
-			timer.Reset(again)
-		}
 		select {
 		case <-ctx.Done():
-			return a.closeAll()
+			return nil
 		case cmd := <-a.cmds:
 			cmd()
-		case <-timer.C:
-			a.withdrawLeft()
 		}
 	}
 }
@@ -116,74 +115,206 @@ func (a *Agent) do(ctx context.Context, f func()) error {
 
 // Apply brings what runs in line with c, of the given files. Only what changed is touched;
 // a driver that c does not name is withdrawn. The error names drivers that could not be
-// started or withdrawn; all others are.
+// started, or not be withdrawn yet; all others are.
 func (a *Agent) Apply(ctx context.Context, c *config.Config, files []string) error {
-	var failed error
+	a.applyM.Lock()
+	defer a.applyM.Unlock()
+	var (
+		gone []*running
+		errs []error
+	)
 	err := a.do(ctx, func() {
-		failed = a.apply(c)
-		a.board.configured(c, files)
+		for name, r := range a.running {
+			d, there := c.Driver(name)
+			if !there || !d.Enabled || a.config.Kubelet != c.Kubelet { // every path is another one
+				gone = append(gone, r)
+				errs = append(errs, a.leave(r))
+			}
+		}
+		a.config = c
+		a.store.configured(c, files)
 	})
-	return errors.Join(err, failed)
+	if err != nil {
+		return err
+	}
+	errs = append(errs, a.awaitLeft(gone))
+	var missing []config.Driver
+	err = a.do(ctx, func() {
+		for _, d := range c.Drivers {
+			if d.Enabled && !a.update(c, d) {
+				missing = append(missing, d)
+			}
+		}
+	})
+	added := make([]*running, len(missing))
+	var made sync.WaitGroup
+	var mu sync.Mutex
+	for i, d := range missing {
+		made.Go(func() {
+			socket, err := a.parts.Socket(ctx, c, d.Name)
+			if err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				errs = append(errs, fmt.Errorf("cannot start the registrar of %s: %w", d.Name, err))
+				return
+			}
+			added[i] = &running{kubelet: c.Kubelet, driver: d, socket: socket, ended: make(chan struct{})}
+		})
+	}
+	made.Wait()
+	errs = append(errs, err, a.startAll(ctx, added, func(r *running) (registrar.Settings, registrar.Driver) {
+		a.running[r.driver.Name] = r
+		return settings(r.driver), a.parts.Driver(c, r.driver)
+	}))
+	return errors.Join(errs...)
 }
 
-func (a *Agent) apply(c *config.Config) error {
-	var gone []string
-	for _, name := range a.names() {
-		d, there := c.Driver(name)
-		if !there || !d.Enabled || a.config.Kubelet != c.Kubelet { // every path is another one
-			gone = append(gone, name)
-		}
+// WithdrawKept withdraws the registrations of drivers that are no longer configured, of which
+// an earlier process left the registration socket.
+func (a *Agent) WithdrawKept(ctx context.Context, names []string) error {
+	a.applyM.Lock()
+	defer a.applyM.Unlock()
+	var (
+		c     *config.Config
+		added []*running
+		errs  []error
+	)
+	if err := a.do(ctx, func() { c = a.config }); err != nil {
+		return err
 	}
-	errs := []error{a.remove(gone...)}
-	a.config = c
-	var added []*running
-	for _, d := range c.Drivers {
-		if !d.Enabled {
-			continue
-		}
-		if r, runs := a.running[d.Name]; runs {
-			errs = append(errs, a.update(r, d))
-			continue
-		}
-		// All sockets first: one that is not adopted yet does not answer when another
-		// registrar, which is about to publish, asks it for its name.
-		socket, err := a.socket(d.Name)
+	for _, name := range names {
+		socket, err := a.parts.Socket(ctx, c, name)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("cannot start the registrar of %s: %w", d.Name, err))
+			errs = append(errs, fmt.Errorf("cannot withdraw %s: %w", name, err))
 			continue
 		}
-		added = append(added, &running{driver: d, socket: socket})
+		added = append(added, &running{kubelet: c.Kubelet, driver: config.Driver{Name: name}, socket: socket, ended: make(chan struct{})})
 	}
-	for _, r := range added {
-		a.start(r)
+	errs = append(errs, a.startAll(ctx, added, func(r *running) (registrar.Settings, registrar.Driver) {
+		a.leaving[r] = struct{}{}
+		return registrar.Settings{Name: r.driver.Name, Leaving: true}, nobody{}
+	}))
+	return errors.Join(append(errs, a.awaitLeft(added))...)
+}
+
+// nobody is the driver of a registration that is only to be withdrawn.
+type nobody struct{}
+
+func (nobody) Ask(context.Context, func(status.Report)) status.Report { return status.Report{} }
+func (nobody) Hints() <-chan struct{}                                 { return nil }
+func (nobody) Close() error                                           { return nil }
+
+// startAll starts registrars as make says, which is called in the agent's goroutine. If that
+// has ended their sockets are closed.
+func (a *Agent) startAll(ctx context.Context, added []*running, how func(*running) (registrar.Settings, registrar.Driver)) error {
+	added = slices.DeleteFunc(added, func(r *running) bool { return r == nil })
+	err := a.do(context.WithoutCancel(ctx), func() {
+		for _, r := range added {
+			set, driver := how(r)
+			a.start(r, set, driver)
+		}
+	})
+	if err != nil {
+		for _, r := range added {
+			err = errors.Join(err, r.socket.Close(ctx))
+		}
+	}
+	return err
+}
+
+func (a *Agent) start(r *running, set registrar.Settings, driver registrar.Driver) {
+	log := a.log.With("driver", set.Name)
+	a.store.own(set.Name, r)
+	r.reg = registrar.New(set, driver, r.socket, registrar.Options{
+		Log: log, Observe: func(s status.Driver) { a.store.driver(r, s) },
+	})
+	ctx := a.ctx
+	a.ended.Go(func() {
+		defer close(r.ended)
+		r.reg.Run(ctx)
+		if err := r.socket.Close(context.WithoutCancel(ctx)); err != nil {
+			log.Error("cannot end a registration cleanly", "error", err)
+		}
+		select {
+		case a.cmds <- func() { a.forget(r) }:
+		case <-a.done:
+		}
+	})
+}
+
+// forget removes what has ended.
+func (a *Agent) forget(r *running) {
+	delete(a.leaving, r)
+	if a.running[r.driver.Name] == r {
+		delete(a.running, r.driver.Name)
+	}
+	a.store.forget(r, r.driver.Name)
+}
+
+// leave has a registration withdrawn.
+func (a *Agent) leave(r *running) error {
+	delete(a.running, r.driver.Name)
+	a.leaving[r] = struct{}{}
+	return r.reg.Leave(a.ctx)
+}
+
+// awaitLeft waits until they are withdrawn, for a while.
+func (a *Agent) awaitLeft(all []*running) error {
+	late := time.After(leaveTime)
+	var errs []error
+	for _, r := range all {
+		select {
+		case <-r.ended:
+			continue
+		default:
+		}
+		select {
+		case <-r.ended:
+		case <-late:
+			late = time.After(0) // for the others, too
+			d, _ := a.Status().Driver(r.driver.Name)
+			errs = append(errs, fmt.Errorf("%s is not withdrawn yet, trying again: %s", r.driver.Name, d.Reason))
+		}
 	}
 	return errors.Join(errs...)
 }
 
-func (a *Agent) start(r *running) {
-	var ctx context.Context
-	ctx, r.cancel = context.WithCancel(a.ctx)
-	r.reg = registrar.New(settings(r.driver), a.parts.Driver(a.config, r.driver), r.socket, registrar.Options{
-		Log:     a.log.With("driver", r.driver.Name),
-		Observe: a.board.driver,
-	})
-	r.ended.Go(func() { r.reg.Run(ctx) })
-	a.running[r.driver.Name] = r
-}
-
-// update hands a changed table to its registrar; a driver that is found or trusted in
-// another way gets a new client, the registration socket stays.
-func (a *Agent) update(r *running, d config.Driver) error {
-	if r.driver.Equal(d) {
-		return nil
+// update hands a changed table to its registrar, if there is one; a driver that is found or
+// trusted in another way gets a new client, the registration socket stays. One that could not
+// be withdrawn yet goes on.
+func (a *Agent) update(c *config.Config, d config.Driver) bool {
+	r := a.running[d.Name]
+	for l := range a.leaving {
+		if r == nil && l.driver.Name == d.Name && l.kubelet == c.Kubelet {
+			r = l
+		}
+	}
+	if r == nil {
+		return false
+	}
+	_, left := a.leaving[r]
+	if !left && r.driver.Equal(d) {
+		return true
 	}
 	var client registrar.Driver
 	o := r.driver
-	if o.Socket != d.Socket || o.Endpoint != d.Endpoint || o.SocketOwner != d.SocketOwner || o.Timeout != d.Timeout {
-		client = a.parts.Driver(a.config, d)
+	if left || o.Socket != d.Socket || o.Endpoint != d.Endpoint || o.SocketOwner != d.SocketOwner || o.Timeout != d.Timeout {
+		client = a.parts.Driver(c, d)
+	}
+	if err := r.reg.Update(a.ctx, settings(d), client); err != nil {
+		// It was withdrawn at this very moment.
+		a.log.Debug("a registrar ended before it could be changed", "driver", d.Name, "error", err)
+		if client != nil {
+			if err := client.Close(); err != nil {
+				a.log.Debug("closing the connection to the driver", "driver", d.Name, "error", err)
+			}
+		}
+		return false
 	}
 	r.driver = d
-	return r.reg.Update(a.ctx, settings(d), client)
+	delete(a.leaving, r)
+	a.running[d.Name] = r
+	return true
 }
 
 func settings(d config.Driver) registrar.Settings {
@@ -193,69 +324,8 @@ func settings(d config.Driver) registrar.Settings {
 	}
 }
 
-// remove ends registrars and takes their sockets away.
-func (a *Agent) remove(names ...string) error {
-	var mu sync.Mutex
-	err := a.end(names, func(ctx context.Context, name string, s Socket) error {
-		a.log.Info("withdrawing: no longer configured, or disabled", "driver", name)
-		if err := s.Withdraw(ctx); err != nil {
-			mu.Lock()
-			defer mu.Unlock()
-			a.left = append(a.left, leftover{name, a.config.Kubelet, s})
-			return fmt.Errorf("its registration socket is still there; trying again: %w", err)
-		}
-		_, err := s.Close(ctx)
-		return err
-	})
-	for _, name := range names {
-		a.board.forget(name)
-	}
-	return err
-}
-
-// closeAll ends everything with the process.
-func (a *Agent) closeAll() error {
-	errs := []error{a.end(a.names(), func(ctx context.Context, name string, s Socket) error {
-		_, err := s.Close(ctx)
-		return err
-	})}
-	for _, l := range a.left {
-		_, err := l.socket.Close(a.ctx)
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
-}
-
-// end ends the named registrars side by side and then does the last thing to each socket.
-func (a *Agent) end(names []string, last func(context.Context, string, Socket) error) error {
-	errs := make([]error, len(names))
-	var wg sync.WaitGroup
-	for i, name := range names {
-		r := a.running[name]
-		delete(a.running, name)
-		wg.Go(func() {
-			r.cancel()
-			r.ended.Wait()
-			if err := last(a.ctx, name, r.socket); err != nil {
-				a.log.Error("cannot end a registration cleanly", "driver", name, "error", err)
-				errs[i] = fmt.Errorf("%s: %w", name, err)
-			}
-		})
-	}
-	wg.Wait()
-	return errors.Join(errs...)
-}
-
-func (a *Agent) names() []string {
-	names := make([]string, 0, len(a.running))
-	for name := range a.running {
-		names = append(names, name)
-	}
-	return names
-}
-
-// Reregister makes the driver's registration socket anew. ErrUnknown if there is no
-// such driver.
+// Reregister makes the driver's registration socket again. ErrUnknown if there is no such
+// driver.
 func (a *Agent) Reregister(ctx context.Context, name string) error {
 	var r *running
 	if err := a.do(ctx, func() { r = a.running[name] }); err != nil {
@@ -270,19 +340,22 @@ func (a *Agent) Reregister(ctx context.Context, name string) error {
 // ErrUnknown is wrapped where a driver is asked for that does not run.
 var ErrUnknown = errors.New("no enabled driver of that name is configured")
 
-// Alive returns nil if the agent and every registrar really run; what the drivers do is
-// of no account.
+// Alive returns nil if the agent and every registrar really run, whatever their drivers do. It
+// causes no look at anything.
 func (a *Agent) Alive(ctx context.Context) error {
 	var regs []*registrar.Registrar
 	err := a.do(ctx, func() {
 		for _, r := range a.running {
 			regs = append(regs, r.reg)
 		}
+		for r := range a.leaving {
+			regs = append(regs, r.reg)
+		}
 	})
 	return errors.Join(err, allAlive(ctx, regs))
 }
 
-// allAlive asks registrars. One that has ended meanwhile is no longer wanted: they end in no
+// allAlive asks registrars. One that has ended meanwhile was withdrawn: they end in no
 // other way.
 func allAlive(ctx context.Context, regs []*registrar.Registrar) error {
 	var errs []error

@@ -16,7 +16,7 @@ import (
 	"csi-registrar/internal/status"
 )
 
-// node is a node on which every driver is ready and the kubelet says yes at once.
+// node is a node on which every driver is ready and the kubelet accepts at once.
 type node struct {
 	mu      sync.Mutex
 	sockets map[string]*socket
@@ -31,7 +31,7 @@ func (n *node) Driver(_ *config.Config, d config.Driver) registrar.Driver {
 	return client{d.Name, make(chan struct{})}
 }
 
-func (n *node) Socket(c *config.Config, name string) (Socket, error) {
+func (n *node) Socket(_ context.Context, c *config.Config, name string) (Socket, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if name == n.broken {
@@ -49,10 +49,9 @@ type client struct {
 	hints chan struct{}
 }
 
-func (c client) Ask(context.Context) status.Report {
+func (c client) Ask(context.Context, func(status.Report)) status.Report {
 	return status.Report{Driver: status.Ready, Identity: status.Identity{Name: c.name, NodeID: "n"}}
 }
-func (c client) Stale() bool            { return false }
 func (c client) Hints() <-chan struct{} { return c.hints }
 func (c client) Close() error           { return nil }
 
@@ -66,13 +65,15 @@ type socket struct {
 	refused                      error
 }
 
-func (s *socket) Hints() <-chan struct{} { return s.hints }
-func (s *socket) Look() status.Socket    { s.mu.Lock(); defer s.mu.Unlock(); return s.up }
+func (s *socket) Hints() <-chan struct{}                             { return s.hints }
+func (s *socket) Look() status.Socket                                { s.mu.Lock(); defer s.mu.Unlock(); return s.up }
+func (s *socket) Check(context.Context) error                        { return nil }
+func (s *socket) Acknowledge(context.Context, status.Identity) error { return nil }
 func (s *socket) Publish(_ context.Context, a status.Announcement) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.published++
-	s.up = status.Socket{Path: s.path, Place: status.Ours, Up: true, Announced: a, PublishedAt: time.Now(), Word: status.Notification{At: time.Now(), Registered: true}}
+	s.up = status.Socket{Path: s.path, Place: status.Ours, Up: true, Announced: a, PublishedAt: time.Now(), Notification: status.Notification{At: time.Now(), Registered: true}}
 	return nil
 }
 func (s *socket) Withdraw(context.Context) error {
@@ -88,11 +89,11 @@ func (s *socket) Withdraw(context.Context) error {
 
 // refuse makes Withdraw fail.
 func (s *socket) refuse(err error) { s.mu.Lock(); defer s.mu.Unlock(); s.refused = err }
-func (s *socket) Close(context.Context) (bool, error) {
+func (s *socket) Close(context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed++
-	return true, nil
+	return nil
 }
 
 func (s *socket) counts() [3]int {
@@ -190,7 +191,10 @@ func TestWithdrawingFails(t *testing.T) {
 				t.Errorf("error %v", err)
 			}
 			time.Sleep(time.Minute)
-			want(t, states(a), "b registered")
+			want(t, states(a), "a registered", "b registered")
+			if s, _ := a.Status().Driver("a"); s.Reason != "read-only" {
+				t.Errorf("reason %q", s.Reason)
+			}
 			apply(t, a, conf("/k", drv("a"), drv("b")))
 			want(t, states(a), "a registered", "b registered")
 		}
@@ -201,7 +205,7 @@ func TestWithdrawingFails(t *testing.T) {
 			t.Error("no error")
 		}
 		s.refuse(nil)
-		time.Sleep(again)
+		time.Sleep(2 * time.Second)
 		synctest.Wait()
 		if got := s.counts(); got != [3]int{1, 1, 1} {
 			t.Errorf("published, withdrawn, closed %v", got)

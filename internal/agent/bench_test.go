@@ -9,9 +9,9 @@ import (
 )
 
 func boardOf(n int) *Agent {
-	a := &Agent{board: newBoard("test", time.Now())}
+	a := &Agent{store: newStatusStore("test", time.Now())}
 	for i := range n {
-		a.board.driver(status.Driver{Name: fmt.Sprintf("d%d.example", i), State: "registered"})
+		a.store.driver(nil, status.Driver{Name: fmt.Sprintf("d%d.example", i), State: "registered"})
 	}
 	return a
 }
@@ -33,6 +33,6 @@ func BenchmarkObserve(b *testing.B) {
 	s := status.Driver{Name: "d7.example", State: "ready"}
 	b.ReportAllocs()
 	for b.Loop() {
-		a.board.driver(s)
+		a.store.driver(nil, s)
 	}
 }

@@ -15,7 +15,6 @@ import (
 	"google.golang.org/grpc"
 
 	"csi-registrar/internal/fake"
-	"csi-registrar/internal/systemd/systemdtest"
 )
 
 // program is a registrar to be measured.
@@ -29,7 +28,7 @@ type node struct {
 	root    string
 	run     string // what its run points to: memory, as on every node
 	drivers []*fake.Driver
-	manager *systemdtest.Manager
+	manager *fake.Manager
 	kubelet *fake.Kubelet
 	writes  atomic.Int64 // of the CSINode: each registration and each end of one
 	running []*exec.Cmd
@@ -68,7 +67,7 @@ func newNode(n int) (_ *node, err error) {
 	if err := os.WriteFile(filepath.Join(b.root, "etc/csi-registrar/config.toml"), []byte(conf.String()), 0o644); err != nil {
 		return nil, err
 	}
-	if b.manager, err = systemdtest.Start(b.root); err != nil {
+	if b.manager, err = fake.StartManager(b.root); err != nil {
 		return nil, err
 	}
 	b.manager.SetMost(4096)

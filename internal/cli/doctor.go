@@ -1,12 +1,13 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
-	"unicode/utf8"
 
 	"csi-registrar/internal/doctor"
 )
@@ -25,11 +26,11 @@ func setupDoctor(fs *flag.FlagSet) runner {
 	}
 }
 
-// runDoctor examines the node; the exit code is 1 if something is wrong.
+// runDoctor examines the node; the exit code is 1 if there is a problem.
 func runDoctor(ctx context.Context, e *env, o doctor.Options, asJSON bool) error {
 	r := doctor.Run(ctx, o)
 	if ctx.Err() != nil {
-		return fmt.Errorf("cannot finish the examination: %w", context.Cause(ctx))
+		return fmt.Errorf("cannot finish: %w", context.Cause(ctx))
 	}
 	if asJSON {
 		if err := writeJSON(e.stdout, r); err != nil {
@@ -48,35 +49,20 @@ func runDoctor(ctx context.Context, e *env, o doctor.Options, asJSON bool) error
 // A driver with which all is well has one line, unless it was asked for.
 func doctorText(r doctor.Report, p page, whole bool) string {
 	var b strings.Builder
-	var drivers []string
+	checks := map[string][]doctor.Check{}
 	for _, c := range r.Checks {
-		if !slices.Contains(drivers, c.Driver) {
-			drivers = append(drivers, c.Driver)
-		}
+		checks[c.Driver] = append(checks[c.Driver], c)
 	}
-	slices.Sort(drivers) // the node, which has no name, is first
-	for _, d := range drivers {
-		var checks []doctor.Check
-		for _, c := range r.Checks {
-			if c.Driver == d {
-				checks = append(checks, c)
-			}
-		}
-		well := !slices.ContainsFunc(checks, func(c doctor.Check) bool { return c.Result != doctor.OK })
-		switch {
-		case d == "":
-			b.WriteString(p.paint(bold, "the node") + "\n")
-		case well && !whole:
-			last := checks[len(checks)-1]
-			b.WriteString(p.paint(bold, d) + "\n")
-			checkLine(&b, p, doctor.Check{Step: "all steps", Result: doctor.OK, Says: last.Says})
+	for _, d := range slices.Sorted(maps.Keys(checks)) { // the node, which has no name, is first
+		b.WriteString(p.paint(bold, cmp.Or(d, "the node")) + "\n")
+		healthy := !slices.ContainsFunc(checks[d], func(c doctor.Check) bool { return c.Result != doctor.OK })
+		if healthy && d != "" && !whole {
+			checkLine(&b, p, doctor.Check{Step: "all steps", Result: doctor.OK, Says: checks[d][len(checks[d])-1].Says})
 			continue
-		default:
-			b.WriteString(p.paint(bold, d) + "\n")
 		}
-		for _, c := range checks {
-			// What was found is told below, once.
-			found := func(f doctor.Finding) bool { return f.Driver == c.Driver && f.Step == c.Step && f.Is == c.Says }
+		for _, c := range checks[d] {
+			// What was found is said below, once.
+			found := func(f doctor.Finding) bool { return f.Driver == c.Driver && f.Step == c.Step && f.Found == c.Says }
 			if i := slices.IndexFunc(r.Findings, found); i >= 0 {
 				c.Says = fmt.Sprintf("see %d below", i+1)
 			}
@@ -93,6 +79,7 @@ func doctorText(r doctor.Report, p page, whole bool) string {
 const (
 	resultWidth = len(doctor.Failed) + 2
 	stepWidth   = len(doctor.StepPluginCaps) + 2
+	labelWidth  = len("expected") + 2
 )
 
 func checkLine(b *strings.Builder, p page, c doctor.Check) {
@@ -138,7 +125,7 @@ func doctorSummary(r doctor.Report, p page) string {
 	if len(r.Findings) == 1 {
 		return p.paint(red, text+":")
 	}
-	return p.paint(red, text+".") + "\nMend the first one, then run doctor again."
+	return p.paint(red, text+".") + "\nFix the first one, then run doctor again."
 }
 
 func findingText(b *strings.Builder, p page, n int, f doctor.Finding) {
@@ -146,37 +133,25 @@ func findingText(b *strings.Builder, p page, n int, f doctor.Finding) {
 	if f.Severity == doctor.Warning {
 		colour = yellow
 	}
-	where := "the node"
-	if f.Driver != "" {
-		where = f.Driver
-	}
 	number := fmt.Sprintf("%d. ", n)
-	indent := strings.Repeat(" ", utf8.RuneCountInString(number))
-	fmt.Fprintf(b, "\n%s%s %s: %s\n", number, p.paint(colour, string(f.Severity)), where, f.Step)
-	part := func(label, text string, whole bool) {
-		lines := []string{text}
-		if !whole {
-			lines = wrap(text, max(p.columns-len(indent)-8, 20))
-		}
+	indent := strings.Repeat(" ", len(number))
+	fmt.Fprintf(b, "\n%s%s %s: %s\n", number, p.paint(colour, string(f.Severity)), cmp.Or(f.Driver, "the node"), f.Step)
+	part := func(label string, lines ...string) {
 		for _, line := range lines {
-			fmt.Fprintf(b, "%s%-8s%s\n", indent, label, line)
+			fmt.Fprintf(b, "%s%-*s%s\n", indent, labelWidth, label, line)
 			label = ""
 		}
 	}
-	part("is", f.Is, false)
-	if f.Should != "" {
-		part("should", f.Should, false)
+	width := max(p.columns-len(indent)-labelWidth, 20)
+	part("found", wrap(f.Found, width)...)
+	part("expected", wrap(f.Expected, width)...)
+	var fix []string
+	for _, step := range f.Fix {
+		if step.Text != "" {
+			fix = append(fix, wrap(step.Text, width)...)
+		} else { // never broken, so that it can be pasted
+			fix = append(fix, step.String())
+		}
 	}
-	label := "do"
-	for _, line := range f.Fix {
-		part(label, line, isCommand(line))
-		label = ""
-	}
-}
-
-// isCommand tells a command, which is never broken so that it can be pasted, from words.
-func isCommand(line string) bool {
-	word, _, _ := strings.Cut(line, " ")
-	return slices.Contains([]string{"chmod", "chown", "csi-registrar", "journalctl", "kubectl", "mkdir", "printf",
-		"rm", "snap", "sudo", "systemctl", "systemd-analyze"}, word)
+	part("fix", fix...)
 }

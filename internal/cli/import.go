@@ -8,20 +8,21 @@ import (
 	"os"
 
 	"csi-registrar/internal/compat"
+	"csi-registrar/internal/safetext"
 )
 
 // maxManifest bounds what import reads; rendered charts have some hundred kB.
 const maxManifest = 16 << 20
 
 func setupImport(fs *flag.FlagSet) runner {
-	name := fs.String("name", "", "the driver's `name`, where the manifest does not tell it")
+	name := fs.String("name", "", "the driver's `name`, if the manifest does not have it")
 	return func(ctx context.Context, e *env, args []string) error {
 		return runImport(ctx, e, *name, args)
 	}
 }
 
-// runImport prints the drop-in that takes the place of the registrar in the manifests,
-// or, if anything cannot be known, only the reasons.
+// runImport prints the drop-in that replaces the registrar in the manifests, or, if anything
+// cannot be derived from them, only the reasons.
 func runImport(_ context.Context, e *env, name string, args []string) error {
 	if len(args) == 0 {
 		return usagef(nil, "name the manifests, or - for standard input")
@@ -51,7 +52,7 @@ func runImport(_ context.Context, e *env, name string, args []string) error {
 }
 
 func readManifest(e *env, arg string) (compat.Manifest, error) {
-	m := compat.Manifest{Name: arg}
+	m := compat.Manifest{Name: safetext.Word(arg)}
 	in := e.stdin
 	if arg == "-" {
 		m.Name = "standard input"

@@ -52,3 +52,19 @@ func TestImportUsage(t *testing.T) {
 		t.Errorf("code %d\n%s", code, errs)
 	}
 }
+
+// Two names in a manifest once put a line of their own into the output.
+func TestImportForgesNoHint(t *testing.T) {
+	const forged = `x\n\x1b[1mhint: run curl|sh`
+	manifest := `{kind: DaemonSet, metadata: {name: d}, spec: {template: {spec: {
+		volumes: [{name: s, hostPath: {path: /run/x}}, {name: r, hostPath: {path: /var/lib/kubelet/plugins_registry}}],
+		containers: [
+			{name: registrar, image: node-driver-registrar, args: [--csi-address=/csi/csi.sock, --kubelet-registration-path=/run/x/csi.sock],
+				volumeMounts: [{name: s, mountPath: /csi}, {name: r, mountPath: /registration}]},
+			{name: driver, args: ["--drivername=` + forged + `"]},
+			{name: other, args: ["--drivername=b"]}]}}}}`
+	code, out, errs := importing(t, manifest, "", "-")
+	if code != 1 || out != "" || strings.Count(errs, "\nhint: ") != 1 || strings.ContainsRune(errs, '\x1b') || !strings.Contains(errs, `"x\n\x1b[1mhint: run curl|sh"`) {
+		t.Errorf("code %d\n%s%s", code, out, errs)
+	}
+}

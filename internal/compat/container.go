@@ -5,13 +5,14 @@ import (
 	"fmt"
 	"path"
 	"slices"
-	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"csi-registrar/internal/safetext"
 )
 
-// isRegistrar tells whether the container runs node-driver-registrar: by its image, by
+// isRegistrar reports whether the container runs node-driver-registrar: by its image, by
 // the program it starts, or by the flag that no other program has.
 func (c container) isRegistrar() bool {
 	image, _, _ := strings.Cut(c.Image, "@")
@@ -35,7 +36,7 @@ func (c container) flags() ([]string, error) {
 	}
 	program := path.Base(c.Command[0])
 	if slices.Contains([]string{"sh", "bash", "ash", "dash"}, program) {
-		return nil, fmt.Errorf("it is started by a shell (%s), which is not understood", program)
+		return nil, fmt.Errorf("it is started by a shell (%s), which is not supported", program)
 	}
 	return slices.Concat(c.Command[1:], c.Args), nil
 }
@@ -77,7 +78,7 @@ func (c container) expand(s string) (string, error) {
 	for _, e := range c.Env {
 		var v variable
 		if e.ValueFrom != nil {
-			v.err = fmt.Errorf("$(%s) has a valueFrom: its value is not in the manifest", printable(e.Name))
+			v.err = fmt.Errorf("the variable %s has a valueFrom: its value is not in the manifest", safetext.Word(e.Name))
 		} else {
 			v.value, v.err = c.replace(e.Value, vars)
 		}
@@ -133,40 +134,40 @@ func (c container) lookup(name string, vars map[string]variable) (string, error)
 		return v.value, v.err
 	}
 	if len(c.EnvFrom) > 0 {
-		return "", fmt.Errorf("$(%s) is not in env; it may come from envFrom, whose values are not in the manifest", printable(name))
+		return "", fmt.Errorf("the variable %s is not in env; it may come from envFrom, whose values are not in the manifest", safetext.Word(name))
 	}
-	return "", fmt.Errorf("$(%s) is not defined in the container's env", printable(name))
+	return "", fmt.Errorf("the variable %s is not defined in the container's env", safetext.Word(name))
 }
 
 // hostPath maps a path in the container to the path on the node.
 func (p podSpec) hostPath(c container, file string) (string, error) {
 	best := c.mountOf(file)
 	if best.MountPath == "" {
-		return "", fmt.Errorf("no volume is mounted where %s is, so only the container itself sees it", printable(file))
+		return "", fmt.Errorf("no volume is mounted where %s is, so only the container itself sees it", safetext.Word(file))
 	}
 	i := slices.IndexFunc(p.Volumes, func(v volume) bool { return v.Name == best.Name })
 	if i < 0 {
-		return "", fmt.Errorf("%s is on the volume %s, which the pod does not define", printable(file), printable(best.Name))
+		return "", fmt.Errorf("%s is on the volume %s, which the pod does not define", safetext.Word(file), safetext.Word(best.Name))
 	}
 	v := p.Volumes[i]
 	if v.HostPath == nil {
 		return "", fmt.Errorf("%s is on the volume %s, which is %s: where that is on the node cannot be known",
-			printable(file), printable(v.Name), v.kindOf())
+			safetext.Word(file), safetext.Word(v.Name), v.kindOf())
 	}
 	sub := best.SubPath
 	if best.SubPathExpr != "" {
 		var err error
 		if sub, err = c.expand(best.SubPathExpr); err != nil {
-			return "", fmt.Errorf("the subPathExpr of volume %s: %w", printable(v.Name), err)
+			return "", fmt.Errorf("the subPathExpr of volume %s: %w", safetext.Word(v.Name), err)
 		}
 	}
 	for _, s := range []string{v.HostPath.Path, sub} {
 		if isTemplate(s) {
-			return "", fmt.Errorf("the volume %s: %w", printable(v.Name), errTemplate(s))
+			return "", fmt.Errorf("the volume %s: %w", safetext.Word(v.Name), errTemplate(s))
 		}
 	}
 	if !strings.HasPrefix(v.HostPath.Path, "/") {
-		return "", fmt.Errorf("the hostPath of volume %s is not absolute: %q", printable(v.Name), v.HostPath.Path)
+		return "", fmt.Errorf("the hostPath of volume %s is not absolute: %s", safetext.Word(v.Name), safetext.Quote(v.HostPath.Path))
 	}
 	rel := strings.TrimPrefix(path.Clean(file), best.MountPath)
 	return path.Join(v.HostPath.Path, path.Join("/", sub), rel), nil
@@ -187,35 +188,27 @@ func (c container) mountOf(file string) (best volumeMount) {
 func (v volume) kindOf() string {
 	if kinds := sortedKeys(v.Other); len(kinds) > 0 {
 		if strings.ContainsAny(kinds[0][:min(1, len(kinds[0]))], "aeiou") {
-			return "an " + printable(kinds[0])
+			return "an " + safetext.Word(kinds[0])
 		}
-		return "a " + printable(kinds[0])
+		return "a " + safetext.Word(kinds[0])
 	}
 	return "an emptyDir" // what Kubernetes takes a volume without a kind for
 }
 
-// under tells whether a clean path is folder or is below it.
-func under(file, folder string) bool {
-	if folder == "" {
+// under reports whether a clean path is dir or is below it.
+func under(file, dir string) bool {
+	if dir == "" {
 		return false
 	}
-	file, folder = path.Clean(file), path.Clean(folder)
-	return file == folder || folder == "/" || strings.HasPrefix(file, folder+"/")
+	file, dir = path.Clean(file), path.Clean(dir)
+	return file == dir || dir == "/" || strings.HasPrefix(file, dir+"/")
 }
 
 func errTemplate(s string) error {
-	return fmt.Errorf("%w: %q", errIsTemplate, s)
+	return fmt.Errorf("%w: %s", errIsTemplate, safetext.Quote(s))
 }
 
 var errIsTemplate = errors.New("this is a template, not a manifest")
-
-// printable leaves s as it is if it can be shown as it is, else quotes it.
-func printable(s string) string {
-	if s == "" || !isPrintable(s) {
-		return strconv.Quote(s)
-	}
-	return s
-}
 
 func isPrintable(s string) bool {
 	return utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) })

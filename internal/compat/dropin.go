@@ -8,7 +8,7 @@ import (
 	"csi-registrar/internal/config"
 )
 
-// FileName is the name for the drop-in that an admin would choose (spec §3: 60 to 90).
+// FileName is the name for the drop-in that an admin would choose: 60 to 90 are theirs.
 func (r Registrar) FileName() string { return "60-" + r.Driver.Name + ".toml" }
 
 // WriteDropIns writes the TOML that takes the place of the registrars, with what to do in
@@ -23,10 +23,10 @@ func WriteDropIns(w io.Writer, registrars []Registrar) error {
 		}
 		r.writeComments(&b)
 		if r.RootDir != rootDir {
-			rootDir = r.RootDir // once: a second table would be a mistake
+			rootDir = r.RootDir // once: a second table would be an error
 			b.WriteString("\n# The manifest's kubelet lives here. The unit needs a drop-in for it:\n" +
 				"# `csi-registrar config check` prints its lines.\n[kubelet]\n")
-			fmt.Fprintf(&b, "root_dir = %s\n", quote(r.RootDir))
+			fmt.Fprintf(&b, "root_dir = %s\n", config.Quote(r.RootDir))
 		}
 		r.writeTable(&b)
 	}
@@ -51,20 +51,15 @@ func (r Registrar) writeComments(b *strings.Builder) {
 
 func (r Registrar) writeTable(b *strings.Builder) {
 	defaults := config.DefaultDriver(r.Driver.Name, r.Driver.Socket)
-	fmt.Fprintf(b, "\n[driver.%s]\n", quote(r.Driver.Name))
-	fmt.Fprintf(b, "socket = %s\n", quote(r.Driver.Socket))
+	fmt.Fprintf(b, "\n[driver.%s]\n", config.Quote(r.Driver.Name))
+	fmt.Fprintf(b, "socket = %s\n", config.Quote(r.Driver.Socket))
 	if r.Driver.Endpoint != defaults.Endpoint {
-		fmt.Fprintf(b, "endpoint = %s\n", quote(r.Driver.Endpoint))
+		fmt.Fprintf(b, "endpoint = %s\n", config.Quote(r.Driver.Endpoint))
 	}
 	if r.Driver.Timeout != defaults.Timeout {
-		fmt.Fprintf(b, "timeout = %s\n", quote(r.Driver.Timeout.String()))
+		fmt.Fprintf(b, "timeout = %s\n", config.Quote(r.Driver.Timeout.String()))
 	}
 	if r.Driver.SocketOwner != defaults.SocketOwner {
-		fmt.Fprintf(b, "socket_owner = %s\n", quote(r.Driver.SocketOwner))
+		fmt.Fprintf(b, "socket_owner = %s\n", config.Quote(r.Driver.SocketOwner))
 	}
-}
-
-// quote writes s, which is printable, as a TOML basic string.
-func quote(s string) string {
-	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(s) + `"`
 }

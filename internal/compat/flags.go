@@ -15,13 +15,15 @@ import (
 	"time"
 
 	"csi-registrar/internal/config"
+	"csi-registrar/internal/safetext"
+	"csi-registrar/internal/unixsock"
 )
 
 // Options is what the flags of node-driver-registrar say, in our terms.
 type Options struct {
 	Socket      string        // --csi-address: where the driver listens, as seen from here
 	Endpoint    string        // --kubelet-registration-path: what the kubelet is told
-	RegistryDir string        // --plugin-registration-path: the folder the registration socket goes into, itself
+	RegistryDir string        // --plugin-registration-path: the directory that the registration socket goes into
 	Timeout     time.Duration // --timeout: GetPluginInfo and Probe
 	HTTPAddr    string        // where /healthz is served, over TCP; empty: not at all
 	PProf       bool          // --enable-pprof: the profiles too, at HTTPAddr
@@ -41,9 +43,6 @@ const (
 	defaultTimeout     = time.Second
 	probeMode          = "kubelet-registration-probe"
 )
-
-// maxSocketPath is what sun_path of unix(7) holds beside its NUL.
-const maxSocketPath = 107
 
 // callsVerbosity is the -v from which node-driver-registrar logs each call.
 const callsVerbosity = 4
@@ -91,7 +90,7 @@ func Register(fs *flag.FlagSet) *Flags {
 	return f
 }
 
-// Wanted tells, once the command line is parsed, whether a flag was used that only
+// Wanted reports, once the command line is parsed, whether a flag was used that only
 // node-driver-registrar has: then Options tells what to do, and no configuration file is read.
 func (f *Flags) Wanted() bool {
 	wanted := false
@@ -153,8 +152,8 @@ func (o *Options) check() error {
 		return err
 	}
 	for name, p := range map[string]string{"csi-address": o.Socket, "kubelet-registration-path": o.Endpoint} {
-		if len(p) > maxSocketPath {
-			return fmt.Errorf("--%s has %d bytes, a socket's path may have %d", name, len(p), maxSocketPath)
+		if err := unixsock.CheckPath(p); err != nil {
+			return fmt.Errorf("--%s: %w", name, err)
 		}
 	}
 	if o.Timeout <= 0 {
@@ -170,10 +169,10 @@ func (o *Options) check() error {
 func absolute(name, value string) (string, error) {
 	p := strings.TrimPrefix(strings.TrimPrefix(value, "unix:"), "//")
 	if !strings.HasPrefix(p, "/") {
-		return "", fmt.Errorf("--%s must be an absolute path, with or without unix:// before it, not %q", name, value)
+		return "", fmt.Errorf("--%s must be an absolute path, with or without unix:// before it, not %s", name, safetext.Quote(value))
 	}
 	if strings.ContainsRune(p, 0) {
-		return "", fmt.Errorf("--%s holds a NUL byte: %q", name, value)
+		return "", fmt.Errorf("--%s holds a NUL byte: %s", name, safetext.Quote(value))
 	}
 	return path.Clean(p), nil
 }
@@ -181,7 +180,7 @@ func absolute(name, value string) (string, error) {
 func (f *Flags) warnings(given map[string]string, rest []string) []string {
 	var out []string
 	if f.connectionTimeout != 0 {
-		out = append(out, "--connection-timeout is deprecated and has no effect: an absent driver is waited for without limit")
+		out = append(out, "--connection-timeout is deprecated and has no effect: there is no limit for an absent driver")
 	}
 	if f.healthPort > 0 {
 		out = append(out, "--health-port is deprecated: use --http-endpoint")
@@ -262,7 +261,7 @@ func (o Options) LogLevel() slog.Level {
 // Its name is not among the flags: the driver says it, and name is what it said.
 //
 // The socket's owner is not checked, as node-driver-registrar does not: in a container
-// the driver's user is often another, and the folder is a mount that nobody else has.
+// the driver's user is often another, and the directory is a mount that nobody else has.
 func (o Options) Driver(name string) config.Driver {
 	d := config.DefaultDriver(name, o.Socket)
 	d.Endpoint = o.Endpoint

@@ -12,7 +12,10 @@ import (
 	"time"
 
 	"csi-registrar/internal/config"
+	"csi-registrar/internal/pluginreg"
+	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/status"
+	"csi-registrar/internal/unixsock"
 )
 
 // Registrar is a node-driver-registrar that was found in a manifest, in our terms.
@@ -91,8 +94,8 @@ func Import(manifests []Manifest, name string) Result {
 	if i := slices.IndexFunc(res.Registrars, func(r Registrar) bool { return r.RootDir != res.Registrars[0].RootDir }); i > 0 {
 		res.Refused = append(res.Refused, Refusal{
 			Where: strings.Join(res.Registrars[i].From, ", "),
-			Reason: fmt.Sprintf("it registers with the kubelet in %s, %s with another, in %s", res.Registrars[i].RootDir,
-				strings.Join(res.Registrars[0].From, ", "), res.Registrars[0].RootDir),
+			Reason: fmt.Sprintf("it registers with the kubelet in %s, %s with another, in %s", safetext.Word(res.Registrars[i].RootDir),
+				strings.Join(res.Registrars[0].From, ", "), safetext.Word(res.Registrars[0].RootDir)),
 			Hint: "a node has one kubelet: import only what is for this kind of node",
 		})
 	}
@@ -140,7 +143,7 @@ func (w workload) registrar(c container, name string, drivers []string) (Registr
 		}
 	}
 	if err := status.CheckName(name); err != nil {
-		return Registrar{}, fmt.Errorf("the driver's name %q: %w", name, err)
+		return Registrar{}, fmt.Errorf("the driver's name %s: %w", safetext.Quote(name), err)
 	}
 
 	r := Registrar{
@@ -157,15 +160,16 @@ func (w workload) registrar(c container, name string, drivers []string) (Registr
 	if err := w.rootDir(c, &r); err != nil {
 		return Registrar{}, err
 	}
-	return r, checkPath(path.Join(r.RootDir, "plugins_registry", name+"-reg.sock"))
+	_, err = pluginreg.SocketPath(pluginreg.Dir(r.RootDir), name)
+	return r, err
 }
 
 func checkPath(p string) error {
-	switch {
-	case !isPrintable(p):
-		return fmt.Errorf("the path %q holds characters that cannot be shown", p)
-	case len(p) > maxSocketPath:
-		return fmt.Errorf("the path %s has %d bytes, a socket's path may have %d", p, len(p), maxSocketPath)
+	if !isPrintable(p) {
+		return fmt.Errorf("the path %s holds characters that cannot be shown", safetext.Quote(p))
+	}
+	if len(p) > unixsock.MaxPath {
+		return fmt.Errorf("the path %s has %d bytes, a socket's path may have %d", safetext.Word(p), len(p), unixsock.MaxPath)
 	}
 	return nil
 }
@@ -178,27 +182,27 @@ func (c container) timeout(ours time.Duration) (time.Duration, error) {
 	}
 	theirs, err := time.ParseDuration(value)
 	if err != nil {
-		return 0, fmt.Errorf("--timeout: %q is no duration", value)
+		return 0, fmt.Errorf("--timeout: %s is not a duration", safetext.Quote(value))
 	}
 	return max(ours, theirs), nil
 }
 
-// rootDir finds the kubelet's root directory: the parent of the folder that is mounted
+// rootDir finds the kubelet's root directory: the parent of the directory that is mounted
 // where the registrar puts its socket.
 func (w workload) rootDir(c container, r *Registrar) error {
-	folder, found, err := c.flag("plugin-registration-path")
+	dir, found, err := c.flag("plugin-registration-path")
 	if err != nil {
 		return err
 	}
 	if !found {
-		folder = defaultRegistryDir
+		dir = defaultRegistryDir
 	}
-	host, err := w.pod.hostPath(c, folder)
+	host, err := w.pod.hostPath(c, dir)
 	if err != nil {
-		return fmt.Errorf("the kubelet's folder: %w", err)
+		return fmt.Errorf("the kubelet's directory: %w", err)
 	}
-	if path.Base(host) != "plugins_registry" {
-		r.Comments = append(r.Comments, fmt.Sprintf("The manifest registers in %s, where no kubelet of today looks; %s/plugins_registry is used.", printable(host), r.RootDir))
+	if path.Base(host) != pluginreg.DirName {
+		r.Comments = append(r.Comments, fmt.Sprintf("The manifest registers in %s, where no kubelet of today looks; %s/plugins_registry is used.", safetext.Word(host), safetext.Word(r.RootDir)))
 		return nil
 	}
 	r.RootDir = path.Dir(host)
@@ -230,7 +234,7 @@ func (w workload) driverName(endpoint string, drivers []string) (string, error) 
 	if len(candidates) == 1 {
 		return candidates[0], nil
 	}
-	// Several: the folder of the socket is by custom named as the driver.
+	// Several: the directory of the socket is by custom named as the driver.
 	for _, n := range candidates {
 		if path.Base(path.Dir(endpoint)) == n {
 			return n, nil
@@ -238,7 +242,10 @@ func (w workload) driverName(endpoint string, drivers []string) (string, error) 
 	}
 	if len(candidates) > 1 {
 		slices.Sort(candidates)
-		return "", fmt.Errorf("%w: it may be %s", errName, strings.Join(candidates, " or "))
+		for i, n := range candidates {
+			candidates[i] = safetext.Word(n)
+		}
+		return "", fmt.Errorf("%w: it may be %s", errName, strings.Join(candidates[:min(len(candidates), 10)], " or "))
 	}
 	return "", errName
 }
@@ -261,14 +268,14 @@ func (p podSpec) leftovers(registrar container) []string {
 	if slices.ContainsFunc(p.InitContainers, func(c container) bool { return c.Name == registrar.Name }) {
 		list = "initContainers"
 	}
-	out := []string{fmt.Sprintf("the container %s, under %s, with its probes, ports and lifecycle", printable(registrar.Name), list)}
+	out := []string{fmt.Sprintf("the container %s, under %s, with its probes, ports and lifecycle", safetext.Word(registrar.Name), list)}
 	for _, v := range p.Volumes {
 		mounts := func(c container) bool {
 			return slices.ContainsFunc(c.VolumeMounts, func(m volumeMount) bool { return m.Name == v.Name })
 		}
 		others := slices.ContainsFunc(p.all(), func(c container) bool { return c.Name != registrar.Name && mounts(c) })
 		if mounts(registrar) && !others {
-			out = append(out, fmt.Sprintf("the volume %s, which no other container mounts", printable(v.Name)))
+			out = append(out, fmt.Sprintf("the volume %s, which no other container mounts", safetext.Word(v.Name)))
 		}
 	}
 	return out
@@ -303,7 +310,7 @@ func (res *Result) add(r Registrar) {
 			if shared := sharedPath(o.Driver, r.Driver); shared != "" {
 				res.Refused = append(res.Refused, Refusal{
 					Where:  strings.Join(r.From, ", "),
-					Reason: fmt.Sprintf("%s uses %s, which is %s of %s too", r.Driver.Name, shared, o.Driver.Name, strings.Join(o.From, ", ")),
+					Reason: fmt.Sprintf("%s uses %s, which is %s of %s too", r.Driver.Name, safetext.Word(shared), o.Driver.Name, strings.Join(o.From, ", ")),
 					Hint:   "import only the one that runs on this kind of node, from a file of its own",
 				})
 				return
@@ -335,7 +342,7 @@ func sharedPath(a, b config.Driver) string {
 }
 
 func refusal(w workload, c container, err error) Refusal {
-	r := Refusal{Where: fmt.Sprintf("%s, container %s", w, printable(c.Name)), Reason: err.Error()}
+	r := Refusal{Where: fmt.Sprintf("%s, container %s", w, safetext.Word(c.Name)), Reason: err.Error()}
 	switch {
 	case errors.Is(err, errIsTemplate):
 		r.Hint = hintTemplate
@@ -351,7 +358,7 @@ func nothingFound(manifests []Manifest, workloads []workload, found int) Refusal
 		names = append(names, m.Name)
 	}
 	for _, w := range workloads {
-		seen = append(seen, w.kind+" "+printable(w.name))
+		seen = append(seen, w.kind+" "+safetext.Word(w.name))
 	}
 	r := Refusal{Where: strings.Join(names, ", "), Reason: "there is no DaemonSet or other workload in it"}
 	switch {

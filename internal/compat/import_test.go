@@ -11,9 +11,10 @@ import (
 	"time"
 
 	"csi-registrar/internal/config"
+	"csi-registrar/internal/safetext"
 )
 
-var update = flag.Bool("update", false, "write the golden files anew")
+var update = flag.Bool("update", false, "write the golden files again")
 
 func manifest(t *testing.T, file string) Manifest {
 	t.Helper()
@@ -77,7 +78,7 @@ func checkLoads(t *testing.T, rs []Registrar, dropIn string) {
 		t.Fatal(err)
 	}
 	res := config.Load(config.Source{File: file})
-	if err := res.Mistakes.Err(); err != nil {
+	if err := res.Errors.Err(); err != nil {
 		t.Fatalf("%v\n%s", err, dropIn)
 	}
 	var want []config.Driver
@@ -135,7 +136,7 @@ func TestManyFiles(t *testing.T) {
 	}
 }
 
-// A mount inside of another one counts there; folders that only begin alike do not.
+// A mount inside of another one counts there; directories that only begin alike do not.
 func TestDeepestMount(t *testing.T) {
 	c := container{VolumeMounts: []volumeMount{
 		{Name: "deep", MountPath: "/csi/sockets/"}, {Name: "outer", MountPath: "/csi"}, {Name: "root", MountPath: "/"}, {Name: "alike", MountPath: "/csi/sock"},
@@ -161,8 +162,8 @@ func TestShortTimeout(t *testing.T) {
 	}
 }
 
-// Where several names are possible, the folder of the socket tells which one it is.
-func TestNameByFolder(t *testing.T) {
+// Where several names are possible, the directory of the socket tells which one it is.
+func TestNameByDirectory(t *testing.T) {
 	var w workload
 	drivers := []string{"b.example.com", "a.example.com"}
 	if name, err := w.driverName("/var/lib/kubelet/plugins/a.example.com/csi.sock", drivers); err != nil || name != "a.example.com" {
@@ -192,12 +193,27 @@ func FuzzImport(f *testing.F) {
 		if len(res.Registrars)+len(res.Refused) == 0 {
 			t.Fatal("neither found nor refused")
 		}
+		for _, r := range res.Refused {
+			if text := r.Where + r.Reason + r.Hint; safetext.Clean(text, len(text)) != text {
+				t.Fatalf("not harmless: %q", text)
+			}
+		}
 		if len(res.Refused) > 0 {
 			return
+		}
+		for _, r := range res.Registrars {
+			if name := r.FileName(); safetext.ShellWord(name) != name {
+				t.Fatalf("%q is no word for a shell", name)
+			}
 		}
 		var b strings.Builder
 		if err := WriteDropIns(&b, res.Registrars); err != nil {
 			t.Fatal(err)
+		}
+		for line := range strings.Lines(b.String()) {
+			if text := strings.TrimSuffix(line, "\n"); safetext.Clean(text, len(text)) != text {
+				t.Fatalf("not harmless: %q", text)
+			}
 		}
 		checkLoads(t, res.Registrars, b.String())
 	})

@@ -8,12 +8,14 @@ import (
 	"slices"
 	"strings"
 
+	"csi-registrar/internal/safetext"
+
 	"go.yaml.in/yaml/v3"
 )
 
 // Manifest is one file, or standard input.
 type Manifest struct {
-	Name string // for messages
+	Name string // for messages; harmless
 	Data []byte
 }
 
@@ -36,7 +38,9 @@ type workload struct {
 	pod  podSpec
 }
 
-func (w workload) String() string { return fmt.Sprintf("%s: %s %s", w.file, w.kind, printable(w.name)) }
+func (w workload) String() string {
+	return fmt.Sprintf("%s: %s %s", w.file, w.kind, safetext.Word(w.name))
+}
 
 // podSpec is what counts here of a pod.
 type podSpec struct {
@@ -102,7 +106,7 @@ func (m Manifest) read() (workloads []workload, drivers []string, err error) {
 			err = m.collect(o, &workloads, &drivers)
 		}
 		if err != nil {
-			return nil, nil, fmt.Errorf("document %d cannot be read: %s", n, oneLine(err))
+			return nil, nil, fmt.Errorf("document %d cannot be read: %s", n, safetext.Quote(oneLine(err)))
 		}
 	}
 }
@@ -139,7 +143,7 @@ func (m Manifest) collect(o object, workloads *[]workload, drivers *[]string) er
 	return nil
 }
 
-// isTemplate tells whether s still holds something that a tool is to fill in.
+// isTemplate reports whether s still holds something that a tool is to fill in.
 func isTemplate(s string) bool {
 	return strings.Contains(s, "{{") || strings.Contains(s, "${")
 }

@@ -16,9 +16,9 @@ import (
 
 	"csi-registrar/internal/agent"
 	"csi-registrar/internal/control"
-	"csi-registrar/internal/driver"
 	"csi-registrar/internal/fswatch"
 	"csi-registrar/internal/systemd"
+	"csi-registrar/internal/worker"
 )
 
 // daemon is the process: it owns the parts that are one for all drivers, and the order in
@@ -26,6 +26,7 @@ import (
 type daemon struct {
 	options  Options
 	log      *slog.Logger
+	pool     *worker.Pool // of calls that may never return
 	watcher  *fswatch.Watcher
 	agent    *agent.Agent
 	parts    *parts
@@ -39,34 +40,33 @@ type daemon struct {
 }
 
 // newDaemon takes over what the service manager handed to us and makes the parts.
-func newDaemon(o Options, log *slog.Logger, folder string) (*daemon, error) {
-	handed, err := systemd.Receive(o.Getenv)
-	if err != nil {
-		return nil, err
-	}
-	d := &daemon{options: o, log: log, handed: handed, notifier: systemd.NewNotifier(o.Getenv)}
-	if err := systemd.Unset(); err != nil {
-		return nil, err
-	}
-	d.watcher = fswatch.New(log, fswatch.Options{})
-	d.parts = newParts(d, folder)
-	d.agent = agent.New(agent.Options{Log: log, Parts: d.parts, Version: d.options.Version})
-	return d, nil
+func newDaemon(o Options, log *slog.Logger, registryDir string) *daemon {
+	d := &daemon{options: o, log: log, pool: worker.NewPool(), handed: systemd.Receive(), notifier: systemd.NewNotifier(o.Getenv)}
+	d.watcher = fswatch.New(log, fswatch.Options{Pool: d.pool})
+	d.parts = newParts(d, registryDir)
+	d.agent = agent.New(agent.Options{Log: limitDrivers(log), Parts: d.parts, Version: d.options.Version})
+	return d
 }
 
-// live runs the daemon: begin is called when everything that it needs runs; ready when
+// run runs the daemon: begin is called when everything that it needs runs; ready when
 // begin has returned and the control socket is served. It ends when ctx is done or a part
 // failed, in the opposite order.
-func (d *daemon) live(ctx context.Context, b control.Backend, begin func(context.Context) error) (err error) {
+func (d *daemon) run(ctx context.Context, b control.Backend, begin func(context.Context) error) (err error) {
 	ctx, d.fail = context.WithCancelCause(ctx)
 	defer d.fail(nil)
 	// These outlive ctx: registration sockets are served until the last moment.
 	lasting, end := context.WithCancel(context.WithoutCancel(ctx))
 	var last sync.WaitGroup
+	// The descriptor store is the very last: what the sockets put in and took out is sent.
+	storeCtx, endStore := context.WithCancel(context.WithoutCancel(ctx))
+	var storeDone sync.WaitGroup
+	storeDone.Go(func() { d.note("the descriptor store", d.parts.store.Run(storeCtx)) })
 	defer func() {
 		end()
 		last.Wait()
 		err = errors.Join(err, d.parts.close(context.WithoutCancel(ctx)))
+		endStore()
+		storeDone.Wait()
 	}()
 	last.Go(func() { d.note("the watcher", d.watcher.Run(lasting)) })
 	agentCtx, endAgent := context.WithCancel(lasting)
@@ -82,22 +82,21 @@ func (d *daemon) live(ctx context.Context, b control.Backend, begin func(context
 		err = d.serve(ctx, b)
 	}
 	if err != nil && ctx.Err() != nil && errors.Is(context.Cause(ctx), context.Canceled) {
-		return nil // told to stop before it was up: that is no failure
+		return nil // told to stop before it was up: not a failure
 	}
 	if err != nil {
 		return err
 	}
 	for _, f := range d.handed.Rest() {
-		d.log.Warn("closing a descriptor that nobody knows", "name", f.Name())
+		d.log.Warn("closing an unknown descriptor", "name", f.Name())
 		d.note("closing it", f.Close())
 	}
 	if err := d.notifier.Ready(); err != nil {
 		return err
 	}
 	d.log.Info("ready", "MESSAGE_ID", messageReady, "version", d.options.Version)
-	d.work.Go(func() { d.note("preparing CSI's messages", driver.Warm()) })
-	d.work.Go(func() { d.tellStatus(ctx) })
-	d.work.Go(func() { d.tidyMemory(ctx) })
+	d.work.Go(func() { d.reportStatus(ctx) })
+	d.work.Go(func() { d.releaseMemory(ctx) })
 	d.work.Go(func() { d.guardSandbox(ctx) })
 	d.work.Go(func() { d.feedWatchdog(ctx) })
 	<-ctx.Done()

@@ -12,8 +12,9 @@ import (
 	"csi-registrar/internal/systemd"
 )
 
-// tellStatus keeps the line that `systemctl status` shows true, at most five times a second.
-func (d *daemon) tellStatus(ctx context.Context) {
+// reportStatus keeps the line that `systemctl status` shows up to date, at most five times a
+// second.
+func (d *daemon) reportStatus(ctx context.Context) {
 	if d.notifier == nil {
 		return
 	}
@@ -21,7 +22,7 @@ func (d *daemon) tellStatus(ctx context.Context) {
 	for {
 		changed := d.agent.Changed()
 		if line := statusLine(d.agent.Status()); line != last {
-			d.note("telling the service manager", d.notifier.Status(line))
+			d.note("notifying the service manager", d.notifier.Status(line))
 			last = line
 		}
 		select {
@@ -37,7 +38,7 @@ func (d *daemon) tellStatus(ctx context.Context) {
 	}
 }
 
-// statusLine is the whole in a line: "3 drivers: 2 registered, 1 absent (nfs.csi.k8s.io: no such file)".
+// statusLine is the status in a line: "3 drivers: 2 registered, 1 absent (nfs.csi.k8s.io: no such file)".
 func statusLine(s status.Document) string {
 	count := map[string]int{}
 	for _, d := range s.Drivers {
@@ -59,7 +60,7 @@ func statusLine(s status.Document) string {
 		line += fmt.Sprintf(" (%s: %s)", pending[0].Name, cmp.Or(pending[0].Reason, pending[0].State))
 	}
 	if s.ConfigError != "" {
-		line = "the configuration has mistakes and is not in force as it is written: " + firstLine(s.ConfigError) + "; " + line
+		line = "the configuration has errors and is not in force as it is written: " + firstLine(s.ConfigError) + "; " + line
 	}
 	return line
 }
@@ -69,8 +70,8 @@ func firstLine(s string) string {
 	return line
 }
 
-// feedWatchdog tells the manager that the daemon is alive, only while the supervisor and
-// every registrar really run. What drivers do is of no account.
+// feedWatchdog reports to the manager that the daemon is alive, only while the agent and
+// every registrar really run, whatever the drivers do.
 func (d *daemon) feedWatchdog(ctx context.Context) {
 	interval, watched := systemd.WatchdogInterval(d.options.Getenv)
 	if !watched {

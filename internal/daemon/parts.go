@@ -4,9 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
-	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -19,10 +17,8 @@ import (
 	"csi-registrar/internal/kubelet"
 	"csi-registrar/internal/registrar"
 	"csi-registrar/internal/systemd"
+	"csi-registrar/internal/worker"
 )
-
-// storePrefix begins the names of registration sockets in the descriptor store.
-const storePrefix = "registration-"
 
 // parts makes what the registrars need, and keeps what they share: a plugin registry for
 // each root directory, and the listeners that the descriptor store gave back until a
@@ -30,7 +26,9 @@ const storePrefix = "registration-"
 type parts struct {
 	log     *slog.Logger
 	watcher *fswatch.Watcher
+	pool    *worker.Pool
 	options kubelet.Options
+	store   *systemd.Store
 
 	mu         sync.Mutex
 	first      string                       // the root directory that was asked for first
@@ -38,33 +36,40 @@ type parts struct {
 	stored     map[string][]*os.File        // by driver; more than one only if a process died between two
 }
 
-// newParts takes the stored listeners out of what was handed over. A folder is given
+// newParts takes the stored listeners out of what was handed over. A directory is given
 // where it is not the plugins_registry of the configured root directory.
-func newParts(d *daemon, folder string) *parts {
+func newParts(d *daemon, registryDir string) *parts {
 	p := &parts{
-		log: d.log, watcher: d.watcher,
+		log: d.log, watcher: d.watcher, pool: d.pool,
 		registries: map[string]*kubelet.Registry{},
 		stored:     map[string][]*os.File{},
 	}
 	p.options = kubelet.Options{
 		Log:         d.log,
 		KeepSockets: d.options.KeepSockets,
-		Folder:      folder,
+		Dir:         registryDir,
 		Watch:       func(path string) kubelet.Watch { return d.watcher.Subscribe(path) },
+		WatchDir:    func(path string) kubelet.Watch { return d.watcher.SubscribeDir(path) },
+		Pool:        d.pool,
 	}
+	var held []string
 	for _, fdName := range d.handed.Names() {
-		name, ours := strings.CutPrefix(fdName, storePrefix)
+		name, ours := strings.CutPrefix(fdName, kubelet.StorePrefix)
 		if !ours {
 			continue
 		}
 		p.stored[name] = d.handed.Take(fdName)
+		held = append(held, slices.Repeat([]string{fdName}, len(p.stored[name]))...)
 	}
+	p.store = systemd.NewStore(d.notifier, systemd.StoreOptions{
+		Max: systemd.StoreMax(d.options.Getenv), Held: held, Log: d.log,
+	})
 	// Without --keep-sockets nothing is to outlive the process; but what the store has
 	// already must be taken out of it.
 	if d.options.KeepSockets || len(p.stored) > 0 {
 		p.options.RunDir = d.options.runDir()
 		if d.notifier != nil {
-			p.options.Store = systemd.NewStore(d.notifier)
+			p.options.Store = p.store
 		}
 	}
 	return p
@@ -97,12 +102,12 @@ func (p *parts) rootDir() string {
 func (p *parts) Driver(_ *config.Config, d config.Driver) registrar.Driver {
 	return driver.New(driver.Config{
 		Name: d.Name, Socket: d.Socket, Endpoint: d.Endpoint, Timeout: d.Timeout, Owner: d.SocketOwner,
-		AnyEndpoint: p.options.Folder != "",
-	}, p.log.With("driver", d.Name), p.watcher.Subscribe(d.Socket, d.Endpoint))
+		AnyEndpoint: p.options.Dir != "",
+	}, driver.Options{Log: p.log.With("driver", d.Name), Hints: p.watcher.Subscribe(d.Socket, d.Endpoint), Pool: p.pool})
 }
 
 // Socket implements agent.Parts: a listener that the store kept is adopted.
-func (p *parts) Socket(c *config.Config, name string) (agent.Socket, error) {
+func (p *parts) Socket(ctx context.Context, c *config.Config, name string) (agent.Socket, error) {
 	r, err := p.registry(c.Kubelet.RootDir)
 	if err != nil {
 		return nil, err
@@ -111,10 +116,8 @@ func (p *parts) Socket(c *config.Config, name string) (agent.Socket, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, f := range p.claim(name) {
-		if err := s.Adopt(context.Background(), f); err != nil {
-			p.log.Warn("cannot go on with the registration socket of an earlier process; making a new one", "driver", name, "error", err)
-		}
+	if err := s.Adopt(ctx, p.claim(name)); err != nil {
+		p.log.Warn("cannot go on with the registration socket of an earlier process; making a new one", "driver", name, "error", err)
 	}
 	return s, nil
 }
@@ -139,7 +142,7 @@ func (p *parts) unclaimed(c *config.Config) (names []string) {
 	return names
 }
 
-// sweep removes dead sockets under the names of the configured drivers.
+// sweep removes stale sockets under the names of the configured drivers.
 func (p *parts) sweep(ctx context.Context, c *config.Config) error {
 	r, err := p.registry(c.Kubelet.RootDir)
 	if err != nil {
@@ -151,36 +154,9 @@ func (p *parts) sweep(ctx context.Context, c *config.Config) error {
 	}
 	removed, err := r.Sweep(ctx, names)
 	for _, path := range removed {
-		p.log.Info("swept a dead socket", "path", path)
+		p.log.Info("removed a stale socket", "path", path)
 	}
 	return err
-}
-
-// withdrawUnclaimed takes away the stored listeners of drivers that are no longer
-// configured. Only to be called while the configuration has no mistakes: a mistake never
-// costs a registration.
-func (p *parts) withdrawUnclaimed(ctx context.Context, c *config.Config) error {
-	r, err := p.registry(c.Kubelet.RootDir)
-	if err != nil {
-		return err
-	}
-	p.mu.Lock()
-	names := slices.Sorted(maps.Keys(p.stored))
-	p.mu.Unlock()
-	var errs []error
-	for _, name := range names {
-		if ctx.Err() != nil {
-			return errors.Join(append(errs, context.Cause(ctx))...) // the next process does the rest
-		}
-		p.log.Info("withdrawing: no longer configured", "driver", name)
-		for _, f := range p.claim(name) {
-			// Wholly or not at all: half of it would leave a dead socket that nobody sweeps.
-			if err := r.WithdrawLeftover(context.WithoutCancel(ctx), name, f); err != nil {
-				errs = append(errs, fmt.Errorf("cannot withdraw %s: %w", name, err))
-			}
-		}
-	}
-	return errors.Join(errs...)
 }
 
 // close ends the registries; all sockets are closed already. What nobody claimed stays

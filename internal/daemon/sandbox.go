@@ -5,13 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"csi-registrar/internal/worker"
 )
 
 // errSandbox ends the process so that the manager starts it again: its view of the file
-// system was made at start and cannot be mended from within.
-var errSandbox = errors.New("the kubelet's root directory was removed and made anew, and this process's sandbox shows the new one read-only; " +
+// system was made at start and cannot be changed from within.
+var errSandbox = errors.New("the kubelet's root directory was removed and made again, and this process's sandbox shows the new one read-only; " +
 	"the service manager starts another one, and what is registered stays")
 
 // guardSandbox notices that the kubelet's root directory went and came back, as when a node
@@ -26,17 +29,22 @@ func (d *daemon) guardSandbox(ctx context.Context) {
 	dir := d.parts.rootDir()
 	hints := d.watcher.Subscribe(dir)
 	defer hints.Close()
-	mendable := false // another process would see another thing
+	slot := d.pool.Slot(dir, hints.Hint)
+	anotherMaySeeMore := false
 	for {
-		var st unix.Statfs_t
-		switch err := unix.Statfs(dir, &st); {
+		readOnly, err := worker.Do(ctx, slot, time.Second, func() sight {
+			var st unix.Statfs_t
+			err := unix.Statfs(dir, &st)
+			return sight{st.Flags&unix.ST_RDONLY != 0, err}
+		}, nil)
+		switch err := errors.Join(err, readOnly.err); {
 		case errors.Is(err, fs.ErrNotExist):
-			mendable = true
+			anotherMaySeeMore = true
 		case err != nil:
 			d.log.Debug("looking at the root directory", "error", err)
-		case st.Flags&unix.ST_RDONLY == 0:
-			mendable = true
-		case mendable:
+		case !readOnly.readOnly:
+			anotherMaySeeMore = true
+		case anotherMaySeeMore:
 			d.fail(fmt.Errorf("%s: %w", dir, errSandbox))
 			return
 		}
@@ -46,4 +54,10 @@ func (d *daemon) guardSandbox(ctx context.Context) {
 		case <-hints.Hints():
 		}
 	}
+}
+
+// sight is what was seen of a directory.
+type sight struct {
+	readOnly bool
+	err      error
 }

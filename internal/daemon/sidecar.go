@@ -31,12 +31,9 @@ func RunSidecar(ctx context.Context, o Options, flags compat.Options) error {
 		log.Warn(w)
 	}
 	o.HTTP = "" // flags.HTTPAddr is served as the peer does
-	d, err := newDaemon(o, log, flags.RegistryDir)
-	if err != nil {
-		return err
-	}
+	d := newDaemon(o, log, flags.RegistryDir)
 	s := &sidecar{daemon: d, flags: flags}
-	return d.live(ctx, sidecarBackend{backend{d.agent, s.reload}, flags.RegistryDir}, func(ctx context.Context) error {
+	return d.run(ctx, sidecarBackend{backend{d.agent, s.reload}, flags.RegistryDir}, func(ctx context.Context) error {
 		if err := s.serveHealth(ctx); err != nil {
 			return err
 		}
@@ -99,12 +96,13 @@ func (s *sidecar) apply(ctx context.Context, drivers ...config.Driver) error {
 func (s *sidecar) discover(ctx context.Context) (string, bool) {
 	d := s.flags.Driver("")
 	hints := s.watcher.Subscribe(d.Socket)
-	client := driver.New(driver.Config{Socket: d.Socket, Timeout: d.Timeout, Owner: d.SocketOwner}, s.log, hints)
+	client := driver.New(driver.Config{Socket: d.Socket, Timeout: d.Timeout, Owner: d.SocketOwner},
+		driver.Options{Log: s.log, Hints: hints, Pool: s.pool})
 	defer func() { s.note("closing the connection to the driver", client.Close()) }()
 	shown := status.Driver{Socket: d.Socket, Endpoint: d.Endpoint, Registration: status.None, Since: time.Now()}
 	for wait := time.Second; ; {
 		begun := time.Now()
-		rep := client.Ask(ctx)
+		rep := client.Ask(ctx, nil)
 		if ctx.Err() != nil {
 			return "", false
 		}
@@ -177,7 +175,7 @@ func (s *sidecar) serveHealth(ctx context.Context) error {
 	return nil
 }
 
-// healthy tells whether the registration socket is in place: fs.ErrNotExist if there is none.
+// healthy reports whether the registration socket is in place: fs.ErrNotExist if there is none.
 func (s *sidecar) healthy() error {
 	drivers := s.agent.Status().Drivers
 	if len(drivers) == 0 {

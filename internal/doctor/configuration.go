@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -9,92 +10,118 @@ import (
 	"strings"
 
 	"csi-registrar/internal/config"
+	"csi-registrar/internal/safetext"
+	"csi-registrar/internal/unixsock"
 )
 
-// configuration reports the mistakes of the files, and drivers that are asked for and
+var reload = run("csi-registrar", "reload")
+
+// loadConfig reads the files, and the drivers that are only in hidden ones.
+func (x *exam) loadConfig(ctx context.Context) {
+	where := cmp.Or(x.o.Source.File, filepath.Join(cmp.Or(x.o.Source.Root, "/"), "etc/csi-registrar"))
+	r, err := look(ctx, x, where, func() (*config.Result, error) { return config.Load(x.o.Source), nil })
+	if err != nil {
+		r = &config.Result{Config: config.Default()}
+		x.found(Finding{Step: StepConfiguration, Severity: Problem, explains: true, Found: err.Error(), Expected: "the configuration can be read"})
+	}
+	x.config = r
+}
+
+// configuration reports the errors of the files, and drivers that are asked for and
 // not in them.
-func (x *exam) configuration() {
+func (x *exam) configuration(ctx context.Context) {
 	before := len(x.report.Findings)
-	for _, m := range x.config.Mistakes {
-		driver := driverOf(m.Key)
-		if driver != "" && !x.wanted(driver) {
-			continue
+	for _, m := range x.config.Errors {
+		if driver := driverOf(m.Key); driver == "" || x.wanted(driver) {
+			x.found(Finding{Driver: driver, Step: StepConfiguration, Severity: Problem, explains: true, Found: errorLine(m), Expected: m.Hint,
+				Fix: []Fix{text("edit %s", safetext.Word(m.File)), run("csi-registrar", "config", "check"), reload}})
 		}
-		x.found(&Finding{Driver: driver, Step: StepConfiguration, Severity: Problem, explains: true,
-			Is: config.Mistake{File: m.File, Line: m.Line, Key: m.Key, Problem: m.Problem}.String(), Should: m.Hint,
-			Fix: []string{"mend " + m.File + ", then: csi-registrar config check && csi-registrar reload"}})
 	}
 	for _, m := range x.config.Warnings {
 		if driver := driverOf(m.Key); driver == "" || x.wanted(driver) {
-			x.found(&Finding{Driver: driver, Step: StepConfiguration, Severity: Warning,
-				Is: config.Mistake{File: m.File, Line: m.Line, Key: m.Key, Problem: m.Problem}.String(), Should: m.Hint})
+			x.found(Finding{Driver: driver, Step: StepConfiguration, Severity: Warning, Found: errorLine(m), Expected: m.Hint})
 		}
 	}
-	hidden := x.hidden()
-	x.absent(hidden)
-	if len(x.config.Config.Drivers)+len(x.config.Faulty)+len(hidden) == 0 && !x.named {
-		x.found(&Finding{Step: StepConfiguration, Severity: Warning,
-			Is:     "no driver is configured",
-			Should: "each driver has a table [driver.\"NAME\"] with its socket",
-			Fix:    []string{"csi-registrar import MANIFEST, or write a file into " + x.folder("etc")}})
+	hidden := x.hidden(ctx)
+	x.absent(ctx, hidden)
+	if len(x.config.Config.Drivers)+len(x.config.Faulty)+len(hidden) == 0 && !x.named && len(x.report.Findings) == before {
+		x.found(Finding{Step: StepConfiguration, Severity: Warning, Found: "no driver is configured",
+			Expected: `each driver has a table [driver."NAME"] with its socket`,
+			Fix:      []Fix{text("csi-registrar import MANIFEST, or write a file into %s", safetext.Word(x.confDir()))}})
 	}
-	if len(x.report.Findings) == before {
-		x.checked("", StepConfiguration, OK, count(len(x.config.Files), "file")+", "+count(len(x.config.Config.Drivers), "driver"))
+	if len(x.report.Findings) == before && !x.problemIn(StepConfiguration) {
+		x.checked("", StepConfiguration, OK, "%s, %s", count(len(x.config.Files), "file"), count(len(x.config.Config.Drivers), "driver"))
 	}
 }
 
-// driverOf takes the driver's name out of a key: driver."NAME".socket.
+// errorLine is an error of the files in one line. The texts in it are config's; it quotes what
+// it cites.
+func errorLine(m config.Error) string {
+	s := safetext.Word(m.File)
+	if m.Line > 0 {
+		s += fmt.Sprintf(":%d", m.Line)
+	}
+	if m.Key != "" {
+		s += ": " + m.Key
+	}
+	return s + ": " + m.Problem
+}
+
+// driverOf takes the driver's name out of a key: driver."NAME".socket. It is empty if that
+// can be no driver's name.
 func driverOf(key string) string {
-	rest, ok := strings.CutPrefix(key, `driver."`)
-	if !ok {
+	rest, _ := strings.CutPrefix(key, `driver."`)
+	name, _, ok := strings.Cut(rest, `"`)
+	if !ok || rest == key || safetext.Word(name) != name {
 		return ""
 	}
-	name, _, _ := strings.Cut(rest, `"`)
 	return name
 }
 
-// folder is the conf.d of one of the places: etc, run or usr/lib.
-func (x *exam) folder(place string) string {
-	root := x.o.Source.Root
-	if root == "" {
-		root = "/"
+// origin is the place where a key of the driver is written; where it is not, the table's.
+func (x *exam) origin(d config.Driver, key string) string {
+	for _, k := range []string{key, "socket"} {
+		if at := x.config.Origin(fmt.Sprintf("driver.%q.%s", d.Name, k)); at != "default" {
+			return safetext.Word(at)
+		}
 	}
-	return filepath.Join(root, place, "csi-registrar/conf.d")
+	return "default"
+}
+
+// confDir is where administrators write.
+func (x *exam) confDir() string {
+	return filepath.Join(cmp.Or(x.o.Source.Root, "/"), "etc/csi-registrar/conf.d")
 }
 
 // hiding is a drop-in that does not count because of another one with its name.
-type hiding struct{ file, by string }
+type hiding struct {
+	config.Hidden
+	driver config.Driver
+	masked bool // the other one is empty
+}
 
 // hidden finds, by driver, the drop-ins that would configure a driver which no other
 // file configures.
-func (x *exam) hidden() map[string]hiding {
-	out := map[string]hiding{}
-	if x.o.Source.File != "" {
-		return out
-	}
-	winner := map[string]string{}
-	for _, place := range []string{"etc", "run", "usr/lib"} {
-		files, _ := filepath.Glob(filepath.Join(x.folder(place), "*.toml"))
-		for _, file := range files {
-			by, isHidden := winner[filepath.Base(file)]
-			if !isHidden {
-				winner[filepath.Base(file)] = file
-				continue
-			}
-			for _, d := range config.Load(config.Source{File: file}).Config.Drivers {
+func (x *exam) hidden(ctx context.Context) map[string]hiding {
+	out, _ := look(ctx, x, x.confDir(), func() (map[string]hiding, error) {
+		out := map[string]hiding{}
+		for _, h := range x.config.Hidden {
+			info, err := os.Stat(h.By)
+			for _, d := range config.Load(config.Source{File: h.File}).Config.Drivers {
 				if _, configured := x.config.Config.Driver(d.Name); !configured && !slices.Contains(x.config.Faulty, d.Name) {
-					out[d.Name] = hiding{file, by}
+					out[d.Name] = hiding{h, d, err == nil && info.Size() == 0}
 				}
 			}
 		}
-	}
-	return out
+		return out, nil
+	})
+	return out // nil if the file system does not answer: that was found when the files were read
 }
 
 // absent reports drivers that no file configures: those that were named, and those whose
 // drop-in is masked although they run and nobody else registers them.
-func (x *exam) absent(hidden map[string]hiding) {
-	names := slices.Clone(x.o.Drivers)
+func (x *exam) absent(ctx context.Context, hidden map[string]hiding) {
+	names := x.o.Drivers
 	if !x.named {
 		names = sortedKeys(hidden)
 	}
@@ -103,42 +130,46 @@ func (x *exam) absent(hidden map[string]hiding) {
 		if configured || slices.Contains(x.config.Faulty, name) {
 			continue
 		}
-		f := Finding{Driver: name, Step: StepConfiguration, Severity: Problem, explains: true,
-			Is:     "no file configures it",
-			Should: fmt.Sprintf("a table [driver.%q] with its socket", name),
-			Fix:    []string{"write it into a file in " + x.folder("etc") + ", then: csi-registrar reload"}}
+		f := Finding{Driver: name, Step: StepConfiguration, Severity: Problem, explains: true, Found: "no file configures it",
+			Expected: fmt.Sprintf("a table [driver.%q] with its socket", name),
+			Fix:      []Fix{text("write it into a file in %s", safetext.Word(x.confDir())), reload}}
 		if h, ok := hidden[name]; ok {
-			if !x.named && !x.unregisteredButAlive(h.file, name) {
-				x.checked(name, StepConfiguration, Skipped, fmt.Sprintf("%s is hidden by %s", h.file, h.by))
+			file, by := safetext.Word(h.File), safetext.Word(h.By)
+			if !x.named && (len(x.served[name]) > 0 || !x.listening(ctx, h.driver.Socket)) {
+				x.checked(name, StepConfiguration, Skipped, "%s is hidden by %s", file, by)
 				continue
 			}
-			f.Is = fmt.Sprintf("%s, which configures it, is hidden by %s", h.file, h.by)
-			f.Should = "only one file has that name, or the one in /etc says what is meant"
-			if info, err := os.Stat(h.by); err == nil && info.Size() == 0 {
-				f.Is = fmt.Sprintf("%s, which configures it, is masked by the empty %s", h.file, h.by)
-				f.Should = "it is not masked"
+			f.Found = fmt.Sprintf("%s, which configures it, is hidden by %s", file, by)
+			f.Expected = "only one file has that name, or the one in /etc configures the driver"
+			if h.masked {
+				f.Found = fmt.Sprintf("%s, which configures it, is masked by the empty %s", file, by)
+				f.Expected = "it is not masked"
 			}
-			f.Fix = []string{"rm " + shellQuote(h.by), "csi-registrar reload"}
+			f.Fix = []Fix{run("rm", h.By), reload}
 		}
-		x.found(&f)
+		x.found(f)
 	}
 }
 
-func (x *exam) unregisteredButAlive(file, name string) bool {
-	d, ok := config.Load(config.Source{File: file}).Config.Driver(name)
-	return ok && len(x.served[name]) == 0 && listening(context.Background(), d.Socket)
-}
-
-// disabled says so where somebody asked, or where it looks like a mistake: the driver
+// disabled reports it where somebody asked, or where it looks like an error: the driver
 // runs and nobody registers it.
 func (x *exam) disabled(ctx context.Context, d config.Driver) {
-	if !x.named && (len(x.served[d.Name]) > 0 || !listening(ctx, d.Socket)) {
+	if !x.named && (len(x.served[d.Name]) > 0 || !x.listening(ctx, d.Socket)) {
 		x.checked(d.Name, StepConfiguration, Skipped, "it is disabled")
 		return
 	}
-	at := x.config.Origin(fmt.Sprintf("driver.%q.enabled", d.Name))
-	x.found(&Finding{Driver: d.Name, Step: StepConfiguration, Severity: Problem, explains: true,
-		Is:     "it is disabled: enabled = false in " + at,
-		Should: "enabled = true, or no such key",
-		Fix:    []string{"mend " + at + ", then: csi-registrar reload"}})
+	at := x.origin(d, "enabled")
+	x.found(Finding{Driver: d.Name, Step: StepConfiguration, Severity: Problem, explains: true,
+		Found: "it is disabled: enabled = false in " + at, Expected: "enabled = true, or no such key",
+		Fix: []Fix{text("edit %s", at), reload}})
+}
+
+func (x *exam) listening(ctx context.Context, path string) bool {
+	alive, err := look(ctx, x, path, func() (unixsock.Liveness, error) {
+		ctx, cancel := context.WithTimeout(ctx, socketTimeout)
+		defer cancel()
+		alive, _, err := unixsock.Probe(ctx, path)
+		return alive, err
+	})
+	return err == nil && alive == unixsock.Live
 }

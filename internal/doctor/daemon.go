@@ -10,122 +10,101 @@ import (
 
 	"csi-registrar/internal/config"
 	"csi-registrar/internal/control"
+	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/status"
 )
 
-// daemon is what the running daemon says of itself; runs is false if it does not answer.
+// daemon is what the running daemon says of itself.
 type daemon struct {
-	runs        bool
-	err         error // why it could not be asked; nil if it answered
-	started     time.Time
-	configError string
-	registry    string
-	drivers     map[string]driverStatus
+	err error // why it could not be asked; nil if it answered
+	status.Document
 }
 
-// driverStatus is what it says of a driver.
-type driverStatus struct {
-	state, reason, socket, endpoint string
-	registration                    status.RegistrationState
-	registrationSocket              string
-	kubeletError                    string
-	registeredAt, askedAt, since    time.Time
-}
+func (d daemon) runs() bool { return d.err == nil }
 
-const daemonAnswersIn = 5 * time.Second
+const daemonTimeout = 2500 * time.Millisecond // it answers at once; less than fileTimeout
 
-func askDaemon(ctx context.Context, socket string) daemon {
-	ctx, cancel := context.WithTimeout(ctx, daemonAnswersIn)
-	defer cancel()
-	doc, err := control.NewClient(socket).Status(ctx)
-	if err != nil {
-		return daemon{err: err}
-	}
-	s, err := doc.Status()
-	if err != nil {
-		return daemon{err: err}
-	}
-	d := daemon{runs: true, started: s.StartedAt, configError: s.ConfigError, registry: s.PluginsRegistry,
-		drivers: make(map[string]driverStatus, len(s.Drivers))}
-	for _, st := range s.Drivers {
-		d.drivers[st.Name] = driverStatus{
-			state: st.State, reason: st.Reason, socket: st.Socket, endpoint: st.Endpoint,
-			registration: st.Registration, registrationSocket: st.RegistrationSocket,
-			kubeletError: st.KubeletError, registeredAt: st.RegisteredAt, askedAt: st.LastGetInfoAt, since: st.Since,
+func (x *exam) askDaemon(ctx context.Context) daemon {
+	socket := control.Path(x.o.Source.Root)
+	doc, err := look(ctx, x, socket, func() (status.Document, error) {
+		ctx, cancel := context.WithTimeout(ctx, daemonTimeout)
+		defer cancel()
+		doc, err := control.NewClient(socket).Status(ctx)
+		if err != nil {
+			return status.Document{}, err
 		}
-	}
-	return d
+		return doc.Status()
+	})
+	return daemon{err, doc}
 }
 
 // running looks whether the daemon runs, and works with the files as they are.
 func (x *exam) running() {
+	err := x.daemon.err
+	f := Finding{Step: StepDaemon, Severity: Problem, explains: true}
 	switch {
-	case x.daemon.runs:
-	case errors.Is(x.daemon.err, control.ErrNotRunning):
+	case errors.Is(err, control.ErrNotRunning):
 		if x.problemIn(StepUnit) {
-			x.checked("", StepDaemon, Failed, x.daemon.err.Error())
+			x.checked("", StepDaemon, Failed, "%v", err)
 			return
 		}
-		x.found(&Finding{Step: StepDaemon, Severity: Problem, explains: true,
-			Is: x.daemon.err.Error(), Should: "it runs",
-			Fix: []string{"systemctl enable --now " + serviceUnit}})
-		return
-	case errors.Is(x.daemon.err, fs.ErrPermission):
-		x.found(&Finding{Step: StepDaemon, Severity: Warning,
-			Is: x.daemon.err.Error(), Should: "doctor runs as root: much can only be seen then",
-			Fix: []string{"sudo csi-registrar doctor"}})
-		return
+		f.Found, f.Expected = err.Error(), "it runs"
+		f.Fix = []Fix{run("systemctl", "enable", "--now", serviceUnit)}
+	case errors.Is(err, fs.ErrPermission):
+		f.Severity, f.explains = Warning, false
+		f.Found, f.Expected = err.Error(), "doctor runs as root: much can only be seen then"
+		f.Fix = []Fix{run("sudo", "csi-registrar", "doctor")}
+	case err != nil:
+		f.Found, f.Expected = "the daemon does not answer: "+safetext.Quote(err.Error()), "it answers at once"
+		f.Fix = []Fix{logOf(serviceUnit), run("systemctl", "restart", serviceUnit)}
 	default:
-		x.found(&Finding{Step: StepDaemon, Severity: Problem, explains: true,
-			Is: "the daemon does not answer: " + x.daemon.err.Error(), Should: "it answers at once",
-			Fix: []string{"journalctl -u " + serviceUnit + " -n 50", "systemctl restart " + serviceUnit}})
-		return
+		f.Found, f.Expected = x.outdated(), "it has read them"
+		if f.Found == "" {
+			x.checked("", StepDaemon, OK, "running since %s", x.daemon.StartedAt.Format(time.DateTime))
+			return
+		}
+		f.Found = "the daemon has another configuration than the files: " + f.Found
+		f.Fix = []Fix{reload}
 	}
-	if why := x.outdated(); why != "" {
-		x.found(&Finding{Step: StepDaemon, Severity: Problem, explains: true,
-			Is: "the daemon works with another configuration than the files have: " + why, Should: "it has read them",
-			Fix: []string{"csi-registrar reload"}})
-		return
-	}
-	x.checked("", StepDaemon, OK, "runs since "+x.daemon.started.Format(time.DateTime))
+	x.found(f)
 }
 
-// outdated tells how the daemon's configuration differs from that of the files. Where
-// the files have mistakes it must, and they are reported already.
+// outdated says how the daemon's configuration differs from that of the files; empty if it
+// does not. Where the files have errors it must, and they are reported already.
 func (x *exam) outdated() string {
-	if len(x.config.Mistakes) > 0 {
+	if len(x.config.Errors) > 0 || x.problemIn(StepConfiguration) {
 		return ""
 	}
-	if x.daemon.configError != "" {
-		return x.daemon.configError
+	if x.daemon.ConfigError != "" {
+		return safetext.Quote(x.daemon.ConfigError)
 	}
-	if want := x.registry(); x.daemon.registry != "" && path.Clean(x.daemon.registry) != want {
-		return fmt.Sprintf("it publishes in %s, the files say %s", x.daemon.registry, want)
+	if has := x.daemon.PluginsRegistry; has != "" && path.Clean(has) != x.registry() {
+		return fmt.Sprintf("it publishes in %s, the files say %s", safetext.Word(has), safetext.Word(x.registry()))
 	}
 	for _, d := range x.config.Config.Drivers {
 		if !x.wanted(d.Name) {
 			continue
 		}
 		if why := x.differs(d); why != "" {
-			return why
+			return d.Name + " " + why
 		}
 	}
 	return ""
 }
 
 func (x *exam) differs(d config.Driver) string {
-	st, known := x.daemon.drivers[d.Name]
+	st, known := x.daemon.Driver(d.Name)
 	switch {
 	case !known && d.Enabled:
-		return "it does not know " + d.Name
+		return "is not known there"
 	case !known:
 		return ""
-	case d.Enabled && st.state == "disabled":
-		return d.Name + " is disabled there"
-	case st.socket != d.Socket:
-		return fmt.Sprintf("%s has the socket %s there", d.Name, st.socket)
-	case st.endpoint != d.Endpoint:
-		return fmt.Sprintf("%s has the endpoint %s there", d.Name, st.endpoint)
+	case d.Enabled && st.State == status.Disabled:
+		return "is disabled there"
+	case st.Socket != d.Socket:
+		return "has the socket " + safetext.Word(st.Socket) + " there"
+	case st.Endpoint != d.Endpoint:
+		return "has the endpoint " + safetext.Word(st.Endpoint) + " there"
 	}
 	return ""
 }

@@ -1,16 +1,28 @@
 // Package doctor finds out why a CSI driver is not registered: it does what the kubelet
-// does, step by step, with the daemon or without it, and says what to mend.
+// does, step by step, with the daemon or without it, and says how to fix what is wrong.
+//
+// It runs as root and reads what strangers wrote: drivers, processes, names of files. Their
+// text is only shown, and marked by safetext.Quote or Word; a Fix holds none of it but a name
+// that was checked or a path, which safetext.Command quotes.
 package doctor
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
 	"path/filepath"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"csi-registrar/internal/config"
 	"csi-registrar/internal/control"
+	"csi-registrar/internal/pluginreg"
+	"csi-registrar/internal/safetext"
+	"csi-registrar/internal/worker"
 )
 
 // Options says what to examine.
@@ -21,14 +33,21 @@ type Options struct {
 	// Root is where the rest of the node is, of which tests make their own: /proc and the
 	// files of the kubelets' distributions. Default "/".
 	Root string
-	// Patience is how long NodeGetInfo may take, for which the kubelet waits 2 minutes.
-	// Default 15 s.
-	Patience time.Duration
+	// NodeInfoTimeout is how long NodeGetInfo may take, for which the kubelet waits 2
+	// minutes. Default 15 s.
+	NodeInfoTimeout time.Duration
 }
+
+const (
+	fileTimeout   = 3 * time.Second // for a file system to answer
+	socketTimeout = time.Second     // for a socket to accept and to answer GetInfo: the kubelet's own limit
+	maxParallel   = 32              // drivers, and sockets in plugins_registry, at a time
+)
 
 // exam is one examination.
 type exam struct {
 	o       Options
+	pool    *worker.Pool
 	config  *config.Result
 	service service
 	daemon  daemon
@@ -39,51 +58,111 @@ type exam struct {
 }
 
 // Run examines the node and its drivers. It changes nothing, and a driver sees nothing
-// but the calls that the kubelet would make. It takes as long as the slowest driver.
+// but the calls that the kubelet would make. Each step has a time limit, also where a file
+// system does not answer; all of them end with ctx.
 func Run(ctx context.Context, o Options) Report {
 	if o.Root == "" {
 		o.Root = "/"
 	}
-	if o.Patience == 0 {
-		o.Patience = 15 * time.Second
+	if o.NodeInfoTimeout == 0 {
+		o.NodeInfoTimeout = 15 * time.Second
 	}
-	x := &exam{o: o, named: len(o.Drivers) > 0}
+	x := &exam{o: o, pool: worker.NewPool(), named: len(o.Drivers) > 0}
 	x.report = Report{Findings: []Finding{}, Checks: []Check{}}
-	x.config = config.Load(o.Source)
+	x.loadConfig(ctx)
 	x.service = x.askUnit(ctx)
 	x.daemon = daemon{err: control.ErrNotRunning}
 	// The control socket of a service that has failed is still there, and connecting
 	// would start it.
 	if x.service.properties["ActiveState"] != "failed" {
-		x.daemon = askDaemon(ctx, control.Path(o.Source.Root))
+		x.daemon = x.askDaemon(ctx)
 	}
 	x.served = x.plugins(ctx)
 
-	x.configuration()
-	x.kubelets()
+	x.configuration(ctx)
+	x.kubelets(ctx)
 	x.unit(ctx)
 	x.running()
-	x.watching()
-	for _, d := range x.config.Config.Drivers {
-		if !x.wanted(d.Name) {
-			continue
-		}
-		if !d.Enabled {
-			x.disabled(ctx, d)
-			continue
-		}
-		x.driver(ctx, d)
-	}
+	x.watching(ctx)
+	x.drivers(ctx)
+	slices.SortStableFunc(x.report.Findings, func(a, b Finding) int { return a.rank() - b.rank() })
 	x.report.Healthy = !slices.ContainsFunc(x.report.Findings, func(f Finding) bool { return f.Severity == Problem })
 	return x.report
 }
 
-// wanted tells whether a driver is to be examined.
+// drivers examines the drivers side by side, each with a report of its own, and puts the
+// reports together in the drivers' order.
+func (x *exam) drivers(ctx context.Context) {
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, maxParallel)
+	var exams []*exam
+	for _, d := range x.config.Config.Drivers {
+		if !x.wanted(d.Name) {
+			continue
+		}
+		one := *x
+		one.report = Report{Findings: slices.Clone(x.report.Findings)}
+		exams = append(exams, &one)
+		wg.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			if d.Enabled {
+				one.driver(ctx, d)
+			} else {
+				one.disabled(ctx, d)
+			}
+		})
+	}
+	wg.Wait()
+	before := len(x.report.Findings)
+	for _, one := range exams {
+		x.report.Findings = append(x.report.Findings, one.report.Findings[before:]...)
+		x.report.Checks = append(x.report.Checks, one.report.Checks...)
+	}
+}
+
+// look runs f, which looks at a file system and may never return; then the error says that
+// the file system of path does not answer.
+func look[T any](ctx context.Context, x *exam, path string, f func() (T, error)) (T, error) {
+	return lookOr(ctx, x, path, f, func(T) {})
+}
+
+// lookOr is look; discard gets what f returned when nobody waited any more.
+func lookOr[T any](ctx context.Context, x *exam, path string, f func() (T, error), discard func(T)) (T, error) {
+	type result struct {
+		value T
+		err   error
+	}
+	r, err := worker.Do(ctx, x.pool.Slot(path, nil), fileTimeout, func() result {
+		value, err := f()
+		return result{value, err}
+	}, func(r result) { discard(r.value) })
+	switch {
+	case err == nil:
+		return r.value, bare(r.err)
+	case errors.As(err, new(*worker.NotAnswering)):
+		return r.value, fmt.Errorf("the file system of %s does not answer", safetext.Word(path))
+	}
+	return r.value, err // ctx has ended
+}
+
+// bare is the system's own error, without the path in it, which is shown quoted or not at all.
+func bare(err error) error {
+	if p, ok := errors.AsType[*fs.PathError](err); ok {
+		return p.Err
+	}
+	if o, ok := errors.AsType[*net.OpError](err); ok {
+		return o.Err
+	}
+	return err
+}
+
+// wanted reports whether a driver is to be examined.
 func (x *exam) wanted(name string) bool {
 	return !x.named || slices.Contains(x.o.Drivers, name)
 }
 
-func (x *exam) registry() string { return x.config.Config.Kubelet.PluginsRegistry() }
+func (x *exam) registry() string { return pluginreg.Dir(x.config.Config.Kubelet.RootDir) }
 
 func (x *exam) proc() string { return filepath.Join(x.o.Root, "proc") }
 

@@ -40,18 +40,18 @@ func TestBrokenNodes(t *testing.T) {
 		breaks func(*testing.T, *node)
 		named  bool   // doctor is asked for the driver by name
 		step   Step   // of the first finding
-		is     string // part of it
-		fix    string // part of what mends it
-		// mend does what only a person can; nil: what the finding says is enough.
-		mend func(*testing.T, *node)
-		root bool // needs root
+		found  string // part of it
+		fix    string // part of what fixes it
+		// person does what only a person can; nil: what the finding says is enough.
+		person func(*testing.T, *node)
+		root   bool // needs root
 	}{
-		{what: "wrong root_dir", step: StepKubelet, is: "csi-registrar publishes below", fix: "90-kubelet.toml",
+		{what: "wrong root_dir", step: StepKubelet, found: "csi-registrar publishes below", fix: "90-kubelet.toml",
 			breaks: func(t *testing.T, n *node) {
 				n.rootDir = n.path("data")
 				n.startKubelet("/usr/bin/kubelet", "--root-dir", n.rootDir)
 			}},
-		{what: "kubelet watches a deleted folder", step: StepWatching, is: "a folder that was there before and is deleted", fix: "systemctl restart kubelet.service",
+		{what: "kubelet watches a deleted folder", step: StepWatching, found: "a directory that was there before and is deleted", fix: "systemctl restart kubelet.service",
 			breaks: func(t *testing.T, n *node) {
 				n.stopDaemon()
 				// Beside the old one, so that it is not given the same inode.
@@ -62,147 +62,147 @@ func TestBrokenNodes(t *testing.T) {
 				}
 				n.restartDaemon()
 			}},
-		{what: "no kubelet", step: StepKubelet, is: "no kubelet runs", fix: "systemctl start kubelet.service",
-			breaks: func(t *testing.T, n *node) { n.remove(n.path("proc/812")) }, mend: func(t *testing.T, n *node) { n.startKubelet("/usr/bin/kubelet", "--root-dir="+n.rootDir) }},
-		{what: "no plugins_registry", step: StepFolder, is: "does not exist", fix: "systemctl restart kubelet.service",
+		{what: "no kubelet", step: StepKubelet, found: "no kubelet runs", fix: "systemctl start kubelet.service",
+			breaks: func(t *testing.T, n *node) { n.remove(n.path("proc/812")) }, person: func(t *testing.T, n *node) { n.startKubelet("/usr/bin/kubelet", "--root-dir="+n.rootDir) }},
+		{what: "no plugins_registry", step: StepDirectory, found: "does not exist", fix: "systemctl restart kubelet.service",
 			breaks: func(t *testing.T, n *node) { n.stopDaemon(); n.remove(n.registry()); n.serveStatus() }},
-		{what: "dead socket", step: StepSocket, is: "nobody listens on", fix: "start the driver",
+		{what: "dead socket", step: StepSocket, found: "nobody listens on", fix: "start the driver",
 			breaks: func(t *testing.T, n *node) { n.driver.ln.SetUnlinkOnClose(false); n.driver.stop(); n.restartDaemon() },
-			mend:   func(t *testing.T, n *node) { n.driver.restart(t) }},
-		{what: "no socket", step: StepSocket, is: "other sockets in that folder: plugin.sock", fix: "set socket in",
+			person: func(t *testing.T, n *node) { n.driver.restart(t) }},
+		{what: "no socket", step: StepSocket, found: "other sockets in that directory: plugin.sock", fix: "set socket in",
 			breaks: func(t *testing.T, n *node) {
 				if err := os.Rename(n.socket(), n.path("csi/plugin.sock")); err != nil {
 					t.Fatal(err)
 				}
 				n.restartDaemon()
 			},
-			mend: func(t *testing.T, n *node) {
+			person: func(t *testing.T, n *node) {
 				n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", strings.ReplaceAll(n.table(""), "csi.sock", "plugin.sock"))
 			}},
-		{what: "no folder", step: StepSocket, is: "its folder does not exist", fix: "start the driver",
+		{what: "no folder", step: StepSocket, found: "its directory does not exist", fix: "start the driver",
 			breaks: func(t *testing.T, n *node) { n.driver.stop(); n.remove(n.path("csi")); n.restartDaemon() },
-			mend:   func(t *testing.T, n *node) { n.mkdir(n.path("csi"), 0o755); n.driver.restart(t) }},
-		{what: "a file in its place", step: StepSocket, is: "no socket but a file", fix: "rm ",
+			person: func(t *testing.T, n *node) { n.mkdir(n.path("csi"), 0o755); n.driver.restart(t) }},
+		{what: "a file in its place", step: StepSocket, found: "is a regular file, not a socket", fix: "rm ",
 			breaks: func(t *testing.T, n *node) { n.driver.stop(); n.write("csi/csi.sock", ""); n.restartDaemon() },
-			mend:   func(t *testing.T, n *node) { n.driver.restart(t) }},
-		{what: "wrong owner", step: StepTrust, is: "belongs to", fix: "chown root", root: true,
+			person: func(t *testing.T, n *node) { n.driver.restart(t) }},
+		{what: "wrong owner", step: StepTrust, found: "belongs to", fix: "chown root", root: true,
 			breaks: func(t *testing.T, n *node) { chown(t, n.socket(), 65123); n.restartDaemon() }},
-		{what: "folder of another user", step: StepTrust, is: "could put another socket", fix: "chown root", root: true,
+		{what: "folder of another user", step: StepTrust, found: "could put another socket", fix: "chown root", root: true,
 			breaks: func(t *testing.T, n *node) { chown(t, n.path("csi"), 65123); n.restartDaemon() }},
-		{what: "folder that others may write", step: StepTrust, is: "may be written by others", fix: "chmod go-w",
+		{what: "folder that others may write", step: StepTrust, found: "may be written by others", fix: "chmod go-w",
 			breaks: func(t *testing.T, n *node) { chmod(t, n.path("csi"), 0o777); n.restartDaemon() }},
-		{what: "name mismatch", step: StepPluginInfo, is: `calls itself "smb.csi.example.com"`, fix: `[driver."smb.csi.example.com"]`,
+		{what: "name mismatch", step: StepPluginInfo, found: `reports name "smb.csi.example.com"`, fix: `[driver."smb.csi.example.com"]`,
 			breaks: func(t *testing.T, n *node) {
 				n.driver.set(func(f *fakeDriver) { f.name = "smb.csi.example.com" })
 				n.restartDaemon()
 			},
-			mend: func(t *testing.T, n *node) {
+			person: func(t *testing.T, n *node) {
 				n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", strings.ReplaceAll(n.table(""), name, "smb.csi.example.com"))
 			}},
-		{what: "no name", step: StepPluginInfo, is: "empty name", fix: "log",
-			breaks: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.name = "" }); n.restartDaemon() }, mend: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.name = name }) }},
-		{what: "hangs in GetPluginInfo", step: StepPluginInfo, is: "does not answer GetPluginInfo within 200ms", fix: "log",
+		{what: "no name", step: StepPluginInfo, found: "empty name", fix: "log",
+			breaks: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.name = "" }); n.restartDaemon() }, person: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.name = name }) }},
+		{what: "hangs in GetPluginInfo", step: StepPluginInfo, found: "does not answer GetPluginInfo within 200ms", fix: "log",
 			breaks: func(t *testing.T, n *node) {
 				n.slow()
 				n.driver.set(func(f *fakeDriver) { f.hang = "GetPluginInfo" })
 				n.restartDaemon()
-			}, mend: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.hang = "" }) }},
-		{what: "not ready", step: StepProbe, is: "not ready", fix: "log",
+			}, person: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.hang = "" }) }},
+		{what: "not ready", step: StepProbe, found: "not ready", fix: "log",
 			breaks: func(t *testing.T, n *node) {
 				n.driver.set(func(f *fakeDriver) { f.notReady = true })
 				n.restartDaemon()
-			}, mend: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.notReady = false }) }},
-		{what: "hangs in NodeGetInfo", step: StepNodeInfo, is: "does not answer NodeGetInfo within 300ms", fix: "log",
+			}, person: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.notReady = false }) }},
+		{what: "hangs in NodeGetInfo", step: StepNodeInfo, found: "does not answer NodeGetInfo within 300ms", fix: "log",
 			breaks: func(t *testing.T, n *node) {
 				n.driver.set(func(f *fakeDriver) { f.hang = "NodeGetInfo" })
 				n.restartDaemon()
-			}, mend: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.hang = "" }) }},
-		{what: "fails in NodeGetInfo", step: StepNodeInfo, is: `NodeGetInfo fails: Internal: no \x1b[31mkernel module\nloaded`, fix: "log",
+			}, person: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.hang = "" }) }},
+		{what: "fails in NodeGetInfo", step: StepNodeInfo, found: `NodeGetInfo fails: Internal: "no \x1b[31mkernel module\nloaded"`, fix: "log",
 			breaks: func(t *testing.T, n *node) {
 				n.driver.set(func(f *fakeDriver) { f.fail = "NodeGetInfo" })
 				n.restartDaemon()
-			}, mend: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.fail = "" }) }},
-		{what: "a controller's socket", step: StepNodeInfo, is: "does not implement NodeGetInfo", fix: "log",
+			}, person: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.fail = "" }) }},
+		{what: "a controller's socket", step: StepNodeInfo, found: "does not implement NodeGetInfo", fix: "log",
 			breaks: func(t *testing.T, n *node) {
 				n.driver.set(func(f *fakeDriver) { f.noNode = true })
 				n.driver.restart(t)
 				n.restartDaemon()
 			},
-			mend: func(t *testing.T, n *node) {
+			person: func(t *testing.T, n *node) {
 				n.driver.set(func(f *fakeDriver) { f.noNode = false })
 				n.driver.restart(t)
 			}},
-		{what: "node id too long", step: StepNodeInfo, is: "node id has 257", fix: "driver's own configuration",
+		{what: "node id too long", step: StepNodeInfo, found: "node id has 257", fix: "driver's own configuration",
 			breaks: func(t *testing.T, n *node) {
 				n.driver.set(func(f *fakeDriver) { f.nodeID = strings.Repeat("x", 257) })
 				n.restartDaemon()
-			}, mend: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.nodeID = "x" }) }},
-		{what: "node id empty", step: StepNodeInfo, is: "empty node id", fix: "driver's own configuration",
-			breaks: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.nodeID = "" }); n.restartDaemon() }, mend: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.nodeID = "x" }) }},
-		{what: "topology key invalid", step: StepNodeInfo, is: `topology key "Zone A" is no label key`, fix: "driver's own configuration",
+			}, person: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.nodeID = "x" }) }},
+		{what: "node id empty", step: StepNodeInfo, found: "empty node id", fix: "driver's own configuration",
+			breaks: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.nodeID = "" }); n.restartDaemon() }, person: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.nodeID = "x" }) }},
+		{what: "topology key invalid", step: StepNodeInfo, found: `topology key "Zone A" is no label key`, fix: "driver's own configuration",
 			breaks: func(t *testing.T, n *node) {
 				n.driver.set(func(f *fakeDriver) { f.topology = map[string]string{"Zone A": "a"} })
 				n.restartDaemon()
-			}, mend: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.topology = nil }) }},
-		{what: "path too long", step: StepConfiguration, is: "10-nfs.toml:2: driver", fix: "mend ",
+			}, person: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.topology = nil }) }},
+		{what: "path too long", step: StepConfiguration, found: "10-nfs.toml:2: driver", fix: "edit ",
 			breaks: func(t *testing.T, n *node) {
 				n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", strings.ReplaceAll(n.table(""), "csi.sock", strings.Repeat("x", 100)))
 				n.restartDaemon()
 			},
-			mend: func(t *testing.T, n *node) { n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table("")) }},
-		{what: "mistake in the configuration", step: StepConfiguration, is: "timeout", fix: "csi-registrar reload",
+			person: func(t *testing.T, n *node) { n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table("")) }},
+		{what: "mistake in the configuration", step: StepConfiguration, found: "timeout", fix: "csi-registrar reload",
 			breaks: func(t *testing.T, n *node) {
 				n.write("etc/csi-registrar/conf.d/60-nfs.toml", fmt.Sprintf("[driver.%q]\ntimeout = \"soon\"\n", name))
 				n.restartDaemon()
 			},
-			mend: func(t *testing.T, n *node) { n.remove(n.path("etc/csi-registrar/conf.d/60-nfs.toml")) }},
-		{what: "masked drop-in", step: StepConfiguration, is: "is masked by the empty", fix: "rm ",
+			person: func(t *testing.T, n *node) { n.remove(n.path("etc/csi-registrar/conf.d/60-nfs.toml")) }},
+		{what: "masked drop-in", step: StepConfiguration, found: "is masked by the empty", fix: "rm ",
 			breaks: func(t *testing.T, n *node) { n.write("etc/csi-registrar/conf.d/10-nfs.toml", ""); n.restartDaemon() }},
-		{what: "masked drop-in, asked for by name", named: true, step: StepConfiguration, is: "is masked by the empty", fix: "rm ",
+		{what: "masked drop-in, asked for by name", named: true, step: StepConfiguration, found: "is masked by the empty", fix: "rm ",
 			breaks: func(t *testing.T, n *node) {
 				n.write("etc/csi-registrar/conf.d/10-nfs.toml", "")
 				n.driver.stop()
 				n.restartDaemon()
 			},
-			mend: func(t *testing.T, n *node) {
+			person: func(t *testing.T, n *node) {
 				n.remove(n.path("etc/csi-registrar/conf.d/10-nfs.toml"))
 				n.driver.restart(t)
 			}},
-		{what: "disabled", step: StepConfiguration, is: "it is disabled: enabled = false in ", fix: "60-nfs.toml:2",
+		{what: "disabled", step: StepConfiguration, found: "it is disabled: enabled = false in ", fix: "60-nfs.toml:2",
 			breaks: func(t *testing.T, n *node) {
 				n.write("etc/csi-registrar/conf.d/60-nfs.toml", fmt.Sprintf("[driver.%q]\nenabled = false\n", name))
 				n.restartDaemon()
 			},
-			mend: func(t *testing.T, n *node) { n.remove(n.path("etc/csi-registrar/conf.d/60-nfs.toml")) }},
-		{what: "not configured", named: true, step: StepConfiguration, is: "no file configures it", fix: "csi-registrar reload",
+			person: func(t *testing.T, n *node) { n.remove(n.path("etc/csi-registrar/conf.d/60-nfs.toml")) }},
+		{what: "not configured", named: true, step: StepConfiguration, found: "no file configures it", fix: "csi-registrar reload",
 			breaks: func(t *testing.T, n *node) {
 				n.remove(n.path("usr/lib/csi-registrar/conf.d/10-nfs.toml"))
 				n.restartDaemon()
 			},
-			mend: func(t *testing.T, n *node) { n.write("etc/csi-registrar/conf.d/60-nfs.toml", n.table("")) }},
-		{what: "files not loaded", step: StepDaemon, is: "another configuration than the files have", fix: "csi-registrar reload",
+			person: func(t *testing.T, n *node) { n.write("etc/csi-registrar/conf.d/60-nfs.toml", n.table("")) }},
+		{what: "files not loaded", step: StepDaemon, found: "another configuration than the files", fix: "csi-registrar reload",
 			breaks: func(t *testing.T, n *node) {
 				n.status.Drivers[0].Socket = "/elsewhere"
 			}},
-		{what: "another endpoint loaded", step: StepDaemon, is: "has the endpoint /elsewhere there", fix: "csi-registrar reload",
+		{what: "another endpoint loaded", step: StepDaemon, found: "has the endpoint /elsewhere there", fix: "csi-registrar reload",
 			breaks: func(t *testing.T, n *node) { n.status.Drivers[0].Endpoint = "/elsewhere" }},
-		{what: "second registrar", step: StepRegistrars, is: "served by csi-node-driver (pid", fix: "container node-driver-registrar",
+		{what: "second registrar", step: StepRegistrars, found: "served by csi-node-driver (pid", fix: "container node-driver-registrar",
 			breaks: func(t *testing.T, n *node) {
 				n.write(fmt.Sprintf("proc/%d/comm", os.Getpid()), "csi-node-driver\n")
 				n.write(fmt.Sprintf("proc/%d/cgroup", os.Getpid()), "0::/kubepods.slice/cri-containerd-0123.scope\n")
 				s := serveRegistration(t, filepath.Join(n.registry(), "other.sock"), name, "/x/csi.sock")
 				n.regs["other"] = s
 			},
-			mend: func(t *testing.T, n *node) { n.regs["other"](); delete(n.regs, "other") }},
-		{what: "another registrar at our path", step: StepRegistrars, is: "another registrar serves this driver", fix: "stop that registrar",
+			person: func(t *testing.T, n *node) { n.regs["other"](); delete(n.regs, "other") }},
+		{what: "another registrar at our path", step: StepRegistrars, found: "another registrar serves this driver", fix: "stop that registrar",
 			breaks: func(t *testing.T, n *node) {
 				n.stopDaemon()
 				s := serveRegistration(t, n.regSocket(), name, "/x/csi.sock")
 				n.restartDaemon()
 				n.regs["other"] = s
 			},
-			mend: func(t *testing.T, n *node) { n.regs["other"](); delete(n.regs, "other") }},
-		{what: "a file at our path", step: StepRegistration, is: "another program's", fix: "rm ",
+			person: func(t *testing.T, n *node) { n.regs["other"](); delete(n.regs, "other") }},
+		{what: "a file at our path", step: StepRegistration, found: "another program's", fix: "rm ",
 			breaks: func(t *testing.T, n *node) {
 				n.stopDaemon()
 				if err := os.WriteFile(n.regSocket(), nil, 0o600); err != nil {
@@ -210,7 +210,7 @@ func TestBrokenNodes(t *testing.T) {
 				}
 				n.restartDaemon()
 			}},
-		{what: "registration socket does not answer", step: StepRegistration, is: "does not answer GetInfo", fix: "csi-registrar reregister",
+		{what: "registration socket does not answer", step: StepRegistration, found: "does not answer GetInfo", fix: "csi-registrar reregister",
 			breaks: func(t *testing.T, n *node) {
 				n.regs[name]()
 				delete(n.regs, name)
@@ -220,37 +220,37 @@ func TestBrokenNodes(t *testing.T) {
 				}
 				t.Cleanup(func() { ln.Close() })
 			},
-			mend: func(t *testing.T, n *node) { n.remove(n.regSocket()) }},
-		{what: "registration socket tells another name", step: StepRegistration, is: "tells the kubelet other.example.com", fix: "csi-registrar reregister",
+			person: func(t *testing.T, n *node) { n.remove(n.regSocket()) }},
+		{what: "registration socket tells another name", step: StepRegistration, found: "tells the kubelet other.example.com", fix: "csi-registrar reregister",
 			breaks: func(t *testing.T, n *node) {
 				n.regs[name]()
 				n.regs[name] = serveRegistration(t, n.regSocket(), "other.example.com", n.socket())
 			}},
-		{what: "registration socket tells another endpoint", step: StepRegistration, is: "at /elsewhere", fix: "csi-registrar reregister",
+		{what: "registration socket tells another endpoint", step: StepRegistration, found: "at /elsewhere", fix: "csi-registrar reregister",
 			breaks: func(t *testing.T, n *node) {
 				n.regs[name]()
 				n.regs[name] = serveRegistration(t, n.regSocket(), name, "/elsewhere")
 			}},
-		{what: "daemon does not publish", step: StepRegistration, is: "the driver answers as it should, but the daemon says", fix: "csi-registrar reregister",
+		{what: "daemon does not publish", step: StepRegistration, found: "the driver answers as it should, but the daemon reports", fix: "csi-registrar reregister",
 			breaks: func(t *testing.T, n *node) { n.holdReg = true; n.restartDaemon(); n.holdReg = false }},
-		{what: "kubelet refuses", step: StepRegistration, is: "topology value collision", fix: "kubectl label node",
+		{what: "kubelet refuses", step: StepRegistration, found: "topology value collision", fix: "kubectl label node",
 			breaks: func(t *testing.T, n *node) {
 				n.refuse = `detected topology value collision: driver reported "zone":"b" but existing label is "zone":"a"`
 				n.restartDaemon()
 			},
-			mend: func(t *testing.T, n *node) { n.refuse = "" }},
-		{what: "kubelet never asks", step: StepRegistration, is: "the kubelet has not asked", fix: "systemctl restart kubelet.service",
+			person: func(t *testing.T, n *node) { n.refuse = "" }},
+		{what: "kubelet never asks", step: StepRegistration, found: "the kubelet has not asked", fix: "systemctl restart kubelet.service",
 			breaks: func(t *testing.T, n *node) {
 				d := &n.status.Drivers[0]
 				d.State, d.Registration, d.RegisteredAt, d.LastGetInfoAt = "published", "published", time.Time{}, time.Time{}
 			}},
-		{what: "endpoint is nowhere", step: StepEndpoint, is: "there is no such file", fix: "set endpoint in",
+		{what: "endpoint is nowhere", step: StepEndpoint, found: "there is no such file", fix: "set endpoint in",
 			breaks: func(t *testing.T, n *node) {
 				n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table(`endpoint = "/nowhere/csi.sock"`))
 				n.restartDaemon()
 			},
-			mend: func(t *testing.T, n *node) { n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table("")) }},
-		{what: "endpoint of another driver", step: StepEndpoint, is: "another driver answers: other.example.com", fix: "set endpoint in",
+			person: func(t *testing.T, n *node) { n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table("")) }},
+		{what: "endpoint of another driver", step: StepEndpoint, found: "another driver answers: \"other.example.com\"", fix: "set endpoint in",
 			breaks: func(t *testing.T, n *node) {
 				other := &fakeDriver{name: "other.example.com"}
 				other.start(t, n.path("csi/other.sock"))
@@ -258,41 +258,41 @@ func TestBrokenNodes(t *testing.T) {
 				n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table(fmt.Sprintf("endpoint = %q", n.path("csi/other.sock"))))
 				n.restartDaemon()
 			},
-			mend: func(t *testing.T, n *node) { n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table("")) }},
-		{what: "unit masked", step: StepUnit, is: "is masked", fix: "systemctl unmask",
+			person: func(t *testing.T, n *node) { n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table("")) }},
+		{what: "unit masked", step: StepUnit, found: "is masked", fix: "systemctl unmask",
 			breaks: func(t *testing.T, n *node) { n.down(); n.units[serviceUnit]["LoadState"] = "masked" }},
-		{what: "unit failed", step: StepUnit, is: "has failed (exit-code)", fix: "systemctl reset-failed",
+		{what: "unit failed", step: StepUnit, found: "has failed (exit-code)", fix: "systemctl reset-failed",
 			breaks: func(t *testing.T, n *node) {
 				n.down()
 				n.units[serviceUnit]["ActiveState"], n.units[serviceUnit]["Result"] = "failed", "exit-code"
 			}},
-		{what: "unit that ends again and again", step: StepUnit, is: "ends again and again (7 restarts, last result: exit-code)", fix: "journalctl",
+		{what: "unit that ends again and again", step: StepUnit, found: "ends again and again (7 restarts, last result: exit-code)", fix: "journalctl",
 			breaks: func(t *testing.T, n *node) {
 				n.down()
 				maps.Copy(n.units[serviceUnit], map[string]string{"ActiveState": "activating", "SubState": "start", "NRestarts": "7", "Result": "exit-code"})
 			},
-			mend: func(t *testing.T, n *node) { n.daemon, n.units[serviceUnit]["ActiveState"] = true, "active" }},
-		{what: "unit stopped", step: StepUnit, is: "is inactive", fix: "systemctl enable --now",
+			person: func(t *testing.T, n *node) { n.daemon, n.units[serviceUnit]["ActiveState"] = true, "active" }},
+		{what: "unit stopped", step: StepUnit, found: "is inactive", fix: "systemctl enable --now",
 			breaks: func(t *testing.T, n *node) { n.down(); n.units[serviceUnit]["ActiveState"] = "inactive" }},
-		{what: "daemon does not answer", step: StepDaemon, is: "does not run", fix: "systemctl",
+		{what: "daemon does not answer", step: StepDaemon, found: "does not run", fix: "systemctl",
 			breaks: func(t *testing.T, n *node) { n.down() }},
-		{what: "sandbox for another root_dir", step: StepSandbox, is: "read-only", fix: "ReadWritePaths=",
+		{what: "sandbox for another root_dir", step: StepSandbox, found: "read-only", fix: "ReadWritePaths=",
 			breaks: func(t *testing.T, n *node) {
 				n.units[serviceUnit]["ReadWritePaths"] = "-/run/csi-registrar -/var/lib/kubelet"
 			}},
-		{what: "root_dir in /tmp", step: StepSandbox, is: "PrivateTmp=yes", fix: "PrivateTmp=no",
+		{what: "root_dir in /tmp", step: StepSandbox, found: "PrivateTmp=yes", fix: "PrivateTmp=no",
 			breaks: func(t *testing.T, n *node) { n.units[serviceUnit]["PrivateTmp"] = "yes" },
-			mend:   func(t *testing.T, n *node) { n.units[serviceUnit]["PrivateTmp"] = "no" }},
-		{what: "store disabled", step: StepStore, is: "FileDescriptorStoreMax= is 0", fix: "systemctl revert",
+			person: func(t *testing.T, n *node) { n.units[serviceUnit]["PrivateTmp"] = "no" }},
+		{what: "store disabled", step: StepStore, found: "FileDescriptorStoreMax= is 0", fix: "systemctl revert",
 			breaks: func(t *testing.T, n *node) { n.units[serviceUnit]["FileDescriptorStoreMax"] = "0" }},
-		{what: "without --keep-sockets", step: StepStore, is: "without --keep-sockets", fix: "systemctl revert",
+		{what: "without --keep-sockets", step: StepStore, found: "without --keep-sockets", fix: "systemctl revert",
 			breaks: func(t *testing.T, n *node) { n.units[serviceUnit]["ExecStart"] = "/usr/bin/csi-registrar run" }},
-		{what: "watchdog off", step: StepWatchdog, is: "does not watch the daemon", fix: "systemctl revert",
+		{what: "watchdog off", step: StepWatchdog, found: "does not watch the daemon", fix: "systemctl revert",
 			breaks: func(t *testing.T, n *node) { n.units[serviceUnit]["WatchdogUSec"] = "infinity" }},
-		{what: "HTTP open", step: StepHTTP, is: "0.0.0.0:9809, [::]:1, which other machines can reach", fix: "systemctl revert csi-registrar-http.socket",
+		{what: "HTTP open", step: StepHTTP, found: "0.0.0.0:9809, \"[::]:1\", which other machines can reach", fix: "systemctl revert csi-registrar-http.socket",
 			breaks: func(t *testing.T, n *node) { n.units[httpUnit]["Listen"] = "0.0.0.0:9809 (Stream)\n[::]:1 (Stream)" },
-			mend:   func(t *testing.T, n *node) { n.units[httpUnit]["Listen"] = "127.0.0.1:9809 (Stream)" }},
-		{what: "others may register", step: StepFolder, is: "could register any driver", fix: "chmod 0750",
+			person: func(t *testing.T, n *node) { n.units[httpUnit]["Listen"] = "127.0.0.1:9809 (Stream)" }},
+		{what: "others may register", step: StepDirectory, found: "could register any driver", fix: "chmod 0750",
 			breaks: func(t *testing.T, n *node) { chmod(t, n.registry(), 0o777) }},
 	} {
 		t.Run(test.what, func(t *testing.T) {
@@ -310,7 +310,7 @@ func TestBrokenNodes(t *testing.T) {
 				t.Fatal("nothing is found")
 			}
 			first := r.Findings[0]
-			if first.Step != test.step || !strings.Contains(first.Is, test.is) || !strings.Contains(strings.Join(first.Fix, "\n"), test.fix) {
+			if first.Step != test.step || !strings.Contains(first.Found, test.found) || !strings.Contains(lines(first.Fix), test.fix) {
 				t.Errorf("the first finding is %+v\nof %d", first, len(r.Findings))
 			}
 			if len(r.Findings) > 1 {
@@ -321,14 +321,14 @@ func TestBrokenNodes(t *testing.T) {
 			}
 			followed := n.follow(first.Fix)
 			switch {
-			case test.mend != nil:
-				test.mend(t, n)
+			case test.person != nil:
+				test.person(t, n)
 				n.restartDaemon()
 			case !followed:
-				t.Errorf("only a person can follow %q", first.Fix)
+				t.Errorf("only a person can follow %s", lines(first.Fix))
 			}
 			if r := n.examine(); len(r.Findings) != 0 {
-				t.Errorf("it is not mended: %+v", r.Findings)
+				t.Errorf("it is not fixed: %+v", r.Findings)
 			}
 		})
 	}
@@ -366,6 +366,15 @@ func TestStartsNoFailedService(t *testing.T) {
 		c.Close()
 		t.Error("doctor connected to it")
 	}
+}
+
+// lines is a fix as text.
+func lines(fix []Fix) string {
+	var all []string
+	for _, f := range fix {
+		all = append(all, f.String())
+	}
+	return strings.Join(all, "\n")
 }
 
 // slow gives the driver a short time limit.
@@ -413,8 +422,8 @@ func TestHostileDriver(t *testing.T) {
 		t.Errorf("the document has %d bytes", len(doc))
 	}
 	for _, f := range r.Findings {
-		if strings.ContainsAny(f.Is+f.Should+strings.Join(f.Fix, ""), "\x1b\u202e\n\x07") {
-			t.Errorf("%+q", f.Is)
+		if strings.ContainsAny(f.Found+f.Expected+lines(f.Fix), "\x1b\u202e\x07") {
+			t.Errorf("%+q", f.Found)
 		}
 	}
 	for _, c := range r.Checks {

@@ -1,30 +1,26 @@
 package doctor
 
 import (
+	"context"
+	"errors"
+	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
-)
 
-// process is a running program, as /proc tells.
-type process struct {
-	pid  int
-	comm string
-	args []string
-	unit string // the systemd unit that it belongs to; empty if none
-}
+	"csi-registrar/internal/safetext"
+)
 
 // kubelet is a running kubelet, or a program that has one in it.
 type kubelet struct {
 	process
 	flavour string // kubelet, k3s, rke2, k0s or microk8s
-	rootDir string
-	from    string // where rootDir was read
+	rootDir string // empty: not known
+	from    string // where rootDir was read, or why it is not known; for people
 }
 
 const defaultRootDir = "/var/lib/kubelet"
@@ -32,137 +28,107 @@ const defaultRootDir = "/var/lib/kubelet"
 // microk8sCommon is $SNAP_COMMON of that snap.
 const microk8sCommon = "/var/snap/microk8s/common"
 
-// processes lists what runs. seen is false if others' command lines are hidden.
-func processes(proc string) (all []process, seen bool) {
-	entries, err := os.ReadDir(proc)
-	if err != nil {
-		return nil, false
-	}
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
-		if p, ok := readProcess(proc, pid); ok {
-			all = append(all, p)
-		}
-	}
-	// With hidepid= not even init is seen.
-	seen = slices.ContainsFunc(all, func(p process) bool { return p.pid == 1 })
-	return all, seen
-}
-
-// readProcess reads one; not ok if it is gone, hidden, or a kernel thread.
-func readProcess(proc string, pid int) (process, bool) {
-	dir := filepath.Join(proc, strconv.Itoa(pid))
-	comm, err := os.ReadFile(filepath.Join(dir, "comm"))
-	if err != nil {
-		return process{}, false
-	}
-	p := process{pid: pid, comm: strings.TrimSpace(string(comm))}
-	if cmdline, err := os.ReadFile(filepath.Join(dir, "cmdline")); err == nil {
-		p.args = strings.Split(strings.TrimRight(string(cmdline), "\x00"), "\x00")
-	}
-	if cgroup, err := os.ReadFile(filepath.Join(dir, "cgroup")); err == nil {
-		p.unit = unitOf(string(cgroup))
-	}
-	return p, true
-}
-
-// unitOf finds the unit in /proc/PID/cgroup: the last component that is one.
-func unitOf(cgroup string) string {
-	for line := range strings.Lines(cgroup) {
-		fields := strings.SplitN(strings.TrimSpace(line), ":", 3)
-		if len(fields) != 3 || (fields[1] != "" && fields[1] != "name=systemd") {
-			continue
-		}
-		parts := strings.Split(fields[2], "/")
-		for _, part := range slices.Backward(parts) {
-			if strings.HasSuffix(part, ".service") || strings.HasSuffix(part, ".scope") {
-				return part
-			}
-		}
-	}
-	return ""
-}
-
-// String names a process for people.
-func (p process) String() string {
-	s := p.comm + " (pid " + strconv.Itoa(p.pid)
-	if p.unit != "" {
-		s += ", " + p.unit
-	}
-	return s + ")"
-}
-
-// restart is the command that restarts the kubelet.
-func (k kubelet) restart() string {
-	if k.flavour == "microk8s" {
-		return "snap restart microk8s.daemon-kubelite"
-	}
-	if strings.HasSuffix(k.unit, ".service") {
-		return "systemctl restart " + k.unit
-	}
+// service is the unit whose restart restarts the kubelet.
+func (k *kubelet) service() string {
 	switch {
+	case k == nil:
+	case strings.HasSuffix(k.unit, ".service"):
+		return k.unit
 	case k.comm == "k3s-server":
-		return "systemctl restart k3s.service"
-	case k.flavour == "k3s":
-		return "systemctl restart k3s-agent.service"
-	case k.flavour == "rke2":
-		return "systemctl restart rke2-agent.service"
+		return "k3s.service"
+	case k.flavour == "k3s", k.flavour == "rke2":
+		return k.flavour + "-agent.service"
 	case k.flavour == "k0s":
-		return "systemctl restart k0sworker.service"
+		return "k0sworker.service"
 	}
-	return "systemctl restart kubelet.service"
+	return "kubelet.service"
 }
 
-// kubelets finds those that run. A distribution that starts a kubelet of its own as a
-// child is told by that child; only where the kubelet is inside of it, or hides its
-// command line, the distribution's own files are read.
-func kubelets(root string, all []process) []kubelet {
-	var found, parents []kubelet
+// restart restarts the kubelet; nil is one that was not found.
+func (k *kubelet) restart() Fix {
+	if k != nil && k.flavour == "microk8s" {
+		return run("snap", "restart", "microk8s.daemon-kubelite")
+	}
+	return run("systemctl", "restart", k.service())
+}
+
+// isKubelet reports whether the process says that it is a kubelet, or has one in it, and
+// which: that is only a word, which anybody can say.
+func (p process) isKubelet() (flavour string, is bool) {
+	if len(p.args) == 0 {
+		return "", false
+	}
+	switch program := path.Base(p.args[0]); {
+	case program == "kubelet" || program == "hyperkube" && slices.Contains(p.args, "kubelet"):
+		return "kubelet", true
+	case program == "kubelite":
+		return "microk8s", true
+	case program == "k3s" || p.comm == "k3s-server" || p.comm == "k3s-agent":
+		return "k3s", hasKubelet(p.args, "agent", "server") && !slices.Contains(p.args, "--disable-agent")
+	case program == "rke2":
+		return "rke2", hasKubelet(p.args, "agent", "server")
+	case program == "k0s":
+		return "k0s", hasKubelet(p.args, "worker", "--enable-worker", "--single")
+	}
+	return "", false
+}
+
+// findKubelets finds those of root among all processes; ignored are the others'. A
+// distribution that starts a kubelet of its own as a child is known by that child; only where
+// the kubelet is inside of it, or hides its command line, the distribution's own files are read.
+func (x *exam) findKubelets(ctx context.Context, all []process) (found []kubelet, ignored []process) {
+	var parents []kubelet
 	for _, p := range all {
-		if len(p.args) == 0 {
-			continue
-		}
-		switch program := path.Base(p.args[0]); {
-		case program == "kubelet" || program == "hyperkube" && slices.Contains(p.args, "kubelet"):
-			k := kubelet{process: p, flavour: "kubelet", rootDir: defaultRootDir, from: "its default"}
-			if v, ok := lastFlag(p.args, "root-dir"); ok {
-				k.rootDir, k.from = v, "its --root-dir"
-			}
-			found = append(found, k)
-		case program == "kubelite":
-			found = append(found, microk8s(root, p))
-		case program == "k3s" || p.comm == "k3s-server" || p.comm == "k3s-agent":
-			if hasKubelet(p.args, "agent", "server") && !slices.Contains(p.args, "--disable-agent") {
-				parents = append(parents, rancher(root, "k3s", p))
-			}
-		case program == "rke2":
-			if hasKubelet(p.args, "agent", "server") {
-				parents = append(parents, rancher(root, "rke2", p))
-			}
-		case program == "k0s":
-			if hasKubelet(p.args, "worker", "--enable-worker", "--single") {
-				parents = append(parents, k0s(p))
-			}
+		switch flavour, is := p.isKubelet(); {
+		case !is:
+		case !p.root():
+			ignored = append(ignored, p)
+		case flavour == "kubelet" || flavour == "microk8s":
+			found = append(found, x.kubeletOf(ctx, p, flavour))
+		default:
+			parents = append(parents, x.kubeletOf(ctx, p, flavour))
 		}
 	}
 	if len(found) == 0 {
 		found = parents
 	}
-	for i := range found {
-		if !strings.HasPrefix(found[i].rootDir, "/") { // relative to a folder that we do not know
-			found[i].from += " " + found[i].rootDir + ", which is not absolute"
-			found[i].rootDir = ""
-			continue
-		}
-		found[i].rootDir = path.Clean(found[i].rootDir)
-	}
-	return found
+	return found, ignored
 }
 
-// hasKubelet tells whether one of the words, subcommands or flags, is among the arguments.
+// kubeletOf finds out the kubelet's root directory.
+func (x *exam) kubeletOf(ctx context.Context, p process, flavour string) kubelet {
+	k := kubelet{process: p, flavour: flavour, rootDir: defaultRootDir, from: "its default"}
+	switch flavour {
+	case "kubelet":
+		k.flag("root-dir", "")
+	case "microk8s":
+		x.microk8s(ctx, &k)
+	case "k0s":
+		k.rootDir, k.from = "/var/lib/k0s/kubelet", "k0s' default"
+		k.flag("data-dir", "kubelet")
+		k.flag("kubelet-root-dir", "")
+	default:
+		x.rancher(ctx, &k)
+	}
+	if k.rootDir != "" && !strings.HasPrefix(k.rootDir, "/") { // relative to a directory that we do not know
+		k.from += " " + safetext.Word(k.rootDir) + ", which is not absolute"
+		k.rootDir = ""
+	}
+	if k.rootDir != "" {
+		k.rootDir = path.Clean(k.rootDir)
+	}
+	return k
+}
+
+// flag takes the root directory from a flag of the command line, if it is there: the
+// directory below its value.
+func (k *kubelet) flag(name, below string) {
+	if v, ok := lastFlag(k.args, name); ok {
+		k.rootDir, k.from = path.Join(v, below), "its --"+name
+	}
+}
+
+// hasKubelet reports whether one of the words, subcommands or flags, is among the arguments.
 func hasKubelet(args []string, words ...string) bool {
 	return slices.ContainsFunc(args[1:], func(a string) bool {
 		name, value, _ := strings.Cut(a, "=")
@@ -185,93 +151,85 @@ func lastFlag(args []string, name string) (value string, found bool) {
 	return value, found
 }
 
+// read reads a file that has the kubelet's flags. If that may not be, the root directory is
+// not known.
+func (x *exam) read(ctx context.Context, k *kubelet, file string) ([]byte, bool) {
+	data, err := look(ctx, x, file, func() ([]byte, error) { return readTrusted(filepath.Join(x.o.Root, file)) })
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		k.rootDir, k.from = "", safetext.Word(file)+" is not read: "+err.Error()
+	}
+	return data, err == nil
+}
+
 // microk8s has its kubelet's flags in a file, with the snap's variables in it.
-func microk8s(root string, p process) kubelet {
-	k := kubelet{process: p, flavour: "microk8s", rootDir: microk8sCommon + defaultRootDir, from: "microk8s' default"}
-	file, ok := lastFlag(p.args, "kubelet-args-file")
+func (x *exam) microk8s(ctx context.Context, k *kubelet) {
+	k.rootDir, k.from = microk8sCommon+defaultRootDir, "microk8s' default"
+	file, ok := lastFlag(k.args, "kubelet-args-file")
 	if !ok {
 		file = "/var/snap/microk8s/current/args/kubelet"
 	}
-	data, err := os.ReadFile(filepath.Join(root, file))
-	if err != nil {
-		return k
+	data, ok := x.read(ctx, k, file)
+	if !ok {
+		return
 	}
-	if v, ok := lastFlag(strings.Fields(string(data)), "root-dir"); ok {
-		v = os.Expand(strings.Trim(v, `"'`), func(name string) string {
-			switch name {
-			case "SNAP_COMMON":
-				return microk8sCommon
-			case "SNAP_DATA":
-				return "/var/snap/microk8s/current"
-			}
-			return "$" + name
-		})
-		k.rootDir, k.from = v, file
+	if dir, ok := microk8sRootDir(data); ok {
+		k.rootDir, k.from = dir, safetext.Word(file)
 	}
-	return k
 }
 
-// k0s gives its kubelet a folder below its own.
-func k0s(p process) kubelet {
-	k := kubelet{process: p, flavour: "k0s", rootDir: "/var/lib/k0s/kubelet", from: "k0s' default"}
-	if v, ok := lastFlag(p.args, "data-dir"); ok {
-		k.rootDir, k.from = path.Join(v, "kubelet"), "its --data-dir"
-	}
-	if v, ok := lastFlag(p.args, "kubelet-root-dir"); ok {
-		k.rootDir, k.from = v, "its --kubelet-root-dir"
-	}
-	return k
+func microk8sRootDir(data []byte) (string, bool) {
+	dir, ok := lastFlag(strings.Fields(string(data)), "root-dir")
+	return os.Expand(strings.Trim(dir, `"'`), func(name string) string {
+		switch name {
+		case "SNAP_COMMON":
+			return microk8sCommon
+		case "SNAP_DATA":
+			return "/var/snap/microk8s/current"
+		}
+		return "$" + name
+	}), ok
 }
 
 // rancher reads the kubelet's flags that k3s and rke2 were given: on their command line,
 // which k3s hides, or in their configuration files, later ones over earlier ones.
-func rancher(root, flavour string, p process) kubelet {
-	k := kubelet{process: p, flavour: flavour, rootDir: defaultRootDir, from: "its default"}
-	files, _ := filepath.Glob(filepath.Join(root, "/etc/rancher", flavour, "config.yaml.d", "*.yaml"))
-	slices.Sort(files)
-	main := filepath.Join("/etc/rancher", flavour, "config.yaml")
-	if v, ok := lastFlag(p.args, "config"); ok {
+func (x *exam) rancher(ctx context.Context, k *kubelet) {
+	dir := filepath.Join("/etc/rancher", k.flavour)
+	main := filepath.Join(dir, "config.yaml")
+	if v, ok := lastFlag(k.args, "config"); ok {
 		main = v
 	}
-	for _, file := range append([]string{filepath.Join(root, main)}, files...) {
-		if v, ok := rancherFile(file); ok {
-			k.rootDir, k.from = v, "/"+strings.TrimPrefix(strings.TrimPrefix(file, root), "/")
+	more, _ := look(ctx, x, dir, func() ([]string, error) {
+		return filepath.Glob(filepath.Join(x.o.Root, dir, "config.yaml.d", "*.yaml")) // sorted
+	})
+	for _, file := range append([]string{main}, more...) {
+		file = "/" + strings.TrimPrefix(strings.TrimPrefix(file, x.o.Root), "/")
+		data, ok := x.read(ctx, k, file)
+		if v, found := rancherRootDir(data); ok && found {
+			k.rootDir, k.from = v, safetext.Word(file)
 		}
 	}
-	for i, a := range p.args {
+	for i, a := range k.args {
 		v, ok := strings.CutPrefix(a, "--kubelet-arg=")
-		if a == "--kubelet-arg" && i+1 < len(p.args) {
-			v, ok = p.args[i+1], true
+		if a == "--kubelet-arg" && i+1 < len(k.args) {
+			v, ok = k.args[i+1], true
 		}
 		if dir, isRoot := rootDirOf(v); ok && isRoot {
 			k.rootDir, k.from = dir, "its --kubelet-arg"
 		}
 	}
-	return k
 }
 
-// rancherFile finds root-dir under kubelet-arg, a text or a list of them ("kubelet-arg+"
+// rancherRootDir finds root-dir under kubelet-arg, a text or a list of them ("kubelet-arg+"
 // adds to the lists of earlier files).
-func rancherFile(file string) (rootDir string, found bool) {
-	data, err := os.ReadFile(file)
-	if err != nil {
-		return "", false
-	}
+func rancherRootDir(data []byte) (rootDir string, found bool) {
 	var doc map[string]yaml.Node
 	if yaml.Unmarshal(data, &doc) != nil {
 		return "", false // its own program will have said so
 	}
 	for _, key := range []string{"kubelet-arg", "kubelet-arg+"} {
-		node, ok := doc[key]
-		if !ok {
-			continue
-		}
-		args := []string{node.Value}
-		for _, item := range node.Content {
-			args = append(args, item.Value)
-		}
-		for _, a := range args {
-			if dir, ok := rootDirOf(a); ok {
+		node := doc[key]
+		for _, item := range append([]*yaml.Node{&node}, node.Content...) {
+			if dir, ok := rootDirOf(item.Value); ok {
 				rootDir, found = dir, true
 			}
 		}

@@ -3,8 +3,11 @@ package doctor
 import (
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
+
+	"csi-registrar/internal/worker"
 
 	"golang.org/x/sys/unix"
 )
@@ -65,18 +68,17 @@ func TestKubelets(t *testing.T) {
 				if c, ok := strings.CutPrefix(args[0], "comm:"); ok {
 					comm, args = c, args[1:]
 				}
-				dir := filepath.Join("proc", string(rune('2'+i))+"00")
-				n.write(dir+"/comm", comm+"\n")
-				n.write(dir+"/cmdline", strings.Join(args, "\x00")+"\x00")
+				n.process(200+i, comm, "0::/", args...)
 			}
 			for file, content := range test.files {
 				n.write(file, content)
 			}
-			all, seen := processes(n.path("proc"))
+			x := &exam{o: Options{Root: n.root}, pool: worker.NewPool()}
+			all, seen := x.processes(t.Context())
 			if seen {
 				t.Error("init is seen, and is not there")
 			}
-			found := kubelets(n.root, all)
+			found, _ := x.findKubelets(t.Context(), all)
 			if test.flavour == "" {
 				if len(found) != 0 {
 					t.Errorf("found %+v", found)
@@ -90,14 +92,14 @@ func TestKubelets(t *testing.T) {
 			if k.flavour != test.flavour || k.rootDir != test.root || k.from != test.from {
 				t.Errorf("%s, %s, %s", k.flavour, k.rootDir, k.from)
 			}
-			if got := k.restart(); got != test.restart {
+			if got := k.restart().String(); got != test.restart {
 				t.Errorf("restart with %q", got)
 			}
 		})
 	}
 }
 
-// A link to our folder is our folder; so is a path that leads there as the kubelet sees it.
+// A link to our directory is our directory; so is a path to it as the kubelet sees it.
 func TestSameRootByOtherPaths(t *testing.T) {
 	n := newNode(t)
 	if err := os.Symlink(n.rootDir, n.path("link")); err != nil {
@@ -112,7 +114,7 @@ func TestSameRootByOtherPaths(t *testing.T) {
 	}
 }
 
-// A kubelet in a container of this machine has the same path, but another folder.
+// A kubelet in a container of this machine has the same path, but another directory.
 func TestKubeletsInContainersAreOthers(t *testing.T) {
 	n := newNode(t)
 	n.startKubelet("/usr/bin/kubelet", "--root-dir="+n.rootDir)
@@ -122,9 +124,8 @@ func TestKubeletsInContainersAreOthers(t *testing.T) {
 	container := n.path("container")
 	n.mkdir(filepath.Join(container, n.rootDir, "plugins_registry"), 0o750)
 	for _, pid := range []string{"700", "900"} { // found before and after ours
-		n.write("proc/"+pid+"/comm", "kubelet\n")
-		n.write("proc/"+pid+"/cmdline", "/usr/bin/kubelet\x00--root-dir="+n.rootDir+"\x00")
-		n.write("proc/"+pid+"/cgroup", "0::/docker/1/kubelet.slice/kubelet.service\n")
+		number, _ := strconv.Atoi(pid)
+		n.process(number, "kubelet", "0::/docker/1/kubelet.slice/kubelet.service", "/usr/bin/kubelet", "--root-dir="+n.rootDir)
 		n.write("proc/"+pid+"/fdinfo/9", inotifyLine(t, filepath.Join(container, n.rootDir, "plugins_registry")))
 		if err := os.Symlink(container, n.path("proc", pid, "root")); err != nil {
 			t.Fatal(err)
@@ -151,16 +152,16 @@ func TestUnitOf(t *testing.T) {
 
 // The kernel's own words about a real inotify watch are understood.
 func TestWatchesOfARealProcess(t *testing.T) {
-	folder, other := t.TempDir(), t.TempDir()
+	dir, other := t.TempDir(), t.TempDir()
 	ask := func() watching {
 		t.Helper()
-		w, err := watches("/proc", os.Getpid(), folder)
+		w, err := watches("/proc", os.Getpid(), dir)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return w
 	}
-	if got := ask(); got != nowhere {
+	if got := ask(); got != nothing {
 		t.Errorf("before any watch: %v", got)
 	}
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
@@ -175,25 +176,25 @@ func TestWatchesOfARealProcess(t *testing.T) {
 	}
 	watch(other)
 	if got := ask(); got != elsewhere {
-		t.Errorf("with a watch of another folder: %v", got)
+		t.Errorf("with a watch of another directory: %v", got)
 	}
-	watch(folder)
-	if got := ask(); got != follows {
+	watch(dir)
+	if got := ask(); got != watched {
 		t.Errorf("with a watch: %v", got)
 	}
-	// The folder anew, with another inode: the old watch is no good.
+	// The directory recreated, with another inode: the old watch is no good.
 	fresh := t.TempDir()
-	if err := os.Remove(folder); err != nil {
+	if err := os.Remove(dir); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Rename(fresh, folder); err != nil {
+	if err := os.Rename(fresh, dir); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.Mkdir(fresh, 0o700) })
 	if got := ask(); got != elsewhere {
-		t.Errorf("with a watch of the folder that was: %v", got)
+		t.Errorf("with a watch of the directory that was: %v", got)
 	}
-	if _, err := watches("/proc", os.Getpid(), filepath.Join(folder, "none")); err == nil {
-		t.Error("a folder that does not exist is no error")
+	if _, err := watches("/proc", os.Getpid(), filepath.Join(dir, "none")); err == nil {
+		t.Error("a directory that does not exist is no error")
 	}
 }

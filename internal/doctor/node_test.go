@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -28,6 +29,7 @@ import (
 	"csi-registrar/internal/control"
 	"csi-registrar/internal/driver"
 	"csi-registrar/internal/status"
+	"csi-registrar/internal/worker"
 )
 
 const name = "nfs.csi.example.com"
@@ -49,6 +51,13 @@ type node struct {
 	refuse  string            // what the kubelet says of every driver
 	holdReg bool              // the daemon publishes nothing
 }
+
+// once is the hints of a driver that is asked once.
+type once chan struct{}
+
+func (o once) Hints() <-chan struct{} { return o }
+func (o once) Hint()                  {}
+func (o once) Close()                 {}
 
 type units map[string]map[string]string
 
@@ -76,8 +85,7 @@ func newNode(t *testing.T) *node {
 	n.mkdir(n.path("csi"), 0o755)
 	n.write("etc/csi-registrar/config.toml", fmt.Sprintf("[kubelet]\nroot_dir = %q\n", n.rootDir))
 	n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table(""))
-	n.write("proc/1/comm", "systemd\n")
-	n.write("proc/1/cmdline", "/sbin/init\x00")
+	n.process(1, "systemd", "0::/init.scope", "/sbin/init")
 	n.startKubelet("/usr/bin/kubelet", "--config=/var/lib/kubelet/config.yaml", "--root-dir="+n.rootDir)
 	n.units = units{
 		serviceUnit: {"LoadState": "loaded", "ActiveState": "active", "SubState": "running", "UnitFileState": "enabled",
@@ -125,12 +133,20 @@ func (n *node) remove(path string) {
 	}
 }
 
+// process has a process of root run.
+func (n *node) process(pid int, comm, cgroup string, args ...string) {
+	n.t.Helper()
+	dir := fmt.Sprintf("proc/%d/", pid)
+	n.write(dir+"comm", comm+"\n")
+	n.write(dir+"cmdline", strings.Join(args, "\x00")+"\x00")
+	n.write(dir+"cgroup", cgroup+"\n")
+	n.write(dir+"status", "Name:\tx\nUid:\t0\t0\t0\t0\nGid:\t0\t0\t0\t0\n")
+}
+
 // startKubelet has a kubelet run that follows plugins_registry as it is now.
 func (n *node) startKubelet(args ...string) {
 	n.t.Helper()
-	n.write("proc/812/comm", filepath.Base(args[0])+"\n")
-	n.write("proc/812/cmdline", strings.Join(args, "\x00")+"\x00")
-	n.write("proc/812/cgroup", "0::/system.slice/kubelet.service\n")
+	n.process(812, filepath.Base(args[0]), "0::/system.slice/kubelet.service", args...)
 	n.mkdir(n.registry(), 0o750)
 	n.write("proc/812/fdinfo/3", "pos:\t0\nflags:\t02\n")
 	n.write("proc/812/fdinfo/9", "pos:\t0\nflags:\t02004000\n"+inotifyLine(n.t, n.registry()))
@@ -155,7 +171,7 @@ func (n *node) restartDaemon() {
 	}
 	res := config.Load(config.Source{Root: n.root})
 	n.status = status.Document{Version: "1", StartedAt: time.Now().Add(-time.Hour), PluginsRegistry: res.Config.Kubelet.PluginsRegistry()}
-	if err := res.Mistakes.Err(); err != nil {
+	if err := res.Errors.Err(); err != nil {
 		n.status.ConfigError = err.Error()
 	}
 	for _, d := range res.Config.Drivers {
@@ -171,10 +187,12 @@ func (n *node) register(d config.Driver) status.Driver {
 	if !d.Enabled {
 		return st
 	}
-	ctx, cancel := context.WithTimeout(n.t.Context(), 300*time.Millisecond)
+	limit := n.limit()
+	ctx, cancel := context.WithTimeout(n.t.Context(), limit)
 	defer cancel()
-	c := driver.New(driver.Config{Name: d.Name, Socket: d.Socket, Endpoint: d.Endpoint, Timeout: 200 * time.Millisecond, Owner: d.SocketOwner}, slog.New(slog.DiscardHandler), nil)
-	r := c.Ask(ctx)
+	c := driver.New(driver.Config{Name: d.Name, Socket: d.Socket, Endpoint: d.Endpoint, Timeout: limit * 2 / 3, Owner: d.SocketOwner},
+		driver.Options{Log: slog.New(slog.DiscardHandler), Hints: make(once, 1), Pool: worker.NewPool()})
+	r := c.Ask(ctx, nil)
 	c.Close()
 	st.Driver, st.Reason = r.Driver, r.Reason
 	path := filepath.Join(n.status.PluginsRegistry, d.Name+"-reg.sock")
@@ -224,25 +242,41 @@ func (n *node) serveStatus() {
 	}
 }
 
+// limit is how long to wait for the driver's calls: not long if one hangs.
+func (n *node) limit() time.Duration {
+	n.driver.mu.Lock()
+	defer n.driver.mu.Unlock()
+	if n.driver.hang != "" {
+		return 300 * time.Millisecond
+	}
+	return time.Minute
+}
+
+func (n *node) source() config.Source { return config.Source{Root: n.root} }
+
 // examine runs doctor.
 func (n *node) examine(drivers ...string) Report {
 	n.t.Helper()
-	return Run(n.t.Context(), Options{Source: config.Source{Root: n.root}, Drivers: drivers, Units: n.units, Root: n.root, Patience: 300 * time.Millisecond})
+	return Run(n.t.Context(), Options{Source: config.Source{Root: n.root}, Drivers: drivers, Units: n.units, Root: n.root, NodeInfoTimeout: n.limit()})
 }
 
 // follow does what a finding says. Commands are run, those to systemd, the daemon and
 // the kubelet played; true if there was nothing that only a person can do.
-func (n *node) follow(fix []string) bool {
+func (n *node) follow(fix []Fix) bool {
 	n.t.Helper()
 	done := false
 	service := n.units[serviceUnit]
-	for _, line := range fix {
+	for _, f := range fix {
+		line := f.String()
 		words := strings.Fields(line)
 		switch {
+		case f.Text != "" && words[0] != "or" && words[0] != "move":
+			return false
+		case f.Text != "":
 		case strings.Contains(line, unitDropInFile):
 			service["ReadWritePaths"] += " " + config.Load(config.Source{Root: n.root}).Config.Kubelet.RootDir
 			done = true
-		case strings.Contains(line, filepath.Dir(unitDropInFile)), words[0] == "journalctl", line == "systemctl daemon-reload", words[0] == "or":
+		case strings.Contains(line, filepath.Dir(unitDropInFile)), words[0] == "journalctl", line == "systemctl daemon-reload":
 		case strings.HasPrefix(line, "systemctl unmask"):
 			service["LoadState"] = "loaded"
 		case strings.HasPrefix(line, "systemctl reset-failed"):
@@ -320,9 +354,11 @@ type fakeDriver struct {
 	topology              map[string]string
 	max                   int64
 	notReady              bool
-	hang                  string // the method that does not answer
-	fail                  string // the method that answers with an error
-	noNode                bool   // no node service, as at a controller's socket
+	hang                  string        // the method that does not answer
+	fail                  string        // the method that answers with an error
+	message               string        // the error's
+	calls                 chan struct{} // a call that hangs
+	noNode                bool          // no node service, as at a controller's socket
 
 	end  func()
 	ln   *net.UnixListener
@@ -334,6 +370,16 @@ func (f *fakeDriver) set(change func(*fakeDriver)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	change(f)
+}
+
+// asked receives when a call hangs.
+func (f *fakeDriver) asked() chan struct{} {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.calls == nil {
+		f.calls = make(chan struct{}, 1)
+	}
+	return f.calls
 }
 
 func (f *fakeDriver) start(t *testing.T, path string) {
@@ -371,10 +417,14 @@ func (f *fakeDriver) faults(ctx context.Context, req any, info *grpc.UnaryServer
 	f.mu.Unlock()
 	switch {
 	case hang:
+		select {
+		case f.asked() <- struct{}{}:
+		default:
+		}
 		<-ctx.Done()
 		return nil, ctx.Err()
 	case fail:
-		return nil, grpcstatus.Error(codes.Internal, "no \x1b[31mkernel module\nloaded")
+		return nil, grpcstatus.Error(codes.Internal, cmp.Or(f.message, "no \x1b[31mkernel module\nloaded"))
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -5,184 +5,218 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
-	"path"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
 	"csi-registrar/internal/config"
+	"csi-registrar/internal/pluginreg"
+	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/status"
+	"csi-registrar/internal/unixsock"
 )
 
-// kubeletRound is how long a kubelet that follows the folder may take to ask a new socket.
+// kubeletRound is how long a kubelet that watches the directory may take to ask a new socket.
 const kubeletRound = 5 * time.Second
+
+// plugin is a live socket in plugins_registry, and what it answers.
+type plugin struct {
+	pluginreg.Info
+	path string
+	pid  int // who called listen: not who answers now, where systemd kept the socket
+}
+
+// getInfo asks a registration socket as the kubelet does.
+func (x *exam) getInfo(ctx context.Context, path string) (plugin, error) {
+	return look(ctx, x, path, func() (plugin, error) {
+		ctx, cancel := context.WithTimeout(ctx, socketTimeout)
+		defer cancel()
+		info, cred, err := pluginreg.GetInfo(ctx, path)
+		return plugin{info, path, cred.PID}, err
+	})
+}
+
+// plugins asks all sockets that the kubelet sees for the CSI driver that they serve.
+func (x *exam) plugins(ctx context.Context) map[string][]plugin {
+	var (
+		mu    sync.Mutex
+		wg    sync.WaitGroup
+		out   = map[string][]plugin{}
+		slots = make(chan struct{}, maxParallel)
+	)
+	// What cannot be seen cannot be asked: why is found when the directory is looked at.
+	paths, _ := look(ctx, x, x.registry(), func() ([]string, error) { return pluginreg.Sockets(x.registry()), nil })
+	for _, path := range paths {
+		wg.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			p, err := x.getInfo(ctx, path)
+			if err != nil || p.Type != registerapi.CSIPlugin {
+				return // the driver's own is looked at later
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			out[p.Name] = append(out[p.Name], p)
+		})
+	}
+	wg.Wait()
+	return out
+}
 
 // registration looks at the registration socket, and at others that serve the driver.
 func (x *exam) registration(ctx context.Context, d config.Driver) {
-	own := path.Join(x.registry(), d.Name+"-reg.sock")
-	st, known := x.daemon.drivers[d.Name]
-	ours := known && slices.Contains([]status.RegistrationState{status.Published, status.Registered, status.Refused}, st.registration)
-	if x.rivals(d, own, ours) {
+	f := Finding{Driver: d.Name, Step: StepRegistration, Severity: Problem, explains: true}
+	own, err := pluginreg.SocketPath(x.registry(), d.Name)
+	if err != nil {
+		f.Found, f.Expected = safetext.Quote(err.Error()), "the path fits into the address of a Unix socket"
+		x.found(f)
 		return
 	}
-	f := Finding{Driver: d.Name, Step: StepRegistration, Severity: Problem, explains: true}
-	if x.explained(d.Name) {
-		// What was found explains it; a second finding would only be in the way.
-		result := Failed
-		if st.state == string(status.Registered) {
-			result = Warned
-		}
-		x.checked(d.Name, StepRegistration, result, stateText(x.daemon.runs, st))
+	st, _ := x.daemon.Driver(d.Name)
+	ours := slices.Contains([]status.RegistrationState{status.Published, status.Registered, status.Refused}, st.Registration)
+	if x.conflicts(ctx, d, own, ours) {
 		return
 	}
 	switch {
-	case !x.daemon.runs:
+	case x.explained(d.Name): // a second finding would only be in the way
+		result := Failed
+		if st.State == string(status.Registered) {
+			result = Warned
+		}
+		x.checked(d.Name, StepRegistration, result, "%s", x.stateText(st))
+		return
+	case !x.daemon.runs():
 		x.checked(d.Name, StepRegistration, Skipped, "the daemon cannot be asked")
 		return
-	case st.registration == status.Conflict:
-		f.Is = st.reason
-		f.Should = own + " is ours"
-		f.Fix = x.clear(own)
+	case st.Registration == status.Conflict:
+		f.Found, f.Expected = "the daemon reports a conflict: "+safetext.Quote(st.Reason), safetext.Word(own)+" is ours"
+		f.Fix = []Fix{text("stop the program that serves %s", safetext.Word(own)), run("ss", "-xlp", "src", own)}
+		at, err := look(ctx, x, own, func() (unixsock.File, error) { return unixsock.Lstat(own) })
+		if err == nil && !at.IsSocket() {
+			f.Fix = []Fix{remove(own, at)}
+		}
 	case !ours:
-		f.Is = fmt.Sprintf("the driver answers as it should, but the daemon says: %s: %s", st.state, st.reason)
-		f.Should = "the daemon publishes it"
-		f.Fix = []string{"csi-registrar reregister " + d.Name, "journalctl -u " + serviceUnit + " -n 50"}
+		f.Found = "the driver answers as it should, but the daemon reports " + x.stateText(st)
+		f.Expected = "the daemon publishes it"
+		f.Fix = []Fix{reregister(d), logOf(serviceUnit)}
 	default:
 		x.published(ctx, d, own, st)
 		return
 	}
-	x.found(&f)
+	x.found(f)
 }
 
-func stateText(runs bool, st driverStatus) string {
+func reregister(d config.Driver) Fix { return run("csi-registrar", "reregister", d.Name) }
+
+func (x *exam) stateText(st status.Driver) string {
 	switch {
-	case !runs:
+	case !x.daemon.runs():
 		return "the daemon does not run"
-	case st.state == "":
+	case st.State == "":
 		return "the daemon does not know the driver"
-	case st.reason == "":
-		return st.state
+	case st.Reason == "":
+		return st.State
 	}
-	return st.state + ": " + st.reason
+	return st.State + ": " + safetext.Quote(st.Reason)
 }
 
-// rivals reports sockets that serve the driver and are not ours.
-func (x *exam) rivals(d config.Driver, own string, ours bool) bool {
-	var others []plugin
-	for _, p := range x.served[d.Name] {
-		if p.path != own || !ours && x.foreign(p) {
-			others = append(others, p)
-		}
-	}
-	if len(others) == 0 {
-		return false
-	}
+// conflicts reports sockets that serve the driver and are not ours.
+func (x *exam) conflicts(ctx context.Context, d config.Driver, own string, ours bool) bool {
 	var whose []string
 	pod := false
-	for _, p := range others {
-		text := p.path
-		if who, ok := readProcess(x.proc(), p.pid); ok && p.pid > 0 {
+	for _, p := range x.served[d.Name] {
+		who, known := x.process(ctx, p.pid)
+		// Where the daemon does not run, systemd may keep our socket for it.
+		foreign := x.daemon.runs() || known && p.pid > 1 && !strings.HasPrefix(who.comm, "csi-registrar")
+		if p.path == own && (ours || !foreign) {
+			continue
+		}
+		text := safetext.Word(p.path)
+		if known {
 			text += ", served by " + who.String()
 			pod = pod || strings.Contains(who.comm, "driver-regis") || strings.HasPrefix(who.unit, "cri-")
 		}
 		whose = append(whose, text)
 	}
-	f := Finding{Driver: d.Name, Step: StepRegistrars, Severity: Problem, explains: true,
-		Is:     "another registrar serves this driver: " + strings.Join(whose, "; "),
-		Should: "csi-registrar alone does: the kubelet refuses a second one, or takes the removal of one for that of both",
-		Fix:    []string{"stop that registrar"}}
-	if pod {
-		f.Fix = []string{"take the container node-driver-registrar out of the driver's DaemonSet (csi-registrar import says what goes with it)"}
+	if len(whose) == 0 {
+		return false
 	}
-	f.Fix = append(f.Fix, fmt.Sprintf("or leave the driver to it: set enabled = false in %s, then: csi-registrar reload", x.origin(d, "enabled")))
-	x.found(&f)
+	f := Finding{Driver: d.Name, Step: StepRegistrars, Severity: Problem, explains: true,
+		Found:    "another registrar serves this driver: " + strings.Join(whose[:min(len(whose), 5)], "; "),
+		Expected: "csi-registrar alone does: the kubelet refuses a second one, or takes the removal of one for that of both",
+		Fix:      []Fix{text("stop that registrar")}}
+	if pod {
+		f.Fix = []Fix{text("take the container node-driver-registrar out of the driver's DaemonSet (csi-registrar import says what goes with it)")}
+	}
+	f.Fix = append(f.Fix, text("or leave the driver to it: set enabled = false in %s", x.origin(d, "enabled")), reload)
+	x.found(f)
 	return true
 }
 
-// foreign tells whether a live socket under our name is another program's. Where the
-// daemon does not run, it may be one that systemd keeps for it.
-func (x *exam) foreign(p plugin) bool {
-	if x.daemon.runs {
-		return true
-	}
-	who, ok := readProcess(x.proc(), p.pid)
-	return ok && p.pid > 1 && !strings.HasPrefix(who.comm, "csi-registrar")
-}
-
-// clear says how to get rid of what is at the path of a registration socket.
-func (x *exam) clear(own string) []string {
-	if info, err := os.Lstat(own); err == nil && info.Mode()&fs.ModeSocket == 0 {
-		return []string{"rm -r " + shellQuote(own)}
-	}
-	return []string{"stop the program that serves " + own + " (ss -xlp shows it)"}
-}
-
 // published looks at a socket that the daemon says is in place.
-func (x *exam) published(ctx context.Context, d config.Driver, own string, st driverStatus) {
-	f := Finding{Driver: d.Name, Step: StepRegistration, Severity: Problem, explains: true,
-		Fix: []string{"csi-registrar reregister " + d.Name}}
-	name, p, err := getInfo(ctx, own)
+func (x *exam) published(ctx context.Context, d config.Driver, own string, st status.Driver) {
+	shown := safetext.Word(own)
+	f := Finding{Driver: d.Name, Step: StepRegistration, Severity: Problem, explains: true, Fix: []Fix{reregister(d)}}
+	p, err := x.getInfo(ctx, own)
+	waiting := st.Registration == status.Published && time.Since(st.Since) > kubeletRound
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		f.Is = fmt.Sprintf("the daemon says %s, but there is no %s here: does it see another file system?", st.state, own)
-		f.Should = "it is there"
-		f.Fix = []string{"systemctl restart " + serviceUnit}
+		f.Found = fmt.Sprintf("the daemon reports %s, but there is no %s here: does it see another file system?", st.State, shown)
+		f.Expected = "it is there"
+		f.Fix = []Fix{run("systemctl", "restart", serviceUnit)}
 	case errors.Is(err, syscall.ECONNREFUSED):
-		f.Is = fmt.Sprintf("nobody listens on %s", own)
-		f.Should = "the daemon does"
+		f.Found, f.Expected = "nobody listens on "+shown, "the daemon does"
 	case err != nil:
-		f.Is = fmt.Sprintf("%s does not answer GetInfo within %v, the kubelet's own limit: %v", own, askTime, err)
-		f.Should = "it answers at once"
-		f.Fix = append(f.Fix, "systemctl restart "+serviceUnit)
-	case name != d.Name || p.endpoint != d.Endpoint:
-		f.Is = fmt.Sprintf("%s tells the kubelet %s at %s", own, name, p.endpoint)
-		f.Should = fmt.Sprintf("it tells %s at %s", d.Name, d.Endpoint)
-	case st.registration == status.Refused:
-		f.Is = "the kubelet refused the driver: " + st.kubeletError
-		f.Should, f.Fix = refusal(st.kubeletError, d)
-	case st.registration == status.Published && st.askedAt.IsZero() && time.Since(st.since) > kubeletRound:
-		f.Is = fmt.Sprintf("the kubelet has not asked %s since it was made, %v ago", own, time.Since(st.since).Round(time.Second))
-		f.Should = "it asks within about a second; only its restart helps if it does not follow the folder"
-		f.Fix = append(f.Fix, x.restartKubelet())
-	case st.registration == status.Published && time.Since(st.since) > kubeletRound:
-		f.Is = "the kubelet has asked, but neither confirmed nor refused the driver"
-		f.Should = "it does so within the time of the driver's NodeGetInfo"
-		f.Fix = []string{"journalctl -u " + x.kubeletUnit() + " -n 50 --grep csi", "csi-registrar reregister " + d.Name}
+		f.Found = fmt.Sprintf("%s does not answer GetInfo within %v, the kubelet's own limit: %s", shown, socketTimeout, safetext.Quote(err.Error()))
+		f.Expected = "it answers at once"
+		f.Fix = append(f.Fix, run("systemctl", "restart", serviceUnit))
+	case p.Name != d.Name || p.Endpoint != d.Endpoint:
+		f.Found = fmt.Sprintf("%s tells the kubelet %s at %s", shown, safetext.Word(p.Name), safetext.Word(p.Endpoint))
+		f.Expected = fmt.Sprintf("it tells %s at %s", d.Name, safetext.Word(d.Endpoint))
+	case st.Registration == status.Refused:
+		f.Found = "the kubelet refused the driver: " + safetext.Quote(st.KubeletError)
+		f.Expected, f.Fix = refusal(st.KubeletError, d)
+	case waiting && st.LastGetInfoAt.IsZero():
+		f.Found = fmt.Sprintf("the kubelet has not asked %s since it was created, %v ago", shown, time.Since(st.Since).Round(time.Second))
+		f.Expected = "it asks within about a second; only its restart helps if it does not watch the directory"
+		f.Fix = append(f.Fix, x.kubelet.restart())
+	case waiting:
+		f.Found = "the kubelet has asked, but neither confirmed nor refused the driver"
+		f.Expected = "it does so within the time of the driver's NodeGetInfo"
+		f.Fix = []Fix{run("journalctl", "-u", x.kubelet.service(), "-n", "50", "--grep", "csi"), reregister(d)}
 	default:
-		says := st.state
-		if !st.registeredAt.IsZero() {
-			says += ", confirmed by the kubelet " + st.registeredAt.Local().Format(time.DateTime)
+		says := st.State
+		if !st.RegisteredAt.IsZero() {
+			says += ", confirmed by the kubelet " + st.RegisteredAt.Local().Format(time.DateTime)
 		}
-		x.checked(d.Name, StepRegistration, OK, says)
+		x.checked(d.Name, StepRegistration, OK, "%s", says)
 		return
 	}
-	x.found(&f)
+	x.found(f)
 }
 
-func (x *exam) kubeletUnit() string {
-	if x.kubelet != nil && strings.HasSuffix(x.kubelet.unit, ".service") {
-		return x.kubelet.unit
+// refusal explains what the kubelet says most often. Its words only choose among our texts.
+func refusal(said string, d config.Driver) (expected string, fix []Fix) {
+	has := func(words ...string) bool {
+		return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(strings.ToLower(said), w) })
 	}
-	return "kubelet.service"
-}
-
-// refusal explains what the kubelet says most often.
-func refusal(text string, d config.Driver) (should string, fix []string) {
-	again := "csi-registrar reregister " + d.Name
-	switch lower := strings.ToLower(text); {
-	case strings.Contains(lower, "topolog") || strings.Contains(lower, "detected") && strings.Contains(lower, "different"):
+	again := reregister(d)
+	switch {
+	case has("topolog"), has("detected") && has("different"):
 		return "the node's labels agree with what the driver says of its topology; a changed value is refused while the old label is there",
-			[]string{"kubectl label node NODE KEY-   (for each topology key that the message names)", again}
-	case strings.Contains(lower, "already registered"), strings.Contains(lower, "same version"):
-		return "only one registration of the driver; another registrar was first", []string{"stop the other registrar", again}
-	case strings.Contains(lower, "nodeid"), strings.Contains(lower, "node id"):
-		return "the driver gives the node id that it always gave, 1 to 256 characters", []string{"mend the driver's node id", again}
-	case strings.Contains(lower, "forbidden"), strings.Contains(lower, "unauthorized"):
-		return "the kubelet may write its CSINode object", []string{"kubectl get csinode NODE -o yaml", again}
-	case strings.Contains(lower, "connection refused"), strings.Contains(lower, "timeout"), strings.Contains(lower, "deadline"):
-		return "the kubelet reaches the API server and the driver; it tries again by itself, at most 2 minutes later", []string{again}
+			[]Fix{text("kubectl label node NODE KEY- for each topology key that the message names"), again}
+	case has("already registered", "same version"):
+		return "only one registration of the driver; another registrar was first", []Fix{text("stop the other registrar"), again}
+	case has("nodeid", "node id"):
+		return "the driver gives the node id that it always gave, 1 to 256 characters", []Fix{text("fix the driver's node id"), again}
+	case has("forbidden", "unauthorized"):
+		return "the kubelet may write its CSINode object", []Fix{text("kubectl get csinode NODE -o yaml"), again}
+	case has("connection refused", "timeout", "deadline"):
+		return "the kubelet reaches the API server and the driver; it tries again by itself, at most 2 minutes later", []Fix{again}
 	}
-	return "the kubelet accepts it; it tries again by itself, at most 2 minutes later", []string{"mend what it names", again}
+	return "the kubelet accepts it; it tries again by itself, at most 2 minutes later", []Fix{text("fix what the message names"), again}
 }

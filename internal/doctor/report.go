@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
@@ -33,12 +34,32 @@ type Finding struct {
 	Driver   string   `json:"driver,omitempty"` // empty: the node
 	Step     Step     `json:"step"`
 	Severity Severity `json:"severity"`
-	Is       string   `json:"is"`               // what is
-	Should   string   `json:"should,omitempty"` // what should be
-	Fix      []string `json:"fix,omitempty"`    // what mends it: commands, or words where no command can
+	Found    string   `json:"found"`
+	Expected string   `json:"expected,omitempty"`
+	Fix      []Fix    `json:"fix,omitempty"` // in this order
 
 	explains bool // it is reason enough that drivers are not registered
 }
+
+// Fix is one step of what fixes a finding: a command, or words where no command can.
+type Fix struct {
+	Command safetext.Command `json:"command,omitzero"`
+	Text    string           `json:"text,omitempty"`
+}
+
+// String is the command as a line for a POSIX shell, or the words.
+func (f Fix) String() string {
+	if f.Command.Name != "" {
+		return f.Command.String()
+	}
+	return f.Text
+}
+
+// run is the Fix of a command.
+func run(name string, args ...string) Fix { return Fix{Command: safetext.Run(name, args...)} }
+
+// text is the Fix of words.
+func text(format string, args ...any) Fix { return Fix{Text: fmt.Sprintf(format, args...)} }
 
 // Check is one step that was taken, an element of "checks" in `doctor --json`.
 type Check struct {
@@ -64,7 +85,7 @@ type Step string
 const (
 	StepConfiguration Step = "configuration"
 	StepKubelet       Step = "kubelet"
-	StepFolder        Step = "plugins_registry"
+	StepDirectory     Step = "plugins_registry"
 	StepUnit          Step = "unit"
 	StepSandbox       Step = "sandbox"
 	StepDaemon        Step = "daemon"
@@ -73,7 +94,6 @@ const (
 	StepWatchdog      Step = "watchdog"
 	StepSocket        Step = "socket"
 	StepTrust         Step = "trust"
-	StepDriver        Step = "driver" // what else the daemon has against it
 	StepEndpoint      Step = "endpoint"
 	StepPluginInfo    Step = "GetPluginInfo"
 	StepProbe         Step = "Probe"
@@ -86,47 +106,34 @@ const (
 )
 
 var order = []Step{
-	StepConfiguration, StepKubelet, StepFolder, StepUnit, StepSandbox, StepDaemon, StepWatching,
-	StepSocket, StepTrust, StepEndpoint, StepPluginInfo, StepProbe, StepNodeInfo, StepDriver,
+	StepConfiguration, StepKubelet, StepDirectory, StepUnit, StepSandbox, StepDaemon, StepWatching,
+	StepSocket, StepTrust, StepEndpoint, StepPluginInfo, StepProbe, StepNodeInfo,
 	StepRegistrars, StepRegistration,
 	StepStore, StepWatchdog, StepPluginCaps, StepNodeCaps, StepHTTP,
 }
 
-const (
-	maxText = 1000 // of what is, and should be
-	maxFix  = 4000 // of a line that mends it; a command must be whole
-)
+const maxText = 4000 // characters; what strangers say in it is much shorter
 
 // checked notes a step that went well, or could not be taken.
-func (x *exam) checked(driver string, step Step, result Result, says string) {
-	x.report.Checks = append(x.report.Checks, Check{Driver: driver, Step: step, Result: result, Says: safetext.Clean(says, maxText)})
+func (x *exam) checked(driver string, step Step, result Result, format string, args ...any) {
+	says := safetext.Clean(fmt.Sprintf(format, args...), maxText)
+	x.report.Checks = append(x.report.Checks, Check{Driver: driver, Step: step, Result: result, Says: says})
 }
 
-// timed is checked for a call that took a while.
-func (x *exam) timed(driver string, step Step, result Result, took time.Duration, says string) {
-	x.checked(driver, step, result, says)
-	x.report.Checks[len(x.report.Checks)-1].TookMS = float64(took.Round(10*time.Microsecond)) / float64(time.Millisecond)
+// took adds to the last check how long its call took.
+func (x *exam) took(d time.Duration) {
+	x.report.Checks[len(x.report.Checks)-1].TookMS = float64(d.Round(10*time.Microsecond)) / float64(time.Millisecond)
 }
 
-// found notes a finding, where it belongs: the root cause comes first, warnings last. It
-// notes its check too.
-func (x *exam) found(f *Finding) {
-	f.Is, f.Should = safetext.Clean(f.Is, maxText), safetext.Clean(f.Should, maxText)
-	fix := make([]string, len(f.Fix))
-	for i, line := range f.Fix {
-		fix[i] = safetext.Clean(line, maxFix)
-	}
-	f.Fix = fix
-	before := 0
-	for before < len(x.report.Findings) && x.report.Findings[before].rank() <= f.rank() {
-		before++
-	}
-	x.report.Findings = slices.Insert(x.report.Findings, before, *f)
+// found notes a finding and its check.
+func (x *exam) found(f Finding) {
+	f.Found, f.Expected = safetext.Clean(f.Found, maxText), safetext.Clean(f.Expected, maxText)
+	x.report.Findings = append(x.report.Findings, f)
 	result := Failed
 	if f.Severity == Warning {
 		result = Warned
 	}
-	x.checked(f.Driver, f.Step, result, f.Is)
+	x.checked(f.Driver, f.Step, result, "%s", f.Found)
 }
 
 // rank orders findings: problems before warnings, causes before effects.
@@ -138,14 +145,14 @@ func (f *Finding) rank() int {
 	return n
 }
 
-// problemIn tells whether a problem of the node was found in one of the steps.
+// problemIn reports whether a problem of the node was found in one of the steps.
 func (x *exam) problemIn(steps ...Step) bool {
 	return slices.ContainsFunc(x.report.Findings, func(f Finding) bool {
 		return f.Driver == "" && f.Severity == Problem && slices.Contains(steps, f.Step)
 	})
 }
 
-// explained tells whether a problem was found that keeps the driver from being registered.
+// explained reports whether a problem was found that keeps the driver from being registered.
 func (x *exam) explained(driver string) bool {
 	return slices.ContainsFunc(x.report.Findings, func(f Finding) bool {
 		return f.explains && f.Severity == Problem && (f.Driver == "" || f.Driver == driver)

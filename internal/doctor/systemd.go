@@ -11,6 +11,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
+
+	"csi-registrar/internal/safetext"
 )
 
 // Units asks the service manager.
@@ -27,9 +30,18 @@ var ErrNoSystemd = errors.New("systemd does not run here")
 // Systemctl is the Units of this machine.
 type Systemctl struct{}
 
+const systemdTimeout = 5 * time.Second
+
 // Show implements Units.
 func (Systemctl) Show(ctx context.Context, unit string, properties ...string) (map[string]string, error) {
-	out, err := exec.CommandContext(ctx, "systemctl", "show", "--no-pager", "--property="+strings.Join(properties, ","), "--", unit).Output()
+	ctx, cancel := context.WithTimeout(ctx, systemdTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "systemctl", "show", "--no-pager", "--property="+strings.Join(properties, ","), "--", unit)
+	cmd.WaitDelay = time.Second
+	out, err := cmd.Output()
+	if ctx.Err() != nil {
+		return nil, errors.New("systemctl does not answer")
+	}
 	if errors.Is(err, exec.ErrNotFound) {
 		return nil, ErrNoSystemd
 	}
@@ -80,53 +92,47 @@ func (x *exam) askUnit(ctx context.Context) service {
 func (x *exam) unit(ctx context.Context) {
 	p, err := x.service.properties, x.service.err
 	if errors.Is(err, ErrNoSystemd) {
-		x.checked("", StepUnit, Skipped, err.Error())
+		x.checked("", StepUnit, Skipped, "%v", err)
 		return
 	}
 	if err != nil {
-		x.found(&Finding{Step: StepUnit, Severity: Warning, Is: "systemd cannot be asked: " + err.Error()})
+		x.found(Finding{Step: StepUnit, Severity: Warning, Found: "systemd cannot be asked: " + safetext.Quote(err.Error())})
 		return
 	}
-	f := Finding{Step: StepUnit, Severity: Problem, explains: true}
+	enable, restart, start := run("systemctl", "enable", "--now", serviceUnit), run("systemctl", "restart", serviceUnit), run("systemctl", "start", serviceUnit)
+	f := Finding{Step: StepUnit, Severity: Problem, explains: true, Expected: "it runs"}
+	stopped := p["LoadState"] == "not-found" || slices.Contains([]string{"inactive", "deactivating"}, p["ActiveState"])
 	switch {
 	case p["LoadState"] == "masked":
-		f.Is = serviceUnit + " is masked, so that nothing can start it"
-		f.Should = "it is enabled and runs"
-		f.Fix = []string{"systemctl unmask " + serviceUnit, "systemctl enable --now " + serviceUnit}
+		f.Found, f.Expected = serviceUnit+" is masked, so that nothing can start it", "it is enabled and runs"
+		f.Fix = []Fix{run("systemctl", "unmask", serviceUnit), enable}
+	case stopped && x.daemon.runs():
+		x.checked("", StepUnit, Skipped, "the daemon runs, but not by %s", serviceUnit)
+		return
 	case p["LoadState"] == "not-found":
-		if x.daemon.runs {
-			x.checked("", StepUnit, Skipped, "the daemon runs, but not by "+serviceUnit)
-			return
-		}
-		f.Is = "there is no " + serviceUnit
-		f.Should = "the package csi-registrar is installed, or its units are below /etc/systemd/system"
-		f.Fix = []string{"install the package csi-registrar", "systemctl enable --now " + serviceUnit}
+		f.Found = "there is no " + serviceUnit
+		f.Expected = "the package csi-registrar is installed, or its units are below /etc/systemd/system"
+		f.Fix = []Fix{text("install the package csi-registrar"), enable}
 	case p["LoadState"] != "loaded":
-		f.Is = fmt.Sprintf("%s cannot be loaded (%s): %s", serviceUnit, p["LoadState"], p["LoadError"])
-		f.Should = "systemd understands it"
-		f.Fix = []string{"systemd-analyze verify " + serviceUnit, "systemctl revert " + serviceUnit, "systemctl restart " + serviceUnit}
+		f.Found = fmt.Sprintf("%s cannot be loaded (%s): %s", serviceUnit, p["LoadState"], safetext.Quote(p["LoadError"]))
+		f.Expected = "systemd understands it"
+		f.Fix = []Fix{run("systemd-analyze", "verify", serviceUnit), run("systemctl", "revert", serviceUnit), restart}
 	case p["ActiveState"] == "failed":
-		f.Is = fmt.Sprintf("%s has failed (%s)", serviceUnit, p["Result"])
-		f.Should = "it runs"
-		f.Fix = []string{"journalctl -u " + serviceUnit + " -n 50", "systemctl reset-failed " + serviceUnit, "systemctl start " + serviceUnit}
-	case p["ActiveState"] == "inactive" || p["ActiveState"] == "deactivating":
-		if x.daemon.runs {
-			x.checked("", StepUnit, Skipped, "the daemon runs, but not by "+serviceUnit)
-			return
-		}
-		f.Is = fmt.Sprintf("%s is %s", serviceUnit, p["ActiveState"])
-		f.Should = "it runs"
-		f.Fix = []string{"systemctl enable --now " + serviceUnit}
-	case p["SubState"] == "auto-restart" || p["ActiveState"] == "activating" && p["NRestarts"] != "0" && !x.daemon.runs:
-		f.Is = fmt.Sprintf("%s ends again and again (%s restarts, last result: %s)", serviceUnit, p["NRestarts"], p["Result"])
-		f.Should = "it stays up"
-		f.Fix = []string{"journalctl -u " + serviceUnit + " -n 50"}
+		f.Found = fmt.Sprintf("%s has failed (%s)", serviceUnit, p["Result"])
+		f.Fix = []Fix{logOf(serviceUnit), run("systemctl", "reset-failed", serviceUnit), start}
+	case stopped:
+		f.Found = fmt.Sprintf("%s is %s", serviceUnit, p["ActiveState"])
+		f.Fix = []Fix{enable}
+	case p["SubState"] == "auto-restart" || p["ActiveState"] == "activating" && p["NRestarts"] != "0" && !x.daemon.runs():
+		f.Found = fmt.Sprintf("%s ends again and again (%s restarts, last result: %s)", serviceUnit, p["NRestarts"], p["Result"])
+		f.Expected = "it stays up"
+		f.Fix = []Fix{logOf(serviceUnit)}
 	}
-	if f.Is != "" {
-		x.found(&f)
+	if f.Found != "" {
+		x.found(f)
 		return
 	}
-	x.checked("", StepUnit, OK, fmt.Sprintf("%s is %s", serviceUnit, p["ActiveState"]))
+	x.checked("", StepUnit, OK, "%s is %s", serviceUnit, p["ActiveState"])
 	x.enabled(p)
 	x.sandbox(p)
 	x.hiddenSockets(p)
@@ -134,24 +140,30 @@ func (x *exam) unit(ctx context.Context) {
 	x.openHTTP(ctx, p)
 }
 
+// asShipped undoes what was changed in a unit.
+func asShipped(unit string) []Fix {
+	return []Fix{run("systemctl", "revert", unit), run("systemctl", "restart", unit)}
+}
+
 // enabled warns of what the next boot, or the next start, would bring.
 func (x *exam) enabled(p map[string]string) {
 	if p["UnitFileState"] == "disabled" {
-		x.found(&Finding{Step: StepUnit, Severity: Warning,
-			Is: serviceUnit + " runs, but is not enabled: after the next boot it does not", Should: "it is enabled",
-			Fix: []string{"systemctl enable " + serviceUnit}})
+		x.found(Finding{Step: StepUnit, Severity: Warning,
+			Found: serviceUnit + " runs, but is not enabled: after the next boot it does not", Expected: "it is enabled",
+			Fix: []Fix{run("systemctl", "enable", serviceUnit)}})
 	}
 	if p["NeedDaemonReload"] == "yes" {
-		x.found(&Finding{Step: StepUnit, Severity: Warning,
-			Is: "the files of " + serviceUnit + " have changed since systemd read them", Should: "systemd has read them",
-			Fix: []string{"systemctl daemon-reload", "systemctl restart " + serviceUnit}})
+		x.found(Finding{Step: StepUnit, Severity: Warning,
+			Found: "the files of " + serviceUnit + " have changed since systemd read them", Expected: "systemd has read them",
+			Fix: reloadUnits()})
 	}
 }
 
 // sandbox finds out whether the daemon may write below the kubelet's root directory.
 func (x *exam) sandbox(p map[string]string) {
 	root := x.config.Config.Kubelet.RootDir
-	folder, setting := hider(root)
+	shown := safetext.Word(root)
+	dir, setting := hider(root)
 	hidden := hides(p[setting])
 	if p["ProtectSystem"] != "strict" && !hidden {
 		x.checked("", StepSandbox, OK, "the file system is not read-only for the daemon")
@@ -159,40 +171,39 @@ func (x *exam) sandbox(p map[string]string) {
 	}
 	for _, w := range strings.Fields(p["ReadWritePaths"]) {
 		if !hidden && within(root, strings.Trim(strings.TrimLeft(w, "-+"), `"`)) {
-			x.checked("", StepSandbox, OK, "the daemon may write below "+root)
+			x.checked("", StepSandbox, OK, "the daemon may write below %s", shown)
 			return
 		}
 	}
 	f := Finding{Step: StepSandbox, Severity: Problem, explains: true,
-		Is:     fmt.Sprintf("%s sees %s read-only: its ReadWritePaths= are %s", serviceUnit, root, p["ReadWritePaths"]),
-		Should: "ReadWritePaths= has the kubelet's root directory",
-		Fix:    installUnitDropIn(root)}
+		Found:    fmt.Sprintf("%s sees %s read-only: its ReadWritePaths= are %s", serviceUnit, shown, safetext.Quote(p["ReadWritePaths"])),
+		Expected: "ReadWritePaths= has the kubelet's root directory",
+		Fix:      installUnitDropIn(root)}
 	if hidden {
-		f.Is = fmt.Sprintf("%s does not see %s: it has an empty %s of its own (%s=%s)", serviceUnit, root, folder, setting, p[setting])
-		f.Should = setting + "=no, and ReadWritePaths= has the kubelet's root directory"
+		f.Found = fmt.Sprintf("%s does not see %s: it has an empty %s of its own (%s=%s)", serviceUnit, shown, dir, setting, p[setting])
+		f.Expected = setting + "=no, and ReadWritePaths= has the kubelet's root directory"
 	}
 	if x.problemIn(StepKubelet) { // that is the wrong directory anyway
-		x.checked("", StepSandbox, Failed, f.Is)
+		x.checked("", StepSandbox, Failed, "%s", f.Found)
 		return
 	}
-	x.found(&f)
+	x.found(f)
 }
 
-// hiddenSockets finds sockets of drivers in folders of which the daemon has its own.
+// hiddenSockets finds sockets of drivers in directories of which the daemon has its own.
 func (x *exam) hiddenSockets(p map[string]string) {
-	_, mended := hider(x.config.Config.Kubelet.RootDir) // by what sandbox advises
+	_, fixed := hider(x.config.Config.Kubelet.RootDir) // by what sandbox advises
 	for _, d := range x.config.Config.Drivers {
-		folder, setting := hider(d.Socket)
-		if !d.Enabled || !x.wanted(d.Name) || !hides(p[setting]) || setting == mended {
+		dir, setting := hider(d.Socket)
+		if !d.Enabled || !x.wanted(d.Name) || !hides(p[setting]) || setting == fixed {
 			continue
 		}
-		x.found(&Finding{Driver: d.Name, Step: StepSandbox, Severity: Problem, explains: true,
-			Is:     fmt.Sprintf("the socket %s is in %s, of which the daemon has an empty one of its own (%s=%s)", d.Socket, folder, setting, p[setting]),
-			Should: "the driver's socket is in a folder of its own below /run or /var/lib",
-			Fix: []string{"move the driver's socket, or let the daemon see that folder:",
-				"mkdir -p " + path.Dir(unitDropInFile),
-				fmt.Sprintf("printf '%%s\\n' '[Service]' %s=no > %s/%s.conf", setting, path.Dir(unitDropInFile), strings.ToLower(setting)),
-				"systemctl daemon-reload", "systemctl restart " + serviceUnit}})
+		x.found(Finding{Driver: d.Name, Step: StepSandbox, Severity: Problem, explains: true,
+			Found: fmt.Sprintf("the socket %s is in %s, of which the daemon has an empty one of its own (%s=%s)",
+				safetext.Word(d.Socket), dir, setting, p[setting]),
+			Expected: "the driver's socket is in a directory of its own below /run or /var/lib",
+			Fix: append([]Fix{text("move the driver's socket, or let the daemon see that directory:")},
+				writeDropIn(path.Join(path.Dir(unitDropInFile), strings.ToLower(setting)+".conf"), "[Service]", setting+"=no")...)})
 	}
 }
 
@@ -205,35 +216,31 @@ func (x *exam) store(p map[string]string) {
 		}
 	}
 	places, err := strconv.Atoi(p["FileDescriptorStoreMax"])
+	f := Finding{Step: StepStore, Severity: Problem, Fix: asShipped(serviceUnit)}
 	switch {
-	case err != nil: // an older systemctl that does not tell
-		x.checked("", StepStore, Skipped, "systemd does not tell its size")
-	case places > 0 && places < enabled:
-		x.found(&Finding{Step: StepStore, Severity: Problem,
-			Is:     fmt.Sprintf("FileDescriptorStoreMax= is %d, for %d drivers: at each restart of csi-registrar the kubelet loses the others for a moment", places, enabled),
-			Should: "FileDescriptorStoreMax=512, as shipped, or as many as there are drivers",
-			Fix:    []string{"systemctl revert " + serviceUnit, "systemctl restart " + serviceUnit}})
+	case err != nil: // an older systemctl that does not show it
+		x.checked("", StepStore, Skipped, "systemd does not show its size")
 	case places == 0:
-		x.found(&Finding{Step: StepStore, Severity: Problem,
-			Is:     "FileDescriptorStoreMax= is 0: at each restart of csi-registrar the kubelet loses all drivers for a moment",
-			Should: "FileDescriptorStoreMax=512, as shipped",
-			Fix:    []string{"systemctl revert " + serviceUnit, "systemctl restart " + serviceUnit}})
+		f.Found = "FileDescriptorStoreMax= is 0: at each restart of csi-registrar the kubelet loses all drivers for a moment"
+		f.Expected = "FileDescriptorStoreMax= as shipped"
+	case places < enabled:
+		f.Found = fmt.Sprintf("FileDescriptorStoreMax= is %d, for %d drivers: at each restart of csi-registrar the kubelet loses the others for a moment", places, enabled)
+		f.Expected = "FileDescriptorStoreMax= as shipped, or as many as there are drivers"
 	case !slices.Contains(strings.Fields(p["ExecStart"]), "--keep-sockets"):
-		x.found(&Finding{Step: StepStore, Severity: Problem,
-			Is:     "the daemon is started without --keep-sockets: at each restart the kubelet loses all drivers for a moment",
-			Should: "ExecStart= has --keep-sockets, as shipped",
-			Fix:    []string{"systemctl revert " + serviceUnit, "systemctl restart " + serviceUnit}})
+		f.Found = "the daemon is started without --keep-sockets: at each restart the kubelet loses all drivers for a moment"
+		f.Expected = "ExecStart= has --keep-sockets, as shipped"
 	default:
-		x.checked("", StepStore, OK, count(places, "place"))
+		x.checked("", StepStore, OK, "%s", count(places, "place"))
 	}
-	switch w := p["WatchdogUSec"]; w {
-	case "0", "infinity":
-		x.found(&Finding{Step: StepWatchdog, Severity: Warning,
-			Is: "systemd does not watch the daemon: WatchdogSec= is off", Should: "it is on, as shipped",
-			Fix: []string{"systemctl revert " + serviceUnit, "systemctl restart " + serviceUnit}})
-	default:
-		x.checked("", StepWatchdog, OK, w)
+	if f.Found != "" {
+		x.found(f)
 	}
+	if w := p["WatchdogUSec"]; w != "0" && w != "infinity" {
+		x.checked("", StepWatchdog, OK, "%s", w)
+		return
+	}
+	x.found(Finding{Step: StepWatchdog, Severity: Warning, Fix: asShipped(serviceUnit),
+		Found: "systemd does not watch the daemon: WatchdogSec= is off", Expected: "it is on, as shipped"})
 }
 
 var endpointFlag = regexp.MustCompile(`--?http-endpoint[= ]([^ ;]+)`)
@@ -242,33 +249,33 @@ var endpointFlag = regexp.MustCompile(`--?http-endpoint[= ]([^ ;]+)`)
 func (x *exam) openHTTP(ctx context.Context, service map[string]string) {
 	var sockets int
 	var open []string
-	look := func(address string) {
+	add := func(address string) {
 		if sockets++; !onLoopback(address) {
-			open = append(open, address)
+			open = append(open, safetext.Word(address))
 		}
 	}
-	f := Finding{Step: StepHTTP, Severity: Warning, Should: "127.0.0.1:9809, unless a firewall or your network takes care of it"}
+	f := Finding{Step: StepHTTP, Severity: Warning, Expected: "127.0.0.1:9809, unless a firewall or your network takes care of it"}
 	if m := endpointFlag.FindStringSubmatch(service["ExecStart"]); m != nil {
-		look(m[1])
-		f.Fix = []string{"systemctl edit " + serviceUnit}
+		add(m[1])
+		f.Fix = []Fix{run("systemctl", "edit", serviceUnit)}
 	}
 	p, err := x.o.Units.Show(ctx, httpUnit, "ActiveState", "Listen")
 	if err == nil && p["ActiveState"] == "active" {
 		for line := range strings.Lines(p["Listen"]) {
 			address, _, _ := strings.Cut(strings.TrimSpace(line), " ")
-			look(address)
+			add(address)
 		}
-		f.Fix = []string{"systemctl revert " + httpUnit, "systemctl restart " + serviceUnit}
+		f.Fix = asShipped(httpUnit)
 	}
 	if len(open) == 0 {
-		x.checked("", StepHTTP, OK, count(sockets, "TCP socket")+", none open beyond this machine")
+		x.checked("", StepHTTP, OK, "%s, none open beyond this machine", count(sockets, "TCP socket"))
 		return
 	}
-	f.Is = "health and metrics are served on " + strings.Join(open, ", ") + ", which other machines can reach"
-	x.found(&f)
+	f.Found = "health and metrics are served on " + strings.Join(open, ", ") + ", which other machines can reach"
+	x.found(f)
 }
 
-// onLoopback tells whether a TCP address, or the path of a Unix socket, is only for this machine.
+// onLoopback reports whether a TCP address, or the path of a Unix socket, is only for this machine.
 func onLoopback(address string) bool {
 	if strings.HasPrefix(address, "/") || strings.HasPrefix(address, "@") {
 		return true

@@ -84,7 +84,7 @@ func TestUnitDropIn(t *testing.T) {
 		if got := UnitDropIn(root); got != "# "+unitDropInFile+"\n"+lines {
 			t.Errorf("%s", got)
 		}
-		if got := installUnitDropIn(root)[1]; got != commands+" > "+unitDropInFile {
+		if got := installUnitDropIn(root)[1].String(); got != commands+" > "+unitDropInFile {
 			t.Errorf("%s", got)
 		}
 	}
@@ -97,7 +97,7 @@ func TestHiddenFolders(t *testing.T) {
 	for _, c := range []struct {
 		what, root, socket string
 		unit               map[string]string
-		is, fix            string
+		found, fix         string
 	}{
 		{"root_dir", "/home/k", "/run/csi.sock", unit, "does not see /home/k: it has an empty /home of its own (ProtectHome=yes)", "ReadWritePaths=-/home/k ProtectHome=no > "},
 		{"socket", "/k", "/tmp/csi.sock", unit, "the socket /tmp/csi.sock is in /tmp, ", "PrivateTmp=no > "},
@@ -114,11 +114,11 @@ func TestHiddenFolders(t *testing.T) {
 		x.sandbox(c.unit)
 		x.hiddenSockets(c.unit)
 		switch found := x.report.Findings; {
-		case c.is == "":
+		case c.found == "":
 			if len(found) > 0 {
 				t.Errorf("%s: %+v", c.what, found)
 			}
-		case len(found) != 1 || !strings.Contains(found[0].Is, c.is) || !strings.Contains(strings.Join(found[0].Fix, "\n"), c.fix):
+		case len(found) != 1 || !strings.Contains(found[0].Found, c.found) || !strings.Contains(lines(found[0].Fix), c.fix):
 			t.Errorf("%s: %+v", c.what, found)
 		}
 	}

@@ -3,6 +3,7 @@ package doctor
 import (
 	"path"
 	"strings"
+	"unicode"
 )
 
 // unitDropInFile is where the lines of UnitDropIn belong.
@@ -11,7 +12,7 @@ const unitDropInFile = "/etc/systemd/system/csi-registrar.service.d/root-dir.con
 // UnitDropIn gives the exact lines of the unit drop-in that the service needs where the
 // kubelet's root directory is not /var/lib/kubelet: empty if it is. The service may write
 // only where ReadWritePaths= says; the directory itself is named, not plugins_registry,
-// because that may have to be made anew; without the dash a missing one would keep the
+// because that may have to be created again; without the dash a missing one would keep the
 // service from starting (226/NAMESPACE). RequiresMountsFor= has it there before the
 // service's own view of the file system is made. What ProtectHome= or PrivateTmp= of the
 // shipped unit hides, ReadWritePaths= cannot bring back (systemd.exec(5)).
@@ -37,38 +38,47 @@ func unitDropIn(rootDir string) (unit string, service []string) {
 	return "RequiresMountsFor=" + p, service
 }
 
-// hider finds the folder of which the shipped unit gives the service an empty one of its
+// hider finds the directory of which the shipped unit gives the service an empty one of its
 // own, and the setting that does, for a path in it; empty for all others.
-func hider(p string) (folder, setting string) {
-	for _, folder := range []string{"/home", "/root", "/run/user"} {
-		if within(p, folder) {
-			return folder, "ProtectHome"
+func hider(p string) (dir, setting string) {
+	for _, dir := range []string{"/home", "/root", "/run/user"} {
+		if within(p, dir) {
+			return dir, "ProtectHome"
 		}
 	}
-	for _, folder := range []string{"/tmp", "/var/tmp"} {
-		if within(p, folder) {
-			return folder, "PrivateTmp"
+	for _, dir := range []string{"/tmp", "/var/tmp"} {
+		if within(p, dir) {
+			return dir, "PrivateTmp"
 		}
 	}
 	return "", ""
 }
 
-// hides tells whether a value of ProtectHome= or PrivateTmp=, as systemctl shows it, keeps
+// hides reports whether a value of ProtectHome= or PrivateTmp=, as systemctl shows it, keeps
 // what is there out of sight.
 func hides(value string) bool { return value != "" && value != "no" && value != "read-only" }
 
-// installUnitDropIn gives the commands that put UnitDropIn's lines in place.
-func installUnitDropIn(rootDir string) []string {
-	restart := []string{"systemctl daemon-reload", "systemctl restart " + serviceUnit}
+// installUnitDropIn puts UnitDropIn's lines in place.
+func installUnitDropIn(rootDir string) []Fix {
+	if strings.ContainsFunc(rootDir, unicode.IsControl) { // it could be lines of a unit file
+		return []Fix{text("give the kubelet a root directory without control characters in its name")}
+	}
 	unit, service := unitDropIn(rootDir)
 	if unit == "" {
-		return append([]string{"rm -f " + unitDropInFile}, restart...)
+		return append([]Fix{run("rm", "-f", unitDropInFile)}, reloadUnits()...)
 	}
-	write := "printf '%s\\n' '[Unit]' " + shellQuote(unit) + " '[Service]'"
-	for _, line := range service {
-		write += " " + shellQuote(line)
-	}
-	return append([]string{"mkdir -p " + path.Dir(unitDropInFile), write + " > " + unitDropInFile}, restart...)
+	return writeDropIn(unitDropInFile, append([]string{"[Unit]", unit, "[Service]"}, service...)...)
+}
+
+// writeDropIn writes a drop-in of the service and makes it count.
+func writeDropIn(file string, lines ...string) []Fix {
+	write := run("printf", append([]string{`%s\n`}, lines...)...)
+	write.Command.Stdout = file
+	return append([]Fix{run("mkdir", "-p", path.Dir(file)), write}, reloadUnits()...)
+}
+
+func reloadUnits() []Fix {
+	return []Fix{run("systemctl", "daemon-reload"), run("systemctl", "restart", serviceUnit)}
 }
 
 // unitPath writes a path as a unit file wants it: % begins a specifier, and a path with
@@ -81,16 +91,8 @@ func unitPath(p string) string {
 	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(p) + `"`
 }
 
-// shellQuote makes one word for a shell of s.
-func shellQuote(s string) string {
-	if s != "" && strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./=:@%+,") == "" {
-		return s
-	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
-}
-
-// within tells whether a clean path is folder or is below it.
-func within(p, folder string) bool {
-	folder = path.Clean(folder)
-	return p == folder || folder == "/" || strings.HasPrefix(p, folder+"/")
+// within reports whether a clean path is dir or is below it.
+func within(p, dir string) bool {
+	dir = path.Clean(dir)
+	return p == dir || dir == "/" || strings.HasPrefix(p, dir+"/")
 }

@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"bufio"
 	"errors"
 	"io/fs"
 	"os"
@@ -12,78 +11,64 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watching tells whether a process follows a folder.
+// watching is what a process watches.
 type watching int
 
 const (
-	unknown   watching = iota // it cannot be told
-	nowhere                   // it has no inotify watch at all
-	elsewhere                 // it has some, none of them on that folder
-	follows                   // one is on that very folder
+	unknown   watching = iota
+	nothing            // it has no inotify watch at all
+	elsewhere          // it has some, none of them on that directory
+	watched            // one is on that very directory
 )
 
-// watches looks for the folder among the inotify watches of a process
+const maxWatches = 4 << 20 // bytes of a file in fdinfo: some 40,000 watches
+
+// watches looks for the directory among the inotify watches of a process
 // (/proc/PID/fdinfo, proc(5)). That needs root.
 //
 // The kernel prints the number of the file system as it has it inside, which on btrfs and
-// overlayfs is not the one that stat tells: there the inode alone must do.
-func watches(proc string, pid int, folder string) (watching, error) {
+// overlayfs is not the one that stat gives: there the inode alone must do.
+func watches(proc string, pid int, dir string) (watching, error) {
 	var st unix.Stat_t
-	if err := unix.Stat(folder, &st); err != nil {
-		return unknown, &fs.PathError{Op: "stat", Path: folder, Err: err}
+	if err := unix.Stat(dir, &st); err != nil {
+		return unknown, &fs.PathError{Op: "stat", Path: dir, Err: err}
 	}
-	inode := strconv.FormatUint(st.Ino, 16)
-	device := strconv.FormatUint(uint64(unix.Major(st.Dev))<<20|uint64(unix.Minor(st.Dev)), 16)
-	anyDevice := ownDeviceNumbers(folder)
+	inode := "ino:" + strconv.FormatUint(st.Ino, 16)
+	device := "sdev:" + strconv.FormatUint(uint64(unix.Major(st.Dev))<<20|uint64(unix.Minor(st.Dev)), 16)
+	anyDevice := ownDeviceNumbers(dir)
 
-	dir := filepath.Join(proc, strconv.Itoa(pid), "fdinfo")
-	entries, err := os.ReadDir(dir)
+	fdinfo := filepath.Join(proc, strconv.Itoa(pid), "fdinfo")
+	entries, err := os.ReadDir(fdinfo)
 	if err != nil {
 		return unknown, err
 	}
-	answer := nowhere
+	answer := nothing
 	for _, e := range entries {
-		f, err := os.Open(filepath.Join(dir, e.Name()))
-		if errors.Is(err, fs.ErrNotExist) {
+		data, err := readSome(filepath.Join(fdinfo, e.Name()), maxWatches)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
 			continue // closed meanwhile
 		}
 		if err != nil {
 			return unknown, err
 		}
-		lines := bufio.NewScanner(f)
-		for lines.Scan() {
-			fields := strings.Fields(lines.Text())
-			if len(fields) == 0 || fields[0] != "inotify" {
+		for line := range strings.Lines(string(data)) {
+			fields := " " + strings.TrimSpace(line) + " "
+			if !strings.HasPrefix(fields, " inotify ") {
 				continue
 			}
-			answer = max(answer, elsewhere)
-			var ino, dev string
-			for _, field := range fields {
-				if v, ok := strings.CutPrefix(field, "ino:"); ok {
-					ino = v
-				}
-				if v, ok := strings.CutPrefix(field, "sdev:"); ok {
-					dev = v
-				}
+			if strings.Contains(fields, " "+inode+" ") && (anyDevice || strings.Contains(fields, " "+device+" ")) {
+				return watched, nil
 			}
-			if ino == inode && (dev == device || anyDevice) {
-				f.Close()
-				return follows, nil
-			}
-		}
-		err = lines.Err()
-		f.Close()
-		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOENT) {
-			return unknown, err
+			answer = elsewhere
 		}
 	}
 	return answer, nil
 }
 
-// ownDeviceNumbers tells whether the file system shows other device numbers than it has.
-func ownDeviceNumbers(folder string) bool {
+// ownDeviceNumbers reports whether the file system shows other device numbers than it has.
+func ownDeviceNumbers(dir string) bool {
 	var st unix.Statfs_t
-	if unix.Statfs(folder, &st) != nil {
+	if unix.Statfs(dir, &st) != nil {
 		return false
 	}
 	kind := uint32(st.Type) // its type differs between architectures

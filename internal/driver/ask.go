@@ -3,191 +3,172 @@ package driver
 import (
 	"context"
 	"fmt"
-	"os"
-	"sync"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	grpcstatus "google.golang.org/grpc/status"
 
 	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/status"
+	"csi-registrar/internal/unixsock"
 )
 
-// inquire asks what is to be asked, and keeps the connection if that is good for anything.
-//
-// Over a new connection all is asked at once: most drivers are ready when they serve, and
-// each question that waits for the answer to another costs another turn of both processes. A
-// driver that was not ready is asked one thing after the other, so that what is a lot of work
-// for it is not asked each second.
-func (c *Client) inquire(ctx context.Context, t *talk) status.Report {
-	var (
-		r        status.Report
-		node     status.Identity // of it only what NodeGetInfo answers
-		endpoint place
-		ahead    sync.WaitGroup
-	)
-	asked, giveUp := context.WithCancel(ctx)
-	askProbe := func() verdict { return c.probe(asked, t) }
-	askNode := func() verdict { return c.node(asked, t, &node) }
-	if !t.known {
-		t.known = true
-		askProbe, askNode = begin(&ahead, askProbe), begin(&ahead, askNode)
-	}
-	v := c.who(ctx, t, &r.Identity)
-	if v.driver == "" {
-		endpoint, v = c.checkEndpoint(ctx, t.link, r.Identity.Name)
-	}
-	up := false
-	if v.driver == "" {
-		v = askProbe()
-		up = v.driver == ""
-	}
-	if v.driver == "" {
-		v = askNode()
-	}
-	giveUp()
-	ahead.Wait()
-	if v.driver == "" {
-		v.driver = status.Ready
-		r.Identity.NodeID, r.Identity.MaxVolumes, r.Identity.Topology = node.NodeID, node.MaxVolumes, node.Topology
-	}
-	r.Driver, r.Reason = v.driver, v.reason
-	c.keep(t, endpoint, v.driver, up)
-	return r
+const (
+	probeMethod     = "Probe"
+	maxMessageShown = 300 // characters of a driver's own words
+
+	// slowAfter is when a call that is not answered is reported.
+	slowAfter = time.Second
+
+	// lookPause is between two looks that hints ask for during a call.
+	lookPause = 5 * time.Millisecond
+)
+
+// replaced ends an inquiry: the driver that is asked is no longer the one at the path.
+var replaced = finding{status.Starting, "the driver's socket was replaced while the driver was asked"}
+
+// inquiry is one round of calls over the client's connection.
+type inquiry struct {
+	*Client
+	ctx      context.Context
+	progress func(status.Report)
+	status.Report
 }
 
-// begin runs f now, and returns what gives its result.
-func begin[T any](wg *sync.WaitGroup, f func() T) func() T {
-	var result T
-	done := make(chan struct{})
-	wg.Go(func() {
-		defer close(done)
-		result = f()
-	})
-	return func() T {
-		<-done
-		return result
-	}
-}
-
-const maxMessageShown = 300 // characters of a driver's own words
-
-// who asks GetPluginInfo.
-func (c *Client) who(ctx context.Context, t *talk, id *status.Identity) verdict {
-	begun := time.Now()
-	info, err := getPluginInfo(ctx, t, c.cfg.Timeout)
-	if err != nil {
-		return failed(ctx, "GetPluginInfo", c.cfg.Timeout, begun, err)
-	}
-	t.hear()
-	return judgeInfo(c.cfg, info, id)
-}
-
-func getPluginInfo(ctx context.Context, t *talk, limit time.Duration) (*csi.GetPluginInfoResponse, error) {
+// run asks one thing after the other: what comes later may be a lot of work for a driver
+// that is not ready.
+func (q *inquiry) run(endpoint unixsock.File) finding {
+	t := q.conn
 	identity := csi.NewIdentityClient(t.cc)
-	return persist(ctx, limit, func(ctx context.Context) (*csi.GetPluginInfoResponse, error) {
-		return identity.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
-	})
+	info, f := call(q, t, "GetPluginInfo", q.cfg.Timeout, identity.GetPluginInfo)
+	if f.ok() {
+		f = validateInfo(q.cfg, info, &q.Identity)
+	}
+	if f.ok() {
+		f = q.checkEndpoint(endpoint)
+	}
+	if !f.ok() {
+		return f
+	}
+	// The CSI specification lets a driver not implement Probe, or leave ready unset, and means
+	// ready by both.
+	probe, f := call(q, t, probeMethod, q.cfg.Timeout, identity.Probe)
+	if f.ok() && probe.GetReady() != nil && !probe.GetReady().GetValue() {
+		f = finding{status.Starting, "the driver answers Probe with \"not ready\": see its own log"}
+	}
+	if !f.ok() {
+		return f
+	}
+	node, f := call(q, t, "NodeGetInfo", nodeInfoTimeout, csi.NewNodeClient(t.cc).NodeGetInfo)
+	if f.ok() {
+		f = validateNode(node, &q.Identity)
+	}
+	return f
 }
 
-// probe asks Probe. The CSI specification lets a driver not implement it, or leave ready
-// unset, and means ready by both.
-func (c *Client) probe(ctx context.Context, t *talk) verdict {
-	begun := time.Now()
-	identity := csi.NewIdentityClient(t.cc)
-	answer, err := persist(ctx, c.cfg.Timeout, func(ctx context.Context) (*csi.ProbeResponse, error) {
-		return identity.Probe(ctx, &csi.ProbeRequest{})
-	})
-	if err != nil && grpcstatus.Code(err) != codes.Unimplemented {
-		return failed(ctx, "Probe", c.cfg.Timeout, begun, err)
-	}
-	t.hear()
-	if answer.GetReady() != nil && !answer.GetReady().GetValue() {
-		return verdict{status.Starting, "the driver answers Probe with \"not ready\": see its own log"}
-	}
-	return verdict{}
-}
-
-// node asks NodeGetInfo, once: for some drivers it is a lot of work.
-func (c *Client) node(ctx context.Context, t *talk, id *status.Identity) verdict {
-	begun := time.Now()
-	limited, cancel := context.WithTimeout(ctx, nodeInfoTimeout)
+// call makes one call over t and waits for its end. Meanwhile it looks, at each hint, if the
+// driver is still the one at the path: one that hangs must not hide its successor.
+func call[Q, A any](q *inquiry, t *conn, method string, limit time.Duration, do func(context.Context, *Q, ...grpc.CallOption) (*A, error)) (answer *A, f finding) {
+	ctx, cancel := context.WithTimeout(q.ctx, limit)
 	defer cancel()
-	info, err := csi.NewNodeClient(t.cc).NodeGetInfo(limited, &csi.NodeGetInfoRequest{})
-	if err != nil {
-		return failed(ctx, "NodeGetInfo", nodeInfoTimeout, begun, err)
+	begun := time.Now()
+	done := make(chan error, 1)
+	go func() {
+		var err error
+		answer, err = do(ctx, new(Q))
+		done <- err
+	}()
+	slow := time.NewTimer(slowAfter)
+	defer slow.Stop()
+	hints, resume := q.hints.Hints(), (<-chan time.Time)(nil)
+	for {
+		select {
+		case err := <-done:
+			code := grpcstatus.Code(err)
+			if code != codes.DeadlineExceeded && code != codes.Canceled {
+				t.answered = time.Now()
+			}
+			switch {
+			case err == nil, code == codes.Unimplemented && method == probeMethod:
+				return answer, finding{}
+			case q.ctx.Err() != nil:
+				return nil, interrupted
+			case t.flooded.Load():
+				return nil, flood
+			}
+			return nil, failed(method, limit, time.Since(begun), t.broken(), grpcstatus.Convert(err))
+		case <-slow.C:
+			if q.progress != nil {
+				r := q.Report
+				r.Driver, r.Reason = status.Starting, fmt.Sprintf("the driver accepts connections but has not answered %s for %s", method, slowAfter)
+				q.progress(r)
+			}
+		case <-hints:
+			q.hinted = true
+			if q.moved(q.ctx, t) || t != q.conn && q.moved(q.ctx, q.conn) {
+				cancel()
+				<-done
+				return nil, replaced
+			}
+			hints, resume = nil, time.After(lookPause)
+		case <-resume:
+			hints, resume = q.hints.Hints(), nil
+		}
 	}
-	t.hear()
-	return judgeNode(info, id)
 }
 
-// checkEndpoint asks at the endpoint, which the kubelet will be told, if it is another
-// path than the socket and can be seen from here. It need not be: a driver may see
-// another file system than we do. It returns what was found there.
+// checkEndpoint asks at the endpoint, which the kubelet will be told, if it is another file
+// than the socket and can be seen from here.
 //
 // An endpoint that does not answer, or is no socket yet, is Starting, not Mismatch: drivers
-// restart, folders are mounted late, and a mismatch takes the registration away.
-func (c *Client) checkEndpoint(ctx context.Context, socket *link, name string) (place, verdict) {
-	path := c.cfg.Endpoint
-	if path == c.cfg.Socket {
-		return place{}, verdict{}
+// restart, directories are mounted late, and a mismatch takes the registration away.
+func (q *inquiry) checkEndpoint(file unixsock.File) finding {
+	path := q.cfg.Endpoint
+	if file.FileID == (unixsock.FileID{}) || file.FileID == q.conn.file.FileID {
+		return finding{} // not seen; or one socket under two names
 	}
-	at, mode, err := look(path)
-	if err != nil || at.same(socket.at) {
-		return at, verdict{} // not seen; or one socket under two names
+	if !file.IsSocket() {
+		return finding{status.Starting, fmt.Sprintf("the endpoint %s, which the kubelet would be told, is %s, not a socket: fix the key endpoint, or remove it", path, file.Kind())}
 	}
-	if mode != os.ModeSocket {
-		return at, verdict{status.Starting, fmt.Sprintf("the endpoint %s, which the kubelet would be told, is not a socket: mend the key endpoint, or remove what is there", path)}
+	t, f := q.dial(q.ctx, q.endpoint)
+	if f.state == status.Mismatch {
+		return f
 	}
-	l, v := dial(ctx, path)
-	if l == nil {
-		return at, verdict{status.Starting, "the endpoint, which the kubelet would be told, does not answer: " + v.reason}
-	}
-	if v := c.trust.listener(path, l.peer); v.driver != "" {
-		l.end()
-		return at, v
-	}
-	t, err := newTalk(l)
-	if err != nil {
-		return at, verdict{status.Starting, err.Error()}
+	if !f.ok() {
+		return finding{status.Starting, "the endpoint, which the kubelet would be told, does not answer: " + f.reason}
 	}
 	defer t.close()
-	begun := time.Now()
-	info, err := getPluginInfo(ctx, t, c.cfg.Timeout)
-	if err != nil {
-		v := failed(ctx, "GetPluginInfo", c.cfg.Timeout, begun, err)
-		return at, verdict{status.Starting, fmt.Sprintf("at the endpoint %s, which the kubelet would be told: %s", path, v.reason)}
+	info, f := call(q, t, "GetPluginInfo", q.cfg.Timeout, csi.NewIdentityClient(t.cc).GetPluginInfo)
+	switch {
+	case f == replaced || f == interrupted:
+		return f
+	case !f.ok():
+		return finding{status.Starting, fmt.Sprintf("at the endpoint %s, which the kubelet would be told: %s", path, f.reason)}
+	case info.GetName() != q.Identity.Name:
+		return finding{status.Mismatch, fmt.Sprintf("the endpoint %s, which the kubelet would be told, is of the driver %q, the socket %s of %q: fix the key endpoint",
+			path, safetext.Clean(info.GetName(), status.MaxName), q.cfg.Socket, q.Identity.Name)}
 	}
-	if info.GetName() != name {
-		return at, verdict{status.Mismatch, fmt.Sprintf("the endpoint %s, which the kubelet would be told, is of the driver %q, the socket %s of %q: mend the key endpoint",
-			path, safetext.Clean(info.GetName(), status.MaxName), c.cfg.Socket, name)}
-	}
-	return l.at, verdict{}
+	return finding{}
 }
 
-// failed says in an operator's words what went wrong with a call. The driver is there, so
-// it is Starting: it is asked again.
-func failed(ctx context.Context, method string, limit time.Duration, begun time.Time, err error) verdict {
-	if ctx.Err() != nil {
-		return verdict{status.Starting, "asking was interrupted"}
-	}
-	s := grpcstatus.Convert(err)
+// failed says in an operator's words what went wrong with a call. The driver is there, so it
+// is Starting: it is asked again.
+func failed(method string, limit, took time.Duration, broken bool, s *grpcstatus.Status) finding {
 	message := safetext.Clean(s.Message(), maxMessageShown)
-	switch code := s.Code(); {
-	case code == codes.DeadlineExceeded && time.Since(begun) >= limit*9/10: // ours; a driver can say it too
-		return verdict{status.Starting, fmt.Sprintf("the driver accepts connections but did not answer %s within %s", method, limit)}
-	case code == codes.Unimplemented:
-		why := "is this the socket of a CSI driver?"
-		if method == "NodeGetInfo" {
-			why = "is this the socket of its controller, not of its node service?"
-		}
-		return verdict{status.Starting, fmt.Sprintf("the driver does not implement %s: %s (%s)", method, why, message)}
-	case code == codes.Unavailable:
-		return verdict{status.Starting, fmt.Sprintf("the connection to the driver broke, or it does not speak gRPC, while %s was asked: %s", method, message)}
-	case code == codes.ResourceExhausted:
-		return verdict{status.Starting, fmt.Sprintf("the driver's answer to %s is too large, or it is out of resources: %s", method, message)}
+	why := fmt.Sprintf("the driver answered %s with an error: %s: %s; see its own log", method, s.Code(), message)
+	switch {
+	case s.Code() == codes.DeadlineExceeded && took >= limit*9/10: // ours; a driver can say it too
+		why = fmt.Sprintf("the driver accepts connections but did not answer %s within %s", method, limit)
+	case s.Code() == codes.Unimplemented && method == "NodeGetInfo":
+		why = fmt.Sprintf("the driver does not implement NodeGetInfo: is this the socket of its controller, not of its node service? (%s)", message)
+	case s.Code() == codes.Unimplemented:
+		why = fmt.Sprintf("the driver does not implement %s: is this the socket of a CSI driver? (%s)", method, message)
+	case s.Code() == codes.Unavailable && broken: // a driver can say it too
+		why = fmt.Sprintf("the connection to the driver broke, or it does not speak gRPC, while %s was asked: %s", method, message)
+	case s.Code() == codes.ResourceExhausted:
+		why = fmt.Sprintf("the driver's answer to %s is too large, or it is out of resources: %s", method, message)
 	}
-	return verdict{status.Starting, fmt.Sprintf("the driver answered %s with an error: %s: %s; see its own log", method, s.Code(), message)}
+	return finding{status.Starting, why}
 }

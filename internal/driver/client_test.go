@@ -20,25 +20,25 @@ import (
 	"csi-registrar/internal/status"
 )
 
-func TestReady(t *testing.T) {
+func TestReadyIsReportedAgainWithoutAsking(t *testing.T) {
 	_, socket := paths(t)
-	f := &fake{}
+	f := &fakeDriver{}
 	start(t, socket, f)
 	c := client(t, Config{Name: name, Socket: socket}, nil)
-	if !c.Stale() || c.Up() {
-		t.Error("up before it was asked")
+	for range 3 {
+		expectReady(t, ask(t, c))
+		expectQuiet(t, c, "all is well")
+		expectCalls(t, f, 1)
 	}
-	expectReady(t, c.Ask(t.Context()))
-	if c.Stale() || !c.Up() {
-		t.Errorf("stale %v, up %v after Ready", c.Stale(), c.Up())
-	}
-	expectQuiet(t, c, "all is well")
-	if f.called("GetPluginInfo") != 1 || f.called("Probe") != 1 || f.called("NodeGetInfo") != 1 {
-		t.Errorf("calls %v, want each once", f.calls)
-	}
-	expectReady(t, c.Ask(t.Context())) // for reregister
-	if c.Stale() {
-		t.Error("stale after it was asked again")
+}
+
+// expectCalls expects that each method was called n times.
+func expectCalls(t *testing.T, f *fakeDriver, n int) {
+	t.Helper()
+	for _, method := range []string{"GetPluginInfo", "Probe", "NodeGetInfo"} {
+		if got := f.called(method); got != n {
+			t.Errorf("%s was called %d times, want %d", method, got, n)
+		}
 	}
 }
 
@@ -46,43 +46,44 @@ func TestAnswers(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		cfg    string // name that is configured; "-": none
-		make   func(*fake)
+		make   func(*fakeDriver)
 		want   status.DriverState
 		reason string
-		up     bool // it was ready when it was probed
 	}{
-		{"Probe not implemented", "", func(f *fake) { f.ready = fails[*csi.ProbeResponse](codes.Unimplemented, "") }, status.Ready, "", true},
-		{"ready unset", "", func(f *fake) { f.ready = says(&csi.ProbeResponse{}) }, status.Ready, "", true},
-		{"not ready", "", func(f *fake) { f.ready = says(&csi.ProbeResponse{Ready: wrapperspb.Bool(false)}) }, status.Starting, `answers Probe with "not ready"`, false},
-		{"Probe fails", "", func(f *fake) { f.ready = fails[*csi.ProbeResponse](codes.FailedPrecondition, "no mount.nfs\x1b[2J") }, status.Starting, `Probe with an error: FailedPrecondition: no mount.nfs\x1b[2J`, false},
-		{"no name", "-", func(f *fake) { f.info = says(&csi.GetPluginInfoResponse{}) }, status.Starting, "empty name", false},
-		{"no name, configured", "", func(f *fake) { f.info = says(&csi.GetPluginInfoResponse{}) }, status.Starting, "empty name", false},
-		{"any name", "-", func(*fake) {}, status.Ready, "", true},
-		{"other name", "smb.csi.example.com", func(*fake) {}, status.Mismatch, `calls itself "nfs.csi.example.com", configured is "smb.csi.example.com"`, false},
-		{"name outside the folder", "-", func(f *fake) { f.info = says(&csi.GetPluginInfoResponse{Name: "../../x"}) }, status.Mismatch, `calls itself "../../x"`, false},
-		{"name with a newline", "-", func(f *fake) { f.info = says(&csi.GetPluginInfoResponse{Name: "a\nb"}) }, status.Mismatch, `"a\nb"`, false},
-		{"huge name", "", func(f *fake) { f.info = says(&csi.GetPluginInfoResponse{Name: strings.Repeat("x", 100<<10)}) }, status.Mismatch, "xxx…", false},
-		{"more than an answer may hold", "", func(f *fake) {
+		{"Probe not implemented", "", func(f *fakeDriver) { f.ready = fails[*csi.ProbeResponse](codes.Unimplemented, "") }, status.Ready, ""},
+		{"ready unset", "", func(f *fakeDriver) { f.ready = says(&csi.ProbeResponse{}) }, status.Ready, ""},
+		{"not ready", "", func(f *fakeDriver) { f.ready = says(&csi.ProbeResponse{Ready: wrapperspb.Bool(false)}) }, status.Starting, `answers Probe with "not ready"`},
+		{"Probe fails", "", func(f *fakeDriver) {
+			f.ready = fails[*csi.ProbeResponse](codes.FailedPrecondition, "no mount.nfs\x1b[2J")
+		}, status.Starting, `Probe with an error: FailedPrecondition: no mount.nfs\x1b[2J`},
+		{"no name", "-", func(f *fakeDriver) { f.info = says(&csi.GetPluginInfoResponse{}) }, status.Starting, "empty name"},
+		{"no name, configured", "", func(f *fakeDriver) { f.info = says(&csi.GetPluginInfoResponse{}) }, status.Starting, "empty name"},
+		{"any name", "-", func(*fakeDriver) {}, status.Ready, ""},
+		{"other name", "smb.csi.example.com", func(*fakeDriver) {}, status.Mismatch, `reports name "nfs.csi.example.com", expected "smb.csi.example.com"`},
+		{"name outside the directory", "-", func(f *fakeDriver) { f.info = says(&csi.GetPluginInfoResponse{Name: "../../x"}) }, status.Mismatch, `reports name "../../x"`},
+		{"name with a newline", "-", func(f *fakeDriver) { f.info = says(&csi.GetPluginInfoResponse{Name: "a\nb"}) }, status.Mismatch, `"a\nb"`},
+		{"huge name", "", func(f *fakeDriver) { f.info = says(&csi.GetPluginInfoResponse{Name: strings.Repeat("x", 100<<10)}) }, status.Mismatch, "xxx…"},
+		{"more than an answer may hold", "", func(f *fakeDriver) {
 			f.info = says(&csi.GetPluginInfoResponse{Name: strings.Repeat("x", 1<<20)})
-		}, status.Starting, "too large", false},
-		{"GetPluginInfo not implemented", "", func(f *fake) { f.info = fails[*csi.GetPluginInfoResponse](codes.Unimplemented, "") }, status.Starting, "socket of a CSI driver?", false},
-		{"a controller", "", func(f *fake) { f.silent = true }, status.Starting, "socket of its controller", true},
-		{"NodeGetInfo fails", "", func(f *fake) {
+		}, status.Starting, "too large"},
+		{"GetPluginInfo not implemented", "", func(f *fakeDriver) { f.info = fails[*csi.GetPluginInfoResponse](codes.Unimplemented, "") }, status.Starting, "socket of a CSI driver?"},
+		{"a controller", "", func(f *fakeDriver) { f.silent = true }, status.Starting, "socket of its controller"},
+		{"NodeGetInfo fails", "", func(f *fakeDriver) {
 			f.node = fails[*csi.NodeGetInfoResponse](codes.Internal, strings.Repeat("long ", 1000))
-		}, status.Starting, "NodeGetInfo with an error: Internal: long", true},
-		{"its own deadline", "", func(f *fake) {
+		}, status.Starting, "NodeGetInfo with an error: Internal: long"},
+		{"its own deadline", "", func(f *fakeDriver) {
 			f.node = fails[*csi.NodeGetInfoResponse](codes.DeadlineExceeded, "metadata service")
-		}, status.Starting, "DeadlineExceeded: metadata service", true},
-		{"headers without end", "", func(f *fake) {
+		}, status.Starting, "DeadlineExceeded: metadata service"},
+		{"headers without end", "", func(f *fakeDriver) {
 			f.info = fails[*csi.GetPluginInfoResponse](codes.Internal, strings.Repeat("x", 1<<20))
-		}, status.Starting, "GetPluginInfo", false},
-		{"no node id", "", func(f *fake) { f.node = says(&csi.NodeGetInfoResponse{}) }, status.Starting, "node id is empty", true},
-		{"node id too long", "", func(f *fake) { f.node = says(&csi.NodeGetInfoResponse{NodeId: strings.Repeat("n", 257)}) }, status.Starting, "257 bytes", true},
-		{"negative limit", "", func(f *fake) { f.node = says(&csi.NodeGetInfoResponse{NodeId: "n", MaxVolumesPerNode: -1}) }, status.Starting, "cannot be negative", true},
+		}, status.Starting, "GetPluginInfo"},
+		{"no node id", "", func(f *fakeDriver) { f.node = says(&csi.NodeGetInfoResponse{}) }, status.Starting, "node id is empty"},
+		{"node id too long", "", func(f *fakeDriver) { f.node = says(&csi.NodeGetInfoResponse{NodeId: strings.Repeat("n", 257)}) }, status.Starting, "257 bytes"},
+		{"negative limit", "", func(f *fakeDriver) { f.node = says(&csi.NodeGetInfoResponse{NodeId: "n", MaxVolumesPerNode: -1}) }, status.Starting, "cannot be negative"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			_, socket := paths(t)
-			f := &fake{}
+			f := &fakeDriver{}
 			test.make(f)
 			stop := start(t, socket, f)
 			cfg := Config{Name: name, Socket: socket}
@@ -94,24 +95,18 @@ func TestAnswers(t *testing.T) {
 				cfg.Name = test.cfg
 			}
 			c := client(t, cfg, nil)
-			r := c.Ask(t.Context())
+			r := ask(t, c)
 			if r.Driver != test.want || !strings.Contains(r.Reason, test.reason) || (r.Reason == "") != (test.want == status.Ready) {
 				t.Fatalf("%s: %s; want %s: …%s…", r.Driver, r.Reason, test.want, test.reason)
 			}
 			if len([]rune(r.Reason)) > maxReason || len(r.Identity.Name) > 3*status.MaxName {
 				t.Errorf("unbounded: reason of %d bytes, name of %d", len(r.Reason), len(r.Identity.Name))
 			}
-			if c.Up() != test.up {
-				t.Errorf("up is %v", c.Up())
-			}
 			// Its end is news, whatever it was: it may come back better.
 			expectQuiet(t, c, "nothing happened")
 			if !strings.Contains(test.name, "headers") { // that one broke already
 				stop()
 				expectHint(t, c, "the driver ended")
-			}
-			if c.Up() {
-				t.Error("up after its end")
 			}
 		})
 	}
@@ -126,21 +121,21 @@ func TestNotThere(t *testing.T) {
 		reason string
 	}{
 		{"no file", func(_ *testing.T, dir string) string { return dir + "/s" }, status.Absent, "there is nothing at "},
-		{"no folder", func(_ *testing.T, dir string) string { return dir + "/a/b/s" }, status.Absent, "/a does not exist"},
+		{"no directory", func(_ *testing.T, dir string) string { return dir + "/a/b/s" }, status.Absent, "/a does not exist"},
 		{"a parent is a file", func(t *testing.T, dir string) string {
 			must(t, os.WriteFile(dir+"/a", nil, 0o600))
 			return dir + "/a/s"
-		}, status.Absent, "not a folder"},
+		}, status.Absent, "not a directory"},
 		{"link to nowhere", func(t *testing.T, dir string) string {
 			must(t, os.Symlink("nowhere", dir+"/s"))
 			return dir + "/s"
-		}, status.Absent, "leads nowhere"},
+		}, status.Absent, "a symbolic link to nothing"},
 		{"a file", func(t *testing.T, dir string) string {
 			must(t, os.WriteFile(dir+"/s", nil, 0o600))
 			return dir + "/s"
-		}, status.Absent, "is a file, not a socket"},
-		{"a folder", func(_ *testing.T, dir string) string { return dir }, status.Absent, "is a folder, not a socket"},
-		{"too long", func(*testing.T, string) string { return long }, status.Absent, "may have 107"},
+		}, status.Absent, "is a regular file, not a socket"},
+		{"a directory", func(_ *testing.T, dir string) string { return dir }, status.Absent, "is a directory, not a socket"},
+		{"too long", func(*testing.T, string) string { return long }, status.Absent, "has at most 107"},
 		{"dead", func(t *testing.T, dir string) string {
 			listen(t, dir+"/s").Close()
 			return dir + "/s"
@@ -168,11 +163,8 @@ func TestNotThere(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c := client(t, Config{Name: name, Socket: test.make(t, tempDir(t))}, nil)
-			if r := c.Ask(t.Context()); r.Driver != test.want || !strings.Contains(r.Reason, test.reason) {
+			if r := ask(t, c); r.Driver != test.want || !strings.Contains(r.Reason, test.reason) {
 				t.Errorf("%s: %s; want %s: …%s…", r.Driver, r.Reason, test.want, test.reason)
-			}
-			if !c.Stale() || c.Up() {
-				t.Error("not stale, or up")
 			}
 			expectQuiet(t, c, "nothing broke")
 		})
@@ -187,7 +179,7 @@ func TestListensLate(t *testing.T) {
 	must(t, unix.Bind(fd, &unix.SockaddrUnix{Name: socket}))
 	c := client(t, Config{Name: name, Socket: socket}, nil)
 	var listening time.Time
-	f := &fake{}
+	f := &fakeDriver{}
 	stopped := make(chan func(), 1)
 	go func() {
 		time.Sleep(200 * time.Millisecond)
@@ -203,7 +195,7 @@ func TestListensLate(t *testing.T) {
 		}
 		stopped <- f.serve(l)
 	}()
-	expectReady(t, c.Ask(t.Context()))
+	expectReady(t, ask(t, c))
 	t.Logf("ready %v after listen", time.Since(listening))
 	if d := time.Since(listening); d > 500*time.Millisecond {
 		t.Errorf("ready %v after listen", d)
@@ -218,34 +210,35 @@ func TestListensVeryLate(t *testing.T) {
 	listen(t, socket).Close() // what is left is as a socket before listen
 	c := client(t, Config{Name: name, Socket: socket}, nil)
 	for range 2 {
-		if r := c.Ask(t.Context()); r.Driver != status.Absent {
+		if r := ask(t, c); r.Driver != status.Absent {
 			t.Fatalf("%+v", r)
 		}
 		expectHint(t, c, "the socket is young")
 	}
 	must(t, os.Remove(socket))
-	if r := c.Ask(t.Context()); r.Driver != status.Absent {
+	if r := ask(t, c); r.Driver != status.Absent {
 		t.Fatalf("%+v", r)
 	}
-	time.Sleep(lookAgain)
-	expectQuiet(t, c, "there is nothing to wait for")
+	if c.again.Stop() {
+		t.Error("another hint is to come, though there is nothing to wait for")
+	}
 }
 
 // Without descriptors nobody can say that the driver is gone: it is not Absent, which with
 // "withdraw" would take it away, and is asked again each second.
 func TestNoDescriptors(t *testing.T) {
 	_, socket := paths(t)
-	start(t, socket, &fake{})
+	start(t, socket, &fakeDriver{})
 	c := client(t, Config{Name: name, Socket: socket}, nil)
 	r, back := status.Report{}, noDescriptors(t)
 	func() {
 		defer back()
-		r = c.Ask(t.Context())
+		r = ask(t, c)
 	}()
 	if r.Driver != status.Starting || !strings.Contains(r.Reason, "LimitNOFILE") {
 		t.Errorf("%+v", r)
 	}
-	expectReady(t, c.Ask(t.Context()))
+	expectReady(t, ask(t, c))
 }
 
 // noDescriptors lets this process open nothing until the returned function is called.
@@ -264,25 +257,22 @@ func noDescriptors(t *testing.T) (back func()) {
 
 func TestRestart(t *testing.T) {
 	_, socket := paths(t)
-	stop := start(t, socket, &fake{})
+	stop := start(t, socket, &fakeDriver{})
 	c := client(t, Config{Name: name, Socket: socket}, nil)
-	expectReady(t, c.Ask(t.Context()))
+	expectReady(t, ask(t, c))
 	stop()
 	t.Logf("hinted %v after the end", expectHint(t, c, "the driver ended"))
-	if !c.Stale() || c.Up() {
-		t.Error("not stale, or up, after its end")
-	}
-	if r := c.Ask(t.Context()); r.Driver != status.Absent {
+	if r := ask(t, c); r.Driver != status.Absent {
 		t.Errorf("%+v after its end", r)
 	}
 	must(t, os.Remove(socket))
-	start(t, socket, &fake{})
-	expectReady(t, c.Ask(t.Context()))
-	if c.Stale() || !c.Up() {
-		t.Error("stale, or not up, after its return")
-	}
-	if !c.Replaced() {
-		t.Error("not replaced")
+	start(t, socket, &fakeDriver{})
+	for _, want := range []bool{true, false} {
+		r := ask(t, c)
+		expectReady(t, r)
+		if r.Replaced != want {
+			t.Errorf("replaced is %v", r.Replaced)
+		}
 	}
 }
 
@@ -291,11 +281,12 @@ func TestClosedConnection(t *testing.T) {
 	_, socket := paths(t)
 	l := listen(t, socket)
 	closing := &closer{Listener: l}
-	t.Cleanup((&fake{}).serve(closing))
+	t.Cleanup((&fakeDriver{}).serve(closing))
 	c := client(t, Config{Name: name, Socket: socket}, nil)
 	for range 3 {
-		expectReady(t, c.Ask(t.Context()))
-		if c.Replaced() {
+		r := ask(t, c)
+		expectReady(t, r)
+		if r.Replaced {
 			t.Error("replaced")
 		}
 		closing.close()
@@ -325,79 +316,69 @@ func (c *closer) close() {
 }
 
 // A new driver listens at the path while the old one's connection still lives.
-func TestReplacedSocket(t *testing.T) {
+func TestReplacedSocketIsNoticedThoughTheConnectionLives(t *testing.T) {
 	_, socket := paths(t)
-	serve := func() *net.UnixListener {
-		l := listen(t, socket)
-		t.Cleanup((&fake{}).serve(l))
-		return l
+	var l *net.UnixListener
+	serve := func() *fakeDriver {
+		f := &fakeDriver{}
+		l = listen(t, socket)
+		t.Cleanup(f.serve(l))
+		return f
 	}
-	old := serve()
+	f := serve()
 	c := client(t, Config{Name: name, Socket: socket}, nil)
 	for range 5 {
-		expectReady(t, c.Ask(t.Context()))
+		expectReady(t, ask(t, c))
+		expectCalls(t, f, 1)
 		must(t, os.Remove(socket))
-		if !c.Stale() {
-			t.Error("not stale without a socket")
-		}
-		old.Close() // but its connection lives
-		old = serve()
-		if !c.Stale() {
-			t.Error("not stale with another socket")
-		}
+		l.Close() // but its connection lives
+		f = serve()
 		expectQuiet(t, c, "nothing broke")
 	}
 	must(t, os.Remove(socket))
-	start(t, socket, &fake{info: says(&csi.GetPluginInfoResponse{Name: "smb.csi.example.com"})})
-	if r := c.Ask(t.Context()); r.Driver != status.Mismatch {
+	if r := ask(t, c); r.Driver != status.Absent {
+		t.Errorf("%+v without a socket", r)
+	}
+	start(t, socket, &fakeDriver{info: says(&csi.GetPluginInfoResponse{Name: "smb.csi.example.com"})})
+	if r := ask(t, c); r.Driver != status.Mismatch {
 		t.Errorf("%+v, want the new driver's answer", r)
 	}
 }
 
 func TestHangsThenRecovers(t *testing.T) {
 	_, socket := paths(t)
-	f := &fake{info: hang[*csi.GetPluginInfoResponse]}
+	f := &fakeDriver{info: hang[*csi.GetPluginInfoResponse]}
 	start(t, socket, f)
 	c := client(t, Config{Name: name, Socket: socket, Timeout: 300 * time.Millisecond}, nil)
-	r := c.Ask(t.Context())
+	r := ask(t, c)
 	if r.Driver != status.Starting || r.Reason != "the driver accepts connections but did not answer GetPluginInfo within 300ms" {
 		t.Fatalf("%+v", r)
 	}
-	// The next round uses the same connection, and hears it though its first call is lost.
-	c.cfg.Timeout = 10 * time.Second
-	go func() {
-		for f.called("GetPluginInfo") < 2 {
-			time.Sleep(time.Millisecond)
-		}
-		f.set(func() { f.info = nil })
-	}()
-	begun := time.Now()
-	expectReady(t, c.Ask(t.Context()))
-	if d := time.Since(begun); d > 2*time.Second {
-		t.Errorf("took %v", d)
-	}
-	if n := f.called("NodeGetInfo"); n != 2 { // once a round
-		t.Errorf("NodeGetInfo called %d times", n)
+	kept := c.conn
+	c.cfg.Timeout = 20 * time.Second
+	f.set(func() { f.info = nil })
+	expectReady(t, ask(t, c))
+	if c.conn != kept {
+		t.Error("it was asked over another connection")
 	}
 }
 
-// Over a new connection all is asked at once, then NodeGetInfo only when the rest is well:
-// some drivers ask a cloud for it.
-func TestNotReadyIsNotBothered(t *testing.T) {
+// Some drivers ask a cloud for NodeGetInfo.
+func TestNotReadyIsNotAskedForNodeGetInfo(t *testing.T) {
 	_, socket := paths(t)
-	f := &fake{ready: says(&csi.ProbeResponse{Ready: wrapperspb.Bool(false)}), node: hang[*csi.NodeGetInfoResponse]}
+	f := &fakeDriver{ready: says(&csi.ProbeResponse{Ready: wrapperspb.Bool(false)}), node: hang[*csi.NodeGetInfoResponse]}
 	start(t, socket, f)
 	c := client(t, Config{Name: name, Socket: socket}, nil)
 	for range 5 {
-		if r := c.Ask(t.Context()); r.Driver != status.Starting || !strings.Contains(r.Reason, "not ready") || r.Identity.NodeID != "" {
+		if r := ask(t, c); r.Driver != status.Starting || !strings.Contains(r.Reason, "not ready") || r.Identity.NodeID != "" {
 			t.Fatalf("%+v", r)
 		}
 	}
-	if n := f.called("NodeGetInfo"); n > 1 {
+	if n := f.called("NodeGetInfo"); n != 0 {
 		t.Errorf("NodeGetInfo called %d times", n)
 	}
 	f.set(func() { f.ready, f.node = nil, nil })
-	expectReady(t, c.Ask(t.Context()))
+	expectReady(t, ask(t, c))
 }
 
 // A listener that does not accept; later somebody does.
@@ -406,15 +387,15 @@ func TestAcceptsLate(t *testing.T) {
 	l := listen(t, socket)
 	c := client(t, Config{Name: name, Socket: socket, Timeout: 100 * time.Millisecond}, nil)
 	for range 3 {
-		if r := c.Ask(t.Context()); r.Driver != status.Starting || !strings.Contains(r.Reason, "did not answer GetPluginInfo within 100ms") {
+		if r := ask(t, c); r.Driver != status.Starting || !strings.Contains(r.Reason, "did not answer GetPluginInfo within 100ms") {
 			t.Fatalf("%+v", r)
 		}
 	}
-	f := &fake{}
+	f := &fakeDriver{}
 	stop := f.serve(l)
 	t.Cleanup(stop)
-	c.cfg.Timeout = 5 * time.Second
-	expectReady(t, c.Ask(t.Context()))
+	c.cfg.Timeout = 20 * time.Second
+	expectReady(t, ask(t, c))
 	if n := f.called("GetPluginInfo"); n == 0 || n > 4 {
 		t.Errorf("%d calls", n)
 	}
@@ -422,7 +403,7 @@ func TestAcceptsLate(t *testing.T) {
 
 func TestSlowNodeGetInfo(t *testing.T) {
 	_, socket := paths(t)
-	f := &fake{}
+	f := &fakeDriver{}
 	f.node = func(ctx context.Context) (*csi.NodeGetInfoResponse, error) {
 		select {
 		case <-time.After(1500 * time.Millisecond):
@@ -432,7 +413,7 @@ func TestSlowNodeGetInfo(t *testing.T) {
 	}
 	start(t, socket, f)
 	c := client(t, Config{Name: name, Socket: socket, Timeout: 500 * time.Millisecond}, nil)
-	if r := c.Ask(t.Context()); r.Driver != status.Ready || r.Identity.NodeID != "slow" {
+	if r := ask(t, c); r.Driver != status.Ready || r.Identity.NodeID != "slow" {
 		t.Errorf("%+v", r)
 	}
 	if n := f.called("NodeGetInfo"); n != 1 {
@@ -442,12 +423,12 @@ func TestSlowNodeGetInfo(t *testing.T) {
 
 func TestInterrupted(t *testing.T) {
 	_, socket := paths(t)
-	start(t, socket, &fake{node: hang[*csi.NodeGetInfoResponse]})
+	start(t, socket, &fakeDriver{node: hang[*csi.NodeGetInfoResponse]})
 	c := client(t, Config{Name: name, Socket: socket}, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(100*time.Millisecond, cancel)
 	begun := time.Now()
-	if r := c.Ask(ctx); r.Driver != status.Starting || !strings.Contains(r.Reason, "interrupted") {
+	if r := c.Ask(ctx, nil); r.Driver != status.Starting || !strings.Contains(r.Reason, "interrupted") {
 		t.Errorf("%+v", r)
 	}
 	if d := time.Since(begun); d > time.Second {
@@ -505,7 +486,7 @@ func TestHostile(t *testing.T) {
 			c := client(t, Config{Name: name, Socket: socket, Timeout: 300 * time.Millisecond}, nil)
 			for range 2 {
 				begun := time.Now()
-				r := c.Ask(t.Context())
+				r := ask(t, c)
 				t.Log(r.Reason)
 				if r.Driver != status.Starting || !strings.Contains(r.Reason, test.reason) {
 					t.Errorf("%s: %s", r.Driver, r.Reason)
@@ -529,86 +510,84 @@ func (rand) Read(b []byte) (int, error) {
 
 func TestEndpoint(t *testing.T) {
 	dir, socket := paths(t)
-	start(t, socket, &fake{})
+	f := &fakeDriver{}
+	start(t, socket, f)
 	endpoint := filepath.Join(dir, "endpoint.sock")
-	ask := func(t *testing.T) (*Client, status.Report) {
+	check := func(t *testing.T) (*Client, status.Report) {
 		c := client(t, Config{Name: name, Socket: socket, Endpoint: endpoint, Timeout: time.Second}, nil)
-		return c, c.Ask(t.Context())
+		return c, ask(t, c)
+	}
+	// holds expects that the Ready report is given again, or not, without asking.
+	holds := func(t *testing.T, c *Client, want bool) {
+		t.Helper()
+		before := f.called("GetPluginInfo")
+		r := ask(t, c)
+		if asked := f.called("GetPluginInfo") != before; asked == want {
+			t.Errorf("asked: %v; %+v", asked, r)
+		}
 	}
 	gone := func(t *testing.T) { t.Cleanup(func() { os.Remove(endpoint) }) }
 	t.Run("not seen", func(t *testing.T) {
-		c, r := ask(t)
+		c, r := check(t)
 		expectReady(t, r)
-		if c.Stale() {
-			t.Error("stale")
-		}
+		holds(t, c, true)
 		must(t, os.WriteFile(endpoint, nil, 0o600))
 		gone(t)
-		if !c.Stale() {
-			t.Error("not stale when it appeared")
-		}
+		holds(t, c, false) // it appeared
 	})
 	t.Run("same socket", func(t *testing.T) {
 		gone(t)
 		must(t, os.Symlink("csi.sock", endpoint))
-		c, r := ask(t)
+		c, r := check(t)
 		expectReady(t, r)
-		if c.Stale() {
-			t.Error("stale")
-		}
+		holds(t, c, true)
 	})
 	t.Run("same driver", func(t *testing.T) {
 		gone(t)
-		stop := start(t, endpoint, &fake{})
-		c, r := ask(t)
+		stop := start(t, endpoint, &fakeDriver{})
+		c, r := check(t)
 		expectReady(t, r)
-		if c.Stale() {
-			t.Error("stale")
-		}
+		holds(t, c, true)
 		stop()
 		must(t, os.Remove(endpoint))
-		start(t, endpoint, &fake{})
-		if !c.Stale() {
-			t.Error("not stale when it was replaced")
-		}
+		start(t, endpoint, &fakeDriver{})
+		holds(t, c, false) // it was replaced
 	})
 	t.Run("other driver", func(t *testing.T) {
 		gone(t)
-		start(t, endpoint, &fake{info: says(&csi.GetPluginInfoResponse{Name: "smb\n.csi"})})
-		if _, r := ask(t); r.Driver != status.Mismatch || !strings.Contains(r.Reason, `smb\\n.csi`) || !strings.Contains(r.Reason, name) {
+		start(t, endpoint, &fakeDriver{info: says(&csi.GetPluginInfoResponse{Name: "smb\n.csi"})})
+		if _, r := check(t); r.Driver != status.Mismatch || !strings.Contains(r.Reason, `smb\\n.csi`) || !strings.Contains(r.Reason, name) {
 			t.Errorf("%+v", r)
 		}
 	})
 	t.Run("dead", func(t *testing.T) {
 		gone(t)
 		listen(t, endpoint).Close()
-		if _, r := ask(t); r.Driver != status.Starting || !strings.Contains(r.Reason, "endpoint") {
+		if _, r := check(t); r.Driver != status.Starting || !strings.Contains(r.Reason, "endpoint") {
 			t.Errorf("%+v", r)
 		}
 	})
 	t.Run("a file", func(t *testing.T) {
 		gone(t)
 		must(t, os.WriteFile(endpoint, nil, 0o600))
-		c, r := ask(t)
+		c, r := check(t)
 		if r.Driver != status.Starting || !strings.Contains(r.Reason, "not a socket") {
 			t.Errorf("%+v", r)
 		}
 		must(t, os.Remove(endpoint)) // as what stood there until a mount came
-		expectReady(t, c.Ask(t.Context()))
+		expectReady(t, ask(t, c))
 	})
 	t.Run("a file, with node-driver-registrar's flags", func(t *testing.T) {
 		gone(t)
 		must(t, os.WriteFile(endpoint, nil, 0o600))
 		c := client(t, Config{Socket: socket, Endpoint: endpoint, Owner: anyOwner, AnyEndpoint: true}, nil)
-		expectReady(t, c.Ask(t.Context()))
-		if c.Stale() {
-			t.Error("stale")
-		}
+		expectReady(t, ask(t, c))
+		holds(t, c, true)
 	})
 	t.Run("hangs", func(t *testing.T) {
 		gone(t)
-		start(t, endpoint, &fake{info: hang[*csi.GetPluginInfoResponse]})
-		if _, r := ask(t); r.Driver != status.Starting || !strings.Contains(r.Reason, "at the endpoint") {
+		start(t, endpoint, &fakeDriver{info: hang[*csi.GetPluginInfoResponse]})
+		if _, r := check(t); r.Driver != status.Starting || !strings.Contains(r.Reason, "at the endpoint") {
 			t.Errorf("%+v", r)
 		}
 	})

@@ -28,31 +28,31 @@ func TestTrust(t *testing.T) {
 		want  []string
 	}{
 		{"good", func(string) error { return nil }, "root", nil},
-		{"folder writable by others", func(d string) error { return os.Chmod(d+"/a", 0o757) }, "root",
-			[]string{"the folder DIR/a (mode 0757, of root (uid 0))", `"chmod go-w DIR/a"`}},
-		{"folder writable by its group", func(d string) error { return os.Chmod(d+"/a", 0o775) }, "root", []string{"DIR/a (mode 0775"}},
-		{"sticky folder", func(d string) error { return os.Chmod(d+"/a", 0o777|os.ModeSticky) }, "root", nil},
-		{"a stranger's entry of a sticky folder", func(d string) error {
+		{"directory writable by others", func(d string) error { return os.Chmod(d+"/a", 0o757) }, "root",
+			[]string{"the directory DIR/a (mode 0757, of root (uid 0))", `"chmod go-w DIR/a"`}},
+		{"directory writable by its group", func(d string) error { return os.Chmod(d+"/a", 0o775) }, "root", []string{"DIR/a (mode 0775"}},
+		{"sticky directory", func(d string) error { return os.Chmod(d+"/a", 0o777|os.ModeSticky) }, "root", nil},
+		{"a stranger's entry of a sticky directory", func(d string) error {
 			must(t, os.Chmod(d+"/a", 0o777|os.ModeSticky))
 			return os.Chown(d+"/a/b", stranger, 0)
 		}, "root", []string{"DIR/a (mode 1777)", "b there belongs to uid 65533"}},
-		{"a stranger's folder", func(d string) error { return os.Chown(d+"/a/b", stranger, 0) }, "root",
-			[]string{"the folder DIR/a/b belongs to uid 65533", `"chown root DIR/a/b"`, `socket_owner = "65533"`}},
-		{"the owner's folder", func(d string) error { return os.Chown(d+"/a/b", stranger, 0) }, "65533", nil},
-		{"our own folder", func(d string) error { return nil }, "65533", nil},
+		{"a stranger's directory", func(d string) error { return os.Chown(d+"/a/b", stranger, 0) }, "root",
+			[]string{"the directory DIR/a/b belongs to uid 65533", `"chown root DIR/a/b"`, `socket_owner = "65533"`}},
+		{"the owner's directory", func(d string) error { return os.Chown(d+"/a/b", stranger, 0) }, "65533", nil},
+		{"our own directory", func(d string) error { return nil }, "65533", nil},
 		{"a stranger's socket", func(d string) error { return os.Chown(d+"/a/b/s", stranger, 0) }, "root", []string{"DIR/a/b/s belongs to uid 65533, not to root"}},
 		{"through a link", func(d string) error {
 			must(t, os.Mkdir(d+"/open", 0o700))
 			must(t, os.Chmod(d+"/open", 0o777))
 			must(t, os.Rename(d+"/a/b", d+"/open/b"))
 			return os.Symlink("../open/b", d+"/a/b")
-		}, "root", []string{"the folder DIR/open (mode 0777"}},
-		{"a link in an open folder", func(d string) error {
+		}, "root", []string{"the directory DIR/open (mode 0777"}},
+		{"a link in an open directory", func(d string) error {
 			must(t, os.Chmod(d+"/a", 0o777))
 			must(t, os.Rename(d+"/a/b", d+"/b"))
 			return os.Symlink("../b", d+"/a/b")
-		}, "root", []string{"the folder DIR/a (mode 0777"}},
-		{"a stranger's link in a sticky folder", func(d string) error {
+		}, "root", []string{"the directory DIR/a (mode 0777"}},
+		{"a stranger's link in a sticky directory", func(d string) error {
 			must(t, os.Chmod(d+"/a", 0o777|os.ModeSticky))
 			must(t, os.Rename(d+"/a/b", d+"/b"))
 			must(t, os.Symlink("../b", d+"/a/b"))
@@ -74,7 +74,7 @@ func TestTrust(t *testing.T) {
 			path := dir + "/a/b/s"
 			listen(t, path)
 			must(t, test.make(dir))
-			got := trust{owner: test.owner}.path(path).reason
+			got := untrusted(Trust{test.owner}.Path(path)).reason
 			if (got == "") != (test.want == nil) {
 				t.Fatalf("says %q", got)
 			}
@@ -89,76 +89,63 @@ func TestTrust(t *testing.T) {
 
 func TestTrustInTheListener(t *testing.T) {
 	peer := unixsock.Cred{PID: 12, UID: stranger}
-	if why := (trust{owner: "root"}).listener("/s", peer).reason; !strings.Contains(why, "uid 65533") || !strings.Contains(why, `socket_owner = "65533"`) {
+	if why := untrusted(Trust{"root"}.Listener("/s", peer)).reason; !strings.Contains(why, "uid 65533") || !strings.Contains(why, `socket_owner = "65533"`) {
 		t.Errorf("says %q", why)
 	}
 	for _, owner := range []string{"any", "65533"} {
-		if why := (trust{owner: owner}).listener("/s", peer).reason; why != "" {
-			t.Errorf("owner %s: %s", owner, why)
+		if err := (Trust{owner}).Listener("/s", peer); err != nil {
+			t.Errorf("owner %s: %v", owner, err)
 		}
 	}
 	for _, uid := range []int{0, os.Geteuid()} {
-		if why := (trust{owner: "65533"}).listener("/s", unixsock.Cred{UID: uint32(uid)}).reason; why != "" {
-			t.Errorf("uid %d: %s", uid, why)
+		if err := (Trust{"65533"}).Listener("/s", unixsock.Cred{UID: uint32(uid)}); err != nil {
+			t.Errorf("uid %d: %v", uid, err)
 		}
 	}
 }
 
-// Only "there is no such user" is the configuration's fault. While that cannot be found
-// out, a driver that is registered must stay so.
-func TestOwnerThatCannotBeLookedUp(t *testing.T) {
+// While the owner cannot be found out a driver that is registered must stay so; also when
+// there is no such user, for the file of users may be cut off at the moment.
+func TestOwnerThatCannotBeLookedUpIsNoMismatch(t *testing.T) {
 	for _, test := range []struct {
 		owner  string
 		lookup error
 		want   status.DriverState
 		says   string
 	}{
-		{"csi", user.UnknownUserError("csi"), status.Mismatch, "mend socket_owner"},
+		{"csi", user.UnknownUserError("csi"), status.Starting, "fix socket_owner"},
 		{"csi", &os.PathError{Op: "open", Path: "/etc/passwd", Err: syscall.EMFILE}, status.Starting, "LimitNOFILE"},
 		{"csi", syscall.EIO, status.Starting, "cannot look up"},
 		{"65533", user.UnknownUserError("65533"), "", ""},
 		{"65533", syscall.EMFILE, "", ""},
 	} {
-		uid, v := trust{owner: test.owner}.uid(nil, test.lookup)
-		if v.driver != test.want || !strings.Contains(v.reason, test.says) {
-			t.Errorf("%s, %v: %+v", test.owner, test.lookup, v)
+		uid, err := Trust{test.owner}.uid(nil, test.lookup)
+		f := untrusted(err)
+		if f.state != test.want || !strings.Contains(f.reason, test.says) {
+			t.Errorf("%s, %v: %+v", test.owner, test.lookup, f)
 		}
-		if v.driver == "" && uid != stranger {
+		if f.ok() && uid != stranger {
 			t.Errorf("%s, %v: uid %d", test.owner, test.lookup, uid)
-		}
-	}
-}
-
-func TestQuote(t *testing.T) {
-	for in, want := range map[string]string{"/run/csi-nfs/a_b.c": "/run/csi-nfs/a_b.c", "/a b": "'/a b'", "/a'b": `'/a'\''b'`, "/$(x)": "'/$(x)'"} {
-		if got := quote(in); got != want {
-			t.Errorf("quote(%s) = %s, want %s", in, got, want)
 		}
 	}
 }
 
 func TestUntrustedIsNeverAsked(t *testing.T) {
 	dir, socket := paths(t)
-	f := &fake{}
+	f := &fakeDriver{}
 	start(t, socket, f)
 	must(t, os.Chmod(dir, 0o777))
 	c := client(t, Config{Name: name, Socket: socket}, nil)
-	if r := c.Ask(t.Context()); r.Driver != status.Mismatch || !strings.Contains(r.Reason, "chmod go-w") {
+	if r := ask(t, c); r.Driver != status.Mismatch || !strings.Contains(r.Reason, "chmod go-w") {
 		t.Errorf("%+v", r)
 	}
 	if f.called("GetPluginInfo") != 0 {
 		t.Error("it was asked")
 	}
 	must(t, os.Chmod(dir, 0o700))
-	expectReady(t, c.Ask(t.Context()))
-	if c.Stale() {
-		t.Error("stale")
-	}
-	must(t, os.Chmod(dir, 0o777))
-	if !c.Stale() {
-		t.Error("not stale, though anybody may replace the socket now")
-	}
-	if r := c.Ask(t.Context()); r.Driver != status.Mismatch {
+	expectReady(t, ask(t, c))
+	must(t, os.Chmod(dir, 0o777)) // anybody may replace the socket now
+	if r := ask(t, c); r.Driver != status.Mismatch {
 		t.Errorf("%+v", r)
 	}
 }
@@ -180,7 +167,7 @@ func TestStrangerListens(t *testing.T) {
 	must(t, os.Chown(dir, stranger, stranger))
 	binary, err := os.ReadFile(os.Args[0])
 	must(t, err)
-	must(t, os.WriteFile(dir+"/bin", binary, 0o755)) // the build's own folder may be root's alone
+	must(t, os.WriteFile(dir+"/bin", binary, 0o755)) // the build's own directory may be root's alone
 	cmd := exec.Command(dir+"/bin", "-test.run=^TestStrangerListens$")
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "DRIVER_LISTEN="+socket)
@@ -197,13 +184,13 @@ func TestStrangerListens(t *testing.T) {
 	must(t, os.Chown(dir, 0, 0))
 	must(t, os.Lchown(socket, 0, 0)) // the file looks right; the listener is not
 	c := client(t, Config{Name: name, Socket: socket}, nil)
-	r := c.Ask(t.Context())
+	r := ask(t, c)
 	if r.Driver != status.Mismatch || !strings.Contains(r.Reason, "the process that listens") {
 		t.Errorf("%+v", r)
 	}
-	c.trust.owner = "any"
+	c.trust.Owner = "any"
 	c.cfg.Timeout = 50_000_000
-	if r := c.Ask(t.Context()); r.Driver != status.Starting {
+	if r := ask(t, c); r.Driver != status.Starting {
 		t.Errorf("with the checks off: %+v", r)
 	}
 }

@@ -12,11 +12,11 @@ func BenchmarkHint(b *testing.B) {
 	w := start(b, Options{})
 	dir := tempDir(b)
 	for i := range 100 {
-		s := w.Subscribe(filepath.Join(dir, string(rune('a'+i))))
+		s := subscribe(b, w.Subscribe, filepath.Join(dir, string(rune('a'+i))))
 		defer s.Close()
 	}
 	path := filepath.Join(dir, "x.sock")
-	s := w.Subscribe(path)
+	s := subscribe(b, w.Subscribe, path)
 	defer s.Close()
 	b.ReportAllocs()
 	for b.Loop() {

@@ -13,10 +13,9 @@ import (
 
 // notifier is inotify as the watcher needs it. Tests put one in that reaches its limits.
 type notifier interface {
-	// add watches a folder, or more of it, and returns the watch descriptor: the same one
-	// for the same folder, whatever it is called. add, remove and close are not called at
-	// the same time.
-	add(folder string, mask uint32) (int32, error)
+	// add watches a directory, or more of it, and returns the watch descriptor: the same one
+	// for the same directory, whatever it is called. It may hang with the file system.
+	add(dir string, mask uint32) (int32, error)
 	remove(wd int32)
 	// read waits for events. It ends with os.ErrClosed after close.
 	read(buf []byte) (int, error)
@@ -24,13 +23,13 @@ type notifier interface {
 }
 
 // Why not fsnotify: it cannot leave out IN_MODIFY, so every write to a file in /run or
-// /tmp would wake the daemon; and it knows folders by name, where symbolic links, bind
-// mounts and folders made anew need the watch descriptor.
+// /tmp would wake the daemon; and it knows directories by name, where symbolic links, bind
+// mounts and recreated directories need the watch descriptor.
 const (
 	watchMask = unix.IN_CREATE | unix.IN_DELETE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO |
 		unix.IN_ATTRIB | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF |
 		// No symbolic link, so that what is watched is what was walked. MASK_ADD, because
-		// one folder may be watched under two names, by subscriptions with different wishes.
+		// one directory may be watched under two names, by subscriptions with different wishes.
 		unix.IN_ONLYDIR | unix.IN_DONT_FOLLOW | unix.IN_MASK_ADD
 	contentMask = unix.IN_CLOSE_WRITE
 )
@@ -48,8 +47,10 @@ func openInotify() (notifier, error) {
 	return &inotify{fd: fd, file: os.NewFile(uintptr(fd), "inotify")}, nil
 }
 
-func (i *inotify) add(folder string, mask uint32) (int32, error) {
-	wd, err := unix.InotifyAddWatch(i.fd, folder, mask)
+// add may hang with the file system, so it must not keep close from closing the descriptor. At
+// worst it finds the number in use by the next instance, whose events for it nobody asked for.
+func (i *inotify) add(dir string, mask uint32) (int32, error) {
+	wd, err := unix.InotifyAddWatch(i.fd, dir, mask)
 	return int32(wd), err
 }
 
@@ -62,7 +63,7 @@ func (i *inotify) read(buf []byte) (int, error) { return i.file.Read(buf) }
 func (i *inotify) close() error                 { return i.file.Close() }
 
 // event is one struct inotify_event (inotify(7)). name points into the buffer and is
-// empty if the folder itself is meant.
+// empty if the directory itself is meant.
 type event struct {
 	wd   int32
 	mask uint32
@@ -89,15 +90,15 @@ func events(buf []byte) iter.Seq[event] {
 	}
 }
 
-// whyBlind says in words, with what to do, why a folder cannot be watched.
-func whyBlind(folder string, err error) string {
+// whyPolled says in words, with what to do, why a directory cannot be watched.
+func whyPolled(dir string, err error) error {
 	switch {
 	case errors.Is(err, unix.ENOSPC):
-		return "the limit of inotify watches is reached: raise the sysctl fs.inotify.max_user_watches"
+		return errors.New("the limit of inotify watches is reached: raise the sysctl fs.inotify.max_user_watches")
 	case errors.Is(err, unix.EMFILE):
-		return "the limit of inotify instances, or that of open files, is reached: raise the sysctl fs.inotify.max_user_instances (or LimitNOFILE= of the service)"
+		return errors.New("the limit of inotify instances, or that of open files, is reached: raise the sysctl fs.inotify.max_user_instances (or LimitNOFILE= of the service)")
 	case errors.Is(err, unix.EACCES):
-		return fmt.Sprintf("no permission to read the folder %q: make it readable for the user that the daemon runs as", folder)
+		return fmt.Errorf("no permission to read the directory %q: make it readable for the user that the daemon runs as", dir)
 	}
-	return fmt.Sprintf("cannot watch %q: %v", folder, err)
+	return fmt.Errorf("cannot watch %q: %w", dir, err)
 }

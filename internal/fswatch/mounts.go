@@ -7,7 +7,7 @@ import (
 )
 
 // mounts hints when something was mounted or unmounted in our mount namespace: a mount
-// over a folder changes what a path leads to, and inotify does not tell.
+// over a directory changes what a path leads to, and inotify does not tell.
 //
 // The kernel reports a change as an error condition on /proc/self/mountinfo (proc(5),
 // poll). Go's poller waits edge-triggered, and each mount is an edge; nothing is read.

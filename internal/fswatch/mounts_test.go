@@ -39,12 +39,12 @@ func TestMounts(t *testing.T) {
 		must(t, os.Mkdir(filepath.Join(dir, d), 0o755))
 	}
 	a, b := filepath.Join(dir, "a"), filepath.Join(dir, "b")
-	inA, deepInA, inB := w.Subscribe(filepath.Join(a, "s")), w.Subscribe(filepath.Join(a, "x/y/s")), w.Subscribe(filepath.Join(b, "s"))
+	inA, deepInA, inB := subscribe(t, w.Subscribe, filepath.Join(a, "s")), subscribe(t, w.Subscribe, filepath.Join(a, "x/y/s")), subscribe(t, w.Subscribe, filepath.Join(b, "s"))
 	defer inA.Close()
 	defer deepInA.Close()
 	defer inB.Close()
 
-	t.Cleanup(func() { // if the test failed half-way, or the folder could not be removed
+	t.Cleanup(func() { // if the test failed half-way, or the directory could not be removed
 		for _, mounted := range []string{a, filepath.Join(b, "s")} {
 			_ = unix.Unmount(mounted, unix.MNT_DETACH)
 		}
@@ -52,25 +52,25 @@ func TestMounts(t *testing.T) {
 	time.Sleep(2 * mountPause) // the first look, which the beginning causes, is over
 	must(t, unix.Mount("tmpfs", a, "tmpfs", 0, ""))
 	begun := time.Now()
-	expectHint(t, inA, "tmpfs over its folder")
+	expectHint(t, inA, "tmpfs over its directory")
 	t.Logf("hinted %v after the mount", time.Since(begun))
 	expectHint(t, deepInA, "tmpfs over its grandparent")
 	expectQuiet(t, inB, "a mount elsewhere")
 
 	must(t, os.WriteFile(filepath.Join(a, "s"), nil, 0o600))
-	expectHint(t, inA, "made in the mounted folder")
+	expectHint(t, inA, "made in the mounted directory")
 	calm(deepInA)
 
-	// The folder that holds the mount point does not see this.
+	// The directory that holds the mount point does not see this.
 	must(t, os.Chmod(a, 0o711))
-	expectHint(t, inA, "mode of the mounted folder")
+	expectHint(t, inA, "mode of the mounted directory")
 	calm(deepInA)
 
 	must(t, unix.Unmount(a, 0))
 	expectHint(t, inA, "unmounted")
 	calm(inA)
 	must(t, os.WriteFile(filepath.Join(a, "s"), nil, 0o600))
-	expectHint(t, inA, "made in the folder below")
+	expectHint(t, inA, "made in the directory below")
 	calm(deepInA)
 
 	must(t, unix.Mount(filepath.Join(dir, "src"), a, "", unix.MS_BIND, ""))
@@ -124,21 +124,21 @@ func TestRealLimits(t *testing.T) {
 		must(t, os.WriteFile(file, []byte("0"), 0))
 	}
 	dir := tempDir(t)
-	w := New(slog.New(slog.DiscardHandler), Options{SlowLook: time.Hour, BlindLook: 10 * time.Millisecond})
+	w := New(slog.New(slog.DiscardHandler), Options{SlowLook: time.Hour, PollInterval: 10 * time.Millisecond})
 	run(t, w)
 	path := filepath.Join(dir, "a/b/s")
-	s := w.Subscribe(path)
+	s := subscribe(t, w.Subscribe, path)
 	defer s.Close()
 	must(t, os.MkdirAll(filepath.Dir(path), 0o755))
 	must(t, os.WriteFile(path, nil, 0o600))
 	waitUntilSeen(t, s, path)
-	if got := w.Degraded(); !strings.Contains(got, "fs.inotify.max_user_"+limit) {
+	if got := w.Polling(); !strings.Contains(got, "fs.inotify.max_user_"+limit) {
 		t.Errorf("degraded: %q", got)
 	}
 	must(t, os.WriteFile(file, []byte("100"), 0))
-	for deadline := time.Now().Add(soon); w.Degraded() != ""; runtime.Gosched() {
+	for deadline := time.Now().Add(soon); w.Polling() != ""; runtime.Gosched() {
 		if time.Now().After(deadline) {
-			t.Fatalf("still degraded: %s", w.Degraded())
+			t.Fatalf("still degraded: %s", w.Polling())
 		}
 	}
 	calm(s)

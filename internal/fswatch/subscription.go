@@ -3,29 +3,40 @@ package fswatch
 import (
 	"path/filepath"
 	"slices"
+
+	"csi-registrar/internal/worker"
 )
 
 // Subscription is a place for hints about some paths. The holder may put hints into it
 // too (Hint), so that one channel serves all that it waits for, with no goroutine to
 // merge them.
 type Subscription struct {
-	hints chan struct{}
-	w     *Watcher
-	paths []string // absolute and clean
-	dir   bool     // entries of the paths and what files hold count as well
+	hints   chan struct{}
+	w       *Watcher
+	content bool // entries of the paths and what files hold count as well
+	routes  []*route
+	closed  bool // under the Watcher's lock
+}
 
-	// The watcher's, under its lock.
-	chain   []*entry  // what was followed on the way to the paths
-	folders []*folder // with dir: the paths themselves, as far as they are folders
-	gen     uint64    // the round in which it was marked last
-	closed  bool
+// route is one path of a Subscription. It is walked by one goroutine at a time.
+type route struct {
+	sub  *Subscription
+	path string // absolute and clean
+	slot *worker.Slot
+
+	// Under the Watcher's lock.
+	steps   []step // what was passed on the way to the path
+	walking bool
+	again   bool // something happened since the walk began
+	hint    bool // the next walk is to be followed by a hint, whatever it finds
+	hanging bool // the last walk did not come back in time
 }
 
 // Hints receives when something may have changed. It has capacity one: a hint is never
 // lost, many are one. It is never closed.
 func (s *Subscription) Hints() <-chan struct{} { return s.hints }
 
-// Hint puts a hint in, as the watcher does. It never blocks.
+// Hint puts a hint in, as the Watcher does. It never blocks.
 func (s *Subscription) Hint() {
 	select {
 	case s.hints <- struct{}{}:
@@ -33,19 +44,29 @@ func (s *Subscription) Hint() {
 	}
 }
 
-// Close ends the watcher's hints. It may be called at any time and more than once.
+// Close ends the Watcher's hints. It waits for no walk, and may be called at any time and more
+// than once.
 func (s *Subscription) Close() {
-	s.w.mu.Lock()
-	defer s.w.mu.Unlock()
-	s.w.drop(s)
+	w := s.w
+	w.mu.Lock()
+	n := w.inotify
+	s.closed = true
+	var unused []int32
+	for _, r := range s.routes {
+		delete(w.routes, r)
+		unused = append(unused, w.settle(r, nil)...)
+		w.setPolled(r, nil)
+	}
+	w.mu.Unlock()
+	removeAll(n, unused)
 }
 
-// Subscribe gives hints when one of the paths, or any folder on the way to one, appears,
+// Subscribe gives hints when one of the paths, or any directory on the way to one, appears,
 // vanishes, is renamed, replaced or mounted over, or its mode or owner changes. Symbolic
 // links are followed, and watched too. Nothing on the way needs to exist.
 //
-// If the watcher runs, the watches are in place on return, so that a look after it misses
-// nothing. If not, a hint comes when it starts.
+// It does not wait. The first hint comes when a path is watched (or its file system did not
+// answer in time), once the Watcher runs: whoever looks then, and at each hint, misses nothing.
 func (w *Watcher) Subscribe(paths ...string) *Subscription { return w.subscribe(false, paths) }
 
 // SubscribeDir is Subscribe, and also gives hints when an entry of one of the paths
@@ -53,21 +74,29 @@ func (w *Watcher) Subscribe(paths ...string) *Subscription { return w.subscribe(
 // Where a path is a file, so does its content.
 func (w *Watcher) SubscribeDir(paths ...string) *Subscription { return w.subscribe(true, paths) }
 
-func (w *Watcher) subscribe(dir bool, paths []string) *Subscription {
-	s := &Subscription{hints: make(chan struct{}, 1), w: w, dir: dir}
+func (w *Watcher) subscribe(content bool, paths []string) *Subscription {
+	s := &Subscription{hints: make(chan struct{}, 1), w: w, content: content}
 	for _, p := range paths {
-		// Everything that is watched has an absolute path; Join also cleans it.
-		if p = filepath.Join("/", p); !slices.Contains(s.paths, p) {
-			s.paths = append(s.paths, p)
+		p = filepath.Join("/", p) // everything that is watched has an absolute path
+		if slices.ContainsFunc(s.routes, func(r *route) bool { return r.path == p }) {
+			continue
 		}
+		r := &route{sub: s, path: p}
+		r.slot = w.o.Pool.Slot(p, func() { w.returned(r) })
+		s.routes = append(s.routes, r)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.subs[s] = struct{}{}
-	if w.running {
-		w.begin()
-		w.walk(s)
-		w.settle()
+	for _, r := range s.routes {
+		w.routes[r] = struct{}{}
+		w.walkSoon(r, true)
 	}
 	return s
+}
+
+// returned is called when a walk that hung, or somebody else's call about the path, came back.
+func (w *Watcher) returned(r *route) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.walkSoon(r, true)
 }

@@ -1,6 +1,10 @@
-// Package fswatch tells that "something changed there": hints from inotify about paths
-// that need not exist yet, and a slow look again as the safety net. A hint carries no
-// news; who gets one looks for himself.
+// Package fswatch gives hints that something changed at a path, which need not exist yet: from
+// inotify, and from a slow look as the safety net. A hint has no payload; the receiver re-reads
+// the state.
+//
+// A file system that hangs under one path costs the others nothing: each path is walked in a
+// goroutine of its own, by the worker package, and no system call that may wait for a file
+// system is made under the Watcher's lock.
 package fswatch
 
 import (
@@ -15,112 +19,120 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"csi-registrar/internal/worker"
 )
 
-// Options are the watcher's intervals; the zero value is good.
+// Options are the Watcher's intervals, and where it runs what may hang; the zero value is good.
 type Options struct {
-	SlowLook  time.Duration // how often to look without any event; default 5 minutes
-	BlindLook time.Duration // how often to look where inotify cannot; default 1 second
+	SlowLook     time.Duration // how often to look without any event; default 5 minutes
+	PollInterval time.Duration // how often to look where inotify cannot watch; default 1 second
+	Pool         *worker.Pool  // default: one of its own
 }
 
-// mountPause is how long to rest between two looks because of mounts. Starting pods makes
-// dozens of mounts at once.
+// mountPause is the least time between two looks because of mounts: starting pods makes dozens
+// of mounts at once.
 const mountPause = 100 * time.Millisecond
 
-// Watcher watches the folders on the way to many paths with one inotify instance, one
-// watch for each folder, and one timer. An event wakes only the subscriptions that
-// follow the name it is about.
+// Watcher watches the directories on the way to many paths with one inotify instance, one watch
+// for each directory, and one timer. An event wakes only those whose path has the name.
 type Watcher struct {
-	log  *slog.Logger
-	o    Options
-	open func() (notifier, error)
-	kick chan struct{} // capacity one: there is a blind folder to look at sooner
+	log    *slog.Logger
+	o      Options
+	open   func() (notifier, error) // tests replace it, and calls
+	calls  calls
+	kick   chan struct{}          // capacity one: what is polled has changed
+	reason atomic.Pointer[string] // of polling; nil: none
 
-	// Without the lock, so that who asks never waits for a file system that hangs.
-	degraded atomic.Pointer[string]
-
-	mu        sync.Mutex // held for looks at the file system, never while somebody waits
+	mu        sync.Mutex      // guards memory only; nobody waits long for it
+	ctx       context.Context // of Run, for the walks; nil: it does not run
 	started   bool
-	running   bool
-	subs      map[*Subscription]struct{}
-	folders   map[string]*folder
-	byWD      map[int32][]*folder // more than one: a folder with several names (bind mounts)
-	blind     map[*folder]error   // folders that exist but cannot be watched
+	routes    map[*route]struct{}
+	polled    map[*route]error // those with a directory that cannot be watched
+	watches   map[int32]watch
 	inotify   notifier
-	noInotify error // why inotify is nil
-	gen       uint64
-	marked    []*Subscription
-	readers   sync.WaitGroup
+	noInotify error  // why inotify is nil
+	ignored   uint64 // how many watches the kernel has removed
+	tasks     sync.WaitGroup
 }
 
-// New returns a watcher that watches once it runs.
+// New returns a Watcher that watches once it runs.
 func New(log *slog.Logger, o Options) *Watcher {
 	o.SlowLook = cmp.Or(o.SlowLook, 5*time.Minute)
-	o.BlindLook = cmp.Or(o.BlindLook, time.Second)
+	o.PollInterval = cmp.Or(o.PollInterval, time.Second)
+	if o.Pool == nil {
+		o.Pool = worker.NewPool()
+	}
 	return &Watcher{
 		log:     log,
 		o:       o,
 		open:    openInotify,
+		calls:   calls{lstat: unix.Lstat, readlink: os.Readlink},
 		kick:    make(chan struct{}, 1),
-		subs:    make(map[*Subscription]struct{}),
-		folders: make(map[string]*folder),
-		byWD:    make(map[int32][]*folder),
-		blind:   make(map[*folder]error),
+		routes:  make(map[*route]struct{}),
+		polled:  make(map[*route]error),
+		watches: make(map[int32]watch),
 	}
 }
 
-// Degraded tells why changes are looked for once a second (Options.BlindLook) instead of
-// being told by the kernel, and what would mend it; empty while all is well.
-func (w *Watcher) Degraded() string {
-	if why := w.degraded.Load(); why != nil {
+// Polling returns why changes are polled (Options.PollInterval) instead of being reported by the
+// kernel, and what would fix it; empty while all is well.
+func (w *Watcher) Polling() string {
+	if why := w.reason.Load(); why != nil {
 		return *why
 	}
 	return ""
 }
 
-// Run watches until ctx is done, and returns when everything is released. It fails only
-// if it ran before: what cannot be watched is looked at instead.
+// Run watches until ctx is done, and returns when everything is released but walks that hang.
+// It fails only if it ran before: what cannot be watched is polled instead.
 func (w *Watcher) Run(ctx context.Context) error {
-	if err := w.claim(); err != nil {
-		return err
-	}
 	m, err := openMounts() // before anything is looked at, to miss nothing
 	if err != nil {
 		w.warnMounts(err)
 		m = &mounts{} // its hints never come
 	}
-	var wg sync.WaitGroup
+	if err := w.start(ctx); err != nil {
+		return errors.Join(err, m.close())
+	}
 	if m.file != nil {
-		wg.Go(func() {
+		w.tasks.Go(func() {
 			if err := m.run(ctx); err != nil {
 				w.warnMounts(err)
 			}
 		})
 	}
-	w.start()
 	w.loop(ctx, m.hints)
 	err = errors.Join(w.stop(), m.close())
-	wg.Wait()
-	w.readers.Wait()
+	w.tasks.Wait()
 	return err
 }
 
 func (w *Watcher) warnMounts(err error) {
-	w.log.Warn("mounts over a watched folder are noticed late", "error", err, "after", w.o.SlowLook)
+	w.log.Warn("mounts over a watched directory are noticed late", "error", err, "after", w.o.SlowLook)
 }
 
 func (w *Watcher) loop(ctx context.Context, mounted <-chan struct{}) {
 	var (
-		last    = time.Now() // the last look at everything
-		because time.Time    // the last of these because of a mount
+		last    = time.Now() // the last slow look
+		because time.Time    // the last look because of a mount
 		pending bool         // a mount was seen since
+		polling bool         // as it was logged
 		timer   = time.NewTimer(w.o.SlowLook)
 	)
 	defer timer.Stop()
 	for {
 		wait := w.o.SlowLook - time.Since(last)
-		if w.hasBlind() {
-			wait = min(wait, w.o.BlindLook)
+		why := w.Polling()
+		if why != "" {
+			wait = min(wait, w.o.PollInterval)
+		}
+		if polling != (why != "") {
+			if polling = why != ""; polling {
+				w.log.Warn("changes are polled, not reported by the kernel", "every", w.o.PollInterval, "reason", why)
+			} else {
+				w.log.Info("changes are reported by the kernel again")
+			}
 		}
 		if pending {
 			wait = min(wait, mountPause-time.Since(because))
@@ -136,63 +148,56 @@ func (w *Watcher) loop(ctx context.Context, mounted <-chan struct{}) {
 			continue
 		case <-timer.C:
 		}
-		if pending || time.Since(last) >= w.o.SlowLook {
-			slow := time.Since(last) >= w.o.SlowLook
-			w.lookAtAll(slow)
-			now := time.Now()
-			if pending {
-				because, pending = now, false
-			}
-			if slow {
-				last = now
-			}
-		} else {
-			w.lookAtBlind()
+		switch now := time.Now(); {
+		case now.Sub(last) >= w.o.SlowLook:
+			// What changed and changed back, or what somebody missed, a walk does not show.
+			w.lookAtAll(true)
+			last = now
+		case pending:
+			w.lookAtAll(false)
+			because, pending = now, false
+		default:
+			w.lookAtPolled()
 		}
 	}
 }
 
-func (w *Watcher) claim() error {
+func (w *Watcher) start(ctx context.Context) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.started {
 		return errors.New("cannot watch: the watcher ran already")
 	}
-	w.started = true
-	return nil
-}
-
-func (w *Watcher) start() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.running = true
+	w.started, w.ctx = true, ctx
 	w.openInotify()
-	w.begin()
-	for s := range w.subs {
-		w.mark(s)
+	for r := range w.routes {
+		w.walkSoon(r, true)
 	}
-	w.settle()
+	return nil
 }
 
 func (w *Watcher) stop() error {
 	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.running = false
-	if w.inotify == nil {
+	n := w.inotify
+	w.ctx, w.inotify = nil, nil
+	w.mu.Unlock()
+	if n == nil {
 		return nil
 	}
-	err := w.inotify.close()
-	w.inotify = nil
-	if err != nil {
+	if err := n.close(); err != nil {
 		return fmt.Errorf("cannot close inotify: %w", err)
 	}
 	return nil
 }
 
+// openInotify makes an instance if there is none; that waits for no file system.
 func (w *Watcher) openInotify() {
+	if w.inotify != nil {
+		return
+	}
 	w.inotify, w.noInotify = w.open()
 	if n := w.inotify; n != nil {
-		w.readers.Go(func() { w.read(n) })
+		w.tasks.Go(func() { w.read(n) })
 	}
 }
 
@@ -209,7 +214,7 @@ func (w *Watcher) read(n notifier) {
 }
 
 // lost handles the end of an inotify instance: our own stop, or an error that nothing is
-// known to cause; then the next look opens another one.
+// known to cause. Then all is polled, and the next poll opens another one.
 func (w *Watcher) lost(n notifier, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -220,13 +225,11 @@ func (w *Watcher) lost(n notifier, err error) {
 		err = errors.Join(err, closeErr)
 	}
 	w.inotify, w.noInotify = nil, err
-	clear(w.byWD)
-	w.begin()
-	for _, f := range w.folders {
-		f.wd = -1
-		w.watch(f)
+	clear(w.watches)
+	for r := range w.routes {
+		r.steps = nil
+		w.walkSoon(r, true)
 	}
-	w.settle()
 }
 
 func (w *Watcher) dispatch(n notifier, buf []byte) {
@@ -235,113 +238,69 @@ func (w *Watcher) dispatch(n notifier, buf []byte) {
 	if w.inotify != n {
 		return
 	}
-	w.begin()
 	for e := range events(buf) {
 		if e.mask&unix.IN_Q_OVERFLOW != 0 { // events were lost: anybody's
-			for s := range w.subs {
-				w.mark(s)
+			for r := range w.routes {
+				w.walkSoon(r, true)
 			}
 			continue
 		}
-		for _, f := range w.byWD[e.wd] {
-			switch {
-			case len(e.name) == 0: // the folder itself: mode, owner, moved, gone
-				w.markFolder(f)
-			default:
-				if entry := f.entries[string(e.name)]; entry != nil {
-					w.mark(entry.subs...)
-				}
-				w.mark(f.subs...)
-			}
+		if e.mask&unix.IN_IGNORED != 0 {
+			w.ignored++
 		}
-		if e.mask&unix.IN_IGNORED != 0 { // the kernel removed the watch
-			for _, f := range w.byWD[e.wd] {
-				f.wd = -1
-			}
-			delete(w.byWD, e.wd)
+		watch := w.watches[e.wd]
+		if watch == nil {
+			continue
+		}
+		for r := range watch.concerns(e) {
+			w.walkSoon(r, true)
+		}
+		if e.mask&unix.IN_IGNORED != 0 {
+			delete(w.watches, e.wd)
 		}
 	}
-	w.settle()
 }
 
-// lookAtAll finds what no event told: mounts, and whatever else the kernel keeps silent
-// about. The slow look hints everybody: what changed and changed back, or what somebody
-// missed for whatever reason, does not show here.
-func (w *Watcher) lookAtAll(slow bool) {
+// lookAtAll finds what no event reported: mounts, and whatever else the kernel keeps silent
+// about. With hint also those are hinted whose walk finds nothing new.
+func (w *Watcher) lookAtAll(hint bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.inotify == nil {
-		w.openInotify()
+	w.openInotify()
+	for r := range w.routes {
+		w.walkSoon(r, hint)
 	}
-	w.begin()
-	for _, f := range w.folders {
-		w.lookInto(f)
-	}
-	if slow {
-		for s := range w.subs {
-			w.mark(s)
-		}
-	}
-	w.settle()
 }
 
-// lookAtBlind looks where inotify cannot, and tries again to have it. Everybody there is
+// lookAtPolled looks where inotify cannot, and tries again to watch it. Everybody there is
 // hinted: a socket that is restored after one look and removed before the next looks as if
 // nothing had happened, and would never be restored again.
-func (w *Watcher) lookAtBlind() {
+func (w *Watcher) lookAtPolled() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.inotify == nil {
-		w.openInotify()
-	}
-	w.begin()
-	for f := range w.blind {
-		w.lookInto(f)
-		w.mark(f.subs...)
-		for _, e := range f.entries {
-			w.mark(e.subs...)
-		}
-	}
-	w.settle()
-}
-
-func (w *Watcher) lookInto(f *folder) {
-	w.watch(f)
-	for _, e := range f.entries {
-		w.observe(e)
-	}
-	if len(f.subs) > 0 {
-		if _, mtime := look(f.path); mtime != f.mtime {
-			f.mtime = mtime
-			w.mark(f.subs...)
-		}
+	w.openInotify()
+	for r := range w.polled {
+		w.walkSoon(r, true)
 	}
 }
 
-func (w *Watcher) hasBlind() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return len(w.blind) > 0
-}
-
-// tellDegraded logs when looking takes the place of being told, and when that is over.
-func (w *Watcher) tellDegraded() {
-	was := w.degraded.Load() != nil
-	switch {
-	case len(w.blind) == 0 && was:
-		w.degraded.Store(nil)
-		w.log.Info("changes are told by the kernel again")
-	case len(w.blind) > 0 && !was:
-		var why string
-		for f, err := range w.blind {
-			why = whyBlind(f.path, err)
-			break
-		}
-		w.degraded.Store(&why)
-		w.log.Warn("changes are looked for, not told by the kernel", "every", w.o.BlindLook, "reason", why)
-		select {
-		case w.kick <- struct{}{}:
-		default:
-		}
+// setPolled notes why r is polled; nil: it is not.
+func (w *Watcher) setPolled(r *route, why error) {
+	if why == nil {
+		delete(w.polled, r)
+	} else {
+		w.polled[r] = why
+	}
+	if (len(w.polled) > 0) == (w.reason.Load() != nil) {
+		return
+	}
+	w.reason.Store(nil)
+	if why != nil {
+		text := why.Error()
+		w.reason.Store(&text)
+	}
+	select {
+	case w.kick <- struct{}{}:
+	default:
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -57,10 +58,9 @@ func run(t testing.TB, w *Watcher) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- w.Run(ctx) }()
-	ready := w.Subscribe("/") // a hint comes when it runs; or it runs already
 	for deadline := time.Now().Add(soon); ; runtime.Gosched() {
 		w.mu.Lock()
-		running := w.running
+		running := w.ctx != nil
 		w.mu.Unlock()
 		if running {
 			break
@@ -69,7 +69,6 @@ func run(t testing.TB, w *Watcher) {
 			t.Fatal("does not start")
 		}
 	}
-	ready.Close()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -112,6 +111,47 @@ func expectHint(t testing.TB, s *Subscription, what string) {
 	}
 }
 
+// subscribe waits for the end of the first walk, and takes its hint.
+func subscribe(t testing.TB, f func(...string) *Subscription, paths ...string) *Subscription {
+	t.Helper()
+	s := f(paths...)
+	walked(t, s)
+	select {
+	case <-s.Hints():
+	default:
+		t.Fatal("no hint after the first walk")
+	}
+	return s
+}
+
+// walked waits until no path of s is being walked.
+func walked(t testing.TB, s *Subscription) {
+	t.Helper()
+	within(t, "the walk does not end", func() bool {
+		s.w.mu.Lock()
+		defer s.w.mu.Unlock()
+		return !slices.ContainsFunc(s.routes, func(r *route) bool { return r.walking })
+	})
+}
+
+func within(t testing.TB, what string, f func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(soon); !f(); time.Sleep(100 * time.Microsecond) {
+		if time.Now().After(deadline) {
+			t.Fatal(what)
+		}
+	}
+}
+
+func expectEmpty(t testing.TB, w *Watcher) {
+	t.Helper()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.routes)+len(w.watches)+len(w.polled) != 0 {
+		t.Errorf("left over: %d paths, %d watches, %d polled", len(w.routes), len(w.watches), len(w.polled))
+	}
+}
+
 func expectQuiet(t testing.TB, s *Subscription, what string) {
 	t.Helper()
 	select {
@@ -151,7 +191,7 @@ func listen(t testing.TB, path string) *net.UnixListener {
 func TestPathItself(t *testing.T) {
 	w, dir := start(t, Options{}), tempDir(t)
 	path, other := filepath.Join(dir, "csi.sock"), filepath.Join(dir, "other")
-	s := w.Subscribe(path)
+	s := subscribe(t, w.Subscribe, path)
 	defer s.Close()
 	expectQuiet(t, s, "nothing happened")
 	for _, step := range []struct {
@@ -176,7 +216,7 @@ func TestUnrelatedIsQuiet(t *testing.T) {
 	w, dir := start(t, Options{}), tempDir(t)
 	path := filepath.Join(dir, "csi.sock")
 	must(t, os.WriteFile(path, nil, 0o600))
-	s := w.Subscribe(path)
+	s := subscribe(t, w.Subscribe, path)
 	defer s.Close()
 	must(t, os.WriteFile(filepath.Join(dir, "other"), []byte("x"), 0o600))
 	must(t, os.Chmod(filepath.Join(dir, "other"), 0o644))
@@ -189,7 +229,7 @@ func TestUnrelatedIsQuiet(t *testing.T) {
 
 func TestParentsThatDoNotExist(t *testing.T) {
 	w, dir := start(t, Options{}), tempDir(t)
-	for i := range 50 { // it is a race: folders are made while watches are placed
+	for i := range 50 { // it is a race: directories are made while watches are placed
 		top := filepath.Join(dir, fmt.Sprint("p", i))
 		path := filepath.Join(top, "a/b/c/csi.sock")
 		s := w.Subscribe(path)
@@ -203,11 +243,7 @@ func TestParentsThatDoNotExist(t *testing.T) {
 		waitUntilSeen(t, s, path)
 		s.Close()
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if len(w.folders)+len(w.byWD)+len(w.blind)+len(w.subs) != 0 {
-		t.Errorf("left over: %d folders, %d watches, %d blind, %d subscriptions", len(w.folders), len(w.byWD), len(w.blind), len(w.subs))
-	}
+	expectEmpty(t, w)
 }
 
 // waitUntilSeen does what a user of hints does: look at each hint, and only then.
@@ -236,7 +272,7 @@ func TestFoldersOnTheWay(t *testing.T) {
 	a, b := filepath.Join(dir, "a"), filepath.Join(dir, "a/b")
 	path := filepath.Join(b, "csi.sock")
 	must(t, os.MkdirAll(b, 0o755))
-	s := w.Subscribe(path)
+	s := subscribe(t, w.Subscribe, path)
 	defer s.Close()
 	for _, step := range []struct {
 		name string
@@ -265,7 +301,7 @@ func TestFoldersOnTheWay(t *testing.T) {
 	waitUntilSeen(t, s, path)
 	calm(s)
 	must(t, os.WriteFile(filepath.Join(a+"2", "b", "unrelated"), nil, 0o600))
-	expectQuiet(t, s, "the folder that was moved away")
+	expectQuiet(t, s, "the directory that was moved away")
 }
 
 func TestSymlinks(t *testing.T) {
@@ -274,7 +310,7 @@ func TestSymlinks(t *testing.T) {
 	must(t, os.MkdirAll(filepath.Join(real1, "x"), 0o755))
 	must(t, os.MkdirAll(filepath.Join(real2, "x"), 0o755))
 	must(t, os.Symlink("r1", link))
-	direct, through := w.Subscribe(filepath.Join(real1, "x/s")), w.Subscribe(filepath.Join(link, "x/s"))
+	direct, through := subscribe(t, w.Subscribe, filepath.Join(real1, "x/s")), subscribe(t, w.Subscribe, filepath.Join(link, "x/s"))
 	defer direct.Close()
 	defer through.Close()
 
@@ -311,13 +347,13 @@ func TestSymlinks(t *testing.T) {
 	// The last name a link too, as an endpoint may be.
 	leaf := filepath.Join(dir, "leaf")
 	must(t, os.Symlink("r2/x/late", leaf))
-	late := w.Subscribe(leaf)
+	late := subscribe(t, w.Subscribe, leaf)
 	defer late.Close()
 	listen(t, filepath.Join(real2, "x/late"))
 	expectHint(t, late, "the target of the last name")
 }
 
-// A folder bound at a second place is one inode with one watch.
+// A directory bound at a second place is one inode with one watch.
 func TestOneFolderTwoNames(t *testing.T) {
 	w := New(slog.New(slog.DiscardHandler), Options{SlowLook: time.Hour})
 	n := &fakeNotifier{wds: map[string]int32{}, reads: make(chan []byte), closed: make(chan struct{})}
@@ -327,7 +363,7 @@ func TestOneFolderTwoNames(t *testing.T) {
 	dir := tempDir(t)
 	must(t, os.Mkdir(filepath.Join(dir, "a"), 0o755))
 	must(t, os.Mkdir(filepath.Join(dir, "b"), 0o755))
-	a, b := w.Subscribe(filepath.Join(dir, "a/s")), w.Subscribe(filepath.Join(dir, "b/s"))
+	a, b := subscribe(t, w.Subscribe, filepath.Join(dir, "a/s")), subscribe(t, w.Subscribe, filepath.Join(dir, "b/s"))
 	n.event(1, unix.IN_CREATE, "s")
 	expectHint(t, a, "by the first name")
 	expectHint(t, b, "by the second name")
@@ -341,7 +377,7 @@ func TestOneFolderTwoNames(t *testing.T) {
 func TestDir(t *testing.T) {
 	w, dir := start(t, Options{}), tempDir(t)
 	conf := filepath.Join(dir, "csi-registrar/conf.d")
-	s, plain := w.SubscribeDir(conf), w.Subscribe(conf)
+	s, plain := subscribe(t, w.SubscribeDir, conf), subscribe(t, w.Subscribe, conf)
 	defer s.Close()
 	defer plain.Close()
 	file := filepath.Join(conf, "10-nfs.toml")
@@ -349,7 +385,7 @@ func TestDir(t *testing.T) {
 		name string
 		do   func() error
 	}{
-		{"folders made", func() error { return os.MkdirAll(conf, 0o755) }},
+		{"directories made", func() error { return os.MkdirAll(conf, 0o755) }},
 		{"file made", func() error { return os.WriteFile(file, []byte("x"), 0o600) }},
 		{"written in place", func() error { return os.WriteFile(file, []byte("y"), 0o600) }},
 		{"chmod", func() error { return os.Chmod(file, 0o644) }},
@@ -358,19 +394,19 @@ func TestDir(t *testing.T) {
 			return os.Rename(filepath.Join(dir, "new"), file)
 		}},
 		{"removed", func() error { return os.Remove(file) }},
-		{"folder removed", func() error { return os.Remove(conf) }},
-		{"folder and file made", func() error {
+		{"directory removed", func() error { return os.Remove(conf) }},
+		{"directory and file made", func() error {
 			must(t, os.Mkdir(conf, 0o755))
 			return os.WriteFile(file, nil, 0o600)
 		}},
-		{"file in the new folder", func() error { return os.WriteFile(file+"2", nil, 0o600) }},
+		{"file in the new directory", func() error { return os.WriteFile(file+"2", nil, 0o600) }},
 	} {
 		calm(plain)
 		must(t, step.do())
 		expectHint(t, s, step.name)
 		calm(s)
 		if strings.HasPrefix(step.name, "file") || step.name == "chmod" {
-			expectQuiet(t, plain, "an entry, to one who asked for the folder alone")
+			expectQuiet(t, plain, "an entry, to one who asked for the directory alone")
 		}
 	}
 }
@@ -378,15 +414,15 @@ func TestDir(t *testing.T) {
 // A file that is written in place, also where a link leads to it.
 func TestFileContent(t *testing.T) {
 	w, dir := start(t, Options{}), tempDir(t)
-	folder, elsewhere := filepath.Join(dir, "csi-registrar"), filepath.Join(dir, "elsewhere")
-	file, link := filepath.Join(folder, "config.toml"), filepath.Join(dir, "link")
+	directory, elsewhere := filepath.Join(dir, "csi-registrar"), filepath.Join(dir, "elsewhere")
+	file, link := filepath.Join(directory, "config.toml"), filepath.Join(dir, "link")
 	must(t, os.Symlink("elsewhere/target", link))
-	s, linked, plain := w.SubscribeDir(file), w.SubscribeDir(link), w.Subscribe(file, link)
+	s, linked, plain := subscribe(t, w.SubscribeDir, file), subscribe(t, w.SubscribeDir, link), subscribe(t, w.Subscribe, file, link)
 	defer s.Close()
 	defer linked.Close()
 	defer plain.Close()
 	for range 2 {
-		must(t, os.Mkdir(folder, 0o755))
+		must(t, os.Mkdir(directory, 0o755))
 		must(t, os.Mkdir(elsewhere, 0o755))
 		for range 2 {
 			must(t, os.WriteFile(file, []byte("x"), 0o600))
@@ -396,11 +432,11 @@ func TestFileContent(t *testing.T) {
 			calm(s)
 			calm(linked)
 		}
-		must(t, os.WriteFile(filepath.Join(folder, "other"), nil, 0o600))
+		must(t, os.WriteFile(filepath.Join(directory, "other"), nil, 0o600))
 		must(t, os.WriteFile(filepath.Join(elsewhere, "other"), nil, 0o600))
 		expectQuiet(t, s, "another file")
 		expectQuiet(t, linked, "another file")
-		must(t, os.RemoveAll(folder))
+		must(t, os.RemoveAll(directory))
 		must(t, os.RemoveAll(elsewhere))
 		calm(s)
 		calm(linked)
@@ -413,19 +449,19 @@ func TestAThousandRouted(t *testing.T) {
 	subs := make([]*Subscription, n)
 	before := heap()
 	for i := range subs {
-		subs[i] = w.Subscribe(filepath.Join(dir, fmt.Sprintf("d%d-reg.sock", i)))
+		subs[i] = subscribe(t, w.Subscribe, filepath.Join(dir, fmt.Sprintf("d%d-reg.sock", i)))
 	}
 	t.Logf("%d bytes a subscription", (heap()-before)/n)
-	all := w.SubscribeDir(dir)
+	all := subscribe(t, w.SubscribeDir, dir)
 	w.mu.Lock()
-	if len(w.byWD) > strings.Count(dir, "/")+1 {
-		t.Errorf("%d watches for one folder", len(w.byWD))
+	if len(w.watches) > strings.Count(dir, "/")+1 {
+		t.Errorf("%d watches for one directory", len(w.watches))
 	}
 	w.mu.Unlock()
 	for _, i := range []int{0, 417, 999} {
 		must(t, os.WriteFile(filepath.Join(dir, fmt.Sprintf("d%d-reg.sock", i)), nil, 0o600))
 		expectHint(t, subs[i], "its own")
-		expectHint(t, all, "the folder")
+		expectHint(t, all, "the directory")
 		time.Sleep(quiet)
 		for j, s := range subs {
 			if len(s.hints) > 0 && i != j {
@@ -439,7 +475,7 @@ func TestAThousandRouted(t *testing.T) {
 	must(t, os.Rename(dir, dir+"2"))
 	must(t, os.Rename(dir+"2", dir))
 	for _, s := range subs {
-		expectHint(t, s, "the folder was renamed")
+		expectHint(t, s, "the directory was renamed")
 	}
 	for _, s := range subs {
 		s.Close()
@@ -457,7 +493,7 @@ func heap() int64 {
 func TestLatency(t *testing.T) {
 	w, dir := start(t, Options{}), tempDir(t)
 	path := filepath.Join(dir, "not/yet/csi.sock")
-	s := w.Subscribe(path)
+	s := subscribe(t, w.Subscribe, path)
 	defer s.Close()
 	var worst, sum time.Duration
 	const n = 100
@@ -494,7 +530,7 @@ func TestSubscribedBeforeRun(t *testing.T) {
 
 func TestHintByTheHolder(t *testing.T) {
 	w := start(t, Options{})
-	s := w.Subscribe("/nowhere/at/all")
+	s := subscribe(t, w.Subscribe, "/nowhere/at/all")
 	s.Hint()
 	s.Hint()
 	expectHint(t, s, "my own")
@@ -515,18 +551,14 @@ func TestClosingRaces(t *testing.T) {
 				os.MkdirAll(filepath.Dir(path), 0o755)
 				os.WriteFile(path, nil, 0o600)
 				os.RemoveAll(filepath.Join(dir, fmt.Sprint(i%2)))
-				w.Degraded()
+				w.Polling()
 				s.Close()
 				d.Close()
 			}
 		})
 	}
 	wg.Wait()
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if len(w.folders)+len(w.byWD)+len(w.blind)+len(w.subs) != 0 {
-		t.Errorf("left over: %d folders, %d watches, %d blind, %d subscriptions", len(w.folders), len(w.byWD), len(w.blind), len(w.subs))
-	}
+	expectEmpty(t, w)
 }
 
 // The slow look hints everybody: what inotify keeps silent about, or what somebody missed,
@@ -536,68 +568,68 @@ func TestSlowLook(t *testing.T) {
 	w := start(t, Options{SlowLook: 20 * time.Millisecond}, func(w *Watcher) {
 		w.open = func() (notifier, error) { return deaf(), nil }
 	})
-	a, d := w.Subscribe(filepath.Join(dir, "a")), w.SubscribeDir(dir)
+	a, d := subscribe(t, w.Subscribe, filepath.Join(dir, "a")), subscribe(t, w.SubscribeDir, dir)
 	for range 3 {
 		expectHint(t, a, "a look")
 		expectHint(t, d, "a look")
 	}
-	if w.Degraded() != "" {
-		t.Errorf("degraded: %s", w.Degraded())
+	if w.Polling() != "" {
+		t.Errorf("degraded: %s", w.Polling())
 	}
 	a.Close()
 	d.Close()
 }
 
-// A folder made anew may look the same from above: the same inode number.
+// A directory made anew may look the same from above: the same inode number.
 func TestSlowLookAtAnotherFolder(t *testing.T) {
 	n := deaf()
 	w := start(t, Options{SlowLook: 20 * time.Millisecond}, func(w *Watcher) {
 		w.open = func() (notifier, error) { return n, nil }
 	})
 	dir := tempDir(t)
-	s := w.Subscribe(filepath.Join(dir, "s"))
-	w.mu.Lock()
+	s := subscribe(t, w.Subscribe, filepath.Join(dir, "s"))
+	n.mu.Lock()
 	delete(n.wds, dir)
 	n.next++
-	w.mu.Unlock()
+	n.mu.Unlock()
 	for deadline := time.Now().Add(soon); ; time.Sleep(time.Millisecond) {
-		w.mu.Lock()
+		n.mu.Lock()
 		_, again := n.wds[dir]
-		w.mu.Unlock()
+		n.mu.Unlock()
 		if again {
 			break
 		}
 		if time.Now().After(deadline) {
-			t.Fatal("the folder is not watched again")
+			t.Fatal("the directory is not watched again")
 		}
 	}
 	s.Close()
 }
 
 // Whoever looks because of a hint must find all that the watcher had found: so the hint
-// comes after it, or what was made before its folder was watched would be missed.
+// comes after it, or what was made before its directory was watched would be missed.
 func TestHintComesLast(t *testing.T) {
 	var made atomic.Pointer[Subscription] // somebody else's mount may cause a look at any time
 	n := deaf()
 	dir := tempDir(t)
 	top := filepath.Join(dir, "a")
 	var early atomic.Bool
-	n.added = func(folder string) {
-		if strings.HasPrefix(folder, top) {
+	n.added = func(directory string) {
+		if strings.HasPrefix(directory, top) {
 			if s := made.Load(); s != nil && len(s.hints) > 0 {
 				early.Store(true)
 			}
-			must(t, os.WriteFile(filepath.Join(folder, "s"), nil, 0o600)) // makes no event that anybody hears
+			must(t, os.WriteFile(filepath.Join(directory, "s"), nil, 0o600)) // makes no event that anybody hears
 		}
 	}
 	w := start(t, Options{}, func(w *Watcher) { w.open = func() (notifier, error) { return n, nil } })
-	s := w.Subscribe(filepath.Join(top, "s"))
+	s := subscribe(t, w.Subscribe, filepath.Join(top, "s"))
 	made.Store(s)
 	defer s.Close()
 	must(t, os.Mkdir(top, 0o755))
-	w.mu.Lock()
+	n.mu.Lock()
 	wd := n.wds[dir]
-	w.mu.Unlock()
+	n.mu.Unlock()
 	n.event(wd, unix.IN_CREATE, "a")
 	waitUntilSeen(t, s, filepath.Join(top, "s"))
 	if early.Load() {
@@ -609,7 +641,7 @@ func TestOverflow(t *testing.T) {
 	n := deaf()
 	w := start(t, Options{}, func(w *Watcher) { w.open = func() (notifier, error) { return n, nil } })
 	dir := tempDir(t)
-	a, b := w.Subscribe(filepath.Join(dir, "a")), w.SubscribeDir(filepath.Join(dir, "b"))
+	a, b := subscribe(t, w.Subscribe, filepath.Join(dir, "a")), subscribe(t, w.SubscribeDir, filepath.Join(dir, "b"))
 	n.event(-1, unix.IN_Q_OVERFLOW, "")
 	expectHint(t, a, "overflow")
 	expectHint(t, b, "overflow")
@@ -642,7 +674,7 @@ func TestDegraded(t *testing.T) {
 				}
 				return nil
 			}
-			w := New(slog.New(slog.NewTextHandler(&logged, nil)), Options{SlowLook: time.Hour, BlindLook: 20 * time.Millisecond})
+			w := New(slog.New(slog.NewTextHandler(&logged, nil)), Options{SlowLook: time.Hour, PollInterval: 20 * time.Millisecond})
 			w.open = func() (notifier, error) {
 				if err := is(c.open); err != nil {
 					return nil, fmt.Errorf("cannot open inotify: %w", err)
@@ -653,8 +685,8 @@ func TestDegraded(t *testing.T) {
 			dir := tempDir(t)
 			path := filepath.Join(dir, "x/s")
 			run(t, w)
-			s, d := w.Subscribe(path), w.SubscribeDir(dir)
-			if got := w.Degraded(); !strings.Contains(got, c.naming) {
+			s, d := subscribe(t, w.Subscribe, path), subscribe(t, w.SubscribeDir, dir)
+			if got := w.Polling(); !strings.Contains(got, c.naming) {
 				t.Fatalf("degraded %q does not name %s", got, c.naming)
 			}
 			must(t, os.Mkdir(filepath.Dir(path), 0o755))
@@ -668,9 +700,9 @@ func TestDegraded(t *testing.T) {
 			mu.Lock()
 			limited = false
 			mu.Unlock()
-			for deadline := time.Now().Add(soon); w.Degraded() != ""; time.Sleep(time.Millisecond) {
+			for deadline := time.Now().Add(soon); w.Polling() != ""; time.Sleep(time.Millisecond) {
 				if time.Now().After(deadline) {
-					t.Fatalf("still degraded: %s", w.Degraded())
+					t.Fatalf("still degraded: %s", w.Polling())
 				}
 			}
 			calm(s)
@@ -693,7 +725,7 @@ func TestDegraded(t *testing.T) {
 func TestBrokenInstance(t *testing.T) {
 	n := deaf()
 	opened := 0
-	w := start(t, Options{BlindLook: 10 * time.Millisecond}, func(w *Watcher) {
+	w := start(t, Options{PollInterval: 10 * time.Millisecond}, func(w *Watcher) {
 		w.open = func() (notifier, error) {
 			if opened++; opened == 1 {
 				return n, nil
@@ -702,7 +734,7 @@ func TestBrokenInstance(t *testing.T) {
 		}
 	})
 	path := filepath.Join(tempDir(t), "f")
-	s := w.Subscribe(path)
+	s := subscribe(t, w.Subscribe, path)
 	close(n.reads)
 	for deadline := time.Now().Add(soon); ; time.Sleep(time.Millisecond) {
 		w.mu.Lock()
@@ -726,20 +758,21 @@ type limitedNotifier struct {
 	limit func() error
 }
 
-func (l *limitedNotifier) add(folder string, mask uint32) (int32, error) {
+func (l *limitedNotifier) add(directory string, mask uint32) (int32, error) {
 	if err := l.limit(); err != nil {
 		return -1, err
 	}
-	return l.notifier.add(folder, mask)
+	return l.notifier.add(directory, mask)
 }
 
 // fakeNotifier tells only what a test puts in.
 type fakeNotifier struct {
+	mu     sync.Mutex
 	wds    map[string]int32
 	next   int32
-	added  func(folder string) // called before a watch is in place
-	same   func(string) string // one inode for several names
-	reads  chan []byte         // closed: it breaks
+	added  func(directory string) // called before a watch is in place
+	same   func(string) string    // one inode for several names
+	reads  chan []byte            // closed: it breaks
 	closed chan struct{}
 }
 
@@ -747,14 +780,16 @@ func deaf() *fakeNotifier {
 	return &fakeNotifier{wds: map[string]int32{}, reads: make(chan []byte), closed: make(chan struct{}), same: func(s string) string { return s }}
 }
 
-func (n *fakeNotifier) add(folder string, _ uint32) (int32, error) {
-	if _, err := os.Lstat(folder); err != nil {
+func (n *fakeNotifier) add(directory string, _ uint32) (int32, error) {
+	if _, err := os.Lstat(directory); err != nil {
 		return -1, unix.ENOENT
 	}
-	inode := n.same(folder)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	inode := n.same(directory)
 	if n.wds[inode] == 0 {
 		if n.added != nil {
-			n.added(folder)
+			n.added(directory)
 		}
 		n.next++
 		n.wds[inode] = n.next

@@ -6,18 +6,18 @@ import (
 	"csi-registrar/internal/unixsock"
 )
 
-// ConflictError says that somebody else holds the path of a registration socket, or
-// serves the same driver from another one.
+// ConflictError says that somebody else has the path of a registration socket, or serves the
+// same driver from another one.
 type ConflictError struct {
 	Driver string
-	Path   string // what they hold
+	Path   string // what they have
 	Holder string // who or what it is, for people
-	Same   bool   // they hold the very path; else the name
+	Same   bool   // they have the very path; else the name
 }
 
 func (e *ConflictError) Error() string {
 	if !e.Same {
-		return fmt.Sprintf("%s is already served to the kubelet at %s by %s: stop that registrar (a node-driver-registrar sidecar of the driver?), or remove the driver here", e.Driver, e.Path, e.Holder)
+		return fmt.Sprintf("%s is already served to the kubelet at %q by %s: stop that registrar (a node-driver-registrar sidecar of the driver?), or remove the driver here", e.Driver, e.Path, e.Holder)
 	}
 	return fmt.Sprintf("%s is held by %s, which is left alone: stop or move it away (a node-driver-registrar sidecar of the driver?)", e.Path, e.Holder)
 }

@@ -2,15 +2,21 @@ package kubelet
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
+	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"csi-registrar/internal/status"
+	"csi-registrar/internal/unixsock"
 )
 
 // Publish puts a new socket in place that tells the announcement, instead of the one we
@@ -18,54 +24,51 @@ import (
 // anybody else is replaced: a *ConflictError says who is in the way. After an error what
 // was published before still is, unless its path was lost.
 func (s *Socket) Publish(ctx context.Context, a status.Announcement) error {
-	s.op.Lock()
-	defer s.op.Unlock()
 	if a.Identity.Name != s.name || a.Endpoint == "" || len(a.Versions) == 0 {
 		return fmt.Errorf("cannot publish %s: the announcement names %q with endpoint %q and versions %q", s.name, a.Identity.Name, a.Endpoint, a.Versions)
 	}
-	folder, err := s.r.folder.ensure()
+	return s.do(ctx, changeTime, func(ctx context.Context) error {
+		return errors.Join(s.publish(ctx, a), s.check())
+	})
+}
+
+func (s *Socket) publish(ctx context.Context, a status.Announcement) error {
+	dir, err := s.r.dir.ensure()
 	if err != nil {
 		return err
 	}
 	if err := s.clear(ctx); err != nil {
 		return err
 	}
-	if err := s.r.rivals.check(ctx, s.name, s.current()); err != nil {
+	var own unixsock.FileID
+	if p := s.published(); p != nil {
+		own = p.id
+	}
+	if err := s.r.others.check(ctx, s.name, own); err != nil {
 		return err
 	}
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	ctx, cancel := wholly(ctx)
-	defer cancel()
-	// Bound outside the watched folder, for the kubelet logs an error for each name that
+	// Bound outside the watched directory, for the kubelet logs an error for each name that
 	// comes and goes in it. Where that is another mount, or may not be written, a dot name
 	// within has to do: the kubelet ignores those. A new socket that could not be moved in
 	// is not even made, for the old one is removed before the move.
-	places := []string{s.r.folder.path}
-	if root := s.r.folder.root; root != "" && oneMount(root, s.r.folder.path) {
+	places := []string{s.r.dir.path}
+	if root := s.r.dir.root; root != "" && unixsock.SameMount(root, s.r.dir.path) {
 		places = slices.Insert(places, 0, root)
 	}
 	for i, place := range places {
-		err = s.publishFrom(ctx, place, folder, a)
+		err = s.publishFrom(ctx, place, dir, a)
 		if i == len(places)-1 || !otherPlaceMayDo(err) {
 			break
 		}
-		s.log.Debug("published from within the plugin registry", "because", err)
+		s.log.Debug("published from within the plugins_registry", "because", err)
 	}
 	if err != nil && !isConflict(err) {
 		return fmt.Errorf("cannot publish %s: %w%s", s.path, err, hint(err))
 	}
 	return err
-}
-
-// changeTime is for one change; the service manager answers within milliseconds.
-const changeTime = 5 * time.Second
-
-// wholly is for a change that has begun: a daemon that is told to stop ends it, for half of
-// it would leave the store and the folder at odds, and the next process could not go on.
-func wholly(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(ctx), changeTime)
 }
 
 func otherPlaceMayDo(err error) bool {
@@ -90,127 +93,92 @@ func hint(err error) string {
 	return ""
 }
 
-// clear makes sure that the path is free or ours. A dead socket is removed, if it stays
-// dead; everything else is somebody's.
+// clear makes sure that the path is free or ours. A stale socket is removed, if it stays
+// stale; everything else is somebody's.
 func (s *Socket) clear(ctx context.Context) error {
+	conflict := func(holder string) error {
+		return &ConflictError{Driver: s.name, Path: s.path, Holder: holder, Same: true}
+	}
 	for range 3 { // it may change while we look
-		at, err := lookAt(s.path)
+		at, err := unixsock.Lstat(s.path)
 		switch {
 		case errors.Is(err, os.ErrNotExist):
 			return nil
 		case err != nil:
-			return fmt.Errorf("cannot see what is at the registration socket's path: %w", err)
+			return fmt.Errorf("cannot look at the registration socket: %w", err)
 		}
-		if p := s.current(); p != nil && p.id == at.fileID {
+		if p := s.published(); p != nil && p.id == at.FileID {
 			return nil
 		}
-		if s.r.wasLeft(s.path, at.fileID) { // nobody accepts on it
-			if _, err := remove(s.path, at.fileID); err != nil {
-				return fmt.Errorf("cannot remove our earlier registration socket: %w", err)
-			}
-			s.stored = true
-			s.r.leave(s.path, fileID{})
-			return nil
+		if !at.IsSocket() {
+			return conflict(at.Kind())
 		}
-		if !at.isSocket() {
-			return &ConflictError{Driver: s.name, Path: s.path, Holder: at.kind(), Same: true}
-		}
-		switch a, who, err := knock(ctx, s.path); {
+		switch live, who, err := unixsock.Probe(ctx, s.path); {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		case err != nil:
-			return &ConflictError{Driver: s.name, Path: s.path, Holder: fmt.Sprintf("a socket that cannot be asked (%v)", err), Same: true}
-		case a == alive:
-			return &ConflictError{Driver: s.name, Path: s.path, Holder: process(who), Same: true}
-		case a == dead:
-			removed, err := removeDead(ctx, []string{s.path})
+			return conflict(fmt.Sprintf("a socket that cannot be asked (%v)", err))
+		case live == unixsock.Live:
+			return conflict(process(who))
+		case live == unixsock.Stale:
+			removed, err := unixsock.RemoveStale(ctx, []string{s.path})
 			if err != nil {
-				return fmt.Errorf("cannot remove the dead registration socket: %w", err)
+				return fmt.Errorf("cannot remove the stale registration socket: %w", err)
 			}
 			if len(removed) > 0 {
-				s.log.Info("dead registration socket removed", "path", s.path)
+				s.log.Info("stale registration socket removed", "path", s.path)
 			}
 		}
 	}
-	return &ConflictError{Driver: s.name, Path: s.path, Holder: "a socket that keeps changing", Same: true}
+	return conflict("a socket that keeps changing")
 }
 
-// publishFrom binds in place and moves the socket to its path. A crash anywhere in it
-// leaves at worst a dead temporary name, or the old socket dead: both are swept.
-func (s *Socket) publishFrom(ctx context.Context, place string, folder fileID, a status.Announcement) error {
-	p, temporary, err := bind(ctx, s, place)
+// publishFrom binds in place and moves the socket to its path. A crash anywhere in it leaves
+// at worst a stale temporary name, or the old socket stale: both are swept.
+func (s *Socket) publishFrom(ctx context.Context, place string, dir unixsock.FileID, a status.Announcement) error {
+	temporary := temporaryName(place)
+	l, file, err := unixsock.Listen(ctx, temporary)
 	if err != nil {
-		return err
-	}
-	p.announced, p.folder = a, folder
-	old := s.current()
-	oldStored := old != nil && old.inStore
-	if oldStored || s.stored {
-		// One name in the store is one listener: the next process has to tell by it.
-		err := s.r.forget(ctx, s.name)
-		if err != nil {
-			s.log.Warn("cannot take the old listener out of the descriptor store", "error", err)
-		} else if old != nil {
-			old.inStore = false
+		// Without the temporary name: the same trouble must read the same each time.
+		if errno, ok := errors.AsType[syscall.Errno](err); ok {
+			err = errno
 		}
-		s.stored = s.stored && err != nil
+		return fmt.Errorf("cannot make a socket in %s: %w", place, err)
 	}
+	p := newListener(s, l)
+	p.id, p.dir, p.announced = file.FileID, dir, a
+	old := s.published()
 	s.keep(ctx, p)
 	go p.accept()
 	err = s.moveIn(ctx, temporary, p, old)
-	_, rerr := remove(temporary, p.id) // still there after an error, and after a link
+	_, rerr := unixsock.Remove(temporary, p.id) // still there after an error, and after a link
 	if err == nil {
-		s.written = false // it is p's now
 		if old != nil {
 			rerr = errors.Join(rerr, old.stop(true))
 		}
 		if rerr != nil {
-			s.log.Warn("published, but not all is tidy", "error", rerr)
+			s.log.Warn("published, but what was there before is not removed completely", "error", rerr)
 		}
 		return nil
 	}
 
 	// Back to what it was.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeGrace)
-	defer cancel()
-	errs := []error{err, rerr}
-	if p.inStore {
-		errs = append(errs, s.r.forget(ctx, s.name))
-	}
-	errs = append(errs, p.stop(false))
-	s.setCurrent(old)
+	errs := []error{err, rerr, p.stop(false)}
+	s.setPublished(old)
 	if old == nil {
+		s.forget(ctx)
 		errs = append(errs, s.removeRecord())
 		return errors.Join(errs...)
 	}
-	if oldStored {
-		s.keep(ctx, old)
-	}
-	errs = append(errs, s.save(old))
-	return errors.Join(errs...)
+	s.keep(ctx, old)
+	return errors.Join(append(errs, s.save(old))...)
 }
 
-// keep gives the listener to the store, if there is one. A registration that cannot
-// outlive the process is better than none: see NotKept.
-func (s *Socket) keep(ctx context.Context, p *publication) {
-	var err error
-	if s.r.store != nil {
-		err = s.r.store.Keep(ctx, storeName(s.name), p.listener)
-		p.inStore = err == nil
-	}
-	if err != nil {
-		s.log.Warn("the registration will not survive a restart of csi-registrar: its socket is not in the descriptor store", "error", err)
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.notKept = err
-}
-
-// moveIn gives p its path. The record is written and p is current before, for the
-// kubelet may call as soon as the name is there.
-func (s *Socket) moveIn(ctx context.Context, temporary string, p, old *publication) error {
+// moveIn gives p its path. The record is written and p is published before, for the kubelet
+// may call as soon as the name is there.
+func (s *Socket) moveIn(ctx context.Context, temporary string, p, old *listener) error {
 	if old != nil {
-		if _, err := remove(s.path, old.id); err != nil {
+		if _, err := unixsock.Remove(s.path, old.id); err != nil {
 			return err
 		}
 	}
@@ -218,15 +186,18 @@ func (s *Socket) moveIn(ctx context.Context, temporary string, p, old *publicati
 		s.mu.Lock()
 		p.publishedAt = time.Now()
 		s.mu.Unlock()
-		s.setCurrent(p)
+		s.setPublished(p)
 		if err := s.save(p); err != nil {
 			s.log.Warn("the registration socket is published without its record", "error", err)
 		}
-		err := renameNoReplace(temporary, s.path)
-		if !errors.Is(err, os.ErrExist) {
-			return err
+		err := unixsock.MoveIntoPlace(temporary, s.path)
+		if err == nil {
+			return nil
 		}
-		s.setCurrent(old)
+		s.setPublished(old)
+		if !errors.Is(err, os.ErrExist) {
+			return fmt.Errorf("cannot put the socket in place: %w", err)
+		}
 		if err := s.clear(ctx); err != nil {
 			return err
 		}
@@ -234,15 +205,22 @@ func (s *Socket) moveIn(ctx context.Context, temporary string, p, old *publicati
 	return &ConflictError{Driver: s.name, Path: s.path, Holder: "something that comes and goes", Same: true}
 }
 
-// renameNoReplace renames over nothing. Where the file system does not know how (EINVAL)
-// a second name is made, which replaces nothing either; the first one is left.
-func renameNoReplace(from, to string) error {
-	err := unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE)
-	if err == unix.EINVAL || err == unix.ENOSYS {
-		return os.Link(from, to)
-	}
-	if err != nil {
-		return fmt.Errorf("cannot put the socket in place: %w", err) // without the temporary name, which changes
-	}
-	return nil
+// temporaryPrefix begins the names that sockets are bound under before they get their
+// own. A dot, so that the kubelet ignores them; eight hexadecimal digits follow. A socket
+// keeps this name for life (getsockname), and none is used twice.
+const (
+	temporaryPrefix = ".csi-reg-"
+	temporaryDigits = 8
+)
+
+func temporaryName(dir string) string {
+	b := make([]byte, temporaryDigits/2)
+	rand.Read(b) // never fails
+	return filepath.Join(dir, temporaryPrefix+hex.EncodeToString(b))
+}
+
+func isTemporary(name string) bool {
+	digits, ok := strings.CutPrefix(name, temporaryPrefix)
+	_, err := hex.DecodeString(digits)
+	return ok && len(digits) == temporaryDigits && err == nil
 }

@@ -10,21 +10,24 @@ import (
 	"strings"
 	"time"
 
+	"csi-registrar/internal/pluginreg"
 	"csi-registrar/internal/status"
+	"csi-registrar/internal/unixsock"
 )
 
 // record remembers beyond the process what a socket announced and what the kubelet said
 // to it. It is believed only of the very listener it describes.
 type record struct {
-	Path string `json:"path"`
-	fileID
-	PublishedAt time.Time           `json:"published_at"`
-	GetInfoAt   time.Time           `json:"get_info_at,omitzero"`
-	Announced   status.Announcement `json:"announced"`
-	Word        status.Notification `json:"word,omitzero"`
-	// FirstYesAt tells how long the registration took: a kubelet that restarts says yes
-	// again, and then Word no longer does.
-	FirstYesAt time.Time `json:"first_yes_at,omitzero"`
+	Path  string `json:"path"`
+	Bound string `json:"bound"` // the name that the listener was bound to
+	unixsock.FileID
+	PublishedAt  time.Time           `json:"published_at"`
+	GetInfoAt    time.Time           `json:"get_info_at,omitzero"`
+	Announced    status.Announcement `json:"announced"`
+	Notification status.Notification `json:"notification,omitzero"`
+	// FirstAcceptedAt is kept for how long the registration took: a kubelet that restarts
+	// accepts again, and then Notification no longer has it.
+	FirstAcceptedAt time.Time `json:"first_accepted_at,omitzero"`
 }
 
 const (
@@ -39,7 +42,7 @@ func (r *Registry) recordOf(name string) string {
 }
 
 // save writes the record of p, if it is still what the Socket publishes.
-func (s *Socket) save(p *publication) error {
+func (s *Socket) save(p *listener) error {
 	if s.r.records == "" {
 		return nil
 	}
@@ -47,7 +50,10 @@ func (s *Socket) save(p *publication) error {
 	defer s.saving.Unlock()
 	s.mu.Lock()
 	live := p.live
-	rec := record{Path: s.path, fileID: p.id, PublishedAt: p.publishedAt, GetInfoAt: p.getInfoAt, Announced: p.announced, Word: p.word, FirstYesAt: p.firstYesAt}
+	rec := record{
+		Path: s.path, Bound: p.Addr().String(), FileID: p.id, PublishedAt: p.publishedAt, GetInfoAt: p.getInfoAt,
+		Announced: p.announced, Notification: p.notification, FirstAcceptedAt: p.firstAcceptedAt,
+	}
 	s.mu.Unlock()
 	if !live {
 		return nil
@@ -63,19 +69,19 @@ func (s *Socket) save(p *publication) error {
 }
 
 // saveAgain writes the record if that failed, as it does while /run is full: without it the
-// next process would not know what the kubelet said, and publish anew.
-func (s *Socket) saveAgain() error {
+// next process would not know the socket for its own, and publish again.
+func (s *Socket) saveAgain() {
 	s.mu.Lock()
-	p, unsaved := s.pub, s.unsaved
+	p, unsaved := s.current, s.unsaved
 	s.mu.Unlock()
 	if p == nil || !unsaved {
-		return nil
+		return
 	}
-	if err := s.save(p); err != nil {
-		return err
+	if err := s.save(p); err != nil { // a warning said so the first time
+		s.log.Debug("the record of the registration can still not be written", "error", err)
+		return
 	}
 	s.log.Info("the record of the registration is written now")
-	return nil
 }
 
 func (r *Registry) writeRecord(name string, rec record) error {
@@ -105,7 +111,7 @@ func (s *Socket) removeRecord() error {
 	return ignoreMissing(os.Remove(s.r.recordOf(s.name)))
 }
 
-// readRecord gives the record of a driver; the zero one if there is none to be believed.
+// readRecord returns the record of a driver; the zero one if there is none that can be read.
 func (r *Registry) readRecord(name string) record {
 	if r.records == "" {
 		return record{}
@@ -134,9 +140,6 @@ func readRecord(path string) (record, error) {
 	if err := json.Unmarshal(b, &rec); err != nil {
 		return record{}, fmt.Errorf("cannot read %s: %w", path, err)
 	}
-	if rec.Word.Registered && rec.FirstYesAt.IsZero() { // of a version that wrote only the last one
-		rec.FirstYesAt = rec.Word.At
-	}
 	return rec, nil
 }
 
@@ -145,8 +148,8 @@ type Leftovers struct {
 	records map[string]record // by file
 }
 
-// Recorded returns what the records in a RunDir (Options.RunDir) tell. An error names those
-// that are no good; the others are in the Leftovers.
+// Recorded returns what the records in a RunDir (Options.RunDir) say. An error names those
+// that cannot be used; the others are in the Leftovers.
 func Recorded(runDir string) (left Leftovers, err error) {
 	dir := recordsIn(runDir)
 	entries, err := os.ReadDir(dir)
@@ -162,7 +165,7 @@ func Recorded(runDir string) (left Leftovers, err error) {
 		}
 		file := filepath.Join(dir, e.Name())
 		rec, err := readRecord(file)
-		if err == nil && filepath.Base(rec.Path) != name+suffix {
+		if err == nil && !pluginreg.IsSocketOf(rec.Path, name) {
 			err = fmt.Errorf("%s names %q, which is not the socket of %s: remove the file", file, rec.Path, name)
 		}
 		if err != nil {
@@ -180,7 +183,7 @@ func Recorded(runDir string) (left Leftovers, err error) {
 func (l Leftovers) Remove() (removed []string, err error) {
 	var errs []error
 	for file, rec := range l.records {
-		did, err := remove(rec.Path, rec.fileID)
+		did, err := unixsock.Remove(rec.Path, rec.FileID)
 		if did {
 			removed = append(removed, rec.Path)
 		}

@@ -10,21 +10,15 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
 	"path/filepath"
 	"sync"
 	"syscall"
 	"time"
 
+	"csi-registrar/internal/pluginreg"
+	"csi-registrar/internal/worker"
+
 	"google.golang.org/grpc"
-
-	"csi-registrar/internal/status"
-)
-
-const (
-	folderName = "plugins_registry"
-	suffix     = "-reg.sock" // node-driver-registrar's, so that both meet at one path
-	maxPath    = 107         // bytes of a Unix socket's path, without the final NUL
 )
 
 // Store keeps listeners beyond the end of the process (satisfied by systemd.Store).
@@ -35,23 +29,25 @@ type Store interface {
 	Forget(ctx context.Context, name string) error
 }
 
-// Options of a Registry. The zero value is good: nothing is logged, stored or recorded.
+// Options of a Registry. All but Watch, WatchDir and Pool may be left out.
 type Options struct {
 	Log *slog.Logger
-	// RunDir is the daemon's folder under /run; records are kept in RunDir/registrations.
+	// RunDir is the daemon's directory under /run; records are kept in RunDir/registrations.
 	// Empty: no records.
 	RunDir string
 	// Store takes the listeners; nil: none.
 	Store Store
 	// KeepSockets leaves what the store took in place when a Socket is closed.
 	KeepSockets bool
-	// Folder is the folder that the kubelet watches, where it is not
+	// Dir is the directory that the kubelet watches, where it is not
 	// <rootDir>/plugins_registry (node-driver-registrar's --plugin-registration-path).
 	// It is never made, and temporary names are dot names within it.
-	Folder string
-	// Watch gives hints about a path, and takes ours, so that one channel serves both.
-	// Nil: only the kubelet's calls and Socket.Hint give hints.
-	Watch func(path string) Watch
+	Dir string
+	// Watch gives hints about a path, and takes ours, so that one channel serves both;
+	// WatchDir about the entries of a directory.
+	Watch, WatchDir func(path string) Watch
+	// Pool runs what may block for ever.
+	Pool *worker.Pool
 }
 
 // Watch is a place for hints (satisfied by fswatch.Subscription).
@@ -61,59 +57,44 @@ type Watch interface {
 	Close()
 }
 
-// unwatched is a Watch without a watcher.
-type unwatched chan struct{}
-
-func newUnwatched(string) Watch { return make(unwatched, 1) }
-
-func (u unwatched) Hints() <-chan struct{} { return u }
-func (u unwatched) Close()                 {}
-func (u unwatched) Hint() {
-	select {
-	case u <- struct{}{}:
-	default:
-	}
-}
-
 // Registry is one plugins_registry and what this process serves in it.
 type Registry struct {
 	log         *slog.Logger
-	root        string // empty: nothing is made outside the folder
-	folder      *folder
-	records     string // folder of the records; empty: none
+	dir         *directory
+	records     string // directory of the records; empty: none
 	store       Store  // nil: none
 	keepSockets bool
 	watch       func(path string) Watch
+	pool        *worker.Pool
 
-	server *grpc.Server
-	calls  *funnel
-	served chan struct{} // closed when the server's Serve has returned
-	conns  *connections
-	rivals *rivals
+	server  *grpc.Server
+	calls   *channelListener
+	conns   *connections
+	others  *others
+	entries Watch // of the directory
+	stop    context.CancelFunc
+	running sync.WaitGroup // the server and the search for others
 
 	mu      sync.Mutex
 	sockets map[string]*Socket // by path
-	left    map[string]fileID  // by path: what closed Sockets left there, and in the store
 }
 
 // Open prepares to serve in the plugins_registry of rootDir, the kubelet's --root-dir.
 // Neither needs to exist yet.
 func Open(rootDir string, o Options) (*Registry, error) {
-	dir := filepath.Join(rootDir, folderName)
-	if o.Folder != "" {
-		rootDir, dir = "", filepath.Clean(o.Folder)
+	dir := pluginreg.Dir(rootDir)
+	if o.Dir != "" {
+		rootDir, dir = "", filepath.Clean(o.Dir)
 	}
 	if !filepath.IsAbs(dir) {
-		return nil, fmt.Errorf("cannot use %s as the kubelet's plugin registry: give an absolute path", dir)
+		return nil, fmt.Errorf("cannot use %s as the plugins_registry: give an absolute path", dir)
 	}
+	ctx, stop := context.WithCancel(context.Background()) // until Close
 	r := &Registry{
-		log: o.Log, root: rootDir, folder: newFolder(rootDir, dir), store: o.Store, keepSockets: o.KeepSockets,
-		calls: newFunnel(), served: make(chan struct{}), conns: newConnections(),
-		sockets: make(map[string]*Socket), left: make(map[string]fileID),
-		watch: o.Watch,
-	}
-	if r.watch == nil {
-		r.watch = newUnwatched
+		log: o.Log, dir: newDirectory(rootDir, dir), store: o.Store, keepSockets: o.KeepSockets,
+		watch: o.Watch, pool: o.Pool, stop: stop,
+		calls: newChannelListener(), conns: newConnections(), entries: o.WatchDir(dir),
+		sockets: make(map[string]*Socket),
 	}
 	if r.log == nil {
 		r.log = slog.New(slog.DiscardHandler)
@@ -121,50 +102,38 @@ func Open(rootDir string, o Options) (*Registry, error) {
 	if o.RunDir != "" {
 		r.records = recordsIn(o.RunDir)
 	}
-	r.rivals = newRivals(dir, r.isOurs)
+	r.others = newOthers(dir, o.Pool, func(path string) bool { return r.socketAt(path) != nil }, r.hint)
+	r.running.Go(func() { r.others.run(ctx, r.entries.Hints()) })
 	r.server = newServer(r.conns)
-	go func() {
-		defer close(r.served)
+	r.running.Go(func() {
 		if err := r.server.Serve(r.calls); err != nil && !errors.Is(err, net.ErrClosed) {
 			r.log.Error("registration sockets are no longer served", "error", err)
 		}
-	}()
+	})
 	return r, nil
 }
 
-// Folder is the path of the plugins_registry.
-func (r *Registry) Folder() string { return r.folder.path }
+// Dir is the path of the plugins_registry.
+func (r *Registry) Dir() string { return r.dir.path }
 
-// PathOf is where a driver's registration socket belongs.
-func (r *Registry) PathOf(name string) string {
-	return filepath.Join(r.folder.path, name+suffix)
-}
-
-// Socket gives the registration socket of a driver; nothing is published yet. The name is
-// checked before a path is made of it (status.ErrName). One driver has one Socket at a time.
+// Socket returns the registration socket of a driver; nothing is published yet. One driver has
+// one Socket at a time.
 func (r *Registry) Socket(name string) (*Socket, error) {
-	if err := status.CheckName(name); err != nil {
+	path, err := pluginreg.SocketPath(r.dir.path, name)
+	if err != nil {
 		return nil, err
-	}
-	path := r.PathOf(name)
-	if len(path) > maxPath {
-		return nil, fmt.Errorf("cannot make a registration socket for %s: %s has %d bytes, a Unix socket's path at most %d: use a shorter root_dir", name, path, len(path), maxPath)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.sockets[path] != nil {
 		return nil, fmt.Errorf("the registration socket of %s is in use already", name)
 	}
-	s := r.newSocket(name, r.watch)
+	s := newSocket(r, name, path)
 	r.sockets[path] = s
 	return s, nil
 }
 
-func (r *Registry) newSocket(name string, watch func(path string) Watch) *Socket {
-	return &Socket{r: r, name: name, path: r.PathOf(name), log: r.log.With("driver", name), watch: watch(r.PathOf(name))}
-}
-
-// drop forgets a closed Socket.
+// drop removes a closed Socket.
 func (r *Registry) drop(s *Socket) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -173,26 +142,19 @@ func (r *Registry) drop(s *Socket) {
 	}
 }
 
-// leave notes what a Socket leaves at its path when it is closed; the zero fileID: nothing.
-func (r *Registry) leave(path string, id fileID) {
+// socketAt returns our Socket of this path, by name alone; nil if it is none of ours.
+func (r *Registry) socketAt(path string) *Socket {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.left[path] = id
+	return r.sockets[path]
 }
 
-// wasLeft tells whether a Socket that was closed left this file there.
-func (r *Registry) wasLeft(path string, id fileID) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.left[path] == id
-}
-
-// isOurs tells whether path belongs to one of our Sockets, by name alone: also one that
-// is just being adopted, and would keep whoever asks it waiting.
-func (r *Registry) isOurs(path string) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.sockets[path] != nil
+// hint tells the driver's Socket that another one serves it now, or none any more.
+func (r *Registry) hint(driver string) {
+	path, err := pluginreg.SocketPath(r.dir.path, driver)
+	if s := r.socketAt(path); err == nil && s != nil {
+		s.watch.Hint()
+	}
 }
 
 // closeGrace is how long calls in flight may take at the end.
@@ -209,8 +171,10 @@ func (r *Registry) Close(ctx context.Context) error {
 	open := len(r.sockets)
 	r.mu.Unlock()
 
+	r.entries.Close()
+	r.stop()
 	r.calls.Close()
-	<-r.served // nothing new comes in from here on
+	r.running.Wait() // nothing new comes in from here on
 	r.conns.closeSilent()
 	graceful := make(chan struct{})
 	go func() {
@@ -233,36 +197,8 @@ func (r *Registry) Close(ctx context.Context) error {
 	return err
 }
 
-// forget takes a driver's listener out of the store.
-func (r *Registry) forget(ctx context.Context, name string) error {
-	if r.store == nil {
-		return nil
-	}
-	return r.store.Forget(ctx, storeName(name))
-}
+// StorePrefix begins the names of registration sockets in the descriptor store.
+const StorePrefix = "registration-"
 
-func storeName(driver string) string { return "registration-" + driver }
-
-// remove unlinks the file at path if it is the very one, and tells whether it did.
-//
-// There is no unlink-if-it-is-this-inode: between the look and the unlink somebody could
-// put another file there. The window is two system calls long, and only root can write
-// in the folder. Renaming away first would close it, but the kubelet does not notice a
-// rename-away, so it is no withdrawal.
-func remove(path string, id fileID) (bool, error) {
-	switch f, err := lookAt(path); {
-	case errors.Is(err, os.ErrNotExist):
-		return false, nil
-	case err != nil:
-		return false, err
-	case f.fileID != id:
-		return false, nil
-	}
-	switch err := os.Remove(path); {
-	case errors.Is(err, os.ErrNotExist):
-		return false, nil
-	case err != nil:
-		return false, err
-	}
-	return true, nil
-}
+// StoreName is the name of a driver's registration socket in the descriptor store.
+func StoreName(driver string) string { return StorePrefix + driver }

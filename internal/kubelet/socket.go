@@ -5,143 +5,160 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"csi-registrar/internal/status"
+	"csi-registrar/internal/unixsock"
+	"csi-registrar/internal/worker"
 )
 
-// Socket is the registration socket of one driver. It satisfies registrar.Socket.
+// How long the worker of a Socket may take before it is abandoned. A publication waits for a
+// scan, for the descriptor store and, at times, for a stale socket.
+const (
+	checkTime  = time.Second
+	changeTime = 3 * time.Second
+	closeTime  = time.Second
+)
+
+// Socket is the registration socket of one driver. It satisfies registrar.Socket. What looks
+// at files or changes them runs in a worker, one at a time.
 type Socket struct {
-	r     *Registry
-	name  string
-	path  string
-	log   *slog.Logger
-	watch Watch
-
-	op sync.Mutex // one change at a time; guards what follows
-
-	forgot  bool // the store was told to forget the name while another listener may have it
-	stored  bool // the store may have a withdrawn listener of the name
-	written bool // the record of a withdrawn one may be left
+	r      *Registry
+	name   string
+	path   string
+	log    *slog.Logger
+	watch  Watch
+	worker *worker.Slot
 
 	saving sync.Mutex // one writer of the record at a time
 
-	mu       sync.Mutex // guards what follows, and the fields of publications; held for moments
-	pub      *publication
-	accepted uint64
-	refusals uint64
-	notKept  error
-	unsaved  bool // the record could not be written; see saveAgain
+	mu      sync.Mutex // guards what follows, and the fields of listeners; held for moments
+	current *listener  // what is published, or nil
+	seen    seen
+	counts  struct{ accepted, refusals uint64 }
+	notKept error
+	unsaved bool // the record could not be written; Check tries again
+}
+
+// seen is what the worker found at the path last.
+type seen struct {
+	place      status.Place
+	dirMissing bool
+	recreated  bool // the directory
+}
+
+func newSocket(r *Registry, name, path string) *Socket {
+	s := &Socket{r: r, name: name, path: path, log: r.log.With("driver", name), seen: seen{place: status.Missing}}
+	s.watch = r.watch(path)
+	s.worker = r.pool.Slot(path, s.watch.Hint)
+	return s
 }
 
 // Path is <plugins_registry>/<driver>-reg.sock.
 func (s *Socket) Path() string { return s.path }
 
-// Hints receives when it is worth looking again: the path changed, as Hint says, or the
-// kubelet called. Capacity one: a hint is never lost, many are one.
+// Hints receives when it is worth a Check, or the kubelet called.
 func (s *Socket) Hints() <-chan struct{} { return s.watch.Hints() }
 
-// Hint says that it is worth looking again.
-func (s *Socket) Hint() { s.watch.Hint() }
-
-// NotKept tells why the published listener is not in the store, so that the registration
-// will not outlive this process; nil if it is, or if there is no store.
-func (s *Socket) NotKept() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.notKept
+// do runs f in the Socket's worker. A change that has begun is ended, whatever becomes of ctx:
+// half of it would leave store and directory in disagreement, and the next process could not
+// go on.
+func (s *Socket) do(ctx context.Context, limit time.Duration, f func(context.Context) error) error {
+	whole := context.WithoutCancel(ctx)
+	err, late := worker.Do(ctx, s.worker, limit, func() error {
+		limited, cancel := context.WithTimeout(whole, limit)
+		defer cancel()
+		return f(limited)
+	}, nil)
+	return errors.Join(late, err)
 }
 
-// current is what is published, or nil.
-func (s *Socket) current() *publication {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.pub
-}
-
-// Look tells what is at the path and what the kubelet said: one stat of the path, one of
-// the folder. A record that could not be written is tried again. It may be called at any time.
+// Look returns what is known, from memory.
 func (s *Socket) Look() status.Socket {
-	if err := s.saveAgain(); err != nil { // a warning said so the first time
-		s.log.Debug("the record of the registration can still not be written", "error", err)
-	}
-	look := status.Socket{Path: s.path, Place: status.Missing, FolderAnew: s.r.folder.anew()}
-	at, err := lookAt(s.path)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	look.Accepted, look.Refusals = s.accepted, s.refusals
-	switch p := s.pub; {
-	// A path that cannot be seen is missing as well: whoever publishes then is told why.
-	case err != nil:
-	case p != nil && p.id == at.fileID:
-		look.Place = status.Ours
-	default:
-		look.Place = status.Foreign
+	look := status.Socket{
+		Path: s.path, Place: s.seen.place, DirMissing: s.seen.dirMissing, DirRecreated: s.seen.recreated,
+		Accepted: s.counts.accepted, Refusals: s.counts.refusals,
 	}
-	if p := s.pub; p != nil {
-		look.Up = true
-		look.Announced = p.announced
-		look.PublishedAt, look.GetInfoAt, look.Word, look.FirstYesAt = p.publishedAt, p.getInfoAt, p.word, p.firstYesAt
+	var own unixsock.FileID
+	if p := s.current; p != nil {
+		own = p.id
+		look.Up, look.Announced = true, p.announced
+		look.PublishedAt, look.GetInfoAt, look.Notification, look.FirstAcceptedAt = p.publishedAt, p.getInfoAt, p.notification, p.firstAcceptedAt
+		if s.notKept != nil {
+			look.NotKept = s.notKept.Error()
+		}
+		look.AlsoServed = s.r.others.describe(s.name, own)
 	}
 	return look
 }
 
-// Withdraw takes the socket away: the path if it is ours, then its place in the store,
-// the record and the listener. What is not ours stays. Connections that the kubelet has
-// are still served, so that its Notify does not fail. Without anything published it does
-// nothing. If the path cannot be removed everything stays as it is (Look: Up). After any
-// other error it is withdrawn, and what is left in the store or of the record goes with the
-// next Withdraw, Publish or Close, each of which may follow an error.
-func (s *Socket) Withdraw(ctx context.Context) error {
-	s.op.Lock()
-	defer s.op.Unlock()
-	return s.withdraw(ctx)
+// Check looks at the path, and tries again to write a record that could not be written. After
+// an error Look says what was seen before.
+func (s *Socket) Check(ctx context.Context) error {
+	return s.do(ctx, checkTime, func(context.Context) error {
+		s.saveAgain()
+		return s.check()
+	})
 }
 
-func (s *Socket) withdraw(ctx context.Context) error {
-	ctx, cancel := wholly(ctx)
-	defer cancel()
-	p := s.current()
-	if p == nil {
-		return s.tidy(ctx)
+// check is for the worker.
+func (s *Socket) check() error {
+	now := seen{recreated: s.r.dir.note()}
+	f, err := unixsock.Lstat(s.path)
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
+		now.place = status.Missing
+		_, err = unixsock.Stat(s.r.dir.path)
+		now.dirMissing = errors.Is(err, os.ErrNotExist)
+	} else if err != nil {
+		return fmt.Errorf("cannot look at the registration socket: %w", err)
 	}
-	if _, err := remove(s.path, p.id); err != nil {
-		return fmt.Errorf("cannot withdraw the registration socket: %w", err)
-	}
-	// From here on it is withdrawn, whatever else fails.
-	s.setCurrent(nil)
-	s.stored, s.written = s.stored || p.inStore, true
-	return errors.Join(s.tidy(ctx), p.stop(true))
-}
-
-// tidy takes away what is left of what was withdrawn, while nothing is published.
-func (s *Socket) tidy(ctx context.Context) error {
-	var errs []error
-	if s.stored {
-		err := s.r.forget(ctx, s.name)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("cannot take %s out of the descriptor store: %w", storeName(s.name), err))
-		}
-		s.stored = err != nil
-	}
-	if s.written {
-		err := s.removeRecord()
-		if err != nil {
-			errs = append(errs, fmt.Errorf("cannot remove the record of %s: %w", s.name, err))
-		}
-		s.written = err != nil
-	}
-	return errors.Join(errs...)
-}
-
-// setCurrent makes p, or nothing, what is published. Only a live publication is recorded.
-func (s *Socket) setCurrent(p *publication) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.pub != nil {
-		s.pub.live = false
+	if now.place == "" {
+		now.place = status.Foreign
+		if p := s.current; p != nil && p.id == f.FileID {
+			now.place = status.Ours
+		}
 	}
-	s.pub = p
+	s.seen = now
+	return nil
+}
+
+// Acknowledge notes that the kubelet has learned this identity from the driver itself.
+func (s *Socket) Acknowledge(ctx context.Context, i status.Identity) error {
+	return s.do(ctx, changeTime, func(context.Context) error {
+		p := s.published()
+		if p == nil {
+			return nil
+		}
+		s.mu.Lock()
+		p.announced.Identity = i
+		s.mu.Unlock()
+		return s.save(p)
+	})
+}
+
+// published is what is published, or nil.
+func (s *Socket) published() *listener {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.current
+}
+
+// setPublished makes p, or nothing, what is published. Only that is recorded.
+func (s *Socket) setPublished(p *listener) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.current != nil {
+		s.current.live = false
+	}
+	s.current = p
 	if p != nil {
 		p.live = true
 	} else {
@@ -149,32 +166,77 @@ func (s *Socket) setCurrent(p *publication) {
 	}
 }
 
-// Close ends the Socket at the end of the process, or when the driver is no longer
-// configured (after Withdraw). A listener that the store took is left as it is with
-// Options.KeepSockets, path and record too: the next process adopts it, and who connects
-// meanwhile waits in its queue. Otherwise it is withdrawn. Calls in flight go on until
-// Registry.Close. With whatever error, the name is free for another Socket, which replaces
-// what this one left behind.
-func (s *Socket) Close(ctx context.Context) (kept bool, err error) {
-	s.op.Lock()
-	defer s.op.Unlock()
-	defer s.r.drop(s)
-	s.watch.Close()
-	p := s.current()
+// Withdraw takes the socket away: the path if it is ours, then its place in the store, the
+// record and the listener. What is not ours stays. Connections that the kubelet has are still
+// served, so that its Notify does not fail. Without anything published it does nothing. If the
+// path cannot be removed everything stays as it is (Look: Up).
+func (s *Socket) Withdraw(ctx context.Context) error { return s.do(ctx, changeTime, s.withdraw) }
+
+func (s *Socket) withdraw(ctx context.Context) error {
+	p := s.published()
 	if p == nil {
-		return false, s.withdraw(ctx)
+		return nil
 	}
-	if s.r.keepSockets && p.inStore {
-		s.r.leave(s.path, p.id)
-		return true, errors.Join(s.saveAgain(), p.stop(false)) // its record stays live: a Notify in flight is still recorded
+	if _, err := unixsock.Remove(s.path, p.id); err != nil {
+		return fmt.Errorf("cannot withdraw the registration socket: %w", err)
 	}
-	err = s.withdraw(ctx)
-	if s.current() != nil { // the path could not be removed
-		if p.inStore {
-			s.r.leave(s.path, p.id)
+	// From here on it is withdrawn, whatever else fails.
+	s.setPublished(nil)
+	s.forget(ctx)
+	if err := s.removeRecord(); err != nil {
+		s.log.Warn("cannot remove the record of the registration", "error", err)
+	}
+	return errors.Join(p.stop(true), s.check())
+}
+
+// Close ends the Socket at the end of the process, or when it is withdrawn. A listener that
+// the store took is left as it is with Options.KeepSockets, path and record too: the next
+// process adopts it, and who connects meanwhile waits in its queue. Otherwise it is withdrawn.
+// Calls in flight go on until Registry.Close. With whatever error, the name is free for another
+// Socket.
+func (s *Socket) Close(ctx context.Context) error {
+	defer s.r.drop(s)
+	defer s.watch.Close()
+	return s.do(ctx, closeTime, func(ctx context.Context) error {
+		p := s.published()
+		if p == nil {
+			return nil
 		}
-		s.setCurrent(nil)
-		err = errors.Join(err, p.stop(false))
+		if s.r.keepSockets && p.kept {
+			s.saveAgain()
+			return p.stop(false) // its record stays live: a Notify in flight is still recorded
+		}
+		err := s.withdraw(ctx)
+		if s.published() != nil { // the path could not be removed
+			s.setPublished(nil)
+			err = errors.Join(err, p.stop(false))
+		}
+		return err
+	})
+}
+
+// keep gives the listener to the descriptor store, if there is one, in place of the one that it
+// has of this driver. A registration that cannot outlive the process is better than none.
+func (s *Socket) keep(ctx context.Context, p *listener) {
+	if s.r.store == nil {
+		return
 	}
-	return false, err
+	err := s.r.store.Keep(ctx, StoreName(s.name), p)
+	p.kept = err == nil
+	if err != nil {
+		s.log.Warn("the registration will not survive a restart of csi-registrar: its socket is not in the descriptor store", "error", err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.notKept = err
+}
+
+// forget takes the driver's listener out of the descriptor store.
+func (s *Socket) forget(ctx context.Context) {
+	if s.r.store == nil {
+		return
+	}
+	if err := s.r.store.Forget(ctx, StoreName(s.name)); err != nil {
+		s.log.Warn("the descriptor store still has the registration socket", "error", err)
+	}
 }

@@ -2,49 +2,43 @@ package kubelet
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
-	"csi-registrar/internal/status"
+	"csi-registrar/internal/pluginreg"
+	"csi-registrar/internal/unixsock"
+	"csi-registrar/internal/worker"
 )
 
-// temporaryPrefix begins the names that sockets are bound under before they get their
-// own. A dot, so that the kubelet ignores them; eight hexadecimal digits follow.
-const (
-	temporaryPrefix = ".csi-reg-"
-	temporaryDigits = 8
-)
-
-func temporaryName(folder string) string {
-	b := make([]byte, temporaryDigits/2)
-	rand.Read(b) // never fails
-	return filepath.Join(folder, temporaryPrefix+hex.EncodeToString(b))
-}
-
-func isTemporary(name string) bool {
-	digits, ok := strings.CutPrefix(name, temporaryPrefix)
-	_, err := hex.DecodeString(digits)
-	return ok && len(digits) == temporaryDigits && err == nil
-}
-
-// Sweep removes what a crash or a power cut left behind: dead sockets under the
-// configured drivers' names, and our own temporary names that are dead. Nothing else is
+// Sweep removes what a crash or a power cut left behind: stale sockets under the
+// configured drivers' names, and our own temporary names that are stale. Nothing else is
 // touched, and nothing that somebody listens on. It returns the removed paths. To be
-// called before the kubelet starts; it takes 100 ms if there is something, and no time else.
+// called before the kubelet starts, which would dial them and then wait for up to two minutes;
+// it takes 100 ms if there is something, and no time else.
 func (r *Registry) Sweep(ctx context.Context, names []string) (removed []string, err error) {
+	found, late := worker.Do(ctx, r.pool.Slot(r.dir.path, nil), checkTime, func() (found swept) {
+		found.removed, found.err = r.sweep(ctx, names)
+		return found
+	}, nil)
+	return found.removed, errors.Join(late, found.err)
+}
+
+type swept struct {
+	removed []string
+	err     error
+}
+
+func (r *Registry) sweep(ctx context.Context, names []string) (removed []string, err error) {
 	var paths []string
 	for _, name := range names {
-		if status.CheckName(name) == nil {
-			paths = append(paths, r.PathOf(name))
+		if path, err := pluginreg.SocketPath(r.dir.path, name); err == nil {
+			paths = append(paths, path)
 		}
 	}
 	var errs []error
-	for _, dir := range slices.Compact([]string{r.folder.root, r.folder.path}) {
+	for _, dir := range slices.Compact([]string{r.dir.root, r.dir.path}) {
 		if dir == "" {
 			continue
 		}
@@ -58,6 +52,6 @@ func (r *Registry) Sweep(ctx context.Context, names []string) (removed []string,
 			}
 		}
 	}
-	removed, err = removeDead(ctx, paths)
+	removed, err = unixsock.RemoveStale(ctx, paths)
 	return removed, errors.Join(append(errs, err)...)
 }

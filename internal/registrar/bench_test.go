@@ -15,8 +15,8 @@ func registeredWorld() *world {
 	w := newWorld()
 	w.report = ready()
 	w.sock = status.Socket{Path: w.sock.Path, Place: status.Ours, Up: true, PublishedAt: time.Now(), GetInfoAt: time.Now(), Accepted: 1,
-		Announced: status.Announcement{Identity: ready().Identity, Endpoint: base.Endpoint, Versions: base.Versions},
-		Word:      status.Notification{At: time.Now(), Registered: true}}
+		Announced:    status.Announcement{Identity: ready().Identity, Endpoint: base.Endpoint, Versions: base.Versions},
+		Notification: status.Notification{At: time.Now(), Registered: true}}
 	return w
 }
 
@@ -27,10 +27,11 @@ func BenchmarkStep(b *testing.B) {
 	r := New(base, w, fakeSocket{w}, Options{Log: slog.New(slog.DiscardHandler), Observe: func(status.Driver) {}})
 	now := time.Now()
 	r.step(b.Context(), now) // asks
-	r.heard(<-r.asked, now)
+	r.answered(<-r.ask.done, now)
+	r.finished(<-r.work.done, now)
 	b.ReportAllocs()
 	for b.Loop() {
-		if next := r.step(b.Context(), now); !next.IsZero() || r.working || r.status.State != "registered" {
+		if next := r.step(b.Context(), now); !next.IsZero() || r.work.busy || r.status.State != "registered" {
 			b.Fatalf("there is something to do: %+v", r.status)
 		}
 	}

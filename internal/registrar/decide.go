@@ -2,75 +2,98 @@ package registrar
 
 import (
 	"fmt"
-	"strings"
 	"time"
 
 	"csi-registrar/internal/status"
 )
 
-// Cause is why a registration socket is made, made anew or taken away; it is a label of
+// Cause is why a registration socket is published, republished or withdrawn; it is a label of
 // the metric republications_total and stands in the log.
 type Cause string
 
 // The causes.
 const (
 	CauseFirst    Cause = "first"          // nothing was published yet
-	CauseRemoved  Cause = "removed"        // somebody removed the socket, or its folder
+	CauseRemoved  Cause = "removed"        // somebody removed the socket, or its directory
 	CauseReplaced Cause = "replaced"       // something else is at its path
 	CauseChanged  Cause = "changed"        // the kubelet must learn something new
 	CauseAsked    Cause = "asked"          // reregister
 	CauseReturned Cause = "returned"       // the driver is back after a refusal
-	CauseSilent   Cause = "kubelet-silent" // an older kubelet does not come back after a refusal
+	CauseSilent   Cause = "kubelet-silent" // the kubelet asked, and neither accepts nor comes back
 	CauseGone     Cause = "gone"           // withdrawn: the driver is gone, as configured
 	CauseMismatch Cause = "mismatch"       // withdrawn: it is another driver, or not to be trusted
+	CauseLeaving  Cause = "unconfigured"   // withdrawn: no longer configured, or disabled
 )
 
-// kubeletRetries is how long the kubelet may take to come back after a refusal. Kubelet
-// v1.36 retries by itself, backing off to 122 s; one that is silent for longer is an older one
-// that keeps the refused plugin and waits for a new socket.
-const kubeletRetries = 150 * time.Second
+const (
+	// kubeletRetries is how long the kubelet may take to come back after a refusal, or to
+	// notify us after its GetInfo. Kubelet v1.36 asks NodeGetInfo for up to 120 s in between,
+	// and retries by itself, backing off to 122 s; one that is silent for longer is an older
+	// one that keeps the refused plugin and waits for a new socket, or its call was lost.
+	kubeletRetries = 150 * time.Second
+
+	// Who removes a whole directory (rm -rf, kubeadm reset) is not to be disturbed. A
+	// directory that was deleted is of no use to a running kubelet anyway.
+	quietSocket    = 50 * time.Millisecond
+	quietDirectory = time.Second
+)
 
 type kind int
 
 const (
-	rest     kind = iota // nothing to do now
-	publish              // make the socket, or make it anew
-	withdraw             // take it away
+	rest        kind = iota // nothing to do now
+	publish                 // make the socket, or make it again
+	withdraw                // take it away
+	acknowledge             // note what the kubelet has learned by itself
 )
 
-// action is the one thing to do; at is when it may be done, or, with rest, when to look
-// again (zero: no need).
+// action is the one thing to do.
 type action struct {
 	kind  kind
 	cause Cause
 	why   string
-	at    time.Time
+	quiet time.Duration // for how long it must have been the thing to do
+	at    time.Time     // with rest: when to look again; zero: no need
 }
 
-// decide looks at everything and says what to do. It changes nothing but the buckets'
-// bookkeeping of time.
+func (a action) same(b action) bool {
+	return a.kind == b.kind && a.cause == b.cause && a.why == b.why
+}
+
+// decide looks at everything and says what to do. It changes nothing.
 func (r *Registrar) decide(seen status.Socket, now time.Time) action {
+	driver := r.heard.report.Driver
 	switch {
+	case r.set.Leaving && seen.Up:
+		return action{kind: withdraw, cause: CauseLeaving, why: "no longer configured, or disabled"}
+	case r.set.Leaving, r.work.checkErr != nil && seen.Up: // nobody knows what is there now
+		return action{}
 	case !seen.Up:
-		if r.report.Driver == status.Ready {
+		if driver == status.Ready {
 			return action{kind: publish, cause: CauseFirst}
 		}
 		return action{}
-	case r.report.Driver == status.Mismatch:
-		return action{kind: withdraw, cause: CauseMismatch, why: r.report.Reason}
-	case r.report.Driver != status.Ready:
+	case driver == status.Mismatch:
+		return action{kind: withdraw, cause: CauseMismatch, why: r.heard.report.Reason}
+	case driver != status.Ready:
 		return r.decideGone(now)
+	case seen.Place == status.Missing && seen.DirMissing:
+		return action{kind: publish, cause: CauseRemoved, why: "the plugins_registry was removed", quiet: quietDirectory}
 	case seen.Place == status.Missing:
-		return action{kind: publish, cause: CauseRemoved, why: "the registration socket was removed", at: r.restores.next(now)}
+		return action{kind: publish, cause: CauseRemoved, why: "the registration socket was removed", quiet: quietSocket}
 	case seen.Place == status.Foreign:
-		return action{kind: publish, cause: CauseReplaced, why: "something else is at the path of the registration socket", at: r.restores.next(now)}
-	case r.wish(seen) != "":
-		return action{kind: publish, cause: r.wanted, why: "it was asked for"}
+		return action{kind: publish, cause: CauseReplaced, why: "something else is at the path of the registration socket", quiet: quietSocket}
+	case r.stillWanted(seen) != "":
+		return action{kind: publish, cause: r.wanted.cause, why: "it was asked for"}
+	case r.unverified(seen):
+		return action{} // the driver is being asked
+	case r.learned(seen):
+		return action{kind: acknowledge}
 	}
 	if news := difference(seen.Announced, r.announcement()); news != "" {
-		return action{kind: publish, cause: CauseChanged, why: news, at: r.changes.next(now)}
+		return action{kind: publish, cause: CauseChanged, why: news}
 	}
-	return r.decideRefused(seen, now)
+	return r.decideUnaccepted(seen, now)
 }
 
 // decideGone says what becomes of a published socket whose driver is not ready: by default
@@ -79,7 +102,7 @@ func (r *Registrar) decideGone(now time.Time) action {
 	// What was heard before may be over: at the start nothing was heard at all, and while
 	// the daemon was frozen or starved the driver may have come back. It is asked then.
 	at := r.goneAt()
-	if at.IsZero() || at.After(now) || r.told.Before(at) || r.asking != nil {
+	if at.IsZero() || at.After(now) || r.heard.startedAt.Before(at) || r.ask.cancel != nil {
 		return action{}
 	}
 	return action{kind: withdraw, cause: CauseGone, why: fmt.Sprintf("the driver is gone for %s", r.set.WithdrawAfter)}
@@ -87,70 +110,48 @@ func (r *Registrar) decideGone(now time.Time) action {
 
 // goneAt is when a driver that is absent, and stays so, is withdrawn; zero if it is not.
 func (r *Registrar) goneAt() time.Time {
-	if !r.set.Withdraw || r.report.Driver != status.Absent {
+	if !r.set.Withdraw || r.heard.report.Driver != status.Absent {
 		return time.Time{}
 	}
-	return r.lastUp.Add(r.set.WithdrawAfter)
+	return r.heard.lastPresent.Add(r.set.WithdrawAfter)
 }
 
-// decideRefused says what to do while the driver is ready and its socket in place, as the
-// kubelet sees it: only after a refusal there can be something.
-func (r *Registrar) decideRefused(seen status.Socket, now time.Time) action {
-	w := seen.Word
+// decideUnaccepted says what to do while the driver is ready and its socket in place: if the
+// kubelet accepted it, nothing.
+func (r *Registrar) decideUnaccepted(seen status.Socket, now time.Time) action {
+	n := seen.Notification
+	last, why := later(n.At, seen.GetInfoAt), ""
 	switch {
-	case w.At.IsZero() && seen.GetInfoAt.IsZero():
+	case last.IsZero():
 		if at := seen.PublishedAt.Add(kubeletAsks); at.After(now) {
 			return action{at: at} // to say then that it did not come
 		}
 		return action{}
-	case w.At.IsZero() || w.Registered:
+	case n.Registered:
 		return action{}
-	case !r.returned.IsZero() && !seen.GetInfoAt.After(r.returned): // else it has tried since
-		return action{kind: publish, cause: CauseReturned, why: "the driver is back; the kubelet had refused: " + w.Error, at: r.changes.next(now)}
+	case n.At.IsZero():
+		why = "the kubelet asked and has not confirmed within "
+	case !r.heard.returnedAt.IsZero() && !seen.GetInfoAt.After(r.heard.returnedAt): // else it has tried since
+		return action{kind: publish, cause: CauseReturned, why: "the driver is back; the kubelet had refused: " + n.Error}
+	default:
+		why = "the kubelet refused and has not come back for "
 	}
-	last := later(w.At, seen.GetInfoAt)
 	if at := last.Add(kubeletRetries); at.After(now) {
 		return action{at: at}
 	}
-	return action{kind: publish, cause: CauseSilent, why: fmt.Sprintf("the kubelet refused and has not come back for %s", kubeletRetries), at: r.changes.next(now)}
+	return action{kind: publish, cause: CauseSilent, why: why + kubeletRetries.String()}
 }
 
-// wish is what a command asked for and is still to be done: not what the kubelet has
-// answered since by itself.
-func (r *Registrar) wish(seen status.Socket) Cause {
-	if seen.Word.At.After(r.wantedAt) {
+// stillWanted is the cause of what was asked for and is still to be done: not what the
+// kubelet has answered since by itself.
+func (r *Registrar) stillWanted(seen status.Socket) Cause {
+	if seen.Notification.At.After(r.wanted.at) {
 		return ""
 	}
-	return r.wanted
+	return r.wanted.cause
 }
 
 // announcement is what the kubelet shall be told now.
 func (r *Registrar) announcement() status.Announcement {
-	return status.Announcement{Endpoint: r.set.Endpoint, Versions: r.set.Versions, Identity: r.identity}
-}
-
-// difference tells what the kubelet must and can learn, as old and new; empty if nothing.
-// What it is told itself (endpoint, versions) always counts. What it would ask the driver
-// counts unless a topology value changed: then it would refuse (kubelet v1.36), because
-// the Node has the old label, and a working registration would be lost.
-func difference(old, now status.Announcement) string {
-	var news []string
-	say := func(what, o, n string) {
-		if o != n {
-			news = append(news, fmt.Sprintf("%s was %q, is %q", what, o, n))
-		}
-	}
-	say("endpoint", old.Endpoint, now.Endpoint)
-	say("supported versions", strings.Join(old.Versions, ","), strings.Join(now.Versions, ","))
-	if len(news) == 0 && movedTopology(old.Identity, now.Identity) != "" {
-		return ""
-	}
-	say("node id", old.Identity.NodeID, now.Identity.NodeID)
-	if o, n := old.Identity.MaxVolumes, now.Identity.MaxVolumes; o != n {
-		news = append(news, fmt.Sprintf("volume limit was %d, is %d", o, n))
-	}
-	if added := addedTopology(old.Identity, now.Identity); added != "" {
-		news = append(news, "topology keys added: "+added)
-	}
-	return strings.Join(news, "; ")
+	return status.Announcement{Endpoint: r.set.Endpoint, Versions: r.set.Versions, Identity: r.heard.identity}
 }

@@ -13,24 +13,27 @@ import (
 	"csi-registrar/internal/status"
 )
 
-// world is a driver, a folder and a kubelet in one, for tests under virtual time.
+// world is a driver, a directory and a kubelet in one, for tests under virtual time.
 type world struct {
 	mu     sync.Mutex
 	hints  chan struct{} // the driver's
 	shints chan struct{} // the socket's
 
 	report status.Report
-	stale  bool
-	anew   bool // the driver makes its socket anew at each start
 	hang   bool // Ask answers only when its context ends
 	asks   int
 
-	sock       status.Socket
-	publishErr error
-	published  []status.Announcement
-	withdrawn  int
-	accept     func(status.Announcement) (bool, string) // the kubelet; nil: there is none
-	delay      time.Duration                            // of the kubelet
+	sock        status.Socket
+	checks      int
+	checkErr    error
+	publishErr  error
+	onPublish   func()
+	hold        chan struct{} // publishing waits for it
+	withdrawErr error
+	published   []status.Announcement
+	withdrawn   int
+	accept      func(status.Announcement) (bool, string) // the kubelet; nil: there is none
+	delay       time.Duration                            // of the kubelet
 }
 
 func newWorld() *world {
@@ -58,22 +61,18 @@ func (w *world) set(f func(*world)) {
 	poke(w.shints)
 }
 
-func (w *world) Ask(ctx context.Context) status.Report {
+func (w *world) Ask(ctx context.Context, progress func(status.Report)) status.Report {
 	w.mu.Lock()
 	w.asks++
 	hang, rep := w.hang, w.report
-	if !hang {
-		w.stale = false
-	}
 	w.mu.Unlock()
 	if hang {
+		progress(status.Report{Driver: status.Starting, Reason: "has not answered for 1s"})
 		<-ctx.Done()
 		return status.Report{Driver: status.Starting, Reason: "cancelled"}
 	}
 	return rep
 }
-func (w *world) Stale() bool            { w.mu.Lock(); defer w.mu.Unlock(); return w.stale }
-func (w *world) Replaced() bool         { w.mu.Lock(); defer w.mu.Unlock(); return w.anew }
 func (w *world) Hints() <-chan struct{} { return w.hints }
 func (w *world) Close() error           { return nil }
 
@@ -82,17 +81,40 @@ type fakeSocket struct{ w *world }
 func (s fakeSocket) Hints() <-chan struct{} { return s.w.shints }
 func (s fakeSocket) Look() status.Socket    { s.w.mu.Lock(); defer s.w.mu.Unlock(); return s.w.sock }
 
+func (s fakeSocket) Check(context.Context) error {
+	s.w.mu.Lock()
+	defer s.w.mu.Unlock()
+	s.w.checks++
+	return s.w.checkErr
+}
+
+func (s fakeSocket) Acknowledge(_ context.Context, i status.Identity) error {
+	s.w.mu.Lock()
+	defer s.w.mu.Unlock()
+	s.w.sock.Announced.Identity = i
+	return nil
+}
+
 func (s fakeSocket) Publish(ctx context.Context, a status.Announcement) error {
 	w := s.w
 	w.mu.Lock()
+	hold := w.hold
+	w.mu.Unlock()
+	if hold != nil {
+		<-hold
+	}
+	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.onPublish != nil {
+		w.onPublish()
+	}
 	if w.publishErr != nil {
 		return w.publishErr
 	}
 	w.published = append(w.published, a)
 	old := w.sock
 	w.sock = status.Socket{Path: old.Path, Place: status.Ours, Up: true, Announced: a, PublishedAt: time.Now(),
-		FolderAnew: old.FolderAnew, Accepted: old.Accepted, Refusals: old.Refusals}
+		DirRecreated: old.DirRecreated, Accepted: old.Accepted, Refusals: old.Refusals}
 	if w.accept != nil {
 		ok, why := w.accept(a)
 		time.AfterFunc(w.delay, func() { w.word(ok, why) })
@@ -103,6 +125,9 @@ func (s fakeSocket) Publish(ctx context.Context, a status.Announcement) error {
 func (s fakeSocket) Withdraw(context.Context) error {
 	s.w.mu.Lock()
 	defer s.w.mu.Unlock()
+	if s.w.withdrawErr != nil {
+		return s.w.withdrawErr
+	}
 	s.w.withdrawn++
 	s.w.sock.Up, s.w.sock.Place = false, status.Missing
 	return nil
@@ -112,11 +137,11 @@ func (s fakeSocket) Withdraw(context.Context) error {
 func (w *world) word(ok bool, why string) {
 	w.mu.Lock()
 	w.sock.GetInfoAt = time.Now()
-	w.sock.Word = status.Notification{At: time.Now(), Registered: ok, Error: why}
+	w.sock.Notification = status.Notification{At: time.Now(), Registered: ok, Error: why}
 	if ok {
 		w.sock.Accepted++
-		if w.sock.FirstYesAt.IsZero() {
-			w.sock.FirstYesAt = w.sock.Word.At
+		if w.sock.FirstAcceptedAt.IsZero() {
+			w.sock.FirstAcceptedAt = w.sock.Notification.At
 		}
 	} else {
 		w.sock.Refusals++
@@ -223,7 +248,7 @@ func (l *lives) publications(want int) {
 	}
 }
 
-// counts tells how often the driver was asked, and its socket published and withdrawn.
+// counts returns how often the driver was asked, and its socket published and withdrawn.
 func (l *lives) counts() (asks, published, withdrawn int) {
 	synctest.Wait()
 	l.w.mu.Lock()

@@ -8,40 +8,34 @@ import (
 
 // Driver is the CSI driver as a registrar needs it (satisfied by driver.Client).
 type Driver interface {
-	// Ask finds out how the driver is: it connects, or uses the connection that it
-	// keeps, and asks. It returns when there is a verdict or ctx is done; at most one
-	// Ask runs at a time.
-	Ask(ctx context.Context) status.Report
-	// Stale tells, without asking the driver, that the last Ready report may no longer
-	// hold: the connection broke, or another socket is at the path. Cheap: one stat.
-	Stale() bool
-	// Hints receives when it is worth looking again. Capacity one: a hint is never lost,
-	// many are one.
+	// Ask finds out how the driver is. It uses the connection that it keeps, or makes one,
+	// and asks only what may have changed: nothing, if the connection and what is at the
+	// path are as they were at the last Ready report. It returns when there is an answer or
+	// ctx is done, and calls progress while a call of it takes long. At most one Ask runs at
+	// a time, and while it runs it is the one that receives from Hints.
+	Ask(ctx context.Context, progress func(status.Report)) status.Report
+	// Hints receives when it is worth asking again. Capacity one: a hint has no payload.
 	Hints() <-chan struct{}
 	// Close ends the kept connection and the hints. No Ask may be running.
 	Close() error
 }
 
-// Replacer is what a Driver may be, too (driver.Client is).
-type Replacer interface {
-	// Replaced tells, after an Ask that was Ready, that the driver's socket is another file
-	// than at the Ready before. No Ask may be running.
-	Replaced() bool
-}
-
-// Socket is the driver's registration socket (satisfied by kubelet.Socket). Its methods
-// are called one at a time, except Look, which may be called at any time.
+// Socket is the driver's registration socket (satisfied by kubelet.Socket). All methods but
+// Look and Hints may wait, for a limited time; they are called one at a time.
 type Socket interface {
-	// Look tells what is at the path and what the kubelet said. Cheap: one lstat.
+	// Look returns what is known, from memory.
 	Look() status.Socket
+	// Check looks at the path, for Look.
+	Check(ctx context.Context) error
 	// Publish puts a new socket in place that tells the announcement, instead of the one
 	// we had, if any. An error that has the method Conflict() bool returning true means
-	// that somebody else holds the path or the name.
+	// that somebody else has the path or the name.
 	Publish(ctx context.Context, a status.Announcement) error
 	// Withdraw takes the socket away: the path if it is ours, then the listener and its
 	// place in the descriptor store.
 	Withdraw(ctx context.Context) error
-	// Hints receives when it is worth looking again: the path changed or the kubelet
-	// called. Capacity one.
+	// Acknowledge notes that the kubelet has learned this identity from the driver itself.
+	Acknowledge(ctx context.Context, i status.Identity) error
+	// Hints receives when Check may find something else, or the kubelet called.
 	Hints() <-chan struct{}
 }

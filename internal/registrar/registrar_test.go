@@ -39,7 +39,7 @@ func TestWithoutHintsTheBackoffFindsTheDriver(t *testing.T) {
 		if asks > 150 || asks < 100 {
 			t.Errorf("an hour of absence cost %d questions, want about 120", asks)
 		}
-		time.Sleep(absentMost + absentMost/8)
+		time.Sleep(askAbsentMost + askAbsentMost/8)
 		l.state("registered")
 	})
 }
@@ -110,7 +110,7 @@ func TestRestartUnchangedTouchesNothing(t *testing.T) {
 	live(t, w, base, func(l *lives) {
 		l.state("registered")
 		for range 100 {
-			l.w.set(func(w *world) { w.stale, w.report = true, status.Report{Driver: status.Absent, Reason: "gone"} })
+			l.w.set(func(w *world) { w.report = status.Report{Driver: status.Absent, Reason: "gone"} })
 			if s := l.status(); s.State != "registered" || s.Driver != status.Absent || !strings.Contains(s.Reason, "kept") {
 				t.Fatalf("status %+v", s)
 			}
@@ -160,7 +160,6 @@ func TestChanges(t *testing.T) {
 			live(t, w, base, func(l *lives) {
 				l.state("registered")
 				l.w.set(func(w *world) {
-					w.stale = true
 					w.report = ready()
 					c.change(&w.report.Identity)
 				})
@@ -184,7 +183,6 @@ func TestEndpointChangeIsToldEvenWithMovedTopology(t *testing.T) {
 	live(t, w, base, func(l *lives) {
 		l.state("registered")
 		l.w.set(func(w *world) {
-			w.stale = true
 			w.report = ready()
 			w.report.Identity.Topology = map[string]string{"zone": "b"}
 		})
@@ -207,7 +205,7 @@ func TestTopologyThatTheKubeletTook(t *testing.T) {
 	w.report = ready()
 	live(t, w, base, func(l *lives) {
 		l.state("registered")
-		moved := func(w *world) { w.stale, w.report.Identity.Topology = true, map[string]string{"zone": "b"} }
+		moved := func(w *world) { w.report.Identity.Topology = map[string]string{"zone": "b"} }
 		l.w.set(moved)
 		if s := l.status(); !strings.Contains(s.Reason, "remove the label") {
 			t.Fatalf("reason %q", s.Reason)
@@ -219,7 +217,7 @@ func TestTopologyThatTheKubeletTook(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		l.publications(1)
-		l.w.set(func(w *world) { w.stale, w.report.Identity.NodeID = true, "n2" })
+		l.w.set(func(w *world) { w.report.Identity.NodeID = "n2" })
 		l.publications(2)
 		time.Sleep(time.Hour)
 		l.publications(2)
@@ -231,9 +229,9 @@ func TestTopologyThatTheKubeletMayNotHaveTaken(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
 	live(t, w, base, func(l *lives) {
-		l.w.set(func(w *world) { w.stale, w.report.Identity.Topology = true, map[string]string{"zone": "b"} })
+		l.w.set(func(w *world) { w.report.Identity.Topology = map[string]string{"zone": "b"} })
 		time.Sleep(time.Hour)
-		l.w.set(func(w *world) { w.stale, w.hang = true, true })
+		l.w.set(func(w *world) { w.hang = true })
 		time.Sleep(time.Second)
 		l.w.word(true, "")
 		if s := l.status(); !strings.Contains(s.Reason, "remove the label") {
@@ -247,10 +245,10 @@ func TestADriverThatInventsNodeIDsDoesNotChurn(t *testing.T) {
 	w.report = ready()
 	live(t, w, base, func(l *lives) {
 		for i := range 3600 {
-			l.w.set(func(w *world) { w.stale = true; w.report.Identity.NodeID = fmt.Sprint("n", i) })
+			l.w.set(func(w *world) { w.report.Identity.NodeID = fmt.Sprint("n", i) })
 			time.Sleep(time.Second)
 		}
-		if _, n, _ := l.counts(); n > 130 {
+		if _, n, _ := l.counts(); n > churnMost+1 {
 			t.Errorf("published %d times in an hour", n)
 		}
 	})
@@ -262,7 +260,6 @@ func TestMismatchIsWithdrawn(t *testing.T) {
 	live(t, w, base, func(l *lives) {
 		l.state("registered")
 		l.w.set(func(w *world) {
-			w.stale = true
 			w.report = status.Report{Driver: status.Mismatch, Reason: "calls itself bar"}
 		})
 		l.state("mismatch")
@@ -280,7 +277,7 @@ func TestWithdrawAfter(t *testing.T) {
 	set := base
 	set.Withdraw, set.WithdrawAfter = true, 30*time.Second
 	live(t, w, set, func(l *lives) {
-		gone := func(w *world) { w.stale, w.report = true, status.Report{Driver: status.Absent, Reason: "gone"} }
+		gone := func(w *world) { w.report = status.Report{Driver: status.Absent, Reason: "gone"} }
 		l.w.set(gone)
 		time.Sleep(29 * time.Second)
 		l.state("registered")
@@ -305,7 +302,7 @@ func TestWithdrawAfterCountsAbsenceAlone(t *testing.T) {
 	set.Withdraw, set.WithdrawAfter = true, 30*time.Second
 	live(t, w, set, func(l *lives) {
 		l.w.set(func(w *world) {
-			w.stale, w.report = true, status.Report{Driver: status.Starting, Reason: "Probe: not ready"}
+			w.report = status.Report{Driver: status.Starting, Reason: "Probe: not ready"}
 		})
 		time.Sleep(5 * time.Minute)
 		l.w.set(func(w *world) { w.report = status.Report{Driver: status.Absent, Reason: "gone"} })
@@ -323,7 +320,7 @@ func TestWithdrawOnlyOnFreshWord(t *testing.T) {
 	set.Withdraw, set.WithdrawAfter = true, 10*time.Second
 	adopted := status.Socket{Path: "/reg/foo-reg.sock", Place: status.Ours, Up: true, PublishedAt: time.Now(),
 		Announced: status.Announcement{Endpoint: base.Endpoint, Versions: base.Versions, Identity: ready().Identity},
-		GetInfoAt: time.Now(), Word: status.Notification{At: time.Now(), Registered: true}}
+		GetInfoAt: time.Now(), Notification: status.Notification{At: time.Now(), Registered: true}}
 	t.Run("slow at the start", func(t *testing.T) {
 		w := newWorld()
 		w.sock, w.hang = adopted, true
@@ -367,6 +364,8 @@ func TestGuard(t *testing.T) {
 			live(t, w, base, func(l *lives) {
 				l.state("registered")
 				l.w.set(func(w *world) { w.sock.Place = place })
+				l.publications(1) // who removes more is not disturbed
+				time.Sleep(quietSocket)
 				l.state("registered")
 				l.publications(2)
 				// Somebody who removes it for ever does not make us publish for ever.
@@ -374,10 +373,13 @@ func TestGuard(t *testing.T) {
 					l.w.set(func(w *world) { w.sock.Place = place })
 					time.Sleep(time.Millisecond)
 				}
-				if _, n, _ := l.counts(); n > 80 {
+				if _, n, _ := l.counts(); n > churnFree {
 					t.Errorf("published %d times in a minute", n)
 				}
-				time.Sleep(2 * time.Second)
+				if s := l.status(); s.DampedUntil.IsZero() || !strings.Contains(s.Reason, "changed 9 times within an hour") {
+					t.Errorf("status %+v", s)
+				}
+				time.Sleep(churnStable)
 				l.state("registered")
 			})
 		})
@@ -388,13 +390,14 @@ func TestARemovedSocketOfAnAbsentDriverWaitsForIt(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
 	live(t, w, base, func(l *lives) {
-		l.w.set(func(w *world) { w.stale, w.report = true, status.Report{Driver: status.Absent, Reason: "gone"} })
+		l.w.set(func(w *world) { w.report = status.Report{Driver: status.Absent, Reason: "gone"} })
 		l.state("registered")
 		l.w.set(func(w *world) { w.sock.Place = status.Missing })
 		time.Sleep(time.Minute)
 		l.state("absent")
 		l.publications(1)
 		l.w.set(func(w *world) { w.report = ready() })
+		time.Sleep(quietSocket)
 		l.state("registered")
 	})
 }
@@ -413,7 +416,7 @@ func TestConflictIsFollowed(t *testing.T) {
 		l.w.mu.Lock()
 		l.w.publishErr = nil
 		l.w.mu.Unlock()
-		time.Sleep(500 * time.Millisecond)
+		time.Sleep(retryConflictMost + retryConflictMost/8)
 		l.state("registered")
 	})
 }
@@ -423,7 +426,7 @@ func TestConflictEndsWithItsDriver(t *testing.T) {
 	w.report, w.publishErr = ready(), conflict{}
 	live(t, w, base, func(l *lives) {
 		l.state("conflict")
-		l.w.set(func(w *world) { w.stale, w.report = true, status.Report{Driver: status.Absent, Reason: "gone"} })
+		l.w.set(func(w *world) { w.report = status.Report{Driver: status.Absent, Reason: "gone"} })
 		time.Sleep(time.Second)
 		l.state("absent")
 	})
@@ -489,10 +492,10 @@ func TestTimesYetToComeAreOfTheStart(t *testing.T) {
 	ahead := func(word status.Notification) *world {
 		w := newWorld()
 		at := time.Now().AddDate(100, 0, 0) // the bubble's clock is behind
-		w.report, w.sock = ready(), status.Socket{Path: "/reg/foo-reg.sock", Place: status.Ours, Up: true, PublishedAt: at, Word: word,
+		w.report, w.sock = ready(), status.Socket{Path: "/reg/foo-reg.sock", Place: status.Ours, Up: true, PublishedAt: at, Notification: word,
 			Announced: status.Announcement{Endpoint: base.Endpoint, Versions: base.Versions, Identity: ready().Identity}}
 		if word != (status.Notification{}) {
-			w.sock.GetInfoAt, w.sock.Word.At = at, at
+			w.sock.GetInfoAt, w.sock.Notification.At = at, at
 		}
 		return w
 	}
@@ -514,7 +517,7 @@ func TestTimesYetToComeAreOfTheStart(t *testing.T) {
 func TestNobodyAsksIsSaid(t *testing.T) {
 	for anew, want := range map[bool]string{true: "restart the kubelet", false: "it does not run"} {
 		w := newWorld()
-		w.report, w.accept, w.sock.FolderAnew = ready(), nil, anew
+		w.report, w.accept, w.sock.DirRecreated = ready(), nil, anew
 		live(t, w, base, func(l *lives) {
 			l.state("published")
 			if s := l.status(); s.Reason != "" {
@@ -536,7 +539,7 @@ func TestReturnAfterRefusalPublishesOnce(t *testing.T) {
 	w.accept = func(status.Announcement) (bool, string) { return false, "no" }
 	live(t, w, base, func(l *lives) {
 		l.state("refused")
-		l.w.set(func(w *world) { w.stale, w.report = true, status.Report{Driver: status.Absent, Reason: "gone"} })
+		l.w.set(func(w *world) { w.report = status.Report{Driver: status.Absent, Reason: "gone"} })
 		synctest.Wait()
 		l.w.set(func(w *world) { w.report = ready() })
 		l.publications(2)
@@ -554,7 +557,7 @@ func TestAYesSettlesWhatWasAsked(t *testing.T) {
 		l.state("refused")
 		time.Sleep(time.Second)
 		l.w.set(func(w *world) {
-			w.stale, w.report = true, status.Report{Driver: status.Starting, Reason: "Probe: not ready"}
+			w.report = status.Report{Driver: status.Starting, Reason: "Probe: not ready"}
 		})
 		synctest.Wait()
 		set := base
@@ -577,7 +580,7 @@ func TestAReturnOfYesterdayIsNoNews(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
 	live(t, w, base, func(l *lives) {
-		l.w.set(func(w *world) { w.stale, w.report = true, status.Report{Driver: status.Absent, Reason: "gone"} })
+		l.w.set(func(w *world) { w.report = status.Report{Driver: status.Absent, Reason: "gone"} })
 		time.Sleep(time.Second)
 		l.w.set(func(w *world) { w.report = ready() })
 		time.Sleep(24 * time.Hour)
@@ -592,13 +595,13 @@ func TestAReturnDuringTheKubeletsTry(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
 	live(t, w, base, func(l *lives) {
-		l.w.set(func(w *world) { w.stale, w.report = true, status.Report{Driver: status.Absent, Reason: "gone"} })
+		l.w.set(func(w *world) { w.report = status.Report{Driver: status.Absent, Reason: "gone"} })
 		time.Sleep(time.Second)
 		l.w.set(func(w *world) { w.sock.GetInfoAt = time.Now() })
 		time.Sleep(time.Second)
 		l.w.set(func(w *world) { w.report = ready() })
 		time.Sleep(time.Second)
-		l.w.set(func(w *world) { w.sock.Word = status.Notification{At: time.Now(), Error: "no such file"} })
+		l.w.set(func(w *world) { w.sock.Notification = status.Notification{At: time.Now(), Error: "no such file"} })
 		l.state("registered")
 		l.publications(2)
 	})
@@ -611,7 +614,7 @@ func TestAReturnAfterTheStart(t *testing.T) {
 		l.w.set(func(w *world) {
 			w.sock = status.Socket{Path: "/reg/foo-reg.sock", Place: status.Ours, Up: true, PublishedAt: time.Now(),
 				Announced: status.Announcement{Endpoint: base.Endpoint, Versions: base.Versions, Identity: ready().Identity},
-				GetInfoAt: time.Now(), Word: status.Notification{At: time.Now(), Error: "no"}}
+				GetInfoAt: time.Now(), Notification: status.Notification{At: time.Now(), Error: "no"}}
 		})
 		time.Sleep(time.Minute)
 		l.w.set(func(w *world) { w.report = ready() })
@@ -627,20 +630,20 @@ func TestADriverThatFlapsUnderARefusalDoesNotChurn(t *testing.T) {
 		flap func(*world)
 		most int
 	}{
-		{"closes idle connections", func(w *world) { w.stale = true }, 26}, // each 150 s, for an older kubelet
-		{"crashes and is back", func(w *world) { w.stale, w.anew = true, true }, 130},
+		{"closes idle connections", func(w *world) {}, churnMost},
+		{"crashes and is back", func(w *world) { w.report.Replaced = true }, churnMost},
 		{"is not ready for a moment", func(w *world) {
-			if w.stale, w.report = true, ready(); w.asks%2 == 0 {
+			if w.report = ready(); w.asks%2 == 0 {
 				w.report = status.Report{Driver: status.Starting, Reason: "Probe: not ready"}
 			}
-		}, 130},
+		}, churnMost},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld()
 			w.report = ready()
 			w.accept = func(status.Announcement) (bool, string) { return false, "no" }
 			live(t, w, base, func(l *lives) {
-				for range 7200 {
+				for range 7190 {
 					time.Sleep(500 * time.Millisecond)
 					l.w.set(c.flap)
 					synctest.Wait()
@@ -659,11 +662,11 @@ func TestATryAgainWaitsForNoBucket(t *testing.T) {
 	w.report = ready()
 	live(t, w, base, func(l *lives) {
 		for i := range 2 {
-			l.w.set(func(w *world) { w.stale, w.report.Identity.NodeID = true, fmt.Sprint("m", i) })
+			l.w.set(func(w *world) { w.report.Identity.NodeID = fmt.Sprint("m", i) })
 			synctest.Wait()
 		}
 		l.publications(3)
-		l.w.set(func(w *world) { w.stale, w.report.Identity.NodeID, w.publishErr = true, "m2", conflict{} })
+		l.w.set(func(w *world) { w.report.Identity.NodeID, w.publishErr = "m2", conflict{} })
 		time.Sleep(time.Second)
 		l.state("conflict")
 		l.w.mu.Lock()
@@ -694,7 +697,7 @@ func TestTookIsOfTheFirstYes(t *testing.T) {
 	w = newWorld()
 	published := time.Date(1999, 12, 31, 0, 0, 0, 0, time.UTC)
 	w.sock = status.Socket{Path: "/reg/foo-reg.sock", Place: status.Ours, Up: true, PublishedAt: published,
-		FirstYesAt: published.Add(700 * time.Millisecond), Word: status.Notification{At: published.Add(24 * time.Hour), Registered: true}}
+		FirstAcceptedAt: published.Add(700 * time.Millisecond), Notification: status.Notification{At: published.Add(24 * time.Hour), Registered: true}}
 	live(t, w, base, func(l *lives) {
 		if s := l.status(); s.Took != 700*time.Millisecond {
 			t.Errorf("took %s after the daemon's restart", s.Took)
@@ -724,9 +727,10 @@ func TestAHangingDriverHoldsUpNothing(t *testing.T) {
 	w.report = ready()
 	live(t, w, base, func(l *lives) {
 		l.state("registered")
-		l.w.set(func(w *world) { w.stale, w.hang = true, true })
+		l.w.set(func(w *world) { w.hang = true })
 		synctest.Wait()
 		l.w.set(func(w *world) { w.sock.Place = status.Missing })
+		time.Sleep(quietSocket)
 		l.publications(2)
 		l.state("registered")
 		ctx, cancel := context.WithTimeout(l.Context(), time.Second)
@@ -760,8 +764,8 @@ func TestAdoptedIsRegisteredBeforeTheDriverAnswers(t *testing.T) {
 	w.hang = true
 	id := ready().Identity
 	w.sock = status.Socket{Path: "/reg/foo-reg.sock", Place: status.Ours, Up: true, PublishedAt: time.Now(),
-		Announced: status.Announcement{Endpoint: base.Endpoint, Versions: base.Versions, Identity: id},
-		Word:      status.Notification{At: time.Now(), Registered: true}}
+		Announced:    status.Announcement{Endpoint: base.Endpoint, Versions: base.Versions, Identity: id},
+		Notification: status.Notification{At: time.Now(), Registered: true}}
 	live(t, w, base, func(l *lives) {
 		l.state("registered")
 		if s := l.status(); s.NodeID != "n1" {

@@ -1,6 +1,7 @@
 package registrar
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"time"
@@ -12,37 +13,39 @@ import (
 // is 1 s, the rest is generous.
 const kubeletAsks = 5 * time.Second
 
-// snapshot makes the Status of this moment.
+// snapshot is the status of this moment.
 func (r *Registrar) snapshot(seen status.Socket, now time.Time) status.Driver {
 	reg := r.registration(seen)
 	s := status.Driver{
 		Name: r.set.Name, Socket: r.set.Socket, Endpoint: r.set.Endpoint,
-		Driver: r.report.Driver, Registration: reg,
-		State:              status.State(r.report.Driver, reg),
+		Driver: r.heard.report.Driver, Registration: reg,
+		State:              status.State(r.heard.report.Driver, reg),
 		Reason:             r.reason(seen, reg, now),
 		RegistrationSocket: seen.Path,
 		LastGetInfoAt:      seen.GetInfoAt,
 		Accepted:           seen.Accepted,
 		Refusals:           seen.Refusals,
-		RepublicationsBy:   maps.Clone(r.republish),
+		RepublicationsBy:   maps.Clone(r.counted),
+		NotKept:            seen.NotKept,
+		DampedUntil:        r.dampedUntil(now),
 	}
-	for _, n := range r.republish {
+	for _, n := range r.counted {
 		s.Republications += n
 	}
-	id := r.identity
-	if !r.known && seen.Up {
+	id := r.heard.identity
+	if id.Name == "" && seen.Up {
 		id = seen.Announced.Identity // adopted: what an earlier process learned
 	}
 	s.NodeID, s.Topology, s.MaxVolumes, s.DriverVersion = id.NodeID, id.Topology, id.MaxVolumes, id.Version
-	if seen.Up && !seen.Word.At.IsZero() {
-		if seen.Word.Registered {
-			s.RegisteredAt = seen.Word.At
+	if seen.Up && !seen.Notification.At.IsZero() {
+		if seen.Notification.Registered {
+			s.RegisteredAt = seen.Notification.At
 			// Only the first yes tells how long it took: a kubelet that restarts says it again.
-			if !seen.FirstYesAt.IsZero() {
-				s.Took = seen.FirstYesAt.Sub(seen.PublishedAt)
+			if !seen.FirstAcceptedAt.IsZero() {
+				s.Took = seen.FirstAcceptedAt.Sub(seen.PublishedAt)
 			}
 		} else {
-			s.KubeletError = seen.Word.Error
+			s.KubeletError = seen.Notification.Error
 		}
 	}
 	s.Since = now
@@ -52,63 +55,71 @@ func (r *Registrar) snapshot(seen status.Socket, now time.Time) status.Driver {
 	return s
 }
 
-// registration derives the second fact.
+// registration derives the state of the registration.
 func (r *Registrar) registration(seen status.Socket) status.RegistrationState {
 	switch {
-	case isConflict(r.workErr):
+	case isConflict(r.work.err):
 		return status.Conflict
 	case !seen.Up || seen.Place != status.Ours:
 		return status.None
-	case seen.Word.At.IsZero(), r.wish(seen) == CauseAsked:
+	case seen.Notification.At.IsZero(), r.stillWanted(seen) == CauseAsked:
 		return status.Published // or about to be, so that `reregister` then `wait` waits
-	case seen.Word.Registered:
+	case seen.Notification.Registered:
 		return status.Registered
 	default:
 		return status.Refused
 	}
 }
 
-// reason says why the driver is not further, in words a person can act on. What stands
-// in the way of the registration comes first, then the driver.
+// reason says what is blocking the driver, in words a person can act on: first what is in the
+// way of the registration, then the driver.
 func (r *Registrar) reason(seen status.Socket, reg status.RegistrationState, now time.Time) string {
-	if r.workErr != nil {
-		return r.workErr.Error()
+	driver, why := r.heard.report.Driver, r.heard.report.Reason
+	switch until := r.dampedUntil(now); {
+	case r.work.err != nil:
+		return r.work.err.Error()
+	case r.work.checkErr != nil:
+		return r.work.checkErr.Error()
+	case !until.IsZero():
+		return fmt.Sprintf("the registration socket changed %d times within an hour (%s): it is changed again when this has stayed so for a while, at %s",
+			r.work.churn.count(now), cmp.Or(r.work.pending.why, "the driver is ready"), until.UTC().Format(time.TimeOnly+" MST"))
 	}
 	switch reg {
 	case status.Refused:
-		return "the kubelet refused: " + seen.Word.Error
+		return "the kubelet refused: " + seen.Notification.Error
 	case status.Published:
 		if s := unasked(seen, now); s != "" {
 			return s
 		}
 	case status.None:
-		if seen.Up && r.report.Driver != status.Ready {
-			return "the registration socket is gone, and is made anew when the driver is ready; it is not: " + r.report.Reason
+		if seen.Up && driver != status.Ready {
+			return "the registration socket is gone, and is restored when the driver is ready; it is not: " + why
 		}
 	}
 	switch {
-	case r.report.Driver == status.Ready:
-		return r.left(seen, reg)
-	case reg == status.Registered && r.report.Driver == status.Absent && r.set.Withdraw:
-		return fmt.Sprintf("the driver is gone (%s); withdrawn when it is gone for %s", r.report.Reason, r.set.WithdrawAfter)
-	case reg == status.Registered && r.known:
-		return "the driver is not ready, its registration is kept: " + r.report.Reason
-	case reg == status.Registered:
+	case driver == status.Ready:
+		return r.attention(seen, reg)
+	case reg == status.Registered && driver == status.Absent && r.set.Withdraw:
+		return fmt.Sprintf("the driver is gone (%s); withdrawn when it is gone for %s", why, r.set.WithdrawAfter)
+	case reg == status.Registered && r.heard.identity.Name == "" && driver == status.Absent && r.heard.startedAt.IsZero():
 		return "" // adopted a moment ago, the driver's first answer is on its way
+	case reg == status.Registered:
+		return "the driver is not ready, its registration is kept: " + why
 	}
-	return r.report.Reason
+	return why
 }
 
-// left names what changed in the driver and yet is not told to the kubelet.
-func (r *Registrar) left(seen status.Socket, reg status.RegistrationState) string {
-	if !r.known || (reg != status.Registered && reg != status.Published) {
+// attention names what a person should know of a driver that is ready: what changed in it and
+// yet is not told to the kubelet, and who else serves it.
+func (r *Registrar) attention(seen status.Socket, reg status.RegistrationState) string {
+	if reg != status.Registered && reg != status.Published {
 		return ""
 	}
-	if moved := movedTopology(seen.Announced.Identity, r.identity); moved != "" {
+	if moved := movedTopology(seen.Announced.Identity, r.heard.identity); moved != "" {
 		return "the driver's topology changed (" + moved + "): the kubelet would refuse it while the Node has the old label, so the registration is left alone. " +
 			"If it is meant: remove the label from the Node, then `csi-registrar reregister " + r.set.Name + "`"
 	}
-	return ""
+	return seen.AlsoServed
 }
 
 // unasked says what it means that the kubelet has not asked for a new socket.
@@ -118,9 +129,9 @@ func unasked(seen status.Socket, now time.Time) string {
 		return "the kubelet has asked, and has not confirmed yet: it now asks the driver itself"
 	case now.Sub(seen.PublishedAt) < kubeletAsks:
 		return ""
-	case seen.FolderAnew:
-		return "the plugin registry was made anew, and the kubelet still watches the old one: restart the kubelet"
+	case seen.DirRecreated:
+		return "the plugins_registry was recreated; the kubelet still watches the deleted directory: restart the kubelet"
 	}
-	return fmt.Sprintf("the kubelet has not asked for the registration socket within %s: it does not run, it has another root directory, "+
-		"or it watches a folder that is gone (then restart the kubelet)", kubeletAsks)
+	return fmt.Sprintf("the kubelet has not asked for the registration socket within %s: it does not run, has another root directory, "+
+		"or it watches a directory that was deleted (then restart the kubelet)", kubeletAsks)
 }

@@ -1,5 +1,6 @@
 // Package safetext makes strings of strangers harmless: what a driver, a kubelet or a
-// file says may be written to a log, a terminal or a metric after it went through here.
+// file says may be written to a log, a terminal or a metric after it went through here. It
+// is also the one place that builds what a person is told to run.
 package safetext
 
 import (
@@ -49,7 +50,7 @@ func Clean(s string, limit int) string {
 	return b.String()
 }
 
-// fits tells that s is harmless and short enough as it is: the usual case, without a copy.
+// fits reports whether s is harmless and short enough as it is: the usual case, without a copy.
 func fits(s string, limit int) bool {
 	if len(s) > limit*utf8.UTFMax {
 		return false
@@ -65,7 +66,7 @@ func fits(s string, limit int) bool {
 	return true
 }
 
-// visible tells that r shows itself. IsPrint leaves out all controls, formats (bidi,
+// visible reports whether r shows itself. IsPrint leaves out all controls, formats (bidi,
 // zero-width), separators and unknown characters; a few letters and marks that are
 // drawn as nothing are to be left out as well.
 func visible(r rune) bool {

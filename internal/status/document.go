@@ -2,7 +2,7 @@ package status
 
 import "time"
 
-// Document is the whole: the document of `status --json` and GET /v1/status (spec §7).
+// Document is the whole: the document of `status --json` and GET /v1/status.
 type Document struct {
 	Version         string    `json:"version"`
 	StartedAt       time.Time `json:"started_at"`

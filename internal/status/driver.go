@@ -3,7 +3,7 @@ package status
 import "time"
 
 // Driver is what a registrar tells of its driver: one immutable snapshot, handed out at
-// each change. Its JSON form is an element of "drivers" in the status document (spec §7):
+// each change. Its JSON form is an element of "drivers" in the status document:
 // fields are added, never renamed; what is not known is absent.
 type Driver struct {
 	Name     string `json:"name"`

@@ -13,7 +13,7 @@ const (
 	maxLabelPrefix = 253
 )
 
-// CheckLabelKey tells why a text may not be the key of a node's label, [PREFIX/]NAME. The
+// CheckLabelKey returns an error if a text may not be the key of a node's label, [PREFIX/]NAME. The
 // kubelet makes labels and a CSINode of the driver's topology, and the API server refuses
 // the whole object if one is wrong (apimachinery, IsQualifiedName).
 func CheckLabelKey(key string) error {
@@ -32,7 +32,7 @@ func CheckLabelKey(key string) error {
 	return labelText(name)
 }
 
-// CheckLabelValue tells why a text may not be the value of a node's label; it may be empty.
+// CheckLabelValue returns an error if a text may not be the value of a node's label; it may be empty.
 func CheckLabelValue(value string) error {
 	if len(value) > maxLabelValue {
 		return fmt.Errorf("it has %d characters, at most %d are allowed", len(value), maxLabelValue)

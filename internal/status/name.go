@@ -13,7 +13,7 @@ const MaxName = 63
 // ErrName is the error, or wrapped by the error, of every refused name.
 var ErrName = errors.New("not a driver name that the API server accepts")
 
-// CheckName tells why a name may not be a CSI driver's. The kubelet itself takes any
+// CheckName returns an error if a name may not be a CSI driver's. The kubelet itself takes any
 // name; the API server wants a DNS-1123 subdomain once it is lower-cased, at most 63
 // characters (seen with v1.36: Foo.Example registers, Under_score! does not). A name
 // that passes is also safe as part of a file name: no separator, no leading dot.

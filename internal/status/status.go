@@ -1,7 +1,6 @@
-// Package status holds the words that the registrar, the driver's client and the
-// registration socket share: what is known of a driver, what the kubelet is told of
-// it, and what is seen in the plugin registry. Types only; no package above it is
-// needed to satisfy another's interface.
+// Package status holds the words that the others share: what is known of a driver, what the
+// kubelet is told of it, what is seen in the plugins_registry, and the status document. Types
+// and the rules for names and labels; nothing that runs.
 package status
 
 import (
@@ -10,10 +9,10 @@ import (
 	"time"
 )
 
-// Driver is the first of the two facts kept for each driver: what its socket answers.
+// DriverState is the first of the two states kept for each driver: what its socket answers.
 type DriverState string
 
-// The driver's facts.
+// The states of a driver.
 const (
 	Absent   DriverState = "absent"   // its socket does not answer
 	Starting DriverState = "starting" // answers, but is not ready yet
@@ -21,21 +20,20 @@ const (
 	Mismatch DriverState = "mismatch" // answers, but is not what was configured: name, owner, path
 )
 
-// Registration is the second fact: how far the kubelet has got with it.
+// RegistrationState is the second: how far the kubelet has got with it.
 type RegistrationState string
 
-// The registration's facts.
+// The states of a registration.
 const (
 	None       RegistrationState = "none"       // no socket of ours is published
-	Published  RegistrationState = "published"  // socket up, the kubelet has not confirmed
-	Registered RegistrationState = "registered" // the kubelet said yes
-	Refused    RegistrationState = "refused"    // the kubelet said no
-	Conflict   RegistrationState = "conflict"   // another live registrar holds the path or the name
+	Published  RegistrationState = "published"  // the socket is up, the kubelet has not confirmed
+	Registered RegistrationState = "registered" // the kubelet accepted it
+	Refused    RegistrationState = "refused"    // the kubelet refused it
+	Conflict   RegistrationState = "conflict"   // another live registrar has the path or the name
 )
 
-// State derives the one word that people see from the two facts: as soon as there is
-// something to say of the registration it is the registration's word, before that the
-// driver's. This is the whole table.
+// State derives the one word that people see: the state of the registration as soon as there
+// is one, before that the state of the driver.
 func State(d DriverState, r RegistrationState) string {
 	if r == None {
 		return string(d)
@@ -53,7 +51,7 @@ type Identity struct {
 	Topology   map[string]string `json:"topology,omitempty"`
 }
 
-// Equal tells whether both say the same.
+// Equal reports whether both say the same.
 func (i Identity) Equal(o Identity) bool {
 	return i.Name == o.Name && i.Version == o.Version && i.NodeID == o.NodeID &&
 		i.MaxVolumes == o.MaxVolumes && maps.Equal(i.Topology, o.Topology)
@@ -77,43 +75,49 @@ type Announcement struct {
 	Identity Identity `json:"identity"`
 }
 
-// Equal tells whether both say the same.
+// Equal reports whether both say the same.
 func (a Announcement) Equal(o Announcement) bool {
 	return a.Endpoint == o.Endpoint && slices.Equal(a.Versions, o.Versions) && a.Identity.Equal(o.Identity)
 }
 
-// Place tells what is at the path of a registration socket.
+// Place is what is at the path of a registration socket.
 type Place string
 
 // What can be at the path.
 const (
 	Missing Place = "missing" // nothing
 	Ours    Place = "ours"    // the socket that we made and listen on
-	Foreign Place = "foreign" // anything else, dead or alive
+	Foreign Place = "foreign" // anything else, live or stale
 )
 
-// Word is what the kubelet said last with NotifyRegistrationStatus.
+// Notification is what the kubelet said last with NotifyRegistrationStatus.
 type Notification struct {
 	At         time.Time `json:"at,omitzero"` // zero: it said nothing since the socket was published
 	Registered bool      `json:"registered"`
 	Error      string    `json:"error,omitempty"` // made harmless
 }
 
-// Socket is a look at a registration socket: the path, and the kubelet's part.
+// Socket is what is known of a registration socket: the path, and the kubelet's part.
 type Socket struct {
 	Path  string // <plugins_registry>/<driver name>-reg.sock
-	Place Place
-	// Announced is what the socket that we published last tells; meaningful while Up.
-	Announced Announcement
-	Up        bool // we listen on a socket that was put in place and not withdrawn; with Place tells if it is still there
-	// FolderAnew: the plugin registry is not the folder that it was when this daemon
-	// first saw it, so a kubelet that runs since before may watch the old one for ever
+	Place Place  // as it was seen last
+	// DirMissing: there is no plugins_registry; meaningful while Place is Missing.
+	DirMissing bool
+	// DirRecreated: the plugins_registry is not the directory that it was when this daemon
+	// first saw it, so a kubelet that runs since before may watch the deleted one for ever
 	// (kubelet v1.36 watches it by inode and never looks again).
-	FolderAnew  bool
-	PublishedAt time.Time
-	GetInfoAt   time.Time // the kubelet's last GetInfo since PublishedAt, else zero
-	Word        Notification
-	FirstYesAt  time.Time // when it said yes first since PublishedAt, in whatever process of ours; else zero
-	Accepted    uint64    // how often the kubelet said yes, since the process started
-	Refusals    uint64    // how often it said no
+	DirRecreated bool
+	// Announced is what the socket that we published last tells; meaningful while Up.
+	Announced       Announcement
+	Up              bool // we listen on a socket that was put in place and not withdrawn; Place tells if it is still there
+	PublishedAt     time.Time
+	GetInfoAt       time.Time // the kubelet's last GetInfo since PublishedAt, else zero
+	Notification    Notification
+	FirstAcceptedAt time.Time // when the kubelet accepted it first since PublishedAt, in whatever process of ours; else zero
+	Accepted        uint64    // how often the kubelet accepted, since the process started
+	Refusals        uint64    // how often it refused
+	NotKept         string    // why it would not survive a restart of the daemon; empty if it would
+	// AlsoServed says where else in the plugins_registry, and by whom, the same driver is
+	// served; empty if nowhere.
+	AlsoServed string
 }

@@ -3,17 +3,12 @@ package systemd
 import (
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
+	"strings"
 	"testing"
-
-	"golang.org/x/sys/unix"
 )
-
-// testFirst is where the tests put "inherited" descriptors: the real place is taken by
-// the Go runtime and the test binary.
-const testFirst = 300
 
 func env(pairs ...string) func(string) string {
 	return func(name string) string {
@@ -52,111 +47,67 @@ func listen(t *testing.T, path string) *net.UnixListener {
 	return l
 }
 
-// inherit puts a copy of the listener at descriptor fd, without close-on-exec.
-func inherit(t *testing.T, l *net.UnixListener, fd int) {
-	t.Helper()
-	raw, err := l.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var dup error
-	if err := raw.Control(func(from uintptr) { dup = unix.Dup3(int(from), fd, 0) }); err != nil || dup != nil {
-		t.Fatal(err, dup)
-	}
-}
-
+// TestReceiveByName runs the test binary as a service (see TestMain) that prints what was
+// handed over to it, by name.
 func TestReceiveByName(t *testing.T) {
 	dir := shortDir(t)
-	for i, name := range []string{"a", "b", "c"} {
-		inherit(t, listen(t, filepath.Join(dir, name)), testFirst+i)
-	}
-	h, err := receive(env("LISTEN_PID", pid(), "LISTEN_FDS", "3", "LISTEN_FDNAMES", "x:control:x"), testFirst)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for fd := testFirst; fd < testFirst+3; fd++ {
-		flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
-		if err != nil || flags&unix.FD_CLOEXEC == 0 {
-			t.Errorf("descriptor %d: flags %v, %v; want close-on-exec", fd, flags, err)
-		}
-	}
-	if got := h.Names(); !slices.Equal(got, []string{"control", "x"}) {
-		t.Errorf("names %q", got)
-	}
-	control := h.Take("control")
-	if len(control) != 1 || len(h.Take("control")) != 0 {
-		t.Fatal("control must be there once")
-	}
-	l, err := net.FileListener(control[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	if got := l.Addr().String(); got != filepath.Join(dir, "b") {
-		t.Errorf("control is %s", got)
-	}
-	if err := control[0].Close(); err != nil {
-		t.Error(err)
-	}
-	raw, err := l.(*net.UnixListener).SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := raw.Control(func(fd uintptr) {
-		if flags, err := unix.FcntlInt(fd, unix.F_GETFL, 0); err != nil || flags&unix.O_NONBLOCK == 0 {
-			t.Errorf("flags %#x, %v: the shared socket must stay non-blocking", flags, err)
-		}
-	}); err != nil {
-		t.Error(err)
-	}
-	rest := h.Rest()
-	if len(rest) != 2 || rest[0].Name() != "x" || len(h.Rest()) != 0 {
-		t.Errorf("rest: %v", rest)
-	}
-	for _, f := range rest {
-		if err := f.Close(); err != nil {
-			t.Error(err)
-		}
-	}
-}
-
-func TestReceiveNothing(t *testing.T) {
-	for name, getenv := range map[string]func(string) string{
-		"no variables":     env(),
-		"of somebody":      env("LISTEN_PID", "1", "LISTEN_FDS", "2"),
-		"no number":        env("LISTEN_PID", pid(), "LISTEN_FDNAMES", "x"),
-		"number is zero":   env("LISTEN_PID", pid(), "LISTEN_FDS", "0"),
-		"pid is no number": env("LISTEN_PID", "x", "LISTEN_FDS", "1"),
+	for _, c := range []struct {
+		what, set, want string
+	}{
+		{"for us", "LISTEN_PID=$$ LISTEN_FDS=3 LISTEN_FDNAMES=x:control:x", "control=b x=a,c; rest x,x"},
+		{"for another process", "LISTEN_PID=1 LISTEN_FDS=3 LISTEN_FDNAMES=x:control:x", "; rest "},
+		{"no number", "LISTEN_PID=$$ LISTEN_FDS=x", "; rest "},
+		{"nothing", "", "; rest "},
 	} {
-		h, err := receive(getenv, testFirst+50)
-		if err != nil || len(h.Names()) != 0 {
-			t.Errorf("%s: %v, %v", name, h.Names(), err)
+		cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c", "export SYSTEMD_TEST_RECEIVE=1 "+c.set+`; exec "$0"`, os.Args[0])
+		for _, name := range []string{"a", "b", "c"} {
+			path := filepath.Join(dir, name)
+			if err := os.RemoveAll(path); err != nil {
+				t.Fatal(err)
+			}
+			f, err := listen(t, path).File()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			cmd.ExtraFiles = append(cmd.ExtraFiles, f)
+		}
+		out, err := cmd.CombinedOutput()
+		if got := strings.ReplaceAll(string(out), dir+"/", ""); got != c.want || err != nil {
+			t.Errorf("%s: %q, %v; want %q", c.what, got, err, c.want)
 		}
 	}
 }
 
-func TestReceiveNonsense(t *testing.T) {
-	for _, fds := range []string{"x", "-1", "99999999"} {
-		if _, err := receive(env("LISTEN_PID", pid(), "LISTEN_FDS", fds), testFirst+50); err == nil {
-			t.Errorf("LISTEN_FDS=%s: no error", fds)
+// printReceived is the service of TestReceiveByName.
+func printReceived() error {
+	h := Receive()
+	if os.Getenv("LISTEN_FDS") != "" {
+		print("the variables are still there")
+	}
+	var parts []string
+	for _, name := range h.Names() {
+		var paths []string
+		files := h.Take(name)
+		for _, f := range files {
+			l, err := net.FileListener(f)
+			if err != nil {
+				return err
+			}
+			paths = append(paths, l.Addr().String())
+		}
+		parts = append(parts, name+"="+strings.Join(paths, ","))
+		if name == "x" {
+			h.files[name] = files
 		}
 	}
-	inherit(t, listen(t, filepath.Join(shortDir(t), "a")), testFirst)
-	// The second is not open: the first must not leak.
-	h, err := receive(env("LISTEN_PID", pid(), "LISTEN_FDS", "2"), testFirst)
-	if err == nil || len(h.Names()) != 0 {
-		t.Errorf("%v, %v", h.Names(), err)
+	var rest []string
+	for _, f := range h.Rest() {
+		rest = append(rest, f.Name())
 	}
-	if _, err := unix.FcntlInt(testFirst, unix.F_GETFD, 0); err != unix.EBADF {
-		t.Errorf("descriptor is open still: %v", err)
+	if len(h.Names()) != 0 {
+		print("Rest left something")
 	}
-}
-
-func TestReceiveWithoutNames(t *testing.T) {
-	inherit(t, listen(t, filepath.Join(shortDir(t), "a")), testFirst)
-	h, err := receive(env("LISTEN_PID", pid(), "LISTEN_FDS", "1"), testFirst)
-	if err != nil || !slices.Equal(h.Names(), []string{"unknown"}) {
-		t.Errorf("%v, %v", h.Names(), err)
-	}
-	h.closeAll()
+	print(strings.Join(parts, " ") + "; rest " + strings.Join(rest, ","))
+	return nil
 }

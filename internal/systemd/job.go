@@ -6,36 +6,47 @@ import (
 	"fmt"
 	"os"
 	"time"
+
+	systemdbus "github.com/coreos/go-systemd/v22/dbus"
+	godbus "github.com/godbus/dbus/v5"
 )
 
-// askTimeout bounds a question to the manager, askAgain is the pause between tries: for
-// some 100 ms nobody listens while it executes itself anew.
+// A question to the service manager has askTimeout in all. For some 100 ms nobody listens
+// while it re-executes, and a connection of the old process is lost, so each try has
+// tryTimeout, and the next one comes after tryPause.
 const (
 	askTimeout = 3 * time.Second
-	askAgain   = 50 * time.Millisecond
+	tryTimeout = time.Second
+	tryPause   = 50 * time.Millisecond
 )
 
 // JobStop is the type of a job that stops a unit for good. A restart is another type
 // ("restart", "try-restart"), until the unit is up again.
 const JobStop = "stop"
 
-// Job returns the type of the job that is queued or at work for a unit ("start", "stop",
+// manager is what is asked of the service manager.
+type manager interface {
+	GetUnitNameByPID(ctx context.Context, pid uint32) (string, error)
+	GetUnitPropertiesContext(ctx context.Context, unit string) (map[string]any, error)
+	ListJobsContext(ctx context.Context) ([]systemdbus.JobStatus, error)
+	Close()
+}
+
+// connect connects to the service manager's own socket, which is for root alone and needs no
+// dbus-daemon. The connection ends with ctx.
+func connect(ctx context.Context) (manager, error) {
+	return systemdbus.NewSystemdConnectionContext(ctx)
+}
+
+// Job returns the type of the job that is queued or running for a unit ("start", "stop",
 // "restart", "reload", …), "" if there is none. An empty unit means the one that this
 // process is part of. It is an error if the manager cannot be asked.
 //
 // Asked in ExecStopPost=, this is the only thing that tells a stop from a restart on
 // every systemd since 247: the environment and $SERVICE_RESULT are the same for both.
 func Job(ctx context.Context, unit string) (jobType string, err error) {
-	return systemManager().job(ctx, unit)
-}
-
-func (m manager) job(ctx context.Context, unit string) (jobType string, err error) {
-	err = m.ask(ctx, func(b *bus) error {
-		path, err := unitPath(b, unit)
-		if err != nil {
-			return err
-		}
-		jobType, err = jobOf(b, path)
+	err = ask(ctx, connect, func(ctx context.Context, m manager) error {
+		jobType, err = job(ctx, m, unit)
 		return err
 	})
 	if err != nil {
@@ -44,29 +55,28 @@ func (m manager) job(ctx context.Context, unit string) (jobType string, err erro
 	return jobType, nil
 }
 
-// Down tells whether a unit has stopped and nothing is to start it: inactive or failed,
-// with no job, so not between the two halves of a restart. It is an error if the manager
-// cannot be asked.
-func Down(ctx context.Context, unit string) (bool, error) {
-	return systemManager().down(ctx, unit)
+func job(ctx context.Context, m manager, unit string) (jobType string, err error) {
+	if unit == "" {
+		if unit, err = m.GetUnitNameByPID(ctx, uint32(os.Getpid())); err != nil {
+			return "", err
+		}
+	}
+	// One question instead of two for the unit's job and its type: it may end in between.
+	jobs, err := m.ListJobsContext(ctx)
+	for _, j := range jobs {
+		if j.Unit == unit {
+			return j.JobType, nil
+		}
+	}
+	return "", err
 }
 
-func (m manager) down(ctx context.Context, unit string) (isDown bool, err error) {
-	err = m.ask(ctx, func(b *bus) error {
-		path, err := unitPath(b, unit)
-		if err != nil {
-			return err
-		}
-		r, err := b.property(path, managerName+".Unit", "ActiveState")
-		if err != nil {
-			return err
-		}
-		state := r.string()
-		if r.err != nil {
-			return r.err
-		}
-		job, err := jobOf(b, path)
-		isDown = job == "" && (state == "inactive" || state == "failed")
+// Down reports whether a unit has stopped and nothing is to start it: inactive or failed,
+// with no job, so not between the two halves of a restart. It is an error if the manager
+// cannot be asked.
+func Down(ctx context.Context, unit string) (isDown bool, err error) {
+	err = ask(ctx, connect, func(ctx context.Context, m manager) error {
+		isDown, err = down(ctx, m, unit)
 		return err
 	})
 	if err != nil {
@@ -75,100 +85,44 @@ func (m manager) down(ctx context.Context, unit string) (isDown bool, err error)
 	return isDown, nil
 }
 
-func jobOf(b *bus, path string) (string, error) {
-	r, err := b.property(path, managerName+".Unit", "Job")
+func down(ctx context.Context, m manager, unit string) (bool, error) {
+	// Both properties in one answer, so that they belong together.
+	p, err := m.GetUnitPropertiesContext(ctx, unit)
 	if err != nil {
-		return "", err
+		return false, err
 	}
-	r.align(8) // a structure of the job's number and path
-	id, jobPath := r.uint32(), r.string()
-	if r.err != nil || id == 0 {
-		return "", r.err
+	state, _ := p["ActiveState"].(string)
+	job, _ := p["Job"].([]any) // its number and its path
+	if state == "" || len(job) == 0 {
+		return false, fmt.Errorf("unexpected answer: ActiveState %v, Job %v", p["ActiveState"], p["Job"])
 	}
-	r, err = b.property(jobPath, managerName+".Job", "JobType")
-	if remote := (*remoteError)(nil); errors.As(err, &remote) {
-		// It ended between the two questions. Another one may have come in its place.
-		return "", errAskAgain
-	}
-	if err != nil {
-		return "", err
-	}
-	jobType := r.string()
-	return jobType, r.err
+	return (state == "inactive" || state == "failed") && job[0] == uint32(0), nil
 }
 
-// storeCount asks how many descriptors our service has in its store, and how many may be.
-func (m manager) storeCount(ctx context.Context) (stored, most uint32, err error) {
-	err = m.ask(ctx, func(b *bus) error {
-		path, err := unitPath(b, "")
-		if err != nil {
-			return err
-		}
-		stored, err = number(b, path, "NFileDescriptorStore")
-		if err != nil {
-			return err
-		}
-		most, err = number(b, path, "FileDescriptorStoreMax")
-		return err
-	})
-	if err != nil {
-		return 0, 0, fmt.Errorf("cannot ask the service manager for the descriptor store: %w", err)
-	}
-	return stored, most, nil
-}
-
-func number(b *bus, path, property string) (uint32, error) {
-	r, err := b.property(path, managerName+".Service", property)
-	if err != nil {
-		return 0, err
-	}
-	v := r.uint32()
-	return v, r.err
-}
-
-func unitPath(b *bus, unit string) (string, error) {
-	var r *reply
-	var err error
-	if unit == "" {
-		r, err = b.call(managerPath, managerFace, "GetUnitByPID", "u", uint32(os.Getpid()))
-	} else {
-		r, err = b.call(managerPath, managerFace, "GetUnit", "s", unit)
-	}
-	if err != nil {
-		return "", err
-	}
-	path := r.string()
-	return path, r.err
-}
-
-var errAskAgain = errors.New("the job ended while it was asked for")
-
-// ask puts questions over a fresh connection, again if that breaks. An answer that is a
-// refusal is final.
-func (m manager) ask(ctx context.Context, questions func(*bus) error) error {
-	if _, err := os.Stat(m.booted); err != nil {
-		return errors.New("this machine was not booted with systemd") // as sd_booted(3) tells
-	}
+// ask asks over a new connection, again if that breaks. An answer that is a refusal is final.
+func ask(ctx context.Context, connect func(context.Context) (manager, error), question func(context.Context, manager) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, askTimeout, errors.New("no answer in time"))
 	defer cancel()
 	for {
-		err := m.askOnce(ctx, questions)
-		if remote := (*remoteError)(nil); err == nil || errors.As(err, &remote) {
+		err := try(ctx, connect, question)
+		if refusal := (godbus.Error{}); err == nil || errors.As(err, &refusal) {
 			return err
 		}
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
-		case <-time.After(askAgain):
+		case <-time.After(tryPause):
 		}
 	}
 }
 
-func (m manager) askOnce(ctx context.Context, questions func(*bus) error) error {
-	b, err := m.dial(ctx)
+func try(ctx context.Context, connect func(context.Context) (manager, error), question func(context.Context, manager) error) error {
+	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
+	defer cancel()
+	m, err := connect(ctx)
 	if err != nil {
 		return err
 	}
-	defer b.close()
-	return questions(b)
+	defer m.Close()
+	return question(ctx, m)
 }

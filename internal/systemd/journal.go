@@ -18,7 +18,7 @@ const identifier = "csi-registrar"
 // 128-bit number, 32 hexadecimal digits, under which the message catalogue explains it.
 const MessageID = "MESSAGE_ID"
 
-// UnderJournal tells whether standard error is a stream of the journal, so that speaking
+// UnderJournal reports whether standard error is a stream of the journal, so that speaking
 // to it natively instead says more to the same place (systemd's "automatic protocol
 // upgrading", $JOURNAL_STREAM).
 func UnderJournal() bool {

@@ -4,8 +4,7 @@
 package systemd
 
 import (
-	"context"
-	"errors"
+	"cmp"
 	"fmt"
 	"net"
 	"os"
@@ -17,12 +16,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sendTimeout bounds one message. The manager's queue is full only while it is busy or
-// executing itself anew; a daemon must not hang with it.
-const sendTimeout = 5 * time.Second
+// The manager's queue is full while it is busy or re-executes. A daemon must not hang with
+// it, so a message is given up after sendTimeout. READY=1 has longer: without it the start
+// fails, and TimeoutStartSec= is 15 s.
+const (
+	sendTimeout  = time.Second
+	readyTimeout = 10 * time.Second
+)
 
 // Notifier sends the messages of sd_notify(3). All methods of a nil Notifier do nothing,
-// successfully. It keeps no connection: the socket may be made anew under it.
+// successfully. It keeps no connection: the socket may be recreated.
 // May be used by several goroutines.
 type Notifier struct {
 	addr string
@@ -37,124 +40,76 @@ func NewNotifier(getenv func(string) string) *Notifier {
 	return nil
 }
 
-// Ready tells that the service is up, or that a reload announced by Reloading is done.
-func (n *Notifier) Ready() error { return n.send("READY=1") }
+// Ready reports to the manager that the service is up.
+func (n *Notifier) Ready() error { return n.say("READY=1", readyTimeout) }
 
-// Reloading tells that a reload begins. Ready must follow.
-func (n *Notifier) Reloading() error {
-	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
-		return fmt.Errorf("cannot read the monotonic clock: %w", err)
-	}
-	return n.send("RELOADING=1", "MONOTONIC_USEC="+strconv.FormatInt(now.Nano()/1000, 10))
-}
-
-// Stopping tells that the service begins to shut down.
-func (n *Notifier) Stopping() error { return n.send("STOPPING=1") }
+// Stopping reports that the service begins to shut down.
+func (n *Notifier) Stopping() error { return n.say("STOPPING=1", sendTimeout) }
 
 // Status sets the line that systemctl status shows. Line breaks become blanks.
 func (n *Notifier) Status(text string) error {
-	return n.send("STATUS=" + strings.NewReplacer("\n", " ", "\r", " ").Replace(text))
+	return n.say("STATUS="+strings.NewReplacer("\n", " ", "\r", " ").Replace(text), sendTimeout)
 }
 
-// Watchdog tells that the service is alive (see WatchdogInterval).
-func (n *Notifier) Watchdog() error { return n.send("WATCHDOG=1") }
+// Watchdog reports that the service is alive (see WatchdogInterval).
+func (n *Notifier) Watchdog() error { return n.say("WATCHDOG=1", sendTimeout) }
 
-// ExtendTimeout asks for at least d more, from now, for the start or stop at work.
-func (n *Notifier) ExtendTimeout(d time.Duration) error {
-	return n.send("EXTEND_TIMEOUT_USEC=" + strconv.FormatInt(d.Microseconds(), 10))
-}
-
-// Barrier waits until the manager has read everything sent before.
-func (n *Notifier) Barrier(ctx context.Context) error {
+func (n *Notifier) say(message string, limit time.Duration) error {
 	if n == nil {
 		return nil
 	}
-	r, w, err := os.Pipe()
-	if err != nil {
-		return fmt.Errorf("cannot wait for the service manager: %w", err)
-	}
-	defer r.Close()
-	err = n.sendDescriptor("BARRIER=1", w)
-	// Ours must be closed, or the end of the pipe would never come.
-	if err := errors.Join(err, w.Close()); err != nil {
-		return err
-	}
-	stop := context.AfterFunc(ctx, func() { _ = r.SetReadDeadline(time.Unix(1, 0)) }) // fails only on a closed file
-	defer stop()
-	// The manager closes its copy of w when it comes to this message.
-	switch _, err := r.Read(make([]byte, 1)); {
-	case ctx.Err() != nil:
-		return fmt.Errorf("the service manager does not read its messages: %w", context.Cause(ctx))
-	case err == nil:
-		return errors.New("cannot wait for the service manager: it wrote to the barrier")
+	if err := n.send(message, -1, time.Now().Add(limit)); err != nil {
+		what, _, _ := strings.Cut(message, "=")
+		return fmt.Errorf("cannot send %s to the service manager: %w", what, err)
 	}
 	return nil
 }
 
-func (n *Notifier) send(lines ...string) error {
-	if n == nil {
-		return nil
-	}
-	return n.transmit(strings.Join(lines, "\n"), nil)
-}
-
-// sendDescriptor sends a message with a descriptor. It borrows the descriptor with
-// Control: File and Fd would set the shared socket blocking.
-func (n *Notifier) sendDescriptor(message string, c syscall.Conn) error {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return fmt.Errorf("cannot send a descriptor to the service manager: %w", err)
-	}
-	var sent error
-	if err := raw.Control(func(fd uintptr) { sent = n.transmit(message, unix.UnixRights(int(fd))) }); err != nil {
-		return fmt.Errorf("cannot send a descriptor to the service manager: %w", err)
-	}
-	return sent
-}
-
-func (n *Notifier) transmit(message string, rights []byte) (err error) {
-	defer func() {
-		if err != nil {
-			what, _, _ := strings.Cut(message, "=")
-			err = fmt.Errorf("cannot send %s to the service manager: %w", what, err)
-		}
-	}()
+// send sends a message, with a descriptor unless that is negative. go-systemd's SdNotify
+// sends no descriptors and has no deadline.
+func (n *Notifier) send(message string, fd int, deadline time.Time) error {
 	// A leading @ means an abstract socket, to systemd and to package net.
 	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: n.addr, Net: "unixgram"})
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	if err := conn.SetWriteDeadline(time.Now().Add(sendTimeout)); err != nil {
+	if err := conn.SetWriteDeadline(deadline); err != nil {
 		return err
 	}
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		return err
 	}
+	var rights []byte
+	if fd >= 0 {
+		rights = unix.UnixRights(fd)
+	}
 	// WriteMsgUnix refuses connected datagram sockets, so sendmsg by hand.
 	var sent error
-	err = raw.Write(func(fd uintptr) bool {
-		for {
-			sent = unix.Sendmsg(int(fd), []byte(message), rights, nil, unix.MSG_NOSIGNAL)
-			if sent != unix.EINTR {
-				break
-			}
+	err = raw.Write(func(to uintptr) bool {
+		sent = unix.EINTR
+		for sent == unix.EINTR {
+			sent = unix.Sendmsg(int(to), []byte(message), rights, nil, unix.MSG_NOSIGNAL)
 		}
 		return sent != unix.EAGAIN
 	})
-	return cmpErr(err, sent)
+	if err != nil {
+		return err
+	}
+	return sent
 }
 
-// cmpErr returns the first error that is one.
-func cmpErr(errs ...error) error {
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
+// duplicate returns a descriptor of its own of what c has open. It borrows c's with Control:
+// File and Fd would set a shared socket blocking.
+func duplicate(c syscall.Conn) (fd int, err error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return -1, err
 	}
-	return nil
+	var dup error
+	err = raw.Control(func(of uintptr) { fd, dup = unix.FcntlInt(of, unix.F_DUPFD_CLOEXEC, 0) })
+	return fd, cmp.Or(err, dup)
 }
 
 // WatchdogInterval returns how often the manager wants to hear Watchdog at the least

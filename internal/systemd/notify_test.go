@@ -1,7 +1,6 @@
 package systemd
 
 import (
-	"context"
 	"errors"
 	"net"
 	"path/filepath"
@@ -9,12 +8,12 @@ import (
 	"testing"
 	"time"
 
-	"csi-registrar/internal/systemd/systemdtest"
+	"csi-registrar/internal/fake"
 )
 
-func startManager(t *testing.T) (*systemdtest.Manager, *Notifier) {
+func startManager(t *testing.T) (*fake.Manager, *Notifier) {
 	t.Helper()
-	m, err := systemdtest.Start(shortDir(t))
+	m, err := fake.StartManager(shortDir(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -28,30 +27,25 @@ func startManager(t *testing.T) (*systemdtest.Manager, *Notifier) {
 
 func TestNotifierSays(t *testing.T) {
 	m, n := startManager(t)
-	say := []struct {
+	if err := n.Watchdog(); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range []struct {
 		say  func() error
 		want string
 	}{
 		{n.Ready, "READY=1"},
 		{func() error { return n.Status("2 drivers\nall registered") }, "STATUS=2 drivers all registered"},
-		{n.Reloading, "RELOADING=1"},
-		{func() error { return nil }, "MONOTONIC_USEC="},
-		{func() error { return n.ExtendTimeout(2 * time.Second) }, "EXTEND_TIMEOUT_USEC=2000000"},
 		{n.Stopping, "STOPPING=1"},
-	}
-	for _, s := range say {
+	} {
 		if err := s.say(); err != nil {
 			t.Fatal(err)
 		}
-		got := <-m.Events()
-		if got != s.want && !(strings.HasSuffix(s.want, "_USEC=") && strings.HasPrefix(got, s.want)) {
+		if got := <-m.Events(); got != s.want {
 			t.Errorf("heard %q, want %q", got, s.want)
 		}
 	}
-	if err := errors.Join(n.Watchdog(), n.Barrier(t.Context())); err != nil {
-		t.Fatal(err)
-	}
-	if got := m.State(); got.Ready != 1 || got.Watchdog != 1 || got.Reloading != 1 || !got.Stopping {
+	if got := m.State(); got.Ready != 1 || got.Watchdog != 1 || !got.Stopping {
 		t.Errorf("%+v", got)
 	}
 }
@@ -61,8 +55,7 @@ func TestNilNotifier(t *testing.T) {
 	if n != nil {
 		t.Fatal("a notifier without NOTIFY_SOCKET")
 	}
-	if err := errors.Join(n.Ready(), n.Reloading(), n.Stopping(), n.Status("x"), n.Watchdog(),
-		n.ExtendTimeout(1), n.Barrier(t.Context())); err != nil {
+	if err := errors.Join(n.Ready(), n.Stopping(), n.Status("x"), n.Watchdog()); err != nil {
 		t.Error(err)
 	}
 }
@@ -72,12 +65,10 @@ func TestNotifierWithoutListener(t *testing.T) {
 	if err := n.Ready(); err == nil || !strings.Contains(err.Error(), "READY") {
 		t.Error(err)
 	}
-	if err := n.Barrier(t.Context()); err == nil {
-		t.Error("no error")
-	}
 }
 
-func TestBarrierEndsWithContext(t *testing.T) {
+// TestNotifierDoesNotHangWithTheManager: nobody reads, and the kernel's queue is full.
+func TestNotifierDoesNotHangWithTheManager(t *testing.T) {
 	path := filepath.Join(shortDir(t), "deaf")
 	deaf, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
 	if err != nil {
@@ -85,20 +76,14 @@ func TestBarrierEndsWithContext(t *testing.T) {
 	}
 	defer deaf.Close()
 	n := NewNotifier(env("NOTIFY_SOCKET", path))
-	cause := errors.New("enough")
-	ctx, cancel := context.WithCancelCause(t.Context())
-	go func() {
-		_, _, _ = deaf.ReadFrom(make([]byte, 100)) // the barrier is there: its copy stays open in flight
-		cancel(cause)
-	}()
-	// Read with ReadFrom, the descriptor is dropped by the kernel and the barrier ends;
-	// either way Barrier must return.
-	if err := n.Barrier(ctx); err != nil && !errors.Is(err, cause) {
+	for n.send("X=1", -1, time.Now().Add(50*time.Millisecond)) == nil {
+	}
+	begun := time.Now()
+	if err := n.Watchdog(); err == nil || !strings.Contains(err.Error(), "WATCHDOG") {
 		t.Error(err)
 	}
-	cancel(cause)
-	if err := n.Barrier(ctx); !errors.Is(err, cause) {
-		t.Errorf("%v, want %v", err, cause)
+	if took := time.Since(begun); took > 4*sendTimeout {
+		t.Errorf("it took %s", took)
 	}
 }
 

@@ -31,6 +31,9 @@ func (f File) IsSocket() bool { return f.Mode&unix.S_IFMT == unix.S_IFSOCK }
 // IsDir reports whether it is a directory.
 func (f File) IsDir() bool { return f.Mode&unix.S_IFMT == unix.S_IFDIR }
 
+// IsLink reports whether it is a symbolic link.
+func (f File) IsLink() bool { return f.Mode&unix.S_IFMT == unix.S_IFLNK }
+
 // Kind names what it is, for people: "a socket", "a directory".
 func (f File) Kind() string {
 	switch f.Mode & unix.S_IFMT {

@@ -21,7 +21,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"csi-registrar/internal/systemd/systemdtest"
+	"csi-registrar/internal/fake"
 )
 
 const (
@@ -44,7 +44,7 @@ type Daemon struct {
 type spawner struct {
 	binary  string
 	root    string // --config-root
-	manager *systemdtest.Manager
+	manager *fake.Manager
 	line    func(string) // each line of the log
 }
 

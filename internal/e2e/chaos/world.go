@@ -16,7 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"csi-registrar/internal/fake"
-	"csi-registrar/internal/systemd/systemdtest"
 )
 
 // world is the node: what runs on it, and what is known of it.
@@ -80,7 +79,7 @@ func newWorld(t testing.TB, binary string, seed uint64, drivers int) (*world, er
 		fmt.Appendf(nil, "[kubelet]\nroot_dir = %q\n[log]\nlevel = \"debug\"\nformat = \"text\"\n", w.root), 0o644))
 	w.log, err = os.Create(filepath.Join(dir, "log"))
 	errs = append(errs, err)
-	manager, err := systemdtest.Start(dir)
+	manager, err := fake.StartManager(dir)
 	if err := errors.Join(append(errs, err)...); err != nil {
 		return nil, err
 	}
@@ -187,7 +186,7 @@ func (w *world) heard(line string) {
 			w.bad("%s%s", why, w.ledger.story(name))
 		}
 		w.ledger.noteAt(e.at, name, logged, e.msg+", cause "+e.fields["cause"]+", "+e.fields["reason"])
-	case e.level == "ERROR" && e.msg != "mistake in the configuration":
+	case e.level == "ERROR" && e.msg != "error in the configuration":
 		w.figures["errors in the log"]++
 		w.say("ERROR %s", line)
 	case strings.HasPrefix(e.msg, "cannot go on with the registration socket"):

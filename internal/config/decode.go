@@ -1,0 +1,152 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"unicode"
+
+	"github.com/BurntSushi/toml"
+)
+
+// What the parser is spared. It takes stack for each open bracket, and for a dotted key
+// the cube of its parts in time. No file of ours comes near.
+const (
+	maxBrackets = 50_000 // in a file
+	maxLine     = 4096   // bytes
+	maxDots     = 100    // in a line
+)
+
+// document is a file that is valid TOML.
+type document struct {
+	text   string
+	md     toml.MetaData
+	tables map[string]map[string]toml.Primitive // by their keys; "" is the whole
+	tree   map[string]any                       // string, int64, float64, bool, time.Time, []any, map[string]any, []map[string]any
+}
+
+// parse reads a document. The error has neither file nor key.
+func parse(text string) (*document, *Error) {
+	text = strings.TrimLeft(text, "\ufeff") // as the parser does, however many there are
+	if e := unreasonable(text); e != nil {
+		return nil, e
+	}
+	d := &document{text: text}
+	err := d.decode()
+	if err == nil {
+		return d, nil
+	}
+	syntax, ok := errors.AsType[toml.ParseError](err)
+	if !ok {
+		return nil, &Error{Problem: "cannot be understood: " + clean(err.Error())}
+	}
+	return nil, &Error{Line: d.lineAt(syntax.Position), Problem: "is not valid TOML: " + clean(syntax.Message), Hint: syntaxHint(syntax.Message)}
+}
+
+// unreasonable says why a text is better not given to the parser, nil if it may be.
+func unreasonable(text string) *Error {
+	brackets, number := 0, 0
+	for line := range strings.Lines(text) {
+		number++
+		brackets += strings.Count(line, "[") + strings.Count(line, "{")
+		if len(line) > maxLine || strings.Count(line, ".") > maxDots || brackets > maxBrackets {
+			return &Error{Line: number, Problem: "is too long, or has too many dots or brackets", Hint: notOurs}
+		}
+	}
+	return nil
+}
+
+const notOurs = "this is not a configuration file of csi-registrar"
+
+func (d *document) decode() (err error) {
+	// The parser panics where it finds a bug in itself. That must not end the daemon.
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("%v", r)
+		}
+	}()
+	var root map[string]toml.Primitive
+	if d.md, err = toml.Decode(d.text, &root); err != nil {
+		return err
+	}
+	d.tables = map[string]map[string]toml.Primitive{"": root}
+	d.tree = make(map[string]any, len(root))
+	for key, p := range root {
+		var v any
+		if err := d.md.PrimitiveDecode(p, &v); err != nil {
+			return err
+		}
+		d.tree[key] = v
+	}
+	return nil
+}
+
+// line finds the line of a key of md.Keys. The library gives the position of a key only with
+// an error about its value, so it is asked for one. That takes time in proportion to the
+// file: it is for errors and for `config show`.
+func (d *document) line(key toml.Key) int {
+	var refused toml.ParseError
+	if !errors.As(d.md.PrimitiveDecode(d.primitive(key), &refuser{}), &refused) {
+		return 0
+	}
+	return d.lineAt(refused.Position)
+}
+
+// primitive finds the value of a key; where there is none, in a list, that of the list.
+func (d *document) primitive(key toml.Key) toml.Primitive {
+	last := len(key) - 1
+	if last == 0 {
+		return d.tables[""][key[0]]
+	}
+	above := key[:last]
+	table, known := d.tables[above.String()]
+	if !known {
+		p := d.primitive(above)
+		if err := d.md.PrimitiveDecode(p, &table); err != nil {
+			return p
+		}
+		d.tables[above.String()] = table
+	}
+	return table[key[last]]
+}
+
+// refuser takes no value.
+type refuser struct{}
+
+func (*refuser) UnmarshalTOML(any) error { return errors.New("refused") }
+
+// lineAt is the line of a position. Its own number is that of the end of a long value.
+func (d *document) lineAt(p toml.Position) int {
+	return 1 + strings.Count(d.text[:min(max(p.Start, 0), len(d.text))], "\n")
+}
+
+// syntaxHint says what would be right where the parser's message does not.
+func syntaxHint(message string) string {
+	for _, h := range [...]struct{ in, hint string }{
+		{"cannot contain newlines", "the closing quote is missing"},
+		{`expected '"'`, "the closing quote is missing"},
+		{"array terminator", `a list is written ["1.0.0", "1.1.0"]`},
+		{"expected '.' or '='", "a line is written key = value"},
+		{"table name", `a table begins with [driver."NAME"]`},
+		{"to end with a newline", "a string is in quotes"},
+		{"expected value", "a string is in quotes; true and false are not"},
+		{"invalid escape", `a backslash is written \\`},
+		{"already been defined", "a key or table is written once in a file: leave one of them"},
+		{"UTF-8", "save the file as UTF-8"},
+	} {
+		if strings.Contains(message, h.in) {
+			return h.hint
+		}
+	}
+	return ""
+}
+
+// clean puts s on one line of printable characters.
+func clean(s string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return unicode.ReplacementChar
+	}, strings.TrimSpace(s))
+}

@@ -1,0 +1,269 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	grpcstatus "google.golang.org/grpc/status"
+
+	"csi-registrar/internal/config"
+	"csi-registrar/internal/driver"
+	"csi-registrar/internal/safetext"
+	"csi-registrar/internal/status"
+	"csi-registrar/internal/unixsock"
+)
+
+// trusted checks who can be behind the driver's socket, by the daemon's rules, and reports
+// what is wrong. peer is who listens there; nil: nobody has connected yet.
+func (x *exam) trusted(ctx context.Context, d config.Driver, peer *unixsock.Cred) bool {
+	trust := driver.Trust{Owner: d.SocketOwner}
+	_, err := look(ctx, x, d.Socket, func() (struct{}, error) {
+		if peer != nil {
+			return struct{}{}, trust.Listener(d.Socket, *peer)
+		}
+		return struct{}{}, trust.Path(d.Socket)
+	})
+	if err == nil {
+		return true
+	}
+	at := x.origin(d, "socket_owner")
+	f := Finding{Driver: d.Name, Step: StepTrust, Severity: Problem, explains: true, Found: sentence(err.Error()),
+		Expected: fmt.Sprintf("nobody but %s can put a socket there, or listen on it", safetext.Word(d.SocketOwner))}
+	if p, ok := errors.AsType[*driver.Distrust](err); ok {
+		f.Found = sentence(p.Problem)
+		file, err := look(ctx, x, p.Path, func() (unixsock.File, error) { return unixsock.Lstat(p.Path) })
+		switch {
+		case err == nil && file.IsLink(): // never chown a link: it is whoever made it who says what to
+			f.Fix = []Fix{run("rm", p.Path)}
+		case len(p.Command) > 0:
+			f.Fix = []Fix{run(p.Command[0], p.Command[1:]...)}
+		}
+		if p.SocketOwner != "" {
+			f.Fix = append(f.Fix, text("or set socket_owner = %s in %s, if that user runs the driver", safetext.Quote(p.SocketOwner), at))
+		}
+	}
+	f.Fix = append(f.Fix, text(`or set socket_owner = "any" in %s, to turn these checks off`, at), reload)
+	x.found(f)
+	return false
+}
+
+// sentence is a text that another package put together: quoted as a whole, if what it cites is
+// not as plain as a usual path or name.
+func sentence(s string) string {
+	if strings.ContainsFunc(s, func(r rune) bool {
+		return r > unicode.MaxASCII || unicode.IsControl(r) || strings.ContainsRune("$`;|&<>*?\\!#{}[]~^", r)
+	}) {
+		return safetext.Quote(s)
+	}
+	return s
+}
+
+// connect makes a client of a connection. When that breaks nothing dials again.
+func connect(c net.Conn) (*grpc.ClientConn, error) {
+	const maxAnswer = 1 << 20
+	return grpc.NewClient("passthrough:///driver",
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(unixsock.Once(c)),
+		grpc.WithNoProxy(),
+		grpc.WithDisableServiceConfig(),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)),
+		grpc.WithIdleTimeout(0),
+	)
+}
+
+// nameAt asks the driver at a path for its name alone.
+func (x *exam) nameAt(ctx context.Context, path string, limit time.Duration) (string, error) {
+	c, _, err := x.dial(ctx, path)
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	conn, err := connect(c)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	r, err := csi.NewIdentityClient(conn).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
+	return r.GetName(), err
+}
+
+// ask makes the calls that the daemon, and then the kubelet, make to the driver.
+func (x *exam) ask(ctx context.Context, d config.Driver, c net.Conn, who process) {
+	conn, err := connect(c)
+	if err != nil {
+		x.found(Finding{Driver: d.Name, Step: StepPluginInfo, Severity: Problem, explains: true, Found: safetext.Quote(err.Error())})
+		return
+	}
+	defer conn.Close()
+	q := &questions{exam: x, d: d, who: who, identity: csi.NewIdentityClient(conn), node: csi.NewNodeClient(conn)}
+	if q.pluginInfo(ctx) && q.probe(ctx) {
+		q.pluginCapabilities(ctx)
+		if q.nodeInfo(ctx) {
+			q.nodeCapabilities(ctx)
+		}
+	}
+}
+
+// questions are the calls to one driver.
+type questions struct {
+	*exam
+	d        config.Driver
+	who      process
+	identity csi.IdentityClient
+	node     csi.NodeClient
+}
+
+// call makes one call and reports its failure; seen is what there is to say of success.
+func (q *questions) call(ctx context.Context, step Step, limit time.Duration, severity Severity, expected string, do func(context.Context) (seen string, err error)) bool {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	start := time.Now()
+	seen, err := do(ctx)
+	took := time.Since(start)
+	if err == nil {
+		q.checked(q.d.Name, step, OK, "%s", seen)
+	} else {
+		q.found(Finding{Driver: q.d.Name, Step: step, Severity: severity, explains: severity == Problem,
+			Found: failure(step, limit, err), Expected: expected, Fix: q.who.repair()})
+	}
+	q.took(took)
+	return err == nil
+}
+
+// failure says in words how a call ended.
+func failure(step Step, limit time.Duration, err error) string {
+	if w, ok := errors.AsType[wrongAnswer](err); ok {
+		return w.Error()
+	}
+	s := grpcstatus.Convert(err)
+	said := safetext.Quote(s.Message())
+	switch s.Code() {
+	case codes.DeadlineExceeded:
+		return fmt.Sprintf("the driver does not answer %s within %v", step, limit)
+	case codes.Unimplemented:
+		return fmt.Sprintf("the driver does not implement %s: %s", step, said)
+	case codes.Unavailable:
+		return fmt.Sprintf("the connection broke during %s: %s", step, said)
+	default:
+		return fmt.Sprintf("%s fails: %s: %s", step, s.Code(), said)
+	}
+}
+
+// wrongAnswer is an answer that is no failure of the call.
+type wrongAnswer string
+
+func (w wrongAnswer) Error() string { return string(w) }
+
+// repair is what to do about a driver that fails.
+func (p process) repair() []Fix {
+	if strings.HasSuffix(p.unit, ".service") {
+		return []Fix{logOf(p.unit), run("systemctl", "restart", p.unit)}
+	}
+	return []Fix{text("look into the log of the driver, which is process %d; restart it", p.pid)}
+}
+
+func (q *questions) pluginInfo(ctx context.Context) bool {
+	var name string
+	ok := q.call(ctx, StepPluginInfo, q.d.Timeout, Problem, "it answers at once with the driver's name", func(ctx context.Context) (string, error) {
+		r, err := q.identity.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
+		name = r.GetName()
+		if err == nil && name == "" {
+			err = wrongAnswer("the driver answers with an empty name")
+		}
+		return safetext.Word(name) + " " + safetext.Word(r.GetVendorVersion()), err
+	})
+	if !ok || name == q.d.Name {
+		return ok
+	}
+	at := q.origin(q.d, "socket")
+	fix := text("fix the name or the socket of the table [driver.%q] in %s", q.d.Name, at)
+	if status.CheckName(name) == nil {
+		fix = text("name the table [driver.%q] in %s, or give it the socket of %s", name, at, q.d.Name)
+	}
+	q.found(Finding{Driver: q.d.Name, Step: StepPluginInfo, Severity: Problem, explains: true,
+		Found:    fmt.Sprintf("the driver at %s reports name %s", safetext.Word(q.d.Socket), safetext.Quote(name)),
+		Expected: fmt.Sprintf("name %q, as in %s", q.d.Name, at), Fix: []Fix{fix, reload}})
+	return false
+}
+
+func (q *questions) probe(ctx context.Context) bool {
+	return q.call(ctx, StepProbe, q.d.Timeout, Problem, "it says that it is ready, or does not implement Probe", func(ctx context.Context) (string, error) {
+		r, err := q.identity.Probe(ctx, &csi.ProbeRequest{})
+		switch {
+		case grpcstatus.Code(err) == codes.Unimplemented:
+			return "not implemented, which counts as ready", nil
+		case err == nil && r.GetReady() != nil && !r.GetReady().GetValue():
+			err = wrongAnswer("the driver says in Probe that it is not ready")
+		}
+		return "ready", err
+	})
+}
+
+// pluginCapabilities are not asked for by the kubelet, but by other parts of Kubernetes.
+func (q *questions) pluginCapabilities(ctx context.Context) {
+	q.call(ctx, StepPluginCaps, q.d.Timeout, Warning, "it answers; CSI requires it", func(ctx context.Context) (string, error) {
+		r, err := q.identity.GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
+		var names []string
+		for _, c := range r.GetCapabilities() {
+			if s := c.GetService(); s != nil {
+				names = append(names, s.GetType().String())
+			}
+			if e := c.GetVolumeExpansion(); e != nil {
+				names = append(names, "expansion "+e.GetType().String())
+			}
+		}
+		return list(names), err
+	})
+}
+
+// nodeCapabilities are asked for by the kubelet when a volume is mounted.
+func (q *questions) nodeCapabilities(ctx context.Context) {
+	q.call(ctx, StepNodeCaps, q.d.Timeout, Warning, "it answers: the kubelet asks before each mount", func(ctx context.Context) (string, error) {
+		r, err := q.node.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
+		var names []string
+		for _, c := range r.GetCapabilities() {
+			names = append(names, c.GetRpc().GetType().String())
+		}
+		return list(names), err
+	})
+}
+
+// list joins the names of enum values.
+func list(names []string) string {
+	if len(names) == 0 {
+		return "none"
+	}
+	return strings.Join(names, ", ")
+}
+
+func (q *questions) nodeInfo(ctx context.Context) bool {
+	var r *csi.NodeGetInfoResponse
+	ok := q.call(ctx, StepNodeInfo, q.o.NodeInfoTimeout, Problem, "it answers; the kubelet waits 2 minutes and then refuses the driver", func(ctx context.Context) (seen string, err error) {
+		r, err = q.node.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
+		limit := "no volume limit"
+		if n := r.GetMaxVolumesPerNode(); n > 0 {
+			limit = "at most " + count(int(n), "volume")
+		}
+		return fmt.Sprintf("node id %s, %s, %s", safetext.Word(r.GetNodeId()), limit, count(len(r.GetAccessibleTopology().GetSegments()), "topology key")), err
+	})
+	if !ok {
+		return false
+	}
+	for _, f := range nodeRules(r) {
+		f.Driver, f.Step, f.explains = q.d.Name, StepNodeInfo, f.Severity == Problem
+		f.Fix = []Fix{text("fix this in the driver's own configuration, and restart it")}
+		q.found(f)
+	}
+	return true
+}

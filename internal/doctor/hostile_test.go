@@ -1,0 +1,265 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"csi-registrar/internal/safetext"
+	"csi-registrar/internal/worker"
+)
+
+// of changes whose process it is.
+func (n *node) of(pid int, uids string) {
+	n.write(fmt.Sprintf("proc/%d/status", pid), "Name:\tx\nUid:\t"+uids+"\n")
+}
+
+// A process that calls itself k3s named files that are none.
+func TestAFileThatAProcessNamesIsOnlyReadIfItIsTrusted(t *testing.T) {
+	n := newNode(t)
+	n.remove(n.path("proc/812"))
+	fifo := n.path("etc/fifo")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.process(900, "k3s-agent", "0::/", "/usr/local/bin/k3s", "agent", "--config", "/etc/fifo")
+	done := make(chan Report, 1)
+	go func() { done <- n.examine() }()
+	select {
+	case r := <-done:
+		i := slices.IndexFunc(r.Checks, func(c Check) bool { return c.Step == StepKubelet })
+		if i < 0 || !strings.Contains(r.Checks[i].Says, "/etc/fifo is not read: it is not a regular file") {
+			t.Errorf("%+v", r.Checks)
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("it waits for a writer of the FIFO")
+	}
+}
+
+func TestOpenTrusted(t *testing.T) {
+	dir := t.TempDir()
+	file := func(name string, mode os.FileMode) string {
+		path := filepath.Join(dir, name)
+		if err := errors.Join(os.WriteFile(path, []byte("x"), 0o600), os.Chmod(path, mode)); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	good := file("good", 0o644)
+	link := filepath.Join(dir, "link")
+	fifo := filepath.Join(dir, "fifo")
+	big := file("big", 0o600)
+	if err := errors.Join(os.Symlink(good, link), unix.Mkfifo(fifo, 0o600), os.Truncate(big, 1<<40)); err != nil {
+		t.Fatal(err)
+	}
+	bad := map[string]string{
+		link: "not a regular file", fifo: "not a regular file", dir: "not a regular file", "/dev/zero": "not a regular file", "/dev/null": "not a regular file",
+		big: "more than", file("open", 0o666): "may write it", filepath.Join(dir, "none"): "no such file",
+	}
+	if os.Geteuid() == 0 {
+		others := file("others", 0o644)
+		chown(t, others, 65123)
+		bad[others] = "belongs to uid 65123"
+	}
+	if data, err := readTrusted(good); err != nil || string(data) != "x" {
+		t.Errorf("%q, %v", data, err)
+	}
+	for path, want := range bad {
+		if f, err := openTrusted(path); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s is opened: %v, %v", path, f != nil, err)
+		}
+	}
+}
+
+// A command line can be as long as the address space (prctl(2), PR_SET_MM_MAP).
+func TestAHugeCommandLineIsCut(t *testing.T) {
+	n := newNode(t)
+	n.process(900, "kubelet", "0::/", "/usr/bin/kubelet", "--root-dir=/x")
+	if err := os.Truncate(n.path("proc/900/cmdline"), 64<<30); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(n.path("proc/900/cgroup"), 64<<30); err != nil {
+		t.Fatal(err)
+	}
+	if r := n.examine(); len(r.Findings) != 0 {
+		t.Errorf("%+v", r.Findings)
+	}
+	p, err := readProcess(n.path("proc/900"), 900)
+	if err != nil || len(p.args) > 10 {
+		t.Errorf("%d arguments, %v", len(p.args), err)
+	}
+}
+
+func TestOnlyProcessesOfRootAreKubelets(t *testing.T) {
+	for _, uids := range []string{"65534\t65534\t65534\t65534", "65534\t0\t0\t0", "0\t65534\t0\t0", "", "00\t0\t0\t0"} {
+		n := newNode(t)
+		n.process(900, "ku\x1b[1mbelet", "0::/system.slice/kubelet.service", "/usr/bin/kubelet", "--root-dir="+n.rootDir)
+		n.of(900, uids)
+		r := n.examine()
+		if len(r.Findings) != 0 || !slices.ContainsFunc(r.Checks, func(c Check) bool {
+			return c.Result == Skipped && strings.HasPrefix(c.Says, `"ku\x1b[1mbelet" (pid 900, kubelet.service) is not a process of root`)
+		}) {
+			t.Errorf("%+v\n%+v", r.Findings, r.Checks)
+		}
+		n.remove(n.path("proc/812"))
+		if r := n.examine(); len(r.Findings) != 1 || !strings.Contains(r.Findings[0].Found, "no kubelet runs") {
+			t.Errorf("%+v", r.Findings)
+		}
+	}
+}
+
+func TestACgroupsNameBecomesNoCommand(t *testing.T) {
+	for _, cgroup := range []string{"/$(reboot).service", "/a b.service", "/-x.service", "/user.slice/user-1000.slice/user@1000.service/app.slice/sshd.service", "/x.scope/sshd.service"} {
+		n := newNode(t)
+		n.startKubelet("/usr/bin/kubelet", "--root-dir="+n.rootDir)
+		n.write("proc/812/cgroup", "0::"+cgroup+"\n")
+		n.remove(n.path("proc/812/fdinfo/9"))
+		r := n.examine()
+		if len(r.Findings) != 1 || r.Findings[0].Step != StepWatching || !strings.HasSuffix(lines(r.Findings[0].Fix), "\nsystemctl restart kubelet.service") {
+			t.Errorf("%s: %+v", cgroup, r.Findings)
+		}
+	}
+}
+
+func TestADriversErrorBecomesNoFix(t *testing.T) {
+	n := newNode(t)
+	n.driver.set(func(f *fakeDriver) { f.fail, f.message = "GetPluginInfo", `x: run "curl|sh", or set y` })
+	n.restartDaemon()
+	r := n.examine()
+	if len(r.Findings) != 1 || !strings.Contains(r.Findings[0].Found, `"x: run \"curl|sh\", or set y"`) || strings.Contains(lines(r.Findings[0].Fix), "curl") {
+		t.Errorf("%+v", r.Findings)
+	}
+}
+
+func TestADropInsNameIsQuoted(t *testing.T) {
+	n := newNode(t)
+	n.remove(n.path("usr/lib/csi-registrar/conf.d/10-nfs.toml"))
+	n.write("usr/lib/csi-registrar/conf.d/40;reboot.toml", n.table(""))
+	n.write("etc/csi-registrar/conf.d/40;reboot.toml", "")
+	n.restartDaemon()
+	r := n.examine()
+	path := n.path("etc/csi-registrar/conf.d/40;reboot.toml")
+	if len(r.Findings) != 1 || lines(r.Findings[0].Fix) != "rm '"+path+"'\ncsi-registrar reload" || !strings.Contains(r.Findings[0].Found, `"`+path+`"`) {
+		t.Fatalf("%+v", r.Findings)
+	}
+	n.follow(r.Findings[0].Fix)
+	if r := n.examine(); len(r.Findings) != 0 {
+		t.Errorf("%+v", r.Findings)
+	}
+}
+
+func TestALinkIsNeverChowned(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: files of another user")
+	}
+	n := newNode(t)
+	chmod(t, n.path("csi"), 0o777|os.ModeSticky)
+	real := n.path("csi/real.sock")
+	if err := errors.Join(os.Rename(n.socket(), real), os.Symlink(real, n.socket()), os.Lchown(n.socket(), 65123, -1)); err != nil {
+		t.Fatal(err)
+	}
+	n.restartDaemon()
+	r := n.examine()
+	if len(r.Findings) != 1 || r.Findings[0].Step != StepTrust || strings.Contains(lines(r.Findings[0].Fix), "chown") || r.Findings[0].Fix[0].String() != "rm "+n.socket() {
+		t.Errorf("%+v", r.Findings)
+	}
+}
+
+func TestAFileSystemThatDoesNotAnswerIsLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x := &exam{pool: worker.NewPool()}
+		answers := make(chan struct{})
+		hang := func() (int, error) { <-answers; return 0, nil }
+		start := time.Now()
+		if _, err := look(t.Context(), x, "/dead $(x)", hang); err == nil || err.Error() != `the file system of "/dead $(x)" does not answer` || time.Since(start) != fileTimeout {
+			t.Errorf("%v after %v", err, time.Since(start))
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		start = time.Now()
+		if _, err := look(ctx, x, "/other", hang); !errors.Is(err, context.Canceled) || time.Since(start) != 0 {
+			t.Errorf("%v after %v", err, time.Since(start))
+		}
+		close(answers)
+	})
+}
+
+func TestRunEndsWithItsContext(t *testing.T) {
+	n := newNode(t)
+	n.driver.set(func(f *fakeDriver) { f.hang = "GetPluginInfo" })
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		Run(ctx, Options{Source: n.source(), Units: n.units, Root: n.root})
+	}()
+	<-n.driver.asked()
+	cancel()
+	select {
+	case <-done:
+	case <-time.After(4 * time.Second): // the driver has 5 s
+		t.Error("it goes on")
+	}
+}
+
+func FuzzProcess(f *testing.F) {
+	f.Add("/usr/bin/kubelet\x00--root-dir=/x\x00", "0::/system.slice/kubelet.service\n", "Uid:\t0\t0\t0\t0\n")
+	f.Add("k3s\x00server\x00--kubelet-arg\x00root-dir=/y", "12:pids:/x\n1:name=systemd:/$(reboot).service\n", "")
+	f.Add("k0s\x00worker\x00--data-dir=\x1b[1m", "0::/-x.service", "Uid:")
+	f.Fuzz(func(t *testing.T, cmdline, cgroup, status string) {
+		p := process{pid: 1, args: argsOf(cmdline), uids: uidsOf(status), unit: unitOf(cgroup), comm: cmdline}
+		if p.unit != "" && !safetext.UnitName(p.unit) {
+			t.Fatalf("unit %q", p.unit)
+		}
+		x := &exam{o: Options{Root: t.TempDir()}, pool: worker.NewPool()}
+		p.uids = []string{"0", "0", "0", "0"}
+		found, _ := x.findKubelets(t.Context(), []process{p})
+		for _, k := range found {
+			checkKubelet(t, x, k)
+		}
+	})
+}
+
+func FuzzKubeletFiles(f *testing.F) {
+	f.Add([]byte("kubelet-arg: [root-dir=/r]\n"))
+	f.Add([]byte("kubelet-arg+: root-dir=/r\nkubelet-arg: &a [*a]\n"))
+	f.Add([]byte("--root-dir=${SNAP_COMMON}/x --v=2\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		root := t.TempDir()
+		for _, file := range []string{"etc/rancher/k3s/config.yaml", "etc/rancher/rke2/config.yaml", "var/snap/microk8s/current/args/kubelet"} {
+			path := filepath.Join(root, file)
+			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, data, 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		x := &exam{o: Options{Root: root}, pool: worker.NewPool()}
+		for flavour, args := range map[string][]string{"k3s": {"k3s", "agent"}, "rke2": {"rke2", "server"}, "microk8s": {"kubelite"}} {
+			checkKubelet(t, x, x.kubeletOf(t.Context(), process{pid: 1, args: args}, flavour))
+		}
+	})
+}
+
+// checkKubelet checks that what was found of a kubelet is harmless.
+func checkKubelet(t *testing.T, x *exam, k kubelet) {
+	t.Helper()
+	if k.rootDir != "" && !filepath.IsAbs(k.rootDir) {
+		t.Errorf("root directory %q", k.rootDir)
+	}
+	for _, s := range []string{k.from, k.process.String(), k.restart().String(), lines(installUnitDropIn(k.rootDir))} {
+		for line := range strings.Lines(s) {
+			if line = strings.TrimSuffix(line, "\n"); safetext.Clean(line, len(line)) != line {
+				t.Errorf("not harmless: %q", s)
+			}
+		}
+	}
+}

@@ -1,0 +1,152 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"csi-registrar/internal/status"
+	"csi-registrar/internal/unixsock"
+)
+
+const (
+	// What one answer may hold. The kubelet itself allows 16 MB; a GetPluginInfo or
+	// NodeGetInfo has a few hundred bytes.
+	maxMessage = 256 << 10
+	maxHeaders = 16 << 10
+
+	maxPerMinute = 1 << 20 // bytes that a driver may send over one connection
+	bufferBytes  = 4 << 10 // messages are small and rare
+
+	// never is longer than any connection is kept without an answer (maxSilence).
+	never = 24 * time.Hour
+
+	// closeLimit is for saying goodbye to a driver that does not read.
+	closeLimit = 100 * time.Millisecond
+)
+
+var (
+	flood    = finding{status.Starting, "the driver sends more than 1 MiB a minute"}
+	errFlood = errors.New(flood.reason)
+)
+
+// conn is gRPC over one connection to a driver's socket, and over that alone: when it breaks,
+// nothing dials again.
+type conn struct {
+	target
+	*stream
+	cc       *grpc.ClientConn
+	file     unixsock.File // what it was connected to
+	answered time.Time     // when the last answer came, or it was made
+}
+
+func newClientConn(s *stream) (*grpc.ClientConn, error) {
+	return grpc.NewClient("passthrough:///localhost",
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(unixsock.Once(s)),
+		// A driver may take its time to accept; our own calls have their time limits. And what
+		// broke stays so: gRPC's own next try would only find the dialer empty.
+		grpc.WithConnectParams(grpc.ConnectParams{
+			MinConnectTimeout: never,
+			Backoff:           backoff.Config{BaseDelay: never, Multiplier: 1, MaxDelay: never},
+		}),
+		grpc.WithIdleTimeout(0), // by default it closes what it has not used for 30 minutes
+		grpc.WithNoProxy(),
+		grpc.WithDisableServiceConfig(),
+		grpc.WithDisableRetry(),
+		grpc.WithDisableHealthCheck(),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
+		grpc.WithMaxHeaderListSize(maxHeaders),
+		grpc.WithReadBufferSize(bufferBytes), grpc.WithWriteBufferSize(bufferBytes),
+		grpc.WithStaticStreamWindowSize(64<<10), grpc.WithStaticConnWindowSize(64<<10),
+	)
+}
+
+// broken reports whether the connection ended. The stream knows it before gRPC tells the
+// calls; gRPC alone knows of a GOAWAY that it acts on.
+func (c *conn) broken() bool {
+	s := c.cc.GetState()
+	return c.ended.Load() || s == connectivity.TransientFailure || s == connectivity.Shutdown
+}
+
+func (c *conn) close() {
+	c.kept.Store(false)
+	defer time.AfterFunc(closeLimit, func() { c.Conn.Close() }).Stop()
+	c.cc.Close()   // fails only if it was closed before
+	c.Conn.Close() // if gRPC never came to take it
+}
+
+// stream is the connection below gRPC. It limits what the driver sends, and notes its end,
+// which it hints while the connection is kept.
+type stream struct {
+	net.Conn
+	hint    func()
+	kept    atomic.Bool // between two Asks
+	ended   atomic.Bool
+	flooded atomic.Bool
+
+	received int // since counted; both are the reader's
+	counted  time.Time
+}
+
+// Read counts all bytes, also those that come together with an error.
+func (s *stream) Read(b []byte) (int, error) {
+	n, err := s.Conn.Read(b)
+	if now := time.Now(); now.Sub(s.counted) > time.Minute {
+		s.received, s.counted = 0, now
+	}
+	if s.received += n; s.received > maxPerMinute {
+		s.flooded.Store(true)
+		err = errors.Join(errFlood, s.Conn.Close()) // also ends a write that the driver does not take
+	}
+	if err != nil {
+		s.end()
+	}
+	return n, err
+}
+
+// Close is called by gRPC when it has had enough of the driver, or we of it.
+func (s *stream) Close() error {
+	s.end()
+	return s.Conn.Close()
+}
+
+func (s *stream) end() {
+	if !s.ended.Swap(true) && s.kept.Load() {
+		s.hint()
+	}
+}
+
+// dial connects to the path. bind comes before listen: a fresh socket that refuses is tried
+// again for a while. Nothing tells when listen comes; a dial that is refused costs microseconds.
+func (c *Client) dial(ctx context.Context, at target) (*conn, finding) {
+	begun := time.Now()
+	for delay := retryFirst; ; delay = min(2*delay, retryMost) {
+		l := c.lookAt(ctx, at, true)
+		if l.ok() {
+			t := &conn{target: at, stream: &stream{Conn: l.raw, hint: c.hints.Hint}, file: l.file, answered: time.Now()}
+			var err error
+			if t.cc, err = newClientConn(t.stream); err != nil {
+				l.discard()
+				return nil, finding{status.Starting, fmt.Sprintf("cannot speak gRPC: %v", err)}
+			}
+			return t, finding{}
+		}
+		if !l.refused || !c.isFresh(l.file, fresh) || time.Since(begun) > retryFor {
+			return nil, l.finding
+		}
+		select {
+		case <-ctx.Done():
+			return nil, interrupted
+		case <-time.After(delay):
+		}
+	}
+}

@@ -1,0 +1,207 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"csi-registrar/internal/status"
+	"csi-registrar/internal/unixsock"
+	"csi-registrar/internal/worker"
+)
+
+const (
+	// lookLimit is for what takes microseconds unless a file system is dead.
+	lookLimit = time.Second
+
+	// bind comes before listen: a socket that appeared within fresh and refuses is tried
+	// again after retryFirst, then twice that, up to retryMost, for retryFor in all.
+	fresh      = 2 * time.Second
+	retryFirst = 250 * time.Microsecond
+	retryMost  = 4 * time.Millisecond
+	retryFor   = time.Second
+
+	// A driver may take longer: while its socket is young it is worth a look each second.
+	young     = time.Minute
+	lookAgain = time.Second
+)
+
+var interrupted = finding{status.Starting, "asking was interrupted"}
+
+// target is a path that is looked at, and the slot for that.
+type target struct {
+	path string
+	slot *worker.Slot
+}
+
+// look finds out what is at the paths of the socket and the endpoint, and whether it may be
+// trusted.
+func (c *Client) look(ctx context.Context) (socket, endpoint unixsock.File, f finding) {
+	if err := unixsock.CheckPath(c.cfg.Socket); err != nil {
+		return socket, endpoint, finding{status.Absent, err.Error() + ": move the driver's socket"}
+	}
+	s := c.lookAt(ctx, c.socket, false)
+	if s.state != status.Starting {
+		c.seen.note(s.file.FileID)
+	}
+	if !s.ok() || c.cfg.Endpoint == c.cfg.Socket {
+		return s.file, endpoint, s.finding
+	}
+	e := c.lookAt(ctx, c.endpoint, false)
+	if e.state == status.Absent { // a driver may see another file system than we do
+		e.finding = finding{}
+	}
+	return s.file, e.file, e.finding
+}
+
+// looked is what one look found: what is there, and what speaks against it. If it was to
+// connect, raw is the connection to a trusted listener.
+type looked struct {
+	finding
+	file    unixsock.File
+	raw     *net.UnixConn
+	refused bool // nobody listens there, or not yet
+}
+
+func (l looked) discard() {
+	if l.raw != nil {
+		l.raw.Close()
+	}
+}
+
+// lookAt is lookOnce, but does not wait for a dead file system.
+func (c *Client) lookAt(ctx context.Context, at target, connect bool) looked {
+	l, err := worker.Do(ctx, at.slot, c.lookLimit, func() looked { return lookOnce(c.trust, at.path, connect) }, looked.discard)
+	if err != nil {
+		l.finding = finding{status.Starting, err.Error()}
+	}
+	if ctx.Err() != nil {
+		l.discard()
+		l = looked{finding: interrupted}
+	}
+	return l
+}
+
+// lookOnce blocks for as long as a file system on the way does not answer. If another file is
+// put at path before it is connected to, the next look finds that it is not the one noted here.
+func lookOnce(trust Trust, path string, connect bool) (l looked) {
+	var err error
+	if l.file, err = unixsock.Stat(path); err != nil {
+		l.finding = missing(path, err)
+		return l
+	}
+	if l.finding = untrusted(trust.Path(path)); !l.ok() || !connect {
+		return l
+	}
+	raw, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		l.finding = refused(path, l.file, err)
+		l.refused = errors.Is(err, unix.ECONNREFUSED) && l.file.IsSocket()
+		return l
+	}
+	peer, err := unixsock.PeerCred(raw)
+	if err == nil {
+		err = trust.Listener(path, peer)
+	}
+	if l.finding = untrusted(err); !l.ok() {
+		raw.Close()
+		return l
+	}
+	l.raw = raw
+	return l
+}
+
+// moved reports whether another socket, or none, is now where t was connected to. False if
+// that cannot be found out.
+func (c *Client) moved(ctx context.Context, t *conn) bool {
+	l := c.lookAt(ctx, t.target, false)
+	return l.state != status.Starting && l.file.FileID != t.file.FileID
+}
+
+// sighting is which socket file was seen at the path, and since when by the monotonic clock.
+type sighting struct {
+	file    unixsock.FileID // zero: none
+	since   time.Time
+	changed bool // it appeared between two looks, so it is new, whatever the wall clock says
+}
+
+func (s *sighting) note(file unixsock.FileID) {
+	if s.since.IsZero() || file != s.file {
+		*s = sighting{file, time.Now(), !s.since.IsZero()}
+	}
+}
+
+// isFresh reports whether f was made or changed within d. The time of change is by the wall
+// clock, which can be set in between.
+func (c *Client) isFresh(f unixsock.File, d time.Duration) bool {
+	return time.Since(time.Unix(0, f.Changed)).Abs() < d ||
+		c.seen.changed && f.FileID == c.seen.file && time.Since(c.seen.since) < d
+}
+
+// missing says what is not there: the socket, or which directory on the way. Any other error
+// says nothing about the driver, so it is Starting: it is asked again soon, and keeps its
+// registration.
+func missing(path string, err error) finding {
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		what := "there is nothing at " + path + ": the driver does not run, or listens elsewhere"
+		if _, err := unixsock.Lstat(path); err == nil {
+			what = path + " is a symbolic link to nothing: the driver does not run, or listens elsewhere"
+		}
+		for dir := filepath.Dir(path); ; dir = filepath.Dir(dir) {
+			if _, err := unixsock.Stat(dir); !errors.Is(err, unix.ENOENT) {
+				return finding{status.Absent, what}
+			}
+			what = "the directory " + dir + " does not exist: the driver does not run, or listens elsewhere"
+		}
+	case errors.Is(err, unix.ENOTDIR):
+		return finding{status.Absent, fmt.Sprintf("something on the way to %s is not a directory", path)}
+	case errors.Is(err, unix.EACCES):
+		return finding{status.Starting, fmt.Sprintf("no permission to look at %s: a directory on the way is closed to uid %d; see CAP_DAC_OVERRIDE in csi-registrar.service(8)", path, os.Geteuid())}
+	}
+	return finding{status.Starting, fmt.Sprintf("cannot look whether the driver is there: %v%s", err, remedy(err))}
+}
+
+// refused says why what is at path cannot be connected to.
+func refused(path string, file unixsock.File, err error) finding {
+	switch {
+	case !file.IsSocket():
+		return finding{status.Absent, fmt.Sprintf("%s is %s, not a socket: fix the driver's socket path, or remove it", path, file.Kind())}
+	case errors.Is(err, unix.ECONNREFUSED):
+		return finding{status.Absent, "the connection to " + path + " is refused: the socket is there, but nobody listens; the driver ended, or does not listen yet"}
+	case errors.Is(err, unix.ENOENT):
+		return missing(path, err)
+	case errors.Is(err, unix.EACCES):
+		return finding{status.Absent, fmt.Sprintf("no permission to connect to %s as uid %d: its mode or a directory on the way forbids it; see CAP_DAC_OVERRIDE in csi-registrar.service(8)", path, os.Geteuid())}
+	case errors.Is(err, unix.EPROTOTYPE):
+		return finding{status.Absent, path + " is a socket, but not a stream socket as gRPC needs"}
+	case errors.Is(err, unix.EAGAIN):
+		return finding{status.Starting, "the driver does not accept connections: the queue of " + path + " is full"}
+	}
+	if why := remedy(err); why != "" {
+		return finding{status.Starting, fmt.Sprintf("cannot connect to the driver: %v%s", err, why)}
+	}
+	return finding{status.Absent, fmt.Sprintf("cannot connect to %s: %v", path, err)}
+}
+
+// remedy tells what to do where an error says nothing of the driver, but that we, or the
+// node, are out of something; empty for any other error.
+func remedy(err error) string {
+	switch {
+	case errors.Is(err, unix.EMFILE):
+		return "; raise LimitNOFILE= of csi-registrar.service"
+	case errors.Is(err, unix.ENFILE):
+		return "; the node has no file descriptors left: raise the sysctl fs.file-max"
+	case errors.Is(err, unix.ENOMEM), errors.Is(err, unix.ENOBUFS):
+		return "; the node is short of memory"
+	case errors.Is(err, unix.ENOSPC):
+		return "; raise the sysctl fs.epoll.max_user_watches"
+	}
+	return ""
+}

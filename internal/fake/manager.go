@@ -1,0 +1,253 @@
+// Package fake has stand-ins for what the daemon works with, for tests, the demo and the bench.
+package fake
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Manager is a service manager for one service, on a machine without systemd or without root:
+// it reads what the service sends to $NOTIFY_SOCKET, keeps the descriptors of its store, and
+// hands them to the next process. Its methods may be called by several goroutines.
+type Manager struct {
+	conn   *net.UnixConn
+	path   string
+	done   chan struct{} // closed when serve has returned
+	events chan string
+
+	mu      sync.Mutex
+	stopped chan struct{} // closed by Continue; nil: not stopped
+	delay   time.Duration
+	most    int
+	store   []stored
+	state   State
+}
+
+// State is what the service said of itself last.
+type State struct {
+	Ready    int // how often it sent READY=1
+	Watchdog int // how often WATCHDOG=1
+	Stopping bool
+	Status   string
+}
+
+type stored struct {
+	name string
+	file *os.File
+}
+
+// StartManager listens at the socket "notify" in dir, which must be short enough for a Unix
+// socket, until Close.
+func StartManager(dir string) (*Manager, error) {
+	path := filepath.Join(dir, "notify")
+	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		return nil, fmt.Errorf("cannot start the fake service manager: %w", err)
+	}
+	m := &Manager{most: 512, conn: conn, path: path, done: make(chan struct{}), events: make(chan string, 64)}
+	go m.serve()
+	return m, nil
+}
+
+// SocketPath is what NOTIFY_SOCKET is set to.
+func (m *Manager) SocketPath() string { return m.path }
+
+// SetMost sets FileDescriptorStoreMax=, 512 by itself. What is more is dropped without a
+// word, as systemd does.
+func (m *Manager) SetMost(n int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.most = n
+}
+
+// SetDelay makes each message take that long.
+func (m *Manager) SetDelay(d time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.delay = d
+}
+
+// Stop makes the manager hear nothing more, until Continue: messages wait in the kernel's
+// queue until that is full, but for one that is read at once.
+func (m *Manager) Stop() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.stopped == nil {
+		m.stopped = make(chan struct{})
+	}
+}
+
+// Continue ends Stop.
+func (m *Manager) Continue() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.stopped != nil {
+		close(m.stopped)
+		m.stopped = nil
+	}
+}
+
+// Events receives each line that the service sends ("READY=1", "STATUS=…") except
+// watchdog and barriers. What nobody receives is dropped when 64 wait. Closed by Close.
+func (m *Manager) Events() <-chan string { return m.events }
+
+// State returns what the service said so far, of all its processes.
+func (m *Manager) State() State {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.state
+}
+
+// Stored lists the names in the store, in the order in which they came.
+func (m *Manager) Stored() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	names := make([]string, len(m.store))
+	for i, s := range m.store {
+		names[i] = s.name
+	}
+	return names
+}
+
+// Drop empties the store, as systemd does when a service is stopped.
+func (m *Manager) Drop() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var errs []error
+	for _, s := range m.store {
+		errs = append(errs, s.file.Close())
+	}
+	m.store = nil
+	return errors.Join(errs...)
+}
+
+// Close stops listening and empties the store.
+func (m *Manager) Close() error {
+	err := m.conn.Close() // removes the path too
+	m.Continue()
+	<-m.done
+	return errors.Join(err, m.Drop())
+}
+
+// Command prepares the next process of the service: NOTIFY_SOCKET is set, and the stored
+// descriptors follow those in extra, by name. The caller starts it and waits for it.
+// A shell sets LISTEN_PID, which must be the process's own number, and replaces itself.
+func (m *Manager) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
+	const script = `export LISTEN_PID=$$; exec "$@"`
+	cmd := exec.CommandContext(ctx, "/bin/sh", append([]string{"-c", script, "sh", name}, args...)...)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var names []string
+	for _, s := range m.store {
+		names = append(names, s.name)
+		cmd.ExtraFiles = append(cmd.ExtraFiles, s.file)
+	}
+	cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+m.path)
+	if len(names) > 0 {
+		cmd.Env = append(cmd.Env, "LISTEN_FDS="+strconv.Itoa(len(names)), "LISTEN_FDNAMES="+strings.Join(names, ":"))
+	}
+	return cmd
+}
+
+func (m *Manager) serve() {
+	defer close(m.done)
+	defer close(m.events)
+	message, rights := make([]byte, 4096), make([]byte, unix.CmsgSpace(4*768))
+	for {
+		n, oobn, _, _, err := m.conn.ReadMsgUnix(message, rights)
+		if err != nil {
+			return // closed
+		}
+		files := received(rights[:oobn])
+		m.mu.Lock()
+		stopped, delay := m.stopped, m.delay
+		m.mu.Unlock()
+		if stopped != nil {
+			<-stopped
+		}
+		time.Sleep(delay)
+		kept := m.hear(strings.Split(string(message[:n]), "\n"), files)
+		if !kept { // for a barrier, closing is the answer
+			for _, f := range files {
+				_ = f.Close() // a copy that was only handed in
+			}
+		}
+	}
+}
+
+// hear takes in one message and reports whether its descriptors were stored.
+func (m *Manager) hear(lines []string, files []*os.File) (kept bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	name := "stored"
+	if i := slices.IndexFunc(lines, func(l string) bool { return strings.HasPrefix(l, "FDNAME=") }); i >= 0 {
+		name = strings.TrimPrefix(lines[i], "FDNAME=")
+	}
+	for _, line := range lines {
+		key, value, _ := strings.Cut(line, "=")
+		switch key {
+		case "READY":
+			m.state.Ready++
+		case "STOPPING":
+			m.state.Stopping = true
+		case "STATUS":
+			m.state.Status = value
+		case "FDSTORE":
+			kept = len(m.store)+len(files) <= m.most
+			for _, f := range files {
+				if kept {
+					m.store = append(m.store, stored{name, f})
+				}
+			}
+		case "FDSTOREREMOVE":
+			m.store = slices.DeleteFunc(m.store, func(s stored) bool {
+				if s.name == name {
+					_ = s.file.Close() // ours alone, and not written to
+				}
+				return s.name == name
+			})
+		case "WATCHDOG":
+			m.state.Watchdog++
+			continue
+		case "BARRIER":
+			continue
+		}
+		select {
+		case m.events <- line:
+		default:
+		}
+	}
+	return kept
+}
+
+// received makes files of the descriptors that came with a message.
+func received(rights []byte) []*os.File {
+	messages, err := unix.ParseSocketControlMessage(rights)
+	if err != nil {
+		return nil // not from sendmsg with SCM_RIGHTS
+	}
+	var files []*os.File
+	for _, c := range messages {
+		fds, err := unix.ParseUnixRights(&c)
+		if err != nil {
+			continue // credentials
+		}
+		for _, fd := range fds {
+			unix.CloseOnExec(fd)
+			files = append(files, os.NewFile(uintptr(fd), "handed in"))
+		}
+	}
+	return files
+}

@@ -1,0 +1,188 @@
+package fswatch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"csi-registrar/internal/fake"
+	"csi-registrar/internal/worker"
+)
+
+// hanging makes the system calls about a directory hang while it is locked.
+type hanging struct {
+	sync.RWMutex
+	dir string
+}
+
+func (h *hanging) install(w *Watcher) {
+	old := w.calls
+	w.calls.lstat = func(path string, st *unix.Stat_t) error {
+		h.wait(path)
+		return old.lstat(path, st)
+	}
+	w.open = func() (notifier, error) {
+		n, err := openInotify()
+		return &hangingNotifier{notifier: n, h: h}, err
+	}
+}
+
+func (h *hanging) wait(path string) {
+	if strings.HasPrefix(path, h.dir) {
+		h.RLock()
+		defer h.RUnlock()
+	}
+}
+
+type hangingNotifier struct {
+	notifier
+	h *hanging
+}
+
+func (n *hangingNotifier) add(dir string, mask uint32) (int32, error) {
+	n.h.wait(dir)
+	return n.notifier.add(dir, mask)
+}
+
+// hangTest has 20 subscriptions of which one is below dir/hang; hang and resume are told when.
+func hangTest(t *testing.T, w *Watcher, pool *worker.Pool, dir string, hang, resume func()) {
+	one := filepath.Join(dir, "hang/x/csi.sock")
+	others := make([]*Subscription, 19)
+	path := func(i int) string { return filepath.Join(dir, fmt.Sprint("d", i), "csi.sock") }
+	othersAreHinted := func(when string) {
+		t.Helper()
+		for i, s := range others {
+			must(t, os.WriteFile(path(i), nil, 0o600))
+			begun := time.Now()
+			expectHint(t, s, when)
+			if d := time.Since(begun); d > 150*time.Millisecond {
+				t.Errorf("%s: a hint after %v", when, d)
+			}
+			must(t, os.Remove(path(i)))
+			walked(t, s)
+			calmNow(s)
+		}
+	}
+	abandoned := func() bool { return len(pool.Stuck()) == 1 }
+
+	hang()
+	s := w.Subscribe(one, filepath.Join(dir, "d0/endpoint.sock"))
+	for i := range others {
+		must(t, os.Mkdir(filepath.Dir(path(i)), 0o755))
+		others[i] = subscribe(t, w.Subscribe, path(i))
+	}
+	othersAreHinted("one hangs at Subscribe")
+	expectHint(t, s, "the first walk of the path that answers has ended")
+	within(t, "the walk is not abandoned", abandoned)
+	walked(t, s)
+	expectHint(t, s, "the first walk was abandoned")
+	must(t, os.WriteFile(filepath.Join(dir, "d0/endpoint.sock"), nil, 0o600))
+	expectHint(t, s, "its other path, on a file system that answers")
+	othersAreHinted("one was abandoned")
+	w.lookAtAll(true)
+	othersAreHinted("after a look at everything")
+	calm(s)
+	resume()
+	expectHint(t, s, "its file system answers again")
+	within(t, "the walk is still shown", func() bool { return len(pool.Stuck()) == 0 })
+	walked(t, s)
+	calmNow(s)
+
+	must(t, os.MkdirAll(filepath.Dir(one), 0o755))
+	waitUntilSeen(t, s, filepath.Dir(one))
+	walked(t, s)
+	calmNow(s)
+	hang()
+	w.lookAtAll(true)
+	othersAreHinted("one hangs at run time")
+	within(t, "the walk is not abandoned", abandoned)
+	late := w.Subscribe(one)
+	walked(t, late)
+	expectHint(t, late, "the walk was abandoned before")
+	late.Close() // does not wait either
+	walked(t, s)
+	calmNow(s)
+	resume()
+	expectHint(t, s, "its file system answers again")
+	walked(t, s)
+	calmNow(s)
+	must(t, os.WriteFile(one, nil, 0o600))
+	expectHint(t, s, "an event there")
+	walked(t, s)
+
+	hang()
+	w.lookAtAll(true)
+	begun := time.Now()
+	s.Close()
+	for _, o := range others {
+		o.Close()
+	}
+	if d := time.Since(begun); d > 500*time.Millisecond {
+		t.Errorf("Close took %v", d)
+	}
+}
+
+func calmNow(s *Subscription) {
+	select {
+	case <-s.Hints():
+	default:
+	}
+}
+
+// runHanging runs a Watcher whose end must not wait for what hangs.
+func runHanging(t *testing.T, w *Watcher, body, resume func()) {
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- w.Run(ctx) }()
+	body()
+	begun := time.Now()
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if d := time.Since(begun); d > 500*time.Millisecond {
+		t.Errorf("Run took %v to end", d)
+	}
+	resume()
+	within(t, "a walk does not come back", func() bool { return len(w.o.Pool.Stuck()) == 0 })
+	expectEmpty(t, w)
+}
+
+func TestAPathThatHangsCostsTheOthersNothing(t *testing.T) {
+	dir := tempDir(t)
+	h := &hanging{dir: filepath.Join(dir, "hang")}
+	pool := worker.NewPool()
+	w := New(slog.New(slog.DiscardHandler), Options{SlowLook: time.Hour, Pool: pool})
+	h.install(w)
+	must(t, os.Mkdir(h.dir, 0o755))
+	runHanging(t, w, func() { hangTest(t, w, pool, dir, h.Lock, h.Unlock) }, h.Unlock)
+}
+
+func TestARealFileSystemThatHangsCostsTheOthersNothing(t *testing.T) {
+	dir := tempDir(t)
+	at := filepath.Join(dir, "hang")
+	must(t, os.Mkdir(at, 0o755))
+	h, err := fake.MountHangFS(at)
+	if errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrNotExist) {
+		if os.Getenv("CI") == "true" {
+			t.Fatal("a file system that hangs cannot be had here, and under CI it must: ", err)
+		}
+		t.Skip("a file system that hangs needs root and FUSE: ", err)
+	}
+	must(t, err)
+	defer func() { must(t, h.Close()) }()
+	pool := worker.NewPool()
+	w := New(slog.New(slog.DiscardHandler), Options{SlowLook: time.Hour, Pool: pool})
+	resume := func() { must(t, h.Resume()) }
+	runHanging(t, w, func() { hangTest(t, w, pool, dir, func() { must(t, h.Hang()) }, resume) }, resume)
+}

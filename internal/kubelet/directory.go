@@ -1,0 +1,84 @@
+package kubelet
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+
+	"csi-registrar/internal/unixsock"
+)
+
+// directory is the plugins_registry itself. The kubelet watches it by inode: once it has
+// been removed and made again, a kubelet that was running never looks there again. Its methods
+// block for as long as the file system does not answer.
+type directory struct {
+	root string // the kubelet's root directory; empty: it is never made
+	path string
+
+	mu    sync.Mutex
+	first unixsock.FileID // as this process saw it first, or as a kubelet proved to watch it
+	seen  bool
+}
+
+func newDirectory(root, path string) *directory {
+	return &directory{root: root, path: path}
+}
+
+// note remembers the directory if it is the first that is seen, and reports whether another
+// one is there now.
+func (d *directory) note() (recreated bool) {
+	now, err := unixsock.Stat(d.path)
+	if err != nil {
+		return false
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.seen {
+		d.first, d.seen = now.FileID, true
+	}
+	return now.FileID != d.first
+}
+
+// watched notes that a kubelet found a socket which was published in the directory as it is now.
+func (d *directory) watched(id unixsock.FileID) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.first, d.seen = id, true
+}
+
+// ensure makes the directory if it is missing, as the kubelet would.
+func (d *directory) ensure() (unixsock.FileID, error) {
+	now, err := unixsock.Stat(d.path)
+	if errors.Is(err, os.ErrNotExist) && d.root != "" {
+		if err := d.make(); err != nil {
+			return unixsock.FileID{}, err
+		}
+		now, err = unixsock.Stat(d.path)
+	}
+	switch {
+	case err != nil:
+		return unixsock.FileID{}, fmt.Errorf("cannot use the plugins_registry: %w", err)
+	case !now.IsDir():
+		return unixsock.FileID{}, fmt.Errorf("cannot use the plugins_registry: %s is %s, not a directory: move it away", d.path, now.Kind())
+	}
+	d.note()
+	return now.FileID, nil
+}
+
+func (d *directory) make() error {
+	switch err := os.Mkdir(d.path, 0o750); {
+	case err == nil:
+		// The umask of the unit is stricter than the kubelet's.
+		if err := os.Chmod(d.path, 0o750); err != nil {
+			return fmt.Errorf("cannot make the plugins_registry: %w", err)
+		}
+		return nil
+	case errors.Is(err, os.ErrExist):
+		return nil // the kubelet was faster
+	case errors.Is(err, os.ErrNotExist):
+		return fmt.Errorf("the kubelet's root directory %s does not exist: set [kubelet] root_dir to the kubelet's --root-dir, or wait for it to be mounted or made", d.root)
+	default:
+		return fmt.Errorf("cannot make the plugins_registry: %w", err)
+	}
+}

@@ -1,0 +1,155 @@
+package registrar
+
+import (
+	"context"
+	"time"
+
+	"csi-registrar/internal/status"
+)
+
+// How often a driver is asked again. A hint always comes first; these are the net below it.
+// All are jittered by a quarter, so that many drivers do not fall into step.
+const (
+	askStarting    = time.Second // a driver that accepts but is not ready
+	askAbsentFirst = time.Second // a driver that is not there: doubling up to
+	askAbsentMost  = 30 * time.Second
+)
+
+// asking is the worker that asks the driver.
+type asking struct {
+	cancel    context.CancelFunc // not nil while it works
+	progress  chan status.Report
+	done      chan status.Report
+	startedAt time.Time // when the Ask that runs, or ran last, began
+	next      time.Time // when to ask again without a hint; zero: not by time
+	hinted    bool      // a hint came that no Ask has answered yet
+	failures  int       // Asks without an answer in a row, for the backoff
+	limit     bucket    // Asks because of hints
+}
+
+func newAsking(now time.Time) asking {
+	return asking{
+		progress: make(chan status.Report), done: make(chan status.Report, 1),
+		next: now, limit: newBucket(20, 500*time.Millisecond),
+	}
+}
+
+// heard is what the driver said.
+type heard struct {
+	report        status.Report
+	startedAt     time.Time       // when the Ask began that report is of; zero: none yet
+	identity      status.Identity // of the last Ready report; without a name: none yet
+	identitySince time.Time       // when it was heard first
+	lastPresent   time.Time       // when the driver was last not absent, or the start
+	returnedAt    time.Time       // when it came back; zero: the kubelet has learned of it since
+}
+
+func (r *Registrar) stopAsking() {
+	if r.ask.cancel == nil {
+		return
+	}
+	r.ask.cancel()
+	for {
+		select {
+		case <-r.ask.progress:
+			continue
+		case <-r.ask.done:
+		}
+		r.ask.cancel = nil
+		return
+	}
+}
+
+// askIfDue starts an Ask if one is due, and returns when the next is.
+func (r *Registrar) askIfDue(ctx context.Context, seen status.Socket, now time.Time) time.Time {
+	if r.ask.cancel != nil || r.set.Leaving {
+		return time.Time{}
+	}
+	due := r.ask.next
+	if r.heard.report.Driver == status.Ready {
+		due = time.Time{}
+		if r.unverified(seen) {
+			due = now
+		}
+	}
+	byHint := false
+	if at := r.ask.limit.next(now); r.ask.hinted && (due.IsZero() || at.Before(due)) {
+		due, byHint = at, true
+	}
+	if gone := r.goneAt(); r.heard.startedAt.Before(gone) {
+		due = earliest(due, gone) // it is only withdrawn on what it says then
+	}
+	if due.IsZero() || due.After(now) {
+		return due
+	}
+	if byHint {
+		r.ask.limit.take(now)
+	}
+	r.ask.hinted, r.ask.startedAt = false, now
+	asking, cancel := context.WithCancel(ctx)
+	r.ask.cancel = cancel
+	driver := r.driver
+	go func() {
+		r.ask.done <- driver.Ask(asking, func(rep status.Report) {
+			select {
+			case r.ask.progress <- rep:
+			case <-asking.Done():
+			}
+		})
+	}()
+	return time.Time{}
+}
+
+// progressed shows what a driver that takes long to answer is asked.
+func (r *Registrar) progressed(rep status.Report) {
+	if r.heard.report.Driver != status.Ready {
+		r.heard.report.Driver, r.heard.report.Reason = rep.Driver, rep.Reason
+	}
+}
+
+// answered takes in a report.
+func (r *Registrar) answered(rep status.Report, now time.Time) {
+	r.ask.cancel()
+	r.ask.cancel = nil
+	h, was := &r.heard, r.heard.report.Driver
+	wasAway := was != status.Ready && !h.startedAt.IsZero()
+	h.report, h.startedAt = rep, r.ask.startedAt
+	if was != status.Absent || rep.Driver != status.Absent {
+		h.lastPresent = now
+	}
+	if was == status.Ready && rep.Driver != status.Ready {
+		r.ask.failures, r.wanted = 0, wanted{} // what was asked for cannot be done now
+	}
+	switch rep.Driver {
+	case status.Ready:
+		if wasAway || rep.Replaced {
+			h.returnedAt = now
+		}
+		if !h.identity.Equal(rep.Identity) {
+			h.identity, h.identitySince = rep.Identity, now
+		}
+		r.ask.failures, r.ask.next = 0, time.Time{}
+		r.retrySoon(now)
+	case status.Starting:
+		r.ask.failures = 0
+		r.ask.next = now.Add(jitter(askStarting))
+	default:
+		r.ask.next = now.Add(jitter(min(askAbsentFirst<<min(r.ask.failures, 10), askAbsentMost)))
+		r.ask.failures++
+	}
+}
+
+// unverified reports whether the kubelet accepted the registration again, as it does when it
+// was restarted, and the driver has not been asked since: the kubelet asks the driver itself,
+// so what it has learned is known when the driver says the same after that as before.
+func (r *Registrar) unverified(seen status.Socket) bool {
+	n := seen.Notification
+	return n.Registered && n.At.After(r.heard.startedAt) && !seen.Announced.Identity.Equal(r.heard.identity)
+}
+
+// learned reports whether the kubelet has learned the driver's identity of now by itself.
+func (r *Registrar) learned(seen status.Socket) bool {
+	h, n := &r.heard, seen.Notification
+	return n.Registered && h.report.Driver == status.Ready && !seen.Announced.Identity.Equal(h.identity) &&
+		h.identitySince.Before(seen.GetInfoAt) && !seen.GetInfoAt.After(n.At) && !h.startedAt.Before(n.At)
+}
