@@ -1,3 +1,4 @@
-// Package fake has stand-ins for what csi-registrar talks to: CSI drivers and the kubelet.
-// Tests, the demo and the benchmarks use them; no shipped binary does.
+// Package fake has stand-ins for what the daemon works with: CSI drivers, the kubelet, the
+// service manager, a file system that hangs. Tests, the demo and the bench use them; no
+// shipped binary does.
 package fake

@@ -1,5 +1,3 @@
-// Package fake has stand-ins for what the daemon talks to, for tests. It is not in any shipped
-// binary.
 package fake
 
 import (

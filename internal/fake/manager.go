@@ -1,4 +1,3 @@
-// Package fake has stand-ins for what the daemon works with, for tests, the demo and the bench.
 package fake
 
 import (
