@@ -35,7 +35,7 @@ func watcher(t testing.TB) *fswatch.Watcher {
 }
 
 // From the driver serving to its being known as ready, as a registrar would find out: by
-// hints alone, with no retry by time. Its folders do not exist before.
+// hints alone, with no retry by time. Its directories do not exist before.
 func TestLatency(t *testing.T) {
 	w := watcher(t)
 	dir := tempDir(t)
