@@ -48,9 +48,9 @@ func ServePublic(ctx context.Context, ln net.Listener, b Backend, log *slog.Logg
 // each new one above the limit. Every user of the node can connect: if the new ones waited,
 // or were refused, a few idle connections would keep monitoring out. An answer takes well
 // below a millisecond, so a client that sends its request at once is served before its
-// connection is the oldest. If others connect in a loop it takes that the accepting goroutine,
-// which calls the hook, lets the accepted connections run: without it, 4 of 40 requests failed
-// beside 1,000 clients that reconnect at once, with it none.
+// connection is the oldest. The goroutine that accepts calls the hook; it yields so that
+// accepted connections are served before it accepts more. Without that, 4 of 40 requests
+// failed beside 1,000 clients that reconnect at once, with it none.
 func closeOldest(limit int) func(net.Conn, http.ConnState) {
 	var mu sync.Mutex
 	var open []net.Conn // oldest first
