@@ -26,11 +26,11 @@ func setupConfigCheck(fs *flag.FlagSet) runner {
 			return err
 		}
 		res := config.Load(*source)
-		sayMistakes(e, res)
-		if len(res.Mistakes) > 0 {
+		printErrors(e, res)
+		if len(res.Errors) > 0 {
 			return &exitError{code: exitConfig}
 		}
-		_, err := fmt.Fprintf(e.stdout, "no mistakes: %s, %s\n",
+		_, err := fmt.Fprintf(e.stdout, "no errors: %s, %s\n",
 			count(len(res.Config.Drivers), "driver"), count(len(res.Files), "file"))
 		if lines := doctor.UnitDropIn(res.Config.Kubelet.RootDir); lines != "" && source.File == "" {
 			_, outErr := fmt.Fprintf(e.stdout, "\nThe unit needs this file for kubelet.root_dir, then `systemctl daemon-reload` and a restart:\n\n%s", cleanLines(lines))
@@ -56,21 +56,21 @@ func setupConfigShow(fs *flag.FlagSet) runner {
 		if err := show(e.stdout); err != nil {
 			return err
 		}
-		sayMistakes(e, res)
-		if len(res.Mistakes) > 0 {
+		printErrors(e, res)
+		if len(res.Errors) > 0 {
 			return &exitError{code: exitFailed}
 		}
 		return nil
 	}
 }
 
-// sayMistakes prints every mistake and warning as FILE:LINE, for people and editors.
-func sayMistakes(e *env, res *config.Result) {
-	for _, m := range res.Mistakes {
-		fmt.Fprintln(e.stderr, m)
+// printErrors prints every error and warning as FILE:LINE, for people and editors.
+func printErrors(e *env, res *config.Result) {
+	for _, bad := range res.Errors {
+		fmt.Fprintln(e.stderr, bad)
 	}
-	for _, m := range res.Warnings {
-		fmt.Fprintf(e.stderr, "warning: %s\n", m)
+	for _, w := range res.Warnings {
+		fmt.Fprintf(e.stderr, "warning: %s\n", w)
 	}
 }
 

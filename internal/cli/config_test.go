@@ -22,18 +22,18 @@ func writeConfig(t *testing.T, root, text string) string {
 
 func TestConfigCheck(t *testing.T) {
 	root := newRoot(t)
-	if code, stdout, stderr := try(t, "config", "check", "--config-root", root); code != 0 || stdout != "no mistakes: 0 drivers, 0 files\n" || stderr != "" {
+	if code, stdout, stderr := try(t, "config", "check", "--config-root", root); code != 0 || stdout != "no errors: 0 drivers, 0 files\n" || stderr != "" {
 		t.Errorf("no file: %d %q %q", code, stdout, stderr)
 	}
 	file := writeConfig(t, root, "[driver.\"a.csi.example\"]\nsocket = \"/run/a.sock\"\n")
-	if code, stdout, stderr := try(t, "config", "check", "--config-root", root); code != 0 || stdout != "no mistakes: 1 driver, 1 file\n" || stderr != "" {
+	if code, stdout, stderr := try(t, "config", "check", "--config-root", root); code != 0 || stdout != "no errors: 1 driver, 1 file\n" || stderr != "" {
 		t.Errorf("right: %d %q %q", code, stdout, stderr)
 	}
 	writeConfig(t, root, "[driver.\"a.csi.example\"]\nsocket = \"run/a.sock\"\ncolour = 1\n")
 	code, stdout, stderr := try(t, "config", "check", "--config-root", root)
 	lines := strings.Split(strings.TrimSpace(stderr), "\n")
 	if code != 78 || stdout != "" || len(lines) != 2 || !strings.HasPrefix(lines[0], file+":2: ") || !strings.HasPrefix(lines[1], file+":3: ") {
-		t.Errorf("two mistakes: %d %q %q", code, stdout, stderr)
+		t.Errorf("two errors: %d %q %q", code, stdout, stderr)
 	}
 	if code, _, again := try(t, "config", "check", "--config", file); code != 78 || strings.Count(again, "\n") != 2 {
 		t.Errorf("that file alone: %d %q", code, again)
@@ -68,6 +68,6 @@ func TestConfigShow(t *testing.T) {
 	}
 	writeConfig(t, root, "[driver.\"a.csi.example\"]\nsocket = \"/run/a.sock\"\n[nothing]\n")
 	if code, stdout, stderr := try(t, "config", "show", "--config-root", root); code != 1 || !strings.Contains(stdout, "a.csi.example") || !strings.HasPrefix(stderr, file+":3: ") {
-		t.Errorf("with a mistake: %d %s %s", code, stdout, stderr)
+		t.Errorf("with an error: %d %s %s", code, stdout, stderr)
 	}
 }

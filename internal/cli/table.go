@@ -26,9 +26,9 @@ changes nothing. The exit code is 1 if something is wrong.`,
 node's CSINode object and puts it back, about a second later.`,
 			setup: setupReregister},
 		{name: "config", summary: "check or show the configuration", sub: []command{
-			{name: "check", summary: "name every mistake in the configuration files",
-				about: `Mistakes and warnings go to standard error, a line each: FILE:LINE: what is
-wrong. The exit code is 78 if there are mistakes.`,
+			{name: "check", summary: "name every error in the configuration files",
+				about: `Errors and warnings go to standard error, a line each: FILE:LINE: what is
+wrong. The exit code is 78 if there are errors.`,
 				setup: setupConfigCheck},
 			{name: "show", summary: "print the merged configuration, each value with where it comes from", setup: setupConfigShow},
 		}},

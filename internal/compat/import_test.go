@@ -78,7 +78,7 @@ func checkLoads(t *testing.T, rs []Registrar, dropIn string) {
 		t.Fatal(err)
 	}
 	res := config.Load(config.Source{File: file})
-	if err := res.Mistakes.Err(); err != nil {
+	if err := res.Errors.Err(); err != nil {
 		t.Fatalf("%v\n%s", err, dropIn)
 	}
 	var want []config.Driver

@@ -22,8 +22,8 @@ func BenchmarkLoad(b *testing.B) {
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		if r := Load(Source{Root: root}); len(r.Mistakes) > 0 || len(r.Config.Drivers) != 20 {
-			b.Fatalf("%d drivers, %v", len(r.Config.Drivers), r.Mistakes)
+		if r := Load(Source{Root: root}); len(r.Errors) > 0 || len(r.Config.Drivers) != 20 {
+			b.Fatalf("%d drivers, %v", len(r.Config.Drivers), r.Errors)
 		}
 	}
 }

@@ -1,9 +1,9 @@
 // Package config turns the configuration files into one immutable Config, and names
-// every mistake in them with its place.
+// every error in them with its place.
 //
-// A mistake never spoils more than the table it is in: Load gives a Config of every
-// table that is right, beside the list of what is wrong, and leaves it to its caller
-// which of the two counts.
+// An error of syntax counts against its file, one of meaning against its table. Load gives
+// a Config of what is left, beside the list of what is wrong, and leaves it to its caller
+// whether that counts or an earlier configuration.
 package config
 
 import (
@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// Config is the merged result of all files (spec §3). It is not changed after Load, so
+// Config is the merged result of all files. It is not changed after Load, so
 // it may be shared between goroutines.
 type Config struct {
 	Kubelet Kubelet
@@ -21,12 +21,12 @@ type Config struct {
 	Drivers []Driver // sorted by name, no name twice
 }
 
-// Kubelet tells where the kubelet is: the table [kubelet].
+// Kubelet is the table [kubelet].
 type Kubelet struct {
 	RootDir string // absolute and clean
 }
 
-// PluginsRegistry is the folder in which the kubelet looks for registration sockets.
+// PluginsRegistry is the directory in which the kubelet looks for registration sockets.
 func (k Kubelet) PluginsRegistry() string { return path.Join(k.RootDir, "plugins_registry") }
 
 // Log is the table [log].
@@ -83,7 +83,7 @@ func DefaultDriver(name, socket string) Driver {
 	}
 }
 
-// Equal tells whether both tables say the same.
+// Equal reports whether both tables say the same.
 func (d Driver) Equal(o Driver) bool {
 	return d.Name == o.Name && d.Socket == o.Socket && d.Endpoint == o.Endpoint &&
 		d.Enabled == o.Enabled && d.Timeout == o.Timeout &&
@@ -92,7 +92,7 @@ func (d Driver) Equal(o Driver) bool {
 		d.SocketOwner == o.SocketOwner
 }
 
-// Equal tells whether both configurations say the same. Where the values came from does
+// Equal reports whether both configurations say the same. Where the values came from does
 // not count.
 func (c *Config) Equal(o *Config) bool {
 	if c == nil || o == nil {

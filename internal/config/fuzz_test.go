@@ -8,6 +8,7 @@ import (
 	"unicode"
 
 	"csi-registrar/internal/status"
+	"csi-registrar/internal/unixsock"
 )
 
 // FuzzLoad: whatever is in a main file and a drop-in, there is a configuration, it is
@@ -25,12 +26,12 @@ func FuzzLoad(f *testing.F) {
 		l.apply(file{path: "drop-in", place: lib, dropIn: true, rank: 1}, dropIn)
 		r := l.result()
 
-		for _, m := range slices.Concat(r.Mistakes, r.Warnings) {
+		for _, m := range slices.Concat(r.Errors, r.Warnings) {
 			text, known := texts[m.File]
 			if !known || m.Line < 0 || m.Line > strings.Count(text, "\n")+1 {
 				t.Errorf("no such place: %+v", m)
 			}
-			if s := m.String(); strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) || m.Problem == "" {
+			if s := m.Error(); strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) || m.Problem == "" {
 				t.Errorf("not fit to print: %q", s)
 			}
 			if m.Line > 0 {
@@ -38,28 +39,22 @@ func FuzzLoad(f *testing.F) {
 			}
 		}
 		checkConfig(t, r)
-		if len(r.Mistakes) == 0 && len(r.Faulty) > 0 {
+		if len(r.Errors) == 0 && len(r.Faulty) > 0 {
 			t.Errorf("faulty without a mistake: %q", r.Faulty)
 		}
-		for _, text := range texts {
-			if doc, wrong := parse(text); wrong == nil {
-				checkSpots(t, doc, doc.tree, nil)
-			}
-		}
-
 		var b bytes.Buffer
 		if err := r.Show(&b); err != nil {
 			t.Fatal(err)
 		}
-		if again := one(b.String()); !again.Config.Equal(r.Config) || len(again.Mistakes) > 0 {
-			t.Errorf("shown and read again:\n%s\n%v", b.String(), again.Mistakes)
+		if again := one(b.String()); !again.Config.Equal(r.Config) || len(again.Errors) > 0 {
+			t.Errorf("shown and read again:\n%s\n%v", b.String(), again.Errors)
 		}
 	})
 }
 
 // checkLine holds a mistake's line against its key: the last part is in the line, where
 // it is written there as it is.
-func checkLine(t *testing.T, m Mistake, line string) {
+func checkLine(t *testing.T, m Error, line string) {
 	t.Helper()
 	key := m.Key[strings.LastIndex(m.Key, ".")+1:]
 	if !bare(key) || strings.Contains(line, `\`) || strings.Contains(m.Problem, "TOML") || strings.Contains(m.Problem, " in it") || strings.Contains(m.Problem, "not a version") {
@@ -67,23 +62,6 @@ func checkLine(t *testing.T, m Mistake, line string) {
 	}
 	if !strings.Contains(line, key) {
 		t.Errorf("%s\nis not in the line %q", m, line)
-	}
-}
-
-// checkSpots looks for keys that the parser found and the scanner did not.
-func checkSpots(t *testing.T, doc document, m map[string]any, path []string) {
-	t.Helper()
-	for key, v := range m {
-		at := below(path, key)
-		if len(at) > maxDepth {
-			return
-		}
-		if doc.spots.find(at).line == 0 {
-			t.Errorf("%q was not found", at)
-		}
-		if inner, ok := v.(map[string]any); ok {
-			checkSpots(t, doc, inner, at)
-		}
 	}
 }
 
@@ -105,7 +83,7 @@ func checkConfig(t *testing.T, r *Result) {
 			t.Errorf("%s is right and faulty", d.Name)
 		}
 		for _, p := range []string{d.Socket, d.Endpoint} {
-			if p == "" || p == "/" || len(p) > maxSocketPath || checkPath(p) != nil {
+			if p == "" || p == "/" || len(p) > unixsock.MaxPath || checkPath(p) != nil {
 				t.Errorf("path %q", p)
 			}
 			if other := taken[p]; d.Enabled && other != "" && other != d.Name {
@@ -115,7 +93,7 @@ func checkConfig(t *testing.T, r *Result) {
 				taken[p] = d.Name
 			}
 		}
-		if len(c.Kubelet.PluginsRegistry()+"/"+d.Name+"-reg.sock") > maxSocketPath {
+		if len(c.Kubelet.PluginsRegistry()+"/"+d.Name+"-reg.sock") > unixsock.MaxPath {
 			t.Errorf("no room for the registration socket of %s", d.Name)
 		}
 		if d.Timeout <= 0 || d.WithdrawAfter <= 0 || len(d.SupportedVersions) == 0 || d.SocketOwner == "" || d.WhenGone != Keep && d.WhenGone != Withdraw {
@@ -147,11 +125,11 @@ func FuzzName(f *testing.F) {
 		switch status.CheckName(name) {
 		case nil:
 			if !in && name != "good" || d.Name != name && name != "good" {
-				t.Errorf("%q: %+v %v", name, d, r.Mistakes)
+				t.Errorf("%q: %+v %v", name, d, r.Errors)
 			}
 		default:
-			if in || len(r.Mistakes) != 1 || r.Mistakes[0].Line != 1 || len(r.Faulty) > 0 {
-				t.Errorf("%q: %+v %v %q", name, d, r.Mistakes, r.Faulty)
+			if in || len(r.Errors) != 1 || r.Errors[0].Line != 1 || len(r.Faulty) > 0 {
+				t.Errorf("%q: %+v %v %q", name, d, r.Errors, r.Faulty)
 			}
 		}
 	})

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-func sampleConfig() *Config {
+func sampleConfig() *InForce {
 	c := Default()
 	c.Kubelet.RootDir = "/var/lib/\"k\u202eubelet"
 	c.Log.Level = "debug"
@@ -18,7 +18,7 @@ func sampleConfig() *Config {
 	a.Endpoint, a.Enabled, a.SocketOwner = "/e", false, "no-such-user-any-more"
 	a.Timeout, a.SupportedVersions, a.WhenGone = 1500*time.Millisecond, []string{"1.0.0", "1.9.0"}, Withdraw
 	c.Drivers = []Driver{a, DefaultDriver("nfs.csi.k8s.io", "/run/nfs.sock")}
-	return c
+	return &InForce{c, []string{"/etc/a.toml", "/etc/b\n.toml"}, "/etc/a.toml"}
 }
 
 func TestLastGood(t *testing.T) {
@@ -27,8 +27,7 @@ func TestLastGood(t *testing.T) {
 		t.Errorf("none: %v", err)
 	}
 	want := sampleConfig()
-	files := []string{"/etc/a.toml", "/etc/b\n.toml"}
-	if err := SaveLastGood(path, want, files); err != nil {
+	if err := SaveLastGood(path, want); err != nil {
 		t.Fatal(err)
 	}
 	got, err := LoadLastGood(path)
@@ -40,17 +39,18 @@ func TestLastGood(t *testing.T) {
 		t.Errorf("%v %v", info.Mode(), err)
 	}
 
-	// The same again does not touch it: whoever watches the folder is left in peace.
-	if err := SaveLastGood(path, want, files); err != nil {
+	// The same again does not touch it: whoever watches the directory is left in peace.
+	if err := SaveLastGood(path, want); err != nil {
 		t.Fatal(err)
 	}
 	if again, err := os.Stat(path); err != nil || !os.SameFile(info, again) || !again.ModTime().Equal(info.ModTime()) {
 		t.Errorf("written again: %v", err)
 	}
-	if err := SaveLastGood(path, Default(), nil); err != nil {
+	defaults := &InForce{Config: Default()}
+	if err := SaveLastGood(path, defaults); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := LoadLastGood(path); err != nil || !got.Equal(Default()) {
+	if got, err := LoadLastGood(path); err != nil || !got.Equal(defaults) {
 		t.Errorf("the second: %+v %v", got, err)
 	}
 	entries, err := os.ReadDir(filepath.Dir(path))
@@ -62,7 +62,7 @@ func TestLastGood(t *testing.T) {
 // TestLastGoodDamaged cuts the file at each byte, and changes each.
 func TestLastGoodDamaged(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "last-good.toml")
-	if err := SaveLastGood(path, sampleConfig(), []string{"/x"}); err != nil {
+	if err := SaveLastGood(path, sampleConfig()); err != nil {
 		t.Fatal(err)
 	}
 	whole, err := os.ReadFile(path)
@@ -85,8 +85,8 @@ func TestLastGoodDamaged(t *testing.T) {
 		changed[n] ^= 1
 		refused("changed", changed)
 	}
-	refused("another format", []byte(strings.Replace(string(whole), "format 1", "format 2", 1)))
-	refused("longer", append(whole, "[driver.b]\nsocket = '/b'\n"...))
+	refused("another format", []byte(strings.Replace(string(whole), "format 2", "format 3", 1)))
+	refused("longer", append(whole, "{}"...))
 
 	if err := os.WriteFile(path, whole, 0o600); err != nil {
 		t.Fatal(err)
@@ -101,15 +101,15 @@ func TestLastGoodDamaged(t *testing.T) {
 
 func TestLastGoodCannotBeWritten(t *testing.T) {
 	dir := t.TempDir()
-	if err := SaveLastGood(filepath.Join(dir, "none", "x"), Default(), nil); !errors.Is(err, fs.ErrNotExist) {
+	if err := SaveLastGood(filepath.Join(dir, "none", "x"), &InForce{Config: Default()}); !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)
 	}
-	// In the place of the file there is a folder that is not empty.
+	// In the place of the file there is a directory that is not empty.
 	path := filepath.Join(dir, "x")
 	if err := os.MkdirAll(filepath.Join(path, "y"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := SaveLastGood(path, Default(), nil); err == nil {
+	if err := SaveLastGood(path, &InForce{Config: Default()}); err == nil {
 		t.Error("no error")
 	}
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {

@@ -1,27 +1,41 @@
 package config
 
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/BurntSushi/toml"
+
+	"csi-registrar/internal/status"
+)
+
 // Result is what the files say, and what is wrong with them.
 type Result struct {
-	// Config is made of every table that is right. A driver's table counts as a whole;
-	// in [kubelet] and [log] a value that is wrong counts as not written.
+	// Config is what counts where there is no earlier configuration without errors. An
+	// error in a driver's table leaves that driver out, one in [log] that value. Any other
+	// leaves out all drivers that the part may be about (see loader.broken).
 	Config *Config
 	// Files are the files that were read, in the order in which they were applied.
 	Files []string
 	// Hidden are files that do not count because one of the same name, which may be
 	// empty or a link to /dev/null, is in a place before theirs.
 	Hidden []Hidden
-	// Mistakes of all files, in the order of the files, then of the lines.
-	Mistakes Mistakes
+	// Links are the drop-ins that are links, for whoever watches the files.
+	Links []string
+	// Errors of all files, in the order of the files, then of the lines.
+	Errors Errors
 	// Warnings are no reason to refuse the configuration.
-	Warnings []Mistake
-	// Faulty names the drivers whose tables have a mistake and so are not in Config,
-	// sorted. What can be no driver's name is not among them.
+	Warnings []Error
+	// Faulty names the drivers that are left out for an error, sorted. What can be no
+	// driver's name is not among them.
 	Faulty []string
 
 	origins map[string]position
 }
 
-// Origin tells where the value of a key is, such as driver."nfs.csi.k8s.io".timeout:
+// Origin says where the value of a key is, such as driver."nfs.csi.k8s.io".timeout:
 // "FILE:LINE", or "default" if no file has it.
 func (r *Result) Origin(key string) string {
 	if at, written := r.origins[key]; written {
@@ -30,23 +44,242 @@ func (r *Result) Origin(key string) string {
 	return "default"
 }
 
-// Load reads the files. It never fails as a whole: what cannot be read is a mistake.
+// Load reads the files. It never fails as a whole: what cannot be read is an error in the
+// Result. It may block for as long as a file system does not answer.
 func Load(s Source) *Result {
-	found := s.list()
+	t := s.trust()
+	found := s.list(t)
 	l := newLoader(userExists)
-	l.mistakes = found.mistakes
+	l.errors = found.errors
+	l.allHeldBack = len(found.errors) > 0 // nobody knows what was in there
 	for _, f := range found.files {
 		l.rank[f.path] = f.rank
-		data, wrong := s.read(f)
+		text, bad := t.read(f.path, maxFile)
 		switch {
-		case wrong != nil:
-			l.mistakes = append(l.mistakes, *wrong)
-		case data != "": // nothing in it: it only hides others
-			l.read = append(l.read, f.path)
-			l.apply(f, data)
+		case bad != nil:
+			l.broken(f, text, *bad)
+		case text != "": // nothing in it: it only hides others
+			l.files = append(l.files, f.path)
+			l.apply(f, text)
 		}
 	}
 	r := l.result()
-	r.Hidden = found.hidden
+	r.Hidden, r.Links = found.hidden, found.links
 	return r
+}
+
+// position is where a key is written.
+type position struct {
+	file  file
+	doc   *document
+	path  []string // of the key
+	whole toml.Key // the first key in the file that begins with path
+	order int      // of whole among the keys of the file
+}
+
+func (p position) line() int      { return p.doc.line(p.whole) }
+func (p position) String() string { return place(p.file.path, p.line()) }
+
+// loader merges files, one after the other.
+type loader struct {
+	userExists func(name string) error
+
+	kubelet Kubelet
+	log     Log
+	drivers map[string]*table
+	files   []string
+	rank    map[string]int // of each file, also one that cannot be read
+	// origins has the position of each value that is in force; main that of each value in
+	// the main file in /etc.
+	origins, main map[string]position
+
+	errors      []Error
+	faulty      map[string]bool // drivers that are left out
+	allHeldBack bool            // all are
+	suspect     []string        // texts: a driver that one of them mentions is left out
+}
+
+// table is a driver's table as far as it is known.
+type table struct {
+	Driver
+	first     position // where it is named first
+	hasSocket bool     // it says what the socket is, right or wrong
+}
+
+func newLoader(userExists func(name string) error) *loader {
+	return &loader{
+		userExists: userExists,
+		kubelet:    Default().Kubelet,
+		log:        Default().Log,
+		drivers:    make(map[string]*table),
+		rank:       make(map[string]int),
+		origins:    make(map[string]position),
+		main:       make(map[string]position),
+		faulty:     make(map[string]bool),
+	}
+}
+
+// broken notes an error of which nobody can tell what else the file was to say. A drop-in
+// may have changed what other files say of each driver that its text mentions; one whose
+// text is not known may have changed everything, and so may the main file.
+func (l *loader) broken(f file, text string, e Error) {
+	e.File = cmp.Or(e.File, f.path)
+	l.errors = append(l.errors, e)
+	// A character of a name can be written as an escape.
+	if !f.dropIn || text == "" || !utf8.ValidString(text) || strings.Contains(text, "\x00") ||
+		strings.Contains(text, `\u`) || strings.Contains(text, `\U`) || strings.Contains(text, `\x`) {
+		l.allHeldBack = true
+	}
+	l.suspect = append(l.suspect, text)
+}
+
+// heldBack reports whether a driver is left out for an error.
+func (l *loader) heldBack(name string) bool {
+	return l.allHeldBack || l.faulty[name] ||
+		slices.ContainsFunc(l.suspect, func(text string) bool { return strings.Contains(text, name) })
+}
+
+// apply puts what a file says over what was said before it. Each value is validated where
+// it is, also one that a later file overrides.
+func (l *loader) apply(f file, text string) {
+	doc, bad := parse(text)
+	if bad != nil {
+		l.broken(f, text, *bad)
+		return
+	}
+	r := &reading{loader: l, file: f, doc: doc}
+	isTable := make(map[string]bool) // the keys that were read: whether what is below them counts
+	before := len(l.errors)
+	for i, key := range doc.md.Keys() {
+		if len(l.errors) >= before+maxErrors {
+			l.broken(f, text, Error{Problem: "has more errors, the rest of the file was not read", Hint: "fix the others first"})
+			return
+		}
+		var v any = doc.tree
+		for n := range min(len(key), 3) {
+			path := key[:n+1]
+			v = v.(map[string]any)[key[n]]
+			id := keyString(path...)
+			below, known := isTable[id]
+			if !known {
+				_, below = v.(map[string]any)
+				below = r.read(position{f, doc, path, key, i}, id, v) && below
+				isTable[id] = below
+			}
+			if !below {
+				break
+			}
+		}
+	}
+}
+
+// maxErrors is how many errors of meaning are named in one file.
+const maxErrors = 100
+
+// reading is the work on one document.
+type reading struct {
+	*loader
+	file file
+	doc  *document
+}
+
+// wrong makes an error about a key.
+func (r *reading) wrong(at position, problem, hint string) Error {
+	return Error{r.file.path, at.line(), clip(keyString(at.path...)), problem, hint}
+}
+
+// read reads a key and reports whether it is a table of which the keys count. id is the
+// key as TOML writes it.
+func (r *reading) read(at position, id string, v any) bool {
+	_, isTable := v.(map[string]any)
+	top := at.path[0]
+	switch {
+	case len(at.path) == 1:
+		return r.top(at, v, isTable)
+	case top == "kubelet":
+		// With a wrong root_dir nobody knows where to publish.
+		r.allHeldBack = !set(r, &r.kubelet, kubeletFields(), at, id, v) || r.allHeldBack
+	case top == "log":
+		set(r, &r.log, logFields(), at, id, v)
+	case len(at.path) == 2:
+		return r.driver(at, v, isTable)
+	default:
+		t := r.drivers[at.path[1]]
+		t.hasSocket = t.hasSocket || at.path[2] == "socket"
+		if !set(r, &t.Driver, driverFields(r.userExists), at, id, v) {
+			r.faulty[t.Name] = true
+		}
+	}
+	return false
+}
+
+// top reads a key at the top of a document.
+func (r *reading) top(at position, v any, isTable bool) bool {
+	known := []string{"kubelet", "log", "driver"}
+	switch key := at.path[0]; {
+	case !slices.Contains(known, key):
+		r.broken(r.file, r.doc.text, r.wrong(at, "is not known", unknownKey(key, known)))
+		return false
+	case isTable:
+	case key == "log":
+		r.errors = append(r.errors, r.wrong(at, "is not a table", "must be the table [log]"))
+	case key == "kubelet":
+		r.allHeldBack = true
+		r.errors = append(r.errors, r.wrong(at, "is not a table", "must be the table [kubelet]"))
+	default:
+		r.broken(r.file, r.doc.text, r.wrong(at, "is not a table", `must be tables [driver."NAME"]`))
+	}
+	return isTable
+}
+
+// driver begins a driver's table.
+func (r *reading) driver(at position, v any, isTable bool) bool {
+	name := at.path[1]
+	if !isTable && slices.Contains(keys(driverFields(nil)), name) {
+		r.broken(r.file, r.doc.text, r.wrong(at, "is not a table", `it belongs in a table [driver."NAME"]`))
+		return false
+	}
+	if r.drivers[name] == nil {
+		r.drivers[name] = &table{Driver: DefaultDriver(name, ""), first: at}
+	}
+	err := status.CheckName(name)
+	switch {
+	case !isTable:
+		r.errors = append(r.errors, r.wrong(at, "is not a table", "must be a table: ["+keyString(at.path...)+"], in single brackets"))
+	case err != nil:
+		r.errors = append(r.errors, r.wrong(at, "is "+clean(err.Error()), "must be the name that the driver answers to GetPluginInfo"))
+	}
+	if !isTable || err != nil {
+		r.faulty[name] = true
+	}
+	return isTable
+}
+
+// set puts a value into its place in t and reports whether it is right.
+func set[T any](r *reading, t *T, fields []field[T], at position, id string, v any) bool {
+	key := at.path[len(at.path)-1]
+	i := slices.IndexFunc(fields, func(f field[T]) bool { return f.key == key })
+	if i < 0 {
+		e := r.wrong(at, "is not known", unknownKey(key, keys(fields)))
+		if _, isTable := v.(map[string]any); isTable && at.path[0] == "driver" {
+			// [driver.nfs.csi.k8s.io]: it is about the driver whose name was meant.
+			e.Hint = "a name with dots must be in quotes: " + `[driver."` + at.path[1] + "." + key + `…"]`
+			r.broken(r.file, r.doc.text, e)
+			return false
+		}
+		r.errors = append(r.errors, e)
+		return false
+	}
+	if bad := fields[i].set(t, v); bad != nil {
+		if bad.hint == "" {
+			bad.hint = fields[i].want
+		}
+		r.errors = append(r.errors, r.wrong(at, bad.problem, bad.hint))
+		return false
+	}
+	r.origins[id] = at
+	if r.file.place == etc && !r.file.dropIn {
+		r.main[id] = at
+	}
+	return true
 }

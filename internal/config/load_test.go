@@ -1,6 +1,7 @@
 package config
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -34,12 +35,12 @@ func tree(t *testing.T, files map[string]string) Source {
 // below cuts the root off the paths in s.
 func (s Source) below(text string) string { return strings.ReplaceAll(text, s.Root+"/", "/") }
 
-func (s Source) check(t *testing.T, r *Result, mistakes, warnings string) {
+func (s Source) check(t *testing.T, r *Result, errors, warnings string) {
 	t.Helper()
-	if got := s.below(r.Mistakes.Error()); got != mistakes {
-		t.Errorf("mistakes\n%s\nwant\n%s", got, mistakes)
+	if got := s.below(r.Errors.Error()); got != errors {
+		t.Errorf("errors\n%s\nwant\n%s", got, errors)
 	}
-	if got := s.below(Mistakes(r.Warnings).Error()); got != warnings {
+	if got := s.below(Errors(r.Warnings).Error()); got != warnings {
 		t.Errorf("warnings\n%s\nwant\n%s", got, warnings)
 	}
 }
@@ -54,7 +55,7 @@ const (
 
 func TestDefault(t *testing.T) {
 	r := Load(Source{Root: t.TempDir()})
-	if r.Mistakes.Err() != nil || len(r.Files) > 0 || !r.Config.Equal(Default()) || r.Config.Drivers != nil {
+	if r.Errors.Err() != nil || len(r.Files) > 0 || !r.Config.Equal(Default()) || r.Config.Drivers != nil {
 		t.Errorf("without files: %+v", r)
 	}
 	if got := r.Config.Kubelet.PluginsRegistry(); got != "/var/lib/kubelet/plugins_registry" {
@@ -66,7 +67,7 @@ func TestDefault(t *testing.T) {
 		SupportedVersions: []string{"1.0.0"}, WhenGone: "keep", WithdrawAfter: 30 * time.Second, SocketOwner: "root"}
 	r = Load(s)
 	if d, ok := r.Config.Driver("a"); !ok || !d.Equal(want) {
-		t.Errorf("got %+v, want %+v; %v", d, want, r.Mistakes)
+		t.Errorf("got %+v, want %+v; %v", d, want, r.Errors)
 	}
 	if _, ok := r.Config.Driver("b"); ok {
 		t.Error("found what is not there")
@@ -223,26 +224,21 @@ func TestSimilarNames(t *testing.T) {
 		` (they are two drivers to the kubelet; if one is meant, write its name as the driver answers it)`)
 }
 
-// TestMistakesOfAllFiles: one run names all, and the places are those of the values.
-func TestMistakesOfAllFiles(t *testing.T) {
+// One run names all errors, and the places are those of the values.
+func TestErrorsOfAllFiles(t *testing.T) {
 	s := tree(t, map[string]string{
 		inEtc + "config.toml":         "[kubelet]\nroot_dir = \"/k\"\n[log]\nlevel = \"loud\"\n",
 		inLib + "conf.d/10-a.toml":    "# a package's\n[driver.a]\nsocket = \"/a\"\ntimeout = \"1\"\n",
 		inLib + "conf.d/20-b.toml":    "[driver.b]\nsocket = \"/b\"\n",
 		inRun + "conf.d/30-c.toml":    "[driver.c]\nsocket = \"/b\"\n",
 		inEtc + "conf.d/60-a.toml":    "[driver.a]\ntimeout = \"2s\"\n[driver.gone]\ntimeout = \"2s\"\n",
-		inEtc + "conf.d/70-gone.toml": "[driver.gone]\nenabled = false\n[kubelet]\nroot_dir = \"k\"\n",
-		inEtc + "conf.d/80-x.toml/y":  "",
-		inEtc + "conf.d/90-x.toml":    "-> nowhere",
+		inEtc + "conf.d/70-gone.toml": "[driver.gone]\nenabled = false\n",
 	})
 	r := Load(s)
 	s.check(t, r, `/etc/csi-registrar/config.toml:4: log.level: "loud" is not known (must be "debug", "info", "warn" or "error")
 /usr/lib/csi-registrar/conf.d/10-a.toml:4: driver."a".timeout: "1" is not a duration`+wantSpan+`
 /run/csi-registrar/conf.d/30-c.toml:2: driver."c".socket: is "/b", which is also driver."b".socket (/usr/lib/csi-registrar/conf.d/20-b.toml:2) (each driver has its own: write enabled = false in one of the tables, or another path)
-/etc/csi-registrar/conf.d/60-a.toml:3: driver."gone": has no socket (write socket = "/run/….sock"; if the table only tunes a driver whose own file is gone, take it out)
-/etc/csi-registrar/conf.d/70-gone.toml:4: kubelet.root_dir: "k" is not an absolute path (must be an absolute path such as "/var/lib/kubelet")
-/etc/csi-registrar/conf.d/80-x.toml: is a folder (must be a file)
-/etc/csi-registrar/conf.d/90-x.toml: cannot be read: no such file or directory (it is a link to a file that does not exist)`, "")
+/etc/csi-registrar/conf.d/60-a.toml:3: driver."gone": has no socket (write socket = "/run/….sock"; if the table only tunes a driver whose own file is gone, take it out)`, "")
 	if !slices.Equal(r.Faulty, []string{"a", "c", "gone"}) {
 		t.Errorf("faulty %q", r.Faulty)
 	}
@@ -251,5 +247,41 @@ func TestMistakesOfAllFiles(t *testing.T) {
 	want.Drivers = []Driver{DefaultDriver("b", "/b")}
 	if !r.Config.Equal(want) {
 		t.Errorf("got %+v, want %+v", r.Config, want)
+	}
+}
+
+// What a broken file may be about is left out, and what its name hides stays hidden.
+func TestBrokenFilesHoldBackWhatTheyMayOverride(t *testing.T) {
+	table := func(name string) string { return "[driver.\"" + name + "\"]\nsocket = \"/" + name + "\"\n" }
+	packaged := map[string]string{
+		inLib + "conf.d/20-nfs.toml": table("nfs.example"),
+		inLib + "conf.d/20-smb.toml": table("smb.example"),
+		inLib + "conf.d/20-x.toml":   table("x.example"),
+	}
+	for _, c := range []struct{ what, file, text, drivers string }{
+		{"syntax", "conf.d/60-a.toml", "[driver.\"nfs.example\"]\nenabled = no\n", "smb.example x.example"},
+		{"no table", "conf.d/60-a.toml", "[driver.\"nfs.example\"\n", "smb.example x.example"},
+		{"a mistyped table", "conf.d/60-a.toml", "[drvier.\"nfs.example\"]\nenabled = false\n", "smb.example x.example"},
+		{"no quotes", "conf.d/60-a.toml", "[driver.nfs.example]\nenabled = false\n", "smb.example x.example"},
+		{"a wrong value", "conf.d/60-a.toml", "[driver.\"nfs.example\"]\nenabled = 0\n[log]\nlevel = 1", "smb.example x.example"},
+		{"an escaped name", "conf.d/60-a.toml", "[driver.\"nfs\\u002eexample\"]\nenabled = no\n", ""},
+		{"UTF-16", "conf.d/60-a.toml", "\xff\xfe[\x00d\x00", ""},
+		{"nothing there", "conf.d/60-a.toml", "-> nowhere", ""},
+		{"root_dir", "conf.d/60-a.toml", "[kubelet]\nroot_dir = \"k\"\n", ""},
+		{"hidden", "conf.d/20-x.toml", "[driver.\"nfs.example\"]\nenabled = no\n", "smb.example"},
+		{"the main file", "config.toml", "[driver.\"nfs.example\"]\nenabled = no\n", ""},
+		{"a typo in the main file", "config.toml", "[kubelt]\nroot_dir = \"/data\"\n", ""},
+		{"a table of the main file", "config.toml", "[driver.\"nfs.example\"]\nenabled = 0\n", "smb.example x.example"},
+	} {
+		files := maps.Clone(packaged)
+		files[inEtc+c.file] = c.text
+		r := Load(tree(t, files))
+		var drivers []string
+		for _, d := range r.Config.Drivers {
+			drivers = append(drivers, d.Name)
+		}
+		if got := strings.Join(drivers, " "); got != c.drivers || len(r.Errors) == 0 {
+			t.Errorf("%s: %q, want %q; %v", c.what, got, c.drivers, r.Errors)
+		}
 	}
 }

@@ -41,7 +41,7 @@ func printable(s string) string {
 	return s
 }
 
-// bare tells whether TOML takes s as a key without quotes.
+// bare reports whether TOML takes s as a key without quotes.
 func bare(s string) bool {
 	return s != "" && strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_") == ""
 }

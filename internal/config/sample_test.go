@@ -22,7 +22,7 @@ func TestSample(t *testing.T) {
 			t.Fatal(err)
 		}
 		r := Load(Source{File: file})
-		if err := r.Mistakes.Err(); err != nil {
+		if err := r.Errors.Err(); err != nil {
 			t.Fatal(err)
 		}
 		return r

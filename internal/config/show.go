@@ -10,6 +10,21 @@ import (
 	"unicode/utf8"
 )
 
+// setting is a key of a table with its value.
+type setting struct {
+	key   string
+	value any    // as in field.get
+	from  string // FILE:LINE, or "default"
+}
+
+func settings[T any](r *Result, t T, fields []field[T], path ...string) []setting {
+	out := make([]setting, len(fields))
+	for i, f := range fields {
+		out[i] = setting{f.key, f.get(t), r.Origin(keyString(path...) + "." + f.key)}
+	}
+	return out
+}
+
 // Show writes the merged configuration as TOML that could be a file of its own, each
 // value with a comment that says where it comes from.
 func (r *Result) Show(w io.Writer) error {
@@ -26,47 +41,34 @@ func (r *Result) Show(w io.Writer) error {
 		b.WriteString("# Hidden: " + printable(h.File) + ", by " + printable(h.By) + "\n")
 	}
 	for _, name := range r.Faulty {
-		b.WriteString("# Left out for its mistakes: " + keyString("driver", name) + "\n")
+		b.WriteString("# Left out for an error: " + keyString("driver", name) + "\n")
 	}
-	b.WriteByte('\n')
-	writeTOML(b, r.Config, func(key string) string {
-		if origin := r.Origin(key); origin != "default" {
-			return "from " + origin
-		}
-		return "default"
-	})
+	showTable(b, settings(r, r.Config.Kubelet, kubeletFields(), "kubelet"), "kubelet")
+	showTable(b, settings(r, r.Config.Log, logFields(), "log"), "log")
+	for _, d := range r.Config.Drivers {
+		showTable(b, settings(r, d, driverFields(nil), "driver", d.Name), "driver", d.Name)
+	}
 	if err := b.Flush(); err != nil {
 		return fmt.Errorf("cannot show the configuration: %w", err)
 	}
 	return nil
 }
 
-// writeTOML writes a configuration, each value with a comment unless comment is nil.
-// Writing errors come out when b is flushed.
-func writeTOML(b *bufio.Writer, c *Config, comment func(key string) string) {
-	writeTable(b, c.Kubelet, kubeletFields(), comment, "kubelet")
-	b.WriteByte('\n')
-	writeTable(b, c.Log, logFields(), comment, "log")
-	for _, d := range c.Drivers {
-		b.WriteByte('\n')
-		writeTable(b, d, driverFields(nil), comment, "driver", d.Name)
-	}
-}
-
-func writeTable[T any](b *bufio.Writer, t T, fields []field[T], comment func(key string) string, path ...string) {
-	fmt.Fprintf(b, "[%s]\n", keyString(path...))
+// showTable writes a table. Errors of writing come out when b is flushed.
+func showTable(b *bufio.Writer, table []setting, path ...string) {
+	fmt.Fprintf(b, "\n[%s]\n", keyString(path...))
 	keyWidth, valueWidth := 0, 0
-	for _, f := range fields {
-		keyWidth = max(keyWidth, len(f.key))
-		valueWidth = max(valueWidth, utf8.RuneCountInString(literal(f.get(t))))
+	for _, s := range table {
+		keyWidth = max(keyWidth, len(s.key))
+		valueWidth = max(valueWidth, utf8.RuneCountInString(literal(s.value)))
 	}
-	for _, f := range fields {
-		value := literal(f.get(t))
-		fmt.Fprintf(b, "%-*s = %s", keyWidth, f.key, value)
-		if comment != nil {
-			b.WriteString(strings.Repeat(" ", valueWidth-utf8.RuneCountInString(value)) + "  # " + comment(keyString(below(path, f.key)...)))
+	for _, s := range table {
+		value, from := literal(s.value), s.from
+		if from != "default" {
+			from = "from " + from
 		}
-		b.WriteByte('\n')
+		fmt.Fprintf(b, "%-*s = %s%s  # %s\n", keyWidth, s.key, value,
+			strings.Repeat(" ", valueWidth-utf8.RuneCountInString(value)), from)
 	}
 }
 
@@ -83,27 +85,26 @@ type shownResult struct {
 	Kubelet  map[string]shownValue            `json:"kubelet"` // by key
 	Log      map[string]shownValue            `json:"log"`
 	Driver   map[string]map[string]shownValue `json:"driver"` // by name
-	Faulty   []string                         `json:"faulty"` // drivers left out for their mistakes
-	Mistakes []Mistake                        `json:"mistakes"`
-	Warnings []Mistake                        `json:"warnings"`
+	Faulty   []string                         `json:"faulty"` // drivers left out for an error
+	Errors   []Error                          `json:"errors"`
+	Warnings []Error                          `json:"warnings"`
 }
 
 // ShowJSON writes the merged configuration as a JSON document: the tables as in the
-// files, each value as {"value": …, "from": "FILE:LINE" or "default"}; beside them
-// "files", "hidden", "faulty", "mistakes" and "warnings", which are lists and never absent.
+// files, each value with its origin; beside them lists, which are never absent.
 func (r *Result) ShowJSON(w io.Writer) error {
 	doc := shownResult{
-		Files:    orEmpty(r.Files),
-		Hidden:   orEmpty(r.Hidden),
-		Kubelet:  shownTable(r, r.Config.Kubelet, kubeletFields(), "kubelet"),
-		Log:      shownTable(r, r.Config.Log, logFields(), "log"),
+		Files:    append([]string{}, r.Files...), // [], not null
+		Hidden:   append([]Hidden{}, r.Hidden...),
+		Kubelet:  shownTable(settings(r, r.Config.Kubelet, kubeletFields(), "kubelet")),
+		Log:      shownTable(settings(r, r.Config.Log, logFields(), "log")),
 		Driver:   make(map[string]map[string]shownValue, len(r.Config.Drivers)),
-		Faulty:   orEmpty(r.Faulty),
-		Mistakes: orEmpty(r.Mistakes),
-		Warnings: orEmpty(r.Warnings),
+		Faulty:   append([]string{}, r.Faulty...),
+		Errors:   append([]Error{}, r.Errors...),
+		Warnings: append([]Error{}, r.Warnings...),
 	}
 	for _, d := range r.Config.Drivers {
-		doc.Driver[d.Name] = shownTable(r, d, driverFields(nil), "driver", d.Name)
+		doc.Driver[d.Name] = shownTable(settings(r, d, driverFields(nil), "driver", d.Name))
 	}
 	e := json.NewEncoder(w)
 	e.SetEscapeHTML(false)
@@ -114,22 +115,13 @@ func (r *Result) ShowJSON(w io.Writer) error {
 	return nil
 }
 
-func shownTable[T any](r *Result, t T, fields []field[T], path ...string) map[string]shownValue {
-	out := make(map[string]shownValue, len(fields))
-	for _, f := range fields {
-		v := f.get(t)
-		if d, ok := v.(time.Duration); ok {
-			v = span(d)
+func shownTable(table []setting) map[string]shownValue {
+	out := make(map[string]shownValue, len(table))
+	for _, s := range table {
+		if d, ok := s.value.(time.Duration); ok {
+			s.value = d.String()
 		}
-		out[f.key] = shownValue{v, r.Origin(keyString(below(path, f.key)...))}
+		out[s.key] = shownValue{s.value, s.from}
 	}
 	return out
-}
-
-// orEmpty makes a list of none an empty list: [] in JSON, not null.
-func orEmpty[S ~[]E, E any](s S) []E {
-	if s == nil {
-		return []E{}
-	}
-	return s
 }

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// shown has a table from two files, one of defaults, and one with a mistake.
+// shown has a table from two files, one of defaults, and one with an error.
 func shownSource(t *testing.T) Source {
 	return tree(t, map[string]string{
 		inLib + "conf.d/20-nfs.toml": "[driver.\"nfs.csi.k8s.io\"]\nsocket = \"/run/nfs/csi.sock\"\nsocket_owner = \"any\"\n",
@@ -31,7 +31,7 @@ func TestShow(t *testing.T) {
 #   /etc/csi-registrar/conf.d/60-nfs.toml
 #   /etc/csi-registrar/conf.d/70-bad.toml
 # Hidden: /usr/lib/csi-registrar/conf.d/30-off.toml, by /etc/csi-registrar/conf.d/30-off.toml
-# Left out for its mistakes: driver."bad"
+# Left out for an error: driver."bad"
 
 [kubelet]
 root_dir = "/var/lib/kubelet"  # default
@@ -53,8 +53,8 @@ socket_owner        = "any"                # from /usr/lib/csi-registrar/conf.d/
 	if got := s.below(b.String()); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
-	if again := one(b.String()); !again.Config.Equal(r.Config) || again.Mistakes.Err() != nil {
-		t.Errorf("read again: %+v %v", again.Config, again.Mistakes)
+	if again := one(b.String()); !again.Config.Equal(r.Config) || again.Errors.Err() != nil {
+		t.Errorf("read again: %+v %v", again.Config, again.Errors)
 	}
 
 	b.Reset()
@@ -150,12 +150,12 @@ func TestShowJSON(t *testing.T) {
   "faulty": [
     "bad"
   ],
-  "mistakes": [
+  "errors": [
     {
       "file": "/etc/csi-registrar/conf.d/70-bad.toml",
       "line": 3,
       "key": "driver.\"bad\".enabled",
-      "problem": "is the integer 0",
+      "problem": "is not a boolean",
       "hint": "must be true or false, without quotes"
     }
   ],
@@ -191,8 +191,8 @@ func TestShowHostileName(t *testing.T) {
 		if err := r.Show(&b); err != nil {
 			t.Fatal(err)
 		}
-		if again := one(b.String()); !again.Config.Equal(r.Config) || again.Mistakes.Err() != nil {
-			t.Errorf("%s\n%v", b.String(), again.Mistakes)
+		if again := one(b.String()); !again.Config.Equal(r.Config) || again.Errors.Err() != nil {
+			t.Errorf("%s\n%v", b.String(), again.Errors)
 		}
 	}
 }

@@ -50,14 +50,15 @@ func TestTrust(t *testing.T) {
 		want = append(want, fmt.Sprintf("%s: its group or others may write it (mode %s) (look what is in it, then: chmod go-w %s)", path, mode, path))
 	}
 	s.check(t, r, strings.Join(want, "\n"), "")
-	if len(r.Config.Drivers) != 1 || s.filesOf(r) != "/etc/csi-registrar/conf.d/50-right.toml" {
+	// Nobody knows what the empty one was to mask.
+	if len(r.Config.Drivers) != 0 || s.filesOf(r) != "/etc/csi-registrar/conf.d/50-right.toml" {
 		t.Errorf("files %q, drivers %+v", r.Files, r.Config.Drivers)
 	}
 
 	// A file named on the command line is its user's own affair.
 	r = Load(Source{File: filepath.Join(s.Root, inEtc, "conf.d/10-group.toml")})
-	if r.Mistakes.Err() != nil || len(r.Config.Drivers) != 1 {
-		t.Errorf("--config: %v", r.Mistakes)
+	if r.Errors.Err() != nil || len(r.Config.Drivers) != 1 {
+		t.Errorf("--config: %v", r.Errors)
 	}
 }
 
@@ -77,7 +78,7 @@ func TestOwner(t *testing.T) {
 	}
 	r := Load(s)
 	s.check(t, r, `/etc/csi-registrar/config.toml: belongs to uid 12345, not to root (look what is in it, then: chown root /etc/csi-registrar/config.toml)
-/etc/csi-registrar/conf.d/10-a.toml: belongs to uid 12345, not to root (look what is in it, then: chown -h root /etc/csi-registrar/conf.d/10-a.toml)`, "")
+/etc/csi-registrar/conf.d/10-a.toml: belongs to uid 12345, not to root (look what is in it, then: rm /etc/csi-registrar/conf.d/10-a.toml)`, "")
 	if r.Config.Log.Level != "debug" {
 		t.Error(r.Config.Log.Level)
 	}
@@ -85,11 +86,11 @@ func TestOwner(t *testing.T) {
 
 func TestTrustedUsers(t *testing.T) {
 	for _, root := range []string{"", "/", "//"} {
-		if got := (Source{Root: root}).trusted(); !slices.Equal(got, []uint32{0}) {
+		if got := (Source{Root: root}).trust().owners; !slices.Equal(got, []uint32{0}) {
 			t.Errorf("%q: %v", root, got)
 		}
 	}
-	if got := (Source{Root: "/x"}).trusted(); !slices.Contains(got, uint32(os.Geteuid())) {
+	if got := (Source{Root: "/x"}).trust().owners; !slices.Contains(got, uint32(os.Geteuid())) {
 		t.Errorf("another root: %v", got)
 	}
 }
@@ -97,14 +98,14 @@ func TestTrustedUsers(t *testing.T) {
 // TestUnreadable: whatever is in the place of a file, reading it ends, and says what it is.
 func TestUnreadable(t *testing.T) {
 	dir := t.TempDir()
-	pipe, large, folder := filepath.Join(dir, "pipe"), filepath.Join(dir, "large"), filepath.Join(dir, "new\nline")
+	pipe, large, directory := filepath.Join(dir, "pipe"), filepath.Join(dir, "large"), filepath.Join(dir, "new\nline")
 	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(large, make([]byte, maxFile+1), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Mkdir(folder, 0o700); err != nil {
+	if err := os.Mkdir(directory, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	for path, want := range map[string]string{
@@ -116,20 +117,20 @@ func TestUnreadable(t *testing.T) {
 		os.DevNull:     "",
 	} {
 		r := Load(Source{File: path})
-		if got := strings.ReplaceAll(r.Mistakes.Error(), dir, ""); got != want {
+		if got := strings.ReplaceAll(r.Errors.Error(), dir, ""); got != want {
 			t.Errorf("got  %s\nwant %s", got, want)
 		}
 		if !r.Config.Equal(Default()) {
 			t.Errorf("%s: %+v", path, r.Config)
 		}
 	}
-	if got := Load(Source{File: folder}).Mistakes.Error(); strings.Contains(got, "\n") {
+	if got := Load(Source{File: directory}).Errors.Error(); strings.Contains(got, "\n") {
 		t.Errorf("more than one line: %s", got)
 	}
 }
 
-// TestNoFolder: a file where a folder belongs is named, and the other places count.
-func TestNoFolder(t *testing.T) {
+// TestNotADirectory: a file where a directory belongs is named, and the other places are read.
+func TestNotADirectory(t *testing.T) {
 	s := tree(t, map[string]string{
 		inEtc + "conf.d":           "a file",
 		inLib + "conf.d/10-a.toml": "[log]\nlevel = \"warn\"\n",
@@ -157,5 +158,19 @@ func TestNoDescriptorLeft(t *testing.T) {
 	}
 	if after := open(); after > before {
 		t.Errorf("%d descriptors before, %d after", before, after)
+	}
+}
+
+// What is advised is one command, whatever the file is called.
+func TestAdviceQuotesTheFilesName(t *testing.T) {
+	const name = inEtc + "conf.d/40;reboot.toml"
+	s := tree(t, map[string]string{name: "[driver.a]\nsocket = \"/a\"\n"})
+	path := filepath.Join(s.Root, name)
+	if err := os.Chmod(path, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	r := Load(s)
+	if len(r.Errors) != 1 || !strings.HasSuffix(r.Errors[0].Hint, ": chmod go-w '"+path+"'") {
+		t.Errorf("%+v", r.Errors)
 	}
 }

@@ -10,58 +10,16 @@ import (
 	"strings"
 	"time"
 	"unicode"
+
+	"csi-registrar/internal/unixsock"
 )
-
-// maxSocketPath is how many bytes the path of a Unix socket has at most (sun_path, less
-// the zero at its end).
-const maxSocketPath = 107
-
-// value is a value as a file has it.
-type value struct {
-	v    any // as in document.tree
-	spot spot
-}
 
 // fault is what is wrong with a value. Where the hint is empty the field's own says what
 // would be right.
-type fault struct {
-	problem, hint string
-	line          int // 0: the key's
-}
+type fault struct{ problem, hint string }
 
 func faultf(format string, args ...any) *fault {
 	return &fault{problem: fmt.Sprintf(format, args...)}
-}
-
-// wrongType says what was written instead of the right type.
-func wrongType(v value) *fault {
-	return &fault{problem: "is " + describe(v.v, v.spot.text)}
-}
-
-// describe says what a value is, as it was written.
-func describe(v any, text string) string {
-	if text == "" || strings.Contains(text, "\n") {
-		text = fmt.Sprint(v)
-	}
-	text = clip(clean(text))
-	switch v := v.(type) {
-	case string:
-		return "the string " + shown(v)
-	case bool:
-		return "the boolean " + text
-	case int64:
-		return "the integer " + text
-	case float64:
-		return "the float " + text
-	case time.Time:
-		return "the date or time " + text
-	case []any:
-		return "a list"
-	case []map[string]any:
-		return "a list of tables"
-	default:
-		return "a table"
-	}
 }
 
 // shown is a value in a message: quoted, on one line, not too long.
@@ -76,14 +34,13 @@ func clip(s string) string {
 }
 
 // text is a value that must be a string, of characters that can be part of a path or a name.
-func text(v value) (string, *fault) {
-	s, ok := v.v.(string)
+func text(v any) (string, *fault) {
+	s, ok := v.(string)
 	if !ok {
-		return "", wrongType(v)
+		return "", faultf("is not a string")
 	}
 	if i := strings.IndexFunc(s, unicode.IsControl); i >= 0 {
-		return "", &fault{problem: fmt.Sprintf("has the control character U+%04X in it", []rune(s[i:])[0]),
-			hint: "take it out"}
+		return "", &fault{fmt.Sprintf("has the control character U+%04X in it", []rune(s[i:])[0]), "take it out"}
 	}
 	if s == "" {
 		return "", faultf("is empty")
@@ -92,24 +49,26 @@ func text(v value) (string, *fault) {
 }
 
 // oneOf is a value that must be one of a few words.
-func oneOf(v value, words ...string) (string, *fault) {
-	s, bad := text(v)
-	if bad == nil && !slices.Contains(words, s) {
-		bad = faultf("%s is not known", shown(s))
+func oneOf[W ~string](words ...W) func(v any) (W, *fault) {
+	return func(v any) (W, *fault) {
+		s, bad := text(v)
+		if bad == nil && !slices.Contains(words, W(s)) {
+			bad = faultf("%s is not known", shown(s))
+		}
+		return W(s), bad
 	}
-	return s, bad
 }
 
-func boolean(v value) (bool, *fault) {
-	b, ok := v.v.(bool)
+func boolean(v any) (bool, *fault) {
+	b, ok := v.(bool)
 	if !ok {
-		return false, wrongType(v)
+		return false, faultf("is not a boolean")
 	}
 	return b, nil
 }
 
 // duration is a value that must be a time span above zero.
-func duration(v value) (time.Duration, *fault) {
+func duration(v any) (time.Duration, *fault) {
 	s, bad := text(v)
 	if bad != nil {
 		return 0, bad
@@ -118,22 +77,20 @@ func duration(v value) (time.Duration, *fault) {
 	switch {
 	case err != nil:
 		return 0, faultf("%s is not a duration", shown(s))
-	case d < 0:
-		return 0, faultf("%s is negative", shown(s))
-	case d == 0:
-		return 0, faultf("%s is zero", shown(s))
+	case d <= 0:
+		return 0, faultf("%s is not above zero", shown(s))
 	}
 	return d, nil
 }
 
 // absolute is a value that must be an absolute path in its shortest form, so that one
 // place has one name.
-func absolute(v value) (string, *fault) {
+func absolute(v any) (string, *fault) {
 	s, bad := text(v)
-	if bad != nil {
-		return "", bad
+	if bad == nil {
+		bad = checkPath(s)
 	}
-	return s, checkPath(s)
+	return s, bad
 }
 
 func checkPath(s string) *fault {
@@ -141,82 +98,58 @@ func checkPath(s string) *fault {
 	switch {
 	case !strings.HasPrefix(s, "/"):
 		return faultf("%s is not an absolute path", shown(s))
-	case slices.Contains(strings.Split(s, "/"), ".."):
-		return &fault{problem: shown(s) + ` has ".." in it`, hint: "if it means " + shown(short) + ", write that"}
 	case s != short:
-		return &fault{problem: shown(s) + " is not the shortest form of the path", hint: "write " + shown(short)}
+		return &fault{shown(s) + " is not the shortest form of the path", "write " + shown(short)}
 	}
 	return nil
 }
 
 // socketPath is a value that must be the path of a Unix socket. A "unix://" before it,
 // as the kubelet and gRPC write it, is dropped.
-func socketPath(v value) (string, *fault) {
+func socketPath(v any) (string, *fault) {
 	s, bad := text(v)
 	if bad != nil {
 		return "", bad
 	}
 	s = strings.TrimPrefix(s, "unix://")
-	switch rest, scheme := strings.CutPrefix(s, "unix:"); {
-	case scheme && strings.HasPrefix(rest, "/"):
-		return "", &fault{problem: shown(s) + " is not an absolute path", hint: "write " + shown(path.Clean(rest))}
+	switch {
 	case strings.HasPrefix(s, "@"):
 		return "", faultf("%s is an abstract socket, the kubelet needs one with a path", shown(s))
+	case s == "/":
+		return "", faultf(`"/" is a directory`)
 	}
 	if bad := checkPath(s); bad != nil {
 		return "", bad
 	}
-	switch {
-	case s == "/":
-		return "", faultf(`"/" is a folder`)
-	case len(s) > maxSocketPath:
-		return "", &fault{problem: fmt.Sprintf("the path has %d bytes, a Unix socket's has at most %d", len(s), maxSocketPath),
-			hint: "make it " + shorter(len(s)-maxSocketPath)}
+	if over := len(s) - unixsock.MaxPath; over > 0 {
+		return "", &fault{fmt.Sprintf("the path has %d bytes, a Unix socket's has at most %d", len(s), unixsock.MaxPath),
+			fmt.Sprintf("make it shorter by %d", over)}
 	}
 	return s, nil
 }
 
-func shorter(bytes int) string {
-	if bytes == 1 {
-		return "one byte shorter"
-	}
-	return fmt.Sprintf("%d bytes shorter", bytes)
-}
-
 // versions is a value that must be a list of CSI versions of which the kubelet takes
 // one: it wants the highest that it knows to be 1.x, and passes over 2.x.
-func versions(v value) ([]string, *fault) {
-	list, ok := v.v.([]any)
+func versions(v any) ([]string, *fault) {
+	list, ok := v.([]any)
 	if !ok {
-		return nil, wrongType(v)
-	}
-	if len(list) == 0 {
-		return nil, faultf("is an empty list")
+		return nil, faultf("is not a list")
 	}
 	var out []string
-	usable := false
-	for i, e := range list {
-		line := 0
-		if i < len(v.spot.elements) {
-			line = v.spot.elements[i]
+	for _, e := range list {
+		s, bad := text(e)
+		if bad != nil || !isVersion(s) {
+			return nil, faultf("has %s in it, which is not a version", shown(fmt.Sprint(e)))
 		}
-		s, isString := e.(string)
-		if !isString {
-			return nil, &fault{problem: "has " + describe(e, "") + " in it", line: line}
-		}
-		if !isVersion(s) {
-			return nil, &fault{problem: shown(s) + " is not a version", line: line}
-		}
-		usable = usable || strings.HasPrefix(s, "1.")
 		out = append(out, s)
 	}
-	if !usable {
-		return nil, &fault{problem: "has no version 1.x", hint: `the kubelet takes no other: add "1.0.0"`}
+	if !slices.ContainsFunc(out, func(s string) bool { return strings.HasPrefix(s, "1.") }) {
+		return nil, &fault{"has no version 1.x", `the kubelet takes no other: add "1.0.0"`}
 	}
 	return out, nil
 }
 
-// isVersion tells whether s is three numbers, as in 1.0.0.
+// isVersion reports whether s is three numbers, as in 1.0.0.
 func isVersion(s string) bool {
 	numbers := strings.Split(s, ".")
 	for _, n := range numbers {
@@ -227,14 +160,11 @@ func isVersion(s string) bool {
 	return len(numbers) == 3
 }
 
-// owner is a value that must be a user: a uid, a name that exists says, or OwnerAny.
-func owner(v value, exists func(name string) error) (string, *fault) {
+// owner is a value that must be a user: a uid, a name that exists knows, or OwnerAny.
+func owner(v any, exists func(name string) error) (string, *fault) {
 	s, bad := text(v)
-	if bad != nil {
-		if _, number := v.v.(int64); number {
-			bad.hint = fmt.Sprintf(`must be in quotes: "%d"`, v.v)
-		}
-		return "", bad
+	if bad != nil || s == OwnerAny || s == "root" {
+		return s, bad
 	}
 	if strings.Trim(s, "0123456789") == "" {
 		// The highest means "no user" to the system.
@@ -243,11 +173,8 @@ func owner(v value, exists func(name string) error) (string, *fault) {
 		}
 		return s, nil
 	}
-	if s == OwnerAny || s == "root" {
-		return s, nil
-	}
 	if err := exists(s); err != nil {
-		return "", &fault{problem: err.Error()}
+		return "", faultf("%s", err)
 	}
 	return s, nil
 }

@@ -11,10 +11,10 @@ import (
 // Message IDs of the daemon's own entries; those of drivers are in internal/registrar.
 // packaging/csi-registrar.catalog explains them all.
 const (
-	messageReady    = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c201"
-	messageStopping = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c202"
-	messageApplied  = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c203"
-	messageMistake  = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c204"
+	messageReady       = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c201"
+	messageStopping    = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c202"
+	messageApplied     = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c203"
+	messageConfigError = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c204"
 )
 
 // newLogger makes the logger that the configuration asks for, and the handle of its level.

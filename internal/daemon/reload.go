@@ -10,34 +10,42 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"sync"
 	"time"
 
 	"csi-registrar/internal/agent"
 	"csi-registrar/internal/config"
 	"csi-registrar/internal/control"
 	"csi-registrar/internal/doctor"
+	"csi-registrar/internal/worker"
 )
 
-// quiet is how long the folders of the configuration must have been quiet before a change
-// is applied (spec §3): an editor or a package manager writes more than once.
-const quiet = time.Second
+const (
+	// settle is how long after the first hint the files are read: an editor or a package
+	// manager writes more than once. What is written counts within a second.
+	settle = 500 * time.Millisecond
+
+	// readLimit is how long reading the files may take.
+	readLimit = 2 * time.Second
+)
 
 // Run is the daemon with configuration files, until ctx is done.
-func Run(ctx context.Context, o Options) error {
-	res := config.Load(o.Source)
+func Run(ctx context.Context, o Options) error { return run(ctx, o, config.Load) }
+
+func run(ctx context.Context, o Options, load func(config.Source) *config.Result) error {
+	r := newReloader(o.Source, load)
+	res := r.read(ctx)
 	log, level := newLogger(o.Stderr, res.Config.Log)
 	d, err := newDaemon(o, log, "")
 	if err != nil {
 		return err
 	}
-	k := &keeper{daemon: d, level: level}
-	return d.live(ctx, backend{d.agent, k.reload}, func(ctx context.Context) error {
-		if err := k.begin(ctx, res); err != nil {
+	r.daemon, r.level = d, level
+	return d.live(ctx, backend{d.agent, r.reload}, func(ctx context.Context) error {
+		if err := r.begin(ctx, res); err != nil {
 			return err
 		}
-		d.work.Go(func() { k.follow(ctx) })
-		d.onHangup(ctx, func() { d.note("reloading", k.reload(ctx)) })
+		d.work.Go(func() { r.follow(ctx) })
+		d.onHangup(ctx, func() { d.note("reloading", r.reload(ctx)) })
 		return nil
 	})
 }
@@ -56,206 +64,252 @@ func (b backend) Alive(ctx context.Context) error { return b.Agent.Alive(ctx) }
 
 var _ control.Backend = backend{}
 
-// keeper keeps the configuration in force: the files' if they are right, else the last
-// good one.
-type keeper struct {
+// configReloader keeps the configuration in force: what the files say if they have no
+// errors, else the last good one.
+type configReloader struct {
 	*daemon
 	level *slog.LevelVar
 
-	mu         sync.Mutex // one load at a time
-	inForce    *config.Config
-	files      []string // of inForce
-	patience   config.Patience
-	next       time.Time // when to load again without a hint; zero: not by time
-	told       string    // mistakes and warnings that the log has already
-	unfinished bool      // what is in force is not all that the files say
-	lastGood   string
+	source   config.Source
+	load     func(config.Source) *config.Result // config.Load
+	slot     *worker.Slot                       // in which load runs
+	answered chan struct{}                      // capacity one: an abandoned load has returned
+	requests chan request
+	ended    chan struct{} // closed when follow has returned
+
+	// All below belongs to begin, and then to the goroutine in follow.
+	lastGood string // the path of the last good configuration
+	inForce  *config.InForce
+	complete bool // inForce is all that the files say, and all of it is applied
+	grace    config.Grace
+	next     schedule
+	links    []string // of the files, to be watched
+	reported string   // errors and warnings that the log has already
 }
 
-// begin brings the first configuration into force. With mistakes in the files that is
-// the last good one, or if there is none every table that is right.
-func (k *keeper) begin(ctx context.Context, res *config.Result) error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if err := os.MkdirAll(k.options.runDir(), 0o755); err != nil {
-		k.log.Warn("nothing is remembered over a restart", "error", err)
-	}
-	k.lastGood = filepath.Join(k.options.runDir(), lastGoodName(k.options.Source))
-	c := res.Config
-	k.tell(res)
-	if len(res.Mistakes) == 0 {
-		c = k.keep(res, k.before(c))
-	} else if good, err := config.LoadLastGood(k.lastGood); err == nil {
-		c = good
-		k.log.Warn("starting with the last good configuration", "drivers", len(c.Drivers))
-	} else if errors.Is(err, fs.ErrNotExist) {
-		k.log.Warn("starting with the tables that are right", "drivers", len(c.Drivers), "left_out", res.Faulty)
-	} else {
-		k.log.Warn("starting with the tables that are right", "drivers", len(c.Drivers), "left_out", res.Faulty, "error", err)
-	}
-	if lines := doctor.UnitDropIn(c.Kubelet.RootDir); lines != "" && k.notifier != nil {
-		k.log.Info("this root_dir needs a drop-in of the unit, unless it is there already", "root_dir", c.Kubelet.RootDir, "drop_in", lines)
-	}
-	k.note("sweeping dead sockets", k.parts.sweep(ctx, c))
-	return k.apply(ctx, c, res)
-}
+// request asks for a reload at once.
+type request struct{ done chan error }
 
-// before returns c and, of the last good configuration, the drivers whose listeners are in
-// the store: what the process before this one served may vanish from the files for a while,
-// as ever.
-func (k *keeper) before(c *config.Config) *config.Config {
-	kept := k.parts.unclaimed(c)
-	if len(kept) == 0 {
-		return c
-	}
-	good, err := config.LoadLastGood(k.lastGood)
-	if err != nil || good.Kubelet != c.Kubelet {
-		return c // nobody knows them: they are withdrawn
-	}
-	all := *c
-	all.Drivers = slices.Clone(c.Drivers)
-	for _, name := range kept {
-		if d, known := good.Driver(name); known {
-			all.Drivers = append(all.Drivers, d)
+func newReloader(source config.Source, load func(config.Source) *config.Result) *configReloader {
+	r := &configReloader{source: source, load: load, answered: make(chan struct{}, 1), requests: make(chan request), ended: make(chan struct{})}
+	r.slot = worker.NewPool().Slot(filepath.Dir(source.Watch()[0]), func() {
+		select {
+		case r.answered <- struct{}{}:
+		default:
 		}
-	}
-	return &all
+	})
+	return r
 }
 
-// keep returns what the files say together with what vanished from them just now.
-func (k *keeper) keep(res *config.Result, inForce *config.Config) *config.Config {
-	kept := k.patience.Keep(inForce, res, time.Now())
-	for _, name := range kept.Vanished {
-		k.log.Warn("driver vanished from the configuration; it is withdrawn when it stays away", "driver", name, "after", time.Until(kept.Next).Round(time.Second))
+// schedule is when the files are read next.
+type schedule struct{ at time.Time } // zero: when there is a hint
+
+// by makes it t at the latest, unless t is zero.
+func (s *schedule) by(t time.Time) {
+	if s.at.IsZero() || !t.IsZero() && t.Before(s.at) {
+		s.at = t
 	}
-	if kept.Kubelet {
-		k.log.Warn("root_dir vanished with its file; it is changed when it stays away", "root_dir", inForce.Kubelet.RootDir, "after", time.Until(kept.Next).Round(time.Second))
-	}
-	k.next = kept.Next
-	return kept.Config
 }
 
-// apply brings c into force.
-func (k *keeper) apply(ctx context.Context, c *config.Config, res *config.Result) error {
-	k.setLevel(c.Log)
-	err := k.agent.Apply(ctx, c, res.Files)
-	k.inForce, k.files = c, res.Files
-	k.unfinished = err != nil || len(res.Mistakes) > 0
-	if k.unfinished {
+// read reads the files. If that takes too long, the Result has nothing but that error: an
+// abandoned load is read again when it has returned.
+func (r *configReloader) read(ctx context.Context) *config.Result {
+	res, err := worker.Do(ctx, r.slot, readLimit, func() *config.Result { return r.load(r.source) }, nil)
+	if err != nil {
+		return &config.Result{Config: config.Default(), Links: r.links, Errors: config.Errors{{
+			File: filepath.Dir(r.source.Watch()[0]), Problem: "cannot be read: " + err.Error(),
+			Hint: "what was read before stays in force"}}}
+	}
+	return res
+}
+
+// begin brings the first configuration into force. With errors in the files that is the
+// last good one, or if there is none what is left of them.
+func (r *configReloader) begin(ctx context.Context, res *config.Result) error {
+	if err := os.MkdirAll(r.options.runDir(), 0o755); err != nil {
+		r.log.Warn("nothing is remembered over a restart", "error", err)
+	}
+	r.lastGood = filepath.Join(r.options.runDir(), lastGoodName(r.source))
+	r.report(res)
+	c := res.InForce()
+	good, err := config.LoadLastGood(r.lastGood)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		r.log.Warn("starting without the last good configuration", "error", err)
+	}
+	switch {
+	case len(res.Errors) == 0 && good != nil:
+		c = r.keep(res, r.served(good, c))
+	case len(res.Errors) == 0:
+	case good != nil:
+		c = good
+		r.log.Warn("starting with the last good configuration", "drivers", len(c.Drivers))
+	default:
+		r.log.Warn("starting with what is left of the files without their errors", "drivers", len(c.Drivers), "left_out", res.Faulty)
+	}
+	if lines := doctor.UnitDropIn(c.Kubelet.RootDir); lines != "" && r.notifier != nil {
+		r.log.Info("this root_dir needs a drop-in of the unit, unless it is there already", "root_dir", c.Kubelet.RootDir, "drop_in", lines)
+	}
+	r.note("sweeping dead sockets", r.parts.sweep(ctx, c.Config))
+	return r.apply(ctx, c, len(res.Errors) == 0)
+}
+
+// served is the last good configuration without the drivers that have disappeared from the
+// files, c, but are not registered: the grace period withdraws later, it does not register.
+func (r *configReloader) served(good, c *config.InForce) *config.InForce {
+	stored := r.parts.unclaimed(c.Config) // of drivers that c does not have
+	all := *good.Config
+	all.Drivers = slices.DeleteFunc(slices.Clone(all.Drivers), func(d config.Driver) bool {
+		return !slices.Contains(stored, d.Name)
+	})
+	return &config.InForce{Config: &all, Files: good.Files, RootDirFile: good.RootDirFile}
+}
+
+// keep returns what the files say together with what disappeared from them just now.
+func (r *configReloader) keep(res *config.Result, inForce *config.InForce) *config.InForce {
+	kept := r.grace.Keep(inForce, res, time.Now())
+	r.next.by(kept.Next)
+	after := time.Until(kept.Next).Round(time.Second)
+	for _, name := range kept.Disappeared {
+		r.log.Warn("driver disappeared from the configuration; it is withdrawn after the grace period", "driver", name, "after", after)
+	}
+	if kept.RootDir {
+		r.log.Warn("root_dir disappeared with its file; it is changed after the grace period", "root_dir", inForce.Kubelet.RootDir, "after", after)
+	}
+	return kept.InForce
+}
+
+// apply brings c into force. Only if it is all that the files say are other drivers withdrawn.
+func (r *configReloader) apply(ctx context.Context, c *config.InForce, complete bool) error {
+	r.level.Set(logLevel(c.Log.Level))
+	if r.inForce != nil && r.inForce.Log.Format != c.Log.Format {
+		r.log.Warn("log.format takes effect at the next start", "format", c.Log.Format)
+	}
+	err := r.agent.Apply(ctx, c.Config, c.Files)
+	r.inForce, r.complete = c, complete && err == nil
+	if !r.complete {
 		return err
 	}
-	k.note("keeping the configuration", config.SaveLastGood(k.lastGood, c, res.Files))
-	k.note("withdrawing", k.parts.withdrawUnclaimed(ctx, c))
+	r.note("keeping the configuration", config.SaveLastGood(r.lastGood, c))
+	r.note("withdrawing", r.parts.withdrawUnclaimed(ctx, c.Config))
 	return nil
 }
 
-func (k *keeper) setLevel(l config.Log) {
-	k.level.Set(logLevel(l.Level))
-	if k.inForce != nil && k.inForce.Log.Format != l.Format {
-		k.log.Warn("log.format takes effect at the next start", "format", l.Format)
+// reload is the command: what disappeared from the files is withdrawn at once.
+func (r *configReloader) reload(ctx context.Context) error {
+	q := request{make(chan error, 1)}
+	select {
+	case r.requests <- q:
+	case <-r.ended:
+		return errors.New("the daemon is stopping")
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	select {
+	case err := <-q.done:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
 }
 
-// reload is the command: what vanished from the files is withdrawn at once.
-func (k *keeper) reload(ctx context.Context) error { return k.load(ctx, false) }
-
-// load reads the files; with a mistake in them nothing changes.
-func (k *keeper) load(ctx context.Context, patience bool) error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	res := config.Load(k.options.Source)
-	k.tell(res)
-	k.next = time.Time{}
-	if len(res.Mistakes) > 0 {
-		return res.Mistakes
+// readAndApply reads the files; with an error in them nothing changes.
+func (r *configReloader) readAndApply(ctx context.Context, grace bool) error {
+	r.next = schedule{}
+	res := r.read(ctx)
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
 	}
-	c := res.Config
-	if patience {
-		c = k.keep(res, k.inForce)
-		if !k.unfinished && k.inForce.Equal(c) && slices.Equal(k.files, res.Files) {
+	r.links = res.Links
+	r.report(res)
+	if len(res.Errors) > 0 {
+		return res.Errors
+	}
+	c := res.InForce()
+	if grace {
+		if c = r.keep(res, r.inForce); r.complete && r.inForce.Equal(c) {
 			return nil
 		}
 	} else {
-		k.patience.Begin(res)
+		r.grace = config.Grace{}
 	}
-	if err := k.apply(ctx, c, res); err != nil {
+	if err := r.apply(ctx, c, true); err != nil {
 		return err
 	}
-	k.log.Info("configuration applied", "MESSAGE_ID", messageApplied, "drivers", len(c.Drivers), "files", len(res.Files))
+	r.log.Info("configuration applied", "MESSAGE_ID", messageApplied, "drivers", len(c.Drivers), "files", len(c.Files))
 	return nil
 }
 
-// mostTold is how many mistakes of one load go to the log: a file that is no
-// configuration at all has one in each line.
-const mostTold = 20
+// mostReported is how many errors of one load go to the log: a file can have one in each line.
+const mostReported = 20
 
-// tell makes mistakes and warnings known, each set of them once.
-func (k *keeper) tell(res *config.Result) {
+// report makes errors and warnings known, each set of them once.
+func (r *configReloader) report(res *config.Result) {
 	text := ""
-	if len(res.Mistakes) > 0 {
-		text = res.Mistakes.Error()
+	if len(res.Errors) > 0 {
+		text = res.Errors.Error()
 	}
-	k.agent.ConfigError(text)
-	said := text + fmt.Sprint(res.Warnings)
-	if said == k.told {
+	r.agent.ConfigError(text)
+	all := text + fmt.Sprint(res.Warnings)
+	if all == r.reported {
 		return
 	}
-	k.told = said
-	for _, m := range res.Mistakes[:min(len(res.Mistakes), mostTold)] {
-		k.log.Error("mistake in the configuration", "MESSAGE_ID", messageMistake, "mistake", m.String())
+	r.reported = all
+	for _, e := range res.Errors[:min(len(res.Errors), mostReported)] {
+		r.log.Error("error in the configuration", "MESSAGE_ID", messageConfigError, "error", e)
 	}
-	if more := len(res.Mistakes) - mostTold; more > 0 {
-		k.log.Error("more mistakes in the configuration; `csi-registrar config check` names all", "MESSAGE_ID", messageMistake, "more", more)
+	if more := len(res.Errors) - mostReported; more > 0 {
+		r.log.Error("more errors in the configuration; `csi-registrar config check` names all", "MESSAGE_ID", messageConfigError, "more", more)
 	}
-	for _, m := range res.Warnings[:min(len(res.Warnings), mostTold)] {
-		k.log.Warn("the configuration is odd", "warning", m.String())
+	for _, w := range res.Warnings[:min(len(res.Warnings), mostReported)] {
+		r.log.Warn("warning about the configuration", "warning", w)
 	}
 }
 
-// follow applies changes of the files when their folders are quiet.
-func (k *keeper) follow(ctx context.Context) {
-	paths := k.options.Source.Watch()
-	hints := k.watcher.SubscribeDir(paths...)
+// follow applies changes of the files, and answers requests.
+func (r *configReloader) follow(ctx context.Context) {
+	defer close(r.ended)
+	var watched []string // of r.links
+	hints := r.watcher.SubscribeDir(r.source.Watch()...)
 	defer func() { hints.Close() }()
-	timer := time.NewTimer(0)
-	defer timer.Stop()
+	r.next.by(time.Now()) // for what changed before it was watched
 	for {
+		var due <-chan time.Time
+		if !r.next.at.IsZero() {
+			due = time.After(time.Until(r.next.at))
+		}
+		var err error
 		select {
 		case <-ctx.Done():
 			return
 		case <-hints.Hints():
-			timer.Reset(quiet)
+			r.next.by(time.Now().Add(settle))
 			continue
-		case <-timer.C:
+		case q := <-r.requests:
+			q.done <- r.readAndApply(ctx, false)
+		case <-r.answered:
+			err = r.readAndApply(ctx, true)
+		case <-due:
+			err = r.readAndApply(ctx, true)
 		}
-		// Mistakes are told; everything else that can fail is noted.
-		if err := k.load(ctx, true); err != nil && !errors.As(err, &config.Mistakes{}) {
-			k.note("applying the configuration", err)
+		// What is wrong in the files was reported; everything else that can fail is noted.
+		if _, inFiles := errors.AsType[config.Errors](err); err != nil && !inFiles {
+			r.note("applying the configuration", err)
 		}
-		if next := k.when(); !next.IsZero() {
-			timer.Reset(time.Until(next))
-		}
-		if now := k.options.Source.Watch(); !slices.Equal(paths, now) {
-			paths = now
+		if !slices.Equal(watched, r.links) {
+			watched = r.links
 			hints.Close()
-			hints = k.watcher.SubscribeDir(paths...)
-			timer.Reset(quiet) // for what changed before it was watched
+			hints = r.watcher.SubscribeDir(append(r.source.Watch(), watched...)...)
+			r.next.by(time.Now().Add(settle)) // as above
 		}
 	}
 }
 
-func (k *keeper) when() time.Time {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.next
-}
-
-// lastGoodName is the file's name: one for the folders, one for each --config FILE.
+// lastGoodName is the file's name: one for the directories, one for each --config FILE.
 func lastGoodName(s config.Source) string {
 	if s.File == "" {
-		return "last-good.toml"
+		return "last-good.json"
 	}
 	h := fnv.New32a()
 	h.Write([]byte(s.File))
-	return fmt.Sprintf("last-good-%08x.toml", h.Sum32())
+	return fmt.Sprintf("last-good-%08x.json", h.Sum32())
 }

@@ -31,15 +31,15 @@ func (x *exam) loadConfig(ctx context.Context) {
 // not in them.
 func (x *exam) configuration(ctx context.Context) {
 	before := len(x.report.Findings)
-	for _, m := range x.config.Mistakes {
+	for _, m := range x.config.Errors {
 		if driver := driverOf(m.Key); driver == "" || x.wanted(driver) {
-			x.found(Finding{Driver: driver, Step: StepConfiguration, Severity: Problem, explains: true, Found: mistake(m), Expected: m.Hint,
+			x.found(Finding{Driver: driver, Step: StepConfiguration, Severity: Problem, explains: true, Found: fileError(m), Expected: m.Hint,
 				Fix: []Fix{text("edit %s", safetext.Word(m.File)), run("csi-registrar", "config", "check"), reload}})
 		}
 	}
 	for _, m := range x.config.Warnings {
 		if driver := driverOf(m.Key); driver == "" || x.wanted(driver) {
-			x.found(Finding{Driver: driver, Step: StepConfiguration, Severity: Warning, Found: mistake(m), Expected: m.Hint})
+			x.found(Finding{Driver: driver, Step: StepConfiguration, Severity: Warning, Found: fileError(m), Expected: m.Hint})
 		}
 	}
 	hidden := x.hidden(ctx)
@@ -54,9 +54,9 @@ func (x *exam) configuration(ctx context.Context) {
 	}
 }
 
-// mistake is an error of the files in one line. The texts in it are config's; it quotes what
+// fileError is an error of the files in one line. The texts in it are config's; it quotes what
 // it cites.
-func mistake(m config.Mistake) string {
+func fileError(m config.Error) string {
 	s := safetext.Word(m.File)
 	if m.Line > 0 {
 		s += fmt.Sprintf(":%d", m.Line)

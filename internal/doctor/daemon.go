@@ -72,7 +72,7 @@ func (x *exam) running() {
 // outdated says how the daemon's configuration differs from that of the files; empty if it
 // does not. Where the files have errors it must, and they are reported already.
 func (x *exam) outdated() string {
-	if len(x.config.Mistakes) > 0 || x.problemIn(StepConfiguration) {
+	if len(x.config.Errors) > 0 || x.problemIn(StepConfiguration) {
 		return ""
 	}
 	if x.daemon.ConfigError != "" {

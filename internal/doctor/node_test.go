@@ -171,7 +171,7 @@ func (n *node) restartDaemon() {
 	}
 	res := config.Load(config.Source{Root: n.root})
 	n.status = status.Document{Version: "1", StartedAt: time.Now().Add(-time.Hour), PluginsRegistry: res.Config.Kubelet.PluginsRegistry()}
-	if err := res.Mistakes.Err(); err != nil {
+	if err := res.Errors.Err(); err != nil {
 		n.status.ConfigError = err.Error()
 	}
 	for _, d := range res.Config.Drivers {

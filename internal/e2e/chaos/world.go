@@ -186,7 +186,7 @@ func (w *world) heard(line string) {
 			w.bad("%s%s", why, w.ledger.story(name))
 		}
 		w.ledger.noteAt(e.at, name, logged, e.msg+", cause "+e.fields["cause"]+", "+e.fields["reason"])
-	case e.level == "ERROR" && e.msg != "mistake in the configuration":
+	case e.level == "ERROR" && e.msg != "error in the configuration":
 		w.figures["errors in the log"]++
 		w.say("ERROR %s", line)
 	case strings.HasPrefix(e.msg, "cannot go on with the registration socket"):

@@ -1,0 +1,111 @@
+package config
+
+import (
+	"slices"
+	"testing"
+	"time"
+)
+
+// graceTest follows what is in force while the files change.
+type graceTest struct {
+	t       *testing.T
+	grace   Grace
+	inForce *InForce
+	start   time.Time
+}
+
+func newGraceTest(t *testing.T) *graceTest {
+	return &graceTest{t: t, inForce: &InForce{Config: Default()}, start: time.Now()}
+}
+
+// files are what is read at a time. The first has root_dir, unless that is the default.
+func (g *graceTest) files(at time.Duration, root string, files []string, drivers ...Driver) Kept {
+	c := Default()
+	c.Kubelet.RootDir = root
+	c.Drivers = drivers
+	r := &Result{Config: c, Files: files, origins: map[string]position{}}
+	if root != Default().Kubelet.RootDir {
+		r.origins["kubelet.root_dir"] = position{file: file{path: files[0]}}
+	}
+	k := g.grace.Keep(g.inForce, r, g.start.Add(at))
+	g.inForce = k.InForce
+	return k
+}
+
+func (g *graceTest) want(k Kept, root string, next time.Duration, names ...string) {
+	g.t.Helper()
+	var got []string
+	for _, d := range k.Config.Drivers {
+		got = append(got, d.Name)
+	}
+	if !slices.Equal(got, names) || k.Config.Kubelet.RootDir != root {
+		g.t.Errorf("in force: %q below %s, want %q below %s", got, k.Config.Kubelet.RootDir, names, root)
+	}
+	if at := g.start.Add(next); next == 0 && !k.Next.IsZero() || next != 0 && !k.Next.Equal(at) {
+		g.t.Errorf("next in %s, want %s", k.Next.Sub(g.start), next)
+	}
+}
+
+func TestDriverStaysForTheGracePeriod(t *testing.T) {
+	g := newGraceTest(t)
+	a, b, c := DefaultDriver("a", "/a"), DefaultDriver("b", "/b"), DefaultDriver("c", "/c")
+	main := []string{"main"}
+	g.want(g.files(0, "/k", main, a, c), "/k", 0, "a", "c")
+
+	// Away and back, twice; the others change meanwhile.
+	k := g.files(time.Second, "/k", main, b, c)
+	g.want(k, "/k", 11*time.Second, "a", "b", "c")
+	if !slices.Equal(k.Disappeared, []string{"a"}) {
+		t.Errorf("disappeared: %q", k.Disappeared)
+	}
+	if k := g.files(5*time.Second, "/k", main, b, c); len(k.Disappeared) > 0 {
+		t.Errorf("disappeared again: %q", k.Disappeared)
+	}
+	g.want(g.files(10*time.Second, "/k", main, a, b, c), "/k", 0, "a", "b", "c")
+	g.want(g.files(20*time.Second, "/k", main, a), "/k", 30*time.Second, "a", "b", "c")
+	g.want(g.files(29*time.Second, "/k", main, a), "/k", 30*time.Second, "a", "b", "c")
+	g.want(g.files(30*time.Second, "/k", main, a), "/k", 0, "a")
+
+	// What is still said is no accident: disabled, and renamed.
+	off := a
+	off.Enabled = false
+	if k := g.files(40*time.Second, "/k", main, off); k.Config.Drivers[0].Enabled {
+		t.Error("kept though disabled")
+	}
+	g.want(g.files(50*time.Second, "/k", main), "/k", 0) // was disabled
+	g.files(60*time.Second, "/k", main, a)
+	renamed := DefaultDriver("z", "/a")
+	g.want(g.files(61*time.Second, "/k", main, renamed), "/k", 0, "z")
+}
+
+func TestRootDirStaysForTheGracePeriod(t *testing.T) {
+	g := newGraceTest(t)
+	a := DefaultDriver("a", "/a")
+	const std = "/var/lib/kubelet"
+	g.want(g.files(0, "/k", []string{"main", "a"}, a), "/k", 0, "a")
+
+	// The file is away, and comes back.
+	k := g.files(time.Second, std, []string{"a"}, a)
+	g.want(k, "/k", 11*time.Second, "a")
+	if !k.RootDir {
+		t.Error("not reported")
+	}
+	k = g.files(5*time.Second, std, []string{"a"}, a)
+	g.want(k, "/k", 11*time.Second, "a")
+	if k.RootDir {
+		t.Error("reported again")
+	}
+	g.want(g.files(6*time.Second, "/k", []string{"main", "a"}, a), "/k", 0, "a")
+
+	// Another process goes on, and finds another file with another root_dir in its place.
+	g.grace = Grace{}
+	g.want(g.files(7*time.Second, "/l", []string{"hidden until now", "a"}, a), "/k", 17*time.Second, "a")
+
+	// It stays away.
+	g.want(g.files(17*time.Second, std, []string{"a"}, a), std, 0, "a")
+
+	// An edit is no accident, whatever other file disappears with it.
+	g.want(g.files(20*time.Second, "/k", []string{"main", "a"}, a), "/k", 0, "a")
+	g.want(g.files(21*time.Second, "/l", []string{"main"}, a), "/l", 0, "a")
+	g.want(g.files(22*time.Second, std, []string{"main"}, a), std, 0, "a")
+}
