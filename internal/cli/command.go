@@ -1,5 +1,4 @@
-// Package cli is the command line: commands and flags, tables, hints and exit codes;
-// and the one place that puts the parts of the program together (run.go).
+// Package cli is the command line: commands and flags, tables, hints and exit codes.
 package cli
 
 import (
@@ -18,7 +17,7 @@ import (
 	"csi-registrar/internal/safetext"
 )
 
-// runner runs a command whose flags are parsed already; args are what is left over.
+// runner runs a command; its flags are parsed, args are the other arguments.
 type runner func(ctx context.Context, e *env, args []string) error
 
 // command is a row of the table that the dispatcher, help, completion and the test of
@@ -32,9 +31,9 @@ type command struct {
 
 	sub []command // if any, the command itself only holds these
 
-	// setup declares the flags and returns what runs with their values; it does nothing
-	// else, so that help and completion can call it too. A flag with an empty usage is
-	// accepted but shown nowhere. A name in backquotes in the usage is the value's.
+	// setup declares the flags and returns the function that runs with their values; it does
+	// nothing else, so that help and completion can call it too. A flag with an empty usage
+	// is accepted but not shown. A name in backquotes in the usage is the value's.
 	setup func(fs *flag.FlagSet) runner
 }
 
@@ -43,18 +42,17 @@ func plain(run runner) func(*flag.FlagSet) runner {
 	return func(*flag.FlagSet) runner { return run }
 }
 
-// env is what a command may touch of the world around the process.
+// env is what a command uses of the process's environment.
 type env struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
 	getenv         func(string) string
-	now            func() time.Time // its location is the one that people read times in
+	now            func() time.Time // in the time zone for output
 	terminal       func(io.Writer) (columns, rows int, ok bool)
 }
 
-// Main runs the command line and returns the exit code: 0 done, 1 failed, 2 wrong usage,
-// 3 the daemon does not run, 78 bad configuration. INT, TERM and QUIT end it cleanly
-// (HUP is run's own matter).
+// Main runs the command line and returns the exit code. INT, TERM and QUIT end it cleanly
+// (run handles HUP).
 func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT)
 	defer stop()
@@ -72,7 +70,7 @@ func dispatch(ctx context.Context, e *env, all []command, args []string) error {
 		name := args[0]
 		switch {
 		case name == "-h" || name == "-help" || name == "--help":
-			return helpOn(e, path[1:])
+			return printHelp(e, path[1:])
 		case len(path) == 1 && (name == "-version" || name == "--version"):
 			name = "version"
 		}
@@ -97,7 +95,7 @@ func (c command) exec(ctx context.Context, e *env, path, args []string) error {
 	run := c.setup(fs)
 	rest, err := parse(fs, args)
 	if errors.Is(err, flag.ErrHelp) {
-		return helpOn(e, path[1:])
+		return printHelp(e, path[1:])
 	}
 	if err != nil {
 		return usagef(path, "%w", err)
@@ -111,12 +109,12 @@ func (c command) exec(ctx context.Context, e *env, path, args []string) error {
 
 func newFlagSet(path []string) *flag.FlagSet {
 	fs := flag.NewFlagSet(strings.Join(path, " "), flag.ContinueOnError)
-	fs.SetOutput(io.Discard) // errors and help are told in our own words
+	fs.SetOutput(io.Discard) // errors and help are printed by report and printHelp
 	fs.Usage = func() {}
 	return fs
 }
 
-// parse is fs.Parse that does not stop at the first argument that is no flag.
+// parse is fs.Parse that does not stop at the first argument that is not a flag.
 func parse(fs *flag.FlagSet, args []string) (rest []string, err error) {
 	for {
 		if err := fs.Parse(args); err != nil {
@@ -133,21 +131,21 @@ func parse(fs *flag.FlagSet, args []string) (rest []string, err error) {
 	}
 }
 
-// Exit codes (spec §4).
+// Exit codes; 0 is success.
 const (
 	exitFailed     = 1
 	exitUsage      = 2
-	exitNotRunning = 3
+	exitNotRunning = 3  // the daemon
 	exitConfig     = 78 // EX_CONFIG of sysexits.h, which systemd knows by name
 )
 
-// usageError is a command line that cannot be understood: exit code 2.
+// usageError is an error in the command line: exit code 2.
 type usageError struct {
 	path []string // the command, from the program's name on
 	err  error
 }
 
-func (u *usageError) Error() string { return "cannot understand the command line: " + u.err.Error() }
+func (u *usageError) Error() string { return "invalid command line: " + u.err.Error() }
 func (u *usageError) Unwrap() error { return u.err }
 
 // usagef makes a usageError. A command may leave path nil.
@@ -155,8 +153,8 @@ func usagef(path []string, format string, args ...any) error {
 	return &usageError{path: path, err: fmt.Errorf(format, args...)}
 }
 
-// exitError ends the program with a code of its own. Without err everything has been
-// said already.
+// exitError ends the program with a code of its own. Without err all output was written
+// before.
 type exitError struct {
 	code int
 	err  error
@@ -170,7 +168,7 @@ func (x *exitError) Error() string {
 }
 func (x *exitError) Unwrap() error { return x.err }
 
-// hintError is an error that comes with what to do about it.
+// hintError is an error with a hint about what to do.
 type hintError struct {
 	err  error
 	hint string
@@ -184,7 +182,7 @@ func hinted(err error, format string, args ...any) error {
 	return &hintError{err: err, hint: fmt.Sprintf(format, args...)}
 }
 
-// report says what went wrong on standard error and gives the exit code.
+// report prints the error and its hint on standard error and returns the exit code.
 func (e *env) report(err error) int {
 	if err == nil {
 		return 0
@@ -213,11 +211,10 @@ func (e *env) report(err error) int {
 	return code
 }
 
-// maxLine is how much of one line of a stranger's text is shown, where all of it is asked
-// for.
+// maxLine is how much of one line of others' text is shown, where all of it is wanted.
 const maxLine = 16 << 10
 
-// cleanLines makes a text of several lines harmless on a terminal.
+// cleanLines makes a text of several lines safe to print on a terminal.
 func cleanLines(s string) string {
 	lines := strings.Split(s, "\n")
 	for i, line := range lines {

@@ -26,9 +26,9 @@ func TestWrongUsage(t *testing.T) {
 		{"config check --nothing", "flag provided but not defined: -nothing", "csi-registrar help config check"},
 		{"config show --config", "flag needs an argument: -config", "csi-registrar help config show"},
 		{"status a b", `unexpected argument "b"`, "csi-registrar help status"},
-		{"status a/b", `"a/b" can be no driver: not a driver name`, "csi-registrar help status"},
-		{"doctor a_b", `"a_b" can be no driver: not a driver name`, "csi-registrar help doctor"},
-		{"wait .x", `".x" can be no driver`, "csi-registrar help wait"},
+		{"status a/b", `"a/b": not a driver name`, "csi-registrar help status"},
+		{"doctor a_b", `"a_b": not a driver name`, "csi-registrar help doctor"},
+		{"wait .x", `".x": not a driver name`, "csi-registrar help wait"},
 		{"wait --timeout soon", `invalid value "soon"`, "csi-registrar help wait"},
 		{"wait --timeout -1s", "--timeout -1s is negative", "csi-registrar help wait"},
 		{"reload x", `unexpected argument "x"`, "csi-registrar help reload"},
@@ -37,12 +37,12 @@ func TestWrongUsage(t *testing.T) {
 		{"completion", "name one shell", "csi-registrar help completion"},
 		{"completion csh", `there is no completion for "csh"`, "csi-registrar help completion"},
 		{"help nothing", `there is no command "nothing"`, "csi-registrar help"},
-		{"help version x", "version has no commands of its own", "csi-registrar help version"},
+		{"help version x", "version has no subcommands", "csi-registrar help version"},
 		{"version x", `unexpected argument "x"`, "csi-registrar help version"},
 	} {
 		code, stdout, stderr := try(t, strings.Fields(c.args)...)
 		first, rest, _ := strings.Cut(stderr, "\n")
-		if code != 2 || stdout != "" || !strings.HasPrefix(first, "error: cannot understand the command line: "+c.err) || rest != "hint: see "+c.hint+"\n" {
+		if code != 2 || stdout != "" || !strings.HasPrefix(first, "error: invalid command line: "+c.err) || rest != "hint: see "+c.hint+"\n" {
 			t.Errorf("%q: %d %q %q", c.args, code, stdout, stderr)
 		}
 	}

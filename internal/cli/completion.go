@@ -15,7 +15,7 @@ import (
 	"csi-registrar/internal/control"
 )
 
-// The scripts only pass on what `csi-registrar __complete` says.
+// The scripts print what `csi-registrar __complete` offers.
 var (
 	//go:embed completion/csi-registrar.bash
 	bashScript string
@@ -38,8 +38,8 @@ func runCompletion(_ context.Context, e *env, args []string) error {
 	return err
 }
 
-// runComplete prints what the last word may become: first a line with the kind, :words,
-// :files or :dirs, then with :words a line for each: the word, a tab, what it is.
+// runComplete prints the completions of the last word: first a line with their kind, :words,
+// :files or :dirs, then with :words a line for each: the word, a tab, a description.
 func runComplete(ctx context.Context, e *env, words []string) error {
 	drivers := func(root string) []string { return driverNames(ctx, root) }
 	kind, list := complete(commands(), words, drivers)
@@ -51,8 +51,8 @@ func runComplete(ctx context.Context, e *env, words []string) error {
 	return w.Flush()
 }
 
-// driverNames asks the daemon, and reads the files where it does not answer: only root
-// may ask it.
+// driverNames lists the drivers of the daemon, or of the files if it does not answer: only
+// root may connect to it.
 func driverNames(ctx context.Context, root string) []string {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -72,20 +72,20 @@ func driverNames(ctx context.Context, root string) []string {
 }
 
 const (
-	someWords = ":words"
-	someFiles = ":files"
-	someDirs  = ":dirs"
+	kindWords = ":words"
+	kindFiles = ":files"
+	kindDirs  = ":dirs"
 )
 
-// complete finds what the last of the words may become. The words are what follows the
-// program's name on the command line.
+// complete lists the completions of the last word. The words are the command line without
+// the program's name.
 func complete(all []command, words []string, drivers func(root string) []string) (kind string, list []string) {
-	words = slices.DeleteFunc(slices.Clone(words), func(w string) bool { return w == "=" }) // bash makes words of --flag=value
+	words = slices.DeleteFunc(slices.Clone(words), func(w string) bool { return w == "=" }) // bash splits --flag=value
 	if len(words) == 0 {
 		words = []string{""}
 	}
 	before, last := words[:len(words)-1], words[len(words)-1]
-	kind = someWords
+	kind = kindWords
 	offer := func(word, about string) {
 		if strings.HasPrefix(word, last) {
 			list = append(list, word+"\t"+about)
@@ -138,7 +138,7 @@ func complete(all []command, words []string, drivers func(root string) []string)
 	return kind, list
 }
 
-// argsOf separates arguments from flags. Open is a flag that waits for its value.
+// argsOf separates arguments from flags. Open is a flag whose value is the next word.
 func argsOf(flags []*flag.Flag, words []string) (given []string, root string, open *flag.Flag) {
 	root = "/"
 	for _, w := range words {
@@ -167,13 +167,13 @@ func argsOf(flags []*flag.Flag, words []string) (given []string, root string, op
 	return given, root, open
 }
 
-// valueKind tells by the word in a usage what a value is.
+// valueKind derives the kind of a value from its name in the usage.
 func valueKind(word string) string {
 	switch {
 	case strings.Contains(word, "FILE"), strings.Contains(word, "MANIFEST"), strings.Contains(word, "PATH"):
-		return someFiles
+		return kindFiles
 	case strings.Contains(word, "DIR"):
-		return someDirs
+		return kindDirs
 	}
-	return someWords
+	return kindWords
 }

@@ -10,11 +10,11 @@ import (
 )
 
 func runHelp(_ context.Context, e *env, args []string) error {
-	return helpOn(e, args)
+	return printHelp(e, args)
 }
 
-// helpOn explains the command that the words name, or all of them.
-func helpOn(e *env, words []string) error {
+// printHelp explains the command that the words name, or all of them.
+func printHelp(e *env, words []string) error {
 	var text strings.Builder
 	if err := explain(&text, words); err != nil {
 		return err
@@ -42,7 +42,7 @@ func explain(w *strings.Builder, words []string) error {
 			helpCommand(w, path, c)
 			return nil
 		case c.sub == nil:
-			return usagef(path, "%s has no commands of its own", c.name)
+			return usagef(path, "%s has no subcommands", c.name)
 		}
 		all = c.sub
 	}
@@ -61,7 +61,7 @@ func helpGroup(w *strings.Builder, path []string, all []command) {
 			fmt.Fprintf(w, "  %-*s  %s\n", width, c.name, c.summary)
 		}
 	}
-	fmt.Fprintf(w, "\n%s COMMAND --help tells more.\n", strings.Join(path, " "))
+	fmt.Fprintf(w, "\nSee %s COMMAND --help.\n", strings.Join(path, " "))
 }
 
 func helpCommand(w *strings.Builder, path []string, c command) {
@@ -101,7 +101,7 @@ func helpCommand(w *strings.Builder, path []string, c command) {
 
 func sentence(s string) string { return strings.ToUpper(s[:1]) + s[1:] }
 
-// shownFlags lists the flags of a command that people should know, by name.
+// shownFlags lists the documented flags of a command, by name.
 func shownFlags(path []string, c command) []*flag.Flag {
 	if c.setup == nil {
 		return nil

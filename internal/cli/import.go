@@ -15,14 +15,14 @@ import (
 const maxManifest = 16 << 20
 
 func setupImport(fs *flag.FlagSet) runner {
-	name := fs.String("name", "", "the driver's `name`, where the manifest does not tell it")
+	name := fs.String("name", "", "the driver's `name`, if the manifest does not have it")
 	return func(ctx context.Context, e *env, args []string) error {
 		return runImport(ctx, e, *name, args)
 	}
 }
 
-// runImport prints the drop-in that takes the place of the registrar in the manifests,
-// or, if anything cannot be known, only the reasons.
+// runImport prints the drop-in that replaces the registrar in the manifests, or, if anything
+// cannot be derived from them, only the reasons.
 func runImport(_ context.Context, e *env, name string, args []string) error {
 	if len(args) == 0 {
 		return usagef(nil, "name the manifests, or - for standard input")
@@ -37,10 +37,10 @@ func runImport(_ context.Context, e *env, name string, args []string) error {
 	}
 	res := compat.Import(manifests, name)
 	for _, n := range res.Notes {
-		fmt.Fprintf(e.stderr, "note: %s\n", n)
+		fmt.Fprintf(e.stderr, "note: %s\n", safetext.Clean(n, maxLine))
 	}
 	for _, r := range res.Refused {
-		fmt.Fprintf(e.stderr, "error: cannot import %s: %s\n", r.Where, r.Reason)
+		fmt.Fprintf(e.stderr, "error: cannot import %s\n", safetext.Clean(r.Where+": "+r.Reason, maxLine))
 		if r.Hint != "" {
 			fmt.Fprintf(e.stderr, "hint: %s\n", r.Hint)
 		}

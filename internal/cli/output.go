@@ -15,7 +15,7 @@ import (
 	"csi-registrar/internal/status"
 )
 
-// noArgs refuses arguments where a command takes none.
+// noArgs returns an error if there are arguments.
 func noArgs(args []string) error {
 	if len(args) > 0 {
 		return usagef(nil, "unexpected argument %q", args[0])
@@ -23,11 +23,11 @@ func noArgs(args []string) error {
 	return nil
 }
 
-// driverArgs refuses what can be no driver's name.
+// driverArgs returns an error if an argument is not a driver name.
 func driverArgs(args ...string) error {
 	for _, name := range args {
 		if err := status.CheckName(name); err != nil {
-			return usagef(nil, "%q can be no driver: %w", name, err)
+			return usagef(nil, "%q: %w", name, err)
 		}
 	}
 	return nil
@@ -41,7 +41,7 @@ func writeJSON(w io.Writer, v any) error {
 	return enc.Encode(v)
 }
 
-// terminalSize tells the size of the terminal behind w, if there is one.
+// terminalSize returns the size of the terminal that w is, if it is one.
 func terminalSize(w io.Writer) (columns, rows int, ok bool) {
 	f, isFile := w.(*os.File)
 	if !isFile {
@@ -59,9 +59,9 @@ func terminalSize(w io.Writer) (columns, rows int, ok bool) {
 	return int(size.Col), int(size.Row), true
 }
 
-// unread tells that w is a pipe, a socket or a terminal whose other end is gone, which a
-// write would tell only when there is something to write.
-func unread(w io.Writer) bool {
+// readerGone reports whether w is a pipe, a socket or a terminal whose other end is closed,
+// without a write to it.
+func readerGone(w io.Writer) bool {
 	f, isFile := w.(*os.File)
 	if !isFile {
 		return false
@@ -72,24 +72,24 @@ func unread(w io.Writer) bool {
 	}
 	gone := false
 	controlErr := conn.Control(func(fd uintptr) {
-		fds := []unix.PollFd{{Fd: int32(fd)}} // no event is asked for: errors and hangups are always told
+		fds := []unix.PollFd{{Fd: int32(fd)}} // errors and hangups are always reported
 		_, err = unix.Poll(fds, 0)
 		gone = fds[0].Revents&(unix.POLLERR|unix.POLLHUP) != 0
 	})
 	return controlErr == nil && err == nil && gone
 }
 
-// page is how standard output shows text.
+// page describes standard output.
 type page struct {
 	columns int // the width to keep to where possible, at least 40
-	width   int // where a terminal begins a new line, however narrow it is
-	rows    int // 0: no end
+	width   int // where a terminal wraps lines, however narrow it is
+	rows    int // 0: unlimited
 	tty     bool
 	colour  bool
 }
 
-// page finds out how standard output shows text: colour only on a terminal that wants it
-// (https://no-color.org), 80 columns where nobody tells.
+// page describes standard output: colour only on a terminal that wants it
+// (https://no-color.org), 80 columns by default.
 func (e *env) page() page {
 	var p page
 	p.columns, p.rows, p.tty = e.terminal(e.stdout)
@@ -144,7 +144,7 @@ func wrap(s string, width int) []string {
 	return append(lines, line)
 }
 
-// age is a duration as people say it: the two largest units.
+// age formats a duration with its two largest units.
 func age(d time.Duration) string {
 	s := max(int64(d/time.Second), 0)
 	two := func(n, of int64, unit, small string) string {

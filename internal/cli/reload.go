@@ -17,11 +17,11 @@ func setupReload(fs *flag.FlagSet) runner {
 			return err
 		}
 		err := control.NewClient(control.Path(*root)).Reload(ctx)
-		if v, ok := errors.AsType[*control.Verdict](err); ok {
+		if failed, ok := errors.AsType[*control.Error](err); ok {
 			return fmt.Errorf("cannot reload the configuration, the old one stays in force:\n  %s",
-				strings.ReplaceAll(strings.TrimSpace(v.Text), "\n", "\n  "))
+				strings.ReplaceAll(strings.TrimSpace(failed.Text), "\n", "\n  "))
 		}
-		return asked(err)
+		return clientError(err)
 	}
 }
 
@@ -35,9 +35,9 @@ func setupReregister(fs *flag.FlagSet) runner {
 			return err
 		}
 		err := control.NewClient(control.Path(*root)).Reregister(ctx, args[0])
-		if v, ok := errors.AsType[*control.Verdict](err); ok && v.Unknown() {
-			return hinted(err, "csi-registrar status shows the drivers")
+		if failed, ok := errors.AsType[*control.Error](err); ok && failed.NotFound() {
+			return hinted(err, "csi-registrar status lists the drivers")
 		}
-		return asked(err)
+		return clientError(err)
 	}
 }

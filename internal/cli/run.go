@@ -13,9 +13,9 @@ import (
 func setupRun(fs *flag.FlagSet) runner {
 	o := &daemon.Options{}
 	fs.StringVar(&o.Source.File, "config", "", "read `FILE` alone, instead of the files in /etc, /run and /usr/lib")
-	fs.StringVar(&o.Source.Root, "config-root", "/", "the `DIR` below which etc, run and usr/lib are")
-	fs.StringVar(&o.HTTP, "http-endpoint", "", "serve health and metrics at the TCP address `ADDR` as well")
-	fs.BoolVar(&o.KeepSockets, "keep-sockets", false, "leave what the service manager's descriptor store holds when the daemon ends")
+	fs.StringVar(&o.Source.Root, "config-root", "/", "use `DIR` as the root of /etc, /run and /usr/lib")
+	fs.StringVar(&o.HTTP, "http-endpoint", "", "serve health and metrics on the TCP address `ADDR` as well")
+	fs.BoolVar(&o.KeepSockets, "keep-sockets", false, "keep the registration sockets that are in the service manager's descriptor store when the daemon ends")
 	sidecar := compat.Register(fs)
 	return func(ctx context.Context, e *env, args []string) error {
 		o.Version, o.Getenv, o.Stderr = build().Version, e.getenv, e.stderr
@@ -23,7 +23,7 @@ func setupRun(fs *flag.FlagSet) runner {
 			if *path == "" {
 				continue
 			}
-			abs, err := filepath.Abs(*path) // it is watched, too, and by then there may be another working directory
+			abs, err := filepath.Abs(*path) // the watcher takes absolute paths
 			if err != nil {
 				return err
 			}

@@ -15,7 +15,7 @@ import (
 func setupStatus(fs *flag.FlagSet) runner {
 	o := statusOptions{root: rootFlag(fs)}
 	fs.BoolVar(&o.json, "json", false, "print the daemon's document, one for each change with --watch")
-	fs.BoolVar(&o.watch, "watch", false, "go on showing it as it changes, until interrupted")
+	fs.BoolVar(&o.watch, "watch", false, "show it again at each change, until interrupted")
 	return func(ctx context.Context, e *env, args []string) error {
 		switch {
 		case len(args) > 1:
@@ -31,7 +31,7 @@ func setupStatus(fs *flag.FlagSet) runner {
 		}
 		doc, err := control.NewClient(control.Path(*o.root)).Status(ctx)
 		if err != nil {
-			return asked(err)
+			return clientError(err)
 		}
 		return showStatus(e, o, doc)
 	}
@@ -39,17 +39,17 @@ func setupStatus(fs *flag.FlagSet) runner {
 
 type statusOptions struct {
 	root        *string
-	driver      string // this one alone, in full
+	driver      string // if set, only this one, with all its details
 	json, watch bool
 }
 
-// showStatus prints a document. Its error has no text if all that is wrong is in there.
+// showStatus prints a document. Its error has no text if the document says it all.
 func showStatus(e *env, o statusOptions, doc control.Document) error {
 	s, err := doc.Status()
 	if err != nil {
 		return err
 	}
-	if err := o.known(s); err != nil {
+	if err := o.checkDriver(s); err != nil {
 		return err
 	}
 	if o.json {
@@ -57,30 +57,30 @@ func showStatus(e *env, o statusOptions, doc control.Document) error {
 	} else {
 		_, err = fmt.Fprint(e.stdout, o.text(s, e))
 	}
-	return errors.Join(err, o.verdict(s))
+	return errors.Join(err, o.exitError(s))
 }
 
-// text is what people see: the table, or one driver in full.
+// text formats the table, or one driver with all its details.
 func (o statusOptions) text(s status.Document, e *env) string {
-	if d, ok := s.Driver(o.driver); ok && o.driver != "" { // one that has not told its name has none
+	if d, ok := s.Driver(o.driver); ok && o.driver != "" { // a driver that has not reported its name has none
 		return driverText(d, s.ConfigError, e.page(), e.now())
 	}
 	return statusTable(s, e.page(), e.now())
 }
 
-func (o statusOptions) known(s status.Document) error {
+func (o statusOptions) checkDriver(s status.Document) error {
 	if _, ok := s.Driver(o.driver); ok || o.driver == "" {
 		return nil
 	}
 	err := fmt.Errorf("cannot show %s: no driver of that name is configured", o.driver)
 	if s.ConfigError != "" {
-		return hinted(err, "the configuration has mistakes, perhaps there: csi-registrar config check")
+		return hinted(err, "the configuration has errors, which may be the cause: csi-registrar config check")
 	}
-	return hinted(err, "csi-registrar status shows the drivers that are")
+	return hinted(err, "csi-registrar status lists the drivers")
 }
 
-// verdict is the exit code: 0 if what is shown is registered.
-func (o statusOptions) verdict(s status.Document) error {
+// exitError returns nil if what is shown is registered.
+func (o statusOptions) exitError(s status.Document) error {
 	d, ok := s.Driver(o.driver)
 	if ok && registered(d) || o.driver == "" && len(s.Pending()) == 0 {
 		return nil
@@ -88,12 +88,12 @@ func (o statusOptions) verdict(s status.Document) error {
 	return &exitError{code: exitFailed}
 }
 
-// printDocument prints the document as the daemon wrote it; of one driver, without the
-// others. Indented unless indent is empty.
+// printDocument prints the document as the daemon wrote it, of one driver without the
+// others. It is indented unless indent is empty.
 func printDocument(e *env, o statusOptions, doc control.Document, indent string) error {
 	if o.driver != "" {
 		var err error
-		if doc, err = only(doc, o.driver); err != nil {
+		if doc, err = keepDriver(doc, o.driver); err != nil {
 			return err
 		}
 	}
@@ -108,9 +108,9 @@ func printDocument(e *env, o statusOptions, doc control.Document, indent string)
 	return err
 }
 
-// only leaves the other drivers out of a document, and keeps fields that this program
+// keepDriver removes the other drivers from a document, and keeps fields that this program
 // does not know.
-func only(doc control.Document, name string) (control.Document, error) {
+func keepDriver(doc control.Document, name string) (control.Document, error) {
 	whole := map[string]json.RawMessage{}
 	var drivers, kept []json.RawMessage
 	err := json.Unmarshal(doc, &whole)

@@ -39,11 +39,25 @@ func node() status.Document {
 	return s
 }
 
+// degradedNode has all that limits a daemon or a registration that works.
+func degradedNode() status.Document {
+	notKept := driverIn("a.csi.example", "registered", hour)
+	notKept.NotKept = "the descriptor store is full"
+	damped := driverIn("b.csi.example", "registered", hour)
+	damped.DampedUntil = noon.Add(3 * time.Minute)
+	stuck := because(driverIn("c.csi.example", "absent", hour), "the file system of /mnt/nfs/csi.sock does not answer")
+	stuck.NotKept = "a reason that is less important"
+	s := newFake(notKept, damped, stuck).Status()
+	s.Polling = "cannot start inotify: too many open files"
+	s.Stuck = []status.StuckCall{{Path: "/mnt/\x1b[2Jfuse", Since: noon.Add(-2 * hour)}, {Path: "/mnt/nfs/csi.sock", Since: noon.Add(-3 * time.Minute)}}
+	return s
+}
+
 func TestStatusTable(t *testing.T) {
-	mistakes := node()
-	mistakes.Drivers = mistakes.Drivers[:1]
-	mistakes.ConfigError = "/etc/csi-registrar/conf.d/60-nfs.toml:3: driver.\"nfs.csi.k8s.io\".timeout: \"5\" has no unit (such as 5s)\n" +
-		"/etc/csi-registrar/conf.d/70-smb.toml:1: the file cannot be read: expected a table header, found something that is rather long to tell"
+	withErrors := node()
+	withErrors.Drivers = withErrors.Drivers[:1]
+	withErrors.ConfigError = "/etc/csi-registrar/conf.d/60-nfs.toml:3: driver.\"nfs.csi.k8s.io\".timeout: \"5\" has no unit (such as 5s)\n" +
+		"/etc/csi-registrar/conf.d/70-smb.toml:1: the file cannot be read: expected a table header, found something that is rather long"
 	long := node()
 	long.Drivers = []status.Driver{
 		driverIn(strings.Repeat("long.", 10)+"csi.example.or", "registered", 3*day+4*hour),
@@ -65,7 +79,8 @@ func TestStatusTable(t *testing.T) {
 		"narrow":   {node(), page{columns: 60}},
 		"wide":     {node(), page{columns: 200}},
 		"colour":   {node(), page{columns: 80, colour: true}},
-		"mistakes": {mistakes, plain80},
+		"errors":   {withErrors, plain80},
+		"degraded": {degradedNode(), plain80},
 		"long":     {long, plain80},
 		"hostile":  {hostile, plain80},
 		"healthy":  {healthy, plain80},
@@ -102,6 +117,7 @@ func TestDriverText(t *testing.T) {
 	d.NodeID, d.DriverVersion, d.MaxVolumes, d.Republications = "node-1\x1b[2J", "4.1.0", 25, 2
 	d.Topology = map[string]string{"topology.kubernetes.io/zone": "b", "topology.kubernetes.io/region": "a\u202e"}
 	d.Reason = strings.Repeat("a reason that goes on ", 30)
+	d.NotKept, d.DampedUntil = "the descriptor store is full", noon.Add(3*time.Minute)
 	golden(t, "status/driver.txt", driverText(d, "", page{columns: 80}, noon))
 	harmless(t, "driver", driverText(d, "", page{columns: 80}, noon), false)
 
@@ -116,7 +132,7 @@ func TestStatusCommand(t *testing.T) {
 	leaks(t)
 	root := newRoot(t)
 	code, stdout, stderr := try(t, "status", "--config-root", root)
-	if code != 3 || stdout != "" || stderr != "error: cannot ask for the status: csi-registrar does not run (there is no "+control.Path(root)+")\nhint: start it with: systemctl start csi-registrar\n" {
+	if code != 3 || stdout != "" || stderr != "error: cannot get the status: csi-registrar is not running (there is no "+control.Path(root)+")\nhint: start it with: systemctl start csi-registrar\n" {
 		t.Errorf("not running: %d %q %q", code, stdout, stderr)
 	}
 
@@ -140,7 +156,7 @@ func TestPathTooLong(t *testing.T) {
 	root := "/" + strings.Repeat("x", 107-len(control.Path("/"))) // with it the path has 108 bytes
 	for _, args := range []string{"status", "status --json", "status --watch", "status --watch --json", "wait", "reload", "reregister a.csi.example"} {
 		code, stdout, stderr := try(t, append(strings.Fields(args), "--config-root", root)...)
-		if code != exitFailed || stdout != "" || !strings.Contains(stderr, "control.sock has 108 bytes, at most 107 are possible\nhint: name a shorter --config-root") {
+		if code != exitFailed || stdout != "" || !strings.Contains(stderr, "control.sock has 108 bytes; the path of a Unix socket has at most 107\nhint: use a shorter --config-root") {
 			t.Errorf("%s: %d %q %q", args, code, stdout, stderr)
 		}
 	}
@@ -168,7 +184,7 @@ func TestStatusJSON(t *testing.T) {
 		t.Errorf("got %s\nfrom %s", stdout, raw)
 	}
 
-	doc, err := only(control.Document(`{"new":1,"drivers":[{"name":"a","new":2},{"name":"b"}]}`), "a")
+	doc, err := keepDriver(control.Document(`{"new":1,"drivers":[{"name":"a","new":2},{"name":"b"}]}`), "a")
 	if err != nil || string(doc) != `{"drivers":[{"name":"a","new":2}],"new":1}` {
 		t.Errorf("%s %v", doc, err)
 	}
@@ -182,7 +198,7 @@ func TestWatchInAPipe(t *testing.T) {
 	defer interrupt()
 	ended := make(chan int)
 	go func() { ended <- s.run(ctx, "status", "--watch", "--config-root", root) }()
-	s.stdout.await(t, "csi-registrar does not run")
+	s.stdout.await(t, "csi-registrar is not running")
 
 	d := newFake(because(driverIn("a.csi.example", "absent", hour), "no such\x1b file"), driverIn("b.csi.example", "registered", hour))
 	stop := d.serve(t, root)
@@ -192,14 +208,18 @@ func TestWatchInAPipe(t *testing.T) {
 	d.setDrivers(driverIn("a.csi.example", "registered", hour))
 	s.stdout.await(t, "b.csi.example  no longer configured\n")
 	d.set(func(s *status.Document) { s.ConfigError = "x.toml:1: one\nx.toml:2: two" })
-	s.stdout.await(t, "configuration  mistakes: x.toml:1: one; x.toml:2: two\n")
+	s.stdout.await(t, "configuration  errors: x.toml:1: one; x.toml:2: two\n")
 	d.set(func(s *status.Document) { s.ConfigError = "" })
-	s.stdout.await(t, "configuration  no mistakes any more\n")
+	s.stdout.await(t, "configuration  no errors any more\n")
+	d.set(func(s *status.Document) { s.Polling, s.Stuck = degradedNode().Polling, degradedNode().Stuck[1:] })
+	s.stdout.await(t, "too many open files\n2026-11-21T12:00:00Z  the file system of /mnt/nfs/csi.sock does not answer\n")
+	d.set(func(s *status.Document) { s.Stuck = nil })
+	s.stdout.await(t, "  no longer: the file system of /mnt/nfs/csi.sock does not answer\n")
 	if n := strings.Count(s.stdout.String(), "b.csi.example  registered\n"); n != 1 {
 		t.Errorf("a driver that did not change has %d lines:\n%s", n, s.stdout)
 	}
 	stop()
-	s.stdout.await(t, "cannot watch the status any longer: csi-registrar does not run")
+	s.stdout.await(t, "cannot watch the status any longer: csi-registrar is not running")
 	newFake(driverIn("c.csi.example", "registered", hour)).serve(t, root)
 	s.stdout.await(t, "c.csi.example  registered\n")
 	interrupt()
@@ -216,7 +236,7 @@ func TestWatchJSON(t *testing.T) {
 	defer interrupt()
 	ended := make(chan int)
 	go func() { ended <- s.run(ctx, "status", "--watch", "--json", "--config-root", root) }()
-	s.stderr.await(t, "error: cannot ask for the status: csi-registrar does not run (there is no "+control.Path(root)+")\nhint: start it with: systemctl start csi-registrar\n")
+	s.stderr.await(t, "error: cannot get the status: csi-registrar is not running (there is no "+control.Path(root)+")\nhint: start it with: systemctl start csi-registrar\n")
 	d := newFake(driverIn("a.csi.example", "absent", hour))
 	d.serve(t, root)
 	s.stdout.await(t, `"state":"absent"`)
@@ -233,7 +253,7 @@ func TestWatchJSON(t *testing.T) {
 	}
 }
 
-// On a terminal one picture is drawn over the last one, and never more than fits.
+// On a terminal one text is written over the last one, and never more than fits.
 func TestWatchOnATerminal(t *testing.T) {
 	leaks(t)
 	root := newRoot(t)
@@ -251,24 +271,24 @@ func TestWatchOnATerminal(t *testing.T) {
 	go func() { ended <- s.run(ctx, "status", "--watch", "--config-root", root) }()
 	s.stdout.await(t, "2 of 2 drivers registered")
 	d.setDrivers(many...)
-	s.stdout.await(t, "… 21 lines more: csi-registrar status\n")
+	s.stdout.await(t, "… 21 more lines: csi-registrar status\n")
 	interrupt()
 	<-ended
-	pictures := strings.Split(s.stdout.String(), "\r\x1b[J")
-	for i, p := range pictures[1:] {
+	texts := strings.Split(s.stdout.String(), "\r\x1b[J")
+	for i, p := range texts[1:] {
 		if n := strings.Count(p, "\n"); n > 9 {
-			t.Errorf("picture %d has %d lines", i, n)
+			t.Errorf("text %d has %d lines", i, n)
 		}
 	}
-	// The first picture has five lines (head, two drivers, an empty one, the tally).
-	if !strings.HasSuffix(pictures[1], "\x1b[5A") {
-		t.Errorf("the cursor does not go back: %q", pictures[1])
+	// The first one has five lines (head, two drivers, an empty one, the summary).
+	if !strings.HasSuffix(texts[1], "\x1b[5A") {
+		t.Errorf("the cursor does not go back: %q", texts[1])
 	}
 }
 
-// A picture takes as many lines of the terminal as the cursor goes back for the next one,
-// and never the last one, also where lines are broken.
-func TestPictureFits(t *testing.T) {
+// A text takes as many lines of the terminal as the cursor goes back for the next one, and
+// never the last one, also where lines are broken.
+func TestWatchedTextFits(t *testing.T) {
 	s := newSession()
 	for width := 8; width <= 90; width++ {
 		for rows := 2; rows <= 60; rows++ {

@@ -13,10 +13,10 @@ import (
 	"csi-registrar/internal/status"
 )
 
-// maxWhy is how much of a reason the table shows; `status DRIVER` shows all of it.
-const maxWhy = 400
+// maxReason is how much of a reason the table shows; `status DRIVER` shows all of it.
+const maxReason = 400
 
-// statusTable is the table of all drivers, with what matters in its last line.
+// statusTable formats the table of all drivers, with a summary as its last line.
 func statusTable(s status.Document, p page, now time.Time) string {
 	var b strings.Builder
 	b.WriteString(configErrorText(s.ConfigError, p))
@@ -24,24 +24,70 @@ func statusTable(s status.Document, p page, now time.Time) string {
 		b.WriteString("No drivers are configured: put a table [driver.\"NAME\"] into a file in\n/etc/csi-registrar/conf.d.\n")
 		return b.String()
 	}
-	t := layOut(s.Drivers, p, now)
+	t := newTable(s.Drivers, p, now)
 	b.WriteString(t.paint(bold, t.head()) + "\n")
 	cut := false
 	for _, d := range s.Drivers {
-		why := safetext.Clean(d.Reason, maxLine)
-		if d.State == status.Disabled {
-			why = "" // the state says it
+		reason := safetext.Clean(reasonOf(d, now), maxLine)
+		if short := safetext.Clean(reason, maxReason); short != reason {
+			reason, cut = short, true
 		}
-		if short := safetext.Clean(why, maxWhy); short != why {
-			why, cut = short, true
-		}
-		t.row(&b, nameOf(d), d.State, sinceWord(d, now), kubeletWord(d, now), why, stateColour(d.State))
+		t.row(&b, nameOf(d), d.State, sinceColumn(d, now), kubeletColumn(d, now), reason, stateColour(d.State))
 	}
 	if cut {
 		b.WriteString("\n`csi-registrar status DRIVER` shows the reasons that are cut off here.\n")
 	}
-	b.WriteString(tallyLine(s, p))
+	for i, d := range degraded(s) {
+		if i == 0 {
+			b.WriteString("\n")
+		}
+		for _, l := range wrap(safetext.Clean(d.text+d.duration(now), maxLine), p.columns) {
+			b.WriteString(p.paint(yellow, l) + "\n")
+		}
+	}
+	b.WriteString(summaryLine(s, p))
 	return b.String()
+}
+
+// reasonOf says what is blocking the driver, or what will once it changes or the daemon
+// restarts.
+func reasonOf(d status.Driver, now time.Time) string {
+	switch {
+	case d.State == status.Disabled:
+		return "" // the state says it
+	case d.Reason != "":
+		return d.Reason
+	case d.NotKept != "":
+		return "the registration would not survive a restart of the daemon: " + d.NotKept
+	case !d.DampedUntil.IsZero():
+		return "changed too often; the next change is made at " + clock(d.DampedUntil, now) + " at the latest"
+	}
+	return ""
+}
+
+func clock(t, now time.Time) string { return t.In(now.Location()).Format("15:04:05") }
+
+// degradation is something that limits the whole daemon.
+type degradation struct {
+	text  string
+	since time.Time // zero: not known
+}
+
+func (d degradation) duration(now time.Time) string {
+	if d.since.IsZero() {
+		return ""
+	}
+	return " (for " + age(now.Sub(d.since)) + ")"
+}
+
+func degraded(s status.Document) (list []degradation) {
+	if s.Polling != "" {
+		list = append(list, degradation{text: "files are checked each second, because the kernel does not report changes: " + s.Polling})
+	}
+	for _, c := range s.Stuck {
+		list = append(list, degradation{"the file system of " + c.Path + " does not answer", c.Since})
+	}
+	return list
 }
 
 // configErrorText comes before everything else.
@@ -50,7 +96,7 @@ func configErrorText(text string, p page) string {
 		return ""
 	}
 	var b strings.Builder
-	fmt.Fprintln(&b, p.paint(red, "The configuration has mistakes, and is not in force as it is written:"))
+	fmt.Fprintln(&b, p.paint(red, "The configuration has errors and is not fully in force:"))
 	for line := range strings.SplitSeq(strings.TrimSpace(text), "\n") {
 		for i, l := range wrap(safetext.Clean(line, maxLine), p.columns-4) {
 			if i == 0 {
@@ -64,36 +110,36 @@ func configErrorText(text string, p page) string {
 	return b.String()
 }
 
-// table knows the widths of its columns.
+// table holds the widths of its columns.
 type table struct {
 	page
 	driver, state, since, kubelet int
 }
 
-func layOut(drivers []status.Driver, p page, now time.Time) table {
+func newTable(drivers []status.Driver, p page, now time.Time) table {
 	t := table{page: p, driver: len("DRIVER"), state: len("STATE"), since: len("SINCE"), kubelet: len("KUBELET")}
 	for _, d := range drivers {
 		t.driver = max(t.driver, utf8.RuneCountInString(nameOf(d)))
 		t.state = max(t.state, len(d.State))
-		t.since = max(t.since, len(sinceWord(d, now)))
-		t.kubelet = max(t.kubelet, len(kubeletWord(d, now)))
+		t.since = max(t.since, len(sinceColumn(d, now)))
+		t.kubelet = max(t.kubelet, len(kubeletColumn(d, now)))
 	}
-	// A longer name has a line of its own.
+	// A name that is longer has a line of its own.
 	t.driver = min(t.driver, max(p.columns-(t.state+t.since+t.kubelet+6), 10))
 	return t
 }
 
-// head names the columns; the reasons' name is left out where no reason could be beside it.
+// head names the columns, without REASON if no reason can be at its place.
 func (t table) head() string {
-	line := fmt.Sprintf("%-*s  %-*s  %-*s  %-*s  WHY", t.driver, "DRIVER", t.state, "STATE", t.since, "SINCE", t.kubelet, "KUBELET")
+	line := fmt.Sprintf("%-*s  %-*s  %-*s  %-*s  REASON", t.driver, "DRIVER", t.state, "STATE", t.since, "SINCE", t.kubelet, "KUBELET")
 	if len(line) > t.columns {
-		line = strings.TrimRight(strings.TrimSuffix(line, "WHY"), " ")
+		line = strings.TrimRight(strings.TrimSuffix(line, "REASON"), " ")
 	}
 	return line
 }
 
 // row writes a line; the reason goes to its end if it fits there, else under it.
-func (t table) row(b *strings.Builder, driver, state, since, kubelet, why, colour string) {
+func (t table) row(b *strings.Builder, driver, state, since, kubelet, reason, colour string) {
 	if utf8.RuneCountInString(driver) > t.driver {
 		b.WriteString(driver + "\n")
 		driver = ""
@@ -103,31 +149,31 @@ func (t table) row(b *strings.Builder, driver, state, since, kubelet, why, colou
 	}
 	line := pad(driver, t.driver) + "  " + t.paint(colour, state) + pad("", t.state-len(state)) + "  " + pad(since, t.since) + "  "
 	used := t.driver + t.state + t.since + t.kubelet + 8
-	if why == "" || used+utf8.RuneCountInString(why) > t.columns {
+	if reason == "" || used+utf8.RuneCountInString(reason) > t.columns {
 		b.WriteString(line + kubelet + "\n")
-		for _, l := range wrap(why, t.columns-4) {
+		for _, l := range wrap(reason, t.columns-4) {
 			b.WriteString("    " + l + "\n")
 		}
 		return
 	}
-	b.WriteString(line + pad(kubelet, t.kubelet) + "  " + why + "\n")
+	b.WriteString(line + pad(kubelet, t.kubelet) + "  " + reason + "\n")
 }
 
-// nameOf is the driver's name for people, also while it has not told one (`run` with
+// nameOf formats the driver's name, also while it has not reported one (`run` with
 // node-driver-registrar's flags).
 func nameOf(d status.Driver) string {
 	return cmp.Or(safetext.Clean(d.Name, maxLine), "(no name yet)")
 }
 
-func sinceWord(d status.Driver, now time.Time) string {
+func sinceColumn(d status.Driver, now time.Time) string {
 	if d.Since.IsZero() {
 		return "-"
 	}
 	return age(now.Sub(d.Since))
 }
 
-// kubeletWord is the last that the kubelet said of the driver.
-func kubeletWord(d status.Driver, now time.Time) string {
+// kubeletColumn is the kubelet's last answer.
+func kubeletColumn(d status.Driver, now time.Time) string {
 	switch {
 	case d.KubeletError != "" || d.Registration == status.Refused:
 		return "no"
@@ -151,8 +197,8 @@ func stateColour(state string) string {
 	return yellow
 }
 
-// tallyLine is the last line: what matters, where the eye is.
-func tallyLine(s status.Document, p page) string {
+// summaryLine is the last line, the one next to the prompt.
+func summaryLine(s status.Document, p page) string {
 	enabled := 0
 	for _, d := range s.Drivers {
 		if d.State != status.Disabled {
@@ -171,7 +217,7 @@ func tallyLine(s status.Document, p page) string {
 	return "\n" + p.paint(colour, text) + "\n"
 }
 
-// driverText is all that is known of one driver.
+// driverText formats all that is known of one driver.
 func driverText(d status.Driver, configError string, p page, now time.Time) string {
 	var b strings.Builder
 	b.WriteString(configErrorText(configError, p))
@@ -196,7 +242,7 @@ func driverText(d status.Driver, configError string, p page, now time.Time) stri
 	b.WriteString(p.paint(bold, safetext.Clean(d.Name, maxLine)) + "\n")
 	fmt.Fprintf(&b, "%-*s%s\n", label, "  state", p.paint(stateColour(d.State), d.State))
 	line("  since", at(d.Since))
-	line("  why", d.Reason)
+	line("  reason", d.Reason)
 	line("  driver", string(d.Driver))
 	line("  driver version", d.DriverVersion)
 	line("  socket", d.Socket)
@@ -206,7 +252,7 @@ func driverText(d status.Driver, configError string, p page, now time.Time) stri
 		line("  topology", key+" = "+d.Topology[key])
 	}
 	if d.MaxVolumes > 0 {
-		line("  volumes at most", fmt.Sprint(d.MaxVolumes))
+		line("  volume limit", fmt.Sprint(d.MaxVolumes))
 	}
 	line("  registration", string(d.Registration))
 	line("  registration socket", d.RegistrationSocket)
@@ -214,5 +260,9 @@ func driverText(d status.Driver, configError string, p page, now time.Time) stri
 	line("  kubelet confirmed", at(d.RegisteredAt))
 	line("  kubelet refused", d.KubeletError)
 	line("  republished", fmt.Sprintf("%d times", d.Republications))
+	line("  not kept", d.NotKept)
+	if !d.DampedUntil.IsZero() {
+		line("  changes delayed", "until "+clock(d.DampedUntil, now)+" at the latest, because there were too many")
+	}
 	return b.String()
 }

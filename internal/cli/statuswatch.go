@@ -3,6 +3,8 @@ package cli
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -12,10 +14,10 @@ import (
 	"csi-registrar/internal/status"
 )
 
-// watchStatus shows the status as it changes, until it is interrupted or nobody reads it
-// any more; its exit code is that of the last one shown.
+// watchStatus shows the status as it changes, until it is interrupted or its output is
+// closed; the exit code is that of the last one shown.
 func watchStatus(ctx context.Context, e *env, o statusOptions) error {
-	updates, stop := pump(ctx, *o.root)
+	updates, stop := startFollowing(ctx, *o.root)
 	defer stop()
 	show := watcher(appendLines(e, o))
 	if p := e.page(); o.json {
@@ -23,8 +25,8 @@ func watchStatus(ctx context.Context, e *env, o statusOptions) error {
 	} else if p.tty {
 		show = redraw(e, o)
 	}
-	// The ages on a screen grow while nothing happens, and a reader may leave. This asks
-	// no daemon.
+	// Ages on a screen grow while nothing happens, and a reader may leave. This does not
+	// reach the daemon.
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	var last update
@@ -32,18 +34,18 @@ func watchStatus(ctx context.Context, e *env, o statusOptions) error {
 		select {
 		case u, more := <-updates:
 			if !more {
-				return last.verdict(o)
+				return last.exitError(o)
 			}
 			last = u
-			if u.err != nil && lasting(u.err) {
-				return asked(u.err)
+			if u.err != nil && isPermanent(u.err) {
+				return clientError(u.err)
 			}
 			if err := show(u, true); err != nil {
 				return err
 			}
 		case <-tick.C:
-			if unread(e.stdout) {
-				return last.verdict(o)
+			if readerGone(e.stdout) {
+				return last.exitError(o)
 			}
 			if err := show(last, false); err != nil {
 				return err
@@ -52,22 +54,22 @@ func watchStatus(ctx context.Context, e *env, o statusOptions) error {
 	}
 }
 
-// update is what follow yields: a status, or why there is none.
+// update is what follow yields: a status, or an error.
 type update struct {
 	doc    control.Document
 	status status.Document
 	err    error
 }
 
-func (u update) verdict(o statusOptions) error {
+func (u update) exitError(o statusOptions) error {
 	if u.err != nil || u.doc == nil {
 		return &exitError{code: exitNotRunning}
 	}
-	return o.verdict(u.status)
+	return o.exitError(u.status)
 }
 
-// pump follows the daemon in a goroutine, which stop ends and waits for.
-func pump(ctx context.Context, root string) (updates <-chan update, stop func()) {
+// startFollowing runs follow in a goroutine, which stop ends and waits for.
+func startFollowing(ctx context.Context, root string) (updates <-chan update, stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	out := make(chan update)
 	go func() {
@@ -91,7 +93,7 @@ func pump(ctx context.Context, root string) (updates <-chan update, stop func())
 	}
 }
 
-// watcher shows an update; if it is not new, only the time has moved on.
+// watcher shows an update; if it is not new, only time has passed.
 type watcher func(u update, isNew bool) error
 
 func appendDocuments(e *env, o statusOptions) watcher {
@@ -99,52 +101,56 @@ func appendDocuments(e *env, o statusOptions) watcher {
 		switch {
 		case !isNew:
 			return nil
-		case u.err != nil: // no document; said as `status --json` says it, and the waiting goes on
-			e.report(asked(u.err))
+		case u.err != nil: // there is no document; it continues
+			e.report(clientError(u.err))
 			return nil
 		}
 		return printDocument(e, o, u.doc, "")
 	}
 }
 
+// watchedLine is one line of `status --watch` in a pipe, and what is written when what it is
+// about is gone.
+type watchedLine struct{ text, gone string }
+
 // appendLines writes a line for each driver that changed, for logs and pipes.
 func appendLines(e *env, o statusOptions) watcher {
-	shown := map[string]string{}
+	shown := map[string]watchedLine{}
 	return func(u update, isNew bool) error {
 		if !isNew {
 			return nil
 		}
-		lines := map[string]string{}
-		var order []string
-		add := func(name, text string) {
-			order = append(order, name)
-			lines[name] = text
+		lines := map[string]watchedLine{}
+		var b strings.Builder
+		write := func(text string) {
+			fmt.Fprintf(&b, "%s  %s\n", e.now().Format(time.RFC3339), safetext.Clean(text, maxLine))
+		}
+		add := func(subject, text, gone string) {
+			lines[subject] = watchedLine{text, gone}
+			if shown[subject].text != text {
+				write(text)
+			}
 		}
 		if u.err != nil {
-			add("", u.err.Error())
+			add("", u.err.Error(), "")
 		} else {
 			if u.status.ConfigError != "" {
-				add("configuration", "mistakes: "+strings.ReplaceAll(u.status.ConfigError, "\n", "; "))
+				add("configuration", "configuration  errors: "+strings.ReplaceAll(u.status.ConfigError, "\n", "; "), "configuration  no errors any more")
 			}
 			for _, d := range u.status.Drivers {
 				if o.driver == "" || o.driver == d.Name {
-					add(d.Name, stateLine(d))
+					text := strings.Join([]string{d.Name, d.State, reasonOf(d, e.now())}, "  ")
+					add(d.Name, strings.TrimSpace(text), d.Name+"  no longer configured")
 				}
 			}
-			for name := range shown {
-				if _, there := lines[name]; !there && name == "configuration" {
-					add(name, "no mistakes any more")
-				} else if !there && name != "" {
-					add(name, "no longer configured")
+			for _, line := range degraded(u.status) {
+				add(line.text, line.text, "no longer: "+line.text)
+			}
+			for _, subject := range slices.Sorted(maps.Keys(shown)) {
+				if _, there := lines[subject]; !there && subject != "" {
+					write(shown[subject].gone)
 				}
 			}
-		}
-		var b strings.Builder
-		for _, name := range order {
-			if shown[name] == lines[name] {
-				continue
-			}
-			fmt.Fprintf(&b, "%s  %s\n", e.now().Format(time.RFC3339), safetext.Clean(strings.TrimLeft(name+"  "+lines[name], " "), maxLine))
 		}
 		shown = lines
 		_, err := fmt.Fprint(e.stdout, b.String())
@@ -152,17 +158,10 @@ func appendLines(e *env, o statusOptions) watcher {
 	}
 }
 
-func stateLine(d status.Driver) string {
-	if d.Reason == "" {
-		return d.State
-	}
-	return d.State + "  " + d.Reason
-}
-
-// redraw keeps one picture on the terminal, over the last one: what was on the screen
-// before stays above it, and the last picture stays when it ends.
+// redraw overwrites its last text on the terminal: what was on the screen before stays above
+// it, and the last text stays when it ends.
 func redraw(e *env, o statusOptions) watcher {
-	drawn := 0 // lines of the terminal that the last picture takes
+	drawn := 0 // lines of the terminal that the last text takes
 	return func(u update, _ bool) error {
 		p := e.page()
 		var text string
@@ -170,9 +169,9 @@ func redraw(e *env, o statusOptions) watcher {
 		case u.err != nil:
 			text = cleanLines(u.err.Error()) + "\n"
 		case u.doc == nil:
-			return nil // nothing heard yet
-		case o.known(u.status) != nil:
-			text = cleanLines(o.known(u.status).Error()) + "\n"
+			return nil // no answer yet
+		case o.checkDriver(u.status) != nil:
+			text = cleanLines(o.checkDriver(u.status).Error()) + "\n"
 		default:
 			text = o.text(u.status, e)
 		}
@@ -187,14 +186,14 @@ func redraw(e *env, o statusOptions) watcher {
 	}
 }
 
-// fit leaves out what the terminal has no room for, and says so; rows is how many of the
-// terminal's lines the text takes.
+// fit cuts the text to the terminal's height, and says so; rows is how many of the terminal's
+// lines it takes.
 func fit(text string, p page) (out string, rows int) {
 	lines := strings.SplitAfter(strings.TrimSuffix(text, "\n"), "\n")
 	for i, line := range lines {
 		n := max((visibleLength(line)+p.width-1)/p.width, 1)
 		if room := p.rows - 1; p.rows > 1 && (rows+n > room || rows+n == room && i < len(lines)-1) {
-			rest := []rune(fmt.Sprintf("… %d lines more: csi-registrar status", len(lines)-i))
+			rest := []rune(fmt.Sprintf("… %d more lines: csi-registrar status", len(lines)-i))
 			return out + string(rest[:min(len(rest), p.width)]) + "\n", rows + 1
 		}
 		out += line

@@ -1,40 +1,40 @@
 package cli
 
-// commands is the table of all commands, in the order that help shows.
+// commands lists all commands, in the order of help.
 func commands() []command {
 	return []command{
-		{name: "run", summary: "keep the drivers of this node registered: the daemon",
+		{name: "run", summary: "run the daemon, which keeps the drivers of this node registered",
 			about: `With flags of node-driver-registrar (--csi-address,
 --kubelet-registration-path, ...) it registers that one driver, under the name
-that it gives itself, and reads no file.`,
+that the driver reports, and reads no file.`,
 			setup: setupRun},
-		{name: "status", args: "[DRIVER]", summary: "show the drivers: state, the kubelet's last word, and why",
+		{name: "status", args: "[DRIVER]", summary: "show each driver's state, the kubelet's last answer, and what is blocking it",
 			about: `The exit code is 0 if all enabled drivers (or the one that is named) are
-registered, 1 if not, 3 if the daemon does not run; it is never started.`,
+registered, 1 if not, 3 if the daemon is not running; it is never started.`,
 			setup: setupStatus},
 		{name: "wait", args: "[DRIVER...]", summary: "wait until drivers are registered",
-			about: `None named means all enabled ones. A driver that is not configured yet and a
-daemon that does not run yet are waited for.`,
+			about: `Without names it waits for all enabled drivers. A driver need not be configured
+yet, nor the daemon running.`,
 			setup: setupWait},
 		{name: "doctor", args: "[DRIVER...]", summary: "find out why a driver is not registered, and how to fix it",
 			about: `It does what the kubelet does, step by step, with the daemon or without it, and
-changes nothing. The exit code is 1 if something is wrong.`,
+changes nothing. The exit code is 1 if there is a problem.`,
 			setup: setupDoctor},
-		{name: "reload", summary: "have the daemon read its configuration anew, and say if it is right", setup: setupReload},
-		{name: "reregister", args: "DRIVER", summary: "have the kubelet register a driver again",
-			about: `The registration socket is made anew: the kubelet takes the driver out of the
-node's CSINode object and puts it back, about a second later.`,
+		{name: "reload", summary: "reload the configuration and report errors", setup: setupReload},
+		{name: "reregister", args: "DRIVER", summary: "make the kubelet register a driver again",
+			about: `The registration socket is recreated: the kubelet removes the driver from the
+node's CSINode object and adds it again about a second later.`,
 			setup: setupReregister},
 		{name: "config", summary: "check or show the configuration", sub: []command{
-			{name: "check", summary: "name every error in the configuration files",
+			{name: "check", summary: "report every error in the configuration files",
 				about: `Errors and warnings go to standard error, a line each: FILE:LINE: what is
 wrong. The exit code is 78 if there are errors.`,
 				setup: setupConfigCheck},
-			{name: "show", summary: "print the merged configuration, each value with where it comes from", setup: setupConfigShow},
+			{name: "show", summary: "print the merged configuration, each value with its origin", setup: setupConfigShow},
 		}},
-		{name: "cleanup", summary: "take the registration sockets away if the unit is being stopped",
+		{name: "cleanup", summary: "remove the registration sockets if the unit is being stopped",
 			about: `For ExecStopPost= of the unit: on a restart, a crash or an upgrade the sockets
-stay, and the kubelet notices nothing.`,
+stay, and the kubelet does not notice.`,
 			setup: setupCleanup},
 		{name: "import", args: "MANIFEST...", summary: "turn a driver's DaemonSet into a configuration file", setup: setupImport},
 		{name: "demo", summary: "show the whole story on this machine: no cluster, no root", setup: plain(runDemo)},
@@ -43,6 +43,6 @@ stay, and the kubelet notices nothing.`,
 		{name: "help", args: "[COMMAND]", summary: "explain the commands", setup: plain(runHelp)},
 
 		{name: "sample-driver", hidden: true, summary: "serve a CSI driver to try things with", setup: setupSampleDriver},
-		{name: "__complete", hidden: true, args: "WORD...", summary: "print what the last word may become", setup: plain(runComplete)},
+		{name: "__complete", hidden: true, args: "WORD...", summary: "print the completions of the last word", setup: plain(runComplete)},
 	}
 }

@@ -11,17 +11,17 @@ import (
 // buildVersion is set by the linker: -X csi-registrar/internal/cli.buildVersion=1.2.3.
 var buildVersion string
 
-// buildInfo says which program this is. Its JSON form is the output of version --json.
+// buildInfo describes the program. Its JSON form is the output of version --json.
 type buildInfo struct {
 	Version   string `json:"version"`
 	GoVersion string `json:"go_version"`
 	OS        string `json:"os"`
 	Arch      string `json:"arch"`
-	Revision  string `json:"revision,omitempty"` // of the source; absent where the build did not know
+	Revision  string `json:"revision,omitempty"` // of the source; absent if the build did not know it
 	Modified  bool   `json:"modified,omitempty"` // the source had changes beyond the revision
 }
 
-// build reads what the linker and the go command left in the binary.
+// build reads what the linker and the go command stored in the binary.
 func build() buildInfo {
 	b := buildInfo{Version: buildVersion, GoVersion: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH}
 	info, ok := debug.ReadBuildInfo()

@@ -26,20 +26,20 @@ func setupWait(fs *flag.FlagSet) runner {
 }
 
 // runWait returns when all named drivers, or all enabled ones, are registered. A driver
-// that is not configured yet and a daemon that does not run yet are waited for.
+// need not be configured yet, nor the daemon running.
 func runWait(ctx context.Context, root string, timeout time.Duration, names []string) error {
-	waiting := ctx
+	limited := ctx
 	if timeout > 0 {
 		var cancel context.CancelFunc
-		waiting, cancel = context.WithTimeout(ctx, timeout)
+		limited, cancel = context.WithTimeout(ctx, timeout)
 		defer cancel()
 	}
 	missing := []string{"the daemon has not answered"}
-	for doc, err := range follow(waiting, root) {
+	for doc, err := range follow(limited, root) {
 		if err != nil {
 			missing = []string{err.Error()}
-			if lasting(err) {
-				return asked(err)
+			if isPermanent(err) {
+				return clientError(err)
 			}
 			continue
 		}
@@ -51,15 +51,15 @@ func runWait(ctx context.Context, root string, timeout time.Duration, names []st
 			return nil
 		}
 	}
-	what := "interrupted"
-	if errors.Is(waiting.Err(), context.DeadlineExceeded) {
-		what = fmt.Sprintf("%s are over", timeout)
+	cause := "interrupted"
+	if errors.Is(limited.Err(), context.DeadlineExceeded) {
+		cause = fmt.Sprintf("timed out after %s", timeout)
 	}
-	return hinted(fmt.Errorf("cannot wait any longer: %s\n  %s", what, strings.Join(missing, "\n  ")),
+	return hinted(fmt.Errorf("%s:\n  %s", cause, strings.Join(missing, "\n  ")),
 		"csi-registrar doctor finds out why a driver is not registered")
 }
 
-// notRegistered says of each driver that is still waited for why it is not registered.
+// notRegistered says of each driver that is not registered yet why it is not.
 func notRegistered(s status.Document, names []string) []string {
 	var out []string
 	if len(names) == 0 {
@@ -72,7 +72,7 @@ func notRegistered(s status.Document, names []string) []string {
 		d, ok := s.Driver(name)
 		switch {
 		case !ok && s.ConfigError != "":
-			out = append(out, name+": not configured; the configuration has mistakes: "+strings.ReplaceAll(s.ConfigError, "\n", "; "))
+			out = append(out, name+": not configured; the configuration has errors: "+strings.ReplaceAll(s.ConfigError, "\n", "; "))
 		case !ok:
 			out = append(out, name+": not configured")
 		case !registered(d):

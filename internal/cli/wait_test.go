@@ -61,13 +61,13 @@ func TestWaitForADriverThatIsNotConfiguredYet(t *testing.T) {
 	}
 }
 
-// A daemon that does not run is waited for, whether its folder is there or not, a dead
-// socket of it is, or something else starts and stops there meanwhile.
-func TestWaitForADaemonThatDoesNotRunYet(t *testing.T) {
+// It waits for a daemon that is not running, whether its directory is there or not, and also
+// if another one starts and stops there meanwhile.
+func TestWaitForADaemonThatIsNotRunningYet(t *testing.T) {
 	leaks(t)
 	for name, prepare := range map[string]func(root string) error{
-		"nothing": func(string) error { return nil },
-		"folder":  func(root string) error { return os.MkdirAll(filepath.Dir(control.Path(root)), 0o755) },
+		"nothing":   func(string) error { return nil },
+		"directory": func(root string) error { return os.MkdirAll(filepath.Dir(control.Path(root)), 0o755) },
 	} {
 		root := newRoot(t)
 		if err := prepare(root); err != nil {
@@ -87,7 +87,7 @@ func TestWaitTimeout(t *testing.T) {
 	root := newRoot(t)
 	const hint = "hint: csi-registrar doctor finds out why a driver is not registered\n"
 	code, stdout, stderr := try(t, "wait", "--timeout", "50ms", "--config-root", root)
-	if code != 1 || stdout != "" || stderr != "error: cannot wait any longer: 50ms are over\n  cannot ask for the status: csi-registrar does not run (there is no "+control.Path(root)+")\n"+hint {
+	if code != 1 || stdout != "" || stderr != "error: timed out after 50ms:\n  cannot get the status: csi-registrar is not running (there is no "+control.Path(root)+")\n"+hint {
 		t.Errorf("no daemon: %d %s", code, stderr)
 	}
 	d := newFake(
@@ -97,12 +97,12 @@ func TestWaitTimeout(t *testing.T) {
 	)
 	d.serve(t, root)
 	code, _, stderr = try(t, "wait", "--timeout", "50ms", "--config-root", root)
-	if code != 1 || stderr != "error: cannot wait any longer: 50ms are over\n  b.csi.example: absent: no such file\\x1b[2J\n"+hint {
+	if code != 1 || stderr != "error: timed out after 50ms:\n  b.csi.example: absent: no such file\\x1b[2J\n"+hint {
 		t.Errorf("all: %d %s", code, stderr)
 	}
 	d.set(func(s *status.Document) { s.ConfigError = "x.toml:1: wrong" })
 	code, _, stderr = try(t, "wait", "off.csi.example", "a.csi.example", "c.csi.example", "--timeout", "50ms", "--config-root", root)
-	if code != 1 || stderr != "error: cannot wait any longer: 50ms are over\n  off.csi.example: disabled: disabled in the configuration\n  c.csi.example: not configured; the configuration has mistakes: x.toml:1: wrong\n"+hint {
+	if code != 1 || stderr != "error: timed out after 50ms:\n  off.csi.example: disabled: disabled in the configuration\n  c.csi.example: not configured; the configuration has errors: x.toml:1: wrong\n"+hint {
 		t.Errorf("named: %d %s", code, stderr)
 	}
 }
@@ -123,13 +123,13 @@ func TestReloadAndReregister(t *testing.T) {
 		}
 	}
 	code, _, stderr := try(t, "reregister", "b.csi.example", "--config-root", root)
-	if code != 1 || stderr != "error: cannot register b.csi.example again: no driver of that name is configured\nhint: csi-registrar status shows the drivers\n" {
+	if code != 1 || stderr != "error: cannot register b.csi.example again: no driver of that name is configured\nhint: csi-registrar status lists the drivers\n" {
 		t.Errorf("an unknown driver: %d %s", code, stderr)
 	}
 	d.reloadErr = errors.New("a.toml:1: wrong\nb.toml:2: wrong")
 	code, _, stderr = try(t, "reload", "--config-root", root)
 	if code != 1 || stderr != "error: cannot reload the configuration, the old one stays in force:\n  a.toml:1: wrong\n  b.toml:2: wrong\n" {
-		t.Errorf("mistakes: %d %s", code, stderr)
+		t.Errorf("errors: %d %s", code, stderr)
 	}
 }
 

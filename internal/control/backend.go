@@ -1,6 +1,5 @@
-// Package control lets people and machines ask the running daemon, and tell it things:
-// the HTTP API on the control socket, health and metrics for both sockets, and the
-// client that the commands use.
+// Package control is the daemon's HTTP API: the control socket, health and metrics for it
+// and for TCP, and the client that the commands use.
 package control
 
 import (
@@ -18,12 +17,12 @@ type Backend interface {
 	// moment or later. Whoever takes the channel first and the status second misses
 	// nothing, and need not look in between.
 	Changed() <-chan struct{}
-	// Reload reads the configuration anew and returns when it is in force. On an error
-	// the old one still is; the error has one mistake a line.
+	// Reload reads the configuration again and returns when it is in force. If it has errors
+	// the old one still is; they are returned one a line.
 	Reload(ctx context.Context) error
 	// Reregister makes the kubelet register the driver again.
 	Reregister(ctx context.Context, name string) error
-	// Alive returns nil when the supervisor and all registrars answer, which takes them
-	// no time, whatever their drivers do.
+	// Alive returns nil when the agent and all registrars answer, which takes them no time,
+	// whatever their drivers do.
 	Alive(ctx context.Context) error
 }

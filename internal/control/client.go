@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"csi-registrar/internal/status"
+	"csi-registrar/internal/unixsock"
 )
 
 // Path is where the control socket of the daemon with this configuration root is.
@@ -26,7 +27,7 @@ func Path(root string) string {
 }
 
 // ErrNotRunning is wrapped by a client's errors when no daemon serves the socket.
-var ErrNotRunning = errors.New("csi-registrar does not run")
+var ErrNotRunning = errors.New("csi-registrar is not running")
 
 // ErrPathTooLong is wrapped by a client's errors when no daemon can serve the socket, now or
 // later.
@@ -36,26 +37,26 @@ const (
 	answerTimeout = 10 * time.Second          // the daemon answers from memory
 	reloadTimeout = callTimeout + time.Second // its own limit comes first
 	maxAnswer     = 64 << 20                  // 1,000 drivers with 1 kB each are 1 MB
+	maxFailure    = 1 << 20
 )
 
-// Client asks the daemon. Each call is a connection of its own, made with the few parts of
-// net/http that the server needs too; http.Client and its transport would be twice that.
+// Client sends requests to the daemon, each over a connection of its own.
 //
-// Connecting starts no stopped daemon: its socket goes when it stops (RemoveOnStop= in the
-// socket unit).
+// Connecting starts no stopped daemon: its socket is removed when it stops (RemoveOnStop= in
+// the socket unit).
 type Client struct {
 	path  string
 	limit time.Duration // for the head of an answer
 }
 
-// NewClient makes a client of the control socket at the path; it does not connect yet.
+// NewClient makes a client of the control socket at path; it does not connect yet.
 func NewClient(path string) *Client { return &Client{path: path, limit: answerTimeout} }
 
-// Document is a status as the daemon wrote it, one line of JSON that is safe on a
+// Document is a status document as the daemon wrote it: one line of JSON that is safe on a
 // terminal. It may have fields that this program does not know.
 type Document []byte
 
-// Status reads the document.
+// Status decodes the document.
 func (d Document) Status() (status.Document, error) {
 	var s status.Document
 	if err := json.Unmarshal(d, &s); err != nil {
@@ -64,11 +65,11 @@ func (d Document) Status() (status.Document, error) {
 	return s, nil
 }
 
-// Status asks for the document.
+// Status requests the document.
 func (c *Client) Status(ctx context.Context) (Document, error) {
 	body, err := c.call(ctx, http.MethodGet, "/v1/status", c.limit)
 	if err != nil {
-		return nil, fmt.Errorf("cannot ask for the status: %w", err)
+		return nil, fmt.Errorf("cannot get the status: %w", err)
 	}
 	defer body.Close()
 	doc, err := io.ReadAll(io.LimitReader(body, maxAnswer))
@@ -85,13 +86,15 @@ func (c *Client) Watch(ctx context.Context) iter.Seq2[Document, error] {
 		body, err := c.call(ctx, http.MethodGet, "/v1/status?watch", c.limit)
 		if err != nil {
 			if ctx.Err() == nil {
-				yield(nil, fmt.Errorf("cannot ask for the status: %w", err))
+				yield(nil, fmt.Errorf("cannot get the status: %w", err))
 			}
 			return
 		}
 		defer body.Close()
-		lines := bufio.NewReader(body)
+		limited := &io.LimitedReader{R: body}
+		lines := bufio.NewReader(limited)
 		for {
+			limited.N = maxAnswer
 			doc, err := lines.ReadBytes('\n')
 			switch {
 			case ctx.Err() != nil:
@@ -106,8 +109,8 @@ func (c *Client) Watch(ctx context.Context) iter.Seq2[Document, error] {
 	}
 }
 
-// Reload asks for the configuration to be read anew, and returns the daemon's verdict: an
-// error of type Verdict has its mistakes.
+// Reload makes the daemon read its configuration again. An *Error holds the errors of the
+// configuration, one a line.
 func (c *Client) Reload(ctx context.Context) error {
 	if err := c.post(ctx, "/v1/reload", reloadTimeout); err != nil {
 		return fmt.Errorf("cannot reload the configuration: %w", err)
@@ -115,12 +118,11 @@ func (c *Client) Reload(ctx context.Context) error {
 	return nil
 }
 
-// Reregister asks for the driver to be registered again. An error of type Verdict says why
-// the daemon does not.
+// Reregister makes the daemon register the driver again. An *Error says why it does not.
 func (c *Client) Reregister(ctx context.Context, name string) error {
 	err := c.post(ctx, "/v1/drivers/"+url.PathEscape(name)+"/reregister", c.limit)
-	if v, ok := errors.AsType[*Verdict](err); ok {
-		return v // says all of it
+	if refused, ok := errors.AsType[*Error](err); ok {
+		return refused // names the driver and the request
 	}
 	if err != nil {
 		return fmt.Errorf("cannot register %s again: %w", name, err)
@@ -128,16 +130,16 @@ func (c *Client) Reregister(ctx context.Context, name string) error {
 	return nil
 }
 
-// Verdict is what the daemon said where it did not do what it was asked for.
-type Verdict struct {
-	Text string // may have several lines, as the mistakes of a configuration
+// Error is the daemon's answer to a request that failed.
+type Error struct {
+	Text string // may have several lines, as the errors of a configuration
 	code int
 }
 
-// Unknown tells that there is no such driver.
-func (v *Verdict) Unknown() bool { return v.code == http.StatusNotFound }
+// NotFound reports whether there is no such driver.
+func (e *Error) NotFound() bool { return e.code == http.StatusNotFound }
 
-func (v *Verdict) Error() string { return v.Text }
+func (e *Error) Error() string { return e.Text }
 
 func (c *Client) post(ctx context.Context, target string, limit time.Duration) error {
 	body, err := c.call(ctx, http.MethodPost, target, limit)
@@ -150,86 +152,60 @@ func (c *Client) post(ctx context.Context, target string, limit time.Duration) e
 // call sends a request and returns the body of its answer, if that is a success. The limit
 // is for the head of the answer only: a stream goes on until ctx is done or it is closed.
 func (c *Client) call(ctx context.Context, method, target string, limit time.Duration) (io.ReadCloser, error) {
+	if err := unixsock.CheckPath(c.path); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrPathTooLong, err)
+	}
 	req, err := http.NewRequestWithContext(ctx, method, "http://csi-registrar"+target, nil)
 	if err != nil {
 		return nil, err
 	}
-	req.Close = true // one call, one connection
-	if ctx.Err() != nil {
+	client := http.Client{Transport: &http.Transport{
+		// Connecting to a Unix socket does not wait, so it needs no context.
+		DialContext:           func(context.Context, string, string) (net.Conn, error) { return net.Dial("unix", c.path) },
+		DisableKeepAlives:     true,
+		ResponseHeaderTimeout: limit,
+	}}
+	resp, err := client.Do(req)
+	timeout, isNet := errors.AsType[net.Error](err)
+	switch {
+	case err == nil && resp.StatusCode == http.StatusOK:
+		return resp.Body, nil
+	case err == nil:
+		defer resp.Body.Close()
+		return nil, readError(resp)
+	case ctx.Err() != nil:
 		return nil, context.Cause(ctx)
+	case isNet && timeout.Timeout() && !errors.Is(err, syscall.EAGAIN):
+		return nil, fmt.Errorf("it did not answer within %s", limit)
 	}
-	if len(c.path) > maxPath {
-		return nil, fmt.Errorf("%w: %s has %d bytes, at most %d are possible", ErrPathTooLong, c.path, len(c.path), maxPath)
-	}
-	// Connecting to a Unix socket does not wait. With ctx its deadline would be found out
-	// by the network poller a moment before ctx itself says so.
-	conn, err := net.Dial("unix", c.path)
-	if err != nil {
-		return nil, c.explain(err)
-	}
-	unhook := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) }) // fails every read and write from now on
-	fail := func(err error) (io.ReadCloser, error) {
-		unhook()
-		err = errors.Join(err, conn.Close())
-		if ctx.Err() != nil {
-			err = context.Cause(ctx)
-		}
-		return nil, err
-	}
-	slow := time.AfterFunc(limit, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
-	err = req.Write(conn)
-	if err != nil && !errors.Is(err, syscall.EPIPE) { // the answer may say why it was not read
-		return fail(c.explain(err))
-	}
-	resp, err := http.ReadResponse(bufio.NewReader(conn), req)
-	if !slow.Stop() && ctx.Err() == nil {
-		return fail(fmt.Errorf("it does not answer within %s", limit))
-	}
-	if err != nil {
-		return fail(c.explain(err))
-	}
-	if resp.StatusCode != http.StatusOK {
-		return fail(readVerdict(resp))
-	}
-	return &answer{Reader: resp.Body, close: func() error {
-		unhook()
-		return conn.Close() // resp.Body holds nothing, and its Close would read a stream to its end
-	}}, nil
+	return nil, c.explain(err)
 }
 
-type answer struct {
-	io.Reader
-	close func() error
-}
-
-func (a *answer) Close() error { return a.close() }
-
-func readVerdict(resp *http.Response) error {
-	text, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+func readError(resp *http.Response) error {
 	var f failure
-	if err == nil {
-		err = json.Unmarshal(text, &f)
-	}
+	err := json.NewDecoder(io.LimitReader(resp.Body, maxFailure)).Decode(&f)
 	if err != nil || f.Error == "" {
 		f.Error = strings.TrimSpace("it answered " + resp.Status)
 	}
-	return &Verdict{Text: f.Error, code: resp.StatusCode}
+	return &Error{Text: f.Error, code: resp.StatusCode}
 }
 
-// explain finds out of an error what it means for people.
+// explain says what an error means for the person who started the command.
 func (c *Client) explain(err error) error {
+	dial, ok := errors.AsType[*net.OpError](err)
 	switch {
+	case !ok || dial.Op != "dial":
+		// It accepted the connection and closed it. The transport has several errors for
+		// that, not all of them exported.
+		return fmt.Errorf("%w (it closed the connection: it is stopping, or does not accept this user)", ErrNotRunning)
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("%w (there is no %s)", ErrNotRunning, c.path)
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return fmt.Errorf("%w (nobody listens on %s)", ErrNotRunning, c.path)
+		return fmt.Errorf("%w (nothing listens on %s)", ErrNotRunning, c.path)
 	case errors.Is(err, syscall.EAGAIN):
-		return fmt.Errorf("too many wait for the daemon's answer already: %w", err)
+		return fmt.Errorf("too many clients are waiting for the daemon: %w", dial)
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("no access to %s: %w", c.path, fs.ErrPermission)
-	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
-		// Accepted and closed: it ended that moment, or does not take calls of this user.
-		return fmt.Errorf("%w (it closed the connection: it is ending, or it takes no calls of this user)", ErrNotRunning)
 	}
-	return err
+	return dial
 }

@@ -3,7 +3,10 @@ package control
 import (
 	"context"
 	"errors"
+	"net"
 	"net/http"
+	"net/http/pprof"
+	"net/url"
 	"time"
 
 	"csi-registrar/internal/status"
@@ -11,36 +14,78 @@ import (
 
 const (
 	maxBody    = 4 << 10         // no request here needs a body at all
-	aliveLimit = 2 * time.Second // the supervisor answers in microseconds, or is stuck
+	aliveLimit = 2 * time.Second // the agent answers in microseconds, or is stuck
+	maxProfile = 5 * time.Minute
 )
 
 // Handler is the whole API, for the control socket: whoever reaches it may change things.
 func Handler(b Backend) http.Handler {
-	a := api{b}
 	mux := http.NewServeMux()
-	a.publish(mux)
+	a := api{Backend: b, reasons: true}
+	a.register(mux)
 	mux.HandleFunc("GET /v1/status", a.status)
 	mux.HandleFunc("POST /v1/reload", a.reload)
 	mux.HandleFunc("POST /v1/drivers/{name}/reregister", a.reregister)
-	profile(mux)
+	mux.Handle("GET /debug/pprof/", Profiles())
 	return http.MaxBytesHandler(mux, maxBody)
 }
 
-// PublicHandler is the part that may be seen by everybody, for TCP: health, readiness and
-// metrics. It changes nothing and takes GET and HEAD only.
+// PublicHandler is the part for TCP, which every user of the node can reach: health,
+// readiness and metrics. It changes nothing, takes GET and HEAD only, and shows no reasons:
+// they quote what drivers answered, which may hold credentials.
 func PublicHandler(b Backend) http.Handler {
 	mux := http.NewServeMux()
-	api{b}.publish(mux)
+	api{Backend: b}.register(mux)
 	return http.MaxBytesHandler(mux, maxBody)
 }
 
-type api struct{ Backend }
+// Profiles serves /debug/pprof/ for `go tool pprof`.
+func Profiles() http.Handler {
+	mux := http.NewServeMux()
+	handle := func(pattern string, h http.HandlerFunc) {
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+			extendDeadlines(w, maxProfile) // a CPU profile takes ?seconds=
+			h(w, r)
+		})
+	}
+	handle("GET /debug/pprof/", pprof.Index)
+	handle("GET /debug/pprof/cmdline", pprof.Cmdline)
+	handle("GET /debug/pprof/profile", pprof.Profile)
+	handle("GET /debug/pprof/symbol", pprof.Symbol)
+	handle("GET /debug/pprof/trace", pprof.Trace)
+	return mux
+}
 
-func (a api) publish(mux *http.ServeMux) {
+type api struct {
+	Backend
+	reasons bool // the caller may read what drivers and the kubelet answered
+}
+
+func (a api) register(mux *http.ServeMux) {
 	mux.HandleFunc("GET /healthz", a.healthz)
 	mux.HandleFunc("GET /readyz", a.readyz)
 	mux.HandleFunc("GET /readyz/{driver}", a.readyzDriver)
 	mux.HandleFunc("GET /metrics", a.metrics)
+}
+
+// localHostOnly answers requests to a loopback address only if they name it. A web page that
+// a user of the node visits can make its own name resolve to 127.0.0.1 (DNS rebinding) and
+// read the answers; its requests then have that name in Host. Any other address can be
+// asked directly by whoever reaches it, under names that are not known here.
+func localHostOnly(addr net.Addr, h http.Handler) http.Handler {
+	if tcp, ok := addr.(*net.TCPAddr); !ok || !tcp.IP.IsLoopback() {
+		return h
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		u := url.URL{Host: r.Host}
+		host := u.Hostname()
+		// Without one it is HTTP/1.0 and no browser.
+		if ip := net.ParseIP(host); r.Host == "" || host == "localhost" || ip.IsLoopback() {
+			h.ServeHTTP(w, r)
+			return
+		}
+		writeText(w, http.StatusMisdirectedRequest, "Host must be localhost or the address\n")
+	})
 }
 
 // failure is the body of every answer of /v1 that is not a success.
@@ -49,35 +94,30 @@ type failure struct {
 }
 
 func (a api) reload(w http.ResponseWriter, r *http.Request) {
-	err := a.Reload(r.Context())
-	switch {
-	case err == nil:
-		writeJSON(w, http.StatusOK, struct{}{})
-	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
-		writeJSON(w, http.StatusServiceUnavailable, failure{err.Error()})
-	default:
-		writeJSON(w, http.StatusUnprocessableEntity, failure{err.Error()})
-	}
+	writeResult(w, a.Reload(r.Context()), http.StatusUnprocessableEntity)
 }
 
 func (a api) reregister(w http.ResponseWriter, r *http.Request) {
 	name := r.PathValue("name")
-	d, ok := a.Status().Driver(name)
-	switch {
+	switch d, ok := a.Status().Driver(name); {
 	case !ok:
 		writeJSON(w, http.StatusNotFound, failure{"cannot register " + name + " again: no driver of that name is configured"})
-		return
 	case d.State == status.Disabled:
 		writeJSON(w, http.StatusConflict, failure{"cannot register " + name + " again: the driver is disabled in the configuration"})
-		return
+	default:
+		writeResult(w, a.Reregister(r.Context(), name), http.StatusConflict)
 	}
-	err := a.Reregister(r.Context(), name)
+}
+
+// writeResult answers a request that changes something; refused is the code of an error
+// that is not the end of the request or of the daemon.
+func writeResult(w http.ResponseWriter, err error, refused int) {
 	switch {
 	case err == nil:
 		writeJSON(w, http.StatusOK, struct{}{})
 	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
 		writeJSON(w, http.StatusServiceUnavailable, failure{err.Error()})
 	default:
-		writeJSON(w, http.StatusConflict, failure{err.Error()})
+		writeJSON(w, refused, failure{err.Error()})
 	}
 }

@@ -25,22 +25,26 @@ func (a api) healthz(w http.ResponseWriter, r *http.Request) {
 	writeText(w, http.StatusOK, "ok\n")
 }
 
-// readyz is 200 when every enabled driver is registered. Mistakes in the configuration
-// are named but do not count: what is in force is served.
+// readyz is 200 when every enabled driver is registered. Errors of the configuration are
+// shown but do not count: what is in force is served.
 func (a api) readyz(w http.ResponseWriter, _ *http.Request) {
 	s := a.Status()
 	code, word := http.StatusOK, "ok"
 	if len(s.Pending()) > 0 {
 		code, word = http.StatusServiceUnavailable, "not ready"
 	}
+	configError := s.ConfigError
+	if configError != "" && !a.reasons {
+		configError = "it has errors"
+	}
 	var b strings.Builder
-	for line := range strings.SplitSeq(s.ConfigError, "\n") {
+	for line := range strings.SplitSeq(configError, "\n") {
 		if line != "" {
 			fmt.Fprintf(&b, "configuration: %s\n", safetext.Clean(line, maxReason))
 		}
 	}
 	for _, d := range s.Drivers {
-		b.WriteString(readyLine(d))
+		b.WriteString(a.stateLine(d))
 	}
 	writeText(w, code, b.String()+word+"\n")
 }
@@ -53,13 +57,13 @@ func (a api) readyzDriver(w http.ResponseWriter, r *http.Request) {
 	case d.Registration == status.Registered && d.State != status.Disabled:
 		writeText(w, http.StatusOK, "ok\n")
 	default:
-		writeText(w, http.StatusServiceUnavailable, readyLine(d))
+		writeText(w, http.StatusServiceUnavailable, a.stateLine(d))
 	}
 }
 
-func readyLine(d status.Driver) string {
+func (a api) stateLine(d status.Driver) string {
 	line := safetext.Clean(d.Name, status.MaxName) + ": " + d.State
-	if d.Reason != "" {
+	if d.Reason != "" && a.reasons {
 		line += ": " + safetext.Clean(d.Reason, maxReason)
 	}
 	return line + "\n"

@@ -88,8 +88,8 @@ func absentDriver(name string) status.Driver {
 	}
 }
 
-// folder is a short temporary folder: a socket's path holds 107 bytes.
-func folder(t testing.TB) string {
+// shortDir is a temporary directory with a short path: a socket's path holds 107 bytes.
+func shortDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "c")
 	if err != nil {
@@ -103,18 +103,18 @@ func folder(t testing.TB) string {
 	return dir
 }
 
-// quiet is a logger for what a test does not look at.
-func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
+// discard is a logger for what a test does not look at.
+func discard() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
 // served runs the control socket until the test ends, and holds Serve to end cleanly.
 func served(t *testing.T, b Backend) (path string, stop func()) {
 	t.Helper()
-	path = filepath.Join(folder(t), "control.sock")
+	path = filepath.Join(shortDir(t), "control.sock")
 	ln, err := Listen(t.Context(), path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return path, serving(t, ln, func(ctx context.Context, ln net.Listener) error { return Serve(ctx, ln, b, quiet()) })
+	return path, serving(t, ln, func(ctx context.Context, ln net.Listener) error { return Serve(ctx, ln, b, discard()) })
 }
 
 func serving(t *testing.T, ln net.Listener, serve func(context.Context, net.Listener) error) (stop func()) {

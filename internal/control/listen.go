@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -17,17 +18,14 @@ import (
 	"csi-registrar/internal/unixsock"
 )
 
-// maxPath is the longest path of a Unix socket, in bytes (unix(7)).
-const maxPath = 107
-
 // ErrRunning is wrapped by Listen's error when another daemon serves the path.
-var ErrRunning = errors.New("another csi-registrar runs")
+var ErrRunning = errors.New("another csi-registrar is running")
 
-// Listen makes the control socket where nobody hands it over. Its folder is made if it is
+// Listen makes the control socket where nobody hands it over. Its directory is made if it is
 // missing (0755: it holds configuration that everybody may read). The file has mode 0600
-// and listens from the first moment that it can be seen. A dead socket at the path, left
-// behind by a daemon that was killed, is replaced; a live one is ErrRunning; anything
-// else is left alone and named. Close removes the file, if it is still this one.
+// and listens from the first moment that it can be seen. A stale socket at the path, left
+// by a daemon that was killed, is replaced; a live one is ErrRunning; anything else is left
+// alone and named. Close removes the file, if it is still this one.
 func Listen(ctx context.Context, path string) (net.Listener, error) {
 	fail := func(err error) (net.Listener, error) {
 		return nil, fmt.Errorf("cannot make the control socket %s: %w", path, err)
@@ -36,8 +34,8 @@ func Listen(ctx context.Context, path string) (net.Listener, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fail(err)
 	}
-	if len(path) > maxPath {
-		return fail(fmt.Errorf("its path has %d bytes, at most %d are possible", len(path), maxPath))
+	if err := unixsock.CheckPath(path); err != nil {
+		return fail(err)
 	}
 	unlock, err := lock(filepath.Join(dir, ".control.lock"))
 	if err != nil {
@@ -45,24 +43,27 @@ func Listen(ctx context.Context, path string) (net.Listener, error) {
 	}
 	defer unlock()
 	// Made under another name first, so that nobody ever sees one that does not listen
-	// yet and takes it for dead.
+	// yet and takes it for stale.
 	temp := filepath.Join(dir, ".c"+rand.Text()[:6])
-	ln, err := bind(ctx, temp)
+	ln, file, err := unixsock.Listen(ctx, temp)
 	if err != nil {
 		return fail(err)
 	}
-	own, err := os.Lstat(temp)
-	if err == nil {
-		err = takePlace(ctx, temp, path)
+	err = unixsock.MoveIntoPlace(temp, path)
+	if errors.Is(err, fs.ErrExist) {
+		if err = removeStale(ctx, path); err == nil {
+			err = unixsock.MoveIntoPlace(temp, path)
+		}
 	}
-	if err != nil {
-		return fail(errors.Join(err, ln.Close(), remove(temp)))
+	_, removeErr := unixsock.Remove(temp, file.FileID) // it may be a second name of the socket
+	if err := errors.Join(err, removeErr); err != nil {
+		return fail(errors.Join(err, ln.Close()))
 	}
-	return &ownListener{Listener: ln, path: path, own: own}, nil
+	return &ownListener{Listener: ln, path: path, id: file.FileID}, nil
 }
 
 // lock keeps two daemons that start at once from replacing each other's socket: finding a
-// socket dead and removing it is not one step. The file stays; a lock on the folder
+// socket stale and removing it is not one step. The file stays; a lock on the directory
 // itself could be held by everybody who may read it.
 func lock(path string) (unlock func(), err error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
@@ -76,7 +77,7 @@ func lock(path string) (unlock func(), err error) {
 		err = errors.Join(err, lockErr)
 	}
 	if errors.Is(err, unix.EWOULDBLOCK) {
-		err = fmt.Errorf("%w: it starts at this moment", ErrRunning)
+		err = fmt.Errorf("%w: it is starting", ErrRunning)
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
@@ -84,75 +85,30 @@ func lock(path string) (unlock func(), err error) {
 	return func() { _ = f.Close() }, nil // which unlocks; nothing was written
 }
 
-func bind(ctx context.Context, path string) (net.Listener, error) {
-	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
-		var chmodErr error
-		// On a socket without a name this sets the mode of the file that bind makes.
-		err := c.Control(func(fd uintptr) { chmodErr = unix.Fchmod(int(fd), 0o600) })
-		return errors.Join(err, chmodErr)
-	}}
-	ln, err := lc.Listen(ctx, "unix", path)
-	if err != nil {
-		return nil, err
-	}
-	ln.(*net.UnixListener).SetUnlinkOnClose(false) // it would remove whatever has the name then
-	return ln, nil
-}
-
-// takePlace moves our socket to the path: over nothing, or in the place of a dead one.
-func takePlace(ctx context.Context, temp, path string) error {
-	move := func() error {
-		return unix.Renameat2(unix.AT_FDCWD, temp, unix.AT_FDCWD, path, unix.RENAME_NOREPLACE)
-	}
-	err := move()
-	if !errors.Is(err, fs.ErrExist) {
-		return err
-	}
-	if err := removeDead(ctx, path); err != nil {
-		return err
-	}
-	return move()
-}
-
-// removeDead removes what is at the path if it is a socket that nobody listens on.
-func removeDead(ctx context.Context, path string) error {
-	found, err := os.Lstat(path)
-	if errors.Is(err, fs.ErrNotExist) { // its daemon ended in this moment
+// removeStale removes what is at the path if it is a socket that nobody listens on.
+func removeStale(ctx context.Context, path string) error {
+	file, err := unixsock.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) { // its daemon ended just now
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	if found.Mode().Type() != fs.ModeSocket {
-		return errors.New("something else has that name: move it away")
+	if !file.IsSocket() {
+		return fmt.Errorf("%s has that name: move it away", file.Kind())
 	}
-	var d net.Dialer
-	c, err := d.DialContext(ctx, "unix", path)
-	switch {
-	case err == nil:
-		who, err := unixsock.PeerCred(c.(*net.UnixConn))
-		if err := errors.Join(err, c.Close()); err != nil {
-			return fmt.Errorf("%w (%w)", ErrRunning, err)
-		}
-		return fmt.Errorf("%w (%s)", ErrRunning, who)
-	case errors.Is(err, syscall.EAGAIN): // listens, and has no room for another connection
-		return ErrRunning
-	case errors.Is(err, fs.ErrNotExist):
-		return nil
-	case !errors.Is(err, syscall.ECONNREFUSED):
+	switch found, cred, err := unixsock.Probe(ctx, path); {
+	case err != nil:
 		return err
-	}
-	// Dead. The lock keeps other daemons away, but not systemd's own socket unit.
-	if now, err := os.Lstat(path); err != nil || !os.SameFile(now, found) {
-		return fmt.Errorf("%w: it started at the same time", ErrRunning)
-	}
-	return remove(path)
-}
-
-func remove(path string) error {
-	err := os.Remove(path)
-	if errors.Is(err, fs.ErrNotExist) {
+	case found == unixsock.Missing:
 		return nil
+	case found == unixsock.Live:
+		return fmt.Errorf("%w (%s)", ErrRunning, cred)
+	}
+	// The lock keeps other daemons away, but not systemd's own socket unit.
+	removed, err := unixsock.Remove(path, file.FileID)
+	if err == nil && !removed {
+		err = fmt.Errorf("%w: it started at the same time", ErrRunning)
 	}
 	return err
 }
@@ -161,7 +117,7 @@ func remove(path string) error {
 type ownListener struct {
 	net.Listener
 	path string
-	own  fs.FileInfo
+	id   unixsock.FileID
 	once sync.Once // the inode's number may soon be another socket's
 	err  error
 }
@@ -169,11 +125,40 @@ type ownListener struct {
 // Close removes the file first, so that nobody connects to a socket that is about to end.
 func (l *ownListener) Close() error {
 	l.once.Do(func() {
-		var err error
-		if now, statErr := os.Lstat(l.path); statErr == nil && os.SameFile(now, l.own) {
-			err = remove(l.path)
-		}
+		_, err := unixsock.Remove(l.path, l.id)
 		l.err = errors.Join(err, l.Listener.Close())
 	})
 	return l.err
+}
+
+// rootListener accepts connections of root and of the daemon's own user, and closes others.
+type rootListener struct {
+	net.Listener
+	log *slog.Logger
+}
+
+func (l rootListener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		err = checkPeer(c)
+		if err == nil {
+			return c, nil
+		}
+		l.log.Warn("refused a connection to the control socket", "reason", errors.Join(err, c.Close()))
+	}
+}
+
+func checkPeer(c net.Conn) error {
+	sc, ok := c.(syscall.Conn)
+	if !ok {
+		return errors.New("it is not a Unix socket")
+	}
+	cred, err := unixsock.PeerCred(sc)
+	if err == nil && cred.UID != 0 && int64(cred.UID) != int64(os.Geteuid()) {
+		err = fmt.Errorf("only root may use it, not %s", cred)
+	}
+	return err
 }

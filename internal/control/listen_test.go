@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// deadSocket leaves a socket at the path that nobody listens on.
-func deadSocket(t *testing.T, path string) {
+// staleSocket leaves a socket at the path that nobody listens on.
+func staleSocket(t *testing.T, path string) {
 	t.Helper()
 	ln, err := net.Listen("unix", path)
 	if err != nil {
@@ -41,7 +41,7 @@ func names(t *testing.T, dir string) string {
 
 func TestListen(t *testing.T) {
 	leaks(t)
-	dir := filepath.Join(folder(t), "run", "csi-registrar")
+	dir := filepath.Join(shortDir(t), "run", "csi-registrar")
 	path := filepath.Join(dir, "control.sock")
 	ln, err := Listen(t.Context(), path)
 	if err != nil {
@@ -52,7 +52,7 @@ func TestListen(t *testing.T) {
 		t.Errorf("the socket: %v %v", fi.Mode(), err)
 	}
 	if got := names(t, dir); got != "control.sock" {
-		t.Errorf("the folder has %s", got)
+		t.Errorf("the directory has %s", got)
 	}
 	c, err := net.Dial("unix", path)
 	if err != nil {
@@ -67,18 +67,18 @@ func TestListen(t *testing.T) {
 	}
 }
 
-func TestListenReplacesADeadSocket(t *testing.T) {
+func TestListenReplacesAStaleSocket(t *testing.T) {
 	leaks(t)
-	dir := folder(t)
+	dir := shortDir(t)
 	path := filepath.Join(dir, "control.sock")
-	deadSocket(t, path)
+	staleSocket(t, path)
 	ln, err := Listen(t.Context(), path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer ln.Close()
 	if got := names(t, dir); got != "control.sock" {
-		t.Errorf("the folder has %s", got)
+		t.Errorf("the directory has %s", got)
 	}
 	c, err := net.Dial("unix", path)
 	if err != nil {
@@ -98,18 +98,18 @@ func TestListenLeavesALiveDaemonAlone(t *testing.T) {
 		t.Errorf("the live one: %v", err)
 	}
 	if got := names(t, filepath.Dir(path)); got != "control.sock" {
-		t.Errorf("the folder has %s", got)
+		t.Errorf("the directory has %s", got)
 	}
 }
 
 func TestListenLeavesOtherThingsAlone(t *testing.T) {
 	leaks(t)
-	dir := folder(t)
+	dir := shortDir(t)
 	path := filepath.Join(dir, "control.sock")
 	for name, make := range map[string]func() error{
-		"a file":   func() error { return os.WriteFile(path, []byte("x"), 0o600) },
-		"a folder": func() error { return os.Mkdir(path, 0o700) },
-		"a link":   func() error { return os.Symlink("/nowhere", path) },
+		"a file":      func() error { return os.WriteFile(path, []byte("x"), 0o600) },
+		"a directory": func() error { return os.Mkdir(path, 0o700) },
+		"a link":      func() error { return os.Symlink("/nowhere", path) },
 	} {
 		if err := make(); err != nil {
 			t.Fatal(err)
@@ -118,7 +118,7 @@ func TestListenLeavesOtherThingsAlone(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if ln, err := Listen(t.Context(), path); err == nil || !strings.Contains(err.Error(), "something else has that name") {
+		if ln, err := Listen(t.Context(), path); err == nil || !strings.Contains(err.Error(), " has that name: move it away") {
 			t.Errorf("%s: %v %v", name, ln, err)
 		}
 		after, err := os.Lstat(path)
@@ -126,7 +126,7 @@ func TestListenLeavesOtherThingsAlone(t *testing.T) {
 			t.Errorf("%s was touched: %v", name, err)
 		}
 		if got := names(t, dir); got != "control.sock" {
-			t.Errorf("%s: the folder has %s", name, got)
+			t.Errorf("%s: the directory has %s", name, got)
 		}
 		if err := os.Remove(path); err != nil {
 			t.Fatal(err)
@@ -137,7 +137,7 @@ func TestListenLeavesOtherThingsAlone(t *testing.T) {
 // Close removes its own file, and not one that has come to its place.
 func TestCloseRemovesItsOwnOnly(t *testing.T) {
 	leaks(t)
-	path := filepath.Join(folder(t), "control.sock")
+	path := filepath.Join(shortDir(t), "control.sock")
 	first, err := Listen(t.Context(), path)
 	if err != nil {
 		t.Fatal(err)
@@ -160,14 +160,14 @@ func TestCloseRemovesItsOwnOnly(t *testing.T) {
 	c.Close()
 }
 
-// Of many that start at once over a dead socket, one has the path in the end, the others
+// Of many that start at once over a stale socket, one has the path in the end, the others
 // know it, and nothing is left over.
 func TestListenRace(t *testing.T) {
 	leaks(t)
 	for range 50 {
-		dir := folder(t)
+		dir := shortDir(t)
 		path := filepath.Join(dir, "control.sock")
-		deadSocket(t, path)
+		staleSocket(t, path)
 		const n = 8
 		lns, errs := make([]net.Listener, n), make([]error, n)
 		var wg sync.WaitGroup
@@ -184,7 +184,7 @@ func TestListenRace(t *testing.T) {
 			}
 		}
 		if got := names(t, dir); won != 1 || got != "control.sock" {
-			t.Errorf("%d have it; the folder has %s", won, got)
+			t.Errorf("%d have it; the directory has %s", won, got)
 		}
 		for _, ln := range lns {
 			if ln != nil {
@@ -201,7 +201,7 @@ func TestListenRace(t *testing.T) {
 
 func TestListenWithTheLongestPath(t *testing.T) {
 	leaks(t)
-	dir := folder(t)
+	dir := shortDir(t)
 	dir = filepath.Join(dir, strings.Repeat("d", 107-len(dir)-len("//control.sock")))
 	path := filepath.Join(dir, "control.sock")
 	if len(path) != 107 {

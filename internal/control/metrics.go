@@ -2,8 +2,6 @@ package control
 
 import (
 	"fmt"
-	"io"
-	"maps"
 	"net/http"
 	"runtime"
 	"slices"
@@ -11,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"csi-registrar/internal/registrar"
 	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/status"
 )
@@ -21,12 +18,10 @@ import (
 // snapshot: all values are in the status already, nothing is counted here.
 
 func (a api) metrics(w http.ResponseWriter, _ *http.Request) {
-	text := exposition(a.Status())
-	header(w, "text/plain; version=0.0.4; charset=utf-8", len(text))
-	_, _ = io.WriteString(w, text)
+	write(w, http.StatusOK, "text/plain; version=0.0.4; charset=utf-8", []byte(exposition(a.Status())))
 }
 
-// states are all values of the label state, in the order of a driver's life.
+// states lists the values of the label state, in the order of a driver's life.
 func states() []string {
 	return []string{
 		status.Disabled,
@@ -35,13 +30,10 @@ func states() []string {
 	}
 }
 
-// causes are the values of the label reason, none of them counted yet. They are there from
-// the start: increase() does not see the first event of a series that begins with it.
-func causes() map[string]uint64 {
-	return map[string]uint64{
-		string(registrar.CauseRemoved): 0, string(registrar.CauseReplaced): 0, string(registrar.CauseChanged): 0,
-		string(registrar.CauseAsked): 0, string(registrar.CauseReturned): 0, string(registrar.CauseSilent): 0,
-	}
+// republicationReasons lists the values of the label reason. A driver has a series of each
+// from the start: increase() does not see the first event of a series that begins with it.
+func republicationReasons() []string {
+	return []string{"removed", "replaced", "changed", "asked", "returned", "kubelet-silent"}
 }
 
 // exposition is the status in the text format. A driver whose name is not valid (yet) has
@@ -60,41 +52,51 @@ func exposition(s status.Document) string {
 	e.sample(1, "version", s.Version, "goversion", runtime.Version())
 	e.family("start_time_seconds", "gauge", "When the daemon started, in seconds since the epoch.")
 	e.sample(seconds(s.StartedAt))
-	e.family("config_error", "gauge", "1 while the configuration files have mistakes and are not all in force, else 0.")
-	e.sample(flag01(s.ConfigError != ""))
+	e.family("config_error", "gauge", "1 while the configuration files have errors and are not all in force, else 0.")
+	e.sample(boolean(s.ConfigError != ""))
+	e.family("polling", "gauge", "1 while files are checked each second because the kernel does not report changes (inotify), else 0.")
+	e.sample(boolean(s.Polling != ""))
+	e.family("stuck_calls", "gauge", "How many system calls were abandoned because a file system does not answer.")
+	e.sample(float64(len(s.Stuck)))
 
 	e.family("driver_state", "gauge", "1 for the state that the driver is in, 0 for all others.")
 	for _, d := range drivers {
 		for _, state := range states() {
-			e.sample(flag01(d.State == state), "driver", d.Name, "state", state)
+			e.sample(boolean(d.State == state), "driver", d.Name, "state", state)
 		}
 	}
-	e.family("driver_up", "gauge", "1 if the driver answers and says that it is ready, else 0; none for a disabled driver.")
+	e.family("driver_up", "gauge", "1 if the driver answers that it is ready, else 0; none for a disabled driver.")
 	for _, d := range enabled {
-		e.sample(flag01(d.Driver == status.Ready), "driver", d.Name)
+		e.sample(boolean(d.Driver == status.Ready), "driver", d.Name)
 	}
-	e.family("registrations_total", "counter", "How often the kubelet told the result of a registration, since the daemon started.")
+	e.family("registrations_total", "counter", "How often the kubelet reported the result of a registration, since the daemon started.")
 	for _, d := range enabled {
 		e.sample(float64(d.Accepted), "driver", d.Name, "result", "registered")
 		e.sample(float64(d.Refusals), "driver", d.Name, "result", "refused")
 	}
-	// The last one, not a histogram: a registration is an event of once a month, and a
-	// bucket that is counted up once a month tells nothing.
-	e.family("registration_duration_seconds", "gauge", "How long the kubelet took to confirm, from the registration socket published to its yes; of the last registration.")
+	// The last one, not a histogram: a registration happens once a month, too rarely for
+	// buckets.
+	e.family("registration_duration_seconds", "gauge", "How long the kubelet took to confirm the last registration, from the registration socket published.")
 	for _, d := range enabled {
 		if d.Took > 0 {
 			e.sample(d.Took.Seconds(), "driver", d.Name)
 		}
 	}
-	e.family("republications_total", "counter", "How often the registration socket was made anew, by reason, since the daemon started.")
+	e.family("republications_total", "counter", "How often the registration socket was recreated, by reason, since the daemon started.")
 	for _, d := range enabled {
-		by := causes()
-		maps.Copy(by, d.RepublicationsBy)
-		for _, reason := range slices.Sorted(maps.Keys(by)) {
-			e.sample(float64(by[reason]), "driver", d.Name, "reason", reason)
+		for _, reason := range republicationReasons() {
+			e.sample(float64(d.RepublicationsBy[reason]), "driver", d.Name, "reason", reason)
 		}
 	}
-	e.family("last_get_info_timestamp_seconds", "gauge", "When the kubelet last asked the registration socket with GetInfo, in seconds since the epoch.")
+	e.family("driver_damped", "gauge", "1 while changes of the registration socket are delayed because there were too many, else 0.")
+	for _, d := range enabled {
+		e.sample(boolean(!d.DampedUntil.IsZero()), "driver", d.Name)
+	}
+	e.family("driver_not_kept", "gauge", "1 while the registration would not survive a restart of the daemon, else 0.")
+	for _, d := range enabled {
+		e.sample(boolean(d.NotKept != ""), "driver", d.Name)
+	}
+	e.family("last_get_info_timestamp_seconds", "gauge", "When the kubelet last called GetInfo on the registration socket, in seconds since the epoch.")
 	for _, d := range enabled {
 		if !d.LastGetInfoAt.IsZero() {
 			e.sample(seconds(d.LastGetInfoAt), "driver", d.Name)
@@ -136,8 +138,8 @@ func (e *expo) sample(v float64, labels ...string) {
 	e.out.WriteByte('\n')
 }
 
-// escapeLabel makes a label's value: harmless first, then the three escapes that the
-// format knows.
+// escapeLabel makes a label's value: safe to print first, then the three escapes that the
+// format has.
 func escapeLabel(s string) string {
 	s = safetext.Clean(s, 200)
 	if !strings.ContainsAny(s, "\\\"\n") {
@@ -146,7 +148,7 @@ func escapeLabel(s string) string {
 	return strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`).Replace(s)
 }
 
-func flag01(on bool) float64 {
+func boolean(on bool) float64 {
 	if on {
 		return 1
 	}

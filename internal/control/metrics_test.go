@@ -4,19 +4,22 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
+	"csi-registrar/internal/registrar"
 	"csi-registrar/internal/status"
 )
 
 // sample is a node with a driver in each of the interesting states, and one that has not
-// said its name yet.
+// reported its name yet.
 func sample() status.Document {
 	refused := status.Driver{
 		Name: "b.csi.example", State: "refused", Driver: status.Ready, Registration: status.Refused, Since: at(20),
 		KubeletError: "no", LastGetInfoAt: at(19.125), Accepted: 2, Refusals: 3,
 		Republications: 3, RepublicationsBy: map[string]uint64{"removed": 1, "changed": 2},
+		NotKept: "the descriptor store is full", DampedUntil: at(300),
 	}
 	s := newDaemon(
 		registeredDriver("a.csi.example"), refused,
@@ -25,7 +28,8 @@ func sample() status.Document {
 		status.Driver{Name: "../../x\"\n", State: "absent", Driver: status.Absent, Accepted: 9},
 	).Status()
 	s.Version = "1.2.3\"\\\n\u202e"
-	s.ConfigError = "one"
+	s.ConfigError, s.Polling = "one", "cannot start inotify: too many open files"
+	s.Stuck = []status.StuckCall{{Path: "/mnt/nfs/csi.sock", Since: at(5)}, {Path: "/mnt/fuse/csi.sock", Since: at(6)}}
 	return s
 }
 
@@ -44,6 +48,17 @@ func TestExpositionOfNothing(t *testing.T) {
 	got := exposition(newDaemon().Status())
 	if strings.Contains(got, "driver") {
 		t.Errorf("series of drivers without a driver:\n%s", got)
+	}
+}
+
+// A reason that is missing in the list would be missing in the metrics.
+func TestRepublicationReasons(t *testing.T) {
+	for _, cause := range []registrar.Cause{
+		registrar.CauseRemoved, registrar.CauseReplaced, registrar.CauseChanged, registrar.CauseAsked, registrar.CauseReturned, registrar.CauseSilent,
+	} {
+		if !slices.Contains(republicationReasons(), string(cause)) {
+			t.Errorf("%s is not in the list", cause)
+		}
 	}
 }
 

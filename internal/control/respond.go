@@ -10,44 +10,45 @@ import (
 	"unicode/utf8"
 )
 
-// writeJSON answers with a document. That the client has gone is no error of ours, so
-// what Write says is not looked at.
+// writeJSON answers with a document.
 func writeJSON(w http.ResponseWriter, code int, v any) {
 	doc, err := marshal(v)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
-	header(w, "application/json", len(doc))
-	w.WriteHeader(code)
-	_, _ = w.Write(doc)
+	write(w, code, "application/json", doc)
 }
 
 func writeText(w http.ResponseWriter, code int, s string) {
-	header(w, "text/plain; charset=utf-8", len(s))
-	w.WriteHeader(code)
-	_, _ = w.Write([]byte(s))
+	write(w, code, "text/plain; charset=utf-8", []byte(s))
 }
 
-func header(w http.ResponseWriter, kind string, length int) {
+func write(w http.ResponseWriter, code int, contentType string, body []byte) {
+	setHeader(w, contentType)
+	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+	w.WriteHeader(code)
+	_, _ = w.Write(body) // fails only when the client has gone
+}
+
+func setHeader(w http.ResponseWriter, contentType string) {
 	h := w.Header()
-	h.Set("Content-Type", kind)
-	h.Set("Content-Length", strconv.Itoa(length))
+	h.Set("Content-Type", contentType)
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Cache-Control", "no-store")
 }
 
-// lift lets a call take longer than the server's limits. An error would mean a connection
-// without deadlines, which has no limits to lift.
-func lift(w http.ResponseWriter, d time.Duration) {
+// extendDeadlines lets a call take longer than the server's limits. An error would mean a
+// connection without deadlines, which has no limits.
+func extendDeadlines(w http.ResponseWriter, d time.Duration) {
 	rc := http.NewResponseController(w)
 	_ = rc.SetReadDeadline(time.Time{}) // it would end the request's context
 	_ = rc.SetWriteDeadline(time.Now().Add(d))
 }
 
-// marshal makes one line of JSON that is safe on a terminal: what a driver says is in
-// there as it was said, so all that cannot be seen is written as an escape. For a JSON
-// reader it is the same document.
+// marshal makes one line of JSON that is safe on a terminal: what a driver answers is in
+// there unchanged, so all that cannot be seen is written as an escape. For a JSON reader it
+// is the same document.
 func marshal(v any) ([]byte, error) {
 	doc, err := json.Marshal(v)
 	if err != nil {

@@ -7,59 +7,88 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
+	"sync"
 	"time"
 
 	"golang.org/x/net/netutil"
 )
 
-// The limits of both sockets. A request is a line and has no body, an answer is made from
-// memory; whoever takes longer is stuck or means harm.
+// The limits of both servers. A request is a line and has no body, an answer is made from
+// memory; whoever takes longer is stuck or hostile.
 const (
-	maxConns      = 64 // more wait to be accepted
+	maxConns      = 64
 	maxHeader     = 16 << 10
 	headerTimeout = 5 * time.Second
-	callTimeout   = 30 * time.Second // the whole request, its answer read included; streams lift it
+	callTimeout   = 30 * time.Second // the whole request, its answer read included; streams extend it
 	idleTimeout   = 30 * time.Second
 	endTimeout    = time.Second // for calls that do not end when the daemon does
 )
 
 // Serve serves the control socket with Handler until ctx is done, then ends cleanly: the
-// listener is closed, streams and whatever else heeds its context are over at once, and
-// the rest is waited for, for a second. Only root and the daemon's
-// own user are listened to: the socket's mode says the same, but a socket that was handed
-// over has the mode that somebody wrote into a unit.
+// listener is closed, streams and all that watches its context end at once, the rest has a
+// second. Only root and the daemon's own user are served: the socket's mode says the same,
+// but a socket that was handed over has the mode that somebody wrote into a unit.
 func Serve(ctx context.Context, ln net.Listener, b Backend, log *slog.Logger) error {
-	return serve(ctx, guarded{ln, log}, Handler(b), log)
+	srv := newServer(ctx, Handler(b), log)
+	return serve(ctx, srv, netutil.LimitListener(rootListener{ln, log}, maxConns)) // more wait to be accepted
 }
 
 // ServePublic serves PublicHandler until ctx is done, on TCP or on a Unix socket that
 // others may connect to.
 func ServePublic(ctx context.Context, ln net.Listener, b Backend, log *slog.Logger) error {
-	return serve(ctx, ln, PublicHandler(b), log)
+	srv := newServer(ctx, localHostOnly(ln.Addr(), PublicHandler(b)), log)
+	srv.ConnState = closeOldest(maxConns)
+	return serve(ctx, srv, ln)
 }
 
-func serve(ctx context.Context, ln net.Listener, h http.Handler, log *slog.Logger) error {
-	srv := &http.Server{
+// closeOldest returns a hook for http.Server.ConnState that closes the oldest connection for
+// each new one above the limit. Every user of the node can connect: if the new ones waited,
+// or were refused, a few idle connections would keep monitoring out. An answer takes well
+// below a millisecond, so who sends a request at once is served before it is the oldest.
+func closeOldest(limit int) func(net.Conn, http.ConnState) {
+	var mu sync.Mutex
+	var open []net.Conn // oldest first
+	return func(c net.Conn, state http.ConnState) {
+		mu.Lock()
+		defer mu.Unlock()
+		switch state {
+		case http.StateNew:
+			if open = append(open, c); len(open) > limit {
+				_ = open[0].Close() // its goroutine fails to read or write, and ends
+				open = open[1:]
+			}
+		case http.StateClosed, http.StateHijacked:
+			open = slices.DeleteFunc(open, func(o net.Conn) bool { return o == c })
+		}
+	}
+}
+
+func newServer(ctx context.Context, h http.Handler, log *slog.Logger) *http.Server {
+	return &http.Server{
 		Handler:           h,
 		ReadHeaderTimeout: headerTimeout,
 		ReadTimeout:       callTimeout,
 		WriteTimeout:      callTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeader,
-		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug), // what strangers do wrong is no news
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug), // a client's errors are not the daemon's
 		BaseContext:       func(net.Listener) context.Context { return ctx },
 	}
+}
+
+func serve(ctx context.Context, srv *http.Server, ln net.Listener) error {
 	ended := make(chan error, 1)
 	stop := context.AfterFunc(ctx, func() {
 		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 		defer cancel()
 		err := srv.Shutdown(end)
-		if errors.Is(err, context.DeadlineExceeded) { // a client that connected and says nothing, most likely
+		if errors.Is(err, context.DeadlineExceeded) { // most likely a client that connected and sends nothing
 			err = srv.Close()
 		}
 		ended <- err
 	})
-	err := srv.Serve(netutil.LimitListener(ln, maxConns))
+	err := srv.Serve(ln)
 	if !stop() { // ctx is done: that is why it returned
 		if err := <-ended; err != nil {
 			return fmt.Errorf("cannot end the calls on %s: %w", ln.Addr(), err)

@@ -66,7 +66,7 @@ func TestWatchMissesNothing(t *testing.T) {
 }
 
 // The pause after a document is for the time that it took, not for the quiet after it.
-func TestWatchTellsAtOnceAfterAQuietTime(t *testing.T) {
+func TestWatchReportsAtOnceAfterAQuietTime(t *testing.T) {
 	leaks(t)
 	b := newDaemon()
 	path, _ := served(t, b)
@@ -97,7 +97,7 @@ func TestWatchEndsWithTheDaemon(t *testing.T) {
 			began := time.Now()
 			stop()
 			if took := time.Since(began); took >= endTimeout {
-				t.Errorf("the stream was waited for: %s", took)
+				t.Errorf("it waited %s for the stream", took)
 			}
 		}
 	}
@@ -124,7 +124,7 @@ func TestWatchEndsWithItsContext(t *testing.T) {
 	}
 }
 
-func TestVerdicts(t *testing.T) {
+func TestErrorsOfTheDaemon(t *testing.T) {
 	leaks(t)
 	b := newDaemon(registeredDriver("a.csi.example"))
 	path, _ := served(t, b)
@@ -133,32 +133,32 @@ func TestVerdicts(t *testing.T) {
 		t.Error(err)
 	}
 	err := c.Reregister(t.Context(), "b/../%2e")
-	if v, ok := errors.AsType[*Verdict](err); !ok || !v.Unknown() || v.Text != "cannot register b/../%2e again: no driver of that name is configured" {
+	if v, ok := errors.AsType[*Error](err); !ok || !v.NotFound() || v.Text != "cannot register b/../%2e again: no driver of that name is configured" {
 		t.Errorf("an unknown driver: %v", err)
 	}
 	b.reloadErr = errors.New("a.toml:1: wrong\nb.toml:2: wrong")
-	v, ok := errors.AsType[*Verdict](c.Reload(t.Context()))
+	v, ok := errors.AsType[*Error](c.Reload(t.Context()))
 	if !ok || v.Text != b.reloadErr.Error() {
-		t.Errorf("reload with mistakes: %v", v)
+		t.Errorf("reload with errors: %v", v)
 	}
 }
 
 func TestNotRunning(t *testing.T) {
 	leaks(t)
-	path := filepath.Join(folder(t), "control.sock")
+	path := filepath.Join(shortDir(t), "control.sock")
 	c := NewClient(path)
 	if _, err := c.Status(t.Context()); !errors.Is(err, ErrNotRunning) {
 		t.Errorf("no socket: %v", err)
 	}
-	deadSocket(t, path)
+	staleSocket(t, path)
 	if _, err := c.Status(t.Context()); !errors.Is(err, ErrNotRunning) {
-		t.Errorf("a dead socket: %v", err)
+		t.Errorf("a stale socket: %v", err)
 	}
 }
 
 func TestDaemonThatDoesNotAnswer(t *testing.T) {
 	leaks(t)
-	path := filepath.Join(folder(t), "control.sock")
+	path := filepath.Join(shortDir(t), "control.sock")
 	ln, err := net.Listen("unix", path)
 	if err != nil {
 		t.Fatal(err)
@@ -166,7 +166,7 @@ func TestDaemonThatDoesNotAnswer(t *testing.T) {
 	defer ln.Close()
 	c := NewClient(path)
 	c.limit = 20 * time.Millisecond
-	if _, err := c.Status(t.Context()); err == nil || !strings.Contains(err.Error(), "does not answer within 20ms") {
+	if _, err := c.Status(t.Context()); err == nil || !strings.Contains(err.Error(), "did not answer within 20ms") {
 		t.Errorf("%v", err)
 	}
 	c.limit = time.Hour
@@ -290,16 +290,11 @@ func TestBodiesAndHeadersAreBounded(t *testing.T) {
 
 func TestServePublicOverTCP(t *testing.T) {
 	leaks(t)
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	b := newDaemon(registeredDriver("a.csi.example"))
-	serving(t, ln, func(ctx context.Context, ln net.Listener) error { return ServePublic(ctx, ln, b, quiet()) })
+	addr := servedPublic(t, newDaemon(registeredDriver("a.csi.example")), "127.0.0.1:0")
 	transport := &http.Transport{}
 	defer transport.CloseIdleConnections()
 	for target, want := range map[string]int{"/healthz": 200, "/readyz": 200, "/metrics": 200, "/v1/status": 404} {
-		resp, err := (&http.Client{Transport: transport}).Get("http://" + ln.Addr().String() + target)
+		resp, err := (&http.Client{Transport: transport}).Get("http://" + addr + target)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -310,15 +305,121 @@ func TestServePublicOverTCP(t *testing.T) {
 	}
 }
 
-// A listener that fails is an error, not a silent end.
-func TestServeTellsWhenItCannot(t *testing.T) {
+// servedPublic serves on TCP until the test ends.
+func servedPublic(t *testing.T, b Backend, address string) (addr string) {
+	t.Helper()
+	ln, err := net.Listen("tcp", address)
+	if err != nil {
+		t.Skip(err) // no IPv6
+	}
+	serving(t, ln, func(ctx context.Context, ln net.Listener) error { return ServePublic(ctx, ln, b, discard()) })
+	return ln.Addr().String()
+}
+
+// Any user of the node can connect. Idle connections, whether they sent nothing, a part of
+// a request or a whole one, keep nobody out.
+func TestIdleConnectionsKeepNobodyOut(t *testing.T) {
 	leaks(t)
-	ln, err := Listen(t.Context(), filepath.Join(folder(t), "control.sock"))
+	addr := servedPublic(t, newDaemon(), "127.0.0.1:0")
+	const n = 1000
+	for i := range n {
+		c, err := net.Dial("tcp", addr)
+		if err != nil {
+			t.Fatalf("connection %d: %v", i, err)
+		}
+		defer c.Close()
+		// It may be closed already.
+		_, _ = io.WriteString(c, []string{"", "GET /healthz HTTP/1.1\r\n", "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"}[i%3])
+	}
+	client := http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Get("http://" + addr + "/healthz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		t.Error(resp.Status)
+	}
+}
+
+// A name that resolves to the node's loopback address (DNS rebinding) must not let a web
+// page read the answers.
+func TestHostIsChecked(t *testing.T) {
+	leaks(t)
+	get := func(addr, host string) int {
+		t.Helper()
+		req, err := http.NewRequestWithContext(t.Context(), "GET", "http://"+addr+"/metrics", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Host = host
+		resp, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		return resp.StatusCode
+	}
+	hosts := map[string]int{
+		"localhost": 200, "localhost:9809": 200, "127.0.0.1": 200, "127.0.0.1:1": 200, "[::1]": 200, "[::1]:9809": 200,
+		"rebind.example": 421, "rebind.example:9809": 421, "localhost.example": 421, "127.0.0.1.example": 421, "10.0.0.1": 421, "[fe80::1]:9809": 421,
+	}
+	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {
+		t.Run(address, func(t *testing.T) {
+			addr := servedPublic(t, newDaemon(), address)
+			if code := get(addr, addr); code != 200 {
+				t.Errorf("its own address: %d", code)
+			}
+			for host, want := range hosts {
+				if code := get(addr, host); code != want {
+					t.Errorf("Host: %s: %d, want %d", host, code, want)
+				}
+			}
+		})
+	}
+	// The names of a node that is scraped from elsewhere are not known.
+	if code := get(servedPublic(t, newDaemon(), "0.0.0.0:0"), "node1.example:9809"); code != 200 {
+		t.Errorf("on all addresses: %d", code)
+	}
+}
+
+// The control socket may close a connection at any moment.
+func TestClosedConnection(t *testing.T) {
+	leaks(t)
+	path := filepath.Join(shortDir(t), "control.sock")
+	ln, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			c.Close()
+		}
+	}()
+	for range 100 {
+		if _, err := NewClient(path).Status(t.Context()); !errors.Is(err, ErrNotRunning) || !strings.Contains(err.Error(), "closed the connection") {
+			t.Fatal(err)
+		}
+	}
+	ln.Close()
+	<-ended
+}
+
+// A listener that fails is an error, not a silent end.
+func TestServeFailsWithItsListener(t *testing.T) {
+	leaks(t)
+	ln, err := Listen(t.Context(), filepath.Join(shortDir(t), "control.sock"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	ln.Close()
-	if err := Serve(t.Context(), ln, newDaemon(), quiet()); err == nil {
+	if err := Serve(t.Context(), ln, newDaemon(), discard()); err == nil {
 		t.Error("no error")
 	}
 }

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// slowReader is how long one document of a stream may take to be read.
-const slowReader = 10 * time.Second
+// documentTimeout is how long one document of a stream may take to be read.
+const documentTimeout = 10 * time.Second
 
 // status answers with the document; with ?watch it goes on with another one, a line each,
 // whenever something changed, until the client leaves or the daemon ends. A client that
@@ -16,26 +16,22 @@ func (a api) status(w http.ResponseWriter, r *http.Request) {
 		writeJSON(w, http.StatusOK, a.Status())
 		return
 	}
-	rc := http.NewResponseController(w)
-	h := w.Header()
-	h.Set("Content-Type", "application/x-ndjson")
-	h.Set("X-Content-Type-Options", "nosniff")
-	h.Set("Cache-Control", "no-store")
+	setHeader(w, "application/x-ndjson")
 	for {
 		changed := a.Changed() // before Status, so that nothing falls in between
-		began := time.Now()
+		started := time.Now()
 		doc, err := marshal(a.Status())
 		if err != nil {
 			return
 		}
-		lift(w, slowReader)
+		extendDeadlines(w, documentTimeout)
 		if _, err := w.Write(doc); err != nil {
 			return
 		}
-		if r.Method == http.MethodHead || rc.Flush() != nil {
+		if r.Method == http.MethodHead || http.NewResponseController(w).Flush() != nil {
 			return
 		}
-		pause := min(9*time.Since(began), time.Second)
+		pause := min(9*time.Since(started), time.Second)
 		select {
 		case <-r.Context().Done():
 			return

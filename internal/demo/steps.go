@@ -204,7 +204,7 @@ func (s *stage) mistakeMade(ctx context.Context) error {
 	if err == nil {
 		return errors.New("the daemon accepted a wrong configuration")
 	}
-	verdict, ok := errors.AsType[*control.Verdict](err)
+	verdict, ok := errors.AsType[*control.Error](err)
 	if !ok {
 		return err
 	}
