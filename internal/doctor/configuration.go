@@ -82,10 +82,18 @@ func driverOf(key string) string {
 func (x *exam) origin(d config.Driver, key string) string {
 	for _, k := range []string{key, "socket"} {
 		if at := x.config.Origin(fmt.Sprintf("driver.%q.%s", d.Name, k)); at != "default" {
-			return safetext.Word(at)
+			return place(at)
 		}
 	}
 	return "default"
+}
+
+// place shows an origin, which config has quoted if it could not be shown otherwise.
+func place(at string) string {
+	if strings.HasPrefix(at, `"`) {
+		return at
+	}
+	return safetext.Word(at)
 }
 
 // confDir is where administrators write.

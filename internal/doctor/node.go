@@ -55,7 +55,7 @@ func (x *exam) kubelets(ctx context.Context) {
 	default:
 		x.found(Finding{Step: StepKubelet, Severity: Problem, explains: true,
 			Found: fmt.Sprintf("%s has the root directory %s (%s), but csi-registrar publishes below %s (%s)", k.process,
-				safetext.Word(k.rootDir), k.from, safetext.Word(ours), safetext.Word(x.config.Origin("kubelet.root_dir"))),
+				safetext.Word(k.rootDir), k.from, safetext.Word(ours), place(x.config.Origin("kubelet.root_dir"))),
 			Expected: "root_dir = " + safetext.Quote(k.rootDir) + " under [kubelet]",
 			Fix:      x.setRootDir(k.rootDir)})
 	}
@@ -91,7 +91,7 @@ func (x *exam) setRootDir(dir string) []Fix {
 		}
 	}
 	if file == "" || safetext.Word(dir) != dir { // a path that TOML may want escaped
-		return append([]Fix{text("write root_dir = %s under [kubelet] in %s", safetext.Quote(dir), safetext.Word(at))}, installUnitDropIn(dir)...)
+		return append([]Fix{text("write root_dir = %s under [kubelet] in %s", safetext.Quote(dir), place(at))}, installUnitDropIn(dir)...)
 	}
 	write := run("printf", `[kubelet]\nroot_dir = "%s"\n`, dir)
 	write.Command.Stdout = file
