@@ -124,6 +124,3 @@ func (p process) String() string {
 	}
 	return s + ")"
 }
-
-// logOf shows what a unit said last.
-func logOf(unit string) Fix { return run("journalctl", "-u", unit, "-n", "50") }
