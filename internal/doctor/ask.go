@@ -32,27 +32,32 @@ func (x *exam) trusted(ctx context.Context, d config.Driver, peer *unixsock.Cred
 		}
 		return struct{}{}, trust.Path(d.Socket)
 	})
+	switch {
+	case err == nil && peer != nil && d.SocketOwner == config.OwnerAny:
+		x.checked(d.Name, StepTrust, Skipped, `socket_owner = "any"`)
+	case err == nil && peer != nil:
+		x.checked(d.Name, StepTrust, OK, "only %s can be behind the socket", safetext.Word(d.SocketOwner))
+	}
 	if err == nil {
 		return true
 	}
 	at := x.origin(d, "socket_owner")
-	f := Finding{Driver: d.Name, Step: StepTrust, Severity: Problem, explains: true, Found: sentence(err.Error()),
-		Expected: fmt.Sprintf("nobody but %s can put a socket there, or listen on it", safetext.Word(d.SocketOwner))}
+	found, fix := sentence(err.Error()), []Fix(nil)
 	if p, ok := errors.AsType[*driver.Distrust](err); ok {
-		f.Found = sentence(p.Problem)
+		found = sentence(p.Problem)
 		file, err := look(ctx, x, p.Path, func() (unixsock.File, error) { return unixsock.Lstat(p.Path) })
 		switch {
 		case err == nil && file.IsLink(): // never chown a link: it is whoever made it who says what to
-			f.Fix = []Fix{run("rm", p.Path)}
+			fix = []Fix{run("rm", p.Path)}
 		case len(p.Command) > 0:
-			f.Fix = []Fix{run(p.Command[0], p.Command[1:]...)}
+			fix = []Fix{run(p.Command[0], p.Command[1:]...)}
 		}
 		if p.SocketOwner != "" {
-			f.Fix = append(f.Fix, text("or set socket_owner = %s in %s, if that user runs the driver", safetext.Quote(p.SocketOwner), at))
+			fix = append(fix, text("or set socket_owner = %s in %s, if that user runs the driver", safetext.Quote(p.SocketOwner), at))
 		}
 	}
-	f.Fix = append(f.Fix, text(`or set socket_owner = "any" in %s, to turn these checks off`, at), reload)
-	x.found(f)
+	fix = append(fix, text(`or set socket_owner = "any" in %s, to turn these checks off`, at), reload)
+	x.problem(d.Name, StepTrust, found, fmt.Sprintf("nobody but %s can put a socket there, or listen on it", safetext.Word(d.SocketOwner)), fix...)
 	return false
 }
 
@@ -102,7 +107,7 @@ func (x *exam) nameAt(ctx context.Context, path string, limit time.Duration) (st
 func (x *exam) ask(ctx context.Context, d config.Driver, c net.Conn, who process) {
 	conn, err := connect(c)
 	if err != nil {
-		x.found(Finding{Driver: d.Name, Step: StepPluginInfo, Severity: Problem, explains: true, Found: safetext.Quote(err.Error())})
+		x.problem(d.Name, StepPluginInfo, safetext.Quote(err.Error()), "")
 		return
 	}
 	defer conn.Close()
@@ -191,9 +196,8 @@ func (q *questions) pluginInfo(ctx context.Context) bool {
 	if status.CheckName(name) == nil {
 		fix = text("name the table [driver.%q] in %s, or give it the socket of %s", name, at, q.d.Name)
 	}
-	q.found(Finding{Driver: q.d.Name, Step: StepPluginInfo, Severity: Problem, explains: true,
-		Found:    fmt.Sprintf("the driver at %s reports name %s", safetext.Word(q.d.Socket), safetext.Quote(name)),
-		Expected: fmt.Sprintf("name %q, as in %s", q.d.Name, at), Fix: []Fix{fix, reload}})
+	q.problem(q.d.Name, StepPluginInfo, fmt.Sprintf("the driver at %s reports name %s", safetext.Word(q.d.Socket), safetext.Quote(name)),
+		fmt.Sprintf("name %q, as in %s", q.d.Name, at), fix, reload)
 	return false
 }
 

@@ -136,7 +136,9 @@ func (x *exam) unit(ctx context.Context) {
 }
 
 // asShipped undoes what was changed in a unit.
-func asShipped(unit string) []Fix { return []Fix{systemctl("revert", unit), systemctl("restart", unit)} }
+func asShipped(unit string) []Fix {
+	return []Fix{systemctl("revert", unit), systemctl("restart", unit)}
+}
 
 // sandbox finds out whether the daemon may write below the kubelet's root directory.
 func (x *exam) sandbox(p map[string]string) {
