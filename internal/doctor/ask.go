@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -113,9 +114,9 @@ func (x *exam) ask(ctx context.Context, d config.Driver, c net.Conn, who process
 	defer conn.Close()
 	q := &questions{exam: x, d: d, who: who, identity: csi.NewIdentityClient(conn), node: csi.NewNodeClient(conn)}
 	if q.pluginInfo(ctx) && q.probe(ctx) {
-		q.pluginCapabilities(ctx)
+		q.capabilities(ctx, StepPluginCaps, "it answers; CSI requires it", q.pluginCapabilities)
 		if q.nodeInfo(ctx) {
-			q.nodeCapabilities(ctx)
+			q.capabilities(ctx, StepNodeCaps, "it answers: the kubelet asks before each mount", q.nodeCapabilities)
 		}
 	}
 }
@@ -214,41 +215,33 @@ func (q *questions) probe(ctx context.Context) bool {
 	})
 }
 
-// pluginCapabilities are not asked for by the kubelet, but by other parts of Kubernetes.
-func (q *questions) pluginCapabilities(ctx context.Context) {
-	q.call(ctx, StepPluginCaps, q.d.Timeout, Warning, "it answers; CSI requires it", func(ctx context.Context) (string, error) {
-		r, err := q.identity.GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
-		var names []string
-		for _, c := range r.GetCapabilities() {
-			if s := c.GetService(); s != nil {
-				names = append(names, s.GetType().String())
-			}
-			if e := c.GetVolumeExpansion(); e != nil {
-				names = append(names, "expansion "+e.GetType().String())
-			}
-		}
-		return list(names), err
+// capabilities are shown; a driver that does not answer can be registered all the same.
+func (q *questions) capabilities(ctx context.Context, step Step, expected string, ask func(context.Context) ([]string, error)) {
+	q.call(ctx, step, q.d.Timeout, Warning, expected, func(ctx context.Context) (string, error) {
+		names, err := ask(ctx)
+		return cmp.Or(strings.Join(names, ", "), "none"), err
 	})
 }
 
-// nodeCapabilities are asked for by the kubelet when a volume is mounted.
-func (q *questions) nodeCapabilities(ctx context.Context) {
-	q.call(ctx, StepNodeCaps, q.d.Timeout, Warning, "it answers: the kubelet asks before each mount", func(ctx context.Context) (string, error) {
-		r, err := q.node.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
-		var names []string
-		for _, c := range r.GetCapabilities() {
-			names = append(names, c.GetRpc().GetType().String())
+func (q *questions) pluginCapabilities(ctx context.Context) (names []string, err error) {
+	r, err := q.identity.GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
+	for _, c := range r.GetCapabilities() {
+		if s := c.GetService(); s != nil {
+			names = append(names, s.GetType().String())
 		}
-		return list(names), err
-	})
-}
-
-// list joins the names of enum values.
-func list(names []string) string {
-	if len(names) == 0 {
-		return "none"
+		if e := c.GetVolumeExpansion(); e != nil {
+			names = append(names, "expansion "+e.GetType().String())
+		}
 	}
-	return strings.Join(names, ", ")
+	return names, err
+}
+
+func (q *questions) nodeCapabilities(ctx context.Context) (names []string, err error) {
+	r, err := q.node.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
+	for _, c := range r.GetCapabilities() {
+		names = append(names, c.GetRpc().GetType().String())
+	}
+	return names, err
 }
 
 func (q *questions) nodeInfo(ctx context.Context) bool {
