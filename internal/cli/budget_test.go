@@ -23,7 +23,7 @@ import (
 
 // Budget of a registered driver at rest.
 const (
-	goroutinesEach  = 3 // its registrar, its accept loop, the reader of the driver's connection
+	goroutinesEach  = 7 // its registrar, its accept loop, and gRPC's 5 for the connection to the driver
 	descriptorsEach = 2 // its listener, the driver's connection
 )
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	grpcstatus "google.golang.org/grpc/status"
 
@@ -15,6 +16,7 @@ import (
 )
 
 const (
+	probeMethod     = "Probe"
 	maxMessageShown = 300 // characters of a driver's own words
 
 	// slowAfter is when a call that is not answered is reported.
@@ -39,30 +41,45 @@ type inquiry struct {
 // that is not ready.
 func (q *inquiry) run(endpoint unixsock.File) finding {
 	t := q.conn
-	info, f := q.pluginInfo(t)
+	identity := csi.NewIdentityClient(t.cc)
+	info, f := call(q, t, "GetPluginInfo", q.cfg.Timeout, identity.GetPluginInfo)
 	if f.ok() {
 		f = validateInfo(q.cfg, info, &q.Identity)
 	}
 	if f.ok() {
 		f = q.checkEndpoint(endpoint)
 	}
-	if f.ok() {
-		f = q.probe(t)
+	if !f.ok() {
+		return f
 	}
+	// The CSI specification lets a driver not implement Probe, or leave ready unset, and means
+	// ready by both.
+	probe, f := call(q, t, probeMethod, q.cfg.Timeout, identity.Probe)
+	if f.ok() && probe.GetReady() != nil && !probe.GetReady().GetValue() {
+		f = finding{status.Starting, "the driver answers Probe with \"not ready\": see its own log"}
+	}
+	if !f.ok() {
+		return f
+	}
+	node, f := call(q, t, "NodeGetInfo", nodeInfoTimeout, csi.NewNodeClient(t.cc).NodeGetInfo)
 	if f.ok() {
-		f = q.nodeInfo(t)
+		f = validateNode(node, &q.Identity)
 	}
 	return f
 }
 
 // call makes one call over t and waits for its end. Meanwhile it looks, at each hint, if the
 // driver is still the one at the path: one that hangs must not hide its successor.
-func (q *inquiry) call(t *conn, method string, limit time.Duration, do func(context.Context) error) finding {
+func call[Q, A any](q *inquiry, t *conn, method string, limit time.Duration, do func(context.Context, *Q, ...grpc.CallOption) (*A, error)) (answer *A, f finding) {
 	ctx, cancel := context.WithTimeout(q.ctx, limit)
 	defer cancel()
 	begun := time.Now()
 	done := make(chan error, 1)
-	go func() { done <- do(ctx) }()
+	go func() {
+		var err error
+		answer, err = do(ctx, new(Q))
+		done <- err
+	}()
 	slow := time.NewTimer(slowAfter)
 	defer slow.Stop()
 	hints, resume := q.hints.Hints(), (<-chan time.Time)(nil)
@@ -74,14 +91,14 @@ func (q *inquiry) call(t *conn, method string, limit time.Duration, do func(cont
 				t.answered = time.Now()
 			}
 			switch {
-			case err == nil:
-				return finding{}
+			case err == nil, code == codes.Unimplemented && method == probeMethod:
+				return answer, finding{}
 			case q.ctx.Err() != nil:
-				return interrupted
+				return nil, interrupted
 			case t.flooded.Load():
-				return flood
+				return nil, flood
 			}
-			return failed(method, limit, time.Since(begun), t.broken(), grpcstatus.Convert(err))
+			return nil, failed(method, limit, time.Since(begun), t.broken(), grpcstatus.Convert(err))
 		case <-slow.C:
 			if q.progress != nil {
 				r := q.Report
@@ -93,50 +110,13 @@ func (q *inquiry) call(t *conn, method string, limit time.Duration, do func(cont
 			if q.moved(q.ctx, t) || t != q.conn && q.moved(q.ctx, q.conn) {
 				cancel()
 				<-done
-				return replaced
+				return nil, replaced
 			}
 			hints, resume = nil, time.After(lookPause)
 		case <-resume:
 			hints, resume = q.hints.Hints(), nil
 		}
 	}
-}
-
-func (q *inquiry) pluginInfo(t *conn) (info *csi.GetPluginInfoResponse, f finding) {
-	f = q.call(t, "GetPluginInfo", q.cfg.Timeout, func(ctx context.Context) (err error) {
-		info, err = csi.NewIdentityClient(t.cc).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
-		return err
-	})
-	return info, f
-}
-
-// probe asks Probe. The CSI specification lets a driver not implement it, or leave ready
-// unset, and means ready by both.
-func (q *inquiry) probe(t *conn) finding {
-	var answer *csi.ProbeResponse
-	f := q.call(t, "Probe", q.cfg.Timeout, func(ctx context.Context) (err error) {
-		answer, err = csi.NewIdentityClient(t.cc).Probe(ctx, &csi.ProbeRequest{})
-		if grpcstatus.Code(err) == codes.Unimplemented {
-			return nil
-		}
-		return err
-	})
-	if f.ok() && answer.GetReady() != nil && !answer.GetReady().GetValue() {
-		return finding{status.Starting, "the driver answers Probe with \"not ready\": see its own log"}
-	}
-	return f
-}
-
-func (q *inquiry) nodeInfo(t *conn) finding {
-	var info *csi.NodeGetInfoResponse
-	f := q.call(t, "NodeGetInfo", nodeInfoTimeout, func(ctx context.Context) (err error) {
-		info, err = csi.NewNodeClient(t.cc).NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
-		return err
-	})
-	if f.ok() {
-		f = validateNode(info, &q.Identity)
-	}
-	return f
 }
 
 // checkEndpoint asks at the endpoint, which the kubelet will be told, if it is another file
@@ -160,7 +140,7 @@ func (q *inquiry) checkEndpoint(file unixsock.File) finding {
 		return finding{status.Starting, "the endpoint, which the kubelet would be told, does not answer: " + f.reason}
 	}
 	defer t.close()
-	info, f := q.pluginInfo(t)
+	info, f := call(q, t, "GetPluginInfo", q.cfg.Timeout, csi.NewIdentityClient(t.cc).GetPluginInfo)
 	switch {
 	case f == replaced || f == interrupted:
 		return f

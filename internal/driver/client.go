@@ -208,7 +208,7 @@ func (c *Client) connect(ctx context.Context, socket unixsock.File) finding {
 		return flood
 	}
 	t, f := c.dial(ctx, c.socket)
-	if f.state == status.Absent && time.Since(c.seen.since) < young {
+	if f.state == status.Absent && socket.IsSocket() && time.Since(c.seen.since) < young {
 		c.again.Reset(lookAgain) // listen makes no event
 	}
 	c.conn = t

@@ -22,7 +22,7 @@ import (
 
 func TestReadyIsReportedAgainWithoutAsking(t *testing.T) {
 	_, socket := paths(t)
-	f := &fake{}
+	f := &fakeDriver{}
 	start(t, socket, f)
 	c := client(t, Config{Name: name, Socket: socket}, nil)
 	for range 3 {
@@ -33,7 +33,7 @@ func TestReadyIsReportedAgainWithoutAsking(t *testing.T) {
 }
 
 // expectCalls expects that each method was called n times.
-func expectCalls(t *testing.T, f *fake, n int) {
+func expectCalls(t *testing.T, f *fakeDriver, n int) {
 	t.Helper()
 	for _, method := range []string{"GetPluginInfo", "Probe", "NodeGetInfo"} {
 		if got := f.called(method); got != n {
@@ -46,42 +46,44 @@ func TestAnswers(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		cfg    string // name that is configured; "-": none
-		make   func(*fake)
+		make   func(*fakeDriver)
 		want   status.DriverState
 		reason string
 	}{
-		{"Probe not implemented", "", func(f *fake) { f.ready = fails[*csi.ProbeResponse](codes.Unimplemented, "") }, status.Ready, ""},
-		{"ready unset", "", func(f *fake) { f.ready = says(&csi.ProbeResponse{}) }, status.Ready, ""},
-		{"not ready", "", func(f *fake) { f.ready = says(&csi.ProbeResponse{Ready: wrapperspb.Bool(false)}) }, status.Starting, `answers Probe with "not ready"`},
-		{"Probe fails", "", func(f *fake) { f.ready = fails[*csi.ProbeResponse](codes.FailedPrecondition, "no mount.nfs\x1b[2J") }, status.Starting, `Probe with an error: FailedPrecondition: no mount.nfs\x1b[2J`},
-		{"no name", "-", func(f *fake) { f.info = says(&csi.GetPluginInfoResponse{}) }, status.Starting, "empty name"},
-		{"no name, configured", "", func(f *fake) { f.info = says(&csi.GetPluginInfoResponse{}) }, status.Starting, "empty name"},
-		{"any name", "-", func(*fake) {}, status.Ready, ""},
-		{"other name", "smb.csi.example.com", func(*fake) {}, status.Mismatch, `reports name "nfs.csi.example.com", expected "smb.csi.example.com"`},
-		{"name outside the directory", "-", func(f *fake) { f.info = says(&csi.GetPluginInfoResponse{Name: "../../x"}) }, status.Mismatch, `reports name "../../x"`},
-		{"name with a newline", "-", func(f *fake) { f.info = says(&csi.GetPluginInfoResponse{Name: "a\nb"}) }, status.Mismatch, `"a\nb"`},
-		{"huge name", "", func(f *fake) { f.info = says(&csi.GetPluginInfoResponse{Name: strings.Repeat("x", 100<<10)}) }, status.Mismatch, "xxx…"},
-		{"more than an answer may hold", "", func(f *fake) {
+		{"Probe not implemented", "", func(f *fakeDriver) { f.ready = fails[*csi.ProbeResponse](codes.Unimplemented, "") }, status.Ready, ""},
+		{"ready unset", "", func(f *fakeDriver) { f.ready = says(&csi.ProbeResponse{}) }, status.Ready, ""},
+		{"not ready", "", func(f *fakeDriver) { f.ready = says(&csi.ProbeResponse{Ready: wrapperspb.Bool(false)}) }, status.Starting, `answers Probe with "not ready"`},
+		{"Probe fails", "", func(f *fakeDriver) {
+			f.ready = fails[*csi.ProbeResponse](codes.FailedPrecondition, "no mount.nfs\x1b[2J")
+		}, status.Starting, `Probe with an error: FailedPrecondition: no mount.nfs\x1b[2J`},
+		{"no name", "-", func(f *fakeDriver) { f.info = says(&csi.GetPluginInfoResponse{}) }, status.Starting, "empty name"},
+		{"no name, configured", "", func(f *fakeDriver) { f.info = says(&csi.GetPluginInfoResponse{}) }, status.Starting, "empty name"},
+		{"any name", "-", func(*fakeDriver) {}, status.Ready, ""},
+		{"other name", "smb.csi.example.com", func(*fakeDriver) {}, status.Mismatch, `reports name "nfs.csi.example.com", expected "smb.csi.example.com"`},
+		{"name outside the directory", "-", func(f *fakeDriver) { f.info = says(&csi.GetPluginInfoResponse{Name: "../../x"}) }, status.Mismatch, `reports name "../../x"`},
+		{"name with a newline", "-", func(f *fakeDriver) { f.info = says(&csi.GetPluginInfoResponse{Name: "a\nb"}) }, status.Mismatch, `"a\nb"`},
+		{"huge name", "", func(f *fakeDriver) { f.info = says(&csi.GetPluginInfoResponse{Name: strings.Repeat("x", 100<<10)}) }, status.Mismatch, "xxx…"},
+		{"more than an answer may hold", "", func(f *fakeDriver) {
 			f.info = says(&csi.GetPluginInfoResponse{Name: strings.Repeat("x", 1<<20)})
 		}, status.Starting, "too large"},
-		{"GetPluginInfo not implemented", "", func(f *fake) { f.info = fails[*csi.GetPluginInfoResponse](codes.Unimplemented, "") }, status.Starting, "socket of a CSI driver?"},
-		{"a controller", "", func(f *fake) { f.silent = true }, status.Starting, "socket of its controller"},
-		{"NodeGetInfo fails", "", func(f *fake) {
+		{"GetPluginInfo not implemented", "", func(f *fakeDriver) { f.info = fails[*csi.GetPluginInfoResponse](codes.Unimplemented, "") }, status.Starting, "socket of a CSI driver?"},
+		{"a controller", "", func(f *fakeDriver) { f.silent = true }, status.Starting, "socket of its controller"},
+		{"NodeGetInfo fails", "", func(f *fakeDriver) {
 			f.node = fails[*csi.NodeGetInfoResponse](codes.Internal, strings.Repeat("long ", 1000))
 		}, status.Starting, "NodeGetInfo with an error: Internal: long"},
-		{"its own deadline", "", func(f *fake) {
+		{"its own deadline", "", func(f *fakeDriver) {
 			f.node = fails[*csi.NodeGetInfoResponse](codes.DeadlineExceeded, "metadata service")
 		}, status.Starting, "DeadlineExceeded: metadata service"},
-		{"headers without end", "", func(f *fake) {
+		{"headers without end", "", func(f *fakeDriver) {
 			f.info = fails[*csi.GetPluginInfoResponse](codes.Internal, strings.Repeat("x", 1<<20))
 		}, status.Starting, "GetPluginInfo"},
-		{"no node id", "", func(f *fake) { f.node = says(&csi.NodeGetInfoResponse{}) }, status.Starting, "node id is empty"},
-		{"node id too long", "", func(f *fake) { f.node = says(&csi.NodeGetInfoResponse{NodeId: strings.Repeat("n", 257)}) }, status.Starting, "257 bytes"},
-		{"negative limit", "", func(f *fake) { f.node = says(&csi.NodeGetInfoResponse{NodeId: "n", MaxVolumesPerNode: -1}) }, status.Starting, "cannot be negative"},
+		{"no node id", "", func(f *fakeDriver) { f.node = says(&csi.NodeGetInfoResponse{}) }, status.Starting, "node id is empty"},
+		{"node id too long", "", func(f *fakeDriver) { f.node = says(&csi.NodeGetInfoResponse{NodeId: strings.Repeat("n", 257)}) }, status.Starting, "257 bytes"},
+		{"negative limit", "", func(f *fakeDriver) { f.node = says(&csi.NodeGetInfoResponse{NodeId: "n", MaxVolumesPerNode: -1}) }, status.Starting, "cannot be negative"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			_, socket := paths(t)
-			f := &fake{}
+			f := &fakeDriver{}
 			test.make(f)
 			stop := start(t, socket, f)
 			cfg := Config{Name: name, Socket: socket}
@@ -169,6 +171,19 @@ func TestNotThere(t *testing.T) {
 	}
 }
 
+// Absent can end in a withdrawal.
+func TestOnlyWhatIsNotThereIsAbsent(t *testing.T) {
+	for err, want := range map[error]status.DriverState{
+		unix.ENOENT: status.Absent, unix.ENOTDIR: status.Absent,
+		unix.EIO: status.Starting, unix.ESTALE: status.Starting, unix.ETIMEDOUT: status.Starting, unix.EACCES: status.Starting,
+		unix.ELOOP: status.Starting, unix.ENOMEM: status.Starting, unix.EMFILE: status.Starting,
+	} {
+		if f := missing("/s", &os.PathError{Op: "statx", Path: "/s", Err: err}); f.state != want {
+			t.Errorf("%v: %+v, want %s", err, f, want)
+		}
+	}
+}
+
 // bind comes before listen, and listen makes no event.
 func TestListensLate(t *testing.T) {
 	_, socket := paths(t)
@@ -177,7 +192,7 @@ func TestListensLate(t *testing.T) {
 	must(t, unix.Bind(fd, &unix.SockaddrUnix{Name: socket}))
 	c := client(t, Config{Name: name, Socket: socket}, nil)
 	var listening time.Time
-	f := &fake{}
+	f := &fakeDriver{}
 	stopped := make(chan func(), 1)
 	go func() {
 		time.Sleep(200 * time.Millisecond)
@@ -226,7 +241,7 @@ func TestListensVeryLate(t *testing.T) {
 // "withdraw" would take it away, and is asked again each second.
 func TestNoDescriptors(t *testing.T) {
 	_, socket := paths(t)
-	start(t, socket, &fake{})
+	start(t, socket, &fakeDriver{})
 	c := client(t, Config{Name: name, Socket: socket}, nil)
 	r, back := status.Report{}, noDescriptors(t)
 	func() {
@@ -255,7 +270,7 @@ func noDescriptors(t *testing.T) (back func()) {
 
 func TestRestart(t *testing.T) {
 	_, socket := paths(t)
-	stop := start(t, socket, &fake{})
+	stop := start(t, socket, &fakeDriver{})
 	c := client(t, Config{Name: name, Socket: socket}, nil)
 	expectReady(t, ask(t, c))
 	stop()
@@ -264,7 +279,7 @@ func TestRestart(t *testing.T) {
 		t.Errorf("%+v after its end", r)
 	}
 	must(t, os.Remove(socket))
-	start(t, socket, &fake{})
+	start(t, socket, &fakeDriver{})
 	for _, want := range []bool{true, false} {
 		r := ask(t, c)
 		expectReady(t, r)
@@ -279,7 +294,7 @@ func TestClosedConnection(t *testing.T) {
 	_, socket := paths(t)
 	l := listen(t, socket)
 	closing := &closer{Listener: l}
-	t.Cleanup((&fake{}).serve(closing))
+	t.Cleanup((&fakeDriver{}).serve(closing))
 	c := client(t, Config{Name: name, Socket: socket}, nil)
 	for range 3 {
 		r := ask(t, c)
@@ -317,8 +332,8 @@ func (c *closer) close() {
 func TestReplacedSocketIsNoticedThoughTheConnectionLives(t *testing.T) {
 	_, socket := paths(t)
 	var l *net.UnixListener
-	serve := func() *fake {
-		f := &fake{}
+	serve := func() *fakeDriver {
+		f := &fakeDriver{}
 		l = listen(t, socket)
 		t.Cleanup(f.serve(l))
 		return f
@@ -337,7 +352,7 @@ func TestReplacedSocketIsNoticedThoughTheConnectionLives(t *testing.T) {
 	if r := ask(t, c); r.Driver != status.Absent {
 		t.Errorf("%+v without a socket", r)
 	}
-	start(t, socket, &fake{info: says(&csi.GetPluginInfoResponse{Name: "smb.csi.example.com"})})
+	start(t, socket, &fakeDriver{info: says(&csi.GetPluginInfoResponse{Name: "smb.csi.example.com"})})
 	if r := ask(t, c); r.Driver != status.Mismatch {
 		t.Errorf("%+v, want the new driver's answer", r)
 	}
@@ -345,7 +360,7 @@ func TestReplacedSocketIsNoticedThoughTheConnectionLives(t *testing.T) {
 
 func TestHangsThenRecovers(t *testing.T) {
 	_, socket := paths(t)
-	f := &fake{info: hang[*csi.GetPluginInfoResponse]}
+	f := &fakeDriver{info: hang[*csi.GetPluginInfoResponse]}
 	start(t, socket, f)
 	c := client(t, Config{Name: name, Socket: socket, Timeout: 300 * time.Millisecond}, nil)
 	r := ask(t, c)
@@ -364,7 +379,7 @@ func TestHangsThenRecovers(t *testing.T) {
 // Some drivers ask a cloud for NodeGetInfo.
 func TestNotReadyIsNotAskedForNodeGetInfo(t *testing.T) {
 	_, socket := paths(t)
-	f := &fake{ready: says(&csi.ProbeResponse{Ready: wrapperspb.Bool(false)}), node: hang[*csi.NodeGetInfoResponse]}
+	f := &fakeDriver{ready: says(&csi.ProbeResponse{Ready: wrapperspb.Bool(false)}), node: hang[*csi.NodeGetInfoResponse]}
 	start(t, socket, f)
 	c := client(t, Config{Name: name, Socket: socket}, nil)
 	for range 5 {
@@ -389,7 +404,7 @@ func TestAcceptsLate(t *testing.T) {
 			t.Fatalf("%+v", r)
 		}
 	}
-	f := &fake{}
+	f := &fakeDriver{}
 	stop := f.serve(l)
 	t.Cleanup(stop)
 	c.cfg.Timeout = 20 * time.Second
@@ -401,7 +416,7 @@ func TestAcceptsLate(t *testing.T) {
 
 func TestSlowNodeGetInfo(t *testing.T) {
 	_, socket := paths(t)
-	f := &fake{}
+	f := &fakeDriver{}
 	f.node = func(ctx context.Context) (*csi.NodeGetInfoResponse, error) {
 		select {
 		case <-time.After(1500 * time.Millisecond):
@@ -421,7 +436,7 @@ func TestSlowNodeGetInfo(t *testing.T) {
 
 func TestInterrupted(t *testing.T) {
 	_, socket := paths(t)
-	start(t, socket, &fake{node: hang[*csi.NodeGetInfoResponse]})
+	start(t, socket, &fakeDriver{node: hang[*csi.NodeGetInfoResponse]})
 	c := client(t, Config{Name: name, Socket: socket}, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(100*time.Millisecond, cancel)
@@ -508,7 +523,7 @@ func (rand) Read(b []byte) (int, error) {
 
 func TestEndpoint(t *testing.T) {
 	dir, socket := paths(t)
-	f := &fake{}
+	f := &fakeDriver{}
 	start(t, socket, f)
 	endpoint := filepath.Join(dir, "endpoint.sock")
 	check := func(t *testing.T) (*Client, status.Report) {
@@ -542,18 +557,18 @@ func TestEndpoint(t *testing.T) {
 	})
 	t.Run("same driver", func(t *testing.T) {
 		gone(t)
-		stop := start(t, endpoint, &fake{})
+		stop := start(t, endpoint, &fakeDriver{})
 		c, r := check(t)
 		expectReady(t, r)
 		holds(t, c, true)
 		stop()
 		must(t, os.Remove(endpoint))
-		start(t, endpoint, &fake{})
+		start(t, endpoint, &fakeDriver{})
 		holds(t, c, false) // it was replaced
 	})
 	t.Run("other driver", func(t *testing.T) {
 		gone(t)
-		start(t, endpoint, &fake{info: says(&csi.GetPluginInfoResponse{Name: "smb\n.csi"})})
+		start(t, endpoint, &fakeDriver{info: says(&csi.GetPluginInfoResponse{Name: "smb\n.csi"})})
 		if _, r := check(t); r.Driver != status.Mismatch || !strings.Contains(r.Reason, `smb\\n.csi`) || !strings.Contains(r.Reason, name) {
 			t.Errorf("%+v", r)
 		}
@@ -584,7 +599,7 @@ func TestEndpoint(t *testing.T) {
 	})
 	t.Run("hangs", func(t *testing.T) {
 		gone(t)
-		start(t, endpoint, &fake{info: hang[*csi.GetPluginInfoResponse]})
+		start(t, endpoint, &fakeDriver{info: hang[*csi.GetPluginInfoResponse]})
 		if _, r := check(t); r.Driver != status.Starting || !strings.Contains(r.Reason, "at the endpoint") {
 			t.Errorf("%+v", r)
 		}

@@ -21,11 +21,11 @@ import (
 	"csi-registrar/internal/worker"
 )
 
-// asked is closed when the fake is asked for NodeGetInfo, which then hangs.
-func hangsInNodeGetInfo() (f *fake, asked chan struct{}) {
+// hangsInNodeGetInfo returns a fake, and what is closed when it is asked for NodeGetInfo, which then hangs.
+func hangsInNodeGetInfo() (f *fakeDriver, asked chan struct{}) {
 	asked = make(chan struct{})
 	once := sync.OnceFunc(func() { close(asked) })
-	return &fake{node: func(ctx context.Context) (*csi.NodeGetInfoResponse, error) {
+	return &fakeDriver{node: func(ctx context.Context) (*csi.NodeGetInfoResponse, error) {
 		once()
 		return hang[*csi.NodeGetInfoResponse](ctx)
 	}}, asked
@@ -41,8 +41,7 @@ func TestHangingDriverReplacedAtItsPathDoesNotHideItsSuccessor(t *testing.T) {
 	go func() { report <- c.Ask(t.Context(), nil) }()
 	<-asked
 	hints.Hint() // nothing changed: the call goes on
-	must(t, os.Rename(socket, socket+".old"))
-	start(t, socket+".new", &fake{})
+	start(t, socket+".new", &fakeDriver{})
 	must(t, os.Rename(socket+".new", socket))
 	serving := time.Now()
 	hints.Hint()
@@ -74,7 +73,7 @@ func TestSocketRemovedWhileTheDriverHangsIsAbsent(t *testing.T) {
 
 func TestProgressIsReportedOncePerCall(t *testing.T) {
 	_, socket := paths(t)
-	f := &fake{}
+	f := &fakeDriver{}
 	release := make(chan struct{})
 	f.node = func(context.Context) (*csi.NodeGetInfoResponse, error) {
 		<-release
@@ -98,7 +97,7 @@ func TestProgressIsReportedOncePerCall(t *testing.T) {
 
 func TestUnavailableIsWhatTheDriverSaid(t *testing.T) {
 	_, socket := paths(t)
-	start(t, socket, &fake{info: fails[*csi.GetPluginInfoResponse](codes.Unavailable, "Driver is missing version")})
+	start(t, socket, &fakeDriver{info: fails[*csi.GetPluginInfoResponse](codes.Unavailable, "Driver is missing version")})
 	c := client(t, Config{Name: name, Socket: socket}, nil)
 	r := ask(t, c)
 	want := "the driver answered GetPluginInfo with an error: Unavailable: Driver is missing version; see its own log"
@@ -154,7 +153,7 @@ func TestDeadFileSystemIsNotWaitedForAndCostsNoRegistration(t *testing.T) {
 	endpoint := dir + "/endpoint.sock"
 	for _, dead := range []string{socket, endpoint} {
 		t.Run(dead[len(dir):], func(t *testing.T) {
-			f := &fake{}
+			f := &fakeDriver{}
 			stop := start(t, socket, f)
 			defer os.Remove(socket)
 			defer stop()
@@ -177,7 +176,7 @@ func TestDeadFileSystemIsNotWaitedForAndCostsNoRegistration(t *testing.T) {
 
 func TestFileSystemThatDiesDuringACallDoesNotEndIt(t *testing.T) {
 	_, socket := paths(t)
-	f := &fake{}
+	f := &fakeDriver{}
 	asked, answer := make(chan struct{}), make(chan struct{})
 	f.node = func(context.Context) (*csi.NodeGetInfoResponse, error) {
 		close(asked)
@@ -230,7 +229,7 @@ func pour(c net.Conn) (taken int) {
 func TestFloodEndsTheConnectionAndIsLeftAloneForAWhile(t *testing.T) {
 	_, socket := paths(t)
 	l := &flooder{listen(t, socket), make(chan net.Conn, 10)}
-	t.Cleanup((&fake{}).serve(l))
+	t.Cleanup((&fakeDriver{}).serve(l))
 	c := client(t, Config{Name: name, Socket: socket}, nil)
 	expectReady(t, ask(t, c))
 	if n := pour(<-l.conns); n > 2<<20 {
@@ -276,7 +275,7 @@ func (d dataWithError) Read(b []byte) (int, error) { return len(b), os.ErrDeadli
 func TestGoodbyeIsHinted(t *testing.T) {
 	_, socket := paths(t)
 	s := grpc.NewServer()
-	f := &fake{}
+	f := &fakeDriver{}
 	csi.RegisterIdentityServer(s, f)
 	csi.RegisterNodeServer(s, f)
 	l := listen(t, socket)
@@ -291,7 +290,7 @@ func TestGoodbyeIsHinted(t *testing.T) {
 
 func TestOurOwnCloseIsNotHinted(t *testing.T) {
 	_, socket := paths(t)
-	start(t, socket, &fake{})
+	start(t, socket, &fakeDriver{})
 	c := client(t, Config{Name: name, Socket: socket}, nil)
 	expectReady(t, ask(t, c))
 	must(t, c.Close())
@@ -305,7 +304,8 @@ func TestDriverThatDoesNotReadDoesNotHoldUpClose(t *testing.T) {
 	go func() {
 		if conn, err := l.Accept(); err == nil {
 			defer conn.Close()
-			pour(conn) // the answers to the pings fill the way back
+			conn.Write([]byte{0, 0, 0, 4, 0, 0, 0, 0, 0}) // SETTINGS come first
+			pour(conn)                                    // the answers to the pings fill the way back
 			io.Copy(io.Discard, conn)
 		}
 	}()
@@ -315,16 +315,37 @@ func TestDriverThatDoesNotReadDoesNotHoldUpClose(t *testing.T) {
 	}
 	begun := time.Now()
 	must(t, c.Close())
-	t.Logf("closed in %v", time.Since(begun))
+	if d := time.Since(begun); d > 4*time.Second { // gRPC alone waits for 5
+		t.Errorf("closed in %v", d)
+	}
 }
 
 func BenchmarkLook(b *testing.B) {
 	_, socket := paths(b)
-	start(b, socket, &fake{})
+	start(b, socket, &fakeDriver{})
 	c := client(b, Config{Name: name, Socket: socket}, nil)
 	expectReady(b, ask(b, c))
 	b.ReportAllocs()
 	for b.Loop() {
 		expectReady(b, ask(b, c))
+	}
+}
+
+// client looks for what is left behind.
+func TestConnectionThatComesTooLateIsClosed(t *testing.T) {
+	_, socket := paths(t)
+	start(t, socket, &fakeDriver{})
+	hints := make(box, 1)
+	c := client(t, Config{Name: name, Socket: socket}, hints)
+	for range 100 {
+		c.lookLimit = time.Nanosecond
+		if r := ask(t, c); r.Driver == status.Absent || r.Driver == status.Mismatch {
+			t.Fatalf("%+v", r)
+		}
+		must(t, c.Close())
+	}
+	c.lookLimit = 20 * time.Second
+	for r := ask(t, c); r.Driver != status.Ready; r = ask(t, c) { // the last look may still run
+		expectHint(t, c, r.Reason)
 	}
 }

@@ -23,8 +23,8 @@ import (
 
 const name = "nfs.csi.example.com"
 
-// fake is a driver that answers as a test wants it to. A nil answer is the good one.
-type fake struct {
+// fakeDriver is a driver that answers as a test wants it to. A nil answer is the good one.
+type fakeDriver struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedNodeServer
 	mu     sync.Mutex
@@ -35,19 +35,19 @@ type fake struct {
 	silent bool // no node service
 }
 
-func (f *fake) set(change func()) {
+func (f *fakeDriver) set(change func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	change()
 }
 
-func (f *fake) called(method string) int {
+func (f *fakeDriver) called(method string) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.calls[method]
 }
 
-func answer[T any](f *fake, ctx context.Context, method string, pick func() func(context.Context) (T, error), good T) (T, error) {
+func answer[T any](f *fakeDriver, ctx context.Context, method string, pick func() func(context.Context) (T, error), good T) (T, error) {
 	f.mu.Lock()
 	if f.calls == nil {
 		f.calls = map[string]int{}
@@ -61,23 +61,23 @@ func answer[T any](f *fake, ctx context.Context, method string, pick func() func
 	return do(ctx)
 }
 
-func (f *fake) GetPluginInfo(ctx context.Context, _ *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
+func (f *fakeDriver) GetPluginInfo(ctx context.Context, _ *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
 	return answer(f, ctx, "GetPluginInfo", func() func(context.Context) (*csi.GetPluginInfoResponse, error) { return f.info },
 		&csi.GetPluginInfoResponse{Name: name, VendorVersion: "v4.2"})
 }
 
-func (f *fake) Probe(ctx context.Context, _ *csi.ProbeRequest) (*csi.ProbeResponse, error) {
+func (f *fakeDriver) Probe(ctx context.Context, _ *csi.ProbeRequest) (*csi.ProbeResponse, error) {
 	return answer(f, ctx, "Probe", func() func(context.Context) (*csi.ProbeResponse, error) { return f.ready },
 		&csi.ProbeResponse{Ready: wrapperspb.Bool(true)})
 }
 
-func (f *fake) NodeGetInfo(ctx context.Context, _ *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+func (f *fakeDriver) NodeGetInfo(ctx context.Context, _ *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
 	return answer(f, ctx, "NodeGetInfo", func() func(context.Context) (*csi.NodeGetInfoResponse, error) { return f.node },
 		&csi.NodeGetInfoResponse{NodeId: "node-1", MaxVolumesPerNode: 7, AccessibleTopology: &csi.Topology{Segments: map[string]string{"topology.example.com/zone": "a"}}})
 }
 
 // serve serves f on l and returns what ends it, as a kill does: connections break.
-func (f *fake) serve(l net.Listener) (stop func()) {
+func (f *fakeDriver) serve(l net.Listener) (stop func()) {
 	s := grpc.NewServer()
 	csi.RegisterIdentityServer(s, f)
 	if !f.silent {
@@ -131,7 +131,7 @@ func listen(t testing.TB, path string) *net.UnixListener {
 }
 
 // start serves a fake at path until the test or the returned function ends it.
-func start(t testing.TB, path string, f *fake) (stop func()) {
+func start(t testing.TB, path string, f *fakeDriver) (stop func()) {
 	t.Helper()
 	stop = sync.OnceFunc(f.serve(listen(t, path)))
 	t.Cleanup(stop)

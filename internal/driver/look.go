@@ -54,7 +54,7 @@ func (c *Client) look(ctx context.Context) (socket, endpoint unixsock.File, f fi
 		return s.file, endpoint, s.finding
 	}
 	e := c.lookAt(ctx, c.endpoint, false)
-	if e.state == status.Absent { // a driver may see another file system than we do
+	if e.state == status.Absent || e.denied { // a driver may see more, or another file system, than we do
 		e.finding = finding{}
 	}
 	return s.file, e.file, e.finding
@@ -66,6 +66,7 @@ type looked struct {
 	finding
 	file    unixsock.File
 	raw     *net.UnixConn
+	denied  bool // this process may not look there
 	refused bool // nobody listens there, or not yet
 }
 
@@ -93,7 +94,7 @@ func (c *Client) lookAt(ctx context.Context, at target, connect bool) looked {
 func lookOnce(trust Trust, path string, connect bool) (l looked) {
 	var err error
 	if l.file, err = unixsock.Stat(path); err != nil {
-		l.finding = missing(path, err)
+		l.finding, l.denied = missing(path, err), errors.Is(err, unix.EACCES)
 		return l
 	}
 	if l.finding = untrusted(trust.Path(path)); !l.ok() || !connect {
@@ -165,15 +166,7 @@ func missing(path string, err error) finding {
 	case errors.Is(err, unix.EACCES):
 		return finding{status.Starting, fmt.Sprintf("no permission to look at %s: a directory on the way is closed to uid %d; see CAP_DAC_OVERRIDE in csi-registrar.service(8)", path, os.Geteuid())}
 	}
-	return finding{status.Starting, fmt.Sprintf("cannot look at %s: %v%s", path, cause(err), remedy(err))}
-}
-
-// cause leaves out the operation and path of a system call's error.
-func cause(err error) error {
-	if errno, ok := errors.AsType[unix.Errno](err); ok {
-		return errno
-	}
-	return err
+	return finding{status.Starting, fmt.Sprintf("cannot look whether the driver is there: %v%s", err, remedy(err))}
 }
 
 // refused says why what is at path cannot be connected to.

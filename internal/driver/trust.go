@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/unixsock"
 )
@@ -44,7 +45,7 @@ type Distrust struct {
 func (d *Distrust) Error() string {
 	var fixes []string
 	if len(d.Command) > 0 {
-		fixes = append(fixes, fmt.Sprintf("run \"%s\"", quote(d.Command)))
+		fixes = append(fixes, fmt.Sprintf("run \"%s\"", safetext.Run(d.Command[0], d.Command[1:]...)))
 	}
 	if d.SocketOwner != "" {
 		fixes = append(fixes, fmt.Sprintf("set socket_owner = %q if that user runs the driver", d.SocketOwner))
@@ -228,19 +229,4 @@ func userName(uid uint32) string {
 		return name + " (" + number + ")"
 	}
 	return number
-}
-
-// quote makes a command safe to paste into a shell.
-func quote(command []string) string {
-	special := func(r rune) bool {
-		plain := r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("/._-+:@", r)
-		return !plain
-	}
-	words := slices.Clone(command)
-	for i, w := range words {
-		if strings.ContainsFunc(w, special) {
-			words[i] = "'" + strings.ReplaceAll(w, "'", `'\''`) + "'"
-		}
-	}
-	return strings.Join(words, " ")
 }

@@ -1,0 +1,381 @@
+// Package fake has stand-ins for what the daemon talks to, for tests. It is not in any shipped
+// binary.
+package fake
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// HangFS is a FUSE file system in memory that stops answering when it is told to, as a dead NFS
+// server does: every system call about a path in it, or about the mount point itself, then
+// blocks until Resume, Close or SIGKILL. It holds directories, symbolic links, sockets that can
+// be bound and connected to, and empty files. The kernel caches nothing of it.
+//
+// A hanging HangFS leaves requests in the kernel's queue instead of reading them: a process
+// whose request was read could not even be killed (fs/fuse/dev.c, request_wait_answer), the one
+// that serves the file system included.
+type HangFS struct {
+	dir  string
+	file *os.File // /dev/fuse
+
+	mu      sync.Mutex // one of Hang, Resume and Close at a time
+	hanging bool
+	stopped chan struct{} // the server stopped reading
+	resumed chan struct{}
+	done    chan struct{} // closed when the server has returned
+
+	// The server's own.
+	nodes map[uint64]*node
+	last  uint64 // the number of the newest node; never used again
+}
+
+type node struct {
+	attr    attr
+	target  string           // of a symbolic link
+	entries map[string]*node // of a directory
+}
+
+// MountHangFS mounts an empty file system at dir and serves it. The error is fs.ErrPermission or
+// fs.ErrNotExist where FUSE is not available.
+func MountHangFS(dir string) (*HangFS, error) {
+	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, fmt.Errorf("cannot open /dev/fuse: %w", err)
+	}
+	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=%d,group_id=%d,allow_other,default_permissions", fd, os.Geteuid(), os.Getegid())
+	if err := unix.Mount("hangfs", dir, "fuse", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
+		return nil, errors.Join(fmt.Errorf("cannot mount a FUSE file system at %s: %w", dir, err), unix.Close(fd))
+	}
+	h := &HangFS{
+		dir:     dir,
+		file:    os.NewFile(uintptr(fd), "/dev/fuse"), // now: before the mount, epoll takes it for broken
+		stopped: make(chan struct{}),
+		resumed: make(chan struct{}),
+		done:    make(chan struct{}),
+		nodes:   map[uint64]*node{},
+	}
+	h.add(unix.S_IFDIR|0o755, header{UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())})
+	go h.serve()
+	return h, nil
+}
+
+// Hang stops answering. When it returns, no request is being answered any more.
+func (h *HangFS) Hang() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.hanging {
+		return nil
+	}
+	if err := h.file.SetReadDeadline(time.Unix(1, 0)); err != nil {
+		return fmt.Errorf("cannot stop answering: %w", err)
+	}
+	select {
+	case <-h.stopped:
+		h.hanging = true
+		return nil
+	case <-h.done:
+		return errors.New("cannot stop answering: the file system was unmounted")
+	}
+}
+
+// Resume answers again, also what was asked meanwhile.
+func (h *HangFS) Resume() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.hanging {
+		return nil
+	}
+	if err := h.file.SetReadDeadline(time.Time{}); err != nil {
+		return fmt.Errorf("cannot answer again: %w", err)
+	}
+	h.hanging = false
+	h.resumed <- struct{}{}
+	return nil
+}
+
+// Close unmounts. Whatever hangs gets an error.
+func (h *HangFS) Close() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	err := unix.Unmount(h.dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW) // waits for nobody
+	err = errors.Join(err, h.file.Close())
+	if h.hanging {
+		h.hanging = false
+		h.resumed <- struct{}{}
+	}
+	<-h.done
+	if err != nil {
+		return fmt.Errorf("cannot unmount %s: %w", h.dir, err)
+	}
+	return nil
+}
+
+// The protocol is in linux/fuse.h and fuse(4). Times of validity are zero: nothing is cached.
+
+const (
+	opLookup      = 1
+	opForget      = 2
+	opGetattr     = 3
+	opSetattr     = 4
+	opReadlink    = 5
+	opSymlink     = 6
+	opMknod       = 8
+	opMkdir       = 9
+	opUnlink      = 10
+	opRmdir       = 11
+	opRename      = 12
+	opInit        = 26
+	opReaddir     = 28
+	opInterrupt   = 36
+	opDestroy     = 38
+	opBatchForget = 42
+	opRename2     = 45
+)
+
+type (
+	header struct {
+		Len, Opcode           uint32
+		Unique, Node          uint64
+		UID, GID, PID, Unused uint32
+	}
+	attr struct {
+		Ino, Size, Blocks                            uint64
+		Atime, Mtime, Ctime                          uint64
+		AtimeNsec, MtimeNsec, CtimeNsec, Mode, Nlink uint32
+		UID, GID, Rdev, BlockSize, Flags             uint32
+	}
+	attrOut struct {
+		Valid [2]uint64
+		Attr  attr
+	}
+	entryOut struct {
+		Node, Generation uint64
+		Valid            [3]uint64
+		Attr             attr
+	}
+	initOut struct {
+		Major, Minor, MaxReadahead, Flags uint32
+		MaxBackground, Congestion         uint16
+		MaxWrite, TimeGran                uint32
+		Unused                            [9]uint32
+	}
+	setattrIn struct {
+		Valid, _             uint32
+		_                    [6]uint64
+		_                    [3]uint32
+		Mode, _, UID, GID, _ uint32
+	}
+)
+
+func (h *HangFS) serve() {
+	defer close(h.done)
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := h.file.Read(buf)
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			h.stopped <- struct{}{}
+			<-h.resumed
+			continue
+		case errors.Is(err, unix.ENOENT): // the caller was killed before we read its request
+			continue
+		case err != nil: // closed, or unmounted by somebody else
+			return
+		}
+		var in header
+		size, err := binary.Decode(buf[:n], binary.NativeEndian, &in)
+		if err != nil {
+			continue
+		}
+		switch in.Opcode {
+		case opForget, opBatchForget, opInterrupt, opDestroy:
+			continue // no answer is wanted
+		}
+		body, errno := h.answer(in, buf[size:n])
+		if errno != 0 {
+			body = nil
+		}
+		out := binary.NativeEndian.AppendUint32(nil, uint32(16+len(body)))
+		out = binary.NativeEndian.AppendUint32(out, uint32(-int32(errno)))
+		out = binary.NativeEndian.AppendUint64(out, in.Unique)
+		// ENOENT: the caller was killed meanwhile. Whatever else fails, the next Read shows.
+		_, _ = h.file.Write(append(out, body...))
+	}
+}
+
+func (h *HangFS) answer(in header, body []byte) ([]byte, unix.Errno) {
+	n := h.nodes[in.Node]
+	if n == nil && in.Opcode != opInit {
+		return nil, unix.ESTALE
+	}
+	switch in.Opcode {
+	case opInit:
+		return encode(initOut{Major: 7, Minor: 31, MaxWrite: 4096, TimeGran: 1}), 0
+	case opLookup:
+		return entry(n.entries[names(body)[0]])
+	case opGetattr:
+		return encode(attrOut{Attr: n.attr}), 0
+	case opSetattr:
+		return n.setattr(body)
+	case opReadlink:
+		return []byte(n.target), 0
+	case opSymlink:
+		made := h.add(unix.S_IFLNK|0o777, in)
+		made.target = names(body)[1]
+		return n.enter(names(body)[0], made)
+	case opMknod: // mode, rdev, umask and padding; the kernel applied the umask
+		return n.enter(names(body[16:])[0], h.add(binary.NativeEndian.Uint32(body), in))
+	case opMkdir: // mode and umask
+		return n.enter(names(body[8:])[0], h.add(unix.S_IFDIR|binary.NativeEndian.Uint32(body), in))
+	case opUnlink, opRmdir:
+		return n.remove(names(body)[0])
+	case opRename:
+		return n.rename(h.nodes[binary.NativeEndian.Uint64(body)], names(body[8:]), 0)
+	case opRename2:
+		return n.rename(h.nodes[binary.NativeEndian.Uint64(body)], names(body[16:]), binary.NativeEndian.Uint32(body[8:]))
+	case opReaddir: // handle, offset, size
+		return n.list(binary.NativeEndian.Uint64(body[8:]), int(binary.NativeEndian.Uint32(body[16:]))), 0
+	}
+	// The kernel does without open, opendir, release, flush, create and access.
+	return nil, unix.ENOSYS
+}
+
+func (h *HangFS) add(mode uint32, in header) *node {
+	h.last++ // the root is number 1, as FUSE wants it
+	n := &node{attr: attr{Ino: h.last, Mode: mode, Nlink: 1, UID: in.UID, GID: in.GID, BlockSize: 4096}}
+	if mode&unix.S_IFMT == unix.S_IFDIR {
+		n.entries = map[string]*node{}
+	}
+	n.changed()
+	n.attr.Mtime, n.attr.MtimeNsec = n.attr.Ctime, n.attr.CtimeNsec
+	h.nodes[h.last] = n
+	return n
+}
+
+func (n *node) changed() {
+	now := time.Now()
+	n.attr.Ctime, n.attr.CtimeNsec = uint64(now.Unix()), uint32(now.Nanosecond())
+	if n.entries != nil {
+		n.attr.Mtime, n.attr.MtimeNsec = n.attr.Ctime, n.attr.CtimeNsec
+	}
+}
+
+func (n *node) enter(name string, made *node) ([]byte, unix.Errno) {
+	if n.entries[name] != nil {
+		return nil, unix.EEXIST
+	}
+	n.entries[name] = made
+	n.changed()
+	return entry(made)
+}
+
+func (n *node) remove(name string) ([]byte, unix.Errno) {
+	switch gone := n.entries[name]; {
+	case gone == nil:
+		return nil, unix.ENOENT
+	case len(gone.entries) > 0:
+		return nil, unix.ENOTEMPTY
+	}
+	delete(n.entries, name)
+	n.changed()
+	return nil, 0
+}
+
+func (n *node) rename(to *node, names []string, flags uint32) ([]byte, unix.Errno) {
+	from, old := n.entries[names[0]], to.entries[names[1]]
+	switch {
+	case from == nil, flags&unix.RENAME_EXCHANGE != 0 && old == nil:
+		return nil, unix.ENOENT
+	case flags&unix.RENAME_NOREPLACE != 0 && old != nil:
+		return nil, unix.EEXIST
+	case flags&unix.RENAME_EXCHANGE == 0 && old != nil && len(old.entries) > 0:
+		return nil, unix.ENOTEMPTY
+	}
+	delete(n.entries, names[0])
+	if flags&unix.RENAME_EXCHANGE != 0 {
+		n.entries[names[0]] = old
+	}
+	to.entries[names[1]] = from
+	n.changed()
+	to.changed()
+	from.changed()
+	return nil, 0
+}
+
+func (n *node) setattr(body []byte) ([]byte, unix.Errno) {
+	var in setattrIn
+	if _, err := binary.Decode(body, binary.NativeEndian, &in); err != nil {
+		return nil, unix.EINVAL
+	}
+	const mode, uid, gid = 1, 2, 4
+	if in.Valid&mode != 0 {
+		n.attr.Mode = n.attr.Mode&unix.S_IFMT | in.Mode&^unix.S_IFMT
+	}
+	if in.Valid&uid != 0 {
+		n.attr.UID = in.UID
+	}
+	if in.Valid&gid != 0 {
+		n.attr.GID = in.GID
+	}
+	n.changed()
+	return encode(attrOut{Attr: n.attr}), 0
+}
+
+// list is one answer to readdir. The offset is a node's number, so that removing entries
+// between two calls skips none.
+func (n *node) list(offset uint64, size int) []byte {
+	var out []byte
+	for _, name := range slices.SortedFunc(maps.Keys(n.entries), func(a, b string) int {
+		return int(n.entries[a].attr.Ino) - int(n.entries[b].attr.Ino)
+	}) {
+		a := n.entries[name].attr
+		if a.Ino <= offset {
+			continue
+		}
+		e := binary.NativeEndian.AppendUint64(nil, a.Ino)
+		e = binary.NativeEndian.AppendUint64(e, a.Ino) // where to go on
+		e = binary.NativeEndian.AppendUint32(e, uint32(len(name)))
+		e = binary.NativeEndian.AppendUint32(e, a.Mode>>12)
+		e = append(e, name...)
+		e = append(e, make([]byte, -len(e)&7)...)
+		if len(out)+len(e) > size {
+			break
+		}
+		out = append(out, e...)
+	}
+	return out
+}
+
+func entry(n *node) ([]byte, unix.Errno) {
+	if n == nil {
+		return nil, unix.ENOENT
+	}
+	return encode(entryOut{Node: n.attr.Ino, Attr: n.attr}), 0
+}
+
+// names are the strings of a request, each of which ends with a zero byte.
+func names(body []byte) []string {
+	var list []string
+	for _, b := range bytes.Split(body, []byte{0}) {
+		list = append(list, string(b))
+	}
+	return list
+}
+
+func encode(v any) []byte {
+	out, err := binary.Append(nil, binary.NativeEndian, v)
+	if err != nil {
+		panic(err) // our own structs, all of fixed size
+	}
+	return out
+}
