@@ -88,11 +88,11 @@ func (x *exam) setRootDir(dir string) []Fix {
 		}
 	}
 	if file == "" || safetext.Word(dir) != dir { // a path that TOML may want escaped
-		return append([]Fix{text("write root_dir = %s under [kubelet] in %s", safetext.Quote(dir), place(at))}, installUnitDropIn(dir)...)
+		return append([]Fix{text("write root_dir = %s under [kubelet] in %s", safetext.Quote(dir), place(at))}, installDropIn(dir)...)
 	}
 	write := run("printf", `[kubelet]\nroot_dir = "%s"\n`, dir)
 	write.Command.Stdout = file
-	return append([]Fix{run("mkdir", "-p", path.Dir(file)), write}, installUnitDropIn(dir)...)
+	return append([]Fix{run("mkdir", "-p", path.Dir(file)), write}, installDropIn(dir)...)
 }
 
 // directory looks at plugins_registry itself.

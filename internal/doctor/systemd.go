@@ -13,8 +13,10 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"csi-registrar/internal/safetext"
+	"csi-registrar/internal/systemd"
 )
 
 // Units asks the service manager.
@@ -144,10 +146,10 @@ func asShipped(unit string) []Fix {
 func (x *exam) sandbox(p map[string]string) {
 	root := x.config.Config.Kubelet.RootDir
 	shown := safetext.Word(root)
-	dir, setting := hider(root)
-	hidden := hides(p[setting])
+	dir, setting := systemd.Hider(root)
+	hidden := systemd.Hides(p[setting])
 	writable := p["ProtectSystem"] != "strict" || slices.ContainsFunc(strings.Fields(p["ReadWritePaths"]), func(w string) bool {
-		return within(root, strings.Trim(strings.TrimLeft(w, "-+"), `"`))
+		return systemd.Within(root, strings.Trim(strings.TrimLeft(w, "-+"), `"`))
 	})
 	found := fmt.Sprintf("%s sees %s read-only: its ReadWritePaths= are %s", serviceUnit, shown, safetext.Quote(p["ReadWritePaths"]))
 	expected := "ReadWritePaths= has the kubelet's root directory"
@@ -161,20 +163,20 @@ func (x *exam) sandbox(p map[string]string) {
 	case x.problemIn(StepKubelet): // that is the wrong directory anyway
 		x.checked("", StepSandbox, Failed, "%s", found)
 	default:
-		x.problem("", StepSandbox, found, expected, installUnitDropIn(root)...)
+		x.problem("", StepSandbox, found, expected, installDropIn(root)...)
 	}
 }
 
 // hiddenSockets finds sockets of drivers in directories of which the daemon has its own.
 func (x *exam) hiddenSockets(p map[string]string) {
-	_, fixed := hider(x.config.Config.Kubelet.RootDir) // by what sandbox advises
+	_, fixed := systemd.Hider(x.config.Config.Kubelet.RootDir) // by what sandbox advises
 	for _, d := range x.config.Config.Drivers {
-		dir, setting := hider(d.Socket)
-		if d.Enabled && x.wanted(d.Name) && hides(p[setting]) && setting != fixed {
+		dir, setting := systemd.Hider(d.Socket)
+		if d.Enabled && x.wanted(d.Name) && systemd.Hides(p[setting]) && setting != fixed {
 			x.problem(d.Name, StepSandbox, fmt.Sprintf("the socket %s is in %s, of which the daemon has an empty one of its own (%s=%s)",
 				safetext.Word(d.Socket), dir, setting, p[setting]), "the driver's socket is in a directory of its own below /run or /var/lib",
 				append([]Fix{text("move the driver's socket, or let the daemon see that directory:")},
-					writeDropIn(path.Join(path.Dir(unitDropInFile), strings.ToLower(setting)+".conf"), "[Service]", setting+"=no")...)...)
+					writeDropIn(path.Join(path.Dir(systemd.DropInFile), strings.ToLower(setting)+".conf"), "[Service]", setting+"=no")...)...)
 		}
 	}
 }
@@ -246,4 +248,27 @@ func onLoopback(address string) bool {
 	host, _, err := net.SplitHostPort(address)
 	ip, _ := netip.ParseAddr(host) // the zero Addr is no loopback
 	return strings.HasPrefix(address, "/") || strings.HasPrefix(address, "@") || err == nil && (host == "localhost" || ip.Unmap().IsLoopback())
+}
+
+// installDropIn puts the lines of systemd.DropIn in place.
+func installDropIn(rootDir string) []Fix {
+	if strings.ContainsFunc(rootDir, unicode.IsControl) { // it could be lines of a unit file
+		return []Fix{text("give the kubelet a root directory without control characters in its name")}
+	}
+	unit, service := systemd.DropInLines(rootDir)
+	if unit == "" {
+		return append([]Fix{run("rm", "-f", systemd.DropInFile)}, reloadUnits()...)
+	}
+	return writeDropIn(systemd.DropInFile, append([]string{"[Unit]", unit, "[Service]"}, service...)...)
+}
+
+// writeDropIn writes a drop-in of the service and makes it count.
+func writeDropIn(file string, lines ...string) []Fix {
+	write := run("printf", append([]string{`%s\n`}, lines...)...)
+	write.Command.Stdout = file
+	return append([]Fix{run("mkdir", "-p", path.Dir(file)), write}, reloadUnits()...)
+}
+
+func reloadUnits() []Fix {
+	return []Fix{run("systemctl", "daemon-reload"), run("systemctl", "restart", serviceUnit)}
 }
