@@ -75,7 +75,7 @@ func (c container) expand(s string) (string, error) {
 	for _, e := range c.Env {
 		var v variable
 		if e.ValueFrom != nil {
-			v.err = fmt.Errorf("$(%s) has a valueFrom: its value is not in the manifest", safetext.Word(e.Name))
+			v.err = fmt.Errorf("the variable %s has a valueFrom: its value is not in the manifest", safetext.Word(e.Name))
 		} else {
 			v.value, v.err = c.replace(e.Value, vars)
 		}
@@ -97,7 +97,7 @@ var reference = regexp.MustCompile(`\$\$|\$\([^)]*\)`)
 
 func (c container) replace(s string, vars map[string]variable) (string, error) {
 	if isTemplate(s) {
-		return "", fmt.Errorf("%w: %q", errIsTemplate, s)
+		return "", fmt.Errorf("%w: %s", errIsTemplate, safetext.Quote(s))
 	}
 	var err error
 	size := len(s)
@@ -108,7 +108,7 @@ func (c container) replace(s string, vars map[string]variable) (string, error) {
 		name := ref[2 : len(ref)-1]
 		v, known := vars[name]
 		if !known {
-			v.err = fmt.Errorf("$(%s) is not in the container's env; values from envFrom are not in the manifest", safetext.Word(name))
+			v.err = fmt.Errorf("the variable %s is not in the container's env; values from envFrom are not in the manifest", safetext.Word(name))
 		}
 		if size += len(v.value); size > maxValue {
 			v = variable{err: fmt.Errorf("the value has more than %d bytes", maxValue)}
@@ -146,11 +146,11 @@ func (p podSpec) hostPath(c container, file string) (string, error) {
 	}
 	for _, s := range []string{v.HostPath.Path, sub} {
 		if isTemplate(s) {
-			return "", fmt.Errorf("the volume %s: %w: %q", safetext.Word(v.Name), errIsTemplate, s)
+			return "", fmt.Errorf("the volume %s: %w: %s", safetext.Word(v.Name), errIsTemplate, safetext.Quote(s))
 		}
 	}
 	if !strings.HasPrefix(v.HostPath.Path, "/") {
-		return "", fmt.Errorf("the hostPath of volume %s is not absolute: %q", safetext.Word(v.Name), v.HostPath.Path)
+		return "", fmt.Errorf("the hostPath of volume %s is not absolute: %s", safetext.Word(v.Name), safetext.Quote(v.HostPath.Path))
 	}
 	rel := strings.TrimPrefix(path.Clean(file), best.MountPath)
 	return path.Join(v.HostPath.Path, path.Join("/", sub), rel), nil

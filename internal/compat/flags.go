@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"csi-registrar/internal/config"
+	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/unixsock"
 )
 
@@ -43,6 +44,9 @@ const (
 	defaultTimeout     = time.Second
 	probeMode          = "kubelet-registration-probe"
 )
+
+// callsVerbosity is the -v from which node-driver-registrar logs each call.
+const callsVerbosity = 4
 
 // Flags holds the flags that Register declared.
 type Flags struct {
@@ -166,10 +170,10 @@ func (o *Options) check() error {
 func absolute(name, value string) (string, error) {
 	p := strings.TrimPrefix(strings.TrimPrefix(value, "unix:"), "//")
 	if !strings.HasPrefix(p, "/") {
-		return "", fmt.Errorf("--%s must be an absolute path, with or without unix:// before it, not %q", name, value)
+		return "", fmt.Errorf("--%s must be an absolute path, with or without unix:// before it, not %s", name, safetext.Quote(value))
 	}
 	if strings.ContainsRune(p, 0) {
-		return "", fmt.Errorf("--%s holds a NUL byte: %q", name, value)
+		return "", fmt.Errorf("--%s holds a NUL byte: %s", name, safetext.Quote(value))
 	}
 	return path.Clean(p), nil
 }
@@ -214,7 +218,7 @@ const (
 
 // LogLevel derives the level from the verbosity: debug shows each call.
 func (o Options) LogLevel() slog.Level {
-	if o.Verbosity >= 4 { // node-driver-registrar logs each call then
+	if o.Verbosity >= callsVerbosity {
 		return slog.LevelDebug
 	}
 	return slog.LevelInfo

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"csi-registrar/internal/config"
+	"csi-registrar/internal/pluginreg"
 	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/unixsock"
@@ -87,7 +88,7 @@ func Import(manifests []Manifest, name string) Result {
 	if i := slices.IndexFunc(res.Registrars, func(r Registrar) bool { return r.RootDir != res.Registrars[0].RootDir }); i > 0 {
 		r, first := res.Registrars[i], res.Registrars[0]
 		res.refuse(r, "a node has one kubelet: import only what is for this kind of node",
-			"it registers with the kubelet in %s, but %s with the one in %s", r.RootDir, first.from(), first.RootDir)
+			"it registers with the kubelet in %s, but %s with the one in %s", safetext.Word(r.RootDir), first.from(), safetext.Word(first.RootDir))
 	}
 	slices.SortFunc(res.Registrars, func(a, b Registrar) int { return cmp.Compare(a.Driver.Name, b.Driver.Name) })
 	return res
@@ -126,7 +127,7 @@ func (w workload) registrar(c container, name string, drivers []string) (Registr
 		}
 	}
 	if err := status.CheckName(name); err != nil {
-		return Registrar{}, fmt.Errorf("the driver's name %q: %w", name, err)
+		return Registrar{}, fmt.Errorf("the driver's name %s: %w", safetext.Quote(name), err)
 	}
 
 	r := Registrar{
@@ -143,14 +144,20 @@ func (w workload) registrar(c container, name string, drivers []string) (Registr
 	if err := w.rootDir(c, &r); err != nil {
 		return Registrar{}, err
 	}
-	return r, checkPath(path.Join(r.RootDir, "plugins_registry", name+"-reg.sock"))
+	if _, err := pluginreg.SocketPath(pluginreg.Dir(r.RootDir), name); err != nil {
+		return Registrar{}, errors.New(safetext.Quote(err.Error())) // with the manifest's path in it
+	}
+	return r, nil
 }
 
 func checkPath(p string) error {
 	if !isPrintable(p) {
-		return fmt.Errorf("the path %q has characters that are not printable", p)
+		return fmt.Errorf("the path %s has characters that are not printable", safetext.Quote(p))
 	}
-	return unixsock.CheckPath(p)
+	if len(p) > unixsock.MaxPath {
+		return fmt.Errorf("the path %s has %d bytes, a socket's path may have %d", safetext.Word(p), len(p), unixsock.MaxPath)
+	}
+	return nil
 }
 
 // path is the value of a flag that is a path.
@@ -175,7 +182,7 @@ func (c container) timeout(ours time.Duration) (time.Duration, error) {
 	}
 	theirs, err := time.ParseDuration(value)
 	if err != nil {
-		return 0, fmt.Errorf("--timeout: %q is not a duration", value)
+		return 0, fmt.Errorf("--timeout: %s is not a duration", safetext.Quote(value))
 	}
 	return max(ours, theirs), nil
 }
@@ -191,8 +198,8 @@ func (w workload) rootDir(c container, r *Registrar) error {
 	if err != nil {
 		return fmt.Errorf("the kubelet's directory: %w", err)
 	}
-	if path.Base(host) != "plugins_registry" {
-		r.Comments = append(r.Comments, fmt.Sprintf("The manifest registers in %s, where current kubelets do not look; %s/plugins_registry is used.", safetext.Word(host), r.RootDir))
+	if path.Base(host) != pluginreg.DirName {
+		r.Comments = append(r.Comments, fmt.Sprintf("The manifest registers in %s, where current kubelets do not look; %s/plugins_registry is used.", safetext.Word(host), safetext.Word(r.RootDir)))
 		return nil
 	}
 	r.RootDir = path.Dir(host)
@@ -229,7 +236,7 @@ func (w workload) driverName(endpoint string, drivers []string) (string, error) 
 	for i, n := range named {
 		named[i] = safetext.Word(n)
 	}
-	return "", fmt.Errorf("%w: it may be %s", errName, strings.Join(named, " or "))
+	return "", fmt.Errorf("%w: it may be %s", errName, strings.Join(named[:min(len(named), 10)], " or "))
 }
 
 // nameFlags are those that set the name of published drivers.
@@ -298,7 +305,7 @@ func (res *Result) add(r Registrar) {
 			res.refuse(r, hintOne, "%s is also registered by %s, with other values", r.Driver.Name, o.from())
 			return
 		case shared != "":
-			res.refuse(r, hintOne, "%s uses %s, as does %s of %s", r.Driver.Name, shared, o.Driver.Name, o.from())
+			res.refuse(r, hintOne, "%s uses %s, as does %s of %s", r.Driver.Name, safetext.Word(shared), o.Driver.Name, o.from())
 			return
 		}
 	}

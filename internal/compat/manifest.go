@@ -100,7 +100,7 @@ func (m Manifest) read() (workloads []workload, drivers []string, err error) {
 			err = m.collect(o, &workloads, &drivers)
 		}
 		if err != nil {
-			return nil, nil, fmt.Errorf("document %d cannot be read: %s", n, oneLine(err))
+			return nil, nil, fmt.Errorf("document %d cannot be read: %s", n, safetext.Quote(oneLine(err)))
 		}
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"csi-registrar/internal/config"
-	"csi-registrar/internal/doctor"
+	"csi-registrar/internal/systemd"
 	"csi-registrar/internal/worker"
 )
 
@@ -125,7 +125,7 @@ func (r *configReloader) begin(ctx context.Context, res *config.Result) error {
 	default:
 		r.log.Warn("starting with what is left of the files without their errors", "drivers", len(c.Drivers), "left_out", res.Faulty)
 	}
-	if lines := doctor.UnitDropIn(c.Kubelet.RootDir); lines != "" && r.notifier != nil {
+	if lines := systemd.DropIn(c.Kubelet.RootDir); lines != "" && r.notifier != nil {
 		r.log.Info("this root_dir needs a drop-in of the unit, unless it is there already", "root_dir", c.Kubelet.RootDir, "drop_in", lines)
 	}
 	r.note("sweeping stale sockets", r.parts.sweep(ctx, c.Config))
