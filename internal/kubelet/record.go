@@ -20,6 +20,7 @@ import (
 type record struct {
 	Path  string `json:"path"`
 	Bound string `json:"bound"` // the name that the listener was bound to
+	// FileID is the file's. The listener holds the inode, so no other file can get it.
 	unixsock.FileID
 	PublishedAt  time.Time           `json:"published_at"`
 	GetInfoAt    time.Time           `json:"get_info_at,omitzero"`
@@ -30,10 +31,7 @@ type record struct {
 	FirstAcceptedAt time.Time `json:"first_accepted_at,omitzero"`
 }
 
-const (
-	recordSuffix = ".json"
-	maxRecord    = 1 << 20 // bytes that are read of a record
-)
+const recordSuffix = ".json"
 
 func recordsIn(runDir string) string { return filepath.Join(runDir, "registrations") }
 
@@ -49,13 +47,9 @@ func (s *Socket) save(p *listener) error {
 	s.saving.Lock()
 	defer s.saving.Unlock()
 	s.mu.Lock()
-	live := p.live
-	rec := record{
-		Path: s.path, Bound: p.Addr().String(), FileID: p.id, PublishedAt: p.publishedAt, GetInfoAt: p.getInfoAt,
-		Announced: p.announced, Notification: p.notification, FirstAcceptedAt: p.firstAcceptedAt,
-	}
+	rec, current := p.record, s.current == p
 	s.mu.Unlock()
-	if !live {
+	if !current {
 		return nil
 	}
 	err := s.r.writeRecord(s.name, rec)
@@ -125,13 +119,6 @@ func (r *Registry) readRecord(name string) record {
 
 // readRecord reads a file that only root can have written, but perhaps another version.
 func readRecord(path string) (record, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return record{}, err
-	}
-	if info.Size() > maxRecord {
-		return record{}, fmt.Errorf("%s has %d bytes, which is no record of ours", path, info.Size())
-	}
 	b, err := os.ReadFile(path)
 	if err != nil {
 		return record{}, err
