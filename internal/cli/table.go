@@ -32,9 +32,10 @@ wrong. The exit code is 78 if there are mistakes.`,
 				setup: setupConfigCheck},
 			{name: "show", summary: "print the merged configuration, each value with where it comes from", setup: setupConfigShow},
 		}},
-		{name: "cleanup", summary: "take the registration sockets away if the unit is being stopped",
-			about: `For ExecStopPost= of the unit: on a restart, a crash or an upgrade the sockets
-stay, and the kubelet notices nothing.`,
+		{name: "cleanup", summary: "remove the registration sockets if the unit is being stopped",
+			about: `For two ExecStopPost= of the unit, --ask outside of its sandbox and --if-stopped
+inside: on a restart, a crash or an upgrade the sockets stay, and the kubelet
+notices nothing.`,
 			setup: setupCleanup},
 		{name: "import", args: "MANIFEST...", summary: "turn a driver's DaemonSet into a configuration file", setup: setupImport},
 		{name: "demo", summary: "show the whole story on this machine: no cluster, no root", setup: plain(runDemo)},

@@ -211,12 +211,12 @@ func (x *exam) store(p map[string]string) {
 	case places > 0 && places < enabled:
 		x.found(&Finding{Step: StepStore, Severity: Problem,
 			Is:     fmt.Sprintf("FileDescriptorStoreMax= is %d, for %d drivers: at each restart of csi-registrar the kubelet loses the others for a moment", places, enabled),
-			Should: "FileDescriptorStoreMax=512, as shipped, or as many as there are drivers",
+			Should: "FileDescriptorStoreMax=4096, as shipped, or as many as there are drivers",
 			Fix:    []string{"systemctl revert " + serviceUnit, "systemctl restart " + serviceUnit}})
 	case places == 0:
 		x.found(&Finding{Step: StepStore, Severity: Problem,
 			Is:     "FileDescriptorStoreMax= is 0: at each restart of csi-registrar the kubelet loses all drivers for a moment",
-			Should: "FileDescriptorStoreMax=512, as shipped",
+			Should: "FileDescriptorStoreMax=4096, as shipped",
 			Fix:    []string{"systemctl revert " + serviceUnit, "systemctl restart " + serviceUnit}})
 	case !slices.Contains(strings.Fields(p["ExecStart"]), "--keep-sockets"):
 		x.found(&Finding{Step: StepStore, Severity: Problem,
