@@ -65,7 +65,12 @@ const yes = "stopped\n"
 func askIfStopped(ctx context.Context, e *env, runDir string, stopped func(context.Context) (bool, error)) (err error) {
 	// Opened before the question and empty until the answer: a daemon that starts in between
 	// removes the file, and then the answer is nobody's.
-	f, err := os.OpenFile(answerFile(runDir), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	// Always a new file: nobody's link is followed.
+	path := answerFile(runDir)
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("cannot remove an earlier answer: %w", err)
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return fmt.Errorf("cannot write the service manager's answer: %w", err)
 	}

@@ -111,6 +111,20 @@ func TestCleanupDoesNothingAfterAStart(t *testing.T) {
 	}
 }
 
+// TestCleanupFollowsNoLink: what somebody put in the place of the answer is not written to.
+func TestCleanupFollowsNoLink(t *testing.T) {
+	root, _ := leftBehind(t)
+	victim, runDir := filepath.Join(root, "victim"), filepath.Join(root, "run/csi-registrar")
+	if err := errors.Join(os.WriteFile(victim, []byte("precious"), 0o600), os.Symlink(victim, answerFile(runDir))); err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	err := askIfStopped(t.Context(), &env{stdout: &out, stderr: &out}, runDir, func(context.Context) (bool, error) { return true, nil })
+	if text, readErr := os.ReadFile(victim); string(text) != "precious" || err != nil || readErr != nil {
+		t.Error(string(text), err, readErr)
+	}
+}
+
 func TestCleanupNeedsItsFlags(t *testing.T) {
 	for _, args := range [][]string{{}, {"--ask", "--if-stopped"}, {"--if-stopped", "--unit", "x.service"}} {
 		var out bytes.Buffer

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"strconv"
 	"time"
 
 	systemdbus "github.com/coreos/go-systemd/v22/dbus"
@@ -35,7 +37,22 @@ type manager interface {
 // connect connects to the service manager's own socket, which is for root alone and needs no
 // dbus-daemon. The connection ends with ctx.
 func connect(ctx context.Context) (manager, error) {
-	return systemdbus.NewSystemdConnectionContext(ctx)
+	conn, err := systemdbus.NewSystemdConnectionContext(ctx)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return conn, err
+	}
+	// TemporaryFileSystem= hides /run/systemd from commands with "+", too. These have the
+	// capabilities that it takes to look into the file system of PID 1.
+	return systemdbus.NewConnection(func() (*godbus.Conn, error) {
+		conn, err := godbus.Dial("unix:path=/proc/1/root/run/systemd/private", godbus.WithContext(ctx))
+		if err != nil {
+			return nil, err
+		}
+		if err := conn.Auth([]godbus.Auth{godbus.AuthExternal(strconv.Itoa(os.Getuid()))}); err != nil {
+			return nil, errors.Join(err, conn.Close())
+		}
+		return conn, nil
+	})
 }
 
 // Job returns the type of the job that is queued or running for a unit ("start", "stop",

@@ -16,7 +16,7 @@ func TestSandbox(t *testing.T) {
 		install(t, m)
 		m.WriteMode("/usr/local/bin/probe", `#!/bin/sh
 # Whatever is reached is printed.
-for path in /run/systemd/private /run/systemd/system /run/dbus/system_bus_socket /run/containerd/containerd.sock \
+for path in /run/systemd/private /proc/1/root/run/systemd/private /run/systemd/system /run/dbus/system_bus_socket /run/containerd/containerd.sock \
 	/run/crio/crio.sock /run/podman/podman.sock /var/lib/kubelet/pki/key /etc/kubernetes/admin.conf \
 	/run/credentials/x /root/secret /var/lib/systemd/random-seed; do
 	[ ! -e "$path" ] || echo "reached $path"
@@ -47,6 +47,19 @@ echo done
 		})
 		if out := m.Run("cat", "/run/csi-registrar/reached"); out != "done\n" {
 			t.Errorf("from inside: %s", out)
+		}
+		// The side units' own sandboxes can be made.
+		m.Run("systemctl", "stop", unit)
+		if answer := m.Run("cat", "/run/csi-registrar.stopped"); answer != "stopped\n" {
+			t.Errorf("the answer to a stop is %q", answer)
+		}
+		m.Run("rm", "-f", "/run/csi-registrar.stopped")
+		m.Run("systemctl", "start", "csi-registrar-sweep.service")
+		if answer := m.Run("cat", "/run/csi-registrar.stopped"); answer != "stopped\n" {
+			t.Errorf("the answer to the sweep is %q", answer)
+		}
+		if log := m.Journal(); strings.Contains(log, "status=226") {
+			t.Error("a sandbox could not be made")
 		}
 	})
 }
