@@ -13,13 +13,12 @@ import (
 	godbus "github.com/godbus/dbus/v5"
 )
 
-// A question to the service manager has askTimeout in all. For some 100 ms nobody listens
-// while it re-executes, and a connection of the old process is lost, so each try has
-// tryTimeout, and the next one comes after tryPause.
+// A question to the service manager has askTimeout. For some 100 ms nobody listens while it
+// re-executes, and a connection of the old process is lost: then it is asked again.
 const (
 	askTimeout = 3 * time.Second
-	tryTimeout = time.Second
 	tryPause   = 50 * time.Millisecond
+	pingPause  = 50 * time.Millisecond
 )
 
 // JobStop is the type of a job that stops a unit for good. A restart is another type
@@ -37,21 +36,33 @@ type manager interface {
 // connect connects to the service manager's own socket, which is for root alone and needs no
 // dbus-daemon. The connection ends with ctx.
 func connect(ctx context.Context) (manager, error) {
-	conn, err := systemdbus.NewSystemdConnectionContext(ctx)
-	if !errors.Is(err, fs.ErrNotExist) {
-		return conn, err
-	}
-	// TemporaryFileSystem= hides /run/systemd from commands with "+", too. These have the
-	// capabilities that it takes to look into the file system of PID 1.
 	return systemdbus.NewConnection(func() (*godbus.Conn, error) {
-		conn, err := godbus.Dial("unix:path=/proc/1/root/run/systemd/private", godbus.WithContext(ctx))
+		conn, err := godbus.Dial("unix:path=/run/systemd/private", godbus.WithContext(ctx))
+		if errors.Is(err, fs.ErrNotExist) {
+			// TemporaryFileSystem= hides /run/systemd from commands with "+", too. These have
+			// the capabilities that it takes to look into the file system of PID 1.
+			conn, err = godbus.Dial("unix:path=/proc/1/root/run/systemd/private", godbus.WithContext(ctx))
+		}
 		if err != nil {
 			return nil, err
 		}
 		if err := conn.Auth([]godbus.Auth{godbus.AuthExternal(strconv.Itoa(os.Getuid()))}); err != nil {
 			return nil, errors.Join(err, conn.Close())
 		}
+		ping(ctx, conn)
 		return conn, nil
+	})
+}
+
+// ping sends something until ctx ends. What a busy systemd reads together with the end of the
+// authentication it does not look at before it can read something more; so go-systemd's own
+// NewSystemdConnectionContext hangs for ever now and then.
+func ping(ctx context.Context, conn *godbus.Conn) {
+	time.AfterFunc(pingPause, func() {
+		if ctx.Err() == nil {
+			conn.BusObject().Go("org.freedesktop.DBus.Peer.Ping", godbus.FlagNoReplyExpected, nil)
+			ping(ctx, conn)
+		}
 	})
 }
 
@@ -134,7 +145,7 @@ func ask(ctx context.Context, connect func(context.Context) (manager, error), qu
 }
 
 func try(ctx context.Context, connect func(context.Context) (manager, error), question func(context.Context, manager) error) error {
-	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
+	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	m, err := connect(ctx)
 	if err != nil {
