@@ -357,6 +357,42 @@ func TestRemoveRecorded(t *testing.T) {
 	}
 }
 
+// TestRecordsOfAHostileDaemon: its records name what is not in a plugins_registry, or are no
+// files. Nothing is removed, and nothing hangs.
+func TestRecordsOfAHostileDaemon(t *testing.T) {
+	w := newWorld(t)
+	m := newManager(t)
+	for _, name := range []string{"a", "b", "c"} {
+		leave(w, m, name)
+	}
+	r := w.open()
+	victim := w.root + "/a-reg.sock"
+	listen(t, victim)
+	rec := r.readRecord("a")
+	f, _ := lookAt(victim)
+	rec.Path, rec.fileID = victim, f.fileID
+	if err := r.writeRecord("a", rec); err != nil {
+		t.Fatal(err)
+	}
+	kept := r.recordOf("b") + ".kept"
+	if err := errors.Join(os.Rename(r.recordOf("b"), kept), os.Symlink(kept, r.recordOf("b")),
+		os.Remove(r.recordOf("c")), unix.Mkfifo(r.recordOf("c"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	removed, err := removeRecorded(w.run)
+	if len(removed) != 0 || err == nil {
+		t.Errorf("removed %v, %v", removed, err)
+	}
+	for _, part := range []string{"a.json", "b.json", "c.json"} {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("%v does not name %s", err, part)
+		}
+	}
+	if _, err := os.Lstat(victim); err != nil {
+		t.Error(err)
+	}
+}
+
 // A daemon that started meanwhile keeps what it made under the same names.
 func TestRecordedAndMadeAnew(t *testing.T) {
 	w := newWorld(t)

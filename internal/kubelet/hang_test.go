@@ -200,6 +200,9 @@ func TestATransientErrorIsNotTakenForAMissingSocket(t *testing.T) {
 	}
 	wantPlace(t, s, status.Ours)
 	mustAnswer(t, s.Path(), announcement("a").Endpoint)
+	if look(t, s).DirRecreated {
+		t.Error("it is the same directory")
+	}
 }
 
 func TestWhatTheKubeletLearnedByItselfIsRemembered(t *testing.T) {

@@ -58,13 +58,13 @@ func (p *listener) stop(last bool) (err error) {
 		if last && p.someWait() {
 			end = end.Add(lastCalls)
 		}
-		err = p.SetDeadline(end)
 		close(p.stopping)
-		if err == nil {
+		if err = p.SetDeadline(end); err == nil {
 			<-p.done
+			err = p.UnixListener.Close()
 		}
-		if cerr := p.UnixListener.Close(); !errors.Is(cerr, net.ErrClosed) { // the server closes it too
-			err = errors.Join(err, cerr)
+		if errors.Is(err, net.ErrClosed) { // the server closes it too
+			err = nil
 		}
 	})
 	return err

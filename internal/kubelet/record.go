@@ -4,11 +4,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"csi-registrar/internal/pluginreg"
 	"csi-registrar/internal/status"
@@ -32,6 +35,9 @@ type record struct {
 }
 
 const recordSuffix = ".json"
+
+// maxRecord is the largest record in bytes that is read.
+const maxRecord = 1 << 20
 
 func recordsIn(runDir string) string { return filepath.Join(runDir, "registrations") }
 
@@ -117,9 +123,23 @@ func (r *Registry) readRecord(name string) record {
 	return rec
 }
 
-// readRecord reads a file that only root can have written, but perhaps another version.
+// readRecord reads a file that only the daemon can have written; but perhaps that was another
+// version, or one that is no longer its own master. So no link is followed, and nothing but a
+// small regular file is read.
 func readRecord(path string) (record, error) {
-	b, err := os.ReadFile(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return record{}, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return record{}, err
+	}
+	if !info.Mode().IsRegular() || info.Size() > maxRecord {
+		return record{}, fmt.Errorf("%s is not a record: %s, %d bytes", path, info.Mode(), info.Size())
+	}
+	b, err := io.ReadAll(io.LimitReader(f, maxRecord))
 	if err != nil {
 		return record{}, err
 	}
@@ -152,7 +172,7 @@ func Recorded(runDir string) (left Leftovers, err error) {
 		}
 		file := filepath.Join(dir, e.Name())
 		rec, err := readRecord(file)
-		if err == nil && !pluginreg.IsSocketOf(rec.Path, name) {
+		if err == nil && !isRegistration(rec.Path, name) {
 			err = fmt.Errorf("%s names %q, which is not the socket of %s: remove the file", file, rec.Path, name)
 		}
 		if err != nil {
@@ -162,6 +182,13 @@ func Recorded(runDir string) (left Leftovers, err error) {
 		left.records[file] = rec
 	}
 	return left, errors.Join(errs...)
+}
+
+// isRegistration reports whether path can be the registration socket of that name: nothing
+// outside of a plugins_registry is ever removed because of a record.
+func isRegistration(path, name string) bool {
+	return filepath.IsAbs(path) && filepath.Clean(path) == path &&
+		filepath.Base(filepath.Dir(path)) == pluginreg.DirName && pluginreg.IsSocketOf(path, name)
 }
 
 // Remove takes them away: each path is removed if it still is the very file of the record,
