@@ -59,6 +59,31 @@ func TestFlappingForHoursIsDamped(t *testing.T) {
 	}
 }
 
+// Who asks for it does not wait, whatever else is to be done: the reason names a time, and this
+// is the way to do it now.
+func TestReregisterIsNotDamped(t *testing.T) {
+	w := newWorld()
+	w.report = ready()
+	live(t, w, base, func(l *lives) {
+		for i := range churnFree {
+			l.publications(i + 1)
+			l.w.set(func(w *world) { w.sock.Place = status.Missing })
+			time.Sleep(quietSocket)
+		}
+		if s := l.status(); s.DampedUntil.IsZero() {
+			t.Fatalf("not damped: %+v", s)
+		}
+		if err := l.reg.Reregister(l.Context()); err != nil {
+			t.Fatal(err)
+		}
+		l.publications(churnFree + 1)
+		l.state("registered")
+		if s := l.status(); !s.DampedUntil.IsZero() {
+			t.Errorf("still damped: %+v", s)
+		}
+	})
+}
+
 // What happens seldom is never delayed.
 func TestASingleChangeIsNeverDelayed(t *testing.T) {
 	w := newWorld()

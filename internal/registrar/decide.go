@@ -68,6 +68,8 @@ func (r *Registrar) decide(seen status.Socket, now time.Time) action {
 		return action{kind: withdraw, cause: CauseLeaving, why: "no longer configured, or disabled"}
 	case r.set.Leaving, r.work.checkErr != nil && seen.Up: // nobody knows what is there now
 		return action{}
+	case r.stillWanted(seen) != "" && driver == status.Ready:
+		return action{kind: publish, cause: r.wanted.cause, why: "it was asked for"}
 	case !seen.Up:
 		if driver == status.Ready {
 			return action{kind: publish, cause: CauseFirst}
@@ -83,8 +85,6 @@ func (r *Registrar) decide(seen status.Socket, now time.Time) action {
 		return action{kind: publish, cause: CauseRemoved, why: "the registration socket was removed", quiet: quietSocket}
 	case seen.Place == status.Foreign:
 		return action{kind: publish, cause: CauseReplaced, why: "something else is at the path of the registration socket", quiet: quietSocket}
-	case r.stillWanted(seen) != "":
-		return action{kind: publish, cause: r.wanted.cause, why: "it was asked for"}
 	case r.unverified(seen):
 		return action{} // the driver is being asked
 	case r.learned(seen):
