@@ -7,8 +7,8 @@ import (
 	"csi-registrar/internal/e2e/harness"
 )
 
-// Each is a drop-in with a mistake, and what must be named of it.
-var mistakes = map[string]struct {
+// Each is a drop-in with an error, and what must be named of it.
+var configErrors = map[string]struct {
 	text  string
 	words []string
 }{
@@ -20,7 +20,7 @@ var mistakes = map[string]struct {
 	"no socket": {"[driver.\"bad.example\"]\nenabled = true\n", []string{"60-bad.toml", "socket"}},
 }
 
-func namesTheMistake(t *testing.T, n *harness.Node, c *harness.Daemon, words []string) {
+func namesTheError(t *testing.T, n *harness.Node, c *harness.Daemon, words []string) {
 	t.Helper()
 	harness.Eventually(t, soon, "config_error", func() string {
 		if c.Status().ConfigError == "" {
@@ -36,9 +36,9 @@ func namesTheMistake(t *testing.T, n *harness.Node, c *harness.Daemon, words []s
 	contains(t, "the status command", out+errs, words...)
 }
 
-func TestMistakeBesideGoodTablesAtStart(t *testing.T) {
+func TestErrorBesideGoodTablesAtStart(t *testing.T) {
 	t.Parallel()
-	for what, m := range mistakes {
+	for what, m := range configErrors {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			n := harness.New(t)
@@ -52,14 +52,14 @@ func TestMistakeBesideGoodTablesAtStart(t *testing.T) {
 			for _, name := range names {
 				k.Registered(0, name, soon)
 			}
-			namesTheMistake(t, n, c, m.words)
+			namesTheError(t, n, c, m.words)
 		})
 	}
 }
 
-func TestMistakeAtReloadLosesNothing(t *testing.T) {
+func TestErrorAtReloadLosesNothing(t *testing.T) {
 	t.Parallel()
-	for what, m := range mistakes {
+	for what, m := range configErrors {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			n := harness.New(t)
@@ -83,23 +83,23 @@ func TestMistakeAtReloadLosesNothing(t *testing.T) {
 					t.Errorf("reload succeeds: %s", out)
 				}
 				contains(t, "reload", out+errs, m.words...)
-				namesTheMistake(t, n, c, m.words)
+				namesTheError(t, n, c, m.words)
 				if s := c.Driver("late.example"); s.Name != "" {
 					t.Errorf("a driver of the refused configuration runs: %+v", s)
 				}
 			})
-			// A crash with the mistake in place: the last good configuration is used.
+			// A crash with the error in place: the last good configuration is used.
 			unchanged(t, n, k, names, func() {
 				c = manager.Restart(c, syscall.SIGKILL)
 				for _, name := range names {
 					c.WaitState(name, "registered", soon)
 				}
-				namesTheMistake(t, n, c, m.words)
+				namesTheError(t, n, c, m.words)
 			})
-			// Mended: applied without a command.
+			// Fixed: applied without a command.
 			unchanged(t, n, k, names, func() {
 				n.Write("conf.d/60-bad.toml", "")
-				harness.Eventually(t, soon, "the mended configuration", func() string {
+				harness.Eventually(t, soon, "the fixed configuration", func() string {
 					if s := c.Status(); s.ConfigError != "" {
 						return s.ConfigError
 					}

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -77,8 +78,8 @@ func TestSidecarStealsThePath(t *testing.T) {
 func TestSameNameFromAnotherPath(t *testing.T) {
 	t.Parallel()
 	places := map[string]func(n *harness.Node) string{
-		"beside":      func(n *harness.Node) string { return filepath.Join(n.Registry(), "old-name.sock") },
-		"in a folder": func(n *harness.Node) string { return filepath.Join(n.Registry(), "vendor", "reg.sock") },
+		"beside":         func(n *harness.Node) string { return filepath.Join(n.Registry(), "old-name.sock") },
+		"in a directory": func(n *harness.Node) string { return filepath.Join(n.Registry(), "vendor", "reg.sock") },
 	}
 	for where, place := range places {
 		t.Run(where, func(t *testing.T) {
@@ -100,6 +101,34 @@ func TestSameNameFromAnotherPath(t *testing.T) {
 			k.Registered(mark, d.Name, soon)
 			c.WaitState(d.Name, "registered", soon)
 		})
+	}
+}
+
+// One that comes after us: the kubelet has us already and refuses it, so nothing is withdrawn,
+// but who restarts the kubelet may lose the driver to it. That is named while it lives.
+func TestSameNameFromAnotherPathLater(t *testing.T) {
+	t.Parallel()
+	n, d, c, k := registered(t, "a.example")
+	path := filepath.Join(n.Registry(), "old-name.sock")
+	ino := n.Inode(n.RegSocket(d.Name))
+	s := n.SidecarAt(path, d.Name, d.Socket)
+	k.WaitAfter(0, "look at the second socket", soon, func(e harness.Event) bool { return e.Event == "validate" && e.Error != "" })
+	st := c.WaitStatus(d.Name, "the other registrar", soon, func(s harness.DriverStatus) bool { return strings.Contains(s.Reason, path) })
+	if st.State != "registered" || st.Republications != 0 {
+		t.Errorf("status has %+v", st)
+	}
+	contains(t, "the reason", st.Reason, fmt.Sprint("process ", os.Getpid()), "stop that registrar")
+	out, errs, _ := n.RunCommand("status", d.Name, "--config-root", n.Etc)
+	contains(t, "the status command", out+errs, path)
+	contains(t, "the log", c.Log(), "needs attention", path)
+
+	s.Stop()
+	c.WaitStatus(d.Name, "no reason", soon, func(s harness.DriverStatus) bool { return s.State == "registered" && s.Reason == "" })
+	if n.Inode(n.RegSocket(d.Name)) != ino {
+		t.Error("the registration socket was recreated")
+	}
+	if _, ok := k.CSINode()[d.Name]; !ok {
+		t.Error("the kubelet lost the driver")
 	}
 }
 

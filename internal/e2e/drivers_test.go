@@ -108,7 +108,7 @@ func TestDriverRestartsChanged(t *testing.T) {
 			if csiNode2, _ := k.Writes(); csiNode2-csiNode != 2 {
 				t.Errorf("%d writes of CSINode for one change, want 2", csiNode2-csiNode)
 			}
-			contains(t, "the log", c.Log(), "publishing anew")
+			contains(t, "the log", c.Log(), "republishing")
 		})
 	}
 }

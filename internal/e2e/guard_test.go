@@ -1,8 +1,10 @@
 package e2e
 
 import (
+	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -29,7 +31,7 @@ func TestRegistrationSocketRestored(t *testing.T) {
 		"replaced by a file": {foreign: true, do: func(n *harness.Node, path string) error {
 			return swap(n, path, func(theirs string) error { return os.WriteFile(theirs, []byte("mine"), 0o600) })
 		}},
-		"replaced by a folder": {foreign: true, do: func(n *harness.Node, path string) error {
+		"replaced by a directory": {foreign: true, do: func(n *harness.Node, path string) error {
 			return swap(n, path, func(theirs string) error { return os.Mkdir(theirs, 0o755) })
 		}},
 		"replaced by a link": {foreign: true, do: func(n *harness.Node, path string) error {
@@ -93,12 +95,6 @@ func swap(n *harness.Node, path string, create func(theirs string) error) error 
 	return unix.Renameat2(unix.AT_FDCWD, theirs, unix.AT_FDCWD, path, unix.RENAME_EXCHANGE)
 }
 
-// removeAll is `rm -r` by somebody determined: the daemon restores while it removes.
-func removeAll(t *testing.T, path string) {
-	t.Helper()
-	harness.Eventually(t, soon, "removal of "+path, func() string { return errText(os.RemoveAll(path)) })
-}
-
 func errText(err error) string {
 	if err != nil {
 		return err.Error()
@@ -106,29 +102,55 @@ func errText(err error) string {
 	return ""
 }
 
-// Somebody who removes the socket again and again cannot make us churn the kubelet
-// faster than it can follow, and at the end all is well.
+// Who removes the socket again and again cannot make us churn the kubelet: it is restored
+// eight times, then not before it has been left alone for 4 minutes, or somebody asks.
 func TestRegistrationSocketRemovedAgainAndAgain(t *testing.T) {
 	t.Parallel()
 	n, d, c, k := registered(t, "a.example")
 	path := n.RegSocket(d.Name)
 	mark := k.Mark()
 	removed := 0
-	harness.Never(t, 5*time.Second, "", func() string {
+	var s harness.DriverStatus
+	harness.Eventually(t, time.Minute, "damped", func() string {
 		if err := os.Remove(path); err == nil {
 			removed++
 		}
+		if s = c.Driver(d.Name); s.DampedUntil.IsZero() {
+			return fmt.Sprintf("removed %d times: %+v", removed, s)
+		}
 		return ""
 	})
-	if removed < 5 {
-		t.Errorf("restored only %d times in 5 s", removed)
+	if removed != 9 || s.Republications != 8 {
+		t.Errorf("damped after %d removals and %d republications, want 9 and 8", removed, s.Republications)
 	}
-	s := c.WaitState(d.Name, "registered", soon)
-	if s.Republications < removed-1 || s.Republications > removed+1 {
-		t.Errorf("%d republications for %d removals", s.Republications, removed)
+	if s.State != "ready" {
+		t.Errorf("state %q without a registration socket, want ready", s.State)
 	}
-	if k.Count(mark, "register", d.Name) > removed+1 {
-		t.Errorf("%d registrations for %d removals", k.Count(mark, "register", d.Name), removed)
+	contains(t, "the reason", s.Reason, "changed 9 times", "removed", s.DampedUntil.UTC().Format(time.TimeOnly))
+	if in := time.Until(s.DampedUntil); in < 3*time.Minute || in > 5*time.Minute {
+		t.Errorf("restored in %v, want about 4m", in)
+	}
+	if *long {
+		harness.Eventually(t, 5*time.Minute, "restored without a command", func() string {
+			if s := c.Driver(d.Name); s.State != "registered" {
+				return s.Reason
+			}
+			return ""
+		})
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		c.WaitStatus(d.Name, "damped again", soon, func(s harness.DriverStatus) bool { return !s.DampedUntil.IsZero() })
+	}
+	if out, errs, code := n.RunCommand("reregister", d.Name, "--config-root", n.Etc); code != 0 {
+		t.Fatalf("reregister: %d %s%s", code, out, errs)
+	}
+	s = c.WaitState(d.Name, "registered", soon)
+	if !s.DampedUntil.IsZero() || s.Reason != "" {
+		t.Errorf("registered, and still: %+v", s)
+	}
+	if seen := k.Count(mark, "register", d.Name); seen > s.Republications {
+		t.Errorf("%d registrations for %d republications", seen, s.Republications)
 	}
 	harness.Eventually(t, soon, "the kubelet has it", func() string {
 		if _, ok := k.CSINode()[d.Name]; !ok {
@@ -138,16 +160,16 @@ func TestRegistrationSocketRemovedAgainAndAgain(t *testing.T) {
 	})
 }
 
-// The folder is removed, moved, or covered. The kubelet watches the old one for ever: the
+// The directory is removed, moved, or covered. The kubelet watches the old one for ever: the
 // socket is restored, and that only a restart of the kubelet helps is said.
-func TestRegistryFolder(t *testing.T) {
+func TestRegistryDirectory(t *testing.T) {
 	t.Parallel()
 	cases := map[string]func(t *testing.T, n *harness.Node){
 		"removed": func(t *testing.T, n *harness.Node) {
-			removeAll(t, n.Registry())
+			rmRF(t, n.Registry())
 		},
-		"removed and made anew": func(t *testing.T, n *harness.Node) {
-			removeAll(t, n.Registry())
+		"removed and recreated": func(t *testing.T, n *harness.Node) {
+			rmRF(t, n.Registry())
 			if err := os.Mkdir(n.Registry(), 0o755); err != nil && !os.IsExist(err) { // we may be faster
 				t.Fatal(err)
 			}
@@ -201,7 +223,66 @@ func TestRegistryFolder(t *testing.T) {
 	}
 }
 
-// The folder is not there at the start, nor is the kubelet: it is made, and the kubelet
+// What `kubeadm reset` does: the kubelet is stopped, and its root directory removed, whole, while
+// the daemon runs. It is not in the way, and all is registered with the next kubelet.
+func TestRootDirectoryRemoved(t *testing.T) {
+	t.Parallel()
+	for i := range 4 { // five times each: what happens more often within an hour is delayed
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			t.Parallel()
+			n := harness.New(t)
+			names := numbered("d%d.example", 5)
+			for _, name := range names {
+				n.AddDriver(name).Start()
+			}
+			c := n.StartDaemon()
+			k := n.StartKubelet()
+			for range 5 {
+				for _, name := range names {
+					k.Registered(0, name, soon)
+					c.WaitState(name, "registered", soon)
+				}
+				k.Kill()
+				if err := os.CopyFS(filepath.Join(n.Root, "pods"), os.DirFS(n.Etc+"/etc")); err != nil { // more to remove
+					t.Fatal(err)
+				}
+				rmRF(t, n.Root)
+				for _, name := range names {
+					s := c.WaitStatus(name, "that the root directory is missing", soon, func(s harness.DriverStatus) bool {
+						return strings.Contains(s.Reason, n.Root+" does not exist")
+					})
+					if s.State != "ready" {
+						t.Errorf("%s: state %q without a root directory, want ready", name, s.State)
+					}
+				}
+				if _, err := os.Lstat(n.Root); err == nil {
+					t.Error("the kubelet's root directory was made again: that is the kubelet's")
+				}
+				if err := os.Mkdir(n.Root, 0o755); err != nil {
+					t.Fatal(err)
+				}
+				k = n.StartKubelet()
+			}
+			for _, name := range names {
+				k.Registered(0, name, soon)
+				if s := c.WaitState(name, "registered", soon); s.Republications != 5 || s.Reason != "" {
+					t.Errorf("%s: status has %+v, want 5 republications", name, s)
+				}
+			}
+		})
+	}
+}
+
+// rmRF removes a directory as people do; it tries once.
+func rmRF(t *testing.T, path string) {
+	t.Helper()
+	out, err := exec.Command("rm", "-rf", path).CombinedOutput()
+	if err != nil {
+		t.Errorf("rm -rf: %v: %s", err, out)
+	}
+}
+
+// The directory is not there at the start, nor is the kubelet: it is made, and the kubelet
 // that starts later finds the socket. A missing root_dir is reported.
 func TestRegistryMissing(t *testing.T) {
 	t.Parallel()
@@ -240,7 +321,7 @@ func TestRegistryFullOrReadOnly(t *testing.T) {
 	cases := map[string]struct {
 		options string // of the tmpfs
 		hurt    func(n *harness.Node) error
-		mend    func(n *harness.Node) error
+		fix     func(n *harness.Node) error
 		word    string
 	}{
 		"no inodes": {
@@ -253,7 +334,7 @@ func TestRegistryFullOrReadOnly(t *testing.T) {
 				}
 				return nil
 			},
-			mend: func(n *harness.Node) error {
+			fix: func(n *harness.Node) error {
 				for i := range 32 {
 					os.Remove(filepath.Join(n.Registry(), "full"+string(rune('a'+i))))
 				}
@@ -266,7 +347,7 @@ func TestRegistryFullOrReadOnly(t *testing.T) {
 			hurt: func(n *harness.Node) error {
 				return unix.Mount("", n.Root, "", unix.MS_REMOUNT|unix.MS_RDONLY, "")
 			},
-			mend: func(n *harness.Node) error { return unix.Mount("", n.Root, "", unix.MS_REMOUNT, "") },
+			fix:  func(n *harness.Node) error { return unix.Mount("", n.Root, "", unix.MS_REMOUNT, "") },
 			word: "read-only",
 		},
 	}
@@ -301,7 +382,7 @@ func TestRegistryFullOrReadOnly(t *testing.T) {
 				}
 				return ""
 			})
-			if err := tc.mend(n); err != nil {
+			if err := tc.fix(n); err != nil {
 				t.Fatal(err)
 			}
 			k.Registered(0, d.Name, soon)

@@ -190,24 +190,24 @@ func TestWithoutInotify(t *testing.T) {
 	c.WaitState(d.Name, "registered", soon)
 }
 
-// Who may put a socket there may become the driver: owner and folders are checked.
+// Who may put a socket there may become the driver: owner and directories are checked.
 func TestUntrustedSockets(t *testing.T) {
 	t.Parallel()
 	const stranger = 65534
 	cases := map[string]struct {
 		spoil func(socket string) error
 		words []string
-		mend  func(socket string) error
+		fix   func(socket string) error
 	}{
 		"socket of another user": {
 			func(s string) error { return os.Chown(s, stranger, stranger) }, []string{"owner"},
 			func(s string) error { return os.Chown(s, 0, 0) },
 		},
-		"folder of another user": {
+		"directory of another user": {
 			func(s string) error { return os.Chown(filepath.Dir(s), stranger, stranger) }, []string{"own"},
 			func(s string) error { return os.Chown(filepath.Dir(s), 0, 0) },
 		},
-		"folder that anybody may write": {
+		"directory that anybody may write": {
 			func(s string) error { return os.Chmod(filepath.Dir(s), 0o777) }, []string{"writ"},
 			func(s string) error { return os.Chmod(filepath.Dir(s), 0o755) },
 		},
@@ -229,7 +229,7 @@ func TestUntrustedSockets(t *testing.T) {
 			if got := n.Sockets(); len(got) != 0 {
 				t.Errorf("published: %q", got)
 			}
-			if err := tc.mend(d.Socket); err != nil {
+			if err := tc.fix(d.Socket); err != nil {
 				t.Fatal(err)
 			}
 			k.Registered(0, d.Name, 40*time.Second)

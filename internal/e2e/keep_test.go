@@ -113,7 +113,7 @@ func TestChangesWhileTheDaemonIsAway(t *testing.T) {
 		n.Write("conf.d/50-a.example.toml", "")
 		m.StartDaemon()
 		k.Deregistered(mark, d.Name, 20*time.Second)
-		harness.Eventually(t, soon, "store and folder", func() string {
+		harness.Eventually(t, soon, "store and directory", func() string {
 			if got := m.Stored(); len(got) != 0 {
 				return "stored: " + got[0]
 			}
@@ -172,9 +172,9 @@ func TestChangesWhileTheDaemonIsAway(t *testing.T) {
 	})
 }
 
-// The daemon restarts while the kubelet is busy with the driver's NodeGetInfo: its word
-// comes over a connection that is gone, and a word that is not taken costs the
-// registration (kubelet v1.36). The next daemon takes it.
+// The daemon restarts while the kubelet is busy with the driver's NodeGetInfo: its
+// notification comes over a connection that is gone, and one that is not answered costs the
+// registration (kubelet v1.36). The next daemon answers it.
 func TestDaemonRestartsInTheMiddleOfARegistration(t *testing.T) {
 	t.Parallel()
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {

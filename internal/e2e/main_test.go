@@ -55,10 +55,10 @@ func registeredViaStore(t *testing.T, name string) (*harness.Node, *harness.Driv
 	return n, d, m, c, k
 }
 
-// answered waits until the kubelet has the answer to its last word. The daemon notes the
-// word before it answers; who kills it in between makes the kubelet try again, rightly.
+// answered waits until the kubelet has the answer to its last call. The daemon records the
+// call before it answers; who kills it in between makes the kubelet try again, rightly.
 func answered(k *harness.Kubelet) {
-	k.Quiet(k.Mark(), 200*time.Millisecond) // nothing tells; it takes microseconds
+	k.Quiet(k.Mark(), 200*time.Millisecond) // there is no event for it; it takes microseconds
 }
 
 // unchanged runs a step and checks that the kubelet wrote nothing because of it, and that

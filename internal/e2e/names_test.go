@@ -22,7 +22,7 @@ var hostileNames = map[string]string{
 	"nul":        "a\x00b",
 }
 
-var oddNames = map[string]string{
+var unusualNames = map[string]string{
 	"capitals": "Foo.Example",
 	"longest":  strings.Repeat("a", 59) + ".com",
 }
@@ -55,18 +55,18 @@ func TestHostileNamesThroughFlags(t *testing.T) {
 			if strings.ContainsAny(c.Log(), "\x00") || strings.Contains(c.Log(), "a\nb") {
 				t.Errorf("the log repeats the name as it is: %q", c.Log())
 			}
-			// The daemon does not give up: the driver may be mended.
+			// The daemon does not give up: the driver may be fixed.
 			d.Kill()
-			d.Set(func(b *fake.Answers) { b.Name = "mended.example" })
+			d.Set(func(b *fake.Answers) { b.Name = "fixed.example" })
 			d.Start()
-			if _, ok := harness.WhenAccepts(n.RegSocket("mended.example"), soon); !ok {
-				t.Errorf("not published after it was mended: %+v", c.Status().Drivers)
+			if _, ok := harness.WhenAccepts(n.RegSocket("fixed.example"), soon); !ok {
+				t.Errorf("not published after it was fixed: %+v", c.Status().Drivers)
 			}
 		})
 	}
 }
 
-// appeared tells of a file that is neither the daemon's control socket nor its state.
+// appeared names a file that is neither the daemon's control socket nor its state.
 func appeared(t *testing.T, n *harness.Node, before map[string]bool) string {
 	for f := range files(t, n.Dir) {
 		if !before[f] && !strings.HasPrefix(f, filepath.Join(n.Etc, "run")) {
@@ -94,9 +94,9 @@ func files(t *testing.T, root string) map[string]bool {
 	return all
 }
 
-func TestOddNamesRegisterThroughFlags(t *testing.T) {
+func TestUnusualNamesRegisterThroughFlags(t *testing.T) {
 	t.Parallel()
-	for what, name := range oddNames {
+	for what, name := range unusualNames {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			n := harness.New(t)
@@ -116,13 +116,13 @@ func TestNamesInFiles(t *testing.T) {
 		n.Write("conf.d/50-"+what+".toml", harness.Table(name, n.Run+"/"+what+".sock"))
 	}
 	k := n.StartKubelet()
-	for what, name := range oddNames {
+	for what, name := range unusualNames {
 		d := n.DriverAt(name, n.Run+"/"+what+".sock")
 		n.Configure(name, d.Socket)
 		d.Start()
 	}
 	c := n.StartDaemon()
-	for _, name := range oddNames {
+	for _, name := range unusualNames {
 		k.Registered(0, name, soon)
 	}
 	out, errs, code := n.RunCommand("config", "check", "--config-root", n.Etc)
@@ -133,7 +133,7 @@ func TestNamesInFiles(t *testing.T) {
 		contains(t, "config check", out+errs, "50-"+what+".toml")
 		contains(t, "config_error", c.Status().ConfigError, "50-"+what+".toml")
 	}
-	if got := n.Sockets(); len(got) != len(oddNames) {
+	if got := n.Sockets(); len(got) != len(unusualNames) {
 		t.Errorf("plugins_registry has %q", got)
 	}
 }

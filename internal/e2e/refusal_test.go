@@ -23,7 +23,7 @@ func collide(t *testing.T) (*harness.Node, *harness.Driver, *harness.Daemon, *ha
 }
 
 // The socket stays for the kubelet's own retries, the reason is kept, and once it is
-// mended the kubelet's next try succeeds.
+// fixed the kubelet's next try succeeds.
 func TestRefusalIsKeptAndRetriedByTheKubelet(t *testing.T) {
 	t.Parallel()
 	n, d, c, k := collide(t)
@@ -40,7 +40,7 @@ func TestRefusalIsKeptAndRetriedByTheKubelet(t *testing.T) {
 		t.Errorf("status has %+v", s)
 	}
 	if n.Inode(n.RegSocket(d.Name)) != ino {
-		t.Error("the socket was made anew although the kubelet retries")
+		t.Error("the socket was recreated although the kubelet retries")
 	}
 }
 
@@ -63,7 +63,7 @@ func TestRefusalByAnAPIServerThatIsDown(t *testing.T) {
 }
 
 // No loop of ours: while the kubelet goes on refusing, and the driver restarts unchanged,
-// the registration socket is made anew at most once a cause.
+// the registration socket is recreated at most once a cause.
 func TestRefusalMakesNoLoop(t *testing.T) {
 	t.Parallel()
 	n, d, c, k := collide(t)
@@ -75,7 +75,7 @@ func TestRefusalMakesNoLoop(t *testing.T) {
 		c.WaitStatus(d.Name, "driver ready", soon, func(s harness.DriverStatus) bool { return s.Driver == "ready" })
 	}
 	var before int
-	harness.Eventually(t, soon, "the kubelet's word on the last one", func() string {
+	harness.Eventually(t, soon, "the kubelet's answer to the last one", func() string {
 		s := c.Driver(d.Name)
 		before = s.Republications
 		if s.State != "refused" {

@@ -5,6 +5,8 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -130,12 +132,12 @@ func TestAcceptsWithin20msOfTheDriverServing(t *testing.T) {
 	}
 }
 
-// The same where two folders of the path do not exist yet.
-func TestAcceptsWithin20msWithoutParentFolders(t *testing.T) {
+// The same where two directories of the path do not exist yet.
+func TestAcceptsWithin20msWithoutParentDirectories(t *testing.T) {
 	within20ms(t, func() (took []time.Duration) {
 		n := harness.New(t)
 		var drivers []*harness.Driver
-		for _, name := range numbered("folders%d.example", 5) {
+		for _, name := range numbered("parents%d.example", 5) {
 			d := n.DriverAt(name, filepath.Join(n.Run, name, "plugins", "csi.sock"))
 			n.Configure(name, d.Socket)
 			drivers = append(drivers, d)
@@ -164,7 +166,7 @@ func TestAcceptsWithin20msWithTheSidecarsFlags(t *testing.T) {
 	})
 }
 
-// served starts a driver and tells how long its registration socket took.
+// served starts a driver and returns how long its registration socket took.
 func served(t *testing.T, n *harness.Node, c *harness.Daemon, d *harness.Driver) time.Duration {
 	t.Helper()
 	began := d.Start()
@@ -175,18 +177,20 @@ func served(t *testing.T, n *harness.Node, c *harness.Daemon, d *harness.Driver)
 	return at.Sub(began)
 }
 
-// within20ms measures up to three times: the machine's noise is not the daemon's, and
-// what polls is late each time.
+// within20ms measures up to three times: the machine's noise is not the daemon's, and what
+// polls is late each time. Only in a long run, for which the machine should be idle, is it the
+// median; else it is the second of five, since one turn of a busy processor costs 20 ms too.
 func within20ms(t *testing.T, measure func() []time.Duration) {
 	t.Helper()
 	for range 3 {
 		took := measure()
 		t.Logf("from serving to accepting: %v", took)
-		if median(took) <= 20*time.Millisecond {
+		slices.Sort(took)
+		if *long && median(took) <= 20*time.Millisecond || !*long && took[1] <= 20*time.Millisecond {
 			return
 		}
 	}
-	t.Error("the median is over 20ms each time")
+	t.Error("over 20ms each time")
 }
 
 func absences() []time.Duration {
@@ -194,6 +198,39 @@ func absences() []time.Duration {
 		return []time.Duration{200 * time.Millisecond, 3 * time.Second, 10 * time.Second, 60 * time.Second}
 	}
 	return []time.Duration{200 * time.Millisecond, 3 * time.Second}
+}
+
+// A driver that hangs is replaced at its path: the new one is not waited for until the call to
+// the old one has timed out, which for NodeGetInfo is 2 minutes.
+func TestHangingDriverIsReplaced(t *testing.T) {
+	t.Parallel()
+	for _, method := range []string{fake.GetPluginInfo, fake.Probe, fake.NodeGetInfo} {
+		t.Run(method, func(t *testing.T) {
+			t.Parallel()
+			n := harness.New(t)
+			k := n.StartKubelet()
+			c := n.StartDaemon()
+			var took []time.Duration
+			for _, name := range numbered("hangs%d.example", 3) {
+				hangs := n.AddDriver(name, `timeout = "2m"`)
+				hangs.Set(func(b *fake.Answers) { b.Hang = map[string]bool{method: true} })
+				hangs.Start()
+				c.WaitStatus(name, "the call that is not answered", soon, func(s harness.DriverStatus) bool {
+					return s.State == "starting" && strings.Contains(s.Reason, "has not answered "+method)
+				})
+				began := n.DriverAt(name, hangs.Socket).Start()
+				e := k.Registered(0, name, soon)
+				c.WaitState(name, "registered", soon)
+				if hangs.Running() { // it was not the end of the old one that helped
+					took = append(took, e.Time.Sub(began))
+				}
+			}
+			t.Logf("from serving to registered: %v", took)
+			if len(took) != 3 || slices.Min(took) > 2*time.Second { // the machine's noise is not the daemon's
+				t.Errorf("registered %v after the new driver served, want 2s", took)
+			}
+		})
+	}
 }
 
 func TestBadDriversDelayNobody(t *testing.T) {
@@ -258,7 +295,7 @@ func TestBadDriversDelayNobody(t *testing.T) {
 	}
 
 	for name, d := range drivers {
-		mended := time.Now()
+		fixed := time.Now()
 		if d == deaf || d == hangsUp {
 			d.Serve()
 		} else {
@@ -266,10 +303,10 @@ func TestBadDriversDelayNobody(t *testing.T) {
 		}
 		at, ok := harness.WhenAccepts(n.RegSocket(name), soon)
 		if !ok {
-			t.Fatalf("%s: not published within %v after it was mended: %+v", name, soon, c.Driver(name))
+			t.Fatalf("%s: not published within %v after it was fixed: %+v", name, soon, c.Driver(name))
 		}
-		if took := at.Sub(mended); took > 2*time.Second {
-			t.Errorf("%s: published %v after it was mended, want within 2s", name, took)
+		if took := at.Sub(fixed); took > 2*time.Second {
+			t.Errorf("%s: published %v after it was fixed, want within 2s", name, took)
 		}
 	}
 	for name := range drivers {

@@ -10,7 +10,7 @@ import (
 	"csi-registrar/internal/e2e/harness"
 )
 
-// away is longer than the folders have to be quiet, and shorter than patience lasts.
+// away is longer than the directories have to be quiet, and shorter than the grace period.
 const away = 3 * time.Second
 
 // aside moves a file of the configuration away, and gives what moves it back.
@@ -34,7 +34,7 @@ func TestVanishedTable(t *testing.T) {
 	n, d, c, k := registered(t, "a.example")
 	unchanged(t, n, k, []string{d.Name}, func() {
 		n.Write("conf.d/50-a.example.toml", "")
-		time.Sleep(3 * time.Second) // longer than the folders have to be quiet
+		time.Sleep(3 * time.Second) // longer than the directories have to be quiet
 		n.Configure(d.Name, d.Socket)
 	})
 	mark := k.Mark()
@@ -75,7 +75,7 @@ func TestVanishedRootDir(t *testing.T) {
 	}
 }
 
-// A restart does not end the patience: the driver is served meanwhile. A mistake lengthens
+// A restart does not end the grace period: the driver is served meanwhile. An error prolongs
 // it: the file is there.
 func TestVanishedOverARestart(t *testing.T) {
 	t.Parallel()
@@ -89,7 +89,7 @@ func TestVanishedOverARestart(t *testing.T) {
 		n.Write("conf.d/50-a.example.toml", "[driver.\"a.example\"\n")
 		time.Sleep(10 * time.Second)
 		back()
-		harness.Eventually(t, soon, "the mended configuration", func() string { return c.Status().ConfigError })
+		harness.Eventually(t, soon, "the fixed configuration", func() string { return c.Status().ConfigError })
 	})
 	// For good: as soon as it has been away for long enough, in whichever process.
 	mark := k.Mark()
@@ -100,7 +100,7 @@ func TestVanishedOverARestart(t *testing.T) {
 	k.Deregistered(mark, d.Name, 20*time.Second)
 }
 
-// A drop-in that is a link: an edit of the file that it leads to is a change.
+// A drop-in that is a link: an edit of the file that it points to is a change.
 func TestLinkedDropIn(t *testing.T) {
 	t.Parallel()
 	n, d, c, _ := registered(t, "a.example")
@@ -119,7 +119,7 @@ func TestLinkedDropIn(t *testing.T) {
 		}
 	}
 	edit("")
-	time.Sleep(away) // the link itself is found by the folder's change
+	time.Sleep(away) // the link itself is found by the directory's change
 	edit("enabled = false")
 	c.WaitState(d.Name, "disabled", 10*time.Second)
 	edit("enabled = true")

@@ -47,6 +47,7 @@ type DriverStatus struct {
 	LastGetInfoAt      time.Time         `json:"last_get_info_at"`
 	KubeletError       string            `json:"kubelet_error"`
 	Republications     int               `json:"republications"`
+	DampedUntil        time.Time         `json:"damped_until"`
 }
 
 // Daemon is a running csi-registrar.
@@ -254,7 +255,7 @@ func (d *Daemon) Kill() {
 // Signal sends a signal.
 func (d *Daemon) Signal(s syscall.Signal) { d.signal(s) }
 
-// Running tells whether the process lives.
+// Running reports whether the process lives.
 func (d *Daemon) Running() bool { return d.running() }
 
 // Wait waits for the end and gives the exit code.

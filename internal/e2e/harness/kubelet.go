@@ -55,7 +55,7 @@ type Kubelet struct {
 
 	mu      sync.Mutex
 	events  []Event
-	changed chan struct{} // closed and made anew with each event
+	changed chan struct{} // closed and replaced with each event
 }
 
 // StartKubelet starts a kubelet on the node's root. All kubelets of a node share an API
@@ -220,7 +220,7 @@ func (k *Kubelet) CSINode() map[string]CSINodeDriver {
 	return out
 }
 
-// Writes tells how often this kubelet wrote the CSINode and the Node so far.
+// Writes returns how often this kubelet wrote the CSINode and the Node so far.
 func (k *Kubelet) Writes() (csiNode, node int) {
 	k.t.Helper()
 	events := k.Command("csinode")

@@ -16,7 +16,7 @@ func inode(path string) (uint64, error) {
 	return fi.Sys().(*syscall.Stat_t).Ino, nil
 }
 
-// Accepts tells whether somebody listens at the path.
+// Accepts reports whether somebody listens at the path.
 func Accepts(path string) bool {
 	c, err := net.DialTimeout("unix", path, time.Second)
 	if err != nil {
@@ -26,7 +26,7 @@ func Accepts(path string) bool {
 	return true
 }
 
-// WhenAccepts dials until the path accepts and tells when it first did. It looks every
+// WhenAccepts dials until the path accepts and returns when it first did. It looks every
 // 200 µs, which is fine for a second or two.
 func WhenAccepts(path string, limit time.Duration) (time.Time, bool) {
 	tick := time.NewTicker(200 * time.Microsecond)

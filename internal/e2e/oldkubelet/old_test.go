@@ -3,6 +3,7 @@
 package oldkubelet
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -14,7 +15,7 @@ func TestMain(m *testing.M) { harness.Main(m) }
 
 const soon = 20 * time.Second
 
-// refused makes the kubelet refuse a driver once, and then mends the cause.
+// refused makes the kubelet refuse a driver once, and then removes the cause.
 func refused(t *testing.T) (*harness.Node, *harness.Driver, *harness.Daemon, *harness.Kubelet) {
 	t.Helper()
 	n := harness.New(t)
@@ -30,9 +31,9 @@ func refused(t *testing.T) (*harness.Node, *harness.Driver, *harness.Daemon, *ha
 	return n, d, c, k
 }
 
-// This kubelet keeps what it refused: it never comes back, until the socket is made anew
+// This kubelet keeps what it refused: it never comes back until the socket is recreated
 // after 150 s. Once, and then all is quiet.
-func TestRefusedOnceIsMadeAnew(t *testing.T) {
+func TestRefusedOnceIsRecreated(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
 		harness.Skip(t, "it takes the 150 s that a newer kubelet may need to come back")
@@ -42,12 +43,63 @@ func TestRefusedOnceIsMadeAnew(t *testing.T) {
 	ino := n.Inode(n.RegSocket(d.Name))
 	k.Quiet(mark, 130*time.Second) // the 1.36 one would have come several times by now
 	if n.Inode(n.RegSocket(d.Name)) != ino {
-		t.Error("the socket was made anew before its time")
+		t.Error("the socket was recreated before its time")
 	}
 	e := k.Registered(mark, d.Name, 40*time.Second)
 	t.Logf("registered %v after the refusal", e.Time.Sub(at))
 	s := c.WaitState(d.Name, "registered", soon)
 	if s.Republications != 1 {
+		t.Errorf("%d republications, want 1", s.Republications)
+	}
+	k.Quiet(k.Mark(), 2500*time.Millisecond)
+}
+
+// The refusal itself is lost: the daemon is killed while the kubelet asks the driver, and is back
+// only when the kubelet has given up telling it (5 s). The kubelet keeps the plugin and never
+// comes back, and the next daemon knows only that it had asked.
+func TestRefusalIsLost(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		harness.Skip(t, "it takes the 150 s that a newer kubelet may need to come back")
+	}
+	n := harness.New(t)
+	d := n.AddDriver("a.example")
+	d.Set(func(b *fake.Answers) { b.Topology = map[string]string{"example/zone": "1"} })
+	d.Start()
+	m := n.Manager()
+	c := m.StartDaemon()
+	c.WaitState(d.Name, "published", soon)
+	d.Set(func(b *fake.Answers) { b.Hang = map[string]bool{fake.NodeGetInfo: true} })
+	asked := d.Calls(fake.NodeGetInfo)
+	k := n.StartKubelet()
+	k.Command("label example/zone=2")
+	harness.Eventually(t, soon, "the kubelet asks the driver", func() string {
+		if d.Calls(fake.NodeGetInfo) == asked {
+			return "not yet"
+		}
+		return ""
+	})
+	c.WaitStatus(d.Name, "the kubelet's GetInfo", soon, func(s harness.DriverStatus) bool { return !s.LastGetInfoAt.IsZero() })
+	at := time.Now()
+	c.Kill()
+	d.Set(func(b *fake.Answers) { b.Hang = nil })
+	k.Refused(0, d.Name, soon)
+	time.Sleep(7 * time.Second) // longer than the kubelet tries to tell it; nothing says that it gave up
+	k.Command("label example/zone=")
+	mark := k.Mark()
+	ino := n.Inode(n.RegSocket(d.Name))
+	c = m.StartDaemon()
+	s := c.WaitState(d.Name, "published", soon)
+	if !strings.Contains(s.Reason, "has asked, and has not confirmed") {
+		t.Errorf("reason %q, want that the kubelet has not confirmed", s.Reason)
+	}
+	k.Quiet(mark, 130*time.Second-time.Since(at))
+	if n.Inode(n.RegSocket(d.Name)) != ino {
+		t.Error("the socket was recreated before its time")
+	}
+	e := k.Registered(mark, d.Name, 60*time.Second)
+	t.Logf("registered %v after the kubelet had asked", e.Time.Sub(at))
+	if s := c.WaitState(d.Name, "registered", soon); s.Republications != 1 {
 		t.Errorf("%d republications, want 1", s.Republications)
 	}
 	k.Quiet(k.Mark(), 2500*time.Millisecond)
@@ -100,7 +152,7 @@ func TestRegisteredAndRestarted(t *testing.T) {
 		k.Registered(0, name, soon)
 		c.WaitState(name, "registered", soon)
 	}
-	k.Quiet(k.Mark(), 200*time.Millisecond) // it has the answer to its last word
+	k.Quiet(k.Mark(), 200*time.Millisecond) // it has the answer to its last call
 	mark := k.Mark()
 	c = m.Restart(c, 9)
 	c = m.Restart(c, 15)
