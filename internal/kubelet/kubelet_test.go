@@ -361,3 +361,18 @@ func TestCloseKeepsOnlyWhatIsStored(t *testing.T) {
 		})
 	}
 }
+
+// The daemon ends while the kubelet asks the driver, and the kubelet's notification is lost: the
+// next process knows that it had asked, without which it would wait for it for ever.
+func TestGetInfoIsKnownToTheNextProcess(t *testing.T) {
+	w := newWorld(t)
+	m := newManager(t)
+	r, s := w.published("a", with(m, true))
+	if _, err := dialAsKubelet(t, s.Path()).getInfo(t); err != nil {
+		t.Fatal(err)
+	}
+	asked := look(t, s).GetInfoAt // it has Check called, as the hint does
+	if rec := r.readRecord("a"); asked.IsZero() || !rec.GetInfoAt.Equal(asked) {
+		t.Errorf("record: asked %v, want %v", rec.GetInfoAt, asked)
+	}
+}

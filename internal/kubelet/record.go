@@ -54,13 +54,14 @@ func (s *Socket) save(p *listener) error {
 	defer s.saving.Unlock()
 	s.mu.Lock()
 	rec, current := p.record, s.current == p
+	s.unsaved = s.unsaved && !current // before the write: the kubelet may call during it
 	s.mu.Unlock()
 	if !current {
 		return nil
 	}
 	err := s.r.writeRecord(s.name, rec)
 	s.mu.Lock()
-	s.unsaved = err != nil
+	s.unsaved, s.failed = s.unsaved || err != nil, err != nil
 	s.mu.Unlock()
 	if err != nil {
 		return fmt.Errorf("cannot write the record of %s: %w", s.name, err)
@@ -68,11 +69,11 @@ func (s *Socket) save(p *listener) error {
 	return nil
 }
 
-// saveAgain writes the record if that failed, as it does while /run is full: without it the
-// next process would not know the socket for its own, and publish again.
+// saveAgain writes the record if it lacks something. If writing it failed, as it does while /run
+// is full, the next process would not know the socket for its own, and publish again.
 func (s *Socket) saveAgain() {
 	s.mu.Lock()
-	p, unsaved := s.current, s.unsaved
+	p, unsaved, failed := s.current, s.unsaved, s.failed
 	s.mu.Unlock()
 	if p == nil || !unsaved {
 		return
@@ -81,7 +82,9 @@ func (s *Socket) saveAgain() {
 		s.log.Debug("the record of the registration can still not be written", "error", err)
 		return
 	}
-	s.log.Info("the record of the registration is written now")
+	if failed {
+		s.log.Info("the record of the registration is written now")
+	}
 }
 
 func (r *Registry) writeRecord(name string, rec record) error {

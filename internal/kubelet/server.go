@@ -90,6 +90,7 @@ func (service) GetInfo(ctx context.Context, _ *registerapi.InfoRequest) (*regist
 	live := p == s.current && !strings.HasPrefix(c.Addr.String(), unixsock.ClientPrefix)
 	if live {
 		p.GetInfoAt = time.Now()
+		s.unsaved = true // Check writes it: the next process may have to know that a kubelet asked
 	}
 	s.mu.Unlock()
 	if live {

@@ -40,7 +40,8 @@ type Socket struct {
 	current *listener  // what is published, or about to be; nil: nothing
 	closed  bool
 	seen    status.Socket // without what is in current
-	unsaved bool          // the record could not be written; Check tries again
+	unsaved bool          // the record lacks something; Check writes it
+	failed  bool          // the record could not be written, of which a warning told
 }
 
 func newSocket(r *Registry, name, path string) *Socket {
@@ -111,8 +112,8 @@ func (s *Socket) Look() status.Socket {
 	return look
 }
 
-// Check looks at the path, and tries again to write a record that could not be written. After
-// an error Look says what was seen before.
+// Check looks at the path, and writes what the record lacks. After an error Look says what was
+// seen before.
 func (s *Socket) Check(ctx context.Context) error {
 	return s.do(ctx, checkTime, func(context.Context) error {
 		s.saveAgain()
