@@ -5,22 +5,37 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
 
 	"csi-registrar/internal/daemon"
 	"csi-registrar/internal/kubelet"
 	"csi-registrar/internal/systemd"
 )
 
+// Two processes clean up after a daemon that was stopped for good. One may ask the service
+// manager, which means that it could start any unit, and reads nothing of the daemon's; the other
+// believes the daemon's records and is in the daemon's sandbox. Between them is a file in /run,
+// where the sandbox cannot write.
 func setupCleanup(fs *flag.FlagSet) runner {
-	ifStopped := fs.Bool("if-stopped", false, "only if the service manager is stopping the unit that this process is part of; required")
-	unit := fs.String("unit", "", "only if `UNIT` is down and not to be started, instead")
-	root := fs.String("config-root", "/", "the `DIR` below which the daemon's run folder is")
+	ask := fs.Bool("ask", false, "ask the service manager whether it is stopping the unit that this process is part of, and write the answer to /run/csi-registrar.stopped")
+	unit := fs.String("unit", "", "with --ask: whether `UNIT` is down and not to be started, instead")
+	ifStopped := fs.Bool("if-stopped", false, "remove the registration sockets if the answer was yes")
+	root := fs.String("config-root", "/", "the `DIR` below which the daemon's run directory is")
 	return func(ctx context.Context, e *env, args []string) error {
 		if err := noArgs(args); err != nil {
 			return err
 		}
-		if !*ifStopped {
-			return usagef(nil, "--if-stopped is missing; without it nothing is cleaned up")
+		if *ask == *ifStopped {
+			return usagef(nil, "either --ask or --if-stopped is needed; without them nothing is cleaned up")
+		}
+		if *unit != "" && !*ask {
+			return usagef(nil, "--unit is for --ask only")
+		}
+		runDir := daemon.RunDir(*root)
+		if *ifStopped {
+			return removeIfStopped(e, runDir)
 		}
 		stopped := isStopping
 		if *unit != "" {
@@ -28,37 +43,68 @@ func setupCleanup(fs *flag.FlagSet) runner {
 			// told that it is one.
 			stopped = func(ctx context.Context) (bool, error) { return systemd.Down(ctx, *unit) }
 		}
-		return runCleanup(ctx, e, daemon.RunDir(*root), stopped)
+		return askIfStopped(ctx, e, runDir, stopped)
 	}
 }
 
-// isStopping tells whether our unit has a stop job (a poweroff is one, too). With a restart
+// isStopping reports whether our unit has a stop job (a poweroff is one, too). With a restart
 // job, and with none, as after a crash, the next process goes on with the sockets.
 func isStopping(ctx context.Context) (bool, error) {
 	job, err := systemd.Job(ctx, "")
 	return job == systemd.JobStop, err
 }
 
-// runCleanup takes the registration sockets away if the daemon is gone for good. A dead
-// socket that is left because nobody could be asked harms less than a registration lost:
-// the next start sweeps it.
-func runCleanup(ctx context.Context, e *env, runDir string, stopped func(context.Context) (bool, error)) error {
-	// Before the question: a daemon that starts after the answer has other sockets.
-	left, leftErr := kubelet.Recorded(runDir)
+// answerFile is where --ask writes the answer: beside the run directory, not in it, because that
+// is the daemon's to write. ExecStartPre= of the unit removes it.
+func answerFile(runDir string) string { return filepath.Clean(runDir) + ".stopped" }
+
+const yes = "stopped\n"
+
+// askIfStopped writes the answer. A dead socket that is left because the manager could not be
+// asked harms less than a registration lost: the next start removes it.
+func askIfStopped(ctx context.Context, e *env, runDir string, stopped func(context.Context) (bool, error)) (err error) {
+	// Opened before the question and empty until the answer: a daemon that starts in between
+	// removes the file, and then the answer is nobody's.
+	// Always a new file: nobody's link is followed.
+	path := answerFile(runDir)
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("cannot remove an earlier answer: %w", err)
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return fmt.Errorf("cannot write the service manager's answer: %w", err)
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
 	isStopped, err := stopped(ctx)
 	if err != nil {
 		fmt.Fprintf(e.stderr, "warning: keeping the registration sockets: %v\n", err)
 		return nil
 	}
-	if !isStopped {
+	if isStopped {
+		if _, err := f.WriteString(yes); err != nil {
+			return fmt.Errorf("cannot write the service manager's answer: %w", err)
+		}
+	}
+	return nil
+}
+
+// removeIfStopped removes the registration sockets if the answer was yes.
+func removeIfStopped(e *env, runDir string) error {
+	// Before the answer: a daemon that starts after it has other sockets.
+	left, leftErr := kubelet.Recorded(runDir)
+	answer, err := os.ReadFile(answerFile(runDir))
+	if errors.Is(err, fs.ErrNotExist) || err == nil && string(answer) != yes {
 		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("cannot read the service manager's answer: %w", err)
 	}
 	removed, err := left.Remove()
 	for _, path := range removed {
 		fmt.Fprintf(e.stdout, "removed %s\n", path)
 	}
 	if err := errors.Join(leftErr, err); err != nil {
-		return fmt.Errorf("cannot take all registration sockets away: %w", err)
+		return fmt.Errorf("cannot remove all registration sockets: %w", err)
 	}
 	return nil
 }

@@ -22,7 +22,11 @@ func leftBehind(t *testing.T) (root, socket string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(root) })
-	socket = filepath.Join(root, "a.example-reg.sock")
+	registry := filepath.Join(root, "plugins_registry")
+	if err := os.Mkdir(registry, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	socket = filepath.Join(registry, "a.example-reg.sock")
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
 	if err != nil {
 		t.Fatal(err)
@@ -67,9 +71,13 @@ func TestCleanup(t *testing.T) {
 			root, socket := leftBehind(t)
 			var stdout, stderr bytes.Buffer
 			e := &env{stdout: &stdout, stderr: &stderr}
-			err := runCleanup(t.Context(), e, filepath.Join(root, "run/csi-registrar"),
-				func(context.Context) (bool, error) { return c.stopped, c.err })
-			if err != nil {
+			runDir := filepath.Join(root, "run/csi-registrar")
+			// The answer of an earlier stop does not count.
+			if err := os.WriteFile(answerFile(runDir), []byte(yes), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			err := askIfStopped(t.Context(), e, runDir, func(context.Context) (bool, error) { return c.stopped, c.err })
+			if err := errors.Join(err, removeIfStopped(e, runDir)); err != nil {
 				t.Error(err)
 			}
 			if _, err := os.Lstat(socket); errors.Is(err, os.ErrNotExist) != c.removed {
@@ -85,11 +93,45 @@ func TestCleanup(t *testing.T) {
 	}
 }
 
-func TestCleanupNeedsItsFlag(t *testing.T) {
+// TestCleanupDoesNothingAfterAStart: the daemon was started while the question was asked, and
+// its unit removed the file.
+func TestCleanupDoesNothingAfterAStart(t *testing.T) {
+	root, socket := leftBehind(t)
 	var out bytes.Buffer
-	all := []command{{name: "cleanup", setup: setupCleanup}}
-	e := &env{stdout: &out, stderr: &out, getenv: os.Getenv}
-	if err := dispatch(t.Context(), e, all, []string{"cleanup"}); e.report(err) != exitUsage {
+	e := &env{stdout: &out, stderr: &out}
+	runDir := filepath.Join(root, "run/csi-registrar")
+	err := askIfStopped(t.Context(), e, runDir, func(context.Context) (bool, error) {
+		return true, os.Remove(answerFile(runDir))
+	})
+	if err := errors.Join(err, removeIfStopped(e, runDir)); err != nil {
 		t.Error(err)
+	}
+	if _, err := os.Lstat(socket); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestCleanupFollowsNoLink: what somebody put in the place of the answer is not written to.
+func TestCleanupFollowsNoLink(t *testing.T) {
+	root, _ := leftBehind(t)
+	victim, runDir := filepath.Join(root, "victim"), filepath.Join(root, "run/csi-registrar")
+	if err := errors.Join(os.WriteFile(victim, []byte("precious"), 0o600), os.Symlink(victim, answerFile(runDir))); err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	err := askIfStopped(t.Context(), &env{stdout: &out, stderr: &out}, runDir, func(context.Context) (bool, error) { return true, nil })
+	if text, readErr := os.ReadFile(victim); string(text) != "precious" || err != nil || readErr != nil {
+		t.Error(string(text), err, readErr)
+	}
+}
+
+func TestCleanupNeedsItsFlags(t *testing.T) {
+	for _, args := range [][]string{{}, {"--ask", "--if-stopped"}, {"--if-stopped", "--unit", "x.service"}} {
+		var out bytes.Buffer
+		all := []command{{name: "cleanup", setup: setupCleanup}}
+		e := &env{stdout: &out, stderr: &out, getenv: os.Getenv}
+		if err := dispatch(t.Context(), e, all, append([]string{"cleanup"}, args...)); e.report(err) != exitUsage {
+			t.Errorf("%q: %v", args, err)
+		}
 	}
 }

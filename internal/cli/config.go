@@ -7,7 +7,7 @@ import (
 	"fmt"
 
 	"csi-registrar/internal/config"
-	"csi-registrar/internal/doctor"
+	"csi-registrar/internal/systemd"
 )
 
 // sourceFlags declares which files make the configuration.
@@ -32,7 +32,7 @@ func setupConfigCheck(fs *flag.FlagSet) runner {
 		}
 		_, err := fmt.Fprintf(e.stdout, "no errors: %s, %s\n",
 			count(len(res.Config.Drivers), "driver"), count(len(res.Files), "file"))
-		if lines := doctor.UnitDropIn(res.Config.Kubelet.RootDir); lines != "" && source.File == "" {
+		if lines := systemd.DropIn(res.Config.Kubelet.RootDir); lines != "" && source.File == "" {
 			_, outErr := fmt.Fprintf(e.stdout, "\nThe unit needs this file for kubelet.root_dir, then `systemctl daemon-reload` and a restart:\n\n%s", cleanLines(lines))
 			err = errors.Join(err, outErr)
 		}

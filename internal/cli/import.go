@@ -37,10 +37,10 @@ func runImport(_ context.Context, e *env, name string, args []string) error {
 	}
 	res := compat.Import(manifests, name)
 	for _, n := range res.Notes {
-		fmt.Fprintf(e.stderr, "note: %s\n", n)
+		fmt.Fprintf(e.stderr, "note: %s\n", safetext.Clean(n, maxLine))
 	}
 	for _, r := range res.Refused {
-		fmt.Fprintf(e.stderr, "error: cannot import %s: %s\n", r.Where, r.Reason)
+		fmt.Fprintf(e.stderr, "error: cannot import %s\n", safetext.Clean(r.Where+": "+r.Reason, maxLine))
 		if r.Hint != "" {
 			fmt.Fprintf(e.stderr, "hint: %s\n", r.Hint)
 		}

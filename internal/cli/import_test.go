@@ -36,7 +36,7 @@ func TestImportPrintsAllOrNothing(t *testing.T) {
 
 func TestImportHintsAtName(t *testing.T) {
 	const noname = "../compat/testdata/bad/noname.yaml"
-	if code, _, errs := importing(t, "", "", noname); code != 1 || !strings.Contains(errs, "hint: give it with --name") {
+	if code, _, errs := importing(t, "", "", noname); code != 1 || !strings.Contains(errs, "hint: add --name with") {
 		t.Errorf("code %d\n%s", code, errs)
 	}
 	if code, out, errs := importing(t, "", "x.example.com", noname); code != 0 || !strings.Contains(out, `"x.example.com"`) {

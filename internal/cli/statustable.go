@@ -217,6 +217,14 @@ func summaryLine(s status.Document, p page) string {
 	return "\n" + p.paint(colour, text) + "\n"
 }
 
+// said marks what others said as such; empty stays empty.
+func said(mark func(string) string, text string) string {
+	if text == "" {
+		return ""
+	}
+	return mark(text)
+}
+
 // driverText formats all that is known of one driver.
 func driverText(d status.Driver, configError string, p page, now time.Time) string {
 	var b strings.Builder
@@ -244,12 +252,12 @@ func driverText(d status.Driver, configError string, p page, now time.Time) stri
 	line("  since", at(d.Since))
 	line("  reason", d.Reason)
 	line("  driver", string(d.Driver))
-	line("  driver version", d.DriverVersion)
+	line("  driver version", said(safetext.Word, d.DriverVersion))
 	line("  socket", d.Socket)
 	line("  endpoint", d.Endpoint)
-	line("  node id", d.NodeID)
+	line("  node id", said(safetext.Word, d.NodeID))
 	for _, key := range slices.Sorted(maps.Keys(d.Topology)) {
-		line("  topology", key+" = "+d.Topology[key])
+		line("  topology", safetext.Word(key)+" = "+safetext.Word(d.Topology[key]))
 	}
 	if d.MaxVolumes > 0 {
 		line("  volume limit", fmt.Sprint(d.MaxVolumes))
@@ -258,7 +266,7 @@ func driverText(d status.Driver, configError string, p page, now time.Time) stri
 	line("  registration socket", d.RegistrationSocket)
 	line("  kubelet asked", at(d.LastGetInfoAt))
 	line("  kubelet confirmed", at(d.RegisteredAt))
-	line("  kubelet refused", d.KubeletError)
+	line("  kubelet refused", said(safetext.Quote, d.KubeletError))
 	line("  republished", fmt.Sprintf("%d times", d.Republications))
 	line("  not kept", d.NotKept)
 	if !d.DampedUntil.IsZero() {

@@ -33,8 +33,9 @@ wrong. The exit code is 78 if there are errors.`,
 			{name: "show", summary: "print the merged configuration, each value with its origin", setup: setupConfigShow},
 		}},
 		{name: "cleanup", summary: "remove the registration sockets if the unit is being stopped",
-			about: `For ExecStopPost= of the unit: on a restart, a crash or an upgrade the sockets
-stay, and the kubelet does not notice.`,
+			about: `For two ExecStopPost= of the unit, --ask outside of its sandbox and --if-stopped
+inside: on a restart, a crash or an upgrade the sockets stay, and the kubelet
+does not notice.`,
 			setup: setupCleanup},
 		{name: "import", args: "MANIFEST...", summary: "turn a driver's DaemonSet into a configuration file", setup: setupImport},
 		{name: "completion", args: "bash|zsh|fish", summary: "print the completion script for a shell", setup: plain(runCompletion)},

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/status"
 )
 
@@ -72,7 +73,7 @@ func notRegistered(s status.Document, names []string) []string {
 		d, ok := s.Driver(name)
 		switch {
 		case !ok && s.ConfigError != "":
-			out = append(out, name+": not configured; the configuration has errors: "+strings.ReplaceAll(s.ConfigError, "\n", "; "))
+			out = append(out, name+": not configured; the configuration has errors: "+safetext.Clean(strings.ReplaceAll(s.ConfigError, "\n", "; "), maxLine))
 		case !ok:
 			out = append(out, name+": not configured")
 		case !registered(d):
@@ -85,7 +86,7 @@ func notRegistered(s status.Document, names []string) []string {
 func whyNot(d status.Driver) string {
 	text := nameOf(d) + ": " + d.State
 	if d.Reason != "" && d.Reason != d.State {
-		text += ": " + d.Reason
+		text += ": " + safetext.Clean(d.Reason, maxLine) // one line
 	}
 	return text
 }

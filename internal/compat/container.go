@@ -1,9 +1,12 @@
 package compat
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 	"unicode"
@@ -16,17 +19,11 @@ import (
 // the program it starts, or by the flag that no other program has.
 func (c container) isRegistrar() bool {
 	image, _, _ := strings.Cut(c.Image, "@")
-	image = path.Base(image)
-	image, _, _ = strings.Cut(image, ":")
-	if strings.Contains(image, "node-driver-registrar") {
-		return true
-	}
-	if len(c.Command) > 0 && strings.Contains(path.Base(c.Command[0]), "node-driver-registrar") {
-		return true
-	}
-	return slices.ContainsFunc(slices.Concat(c.Command, c.Args), func(arg string) bool {
-		return strings.Contains(arg, "-kubelet-registration-path")
-	})
+	image, _, _ = strings.Cut(path.Base(image), ":")
+	command := slices.Concat(c.Command, c.Args)
+	return strings.Contains(image, "node-driver-registrar") ||
+		len(c.Command) > 0 && strings.Contains(path.Base(c.Command[0]), "node-driver-registrar") ||
+		slices.ContainsFunc(command, func(arg string) bool { return strings.Contains(arg, "-kubelet-registration-path") })
 }
 
 // flags is the command line without the program, $(VAR) not expanded yet.
@@ -36,7 +33,7 @@ func (c container) flags() ([]string, error) {
 	}
 	program := path.Base(c.Command[0])
 	if slices.Contains([]string{"sh", "bash", "ash", "dash"}, program) {
-		return nil, fmt.Errorf("it is started by a shell (%s), which is not supported", program)
+		return nil, fmt.Errorf("it is started by a shell (%s), whose script is not parsed", program)
 	}
 	return slices.Concat(c.Command[1:], c.Args), nil
 }
@@ -73,7 +70,7 @@ func (c container) flag(name string) (value string, found bool, err error) {
 // whose values may refer to entries before them; $$ is a $.
 func (c container) expand(s string) (string, error) {
 	// In order and once each, not by recursion: entries that name each other twice would
-	// take for ever.
+	// never end.
 	vars := make(map[string]variable, len(c.Env))
 	for _, e := range c.Env {
 		var v variable
@@ -87,56 +84,42 @@ func (c container) expand(s string) (string, error) {
 	return c.replace(s, vars)
 }
 
-// variable is what an entry of env comes to, or why that cannot be known.
+// variable is the value of an entry of env, or why it is not known.
 type variable struct {
 	value string
 	err   error
 }
 
-// maxValue bounds what expansion can make: entries that double each other reach anything.
+// maxValue limits a value: entries that double each other grow without limit.
 const maxValue = 64 << 10
+
+var reference = regexp.MustCompile(`\$\$|\$\([^)]*\)`)
 
 func (c container) replace(s string, vars map[string]variable) (string, error) {
 	if isTemplate(s) {
-		return "", errTemplate(s)
+		return "", fmt.Errorf("%w: %s", errIsTemplate, safetext.Quote(s))
 	}
-	var b strings.Builder
-	for {
-		before, after, ok := strings.Cut(s, "$")
-		b.WriteString(before)
-		if b.Len() > maxValue {
-			return "", errors.New("the value is endless")
+	var err error
+	size := len(s)
+	value := reference.ReplaceAllStringFunc(s, func(ref string) string {
+		if ref == "$$" {
+			return "$"
 		}
-		if !ok {
-			return b.String(), nil
+		name := ref[2 : len(ref)-1]
+		v, known := vars[name]
+		if !known {
+			v.err = fmt.Errorf("the variable %s is not in the container's env; values from envFrom are not in the manifest", safetext.Word(name))
 		}
-		name, rest, closed := strings.Cut(strings.TrimPrefix(after, "("), ")")
-		switch {
-		case strings.HasPrefix(after, "$"):
-			b.WriteByte('$')
-			s = after[1:]
-		case !strings.HasPrefix(after, "(") || !closed:
-			b.WriteByte('$')
-			s = after
-		default:
-			v, err := c.lookup(name, vars)
-			if err != nil {
-				return "", err
-			}
-			b.WriteString(v)
-			s = rest
+		if size += len(v.value); size > maxValue {
+			v = variable{err: fmt.Errorf("the value has more than %d bytes", maxValue)}
 		}
+		err = cmp.Or(err, v.err)
+		return v.value
+	})
+	if err != nil {
+		return "", err
 	}
-}
-
-func (c container) lookup(name string, vars map[string]variable) (string, error) {
-	if v, ok := vars[name]; ok {
-		return v.value, v.err
-	}
-	if len(c.EnvFrom) > 0 {
-		return "", fmt.Errorf("the variable %s is not in env; it may come from envFrom, whose values are not in the manifest", safetext.Word(name))
-	}
-	return "", fmt.Errorf("the variable %s is not defined in the container's env", safetext.Word(name))
+	return value, nil
 }
 
 // hostPath maps a path in the container to the path on the node.
@@ -151,7 +134,7 @@ func (p podSpec) hostPath(c container, file string) (string, error) {
 	}
 	v := p.Volumes[i]
 	if v.HostPath == nil {
-		return "", fmt.Errorf("%s is on the volume %s, which is %s: where that is on the node cannot be known",
+		return "", fmt.Errorf("%s is on the volume %s, which is %s: its path on the node is not known",
 			safetext.Word(file), safetext.Word(v.Name), v.kindOf())
 	}
 	sub := best.SubPath
@@ -163,7 +146,7 @@ func (p podSpec) hostPath(c container, file string) (string, error) {
 	}
 	for _, s := range []string{v.HostPath.Path, sub} {
 		if isTemplate(s) {
-			return "", fmt.Errorf("the volume %s: %w", safetext.Word(v.Name), errTemplate(s))
+			return "", fmt.Errorf("the volume %s: %w: %s", safetext.Word(v.Name), errIsTemplate, safetext.Quote(s))
 		}
 	}
 	if !strings.HasPrefix(v.HostPath.Path, "/") {
@@ -173,10 +156,10 @@ func (p podSpec) hostPath(c container, file string) (string, error) {
 	return path.Join(v.HostPath.Path, path.Join("/", sub), rel), nil
 }
 
-// mountOf finds the mount that a path in the container is on: the deepest one.
+// mountOf finds the mount that a path in the container is on, the deepest one.
 func (c container) mountOf(file string) (best volumeMount) {
 	for _, m := range c.VolumeMounts {
-		if under(file, m.MountPath) && len(path.Clean(m.MountPath)) > len(best.MountPath) {
+		if contains(m.MountPath, file) && len(path.Clean(m.MountPath)) > len(best.MountPath) {
 			best = m
 			best.MountPath = path.Clean(m.MountPath)
 		}
@@ -184,28 +167,18 @@ func (c container) mountOf(file string) (best volumeMount) {
 	return best
 }
 
-// kindOf names what a volume is that is no hostPath.
+// kindOf names the kind of a volume that is not a hostPath.
 func (v volume) kindOf() string {
-	if kinds := sortedKeys(v.Other); len(kinds) > 0 {
-		if strings.ContainsAny(kinds[0][:min(1, len(kinds[0]))], "aeiou") {
-			return "an " + safetext.Word(kinds[0])
-		}
-		return "a " + safetext.Word(kinds[0])
+	if kinds := slices.Sorted(maps.Keys(v.Other)); len(kinds) > 0 {
+		return "of kind " + safetext.Word(kinds[0])
 	}
-	return "an emptyDir" // what Kubernetes takes a volume without a kind for
+	return "of kind emptyDir" // the default of Kubernetes
 }
 
-// under reports whether a clean path is dir or is below it.
-func under(file, dir string) bool {
-	if dir == "" {
-		return false
-	}
-	file, dir = path.Clean(file), path.Clean(dir)
-	return file == dir || dir == "/" || strings.HasPrefix(file, dir+"/")
-}
-
-func errTemplate(s string) error {
-	return fmt.Errorf("%w: %s", errIsTemplate, safetext.Quote(s))
+// contains reports whether a path is the directory or is in it.
+func contains(dir, file string) bool {
+	file, clean := path.Clean(file), path.Clean(dir)
+	return dir != "" && (file == clean || clean == "/" || strings.HasPrefix(file, clean+"/"))
 }
 
 var errIsTemplate = errors.New("this is a template, not a manifest")

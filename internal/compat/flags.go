@@ -1,9 +1,10 @@
-// Package compat makes it easy to come from node-driver-registrar: it understands that
-// program's flags, answers its health check, and turns a DaemonSet that contains it into
-// a drop-in for csi-registrar.
+// Package compat helps to replace node-driver-registrar: it parses that program's flags,
+// answers its health check, and turns a DaemonSet that contains it into a drop-in for
+// csi-registrar.
 package compat
 
 import (
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
@@ -19,20 +20,20 @@ import (
 	"csi-registrar/internal/unixsock"
 )
 
-// Options is what the flags of node-driver-registrar say, in our terms.
+// Options holds the values of node-driver-registrar's flags.
 type Options struct {
 	Socket      string        // --csi-address: where the driver listens, as seen from here
 	Endpoint    string        // --kubelet-registration-path: what the kubelet is told
-	RegistryDir string        // --plugin-registration-path: the directory that the registration socket goes into
+	RegistryDir string        // --plugin-registration-path: the directory for the registration socket
 	Timeout     time.Duration // --timeout: GetPluginInfo and Probe
 	HTTPAddr    string        // where /healthz is served, over TCP; empty: not at all
-	PProf       bool          // --enable-pprof: the profiles too, at HTTPAddr
+	PProf       bool          // --enable-pprof: profiles on HTTPAddr
 	Verbosity   int           // -v
 	LogFormat   string        // --logging-format: text or json; "auto" if it was not given
-	ShowVersion bool          // --version: say it and end
-	Probe       bool          // --mode=kubelet-registration-probe: end at once with 0, nothing is looked at
+	ShowVersion bool          // --version: print it and end
+	Probe       bool          // --mode=kubelet-registration-probe: end at once with 0, without any check
 
-	// Warnings are for people, one sentence each: what is deprecated or has no effect.
+	// Warnings name what is deprecated or has no effect, one sentence each.
 	Warnings []string
 }
 
@@ -47,7 +48,7 @@ const (
 // callsVerbosity is the -v from which node-driver-registrar logs each call.
 const callsVerbosity = 4
 
-// Flags holds what was given on a command line that Register has prepared.
+// Flags holds the flags that Register declared.
 type Flags struct {
 	fs                *flag.FlagSet
 	o                 Options
@@ -56,21 +57,27 @@ type Flags struct {
 	connectionTimeout time.Duration
 }
 
-// ownFlags are those of our own `run`: alone they do not ask for one driver without a file.
+// ownFlags are those that `run` has without node-driver-registrar.
 var ownFlags = []string{"config", "config-root", "http-endpoint", "keep-sockets"}
 
 // Register declares on fs the flags of node-driver-registrar 2.17, and those of klog that
-// older ones had. Flags that fs has already are left alone: --http-endpoint, which both
-// programs have, and our own. A flag that only exists so that old manifests work has an
-// empty usage.
+// older versions had. --http-endpoint, which both programs have, is declared unless fs has it.
+// A flag that exists only for old manifests has an empty usage.
 func Register(fs *flag.FlagSet) *Flags {
 	f := &Flags{fs: fs}
 	fs.StringVar(&f.o.Socket, "csi-address", defaultSocket, "`PATH` of the driver's socket, as seen from here")
 	fs.StringVar(&f.o.Endpoint, "kubelet-registration-path", "", "`PATH` of the driver's socket as the kubelet sees it; required with these flags")
 	fs.StringVar(&f.o.RegistryDir, "plugin-registration-path", defaultRegistryDir, "`DIR` in which the kubelet looks for registration sockets, as seen from here")
 	fs.DurationVar(&f.o.Timeout, "timeout", defaultTimeout, "time limit for GetPluginInfo and Probe")
-	fs.BoolVar(&f.o.PProf, "enable-pprof", false, "serve profiles under /debug/pprof/ at --http-endpoint")
-	fs.Var((*verbosity)(&f.o.Verbosity), "v", "verbosity `number`; from 4 on each call is logged")
+	fs.BoolVar(&f.o.PProf, "enable-pprof", false, "serve profiles under /debug/pprof/ on --http-endpoint")
+	fs.Func("v", "verbosity `number`; from 4 on, each call is logged", func(s string) error {
+		n, err := strconv.ParseUint(s, 10, 31) // as klog's
+		if err != nil {
+			return errors.New("must be a number, 0 or more")
+		}
+		f.o.Verbosity = int(n)
+		return nil
+	})
 	fs.StringVar(&f.o.LogFormat, "logging-format", "auto", "`format` of the log: text or json")
 	if fs.Lookup("http-endpoint") == nil {
 		fs.String("http-endpoint", "", "TCP `address` that serves /healthz; empty: none")
@@ -80,18 +87,17 @@ func Register(fs *flag.FlagSet) *Flags {
 	fs.StringVar(&f.mode, "mode", "", "")
 	fs.DurationVar(&f.connectionTimeout, "connection-timeout", 0, "")
 	fs.BoolVar(&f.o.ShowVersion, "version", false, "")
-	for _, i := range ignoredFlags {
-		if i.isBool {
-			fs.Bool(i.name, false, "")
-		} else {
-			fs.String(i.name, "", "")
-		}
+	for name := range strings.FieldsSeq(ignoredBools) {
+		fs.Bool(name, false, "")
+	}
+	for name := range strings.FieldsSeq(ignoredStrings) {
+		fs.String(name, "", "")
 	}
 	return f
 }
 
-// Wanted reports, once the command line is parsed, whether a flag was used that only
-// node-driver-registrar has: then Options tells what to do, and no configuration file is read.
+// Wanted reports, after the command line was parsed, whether it has a flag that only
+// node-driver-registrar has: then Options counts, and no configuration file is read.
 func (f *Flags) Wanted() bool {
 	wanted := false
 	f.fs.Visit(func(fl *flag.Flag) {
@@ -100,15 +106,15 @@ func (f *Flags) Wanted() bool {
 	return wanted
 }
 
-// Options reads what was given; rest are the arguments that are no flags. Every error is
-// one of usage.
+// Options returns the values of the flags; rest are the arguments that are not flags. Every
+// error is one of usage.
 func (f *Flags) Options(rest []string) (Options, error) {
 	given := map[string]string{}
 	f.fs.Visit(func(fl *flag.Flag) { given[fl.Name] = fl.Value.String() })
 	for _, name := range []string{"config", "config-root"} {
 		if _, mixed := given[name]; mixed {
 			return Options{}, fmt.Errorf("--%s cannot be mixed with the flags of node-driver-registrar: "+
-				"they name one driver by themselves, and no file is read", name)
+				"they name one driver, and no file is read", name)
 		}
 	}
 	o := f.o
@@ -124,48 +130,43 @@ func (f *Flags) Options(rest []string) (Options, error) {
 	if o.Probe = f.mode == probeMode; o.Probe {
 		return o, nil
 	}
-	if f.healthPort > 0 && o.HTTPAddr != "" {
+	switch {
+	case f.healthPort <= 0:
+	case o.HTTPAddr != "":
 		return Options{}, errors.New("only one of --health-port and --http-endpoint can be set; --health-port is the deprecated one")
-	}
-	if f.healthPort > 65535 {
+	case f.healthPort > 65535:
 		return Options{}, fmt.Errorf("--health-port must be at most 65535, not %d", f.healthPort)
-	}
-	if f.healthPort > 0 {
+	default:
 		o.HTTPAddr = ":" + strconv.Itoa(f.healthPort)
 	}
-	if err := o.check(); err != nil {
-		return Options{}, err
-	}
-	return o, nil
+	err := o.check()
+	return o, err
 }
 
-// check cleans the paths and finds values that cannot work.
+// check cleans the paths and finds invalid values.
 func (o *Options) check() error {
-	var err error
-	if o.Socket, err = absolute("csi-address", o.Socket); err != nil {
-		return err
-	}
-	if o.Endpoint, err = absolute("kubelet-registration-path", o.Endpoint); err != nil {
-		return err
-	}
-	if o.RegistryDir, err = absolute("plugin-registration-path", o.RegistryDir); err != nil {
-		return err
-	}
-	for name, p := range map[string]string{"csi-address": o.Socket, "kubelet-registration-path": o.Endpoint} {
-		if err := unixsock.CheckPath(p); err != nil {
-			return fmt.Errorf("--%s: %w", name, err)
+	for _, p := range []struct {
+		name  string
+		value *string
+	}{{"csi-address", &o.Socket}, {"kubelet-registration-path", &o.Endpoint}, {"plugin-registration-path", &o.RegistryDir}} {
+		var err error
+		if *p.value, err = absolute(p.name, *p.value); err != nil {
+			return err
 		}
+	}
+	if err := cmp.Or(unixsock.CheckPath(o.Socket), unixsock.CheckPath(o.Endpoint)); err != nil {
+		return err
 	}
 	if o.Timeout <= 0 {
 		return fmt.Errorf("--timeout must be more than 0, not %v", o.Timeout)
 	}
-	if o.LogFormat != "auto" && o.LogFormat != "text" && o.LogFormat != "json" {
+	if !slices.Contains([]string{"auto", "text", "json"}, o.LogFormat) {
 		return fmt.Errorf("--logging-format must be text or json, not %q", o.LogFormat)
 	}
 	return nil
 }
 
-// absolute drops a unix: scheme, which gRPC knows in the forms unix:///path and unix:/path.
+// absolute removes a unix: scheme, which gRPC has in the forms unix:///path and unix:/path.
 func absolute(name, value string) (string, error) {
 	p := strings.TrimPrefix(strings.TrimPrefix(value, "unix:"), "//")
 	if !strings.HasPrefix(p, "/") {
@@ -180,7 +181,7 @@ func absolute(name, value string) (string, error) {
 func (f *Flags) warnings(given map[string]string, rest []string) []string {
 	var out []string
 	if f.connectionTimeout != 0 {
-		out = append(out, "--connection-timeout is deprecated and has no effect: there is no limit for an absent driver")
+		out = append(out, "--connection-timeout is deprecated and has no effect: it waits for the driver without limit")
 	}
 	if f.healthPort > 0 {
 		out = append(out, "--health-port is deprecated: use --http-endpoint")
@@ -191,65 +192,31 @@ func (f *Flags) warnings(given map[string]string, rest []string) []string {
 	if f.o.PProf && f.healthPort <= 0 && given["http-endpoint"] == "" {
 		out = append(out, "--enable-pprof has no effect without --http-endpoint")
 	}
-	var ignored []string
-	for _, i := range ignoredFlags {
-		if _, ok := given[i.name]; ok {
-			ignored = append(ignored, "--"+i.name)
-		}
-	}
+	ignored := slices.DeleteFunc(strings.Fields(ignoredBools+" "+ignoredStrings), func(name string) bool {
+		_, ok := given[name]
+		return !ok
+	})
 	if len(ignored) > 0 {
-		out = append(out, "accepted without effect: "+strings.Join(ignored, ", "))
+		slices.Sort(ignored)
+		out = append(out, "accepted without effect: --"+strings.Join(ignored, ", --"))
 	}
 	if len(rest) > 0 {
-		out = append(out, fmt.Sprintf("arguments that are no flags are ignored: %q", rest))
+		out = append(out, fmt.Sprintf("arguments that are not flags are ignored: %q", rest))
 	}
 	return out
 }
 
-// ignoredFlags are those of node-driver-registrar 2.17 and of klog that change nothing
-// here. 2.17 itself has lost most of klog's (those with underscores, and logtostderr), but
-// manifests still carry them.
-var ignoredFlags = []struct {
-	name   string
-	isBool bool
-}{
-	{"add_dir_header", true},
-	{"alsologtostderr", true},
-	{"alsologtostderrthreshold", false},
-	{"automaxprocs", true}, // the Go runtime does it by itself
-	{"legacy_stderr_threshold_behavior", true},
-	{"log-flush-frequency", false},
-	{"log-json-info-buffer-size", false},
-	{"log-json-split-stream", true},
-	{"log-text-info-buffer-size", false},
-	{"log-text-split-stream", true},
-	{"log_backtrace_at", false},
-	{"log_dir", false},
-	{"log_file", false},
-	{"log_file_max_size", false},
-	{"logtostderr", true},
-	{"one_output", true},
-	{"skip_headers", true},
-	{"skip_log_headers", true},
-	{"stderrthreshold", false},
-	{"vmodule", false},
-}
+// These flags of node-driver-registrar 2.17 and of klog have no effect. 2.17 itself has lost
+// most of klog's (those with underscores, and logtostderr), but manifests still have them.
+// automaxprocs is what the Go runtime does by itself.
+const (
+	ignoredBools = "add_dir_header alsologtostderr automaxprocs legacy_stderr_threshold_behavior " +
+		"log-json-split-stream log-text-split-stream logtostderr one_output skip_headers skip_log_headers"
+	ignoredStrings = "alsologtostderrthreshold log-flush-frequency log-json-info-buffer-size " +
+		"log-text-info-buffer-size log_backtrace_at log_dir log_file log_file_max_size stderrthreshold vmodule"
+)
 
-// verbosity is klog's: a number that fits into 31 bits.
-type verbosity int
-
-func (v *verbosity) String() string { return strconv.Itoa(int(*v)) }
-
-func (v *verbosity) Set(s string) error {
-	n, err := strconv.ParseUint(s, 10, 31)
-	if err != nil {
-		return errors.New("must be a number, 0 or more")
-	}
-	*v = verbosity(n)
-	return nil
-}
-
-// LogLevel is what the verbosity means to us: debug shows each call.
+// LogLevel derives the level from the verbosity: debug shows each call.
 func (o Options) LogLevel() slog.Level {
 	if o.Verbosity >= callsVerbosity {
 		return slog.LevelDebug
@@ -257,8 +224,8 @@ func (o Options) LogLevel() slog.Level {
 	return slog.LevelInfo
 }
 
-// Driver is the one driver that the flags name, as a table of a configuration file would.
-// Its name is not among the flags: the driver says it, and name is what it said.
+// Driver is the driver that the flags describe, as a table of a configuration file would.
+// The flags do not have its name: name is what the driver reported.
 //
 // The socket's owner is not checked, as node-driver-registrar does not: in a container
 // the driver's user is often another, and the directory is a mount that nobody else has.

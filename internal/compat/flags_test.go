@@ -110,7 +110,7 @@ func TestOldManifestsStart(t *testing.T) {
 	}
 }
 
-func TestMistakesOfUsage(t *testing.T) {
+func TestUsageErrors(t *testing.T) {
 	const path = "--kubelet-registration-path=/e/csi.sock "
 	for _, test := range []struct{ line, want string }{
 		{"--csi-address=/csi/csi.sock", "--kubelet-registration-path is required"},

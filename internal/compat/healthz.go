@@ -7,15 +7,14 @@ import (
 	"net/http"
 )
 
-// Handler serves what node-driver-registrar does at --http-endpoint: /healthz, and the
-// profiles where --enable-pprof asks for them (nil: not).
+// Handler serves what node-driver-registrar does on --http-endpoint: /healthz, and profiles
+// with --enable-pprof (else nil).
 //
-// check looks at the registration socket: nil while it is in place and answers GetInfo
-// with the driver's name; an error that is fs.ErrNotExist while there is none, as before
-// the driver has answered for the first time; any other error says what is wrong. The
-// answers are the peer's: 200 "ok", 404 and 500 with the reason. It answers at
-// any method and does not ask whether the kubelet said yes. The peer opens its port only
-// once the driver has answered; this one always answers.
+// check returns nil while the registration socket is in place; an error that is
+// fs.ErrNotExist while there is none, as before the driver has answered for the first time;
+// or another error. The answers are those of node-driver-registrar: 200 "ok", 404, and 500
+// with the error, for any method, whatever the kubelet answered. But that program opens its
+// port only when the driver has answered.
 func Handler(check func() error, pprof http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {

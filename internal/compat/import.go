@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"maps"
 	"path"
 	"regexp"
 	"slices"
@@ -18,31 +17,31 @@ import (
 	"csi-registrar/internal/unixsock"
 )
 
-// Registrar is a node-driver-registrar that was found in a manifest, in our terms.
+// Registrar is what replaces a node-driver-registrar of a manifest.
 type Registrar struct {
 	Driver   config.Driver
 	RootDir  string   // of the kubelet that it registers with
 	From     []string // the workloads, as "FILE: KIND NAMESPACE/NAME"
 	Remove   []string // what the manifest no longer needs
-	Comments []string // what a person should know
+	Comments []string // for the reader of the drop-in
 }
 
-// Refusal is something that cannot be imported.
+// Refusal is what cannot be imported, and why.
 type Refusal struct {
 	Where  string // the file, and the workload if it is one
 	Reason string
-	Hint   string // what to do; may be empty
+	Hint   string // may be empty
 }
 
-// Result is what the manifests gave.
+// Result is the outcome of Import.
 type Result struct {
 	Registrars []Registrar // by driver; none twice
 	Refused    []Refusal
-	Notes      []string // what was left out on purpose
+	Notes      []string // what was left out intentionally
 }
 
-// Import reads manifests and finds what takes the place of the registrars in them. name
-// is the driver's name where a person gave it, else empty.
+// Import reads manifests and derives what replaces the registrars in them. name is the
+// driver's name if it was given on the command line, else empty.
 func Import(manifests []Manifest, name string) Result {
 	var (
 		res       Result
@@ -62,13 +61,11 @@ func Import(manifests []Manifest, name string) Result {
 		workloads = append(workloads, w...)
 		drivers = append(drivers, d...)
 	}
-	found := 0
 	for _, w := range workloads {
 		for _, c := range w.pod.all() {
 			if !c.isRegistrar() {
 				continue
 			}
-			found++
 			if w.forWindows(c) {
 				res.Notes = append(res.Notes, fmt.Sprintf("%s is for Windows and was left out", w))
 				continue
@@ -82,52 +79,39 @@ func Import(manifests []Manifest, name string) Result {
 		}
 	}
 	if len(res.Registrars)+len(res.Refused) == 0 {
-		res.Refused = append(res.Refused, nothingFound(manifests, workloads, found))
+		res.Refused = append(res.Refused, noRegistrar(manifests, len(res.Notes) > 0))
 	}
 	if name != "" && len(res.Registrars)+len(res.Refused) > 1 && len(res.Registrars) > 0 {
-		res.Refused = append(res.Refused, Refusal{
-			Where:  strings.Join(res.Registrars[0].From, ", "),
-			Reason: "there is more than one registrar, and --name fits only one",
-			Hint:   "import them one by one, each from a file of its own",
-		})
+		res.refuse(res.Registrars[0], "import them one by one, each from a file of its own",
+			"there is more than one registrar, and --name fits only one")
 	}
 	if i := slices.IndexFunc(res.Registrars, func(r Registrar) bool { return r.RootDir != res.Registrars[0].RootDir }); i > 0 {
-		res.Refused = append(res.Refused, Refusal{
-			Where: strings.Join(res.Registrars[i].From, ", "),
-			Reason: fmt.Sprintf("it registers with the kubelet in %s, %s with another, in %s", safetext.Word(res.Registrars[i].RootDir),
-				strings.Join(res.Registrars[0].From, ", "), safetext.Word(res.Registrars[0].RootDir)),
-			Hint: "a node has one kubelet: import only what is for this kind of node",
-		})
+		r, first := res.Registrars[i], res.Registrars[0]
+		res.refuse(r, "a node has one kubelet: import only what is for this kind of node",
+			"it registers with the kubelet in %s, but %s with the one in %s", safetext.Word(r.RootDir), first.from(), safetext.Word(first.RootDir))
 	}
 	slices.SortFunc(res.Registrars, func(a, b Registrar) int { return cmp.Compare(a.Driver.Name, b.Driver.Name) })
 	return res
 }
 
-const hintTemplate = "fill it in first, for example: helm template CHART | csi-registrar import -"
+func (res *Result) refuse(r Registrar, hint, format string, args ...any) {
+	res.Refused = append(res.Refused, Refusal{Where: r.from(), Reason: fmt.Sprintf(format, args...), Hint: hint})
+}
 
-// errName is the reason when nothing tells the driver's name.
+func (r Registrar) from() string { return strings.Join(r.From, ", ") }
+
+const hintTemplate = "render it first, for example: helm template CHART | csi-registrar import -"
+
+const hintOne = "import only the one that runs on this kind of node, from a file of its own"
+
+// errName is the reason if the driver's name cannot be derived.
 var errName = errors.New("the driver's name is not in the manifest")
 
-// registrar works out one container.
+// registrar derives what replaces one container.
 func (w workload) registrar(c container, name string, drivers []string) (Registrar, error) {
-	address, found, err := c.flag("csi-address")
-	if err != nil {
-		return Registrar{}, err
-	}
-	if !found {
-		address = defaultSocket
-	}
-	endpoint, found, err := c.flag("kubelet-registration-path")
-	if err != nil {
-		return Registrar{}, err
-	}
-	if !found {
-		return Registrar{}, errors.New("it has no --kubelet-registration-path")
-	}
-	if address, err = absolute("csi-address", address); err != nil {
-		return Registrar{}, err
-	}
-	if endpoint, err = absolute("kubelet-registration-path", endpoint); err != nil {
+	address, err := c.path("csi-address", defaultSocket)
+	endpoint, endpointErr := c.path("kubelet-registration-path", "")
+	if err := cmp.Or(err, endpointErr); err != nil {
 		return Registrar{}, err
 	}
 	socket, err := w.pod.hostPath(c, address)
@@ -150,7 +134,7 @@ func (w workload) registrar(c container, name string, drivers []string) (Registr
 		Driver:  config.DefaultDriver(name, socket),
 		RootDir: config.Default().Kubelet.RootDir,
 		From:    []string{w.String()},
-		Remove:  w.pod.leftovers(c),
+		Remove:  w.pod.removable(c),
 	}
 	r.Driver.Endpoint = endpoint
 	if r.Driver.Timeout, err = c.timeout(r.Driver.Timeout); err != nil {
@@ -160,13 +144,15 @@ func (w workload) registrar(c container, name string, drivers []string) (Registr
 	if err := w.rootDir(c, &r); err != nil {
 		return Registrar{}, err
 	}
-	_, err = pluginreg.SocketPath(pluginreg.Dir(r.RootDir), name)
-	return r, err
+	if _, err := pluginreg.SocketPath(pluginreg.Dir(r.RootDir), name); err != nil {
+		return Registrar{}, errors.New(safetext.Quote(err.Error())) // with the manifest's path in it
+	}
+	return r, nil
 }
 
 func checkPath(p string) error {
 	if !isPrintable(p) {
-		return fmt.Errorf("the path %s holds characters that cannot be shown", safetext.Quote(p))
+		return fmt.Errorf("the path %s has characters that are not printable", safetext.Quote(p))
 	}
 	if len(p) > unixsock.MaxPath {
 		return fmt.Errorf("the path %s has %d bytes, a socket's path may have %d", safetext.Word(p), len(p), unixsock.MaxPath)
@@ -174,7 +160,21 @@ func checkPath(p string) error {
 	return nil
 }
 
-// timeout is the registrar's own where it is longer than our default.
+// path is the value of a flag that is a path.
+func (c container) path(flag, byDefault string) (string, error) {
+	value, found, err := c.flag(flag)
+	switch {
+	case err != nil:
+		return "", err
+	case !found && byDefault == "":
+		return "", fmt.Errorf("it has no --%s", flag)
+	case !found:
+		value = byDefault
+	}
+	return absolute(flag, value)
+}
+
+// timeout is that of the registrar if it is longer than the default.
 func (c container) timeout(ours time.Duration) (time.Duration, error) {
 	value, found, err := c.flag("timeout")
 	if err != nil || !found {
@@ -188,29 +188,26 @@ func (c container) timeout(ours time.Duration) (time.Duration, error) {
 }
 
 // rootDir finds the kubelet's root directory: the parent of the directory that is mounted
-// where the registrar puts its socket.
+// where the registrar makes its socket.
 func (w workload) rootDir(c container, r *Registrar) error {
-	dir, found, err := c.flag("plugin-registration-path")
+	dir, err := c.path("plugin-registration-path", defaultRegistryDir)
 	if err != nil {
 		return err
-	}
-	if !found {
-		dir = defaultRegistryDir
 	}
 	host, err := w.pod.hostPath(c, dir)
 	if err != nil {
 		return fmt.Errorf("the kubelet's directory: %w", err)
 	}
 	if path.Base(host) != pluginreg.DirName {
-		r.Comments = append(r.Comments, fmt.Sprintf("The manifest registers in %s, where no kubelet of today looks; %s/plugins_registry is used.", safetext.Word(host), safetext.Word(r.RootDir)))
+		r.Comments = append(r.Comments, fmt.Sprintf("The manifest registers in %s, where current kubelets do not look; %s/plugins_registry is used.", safetext.Word(host), safetext.Word(r.RootDir)))
 		return nil
 	}
 	r.RootDir = path.Dir(host)
 	return checkPath(r.RootDir)
 }
 
-// driverName finds what the driver calls itself: the flag of its own container that
-// names it, or the CSIDriver object of the manifest.
+// driverName finds the driver's name: the flag of its own container that sets it, or the
+// CSIDriver object of the manifest.
 func (w workload) driverName(endpoint string, drivers []string) (string, error) {
 	var named []string
 	for _, c := range w.pod.all() {
@@ -218,39 +215,31 @@ func (w workload) driverName(endpoint string, drivers []string) (string, error) 
 			continue
 		}
 		for _, flag := range nameFlags {
-			// A container that cannot be read does not name the driver; another may.
+			// If the flags of one container cannot be read, another may have the name.
 			if v, found, err := c.flag(flag); err == nil && found && !slices.Contains(named, v) {
 				named = append(named, v)
 			}
 		}
 	}
-	if len(named) == 1 {
+	if len(named) == 0 {
+		named = slices.Compact(slices.Sorted(slices.Values(drivers)))
+	}
+	switch byDirectory := path.Base(path.Dir(endpoint)); { // by custom it has the driver's name
+	case len(named) == 0:
+		return "", errName
+	case len(named) == 1:
 		return named[0], nil
+	case slices.Contains(named, byDirectory):
+		return byDirectory, nil
 	}
-	candidates := named
-	if len(candidates) == 0 {
-		candidates = slices.Compact(slices.Sorted(slices.Values(drivers)))
+	slices.Sort(named)
+	for i, n := range named {
+		named[i] = safetext.Word(n)
 	}
-	if len(candidates) == 1 {
-		return candidates[0], nil
-	}
-	// Several: the directory of the socket is by custom named as the driver.
-	for _, n := range candidates {
-		if path.Base(path.Dir(endpoint)) == n {
-			return n, nil
-		}
-	}
-	if len(candidates) > 1 {
-		slices.Sort(candidates)
-		for i, n := range candidates {
-			candidates[i] = safetext.Word(n)
-		}
-		return "", fmt.Errorf("%w: it may be %s", errName, strings.Join(candidates[:min(len(candidates), 10)], " or "))
-	}
-	return "", errName
+	return "", fmt.Errorf("%w: it may be %s", errName, strings.Join(named[:min(len(named), 10)], " or "))
 }
 
-// nameFlags are those by which published drivers are told their name.
+// nameFlags are those that set the name of published drivers.
 var nameFlags = []string{"drivername", "driver-name", "driver_name", "csi-driver-name"}
 
 var windowsPath = regexp.MustCompile(`^(unix://)?[A-Za-z]:|\\`)
@@ -262,8 +251,8 @@ func (w workload) forWindows(c container) bool {
 	})
 }
 
-// leftovers says what the manifest no longer needs without the registrar.
-func (p podSpec) leftovers(registrar container) []string {
+// removable lists what the manifest does not need without the registrar.
+func (p podSpec) removable(registrar container) []string {
 	list := "containers"
 	if slices.ContainsFunc(p.InitContainers, func(c container) bool { return c.Name == registrar.Name }) {
 		list = "initContainers"
@@ -281,10 +270,10 @@ func (p podSpec) leftovers(registrar container) []string {
 	return out
 }
 
-// sidecars are the images that sit beside a driver and use its socket.
+// sidecars matches the images that run beside a driver and use its socket.
 var sidecars = regexp.MustCompile(`livenessprobe|liveness-probe|csi-(provisioner|attacher|resizer|snapshotter)|external-(provisioner|attacher|resizer|snapshotter|health)`)
 
-// owner sets socket_owner where the one container that can be the driver does not run as root.
+// owner sets socket_owner if the one container that can be the driver does not run as root.
 func (p podSpec) owner(registrar container, address string, r *Registrar) {
 	mine := registrar.mountOf(address).Name // the volume with the socket
 	var users []int64
@@ -302,33 +291,25 @@ func (p podSpec) owner(registrar container, address string, r *Registrar) {
 	}
 }
 
-// add keeps one of several that say the same, as one manifest for each architecture does.
+// add adds a registrar, or its origin to an equal one: there may be a DaemonSet for each
+// architecture.
 func (res *Result) add(r Registrar) {
-	i := slices.IndexFunc(res.Registrars, func(o Registrar) bool { return o.Driver.Name == r.Driver.Name })
-	if i < 0 {
-		for _, o := range res.Registrars {
-			if shared := sharedPath(o.Driver, r.Driver); shared != "" {
-				res.Refused = append(res.Refused, Refusal{
-					Where:  strings.Join(r.From, ", "),
-					Reason: fmt.Sprintf("%s uses %s, which is %s of %s too", r.Driver.Name, safetext.Word(shared), o.Driver.Name, strings.Join(o.From, ", ")),
-					Hint:   "import only the one that runs on this kind of node, from a file of its own",
-				})
-				return
-			}
+	for i := range res.Registrars {
+		o := &res.Registrars[i]
+		shared := sharedPath(o.Driver, r.Driver)
+		switch {
+		case o.Driver.Equal(r.Driver) && o.RootDir == r.RootDir:
+			o.From = append(o.From, r.From...)
+			return
+		case o.Driver.Name == r.Driver.Name:
+			res.refuse(r, hintOne, "%s is also registered by %s, with other values", r.Driver.Name, o.from())
+			return
+		case shared != "":
+			res.refuse(r, hintOne, "%s uses %s, as does %s of %s", r.Driver.Name, safetext.Word(shared), o.Driver.Name, o.from())
+			return
 		}
-		res.Registrars = append(res.Registrars, r)
-		return
 	}
-	o := &res.Registrars[i]
-	if !o.Driver.Equal(r.Driver) || o.RootDir != r.RootDir {
-		res.Refused = append(res.Refused, Refusal{
-			Where:  strings.Join(r.From, ", "),
-			Reason: fmt.Sprintf("%s is registered by %s too, in another way", r.Driver.Name, strings.Join(o.From, ", ")),
-			Hint:   "import only the one that runs on this kind of node, from a file of its own",
-		})
-		return
-	}
-	o.From = append(o.From, r.From...)
+	res.Registrars = append(res.Registrars, r)
 }
 
 // sharedPath finds a path that both drivers use, if any.
@@ -347,28 +328,20 @@ func refusal(w workload, c container, err error) Refusal {
 	case errors.Is(err, errIsTemplate):
 		r.Hint = hintTemplate
 	case errors.Is(err, errName):
-		r.Hint = "give it with --name, as GetPluginInfo answers it; `kubectl get csidrivers` lists the names"
+		r.Hint = "add --name with the name that GetPluginInfo answers; `kubectl get csidrivers` lists the names"
 	}
 	return r
 }
 
-func nothingFound(manifests []Manifest, workloads []workload, found int) Refusal {
-	var names, seen []string
+func noRegistrar(manifests []Manifest, forWindows bool) Refusal {
+	r := Refusal{Reason: "there is no workload with a node-driver-registrar", Hint: "import the manifest of the driver's node plugin"}
+	if forWindows {
+		r.Reason = "the only node-driver-registrar is for Windows"
+	}
+	var names []string
 	for _, m := range manifests {
 		names = append(names, m.Name)
 	}
-	for _, w := range workloads {
-		seen = append(seen, w.kind+" "+safetext.Word(w.name))
-	}
-	r := Refusal{Where: strings.Join(names, ", "), Reason: "there is no DaemonSet or other workload in it"}
-	switch {
-	case found > 0:
-		r.Reason = "there is a registrar for Windows only"
-	case len(seen) > 0:
-		r.Reason = "no container of it is a node-driver-registrar: " + strings.Join(seen, ", ")
-	}
-	r.Hint = "give the manifest of the driver's node part"
+	r.Where = strings.Join(names, ", ")
 	return r
 }
-
-func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

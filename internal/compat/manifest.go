@@ -15,26 +15,26 @@ import (
 
 // Manifest is one file, or standard input.
 type Manifest struct {
-	Name string // for messages; harmless
+	Name string // for messages
 	Data []byte
 }
 
-// object is as much of a Kubernetes object as is needed to know what it is.
+// object is the part of a Kubernetes object that is the same for all kinds.
 type object struct {
 	Kind     string
 	Metadata struct {
 		Name      string
 		Namespace string
 	}
-	Spec  yaml.Node // decoded only where Kind says what it holds
+	Spec  yaml.Node // decoded only for some kinds
 	Items []object
 }
 
-// workload is an object that makes pods, with their shape.
+// workload is an object that makes pods.
 type workload struct {
 	file string
 	kind string
-	name string // with its namespace before it, if that is given
+	name string // NAMESPACE/NAME, if the namespace is given
 	pod  podSpec
 }
 
@@ -42,7 +42,7 @@ func (w workload) String() string {
 	return fmt.Sprintf("%s: %s %s", w.file, w.kind, safetext.Word(w.name))
 }
 
-// podSpec is what counts here of a pod.
+// podSpec is the part of a pod that is needed here.
 type podSpec struct {
 	NodeSelector    map[string]string `yaml:"nodeSelector"`
 	Containers      []container
@@ -60,7 +60,6 @@ type container struct {
 	Command         []string
 	Args            []string
 	Env             []envVar
-	EnvFrom         []yaml.Node     `yaml:"envFrom"`
 	VolumeMounts    []volumeMount   `yaml:"volumeMounts"`
 	SecurityContext securityContext `yaml:"securityContext"`
 }
@@ -86,11 +85,6 @@ type volume struct {
 
 type securityContext struct {
 	RunAsUser *int64 `yaml:"runAsUser"`
-}
-
-// podKinds maps the kinds that hold a pod's shape to whether it is in a template.
-var podKinds = map[string]bool{
-	"DaemonSet": true, "Deployment": true, "ReplicaSet": true, "StatefulSet": true, "Pod": false,
 }
 
 // read finds the workloads and the names of the CSIDriver objects in all documents.
@@ -120,35 +114,39 @@ func (m Manifest) collect(o object, workloads *[]workload, drivers *[]string) er
 	if o.Kind == "CSIDriver" && !slices.Contains(*drivers, o.Metadata.Name) {
 		*drivers = append(*drivers, o.Metadata.Name)
 	}
-	inTemplate, makesPods := podKinds[o.Kind]
-	if !makesPods || o.Spec.IsZero() {
+	switch o.Kind {
+	case "DaemonSet", "Deployment", "ReplicaSet", "StatefulSet", "Pod":
+	default:
+		return nil
+	}
+	if o.Spec.IsZero() {
 		return nil
 	}
 	w := workload{file: m.Name, kind: o.Kind, name: o.Metadata.Name}
 	if o.Metadata.Namespace != "" {
 		w.name = o.Metadata.Namespace + "/" + w.name
 	}
-	if !inTemplate {
-		if err := o.Spec.Decode(&w.pod); err != nil {
-			return err
-		}
-	} else {
-		var spec struct{ Template struct{ Spec podSpec } }
-		if err := o.Spec.Decode(&spec); err != nil {
-			return err
-		}
-		w.pod = spec.Template.Spec
+	var spec struct {
+		podSpec  `yaml:",inline"` // of a Pod
+		Template struct{ Spec podSpec }
+	}
+	if err := o.Spec.Decode(&spec); err != nil {
+		return err
+	}
+	w.pod = spec.Template.Spec
+	if o.Kind == "Pod" {
+		w.pod = spec.podSpec
 	}
 	*workloads = append(*workloads, w)
 	return nil
 }
 
-// isTemplate reports whether s still holds something that a tool is to fill in.
+// isTemplate reports whether s has a placeholder of a template.
 func isTemplate(s string) bool {
 	return strings.Contains(s, "{{") || strings.Contains(s, "${")
 }
 
-// oneLine says in one line, and without the names of our types, what the decoder found.
+// oneLine formats an error of the decoder in one line, without the names of types here.
 func oneLine(err error) string {
 	text := err.Error()
 	if te, ok := errors.AsType[*yaml.TypeError](err); ok && len(te.Errors) > 0 {

@@ -105,6 +105,27 @@ func (t *trust) untrusted(path string, info fs.FileInfo, passed bool) *Error {
 	return nil
 }
 
+// readDir lists a directory. What does not exist is empty.
+func (t *trust) readDir(path string) ([]fs.DirEntry, *Error) {
+	if e := t.way(path); e != nil {
+		return nil, e
+	}
+	var entries []fs.DirEntry
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil
+	case err == nil && !info.IsDir():
+		err = syscall.ENOTDIR // to open a pipe would not return
+	case err == nil:
+		entries, err = os.ReadDir(path)
+	}
+	if err != nil {
+		return entries, new(cannotRead(path, err))
+	}
+	return entries, nil
+}
+
 // read reads a file of at most most bytes. The text is given with an error, too, if the
 // file can be read but not be trusted. A link to /dev/null is an empty file. Only regular
 // files are opened: to open a pipe or a device can do anything.

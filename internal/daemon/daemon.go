@@ -40,8 +40,8 @@ type daemon struct {
 }
 
 // newDaemon takes over what the service manager handed to us and makes the parts.
-func newDaemon(o Options, log *slog.Logger, registryDir string) *daemon {
-	d := &daemon{options: o, log: log, pool: worker.NewPool(), handed: systemd.Receive(), notifier: systemd.NewNotifier(o.Getenv)}
+func newDaemon(o Options, log *slog.Logger, pool *worker.Pool, registryDir string) *daemon {
+	d := &daemon{options: o, log: log, pool: pool, handed: systemd.Receive(), notifier: systemd.NewNotifier(o.Getenv)}
 	d.watcher = fswatch.New(log, fswatch.Options{Pool: d.pool})
 	d.parts = newParts(d, registryDir)
 	d.agent = agent.New(agent.Options{Log: limitDrivers(log), Parts: d.parts, Version: d.options.Version})

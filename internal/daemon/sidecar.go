@@ -18,6 +18,7 @@ import (
 	"csi-registrar/internal/control"
 	"csi-registrar/internal/driver"
 	"csi-registrar/internal/status"
+	"csi-registrar/internal/worker"
 )
 
 // RunSidecar is the daemon with the flags of node-driver-registrar: one driver, which tells its
@@ -31,9 +32,9 @@ func RunSidecar(ctx context.Context, o Options, flags compat.Options) error {
 		log.Warn(w)
 	}
 	o.HTTP = "" // flags.HTTPAddr is served as the peer does
-	d := newDaemon(o, log, flags.RegistryDir)
+	d := newDaemon(o, log, worker.NewPool(), flags.RegistryDir)
 	s := &sidecar{daemon: d, flags: flags}
-	return d.run(ctx, sidecarBackend{backend{d.agent, s.reload}, flags.RegistryDir}, func(ctx context.Context) error {
+	return d.run(ctx, sidecarBackend{d.backend(s.reload), flags.RegistryDir}, func(ctx context.Context) error {
 		if err := s.serveHealth(ctx); err != nil {
 			return err
 		}
@@ -100,24 +101,29 @@ func (s *sidecar) discover(ctx context.Context) (string, bool) {
 		driver.Options{Log: s.log, Hints: hints, Pool: s.pool})
 	defer func() { s.note("closing the connection to the driver", client.Close()) }()
 	shown := status.Driver{Socket: d.Socket, Endpoint: d.Endpoint, Registration: status.None, Since: time.Now()}
+	show := func(rep status.Report) {
+		state := string(rep.Driver)
+		if shown.State == state && shown.Reason == rep.Reason {
+			return
+		}
+		level := slog.LevelDebug
+		if shown.State != state {
+			level, shown.Since = slog.LevelInfo, time.Now()
+		}
+		shown.State, shown.Driver, shown.Reason = state, rep.Driver, rep.Reason
+		s.agent.Unnamed(&shown)
+		s.log.Log(ctx, level, "waiting for the driver", "socket", d.Socket, "state", state, "reason", rep.Reason)
+	}
 	for wait := time.Second; ; {
 		begun := time.Now()
-		rep := client.Ask(ctx, nil)
+		rep := client.Ask(ctx, show)
 		if ctx.Err() != nil {
 			return "", false
 		}
 		if rep.Driver == status.Ready {
 			return rep.Identity.Name, true
 		}
-		if state := string(rep.Driver); shown.State != state || shown.Reason != rep.Reason {
-			level := slog.LevelDebug
-			if shown.State != state {
-				level, shown.Since = slog.LevelInfo, time.Now()
-			}
-			shown.State, shown.Driver, shown.Reason = state, rep.Driver, rep.Reason
-			s.agent.Unnamed(&shown)
-			s.log.Log(ctx, level, "waiting for the driver", "socket", d.Socket, "state", state, "reason", rep.Reason)
-		}
+		show(rep)
 		wait = min(2*wait, 30*time.Second)
 		if rep.Driver == status.Starting {
 			wait = time.Second

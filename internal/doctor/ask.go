@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,27 +33,32 @@ func (x *exam) trusted(ctx context.Context, d config.Driver, peer *unixsock.Cred
 		}
 		return struct{}{}, trust.Path(d.Socket)
 	})
+	switch {
+	case err == nil && peer != nil && d.SocketOwner == config.OwnerAny:
+		x.checked(d.Name, StepTrust, Skipped, `socket_owner = "any"`)
+	case err == nil && peer != nil:
+		x.checked(d.Name, StepTrust, OK, "only %s can be behind the socket", safetext.Word(d.SocketOwner))
+	}
 	if err == nil {
 		return true
 	}
 	at := x.origin(d, "socket_owner")
-	f := Finding{Driver: d.Name, Step: StepTrust, Severity: Problem, explains: true, Found: sentence(err.Error()),
-		Expected: fmt.Sprintf("nobody but %s can put a socket there, or listen on it", safetext.Word(d.SocketOwner))}
+	found, fix := sentence(err.Error()), []Fix(nil)
 	if p, ok := errors.AsType[*driver.Distrust](err); ok {
-		f.Found = sentence(p.Problem)
+		found = sentence(p.Problem)
 		file, err := look(ctx, x, p.Path, func() (unixsock.File, error) { return unixsock.Lstat(p.Path) })
 		switch {
 		case err == nil && file.IsLink(): // never chown a link: it is whoever made it who says what to
-			f.Fix = []Fix{run("rm", p.Path)}
+			fix = []Fix{run("rm", p.Path)}
 		case len(p.Command) > 0:
-			f.Fix = []Fix{run(p.Command[0], p.Command[1:]...)}
+			fix = []Fix{run(p.Command[0], p.Command[1:]...)}
 		}
 		if p.SocketOwner != "" {
-			f.Fix = append(f.Fix, text("or set socket_owner = %s in %s, if that user runs the driver", safetext.Quote(p.SocketOwner), at))
+			fix = append(fix, text("or set socket_owner = %s in %s, if that user runs the driver", safetext.Quote(p.SocketOwner), at))
 		}
 	}
-	f.Fix = append(f.Fix, text(`or set socket_owner = "any" in %s, to turn these checks off`, at), reload)
-	x.found(f)
+	fix = append(fix, text(`or set socket_owner = "any" in %s, to turn these checks off`, at), reload)
+	x.problem(d.Name, StepTrust, found, fmt.Sprintf("nobody but %s can put a socket there, or listen on it", safetext.Word(d.SocketOwner)), fix...)
 	return false
 }
 
@@ -102,15 +108,15 @@ func (x *exam) nameAt(ctx context.Context, path string, limit time.Duration) (st
 func (x *exam) ask(ctx context.Context, d config.Driver, c net.Conn, who process) {
 	conn, err := connect(c)
 	if err != nil {
-		x.found(Finding{Driver: d.Name, Step: StepPluginInfo, Severity: Problem, explains: true, Found: safetext.Quote(err.Error())})
+		x.problem(d.Name, StepPluginInfo, safetext.Quote(err.Error()), "")
 		return
 	}
 	defer conn.Close()
 	q := &questions{exam: x, d: d, who: who, identity: csi.NewIdentityClient(conn), node: csi.NewNodeClient(conn)}
 	if q.pluginInfo(ctx) && q.probe(ctx) {
-		q.pluginCapabilities(ctx)
+		q.capabilities(ctx, StepPluginCaps, "it answers; CSI requires it", q.pluginCapabilities)
 		if q.nodeInfo(ctx) {
-			q.nodeCapabilities(ctx)
+			q.capabilities(ctx, StepNodeCaps, "it answers: the kubelet asks before each mount", q.nodeCapabilities)
 		}
 	}
 }
@@ -191,9 +197,8 @@ func (q *questions) pluginInfo(ctx context.Context) bool {
 	if status.CheckName(name) == nil {
 		fix = text("name the table [driver.%q] in %s, or give it the socket of %s", name, at, q.d.Name)
 	}
-	q.found(Finding{Driver: q.d.Name, Step: StepPluginInfo, Severity: Problem, explains: true,
-		Found:    fmt.Sprintf("the driver at %s reports name %s", safetext.Word(q.d.Socket), safetext.Quote(name)),
-		Expected: fmt.Sprintf("name %q, as in %s", q.d.Name, at), Fix: []Fix{fix, reload}})
+	q.problem(q.d.Name, StepPluginInfo, fmt.Sprintf("the driver at %s reports name %s", safetext.Word(q.d.Socket), safetext.Quote(name)),
+		fmt.Sprintf("name %q, as in %s", q.d.Name, at), fix, reload)
 	return false
 }
 
@@ -210,41 +215,33 @@ func (q *questions) probe(ctx context.Context) bool {
 	})
 }
 
-// pluginCapabilities are not asked for by the kubelet, but by other parts of Kubernetes.
-func (q *questions) pluginCapabilities(ctx context.Context) {
-	q.call(ctx, StepPluginCaps, q.d.Timeout, Warning, "it answers; CSI requires it", func(ctx context.Context) (string, error) {
-		r, err := q.identity.GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
-		var names []string
-		for _, c := range r.GetCapabilities() {
-			if s := c.GetService(); s != nil {
-				names = append(names, s.GetType().String())
-			}
-			if e := c.GetVolumeExpansion(); e != nil {
-				names = append(names, "expansion "+e.GetType().String())
-			}
-		}
-		return list(names), err
+// capabilities are shown; a driver that does not answer can be registered all the same.
+func (q *questions) capabilities(ctx context.Context, step Step, expected string, ask func(context.Context) ([]string, error)) {
+	q.call(ctx, step, q.d.Timeout, Warning, expected, func(ctx context.Context) (string, error) {
+		names, err := ask(ctx)
+		return cmp.Or(strings.Join(names, ", "), "none"), err
 	})
 }
 
-// nodeCapabilities are asked for by the kubelet when a volume is mounted.
-func (q *questions) nodeCapabilities(ctx context.Context) {
-	q.call(ctx, StepNodeCaps, q.d.Timeout, Warning, "it answers: the kubelet asks before each mount", func(ctx context.Context) (string, error) {
-		r, err := q.node.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
-		var names []string
-		for _, c := range r.GetCapabilities() {
-			names = append(names, c.GetRpc().GetType().String())
+func (q *questions) pluginCapabilities(ctx context.Context) (names []string, err error) {
+	r, err := q.identity.GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
+	for _, c := range r.GetCapabilities() {
+		if s := c.GetService(); s != nil {
+			names = append(names, s.GetType().String())
 		}
-		return list(names), err
-	})
-}
-
-// list joins the names of enum values.
-func list(names []string) string {
-	if len(names) == 0 {
-		return "none"
+		if e := c.GetVolumeExpansion(); e != nil {
+			names = append(names, "expansion "+e.GetType().String())
+		}
 	}
-	return strings.Join(names, ", ")
+	return names, err
+}
+
+func (q *questions) nodeCapabilities(ctx context.Context) (names []string, err error) {
+	r, err := q.node.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
+	for _, c := range r.GetCapabilities() {
+		names = append(names, c.GetRpc().GetType().String())
+	}
+	return names, err
 }
 
 func (q *questions) nodeInfo(ctx context.Context) bool {

@@ -22,7 +22,7 @@ func (x *exam) loadConfig(ctx context.Context) {
 	r, err := look(ctx, x, where, func() (*config.Result, error) { return config.Load(x.o.Source), nil })
 	if err != nil {
 		r = &config.Result{Config: config.Default()}
-		x.found(Finding{Step: StepConfiguration, Severity: Problem, explains: true, Found: err.Error(), Expected: "the configuration can be read"})
+		x.problem("", StepConfiguration, err.Error(), "the configuration can be read")
 	}
 	x.config = r
 }
@@ -33,30 +33,29 @@ func (x *exam) configuration(ctx context.Context) {
 	before := len(x.report.Findings)
 	for _, m := range x.config.Errors {
 		if driver := driverOf(m.Key); driver == "" || x.wanted(driver) {
-			x.found(Finding{Driver: driver, Step: StepConfiguration, Severity: Problem, explains: true, Found: errorLine(m), Expected: m.Hint,
-				Fix: []Fix{text("edit %s", safetext.Word(m.File)), run("csi-registrar", "config", "check"), reload}})
+			x.problem(driver, StepConfiguration, fileError(m), m.Hint,
+				text("edit %s", safetext.Word(m.File)), run("csi-registrar", "config", "check"), reload)
 		}
 	}
 	for _, m := range x.config.Warnings {
 		if driver := driverOf(m.Key); driver == "" || x.wanted(driver) {
-			x.found(Finding{Driver: driver, Step: StepConfiguration, Severity: Warning, Found: errorLine(m), Expected: m.Hint})
+			x.warning(driver, StepConfiguration, fileError(m), m.Hint)
 		}
 	}
 	hidden := x.hidden(ctx)
 	x.absent(ctx, hidden)
 	if len(x.config.Config.Drivers)+len(x.config.Faulty)+len(hidden) == 0 && !x.named && len(x.report.Findings) == before {
-		x.found(Finding{Step: StepConfiguration, Severity: Warning, Found: "no driver is configured",
-			Expected: `each driver has a table [driver."NAME"] with its socket`,
-			Fix:      []Fix{text("csi-registrar import MANIFEST, or write a file into %s", safetext.Word(x.confDir()))}})
+		x.warning("", StepConfiguration, "no driver is configured", `each driver has a table [driver."NAME"] with its socket`,
+			text("csi-registrar import MANIFEST, or write a file into %s", safetext.Word(x.confDir())))
 	}
 	if len(x.report.Findings) == before && !x.problemIn(StepConfiguration) {
 		x.checked("", StepConfiguration, OK, "%s, %s", count(len(x.config.Files), "file"), count(len(x.config.Config.Drivers), "driver"))
 	}
 }
 
-// errorLine is an error of the files in one line. The texts in it are config's; it quotes what
+// fileError is an error of the files in one line. The texts in it are config's; it quotes what
 // it cites.
-func errorLine(m config.Error) string {
+func fileError(m config.Error) string {
 	s := safetext.Word(m.File)
 	if m.Line > 0 {
 		s += fmt.Sprintf(":%d", m.Line)
@@ -82,10 +81,18 @@ func driverOf(key string) string {
 func (x *exam) origin(d config.Driver, key string) string {
 	for _, k := range []string{key, "socket"} {
 		if at := x.config.Origin(fmt.Sprintf("driver.%q.%s", d.Name, k)); at != "default" {
-			return safetext.Word(at)
+			return place(at)
 		}
 	}
 	return "default"
+}
+
+// place shows an origin, which config has quoted if it could not be shown otherwise.
+func place(at string) string {
+	if strings.HasPrefix(at, `"`) {
+		return at
+	}
+	return safetext.Word(at)
 }
 
 // confDir is where administrators write.
@@ -130,24 +137,20 @@ func (x *exam) absent(ctx context.Context, hidden map[string]hiding) {
 		if configured || slices.Contains(x.config.Faulty, name) {
 			continue
 		}
-		f := Finding{Driver: name, Step: StepConfiguration, Severity: Problem, explains: true, Found: "no file configures it",
-			Expected: fmt.Sprintf("a table [driver.%q] with its socket", name),
-			Fix:      []Fix{text("write it into a file in %s", safetext.Word(x.confDir())), reload}}
-		if h, ok := hidden[name]; ok {
-			file, by := safetext.Word(h.File), safetext.Word(h.By)
-			if !x.named && (len(x.served[name]) > 0 || !x.listening(ctx, h.driver.Socket)) {
-				x.checked(name, StepConfiguration, Skipped, "%s is hidden by %s", file, by)
-				continue
-			}
-			f.Found = fmt.Sprintf("%s, which configures it, is hidden by %s", file, by)
-			f.Expected = "only one file has that name, or the one in /etc configures the driver"
-			if h.masked {
-				f.Found = fmt.Sprintf("%s, which configures it, is masked by the empty %s", file, by)
-				f.Expected = "it is not masked"
-			}
-			f.Fix = []Fix{run("rm", h.By), reload}
+		h, isHidden := hidden[name]
+		file, by := safetext.Word(h.File), safetext.Word(h.By)
+		switch {
+		case !isHidden:
+			x.problem(name, StepConfiguration, "no file configures it", fmt.Sprintf("a table [driver.%q] with its socket", name),
+				text("write it into a file in %s", safetext.Word(x.confDir())), reload)
+		case !x.named && (len(x.served[name]) > 0 || !x.listening(ctx, h.driver.Socket)):
+			x.checked(name, StepConfiguration, Skipped, "%s is hidden by %s", file, by)
+		case h.masked:
+			x.problem(name, StepConfiguration, fmt.Sprintf("%s, which configures it, is masked by the empty %s", file, by), "it is not masked", run("rm", h.By), reload)
+		default:
+			x.problem(name, StepConfiguration, fmt.Sprintf("%s, which configures it, is hidden by %s", file, by),
+				"only one file has that name, or the one in /etc configures the driver", run("rm", h.By), reload)
 		}
-		x.found(f)
 	}
 }
 
@@ -159,9 +162,7 @@ func (x *exam) disabled(ctx context.Context, d config.Driver) {
 		return
 	}
 	at := x.origin(d, "enabled")
-	x.found(Finding{Driver: d.Name, Step: StepConfiguration, Severity: Problem, explains: true,
-		Found: "it is disabled: enabled = false in " + at, Expected: "enabled = true, or no such key",
-		Fix: []Fix{text("edit %s", at), reload}})
+	x.problem(d.Name, StepConfiguration, "it is disabled: enabled = false in "+at, "enabled = true, or no such key", text("edit %s", at), reload)
 }
 
 func (x *exam) listening(ctx context.Context, path string) bool {

@@ -22,6 +22,9 @@ type daemon struct {
 
 func (d daemon) runs() bool { return d.err == nil }
 
+// asRoot runs doctor as who may see everything.
+var asRoot = run("sudo", "csi-registrar", "doctor")
+
 const daemonTimeout = 2500 * time.Millisecond // it answers at once; less than fileTimeout
 
 func (x *exam) askDaemon(ctx context.Context) daemon {
@@ -40,39 +43,27 @@ func (x *exam) askDaemon(ctx context.Context) daemon {
 
 // running looks whether the daemon runs, and works with the files as they are.
 func (x *exam) running() {
-	err := x.daemon.err
-	f := Finding{Step: StepDaemon, Severity: Problem, explains: true}
+	err, outdated := x.daemon.err, x.outdated()
 	switch {
+	case errors.Is(err, control.ErrNotRunning) && x.problemIn(StepUnit):
+		x.checked("", StepDaemon, Failed, "%v", err)
 	case errors.Is(err, control.ErrNotRunning):
-		if x.problemIn(StepUnit) {
-			x.checked("", StepDaemon, Failed, "%v", err)
-			return
-		}
-		f.Found, f.Expected = err.Error(), "it runs"
-		f.Fix = []Fix{run("systemctl", "enable", "--now", serviceUnit)}
+		x.problem("", StepDaemon, err.Error(), "it runs", enable)
 	case errors.Is(err, fs.ErrPermission):
-		f.Severity, f.explains = Warning, false
-		f.Found, f.Expected = err.Error(), "doctor runs as root: much can only be seen then"
-		f.Fix = []Fix{run("sudo", "csi-registrar", "doctor")}
+		x.warning("", StepDaemon, err.Error(), "doctor runs as root: much can only be seen then", asRoot)
 	case err != nil:
-		f.Found, f.Expected = "the daemon does not answer: "+safetext.Quote(err.Error()), "it answers at once"
-		f.Fix = []Fix{logOf(serviceUnit), run("systemctl", "restart", serviceUnit)}
+		x.problem("", StepDaemon, "the daemon does not answer: "+safetext.Quote(err.Error()), "it answers at once", logOf(serviceUnit), systemctl("restart", serviceUnit))
+	case outdated != "":
+		x.problem("", StepDaemon, "the daemon has another configuration than the files: "+outdated, "it has read them", reload)
 	default:
-		f.Found, f.Expected = x.outdated(), "it has read them"
-		if f.Found == "" {
-			x.checked("", StepDaemon, OK, "running since %s", x.daemon.StartedAt.Format(time.DateTime))
-			return
-		}
-		f.Found = "the daemon has another configuration than the files: " + f.Found
-		f.Fix = []Fix{reload}
+		x.checked("", StepDaemon, OK, "running since %s", x.daemon.StartedAt.Format(time.DateTime))
 	}
-	x.found(f)
 }
 
 // outdated says how the daemon's configuration differs from that of the files; empty if it
 // does not. Where the files have errors it must, and they are reported already.
 func (x *exam) outdated() string {
-	if len(x.config.Errors) > 0 || x.problemIn(StepConfiguration) {
+	if x.daemon.err != nil || len(x.config.Errors) > 0 || x.problemIn(StepConfiguration) {
 		return ""
 	}
 	if x.daemon.ConfigError != "" {
@@ -82,10 +73,7 @@ func (x *exam) outdated() string {
 		return fmt.Sprintf("it publishes in %s, the files say %s", safetext.Word(has), safetext.Word(x.registry()))
 	}
 	for _, d := range x.config.Config.Drivers {
-		if !x.wanted(d.Name) {
-			continue
-		}
-		if why := x.differs(d); why != "" {
+		if why := x.differs(d); why != "" && x.wanted(d.Name) {
 			return d.Name + " " + why
 		}
 	}
@@ -95,10 +83,10 @@ func (x *exam) outdated() string {
 func (x *exam) differs(d config.Driver) string {
 	st, known := x.daemon.Driver(d.Name)
 	switch {
-	case !known && d.Enabled:
-		return "is not known there"
-	case !known:
+	case !known && !d.Enabled:
 		return ""
+	case !known:
+		return "is not known there"
 	case d.Enabled && st.State == status.Disabled:
 		return "is disabled there"
 	case st.Socket != d.Socket:

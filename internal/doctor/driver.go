@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -53,16 +52,15 @@ func (x *exam) dial(ctx context.Context, path string) (*net.UnixConn, unixsock.C
 // reach connects to the driver's socket, and says what is wrong if that cannot be, or if it
 // is not to be trusted.
 func (x *exam) reach(ctx context.Context, d config.Driver) (*net.UnixConn, process) {
-	shown := safetext.Word(d.Socket)
-	restart := text("restart the driver")
-	f := Finding{Driver: d.Name, Step: StepSocket, Severity: Problem, explains: true}
+	shown, restart := safetext.Word(d.Socket), text("restart the driver")
+	problem := func(found, expected string, fix ...Fix) { x.problem(d.Name, StepSocket, found, expected, fix...) }
 	at, err := x.stat(ctx, d.Socket)
-	var c *net.UnixConn
-	var cred unixsock.Cred
 	isSocket := err == nil && at.IsSocket()
 	if isSocket && !x.trusted(ctx, d, nil) {
 		return nil, process{}
 	}
+	var c *net.UnixConn
+	var cred unixsock.Cred
 	if isSocket {
 		c, cred, err = x.dial(ctx, d.Socket)
 	}
@@ -73,42 +71,27 @@ func (x *exam) reach(ctx context.Context, d config.Driver) (*net.UnixConn, proce
 			who = process{pid: cred.PID, comm: fmt.Sprintf("uid=%d", cred.UID)}
 		}
 		x.checked(d.Name, StepSocket, OK, "%s, served by %s", shown, who)
-		if !x.trusted(ctx, d, &cred) {
-			c.Close()
-			return nil, process{}
+		if x.trusted(ctx, d, &cred) {
+			return c, who
 		}
-		if d.SocketOwner == config.OwnerAny {
-			x.checked(d.Name, StepTrust, Skipped, `socket_owner = "any"`)
-		} else {
-			x.checked(d.Name, StepTrust, OK, "only %s can be behind the socket", safetext.Word(d.SocketOwner))
-		}
-		return c, who
+		c.Close()
 	case errors.Is(err, fs.ErrNotExist):
-		f.Found, f.Expected = x.missing(ctx, d.Socket), "the driver runs and makes its socket there"
-		f.Fix = []Fix{text("start the driver; if it listens elsewhere, set socket in %s", x.origin(d, "socket")), reload}
+		problem(x.missing(ctx, d.Socket), "the driver runs and makes its socket there",
+			text("start the driver; if it listens elsewhere, set socket in %s", x.origin(d, "socket")), reload)
 	case errors.Is(err, fs.ErrPermission):
-		f.Severity, f.explains = Warning, false
-		f.Found = "this user may not connect to " + shown
-		f.Fix = []Fix{run("sudo", "csi-registrar", "doctor")}
-	case !isSocket && err != nil:
-		f.Found = fmt.Sprintf("%s cannot be looked at: %v", shown, err)
-		f.Expected = "every directory on its path is one that root may enter, on a file system that answers"
+		x.warning(d.Name, StepSocket, "this user may not connect to "+shown, "", asRoot)
+	case err != nil && !isSocket:
+		problem(fmt.Sprintf("%s cannot be looked at: %v", shown, err), "every directory on its path is one that root may enter, on a file system that answers")
 	case !isSocket:
-		f.Found, f.Expected = fmt.Sprintf("%s is %s, not a socket", shown, at.Kind()), "the driver makes a socket there"
-		f.Fix = []Fix{remove(d.Socket, at), restart}
+		problem(fmt.Sprintf("%s is %s, not a socket", shown, at.Kind()), "the driver makes a socket there", remove(d.Socket, at), restart)
 	case errors.Is(err, syscall.ECONNREFUSED):
-		f.Found = "nobody listens on " + shown + ": it was left behind by a driver that has ended"
-		f.Expected = "the driver runs and listens there"
-		f.Fix = []Fix{text("start the driver; if it does not replace the stale socket by itself, remove that first:"), remove(d.Socket, at)}
+		problem("nobody listens on "+shown+": it was left behind by a driver that has ended", "the driver runs and listens there",
+			text("start the driver; if it does not replace the stale socket by itself, remove that first:"), remove(d.Socket, at))
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, syscall.EAGAIN):
-		f.Found = fmt.Sprintf("%s accepts no connection within %v: its queue is full, the driver hangs", shown, socketTimeout)
-		f.Expected = "the driver accepts connections"
-		f.Fix = []Fix{restart}
+		problem(fmt.Sprintf("%s accepts no connection within %v: its queue is full, the driver hangs", shown, socketTimeout), "the driver accepts connections", restart)
 	default:
-		f.Found, f.Expected = fmt.Sprintf("connecting to %s failed: %v", shown, err), "the driver listens there, on a stream socket"
-		f.Fix = []Fix{restart}
+		problem(fmt.Sprintf("connecting to %s failed: %v", shown, err), "the driver listens there, on a stream socket", restart)
 	}
-	x.found(f)
 	return nil, process{}
 }
 
@@ -155,10 +138,6 @@ func (x *exam) missing(ctx context.Context, file string) string {
 
 // endpoint looks whether what the kubelet is told leads to the driver too.
 func (x *exam) endpoint(ctx context.Context, d config.Driver) {
-	shown := safetext.Word(d.Endpoint)
-	f := Finding{Driver: d.Name, Step: StepEndpoint, Severity: Problem, explains: true,
-		Expected: "endpoint is a path to the driver's socket, as the kubelet sees it",
-		Fix:      []Fix{text("set endpoint in %s, or leave it out", x.origin(d, "endpoint")), reload}}
 	seen := d.Endpoint
 	if x.kubelet != nil { // in its own view of the file system, if it has one
 		view := x.seenBy(x.kubelet, d.Endpoint)
@@ -166,36 +145,30 @@ func (x *exam) endpoint(ctx context.Context, d config.Driver) {
 			seen = view
 		}
 	}
+	found := "the endpoint " + safetext.Word(d.Endpoint)
 	at, err := x.stat(ctx, seen)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		f.Found = "the kubelet is told the endpoint " + shown + ", and there is no such file: it refuses"
+		found = "the kubelet is told " + found + ", and there is no such file: it refuses"
 	case err != nil:
-		f.Found = fmt.Sprintf("the endpoint %s cannot be looked at: %v", shown, err)
+		found = fmt.Sprintf("%s cannot be looked at: %v", found, err)
 	case !at.IsSocket():
-		f.Found = fmt.Sprintf("the endpoint %s is %s, not a socket", shown, at.Kind())
+		found += " is " + at.Kind() + ", not a socket"
 	case x.sameFile(ctx, seen, d.Socket):
-		x.checked(d.Name, StepEndpoint, OK, "%s is the same socket", shown)
+		x.checked(d.Name, StepEndpoint, OK, "%s is the same socket", found)
 		return
 	default:
 		name, err := x.nameAt(ctx, seen, d.Timeout)
 		switch {
 		case err != nil:
-			f.Found = fmt.Sprintf("the endpoint %s does not answer GetPluginInfo: %s", shown, safetext.Quote(err.Error()))
+			found += " does not answer GetPluginInfo: " + safetext.Quote(err.Error())
 		case name != d.Name:
-			f.Found = fmt.Sprintf("at the endpoint %s another driver answers: %s", shown, cmp.Or(quoteName(name), "one without a name"))
+			found = "at " + found + " another driver answers: " + safetext.Quote(name)
 		default:
-			x.checked(d.Name, StepEndpoint, OK, "%s answers with the same name", shown)
+			x.checked(d.Name, StepEndpoint, OK, "%s answers with the same name", found)
 			return
 		}
 	}
-	x.found(f)
-}
-
-// quoteName quotes a name that a stranger gave; empty stays empty.
-func quoteName(name string) string {
-	if name == "" {
-		return ""
-	}
-	return safetext.Quote(name)
+	x.problem(d.Name, StepEndpoint, found, "endpoint is a path to the driver's socket, as the kubelet sees it",
+		text("set endpoint in %s, or leave it out", x.origin(d, "endpoint")), reload)
 }

@@ -255,7 +255,7 @@ func checkKubelet(t *testing.T, x *exam, k kubelet) {
 	if k.rootDir != "" && !filepath.IsAbs(k.rootDir) {
 		t.Errorf("root directory %q", k.rootDir)
 	}
-	for _, s := range []string{k.from, k.process.String(), k.restart().String(), lines(installUnitDropIn(k.rootDir))} {
+	for _, s := range []string{k.from, k.process.String(), k.restart().String(), lines(installDropIn(k.rootDir))} {
 		for line := range strings.Lines(s) {
 			if line = strings.TrimSuffix(line, "\n"); safetext.Clean(line, len(line)) != line {
 				t.Errorf("not harmless: %q", s)

@@ -30,9 +30,8 @@ func (x *exam) kubelets(ctx context.Context) {
 		x.checked("", StepKubelet, Skipped, "other users' processes cannot be seen; run doctor as root, on the node itself")
 		return
 	case len(found) == 0:
-		x.found(Finding{Step: StepKubelet, Severity: Problem, explains: true,
-			Found: "no kubelet runs on this node (nor k3s, rke2, k0s or microk8s)", Expected: "it runs: drivers are registered with it",
-			Fix: []Fix{run("systemctl", "start", "kubelet.service"), logOf("kubelet.service")}})
+		x.problem("", StepKubelet, "no kubelet runs on this node (nor k3s, rke2, k0s or microk8s)", "it runs: drivers are registered with it",
+			systemctl("start", "kubelet.service"), logOf("kubelet.service"))
 		return
 	}
 	// Several, where nodes are simulated or run in containers: the one that is configured is
@@ -53,11 +52,9 @@ func (x *exam) kubelets(ctx context.Context) {
 	case k.rootDir == "":
 		x.checked("", StepKubelet, Skipped, "%s: its root directory is not known: %s", k.process, k.from)
 	default:
-		x.found(Finding{Step: StepKubelet, Severity: Problem, explains: true,
-			Found: fmt.Sprintf("%s has the root directory %s (%s), but csi-registrar publishes below %s (%s)", k.process,
-				safetext.Word(k.rootDir), k.from, safetext.Word(ours), safetext.Word(x.config.Origin("kubelet.root_dir"))),
-			Expected: "root_dir = " + safetext.Quote(k.rootDir) + " under [kubelet]",
-			Fix:      x.setRootDir(k.rootDir)})
+		x.problem("", StepKubelet, fmt.Sprintf("%s has the root directory %s (%s), but csi-registrar publishes below %s (%s)", k.process,
+			safetext.Word(k.rootDir), k.from, safetext.Word(ours), place(x.config.Origin("kubelet.root_dir"))),
+			"root_dir = "+safetext.Quote(k.rootDir)+" under [kubelet]", x.setRootDir(k.rootDir)...)
 	}
 }
 
@@ -91,11 +88,11 @@ func (x *exam) setRootDir(dir string) []Fix {
 		}
 	}
 	if file == "" || safetext.Word(dir) != dir { // a path that TOML may want escaped
-		return append([]Fix{text("write root_dir = %s under [kubelet] in %s", safetext.Quote(dir), safetext.Word(at))}, installUnitDropIn(dir)...)
+		return append([]Fix{text("write root_dir = %s under [kubelet] in %s", safetext.Quote(dir), place(at))}, installDropIn(dir)...)
 	}
 	write := run("printf", `[kubelet]\nroot_dir = "%s"\n`, dir)
 	write.Command.Stdout = file
-	return append([]Fix{run("mkdir", "-p", path.Dir(file)), write}, installUnitDropIn(dir)...)
+	return append([]Fix{run("mkdir", "-p", path.Dir(file)), write}, installDropIn(dir)...)
 }
 
 // directory looks at plugins_registry itself.
@@ -104,39 +101,27 @@ func (x *exam) directory(ctx context.Context) {
 		return
 	}
 	dir := x.registry()
-	shown := safetext.Word(dir)
+	shown, root := safetext.Word(dir), safetext.Word(path.Dir(dir))
 	at, err := x.stat(ctx, dir)
-	f := Finding{Step: StepDirectory, Severity: Problem, explains: true}
+	missing := errors.Is(err, fs.ErrNotExist)
+	_, rootErr := x.stat(ctx, path.Dir(dir))
 	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		f.Found = shown + " does not exist"
-		f.Expected = "the kubelet makes it when it starts, and watches it from then on"
-		if _, err := x.stat(ctx, path.Dir(dir)); errors.Is(err, fs.ErrNotExist) {
-			f.Found = "the kubelet's root directory " + safetext.Word(path.Dir(dir)) + " does not exist"
-			f.Expected = "root_dir under [kubelet] is where the kubelet is"
-		}
-		f.Fix = []Fix{x.kubelet.restart()}
+	case missing && errors.Is(rootErr, fs.ErrNotExist):
+		x.problem("", StepDirectory, "the kubelet's root directory "+root+" does not exist", "root_dir under [kubelet] is where the kubelet is", x.kubelet.restart())
+	case missing:
+		x.problem("", StepDirectory, shown+" does not exist", "the kubelet makes it when it starts, and watches it from then on", x.kubelet.restart())
 	case errors.Is(err, fs.ErrPermission):
-		f.Severity, f.explains = Warning, false
-		f.Found = shown + " cannot be looked at: permission denied"
-		f.Fix = []Fix{run("sudo", "csi-registrar", "doctor")}
+		x.warning("", StepDirectory, shown+" cannot be looked at: permission denied", "", asRoot)
 	case err != nil:
-		f.Found = fmt.Sprintf("%s cannot be looked at: %v", shown, err)
-		f.Expected = "a directory on a file system that answers"
+		x.problem("", StepDirectory, fmt.Sprintf("%s cannot be looked at: %v", shown, err), "a directory on a file system that answers")
 	case !at.IsDir():
-		f.Found = shown + " is " + at.Kind()
-		f.Expected = "a directory"
-		f.Fix = []Fix{run("rm", dir), x.kubelet.restart()}
+		x.problem("", StepDirectory, shown+" is "+at.Kind(), "a directory", run("rm", dir), x.kubelet.restart())
 	case at.Mode&0o022 != 0:
-		f.explains = false
-		f.Found = fmt.Sprintf("others than root may write to %s (mode %04o): they could register any driver", shown, at.Mode&0o777)
-		f.Expected = "mode 0750"
-		f.Fix = []Fix{run("chmod", "0750", dir)}
+		x.found(Finding{Step: StepDirectory, Severity: Problem, Expected: "mode 0750", Fix: []Fix{run("chmod", "0750", dir)},
+			Found: fmt.Sprintf("others than root may write to %s (mode %04o): they could register any driver", shown, at.Mode&0o777)})
 	default:
 		x.checked("", StepDirectory, OK, "%s", shown)
-		return
 	}
-	x.found(f)
 }
 
 // watching finds out whether the kubelet watches the very directory in which we publish. It
@@ -145,27 +130,22 @@ func (x *exam) watching(ctx context.Context) {
 	if x.kubelet == nil || x.problemIn(StepKubelet, StepDirectory) {
 		return
 	}
-	dir := safetext.Word(x.registry())
-	f := Finding{Step: StepWatching, Severity: Problem, explains: true, Fix: []Fix{x.kubelet.restart()}}
+	dir, restart := safetext.Word(x.registry()), x.kubelet.restart()
 	answer, err := look(ctx, x, filepath.Join(x.proc(), strconv.Itoa(x.kubelet.pid), "fdinfo"), func() (watching, error) {
 		return watches(x.proc(), x.kubelet.pid, x.registry())
 	})
 	switch {
 	case err != nil || answer == unknown:
 		x.checked("", StepWatching, Skipped, "what the kubelet watches cannot be seen: %v", err)
-		return
 	case answer == watched:
 		x.checked("", StepWatching, OK, "the kubelet watches %s", dir)
-		return
 	case answer == nothing:
-		f.Found = fmt.Sprintf("%s watches no directory at all: it has just started, or hangs in its start", x.kubelet.process)
-		f.Expected = "it watches " + dir
-		f.Fix = append([]Fix{text("wait 10 s and run doctor again")}, f.Fix...)
+		x.problem("", StepWatching, fmt.Sprintf("%s watches no directory at all: it has just started, or hangs in its start", x.kubelet.process),
+			"it watches "+dir, text("wait 10 s and run doctor again"), restart)
 	default:
-		f.Found = fmt.Sprintf("%s does not watch %s but a directory that was there before and is deleted", x.kubelet.process, dir)
-		f.Expected = "it watches the directory that is there now; only its restart can do that"
+		x.problem("", StepWatching, fmt.Sprintf("%s does not watch %s but a directory that was there before and is deleted", x.kubelet.process, dir),
+			"it watches the directory that is there now; only its restart can do that", restart)
 	}
-	x.found(f)
 }
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

@@ -29,6 +29,7 @@ import (
 	"csi-registrar/internal/control"
 	"csi-registrar/internal/driver"
 	"csi-registrar/internal/status"
+	"csi-registrar/internal/systemd"
 	"csi-registrar/internal/worker"
 )
 
@@ -273,10 +274,10 @@ func (n *node) follow(fix []Fix) bool {
 		case f.Text != "" && words[0] != "or" && words[0] != "move":
 			return false
 		case f.Text != "":
-		case strings.Contains(line, unitDropInFile):
+		case strings.Contains(line, systemd.DropInFile):
 			service["ReadWritePaths"] += " " + config.Load(config.Source{Root: n.root}).Config.Kubelet.RootDir
 			done = true
-		case strings.Contains(line, filepath.Dir(unitDropInFile)), words[0] == "journalctl", line == "systemctl daemon-reload":
+		case strings.Contains(line, filepath.Dir(systemd.DropInFile)), words[0] == "journalctl", line == "systemctl daemon-reload":
 		case strings.HasPrefix(line, "systemctl unmask"):
 			service["LoadState"] = "loaded"
 		case strings.HasPrefix(line, "systemctl reset-failed"):

@@ -2,7 +2,6 @@ package doctor
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -55,20 +54,12 @@ func (x *exam) process(ctx context.Context, pid int) (process, bool) {
 }
 
 func readProcess(dir string, pid int) (process, error) {
-	read := func(name string) (string, error) {
-		data, err := readSome(filepath.Join(dir, name), maxProcFile)
-		return string(data), err
+	comm, err := readSome(filepath.Join(dir, "comm"), maxProcFile)
+	read := func(name string) string { // what may not be read counts as empty
+		data, _ := readSome(filepath.Join(dir, name), maxProcFile)
+		return string(data)
 	}
-	comm, err := read("comm")
-	cmdline, err1 := read("cmdline")
-	cgroup, err2 := read("cgroup")
-	status, err3 := read("status")
-	for _, err := range []error{err, err1, err2, err3} {
-		if err != nil && !errors.Is(err, os.ErrNotExist) { // tests leave some out
-			return process{}, err
-		}
-	}
-	return process{pid: pid, uids: uidsOf(status), comm: strings.TrimSpace(comm), args: argsOf(cmdline), unit: unitOf(cgroup)}, err
+	return process{pid: pid, comm: strings.TrimSpace(string(comm)), args: argsOf(read("cmdline")), uids: uidsOf(read("status")), unit: unitOf(read("cgroup"))}, err
 }
 
 // argsOf takes /proc/PID/cmdline apart. An argument that was cut off is left out.
@@ -124,6 +115,3 @@ func (p process) String() string {
 	}
 	return s + ")"
 }
-
-// logOf shows what a unit said last.
-func logOf(unit string) Fix { return run("journalctl", "-u", unit, "-n", "50") }

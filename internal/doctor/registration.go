@@ -69,45 +69,34 @@ func (x *exam) plugins(ctx context.Context) map[string][]plugin {
 
 // registration looks at the registration socket, and at others that serve the driver.
 func (x *exam) registration(ctx context.Context, d config.Driver) {
-	f := Finding{Driver: d.Name, Step: StepRegistration, Severity: Problem, explains: true}
 	own, err := pluginreg.SocketPath(x.registry(), d.Name)
-	if err != nil {
-		f.Found, f.Expected = safetext.Quote(err.Error()), "the path fits into the address of a Unix socket"
-		x.found(f)
-		return
-	}
 	st, _ := x.daemon.Driver(d.Name)
 	ours := slices.Contains([]status.RegistrationState{status.Published, status.Registered, status.Refused}, st.Registration)
-	if x.conflicts(ctx, d, own, ours) {
-		return
-	}
 	switch {
+	case err != nil:
+		x.problem(d.Name, StepRegistration, safetext.Quote(err.Error()), "the path fits into the address of a Unix socket")
+	case x.conflicts(ctx, d, own, ours):
 	case x.explained(d.Name): // a second finding would only be in the way
 		result := Failed
 		if st.State == string(status.Registered) {
 			result = Warned
 		}
 		x.checked(d.Name, StepRegistration, result, "%s", x.stateText(st))
-		return
 	case !x.daemon.runs():
 		x.checked(d.Name, StepRegistration, Skipped, "the daemon cannot be asked")
-		return
 	case st.Registration == status.Conflict:
-		f.Found, f.Expected = "the daemon reports a conflict: "+safetext.Quote(st.Reason), safetext.Word(own)+" is ours"
-		f.Fix = []Fix{text("stop the program that serves %s", safetext.Word(own)), run("ss", "-xlp", "src", own)}
+		fix := []Fix{text("stop the program that serves %s", safetext.Word(own)), run("ss", "-xlp", "src", own)}
 		at, err := look(ctx, x, own, func() (unixsock.File, error) { return unixsock.Lstat(own) })
 		if err == nil && !at.IsSocket() {
-			f.Fix = []Fix{remove(own, at)}
+			fix = []Fix{remove(own, at)}
 		}
+		x.problem(d.Name, StepRegistration, "the daemon reports a conflict: "+safetext.Quote(st.Reason), safetext.Word(own)+" is ours", fix...)
 	case !ours:
-		f.Found = "the driver answers as it should, but the daemon reports " + x.stateText(st)
-		f.Expected = "the daemon publishes it"
-		f.Fix = []Fix{reregister(d), logOf(serviceUnit)}
+		x.problem(d.Name, StepRegistration, "the driver answers as it should, but the daemon reports "+x.stateText(st), "the daemon publishes it",
+			reregister(d), logOf(serviceUnit))
 	default:
 		x.published(ctx, d, own, st)
-		return
 	}
-	x.found(f)
 }
 
 func reregister(d config.Driver) Fix { return run("csi-registrar", "reregister", d.Name) }
@@ -145,58 +134,47 @@ func (x *exam) conflicts(ctx context.Context, d config.Driver, own string, ours 
 	if len(whose) == 0 {
 		return false
 	}
-	f := Finding{Driver: d.Name, Step: StepRegistrars, Severity: Problem, explains: true,
-		Found:    "another registrar serves this driver: " + strings.Join(whose[:min(len(whose), 5)], "; "),
-		Expected: "csi-registrar alone does: the kubelet refuses a second one, or takes the removal of one for that of both",
-		Fix:      []Fix{text("stop that registrar")}}
+	fix := text("stop that registrar")
 	if pod {
-		f.Fix = []Fix{text("take the container node-driver-registrar out of the driver's DaemonSet (csi-registrar import says what goes with it)")}
+		fix = text("take the container node-driver-registrar out of the driver's DaemonSet (csi-registrar import says what goes with it)")
 	}
-	f.Fix = append(f.Fix, text("or leave the driver to it: set enabled = false in %s", x.origin(d, "enabled")), reload)
-	x.found(f)
+	x.problem(d.Name, StepRegistrars, "another registrar serves this driver: "+strings.Join(whose[:min(len(whose), 5)], "; "),
+		"csi-registrar alone does: the kubelet refuses a second one, or takes the removal of one for that of both",
+		fix, text("or leave the driver to it: set enabled = false in %s", x.origin(d, "enabled")), reload)
 	return true
 }
 
 // published looks at a socket that the daemon says is in place.
 func (x *exam) published(ctx context.Context, d config.Driver, own string, st status.Driver) {
-	shown := safetext.Word(own)
-	f := Finding{Driver: d.Name, Step: StepRegistration, Severity: Problem, explains: true, Fix: []Fix{reregister(d)}}
+	shown, again, restart := safetext.Word(own), reregister(d), systemctl("restart", serviceUnit)
+	problem := func(found, expected string, fix ...Fix) { x.problem(d.Name, StepRegistration, found, expected, fix...) }
 	p, err := x.getInfo(ctx, own)
 	waiting := st.Registration == status.Published && time.Since(st.Since) > kubeletRound
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		f.Found = fmt.Sprintf("the daemon reports %s, but there is no %s here: does it see another file system?", st.State, shown)
-		f.Expected = "it is there"
-		f.Fix = []Fix{run("systemctl", "restart", serviceUnit)}
+		problem(fmt.Sprintf("the daemon reports %s, but there is no %s here: does it see another file system?", st.State, shown), "it is there", restart)
 	case errors.Is(err, syscall.ECONNREFUSED):
-		f.Found, f.Expected = "nobody listens on "+shown, "the daemon does"
+		problem("nobody listens on "+shown, "the daemon does", again)
 	case err != nil:
-		f.Found = fmt.Sprintf("%s does not answer GetInfo within %v, the kubelet's own limit: %s", shown, socketTimeout, safetext.Quote(err.Error()))
-		f.Expected = "it answers at once"
-		f.Fix = append(f.Fix, run("systemctl", "restart", serviceUnit))
+		problem(fmt.Sprintf("%s does not answer GetInfo within %v, the kubelet's own limit: %s", shown, socketTimeout, safetext.Quote(err.Error())),
+			"it answers at once", again, restart)
 	case p.Name != d.Name || p.Endpoint != d.Endpoint:
-		f.Found = fmt.Sprintf("%s tells the kubelet %s at %s", shown, safetext.Word(p.Name), safetext.Word(p.Endpoint))
-		f.Expected = fmt.Sprintf("it tells %s at %s", d.Name, safetext.Word(d.Endpoint))
+		problem(fmt.Sprintf("%s tells the kubelet %s at %s", shown, safetext.Word(p.Name), safetext.Word(p.Endpoint)),
+			fmt.Sprintf("it tells %s at %s", d.Name, safetext.Word(d.Endpoint)), again)
 	case st.Registration == status.Refused:
-		f.Found = "the kubelet refused the driver: " + safetext.Quote(st.KubeletError)
-		f.Expected, f.Fix = refusal(st.KubeletError, d)
+		expected, fix := refusal(st.KubeletError, d)
+		problem("the kubelet refused the driver: "+safetext.Quote(st.KubeletError), expected, fix...)
 	case waiting && st.LastGetInfoAt.IsZero():
-		f.Found = fmt.Sprintf("the kubelet has not asked %s since it was created, %v ago", shown, time.Since(st.Since).Round(time.Second))
-		f.Expected = "it asks within about a second; only its restart helps if it does not watch the directory"
-		f.Fix = append(f.Fix, x.kubelet.restart())
+		problem(fmt.Sprintf("the kubelet has not asked %s since it was created, %v ago", shown, time.Since(st.Since).Round(time.Second)),
+			"it asks within about a second; only its restart helps if it does not watch the directory", again, x.kubelet.restart())
 	case waiting:
-		f.Found = "the kubelet has asked, but neither confirmed nor refused the driver"
-		f.Expected = "it does so within the time of the driver's NodeGetInfo"
-		f.Fix = []Fix{run("journalctl", "-u", x.kubelet.service(), "-n", "50", "--grep", "csi"), reregister(d)}
+		problem("the kubelet has asked, but neither confirmed nor refused the driver", "it does so within the time of the driver's NodeGetInfo",
+			run("journalctl", "-u", x.kubelet.service(), "-n", "50", "--grep", "csi"), again)
+	case st.RegisteredAt.IsZero():
+		x.checked(d.Name, StepRegistration, OK, "%s", st.State)
 	default:
-		says := st.State
-		if !st.RegisteredAt.IsZero() {
-			says += ", confirmed by the kubelet " + st.RegisteredAt.Local().Format(time.DateTime)
-		}
-		x.checked(d.Name, StepRegistration, OK, "%s", says)
-		return
+		x.checked(d.Name, StepRegistration, OK, "%s, confirmed by the kubelet %s", st.State, st.RegisteredAt.Local().Format(time.DateTime))
 	}
-	x.found(f)
 }
 
 // refusal explains what the kubelet says most often. Its words only choose among our texts.

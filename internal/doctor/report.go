@@ -136,6 +136,16 @@ func (x *exam) found(f Finding) {
 	x.checked(f.Driver, f.Step, result, "%s", f.Found)
 }
 
+// problem notes a problem that keeps drivers from being registered.
+func (x *exam) problem(driver string, step Step, found, expected string, fix ...Fix) {
+	x.found(Finding{Driver: driver, Step: step, Severity: Problem, explains: true, Found: found, Expected: expected, Fix: fix})
+}
+
+// warning notes what somebody should know.
+func (x *exam) warning(driver string, step Step, found, expected string, fix ...Fix) {
+	x.found(Finding{Driver: driver, Step: step, Severity: Warning, Found: found, Expected: expected, Fix: fix})
+}
+
 // rank orders findings: problems before warnings, causes before effects.
 func (f *Finding) rank() int {
 	n := slices.Index(order, f.Step)

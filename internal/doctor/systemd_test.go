@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"csi-registrar/internal/config"
+	"csi-registrar/internal/systemd"
 )
 
 func TestSystemctl(t *testing.T) {
@@ -65,12 +66,12 @@ func TestHTTPEndpointOfTheDaemon(t *testing.T) {
 }
 
 func TestUnitDropIn(t *testing.T) {
-	if got := UnitDropIn("/var/lib/kubelet/"); got != "" {
+	if got := systemd.DropIn("/var/lib/kubelet/"); got != "" {
 		t.Errorf("the default: %q", got)
 	}
 	const want = "# /etc/systemd/system/csi-registrar.service.d/root-dir.conf\n" +
 		"[Unit]\nRequiresMountsFor=\"/my data/50%%\"\n\n[Service]\nReadWritePaths=-\"/my data/50%%\"\n"
-	if got := UnitDropIn("/my data/50%"); got != want {
+	if got := systemd.DropIn("/my data/50%"); got != want {
 		t.Errorf("%s", got)
 	}
 	// What the unit hides it must show.
@@ -81,10 +82,10 @@ func TestUnitDropIn(t *testing.T) {
 			lines += setting + "=no\n"
 			commands += " " + setting + "=no"
 		}
-		if got := UnitDropIn(root); got != "# "+unitDropInFile+"\n"+lines {
+		if got := systemd.DropIn(root); got != "# "+systemd.DropInFile+"\n"+lines {
 			t.Errorf("%s", got)
 		}
-		if got := installUnitDropIn(root)[1].String(); got != commands+" > "+unitDropInFile {
+		if got := installDropIn(root)[1].String(); got != commands+" > "+systemd.DropInFile {
 			t.Errorf("%s", got)
 		}
 	}

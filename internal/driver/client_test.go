@@ -171,6 +171,19 @@ func TestNotThere(t *testing.T) {
 	}
 }
 
+// Absent can end in a withdrawal.
+func TestOnlyWhatIsNotThereIsAbsent(t *testing.T) {
+	for err, want := range map[error]status.DriverState{
+		unix.ENOENT: status.Absent, unix.ENOTDIR: status.Absent,
+		unix.EIO: status.Starting, unix.ESTALE: status.Starting, unix.ETIMEDOUT: status.Starting, unix.EACCES: status.Starting,
+		unix.ELOOP: status.Starting, unix.ENOMEM: status.Starting, unix.EMFILE: status.Starting,
+	} {
+		if f := missing("/s", &os.PathError{Op: "statx", Path: "/s", Err: err}); f.state != want {
+			t.Errorf("%v: %+v, want %s", err, f, want)
+		}
+	}
+}
+
 // bind comes before listen, and listen makes no event.
 func TestListensLate(t *testing.T) {
 	_, socket := paths(t)

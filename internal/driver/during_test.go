@@ -330,3 +330,33 @@ func BenchmarkLook(b *testing.B) {
 		expectReady(b, ask(b, c))
 	}
 }
+
+// client looks for what is left behind.
+func TestConnectionThatComesTooLateIsClosed(t *testing.T) {
+	_, socket := paths(t)
+	start(t, socket, &fakeDriver{})
+	hints := make(box, 1)
+	c := client(t, Config{Name: name, Socket: socket}, hints)
+	for range 100 {
+		c.lookLimit = time.Nanosecond
+		if r := ask(t, c); r.Driver == status.Absent || r.Driver == status.Mismatch {
+			t.Fatalf("%+v", r)
+		}
+		must(t, c.Close())
+	}
+	c.lookLimit = 20 * time.Second
+	for r := ask(t, c); r.Driver != status.Ready; r = ask(t, c) { // the last look may still run
+		expectHint(t, c, r.Reason)
+	}
+}
+
+func BenchmarkAsk(b *testing.B) {
+	_, socket := paths(b)
+	start(b, socket, &fakeDriver{})
+	c := client(b, Config{Name: name, Socket: socket}, nil)
+	b.ReportAllocs()
+	for b.Loop() {
+		expectReady(b, ask(b, c))
+		c.drop()
+	}
+}

@@ -35,7 +35,7 @@ func watcher(t testing.TB) *fswatch.Watcher {
 }
 
 // From the driver serving to its being known as ready, as a registrar would find out: by
-// hints alone, with no retry by time. Its folders do not exist before.
+// hints alone, with no retry by time. Its directories do not exist before.
 func TestLatency(t *testing.T) {
 	w := watcher(t)
 	dir := tempDir(t)
@@ -69,8 +69,8 @@ func TestLatency(t *testing.T) {
 	}
 	slices.Sort(took)
 	t.Logf("median %v, worst %v", took[len(took)/2], took[len(took)-1])
-	if m := took[len(took)/2]; m > 20*time.Millisecond {
-		t.Errorf("median %v, want at most 20 ms", m)
+	if m := took[len(took)/2]; m > 500*time.Millisecond { // a few ms, unless the machine is busy
+		t.Errorf("median %v: that is no hint", m)
 	}
 }
 

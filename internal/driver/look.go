@@ -54,7 +54,7 @@ func (c *Client) look(ctx context.Context) (socket, endpoint unixsock.File, f fi
 		return s.file, endpoint, s.finding
 	}
 	e := c.lookAt(ctx, c.endpoint, false)
-	if e.state == status.Absent { // a driver may see another file system than we do
+	if e.state == status.Absent || e.denied { // a driver may see more, or another file system, than we do
 		e.finding = finding{}
 	}
 	return s.file, e.file, e.finding
@@ -66,6 +66,7 @@ type looked struct {
 	finding
 	file    unixsock.File
 	raw     *net.UnixConn
+	denied  bool // this process may not look there
 	refused bool // nobody listens there, or not yet
 }
 
@@ -93,7 +94,7 @@ func (c *Client) lookAt(ctx context.Context, at target, connect bool) looked {
 func lookOnce(trust Trust, path string, connect bool) (l looked) {
 	var err error
 	if l.file, err = unixsock.Stat(path); err != nil {
-		l.finding = missing(path, err)
+		l.finding, l.denied = missing(path, err), errors.Is(err, unix.EACCES)
 		return l
 	}
 	if l.finding = untrusted(trust.Path(path)); !l.ok() || !connect {

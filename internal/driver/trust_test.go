@@ -58,6 +58,23 @@ func TestTrust(t *testing.T) {
 			must(t, os.Symlink("../b", d+"/a/b"))
 			return os.Lchown(d+"/a/b", stranger, 0)
 		}, "root", []string{"b there belongs to uid 65533"}},
+		{"the owner's link within its directories", func(d string) error {
+			must(t, os.Chown(d+"/a/b", stranger, 0))
+			must(t, os.Rename(d+"/a/b/s", d+"/a/b/real"))
+			must(t, os.Symlink("real", d+"/a/b/s"))
+			return os.Lchown(d+"/a/b/s", stranger, 0)
+		}, "65533", nil},
+		{"the owner's link to another's socket", func(d string) error {
+			must(t, os.Chown(d+"/a/b", stranger, 0))
+			must(t, os.Rename(d+"/a/b/s", d+"/a/other"))
+			must(t, os.Symlink("../other", d+"/a/b/s"))
+			return os.Lchown(d+"/a/b/s", stranger, 0)
+		}, "65533", []string{"the symbolic link DIR/a/b/s belongs to uid 65533 and points to DIR/a/other"}},
+		{"root's link out of the owner's directory", func(d string) error {
+			must(t, os.Chown(d+"/a/b", stranger, 0))
+			must(t, os.Rename(d+"/a/b/s", d+"/a/s"))
+			return os.Symlink("../s", d+"/a/b/s")
+		}, "65533", nil},
 		{"a loop of links", func(d string) error {
 			must(t, os.RemoveAll(d+"/a/b"))
 			return os.Symlink("b", d+"/a/b")
@@ -77,6 +94,9 @@ func TestTrust(t *testing.T) {
 			got := untrusted(Trust{test.owner}.Path(path)).reason
 			if (got == "") != (test.want == nil) {
 				t.Fatalf("says %q", got)
+			}
+			if strings.Contains(test.name, "link") && strings.Contains(got, "chown") {
+				t.Errorf("says %q: chown would follow a link that anybody made", got)
 			}
 			for _, want := range test.want {
 				if want = strings.ReplaceAll(want, "DIR", dir); !strings.Contains(got, want) {

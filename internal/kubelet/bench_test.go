@@ -12,7 +12,7 @@ import (
 // publishedSocket makes a registry with one published driver for a benchmark.
 func publishedSocket(tb testing.TB) *Socket {
 	tb.Helper()
-	r, err := Open(shortDir(tb), Options{})
+	r, err := Open(shortDir(tb), options())
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -21,7 +21,7 @@ func publishedSocket(tb testing.TB) *Socket {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() {
-		if _, err := s.Close(context.Background()); err != nil {
+		if err := s.Close(context.Background()); err != nil {
 			tb.Error(err)
 		}
 		if err := r.Close(context.Background()); err != nil {

@@ -40,8 +40,11 @@ func (d *directory) note() (recreated bool) {
 	return now.FileID != d.first
 }
 
-// watched notes that a kubelet found a socket which was published in the directory as it is now.
+// watched notes that a kubelet found a socket which was published in this directory, if it is known.
 func (d *directory) watched(id unixsock.FileID) {
+	if id == (unixsock.FileID{}) {
+		return
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.first, d.seen = id, true

@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -15,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"csi-registrar/internal/status"
+	"csi-registrar/internal/unixsock"
 )
 
 // isolatedEnv marks the process of its own that a test was started again in: it may mount
@@ -43,101 +43,7 @@ func TestFileSystems(t *testing.T) {
 
 func TestOutOfDescriptors(t *testing.T) {
 	if isolate(t, nil) {
-		outOfDescriptors(t)
-	}
-}
-
-// What this process lacks says nothing of a kept listener.
-func TestAdoptWithoutDescriptors(t *testing.T) {
-	if !isolate(t, nil) {
-		return
-	}
-	t.Run("to dial", func(t *testing.T) { adoptWithoutDescriptors(t, 0) })
-	t.Run("to accept", func(t *testing.T) { adoptWithoutDescriptors(t, 1) })
-	t.Run("for a moment, without a record", adoptWithDescriptorsSoon)
-}
-
-// hogDescriptors takes all descriptors below 100, but for so many of them.
-func hogDescriptors(t *testing.T, left int) (free func()) {
-	t.Helper()
-	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 100, Max: limit.Max}); err != nil {
-		t.Fatal(err)
-	}
-	var hogs []int
-	for {
-		fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		if err != nil {
-			break
-		}
-		hogs = append(hogs, fd)
-	}
-	for _, fd := range hogs[:left] {
-		unix.Close(fd)
-	}
-	free = sync.OnceFunc(func() {
-		for _, fd := range hogs[left:] {
-			unix.Close(fd)
-		}
-		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-			t.Error(err)
-		}
-	})
-	t.Cleanup(free)
-	return free
-}
-
-// high moves a descriptor out of the way: closing it makes none free below 100.
-func high(t *testing.T, f *os.File) *os.File {
-	t.Helper()
-	defer f.Close()
-	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 200)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return os.NewFile(uintptr(fd), f.Name())
-}
-
-func adoptWithoutDescriptors(t *testing.T, left int) {
-	w := newWorld(t)
-	m := newManager(t)
-	leave(w, m, "a")
-	s := socket(t, w.open(with(m, true)), "a")
-	f := high(t, one(t, m, "a"))
-	free := hogDescriptors(t, 1+left) // one for the copy
-	begin := time.Now()
-	err := s.Adopt(t.Context(), f)
-	took := time.Since(begin)
-	free()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if took > proofTime/4 {
-		t.Errorf("took %v", took)
-	}
-	if l := s.Look(); !l.Up || l.Place != status.Ours || !l.Word.Registered || m.count("registration-a") != 1 {
-		t.Errorf("%+v, in the store: %d", l, m.count("registration-a"))
-	}
-	mustAnswer(t, s.Path(), announcement("a").Endpoint)
-}
-
-func adoptWithDescriptorsSoon(t *testing.T) {
-	w := newWorld(t)
-	m := newManager(t)
-	leave(w, m, "a")
-	os.RemoveAll(w.run)
-	s := socket(t, w.open(with(m, true)), "a")
-	f := high(t, one(t, m, "a"))
-	free := hogDescriptors(t, 0)
-	done := make(chan struct{})
-	time.AfterFunc(lackTime/4, func() { free(); close(done) })
-	err := s.Adopt(t.Context(), f)
-	<-done
-	if l := s.Look(); err != nil || !l.Up || l.Place != status.Ours {
-		t.Errorf("%v, %+v", err, l)
+		registryOutOfDescriptors(t)
 	}
 }
 
@@ -226,7 +132,7 @@ func readOnly(t *testing.T) {
 	if err := s.Withdraw(t.Context()); err == nil {
 		t.Error("withdrawn from a read-only file system")
 	}
-	if l := s.Look(); !l.Up || l.Place != status.Ours {
+	if l := look(t, s); !l.Up || l.Place != status.Ours {
 		t.Errorf("a failed Withdraw can be tried again, but: %+v", l)
 	}
 	remount(t, w.root, 0)
@@ -248,20 +154,28 @@ func remount(t *testing.T, on string, flags uintptr) {
 func readOnlyClosed(t *testing.T) {
 	for _, keep := range []bool{true, false} {
 		w := newWorld(t)
+		w.run = shortDir(t)
 		mount(t, w.root, "")
 		os.Mkdir(w.dir, 0o750)
 		m := newManager(t)
-		r := w.open(with(m, keep), func(o *Options) { o.RunDir = "" })
+		r := w.open(with(m, keep))
 		s := socket(t, r, "a")
 		publish(t, s)
 		remount(t, w.root, unix.MS_RDONLY)
 		if err := s.Withdraw(t.Context()); err == nil {
 			t.Fatal("withdrawn")
 		}
-		if kept, err := s.Close(t.Context()); kept != keep || (err == nil) != keep {
-			t.Errorf("kept %t, %v", kept, err)
+		if err := s.Close(t.Context()); (err == nil) != keep {
+			t.Errorf("keep %t: %v", keep, err)
 		}
-		s = socket(t, r, "a")
+		if keep {
+			s = socket(t, w.open(with(m, keep)), "a")
+			if err := s.Adopt(t.Context(), m.pass(t, "registration-a")); err != nil {
+				t.Error(err)
+			}
+		} else {
+			s = socket(t, r, "a")
+		}
 		if err := s.Publish(t.Context(), announcement("a")); err == nil || isConflict(err) {
 			t.Errorf("while it is read-only: %v", err)
 		}
@@ -271,10 +185,7 @@ func readOnlyClosed(t *testing.T) {
 		if n := m.count("registration-a"); n != 1 {
 			t.Errorf("keep %t: %d in the store", keep, n)
 		}
-		if err := s.Withdraw(t.Context()); err != nil {
-			t.Error(err)
-		}
-		if _, err := s.Close(t.Context()); err != nil {
+		if err := errors.Join(s.Withdraw(t.Context()), s.Close(t.Context())); err != nil {
 			t.Error(err)
 		}
 		unmount(t, w.root)
@@ -306,15 +217,15 @@ func otherFileSystemFull(t *testing.T) {
 	s := socket(t, w.open(with(m, true)), "a")
 	publish(t, s)
 	dialAsKubelet(t, s.Path()).notify(t, true, "")
-	before, _ := lookAt(s.Path())
+	before, _ := unixsock.Lstat(s.Path())
 	if err := os.WriteFile(w.dir+"/hog", nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	wantError(t, w, s, "no space left", "free space or inodes")
-	if after, err := lookAt(s.Path()); err != nil || after != before {
+	if after, err := unixsock.Lstat(s.Path()); err != nil || after != before {
 		t.Errorf("the old socket: %+v, %v", after, err)
 	}
-	if l := s.Look(); l.Place != status.Ours || !l.Word.Registered || m.count("registration-a") != 1 {
+	if l := look(t, s); l.Place != status.Ours || !l.Notification.Registered || m.count("registration-a") != 1 {
 		t.Errorf("%+v, in the store: %d", l, m.count("registration-a"))
 	}
 	mustAnswer(t, s.Path(), announcement("a").Endpoint)
@@ -329,7 +240,7 @@ func otherMount(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unmount(t, w.dir) })
-	if oneMount(w.root, w.dir) || !oneMount(w.root, w.root+"/.") {
+	if unixsock.SameMount(w.root, w.dir) || !unixsock.SameMount(w.root, w.root+"/.") {
 		t.Error("taken for another mount, or not")
 	}
 	s := socket(t, w.open(), "a")
@@ -357,7 +268,7 @@ func mountedOver(t *testing.T) {
 	s := socket(t, w.open(), "a")
 	publish(t, s)
 	mount(t, w.dir, "")
-	if l := s.Look(); l.Place != status.Missing || !l.FolderAnew || !l.Up {
+	if l := look(t, s); l.Place != status.Missing || !l.DirRecreated || !l.Up {
 		t.Errorf("mounted over: %+v", l)
 	}
 	publish(t, s)
@@ -369,7 +280,7 @@ func mountedOver(t *testing.T) {
 	mustAnswer(t, s.Path(), announcement("a").Endpoint)
 }
 
-func outOfDescriptors(t *testing.T) {
+func registryOutOfDescriptors(t *testing.T) {
 	w := newWorld(t)
 	_, s := w.published("a")
 	var limit unix.Rlimit
@@ -407,42 +318,21 @@ func outOfDescriptors(t *testing.T) {
 	}
 	defer silent.Close()
 	eventually(t, "accepted", func() bool { return connectionsOf(s) == 2 })
-	caller, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	hog()
-	// One who comes now is accepted at the cost of the silent one.
-	if err := unix.Connect(caller, &unix.SockaddrUnix{Name: s.Path()}); err != nil {
-		t.Fatal(err)
-	}
-	silent.SetReadDeadline(time.Now().Add(5 * time.Second))
-	if _, err := silent.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("the silent one is still there: %v", err)
-	}
-	// The kubelet that is known goes on, though nothing can be written.
-	eventually(t, "the new one has its place", func() bool { return connectionsOf(s) == 2 })
-	time.Sleep(2 * acceptPause)
-	if connectionsOf(s) != 2 {
-		t.Error("it was closed again for nobody")
-	}
-	hog()
-	k.notify(t, true, "")
-	if err := s.Publish(t.Context(), announcement("a")); err == nil {
-		t.Error("published without descriptors")
-	}
-	if l := s.Look(); l.Place != status.Ours || !l.Word.Registered {
-		t.Errorf("%+v", l)
-	}
-	// With nothing left to close it is said, and a waiting kubelet answered later.
-	unix.Close(caller)
-	eventually(t, "the caller is gone", func() bool { return connectionsOf(s) == 1 })
 	late, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer unix.Close(late)
 	hog()
+	// The kubelet that is known goes on, though nothing can be written.
+	k.notify(t, true, "")
+	if err := s.Publish(t.Context(), announcement("a")); err == nil {
+		t.Error("published without descriptors")
+	}
+	if l := look(t, s); l.Place != status.Ours || !l.Notification.Registered {
+		t.Errorf("%+v", l)
+	}
+	// It is said that one who comes now cannot be accepted, and he is answered later.
 	if err := unix.Connect(late, &unix.SockaddrUnix{Name: s.Path()}); err != nil {
 		t.Fatal(err)
 	}
@@ -452,7 +342,7 @@ func outOfDescriptors(t *testing.T) {
 		t.Errorf("said %d times", n)
 	}
 	free()
-	eventually(t, "it is accepted", func() bool { return connectionsOf(s) == 2 })
+	eventually(t, "it is accepted", func() bool { return connectionsOf(s) == 3 })
 	publish(t, s)
 	mustAnswer(t, s.Path(), announcement("a").Endpoint)
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {

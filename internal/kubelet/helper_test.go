@@ -22,7 +22,9 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"csi-registrar/internal/pluginreg"
 	"csi-registrar/internal/status"
+	"csi-registrar/internal/worker"
 )
 
 // world is a node as far as this package sees it.
@@ -67,17 +69,59 @@ func newWorld(t *testing.T) *world {
 	checkLeaks(t)
 	top := shortDir(t)
 	w := &world{t: t, root: top, run: filepath.Join(top, "run"), log: &syncBuffer{}}
-	w.dir = filepath.Join(w.root, folderName)
+	w.dir = filepath.Join(w.root, pluginreg.DirName)
 	if err := os.MkdirAll(w.dir, 0o750); err != nil {
 		t.Fatal(err)
 	}
 	return w
 }
 
+// hints is a Watch that nobody but the test gives hints to.
+type hints chan struct{}
+
+func (h hints) Hint() {
+	select {
+	case h <- struct{}{}:
+	default:
+	}
+}
+func (h hints) Hints() <-chan struct{} { return h }
+func (hints) Close()                   {}
+
+// options are what a Registry cannot be without.
+func options() Options {
+	watch := func(string) Watch { return make(hints, 1) }
+	return Options{Watch: watch, WatchDir: watch, Pool: worker.NewPool()}
+}
+
+func withRun(w *world) Options {
+	o := options()
+	o.RunDir = w.run
+	return o
+}
+
+// look is what is there now.
+func look(t *testing.T, s *Socket) status.Socket {
+	t.Helper()
+	if err := s.Check(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return s.Look()
+}
+
+func pathOf(r *Registry, name string) string { return filepath.Join(r.Dir(), name+"-reg.sock") }
+
+// isGone reports whether nothing is at the path.
+func isGone(path string) bool {
+	_, err := os.Lstat(path)
+	return errors.Is(err, os.ErrNotExist)
+}
+
 // open starts a daemon's registry; the sockets must be closed before it ends.
 func (w *world) open(change ...func(*Options)) *Registry {
 	w.t.Helper()
-	o := Options{RunDir: w.run, Log: slog.New(slog.NewTextHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug}))}
+	o := options()
+	o.RunDir, o.Log = w.run, slog.New(slog.NewTextHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	for _, c := range change {
 		c(&o)
 	}
@@ -156,7 +200,7 @@ func dialAsKubelet(t testing.TB, path string) *kubelet {
 
 func (k *kubelet) getInfo(t *testing.T) (*registerapi.PluginInfo, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second) // the kubelet's own
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // the kubelet has 1 s, but not this busy machine
 	defer cancel()
 	return k.GetInfo(ctx, &registerapi.InfoRequest{})
 }
@@ -186,7 +230,7 @@ func mustAnswer(t *testing.T, path, endpoint string) {
 
 func wantPlace(t *testing.T, s *Socket, want status.Place) {
 	t.Helper()
-	if got := s.Look().Place; got != want {
+	if got := look(t, s).Place; got != want {
 		t.Fatalf("place is %s, want %s", got, want)
 	}
 }
@@ -267,13 +311,16 @@ func serveSidecar(t *testing.T, path, kind, name string, change ...func(*sidecar
 	for _, c := range change {
 		c(sc)
 	}
-	l := listen(t, path)
+	serve(t, listen(t, path), sc)
+	return sc
+}
+
+func serve(t *testing.T, l net.Listener, sc *sidecar) {
 	server := grpc.NewServer()
 	registerapi.RegisterRegistrationServer(server, sc)
 	done := make(chan struct{})
 	go func() { defer close(done); server.Serve(l) }()
 	t.Cleanup(func() { server.Stop(); <-done })
-	return sc
 }
 
 // manager is systemd's descriptor store: copies of descriptors by name.
@@ -281,6 +328,7 @@ type manager struct {
 	mu   sync.Mutex
 	kept map[string][]int
 	fail error
+	slow time.Duration // of Keep
 	log  []string
 }
 
@@ -295,12 +343,22 @@ func newManager(t *testing.T) *manager {
 }
 
 func (m *manager) Keep(_ context.Context, name string, c syscall.Conn) error {
+	time.Sleep(m.slow)
+	if m.fail != nil {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.log = append(m.log, "keep "+name)
+		return m.fail
+	}
+	m.drop(name)
+	return m.add(name, c)
+}
+
+// add makes one more of that name.
+func (m *manager) add(name string, c syscall.Conn) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.log = append(m.log, "keep "+name)
-	if m.fail != nil {
-		return m.fail
-	}
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return err
@@ -316,13 +374,15 @@ func (m *manager) Keep(_ context.Context, name string, c syscall.Conn) error {
 
 func (m *manager) Forget(_ context.Context, name string) error {
 	m.drop(name)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.log = append(m.log, "forget "+name)
 	return nil
 }
 
 func (m *manager) drop(name string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.log = append(m.log, "forget "+name)
 	for _, fd := range m.kept[name] {
 		unix.Close(fd)
 	}

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
 
-	"csi-registrar/internal/status"
 	"csi-registrar/internal/unixsock"
 )
 
@@ -19,52 +19,60 @@ import (
 type listener struct {
 	*net.UnixListener
 	s        *Socket
-	id       unixsock.FileID // the file it is bound to. The listener holds the inode, so no other file can get it
 	dir      unixsock.FileID // the directory it was put into
 	done     chan struct{}   // closed when it accepts no more
-	stopping chan struct{}   // closed to end a wait of the accept loop
+	stopping chan struct{}   // closed to end a wait of Accept
 	stopOnce sync.Once
-	kept     bool // in the descriptor store; only the worker of s looks
+	warnedAt time.Time // Accept's
 
-	// Guarded by s.mu.
-	live            bool // it is what s publishes, or about to be: what the kubelet says to it is recorded
-	announced       status.Announcement
-	publishedAt     time.Time
-	getInfoAt       time.Time
-	notification    status.Notification
-	firstAcceptedAt time.Time // zero: none yet
+	record        // guarded by s.mu, but for Path, Bound and FileID, which never change
+	notKept error // why it is not in the descriptor store; guarded by s.mu
 }
 
-func newListener(s *Socket, l *net.UnixListener) *listener {
+func newListener(s *Socket, l *net.UnixListener, dir unixsock.FileID, rec record) *listener {
 	l.SetUnlinkOnClose(false) // the path is removed by identity, or not at all
-	return &listener{s: s, UnixListener: l, done: make(chan struct{}), stopping: make(chan struct{})}
+	return &listener{UnixListener: l, s: s, dir: dir, record: rec, done: make(chan struct{}), stopping: make(chan struct{})}
+}
+
+// serve answers the kubelet until the listener is stopped. Its goroutine is the only one that
+// a published socket costs.
+func (p *listener) serve() {
+	go func() {
+		defer close(p.done)
+		err := p.s.r.server.Serve(p)
+		if err != nil && !errors.Is(err, net.ErrClosed) && !errors.Is(err, grpc.ErrServerStopped) {
+			p.s.log.Error("the registration socket is no longer served", "error", err)
+		}
+	}()
 }
 
 // lastCalls is how long a listener that has lost its name may accept what is in its queue.
 const lastCalls = 100 * time.Millisecond
 
-// stop closes the listener. Accepted connections go on. With last, those in the queue
-// are accepted first, who would be reset otherwise; without, they are left to the next
-// process that has the listener from the store.
-func (p *listener) stop(last bool) error {
-	end := time.Now()
-	if last && p.someWait() {
-		end = end.Add(lastCalls)
-	}
-	err := p.UnixListener.SetDeadline(end)
-	if err == nil {
-		p.stopOnce.Do(func() { close(p.stopping) })
-		<-p.done
-	}
-	if cerr := p.UnixListener.Close(); !errors.Is(cerr, net.ErrClosed) {
-		err = errors.Join(err, cerr)
-	}
+// stop closes the listener; once is enough. Accepted connections go on. With last, those in
+// the queue are accepted first, who would be reset otherwise; without, they are left to the
+// next process that has the listener from the store.
+func (p *listener) stop(last bool) (err error) {
+	p.stopOnce.Do(func() {
+		end := time.Now()
+		if last && p.someWait() {
+			end = end.Add(lastCalls)
+		}
+		close(p.stopping)
+		if err = p.SetDeadline(end); err == nil {
+			<-p.done
+			err = p.UnixListener.Close()
+		}
+		if errors.Is(err, net.ErrClosed) { // the server closes it too
+			err = nil
+		}
+	})
 	return err
 }
 
 // someWait reports whether there are connections in the queue.
 func (p *listener) someWait() bool {
-	raw, err := p.UnixListener.SyscallConn()
+	raw, err := p.SyscallConn()
 	if err != nil {
 		return false
 	}
@@ -77,42 +85,77 @@ func (p *listener) someWait() bool {
 	return ready > 0
 }
 
-// accept takes connections until the listener is stopped. It is the only goroutine that
-// a published socket costs.
-func (p *listener) accept() {
-	defer close(p.done)
-	var said time.Time
+const (
+	// acceptPause is between tries while there are no descriptors; the kubelet waits in
+	// the listener's queue, and its GetInfo takes at most 1 s.
+	acceptPause = 100 * time.Millisecond
+	warnPause   = time.Minute // between two warnings of one listener about its callers
+)
+
+// Accept is for gRPC: it returns the next connection that may call. It fails only when the
+// listener is stopped.
+func (p *listener) Accept() (net.Conn, error) {
 	for {
-		c, err := p.UnixListener.AcceptUnix()
-		// Without descriptors accept fails also while nobody is there.
-		waiting := err != nil && p.someWait()
+		c, err := p.AcceptUnix()
 		switch {
 		case err == nil:
-			p.admit(c)
+			if conn := p.admit(c); conn != nil {
+				return conn, nil
+			}
+			continue
 		case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, net.ErrClosed):
-			return
-		case waiting && p.s.r.conns.evict(p.s):
-			// One of this socket's own idlers gave its descriptor away.
-		default:
-			if waiting && time.Since(said) > acceptSayAgain {
-				said = time.Now()
-				p.s.log.Error("cannot accept the kubelet's connection; trying again", "error", err, "hint", acceptHint(err))
-			}
-			select {
-			case <-time.After(acceptPause):
-			case <-p.stopping:
-				return
-			}
+			return nil, net.ErrClosed
+		}
+		if p.someWait() { // without descriptors accept fails also while nobody is there
+			p.warn("cannot accept the kubelet's connection; trying again", "error", err, "hint", acceptHint(err))
+		}
+		if !p.pause(acceptPause) {
+			return nil, net.ErrClosed
 		}
 	}
 }
 
-const (
-	// acceptPause is between tries while there are no descriptors; the kubelet waits in
-	// the listener's queue, and its GetInfo takes at most 1 s.
-	acceptPause    = 100 * time.Millisecond
-	acceptSayAgain = time.Minute
-)
+// admit returns the connection for the server if it may call at all.
+func (p *listener) admit(c *net.UnixConn) *conn {
+	conns := p.s.r.conns
+	cred, err := unixsock.PeerCred(c)
+	switch uid := int(cred.UID); {
+	case err != nil:
+		p.warn("cannot tell who connected to the registration socket; connection closed", "error", err)
+	case uid != 0 && uid != os.Geteuid():
+		p.warn("connection closed: only root may call on a registration socket", "uid", cred.UID, "pid", cred.PID)
+	default:
+		conn := conns.add(p, c)
+		if conn == nil {
+			p.pause(speakIn)
+			conns.makeRoom(p.s)
+			conn = conns.add(p, c)
+		}
+		if conn != nil {
+			return conn
+		}
+	}
+	c.Close()
+	return nil
+}
+
+// pause reports whether the time passed before the listener was stopped.
+func (p *listener) pause(d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-p.stopping:
+		return false
+	}
+}
+
+// warn says what callers could repeat at will, so not each time.
+func (p *listener) warn(text string, args ...any) {
+	if time.Since(p.warnedAt) > warnPause {
+		p.warnedAt = time.Now()
+		p.s.log.Warn(text, args...)
+	}
+}
 
 func acceptHint(err error) string {
 	switch {
@@ -122,34 +165,4 @@ func acceptHint(err error) string {
 		return "the node has no file descriptors left: raise the sysctl fs.file-max"
 	}
 	return "the node is short of memory or of something else"
-}
-
-// admit hands a new connection to the server if it may call at all.
-func (p *listener) admit(c *net.UnixConn) {
-	cred, err := unixsock.PeerCred(c)
-	if err != nil {
-		p.s.log.Warn("cannot tell who connected to the registration socket; connection closed", "error", err)
-		c.Close()
-		return
-	}
-	if uid := int(cred.UID); uid != 0 && uid != os.Geteuid() {
-		if p.s.r.conns.firstOf(cred.UID) {
-			p.s.log.Warn("connection closed: only root may call on a registration socket", "uid", cred.UID, "pid", cred.PID)
-		}
-		c.Close()
-		return
-	}
-	conn, wait := p.s.r.conns.add(p, c, speakIn)
-	if wait > 0 {
-		select {
-		case <-time.After(wait):
-		case <-p.stopping:
-		}
-		conn, _ = p.s.r.conns.add(p, c, 0)
-	}
-	if conn == nil {
-		c.Close()
-		return
-	}
-	p.s.r.calls.put(conn)
 }

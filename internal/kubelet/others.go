@@ -2,6 +2,7 @@ package kubelet
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -9,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"csi-registrar/internal/pluginreg"
@@ -18,185 +20,240 @@ import (
 )
 
 const (
-	scanWait  = 300 * time.Millisecond // how long a publication waits for a scan
-	scanPause = time.Second            // between two scans because of a hint
-	askTime   = time.Second            // for one socket, as the kubelet has it for GetInfo (v1.36)
-	retryTime = 30 * time.Second       // before one that did not answer is asked again
-	maxAsked  = 64                     // sockets at a time
+	scanWait   = 300 * time.Millisecond // how long a publication waits for a scan
+	scanPause  = time.Second            // between two scans because of a hint, and before the first
+	askTime    = time.Second            // for one socket, as the kubelet has it for GetInfo (v1.36)
+	retryStale = time.Second            // before one that refused is asked again, …
+	retryMute  = 30 * time.Second       // … or one that did not answer, …
+	retryMost  = 5 * time.Minute        // … doubling up to here
+	probePause = 30 * time.Second       // after which one that serves a driver of ours is probed
+	maxAsked   = 64                     // sockets at a time
 )
 
 // others finds the sockets of other registrars in the plugins_registry. Two sockets of one name
 // would make the kubelet refuse one of them, or (an older one) let the removal of one
 // deregister the other. What a socket answered is remembered for as long as it is the same.
 type others struct {
-	dir      string
-	pool     *worker.Pool
-	isOurs   func(path string) bool
-	changed  func(driver string) // another socket serves the driver now, or none any more
-	requests chan chan struct{}
+	dir     string
+	pool    *worker.Pool
+	entries Watch // of the directory
+	isOurs  func(path string) bool
+	changed func(driver string) // another socket serves the driver now, or none any more
+	wake    chan struct{}       // there are requests
 
-	mu     sync.Mutex
-	served map[string][]other // by driver
+	mu       sync.Mutex
+	requests []chan struct{}   // closed by a scan that begins from now on
+	known    map[string]answer // by path; written by run and what it waits for
 }
 
-// other is a socket of another registrar, as it was when it was asked last.
-type other struct {
+// answer is what is known of another socket since it was asked last.
+type answer struct {
 	path   string
 	file   unixsock.File
-	driver string // which it serves; empty: none, or not known
-	by     string // who listens, for people
-	retry  time.Time
+	driver string        // which it serves; empty: none, or not known
+	by     string        // who listens, for people
+	wait   time.Duration // before it is asked again; 0: it answered
+	next   time.Time     // when it is worth a scan; zero: only when the directory changes
 }
 
-func newOthers(dir string, pool *worker.Pool, isOurs func(string) bool, changed func(string)) *others {
-	return &others{dir: dir, pool: pool, isOurs: isOurs, changed: changed, requests: make(chan chan struct{})}
-}
-
-// run scans at each hint and request until ctx is done.
-func (o *others) run(ctx context.Context, hints <-chan struct{}) {
-	var (
-		known   = map[string]other{}
-		answers = make(chan other)
-		asked   int             // sockets that have not answered yet
-		current []chan struct{} // requests that the running scan answers
-		queued  []chan struct{} // those that came since it began
-		pause   = time.NewTimer(0)
-		due     bool // a hint came
-		rested  bool // the pause after a scan is over
-	)
-	defer pause.Stop()
-	scan := func() {
-		current, queued, due = append(current, queued...), nil, false
-		rested = false
-		paths, err := worker.Do(ctx, o.pool.Slot(o.dir, nil), askTime, func() []string { return pluginreg.Sockets(o.dir) }, nil)
-		if err != nil {
-			return
-		}
-		paths = slices.DeleteFunc(paths, o.isOurs)
-		maps.DeleteFunc(known, func(path string, _ other) bool { return !slices.Contains(paths, path) })
-		slots := make(chan struct{}, maxAsked)
-		for _, path := range paths {
-			asked++
-			before := known[path]
-			go func() {
-				slots <- struct{}{}
-				defer func() { <-slots }()
-				answers <- o.ask(ctx, path, before)
-			}()
-		}
-		pause.Reset(scanPause)
+func newOthers(dir string, pool *worker.Pool, entries Watch, isOurs func(string) bool, changed func(string)) *others {
+	return &others{
+		dir: dir, pool: pool, entries: entries, isOurs: isOurs, changed: changed,
+		wake: make(chan struct{}, 1), known: make(map[string]answer),
 	}
+}
+
+// run scans until ctx is done: for a request at once, else only after a pause.
+func (o *others) run(ctx context.Context) {
+	next := time.Now()
 	for {
+		pause := time.NewTimer(scanPause)
 		select {
 		case <-ctx.Done():
-			for range asked {
-				<-answers
-			}
 			return
-		case <-hints:
-			due = true
+		case <-o.wake:
 		case <-pause.C:
-			rested = true
-		case done := <-o.requests:
-			queued = append(queued, done)
-		case a := <-answers:
-			asked--
-			known[a.path] = a
+			if !next.IsZero() {
+				pause.Reset(time.Until(next))
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-o.wake:
+			case <-o.entries.Hints():
+			case <-pause.C:
+			}
 		}
-		if asked > 0 {
-			continue
-		}
-		o.publish(known)
-		for _, done := range current {
-			close(done)
-		}
-		current = nil
-		if len(queued) > 0 || due && rested {
-			scan()
-		}
+		pause.Stop()
+		next = o.scan(ctx)
 	}
 }
 
-// ask finds out what the socket at path serves; what it said before holds while it is the same.
-func (o *others) ask(ctx context.Context, path string, before other) other {
-	a, err := worker.Do(ctx, o.pool.Slot(path, nil), askTime+scanWait, func() other {
-		f, err := unixsock.Stat(path)
-		if err != nil || !f.IsSocket() {
-			return other{path: path}
+// request asks for a scan, which closes the channel at its end.
+func (o *others) request() <-chan struct{} {
+	done := make(chan struct{})
+	o.mu.Lock()
+	o.requests = append(o.requests, done)
+	o.mu.Unlock()
+	select {
+	case o.wake <- struct{}{}:
+	default:
+	}
+	return done
+}
+
+// scan asks what is in the directory, and returns when another scan is worth it.
+func (o *others) scan(ctx context.Context) (next time.Time) {
+	o.mu.Lock()
+	requests := o.requests
+	o.requests = nil
+	o.mu.Unlock()
+	defer func() {
+		for _, done := range requests {
+			close(done)
 		}
-		if f == before.file && (before.retry.IsZero() || time.Now().Before(before.retry)) {
-			return before
-		}
-		a := other{path: path, file: f}
-		limited, cancel := context.WithTimeout(ctx, askTime)
-		defer cancel()
-		info, who, err := pluginreg.GetInfo(limited, path)
-		switch {
-		case err != nil:
-			a.retry = time.Now().Add(retryTime)
-		case info.Type == registerapi.CSIPlugin && status.CheckName(info.Name) == nil:
-			a.driver, a.by = info.Name, process(who)
-		}
-		return a
-	}, nil)
+	}()
+	slot := o.pool.Slot(o.dir, o.entries.Hint)
+	paths, err := worker.Do(ctx, slot, askTime, func() []string { return pluginreg.Sockets(o.dir) }, nil)
 	if err != nil {
-		return other{path: path}
+		return time.Time{} // what is known holds until the hint of the slot
+	}
+	paths = slices.DeleteFunc(paths, o.isOurs)
+	o.mu.Lock()
+	known := maps.Clone(o.known)
+	o.mu.Unlock()
+	for path, before := range known {
+		if !slices.Contains(paths, path) {
+			o.learn(before, answer{path: path})
+		}
+	}
+	var asked sync.WaitGroup
+	slots := make(chan struct{}, maxAsked)
+	for _, path := range paths {
+		before := known[path]
+		before.path = path
+		slots <- struct{}{}
+		asked.Go(func() {
+			defer func() { <-slots }()
+			o.learn(before, o.ask(ctx, before))
+		})
+	}
+	asked.Wait()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, a := range o.known {
+		if !a.next.IsZero() && (next.IsZero() || a.next.Before(next)) {
+			next = a.next
+		}
+	}
+	return next
+}
+
+// learn makes an answer visible, and tells whom it concerns.
+func (o *others) learn(before, a answer) {
+	o.mu.Lock()
+	o.known[a.path] = a
+	if a.file == (unixsock.File{}) {
+		delete(o.known, a.path)
+	}
+	o.mu.Unlock()
+	if before.driver == a.driver && before.file.FileID == a.file.FileID {
+		return
+	}
+	o.changed(before.driver)
+	o.changed(a.driver)
+}
+
+// ask finds out what a socket serves; what it said before holds while it is the same.
+func (o *others) ask(ctx context.Context, before answer) answer {
+	slot := o.pool.Slot(before.path, o.entries.Hint)
+	a, err := worker.Do(ctx, slot, askTime+scanWait, func() answer { return o.askNow(ctx, before) }, nil)
+	if err != nil {
+		before.next = time.Time{} // the slot gives a hint
+		return before
 	}
 	return a
 }
 
-// publish makes what is known visible, and tells whom it concerns.
-func (o *others) publish(known map[string]other) {
-	served := map[string][]other{}
-	for _, path := range slices.Sorted(maps.Keys(known)) {
-		if a := known[path]; a.driver != "" {
-			served[a.driver] = append(served[a.driver], a)
-		}
+func (o *others) askNow(ctx context.Context, before answer) answer {
+	a := answer{path: before.path}
+	f, err := unixsock.Stat(a.path)
+	if err != nil || !f.IsSocket() {
+		return a
 	}
-	o.mu.Lock()
-	before := o.served
-	o.served = served
-	o.mu.Unlock()
-	for _, m := range []map[string][]other{before, served} {
-		for driver := range m {
-			if !slices.Equal(before[driver], served[driver]) {
-				o.changed(driver)
+	a.file = f
+	now := time.Now()
+	if f == before.file {
+		a.wait = 2 * before.wait
+		switch {
+		case before.driver != "" && o.isOursToServe(before.driver):
+			if live, _, _ := unixsock.Probe(ctx, a.path); live == unixsock.Live {
+				before.next = now.Add(probePause)
+				return before
 			}
+		case before.wait == 0:
+			before.next = time.Time{}
+			return before
+		case now.Before(before.next):
+			return before
 		}
 	}
+	limited, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	info, who, err := pluginreg.GetInfo(limited, a.path)
+	if err != nil {
+		first := retryMute
+		if errors.Is(err, unix.ECONNREFUSED) {
+			first = retryStale // it is bound, and perhaps listens soon
+		}
+		a.wait = min(max(a.wait, first), retryMost)
+		a.next = now.Add(a.wait)
+		return a
+	}
+	a.wait = 0
+	if info.Type == registerapi.CSIPlugin && status.CheckName(info.Name) == nil {
+		a.driver, a.by = info.Name, process(who)
+		if o.isOursToServe(a.driver) {
+			a.next = now.Add(probePause) // one that is killed leaves its socket
+		}
+	}
+	return a
+}
+
+// isOursToServe reports whether there is a Socket of ours for the driver.
+func (o *others) isOursToServe(driver string) bool {
+	path, err := pluginreg.SocketPath(o.dir, driver)
+	return err == nil && o.isOurs(path)
 }
 
 // of returns the other sockets that serve the driver.
-func (o *others) of(driver string) []other {
+func (o *others) of(driver string) (found []answer) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.served[driver]
+	for path, a := range o.known {
+		if a.driver == driver && !(pluginreg.IsSocketOf(path, driver) && o.isOurs(path)) { // since it was found
+			found = append(found, a)
+		}
+	}
+	slices.SortFunc(found, func(a, b answer) int { return strings.Compare(a.path, b.path) })
+	return found
 }
 
 // check looks for another live socket than our own that serves the driver: a
 // *ConflictError. Our own file under another name, for somebody moved it, is removed. What has
 // not answered within scanWait is found later, and told by Look.
 func (o *others) check(ctx context.Context, driver string, own unixsock.FileID) error {
-	done, late := make(chan struct{}), time.After(scanWait)
 	select {
-	case o.requests <- done:
-		select {
-		case <-done:
-		case <-late:
-		case <-ctx.Done():
-		}
-	case <-late:
+	case <-o.request():
+	case <-time.After(scanWait):
 	case <-ctx.Done():
 	}
 	for _, a := range o.of(driver) {
-		if a.file.FileID == own {
-			if _, err := unixsock.Remove(a.path, own); err != nil { // a link to it is left
-				return fmt.Errorf("cannot remove our moved registration socket: %w", err)
-			}
-			continue
+		if a.file.FileID != own {
+			return &ConflictError{Driver: driver, Path: a.path, Holder: a.by}
 		}
-		if live, who, err := unixsock.Probe(ctx, a.path); live == unixsock.Live && err == nil {
-			return &ConflictError{Driver: driver, Path: a.path, Holder: process(who)}
+		if _, err := unixsock.Remove(a.path, own); err != nil { // a link to it is left
+			return fmt.Errorf("cannot remove our moved registration socket: %w", err)
 		}
 	}
 	return nil

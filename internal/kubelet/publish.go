@@ -24,12 +24,14 @@ import (
 // anybody else is replaced: a *ConflictError says who is in the way. After an error what
 // was published before still is, unless its path was lost.
 func (s *Socket) Publish(ctx context.Context, a status.Announcement) error {
-	if a.Identity.Name != s.name || a.Endpoint == "" || len(a.Versions) == 0 {
+	if !s.mayAnnounce(a) {
 		return fmt.Errorf("cannot publish %s: the announcement names %q with endpoint %q and versions %q", s.name, a.Identity.Name, a.Endpoint, a.Versions)
 	}
-	return s.do(ctx, changeTime, func(ctx context.Context) error {
-		return errors.Join(s.publish(ctx, a), s.check())
-	})
+	return s.change(ctx, func(ctx context.Context) error { return s.publish(ctx, a) })
+}
+
+func (s *Socket) mayAnnounce(a status.Announcement) bool {
+	return a.Identity.Name == s.name && a.Endpoint != "" && len(a.Versions) > 0
 }
 
 func (s *Socket) publish(ctx context.Context, a status.Announcement) error {
@@ -42,7 +44,7 @@ func (s *Socket) publish(ctx context.Context, a status.Announcement) error {
 	}
 	var own unixsock.FileID
 	if p := s.published(); p != nil {
-		own = p.id
+		own = p.FileID
 	}
 	if err := s.r.others.check(ctx, s.name, own); err != nil {
 		return err
@@ -96,41 +98,42 @@ func hint(err error) string {
 // clear makes sure that the path is free or ours. A stale socket is removed, if it stays
 // stale; everything else is somebody's.
 func (s *Socket) clear(ctx context.Context) error {
-	conflict := func(holder string) error {
-		return &ConflictError{Driver: s.name, Path: s.path, Holder: holder, Same: true}
+	at, err := unixsock.Lstat(s.path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
 	}
-	for range 3 { // it may change while we look
-		at, err := unixsock.Lstat(s.path)
-		switch {
-		case errors.Is(err, os.ErrNotExist):
-			return nil
-		case err != nil:
-			return fmt.Errorf("cannot look at the registration socket: %w", err)
-		}
-		if p := s.published(); p != nil && p.id == at.FileID {
-			return nil
-		}
-		if !at.IsSocket() {
-			return conflict(at.Kind())
-		}
-		switch live, who, err := unixsock.Probe(ctx, s.path); {
-		case ctx.Err() != nil:
-			return context.Cause(ctx)
-		case err != nil:
-			return conflict(fmt.Sprintf("a socket that cannot be asked (%v)", err))
-		case live == unixsock.Live:
-			return conflict(process(who))
-		case live == unixsock.Stale:
-			removed, err := unixsock.RemoveStale(ctx, []string{s.path})
-			if err != nil {
-				return fmt.Errorf("cannot remove the stale registration socket: %w", err)
-			}
-			if len(removed) > 0 {
-				s.log.Info("stale registration socket removed", "path", s.path)
-			}
-		}
+	if err != nil {
+		return fmt.Errorf("cannot look at the registration socket: %w", err)
 	}
-	return conflict("a socket that keeps changing")
+	if p := s.published(); p != nil && p.FileID == at.FileID {
+		return nil
+	}
+	if !at.IsSocket() {
+		return s.heldBy(at.Kind())
+	}
+	switch live, who, err := unixsock.Probe(ctx, s.path); {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case err != nil:
+		return s.heldBy(fmt.Sprintf("a socket that cannot be asked (%v)", err))
+	case live == unixsock.Live:
+		return s.heldBy(process(who))
+	case live == unixsock.Missing:
+		return nil
+	}
+	removed, err := unixsock.RemoveStale(ctx, []string{s.path})
+	switch {
+	case err != nil:
+		return fmt.Errorf("cannot remove the stale registration socket: %w", err)
+	case len(removed) == 0:
+		return s.heldBy("a socket that was stale a moment ago")
+	}
+	s.log.Info("stale registration socket removed", "path", s.path)
+	return nil
+}
+
+func (s *Socket) heldBy(holder string) error {
+	return &ConflictError{Driver: s.name, Path: s.path, Holder: holder, Same: true}
 }
 
 // publishFrom binds in place and moves the socket to its path. A crash anywhere in it leaves
@@ -145,13 +148,14 @@ func (s *Socket) publishFrom(ctx context.Context, place string, dir unixsock.Fil
 		}
 		return fmt.Errorf("cannot make a socket in %s: %w", place, err)
 	}
-	p := newListener(s, l)
-	p.id, p.dir, p.announced = file.FileID, dir, a
+	p := newListener(s, l, dir, record{
+		Path: s.path, Bound: l.Addr().String(), FileID: file.FileID, PublishedAt: time.Now(), Announced: a,
+	})
 	old := s.published()
 	s.keep(ctx, p)
-	go p.accept()
+	p.serve()
 	err = s.moveIn(ctx, temporary, p, old)
-	_, rerr := unixsock.Remove(temporary, p.id) // still there after an error, and after a link
+	_, rerr := unixsock.Remove(temporary, p.FileID) // still there after an error, and after a link
 	if err == nil {
 		if old != nil {
 			rerr = errors.Join(rerr, old.stop(true))
@@ -178,31 +182,26 @@ func (s *Socket) publishFrom(ctx context.Context, place string, dir unixsock.Fil
 // may call as soon as the name is there.
 func (s *Socket) moveIn(ctx context.Context, temporary string, p, old *listener) error {
 	if old != nil {
-		if _, err := unixsock.Remove(s.path, old.id); err != nil {
+		if _, err := unixsock.Remove(s.path, old.FileID); err != nil {
 			return err
 		}
 	}
-	for range 3 { // somebody may put something there at the same moment, and may go again
-		s.mu.Lock()
-		p.publishedAt = time.Now()
-		s.mu.Unlock()
-		s.setPublished(p)
-		if err := s.save(p); err != nil {
-			s.log.Warn("the registration socket is published without its record", "error", err)
-		}
-		err := unixsock.MoveIntoPlace(temporary, s.path)
-		if err == nil {
-			return nil
-		}
-		s.setPublished(old)
-		if !errors.Is(err, os.ErrExist) {
-			return fmt.Errorf("cannot put the socket in place: %w", err)
-		}
-		if err := s.clear(ctx); err != nil {
-			return err
-		}
+	s.setPublished(p)
+	if err := s.save(p); err != nil {
+		s.log.Warn("the registration socket is published without its record", "error", err)
 	}
-	return &ConflictError{Driver: s.name, Path: s.path, Holder: "something that comes and goes", Same: true}
+	err := unixsock.MoveIntoPlace(temporary, s.path)
+	if err == nil {
+		return nil
+	}
+	s.setPublished(old)
+	if !errors.Is(err, os.ErrExist) {
+		return fmt.Errorf("cannot put the socket in place: %w", err)
+	}
+	if err := s.clear(ctx); err != nil { // somebody put something there at the same moment
+		return err
+	}
+	return s.heldBy("something that comes and goes")
 }
 
 // temporaryPrefix begins the names that sockets are bound under before they get their

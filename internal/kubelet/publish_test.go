@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"csi-registrar/internal/status"
+	"csi-registrar/internal/unixsock"
 )
 
 // Whatever is in the way stays as it was, and is named.
@@ -48,13 +49,13 @@ func TestNothingIsReplaced(t *testing.T) {
 			w := newWorld(t)
 			s := socket(t, w.open(), "a")
 			c.put(t, s.Path())
-			before, err := lookAt(s.Path())
+			before, err := unixsock.Lstat(s.Path())
 			if err != nil {
 				t.Fatal(err)
 			}
 			wantPlace(t, s, status.Foreign)
 			wantConflict(t, s.Publish(t.Context(), announcement("a")), c.holder)
-			if after, err := lookAt(s.Path()); err != nil || after != before {
+			if after, err := unixsock.Lstat(s.Path()); err != nil || after != before {
 				t.Errorf("touched: %+v, %v", after, err)
 			}
 			w.wantNoTemporary()
@@ -90,7 +91,7 @@ func TestADeadSocketIsTakenOver(t *testing.T) {
 	deadSocket(t, s.Path())
 	begin := time.Now()
 	publish(t, s)
-	if d := time.Since(begin); d < deadFor {
+	if d := time.Since(begin); d < staleFor {
 		t.Errorf("only %v between both looks", d)
 	}
 	mustAnswer(t, s.Path(), announcement("a").Endpoint)
@@ -111,7 +112,7 @@ func TestASocketThatComesAliveIsNotTakenOver(t *testing.T) {
 				t.Fatal(err)
 			}
 			done := make(chan error, 1)
-			time.AfterFunc(deadFor/2, func() {
+			time.AfterFunc(staleFor/2, func() {
 				if how == "listens" {
 					done <- unix.Listen(fd, 5)
 					return
@@ -121,16 +122,19 @@ func TestASocketThatComesAliveIsNotTakenOver(t *testing.T) {
 				t.Cleanup(func() { unix.Close(fd2) })
 				done <- errors.Join(unix.Bind(fd2, &unix.SockaddrUnix{Name: s.Path()}), unix.Listen(fd2, 5))
 			})
-			wantConflict(t, s.Publish(t.Context(), announcement("a")), "process")
+			wantConflict(t, s.Publish(t.Context(), announcement("a")), "a moment ago")
 			if err := <-done; err != nil {
 				t.Fatal(err)
 			}
-			if a, _, err := knock(t.Context(), s.Path()); a != alive || err != nil {
+			if a, _, err := unixsock.Probe(t.Context(), s.Path()); a != unixsock.Live || err != nil {
 				t.Errorf("it was touched: %v %v", a, err)
 			}
 		})
 	}
 }
+
+// staleFor is between the two probes of a stale socket (unixsock).
+const staleFor = 100 * time.Millisecond
 
 // Two daemons publish at the same moment: one has it, the other says so.
 func TestTwoDaemonsAtOnce(t *testing.T) {
@@ -186,11 +190,11 @@ func watchNames(w *world, path string, stop chan struct{}) error {
 		default:
 		}
 		for _, p := range append(w.temporaryNames(), path) {
-			f, err := lookAt(p)
+			f, err := unixsock.Lstat(p)
 			if err != nil {
 				continue
 			}
-			if mode := f.mode & 0o777; mode&^0o600 != 0 || p == path && mode != 0o600 {
+			if mode := f.Mode & 0o777; mode&^0o600 != 0 || p == path && mode != 0o600 {
 				return fmt.Errorf("%s has mode %03o", p, mode)
 			}
 			if p == path {
@@ -267,7 +271,7 @@ func TestTheFolder(t *testing.T) {
 	if info, err := os.Stat(w.dir); err != nil || info.Mode().Perm() != 0o750 {
 		t.Fatalf("made: %v %v", info, err)
 	}
-	if s.Look().FolderAnew {
+	if look(t, s).DirRecreated {
 		t.Error("it was made before any kubelet saw another")
 	}
 
@@ -275,17 +279,17 @@ func TestTheFolder(t *testing.T) {
 	os.RemoveAll(w.dir)
 	wantPlace(t, s, status.Missing)
 	keepInode := mkdirElsewhere(t, w.dir)
-	if l := s.Look(); !l.FolderAnew || l.Place != status.Missing || !l.Up {
+	if l := look(t, s); !l.DirRecreated || l.Place != status.Missing || !l.Up {
 		t.Errorf("wiped: %+v", l)
 	}
 	publish(t, s)
-	if l := s.Look(); !l.FolderAnew || l.Place != status.Ours {
+	if l := look(t, s); !l.DirRecreated || l.Place != status.Ours {
 		t.Errorf("published in it: %+v", l)
 	}
 	os.RemoveAll(keepInode)
 	// A kubelet that finds the socket watches the new folder.
 	mustAnswer(t, s.Path(), announcement("a").Endpoint)
-	if s.Look().FolderAnew {
+	if look(t, s).DirRecreated {
 		t.Error("a kubelet watches it now")
 	}
 
@@ -295,7 +299,7 @@ func TestTheFolder(t *testing.T) {
 	}
 	wantPlace(t, s, status.Missing)
 	publish(t, s)
-	if l := s.Look(); !l.FolderAnew || l.Place != status.Ours {
+	if l := look(t, s); !l.DirRecreated || l.Place != status.Ours {
 		t.Errorf("moved: %+v", l)
 	}
 	if _, err := os.Lstat(filepath.Join(w.dir+".old", "a-reg.sock")); err != nil {
@@ -349,10 +353,10 @@ func TestAFolderOfAnotherName(t *testing.T) {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	r := w.open(func(o *Options) { o.Folder = dir })
+	r := w.open(func(o *Options) { o.Dir = dir })
 	s := socket(t, r, "a")
 	publish(t, s)
-	if s.Path() != dir+"/a-reg.sock" || r.Folder() != dir {
+	if s.Path() != dir+"/a-reg.sock" || r.Dir() != dir {
 		t.Errorf("path %s", s.Path())
 	}
 	mustAnswer(t, s.Path(), announcement("a").Endpoint)
@@ -366,14 +370,15 @@ func TestAFolderOfAnotherName(t *testing.T) {
 func TestAFailedReplacementKeepsTheOld(t *testing.T) {
 	w := newWorld(t)
 	m := newManager(t)
-	_, s := w.published("a", with(m, true))
+	r, s := w.published("a", with(m, true))
 	dialAsKubelet(t, s.Path()).notify(t, true, "")
 	serveSidecar(t, w.dir+"/z.sock", "CSIPlugin", "a")
+	scan(r)
 	wantConflict(t, s.Publish(t.Context(), announcement("a")), "/z.sock")
-	if l := s.Look(); l.Place != status.Ours || !l.Word.Registered {
+	if l := look(t, s); l.Place != status.Ours || !l.Notification.Registered {
 		t.Errorf("%+v", l)
 	}
-	if rec := s.r.readRecord("a"); !rec.Word.Registered {
+	if rec := s.r.readRecord("a"); !rec.Notification.Registered {
 		t.Errorf("record %+v", rec)
 	}
 	if m.count("registration-a") != 1 {
@@ -401,7 +406,9 @@ func TestMovedOrLinkedWithinTheFolder(t *testing.T) {
 
 // publishForEver is a daemon that does nothing else.
 func publishForEver(root string) int {
-	r, err := Open(root, Options{RunDir: root + "/run"})
+	o := options()
+	o.RunDir = root + "/run"
+	r, err := Open(root, o)
 	if err != nil {
 		return 1
 	}
@@ -469,24 +476,22 @@ func TestStoppedWhilePublishing(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	r := w.open(with(stopping{m, stop}, true))
 	s := socket(t, r, "foo.example")
-	if err := s.Publish(ctx, announcement(s.name)); err != nil || s.NotKept() != nil {
-		t.Errorf("published: %v, not kept: %v", err, s.NotKept())
+	if err := s.Publish(ctx, announcement(s.name)); err != nil || s.Look().NotKept != "" {
+		t.Errorf("published: %v, not kept: %v", err, s.Look().NotKept)
 	}
 	if err := s.Publish(ctx, announcement(s.name)); !errors.Is(err, context.Canceled) {
 		t.Errorf("begun after the stop: %v", err)
 	}
-	if kept, err := s.Close(context.Background()); !kept || err != nil {
-		t.Errorf("kept %t, %v", kept, err)
+	if err := s.Close(context.Background()); err != nil {
+		t.Error(err)
 	}
 	next := socket(t, w.open(with(m, true)), s.name)
-	for _, f := range m.pass(t, storeName(s.name)) {
-		if err := next.Adopt(t.Context(), f); err != nil {
-			t.Errorf("the next process: %v", err)
-		}
+	if err := next.Adopt(t.Context(), m.pass(t, StoreName(s.name))); err != nil || !next.Look().Up {
+		t.Errorf("the next process: %v", err)
 	}
 	ctx, stop = context.WithCancel(t.Context())
 	next.r.store = stopping{m, stop}
-	if err := next.Withdraw(ctx); err != nil || m.count(storeName(s.name)) != 0 {
-		t.Errorf("withdrawn: %v, in the store: %d", err, m.count(storeName(s.name)))
+	if err := next.Withdraw(ctx); err != nil || m.count(StoreName(s.name)) != 0 {
+		t.Errorf("withdrawn: %v, in the store: %d", err, m.count(StoreName(s.name)))
 	}
 }

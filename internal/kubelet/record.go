@@ -4,11 +4,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"csi-registrar/internal/pluginreg"
 	"csi-registrar/internal/status"
@@ -20,6 +23,7 @@ import (
 type record struct {
 	Path  string `json:"path"`
 	Bound string `json:"bound"` // the name that the listener was bound to
+	// FileID is the file's. The listener holds the inode, so no other file can get it.
 	unixsock.FileID
 	PublishedAt  time.Time           `json:"published_at"`
 	GetInfoAt    time.Time           `json:"get_info_at,omitzero"`
@@ -30,10 +34,10 @@ type record struct {
 	FirstAcceptedAt time.Time `json:"first_accepted_at,omitzero"`
 }
 
-const (
-	recordSuffix = ".json"
-	maxRecord    = 1 << 20 // bytes that are read of a record
-)
+const recordSuffix = ".json"
+
+// maxRecord is the largest record in bytes that is read.
+const maxRecord = 1 << 20
 
 func recordsIn(runDir string) string { return filepath.Join(runDir, "registrations") }
 
@@ -49,13 +53,9 @@ func (s *Socket) save(p *listener) error {
 	s.saving.Lock()
 	defer s.saving.Unlock()
 	s.mu.Lock()
-	live := p.live
-	rec := record{
-		Path: s.path, Bound: p.Addr().String(), FileID: p.id, PublishedAt: p.publishedAt, GetInfoAt: p.getInfoAt,
-		Announced: p.announced, Notification: p.notification, FirstAcceptedAt: p.firstAcceptedAt,
-	}
+	rec, current := p.record, s.current == p
 	s.mu.Unlock()
-	if !live {
+	if !current {
 		return nil
 	}
 	err := s.r.writeRecord(s.name, rec)
@@ -123,16 +123,23 @@ func (r *Registry) readRecord(name string) record {
 	return rec
 }
 
-// readRecord reads a file that only root can have written, but perhaps another version.
+// readRecord reads a file that only the daemon can have written; but perhaps that was another
+// version, or one that is no longer its own master. So no link is followed, and nothing but a
+// small regular file is read.
 func readRecord(path string) (record, error) {
-	info, err := os.Stat(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return record{}, err
 	}
-	if info.Size() > maxRecord {
-		return record{}, fmt.Errorf("%s has %d bytes, which is no record of ours", path, info.Size())
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return record{}, err
 	}
-	b, err := os.ReadFile(path)
+	if !info.Mode().IsRegular() || info.Size() > maxRecord {
+		return record{}, fmt.Errorf("%s is not a record: %s, %d bytes", path, info.Mode(), info.Size())
+	}
+	b, err := io.ReadAll(io.LimitReader(f, maxRecord))
 	if err != nil {
 		return record{}, err
 	}
@@ -165,7 +172,7 @@ func Recorded(runDir string) (left Leftovers, err error) {
 		}
 		file := filepath.Join(dir, e.Name())
 		rec, err := readRecord(file)
-		if err == nil && !pluginreg.IsSocketOf(rec.Path, name) {
+		if err == nil && !isRegistration(rec.Path, name) {
 			err = fmt.Errorf("%s names %q, which is not the socket of %s: remove the file", file, rec.Path, name)
 		}
 		if err != nil {
@@ -175,6 +182,13 @@ func Recorded(runDir string) (left Leftovers, err error) {
 		left.records[file] = rec
 	}
 	return left, errors.Join(errs...)
+}
+
+// isRegistration reports whether path can be the registration socket of that name: nothing
+// outside of a plugins_registry is ever removed because of a record.
+func isRegistration(path, name string) bool {
+	return filepath.IsAbs(path) && filepath.Clean(path) == path &&
+		filepath.Base(filepath.Dir(path)) == pluginreg.DirName && pluginreg.IsSocketOf(path, name)
 }
 
 // Remove takes them away: each path is removed if it still is the very file of the record,

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"path/filepath"
 	"sync"
 	"syscall"
@@ -28,6 +27,11 @@ type Store interface {
 	// Forget takes everything of that name out of the store; none is no error.
 	Forget(ctx context.Context, name string) error
 }
+
+type noStore struct{}
+
+func (noStore) Keep(context.Context, string, syscall.Conn) error { return nil }
+func (noStore) Forget(context.Context, string) error             { return nil }
 
 // Options of a Registry. All but Watch, WatchDir and Pool may be left out.
 type Options struct {
@@ -62,18 +66,17 @@ type Registry struct {
 	log         *slog.Logger
 	dir         *directory
 	records     string // directory of the records; empty: none
-	store       Store  // nil: none
+	store       Store
 	keepSockets bool
 	watch       func(path string) Watch
 	pool        *worker.Pool
 
 	server  *grpc.Server
-	calls   *channelListener
 	conns   *connections
 	others  *others
-	entries Watch // of the directory
-	stop    context.CancelFunc
-	running sync.WaitGroup // the server and the search for others
+	entries Watch          // of the directory
+	stop    func()         // ends the search for others, …
+	running sync.WaitGroup // … which runs here
 
 	mu      sync.Mutex
 	sockets map[string]*Socket // by path
@@ -93,23 +96,21 @@ func Open(rootDir string, o Options) (*Registry, error) {
 	r := &Registry{
 		log: o.Log, dir: newDirectory(rootDir, dir), store: o.Store, keepSockets: o.KeepSockets,
 		watch: o.Watch, pool: o.Pool, stop: stop,
-		calls: newChannelListener(), conns: newConnections(), entries: o.WatchDir(dir),
+		conns: newConnections(), entries: o.WatchDir(dir),
 		sockets: make(map[string]*Socket),
 	}
 	if r.log == nil {
 		r.log = slog.New(slog.DiscardHandler)
 	}
+	if r.store == nil {
+		r.store, r.keepSockets = noStore{}, false
+	}
 	if o.RunDir != "" {
 		r.records = recordsIn(o.RunDir)
 	}
-	r.others = newOthers(dir, o.Pool, func(path string) bool { return r.socketAt(path) != nil }, r.hint)
-	r.running.Go(func() { r.others.run(ctx, r.entries.Hints()) })
 	r.server = newServer(r.conns)
-	r.running.Go(func() {
-		if err := r.server.Serve(r.calls); err != nil && !errors.Is(err, net.ErrClosed) {
-			r.log.Error("registration sockets are no longer served", "error", err)
-		}
-	})
+	r.others = newOthers(dir, o.Pool, r.entries, func(path string) bool { return r.socketAt(path) != nil }, r.hint)
+	r.running.Go(func() { r.others.run(ctx) })
 	return r, nil
 }
 
@@ -151,9 +152,10 @@ func (r *Registry) socketAt(path string) *Socket {
 
 // hint tells the driver's Socket that another one serves it now, or none any more.
 func (r *Registry) hint(driver string) {
-	path, err := pluginreg.SocketPath(r.dir.path, driver)
-	if s := r.socketAt(path); err == nil && s != nil {
-		s.watch.Hint()
+	if path, err := pluginreg.SocketPath(r.dir.path, driver); err == nil {
+		if s := r.socketAt(path); s != nil {
+			s.watch.Hint()
+		}
 	}
 }
 
@@ -171,11 +173,14 @@ func (r *Registry) Close(ctx context.Context) error {
 	open := len(r.sockets)
 	r.mu.Unlock()
 
-	r.entries.Close()
 	r.stop()
-	r.calls.Close()
-	r.running.Wait() // nothing new comes in from here on
-	r.conns.closeSilent()
+	r.running.Wait()
+	r.entries.Close()
+	for _, c := range r.conns.list() {
+		if c.silent() { // so it waits for no answer
+			c.Close()
+		}
+	}
 	graceful := make(chan struct{})
 	go func() {
 		defer close(graceful)
@@ -186,11 +191,10 @@ func (r *Registry) Close(ctx context.Context) error {
 	case <-graceful:
 	case <-ctx.Done():
 		err = fmt.Errorf("cannot answer all calls of the kubelet in time: %w", context.Cause(ctx))
-		r.conns.closeAll()
+		closeAll(r.conns.list())
 		r.server.Stop()
 		<-graceful
 	}
-	r.conns.closeAll()
 	if open > 0 {
 		err = errors.Join(err, fmt.Errorf("%d registration sockets were still open", open))
 	}

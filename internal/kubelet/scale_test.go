@@ -41,7 +41,7 @@ func TestAThousandSockets(t *testing.T) {
 		publish(t, s)
 	}
 	t.Logf("%d published together in %v, %d one after the other in %v", n/2, together, n/2, time.Since(begin))
-	if d := time.Since(begin) + together; d > 10*time.Second {
+	if d := time.Since(begin) + together; d > time.Minute {
 		t.Errorf("took %v", d)
 	}
 	each := (memory() - before) / n
@@ -56,7 +56,7 @@ func TestAThousandSockets(t *testing.T) {
 		}
 	}
 	t.Logf("withdrawn in %v", time.Since(begin))
-	if d := time.Since(begin); d > 5*time.Second {
+	if d := time.Since(begin); d > 30*time.Second {
 		t.Errorf("withdrawing took %v", d)
 	}
 }

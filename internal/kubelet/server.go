@@ -2,20 +2,17 @@ package kubelet
 
 import (
 	"context"
-	"errors"
 	"net"
 	"strings"
-	"sync"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/peer"
 	grpcstatus "google.golang.org/grpc/status"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"csi-registrar/internal/pluginreg"
 	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/unixsock"
@@ -33,16 +30,16 @@ const (
 // would cost several times the memory.
 func newServer(cs *connections) *grpc.Server {
 	server := grpc.NewServer(
-		grpc.Creds(connectionCredentials{}),
 		grpc.UnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 			c, err := caller(ctx)
 			if err != nil {
 				return nil, err
 			}
-			cs.begin(c)
-			defer cs.end(c)
+			cs.begin(c.conn)
+			defer cs.end(c.conn)
 			return handle(ctx, req)
 		}),
+		grpc.Creds(handshake{insecure.NewCredentials()}),
 		grpc.WaitForHandlers(true),
 		grpc.ConnectionTimeout(firstCallIn),
 		grpc.MaxRecvMsgSize(maxMessage),
@@ -57,76 +54,23 @@ func newServer(cs *connections) *grpc.Server {
 	return server
 }
 
-// channelListener is the server's one listener: all accept loops put their connections in.
-type channelListener struct {
-	in     chan net.Conn
-	closed chan struct{}
-	once   sync.Once
+// callerAddr is how a handler learns which connection, and so which socket, was called: gRPC
+// gives it the connection's remote address.
+type callerAddr struct {
+	net.Addr
+	*conn
 }
 
-func newChannelListener() *channelListener {
-	return &channelListener{in: make(chan net.Conn), closed: make(chan struct{})}
-}
+// RemoteAddr is for gRPC.
+func (c *conn) RemoteAddr() net.Addr { return callerAddr{c.UnixConn.RemoteAddr(), c} }
 
-func (f *channelListener) put(c net.Conn) {
-	select {
-	case f.in <- c:
-	case <-f.closed:
-		c.Close()
-	}
-}
-
-func (f *channelListener) Accept() (net.Conn, error) {
-	select {
-	case c := <-f.in:
-		return c, nil
-	case <-f.closed:
-		return nil, net.ErrClosed
-	}
-}
-
-func (f *channelListener) Close() error {
-	f.once.Do(func() { close(f.closed) })
-	return nil
-}
-
-func (f *channelListener) Addr() net.Addr { return &net.UnixAddr{Net: "unix", Name: pluginreg.DirName} }
-
-// connectionCredentials takes the place of TLS: it lets the handlers know which connection, and so
-// which socket, was called.
-type connectionCredentials struct{}
-
-type callerInfo struct{ *conn }
-
-func (callerInfo) AuthType() string { return "unix" }
-
-func (connectionCredentials) ServerHandshake(nc net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	c, ok := nc.(*conn)
-	if !ok {
-		return nil, nil, errors.New("not a connection of a registration socket")
-	}
-	if err := c.readPreface(); err != nil {
-		return nil, nil, err
-	}
-	return c, callerInfo{c}, nil
-}
-
-func (connectionCredentials) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	return nil, nil, errors.New("for servers only")
-}
-func (connectionCredentials) Info() credentials.ProtocolInfo {
-	return credentials.ProtocolInfo{SecurityProtocol: "unix"}
-}
-func (connectionCredentials) Clone() credentials.TransportCredentials { return connectionCredentials{} }
-func (connectionCredentials) OverrideServerName(string) error         { return nil }
-
-func caller(ctx context.Context) (*conn, error) {
+func caller(ctx context.Context) (callerAddr, error) {
 	if p, ok := peer.FromContext(ctx); ok {
-		if info, ok := p.AuthInfo.(callerInfo); ok {
-			return info.conn, nil
+		if addr, ok := p.Addr.(callerAddr); ok {
+			return addr, nil
 		}
 	}
-	return nil, grpcstatus.Error(codes.Internal, "cannot tell which registration socket was called")
+	return callerAddr{}, grpcstatus.Error(codes.Internal, "cannot tell which registration socket was called")
 }
 
 // service is what the kubelet calls.
@@ -140,22 +84,18 @@ func (service) GetInfo(ctx context.Context, _ *registerapi.InfoRequest) (*regist
 	if err != nil {
 		return nil, err
 	}
-	p, s := c.pub, c.pub.s
+	p, s := c.called, c.called.s
 	s.mu.Lock()
-	a := p.announced
-	own := strings.HasPrefix(c.RemoteAddr().String(), unixsock.ClientPrefix)
-	live := p.live && !own
+	a := p.Announced
+	live := p == s.current && !strings.HasPrefix(c.Addr.String(), unixsock.ClientPrefix)
 	if live {
-		p.getInfoAt = time.Now()
+		p.GetInfoAt = time.Now()
 	}
 	s.mu.Unlock()
 	if live {
 		s.r.dir.watched(p.dir)
-		s.log.Debug("the kubelet called GetInfo", "known", a.Endpoint != "")
+		s.log.Debug("the kubelet called GetInfo")
 		s.watch.Hint()
-	}
-	if a.Endpoint == "" {
-		return nil, grpcstatus.Error(codes.Unavailable, "csi-registrar was restarted without its record and has not asked the driver yet")
 	}
 	return &registerapi.PluginInfo{
 		Type: registerapi.CSIPlugin, Name: s.name, Endpoint: a.Endpoint, SupportedVersions: a.Versions,
@@ -170,22 +110,22 @@ func (service) NotifyRegistrationStatus(ctx context.Context, in *registerapi.Reg
 	if err != nil {
 		return nil, err
 	}
-	p, s := c.pub, c.pub.s
+	p, s := c.called, c.called.s
 	n := status.Notification{At: time.Now(), Registered: in.GetPluginRegistered()}
 	if !n.Registered {
 		n.Error = safetext.Clean(in.GetError(), maxRefusal)
 	}
 	s.mu.Lock()
-	live := p.live
+	live := p == s.current
 	if live { // else it speaks of what was published before
-		p.notification = n
+		p.Notification = n
 		if n.Registered {
-			s.counts.accepted++
-			if p.firstAcceptedAt.IsZero() {
-				p.firstAcceptedAt = n.At
+			s.seen.Accepted++
+			if p.FirstAcceptedAt.IsZero() {
+				p.FirstAcceptedAt = n.At
 			}
 		} else {
-			s.counts.refusals++
+			s.seen.Refusals++
 		}
 	}
 	s.mu.Unlock()

@@ -37,22 +37,14 @@ type Socket struct {
 	saving sync.Mutex // one writer of the record at a time
 
 	mu      sync.Mutex // guards what follows, and the fields of listeners; held for moments
-	current *listener  // what is published, or nil
-	seen    seen
-	counts  struct{ accepted, refusals uint64 }
-	notKept error
-	unsaved bool // the record could not be written; Check tries again
-}
-
-// seen is what the worker found at the path last.
-type seen struct {
-	place      status.Place
-	dirMissing bool
-	recreated  bool // the directory
+	current *listener  // what is published, or about to be; nil: nothing
+	closed  bool
+	seen    status.Socket // without what is in current
+	unsaved bool          // the record could not be written; Check tries again
 }
 
 func newSocket(r *Registry, name, path string) *Socket {
-	s := &Socket{r: r, name: name, path: path, log: r.log.With("driver", name), seen: seen{place: status.Missing}}
+	s := &Socket{r: r, name: name, path: path, log: r.log.With("driver", name), seen: status.Socket{Path: path, Place: status.Missing}}
 	s.watch = r.watch(path)
 	s.worker = r.pool.Slot(path, s.watch.Hint)
 	return s
@@ -64,36 +56,57 @@ func (s *Socket) Path() string { return s.path }
 // Hints receives when it is worth a Check, or the kubelet called.
 func (s *Socket) Hints() <-chan struct{} { return s.watch.Hints() }
 
-// do runs f in the Socket's worker. A change that has begun is ended, whatever becomes of ctx:
+// do runs f in the Socket's worker. What has begun when ctx ends is given closeTime to end:
 // half of it would leave store and directory in disagreement, and the next process could not
 // go on.
 func (s *Socket) do(ctx context.Context, limit time.Duration, f func(context.Context) error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
 	whole := context.WithoutCancel(ctx)
-	err, late := worker.Do(ctx, s.worker, limit, func() error {
+	waiting, stop := context.WithCancelCause(whole)
+	defer stop(nil)
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(closeTime, func() { stop(context.Cause(ctx)) }) })()
+	err, late := worker.Do(waiting, s.worker, limit, func() error {
 		limited, cancel := context.WithTimeout(whole, limit)
 		defer cancel()
-		return f(limited)
-	}, nil)
-	return errors.Join(late, err)
+		err := f(limited)
+		if s.isClosed() { // meanwhile: this was abandoned, and Close did not wait for it
+			err = errors.Join(err, s.end(limited))
+		}
+		return err
+	}, func(err error) {
+		s.log.Debug("what was abandoned has ended", "error", err)
+	})
+	if late != nil {
+		return late
+	}
+	return err
+}
+
+// change runs f in the Socket's worker and looks at what came of it.
+func (s *Socket) change(ctx context.Context, f func(context.Context) error) error {
+	return s.do(ctx, changeTime, func(ctx context.Context) error {
+		err := f(ctx)
+		if checkErr := s.check(); err == nil { // else both would say the same
+			err = checkErr
+		}
+		return err
+	})
 }
 
 // Look returns what is known, from memory.
 func (s *Socket) Look() status.Socket {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	look := status.Socket{
-		Path: s.path, Place: s.seen.place, DirMissing: s.seen.dirMissing, DirRecreated: s.seen.recreated,
-		Accepted: s.counts.accepted, Refusals: s.counts.refusals,
-	}
-	var own unixsock.FileID
+	look := s.seen
 	if p := s.current; p != nil {
-		own = p.id
-		look.Up, look.Announced = true, p.announced
-		look.PublishedAt, look.GetInfoAt, look.Notification, look.FirstAcceptedAt = p.publishedAt, p.getInfoAt, p.notification, p.firstAcceptedAt
-		if s.notKept != nil {
-			look.NotKept = s.notKept.Error()
+		look.Up, look.Announced = true, p.Announced
+		look.PublishedAt, look.GetInfoAt, look.Notification, look.FirstAcceptedAt = p.PublishedAt, p.GetInfoAt, p.Notification, p.FirstAcceptedAt
+		if p.notKept != nil {
+			look.NotKept = p.notKept.Error()
 		}
-		look.AlsoServed = s.r.others.describe(s.name, own)
+		look.AlsoServed = s.r.others.describe(s.name, p.FileID)
 	}
 	return look
 }
@@ -109,25 +122,26 @@ func (s *Socket) Check(ctx context.Context) error {
 
 // check is for the worker.
 func (s *Socket) check() error {
-	now := seen{recreated: s.r.dir.note()}
+	place, dirMissing, recreated := status.Foreign, false, s.r.dir.note()
 	f, err := unixsock.Lstat(s.path)
-	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
-		now.place = status.Missing
-		_, err = unixsock.Stat(s.r.dir.path)
-		now.dirMissing = errors.Is(err, os.ErrNotExist)
+	if isMissing(err) {
+		place = status.Missing
+		_, err := unixsock.Stat(s.r.dir.path)
+		dirMissing = errors.Is(err, os.ErrNotExist)
 	} else if err != nil {
 		return fmt.Errorf("cannot look at the registration socket: %w", err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if now.place == "" {
-		now.place = status.Foreign
-		if p := s.current; p != nil && p.id == f.FileID {
-			now.place = status.Ours
-		}
+	if p := s.current; p != nil && place == status.Foreign && p.FileID == f.FileID {
+		place = status.Ours
 	}
-	s.seen = now
+	s.seen.Place, s.seen.DirMissing, s.seen.DirRecreated = place, dirMissing, recreated
 	return nil
+}
+
+func isMissing(err error) bool {
+	return errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENOTDIR)
 }
 
 // Acknowledge notes that the kubelet has learned this identity from the driver itself.
@@ -138,7 +152,7 @@ func (s *Socket) Acknowledge(ctx context.Context, i status.Identity) error {
 			return nil
 		}
 		s.mu.Lock()
-		p.announced.Identity = i
+		p.Announced.Identity = i
 		s.mu.Unlock()
 		return s.save(p)
 	})
@@ -151,33 +165,32 @@ func (s *Socket) published() *listener {
 	return s.current
 }
 
-// setPublished makes p, or nothing, what is published. Only that is recorded.
+// setPublished makes p, or nothing, what is published. Only what the kubelet says to that is
+// recorded.
 func (s *Socket) setPublished(p *listener) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.current != nil {
-		s.current.live = false
-	}
 	s.current = p
-	if p != nil {
-		p.live = true
-	} else {
-		s.notKept = nil
-	}
+}
+
+func (s *Socket) isClosed() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.closed
 }
 
 // Withdraw takes the socket away: the path if it is ours, then its place in the store, the
 // record and the listener. What is not ours stays. Connections that the kubelet has are still
 // served, so that its Notify does not fail. Without anything published it does nothing. If the
 // path cannot be removed everything stays as it is (Look: Up).
-func (s *Socket) Withdraw(ctx context.Context) error { return s.do(ctx, changeTime, s.withdraw) }
+func (s *Socket) Withdraw(ctx context.Context) error { return s.change(ctx, s.withdraw) }
 
 func (s *Socket) withdraw(ctx context.Context) error {
 	p := s.published()
 	if p == nil {
 		return nil
 	}
-	if _, err := unixsock.Remove(s.path, p.id); err != nil {
+	if _, err := unixsock.Remove(s.path, p.FileID); err != nil {
 		return fmt.Errorf("cannot withdraw the registration socket: %w", err)
 	}
 	// From here on it is withdrawn, whatever else fails.
@@ -186,56 +199,59 @@ func (s *Socket) withdraw(ctx context.Context) error {
 	if err := s.removeRecord(); err != nil {
 		s.log.Warn("cannot remove the record of the registration", "error", err)
 	}
-	return errors.Join(p.stop(true), s.check())
+	return p.stop(true)
 }
 
 // Close ends the Socket at the end of the process, or when it is withdrawn. A listener that
 // the store took is left as it is with Options.KeepSockets, path and record too: the next
-// process adopts it, and who connects meanwhile waits in its queue. Otherwise it is withdrawn.
-// Calls in flight go on until Registry.Close. With whatever error, the name is free for another
-// Socket.
+// process adopts it, and who connects meanwhile waits in its queue. Otherwise it is withdrawn;
+// if its file system does not answer, that is done when it does. Calls in flight go on until
+// Registry.Close. With whatever error, the name is free for another Socket.
 func (s *Socket) Close(ctx context.Context) error {
 	defer s.r.drop(s)
 	defer s.watch.Close()
-	return s.do(ctx, closeTime, func(ctx context.Context) error {
-		p := s.published()
-		if p == nil {
-			return nil
-		}
-		if s.r.keepSockets && p.kept {
-			s.saveAgain()
-			return p.stop(false) // its record stays live: a Notify in flight is still recorded
-		}
-		err := s.withdraw(ctx)
-		if s.published() != nil { // the path could not be removed
-			s.setPublished(nil)
-			err = errors.Join(err, p.stop(false))
-		}
-		return err
-	})
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	err := s.do(ctx, closeTime, s.end)
+	if p := s.published(); p != nil {
+		err = errors.Join(err, p.stop(false))
+	}
+	return err
 }
 
-// keep gives the listener to the descriptor store, if there is one, in place of the one that it
+// end is the part of Close that is for the worker.
+func (s *Socket) end(ctx context.Context) error {
+	p := s.published()
+	if p == nil {
+		return nil
+	}
+	if s.r.keepSockets && s.Look().NotKept == "" {
+		s.saveAgain()
+		return p.stop(false) // it stays current: a Notify in flight is still recorded
+	}
+	err := s.withdraw(ctx)
+	if s.published() != nil { // its path could not be removed: now it is stale at least
+		s.setPublished(nil)
+		s.forget(ctx)
+	}
+	return errors.Join(err, p.stop(false))
+}
+
+// keep gives the listener to the descriptor store, in place of the one that it
 // has of this driver. A registration that cannot outlive the process is better than none.
 func (s *Socket) keep(ctx context.Context, p *listener) {
-	if s.r.store == nil {
-		return
-	}
 	err := s.r.store.Keep(ctx, StoreName(s.name), p)
-	p.kept = err == nil
 	if err != nil {
 		s.log.Warn("the registration will not survive a restart of csi-registrar: its socket is not in the descriptor store", "error", err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.notKept = err
+	p.notKept = err
 }
 
 // forget takes the driver's listener out of the descriptor store.
 func (s *Socket) forget(ctx context.Context) {
-	if s.r.store == nil {
-		return
-	}
 	if err := s.r.store.Forget(ctx, StoreName(s.name)); err != nil {
 		s.log.Warn("the descriptor store still has the registration socket", "error", err)
 	}

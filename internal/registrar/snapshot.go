@@ -88,7 +88,7 @@ func (r *Registrar) reason(seen status.Socket, reg status.RegistrationState, now
 	case status.Refused:
 		return "the kubelet refused: " + seen.Notification.Error
 	case status.Published:
-		if s := unasked(seen, now); s != "" {
+		if s := unasked(seen, now); s != "" && driver == status.Ready {
 			return s
 		}
 	case status.None:

@@ -65,10 +65,10 @@ func ShellWord(s string) string {
 	return b.String() + "'"
 }
 
-const maxQuoted = 300 // characters of a stranger's text in a message
+const maxQuoted = 1000 // characters of a stranger's text in a message
 
 // Quote marks a stranger's text as such: it is put into double quotes, harmless as Clean
-// makes it and at most some hundred characters long. A quote or a backslash in it is
+// makes it and at most a thousand characters long. A quote or a backslash in it is
 // escaped, so that what follows the closing quote is ours.
 func Quote(s string) string {
 	return `"` + Clean(strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(s), maxQuoted) + `"`

@@ -75,7 +75,7 @@ func checkQuoted(t *testing.T, q string) {
 			t.Fatalf("%s: its last quote is escaped", q)
 		}
 	}
-	if strings.ContainsFunc(q, func(r rune) bool { return !unicode.IsPrint(r) }) || len(q) > 2000 {
+	if strings.ContainsFunc(q, func(r rune) bool { return !unicode.IsPrint(r) }) || len(q) > 10000 {
 		t.Fatalf("%q is not harmless", q)
 	}
 }

@@ -117,19 +117,33 @@ func (s *Slot) enter(ctx context.Context, limit <-chan time.Time) (*call, error)
 			p.mu.Unlock()
 			return c, nil
 		}
-		c.tell[s] = struct{}{}
-		abandoned := c.abandoned
-		p.mu.Unlock()
-		if abandoned {
+		if c.abandoned {
+			c.tell[s] = struct{}{}
+			p.mu.Unlock()
 			return nil, &NotAnswering{Path: s.path}
 		}
+		p.mu.Unlock()
 		select {
 		case <-c.done:
 		case <-limit:
+			s.tellAfter(c)
 			return nil, &NotAnswering{Path: s.path}
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		}
+	}
+}
+
+// tellAfter has the Slot told when the call has returned, also if it is not abandoned.
+func (s *Slot) tellAfter(c *call) {
+	s.pool.mu.Lock()
+	running := s.pool.calls[s.path] == c
+	if running {
+		c.tell[s] = struct{}{}
+	}
+	s.pool.mu.Unlock()
+	if !running && s.returned != nil {
+		s.returned()
 	}
 }
 
@@ -156,11 +170,9 @@ func (s *Slot) leave(c *call) bool {
 	close(c.done)
 	abandoned := c.abandoned
 	p.mu.Unlock()
-	if abandoned {
-		for slot := range c.tell {
-			if slot.returned != nil {
-				slot.returned()
-			}
+	for slot := range c.tell { // nobody adds to it any more
+		if slot.returned != nil {
+			slot.returned()
 		}
 	}
 	return abandoned

@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -97,5 +98,23 @@ func TestDoEndsWithItsContext(t *testing.T) {
 			t.Error(err)
 		}
 		close(back)
+	})
+}
+
+// Who waited in vain behind a call that then returned in its own time is told as well.
+func TestWhoDidNotGetATurnIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := NewPool()
+		var told atomic.Int32
+		go Do(t.Context(), p.Slot("/a", nil), time.Minute, func() int { time.Sleep(10 * time.Second); return 0 }, nil)
+		synctest.Wait()
+		if _, err := Do(t.Context(), p.Slot("/a", func() { told.Add(1) }), time.Second, func() int { return 0 }, nil); err == nil || told.Load() != 0 {
+			t.Errorf("%v, told %d times", err, told.Load())
+		}
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		if told.Load() != 1 {
+			t.Errorf("told %d times", told.Load())
+		}
 	})
 }

@@ -108,7 +108,7 @@ func TestKubeletStartsMeanwhile(t *testing.T) {
 func TestStoreIsFull(t *testing.T) {
 	onEach(t, func(t *testing.T, suite string) {
 		n := newNode(t, suite)
-		n.Write("/etc/systemd/system/csi-registrar.service.d/store.conf", "[Service]\nFileDescriptorStoreMax=1\n")
+		n.Write("/etc/systemd/system/csi-registrar.service.d/store.conf", "[Service]\nFileDescriptorStoreMax=1\nEnvironment=CSI_REGISTRAR_FDSTORE=1\n")
 		n.Boot()
 		n.registered(0)
 		log := n.Journal("-u", unit)

@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -114,8 +115,8 @@ func TestFlood(t *testing.T) {
 		t.Fatalf("%q %v", line, err)
 	}
 	most := 0
-	var slowest time.Duration
-	for range 20 { // the kubelet registers meanwhile, each time within its second
+	var took []time.Duration
+	for range 20 { // the kubelet registers meanwhile
 		begin := time.Now()
 		k := dialAsKubelet(t, s.Path())
 		if _, err := k.getInfo(t); err != nil {
@@ -123,7 +124,7 @@ func TestFlood(t *testing.T) {
 		}
 		k.notify(t, true, "")
 		k.cc.Close()
-		slowest = max(slowest, time.Since(begin))
+		took = append(took, time.Since(begin))
 		most = max(most, memory()-before)
 		if n := connectionsOf(s); n > maxConns {
 			t.Errorf("%d connections", n)
@@ -134,7 +135,11 @@ func TestFlood(t *testing.T) {
 		t.Error(err)
 	}
 	eventually(t, "the connections go", func() bool { return connectionsOf(s) == 0 })
-	t.Logf("slowest registration %v; memory grew by %d kB, and is %d kB more at the end", slowest, most/1000, (memory()-before)/1000)
+	slices.Sort(took)
+	if median := took[len(took)/2]; median > time.Second {
+		t.Errorf("the kubelet has 1 s, and half of its registrations took more than %v", median)
+	}
+	t.Logf("registrations took %v to %v; memory grew by %d kB, and is %d kB more at the end", took[0], took[len(took)-1], most/1000, (memory()-before)/1000)
 	if most > 10_000_000 {
 		t.Errorf("memory grew by %d bytes", most)
 	}
@@ -177,7 +182,7 @@ func TestFloodSparesAConnectedKubelet(t *testing.T) {
 func TestConnectionsWithoutACompleteCallAreClosed(t *testing.T) {
 	w := newWorld(t)
 	r := w.open()
-	r.conns.first, r.conns.idle = 150*time.Millisecond, 400*time.Millisecond
+	r.conns.first, r.conns.idle = 300*time.Millisecond, time.Second
 	s := socket(t, r, "a")
 	publish(t, s)
 	for name, say := range map[string]string{
@@ -198,12 +203,12 @@ func TestConnectionsWithoutACompleteCallAreClosed(t *testing.T) {
 			if _, err := io.Copy(io.Discard, c); err != nil && !errors.Is(err, syscall.ECONNRESET) {
 				t.Error(err)
 			}
-			if d := time.Since(begin); d < 100*time.Millisecond || d > time.Second {
+			if d := time.Since(begin); d < r.conns.first*9/10 || d > 5*time.Second {
 				t.Errorf("closed after %v", d)
 			}
 		})
 	}
-	t.Run("noise", func(t *testing.T) {
+	t.Run("noise", func(t *testing.T) { // at once
 		c, err := net.Dial("unix", s.Path())
 		if err != nil {
 			t.Fatal(err)
@@ -212,7 +217,7 @@ func TestConnectionsWithoutACompleteCallAreClosed(t *testing.T) {
 		begin := time.Now()
 		io.WriteString(c, "GET / HTTP/1.1\r\n")
 		io.Copy(io.Discard, c)
-		if d := time.Since(begin); d > 100*time.Millisecond {
+		if d := time.Since(begin); d > r.conns.first/2 {
 			t.Errorf("closed only after %v", d)
 		}
 	})
@@ -221,7 +226,7 @@ func TestConnectionsWithoutACompleteCallAreClosed(t *testing.T) {
 		if _, err := k.getInfo(t); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(250 * time.Millisecond) // longer than a mute one may
+		time.Sleep(r.conns.first * 3 / 2) // longer than a mute one may
 		if connectionsOf(s) != 1 {
 			t.Error("closed between GetInfo and Notify")
 		}
@@ -272,7 +277,7 @@ func TestTooLargeAMessage(t *testing.T) {
 		t.Error("taken")
 	}
 	k.notify(t, false, strings.Repeat("x", maxMessage/2))
-	if n := len(s.Look().Word.Error); n < maxRefusal/2 || n > 4*maxRefusal {
+	if n := len(look(t, s).Notification.Error); n < maxRefusal/2 || n > 4*maxRefusal {
 		t.Errorf("%d bytes of the error are kept", n)
 	}
 }
@@ -338,7 +343,7 @@ func TestQueueIsAnsweredWhenTheSocketGoes(t *testing.T) {
 		go func() { _, err := k.getInfo(t); answers <- err }()
 	}
 	eventually(t, "both are connected, one is in the queue", func() bool {
-		return k1.cc.GetState() == connectivity.Connecting && k2.cc.GetState() == connectivity.Connecting && s.current().someWait()
+		return k1.cc.GetState() == connectivity.Connecting && k2.cc.GetState() == connectivity.Connecting && s.published().someWait()
 	})
 	done := make(chan error, 1)
 	go func() { done <- s.Withdraw(t.Context()) }()

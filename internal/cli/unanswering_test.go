@@ -1,0 +1,251 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"csi-registrar/internal/control"
+	"csi-registrar/internal/fake"
+	"csi-registrar/internal/status"
+)
+
+// A file system that does not answer, under one of 20 drivers, at the start and while the
+// daemon runs: READY, status, reload, the watchdog and the stop come as ever, and the other
+// drivers are registered and guarded as ever. When it answers again its driver is, too.
+func TestAFileSystemThatDoesNotAnswer(t *testing.T) {
+	n := newHangingNode(t, 20)
+	usual := n.start(t)
+	n.registered(t, n.names)
+	usualStop := n.stop(t)
+	if err := n.manager.Drop(); err != nil { // all is to be published again
+		t.Fatal(err)
+	}
+	others := n.names[1:]
+
+	n.hang(t)
+	begun := time.Now()
+	took := n.start(t)
+	t.Logf("ready after %s, usually %s", took, usual)
+	if took > usual+time.Second {
+		t.Errorf("ready after %s, usually %s", took, usual)
+	}
+	n.registered(t, others)
+	t.Logf("the other drivers were registered after %s", time.Since(begun))
+	n.unimpaired(t, others)
+	if err := n.fs.Resume(); err != nil {
+		t.Fatal(err)
+	}
+	begun = time.Now()
+	n.registered(t, n.names)
+	t.Logf("its driver was registered %s after it answered again", time.Since(begun))
+
+	n.hang(t)
+	if err := os.Remove(filepath.Join(n.registry, n.names[0]+"-reg.sock")); err != nil { // it is looked at
+		t.Fatal(err)
+	}
+	n.unimpaired(t, others)
+	if took := n.stop(t); took > usualStop+time.Second {
+		t.Errorf("stopped after %s, usually %s", took, usualStop)
+	} else {
+		t.Logf("stopped after %s, usually %s", took, usualStop)
+	}
+}
+
+// A symbolic link in plugins_registry to a file system that does not answer delays no
+// publication beyond the time that it is waited for.
+func TestALinkToAFileSystemThatDoesNotAnswer(t *testing.T) {
+	n := newHangingNode(t, 3)
+	if err := os.Symlink(filepath.Join(n.root, "hang/other"), filepath.Join(n.registry, "other-reg.sock")); err != nil {
+		t.Fatal(err)
+	}
+	n.hang(t)
+	n.start(t)
+	n.eventually(t, "the other drivers are published", func() bool { // the kubelet follows the link, and hangs as well
+		s := n.status(t)
+		return !slices.ContainsFunc(n.names[1:], func(name string) bool {
+			d, _ := s.Driver(name)
+			return d.State != string(status.Published) && d.State != string(status.Registered)
+		})
+	})
+	n.stop(t)
+}
+
+// hangingNode is a node whose first driver is on a file system that can hang.
+type hangingNode struct {
+	root, registry string
+	names          []string
+	fs             *fake.HangFS
+	manager        *fake.Manager
+	client         *control.Client
+	daemon         *exec.Cmd
+	log            *output
+}
+
+func newHangingNode(t *testing.T, drivers int) *hangingNode {
+	t.Helper()
+	root := newRoot(t)
+	n := &hangingNode{root: root, registry: filepath.Join(root, "k/plugins_registry"), client: control.NewClient(control.Path(root)), log: newOutput()}
+	for _, dir := range []string{n.registry, filepath.Join(root, "etc/csi-registrar"), filepath.Join(root, "hang")} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var err error
+	n.fs, err = fake.MountHangFS(filepath.Join(root, "hang"))
+	if errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrNotExist) {
+		if os.Getenv("CI") == "true" {
+			t.Fatal("a file system that hangs cannot be had here, and under CI it must: ", err)
+		}
+		t.Skip("a file system that hangs needs root and FUSE: ", err)
+	}
+	if err == nil {
+		n.manager, err = fake.StartManager(root)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	kubelet, err := fake.StartKubelet(n.registry, fake.NewAPIServer(), func(fake.Event) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(n.fs.Close(), kubelet.Stop(), n.manager.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	conf := fmt.Sprintf("[kubelet]\nroot_dir = %q\n", filepath.Join(root, "k"))
+	for i := range drivers {
+		name := fmt.Sprintf("d%d.example", i)
+		socket := filepath.Join(root, name)
+		if i == 0 {
+			socket = filepath.Join(root, "hang", name)
+		}
+		d := fake.NewDriver(socket, fake.Healthy(name))
+		if _, err := d.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(d.Kill)
+		n.names = append(n.names, name)
+		conf += fmt.Sprintf("[driver.%q]\nsocket = %q\nsocket_owner = \"any\"\n", name, socket)
+	}
+	if err := os.WriteFile(filepath.Join(root, "etc/csi-registrar/config.toml"), []byte(conf), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func (n *hangingNode) hang(t *testing.T) {
+	t.Helper()
+	if err := n.fs.Hang(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// start starts the daemon and returns how long READY=1 took.
+func (n *hangingNode) start(t *testing.T) time.Duration {
+	t.Helper()
+	ready := n.manager.State().Ready
+	n.daemon = n.manager.Command(context.WithoutCancel(t.Context()), os.Args[0], "run", "--keep-sockets", "--config-root", n.root)
+	n.daemon.Env = append(n.daemon.Env, asProgram+"=1", "WATCHDOG_USEC=1000000")
+	n.daemon.Stderr = n.log
+	begun := time.Now()
+	if err := n.daemon.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = n.daemon.Process.Kill() })
+	n.eventually(t, "the daemon is ready", func() bool { return n.manager.State().Ready > ready })
+	return time.Since(begun)
+}
+
+// stop ends the daemon and returns how long that took.
+func (n *hangingNode) stop(t *testing.T) time.Duration {
+	t.Helper()
+	begun := time.Now()
+	if err := n.daemon.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.daemon.Wait(); err != nil {
+		t.Error(err)
+	}
+	return time.Since(begun)
+}
+
+// unimpaired checks what must not depend on a file system that does not answer.
+func (n *hangingNode) unimpaired(t *testing.T, others []string) {
+	t.Helper()
+	n.eventually(t, "status names the file system", func() bool {
+		return slices.ContainsFunc(n.status(t).Stuck, func(s status.StuckCall) bool { return strings.HasPrefix(s.Path, filepath.Join(n.root, "hang")) })
+	})
+	first, _ := n.status(t).Driver(n.names[0])
+	if !strings.Contains(first.Reason, "does not answer") {
+		t.Errorf("its driver is %s: %s", first.State, first.Reason)
+	}
+	begun := time.Now()
+	if err := n.client.Reload(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(begun); took > 2*time.Second {
+		t.Errorf("reload took %s", took)
+	}
+	var restored []time.Duration
+	for _, name := range others {
+		path := filepath.Join(n.registry, name+"-reg.sock")
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		begun := time.Now()
+		n.eventually(t, "the registration socket of "+name+" is restored", func() bool { _, err := os.Lstat(path); return err == nil })
+		restored = append(restored, time.Since(begun))
+	}
+	slices.Sort(restored)
+	t.Logf("registration sockets restored after %s, at most %s", restored[len(restored)/2], restored[len(restored)-1])
+	if median := restored[len(restored)/2]; median > time.Second {
+		t.Errorf("registration sockets are restored after %s", median)
+	}
+	n.registered(t, others)
+	fed := n.manager.State().Watchdog
+	n.eventually(t, "the watchdog is fed", func() bool { return n.manager.State().Watchdog >= fed+3 })
+}
+
+func (n *hangingNode) status(t *testing.T) status.Document {
+	t.Helper()
+	s, err := n.client.Status(t.Context())
+	if err != nil {
+		t.Fatalf("%v\n%s", err, n.log)
+	}
+	doc, err := s.Status()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return doc
+}
+
+func (n *hangingNode) registered(t *testing.T, names []string) {
+	t.Helper()
+	n.eventually(t, "all are registered", func() bool {
+		s := n.status(t)
+		return !slices.ContainsFunc(names, func(name string) bool {
+			d, _ := s.Driver(name)
+			return d.State != string(status.Registered)
+		})
+	})
+}
+
+func (n *hangingNode) eventually(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); !holds(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within 30 s: %s\n%s", what, n.log)
+		}
+	}
+}

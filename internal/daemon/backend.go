@@ -1,0 +1,36 @@
+package daemon
+
+import (
+	"context"
+
+	"csi-registrar/internal/agent"
+	"csi-registrar/internal/control"
+	"csi-registrar/internal/status"
+)
+
+// backend is the daemon as the control socket sees it.
+type backend struct {
+	*agent.Agent
+	d      *daemon
+	reload func(context.Context) error
+}
+
+var _ control.Backend = backend{}
+
+func (d *daemon) backend(reload func(context.Context) error) backend {
+	return backend{d.agent, d, reload}
+}
+
+// Reload implements control.Backend.
+func (b backend) Reload(ctx context.Context) error { return b.reload(ctx) }
+
+// Status implements control.Backend: the agent's document with what the watcher and the
+// workers know.
+func (b backend) Status() status.Document {
+	s := b.Agent.Status()
+	s.Polling = b.d.watcher.Polling()
+	for _, stuck := range b.d.pool.Stuck() {
+		s.Stuck = append(s.Stuck, status.StuckCall(stuck))
+	}
+	return s
+}

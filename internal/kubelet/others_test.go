@@ -1,0 +1,208 @@
+package kubelet
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"csi-registrar/internal/status"
+
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+)
+
+// scan looks for other registrars, however long that takes.
+func scan(r *Registry) {
+	<-r.others.request()
+}
+
+func TestOthers(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		path     string
+		kind     string
+		driver   string
+		conflict bool
+	}{
+		{"same name", "z.sock", registerapi.CSIPlugin, "a", true},
+		{"in a subdirectory", "sub/z.sock", registerapi.CSIPlugin, "a", true},
+		{"another name", "z.sock", registerapi.CSIPlugin, "b", false},
+		{"another kind", "z.sock", registerapi.DRAPlugin, "a", false},
+		{"dot name", ".z.sock", registerapi.CSIPlugin, "a", false},
+		{"in a dot directory", ".sub/z.sock", registerapi.CSIPlugin, "a", false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t)
+			os.Mkdir(w.dir+"/sub", 0o755)
+			os.Mkdir(w.dir+"/.sub", 0o755)
+			serveSidecar(t, w.dir+"/"+c.path, c.kind, c.driver)
+			r := w.open()
+			s := socket(t, r, "a")
+			scan(r)
+			err := s.Publish(t.Context(), announcement("a"))
+			if !c.conflict {
+				if err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			wantConflict(t, err, fmt.Sprintf("%q by process %d", w.dir+"/"+c.path, os.Getpid()))
+			w.wantNoTemporary()
+		})
+	}
+}
+
+func TestAnotherThroughALink(t *testing.T) {
+	w := newWorld(t)
+	serveSidecar(t, w.root+"/elsewhere.sock", registerapi.CSIPlugin, "a")
+	os.Symlink(w.root+"/elsewhere.sock", w.dir+"/z.sock")
+	r := w.open()
+	scan(r)
+	wantConflict(t, socket(t, r, "a").Publish(t.Context(), announcement("a")), "/z.sock")
+}
+
+func TestAnotherIsAskedOnceAndNoConflictWhenItEnds(t *testing.T) {
+	w := newWorld(t)
+	path := w.dir + "/z.sock"
+	r := w.open()
+	s := socket(t, r, "a")
+	var sc *sidecar
+	t.Run("while it serves", func(t *testing.T) {
+		sc = serveSidecar(t, path, registerapi.CSIPlugin, "a")
+		scan(r)
+		for range 3 {
+			wantConflict(t, s.Publish(t.Context(), announcement("a")), "/z.sock")
+		}
+		if n := len(sc.asked); n != 1 {
+			t.Errorf("asked %d times", n)
+		}
+	})
+	scan(r)
+	publish(t, s) // its file is still there, and stale
+	if err := s.Withdraw(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	os.Remove(path)
+	serveSidecar(t, path, registerapi.CSIPlugin, "a") // another socket at the same path
+	scan(r)
+	wantConflict(t, s.Publish(t.Context(), announcement("a")), "/z.sock")
+}
+
+// Others that hang are waited for together, for a third of a second; those that answered
+// are known by then.
+func TestOthersThatHang(t *testing.T) {
+	w := newWorld(t)
+	for i := range 5 {
+		serveSidecar(t, fmt.Sprintf("%s/hang%d.sock", w.dir, i), registerapi.CSIPlugin, "a", func(s *sidecar) { s.hang = make(chan struct{}) })
+		listen(t, fmt.Sprintf("%s/mute%d.sock", w.dir, i))
+	}
+	serveSidecar(t, w.dir+"/z.sock", registerapi.CSIPlugin, "b")
+	r := w.open()
+	a, b := socket(t, r, "a"), socket(t, r, "b")
+	begin := time.Now()
+	publish(t, a)
+	if d := time.Since(begin); d < scanWait || d >= askTime {
+		t.Errorf("waited %v", d)
+	}
+	eventually(t, "the one that answers is known", func() bool { return len(r.others.of("b")) == 1 })
+	wantConflict(t, b.Publish(t.Context(), announcement("b")), "/z.sock")
+}
+
+// Many who publish at the same time share few scans, and none gets one that had begun before.
+func TestScansAreShared(t *testing.T) {
+	w := newWorld(t)
+	hang := make(chan struct{})
+	sc := serveSidecar(t, w.dir+"/z.sock", registerapi.CSIPlugin, "z", func(s *sidecar) { s.hang = hang })
+	r := w.open()
+	first := r.others.request()
+	<-sc.asked // its scan runs
+	var late []<-chan struct{}
+	for range 100 {
+		late = append(late, r.others.request())
+	}
+	serveSidecar(t, w.dir+"/y.sock", registerapi.CSIPlugin, "y")
+	close(hang)
+	<-first
+	for _, done := range late {
+		<-done
+	}
+	if len(r.others.of("z")) != 1 || len(r.others.of("y")) != 1 {
+		t.Error("not all are found by the second scan")
+	}
+	if n := len(sc.asked); n > 0 {
+		t.Errorf("asked %d times more", n)
+	}
+}
+
+// hinted waits for a hint of the Socket.
+func hinted(t *testing.T, s *Socket) {
+	t.Helper()
+	select {
+	case <-s.Hints():
+	case <-time.After(5 * time.Second):
+		t.Fatal("no hint")
+	}
+}
+
+// There is no conflict any more when we are published, so it is shown.
+func TestARegistrarThatComesLaterIsShownUntilItGoes(t *testing.T) {
+	w := newWorld(t)
+	r, s := w.published("a")
+	t.Run("while it serves", func(t *testing.T) {
+		serveSidecar(t, w.dir+"/z.sock", registerapi.CSIPlugin, "a")
+		serveSidecar(t, w.dir+"/y.sock", registerapi.CSIPlugin, "y")
+		r.entries.Hint()
+		hinted(t, s)
+		if got := s.Look().AlsoServed; !strings.Contains(got, fmt.Sprintf(`"%s/z.sock" by process %d`, w.dir, os.Getpid())) || strings.Contains(got, "y.sock") {
+			t.Errorf("also served: %q", got)
+		}
+	})
+	// Killed it leaves its socket, which is stale.
+	r.entries.Hint()
+	hinted(t, s)
+	if got := s.Look().AlsoServed; got != "" {
+		t.Errorf("also served: %q", got)
+	}
+}
+
+// bind comes before listen, and a hint only with the first.
+func TestAnotherThatListensLateIsFound(t *testing.T) {
+	w := newWorld(t)
+	r, s := w.published("a")
+	deadSocket(t, w.root+"/moved")
+	path := w.dir + "/z.sock"
+	if err := os.Rename(w.root+"/moved", path); err != nil {
+		t.Fatal(err)
+	}
+	scan(r)
+	listener := listen(t, w.root+"/live")
+	// The same socket cannot be revived from here, so another one takes its place unseen.
+	if err := os.Rename(w.root+"/live", path); err != nil {
+		t.Fatal(err)
+	}
+	serve(t, listener, &sidecar{info: &registerapi.PluginInfo{Type: registerapi.CSIPlugin, Name: "a"}})
+	hinted(t, s)
+	if s.Look().AlsoServed == "" {
+		t.Error("not found")
+	}
+}
+
+// Later than a publication waits, but within the second that the kubelet gives it.
+func TestAnotherThatAnswersLateIsFoundLate(t *testing.T) {
+	w := newWorld(t)
+	answer := make(chan struct{})
+	serveSidecar(t, w.dir+"/z.sock", registerapi.CSIPlugin, "a", func(s *sidecar) { s.hang = answer })
+	r, s := w.published("a")
+	if got := s.Look().AlsoServed; got != "" {
+		t.Errorf("known already: %q", got)
+	}
+	close(answer)
+	hinted(t, s)
+	if s.Look().AlsoServed == "" {
+		t.Error("not found")
+	}
+	scan(r)
+	wantConflict(t, s.Publish(t.Context(), announcement("a")), "/z.sock")
+	wantPlace(t, s, status.Ours)
+}
