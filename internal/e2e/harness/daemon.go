@@ -254,7 +254,7 @@ func (d *Daemon) Kill() {
 // Signal sends a signal.
 func (d *Daemon) Signal(s syscall.Signal) { d.signal(s) }
 
-// Running tells whether the process lives.
+// Running reports whether the process lives.
 func (d *Daemon) Running() bool { return d.running() }
 
 // Wait waits for the end and gives the exit code.

@@ -55,7 +55,7 @@ type Kubelet struct {
 
 	mu      sync.Mutex
 	events  []Event
-	changed chan struct{} // closed and made anew with each event
+	changed chan struct{} // closed and replaced with each event
 }
 
 // StartKubelet starts a kubelet on the node's root. All kubelets of a node share an API

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// Node is the node of one test: its folders, and what runs on it.
+// Node is the node of one test: its directories, and what runs on it.
 type Node struct {
 	T    testing.TB
 	Dir  string // everything is below; short, for the 107 bytes of a socket's path
@@ -29,8 +29,8 @@ func New(t testing.TB) *Node {
 	return NewIn(t, os.TempDir())
 }
 
-// NewIn makes a node below another folder than the usual one for temporary files. The
-// daemon is woken by whatever happens in a folder above its sockets, and /tmp is busy.
+// NewIn makes a node below another directory than the usual one for temporary files. The
+// daemon is woken by whatever happens in a directory above its sockets, and /tmp is busy.
 func NewIn(t testing.TB, parent string) *Node {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -47,14 +47,14 @@ func NewIn(t testing.TB, parent string) *Node {
 	t.Cleanup(func() {
 		n.leftBehind()
 		if err := os.RemoveAll(dir); err != nil {
-			t.Errorf("cannot remove the test's folder: %v", err)
+			t.Errorf("cannot remove the test's directory: %v", err)
 		}
 	})
 	n.Write("config.toml", n.mainConfig())
 	return n
 }
 
-// shortDir makes a folder with a name as short as can be: below it, the registration
+// shortDir makes a directory with a name as short as can be: below it, the registration
 // socket of a driver with 63 characters must fit into 107 bytes.
 func shortDir(t testing.TB, parent string) string {
 	t.Helper()
@@ -66,7 +66,7 @@ func shortDir(t testing.TB, parent string) string {
 			t.Fatal(err)
 		}
 	}
-	t.Fatalf("cannot make a folder in %s", parent)
+	t.Fatalf("cannot make a directory in %s", parent)
 	return ""
 }
 
@@ -92,7 +92,7 @@ func Skip(t testing.TB, reason string) {
 	t.Skip(reason)
 }
 
-// Registry is the folder of the registration sockets.
+// Registry is the directory of the registration sockets.
 func (n *Node) Registry() string { return filepath.Join(n.Root, "plugins_registry") }
 
 // RegSocket is the path of a driver's registration socket.

@@ -117,7 +117,7 @@ func StartProcess(t testing.TB, what string, cmd *exec.Cmd) *Process {
 	return &Process{start(t, what, cmd)}
 }
 
-// Running tells whether it lives.
+// Running reports whether it lives.
 func (p *Process) Running() bool { return p.running() }
 
 // End signals it, waits for its end and gives the exit code, -1 for a signal's death.

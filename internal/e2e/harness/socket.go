@@ -16,7 +16,7 @@ func inode(path string) (uint64, error) {
 	return fi.Sys().(*syscall.Stat_t).Ino, nil
 }
 
-// Accepts tells whether somebody listens at the path.
+// Accepts reports whether somebody listens at the path.
 func Accepts(path string) bool {
 	c, err := net.DialTimeout("unix", path, time.Second)
 	if err != nil {
