@@ -274,7 +274,7 @@ func TestBrokenNodes(t *testing.T) {
 			person: func(t *testing.T, n *node) { n.daemon, n.units[serviceUnit]["ActiveState"] = true, "active" }},
 		{what: "unit stopped", step: StepUnit, found: "is inactive", fix: "systemctl enable --now",
 			breaks: func(t *testing.T, n *node) { n.down(); n.units[serviceUnit]["ActiveState"] = "inactive" }},
-		{what: "daemon does not answer", step: StepDaemon, is: "is not running", fix: "systemctl",
+		{what: "daemon does not answer", step: StepDaemon, found: "is not running", fix: "systemctl",
 			breaks: func(t *testing.T, n *node) { n.down() }},
 		{what: "sandbox for another root_dir", step: StepSandbox, found: "read-only", fix: "ReadWritePaths=",
 			breaks: func(t *testing.T, n *node) {
