@@ -349,3 +349,14 @@ func TestConnectionThatComesTooLateIsClosed(t *testing.T) {
 		expectHint(t, c, r.Reason)
 	}
 }
+
+func BenchmarkAsk(b *testing.B) {
+	_, socket := paths(b)
+	start(b, socket, &fakeDriver{})
+	c := client(b, Config{Name: name, Socket: socket}, nil)
+	b.ReportAllocs()
+	for b.Loop() {
+		expectReady(b, ask(b, c))
+		c.drop()
+	}
+}
