@@ -66,7 +66,7 @@ func TestComplete(t *testing.T) {
 	}
 }
 
-// program puts csi-registrar, which is this test's binary, into a folder for PATH.
+// program puts csi-registrar, which is this test's binary, into a directory for PATH.
 func program(t *testing.T) (dir string) {
 	t.Helper()
 	self, err := os.Executable()

@@ -232,7 +232,7 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
-// Drivers as the daemon tells of them, ago before noon.
+// Drivers as the daemon reports them, ago before noon.
 
 func driverIn(name, state string, ago time.Duration) status.Driver {
 	d := status.Driver{

@@ -115,7 +115,7 @@ func TestManKeys(t *testing.T) {
 	}
 	for name := range got {
 		if want[name] == nil {
-			t.Errorf("csi-registrar.toml.5 tells of [%s], the sample does not", name)
+			t.Errorf("csi-registrar.toml.5 has [%s], the sample does not", name)
 		}
 	}
 }

@@ -13,7 +13,7 @@ import (
 )
 
 // With node-driver-registrar's flags the driver has no name until it answers: the table
-// shows it all the same, and the folder is the one of the command line.
+// shows it all the same, and the directory is the one of the command line.
 func TestSidecarBeforeTheDriver(t *testing.T) {
 	root := newRoot(t)
 	registry := filepath.Join(root, "registration")

@@ -45,9 +45,6 @@ const (
 	probeMode          = "kubelet-registration-probe"
 )
 
-// callsVerbosity is the -v from which node-driver-registrar logs each call.
-const callsVerbosity = 4
-
 // Flags holds the flags that Register declared.
 type Flags struct {
 	fs                *flag.FlagSet
@@ -218,7 +215,7 @@ const (
 
 // LogLevel derives the level from the verbosity: debug shows each call.
 func (o Options) LogLevel() slog.Level {
-	if o.Verbosity >= callsVerbosity {
+	if o.Verbosity >= 4 { // node-driver-registrar logs each call then
 		return slog.LevelDebug
 	}
 	return slog.LevelInfo

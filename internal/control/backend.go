@@ -11,11 +11,10 @@ import (
 // Backend is the daemon, as its API needs it. All methods may be called at any time from
 // any goroutine; the texts of their errors are for people.
 type Backend interface {
-	// Status is a snapshot; nobody changes it afterwards.
+	// Status is a snapshot that does not change.
 	Status() status.Document
-	// Changed is closed when the status is no longer the one that Status gave at this
-	// moment or later. Whoever takes the channel first and the status second misses
-	// nothing, and need not look in between.
+	// Changed returns a channel that is closed at the next change of the status. A caller that
+	// gets the channel first and the status second misses no change.
 	Changed() <-chan struct{}
 	// Reload reads the configuration again and returns when it is in force. If it has errors
 	// the old one still is; they are returned one a line.

@@ -70,12 +70,7 @@ func lock(path string) (unlock func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	raw, err := f.SyscallConn()
-	if err == nil {
-		var lockErr error
-		err = raw.Control(func(fd uintptr) { lockErr = unix.Flock(int(fd), unix.LOCK_EX|unix.LOCK_NB) })
-		err = errors.Join(err, lockErr)
-	}
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		err = fmt.Errorf("%w: it is starting", ErrRunning)
 	}
@@ -143,22 +138,13 @@ func (l rootListener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		err = checkPeer(c)
-		if err == nil {
+		cred, err := unixsock.PeerCred(c.(syscall.Conn))
+		if err == nil && (cred.UID == 0 || int64(cred.UID) == int64(os.Geteuid())) {
 			return c, nil
 		}
-		l.log.Warn("refused a connection to the control socket", "reason", errors.Join(err, c.Close()))
+		if err == nil {
+			err = errors.New("only root may use it")
+		}
+		l.log.Warn("refused a connection to the control socket", "peer", cred.String(), "error", errors.Join(err, c.Close()))
 	}
-}
-
-func checkPeer(c net.Conn) error {
-	sc, ok := c.(syscall.Conn)
-	if !ok {
-		return errors.New("it is not a Unix socket")
-	}
-	cred, err := unixsock.PeerCred(sc)
-	if err == nil && cred.UID != 0 && int64(cred.UID) != int64(os.Geteuid()) {
-		err = fmt.Errorf("only root may use it, not %s", cred)
-	}
-	return err
 }

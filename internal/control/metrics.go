@@ -36,8 +36,8 @@ func republicationReasons() []string {
 	return []string{"removed", "replaced", "changed", "asked", "returned", "kubelet-silent"}
 }
 
-// exposition is the status in the text format. A driver whose name is not valid (yet) has
-// no series: a label is for ever in somebody's database.
+// exposition formats the status. A driver whose name is not valid (yet) has no series: a
+// label stays in databases for long.
 func exposition(s status.Document) string {
 	drivers := slices.DeleteFunc(slices.Clone(s.Drivers), func(d status.Driver) bool {
 		return status.CheckName(d.Name) != nil
