@@ -52,7 +52,7 @@ func TestManDocuments(t *testing.T) {
 		"doctor.Fix":         ".SS Elements of fix",
 		"doctor.Check":       ".SS Elements of checks",
 		"config.shownResult": ".SH CONFIG SHOW",
-		"config.shownValue":  ".SS Values",
+		"config.setting":     ".SS Values",
 		"config.Hidden":      ".SS Elements of hidden",
 		"config.Error":       ".SS Elements of errors and warnings",
 		"cli.buildInfo":      ".SH VERSION",

@@ -50,20 +50,13 @@ func (l *loader) result() *Result {
 	return r
 }
 
-// spoil notes an error that leaves a driver out.
-func (l *loader) spoil(t *table, at position, key, problem, hint string) {
-	l.errors = append(l.errors, Error{at.file.path, at.line(), key, problem, hint})
-	l.faulty[t.Name] = true
-}
-
 // checkTable finds a table without the only key that it must have, which is often one that
 // tunes a driver whose package is gone, and one whose registration socket would have too
 // long a path.
 func (l *loader) checkTable(t *table) {
-	key := keyString("driver", t.Name)
-	if !t.hasSocket {
-		l.spoil(t, t.first, key, "has no socket",
-			`write socket = "/run/….sock"; if the table only tunes a driver whose own file is gone, take it out`)
+	if t.Socket == "" {
+		l.spoil(t.Name, t.first.error("has no socket",
+			`write socket = "/run/….sock"; if the table only tunes a driver whose own file is gone, take it out`))
 	}
 	// The name that node-driver-registrar uses too.
 	socket := path.Join(l.kubelet.PluginsRegistry(), t.Name+"-reg.sock")
@@ -72,10 +65,10 @@ func (l *loader) checkTable(t *table) {
 		if at, written := l.origins[root]; written {
 			root += " (" + at.String() + ")"
 		}
-		l.spoil(t, t.first, key,
+		l.spoil(t.Name, t.first.error(
 			fmt.Sprintf("the path of its registration socket, %s, would have %d bytes, a Unix socket's has at most %d",
 				shown(socket), len(socket), unixsock.MaxPath),
-			fmt.Sprintf("make %s shorter by %d", root, over))
+			fmt.Sprintf("make %s shorter by %d", root, over)))
 	}
 }
 
@@ -84,31 +77,24 @@ func (l *loader) checkTable(t *table) {
 // place. Tables that are not enabled do not count: of a driver that changed its name the
 // old one can be switched off.
 func (l *loader) checkShared(tables []*table) {
-	type claim struct {
-		key string // of a driver's table
-		*table
-	}
-	claims := make(map[string]claim)
+	claims := make(map[string]string) // the key that has a path
 	for _, t := range tables {
 		if !t.Enabled || status.CheckName(t.Name) != nil {
 			continue
 		}
-		mine := map[string]string{"socket": t.Socket, "endpoint": t.Endpoint}
 		shared := false
-		for _, key := range []string{"socket", "endpoint"} {
-			other, taken := claims[mine[key]]
-			if !taken || mine[key] == "" {
-				continue
+		mine := [...]struct{ key, path string }{{"endpoint", t.Endpoint}, {"socket", t.Socket}}
+		for _, m := range mine {
+			key := keyString("driver", t.Name, m.key)
+			if theirs, taken := claims[m.path]; taken {
+				shared = true
+				l.spoil(t.Name, l.origins[key].error(fmt.Sprintf("is %s, which is also %s (%s)", shown(m.path), theirs, l.origins[theirs]),
+					"each driver has its own: write enabled = false in one of the tables, or another path"))
 			}
-			shared = true
-			theirs := keyString("driver", other.Name, other.key)
-			l.spoil(t, l.origins[keyString("driver", t.Name, key)], keyString("driver", t.Name, key),
-				fmt.Sprintf("is %s, which is also %s (%s)", shown(mine[key]), theirs, l.origins[theirs]),
-				"each driver has its own: write enabled = false in one of the tables, or another path")
 		}
-		for key, p := range mine {
-			if p != "" && !shared {
-				claims[p] = claim{key, t}
+		for _, m := range mine {
+			if m.path != "" && !shared {
+				claims[m.path] = keyString("driver", t.Name, m.key)
 			}
 		}
 	}
@@ -121,8 +107,8 @@ func (l *loader) overrides() []Error {
 	var found []Error
 	for key, at := range l.origins {
 		if main, has := l.main[key]; has && at.file.place == lib {
-			found = append(found, Error{at.file.path, at.line(), key, "overrides " + main.String(),
-				"what shall count is best written in a drop-in in /etc/csi-registrar/conf.d, numbered 60 to 90"})
+			found = append(found, at.error("overrides "+main.String(),
+				"what shall count is best written in a drop-in in /etc/csi-registrar/conf.d, numbered 60 to 90"))
 		}
 	}
 	return found
@@ -135,11 +121,12 @@ func similar(tables []*table) []Error {
 	seen := make(map[string]*table)
 	for _, t := range tables {
 		lower := strings.ToLower(t.Name)
-		if o, known := seen[lower]; known {
-			found = append(found, Error{t.first.file.path, t.first.line(), keyString("driver", t.Name),
-				fmt.Sprintf("differs from %s (%s) only in case", keyString("driver", o.Name), o.first),
-				"they are two drivers to the kubelet; if one is meant, write its name as the driver answers it"})
-		} else if t.Socket != "" { // without one it is an error already
+		switch o, known := seen[lower]; {
+		case t.Socket == "": // an error already
+		case known:
+			found = append(found, t.first.error(fmt.Sprintf("differs from %s (%s) only in case", o.first.id, o.first),
+				"they are two drivers to the kubelet; if one is meant, write its name as the driver answers it"))
+		default:
 			seen[lower] = t
 		}
 	}

@@ -19,10 +19,10 @@ const (
 
 // document is a file that is valid TOML.
 type document struct {
-	text string
-	md   toml.MetaData
-	root map[string]toml.Primitive
-	tree map[string]any // string, int64, float64, bool, time.Time, []any, map[string]any, []map[string]any
+	text   string
+	md     toml.MetaData
+	tables map[string]map[string]toml.Primitive // by their keys; "" is the whole
+	tree   map[string]any                       // string, int64, float64, bool, time.Time, []any, map[string]any, []map[string]any
 }
 
 // parse reads a document. The error has neither file nor key.
@@ -65,11 +65,13 @@ func (d *document) decode() (err error) {
 			err = fmt.Errorf("%v", r)
 		}
 	}()
-	if d.md, err = toml.Decode(d.text, &d.root); err != nil {
+	var root map[string]toml.Primitive
+	if d.md, err = toml.Decode(d.text, &root); err != nil {
 		return err
 	}
-	d.tree = make(map[string]any, len(d.root))
-	for key, p := range d.root {
+	d.tables = map[string]map[string]toml.Primitive{"": root}
+	d.tree = make(map[string]any, len(root))
+	for key, p := range root {
 		var v any
 		if err := d.md.PrimitiveDecode(p, &v); err != nil {
 			return err
@@ -83,18 +85,29 @@ func (d *document) decode() (err error) {
 // an error about its value, so it is asked for one. That takes time in proportion to the
 // file: it is for errors and for `config show`.
 func (d *document) line(key toml.Key) int {
-	p := d.root[key[0]]
-	for _, part := range key[1:] {
-		var table map[string]toml.Primitive
+	var refused toml.ParseError
+	if !errors.As(d.md.PrimitiveDecode(d.primitive(key), &refuser{}), &refused) {
+		return 0
+	}
+	return d.lineAt(refused.Position)
+}
+
+// primitive finds the value of a key; where there is none, in a list, that of the list.
+func (d *document) primitive(key toml.Key) toml.Primitive {
+	last := len(key) - 1
+	if last == 0 {
+		return d.tables[""][key[0]]
+	}
+	above := key[:last]
+	table, known := d.tables[above.String()]
+	if !known {
+		p := d.primitive(above)
 		if err := d.md.PrimitiveDecode(p, &table); err != nil {
-			break // not a table: its line is the nearest
+			return p
 		}
-		p = table[part]
+		d.tables[above.String()] = table
 	}
-	if err, ok := errors.AsType[toml.ParseError](d.md.PrimitiveDecode(p, &refuser{})); ok {
-		return d.lineAt(err.Position)
-	}
-	return 0
+	return table[key[last]]
 }
 
 // refuser takes no value.

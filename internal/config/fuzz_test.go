@@ -12,7 +12,7 @@ import (
 )
 
 // FuzzLoad: whatever is in a main file and a drop-in, there is a configuration, it is
-// consistent, and each mistake has a place that is there.
+// consistent, and each error has a place that is there.
 func FuzzLoad(f *testing.F) {
 	f.Add("", "")
 	f.Add(goodTable, "[driver.good]\ntimeout = \"1m\"\n[driver.bad]\nsocket = 1\n")
@@ -40,7 +40,7 @@ func FuzzLoad(f *testing.F) {
 		}
 		checkConfig(t, r)
 		if len(r.Errors) == 0 && len(r.Faulty) > 0 {
-			t.Errorf("faulty without a mistake: %q", r.Faulty)
+			t.Errorf("faulty without an error: %q", r.Faulty)
 		}
 		var b bytes.Buffer
 		if err := r.Show(&b); err != nil {
@@ -52,7 +52,7 @@ func FuzzLoad(f *testing.F) {
 	})
 }
 
-// checkLine holds a mistake's line against its key: the last part is in the line, where
+// checkLine holds an error's line against its key: the last part is in the line, where
 // it is written there as it is.
 func checkLine(t *testing.T, m Error, line string) {
 	t.Helper()
@@ -107,14 +107,14 @@ func checkConfig(t *testing.T, r *Result) {
 	}
 }
 
-// FuzzName: a name is a driver's if status.CheckName says so, else it is a mistake in the
+// FuzzName: a name is a driver's if status.CheckName says so, else it is an error in the
 // line that has it.
 func FuzzName(f *testing.F) {
 	for _, name := range []string{"nfs.csi.k8s.io", "Foo.Example", "", ".x", "../../x", "a b", "Under_score!", "a\nb", "a\x00", "a\"]\n[log]\n", strings.Repeat("a", 63), strings.Repeat("a", 64), "\xff", "driver", "\u202e"} {
 		f.Add(name)
 	}
 	f.Fuzz(func(t *testing.T, name string) {
-		r := one("[driver." + quote(name) + "]\nsocket = \"/a\"\n" + goodTable)
+		r := one("[driver." + Quote(name) + "]\nsocket = \"/a\"\n" + goodTable)
 		if len(name) > 2*status.MaxName {
 			return // too long a line says something else
 		}

@@ -2,6 +2,7 @@ package config
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -73,12 +74,17 @@ type position struct {
 	file  file
 	doc   *document
 	path  []string // of the key
+	id    string   // path as TOML writes it
 	whole toml.Key // the first key in the file that begins with path
 	order int      // of whole among the keys of the file
 }
 
-func (p position) line() int      { return p.doc.line(p.whole) }
-func (p position) String() string { return place(p.file.path, p.line()) }
+func (p position) String() string { return place(p.file.path, p.doc.line(p.whole)) }
+
+// error makes an error about the key.
+func (p position) error(problem, hint string) Error {
+	return Error{p.file.path, p.doc.line(p.whole), clip(p.id), problem, hint}
+}
 
 // loader merges files, one after the other.
 type loader struct {
@@ -102,8 +108,7 @@ type loader struct {
 // table is a driver's table as far as it is known.
 type table struct {
 	Driver
-	first     position // where it is named first
-	hasSocket bool     // it says what the socket is, right or wrong
+	first position // where it is named first
 }
 
 func newLoader(userExists func(name string) error) *loader {
@@ -147,7 +152,6 @@ func (l *loader) apply(f file, text string) {
 		l.broken(f, text, *bad)
 		return
 	}
-	r := &reading{loader: l, file: f, doc: doc}
 	isTable := make(map[string]bool) // the keys that were read: whether what is below them counts
 	before := len(l.errors)
 	for i, key := range doc.md.Keys() {
@@ -157,16 +161,12 @@ func (l *loader) apply(f file, text string) {
 		}
 		var v any = doc.tree
 		for n := range min(len(key), 3) {
-			path := key[:n+1]
 			v = v.(map[string]any)[key[n]]
-			id := keyString(path...)
-			below, known := isTable[id]
-			if !known {
-				_, below = v.(map[string]any)
-				below = r.read(position{f, doc, path, key, i}, id, v) && below
-				isTable[id] = below
+			at := position{f, doc, key[:n+1], keyString(key[:n+1]...), key, i}
+			if _, known := isTable[at.id]; !known {
+				isTable[at.id] = l.read(at, v)
 			}
-			if !below {
+			if !isTable[at.id] {
 				break
 			}
 		}
@@ -176,110 +176,82 @@ func (l *loader) apply(f file, text string) {
 // maxErrors is how many errors of meaning are named in one file.
 const maxErrors = 100
 
-// reading is the work on one document.
-type reading struct {
-	*loader
-	file file
-	doc  *document
-}
-
-// wrong makes an error about a key.
-func (r *reading) wrong(at position, problem, hint string) Error {
-	return Error{r.file.path, at.line(), clip(keyString(at.path...)), problem, hint}
-}
-
-// read reads a key and reports whether it is a table of which the keys count. id is the
-// key as TOML writes it.
-func (r *reading) read(at position, id string, v any) bool {
+// read reads a key and reports whether it is a table of which the keys count.
+func (l *loader) read(at position, v any) bool {
 	_, isTable := v.(map[string]any)
-	top := at.path[0]
-	switch {
+	known := []string{"kubelet", "log", "driver"}
+	switch top := at.path[0]; {
+	case !slices.Contains(known, top):
+		l.broken(at.file, at.doc.text, at.error("is not known", unknownKey(top, known)))
+		return false
+	case len(at.path) == 1 && isTable:
+		return true
+	case len(at.path) == 1 && top == "driver":
+		l.broken(at.file, at.doc.text, at.error("is not a table", `must be tables [driver."NAME"]`))
 	case len(at.path) == 1:
-		return r.top(at, v, isTable)
+		l.errors = append(l.errors, at.error("is not a table", "must be the table ["+top+"]"))
+		l.allHeldBack = l.allHeldBack || top == "kubelet"
+	case top == "log":
+		set(l, &l.log, logFields(), at, v)
 	case top == "kubelet":
 		// With a wrong root_dir nobody knows where to publish.
-		r.allHeldBack = !set(r, &r.kubelet, kubeletFields(), at, id, v) || r.allHeldBack
-	case top == "log":
-		set(r, &r.log, logFields(), at, id, v)
+		l.allHeldBack = !set(l, &l.kubelet, kubeletFields(), at, v) || l.allHeldBack
 	case len(at.path) == 2:
-		return r.driver(at, v, isTable)
+		return l.driver(at, isTable)
 	default:
-		t := r.drivers[at.path[1]]
-		t.hasSocket = t.hasSocket || at.path[2] == "socket"
-		if !set(r, &t.Driver, driverFields(r.userExists), at, id, v) {
-			r.faulty[t.Name] = true
+		t := l.drivers[at.path[1]]
+		if !set(l, &t.Driver, driverFields(l.userExists), at, v) {
+			l.faulty[t.Name] = true
 		}
 	}
 	return false
 }
 
-// top reads a key at the top of a document.
-func (r *reading) top(at position, v any, isTable bool) bool {
-	known := []string{"kubelet", "log", "driver"}
-	switch key := at.path[0]; {
-	case !slices.Contains(known, key):
-		r.broken(r.file, r.doc.text, r.wrong(at, "is not known", unknownKey(key, known)))
+// driver begins a driver's table, and reports whether it is one.
+func (l *loader) driver(at position, isTable bool) bool {
+	name := at.path[1]
+	if !isTable && slices.Contains(keys(driverFields(nil)), name) {
+		l.broken(at.file, at.doc.text, at.error("is not a table", `it belongs in a table [driver."NAME"]`))
 		return false
-	case isTable:
-	case key == "log":
-		r.errors = append(r.errors, r.wrong(at, "is not a table", "must be the table [log]"))
-	case key == "kubelet":
-		r.allHeldBack = true
-		r.errors = append(r.errors, r.wrong(at, "is not a table", "must be the table [kubelet]"))
-	default:
-		r.broken(r.file, r.doc.text, r.wrong(at, "is not a table", `must be tables [driver."NAME"]`))
+	}
+	if l.drivers[name] == nil {
+		l.drivers[name] = &table{Driver: DefaultDriver(name, ""), first: at}
+	}
+	if !isTable {
+		l.spoil(name, at.error("is not a table", "must be a table: ["+at.id+"], in single brackets"))
+	} else if err := status.CheckName(name); err != nil {
+		l.spoil(name, at.error("is "+clean(err.Error()), "must be the name that the driver answers to GetPluginInfo"))
 	}
 	return isTable
 }
 
-// driver begins a driver's table.
-func (r *reading) driver(at position, v any, isTable bool) bool {
-	name := at.path[1]
-	if !isTable && slices.Contains(keys(driverFields(nil)), name) {
-		r.broken(r.file, r.doc.text, r.wrong(at, "is not a table", `it belongs in a table [driver."NAME"]`))
-		return false
-	}
-	if r.drivers[name] == nil {
-		r.drivers[name] = &table{Driver: DefaultDriver(name, ""), first: at}
-	}
-	err := status.CheckName(name)
-	switch {
-	case !isTable:
-		r.errors = append(r.errors, r.wrong(at, "is not a table", "must be a table: ["+keyString(at.path...)+"], in single brackets"))
-	case err != nil:
-		r.errors = append(r.errors, r.wrong(at, "is "+clean(err.Error()), "must be the name that the driver answers to GetPluginInfo"))
-	}
-	if !isTable || err != nil {
-		r.faulty[name] = true
-	}
-	return isTable
+// spoil notes an error that leaves a driver out.
+func (l *loader) spoil(driver string, e Error) {
+	l.errors = append(l.errors, e)
+	l.faulty[driver] = true
 }
 
 // set puts a value into its place in t and reports whether it is right.
-func set[T any](r *reading, t *T, fields []field[T], at position, id string, v any) bool {
+func set[T any](l *loader, t *T, fields []field[T], at position, v any) bool {
 	key := at.path[len(at.path)-1]
 	i := slices.IndexFunc(fields, func(f field[T]) bool { return f.key == key })
 	if i < 0 {
-		e := r.wrong(at, "is not known", unknownKey(key, keys(fields)))
 		if _, isTable := v.(map[string]any); isTable && at.path[0] == "driver" {
 			// [driver.nfs.csi.k8s.io]: it is about the driver whose name was meant.
-			e.Hint = "a name with dots must be in quotes: " + `[driver."` + at.path[1] + "." + key + `…"]`
-			r.broken(r.file, r.doc.text, e)
-			return false
+			l.broken(at.file, at.doc.text, at.error("is not known",
+				fmt.Sprintf(`a name with dots must be in quotes: [driver."%s.%s…"]`, at.path[1], key)))
+		} else {
+			l.errors = append(l.errors, at.error("is not known", unknownKey(key, keys(fields))))
 		}
-		r.errors = append(r.errors, e)
 		return false
 	}
 	if bad := fields[i].set(t, v); bad != nil {
-		if bad.hint == "" {
-			bad.hint = fields[i].want
-		}
-		r.errors = append(r.errors, r.wrong(at, bad.problem, bad.hint))
+		l.errors = append(l.errors, at.error(bad.problem, cmp.Or(bad.hint, fields[i].want)))
 		return false
 	}
-	r.origins[id] = at
-	if r.file.place == etc && !r.file.dropIn {
-		r.main[id] = at
+	l.origins[at.id] = at
+	if at.file.place == etc && !at.file.dropIn {
+		l.main[at.id] = at
 	}
 	return true
 }

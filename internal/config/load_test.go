@@ -61,7 +61,7 @@ func TestDefault(t *testing.T) {
 	if got := r.Config.Kubelet.PluginsRegistry(); got != "/var/lib/kubelet/plugins_registry" {
 		t.Error(got)
 	}
-	// The numbers of spec §3.
+	// The defaults that csi-registrar.toml(5) names.
 	s := tree(t, map[string]string{inEtc + "config.toml": "[driver.a]\nsocket = \"unix:///run/a.sock\"\n"})
 	want := Driver{Name: "a", Socket: "/run/a.sock", Endpoint: "/run/a.sock", Enabled: true, Timeout: 5 * time.Second,
 		SupportedVersions: []string{"1.0.0"}, WhenGone: "keep", WithdrawAfter: 30 * time.Second, SocketOwner: "root"}
@@ -192,7 +192,7 @@ func TestMasks(t *testing.T) {
 	}
 }
 
-// TestOverriddenWarning: a package's word against the admin's main file is told, unless
+// TestOverriddenWarning: a package's word against the admin's main file is reported, unless
 // the admin has the last word anyway.
 func TestOverriddenWarning(t *testing.T) {
 	const hint = " (what shall count is best written in a drop-in in /etc/csi-registrar/conf.d, numbered 60 to 90)"

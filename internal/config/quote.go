@@ -7,9 +7,9 @@ import (
 	"unicode/utf8"
 )
 
-// quote writes s as a TOML basic string of printable characters. (strconv.Quote uses
+// Quote writes s as a TOML basic string of printable characters. (strconv.Quote uses
 // escapes that TOML does not have.)
-func quote(s string) string {
+func Quote(s string) string {
 	var b strings.Builder
 	b.WriteByte('"')
 	for _, r := range s {
@@ -36,7 +36,7 @@ func quote(s string) string {
 // printable leaves s as it is if it can be shown as it is, else quotes it.
 func printable(s string) string {
 	if !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) {
-		return quote(s)
+		return Quote(s)
 	}
 	return s
 }
@@ -54,7 +54,7 @@ func keyString(parts ...string) string {
 		if bare(p) && !(i == 1 && parts[0] == "driver") {
 			out[i] = p
 		} else {
-			out[i] = quote(p)
+			out[i] = Quote(p)
 		}
 	}
 	return strings.Join(out, ".")

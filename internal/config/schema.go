@@ -1,7 +1,9 @@
 package config
 
 import (
+	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -78,24 +80,16 @@ func keys[T any](fields []field[T]) []string {
 func literal(v any) string {
 	switch v := v.(type) {
 	case bool:
-		if v {
-			return "true"
-		}
-		return "false"
-	case time.Duration:
-		return quote(v.String())
+		return strconv.FormatBool(v)
 	case []string:
 		quoted := make([]string, len(v))
 		for i, s := range v {
-			quoted[i] = quote(s)
+			quoted[i] = Quote(s)
 		}
 		return "[" + strings.Join(quoted, ", ") + "]"
-	case WhenGone:
-		return quote(string(v))
-	case string:
-		return quote(v)
+	default:
+		return Quote(fmt.Sprint(v))
 	}
-	return ""
 }
 
 // unknownKey says what was probably meant by a key that is not one of known.

@@ -10,17 +10,21 @@ import (
 	"unicode/utf8"
 )
 
-// setting is a key of a table with its value.
+// setting is a key of a table with its value. Fields are added, never renamed.
 type setting struct {
 	key   string
-	value any    // as in field.get
-	from  string // FILE:LINE, or "default"
+	Value any    `json:"value"` // a string (also for a duration), a boolean or a list of strings
+	From  string `json:"from"`  // FILE:LINE, or "default"
 }
 
 func settings[T any](r *Result, t T, fields []field[T], path ...string) []setting {
 	out := make([]setting, len(fields))
 	for i, f := range fields {
-		out[i] = setting{f.key, f.get(t), r.Origin(keyString(path...) + "." + f.key)}
+		value := f.get(t)
+		if d, ok := value.(time.Duration); ok {
+			value = d.String()
+		}
+		out[i] = setting{f.key, value, r.Origin(keyString(path...) + "." + f.key)}
 	}
 	return out
 }
@@ -60,10 +64,10 @@ func showTable(b *bufio.Writer, table []setting, path ...string) {
 	keyWidth, valueWidth := 0, 0
 	for _, s := range table {
 		keyWidth = max(keyWidth, len(s.key))
-		valueWidth = max(valueWidth, utf8.RuneCountInString(literal(s.value)))
+		valueWidth = max(valueWidth, utf8.RuneCountInString(literal(s.Value)))
 	}
 	for _, s := range table {
-		value, from := literal(s.value), s.from
+		value, from := literal(s.Value), s.From
 		if from != "default" {
 			from = "from " + from
 		}
@@ -72,22 +76,16 @@ func showTable(b *bufio.Writer, table []setting, path ...string) {
 	}
 }
 
-// shownValue is a value in the JSON form.
-type shownValue struct {
-	Value any    `json:"value"` // a string (also for a duration), a boolean or a list of strings
-	From  string `json:"from"`  // FILE:LINE, or "default"
-}
-
 // shownResult is the JSON form. Fields are added, never renamed.
 type shownResult struct {
-	Files    []string                         `json:"files"`
-	Hidden   []Hidden                         `json:"hidden"`
-	Kubelet  map[string]shownValue            `json:"kubelet"` // by key
-	Log      map[string]shownValue            `json:"log"`
-	Driver   map[string]map[string]shownValue `json:"driver"` // by name
-	Faulty   []string                         `json:"faulty"` // drivers left out for an error
-	Errors   []Error                          `json:"errors"`
-	Warnings []Error                          `json:"warnings"`
+	Files    []string                      `json:"files"`
+	Hidden   []Hidden                      `json:"hidden"`
+	Kubelet  map[string]setting            `json:"kubelet"` // by key
+	Log      map[string]setting            `json:"log"`
+	Driver   map[string]map[string]setting `json:"driver"` // by name
+	Faulty   []string                      `json:"faulty"` // drivers left out for an error
+	Errors   []Error                       `json:"errors"`
+	Warnings []Error                       `json:"warnings"`
 }
 
 // ShowJSON writes the merged configuration as a JSON document: the tables as in the
@@ -98,7 +96,7 @@ func (r *Result) ShowJSON(w io.Writer) error {
 		Hidden:   append([]Hidden{}, r.Hidden...),
 		Kubelet:  shownTable(settings(r, r.Config.Kubelet, kubeletFields(), "kubelet")),
 		Log:      shownTable(settings(r, r.Config.Log, logFields(), "log")),
-		Driver:   make(map[string]map[string]shownValue, len(r.Config.Drivers)),
+		Driver:   make(map[string]map[string]setting, len(r.Config.Drivers)),
 		Faulty:   append([]string{}, r.Faulty...),
 		Errors:   append([]Error{}, r.Errors...),
 		Warnings: append([]Error{}, r.Warnings...),
@@ -115,13 +113,10 @@ func (r *Result) ShowJSON(w io.Writer) error {
 	return nil
 }
 
-func shownTable(table []setting) map[string]shownValue {
-	out := make(map[string]shownValue, len(table))
+func shownTable(table []setting) map[string]setting {
+	out := make(map[string]setting, len(table))
 	for _, s := range table {
-		if d, ok := s.value.(time.Duration); ok {
-			s.value = d.String()
-		}
-		out[s.key] = shownValue{s.value, s.from}
+		out[s.key] = s
 	}
 	return out
 }

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"io/fs"
 	"maps"
@@ -33,12 +34,7 @@ type file struct {
 	rank   int // its turn in the order of application, from 0
 }
 
-func (s Source) root() string {
-	if s.Root == "" {
-		return "/"
-	}
-	return s.Root
-}
+func (s Source) root() string { return absolutePath(cmp.Or(s.Root, "/")) }
 
 // dir is the directory of a place.
 func (s Source) dir(place int) string {
@@ -49,15 +45,12 @@ func (s Source) dir(place int) string {
 // see every change that matters: the main files, and the conf.d directories with what is
 // in them. Some or all of them may not exist. Result.Links are to be watched beside them.
 func (s Source) Watch() []string {
-	paths := []string{s.File}
-	if s.File == "" {
-		paths = nil
-		for place := range places {
-			paths = append(paths, filepath.Join(s.dir(place), "config.toml"), filepath.Join(s.dir(place), "conf.d"))
-		}
+	if s.File != "" {
+		return []string{absolutePath(s.File)}
 	}
-	for i, p := range paths {
-		paths[i] = absolutePath(p)
+	var paths []string
+	for place := range places {
+		paths = append(paths, filepath.Join(s.dir(place), "config.toml"), filepath.Join(s.dir(place), "conf.d"))
 	}
 	return paths
 }
@@ -84,68 +77,51 @@ type listing struct {
 	errors []Error  // directories that cannot be read, or not be trusted
 }
 
-// list looks what there is.
+// list looks what there is. A name in one place hides the same name in the next ones,
+// whatever is in the file: this is also how an empty one masks.
 func (s Source) list(t *trust) listing {
 	if s.File != "" {
 		return listing{files: []file{{path: s.File}}}
 	}
 	var l listing
-	var mains []file
-	dropIns := make(map[string]file)
+	byName := make(map[string]file) // the main file has no name, and so comes first
+	add := func(name string, f file) {
+		if by, hidden := byName[name]; hidden {
+			l.hidden = append(l.hidden, Hidden{f.path, by.path})
+		} else {
+			byName[name] = f
+		}
+	}
 	for place := range places {
 		// Nothing that is in a directory counts that others may write.
 		if e := t.way(s.dir(place)); e != nil {
 			l.errors = append(l.errors, *e)
 			continue
 		}
-		main := file{path: filepath.Join(s.dir(place), "config.toml"), place: place}
+		main := filepath.Join(s.dir(place), "config.toml")
 		// Whatever is wrong with a file that is there is found when it is read.
-		if _, err := os.Lstat(main.path); !errors.Is(err, fs.ErrNotExist) {
-			mains = append(mains, main)
+		if _, err := os.Lstat(main); !errors.Is(err, fs.ErrNotExist) {
+			add("", file{path: main, place: place})
 		}
-		s.dropIns(&l, dropIns, place, t)
-	}
-	if len(mains) > 0 {
-		l.files = mains[:1]
-		for i, f := range mains[1:] {
-			l.hidden = slices.Insert(l.hidden, i, Hidden{f.path, mains[0].path})
+		dir := filepath.Join(s.dir(place), "conf.d")
+		entries, e := t.readDir(dir)
+		if e != nil {
+			l.errors = append(l.errors, *e)
+		}
+		for _, e := range entries {
+			if !strings.HasPrefix(e.Name(), ".") && strings.HasSuffix(e.Name(), ".toml") {
+				add(e.Name(), file{path: filepath.Join(dir, e.Name()), place: place, dropIn: true})
+			}
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(dropIns)) {
-		l.files = append(l.files, dropIns[name])
-	}
-	for i := range l.files {
-		l.files[i].rank = i
+	for _, name := range slices.Sorted(maps.Keys(byName)) {
+		f := byName[name]
+		f.rank = len(l.files)
+		l.files = append(l.files, f)
+		// Not what a mask points to: /dev/null is written to all the time.
+		if _, err := os.Readlink(f.path); f.dropIn && err == nil && !isNull(f.path) {
+			l.links = append(l.links, f.path)
+		}
 	}
 	return l
-}
-
-// dropIns adds the drop-ins of a place. A name in one place hides the same name in the
-// next ones, whatever is in the file: this is also how an empty one masks.
-func (s Source) dropIns(l *listing, byName map[string]file, place int, t *trust) {
-	dir := filepath.Join(s.dir(place), "conf.d")
-	if e := t.way(dir); e != nil {
-		l.errors = append(l.errors, *e)
-		return
-	}
-	entries, err := os.ReadDir(dir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		l.errors = append(l.errors, cannotRead(dir, err))
-	}
-	for _, e := range entries {
-		name := e.Name()
-		if strings.HasPrefix(name, ".") || !strings.HasSuffix(name, ".toml") {
-			continue
-		}
-		f := file{path: filepath.Join(dir, name), place: place, dropIn: true}
-		if by, hidden := byName[name]; hidden {
-			l.hidden = append(l.hidden, Hidden{f.path, by.path})
-			continue
-		}
-		byName[name] = f
-		// Not what a mask points to: /dev/null is written to all the time.
-		if e.Type() == fs.ModeSymlink && !isNull(f.path) {
-			l.links = append(l.links, absolutePath(f.path))
-		}
-	}
 }

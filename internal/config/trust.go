@@ -10,8 +10,6 @@ import (
 	"slices"
 	"strings"
 	"syscall"
-
-	"csi-registrar/internal/safetext"
 )
 
 // maxFile is the largest file that is read, in bytes. A thousand drivers fit.
@@ -31,7 +29,7 @@ type trust struct {
 // beside root: tests and image builds work there without root, and who chose that root
 // chose its files.
 func (s Source) trust() *trust {
-	t := &trust{root: absolutePath(s.root()), owners: []uint32{0}}
+	t := &trust{root: s.root(), owners: []uint32{0}}
 	if s.File != "" {
 		t.owners = nil
 	} else if t.root != "/" {
@@ -68,7 +66,8 @@ func (t *trust) way(path string) *Error {
 			return new(cannotRead(next, err))
 		}
 		if t.root == "/" || strings.HasPrefix(next, t.root+"/") {
-			if e := t.untrusted(next, info); e != nil && !info.Mode().IsRegular() {
+			passed := strings.Trim(rest, "/") != ""
+			if e := t.untrusted(next, info, passed); e != nil && !info.Mode().IsRegular() {
 				return e
 			}
 		}
@@ -87,24 +86,44 @@ func (t *trust) way(path string) *Error {
 	return nil
 }
 
-// untrusted says why a file, a directory or a link is not to be believed, nil if it is.
-func (t *trust) untrusted(path string, info fs.FileInfo) *Error {
+// untrusted says why a file, a directory or a link is not to be believed, nil if it is. Of a
+// sticky directory that is passed on the way, as /tmp, it is enough that the next entry is a
+// trusted user's: nobody else can replace that.
+func (t *trust) untrusted(path string, info fs.FileInfo, passed bool) *Error {
 	uid := info.Sys().(*syscall.Stat_t).Uid // on Linux it is never another type
 	switch mode := info.Mode(); {
-	case t.owners == nil || !mode.IsRegular() && !mode.IsDir() && mode.Type() != fs.ModeSymlink:
+	case t.owners == nil || mode.Type()&^(fs.ModeDir|fs.ModeSymlink) != 0: // not opened anyway
 		return nil
 	case !slices.Contains(t.owners, uid):
-		fix := safetext.Run("chown", "root", path)
-		if mode.Type() == fs.ModeSymlink { // its owner said where it points to
-			fix = safetext.Run("rm", path)
-		}
 		return &Error{File: path, Problem: fmt.Sprintf("belongs to uid %d, not to root", uid),
-			Hint: "look what is in it, then: " + fix.String()}
-	case mode.Type() != fs.ModeSymlink && mode.Perm()&0o022 != 0: // the mode of a link says nothing
+			Hint: "look what is in it before you give it to root"}
+	case mode.Type() == fs.ModeSymlink || passed && mode&fs.ModeSticky != 0: // the mode of a link says nothing
+	case mode.Perm()&0o022 != 0:
 		return &Error{File: path, Problem: fmt.Sprintf("its group or others may write it (mode %04o)", mode.Perm()),
-			Hint: "look what is in it, then: " + safetext.Run("chmod", "go-w", path).String()}
+			Hint: "look what is in it, then take the right from them"}
 	}
 	return nil
+}
+
+// readDir lists a directory. What does not exist is empty.
+func (t *trust) readDir(path string) ([]fs.DirEntry, *Error) {
+	if e := t.way(path); e != nil {
+		return nil, e
+	}
+	var entries []fs.DirEntry
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil
+	case err == nil && !info.IsDir():
+		err = syscall.ENOTDIR // to open a pipe would not return
+	case err == nil:
+		entries, err = os.ReadDir(path)
+	}
+	if err != nil {
+		return entries, new(cannotRead(path, err))
+	}
+	return entries, nil
 }
 
 // read reads a file of at most most bytes. The text is given with an error, too, if the
@@ -133,7 +152,7 @@ func (t *trust) read(path string, most int64) (text string, bad *Error) {
 		return "", &Error{File: path, Problem: "is not a regular file any more", Hint: notRegular}
 	}
 	if bad == nil {
-		bad = t.untrusted(path, info)
+		bad = t.untrusted(path, info, false)
 	}
 	data, err := io.ReadAll(io.LimitReader(f, most+1))
 	switch {
@@ -165,10 +184,7 @@ func cannotRead(path string, err error) Error {
 	case errors.Is(err, fs.ErrPermission):
 		e.Hint = "try again as root"
 	case errors.Is(err, fs.ErrNotExist):
-		e.Hint = "make the file, or name another"
-		if _, linkErr := os.Readlink(path); linkErr == nil {
-			e.Hint = "it is a link to a file that does not exist"
-		}
+		e.Hint = "make the file, or remove the link to it"
 	}
 	return e
 }

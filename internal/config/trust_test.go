@@ -31,6 +31,27 @@ func TestWritableDirectoryIsAnError(t *testing.T) {
 	}
 }
 
+// Everybody may make files in a sticky directory.
+func TestStickyDropInDirectoryIsAnError(t *testing.T) {
+	s := tree(t, map[string]string{inEtc + "conf.d/50-a.toml": goodTable})
+	dir := filepath.Join(s.Root, inEtc, "conf.d")
+	if err := os.Chmod(dir, 0o777|os.ModeSticky); err != nil {
+		t.Fatal(err)
+	}
+	if r := Load(s); len(r.Errors) != 1 || r.Errors[0].File != dir || len(r.Config.Drivers) > 0 {
+		t.Errorf("%v, drivers %+v", r.Errors, r.Config.Drivers)
+	}
+}
+
+// A pipe in the place of conf.d holds nothing up.
+func TestPipeInsteadOfADirectory(t *testing.T) {
+	s := tree(t, map[string]string{inEtc + "config.toml": goodTable})
+	if err := syscall.Mkfifo(filepath.Join(s.Root, inEtc, "conf.d"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.check(t, Load(s), "/"+inEtc+"conf.d: cannot be read: not a directory", "")
+}
+
 // Opening a pipe lets go who waits for its other end, and opening a device can do anything.
 func TestOnlyRegularFilesAreOpened(t *testing.T) {
 	s := tree(t, map[string]string{inEtc + "conf.d/60-a.toml": goodTable})
@@ -65,7 +86,12 @@ func TestWay(t *testing.T) {
 	if err := os.Chmod(filepath.Join(s.Root, "opt/x"), 0o777); err != nil {
 		t.Fatal(err)
 	}
-	s.check(t, Load(s), "/opt/x: its group or others may write it (mode 0777) (look what is in it, then: chmod go-w /opt/x)\n"+loop, "")
+	s.check(t, Load(s), "/opt/x: its group or others may write it (mode 0777) (look what is in it, then take the right from them)\n"+loop, "")
+	// In a sticky directory nobody can replace what is root's.
+	if err := os.Chmod(filepath.Join(s.Root, "opt/x"), 0o777|os.ModeSticky); err != nil {
+		t.Fatal(err)
+	}
+	s.check(t, Load(s), loop, "")
 	// What is above the root is its user's own affair.
 	if err := os.Chmod(filepath.Join(s.Root, "opt/x"), 0o755); err != nil {
 		t.Fatal(err)
@@ -78,6 +104,6 @@ func TestWay(t *testing.T) {
 		if err := os.Lchown(filepath.Join(s.Root, "opt/l"), 12345, 12345); err != nil {
 			t.Fatal(err)
 		}
-		s.check(t, Load(s), "/opt/l: belongs to uid 12345, not to root (look what is in it, then: rm /opt/l)\n"+loop, "")
+		s.check(t, Load(s), "/opt/l: belongs to uid 12345, not to root (look what is in it before you give it to root)\n"+loop, "")
 	}
 }

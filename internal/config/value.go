@@ -23,7 +23,7 @@ func faultf(format string, args ...any) *fault {
 }
 
 // shown is a value in a message: quoted, on one line, not too long.
-func shown(s string) string { return quote(clip(s)) }
+func shown(s string) string { return Quote(clip(s)) }
 
 func clip(s string) string {
 	const most = 120 // characters

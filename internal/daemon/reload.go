@@ -74,8 +74,8 @@ type configReloader struct {
 	load     func(config.Source) *config.Result // config.Load
 	slot     *worker.Slot                       // in which load runs
 	answered chan struct{}                      // capacity one: an abandoned load has returned
-	requests chan request
-	ended    chan struct{} // closed when follow has returned
+	requests chan chan<- error                  // for a reload at once, and where its error goes
+	ended    chan struct{}                      // closed when follow has returned
 
 	// All below belongs to begin, and then to the goroutine in follow.
 	lastGood string // the path of the last good configuration
@@ -87,11 +87,8 @@ type configReloader struct {
 	reported string   // errors and warnings that the log has already
 }
 
-// request asks for a reload at once.
-type request struct{ done chan error }
-
 func newReloader(source config.Source, load func(config.Source) *config.Result) *configReloader {
-	r := &configReloader{source: source, load: load, answered: make(chan struct{}, 1), requests: make(chan request), ended: make(chan struct{})}
+	r := &configReloader{source: source, load: load, answered: make(chan struct{}, 1), requests: make(chan chan<- error), ended: make(chan struct{})}
 	r.slot = worker.NewPool().Slot(filepath.Dir(source.Watch()[0]), func() {
 		select {
 		case r.answered <- struct{}{}:
@@ -138,7 +135,7 @@ func (r *configReloader) begin(ctx context.Context, res *config.Result) error {
 	}
 	switch {
 	case len(res.Errors) == 0 && good != nil:
-		c = r.keep(res, r.served(good, c))
+		c = r.keep(res, served(good, r.parts.unclaimed(c.Config)))
 	case len(res.Errors) == 0:
 	case good != nil:
 		c = good
@@ -153,15 +150,14 @@ func (r *configReloader) begin(ctx context.Context, res *config.Result) error {
 	return r.apply(ctx, c, len(res.Errors) == 0)
 }
 
-// served is the last good configuration without the drivers that have disappeared from the
-// files, c, but are not registered: the grace period withdraws later, it does not register.
-func (r *configReloader) served(good, c *config.InForce) *config.InForce {
-	stored := r.parts.unclaimed(c.Config) // of drivers that c does not have
-	all := *good.Config
-	all.Drivers = slices.DeleteFunc(slices.Clone(all.Drivers), func(d config.Driver) bool {
+// served is the last good configuration with only those drivers whose registration sockets
+// the descriptor store has kept: the grace period withdraws later, it does not register again.
+func served(good *config.InForce, stored []string) *config.InForce {
+	c := *good.Config
+	c.Drivers = slices.DeleteFunc(slices.Clone(c.Drivers), func(d config.Driver) bool {
 		return !slices.Contains(stored, d.Name)
 	})
-	return &config.InForce{Config: &all, Files: good.Files, RootDirFile: good.RootDirFile}
+	return &config.InForce{Config: &c, Files: good.Files, RootDirFile: good.RootDirFile}
 }
 
 // keep returns what the files say together with what disappeared from them just now.
@@ -196,16 +192,16 @@ func (r *configReloader) apply(ctx context.Context, c *config.InForce, complete 
 
 // reload is the command: what disappeared from the files is withdrawn at once.
 func (r *configReloader) reload(ctx context.Context) error {
-	q := request{make(chan error, 1)}
+	done := make(chan error, 1)
 	select {
-	case r.requests <- q:
+	case r.requests <- done:
 	case <-r.ended:
 		return errors.New("the daemon is stopping")
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
 	select {
-	case err := <-q.done:
+	case err := <-done:
 		return err
 	case <-ctx.Done():
 		return context.Cause(ctx)
@@ -284,8 +280,8 @@ func (r *configReloader) follow(ctx context.Context) {
 		case <-hints.Hints():
 			r.next.by(time.Now().Add(settle))
 			continue
-		case q := <-r.requests:
-			q.done <- r.readAndApply(ctx, false)
+		case done := <-r.requests:
+			done <- r.readAndApply(ctx, false)
 		case <-r.answered:
 			err = r.readAndApply(ctx, true)
 		case <-due:

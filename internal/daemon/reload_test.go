@@ -237,3 +237,15 @@ func TestFirstStartWithABrokenDropIn(t *testing.T) {
 	n.write("conf.d/60-b.toml", "[driver.\"b.example\"]\nenabled = false\n")
 	n.await(c, "the fixed drop-in", func(s status.Document) bool { return has("b.example")(s) && s.ConfigError == "" })
 }
+
+// A driver whose table disappeared while the daemon was stopped is not registered again.
+func TestGracePeriodAtStartIsForWhatTheStoreKept(t *testing.T) {
+	good := &config.InForce{Config: config.Default(), RootDirFile: "/etc/csi-registrar/config.toml"}
+	good.Drivers = []config.Driver{config.DefaultDriver("a.example", "/a"), config.DefaultDriver("b.example", "/b")}
+	res := &config.Result{Config: config.Default()}
+	var grace config.Grace
+	kept := grace.Keep(served(good, []string{"b.example"}), res, time.Now())
+	if len(kept.Drivers) != 1 || kept.Drivers[0].Name != "b.example" || len(good.Drivers) != 2 {
+		t.Errorf("kept %+v of %+v", kept.Drivers, good.Drivers)
+	}
+}
