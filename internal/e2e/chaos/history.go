@@ -83,7 +83,7 @@ const becauseWithin = 2 * time.Minute
 func (l *history) unfounded(driver string, e entry) string {
 	need := []kind{}
 	switch cause := e.fields["cause"]; {
-	case strings.HasPrefix(e.msg, "withdrawing: no longer configured"):
+	case cause == "unconfigured":
 		need = []kind{byConfig}
 	case cause == "removed", cause == "replaced":
 		need = []kind{onPath}
@@ -91,7 +91,7 @@ func (l *history) unfounded(driver string, e entry) string {
 		need = []kind{byDriver, byConfig}
 	case cause == "asked":
 		need = []kind{asked}
-	case cause == "returned":
+	case cause == "returned", cause == "kubelet-silent":
 		need = []kind{refusing}
 	case cause == "mismatch", cause == "gone":
 		need = []kind{byDriver}
