@@ -36,7 +36,7 @@ func steps() []step {
 		{"The driver starts", (*stage).driverStarts},
 		{"The driver restarts", (*stage).driverRestarts},
 		{"The daemon is killed (kill -9) and comes back", (*stage).daemonKilled},
-		{"Somebody makes a mistake in a configuration file", (*stage).mistakeMade},
+		{"Somebody writes a wrong configuration file", (*stage).configurationError},
 		{"The driver goes away", (*stage).driverGoes},
 		{"The driver's configuration is removed", (*stage).driverRemoved},
 	}

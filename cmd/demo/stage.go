@@ -105,7 +105,7 @@ func (s *stage) furnish() (err error) {
 	return os.WriteFile(s.dropIn("50-sample.toml"), []byte(s.sampleDropIn()), 0o640)
 }
 
-// sampleDropIn is the driver's configuration. A temporary folder is open to more users
+// sampleDropIn is the driver's configuration. A temporary directory is open to more users
 // than /run, so the check of the socket's owner is turned off.
 func (s *stage) sampleDropIn() string {
 	return fmt.Sprintf("[driver.%q]\nsocket = %q\nsocket_owner = \"any\"\n", driverName, s.driverSocket())

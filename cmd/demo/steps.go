@@ -186,15 +186,15 @@ func (s *stage) askMeanwhile(ctx context.Context) error {
 	return nil
 }
 
-func (s *stage) mistakeMade(ctx context.Context) error {
-	const mistake = `timeot = "5s"`
+func (s *stage) configurationError(ctx context.Context) error {
+	const wrong = `timeot = "5s"`
 	from := s.events.now()
-	file := s.dropIn("60-mistake.toml")
-	text := fmt.Sprintf("[driver.%q]\n%s\n", driverName, mistake)
+	file := s.dropIn("60-wrong.toml")
+	text := fmt.Sprintf("[driver.%q]\n%s\n", driverName, wrong)
 	if err := os.WriteFile(file, []byte(text), 0o640); err != nil {
-		return fmt.Errorf("cannot make a mistake: %w", err)
+		return fmt.Errorf("cannot write a wrong file: %w", err)
 	}
-	s.tell(time.Now(), theAdmin, "writes %s into 60-mistake.toml, and reloads", mistake)
+	s.tell(time.Now(), theAdmin, "writes %s into 60-wrong.toml, and reloads", wrong)
 	err := s.client.Reload(ctx)
 	if err == nil {
 		return errors.New("the daemon accepted a wrong configuration")
@@ -208,10 +208,10 @@ func (s *stage) mistakeMade(ctx context.Context) error {
 		return err
 	}
 	if err := os.Remove(file); err != nil {
-		return fmt.Errorf("cannot fix the mistake: %w", err)
+		return fmt.Errorf("cannot remove the wrong file: %w", err)
 	}
 	if err := s.client.Reload(ctx); err != nil {
-		return fmt.Errorf("the mistake was fixed: %w", err)
+		return fmt.Errorf("the error was fixed: %w", err)
 	}
 	s.tell(time.Now(), theAdmin, "removes the file, and reloads; that is accepted")
 	if err := s.undisturbed(ctx, from); err != nil {

@@ -93,14 +93,20 @@ func TestDoctorOnABareNode(t *testing.T) {
 	code, out := run(true)
 	var doc struct {
 		Healthy  *bool
-		Findings []struct{ Step, Severity, Found string }
-		Checks   []struct{ Step, Result string }
+		Findings []struct {
+			Step, Severity, Found string
+			Fix                   []struct{ Command, Text string }
+		}
+		Checks []struct{ Step, Result string }
 	}
 	if err := json.Unmarshal([]byte(out), &doc); err != nil {
 		t.Fatal(err)
 	}
 	if code != exitFailed || doc.Healthy == nil || *doc.Healthy || len(doc.Findings) == 0 || doc.Findings[0].Step != "kubelet" || len(doc.Checks) == 0 {
 		t.Errorf("code %d\n%s", code, out)
+	}
+	if fix := doc.Findings[0].Fix; len(fix) != 2 || fix[0].Command != "systemctl start kubelet.service" || fix[0].Text != "" {
+		t.Errorf("%+v", fix)
 	}
 	o.Drivers = []string{"nfs.csi.k8s.io"}
 	code, out = run(false)

@@ -50,9 +50,7 @@ func TestAFileSystemThatDoesNotAnswer(t *testing.T) {
 	t.Logf("its driver was registered %s after it answered again", time.Since(begun))
 
 	n.hang(t)
-	if err := os.Remove(filepath.Join(n.registry, n.names[0]+"-reg.sock")); err != nil { // it is looked at
-		t.Fatal(err)
-	}
+	n.first.Kill() // its connection breaks, so its socket is looked at
 	n.unimpaired(t, others)
 	if took := n.stop(t); took > usualStop+time.Second {
 		t.Errorf("stopped after %s, usually %s", took, usualStop)
@@ -84,6 +82,7 @@ func TestALinkToAFileSystemThatDoesNotAnswer(t *testing.T) {
 type hangingNode struct {
 	root, registry string
 	names          []string
+	first          *fake.Driver
 	fs             *fake.HangFS
 	manager        *fake.Manager
 	client         *control.Client
@@ -136,6 +135,9 @@ func newHangingNode(t *testing.T, drivers int) *hangingNode {
 		}
 		t.Cleanup(d.Kill)
 		n.names = append(n.names, name)
+		if i == 0 {
+			n.first = d
+		}
 		conf += fmt.Sprintf("[driver.%q]\nsocket = %q\nsocket_owner = \"any\"\n", name, socket)
 	}
 	if err := os.WriteFile(filepath.Join(root, "etc/csi-registrar/config.toml"), []byte(conf), 0o644); err != nil {

@@ -15,7 +15,7 @@ func WriteDropIns(w io.Writer, registrars []Registrar) error {
 	var b strings.Builder
 	write := func(key, value, byDefault string) {
 		if value != byDefault {
-			fmt.Fprintf(&b, "%s = %s\n", key, quote(value))
+			fmt.Fprintf(&b, "%s = %s\n", key, config.Quote(value))
 		}
 	}
 	rootDir := config.Default().Kubelet.RootDir
@@ -31,7 +31,7 @@ func WriteDropIns(w io.Writer, registrars []Registrar) error {
 			write("root_dir", r.RootDir, "")
 		}
 		defaults := config.DefaultDriver(r.Driver.Name, r.Driver.Socket)
-		fmt.Fprintf(&b, "\n[driver.%s]\n", quote(r.Driver.Name))
+		fmt.Fprintf(&b, "\n[driver.%s]\n", config.Quote(r.Driver.Name))
 		write("socket", r.Driver.Socket, "")
 		write("endpoint", r.Driver.Endpoint, defaults.Endpoint)
 		write("timeout", r.Driver.Timeout.String(), defaults.Timeout.String())

@@ -44,7 +44,7 @@ func RunSidecar(ctx context.Context, o Options, flags compat.Options) error {
 	})
 }
 
-// sidecarBackend is a backend whose folder was named by a flag: the agent's configuration
+// sidecarBackend is a backend whose directory was named by a flag: the agent's configuration
 // does not have it.
 type sidecarBackend struct {
 	backend

@@ -48,7 +48,7 @@ func (x *exam) trusted(ctx context.Context, d config.Driver, peer *unixsock.Cred
 		found = sentence(p.Problem)
 		file, err := look(ctx, x, p.Path, func() (unixsock.File, error) { return unixsock.Lstat(p.Path) })
 		switch {
-		case err == nil && file.IsLink(): // never chown a link: it is whoever made it who says what to
+		case err == nil && file.IsLink() && peer == nil: // never chown a link: its owner said where it points to
 			fix = []Fix{run("rm", p.Path)}
 		case len(p.Command) > 0:
 			fix = []Fix{run(p.Command[0], p.Command[1:]...)}
@@ -149,10 +149,10 @@ func (q *questions) call(ctx context.Context, step Step, limit time.Duration, se
 
 // failure says in words how a call ended.
 func failure(step Step, limit time.Duration, err error) string {
-	if w, ok := errors.AsType[wrongAnswer](err); ok {
-		return w.Error()
+	s, fromCall := grpcstatus.FromError(err)
+	if !fromCall { // an answer that is wrong
+		return err.Error()
 	}
-	s := grpcstatus.Convert(err)
 	said := safetext.Quote(s.Message())
 	switch s.Code() {
 	case codes.DeadlineExceeded:
@@ -165,11 +165,6 @@ func failure(step Step, limit time.Duration, err error) string {
 		return fmt.Sprintf("%s fails: %s: %s", step, s.Code(), said)
 	}
 }
-
-// wrongAnswer is an answer that is no failure of the call.
-type wrongAnswer string
-
-func (w wrongAnswer) Error() string { return string(w) }
 
 // repair is what to do about a driver that fails.
 func (p process) repair() []Fix {
@@ -185,7 +180,7 @@ func (q *questions) pluginInfo(ctx context.Context) bool {
 		r, err := q.identity.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
 		name = r.GetName()
 		if err == nil && name == "" {
-			err = wrongAnswer("the driver answers with an empty name")
+			err = errors.New("the driver answers with an empty name")
 		}
 		return safetext.Word(name) + " " + safetext.Word(r.GetVendorVersion()), err
 	})
@@ -209,7 +204,7 @@ func (q *questions) probe(ctx context.Context) bool {
 		case grpcstatus.Code(err) == codes.Unimplemented:
 			return "not implemented, which counts as ready", nil
 		case err == nil && r.GetReady() != nil && !r.GetReady().GetValue():
-			err = wrongAnswer("the driver says in Probe that it is not ready")
+			err = errors.New("the driver says in Probe that it is not ready")
 		}
 		return "ready", err
 	})

@@ -11,7 +11,6 @@ import (
 
 	"csi-registrar/internal/config"
 	"csi-registrar/internal/safetext"
-	"csi-registrar/internal/unixsock"
 )
 
 var reload = run("csi-registrar", "reload")
@@ -166,11 +165,9 @@ func (x *exam) disabled(ctx context.Context, d config.Driver) {
 }
 
 func (x *exam) listening(ctx context.Context, path string) bool {
-	alive, err := look(ctx, x, path, func() (unixsock.Liveness, error) {
-		ctx, cancel := context.WithTimeout(ctx, socketTimeout)
-		defer cancel()
-		alive, _, err := unixsock.Probe(ctx, path)
-		return alive, err
-	})
-	return err == nil && alive == unixsock.Live
+	c, _, err := x.dial(ctx, path)
+	if err == nil {
+		c.Close()
+	}
+	return err == nil
 }

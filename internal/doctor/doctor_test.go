@@ -51,7 +51,7 @@ func TestBrokenNodes(t *testing.T) {
 				n.rootDir = n.path("data")
 				n.startKubelet("/usr/bin/kubelet", "--root-dir", n.rootDir)
 			}},
-		{what: "kubelet watches a deleted folder", step: StepWatching, found: "a directory that was there before and is deleted", fix: "systemctl restart kubelet.service",
+		{what: "kubelet watches a deleted directory", step: StepWatching, found: "a directory that was there before and is deleted", fix: "systemctl restart kubelet.service",
 			breaks: func(t *testing.T, n *node) {
 				n.stopDaemon()
 				// Beside the old one, so that it is not given the same inode.
@@ -79,7 +79,7 @@ func TestBrokenNodes(t *testing.T) {
 			person: func(t *testing.T, n *node) {
 				n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", strings.ReplaceAll(n.table(""), "csi.sock", "plugin.sock"))
 			}},
-		{what: "no folder", step: StepSocket, found: "its directory does not exist", fix: "start the driver",
+		{what: "no directory", step: StepSocket, found: "its directory does not exist", fix: "start the driver",
 			breaks: func(t *testing.T, n *node) { n.driver.stop(); n.remove(n.path("csi")); n.restartDaemon() },
 			person: func(t *testing.T, n *node) { n.mkdir(n.path("csi"), 0o755); n.driver.restart(t) }},
 		{what: "a file in its place", step: StepSocket, found: "is a regular file, not a socket", fix: "rm ",
@@ -87,9 +87,9 @@ func TestBrokenNodes(t *testing.T) {
 			person: func(t *testing.T, n *node) { n.driver.restart(t) }},
 		{what: "wrong owner", step: StepTrust, found: "belongs to", fix: "chown root", root: true,
 			breaks: func(t *testing.T, n *node) { chown(t, n.socket(), 65123); n.restartDaemon() }},
-		{what: "folder of another user", step: StepTrust, found: "could put another socket", fix: "chown root", root: true,
+		{what: "directory of another user", step: StepTrust, found: "could put another socket", fix: "chown root", root: true,
 			breaks: func(t *testing.T, n *node) { chown(t, n.path("csi"), 65123); n.restartDaemon() }},
-		{what: "folder that others may write", step: StepTrust, found: "may be written by others", fix: "chmod go-w",
+		{what: "directory that others may write", step: StepTrust, found: "may be written by others", fix: "chmod go-w",
 			breaks: func(t *testing.T, n *node) { chmod(t, n.path("csi"), 0o777); n.restartDaemon() }},
 		{what: "name mismatch", step: StepPluginInfo, found: `reports name "smb.csi.example.com"`, fix: `[driver."smb.csi.example.com"]`,
 			breaks: func(t *testing.T, n *node) {
@@ -150,7 +150,7 @@ func TestBrokenNodes(t *testing.T) {
 				n.restartDaemon()
 			},
 			person: func(t *testing.T, n *node) { n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table("")) }},
-		{what: "mistake in the configuration", step: StepConfiguration, found: "timeout", fix: "csi-registrar reload",
+		{what: "error in the configuration", step: StepConfiguration, found: "timeout", fix: "csi-registrar reload",
 			breaks: func(t *testing.T, n *node) {
 				n.write("etc/csi-registrar/conf.d/60-nfs.toml", fmt.Sprintf("[driver.%q]\ntimeout = \"soon\"\n", name))
 				n.restartDaemon()
@@ -221,12 +221,12 @@ func TestBrokenNodes(t *testing.T) {
 				t.Cleanup(func() { ln.Close() })
 			},
 			person: func(t *testing.T, n *node) { n.remove(n.regSocket()) }},
-		{what: "registration socket tells another name", step: StepRegistration, found: "tells the kubelet other.example.com", fix: "csi-registrar reregister",
+		{what: "registration socket reports another name", step: StepRegistration, found: "reports other.example.com", fix: "csi-registrar reregister",
 			breaks: func(t *testing.T, n *node) {
 				n.regs[name]()
 				n.regs[name] = serveRegistration(t, n.regSocket(), "other.example.com", n.socket())
 			}},
-		{what: "registration socket tells another endpoint", step: StepRegistration, found: "at /elsewhere", fix: "csi-registrar reregister",
+		{what: "registration socket reports another endpoint", step: StepRegistration, found: "at /elsewhere", fix: "csi-registrar reregister",
 			breaks: func(t *testing.T, n *node) {
 				n.regs[name]()
 				n.regs[name] = serveRegistration(t, n.regSocket(), name, "/elsewhere")

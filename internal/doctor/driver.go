@@ -136,7 +136,7 @@ func (x *exam) missing(ctx context.Context, file string) string {
 	return "there is no " + shown
 }
 
-// endpoint looks whether what the kubelet is told leads to the driver too.
+// endpoint looks whether the kubelet reaches the driver, too, by the path that it is given.
 func (x *exam) endpoint(ctx context.Context, d config.Driver) {
 	seen := d.Endpoint
 	if x.kubelet != nil { // in its own view of the file system, if it has one
@@ -149,7 +149,7 @@ func (x *exam) endpoint(ctx context.Context, d config.Driver) {
 	at, err := x.stat(ctx, seen)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		found = "the kubelet is told " + found + ", and there is no such file: it refuses"
+		found = "the kubelet is given " + found + ", and there is no such file: it refuses"
 	case err != nil:
 		found = fmt.Sprintf("%s cannot be looked at: %v", found, err)
 	case !at.IsSocket():

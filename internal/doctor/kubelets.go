@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -32,16 +33,13 @@ const microk8sCommon = "/var/snap/microk8s/common"
 func (k *kubelet) service() string {
 	switch {
 	case k == nil:
+		return "kubelet.service"
 	case strings.HasSuffix(k.unit, ".service"):
 		return k.unit
 	case k.comm == "k3s-server":
 		return "k3s.service"
-	case k.flavour == "k3s", k.flavour == "rke2":
-		return k.flavour + "-agent.service"
-	case k.flavour == "k0s":
-		return "k0sworker.service"
 	}
-	return "kubelet.service"
+	return cmp.Or(map[string]string{"k3s": "k3s-agent.service", "rke2": "rke2-agent.service", "k0s": "k0sworker.service"}[k.flavour], "kubelet.service")
 }
 
 // restart restarts the kubelet; nil is one that was not found.

@@ -153,10 +153,10 @@ func (n *node) startKubelet(args ...string) {
 	n.write("proc/812/fdinfo/9", "pos:\t0\nflags:\t02004000\n"+inotifyLine(n.t, n.registry()))
 }
 
-func inotifyLine(t *testing.T, folder string) string {
+func inotifyLine(t *testing.T, dir string) string {
 	t.Helper()
 	var st unix.Stat_t
-	if err := unix.Stat(folder, &st); err != nil {
+	if err := unix.Stat(dir, &st); err != nil {
 		t.Fatal(err)
 	}
 	return fmt.Sprintf("inotify wd:1 ino:%x sdev:%x mask:fc6 ignored_mask:0 fhandle-bytes:8\n", st.Ino,

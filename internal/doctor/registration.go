@@ -159,8 +159,8 @@ func (x *exam) published(ctx context.Context, d config.Driver, own string, st st
 		problem(fmt.Sprintf("%s does not answer GetInfo within %v, the kubelet's own limit: %s", shown, socketTimeout, safetext.Quote(err.Error())),
 			"it answers at once", again, restart)
 	case p.Name != d.Name || p.Endpoint != d.Endpoint:
-		problem(fmt.Sprintf("%s tells the kubelet %s at %s", shown, safetext.Word(p.Name), safetext.Word(p.Endpoint)),
-			fmt.Sprintf("it tells %s at %s", d.Name, safetext.Word(d.Endpoint)), again)
+		problem(fmt.Sprintf("%s reports %s at %s to the kubelet", shown, safetext.Word(p.Name), safetext.Word(p.Endpoint)),
+			fmt.Sprintf("it reports %s at %s", d.Name, safetext.Word(d.Endpoint)), again)
 	case st.Registration == status.Refused:
 		expected, fix := refusal(st.KubeletError, d)
 		problem("the kubelet refused the driver: "+safetext.Quote(st.KubeletError), expected, fix...)

@@ -92,7 +92,7 @@ func TestUnitDropIn(t *testing.T) {
 }
 
 // What the unit hides is one finding for each cause.
-func TestHiddenFolders(t *testing.T) {
+func TestHiddenDirectories(t *testing.T) {
 	unit := map[string]string{"ProtectSystem": "strict", "ProtectHome": "yes", "PrivateTmp": "yes", "ReadWritePaths": "-/home/k -/k"}
 	readOnly := map[string]string{"ProtectSystem": "strict", "ProtectHome": "read-only", "PrivateTmp": "no", "ReadWritePaths": "-/home/k"}
 	for _, c := range []struct {
@@ -174,7 +174,7 @@ func TestFileAlone(t *testing.T) {
 	n := newNode(t)
 	file := n.path("usr/lib/csi-registrar/conf.d/10-nfs.toml")
 	r := Run(t.Context(), Options{Source: config.Source{Root: n.root, File: file}, Root: n.root})
-	// Without config.toml the kubelet's default folder counts, where this node has none.
+	// Without config.toml the kubelet's default directory counts, where this node has none.
 	if r.Healthy || r.Findings[0].Step != StepKubelet {
 		t.Errorf("%+v", r.Findings)
 	}

@@ -353,7 +353,7 @@ func TestRemoveRecorded(t *testing.T) {
 		}
 	}
 	if removed, err := removeRecorded(w.root + "/nothing"); err != nil || removed != nil {
-		t.Errorf("no folder: %v %v", removed, err)
+		t.Errorf("no directory: %v %v", removed, err)
 	}
 }
 
@@ -369,8 +369,8 @@ func TestRecordsOfAHostileDaemon(t *testing.T) {
 	victim := w.root + "/a-reg.sock"
 	listen(t, victim)
 	rec := r.readRecord("a")
-	f, _ := lookAt(victim)
-	rec.Path, rec.fileID = victim, f.fileID
+	f, _ := unixsock.Lstat(victim)
+	rec.Path, rec.FileID = victim, f.FileID
 	if err := r.writeRecord("a", rec); err != nil {
 		t.Fatal(err)
 	}
@@ -394,7 +394,7 @@ func TestRecordsOfAHostileDaemon(t *testing.T) {
 }
 
 // A daemon that started meanwhile keeps what it made under the same names.
-func TestRecordedAndMadeAnew(t *testing.T) {
+func TestRecordedAndMadeAgain(t *testing.T) {
 	w := newWorld(t)
 	m := newManager(t)
 	for _, name := range []string{"a", "b"} {
@@ -454,10 +454,10 @@ func TestFirstYesIsRemembered(t *testing.T) {
 	if l := look(t, s); !l.FirstAcceptedAt.Equal(first) {
 		t.Errorf("Look: %+v", l)
 	}
-	// What is published anew has said nothing yet.
+	// What is republished has said nothing yet.
 	publish(t, s)
 	if rec := r.readRecord("a"); !rec.FirstAcceptedAt.IsZero() {
-		t.Errorf("published anew: %+v", rec)
+		t.Errorf("republished: %+v", rec)
 	}
 }
 

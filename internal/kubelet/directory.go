@@ -17,12 +17,7 @@ type directory struct {
 	path string
 
 	mu    sync.Mutex
-	first unixsock.FileID // as this process saw it first, or as a kubelet proved to watch it
-	seen  bool
-}
-
-func newDirectory(root, path string) *directory {
-	return &directory{root: root, path: path}
+	first unixsock.FileID // as this process saw it first, or as a kubelet proved to watch it; zero: neither
 }
 
 // note remembers the directory if it is the first that is seen, and reports whether another
@@ -34,20 +29,19 @@ func (d *directory) note() (recreated bool) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if !d.seen {
-		d.first, d.seen = now.FileID, true
+	if d.first == (unixsock.FileID{}) {
+		d.first = now.FileID
 	}
 	return now.FileID != d.first
 }
 
-// watched notes that a kubelet found a socket which was published in this directory, if it is known.
+// watched notes that a kubelet found a socket which was published in this directory (zero: not known).
 func (d *directory) watched(id unixsock.FileID) {
-	if id == (unixsock.FileID{}) {
-		return
-	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.first, d.seen = id, true
+	if id != (unixsock.FileID{}) {
+		d.first = id
+	}
 }
 
 // ensure makes the directory if it is missing, as the kubelet would.

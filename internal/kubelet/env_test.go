@@ -213,7 +213,7 @@ func otherFileSystem(t *testing.T) {
 func otherFileSystemFull(t *testing.T) {
 	w := newWorld(t)
 	m := newManager(t)
-	mount(t, w.dir, "size=64k,nr_inodes=3") // the folder, and two more
+	mount(t, w.dir, "size=64k,nr_inodes=3") // the directory, and two more
 	s := socket(t, w.open(with(m, true)), "a")
 	publish(t, s)
 	dialAsKubelet(t, s.Path()).notify(t, true, "")

@@ -169,8 +169,9 @@ func (o *others) ask(ctx context.Context, before answer) answer {
 	slot := o.pool.Slot(before.path, o.entries.Hint)
 	a, err := worker.Do(ctx, slot, askTime+scanWait, func() answer { return o.askNow(ctx, before) }, nil)
 	if err != nil {
-		before.next = time.Time{} // the slot gives a hint
-		return before
+		same := before // what was abandoned reads the other one
+		same.next = time.Time{}
+		return same // the slot gives a hint
 	}
 	return a
 }
@@ -255,6 +256,7 @@ func (o *others) check(ctx context.Context, driver string, own unixsock.FileID) 
 		if _, err := unixsock.Remove(a.path, own); err != nil { // a link to it is left
 			return fmt.Errorf("cannot remove our moved registration socket: %w", err)
 		}
+		o.learn(a, answer{path: a.path})
 	}
 	return nil
 }

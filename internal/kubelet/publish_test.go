@@ -27,7 +27,7 @@ func TestNothingIsReplaced(t *testing.T) {
 		holder string
 	}{
 		{"file", func(t *testing.T, path string) { os.WriteFile(path, []byte("x"), 0o644) }, "a regular file"},
-		{"folder", func(t *testing.T, path string) { os.Mkdir(path, 0o755) }, "a directory"},
+		{"directory", func(t *testing.T, path string) { os.Mkdir(path, 0o755) }, "a directory"},
 		{"link to nothing", func(t *testing.T, path string) { os.Symlink("/nonexistent", path) }, "a symbolic link"},
 		{"link to a dead socket", func(t *testing.T, path string) {
 			deadSocket(t, path+".target")
@@ -260,7 +260,7 @@ func readEvents(t *testing.T, fd int) []string {
 	return events
 }
 
-func TestTheFolder(t *testing.T) {
+func TestTheDirectory(t *testing.T) {
 	w := newWorld(t)
 	old := syscall.Umask(0o077) // as in the unit
 	t.Cleanup(func() { syscall.Umask(old) })
@@ -287,7 +287,7 @@ func TestTheFolder(t *testing.T) {
 		t.Errorf("published in it: %+v", l)
 	}
 	os.RemoveAll(keepInode)
-	// A kubelet that finds the socket watches the new folder.
+	// A kubelet that finds the socket watches the new directory.
 	mustAnswer(t, s.Path(), announcement("a").Endpoint)
 	if look(t, s).DirRecreated {
 		t.Error("a kubelet watches it now")
@@ -308,7 +308,7 @@ func TestTheFolder(t *testing.T) {
 	os.RemoveAll(w.dir + ".old")
 }
 
-// mkdirElsewhere makes dir anew with another inode than it had just now.
+// mkdirElsewhere makes dir again with another inode than it had just now.
 func mkdirElsewhere(t *testing.T, dir string) (other string) {
 	t.Helper()
 	other = dir + ".x" // takes the free inode, if one is given away again
@@ -318,7 +318,7 @@ func mkdirElsewhere(t *testing.T, dir string) (other string) {
 	return other
 }
 
-func TestTheFolderIsNotUsable(t *testing.T) {
+func TestTheDirectoryIsNotUsable(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		do   func(w *world)
@@ -346,8 +346,8 @@ func TestTheFolderIsNotUsable(t *testing.T) {
 	}
 }
 
-// node-driver-registrar's --plugin-registration-path: a folder of any name.
-func TestAFolderOfAnotherName(t *testing.T) {
+// node-driver-registrar's --plugin-registration-path: a directory of any name.
+func TestADirectoryOfAnotherName(t *testing.T) {
 	w := newWorld(t)
 	dir := filepath.Join(w.root, "registration")
 	if err := os.Mkdir(dir, 0o755); err != nil {
@@ -386,8 +386,8 @@ func TestAFailedReplacementKeepsTheOld(t *testing.T) {
 	}
 }
 
-// Moved within the folder it is seen by the kubelet under its new name, and is no rival of ours.
-func TestMovedOrLinkedWithinTheFolder(t *testing.T) {
+// Moved within the directory it is seen by the kubelet under its new name, and is not another registrar.
+func TestMovedOrLinkedWithinTheDirectory(t *testing.T) {
 	w := newWorld(t)
 	_, s := w.published("a")
 	if err := errors.Join(os.Rename(s.Path(), w.dir+"/b.sock"), os.Symlink(w.dir+"/b.sock", w.dir+"/c.sock")); err != nil {
@@ -396,6 +396,9 @@ func TestMovedOrLinkedWithinTheFolder(t *testing.T) {
 	wantPlace(t, s, status.Missing)
 	publish(t, s)
 	mustAnswer(t, s.Path(), announcement("a").Endpoint)
+	if got := s.Look().AlsoServed; got != "" {
+		t.Errorf("taken for somebody else's: %s", got)
+	}
 	if _, err := os.Lstat(w.dir + "/b.sock"); err == nil {
 		t.Error("the kubelet still sees the moved one")
 	}

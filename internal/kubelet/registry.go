@@ -94,7 +94,7 @@ func Open(rootDir string, o Options) (*Registry, error) {
 	}
 	ctx, stop := context.WithCancel(context.Background()) // until Close
 	r := &Registry{
-		log: o.Log, dir: newDirectory(rootDir, dir), store: o.Store, keepSockets: o.KeepSockets,
+		log: o.Log, dir: &directory{root: rootDir, path: dir}, store: o.Store, keepSockets: o.KeepSockets,
 		watch: o.Watch, pool: o.Pool, stop: stop,
 		conns: newConnections(), entries: o.WatchDir(dir),
 		sockets: make(map[string]*Socket),

@@ -77,7 +77,7 @@ func TestSweepLeavesWhatChangesMeanwhile(t *testing.T) {
 	}
 }
 
-func TestSweepWithoutAFolder(t *testing.T) {
+func TestSweepWithoutADirectory(t *testing.T) {
 	w := newWorld(t)
 	r := w.open()
 	os.RemoveAll(w.root)

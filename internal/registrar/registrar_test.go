@@ -313,7 +313,7 @@ func TestWithdrawAfterCountsAbsenceAlone(t *testing.T) {
 	})
 }
 
-// A driver is gone when it says so, not while nobody knows: a daemon that begins anew has not
+// A driver is gone when it says so, not while nobody knows: a daemon that was restarted has not
 // heard of it yet, and one that was stopped for a while may have missed its return.
 func TestWithdrawOnlyOnFreshWord(t *testing.T) {
 	set := base
@@ -515,9 +515,9 @@ func TestTimesYetToComeAreOfTheStart(t *testing.T) {
 }
 
 func TestNobodyAsksIsSaid(t *testing.T) {
-	for anew, want := range map[bool]string{true: "restart the kubelet", false: "it does not run"} {
+	for recreated, want := range map[bool]string{true: "restart the kubelet", false: "it does not run"} {
 		w := newWorld()
-		w.report, w.accept, w.sock.DirRecreated = ready(), nil, anew
+		w.report, w.accept, w.sock.DirRecreated = ready(), nil, recreated
 		live(t, w, base, func(l *lives) {
 			l.state("published")
 			if s := l.status(); s.Reason != "" {

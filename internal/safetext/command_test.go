@@ -61,10 +61,10 @@ func TestQuotedTextEndsAtItsOwnQuote(t *testing.T) {
 // checkQuoted checks that the only quotes that are not escaped are the first and last character.
 func checkQuoted(t *testing.T, q string) {
 	t.Helper()
-	inner, ok := strings.CutPrefix(q, `"`)
-	if inner, ok = strings.CutSuffix(inner, `"`); !ok {
+	if len(q) < 2 || q[0] != '"' || q[len(q)-1] != '"' {
 		t.Fatalf("%s is not in quotes", q)
 	}
+	inner := q[1 : len(q)-1]
 	for i := 0; i < len(inner); i++ {
 		if inner[i] == '\\' {
 			i++

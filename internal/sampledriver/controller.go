@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// defaultCapacity is what a volume is said to hold when nothing was asked for. Folders
+// defaultCapacity is what a volume is said to hold when nothing was asked for. Directories
 // have no quota: the figure is kept and reported, not enforced.
 const defaultCapacity = 1 << 30
 

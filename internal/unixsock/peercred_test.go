@@ -75,7 +75,7 @@ func TestConnectingEndSeesTheListener(t *testing.T) {
 		if err := os.Chown(filepath.Dir(path), int(uid), int(uid)); err != nil {
 			t.Fatal(err)
 		}
-		bin := filepath.Join(filepath.Dir(path), "bin") // the build folder may be root's alone
+		bin := filepath.Join(filepath.Dir(path), "bin") // the build directory may be root's alone
 		if err := os.Link(os.Args[0], bin); err != nil {
 			b, err := os.ReadFile(os.Args[0])
 			if err != nil {

@@ -72,9 +72,9 @@ func allActions() map[string]action {
 		}
 		return w.again(d, "changes")
 	})
-	add("driver folder", func(w *world, s Step, d *Driver) error {
-		// Folder first: the daemon is still connected to what has no name any more.
-		w.ledger.note(d.name, byDriver, "folder removed")
+	add("driver directory", func(w *world, s Step, d *Driver) error {
+		// Directory first: the daemon is still connected to what has no name any more.
+		w.history.note(d.name, byDriver, "directory removed")
 		return errors.Join(os.RemoveAll(d.dir), d.stop(true))
 	})
 
@@ -100,7 +100,7 @@ func allActions() map[string]action {
 	})
 	add("daemon reload", func(w *world, s Step, d *Driver) error { w.post("/v1/reload"); return nil })
 	add("daemon reregister", func(w *world, s Step, d *Driver) error {
-		w.ledger.note(d.name, asked, "reregister")
+		w.history.note(d.name, asked, "reregister")
 		w.post("/v1/drivers/" + d.name + "/reregister")
 		return nil
 	})
@@ -136,29 +136,29 @@ func allActions() map[string]action {
 		})
 	})
 	for act, kind := range map[string]string{
-		"socket to file": aFile, "socket to folder": aFolder, "socket to link": aLink, "socket to mute": aMute, "socket to sidecar": aSidecar,
+		"socket to file": aFile, "socket to directory": aDirectory, "socket to link": aLink, "socket to mute": aMute, "socket to sidecar": aSidecar,
 	} {
 		add(act, func(w *world, s Step, d *Driver) error { return w.replace(d, kind, s.A < 600) })
 	}
 	add("socket leave", func(w *world, s Step, d *Driver) error { return w.leave(w.pathOf(d), d, s.B < 500) })
-	add("socket rival", func(w *world, s Step, d *Driver) error {
-		path := w.rivalPath(d)
+	add("socket conflict", func(w *world, s Step, d *Driver) error {
+		path := w.conflictPath(d)
 		if w.at(path) != nil {
 			return nil
 		}
-		w.ledger.note(d.name, onPath, "rival came")
+		w.history.note(d.name, onPath, "conflict came")
 		f, err := makeForeign(w.scratch, path, aSidecar, d, false)
 		if err != nil {
 			return whileThere(err)
 		}
 		w.foreign = append(w.foreign, f)
-		w.rivalFrom[d.name] = time.Now()
+		w.conflictFrom[d.name] = time.Now()
 		return nil
 	})
-	add("rival leave", func(w *world, s Step, d *Driver) error {
-		delete(w.rivalFrom, d.name)
+	add("conflict leave", func(w *world, s Step, d *Driver) error {
+		delete(w.conflictFrom, d.name)
 		// Whether it leaves its file behind or not; a dead one is not a driver's.
-		return w.leave(w.rivalPath(d), d, true)
+		return w.leave(w.conflictPath(d), d, true)
 	})
 	add("bystander", func(w *world, s Step, d *Driver) error { return w.bystander(s, d) })
 	add("registry remove", func(w *world, s Step, d *Driver) error {
@@ -198,14 +198,14 @@ func allActions() map[string]action {
 			if d.conf == was {
 				return nil
 			}
-			w.ledger.note(d.name, byConfig, what)
+			w.history.note(d.name, byConfig, what)
 			return w.configure(d)
 		}
 	}
 	add("config remove", conf("removed", func(d *Driver) { d.conf.present = false }))
 	add("config restore", conf("restored", func(d *Driver) { d.conf.present = true }))
 	add("config break", conf("broken", func(d *Driver) { d.conf.broken = true }))
-	add("config mend", conf("mended", func(d *Driver) { d.conf.broken = false }))
+	add("config fix", conf("fixed", func(d *Driver) { d.conf.broken = false }))
 	add("config endpoint", conf("another endpoint", func(d *Driver) { d.conf.byAlias = !d.conf.byAlias }))
 	add("config disable", conf("disabled", func(d *Driver) { d.conf.enabled = false }))
 	add("config enable", conf("enabled", func(d *Driver) { d.conf.enabled = true }))
@@ -227,18 +227,18 @@ func (w *world) do(s Step) error {
 }
 
 func (w *world) up(d *Driver) error {
-	w.ledger.note(d.name, byDriver, "started")
+	w.history.note(d.name, byDriver, "started")
 	return d.start()
 }
 
 func (w *world) down(d *Driver, killed bool) error {
-	w.ledger.note(d.name, byDriver, "stopped")
+	w.history.note(d.name, byDriver, "stopped")
 	return d.stop(killed)
 }
 
 // again restarts a driver that runs, because it has something else to say.
 func (w *world) again(d *Driver, what string) error {
-	w.ledger.note(d.name, byDriver, what)
+	w.history.note(d.name, byDriver, what)
 	if !d.Running() {
 		return nil
 	}
@@ -254,7 +254,7 @@ func (w *world) startKubelet() error {
 	defer w.mu.Lock()
 	k, err := fake.StartKubelet(w.registry, w.cluster, w.happened)
 	if err != nil {
-		// The folder went while it started: the next one will do.
+		// The directory went while it started: the next one will do.
 		w.say("the kubelet does not start: %v", err)
 		return nil
 	}
@@ -304,7 +304,7 @@ func (w *world) touch(d *Driver, what string, do func(path string) error) error 
 	if w.at(path) != nil {
 		return nil
 	}
-	w.ledger.note(d.name, onPath, what)
+	w.history.note(d.name, onPath, what)
 	return gone(do(path))
 }
 
@@ -314,7 +314,7 @@ func (w *world) replace(d *Driver, kind string, over bool) error {
 	if w.at(path) != nil {
 		return nil
 	}
-	w.ledger.note(d.name, onPath, kind+" came")
+	w.history.note(d.name, onPath, kind+" came")
 	if !over {
 		if err := gone(os.Remove(path)); err != nil {
 			return err
@@ -334,7 +334,7 @@ func (w *world) leave(path string, d *Driver, tidy bool) error {
 	if f == nil {
 		return nil
 	}
-	w.ledger.note(d.name, onPath, f.kind+" leaves")
+	w.history.note(d.name, onPath, f.kind+" leaves")
 	socket := f.listen != nil
 	if err := f.crash(); err != nil {
 		return err
@@ -354,11 +354,11 @@ func (w *world) leave(path string, d *Driver, tidy bool) error {
 	return nil
 }
 
-func (w *world) rivalPath(d *Driver) string {
-	return filepath.Join(w.registry, "rival-of-"+d.name+".sock")
+func (w *world) conflictPath(d *Driver) string {
+	return filepath.Join(w.registry, "conflict-of-"+d.name+".sock")
 }
 
-// bystander puts something into the folders that has nothing to do with anybody.
+// bystander puts something into the directories that has nothing to do with anybody.
 func (w *world) bystander(s Step, d *Driver) error {
 	w.made++
 	digits := fmt.Sprintf("%08x", w.made)
@@ -368,7 +368,7 @@ func (w *world) bystander(s Step, d *Driver) error {
 		{filepath.Join(w.registry, ".csi-reg-"+digits), aFile},
 		{filepath.Join(w.registry, ".csi-reg-"+digits), aMute},
 		{filepath.Join(w.registry, ".csi-reg-x"+digits), aDead},
-		{filepath.Join(w.root, ".csi-reg-"+digits), aFolder},
+		{filepath.Join(w.root, ".csi-reg-"+digits), aDirectory},
 		{filepath.Join(w.root, ".csi-reg-"+digits), aMute},
 		{filepath.Join(w.root, "socket-"+digits), aDead},
 	}
@@ -381,7 +381,7 @@ func (w *world) bystander(s Step, d *Driver) error {
 	return nil
 }
 
-// forgetForeign lets go of what went with the registry's folder.
+// forgetForeign lets go of what went with the registry's directory.
 func (w *world) forgetForeign() {
 	w.foreign = slices.DeleteFunc(w.foreign, func(f *foreign) bool {
 		if !strings.HasPrefix(f.path, w.registry+"/") {
@@ -392,10 +392,10 @@ func (w *world) forgetForeign() {
 		}
 		return true
 	})
-	clear(w.rivalFrom)
+	clear(w.conflictFrom)
 }
 
-// whileThere forgives that the daemon was faster, or that the folder is not there.
+// whileThere forgives that the daemon was faster, or that the directory is not there.
 func whileThere(err error) error {
 	if errors.Is(err, os.ErrExist) {
 		return nil

@@ -28,8 +28,8 @@ func (w *world) calm() error {
 		errs = append(errs, actions["daemon thaw"](w, Step{}, nil))
 	}
 	for _, d := range w.drivers {
-		errs = append(errs, w.leave(w.pathOf(d), d, true), w.leave(w.rivalPath(d), d, true))
-		delete(w.rivalFrom, d.name)
+		errs = append(errs, w.leave(w.pathOf(d), d, true), w.leave(w.conflictPath(d), d, true))
+		delete(w.conflictFrom, d.name)
 		d.unhang()
 		d.setReady(true)
 		if d.lie != nil {
@@ -44,7 +44,7 @@ func (w *world) calm() error {
 		}
 		if want := (conf{present: true, enabled: true, byAlias: d.conf.byAlias}); d.conf != want {
 			d.conf = want
-			w.ledger.note(d.name, byConfig, "as it should be")
+			w.history.note(d.name, byConfig, "as it should be")
 			errs = append(errs, w.configure(d))
 		}
 	}
@@ -57,7 +57,7 @@ func (w *world) calm() error {
 	if w.daemon == nil {
 		errs = append(errs, w.startDaemon("--keep-sockets"))
 	}
-	// A kubelet whose folder was made anew never looks there again.
+	// A kubelet whose directory was recreated never looks there again.
 	errs = append(errs, w.stopKubelet(), w.startKubelet())
 	return errors.Join(errs...)
 }
@@ -81,7 +81,7 @@ func (w *world) eventually(limit time.Duration, missing func() string) string {
 
 // asItShouldBe tells what is not as it must be once all is calm.
 func (w *world) asItShouldBe() string {
-	if w.kubelet == nil { // it could not start: the folder went at that moment
+	if w.kubelet == nil { // it could not start: the directory went at that moment
 		w.mu.Lock()
 		err := w.startKubelet()
 		w.mu.Unlock()
@@ -89,12 +89,12 @@ func (w *world) asItShouldBe() string {
 			return fmt.Sprintf("the kubelet does not run: %v", err)
 		}
 	}
-	drivers, mistakes, err := w.api.status()
+	drivers, errs, err := w.api.status()
 	if err != nil {
 		return err.Error()
 	}
-	if mistakes != "" {
-		return "the configuration has mistakes: " + mistakes
+	if errs != "" {
+		return "the configuration has errors: " + errs
 	}
 	registered := w.kubelet.Registered()
 	var wrong []string

@@ -30,7 +30,7 @@ type world struct {
 	spawner  *spawner
 	api      api
 	log      *os.File // everything in one file, for whoever looks for the reason
-	keep     bool     // the folder, also where nothing was wrong
+	keep     bool     // the directory, also where nothing was wrong
 
 	// Only of who carries out the steps.
 	drivers []*Driver
@@ -40,20 +40,20 @@ type world struct {
 	made    int            // things made so far, for their names
 
 	// mu is held while a step changes files, so that whoever checks sees it done or not.
-	mu        sync.Mutex
-	ledger    ledger
-	foreign   []*foreign
-	byName    map[string]*Driver
-	daemon    *Daemon
-	fed       int       // how often the watchdog was fed, and …
-	fedAt     time.Time // … since when it is so often
-	rivalFrom map[string]time.Time
-	published map[string]fileID    // what was at a driver's path last, and …
-	upAt      map[string]time.Time // … when that was first seen
-	awayAt    time.Time            // when the daemon was last not there to answer
-	suspects  []fake.Event         // deregistrations to be looked at when the log has been read
-	figures   map[string]int
-	wrong     []string
+	mu           sync.Mutex
+	history      history
+	foreign      []*foreign
+	byName       map[string]*Driver
+	daemon       *Daemon
+	fed          int       // how often the watchdog was fed, and …
+	fedAt        time.Time // … since when it is so often
+	conflictFrom map[string]time.Time
+	published    map[string]fileID    // what was at a driver's path last, and …
+	upAt         map[string]time.Time // … when that was first seen
+	awayAt       time.Time            // when the daemon was last not there to answer
+	suspects     []fake.Event         // deregistrations to be looked at when the log has been read
+	figures      map[string]int
+	wrong        []string
 }
 
 const maxWrong = 10
@@ -67,8 +67,8 @@ func newWorld(t testing.TB, binary string, seed uint64, drivers int) (*world, er
 		t: t, dir: dir, root: filepath.Join(dir, "k"), etc: filepath.Join(dir, "r"), scratch: filepath.Join(dir, "s"),
 		plan:    NewPlan(seed, drivers),
 		cluster: fake.NewAPIServer(),
-		byName:  map[string]*Driver{}, rivalFrom: map[string]time.Time{}, published: map[string]fileID{}, upAt: map[string]time.Time{},
-		ledger: ledger{map[string][]deed{}}, figures: map[string]int{},
+		byName:  map[string]*Driver{}, conflictFrom: map[string]time.Time{}, published: map[string]fileID{}, upAt: map[string]time.Time{},
+		history: history{map[string][]deed{}}, figures: map[string]int{},
 	}
 	w.registry = filepath.Join(w.root, "plugins_registry")
 	errs := []error{os.Chmod(dir, 0o755)}
@@ -100,7 +100,7 @@ func newWorld(t testing.TB, binary string, seed uint64, drivers int) (*world, er
 	return w, nil
 }
 
-// close ends everything, and keeps the folder if something was wrong.
+// close ends everything, and keeps the directory if something was wrong.
 func (w *world) close() {
 	w.posts.Wait()
 	var errs []error
@@ -176,25 +176,25 @@ func (w *world) heard(line string) {
 	}
 	name := e.fields["driver"]
 	switch {
-	case strings.HasPrefix(e.msg, "withdrawing"), e.msg == "publishing anew":
+	case strings.HasPrefix(e.msg, "withdrawing"), e.msg == "republishing the registration socket":
 		w.figures[e.msg]++
 		if w.byName[name] == nil {
 			w.bad("a driver that nobody configured: %s", line)
 			return
 		}
-		if why := w.ledger.unfounded(name, e); why != "" {
-			w.bad("%s%s", why, w.ledger.story(name))
+		if why := w.history.unfounded(name, e); why != "" {
+			w.bad("%s%s", why, w.history.story(name))
 		}
-		w.ledger.noteAt(e.at, name, logged, e.msg+", cause "+e.fields["cause"]+", "+e.fields["reason"])
+		w.history.noteAt(e.at, name, logged, e.msg+", cause "+e.fields["cause"]+", "+e.fields["reason"])
 	case e.level == "ERROR" && e.msg != "error in the configuration":
 		w.figures["errors in the log"]++
 		w.say("ERROR %s", line)
 	case strings.HasPrefix(e.msg, "cannot go on with the registration socket"):
 		w.figures["not adopted"]++
-		if from, there := w.upAt[name]; there && w.ledger.between(name, from.Add(-earlier), e.at, onPath, logged) == nil {
-			w.bad("%s: not adopted without a cause: %s%s", name, line, w.ledger.story(name))
+		if from, there := w.upAt[name]; there && w.history.between(name, from.Add(-earlier), e.at, onPath, logged) == nil {
+			w.bad("%s: not adopted without a cause: %s%s", name, line, w.history.story(name))
 		}
-		w.ledger.noteAt(e.at, name, logged, e.msg+": "+e.fields["error"])
+		w.history.noteAt(e.at, name, logged, e.msg+": "+e.fields["error"])
 	}
 }
 
@@ -211,16 +211,16 @@ func (w *world) happened(e fake.Event) {
 	switch e.What {
 	case fake.Deregistered:
 		w.suspects = append(w.suspects, e)
-		w.ledger.noteAt(e.At, name, lost, e.Reason)
+		w.history.noteAt(e.At, name, lost, e.Reason)
 	case fake.Unanswered:
 		name, _ = strings.CutSuffix(filepath.Base(e.Socket), "-reg.sock")
 		if w.byName[name] != nil && e.At.Sub(w.awayAt) > readWithin && w.at(e.Socket) == nil &&
-			w.ledger.between(name, e.At.Add(-readWithin), e.At, onPath) == nil {
+			w.history.between(name, e.At.Add(-readWithin), e.At, onPath) == nil {
 			w.figures["unanswered without a reason"]++
-			w.say("UNANSWERED %s: %s%s", name, e.Reason, w.ledger.story(name))
+			w.say("UNANSWERED %s: %s%s", name, e.Reason, w.history.story(name))
 		}
 	case fake.Refused:
-		w.ledger.noteAt(e.At, name, refusing, e.Reason)
+		w.history.noteAt(e.At, name, refusing, e.Reason)
 	}
 }
 
@@ -260,9 +260,9 @@ func (w *world) checkCause(e fake.Event) {
 		kinds = append(kinds, crashed)
 	}
 	name := e.Driver
-	if w.ledger.between(name, e.Seen.Add(-earlier), e.At, kinds...) == nil {
+	if w.history.between(name, e.Seen.Add(-earlier), e.At, kinds...) == nil {
 		w.bad("%s was deregistered without a cause: %s (known to the kubelet since %s)%s",
-			name, e.Reason, e.Seen.Format("15:04:05.000"), w.ledger.story(name))
+			name, e.Reason, e.Seen.Format("15:04:05.000"), w.history.story(name))
 	}
 }
 
@@ -296,7 +296,7 @@ func (w *world) checkRegistry(now time.Time) {
 		if !d.everWell {
 			w.bad("%s is published, and was never ready", name)
 		}
-		if from, there := w.rivalFrom[name]; there && now.Sub(from) > 5*time.Second {
+		if from, there := w.conflictFrom[name]; there && now.Sub(from) > 5*time.Second {
 			w.bad("%s is published beside another live socket of that name", name)
 		}
 	}
@@ -329,7 +329,7 @@ func (w *world) checkDaemon(now time.Time) {
 	}
 }
 
-// ready tells whether the daemon said that it is.
+// ready reports whether the daemon said that it is.
 func (w *world) ready() bool {
 	return w.daemon != nil && w.daemon.running() && w.spawner.manager.State().Ready > w.daemon.before
 }
@@ -337,7 +337,7 @@ func (w *world) ready() bool {
 // noteAll notes a deed that concerns all drivers.
 func (w *world) noteAll(k kind, what string) {
 	for name := range maps.Keys(w.byName) {
-		w.ledger.note(name, k, what)
+		w.history.note(name, k, what)
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// Node is the node of one test: its folders, and what runs on it.
+// Node is the node of one test: its directories, and what runs on it.
 type Node struct {
 	T    testing.TB
 	Dir  string // everything is below; short, for the 107 bytes of a socket's path

@@ -236,19 +236,19 @@ func (n *node) is(unit string, states ...string) {
 	})
 }
 
-// knocker connects to the registration sockets again and again, as a kubelet might at any time.
-type knocker struct {
+// prober connects to the registration sockets again and again, as a kubelet might at any time.
+type prober struct {
 	stop    chan struct{}
 	done    sync.WaitGroup
 	mu      sync.Mutex
-	knocks  int
+	probes  int
 	refused []error
 }
 
-// knock starts to knock, 20 times a second at each: a daemon that hangs for some seconds
+// probe starts to connect, 20 times a second at each: a daemon that hangs for some seconds
 // does not answer meanwhile, and its queue holds 128.
-func (n *node) knock() *knocker {
-	k := &knocker{stop: make(chan struct{})}
+func (n *node) probe() *prober {
+	k := &prober{stop: make(chan struct{})}
 	for _, name := range drivers {
 		path := n.Path(regSocket(name))
 		k.done.Go(func() {
@@ -262,7 +262,7 @@ func (n *node) knock() *knocker {
 				}
 				c, err := net.Dial("unix", path)
 				k.mu.Lock()
-				k.knocks++
+				k.probes++
 				if err != nil {
 					k.refused = append(k.refused, err)
 				}
@@ -277,7 +277,7 @@ func (n *node) knock() *knocker {
 	return k
 }
 
-func (k *knocker) end() {
+func (k *prober) end() {
 	select {
 	case <-k.stop:
 	default:
@@ -286,11 +286,11 @@ func (k *knocker) end() {
 	k.done.Wait()
 }
 
-// neverRefused ends the knocking and checks that somebody listened each time.
-func (k *knocker) neverRefused(t testing.TB) {
+// neverRefused ends the probing and checks that somebody listened each time.
+func (k *prober) neverRefused(t testing.TB) {
 	t.Helper()
 	k.end()
-	if len(k.refused) > 0 || k.knocks == 0 {
-		t.Errorf("%d of %d connections were refused: %v", len(k.refused), k.knocks, errors.Join(k.refused[:min(3, len(k.refused))]...))
+	if len(k.refused) > 0 || k.probes == 0 {
+		t.Errorf("%d of %d connections were refused: %v", len(k.refused), k.probes, errors.Join(k.refused[:min(3, len(k.refused))]...))
 	}
 }

@@ -16,31 +16,31 @@ type deed struct {
 type kind string
 
 const (
-	onPath   kind = "path"     // the test touched the registration socket, or its folder
+	onPath   kind = "path"     // the test touched the registration socket, or its directory
 	byDriver kind = "driver"   // the driver was stopped, or says something else
 	byConfig kind = "config"   // its configuration changed
 	asked    kind = "asked"    // reregister
-	logged   kind = "log"      // the daemon says why it takes a socket away or makes it anew
+	logged   kind = "log"      // the daemon says why it takes a socket away or recreates it
 	refusing kind = "refused"  // the kubelet refused
 	crashed  kind = "daemon"   // the daemon was killed or frozen
 	lost     kind = "deregist" // the kubelet deregistered
 )
 
-// ledger holds what happened to each driver. It is guarded by the world's lock.
-type ledger struct {
+// history holds what happened to each driver. It is guarded by the world's lock.
+type history struct {
 	deeds map[string][]deed // by driver
 }
 
-func (l *ledger) note(driver string, k kind, what string) {
+func (l *history) note(driver string, k kind, what string) {
 	l.noteAt(time.Now(), driver, k, what)
 }
 
-func (l *ledger) noteAt(at time.Time, driver string, k kind, what string) {
+func (l *history) noteAt(at time.Time, driver string, k kind, what string) {
 	l.deeds[driver] = append(l.deeds[driver], deed{at, k, what})
 }
 
 // between finds a deed of one of the kinds.
-func (l *ledger) between(driver string, from, to time.Time, kinds ...kind) *deed {
+func (l *history) between(driver string, from, to time.Time, kinds ...kind) *deed {
 	for i, d := range l.deeds[driver] {
 		for _, k := range kinds {
 			if d.kind == k && !d.at.Before(from) && !d.at.After(to) {
@@ -51,7 +51,7 @@ func (l *ledger) between(driver string, from, to time.Time, kinds ...kind) *deed
 	return nil
 }
 
-func (l *ledger) count(driver string, kinds ...kind) int {
+func (l *history) count(driver string, kinds ...kind) int {
 	n := 0
 	for _, d := range l.deeds[driver] {
 		for _, k := range kinds {
@@ -64,7 +64,7 @@ func (l *ledger) count(driver string, kinds ...kind) int {
 }
 
 // story is what happened to a driver lately, for whoever has to find out why.
-func (l *ledger) story(driver string) string {
+func (l *history) story(driver string) string {
 	var b strings.Builder
 	deeds := l.deeds[driver]
 	for _, d := range deeds[max(0, len(deeds)-25):] {
@@ -74,16 +74,16 @@ func (l *ledger) story(driver string) string {
 }
 
 // because is what a cause in the log has to have been caused by, and for how long
-// afterwards it may show: a mistake elsewhere in the files or a driver that is
+// afterwards it may show: an error elsewhere in the files or a driver that is
 // not ready delays it.
 const becauseWithin = 2 * time.Minute
 
 // unfounded tells what is wrong with the daemon's reason for taking a socket away or
-// making it anew.
-func (l *ledger) unfounded(driver string, e entry) string {
+// recreating it.
+func (l *history) unfounded(driver string, e entry) string {
 	need := []kind{}
 	switch cause := e.fields["cause"]; {
-	case strings.HasPrefix(e.msg, "withdrawing: no longer configured"):
+	case cause == "unconfigured":
 		need = []kind{byConfig}
 	case cause == "removed", cause == "replaced":
 		need = []kind{onPath}
@@ -91,7 +91,7 @@ func (l *ledger) unfounded(driver string, e entry) string {
 		need = []kind{byDriver, byConfig}
 	case cause == "asked":
 		need = []kind{asked}
-	case cause == "returned":
+	case cause == "returned", cause == "kubelet-silent":
 		need = []kind{refusing}
 	case cause == "mismatch", cause == "gone":
 		need = []kind{byDriver}
@@ -104,11 +104,11 @@ func (l *ledger) unfounded(driver string, e entry) string {
 	return ""
 }
 
-// churn tells if the socket was made anew more often than there was a reason to.
-func (l *ledger) churn(driver string) string {
+// churn says if the socket was recreated more often than there was a reason to.
+func (l *history) churn(driver string) string {
 	causes := l.count(driver, onPath, byDriver, byConfig, asked, refusing, crashed)
 	if n := l.count(driver, logged); n > causes {
-		return fmt.Sprintf("%s: made anew or withdrawn %d times for %d causes", driver, n, causes)
+		return fmt.Sprintf("%s: recreated or withdrawn %d times for %d causes", driver, n, causes)
 	}
 	if n, most := l.count(driver, lost), l.count(driver, onPath, logged, crashed); n > most {
 		return fmt.Sprintf("%s: deregistered %d times for %d causes", driver, n, most)
