@@ -160,6 +160,7 @@ func TestCloseAnswersWhatIsInFlight(t *testing.T) {
 	if _, err := k.getInfo(t); err != nil {
 		t.Fatal(err)
 	}
+	look(t, s)      // that it asked is written
 	s.saving.Lock() // the Notify is stuck in writing the record
 	answered := make(chan error, 1)
 	go func() {
