@@ -89,10 +89,9 @@ func TestRefusalIsLost(t *testing.T) {
 	mark := k.Mark()
 	ino := n.Inode(n.RegSocket(d.Name))
 	c = m.StartDaemon()
-	s := c.WaitState(d.Name, "published", soon)
-	if !strings.Contains(s.Reason, "has asked, and has not confirmed") {
-		t.Errorf("reason %q, want that the kubelet has not confirmed", s.Reason)
-	}
+	c.WaitStatus(d.Name, "that the kubelet has not confirmed", soon, func(s harness.DriverStatus) bool {
+		return s.State == "published" && strings.Contains(s.Reason, "has asked, and has not confirmed")
+	})
 	k.Quiet(mark, 130*time.Second-time.Since(at))
 	if n.Inode(n.RegSocket(d.Name)) != ino {
 		t.Error("the socket was recreated before its time")
