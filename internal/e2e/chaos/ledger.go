@@ -83,7 +83,7 @@ const becauseWithin = 2 * time.Minute
 func (l *ledger) unfounded(driver string, e entry) string {
 	need := []kind{}
 	switch cause := e.fields["cause"]; {
-	case strings.HasPrefix(e.msg, "withdrawing: no longer configured"):
+	case cause == "unconfigured":
 		need = []kind{byConfig}
 	case cause == "removed", cause == "replaced":
 		need = []kind{onPath}
