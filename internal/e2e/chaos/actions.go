@@ -72,11 +72,25 @@ func allActions() map[string]action {
 		}
 		return w.again(d, "changes")
 	})
+	add("driver hangs at start", func(w *world, s Step, d *Driver) error {
+		err := w.down(d, s.A < 500)
+		d.hangIn(fake.NodeGetInfo)
+		return errors.Join(err, w.up(d))
+	})
+	add("driver replace", func(w *world, s Step, d *Driver) error {
+		w.ledger.note(d.name, byDriver, "replaced")
+		return d.replace()
+	})
 	add("driver folder", func(w *world, s Step, d *Driver) error {
 		// Folder first: the daemon is still connected to what has no name any more.
 		w.ledger.note(d.name, byDriver, "folder removed")
 		return errors.Join(os.RemoveAll(d.dir), d.stop(true))
 	})
+
+	add("file system hang", func(w *world, s Step, d *Driver) error { return w.hangFS() })
+	add("file system answer", func(w *world, s Step, d *Driver) error { return w.resumeFS() })
+	add("manager slow", func(w *world, s Step, d *Driver) error { return w.busyManager(s, false) })
+	add("manager stop", func(w *world, s Step, d *Driver) error { return w.busyManager(s, true) })
 
 	add("kubelet stop", func(w *world, s Step, d *Driver) error { return w.stopKubelet() })
 	add("kubelet start", func(w *world, s Step, d *Driver) error { return w.startKubelet() })
@@ -109,14 +123,14 @@ func allActions() map[string]action {
 			return nil
 		}
 		w.noteAll(crashed, "daemon frozen")
-		w.daemon.frozen = true
+		w.daemon.frozen, w.awayAt = true, time.Now()
 		return w.daemon.signal(syscall.SIGSTOP)
 	})
 	add("daemon thaw", func(w *world, s Step, d *Driver) error {
 		if w.daemon == nil || !w.daemon.frozen {
 			return nil
 		}
-		w.daemon.frozen = false
+		w.daemon.frozen, w.awayAt = false, time.Now()
 		return w.daemon.signal(syscall.SIGCONT)
 	})
 
@@ -156,6 +170,7 @@ func allActions() map[string]action {
 		return nil
 	})
 	add("rival leave", func(w *world, s Step, d *Driver) error {
+		w.checkNamed(d)
 		delete(w.rivalFrom, d.name)
 		// Whether it leaves its file behind or not; a dead one is not a driver's.
 		return w.leave(w.rivalPath(d), d, true)
@@ -163,6 +178,7 @@ func allActions() map[string]action {
 	add("bystander", func(w *world, s Step, d *Driver) error { return w.bystander(s, d) })
 	add("registry remove", func(w *world, s Step, d *Driver) error {
 		w.noteAll(onPath, "registry removed")
+		w.registryAt = time.Now()
 		w.forgetForeign()
 		// What the daemon puts back meanwhile may make it fail: it is tried again.
 		err := os.RemoveAll(w.registry)
@@ -180,6 +196,7 @@ func allActions() map[string]action {
 	})
 	add("registry move away", func(w *world, s Step, d *Driver) error {
 		w.noteAll(onPath, "registry moved away")
+		w.registryAt = time.Now()
 		w.made++
 		if err := gone(os.Rename(w.registry, filepath.Join(w.scratch, fmt.Sprintf("registry-%d", w.made)))); err != nil {
 			return err
@@ -216,9 +233,12 @@ func allActions() map[string]action {
 // do carries out a step.
 func (w *world) do(s Step) error {
 	d := w.drivers[s.Driver]
-	w.say("%v %s", s, d.name)
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.blocked(s, d) {
+		return nil
+	}
+	w.say("%v %s", s, d.name)
 	w.figures["steps"]++
 	if err := actions[s.Act](w, s, d); err != nil {
 		return fmt.Errorf("%v: %w", s, err)

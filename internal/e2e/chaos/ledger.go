@@ -24,6 +24,7 @@ const (
 	refusing kind = "refused"  // the kubelet refused
 	crashed  kind = "daemon"   // the daemon was killed or frozen
 	lost     kind = "deregist" // the kubelet deregistered
+	muted    kind = "muted"    // the daemon's log says no more of the driver until the next daemon starts
 )
 
 // ledger holds what happened to each driver. It is guarded by the world's lock.
@@ -106,6 +107,9 @@ func (l *ledger) unfounded(driver string, e entry) string {
 
 // churn tells if the socket was made anew more often than there was a reason to.
 func (l *ledger) churn(driver string) string {
+	if l.count(driver, muted) > 0 {
+		return ""
+	}
 	causes := l.count(driver, onPath, byDriver, byConfig, asked, refusing, crashed)
 	if n := l.count(driver, logged); n > causes {
 		return fmt.Sprintf("%s: made anew or withdrawn %d times for %d causes", driver, n, causes)

@@ -44,6 +44,11 @@ var choices = []choice{
 	{"driver change", 15, "", 0, 0},
 	{"driver move topology", 9, "driver truth", 1000 * ms, 8000 * ms},
 	{"driver folder", 9, "driver start", 0, 4000 * ms},
+	{"driver hangs at start", 12, "driver replace", 0, 3000 * ms},
+
+	{"file system hang", 5, "file system answer", 500 * ms, 9000 * ms},
+	{"manager slow", 6, "", 0, 0},
+	{"manager stop", 6, "", 0, 0},
 
 	{"kubelet stop", 6, "kubelet start", 200 * ms, 6000 * ms},
 	{"kubelet restart", 6, "", 0, 0},

@@ -23,7 +23,8 @@ func (w *world) calm() error {
 	w.posts.Wait()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	var errs []error
+	w.idleManager()
+	errs := []error{w.resumeFS()}
 	if d := w.daemon; d != nil && d.frozen {
 		errs = append(errs, actions["daemon thaw"](w, Step{}, nil))
 	}
@@ -42,7 +43,7 @@ func (w *world) calm() error {
 		if !d.Running() {
 			errs = append(errs, w.up(d))
 		}
-		if want := (conf{present: true, enabled: true, byAlias: d.conf.byAlias}); d.conf != want {
+		if want := (conf{present: true, enabled: true, byAlias: d.conf.byAlias, withdraw: d.role == measured}); d.conf != want {
 			d.conf = want
 			w.ledger.note(d.name, byConfig, "as it should be")
 			errs = append(errs, w.configure(d))
@@ -89,22 +90,33 @@ func (w *world) asItShouldBe() string {
 			return fmt.Sprintf("the kubelet does not run: %v", err)
 		}
 	}
-	drivers, mistakes, err := w.api.status()
+	s, err := w.api.status()
 	if err != nil {
 		return err.Error()
 	}
-	if mistakes != "" {
-		return "the configuration has mistakes: " + mistakes
+	if s.ConfigError != "" {
+		return "the configuration has errors: " + s.ConfigError
 	}
+	clear(w.damped)
 	registered := w.kubelet.Registered()
 	var wrong []string
 	for _, d := range w.drivers {
-		if why := w.driverAsItShouldBe(d, drivers[d.name], registered[d.name]); why != "" {
+		have := s.driver(d.name)
+		damped, err := have.damped()
+		if damped {
+			w.damped[d.name] = have.DampedUntil
+		}
+		if err != nil {
+			wrong = append(wrong, d.name+": "+err.Error())
+		} else if why := w.driverAsItShouldBe(d, have, registered[d.name]); why != "" && !damped {
 			wrong = append(wrong, d.name+": "+why)
 		}
 	}
-	if len(drivers) != len(w.drivers) {
-		wrong = append(wrong, fmt.Sprintf("%d drivers in the status", len(drivers)))
+	if len(s.Drivers) != len(w.drivers) {
+		wrong = append(wrong, fmt.Sprintf("%d drivers in the status", len(s.Drivers)))
+	}
+	if len(s.Stuck) > 0 {
+		wrong = append(wrong, fmt.Sprintf("a file system does not answer: %v", s.Stuck))
 	}
 	return strings.Join(wrong, "\n  ")
 }
@@ -191,4 +203,15 @@ func (w *world) removedByStop() string {
 		left = append(left, l)
 	}
 	return strings.Join(left, " ")
+}
+
+// isDamped says that a driver is damped still, or not as it should be.
+func (w *world) isDamped(name string) string {
+	if why := w.asItShouldBe(); why != "" {
+		return why
+	}
+	if until, damped := w.damped[name]; damped {
+		return fmt.Sprintf("%s is damped until %s", name, until)
+	}
+	return ""
 }
