@@ -106,6 +106,10 @@ func allActions() map[string]action {
 	})
 	add("daemon kill", func(w *world, s Step, d *Driver) error { return w.stopDaemon(true) })
 	add("daemon restart", func(w *world, s Step, d *Driver) error { return w.stopDaemon(false) })
+	add("daemon again", func(w *world, s Step, d *Driver) error {
+		err := w.stopDaemon(false)
+		return errors.Join(err, w.startDaemon("--keep-sockets"))
+	})
 	add("daemon hang up", func(w *world, s Step, d *Driver) error {
 		if !w.ready() {
 			return nil // it would end a process that is not listening for it yet

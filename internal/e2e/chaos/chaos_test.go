@@ -65,7 +65,7 @@ func run(t *testing.T, bin string, seed uint64, many int, long time.Duration) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.keep = *keep
+	w.keep = *keep || os.Getenv("CHAOS_KEEP") != ""
 	defer w.close()
 	// The whole story stays where something was wrong.
 	defer func() {

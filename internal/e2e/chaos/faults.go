@@ -69,7 +69,7 @@ func (w *world) resumeFS() error {
 	if !w.hanging() {
 		return nil
 	}
-	if w.settled(w.hangsSince, 4*time.Second) && w.daemon.began.After(w.hangsSince) {
+	if w.settled(w.hangsSince, 3*time.Second) && w.daemon.began.After(w.hangsSince) {
 		w.figures["started under a file system that hangs"]++
 		if s, err := w.api.status(); err != nil || len(s.Stuck) == 0 {
 			w.bad("the status says nothing of the file system that hangs: %+v, %v", s, err)
@@ -89,7 +89,7 @@ func (w *world) settled(from time.Time, long time.Duration) bool {
 // checkNamed looks whether the status names the second registrar of a driver that is fine itself.
 func (w *world) checkNamed(d *Driver) {
 	from, there := w.rivalFrom[d.name]
-	if f := w.at(w.rivalPath(d)); !there || f == nil || f.listen == nil || !w.settled(from, 4*time.Second) {
+	if f := w.at(w.rivalPath(d)); !there || f == nil || f.listen == nil || !w.settled(from, 3*time.Second) {
 		return
 	}
 	s, err := w.api.status()
@@ -98,9 +98,9 @@ func (w *world) checkNamed(d *Driver) {
 		return
 	}
 	have := s.driver(d.name)
-	fine := have.Driver == "ready" && (have.State == "registered" || have.State == "published") && !strings.Contains(have.Reason, "topology")
-	if !fine || w.ledger.between(d.name, from, time.Now(), onPath, byConfig, byDriver) != nil {
-		return
+	damped, _ := have.damped()
+	if have.Driver != "ready" || have.State != "registered" || damped || strings.Contains(have.Reason, "topology") {
+		return // there is something more urgent to say
 	}
 	w.figures["second registrar named"]++
 	if !strings.Contains(have.Reason, filepath.Base(w.rivalPath(d))) {

@@ -29,9 +29,10 @@ const (
 	slowSystem = "service manager slow or stopped"
 )
 
-// allowed is how much longer than twice as long it may take meanwhile: a busy machine, and for
-// a slow service manager what is waited for its confirmation, for the old socket and the new.
-var allowed = map[string]time.Duration{faults: 150 * ms, fsHangs: 150 * ms, slowSystem: time.Second}
+// allowed is how much longer than twice as long it may take meanwhile: a publication waits 0.3 s
+// for a new socket of somebody who does not answer, and as long for the service manager's
+// confirmation, of the old socket and the new.
+var allowed = map[string]time.Duration{faults: 400 * ms, fsHangs: 400 * ms, slowSystem: time.Second}
 
 const (
 	roundsQuiet   = 3 // two changes each, and nine are free
@@ -164,7 +165,7 @@ func (w *world) round(ctx context.Context, d *Driver, hangs bool) error {
 	if await(ctx, func() bool { return accepts(path) }); ctx.Err() == nil {
 		w.took(restored, from, time.Since(from))
 	}
-	sleep(ctx, time.Duration(rand.IntN(300))*ms)
+	sleep(ctx, time.Duration(rand.IntN(1000))*ms)
 	return nil
 }
 

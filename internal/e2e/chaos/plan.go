@@ -48,17 +48,17 @@ var choices = []choice{
 
 	{"file system hang", 5, "file system answer", 500 * ms, 9000 * ms},
 	{"manager slow", 6, "", 0, 0},
-	{"manager stop", 6, "", 0, 0},
+	{"manager stop", 5, "daemon again", 300 * ms, 4000 * ms},
 
 	{"kubelet stop", 6, "kubelet start", 200 * ms, 6000 * ms},
 	{"kubelet restart", 6, "", 0, 0},
 
-	{"daemon kill", 12, "daemon start", 0, 1500 * ms},
-	{"daemon restart", 12, "daemon start", 0, 1000 * ms},
+	{"daemon kill", 7, "daemon start", 0, 1500 * ms},
+	{"daemon restart", 5, "daemon start", 0, 1000 * ms},
 	{"daemon hang up", 6, "", 0, 0},
 	{"daemon reload", 6, "", 0, 0},
 	{"daemon reregister", 6, "", 0, 0},
-	{"daemon freeze", 6, "daemon thaw", 50 * ms, 3000 * ms},
+	{"daemon freeze", 4, "daemon thaw", 50 * ms, 3000 * ms},
 
 	{"socket remove", 12, "", 0, 0},
 	{"socket move within", 6, "", 0, 0},
@@ -68,7 +68,7 @@ var choices = []choice{
 	{"socket to link", 6, "socket leave", 500 * ms, 6000 * ms},
 	{"socket to mute", 6, "socket leave", 500 * ms, 6000 * ms},
 	{"socket to sidecar", 9, "socket leave", 500 * ms, 6000 * ms},
-	{"socket rival", 9, "rival leave", 500 * ms, 6000 * ms},
+	{"socket rival", 9, "rival leave", 500 * ms, 9000 * ms},
 	{"bystander", 6, "", 0, 0},
 	{"registry remove", 1, "kubelet restart", 500 * ms, 5000 * ms},
 	{"registry move away", 1, "kubelet restart", 500 * ms, 5000 * ms},

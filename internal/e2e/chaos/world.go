@@ -448,6 +448,9 @@ func (w *world) stopDaemon(kill bool) error {
 			}
 		}
 	}
+	if w.managerBusy(time.Now()) { // the next one may not be there for as long as a Notify may take
+		w.noteAll(crashed, "daemon stopped while the service manager was busy")
+	}
 	var err error
 	if d.frozen {
 		err = d.signal(syscall.SIGCONT)
