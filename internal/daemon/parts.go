@@ -116,7 +116,11 @@ func (p *parts) Socket(ctx context.Context, c *config.Config, name string) (agen
 	if err != nil {
 		return nil, err
 	}
-	if err := s.Adopt(ctx, p.claim(name)); err != nil {
+	err = s.Adopt(ctx, p.claim(name))
+	if err != nil && ctx.Err() != nil { // told to stop: it stays in the store for the next process
+		return nil, errors.Join(err, s.Close(context.WithoutCancel(ctx)))
+	}
+	if err != nil {
 		p.log.Warn("cannot go on with the registration socket of an earlier process; making a new one", "driver", name, "error", err)
 	}
 	return s, nil

@@ -72,11 +72,25 @@ func allActions() map[string]action {
 		}
 		return w.again(d, "changes")
 	})
-	add("driver directory", func(w *world, s Step, d *Driver) error {
-		// Directory first: the daemon is still connected to what has no name any more.
-		w.history.note(d.name, byDriver, "directory removed")
+	add("driver hangs at start", func(w *world, s Step, d *Driver) error {
+		err := w.down(d, s.A < 500)
+		d.hangIn(fake.NodeGetInfo)
+		return errors.Join(err, w.up(d))
+	})
+	add("driver replace", func(w *world, s Step, d *Driver) error {
+		w.ledger.note(d.name, byDriver, "replaced")
+		return d.replace()
+	})
+	add("driver folder", func(w *world, s Step, d *Driver) error {
+		// Folder first: the daemon is still connected to what has no name any more.
+		w.ledger.note(d.name, byDriver, "folder removed")
 		return errors.Join(os.RemoveAll(d.dir), d.stop(true))
 	})
+
+	add("file system hang", func(w *world, s Step, d *Driver) error { return w.hangFS() })
+	add("file system answer", func(w *world, s Step, d *Driver) error { return w.resumeFS() })
+	add("manager slow", func(w *world, s Step, d *Driver) error { return w.busyManager(s, false) })
+	add("manager stop", func(w *world, s Step, d *Driver) error { return w.busyManager(s, true) })
 
 	add("kubelet stop", func(w *world, s Step, d *Driver) error { return w.stopKubelet() })
 	add("kubelet start", func(w *world, s Step, d *Driver) error { return w.startKubelet() })
@@ -92,6 +106,10 @@ func allActions() map[string]action {
 	})
 	add("daemon kill", func(w *world, s Step, d *Driver) error { return w.stopDaemon(true) })
 	add("daemon restart", func(w *world, s Step, d *Driver) error { return w.stopDaemon(false) })
+	add("daemon again", func(w *world, s Step, d *Driver) error {
+		err := w.stopDaemon(false)
+		return errors.Join(err, w.startDaemon("--keep-sockets"))
+	})
 	add("daemon hang up", func(w *world, s Step, d *Driver) error {
 		if !w.ready() {
 			return nil // it would end a process that is not listening for it yet
@@ -100,7 +118,7 @@ func allActions() map[string]action {
 	})
 	add("daemon reload", func(w *world, s Step, d *Driver) error { w.post("/v1/reload"); return nil })
 	add("daemon reregister", func(w *world, s Step, d *Driver) error {
-		w.history.note(d.name, asked, "reregister")
+		w.ledger.note(d.name, asked, "reregister")
 		w.post("/v1/drivers/" + d.name + "/reregister")
 		return nil
 	})
@@ -109,14 +127,14 @@ func allActions() map[string]action {
 			return nil
 		}
 		w.noteAll(crashed, "daemon frozen")
-		w.daemon.frozen = true
+		w.daemon.frozen, w.awayAt = true, time.Now()
 		return w.daemon.signal(syscall.SIGSTOP)
 	})
 	add("daemon thaw", func(w *world, s Step, d *Driver) error {
 		if w.daemon == nil || !w.daemon.frozen {
 			return nil
 		}
-		w.daemon.frozen = false
+		w.daemon.frozen, w.awayAt = false, time.Now()
 		return w.daemon.signal(syscall.SIGCONT)
 	})
 
@@ -136,33 +154,35 @@ func allActions() map[string]action {
 		})
 	})
 	for act, kind := range map[string]string{
-		"socket to file": aFile, "socket to directory": aDirectory, "socket to link": aLink, "socket to mute": aMute, "socket to sidecar": aSidecar,
+		"socket to file": aFile, "socket to folder": aFolder, "socket to link": aLink, "socket to mute": aMute, "socket to sidecar": aSidecar,
 	} {
 		add(act, func(w *world, s Step, d *Driver) error { return w.replace(d, kind, s.A < 600) })
 	}
 	add("socket leave", func(w *world, s Step, d *Driver) error { return w.leave(w.pathOf(d), d, s.B < 500) })
-	add("socket conflict", func(w *world, s Step, d *Driver) error {
-		path := w.conflictPath(d)
+	add("socket rival", func(w *world, s Step, d *Driver) error {
+		path := w.rivalPath(d)
 		if w.at(path) != nil {
 			return nil
 		}
-		w.history.note(d.name, onPath, "conflict came")
+		w.ledger.note(d.name, onPath, "rival came")
 		f, err := makeForeign(w.scratch, path, aSidecar, d, false)
 		if err != nil {
 			return whileThere(err)
 		}
 		w.foreign = append(w.foreign, f)
-		w.conflictFrom[d.name] = time.Now()
+		w.rivalFrom[d.name] = time.Now()
 		return nil
 	})
-	add("conflict leave", func(w *world, s Step, d *Driver) error {
-		delete(w.conflictFrom, d.name)
+	add("rival leave", func(w *world, s Step, d *Driver) error {
+		w.checkNamed(d)
+		delete(w.rivalFrom, d.name)
 		// Whether it leaves its file behind or not; a dead one is not a driver's.
-		return w.leave(w.conflictPath(d), d, true)
+		return w.leave(w.rivalPath(d), d, true)
 	})
 	add("bystander", func(w *world, s Step, d *Driver) error { return w.bystander(s, d) })
 	add("registry remove", func(w *world, s Step, d *Driver) error {
 		w.noteAll(onPath, "registry removed")
+		w.registryAt = time.Now()
 		w.forgetForeign()
 		// What the daemon puts back meanwhile may make it fail: it is tried again.
 		err := os.RemoveAll(w.registry)
@@ -180,6 +200,7 @@ func allActions() map[string]action {
 	})
 	add("registry move away", func(w *world, s Step, d *Driver) error {
 		w.noteAll(onPath, "registry moved away")
+		w.registryAt = time.Now()
 		w.made++
 		if err := gone(os.Rename(w.registry, filepath.Join(w.scratch, fmt.Sprintf("registry-%d", w.made)))); err != nil {
 			return err
@@ -198,14 +219,14 @@ func allActions() map[string]action {
 			if d.conf == was {
 				return nil
 			}
-			w.history.note(d.name, byConfig, what)
+			w.ledger.note(d.name, byConfig, what)
 			return w.configure(d)
 		}
 	}
 	add("config remove", conf("removed", func(d *Driver) { d.conf.present = false }))
 	add("config restore", conf("restored", func(d *Driver) { d.conf.present = true }))
 	add("config break", conf("broken", func(d *Driver) { d.conf.broken = true }))
-	add("config fix", conf("fixed", func(d *Driver) { d.conf.broken = false }))
+	add("config mend", conf("mended", func(d *Driver) { d.conf.broken = false }))
 	add("config endpoint", conf("another endpoint", func(d *Driver) { d.conf.byAlias = !d.conf.byAlias }))
 	add("config disable", conf("disabled", func(d *Driver) { d.conf.enabled = false }))
 	add("config enable", conf("enabled", func(d *Driver) { d.conf.enabled = true }))
@@ -216,9 +237,12 @@ func allActions() map[string]action {
 // do carries out a step.
 func (w *world) do(s Step) error {
 	d := w.drivers[s.Driver]
-	w.say("%v %s", s, d.name)
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.blocked(s, d) {
+		return nil
+	}
+	w.say("%v %s", s, d.name)
 	w.figures["steps"]++
 	if err := actions[s.Act](w, s, d); err != nil {
 		return fmt.Errorf("%v: %w", s, err)
@@ -227,18 +251,18 @@ func (w *world) do(s Step) error {
 }
 
 func (w *world) up(d *Driver) error {
-	w.history.note(d.name, byDriver, "started")
+	w.ledger.note(d.name, byDriver, "started")
 	return d.start()
 }
 
 func (w *world) down(d *Driver, killed bool) error {
-	w.history.note(d.name, byDriver, "stopped")
+	w.ledger.note(d.name, byDriver, "stopped")
 	return d.stop(killed)
 }
 
 // again restarts a driver that runs, because it has something else to say.
 func (w *world) again(d *Driver, what string) error {
-	w.history.note(d.name, byDriver, what)
+	w.ledger.note(d.name, byDriver, what)
 	if !d.Running() {
 		return nil
 	}
@@ -254,7 +278,7 @@ func (w *world) startKubelet() error {
 	defer w.mu.Lock()
 	k, err := fake.StartKubelet(w.registry, w.cluster, w.happened)
 	if err != nil {
-		// The directory went while it started: the next one will do.
+		// The folder went while it started: the next one will do.
 		w.say("the kubelet does not start: %v", err)
 		return nil
 	}
@@ -304,7 +328,7 @@ func (w *world) touch(d *Driver, what string, do func(path string) error) error 
 	if w.at(path) != nil {
 		return nil
 	}
-	w.history.note(d.name, onPath, what)
+	w.ledger.note(d.name, onPath, what)
 	return gone(do(path))
 }
 
@@ -314,7 +338,7 @@ func (w *world) replace(d *Driver, kind string, over bool) error {
 	if w.at(path) != nil {
 		return nil
 	}
-	w.history.note(d.name, onPath, kind+" came")
+	w.ledger.note(d.name, onPath, kind+" came")
 	if !over {
 		if err := gone(os.Remove(path)); err != nil {
 			return err
@@ -334,7 +358,7 @@ func (w *world) leave(path string, d *Driver, tidy bool) error {
 	if f == nil {
 		return nil
 	}
-	w.history.note(d.name, onPath, f.kind+" leaves")
+	w.ledger.note(d.name, onPath, f.kind+" leaves")
 	socket := f.listen != nil
 	if err := f.crash(); err != nil {
 		return err
@@ -354,11 +378,11 @@ func (w *world) leave(path string, d *Driver, tidy bool) error {
 	return nil
 }
 
-func (w *world) conflictPath(d *Driver) string {
-	return filepath.Join(w.registry, "conflict-of-"+d.name+".sock")
+func (w *world) rivalPath(d *Driver) string {
+	return filepath.Join(w.registry, "rival-of-"+d.name+".sock")
 }
 
-// bystander puts something into the directories that has nothing to do with anybody.
+// bystander puts something into the folders that has nothing to do with anybody.
 func (w *world) bystander(s Step, d *Driver) error {
 	w.made++
 	digits := fmt.Sprintf("%08x", w.made)
@@ -368,7 +392,7 @@ func (w *world) bystander(s Step, d *Driver) error {
 		{filepath.Join(w.registry, ".csi-reg-"+digits), aFile},
 		{filepath.Join(w.registry, ".csi-reg-"+digits), aMute},
 		{filepath.Join(w.registry, ".csi-reg-x"+digits), aDead},
-		{filepath.Join(w.root, ".csi-reg-"+digits), aDirectory},
+		{filepath.Join(w.root, ".csi-reg-"+digits), aFolder},
 		{filepath.Join(w.root, ".csi-reg-"+digits), aMute},
 		{filepath.Join(w.root, "socket-"+digits), aDead},
 	}
@@ -381,7 +405,7 @@ func (w *world) bystander(s Step, d *Driver) error {
 	return nil
 }
 
-// forgetForeign lets go of what went with the registry's directory.
+// forgetForeign lets go of what went with the registry's folder.
 func (w *world) forgetForeign() {
 	w.foreign = slices.DeleteFunc(w.foreign, func(f *foreign) bool {
 		if !strings.HasPrefix(f.path, w.registry+"/") {
@@ -392,10 +416,10 @@ func (w *world) forgetForeign() {
 		}
 		return true
 	})
-	clear(w.conflictFrom)
+	clear(w.rivalFrom)
 }
 
-// whileThere forgives that the daemon was faster, or that the directory is not there.
+// whileThere forgives that the daemon was faster, or that the folder is not there.
 func whileThere(err error) error {
 	if errors.Is(err, os.ErrExist) {
 		return nil

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"csi-registrar/internal/e2e/built"
-	"csi-registrar/internal/fake"
 )
 
 // The flags' defaults come from the environment, for `make chaos`.
@@ -66,7 +65,7 @@ func run(t *testing.T, bin string, seed uint64, many int, long time.Duration) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.keep = *keep
+	w.keep = *keep || os.Getenv("CHAOS_KEEP") != ""
 	defer w.close()
 	// The whole story stays where something was wrong.
 	defer func() {
@@ -91,14 +90,40 @@ func run(t *testing.T, bin string, seed uint64, many int, long time.Duration) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !w.disturb(long) {
+	if w.noFS != nil {
+		t.Run("file system that hangs", func(t *testing.T) {
+			if os.Getenv("CI") == "true" {
+				t.Fatalf("it needs /dev/fuse, and under CI=true it must run: %v", w.noFS)
+			}
+			t.Skip(w.noFS)
+		})
+	}
+	if why := w.eventually(settlesWithin, w.asItShouldBe); why != "" {
+		t.Errorf("not registered at the start:\n  %s", why)
 		return
 	}
-	w.settles()
+	if err := w.measureQuietly(); err != nil {
+		t.Error(err)
+		return
+	}
+	w.setChaos(true)
+	if err := w.beside(func() error { return w.disturb(long) }, 0); err != nil {
+		t.Error(err)
+	}
+	if len(w.failed()) == 0 && !t.Failed() {
+		w.settles(long)
+	}
+	w.compare()
 }
 
-// disturb carries out the plan for so long, and checks meanwhile; false if something is wrong.
-func (w *world) disturb(long time.Duration) bool {
+func (w *world) setChaos(on bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.chaos = on
+}
+
+// disturb carries out the plan for so long, and checks meanwhile.
+func (w *world) disturb(long time.Duration) (err error) {
 	stop, checked := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(checked)
@@ -125,25 +150,25 @@ func (w *world) disturb(long time.Duration) bool {
 		} else {
 			behind = max(behind, -wait)
 		}
-		if err := w.do(s); err != nil {
-			w.t.Error(err)
+		if err = w.do(s); err != nil {
 			break
 		}
 	}
 	close(stop)
 	<-checked
 	w.t.Logf("at most %s behind the plan", behind.Round(time.Millisecond))
-	return len(w.failed()) == 0 && !w.t.Failed()
+	return err
 }
 
 // settles ends the chaos and looks whether all comes back, and nothing was leaked.
-func (w *world) settles() {
+func (w *world) settles(long time.Duration) {
 	t := w.t
 	if err := w.calm(); err != nil {
 		t.Error(err)
 		return
 	}
 	w.say("calm")
+	w.setChaos(false)
 	begun := time.Now()
 	if why := w.eventually(settlesWithin, w.asItShouldBe); why != "" {
 		t.Errorf("not settled within %s:\n  %s", settlesWithin, why)
@@ -154,7 +179,14 @@ func (w *world) settles() {
 		}
 		return
 	}
-	t.Logf("settled after %s", time.Since(begun).Round(time.Millisecond))
+	t.Logf("settled after %s; damped: %v", time.Since(begun).Round(time.Millisecond), w.damped)
+	if long >= 5*time.Minute { // else it would be the longest part
+		for name, until := range w.damped {
+			if why := w.eventually(time.Until(until)+5*time.Second, func() string { return w.isDamped(name) }); why != "" {
+				t.Error(why)
+			}
+		}
+	}
 	if why := w.eventually(5*time.Second, w.leftovers); why != "" {
 		t.Errorf("temporary names are left: %s", why)
 	}
@@ -166,7 +198,7 @@ func (w *world) settles() {
 
 	// A daemon that begins now holds as much; and the kubelet notices nothing of it.
 	w.mu.Lock()
-	before := w.figures[string(fake.Deregistered)] + w.figures[string(fake.Registered)]
+	before, waiting := maps.Clone(w.events), maps.Clone(w.damped)
 	err = w.stopDaemon(false)
 	if err == nil {
 		err = w.startDaemon("--keep-sockets")
@@ -193,10 +225,20 @@ func (w *world) settles() {
 		t.Errorf("goroutines are leaked: %d, a fresh daemon has %d", goroutines, freshGoroutines)
 	}
 	w.mu.Lock()
-	if after := w.figures[string(fake.Deregistered)] + w.figures[string(fake.Registered)]; after != before {
-		w.bad("the kubelet noticed a restart: %d events", after-before)
+	for name, n := range w.events {
+		if _, damped := waiting[name]; n != before[name] && !damped { // else it was published at once
+			w.bad("the kubelet noticed a restart: %d events of %s", n-before[name], name)
+		}
 	}
 	w.mu.Unlock()
+	if err := w.measureQuietly(); err != nil {
+		t.Error(err)
+		return
+	}
+	if why := w.eventually(settlesWithin, w.asItShouldBe); why != "" {
+		t.Errorf("not registered after the measuring:\n  %s", why)
+		return
+	}
 
 	// Without a store, and without being told to keep anything, nothing is left.
 	w.mu.Lock()

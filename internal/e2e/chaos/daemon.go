@@ -38,6 +38,15 @@ type Daemon struct {
 	began  time.Time
 	before int // how often READY=1 was said before
 	frozen bool
+
+	readyAt time.Time // when it was seen that READY=1 was said
+}
+
+func (d *Daemon) startedAt() time.Time {
+	if d == nil {
+		return time.Time{}
+	}
+	return d.began
 }
 
 // spawner starts daemons one after the other, as a service manager does.
@@ -193,6 +202,9 @@ func (a api) do(method, path string) (string, error) {
 type document struct {
 	ConfigError string         `json:"config_error"`
 	Drivers     []driverStatus `json:"drivers"`
+	Stuck       []struct {
+		Path string `json:"path"`
+	} `json:"stuck"`
 }
 
 type driverStatus struct {
@@ -204,22 +216,26 @@ type driverStatus struct {
 	NodeID       string            `json:"node_id"`
 	Topology     map[string]string `json:"topology"`
 	Limit        int64             `json:"max_volumes_per_node"`
+	DampedUntil  time.Time         `json:"damped_until"`
 }
 
-func (a api) status() (map[string]driverStatus, string, error) {
+func (a api) status() (s document, err error) {
 	body, err := a.do(http.MethodGet, "/v1/status")
-	if err != nil {
-		return nil, "", err
+	if err == nil {
+		if err = json.Unmarshal([]byte(body), &s); err != nil {
+			err = fmt.Errorf("%w in %.200q", err, body)
+		}
 	}
-	var s document
-	if err := json.Unmarshal([]byte(body), &s); err != nil {
-		return nil, "", fmt.Errorf("%w in %.200q", err, body)
-	}
-	drivers := map[string]driverStatus{}
+	return s, err
+}
+
+func (s document) driver(name string) (found driverStatus) {
 	for _, d := range s.Drivers {
-		drivers[d.Name] = d
+		if d.Name == name {
+			return d
+		}
 	}
-	return drivers, s.ConfigError, nil
+	return found
 }
 
 func (a api) goroutines() (int, string, error) {

@@ -42,17 +42,29 @@ type Driver struct {
 
 	everWell bool // it was sound once, so it may have been ready
 
+	role     role
+	hangable bool           // its directory is on the file system that hangs at times
+	hung     []*fake.Driver // earlier ones, which hang on without a name
+
 	// The configuration as it is written.
 	conf conf
 }
+
+// role is who has to do with a driver.
+type role string
+
+const (
+	disturbed role = ""         // the plan
+	flapping  role = "flapping" // flap alone
+	measured  role = "measured" // measure alone: it has no fault of its own
+)
 
 type conf struct {
 	present, enabled, broken, byAlias, withdraw bool
 }
 
-func newDriver(i int, run string, f flaw) *Driver {
-	name := fmt.Sprintf("d%02d.chaos.example", i)
-	dir := filepath.Join(run, fmt.Sprintf("d%02d", i))
+func newDriver(short, run string, f flaw) *Driver {
+	name, dir := short+".chaos.example", filepath.Join(run, short)
 	d := &Driver{
 		name: name, dir: dir, alias: filepath.Join(dir, "alias.sock"), flaw: f,
 		truth: fake.Answers{Name: name, Version: "1.0", NodeID: "node-" + name, Topology: map[string]string{"topology." + name + "/zone": "z1"}},
@@ -61,13 +73,18 @@ func newDriver(i int, run string, f flaw) *Driver {
 	if f == otherName {
 		d.truth.Name = "other." + name
 	}
+	d.Driver = d.process(filepath.Join(dir, "csi.sock"))
+	return d
+}
+
+// process makes a process of the driver.
+func (d *Driver) process(socket string) *fake.Driver {
 	answers := d.truth
-	answers.NotReady = f == neverReady
-	if f == failingNode {
+	answers.NotReady = d.flaw == neverReady
+	if d.flaw == failingNode {
 		answers.Fail = map[string]error{fake.NodeGetInfo: status.Error(codes.Internal, "not today")}
 	}
-	d.Driver = fake.NewDriver(filepath.Join(dir, "csi.sock"), answers, grpc.ConnectionTimeout(maxSilence))
-	return d
+	return fake.NewDriver(socket, answers, grpc.ConnectionTimeout(maxSilence))
 }
 
 // table is its configuration file.
@@ -103,6 +120,12 @@ func (d *Driver) start() error {
 	if err := os.Symlink(d.Socket, d.alias); err != nil {
 		return err
 	}
+	_, err := d.serve()
+	return err
+}
+
+// serve starts it with what it has to say.
+func (d *Driver) serve() (listening time.Time, err error) {
 	said := d.truth
 	if d.lie != nil {
 		said = *d.lie
@@ -113,12 +136,32 @@ func (d *Driver) start() error {
 	if d.flaw == sound {
 		d.everWell = true
 	}
-	_, err := d.Start()
+	return d.Start()
+}
+
+// replace puts a new process at the path of one that hangs in NodeGetInfo, which goes on.
+func (d *Driver) replace() error {
+	if !d.Running() {
+		return nil
+	}
+	d.hangIn(fake.NodeGetInfo)
+	path := d.Socket
+	d.hung = append(d.hung, d.Driver)
+	d.Driver = d.process(path + ".new")
+	_, err := d.serve()
+	if err == nil {
+		err = os.Rename(d.Socket, path)
+	}
+	d.Socket = path
 	return err
 }
 
 // stop ends it; killed, it leaves its socket behind.
 func (d *Driver) stop(killed bool) error {
+	for _, h := range d.hung {
+		h.Kill()
+	}
+	d.hung = nil
 	d.unhang()
 	if killed {
 		d.Kill()

@@ -76,7 +76,7 @@ func makeForeign(scratch, path, kind string, driver *Driver, replace bool) (*for
 	switch kind {
 	case aSidecar:
 		f.serve = grpc.NewServer(grpc.ConnectionTimeout(maxSilence))
-		registration.RegisterRegistrationServer(f.serve, sidecar{driver: driver})
+		registration.RegisterRegistrationServer(f.serve, sidecar{name: driver.name, endpoint: driver.Socket})
 		go f.serve.Serve(f.listen) // ends with crash
 	case aDead:
 		err = f.crash()
@@ -133,12 +133,12 @@ func (f *foreign) missing() string {
 // sidecar answers as node-driver-registrar does.
 type sidecar struct {
 	registration.UnimplementedRegistrationServer
-	driver *Driver
+	name, endpoint string
 }
 
 func (s sidecar) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
 	return &registration.PluginInfo{
-		Type: registration.CSIPlugin, Name: s.driver.name, Endpoint: s.driver.Socket, SupportedVersions: []string{"1.0.0"},
+		Type: registration.CSIPlugin, Name: s.name, Endpoint: s.endpoint, SupportedVersions: []string{"1.0.0"},
 	}, nil
 }
 

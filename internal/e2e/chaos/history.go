@@ -16,31 +16,32 @@ type deed struct {
 type kind string
 
 const (
-	onPath   kind = "path"     // the test touched the registration socket, or its directory
+	onPath   kind = "path"     // the test touched the registration socket, or its folder
 	byDriver kind = "driver"   // the driver was stopped, or says something else
 	byConfig kind = "config"   // its configuration changed
 	asked    kind = "asked"    // reregister
-	logged   kind = "log"      // the daemon says why it takes a socket away or recreates it
+	logged   kind = "log"      // the daemon says why it takes a socket away or makes it anew
 	refusing kind = "refused"  // the kubelet refused
 	crashed  kind = "daemon"   // the daemon was killed or frozen
 	lost     kind = "deregist" // the kubelet deregistered
+	muted    kind = "muted"    // the daemon's log says no more of the driver until the next daemon starts
 )
 
-// history holds what happened to each driver. It is guarded by the world's lock.
-type history struct {
+// ledger holds what happened to each driver. It is guarded by the world's lock.
+type ledger struct {
 	deeds map[string][]deed // by driver
 }
 
-func (l *history) note(driver string, k kind, what string) {
+func (l *ledger) note(driver string, k kind, what string) {
 	l.noteAt(time.Now(), driver, k, what)
 }
 
-func (l *history) noteAt(at time.Time, driver string, k kind, what string) {
+func (l *ledger) noteAt(at time.Time, driver string, k kind, what string) {
 	l.deeds[driver] = append(l.deeds[driver], deed{at, k, what})
 }
 
 // between finds a deed of one of the kinds.
-func (l *history) between(driver string, from, to time.Time, kinds ...kind) *deed {
+func (l *ledger) between(driver string, from, to time.Time, kinds ...kind) *deed {
 	for i, d := range l.deeds[driver] {
 		for _, k := range kinds {
 			if d.kind == k && !d.at.Before(from) && !d.at.After(to) {
@@ -51,7 +52,7 @@ func (l *history) between(driver string, from, to time.Time, kinds ...kind) *dee
 	return nil
 }
 
-func (l *history) count(driver string, kinds ...kind) int {
+func (l *ledger) count(driver string, kinds ...kind) int {
 	n := 0
 	for _, d := range l.deeds[driver] {
 		for _, k := range kinds {
@@ -64,7 +65,7 @@ func (l *history) count(driver string, kinds ...kind) int {
 }
 
 // story is what happened to a driver lately, for whoever has to find out why.
-func (l *history) story(driver string) string {
+func (l *ledger) story(driver string) string {
 	var b strings.Builder
 	deeds := l.deeds[driver]
 	for _, d := range deeds[max(0, len(deeds)-25):] {
@@ -74,13 +75,13 @@ func (l *history) story(driver string) string {
 }
 
 // because is what a cause in the log has to have been caused by, and for how long
-// afterwards it may show: an error elsewhere in the files or a driver that is
+// afterwards it may show: a mistake elsewhere in the files or a driver that is
 // not ready delays it.
 const becauseWithin = 2 * time.Minute
 
 // unfounded tells what is wrong with the daemon's reason for taking a socket away or
-// recreating it.
-func (l *history) unfounded(driver string, e entry) string {
+// making it anew.
+func (l *ledger) unfounded(driver string, e entry) string {
 	need := []kind{}
 	switch cause := e.fields["cause"]; {
 	case cause == "unconfigured":
@@ -91,7 +92,7 @@ func (l *history) unfounded(driver string, e entry) string {
 		need = []kind{byDriver, byConfig}
 	case cause == "asked":
 		need = []kind{asked}
-	case cause == "returned", cause == "kubelet-silent":
+	case cause == "returned":
 		need = []kind{refusing}
 	case cause == "mismatch", cause == "gone":
 		need = []kind{byDriver}
@@ -104,11 +105,14 @@ func (l *history) unfounded(driver string, e entry) string {
 	return ""
 }
 
-// churn says if the socket was recreated more often than there was a reason to.
-func (l *history) churn(driver string) string {
+// churn tells if the socket was made anew more often than there was a reason to.
+func (l *ledger) churn(driver string) string {
+	if l.count(driver, muted) > 0 {
+		return ""
+	}
 	causes := l.count(driver, onPath, byDriver, byConfig, asked, refusing, crashed)
 	if n := l.count(driver, logged); n > causes {
-		return fmt.Sprintf("%s: recreated or withdrawn %d times for %d causes", driver, n, causes)
+		return fmt.Sprintf("%s: made anew or withdrawn %d times for %d causes", driver, n, causes)
 	}
 	if n, most := l.count(driver, lost), l.count(driver, onPath, logged, crashed); n > most {
 		return fmt.Sprintf("%s: deregistered %d times for %d causes", driver, n, most)

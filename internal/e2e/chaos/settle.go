@@ -23,13 +23,14 @@ func (w *world) calm() error {
 	w.posts.Wait()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	var errs []error
+	w.idleManager()
+	errs := []error{w.resumeFS()}
 	if d := w.daemon; d != nil && d.frozen {
 		errs = append(errs, actions["daemon thaw"](w, Step{}, nil))
 	}
 	for _, d := range w.drivers {
-		errs = append(errs, w.leave(w.pathOf(d), d, true), w.leave(w.conflictPath(d), d, true))
-		delete(w.conflictFrom, d.name)
+		errs = append(errs, w.leave(w.pathOf(d), d, true), w.leave(w.rivalPath(d), d, true))
+		delete(w.rivalFrom, d.name)
 		d.unhang()
 		d.setReady(true)
 		if d.lie != nil {
@@ -42,9 +43,9 @@ func (w *world) calm() error {
 		if !d.Running() {
 			errs = append(errs, w.up(d))
 		}
-		if want := (conf{present: true, enabled: true, byAlias: d.conf.byAlias}); d.conf != want {
+		if want := (conf{present: true, enabled: true, byAlias: d.conf.byAlias, withdraw: d.role == measured}); d.conf != want {
 			d.conf = want
-			w.history.note(d.name, byConfig, "as it should be")
+			w.ledger.note(d.name, byConfig, "as it should be")
 			errs = append(errs, w.configure(d))
 		}
 	}
@@ -57,7 +58,7 @@ func (w *world) calm() error {
 	if w.daemon == nil {
 		errs = append(errs, w.startDaemon("--keep-sockets"))
 	}
-	// A kubelet whose directory was recreated never looks there again.
+	// A kubelet whose folder was made anew never looks there again.
 	errs = append(errs, w.stopKubelet(), w.startKubelet())
 	return errors.Join(errs...)
 }
@@ -81,7 +82,7 @@ func (w *world) eventually(limit time.Duration, missing func() string) string {
 
 // asItShouldBe tells what is not as it must be once all is calm.
 func (w *world) asItShouldBe() string {
-	if w.kubelet == nil { // it could not start: the directory went at that moment
+	if w.kubelet == nil { // it could not start: the folder went at that moment
 		w.mu.Lock()
 		err := w.startKubelet()
 		w.mu.Unlock()
@@ -89,22 +90,33 @@ func (w *world) asItShouldBe() string {
 			return fmt.Sprintf("the kubelet does not run: %v", err)
 		}
 	}
-	drivers, errs, err := w.api.status()
+	s, err := w.api.status()
 	if err != nil {
 		return err.Error()
 	}
-	if errs != "" {
-		return "the configuration has errors: " + errs
+	if s.ConfigError != "" {
+		return "the configuration has errors: " + s.ConfigError
 	}
+	clear(w.damped)
 	registered := w.kubelet.Registered()
 	var wrong []string
 	for _, d := range w.drivers {
-		if why := w.driverAsItShouldBe(d, drivers[d.name], registered[d.name]); why != "" {
+		have := s.driver(d.name)
+		damped, err := have.damped()
+		if damped {
+			w.damped[d.name] = have.DampedUntil
+		}
+		if err != nil {
+			wrong = append(wrong, d.name+": "+err.Error())
+		} else if why := w.driverAsItShouldBe(d, have, registered[d.name]); why != "" && !damped {
 			wrong = append(wrong, d.name+": "+why)
 		}
 	}
-	if len(drivers) != len(w.drivers) {
-		wrong = append(wrong, fmt.Sprintf("%d drivers in the status", len(drivers)))
+	if len(s.Drivers) != len(w.drivers) {
+		wrong = append(wrong, fmt.Sprintf("%d drivers in the status", len(s.Drivers)))
+	}
+	if len(s.Stuck) > 0 {
+		wrong = append(wrong, fmt.Sprintf("a file system does not answer: %v", s.Stuck))
 	}
 	return strings.Join(wrong, "\n  ")
 }
@@ -191,4 +203,15 @@ func (w *world) removedByStop() string {
 		left = append(left, l)
 	}
 	return strings.Join(left, " ")
+}
+
+// isDamped says that a driver is damped still, or not as it should be.
+func (w *world) isDamped(name string) string {
+	if why := w.asItShouldBe(); why != "" {
+		return why
+	}
+	if until, damped := w.damped[name]; damped {
+		return fmt.Sprintf("%s is damped until %s", name, until)
+	}
+	return ""
 }

@@ -30,30 +30,43 @@ type world struct {
 	spawner  *spawner
 	api      api
 	log      *os.File // everything in one file, for whoever looks for the reason
-	keep     bool     // the directory, also where nothing was wrong
+	noFS     error    // why there is no file system that hangs
+	keep     bool     // the folder, also where nothing was wrong
 
 	// Only of who carries out the steps.
 	drivers []*Driver
 	kubelet *fake.Kubelet
 	cluster *fake.APIServer
-	posts   sync.WaitGroup // calls to the daemon under way
-	made    int            // things made so far, for their names
+	posts   sync.WaitGroup       // calls to the daemon under way
+	damped  map[string]time.Time // who waited when it was last looked, and until when
+	made    int                  // things made so far, for their names
 
 	// mu is held while a step changes files, so that whoever checks sees it done or not.
-	mu           sync.Mutex
-	history      history
-	foreign      []*foreign
-	byName       map[string]*Driver
-	daemon       *Daemon
-	fed          int       // how often the watchdog was fed, and …
-	fedAt        time.Time // … since when it is so often
-	conflictFrom map[string]time.Time
-	published    map[string]fileID    // what was at a driver's path last, and …
-	upAt         map[string]time.Time // … when that was first seen
-	awayAt       time.Time            // when the daemon was last not there to answer
-	suspects     []fake.Event         // deregistrations to be looked at when the log has been read
-	figures      map[string]int
-	wrong        []string
+	mu        sync.Mutex
+	ledger    ledger
+	foreign   []*foreign
+	byName    map[string]*Driver
+	daemon    *Daemon
+	fed       int       // how often the watchdog was fed, and …
+	fedAt     time.Time // … since when it is so often
+	rivalFrom map[string]time.Time
+
+	fs         *fake.HangFS // nil: not possible here
+	hangsSince time.Time    // zero: it answers
+	busy       busy
+	registryAt time.Time // when plugins_registry was removed or moved last
+	chaos      bool      // the plan is carried out
+	mutedUntil map[string]time.Time
+	changes    map[string]int                        // of a driver's registration socket, of this daemon
+	times      map[string]map[string][]time.Duration // what took how long, by what went on meanwhile
+
+	published map[string]fileID    // what was at a driver's path last, and …
+	upAt      map[string]time.Time // … when that was first seen
+	awayAt    time.Time            // when the daemon was last not there to answer
+	suspects  []fake.Event         // deregistrations to be looked at when the log has been read
+	figures   map[string]int
+	events    map[string]int // the kubelet's registrations and deregistrations, by driver
+	wrong     []string
 }
 
 const maxWrong = 10
@@ -67,17 +80,24 @@ func newWorld(t testing.TB, binary string, seed uint64, drivers int) (*world, er
 		t: t, dir: dir, root: filepath.Join(dir, "k"), etc: filepath.Join(dir, "r"), scratch: filepath.Join(dir, "s"),
 		plan:    NewPlan(seed, drivers),
 		cluster: fake.NewAPIServer(),
-		byName:  map[string]*Driver{}, conflictFrom: map[string]time.Time{}, published: map[string]fileID{}, upAt: map[string]time.Time{},
-		history: history{map[string][]deed{}}, figures: map[string]int{},
+		byName:  map[string]*Driver{}, rivalFrom: map[string]time.Time{}, published: map[string]fileID{}, upAt: map[string]time.Time{},
+		ledger: ledger{map[string][]deed{}}, figures: map[string]int{}, events: map[string]int{},
+		mutedUntil: map[string]time.Time{}, changes: map[string]int{}, damped: map[string]time.Time{}, times: map[string]map[string][]time.Duration{},
 	}
 	w.registry = filepath.Join(w.root, "plugins_registry")
 	errs := []error{os.Chmod(dir, 0o755)}
-	for _, d := range []string{w.root, w.registry, filepath.Join(dir, "d"), w.scratch, filepath.Join(w.etc, "etc", "csi-registrar", "conf.d")} {
+	run, hang := filepath.Join(dir, "d"), filepath.Join(dir, "h")
+	for _, d := range []string{w.root, w.registry, run, hang, w.scratch, filepath.Join(w.etc, "etc", "csi-registrar", "conf.d")} {
 		errs = append(errs, os.MkdirAll(d, 0o755))
 	}
 	errs = append(errs, os.WriteFile(filepath.Join(w.etc, "etc", "csi-registrar", "config.toml"),
 		fmt.Appendf(nil, "[kubelet]\nroot_dir = %q\n[log]\nlevel = \"debug\"\nformat = \"text\"\n", w.root), 0o644))
 	w.log, err = os.Create(filepath.Join(dir, "log"))
+	errs = append(errs, err)
+	w.fs, err = fake.MountHangFS(hang)
+	if errors.Is(err, os.ErrPermission) || errors.Is(err, os.ErrNotExist) {
+		w.noFS, err = err, nil
+	}
 	errs = append(errs, err)
 	manager, err := fake.StartManager(dir)
 	if err := errors.Join(append(errs, err)...); err != nil {
@@ -85,14 +105,9 @@ func newWorld(t testing.TB, binary string, seed uint64, drivers int) (*world, er
 	}
 	w.spawner = &spawner{binary: binary, root: w.etc, manager: manager, line: w.heard}
 	w.api = newAPI(w.etc)
-	flaws := []flaw{otherName, neverReady, failingNode}
-	for i := range drivers {
-		f := sound
-		if i%8 == 5 {
-			f = flaws[i/8%len(flaws)]
-		}
-		d := newDriver(i, filepath.Join(dir, "d"), f)
-		w.drivers, w.byName[d.name] = append(w.drivers, d), d
+	w.populate(drivers, run, hang)
+	for _, d := range w.drivers {
+		w.byName[d.name] = d
 		if err := errors.Join(w.configure(d), d.start()); err != nil {
 			return nil, err
 		}
@@ -100,10 +115,39 @@ func newWorld(t testing.TB, binary string, seed uint64, drivers int) (*world, er
 	return w, nil
 }
 
-// close ends everything, and keeps the directory if something was wrong.
+// populate makes the drivers: those of the plan first.
+func (w *world) populate(many int, run, hang string) {
+	flaws := []flaw{otherName, neverReady, failingNode}
+	for i := range many {
+		f, dir, hangable := sound, run, w.fs != nil && i%6 == 2
+		if i%8 == 5 {
+			f = flaws[i/8%len(flaws)]
+		}
+		if hangable {
+			dir = hang
+		}
+		d := newDriver(fmt.Sprintf("d%02d", i), dir, f)
+		d.hangable = hangable
+		w.drivers = append(w.drivers, d)
+	}
+	for i := range 3 {
+		d := newDriver(fmt.Sprintf("m%02d", i), run, sound)
+		d.role, d.conf.withdraw = measured, true // so that it can come again
+		w.drivers = append(w.drivers, d)
+	}
+	d := newDriver("f00", run, sound)
+	d.role = flapping
+	w.drivers = append(w.drivers, d)
+}
+
+// close ends everything, and keeps the folder if something was wrong.
 func (w *world) close() {
 	w.posts.Wait()
+	w.idleManager()
 	var errs []error
+	if w.fs != nil {
+		errs = append(errs, w.fs.Resume())
+	}
 	if w.kubelet != nil {
 		errs = append(errs, w.kubelet.Stop())
 	}
@@ -115,6 +159,9 @@ func (w *world) close() {
 	}
 	for _, f := range w.foreign {
 		errs = append(errs, f.crash())
+	}
+	if w.fs != nil {
+		errs = append(errs, w.fs.Close())
 	}
 	errs = append(errs, w.spawner.manager.Close(), w.log.Close())
 	if !w.t.Failed() && !w.keep {
@@ -182,19 +229,23 @@ func (w *world) heard(line string) {
 			w.bad("a driver that nobody configured: %s", line)
 			return
 		}
-		if why := w.history.unfounded(name, e); why != "" {
-			w.bad("%s%s", why, w.history.story(name))
+		if why := w.ledger.unfounded(name, e); why != "" {
+			w.bad("%s%s", why, w.ledger.story(name))
 		}
-		w.history.noteAt(e.at, name, logged, e.msg+", cause "+e.fields["cause"]+", "+e.fields["reason"])
+		w.ledger.noteAt(e.at, name, logged, e.msg+", cause "+e.fields["cause"]+", "+e.fields["reason"])
+	case strings.HasPrefix(e.msg, "too many entries for this driver"):
+		w.figures[e.msg]++
+		w.ledger.noteAt(e.at, name, muted, "until the next daemon starts")
+		w.mutedUntil[name] = e.at.Add(24 * time.Hour)
 	case e.level == "ERROR" && e.msg != "error in the configuration":
 		w.figures["errors in the log"]++
 		w.say("ERROR %s", line)
 	case strings.HasPrefix(e.msg, "cannot go on with the registration socket"):
 		w.figures["not adopted"]++
-		if from, there := w.upAt[name]; there && w.history.between(name, from.Add(-earlier), e.at, onPath, logged) == nil {
-			w.bad("%s: not adopted without a cause: %s%s", name, line, w.history.story(name))
+		if from, there := w.upAt[name]; there && w.ledger.between(name, from.Add(-earlier), e.at, onPath, logged) == nil {
+			w.bad("%s: not adopted without a cause: %s%s", name, line, w.ledger.story(name))
 		}
-		w.history.noteAt(e.at, name, logged, e.msg+": "+e.fields["error"])
+		w.ledger.noteAt(e.at, name, logged, e.msg+": "+e.fields["error"])
 	}
 }
 
@@ -208,21 +259,27 @@ func (w *world) happened(e fake.Event) {
 	defer w.mu.Unlock()
 	w.figures[string(e.What)]++
 	name := e.Driver
+	if e.What == fake.Registered || e.What == fake.Deregistered {
+		w.events[name]++
+	}
 	switch e.What {
 	case fake.Deregistered:
 		w.suspects = append(w.suspects, e)
-		w.history.noteAt(e.At, name, lost, e.Reason)
+		w.ledger.noteAt(e.At, name, lost, e.Reason)
 	case fake.Unanswered:
 		name, _ = strings.CutSuffix(filepath.Base(e.Socket), "-reg.sock")
 		if w.byName[name] != nil && e.At.Sub(w.awayAt) > readWithin && w.at(e.Socket) == nil &&
-			w.history.between(name, e.At.Add(-readWithin), e.At, onPath) == nil {
+			w.ledger.between(name, e.At.Add(-readWithin), e.At, onPath) == nil {
 			w.figures["unanswered without a reason"]++
-			w.say("UNANSWERED %s: %s%s", name, e.Reason, w.history.story(name))
+			w.say("UNANSWERED %s: %s%s", name, e.Reason, w.ledger.story(name))
 		}
 	case fake.Refused:
-		w.history.noteAt(e.At, name, refusing, e.Reason)
+		w.ledger.noteAt(e.At, name, refusing, e.Reason)
 	}
 }
+
+// changesPerHour is the daemon's limit for what it does of itself; one more that it found there.
+const changesPerHour = 12 + 1
 
 // Times of the checks.
 const (
@@ -260,9 +317,12 @@ func (w *world) checkCause(e fake.Event) {
 		kinds = append(kinds, crashed)
 	}
 	name := e.Driver
-	if w.history.between(name, e.Seen.Add(-earlier), e.At, kinds...) == nil {
+	if e.At.Before(w.mutedUntil[name]) {
+		return
+	}
+	if w.ledger.between(name, e.Seen.Add(-earlier), e.At, kinds...) == nil {
 		w.bad("%s was deregistered without a cause: %s (known to the kubelet since %s)%s",
-			name, e.Reason, e.Seen.Format("15:04:05.000"), w.history.story(name))
+			name, e.Reason, e.Seen.Format("15:04:05.000"), w.ledger.story(name))
 	}
 }
 
@@ -293,10 +353,13 @@ func (w *world) checkRegistry(now time.Time) {
 			continue // a sweep of the test's own
 		}
 		w.figures["published"]++
+		if w.changes[name]++; w.changes[name] > changesPerHour && w.ledger.between(name, w.daemon.startedAt(), now, asked) == nil {
+			w.bad("%s was published more than %d times by one daemon%s", name, changesPerHour, w.ledger.story(name))
+		}
 		if !d.everWell {
 			w.bad("%s is published, and was never ready", name)
 		}
-		if from, there := w.conflictFrom[name]; there && now.Sub(from) > 5*time.Second {
+		if from, there := w.rivalFrom[name]; there && now.Sub(from) > 5*time.Second {
 			w.bad("%s is published beside another live socket of that name", name)
 		}
 	}
@@ -317,6 +380,14 @@ func (w *world) checkDaemon(now time.Time) {
 		return
 	}
 	s := w.spawner.manager.State()
+	if d.readyAt.IsZero() && s.Ready > d.before {
+		if d.readyAt = now; !w.managerBusy(d.began) {
+			w.noteTime(starts, d.began, now.Sub(d.began))
+		}
+	}
+	if w.managerBusy(now) {
+		w.fedAt = now // nobody looks whether it was fed
+	}
 	switch {
 	case d.frozen || s.Watchdog != w.fed || w.fedAt.Before(d.began):
 		w.fed, w.fedAt = s.Watchdog, now
@@ -329,7 +400,7 @@ func (w *world) checkDaemon(now time.Time) {
 	}
 }
 
-// ready reports whether the daemon said that it is.
+// ready tells whether the daemon said that it is.
 func (w *world) ready() bool {
 	return w.daemon != nil && w.daemon.running() && w.spawner.manager.State().Ready > w.daemon.before
 }
@@ -337,15 +408,23 @@ func (w *world) ready() bool {
 // noteAll notes a deed that concerns all drivers.
 func (w *world) noteAll(k kind, what string) {
 	for name := range maps.Keys(w.byName) {
-		w.history.note(name, k, what)
+		w.ledger.note(name, k, what)
 	}
 }
 
 // startDaemon starts one with what the store holds.
 func (w *world) startDaemon(args ...string) error {
-	d, err := w.spawner.start(args...)
+	w.mu.Unlock()
+	d, err := w.spawner.start(args...) // once the service manager is not busy
+	w.mu.Lock()
 	if err != nil {
 		return err
+	}
+	clear(w.changes)
+	for name, until := range w.mutedUntil {
+		if until.After(d.began) {
+			w.mutedUntil[name] = d.began.Add(readWithin)
+		}
 	}
 	w.figures["daemons"]++
 	w.daemon = d
@@ -363,6 +442,14 @@ func (w *world) stopDaemon(kill bool) error {
 	w.daemon = nil
 	if kill {
 		w.noteAll(crashed, "daemon killed")
+		for name, at := range w.upAt { // the kernel's queue is short, and nobody else has it
+			if w.managerBusy(at) {
+				w.ledger.note(name, onPath, "not sent to the descriptor store when the daemon was killed")
+			}
+		}
+	}
+	if w.managerBusy(time.Now()) { // the next one may not be there for as long as a Notify may take
+		w.noteAll(crashed, "daemon stopped while the service manager was busy")
 	}
 	var err error
 	if d.frozen {

@@ -1,0 +1,65 @@
+package daemon
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"csi-registrar/internal/config"
+	"csi-registrar/internal/kubelet"
+	"csi-registrar/internal/worker"
+)
+
+// noHints is a watch of nothing.
+type noHints struct{}
+
+func (noHints) Hint()                  {}
+func (noHints) Hints() <-chan struct{} { return nil }
+func (noHints) Close()                 {}
+
+// A registration socket that cannot be adopted because the daemon was told to stop stays in the
+// store for the next process: it is no reason to make a new one, nor to warn.
+func TestStopWhileAdoptingStartsNoRegistrar(t *testing.T) {
+	dir, err := os.MkdirTemp("", "p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "kept"), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	kept, err := l.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var log bytes.Buffer
+	watch := func(string) kubelet.Watch { return noHints{} }
+	p := &parts{
+		log:        slog.New(slog.NewTextHandler(&log, nil)),
+		registries: map[string]*kubelet.Registry{},
+		stored:     map[string][]*os.File{"a.example": {kept}},
+		options:    kubelet.Options{Watch: watch, WatchDir: watch, Pool: worker.NewPool()},
+	}
+	defer p.close(t.Context())
+	c := config.Default()
+	c.Kubelet.RootDir = dir
+	stopped, stop := context.WithCancel(t.Context())
+	stop()
+	if s, err := p.Socket(stopped, c, "a.example"); err == nil {
+		t.Errorf("it has a socket to go on with: %v", s)
+	}
+	if log.Len() > 0 {
+		t.Errorf("it was logged: %s", log.String())
+	}
+	if s, err := p.Socket(t.Context(), c, "a.example"); err != nil {
+		t.Errorf("the name is not free: %v", err)
+	} else if err := s.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+}

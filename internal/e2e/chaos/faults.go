@@ -1,0 +1,120 @@
+package chaos
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// busy is what the service manager is for a while. It ends by itself: nothing can be started
+// meanwhile, and the plan must not wait for its own next step.
+type busy struct {
+	from, until time.Time
+	end         *time.Timer
+}
+
+// busyManager makes the service manager slow, or stops it.
+func (w *world) busyManager(s Step, stopped bool) error {
+	now := time.Now()
+	if now.Before(w.busy.until) {
+		return nil
+	}
+	long := time.Duration(200+6*s.A) * ms // the daemon gives up after 8 s
+	m := w.spawner.manager
+	if stopped {
+		m.Stop()
+	} else {
+		long /= 2 // so that what waits then is read in time
+		m.SetDelay(time.Duration(10+s.B/5) * ms)
+	}
+	w.busy = busy{from: now, until: now.Add(long), end: time.AfterFunc(long, func() {
+		m.SetDelay(0)
+		m.Continue()
+	})}
+	return nil
+}
+
+// idleManager ends that early.
+func (w *world) idleManager() {
+	if w.busy.end != nil {
+		w.busy.end.Stop()
+	}
+	w.spawner.manager.SetDelay(0)
+	w.spawner.manager.Continue()
+}
+
+// managerBusy reports whether the service manager was slow or stopped since from, or just before.
+func (w *world) managerBusy(from time.Time) bool {
+	return from.Before(w.busy.until.Add(time.Second))
+}
+
+// blocked reports whether a step would hang with the file system: the test is a process too.
+func (w *world) blocked(s Step, d *Driver) bool {
+	return w.hanging() && (d.hangable && strings.HasPrefix(s.Act, "driver ") || strings.HasPrefix(s.Act, "kubelet "))
+}
+
+func (w *world) hanging() bool { return !w.hangsSince.IsZero() }
+
+func (w *world) hangFS() error {
+	if w.fs == nil || w.hanging() {
+		return nil
+	}
+	w.hangsSince = time.Now()
+	return w.fs.Hang()
+}
+
+// resumeFS has the file system answer again. A daemon that began while it hung has said that.
+func (w *world) resumeFS() error {
+	if !w.hanging() {
+		return nil
+	}
+	if w.settled(w.hangsSince, 3*time.Second) && w.daemon.began.After(w.hangsSince) {
+		w.figures["started under a file system that hangs"]++
+		if s, err := w.api.status(); err != nil || len(s.Stuck) == 0 {
+			w.bad("the status says nothing of the file system that hangs: %+v, %v", s, err)
+		}
+	}
+	w.hangsSince = time.Time{}
+	return w.fs.Resume()
+}
+
+// settled reports whether nothing was wrong with the daemon itself for so long, and something
+// has been so since from for so long.
+func (w *world) settled(from time.Time, long time.Duration) bool {
+	now := time.Now()
+	return w.ready() && !w.daemon.frozen && now.Sub(w.awayAt) > long && now.Sub(from) > long && now.Sub(w.registryAt) > long
+}
+
+// checkNamed looks whether the status names the second registrar of a driver that is fine itself.
+func (w *world) checkNamed(d *Driver) {
+	from, there := w.rivalFrom[d.name]
+	if f := w.at(w.rivalPath(d)); !there || f == nil || f.listen == nil || !w.settled(from, 3*time.Second) {
+		return
+	}
+	s, err := w.api.status()
+	if err != nil {
+		w.bad("no status: %v", err)
+		return
+	}
+	have := s.driver(d.name)
+	damped, _ := have.damped()
+	if have.Driver != "ready" || have.State != "registered" || damped || strings.Contains(have.Reason, "topology") {
+		return // there is something more urgent to say
+	}
+	w.figures["second registrar named"]++
+	if !strings.Contains(have.Reason, filepath.Base(w.rivalPath(d))) {
+		w.bad("%s: the status does not name the second registrar there since %s: %q", d.name, from.Format("15:04:05.000"), have.Reason)
+	}
+}
+
+// damped reports whether a driver rightly waits, because it changed too often.
+func (s driverStatus) damped() (bool, error) {
+	if s.DampedUntil.IsZero() {
+		return false, nil
+	}
+	if wait := time.Until(s.DampedUntil); wait < -time.Second || wait > 5*time.Minute {
+		return true, fmt.Errorf("damped_until is %s from now", wait.Round(time.Millisecond))
+	}
+	return true, nil
+}
