@@ -60,7 +60,7 @@ func TestStatelessMachine(t *testing.T) {
 	onEach(t, func(t *testing.T, suite string) {
 		n := newNode(t, suite)
 		n.Write("/usr/lib/systemd/system-preset/99-default-disable.preset", "disable *\n")
-		for _, name := range append(drivers, "kubelet") {
+		for _, name := range append(n.drivers, "kubelet") {
 			unit := "csi-sample@" + name + ".service"
 			if name == "kubelet" {
 				unit = "kubelet.service"
