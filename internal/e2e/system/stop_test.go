@@ -84,7 +84,7 @@ func TestStopInsideRestart(t *testing.T) {
 	onEach(t, func(t *testing.T, suite string) {
 		n := newNode(t, suite)
 		n.Write("/etc/systemd/system/csi-registrar.socket.d/slow.conf",
-			"[Socket]\nExecStopPost=/bin/sh -c 'touch /run/told; sleep 1'\n")
+			"[Socket]\nExecStopPost=+/bin/sh -c 'touch /run/told; sleep 1'\n")
 		n.Boot()
 		n.registered(0)
 		mark := n.mark()
