@@ -173,7 +173,7 @@ func (n *node) unnoticed(version string, change func()) {
 		n.t.Errorf("the daemon is still process %s", pid)
 	}
 	if inode2 != inode {
-		n.t.Errorf("the registration socket was made anew")
+		n.t.Errorf("the registration socket was recreated")
 	}
 	if out := n.Run("csi-registrar", "version"); !strings.Contains(out, version) {
 		n.t.Errorf("the version is %q, want %s", out, version)

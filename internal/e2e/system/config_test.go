@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// TestMistake: a mistake in a file costs no registration, whatever happens while it is
-// there, and is told everywhere; mended, it is applied without a command.
-func TestMistake(t *testing.T) {
+// TestConfigurationError: an error in a file costs no registration, whatever happens while it
+// is there, and is reported everywhere; the fixed file is applied without a command.
+func TestConfigurationError(t *testing.T) {
 	onEach(t, func(t *testing.T, suite string) {
 		n := registeredNode(t, suite)
 		const file = "/etc/csi-registrar/conf.d/90-new.toml"
@@ -46,7 +46,7 @@ func TestMistake(t *testing.T) {
 
 		n.Run("systemctl", "start", "csi-sample@three.sample.csi")
 		n.Write(file, driverConfig("three.sample.csi"))
-		n.Eventually(soon, "the mended file to be applied", func() error {
+		n.Eventually(soon, "the fixed file to be applied", func() error {
 			events := n.events()[mark:]
 			if !slices.ContainsFunc(events, func(e event) bool { return e.Event == "register" && e.Driver == "three.sample.csi" }) {
 				return fmt.Errorf("the kubelet saw %v", events)
@@ -54,7 +54,7 @@ func TestMistake(t *testing.T) {
 			return nil
 		})
 		n.waited()
-		n.says("STATUS=, now that it is mended,", n.statusText, "3 drivers: 3 registered")
+		n.says("STATUS=, now that it is fixed,", n.statusText, "3 drivers: 3 registered")
 	})
 }
 

@@ -93,7 +93,7 @@ func TestStatelessMachine(t *testing.T) {
 }
 
 // TestRootDirIsMissing: the daemon is there before the kubelet ever was, and when its
-// folder was removed since.
+// directory was removed since.
 func TestRootDirIsMissing(t *testing.T) {
 	onEach(t, func(t *testing.T, suite string) {
 		n := newNode(t, suite)
@@ -107,9 +107,9 @@ func TestRootDirIsMissing(t *testing.T) {
 	})
 }
 
-// TestRootDirIsMadeAnew: the kubelet's folder is wiped and made again under the running
+// TestRootDirIsRecreated: the kubelet's directory is removed and made again under the running
 // daemon, as when a node is reset and joins again. Its sandbox cannot follow; it has to.
-func TestRootDirIsMadeAnew(t *testing.T) {
+func TestRootDirIsRecreated(t *testing.T) {
 	onEach(t, func(t *testing.T, suite string) {
 		n := registeredNode(t, suite)
 		n.Run("systemctl", "stop", "kubelet.service")

@@ -38,7 +38,7 @@ func (c cgroup) enter() string {
 	return code.String()
 }
 
-// empty tells whether it has no process any more, in the groups inside neither.
+// empty reports whether it has no process any more, in the groups inside neither.
 func (c cgroup) empty() bool {
 	for _, dir := range c.dirs {
 		b, err := os.ReadFile(filepath.Join(dir, "cgroup.events"))
