@@ -13,10 +13,12 @@ import (
 	godbus "github.com/godbus/dbus/v5"
 )
 
-// A question to the service manager has askTimeout. For some 100 ms nobody listens while it
-// re-executes, and a connection of the old process is lost: then it is asked again.
+// A question to the service manager has askTimeout: on a busy machine 3 s were too short once in
+// 15 stops, and each command of ExecStopPost= has the 10 s of TimeoutStopSec= for itself. For
+// some 100 ms nobody listens while it re-executes, and a connection of the old process is lost:
+// then it is asked again.
 const (
-	askTimeout = 3 * time.Second
+	askTimeout = 8 * time.Second
 	tryPause   = 50 * time.Millisecond
 	pingPause  = 50 * time.Millisecond
 )

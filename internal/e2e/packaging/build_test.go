@@ -51,32 +51,56 @@ func TestReproducible(t *testing.T) {
 	}
 }
 
-// TestPackagesHoldWhatMakeBuilds: the programs in the packages
-// are byte for byte those that `make build` makes and that every test runs.
+// TestPackagesHoldWhatMakeBuilds: the programs in the packages and in the system extension are
+// byte for byte those that `make build` makes and that every test runs.
 func TestPackagesHoldWhatMakeBuilds(t *testing.T) {
 	t.Parallel()
-	if _, err := exec.LookPath("dpkg-deb"); err != nil {
-		nspawn.Need(t, "dpkg-deb is not here")
-	}
-	dist, dir := t.TempDir(), t.TempDir()
-	cmd := exec.Command("scripts/packages")
-	cmd.Dir = built.Root(t)
-	cmd.Env = append(os.Environ(), "DIST="+dist, "FORMATS=deb", "ARCHS="+runtime.GOARCH)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("scripts/packages: %v\n%s", err, out)
-	}
-	for name, want := range map[string]string{"csi-registrar": built.Registrar(t), "csi-sample-driver": built.SampleDriver(t)} {
-		debs, err := filepath.Glob(filepath.Join(dist, name+"_*.deb"))
-		if err != nil || len(debs) != 1 {
-			t.Fatalf("packages of %s: %q %v", name, debs, err)
-		}
-		if out, err := exec.Command("dpkg-deb", "-x", debs[0], filepath.Join(dir, name)).CombinedOutput(); err != nil {
-			t.Fatalf("dpkg-deb -x %s: %v\n%s", debs[0], err, out)
-		}
-		if packed, made := sum(t, filepath.Join(dir, name, "usr", "bin", name)), sum(t, want); packed != made {
-			t.Errorf("%s: sha256 %x in the package, %x of %s", name, packed, made, want)
+	m := nspawn.New(t, "trixie") // has dpkg and rpm; it stays off
+	dist := t.TempDir()
+	run := func(script string, env ...string) {
+		t.Helper()
+		cmd := exec.Command(script)
+		cmd.Dir = built.Root(t)
+		cmd.Env = append(os.Environ(), append(env, "DIST="+dist)...)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v\n%s", script, err, out)
 		}
 	}
+	same := func(kind, packed, shipped string) {
+		t.Helper()
+		got, want := sum(t, packed), sum(t, shipped)
+		if got != want {
+			t.Errorf("%s: sha256 %x in the %s, %x of %s", filepath.Base(shipped), got, kind, want, shipped)
+		}
+		t.Logf("%s of the %s: sha256 %x", filepath.Base(shipped), kind, got)
+	}
+	run("scripts/packages", "ARCHS="+runtime.GOARCH)
+	programs := []string{built.Registrar(t), built.SampleDriver(t)}
+	for kind, unpack := range map[string]string{"deb": "dpkg-deb -x /opt/package /", "rpm": "rpm -i --nodeps --noscripts /opt/package"} {
+		for _, program := range programs {
+			name := filepath.Base(program)
+			b, err := os.ReadFile(only(t, filepath.Join(dist, name+"?[0-9]*."+kind)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			m.Write("/opt/package", string(b))
+			m.Chroot("sh", "-ec", "rm -f /usr/bin/"+name+"; "+unpack)
+			same(kind, m.Path("/usr/bin/"+name), program)
+		}
+	}
+	squashfsTools(t)
+	run("scripts/sysext")
+	same("system extension", filepath.Join(unsquash(t, only(t, dist+"/*.raw")), "usr/bin/csi-registrar"), programs[0])
+}
+
+// only is the one file of that pattern.
+func only(t *testing.T, pattern string) string {
+	t.Helper()
+	found, err := filepath.Glob(pattern)
+	if err != nil || len(found) != 1 {
+		t.Fatalf("%s: %q %v", pattern, found, err)
+	}
+	return found[0]
 }
 
 func sum(t *testing.T, path string) [sha256.Size]byte {

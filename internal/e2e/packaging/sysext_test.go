@@ -15,13 +15,7 @@ import (
 // systemd-sysext takes as well.
 func TestSysext(t *testing.T) {
 	n := newNode(t, "trixie")
-	if _, err := exec.LookPath("unsquashfs"); err != nil {
-		install := exec.Command("apt-get", "-q", "-y", "-o", "DPkg::Lock::Timeout=300", "install", "--no-install-recommends", "squashfs-tools")
-		install.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
-		if out, err := install.CombinedOutput(); err != nil {
-			nspawn.Need(t, "apt-get cannot install squashfs-tools: "+string(out))
-		}
-	}
+	squashfsTools(t)
 	dir := t.TempDir()
 	build := exec.Command("scripts/sysext")
 	build.Dir = built.Root(t)
@@ -29,14 +23,7 @@ func TestSysext(t *testing.T) {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("scripts/sysext: %v\n%s", err, out)
 	}
-	images, err := filepath.Glob(dir + "/*.raw")
-	if err != nil || len(images) != 1 {
-		t.Fatalf("images: %q, %v", images, err)
-	}
-	extension := dir + "/csi-registrar"
-	if out, err := exec.Command("unsquashfs", "-q", "-n", "-d", extension, images[0]).CombinedOutput(); err != nil {
-		t.Fatalf("unsquashfs: %v\n%s", err, out)
-	}
+	extension := unsquash(t, only(t, dir+"/*.raw"))
 	if _, err := os.Stat(extension + "/etc"); err == nil {
 		t.Error("the image has an /etc")
 	}
@@ -64,6 +51,28 @@ StandardError=null
 	n.Run("csi-registrar", "wait", "--timeout", "30s", driver)
 	n.Run("systemctl", "is-active", "csi-registrar.service")
 	n.Run("test", "!", "-e", "/etc/csi-registrar")
+}
+
+// squashfsTools makes sure that mksquashfs and unsquashfs are here.
+func squashfsTools(t *testing.T) {
+	t.Helper()
+	if _, err := exec.LookPath("unsquashfs"); err != nil {
+		install := exec.Command("apt-get", "-q", "-y", "-o", "DPkg::Lock::Timeout=300", "install", "--no-install-recommends", "squashfs-tools")
+		install.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
+		if out, err := install.CombinedOutput(); err != nil {
+			nspawn.Need(t, "apt-get cannot install squashfs-tools: "+string(out))
+		}
+	}
+}
+
+// unsquash unpacks an image.
+func unsquash(t *testing.T, image string) (dir string) {
+	t.Helper()
+	dir = filepath.Join(t.TempDir(), "csi-registrar")
+	if out, err := exec.Command("unsquashfs", "-q", "-n", "-d", dir, image).CombinedOutput(); err != nil {
+		t.Fatalf("unsquashfs: %v\n%s", err, out)
+	}
+	return dir
 }
 
 func read(t *testing.T, path string) string {

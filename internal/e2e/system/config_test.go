@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestConfigurationError: an error in a file costs no registration, whatever happens while it is
-// there, and is shown everywhere; fixed, it is applied without a command.
+// TestConfigurationError: an error in a file costs no registration, whatever happens while it
+// is there, and is reported everywhere; the fixed file is applied without a command.
 func TestConfigurationError(t *testing.T) {
 	onEach(t, func(t *testing.T, suite string) {
 		n := registeredNode(t, suite)
@@ -85,7 +85,7 @@ func TestHTTPSocket(t *testing.T) {
 			}
 		}
 		before, mark := n.inodes(), n.mark()
-		visitors := n.probe()
+		visitors := n.knock()
 		n.Run("sh", "-ec", command)
 		n.waited()
 		n.quiet(mark)

@@ -28,13 +28,14 @@ const (
 	soon = 30 * time.Second
 )
 
-// drivers are the sample drivers of a node, each a unit csi-sample@NAME.
-var drivers = []string{"one.sample.csi", "two.sample.csi"}
+// sampleDrivers are the drivers of a node, each a unit csi-sample@NAME.
+var sampleDrivers = []string{"one.sample.csi", "two.sample.csi"}
 
 // node is a machine with the product installed as packages install it, drivers and a kubelet.
 type node struct {
 	*nspawn.Machine
-	t testing.TB
+	t       testing.TB
+	drivers []string // the names of those that are to be registered
 }
 
 // install puts files where packages put them.
@@ -93,17 +94,26 @@ func driverConfig(name string) string {
 // newNode makes a node, switched off, with everything enabled.
 func newNode(t *testing.T, suite string) *node {
 	t.Helper()
-	n := &node{Machine: nspawn.New(t, suite), t: t}
-	install(t, n.Machine)
-	n.Args = append(n.Args, "--bind-ro="+kubeletDir(t)+":/w")
+	n := emptyNode(t, suite)
+	n.drivers = slices.Clone(sampleDrivers)
 	n.Write("/usr/lib/systemd/system/csi-sample@.service", driverUnit)
-	n.Write("/usr/lib/systemd/system/kubelet.service", kubeletUnit)
-	enable := []string{"systemctl", "enable", unit, "kubelet.service"}
-	for _, name := range drivers {
+	enable := []string{"systemctl", "enable"}
+	for _, name := range n.drivers {
 		n.Write("/etc/csi-registrar/conf.d/20-"+name+".toml", driverConfig(name))
 		enable = append(enable, "csi-sample@"+name+".service")
 	}
 	n.Chroot(enable...)
+	return n
+}
+
+// emptyNode makes one without drivers.
+func emptyNode(t *testing.T, suite string) *node {
+	t.Helper()
+	n := &node{Machine: nspawn.New(t, suite), t: t}
+	install(t, n.Machine)
+	n.Args = append(n.Args, "--bind-ro="+kubeletDir(t)+":/w")
+	n.Write("/usr/lib/systemd/system/kubelet.service", kubeletUnit)
+	n.Chroot("systemctl", "enable", unit, "kubelet.service")
 	return n
 }
 
@@ -152,7 +162,7 @@ func (n *node) mark() int { return len(n.events()) }
 // registered waits until a kubelet has registered each driver without an error, after a mark.
 func (n *node) registered(mark int) {
 	n.t.Helper()
-	for _, name := range drivers {
+	for _, name := range n.drivers {
 		n.Eventually(soon, "the registration of "+name, func() error {
 			events := n.events()[mark:]
 			if !slices.ContainsFunc(events, func(e event) bool { return e.Event == "register" && e.Driver == name && e.Error == "" }) {
@@ -193,7 +203,7 @@ func regSocket(name string) string { return registry + "/" + name + "-reg.sock" 
 func (n *node) inodes() map[string]uint64 {
 	n.t.Helper()
 	all := map[string]uint64{}
-	for _, name := range drivers {
+	for _, name := range n.drivers {
 		var st syscall.Stat_t
 		err := syscall.Lstat(n.Path(regSocket(name)), &st)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -236,20 +246,20 @@ func (n *node) is(unit string, states ...string) {
 	})
 }
 
-// prober connects to the registration sockets again and again, as a kubelet might at any time.
-type prober struct {
+// knocker connects to the registration sockets again and again, as a kubelet might at any time.
+type knocker struct {
 	stop    chan struct{}
 	done    sync.WaitGroup
 	mu      sync.Mutex
-	probes  int
+	knocks  int
 	refused []error
 }
 
-// probe starts to connect, 20 times a second at each: a daemon that hangs for some seconds
+// knock starts to knock, 20 times a second at each: a daemon that hangs for some seconds
 // does not answer meanwhile, and its queue holds 128.
-func (n *node) probe() *prober {
-	k := &prober{stop: make(chan struct{})}
-	for _, name := range drivers {
+func (n *node) knock() *knocker {
+	k := &knocker{stop: make(chan struct{})}
+	for _, name := range n.drivers {
 		path := n.Path(regSocket(name))
 		k.done.Go(func() {
 			tick := time.NewTicker(50 * time.Millisecond)
@@ -262,7 +272,7 @@ func (n *node) probe() *prober {
 				}
 				c, err := net.Dial("unix", path)
 				k.mu.Lock()
-				k.probes++
+				k.knocks++
 				if err != nil {
 					k.refused = append(k.refused, err)
 				}
@@ -277,7 +287,7 @@ func (n *node) probe() *prober {
 	return k
 }
 
-func (k *prober) end() {
+func (k *knocker) end() {
 	select {
 	case <-k.stop:
 	default:
@@ -286,11 +296,11 @@ func (k *prober) end() {
 	k.done.Wait()
 }
 
-// neverRefused ends the probing and checks that somebody listened each time.
-func (k *prober) neverRefused(t testing.TB) {
+// neverRefused ends the knocking and checks that somebody listened each time.
+func (k *knocker) neverRefused(t testing.TB) {
 	t.Helper()
 	k.end()
-	if len(k.refused) > 0 || k.probes == 0 {
-		t.Errorf("%d of %d connections were refused: %v", len(k.refused), k.probes, errors.Join(k.refused[:min(3, len(k.refused))]...))
+	if len(k.refused) > 0 || k.knocks == 0 {
+		t.Errorf("%d of %d connections were refused: %v", len(k.refused), k.knocks, errors.Join(k.refused[:min(3, len(k.refused))]...))
 	}
 }

@@ -19,7 +19,7 @@ func (n *node) stopped(mark int) {
 	if files := n.files(); len(files) > 0 {
 		n.t.Errorf("%s: left behind: %q", n.Suite, files)
 	}
-	for _, name := range drivers {
+	for _, name := range n.drivers {
 		n.Eventually(soon, "the kubelet to deregister "+name, func() error {
 			events := n.events()[mark:]
 			if !slices.ContainsFunc(events, func(e event) bool { return e.Event == "deregister" && e.Driver == name }) {
@@ -84,7 +84,7 @@ func TestStopInsideRestart(t *testing.T) {
 	onEach(t, func(t *testing.T, suite string) {
 		n := newNode(t, suite)
 		n.Write("/etc/systemd/system/csi-registrar.socket.d/slow.conf",
-			"[Socket]\nExecStopPost=/bin/sh -c 'touch /run/told; sleep 1'\n")
+			"[Socket]\nExecStopPost=+/bin/sh -c 'touch /run/told; sleep 1'\n")
 		n.Boot()
 		n.registered(0)
 		mark := n.mark()
@@ -118,7 +118,7 @@ func (n *node) published() {
 	n.t.Helper()
 	n.Eventually(soon, "the registration sockets", func() error {
 		if inodes := n.inodes(); slices.Contains(inodesOf(n), 0) {
-			return fmt.Errorf("inodes %v; %s", inodes, n.show(unit, "ActiveState"))
+			return fmt.Errorf("inodes %v", inodes)
 		}
 		return nil
 	})

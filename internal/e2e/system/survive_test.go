@@ -17,7 +17,13 @@ func (n *node) replaced(kill ...string) {
 		kill[i] = strings.ReplaceAll(kill[i], "PID", old)
 	}
 	n.Run(kill...)
-	n.Eventually(soon, "a new process after "+strings.Join(kill, " "), func() error {
+	n.another(old)
+}
+
+// another waits until a process has taken an old one's place.
+func (n *node) another(old string) {
+	n.t.Helper()
+	n.Eventually(soon, "a process after "+old, func() error {
 		out, err := n.Try("systemctl", "show", "--property=MainPID,ActiveState", unit)
 		if err != nil || strings.Contains(out, "MainPID="+old+"\n") || !strings.Contains(out, "ActiveState=active") {
 			return fmt.Errorf("%s %w", out, err)
@@ -72,7 +78,7 @@ func TestHundredEvents(t *testing.T) {
 		}
 		n.quiet(mark)
 		visitors.neverRefused(t)
-		for _, name := range drivers { // and they are answered, not only accepted
+		for _, name := range n.drivers { // and they are answered, not only accepted
 			n.Run("csi-registrar", "status", name)
 		}
 	})

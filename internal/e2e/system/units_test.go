@@ -60,7 +60,7 @@ func TestStatelessMachine(t *testing.T) {
 	onEach(t, func(t *testing.T, suite string) {
 		n := newNode(t, suite)
 		n.Write("/usr/lib/systemd/system-preset/99-default-disable.preset", "disable *\n")
-		for _, name := range append(drivers, "kubelet") {
+		for _, name := range append(n.drivers, "kubelet") {
 			unit := "csi-sample@" + name + ".service"
 			if name == "kubelet" {
 				unit = "kubelet.service"
@@ -107,7 +107,7 @@ func TestRootDirIsMissing(t *testing.T) {
 	})
 }
 
-// TestRootDirIsRecreated: the kubelet's directory is wiped and made again under the running
+// TestRootDirIsRecreated: the kubelet's directory is removed and made again under the running
 // daemon, as when a node is reset and joins again. Its sandbox cannot follow; it has to.
 func TestRootDirIsRecreated(t *testing.T) {
 	onEach(t, func(t *testing.T, suite string) {

@@ -246,6 +246,14 @@ func (m *Machine) Start(args ...string) *exec.Cmd {
 	return cmd
 }
 
+// Signal sends a signal to PID 1.
+func (m *Machine) Signal(sig syscall.Signal) {
+	m.t.Helper()
+	if err := syscall.Kill(m.leader, sig); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
 // Path is a path inside the machine as the host sees it: with all that is mounted while it
 // runs, on its disk while it does not.
 func (m *Machine) Path(path string) string {

@@ -1,0 +1,160 @@
+package system
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"csi-registrar/internal/fake"
+)
+
+// hold is how long PID 1 does nothing: half of WatchdogSec=.
+const hold = 10 * time.Second
+
+// TestManagerStops: PID 1 does nothing for 10 s, as while it reloads thousands of units: when
+// drivers come, in a restart, in a reload. All drivers are published meanwhile, and no
+// registration is lost at the next restart.
+func TestManagerStops(t *testing.T) {
+	for _, count := range []int{1, 20, 400} {
+		t.Run(fmt.Sprint(count), func(t *testing.T) {
+			onEach(t, func(t *testing.T, suite string) {
+				n := fakesNode(t, suite, count)
+				n.stopManager(func() {
+					start := time.Now()
+					n.serve(n.drivers...)
+					n.published()
+					t.Logf("%d drivers published in %s while PID 1 was stopped", count, time.Since(start).Round(time.Millisecond))
+				})
+				n.kept("a publication", func() { n.replaced("systemctl", "restart", unit) })
+
+				for range 3 {
+					delay := rand.N(300 * time.Millisecond)
+					n.kept(fmt.Sprintf("a restart that it left after %s", delay), func() {
+						old := n.show(unit, "MainPID")
+						n.Run("systemctl", "--no-block", "restart", unit)
+						time.Sleep(delay) // where in the restart it comes
+						n.stopManager(func() {})
+						n.another(old)
+					})
+				}
+
+				// A command of the unit is under way, another one and a driver come.
+				const late = "late.example"
+				n.Run("systemctl", "--no-block", "reload", unit)
+				n.stopManager(func() {
+					n.configure("50-late", late)
+					n.serve(late)
+					n.Run("csi-registrar", "reload")
+					n.drivers = append(n.drivers, late)
+					n.published()
+				})
+				n.kept("a reload", func() { n.replaced("systemctl", "restart", unit) })
+			})
+		})
+	}
+}
+
+// TestThousandDrivers: they fit into the descriptor store and through the daemon's start.
+func TestThousandDrivers(t *testing.T) {
+	onEach(t, func(t *testing.T, suite string) {
+		const count = 1000
+		n := fakesNode(t, suite, count)
+		n.serve(n.drivers...)
+		n.published()
+		n.allRegistered()
+		if got := n.show(unit, "FileDescriptorStoreMax"); got != "4096" {
+			t.Errorf("FileDescriptorStoreMax=%s", got)
+		}
+		for _, how := range [][]string{{"systemctl", "restart", unit}, {"sh", "-c", "kill -KILL PID"}} {
+			start := time.Now()
+			n.kept(strings.Join(how, " "), func() { n.replaced(how...) })
+			t.Logf("%s: all registered again, seen after %s", strings.Join(how, " "), time.Since(start).Round(time.Millisecond))
+		}
+		n.Eventually(soon, "a descriptor for each in the store", func() error {
+			if got := n.show(unit, "NFileDescriptorStore"); got != fmt.Sprint(count) {
+				return fmt.Errorf("NFileDescriptorStore=%s", got)
+			}
+			return nil
+		})
+	})
+}
+
+// fakesNode boots a node whose drivers, which do not run yet, are fakes in this process. Its
+// kubelet says yes to all, for what is asked of it here is only what it sees.
+func fakesNode(t *testing.T, suite string, count int) *node {
+	t.Helper()
+	n := emptyNode(t, suite)
+	n.Write("/etc/systemd/system/kubelet.service.d/record.conf", "[Service]\nExecStart=\nExecStart=/w/kubelet --root /var/lib/kubelet --handler record\n")
+	for i := range count {
+		n.drivers = append(n.drivers, fmt.Sprintf("d%d.example", i))
+	}
+	n.configure("30-fakes", n.drivers...)
+	n.Boot()
+	return n
+}
+
+func (n *node) configure(file string, names ...string) {
+	n.t.Helper()
+	var b strings.Builder
+	for _, name := range names {
+		b.WriteString(driverConfig(name))
+	}
+	n.Write("/etc/csi-registrar/conf.d/"+file+".toml", b.String())
+}
+
+// serve starts fake drivers in the machine's file system.
+func (n *node) serve(names ...string) {
+	n.t.Helper()
+	for _, name := range names {
+		d := fake.NewDriver(n.Path("/run/csi-"+name+"/csi.sock"), fake.Healthy(name))
+		if _, err := d.Start(); err != nil {
+			n.t.Fatal(err)
+		}
+		n.t.Cleanup(d.Kill)
+	}
+}
+
+// stopManager stops PID 1 for 10 s, or as long as do takes.
+func (n *node) stopManager(do func()) {
+	n.t.Helper()
+	n.Signal(syscall.SIGSTOP)
+	defer n.Signal(syscall.SIGCONT)
+	enough := time.After(hold)
+	do()
+	<-enough
+}
+
+// kept checks that what replaces the daemon costs no registration.
+func (n *node) kept(after string, replace func()) {
+	n.t.Helper()
+	n.allRegistered()
+	before, mark := n.inodes(), n.mark()
+	replace()
+	n.allRegistered()
+	n.quiet(mark)
+	if now := n.inodes(); !maps.Equal(now, before) {
+		lost := 0
+		for name := range before {
+			if now[name] != before[name] {
+				lost++
+			}
+		}
+		n.t.Errorf("%s: after %s %d of %d sockets are others", n.Suite, after, lost, len(before))
+	}
+}
+
+// allRegistered waits until the daemon says so, also if that takes a busy machine a while.
+func (n *node) allRegistered() {
+	n.t.Helper()
+	n.Eventually(4*soon, "all to be registered", func() error {
+		out, err := n.Try("csi-registrar", "wait", "--timeout", "30s")
+		if err != nil {
+			return fmt.Errorf("%w: %.1000s", err, out)
+		}
+		return nil
+	})
+}
