@@ -9,13 +9,9 @@ import (
 	"github.com/BurntSushi/toml"
 )
 
-// What the parser is spared. It takes stack for each open bracket, and for a dotted key
-// the cube of its parts in time. No file of ours comes near.
-const (
-	maxBrackets = 50_000 // in a file
-	maxLine     = 4096   // bytes
-	maxDots     = 100    // in a line
-)
+// maxLine is the longest line, in bytes, that the parser gets: for a dotted key and for nested
+// braces it takes the cube of their parts in time.
+const maxLine = 4096
 
 // document is a file that is valid TOML.
 type document struct {
@@ -28,8 +24,11 @@ type document struct {
 // parse reads a document. The error has neither file nor key.
 func parse(text string) (*document, *Error) {
 	text = strings.TrimLeft(text, "\ufeff") // as the parser does, however many there are
-	if e := unreasonable(text); e != nil {
-		return nil, e
+	number := 0
+	for line := range strings.Lines(text) {
+		if number++; len(line) > maxLine {
+			return nil, &Error{Line: number, Problem: "is too long", Hint: notOurs}
+		}
 	}
 	d := &document{text: text}
 	err := d.decode()
@@ -41,19 +40,6 @@ func parse(text string) (*document, *Error) {
 		return nil, &Error{Problem: "cannot be understood: " + clean(err.Error())}
 	}
 	return nil, &Error{Line: d.lineAt(syntax.Position), Problem: "is not valid TOML: " + clean(syntax.Message), Hint: syntaxHint(syntax.Message)}
-}
-
-// unreasonable says why a text is better not given to the parser, nil if it may be.
-func unreasonable(text string) *Error {
-	brackets, number := 0, 0
-	for line := range strings.Lines(text) {
-		number++
-		brackets += strings.Count(line, "[") + strings.Count(line, "{")
-		if len(line) > maxLine || strings.Count(line, ".") > maxDots || brackets > maxBrackets {
-			return &Error{Line: number, Problem: "is too long, or has too many dots or brackets", Hint: notOurs}
-		}
-	}
-	return nil
 }
 
 const notOurs = "this is not a configuration file of csi-registrar"

@@ -153,12 +153,7 @@ func (l *loader) apply(f file, text string) {
 		return
 	}
 	isTable := make(map[string]bool) // the keys that were read: whether what is below them counts
-	before := len(l.errors)
 	for i, key := range doc.md.Keys() {
-		if len(l.errors) >= before+maxErrors {
-			l.broken(f, text, Error{Problem: "has more errors, the rest of the file was not read", Hint: "fix the others first"})
-			return
-		}
 		var v any = doc.tree
 		for n := range min(len(key), 3) {
 			v = v.(map[string]any)[key[n]]
@@ -172,9 +167,6 @@ func (l *loader) apply(f file, text string) {
 		}
 	}
 }
-
-// maxErrors is how many errors of meaning are named in one file.
-const maxErrors = 100
 
 // read reads a key and reports whether it is a table of which the keys count.
 func (l *loader) read(at position, v any) bool {
