@@ -46,7 +46,7 @@ func (l *loader) result() *Result {
 		}
 	}
 	r.Errors = sorted(l.errors, l.rank)
-	r.Warnings = sorted(append(l.overrides(), similar(tables)...), l.rank)
+	r.Warnings = sorted(l.overrides(), l.rank)
 	return r
 }
 
@@ -109,25 +109,6 @@ func (l *loader) overrides() []Error {
 		if main, has := l.main[key]; has && at.file.place == lib {
 			found = append(found, at.error("overrides "+main.String(),
 				"what shall count is best written in a drop-in in /etc/csi-registrar/conf.d, numbered 60 to 90"))
-		}
-	}
-	return found
-}
-
-// similar warns of names that differ only in case. The API server and the kubelet take
-// them for two drivers; people seldom mean that.
-func similar(tables []*table) []Error {
-	var found []Error
-	seen := make(map[string]*table)
-	for _, t := range tables {
-		lower := strings.ToLower(t.Name)
-		switch o, known := seen[lower]; {
-		case t.Socket == "": // an error already
-		case known:
-			found = append(found, t.first.error(fmt.Sprintf("differs from %s (%s) only in case", o.first.id, o.first),
-				"they are two drivers to the kubelet; if one is meant, write its name as the driver answers it"))
-		default:
-			seen[lower] = t
 		}
 	}
 	return found

@@ -215,15 +215,6 @@ func TestOverriddenWarning(t *testing.T) {
 	s.check(t, Load(s), "", "")
 }
 
-func TestSimilarNames(t *testing.T) {
-	s := tree(t, map[string]string{
-		inEtc + "conf.d/60-a.toml": "[driver.A]\nsocket = \"/1\"\n",
-		inEtc + "conf.d/70-a.toml": "[driver.a]\nsocket = \"/2\"\n",
-	})
-	s.check(t, Load(s), "", `/etc/csi-registrar/conf.d/70-a.toml:1: driver."a": differs from driver."A" (/etc/csi-registrar/conf.d/60-a.toml:1) only in case`+
-		` (they are two drivers to the kubelet; if one is meant, write its name as the driver answers it)`)
-}
-
 // One run names all errors, and the places are those of the values.
 func TestErrorsOfAllFiles(t *testing.T) {
 	s := tree(t, map[string]string{

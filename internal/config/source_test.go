@@ -160,17 +160,3 @@ func TestNoDescriptorLeft(t *testing.T) {
 		t.Errorf("%d descriptors before, %d after", before, after)
 	}
 }
-
-// What is advised is one command, whatever the file is called.
-func TestAdviceQuotesTheFilesName(t *testing.T) {
-	const name = inEtc + "conf.d/40;reboot.toml"
-	s := tree(t, map[string]string{name: "[driver.a]\nsocket = \"/a\"\n"})
-	path := filepath.Join(s.Root, name)
-	if err := os.Chmod(path, 0o666); err != nil {
-		t.Fatal(err)
-	}
-	r := Load(s)
-	if len(r.Errors) != 1 || !strings.HasSuffix(r.Errors[0].Hint, ": chmod go-w '"+path+"'") {
-		t.Errorf("%+v", r.Errors)
-	}
-}
