@@ -51,15 +51,6 @@ func (es Errors) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// Err is the list as an error, nil if it is empty: a nil Errors in an error is not a nil
-// error.
-func (es Errors) Err() error {
-	if len(es) == 0 {
-		return nil
-	}
-	return es
-}
-
 // sorted puts errors in the order of files, then of lines, and leaves out repetitions.
 func sorted(es []Error, rank map[string]int) []Error {
 	slices.SortStableFunc(es, func(a, b Error) int {

@@ -7,7 +7,7 @@ import (
 
 // one loads a single document, as the file "f".
 func one(text string) *Result {
-	l := newLoader(userExists)
+	l := newLoader()
 	l.rank["f"] = 0
 	l.files = []string{"f"}
 	l.apply(file{path: "f", dropIn: true}, text)
@@ -75,11 +75,11 @@ func TestValues(t *testing.T) {
 		{`socket_owner = ""`, `socket_owner: is empty` + wantOwner},
 		{`socket_owner = "no-such-user"`, `socket_owner: there is no user "no-such-user"` + wantOwner},
 		{`socket_owner = "4294967295"`, `socket_owner: "4294967295" is not a uid` + wantOwner},
-		{`sokcet = "/a"`, `sokcet: is not known (did you mean socket?)`},
-		{`Timeout = "5s"`, `Timeout: is not known (did you mean timeout?)`},
-		{`when-driver-is-gone = "keep"`, `when-driver-is-gone: is not known (did you mean when_driver_is_gone?)`},
+		{`sokcet = "/a"`, `sokcet: is not known (known here: socket, endpoint, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after, socket_owner)`},
+		{`Timeout = "5s"`, `Timeout: is not known (known here: socket, endpoint, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after, socket_owner)`},
+		{`when-driver-is-gone = "keep"`, `when-driver-is-gone: is not known (known here: socket, endpoint, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after, socket_owner)`},
 		{`root_dir = "/a"`, `root_dir: is not known (it belongs in [kubelet])`},
-		{`"a b" = 1`, `"a b": is not known (must be socket, endpoint, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after or socket_owner)`},
+		{`"a b" = 1`, `"a b": is not known (known here: socket, endpoint, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after, socket_owner)`},
 	} {
 		text := "[driver.bad]\n"
 		if !strings.HasPrefix(c.value, "socket =") {
@@ -144,7 +144,7 @@ enabled = "no"
 f:3: log.level: "loud" is not known (must be "debug", "info", "warn" or "error")
 f:4: log.format: "xml" is not known (must be "auto", "journal", "text" or "json")
 f:6: driver."a".timeout: "5" is not a duration` + wantSpan + `
-f:7: driver."a".sokcet: is not known (did you mean socket?)
+f:7: driver."a".sokcet: is not known (known here: socket, endpoint, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after, socket_owner)
 f:12: driver."c".socket: "c" is not an absolute path` + wantPath + `
 f:13: driver."c".enabled: is not a boolean (must be true or false, without quotes)`,
 			drivers: "b", faulty: "a c"},
@@ -155,7 +155,7 @@ rootdir = "/x"
 [driver.b]
 socket = "/b"
 `, want: `
-f:3: kubelet.rootdir: is not known (did you mean root_dir?)`, faulty: "b"},
+f:3: kubelet.rootdir: is not known (known here: root_dir)`, faulty: "b"},
 
 		{name: "no driver's table", text: `
 driver = "a"
@@ -186,7 +186,7 @@ socket = "/a"
 socket = "/b"
 `, want: `
 f:2: driver."nfs".csi: is not known (a name with dots must be in quotes: [driver."nfs.csi…"])
-f:4: smb: is not known (must be kubelet, log or driver)`, faulty: "nfs"},
+f:4: smb: is not known (known here: kubelet, log, driver)`, faulty: "nfs"},
 
 		{name: "a table's name mistyped", text: `
 [drvier."nfs.csi.k8s.io"]
@@ -194,8 +194,8 @@ socket = "/a"
 [drivers."q.r"]
 socket = "/b"
 `, want: `
-f:2: drvier: is not known (did you mean driver?)
-f:4: drivers: is not known (did you mean driver?)`},
+f:2: drvier: is not known (known here: kubelet, log, driver)
+f:4: drivers: is not known (known here: kubelet, log, driver)`},
 
 		{name: "what is unknown at the top", text: `
 level = "info"
@@ -205,8 +205,8 @@ socket = "/a"
 `, want: `
 f:2: level: is not known (it belongs in [log])
 f:3: socket: is not known (it belongs in [driver."NAME"])
-f:4: drivers: is not known (did you mean driver?)
-f:5: metrics: is not known (must be kubelet, log or driver)`},
+f:4: drivers: is not known (known here: kubelet, log, driver)
+f:5: metrics: is not known (known here: kubelet, log, driver)`},
 
 		{name: "inline and dotted", text: `
 driver.a = { socket = "/a", # a comment, a = b
@@ -217,7 +217,7 @@ driver . b . "sock\u0065t" = "/b"
 log . level = """
 high"""
 `, want: `
-f:3: driver."a".tmeout: is not known (did you mean timeout?)
+f:3: driver."a".tmeout: is not known (known here: socket, endpoint, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after, socket_owner)
 f:3: driver."a".x: is not known (a name with dots must be in quotes: [driver."a.x…"])
 f:5: driver."b".enabled: is not a boolean (must be true or false, without quotes)
 f:7: log.level: "high" is not known (must be "debug", "info", "warn" or "error")`, faulty: "a b"},
@@ -319,7 +319,7 @@ f:1: is not valid TOML: files cannot contain NULL bytes; probably using UTF-16; 
 		{name: "Latin-1", text: "[log]\n# gr\xfc\xdfe\nlevel = \"info\"", want: `
 f:2: is not valid TOML: invalid UTF-8 byte: 0xfc (save the file as UTF-8)`},
 		{name: "BOM and CRLF", text: "\ufeff[driver.a]\r\nsocket = \"/a\"\r\nfoo = 1\r\nsupported_versions = [\r\n]\r\n", want: `
-f:3: driver."a".foo: is not known (must be socket, endpoint, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after or socket_owner)
+f:3: driver."a".foo: is not known (known here: socket, endpoint, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after, socket_owner)
 f:4: driver."a".supported_versions: has no version 1.x (the kubelet takes no other: add "1.0.0")`, faulty: "a"},
 		{name: "a long line", text: "[log]\nlevel = \"" + strings.Repeat("x", maxLine) + "\"\n", want: `
 f:2: is too long (this is not a configuration file of csi-registrar)`},

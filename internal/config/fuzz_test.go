@@ -20,7 +20,7 @@ func FuzzLoad(f *testing.F) {
 	f.Add("[driver.a]\nsocket = \"/a\n[driver.b]\nsocket = '''/b'''\n[driver.a]\n", "\ufeffdriver.'../x'.socket = \"unix:///\\u0061\\U00000000\"\r\n")
 	f.Fuzz(func(t *testing.T, main, dropIn string) {
 		texts := map[string]string{"main": main, "drop-in": dropIn}
-		l := newLoader(func(string) error { return nil })
+		l := newLoader()
 		l.rank["drop-in"] = 1
 		l.apply(file{path: "main", place: etc}, main)
 		l.apply(file{path: "drop-in", place: lib, dropIn: true, rank: 1}, dropIn)

@@ -50,7 +50,7 @@ func (r *Result) Origin(key string) string {
 func Load(s Source) *Result {
 	t := s.trust()
 	found := s.list(t)
-	l := newLoader(userExists)
+	l := newLoader()
 	l.errors = found.errors
 	l.allHeldBack = len(found.errors) > 0 // nobody knows what was in there
 	for _, f := range found.files {
@@ -88,8 +88,6 @@ func (p position) error(problem, hint string) Error {
 
 // loader merges files, one after the other.
 type loader struct {
-	userExists func(name string) error
-
 	kubelet Kubelet
 	log     Log
 	drivers map[string]*table
@@ -111,16 +109,15 @@ type table struct {
 	first position // where it is named first
 }
 
-func newLoader(userExists func(name string) error) *loader {
+func newLoader() *loader {
 	return &loader{
-		userExists: userExists,
-		kubelet:    Default().Kubelet,
-		log:        Default().Log,
-		drivers:    make(map[string]*table),
-		rank:       make(map[string]int),
-		origins:    make(map[string]position),
-		main:       make(map[string]position),
-		faulty:     make(map[string]bool),
+		kubelet: Default().Kubelet,
+		log:     Default().Log,
+		drivers: make(map[string]*table),
+		rank:    make(map[string]int),
+		origins: make(map[string]position),
+		main:    make(map[string]position),
+		faulty:  make(map[string]bool),
 	}
 }
 
@@ -131,8 +128,7 @@ func (l *loader) broken(f file, text string, e Error) {
 	e.File = cmp.Or(e.File, f.path)
 	l.errors = append(l.errors, e)
 	// A character of a name can be written as an escape.
-	if !f.dropIn || text == "" || !utf8.ValidString(text) || strings.Contains(text, "\x00") ||
-		strings.Contains(text, `\u`) || strings.Contains(text, `\U`) || strings.Contains(text, `\x`) {
+	if !f.dropIn || text == "" || !utf8.ValidString(text) || strings.ContainsAny(text, "\\\x00") {
 		l.allHeldBack = true
 	}
 	l.suspect = append(l.suspect, text)
@@ -192,7 +188,7 @@ func (l *loader) read(at position, v any) bool {
 		return l.driver(at, isTable)
 	default:
 		t := l.drivers[at.path[1]]
-		if !set(l, &t.Driver, driverFields(l.userExists), at, v) {
+		if !set(l, &t.Driver, driverFields(), at, v) {
 			l.faulty[t.Name] = true
 		}
 	}
@@ -202,7 +198,7 @@ func (l *loader) read(at position, v any) bool {
 // driver begins a driver's table, and reports whether it is one.
 func (l *loader) driver(at position, isTable bool) bool {
 	name := at.path[1]
-	if !isTable && slices.Contains(keys(driverFields(nil)), name) {
+	if !isTable && slices.Contains(keys(driverFields()), name) {
 		l.broken(at.file, at.doc.text, at.error("is not a table", `it belongs in a table [driver."NAME"]`))
 		return false
 	}

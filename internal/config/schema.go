@@ -47,8 +47,7 @@ func logFields() []field[Log] {
 	}
 }
 
-// driverFields are the keys of a driver's table. exists says whether there is a user.
-func driverFields(exists func(user string) error) []field[Driver] {
+func driverFields() []field[Driver] {
 	const path = `must be an absolute path such as "/run/csi-nfs/csi.sock"`
 	const span = `must be a duration above zero such as "5s" or "1m30s"`
 	return []field[Driver]{
@@ -63,8 +62,7 @@ func driverFields(exists func(user string) error) []field[Driver] {
 			func(d *Driver) *WhenGone { return &d.WhenGone }, oneOf(Keep, Withdraw)),
 		newField("withdraw_after", span, func(d *Driver) *time.Duration { return &d.WithdrawAfter }, duration),
 		newField("socket_owner", `must be a user's name, a uid such as "1000", or "any"`,
-			func(d *Driver) *string { return &d.SocketOwner },
-			func(v any) (string, *fault) { return owner(v, exists) }),
+			func(d *Driver) *string { return &d.SocketOwner }, owner),
 	}
 }
 
@@ -92,46 +90,15 @@ func literal(v any) string {
 	}
 }
 
-// unknownKey says what was probably meant by a key that is not one of known.
+// unknownKey says where a key belongs that is not one of known, or lists these.
 func unknownKey(key string, known []string) string {
-	plain := strings.ToLower(strings.ReplaceAll(key, "-", "_"))
-	for _, k := range known {
-		if distance(plain, k) <= min(2, len(k)/3) {
-			return "did you mean " + k + "?"
-		}
-	}
 	switch {
 	case slices.Contains(keys(kubeletFields()), key):
 		return "it belongs in [kubelet]"
 	case slices.Contains(keys(logFields()), key):
 		return "it belongs in [log]"
-	case slices.Contains(keys(driverFields(nil)), key):
+	case slices.Contains(keys(driverFields()), key):
 		return `it belongs in [driver."NAME"]`
 	}
-	last := len(known) - 1
-	return "must be " + strings.Join(known[:last], ", ") + " or " + known[last]
-}
-
-// distance is the number of bytes to add, take away or change to make b of a.
-func distance(a, b string) int {
-	if len(a) > 2*len(b) {
-		return len(a)
-	}
-	row := make([]int, len(b)+1) // distances of the part of a so far to each part of b
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0]++
-		for j := range len(b) {
-			d := diagonal
-			if a[i] != b[j] {
-				d++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(d, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
+	return "known here: " + strings.Join(known, ", ")
 }

@@ -50,7 +50,7 @@ func (r *Result) Show(w io.Writer) error {
 	showTable(b, settings(r, r.Config.Kubelet, kubeletFields(), "kubelet"), "kubelet")
 	showTable(b, settings(r, r.Config.Log, logFields(), "log"), "log")
 	for _, d := range r.Config.Drivers {
-		showTable(b, settings(r, d, driverFields(nil), "driver", d.Name), "driver", d.Name)
+		showTable(b, settings(r, d, driverFields(), "driver", d.Name), "driver", d.Name)
 	}
 	if err := b.Flush(); err != nil {
 		return fmt.Errorf("cannot show the configuration: %w", err)
@@ -102,7 +102,7 @@ func (r *Result) ShowJSON(w io.Writer) error {
 		Warnings: append([]Error{}, r.Warnings...),
 	}
 	for _, d := range r.Config.Drivers {
-		doc.Driver[d.Name] = shownTable(settings(r, d, driverFields(nil), "driver", d.Name))
+		doc.Driver[d.Name] = shownTable(settings(r, d, driverFields(), "driver", d.Name))
 	}
 	e := json.NewEncoder(w)
 	e.SetEscapeHTML(false)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os/user"
 	"path"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -135,10 +136,11 @@ func versions(v any) ([]string, *fault) {
 	if !ok {
 		return nil, faultf("is not a list")
 	}
+	number := regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)$`)
 	var out []string
 	for _, e := range list {
 		s, bad := text(e)
-		if bad != nil || !isVersion(s) {
+		if bad != nil || !number.MatchString(s) {
 			return nil, faultf("has %s in it, which is not a version", shown(fmt.Sprint(e)))
 		}
 		out = append(out, s)
@@ -149,19 +151,8 @@ func versions(v any) ([]string, *fault) {
 	return out, nil
 }
 
-// isVersion reports whether s is three numbers, as in 1.0.0.
-func isVersion(s string) bool {
-	numbers := strings.Split(s, ".")
-	for _, n := range numbers {
-		if n == "" || len(n) > 9 || strings.Trim(n, "0123456789") != "" || n[0] == '0' && n != "0" {
-			return false
-		}
-	}
-	return len(numbers) == 3
-}
-
-// owner is a value that must be a user: a uid, a name that exists knows, or OwnerAny.
-func owner(v any, exists func(name string) error) (string, *fault) {
+// owner is a value that must be a user, a name or a uid, or OwnerAny.
+func owner(v any) (string, *fault) {
 	s, bad := text(v)
 	if bad != nil || s == OwnerAny || s == "root" {
 		return s, bad
@@ -173,22 +164,13 @@ func owner(v any, exists func(name string) error) (string, *fault) {
 		}
 		return s, nil
 	}
-	if err := exists(s); err != nil {
-		return "", faultf("%s", err)
+	// The static binary reads /etc/passwd only: a user from elsewhere must be given by number,
+	// which the hint says.
+	if _, err := user.Lookup(s); err != nil {
+		if _, unknown := errors.AsType[user.UnknownUserError](err); unknown {
+			return "", faultf("there is no user %s", shown(s))
+		}
+		return "", faultf("cannot look up the user %s: %s", shown(s), clean(err.Error()))
 	}
 	return s, nil
-}
-
-// userExists asks the system for a user. (The static binary reads /etc/passwd only: a
-// user from elsewhere must be given by number, which the hint says.)
-func userExists(name string) error {
-	_, err := user.Lookup(name)
-	var unknown user.UnknownUserError
-	switch {
-	case errors.As(err, &unknown):
-		return fmt.Errorf("there is no user %s", shown(name))
-	case err != nil:
-		return fmt.Errorf("cannot look up the user %s: %s", shown(name), clean(err.Error()))
-	}
-	return nil
 }
