@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/unixsock"
 )
@@ -67,7 +68,7 @@ func (l *loader) checkTable(t *table) {
 		}
 		l.spoil(t.Name, t.first.error(
 			fmt.Sprintf("the path of its registration socket, %s, would have %d bytes, a Unix socket's has at most %d",
-				shown(socket), len(socket), unixsock.MaxPath),
+				safetext.Quote(socket), len(socket), unixsock.MaxPath),
 			fmt.Sprintf("make %s shorter by %d", root, over)))
 	}
 }
@@ -88,7 +89,7 @@ func (l *loader) checkShared(tables []*table) {
 			key := keyString("driver", t.Name, m.key)
 			if theirs, taken := claims[m.path]; taken {
 				shared = true
-				l.spoil(t.Name, l.origins[key].error(fmt.Sprintf("is %s, which is also %s (%s)", shown(m.path), theirs, l.origins[theirs]),
+				l.spoil(t.Name, l.origins[key].error(fmt.Sprintf("is %s, which is also %s (%s)", safetext.Quote(m.path), theirs, l.origins[theirs]),
 					"each driver has its own: write enabled = false in one of the tables, or another path"))
 			}
 		}

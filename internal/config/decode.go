@@ -4,7 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"unicode"
+
+	"csi-registrar/internal/safetext"
 
 	"github.com/BurntSushi/toml"
 )
@@ -37,9 +38,9 @@ func parse(text string) (*document, *Error) {
 	}
 	syntax, ok := errors.AsType[toml.ParseError](err)
 	if !ok {
-		return nil, &Error{Problem: "cannot be understood: " + clean(err.Error())}
+		return nil, &Error{Problem: "cannot be understood: " + safetext.Clean(err.Error(), maxCause)}
 	}
-	return nil, &Error{Line: d.lineAt(syntax.Position), Problem: "is not valid TOML: " + clean(syntax.Message), Hint: syntaxHint(syntax.Message)}
+	return nil, &Error{Line: d.lineAt(syntax.Position), Problem: "is not valid TOML: " + safetext.Clean(syntax.Message, maxCause), Hint: syntaxHint(syntax.Message)}
 }
 
 const notOurs = "this is not a configuration file of csi-registrar"
@@ -125,14 +126,4 @@ func syntaxHint(message string) string {
 		}
 	}
 	return ""
-}
-
-// clean puts s on one line of printable characters.
-func clean(s string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) {
-			return r
-		}
-		return unicode.ReplacementChar
-	}, strings.TrimSpace(s))
 }

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"csi-registrar/internal/safetext"
 )
 
 // Error is one thing that is wrong in one file, or that its reader should know.
@@ -32,7 +34,7 @@ func (e Error) Error() string {
 
 // place writes where something is in a file.
 func place(file string, line int) string {
-	file = printable(file)
+	file = safetext.Word(file)
 	if line > 0 {
 		return file + ":" + strconv.Itoa(line)
 	}
@@ -41,6 +43,9 @@ func place(file string, line int) string {
 
 // Errors is a list of errors that can be returned as one.
 type Errors []Error
+
+// maxCause is how many characters are shown of a message that is not ours.
+const maxCause = 300
 
 // Error has one error a line.
 func (es Errors) Error() string {

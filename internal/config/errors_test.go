@@ -258,7 +258,7 @@ f:4: driver.".x": ` + refused + `it begins or ends with a dot, or has two in a r
 f:6: driver."a b": ` + refused + `only letters, digits, '-' and '.' are allowed, not ' '` + wantName + `
 f:7: driver."Under_score-": ` + refused + `only letters, digits, '-' and '.' are allowed, not '_'` + wantName + `
 f:9: driver."a\nb": ` + refused + `only letters, digits, '-' and '.' are allowed, not '\n'` + wantName + `
-f:11: driver."a\u0000": ` + refused + `only letters, digits, '-' and '.' are allowed, not '\x00'` + wantName + `
+f:11: driver."a\x00": ` + refused + `only letters, digits, '-' and '.' are allowed, not '\x00'` + wantName + `
 f:13: driver."": ` + refused + `it is empty` + wantName + `
 f:15: driver."` + strings.Repeat("a", 64) + `": ` + refused + `it has 64 characters, at most 63 are allowed` + wantName,
 			drivers: "Foo.Example " + strings.Repeat("a", 63)},

@@ -83,7 +83,7 @@ func (p position) String() string { return place(p.file.path, p.doc.line(p.whole
 
 // error makes an error about the key.
 func (p position) error(problem, hint string) Error {
-	return Error{p.file.path, p.doc.line(p.whole), clip(p.id), problem, hint}
+	return Error{p.file.path, p.doc.line(p.whole), p.id, problem, hint}
 }
 
 // loader merges files, one after the other.
@@ -208,7 +208,7 @@ func (l *loader) driver(at position, isTable bool) bool {
 	if !isTable {
 		l.spoil(name, at.error("is not a table", "must be a table: ["+at.id+"], in single brackets"))
 	} else if err := status.CheckName(name); err != nil {
-		l.spoil(name, at.error("is "+clean(err.Error()), "must be the name that the driver answers to GetPluginInfo"))
+		l.spoil(name, at.error("is "+err.Error(), "must be the name that the driver answers to GetPluginInfo"))
 	}
 	return isTable
 }

@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/BurntSushi/toml"
 )
 
 // field is a key of a table that is kept in a T.
@@ -74,7 +76,8 @@ func keys[T any](fields []field[T]) []string {
 	return out
 }
 
-// literal writes a value of a field as TOML.
+// literal writes a value of a field as TOML. A string has no control characters: the escapes of
+// Go that TOML does not have are for these.
 func literal(v any) string {
 	switch v := v.(type) {
 	case bool:
@@ -82,11 +85,11 @@ func literal(v any) string {
 	case []string:
 		quoted := make([]string, len(v))
 		for i, s := range v {
-			quoted[i] = Quote(s)
+			quoted[i] = strconv.Quote(s)
 		}
 		return "[" + strings.Join(quoted, ", ") + "]"
 	default:
-		return Quote(fmt.Sprint(v))
+		return strconv.Quote(fmt.Sprint(v))
 	}
 }
 
@@ -101,4 +104,16 @@ func unknownKey(key string, known []string) string {
 		return `it belongs in [driver."NAME"]`
 	}
 	return "known here: " + strings.Join(known, ", ")
+}
+
+// keyString writes a dotted key as TOML does. The name of a driver is always quoted, as
+// the documents write it.
+func keyString(parts ...string) string {
+	out := make([]string, len(parts))
+	for i, p := range parts {
+		if out[i] = p; i == 1 && parts[0] == "driver" || (toml.Key{p}).String() != p {
+			out[i] = strconv.Quote(p)
+		}
+	}
+	return strings.Join(out, ".")
 }

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+
+	"csi-registrar/internal/safetext"
 )
 
 // maxFile is the largest file that is read, in bytes. A thousand drivers fit.
@@ -176,7 +178,7 @@ func isNull(path string) bool {
 
 // cannotRead is the error of a file or directory that the system does not let us read.
 func cannotRead(path string, err error) Error {
-	e := Error{File: path, Problem: "cannot be read: " + clean(err.Error())}
+	e := Error{File: path, Problem: "cannot be read: " + safetext.Clean(err.Error(), maxCause)}
 	if pathErr, ok := errors.AsType[*fs.PathError](err); ok {
 		e.Problem = "cannot be read: " + pathErr.Err.Error()
 	}

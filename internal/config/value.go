@@ -12,6 +12,7 @@ import (
 	"time"
 	"unicode"
 
+	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/unixsock"
 )
 
@@ -21,17 +22,6 @@ type fault struct{ problem, hint string }
 
 func faultf(format string, args ...any) *fault {
 	return &fault{problem: fmt.Sprintf(format, args...)}
-}
-
-// shown is a value in a message: quoted, on one line, not too long.
-func shown(s string) string { return Quote(clip(s)) }
-
-func clip(s string) string {
-	const most = 120 // characters
-	if r := []rune(s); len(r) > most {
-		return string(r[:most]) + "…"
-	}
-	return s
 }
 
 // text is a value that must be a string, of characters that can be part of a path or a name.
@@ -54,7 +44,7 @@ func oneOf[W ~string](words ...W) func(v any) (W, *fault) {
 	return func(v any) (W, *fault) {
 		s, bad := text(v)
 		if bad == nil && !slices.Contains(words, W(s)) {
-			bad = faultf("%s is not known", shown(s))
+			bad = faultf("%s is not known", safetext.Quote(s))
 		}
 		return W(s), bad
 	}
@@ -77,9 +67,9 @@ func duration(v any) (time.Duration, *fault) {
 	d, err := time.ParseDuration(s)
 	switch {
 	case err != nil:
-		return 0, faultf("%s is not a duration", shown(s))
+		return 0, faultf("%s is not a duration", safetext.Quote(s))
 	case d <= 0:
-		return 0, faultf("%s is not above zero", shown(s))
+		return 0, faultf("%s is not above zero", safetext.Quote(s))
 	}
 	return d, nil
 }
@@ -98,9 +88,9 @@ func checkPath(s string) *fault {
 	short := path.Clean(s)
 	switch {
 	case !strings.HasPrefix(s, "/"):
-		return faultf("%s is not an absolute path", shown(s))
+		return faultf("%s is not an absolute path", safetext.Quote(s))
 	case s != short:
-		return &fault{shown(s) + " is not the shortest form of the path", "write " + shown(short)}
+		return &fault{safetext.Quote(s) + " is not the shortest form of the path", "write " + safetext.Quote(short)}
 	}
 	return nil
 }
@@ -115,7 +105,7 @@ func socketPath(v any) (string, *fault) {
 	s = strings.TrimPrefix(s, "unix://")
 	switch {
 	case strings.HasPrefix(s, "@"):
-		return "", faultf("%s is an abstract socket, the kubelet needs one with a path", shown(s))
+		return "", faultf("%s is an abstract socket, the kubelet needs one with a path", safetext.Quote(s))
 	case s == "/":
 		return "", faultf(`"/" is a directory`)
 	}
@@ -141,7 +131,7 @@ func versions(v any) ([]string, *fault) {
 	for _, e := range list {
 		s, bad := text(e)
 		if bad != nil || !number.MatchString(s) {
-			return nil, faultf("has %s in it, which is not a version", shown(fmt.Sprint(e)))
+			return nil, faultf("has %s in it, which is not a version", safetext.Quote(fmt.Sprint(e)))
 		}
 		out = append(out, s)
 	}
@@ -160,7 +150,7 @@ func owner(v any) (string, *fault) {
 	if strings.Trim(s, "0123456789") == "" {
 		// The highest means "no user" to the system.
 		if uid, err := strconv.ParseUint(s, 10, 32); err != nil || uid == 1<<32-1 {
-			return "", faultf("%s is not a uid", shown(s))
+			return "", faultf("%s is not a uid", safetext.Quote(s))
 		}
 		return s, nil
 	}
@@ -168,9 +158,9 @@ func owner(v any) (string, *fault) {
 	// which the hint says.
 	if _, err := user.Lookup(s); err != nil {
 		if _, unknown := errors.AsType[user.UnknownUserError](err); unknown {
-			return "", faultf("there is no user %s", shown(s))
+			return "", faultf("there is no user %s", safetext.Quote(s))
 		}
-		return "", faultf("cannot look up the user %s: %s", shown(s), clean(err.Error()))
+		return "", faultf("cannot look up the user %s: %s", safetext.Quote(s), safetext.Clean(err.Error(), maxCause))
 	}
 	return s, nil
 }
