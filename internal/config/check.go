@@ -31,24 +31,23 @@ func (l *loader) result() *Result {
 	}
 	l.checkShared(append(right, left...))
 
-	r := &Result{Config: &Config{Kubelet: l.kubelet, Log: l.log}, Files: l.files, origins: l.origins}
 	for _, t := range tables {
 		if l.heldBack(t.Name) {
 			l.faulty[t.Name] = true
 			continue
 		}
 		t.Endpoint = cmp.Or(t.Endpoint, t.Socket)
-		r.Config.Drivers = append(r.Config.Drivers, t.Driver)
+		l.Config.Drivers = append(l.Config.Drivers, t.Driver)
 	}
-	slices.SortFunc(r.Config.Drivers, func(a, b Driver) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(l.Config.Drivers, func(a, b Driver) int { return strings.Compare(a.Name, b.Name) })
 	for _, name := range slices.Sorted(maps.Keys(l.faulty)) {
 		if status.CheckName(name) == nil {
-			r.Faulty = append(r.Faulty, name)
+			l.Faulty = append(l.Faulty, name)
 		}
 	}
-	r.Errors = sorted(l.errors, l.rank)
-	r.Warnings = sorted(l.overrides(), l.rank)
-	return r
+	l.Errors = sorted(l.Errors, l.rank)
+	l.Warnings = sorted(l.overrides(), l.rank)
+	return &l.Result
 }
 
 // checkTable finds a table without the only key that it must have, which is often one that
@@ -60,16 +59,12 @@ func (l *loader) checkTable(t *table) {
 			`write socket = "/run/….sock"; if the table only tunes a driver whose own file is gone, take it out`))
 	}
 	// The name that node-driver-registrar uses too.
-	socket := path.Join(l.kubelet.PluginsRegistry(), t.Name+"-reg.sock")
+	socket := path.Join(l.Config.Kubelet.PluginsRegistry(), t.Name+"-reg.sock")
 	if over := len(socket) - unixsock.MaxPath; over > 0 {
-		root := "kubelet.root_dir"
-		if at, written := l.origins[root]; written {
-			root += " (" + at.String() + ")"
-		}
 		l.spoil(t.Name, t.first.error(
 			fmt.Sprintf("the path of its registration socket, %s, would have %d bytes, a Unix socket's has at most %d",
 				safetext.Quote(socket), len(socket), unixsock.MaxPath),
-			fmt.Sprintf("make %s shorter by %d", root, over)))
+			fmt.Sprintf("make kubelet.root_dir shorter by %d", over)))
 	}
 }
 

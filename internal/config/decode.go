@@ -53,19 +53,11 @@ func (d *document) decode() (err error) {
 		}
 	}()
 	var root map[string]toml.Primitive
-	if d.md, err = toml.Decode(d.text, &root); err != nil {
-		return err
+	if _, err = toml.Decode(d.text, &d.tree); err == nil {
+		d.md, err = toml.Decode(d.text, &root)
 	}
 	d.tables = map[string]map[string]toml.Primitive{"": root}
-	d.tree = make(map[string]any, len(root))
-	for key, p := range root {
-		var v any
-		if err := d.md.PrimitiveDecode(p, &v); err != nil {
-			return err
-		}
-		d.tree[key] = v
-	}
-	return nil
+	return err
 }
 
 // line finds the line of a key of md.Keys. The library gives the position of a key only with

@@ -9,7 +9,7 @@ import (
 func one(text string) *Result {
 	l := newLoader()
 	l.rank["f"] = 0
-	l.files = []string{"f"}
+	l.Files = []string{"f"}
 	l.apply(file{path: "f", dropIn: true}, text)
 	return l.result()
 }
@@ -300,7 +300,7 @@ socket = "/a"
 [driver.bc]
 socket = "/b"
 `, want: `
-f:6: driver."bc": the path of its registration socket, "/` + strings.Repeat("x", 78) + `/plugins_registry/bc-reg.sock", would have 108 bytes, a Unix socket's has at most 107 (make kubelet.root_dir (f:3) shorter by 1)`,
+f:6: driver."bc": the path of its registration socket, "/` + strings.Repeat("x", 78) + `/plugins_registry/bc-reg.sock", would have 108 bytes, a Unix socket's has at most 107 (make kubelet.root_dir shorter by 1)`,
 			drivers: "a", faulty: "bc"},
 
 		{name: "no socket", text: `

@@ -33,7 +33,7 @@ type Result struct {
 	// driver's name is not among them.
 	Faulty []string
 
-	origins map[string]position
+	origins map[string]position // of each value that is in force
 }
 
 // Origin says where the value of a key is, such as driver."nfs.csi.k8s.io".timeout:
@@ -48,25 +48,21 @@ func (r *Result) Origin(key string) string {
 // Load reads the files. It never fails as a whole: what cannot be read is an error in the
 // Result. It may block for as long as a file system does not answer.
 func Load(s Source) *Result {
-	t := s.trust()
-	found := s.list(t)
-	l := newLoader()
-	l.errors = found.errors
-	l.allHeldBack = len(found.errors) > 0 // nobody knows what was in there
-	for _, f := range found.files {
+	t, l := s.trust(), newLoader()
+	files := s.list(t, &l.Result)
+	l.allHeldBack = len(l.Errors) > 0 // nobody knows what was in there
+	for _, f := range files {
 		l.rank[f.path] = f.rank
 		text, bad := t.read(f.path, maxFile)
 		switch {
 		case bad != nil:
 			l.broken(f, text, *bad)
 		case text != "": // nothing in it: it only hides others
-			l.files = append(l.files, f.path)
+			l.Files = append(l.Files, f.path)
 			l.apply(f, text)
 		}
 	}
-	r := l.result()
-	r.Hidden, r.Links = found.hidden, found.links
-	return r
+	return l.result()
 }
 
 // position is where a key is written.
@@ -88,16 +84,11 @@ func (p position) error(problem, hint string) Error {
 
 // loader merges files, one after the other.
 type loader struct {
-	kubelet Kubelet
-	log     Log
+	Result
 	drivers map[string]*table
-	files   []string
-	rank    map[string]int // of each file, also one that cannot be read
-	// origins has the position of each value that is in force; main that of each value in
-	// the main file in /etc.
-	origins, main map[string]position
+	rank    map[string]int      // of each file, also one that cannot be read
+	main    map[string]position // of each value in the main file in /etc
 
-	errors      []Error
 	faulty      map[string]bool // drivers that are left out
 	allHeldBack bool            // all are
 	suspect     []string        // texts: a driver that one of them mentions is left out
@@ -111,11 +102,9 @@ type table struct {
 
 func newLoader() *loader {
 	return &loader{
-		kubelet: Default().Kubelet,
-		log:     Default().Log,
+		Result:  Result{Config: Default(), origins: make(map[string]position)},
 		drivers: make(map[string]*table),
 		rank:    make(map[string]int),
-		origins: make(map[string]position),
 		main:    make(map[string]position),
 		faulty:  make(map[string]bool),
 	}
@@ -126,7 +115,7 @@ func newLoader() *loader {
 // text is not known may have changed everything, and so may the main file.
 func (l *loader) broken(f file, text string, e Error) {
 	e.File = cmp.Or(e.File, f.path)
-	l.errors = append(l.errors, e)
+	l.Errors = append(l.Errors, e)
 	// A character of a name can be written as an escape.
 	if !f.dropIn || text == "" || !utf8.ValidString(text) || strings.ContainsAny(text, "\\\x00") {
 		l.allHeldBack = true
@@ -177,13 +166,13 @@ func (l *loader) read(at position, v any) bool {
 	case len(at.path) == 1 && top == "driver":
 		l.broken(at.file, at.doc.text, at.error("is not a table", `must be tables [driver."NAME"]`))
 	case len(at.path) == 1:
-		l.errors = append(l.errors, at.error("is not a table", "must be the table ["+top+"]"))
+		l.Errors = append(l.Errors, at.error("is not a table", "must be the table ["+top+"]"))
 		l.allHeldBack = l.allHeldBack || top == "kubelet"
 	case top == "log":
-		set(l, &l.log, logFields(), at, v)
+		set(l, &l.Config.Log, logFields(), at, v)
 	case top == "kubelet":
 		// With a wrong root_dir nobody knows where to publish.
-		l.allHeldBack = !set(l, &l.kubelet, kubeletFields(), at, v) || l.allHeldBack
+		l.allHeldBack = !set(l, &l.Config.Kubelet, kubeletFields(), at, v) || l.allHeldBack
 	case len(at.path) == 2:
 		return l.driver(at, isTable)
 	default:
@@ -215,7 +204,7 @@ func (l *loader) driver(at position, isTable bool) bool {
 
 // spoil notes an error that leaves a driver out.
 func (l *loader) spoil(driver string, e Error) {
-	l.errors = append(l.errors, e)
+	l.Errors = append(l.Errors, e)
 	l.faulty[driver] = true
 }
 
@@ -229,12 +218,12 @@ func set[T any](l *loader, t *T, fields []field[T], at position, v any) bool {
 			l.broken(at.file, at.doc.text, at.error("is not known",
 				fmt.Sprintf(`a name with dots must be in quotes: [driver."%s.%s…"]`, at.path[1], key)))
 		} else {
-			l.errors = append(l.errors, at.error("is not known", unknownKey(key, keys(fields))))
+			l.Errors = append(l.Errors, at.error("is not known", unknownKey(key, keys(fields))))
 		}
 		return false
 	}
 	if bad := fields[i].set(t, v); bad != nil {
-		l.errors = append(l.errors, at.error(bad.problem, cmp.Or(bad.hint, fields[i].want)))
+		l.Errors = append(l.Errors, at.error(bad.problem, cmp.Or(bad.hint, fields[i].want)))
 		return false
 	}
 	l.origins[at.id] = at
