@@ -38,7 +38,7 @@ func parse(text string) (*document, *Error) {
 	}
 	syntax, ok := errors.AsType[toml.ParseError](err)
 	if !ok {
-		return nil, &Error{Problem: "cannot be understood: " + safetext.Clean(err.Error(), maxCause)}
+		syntax.Message = err.Error()
 	}
 	return nil, &Error{Line: d.lineAt(syntax.Position), Problem: "is not valid TOML: " + safetext.Clean(syntax.Message, maxCause), Hint: syntaxHint(syntax.Message)}
 }
@@ -103,13 +103,10 @@ func (d *document) lineAt(p toml.Position) int {
 func syntaxHint(message string) string {
 	for _, h := range [...]struct{ in, hint string }{
 		{"cannot contain newlines", "the closing quote is missing"},
-		{`expected '"'`, "the closing quote is missing"},
 		{"array terminator", `a list is written ["1.0.0", "1.1.0"]`},
-		{"expected '.' or '='", "a line is written key = value"},
 		{"table name", `a table begins with [driver."NAME"]`},
 		{"to end with a newline", "a string is in quotes"},
 		{"expected value", "a string is in quotes; true and false are not"},
-		{"invalid escape", `a backslash is written \\`},
 		{"already been defined", "a key or table is written once in a file: leave one of them"},
 		{"UTF-8", "save the file as UTF-8"},
 	} {

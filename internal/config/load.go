@@ -159,7 +159,7 @@ func (l *loader) read(at position, v any) bool {
 	known := []string{"kubelet", "log", "driver"}
 	switch top := at.path[0]; {
 	case !slices.Contains(known, top):
-		l.broken(at.file, at.doc.text, at.error("is not known", unknownKey(top, known)))
+		l.broken(at.file, at.doc.text, at.error("is not known", knownHere(known)))
 		return false
 	case len(at.path) == 1 && isTable:
 		return true
@@ -218,7 +218,7 @@ func set[T any](l *loader, t *T, fields []field[T], at position, v any) bool {
 			l.broken(at.file, at.doc.text, at.error("is not known",
 				fmt.Sprintf(`a name with dots must be in quotes: [driver."%s.%s…"]`, at.path[1], key)))
 		} else {
-			l.Errors = append(l.Errors, at.error("is not known", unknownKey(key, keys(fields))))
+			l.Errors = append(l.Errors, at.error("is not known", knownHere(keys(fields))))
 		}
 		return false
 	}

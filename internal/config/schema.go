@@ -2,7 +2,6 @@ package config
 
 import (
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -93,18 +92,8 @@ func literal(v any) string {
 	}
 }
 
-// unknownKey says where a key belongs that is not one of known, or lists these.
-func unknownKey(key string, known []string) string {
-	switch {
-	case slices.Contains(keys(kubeletFields()), key):
-		return "it belongs in [kubelet]"
-	case slices.Contains(keys(logFields()), key):
-		return "it belongs in [log]"
-	case slices.Contains(keys(driverFields()), key):
-		return `it belongs in [driver."NAME"]`
-	}
-	return "known here: " + strings.Join(known, ", ")
-}
+// knownHere is the hint for a key that is not known where it is.
+func knownHere(keys []string) string { return "known here: " + strings.Join(keys, ", ") }
 
 // keyString writes a dotted key as TOML does. The name of a driver is always quoted, as
 // the documents write it.
