@@ -132,7 +132,7 @@ func TestABusyManagerDelaysNobodyAndLosesNothing(t *testing.T) {
 	if took := time.Since(begun); took < 4*confirmWithin || took > 4*confirmWithin+4*time.Second {
 		t.Errorf("four calls took %s", took)
 	}
-	if got := s.Unconfirmed(); !slices.Equal(got, []string{"a", "b", "c"}) {
+	if got := s.unconfirmed(); !slices.Equal(got, []string{"a", "b", "c"}) {
 		t.Errorf("unconfirmed %q", got)
 	}
 	m.Continue()
@@ -140,7 +140,7 @@ func TestABusyManagerDelaysNobodyAndLosesNothing(t *testing.T) {
 		t.Error(err)
 	}
 	wantStored(t, m, "a", "c")
-	if got := s.Unconfirmed(); len(got) != 0 {
+	if got := s.unconfirmed(); len(got) != 0 {
 		t.Errorf("unconfirmed %q", got)
 	}
 }
