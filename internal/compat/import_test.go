@@ -78,8 +78,8 @@ func checkLoads(t *testing.T, rs []Registrar, dropIn string) {
 		t.Fatal(err)
 	}
 	res := config.Load(config.Source{File: file})
-	if err := res.Errors.Err(); err != nil {
-		t.Fatalf("%v\n%s", err, dropIn)
+	if len(res.Errors) > 0 {
+		t.Fatalf("%v\n%s", res.Errors, dropIn)
 	}
 	var want []config.Driver
 	for _, r := range rs {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/unixsock"
 )
@@ -30,24 +31,23 @@ func (l *loader) result() *Result {
 	}
 	l.checkShared(append(right, left...))
 
-	r := &Result{Config: &Config{Kubelet: l.kubelet, Log: l.log}, Files: l.files, origins: l.origins}
 	for _, t := range tables {
 		if l.heldBack(t.Name) {
 			l.faulty[t.Name] = true
 			continue
 		}
 		t.Endpoint = cmp.Or(t.Endpoint, t.Socket)
-		r.Config.Drivers = append(r.Config.Drivers, t.Driver)
+		l.Config.Drivers = append(l.Config.Drivers, t.Driver)
 	}
-	slices.SortFunc(r.Config.Drivers, func(a, b Driver) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(l.Config.Drivers, func(a, b Driver) int { return strings.Compare(a.Name, b.Name) })
 	for _, name := range slices.Sorted(maps.Keys(l.faulty)) {
 		if status.CheckName(name) == nil {
-			r.Faulty = append(r.Faulty, name)
+			l.Faulty = append(l.Faulty, name)
 		}
 	}
-	r.Errors = sorted(l.errors, l.rank)
-	r.Warnings = sorted(append(l.overrides(), similar(tables)...), l.rank)
-	return r
+	l.Errors = sorted(l.Errors, l.rank)
+	l.Warnings = sorted(l.overrides(), l.rank)
+	return &l.Result
 }
 
 // checkTable finds a table without the only key that it must have, which is often one that
@@ -59,16 +59,12 @@ func (l *loader) checkTable(t *table) {
 			`write socket = "/run/….sock"; if the table only tunes a driver whose own file is gone, take it out`))
 	}
 	// The name that node-driver-registrar uses too.
-	socket := path.Join(l.kubelet.PluginsRegistry(), t.Name+"-reg.sock")
+	socket := path.Join(l.Config.Kubelet.PluginsRegistry(), t.Name+"-reg.sock")
 	if over := len(socket) - unixsock.MaxPath; over > 0 {
-		root := "kubelet.root_dir"
-		if at, written := l.origins[root]; written {
-			root += " (" + at.String() + ")"
-		}
 		l.spoil(t.Name, t.first.error(
 			fmt.Sprintf("the path of its registration socket, %s, would have %d bytes, a Unix socket's has at most %d",
-				shown(socket), len(socket), unixsock.MaxPath),
-			fmt.Sprintf("make %s shorter by %d", root, over)))
+				safetext.Quote(socket), len(socket), unixsock.MaxPath),
+			fmt.Sprintf("make kubelet.root_dir shorter by %d", over)))
 	}
 }
 
@@ -88,7 +84,7 @@ func (l *loader) checkShared(tables []*table) {
 			key := keyString("driver", t.Name, m.key)
 			if theirs, taken := claims[m.path]; taken {
 				shared = true
-				l.spoil(t.Name, l.origins[key].error(fmt.Sprintf("is %s, which is also %s (%s)", shown(m.path), theirs, l.origins[theirs]),
+				l.spoil(t.Name, l.origins[key].error(fmt.Sprintf("is %s, which is also %s (%s)", safetext.Quote(m.path), theirs, l.origins[theirs]),
 					"each driver has its own: write enabled = false in one of the tables, or another path"))
 			}
 		}
@@ -109,25 +105,6 @@ func (l *loader) overrides() []Error {
 		if main, has := l.main[key]; has && at.file.place == lib {
 			found = append(found, at.error("overrides "+main.String(),
 				"what shall count is best written in a drop-in in /etc/csi-registrar/conf.d, numbered 60 to 90"))
-		}
-	}
-	return found
-}
-
-// similar warns of names that differ only in case. The API server and the kubelet take
-// them for two drivers; people seldom mean that.
-func similar(tables []*table) []Error {
-	var found []Error
-	seen := make(map[string]*table)
-	for _, t := range tables {
-		lower := strings.ToLower(t.Name)
-		switch o, known := seen[lower]; {
-		case t.Socket == "": // an error already
-		case known:
-			found = append(found, t.first.error(fmt.Sprintf("differs from %s (%s) only in case", o.first.id, o.first),
-				"they are two drivers to the kubelet; if one is meant, write its name as the driver answers it"))
-		default:
-			seen[lower] = t
 		}
 	}
 	return found

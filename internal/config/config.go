@@ -8,8 +8,8 @@ package config
 
 import (
 	"path"
+	"reflect"
 	"slices"
-	"strings"
 	"time"
 )
 
@@ -85,29 +85,20 @@ func DefaultDriver(name, socket string) Driver {
 
 // Equal reports whether both tables say the same.
 func (d Driver) Equal(o Driver) bool {
-	return d.Name == o.Name && d.Socket == o.Socket && d.Endpoint == o.Endpoint &&
-		d.Enabled == o.Enabled && d.Timeout == o.Timeout &&
-		slices.Equal(d.SupportedVersions, o.SupportedVersions) &&
-		d.WhenGone == o.WhenGone && d.WithdrawAfter == o.WithdrawAfter &&
-		d.SocketOwner == o.SocketOwner
+	return reflect.DeepEqual(d, o)
 }
 
 // Equal reports whether both configurations say the same. Where the values came from does
 // not count.
 func (c *Config) Equal(o *Config) bool {
-	if c == nil || o == nil {
-		return c == o
-	}
 	return c.Kubelet == o.Kubelet && c.Log == o.Log &&
 		slices.EqualFunc(c.Drivers, o.Drivers, Driver.Equal)
 }
 
 // Driver finds a driver by name.
 func (c *Config) Driver(name string) (Driver, bool) {
-	i, found := slices.BinarySearchFunc(c.Drivers, name, func(d Driver, name string) int {
-		return strings.Compare(d.Name, name)
-	})
-	if !found {
+	i := slices.IndexFunc(c.Drivers, func(d Driver) bool { return d.Name == name })
+	if i < 0 {
 		return Driver{}, false
 	}
 	return c.Drivers[i], true

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"csi-registrar/internal/safetext"
 )
 
 // Error is one thing that is wrong in one file, or that its reader should know.
@@ -32,7 +34,7 @@ func (e Error) Error() string {
 
 // place writes where something is in a file.
 func place(file string, line int) string {
-	file = printable(file)
+	file = safetext.Word(file)
 	if line > 0 {
 		return file + ":" + strconv.Itoa(line)
 	}
@@ -42,6 +44,9 @@ func place(file string, line int) string {
 // Errors is a list of errors that can be returned as one.
 type Errors []Error
 
+// maxCause is how many characters are shown of a message that is not ours.
+const maxCause = 300
+
 // Error has one error a line.
 func (es Errors) Error() string {
 	lines := make([]string, len(es))
@@ -49,15 +54,6 @@ func (es Errors) Error() string {
 		lines[i] = e.Error()
 	}
 	return strings.Join(lines, "\n")
-}
-
-// Err is the list as an error, nil if it is empty: a nil Errors in an error is not a nil
-// error.
-func (es Errors) Err() error {
-	if len(es) == 0 {
-		return nil
-	}
-	return es
 }
 
 // sorted puts errors in the order of files, then of lines, and leaves out repetitions.

@@ -1,16 +1,15 @@
 package config
 
 import (
-	"fmt"
 	"strings"
 	"testing"
 )
 
 // one loads a single document, as the file "f".
 func one(text string) *Result {
-	l := newLoader(userExists)
+	l := newLoader()
 	l.rank["f"] = 0
-	l.files = []string{"f"}
+	l.Files = []string{"f"}
 	l.apply(file{path: "f", dropIn: true}, text)
 	return l.result()
 }
@@ -76,11 +75,11 @@ func TestValues(t *testing.T) {
 		{`socket_owner = ""`, `socket_owner: is empty` + wantOwner},
 		{`socket_owner = "no-such-user"`, `socket_owner: there is no user "no-such-user"` + wantOwner},
 		{`socket_owner = "4294967295"`, `socket_owner: "4294967295" is not a uid` + wantOwner},
-		{`sokcet = "/a"`, `sokcet: is not known (did you mean socket?)`},
-		{`Timeout = "5s"`, `Timeout: is not known (did you mean timeout?)`},
-		{`when-driver-is-gone = "keep"`, `when-driver-is-gone: is not known (did you mean when_driver_is_gone?)`},
-		{`root_dir = "/a"`, `root_dir: is not known (it belongs in [kubelet])`},
-		{`"a b" = 1`, `"a b": is not known (must be socket, endpoint, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after or socket_owner)`},
+		{`sokcet = "/a"`, `sokcet: is not known (known here: socket, endpoint, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after, socket_owner)`},
+		{`Timeout = "5s"`, `Timeout: is not known (known here: socket, endpoint, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after, socket_owner)`},
+		{`when-driver-is-gone = "keep"`, `when-driver-is-gone: is not known (known here: socket, endpoint, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after, socket_owner)`},
+		{`root_dir = "/a"`, `root_dir: is not known (known here: socket, endpoint, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after, socket_owner)`},
+		{`"a b" = 1`, `"a b": is not known (known here: socket, endpoint, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after, socket_owner)`},
 	} {
 		text := "[driver.bad]\n"
 		if !strings.HasPrefix(c.value, "socket =") {
@@ -107,11 +106,11 @@ func TestSyntax(t *testing.T) {
 		{"[driver.a]\nenabled = yes", `f:2: is not valid TOML: expected value but found "yes" instead (a string is in quotes; true and false are not)`},
 		{"[driver.a]\ntimeout = 5s", `f:2: is not valid TOML: expected a top-level item to end with a newline, comment, or EOF, but got 's' instead (a string is in quotes)`},
 		{"[driver.a]\nsocket = \"/run/a.sock\n[driver.b]", `f:2: is not valid TOML: strings cannot contain newlines (the closing quote is missing)`},
-		{"[driver.a]\nsocket = '/run\\u'\nendpoint = \"\\q\"", `f:3: is not valid TOML: invalid escape in string '\q' (a backslash is written \\)`},
+		{"[driver.a]\nsocket = '/run\\u'\nendpoint = \"\\q\"", `f:3: is not valid TOML: invalid escape in string '\q'`},
 		{"v = [\"1.0.0\"\ntimeout = 1", `f:2: is not valid TOML: expected a comma (',') or array terminator (']'), but got 't' (a list is written ["1.0.0", "1.1.0"])`},
 		{"\n[driver.\"a.b\"\nsocket = 1", `f:2: is not valid TOML: expected '.' or ']' to end table name, but got '\n' instead (a table begins with [driver."NAME"])`},
 		{"\n= 1", `f:2: is not valid TOML: unexpected '=': key name appears blank`},
-		{"\n\njust words", `f:3: is not valid TOML: expected '.' or '=', but got 'w' instead (a line is written key = value)`},
+		{"\n\njust words", `f:3: is not valid TOML: expected '.' or '=', but got 'w' instead`},
 		{"[driver.a]\n[driver.b]\n[driver.'a']", `f:3: is not valid TOML: Key 'driver.a' has already been defined. (a key or table is written once in a file: leave one of them)`},
 		{"[driver.a]\nv = [\n1]\n\nv = [\n2]", `f:5: is not valid TOML: Key 'driver.a.v' has already been defined. (a key or table is written once in a file: leave one of them)`},
 	} {
@@ -145,7 +144,7 @@ enabled = "no"
 f:3: log.level: "loud" is not known (must be "debug", "info", "warn" or "error")
 f:4: log.format: "xml" is not known (must be "auto", "journal", "text" or "json")
 f:6: driver."a".timeout: "5" is not a duration` + wantSpan + `
-f:7: driver."a".sokcet: is not known (did you mean socket?)
+f:7: driver."a".sokcet: is not known (known here: socket, endpoint, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after, socket_owner)
 f:12: driver."c".socket: "c" is not an absolute path` + wantPath + `
 f:13: driver."c".enabled: is not a boolean (must be true or false, without quotes)`,
 			drivers: "b", faulty: "a c"},
@@ -156,7 +155,7 @@ rootdir = "/x"
 [driver.b]
 socket = "/b"
 `, want: `
-f:3: kubelet.rootdir: is not known (did you mean root_dir?)`, faulty: "b"},
+f:3: kubelet.rootdir: is not known (known here: root_dir)`, faulty: "b"},
 
 		{name: "no driver's table", text: `
 driver = "a"
@@ -187,7 +186,7 @@ socket = "/a"
 socket = "/b"
 `, want: `
 f:2: driver."nfs".csi: is not known (a name with dots must be in quotes: [driver."nfs.csi…"])
-f:4: smb: is not known (must be kubelet, log or driver)`, faulty: "nfs"},
+f:4: smb: is not known (known here: kubelet, log, driver)`, faulty: "nfs"},
 
 		{name: "a table's name mistyped", text: `
 [drvier."nfs.csi.k8s.io"]
@@ -195,8 +194,8 @@ socket = "/a"
 [drivers."q.r"]
 socket = "/b"
 `, want: `
-f:2: drvier: is not known (did you mean driver?)
-f:4: drivers: is not known (did you mean driver?)`},
+f:2: drvier: is not known (known here: kubelet, log, driver)
+f:4: drivers: is not known (known here: kubelet, log, driver)`},
 
 		{name: "what is unknown at the top", text: `
 level = "info"
@@ -204,10 +203,10 @@ socket = "/a"
 [drivers.a]
 [metrics]
 `, want: `
-f:2: level: is not known (it belongs in [log])
-f:3: socket: is not known (it belongs in [driver."NAME"])
-f:4: drivers: is not known (did you mean driver?)
-f:5: metrics: is not known (must be kubelet, log or driver)`},
+f:2: level: is not known (known here: kubelet, log, driver)
+f:3: socket: is not known (known here: kubelet, log, driver)
+f:4: drivers: is not known (known here: kubelet, log, driver)
+f:5: metrics: is not known (known here: kubelet, log, driver)`},
 
 		{name: "inline and dotted", text: `
 driver.a = { socket = "/a", # a comment, a = b
@@ -218,7 +217,7 @@ driver . b . "sock\u0065t" = "/b"
 log . level = """
 high"""
 `, want: `
-f:3: driver."a".tmeout: is not known (did you mean timeout?)
+f:3: driver."a".tmeout: is not known (known here: socket, endpoint, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after, socket_owner)
 f:3: driver."a".x: is not known (a name with dots must be in quotes: [driver."a.x…"])
 f:5: driver."b".enabled: is not a boolean (must be true or false, without quotes)
 f:7: log.level: "high" is not known (must be "debug", "info", "warn" or "error")`, faulty: "a b"},
@@ -259,7 +258,7 @@ f:4: driver.".x": ` + refused + `it begins or ends with a dot, or has two in a r
 f:6: driver."a b": ` + refused + `only letters, digits, '-' and '.' are allowed, not ' '` + wantName + `
 f:7: driver."Under_score-": ` + refused + `only letters, digits, '-' and '.' are allowed, not '_'` + wantName + `
 f:9: driver."a\nb": ` + refused + `only letters, digits, '-' and '.' are allowed, not '\n'` + wantName + `
-f:11: driver."a\u0000": ` + refused + `only letters, digits, '-' and '.' are allowed, not '\x00'` + wantName + `
+f:11: driver."a\x00": ` + refused + `only letters, digits, '-' and '.' are allowed, not '\x00'` + wantName + `
 f:13: driver."": ` + refused + `it is empty` + wantName + `
 f:15: driver."` + strings.Repeat("a", 64) + `": ` + refused + `it has 64 characters, at most 63 are allowed` + wantName,
 			drivers: "Foo.Example " + strings.Repeat("a", 63)},
@@ -301,7 +300,7 @@ socket = "/a"
 [driver.bc]
 socket = "/b"
 `, want: `
-f:6: driver."bc": the path of its registration socket, "/` + strings.Repeat("x", 78) + `/plugins_registry/bc-reg.sock", would have 108 bytes, a Unix socket's has at most 107 (make kubelet.root_dir (f:3) shorter by 1)`,
+f:6: driver."bc": the path of its registration socket, "/` + strings.Repeat("x", 78) + `/plugins_registry/bc-reg.sock", would have 108 bytes, a Unix socket's has at most 107 (make kubelet.root_dir shorter by 1)`,
 			drivers: "a", faulty: "bc"},
 
 		{name: "no socket", text: `
@@ -320,18 +319,12 @@ f:1: is not valid TOML: files cannot contain NULL bytes; probably using UTF-16; 
 		{name: "Latin-1", text: "[log]\n# gr\xfc\xdfe\nlevel = \"info\"", want: `
 f:2: is not valid TOML: invalid UTF-8 byte: 0xfc (save the file as UTF-8)`},
 		{name: "BOM and CRLF", text: "\ufeff[driver.a]\r\nsocket = \"/a\"\r\nfoo = 1\r\nsupported_versions = [\r\n]\r\n", want: `
-f:3: driver."a".foo: is not known (must be socket, endpoint, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after or socket_owner)
+f:3: driver."a".foo: is not known (known here: socket, endpoint, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after, socket_owner)
 f:4: driver."a".supported_versions: has no version 1.x (the kubelet takes no other: add "1.0.0")`, faulty: "a"},
 		{name: "a long line", text: "[log]\nlevel = \"" + strings.Repeat("x", maxLine) + "\"\n", want: `
-f:2: is too long, or has too many dots or brackets (this is not a configuration file of csi-registrar)`},
-		{name: "brackets", text: "a = " + strings.Repeat(strings.Repeat("[", 1000)+"\n", 51), want: `
-f:51: is too long, or has too many dots or brackets (this is not a configuration file of csi-registrar)`},
+f:2: is too long (this is not a configuration file of csi-registrar)`},
 		{name: "deep", text: "log = " + strings.Repeat(strings.Repeat("[", 4000)+"\n", 12) + strings.Repeat(strings.Repeat("]", 4000)+"\n", 12), want: `
 f:1: log: is not a table (must be the table [log])`},
-		{name: "many parts", text: strings.Repeat("a.", maxDots) + "a = 1\n", want: `
-f:1: a: is not known (must be kubelet, log or driver)`},
-		{name: "dots", text: strings.Repeat("a.", maxDots+1) + "a = 1\n", want: `
-f:1: is too long, or has too many dots or brackets (this is not a configuration file of csi-registrar)`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := one(c.text)
@@ -349,17 +342,5 @@ f:1: is too long, or has too many dots or brackets (this is not a configuration 
 				t.Errorf("faulty %q, want %q", got, c.faulty)
 			}
 		})
-	}
-}
-
-// Each error costs time in proportion to the file, so not all of a large one are named.
-func TestManyErrorsInAFile(t *testing.T) {
-	var b strings.Builder
-	for i := range 40_000 {
-		fmt.Fprintf(&b, "x%d = 1\n", i)
-	}
-	r := one(b.String() + goodTable)
-	if len(r.Errors) != maxErrors+1 || r.Errors[0].Problem != "has more errors, the rest of the file was not read" || len(r.Config.Drivers) != 0 {
-		t.Errorf("%d errors, the first is %v", len(r.Errors), r.Errors[0])
 	}
 }

@@ -3,9 +3,12 @@ package config
 import (
 	"bytes"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"unicode"
+
+	"github.com/BurntSushi/toml"
 
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/unixsock"
@@ -20,7 +23,7 @@ func FuzzLoad(f *testing.F) {
 	f.Add("[driver.a]\nsocket = \"/a\n[driver.b]\nsocket = '''/b'''\n[driver.a]\n", "\ufeffdriver.'../x'.socket = \"unix:///\\u0061\\U00000000\"\r\n")
 	f.Fuzz(func(t *testing.T, main, dropIn string) {
 		texts := map[string]string{"main": main, "drop-in": dropIn}
-		l := newLoader(func(string) error { return nil })
+		l := newLoader()
 		l.rank["drop-in"] = 1
 		l.apply(file{path: "main", place: etc}, main)
 		l.apply(file{path: "drop-in", place: lib, dropIn: true, rank: 1}, dropIn)
@@ -57,7 +60,7 @@ func FuzzLoad(f *testing.F) {
 func checkLine(t *testing.T, m Error, line string) {
 	t.Helper()
 	key := m.Key[strings.LastIndex(m.Key, ".")+1:]
-	if !bare(key) || strings.Contains(line, `\`) || strings.Contains(m.Problem, "TOML") || strings.Contains(m.Problem, " in it") || strings.Contains(m.Problem, "not a version") {
+	if key == "" || (toml.Key{key}).String() != key || strings.Contains(line, `\`) || strings.Contains(m.Problem, "TOML") || strings.Contains(m.Problem, " in it") || strings.Contains(m.Problem, "not a version") {
 		return
 	}
 	if !strings.Contains(line, key) {
@@ -114,7 +117,7 @@ func FuzzName(f *testing.F) {
 		f.Add(name)
 	}
 	f.Fuzz(func(t *testing.T, name string) {
-		r := one("[driver." + Quote(name) + "]\nsocket = \"/a\"\n" + goodTable)
+		r := one("[driver." + strconv.Quote(name) + "]\nsocket = \"/a\"\n" + goodTable)
 		if len(name) > 2*status.MaxName {
 			return // too long a line says something else
 		}

@@ -5,48 +5,36 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"os"
-	"path/filepath"
-	"strings"
+
+	"csi-registrar/internal/safetext"
 )
 
-// lastGoodFormat begins the first line of the file; a new form of it gets a new number.
-// The checksum of the rest follows.
-const lastGoodFormat = "csi-registrar last good configuration, format 2, crc32 "
+// lastGoodFormat is the Format of the file; a new form of it gets a new number.
+const lastGoodFormat = 3
+
+type lastGood struct {
+	Format int
+	*InForce
+}
 
 // SaveLastGood keeps what is in force for a start at which the files have an error, or at
 // which something has disappeared from them. The file is put in place at once as a whole,
 // mode 0600, in a directory that must exist, and left alone if it says the same already.
 func SaveLastGood(path string, c *InForce) error {
-	body, err := json.MarshalIndent(c, "", "  ")
-	if err == nil {
-		body = append(body, '\n')
-		data := fmt.Appendf(nil, "%s%08x\n%s", lastGoodFormat, crc32.ChecksumIEEE(body), body)
-		if old, readErr := os.ReadFile(path); readErr == nil && bytes.Equal(old, data) {
-			return nil
-		}
-		err = writeWhole(path, data)
-	}
+	data, err := json.MarshalIndent(lastGood{lastGoodFormat, c}, "", "  ")
 	if err != nil {
 		return fmt.Errorf("cannot keep the last good configuration: %w", err)
 	}
-	return nil
-}
-
-// writeWhole puts a file in place so that there is the old one or the new one, never
-// half of one.
-func writeWhole(path string, data []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-") // mode 0600
-	if err != nil {
-		return err
+	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, data) {
+		return nil
 	}
-	_, err = f.Write(data)
-	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
-		err = os.Rename(f.Name(), path)
+	temporary := path + ".new" // one name is enough for one writer; /run is memory: nothing to sync
+	if err = os.WriteFile(temporary, data, 0o600); err == nil {
+		err = os.Rename(temporary, path)
 	}
 	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
+		return fmt.Errorf("cannot keep the last good configuration: %w", errors.Join(err, os.Remove(temporary)))
 	}
 	return nil
 }
@@ -62,10 +50,9 @@ func LoadLastGood(path string) (*InForce, error) {
 	if bad != nil {
 		return nil, fmt.Errorf("cannot use the last good configuration: %w", bad)
 	}
-	head, body, _ := strings.Cut(text, "\n")
-	c := &InForce{}
-	if head != fmt.Sprintf("%s%08x", lastGoodFormat, crc32.ChecksumIEEE([]byte(body))) || json.Unmarshal([]byte(body), c) != nil {
-		return nil, fmt.Errorf("cannot use the last good configuration: %s is damaged, or of a format that this version does not know", printable(path))
+	var c lastGood
+	if err := json.Unmarshal([]byte(text), &c); err != nil || c.Format != lastGoodFormat || c.InForce == nil || c.Config == nil {
+		return nil, fmt.Errorf("cannot use the last good configuration: %s is damaged, or of a format that this version does not know", safetext.Word(path))
 	}
-	return c, nil
+	return c.InForce, nil
 }

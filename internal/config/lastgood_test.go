@@ -59,7 +59,7 @@ func TestLastGood(t *testing.T) {
 	}
 }
 
-// TestLastGoodDamaged cuts the file at each byte, and changes each.
+// TestLastGoodDamaged cuts the file at each byte.
 func TestLastGoodDamaged(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "last-good.toml")
 	if err := SaveLastGood(path, sampleConfig()); err != nil {
@@ -81,11 +81,10 @@ func TestLastGoodDamaged(t *testing.T) {
 	}
 	for n := range whole {
 		refused("cut", whole[:n])
-		changed := append([]byte(nil), whole...)
-		changed[n] ^= 1
-		refused("changed", changed)
 	}
-	refused("another format", []byte(strings.Replace(string(whole), "format 2", "format 3", 1)))
+	refused("another format", []byte(strings.Replace(string(whole), `"Format": 3`, `"Format": 2`, 1)))
+	refused("no configuration", []byte(`{"Format": 3}`))
+	refused("no configuration", []byte(`{"Format": 3, "Files": []}`))
 	refused("longer", append(whole, "{}"...))
 
 	if err := os.WriteFile(path, whole, 0o600); err != nil {

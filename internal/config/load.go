@@ -33,7 +33,7 @@ type Result struct {
 	// driver's name is not among them.
 	Faulty []string
 
-	origins map[string]position
+	origins map[string]position // of each value that is in force
 }
 
 // Origin says where the value of a key is, such as driver."nfs.csi.k8s.io".timeout:
@@ -48,25 +48,21 @@ func (r *Result) Origin(key string) string {
 // Load reads the files. It never fails as a whole: what cannot be read is an error in the
 // Result. It may block for as long as a file system does not answer.
 func Load(s Source) *Result {
-	t := s.trust()
-	found := s.list(t)
-	l := newLoader(userExists)
-	l.errors = found.errors
-	l.allHeldBack = len(found.errors) > 0 // nobody knows what was in there
-	for _, f := range found.files {
+	t, l := s.trust(), newLoader()
+	files := s.list(t, &l.Result)
+	l.allHeldBack = len(l.Errors) > 0 // nobody knows what was in there
+	for _, f := range files {
 		l.rank[f.path] = f.rank
 		text, bad := t.read(f.path, maxFile)
 		switch {
 		case bad != nil:
 			l.broken(f, text, *bad)
 		case text != "": // nothing in it: it only hides others
-			l.files = append(l.files, f.path)
+			l.Files = append(l.Files, f.path)
 			l.apply(f, text)
 		}
 	}
-	r := l.result()
-	r.Hidden, r.Links = found.hidden, found.links
-	return r
+	return l.result()
 }
 
 // position is where a key is written.
@@ -83,23 +79,16 @@ func (p position) String() string { return place(p.file.path, p.doc.line(p.whole
 
 // error makes an error about the key.
 func (p position) error(problem, hint string) Error {
-	return Error{p.file.path, p.doc.line(p.whole), clip(p.id), problem, hint}
+	return Error{p.file.path, p.doc.line(p.whole), p.id, problem, hint}
 }
 
 // loader merges files, one after the other.
 type loader struct {
-	userExists func(name string) error
-
-	kubelet Kubelet
-	log     Log
+	Result
 	drivers map[string]*table
-	files   []string
-	rank    map[string]int // of each file, also one that cannot be read
-	// origins has the position of each value that is in force; main that of each value in
-	// the main file in /etc.
-	origins, main map[string]position
+	rank    map[string]int      // of each file, also one that cannot be read
+	main    map[string]position // of each value in the main file in /etc
 
-	errors      []Error
 	faulty      map[string]bool // drivers that are left out
 	allHeldBack bool            // all are
 	suspect     []string        // texts: a driver that one of them mentions is left out
@@ -111,16 +100,13 @@ type table struct {
 	first position // where it is named first
 }
 
-func newLoader(userExists func(name string) error) *loader {
+func newLoader() *loader {
 	return &loader{
-		userExists: userExists,
-		kubelet:    Default().Kubelet,
-		log:        Default().Log,
-		drivers:    make(map[string]*table),
-		rank:       make(map[string]int),
-		origins:    make(map[string]position),
-		main:       make(map[string]position),
-		faulty:     make(map[string]bool),
+		Result:  Result{Config: Default(), origins: make(map[string]position)},
+		drivers: make(map[string]*table),
+		rank:    make(map[string]int),
+		main:    make(map[string]position),
+		faulty:  make(map[string]bool),
 	}
 }
 
@@ -129,10 +115,9 @@ func newLoader(userExists func(name string) error) *loader {
 // text is not known may have changed everything, and so may the main file.
 func (l *loader) broken(f file, text string, e Error) {
 	e.File = cmp.Or(e.File, f.path)
-	l.errors = append(l.errors, e)
+	l.Errors = append(l.Errors, e)
 	// A character of a name can be written as an escape.
-	if !f.dropIn || text == "" || !utf8.ValidString(text) || strings.Contains(text, "\x00") ||
-		strings.Contains(text, `\u`) || strings.Contains(text, `\U`) || strings.Contains(text, `\x`) {
+	if !f.dropIn || text == "" || !utf8.ValidString(text) || strings.ContainsAny(text, "\\\x00") {
 		l.allHeldBack = true
 	}
 	l.suspect = append(l.suspect, text)
@@ -153,12 +138,7 @@ func (l *loader) apply(f file, text string) {
 		return
 	}
 	isTable := make(map[string]bool) // the keys that were read: whether what is below them counts
-	before := len(l.errors)
 	for i, key := range doc.md.Keys() {
-		if len(l.errors) >= before+maxErrors {
-			l.broken(f, text, Error{Problem: "has more errors, the rest of the file was not read", Hint: "fix the others first"})
-			return
-		}
 		var v any = doc.tree
 		for n := range min(len(key), 3) {
 			v = v.(map[string]any)[key[n]]
@@ -173,34 +153,31 @@ func (l *loader) apply(f file, text string) {
 	}
 }
 
-// maxErrors is how many errors of meaning are named in one file.
-const maxErrors = 100
-
 // read reads a key and reports whether it is a table of which the keys count.
 func (l *loader) read(at position, v any) bool {
 	_, isTable := v.(map[string]any)
 	known := []string{"kubelet", "log", "driver"}
 	switch top := at.path[0]; {
 	case !slices.Contains(known, top):
-		l.broken(at.file, at.doc.text, at.error("is not known", unknownKey(top, known)))
+		l.broken(at.file, at.doc.text, at.error("is not known", knownHere(known)))
 		return false
 	case len(at.path) == 1 && isTable:
 		return true
 	case len(at.path) == 1 && top == "driver":
 		l.broken(at.file, at.doc.text, at.error("is not a table", `must be tables [driver."NAME"]`))
 	case len(at.path) == 1:
-		l.errors = append(l.errors, at.error("is not a table", "must be the table ["+top+"]"))
+		l.Errors = append(l.Errors, at.error("is not a table", "must be the table ["+top+"]"))
 		l.allHeldBack = l.allHeldBack || top == "kubelet"
 	case top == "log":
-		set(l, &l.log, logFields(), at, v)
+		set(l, &l.Config.Log, logFields(), at, v)
 	case top == "kubelet":
 		// With a wrong root_dir nobody knows where to publish.
-		l.allHeldBack = !set(l, &l.kubelet, kubeletFields(), at, v) || l.allHeldBack
+		l.allHeldBack = !set(l, &l.Config.Kubelet, kubeletFields(), at, v) || l.allHeldBack
 	case len(at.path) == 2:
 		return l.driver(at, isTable)
 	default:
 		t := l.drivers[at.path[1]]
-		if !set(l, &t.Driver, driverFields(l.userExists), at, v) {
+		if !set(l, &t.Driver, driverFields(), at, v) {
 			l.faulty[t.Name] = true
 		}
 	}
@@ -210,7 +187,7 @@ func (l *loader) read(at position, v any) bool {
 // driver begins a driver's table, and reports whether it is one.
 func (l *loader) driver(at position, isTable bool) bool {
 	name := at.path[1]
-	if !isTable && slices.Contains(keys(driverFields(nil)), name) {
+	if !isTable && slices.Contains(keys(driverFields()), name) {
 		l.broken(at.file, at.doc.text, at.error("is not a table", `it belongs in a table [driver."NAME"]`))
 		return false
 	}
@@ -220,14 +197,14 @@ func (l *loader) driver(at position, isTable bool) bool {
 	if !isTable {
 		l.spoil(name, at.error("is not a table", "must be a table: ["+at.id+"], in single brackets"))
 	} else if err := status.CheckName(name); err != nil {
-		l.spoil(name, at.error("is "+clean(err.Error()), "must be the name that the driver answers to GetPluginInfo"))
+		l.spoil(name, at.error("is "+err.Error(), "must be the name that the driver answers to GetPluginInfo"))
 	}
 	return isTable
 }
 
 // spoil notes an error that leaves a driver out.
 func (l *loader) spoil(driver string, e Error) {
-	l.errors = append(l.errors, e)
+	l.Errors = append(l.Errors, e)
 	l.faulty[driver] = true
 }
 
@@ -241,12 +218,12 @@ func set[T any](l *loader, t *T, fields []field[T], at position, v any) bool {
 			l.broken(at.file, at.doc.text, at.error("is not known",
 				fmt.Sprintf(`a name with dots must be in quotes: [driver."%s.%s…"]`, at.path[1], key)))
 		} else {
-			l.errors = append(l.errors, at.error("is not known", unknownKey(key, keys(fields))))
+			l.Errors = append(l.Errors, at.error("is not known", knownHere(keys(fields))))
 		}
 		return false
 	}
 	if bad := fields[i].set(t, v); bad != nil {
-		l.errors = append(l.errors, at.error(bad.problem, cmp.Or(bad.hint, fields[i].want)))
+		l.Errors = append(l.Errors, at.error(bad.problem, cmp.Or(bad.hint, fields[i].want)))
 		return false
 	}
 	l.origins[at.id] = at

@@ -2,10 +2,11 @@ package config
 
 import (
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/BurntSushi/toml"
 )
 
 // field is a key of a table that is kept in a T.
@@ -47,8 +48,7 @@ func logFields() []field[Log] {
 	}
 }
 
-// driverFields are the keys of a driver's table. exists says whether there is a user.
-func driverFields(exists func(user string) error) []field[Driver] {
+func driverFields() []field[Driver] {
 	const path = `must be an absolute path such as "/run/csi-nfs/csi.sock"`
 	const span = `must be a duration above zero such as "5s" or "1m30s"`
 	return []field[Driver]{
@@ -63,8 +63,7 @@ func driverFields(exists func(user string) error) []field[Driver] {
 			func(d *Driver) *WhenGone { return &d.WhenGone }, oneOf(Keep, Withdraw)),
 		newField("withdraw_after", span, func(d *Driver) *time.Duration { return &d.WithdrawAfter }, duration),
 		newField("socket_owner", `must be a user's name, a uid such as "1000", or "any"`,
-			func(d *Driver) *string { return &d.SocketOwner },
-			func(v any) (string, *fault) { return owner(v, exists) }),
+			func(d *Driver) *string { return &d.SocketOwner }, owner),
 	}
 }
 
@@ -76,7 +75,8 @@ func keys[T any](fields []field[T]) []string {
 	return out
 }
 
-// literal writes a value of a field as TOML.
+// literal writes a value of a field as TOML. A string has no control characters: the escapes of
+// Go that TOML does not have are for these.
 func literal(v any) string {
 	switch v := v.(type) {
 	case bool:
@@ -84,54 +84,25 @@ func literal(v any) string {
 	case []string:
 		quoted := make([]string, len(v))
 		for i, s := range v {
-			quoted[i] = Quote(s)
+			quoted[i] = strconv.Quote(s)
 		}
 		return "[" + strings.Join(quoted, ", ") + "]"
 	default:
-		return Quote(fmt.Sprint(v))
+		return strconv.Quote(fmt.Sprint(v))
 	}
 }
 
-// unknownKey says what was probably meant by a key that is not one of known.
-func unknownKey(key string, known []string) string {
-	plain := strings.ToLower(strings.ReplaceAll(key, "-", "_"))
-	for _, k := range known {
-		if distance(plain, k) <= min(2, len(k)/3) {
-			return "did you mean " + k + "?"
-		}
-	}
-	switch {
-	case slices.Contains(keys(kubeletFields()), key):
-		return "it belongs in [kubelet]"
-	case slices.Contains(keys(logFields()), key):
-		return "it belongs in [log]"
-	case slices.Contains(keys(driverFields(nil)), key):
-		return `it belongs in [driver."NAME"]`
-	}
-	last := len(known) - 1
-	return "must be " + strings.Join(known[:last], ", ") + " or " + known[last]
-}
+// knownHere is the hint for a key that is not known where it is.
+func knownHere(keys []string) string { return "known here: " + strings.Join(keys, ", ") }
 
-// distance is the number of bytes to add, take away or change to make b of a.
-func distance(a, b string) int {
-	if len(a) > 2*len(b) {
-		return len(a)
-	}
-	row := make([]int, len(b)+1) // distances of the part of a so far to each part of b
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0]++
-		for j := range len(b) {
-			d := diagonal
-			if a[i] != b[j] {
-				d++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(d, row[j]+1, row[j+1]+1)
+// keyString writes a dotted key as TOML does. The name of a driver is always quoted, as
+// the documents write it.
+func keyString(parts ...string) string {
+	out := make([]string, len(parts))
+	for i, p := range parts {
+		if out[i] = p; i == 1 && parts[0] == "driver" || (toml.Key{p}).String() != p {
+			out[i] = strconv.Quote(p)
 		}
 	}
-	return row[len(b)]
+	return strings.Join(out, ".")
 }

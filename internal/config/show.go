@@ -1,13 +1,14 @@
 package config
 
 import (
-	"bufio"
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
-	"strings"
+	"text/tabwriter"
 	"time"
-	"unicode/utf8"
+
+	"csi-registrar/internal/safetext"
 )
 
 // setting is a key of a table with its value. Fields are added, never renamed.
@@ -32,47 +33,43 @@ func settings[T any](r *Result, t T, fields []field[T], path ...string) []settin
 // Show writes the merged configuration as TOML that could be a file of its own, each
 // value with a comment that says where it comes from.
 func (r *Result) Show(w io.Writer) error {
-	b := bufio.NewWriter(w)
+	var text bytes.Buffer
+	b := tabwriter.NewWriter(&text, 0, 0, 1, ' ', 0)
 	if len(r.Files) == 0 {
-		b.WriteString("# No configuration file: these are the defaults.\n")
+		fmt.Fprintln(b, "# No configuration file: these are the defaults.")
 	} else {
-		b.WriteString("# From these files, in order:\n")
-		for _, f := range r.Files {
-			b.WriteString("#   " + printable(f) + "\n")
-		}
+		fmt.Fprintln(b, "# From these files, in order:")
+	}
+	for _, f := range r.Files {
+		fmt.Fprintln(b, "#  ", safetext.Word(f))
 	}
 	for _, h := range r.Hidden {
-		b.WriteString("# Hidden: " + printable(h.File) + ", by " + printable(h.By) + "\n")
+		fmt.Fprintf(b, "# Hidden: %s, by %s\n", safetext.Word(h.File), safetext.Word(h.By))
 	}
 	for _, name := range r.Faulty {
-		b.WriteString("# Left out for an error: " + keyString("driver", name) + "\n")
+		fmt.Fprintln(b, "# Left out for an error:", keyString("driver", name))
 	}
 	showTable(b, settings(r, r.Config.Kubelet, kubeletFields(), "kubelet"), "kubelet")
 	showTable(b, settings(r, r.Config.Log, logFields(), "log"), "log")
 	for _, d := range r.Config.Drivers {
-		showTable(b, settings(r, d, driverFields(nil), "driver", d.Name), "driver", d.Name)
+		showTable(b, settings(r, d, driverFields(), "driver", d.Name), "driver", d.Name)
 	}
-	if err := b.Flush(); err != nil {
+	b.Flush() // to memory
+	if _, err := text.WriteTo(w); err != nil {
 		return fmt.Errorf("cannot show the configuration: %w", err)
 	}
 	return nil
 }
 
-// showTable writes a table. Errors of writing come out when b is flushed.
-func showTable(b *bufio.Writer, table []setting, path ...string) {
+// showTable writes a table, its columns one below the other.
+func showTable(b *tabwriter.Writer, table []setting, path ...string) {
 	fmt.Fprintf(b, "\n[%s]\n", keyString(path...))
-	keyWidth, valueWidth := 0, 0
 	for _, s := range table {
-		keyWidth = max(keyWidth, len(s.key))
-		valueWidth = max(valueWidth, utf8.RuneCountInString(literal(s.Value)))
-	}
-	for _, s := range table {
-		value, from := literal(s.Value), s.From
+		from := s.From
 		if from != "default" {
 			from = "from " + from
 		}
-		fmt.Fprintf(b, "%-*s = %s%s  # %s\n", keyWidth, s.key, value,
-			strings.Repeat(" ", valueWidth-utf8.RuneCountInString(value)), from)
+		fmt.Fprintf(b, "%s\t= %s \t# %s\n", s.key, literal(s.Value), from)
 	}
 }
 
@@ -102,7 +99,7 @@ func (r *Result) ShowJSON(w io.Writer) error {
 		Warnings: append([]Error{}, r.Warnings...),
 	}
 	for _, d := range r.Config.Drivers {
-		doc.Driver[d.Name] = shownTable(settings(r, d, driverFields(nil), "driver", d.Name))
+		doc.Driver[d.Name] = shownTable(settings(r, d, driverFields(), "driver", d.Name))
 	}
 	e := json.NewEncoder(w)
 	e.SetEscapeHTML(false)

@@ -53,7 +53,7 @@ socket_owner        = "any"                # from /usr/lib/csi-registrar/conf.d/
 	if got := s.below(b.String()); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
-	if again := one(b.String()); !again.Config.Equal(r.Config) || again.Errors.Err() != nil {
+	if again := one(b.String()); !again.Config.Equal(r.Config) || again.Errors != nil {
 		t.Errorf("read again: %+v %v", again.Config, again.Errors)
 	}
 
@@ -191,7 +191,7 @@ func TestShowHostileName(t *testing.T) {
 		if err := r.Show(&b); err != nil {
 			t.Fatal(err)
 		}
-		if again := one(b.String()); !again.Config.Equal(r.Config) || again.Errors.Err() != nil {
+		if again := one(b.String()); !again.Config.Equal(r.Config) || again.Errors != nil {
 			t.Errorf("%s\n%v", b.String(), again.Errors)
 		}
 	}

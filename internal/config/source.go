@@ -69,25 +69,18 @@ type Hidden struct {
 	By   string `json:"by"`
 }
 
-// listing is what is in the directories.
-type listing struct {
-	files  []file // those that count, in the order in which they are applied
-	hidden []Hidden
-	links  []string // drop-ins that are links to files
-	errors []Error  // directories that cannot be read, or not be trusted
-}
-
-// list looks what there is. A name in one place hides the same name in the next ones,
-// whatever is in the file: this is also how an empty one masks.
-func (s Source) list(t *trust) listing {
+// list returns the files that count, in the order in which they are applied, and notes the
+// hidden ones, the links, and directories that cannot be read or not be trusted. A name in one
+// place hides the same name in the next ones, whatever is in the file: this is also how an empty
+// one masks.
+func (s Source) list(t *trust, r *Result) (files []file) {
 	if s.File != "" {
-		return listing{files: []file{{path: s.File}}}
+		return []file{{path: s.File}}
 	}
-	var l listing
 	byName := make(map[string]file) // the main file has no name, and so comes first
 	add := func(name string, f file) {
 		if by, hidden := byName[name]; hidden {
-			l.hidden = append(l.hidden, Hidden{f.path, by.path})
+			r.Hidden = append(r.Hidden, Hidden{f.path, by.path})
 		} else {
 			byName[name] = f
 		}
@@ -95,7 +88,7 @@ func (s Source) list(t *trust) listing {
 	for place := range places {
 		// Nothing that is in a directory counts that others may write.
 		if e := t.way(s.dir(place)); e != nil {
-			l.errors = append(l.errors, *e)
+			r.Errors = append(r.Errors, *e)
 			continue
 		}
 		main := filepath.Join(s.dir(place), "config.toml")
@@ -104,24 +97,24 @@ func (s Source) list(t *trust) listing {
 			add("", file{path: main, place: place})
 		}
 		dir := filepath.Join(s.dir(place), "conf.d")
-		entries, e := t.readDir(dir)
+		names, e := t.readDir(dir)
 		if e != nil {
-			l.errors = append(l.errors, *e)
+			r.Errors = append(r.Errors, *e)
 		}
-		for _, e := range entries {
-			if !strings.HasPrefix(e.Name(), ".") && strings.HasSuffix(e.Name(), ".toml") {
-				add(e.Name(), file{path: filepath.Join(dir, e.Name()), place: place, dropIn: true})
+		for _, name := range names {
+			if !strings.HasPrefix(name, ".") && strings.HasSuffix(name, ".toml") {
+				add(name, file{path: filepath.Join(dir, name), place: place, dropIn: true})
 			}
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(byName)) {
 		f := byName[name]
-		f.rank = len(l.files)
-		l.files = append(l.files, f)
+		f.rank = len(files)
+		files = append(files, f)
 		// Not what a mask points to: /dev/null is written to all the time.
 		if _, err := os.Readlink(f.path); f.dropIn && err == nil && !isNull(f.path) {
-			l.links = append(l.links, f.path)
+			r.Links = append(r.Links, f.path)
 		}
 	}
-	return l
+	return files
 }

@@ -57,7 +57,7 @@ func TestTrust(t *testing.T) {
 
 	// A file named on the command line is its user's own affair.
 	r = Load(Source{File: filepath.Join(s.Root, inEtc, "conf.d/10-group.toml")})
-	if r.Errors.Err() != nil || len(r.Config.Drivers) != 1 {
+	if r.Errors != nil || len(r.Config.Drivers) != 1 {
 		t.Errorf("--config: %v", r.Errors)
 	}
 }

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -10,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+
+	"csi-registrar/internal/safetext"
 )
 
 // maxFile is the largest file that is read, in bytes. A thousand drivers fit.
@@ -63,7 +66,7 @@ func (t *trust) way(path string) *Error {
 			return nil
 		}
 		if err != nil {
-			return new(cannotRead(next, err))
+			return cannotRead(next, err)
 		}
 		if t.root == "/" || strings.HasPrefix(next, t.root+"/") {
 			passed := strings.Trim(rest, "/") != ""
@@ -77,7 +80,7 @@ func (t *trust) way(path string) *Error {
 		}
 		target, err := os.Readlink(next)
 		if links++; err != nil || links > maxLinks {
-			return new(cannotRead(next, errors.Join(err, syscall.ELOOP)))
+			return cannotRead(next, cmp.Or(err, error(syscall.ELOOP)))
 		}
 		if rest = target + "/" + rest; filepath.IsAbs(target) {
 			at = "/"
@@ -105,59 +108,54 @@ func (t *trust) untrusted(path string, info fs.FileInfo, passed bool) *Error {
 	return nil
 }
 
-// readDir lists a directory. What does not exist is empty.
-func (t *trust) readDir(path string) ([]fs.DirEntry, *Error) {
+// readDir lists the names in a directory, sorted. What does not exist is empty.
+func (t *trust) readDir(path string) (names []string, bad *Error) {
 	if e := t.way(path); e != nil {
 		return nil, e
 	}
-	var entries []fs.DirEntry
-	info, err := os.Stat(path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
+	dir, err := os.OpenFile(path, syscall.O_DIRECTORY, 0) // os.ReadDir would wait for a pipe's other end
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
-	case err == nil && !info.IsDir():
-		err = syscall.ENOTDIR // to open a pipe would not return
-	case err == nil:
-		entries, err = os.ReadDir(path)
+	}
+	if err == nil {
+		defer dir.Close()
+		names, err = dir.Readdirnames(-1)
 	}
 	if err != nil {
-		return entries, new(cannotRead(path, err))
+		return names, cannotRead(path, err)
 	}
-	return entries, nil
+	slices.Sort(names)
+	return names, nil
 }
 
 // read reads a file of at most most bytes. The text is given with an error, too, if the
 // file can be read but not be trusted. A link to /dev/null is an empty file. Only regular
 // files are opened: to open a pipe or a device can do anything.
 func (t *trust) read(path string, most int64) (text string, bad *Error) {
-	const notRegular = "must be a file, or a link to one or to /dev/null"
 	if bad = t.way(path); isNull(path) {
 		return "", bad
 	}
+	var f *os.File
 	info, err := os.Stat(path)
-	switch {
-	case err != nil:
-		return "", new(cannotRead(path, err))
-	case info.IsDir():
-		return "", &Error{File: path, Problem: "is a directory", Hint: "must be a file"}
-	case !info.Mode().IsRegular():
-		return "", &Error{File: path, Problem: "is not a regular file", Hint: notRegular}
+	if err == nil && info.Mode().IsRegular() {
+		if f, err = os.OpenFile(path, syscall.O_NONBLOCK|syscall.O_NOCTTY, 0); err == nil {
+			defer f.Close()
+			info, err = f.Stat() // it may be another file now
+		}
 	}
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOCTTY, 0)
-	if err != nil {
-		return "", new(cannotRead(path, err))
+	if err == nil && !info.Mode().IsRegular() {
+		return "", &Error{File: path, Problem: "is not a regular file", Hint: "must be a file, or a link to one or to /dev/null"}
 	}
-	defer f.Close()
-	if info, err = f.Stat(); err != nil || !info.Mode().IsRegular() {
-		return "", &Error{File: path, Problem: "is not a regular file any more", Hint: notRegular}
+	var data []byte
+	if err == nil {
+		data, err = io.ReadAll(io.LimitReader(f, most+1))
 	}
-	if bad == nil {
+	if bad == nil && err == nil {
 		bad = t.untrusted(path, info, false)
 	}
-	data, err := io.ReadAll(io.LimitReader(f, most+1))
 	switch {
 	case err != nil:
-		return "", new(cannotRead(path, err))
+		return "", cannotRead(path, err)
 	case int64(len(data)) > most:
 		return "", &Error{File: path, Problem: fmt.Sprintf("is larger than %d MiB", most>>20), Hint: notOurs}
 	}
@@ -175,11 +173,11 @@ func isNull(path string) bool {
 }
 
 // cannotRead is the error of a file or directory that the system does not let us read.
-func cannotRead(path string, err error) Error {
-	e := Error{File: path, Problem: "cannot be read: " + clean(err.Error())}
+func cannotRead(path string, err error) *Error {
 	if pathErr, ok := errors.AsType[*fs.PathError](err); ok {
-		e.Problem = "cannot be read: " + pathErr.Err.Error()
+		err = pathErr.Err
 	}
+	e := &Error{File: path, Problem: "cannot be read: " + safetext.Clean(err.Error(), maxCause)}
 	switch {
 	case errors.Is(err, fs.ErrPermission):
 		e.Hint = "try again as root"

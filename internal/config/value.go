@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"os/user"
 	"path"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 	"unicode"
 
+	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/unixsock"
 )
 
@@ -20,17 +22,6 @@ type fault struct{ problem, hint string }
 
 func faultf(format string, args ...any) *fault {
 	return &fault{problem: fmt.Sprintf(format, args...)}
-}
-
-// shown is a value in a message: quoted, on one line, not too long.
-func shown(s string) string { return Quote(clip(s)) }
-
-func clip(s string) string {
-	const most = 120 // characters
-	if r := []rune(s); len(r) > most {
-		return string(r[:most]) + "…"
-	}
-	return s
 }
 
 // text is a value that must be a string, of characters that can be part of a path or a name.
@@ -53,7 +44,7 @@ func oneOf[W ~string](words ...W) func(v any) (W, *fault) {
 	return func(v any) (W, *fault) {
 		s, bad := text(v)
 		if bad == nil && !slices.Contains(words, W(s)) {
-			bad = faultf("%s is not known", shown(s))
+			bad = faultf("%s is not known", safetext.Quote(s))
 		}
 		return W(s), bad
 	}
@@ -76,9 +67,9 @@ func duration(v any) (time.Duration, *fault) {
 	d, err := time.ParseDuration(s)
 	switch {
 	case err != nil:
-		return 0, faultf("%s is not a duration", shown(s))
+		return 0, faultf("%s is not a duration", safetext.Quote(s))
 	case d <= 0:
-		return 0, faultf("%s is not above zero", shown(s))
+		return 0, faultf("%s is not above zero", safetext.Quote(s))
 	}
 	return d, nil
 }
@@ -97,9 +88,9 @@ func checkPath(s string) *fault {
 	short := path.Clean(s)
 	switch {
 	case !strings.HasPrefix(s, "/"):
-		return faultf("%s is not an absolute path", shown(s))
+		return faultf("%s is not an absolute path", safetext.Quote(s))
 	case s != short:
-		return &fault{shown(s) + " is not the shortest form of the path", "write " + shown(short)}
+		return &fault{safetext.Quote(s) + " is not the shortest form of the path", "write " + safetext.Quote(short)}
 	}
 	return nil
 }
@@ -114,7 +105,7 @@ func socketPath(v any) (string, *fault) {
 	s = strings.TrimPrefix(s, "unix://")
 	switch {
 	case strings.HasPrefix(s, "@"):
-		return "", faultf("%s is an abstract socket, the kubelet needs one with a path", shown(s))
+		return "", faultf("%s is an abstract socket, the kubelet needs one with a path", safetext.Quote(s))
 	case s == "/":
 		return "", faultf(`"/" is a directory`)
 	}
@@ -135,11 +126,12 @@ func versions(v any) ([]string, *fault) {
 	if !ok {
 		return nil, faultf("is not a list")
 	}
+	number := regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)$`)
 	var out []string
 	for _, e := range list {
 		s, bad := text(e)
-		if bad != nil || !isVersion(s) {
-			return nil, faultf("has %s in it, which is not a version", shown(fmt.Sprint(e)))
+		if bad != nil || !number.MatchString(s) {
+			return nil, faultf("has %s in it, which is not a version", safetext.Quote(fmt.Sprint(e)))
 		}
 		out = append(out, s)
 	}
@@ -149,19 +141,8 @@ func versions(v any) ([]string, *fault) {
 	return out, nil
 }
 
-// isVersion reports whether s is three numbers, as in 1.0.0.
-func isVersion(s string) bool {
-	numbers := strings.Split(s, ".")
-	for _, n := range numbers {
-		if n == "" || len(n) > 9 || strings.Trim(n, "0123456789") != "" || n[0] == '0' && n != "0" {
-			return false
-		}
-	}
-	return len(numbers) == 3
-}
-
-// owner is a value that must be a user: a uid, a name that exists knows, or OwnerAny.
-func owner(v any, exists func(name string) error) (string, *fault) {
+// owner is a value that must be a user, a name or a uid, or OwnerAny.
+func owner(v any) (string, *fault) {
 	s, bad := text(v)
 	if bad != nil || s == OwnerAny || s == "root" {
 		return s, bad
@@ -169,26 +150,17 @@ func owner(v any, exists func(name string) error) (string, *fault) {
 	if strings.Trim(s, "0123456789") == "" {
 		// The highest means "no user" to the system.
 		if uid, err := strconv.ParseUint(s, 10, 32); err != nil || uid == 1<<32-1 {
-			return "", faultf("%s is not a uid", shown(s))
+			return "", faultf("%s is not a uid", safetext.Quote(s))
 		}
 		return s, nil
 	}
-	if err := exists(s); err != nil {
-		return "", faultf("%s", err)
+	// The static binary reads /etc/passwd only: a user from elsewhere must be given by number,
+	// which the hint says.
+	if _, err := user.Lookup(s); err != nil {
+		if _, unknown := errors.AsType[user.UnknownUserError](err); unknown {
+			return "", faultf("there is no user %s", safetext.Quote(s))
+		}
+		return "", faultf("cannot look up the user %s: %s", safetext.Quote(s), safetext.Clean(err.Error(), maxCause))
 	}
 	return s, nil
-}
-
-// userExists asks the system for a user. (The static binary reads /etc/passwd only: a
-// user from elsewhere must be given by number, which the hint says.)
-func userExists(name string) error {
-	_, err := user.Lookup(name)
-	var unknown user.UnknownUserError
-	switch {
-	case errors.As(err, &unknown):
-		return fmt.Errorf("there is no user %s", shown(name))
-	case err != nil:
-		return fmt.Errorf("cannot look up the user %s: %s", shown(name), clean(err.Error()))
-	}
-	return nil
 }

@@ -172,8 +172,8 @@ func (n *node) restartDaemon() {
 	}
 	res := config.Load(config.Source{Root: n.root})
 	n.status = status.Document{Version: "1", StartedAt: time.Now().Add(-time.Hour), PluginsRegistry: res.Config.Kubelet.PluginsRegistry()}
-	if err := res.Errors.Err(); err != nil {
-		n.status.ConfigError = err.Error()
+	if len(res.Errors) > 0 {
+		n.status.ConfigError = res.Errors.Error()
 	}
 	for _, d := range res.Config.Drivers {
 		n.status.Drivers = append(n.status.Drivers, n.register(d))

@@ -89,7 +89,7 @@ func hangTest(t *testing.T, w *Watcher, pool *worker.Pool, dir string, hang, res
 	must(t, os.WriteFile(filepath.Join(dir, "d0/endpoint.sock"), nil, 0o600))
 	expectHint(t, s, "its other path, on a file system that answers")
 	othersAreHinted("one was abandoned")
-	w.lookAtAll(true)
+	lookAtAll(w)
 	othersAreHinted("after a look at everything")
 	calm(s)
 	resume()
@@ -103,7 +103,7 @@ func hangTest(t *testing.T, w *Watcher, pool *worker.Pool, dir string, hang, res
 	walked(t, s)
 	calmNow(s)
 	hang()
-	w.lookAtAll(true)
+	lookAtAll(w)
 	othersAreHinted("one hangs at run time")
 	within(t, "the walk is not abandoned", abandoned)
 	late := w.Subscribe(one)
@@ -121,7 +121,7 @@ func hangTest(t *testing.T, w *Watcher, pool *worker.Pool, dir string, hang, res
 	walked(t, s)
 
 	hang()
-	w.lookAtAll(true)
+	lookAtAll(w)
 	begun := time.Now()
 	s.Close()
 	for _, o := range others {
@@ -129,6 +129,14 @@ func hangTest(t *testing.T, w *Watcher, pool *worker.Pool, dir string, hang, res
 	}
 	if d := time.Since(begun); d > 500*time.Millisecond {
 		t.Errorf("Close took %v", d)
+	}
+}
+
+func lookAtAll(w *Watcher) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for r := range w.routes {
+		w.walkSoon(r, true)
 	}
 }
 
@@ -144,6 +152,7 @@ func runHanging(t *testing.T, w *Watcher, body, resume func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- w.Run(ctx) }()
+	waitUntilRunning(t, w)
 	body()
 	begun := time.Now()
 	cancel()

@@ -1,39 +1,10 @@
 package fswatch
 
-import (
-	"iter"
-	"slices"
-
-	"golang.org/x/sys/unix"
-)
+import "slices"
 
 // watch is one watched directory: which routes are interested in which names in it.
 // The name "" stands for every entry.
 type watch map[string][]*route
-
-// concerns yields the routes that an event is about, some perhaps twice.
-func (c watch) concerns(e event) iter.Seq[*route] {
-	return func(yield func(*route) bool) {
-		for _, name := range c.names(e) {
-			for _, r := range c[name] {
-				if (e.mask&unix.IN_CLOSE_WRITE == 0 || r.sub.content) && !yield(r) {
-					return
-				}
-			}
-		}
-	}
-}
-
-func (c watch) names(e event) []string {
-	if len(e.name) > 0 {
-		return []string{string(e.name), ""}
-	}
-	all := make([]string, 0, len(c)) // the directory itself: mode, owner, moved, deleted
-	for name := range c {
-		all = append(all, name)
-	}
-	return all
-}
 
 // register makes r interested in a name in the directory that wd watches. w.mu is held.
 func (w *Watcher) register(r *route, wd int32, name string) {

@@ -46,7 +46,6 @@ type Watcher struct {
 
 	mu        sync.Mutex      // guards memory only; nobody waits long for it
 	ctx       context.Context // of Run, for the walks; nil: it does not run
-	started   bool
 	routes    map[*route]struct{}
 	polled    map[*route]error // those with a directory that cannot be watched
 	watches   map[int32]watch
@@ -85,95 +84,56 @@ func (w *Watcher) Polling() string {
 }
 
 // Run watches until ctx is done, and returns when everything is released but walks that hang.
-// It fails only if it ran before: what cannot be watched is polled instead.
+// What cannot be watched is polled instead. It runs once.
 func (w *Watcher) Run(ctx context.Context) error {
-	m, err := openMounts() // before anything is looked at, to miss nothing
-	if err != nil {
-		w.warnMounts(err)
-		m = &mounts{} // its hints never come
-	}
-	if err := w.start(ctx); err != nil {
-		return errors.Join(err, m.close())
-	}
-	if m.file != nil {
-		w.tasks.Go(func() {
-			if err := m.run(ctx); err != nil {
-				w.warnMounts(err)
-			}
-		})
-	}
-	w.loop(ctx, m.hints)
-	err = errors.Join(w.stop(), m.close())
+	w.look(ctx, nil, true)
+	mounted := make(chan struct{}, 1)
+	w.tasks.Go(func() {
+		if err := watchMounts(ctx, mounted); err != nil {
+			w.log.Warn("mounts over a watched directory are noticed late", "error", err, "after", w.o.SlowLook)
+		}
+	})
+	w.loop(ctx, mounted)
+	err := w.stop()
 	w.tasks.Wait()
 	return err
 }
 
-func (w *Watcher) warnMounts(err error) {
-	w.log.Warn("mounts over a watched directory are noticed late", "error", err, "after", w.o.SlowLook)
-}
-
 func (w *Watcher) loop(ctx context.Context, mounted <-chan struct{}) {
-	var (
-		last    = time.Now() // the last slow look
-		because time.Time    // the last look because of a mount
-		pending bool         // a mount was seen since
-		polling bool         // as it was logged
-		timer   = time.NewTimer(w.o.SlowLook)
-	)
-	defer timer.Stop()
+	slow, poll := time.NewTicker(w.o.SlowLook), time.NewTicker(w.o.PollInterval)
+	defer slow.Stop()
+	defer poll.Stop()
+	poll.Stop()
+	polling := false
 	for {
-		wait := w.o.SlowLook - time.Since(last)
-		why := w.Polling()
-		if why != "" {
-			wait = min(wait, w.o.PollInterval)
-		}
-		if polling != (why != "") {
-			if polling = why != ""; polling {
+		if why := w.Polling(); polling != (why != "") {
+			if polling = !polling; polling {
+				poll.Reset(w.o.PollInterval)
 				w.log.Warn("changes are polled, not reported by the kernel", "every", w.o.PollInterval, "reason", why)
 			} else {
+				poll.Stop()
 				w.log.Info("changes are reported by the kernel again")
 			}
 		}
-		if pending {
-			wait = min(wait, mountPause-time.Since(because))
-		}
-		timer.Reset(wait)
 		select {
 		case <-ctx.Done():
 			return
 		case <-w.kick:
-			continue
 		case <-mounted:
-			pending = true
-			continue
-		case <-timer.C:
-		}
-		switch now := time.Now(); {
-		case now.Sub(last) >= w.o.SlowLook:
+			w.look(ctx, nil, false)
+			select {
+			case <-ctx.Done():
+			case <-time.After(mountPause):
+			}
+		case <-slow.C:
 			// What changed and changed back, or what somebody missed, a walk does not show.
-			w.lookAtAll(true)
-			last = now
-		case pending:
-			w.lookAtAll(false)
-			because, pending = now, false
-		default:
-			w.lookAtPolled()
+			w.look(ctx, nil, true)
+		case <-poll.C:
+			// Everybody there is hinted: a socket that is restored after one look and removed
+			// before the next looks as if nothing had happened, and would never be restored again.
+			w.look(ctx, func(r *route) bool { return w.polled[r] != nil }, true)
 		}
 	}
-}
-
-func (w *Watcher) start(ctx context.Context) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.started {
-		return errors.New("cannot watch: the watcher ran already")
-	}
-	w.started, w.ctx = true, ctx
-	w.openInotify()
-	for r := range w.routes {
-		w.walkSoon(r, true)
-	}
-	return nil
 }
 
 func (w *Watcher) stop() error {
@@ -190,14 +150,22 @@ func (w *Watcher) stop() error {
 	return nil
 }
 
-// openInotify makes an instance if there is none; that waits for no file system.
-func (w *Watcher) openInotify() {
-	if w.inotify != nil {
-		return
+// look has paths walked, nil: all, and tries again to have inotify. With hint also those are
+// hinted whose walk finds nothing new. It finds what no event reported, such as mounts.
+func (w *Watcher) look(ctx context.Context, which func(*route) bool, hint bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.ctx = ctx
+	if w.inotify == nil {
+		w.inotify, w.noInotify = w.open() // waits for no file system
+		if n := w.inotify; n != nil {
+			w.tasks.Go(func() { w.read(n) })
+		}
 	}
-	w.inotify, w.noInotify = w.open()
-	if n := w.inotify; n != nil {
-		w.tasks.Go(func() { w.read(n) })
+	for r := range w.routes {
+		if which == nil || which(r) {
+			w.walkSoon(r, hint)
+		}
 	}
 }
 
@@ -206,38 +174,18 @@ func (w *Watcher) read(n notifier) {
 	for {
 		size, err := n.read(buf)
 		if err != nil {
-			w.lost(n, err)
+			if !errors.Is(err, os.ErrClosed) { // nothing is known to cause that
+				w.log.Error("inotify broke; changes are noticed late", "error", err, "after", w.o.SlowLook)
+			}
 			return
 		}
-		w.dispatch(n, buf[:size])
+		w.dispatch(buf[:size])
 	}
 }
 
-// lost handles the end of an inotify instance: our own stop, or an error that nothing is
-// known to cause. Then all is polled, and the next poll opens another one.
-func (w *Watcher) lost(n notifier, err error) {
+func (w *Watcher) dispatch(buf []byte) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.inotify != n {
-		return
-	}
-	if closeErr := n.close(); closeErr != nil && !errors.Is(closeErr, os.ErrClosed) {
-		err = errors.Join(err, closeErr)
-	}
-	w.inotify, w.noInotify = nil, err
-	clear(w.watches)
-	for r := range w.routes {
-		r.steps = nil
-		w.walkSoon(r, true)
-	}
-}
-
-func (w *Watcher) dispatch(n notifier, buf []byte) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.inotify != n {
-		return
-	}
 	for e := range events(buf) {
 		if e.mask&unix.IN_Q_OVERFLOW != 0 { // events were lost: anybody's
 			for r := range w.routes {
@@ -248,39 +196,19 @@ func (w *Watcher) dispatch(n notifier, buf []byte) {
 		if e.mask&unix.IN_IGNORED != 0 {
 			w.ignored++
 		}
-		watch := w.watches[e.wd]
-		if watch == nil {
-			continue
-		}
-		for r := range watch.concerns(e) {
-			w.walkSoon(r, true)
+		for name, routes := range w.watches[e.wd] {
+			if len(e.name) > 0 && name != "" && name != string(e.name) {
+				continue // with an empty name it is about the directory: mode, owner, moved, deleted
+			}
+			for _, r := range routes {
+				if e.mask&unix.IN_CLOSE_WRITE == 0 || r.sub.content {
+					w.walkSoon(r, true)
+				}
+			}
 		}
 		if e.mask&unix.IN_IGNORED != 0 {
 			delete(w.watches, e.wd)
 		}
-	}
-}
-
-// lookAtAll finds what no event reported: mounts, and whatever else the kernel keeps silent
-// about. With hint also those are hinted whose walk finds nothing new.
-func (w *Watcher) lookAtAll(hint bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.openInotify()
-	for r := range w.routes {
-		w.walkSoon(r, hint)
-	}
-}
-
-// lookAtPolled looks where inotify cannot, and tries again to watch it. Everybody there is
-// hinted: a socket that is restored after one look and removed before the next looks as if
-// nothing had happened, and would never be restored again.
-func (w *Watcher) lookAtPolled() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.openInotify()
-	for r := range w.polled {
-		w.walkSoon(r, true)
 	}
 }
 

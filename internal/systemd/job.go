@@ -20,7 +20,6 @@ import (
 const (
 	askTimeout = 8 * time.Second
 	tryPause   = 50 * time.Millisecond
-	pingPause  = 50 * time.Millisecond
 )
 
 // JobStop is the type of a job that stops a unit for good. A restart is another type
@@ -60,7 +59,7 @@ func connect(ctx context.Context) (manager, error) {
 // call which it read together with the end of the authentication until it could read something
 // more. (Not seen in 300 connections to 252.)
 func ping(ctx context.Context, conn *godbus.Conn) {
-	time.AfterFunc(pingPause, func() {
+	time.AfterFunc(tryPause, func() {
 		if ctx.Err() == nil {
 			conn.BusObject().Go("org.freedesktop.DBus.Peer.Ping", godbus.FlagNoReplyExpected, nil)
 			ping(ctx, conn)
@@ -75,14 +74,7 @@ func ping(ctx context.Context, conn *godbus.Conn) {
 // Asked in ExecStopPost=, this is the only thing that tells a stop from a restart on
 // every systemd since 247: the environment and $SERVICE_RESULT are the same for both.
 func Job(ctx context.Context, unit string) (jobType string, err error) {
-	err = ask(ctx, connect, func(ctx context.Context, m manager) error {
-		jobType, err = job(ctx, m, unit)
-		return err
-	})
-	if err != nil {
-		return "", fmt.Errorf("cannot ask the service manager for the unit's job: %w", err)
-	}
-	return jobType, nil
+	return ask(ctx, connect, job, unit)
 }
 
 func job(ctx context.Context, m manager, unit string) (jobType string, err error) {
@@ -104,16 +96,7 @@ func job(ctx context.Context, m manager, unit string) (jobType string, err error
 // Down reports whether a unit has stopped and nothing is to start it: inactive or failed,
 // with no job, so not between the two halves of a restart. It is an error if the manager
 // cannot be asked.
-func Down(ctx context.Context, unit string) (isDown bool, err error) {
-	err = ask(ctx, connect, func(ctx context.Context, m manager) error {
-		isDown, err = down(ctx, m, unit)
-		return err
-	})
-	if err != nil {
-		return false, fmt.Errorf("cannot ask the service manager for the state of %s: %w", unit, err)
-	}
-	return isDown, nil
-}
+func Down(ctx context.Context, unit string) (bool, error) { return ask(ctx, connect, down, unit) }
 
 func down(ctx context.Context, m manager, unit string) (bool, error) {
 	// Both properties in one answer, so that they belong together.
@@ -129,30 +112,33 @@ func down(ctx context.Context, m manager, unit string) (bool, error) {
 	return (state == "inactive" || state == "failed") && job[0] == uint32(0), nil
 }
 
-// ask asks over a new connection, again if that breaks. An answer that is a refusal is final.
-func ask(ctx context.Context, connect func(context.Context) (manager, error), question func(context.Context, manager) error) error {
+// ask asks about a unit over a new connection, again if that breaks. An answer that is a refusal
+// is final.
+func ask[T any](ctx context.Context, connect func(context.Context) (manager, error), question func(context.Context, manager, string) (T, error), unit string) (T, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, askTimeout, errors.New("no answer in time"))
 	defer cancel()
+	try := func() (answer T, err error) {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		m, err := connect(ctx)
+		if err != nil {
+			return answer, err
+		}
+		defer m.Close()
+		return question(ctx, m, unit)
+	}
 	for {
-		err := try(ctx, connect, question)
-		if refusal := (godbus.Error{}); err == nil || errors.As(err, &refusal) {
-			return err
+		answer, err := try()
+		if err == nil {
+			return answer, nil
+		}
+		if refusal := (godbus.Error{}); errors.As(err, &refusal) {
+			return answer, fmt.Errorf("cannot ask the service manager: %w", err)
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
+			return answer, fmt.Errorf("cannot ask the service manager: %w: %w", context.Cause(ctx), err)
 		case <-time.After(tryPause):
 		}
 	}
-}
-
-func try(ctx context.Context, connect func(context.Context) (manager, error), question func(context.Context, manager) error) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	m, err := connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer m.Close()
-	return question(ctx, m)
 }

@@ -87,11 +87,7 @@ func TestDown(t *testing.T) {
 func TestAManagerThatHangsUpIsAskedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &fakeManager{job: "stop", fails: []error{godbus.ErrClosed, nil, godbus.ErrClosed}}
-		var got string
-		err := ask(t.Context(), m.connect, func(ctx context.Context, m manager) (err error) {
-			got, err = job(ctx, m, "")
-			return err
-		})
+		got, err := ask(t.Context(), m.connect, job, "")
 		if got != "stop" || err != nil || len(m.fails) != 0 {
 			t.Errorf("%q, %v", got, err)
 		}
@@ -101,11 +97,10 @@ func TestAManagerThatHangsUpIsAskedAgain(t *testing.T) {
 func TestARefusalIsFinal(t *testing.T) {
 	m := &fakeManager{fails: []error{godbus.Error{Name: "org.example.No"}}}
 	asked := 0
-	err := ask(t.Context(), m.connect, func(ctx context.Context, m manager) error {
+	_, err := ask(t.Context(), m.connect, func(ctx context.Context, m manager, unit string) (string, error) {
 		asked++
-		_, err := job(ctx, m, "")
-		return err
-	})
+		return job(ctx, m, unit)
+	}, "")
 	if refusal := (godbus.Error{}); !errors.As(err, &refusal) || asked != 1 {
 		t.Errorf("%v after %d questions", err, asked)
 	}
@@ -115,13 +110,13 @@ func TestARefusalIsFinal(t *testing.T) {
 func TestAManagerThatDoesNotAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tries, begun := 0, time.Now()
-		err := ask(t.Context(), func(ctx context.Context) (manager, error) {
+		_, err := ask(t.Context(), func(ctx context.Context) (manager, error) {
 			if tries++; tries <= 10 {
 				return nil, errors.New("connection refused")
 			}
 			<-ctx.Done()
 			return nil, ctx.Err()
-		}, nil)
+		}, job, "")
 		if took := time.Since(begun); err == nil || tries != 11 || took != askTimeout {
 			t.Errorf("%v after %d tries and %s", err, tries, took)
 		}
@@ -129,7 +124,7 @@ func TestAManagerThatDoesNotAnswer(t *testing.T) {
 	cause := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(cause)
-	if err := ask(ctx, func(context.Context) (manager, error) { return nil, ctx.Err() }, nil); !errors.Is(err, cause) {
+	if _, err := ask(ctx, func(context.Context) (manager, error) { return nil, ctx.Err() }, job, ""); !errors.Is(err, cause) {
 		t.Error(err)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/coreos/go-systemd/v22/journal"
 )
@@ -45,99 +46,77 @@ type journalHandler struct {
 	level    slog.Leveler
 	send     func(text string, priority journal.Priority, fields map[string]string) error
 	fallback slog.Handler
-	groups   []string
-	attrs    []attr
+	with     []func(slog.Handler) slog.Handler // the calls of WithAttrs and WithGroup
 }
-
-type attr struct{ key, value string }
 
 func (h *journalHandler) Enabled(_ context.Context, level slog.Level) bool {
 	return level >= h.level.Level()
 }
 
+// Handle has a TextHandler write the attributes as text, and takes the fields from what passes
+// through its ReplaceAttr.
 func (h *journalHandler) Handle(ctx context.Context, record slog.Record) error {
-	attrs := slices.Clip(h.attrs)
-	record.Attrs(func(a slog.Attr) bool {
-		attrs = flatten(attrs, h.groups, a)
-		return true
-	})
 	fields := map[string]string{"SYSLOG_IDENTIFIER": identifier}
-	text := strings.Builder{}
-	text.WriteString(record.Message)
-	for _, a := range attrs {
-		if a.key == MessageID {
-			fields[MessageID] = a.value
-			continue
+	builtin := 0 // how many of the next attributes are the record's level and message
+	collect := func(groups []string, a slog.Attr) slog.Attr {
+		switch {
+		case builtin > 0:
+			builtin--
+			return slog.Attr{}
+		case a.Key == MessageID:
+			fields[MessageID] = a.Value.String()
+			return slog.Attr{}
 		}
-		fields[fieldName(a.key)] = a.value
-		fmt.Fprintf(&text, " %s=%s", a.key, quoted(a.value))
+		fields[fieldName(strings.Join(append(slices.Clip(groups), a.Key), "_"))] = a.Value.String()
+		return a
 	}
-	if err := h.send(text.String(), priority(record.Level), fields); err != nil {
+	var text strings.Builder
+	handler := h.derive(slog.NewTextHandler(&text, &slog.HandlerOptions{ReplaceAttr: collect}))
+	builtin = 2
+	attrs := record.Clone()
+	attrs.Time = time.Time{} // it would be a third
+	err := handler.Handle(ctx, attrs)
+	if err == nil {
+		err = h.send(strings.TrimSpace(record.Message+" "+text.String()), priority(record.Level), fields)
+	}
+	if err != nil {
 		record.AddAttrs(slog.String("journal_error", err.Error()))
-		return h.fallback.Handle(ctx, record)
+		return h.derive(h.fallback).Handle(ctx, record)
 	}
 	return nil
 }
 
-func (h *journalHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
-	with := *h
-	with.attrs = slices.Clip(h.attrs)
-	for _, a := range attrs {
-		with.attrs = flatten(with.attrs, h.groups, a)
+func (h *journalHandler) derive(to slog.Handler) slog.Handler {
+	for _, with := range h.with {
+		to = with(to)
 	}
-	with.fallback = h.fallback.WithAttrs(attrs)
-	return &with
+	return to
+}
+
+func (h *journalHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return h.and(func(to slog.Handler) slog.Handler { return to.WithAttrs(attrs) })
 }
 
 func (h *journalHandler) WithGroup(name string) slog.Handler {
-	if name == "" {
-		return h
-	}
-	with := *h
-	with.groups = append(slices.Clip(h.groups), name)
-	with.fallback = h.fallback.WithGroup(name)
-	return &with
+	return h.and(func(to slog.Handler) slog.Handler { return to.WithGroup(name) })
 }
 
-// flatten appends an attribute as text, a group as one for each of its members.
-func flatten(to []attr, groups []string, a slog.Attr) []attr {
-	value := a.Value.Resolve()
-	if value.Kind() == slog.KindGroup {
-		if a.Key != "" {
-			groups = append(slices.Clip(groups), a.Key)
-		}
-		for _, member := range value.Group() {
-			to = flatten(to, groups, member)
-		}
-		return to
-	}
-	if a.Key == "" {
-		return to
-	}
-	return append(to, attr{strings.Join(append(slices.Clip(groups), a.Key), "."), value.String()})
+func (h *journalHandler) and(with func(slog.Handler) slog.Handler) slog.Handler {
+	derived := *h
+	derived.with = append(slices.Clip(h.with), with)
+	return &derived
 }
 
 // fieldName makes a field's name of a key. The journal takes capitals, digits and _, at
 // most 64.
 func fieldName(key string) string {
 	name := strings.Map(func(r rune) rune {
-		switch {
-		case r >= 'a' && r <= 'z':
-			return r - 'a' + 'A'
-		case r >= 'A' && r <= 'Z', r >= '0' && r <= '9':
+		if r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' {
 			return r
 		}
 		return '_'
-	}, "CSI_"+key)
+	}, "CSI_"+strings.ToUpper(key))
 	return name[:min(len(name), 64)]
-}
-
-// quoted puts a value in quotes where it would not be read as one word.
-func quoted(value string) string {
-	if value == "" || strings.ContainsFunc(value, func(r rune) bool { return r <= ' ' || r == '"' || r == '=' || r == 0x7f }) {
-		return fmt.Sprintf("%q", value)
-	}
-	return value
 }
 
 func priority(level slog.Level) journal.Priority {

@@ -45,7 +45,7 @@ func TestJournalHandler(t *testing.T) {
 			map[string]string{"MESSAGE_ID": "0123456789abcdef0123456789abcdef", "CSI_DRIVER": "nfs.csi.k8s.io", "CSI_TOOK": "120ms"}},
 		{`refused driver=nfs.csi.k8s.io kubelet.error="no \"x\" here" kubelet.at.Node-Id=7 kubelet.flat=""`, journal.PriWarning,
 			map[string]string{"CSI_DRIVER": "nfs.csi.k8s.io", "CSI_KUBELET_ERROR": `no "x" here`, "CSI_KUBELET_AT_NODE_ID": "7", "CSI_KUBELET_FLAT": ""}},
-		{`broken driver=nfs.csi.k8s.io a b=c`, journal.PriErr, map[string]string{"CSI_DRIVER": "nfs.csi.k8s.io", "CSI_A_B": "c"}},
+		{`broken driver=nfs.csi.k8s.io "a b"=c`, journal.PriErr, map[string]string{"CSI_DRIVER": "nfs.csi.k8s.io", "CSI_A_B": "c"}},
 		{`worse driver=nfs.csi.k8s.io state=x`, journal.PriErr, map[string]string{"CSI_DRIVER": "nfs.csi.k8s.io", "CSI_STATE": "x"}},
 	}
 	if len(*got) != len(want) {

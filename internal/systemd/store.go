@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"maps"
 	"os"
 	"slices"
 	"strconv"
@@ -69,32 +68,24 @@ type Store struct {
 	options StoreOptions
 	wake    chan struct{} // a hint for Run, without a payload
 
-	mu    sync.Mutex
-	ended bool           // Run has returned
-	names map[string]int // what the store holds when the queue is done: descriptors by name
-	queue []request      // not sent, in order
-
-	last        uint64            // the number of the last request that was queued
-	sent        uint64            // of the last one that was sent
-	confirmed   uint64            // of the last one that the manager has read
-	unconfirmed map[string]uint64 // by name: the last request that is not confirmed
-	changed     chan struct{}     // closed and replaced when confirmed changes
+	mu       sync.Mutex
+	ended    bool           // Run has returned
+	names    map[string]int // what the store holds when the queue is done: descriptors by name
+	queue    []request      // not sent, in order
+	inFlight []request      // sent, but perhaps not read by the manager
 }
 
 // request is a message about a name: FDSTORE with a descriptor, FDSTOREREMOVE without (-1).
 type request struct {
-	number uint64
-	name   string
-	fd     int
+	name string
+	fd   int
+	done chan struct{} // closed when the manager has read it, or it is superseded
 }
 
 // NewStore returns the store behind the notifier; Run must run. With a nil notifier Keep fails
 // with ErrNoStore and Forget does nothing.
 func NewStore(n *Notifier, o StoreOptions) *Store {
-	s := &Store{
-		notify: n, options: o, wake: make(chan struct{}, 1),
-		names: map[string]int{}, unconfirmed: map[string]uint64{}, changed: make(chan struct{}),
-	}
+	s := &Store{notify: n, options: o, wake: make(chan struct{}, 1), names: map[string]int{}}
 	for _, name := range o.Held {
 		s.names[name]++
 	}
@@ -116,11 +107,9 @@ func (s *Store) Keep(ctx context.Context, name string, c syscall.Conn) error {
 	if err != nil {
 		return fmt.Errorf("cannot keep %s: %w", name, err)
 	}
-	number, err := s.request(name, fd)
-	if err != nil {
+	if err := s.request(ctx, name, fd); err != nil {
 		return errors.Join(fmt.Errorf("cannot keep %s: %w", name, err), unix.Close(fd))
 	}
-	s.await(ctx, number)
 	return nil
 }
 
@@ -132,28 +121,36 @@ func (s *Store) Forget(ctx context.Context, name string) error {
 	if s.notify == nil {
 		return nil
 	}
-	number, err := s.request(name, -1)
-	if err != nil {
+	if err := s.request(ctx, name, -1); err != nil {
 		return fmt.Errorf("cannot forget %s: %w", name, err)
 	}
-	s.await(ctx, number)
 	return nil
 }
 
-// Unconfirmed lists the names of which the manager has not read the last message, sorted.
-func (s *Store) Unconfirmed() []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Sorted(maps.Keys(s.unconfirmed))
+// request queues what makes fd the only descriptor of that name, or -1 none, and waits until the
+// manager has read it, but not long. It owns fd if it succeeds.
+func (s *Store) request(ctx context.Context, name string, fd int) error {
+	done, err := s.enqueue(name, fd)
+	if err != nil {
+		return err
+	}
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+	select {
+	case <-done:
+	case <-time.After(confirmWithin):
+	case <-ctx.Done():
+	}
+	return nil
 }
 
-// request queues what makes fd the only descriptor of that name, or -1 none. It owns fd if it
-// succeeds, and returns the number to wait for.
-func (s *Store) request(name string, fd int) (number uint64, err error) {
+func (s *Store) enqueue(name string, fd int) (done chan struct{}, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ended {
-		return 0, errors.New("the descriptor store is not used any more")
+		return nil, errors.New("the descriptor store is not used any more")
 	}
 	if fd >= 0 && s.options.Max > 0 && s.names[name] == 0 {
 		held := 0
@@ -161,64 +158,34 @@ func (s *Store) request(name string, fd int) (number uint64, err error) {
 			held += n
 		}
 		if held >= s.options.Max {
-			return 0, fmt.Errorf("%w (%d of %d); raise FileDescriptorStoreMax= of the unit", ErrStoreFull, held, s.options.Max)
+			return nil, fmt.Errorf("%w (%d of %d); raise FileDescriptorStoreMax= of the unit", ErrStoreFull, held, s.options.Max)
 		}
 	}
 	// An unsent descriptor of that name is superseded. Everything else stays in its order, so
 	// that there is room in the store for each descriptor when its turn comes.
 	s.queue = slices.DeleteFunc(s.queue, func(r request) bool {
-		if r.name != name || r.fd < 0 {
-			return false
+		superseded := r.name == name && r.fd >= 0
+		if superseded {
+			_ = unix.Close(r.fd) // a copy that nobody else uses; no error of it matters
+			close(r.done)
 		}
-		_ = unix.Close(r.fd) // a copy that nobody else uses; no error of it matters
-		return true
+		return superseded
 	})
 	delete(s.names, name)
 	i := slices.IndexFunc(s.queue, func(r request) bool { return r.name == name })
 	if i < 0 {
 		// Also if we know of none: the process before us may have sent one that was not yet
 		// in the store when ours was started.
-		i = s.enqueue(name, -1)
+		i = len(s.queue)
+		s.queue = append(s.queue, request{name, -1, make(chan struct{})})
 	}
+	done = s.queue[i].done
 	if fd >= 0 {
-		i = s.enqueue(name, fd)
+		done = make(chan struct{})
+		s.queue = append(s.queue, request{name, fd, done})
 		s.names[name] = 1
 	}
-	number = s.queue[i].number
-	s.unconfirmed[name] = number
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
-	return number, nil
-}
-
-// enqueue returns the index in the queue.
-func (s *Store) enqueue(name string, fd int) int {
-	s.last++
-	s.queue = append(s.queue, request{s.last, name, fd})
-	return len(s.queue) - 1
-}
-
-// await waits until the manager has read a request, but not long.
-func (s *Store) await(ctx context.Context, number uint64) {
-	timer := time.NewTimer(confirmWithin)
-	defer timer.Stop()
-	for {
-		s.mu.Lock()
-		done, changed := s.confirmed >= number, s.changed
-		s.mu.Unlock()
-		if done {
-			return
-		}
-		select {
-		case <-changed:
-		case <-timer.C:
-			return
-		case <-ctx.Done():
-			return
-		}
-	}
+	return done, nil
 }
 
 // Run sends what is queued, in order, however long the manager takes. When ctx has ended it
@@ -229,44 +196,28 @@ func (s *Store) Run(ctx context.Context) error {
 		return nil
 	}
 	defer s.end()
-	var barriers sync.WaitGroup
-	defer barriers.Wait()
 	lasting, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(flushWithin, stop) })()
-	ending := ctx.Done()
-	var barrier chan struct{} // closed when the barrier that was sent is answered; nil: none was sent
 	for {
 		for r, ok := s.next(); ok; r, ok = s.next() {
 			if !s.transmit(lasting, r) {
 				return s.unread()
 			}
 		}
-		s.mu.Lock()
-		sent, confirmed := s.sent, s.confirmed
-		s.mu.Unlock()
-		if sent == confirmed && ctx.Err() != nil {
-			return nil
+		if len(s.inFlight) > 0 { // changed here only
+			if !s.barrier(lasting) {
+				return s.unread()
+			}
+			s.confirm()
+			continue
 		}
-		if sent > confirmed && barrier == nil {
-			done := make(chan struct{})
-			barrier = done
-			end := s.sendBarrier(lasting)
-			barriers.Go(func() {
-				defer close(done)
-				if awaitEnd(lasting, end) {
-					s.confirm(sent)
-				}
-			})
+		if ctx.Err() != nil {
+			return nil
 		}
 		select {
 		case <-s.wake:
-		case <-barrier:
-			barrier = nil
-		case <-ending:
-			ending = nil
-		case <-lasting.Done():
-			return s.unread()
+		case <-ctx.Done():
 		}
 	}
 }
@@ -279,6 +230,7 @@ func (s *Store) next() (r request, ok bool) {
 		return r, false
 	}
 	r, s.queue = s.queue[0], s.queue[1:]
+	s.inFlight = append(s.inFlight, r)
 	return r, true
 }
 
@@ -290,19 +242,13 @@ func (s *Store) transmit(ctx context.Context, r request) bool {
 		// FDPOLL=0: without it PID 1 would drop a listener at the first sign of an error on it.
 		message = "FDSTORE=1\nFDNAME=" + r.name + "\nFDPOLL=0"
 	}
-	if !s.send(ctx, message, r.fd) {
-		return false
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.sent = r.number
-	return true
+	return s.retry(ctx, func() error { return s.notify.send(message, r.fd, time.Now().Add(queueTimeout)) })
 }
 
-// send tries to send a message until it is sent or ctx has ended, and reports which.
-func (s *Store) send(ctx context.Context, message string, fd int) bool {
+// retry calls send until it succeeds or ctx has ended, and reports which.
+func (s *Store) retry(ctx context.Context, send func() error) bool {
 	for failed := false; ; failed = true {
-		err := s.notify.send(message, fd, time.Now().Add(queueTimeout))
+		err := send()
 		if err == nil {
 			if failed {
 				s.options.Log.Info("the service manager reads its messages again")
@@ -324,52 +270,56 @@ func (s *Store) send(ctx context.Context, message string, fd int) bool {
 	}
 }
 
-// sendBarrier sends a BARRIER=1 and returns a pipe that ends when the manager has read
-// everything that was sent before; nil if it was not sent.
-func (s *Store) sendBarrier(ctx context.Context) *os.File {
-	r, w, err := os.Pipe()
-	if err != nil {
-		s.options.Log.Warn("cannot ask the service manager what it has read; trying again", "error", err)
-		return nil
-	}
-	defer w.Close() // ours must be closed, or the pipe would never end
-	if !s.send(ctx, "BARRIER=1", int(w.Fd())) {
-		_ = r.Close() // nothing came through it
-		return nil
-	}
-	return r
-}
-
-// awaitEnd reports whether a pipe that nobody writes to ended before ctx, and closes it. Without
-// one it only waits a moment, before the next try.
-func awaitEnd(ctx context.Context, r *os.File) bool {
-	if r == nil {
-		select {
-		case <-ctx.Done():
-		case <-time.After(sendPause):
+// barrier sends a BARRIER=1, with a pipe that ends when the manager has read everything that was
+// sent before, and reports whether it ended before ctx.
+func (s *Store) barrier(ctx context.Context) bool {
+	var end *os.File
+	if !s.retry(ctx, func() error {
+		r, w, err := os.Pipe()
+		if err != nil {
+			return err
 		}
+		defer w.Close() // ours must be closed, or the pipe would never end
+		if err := s.notify.send("BARRIER=1", int(w.Fd()), time.Now().Add(queueTimeout)); err != nil {
+			return errors.Join(err, r.Close())
+		}
+		end = r
+		return nil
+	}) {
 		return false
 	}
-	defer r.Close()
-	defer context.AfterFunc(ctx, func() { _ = r.SetReadDeadline(time.Unix(1, 0)) })() // fails only on a closed file
-	_, err := r.Read(make([]byte, 1))
+	defer end.Close()
+	defer context.AfterFunc(ctx, func() { _ = end.SetReadDeadline(time.Unix(1, 0)) })() // fails only on a closed file
+	_, err := end.Read(make([]byte, 1))
 	return errors.Is(err, io.EOF)
 }
 
-// confirm notes that the manager has read all requests up to that number.
-func (s *Store) confirm(number uint64) {
+// confirm notes that the manager has read all that was sent.
+func (s *Store) confirm() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.confirmed = number
-	maps.DeleteFunc(s.unconfirmed, func(_ string, last uint64) bool { return last <= number })
-	close(s.changed)
-	s.changed = make(chan struct{})
+	for _, r := range s.inFlight {
+		close(r.done)
+	}
+	s.inFlight = nil
 }
 
 // unread is the error of a Run that had to end too early.
 func (s *Store) unread() error {
 	return fmt.Errorf("the service manager did not read in %s what is to be in its descriptor store: %s",
-		flushWithin, strings.Join(s.Unconfirmed(), ", "))
+		flushWithin, strings.Join(s.unconfirmed(), ", "))
+}
+
+// unconfirmed lists the names of which the manager has not read the last message, sorted.
+func (s *Store) unconfirmed() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var names []string
+	for _, r := range slices.Concat(s.inFlight, s.queue) {
+		names = append(names, r.name)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 func (s *Store) end() {

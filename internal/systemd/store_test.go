@@ -132,7 +132,7 @@ func TestABusyManagerDelaysNobodyAndLosesNothing(t *testing.T) {
 	if took := time.Since(begun); took < 4*confirmWithin || took > 4*confirmWithin+4*time.Second {
 		t.Errorf("four calls took %s", took)
 	}
-	if got := s.Unconfirmed(); !slices.Equal(got, []string{"a", "b", "c"}) {
+	if got := s.unconfirmed(); !slices.Equal(got, []string{"a", "b", "c"}) {
 		t.Errorf("unconfirmed %q", got)
 	}
 	m.Continue()
@@ -140,7 +140,7 @@ func TestABusyManagerDelaysNobodyAndLosesNothing(t *testing.T) {
 		t.Error(err)
 	}
 	wantStored(t, m, "a", "c")
-	if got := s.Unconfirmed(); len(got) != 0 {
+	if got := s.unconfirmed(); len(got) != 0 {
 		t.Errorf("unconfirmed %q", got)
 	}
 }
@@ -150,7 +150,7 @@ func TestABusyManagerDelaysNobodyAndLosesNothing(t *testing.T) {
 func TestASlowManagerGetsAll(t *testing.T) {
 	const drivers = 400
 	m, n := startManager(t)
-	m.SetDelay(5 * time.Millisecond)
+	m.SetDelay(time.Millisecond) // 800 messages: far less than the 8 s of the flush
 	s, flush := runStore(t, n, StoreOptions{Max: drivers})
 	l := listen(t, filepath.Join(shortDir(t), "l"))
 	kept := make(chan error)
