@@ -25,7 +25,7 @@ import (
 
 // trusted checks who can be behind the driver's socket, by the daemon's rules, and reports
 // what is wrong. peer is who listens there; nil: nobody has connected yet.
-func (x *exam) trusted(ctx context.Context, d config.Driver, peer *unixsock.Cred) bool {
+func (x *diagnosis) trusted(ctx context.Context, d config.Driver, peer *unixsock.Cred) bool {
 	trust := driver.Trust{Owner: d.SocketOwner}
 	_, err := look(ctx, x, d.Socket, func() (struct{}, error) {
 		if peer != nil {
@@ -86,33 +86,15 @@ func connect(c net.Conn) (*grpc.ClientConn, error) {
 	)
 }
 
-// nameAt asks the driver at a path for its name alone.
-func (x *exam) nameAt(ctx context.Context, path string, limit time.Duration) (string, error) {
-	c, _, err := x.dial(ctx, path)
-	if err != nil {
-		return "", err
-	}
-	defer c.Close()
-	conn, err := connect(c)
-	if err != nil {
-		return "", err
-	}
-	defer conn.Close()
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	r, err := csi.NewIdentityClient(conn).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
-	return r.GetName(), err
-}
-
 // ask makes the calls that the daemon, and then the kubelet, make to the driver.
-func (x *exam) ask(ctx context.Context, d config.Driver, c net.Conn, who process) {
+func (x *diagnosis) ask(ctx context.Context, d config.Driver, c net.Conn, who process) {
 	conn, err := connect(c)
 	if err != nil {
 		x.problem(d.Name, StepPluginInfo, safetext.Quote(err.Error()), "")
 		return
 	}
 	defer conn.Close()
-	q := &questions{exam: x, d: d, who: who, identity: csi.NewIdentityClient(conn), node: csi.NewNodeClient(conn)}
+	q := &questions{diagnosis: x, d: d, who: who, identity: csi.NewIdentityClient(conn), node: csi.NewNodeClient(conn)}
 	if q.pluginInfo(ctx) && q.probe(ctx) {
 		q.capabilities(ctx, StepPluginCaps, "it answers; CSI requires it", q.pluginCapabilities)
 		if q.nodeInfo(ctx) {
@@ -123,7 +105,7 @@ func (x *exam) ask(ctx context.Context, d config.Driver, c net.Conn, who process
 
 // questions are the calls to one driver.
 type questions struct {
-	*exam
+	*diagnosis
 	d        config.Driver
 	who      process
 	identity csi.IdentityClient
@@ -140,8 +122,7 @@ func (q *questions) call(ctx context.Context, step Step, limit time.Duration, se
 	if err == nil {
 		q.checked(q.d.Name, step, OK, "%s", seen)
 	} else {
-		q.found(Finding{Driver: q.d.Name, Step: step, Severity: severity, explains: severity == Problem,
-			Found: failure(step, limit, err), Expected: expected, Fix: q.who.repair()})
+		q.found(Finding{Driver: q.d.Name, Step: step, Severity: severity, Found: failure(step, limit, err), Expected: expected, Fix: q.who.repair()})
 	}
 	q.took(took)
 	return err == nil
@@ -159,8 +140,6 @@ func failure(step Step, limit time.Duration, err error) string {
 		return fmt.Sprintf("the driver does not answer %s within %v", step, limit)
 	case codes.Unimplemented:
 		return fmt.Sprintf("the driver does not implement %s: %s", step, said)
-	case codes.Unavailable:
-		return fmt.Sprintf("the connection broke during %s: %s", step, said)
 	default:
 		return fmt.Sprintf("%s fails: %s: %s", step, s.Code(), said)
 	}
@@ -253,7 +232,7 @@ func (q *questions) nodeInfo(ctx context.Context) bool {
 		return false
 	}
 	for _, f := range nodeRules(r) {
-		f.Driver, f.Step, f.explains = q.d.Name, StepNodeInfo, f.Severity == Problem
+		f.Driver, f.Step = q.d.Name, StepNodeInfo
 		f.Fix = []Fix{text("fix this in the driver's own configuration, and restart it")}
 		q.found(f)
 	}

@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
-	"os"
 	"path"
-	"strings"
 	"syscall"
 
 	"csi-registrar/internal/config"
@@ -17,7 +15,7 @@ import (
 )
 
 // driver examines one driver and its registration.
-func (x *exam) driver(ctx context.Context, d config.Driver) {
+func (x *diagnosis) driver(ctx context.Context, d config.Driver) {
 	if c, who := x.reach(ctx, d); c != nil {
 		x.ask(ctx, d, c, who)
 		c.Close()
@@ -29,7 +27,7 @@ func (x *exam) driver(ctx context.Context, d config.Driver) {
 }
 
 // dial connects to a socket of somebody else's and returns who listens there.
-func (x *exam) dial(ctx context.Context, path string) (*net.UnixConn, unixsock.Cred, error) {
+func (x *diagnosis) dial(ctx context.Context, path string) (*net.UnixConn, unixsock.Cred, error) {
 	type result struct {
 		c    *net.UnixConn
 		cred unixsock.Cred
@@ -51,7 +49,7 @@ func (x *exam) dial(ctx context.Context, path string) (*net.UnixConn, unixsock.C
 
 // reach connects to the driver's socket, and says what is wrong if that cannot be, or if it
 // is not to be trusted.
-func (x *exam) reach(ctx context.Context, d config.Driver) (*net.UnixConn, process) {
+func (x *diagnosis) reach(ctx context.Context, d config.Driver) (*net.UnixConn, process) {
 	shown, restart := safetext.Word(d.Socket), text("restart the driver")
 	problem := func(found, expected string, fix ...Fix) { x.problem(d.Name, StepSocket, found, expected, fix...) }
 	at, err := x.stat(ctx, d.Socket)
@@ -104,7 +102,7 @@ func remove(file string, at unixsock.File) Fix {
 }
 
 // missing says how much of a path there is, and what is there instead.
-func (x *exam) missing(ctx context.Context, file string) string {
+func (x *diagnosis) missing(ctx context.Context, file string) string {
 	shown, parent := safetext.Word(file), path.Dir(file)
 	dir := parent
 	for dir != "/" {
@@ -116,28 +114,11 @@ func (x *exam) missing(ctx context.Context, file string) string {
 	if dir != parent {
 		return fmt.Sprintf("there is no %s: its directory does not exist, there is only %s", shown, safetext.Word(dir))
 	}
-	var others []string
-	entries, _ := look(ctx, x, dir, func() ([]os.DirEntry, error) {
-		d, err := os.Open(dir)
-		if err != nil {
-			return nil, err
-		}
-		defer d.Close()
-		return d.ReadDir(1000)
-	})
-	for _, e := range entries {
-		if e.Type()&fs.ModeSocket != 0 && len(others) < 5 {
-			others = append(others, safetext.Word(e.Name()))
-		}
-	}
-	if len(others) > 0 {
-		return fmt.Sprintf("there is no %s; other sockets in that directory: %s", shown, strings.Join(others, ", "))
-	}
 	return "there is no " + shown
 }
 
 // endpoint looks whether the kubelet reaches the driver, too, by the path that it is given.
-func (x *exam) endpoint(ctx context.Context, d config.Driver) {
+func (x *diagnosis) endpoint(ctx context.Context, d config.Driver) {
 	seen := d.Endpoint
 	if x.kubelet != nil { // in its own view of the file system, if it has one
 		view := x.seenBy(x.kubelet, d.Endpoint)
@@ -157,17 +138,9 @@ func (x *exam) endpoint(ctx context.Context, d config.Driver) {
 	case x.sameFile(ctx, seen, d.Socket):
 		x.checked(d.Name, StepEndpoint, OK, "%s is the same socket", found)
 		return
-	default:
-		name, err := x.nameAt(ctx, seen, d.Timeout)
-		switch {
-		case err != nil:
-			found += " does not answer GetPluginInfo: " + safetext.Quote(err.Error())
-		case name != d.Name:
-			found = "at " + found + " another driver answers: " + safetext.Quote(name)
-		default:
-			x.checked(d.Name, StepEndpoint, OK, "%s answers with the same name", found)
-			return
-		}
+	default: // the driver may listen on both; the daemon asks there too, and reports who answers
+		x.checked(d.Name, StepEndpoint, OK, "%s is another socket", found)
+		return
 	}
 	x.problem(d.Name, StepEndpoint, found, "endpoint is a path to the driver's socket, as the kubelet sees it",
 		text("set endpoint in %s, or leave it out", x.origin(d, "endpoint")), reload)

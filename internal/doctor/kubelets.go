@@ -74,7 +74,7 @@ func (p process) isKubelet() (flavour string, is bool) {
 // findKubelets finds those of root among all processes; ignored are the others'. A
 // distribution that starts a kubelet of its own as a child is known by that child; only where
 // the kubelet is inside of it, or hides its command line, the distribution's own files are read.
-func (x *exam) findKubelets(ctx context.Context, all []process) (found []kubelet, ignored []process) {
+func (x *diagnosis) findKubelets(ctx context.Context, all []process) (found []kubelet, ignored []process) {
 	var parents []kubelet
 	for _, p := range all {
 		switch flavour, is := p.isKubelet(); {
@@ -94,7 +94,7 @@ func (x *exam) findKubelets(ctx context.Context, all []process) (found []kubelet
 }
 
 // kubeletOf finds out the kubelet's root directory.
-func (x *exam) kubeletOf(ctx context.Context, p process, flavour string) kubelet {
+func (x *diagnosis) kubeletOf(ctx context.Context, p process, flavour string) kubelet {
 	k := kubelet{process: p, flavour: flavour, rootDir: defaultRootDir, from: "its default"}
 	switch flavour {
 	case "kubelet":
@@ -151,7 +151,7 @@ func lastFlag(args []string, name string) (value string, found bool) {
 
 // read reads a file that has the kubelet's flags. If that may not be, the root directory is
 // not known.
-func (x *exam) read(ctx context.Context, k *kubelet, file string) ([]byte, bool) {
+func (x *diagnosis) read(ctx context.Context, k *kubelet, file string) ([]byte, bool) {
 	data, err := look(ctx, x, file, func() ([]byte, error) { return readTrusted(filepath.Join(x.o.Root, file)) })
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		k.rootDir, k.from = "", safetext.Word(file)+" is not read: "+err.Error()
@@ -160,7 +160,7 @@ func (x *exam) read(ctx context.Context, k *kubelet, file string) ([]byte, bool)
 }
 
 // microk8s has its kubelet's flags in a file, with the snap's variables in it.
-func (x *exam) microk8s(ctx context.Context, k *kubelet) {
+func (x *diagnosis) microk8s(ctx context.Context, k *kubelet) {
 	k.rootDir, k.from = microk8sCommon+defaultRootDir, "microk8s' default"
 	file, ok := lastFlag(k.args, "kubelet-args-file")
 	if !ok {
@@ -190,7 +190,7 @@ func microk8sRootDir(data []byte) (string, bool) {
 
 // rancher reads the kubelet's flags that k3s and rke2 were given: on their command line,
 // which k3s hides, or in their configuration files, later ones over earlier ones.
-func (x *exam) rancher(ctx context.Context, k *kubelet) {
+func (x *diagnosis) rancher(ctx context.Context, k *kubelet) {
 	dir := filepath.Join("/etc/rancher", k.flavour)
 	main := filepath.Join(dir, "config.yaml")
 	if v, ok := lastFlag(k.args, "config"); ok {
