@@ -99,22 +99,17 @@ func Run(ctx context.Context, o Options) Report {
 // look runs f, which looks at a file system and may never return; then the error says that
 // the file system of path does not answer.
 func look[T any](ctx context.Context, x *diagnosis, path string, f func() (T, error)) (T, error) {
-	return lookOr(ctx, x, path, f, func(T) {})
-}
-
-// lookOr is look; discard gets what f returned when nobody waited any more.
-func lookOr[T any](ctx context.Context, x *diagnosis, path string, f func() (T, error), discard func(T)) (T, error) {
 	type result struct {
 		value T
 		err   error
 	}
 	r, err := worker.Do(ctx, x.pool.Slot(path, nil), fileTimeout, func() result {
 		value, err := f()
-		return result{value, err}
-	}, func(r result) { discard(r.value) })
+		return result{value, bare(err)}
+	}, nil)
 	switch {
 	case err == nil:
-		return r.value, bare(r.err)
+		return r.value, r.err
 	case errors.As(err, new(*worker.NotAnswering)):
 		return r.value, fmt.Errorf("the file system of %s does not answer", safetext.Word(path))
 	}

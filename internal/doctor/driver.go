@@ -27,22 +27,18 @@ func (x *diagnosis) driver(ctx context.Context, d config.Driver) {
 }
 
 // dial connects to a socket of somebody else's and returns who listens there.
-func (x *diagnosis) dial(ctx context.Context, path string) (*net.UnixConn, unixsock.Cred, error) {
+func (x *diagnosis) dial(ctx context.Context, path string) (c *net.UnixConn, cred unixsock.Cred, err error) {
 	type result struct {
 		c    *net.UnixConn
 		cred unixsock.Cred
 	}
-	r, err := lookOr(ctx, x, path, func() (r result, err error) {
+	r, err := look(ctx, x, path, func() (r result, err error) {
 		ctx, cancel := context.WithTimeout(ctx, socketTimeout)
 		defer cancel()
 		if r.c, err = unixsock.Dial(ctx, path); err == nil {
 			r.cred, err = unixsock.PeerCred(r.c)
 		}
 		return r, err
-	}, func(r result) {
-		if r.c != nil {
-			r.c.Close()
-		}
 	})
 	return r.c, r.cred, err
 }
@@ -101,20 +97,19 @@ func remove(file string, at unixsock.File) Fix {
 	return run("rm", file)
 }
 
-// missing says how much of a path there is, and what is there instead.
+// missing says how much of a path there is.
 func (x *diagnosis) missing(ctx context.Context, file string) string {
-	shown, parent := safetext.Word(file), path.Dir(file)
-	dir := parent
+	dir := path.Dir(file)
 	for dir != "/" {
 		if _, err := x.stat(ctx, dir); err == nil {
 			break
 		}
 		dir = path.Dir(dir)
 	}
-	if dir != parent {
-		return fmt.Sprintf("there is no %s: its directory does not exist, there is only %s", shown, safetext.Word(dir))
+	if dir != path.Dir(file) {
+		return fmt.Sprintf("there is no %s: its directory does not exist, there is only %s", safetext.Word(file), safetext.Word(dir))
 	}
-	return "there is no " + shown
+	return "there is no " + safetext.Word(file)
 }
 
 // endpoint looks whether the kubelet reaches the driver, too, by the path that it is given.

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"os"
 	"path"
 	"path/filepath"
 	"slices"
@@ -26,8 +25,11 @@ type kubelet struct {
 
 const defaultRootDir = "/var/lib/kubelet"
 
-// microk8sCommon is $SNAP_COMMON of that snap.
-const microk8sCommon = "/var/snap/microk8s/common"
+// The directories of that snap.
+const (
+	microk8sCommon = "/var/snap/microk8s/common"
+	microk8sData   = "/var/snap/microk8s/current"
+)
 
 // service is the unit whose restart restarts the kubelet.
 func (k *kubelet) service() string {
@@ -164,29 +166,19 @@ func (x *diagnosis) microk8s(ctx context.Context, k *kubelet) {
 	k.rootDir, k.from = microk8sCommon+defaultRootDir, "microk8s' default"
 	file, ok := lastFlag(k.args, "kubelet-args-file")
 	if !ok {
-		file = "/var/snap/microk8s/current/args/kubelet"
+		file = microk8sData + "/args/kubelet"
 	}
 	data, ok := x.read(ctx, k, file)
 	if !ok {
 		return
 	}
-	if dir, ok := microk8sRootDir(data); ok {
-		k.rootDir, k.from = dir, safetext.Word(file)
+	if dir, ok := lastFlag(strings.Fields(string(data)), "root-dir"); ok {
+		k.rootDir, k.from = snapVariables.Replace(strings.Trim(dir, `"'`)), safetext.Word(file)
 	}
 }
 
-func microk8sRootDir(data []byte) (string, bool) {
-	dir, ok := lastFlag(strings.Fields(string(data)), "root-dir")
-	return os.Expand(strings.Trim(dir, `"'`), func(name string) string {
-		switch name {
-		case "SNAP_COMMON":
-			return microk8sCommon
-		case "SNAP_DATA":
-			return "/var/snap/microk8s/current"
-		}
-		return "$" + name
-	}), ok
-}
+var snapVariables = strings.NewReplacer("${SNAP_COMMON}", microk8sCommon, "$SNAP_COMMON", microk8sCommon,
+	"${SNAP_DATA}", microk8sData, "$SNAP_DATA", microk8sData)
 
 // rancher reads the kubelet's flags that k3s and rke2 were given: on their command line,
 // which k3s hides, or in their configuration files, later ones over earlier ones.

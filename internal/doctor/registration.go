@@ -102,31 +102,25 @@ func (x *diagnosis) stateText(st status.Driver) string {
 // conflicts reports sockets that serve the driver and are not ours.
 func (x *diagnosis) conflicts(ctx context.Context, d config.Driver, own string, ours bool) bool {
 	var whose []string
-	pod := false
 	for _, p := range x.served[d.Name] {
 		who, known := x.process(ctx, p.pid)
 		// Where the daemon does not run, systemd may keep our socket for it.
 		foreign := x.daemon.runs() || known && p.pid > 1 && !strings.HasPrefix(who.comm, "csi-registrar")
-		if p.path == own && (ours || !foreign) {
-			continue
+		switch {
+		case p.path == own && (ours || !foreign):
+		case known:
+			whose = append(whose, safetext.Word(p.path)+", served by "+who.String())
+		default:
+			whose = append(whose, safetext.Word(p.path))
 		}
-		text := safetext.Word(p.path)
-		if known {
-			text += ", served by " + who.String()
-			pod = pod || strings.Contains(who.comm, "driver-regis") || strings.HasPrefix(who.unit, "cri-")
-		}
-		whose = append(whose, text)
 	}
 	if len(whose) == 0 {
 		return false
 	}
-	fix := text("stop that registrar")
-	if pod {
-		fix = text("take the container node-driver-registrar out of the driver's DaemonSet (csi-registrar import says what goes with it)")
-	}
 	x.problem(d.Name, StepRegistrars, "another registrar serves this driver: "+strings.Join(whose[:min(len(whose), 5)], "; "),
 		"csi-registrar alone does: the kubelet refuses a second one, or takes the removal of one for that of both",
-		fix, text("or leave the driver to it: set enabled = false in %s", x.origin(d, "enabled")), reload)
+		text("stop that registrar; if it is a container node-driver-registrar, take it out of the driver's DaemonSet (csi-registrar import says what goes with it)"),
+		text("or leave the driver to it: set enabled = false in %s", x.origin(d, "enabled")), reload)
 	return true
 }
 
