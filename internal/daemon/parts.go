@@ -98,6 +98,8 @@ func (p *parts) rootDir() string {
 	return p.first
 }
 
+var _ agent.Parts = (*parts)(nil)
+
 // Driver implements agent.Parts.
 func (p *parts) Driver(_ *config.Config, d config.Driver) registrar.Driver {
 	return driver.New(driver.Config{

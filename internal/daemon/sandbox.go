@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,7 +15,7 @@ import (
 
 // errSandbox ends the process so that the manager starts it again: its view of the file
 // system was made at start and cannot be changed from within.
-var errSandbox = errors.New("the kubelet's root directory was removed and made again, and this process's sandbox shows the new one read-only; " +
+var errSandbox = errors.New("the kubelet's root directory was removed and recreated, and this process's sandbox shows the new one read-only; " +
 	"the service manager starts another one, and what is registered stays")
 
 // guardSandbox notices that the kubelet's root directory went and came back, as when a node
@@ -32,18 +33,18 @@ func (d *daemon) guardSandbox(ctx context.Context) {
 	slot := d.pool.Slot(dir, hints.Hint)
 	anotherMaySeeMore := false
 	for {
-		readOnly, err := worker.Do(ctx, slot, time.Second, func() sight {
+		seen, err := worker.Do(ctx, slot, time.Second, func() error {
 			var st unix.Statfs_t
-			err := unix.Statfs(dir, &st)
-			return sight{st.Flags&unix.ST_RDONLY != 0, err}
+			if err := unix.Statfs(dir, &st); err != nil || st.Flags&unix.ST_RDONLY == 0 {
+				return err
+			}
+			return errSandbox
 		}, nil)
-		switch err := errors.Join(err, readOnly.err); {
-		case errors.Is(err, fs.ErrNotExist):
+		switch err := cmp.Or(err, seen); {
+		case err == nil, errors.Is(err, fs.ErrNotExist):
 			anotherMaySeeMore = true
-		case err != nil:
+		case !errors.Is(err, errSandbox):
 			d.log.Debug("looking at the root directory", "error", err)
-		case !readOnly.readOnly:
-			anotherMaySeeMore = true
 		case anotherMaySeeMore:
 			d.fail(fmt.Errorf("%s: %w", dir, errSandbox))
 			return
@@ -54,10 +55,4 @@ func (d *daemon) guardSandbox(ctx context.Context) {
 		case <-hints.Hints():
 		}
 	}
-}
-
-// sight is what was seen of a directory.
-type sight struct {
-	readOnly bool
-	err      error
 }
