@@ -54,8 +54,3 @@ func (r Registrar) writeComments(b *strings.Builder) {
 	b.WriteString("# Until that is rolled out, `csi-registrar status` shows a conflict: the old one still registers it.\n")
 	list(r.Comments, "# %s\n")
 }
-
-// quote writes s, which is printable, as a TOML basic string.
-func quote(s string) string {
-	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(s) + `"`
-}
