@@ -28,6 +28,7 @@ type command struct {
 	summary string // one line, no full stop
 	about   string // what help says beyond the summary; may be empty
 	hidden  bool   // left out of help and completion
+	anyArgs bool   // it checks the arguments itself, though args is empty
 
 	sub []command // if any, the command itself only holds these
 
@@ -100,6 +101,9 @@ func (c command) exec(ctx context.Context, e *env, path, args []string) error {
 	if err != nil {
 		return usagef(path, "%w", err)
 	}
+	if c.args == "" && !c.anyArgs && len(rest) > 0 {
+		return usagef(path, "unexpected argument %q", rest[0])
+	}
 	err = run(ctx, e, rest)
 	if u, ok := errors.AsType[*usageError](err); ok && u.path == nil {
 		u.path = path
@@ -153,11 +157,12 @@ func usagef(path []string, format string, args ...any) error {
 	return &usageError{path: path, err: fmt.Errorf(format, args...)}
 }
 
-// exitError ends the program with a code of its own. Without err all output was written
-// before.
+// exitError is an error with an exit code and a hint about what to do. Without err all output
+// was written before.
 type exitError struct {
 	code int
 	err  error
+	hint string // may be empty
 }
 
 func (x *exitError) Error() string {
@@ -168,41 +173,23 @@ func (x *exitError) Error() string {
 }
 func (x *exitError) Unwrap() error { return x.err }
 
-// hintError is an error with a hint about what to do.
-type hintError struct {
-	err  error
-	hint string
-}
-
-func (h *hintError) Error() string { return h.err.Error() }
-func (h *hintError) Unwrap() error { return h.err }
-
 // hinted adds a hint to an error.
-func hinted(err error, format string, args ...any) error {
-	return &hintError{err: err, hint: fmt.Sprintf(format, args...)}
-}
+func hinted(err error, hint string) error { return &exitError{exitFailed, err, hint} }
 
 // report prints the error and its hint on standard error and returns the exit code.
 func (e *env) report(err error) int {
 	if err == nil {
 		return 0
 	}
-	code := exitFailed
+	code, hint := exitFailed, ""
 	if x, ok := errors.AsType[*exitError](err); ok {
-		code = x.code
+		code, hint = x.code, x.hint
 		if x.err == nil {
 			return code
 		}
 	}
-	var hint string
-	if h, ok := errors.AsType[*hintError](err); ok {
-		hint = h.hint
-	}
 	if u, ok := errors.AsType[*usageError](err); ok {
-		code = exitUsage
-		if hint == "" {
-			hint = "see " + strings.Join(slices.Insert(slices.Clone(u.path), 1, "help"), " ")
-		}
+		code, hint = exitUsage, "see "+strings.Join(slices.Insert(slices.Clone(u.path), 1, "help"), " ")
 	}
 	fmt.Fprintf(e.stderr, "error: %s\n", cleanLines(err.Error()))
 	if hint != "" {

@@ -30,8 +30,8 @@ func setupRun(fs *flag.FlagSet) runner {
 			*path = abs
 		}
 		if !sidecar.Wanted() {
-			if err := noArgs(args); err != nil {
-				return err
+			if len(args) > 0 {
+				return usagef(nil, "unexpected argument %q", args[0])
 			}
 			return daemon.Run(ctx, *o)
 		}

@@ -23,8 +23,8 @@ type Result string
 // The results of a check.
 const (
 	OK      Result = "ok"
-	Failed  Result = Result(Problem)
-	Warned  Result = Result(Warning)
+	Failed  Result = "problem" // as Problem
+	Warned  Result = "warning" // as Warning
 	Skipped Result = "skipped" // it could not be looked at, or there was no sense in it
 )
 
