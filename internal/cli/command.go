@@ -63,7 +63,7 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 
 // dispatch finds the command that the arguments name and runs it.
 func dispatch(ctx context.Context, e *env, all []command, args []string) error {
-	path := []string{"csi-registrar"}
+	path, about := []string{"csi-registrar"}, "csi-registrar keeps every CSI driver of this node registered with its kubelet"
 	for {
 		if len(args) == 0 {
 			return usagef(path, "a command is missing")
@@ -71,7 +71,8 @@ func dispatch(ctx context.Context, e *env, all []command, args []string) error {
 		name := args[0]
 		switch {
 		case name == "-h" || name == "-help" || name == "--help":
-			return printHelp(e, path[1:])
+			_, err := io.WriteString(e.stdout, groupHelp(path, about, all))
+			return err
 		case len(path) == 1 && (name == "-version" || name == "--version"):
 			name = "version"
 		}
@@ -82,7 +83,7 @@ func dispatch(ctx context.Context, e *env, all []command, args []string) error {
 		c := all[i]
 		path, args = append(path, c.name), args[1:]
 		if c.sub != nil {
-			all = c.sub
+			all, about = c.sub, sentence(c.summary)
 			continue
 		}
 		return c.exec(ctx, e, path, args)
@@ -96,7 +97,8 @@ func (c command) exec(ctx context.Context, e *env, path, args []string) error {
 	run := c.setup(fs)
 	rest, err := parse(fs, args)
 	if errors.Is(err, flag.ErrHelp) {
-		return printHelp(e, path[1:])
+		_, err := io.WriteString(e.stdout, commandHelp(path, c))
+		return err
 	}
 	if err != nil {
 		return usagef(path, "%w", err)
@@ -113,7 +115,7 @@ func (c command) exec(ctx context.Context, e *env, path, args []string) error {
 
 func newFlagSet(path []string) *flag.FlagSet {
 	fs := flag.NewFlagSet(strings.Join(path, " "), flag.ContinueOnError)
-	fs.SetOutput(io.Discard) // errors and help are printed by report and printHelp
+	fs.SetOutput(io.Discard) // errors and help are printed by report and exec
 	fs.Usage = func() {}
 	return fs
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"path/filepath"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,10 +25,11 @@ var errSandbox = errors.New("the kubelet's root directory was removed and recrea
 // the descriptor store. It cannot go on for ever: only a process that saw the directory
 // writable, or missing, ends.
 func (d *daemon) guardSandbox(ctx context.Context) {
-	if d.notifier == nil || !d.options.KeepSockets {
-		return // nobody would start us again
+	registry := d.agent.Status().PluginsRegistry // the one at start: of the unit's sandbox
+	if d.notifier == nil || !d.options.KeepSockets || registry == "" {
+		return // nobody would start us again, or a flag named the directory
 	}
-	dir := d.parts.rootDir()
+	dir := filepath.Dir(registry)
 	hints := d.watcher.Subscribe(dir)
 	defer hints.Close()
 	slot := d.pool.Slot(dir, hints.Hint)

@@ -70,7 +70,11 @@ func (x *diagnosis) reach(ctx context.Context, d config.Driver) (*net.UnixConn, 
 		}
 		c.Close()
 	case errors.Is(err, fs.ErrNotExist):
-		problem(x.missing(ctx, d.Socket), "the driver runs and makes its socket there",
+		found := "there is no " + shown
+		if _, err := x.stat(ctx, path.Dir(d.Socket)); err != nil {
+			found += ": its directory does not exist"
+		}
+		problem(found, "the driver runs and makes its socket there",
 			text("start the driver; if it listens elsewhere, set socket in %s", x.origin(d, "socket")), reload)
 	case errors.Is(err, fs.ErrPermission):
 		x.warning(d.Name, StepSocket, "this user may not connect to "+shown, "", asRoot)
@@ -95,21 +99,6 @@ func remove(file string, at unixsock.File) Fix {
 		return run("rm", "-r", file)
 	}
 	return run("rm", file)
-}
-
-// missing says how much of a path there is.
-func (x *diagnosis) missing(ctx context.Context, file string) string {
-	dir := path.Dir(file)
-	for dir != "/" {
-		if _, err := x.stat(ctx, dir); err == nil {
-			break
-		}
-		dir = path.Dir(dir)
-	}
-	if dir != path.Dir(file) {
-		return fmt.Sprintf("there is no %s: its directory does not exist, there is only %s", safetext.Word(file), safetext.Word(dir))
-	}
-	return "there is no " + safetext.Word(file)
 }
 
 // endpoint looks whether the kubelet reaches the driver, too, by the path that it is given.

@@ -195,10 +195,8 @@ func (x *diagnosis) store(p map[string]string) {
 	switch places, err := strconv.Atoi(p["FileDescriptorStoreMax"]); {
 	case err != nil: // an older systemctl that does not show it
 		x.checked("", StepStore, Skipped, "systemd does not show its size")
-	case places == 0:
-		problem("FileDescriptorStoreMax= is 0", "all drivers", "FileDescriptorStoreMax=")
-	case places < enabled:
-		problem(fmt.Sprintf("FileDescriptorStoreMax= is %d, for %d drivers", places, enabled), "the others", "as many as there are drivers, or FileDescriptorStoreMax=")
+	case places < max(enabled, 1):
+		problem(fmt.Sprintf("FileDescriptorStoreMax= is %d, for %s", places, count(enabled, "driver")), "the others", "as many as there are drivers, or FileDescriptorStoreMax=")
 	case !slices.Contains(strings.Fields(p["ExecStart"]), "--keep-sockets"):
 		problem("the daemon is started without --keep-sockets", "all drivers", "ExecStart= has --keep-sockets,")
 	default:
