@@ -18,10 +18,6 @@ type backend struct {
 
 var _ control.Backend = backend{}
 
-func (d *daemon) backend(reload func(context.Context) error) backend {
-	return backend{d.agent, d, reload}
-}
-
 // Reload implements control.Backend.
 func (b backend) Reload(ctx context.Context) error { return b.reload(ctx) }
 

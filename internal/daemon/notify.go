@@ -65,14 +65,9 @@ func statusLine(s status.Document) string {
 	if pending := s.Pending(); len(pending) > 0 {
 		line += fmt.Sprintf(" (%s: %s)", pending[0].Name, cmp.Or(pending[0].Reason, pending[0].State))
 	}
-	if s.ConfigError != "" {
-		line = "the configuration has errors and is not in force as it is written: " + firstLine(s.ConfigError) + "; " + line
+	if first, _, _ := strings.Cut(s.ConfigError, "\n"); first != "" {
+		line = "the configuration has errors and is not in force as it is written: " + first + "; " + line
 	}
-	return line
-}
-
-func firstLine(s string) string {
-	line, _, _ := strings.Cut(s, "\n")
 	return line
 }
 

@@ -31,7 +31,7 @@ func RunSidecar(ctx context.Context, o Options, flags compat.Options) error {
 	o.HTTP = "" // flags.HTTPAddr is served as node-driver-registrar does
 	d := newDaemon(o, log, worker.NewPool(), flags.RegistryDir)
 	s := &sidecar{daemon: d, flags: flags}
-	return d.run(ctx, d.backend(s.reload), func(ctx context.Context) error {
+	return d.run(ctx, backend{d.agent, d, s.reload}, func(ctx context.Context) error {
 		if err := s.serveHealth(ctx); err != nil {
 			return err
 		}

@@ -205,9 +205,6 @@ func (q *questions) pluginCapabilities(ctx context.Context) (string, error) {
 		if s := c.GetService(); s != nil {
 			names = append(names, s.GetType().String())
 		}
-		if e := c.GetVolumeExpansion(); e != nil {
-			names = append(names, "expansion "+e.GetType().String())
-		}
 	}
 	return cmp.Or(strings.Join(names, ", "), "none"), err
 }

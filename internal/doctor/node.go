@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"path"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -91,15 +90,11 @@ func (x *diagnosis) directory(ctx context.Context) {
 		return
 	}
 	dir := x.registry()
-	shown, root := safetext.Word(dir), safetext.Word(path.Dir(dir))
+	shown := safetext.Word(dir)
 	at, err := x.stat(ctx, dir)
-	missing := errors.Is(err, fs.ErrNotExist)
-	_, rootErr := x.stat(ctx, path.Dir(dir))
 	switch {
-	case missing && errors.Is(rootErr, fs.ErrNotExist):
-		x.problem("", StepDirectory, "the kubelet's root directory "+root+" does not exist", "root_dir under [kubelet] is where the kubelet is", x.kubelet.restart())
-	case missing:
-		x.problem("", StepDirectory, shown+" does not exist", "the kubelet makes it when it starts, and watches it from then on", x.kubelet.restart())
+	case errors.Is(err, fs.ErrNotExist):
+		x.problem("", StepDirectory, shown+" does not exist", "root_dir under [kubelet] is the kubelet's; it makes the directory when it starts, and watches it from then on", x.kubelet.restart())
 	case errors.Is(err, fs.ErrPermission):
 		x.warning("", StepDirectory, shown+" cannot be looked at: permission denied", "", asRoot)
 	case err != nil:
@@ -125,7 +120,7 @@ func (x *diagnosis) watching(ctx context.Context) {
 		return watches(x.proc(), x.kubelet.pid, x.registry())
 	})
 	switch {
-	case err != nil || answer == unknown:
+	case err != nil:
 		x.checked("", StepWatching, Skipped, "what the kubelet watches cannot be seen: %v", err)
 	case answer == watched:
 		x.checked("", StepWatching, OK, "the kubelet watches %s", dir)
