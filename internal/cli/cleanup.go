@@ -23,10 +23,7 @@ func setupCleanup(fs *flag.FlagSet) runner {
 	unit := fs.String("unit", "", "with --ask: whether `UNIT` is down and not to be started, instead")
 	ifStopped := fs.Bool("if-stopped", false, "remove the registration sockets if the answer was yes")
 	root := fs.String("config-root", "/", "the `DIR` below which the daemon's run directory is")
-	return func(ctx context.Context, e *env, args []string) error {
-		if err := noArgs(args); err != nil {
-			return err
-		}
+	return func(ctx context.Context, e *env, _ []string) error {
 		if *ask == *ifStopped {
 			return usagef(nil, "either --ask or --if-stopped is needed; without them nothing is cleaned up")
 		}

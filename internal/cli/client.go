@@ -24,7 +24,7 @@ func rootFlag(fs *flag.FlagSet) *string {
 func clientError(err error) error {
 	switch {
 	case errors.Is(err, control.ErrNotRunning):
-		return &exitError{code: exitNotRunning, err: hinted(err, "start it with: systemctl start csi-registrar")}
+		return &exitError{exitNotRunning, err, "start it with: systemctl start csi-registrar"}
 	case errors.Is(err, fs.ErrPermission):
 		return hinted(err, "only root may connect to the daemon; try again with sudo")
 	case errors.Is(err, control.ErrPathTooLong):

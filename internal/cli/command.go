@@ -28,6 +28,7 @@ type command struct {
 	summary string // one line, no full stop
 	about   string // what help says beyond the summary; may be empty
 	hidden  bool   // left out of help and completion
+	anyArgs bool   // it checks the arguments itself, though args is empty
 
 	sub []command // if any, the command itself only holds these
 
@@ -62,7 +63,7 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 
 // dispatch finds the command that the arguments name and runs it.
 func dispatch(ctx context.Context, e *env, all []command, args []string) error {
-	path := []string{"csi-registrar"}
+	path, about := []string{"csi-registrar"}, "csi-registrar keeps every CSI driver of this node registered with its kubelet"
 	for {
 		if len(args) == 0 {
 			return usagef(path, "a command is missing")
@@ -70,7 +71,8 @@ func dispatch(ctx context.Context, e *env, all []command, args []string) error {
 		name := args[0]
 		switch {
 		case name == "-h" || name == "-help" || name == "--help":
-			return printHelp(e, path[1:])
+			_, err := io.WriteString(e.stdout, groupHelp(path, about, all))
+			return err
 		case len(path) == 1 && (name == "-version" || name == "--version"):
 			name = "version"
 		}
@@ -81,7 +83,7 @@ func dispatch(ctx context.Context, e *env, all []command, args []string) error {
 		c := all[i]
 		path, args = append(path, c.name), args[1:]
 		if c.sub != nil {
-			all = c.sub
+			all, about = c.sub, sentence(c.summary)
 			continue
 		}
 		return c.exec(ctx, e, path, args)
@@ -95,10 +97,14 @@ func (c command) exec(ctx context.Context, e *env, path, args []string) error {
 	run := c.setup(fs)
 	rest, err := parse(fs, args)
 	if errors.Is(err, flag.ErrHelp) {
-		return printHelp(e, path[1:])
+		_, err := io.WriteString(e.stdout, commandHelp(path, c))
+		return err
 	}
 	if err != nil {
 		return usagef(path, "%w", err)
+	}
+	if c.args == "" && !c.anyArgs && len(rest) > 0 {
+		return usagef(path, "unexpected argument %q", rest[0])
 	}
 	err = run(ctx, e, rest)
 	if u, ok := errors.AsType[*usageError](err); ok && u.path == nil {
@@ -109,7 +115,7 @@ func (c command) exec(ctx context.Context, e *env, path, args []string) error {
 
 func newFlagSet(path []string) *flag.FlagSet {
 	fs := flag.NewFlagSet(strings.Join(path, " "), flag.ContinueOnError)
-	fs.SetOutput(io.Discard) // errors and help are printed by report and printHelp
+	fs.SetOutput(io.Discard) // errors and help are printed by report and exec
 	fs.Usage = func() {}
 	return fs
 }
@@ -153,11 +159,12 @@ func usagef(path []string, format string, args ...any) error {
 	return &usageError{path: path, err: fmt.Errorf(format, args...)}
 }
 
-// exitError ends the program with a code of its own. Without err all output was written
-// before.
+// exitError is an error with an exit code and a hint about what to do. Without err all output
+// was written before.
 type exitError struct {
 	code int
 	err  error
+	hint string // may be empty
 }
 
 func (x *exitError) Error() string {
@@ -168,41 +175,23 @@ func (x *exitError) Error() string {
 }
 func (x *exitError) Unwrap() error { return x.err }
 
-// hintError is an error with a hint about what to do.
-type hintError struct {
-	err  error
-	hint string
-}
-
-func (h *hintError) Error() string { return h.err.Error() }
-func (h *hintError) Unwrap() error { return h.err }
-
 // hinted adds a hint to an error.
-func hinted(err error, format string, args ...any) error {
-	return &hintError{err: err, hint: fmt.Sprintf(format, args...)}
-}
+func hinted(err error, hint string) error { return &exitError{exitFailed, err, hint} }
 
 // report prints the error and its hint on standard error and returns the exit code.
 func (e *env) report(err error) int {
 	if err == nil {
 		return 0
 	}
-	code := exitFailed
+	code, hint := exitFailed, ""
 	if x, ok := errors.AsType[*exitError](err); ok {
-		code = x.code
+		code, hint = x.code, x.hint
 		if x.err == nil {
 			return code
 		}
 	}
-	var hint string
-	if h, ok := errors.AsType[*hintError](err); ok {
-		hint = h.hint
-	}
 	if u, ok := errors.AsType[*usageError](err); ok {
-		code = exitUsage
-		if hint == "" {
-			hint = "see " + strings.Join(slices.Insert(slices.Clone(u.path), 1, "help"), " ")
-		}
+		code, hint = exitUsage, "see "+strings.Join(slices.Insert(slices.Clone(u.path), 1, "help"), " ")
 	}
 	fmt.Fprintf(e.stderr, "error: %s\n", cleanLines(err.Error()))
 	if hint != "" {

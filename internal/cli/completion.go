@@ -53,17 +53,15 @@ func runComplete(ctx context.Context, e *env, words []string) error {
 
 // driverNames lists the drivers of the daemon, or of the files if it does not answer: only
 // root may connect to it.
-func driverNames(ctx context.Context, root string) []string {
+func driverNames(ctx context.Context, root string) (names []string) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	var names []string
 	if doc, err := control.NewClient(control.Path(root)).Status(ctx); err == nil {
-		if s, err := doc.Status(); err == nil {
-			for _, d := range s.Drivers {
-				names = append(names, d.Name)
-			}
-			return names
+		s, _ := doc.Status() // completion has nobody to report an error to
+		for _, d := range s.Drivers {
+			names = append(names, d.Name)
 		}
+		return names
 	}
 	for _, d := range config.Load(config.Source{Root: root}).Config.Drivers {
 		names = append(names, d.Name)

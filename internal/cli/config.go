@@ -21,10 +21,7 @@ func sourceFlags(fs *flag.FlagSet) *config.Source {
 // setupConfigCheck reads the files as the daemon does: what passes here is what it takes.
 func setupConfigCheck(fs *flag.FlagSet) runner {
 	source := sourceFlags(fs)
-	return func(_ context.Context, e *env, args []string) error {
-		if err := noArgs(args); err != nil {
-			return err
-		}
+	return func(_ context.Context, e *env, _ []string) error {
 		res := config.Load(*source)
 		printErrors(e, res)
 		if len(res.Errors) > 0 {
@@ -44,10 +41,7 @@ func setupConfigCheck(fs *flag.FlagSet) runner {
 func setupConfigShow(fs *flag.FlagSet) runner {
 	source := sourceFlags(fs)
 	asJSON := fs.Bool("json", false, "print a JSON document")
-	return func(_ context.Context, e *env, args []string) error {
-		if err := noArgs(args); err != nil {
-			return err
-		}
+	return func(_ context.Context, e *env, _ []string) error {
 		res := config.Load(*source)
 		show := res.Show
 		if *asJSON {

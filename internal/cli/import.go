@@ -16,14 +16,12 @@ const maxManifest = 16 << 20
 
 func setupImport(fs *flag.FlagSet) runner {
 	name := fs.String("name", "", "the driver's `name`, if the manifest does not have it")
-	return func(ctx context.Context, e *env, args []string) error {
-		return runImport(ctx, e, *name, args)
-	}
+	return func(_ context.Context, e *env, args []string) error { return runImport(e, *name, args) }
 }
 
 // runImport prints the drop-in that replaces the registrar in the manifests, or, if anything
 // cannot be derived from them, only the reasons.
-func runImport(_ context.Context, e *env, name string, args []string) error {
+func runImport(e *env, name string, args []string) error {
 	if len(args) == 0 {
 		return usagef(nil, "name the manifests, or - for standard input")
 	}
@@ -52,11 +50,9 @@ func runImport(_ context.Context, e *env, name string, args []string) error {
 }
 
 func readManifest(e *env, arg string) (compat.Manifest, error) {
-	m := compat.Manifest{Name: safetext.Word(arg)}
-	in := e.stdin
-	if arg == "-" {
-		m.Name = "standard input"
-	} else {
+	m, in := compat.Manifest{Name: "standard input"}, e.stdin
+	if arg != "-" {
+		m.Name = safetext.Word(arg)
 		f, err := os.Open(arg)
 		if err != nil {
 			return m, fmt.Errorf("cannot import: %w", err)
@@ -64,13 +60,12 @@ func readManifest(e *env, arg string) (compat.Manifest, error) {
 		defer f.Close()
 		in = f
 	}
-	data, err := io.ReadAll(io.LimitReader(in, maxManifest+1))
-	if err != nil {
+	var err error
+	if m.Data, err = io.ReadAll(io.LimitReader(in, maxManifest+1)); err != nil {
 		return m, fmt.Errorf("cannot read %s: %w", m.Name, err)
 	}
-	if len(data) > maxManifest {
+	if len(m.Data) > maxManifest {
 		return m, fmt.Errorf("cannot import %s: it has more than %d MiB", m.Name, maxManifest>>20)
 	}
-	m.Data = data
 	return m, nil
 }

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -14,14 +15,6 @@ import (
 
 	"csi-registrar/internal/status"
 )
-
-// noArgs returns an error if there are arguments.
-func noArgs(args []string) error {
-	if len(args) > 0 {
-		return usagef(nil, "unexpected argument %q", args[0])
-	}
-	return nil
-}
 
 // driverArgs returns an error if an argument is not a driver name.
 func driverArgs(args ...string) error {
@@ -41,19 +34,29 @@ func writeJSON(w io.Writer, v any) error {
 	return enc.Encode(v)
 }
 
+// withDescriptor calls f with the descriptor of w, and reports whether w has one and f succeeded.
+func withDescriptor(w io.Writer, f func(fd int) error) bool {
+	file, isFile := w.(*os.File)
+	if !isFile {
+		return false
+	}
+	conn, err := file.SyscallConn()
+	if err != nil {
+		return false
+	}
+	var failed error
+	err = conn.Control(func(fd uintptr) { failed = f(int(fd)) })
+	return err == nil && failed == nil
+}
+
 // terminalSize returns the size of the terminal that w is, if it is one.
 func terminalSize(w io.Writer) (columns, rows int, ok bool) {
-	f, isFile := w.(*os.File)
-	if !isFile {
-		return 0, 0, false
-	}
-	conn, err := f.SyscallConn()
-	if err != nil {
-		return 0, 0, false
-	}
-	var size *unix.Winsize
-	controlErr := conn.Control(func(fd uintptr) { size, err = unix.IoctlGetWinsize(int(fd), unix.TIOCGWINSZ) })
-	if controlErr != nil || err != nil {
+	size := &unix.Winsize{}
+	ok = withDescriptor(w, func(fd int) (err error) {
+		size, err = unix.IoctlGetWinsize(fd, unix.TIOCGWINSZ)
+		return err
+	})
+	if !ok {
 		return 0, 0, false
 	}
 	return int(size.Col), int(size.Row), true
@@ -62,27 +65,19 @@ func terminalSize(w io.Writer) (columns, rows int, ok bool) {
 // readerGone reports whether w is a pipe, a socket or a terminal whose other end is closed,
 // without a write to it.
 func readerGone(w io.Writer) bool {
-	f, isFile := w.(*os.File)
-	if !isFile {
-		return false
-	}
-	conn, err := f.SyscallConn()
-	if err != nil {
-		return false
-	}
-	gone := false
-	controlErr := conn.Control(func(fd uintptr) {
+	return withDescriptor(w, func(fd int) error {
 		fds := []unix.PollFd{{Fd: int32(fd)}} // errors and hangups are always reported
-		_, err = unix.Poll(fds, 0)
-		gone = fds[0].Revents&(unix.POLLERR|unix.POLLHUP) != 0
+		_, err := unix.Poll(fds, 0)
+		if fds[0].Revents&(unix.POLLERR|unix.POLLHUP) == 0 {
+			return errors.New("its reader is there")
+		}
+		return err
 	})
-	return controlErr == nil && err == nil && gone
 }
 
 // page describes standard output.
 type page struct {
 	columns int // the width to keep to where possible, at least 40
-	width   int // where a terminal wraps lines, however narrow it is
 	rows    int // 0: unlimited
 	tty     bool
 	colour  bool
@@ -100,7 +95,6 @@ func (e *env) page() page {
 	if p.columns <= 0 {
 		p.columns = 80
 	}
-	p.width = p.columns
 	p.columns = max(p.columns, 40)
 	return p
 }

@@ -12,10 +12,7 @@ import (
 
 func setupReload(fs *flag.FlagSet) runner {
 	root := rootFlag(fs)
-	return func(ctx context.Context, _ *env, args []string) error {
-		if err := noArgs(args); err != nil {
-			return err
-		}
+	return func(ctx context.Context, _ *env, _ []string) error {
 		err := control.NewClient(control.Path(*root)).Reload(ctx)
 		if failed, ok := errors.AsType[*control.Error](err); ok {
 			return fmt.Errorf("cannot reload the configuration, the old one stays in force:\n  %s",

@@ -11,15 +11,13 @@ import (
 )
 
 func setupRun(fs *flag.FlagSet) runner {
-	o := &daemon.Options{}
-	fs.StringVar(&o.Source.File, "config", "", "read `FILE` alone, instead of the files in /etc, /run and /usr/lib")
-	fs.StringVar(&o.Source.Root, "config-root", "/", "use `DIR` as the root of /etc, /run and /usr/lib")
+	o, source := &daemon.Options{}, sourceFlags(fs)
 	fs.StringVar(&o.HTTP, "http-endpoint", "", "serve health and metrics on the TCP address `ADDR` as well")
 	fs.BoolVar(&o.KeepSockets, "keep-sockets", false, "keep the registration sockets that are in the service manager's descriptor store when the daemon ends")
 	sidecar := compat.Register(fs)
 	return func(ctx context.Context, e *env, args []string) error {
 		o.Version, o.Getenv, o.Stderr = build().Version, e.getenv, e.stderr
-		for _, path := range []*string{&o.Source.Root, &o.Source.File} {
+		for _, path := range []*string{&source.Root, &source.File} {
 			if *path == "" {
 				continue
 			}
@@ -29,9 +27,10 @@ func setupRun(fs *flag.FlagSet) runner {
 			}
 			*path = abs
 		}
+		o.Source = *source
 		if !sidecar.Wanted() {
-			if err := noArgs(args); err != nil {
-				return err
+			if len(args) > 0 {
+				return usagef(nil, "unexpected argument %q", args[0])
 			}
 			return daemon.Run(ctx, *o)
 		}

@@ -95,19 +95,11 @@ func configErrorText(text string, p page) string {
 	if text == "" {
 		return ""
 	}
-	var b strings.Builder
-	fmt.Fprintln(&b, p.paint(red, "The configuration has errors and is not fully in force:"))
+	out := p.paint(red, "The configuration has errors and is not fully in force:") + "\n"
 	for line := range strings.SplitSeq(strings.TrimSpace(text), "\n") {
-		for i, l := range wrap(safetext.Clean(line, maxLine), p.columns-4) {
-			if i == 0 {
-				b.WriteString("  " + l + "\n")
-			} else {
-				b.WriteString("    " + l + "\n")
-			}
-		}
+		out += "  " + strings.Join(wrap(safetext.Clean(line, maxLine), p.columns-4), "\n    ") + "\n"
 	}
-	b.WriteString("\n")
-	return b.String()
+	return out + "\n"
 }
 
 // table holds the widths of its columns.

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"csi-registrar/internal/control"
 	"csi-registrar/internal/safetext"
@@ -158,12 +157,9 @@ func appendLines(e *env, o statusOptions) watcher {
 	}
 }
 
-// redraw overwrites its last text on the terminal: what was on the screen before stays above
-// it, and the last text stays when it ends.
+// redraw shows the text at the top of the terminal, in place of what is there.
 func redraw(e *env, o statusOptions) watcher {
-	drawn := 0 // lines of the terminal that the last text takes
 	return func(u update, _ bool) error {
-		p := e.page()
 		var text string
 		switch {
 		case u.err != nil:
@@ -175,43 +171,17 @@ func redraw(e *env, o statusOptions) watcher {
 		default:
 			text = o.text(u.status, e)
 		}
-		text, rows := fit(text, p)
-		back := ""
-		if drawn > 0 {
-			back = fmt.Sprintf("\x1b[%dA", drawn)
-		}
-		drawn = rows
-		_, err := fmt.Fprint(e.stdout, back+"\r\x1b[J"+text)
+		_, err := fmt.Fprint(e.stdout, "\x1b[H\x1b[J"+fit(text, e.page().rows))
 		return err
 	}
 }
 
-// fit cuts the text to the terminal's height, and says so; rows is how many of the terminal's
-// lines it takes.
-func fit(text string, p page) (out string, rows int) {
-	lines := strings.SplitAfter(strings.TrimSuffix(text, "\n"), "\n")
-	for i, line := range lines {
-		n := max((visibleLength(line)+p.width-1)/p.width, 1)
-		if room := p.rows - 1; p.rows > 1 && (rows+n > room || rows+n == room && i < len(lines)-1) {
-			rest := []rune(fmt.Sprintf("… %d more lines: csi-registrar status", len(lines)-i))
-			return out + string(rest[:min(len(rest), p.width)]) + "\n", rows + 1
-		}
-		out += line
-		rows += n
+// fit cuts the text to the terminal's height, and says so. The last line is the cursor's.
+func fit(text string, rows int) string {
+	lines := slices.Collect(strings.Lines(text))
+	if len(lines) < rows || rows < 3 {
+		return text
 	}
-	return out + "\n", rows
-}
-
-// visibleLength counts the characters of a line without the colours.
-func visibleLength(line string) int {
-	n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n"))
-	for {
-		_, rest, found := strings.Cut(line, "\x1b[")
-		if !found {
-			return n
-		}
-		code, after, _ := strings.Cut(rest, "m")
-		n -= len("\x1b[") + len(code) + len("m")
-		line = after
-	}
+	kept := lines[:rows-2]
+	return strings.Join(kept, "") + fmt.Sprintf("… %d more lines: csi-registrar status\n", len(lines)-len(kept))
 }

@@ -7,7 +7,7 @@ func commands() []command {
 			about: `With flags of node-driver-registrar (--csi-address,
 --kubelet-registration-path, ...) it registers that one driver, under the name
 that the driver reports, and reads no file.`,
-			setup: setupRun},
+			setup: setupRun, anyArgs: true},
 		{name: "status", args: "[DRIVER]", summary: "show each driver's state, the kubelet's last answer, and what is blocking it",
 			about: `The exit code is 0 if all enabled drivers (or the one that is named) are
 registered, 1 if not, 3 if the daemon is not running; it is never started.`,

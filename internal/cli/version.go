@@ -1,11 +1,13 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
 	"runtime"
 	"runtime/debug"
+	"strings"
 )
 
 // buildVersion is set by the linker: -X csi-registrar/internal/cli.buildVersion=1.2.3.
@@ -24,37 +26,24 @@ type buildInfo struct {
 // build reads what the linker and the go command stored in the binary.
 func build() buildInfo {
 	b := buildInfo{Version: buildVersion, GoVersion: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH}
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return b.named()
-	}
-	for _, s := range info.Settings {
-		switch s.Key {
-		case "vcs.revision":
-			b.Revision = s.Value
-		case "vcs.modified":
-			b.Modified = s.Value == "true"
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, s := range info.Settings {
+			switch s.Key {
+			case "vcs.revision":
+				b.Revision = s.Value
+			case "vcs.modified":
+				b.Modified = s.Value == "true"
+			}
 		}
+		b.Version = cmp.Or(b.Version, strings.Trim(info.Main.Version, "()")) // it may be (devel)
 	}
-	if v := info.Main.Version; b.Version == "" && v != "(devel)" {
-		b.Version = v
-	}
-	return b.named()
-}
-
-func (b buildInfo) named() buildInfo {
-	if b.Version == "" {
-		b.Version = "devel"
-	}
+	b.Version = cmp.Or(b.Version, "devel")
 	return b
 }
 
 func setupVersion(fs *flag.FlagSet) runner {
 	asJSON := fs.Bool("json", false, "print a JSON document")
-	return func(_ context.Context, e *env, args []string) error {
-		if err := noArgs(args); err != nil {
-			return err
-		}
+	return func(_ context.Context, e *env, _ []string) error {
 		b := build()
 		if *asJSON {
 			return writeJSON(e.stdout, b)

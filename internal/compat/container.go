@@ -9,8 +9,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"unicode"
-	"unicode/utf8"
 
 	"csi-registrar/internal/safetext"
 )
@@ -182,7 +180,3 @@ func contains(dir, file string) bool {
 }
 
 var errIsTemplate = errors.New("this is a template, not a manifest")
-
-func isPrintable(s string) bool {
-	return utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) })
-}

@@ -3,6 +3,7 @@ package compat
 import (
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 
 	"csi-registrar/internal/config"
@@ -15,7 +16,7 @@ func WriteDropIns(w io.Writer, registrars []Registrar) error {
 	var b strings.Builder
 	write := func(key, value, byDefault string) {
 		if value != byDefault {
-			fmt.Fprintf(&b, "%s = %s\n", key, config.Quote(value))
+			fmt.Fprintf(&b, "%s = %s\n", key, strconv.Quote(value))
 		}
 	}
 	rootDir := config.Default().Kubelet.RootDir
@@ -31,7 +32,7 @@ func WriteDropIns(w io.Writer, registrars []Registrar) error {
 			write("root_dir", r.RootDir, "")
 		}
 		defaults := config.DefaultDriver(r.Driver.Name, r.Driver.Socket)
-		fmt.Fprintf(&b, "\n[driver.%s]\n", config.Quote(r.Driver.Name))
+		fmt.Fprintf(&b, "\n[driver.%s]\n", strconv.Quote(r.Driver.Name))
 		write("socket", r.Driver.Socket, "")
 		write("endpoint", r.Driver.Endpoint, defaults.Endpoint)
 		write("timeout", r.Driver.Timeout.String(), defaults.Timeout.String())
@@ -53,9 +54,4 @@ func (r Registrar) writeComments(b *strings.Builder) {
 	list(r.Remove, "#   - %s\n")
 	b.WriteString("# Until that is rolled out, `csi-registrar status` shows a conflict: the old one still registers it.\n")
 	list(r.Comments, "# %s\n")
-}
-
-// quote writes s, which is printable, as a TOML basic string.
-func quote(s string) string {
-	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(s) + `"`
 }

@@ -172,36 +172,30 @@ func absolute(name, value string) (string, error) {
 	if !strings.HasPrefix(p, "/") {
 		return "", fmt.Errorf("--%s must be an absolute path, with or without unix:// before it, not %s", name, safetext.Quote(value))
 	}
-	if strings.ContainsRune(p, 0) {
-		return "", fmt.Errorf("--%s holds a NUL byte: %s", name, safetext.Quote(value))
-	}
 	return path.Clean(p), nil
 }
 
 func (f *Flags) warnings(given map[string]string, rest []string) []string {
-	var out []string
-	if f.connectionTimeout != 0 {
-		out = append(out, "--connection-timeout is deprecated and has no effect: it waits for the driver without limit")
-	}
-	if f.healthPort > 0 {
-		out = append(out, "--health-port is deprecated: use --http-endpoint")
-	}
-	if f.mode != "" {
-		out = append(out, "--mode is deprecated: leave it out")
-	}
-	if f.o.PProf && f.healthPort <= 0 && given["http-endpoint"] == "" {
-		out = append(out, "--enable-pprof has no effect without --http-endpoint")
-	}
 	ignored := slices.DeleteFunc(strings.Fields(ignoredBools+" "+ignoredStrings), func(name string) bool {
 		_, ok := given[name]
 		return !ok
 	})
-	if len(ignored) > 0 {
-		slices.Sort(ignored)
-		out = append(out, "accepted without effect: --"+strings.Join(ignored, ", --"))
-	}
-	if len(rest) > 0 {
-		out = append(out, fmt.Sprintf("arguments that are not flags are ignored: %q", rest))
+	slices.Sort(ignored)
+	var out []string
+	for _, w := range []struct {
+		when bool
+		text string
+	}{
+		{f.connectionTimeout != 0, "--connection-timeout is deprecated and has no effect: it waits for the driver without limit"},
+		{f.healthPort > 0, "--health-port is deprecated: use --http-endpoint"},
+		{f.mode != "", "--mode is deprecated: leave it out"},
+		{f.o.PProf && f.healthPort <= 0 && given["http-endpoint"] == "", "--enable-pprof has no effect without --http-endpoint"},
+		{len(ignored) > 0, "accepted without effect: --" + strings.Join(ignored, ", --")},
+		{len(rest) > 0, fmt.Sprintf("arguments that are not flags are ignored: %q", rest)},
+	} {
+		if w.when {
+			out = append(out, w.text)
+		}
 	}
 	return out
 }

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"csi-registrar/internal/config"
 	"csi-registrar/internal/pluginreg"
@@ -151,7 +153,7 @@ func (w workload) registrar(c container, name string, drivers []string) (Registr
 }
 
 func checkPath(p string) error {
-	if !isPrintable(p) {
+	if !utf8.ValidString(p) || strings.ContainsFunc(p, func(r rune) bool { return !unicode.IsPrint(r) }) {
 		return fmt.Errorf("the path %s has characters that are not printable", safetext.Quote(p))
 	}
 	if len(p) > unixsock.MaxPath {
@@ -334,14 +336,13 @@ func refusal(w workload, c container, err error) Refusal {
 }
 
 func noRegistrar(manifests []Manifest, forWindows bool) Refusal {
-	r := Refusal{Reason: "there is no workload with a node-driver-registrar", Hint: "import the manifest of the driver's node plugin"}
-	if forWindows {
-		r.Reason = "the only node-driver-registrar is for Windows"
-	}
 	var names []string
 	for _, m := range manifests {
 		names = append(names, m.Name)
 	}
-	r.Where = strings.Join(names, ", ")
-	return r
+	reason := "there is no workload with a node-driver-registrar"
+	if forWindows {
+		reason = "the only node-driver-registrar is for Windows"
+	}
+	return Refusal{strings.Join(names, ", "), reason, "import the manifest of the driver's node plugin"}
 }

@@ -183,8 +183,7 @@ func (c *Client) call(ctx context.Context, method, target string, limit time.Dur
 
 func readError(resp *http.Response) error {
 	var f failure
-	err := json.NewDecoder(io.LimitReader(resp.Body, maxFailure)).Decode(&f)
-	if err != nil || f.Error == "" {
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxFailure)).Decode(&f); err != nil || f.Error == "" {
 		f.Error = strings.TrimSpace("it answered " + resp.Status)
 	}
 	return &Error{Text: f.Error, code: resp.StatusCode}

@@ -102,7 +102,7 @@ func TestDashboardAndRulesAskForWhatThereIs(t *testing.T) {
 	for _, name := range metricName.FindAllString(exposition(sample()), -1) {
 		there[name] = true
 	}
-	values := map[string][]string{"state": states(), "result": {"registered", "refused"}}
+	values := map[string][]string{"state": states, "result": {"registered", "refused"}}
 	check := func(where, expr string) {
 		for _, name := range metricName.FindAllString(expr, -1) {
 			if !there[name] {
@@ -157,7 +157,7 @@ func TestDashboardShowsEveryState(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i, state := range states() {
+	for i, state := range states {
 		number := regexp.MustCompile(`(\d+) \* csi_registrar_driver_state\{[^}]*state=\\"` + state + `\\"\}`).FindSubmatch(text)
 		if number == nil {
 			t.Errorf("state %d, %s, is not in the panel", i, state)

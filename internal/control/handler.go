@@ -42,17 +42,14 @@ func PublicHandler(b Backend) http.Handler {
 // Profiles serves /debug/pprof/ for `go tool pprof`.
 func Profiles() http.Handler {
 	mux := http.NewServeMux()
-	handle := func(pattern string, h http.HandlerFunc) {
-		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+	for name, h := range map[string]http.HandlerFunc{
+		"": pprof.Index, "cmdline": pprof.Cmdline, "profile": pprof.Profile, "symbol": pprof.Symbol, "trace": pprof.Trace,
+	} {
+		mux.HandleFunc("/debug/pprof/"+name, func(w http.ResponseWriter, r *http.Request) {
 			extendDeadlines(w, maxProfile) // a CPU profile takes ?seconds=
 			h(w, r)
 		})
 	}
-	handle("GET /debug/pprof/", pprof.Index)
-	handle("GET /debug/pprof/cmdline", pprof.Cmdline)
-	handle("GET /debug/pprof/profile", pprof.Profile)
-	handle("GET /debug/pprof/symbol", pprof.Symbol)
-	handle("GET /debug/pprof/trace", pprof.Trace)
 	return mux
 }
 

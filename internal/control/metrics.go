@@ -21,20 +21,16 @@ func (a api) metrics(w http.ResponseWriter, _ *http.Request) {
 	write(w, http.StatusOK, "text/plain; version=0.0.4; charset=utf-8", []byte(exposition(a.Status())))
 }
 
-// states lists the values of the label state, in the order of a driver's life.
-func states() []string {
-	return []string{
-		status.Disabled,
-		string(status.Absent), string(status.Starting), string(status.Ready), string(status.Mismatch),
-		string(status.Published), string(status.Registered), string(status.Refused), string(status.Conflict),
-	}
+// states are the values of the label state, in the order of a driver's life.
+var states = []string{
+	status.Disabled,
+	string(status.Absent), string(status.Starting), string(status.Ready), string(status.Mismatch),
+	string(status.Published), string(status.Registered), string(status.Refused), string(status.Conflict),
 }
 
-// republicationReasons lists the values of the label reason. A driver has a series of each
+// republicationReasons are the values of the label reason. A driver has a series of each
 // from the start: increase() does not see the first event of a series that begins with it.
-func republicationReasons() []string {
-	return []string{"removed", "replaced", "changed", "asked", "returned", "kubelet-silent"}
-}
+var republicationReasons = []string{"removed", "replaced", "changed", "asked", "returned", "kubelet-silent"}
 
 // exposition formats the status. A driver whose name is not valid (yet) has no series: a
 // label stays in databases for long.
@@ -46,7 +42,6 @@ func exposition(s status.Document) string {
 		return d.State == status.Disabled
 	})
 	var e expo
-	e.out.Grow(2000 + 1500*len(drivers)) // about what it takes: no copies on the way there
 
 	e.family("build_info", "gauge", "Which csi-registrar this is; always 1.")
 	e.sample(1, "version", s.Version, "goversion", runtime.Version())
@@ -61,7 +56,7 @@ func exposition(s status.Document) string {
 
 	e.family("driver_state", "gauge", "1 for the state that the driver is in, 0 for all others.")
 	for _, d := range drivers {
-		for _, state := range states() {
+		for _, state := range states {
 			e.sample(boolean(d.State == state), "driver", d.Name, "state", state)
 		}
 	}
@@ -84,7 +79,7 @@ func exposition(s status.Document) string {
 	}
 	e.family("republications_total", "counter", "How often the registration socket was recreated, by reason, since the daemon started.")
 	for _, d := range enabled {
-		for _, reason := range republicationReasons() {
+		for _, reason := range republicationReasons {
 			e.sample(float64(d.RepublicationsBy[reason]), "driver", d.Name, "reason", reason)
 		}
 	}
@@ -118,35 +113,23 @@ func (e *expo) family(name, kind, help string) {
 
 // sample writes one line; labels are names and values in turn.
 func (e *expo) sample(v float64, labels ...string) {
-	e.out.WriteString(e.head)
-	e.head = ""
-	e.out.WriteString(e.name)
-	sep := byte('{')
+	var pairs []string
 	for pair := range slices.Chunk(labels, 2) {
-		e.out.WriteByte(sep)
-		sep = ','
-		e.out.WriteString(pair[0])
-		e.out.WriteString(`="`)
-		e.out.WriteString(escapeLabel(pair[1]))
-		e.out.WriteByte('"')
+		pairs = append(pairs, pair[0]+`="`+escapeLabel(pair[1])+`"`)
 	}
-	if len(labels) > 0 {
-		e.out.WriteByte('}')
+	list := strings.Join(pairs, ",")
+	if list != "" {
+		list = "{" + list + "}"
 	}
-	e.out.WriteByte(' ')
-	e.out.WriteString(strconv.FormatFloat(v, 'f', -1, 64))
-	e.out.WriteByte('\n')
+	fmt.Fprintf(&e.out, "%s%s%s %s\n", e.head, e.name, list, strconv.FormatFloat(v, 'f', -1, 64))
+	e.head = ""
 }
 
 // escapeLabel makes a label's value: safe to print first, then the three escapes that the
 // format has.
-func escapeLabel(s string) string {
-	s = safetext.Clean(s, 200)
-	if !strings.ContainsAny(s, "\\\"\n") {
-		return s // a Replacer is a table of 8 kB, and there are dozens of labels a driver
-	}
-	return strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`).Replace(s)
-}
+func escapeLabel(s string) string { return labelEscapes.Replace(safetext.Clean(s, 200)) }
+
+var labelEscapes = strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`)
 
 func boolean(on bool) float64 {
 	if on {

@@ -56,7 +56,7 @@ func TestRepublicationReasons(t *testing.T) {
 	for _, cause := range []registrar.Cause{
 		registrar.CauseRemoved, registrar.CauseReplaced, registrar.CauseChanged, registrar.CauseAsked, registrar.CauseReturned, registrar.CauseSilent,
 	} {
-		if !slices.Contains(republicationReasons(), string(cause)) {
+		if !slices.Contains(republicationReasons, string(cause)) {
 			t.Errorf("%s is not in the list", cause)
 		}
 	}

@@ -36,10 +36,9 @@ func Serve(ctx context.Context, ln net.Listener, b Backend, log *slog.Logger) er
 	return serve(ctx, srv, netutil.LimitListener(rootListener{ln, log}, maxConns))
 }
 
-// ServePublic serves PublicHandler until ctx is done, on TCP or on a Unix socket that
-// others may connect to.
-func ServePublic(ctx context.Context, ln net.Listener, b Backend, log *slog.Logger) error {
-	srv := newServer(ctx, localHostOnly(ln.Addr(), PublicHandler(b)), log)
+// ServePublic serves h until ctx is done, on TCP or on a Unix socket that others may connect to.
+func ServePublic(ctx context.Context, ln net.Listener, h http.Handler, log *slog.Logger) error {
+	srv := newServer(ctx, localHostOnly(ln.Addr(), h), log)
 	srv.ConnState = closeOldest(maxPublic)
 	return serve(ctx, srv, ln)
 }

@@ -312,7 +312,9 @@ func servedPublic(t *testing.T, b Backend, address string) (addr string) {
 	if err != nil {
 		t.Skip(err) // no IPv6
 	}
-	serving(t, ln, func(ctx context.Context, ln net.Listener) error { return ServePublic(ctx, ln, b, discard()) })
+	serving(t, ln, func(ctx context.Context, ln net.Listener) error {
+		return ServePublic(ctx, ln, PublicHandler(b), discard())
+	})
 	return ln.Addr().String()
 }
 

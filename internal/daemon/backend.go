@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 
 	"csi-registrar/internal/agent"
@@ -17,17 +18,13 @@ type backend struct {
 
 var _ control.Backend = backend{}
 
-func (d *daemon) backend(reload func(context.Context) error) backend {
-	return backend{d.agent, d, reload}
-}
-
 // Reload implements control.Backend.
 func (b backend) Reload(ctx context.Context) error { return b.reload(ctx) }
 
-// Status implements control.Backend: the agent's document with what the watcher and the
-// workers know.
+// Status implements control.Backend: the agent's document with what it does not know.
 func (b backend) Status() status.Document {
 	s := b.Agent.Status()
+	s.PluginsRegistry = cmp.Or(b.d.parts.options.Dir, s.PluginsRegistry) // the one that a flag named
 	s.Polling = b.d.watcher.Polling()
 	for _, stuck := range b.d.pool.Stuck() {
 		s.Stuck = append(s.Stuck, status.StuckCall(stuck))

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -21,8 +22,7 @@ import (
 	"csi-registrar/internal/worker"
 )
 
-// daemon is the process: it owns the parts that are one for all drivers, and the order in
-// which they begin and end.
+// daemon is the process.
 type daemon struct {
 	options  Options
 	log      *slog.Logger
@@ -125,20 +125,26 @@ func (d *daemon) serve(ctx context.Context, b control.Backend) error {
 		if err != nil {
 			return err
 		}
-		d.servePublic(ctx, ln, b)
+		d.servePublic(ctx, ln, control.PublicHandler(b))
 	}
-	if d.options.HTTP != "" {
-		ln, err := (&net.ListenConfig{}).Listen(ctx, "tcp", d.options.HTTP)
-		if err != nil {
-			return fmt.Errorf("cannot serve health and metrics: %w", err)
-		}
-		d.servePublic(ctx, ln, b)
+	return d.serveTCP(ctx, d.options.HTTP, control.PublicHandler(b))
+}
+
+// serveTCP serves h on a TCP address, if there is one.
+func (d *daemon) serveTCP(ctx context.Context, address string, h http.Handler) error {
+	if address == "" {
+		return nil
 	}
+	ln, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+	if err != nil {
+		return fmt.Errorf("cannot serve health: %w", err)
+	}
+	d.servePublic(ctx, ln, h)
 	return nil
 }
 
-func (d *daemon) servePublic(ctx context.Context, ln net.Listener, b control.Backend) {
-	d.work.Go(func() { d.note("serving health and metrics", control.ServePublic(ctx, ln, b, d.log)) })
+func (d *daemon) servePublic(ctx context.Context, ln net.Listener, h http.Handler) {
+	d.work.Go(func() { d.note("serving health", control.ServePublic(ctx, ln, h, d.log)) })
 }
 
 // serveControl serves the control socket that was handed over, or one of our own. While

@@ -45,14 +45,7 @@ func newLogger(stderr io.Writer, c config.Log) (*slog.Logger, *slog.LevelVar) {
 	return slog.New(slog.NewTextHandler(stderr, opts)), level
 }
 
-func logLevel(name string) slog.Level {
-	switch name {
-	case "debug":
-		return slog.LevelDebug
-	case "warn":
-		return slog.LevelWarn
-	case "error":
-		return slog.LevelError
-	}
-	return slog.LevelInfo
+func logLevel(name string) (level slog.Level) {
+	_ = level.UnmarshalText([]byte(name)) // config has checked it
+	return level
 }

@@ -15,14 +15,6 @@ const (
 // things have settled. The runtime would keep it for minutes: the memory belongs to the
 // workloads. It costs a garbage collection, and no timer while nothing changes.
 func (d *daemon) releaseMemory(ctx context.Context) {
-	pause := func(t time.Duration) bool {
-		select {
-		case <-ctx.Done():
-			return false
-		case <-time.After(t):
-			return true
-		}
-	}
 	for {
 		changed := d.agent.Changed()
 		select {
@@ -38,8 +30,6 @@ func (d *daemon) releaseMemory(ctx context.Context) {
 			return
 		case <-changed:
 		}
-		if !pause(releaseAgain) {
-			return
-		}
+		pause(ctx, releaseAgain)
 	}
 }

@@ -30,11 +30,17 @@ func (d *daemon) reportStatus(ctx context.Context) {
 			return
 		case <-changed:
 		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(200 * time.Millisecond):
-		}
+		pause(ctx, 200*time.Millisecond)
+	}
+}
+
+// pause waits for a time, or until ctx is done; it reports whether that is not.
+func pause(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
 	}
 }
 
@@ -59,14 +65,9 @@ func statusLine(s status.Document) string {
 	if pending := s.Pending(); len(pending) > 0 {
 		line += fmt.Sprintf(" (%s: %s)", pending[0].Name, cmp.Or(pending[0].Reason, pending[0].State))
 	}
-	if s.ConfigError != "" {
-		line = "the configuration has errors and is not in force as it is written: " + firstLine(s.ConfigError) + "; " + line
+	if first, _, _ := strings.Cut(s.ConfigError, "\n"); first != "" {
+		line = "the configuration has errors and is not in force as it is written: " + first + "; " + line
 	}
-	return line
-}
-
-func firstLine(s string) string {
-	line, _, _ := strings.Cut(s, "\n")
 	return line
 }
 
@@ -77,18 +78,11 @@ func (d *daemon) feedWatchdog(ctx context.Context) {
 	if !watched {
 		return
 	}
-	ticker := time.NewTicker(interval / 2)
-	defer ticker.Stop()
-	for {
+	for ok := true; ok; ok = pause(ctx, interval/2) {
 		if err := d.alive(ctx, interval/3); err != nil {
 			d.note("the watchdog's question", err)
 		} else {
 			d.note("feeding the watchdog", d.notifier.Watchdog())
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
 		}
 	}
 }

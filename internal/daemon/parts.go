@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -31,7 +30,6 @@ type parts struct {
 	store   *systemd.Store
 
 	mu         sync.Mutex
-	first      string                       // the root directory that was asked for first
 	registries map[string]*kubelet.Registry // by root directory
 	stored     map[string][]*os.File        // by driver; more than one only if a process died between two
 }
@@ -87,16 +85,10 @@ func (p *parts) registry(rootDir string) (*kubelet.Registry, error) {
 		return nil, err
 	}
 	p.registries[rootDir] = r
-	p.first = cmp.Or(p.first, rootDir)
 	return r, nil
 }
 
-// rootDir is the kubelet's root directory that was used first: the one of the unit's sandbox.
-func (p *parts) rootDir() string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.first
-}
+var _ agent.Parts = (*parts)(nil)
 
 // Driver implements agent.Parts.
 func (p *parts) Driver(_ *config.Config, d config.Driver) registrar.Driver {

@@ -36,7 +36,7 @@ func run(ctx context.Context, o Options, load func(config.Source) *config.Result
 	log, level := newLogger(o.Stderr, res.Config.Log)
 	d := newDaemon(o, log, pool, "")
 	r.daemon, r.level = d, level
-	return d.run(ctx, d.backend(r.reload), func(ctx context.Context) error {
+	return d.run(ctx, backend{d.agent, d, r.reload}, func(ctx context.Context) error {
 		if err := r.begin(ctx, res); err != nil {
 			return err
 		}

@@ -1,10 +1,12 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"path/filepath"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -14,7 +16,7 @@ import (
 
 // errSandbox ends the process so that the manager starts it again: its view of the file
 // system was made at start and cannot be changed from within.
-var errSandbox = errors.New("the kubelet's root directory was removed and made again, and this process's sandbox shows the new one read-only; " +
+var errSandbox = errors.New("the kubelet's root directory was removed and recreated, and this process's sandbox shows the new one read-only; " +
 	"the service manager starts another one, and what is registered stays")
 
 // guardSandbox notices that the kubelet's root directory went and came back, as when a node
@@ -23,27 +25,28 @@ var errSandbox = errors.New("the kubelet's root directory was removed and made a
 // the descriptor store. It cannot go on for ever: only a process that saw the directory
 // writable, or missing, ends.
 func (d *daemon) guardSandbox(ctx context.Context) {
-	if d.notifier == nil || !d.options.KeepSockets {
-		return // nobody would start us again
+	registry := d.agent.Status().PluginsRegistry // the one at start: of the unit's sandbox
+	if d.notifier == nil || !d.options.KeepSockets || registry == "" {
+		return // nobody would start us again, or a flag named the directory
 	}
-	dir := d.parts.rootDir()
+	dir := filepath.Dir(registry)
 	hints := d.watcher.Subscribe(dir)
 	defer hints.Close()
 	slot := d.pool.Slot(dir, hints.Hint)
 	anotherMaySeeMore := false
 	for {
-		readOnly, err := worker.Do(ctx, slot, time.Second, func() sight {
+		seen, err := worker.Do(ctx, slot, time.Second, func() error {
 			var st unix.Statfs_t
-			err := unix.Statfs(dir, &st)
-			return sight{st.Flags&unix.ST_RDONLY != 0, err}
+			if err := unix.Statfs(dir, &st); err != nil || st.Flags&unix.ST_RDONLY == 0 {
+				return err
+			}
+			return errSandbox
 		}, nil)
-		switch err := errors.Join(err, readOnly.err); {
-		case errors.Is(err, fs.ErrNotExist):
+		switch err := cmp.Or(err, seen); {
+		case err == nil, errors.Is(err, fs.ErrNotExist):
 			anotherMaySeeMore = true
-		case err != nil:
+		case !errors.Is(err, errSandbox):
 			d.log.Debug("looking at the root directory", "error", err)
-		case !readOnly.readOnly:
-			anotherMaySeeMore = true
 		case anotherMaySeeMore:
 			d.fail(fmt.Errorf("%s: %w", dir, errSandbox))
 			return
@@ -54,10 +57,4 @@ func (d *daemon) guardSandbox(ctx context.Context) {
 		case <-hints.Hints():
 		}
 	}
-}
-
-// sight is what was seen of a directory.
-type sight struct {
-	readOnly bool
-	err      error
 }

@@ -6,13 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"math/rand/v2"
-	"net"
 	"net/http"
 	"time"
 
-	"csi-registrar/internal/agent"
 	"csi-registrar/internal/compat"
 	"csi-registrar/internal/config"
 	"csi-registrar/internal/control"
@@ -21,7 +18,7 @@ import (
 	"csi-registrar/internal/worker"
 )
 
-// RunSidecar is the daemon with the flags of node-driver-registrar: one driver, which tells its
+// RunSidecar is the daemon with the flags of node-driver-registrar: one driver, which reports its
 // own name, and no files.
 func RunSidecar(ctx context.Context, o Options, flags compat.Options) error {
 	c := config.Default()
@@ -31,10 +28,10 @@ func RunSidecar(ctx context.Context, o Options, flags compat.Options) error {
 	for _, w := range flags.Warnings {
 		log.Warn(w)
 	}
-	o.HTTP = "" // flags.HTTPAddr is served as the peer does
+	o.HTTP = "" // flags.HTTPAddr is served as node-driver-registrar does
 	d := newDaemon(o, log, worker.NewPool(), flags.RegistryDir)
 	s := &sidecar{daemon: d, flags: flags}
-	return d.run(ctx, sidecarBackend{d.backend(s.reload), flags.RegistryDir}, func(ctx context.Context) error {
+	return d.run(ctx, backend{d.agent, d, s.reload}, func(ctx context.Context) error {
 		if err := s.serveHealth(ctx); err != nil {
 			return err
 		}
@@ -42,20 +39,6 @@ func RunSidecar(ctx context.Context, o Options, flags compat.Options) error {
 		d.work.Go(func() { s.follow(ctx) })
 		return nil
 	})
-}
-
-// sidecarBackend is a backend whose directory was named by a flag: the agent's configuration
-// does not have it.
-type sidecarBackend struct {
-	backend
-	registry string
-}
-
-// Status implements control.Backend.
-func (b sidecarBackend) Status() status.Document {
-	s := b.backend.Status()
-	s.PluginsRegistry = b.registry
-	return s
 }
 
 // sidecar learns the driver's name and keeps the agent's configuration in step with it.
@@ -92,52 +75,37 @@ func (s *sidecar) apply(ctx context.Context, drivers ...config.Driver) error {
 	return s.agent.Apply(ctx, c, nil)
 }
 
-// discover asks the driver until it has told a name that may be registered; false when
+// discover asks the driver until it has reported a name that may be registered; false when
 // ctx is done. It waits as the registrar does: hints first, a backoff as the net.
 func (s *sidecar) discover(ctx context.Context) (string, bool) {
 	d := s.flags.Driver("")
-	hints := s.watcher.Subscribe(d.Socket)
 	client := driver.New(driver.Config{Socket: d.Socket, Timeout: d.Timeout, Owner: d.SocketOwner},
-		driver.Options{Log: s.log, Hints: hints, Pool: s.pool})
+		driver.Options{Log: s.log, Hints: s.watcher.Subscribe(d.Socket), Pool: s.pool})
 	defer func() { s.note("closing the connection to the driver", client.Close()) }()
-	shown := status.Driver{Socket: d.Socket, Endpoint: d.Endpoint, Registration: status.None, Since: time.Now()}
+	shown := status.Driver{Socket: d.Socket, Endpoint: d.Endpoint, Registration: status.None}
 	show := func(rep status.Report) {
-		state := string(rep.Driver)
-		if shown.State == state && shown.Reason == rep.Reason {
-			return
+		if state := string(rep.Driver); shown.State != state {
+			shown.State, shown.Since = state, time.Now()
+			s.log.Info("waiting for the driver", "socket", d.Socket, "state", state, "reason", rep.Reason)
 		}
-		level := slog.LevelDebug
-		if shown.State != state {
-			level, shown.Since = slog.LevelInfo, time.Now()
-		}
-		shown.State, shown.Driver, shown.Reason = state, rep.Driver, rep.Reason
+		shown.Driver, shown.Reason = rep.Driver, rep.Reason
 		s.agent.Unnamed(&shown)
-		s.log.Log(ctx, level, "waiting for the driver", "socket", d.Socket, "state", state, "reason", rep.Reason)
 	}
-	for wait := time.Second; ; {
-		begun := time.Now()
+	for wait := time.Second; ; wait = min(2*wait, 30*time.Second) {
 		rep := client.Ask(ctx, show)
-		if ctx.Err() != nil {
+		switch {
+		case ctx.Err() != nil:
 			return "", false
-		}
-		if rep.Driver == status.Ready {
+		case rep.Driver == status.Ready:
 			return rep.Identity.Name, true
-		}
-		show(rep)
-		wait = min(2*wait, 30*time.Second)
-		if rep.Driver == status.Starting {
+		case rep.Driver == status.Starting:
 			wait = time.Second
 		}
+		show(rep)
 		select {
 		case <-ctx.Done():
 			return "", false
 		case <-client.Hints():
-			// The first is asked at once; a socket that flaps costs no more than a question in 10 ms.
-			select {
-			case <-ctx.Done():
-				return "", false
-			case <-time.After(time.Until(begun.Add(10 * time.Millisecond))):
-			}
 		case <-time.After(wait - wait/8 + rand.N(wait/4)):
 		}
 	}
@@ -160,25 +128,11 @@ func (s *sidecar) renamed(ctx context.Context, name string) bool {
 
 // serveHealth serves /healthz where node-driver-registrar would.
 func (s *sidecar) serveHealth(ctx context.Context) error {
-	if s.flags.HTTPAddr == "" {
-		return nil
-	}
-	ln, err := (&net.ListenConfig{}).Listen(ctx, "tcp", s.flags.HTTPAddr)
-	if err != nil {
-		return fmt.Errorf("cannot serve /healthz: %w", err)
-	}
 	var profiles http.Handler
 	if s.flags.PProf {
 		profiles = control.Profiles()
 	}
-	srv := &http.Server{Handler: compat.Handler(s.healthy, profiles), ReadHeaderTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: 30 * time.Second}
-	s.work.Go(func() {
-		defer context.AfterFunc(ctx, func() { s.note("ending /healthz", srv.Close()) })()
-		if err := srv.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
-			s.note("serving /healthz", err)
-		}
-	})
-	return nil
+	return s.serveTCP(ctx, s.flags.HTTPAddr, compat.Handler(s.healthy, profiles))
 }
 
 // healthy reports whether the registration socket is in place: fs.ErrNotExist if there is none.
@@ -196,5 +150,3 @@ func (s *sidecar) healthy() error {
 		return fmt.Errorf("no registration socket: the driver is %s: %s: %w", d.State, d.Reason, fs.ErrNotExist)
 	}
 }
-
-var _ agent.Parts = (*parts)(nil)

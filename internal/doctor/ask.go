@@ -25,7 +25,7 @@ import (
 
 // trusted checks who can be behind the driver's socket, by the daemon's rules, and reports
 // what is wrong. peer is who listens there; nil: nobody has connected yet.
-func (x *exam) trusted(ctx context.Context, d config.Driver, peer *unixsock.Cred) bool {
+func (x *diagnosis) trusted(ctx context.Context, d config.Driver, peer *unixsock.Cred) bool {
 	trust := driver.Trust{Owner: d.SocketOwner}
 	_, err := look(ctx, x, d.Socket, func() (struct{}, error) {
 		if peer != nil {
@@ -86,52 +86,44 @@ func connect(c net.Conn) (*grpc.ClientConn, error) {
 	)
 }
 
-// nameAt asks the driver at a path for its name alone.
-func (x *exam) nameAt(ctx context.Context, path string, limit time.Duration) (string, error) {
-	c, _, err := x.dial(ctx, path)
-	if err != nil {
-		return "", err
-	}
-	defer c.Close()
-	conn, err := connect(c)
-	if err != nil {
-		return "", err
-	}
-	defer conn.Close()
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	r, err := csi.NewIdentityClient(conn).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
-	return r.GetName(), err
-}
-
 // ask makes the calls that the daemon, and then the kubelet, make to the driver.
-func (x *exam) ask(ctx context.Context, d config.Driver, c net.Conn, who process) {
+func (x *diagnosis) ask(ctx context.Context, d config.Driver, c net.Conn, who process) {
 	conn, err := connect(c)
 	if err != nil {
 		x.problem(d.Name, StepPluginInfo, safetext.Quote(err.Error()), "")
 		return
 	}
 	defer conn.Close()
-	q := &questions{exam: x, d: d, who: who, identity: csi.NewIdentityClient(conn), node: csi.NewNodeClient(conn)}
-	if q.pluginInfo(ctx) && q.probe(ctx) {
-		q.capabilities(ctx, StepPluginCaps, "it answers; CSI requires it", q.pluginCapabilities)
-		if q.nodeInfo(ctx) {
-			q.capabilities(ctx, StepNodeCaps, "it answers: the kubelet asks before each mount", q.nodeCapabilities)
-		}
+	q := &questions{diagnosis: x, d: d, who: who, identity: csi.NewIdentityClient(conn), node: csi.NewNodeClient(conn)}
+	if !q.call(ctx, StepPluginInfo, Problem, "it answers at once with the driver's name", q.pluginInfo) || !q.sameName() ||
+		!q.call(ctx, StepProbe, Problem, "it says that it is ready, or does not implement Probe", q.probe) {
+		return
+	}
+	// A driver that does not answer these can be registered all the same.
+	q.call(ctx, StepPluginCaps, Warning, "it answers; CSI requires it", q.pluginCapabilities)
+	if q.call(ctx, StepNodeInfo, Problem, "it answers; the kubelet waits 2 minutes and then refuses the driver", q.nodeInfo) {
+		q.call(ctx, StepNodeCaps, Warning, "it answers: the kubelet asks before each mount", q.nodeCapabilities)
+		q.checkNodeInfo()
 	}
 }
 
-// questions are the calls to one driver.
+// questions are the calls to one driver, and its answers.
 type questions struct {
-	*exam
+	*diagnosis
 	d        config.Driver
 	who      process
 	identity csi.IdentityClient
 	node     csi.NodeClient
+	name     string
+	info     *csi.NodeGetInfoResponse
 }
 
 // call makes one call and reports its failure; seen is what there is to say of success.
-func (q *questions) call(ctx context.Context, step Step, limit time.Duration, severity Severity, expected string, do func(context.Context) (seen string, err error)) bool {
+func (q *questions) call(ctx context.Context, step Step, severity Severity, expected string, do func(context.Context) (seen string, err error)) bool {
+	limit := q.d.Timeout
+	if step == StepNodeInfo {
+		limit = q.o.NodeInfoTimeout
+	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	start := time.Now()
@@ -140,8 +132,7 @@ func (q *questions) call(ctx context.Context, step Step, limit time.Duration, se
 	if err == nil {
 		q.checked(q.d.Name, step, OK, "%s", seen)
 	} else {
-		q.found(Finding{Driver: q.d.Name, Step: step, Severity: severity, explains: severity == Problem,
-			Found: failure(step, limit, err), Expected: expected, Fix: q.who.repair()})
+		q.found(Finding{Driver: q.d.Name, Step: step, Severity: severity, Found: failure(step, limit, err), Expected: expected, Fix: q.who.repair()})
 	}
 	q.took(took)
 	return err == nil
@@ -159,8 +150,6 @@ func failure(step Step, limit time.Duration, err error) string {
 		return fmt.Sprintf("the driver does not answer %s within %v", step, limit)
 	case codes.Unimplemented:
 		return fmt.Sprintf("the driver does not implement %s: %s", step, said)
-	case codes.Unavailable:
-		return fmt.Sprintf("the connection broke during %s: %s", step, said)
 	default:
 		return fmt.Sprintf("%s fails: %s: %s", step, s.Code(), said)
 	}
@@ -174,88 +163,74 @@ func (p process) repair() []Fix {
 	return []Fix{text("look into the log of the driver, which is process %d; restart it", p.pid)}
 }
 
-func (q *questions) pluginInfo(ctx context.Context) bool {
-	var name string
-	ok := q.call(ctx, StepPluginInfo, q.d.Timeout, Problem, "it answers at once with the driver's name", func(ctx context.Context) (string, error) {
-		r, err := q.identity.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
-		name = r.GetName()
-		if err == nil && name == "" {
-			err = errors.New("the driver answers with an empty name")
-		}
-		return safetext.Word(name) + " " + safetext.Word(r.GetVendorVersion()), err
-	})
-	if !ok || name == q.d.Name {
-		return ok
+func (q *questions) pluginInfo(ctx context.Context) (string, error) {
+	r, err := q.identity.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
+	q.name = r.GetName()
+	if err == nil && q.name == "" {
+		err = errors.New("the driver answers with an empty name")
+	}
+	return safetext.Word(q.name) + " " + safetext.Word(r.GetVendorVersion()), err
+}
+
+// sameName reports whether the driver is the one that is configured, and what to do if not.
+func (q *questions) sameName() bool {
+	if q.name == q.d.Name {
+		return true
 	}
 	at := q.origin(q.d, "socket")
 	fix := text("fix the name or the socket of the table [driver.%q] in %s", q.d.Name, at)
-	if status.CheckName(name) == nil {
-		fix = text("name the table [driver.%q] in %s, or give it the socket of %s", name, at, q.d.Name)
+	if status.CheckName(q.name) == nil {
+		fix = text("name the table [driver.%q] in %s, or give it the socket of %s", q.name, at, q.d.Name)
 	}
-	q.problem(q.d.Name, StepPluginInfo, fmt.Sprintf("the driver at %s reports name %s", safetext.Word(q.d.Socket), safetext.Quote(name)),
+	q.problem(q.d.Name, StepPluginInfo, fmt.Sprintf("the driver at %s reports name %s", safetext.Word(q.d.Socket), safetext.Quote(q.name)),
 		fmt.Sprintf("name %q, as in %s", q.d.Name, at), fix, reload)
 	return false
 }
 
-func (q *questions) probe(ctx context.Context) bool {
-	return q.call(ctx, StepProbe, q.d.Timeout, Problem, "it says that it is ready, or does not implement Probe", func(ctx context.Context) (string, error) {
-		r, err := q.identity.Probe(ctx, &csi.ProbeRequest{})
-		switch {
-		case grpcstatus.Code(err) == codes.Unimplemented:
-			return "not implemented, which counts as ready", nil
-		case err == nil && r.GetReady() != nil && !r.GetReady().GetValue():
-			err = errors.New("the driver says in Probe that it is not ready")
-		}
-		return "ready", err
-	})
+func (q *questions) probe(ctx context.Context) (string, error) {
+	r, err := q.identity.Probe(ctx, &csi.ProbeRequest{})
+	switch {
+	case grpcstatus.Code(err) == codes.Unimplemented:
+		return "not implemented, which counts as ready", nil
+	case err == nil && r.GetReady() != nil && !r.GetReady().GetValue():
+		err = errors.New("the driver says in Probe that it is not ready")
+	}
+	return "ready", err
 }
 
-// capabilities are shown; a driver that does not answer can be registered all the same.
-func (q *questions) capabilities(ctx context.Context, step Step, expected string, ask func(context.Context) ([]string, error)) {
-	q.call(ctx, step, q.d.Timeout, Warning, expected, func(ctx context.Context) (string, error) {
-		names, err := ask(ctx)
-		return cmp.Or(strings.Join(names, ", "), "none"), err
-	})
-}
-
-func (q *questions) pluginCapabilities(ctx context.Context) (names []string, err error) {
+func (q *questions) pluginCapabilities(ctx context.Context) (string, error) {
 	r, err := q.identity.GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
+	var names []string
 	for _, c := range r.GetCapabilities() {
 		if s := c.GetService(); s != nil {
 			names = append(names, s.GetType().String())
 		}
-		if e := c.GetVolumeExpansion(); e != nil {
-			names = append(names, "expansion "+e.GetType().String())
-		}
 	}
-	return names, err
+	return cmp.Or(strings.Join(names, ", "), "none"), err
 }
 
-func (q *questions) nodeCapabilities(ctx context.Context) (names []string, err error) {
+func (q *questions) nodeCapabilities(ctx context.Context) (string, error) {
 	r, err := q.node.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
+	var names []string
 	for _, c := range r.GetCapabilities() {
 		names = append(names, c.GetRpc().GetType().String())
 	}
-	return names, err
+	return cmp.Or(strings.Join(names, ", "), "none"), err
 }
 
-func (q *questions) nodeInfo(ctx context.Context) bool {
-	var r *csi.NodeGetInfoResponse
-	ok := q.call(ctx, StepNodeInfo, q.o.NodeInfoTimeout, Problem, "it answers; the kubelet waits 2 minutes and then refuses the driver", func(ctx context.Context) (seen string, err error) {
-		r, err = q.node.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
-		limit := "no volume limit"
-		if n := r.GetMaxVolumesPerNode(); n > 0 {
-			limit = "at most " + count(int(n), "volume")
-		}
-		return fmt.Sprintf("node id %s, %s, %s", safetext.Word(r.GetNodeId()), limit, count(len(r.GetAccessibleTopology().GetSegments()), "topology key")), err
-	})
-	if !ok {
-		return false
+func (q *questions) nodeInfo(ctx context.Context) (seen string, err error) {
+	q.info, err = q.node.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
+	limit := "no volume limit"
+	if n := q.info.GetMaxVolumesPerNode(); n > 0 {
+		limit = "at most " + count(int(n), "volume")
 	}
-	for _, f := range nodeRules(r) {
-		f.Driver, f.Step, f.explains = q.d.Name, StepNodeInfo, f.Severity == Problem
+	return fmt.Sprintf("node id %s, %s, %s", safetext.Word(q.info.GetNodeId()), limit, count(len(q.info.GetAccessibleTopology().GetSegments()), "topology key")), err
+}
+
+func (q *questions) checkNodeInfo() {
+	for _, f := range nodeRules(q.info) {
+		f.Driver, f.Step = q.d.Name, StepNodeInfo
 		f.Fix = []Fix{text("fix this in the driver's own configuration, and restart it")}
 		q.found(f)
 	}
-	return true
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -16,7 +15,7 @@ import (
 var reload = run("csi-registrar", "reload")
 
 // loadConfig reads the files, and the drivers that are only in hidden ones.
-func (x *exam) loadConfig(ctx context.Context) {
+func (x *diagnosis) loadConfig(ctx context.Context) {
 	where := cmp.Or(x.o.Source.File, filepath.Join(cmp.Or(x.o.Source.Root, "/"), "etc/csi-registrar"))
 	r, err := look(ctx, x, where, func() (*config.Result, error) { return config.Load(x.o.Source), nil })
 	if err != nil {
@@ -28,7 +27,7 @@ func (x *exam) loadConfig(ctx context.Context) {
 
 // configuration reports the errors of the files, and drivers that are asked for and
 // not in them.
-func (x *exam) configuration(ctx context.Context) {
+func (x *diagnosis) configuration(ctx context.Context) {
 	before := len(x.report.Findings)
 	for _, m := range x.config.Errors {
 		if driver := driverOf(m.Key); driver == "" || x.wanted(driver) {
@@ -42,7 +41,7 @@ func (x *exam) configuration(ctx context.Context) {
 		}
 	}
 	hidden := x.hidden(ctx)
-	x.absent(ctx, hidden)
+	x.absent(hidden)
 	if len(x.config.Config.Drivers)+len(x.config.Faulty)+len(hidden) == 0 && !x.named && len(x.report.Findings) == before {
 		x.warning("", StepConfiguration, "no driver is configured", `each driver has a table [driver."NAME"] with its socket`,
 			text("csi-registrar import MANIFEST, or write a file into %s", safetext.Word(x.confDir())))
@@ -77,7 +76,7 @@ func driverOf(key string) string {
 }
 
 // origin is the place where a key of the driver is written; where it is not, the table's.
-func (x *exam) origin(d config.Driver, key string) string {
+func (x *diagnosis) origin(d config.Driver, key string) string {
 	for _, k := range []string{key, "socket"} {
 		if at := x.config.Origin(fmt.Sprintf("driver.%q.%s", d.Name, k)); at != "default" {
 			return place(at)
@@ -95,27 +94,19 @@ func place(at string) string {
 }
 
 // confDir is where administrators write.
-func (x *exam) confDir() string {
+func (x *diagnosis) confDir() string {
 	return filepath.Join(cmp.Or(x.o.Source.Root, "/"), "etc/csi-registrar/conf.d")
 }
 
-// hiding is a drop-in that does not count because of another one with its name.
-type hiding struct {
-	config.Hidden
-	driver config.Driver
-	masked bool // the other one is empty
-}
-
 // hidden finds, by driver, the drop-ins that would configure a driver which no other
-// file configures.
-func (x *exam) hidden(ctx context.Context) map[string]hiding {
-	out, _ := look(ctx, x, x.confDir(), func() (map[string]hiding, error) {
-		out := map[string]hiding{}
+// file configures, but are hidden by a file of the same name.
+func (x *diagnosis) hidden(ctx context.Context) map[string]config.Hidden {
+	out, _ := look(ctx, x, x.confDir(), func() (map[string]config.Hidden, error) {
+		out := map[string]config.Hidden{}
 		for _, h := range x.config.Hidden {
-			info, err := os.Stat(h.By)
 			for _, d := range config.Load(config.Source{File: h.File}).Config.Drivers {
-				if _, configured := x.config.Config.Driver(d.Name); !configured && !slices.Contains(x.config.Faulty, d.Name) {
-					out[d.Name] = hiding{h, d, err == nil && info.Size() == 0}
+				if !x.configured(d.Name) {
+					out[d.Name] = h
 				}
 			}
 		}
@@ -124,50 +115,39 @@ func (x *exam) hidden(ctx context.Context) map[string]hiding {
 	return out // nil if the file system does not answer: that was found when the files were read
 }
 
-// absent reports drivers that no file configures: those that were named, and those whose
-// drop-in is masked although they run and nobody else registers them.
-func (x *exam) absent(ctx context.Context, hidden map[string]hiding) {
-	names := x.o.Drivers
+// configured reports whether a file configures the driver, with or without errors.
+func (x *diagnosis) configured(driver string) bool {
+	_, right := x.config.Config.Driver(driver)
+	return right || slices.Contains(x.config.Faulty, driver)
+}
+
+// absent reports drivers that no file configures: a problem only where somebody asked for them.
+func (x *diagnosis) absent(hidden map[string]config.Hidden) {
 	if !x.named {
-		names = sortedKeys(hidden)
-	}
-	for _, name := range names {
-		_, configured := x.config.Config.Driver(name)
-		if configured || slices.Contains(x.config.Faulty, name) {
-			continue
+		for _, name := range sortedKeys(hidden) {
+			x.checked(name, StepConfiguration, Skipped, "%s is hidden by %s", safetext.Word(hidden[name].File), safetext.Word(hidden[name].By))
 		}
+	}
+	for _, name := range x.o.Drivers {
 		h, isHidden := hidden[name]
-		file, by := safetext.Word(h.File), safetext.Word(h.By)
 		switch {
-		case !isHidden:
+		case x.configured(name):
+		case isHidden:
+			x.problem(name, StepConfiguration, fmt.Sprintf("%s, which configures it, is hidden by %s", safetext.Word(h.File), safetext.Word(h.By)),
+				"only one file has that name, or the one in /etc configures the driver", run("rm", h.By), reload)
+		default:
 			x.problem(name, StepConfiguration, "no file configures it", fmt.Sprintf("a table [driver.%q] with its socket", name),
 				text("write it into a file in %s", safetext.Word(x.confDir())), reload)
-		case !x.named && (len(x.served[name]) > 0 || !x.listening(ctx, h.driver.Socket)):
-			x.checked(name, StepConfiguration, Skipped, "%s is hidden by %s", file, by)
-		case h.masked:
-			x.problem(name, StepConfiguration, fmt.Sprintf("%s, which configures it, is masked by the empty %s", file, by), "it is not masked", run("rm", h.By), reload)
-		default:
-			x.problem(name, StepConfiguration, fmt.Sprintf("%s, which configures it, is hidden by %s", file, by),
-				"only one file has that name, or the one in /etc configures the driver", run("rm", h.By), reload)
 		}
 	}
 }
 
-// disabled reports it where somebody asked, or where it looks like an error: the driver
-// runs and nobody registers it.
-func (x *exam) disabled(ctx context.Context, d config.Driver) {
-	if !x.named && (len(x.served[d.Name]) > 0 || !x.listening(ctx, d.Socket)) {
+// disabled reports a problem only where somebody asked for the driver.
+func (x *diagnosis) disabled(d config.Driver) {
+	if !x.named {
 		x.checked(d.Name, StepConfiguration, Skipped, "it is disabled")
 		return
 	}
 	at := x.origin(d, "enabled")
 	x.problem(d.Name, StepConfiguration, "it is disabled: enabled = false in "+at, "enabled = true, or no such key", text("edit %s", at), reload)
-}
-
-func (x *exam) listening(ctx context.Context, path string) bool {
-	c, _, err := x.dial(ctx, path)
-	if err == nil {
-		c.Close()
-	}
-	return err == nil
 }

@@ -27,7 +27,7 @@ var asRoot = run("sudo", "csi-registrar", "doctor")
 
 const daemonTimeout = 2500 * time.Millisecond // it answers at once; less than fileTimeout
 
-func (x *exam) askDaemon(ctx context.Context) daemon {
+func (x *diagnosis) askDaemon(ctx context.Context) daemon {
 	socket := control.Path(x.o.Source.Root)
 	doc, err := look(ctx, x, socket, func() (status.Document, error) {
 		ctx, cancel := context.WithTimeout(ctx, daemonTimeout)
@@ -42,7 +42,7 @@ func (x *exam) askDaemon(ctx context.Context) daemon {
 }
 
 // running looks whether the daemon runs, and works with the files as they are.
-func (x *exam) running() {
+func (x *diagnosis) running() {
 	err, outdated := x.daemon.err, x.outdated()
 	switch {
 	case errors.Is(err, control.ErrNotRunning) && x.problemIn(StepUnit):
@@ -62,7 +62,7 @@ func (x *exam) running() {
 
 // outdated says how the daemon's configuration differs from that of the files; empty if it
 // does not. Where the files have errors it must, and they are reported already.
-func (x *exam) outdated() string {
+func (x *diagnosis) outdated() string {
 	if x.daemon.err != nil || len(x.config.Errors) > 0 || x.problemIn(StepConfiguration) {
 		return ""
 	}
@@ -80,19 +80,18 @@ func (x *exam) outdated() string {
 	return ""
 }
 
-func (x *exam) differs(d config.Driver) string {
+// differs says how the daemon's driver differs from that of the files; empty if it does not.
+func (x *diagnosis) differs(d config.Driver) string {
 	st, known := x.daemon.Driver(d.Name)
 	switch {
-	case !known && !d.Enabled:
-		return ""
-	case !known:
+	case !known && d.Enabled:
 		return "is not known there"
+	case !known:
+		return ""
 	case d.Enabled && st.State == status.Disabled:
 		return "is disabled there"
-	case st.Socket != d.Socket:
-		return "has the socket " + safetext.Word(st.Socket) + " there"
-	case st.Endpoint != d.Endpoint:
-		return "has the endpoint " + safetext.Word(st.Endpoint) + " there"
+	case st.Socket != d.Socket || st.Endpoint != d.Endpoint:
+		return fmt.Sprintf("has the socket %s and the endpoint %s there", safetext.Word(st.Socket), safetext.Word(st.Endpoint))
 	}
 	return ""
 }

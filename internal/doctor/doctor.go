@@ -15,7 +15,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"sync"
 	"time"
 
 	"csi-registrar/internal/config"
@@ -41,11 +40,10 @@ type Options struct {
 const (
 	fileTimeout   = 3 * time.Second // for a file system to answer
 	socketTimeout = time.Second     // for a socket to accept and to answer GetInfo: the kubelet's own limit
-	maxParallel   = 32              // drivers, and sockets in plugins_registry, at a time
 )
 
-// exam is one examination.
-type exam struct {
+// diagnosis is one run of doctor.
+type diagnosis struct {
 	o       Options
 	pool    *worker.Pool
 	config  *config.Result
@@ -67,7 +65,7 @@ func Run(ctx context.Context, o Options) Report {
 	if o.NodeInfoTimeout == 0 {
 		o.NodeInfoTimeout = 15 * time.Second
 	}
-	x := &exam{o: o, pool: worker.NewPool(), named: len(o.Drivers) > 0}
+	x := &diagnosis{o: o, pool: worker.NewPool(), named: len(o.Drivers) > 0}
 	x.report = Report{Findings: []Finding{}, Checks: []Check{}}
 	x.loadConfig(ctx)
 	x.service = x.askUnit(ctx)
@@ -84,62 +82,34 @@ func Run(ctx context.Context, o Options) Report {
 	x.unit(ctx)
 	x.running()
 	x.watching(ctx)
-	x.drivers(ctx)
+	for _, d := range x.config.Config.Drivers {
+		switch {
+		case !x.wanted(d.Name):
+		case d.Enabled:
+			x.driver(ctx, d)
+		default:
+			x.disabled(d)
+		}
+	}
 	slices.SortStableFunc(x.report.Findings, func(a, b Finding) int { return a.rank() - b.rank() })
 	x.report.Healthy = !slices.ContainsFunc(x.report.Findings, func(f Finding) bool { return f.Severity == Problem })
 	return x.report
 }
 
-// drivers examines the drivers side by side, each with a report of its own, and puts the
-// reports together in the drivers' order.
-func (x *exam) drivers(ctx context.Context) {
-	var wg sync.WaitGroup
-	slots := make(chan struct{}, maxParallel)
-	var exams []*exam
-	for _, d := range x.config.Config.Drivers {
-		if !x.wanted(d.Name) {
-			continue
-		}
-		one := *x
-		one.report = Report{Findings: slices.Clone(x.report.Findings)}
-		exams = append(exams, &one)
-		wg.Go(func() {
-			slots <- struct{}{}
-			defer func() { <-slots }()
-			if d.Enabled {
-				one.driver(ctx, d)
-			} else {
-				one.disabled(ctx, d)
-			}
-		})
-	}
-	wg.Wait()
-	before := len(x.report.Findings)
-	for _, one := range exams {
-		x.report.Findings = append(x.report.Findings, one.report.Findings[before:]...)
-		x.report.Checks = append(x.report.Checks, one.report.Checks...)
-	}
-}
-
 // look runs f, which looks at a file system and may never return; then the error says that
 // the file system of path does not answer.
-func look[T any](ctx context.Context, x *exam, path string, f func() (T, error)) (T, error) {
-	return lookOr(ctx, x, path, f, func(T) {})
-}
-
-// lookOr is look; discard gets what f returned when nobody waited any more.
-func lookOr[T any](ctx context.Context, x *exam, path string, f func() (T, error), discard func(T)) (T, error) {
+func look[T any](ctx context.Context, x *diagnosis, path string, f func() (T, error)) (T, error) {
 	type result struct {
 		value T
 		err   error
 	}
 	r, err := worker.Do(ctx, x.pool.Slot(path, nil), fileTimeout, func() result {
 		value, err := f()
-		return result{value, err}
-	}, func(r result) { discard(r.value) })
+		return result{value, bare(err)}
+	}, nil)
 	switch {
 	case err == nil:
-		return r.value, bare(r.err)
+		return r.value, r.err
 	case errors.As(err, new(*worker.NotAnswering)):
 		return r.value, fmt.Errorf("the file system of %s does not answer", safetext.Word(path))
 	}
@@ -158,13 +128,13 @@ func bare(err error) error {
 }
 
 // wanted reports whether a driver is to be examined.
-func (x *exam) wanted(name string) bool {
+func (x *diagnosis) wanted(name string) bool {
 	return !x.named || slices.Contains(x.o.Drivers, name)
 }
 
-func (x *exam) registry() string { return pluginreg.Dir(x.config.Config.Kubelet.RootDir) }
+func (x *diagnosis) registry() string { return pluginreg.Dir(x.config.Config.Kubelet.RootDir) }
 
-func (x *exam) proc() string { return filepath.Join(x.o.Root, "proc") }
+func (x *diagnosis) proc() string { return filepath.Join(x.o.Root, "proc") }
 
 // count is a number with its noun.
 func count(n int, noun string) string {

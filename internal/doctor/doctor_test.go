@@ -46,10 +46,14 @@ func TestBrokenNodes(t *testing.T) {
 		person func(*testing.T, *node)
 		root   bool // needs root
 	}{
-		{what: "wrong root_dir", step: StepKubelet, found: "csi-registrar publishes below", fix: "90-kubelet.toml",
+		{what: "wrong root_dir", step: StepKubelet, found: "csi-registrar publishes below", fix: "etc/csi-registrar/config.toml",
 			breaks: func(t *testing.T, n *node) {
 				n.rootDir = n.path("data")
 				n.startKubelet("/usr/bin/kubelet", "--root-dir", n.rootDir)
+			},
+			person: func(t *testing.T, n *node) {
+				n.write("etc/csi-registrar/config.toml", fmt.Sprintf("[kubelet]\nroot_dir = %q\n", n.rootDir))
+				n.units[serviceUnit]["ReadWritePaths"] += " " + n.rootDir
 			}},
 		{what: "kubelet watches a deleted directory", step: StepWatching, found: "a directory that was there before and is deleted", fix: "systemctl restart kubelet.service",
 			breaks: func(t *testing.T, n *node) {
@@ -69,7 +73,7 @@ func TestBrokenNodes(t *testing.T) {
 		{what: "dead socket", step: StepSocket, found: "nobody listens on", fix: "start the driver",
 			breaks: func(t *testing.T, n *node) { n.driver.ln.SetUnlinkOnClose(false); n.driver.stop(); n.restartDaemon() },
 			person: func(t *testing.T, n *node) { n.driver.restart(t) }},
-		{what: "no socket", step: StepSocket, found: "other sockets in that directory: plugin.sock", fix: "set socket in",
+		{what: "no socket", step: StepSocket, found: "there is no ", fix: "set socket in",
 			breaks: func(t *testing.T, n *node) {
 				if err := os.Rename(n.socket(), n.path("csi/plugin.sock")); err != nil {
 					t.Fatal(err)
@@ -156,9 +160,7 @@ func TestBrokenNodes(t *testing.T) {
 				n.restartDaemon()
 			},
 			person: func(t *testing.T, n *node) { n.remove(n.path("etc/csi-registrar/conf.d/60-nfs.toml")) }},
-		{what: "masked drop-in", step: StepConfiguration, found: "is masked by the empty", fix: "rm ",
-			breaks: func(t *testing.T, n *node) { n.write("etc/csi-registrar/conf.d/10-nfs.toml", ""); n.restartDaemon() }},
-		{what: "masked drop-in, asked for by name", named: true, step: StepConfiguration, found: "is masked by the empty", fix: "rm ",
+		{what: "hidden drop-in", named: true, step: StepConfiguration, found: "is hidden by", fix: "rm ",
 			breaks: func(t *testing.T, n *node) {
 				n.write("etc/csi-registrar/conf.d/10-nfs.toml", "")
 				n.driver.stop()
@@ -168,7 +170,7 @@ func TestBrokenNodes(t *testing.T) {
 				n.remove(n.path("etc/csi-registrar/conf.d/10-nfs.toml"))
 				n.driver.restart(t)
 			}},
-		{what: "disabled", step: StepConfiguration, found: "it is disabled: enabled = false in ", fix: "60-nfs.toml:2",
+		{what: "disabled", named: true, step: StepConfiguration, found: "it is disabled: enabled = false in ", fix: "60-nfs.toml:2",
 			breaks: func(t *testing.T, n *node) {
 				n.write("etc/csi-registrar/conf.d/60-nfs.toml", fmt.Sprintf("[driver.%q]\nenabled = false\n", name))
 				n.restartDaemon()
@@ -184,7 +186,7 @@ func TestBrokenNodes(t *testing.T) {
 			breaks: func(t *testing.T, n *node) {
 				n.status.Drivers[0].Socket = "/elsewhere"
 			}},
-		{what: "another endpoint loaded", step: StepDaemon, found: "has the endpoint /elsewhere there", fix: "csi-registrar reload",
+		{what: "another endpoint loaded", step: StepDaemon, found: "and the endpoint /elsewhere there", fix: "csi-registrar reload",
 			breaks: func(t *testing.T, n *node) { n.status.Drivers[0].Endpoint = "/elsewhere" }},
 		{what: "second registrar", step: StepRegistrars, found: "served by csi-node-driver (pid", fix: "container node-driver-registrar",
 			breaks: func(t *testing.T, n *node) {
@@ -250,7 +252,7 @@ func TestBrokenNodes(t *testing.T) {
 				n.restartDaemon()
 			},
 			person: func(t *testing.T, n *node) { n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table("")) }},
-		{what: "endpoint of another driver", step: StepEndpoint, found: "another driver answers: \"other.example.com\"", fix: "set endpoint in",
+		{what: "endpoint of another driver", step: StepRegistration, found: `is of the driver \"other.example.com\"`, fix: "csi-registrar reregister",
 			breaks: func(t *testing.T, n *node) {
 				other := &fakeDriver{name: "other.example.com"}
 				other.start(t, n.path("csi/other.sock"))

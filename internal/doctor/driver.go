@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
-	"os"
 	"path"
-	"strings"
 	"syscall"
 
 	"csi-registrar/internal/config"
@@ -17,7 +15,7 @@ import (
 )
 
 // driver examines one driver and its registration.
-func (x *exam) driver(ctx context.Context, d config.Driver) {
+func (x *diagnosis) driver(ctx context.Context, d config.Driver) {
 	if c, who := x.reach(ctx, d); c != nil {
 		x.ask(ctx, d, c, who)
 		c.Close()
@@ -29,29 +27,25 @@ func (x *exam) driver(ctx context.Context, d config.Driver) {
 }
 
 // dial connects to a socket of somebody else's and returns who listens there.
-func (x *exam) dial(ctx context.Context, path string) (*net.UnixConn, unixsock.Cred, error) {
+func (x *diagnosis) dial(ctx context.Context, path string) (c *net.UnixConn, cred unixsock.Cred, err error) {
 	type result struct {
 		c    *net.UnixConn
 		cred unixsock.Cred
 	}
-	r, err := lookOr(ctx, x, path, func() (r result, err error) {
+	r, err := look(ctx, x, path, func() (r result, err error) {
 		ctx, cancel := context.WithTimeout(ctx, socketTimeout)
 		defer cancel()
 		if r.c, err = unixsock.Dial(ctx, path); err == nil {
 			r.cred, err = unixsock.PeerCred(r.c)
 		}
 		return r, err
-	}, func(r result) {
-		if r.c != nil {
-			r.c.Close()
-		}
 	})
 	return r.c, r.cred, err
 }
 
 // reach connects to the driver's socket, and says what is wrong if that cannot be, or if it
 // is not to be trusted.
-func (x *exam) reach(ctx context.Context, d config.Driver) (*net.UnixConn, process) {
+func (x *diagnosis) reach(ctx context.Context, d config.Driver) (*net.UnixConn, process) {
 	shown, restart := safetext.Word(d.Socket), text("restart the driver")
 	problem := func(found, expected string, fix ...Fix) { x.problem(d.Name, StepSocket, found, expected, fix...) }
 	at, err := x.stat(ctx, d.Socket)
@@ -76,7 +70,11 @@ func (x *exam) reach(ctx context.Context, d config.Driver) (*net.UnixConn, proce
 		}
 		c.Close()
 	case errors.Is(err, fs.ErrNotExist):
-		problem(x.missing(ctx, d.Socket), "the driver runs and makes its socket there",
+		found := "there is no " + shown
+		if _, err := x.stat(ctx, path.Dir(d.Socket)); err != nil {
+			found += ": its directory does not exist"
+		}
+		problem(found, "the driver runs and makes its socket there",
 			text("start the driver; if it listens elsewhere, set socket in %s", x.origin(d, "socket")), reload)
 	case errors.Is(err, fs.ErrPermission):
 		x.warning(d.Name, StepSocket, "this user may not connect to "+shown, "", asRoot)
@@ -103,41 +101,8 @@ func remove(file string, at unixsock.File) Fix {
 	return run("rm", file)
 }
 
-// missing says how much of a path there is, and what is there instead.
-func (x *exam) missing(ctx context.Context, file string) string {
-	shown, parent := safetext.Word(file), path.Dir(file)
-	dir := parent
-	for dir != "/" {
-		if _, err := x.stat(ctx, dir); err == nil {
-			break
-		}
-		dir = path.Dir(dir)
-	}
-	if dir != parent {
-		return fmt.Sprintf("there is no %s: its directory does not exist, there is only %s", shown, safetext.Word(dir))
-	}
-	var others []string
-	entries, _ := look(ctx, x, dir, func() ([]os.DirEntry, error) {
-		d, err := os.Open(dir)
-		if err != nil {
-			return nil, err
-		}
-		defer d.Close()
-		return d.ReadDir(1000)
-	})
-	for _, e := range entries {
-		if e.Type()&fs.ModeSocket != 0 && len(others) < 5 {
-			others = append(others, safetext.Word(e.Name()))
-		}
-	}
-	if len(others) > 0 {
-		return fmt.Sprintf("there is no %s; other sockets in that directory: %s", shown, strings.Join(others, ", "))
-	}
-	return "there is no " + shown
-}
-
 // endpoint looks whether the kubelet reaches the driver, too, by the path that it is given.
-func (x *exam) endpoint(ctx context.Context, d config.Driver) {
+func (x *diagnosis) endpoint(ctx context.Context, d config.Driver) {
 	seen := d.Endpoint
 	if x.kubelet != nil { // in its own view of the file system, if it has one
 		view := x.seenBy(x.kubelet, d.Endpoint)
@@ -157,17 +122,9 @@ func (x *exam) endpoint(ctx context.Context, d config.Driver) {
 	case x.sameFile(ctx, seen, d.Socket):
 		x.checked(d.Name, StepEndpoint, OK, "%s is the same socket", found)
 		return
-	default:
-		name, err := x.nameAt(ctx, seen, d.Timeout)
-		switch {
-		case err != nil:
-			found += " does not answer GetPluginInfo: " + safetext.Quote(err.Error())
-		case name != d.Name:
-			found = "at " + found + " another driver answers: " + safetext.Quote(name)
-		default:
-			x.checked(d.Name, StepEndpoint, OK, "%s answers with the same name", found)
-			return
-		}
+	default: // the driver may listen on both; the daemon asks there too, and reports who answers
+		x.checked(d.Name, StepEndpoint, OK, "%s is another socket", found)
+		return
 	}
 	x.problem(d.Name, StepEndpoint, found, "endpoint is a path to the driver's socket, as the kubelet sees it",
 		text("set endpoint in %s, or leave it out", x.origin(d, "endpoint")), reload)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -17,7 +16,7 @@ const (
 	maxConfigFile = 1 << 20
 )
 
-// readSome reads the first bytes of a file in /proc.
+// readSome reads the first bytes of a file.
 func readSome(file string, limit int64) ([]byte, error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -27,11 +26,11 @@ func readSome(file string, limit int64) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, limit))
 }
 
-// openTrusted opens a file that another program named. Only a regular file of root (or of the
+// readTrusted reads a file that another program named. Only a regular file of root (or of the
 // user who asks) that nobody else may write is opened: opening a FIFO waits, and opening a
 // device can do anything. So the file is looked at through a descriptor that does not open it
 // (O_PATH), and then opened through that.
-func openTrusted(file string) (*os.File, error) {
+func readTrusted(file string) ([]byte, error) {
 	fd, err := unix.Open(file, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
@@ -44,22 +43,12 @@ func openTrusted(file string) (*os.File, error) {
 	switch {
 	case st.Mode&unix.S_IFMT != unix.S_IFREG:
 		return nil, errors.New("it is not a regular file")
-	case !slices.Contains([]uint32{0, uint32(os.Geteuid())}, st.Uid):
+	case st.Uid != 0 && int(st.Uid) != os.Geteuid():
 		return nil, fmt.Errorf("it belongs to uid %d, not to root", st.Uid)
 	case st.Mode&0o022 != 0:
 		return nil, fmt.Errorf("others than its owner may write it (mode %04o)", st.Mode&0o7777)
 	case st.Size > maxConfigFile:
 		return nil, fmt.Errorf("it has more than %d bytes", maxConfigFile)
 	}
-	return os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", fd), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-}
-
-// readTrusted reads a file that another program named.
-func readTrusted(file string) ([]byte, error) {
-	f, err := openTrusted(file)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return io.ReadAll(io.LimitReader(f, maxConfigFile))
+	return readSome(fmt.Sprintf("/proc/self/fd/%d", fd), maxConfigFile)
 }

@@ -45,7 +45,7 @@ func TestAFileThatAProcessNamesIsOnlyReadIfItIsTrusted(t *testing.T) {
 	}
 }
 
-func TestOpenTrusted(t *testing.T) {
+func TestReadTrusted(t *testing.T) {
 	dir := t.TempDir()
 	file := func(name string, mode os.FileMode) string {
 		path := filepath.Join(dir, name)
@@ -74,8 +74,8 @@ func TestOpenTrusted(t *testing.T) {
 		t.Errorf("%q, %v", data, err)
 	}
 	for path, want := range bad {
-		if f, err := openTrusted(path); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s is opened: %v, %v", path, f != nil, err)
+		if data, err := readTrusted(path); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s is read: %q, %v", path, data, err)
 		}
 	}
 }
@@ -146,13 +146,13 @@ func TestADropInsNameIsQuoted(t *testing.T) {
 	n.write("usr/lib/csi-registrar/conf.d/40;reboot.toml", n.table(""))
 	n.write("etc/csi-registrar/conf.d/40;reboot.toml", "")
 	n.restartDaemon()
-	r := n.examine()
+	r := n.examine(name)
 	path := n.path("etc/csi-registrar/conf.d/40;reboot.toml")
 	if len(r.Findings) != 1 || lines(r.Findings[0].Fix) != "rm '"+path+"'\ncsi-registrar reload" || !strings.Contains(r.Findings[0].Found, `"`+path+`"`) {
 		t.Fatalf("%+v", r.Findings)
 	}
 	n.follow(r.Findings[0].Fix)
-	if r := n.examine(); len(r.Findings) != 0 {
+	if r := n.examine(name); len(r.Findings) != 0 {
 		t.Errorf("%+v", r.Findings)
 	}
 }
@@ -176,7 +176,7 @@ func TestALinkIsNeverChowned(t *testing.T) {
 
 func TestAFileSystemThatDoesNotAnswerIsLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		x := &exam{pool: worker.NewPool()}
+		x := &diagnosis{pool: worker.NewPool()}
 		answers := make(chan struct{})
 		hang := func() (int, error) { <-answers; return 0, nil }
 		start := time.Now()
@@ -221,7 +221,7 @@ func FuzzProcess(f *testing.F) {
 		if p.unit != "" && !safetext.UnitName(p.unit) {
 			t.Fatalf("unit %q", p.unit)
 		}
-		x := &exam{o: Options{Root: t.TempDir()}, pool: worker.NewPool()}
+		x := &diagnosis{o: Options{Root: t.TempDir()}, pool: worker.NewPool()}
 		p.uids = []string{"0", "0", "0", "0"}
 		found, _ := x.findKubelets(t.Context(), []process{p})
 		for _, k := range found {
@@ -242,7 +242,7 @@ func FuzzKubeletFiles(f *testing.F) {
 				t.Fatal(err)
 			}
 		}
-		x := &exam{o: Options{Root: root}, pool: worker.NewPool()}
+		x := &diagnosis{o: Options{Root: root}, pool: worker.NewPool()}
 		for flavour, args := range map[string][]string{"k3s": {"k3s", "agent"}, "rke2": {"rke2", "server"}, "microk8s": {"kubelite"}} {
 			checkKubelet(t, x, x.kubeletOf(t.Context(), process{pid: 1, args: args}, flavour))
 		}
@@ -250,7 +250,7 @@ func FuzzKubeletFiles(f *testing.F) {
 }
 
 // checkKubelet checks that what was found of a kubelet is harmless.
-func checkKubelet(t *testing.T, x *exam, k kubelet) {
+func checkKubelet(t *testing.T, x *diagnosis, k kubelet) {
 	t.Helper()
 	if k.rootDir != "" && !filepath.IsAbs(k.rootDir) {
 		t.Errorf("root directory %q", k.rootDir)

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"os"
 	"path"
 	"path/filepath"
 	"slices"
@@ -26,8 +25,11 @@ type kubelet struct {
 
 const defaultRootDir = "/var/lib/kubelet"
 
-// microk8sCommon is $SNAP_COMMON of that snap.
-const microk8sCommon = "/var/snap/microk8s/common"
+// The directories of that snap.
+const (
+	microk8sCommon = "/var/snap/microk8s/common"
+	microk8sData   = "/var/snap/microk8s/current"
+)
 
 // service is the unit whose restart restarts the kubelet.
 func (k *kubelet) service() string {
@@ -74,7 +76,7 @@ func (p process) isKubelet() (flavour string, is bool) {
 // findKubelets finds those of root among all processes; ignored are the others'. A
 // distribution that starts a kubelet of its own as a child is known by that child; only where
 // the kubelet is inside of it, or hides its command line, the distribution's own files are read.
-func (x *exam) findKubelets(ctx context.Context, all []process) (found []kubelet, ignored []process) {
+func (x *diagnosis) findKubelets(ctx context.Context, all []process) (found []kubelet, ignored []process) {
 	var parents []kubelet
 	for _, p := range all {
 		switch flavour, is := p.isKubelet(); {
@@ -94,7 +96,7 @@ func (x *exam) findKubelets(ctx context.Context, all []process) (found []kubelet
 }
 
 // kubeletOf finds out the kubelet's root directory.
-func (x *exam) kubeletOf(ctx context.Context, p process, flavour string) kubelet {
+func (x *diagnosis) kubeletOf(ctx context.Context, p process, flavour string) kubelet {
 	k := kubelet{process: p, flavour: flavour, rootDir: defaultRootDir, from: "its default"}
 	switch flavour {
 	case "kubelet":
@@ -151,7 +153,7 @@ func lastFlag(args []string, name string) (value string, found bool) {
 
 // read reads a file that has the kubelet's flags. If that may not be, the root directory is
 // not known.
-func (x *exam) read(ctx context.Context, k *kubelet, file string) ([]byte, bool) {
+func (x *diagnosis) read(ctx context.Context, k *kubelet, file string) ([]byte, bool) {
 	data, err := look(ctx, x, file, func() ([]byte, error) { return readTrusted(filepath.Join(x.o.Root, file)) })
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		k.rootDir, k.from = "", safetext.Word(file)+" is not read: "+err.Error()
@@ -160,37 +162,27 @@ func (x *exam) read(ctx context.Context, k *kubelet, file string) ([]byte, bool)
 }
 
 // microk8s has its kubelet's flags in a file, with the snap's variables in it.
-func (x *exam) microk8s(ctx context.Context, k *kubelet) {
+func (x *diagnosis) microk8s(ctx context.Context, k *kubelet) {
 	k.rootDir, k.from = microk8sCommon+defaultRootDir, "microk8s' default"
 	file, ok := lastFlag(k.args, "kubelet-args-file")
 	if !ok {
-		file = "/var/snap/microk8s/current/args/kubelet"
+		file = microk8sData + "/args/kubelet"
 	}
 	data, ok := x.read(ctx, k, file)
 	if !ok {
 		return
 	}
-	if dir, ok := microk8sRootDir(data); ok {
-		k.rootDir, k.from = dir, safetext.Word(file)
+	if dir, ok := lastFlag(strings.Fields(string(data)), "root-dir"); ok {
+		k.rootDir, k.from = snapVariables.Replace(strings.Trim(dir, `"'`)), safetext.Word(file)
 	}
 }
 
-func microk8sRootDir(data []byte) (string, bool) {
-	dir, ok := lastFlag(strings.Fields(string(data)), "root-dir")
-	return os.Expand(strings.Trim(dir, `"'`), func(name string) string {
-		switch name {
-		case "SNAP_COMMON":
-			return microk8sCommon
-		case "SNAP_DATA":
-			return "/var/snap/microk8s/current"
-		}
-		return "$" + name
-	}), ok
-}
+var snapVariables = strings.NewReplacer("${SNAP_COMMON}", microk8sCommon, "$SNAP_COMMON", microk8sCommon,
+	"${SNAP_DATA}", microk8sData, "$SNAP_DATA", microk8sData)
 
 // rancher reads the kubelet's flags that k3s and rke2 were given: on their command line,
 // which k3s hides, or in their configuration files, later ones over earlier ones.
-func (x *exam) rancher(ctx context.Context, k *kubelet) {
+func (x *diagnosis) rancher(ctx context.Context, k *kubelet) {
 	dir := filepath.Join("/etc/rancher", k.flavour)
 	main := filepath.Join(dir, "config.yaml")
 	if v, ok := lastFlag(k.args, "config"); ok {

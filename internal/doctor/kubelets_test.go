@@ -73,7 +73,7 @@ func TestKubelets(t *testing.T) {
 			for file, content := range test.files {
 				n.write(file, content)
 			}
-			x := &exam{o: Options{Root: n.root}, pool: worker.NewPool()}
+			x := &diagnosis{o: Options{Root: n.root}, pool: worker.NewPool()}
 			all, seen := x.processes(t.Context())
 			if seen {
 				t.Error("init is seen, and is not there")

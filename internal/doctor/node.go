@@ -1,23 +1,22 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
-	"path"
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 
 	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/unixsock"
 )
 
 // kubelets finds the kubelet and compares its root directory with ours.
-func (x *exam) kubelets(ctx context.Context) {
+func (x *diagnosis) kubelets(ctx context.Context) {
 	defer x.directory(ctx)
 	all, seen := x.processes(ctx)
 	found, ignored := x.findKubelets(ctx, all)
@@ -59,11 +58,11 @@ func (x *exam) kubelets(ctx context.Context) {
 }
 
 // seenBy is a path in the kubelet's own view of the file system.
-func (x *exam) seenBy(k *kubelet, file string) string {
+func (x *diagnosis) seenBy(k *kubelet, file string) string {
 	return filepath.Join(x.proc(), strconv.Itoa(k.pid), "root", file)
 }
 
-func (x *exam) sameFile(ctx context.Context, a, b string) bool {
+func (x *diagnosis) sameFile(ctx context.Context, a, b string) bool {
 	one, err := x.stat(ctx, a)
 	if err != nil {
 		return false
@@ -72,44 +71,30 @@ func (x *exam) sameFile(ctx context.Context, a, b string) bool {
 	return err == nil && one.FileID == two.FileID
 }
 
-func (x *exam) stat(ctx context.Context, file string) (unixsock.File, error) {
+func (x *diagnosis) stat(ctx context.Context, file string) (unixsock.File, error) {
 	return look(ctx, x, file, func() (unixsock.File, error) { return unixsock.Stat(file) })
 }
 
 // setRootDir follows the kubelet to its root directory.
-func (x *exam) setRootDir(dir string) []Fix {
-	file := filepath.Join(x.confDir(), "90-kubelet.toml")
+func (x *diagnosis) setRootDir(dir string) []Fix {
 	at := x.config.Origin("kubelet.root_dir")
-	if i := strings.LastIndexByte(at, ':'); i > 0 {
-		at = at[:i]
-		// A drop-in that comes later would win over ours.
-		if x.o.Source.File != "" || path.Base(path.Dir(at)) == "conf.d" && path.Base(at) > path.Base(file) {
-			file = ""
-		}
+	if at == "default" {
+		at = cmp.Or(x.o.Source.File, filepath.Join(x.confDir(), "90-kubelet.toml"))
 	}
-	if file == "" || safetext.Word(dir) != dir { // a path that TOML may want escaped
-		return append([]Fix{text("write root_dir = %s under [kubelet] in %s", safetext.Quote(dir), place(at))}, installDropIn(dir)...)
-	}
-	write := run("printf", `[kubelet]\nroot_dir = "%s"\n`, dir)
-	write.Command.Stdout = file
-	return append([]Fix{run("mkdir", "-p", path.Dir(file)), write}, installDropIn(dir)...)
+	return append([]Fix{text("write root_dir = %s under [kubelet] in %s", safetext.Quote(dir), place(at))}, installDropIn(dir)...)
 }
 
 // directory looks at plugins_registry itself.
-func (x *exam) directory(ctx context.Context) {
+func (x *diagnosis) directory(ctx context.Context) {
 	if x.problemIn(StepKubelet) && x.kubelet != nil { // it is another one that counts
 		return
 	}
 	dir := x.registry()
-	shown, root := safetext.Word(dir), safetext.Word(path.Dir(dir))
+	shown := safetext.Word(dir)
 	at, err := x.stat(ctx, dir)
-	missing := errors.Is(err, fs.ErrNotExist)
-	_, rootErr := x.stat(ctx, path.Dir(dir))
 	switch {
-	case missing && errors.Is(rootErr, fs.ErrNotExist):
-		x.problem("", StepDirectory, "the kubelet's root directory "+root+" does not exist", "root_dir under [kubelet] is where the kubelet is", x.kubelet.restart())
-	case missing:
-		x.problem("", StepDirectory, shown+" does not exist", "the kubelet makes it when it starts, and watches it from then on", x.kubelet.restart())
+	case errors.Is(err, fs.ErrNotExist):
+		x.problem("", StepDirectory, shown+" does not exist", "root_dir under [kubelet] is the kubelet's; it makes the directory when it starts, and watches it from then on", x.kubelet.restart())
 	case errors.Is(err, fs.ErrPermission):
 		x.warning("", StepDirectory, shown+" cannot be looked at: permission denied", "", asRoot)
 	case err != nil:
@@ -117,8 +102,8 @@ func (x *exam) directory(ctx context.Context) {
 	case !at.IsDir():
 		x.problem("", StepDirectory, shown+" is "+at.Kind(), "a directory", run("rm", dir), x.kubelet.restart())
 	case at.Mode&0o022 != 0:
-		x.found(Finding{Step: StepDirectory, Severity: Problem, Expected: "mode 0750", Fix: []Fix{run("chmod", "0750", dir)},
-			Found: fmt.Sprintf("others than root may write to %s (mode %04o): they could register any driver", shown, at.Mode&0o777)})
+		x.problem("", StepDirectory, fmt.Sprintf("others than root may write to %s (mode %04o): they could register any driver", shown, at.Mode&0o777),
+			"mode 0750", run("chmod", "0750", dir))
 	default:
 		x.checked("", StepDirectory, OK, "%s", shown)
 	}
@@ -126,7 +111,7 @@ func (x *exam) directory(ctx context.Context) {
 
 // watching finds out whether the kubelet watches the very directory in which we publish. It
 // never looks for the directory again once that was removed (kubelet v1.36).
-func (x *exam) watching(ctx context.Context) {
+func (x *diagnosis) watching(ctx context.Context) {
 	if x.kubelet == nil || x.problemIn(StepKubelet, StepDirectory) {
 		return
 	}
@@ -135,7 +120,7 @@ func (x *exam) watching(ctx context.Context) {
 		return watches(x.proc(), x.kubelet.pid, x.registry())
 	})
 	switch {
-	case err != nil || answer == unknown:
+	case err != nil:
 		x.checked("", StepWatching, Skipped, "what the kubelet watches cannot be seen: %v", err)
 	case answer == watched:
 		x.checked("", StepWatching, OK, "the kubelet watches %s", dir)

@@ -23,7 +23,7 @@ type process struct {
 }
 
 // processes lists what runs. seen is false if others' processes are hidden.
-func (x *exam) processes(ctx context.Context) (all []process, seen bool) {
+func (x *diagnosis) processes(ctx context.Context) (all []process, seen bool) {
 	pids, err := look(ctx, x, x.proc(), func() (pids []int, err error) {
 		entries, err := os.ReadDir(x.proc())
 		for _, e := range entries {
@@ -47,7 +47,7 @@ func (x *exam) processes(ctx context.Context) (all []process, seen bool) {
 
 // process reads one; not ok if it is gone or hidden, or does not answer: its command line is
 // in its memory, which may be in a file.
-func (x *exam) process(ctx context.Context, pid int) (process, bool) {
+func (x *diagnosis) process(ctx context.Context, pid int) (process, bool) {
 	dir := filepath.Join(x.proc(), strconv.Itoa(pid))
 	p, err := look(ctx, x, dir, func() (process, error) { return readProcess(dir, pid) })
 	return p, err == nil && pid > 0

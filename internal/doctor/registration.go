@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -31,7 +30,7 @@ type plugin struct {
 }
 
 // getInfo asks a registration socket as the kubelet does.
-func (x *exam) getInfo(ctx context.Context, path string) (plugin, error) {
+func (x *diagnosis) getInfo(ctx context.Context, path string) (plugin, error) {
 	return look(ctx, x, path, func() (plugin, error) {
 		ctx, cancel := context.WithTimeout(ctx, socketTimeout)
 		defer cancel()
@@ -41,34 +40,21 @@ func (x *exam) getInfo(ctx context.Context, path string) (plugin, error) {
 }
 
 // plugins asks all sockets that the kubelet sees for the CSI driver that they serve.
-func (x *exam) plugins(ctx context.Context) map[string][]plugin {
-	var (
-		mu    sync.Mutex
-		wg    sync.WaitGroup
-		out   = map[string][]plugin{}
-		slots = make(chan struct{}, maxParallel)
-	)
+func (x *diagnosis) plugins(ctx context.Context) map[string][]plugin {
+	out := map[string][]plugin{}
 	// What cannot be seen cannot be asked: why is found when the directory is looked at.
 	paths, _ := look(ctx, x, x.registry(), func() ([]string, error) { return pluginreg.Sockets(x.registry()), nil })
 	for _, path := range paths {
-		wg.Go(func() {
-			slots <- struct{}{}
-			defer func() { <-slots }()
-			p, err := x.getInfo(ctx, path)
-			if err != nil || p.Type != registerapi.CSIPlugin {
-				return // the driver's own is looked at later
-			}
-			mu.Lock()
-			defer mu.Unlock()
+		// Why a driver's own does not answer is looked at later.
+		if p, err := x.getInfo(ctx, path); err == nil && p.Type == registerapi.CSIPlugin {
 			out[p.Name] = append(out[p.Name], p)
-		})
+		}
 	}
-	wg.Wait()
 	return out
 }
 
 // registration looks at the registration socket, and at others that serve the driver.
-func (x *exam) registration(ctx context.Context, d config.Driver) {
+func (x *diagnosis) registration(ctx context.Context, d config.Driver) {
 	own, err := pluginreg.SocketPath(x.registry(), d.Name)
 	st, _ := x.daemon.Driver(d.Name)
 	ours := slices.Contains([]status.RegistrationState{status.Published, status.Registered, status.Refused}, st.Registration)
@@ -101,7 +87,7 @@ func (x *exam) registration(ctx context.Context, d config.Driver) {
 
 func reregister(d config.Driver) Fix { return run("csi-registrar", "reregister", d.Name) }
 
-func (x *exam) stateText(st status.Driver) string {
+func (x *diagnosis) stateText(st status.Driver) string {
 	switch {
 	case !x.daemon.runs():
 		return "the daemon does not run"
@@ -114,38 +100,32 @@ func (x *exam) stateText(st status.Driver) string {
 }
 
 // conflicts reports sockets that serve the driver and are not ours.
-func (x *exam) conflicts(ctx context.Context, d config.Driver, own string, ours bool) bool {
+func (x *diagnosis) conflicts(ctx context.Context, d config.Driver, own string, ours bool) bool {
 	var whose []string
-	pod := false
 	for _, p := range x.served[d.Name] {
 		who, known := x.process(ctx, p.pid)
 		// Where the daemon does not run, systemd may keep our socket for it.
 		foreign := x.daemon.runs() || known && p.pid > 1 && !strings.HasPrefix(who.comm, "csi-registrar")
-		if p.path == own && (ours || !foreign) {
-			continue
+		switch {
+		case p.path == own && (ours || !foreign):
+		case known:
+			whose = append(whose, safetext.Word(p.path)+", served by "+who.String())
+		default:
+			whose = append(whose, safetext.Word(p.path))
 		}
-		text := safetext.Word(p.path)
-		if known {
-			text += ", served by " + who.String()
-			pod = pod || strings.Contains(who.comm, "driver-regis") || strings.HasPrefix(who.unit, "cri-")
-		}
-		whose = append(whose, text)
 	}
 	if len(whose) == 0 {
 		return false
 	}
-	fix := text("stop that registrar")
-	if pod {
-		fix = text("take the container node-driver-registrar out of the driver's DaemonSet (csi-registrar import says what goes with it)")
-	}
 	x.problem(d.Name, StepRegistrars, "another registrar serves this driver: "+strings.Join(whose[:min(len(whose), 5)], "; "),
 		"csi-registrar alone does: the kubelet refuses a second one, or takes the removal of one for that of both",
-		fix, text("or leave the driver to it: set enabled = false in %s", x.origin(d, "enabled")), reload)
+		text("stop that registrar; if it is a container node-driver-registrar, take it out of the driver's DaemonSet (csi-registrar import says what goes with it)"),
+		text("or leave the driver to it: set enabled = false in %s", x.origin(d, "enabled")), reload)
 	return true
 }
 
 // published looks at a socket that the daemon says is in place.
-func (x *exam) published(ctx context.Context, d config.Driver, own string, st status.Driver) {
+func (x *diagnosis) published(ctx context.Context, d config.Driver, own string, st status.Driver) {
 	shown, again, restart := safetext.Word(own), reregister(d), systemctl("restart", serviceUnit)
 	problem := func(found, expected string, fix ...Fix) { x.problem(d.Name, StepRegistration, found, expected, fix...) }
 	p, err := x.getInfo(ctx, own)
@@ -177,24 +157,25 @@ func (x *exam) published(ctx context.Context, d config.Driver, own string, st st
 	}
 }
 
-// refusal explains what the kubelet says most often. Its words only choose among our texts.
+// refusals are what the kubelet says most often.
+var refusals = []struct {
+	words         []string // one of them is in what it says
+	expected, fix string
+}{
+	{[]string{"topolog"}, "the node's labels agree with what the driver says of its topology; a changed value is refused while the old label is there",
+		"kubectl label node NODE KEY- for each topology key that the message names"},
+	{[]string{"already registered", "same version"}, "only one registration of the driver; another registrar was first", "stop the other registrar"},
+	{[]string{"nodeid", "node id"}, "the driver gives the node id that it always gave, 1 to 256 characters", "fix the driver's node id"},
+	{[]string{"forbidden", "unauthorized"}, "the kubelet may write its CSINode object", "kubectl get csinode NODE -o yaml"},
+	{[]string{"connection refused", "timeout", "deadline"}, "the kubelet reaches the API server and the driver", "it tries again by itself, at most 2 minutes later"},
+	{[]string{""}, "the kubelet accepts it; it tries again by itself, at most 2 minutes later", "fix what the message names"},
+}
+
+// refusal explains what the kubelet says. Its words only choose among our texts.
 func refusal(said string, d config.Driver) (expected string, fix []Fix) {
-	has := func(words ...string) bool {
-		return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(strings.ToLower(said), w) })
+	i := 0
+	for !slices.ContainsFunc(refusals[i].words, func(w string) bool { return strings.Contains(strings.ToLower(said), w) }) {
+		i++ // the last one fits always
 	}
-	again := reregister(d)
-	switch {
-	case has("topolog"), has("detected") && has("different"):
-		return "the node's labels agree with what the driver says of its topology; a changed value is refused while the old label is there",
-			[]Fix{text("kubectl label node NODE KEY- for each topology key that the message names"), again}
-	case has("already registered", "same version"):
-		return "only one registration of the driver; another registrar was first", []Fix{text("stop the other registrar"), again}
-	case has("nodeid", "node id"):
-		return "the driver gives the node id that it always gave, 1 to 256 characters", []Fix{text("fix the driver's node id"), again}
-	case has("forbidden", "unauthorized"):
-		return "the kubelet may write its CSINode object", []Fix{text("kubectl get csinode NODE -o yaml"), again}
-	case has("connection refused", "timeout", "deadline"):
-		return "the kubelet reaches the API server and the driver; it tries again by itself, at most 2 minutes later", []Fix{again}
-	}
-	return "the kubelet accepts it; it tries again by itself, at most 2 minutes later", []Fix{text("fix what the message names"), again}
+	return refusals[i].expected, []Fix{text("%s", refusals[i].fix), reregister(d)}
 }

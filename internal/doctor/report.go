@@ -23,8 +23,8 @@ type Result string
 // The results of a check.
 const (
 	OK      Result = "ok"
-	Failed  Result = "problem"
-	Warned  Result = "warning"
+	Failed  Result = "problem" // as Problem
+	Warned  Result = "warning" // as Warning
 	Skipped Result = "skipped" // it could not be looked at, or there was no sense in it
 )
 
@@ -37,8 +37,6 @@ type Finding struct {
 	Found    string   `json:"found"`
 	Expected string   `json:"expected,omitempty"`
 	Fix      []Fix    `json:"fix,omitempty"` // in this order
-
-	explains bool // it is reason enough that drivers are not registered
 }
 
 // Fix is one step of what fixes a finding: a command, or words where no command can.
@@ -115,34 +113,30 @@ var order = []Step{
 const maxText = 4000 // characters; what strangers say in it is much shorter
 
 // checked notes a step that went well, or could not be taken.
-func (x *exam) checked(driver string, step Step, result Result, format string, args ...any) {
+func (x *diagnosis) checked(driver string, step Step, result Result, format string, args ...any) {
 	says := safetext.Clean(fmt.Sprintf(format, args...), maxText)
 	x.report.Checks = append(x.report.Checks, Check{Driver: driver, Step: step, Result: result, Says: says})
 }
 
 // took adds to the last check how long its call took.
-func (x *exam) took(d time.Duration) {
+func (x *diagnosis) took(d time.Duration) {
 	x.report.Checks[len(x.report.Checks)-1].TookMS = float64(d.Round(10*time.Microsecond)) / float64(time.Millisecond)
 }
 
 // found notes a finding and its check.
-func (x *exam) found(f Finding) {
+func (x *diagnosis) found(f Finding) {
 	f.Found, f.Expected = safetext.Clean(f.Found, maxText), safetext.Clean(f.Expected, maxText)
 	x.report.Findings = append(x.report.Findings, f)
-	result := Failed
-	if f.Severity == Warning {
-		result = Warned
-	}
-	x.checked(f.Driver, f.Step, result, "%s", f.Found)
+	x.checked(f.Driver, f.Step, Result(f.Severity), "%s", f.Found)
 }
 
-// problem notes a problem that keeps drivers from being registered.
-func (x *exam) problem(driver string, step Step, found, expected string, fix ...Fix) {
-	x.found(Finding{Driver: driver, Step: step, Severity: Problem, explains: true, Found: found, Expected: expected, Fix: fix})
+// problem notes what is wrong.
+func (x *diagnosis) problem(driver string, step Step, found, expected string, fix ...Fix) {
+	x.found(Finding{Driver: driver, Step: step, Severity: Problem, Found: found, Expected: expected, Fix: fix})
 }
 
 // warning notes what somebody should know.
-func (x *exam) warning(driver string, step Step, found, expected string, fix ...Fix) {
+func (x *diagnosis) warning(driver string, step Step, found, expected string, fix ...Fix) {
 	x.found(Finding{Driver: driver, Step: step, Severity: Warning, Found: found, Expected: expected, Fix: fix})
 }
 
@@ -156,15 +150,15 @@ func (f *Finding) rank() int {
 }
 
 // problemIn reports whether a problem of the node was found in one of the steps.
-func (x *exam) problemIn(steps ...Step) bool {
+func (x *diagnosis) problemIn(steps ...Step) bool {
 	return slices.ContainsFunc(x.report.Findings, func(f Finding) bool {
 		return f.Driver == "" && f.Severity == Problem && slices.Contains(steps, f.Step)
 	})
 }
 
-// explained reports whether a problem was found that keeps the driver from being registered.
-func (x *exam) explained(driver string) bool {
+// explained reports whether a problem in an earlier step keeps the driver from being registered.
+func (x *diagnosis) explained(driver string) bool {
 	return slices.ContainsFunc(x.report.Findings, func(f Finding) bool {
-		return f.explains && f.Severity == Problem && (f.Driver == "" || f.Driver == driver)
+		return f.rank() < slices.Index(order, StepRegistration) && (f.Driver == "" || f.Driver == driver)
 	})
 }

@@ -3,7 +3,6 @@ package doctor
 import (
 	"fmt"
 	"math"
-	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -29,9 +28,6 @@ func nodeRules(r *csi.NodeGetInfoResponse) (found []Finding) {
 	for _, key := range sortedKeys(r.GetAccessibleTopology().GetSegments()) {
 		if err := status.CheckLabelKey(key); err != nil {
 			add(Problem, fmt.Sprintf("the topology key %s is no label key: %v", q(key), err), "PREFIX/NAME, as a label of the node has")
-		} else if reserved(key) {
-			add(Warning, fmt.Sprintf("the topology key %s is in Kubernetes' own name space: with the NodeRestriction admission the kubelet may not set it", q(key)),
-				"a prefix of the driver's own")
 		}
 		value := r.GetAccessibleTopology().GetSegments()[key]
 		if err := status.CheckLabelValue(value); err != nil {
@@ -46,29 +42,4 @@ func nodeRules(r *csi.NodeGetInfoResponse) (found []Finding) {
 		add(Warning, fmt.Sprintf("max_volumes_per_node is %d: the kubelet makes %d of it", n, math.MaxInt32), "0 for no limit")
 	}
 	return found
-}
-
-// reserved reports whether NodeRestriction keeps the kubelet from setting a label.
-func reserved(key string) bool {
-	prefix, _, hasPrefix := strings.Cut(key, "/")
-	if !hasPrefix {
-		return false
-	}
-	in := func(domain string) bool { return prefix == domain || strings.HasSuffix(prefix, "."+domain) }
-	switch {
-	case in("node-restriction.kubernetes.io"):
-		return true
-	case in("kubelet.kubernetes.io"), in("node.kubernetes.io"):
-		return false
-	case !in("kubernetes.io") && !in("k8s.io"):
-		return false
-	}
-	switch key {
-	case "kubernetes.io/hostname", "kubernetes.io/arch", "kubernetes.io/os",
-		"beta.kubernetes.io/arch", "beta.kubernetes.io/os", "beta.kubernetes.io/instance-type",
-		"topology.kubernetes.io/zone", "topology.kubernetes.io/region",
-		"failure-domain.beta.kubernetes.io/zone", "failure-domain.beta.kubernetes.io/region":
-		return false
-	}
-	return true
 }

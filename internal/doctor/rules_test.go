@@ -37,12 +37,6 @@ func TestNodeRules(t *testing.T) {
 		{"dot last", "n", "zone", "a.", 0, Problem},
 		{"negative limit", "n", "zone", "a", -1, Problem},
 		{"huge limit", "n", "zone", "a", math.MaxInt32 + 1, Warning},
-		{"Kubernetes' own zone", "n", "topology.kubernetes.io/zone", "a", 0, ""},
-		{"Kubernetes' own, allowed for kubelets", "n", "x.node.kubernetes.io/zone", "a", 0, ""},
-		{"Kubernetes' own", "n", "kubernetes.io/zone", "a", 0, Warning},
-		{"Kubernetes' own, below", "n", "csi.k8s.io/zone", "a", 0, Warning},
-		{"forbidden", "n", "node-restriction.kubernetes.io/zone", "a", 0, Warning},
-		{"only looks like it", "n", "notkubernetes.io/zone", "a", 0, ""},
 	} {
 		found := nodeRules(&csi.NodeGetInfoResponse{NodeId: test.id, MaxVolumesPerNode: test.max,
 			AccessibleTopology: &csi.Topology{Segments: map[string]string{test.key: test.value}}})

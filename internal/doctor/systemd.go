@@ -84,7 +84,7 @@ type service struct {
 	err        error
 }
 
-func (x *exam) askUnit(ctx context.Context) service {
+func (x *diagnosis) askUnit(ctx context.Context) service {
 	if x.o.Units == nil {
 		return service{err: ErrNoSystemd}
 	}
@@ -94,7 +94,7 @@ func (x *exam) askUnit(ctx context.Context) service {
 }
 
 // unit looks at how systemd runs the daemon.
-func (x *exam) unit(ctx context.Context) {
+func (x *diagnosis) unit(ctx context.Context) {
 	p, err := x.service.properties, x.service.err
 	state := p["ActiveState"]
 	stopped := p["LoadState"] == "not-found" || state == "inactive" || state == "deactivating"
@@ -143,7 +143,7 @@ func asShipped(unit string) []Fix {
 }
 
 // sandbox finds out whether the daemon may write below the kubelet's root directory.
-func (x *exam) sandbox(p map[string]string) {
+func (x *diagnosis) sandbox(p map[string]string) {
 	root := x.config.Config.Kubelet.RootDir
 	shown := safetext.Word(root)
 	dir, setting := systemd.Hider(root)
@@ -168,7 +168,7 @@ func (x *exam) sandbox(p map[string]string) {
 }
 
 // hiddenSockets finds sockets of drivers in directories of which the daemon has its own.
-func (x *exam) hiddenSockets(p map[string]string) {
+func (x *diagnosis) hiddenSockets(p map[string]string) {
 	_, fixed := systemd.Hider(x.config.Config.Kubelet.RootDir) // by what sandbox advises
 	for _, d := range x.config.Config.Drivers {
 		dir, setting := systemd.Hider(d.Socket)
@@ -182,7 +182,7 @@ func (x *exam) hiddenSockets(p map[string]string) {
 }
 
 // store looks at what keeps registrations over a restart of the daemon, and at the watchdog.
-func (x *exam) store(p map[string]string) {
+func (x *diagnosis) store(p map[string]string) {
 	enabled := 0
 	for _, d := range x.config.Config.Drivers {
 		if d.Enabled {
@@ -190,16 +190,13 @@ func (x *exam) store(p map[string]string) {
 		}
 	}
 	problem := func(found, loses, expected string) {
-		x.found(Finding{Step: StepStore, Severity: Problem, Fix: asShipped(serviceUnit), Expected: expected + " as shipped",
-			Found: found + ": at each restart of csi-registrar the kubelet loses " + loses + " for a moment"})
+		x.problem("", StepStore, found+": at each restart of csi-registrar the kubelet loses "+loses+" for a moment", expected+" as shipped", asShipped(serviceUnit)...)
 	}
 	switch places, err := strconv.Atoi(p["FileDescriptorStoreMax"]); {
 	case err != nil: // an older systemctl that does not show it
 		x.checked("", StepStore, Skipped, "systemd does not show its size")
-	case places == 0:
-		problem("FileDescriptorStoreMax= is 0", "all drivers", "FileDescriptorStoreMax=")
-	case places < enabled:
-		problem(fmt.Sprintf("FileDescriptorStoreMax= is %d, for %d drivers", places, enabled), "the others", "as many as there are drivers, or FileDescriptorStoreMax=")
+	case places < max(enabled, 1):
+		problem(fmt.Sprintf("FileDescriptorStoreMax= is %d, for %s", places, count(enabled, "driver")), "the others", "as many as there are drivers, or FileDescriptorStoreMax=")
 	case !slices.Contains(strings.Fields(p["ExecStart"]), "--keep-sockets"):
 		problem("the daemon is started without --keep-sockets", "all drivers", "ExecStart= has --keep-sockets,")
 	default:
@@ -215,7 +212,7 @@ func (x *exam) store(p map[string]string) {
 var endpointFlag = regexp.MustCompile(`--?http-endpoint[= ]([^ ;]+)`)
 
 // openHTTP warns if health and metrics can be read from other machines.
-func (x *exam) openHTTP(ctx context.Context, service map[string]string) {
+func (x *diagnosis) openHTTP(ctx context.Context, service map[string]string) {
 	var addresses []string
 	var fix []Fix
 	if m := endpointFlag.FindStringSubmatch(service["ExecStart"]); m != nil {

@@ -111,7 +111,7 @@ func TestHiddenDirectories(t *testing.T) {
 		if err := os.WriteFile(file, fmt.Appendf(nil, "kubelet.root_dir = %q\ndriver.a.socket = %q\n", c.root, c.socket), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		x := &exam{config: config.Load(config.Source{File: file})}
+		x := &diagnosis{config: config.Load(config.Source{File: file})}
 		x.sandbox(c.unit)
 		x.hiddenSockets(c.unit)
 		switch found := x.report.Findings; {
@@ -139,7 +139,7 @@ func TestDaemonThatMayNotBeAsked(t *testing.T) {
 	}
 }
 
-// An examination leaves nothing open behind. (The node's own servers, in this process,
+// A run leaves nothing open behind. (The node's own servers, in this process,
 // take a moment to see that their clients are gone.)
 func TestLeavesNothingBehind(t *testing.T) {
 	n := newNode(t)

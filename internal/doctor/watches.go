@@ -15,10 +15,9 @@ import (
 type watching int
 
 const (
-	unknown   watching = iota
-	nothing            // it has no inotify watch at all
-	elsewhere          // it has some, none of them on that directory
-	watched            // one is on that very directory
+	nothing   watching = iota // it has no inotify watch at all
+	elsewhere                 // it has some, none of them on that directory
+	watched                   // one is on that very directory
 )
 
 const maxWatches = 4 << 20 // bytes of a file in fdinfo: some 40,000 watches
@@ -31,7 +30,7 @@ const maxWatches = 4 << 20 // bytes of a file in fdinfo: some 40,000 watches
 func watches(proc string, pid int, dir string) (watching, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(dir, &st); err != nil {
-		return unknown, &fs.PathError{Op: "stat", Path: dir, Err: err}
+		return nothing, &fs.PathError{Op: "stat", Path: dir, Err: err}
 	}
 	inode := "ino:" + strconv.FormatUint(st.Ino, 16)
 	device := "sdev:" + strconv.FormatUint(uint64(unix.Major(st.Dev))<<20|uint64(unix.Minor(st.Dev)), 16)
@@ -40,7 +39,7 @@ func watches(proc string, pid int, dir string) (watching, error) {
 	fdinfo := filepath.Join(proc, strconv.Itoa(pid), "fdinfo")
 	entries, err := os.ReadDir(fdinfo)
 	if err != nil {
-		return unknown, err
+		return nothing, err
 	}
 	answer := nothing
 	for _, e := range entries {
@@ -49,7 +48,7 @@ func watches(proc string, pid int, dir string) (watching, error) {
 			continue // closed meanwhile
 		}
 		if err != nil {
-			return unknown, err
+			return nothing, err
 		}
 		for line := range strings.Lines(string(data)) {
 			fields := " " + strings.TrimSpace(line) + " "

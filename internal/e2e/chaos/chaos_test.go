@@ -19,7 +19,7 @@ var (
 	seeds    = flag.String("chaos.seed", os.Getenv("CHAOS_SEED"), "`SEED`s to run side by side, with commas; \"fresh\" is one that was never used")
 	drivers  = flag.String("chaos.drivers", os.Getenv("CHAOS_DRIVERS"), "how many drivers")
 	duration = flag.String("chaos.duration", os.Getenv("CHAOS_DURATION"), "how long there is chaos, before it settles")
-	keep     = flag.Bool("chaos.keep", false, "keep the test's directory, with the log, also where nothing was wrong")
+	keep     = flag.Bool("chaos.keep", false, "keep the test's folder, with the log, also where nothing was wrong")
 )
 
 func TestChaos(t *testing.T) {
@@ -174,7 +174,7 @@ func (w *world) settles(long time.Duration) {
 		t.Errorf("not settled within %s:\n  %s", settlesWithin, why)
 		for name := range w.byName {
 			if strings.Contains(why, name) {
-				t.Logf("%s: %s", name, w.history.story(name))
+				t.Logf("%s: %s", name, w.ledger.story(name))
 			}
 		}
 		return
@@ -284,8 +284,8 @@ func (w *world) settles(long time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for name := range w.byName {
-		if why := w.history.churn(name); why != "" {
-			w.bad("%s%s", why, w.history.story(name))
+		if why := w.ledger.churn(name); why != "" {
+			w.bad("%s%s", why, w.ledger.story(name))
 		}
 	}
 }
