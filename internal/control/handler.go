@@ -42,10 +42,11 @@ func PublicHandler(b Backend) http.Handler {
 // Profiles serves /debug/pprof/ for `go tool pprof`.
 func Profiles() http.Handler {
 	mux := http.NewServeMux()
+	const root = "GET /debug/pprof/"
 	for name, h := range map[string]http.HandlerFunc{
 		"": pprof.Index, "cmdline": pprof.Cmdline, "profile": pprof.Profile, "symbol": pprof.Symbol, "trace": pprof.Trace,
 	} {
-		mux.HandleFunc("/debug/pprof/"+name, func(w http.ResponseWriter, r *http.Request) {
+		mux.HandleFunc(root+name, func(w http.ResponseWriter, r *http.Request) {
 			extendDeadlines(w, maxProfile) // a CPU profile takes ?seconds=
 			h(w, r)
 		})
