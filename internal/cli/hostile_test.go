@@ -188,7 +188,7 @@ func TestHostileNode(t *testing.T) {
 		for _, args := range [][]string{
 			{"status"}, {"status", "says"}, {"status", "--json"}, {"wait", "--timeout", "50ms"}, {"wait", "--timeout", "50ms", "says", "none"},
 			{"reload"}, {"reregister", "says"}, {"config", "check"}, {"config", "show"}, {"config", "show", "--json"},
-			{"__complete", "status", ""}, {"__complete", "doctor", ""}, {"import", manifest}, {"help"}, {"version"}, {"cleanup", "--if-stopped"},
+			{"__complete", "status", "--config-root", root, ""}, {"__complete", "doctor", "--config-root", root, ""}, {"import", manifest}, {"help"}, {"version"}, {"cleanup", "--if-stopped"},
 			{"status", evil}, {"doctor", evil}, {evil}, {"--" + evil},
 		} {
 			what := fmt.Sprintf("%.40q, daemon %v", args, daemon)
