@@ -7,7 +7,7 @@ type Document struct {
 	Version         string    `json:"version"`
 	StartedAt       time.Time `json:"started_at"`
 	ConfigFiles     []string  `json:"config_files"`
-	ConfigError     string    `json:"config_error,omitempty"` // the mistakes of the files, one a line; absent while they are right
+	ConfigError     string    `json:"config_error,omitempty"` // the errors of the files, one a line; absent while there are none
 	PluginsRegistry string    `json:"plugins_registry"`
 	Drivers         []Driver  `json:"drivers"` // by name
 	// Polling says why changes are looked for each second instead of being reported by the
