@@ -124,8 +124,8 @@ func TestRPM(t *testing.T) {
 			}
 			n.umountVolume()
 			n.eventually(1, 1)
-			if _, err := n.Try("test", "-e", "/run/csi-registrar"); err == nil {
-				t.Error("removal left /run/csi-registrar")
+			if out, err := n.Try("sh", "-c", "ls -d /run/csi-registrar*"); err == nil {
+				t.Errorf("removal left %s", out)
 			}
 			rpm("-i", "csi-registrar", newer)
 			n.eventually(2, 1)
