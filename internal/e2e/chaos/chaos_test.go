@@ -1,6 +1,7 @@
 package chaos
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"maps"
@@ -180,13 +181,6 @@ func (w *world) settles(long time.Duration) {
 		return
 	}
 	t.Logf("settled after %s; damped: %v", time.Since(begun).Round(time.Millisecond), w.damped)
-	if long >= 5*time.Minute { // else it would be the longest part
-		for name, until := range w.damped {
-			if why := w.eventually(time.Until(until)+5*time.Second, func() string { return w.isDamped(name) }); why != "" {
-				t.Error(why)
-			}
-		}
-	}
 	if why := w.eventually(5*time.Second, w.leftovers); why != "" {
 		t.Errorf("temporary names are left: %s", why)
 	}
@@ -231,13 +225,20 @@ func (w *world) settles(long time.Duration) {
 		}
 	}
 	w.mu.Unlock()
-	if err := w.measureQuietly(); err != nil {
+	if err := errors.Join(w.measureQuietly(), w.secondRegistrar(), w.flapUntilDamped()); err != nil {
 		t.Error(err)
 		return
 	}
 	if why := w.eventually(settlesWithin, w.asItShouldBe); why != "" {
 		t.Errorf("not registered after the measuring:\n  %s", why)
 		return
+	}
+	if long >= 5*time.Minute { // else it would be the longest part
+		for name, until := range maps.Clone(w.damped) {
+			if why := w.eventually(time.Until(until)+10*time.Second, func() string { return w.isDamped(name) }); why != "" {
+				t.Error(why)
+			}
+		}
 	}
 
 	// Without a store, and without being told to keep anything, nothing is left.

@@ -1,8 +1,11 @@
 package chaos
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
@@ -84,6 +87,56 @@ func (w *world) resumeFS() error {
 func (w *world) settled(from time.Time, long time.Duration) bool {
 	now := time.Now()
 	return w.ready() && !w.daemon.frozen && now.Sub(w.awayAt) > long && now.Sub(from) > long && now.Sub(w.registryAt) > long
+}
+
+// secondRegistrar puts another registrar's socket beside one that is registered: the status must
+// name it.
+func (w *world) secondRegistrar() error {
+	d := w.drivers[0]
+	rival := func(act string) error {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return actions[act](w, Step{}, d)
+	}
+	if err := rival("socket rival"); err != nil {
+		return err
+	}
+	if why := w.eventually(10*time.Second, func() string {
+		s, err := w.api.status()
+		if reason := s.driver(d.name).Reason; err != nil || !strings.Contains(reason, filepath.Base(w.rivalPath(d))) {
+			return fmt.Sprintf("the status of %s does not name its second registrar: %q, %v", d.name, reason, err)
+		}
+		return ""
+	}); why != "" {
+		return errors.New(why)
+	}
+	return rival("rival leave")
+}
+
+// flapUntilDamped has a driver alternate between ready and mismatch as often as it is followed.
+func (w *world) flapUntilDamped() error {
+	i := slices.IndexFunc(w.drivers, func(d *Driver) bool { return d.role == flapping })
+	d := w.drivers[i]
+	path := w.pathOf(d)
+	for range changesPerHour {
+		for _, act := range []string{"driver lie", "driver truth"} {
+			w.mu.Lock()
+			err := actions[act](w, Step{}, d)
+			w.mu.Unlock()
+			if err != nil {
+				return err
+			}
+			if await(context.Background(), func() bool { return accepts(path) == (act == "driver truth") }) {
+				continue
+			}
+			s, err := w.api.status()
+			if damped, wrong := s.driver(d.name).damped(); damped {
+				return wrong
+			}
+			return fmt.Errorf("%s is not followed, and not damped: %+v, %v", d.name, s.driver(d.name), err)
+		}
+	}
+	return fmt.Errorf("%s was followed %d times, and is not damped", d.name, changesPerHour)
 }
 
 // checkNamed looks whether the status names the second registrar of a driver that is fine itself.
