@@ -20,7 +20,7 @@ var (
 	seeds    = flag.String("chaos.seed", os.Getenv("CHAOS_SEED"), "`SEED`s to run side by side, with commas; \"fresh\" is one that was never used")
 	drivers  = flag.String("chaos.drivers", os.Getenv("CHAOS_DRIVERS"), "how many drivers")
 	duration = flag.String("chaos.duration", os.Getenv("CHAOS_DURATION"), "how long there is chaos, before it settles")
-	keep     = flag.Bool("chaos.keep", false, "keep the test's folder, with the log, also where nothing was wrong")
+	keep     = flag.Bool("chaos.keep", os.Getenv("CHAOS_KEEP") != "", "keep the test's folder, with the log, also where nothing was wrong")
 )
 
 func TestChaos(t *testing.T) {
@@ -66,7 +66,7 @@ func run(t *testing.T, bin string, seed uint64, many int, long time.Duration) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.keep = *keep || os.Getenv("CHAOS_KEEP") != ""
+	w.keep = *keep
 	defer w.close()
 	// The whole story stays where something was wrong.
 	defer func() {
@@ -190,9 +190,24 @@ func (w *world) settles(long time.Duration) {
 		return
 	}
 
-	// A daemon that begins now holds as much; and the kubelet notices nothing of it.
+	if err := w.restartWhileManagerStops(); err != nil {
+		t.Error(err)
+		return
+	}
+	// A daemon that begins now holds as much; and the kubelet notices nothing of it, even if a
+	// file system hangs meanwhile.
 	w.mu.Lock()
 	before, waiting := maps.Clone(w.events), maps.Clone(w.damped)
+	w.mu.Unlock()
+	if err := w.startWhileFSHangs(); err != nil {
+		t.Error(err)
+		return
+	}
+	if why := w.eventually(settlesWithin, w.asItShouldBe); why != "" {
+		t.Errorf("not registered after the file system answered again:\n  %s", why)
+		return
+	}
+	w.mu.Lock()
 	err = w.stopDaemon(false)
 	if err == nil {
 		err = w.startDaemon("--keep-sockets")

@@ -5,5 +5,5 @@
 // registration went away without a cause, and that nothing was leaked.
 //
 // One generator makes all decisions (plan.go), from the seed alone, so that a seed that
-// failed makes the same decisions again: CHAOS_SEED=… make chaos.
+// failed makes the same decisions again: CHAOS_SEED=… make chaos. README.md has the rest.
 package chaos

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -87,6 +88,72 @@ func (w *world) resumeFS() error {
 func (w *world) settled(from time.Time, long time.Duration) bool {
 	now := time.Now()
 	return w.ready() && !w.daemon.frozen && now.Sub(w.awayAt) > long && now.Sub(from) > long && now.Sub(w.registryAt) > long
+}
+
+// startWhileFSHangs restarts the daemon while the file system under some drivers hangs: it must
+// begin, and say so.
+func (w *world) startWhileFSHangs() error {
+	if w.fs == nil {
+		return nil
+	}
+	w.mu.Lock()
+	err := errors.Join(w.hangFS(), w.stopDaemon(false), w.startDaemon("--keep-sockets"))
+	w.mu.Unlock()
+	if why := w.eventually(startsWithin, func() string {
+		s, err := w.api.status()
+		if err != nil || len(s.Stuck) == 0 {
+			return fmt.Sprintf("started while a file system hangs; the status does not say so: %v", err)
+		}
+		return ""
+	}); why != "" {
+		err = errors.Join(err, errors.New(why))
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return errors.Join(err, w.resumeFS())
+}
+
+// restartWhileManagerStops has all registration sockets removed while the service manager is
+// stopped: they are restored meanwhile, and the restart that follows loses none.
+func (w *world) restartWhileManagerStops() error {
+	w.mu.Lock()
+	err := w.busyManager(Step{A: 900}, true)
+	made := map[string]fileID{}
+	for _, d := range w.drivers {
+		if d.flaw == sound && w.damped[d.name].IsZero() {
+			w.ledger.note(d.name, onPath, "removed")
+			made[w.pathOf(d)] = fileID{}
+			err = errors.Join(err, gone(os.Remove(w.pathOf(d))))
+		}
+	}
+	removed := time.Now()
+	w.mu.Unlock()
+	for path := range made {
+		await(context.Background(), func() bool {
+			id, _, missing := lookAt(path)
+			made[path] = id
+			return missing == nil && accepts(path)
+		})
+	}
+	// 0.3 s each at the same time; a publication that waits for the manager takes 3 s.
+	if long := time.Since(removed); long > 2500*ms {
+		err = errors.Join(err, fmt.Errorf("all registration sockets are restored only after %s while the service manager is stopped", long))
+	}
+	w.mu.Lock()
+	err = errors.Join(err, actions["daemon again"](w, Step{}, nil))
+	w.mu.Unlock()
+	if why := w.eventually(settlesWithin, w.asItShouldBe); why != "" {
+		err = errors.Join(err, errors.New(why))
+	}
+	if err != nil {
+		return err
+	}
+	for path, before := range made {
+		if after, _, e := lookAt(path); after != before {
+			err = errors.Join(err, e, fmt.Errorf("%s was lost at a restart while the service manager was stopped", path))
+		}
+	}
+	return err
 }
 
 // secondRegistrar puts another registrar's socket beside one that is registered: the status must

@@ -82,7 +82,7 @@ const becauseWithin = 2 * time.Minute
 // unfounded tells what is wrong with the daemon's reason for taking a socket away or
 // making it anew.
 func (l *ledger) unfounded(driver string, e entry) string {
-	need := []kind{}
+	var need []kind
 	switch cause := e.fields["cause"]; {
 	case cause == "unconfigured":
 		need = []kind{byConfig}

@@ -37,7 +37,9 @@ var allowed = map[string]time.Duration{faults: 400 * ms, fsHangs: 400 * ms, slow
 const (
 	roundsQuiet   = 3 // two changes each, and nine are free
 	changesAtMost = 7 // so that none is damped
+	enough        = 5 // to conclude something from them
 	gaveUpAfter   = 5 * time.Second
+	quietMost     = 2 * time.Second // for a median without faults
 )
 
 // took notes how long something took, unless the daemon itself or the whole directory was the
@@ -84,7 +86,10 @@ func (w *world) compare() {
 			if what == starts {
 				limit += time.Second
 			}
-			if usual > 0 && len(all) >= 5 && m > limit {
+			if during == quiet {
+				limit = quietMost
+			}
+			if usual > 0 && len(all) >= enough && m > limit {
 				w.bad("%s; %s: median %s, without faults %s", what, during, m, usual)
 			}
 		}
