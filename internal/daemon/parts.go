@@ -117,7 +117,7 @@ func (p *parts) Socket(ctx context.Context, c *config.Config, name string) (agen
 		return nil, err
 	}
 	if err := s.Adopt(ctx, p.claim(name)); err != nil {
-		p.log.Warn("cannot go on with the registration socket of an earlier process; making a new one", "driver", name, "error", err)
+		p.log.Warn("cannot go on with the registration socket of an earlier process", "driver", name, "error", err)
 	}
 	return s, nil
 }

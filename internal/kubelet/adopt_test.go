@@ -369,8 +369,8 @@ func TestRecordsOfAHostileDaemon(t *testing.T) {
 	victim := w.root + "/a-reg.sock"
 	listen(t, victim)
 	rec := r.readRecord("a")
-	f, _ := lookAt(victim)
-	rec.Path, rec.fileID = victim, f.fileID
+	f, _ := unixsock.Lstat(victim)
+	rec.Path, rec.FileID = victim, f.FileID
 	if err := r.writeRecord("a", rec); err != nil {
 		t.Fatal(err)
 	}
