@@ -46,11 +46,11 @@ func leftBehind(t *testing.T) (root, socket string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	folder := filepath.Join(root, "run/csi-registrar/registrations")
-	if err := os.MkdirAll(folder, 0o700); err != nil {
+	dir := filepath.Join(root, "run/csi-registrar/registrations")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(folder, "a.example.json"), record, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "a.example.json"), record, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	return root, socket

@@ -113,7 +113,7 @@ func (p *parts) Socket(ctx context.Context, c *config.Config, name string) (agen
 		return nil, errors.Join(err, s.Close(context.WithoutCancel(ctx)))
 	}
 	if err != nil {
-		p.log.Warn("cannot go on with the registration socket of an earlier process; making a new one", "driver", name, "error", err)
+		p.log.Warn("cannot go on with the registration socket of an earlier process", "driver", name, "error", err)
 	}
 	return s, nil
 }

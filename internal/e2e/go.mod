@@ -180,7 +180,7 @@ require (
 	sigs.k8s.io/yaml v1.6.0 // indirect
 )
 
-// k8s.io/kubernetes lists its staging modules at v0.0.0 and replaces them with folders
+// k8s.io/kubernetes lists its staging modules at v0.0.0 and replaces them with directories
 // of its repository, which a module that requires it does not see.
 replace (
 	k8s.io/api => k8s.io/api v0.36.3

@@ -280,7 +280,7 @@ func TestFoldersOnTheWay(t *testing.T) {
 		{"mode of a parent", func() error { return os.Chmod(b, 0o700) }},
 		{"mode of a grandparent", func() error { return os.Chmod(a, 0o700) }},
 		{"grandparent renamed away", func() error { return os.Rename(a, a+"2") }},
-		{"grandparent made anew", func() error { return os.MkdirAll(b, 0o755) }},
+		{"grandparent made again", func() error { return os.MkdirAll(b, 0o755) }},
 		{"file in the new one", func() error { return os.WriteFile(path, nil, 0o600) }},
 		{"grandparent swapped", func() error { return unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, a+"2", unix.RENAME_EXCHANGE) }},
 		{"file in the swapped one", func() error { return os.WriteFile(path, nil, 0o600) }},
@@ -576,7 +576,7 @@ func TestSlowLook(t *testing.T) {
 	d.Close()
 }
 
-// A directory made anew may look the same from above: the same inode number.
+// A directory made again may look the same from above: the same inode number.
 func TestSlowLookAtAnotherFolder(t *testing.T) {
 	n := deaf()
 	w := start(t, Options{SlowLook: 20 * time.Millisecond}, func(w *Watcher) {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"sync/atomic"
 
 	"csi-registrar/internal/pluginreg"
 	"csi-registrar/internal/unixsock"
@@ -17,22 +16,47 @@ import (
 // what it was bound to, and the file that is at the path: a living listener holds its inode, so
 // no other file can have that identity. What it announced and what the kubelet said comes from
 // the record too. A listener that is not proven so is closed and forgotten, and its socket
-// removed, also under an earlier root_dir if the record has that. The files are closed in any case.
+// removed, also under an earlier root_dir if the record has that. The files are the Socket's then.
+// After a *worker.NotAnswering they are adopted before the next thing that is done with it: as
+// long as the store holds a listener its path is taken, and nobody else can be at it.
 func (s *Socket) Adopt(ctx context.Context, files []*os.File) error {
 	if len(files) == 0 {
 		return nil
 	}
-	var begun atomic.Bool
-	err := s.change(ctx, func(ctx context.Context) error {
-		begun.Store(true)
-		return s.adopt(ctx, files)
-	})
-	if !begun.Load() {
-		for _, f := range files {
-			err = errors.Join(err, f.Close())
-		}
+	s.mu.Lock()
+	s.handed = files
+	s.mu.Unlock()
+	err := s.change(ctx, func(context.Context) error { return nil })
+	if ctx.Err() != nil {
+		err = errors.Join(err, s.closeHanded())
 	}
 	return err
+}
+
+// closeHanded leaves what was not adopted to the next process: the store has it.
+func (s *Socket) closeHanded() error {
+	var errs []error
+	for _, f := range s.takeHanded() {
+		errs = append(errs, f.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// takeHanded returns the files that were not adopted, once.
+func (s *Socket) takeHanded() []*os.File {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	files := s.handed
+	s.handed = nil
+	return files
+}
+
+// adoptHanded is for the worker.
+func (s *Socket) adoptHanded(ctx context.Context) error {
+	if files := s.takeHanded(); len(files) > 0 {
+		return s.adopt(ctx, files)
+	}
+	return nil
 }
 
 func (s *Socket) adopt(ctx context.Context, files []*os.File) error {

@@ -27,7 +27,13 @@ func (s *Socket) Publish(ctx context.Context, a status.Announcement) error {
 	if !s.mayAnnounce(a) {
 		return fmt.Errorf("cannot publish %s: the announcement names %q with endpoint %q and versions %q", s.name, a.Identity.Name, a.Endpoint, a.Versions)
 	}
-	return s.change(ctx, func(ctx context.Context) error { return s.publish(ctx, a) })
+	was := s.published()
+	return s.change(ctx, func(ctx context.Context) error {
+		if was == nil && s.published() != nil {
+			return nil // adopted late: the caller did not know of it and has to look again
+		}
+		return s.publish(ctx, a)
+	})
 }
 
 func (s *Socket) mayAnnounce(a status.Announcement) bool {

@@ -38,6 +38,7 @@ type Socket struct {
 
 	mu      sync.Mutex // guards what follows, and the fields of listeners; held for moments
 	current *listener  // what is published, or about to be; nil: nothing
+	handed  []*os.File // of the store, to be adopted
 	closed  bool
 	seen    status.Socket // without what is in current
 	unsaved bool          // the record lacks something; Check writes it
@@ -71,7 +72,7 @@ func (s *Socket) do(ctx context.Context, limit time.Duration, f func(context.Con
 	err, late := worker.Do(waiting, s.worker, limit, func() error {
 		limited, cancel := context.WithTimeout(whole, limit)
 		defer cancel()
-		err := f(limited)
+		err := errors.Join(s.adoptHanded(limited), f(limited))
 		if s.isClosed() { // meanwhile: this was abandoned, and Close did not wait for it
 			err = errors.Join(err, s.end(limited))
 		}
@@ -218,7 +219,7 @@ func (s *Socket) Close(ctx context.Context) error {
 	if p := s.published(); p != nil {
 		err = errors.Join(err, p.stop(false))
 	}
-	return err
+	return errors.Join(err, s.closeHanded())
 }
 
 // end is the part of Close that is for the worker.

@@ -18,7 +18,7 @@ import (
 
 // The manager's queue is full while it is busy or re-executes. A daemon must not hang with
 // it, so a message is given up after sendTimeout. READY=1 has longer: without it the start
-// fails, and TimeoutStartSec= is 15 s.
+// fails, and TimeoutStartSec= is a minute.
 const (
 	sendTimeout  = time.Second
 	readyTimeout = 10 * time.Second

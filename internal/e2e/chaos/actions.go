@@ -81,9 +81,9 @@ func allActions() map[string]action {
 		w.ledger.note(d.name, byDriver, "replaced")
 		return d.replace()
 	})
-	add("driver folder", func(w *world, s Step, d *Driver) error {
-		// Folder first: the daemon is still connected to what has no name any more.
-		w.ledger.note(d.name, byDriver, "folder removed")
+	add("driver directory", func(w *world, s Step, d *Driver) error {
+		// Directory first: the daemon is still connected to what has no name any more.
+		w.ledger.note(d.name, byDriver, "directory removed")
 		return errors.Join(os.RemoveAll(d.dir), d.stop(true))
 	})
 
@@ -154,30 +154,30 @@ func allActions() map[string]action {
 		})
 	})
 	for act, kind := range map[string]string{
-		"socket to file": aFile, "socket to folder": aFolder, "socket to link": aLink, "socket to mute": aMute, "socket to sidecar": aSidecar,
+		"socket to file": aFile, "socket to directory": aDirectory, "socket to link": aLink, "socket to mute": aMute, "socket to sidecar": aSidecar,
 	} {
 		add(act, func(w *world, s Step, d *Driver) error { return w.replace(d, kind, s.A < 600) })
 	}
 	add("socket leave", func(w *world, s Step, d *Driver) error { return w.leave(w.pathOf(d), d, s.B < 500) })
-	add("socket rival", func(w *world, s Step, d *Driver) error {
-		path := w.rivalPath(d)
+	add("socket other", func(w *world, s Step, d *Driver) error {
+		path := w.otherPath(d)
 		if w.at(path) != nil {
 			return nil
 		}
-		w.ledger.note(d.name, onPath, "rival came")
+		w.ledger.note(d.name, onPath, "other registrar came")
 		f, err := makeForeign(w.scratch, path, aSidecar, d, false)
 		if err != nil {
 			return whileThere(err)
 		}
 		w.foreign = append(w.foreign, f)
-		w.rivalFrom[d.name] = time.Now()
+		w.otherFrom[d.name] = time.Now()
 		return nil
 	})
-	add("rival leave", func(w *world, s Step, d *Driver) error {
+	add("other leave", func(w *world, s Step, d *Driver) error {
 		w.checkNamed(d)
-		delete(w.rivalFrom, d.name)
+		delete(w.otherFrom, d.name)
 		// Whether it leaves its file behind or not; a dead one is not a driver's.
-		return w.leave(w.rivalPath(d), d, true)
+		return w.leave(w.otherPath(d), d, true)
 	})
 	add("bystander", func(w *world, s Step, d *Driver) error { return w.bystander(s, d) })
 	add("registry remove", func(w *world, s Step, d *Driver) error {
@@ -226,7 +226,7 @@ func allActions() map[string]action {
 	add("config remove", conf("removed", func(d *Driver) { d.conf.present = false }))
 	add("config restore", conf("restored", func(d *Driver) { d.conf.present = true }))
 	add("config break", conf("broken", func(d *Driver) { d.conf.broken = true }))
-	add("config mend", conf("mended", func(d *Driver) { d.conf.broken = false }))
+	add("config fix", conf("fixed", func(d *Driver) { d.conf.broken = false }))
 	add("config endpoint", conf("another endpoint", func(d *Driver) { d.conf.byAlias = !d.conf.byAlias }))
 	add("config disable", conf("disabled", func(d *Driver) { d.conf.enabled = false }))
 	add("config enable", conf("enabled", func(d *Driver) { d.conf.enabled = true }))
@@ -278,7 +278,7 @@ func (w *world) startKubelet() error {
 	defer w.mu.Lock()
 	k, err := fake.StartKubelet(w.registry, w.cluster, w.happened)
 	if err != nil {
-		// The folder went while it started: the next one will do.
+		// The directory went while it started: the next one will do.
 		w.say("the kubelet does not start: %v", err)
 		return nil
 	}
@@ -378,11 +378,11 @@ func (w *world) leave(path string, d *Driver, tidy bool) error {
 	return nil
 }
 
-func (w *world) rivalPath(d *Driver) string {
-	return filepath.Join(w.registry, "rival-of-"+d.name+".sock")
+func (w *world) otherPath(d *Driver) string {
+	return filepath.Join(w.registry, "other-of-"+d.name+".sock")
 }
 
-// bystander puts something into the folders that has nothing to do with anybody.
+// bystander puts something into the directories that has nothing to do with anybody.
 func (w *world) bystander(s Step, d *Driver) error {
 	w.made++
 	digits := fmt.Sprintf("%08x", w.made)
@@ -392,7 +392,7 @@ func (w *world) bystander(s Step, d *Driver) error {
 		{filepath.Join(w.registry, ".csi-reg-"+digits), aFile},
 		{filepath.Join(w.registry, ".csi-reg-"+digits), aMute},
 		{filepath.Join(w.registry, ".csi-reg-x"+digits), aDead},
-		{filepath.Join(w.root, ".csi-reg-"+digits), aFolder},
+		{filepath.Join(w.root, ".csi-reg-"+digits), aDirectory},
 		{filepath.Join(w.root, ".csi-reg-"+digits), aMute},
 		{filepath.Join(w.root, "socket-"+digits), aDead},
 	}
@@ -405,7 +405,7 @@ func (w *world) bystander(s Step, d *Driver) error {
 	return nil
 }
 
-// forgetForeign lets go of what went with the registry's folder.
+// forgetForeign lets go of what went with the registry's directory.
 func (w *world) forgetForeign() {
 	w.foreign = slices.DeleteFunc(w.foreign, func(f *foreign) bool {
 		if !strings.HasPrefix(f.path, w.registry+"/") {
@@ -416,10 +416,10 @@ func (w *world) forgetForeign() {
 		}
 		return true
 	})
-	clear(w.rivalFrom)
+	clear(w.otherFrom)
 }
 
-// whileThere forgives that the daemon was faster, or that the folder is not there.
+// whileThere forgives that the daemon was faster, or that the directory is not there.
 func whileThere(err error) error {
 	if errors.Is(err, os.ErrExist) {
 		return nil

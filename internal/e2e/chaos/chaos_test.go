@@ -20,7 +20,7 @@ var (
 	seeds    = flag.String("chaos.seed", os.Getenv("CHAOS_SEED"), "`SEED`s to run side by side, with commas; \"fresh\" is one that was never used")
 	drivers  = flag.String("chaos.drivers", os.Getenv("CHAOS_DRIVERS"), "how many drivers")
 	duration = flag.String("chaos.duration", os.Getenv("CHAOS_DURATION"), "how long there is chaos, before it settles")
-	keep     = flag.Bool("chaos.keep", os.Getenv("CHAOS_KEEP") != "", "keep the test's folder, with the log, also where nothing was wrong")
+	keep     = flag.Bool("chaos.keep", os.Getenv("CHAOS_KEEP") != "", "keep the test's directory, with the log, also where nothing was wrong")
 )
 
 func TestChaos(t *testing.T) {

@@ -160,24 +160,24 @@ func (w *world) restartWhileManagerStops() error {
 // name it.
 func (w *world) secondRegistrar() error {
 	d := w.drivers[0]
-	rival := func(act string) error {
+	act := func(act string) error {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		return actions[act](w, Step{}, d)
 	}
-	if err := rival("socket rival"); err != nil {
+	if err := act("socket other"); err != nil {
 		return err
 	}
 	if why := w.eventually(10*time.Second, func() string {
 		s, err := w.api.status()
-		if reason := s.driver(d.name).Reason; err != nil || !strings.Contains(reason, filepath.Base(w.rivalPath(d))) {
+		if reason := s.driver(d.name).Reason; err != nil || !strings.Contains(reason, filepath.Base(w.otherPath(d))) {
 			return fmt.Sprintf("the status of %s does not name its second registrar: %q, %v", d.name, reason, err)
 		}
 		return ""
 	}); why != "" {
 		return errors.New(why)
 	}
-	return rival("rival leave")
+	return act("other leave")
 }
 
 // flapUntilDamped has a driver alternate between ready and mismatch as often as it is followed.
@@ -208,8 +208,8 @@ func (w *world) flapUntilDamped() error {
 
 // checkNamed looks whether the status names the second registrar of a driver that is fine itself.
 func (w *world) checkNamed(d *Driver) {
-	from, there := w.rivalFrom[d.name]
-	if f := w.at(w.rivalPath(d)); !there || f == nil || f.listen == nil || !w.settled(from, 3*time.Second) {
+	from, there := w.otherFrom[d.name]
+	if f := w.at(w.otherPath(d)); !there || f == nil || f.listen == nil || !w.settled(from, 3*time.Second) {
 		return
 	}
 	s, err := w.api.status()
@@ -223,7 +223,7 @@ func (w *world) checkNamed(d *Driver) {
 		return // there is something more urgent to say
 	}
 	w.figures["second registrar named"]++
-	if !strings.Contains(have.Reason, filepath.Base(w.rivalPath(d))) {
+	if !strings.Contains(have.Reason, filepath.Base(w.otherPath(d))) {
 		w.bad("%s: the status does not name the second registrar there since %s: %q", d.name, from.Format("15:04:05.000"), have.Reason)
 	}
 }

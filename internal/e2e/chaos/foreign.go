@@ -41,12 +41,12 @@ func lookAt(path string) (fileID, uint16, error) {
 
 // The kinds of what others put into plugins_registry.
 const (
-	aFile    = "file"
-	aFolder  = "folder"
-	aLink    = "link"
-	aMute    = "mute socket"
-	aSidecar = "sidecar"
-	aDead    = "dead socket"
+	aFile      = "file"
+	aDirectory = "directory"
+	aLink      = "link"
+	aMute      = "mute socket"
+	aSidecar   = "sidecar"
+	aDead      = "dead socket"
 )
 
 // makeForeign makes one under a temporary name in scratch and moves it to path, over what is
@@ -58,7 +58,7 @@ func makeForeign(scratch, path, kind string, driver *Driver, replace bool) (*for
 	switch kind {
 	case aFile:
 		err = os.WriteFile(temporary, []byte("somebody's"), 0o644)
-	case aFolder:
+	case aDirectory:
 		err = os.Mkdir(temporary, 0o755)
 	case aLink:
 		err = os.Symlink(driver.Socket, temporary)
@@ -85,8 +85,8 @@ func makeForeign(scratch, path, kind string, driver *Driver, replace bool) (*for
 		flags := uint(unix.RENAME_NOREPLACE)
 		if replace {
 			flags = 0
-			if _, mode, err := lookAt(path); err == nil && (mode == unix.S_IFDIR || kind == aFolder) {
-				flags = unix.RENAME_EXCHANGE // a folder does not go over a file
+			if _, mode, err := lookAt(path); err == nil && (mode == unix.S_IFDIR || kind == aDirectory) {
+				flags = unix.RENAME_EXCHANGE // a directory does not go over a file
 			}
 		}
 		err = unix.Renameat2(unix.AT_FDCWD, temporary, unix.AT_FDCWD, path, flags)

@@ -16,11 +16,11 @@ type deed struct {
 type kind string
 
 const (
-	onPath   kind = "path"     // the test touched the registration socket, or its folder
+	onPath   kind = "path"     // the test touched the registration socket, or its directory
 	byDriver kind = "driver"   // the driver was stopped, or says something else
 	byConfig kind = "config"   // its configuration changed
 	asked    kind = "asked"    // reregister
-	logged   kind = "log"      // the daemon says why it takes a socket away or makes it anew
+	logged   kind = "log"      // the daemon says why it takes a socket away or recreates it
 	refusing kind = "refused"  // the kubelet refused
 	crashed  kind = "daemon"   // the daemon was killed or frozen
 	lost     kind = "deregist" // the kubelet deregistered
@@ -75,12 +75,12 @@ func (l *ledger) story(driver string) string {
 }
 
 // because is what a cause in the log has to have been caused by, and for how long
-// afterwards it may show: a mistake elsewhere in the files or a driver that is
+// afterwards it may show: an error elsewhere in the files or a driver that is
 // not ready delays it.
 const becauseWithin = 2 * time.Minute
 
 // unfounded tells what is wrong with the daemon's reason for taking a socket away or
-// making it anew.
+// recreating it.
 func (l *ledger) unfounded(driver string, e entry) string {
 	var need []kind
 	switch cause := e.fields["cause"]; {
@@ -105,14 +105,14 @@ func (l *ledger) unfounded(driver string, e entry) string {
 	return ""
 }
 
-// churn tells if the socket was made anew more often than there was a reason to.
+// churn tells if the socket was recreated more often than there was a reason to.
 func (l *ledger) churn(driver string) string {
 	if l.count(driver, muted) > 0 {
 		return ""
 	}
 	causes := l.count(driver, onPath, byDriver, byConfig, asked, refusing, crashed)
 	if n := l.count(driver, logged); n > causes {
-		return fmt.Sprintf("%s: made anew or withdrawn %d times for %d causes", driver, n, causes)
+		return fmt.Sprintf("%s: recreated or withdrawn %d times for %d causes", driver, n, causes)
 	}
 	if n, most := l.count(driver, lost), l.count(driver, onPath, logged, crashed); n > most {
 		return fmt.Sprintf("%s: deregistered %d times for %d causes", driver, n, most)

@@ -29,8 +29,8 @@ func (w *world) calm() error {
 		errs = append(errs, actions["daemon thaw"](w, Step{}, nil))
 	}
 	for _, d := range w.drivers {
-		errs = append(errs, w.leave(w.pathOf(d), d, true), w.leave(w.rivalPath(d), d, true))
-		delete(w.rivalFrom, d.name)
+		errs = append(errs, w.leave(w.pathOf(d), d, true), w.leave(w.otherPath(d), d, true))
+		delete(w.otherFrom, d.name)
 		d.unhang()
 		d.setReady(true)
 		if d.lie != nil {
@@ -58,7 +58,7 @@ func (w *world) calm() error {
 	if w.daemon == nil {
 		errs = append(errs, w.startDaemon("--keep-sockets"))
 	}
-	// A kubelet whose folder was made anew never looks there again.
+	// A kubelet whose directory was recreated never looks there again.
 	errs = append(errs, w.stopKubelet(), w.startKubelet())
 	return errors.Join(errs...)
 }
@@ -82,7 +82,7 @@ func (w *world) eventually(limit time.Duration, missing func() string) string {
 
 // asItShouldBe tells what is not as it must be once all is calm.
 func (w *world) asItShouldBe() string {
-	if w.kubelet == nil { // it could not start: the folder went at that moment
+	if w.kubelet == nil { // it could not start: the directory went at that moment
 		w.mu.Lock()
 		err := w.startKubelet()
 		w.mu.Unlock()

@@ -31,7 +31,7 @@ type world struct {
 	api      api
 	log      *os.File // everything in one file, for whoever looks for the reason
 	noFS     error    // why there is no file system that hangs
-	keep     bool     // the folder, also where nothing was wrong
+	keep     bool     // the directory, also where nothing was wrong
 
 	// Only of who carries out the steps.
 	drivers []*Driver
@@ -49,7 +49,7 @@ type world struct {
 	daemon    *Daemon
 	fed       int       // how often the watchdog was fed, and …
 	fedAt     time.Time // … since when it is so often
-	rivalFrom map[string]time.Time
+	otherFrom map[string]time.Time
 
 	fs         *fake.HangFS // nil: not possible here
 	hangsSince time.Time    // zero: it answers
@@ -80,7 +80,7 @@ func newWorld(t testing.TB, binary string, seed uint64, drivers int) (*world, er
 		t: t, dir: dir, root: filepath.Join(dir, "k"), etc: filepath.Join(dir, "r"), scratch: filepath.Join(dir, "s"),
 		plan:    NewPlan(seed, drivers),
 		cluster: fake.NewAPIServer(),
-		byName:  map[string]*Driver{}, rivalFrom: map[string]time.Time{}, published: map[string]fileID{}, upAt: map[string]time.Time{},
+		byName:  map[string]*Driver{}, otherFrom: map[string]time.Time{}, published: map[string]fileID{}, upAt: map[string]time.Time{},
 		ledger: ledger{map[string][]deed{}}, figures: map[string]int{}, events: map[string]int{},
 		mutedUntil: map[string]time.Time{}, changes: map[string]int{}, damped: map[string]time.Time{}, times: map[string]map[string][]time.Duration{},
 	}
@@ -140,7 +140,7 @@ func (w *world) populate(many int, run, hang string) {
 	w.drivers = append(w.drivers, d)
 }
 
-// close ends everything, and keeps the folder if something was wrong.
+// close ends everything, and keeps the directory if something was wrong.
 func (w *world) close() {
 	w.posts.Wait()
 	w.idleManager()
@@ -359,7 +359,7 @@ func (w *world) checkRegistry(now time.Time) {
 		if !d.everWell {
 			w.bad("%s is published, and was never ready", name)
 		}
-		if from, there := w.rivalFrom[name]; there && now.Sub(from) > 5*time.Second {
+		if from, there := w.otherFrom[name]; there && now.Sub(from) > 5*time.Second {
 			w.bad("%s is published beside another live socket of that name", name)
 		}
 	}

@@ -266,7 +266,7 @@ func TestTwentyDriversTwentyRestarts(t *testing.T) {
 		}
 		return ""
 	})
-	daemon.WaitStatus(names[0], "registered anew", time.Minute, func(s harness.DriverStatus) bool {
+	daemon.WaitStatus(names[0], "registered again", time.Minute, func(s harness.DriverStatus) bool {
 		return s.State == "registered" && s.Republications == 1
 	})
 }

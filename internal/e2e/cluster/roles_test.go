@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 	harness.Main(m)
 }
 
-// etcdMain runs etcd until TERM: data folder, client and peer URL.
+// etcdMain runs etcd until TERM: data directory, client and peer URL.
 func etcdMain(args []string) int {
 	if err := runEtcd(args[0], args[1], args[2]); err != nil {
 		fmt.Fprintln(os.Stderr, "etcd:", err)
@@ -84,7 +84,7 @@ func parse(client, peer string) (c, p url.URL, err error) {
 }
 
 // kubeletMain runs the kubelet over a container runtime that does nothing: the runtime's
-// socket and a scratch folder come first, then the kubelet's flags. It is in a mount
+// socket and a scratch directory come first, then the kubelet's flags. It is in a mount
 // namespace of its own.
 func kubeletMain(args []string) int {
 	if err := isolate(args[1]); err != nil {

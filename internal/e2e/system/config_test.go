@@ -85,7 +85,7 @@ func TestHTTPSocket(t *testing.T) {
 			}
 		}
 		before, mark := n.inodes(), n.mark()
-		visitors := n.knock()
+		visitors := n.probe()
 		n.Run("sh", "-ec", command)
 		n.waited()
 		n.quiet(mark)

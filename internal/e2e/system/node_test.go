@@ -246,8 +246,8 @@ func (n *node) is(unit string, states ...string) {
 	})
 }
 
-// knocker connects to the registration sockets again and again, as a kubelet might at any time.
-type knocker struct {
+// prober connects to the registration sockets again and again, as a kubelet might at any time.
+type prober struct {
 	stop    chan struct{}
 	done    sync.WaitGroup
 	mu      sync.Mutex
@@ -255,10 +255,10 @@ type knocker struct {
 	refused []error
 }
 
-// knock starts to knock, 20 times a second at each: a daemon that hangs for some seconds
+// probe starts to probe, 20 times a second at each: a daemon that hangs for some seconds
 // does not answer meanwhile, and its queue holds 128.
-func (n *node) knock() *knocker {
-	k := &knocker{stop: make(chan struct{})}
+func (n *node) probe() *prober {
+	k := &prober{stop: make(chan struct{})}
 	for _, name := range n.drivers {
 		path := n.Path(regSocket(name))
 		k.done.Go(func() {
@@ -287,7 +287,7 @@ func (n *node) knock() *knocker {
 	return k
 }
 
-func (k *knocker) end() {
+func (k *prober) end() {
 	select {
 	case <-k.stop:
 	default:
@@ -297,7 +297,7 @@ func (k *knocker) end() {
 }
 
 // neverRefused ends the knocking and checks that somebody listened each time.
-func (k *knocker) neverRefused(t testing.TB) {
+func (k *prober) neverRefused(t testing.TB) {
 	t.Helper()
 	k.end()
 	if len(k.refused) > 0 || k.knocks == 0 {

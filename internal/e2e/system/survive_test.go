@@ -60,7 +60,7 @@ func TestHundredEvents(t *testing.T) {
 		n.Boot()
 		n.registered(0)
 		before, mark := n.inodes(), n.mark()
-		visitors := n.knock()
+		visitors := n.probe()
 		seed := uint64(time.Now().UnixNano())
 		t.Logf("seed %d", seed)
 		r := rand.New(rand.NewPCG(seed, 0))
