@@ -172,6 +172,9 @@ func absolute(name, value string) (string, error) {
 	if !strings.HasPrefix(p, "/") {
 		return "", fmt.Errorf("--%s must be an absolute path, with or without unix:// before it, not %s", name, safetext.Quote(value))
 	}
+	if strings.ContainsRune(p, 0) {
+		return "", fmt.Errorf("--%s has a NUL byte: %s", name, safetext.Quote(value))
+	}
 	return path.Clean(p), nil
 }
 
