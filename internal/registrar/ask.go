@@ -34,8 +34,8 @@ func newAsking(now time.Time) asking {
 	}
 }
 
-// heard is what the driver said.
-type heard struct {
+// known is what is known of the driver.
+type known struct {
 	report        status.Report
 	startedAt     time.Time       // when the Ask began that report is of; zero: none yet
 	identity      status.Identity // of the last Ready report; without a name: none yet
@@ -66,7 +66,7 @@ func (r *Registrar) askIfDue(ctx context.Context, seen status.Socket, now time.T
 		return time.Time{}
 	}
 	due := r.ask.next
-	if r.heard.report.Driver == status.Ready {
+	if r.known.report.Driver == status.Ready {
 		due = time.Time{}
 		if r.unverified(seen) {
 			due = now
@@ -76,7 +76,7 @@ func (r *Registrar) askIfDue(ctx context.Context, seen status.Socket, now time.T
 	if at := r.ask.limit.next(now); r.ask.hinted && (due.IsZero() || at.Before(due)) {
 		due, byHint = at, true
 	}
-	if gone := r.goneAt(); r.heard.startedAt.Before(gone) {
+	if gone := r.goneAt(); r.known.startedAt.Before(gone) {
 		due = earliest(due, gone) // it is only withdrawn on what it says then
 	}
 	if due.IsZero() || due.After(now) {
@@ -102,8 +102,8 @@ func (r *Registrar) askIfDue(ctx context.Context, seen status.Socket, now time.T
 
 // progressed shows what a driver that takes long to answer is asked.
 func (r *Registrar) progressed(rep status.Report) {
-	if r.heard.report.Driver != status.Ready {
-		r.heard.report.Driver, r.heard.report.Reason = rep.Driver, rep.Reason
+	if r.known.report.Driver != status.Ready {
+		r.known.report.Driver, r.known.report.Reason = rep.Driver, rep.Reason
 	}
 }
 
@@ -111,7 +111,7 @@ func (r *Registrar) progressed(rep status.Report) {
 func (r *Registrar) answered(rep status.Report, now time.Time) {
 	r.ask.cancel()
 	r.ask.cancel = nil
-	h, was := &r.heard, r.heard.report.Driver
+	h, was := &r.known, r.known.report.Driver
 	wasAway := was != status.Ready && !h.startedAt.IsZero()
 	h.report, h.startedAt = rep, r.ask.startedAt
 	if was != status.Absent || rep.Driver != status.Absent {
@@ -144,12 +144,12 @@ func (r *Registrar) answered(rep status.Report, now time.Time) {
 // so what it has learned is known when the driver says the same after that as before.
 func (r *Registrar) unverified(seen status.Socket) bool {
 	n := seen.Notification
-	return n.Registered && n.At.After(r.heard.startedAt) && !seen.Announced.Identity.Equal(r.heard.identity)
+	return n.Registered && n.At.After(r.known.startedAt) && !seen.Announced.Identity.Equal(r.known.identity)
 }
 
 // learned reports whether the kubelet has learned the driver's identity of now by itself.
 func (r *Registrar) learned(seen status.Socket) bool {
-	h, n := &r.heard, seen.Notification
+	h, n := &r.known, seen.Notification
 	return n.Registered && h.report.Driver == status.Ready && !seen.Announced.Identity.Equal(h.identity) &&
 		h.identitySince.Before(seen.GetInfoAt) && !seen.GetInfoAt.After(n.At) && !h.startedAt.Before(n.At)
 }

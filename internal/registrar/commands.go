@@ -23,10 +23,10 @@ func (r *Registrar) Update(ctx context.Context, set Settings, d Driver) error {
 			if err := r.driver.Close(); err != nil {
 				r.log.Debug("closing the connection to the driver", "error", err)
 			}
-			r.driver, r.heard.startedAt = d, time.Time{}
+			r.driver, r.known.startedAt = d, time.Time{}
 			r.ask.next, r.ask.failures = time.Now(), 0
-			if r.heard.report.Driver == status.Ready {
-				r.heard.report = status.Report{Driver: status.Starting, Reason: "asked again because its configuration changed"}
+			if r.known.report.Driver == status.Ready {
+				r.known.report = status.Report{Driver: status.Starting, Reason: "asked again because its configuration changed"}
 			}
 		}
 		if n := r.socket.Look().Notification; !n.At.IsZero() && !n.Registered {
@@ -48,7 +48,7 @@ func (r *Registrar) Leave(ctx context.Context) error {
 func (r *Registrar) Reregister(ctx context.Context) error {
 	var refused error
 	err := r.do(ctx, func() {
-		if d := r.heard.report; d.Driver != status.Ready {
+		if d := r.known.report; d.Driver != status.Ready {
 			refused = fmt.Errorf("cannot register %s again: the driver is %s: %s", r.set.Name, d.Driver, d.Reason)
 			return
 		}

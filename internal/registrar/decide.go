@@ -62,7 +62,7 @@ func (a action) same(b action) bool {
 
 // decide looks at everything and says what to do. It changes nothing.
 func (r *Registrar) decide(seen status.Socket, now time.Time) action {
-	driver := r.heard.report.Driver
+	driver := r.known.report.Driver
 	switch {
 	case r.set.Leaving && seen.Up:
 		return action{kind: withdraw, cause: CauseLeaving, why: "no longer configured, or disabled"}
@@ -76,7 +76,7 @@ func (r *Registrar) decide(seen status.Socket, now time.Time) action {
 		}
 		return action{}
 	case driver == status.Mismatch:
-		return action{kind: withdraw, cause: CauseMismatch, why: r.heard.report.Reason}
+		return action{kind: withdraw, cause: CauseMismatch, why: r.known.report.Reason}
 	case driver != status.Ready:
 		return r.decideGone(now)
 	case seen.Place == status.Missing && seen.DirMissing:
@@ -102,7 +102,7 @@ func (r *Registrar) decideGone(now time.Time) action {
 	// What was heard before may be over: at the start nothing was heard at all, and while
 	// the daemon was frozen or starved the driver may have come back. It is asked then.
 	at := r.goneAt()
-	if at.IsZero() || at.After(now) || r.heard.startedAt.Before(at) || r.ask.cancel != nil {
+	if at.IsZero() || at.After(now) || r.known.startedAt.Before(at) || r.ask.cancel != nil {
 		return action{}
 	}
 	return action{kind: withdraw, cause: CauseGone, why: fmt.Sprintf("the driver is gone for %s", r.set.WithdrawAfter)}
@@ -110,10 +110,10 @@ func (r *Registrar) decideGone(now time.Time) action {
 
 // goneAt is when a driver that is absent, and stays so, is withdrawn; zero if it is not.
 func (r *Registrar) goneAt() time.Time {
-	if !r.set.Withdraw || r.heard.report.Driver != status.Absent {
+	if !r.set.Withdraw || r.known.report.Driver != status.Absent {
 		return time.Time{}
 	}
-	return r.heard.lastPresent.Add(r.set.WithdrawAfter)
+	return r.known.lastPresent.Add(r.set.WithdrawAfter)
 }
 
 // decideUnaccepted says what to do while the driver is ready and its socket in place: if the
@@ -131,7 +131,7 @@ func (r *Registrar) decideUnaccepted(seen status.Socket, now time.Time) action {
 		return action{}
 	case n.At.IsZero():
 		why = "the kubelet asked and has not confirmed within "
-	case !r.heard.returnedAt.IsZero() && !seen.GetInfoAt.After(r.heard.returnedAt): // else it has tried since
+	case !r.known.returnedAt.IsZero() && !seen.GetInfoAt.After(r.known.returnedAt): // else it has tried since
 		return action{kind: publish, cause: CauseReturned, why: "the driver is back; the kubelet had refused: " + n.Error}
 	default:
 		why = "the kubelet refused and has not come back for "
@@ -153,5 +153,5 @@ func (r *Registrar) stillWanted(seen status.Socket) Cause {
 
 // announcement is what the kubelet shall be told now.
 func (r *Registrar) announcement() status.Announcement {
-	return status.Announcement{Endpoint: r.set.Endpoint, Versions: r.set.Versions, Identity: r.heard.identity}
+	return status.Announcement{Endpoint: r.set.Endpoint, Versions: r.set.Versions, Identity: r.known.identity}
 }

@@ -47,23 +47,23 @@ func (r *Registrar) logTransition(prev, next status.Driver, now time.Time) {
 		attrs = append(attrs, "reason", next.Reason)
 	}
 	level, id, text := describe(prev, next)
-	if !r.log1.introduced && next.State == string(status.Absent) && r.heard.startedAt.IsZero() {
+	if !r.logged.introduced && next.State == string(status.Absent) && r.known.startedAt.IsZero() {
 		return // nothing is known before the first answer
 	}
-	first := !r.log1.introduced
-	r.log1.introduced = true
+	first := !r.logged.introduced
+	r.logged.introduced = true
 	switch {
 	case prev.State != next.State || first:
-	case prev.Driver != next.Driver && !(prev.Driver == status.Absent && r.heard.identity.Name == ""):
+	case prev.Driver != next.Driver && !(prev.Driver == status.Absent && r.known.identity.Name == ""):
 		id, text = driverChange(next)
 		level = slog.LevelInfo
 	case prev.Reason == next.Reason:
 		return
 	case next.Driver == status.Ready && next.Reason != "" && (next.Registration != status.Published || next.LastGetInfoAt.IsZero()):
 		id, text = MessageAttention, "needs attention"
-		if level = slog.LevelDebug; !r.log1.complaints.next(now).After(now) {
+		if level = slog.LevelDebug; !r.logged.complaints.next(now).After(now) {
 			level = slog.LevelWarn
-			r.log1.complaints.take(now)
+			r.logged.complaints.take(now)
 		}
 	default:
 		level, text = slog.LevelDebug, "reason changed"

@@ -40,10 +40,10 @@ type Registrar struct {
 	socket  Socket
 	start   time.Time // when this registrar was made
 	ask     asking
-	heard   heard
+	known   known
 	work    working
 	wanted  wanted
-	log1    logged
+	logged  logged
 	counted map[string]uint64 // republications by Cause
 	status  status.Driver     // as it was handed out last
 }
@@ -68,9 +68,9 @@ func New(set Settings, d Driver, s Socket, o Options) *Registrar {
 		cmds: make(chan func()), pings: make(chan struct{}), done: make(chan struct{}),
 		set: set, driver: d, socket: s, start: now,
 		ask:     newAsking(now),
-		heard:   heard{report: status.Report{Driver: status.Absent, Reason: "it has not answered yet"}, lastPresent: now},
+		known:   known{report: status.Report{Driver: status.Absent, Reason: "it has not answered yet"}, lastPresent: now},
 		work:    working{done: make(chan error, 1), checkDue: true},
-		log1:    newLogged(),
+		logged:  newLogged(),
 		counted: map[string]uint64{},
 	}
 	r.tell(r.look(), now)

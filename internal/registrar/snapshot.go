@@ -18,8 +18,8 @@ func (r *Registrar) snapshot(seen status.Socket, now time.Time) status.Driver {
 	reg := r.registration(seen)
 	s := status.Driver{
 		Name: r.set.Name, Socket: r.set.Socket, Endpoint: r.set.Endpoint,
-		Driver: r.heard.report.Driver, Registration: reg,
-		State:              status.State(r.heard.report.Driver, reg),
+		Driver: r.known.report.Driver, Registration: reg,
+		State:              status.State(r.known.report.Driver, reg),
 		Reason:             r.reason(seen, reg, now),
 		RegistrationSocket: seen.Path,
 		LastGetInfoAt:      seen.GetInfoAt,
@@ -32,7 +32,7 @@ func (r *Registrar) snapshot(seen status.Socket, now time.Time) status.Driver {
 	for _, n := range r.counted {
 		s.Republications += n
 	}
-	id := r.heard.identity
+	id := r.known.identity
 	if id.Name == "" && seen.Up {
 		id = seen.Announced.Identity // adopted: what an earlier process learned
 	}
@@ -74,7 +74,7 @@ func (r *Registrar) registration(seen status.Socket) status.RegistrationState {
 // reason says what is blocking the driver, in words a person can act on: first what is in the
 // way of the registration, then the driver.
 func (r *Registrar) reason(seen status.Socket, reg status.RegistrationState, now time.Time) string {
-	driver, why := r.heard.report.Driver, r.heard.report.Reason
+	driver, why := r.known.report.Driver, r.known.report.Reason
 	switch until := r.dampedUntil(now); {
 	case r.work.err != nil:
 		return r.work.err.Error()
@@ -101,7 +101,7 @@ func (r *Registrar) reason(seen status.Socket, reg status.RegistrationState, now
 		return r.attention(seen, reg)
 	case reg == status.Registered && driver == status.Absent && r.set.Withdraw:
 		return fmt.Sprintf("the driver is gone (%s); withdrawn when it is gone for %s", why, r.set.WithdrawAfter)
-	case reg == status.Registered && r.heard.identity.Name == "" && driver == status.Absent && r.heard.startedAt.IsZero():
+	case reg == status.Registered && r.known.identity.Name == "" && driver == status.Absent && r.known.startedAt.IsZero():
 		return "" // adopted a moment ago, the driver's first answer is on its way
 	case reg == status.Registered:
 		return "the driver is not ready, its registration is kept: " + why
@@ -115,7 +115,7 @@ func (r *Registrar) attention(seen status.Socket, reg status.RegistrationState) 
 	if reg != status.Registered && reg != status.Published {
 		return ""
 	}
-	if moved := movedTopology(seen.Announced.Identity, r.heard.identity); moved != "" {
+	if moved := movedTopology(seen.Announced.Identity, r.known.identity); moved != "" {
 		return "the driver's topology changed (" + moved + "): the kubelet would refuse it while the Node has the old label, so the registration is left alone. " +
 			"If it is meant: remove the label from the Node, then `csi-registrar reregister " + r.set.Name + "`"
 	}

@@ -69,7 +69,7 @@ func (r *Registrar) workIfDue(ctx context.Context, seen status.Socket, now time.
 		r.log.Info("withdrawing", "cause", string(act.cause), "reason", act.why)
 		r.begin(now, true, func() error { return r.socket.Withdraw(ctx) })
 	case acknowledge:
-		i := r.heard.identity
+		i := r.known.identity
 		r.begin(now, true, func() error { return r.socket.Acknowledge(ctx, i) })
 	}
 	return time.Time{}
@@ -136,8 +136,8 @@ func (r *Registrar) finished(err error, now time.Time) {
 		if !r.wanted.at.After(w.startedAt) {
 			r.wanted = wanted{} // else it was asked for again meanwhile
 		}
-		if !r.heard.returnedAt.After(w.startedAt) {
-			r.heard.returnedAt = time.Time{}
+		if !r.known.returnedAt.After(w.startedAt) {
+			r.known.returnedAt = time.Time{}
 		}
 		w.pending = action{}
 	case isConflict(err):
