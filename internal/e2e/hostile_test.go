@@ -167,7 +167,12 @@ func TestWithoutInotify(t *testing.T) {
 		GidMappings: []syscall.SysProcIDMap{{Size: 65536}},
 	}
 	c := n.StartDaemonVia(sh)
-	contains(t, "the log", c.Log(), "inotify", "max_")
+	harness.Eventually(t, soon, "the log says why it polls", func() string { // READY does not wait for the first walk
+		if log := c.Log(); !strings.Contains(log, "inotify") || !strings.Contains(log, "max_") {
+			return log
+		}
+		return ""
+	})
 	k := n.StartKubelet()
 	served := d.Start()
 	at, ok := harness.WhenAccepts(n.RegSocket(d.Name), soon)
