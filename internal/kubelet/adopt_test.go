@@ -28,7 +28,7 @@ func leave(w *world, m *manager, name string) {
 	}
 	s := socket(w.t, r, name)
 	publish(w.t, s)
-	k := dialAsKubelet(w.t, s.Path())
+	k := dialAsKubelet(w.t, s.path)
 	if _, err := k.getInfo(w.t); err != nil {
 		w.t.Fatal(err)
 	}
@@ -65,11 +65,11 @@ func TestAdopt(t *testing.T) {
 	if !l.Up || l.Place != status.Ours || !l.Announced.Equal(announcement("a")) || !l.Notification.Registered || l.PublishedAt.IsZero() || l.DirRecreated {
 		t.Errorf("adopted: %+v", l)
 	}
-	if after, _ := unixsock.Lstat(s.Path()); after != before {
+	if after, _ := unixsock.Lstat(s.path); after != before {
 		t.Error("another inode")
 	}
-	mustAnswer(t, s.Path(), announcement("a").Endpoint)
-	dialAsKubelet(t, s.Path()).notify(t, false, "no more")
+	mustAnswer(t, s.path, announcement("a").Endpoint)
+	dialAsKubelet(t, s.path).notify(t, false, "no more")
 	if rec := r.readRecord("a"); rec.Notification.Error != "no more" || rec.Notification.Registered {
 		t.Errorf("record: %+v", rec)
 	}
@@ -80,7 +80,7 @@ func TestAdopt(t *testing.T) {
 	if err := s.Withdraw(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := os.Lstat(s.Path()); err == nil || m.count("registration-a") != 0 {
+	if _, err := os.Lstat(s.path); err == nil || m.count("registration-a") != 0 {
 		t.Error("not withdrawn")
 	}
 	if strings.Contains(strings.Join(m.log, " "), "keep registration-a forget registration-a keep registration-a keep") {
@@ -126,7 +126,7 @@ func TestRecordNotBelieved(t *testing.T) {
 				t.Errorf("%+v", l)
 			}
 			publish(t, s)
-			mustAnswer(t, s.Path(), announcement("a").Endpoint)
+			mustAnswer(t, s.path, announcement("a").Endpoint)
 			if m.count("registration-a") != 1 {
 				t.Error("not one in the store")
 			}
@@ -150,12 +150,12 @@ func TestAdoptNotProven(t *testing.T) {
 			leave(w, m, "a")
 			r := w.open(with(m, true))
 			s := socket(t, r, "a")
-			change(t, s.Path())
-			before, _ := unixsock.Lstat(s.Path())
+			change(t, s.path)
+			before, _ := unixsock.Lstat(s.path)
 			if err := s.Adopt(t.Context(), m.pass(t, "registration-a")); err == nil || isConflict(err) {
 				t.Fatalf("adopted: %v", err)
 			}
-			if after, _ := unixsock.Lstat(s.Path()); after != before {
+			if after, _ := unixsock.Lstat(s.path); after != before {
 				t.Error("touched what is there")
 			}
 			if look(t, s).Up || m.count("registration-a") != 0 {
@@ -233,7 +233,7 @@ func TestAdoptTwoOfOneName(t *testing.T) {
 		if m.count("registration-a") != 1 {
 			t.Errorf("%d in the store", m.count("registration-a"))
 		}
-		mustAnswer(t, s.Path(), announcement("a").Endpoint)
+		mustAnswer(t, s.path, announcement("a").Endpoint)
 	}
 }
 
@@ -422,7 +422,7 @@ func removeRecorded(runDir string) (removed []string, err error) {
 func TestWordIsWrittenBeforeTheAnswer(t *testing.T) {
 	w := newWorld(t)
 	r, s := w.published("a")
-	k := dialAsKubelet(t, s.Path())
+	k := dialAsKubelet(t, s.path)
 	for i := range 50 {
 		ok := i%2 == 0
 		k.notify(t, ok, "because")
@@ -444,7 +444,7 @@ func TestFirstYesIsRemembered(t *testing.T) {
 	if err := s.Adopt(t.Context(), m.pass(t, "registration-a")); err != nil {
 		t.Fatal(err)
 	}
-	k := dialAsKubelet(t, s.Path())
+	k := dialAsKubelet(t, s.path)
 	for _, ok := range []bool{true, false, true} {
 		k.notify(t, ok, "because")
 		if rec := r.readRecord("a"); first.IsZero() || !rec.FirstAcceptedAt.Equal(first) || !rec.Notification.At.After(first) {
@@ -468,7 +468,7 @@ func TestRecordCannotBeWritten(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, s := w.published("a")
-	dialAsKubelet(t, s.Path()).notify(t, true, "")
+	dialAsKubelet(t, s.path).notify(t, true, "")
 	if !look(t, s).Notification.Registered || !strings.Contains(w.log.String(), "cannot write") {
 		t.Errorf("%+v\n%s", look(t, s), w.log)
 	}
@@ -488,7 +488,7 @@ func TestRecordIsWrittenLater(t *testing.T) {
 			if when == "after another change" {
 				publish(t, s)
 			}
-			dialAsKubelet(t, s.Path()).notify(t, true, "")
+			dialAsKubelet(t, s.path).notify(t, true, "")
 			look(t, s) // in vain
 			os.Remove(w.run)
 			if when == "looking" { // as at the next hint, or slow look; then it is killed

@@ -96,10 +96,10 @@ func flood(path string) int {
 func TestFlood(t *testing.T) {
 	w := newWorld(t)
 	_, s := w.published("a", func(o *Options) { o.Log = nil })
-	mustAnswer(t, s.Path(), announcement("a").Endpoint)
+	mustAnswer(t, s.path, announcement("a").Endpoint)
 	before := memory()
 
-	cmd := startChild(t, "flood", s.Path())
+	cmd := startChild(t, "flood", s.path)
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -118,7 +118,7 @@ func TestFlood(t *testing.T) {
 	var took []time.Duration
 	for range 20 { // the kubelet registers meanwhile
 		begin := time.Now()
-		k := dialAsKubelet(t, s.Path())
+		k := dialAsKubelet(t, s.path)
 		if _, err := k.getInfo(t); err != nil {
 			t.Errorf("during the flood: %v", err)
 		}
@@ -152,7 +152,7 @@ func TestFlood(t *testing.T) {
 func TestFloodSparesAConnectedKubelet(t *testing.T) {
 	w := newWorld(t)
 	_, s := w.published("a")
-	k := dialAsKubelet(t, s.Path())
+	k := dialAsKubelet(t, s.path)
 	if _, err := k.getInfo(t); err != nil {
 		t.Fatal(err)
 	}
@@ -160,7 +160,7 @@ func TestFloodSparesAConnectedKubelet(t *testing.T) {
 	first := s.r.conns.of[s][0]
 	s.r.conns.mu.Unlock()
 	for i := range 3 * maxConns {
-		c, err := net.Dial("unix", s.Path())
+		c, err := net.Dial("unix", s.path)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -170,7 +170,7 @@ func TestFloodSparesAConnectedKubelet(t *testing.T) {
 		}
 	}
 	eventually(t, "all accepted", func() bool { return connectionsOf(s) == maxConns })
-	mustAnswer(t, s.Path(), announcement("a").Endpoint) // behind all of them
+	mustAnswer(t, s.path, announcement("a").Endpoint) // behind all of them
 	k.notify(t, true, "")
 	s.r.conns.mu.Lock()
 	defer s.r.conns.mu.Unlock()
@@ -193,7 +193,7 @@ func TestConnectionsWithoutACompleteCallAreClosed(t *testing.T) {
 		"a frame that is begun": preface + "\x00\x00\x00\x04\x00\x00\x00\x00\x00" + "\x00\x40\x00\x00\x00\x00\x00\x00\x01",
 	} {
 		t.Run(name, func(t *testing.T) {
-			c, err := net.Dial("unix", s.Path())
+			c, err := net.Dial("unix", s.path)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -209,7 +209,7 @@ func TestConnectionsWithoutACompleteCallAreClosed(t *testing.T) {
 		})
 	}
 	t.Run("noise", func(t *testing.T) { // at once
-		c, err := net.Dial("unix", s.Path())
+		c, err := net.Dial("unix", s.path)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -222,7 +222,7 @@ func TestConnectionsWithoutACompleteCallAreClosed(t *testing.T) {
 		}
 	})
 	t.Run("after a call", func(t *testing.T) {
-		k := dialAsKubelet(t, s.Path())
+		k := dialAsKubelet(t, s.path)
 		if _, err := k.getInfo(t); err != nil {
 			t.Fatal(err)
 		}
@@ -243,7 +243,7 @@ func TestSlowReader(t *testing.T) {
 	s := socket(t, r, "a")
 	publish(t, s)
 	before := memory()
-	c, err := net.Dial("unix", s.Path())
+	c, err := net.Dial("unix", s.path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -263,14 +263,14 @@ func TestSlowReader(t *testing.T) {
 		t.Errorf("%d bytes more", grown)
 	}
 	t.Logf("%d bytes were taken", n)
-	mustAnswer(t, s.Path(), announcement("a").Endpoint)
+	mustAnswer(t, s.path, announcement("a").Endpoint)
 	eventually(t, "it is closed", func() bool { return connectionsOf(s) == 0 })
 }
 
 func TestTooLargeAMessage(t *testing.T) {
 	w := newWorld(t)
 	_, s := w.published("a")
-	k := dialAsKubelet(t, s.Path())
+	k := dialAsKubelet(t, s.path)
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
 	if _, err := k.NotifyRegistrationStatus(ctx, &registerapi.RegistrationStatus{Error: strings.Repeat("x", maxMessage+1)}); err == nil {
@@ -307,7 +307,7 @@ func TestOnlyRootMayCall(t *testing.T) {
 	for _, dir := range []string{w.root, w.dir} {
 		os.Chmod(dir, 0o755)
 	}
-	if err := os.Chmod(s.Path(), 0o666); err != nil { // else it could not even connect
+	if err := os.Chmod(s.path, 0o666); err != nil { // else it could not even connect
 		t.Fatal(err)
 	}
 	exe, err := os.ReadFile("/proc/self/exe")
@@ -319,7 +319,7 @@ func TestOnlyRootMayCall(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		cmd := startChild(t, "call", s.Path())
+		cmd := startChild(t, "call", s.path)
 		cmd.Path = other
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 12345, Gid: 12345}}
 		if out, err := cmd.Output(); err != nil {
@@ -329,7 +329,7 @@ func TestOnlyRootMayCall(t *testing.T) {
 	if n := strings.Count(w.log.String(), "uid=12345"); n != 1 {
 		t.Errorf("said %d times:\n%s", n, w.log)
 	}
-	mustAnswer(t, s.Path(), announcement("a").Endpoint)
+	mustAnswer(t, s.path, announcement("a").Endpoint)
 }
 
 // Who connected just before the socket went is still answered.
@@ -337,7 +337,7 @@ func TestQueueIsAnsweredWhenTheSocketGoes(t *testing.T) {
 	w := newWorld(t)
 	_, s := w.published("a")
 	s.r.conns.mu.Lock() // holds up the accept loop
-	k1, k2 := dialAsKubelet(t, s.Path()), dialAsKubelet(t, s.Path())
+	k1, k2 := dialAsKubelet(t, s.path), dialAsKubelet(t, s.path)
 	answers := make(chan error, 2)
 	for _, k := range []*kubelet{k1, k2} {
 		go func() { _, err := k.getInfo(t); answers <- err }()
@@ -347,7 +347,7 @@ func TestQueueIsAnsweredWhenTheSocketGoes(t *testing.T) {
 	})
 	done := make(chan error, 1)
 	go func() { done <- s.Withdraw(t.Context()) }()
-	eventually(t, "the path is gone", func() bool { _, err := os.Lstat(s.Path()); return err != nil })
+	eventually(t, "the path is gone", func() bool { _, err := os.Lstat(s.path); return err != nil })
 	time.Sleep(5 * time.Millisecond) // so that the listener is being stopped
 	s.r.conns.mu.Unlock()
 	if err := errors.Join(<-done, <-answers, <-answers); err != nil {

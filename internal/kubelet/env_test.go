@@ -114,7 +114,7 @@ func noSpace(t *testing.T) {
 	publish(t, s)
 	wantError(t, w, s, "no space left") // no inode for the new one: the old one stays
 	wantPlace(t, s, status.Ours)
-	mustAnswer(t, s.Path(), announcement("a").Endpoint)
+	mustAnswer(t, s.path, announcement("a").Endpoint)
 	os.Remove(w.root + "/2")
 	publish(t, s)
 	s.Close(t.Context())
@@ -128,7 +128,7 @@ func readOnly(t *testing.T) {
 	publish(t, s)
 	remount(t, w.root, unix.MS_RDONLY)
 	wantError(t, w, s, "read-only", "ReadWritePaths")
-	mustAnswer(t, s.Path(), announcement("a").Endpoint)
+	mustAnswer(t, s.path, announcement("a").Endpoint)
 	if err := s.Withdraw(t.Context()); err == nil {
 		t.Error("withdrawn from a read-only file system")
 	}
@@ -181,7 +181,7 @@ func readOnlyClosed(t *testing.T) {
 		}
 		remount(t, w.root, 0)
 		publish(t, s)
-		mustAnswer(t, s.Path(), announcement("a").Endpoint)
+		mustAnswer(t, s.path, announcement("a").Endpoint)
 		if n := m.count("registration-a"); n != 1 {
 			t.Errorf("keep %t: %d in the store", keep, n)
 		}
@@ -201,7 +201,7 @@ func otherFileSystem(t *testing.T) {
 	for range 2 {
 		publish(t, s)
 		wantPlace(t, s, status.Ours)
-		mustAnswer(t, s.Path(), announcement("a").Endpoint)
+		mustAnswer(t, s.path, announcement("a").Endpoint)
 		w.wantNoTemporary()
 		if n := m.count("registration-a"); n != 1 {
 			t.Errorf("%d in the store", n)
@@ -216,19 +216,19 @@ func otherFileSystemFull(t *testing.T) {
 	mount(t, w.dir, "size=64k,nr_inodes=3") // the directory, and two more
 	s := socket(t, w.open(with(m, true)), "a")
 	publish(t, s)
-	dialAsKubelet(t, s.Path()).notify(t, true, "")
-	before, _ := unixsock.Lstat(s.Path())
+	dialAsKubelet(t, s.path).notify(t, true, "")
+	before, _ := unixsock.Lstat(s.path)
 	if err := os.WriteFile(w.dir+"/hog", nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	wantError(t, w, s, "no space left", "free space or inodes")
-	if after, err := unixsock.Lstat(s.Path()); err != nil || after != before {
+	if after, err := unixsock.Lstat(s.path); err != nil || after != before {
 		t.Errorf("the old socket: %+v, %v", after, err)
 	}
 	if l := look(t, s); l.Place != status.Ours || !l.Notification.Registered || m.count("registration-a") != 1 {
 		t.Errorf("%+v, in the store: %d", l, m.count("registration-a"))
 	}
-	mustAnswer(t, s.Path(), announcement("a").Endpoint)
+	mustAnswer(t, s.path, announcement("a").Endpoint)
 	os.Remove(w.dir + "/hog")
 	publish(t, s)
 }
@@ -246,7 +246,7 @@ func otherMount(t *testing.T) {
 	s := socket(t, w.open(), "a")
 	publish(t, s)
 	w.wantNoTemporary()
-	mustAnswer(t, s.Path(), announcement("a").Endpoint)
+	mustAnswer(t, s.path, announcement("a").Endpoint)
 }
 
 // The root_dir may not be written, plugins_registry may.
@@ -260,7 +260,7 @@ func readOnlyRootDir(t *testing.T) {
 	}
 	s := socket(t, w.open(func(o *Options) { o.RunDir = "" }), "a")
 	publish(t, s)
-	mustAnswer(t, s.Path(), announcement("a").Endpoint)
+	mustAnswer(t, s.path, announcement("a").Endpoint)
 }
 
 func mountedOver(t *testing.T) {
@@ -272,12 +272,12 @@ func mountedOver(t *testing.T) {
 		t.Errorf("mounted over: %+v", l)
 	}
 	publish(t, s)
-	mustAnswer(t, s.Path(), announcement("a").Endpoint)
+	mustAnswer(t, s.path, announcement("a").Endpoint)
 	unmount(t, w.dir)
 	// What we published first is there again, and nobody listens.
 	wantPlace(t, s, status.Foreign)
 	publish(t, s)
-	mustAnswer(t, s.Path(), announcement("a").Endpoint)
+	mustAnswer(t, s.path, announcement("a").Endpoint)
 }
 
 func registryOutOfDescriptors(t *testing.T) {
@@ -308,11 +308,11 @@ func registryOutOfDescriptors(t *testing.T) {
 		t.Fatal(err)
 	}
 	// A kubelet's connection and a silent one, made while there are descriptors.
-	k := dialAsKubelet(t, s.Path())
+	k := dialAsKubelet(t, s.path)
 	if _, err := k.getInfo(t); err != nil {
 		t.Fatal(err)
 	}
-	silent, err := net.Dial("unix", s.Path())
+	silent, err := net.Dial("unix", s.path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -333,7 +333,7 @@ func registryOutOfDescriptors(t *testing.T) {
 		t.Errorf("%+v", l)
 	}
 	// It is said that one who comes now cannot be accepted, and he is answered later.
-	if err := unix.Connect(late, &unix.SockaddrUnix{Name: s.Path()}); err != nil {
+	if err := unix.Connect(late, &unix.SockaddrUnix{Name: s.path}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "it is said", func() bool { return strings.Contains(w.log.String(), "cannot accept") })
@@ -344,7 +344,7 @@ func registryOutOfDescriptors(t *testing.T) {
 	free()
 	eventually(t, "it is accepted", func() bool { return connectionsOf(s) == 3 })
 	publish(t, s)
-	mustAnswer(t, s.Path(), announcement("a").Endpoint)
+	mustAnswer(t, s.path, announcement("a").Endpoint)
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		t.Fatal(err)
 	}

@@ -50,7 +50,7 @@ func TestALinkToWhereNothingAnswersHoldsUpNoPublication(t *testing.T) {
 			t.Errorf("published after %v", d)
 		}
 	}
-	mustAnswer(t, s.Path(), announcement("a").Endpoint)
+	mustAnswer(t, s.path, announcement("a").Endpoint)
 	if got := s.Look().AlsoServed; got != "" {
 		t.Errorf("known already: %s", got)
 	}
@@ -63,13 +63,13 @@ func TestTheFileSystemOfTheSocketDoesNotAnswer(t *testing.T) {
 	w := newWorld(t)
 	r, s := w.published("a")
 	before := s.Look()
-	answer := hang(t, r, s.Path())
-	if err := os.Remove(s.Path()); err != nil {
+	answer := hang(t, r, s.path)
+	if err := os.Remove(s.path); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
 		err := s.Check(t.Context())
-		if _, ok := errors.AsType[*worker.NotAnswering](err); !ok || !strings.Contains(err.Error(), s.Path()) {
+		if _, ok := errors.AsType[*worker.NotAnswering](err); !ok || !strings.Contains(err.Error(), s.path) {
 			t.Errorf("error is %v", err)
 		}
 	}
@@ -134,7 +134,7 @@ func TestClosedWhileAPublicationHangs(t *testing.T) {
 		close(b.release)
 		eventually(t, "it ends", func() bool { return len(r.pool.Stuck()) == 0 })
 		w.wantNoTemporary()
-		if gone := isGone(s.Path()); gone == keep || isGone(r.recordOf("a")) == keep || b.count("registration-a") == 1 != keep {
+		if gone := isGone(s.path); gone == keep || isGone(r.recordOf("a")) == keep || b.count("registration-a") == 1 != keep {
 			t.Errorf("keep %t: path gone %t, record gone %t, %d in the store", keep, gone, isGone(r.recordOf("a")), b.count("registration-a"))
 		}
 		if !keep {
@@ -144,7 +144,7 @@ func TestClosedWhileAPublicationHangs(t *testing.T) {
 		if err := next.Adopt(t.Context(), b.pass(t, "registration-a")); err != nil || !next.Look().Up {
 			t.Errorf("the next process: %v", err)
 		}
-		mustAnswer(t, s.Path(), announcement("a").Endpoint)
+		mustAnswer(t, s.path, announcement("a").Endpoint)
 	}
 }
 
@@ -161,7 +161,7 @@ func TestASlowStoreDelaysAndARefusingStoreIsTold(t *testing.T) {
 	if l := s.Look(); l.NotKept != "the store is full" || l.Place != status.Ours {
 		t.Errorf("full: %+v", l)
 	}
-	mustAnswer(t, s.Path(), announcement("a").Endpoint)
+	mustAnswer(t, s.path, announcement("a").Endpoint)
 	m.fail = nil
 	publish(t, s)
 	if l := s.Look(); l.NotKept != "" {
@@ -199,7 +199,7 @@ func TestATransientErrorIsNotTakenForAMissingSocket(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantPlace(t, s, status.Ours)
-	mustAnswer(t, s.Path(), announcement("a").Endpoint)
+	mustAnswer(t, s.path, announcement("a").Endpoint)
 	if look(t, s).DirRecreated {
 		t.Error("it is the same directory")
 	}

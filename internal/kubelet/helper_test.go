@@ -109,7 +109,7 @@ func look(t *testing.T, s *Socket) status.Socket {
 	return s.Look()
 }
 
-func pathOf(r *Registry, name string) string { return filepath.Join(r.Dir(), name+"-reg.sock") }
+func pathOf(r *Registry, name string) string { return filepath.Join(r.dir.path, name+"-reg.sock") }
 
 // isGone reports whether nothing is at the path.
 func isGone(path string) bool {

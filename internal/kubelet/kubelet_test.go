@@ -29,7 +29,7 @@ func TestLifeOfARegistration(t *testing.T) {
 	if !l.Up || l.Place != status.Ours || !l.Announced.Equal(announcement(s.name)) || l.DirRecreated || time.Since(l.PublishedAt) > time.Minute {
 		t.Fatalf("published: %+v", l)
 	}
-	k := dialAsKubelet(t, s.Path())
+	k := dialAsKubelet(t, s.path)
 	info, err := k.getInfo(t)
 	if err != nil {
 		t.Fatal(err)
@@ -69,8 +69,8 @@ func TestPublishingAnewReplacesOurOwn(t *testing.T) {
 	w := newWorld(t)
 	m := newManager(t)
 	_, s := w.published("a", with(m, false))
-	before, _ := unixsock.Lstat(s.Path())
-	k := dialAsKubelet(t, s.Path())
+	before, _ := unixsock.Lstat(s.path)
+	k := dialAsKubelet(t, s.path)
 	if _, err := k.getInfo(t); err != nil {
 		t.Fatal(err)
 	}
@@ -79,11 +79,11 @@ func TestPublishingAnewReplacesOurOwn(t *testing.T) {
 	if err := s.Publish(t.Context(), a); err != nil {
 		t.Fatal(err)
 	}
-	after, _ := unixsock.Lstat(s.Path())
+	after, _ := unixsock.Lstat(s.path)
 	if before == after {
 		t.Error("the kubelet needs to see another file")
 	}
-	mustAnswer(t, s.Path(), "/elsewhere")
+	mustAnswer(t, s.path, "/elsewhere")
 	// What the kubelet still has to say to the old one is taken, and is no word on the new one.
 	k.notify(t, true, "")
 	if l := look(t, s); !l.Notification.At.IsZero() || l.Accepted != 0 {
@@ -106,7 +106,7 @@ func TestBadAnnouncementsAndNames(t *testing.T) {
 	for _, name := range []string{"Foo.Example", strings.Repeat("a", 63)} {
 		s := socket(t, r, name)
 		publish(t, s)
-		mustAnswer(t, s.Path(), announcement(name).Endpoint)
+		mustAnswer(t, s.path, announcement(name).Endpoint)
 		if _, err := r.Socket(name); err == nil {
 			t.Errorf("a second Socket for %s", name)
 		}
@@ -134,7 +134,7 @@ func TestBadAnnouncementsAndNames(t *testing.T) {
 func TestOwnClientsAreNotTheKubelet(t *testing.T) {
 	w := newWorld(t)
 	_, s := w.published("a")
-	info, _, err := pluginreg.GetInfo(t.Context(), s.Path())
+	info, _, err := pluginreg.GetInfo(t.Context(), s.path)
 	if err != nil || info.Name != "a" {
 		t.Fatalf("%+v, %v", info, err)
 	}
@@ -156,7 +156,7 @@ func TestCloseAnswersWhatIsInFlight(t *testing.T) {
 	}
 	s := socket(t, r, "a")
 	publish(t, s)
-	k := dialAsKubelet(t, s.Path())
+	k := dialAsKubelet(t, s.path)
 	if _, err := k.getInfo(t); err != nil {
 		t.Fatal(err)
 	}
@@ -189,12 +189,12 @@ func TestCloseIsQuick(t *testing.T) {
 	}
 	s := socket(t, r, "a")
 	publish(t, s)
-	k := dialAsKubelet(t, s.Path())
+	k := dialAsKubelet(t, s.path)
 	if _, err := k.getInfo(t); err != nil {
 		t.Fatal(err)
 	}
 	for range 10 {
-		c, err := unixsock.Dial(t.Context(), s.Path())
+		c, err := unixsock.Dial(t.Context(), s.path)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -226,18 +226,18 @@ func TestWithdrawTakesOnlyOurs(t *testing.T) {
 			w := newWorld(t)
 			m := newManager(t)
 			_, s := w.published("a", with(m, true))
-			os.Remove(s.Path())
+			os.Remove(s.path)
 			switch what {
 			case "file":
-				os.WriteFile(s.Path(), []byte("mine"), 0o600)
+				os.WriteFile(s.path, []byte("mine"), 0o600)
 			case "socket":
-				listen(t, s.Path())
+				listen(t, s.path)
 			}
-			before, berr := unixsock.Lstat(s.Path())
+			before, berr := unixsock.Lstat(s.path)
 			if err := s.Withdraw(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			if after, err := unixsock.Lstat(s.Path()); before != after || (err == nil) != (berr == nil) {
+			if after, err := unixsock.Lstat(s.path); before != after || (err == nil) != (berr == nil) {
 				t.Errorf("touched: %+v %v", after, err)
 			}
 			if m.count("registration-a") != 0 || look(t, s).Up {
@@ -300,7 +300,7 @@ func TestWithdrawnWhateverStoreAndRecordSay(t *testing.T) {
 			os.RemoveAll(rec)
 			f.fail = nil
 			publish(t, socket(t, r, "a"))
-			if m.count("registration-a") != 1 || r.readRecord("a").Path != s.Path() {
+			if m.count("registration-a") != 1 || r.readRecord("a").Path != s.path {
 				t.Error("not stored and recorded")
 			}
 		})
@@ -347,13 +347,13 @@ func TestCloseKeepsOnlyWhatIsStored(t *testing.T) {
 			if err := s.Close(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			_, perr := os.Stat(s.Path())
+			_, perr := os.Stat(s.path)
 			_, rerr := os.Stat(r.recordOf("a"))
 			if (perr == nil) != c.want || (rerr == nil) != c.want || (m.count("registration-a") == 1) != c.want {
 				t.Errorf("path %v, record %v, store %d", perr, rerr, m.count("registration-a"))
 			}
 			if c.want { // who connects now waits for the next process
-				conn, err := unixsock.Dial(t.Context(), s.Path())
+				conn, err := unixsock.Dial(t.Context(), s.path)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -369,7 +369,7 @@ func TestGetInfoIsKnownToTheNextProcess(t *testing.T) {
 	w := newWorld(t)
 	m := newManager(t)
 	r, s := w.published("a", with(m, true))
-	if _, err := dialAsKubelet(t, s.Path()).getInfo(t); err != nil {
+	if _, err := dialAsKubelet(t, s.path).getInfo(t); err != nil {
 		t.Fatal(err)
 	}
 	asked := look(t, s).GetInfoAt // it has Check called, as the hint does

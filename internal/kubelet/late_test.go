@@ -21,7 +21,7 @@ func TestWhatTheStoreKeptIsAdoptedWhenTheFileSystemAnswers(t *testing.T) {
 	}
 	r := w.open(with(m, true))
 	s := socket(t, r, "a")
-	answer := hang(t, r, s.Path())
+	answer := hang(t, r, s.path)
 	err = s.Adopt(t.Context(), m.pass(t, "registration-a"))
 	if _, ok := errors.AsType[*worker.NotAnswering](err); !ok {
 		t.Fatalf("adopted without an answer: %v", err)
@@ -34,8 +34,8 @@ func TestWhatTheStoreKeptIsAdoptedWhenTheFileSystemAnswers(t *testing.T) {
 	if l := look(t, s); !l.Up || l.Place != status.Ours || !l.Notification.Registered {
 		t.Errorf("adopted: %+v", l)
 	}
-	if after, err := unixsock.Lstat(s.Path()); after != before || err != nil {
+	if after, err := unixsock.Lstat(s.path); after != before || err != nil {
 		t.Errorf("another socket: %v", err)
 	}
-	mustAnswer(t, s.Path(), announcement("a").Endpoint)
+	mustAnswer(t, s.path, announcement("a").Endpoint)
 }

@@ -48,21 +48,21 @@ func TestNothingIsReplaced(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t)
 			s := socket(t, w.open(), "a")
-			c.put(t, s.Path())
-			before, err := unixsock.Lstat(s.Path())
+			c.put(t, s.path)
+			before, err := unixsock.Lstat(s.path)
 			if err != nil {
 				t.Fatal(err)
 			}
 			wantPlace(t, s, status.Foreign)
 			wantConflict(t, s.Publish(t.Context(), announcement("a")), c.holder)
-			if after, err := unixsock.Lstat(s.Path()); err != nil || after != before {
+			if after, err := unixsock.Lstat(s.path); err != nil || after != before {
 				t.Errorf("touched: %+v, %v", after, err)
 			}
 			w.wantNoTemporary()
 			// It goes, and we are there.
-			os.Remove(s.Path())
+			os.Remove(s.path)
 			publish(t, s)
-			mustAnswer(t, s.Path(), announcement("a").Endpoint)
+			mustAnswer(t, s.path, announcement("a").Endpoint)
 		})
 	}
 }
@@ -88,13 +88,13 @@ func fullQueue(t *testing.T, path string) {
 func TestADeadSocketIsTakenOver(t *testing.T) {
 	w := newWorld(t)
 	s := socket(t, w.open(), "a")
-	deadSocket(t, s.Path())
+	deadSocket(t, s.path)
 	begin := time.Now()
 	publish(t, s)
 	if d := time.Since(begin); d < staleFor {
 		t.Errorf("only %v between both looks", d)
 	}
-	mustAnswer(t, s.Path(), announcement("a").Endpoint)
+	mustAnswer(t, s.path, announcement("a").Endpoint)
 }
 
 // One that is bound and listens only later, or is replaced by another, is no dead one.
@@ -108,7 +108,7 @@ func TestASocketThatComesAliveIsNotTakenOver(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer unix.Close(fd)
-			if err := unix.Bind(fd, &unix.SockaddrUnix{Name: s.Path()}); err != nil {
+			if err := unix.Bind(fd, &unix.SockaddrUnix{Name: s.path}); err != nil {
 				t.Fatal(err)
 			}
 			done := make(chan error, 1)
@@ -117,16 +117,16 @@ func TestASocketThatComesAliveIsNotTakenOver(t *testing.T) {
 					done <- unix.Listen(fd, 5)
 					return
 				}
-				os.Remove(s.Path())
+				os.Remove(s.path)
 				fd2, _ := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 				t.Cleanup(func() { unix.Close(fd2) })
-				done <- errors.Join(unix.Bind(fd2, &unix.SockaddrUnix{Name: s.Path()}), unix.Listen(fd2, 5))
+				done <- errors.Join(unix.Bind(fd2, &unix.SockaddrUnix{Name: s.path}), unix.Listen(fd2, 5))
 			})
 			wantConflict(t, s.Publish(t.Context(), announcement("a")), "a moment ago")
 			if err := <-done; err != nil {
 				t.Fatal(err)
 			}
-			if a, _, err := unixsock.Probe(t.Context(), s.Path()); a != unixsock.Live || err != nil {
+			if a, _, err := unixsock.Probe(t.Context(), s.path); a != unixsock.Live || err != nil {
 				t.Errorf("it was touched: %v %v", a, err)
 			}
 		})
@@ -151,7 +151,7 @@ func TestTwoDaemonsAtOnce(t *testing.T) {
 			t.Fatalf("%v and %v", e1, e2)
 		}
 		wantConflict(t, errors.Join(e1, e2), "is held by process")
-		mustAnswer(t, s1.Path(), announcement("a").Endpoint)
+		mustAnswer(t, s1.path, announcement("a").Endpoint)
 		w.wantNoTemporary()
 	}
 }
@@ -166,7 +166,7 @@ func TestModeAndListeningFromTheFirstMoment(t *testing.T) {
 		for range 30 {
 			stop := make(chan struct{})
 			result := make(chan error, 1)
-			go func() { result <- watchNames(w, s.Path(), stop) }()
+			go func() { result <- watchNames(w, s.path, stop) }()
 			publish(t, s)
 			close(stop)
 			if err := <-result; err != nil {
@@ -288,7 +288,7 @@ func TestTheDirectory(t *testing.T) {
 	}
 	os.RemoveAll(keepInode)
 	// A kubelet that finds the socket watches the new directory.
-	mustAnswer(t, s.Path(), announcement("a").Endpoint)
+	mustAnswer(t, s.path, announcement("a").Endpoint)
 	if look(t, s).DirRecreated {
 		t.Error("a kubelet watches it now")
 	}
@@ -341,7 +341,7 @@ func TestTheDirectoryIsNotUsable(t *testing.T) {
 				t.Fatal(err)
 			}
 			publish(t, s)
-			mustAnswer(t, s.Path(), announcement("a").Endpoint)
+			mustAnswer(t, s.path, announcement("a").Endpoint)
 		})
 	}
 }
@@ -356,10 +356,10 @@ func TestADirectoryOfAnotherName(t *testing.T) {
 	r := w.open(func(o *Options) { o.Dir = dir })
 	s := socket(t, r, "a")
 	publish(t, s)
-	if s.Path() != dir+"/a-reg.sock" || r.Dir() != dir {
-		t.Errorf("path %s", s.Path())
+	if s.path != dir+"/a-reg.sock" || r.dir.path != dir {
+		t.Errorf("path %s", s.path)
 	}
-	mustAnswer(t, s.Path(), announcement("a").Endpoint)
+	mustAnswer(t, s.path, announcement("a").Endpoint)
 	os.RemoveAll(dir)
 	if err := s.Publish(t.Context(), announcement("a")); err == nil {
 		t.Error("it was made")
@@ -371,7 +371,7 @@ func TestAFailedReplacementKeepsTheOld(t *testing.T) {
 	w := newWorld(t)
 	m := newManager(t)
 	r, s := w.published("a", with(m, true))
-	dialAsKubelet(t, s.Path()).notify(t, true, "")
+	dialAsKubelet(t, s.path).notify(t, true, "")
 	serveSidecar(t, w.dir+"/z.sock", "CSIPlugin", "a")
 	scan(r)
 	wantConflict(t, s.Publish(t.Context(), announcement("a")), "/z.sock")
@@ -390,12 +390,12 @@ func TestAFailedReplacementKeepsTheOld(t *testing.T) {
 func TestMovedOrLinkedWithinTheDirectory(t *testing.T) {
 	w := newWorld(t)
 	_, s := w.published("a")
-	if err := errors.Join(os.Rename(s.Path(), w.dir+"/b.sock"), os.Symlink(w.dir+"/b.sock", w.dir+"/c.sock")); err != nil {
+	if err := errors.Join(os.Rename(s.path, w.dir+"/b.sock"), os.Symlink(w.dir+"/b.sock", w.dir+"/c.sock")); err != nil {
 		t.Fatal(err)
 	}
 	wantPlace(t, s, status.Missing)
 	publish(t, s)
-	mustAnswer(t, s.Path(), announcement("a").Endpoint)
+	mustAnswer(t, s.path, announcement("a").Endpoint)
 	if got := s.Look().AlsoServed; got != "" {
 		t.Errorf("taken for somebody else's: %s", got)
 	}
@@ -437,7 +437,7 @@ func TestKilledWhilePublishing(t *testing.T) {
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "it publishes", func() bool { _, err := os.Lstat(s.Path()); return err == nil })
+		eventually(t, "it publishes", func() bool { _, err := os.Lstat(s.path); return err == nil })
 		time.Sleep(time.Duration(i) * 300 * time.Microsecond)
 		if err := cmd.Process.Kill(); err != nil {
 			t.Fatal(err)

@@ -114,9 +114,6 @@ func Open(rootDir string, o Options) (*Registry, error) {
 	return r, nil
 }
 
-// Dir is the path of the plugins_registry.
-func (r *Registry) Dir() string { return r.dir.path }
-
 // Socket returns the registration socket of a driver; nothing is published yet. One driver has
 // one Socket at a time.
 func (r *Registry) Socket(name string) (*Socket, error) {

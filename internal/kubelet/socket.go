@@ -52,9 +52,6 @@ func newSocket(r *Registry, name, path string) *Socket {
 	return s
 }
 
-// Path is <plugins_registry>/<driver>-reg.sock.
-func (s *Socket) Path() string { return s.path }
-
 // Hints receives when it is worth a Check, or the kubelet called.
 func (s *Socket) Hints() <-chan struct{} { return s.watch.Hints() }
 

@@ -45,7 +45,7 @@ func TestSweep(t *testing.T) {
 			t.Errorf("%s is still there", path)
 		}
 	}
-	mustAnswer(t, s.Path(), announcement("ours").Endpoint)
+	mustAnswer(t, s.path, announcement("ours").Endpoint)
 
 	begin = time.Now()
 	if removed, err := r.Sweep(t.Context(), names); err != nil || removed != nil {
