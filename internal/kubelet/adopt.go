@@ -126,7 +126,7 @@ func listenerOf(f *os.File) (*net.UnixListener, error) {
 	defer f.Close()
 	l, err := net.FileListener(f) // a copy, not blocking, closed on exec
 	if err != nil {
-		return nil, fmt.Errorf("cannot use what the descriptor store kept: %w%s", err, hint(err))
+		return nil, fmt.Errorf("cannot use what the descriptor store kept: %w%s", err, unixsock.Hint(err))
 	}
 	ul, ok := l.(*net.UnixListener)
 	if !ok {

@@ -2,6 +2,7 @@ package kubelet
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"sync"
@@ -107,7 +108,7 @@ func (p *listener) Accept() (net.Conn, error) {
 			return nil, net.ErrClosed
 		}
 		if p.someWait() { // without descriptors accept fails also while nobody is there
-			p.warn("cannot accept the kubelet's connection; trying again", "error", err, "hint", acceptHint(err))
+			p.warn("cannot accept the kubelet's connection; trying again", "error", fmt.Sprint(err, unixsock.Hint(err)))
 		}
 		if !p.pause(acceptPause) {
 			return nil, net.ErrClosed
@@ -155,14 +156,4 @@ func (p *listener) warn(text string, args ...any) {
 		p.warnedAt = time.Now()
 		p.s.log.Warn(text, args...)
 	}
-}
-
-func acceptHint(err error) string {
-	switch {
-	case errors.Is(err, unix.EMFILE):
-		return "the daemon has no file descriptors left: raise LimitNOFILE= of the unit"
-	case errors.Is(err, unix.ENFILE):
-		return "the node has no file descriptors left: raise the sysctl fs.file-max"
-	}
-	return "the node is short of memory or of something else"
 }

@@ -74,7 +74,7 @@ func (s *Socket) publish(ctx context.Context, a status.Announcement) error {
 		s.log.Debug("published from within the plugins_registry", "because", err)
 	}
 	if err != nil && !isConflict(err) {
-		return fmt.Errorf("cannot publish %s: %w%s", s.path, err, hint(err))
+		return fmt.Errorf("cannot publish %s: %w%s", s.path, err, unixsock.Hint(err))
 	}
 	return err
 }
@@ -86,19 +86,6 @@ func otherPlaceMayDo(err error) bool {
 func isConflict(err error) bool {
 	_, ok := errors.AsType[*ConflictError](err)
 	return ok
-}
-
-// hint says what to do about an error, where that is known.
-func hint(err error) string {
-	switch {
-	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
-		return "; free space or inodes of that file system"
-	case errors.Is(err, unix.EROFS):
-		return "; it is read-only for the daemon: mount it writable, and for another root_dir add it to ReadWritePaths= of the unit"
-	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE):
-		return "; " + acceptHint(err)
-	}
-	return ""
 }
 
 // clear makes sure that the path is free or ours. A stale socket is removed, if it stays
