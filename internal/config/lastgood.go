@@ -8,6 +8,7 @@ import (
 	"os"
 
 	"csi-registrar/internal/safetext"
+	"csi-registrar/internal/trust"
 )
 
 // lastGoodFormat is the Format of the file; a new form of it gets a new number.
@@ -42,16 +43,12 @@ func SaveLastGood(path string, c *InForce) error {
 // LoadLastGood reads what SaveLastGood kept; errors.Is(err, fs.ErrNotExist) if there is
 // nothing. A file that is damaged, of another format or not to be trusted is an error.
 func LoadLastGood(path string) (*InForce, error) {
-	if _, err := os.Lstat(path); err != nil {
-		return nil, fmt.Errorf("cannot read the last good configuration: %w", err)
-	}
-	t := &trust{root: path, owners: []uint32{0, uint32(os.Geteuid())}}
-	text, bad := t.read(path, 16*maxFile)
-	if bad != nil {
-		return nil, fmt.Errorf("cannot use the last good configuration: %w", bad)
+	data, err := trust.Rule{Owners: []uint32{0, uint32(os.Geteuid())}}.ReadFile(path, 16*maxFile)
+	if err != nil {
+		return nil, fmt.Errorf("cannot use the last good configuration: %w", err)
 	}
 	var c lastGood
-	if err := json.Unmarshal([]byte(text), &c); err != nil || c.Format != lastGoodFormat || c.InForce == nil || c.Config == nil {
+	if err := json.Unmarshal(data, &c); err != nil || c.Format != lastGoodFormat || c.InForce == nil || c.Config == nil {
 		return nil, fmt.Errorf("cannot use the last good configuration: %s is damaged, or of a format that this version does not know", safetext.Word(path))
 	}
 	return c.InForce, nil

@@ -93,7 +93,7 @@ func TestLastGoodDamaged(t *testing.T) {
 	if err := os.Chmod(path, 0o622); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := LoadLastGood(path); err == nil || !strings.Contains(err.Error(), "may write it") {
+	if _, err := LoadLastGood(path); err == nil || !strings.Contains(err.Error(), "may be written by") {
 		t.Errorf("writable by others: %v", err)
 	}
 }

@@ -48,12 +48,12 @@ func (r *Result) Origin(key string) string {
 // Load reads the files. It never fails as a whole: what cannot be read is an error in the
 // Result. It may block for as long as a file system does not answer.
 func Load(s Source) *Result {
-	t, l := s.trust(), newLoader()
-	files := s.list(t, &l.Result)
+	rule, l := s.rule(), newLoader()
+	files := s.list(rule, &l.Result)
 	l.allHeldBack = len(l.Errors) > 0 // nobody knows what was in there
 	for _, f := range files {
 		l.rank[f.path] = f.rank
-		text, bad := t.read(f.path, maxFile)
+		text, bad := read(rule, f.path)
 		switch {
 		case bad != nil:
 			l.broken(f, text, *bad)

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"csi-registrar/internal/trust"
 )
 
 // Source says which files make the configuration.
@@ -73,7 +75,7 @@ type Hidden struct {
 // hidden ones, the links, and directories that cannot be read or not be trusted. A name in one
 // place hides the same name in the next ones, whatever is in the file: this is also how an empty
 // one masks.
-func (s Source) list(t *trust, r *Result) (files []file) {
+func (s Source) list(rule trust.Rule, r *Result) (files []file) {
 	if s.File != "" {
 		return []file{{path: s.File}}
 	}
@@ -87,8 +89,8 @@ func (s Source) list(t *trust, r *Result) (files []file) {
 	}
 	for place := range places {
 		// Nothing that is in a directory counts that others may write.
-		if e := t.way(s.dir(place)); e != nil {
-			r.Errors = append(r.Errors, *e)
+		if err := rule.Check(s.dir(place)); err != nil {
+			r.Errors = append(r.Errors, *fileError(s.dir(place), err))
 			continue
 		}
 		main := filepath.Join(s.dir(place), "config.toml")
@@ -97,7 +99,7 @@ func (s Source) list(t *trust, r *Result) (files []file) {
 			add("", file{path: main, place: place})
 		}
 		dir := filepath.Join(s.dir(place), "conf.d")
-		names, e := t.readDir(dir)
+		names, e := readDir(rule, dir)
 		if e != nil {
 			r.Errors = append(r.Errors, *e)
 		}

@@ -47,7 +47,7 @@ func TestTrust(t *testing.T) {
 	for _, f := range []string{"10-group.toml|0664", "20-others.toml|0602", "30-sticky.toml|0622", "40-empty.toml|0666"} {
 		name, mode, _ := strings.Cut(f, "|")
 		path := "/etc/csi-registrar/conf.d/" + name
-		want = append(want, fmt.Sprintf("%s: its group or others may write it (mode %s) (look what is in it, then take the right from them)", path, mode))
+		want = append(want, fmt.Sprintf("%s: may be written by its group or others (mode %s) (look what is in it, then run chmod go-w %[1]s)", path, mode))
 	}
 	s.check(t, r, strings.Join(want, "\n"), "")
 	// Nobody knows what the empty one was to mask.
@@ -77,8 +77,8 @@ func TestOwner(t *testing.T) {
 		}
 	}
 	r := Load(s)
-	s.check(t, r, `/etc/csi-registrar/config.toml: belongs to uid 12345, not to root (look what is in it before you give it to root)
-/etc/csi-registrar/conf.d/10-a.toml: belongs to uid 12345, not to root (look what is in it before you give it to root)`, "")
+	s.check(t, r, `/etc/csi-registrar/config.toml: belongs to uid 12345, not to root (look what is in it, then run chown root /etc/csi-registrar/config.toml)
+/etc/csi-registrar/conf.d/10-a.toml: belongs to uid 12345, not to root (look what is in it, then run rm /etc/csi-registrar/conf.d/10-a.toml)`, "")
 	if r.Config.Log.Level != "debug" {
 		t.Error(r.Config.Log.Level)
 	}
@@ -86,11 +86,11 @@ func TestOwner(t *testing.T) {
 
 func TestTrustedUsers(t *testing.T) {
 	for _, root := range []string{"", "/", "//"} {
-		if got := (Source{Root: root}).trust().owners; !slices.Equal(got, []uint32{0}) {
+		if got := (Source{Root: root}).rule().Owners; !slices.Equal(got, []uint32{0}) {
 			t.Errorf("%q: %v", root, got)
 		}
 	}
-	if got := (Source{Root: "/x"}).trust().owners; !slices.Contains(got, uint32(os.Geteuid())) {
+	if got := (Source{Root: "/x"}).rule().Owners; !slices.Contains(got, uint32(os.Geteuid())) {
 		t.Errorf("another root: %v", got)
 	}
 }
@@ -109,11 +109,11 @@ func TestUnreadable(t *testing.T) {
 		t.Fatal(err)
 	}
 	for path, want := range map[string]string{
-		pipe:           "/pipe: is not a regular file (must be a file, or a link to one or to /dev/null)",
-		large:          "/large: is larger than 1 MiB (this is not a configuration file of csi-registrar)",
+		pipe:           "/pipe: is not a regular file",
+		large:          "/large: is larger than 1 MiB",
 		dir + "/none":  "/none: cannot be read: no such file or directory (make the file, or remove the link to it)",
 		pipe + "/none": "/pipe/none: cannot be read: not a directory",
-		"/dev/zero":    "/dev/zero: is not a regular file (must be a file, or a link to one or to /dev/null)",
+		"/dev/zero":    "/dev/zero: is not a regular file",
 		os.DevNull:     "",
 	} {
 		r := Load(Source{File: path})

@@ -20,18 +20,19 @@ import (
 	"csi-registrar/internal/driver"
 	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/status"
+	"csi-registrar/internal/trust"
 	"csi-registrar/internal/unixsock"
 )
 
 // trusted checks who can be behind the driver's socket, by the daemon's rules, and reports
 // what is wrong. peer is who listens there; nil: nobody has connected yet.
 func (x *diagnosis) trusted(ctx context.Context, d config.Driver, peer *unixsock.Cred) bool {
-	trust := driver.Trust{Owner: d.SocketOwner}
+	rule := driver.Trust{Owner: d.SocketOwner}
 	_, err := look(ctx, x, d.Socket, func() (struct{}, error) {
 		if peer != nil {
-			return struct{}{}, trust.Listener(d.Socket, *peer)
+			return struct{}{}, rule.Listener(d.Socket, *peer)
 		}
-		return struct{}{}, trust.Path(d.Socket)
+		return struct{}{}, rule.Path(d.Socket)
 	})
 	switch {
 	case err == nil && peer != nil && d.SocketOwner == config.OwnerAny:
@@ -44,17 +45,12 @@ func (x *diagnosis) trusted(ctx context.Context, d config.Driver, peer *unixsock
 	}
 	at := x.origin(d, "socket_owner")
 	found, fix := sentence(err.Error()), []Fix(nil)
-	if p, ok := errors.AsType[*driver.Distrust](err); ok {
-		found = sentence(p.Problem)
-		file, err := look(ctx, x, p.Path, func() (unixsock.File, error) { return unixsock.Lstat(p.Path) })
-		switch {
-		case err == nil && file.IsLink() && peer == nil: // never chown a link: its owner said where it points to
-			fix = []Fix{run("rm", p.Path)}
-		case len(p.Command) > 0:
-			fix = []Fix{run(p.Command[0], p.Command[1:]...)}
+	if e, ok := errors.AsType[*trust.Error](err); ok {
+		if e.Command.Name != "" {
+			fix = []Fix{{Command: e.Command}}
 		}
-		if p.SocketOwner != "" {
-			fix = append(fix, text("or set socket_owner = %s in %s, if that user runs the driver", safetext.Quote(p.SocketOwner), at))
+		if e.Owner != "" {
+			fix = append(fix, text("or set socket_owner = %s in %s, if that user runs the driver", safetext.Quote(e.Owner), at))
 		}
 	}
 	fix = append(fix, text(`or set socket_owner = "any" in %s, to turn these checks off`, at), reload)

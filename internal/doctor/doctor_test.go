@@ -91,9 +91,9 @@ func TestBrokenNodes(t *testing.T) {
 			person: func(t *testing.T, n *node) { n.driver.restart(t) }},
 		{what: "wrong owner", step: StepTrust, found: "belongs to", fix: "chown root", root: true,
 			breaks: func(t *testing.T, n *node) { chown(t, n.socket(), 65123); n.restartDaemon() }},
-		{what: "directory of another user", step: StepTrust, found: "could put another socket", fix: "chown root", root: true,
+		{what: "directory of another user", step: StepTrust, found: "belongs to", fix: "chown root", root: true,
 			breaks: func(t *testing.T, n *node) { chown(t, n.path("csi"), 65123); n.restartDaemon() }},
-		{what: "directory that others may write", step: StepTrust, found: "may be written by others", fix: "chmod go-w",
+		{what: "directory that others may write", step: StepTrust, found: "may be written by its group or others", fix: "chmod go-w",
 			breaks: func(t *testing.T, n *node) { chmod(t, n.path("csi"), 0o777); n.restartDaemon() }},
 		{what: "name mismatch", step: StepPluginInfo, found: `reports name "smb.csi.example.com"`, fix: `[driver."smb.csi.example.com"]`,
 			breaks: func(t *testing.T, n *node) {

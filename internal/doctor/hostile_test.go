@@ -63,7 +63,7 @@ func TestReadTrusted(t *testing.T) {
 	}
 	bad := map[string]string{
 		link: "not a regular file", fifo: "not a regular file", dir: "not a regular file", "/dev/zero": "not a regular file", "/dev/null": "not a regular file",
-		big: "more than", file("open", 0o666): "may write it", filepath.Join(dir, "none"): "no such file",
+		big: "larger than 1 MiB", file("open", 0o666): "may be written by", filepath.Join(dir, "none"): "no such file",
 	}
 	if os.Geteuid() == 0 {
 		others := file("others", 0o644)

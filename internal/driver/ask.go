@@ -71,9 +71,9 @@ func (q *inquiry) run(endpoint unixsock.File) finding {
 // call makes one call over t and waits for its end. Meanwhile it looks, at each hint, if the
 // driver is still the one at the path: one that hangs must not hide its successor.
 func call[Q, A any](q *inquiry, t *conn, method string, limit time.Duration, do func(context.Context, *Q, ...grpc.CallOption) (*A, error)) (answer *A, f finding) {
+	begun := time.Now() // before the limit runs
 	ctx, cancel := context.WithTimeout(q.ctx, limit)
 	defer cancel()
-	begun := time.Now()
 	done := make(chan error, 1)
 	go func() {
 		var err error

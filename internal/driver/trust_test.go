@@ -29,15 +29,15 @@ func TestTrust(t *testing.T) {
 	}{
 		{"good", func(string) error { return nil }, "root", nil},
 		{"directory writable by others", func(d string) error { return os.Chmod(d+"/a", 0o757) }, "root",
-			[]string{"the directory DIR/a (mode 0757, of root (uid 0))", `"chmod go-w DIR/a"`}},
-		{"directory writable by its group", func(d string) error { return os.Chmod(d+"/a", 0o775) }, "root", []string{"DIR/a (mode 0775"}},
+			[]string{"DIR/a may be written by its group or others (mode 0757), so another user could pose as the driver", `"chmod go-w DIR/a"`}},
+		{"directory writable by its group", func(d string) error { return os.Chmod(d+"/a", 0o775) }, "root", []string{"DIR/a may be written by its group or others (mode 0775)"}},
 		{"sticky directory", func(d string) error { return os.Chmod(d+"/a", 0o777|os.ModeSticky) }, "root", nil},
 		{"a stranger's entry of a sticky directory", func(d string) error {
 			must(t, os.Chmod(d+"/a", 0o777|os.ModeSticky))
 			return os.Chown(d+"/a/b", stranger, 0)
-		}, "root", []string{"DIR/a (mode 1777)", "b there belongs to uid 65533"}},
+		}, "root", []string{"DIR/a/b belongs to uid 65533, not to root, so another user could pose as the driver"}},
 		{"a stranger's directory", func(d string) error { return os.Chown(d+"/a/b", stranger, 0) }, "root",
-			[]string{"the directory DIR/a/b belongs to uid 65533", `"chown root DIR/a/b"`, `socket_owner = "65533"`}},
+			[]string{"DIR/a/b belongs to uid 65533, not to root", `"chown root DIR/a/b"`, `socket_owner = "65533"`}},
 		{"the owner's directory", func(d string) error { return os.Chown(d+"/a/b", stranger, 0) }, "65533", nil},
 		{"our own directory", func(d string) error { return nil }, "65533", nil},
 		{"a stranger's socket", func(d string) error { return os.Chown(d+"/a/b/s", stranger, 0) }, "root", []string{"DIR/a/b/s belongs to uid 65533, not to root"}},
@@ -46,18 +46,18 @@ func TestTrust(t *testing.T) {
 			must(t, os.Chmod(d+"/open", 0o777))
 			must(t, os.Rename(d+"/a/b", d+"/open/b"))
 			return os.Symlink("../open/b", d+"/a/b")
-		}, "root", []string{"the directory DIR/open (mode 0777"}},
+		}, "root", []string{"DIR/open may be written by its group or others (mode 0777"}},
 		{"a link in an open directory", func(d string) error {
 			must(t, os.Chmod(d+"/a", 0o777))
 			must(t, os.Rename(d+"/a/b", d+"/b"))
 			return os.Symlink("../b", d+"/a/b")
-		}, "root", []string{"the directory DIR/a (mode 0777"}},
+		}, "root", []string{"DIR/a may be written by its group or others (mode 0777"}},
 		{"a stranger's link in a sticky directory", func(d string) error {
 			must(t, os.Chmod(d+"/a", 0o777|os.ModeSticky))
 			must(t, os.Rename(d+"/a/b", d+"/b"))
 			must(t, os.Symlink("../b", d+"/a/b"))
 			return os.Lchown(d+"/a/b", stranger, 0)
-		}, "root", []string{"b there belongs to uid 65533"}},
+		}, "root", []string{"DIR/a/b belongs to uid 65533, not to root", `"rm DIR/a/b"`}},
 		{"the owner's link within its directories", func(d string) error {
 			must(t, os.Chown(d+"/a/b", stranger, 0))
 			must(t, os.Rename(d+"/a/b/s", d+"/a/b/real"))
@@ -69,7 +69,7 @@ func TestTrust(t *testing.T) {
 			must(t, os.Rename(d+"/a/b/s", d+"/a/other"))
 			must(t, os.Symlink("../other", d+"/a/b/s"))
 			return os.Lchown(d+"/a/b/s", stranger, 0)
-		}, "65533", []string{"the symbolic link DIR/a/b/s belongs to uid 65533 and points to DIR/a/other"}},
+		}, "65533", []string{"DIR/a/b/s is a symbolic link of uid 65533 and points to DIR/a/other", `"rm DIR/a/b/s"`}},
 		{"root's link out of the owner's directory", func(d string) error {
 			must(t, os.Chown(d+"/a/b", stranger, 0))
 			must(t, os.Rename(d+"/a/b/s", d+"/a/s"))
@@ -78,7 +78,7 @@ func TestTrust(t *testing.T) {
 		{"a loop of links", func(d string) error {
 			must(t, os.RemoveAll(d+"/a/b"))
 			return os.Symlink("b", d+"/a/b")
-		}, "root", nil}, // leads nowhere, so to nobody
+		}, "root", []string{"cannot look who owns the way to the driver's socket", "too many levels"}},
 		{"nothing there", func(d string) error { return os.RemoveAll(d + "/a/b") }, "root", nil},
 		{"no such user", func(string) error { return nil }, "nobody-has-this-name", []string{`no user "nobody-has-this-name"`}},
 		{"turned off", func(d string) error { return os.Chmod(d+"/a", 0o777) }, "any", nil},
@@ -205,7 +205,7 @@ func TestStrangerListens(t *testing.T) {
 	must(t, os.Lchown(socket, 0, 0)) // the file looks right; the listener is not
 	c := client(t, Config{Name: name, Socket: socket}, nil)
 	r := ask(t, c)
-	if r.Driver != status.Mismatch || !strings.Contains(r.Reason, "the process that listens") {
+	if r.Driver != status.Mismatch || !strings.Contains(r.Reason, "is served by a process") {
 		t.Errorf("%+v", r)
 	}
 	c.trust.Owner = "any"

@@ -34,6 +34,9 @@ func (f File) IsDir() bool { return f.Mode&unix.S_IFMT == unix.S_IFDIR }
 // IsLink reports whether it is a symbolic link.
 func (f File) IsLink() bool { return f.Mode&unix.S_IFMT == unix.S_IFLNK }
 
+// IsRegular reports whether it is a regular file.
+func (f File) IsRegular() bool { return f.Mode&unix.S_IFMT == unix.S_IFREG }
+
 // Kind names what it is, for people: "a socket", "a directory".
 func (f File) Kind() string {
 	switch f.Mode & unix.S_IFMT {
