@@ -18,7 +18,7 @@ func examined() doctor.Report {
 	return doctor.Report{
 		Findings: []doctor.Finding{
 			{Step: doctor.StepKubelet, Severity: doctor.Problem,
-				Found:    "kubelet (pid 812, kubelet.service) has the root directory /data/kubelet (its --root-dir), but csi-registrar publishes below /var/lib/kubelet (default)",
+				Found:    "kubelet (pid 812, kubelet.service) has the root directory /data/kubelet, but csi-registrar publishes below /var/lib/kubelet (default)",
 				Expected: `root_dir = "/data/kubelet" under [kubelet]`,
 				Fix: []doctor.Fix{{Command: safetext.Run("mkdir", "-p", "/etc/csi-registrar/conf.d")},
 					{Command: safetext.Command{Name: "printf", Args: []string{`[kubelet]\nroot_dir = "%s"\n`, "/data/kubelet"}, Stdout: "/etc/csi-registrar/conf.d/90-kubelet.toml"}},
@@ -32,7 +32,7 @@ func examined() doctor.Report {
 		},
 		Checks: []doctor.Check{
 			{Step: doctor.StepConfiguration, Result: doctor.OK, Says: "3 files, 2 drivers"},
-			{Step: doctor.StepKubelet, Result: doctor.Failed, Says: "kubelet (pid 812, kubelet.service) has the root directory /data/kubelet (its --root-dir), but csi-registrar publishes below /var/lib/kubelet (default)"},
+			{Step: doctor.StepKubelet, Result: doctor.Failed, Says: "kubelet (pid 812, kubelet.service) has the root directory /data/kubelet, but csi-registrar publishes below /var/lib/kubelet (default)"},
 			{Step: doctor.StepUnit, Result: doctor.Skipped, Says: "systemd does not run here"},
 			{Step: doctor.StepHTTP, Result: doctor.Warned, Says: "csi-registrar-http.socket serves health and metrics on 0.0.0.0:9809, which other machines can reach"},
 			{Driver: "nfs.csi.k8s.io", Step: doctor.StepSocket, Result: doctor.Failed, Says: "nobody listens on /run/csi-nfs/csi.sock: it was left behind by a driver that has ended"},

@@ -107,16 +107,19 @@ func hostileNode(t *testing.T) (root string) {
 		go func() { defer close(done); s.Serve(ln) }()
 		t.Cleanup(func() { s.Stop(); <-done })
 	}
-	process := func(pid, uid int, args ...string) {
+	process := func(pid, uid int, comm string) {
 		dir := fmt.Sprintf("proc/%d/", pid)
-		write(dir+"comm", evil+"\n")
-		write(dir+"cmdline", strings.Join(args, "\x00")+"\x00")
+		write(dir+"comm", comm+"\n")
 		write(dir+"cgroup", "0::/"+inName+".service\n0::/$(id).service\n")
 		write(dir+"status", "Uid:"+strings.Repeat(fmt.Sprintf("\t%d", uid), 4)+"\n")
 	}
-	process(1, 0, "/sbin/init")
-	process(7, 65534, "/"+evil+"/kubelet", "--root-dir=/"+evil)
-	process(8, 0, "/"+evil+"/kubelet", "--root-dir=/"+evil)
+	process(1, 0, evil)
+	process(7, 65534, "kubelet")
+	process(8, 0, "kubelet")
+	if err := errors.Join(os.Mkdir(filepath.Join(root, "proc/8/fd"), 0o700), os.Symlink("socket:[100]", filepath.Join(root, "proc/8/fd/1"))); err != nil {
+		t.Fatal(err)
+	}
+	write("proc/8/net/unix", "0: 2 0 10000 1 1 100 /"+strings.ReplaceAll(evil, "\n", "")+"/pod-resources/1\n")
 	process(os.Getpid(), 0, evil) // who serves the sockets
 	write("etc/csi-registrar/config.toml", fmt.Sprintf("[kubelet]\nroot_dir = %q\n", filepath.Join(root, "k")))
 	write("etc/csi-registrar/conf.d/40"+inName+".toml", "")

@@ -49,7 +49,7 @@ func TestBrokenNodes(t *testing.T) {
 		{what: "wrong root_dir", step: StepKubelet, found: "csi-registrar publishes below", fix: "etc/csi-registrar/config.toml",
 			breaks: func(t *testing.T, n *node) {
 				n.rootDir = n.path("data")
-				n.startKubelet("/usr/bin/kubelet", "--root-dir", n.rootDir)
+				n.startKubelet()
 			},
 			person: func(t *testing.T, n *node) {
 				n.write("etc/csi-registrar/config.toml", fmt.Sprintf("[kubelet]\nroot_dir = %q\n", n.rootDir))
@@ -67,7 +67,7 @@ func TestBrokenNodes(t *testing.T) {
 				n.restartDaemon()
 			}},
 		{what: "no kubelet", step: StepKubelet, found: "no kubelet runs", fix: "systemctl start kubelet.service",
-			breaks: func(t *testing.T, n *node) { n.remove(n.path("proc/812")) }, person: func(t *testing.T, n *node) { n.startKubelet("/usr/bin/kubelet", "--root-dir="+n.rootDir) }},
+			breaks: func(t *testing.T, n *node) { n.remove(n.path("proc/812")) }, person: func(t *testing.T, n *node) { n.startKubelet() }},
 		{what: "no plugins_registry", step: StepDirectory, found: "does not exist", fix: "systemctl restart kubelet.service",
 			breaks: func(t *testing.T, n *node) { n.stopDaemon(); n.remove(n.registry()); n.serveStatus() }},
 		{what: "dead socket", step: StepSocket, found: "nobody listens on", fix: "start the driver",

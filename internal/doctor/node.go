@@ -9,7 +9,6 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
-	"strconv"
 
 	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/unixsock"
@@ -49,17 +48,17 @@ func (x *diagnosis) kubelets(ctx context.Context) {
 	case same >= 0:
 		x.checked("", StepKubelet, OK, "%s, root directory %s", k.process, safetext.Word(k.rootDir))
 	case k.rootDir == "":
-		x.checked("", StepKubelet, Skipped, "%s: its root directory is not known: %s", k.process, k.from)
+		x.checked("", StepKubelet, Skipped, "%s: its root directory is not known: %v", k.process, k.unknown)
 	default:
-		x.problem("", StepKubelet, fmt.Sprintf("%s has the root directory %s (%s), but csi-registrar publishes below %s (%s)", k.process,
-			safetext.Word(k.rootDir), k.from, safetext.Word(ours), place(x.config.Origin("kubelet.root_dir"))),
+		x.problem("", StepKubelet, fmt.Sprintf("%s has the root directory %s, but csi-registrar publishes below %s (%s)", k.process,
+			safetext.Word(k.rootDir), safetext.Word(ours), place(x.config.Origin("kubelet.root_dir"))),
 			"root_dir = "+safetext.Quote(k.rootDir)+" under [kubelet]", x.setRootDir(k.rootDir)...)
 	}
 }
 
 // seenBy is a path in the kubelet's own view of the file system.
 func (x *diagnosis) seenBy(k *kubelet, file string) string {
-	return filepath.Join(x.proc(), strconv.Itoa(k.pid), "root", file)
+	return x.ofProcess(k.pid, "root", file)
 }
 
 func (x *diagnosis) sameFile(ctx context.Context, a, b string) bool {
@@ -112,12 +111,12 @@ func (x *diagnosis) directory(ctx context.Context) {
 // watching finds out whether the kubelet watches the very directory in which we publish. It
 // never looks for the directory again once that was removed (kubelet v1.36).
 func (x *diagnosis) watching(ctx context.Context) {
-	if x.kubelet == nil || x.problemIn(StepKubelet, StepDirectory) {
+	if x.kubelet == nil || x.kubelet.rootDir == "" || x.problemIn(StepKubelet, StepDirectory) {
 		return
 	}
 	dir, restart := safetext.Word(x.registry()), x.kubelet.restart()
-	answer, err := look(ctx, x, filepath.Join(x.proc(), strconv.Itoa(x.kubelet.pid), "fdinfo"), func() (watching, error) {
-		return watches(x.proc(), x.kubelet.pid, x.registry())
+	answer, err := look(ctx, x, x.ofProcess(x.kubelet.pid, "fdinfo"), func() (watching, error) {
+		return watches(x.ofProcess(x.kubelet.pid), x.registry())
 	})
 	switch {
 	case err != nil:

@@ -86,8 +86,8 @@ func newNode(t *testing.T) *node {
 	n.mkdir(n.path("csi"), 0o755)
 	n.write("etc/csi-registrar/config.toml", fmt.Sprintf("[kubelet]\nroot_dir = %q\n", n.rootDir))
 	n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table(""))
-	n.process(1, "systemd", "0::/init.scope", "/sbin/init")
-	n.startKubelet("/usr/bin/kubelet", "--config=/var/lib/kubelet/config.yaml", "--root-dir="+n.rootDir)
+	n.process(1, "systemd", "0::/init.scope")
+	n.startKubelet()
 	n.units = units{
 		serviceUnit: {"LoadState": "loaded", "ActiveState": "active", "SubState": "running", "UnitFileState": "enabled",
 			"NeedDaemonReload": "no", "FileDescriptorStoreMax": "512", "WatchdogUSec": "20s",
@@ -135,22 +135,43 @@ func (n *node) remove(path string) {
 }
 
 // process has a process of root run.
-func (n *node) process(pid int, comm, cgroup string, args ...string) {
+func (n *node) process(pid int, comm, cgroup string) {
 	n.t.Helper()
 	dir := fmt.Sprintf("proc/%d/", pid)
 	n.write(dir+"comm", comm+"\n")
-	n.write(dir+"cmdline", strings.Join(args, "\x00")+"\x00")
 	n.write(dir+"cgroup", cgroup+"\n")
 	n.write(dir+"status", "Name:\tx\nUid:\t0\t0\t0\t0\nGid:\t0\t0\t0\t0\n")
 }
 
 // startKubelet has a kubelet run that follows plugins_registry as it is now.
-func (n *node) startKubelet(args ...string) {
+func (n *node) startKubelet() {
 	n.t.Helper()
-	n.process(812, filepath.Base(args[0]), "0::/system.slice/kubelet.service", args...)
+	n.process(812, "kubelet", "0::/system.slice/kubelet.service")
+	n.listens(812, n.rootDir)
 	n.mkdir(n.registry(), 0o750)
 	n.write("proc/812/fdinfo/3", "pos:\t0\nflags:\t02\n")
 	n.write("proc/812/fdinfo/9", "pos:\t0\nflags:\t02004000\n"+inotifyLine(n.t, n.registry()))
+}
+
+// listens has a process listen below the kubelet's root directories; other sockets are not its own.
+func (n *node) listens(pid int, rootDirs ...string) {
+	n.t.Helper()
+	fd := n.path(fmt.Sprintf("proc/%d/fd", pid))
+	n.remove(fd)
+	n.mkdir(fd, 0o700)
+	list := "Num       RefCount Protocol Flags    Type St Inode Path\n" +
+		"0000000000000000: 00000002 00000000 00010000 0001 01 900 /others/pod-resources/1\n" +
+		"0000000000000000: 00000003 00000000 00000000 0001 03 901\n"
+	for i, dir := range append(rootDirs, "/run/other") {
+		if err := os.Symlink(fmt.Sprintf("socket:[%d]", 100+i), filepath.Join(fd, fmt.Sprint(i))); err != nil {
+			n.t.Fatal(err)
+		}
+		if i < len(rootDirs) {
+			dir += "/pod-resources"
+		}
+		list += fmt.Sprintf("0000000000000000: 00000002 00000000 00010000 0001 01 %5d %s/3141592\n", 100+i, dir)
+	}
+	n.write(fmt.Sprintf("proc/%d/net/unix", pid), list)
 }
 
 func inotifyLine(t *testing.T, dir string) string {
@@ -295,7 +316,7 @@ func (n *node) follow(fix []Fix) bool {
 			n.restartDaemon()
 			done = true
 		case line == "systemctl restart kubelet.service", line == "systemctl start kubelet.service":
-			n.startKubelet("/usr/bin/kubelet", "--root-dir="+n.rootDir)
+			n.startKubelet()
 			n.restartDaemon()
 			done = true
 		case isShell(words[0]) && strings.Contains(line, n.root):

@@ -18,7 +18,6 @@ type process struct {
 	pid  int
 	uids []string // real, effective, saved and file system uid
 	comm string
-	args []string
 	unit string // the systemd unit that it belongs to; empty if none
 }
 
@@ -45,10 +44,9 @@ func (x *diagnosis) processes(ctx context.Context) (all []process, seen bool) {
 	return all, slices.Contains(pids, 1)
 }
 
-// process reads one; not ok if it is gone or hidden, or does not answer: its command line is
-// in its memory, which may be in a file.
+// process reads one; not ok if it is gone or hidden, or does not answer.
 func (x *diagnosis) process(ctx context.Context, pid int) (process, bool) {
-	dir := filepath.Join(x.proc(), strconv.Itoa(pid))
+	dir := x.ofProcess(pid)
 	p, err := look(ctx, x, dir, func() (process, error) { return readProcess(dir, pid) })
 	return p, err == nil && pid > 0
 }
@@ -59,18 +57,7 @@ func readProcess(dir string, pid int) (process, error) {
 		data, _ := readSome(filepath.Join(dir, name), maxProcFile)
 		return string(data)
 	}
-	return process{pid: pid, comm: strings.TrimSpace(string(comm)), args: argsOf(read("cmdline")), uids: uidsOf(read("status")), unit: unitOf(read("cgroup"))}, err
-}
-
-// argsOf takes /proc/PID/cmdline apart. An argument that was cut off is left out.
-func argsOf(cmdline string) []string {
-	if len(cmdline) >= maxProcFile {
-		cmdline = cmdline[:strings.LastIndexByte(cmdline, 0)+1]
-	}
-	if cmdline = strings.TrimRight(cmdline, "\x00"); cmdline == "" {
-		return nil // a kernel thread
-	}
-	return strings.Split(cmdline, "\x00")
+	return process{pid: pid, comm: strings.TrimSpace(string(comm)), uids: uidsOf(read("status")), unit: unitOf(read("cgroup"))}, err
 }
 
 // uidsOf finds the uids in /proc/PID/status.

@@ -22,12 +22,12 @@ const (
 
 const maxWatches = 4 << 20 // bytes of a file in fdinfo: some 40,000 watches
 
-// watches looks for the directory among the inotify watches of a process
-// (/proc/PID/fdinfo, proc(5)). That needs root.
+// watches looks for the directory among the inotify watches of the process with that directory
+// in /proc (fdinfo, proc(5)). That needs root.
 //
 // The kernel prints the number of the file system as it has it inside, which on btrfs and
 // overlayfs is not the one that stat gives: there the inode alone must do.
-func watches(proc string, pid int, dir string) (watching, error) {
+func watches(proc, dir string) (watching, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(dir, &st); err != nil {
 		return nothing, &fs.PathError{Op: "stat", Path: dir, Err: err}
@@ -36,7 +36,7 @@ func watches(proc string, pid int, dir string) (watching, error) {
 	device := "sdev:" + strconv.FormatUint(uint64(unix.Major(st.Dev))<<20|uint64(unix.Minor(st.Dev)), 16)
 	anyDevice := ownDeviceNumbers(dir)
 
-	fdinfo := filepath.Join(proc, strconv.Itoa(pid), "fdinfo")
+	fdinfo := filepath.Join(proc, "fdinfo")
 	entries, err := os.ReadDir(fdinfo)
 	if err != nil {
 		return nothing, err
