@@ -204,4 +204,39 @@ func TestBinary(t *testing.T) {
 			t.Errorf("not static: it has %s", p.Type)
 		}
 	}
+	checkBuildInfo(t, out)
+}
+
+// checkBuildInfo checks that the shipped program knows what it was built from.
+func checkBuildInfo(t *testing.T, binary string) {
+	t.Helper()
+	doc, err := exec.CommandContext(t.Context(), binary, "version", "--json").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b buildInfo
+	if err := json.Unmarshal(doc, &b); err != nil {
+		t.Fatalf("version --json: %v\n%s", err, doc)
+	}
+	for script, got := range map[string]string{"version": b.Version, "commit": b.Commit} {
+		cmd := exec.CommandContext(t.Context(), filepath.Join("scripts", script))
+		cmd.Dir = top
+		if want, err := cmd.Output(); err != nil || strings.TrimSpace(string(want)) != got {
+			t.Errorf("version --json: %s %q, want %q (%v)", script, got, want, err)
+		}
+	}
+	sums, err := os.ReadFile(filepath.Join(top, "go.sum"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	grpc := false
+	for _, m := range b.Modules {
+		grpc = grpc || m.Path == "google.golang.org/grpc"
+		if !bytes.Contains(sums, []byte(m.Path+" "+m.Version+" "+m.Sum+"\n")) {
+			t.Errorf("version --json: module %+v is not in go.sum", m)
+		}
+	}
+	if !grpc {
+		t.Errorf("version --json: the modules are %+v, want grpc among them", b.Modules)
+	}
 }

@@ -56,6 +56,7 @@ func TestManDocuments(t *testing.T) {
 		"config.Hidden":      ".SS Elements of hidden",
 		"config.Error":       ".SS Elements of errors and warnings",
 		"cli.buildInfo":      ".SH VERSION",
+		"cli.buildModule":    ".SS Elements of modules",
 		"control.failure":    ".SS Body of a failure under /v1",
 
 		// Only in the daemon's own records.

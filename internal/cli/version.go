@@ -7,37 +7,39 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
-	"strings"
 )
 
-// buildVersion is set by the linker: -X csi-registrar/internal/cli.buildVersion=1.2.3.
-var buildVersion string
+// The linker sets these: -X csi-registrar/internal/cli.buildVersion=1.2.3.
+var buildVersion, buildCommit string
 
 // buildInfo describes the program. Its JSON form is the output of version --json.
 type buildInfo struct {
-	Version   string `json:"version"`
-	GoVersion string `json:"go_version"`
-	OS        string `json:"os"`
-	Arch      string `json:"arch"`
-	Revision  string `json:"revision,omitempty"` // of the source; absent if the build did not know it
-	Modified  bool   `json:"modified,omitempty"` // the source had changes beyond the revision
+	Version   string        `json:"version"`
+	Commit    string        `json:"commit,omitempty"` // of the source; absent if the build did not know it
+	GoVersion string        `json:"go_version"`
+	OS        string        `json:"os"`
+	Arch      string        `json:"arch"`
+	Modules   []buildModule `json:"modules"` // that are linked in
+}
+
+// buildModule is one Go module in the program.
+type buildModule struct {
+	Path    string `json:"path"`
+	Version string `json:"version"`
+	Sum     string `json:"sum"` // as in go.sum
 }
 
 // build reads what the linker and the go command stored in the binary.
 func build() buildInfo {
-	b := buildInfo{Version: buildVersion, GoVersion: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH}
-	if info, ok := debug.ReadBuildInfo(); ok {
-		for _, s := range info.Settings {
-			switch s.Key {
-			case "vcs.revision":
-				b.Revision = s.Value
-			case "vcs.modified":
-				b.Modified = s.Value == "true"
-			}
-		}
-		b.Version = cmp.Or(b.Version, strings.Trim(info.Main.Version, "()")) // it may be (devel)
+	b := buildInfo{
+		Version: cmp.Or(buildVersion, "devel"), Commit: buildCommit,
+		GoVersion: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH, Modules: []buildModule{},
 	}
-	b.Version = cmp.Or(b.Version, "devel")
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, m := range info.Deps {
+			b.Modules = append(b.Modules, buildModule{m.Path, m.Version, m.Sum})
+		}
+	}
 	return b
 }
 
@@ -48,14 +50,11 @@ func setupVersion(fs *flag.FlagSet) runner {
 		if *asJSON {
 			return writeJSON(e.stdout, b)
 		}
-		revision := ""
-		if b.Revision != "" {
-			revision = ", revision " + b.Revision
+		commit := ""
+		if b.Commit != "" {
+			commit = ", commit " + b.Commit
 		}
-		if b.Modified {
-			revision += " with changes"
-		}
-		_, err := fmt.Fprintf(e.stdout, "csi-registrar %s (%s, %s/%s%s)\n", b.Version, b.GoVersion, b.OS, b.Arch, revision)
+		_, err := fmt.Fprintf(e.stdout, "csi-registrar %s (%s, %s/%s%s)\n", b.Version, b.GoVersion, b.OS, b.Arch, commit)
 		return err
 	}
 }
