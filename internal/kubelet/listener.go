@@ -43,18 +43,18 @@ func (p *listener) serve() {
 	}()
 }
 
-// lastCalls is how long a listener that has lost its name may accept what is in its queue.
-const lastCalls = 100 * time.Millisecond
+// lastCalls is how long a listener that has lost its name may accept what is in its queue:
+// the kubelet waits no longer for its GetInfo (v1.36).
+const lastCalls = time.Second
 
 // stop closes the listener, if it is open. Accepted connections go on. With last, those in
 // the queue are accepted first, who would be reset otherwise; without, they are left to the
 // next process that has the listener from the store.
 func (p *listener) stop(last bool) {
-	end := time.Now()
-	if last && readable(p) {
-		end = end.Add(lastCalls)
+	for end := time.Now().Add(lastCalls); last && readable(p) && time.Now().Before(end); {
+		time.Sleep(time.Millisecond) // the kernel does not say when the queue is empty
 	}
-	if err := p.SetDeadline(end); err != nil { // closed already, or soon
+	if err := p.SetDeadline(time.Now()); err != nil { // closed already, or soon
 		p.UnixListener.Close()
 	}
 	<-p.done // the server has closed it
