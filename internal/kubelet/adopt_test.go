@@ -261,6 +261,13 @@ func TestAdoptWithAFullQueue(t *testing.T) {
 	if err := s.Adopt(t.Context(), m.pass(t, "registration-a")); err != nil {
 		t.Fatal(err)
 	}
+	eventually(t, "there is room in the queue", func() bool {
+		c, err := net.Dial("unix", path)
+		if err == nil {
+			c.Close()
+		}
+		return err == nil
+	})
 	mustAnswer(t, path, announcement("a").Endpoint)
 }
 

@@ -180,7 +180,7 @@ func TestCloseAnswersWhatIsInFlight(t *testing.T) {
 	}
 }
 
-// Silent, half-open and idle connections do not hold up the end.
+// Silent and idle connections do not hold up the end.
 func TestCloseIsQuick(t *testing.T) {
 	w := newWorld(t)
 	r, err := Open(w.root, options())

@@ -5,10 +5,8 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
 	"csi-registrar/internal/unixsock"
@@ -22,9 +20,7 @@ type listener struct {
 	s        *Socket
 	dir      unixsock.FileID // the directory it was put into
 	done     chan struct{}   // closed when it accepts no more
-	stopping chan struct{}   // closed to end a wait of Accept
-	stopOnce sync.Once
-	warnedAt time.Time // Accept's
+	warnedAt time.Time       // Accept's
 
 	record        // guarded by s.mu, but for Path, Bound and FileID, which never change
 	notKept error // why it is not in the descriptor store; guarded by s.mu
@@ -32,7 +28,7 @@ type listener struct {
 
 func newListener(s *Socket, l *net.UnixListener, dir unixsock.FileID, rec record) *listener {
 	l.SetUnlinkOnClose(false) // the path is removed by identity, or not at all
-	return &listener{UnixListener: l, s: s, dir: dir, record: rec, done: make(chan struct{}), stopping: make(chan struct{})}
+	return &listener{UnixListener: l, s: s, dir: dir, record: rec, done: make(chan struct{})}
 }
 
 // serve answers the kubelet until the listener is stopped. Its goroutine is the only one that
@@ -47,43 +43,21 @@ func (p *listener) serve() {
 	}()
 }
 
-// lastCalls is how long a listener that has lost its name may accept what is in its queue.
-const lastCalls = 100 * time.Millisecond
+// lastCalls is how long a listener that has lost its name may accept what is in its queue:
+// the kubelet waits no longer for its GetInfo (v1.36).
+const lastCalls = time.Second
 
-// stop closes the listener; once is enough. Accepted connections go on. With last, those in
+// stop closes the listener, if it is open. Accepted connections go on. With last, those in
 // the queue are accepted first, who would be reset otherwise; without, they are left to the
 // next process that has the listener from the store.
-func (p *listener) stop(last bool) (err error) {
-	p.stopOnce.Do(func() {
-		end := time.Now()
-		if last && p.someWait() {
-			end = end.Add(lastCalls)
-		}
-		close(p.stopping)
-		if err = p.SetDeadline(end); err == nil {
-			<-p.done
-			err = p.UnixListener.Close()
-		}
-		if errors.Is(err, net.ErrClosed) { // the server closes it too
-			err = nil
-		}
-	})
-	return err
-}
-
-// someWait reports whether there are connections in the queue.
-func (p *listener) someWait() bool {
-	raw, err := p.SyscallConn()
-	if err != nil {
-		return false
+func (p *listener) stop(last bool) {
+	for end := time.Now().Add(lastCalls); last && readable(p) && time.Now().Before(end); {
+		time.Sleep(time.Millisecond) // the kernel does not say when the queue is empty
 	}
-	ready := 0
-	if err := raw.Control(func(fd uintptr) {
-		ready, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
-	}); err != nil {
-		return false
+	if err := p.SetDeadline(time.Now()); err != nil { // closed already, or soon
+		p.UnixListener.Close()
 	}
-	return ready > 0
+	<-p.done // the server has closed it
 }
 
 const (
@@ -103,51 +77,35 @@ func (p *listener) Accept() (net.Conn, error) {
 			if conn := p.admit(c); conn != nil {
 				return conn, nil
 			}
-			continue
+			c.Close()
 		case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, net.ErrClosed):
 			return nil, net.ErrClosed
-		}
-		if p.someWait() { // without descriptors accept fails also while nobody is there
-			p.warn("cannot accept the kubelet's connection; trying again", "error", fmt.Sprint(err, unixsock.Hint(err)))
-		}
-		if !p.pause(acceptPause) {
-			return nil, net.ErrClosed
+		default:
+			p.warn("cannot accept connections of the kubelet; trying again", "error", fmt.Sprint(err, unixsock.Hint(err)))
+			time.Sleep(acceptPause)
 		}
 	}
 }
 
-// admit returns the connection for the server if it may call at all.
+// admit returns the connection for the server; nil if it may not call, or there is no room.
 func (p *listener) admit(c *net.UnixConn) *conn {
-	conns := p.s.r.conns
 	cred, err := unixsock.PeerCred(c)
-	switch uid := int(cred.UID); {
-	case err != nil:
+	if err != nil {
 		p.warn("cannot tell who connected to the registration socket; connection closed", "error", err)
-	case uid != 0 && uid != os.Geteuid():
+		return nil
+	}
+	if uid := int(cred.UID); uid != 0 && uid != os.Geteuid() {
 		p.warn("connection closed: only root may call on a registration socket", "uid", cred.UID, "pid", cred.PID)
-	default:
-		conn := conns.add(p, c)
-		if conn == nil {
-			p.pause(speakIn)
-			conns.makeRoom(p.s)
-			conn = conns.add(p, c)
-		}
-		if conn != nil {
-			return conn
-		}
+		return nil
 	}
-	c.Close()
-	return nil
-}
-
-// pause reports whether the time passed before the listener was stopped.
-func (p *listener) pause(d time.Duration) bool {
-	select {
-	case <-time.After(d):
-		return true
-	case <-p.stopping:
-		return false
+	conns := p.s.r.conns
+	conn := conns.add(p, c)
+	if conn == nil {
+		time.Sleep(speakIn)
+		conns.makeRoom(p.s)
+		conn = conns.add(p, c)
 	}
+	return conn
 }
 
 // warn says what callers could repeat at will, so not each time.

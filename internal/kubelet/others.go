@@ -2,7 +2,6 @@ package kubelet
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -10,7 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"csi-registrar/internal/pluginreg"
@@ -20,14 +18,11 @@ import (
 )
 
 const (
-	scanWait   = 300 * time.Millisecond // how long a publication waits for a scan
-	scanPause  = time.Second            // between two scans because of a hint, and before the first
-	askTime    = time.Second            // for one socket, as the kubelet has it for GetInfo (v1.36)
-	retryStale = time.Second            // before one that refused is asked again, …
-	retryMute  = 30 * time.Second       // … or one that did not answer, …
-	retryMost  = 5 * time.Minute        // … doubling up to here
-	probePause = 30 * time.Second       // after which one that serves a driver of ours is probed
-	maxAsked   = 64                     // sockets at a time
+	scanWait  = 300 * time.Millisecond // how long a publication waits for a scan
+	scanPause = time.Second            // from a hint to its scan: what comes with it is seen too
+	scanAgain = 30 * time.Second       // before what may change without a hint is looked at again
+	askTime   = time.Second            // for one socket, as the kubelet has it for GetInfo (v1.36)
+	maxAsked  = 64                     // sockets at a time
 )
 
 // others finds the sockets of other registrars in the plugins_registry. Two sockets of one name
@@ -41,87 +36,89 @@ type others struct {
 	changed func(driver string) // another socket serves the driver now, or none any more
 	wake    chan struct{}       // there are requests
 
-	mu       sync.Mutex
-	requests []chan struct{}   // closed by a scan that begins from now on
-	known    map[string]answer // by path; written by run and what it waits for
+	mu    sync.Mutex
+	next  chan struct{}     // closed at the end of the next scan to begin
+	known map[string]answer // by path; written by run and what it waits for
 }
 
 // answer is what is known of another socket since it was asked last.
 type answer struct {
 	path   string
 	file   unixsock.File
-	driver string        // which it serves; empty: none, or not known
-	by     string        // who listens, for people
-	wait   time.Duration // before it is asked again; 0: it answered
-	next   time.Time     // when it is worth a scan; zero: only when the directory changes
+	driver string    // which it serves; empty: none, or not known
+	by     string    // who listens, for people
+	mute   time.Time // when it was asked in vain; zero: it answered
 }
 
 func newOthers(dir string, pool *worker.Pool, entries Watch, isOurs func(string) bool, changed func(string)) *others {
+	entries.Hint() // for the first scan
 	return &others{
 		dir: dir, pool: pool, entries: entries, isOurs: isOurs, changed: changed,
-		wake: make(chan struct{}, 1), known: make(map[string]answer),
+		wake: make(chan struct{}, 1), next: make(chan struct{}), known: make(map[string]answer),
 	}
 }
 
-// run scans until ctx is done: for a request at once, else only after a pause.
+// run scans until ctx is done: for a request at once, for a hint after a pause.
 func (o *others) run(ctx context.Context) {
-	next := time.Now()
+	var again <-chan time.Time
 	for {
-		pause := time.NewTimer(scanPause)
 		select {
 		case <-ctx.Done():
 			return
 		case <-o.wake:
-		case <-pause.C:
-			if !next.IsZero() {
-				pause.Reset(time.Until(next))
-			}
+		case <-again:
+		case <-o.entries.Hints():
 			select {
 			case <-ctx.Done():
 				return
 			case <-o.wake:
-			case <-o.entries.Hints():
-			case <-pause.C:
+			case <-time.After(scanPause):
 			}
 		}
-		pause.Stop()
-		next = o.scan(ctx)
+		o.scan(ctx)
+		if again = nil; o.mayChange() {
+			again = time.After(scanAgain)
+		}
 	}
+}
+
+// mayChange reports whether there is a socket of which a hint would not tell everything: one that
+// did not answer, or one that serves a driver of ours and is left behind when its process is killed.
+func (o *others) mayChange() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, a := range o.known {
+		if !a.mute.IsZero() || o.isOursToServe(a.driver) {
+			return true
+		}
+	}
+	return false
 }
 
 // request asks for a scan, which closes the channel at its end.
 func (o *others) request() <-chan struct{} {
-	done := make(chan struct{})
 	o.mu.Lock()
-	o.requests = append(o.requests, done)
-	o.mu.Unlock()
+	defer o.mu.Unlock()
 	select {
 	case o.wake <- struct{}{}:
 	default:
 	}
-	return done
+	return o.next
 }
 
-// scan asks what is in the directory, and returns when another scan is worth it.
-func (o *others) scan(ctx context.Context) (next time.Time) {
+// scan asks what is in the directory.
+func (o *others) scan(ctx context.Context) {
 	o.mu.Lock()
-	requests := o.requests
-	o.requests = nil
+	done, known := o.next, maps.Clone(o.known)
+	o.next = make(chan struct{})
 	o.mu.Unlock()
-	defer func() {
-		for _, done := range requests {
-			close(done)
-		}
-	}()
+	defer close(done)
 	slot := o.pool.Slot(o.dir, o.entries.Hint)
 	paths, err := worker.Do(ctx, slot, askTime, func() []string { return pluginreg.Sockets(o.dir) }, nil)
 	if err != nil {
-		return time.Time{} // what is known holds until the hint of the slot
+		return // what is known holds until the hint of the slot
 	}
 	paths = slices.DeleteFunc(paths, o.isOurs)
-	o.mu.Lock()
-	known := maps.Clone(o.known)
-	o.mu.Unlock()
 	for path, before := range known {
 		if !slices.Contains(paths, path) {
 			o.learn(before, answer{path: path})
@@ -135,18 +132,13 @@ func (o *others) scan(ctx context.Context) (next time.Time) {
 		slots <- struct{}{}
 		asked.Go(func() {
 			defer func() { <-slots }()
-			o.learn(before, o.ask(ctx, before))
+			slot := o.pool.Slot(path, o.entries.Hint) // when what was abandoned has returned
+			if now, err := worker.Do(ctx, slot, askTime+scanWait, func() answer { return o.ask(ctx, before) }, nil); err == nil {
+				o.learn(before, now)
+			}
 		})
 	}
 	asked.Wait()
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for _, a := range o.known {
-		if !a.next.IsZero() && (next.IsZero() || a.next.Before(next)) {
-			next = a.next
-		}
-	}
-	return next
 }
 
 // learn makes an answer visible, and tells whom it concerns.
@@ -166,57 +158,28 @@ func (o *others) learn(before, a answer) {
 
 // ask finds out what a socket serves; what it said before holds while it is the same.
 func (o *others) ask(ctx context.Context, before answer) answer {
-	slot := o.pool.Slot(before.path, o.entries.Hint)
-	a, err := worker.Do(ctx, slot, askTime+scanWait, func() answer { return o.askNow(ctx, before) }, nil)
-	if err != nil {
-		same := before // what was abandoned reads the other one
-		same.next = time.Time{}
-		return same // the slot gives a hint
-	}
-	return a
-}
-
-func (o *others) askNow(ctx context.Context, before answer) answer {
 	a := answer{path: before.path}
 	f, err := unixsock.Stat(a.path)
 	if err != nil || !f.IsSocket() {
 		return a
 	}
 	a.file = f
-	now := time.Now()
-	if f == before.file {
-		a.wait = 2 * before.wait
-		switch {
-		case before.driver != "" && o.isOursToServe(before.driver):
-			if live, _, _ := unixsock.Probe(ctx, a.path); live == unixsock.Live {
-				before.next = now.Add(probePause)
-				return before
-			}
-		case before.wait == 0:
-			before.next = time.Time{}
-			return before
-		case now.Before(before.next):
-			return before
-		}
+	holds := f == before.file && (before.mute.IsZero() || time.Since(before.mute) < scanAgain)
+	if holds && o.isOursToServe(before.driver) { // one that is killed leaves its socket
+		live, _, _ := unixsock.Probe(ctx, a.path)
+		holds = live == unixsock.Live
+	}
+	if holds {
+		return before
 	}
 	limited, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
 	info, who, err := pluginreg.GetInfo(limited, a.path)
-	if err != nil {
-		first := retryMute
-		if errors.Is(err, unix.ECONNREFUSED) {
-			first = retryStale // it is bound, and perhaps listens soon
-		}
-		a.wait = min(max(a.wait, first), retryMost)
-		a.next = now.Add(a.wait)
-		return a
-	}
-	a.wait = 0
-	if info.Type == registerapi.CSIPlugin && status.CheckName(info.Name) == nil {
+	switch {
+	case err != nil:
+		a.mute = time.Now()
+	case info.Type == registerapi.CSIPlugin && status.CheckName(info.Name) == nil:
 		a.driver, a.by = info.Name, process(who)
-		if o.isOursToServe(a.driver) {
-			a.next = now.Add(probePause) // one that is killed leaves its socket
-		}
 	}
 	return a
 }

@@ -2,10 +2,13 @@ package kubelet
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"csi-registrar/internal/status"
 
@@ -166,25 +169,59 @@ func TestARegistrarThatComesLaterIsShownUntilItGoes(t *testing.T) {
 	}
 }
 
-// bind comes before listen, and a hint only with the first.
+// bind comes before listen, and a hint only with the first: what refused is asked again, but not
+// by each publication.
 func TestAnotherThatListensLateIsFound(t *testing.T) {
 	w := newWorld(t)
 	r, s := w.published("a")
-	deadSocket(t, w.root+"/moved")
 	path := w.dir + "/z.sock"
-	if err := os.Rename(w.root+"/moved", path); err != nil {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := os.NewFile(uintptr(fd), path)
+	defer f.Close()
+	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: path}); err != nil {
 		t.Fatal(err)
 	}
 	scan(r)
-	listener := listen(t, w.root+"/live")
-	// The same socket cannot be revived from here, so another one takes its place unseen.
-	if err := os.Rename(w.root+"/live", path); err != nil {
+	if !r.others.mayChange() {
+		t.Error("not to be asked again")
+	}
+	if err := unix.Listen(fd, 5); err != nil {
 		t.Fatal(err)
 	}
-	serve(t, listener, &sidecar{info: &registerapi.PluginInfo{Type: registerapi.CSIPlugin, Name: "a"}})
-	hinted(t, s)
-	if s.Look().AlsoServed == "" {
-		t.Error("not found")
+	listener, err := net.FileListener(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener.(*net.UnixListener).SetUnlinkOnClose(false)
+	sc := &sidecar{info: &registerapi.PluginInfo{Type: registerapi.CSIPlugin, Name: "a"}, asked: make(chan struct{}, 100)}
+	serve(t, listener, sc)
+	scan(r)
+	if len(sc.asked) != 0 {
+		t.Error("asked again at once")
+	}
+	r.others.mu.Lock()
+	a := r.others.known[path]
+	a.mute = a.mute.Add(-scanAgain) // as if that time had passed
+	r.others.known[path] = a
+	r.others.mu.Unlock()
+	scan(r)
+	if s.Look().AlsoServed == "" || !r.others.mayChange() {
+		t.Errorf("not found, or not to be looked at again: %+v", r.others.of("a"))
+	}
+}
+
+// What can only change with a hint is not looked at without one: nothing wakes an idle daemon.
+func TestOthersThatAnswerAreLeftAlone(t *testing.T) {
+	w := newWorld(t)
+	serveSidecar(t, w.dir+"/z.sock", registerapi.CSIPlugin, "z")
+	serveSidecar(t, w.dir+"/dra.sock", registerapi.DRAPlugin, "a")
+	r, _ := w.published("a")
+	scan(r)
+	if len(r.others.of("z")) != 1 || r.others.mayChange() {
+		t.Errorf("%+v", r.others.known)
 	}
 }
 

@@ -151,7 +151,7 @@ func (s *Socket) publishFrom(ctx context.Context, place string, dir unixsock.Fil
 	_, rerr := unixsock.Remove(temporary, p.FileID) // still there after an error, and after a link
 	if err == nil {
 		if old != nil {
-			rerr = errors.Join(rerr, old.stop(true))
+			old.stop(true)
 		}
 		if rerr != nil {
 			s.log.Warn("published, but what was there before is not removed completely", "error", rerr)
@@ -160,7 +160,8 @@ func (s *Socket) publishFrom(ctx context.Context, place string, dir unixsock.Fil
 	}
 
 	// Back to what it was.
-	errs := []error{err, rerr, p.stop(false)}
+	p.stop(false)
+	errs := []error{err, rerr}
 	s.setPublished(old)
 	if old == nil {
 		s.forget(ctx)

@@ -96,7 +96,7 @@ func Open(rootDir string, o Options) (*Registry, error) {
 	r := &Registry{
 		log: o.Log, dir: &directory{root: rootDir, path: dir}, store: o.Store, keepSockets: o.KeepSockets,
 		watch: o.Watch, pool: o.Pool, stop: stop,
-		conns: newConnections(), entries: o.WatchDir(dir),
+		conns: &connections{of: make(map[*Socket][]*conn)}, entries: o.WatchDir(dir),
 		sockets: make(map[string]*Socket),
 	}
 	if r.log == nil {
@@ -108,7 +108,7 @@ func Open(rootDir string, o Options) (*Registry, error) {
 	if o.RunDir != "" {
 		r.records = recordsIn(o.RunDir)
 	}
-	r.server = newServer(r.conns)
+	r.server = newServer(handshakeIn, idleFor)
 	r.others = newOthers(dir, o.Pool, r.entries, func(path string) bool { return r.socketAt(path) != nil }, r.hint)
 	r.running.Go(func() { r.others.run(ctx) })
 	return r, nil
@@ -174,7 +174,7 @@ func (r *Registry) Close(ctx context.Context) error {
 	r.running.Wait()
 	r.entries.Close()
 	for _, c := range r.conns.list() {
-		if c.silent() { // so it waits for no answer
+		if c.used() == silent { // so it waits for no answer
 			c.Close()
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/peer"
 	grpcstatus "google.golang.org/grpc/status"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
@@ -19,6 +20,10 @@ import (
 )
 
 const (
+	handshakeIn = 10 * time.Second
+	// idleFor is longer than NodeGetInfo may take: between GetInfo and Notify the kubelet
+	// keeps its connection (2 min, kubelet v1.36).
+	idleFor     = 3 * time.Minute
 	maxMessage  = 64 << 10 // the kubelet's Notify carries an error text, at most some kB
 	maxRefusal  = 1000     // bytes of it that are kept
 	maxStreams  = 4        // the kubelet makes one call at a time
@@ -26,22 +31,15 @@ const (
 	bufferBytes = 4 << 10
 )
 
-// newServer makes the one gRPC server of all registration sockets; a server for each
-// would cost several times the memory.
-func newServer(cs *connections) *grpc.Server {
+// newServer makes the one gRPC server of all registration sockets; a server for each would
+// cost several times the memory. A connection has handshakeIn to speak HTTP/2, and is closed when
+// it was idle for idleFor.
+func newServer(handshakeIn, idleFor time.Duration) *grpc.Server {
 	server := grpc.NewServer(
-		grpc.UnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
-			c, err := caller(ctx)
-			if err != nil {
-				return nil, err
-			}
-			cs.begin(c.conn)
-			defer cs.end(c.conn)
-			return handle(ctx, req)
-		}),
-		grpc.Creds(handshake{insecure.NewCredentials()}),
+		grpc.Creds(insecure.NewCredentials()),
 		grpc.WaitForHandlers(true),
-		grpc.ConnectionTimeout(firstCallIn),
+		grpc.ConnectionTimeout(handshakeIn),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: idleFor}),
 		grpc.MaxRecvMsgSize(maxMessage),
 		grpc.MaxConcurrentStreams(maxStreams),
 		grpc.MaxHeaderListSize(maxHeaders),
@@ -64,13 +62,20 @@ type callerAddr struct {
 // RemoteAddr is for gRPC.
 func (c *conn) RemoteAddr() net.Addr { return callerAddr{c.UnixConn.RemoteAddr(), c} }
 
-func caller(ctx context.Context) (callerAddr, error) {
+// begin returns which connection a call came by. The caller calls its end.
+func begin(ctx context.Context) (callerAddr, error) {
 	if p, ok := peer.FromContext(ctx); ok {
-		if addr, ok := p.Addr.(callerAddr); ok {
-			return addr, nil
+		if c, ok := p.Addr.(callerAddr); ok {
+			c.calls.Add(1)
+			return c, nil
 		}
 	}
 	return callerAddr{}, grpcstatus.Error(codes.Internal, "cannot tell which registration socket was called")
+}
+
+func (c *conn) end() {
+	c.progress.Store(answered)
+	c.calls.Add(-1)
 }
 
 // service is what the kubelet calls.
@@ -80,10 +85,11 @@ type service struct {
 
 // GetInfo is answered from memory: the kubelet waits 1 s for it.
 func (service) GetInfo(ctx context.Context, _ *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
-	c, err := caller(ctx)
+	c, err := begin(ctx)
 	if err != nil {
 		return nil, err
 	}
+	defer c.end()
 	p, s := c.called, c.called.s
 	s.mu.Lock()
 	a := p.Announced
@@ -107,10 +113,11 @@ func (service) GetInfo(ctx context.Context, _ *registerapi.InfoRequest) (*regist
 // that a kill -9 in between forgets nothing. It never fails: the kubelet (v1.36)
 // deregisters a plugin that does not.
 func (service) NotifyRegistrationStatus(ctx context.Context, in *registerapi.RegistrationStatus) (*registerapi.RegistrationStatusResponse, error) {
-	c, err := caller(ctx)
+	c, err := begin(ctx)
 	if err != nil {
 		return nil, err
 	}
+	defer c.end()
 	p, s := c.called, c.called.s
 	n := status.Notification{At: time.Now(), Registered: in.GetPluginRegistered()}
 	if !n.Registered {

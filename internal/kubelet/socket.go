@@ -198,7 +198,8 @@ func (s *Socket) withdraw(ctx context.Context) error {
 	if err := s.removeRecord(); err != nil {
 		s.log.Warn("cannot remove the record of the registration", "error", err)
 	}
-	return p.stop(true)
+	p.stop(true)
+	return nil
 }
 
 // Close ends the Socket at the end of the process, or when it is withdrawn. A listener that
@@ -214,7 +215,7 @@ func (s *Socket) Close(ctx context.Context) error {
 	s.mu.Unlock()
 	err := s.do(ctx, closeTime, s.end)
 	if p := s.published(); p != nil {
-		err = errors.Join(err, p.stop(false))
+		p.stop(false)
 	}
 	return errors.Join(err, s.closeHanded())
 }
@@ -227,14 +228,16 @@ func (s *Socket) end(ctx context.Context) error {
 	}
 	if s.r.keepSockets && s.Look().NotKept == "" {
 		s.saveAgain()
-		return p.stop(false) // it stays current: a Notify in flight is still recorded
+		p.stop(false) // it stays current: a Notify in flight is still recorded
+		return nil
 	}
 	err := s.withdraw(ctx)
 	if s.published() != nil { // its path could not be removed: now it is stale at least
 		s.setPublished(nil)
 		s.forget(ctx)
 	}
-	return errors.Join(err, p.stop(false))
+	p.stop(false)
+	return err
 }
 
 // keep gives the listener to the descriptor store, in place of the one that it
