@@ -24,13 +24,13 @@ type asking struct {
 	next      time.Time // when to ask again without a hint; zero: not by time
 	hinted    bool      // a hint came that no Ask has answered yet
 	failures  int       // Asks without an answer in a row, for the backoff
-	limit     bucket    // Asks because of hints
+	limit     pace      // of Asks because of hints
 }
 
 func newAsking(now time.Time) asking {
 	return asking{
 		progress: make(chan status.Report), done: make(chan status.Report, 1),
-		next: now, limit: newBucket(20, 500*time.Millisecond),
+		next: now, limit: pace{burst: 20, every: 500 * time.Millisecond},
 	}
 }
 

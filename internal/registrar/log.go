@@ -28,11 +28,9 @@ const (
 
 // logged is what the log has of a driver already.
 type logged struct {
-	introduced bool   // its first state
-	complaints bucket // lines about what only a person can fix
+	introduced bool // its first state
+	complaints pace // of lines about what only a person can fix
 }
-
-func newLogged() logged { return logged{complaints: newBucket(5, 10*time.Minute)} }
 
 // logTransition writes one entry for a change of state, and one for a driver that goes or
 // comes back under a registration that stays. A reason that alone changed is for debugging:

@@ -70,7 +70,7 @@ func New(set Settings, d Driver, s Socket, o Options) *Registrar {
 		ask:     newAsking(now),
 		known:   known{report: status.Report{Driver: status.Absent, Reason: "it has not answered yet"}, lastPresent: now},
 		work:    working{done: make(chan error, 1), checkDue: true},
-		logged:  newLogged(),
+		logged:  logged{complaints: pace{burst: 5, every: 10 * time.Minute}},
 		counted: map[string]uint64{},
 	}
 	r.tell(r.look(), now)
