@@ -67,7 +67,7 @@ func New(set Settings, d Driver, s Socket, o Options) *Registrar {
 		log: o.Log, observe: o.Observe,
 		cmds: make(chan func()), pings: make(chan struct{}), done: make(chan struct{}),
 		set: set, driver: d, socket: s, start: now,
-		ask:     newAsking(now),
+		ask:     asking{answers: make(chan answer), next: now, limit: pace{burst: 20, every: 500 * time.Millisecond}},
 		known:   known{report: status.Report{Driver: status.Absent, Reason: "it has not answered yet"}, lastPresent: now},
 		work:    working{done: make(chan error, 1), checkDue: true},
 		logged:  logged{complaints: pace{burst: 5, every: 10 * time.Minute}},
@@ -128,10 +128,8 @@ func (r *Registrar) wait(ctx context.Context, timer <-chan time.Time) bool {
 			r.ask.hinted = true
 		case <-r.socket.Hints():
 			r.hinted(time.Now())
-		case rep := <-r.ask.progress:
-			r.progressed(rep)
-		case rep := <-r.ask.done:
-			r.answered(rep, time.Now())
+		case a := <-r.ask.answers:
+			r.answered(a, time.Now())
 		case err := <-r.work.done:
 			r.finished(err, time.Now())
 		case cmd := <-r.cmds:

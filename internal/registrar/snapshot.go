@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"strings"
 	"time"
 
 	"csi-registrar/internal/status"
@@ -115,8 +116,8 @@ func (r *Registrar) attention(seen status.Socket, reg status.RegistrationState) 
 	if reg != status.Registered && reg != status.Published {
 		return ""
 	}
-	if moved := movedTopology(seen.Announced.Identity, r.known.identity); moved != "" {
-		return "the driver's topology changed (" + moved + "): the kubelet would refuse it while the Node has the old label, so the registration is left alone. " +
+	if moved, _ := topologyNews(seen.Announced.Identity.Topology, r.known.identity.Topology); len(moved) > 0 {
+		return "the driver's topology changed (" + strings.Join(moved, ", ") + "): the kubelet would refuse it while the Node has the old label, so the registration is left alone. " +
 			"If it is meant: remove the label from the Node, then `csi-registrar reregister " + r.set.Name + "`"
 	}
 	return seen.AlsoServed
