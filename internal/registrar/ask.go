@@ -42,14 +42,17 @@ type known struct {
 	returnedAt    time.Time       // when it came back; zero: the kubelet has learned of it since
 }
 
-func (r *Registrar) stopAsking() {
-	if r.ask.cancel == nil {
-		return
+// closeDriver ends an Ask, and the connection to the driver.
+func (r *Registrar) closeDriver() {
+	if r.ask.cancel != nil {
+		r.ask.cancel()
+		for !(<-r.ask.answers).final {
+		}
+		r.ask.cancel = nil
 	}
-	r.ask.cancel()
-	for !(<-r.ask.answers).final {
+	if err := r.driver.Close(); err != nil {
+		r.log.Debug("closing the connection to the driver", "error", err)
 	}
-	r.ask.cancel = nil
 }
 
 // askIfDue starts an Ask if one is due, and returns when the next is.
