@@ -255,7 +255,9 @@ func (a *Agent) forget(r *running) {
 func (a *Agent) leave(r *running) error {
 	delete(a.running, r.driver.Name)
 	a.leaving[r] = struct{}{}
-	return r.reg.Leave(a.ctx)
+	set := settings(r.driver)
+	set.Leaving = true
+	return r.reg.Update(a.ctx, set, nil)
 }
 
 // awaitLeft waits until they are withdrawn, for a while.

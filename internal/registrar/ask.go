@@ -18,20 +18,18 @@ const (
 // asking is the worker that asks the driver.
 type asking struct {
 	cancel    context.CancelFunc // not nil while it works
-	progress  chan status.Report
-	done      chan status.Report
+	answers   chan answer
 	startedAt time.Time // when the Ask that runs, or ran last, began
 	next      time.Time // when to ask again without a hint; zero: not by time
 	hinted    bool      // a hint came that no Ask has answered yet
 	failures  int       // Asks without an answer in a row, for the backoff
-	limit     bucket    // Asks because of hints
+	limit     pace      // of Asks because of hints
 }
 
-func newAsking(now time.Time) asking {
-	return asking{
-		progress: make(chan status.Report), done: make(chan status.Report, 1),
-		next: now, limit: newBucket(20, 500*time.Millisecond),
-	}
+// answer is what the worker tells of an Ask, in order.
+type answer struct {
+	status.Report
+	final bool // else what is known while the driver takes long
 }
 
 // known is what is known of the driver.
@@ -44,19 +42,16 @@ type known struct {
 	returnedAt    time.Time       // when it came back; zero: the kubelet has learned of it since
 }
 
-func (r *Registrar) stopAsking() {
-	if r.ask.cancel == nil {
-		return
-	}
-	r.ask.cancel()
-	for {
-		select {
-		case <-r.ask.progress:
-			continue
-		case <-r.ask.done:
+// closeDriver ends an Ask, and the connection to the driver.
+func (r *Registrar) closeDriver() {
+	if r.ask.cancel != nil {
+		r.ask.cancel()
+		for !(<-r.ask.answers).final {
 		}
 		r.ask.cancel = nil
-		return
+	}
+	if err := r.driver.Close(); err != nil {
+		r.log.Debug("closing the connection to the driver", "error", err)
 	}
 }
 
@@ -90,25 +85,21 @@ func (r *Registrar) askIfDue(ctx context.Context, seen status.Socket, now time.T
 	r.ask.cancel = cancel
 	driver := r.driver
 	go func() {
-		r.ask.done <- driver.Ask(asking, func(rep status.Report) {
-			select {
-			case r.ask.progress <- rep:
-			case <-asking.Done():
-			}
-		})
+		rep := driver.Ask(asking, func(rep status.Report) { r.ask.answers <- answer{rep, false} })
+		r.ask.answers <- answer{rep, true}
 	}()
 	return time.Time{}
 }
 
-// progressed shows what a driver that takes long to answer is asked.
-func (r *Registrar) progressed(rep status.Report) {
-	if r.known.report.Driver != status.Ready {
-		r.known.report.Driver, r.known.report.Reason = rep.Driver, rep.Reason
+// answered takes in an answer.
+func (r *Registrar) answered(a answer, now time.Time) {
+	rep := a.Report
+	if !a.final {
+		if r.known.report.Driver != status.Ready {
+			r.known.report.Driver, r.known.report.Reason = rep.Driver, rep.Reason
+		}
+		return
 	}
-}
-
-// answered takes in a report.
-func (r *Registrar) answered(rep status.Report, now time.Time) {
 	r.ask.cancel()
 	r.ask.cancel = nil
 	h, was := &r.known, r.known.report.Driver

@@ -27,7 +27,7 @@ func BenchmarkStep(b *testing.B) {
 	r := New(base, w, fakeSocket{w}, Options{Log: slog.New(slog.DiscardHandler), Observe: func(status.Driver) {}})
 	now := time.Now()
 	r.step(b.Context(), now) // asks
-	r.answered(<-r.ask.done, now)
+	r.answered(<-r.ask.answers, now)
 	r.finished(<-r.work.done, now)
 	b.ReportAllocs()
 	for b.Loop() {

@@ -226,7 +226,7 @@ func TestLeavingWithdrawsAndEnds(t *testing.T) {
 	live(t, w, base, func(l *lives) {
 		l.state("registered")
 		l.w.set(func(w *world) { w.withdrawErr = errors.New("read-only") })
-		if err := l.reg.Leave(l.Context()); err != nil {
+		if err := l.reg.Update(l.Context(), leaving, nil); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Minute)
@@ -240,7 +240,7 @@ func TestLeavingWithdrawsAndEnds(t *testing.T) {
 		l.w.withdrawErr = nil
 		l.w.mu.Unlock()
 		time.Sleep(2 * time.Second)
-		<-l.reg.Done()
+		<-l.reg.done
 		if err := l.reg.Alive(context.Background()); !errors.Is(err, ErrEnded) || !strings.Contains(err.Error(), "foo") {
 			t.Error(err)
 		}
@@ -257,7 +257,7 @@ func TestLeavingIsCalledOff(t *testing.T) {
 	live(t, w, base, func(l *lives) {
 		l.state("registered")
 		l.w.set(func(w *world) { w.withdrawErr = errors.New("read-only") })
-		if err := l.reg.Leave(l.Context()); err != nil {
+		if err := l.reg.Update(l.Context(), leaving, nil); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Minute)

@@ -22,37 +22,29 @@ func difference(old, now status.Announcement) string {
 	}
 	compare("endpoint", old.Endpoint, now.Endpoint)
 	compare("supported versions", strings.Join(old.Versions, ","), strings.Join(now.Versions, ","))
-	if len(news) == 0 && movedTopology(old.Identity, now.Identity) != "" {
+	moved, added := topologyNews(old.Identity.Topology, now.Identity.Topology)
+	if len(news) == 0 && len(moved) > 0 {
 		return ""
 	}
 	compare("node id", old.Identity.NodeID, now.Identity.NodeID)
 	if o, n := old.Identity.MaxVolumes, now.Identity.MaxVolumes; o != n {
 		news = append(news, fmt.Sprintf("volume limit was %d, is %d", o, n))
 	}
-	if added := addedTopology(old.Identity, now.Identity); added != "" {
-		news = append(news, "topology keys added: "+added)
+	if len(added) > 0 {
+		news = append(news, "topology keys added: "+strings.Join(added, ", "))
 	}
 	return strings.Join(news, "; ")
 }
 
-// movedTopology names the topology keys whose value is another than the kubelet was told.
-func movedTopology(old, now status.Identity) string {
-	var moved []string
-	for _, k := range slices.Sorted(maps.Keys(old.Topology)) {
-		if v, there := now.Topology[k]; there && v != old.Topology[k] {
-			moved = append(moved, fmt.Sprintf("%s=%q was %q", k, v, old.Topology[k]))
-		}
-	}
-	return strings.Join(moved, ", ")
-}
-
-// addedTopology names the topology keys that the kubelet was not told.
-func addedTopology(old, now status.Identity) string {
-	var added []string
-	for _, k := range slices.Sorted(maps.Keys(now.Topology)) {
-		if _, there := old.Topology[k]; !there {
+// topologyNews names the topology keys whose value is another than the kubelet was told, and those
+// that it was not told.
+func topologyNews(old, now map[string]string) (moved, added []string) {
+	for _, k := range slices.Sorted(maps.Keys(now)) {
+		if was, told := old[k]; !told {
 			added = append(added, k)
+		} else if was != now[k] {
+			moved = append(moved, fmt.Sprintf("%s=%q was %q", k, now[k], was))
 		}
 	}
-	return strings.Join(added, ", ")
+	return moved, added
 }

@@ -200,7 +200,10 @@ func (l *lines) said() []string { l.mu.Lock(); defer l.mu.Unlock(); return slice
 
 func (l *lines) len() int { l.mu.Lock(); defer l.mu.Unlock(); return len(l.text) }
 
-var base = Settings{Name: "foo", Socket: "/run/foo.sock", Endpoint: "/run/foo.sock", Versions: []string{"1.0.0"}}
+var (
+	base    = Settings{Name: "foo", Socket: "/run/foo.sock", Endpoint: "/run/foo.sock", Versions: []string{"1.0.0"}}
+	leaving = Settings{Name: "foo", Leaving: true}
+)
 
 // live runs test in a bubble with a registrar that has begun, and ends it afterwards;
 // synctest fails the test if a goroutine stays.

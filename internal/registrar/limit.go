@@ -2,42 +2,20 @@ package registrar
 
 import "time"
 
-// A bucket allows a burst of things, then one every while: a cause that never ends, as a
-// driver that flaps, cannot keep us busy.
-type bucket struct {
-	most  int
+// pace allows a burst of things, then one every while: a cause that never ends, as a driver that
+// flaps, cannot keep us busy.
+type pace struct {
+	burst int
 	every time.Duration
-	left  int
-	since time.Time // when left was last brought up to date
-}
-
-func newBucket(most int, every time.Duration) bucket {
-	return bucket{most: most, every: every, left: most}
-}
-
-func (b *bucket) fill(now time.Time) {
-	n := now.Sub(b.since) / b.every
-	if b.since.IsZero() || int64(n) >= int64(b.most-b.left) {
-		b.left, b.since = b.most, now
-		return
-	}
-	b.left += int(n)
-	b.since = b.since.Add(n * b.every)
+	whole time.Time // when all of the burst is there again
 }
 
 // next returns when the next thing is allowed: now or later.
-func (b *bucket) next(now time.Time) time.Time {
-	b.fill(now)
-	if b.left > 0 {
-		return now
-	}
-	return b.since.Add(b.every)
+func (p *pace) next(now time.Time) time.Time {
+	return later(now, p.whole.Add(-time.Duration(p.burst-1)*p.every))
 }
 
-func (b *bucket) take(now time.Time) {
-	b.fill(now)
-	b.left = max(b.left-1, 0)
-}
+func (p *pace) take(now time.Time) { p.whole = later(now, p.whole).Add(p.every) }
 
 // The one limit for changes of a registration socket, whatever the cause. Each costs the
 // kubelet two writes of the CSINode and of the Node, and a second without the driver.

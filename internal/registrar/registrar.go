@@ -30,8 +30,8 @@ type Settings struct {
 type Registrar struct {
 	log     *slog.Logger
 	observe func(status.Driver)
-	cmds    chan func()
-	pings   chan struct{}
+	name    string
+	cmds    chan func()   // nil: only to see that it runs
 	done    chan struct{} // closed when Run has returned
 
 	// All below belongs to the goroutine that is in Run.
@@ -64,13 +64,12 @@ type Options struct {
 func New(set Settings, d Driver, s Socket, o Options) *Registrar {
 	now := time.Now()
 	r := &Registrar{
-		log: o.Log, observe: o.Observe,
-		cmds: make(chan func()), pings: make(chan struct{}), done: make(chan struct{}),
+		log: o.Log, observe: o.Observe, name: set.Name, cmds: make(chan func()), done: make(chan struct{}),
 		set: set, driver: d, socket: s, start: now,
-		ask:     newAsking(now),
+		ask:     asking{answers: make(chan answer), next: now, limit: pace{burst: 20, every: 500 * time.Millisecond}},
 		known:   known{report: status.Report{Driver: status.Absent, Reason: "it has not answered yet"}, lastPresent: now},
 		work:    working{done: make(chan error, 1), checkDue: true},
-		logged:  newLogged(),
+		logged:  logged{complaints: pace{burst: 5, every: 10 * time.Minute}},
 		counted: map[string]uint64{},
 	}
 	r.tell(r.look(), now)
@@ -85,12 +84,9 @@ func (r *Registrar) Run(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer func() {
 		cancel()
-		r.stopAsking()
+		r.closeDriver()
 		if r.work.busy {
 			<-r.work.done
-		}
-		if err := r.driver.Close(); err != nil {
-			r.log.Debug("closing the connection to the driver", "error", err)
 		}
 	}()
 	timer := time.NewTimer(0)
@@ -122,19 +118,19 @@ func (r *Registrar) wait(ctx context.Context, timer <-chan time.Time) bool {
 		select {
 		case <-ctx.Done():
 			return false
-		case <-r.pings:
-			continue // it runs; nothing to look at
 		case <-hints:
 			r.ask.hinted = true
 		case <-r.socket.Hints():
-			r.hinted(time.Now())
-		case rep := <-r.ask.progress:
-			r.progressed(rep)
-		case rep := <-r.ask.done:
-			r.answered(rep, time.Now())
+			r.work.checkDue = true
+			r.retrySoon(time.Now())
+		case a := <-r.ask.answers:
+			r.answered(a, time.Now())
 		case err := <-r.work.done:
 			r.finished(err, time.Now())
 		case cmd := <-r.cmds:
+			if cmd == nil {
+				continue
+			}
 			cmd()
 		case <-timer:
 		}

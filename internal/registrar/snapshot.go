@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"strings"
 	"time"
 
 	"csi-registrar/internal/status"
@@ -83,55 +84,41 @@ func (r *Registrar) reason(seen status.Socket, reg status.RegistrationState, now
 	case !until.IsZero():
 		return fmt.Sprintf("the registration socket changed %d times within an hour (%s): it is changed again when this has stayed so for a while, at %s",
 			r.work.churn.count(now), cmp.Or(r.work.pending.why, "the driver is ready"), until.UTC().Format(time.TimeOnly+" MST"))
-	}
-	switch reg {
-	case status.Refused:
+	case reg == status.Refused:
 		return "the kubelet refused: " + seen.Notification.Error
-	case status.Published:
-		if s := unasked(seen, now); s != "" && driver == status.Ready {
-			return s
-		}
-	case status.None:
-		if seen.Up && driver != status.Ready {
-			return "the registration socket is gone, and is restored when the driver is ready; it is not: " + why
-		}
-	}
-	switch {
 	case driver == status.Ready:
-		return r.attention(seen, reg)
-	case reg == status.Registered && driver == status.Absent && r.set.Withdraw:
+		return r.attention(seen, reg, now)
+	case reg == status.None && seen.Up:
+		return "the registration socket is gone, and is restored when the driver is ready; it is not: " + why
+	case reg != status.Registered:
+		return why
+	case driver == status.Absent && r.set.Withdraw:
 		return fmt.Sprintf("the driver is gone (%s); withdrawn when it is gone for %s", why, r.set.WithdrawAfter)
-	case reg == status.Registered && r.known.identity.Name == "" && driver == status.Absent && r.known.startedAt.IsZero():
+	case driver == status.Absent && r.known.startedAt.IsZero() && r.known.identity.Name == "":
 		return "" // adopted a moment ago, the driver's first answer is on its way
-	case reg == status.Registered:
-		return "the driver is not ready, its registration is kept: " + why
 	}
-	return why
+	return "the driver is not ready, its registration is kept: " + why
 }
 
-// attention names what a person should know of a driver that is ready: what changed in it and
-// yet is not told to the kubelet, and who else serves it.
-func (r *Registrar) attention(seen status.Socket, reg status.RegistrationState) string {
+// attention names what a person should know of a driver that is ready: what the kubelet has not
+// done, what changed in the driver and yet is not told to the kubelet, and who else serves it.
+func (r *Registrar) attention(seen status.Socket, reg status.RegistrationState, now time.Time) string {
 	if reg != status.Registered && reg != status.Published {
 		return ""
 	}
-	if moved := movedTopology(seen.Announced.Identity, r.known.identity); moved != "" {
-		return "the driver's topology changed (" + moved + "): the kubelet would refuse it while the Node has the old label, so the registration is left alone. " +
-			"If it is meant: remove the label from the Node, then `csi-registrar reregister " + r.set.Name + "`"
+	late := reg == status.Published && now.Sub(seen.PublishedAt) >= kubeletAsks
+	moved, _ := topologyNews(seen.Announced.Identity.Topology, r.known.identity.Topology)
+	switch {
+	case reg == status.Published && !seen.GetInfoAt.IsZero():
+		return "the kubelet has asked, and has not confirmed yet: it now asks the driver itself"
+	case late && seen.DirRecreated:
+		return "the plugins_registry was recreated; the kubelet still watches the deleted directory: restart the kubelet"
+	case late:
+		return fmt.Sprintf("the kubelet has not asked for the registration socket within %s: it does not run, has another root directory, "+
+			"or it watches a directory that was deleted (then restart the kubelet)", kubeletAsks)
+	case len(moved) > 0:
+		return "the driver's topology changed (" + strings.Join(moved, ", ") + "): the kubelet would refuse it while the Node has the old label, so the registration is left alone. " +
+			"If it is meant: remove the label from the Node, then `csi-registrar reregister " + r.name + "`"
 	}
 	return seen.AlsoServed
-}
-
-// unasked says what it means that the kubelet has not asked for a new socket.
-func unasked(seen status.Socket, now time.Time) string {
-	switch {
-	case !seen.GetInfoAt.IsZero():
-		return "the kubelet has asked, and has not confirmed yet: it now asks the driver itself"
-	case now.Sub(seen.PublishedAt) < kubeletAsks:
-		return ""
-	case seen.DirRecreated:
-		return "the plugins_registry was recreated; the kubelet still watches the deleted directory: restart the kubelet"
-	}
-	return fmt.Sprintf("the kubelet has not asked for the registration socket within %s: it does not run, has another root directory, "+
-		"or it watches a directory that was deleted (then restart the kubelet)", kubeletAsks)
 }

@@ -148,12 +148,6 @@ func (r *Registrar) finished(err error, now time.Time) {
 	}
 }
 
-// hinted takes in a hint about the registration socket.
-func (r *Registrar) hinted(now time.Time) {
-	r.work.checkDue = true
-	r.retrySoon(now)
-}
-
 // retrySoon makes a hint count: what failed is tried again at once, but not more often than
 // once in 50 ms, so that somebody who plays with the directory cannot keep us busy.
 func (r *Registrar) retrySoon(now time.Time) {
