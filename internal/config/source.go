@@ -17,19 +17,12 @@ type Source struct {
 	File string // --config: that file alone, and no questions about its owner
 }
 
-// The places of configuration files, the one that hides the others first.
-const (
-	etc = iota
-	run
-	lib
-)
-
-var places = [...]string{etc: "etc", run: "run", lib: "usr/lib"}
+// places are where configuration files are, the one that hides the others first.
+var places = [...]string{"etc", "run", "usr/lib"}
 
 // file is a file that may hold configuration.
 type file struct {
 	path   string
-	place  int // etc, run or lib
 	dropIn bool
 	rank   int // its turn in the order of application, from 0
 }
@@ -37,8 +30,8 @@ type file struct {
 func (s Source) root() string { return absolutePath(cmp.Or(s.Root, "/")) }
 
 // dir is the directory of a place.
-func (s Source) dir(place int) string {
-	return filepath.Join(s.root(), places[place], "csi-registrar")
+func (s Source) dir(place string) string {
+	return filepath.Join(s.root(), place, "csi-registrar")
 }
 
 // Watch lists the paths that a watcher must follow, through all directories above them, to
@@ -49,7 +42,7 @@ func (s Source) Watch() []string {
 		return []string{absolutePath(s.File)}
 	}
 	var paths []string
-	for place := range places {
+	for _, place := range places {
 		paths = append(paths, filepath.Join(s.dir(place), "config.toml"), filepath.Join(s.dir(place), "conf.d"))
 	}
 	return paths
@@ -85,7 +78,7 @@ func (s Source) list(t *trust, r *Result) (files []file) {
 			byName[name] = f
 		}
 	}
-	for place := range places {
+	for _, place := range places {
 		// Nothing that is in a directory counts that others may write.
 		if e := t.way(s.dir(place)); e != nil {
 			r.Errors = append(r.Errors, *e)
@@ -94,7 +87,7 @@ func (s Source) list(t *trust, r *Result) (files []file) {
 		main := filepath.Join(s.dir(place), "config.toml")
 		// Whatever is wrong with a file that is there is found when it is read.
 		if _, err := os.Lstat(main); !errors.Is(err, fs.ErrNotExist) {
-			add("", file{path: main, place: place})
+			add("", file{path: main})
 		}
 		dir := filepath.Join(s.dir(place), "conf.d")
 		names, e := t.readDir(dir)
@@ -103,7 +96,7 @@ func (s Source) list(t *trust, r *Result) (files []file) {
 		}
 		for _, name := range names {
 			if !strings.HasPrefix(name, ".") && strings.HasSuffix(name, ".toml") {
-				add(name, file{path: filepath.Join(dir, name), place: place, dropIn: true})
+				add(name, file{path: filepath.Join(dir, name), dropIn: true})
 			}
 		}
 	}
