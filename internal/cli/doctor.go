@@ -78,7 +78,7 @@ func doctorText(r doctor.Report, p page, whole bool) string {
 
 const (
 	resultWidth = len(doctor.Failed) + 2
-	stepWidth   = len(doctor.StepPluginCaps) + 2
+	stepWidth   = len(doctor.StepStore) + 2
 	labelWidth  = len("expected") + 2
 )
 
