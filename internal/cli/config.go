@@ -58,13 +58,10 @@ func setupConfigShow(fs *flag.FlagSet) runner {
 	}
 }
 
-// printErrors prints every error and warning as FILE:LINE, for people and editors.
+// printErrors prints every error as FILE:LINE, for people and editors.
 func printErrors(e *env, res *config.Result) {
 	for _, bad := range res.Errors {
 		fmt.Fprintln(e.stderr, bad)
-	}
-	for _, w := range res.Warnings {
-		fmt.Fprintf(e.stderr, "warning: %s\n", w)
 	}
 }
 

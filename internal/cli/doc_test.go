@@ -54,7 +54,7 @@ func TestManDocuments(t *testing.T) {
 		"config.shownResult": ".SH CONFIG SHOW",
 		"config.setting":     ".SS Values",
 		"config.Hidden":      ".SS Elements of hidden",
-		"config.Error":       ".SS Elements of errors and warnings",
+		"config.Error":       ".SS Elements of errors",
 		"cli.buildInfo":      ".SH VERSION",
 		"cli.buildModule":    ".SS Elements of modules",
 		"control.failure":    ".SS Body of a failure under /v1",

@@ -78,7 +78,7 @@ func doctorText(r doctor.Report, p page, whole bool) string {
 
 const (
 	resultWidth = len(doctor.Failed) + 2
-	stepWidth   = len(doctor.StepPluginCaps) + 2
+	stepWidth   = len(doctor.StepStore) + 2
 	labelWidth  = len("expected") + 2
 )
 
@@ -90,18 +90,7 @@ func checkLine(b *strings.Builder, p page, c doctor.Check) {
 	}
 	head := "  " + p.paint(colour, string(c.Result)) + strings.Repeat(" ", resultWidth-len(c.Result)) +
 		string(c.Step) + strings.Repeat(" ", max(stepWidth-len(c.Step), 1))
-	indent := 2 + resultWidth + stepWidth
-	lines := wrap(says, p.columns-indent)
-	if p.columns < 2*indent { // too narrow for three columns
-		indent = 4
-		lines = append([]string{""}, wrap(says, p.columns-indent)...)
-	}
-	for i, line := range lines {
-		if i > 0 {
-			head = strings.Repeat(" ", indent)
-		}
-		b.WriteString(strings.TrimRight(head+line, " ") + "\n")
-	}
+	b.WriteString(p.hanging(head, 2+resultWidth+stepWidth, says))
 }
 
 func doctorSummary(r doctor.Report, p page) string {
@@ -134,24 +123,22 @@ func findingText(b *strings.Builder, p page, n int, f doctor.Finding) {
 		colour = yellow
 	}
 	number := fmt.Sprintf("%d. ", n)
-	indent := strings.Repeat(" ", len(number))
 	fmt.Fprintf(b, "\n%s%s %s: %s\n", number, p.paint(colour, string(f.Severity)), cmp.Or(f.Driver, "the node"), f.Step)
-	part := func(label string, lines ...string) {
-		for _, line := range lines {
-			fmt.Fprintf(b, "%s%-*s%s\n", indent, labelWidth, label, line)
-			label = ""
-		}
+	indent := len(number) + labelWidth
+	label := func(s string) string { return fmt.Sprintf("%*s%-*s", len(number), "", labelWidth, s) }
+	b.WriteString(p.hanging(label("found"), indent, f.Found))
+	if f.Expected != "" {
+		b.WriteString(p.hanging(label("expected"), indent, f.Expected))
 	}
-	width := max(p.columns-len(indent)-labelWidth, 20)
-	part("found", wrap(f.Found, width)...)
-	part("expected", wrap(f.Expected, width)...)
-	var fix []string
-	for _, step := range f.Fix {
+	for i, step := range f.Fix {
+		head := label("")
+		if i == 0 {
+			head = label("fix")
+		}
 		if step.Text != "" {
-			fix = append(fix, wrap(step.Text, width)...)
+			b.WriteString(p.hanging(head, indent, step.Text))
 		} else { // never broken, so that it can be pasted
-			fix = append(fix, step.String())
+			b.WriteString(head + step.String() + "\n")
 		}
 	}
-	part("fix", fix...)
 }

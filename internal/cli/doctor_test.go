@@ -37,7 +37,7 @@ func examined() doctor.Report {
 			{Step: doctor.StepHTTP, Result: doctor.Warned, Says: "csi-registrar-http.socket serves health and metrics on 0.0.0.0:9809, which other machines can reach"},
 			{Driver: "nfs.csi.k8s.io", Step: doctor.StepSocket, Result: doctor.Failed, Says: "nobody listens on /run/csi-nfs/csi.sock: it was left behind by a driver that has ended"},
 			{Driver: "nfs.csi.k8s.io", Step: doctor.StepRegistration, Result: doctor.Warned, Says: "registered"},
-			{Driver: "ebs.csi.aws.com", Step: doctor.StepPluginCaps, Result: doctor.OK, Says: "CONTROLLER_SERVICE", TookMS: 0.42},
+			{Driver: "ebs.csi.aws.com", Step: doctor.StepPluginInfo, Result: doctor.OK, Says: "ebs.csi.aws.com 1.2", TookMS: 0.42},
 			{Driver: "ebs.csi.aws.com", Step: doctor.StepNodeInfo, Result: doctor.OK, Says: "node id i-0123, at most 25 volumes, 1 topology keys", TookMS: 12.345},
 			{Driver: "ebs.csi.aws.com", Step: doctor.StepRegistration, Result: doctor.OK, Says: "registered, confirmed by the kubelet 2026-01-02 15:04:05"},
 		},

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -34,45 +33,17 @@ func writeJSON(w io.Writer, v any) error {
 	return enc.Encode(v)
 }
 
-// withDescriptor calls f with the descriptor of w, and reports whether w has one and f succeeded.
-func withDescriptor(w io.Writer, f func(fd int) error) bool {
-	file, isFile := w.(*os.File)
-	if !isFile {
-		return false
-	}
-	conn, err := file.SyscallConn()
-	if err != nil {
-		return false
-	}
-	var failed error
-	err = conn.Control(func(fd uintptr) { failed = f(int(fd)) })
-	return err == nil && failed == nil
-}
-
 // terminalSize returns the size of the terminal that w is, if it is one.
 func terminalSize(w io.Writer) (columns, rows int, ok bool) {
-	size := &unix.Winsize{}
-	ok = withDescriptor(w, func(fd int) (err error) {
-		size, err = unix.IoctlGetWinsize(fd, unix.TIOCGWINSZ)
-		return err
-	})
-	if !ok {
+	file, isFile := w.(*os.File)
+	if !isFile {
+		return 0, 0, false
+	}
+	size, err := unix.IoctlGetWinsize(int(file.Fd()), unix.TIOCGWINSZ)
+	if err != nil {
 		return 0, 0, false
 	}
 	return int(size.Col), int(size.Row), true
-}
-
-// readerGone reports whether w is a pipe, a socket or a terminal whose other end is closed,
-// without a write to it.
-func readerGone(w io.Writer) bool {
-	return withDescriptor(w, func(fd int) error {
-		fds := []unix.PollFd{{Fd: int32(fd)}} // errors and hangups are always reported
-		_, err := unix.Poll(fds, 0)
-		if fds[0].Revents&(unix.POLLERR|unix.POLLHUP) == 0 {
-			return errors.New("its reader is there")
-		}
-		return err
-	})
 }
 
 // page describes standard output.
@@ -99,13 +70,13 @@ func (e *env) page() page {
 	return p
 }
 
-// Colours, as SGR parameters.
+// Colours, as SGR parameters: of one length, so that columns of them are aligned.
 const (
 	red    = "31"
 	green  = "32"
 	yellow = "33"
-	bold   = "1"
-	dim    = "2"
+	bold   = "01"
+	dim    = "02"
 )
 
 func (p page) paint(colour, s string) string {
@@ -113,6 +84,13 @@ func (p page) paint(colour, s string) string {
 		return s
 	}
 	return "\x1b[" + colour + "m" + s + "\x1b[0m"
+}
+
+// hanging wraps a text to the page's width. It begins after label, which takes indent columns,
+// and all its other lines are indented by that.
+func (p page) hanging(label string, indent int, text string) string {
+	lines := wrap(text, max(p.columns-indent, 10))
+	return strings.TrimRight(label+strings.Join(lines, "\n"+strings.Repeat(" ", indent)), " ") + "\n"
 }
 
 // wrap breaks s at spaces into lines of at most width characters; a longer word is a line

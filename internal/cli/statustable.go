@@ -6,14 +6,14 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"text/tabwriter"
 	"time"
-	"unicode/utf8"
 
 	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/status"
 )
 
-// maxReason is how much of a reason the table shows; `status DRIVER` shows all of it.
+// maxReason is how much of a reason is below a row of the table; `status DRIVER` shows all of it.
 const maxReason = 400
 
 // statusTable formats the table of all drivers, with a summary as its last line.
@@ -24,26 +24,26 @@ func statusTable(s status.Document, p page, now time.Time) string {
 		b.WriteString("No drivers are configured: put a table [driver.\"NAME\"] into a file in\n/etc/csi-registrar/conf.d.\n")
 		return b.String()
 	}
-	t := newTable(s.Drivers, p, now)
-	b.WriteString(t.paint(bold, t.head()) + "\n")
-	cut := false
+	var rows strings.Builder
+	w := tabwriter.NewWriter(&rows, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(w, "DRIVER\t%s\tSINCE\tKUBELET\n", p.paint(bold, "STATE"))
 	for _, d := range s.Drivers {
-		reason := safetext.Clean(reasonOf(d, now), maxLine)
-		if short := safetext.Clean(reason, maxReason); short != reason {
-			reason, cut = short, true
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", nameOf(d), p.paint(stateColour(d.State), d.State), sinceColumn(d, now), kubeletColumn(d, now))
+	}
+	w.Flush() // to memory
+	lines := slices.Collect(strings.Lines(rows.String()))
+	b.WriteString(lines[0])
+	for i, d := range s.Drivers {
+		b.WriteString(lines[i+1])
+		if reason := reasonOf(d, now); reason != "" {
+			b.WriteString(p.hanging("    ", 4, safetext.Clean(reason, maxReason)))
 		}
-		t.row(&b, nameOf(d), d.State, sinceColumn(d, now), kubeletColumn(d, now), reason, stateColour(d.State))
 	}
-	if cut {
-		b.WriteString("\n`csi-registrar status DRIVER` shows the reasons that are cut off here.\n")
-	}
-	for i, d := range degraded(s) {
+	for i, text := range degraded(s, now) {
 		if i == 0 {
 			b.WriteString("\n")
 		}
-		for _, l := range wrap(safetext.Clean(d.text+d.duration(now), maxLine), p.columns) {
-			b.WriteString(p.paint(yellow, l) + "\n")
-		}
+		b.WriteString(p.paint(yellow, strings.Join(wrap(safetext.Clean(text, maxLine), p.columns), "\n")) + "\n")
 	}
 	b.WriteString(summaryLine(s, p))
 	return b.String()
@@ -67,25 +67,13 @@ func reasonOf(d status.Driver, now time.Time) string {
 
 func clock(t, now time.Time) string { return t.In(now.Location()).Format("15:04:05") }
 
-// degradation is something that limits the whole daemon.
-type degradation struct {
-	text  string
-	since time.Time // zero: not known
-}
-
-func (d degradation) duration(now time.Time) string {
-	if d.since.IsZero() {
-		return ""
-	}
-	return " (for " + age(now.Sub(d.since)) + ")"
-}
-
-func degraded(s status.Document) (list []degradation) {
+// degraded says what limits the whole daemon.
+func degraded(s status.Document, now time.Time) (list []string) {
 	if s.Polling != "" {
-		list = append(list, degradation{text: "files are checked each second, because the kernel does not report changes: " + s.Polling})
+		list = append(list, "files are checked each second, because the kernel does not report changes: "+s.Polling)
 	}
 	for _, c := range s.Stuck {
-		list = append(list, degradation{"the file system of " + c.Path + " does not answer", c.Since})
+		list = append(list, "the file system of "+c.Path+" does not answer (for "+age(now.Sub(c.Since))+")")
 	}
 	return list
 }
@@ -97,58 +85,9 @@ func configErrorText(text string, p page) string {
 	}
 	out := p.paint(red, "The configuration has errors and is not fully in force:") + "\n"
 	for line := range strings.SplitSeq(strings.TrimSpace(text), "\n") {
-		out += "  " + strings.Join(wrap(safetext.Clean(line, maxLine), p.columns-4), "\n    ") + "\n"
+		out += p.hanging("  ", 4, safetext.Clean(line, maxLine))
 	}
 	return out + "\n"
-}
-
-// table holds the widths of its columns.
-type table struct {
-	page
-	driver, state, since, kubelet int
-}
-
-func newTable(drivers []status.Driver, p page, now time.Time) table {
-	t := table{page: p, driver: len("DRIVER"), state: len("STATE"), since: len("SINCE"), kubelet: len("KUBELET")}
-	for _, d := range drivers {
-		t.driver = max(t.driver, utf8.RuneCountInString(nameOf(d)))
-		t.state = max(t.state, len(d.State))
-		t.since = max(t.since, len(sinceColumn(d, now)))
-		t.kubelet = max(t.kubelet, len(kubeletColumn(d, now)))
-	}
-	// A name that is longer has a line of its own.
-	t.driver = min(t.driver, max(p.columns-(t.state+t.since+t.kubelet+6), 10))
-	return t
-}
-
-// head names the columns, without REASON if no reason can be at its place.
-func (t table) head() string {
-	line := fmt.Sprintf("%-*s  %-*s  %-*s  %-*s  REASON", t.driver, "DRIVER", t.state, "STATE", t.since, "SINCE", t.kubelet, "KUBELET")
-	if len(line) > t.columns {
-		line = strings.TrimRight(strings.TrimSuffix(line, "REASON"), " ")
-	}
-	return line
-}
-
-// row writes a line; the reason goes to its end if it fits there, else under it.
-func (t table) row(b *strings.Builder, driver, state, since, kubelet, reason, colour string) {
-	if utf8.RuneCountInString(driver) > t.driver {
-		b.WriteString(driver + "\n")
-		driver = ""
-	}
-	pad := func(s string, width int) string {
-		return s + strings.Repeat(" ", max(width-utf8.RuneCountInString(s), 0))
-	}
-	line := pad(driver, t.driver) + "  " + t.paint(colour, state) + pad("", t.state-len(state)) + "  " + pad(since, t.since) + "  "
-	used := t.driver + t.state + t.since + t.kubelet + 8
-	if reason == "" || used+utf8.RuneCountInString(reason) > t.columns {
-		b.WriteString(line + kubelet + "\n")
-		for _, l := range wrap(reason, t.columns-4) {
-			b.WriteString("    " + l + "\n")
-		}
-		return
-	}
-	b.WriteString(line + pad(kubelet, t.kubelet) + "  " + reason + "\n")
 }
 
 // nameOf formats the driver's name, also while it has not reported one (`run` with
@@ -223,14 +162,8 @@ func driverText(d status.Driver, configError string, p page, now time.Time) stri
 	b.WriteString(configErrorText(configError, p))
 	const label = 22
 	line := func(name, value string) {
-		if value == "" {
-			return
-		}
-		for i, l := range wrap(safetext.Clean(value, maxLine), p.columns-label) {
-			if i > 0 {
-				name = ""
-			}
-			fmt.Fprintf(&b, "%-*s%s\n", label, name, l)
+		if value != "" {
+			b.WriteString(p.hanging(fmt.Sprintf("%-*s", label, name), label, safetext.Clean(value, maxLine)))
 		}
 	}
 	at := func(t time.Time) string {

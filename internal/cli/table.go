@@ -27,8 +27,8 @@ node's CSINode object and adds it again about a second later.`,
 			setup: setupReregister},
 		{name: "config", summary: "check or show the configuration", sub: []command{
 			{name: "check", summary: "report every error in the configuration files",
-				about: `Errors and warnings go to standard error, a line each: FILE:LINE: what is
-wrong. The exit code is 78 if there are errors.`,
+				about: `Errors go to standard error, a line each: FILE:LINE: what is wrong.
+The exit code is 78 if there are errors.`,
 				setup: setupConfigCheck},
 			{name: "show", summary: "print the merged configuration, each value with its origin", setup: setupConfigShow},
 		}},

@@ -46,7 +46,6 @@ func (l *loader) result() *Result {
 		}
 	}
 	l.Errors = sorted(l.Errors, l.rank)
-	l.Warnings = sorted(l.overrides(), l.rank)
 	return &l.Result
 }
 
@@ -94,18 +93,4 @@ func (l *loader) checkShared(tables []*table) {
 			}
 		}
 	}
-}
-
-// overrides warns of each value of the main file in /etc that a package's drop-in
-// overrides: whoever wrote it there may think that it counts. (Beside a main file in
-// /etc only drop-ins are read from /usr/lib.)
-func (l *loader) overrides() []Error {
-	var found []Error
-	for key, at := range l.origins {
-		if main, has := l.main[key]; has && at.file.place == lib {
-			found = append(found, at.error("overrides "+main.String(),
-				"what shall count is best written in a drop-in in /etc/csi-registrar/conf.d, numbered 60 to 90"))
-		}
-	}
-	return found
 }

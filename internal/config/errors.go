@@ -9,7 +9,7 @@ import (
 	"csi-registrar/internal/safetext"
 )
 
-// Error is one thing that is wrong in one file, or that its reader should know.
+// Error is one thing that is wrong in one file.
 type Error struct {
 	File    string `json:"file"`
 	Line    int    `json:"line,omitempty"` // from 1; 0: the file as a whole

@@ -27,8 +27,6 @@ type Result struct {
 	Links []string
 	// Errors of all files, in the order of the files, then of the lines.
 	Errors Errors
-	// Warnings are no reason to refuse the configuration.
-	Warnings []Error
 	// Faulty names the drivers that are left out for an error, sorted. What can be no
 	// driver's name is not among them.
 	Faulty []string
@@ -86,8 +84,7 @@ func (p position) error(problem, hint string) Error {
 type loader struct {
 	Result
 	drivers map[string]*table
-	rank    map[string]int      // of each file, also one that cannot be read
-	main    map[string]position // of each value in the main file in /etc
+	rank    map[string]int // of each file, also one that cannot be read
 
 	faulty      map[string]bool // drivers that are left out
 	allHeldBack bool            // all are
@@ -105,7 +102,6 @@ func newLoader() *loader {
 		Result:  Result{Config: Default(), origins: make(map[string]position)},
 		drivers: make(map[string]*table),
 		rank:    make(map[string]int),
-		main:    make(map[string]position),
 		faulty:  make(map[string]bool),
 	}
 }
@@ -227,8 +223,5 @@ func set[T any](l *loader, t *T, fields []field[T], at position, v any) bool {
 		return false
 	}
 	l.origins[at.id] = at
-	if at.file.place == etc && !at.file.dropIn {
-		l.main[at.id] = at
-	}
 	return true
 }

@@ -35,13 +35,10 @@ func tree(t *testing.T, files map[string]string) Source {
 // below cuts the root off the paths in s.
 func (s Source) below(text string) string { return strings.ReplaceAll(text, s.Root+"/", "/") }
 
-func (s Source) check(t *testing.T, r *Result, errors, warnings string) {
+func (s Source) check(t *testing.T, r *Result, errors string) {
 	t.Helper()
 	if got := s.below(r.Errors.Error()); got != errors {
 		t.Errorf("errors\n%s\nwant\n%s", got, errors)
-	}
-	if got := s.below(Errors(r.Warnings).Error()); got != warnings {
-		t.Errorf("warnings\n%s\nwant\n%s", got, warnings)
 	}
 }
 
@@ -109,7 +106,7 @@ func TestPrecedence(t *testing.T) {
 		inRun + "conf.d/.toml":        "neither",
 	})
 	r := Load(s)
-	s.check(t, r, "", "")
+	s.check(t, r, "")
 	if got, want := s.filesOf(r), "/etc/csi-registrar/config.toml /etc/csi-registrar/conf.d/10-a.toml /usr/lib/csi-registrar/conf.d/20-a.toml"+
 		" /run/csi-registrar/conf.d/50-a.toml /etc/csi-registrar/conf.d/60-a.toml"; got != want {
 		t.Errorf("files\n%s, want\n%s", got, want)
@@ -143,7 +140,7 @@ func TestMainFile(t *testing.T) {
 		files[c.file+"config.toml"] = strings.ReplaceAll(level, "%", c.level)
 		s := tree(t, files)
 		r := Load(s)
-		s.check(t, r, "", "")
+		s.check(t, r, "")
 		if r.Config.Log.Level != c.want || len(r.Files) != 1 {
 			t.Errorf("%s: level %s, files %q", c.file, r.Config.Log.Level, r.Files)
 		}
@@ -169,7 +166,7 @@ func TestMasks(t *testing.T) {
 		inLib + "e.toml":           table("link"),
 	})
 	r := Load(s)
-	s.check(t, r, "", "")
+	s.check(t, r, "")
 	if got, want := s.filesOf(r), "/etc/csi-registrar/conf.d/20-c.toml /run/csi-registrar/conf.d/20-d.toml /usr/lib/csi-registrar/conf.d/20-e.toml"; got != want {
 		t.Errorf("files\n%s, want\n%s", got, want)
 	}
@@ -192,29 +189,6 @@ func TestMasks(t *testing.T) {
 	}
 }
 
-// TestOverriddenWarning: a package's word against the admin's main file is reported, unless
-// the admin has the last word anyway.
-func TestOverriddenWarning(t *testing.T) {
-	const hint = " (what shall count is best written in a drop-in in /etc/csi-registrar/conf.d, numbered 60 to 90)"
-	s := tree(t, map[string]string{
-		inEtc + "config.toml":      "[log]\nlevel = \"info\"\nformat = \"text\"\n[driver.a]\nsocket = \"/a\"\ntimeout = \"1s\"\n",
-		inLib + "conf.d/20-a.toml": "[driver.a]\ntimeout = \"2s\"\nenabled = false\n[log]\nformat = \"json\"\nlevel = \"warn\"\n",
-		inEtc + "conf.d/60-a.toml": "log.format = \"auto\"\n",
-	})
-	r := Load(s)
-	s.check(t, r, "", `/usr/lib/csi-registrar/conf.d/20-a.toml:2: driver."a".timeout: overrides /etc/csi-registrar/config.toml:6`+hint+`
-/usr/lib/csi-registrar/conf.d/20-a.toml:6: log.level: overrides /etc/csi-registrar/config.toml:2`+hint)
-	if d, _ := r.Config.Driver("a"); d.Timeout != 2*time.Second {
-		t.Error("it does not override")
-	}
-
-	s = tree(t, map[string]string{
-		inRun + "config.toml":      "[log]\nlevel = \"info\"\n",
-		inLib + "conf.d/20-a.toml": "[log]\nlevel = \"warn\"\n",
-	})
-	s.check(t, Load(s), "", "")
-}
-
 // One run names all errors, and the places are those of the values.
 func TestErrorsOfAllFiles(t *testing.T) {
 	s := tree(t, map[string]string{
@@ -229,7 +203,7 @@ func TestErrorsOfAllFiles(t *testing.T) {
 	s.check(t, r, `/etc/csi-registrar/config.toml:4: log.level: "loud" is not known (must be "debug", "info", "warn" or "error")
 /usr/lib/csi-registrar/conf.d/10-a.toml:4: driver."a".timeout: "1" is not a duration`+wantSpan+`
 /run/csi-registrar/conf.d/30-c.toml:2: driver."c".socket: is "/b", which is also driver."b".socket (/usr/lib/csi-registrar/conf.d/20-b.toml:2) (each driver has its own: write enabled = false in one of the tables, or another path)
-/etc/csi-registrar/conf.d/60-a.toml:3: driver."gone": has no socket (write socket = "/run/….sock"; if the table only tunes a driver whose own file is gone, take it out)`, "")
+/etc/csi-registrar/conf.d/60-a.toml:3: driver."gone": has no socket (write socket = "/run/….sock"; if the table only tunes a driver whose own file is gone, take it out)`)
 	if !slices.Equal(r.Faulty, []string{"a", "c", "gone"}) {
 		t.Errorf("faulty %q", r.Faulty)
 	}

@@ -75,28 +75,26 @@ func showTable(b *tabwriter.Writer, table []setting, path ...string) {
 
 // shownResult is the JSON form. Fields are added, never renamed.
 type shownResult struct {
-	Files    []string                      `json:"files"`
-	Hidden   []Hidden                      `json:"hidden"`
-	Kubelet  map[string]setting            `json:"kubelet"` // by key
-	Log      map[string]setting            `json:"log"`
-	Driver   map[string]map[string]setting `json:"driver"` // by name
-	Faulty   []string                      `json:"faulty"` // drivers left out for an error
-	Errors   []Error                       `json:"errors"`
-	Warnings []Error                       `json:"warnings"`
+	Files   []string                      `json:"files"`
+	Hidden  []Hidden                      `json:"hidden"`
+	Kubelet map[string]setting            `json:"kubelet"` // by key
+	Log     map[string]setting            `json:"log"`
+	Driver  map[string]map[string]setting `json:"driver"` // by name
+	Faulty  []string                      `json:"faulty"` // drivers left out for an error
+	Errors  []Error                       `json:"errors"`
 }
 
 // ShowJSON writes the merged configuration as a JSON document: the tables as in the
 // files, each value with its origin; beside them lists, which are never absent.
 func (r *Result) ShowJSON(w io.Writer) error {
 	doc := shownResult{
-		Files:    append([]string{}, r.Files...), // [], not null
-		Hidden:   append([]Hidden{}, r.Hidden...),
-		Kubelet:  shownTable(settings(r, r.Config.Kubelet, kubeletFields(), "kubelet")),
-		Log:      shownTable(settings(r, r.Config.Log, logFields(), "log")),
-		Driver:   make(map[string]map[string]setting, len(r.Config.Drivers)),
-		Faulty:   append([]string{}, r.Faulty...),
-		Errors:   append([]Error{}, r.Errors...),
-		Warnings: append([]Error{}, r.Warnings...),
+		Files:   append([]string{}, r.Files...), // [], not null
+		Hidden:  append([]Hidden{}, r.Hidden...),
+		Kubelet: shownTable(settings(r, r.Config.Kubelet, kubeletFields(), "kubelet")),
+		Log:     shownTable(settings(r, r.Config.Log, logFields(), "log")),
+		Driver:  make(map[string]map[string]setting, len(r.Config.Drivers)),
+		Faulty:  append([]string{}, r.Faulty...),
+		Errors:  append([]Error{}, r.Errors...),
 	}
 	for _, d := range r.Config.Drivers {
 		doc.Driver[d.Name] = shownTable(settings(r, d, driverFields(), "driver", d.Name))

@@ -158,8 +158,7 @@ func TestShowJSON(t *testing.T) {
       "problem": "is not a boolean",
       "hint": "must be true or false, without quotes"
     }
-  ],
-  "warnings": []
+  ]
 }
 `
 	if got := s.below(b.String()); got != want {

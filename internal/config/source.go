@@ -19,19 +19,12 @@ type Source struct {
 	File string // --config: that file alone, and no questions about its owner
 }
 
-// The places of configuration files, the one that hides the others first.
-const (
-	etc = iota
-	run
-	lib
-)
-
-var places = [...]string{etc: "etc", run: "run", lib: "usr/lib"}
+// places are where configuration files are, the one that hides the others first.
+var places = [...]string{"etc", "run", "usr/lib"}
 
 // file is a file that may hold configuration.
 type file struct {
 	path   string
-	place  int // etc, run or lib
 	dropIn bool
 	rank   int // its turn in the order of application, from 0
 }
@@ -39,8 +32,8 @@ type file struct {
 func (s Source) root() string { return absolutePath(cmp.Or(s.Root, "/")) }
 
 // dir is the directory of a place.
-func (s Source) dir(place int) string {
-	return filepath.Join(s.root(), places[place], "csi-registrar")
+func (s Source) dir(place string) string {
+	return filepath.Join(s.root(), place, "csi-registrar")
 }
 
 // Watch lists the paths that a watcher must follow, through all directories above them, to
@@ -51,7 +44,7 @@ func (s Source) Watch() []string {
 		return []string{absolutePath(s.File)}
 	}
 	var paths []string
-	for place := range places {
+	for _, place := range places {
 		paths = append(paths, filepath.Join(s.dir(place), "config.toml"), filepath.Join(s.dir(place), "conf.d"))
 	}
 	return paths
@@ -87,7 +80,7 @@ func (s Source) list(rule trust.Rule, r *Result) (files []file) {
 			byName[name] = f
 		}
 	}
-	for place := range places {
+	for _, place := range places {
 		// Nothing that is in a directory counts that others may write.
 		if err := rule.Check(s.dir(place)); err != nil {
 			r.Errors = append(r.Errors, *fileError(s.dir(place), err))
@@ -96,7 +89,7 @@ func (s Source) list(rule trust.Rule, r *Result) (files []file) {
 		main := filepath.Join(s.dir(place), "config.toml")
 		// Whatever is wrong with a file that is there is found when it is read.
 		if _, err := os.Lstat(main); !errors.Is(err, fs.ErrNotExist) {
-			add("", file{path: main, place: place})
+			add("", file{path: main})
 		}
 		dir := filepath.Join(s.dir(place), "conf.d")
 		names, e := readDir(rule, dir)
@@ -105,7 +98,7 @@ func (s Source) list(rule trust.Rule, r *Result) (files []file) {
 		}
 		for _, name := range names {
 			if !strings.HasPrefix(name, ".") && strings.HasSuffix(name, ".toml") {
-				add(name, file{path: filepath.Join(dir, name), place: place, dropIn: true})
+				add(name, file{path: filepath.Join(dir, name), dropIn: true})
 			}
 		}
 	}

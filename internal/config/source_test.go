@@ -49,7 +49,7 @@ func TestTrust(t *testing.T) {
 		path := "/etc/csi-registrar/conf.d/" + name
 		want = append(want, fmt.Sprintf("%s: may be written by its group or others (mode %s) (look what is in it, then run chmod go-w %[1]s)", path, mode))
 	}
-	s.check(t, r, strings.Join(want, "\n"), "")
+	s.check(t, r, strings.Join(want, "\n"))
 	// Nobody knows what the empty one was to mask.
 	if len(r.Config.Drivers) != 0 || s.filesOf(r) != "/etc/csi-registrar/conf.d/50-right.toml" {
 		t.Errorf("files %q, drivers %+v", r.Files, r.Config.Drivers)
@@ -78,7 +78,7 @@ func TestOwner(t *testing.T) {
 	}
 	r := Load(s)
 	s.check(t, r, `/etc/csi-registrar/config.toml: belongs to uid 12345, not to root (look what is in it, then run chown root /etc/csi-registrar/config.toml)
-/etc/csi-registrar/conf.d/10-a.toml: belongs to uid 12345, not to root (look what is in it, then run rm /etc/csi-registrar/conf.d/10-a.toml)`, "")
+/etc/csi-registrar/conf.d/10-a.toml: belongs to uid 12345, not to root (look what is in it, then run rm /etc/csi-registrar/conf.d/10-a.toml)`)
 	if r.Config.Log.Level != "debug" {
 		t.Error(r.Config.Log.Level)
 	}
@@ -136,7 +136,7 @@ func TestNotADirectory(t *testing.T) {
 		inLib + "conf.d/10-a.toml": "[log]\nlevel = \"warn\"\n",
 	})
 	r := Load(s)
-	s.check(t, r, "/etc/csi-registrar/conf.d: cannot be read: not a directory", "")
+	s.check(t, r, "/etc/csi-registrar/conf.d: cannot be read: not a directory")
 	if r.Config.Log.Level != "warn" {
 		t.Error("the other places do not count")
 	}

@@ -66,7 +66,7 @@ type configReloader struct {
 	grace    config.Grace
 	next     schedule
 	links    []string // of the files, to be watched
-	reported string   // errors and warnings that the log has already
+	reported string   // errors that the log has already
 }
 
 func newReloader(pool *worker.Pool, source config.Source, load func(config.Source) *config.Result) *configReloader {
@@ -220,26 +220,22 @@ func (r *configReloader) readAndApply(ctx context.Context, grace bool) error {
 // mostReported is how many errors of one load go to the log: a file can have one in each line.
 const mostReported = 20
 
-// report makes errors and warnings known, each set of them once.
+// report makes errors known, each set of them once.
 func (r *configReloader) report(res *config.Result) {
 	text := ""
 	if len(res.Errors) > 0 {
 		text = res.Errors.Error()
 	}
 	r.agent.ConfigError(text)
-	all := text + fmt.Sprint(res.Warnings)
-	if all == r.reported {
+	if text == r.reported {
 		return
 	}
-	r.reported = all
+	r.reported = text
 	for _, e := range res.Errors[:min(len(res.Errors), mostReported)] {
 		r.log.Error("error in the configuration", "MESSAGE_ID", messageConfigError, "error", e)
 	}
 	if more := len(res.Errors) - mostReported; more > 0 {
 		r.log.Error("more errors in the configuration; `csi-registrar config check` names all", "MESSAGE_ID", messageConfigError, "more", more)
-	}
-	for _, w := range res.Warnings[:min(len(res.Warnings), mostReported)] {
-		r.log.Warn("warning about the configuration", "warning", w)
 	}
 }
 

@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -91,14 +90,9 @@ func (x *diagnosis) ask(ctx context.Context, d config.Driver, c net.Conn, who pr
 	}
 	defer conn.Close()
 	q := &questions{diagnosis: x, d: d, who: who, identity: csi.NewIdentityClient(conn), node: csi.NewNodeClient(conn)}
-	if !q.call(ctx, StepPluginInfo, Problem, "it answers at once with the driver's name", q.pluginInfo) || !q.sameName() ||
-		!q.call(ctx, StepProbe, Problem, "it says that it is ready, or does not implement Probe", q.probe) {
-		return
-	}
-	// A driver that does not answer these can be registered all the same.
-	q.call(ctx, StepPluginCaps, Warning, "it answers; CSI requires it", q.pluginCapabilities)
-	if q.call(ctx, StepNodeInfo, Problem, "it answers; the kubelet waits 2 minutes and then refuses the driver", q.nodeInfo) {
-		q.call(ctx, StepNodeCaps, Warning, "it answers: the kubelet asks before each mount", q.nodeCapabilities)
+	if q.call(ctx, StepPluginInfo, "it answers at once with the driver's name", q.pluginInfo) && q.sameName() &&
+		q.call(ctx, StepProbe, "it says that it is ready, or does not implement Probe", q.probe) &&
+		q.call(ctx, StepNodeInfo, "it answers; the kubelet waits 2 minutes and then refuses the driver", q.nodeInfo) {
 		q.checkNodeInfo()
 	}
 }
@@ -115,7 +109,7 @@ type questions struct {
 }
 
 // call makes one call and reports its failure; seen is what there is to say of success.
-func (q *questions) call(ctx context.Context, step Step, severity Severity, expected string, do func(context.Context) (seen string, err error)) bool {
+func (q *questions) call(ctx context.Context, step Step, expected string, do func(context.Context) (seen string, err error)) bool {
 	limit := q.d.Timeout
 	if step == StepNodeInfo {
 		limit = q.o.NodeInfoTimeout
@@ -128,7 +122,7 @@ func (q *questions) call(ctx context.Context, step Step, severity Severity, expe
 	if err == nil {
 		q.checked(q.d.Name, step, OK, "%s", seen)
 	} else {
-		q.found(Finding{Driver: q.d.Name, Step: step, Severity: severity, Found: failure(step, limit, err), Expected: expected, Fix: q.who.repair()})
+		q.problem(q.d.Name, step, failure(step, limit, err), expected, q.who.repair()...)
 	}
 	q.took(took)
 	return err == nil
@@ -192,26 +186,6 @@ func (q *questions) probe(ctx context.Context) (string, error) {
 		err = errors.New("the driver says in Probe that it is not ready")
 	}
 	return "ready", err
-}
-
-func (q *questions) pluginCapabilities(ctx context.Context) (string, error) {
-	r, err := q.identity.GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
-	var names []string
-	for _, c := range r.GetCapabilities() {
-		if s := c.GetService(); s != nil {
-			names = append(names, s.GetType().String())
-		}
-	}
-	return cmp.Or(strings.Join(names, ", "), "none"), err
-}
-
-func (q *questions) nodeCapabilities(ctx context.Context) (string, error) {
-	r, err := q.node.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
-	var names []string
-	for _, c := range r.GetCapabilities() {
-		names = append(names, c.GetRpc().GetType().String())
-	}
-	return cmp.Or(strings.Join(names, ", "), "none"), err
 }
 
 func (q *questions) nodeInfo(ctx context.Context) (seen string, err error) {

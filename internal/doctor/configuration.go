@@ -35,11 +35,6 @@ func (x *diagnosis) configuration(ctx context.Context) {
 				text("edit %s", safetext.Word(m.File)), run("csi-registrar", "config", "check"), reload)
 		}
 	}
-	for _, m := range x.config.Warnings {
-		if driver := driverOf(m.Key); driver == "" || x.wanted(driver) {
-			x.warning(driver, StepConfiguration, fileError(m), m.Hint)
-		}
-	}
 	hidden := x.hidden(ctx)
 	x.absent(hidden)
 	if len(x.config.Config.Drivers)+len(x.config.Faulty)+len(hidden) == 0 && !x.named && len(x.report.Findings) == before {

@@ -26,7 +26,7 @@ func TestHealthyNode(t *testing.T) {
 				t.Errorf("%s %s: %s %s", c.Driver, c.Step, c.Result, c.Says)
 			}
 		}
-		if len(r.Checks) < 18 {
+		if len(r.Checks) < 16 {
 			t.Errorf("only %d checks", len(r.Checks))
 		}
 	}

@@ -461,19 +461,10 @@ func (f *fakeDriver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeRespon
 	return &csi.ProbeResponse{Ready: wrapperspb.Bool(!f.notReady)}, nil
 }
 
-func (f *fakeDriver) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
-	return &csi.GetPluginCapabilitiesResponse{}, nil
-}
-
 func (f *fakeDriver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
 	r := &csi.NodeGetInfoResponse{NodeId: f.nodeID, MaxVolumesPerNode: f.max}
 	if len(f.topology) > 0 {
 		r.AccessibleTopology = &csi.Topology{Segments: f.topology}
 	}
 	return r, nil
-}
-
-func (f *fakeDriver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
-	return &csi.NodeGetCapabilitiesResponse{Capabilities: []*csi.NodeServiceCapability{{Type: &csi.NodeServiceCapability_Rpc{
-		Rpc: &csi.NodeServiceCapability_RPC{Type: csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME}}}}}, nil
 }

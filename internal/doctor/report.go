@@ -95,9 +95,7 @@ const (
 	StepEndpoint      Step = "endpoint"
 	StepPluginInfo    Step = "GetPluginInfo"
 	StepProbe         Step = "Probe"
-	StepPluginCaps    Step = "GetPluginCapabilities"
 	StepNodeInfo      Step = "NodeGetInfo"
-	StepNodeCaps      Step = "NodeGetCapabilities"
 	StepRegistrars    Step = "registrars"
 	StepRegistration  Step = "registration"
 	StepHTTP          Step = "http"
@@ -107,7 +105,7 @@ var order = []Step{
 	StepConfiguration, StepKubelet, StepDirectory, StepUnit, StepSandbox, StepDaemon, StepWatching,
 	StepSocket, StepTrust, StepEndpoint, StepPluginInfo, StepProbe, StepNodeInfo,
 	StepRegistrars, StepRegistration,
-	StepStore, StepWatchdog, StepPluginCaps, StepNodeCaps, StepHTTP,
+	StepStore, StepWatchdog, StepHTTP,
 }
 
 const maxText = 4000 // characters; what strangers say in it is much shorter
