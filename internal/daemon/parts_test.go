@@ -44,7 +44,7 @@ func TestStopWhileAdoptingStartsNoRegistrar(t *testing.T) {
 		log:        slog.New(slog.NewTextHandler(&log, nil)),
 		registries: map[string]*kubelet.Registry{},
 		stored:     map[string][]*os.File{"a.example": {kept}},
-		options:    kubelet.Options{Watch: watch, WatchDir: watch, Pool: worker.NewPool()},
+		options:    kubelet.Options{Log: slog.New(slog.DiscardHandler), Watch: watch, WatchDir: watch, Pool: worker.NewPool()},
 	}
 	defer p.close(t.Context())
 	c := config.Default()

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"os"
 	"os/exec"
@@ -101,7 +102,7 @@ func flood(path string) int {
 
 func TestFlood(t *testing.T) {
 	w := newWorld(t)
-	_, s := w.published("a", func(o *Options) { o.Log = nil })
+	_, s := w.published("a", func(o *Options) { o.Log = slog.New(slog.DiscardHandler) })
 	mustAnswer(t, s.path, announcement("a").Endpoint)
 	before := memory()
 

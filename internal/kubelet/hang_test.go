@@ -22,7 +22,7 @@ func hang(t *testing.T, r *Registry, path string) (answer func()) {
 	begun, release, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
-		worker.Do(context.Background(), r.pool.Slot(path, nil), time.Hour, func() error {
+		worker.Do(context.Background(), r.o.Pool.Slot(path, nil), time.Hour, func() error {
 			close(begun)
 			<-release
 			return nil
@@ -128,11 +128,11 @@ func TestClosedWhileAPublicationHangs(t *testing.T) {
 		if d := time.Since(begin); d > 2*closeTime {
 			t.Errorf("the end took %v", d)
 		}
-		if n := len(r.pool.Stuck()); n != 1 {
+		if n := len(r.o.Pool.Stuck()); n != 1 {
 			t.Errorf("%d are stuck", n)
 		}
 		close(b.release)
-		eventually(t, "it ends", func() bool { return len(r.pool.Stuck()) == 0 })
+		eventually(t, "it ends", func() bool { return len(r.o.Pool.Stuck()) == 0 })
 		w.wantNoTemporary()
 		if gone := isGone(s.path); gone == keep || isGone(r.recordOf("a")) == keep || b.count("registration-a") == 1 != keep {
 			t.Errorf("keep %t: path gone %t, record gone %t, %d in the store", keep, gone, isGone(r.recordOf("a")), b.count("registration-a"))

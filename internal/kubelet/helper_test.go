@@ -91,7 +91,7 @@ func (hints) Close()                   {}
 // options are what a Registry cannot be without.
 func options() Options {
 	watch := func(string) Watch { return make(hints, 1) }
-	return Options{Watch: watch, WatchDir: watch, Pool: worker.NewPool()}
+	return Options{Log: slog.New(slog.DiscardHandler), Watch: watch, WatchDir: watch, Pool: worker.NewPool()}
 }
 
 func withRun(w *world) Options {

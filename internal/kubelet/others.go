@@ -29,12 +29,8 @@ const (
 // would make the kubelet refuse one of them, or (an older one) let the removal of one
 // deregister the other. What a socket answered is remembered for as long as it is the same.
 type others struct {
-	dir     string
-	pool    *worker.Pool
-	entries Watch // of the directory
-	isOurs  func(path string) bool
-	changed func(driver string) // another socket serves the driver now, or none any more
-	wake    chan struct{}       // there are requests
+	r    *Registry
+	wake chan struct{} // there are requests
 
 	mu    sync.Mutex
 	next  chan struct{}     // closed at the end of the next scan to begin
@@ -50,12 +46,9 @@ type answer struct {
 	mute   time.Time // when it was asked in vain; zero: it answered
 }
 
-func newOthers(dir string, pool *worker.Pool, entries Watch, isOurs func(string) bool, changed func(string)) *others {
-	entries.Hint() // for the first scan
-	return &others{
-		dir: dir, pool: pool, entries: entries, isOurs: isOurs, changed: changed,
-		wake: make(chan struct{}, 1), next: make(chan struct{}), known: make(map[string]answer),
-	}
+func newOthers(r *Registry) *others {
+	r.entries.Hint() // for the first scan
+	return &others{r: r, wake: make(chan struct{}, 1), next: make(chan struct{}), known: make(map[string]answer)}
 }
 
 // run scans until ctx is done: for a request at once, for a hint after a pause.
@@ -67,7 +60,7 @@ func (o *others) run(ctx context.Context) {
 			return
 		case <-o.wake:
 		case <-again:
-		case <-o.entries.Hints():
+		case <-o.r.entries.Hints():
 			select {
 			case <-ctx.Done():
 				return
@@ -88,7 +81,7 @@ func (o *others) mayChange() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for _, a := range o.known {
-		if !a.mute.IsZero() || o.isOursToServe(a.driver) {
+		if !a.mute.IsZero() || o.r.of(a.driver) != nil {
 			return true
 		}
 	}
@@ -113,12 +106,12 @@ func (o *others) scan(ctx context.Context) {
 	o.next = make(chan struct{})
 	o.mu.Unlock()
 	defer close(done)
-	slot := o.pool.Slot(o.dir, o.entries.Hint)
-	paths, err := worker.Do(ctx, slot, askTime, func() []string { return pluginreg.Sockets(o.dir) }, nil)
+	slot := o.r.o.Pool.Slot(o.r.dir.path, o.r.entries.Hint)
+	paths, err := worker.Do(ctx, slot, askTime, func() []string { return pluginreg.Sockets(o.r.dir.path) }, nil)
 	if err != nil {
 		return // what is known holds until the hint of the slot
 	}
-	paths = slices.DeleteFunc(paths, o.isOurs)
+	paths = slices.DeleteFunc(paths, func(path string) bool { return o.r.at(path) != nil })
 	for path, before := range known {
 		if !slices.Contains(paths, path) {
 			o.learn(before, answer{path: path})
@@ -132,7 +125,7 @@ func (o *others) scan(ctx context.Context) {
 		slots <- struct{}{}
 		asked.Go(func() {
 			defer func() { <-slots }()
-			slot := o.pool.Slot(path, o.entries.Hint) // when what was abandoned has returned
+			slot := o.r.o.Pool.Slot(path, o.r.entries.Hint) // when what was abandoned has returned
 			if now, err := worker.Do(ctx, slot, askTime+scanWait, func() answer { return o.ask(ctx, before) }, nil); err == nil {
 				o.learn(before, now)
 			}
@@ -152,8 +145,11 @@ func (o *others) learn(before, a answer) {
 	if before.driver == a.driver && before.file.FileID == a.file.FileID {
 		return
 	}
-	o.changed(before.driver)
-	o.changed(a.driver)
+	for _, driver := range []string{before.driver, a.driver} {
+		if s := o.r.of(driver); s != nil {
+			s.watch.Hint()
+		}
+	}
 }
 
 // ask finds out what a socket serves; what it said before holds while it is the same.
@@ -165,7 +161,7 @@ func (o *others) ask(ctx context.Context, before answer) answer {
 	}
 	a.file = f
 	holds := f == before.file && (before.mute.IsZero() || time.Since(before.mute) < scanAgain)
-	if holds && o.isOursToServe(before.driver) { // one that is killed leaves its socket
+	if holds && o.r.of(before.driver) != nil { // one that is killed leaves its socket
 		live, _, _ := unixsock.Probe(ctx, a.path)
 		holds = live == unixsock.Live
 	}
@@ -184,18 +180,12 @@ func (o *others) ask(ctx context.Context, before answer) answer {
 	return a
 }
 
-// isOursToServe reports whether there is a Socket of ours for the driver.
-func (o *others) isOursToServe(driver string) bool {
-	path, err := pluginreg.SocketPath(o.dir, driver)
-	return err == nil && o.isOurs(path)
-}
-
 // of returns the other sockets that serve the driver.
 func (o *others) of(driver string) (found []answer) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for path, a := range o.known {
-		if a.driver == driver && !(pluginreg.IsSocketOf(path, driver) && o.isOurs(path)) { // since it was found
+		if a.driver == driver && o.r.at(path) == nil { // it may have become ours since
 			found = append(found, a)
 		}
 	}

@@ -493,7 +493,7 @@ func TestStoppedWhilePublishing(t *testing.T) {
 		t.Errorf("the next process: %v", err)
 	}
 	ctx, stop = context.WithCancel(t.Context())
-	next.r.store = stopping{m, stop}
+	next.r.o.Store = stopping{m, stop}
 	if err := next.Withdraw(ctx); err != nil || m.count(StoreName(s.name)) != 0 {
 		t.Errorf("withdrawn: %v, in the store: %d", err, m.count(StoreName(s.name)))
 	}

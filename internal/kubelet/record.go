@@ -121,7 +121,7 @@ func (r *Registry) readRecord(name string) record {
 	}
 	rec, err := readRecord(r.recordOf(name))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		r.log.Warn("record not used", "driver", name, "error", err)
+		r.o.Log.Warn("record not used", "driver", name, "error", err)
 	}
 	return rec
 }

@@ -6,7 +6,6 @@ package kubelet
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"path/filepath"
@@ -33,7 +32,7 @@ type noStore struct{}
 func (noStore) Keep(context.Context, string, syscall.Conn) error { return nil }
 func (noStore) Forget(context.Context, string) error             { return nil }
 
-// Options of a Registry. All but Watch, WatchDir and Pool may be left out.
+// Options of a Registry. Log, Watch, WatchDir and Pool are needed.
 type Options struct {
 	Log *slog.Logger
 	// RunDir is the daemon's directory under /run; records are kept in RunDir/registrations.
@@ -63,13 +62,9 @@ type Watch interface {
 
 // Registry is one plugins_registry and what this process serves in it.
 type Registry struct {
-	log         *slog.Logger
-	dir         *directory
-	records     string // directory of the records; empty: none
-	store       Store
-	keepSockets bool
-	watch       func(path string) Watch
-	pool        *worker.Pool
+	o       Options
+	dir     *directory
+	records string // directory of the records; empty: none
 
 	server  *grpc.Server
 	conns   *connections
@@ -92,24 +87,19 @@ func Open(rootDir string, o Options) (*Registry, error) {
 	if !filepath.IsAbs(dir) {
 		return nil, fmt.Errorf("cannot use %s as the plugins_registry: give an absolute path", dir)
 	}
+	if o.Store == nil {
+		o.Store, o.KeepSockets = noStore{}, false
+	}
 	ctx, stop := context.WithCancel(context.Background()) // until Close
 	r := &Registry{
-		log: o.Log, dir: &directory{root: rootDir, path: dir}, store: o.Store, keepSockets: o.KeepSockets,
-		watch: o.Watch, pool: o.Pool, stop: stop,
-		conns: &connections{of: make(map[*Socket][]*conn)}, entries: o.WatchDir(dir),
+		o: o, dir: &directory{root: rootDir, path: dir}, entries: o.WatchDir(dir), stop: stop,
+		server: newServer(handshakeIn, idleFor), conns: &connections{of: make(map[*Socket][]*conn)},
 		sockets: make(map[string]*Socket),
-	}
-	if r.log == nil {
-		r.log = slog.New(slog.DiscardHandler)
-	}
-	if r.store == nil {
-		r.store, r.keepSockets = noStore{}, false
 	}
 	if o.RunDir != "" {
 		r.records = recordsIn(o.RunDir)
 	}
-	r.server = newServer(handshakeIn, idleFor)
-	r.others = newOthers(dir, o.Pool, r.entries, func(path string) bool { return r.socketAt(path) != nil }, r.hint)
+	r.others = newOthers(r)
 	r.running.Go(func() { r.others.run(ctx) })
 	return r, nil
 }
@@ -140,20 +130,17 @@ func (r *Registry) drop(s *Socket) {
 	}
 }
 
-// socketAt returns our Socket of this path, by name alone; nil if it is none of ours.
-func (r *Registry) socketAt(path string) *Socket {
+// at returns our Socket of this path, by name alone; nil if it is none of ours.
+func (r *Registry) at(path string) *Socket {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.sockets[path]
 }
 
-// hint tells the driver's Socket that another one serves it now, or none any more.
-func (r *Registry) hint(driver string) {
-	if path, err := pluginreg.SocketPath(r.dir.path, driver); err == nil {
-		if s := r.socketAt(path); s != nil {
-			s.watch.Hint()
-		}
-	}
+// of returns our Socket of a driver; nil if there is none.
+func (r *Registry) of(driver string) *Socket {
+	path, _ := pluginreg.SocketPath(r.dir.path, driver) // empty for what is no driver's name
+	return r.at(path)
 }
 
 // closeGrace is how long calls in flight may take at the end.
@@ -166,10 +153,6 @@ const closeGrace = 2 * time.Second
 func (r *Registry) Close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, closeGrace)
 	defer cancel()
-	r.mu.Lock()
-	open := len(r.sockets)
-	r.mu.Unlock()
-
 	r.stop()
 	r.running.Wait()
 	r.entries.Close()
@@ -183,19 +166,15 @@ func (r *Registry) Close(ctx context.Context) error {
 		defer close(graceful)
 		r.server.GracefulStop()
 	}()
-	var err error
 	select {
 	case <-graceful:
+		return nil
 	case <-ctx.Done():
-		err = fmt.Errorf("cannot answer all calls of the kubelet in time: %w", context.Cause(ctx))
 		closeAll(r.conns.list())
 		r.server.Stop()
 		<-graceful
+		return fmt.Errorf("cannot answer all calls of the kubelet in time: %w", context.Cause(ctx))
 	}
-	if open > 0 {
-		err = errors.Join(err, fmt.Errorf("%d registration sockets were still open", open))
-	}
-	return err
 }
 
 // StorePrefix begins the names of registration sockets in the descriptor store.

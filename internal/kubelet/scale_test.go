@@ -2,6 +2,7 @@ package kubelet
 
 import (
 	"fmt"
+	"log/slog"
 	"runtime"
 	"runtime/debug"
 	"sync"
@@ -20,7 +21,7 @@ func TestAThousandSockets(t *testing.T) {
 		serveSidecar(t, fmt.Sprintf("%s/o%d.sock", w.dir, i), "CSIPlugin", fmt.Sprintf("other%d", i))
 	}
 	serveSidecar(t, w.dir+"/hangs.sock", "CSIPlugin", "hangs", func(s *sidecar) { s.hang = make(chan struct{}) })
-	r := w.open(func(o *Options) { o.Log = nil })
+	r := w.open(func(o *Options) { o.Log = slog.New(slog.DiscardHandler) })
 	warm := socket(t, r, "warm")
 	publish(t, warm) // asks the others
 	before := memory()

@@ -46,9 +46,9 @@ type Socket struct {
 }
 
 func newSocket(r *Registry, name, path string) *Socket {
-	s := &Socket{r: r, name: name, path: path, log: r.log.With("driver", name), seen: status.Socket{Path: path, Place: status.Missing}}
-	s.watch = r.watch(path)
-	s.worker = r.pool.Slot(path, s.watch.Hint)
+	s := &Socket{r: r, name: name, path: path, log: r.o.Log.With("driver", name), seen: status.Socket{Path: path, Place: status.Missing}}
+	s.watch = r.o.Watch(path)
+	s.worker = r.o.Pool.Slot(path, s.watch.Hint)
 	return s
 }
 
@@ -226,7 +226,7 @@ func (s *Socket) end(ctx context.Context) error {
 	if p == nil {
 		return nil
 	}
-	if s.r.keepSockets && s.Look().NotKept == "" {
+	if s.r.o.KeepSockets && s.Look().NotKept == "" {
 		s.saveAgain()
 		p.stop(false) // it stays current: a Notify in flight is still recorded
 		return nil
@@ -243,7 +243,7 @@ func (s *Socket) end(ctx context.Context) error {
 // keep gives the listener to the descriptor store, in place of the one that it
 // has of this driver. A registration that cannot outlive the process is better than none.
 func (s *Socket) keep(ctx context.Context, p *listener) {
-	err := s.r.store.Keep(ctx, StoreName(s.name), p)
+	err := s.r.o.Store.Keep(ctx, StoreName(s.name), p)
 	if err != nil {
 		s.log.Warn("the registration will not survive a restart of csi-registrar: its socket is not in the descriptor store", "error", err)
 	}
@@ -254,7 +254,7 @@ func (s *Socket) keep(ctx context.Context, p *listener) {
 
 // forget takes the driver's listener out of the descriptor store.
 func (s *Socket) forget(ctx context.Context) {
-	if err := s.r.store.Forget(ctx, StoreName(s.name)); err != nil {
+	if err := s.r.o.Store.Forget(ctx, StoreName(s.name)); err != nil {
 		s.log.Warn("the descriptor store still has the registration socket", "error", err)
 	}
 }

@@ -17,17 +17,16 @@ import (
 // touched, and nothing that somebody listens on. It returns the removed paths. To be
 // called before the kubelet starts, which would dial them and then wait for up to two minutes;
 // it takes 100 ms if there is something, and no time else.
-func (r *Registry) Sweep(ctx context.Context, names []string) (removed []string, err error) {
-	found, late := worker.Do(ctx, r.pool.Slot(r.dir.path, nil), checkTime, func() (found swept) {
-		found.removed, found.err = r.sweep(ctx, names)
-		return found
+func (r *Registry) Sweep(ctx context.Context, names []string) ([]string, error) {
+	var removed []string // not the result: what was abandoned may still write it
+	err, late := worker.Do(ctx, r.o.Pool.Slot(r.dir.path, nil), checkTime, func() (err error) {
+		removed, err = r.sweep(ctx, names)
+		return err
 	}, nil)
-	return found.removed, errors.Join(late, found.err)
-}
-
-type swept struct {
-	removed []string
-	err     error
+	if late != nil {
+		return nil, late
+	}
+	return removed, err
 }
 
 func (r *Registry) sweep(ctx context.Context, names []string) (removed []string, err error) {

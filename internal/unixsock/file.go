@@ -20,6 +20,7 @@ type FileID struct {
 // File is what was seen at a path.
 type File struct {
 	FileID
+	Mount   uint64 // the id of its mount; 0 if not known (Linux before 5.8)
 	Mode    uint16 // type and permission bits, as in stat(2)
 	UID     uint32
 	Changed int64 // ctime in nanoseconds
@@ -62,7 +63,7 @@ func Stat(path string) (File, error) { return statx(path, 0) }
 
 func statx(path string, flags int) (File, error) {
 	var st unix.Statx_t
-	err := unix.Statx(unix.AT_FDCWD, path, flags|unix.AT_NO_AUTOMOUNT, unix.STATX_BASIC_STATS|unix.STATX_BTIME, &st)
+	err := unix.Statx(unix.AT_FDCWD, path, flags|unix.AT_NO_AUTOMOUNT, unix.STATX_BASIC_STATS|unix.STATX_BTIME|unix.STATX_MNT_ID, &st)
 	if err != nil {
 		return File{}, &os.PathError{Op: "statx", Path: path, Err: err}
 	}
@@ -71,6 +72,9 @@ func statx(path string, flags int) (File, error) {
 		Mode:    st.Mode,
 		UID:     st.Uid,
 		Changed: st.Ctime.Sec*1e9 + int64(st.Ctime.Nsec),
+	}
+	if st.Mask&unix.STATX_MNT_ID != 0 {
+		f.Mount = st.Mnt_id
 	}
 	if st.Mask&unix.STATX_BTIME != 0 {
 		f.Born = st.Btime.Sec*1e9 + int64(st.Btime.Nsec)
@@ -85,34 +89,23 @@ func statx(path string, flags int) (File, error) {
 // the directories that this is used for. Renaming away first would close it, but the kubelet
 // does not notice a rename away, so that is no withdrawal.
 func Remove(path string, id FileID) (bool, error) {
-	switch f, err := Lstat(path); {
-	case errors.Is(err, os.ErrNotExist):
-		return false, nil
-	case err != nil:
-		return false, err
-	case f.FileID != id:
+	f, err := Lstat(path)
+	if err == nil && f.FileID == id {
+		err = os.Remove(path)
+	}
+	if errors.Is(err, os.ErrNotExist) {
 		return false, nil
 	}
-	switch err := os.Remove(path); {
-	case errors.Is(err, os.ErrNotExist):
-		return false, nil
-	case err != nil:
-		return false, err
-	}
-	return true, nil
+	return err == nil && f.FileID == id, err
 }
 
 // SameMount reports whether a file can be moved from one directory to the other: not between
 // mounts, also of one file system, nor between subvolumes, which differ in their device.
 // False where it cannot be told (Linux before 5.8).
 func SameMount(a, b string) bool {
-	mountOf := func(path string) (st unix.Statx_t, known bool) {
-		err := unix.Statx(unix.AT_FDCWD, path, unix.AT_NO_AUTOMOUNT, unix.STATX_MNT_ID, &st)
-		return st, err == nil && st.Mask&unix.STATX_MNT_ID != 0
-	}
-	x, xKnown := mountOf(a)
-	y, yKnown := mountOf(b)
-	return xKnown && yKnown && x.Mnt_id == y.Mnt_id && x.Dev_major == y.Dev_major && x.Dev_minor == y.Dev_minor
+	x, xErr := Stat(a)
+	y, yErr := Stat(b)
+	return xErr == nil && yErr == nil && x.Mount != 0 && x.Mount == y.Mount && x.Dev == y.Dev
 }
 
 // MoveIntoPlace renames from to to, over nothing (os.ErrExist). Where the file system cannot
@@ -123,8 +116,5 @@ func MoveIntoPlace(from, to string) error {
 	if err == unix.EINVAL || err == unix.ENOSYS {
 		return os.Link(from, to)
 	}
-	if err != nil {
-		return err
-	}
-	return nil
+	return err
 }

@@ -4,8 +4,10 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"maps"
 	"net"
 	"os"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -64,13 +66,8 @@ const staleFor = 100 * time.Millisecond
 // 100 ms apart, and the same file all the time. However many there are it takes 100 ms, and
 // no time if none refuses. It returns what it removed.
 func RemoveStale(ctx context.Context, paths []string) (removed []string, err error) {
-	seen := make(map[string]File)
-	for _, path := range paths {
-		if f, stale := staleAt(ctx, path); stale {
-			seen[path] = f
-		}
-	}
-	if len(seen) == 0 {
+	before := staleAmong(ctx, paths)
+	if len(before) == 0 {
 		return nil, nil
 	}
 	select {
@@ -79,32 +76,32 @@ func RemoveStale(ctx context.Context, paths []string) (removed []string, err err
 		return nil, context.Cause(ctx)
 	}
 	var errs []error
-	for _, path := range paths {
-		before, ok := seen[path]
-		if !ok {
-			continue
-		}
+	for path, f := range staleAmong(ctx, slices.Collect(maps.Keys(before))) {
 		// The time of change counts too: a new socket can have the old one's number.
-		if now, stale := staleAt(ctx, path); !stale || now != before {
+		if f != before[path] {
 			continue
 		}
-		did, err := Remove(path, before.FileID)
+		did, err := Remove(path, f.FileID)
 		if did {
 			removed = append(removed, path)
 		}
-		if err != nil {
-			errs = append(errs, err)
-		}
+		errs = append(errs, err)
 	}
+	slices.Sort(removed)
 	return removed, errors.Join(errs...)
 }
 
-// staleAt reports whether there is a socket at path that refuses.
-func staleAt(ctx context.Context, path string) (File, bool) {
-	f, err := Lstat(path)
-	if err != nil || !f.IsSocket() {
-		return File{}, false
+// staleAmong returns those of the paths that are sockets which refuse.
+func staleAmong(ctx context.Context, paths []string) map[string]File {
+	found := make(map[string]File)
+	for _, path := range paths {
+		f, err := Lstat(path)
+		if err != nil || !f.IsSocket() {
+			continue
+		}
+		if live, _, err := Probe(ctx, path); err == nil && live == Stale {
+			found[path] = f
+		}
 	}
-	a, _, err := Probe(ctx, path)
-	return f, err == nil && a == Stale
+	return found
 }
