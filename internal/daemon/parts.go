@@ -91,7 +91,7 @@ func (p *parts) registry(rootDir string) (*kubelet.Registry, error) {
 var _ agent.Parts = (*parts)(nil)
 
 // Driver implements agent.Parts.
-func (p *parts) Driver(_ *config.Config, d config.Driver) registrar.Driver {
+func (p *parts) Driver(d config.Driver) registrar.Driver {
 	return driver.New(driver.Config{
 		Name: d.Name, Socket: d.Socket, Endpoint: d.Endpoint, Timeout: d.Timeout, Owner: d.SocketOwner,
 		AnyEndpoint: p.options.Dir != "",
