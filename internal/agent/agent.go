@@ -153,7 +153,7 @@ func (a *Agent) Apply(ctx context.Context, c *config.Config, files []string) err
 	return errors.Join(late, err, failed)
 }
 
-// WithdrawKept withdraws the registrations of drivers that are no longer configured, of which
+// WithdrawKept withdraws the registrations of drivers that are not enabled, of which
 // an earlier process left the registration socket.
 func (a *Agent) WithdrawKept(ctx context.Context, names []string) error {
 	a.applyM.Lock()

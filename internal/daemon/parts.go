@@ -126,12 +126,12 @@ func (p *parts) claim(name string) []*os.File {
 	return files
 }
 
-// unclaimed names the stored listeners of drivers that c does not name.
+// unclaimed names the stored listeners of drivers that c does not name, or has disabled.
 func (p *parts) unclaimed(c *config.Config) (names []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for name := range p.stored {
-		if _, there := c.Driver(name); !there {
+		if d, _ := c.Driver(name); !d.Enabled {
 			names = append(names, name)
 		}
 	}
