@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"sync"
 	"time"
 
@@ -30,7 +29,7 @@ type Socket interface {
 
 // Parts makes what a registrar needs, for a configuration that is about to be in force.
 type Parts interface {
-	Driver(c *config.Config, d config.Driver) registrar.Driver
+	Driver(d config.Driver) registrar.Driver
 	// Socket may wait, for a limited time; it is called for several drivers at once.
 	Socket(ctx context.Context, c *config.Config, name string) (Socket, error)
 }
@@ -48,17 +47,23 @@ type Agent struct {
 	ctx     context.Context // of the registrars
 	ended   sync.WaitGroup  // of the registrars
 	config  *config.Config
-	running map[string]*running
-	leaving map[*running]struct{} // being withdrawn
+	running map[key]*running
+}
+
+// key is what can be registered once: a driver with one kubelet. While a registration is
+// withdrawn under an earlier root_dir its driver has two registrars.
+type key struct {
+	name    string
+	kubelet config.Kubelet
 }
 
 // running is one registrar and what belongs to it.
 type running struct {
-	kubelet config.Kubelet
-	driver  config.Driver
-	reg     *registrar.Registrar
-	socket  Socket
-	ended   chan struct{} // closed when all of it has ended
+	key
+	driver config.Driver // not enabled: its registration is being withdrawn
+	reg    *registrar.Registrar
+	socket Socket
+	ended  chan struct{} // closed when all of it has ended
 }
 
 // Options are the Agent's surroundings.
@@ -76,8 +81,7 @@ func New(o Options) *Agent {
 		cmds:    make(chan func()),
 		done:    make(chan struct{}),
 		config:  config.Default(),
-		running: map[string]*running{},
-		leaving: map[*running]struct{}{},
+		running: map[key]*running{},
 	}
 }
 
@@ -119,16 +123,15 @@ func (a *Agent) do(ctx context.Context, f func()) error {
 func (a *Agent) Apply(ctx context.Context, c *config.Config, files []string) error {
 	a.applyM.Lock()
 	defer a.applyM.Unlock()
-	var (
-		gone []*running
-		errs []error
-	)
+	var left []*running
 	err := a.do(ctx, func() {
-		for name, r := range a.running {
-			d, there := c.Driver(name)
-			if !there || !d.Enabled || a.config.Kubelet != c.Kubelet { // every path is another one
-				gone = append(gone, r)
-				errs = append(errs, a.leave(r))
+		for k, r := range a.running {
+			d, there := c.Driver(k.name)
+			if r.driver.Enabled && !(there && d.Enabled && k.kubelet == c.Kubelet) { // another root_dir: every path is another
+				left = append(left, r)
+				d = r.driver
+				d.Enabled = false
+				a.update(k, d)
 			}
 		}
 		a.config = c
@@ -137,64 +140,35 @@ func (a *Agent) Apply(ctx context.Context, c *config.Config, files []string) err
 	if err != nil {
 		return err
 	}
-	errs = append(errs, a.awaitLeft(gone))
+	late := a.awaitLeft(ctx, left)
 	var missing []config.Driver
 	err = a.do(ctx, func() {
 		for _, d := range c.Drivers {
-			if d.Enabled && !a.update(c, d) {
+			if d.Enabled && !a.update(key{d.Name, c.Kubelet}, d) {
 				missing = append(missing, d)
 			}
 		}
 	})
-	added := make([]*running, len(missing))
-	var made sync.WaitGroup
-	var mu sync.Mutex
-	for i, d := range missing {
-		made.Go(func() {
-			socket, err := a.parts.Socket(ctx, c, d.Name)
-			if err != nil {
-				mu.Lock()
-				defer mu.Unlock()
-				errs = append(errs, fmt.Errorf("cannot start the registrar of %s: %w", d.Name, err))
-				return
-			}
-			added[i] = &running{kubelet: c.Kubelet, driver: d, socket: socket, ended: make(chan struct{})}
-		})
-	}
-	made.Wait()
-	errs = append(errs, err, a.startAll(ctx, added, func(r *running) (registrar.Settings, registrar.Driver) {
-		a.running[r.driver.Name] = r
-		return settings(r.driver), a.parts.Driver(c, r.driver)
-	}))
-	return errors.Join(errs...)
+	_, failed := a.startAll(ctx, c, missing)
+	return errors.Join(late, err, failed)
 }
 
-// WithdrawKept withdraws the registrations of drivers that are no longer configured, of which
+// WithdrawKept withdraws the registrations of drivers that are not enabled, of which
 // an earlier process left the registration socket.
 func (a *Agent) WithdrawKept(ctx context.Context, names []string) error {
 	a.applyM.Lock()
 	defer a.applyM.Unlock()
-	var (
-		c     *config.Config
-		added []*running
-		errs  []error
-	)
-	if err := a.do(ctx, func() { c = a.config }); err != nil {
+	var c *config.Config
+	err := a.do(ctx, func() { c = a.config })
+	if err != nil {
 		return err
 	}
-	for _, name := range names {
-		socket, err := a.parts.Socket(ctx, c, name)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("cannot withdraw %s: %w", name, err))
-			continue
-		}
-		added = append(added, &running{kubelet: c.Kubelet, driver: config.Driver{Name: name}, socket: socket, ended: make(chan struct{})})
+	kept := make([]config.Driver, len(names))
+	for i, name := range names {
+		kept[i].Name = name
 	}
-	errs = append(errs, a.startAll(ctx, added, func(r *running) (registrar.Settings, registrar.Driver) {
-		a.leaving[r] = struct{}{}
-		return registrar.Settings{Name: r.driver.Name, Leaving: true}, nobody{}
-	}))
-	return errors.Join(append(errs, a.awaitLeft(added))...)
+	left, err := a.startAll(ctx, c, kept)
+	return errors.Join(err, a.awaitLeft(ctx, left))
 }
 
 // nobody is the driver of a registration that is only to be withdrawn.
@@ -204,35 +178,50 @@ func (nobody) Ask(context.Context, func(status.Report)) status.Report { return s
 func (nobody) Hints() <-chan struct{}                                 { return nil }
 func (nobody) Close() error                                           { return nil }
 
-// startAll starts registrars as make says, which is called in the agent's goroutine. If that
-// has ended their sockets are closed.
-func (a *Agent) startAll(ctx context.Context, added []*running, how func(*running) (registrar.Settings, registrar.Driver)) error {
-	added = slices.DeleteFunc(added, func(r *running) bool { return r == nil })
-	err := a.do(context.WithoutCancel(ctx), func() {
-		for _, r := range added {
-			set, driver := how(r)
-			a.start(r, set, driver)
+// startAll starts registrars for drivers that have none. One that is not enabled is only
+// withdrawn. If the agent has ended their sockets are closed.
+func (a *Agent) startAll(ctx context.Context, c *config.Config, drivers []config.Driver) (started []*running, err error) {
+	sockets, errs := make([]Socket, len(drivers)), make([]error, len(drivers))
+	var made sync.WaitGroup
+	for i, d := range drivers {
+		made.Go(func() {
+			if sockets[i], errs[i] = a.parts.Socket(ctx, c, d.Name); errs[i] != nil {
+				errs[i] = fmt.Errorf("cannot start the registrar of %s: %w", d.Name, errs[i])
+			}
+		})
+	}
+	made.Wait()
+	err = a.do(context.WithoutCancel(ctx), func() {
+		for i, d := range drivers {
+			if errs[i] == nil {
+				started = append(started, a.start(key{d.Name, c.Kubelet}, d, sockets[i]))
+			}
 		}
 	})
-	if err != nil {
-		for _, r := range added {
-			err = errors.Join(err, r.socket.Close(ctx))
+	for i := range drivers {
+		if err != nil && errs[i] == nil {
+			errs[i] = sockets[i].Close(ctx)
 		}
 	}
-	return err
+	return started, errors.Join(append(errs, err)...)
 }
 
-func (a *Agent) start(r *running, set registrar.Settings, driver registrar.Driver) {
-	log := a.log.With("driver", set.Name)
-	a.store.own(set.Name, r)
-	r.reg = registrar.New(set, driver, r.socket, registrar.Options{
-		Log: log, Observe: func(s status.Driver) { a.store.driver(r, s) },
+func (a *Agent) start(k key, d config.Driver, socket Socket) *running {
+	r := &running{key: k, driver: d, socket: socket, ended: make(chan struct{})}
+	a.running[k] = r
+	var driver registrar.Driver = nobody{}
+	if d.Enabled {
+		driver = a.parts.Driver(d)
+	}
+	log := a.log.With("driver", d.Name)
+	r.reg = registrar.New(settings(d), driver, socket, registrar.Options{
+		Log: log, Observe: func(s status.Driver) { a.store.set(k, &s) },
 	})
 	ctx := a.ctx
 	a.ended.Go(func() {
 		defer close(r.ended)
 		r.reg.Run(ctx)
-		if err := r.socket.Close(context.WithoutCancel(ctx)); err != nil {
+		if err := socket.Close(context.WithoutCancel(ctx)); err != nil {
 			log.Error("cannot end a registration cleanly", "error", err)
 		}
 		select {
@@ -240,42 +229,33 @@ func (a *Agent) start(r *running, set registrar.Settings, driver registrar.Drive
 		case <-a.done:
 		}
 	})
+	return r
 }
 
-// forget removes what has ended.
+// forget removes what has ended, unless another took its place.
 func (a *Agent) forget(r *running) {
-	delete(a.leaving, r)
-	if a.running[r.driver.Name] == r {
-		delete(a.running, r.driver.Name)
+	if a.running[r.key] == r {
+		delete(a.running, r.key)
+		a.store.set(r.key, nil)
 	}
-	a.store.forget(r, r.driver.Name)
-}
-
-// leave has a registration withdrawn.
-func (a *Agent) leave(r *running) error {
-	delete(a.running, r.driver.Name)
-	a.leaving[r] = struct{}{}
-	set := settings(r.driver)
-	set.Leaving = true
-	return r.reg.Update(a.ctx, set, nil)
 }
 
 // awaitLeft waits until they are withdrawn, for a while.
-func (a *Agent) awaitLeft(all []*running) error {
-	late := time.After(leaveTime)
+func (a *Agent) awaitLeft(ctx context.Context, left []*running) error {
+	ctx, cancel := context.WithTimeout(ctx, leaveTime)
+	defer cancel()
 	var errs []error
-	for _, r := range all {
+	for _, r := range left {
 		select {
 		case <-r.ended:
 			continue
-		default:
+		case <-ctx.Done():
 		}
 		select {
 		case <-r.ended:
-		case <-late:
-			late = time.After(0) // for the others, too
-			d, _ := a.Status().Driver(r.driver.Name)
-			errs = append(errs, fmt.Errorf("%s is not withdrawn yet, trying again: %s", r.driver.Name, d.Reason))
+		default:
+			d, _ := a.Status().Driver(r.name)
+			errs = append(errs, fmt.Errorf("%s is not withdrawn yet, trying again: %s", r.name, d.Reason))
 		}
 	}
 	return errors.Join(errs...)
@@ -284,24 +264,14 @@ func (a *Agent) awaitLeft(all []*running) error {
 // update hands a changed table to its registrar, if there is one; a driver that is found or
 // trusted in another way gets a new client, the registration socket stays. One that could not
 // be withdrawn yet goes on.
-func (a *Agent) update(c *config.Config, d config.Driver) bool {
-	r := a.running[d.Name]
-	for l := range a.leaving {
-		if r == nil && l.driver.Name == d.Name && l.kubelet == c.Kubelet {
-			r = l
-		}
-	}
-	if r == nil {
-		return false
-	}
-	_, left := a.leaving[r]
-	if !left && r.driver.Equal(d) {
-		return true
+func (a *Agent) update(k key, d config.Driver) bool {
+	r := a.running[k]
+	if r == nil || r.driver.Equal(d) {
+		return r != nil
 	}
 	var client registrar.Driver
-	o := r.driver
-	if left || o.Socket != d.Socket || o.Endpoint != d.Endpoint || o.SocketOwner != d.SocketOwner || o.Timeout != d.Timeout {
-		client = a.parts.Driver(c, d)
+	if o := r.driver; o.Socket != d.Socket || o.Endpoint != d.Endpoint || o.SocketOwner != d.SocketOwner || o.Timeout != d.Timeout {
+		client = a.parts.Driver(d)
 	}
 	if err := r.reg.Update(a.ctx, settings(d), client); err != nil {
 		// It was withdrawn at this very moment.
@@ -314,14 +284,12 @@ func (a *Agent) update(c *config.Config, d config.Driver) bool {
 		return false
 	}
 	r.driver = d
-	delete(a.leaving, r)
-	a.running[d.Name] = r
 	return true
 }
 
 func settings(d config.Driver) registrar.Settings {
 	return registrar.Settings{
-		Name: d.Name, Socket: d.Socket, Endpoint: d.Endpoint, Versions: d.SupportedVersions,
+		Name: d.Name, Socket: d.Socket, Endpoint: d.Endpoint, Versions: d.SupportedVersions, Leaving: !d.Enabled,
 		Withdraw: d.WhenGone == config.Withdraw, WithdrawAfter: d.WithdrawAfter,
 	}
 }
@@ -329,28 +297,30 @@ func settings(d config.Driver) registrar.Settings {
 // Reregister makes the driver's registration socket again. ErrUnknown if there is no such
 // driver.
 func (a *Agent) Reregister(ctx context.Context, name string) error {
-	var r *running
-	if err := a.do(ctx, func() { r = a.running[name] }); err != nil {
+	var reg *registrar.Registrar
+	err := a.do(ctx, func() {
+		if r := a.running[key{name, a.config.Kubelet}]; r != nil && r.driver.Enabled {
+			reg = r.reg
+		}
+	})
+	switch {
+	case err != nil:
 		return err
-	}
-	if r == nil {
+	case reg == nil:
 		return fmt.Errorf("%w: %q", ErrUnknown, name)
 	}
-	return r.reg.Reregister(ctx)
+	return reg.Reregister(ctx)
 }
 
 // ErrUnknown is wrapped where a driver is asked for that does not run.
 var ErrUnknown = errors.New("no enabled driver of that name is configured")
 
 // Alive returns nil if the agent and every registrar really run, whatever their drivers do. It
-// causes no look at anything.
+// causes no look at anything. All are asked at once: on a starved machine the slow ones add up.
 func (a *Agent) Alive(ctx context.Context) error {
 	var regs []*registrar.Registrar
 	err := a.do(ctx, func() {
 		for _, r := range a.running {
-			regs = append(regs, r.reg)
-		}
-		for r := range a.leaving {
 			regs = append(regs, r.reg)
 		}
 	})
@@ -360,11 +330,15 @@ func (a *Agent) Alive(ctx context.Context) error {
 // allAlive asks registrars. One that has ended meanwhile was withdrawn: they end in no
 // other way.
 func allAlive(ctx context.Context, regs []*registrar.Registrar) error {
-	var errs []error
-	for _, r := range regs {
-		if err := r.Alive(ctx); !errors.Is(err, registrar.ErrEnded) {
-			errs = append(errs, err)
-		}
+	errs := make([]error, len(regs))
+	var asked sync.WaitGroup
+	for i, r := range regs {
+		asked.Go(func() {
+			if err := r.Alive(ctx); !errors.Is(err, registrar.ErrEnded) {
+				errs[i] = err
+			}
+		})
 	}
+	asked.Wait()
 	return errors.Join(errs...)
 }

@@ -24,7 +24,7 @@ type node struct {
 	broken  string   // the driver for which no socket can be made
 }
 
-func (n *node) Driver(_ *config.Config, d config.Driver) registrar.Driver {
+func (n *node) Driver(d config.Driver) registrar.Driver {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.clients = append(n.clients, d.Name)
@@ -281,7 +281,11 @@ func TestAliveForgivesTheRemoved(t *testing.T) {
 	with(t, func(t *testing.T, a *Agent, n *node) {
 		apply(t, a, conf("/k", drv("a"), drv("b")))
 		var regs []*registrar.Registrar
-		if err := a.do(t.Context(), func() { regs = append(regs, a.running["a"].reg, a.running["b"].reg) }); err != nil {
+		if err := a.do(t.Context(), func() {
+			for _, r := range a.running {
+				regs = append(regs, r.reg)
+			}
+		}); err != nil {
 			t.Fatal(err)
 		}
 		apply(t, a, conf("/k", drv("b")))

@@ -11,7 +11,8 @@ import (
 func boardOf(n int) *Agent {
 	a := &Agent{store: newStatusStore("test", time.Now())}
 	for i := range n {
-		a.store.driver(nil, status.Driver{Name: fmt.Sprintf("d%d.example", i), State: "registered"})
+		name := fmt.Sprintf("d%d.example", i)
+		a.store.set(key{name: name}, &status.Driver{Name: name, State: "registered"})
 	}
 	return a
 }
@@ -33,6 +34,6 @@ func BenchmarkObserve(b *testing.B) {
 	s := status.Driver{Name: "d7.example", State: "ready"}
 	b.ReportAllocs()
 	for b.Loop() {
-		a.store.driver(nil, s)
+		a.store.set(key{name: s.Name}, &s)
 	}
 }

@@ -2,7 +2,6 @@ package agent
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -14,19 +13,18 @@ import (
 // statusStore keeps the newest snapshot of everything. Registrars write, anybody reads; the lock
 // is never held across a call to others.
 type statusStore struct {
-	mu       sync.Mutex
-	status   status.Document // without Drivers
-	drivers  map[string]status.Driver
-	owners   map[string]any // by driver: whose snapshots count
-	disabled map[string]status.Driver
-	changed  chan struct{} // closed at the next change
+	mu      sync.Mutex
+	status  status.Document // without Drivers
+	drivers map[key]status.Driver
+	config  *config.Config
+	changed chan struct{} // closed at the next change
 }
 
 func newStatusStore(version string, now time.Time) *statusStore {
 	return &statusStore{
 		status:  status.Document{Version: version, StartedAt: now.UTC()},
-		drivers: map[string]status.Driver{},
-		owners:  map[string]any{},
+		drivers: map[key]status.Driver{},
+		config:  config.Default(),
 		changed: make(chan struct{}),
 	}
 }
@@ -40,60 +38,46 @@ func (b *statusStore) change(f func()) {
 	b.changed = make(chan struct{})
 }
 
-// own makes owner's snapshots of a driver the ones that count. While a registration is being
-// withdrawn under an earlier root_dir the driver has two registrars.
-func (b *statusStore) own(name string, owner any) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.owners[name] = owner
-}
-
-func (b *statusStore) driver(owner any, s status.Driver) {
-	b.mu.Lock()
-	counts := b.owners[s.Name] == owner
-	b.mu.Unlock()
-	if counts {
-		b.change(func() { b.drivers[s.Name] = s })
-	}
-}
-
-func (b *statusStore) forget(owner any, name string) {
-	b.mu.Lock()
-	counts := b.owners[name] == owner
-	b.mu.Unlock()
-	if counts {
-		b.change(func() { delete(b.drivers, name); delete(b.owners, name) })
-	}
-}
-
-func (b *statusStore) configured(c *config.Config, files []string) {
-	disabled := map[string]status.Driver{}
-	for _, d := range c.Drivers {
-		if !d.Enabled {
-			disabled[d.Name] = status.Driver{
-				Name: d.Name, Socket: d.Socket, Endpoint: d.Endpoint, State: status.Disabled,
-				Driver: status.Absent, Registration: status.None, Reason: "disabled in the configuration",
-			}
-		}
-	}
+// set puts in a registrar's snapshot; nil: it has ended.
+func (b *statusStore) set(k key, s *status.Driver) {
 	b.change(func() {
-		b.status.ConfigFiles = slices.Clone(files)
-		b.status.PluginsRegistry = c.Kubelet.PluginsRegistry()
-		b.disabled = disabled
+		if s == nil {
+			delete(b.drivers, k)
+		} else {
+			b.drivers[k] = *s
+		}
 	})
 }
 
-// Status is the snapshot of this moment.
+func (b *statusStore) configured(c *config.Config, files []string) {
+	b.change(func() {
+		b.config = c
+		b.status.ConfigFiles = slices.Clone(files)
+		b.status.PluginsRegistry = c.Kubelet.PluginsRegistry()
+	})
+}
+
+// Status is the snapshot of this moment. Of two registrars of a driver the one that counts is that
+// of the configuration in force, also while the other's registration is still being withdrawn.
 func (a *Agent) Status() status.Document {
 	b := a.store
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	s := b.status
 	s.ConfigFiles = append([]string{}, s.ConfigFiles...)
-	s.Drivers = slices.AppendSeq(make([]status.Driver, 0, len(b.drivers)+len(b.disabled)), maps.Values(b.drivers))
-	for name, d := range b.disabled {
-		if _, leaving := b.drivers[name]; !leaving {
-			s.Drivers = append(s.Drivers, d)
+	s.Drivers = make([]status.Driver, 0, len(b.drivers))
+	shown := make(map[string]bool, len(b.drivers))
+	for k, d := range b.drivers {
+		if _, two := b.drivers[key{k.name, b.config.Kubelet}]; k.kubelet == b.config.Kubelet || !two && !shown[k.name] {
+			s.Drivers, shown[k.name] = append(s.Drivers, d), true
+		}
+	}
+	for _, d := range b.config.Drivers {
+		if !d.Enabled && !shown[d.Name] {
+			s.Drivers = append(s.Drivers, status.Driver{
+				Name: d.Name, Socket: d.Socket, Endpoint: d.Endpoint, State: status.Disabled,
+				Driver: status.Absent, Registration: status.None, Reason: "disabled in the configuration",
+			})
 		}
 	}
 	slices.SortFunc(s.Drivers, func(x, y status.Driver) int { return cmp.Compare(x.Name, y.Name) })
@@ -115,11 +99,4 @@ func (a *Agent) ConfigError(text string) {
 
 // Unnamed shows a driver whose name is not known yet (node-driver-registrar's flags do
 // not have it) among the others, with an empty name; nil when it is.
-func (a *Agent) Unnamed(s *status.Driver) {
-	if s == nil {
-		a.store.forget(nil, "")
-		return
-	}
-	s.Name = ""
-	a.store.driver(nil, *s)
-}
+func (a *Agent) Unnamed(s *status.Driver) { a.store.set(key{}, s) }

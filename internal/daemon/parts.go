@@ -91,7 +91,7 @@ func (p *parts) registry(rootDir string) (*kubelet.Registry, error) {
 var _ agent.Parts = (*parts)(nil)
 
 // Driver implements agent.Parts.
-func (p *parts) Driver(_ *config.Config, d config.Driver) registrar.Driver {
+func (p *parts) Driver(d config.Driver) registrar.Driver {
 	return driver.New(driver.Config{
 		Name: d.Name, Socket: d.Socket, Endpoint: d.Endpoint, Timeout: d.Timeout, Owner: d.SocketOwner,
 		AnyEndpoint: p.options.Dir != "",
@@ -126,12 +126,12 @@ func (p *parts) claim(name string) []*os.File {
 	return files
 }
 
-// unclaimed names the stored listeners of drivers that c does not name.
+// unclaimed names the stored listeners of drivers that c does not name, or has disabled.
 func (p *parts) unclaimed(c *config.Config) (names []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for name := range p.stored {
-		if _, there := c.Driver(name); !there {
+		if d, _ := c.Driver(name); !d.Enabled {
 			names = append(names, name)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"csi-registrar/internal/config"
@@ -20,6 +21,17 @@ type noHints struct{}
 func (noHints) Hint()                  {}
 func (noHints) Hints() <-chan struct{} { return nil }
 func (noHints) Close()                 {}
+
+// What was disabled while no daemon ran is withdrawn at the start as what was removed.
+func TestStoredListenersOfDisabledDriversAreUnclaimed(t *testing.T) {
+	c := config.Default()
+	c.Drivers = []config.Driver{config.DefaultDriver("a.example", "/a"), config.DefaultDriver("b.example", "/b")}
+	c.Drivers[1].Enabled = false
+	p := &parts{stored: map[string][]*os.File{"a.example": nil, "b.example": nil, "c.example": nil}}
+	if got := p.unclaimed(c); len(got) != 2 || slices.Contains(got, "a.example") {
+		t.Errorf("unclaimed: %q", got)
+	}
+}
 
 // A registration socket that cannot be adopted because the daemon was told to stop stays in the
 // store for the next process: it is no reason to make a new one, nor to warn.
