@@ -9,10 +9,8 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"time"
 
 	"csi-registrar/internal/config"
-	"csi-registrar/internal/control"
 )
 
 // The scripts print what `csi-registrar __complete` offers.
@@ -40,9 +38,8 @@ func runCompletion(_ context.Context, e *env, args []string) error {
 
 // runComplete prints the completions of the last word: first a line with their kind, :words,
 // :files or :dirs, then with :words a line for each: the word, a tab, a description.
-func runComplete(ctx context.Context, e *env, words []string) error {
-	drivers := func(root string) []string { return driverNames(ctx, root) }
-	kind, list := complete(commands(), words, drivers)
+func runComplete(_ context.Context, e *env, words []string) error {
+	kind, list := complete(commands(), words, driverNames)
 	w := bufio.NewWriter(e.stdout)
 	fmt.Fprintln(w, kind)
 	for _, c := range list {
@@ -51,18 +48,8 @@ func runComplete(ctx context.Context, e *env, words []string) error {
 	return w.Flush()
 }
 
-// driverNames lists the drivers of the daemon, or of the files if it does not answer: only
-// root may connect to it.
-func driverNames(ctx context.Context, root string) (names []string) {
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
-	if doc, err := control.NewClient(control.Path(root)).Status(ctx); err == nil {
-		s, _ := doc.Status() // completion has nobody to report an error to
-		for _, d := range s.Drivers {
-			names = append(names, d.Name)
-		}
-		return names
-	}
+// driverNames lists the drivers of the files: only root may ask the daemon.
+func driverNames(root string) (names []string) {
 	for _, d := range config.Load(config.Source{Root: root}).Config.Drivers {
 		names = append(names, d.Name)
 	}
@@ -106,14 +93,23 @@ func complete(all []command, words []string, drivers func(root string) []string)
 		c, all, before = all[i], all[i].sub, before[1:]
 	}
 
-	flags := shownFlags(nil, c)
-	given, root, open := argsOf(flags, before)
+	fs := newFlagSet(nil)
+	c.setup(fs)
+	given, err := parse(fs, before) // an error: the value of the last flag is missing, most likely
+	root := "/"
+	if f := fs.Lookup("config-root"); f != nil {
+		root = f.Value.String()
+	}
+	var open *flag.Flag
+	if err != nil {
+		open = fs.Lookup(strings.TrimLeft(before[len(before)-1], "-"))
+	}
 	switch {
 	case open != nil:
 		value, _ := flag.UnquoteUsage(open)
 		return valueKind(value), nil
 	case strings.HasPrefix(last, "-"):
-		for _, f := range flags {
+		for _, f := range shownFlags(nil, c) {
 			_, usage := flag.UnquoteUsage(f)
 			offer("--"+f.Name, usage)
 		}
@@ -134,35 +130,6 @@ func complete(all []command, words []string, drivers func(root string) []string)
 		kind = valueKind(c.args)
 	}
 	return kind, list
-}
-
-// argsOf separates arguments from flags. Open is a flag whose value is the next word.
-func argsOf(flags []*flag.Flag, words []string) (given []string, root string, open *flag.Flag) {
-	root = "/"
-	for _, w := range words {
-		name, value, hasValue := strings.Cut(strings.TrimLeft(w, "-"), "=")
-		if open != nil {
-			name, value, hasValue = open.Name, w, true
-			open = nil
-		} else if !strings.HasPrefix(w, "-") {
-			given = append(given, w)
-			continue
-		}
-		if hasValue {
-			if name == "config-root" {
-				root = value
-			}
-			continue
-		}
-		i := slices.IndexFunc(flags, func(f *flag.Flag) bool { return f.Name == name })
-		if i < 0 {
-			continue
-		}
-		if b, ok := flags[i].Value.(interface{ IsBoolFlag() bool }); !ok || !b.IsBoolFlag() {
-			open = flags[i]
-		}
-	}
-	return given, root, open
 }
 
 // valueKind derives the kind of a value from its name in the usage.

@@ -14,7 +14,7 @@ import (
 
 var reload = run("csi-registrar", "reload")
 
-// loadConfig reads the files, and the drivers that are only in hidden ones.
+// loadConfig reads the files.
 func (x *diagnosis) loadConfig(ctx context.Context) {
 	where := cmp.Or(x.o.Source.File, filepath.Join(cmp.Or(x.o.Source.Root, "/"), "etc/csi-registrar"))
 	r, err := look(ctx, x, where, func() (*config.Result, error) { return config.Load(x.o.Source), nil })
@@ -35,9 +35,12 @@ func (x *diagnosis) configuration(ctx context.Context) {
 				text("edit %s", safetext.Word(m.File)), run("csi-registrar", "config", "check"), reload)
 		}
 	}
-	hidden := x.hidden(ctx)
-	x.absent(hidden)
-	if len(x.config.Config.Drivers)+len(x.config.Faulty)+len(hidden) == 0 && !x.named && len(x.report.Findings) == before {
+	for _, name := range x.o.Drivers {
+		if _, right := x.config.Config.Driver(name); !right && !slices.Contains(x.config.Faulty, name) {
+			x.absent(ctx, name)
+		}
+	}
+	if len(x.config.Config.Drivers)+len(x.config.Faulty) == 0 && !x.named && len(x.report.Findings) == before {
 		x.warning("", StepConfiguration, "no driver is configured", `each driver has a table [driver."NAME"] with its socket`,
 			text("csi-registrar import MANIFEST, or write a file into %s", safetext.Word(x.confDir())))
 	}
@@ -93,48 +96,22 @@ func (x *diagnosis) confDir() string {
 	return filepath.Join(cmp.Or(x.o.Source.Root, "/"), "etc/csi-registrar/conf.d")
 }
 
-// hidden finds, by driver, the drop-ins that would configure a driver which no other
-// file configures, but are hidden by a file of the same name.
-func (x *diagnosis) hidden(ctx context.Context) map[string]config.Hidden {
-	out, _ := look(ctx, x, x.confDir(), func() (map[string]config.Hidden, error) {
-		out := map[string]config.Hidden{}
-		for _, h := range x.config.Hidden {
-			for _, d := range config.Load(config.Source{File: h.File}).Config.Drivers {
-				if !x.configured(d.Name) {
-					out[d.Name] = h
-				}
-			}
-		}
-		return out, nil
-	})
-	return out // nil if the file system does not answer: that was found when the files were read
-}
-
-// configured reports whether a file configures the driver, with or without errors.
-func (x *diagnosis) configured(driver string) bool {
-	_, right := x.config.Config.Driver(driver)
-	return right || slices.Contains(x.config.Faulty, driver)
-}
-
-// absent reports drivers that no file configures: a problem only where somebody asked for them.
-func (x *diagnosis) absent(hidden map[string]config.Hidden) {
-	if !x.named {
-		for _, name := range sortedKeys(hidden) {
-			x.checked(name, StepConfiguration, Skipped, "%s is hidden by %s", safetext.Word(hidden[name].File), safetext.Word(hidden[name].By))
-		}
-	}
-	for _, name := range x.o.Drivers {
-		h, isHidden := hidden[name]
-		switch {
-		case x.configured(name):
-		case isHidden:
+// absent reports a driver that somebody asked for and no file configures, unless one that is
+// hidden by a file of the same name.
+func (x *diagnosis) absent(ctx context.Context, name string) {
+	for _, h := range x.config.Hidden {
+		there, err := look(ctx, x, h.File, func() (bool, error) {
+			_, there := config.Load(config.Source{File: h.File}).Config.Driver(name)
+			return there, nil
+		})
+		if err == nil && there { // that a file system does not answer was found when the files were read
 			x.problem(name, StepConfiguration, fmt.Sprintf("%s, which configures it, is hidden by %s", safetext.Word(h.File), safetext.Word(h.By)),
 				"only one file has that name, or the one in /etc configures the driver", run("rm", h.By), reload)
-		default:
-			x.problem(name, StepConfiguration, "no file configures it", fmt.Sprintf("a table [driver.%q] with its socket", name),
-				text("write it into a file in %s", safetext.Word(x.confDir())), reload)
+			return
 		}
 	}
+	x.problem(name, StepConfiguration, "no file configures it", fmt.Sprintf("a table [driver.%q] with its socket", name),
+		text("write it into a file in %s", safetext.Word(x.confDir())), reload)
 }
 
 // disabled reports a problem only where somebody asked for the driver.

@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"csi-registrar/internal/config"
@@ -82,18 +83,44 @@ func Run(ctx context.Context, o Options) Report {
 	x.unit(ctx)
 	x.running()
 	x.watching(ctx)
-	for _, d := range x.config.Config.Drivers {
-		switch {
-		case !x.wanted(d.Name):
-		case d.Enabled:
-			x.driver(ctx, d)
-		default:
-			x.disabled(d)
-		}
-	}
+	x.drivers(ctx)
 	slices.SortStableFunc(x.report.Findings, func(a, b Finding) int { return a.rank() - b.rank() })
 	x.report.Healthy = !slices.ContainsFunc(x.report.Findings, func(f Finding) bool { return f.Severity == Problem })
 	return x.report
+}
+
+// drivers examines the drivers, all at once: of those that hang each has its time limits, and
+// their sum would be minutes. Each has a copy of the report, as it is about the node, and adds to it.
+func (x *diagnosis) drivers(ctx context.Context) {
+	node := x.report
+	node.Findings, node.Checks = slices.Clip(node.Findings), slices.Clip(node.Checks)
+	own := each(x.config.Config.Drivers, func(d config.Driver) Report {
+		y := *x
+		y.report = node
+		switch {
+		case !x.wanted(d.Name):
+		case d.Enabled:
+			y.driver(ctx, d)
+		default:
+			y.disabled(d)
+		}
+		return y.report
+	})
+	for _, r := range own {
+		x.report.Findings = append(x.report.Findings, r.Findings[len(node.Findings):]...)
+		x.report.Checks = append(x.report.Checks, r.Checks[len(node.Checks):]...)
+	}
+}
+
+// each calls f for all items at the same time, and returns its results in their order.
+func each[T, R any](items []T, f func(T) R) []R {
+	results := make([]R, len(items))
+	var all sync.WaitGroup
+	for i, item := range items {
+		all.Go(func() { results[i] = f(item) })
+	}
+	all.Wait()
+	return results
 }
 
 // look runs f, which looks at a file system and may never return; then the error says that

@@ -184,6 +184,39 @@ func TestRunEndsWithItsContext(t *testing.T) {
 	}
 }
 
+// Drivers that hang, and registration sockets that do, share their time limits.
+func TestDriversThatHangAreAskedAtTheSameTime(t *testing.T) {
+	n := newNode(t)
+	const drivers = 8
+	var hanging []chan struct{}
+	for i := range drivers {
+		f := &fakeDriver{name: fmt.Sprintf("hangs-%d.csi.example.com", i), hang: "NodeGetInfo"}
+		f.start(t, n.path(fmt.Sprintf("csi/%d.sock", i)))
+		t.Cleanup(f.stop)
+		hanging = append(hanging, f.asked())
+		n.write(fmt.Sprintf("etc/csi-registrar/conf.d/60-%d.toml", i), fmt.Sprintf("[driver.%q]\nsocket = %q\n", f.name, f.path))
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan Report)
+	go func() {
+		done <- Run(ctx, Options{Source: n.source(), Units: n.units, Root: n.root, NodeInfoTimeout: time.Hour})
+	}()
+	for _, asked := range hanging { // none answers before all are asked
+		<-asked
+	}
+	cancel()
+	r := <-done
+	for i := range drivers {
+		if !slices.ContainsFunc(r.Findings, func(f Finding) bool { return f.Driver == fmt.Sprintf("hangs-%d.csi.example.com", i) }) {
+			t.Errorf("nothing is found of driver %d", i)
+		}
+	}
+	if !slices.IsSortedFunc(r.Checks, func(a, b Check) int { return strings.Compare(a.Driver, b.Driver) }) {
+		t.Errorf("checks of different drivers are mixed: %+v", r.Checks)
+	}
+}
+
 func FuzzProcess(f *testing.F) {
 	f.Add("/var/lib/kubelet/pod-resources/1", "0::/system.slice/kubelet.service\n", "Uid:\t0\t0\t0\t0\n")
 	f.Add("x\n0: 2 0 10000 1 1 100 /y/pod-resources/1", "12:pids:/x\n1:name=systemd:/$(reboot).service\n", "")

@@ -44,9 +44,11 @@ func (x *diagnosis) plugins(ctx context.Context) map[string][]plugin {
 	out := map[string][]plugin{}
 	// What cannot be seen cannot be asked: why is found when the directory is looked at.
 	paths, _ := look(ctx, x, x.registry(), func() ([]string, error) { return pluginreg.Sockets(x.registry()), nil })
-	for _, path := range paths {
-		// Why a driver's own does not answer is looked at later.
-		if p, err := x.getInfo(ctx, path); err == nil && p.Type == registerapi.CSIPlugin {
+	for _, p := range each(paths, func(path string) (p plugin) {
+		p, _ = x.getInfo(ctx, path) // why a driver's own does not answer is looked at later
+		return p
+	}) {
+		if p.Type == registerapi.CSIPlugin {
 			out[p.Name] = append(out[p.Name], p)
 		}
 	}
