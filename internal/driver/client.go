@@ -25,10 +25,6 @@ const (
 	// next Ask. A new one each second would fill the queue of a driver that does not accept.
 	maxSilence = time.Minute
 
-	// floodPause is how long a driver that sent too much is left alone, so that it costs a few
-	// percent of a core at most.
-	floodPause = 10 * time.Second
-
 	// maxRestarts is how often one Ask starts over because the socket was replaced.
 	maxRestarts = 3
 
@@ -81,7 +77,7 @@ type Client struct {
 	seen             sighting    // at socket
 
 	conn       *conn // kept between two Asks
-	pauseUntil time.Time
+	budget     budget
 	last       status.Report   // of the last Ask, without Replaced
 	endpointID unixsock.FileID // what it found there; zero: nothing to be seen
 	readyID    unixsock.FileID // the socket of the last Ready report
@@ -196,16 +192,13 @@ func (c *Client) usable(socket unixsock.File) bool {
 
 // connect makes a new connection unless the kept one is still good.
 func (c *Client) connect(ctx context.Context, socket unixsock.File) finding {
-	if c.conn != nil && c.conn.flooded.Load() {
-		c.pauseUntil = time.Now().Add(floodPause)
-	}
 	if c.usable(socket) && time.Since(c.conn.answered) < maxSilence {
 		c.conn.kept.Store(false) // this Ask reports its end
 		return finding{}
 	}
 	c.drop()
-	if time.Now().Before(c.pauseUntil) {
-		return flood
+	if c.budget.spend(0) {
+		return flood // until its minute is over
 	}
 	t, f := c.dial(ctx, c.socket)
 	if f.state == status.Absent && socket.IsSocket() && time.Since(c.seen.since) < young {

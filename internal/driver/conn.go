@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -23,8 +24,12 @@ const (
 	maxMessage = 256 << 10
 	maxHeaders = 16 << 10
 
-	maxPerMinute = 1 << 20 // bytes that a driver may send over one connection
-	bufferBytes  = 4 << 10 // messages are small and rare
+	// What a driver may send in a minute, over all connections together. A read counts as
+	// minRead bytes at least: byte by byte it would cost a wakeup each.
+	maxPerMinute = 1 << 20
+	minRead      = 256
+
+	bufferBytes = 4 << 10 // messages are small and rare
 
 	// never is longer than any connection is kept without an answer (maxSilence).
 	never = 24 * time.Hour
@@ -89,21 +94,35 @@ func (c *conn) close() {
 type stream struct {
 	net.Conn
 	hint    func()
+	budget  *budget
 	kept    atomic.Bool // between two Asks
 	ended   atomic.Bool
 	flooded atomic.Bool
+}
 
-	received int // since counted; both are the reader's
-	counted  time.Time
+// budget counts what one driver sends. A connection of before may still be read from while the
+// next one is used.
+type budget struct {
+	mu    sync.Mutex
+	spent int // within the minute from begun on
+	begun time.Time
+}
+
+// spend counts n bytes more and reports whether the driver has now sent too much.
+func (b *budget) spend(n int) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if now := time.Now(); now.Sub(b.begun) > time.Minute {
+		b.spent, b.begun = 0, now
+	}
+	b.spent += n
+	return b.spent > maxPerMinute
 }
 
 // Read counts all bytes, also those that come together with an error.
 func (s *stream) Read(b []byte) (int, error) {
 	n, err := s.Conn.Read(b)
-	if now := time.Now(); now.Sub(s.counted) > time.Minute {
-		s.received, s.counted = 0, now
-	}
-	if s.received += n; s.received > maxPerMinute {
+	if s.budget.spend(max(n, minRead)) {
 		s.flooded.Store(true)
 		err = errors.Join(errFlood, s.Conn.Close()) // also ends a write that the driver does not take
 	}
@@ -132,7 +151,7 @@ func (c *Client) dial(ctx context.Context, at target) (*conn, finding) {
 	for delay := retryFirst; ; delay = min(2*delay, retryMost) {
 		l := c.lookAt(ctx, at, true)
 		if l.ok() {
-			t := &conn{target: at, stream: &stream{Conn: l.raw, hint: c.hints.Hint}, file: l.file, answered: time.Now()}
+			t := &conn{target: at, stream: &stream{Conn: l.raw, hint: c.hints.Hint, budget: &c.budget}, file: l.file, answered: time.Now()}
 			var err error
 			if t.cc, err = newClientConn(t.stream); err != nil {
 				l.discard()

@@ -9,6 +9,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -244,18 +245,42 @@ func TestFloodEndsTheConnectionAndIsLeftAloneForAWhile(t *testing.T) {
 	if len(l.conns) != 0 {
 		t.Error("it was connected to again at once")
 	}
-	if left := time.Until(c.pauseUntil); left <= 0 || left > floodPause {
-		t.Errorf("it is left alone for %v", left)
-	}
-	c.pauseUntil = time.Now()
+	c.budget.mu.Lock()
+	c.budget.begun = c.budget.begun.Add(-time.Minute - time.Second)
+	c.budget.mu.Unlock()
 	expectReady(t, ask(t, c))
+}
+
+// Who hangs up before it has sent too much cannot go on over the next connection.
+func TestBudgetIsThatOfAllConnections(t *testing.T) {
+	_, socket := paths(t)
+	l := listen(t, socket)
+	var sent atomic.Int64
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			n, _ := conn.Write(bytes.Repeat(ping, (maxPerMinute/2)/len(ping))) // no SETTINGS first: it breaks
+			sent.Add(int64(n))
+			conn.Close()
+		}
+	}()
+	c := client(t, Config{Name: name, Socket: socket}, nil)
+	c.budget.spend(maxPerMinute - 100)
+	for r := ask(t, c); r.Reason != flood.reason; r = ask(t, c) {
+		if r.Driver != status.Starting || sent.Load() > 4<<20 {
+			t.Fatalf("%+v, %d bytes", r, sent.Load())
+		}
+	}
 }
 
 // A driver whose bytes come together with an error is not let through.
 func TestBytesThatComeWithAnErrorCount(t *testing.T) {
 	near, far := net.Pipe()
 	defer far.Close()
-	s := &stream{Conn: dataWithError{near}, hint: func() {}}
+	s := &stream{Conn: dataWithError{near}, hint: func() {}, budget: new(budget)}
 	buf, got := make([]byte, 64<<10), 0
 	for !s.flooded.Load() {
 		n, err := s.Read(buf)
@@ -267,6 +292,22 @@ func TestBytesThatComeWithAnErrorCount(t *testing.T) {
 		t.Errorf("%v, ended %v", err, s.ended.Load())
 	}
 }
+
+// Each read wakes the daemon, however little it brings.
+func TestReadsCountToo(t *testing.T) {
+	near, far := net.Pipe()
+	defer far.Close()
+	s := &stream{Conn: byteByByte{near}, hint: func() {}, budget: new(budget)}
+	for n, buf := 0, make([]byte, 1); !s.flooded.Load(); n++ {
+		if _, err := s.Read(buf); n > maxPerMinute/minRead {
+			t.Fatalf("%d bytes, one at a time: %v", n, err)
+		}
+	}
+}
+
+type byteByByte struct{ net.Conn }
+
+func (byteByByte) Read([]byte) (int, error) { return 1, nil }
 
 type dataWithError struct{ net.Conn }
 

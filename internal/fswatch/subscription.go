@@ -27,6 +27,7 @@ type route struct {
 	// Under the Watcher's lock.
 	steps   []step // what was passed on the way to the path
 	walking bool
+	pace    pace // of its walks
 	again   bool // something happened since the walk began
 	hint    bool // the next walk is to be followed by a hint, whatever it finds
 	hanging bool // the last walk did not come back in time

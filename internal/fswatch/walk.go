@@ -16,7 +16,24 @@ import (
 const (
 	maxLinks  = 40          // how many symbolic links the kernel follows in one path (path_resolution(7))
 	walkLimit = time.Second // how long a walk may take; then its file system hangs
+
+	// A driver's user can change the driver's directory all the time. That many walks are made
+	// at once, then one every walkEvery.
+	walksAtOnce = 20
+	walkEvery   = 50 * time.Millisecond
 )
+
+// pace lets a burst through, and then one every while. The zero value is ready.
+type pace struct{ until time.Time }
+
+// wait counts one, and returns for how long it is to wait; no longer than zero: not at all.
+func (p *pace) wait(now time.Time, burst int, every time.Duration) time.Duration {
+	if p.until.Before(now) {
+		p.until = now
+	}
+	p.until = p.until.Add(every)
+	return p.until.Sub(now) - time.Duration(burst)*every
+}
 
 // calls are the system calls of a walk that may hang, beside inotify's. Tests replace them.
 type calls struct {
@@ -81,6 +98,14 @@ func (w *Watcher) walkWhileNeeded(ctx context.Context, r *route) {
 			r.walking = false
 			w.mu.Unlock()
 			return
+		}
+		if wait := r.pace.wait(time.Now(), walksAtOnce, walkEvery); wait > 0 {
+			w.mu.Unlock()
+			select {
+			case <-ctx.Done():
+			case <-time.After(wait):
+			}
+			w.mu.Lock()
 		}
 		hint := r.hint
 		r.again, r.hint = false, false

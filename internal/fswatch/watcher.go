@@ -34,6 +34,15 @@ type Options struct {
 // of mounts at once.
 const mountPause = 100 * time.Millisecond
 
+// Events that never end, such as those of a driver's user who changes the driver's directory all
+// the time, are read in batches: after readsAtOnce, one read every readEvery. The buffer takes all
+// that come meanwhile: a queue that overflows means a walk of every path.
+const (
+	readsAtOnce = 100
+	readEvery   = 10 * time.Millisecond
+	readBuffer  = 64 << 10 // an event takes 16 bytes and its name
+)
+
 // Watcher watches the directories on the way to many paths with one inotify instance, one watch
 // for each directory, and one timer. An event wakes only those whose path has the name.
 type Watcher struct {
@@ -170,7 +179,8 @@ func (w *Watcher) look(ctx context.Context, which func(*route) bool, hint bool) 
 }
 
 func (w *Watcher) read(n notifier) {
-	buf := make([]byte, 8<<10) // an event takes 16 bytes and its name
+	buf := make([]byte, readBuffer)
+	var reads pace
 	for {
 		size, err := n.read(buf)
 		if err != nil {
@@ -180,6 +190,7 @@ func (w *Watcher) read(n notifier) {
 			return
 		}
 		w.dispatch(buf[:size])
+		time.Sleep(reads.wait(time.Now(), readsAtOnce, readEvery)) // mostly not at all
 	}
 }
 
@@ -196,18 +207,24 @@ func (w *Watcher) dispatch(buf []byte) {
 		if e.mask&unix.IN_IGNORED != 0 {
 			w.ignored++
 		}
-		for name, routes := range w.watches[e.wd] {
-			if len(e.name) > 0 && name != "" && name != string(e.name) {
-				continue // with an empty name it is about the directory: mode, owner, moved, deleted
-			}
-			for _, r := range routes {
-				if e.mask&unix.IN_CLOSE_WRITE == 0 || r.sub.content {
-					w.walkSoon(r, true)
-				}
+		if at := w.watches[e.wd]; len(e.name) > 0 {
+			w.changed(e.mask, at[string(e.name)])
+			w.changed(e.mask, at[""])
+		} else { // about the directory itself: mode, owner, moved, deleted
+			for _, routes := range at {
+				w.changed(e.mask, routes)
 			}
 		}
 		if e.mask&unix.IN_IGNORED != 0 {
 			delete(w.watches, e.wd)
+		}
+	}
+}
+
+func (w *Watcher) changed(mask uint32, routes []*route) {
+	for _, r := range routes {
+		if mask&unix.IN_CLOSE_WRITE == 0 || r.sub.content {
+			w.walkSoon(r, true)
 		}
 	}
 }

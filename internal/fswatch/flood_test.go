@@ -1,0 +1,86 @@
+package fswatch
+
+import (
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Who changes a path all the time costs a bounded number of reads and walks, and is seen in the
+// end as it is.
+func TestAPathThatChangesAllTheTime(t *testing.T) {
+	dir := tempDir(t)
+	path := filepath.Join(dir, "d", "csi.sock")
+	must(t, os.Mkdir(filepath.Dir(path), 0o755))
+	var reads, walks atomic.Int64
+	w := start(t, Options{}, func(w *Watcher) {
+		lstat := w.calls.lstat
+		w.calls.lstat = func(p string, st *unix.Stat_t) error {
+			if p == path {
+				walks.Add(1)
+			}
+			return lstat(p, st)
+		}
+		w.open = func() (notifier, error) {
+			n, err := openInotify()
+			return countingNotifier{n, &reads}, err
+		}
+	})
+	s := subscribe(t, w.Subscribe, path)
+	defer s.Close()
+	begun := time.Now()
+	changes := 0
+	for ; time.Since(begun) < time.Second; changes++ {
+		must(t, os.Chmod(filepath.Dir(path), 0o755-os.FileMode(changes%2)))
+		time.Sleep(time.Microsecond) // so that the watcher could read each by itself
+	}
+	must(t, os.WriteFile(path, nil, 0o600))
+	within(t, "the last change is not seen", func() bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		r := s.routes[0]
+		return len(r.steps) > 0 && r.steps[len(r.steps)-1].seen.kind() == unix.S_IFREG
+	})
+	took := time.Since(begun)
+	t.Logf("%d changes, %d reads, %d walks in %s", changes, reads.Load(), walks.Load(), took)
+	if most := readsAtOnce + 3 + int64(took/readEvery); reads.Load() > most {
+		t.Errorf("%d reads in %s, at most %d are right", reads.Load(), took, most)
+	}
+	if most := walksAtOnce + 3 + int64(took/walkEvery); walks.Load() > most {
+		t.Errorf("%d walks in %s, at most %d are right", walks.Load(), took, most)
+	}
+}
+
+type countingNotifier struct {
+	notifier
+	reads *atomic.Int64
+}
+
+func (n countingNotifier) read(buf []byte) (int, error) {
+	n.reads.Add(1)
+	return n.notifier.read(buf)
+}
+
+func TestPace(t *testing.T) {
+	var p pace
+	now := time.Unix(1, 0)
+	for i := range 3 {
+		if wait := p.wait(now, 3, time.Second); wait > 0 {
+			t.Errorf("number %d waits for %s", i, wait)
+		}
+	}
+	if wait := p.wait(now, 3, time.Second); wait != time.Second {
+		t.Errorf("the fourth waits for %s", wait)
+	}
+	now = now.Add(time.Second) // it has waited
+	if wait := p.wait(now, 3, time.Second); wait != time.Second {
+		t.Errorf("the fifth waits for %s", wait)
+	}
+	if wait := p.wait(now.Add(time.Hour), 3, time.Second); wait > 0 {
+		t.Errorf("after an hour one waits for %s", wait)
+	}
+}
