@@ -91,11 +91,7 @@ func (s *Socket) adopt(ctx context.Context, files []*os.File) error {
 	} else if len(files) > 1 {
 		s.keep(ctx, p) // it replaces all of the name
 	}
-	removed, err := unixsock.RemoveStale(ctx, []string{s.path})
-	for _, path := range removed {
-		s.log.Info("stale registration socket removed", "path", path)
-	}
-	return errors.Join(append(errs, err)...)
+	return errors.Join(append(errs, s.removeStale(ctx))...)
 }
 
 // proves reports whether the record is of the listener that was bound to this name, and whether

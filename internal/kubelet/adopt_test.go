@@ -261,14 +261,12 @@ func TestAdoptWithAFullQueue(t *testing.T) {
 	if err := s.Adopt(t.Context(), m.pass(t, "registration-a")); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "there is room in the queue", func() bool {
-		c, err := net.Dial("unix", path)
-		if err == nil {
-			c.Close()
-		}
-		return err == nil
+	eventually(t, "the kubelet is answered", func() bool { // while the queue is full it cannot connect
+		k := dialAsKubelet(t, path)
+		defer k.cc.Close()
+		info, err := k.getInfo(t)
+		return err == nil && info.Endpoint == announcement("a").Endpoint
 	})
-	mustAnswer(t, path, announcement("a").Endpoint)
 }
 
 func TestALeftoverIsWithdrawn(t *testing.T) {
