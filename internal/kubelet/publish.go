@@ -24,9 +24,9 @@ func (s *Socket) Publish(ctx context.Context, a status.Announcement) error {
 	if !s.mayAnnounce(a) {
 		return fmt.Errorf("cannot publish %s: the announcement names %q with endpoint %q and versions %q", s.name, a.Identity.Name, a.Endpoint, a.Versions)
 	}
-	was := s.published()
+	was := s.current.Load()
 	return s.change(ctx, func(ctx context.Context) error {
-		if was == nil && s.published() != nil {
+		if was == nil && s.current.Load() != nil {
 			return nil // adopted late: the caller did not know of it and has to look again
 		}
 		return s.publish(ctx, a)
@@ -46,7 +46,7 @@ func (s *Socket) publish(ctx context.Context, a status.Announcement) error {
 		return err
 	}
 	var own unixsock.FileID
-	if p := s.published(); p != nil {
+	if p := s.current.Load(); p != nil {
 		own = p.FileID
 	}
 	if err := s.r.others.check(ctx, s.name, own); err != nil {
@@ -71,7 +71,7 @@ func (s *Socket) publish(ctx context.Context, a status.Announcement) error {
 // stale; everything else is somebody's.
 func (s *Socket) clear(ctx context.Context) error {
 	at, err := unixsock.Lstat(s.path)
-	switch p := s.published(); {
+	switch p := s.current.Load(); {
 	case errors.Is(err, os.ErrNotExist), err == nil && p != nil && p.FileID == at.FileID:
 		return nil
 	case err != nil:
@@ -123,7 +123,7 @@ func (s *Socket) publishFrom(ctx context.Context, place string, dir unixsock.Fil
 	p := newListener(s, l, dir, record{
 		Path: s.path, Bound: l.Addr().String(), FileID: file.FileID, PublishedAt: time.Now(), Announced: a,
 	})
-	old := s.published()
+	old := s.current.Load()
 	s.keep(ctx, p)
 	p.serve()
 	err = s.moveIn(temporary, p, old)
@@ -140,7 +140,7 @@ func (s *Socket) publishFrom(ctx context.Context, place string, dir unixsock.Fil
 
 	// Back to what it was.
 	p.stop(false)
-	s.setPublished(old)
+	s.current.Store(old)
 	if old == nil {
 		s.forget(ctx)
 		return errors.Join(err, rerr, s.removeRecord())
@@ -157,7 +157,7 @@ func (s *Socket) moveIn(temporary string, p, old *listener) error {
 			return err
 		}
 	}
-	s.setPublished(p)
+	s.current.Store(p)
 	if err := s.save(p); err != nil {
 		s.log.Warn("the registration socket is published without its record", "error", err)
 	}
