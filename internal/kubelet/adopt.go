@@ -23,79 +23,49 @@ func (s *Socket) Adopt(ctx context.Context, files []*os.File) error {
 	if len(files) == 0 {
 		return nil
 	}
-	s.mu.Lock()
-	s.handed = files
-	s.mu.Unlock()
-	err := s.change(ctx, func(context.Context) error { return nil })
-	if ctx.Err() != nil {
-		err = errors.Join(err, s.closeHanded())
+	s.handed.Store(&files)
+	return s.change(ctx, func(context.Context) error { return nil })
+}
+
+// adopt adopts what was handed over and not yet adopted. It is for the worker.
+func (s *Socket) adopt(ctx context.Context) error {
+	files := s.handed.Swap(nil)
+	if files == nil {
+		return nil
 	}
-	return err
-}
-
-// closeHanded leaves what was not adopted to the next process: the store has it.
-func (s *Socket) closeHanded() error {
-	var errs []error
-	for _, f := range s.takeHanded() {
-		errs = append(errs, f.Close())
-	}
-	return errors.Join(errs...)
-}
-
-// takeHanded returns the files that were not adopted, once.
-func (s *Socket) takeHanded() []*os.File {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	files := s.handed
-	s.handed = nil
-	return files
-}
-
-// adoptHanded is for the worker.
-func (s *Socket) adoptHanded(ctx context.Context) error {
-	if files := s.takeHanded(); len(files) > 0 {
-		return s.adopt(ctx, files)
-	}
-	return nil
-}
-
-func (s *Socket) adopt(ctx context.Context, files []*os.File) error {
 	rec := s.r.readRecord(s.name)
 	var errs []error
-	for _, f := range files {
+	for _, f := range *files {
 		l, err := listenerOf(f)
 		if err != nil {
 			errs = append(errs, err)
 			continue
 		}
-		bound := l.Addr().String()
-		switch proven := s.proves(rec, bound); {
-		case proven && rec.Path == s.path && s.published() == nil:
-			s.takeOver(l, rec)
-			continue
-		case proven && rec.Path == s.path: // the same listener once more
-		case proven: // of an earlier root_dir
+		switch {
+		case !s.proves(rec, l.Addr().String()):
+			errs = append(errs, fmt.Errorf("cannot go on with the registration socket of an earlier process: there is no record of it, or %s is another one", s.path))
+		case rec.Path != s.path:
 			did, err := unixsock.Remove(rec.Path, rec.FileID)
 			if did {
 				s.log.Info("registration socket of an earlier root_dir removed", "path", rec.Path)
 			}
 			errs = append(errs, err)
-		default:
-			errs = append(errs, fmt.Errorf("cannot go on with the registration socket of an earlier process: there is no record of it, or %s is another one", s.path))
+		case s.current.Load() == nil: // else it is the same listener once more
+			dir, _ := unixsock.Stat(s.r.dir.path) // zero if it went this very moment
+			p := newListener(s, l, dir.FileID, rec)
+			s.current.Store(p)
+			p.serve()
+			continue
 		}
 		errs = append(errs, l.Close())
 	}
-	if p := s.published(); p == nil {
+	if p := s.current.Load(); p == nil {
 		s.forget(ctx)
 		errs = append(errs, s.removeRecord())
-	} else if len(files) > 1 {
+	} else if len(*files) > 1 {
 		s.keep(ctx, p) // it replaces all of the name
 	}
-	removed, err := unixsock.RemoveStale(ctx, []string{s.path})
-	for _, path := range removed {
-		s.log.Info("stale registration socket removed", "path", path)
-	}
-	return errors.Join(append(errs, err)...)
+	return errors.Join(append(errs, s.removeStale(ctx))...)
 }
 
 // proves reports whether the record is of the listener that was bound to this name, and whether
@@ -107,17 +77,6 @@ func (s *Socket) proves(rec record, bound string) bool {
 	}
 	at, err := unixsock.Lstat(rec.Path)
 	return rec.FileID == at.FileID || err != nil && !isMissing(err)
-}
-
-// takeOver publishes a kept listener as the record has it.
-func (s *Socket) takeOver(l *net.UnixListener, rec record) {
-	dir, err := unixsock.Stat(s.r.dir.path)
-	if err != nil { // it went this very moment
-		s.log.Debug("cannot look at the plugins_registry", "error", err)
-	}
-	p := newListener(s, l, dir.FileID, rec)
-	s.setPublished(p)
-	p.serve()
 }
 
 // listenerOf makes a listener of a descriptor that was handed over, and closes that. Whether it

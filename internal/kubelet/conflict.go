@@ -31,3 +31,8 @@ func process(c unixsock.Cred) string {
 	}
 	return fmt.Sprintf("process %d (uid %d)", c.PID, c.UID)
 }
+
+// heldBy is the error for a path of ours that somebody else has.
+func (s *Socket) heldBy(holder string) error {
+	return &ConflictError{Driver: s.name, Path: s.path, Holder: holder, Same: true}
+}

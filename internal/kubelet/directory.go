@@ -6,6 +6,8 @@ import (
 	"os"
 	"sync"
 
+	"golang.org/x/sys/unix"
+
 	"csi-registrar/internal/unixsock"
 )
 
@@ -48,10 +50,9 @@ func (d *directory) watched(id unixsock.FileID) {
 func (d *directory) ensure() (unixsock.FileID, error) {
 	now, err := unixsock.Stat(d.path)
 	if errors.Is(err, os.ErrNotExist) && d.root != "" {
-		if err := d.make(); err != nil {
-			return unixsock.FileID{}, err
+		if err = d.make(); err == nil {
+			now, err = unixsock.Stat(d.path)
 		}
-		now, err = unixsock.Stat(d.path)
 	}
 	switch {
 	case err != nil:
@@ -65,17 +66,27 @@ func (d *directory) ensure() (unixsock.FileID, error) {
 
 func (d *directory) make() error {
 	switch err := os.Mkdir(d.path, 0o750); {
-	case err == nil:
-		// The umask of the unit is stricter than the kubelet's.
-		if err := os.Chmod(d.path, 0o750); err != nil {
-			return fmt.Errorf("cannot make the plugins_registry: %w", err)
-		}
-		return nil
 	case errors.Is(err, os.ErrExist):
 		return nil // the kubelet was faster
 	case errors.Is(err, os.ErrNotExist):
 		return fmt.Errorf("the kubelet's root directory %s does not exist: set [kubelet] root_dir to the kubelet's --root-dir, or wait for it to be mounted or made", d.root)
-	default:
-		return fmt.Errorf("cannot make the plugins_registry: %w", err)
+	case err != nil:
+		return err
 	}
+	f, err := os.OpenFile(d.path, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Chmod(0o750), f.Close()) // the umask of the unit is stricter than the kubelet's
+}
+
+// place is where a socket is bound before it is moved into the directory: outside of it, for the
+// kubelet logs an error for each name that comes and goes in it. Where that is another mount, or
+// may not be written, a dot name within has to do: the kubelet ignores those. A new socket that
+// could not be moved in is not even made, for the old one is removed before the move.
+func (d *directory) place() string {
+	if d.root != "" && unixsock.SameMount(d.root, d.path) && unix.Access(d.root, unix.W_OK) == nil {
+		return d.root
+	}
+	return d.path
 }

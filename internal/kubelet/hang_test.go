@@ -76,20 +76,35 @@ func TestTheFileSystemOfTheSocketDoesNotAnswer(t *testing.T) {
 	if now := s.Look(); !now.Announced.Equal(before.Announced) || now.Place != status.Ours {
 		t.Errorf("%+v", now)
 	}
-	f, err := os.Open("/dev/null")
-	if err != nil {
-		t.Fatal(err)
-	}
-	ended, end := context.WithCancel(t.Context())
-	end()
-	if err := s.Adopt(ended, []*os.File{f}); !errors.Is(err, context.Canceled) {
-		t.Errorf("adopted after the end: %v", err)
-	}
-	if err := f.Close(); !errors.Is(err, os.ErrClosed) {
-		t.Error("the file that could not be adopted was left open")
-	}
 	answer()
 	wantPlace(t, s, status.Missing)
+}
+
+// What could not be adopted is closed with its Socket: the store has it for the next process.
+func TestFilesAreClosedWithTheirSocket(t *testing.T) {
+	w := newWorld(t)
+	r := w.open()
+	for _, hangs := range []bool{false, true} {
+		s := socket(t, r, "a")
+		if hangs {
+			hang(t, r, s.path)
+		}
+		f, err := os.Open("/dev/null")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ended, end := context.WithCancel(t.Context())
+		end()
+		if err := s.Adopt(ended, []*os.File{f}); !errors.Is(err, context.Canceled) {
+			t.Errorf("adopted after the end: %v", err)
+		}
+		if err := s.Close(t.Context()); err == nil {
+			t.Errorf("hangs %t: it is not said that nothing was adopted", hangs)
+		}
+		if err := f.Close(); !errors.Is(err, os.ErrClosed) {
+			t.Errorf("hangs %t: left open", hangs)
+		}
+	}
 }
 
 // blocking is a store that waits in Keep.
@@ -128,9 +143,7 @@ func TestClosedWhileAPublicationHangs(t *testing.T) {
 		if d := time.Since(begin); d > 2*closeTime {
 			t.Errorf("the end took %v", d)
 		}
-		if n := len(r.o.Pool.Stuck()); n != 1 {
-			t.Errorf("%d are stuck", n)
-		}
+		eventually(t, "only it is stuck", func() bool { return len(r.o.Pool.Stuck()) == 1 }) // no scan any more
 		close(b.release)
 		eventually(t, "it ends", func() bool { return len(r.o.Pool.Stuck()) == 0 })
 		w.wantNoTemporary()

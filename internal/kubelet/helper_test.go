@@ -243,6 +243,11 @@ func wantConflict(t *testing.T, err error, holder string) {
 	}
 }
 
+func isConflict(err error) bool {
+	_, ok := errors.AsType[*ConflictError](err)
+	return ok
+}
+
 // temporaryNames lists what is left of our temporary names.
 func (w *world) temporaryNames() []string {
 	var found []string

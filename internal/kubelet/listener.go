@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -21,6 +22,7 @@ type listener struct {
 	dir      unixsock.FileID // the directory it was put into
 	done     chan struct{}   // closed when it accepts no more
 	warnedAt time.Time       // Accept's
+	unsaved  atomic.Bool     // the written record lacks something
 
 	record        // guarded by s.mu, but for Path, Bound and FileID, which never change
 	notKept error // why it is not in the descriptor store; guarded by s.mu

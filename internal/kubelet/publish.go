@@ -8,12 +8,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/unixsock"
@@ -27,9 +24,9 @@ func (s *Socket) Publish(ctx context.Context, a status.Announcement) error {
 	if !s.mayAnnounce(a) {
 		return fmt.Errorf("cannot publish %s: the announcement names %q with endpoint %q and versions %q", s.name, a.Identity.Name, a.Endpoint, a.Versions)
 	}
-	was := s.published()
+	was := s.current.Load()
 	return s.change(ctx, func(ctx context.Context) error {
-		if was == nil && s.published() != nil {
+		if was == nil && s.current.Load() != nil {
 			return nil // adopted late: the caller did not know of it and has to look again
 		}
 		return s.publish(ctx, a)
@@ -49,7 +46,7 @@ func (s *Socket) publish(ctx context.Context, a status.Announcement) error {
 		return err
 	}
 	var own unixsock.FileID
-	if p := s.published(); p != nil {
+	if p := s.current.Load(); p != nil {
 		own = p.FileID
 	}
 	if err := s.r.others.check(ctx, s.name, own); err != nil {
@@ -58,75 +55,57 @@ func (s *Socket) publish(ctx context.Context, a status.Announcement) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	// Bound outside the watched directory, for the kubelet logs an error for each name that
-	// comes and goes in it. Where that is another mount, or may not be written, a dot name
-	// within has to do: the kubelet ignores those. A new socket that could not be moved in
-	// is not even made, for the old one is removed before the move.
-	places := []string{s.r.dir.path}
-	if root := s.r.dir.root; root != "" && unixsock.SameMount(root, s.r.dir.path) {
-		places = slices.Insert(places, 0, root)
-	}
-	for i, place := range places {
-		err = s.publishFrom(ctx, place, dir, a)
-		if i == len(places)-1 || !otherPlaceMayDo(err) {
-			break
+	err = s.publishFrom(ctx, s.r.dir.place(), dir, a)
+	if errors.Is(err, os.ErrExist) { // somebody put something there at the same moment
+		if err = s.clear(ctx); err == nil {
+			err = s.heldBy("something that comes and goes")
 		}
-		s.log.Debug("published from within the plugins_registry", "because", err)
 	}
-	if err != nil && !isConflict(err) {
-		return fmt.Errorf("cannot publish %s: %w%s", s.path, err, unixsock.Hint(err))
+	if _, conflict := errors.AsType[*ConflictError](err); err == nil || conflict {
+		return err
 	}
-	return err
-}
-
-func otherPlaceMayDo(err error) bool {
-	return errors.Is(err, unix.EXDEV) || errors.Is(err, unix.EROFS) || errors.Is(err, os.ErrPermission)
-}
-
-func isConflict(err error) bool {
-	_, ok := errors.AsType[*ConflictError](err)
-	return ok
+	return fmt.Errorf("cannot publish %s: %w%s", s.path, err, unixsock.Hint(err))
 }
 
 // clear makes sure that the path is free or ours. A stale socket is removed, if it stays
 // stale; everything else is somebody's.
 func (s *Socket) clear(ctx context.Context) error {
 	at, err := unixsock.Lstat(s.path)
-	if errors.Is(err, os.ErrNotExist) {
+	switch p := s.current.Load(); {
+	case errors.Is(err, os.ErrNotExist), err == nil && p != nil && p.FileID == at.FileID:
 		return nil
-	}
-	if err != nil {
+	case err != nil:
 		return fmt.Errorf("cannot look at the registration socket: %w", err)
-	}
-	if p := s.published(); p != nil && p.FileID == at.FileID {
-		return nil
-	}
-	if !at.IsSocket() {
+	case !at.IsSocket():
 		return s.heldBy(at.Kind())
+	}
+	if err := s.removeStale(ctx); err != nil {
+		return err
 	}
 	switch live, who, err := unixsock.Probe(ctx, s.path); {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case err != nil:
 		return s.heldBy(fmt.Sprintf("a socket that cannot be asked (%v)", err))
-	case live == unixsock.Live:
-		return s.heldBy(process(who))
 	case live == unixsock.Missing:
 		return nil
+	case live == unixsock.Stale:
+		return s.heldBy("a socket that is another one than a moment ago")
+	default:
+		return s.heldBy(process(who))
 	}
-	removed, err := unixsock.RemoveStale(ctx, []string{s.path})
-	switch {
-	case err != nil:
-		return fmt.Errorf("cannot remove the stale registration socket: %w", err)
-	case len(removed) == 0:
-		return s.heldBy("a socket that was stale a moment ago")
-	}
-	s.log.Info("stale registration socket removed", "path", s.path)
-	return nil
 }
 
-func (s *Socket) heldBy(holder string) error {
-	return &ConflictError{Driver: s.name, Path: s.path, Holder: holder, Same: true}
+// removeStale removes what is at the path if nobody listens there.
+func (s *Socket) removeStale(ctx context.Context) error {
+	removed, err := unixsock.RemoveStale(ctx, []string{s.path})
+	if err != nil {
+		return fmt.Errorf("cannot remove the stale registration socket: %w", err)
+	}
+	if len(removed) > 0 {
+		s.log.Info("stale registration socket removed", "path", s.path)
+	}
+	return nil
 }
 
 // publishFrom binds in place and moves the socket to its path. A crash anywhere in it leaves
@@ -144,76 +123,62 @@ func (s *Socket) publishFrom(ctx context.Context, place string, dir unixsock.Fil
 	p := newListener(s, l, dir, record{
 		Path: s.path, Bound: l.Addr().String(), FileID: file.FileID, PublishedAt: time.Now(), Announced: a,
 	})
-	old := s.published()
+	old := s.current.Load()
 	s.keep(ctx, p)
 	p.serve()
-	err = s.moveIn(ctx, temporary, p, old)
+	err = s.moveIn(temporary, p, old)
 	_, rerr := unixsock.Remove(temporary, p.FileID) // still there after an error, and after a link
 	if err == nil {
 		if old != nil {
 			old.stop(true)
 		}
 		if rerr != nil {
-			s.log.Warn("published, but what was there before is not removed completely", "error", rerr)
+			s.log.Warn("published, but a temporary name is left", "error", rerr)
 		}
 		return nil
 	}
 
 	// Back to what it was.
 	p.stop(false)
-	errs := []error{err, rerr}
-	s.setPublished(old)
+	s.current.Store(old)
 	if old == nil {
 		s.forget(ctx)
-		errs = append(errs, s.removeRecord())
-		return errors.Join(errs...)
+		return errors.Join(err, rerr, s.removeRecord())
 	}
 	s.keep(ctx, old)
-	return errors.Join(append(errs, s.save(old))...)
+	return errors.Join(err, rerr, s.save(old))
 }
 
 // moveIn gives p its path. The record is written and p is published before, for the kubelet
 // may call as soon as the name is there.
-func (s *Socket) moveIn(ctx context.Context, temporary string, p, old *listener) error {
+func (s *Socket) moveIn(temporary string, p, old *listener) error {
 	if old != nil {
 		if _, err := unixsock.Remove(s.path, old.FileID); err != nil {
 			return err
 		}
 	}
-	s.setPublished(p)
+	s.current.Store(p)
 	if err := s.save(p); err != nil {
 		s.log.Warn("the registration socket is published without its record", "error", err)
 	}
-	err := unixsock.MoveIntoPlace(temporary, s.path)
-	if err == nil {
-		return nil
-	}
-	s.setPublished(old)
-	if !errors.Is(err, os.ErrExist) {
+	if err := unixsock.MoveIntoPlace(temporary, s.path); err != nil {
 		return fmt.Errorf("cannot put the socket in place: %w", err)
 	}
-	if err := s.clear(ctx); err != nil { // somebody put something there at the same moment
-		return err
-	}
-	return s.heldBy("something that comes and goes")
+	return nil
 }
 
 // temporaryPrefix begins the names that sockets are bound under before they get their
 // own. A dot, so that the kubelet ignores them; eight hexadecimal digits follow. A socket
 // keeps this name for life (getsockname), and none is used twice.
-const (
-	temporaryPrefix = ".csi-reg-"
-	temporaryDigits = 8
-)
+const temporaryPrefix = ".csi-reg-"
 
 func temporaryName(dir string) string {
-	b := make([]byte, temporaryDigits/2)
-	rand.Read(b) // never fails
-	return filepath.Join(dir, temporaryPrefix+hex.EncodeToString(b))
+	var b [4]byte
+	rand.Read(b[:]) // never fails
+	return filepath.Join(dir, temporaryPrefix+hex.EncodeToString(b[:]))
 }
 
 func isTemporary(name string) bool {
-	digits, ok := strings.CutPrefix(name, temporaryPrefix)
-	_, err := hex.DecodeString(digits)
-	return ok && len(digits) == temporaryDigits && err == nil
+	ok, _ := filepath.Match(temporaryPrefix+strings.Repeat("[0-9a-f]", 8), name) // the pattern is valid
+	return ok
 }

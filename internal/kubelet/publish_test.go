@@ -122,7 +122,7 @@ func TestASocketThatComesAliveIsNotTakenOver(t *testing.T) {
 				t.Cleanup(func() { unix.Close(fd2) })
 				done <- errors.Join(unix.Bind(fd2, &unix.SockaddrUnix{Name: s.path}), unix.Listen(fd2, 5))
 			})
-			wantConflict(t, s.Publish(t.Context(), announcement("a")), "a moment ago")
+			wantConflict(t, s.Publish(t.Context(), announcement("a")), "is held by process")
 			if err := <-done; err != nil {
 				t.Fatal(err)
 			}

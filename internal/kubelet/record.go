@@ -45,45 +45,34 @@ func (r *Registry) recordOf(name string) string {
 	return filepath.Join(r.records, name+recordSuffix)
 }
 
-// save writes the record of p, if it is still what the Socket publishes.
+// save writes the record of p, if it is still what the Socket publishes. Otherwise, as while /run
+// is full, the next process would not know the socket for its own, and publish again.
 func (s *Socket) save(p *listener) error {
 	if s.r.records == "" {
 		return nil
 	}
 	s.saving.Lock()
 	defer s.saving.Unlock()
+	p.unsaved.Store(false) // before the record is read: the kubelet may call while it is written
 	s.mu.Lock()
-	rec, current := p.record, s.current == p
-	s.unsaved = s.unsaved && !current // before the write: the kubelet may call during it
+	rec := p.record
 	s.mu.Unlock()
-	if !current {
+	if s.current.Load() != p {
 		return nil
 	}
-	err := s.r.writeRecord(s.name, rec)
-	s.mu.Lock()
-	s.unsaved, s.failed = s.unsaved || err != nil, err != nil
-	s.mu.Unlock()
-	if err != nil {
+	if err := s.r.writeRecord(s.name, rec); err != nil {
+		p.unsaved.Store(true)
 		return fmt.Errorf("cannot write the record of %s: %w", s.name, err)
 	}
 	return nil
 }
 
-// saveAgain writes the record if it lacks something. If writing it failed, as it does while /run
-// is full, the next process would not know the socket for its own, and publish again.
+// saveAgain writes the record if it lacks something.
 func (s *Socket) saveAgain() {
-	s.mu.Lock()
-	p, unsaved, failed := s.current, s.unsaved, s.failed
-	s.mu.Unlock()
-	if p == nil || !unsaved {
-		return
-	}
-	if err := s.save(p); err != nil { // a warning said so the first time
-		s.log.Debug("the record of the registration can still not be written", "error", err)
-		return
-	}
-	if failed {
-		s.log.Info("the record of the registration is written now")
+	if p := s.current.Load(); p != nil && p.unsaved.Load() {
+		if err := s.save(p); err != nil { // a warning said so the first time
+			s.log.Debug("the record of the registration is not complete", "error", err)
+		}
 	}
 }
 
@@ -129,25 +118,20 @@ func (r *Registry) readRecord(name string) record {
 // readRecord reads a file that only the daemon can have written; but perhaps that was another
 // version, or one that is no longer its own master. So no link is followed, and nothing but a
 // small regular file is read.
-func readRecord(path string) (record, error) {
+func readRecord(path string) (rec record, err error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return record{}, err
+		return rec, err
 	}
 	defer f.Close()
 	info, err := f.Stat()
 	if err != nil {
-		return record{}, err
+		return rec, err
 	}
 	if !info.Mode().IsRegular() || info.Size() > maxRecord {
-		return record{}, fmt.Errorf("%s is not a record: %s, %d bytes", path, info.Mode(), info.Size())
+		return rec, fmt.Errorf("%s is not a record: %s, %d bytes", path, info.Mode(), info.Size())
 	}
-	b, err := io.ReadAll(io.LimitReader(f, maxRecord))
-	if err != nil {
-		return record{}, err
-	}
-	var rec record
-	if err := json.Unmarshal(b, &rec); err != nil {
+	if err := json.NewDecoder(io.LimitReader(f, maxRecord)).Decode(&rec); err != nil {
 		return record{}, fmt.Errorf("cannot read %s: %w", path, err)
 	}
 	return rec, nil

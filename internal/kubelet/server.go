@@ -93,10 +93,10 @@ func (service) GetInfo(ctx context.Context, _ *registerapi.InfoRequest) (*regist
 	p, s := c.called, c.called.s
 	s.mu.Lock()
 	a := p.Announced
-	live := p == s.current && !strings.HasPrefix(c.Addr.String(), unixsock.ClientPrefix)
+	live := p == s.current.Load() && !strings.HasPrefix(c.Addr.String(), unixsock.ClientPrefix)
 	if live {
 		p.GetInfoAt = time.Now()
-		s.unsaved = true // Check writes it: the next process may have to know that a kubelet asked
+		p.unsaved.Store(true) // Check writes it: the next process may have to know that a kubelet asked
 	}
 	s.mu.Unlock()
 	if live {
@@ -124,7 +124,7 @@ func (service) NotifyRegistrationStatus(ctx context.Context, in *registerapi.Reg
 		n.Error = safetext.Clean(in.GetError(), maxRefusal)
 	}
 	s.mu.Lock()
-	live := p == s.current
+	live := p == s.current.Load()
 	if live { // else it speaks of what was published before
 		p.Notification = n
 		if n.Registered {

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -34,15 +35,14 @@ type Socket struct {
 	watch  Watch
 	worker *worker.Slot
 
+	current atomic.Pointer[listener]   // what is published, or about to be; nil: nothing
+	handed  atomic.Pointer[[]*os.File] // of the store, to be adopted
+	closed  atomic.Bool
+
 	saving sync.Mutex // one writer of the record at a time
 
-	mu      sync.Mutex // guards what follows, and the fields of listeners; held for moments
-	current *listener  // what is published, or about to be; nil: nothing
-	handed  []*os.File // of the store, to be adopted
-	closed  bool
-	seen    status.Socket // without what is in current
-	unsaved bool          // the record lacks something; Check writes it
-	failed  bool          // the record could not be written, of which a warning told
+	mu   sync.Mutex    // guards what follows, and the fields of listeners; held for moments
+	seen status.Socket // without what is in current
 }
 
 func newSocket(r *Registry, name, path string) *Socket {
@@ -69,8 +69,8 @@ func (s *Socket) do(ctx context.Context, limit time.Duration, f func(context.Con
 	err, late := worker.Do(waiting, s.worker, limit, func() error {
 		limited, cancel := context.WithTimeout(whole, limit)
 		defer cancel()
-		err := errors.Join(s.adoptHanded(limited), f(limited))
-		if s.isClosed() { // meanwhile: this was abandoned, and Close did not wait for it
+		err := errors.Join(s.adopt(limited), f(limited))
+		if s.closed.Load() { // meanwhile: this was abandoned, and Close did not wait for it
 			err = errors.Join(err, s.end(limited))
 		}
 		return err
@@ -99,7 +99,7 @@ func (s *Socket) Look() status.Socket {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	look := s.seen
-	if p := s.current; p != nil {
+	if p := s.current.Load(); p != nil {
 		look.Up, look.Announced = true, p.Announced
 		look.PublishedAt, look.GetInfoAt, look.Notification, look.FirstAcceptedAt = p.PublishedAt, p.GetInfoAt, p.Notification, p.FirstAcceptedAt
 		if p.notKept != nil {
@@ -132,7 +132,7 @@ func (s *Socket) check() error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if p := s.current; p != nil && place == status.Foreign && p.FileID == f.FileID {
+	if p := s.current.Load(); p != nil && place == status.Foreign && p.FileID == f.FileID {
 		place = status.Ours
 	}
 	s.seen.Place, s.seen.DirMissing, s.seen.DirRecreated = place, dirMissing, recreated
@@ -146,7 +146,7 @@ func isMissing(err error) bool {
 // Acknowledge notes that the kubelet has learned this identity from the driver itself.
 func (s *Socket) Acknowledge(ctx context.Context, i status.Identity) error {
 	return s.do(ctx, changeTime, func(context.Context) error {
-		p := s.published()
+		p := s.current.Load()
 		if p == nil {
 			return nil
 		}
@@ -157,27 +157,6 @@ func (s *Socket) Acknowledge(ctx context.Context, i status.Identity) error {
 	})
 }
 
-// published is what is published, or nil.
-func (s *Socket) published() *listener {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.current
-}
-
-// setPublished makes p, or nothing, what is published. Only what the kubelet says to that is
-// recorded.
-func (s *Socket) setPublished(p *listener) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.current = p
-}
-
-func (s *Socket) isClosed() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.closed
-}
-
 // Withdraw takes the socket away: the path if it is ours, then its place in the store, the
 // record and the listener. What is not ours stays. Connections that the kubelet has are still
 // served, so that its Notify does not fail. Without anything published it does nothing. If the
@@ -185,7 +164,7 @@ func (s *Socket) isClosed() bool {
 func (s *Socket) Withdraw(ctx context.Context) error { return s.change(ctx, s.withdraw) }
 
 func (s *Socket) withdraw(ctx context.Context) error {
-	p := s.published()
+	p := s.current.Load()
 	if p == nil {
 		return nil
 	}
@@ -193,7 +172,7 @@ func (s *Socket) withdraw(ctx context.Context) error {
 		return fmt.Errorf("cannot withdraw the registration socket: %w", err)
 	}
 	// From here on it is withdrawn, whatever else fails.
-	s.setPublished(nil)
+	s.current.Store(nil)
 	s.forget(ctx)
 	if err := s.removeRecord(); err != nil {
 		s.log.Warn("cannot remove the record of the registration", "error", err)
@@ -210,19 +189,22 @@ func (s *Socket) withdraw(ctx context.Context) error {
 func (s *Socket) Close(ctx context.Context) error {
 	defer s.r.drop(s)
 	defer s.watch.Close()
-	s.mu.Lock()
-	s.closed = true
-	s.mu.Unlock()
+	s.closed.Store(true)
 	err := s.do(ctx, closeTime, s.end)
-	if p := s.published(); p != nil {
+	if p := s.current.Load(); p != nil {
 		p.stop(false)
 	}
-	return errors.Join(err, s.closeHanded())
+	if files := s.handed.Swap(nil); files != nil { // the store has them, for the next process
+		for _, f := range *files {
+			err = errors.Join(err, f.Close())
+		}
+	}
+	return err
 }
 
 // end is the part of Close that is for the worker.
 func (s *Socket) end(ctx context.Context) error {
-	p := s.published()
+	p := s.current.Load()
 	if p == nil {
 		return nil
 	}
@@ -232,8 +214,8 @@ func (s *Socket) end(ctx context.Context) error {
 		return nil
 	}
 	err := s.withdraw(ctx)
-	if s.published() != nil { // its path could not be removed: now it is stale at least
-		s.setPublished(nil)
+	if s.current.Load() != nil { // its path could not be removed: now it is stale at least
+		s.current.Store(nil)
 		s.forget(ctx)
 	}
 	p.stop(false)
