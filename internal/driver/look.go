@@ -166,7 +166,7 @@ func missing(path string, err error) finding {
 	case errors.Is(err, unix.EACCES):
 		return finding{status.Starting, fmt.Sprintf("no permission to look at %s: a directory on the way is closed to uid %d; see CAP_DAC_OVERRIDE in csi-registrar.service(8)", path, os.Geteuid())}
 	}
-	return finding{status.Starting, fmt.Sprintf("cannot look whether the driver is there: %v%s", err, remedy(err))}
+	return finding{status.Starting, fmt.Sprintf("cannot look whether the driver is there: %v%s", err, unixsock.Hint(err))}
 }
 
 // refused says why what is at path cannot be connected to.
@@ -185,24 +185,8 @@ func refused(path string, file unixsock.File, err error) finding {
 	case errors.Is(err, unix.EAGAIN):
 		return finding{status.Starting, "the driver does not accept connections: the queue of " + path + " is full"}
 	}
-	if why := remedy(err); why != "" {
-		return finding{status.Starting, fmt.Sprintf("cannot connect to the driver: %v%s", err, why)}
+	if hint := unixsock.Hint(err); hint != "" { // it says nothing of the driver
+		return finding{status.Starting, fmt.Sprintf("cannot connect to the driver: %v%s", err, hint)}
 	}
 	return finding{status.Absent, fmt.Sprintf("cannot connect to %s: %v", path, err)}
-}
-
-// remedy tells what to do where an error says nothing of the driver, but that we, or the
-// node, are out of something; empty for any other error.
-func remedy(err error) string {
-	switch {
-	case errors.Is(err, unix.EMFILE):
-		return "; raise LimitNOFILE= of csi-registrar.service"
-	case errors.Is(err, unix.ENFILE):
-		return "; the node has no file descriptors left: raise the sysctl fs.file-max"
-	case errors.Is(err, unix.ENOMEM), errors.Is(err, unix.ENOBUFS):
-		return "; the node is short of memory"
-	case errors.Is(err, unix.ENOSPC):
-		return "; raise the sysctl fs.epoll.max_user_watches"
-	}
-	return ""
 }
