@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"time"
 
 	"csi-registrar/internal/pluginreg"
 	"csi-registrar/internal/unixsock"
@@ -109,8 +110,15 @@ func (s *Socket) proves(rec record, bound string) bool {
 	return rec.FileID == at.FileID || err != nil && !isMissing(err)
 }
 
-// takeOver publishes a kept listener as the record has it.
+// takeOver publishes a kept listener as the record has it. A time yet to come was written under a
+// wall clock that was ahead; nobody could count from it.
 func (s *Socket) takeOver(l *net.UnixListener, rec record) {
+	now := time.Now()
+	for _, at := range []*time.Time{&rec.PublishedAt, &rec.GetInfoAt, &rec.Notification.At, &rec.FirstAcceptedAt} {
+		if at.After(now) {
+			*at = now
+		}
+	}
 	dir, err := unixsock.Stat(s.r.dir.path)
 	if err != nil { // it went this very moment
 		s.log.Debug("cannot look at the plugins_registry", "error", err)
