@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -34,20 +36,24 @@ type Parts interface {
 	Socket(ctx context.Context, c *config.Config, name string) (Socket, error)
 }
 
-// Agent is made with New; Run must run for anything else to answer.
+// Agent is made with New; Run must be called once.
 type Agent struct {
-	log    *slog.Logger
-	parts  Parts
-	store  *statusStore
-	cmds   chan func()
-	done   chan struct{} // closed when Run no longer takes commands
-	applyM sync.Mutex    // one Apply at a time
-
-	// All below belongs to the goroutine that is in Run.
+	log     *slog.Logger
+	parts   Parts
+	version string
+	began   time.Time
+	applyM  sync.Mutex      // one Apply at a time
 	ctx     context.Context // of the registrars
-	ended   sync.WaitGroup  // of the registrars
-	config  *config.Config
-	running map[key]*running
+	stop    context.CancelFunc
+	ended   sync.WaitGroup // of the registrars
+
+	mu          sync.Mutex // of all below; never held across a call to others
+	config      *config.Config
+	files       []string // of config
+	configError string
+	running     map[key]*running
+	unnamed     *status.Driver
+	changed     chan struct{} // closed at the next change
 }
 
 // key is what can be registered once: a driver with one kubelet. While a registration is
@@ -60,10 +66,11 @@ type key struct {
 // running is one registrar and what belongs to it.
 type running struct {
 	key
-	driver config.Driver // not enabled: its registration is being withdrawn
+	driver config.Driver // not enabled: its registration is being withdrawn. Apply's alone
 	reg    *registrar.Registrar
 	socket Socket
 	ended  chan struct{} // closed when all of it has ended
+	status status.Driver // under Agent.mu
 }
 
 // Options are the Agent's surroundings.
@@ -75,46 +82,29 @@ type Options struct {
 
 // New makes an agent without any driver.
 func New(o Options) *Agent {
+	ctx, stop := context.WithCancel(context.Background())
 	return &Agent{
-		log: o.Log, parts: o.Parts,
-		store:   newStatusStore(o.Version, time.Now()),
-		cmds:    make(chan func()),
-		done:    make(chan struct{}),
-		config:  config.Default(),
-		running: map[key]*running{},
+		log: o.Log, parts: o.Parts, version: o.Version, began: time.Now(), ctx: ctx, stop: stop,
+		config: config.Default(), running: map[key]*running{}, changed: make(chan struct{}),
 	}
 }
 
-// Run serves until ctx is done; then it ends all registrars, which close their sockets
+// Run waits until ctx is done; then it ends all registrars, which close their sockets
 // (each of which knows whether its path stays).
 func (a *Agent) Run(ctx context.Context) error {
-	var stop context.CancelFunc
-	a.ctx, stop = context.WithCancel(context.WithoutCancel(ctx))
-	defer a.ended.Wait()
-	defer stop()
-	defer close(a.done)
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case cmd := <-a.cmds:
-			cmd()
-		}
-	}
+	<-ctx.Done()
+	a.applyM.Lock() // what an Apply starts meanwhile is waited for, too
+	a.stop()
+	a.applyM.Unlock()
+	a.ended.Wait()
+	return nil
 }
 
-// do runs f in the agent's goroutine and waits for it.
-func (a *Agent) do(ctx context.Context, f func()) error {
-	ran := make(chan struct{})
-	select {
-	case a.cmds <- func() { f(); close(ran) }:
-		<-ran
-		return nil
-	case <-a.done:
-		return errors.New("the agent has ended")
-	case <-ctx.Done():
-		return fmt.Errorf("the agent does not answer: %w", context.Cause(ctx))
-	}
+// registrars are those that run at this moment.
+func (a *Agent) registrars() map[key]*running {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return maps.Clone(a.running)
 }
 
 // Apply brings what runs in line with c, of the given files. Only what changed is touched;
@@ -124,33 +114,26 @@ func (a *Agent) Apply(ctx context.Context, c *config.Config, files []string) err
 	a.applyM.Lock()
 	defer a.applyM.Unlock()
 	var left []*running
-	err := a.do(ctx, func() {
-		for k, r := range a.running {
-			d, there := c.Driver(k.name)
-			if r.driver.Enabled && !(there && d.Enabled && k.kubelet == c.Kubelet) { // another root_dir: every path is another
-				left = append(left, r)
-				d = r.driver
-				d.Enabled = false
-				a.update(k, d)
-			}
+	all := a.registrars()
+	for k, r := range all {
+		d, there := c.Driver(k.name)
+		if r.driver.Enabled && !(there && d.Enabled && k.kubelet == c.Kubelet) { // another root_dir: every path is another
+			left = append(left, r)
+			d = r.driver
+			d.Enabled = false
+			a.update(r, d)
 		}
-		a.config = c
-		a.store.configured(c, files)
-	})
-	if err != nil {
-		return err
 	}
+	a.change(func() { a.config, a.files = c, slices.Clone(files) })
 	late := a.awaitLeft(ctx, left)
 	var missing []config.Driver
-	err = a.do(ctx, func() {
-		for _, d := range c.Drivers {
-			if d.Enabled && !a.update(key{d.Name, c.Kubelet}, d) {
-				missing = append(missing, d)
-			}
+	for _, d := range c.Drivers {
+		if r := all[key{d.Name, c.Kubelet}]; d.Enabled && (r == nil || !a.update(r, d)) {
+			missing = append(missing, d)
 		}
-	})
+	}
 	_, failed := a.startAll(ctx, c, missing)
-	return errors.Join(late, err, failed)
+	return errors.Join(late, failed)
 }
 
 // WithdrawKept withdraws the registrations of drivers that are not enabled, of which
@@ -158,16 +141,11 @@ func (a *Agent) Apply(ctx context.Context, c *config.Config, files []string) err
 func (a *Agent) WithdrawKept(ctx context.Context, names []string) error {
 	a.applyM.Lock()
 	defer a.applyM.Unlock()
-	var c *config.Config
-	err := a.do(ctx, func() { c = a.config })
-	if err != nil {
-		return err
-	}
 	kept := make([]config.Driver, len(names))
 	for i, name := range names {
 		kept[i].Name = name
 	}
-	left, err := a.startAll(ctx, c, kept)
+	left, err := a.startAll(ctx, a.config, kept)
 	return errors.Join(err, a.awaitLeft(ctx, left))
 }
 
@@ -184,60 +162,46 @@ func (a *Agent) startAll(ctx context.Context, c *config.Config, drivers []config
 	sockets, errs := make([]Socket, len(drivers)), make([]error, len(drivers))
 	var made sync.WaitGroup
 	for i, d := range drivers {
-		made.Go(func() {
-			if sockets[i], errs[i] = a.parts.Socket(ctx, c, d.Name); errs[i] != nil {
-				errs[i] = fmt.Errorf("cannot start the registrar of %s: %w", d.Name, errs[i])
-			}
-		})
+		made.Go(func() { sockets[i], errs[i] = a.parts.Socket(ctx, c, d.Name) })
 	}
 	made.Wait()
-	err = a.do(context.WithoutCancel(ctx), func() {
-		for i, d := range drivers {
-			if errs[i] == nil {
-				started = append(started, a.start(key{d.Name, c.Kubelet}, d, sockets[i]))
-			}
+	for i, d := range drivers {
+		if errs[i] == nil && a.ctx.Err() != nil {
+			errs[i] = errors.Join(errors.New("the agent has ended"), sockets[i].Close(ctx))
 		}
-	})
-	for i := range drivers {
-		if err != nil && errs[i] == nil {
-			errs[i] = sockets[i].Close(ctx)
+		if errs[i] != nil {
+			errs[i] = fmt.Errorf("cannot start the registrar of %s: %w", d.Name, errs[i])
+			continue
 		}
+		started = append(started, a.start(key{d.Name, c.Kubelet}, d, sockets[i]))
 	}
-	return started, errors.Join(append(errs, err)...)
+	return started, errors.Join(errs...)
 }
 
 func (a *Agent) start(k key, d config.Driver, socket Socket) *running {
 	r := &running{key: k, driver: d, socket: socket, ended: make(chan struct{})}
-	a.running[k] = r
 	var driver registrar.Driver = nobody{}
 	if d.Enabled {
 		driver = a.parts.Driver(d)
 	}
 	log := a.log.With("driver", d.Name)
 	r.reg = registrar.New(settings(d), driver, socket, registrar.Options{
-		Log: log, Observe: func(s status.Driver) { a.store.set(k, &s) },
+		Log: log, Observe: func(s status.Driver) { a.change(func() { r.status = s }) },
 	})
-	ctx := a.ctx
+	a.change(func() { a.running[k] = r })
 	a.ended.Go(func() {
 		defer close(r.ended)
-		r.reg.Run(ctx)
-		if err := socket.Close(context.WithoutCancel(ctx)); err != nil {
+		r.reg.Run(a.ctx)
+		if err := socket.Close(context.WithoutCancel(a.ctx)); err != nil {
 			log.Error("cannot end a registration cleanly", "error", err)
 		}
-		select {
-		case a.cmds <- func() { a.forget(r) }:
-		case <-a.done:
-		}
+		a.change(func() {
+			if a.running[k] == r { // else another took its place
+				delete(a.running, k)
+			}
+		})
 	})
 	return r
-}
-
-// forget removes what has ended, unless another took its place.
-func (a *Agent) forget(r *running) {
-	if a.running[r.key] == r {
-		delete(a.running, r.key)
-		a.store.set(r.key, nil)
-	}
 }
 
 // awaitLeft waits until they are withdrawn, for a while.
@@ -261,13 +225,12 @@ func (a *Agent) awaitLeft(ctx context.Context, left []*running) error {
 	return errors.Join(errs...)
 }
 
-// update hands a changed table to its registrar, if there is one; a driver that is found or
-// trusted in another way gets a new client, the registration socket stays. One that could not
+// update hands a changed table to its registrar, false if that has ended; a driver that is found
+// or trusted in another way gets a new client, the registration socket stays. One that could not
 // be withdrawn yet goes on.
-func (a *Agent) update(k key, d config.Driver) bool {
-	r := a.running[k]
-	if r == nil || r.driver.Equal(d) {
-		return r != nil
+func (a *Agent) update(r *running, d config.Driver) bool {
+	if r.driver.Equal(d) {
+		return true
 	}
 	var client registrar.Driver
 	if o := r.driver; o.Socket != d.Socket || o.Endpoint != d.Endpoint || o.SocketOwner != d.SocketOwner || o.Timeout != d.Timeout {
@@ -297,48 +260,39 @@ func settings(d config.Driver) registrar.Settings {
 // Reregister makes the driver's registration socket again. ErrUnknown if there is no such
 // driver.
 func (a *Agent) Reregister(ctx context.Context, name string) error {
-	var reg *registrar.Registrar
-	err := a.do(ctx, func() {
-		if r := a.running[key{name, a.config.Kubelet}]; r != nil && r.driver.Enabled {
-			reg = r.reg
-		}
-	})
-	switch {
-	case err != nil:
-		return err
-	case reg == nil:
+	a.mu.Lock()
+	d, _ := a.config.Driver(name)
+	r := a.running[key{name, a.config.Kubelet}]
+	a.mu.Unlock()
+	if !d.Enabled || r == nil {
 		return fmt.Errorf("%w: %q", ErrUnknown, name)
 	}
-	return reg.Reregister(ctx)
+	return r.reg.Reregister(ctx)
 }
 
 // ErrUnknown is wrapped where a driver is asked for that does not run.
 var ErrUnknown = errors.New("no enabled driver of that name is configured")
 
-// Alive returns nil if the agent and every registrar really run, whatever their drivers do. It
-// causes no look at anything. All are asked at once: on a starved machine the slow ones add up.
-func (a *Agent) Alive(ctx context.Context) error {
-	var regs []*registrar.Registrar
-	err := a.do(ctx, func() {
-		for _, r := range a.running {
-			regs = append(regs, r.reg)
-		}
-	})
-	return errors.Join(err, allAlive(ctx, regs))
-}
+// Alive returns nil if every registrar really runs, whatever its driver does. It causes no look at
+// anything. All are asked at once: on a starved machine the slow ones would add up.
+func (a *Agent) Alive(ctx context.Context) error { return allAlive(ctx, a.registrars()) }
 
 // allAlive asks registrars. One that has ended meanwhile was withdrawn: they end in no
 // other way.
-func allAlive(ctx context.Context, regs []*registrar.Registrar) error {
-	errs := make([]error, len(regs))
-	var asked sync.WaitGroup
-	for i, r := range regs {
-		asked.Go(func() {
-			if err := r.Alive(ctx); !errors.Is(err, registrar.ErrEnded) {
-				errs[i] = err
+func allAlive(ctx context.Context, all map[key]*running) error {
+	errs := make(chan error, len(all))
+	for _, r := range all {
+		go func() {
+			err := r.reg.Alive(ctx)
+			if errors.Is(err, registrar.ErrEnded) {
+				err = nil
 			}
-		})
+			errs <- err
+		}()
 	}
-	asked.Wait()
-	return errors.Join(errs...)
+	var err error
+	for range all {
+		err = errors.Join(err, <-errs)
+	}
+	return err
 }

@@ -22,6 +22,7 @@ type node struct {
 	sockets map[string]*socket
 	clients []string // every client that was made, by driver
 	broken  string   // the driver for which no socket can be made
+	left    bool     // sockets are those that an earlier process left
 }
 
 func (n *node) Driver(d config.Driver) registrar.Driver {
@@ -38,6 +39,7 @@ func (n *node) Socket(_ context.Context, c *config.Config, name string) (Socket,
 		return nil, errors.New("too long")
 	}
 	s := &socket{path: c.Kubelet.PluginsRegistry() + "/" + name, hints: make(chan struct{}, 1)}
+	s.up = status.Socket{Path: s.path, Place: status.Ours, Up: n.left}
 	n.sockets[s.path] = s
 	return s, nil
 }
@@ -63,10 +65,19 @@ type socket struct {
 	up                           status.Socket
 	published, withdrawn, closed int
 	refused                      error
+	hold                         chan struct{} // Look waits for it
 }
 
-func (s *socket) Hints() <-chan struct{}                             { return s.hints }
-func (s *socket) Look() status.Socket                                { s.mu.Lock(); defer s.mu.Unlock(); return s.up }
+func (s *socket) Hints() <-chan struct{} { return s.hints }
+func (s *socket) Look() status.Socket {
+	s.mu.Lock()
+	up, hold := s.up, s.hold
+	s.mu.Unlock()
+	if hold != nil {
+		<-hold
+	}
+	return up
+}
 func (s *socket) Check(context.Context) error                        { return nil }
 func (s *socket) Acknowledge(context.Context, status.Identity) error { return nil }
 func (s *socket) Publish(_ context.Context, a status.Announcement) error {
@@ -275,36 +286,78 @@ func TestAliveAndReregister(t *testing.T) {
 	})
 }
 
-// A registrar that hangs is noticed: the watchdog is not fed then.
 // The watchdog must be fed also when a driver is taken off just while all are asked.
 func TestAliveForgivesTheRemoved(t *testing.T) {
 	with(t, func(t *testing.T, a *Agent, n *node) {
 		apply(t, a, conf("/k", drv("a"), drv("b")))
-		var regs []*registrar.Registrar
-		if err := a.do(t.Context(), func() {
-			for _, r := range a.running {
-				regs = append(regs, r.reg)
-			}
-		}); err != nil {
-			t.Fatal(err)
-		}
+		all := a.registrars()
 		apply(t, a, conf("/k", drv("b")))
-		if err := allAlive(t.Context(), regs); err != nil {
+		if err := allAlive(t.Context(), all); err != nil || len(all) != 2 {
+			t.Error(all, err)
+		}
+	})
+}
+
+// A registrar that hangs is noticed: the watchdog is not fed then.
+func TestAliveNoticesAHang(t *testing.T) {
+	with(t, func(t *testing.T, a *Agent, n *node) {
+		apply(t, a, conf("/k", drv("a"), drv("b")))
+		s := n.socket("/k/plugins_registry/a")
+		hold := make(chan struct{})
+		s.mu.Lock()
+		s.hold = hold
+		s.mu.Unlock()
+		s.hints <- struct{}{}
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := a.Alive(ctx); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "registrar of a") || strings.Contains(err.Error(), "registrar of b") {
+			t.Errorf("got %v", err)
+		}
+		close(hold)
+		synctest.Wait()
+		if err := a.Alive(t.Context()); err != nil {
 			t.Error(err)
 		}
 	})
 }
 
-func TestAliveNoticesAHang(t *testing.T) {
+// A driver has two registrars while its registration under an earlier root_dir cannot be withdrawn.
+func TestStatusIsOfTheRootInForce(t *testing.T) {
 	with(t, func(t *testing.T, a *Agent, n *node) {
-		hang := make(chan struct{})
-		go func() { _ = a.do(t.Context(), func() { <-hang }) }()
-		synctest.Wait()
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		if err := a.Alive(ctx); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("got %v", err)
+		apply(t, a, conf("/k", drv("a")))
+		n.socket("/k/plugins_registry/a").refuse(errors.New("read-only"))
+		if err := a.Apply(t.Context(), conf("/l", drv("a")), nil); err == nil || !strings.Contains(err.Error(), "read-only") {
+			t.Error(err)
 		}
-		close(hang)
+		synctest.Wait()
+		if d := a.Status().Drivers; len(d) != 1 || d[0].RegistrationSocket != "/l/plugins_registry/a" {
+			t.Errorf("%+v", d)
+		}
+		// Back, before it could be withdrawn: it goes on.
+		apply(t, a, conf("/k", drv("a")))
+		if d := a.Status().Drivers; len(d) != 1 || d[0].RegistrationSocket != "/k/plugins_registry/a" {
+			t.Errorf("%+v", d)
+		}
+		n.socket("/k/plugins_registry/a").refuse(nil)
+	})
+}
+
+// What an earlier process left of drivers that are not configured is only withdrawn.
+func TestKeptRegistrationsAreWithdrawn(t *testing.T) {
+	with(t, func(t *testing.T, a *Agent, n *node) {
+		n.left = true
+		apply(t, a, conf("/k"))
+		if err := a.WithdrawKept(t.Context(), []string{"a", "b"}); err != nil {
+			t.Error(err)
+		}
+		for _, name := range []string{"a", "b"} {
+			if got := n.socket("/k/plugins_registry/" + name).counts(); got != [3]int{0, 1, 1} {
+				t.Errorf("%s: published, withdrawn, closed %v", name, got)
+			}
+		}
+		if len(n.clients) > 0 || len(a.Status().Drivers) > 0 {
+			t.Errorf("clients %q, status %+v", n.clients, a.Status().Drivers)
+		}
 	})
 }

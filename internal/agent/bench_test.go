@@ -3,16 +3,15 @@ package agent
 import (
 	"fmt"
 	"testing"
-	"time"
 
 	"csi-registrar/internal/status"
 )
 
 func boardOf(n int) *Agent {
-	a := &Agent{store: newStatusStore("test", time.Now())}
+	a := New(Options{Version: "test"})
 	for i := range n {
 		name := fmt.Sprintf("d%d.example", i)
-		a.store.set(key{name: name}, &status.Driver{Name: name, State: "registered"})
+		a.running[key{name: name}] = &running{status: status.Driver{Name: name, State: "registered"}}
 	}
 	return a
 }
@@ -34,6 +33,6 @@ func BenchmarkObserve(b *testing.B) {
 	s := status.Driver{Name: "d7.example", State: "ready"}
 	b.ReportAllocs()
 	for b.Loop() {
-		a.store.set(key{name: s.Name}, &s)
+		a.change(func() { a.running[key{name: s.Name}].status = s })
 	}
 }

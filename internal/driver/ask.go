@@ -95,7 +95,7 @@ func call[Q, A any](q *inquiry, t *conn, method string, limit time.Duration, do 
 				return answer, finding{}
 			case q.ctx.Err() != nil:
 				return nil, interrupted
-			case t.flooded.Load():
+			case q.budget.spend(0):
 				return nil, flood
 			}
 			return nil, failed(method, limit, time.Since(begun), t.broken(), grpcstatus.Convert(err))

@@ -201,7 +201,7 @@ func (c *Client) connect(ctx context.Context, socket unixsock.File) finding {
 		return flood // until its minute is over
 	}
 	t, f := c.dial(ctx, c.socket)
-	if f.state == status.Absent && socket.IsSocket() && time.Since(c.seen.since) < young {
+	if f.state == status.Absent && socket.IsSocket() && c.seen.youngerThan(young) {
 		c.again.Reset(lookAgain) // listen makes no event
 	}
 	c.conn = t

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/connectivity"
@@ -93,11 +94,10 @@ func (c *conn) close() {
 // which it hints while the connection is kept.
 type stream struct {
 	net.Conn
-	hint    func()
-	budget  *budget
-	kept    atomic.Bool // between two Asks
-	ended   atomic.Bool
-	flooded atomic.Bool
+	hint   func()
+	budget *budget
+	kept   atomic.Bool // between two Asks
+	ended  atomic.Bool
 }
 
 // budget counts what one driver sends. A connection of before may still be read from while the
@@ -123,7 +123,6 @@ func (b *budget) spend(n int) bool {
 func (s *stream) Read(b []byte) (int, error) {
 	n, err := s.Conn.Read(b)
 	if s.budget.spend(max(n, minRead)) {
-		s.flooded.Store(true)
 		err = errors.Join(errFlood, s.Conn.Close()) // also ends a write that the driver does not take
 	}
 	if err != nil {
@@ -147,7 +146,6 @@ func (s *stream) end() {
 // dial connects to the path. bind comes before listen: a fresh socket that refuses is tried
 // again for a while. Nothing tells when listen comes; a dial that is refused costs microseconds.
 func (c *Client) dial(ctx context.Context, at target) (*conn, finding) {
-	begun := time.Now()
 	for delay := retryFirst; ; delay = min(2*delay, retryMost) {
 		l := c.lookAt(ctx, at, true)
 		if l.ok() {
@@ -159,7 +157,7 @@ func (c *Client) dial(ctx context.Context, at target) (*conn, finding) {
 			}
 			return t, finding{}
 		}
-		if !l.refused || !c.isFresh(l.file, fresh) || time.Since(begun) > retryFor {
+		if !errors.Is(l.err, unix.ECONNREFUSED) || l.file.FileID != c.seen.file || !c.seen.youngerThan(fresh) {
 			return nil, l.finding
 		}
 		select {

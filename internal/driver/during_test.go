@@ -116,23 +116,28 @@ func TestSocketThatAppearedIsFreshWhateverTheWallClockSays(t *testing.T) {
 	old := func(n uint64) unixsock.File {
 		return unixsock.File{FileID: unixsock.FileID{Ino: n}, Changed: time.Now().Add(-time.Hour).UnixNano()}
 	}
-	c.seen.note(old(1).FileID)
-	if c.isFresh(old(1), fresh) {
+	c.seen.note(old(1))
+	if c.seen.youngerThan(fresh) {
 		t.Error("fresh, though it was there when the daemon started")
 	}
-	c.seen.note(old(2).FileID)
-	if !c.isFresh(old(2), fresh) {
+	c.seen.note(old(2))
+	if !c.seen.youngerThan(fresh) {
 		t.Error("not fresh, though another was there before")
 	}
-	c.seen.note(old(2).FileID)
+	c.seen.note(old(2))
 	c.seen.since = c.seen.since.Add(-fresh)
-	if c.isFresh(old(2), fresh) {
+	if c.seen.youngerThan(fresh) {
 		t.Error("fresh for ever")
 	}
-	c.seen.note(unixsock.FileID{})
-	c.seen.note(old(3).FileID)
-	if !c.isFresh(old(3), fresh) {
+	c.seen.note(unixsock.File{})
+	c.seen.note(old(3))
+	if !c.seen.youngerThan(fresh) {
 		t.Error("not fresh, though nothing was there before")
+	}
+	ahead := unixsock.File{FileID: unixsock.FileID{Ino: 4}, Changed: time.Now().Add(time.Hour).UnixNano()}
+	first := sighting{}
+	if first.note(ahead); !first.youngerThan(fresh) || first.since.After(time.Now()) {
+		t.Errorf("made under a clock that was ahead: %+v", first)
 	}
 }
 
@@ -282,7 +287,7 @@ func TestBytesThatComeWithAnErrorCount(t *testing.T) {
 	defer far.Close()
 	s := &stream{Conn: dataWithError{near}, hint: func() {}, budget: new(budget)}
 	buf, got := make([]byte, 64<<10), 0
-	for !s.flooded.Load() {
+	for !s.budget.spend(0) {
 		n, err := s.Read(buf)
 		if got += n; err == nil || got > 2*maxPerMinute {
 			t.Fatalf("%d bytes, %v", got, err)
@@ -298,7 +303,7 @@ func TestReadsCountToo(t *testing.T) {
 	near, far := net.Pipe()
 	defer far.Close()
 	s := &stream{Conn: byteByByte{near}, hint: func() {}, budget: new(budget)}
-	for n, buf := 0, make([]byte, 1); !s.flooded.Load(); n++ {
+	for n, buf := 0, make([]byte, 1); !s.budget.spend(0); n++ {
 		if _, err := s.Read(buf); n > maxPerMinute/minRead {
 			t.Fatalf("%d bytes, one at a time: %v", n, err)
 		}

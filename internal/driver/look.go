@@ -21,11 +21,10 @@ const (
 	lookLimit = time.Second
 
 	// bind comes before listen: a socket that appeared within fresh and refuses is tried
-	// again after retryFirst, then twice that, up to retryMost, for retryFor in all.
-	fresh      = 2 * time.Second
+	// again after retryFirst, then twice that, up to retryMost.
+	fresh      = time.Second
 	retryFirst = 250 * time.Microsecond
 	retryMost  = 4 * time.Millisecond
-	retryFor   = time.Second
 
 	// A driver may take longer: while its socket is young it is worth a look each second.
 	young     = time.Minute
@@ -48,13 +47,13 @@ func (c *Client) look(ctx context.Context) (socket, endpoint unixsock.File, f fi
 	}
 	s := c.lookAt(ctx, c.socket, false)
 	if s.state != status.Starting {
-		c.seen.note(s.file.FileID)
+		c.seen.note(s.file)
 	}
 	if !s.ok() || c.cfg.Endpoint == c.cfg.Socket {
 		return s.file, endpoint, s.finding
 	}
 	e := c.lookAt(ctx, c.endpoint, false)
-	if e.state == status.Absent || e.denied { // a driver may see more, or another file system, than we do
+	if e.state == status.Absent || errors.Is(e.err, unix.EACCES) { // a driver may see more, or another file system, than we do
 		e.finding = finding{}
 	}
 	return s.file, e.file, e.finding
@@ -64,10 +63,9 @@ func (c *Client) look(ctx context.Context) (socket, endpoint unixsock.File, f fi
 // connect, raw is the connection to a trusted listener.
 type looked struct {
 	finding
-	file    unixsock.File
-	raw     *net.UnixConn
-	denied  bool // this process may not look there
-	refused bool // nobody listens there, or not yet
+	file unixsock.File
+	raw  *net.UnixConn
+	err  error // of looking or of connecting
 }
 
 func (l looked) discard() {
@@ -92,9 +90,8 @@ func (c *Client) lookAt(ctx context.Context, at target, connect bool) looked {
 // lookOnce blocks for as long as a file system on the way does not answer. If another file is
 // put at path before it is connected to, the next look finds that it is not the one noted here.
 func lookOnce(trust Trust, path string, connect bool) (l looked) {
-	var err error
-	if l.file, err = unixsock.Stat(path); err != nil {
-		l.finding, l.denied = missing(path, err), errors.Is(err, unix.EACCES)
+	if l.file, l.err = unixsock.Stat(path); l.err != nil {
+		l.finding = missing(path, l.err)
 		return l
 	}
 	if l.finding = untrusted(trust.Path(path)); !l.ok() || !connect {
@@ -102,8 +99,7 @@ func lookOnce(trust Trust, path string, connect bool) (l looked) {
 	}
 	raw, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
-		l.finding = refused(path, l.file, err)
-		l.refused = errors.Is(err, unix.ECONNREFUSED) && l.file.IsSocket()
+		l.finding, l.err = refused(path, l.file, err), err
 		return l
 	}
 	peer, err := unixsock.PeerCred(raw)
@@ -125,25 +121,25 @@ func (c *Client) moved(ctx context.Context, t *conn) bool {
 	return l.state != status.Starting && l.file.FileID != t.file.FileID
 }
 
-// sighting is which socket file was seen at the path, and since when by the monotonic clock.
+// sighting is which socket file is at the path, and since when.
 type sighting struct {
-	file    unixsock.FileID // zero: none
-	since   time.Time
-	changed bool // it appeared between two looks, so it is new, whatever the wall clock says
+	file  unixsock.FileID // zero: none
+	since time.Time       // zero: nobody has looked yet
 }
 
-func (s *sighting) note(file unixsock.FileID) {
-	if s.since.IsZero() || file != s.file {
-		*s = sighting{file, time.Now(), !s.since.IsZero()}
+// note takes in what is there now. What was there at the first look is as old as the file says;
+// for what appears later the monotonic clock counts, for the wall clock can be set in between.
+func (s *sighting) note(file unixsock.File) {
+	now := time.Now()
+	if made := time.Unix(0, file.Changed); s.since.IsZero() && made.Before(now) {
+		*s = sighting{file.FileID, made}
+	} else if s.since.IsZero() || file.FileID != s.file {
+		*s = sighting{file.FileID, now}
 	}
 }
 
-// isFresh reports whether f was made or changed within d. The time of change is by the wall
-// clock, which can be set in between.
-func (c *Client) isFresh(f unixsock.File, d time.Duration) bool {
-	return time.Since(time.Unix(0, f.Changed)).Abs() < d ||
-		c.seen.changed && f.FileID == c.seen.file && time.Since(c.seen.since) < d
-}
+// youngerThan reports whether it is there for less than d.
+func (s *sighting) youngerThan(d time.Duration) bool { return time.Since(s.since) < d }
 
 // missing says what is not there: the socket, or which directory on the way. Any other error
 // says nothing about the driver, so it is Starting: it is asked again soon, and keeps its
@@ -166,7 +162,7 @@ func missing(path string, err error) finding {
 	case errors.Is(err, unix.EACCES):
 		return finding{status.Starting, fmt.Sprintf("no permission to look at %s: a directory on the way is closed to uid %d; see CAP_DAC_OVERRIDE in csi-registrar.service(8)", path, os.Geteuid())}
 	}
-	return finding{status.Starting, fmt.Sprintf("cannot look whether the driver is there: %v%s", err, remedy(err))}
+	return finding{status.Starting, fmt.Sprintf("cannot look whether the driver is there: %v%s", err, unixsock.Hint(err))}
 }
 
 // refused says why what is at path cannot be connected to.
@@ -185,24 +181,8 @@ func refused(path string, file unixsock.File, err error) finding {
 	case errors.Is(err, unix.EAGAIN):
 		return finding{status.Starting, "the driver does not accept connections: the queue of " + path + " is full"}
 	}
-	if why := remedy(err); why != "" {
-		return finding{status.Starting, fmt.Sprintf("cannot connect to the driver: %v%s", err, why)}
+	if hint := unixsock.Hint(err); hint != "" { // it says nothing of the driver
+		return finding{status.Starting, fmt.Sprintf("cannot connect to the driver: %v%s", err, hint)}
 	}
 	return finding{status.Absent, fmt.Sprintf("cannot connect to %s: %v", path, err)}
-}
-
-// remedy tells what to do where an error says nothing of the driver, but that we, or the
-// node, are out of something; empty for any other error.
-func remedy(err error) string {
-	switch {
-	case errors.Is(err, unix.EMFILE):
-		return "; raise LimitNOFILE= of csi-registrar.service"
-	case errors.Is(err, unix.ENFILE):
-		return "; the node has no file descriptors left: raise the sysctl fs.file-max"
-	case errors.Is(err, unix.ENOMEM), errors.Is(err, unix.ENOBUFS):
-		return "; the node is short of memory"
-	case errors.Is(err, unix.ENOSPC):
-		return "; raise the sysctl fs.epoll.max_user_watches"
-	}
-	return ""
 }

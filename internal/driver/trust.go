@@ -70,7 +70,7 @@ func (t Trust) uid(u *user.User, lookup error) (uint32, error) {
 	if _, none := errors.AsType[user.UnknownUserError](lookup); none {
 		return 0, fmt.Errorf("there is no user %q on this machine: fix socket_owner", t.Owner)
 	}
-	return 0, fmt.Errorf("cannot look up the user %q of socket_owner: %w%s", t.Owner, lookup, remedy(lookup))
+	return 0, fmt.Errorf("cannot look up the user %q of socket_owner: %w%s", t.Owner, lookup, unixsock.Hint(lookup))
 }
 
 // Listener checks who called listen() on the socket that was connected to. That is the proof;
@@ -97,5 +97,5 @@ func (t Trust) Path(path string) error {
 	if err == nil || errors.As(err, new(*trust.Error)) {
 		return err
 	}
-	return fmt.Errorf("cannot look who owns the way to the driver's socket: %w%s", err, remedy(err))
+	return fmt.Errorf("cannot look who owns the way to the driver's socket: %w%s", err, unixsock.Hint(err))
 }

@@ -423,6 +423,30 @@ func removeRecorded(runDir string) (removed []string, err error) {
 	return removed, errors.Join(err, removeErr)
 }
 
+// An earlier process wrote its record under a wall clock that was ahead.
+func TestTimesYetToComeAreOfTheAdoption(t *testing.T) {
+	w := newWorld(t)
+	m := newManager(t)
+	leave(w, m, "a")
+	r := w.open(with(m, true))
+	rec := r.readRecord("a")
+	ahead := time.Now().AddDate(1, 0, 0)
+	rec.PublishedAt, rec.GetInfoAt, rec.Notification.At, rec.FirstAcceptedAt = ahead, ahead, ahead, ahead
+	if err := r.writeRecord("a", rec); err != nil {
+		t.Fatal(err)
+	}
+	s := socket(t, r, "a")
+	if err := s.Adopt(t.Context(), m.pass(t, "registration-a")); err != nil {
+		t.Fatal(err)
+	}
+	l := look(t, s)
+	for name, at := range map[string]time.Time{"published": l.PublishedAt, "asked": l.GetInfoAt, "notified": l.Notification.At, "accepted": l.FirstAcceptedAt} {
+		if at.IsZero() || at.After(time.Now()) {
+			t.Errorf("%s at %v", name, at)
+		}
+	}
+}
+
 // The word is on disk before the kubelet is answered.
 func TestWordIsWrittenBeforeTheAnswer(t *testing.T) {
 	w := newWorld(t)

@@ -112,6 +112,13 @@ func (r *Registry) readRecord(name string) record {
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		r.o.Log.Warn("record not used", "driver", name, "error", err)
 	}
+	// A time yet to come was written under a wall clock that was ahead; nobody could count from it.
+	now := time.Now()
+	for _, at := range []*time.Time{&rec.PublishedAt, &rec.GetInfoAt, &rec.Notification.At, &rec.FirstAcceptedAt} {
+		if at.After(now) {
+			*at = now
+		}
+	}
 	return rec
 }
 

@@ -38,7 +38,6 @@ type Registrar struct {
 	set     Settings
 	driver  Driver
 	socket  Socket
-	start   time.Time // when this registrar was made
 	ask     asking
 	known   known
 	work    working
@@ -65,14 +64,14 @@ func New(set Settings, d Driver, s Socket, o Options) *Registrar {
 	now := time.Now()
 	r := &Registrar{
 		log: o.Log, observe: o.Observe, name: set.Name, cmds: make(chan func()), done: make(chan struct{}),
-		set: set, driver: d, socket: s, start: now,
+		set: set, driver: d, socket: s,
 		ask:     asking{answers: make(chan answer), next: now, limit: pace{burst: 20, every: 500 * time.Millisecond}},
 		known:   known{report: status.Report{Driver: status.Absent, Reason: "it has not answered yet"}, lastPresent: now},
 		work:    working{done: make(chan error, 1), checkDue: true},
 		logged:  logged{complaints: pace{burst: 5, every: 10 * time.Minute}},
 		counted: map[string]uint64{},
 	}
-	r.tell(r.look(), now)
+	r.tell(s.Look(), now)
 	return r
 }
 
@@ -141,23 +140,10 @@ func (r *Registrar) wait(ctx context.Context, timer <-chan time.Time) bool {
 // step looks at everything, begins what is due, tells what changed, and returns when to
 // look again without a hint; zero: not by time.
 func (r *Registrar) step(ctx context.Context, now time.Time) time.Time {
-	seen := r.look()
+	seen := r.socket.Look()
 	next := earliest(r.askIfDue(ctx, seen, now), r.workIfDue(ctx, seen, now))
 	r.tell(seen, now)
 	return next
-}
-
-// look is what is known of the registration socket, with times that can be counted from. A
-// time yet to come is of an earlier process, under a wall clock that was ahead: it was before
-// this one began.
-func (r *Registrar) look() status.Socket {
-	seen, now := r.socket.Look(), time.Now()
-	for _, at := range []*time.Time{&seen.PublishedAt, &seen.GetInfoAt, &seen.Notification.At} {
-		if at.After(now) {
-			*at = r.start
-		}
-	}
-	return seen
 }
 
 // left reports whether a registrar that is leaving has nothing left to do.

@@ -487,33 +487,6 @@ func TestRefusedByAnOlderKubelet(t *testing.T) {
 	})
 }
 
-// An earlier process wrote down what happened under a wall clock that was ahead.
-func TestTimesYetToComeAreOfTheStart(t *testing.T) {
-	ahead := func(word status.Notification) *world {
-		w := newWorld()
-		at := time.Now().AddDate(100, 0, 0) // the bubble's clock is behind
-		w.report, w.sock = ready(), status.Socket{Path: "/reg/foo-reg.sock", Place: status.Ours, Up: true, PublishedAt: at, Notification: word,
-			Announced: status.Announcement{Endpoint: base.Endpoint, Versions: base.Versions, Identity: ready().Identity}}
-		if word != (status.Notification{}) {
-			w.sock.GetInfoAt, w.sock.Notification.At = at, at
-		}
-		return w
-	}
-	live(t, ahead(status.Notification{Error: "no"}), base, func(l *lives) {
-		time.Sleep(149 * time.Second)
-		l.state("refused")
-		time.Sleep(2 * time.Second)
-		l.state("registered")
-		l.publications(1)
-	})
-	live(t, ahead(status.Notification{}), base, func(l *lives) {
-		time.Sleep(6 * time.Second)
-		if s := l.status(); !strings.Contains(s.Reason, "it does not run") {
-			t.Errorf("reason %q", s.Reason)
-		}
-	})
-}
-
 func TestNobodyAsksIsSaid(t *testing.T) {
 	for recreated, want := range map[bool]string{true: "restart the kubelet", false: "it does not run"} {
 		w := newWorld()
