@@ -12,7 +12,7 @@ import (
 	"csi-registrar/internal/safetext"
 )
 
-// process is a running program, as /proc tells. All of it but pid and uids is a stranger's
+// process is a running program, as /proc shows it. All of it but pid and uids is the process's
 // choice; unit was checked.
 type process struct {
 	pid  int
