@@ -36,8 +36,8 @@ func setupCleanup(fs *flag.FlagSet) runner {
 		}
 		stopped := isStopping
 		if *unit != "" {
-			// A stop came in the middle of a restart, after the unit's own processes had been
-			// told that it is one.
+			// A stop came in the middle of a restart, after the unit's own processes had
+			// found that it is one.
 			stopped = func(ctx context.Context) (bool, error) { return systemd.Down(ctx, *unit) }
 		}
 		return askIfStopped(ctx, e, runDir, stopped)

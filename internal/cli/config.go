@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 
 	"csi-registrar/internal/config"
 	"csi-registrar/internal/systemd"
@@ -43,11 +44,13 @@ func setupConfigShow(fs *flag.FlagSet) runner {
 	asJSON := fs.Bool("json", false, "print a JSON document")
 	return func(_ context.Context, e *env, _ []string) error {
 		res := config.Load(*source)
-		show := res.Show
+		var err error
 		if *asJSON {
-			show = res.ShowJSON
+			err = writeJSON(e.stdout, res.Document())
+		} else {
+			_, err = io.WriteString(e.stdout, res.Show())
 		}
-		if err := show(e.stdout); err != nil {
+		if err != nil {
 			return err
 		}
 		printErrors(e, res)

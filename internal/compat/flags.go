@@ -23,7 +23,7 @@ import (
 // Options holds the values of node-driver-registrar's flags.
 type Options struct {
 	Socket      string        // --csi-address: where the driver listens, as seen from here
-	Endpoint    string        // --kubelet-registration-path: what the kubelet is told
+	Endpoint    string        // --kubelet-registration-path: the endpoint that the kubelet gets
 	RegistryDir string        // --plugin-registration-path: the directory for the registration socket
 	Timeout     time.Duration // --timeout: GetPluginInfo and Probe
 	HTTPAddr    string        // where /healthz is served, over TCP; empty: not at all

@@ -81,7 +81,7 @@ func (l *loader) checkShared(tables []*table) {
 		mine := [...]struct{ key, path string }{{"endpoint", t.Endpoint}, {"socket", t.Socket}}
 		for _, m := range mine {
 			key := keyString("driver", t.Name, m.key)
-			if theirs, taken := claims[m.path]; taken {
+			if theirs, claimed := claims[m.path]; claimed {
 				shared = true
 				l.spoil(t.Name, l.origins[key].error(fmt.Sprintf("is %s, which is also %s (%s)", safetext.Quote(m.path), theirs, l.origins[theirs]),
 					"each driver has its own: write enabled = false in one of the tables, or another path"))

@@ -51,7 +51,7 @@ const OwnerAny = "any"
 type Driver struct {
 	Name              string // what GetPluginInfo must answer; passes status.CheckName
 	Socket            string // where the driver listens; absolute, clean, at most 107 bytes
-	Endpoint          string // what the kubelet is told; as Socket, never empty
+	Endpoint          string // what the kubelet gets; as Socket, never empty
 	Enabled           bool
 	Timeout           time.Duration // of GetPluginInfo and Probe; above 0
 	SupportedVersions []string      // never empty, one of them 1.x

@@ -40,7 +40,8 @@ func parse(text string) (*document, *Error) {
 	if !ok {
 		syntax.Message = err.Error()
 	}
-	return nil, &Error{Line: d.lineAt(syntax.Position), Problem: "is not valid TOML: " + safetext.Clean(syntax.Message, maxCause), Hint: syntaxHint(syntax.Message)}
+	return nil, &Error{Line: d.lineAt(syntax.Position), Problem: "is not valid TOML: " + safetext.Clean(syntax.Message, maxCause),
+		Hint: "see the examples in csi-registrar.toml(5)"}
 }
 
 const notOurs = "this is not a configuration file of csi-registrar"
@@ -97,22 +98,4 @@ func (*refuser) UnmarshalTOML(any) error { return errors.New("refused") }
 // lineAt is the line of a position. Its own number is that of the end of a long value.
 func (d *document) lineAt(p toml.Position) int {
 	return 1 + strings.Count(d.text[:min(max(p.Start, 0), len(d.text))], "\n")
-}
-
-// syntaxHint says what would be right where the parser's message does not.
-func syntaxHint(message string) string {
-	for _, h := range [...]struct{ in, hint string }{
-		{"cannot contain newlines", "the closing quote is missing"},
-		{"array terminator", `a list is written ["1.0.0", "1.1.0"]`},
-		{"table name", `a table begins with [driver."NAME"]`},
-		{"to end with a newline", "a string is in quotes"},
-		{"expected value", "a string is in quotes; true and false are not"},
-		{"already been defined", "a key or table is written once in a file: leave one of them"},
-		{"UTF-8", "save the file as UTF-8"},
-	} {
-		if strings.Contains(message, h.in) {
-			return h.hint
-		}
-	}
-	return ""
 }

@@ -37,7 +37,7 @@ func TestValues(t *testing.T) {
 		{`socket = "unix://csi.sock"`, `socket: "csi.sock" is not an absolute path` + wantPath},
 		{`socket = "unix:/run/a.sock"`, `socket: "unix:/run/a.sock" is not an absolute path` + wantPath},
 		{`socket = "tcp://1.2.3.4:5"`, `socket: "tcp://1.2.3.4:5" is not an absolute path` + wantPath},
-		{`socket = "@csi"`, `socket: "@csi" is an abstract socket, the kubelet needs one with a path` + wantPath},
+		{`socket = "@csi"`, `socket: "@csi" is not an absolute path` + wantPath},
 		{`socket = "/run/../a.sock"`, `socket: "/run/../a.sock" is not the shortest form of the path (write "/a.sock")`},
 		{`socket = "/run//a.sock"`, `socket: "/run//a.sock" is not the shortest form of the path (write "/run/a.sock")`},
 		{`socket = "/run/./a.sock"`, `socket: "/run/./a.sock" is not the shortest form of the path (write "/run/a.sock")`},
@@ -103,16 +103,16 @@ func TestValues(t *testing.T) {
 // An error of syntax is that of the whole file, with its line and what to do.
 func TestSyntax(t *testing.T) {
 	for _, c := range []struct{ text, want string }{
-		{"[driver.a]\nenabled = yes", `f:2: is not valid TOML: expected value but found "yes" instead (a string is in quotes; true and false are not)`},
-		{"[driver.a]\ntimeout = 5s", `f:2: is not valid TOML: expected a top-level item to end with a newline, comment, or EOF, but got 's' instead (a string is in quotes)`},
-		{"[driver.a]\nsocket = \"/run/a.sock\n[driver.b]", `f:2: is not valid TOML: strings cannot contain newlines (the closing quote is missing)`},
-		{"[driver.a]\nsocket = '/run\\u'\nendpoint = \"\\q\"", `f:3: is not valid TOML: invalid escape in string '\q'`},
-		{"v = [\"1.0.0\"\ntimeout = 1", `f:2: is not valid TOML: expected a comma (',') or array terminator (']'), but got 't' (a list is written ["1.0.0", "1.1.0"])`},
-		{"\n[driver.\"a.b\"\nsocket = 1", `f:2: is not valid TOML: expected '.' or ']' to end table name, but got '\n' instead (a table begins with [driver."NAME"])`},
-		{"\n= 1", `f:2: is not valid TOML: unexpected '=': key name appears blank`},
-		{"\n\njust words", `f:3: is not valid TOML: expected '.' or '=', but got 'w' instead`},
-		{"[driver.a]\n[driver.b]\n[driver.'a']", `f:3: is not valid TOML: Key 'driver.a' has already been defined. (a key or table is written once in a file: leave one of them)`},
-		{"[driver.a]\nv = [\n1]\n\nv = [\n2]", `f:5: is not valid TOML: Key 'driver.a.v' has already been defined. (a key or table is written once in a file: leave one of them)`},
+		{"[driver.a]\nenabled = yes", `f:2: is not valid TOML: expected value but found "yes" instead (see the examples in csi-registrar.toml(5))`},
+		{"[driver.a]\ntimeout = 5s", `f:2: is not valid TOML: expected a top-level item to end with a newline, comment, or EOF, but got 's' instead (see the examples in csi-registrar.toml(5))`},
+		{"[driver.a]\nsocket = \"/run/a.sock\n[driver.b]", `f:2: is not valid TOML: strings cannot contain newlines (see the examples in csi-registrar.toml(5))`},
+		{"[driver.a]\nsocket = '/run\\u'\nendpoint = \"\\q\"", `f:3: is not valid TOML: invalid escape in string '\q' (see the examples in csi-registrar.toml(5))`},
+		{"v = [\"1.0.0\"\ntimeout = 1", `f:2: is not valid TOML: expected a comma (',') or array terminator (']'), but got 't' (see the examples in csi-registrar.toml(5))`},
+		{"\n[driver.\"a.b\"\nsocket = 1", `f:2: is not valid TOML: expected '.' or ']' to end table name, but got '\n' instead (see the examples in csi-registrar.toml(5))`},
+		{"\n= 1", `f:2: is not valid TOML: unexpected '=': key name appears blank (see the examples in csi-registrar.toml(5))`},
+		{"\n\njust words", `f:3: is not valid TOML: expected '.' or '=', but got 'w' instead (see the examples in csi-registrar.toml(5))`},
+		{"[driver.a]\n[driver.b]\n[driver.'a']", `f:3: is not valid TOML: Key 'driver.a' has already been defined. (see the examples in csi-registrar.toml(5))`},
+		{"[driver.a]\nv = [\n1]\n\nv = [\n2]", `f:5: is not valid TOML: Key 'driver.a.v' has already been defined. (see the examples in csi-registrar.toml(5))`},
 	} {
 		r := one(c.text)
 		if got := r.Errors.Error(); got != c.want {
@@ -315,9 +315,9 @@ f:4: driver."NFS.csi.k8s.io": has no socket (write socket = "/run/….sock"; if 
 			drivers: "nfs.csi.k8s.io", faulty: "NFS.csi.k8s.io a"},
 
 		{name: "UTF-16", text: "\xff\xfea\x00", want: `
-f:1: is not valid TOML: files cannot contain NULL bytes; probably using UTF-16; TOML files must be UTF-8 (save the file as UTF-8)`},
+f:1: is not valid TOML: files cannot contain NULL bytes; probably using UTF-16; TOML files must be UTF-8 (see the examples in csi-registrar.toml(5))`},
 		{name: "Latin-1", text: "[log]\n# gr\xfc\xdfe\nlevel = \"info\"", want: `
-f:2: is not valid TOML: invalid UTF-8 byte: 0xfc (save the file as UTF-8)`},
+f:2: is not valid TOML: invalid UTF-8 byte: 0xfc (see the examples in csi-registrar.toml(5))`},
 		{name: "BOM and CRLF", text: "\ufeff[driver.a]\r\nsocket = \"/a\"\r\nfoo = 1\r\nsupported_versions = [\r\n]\r\n", want: `
 f:3: driver."a".foo: is not known (known here: socket, endpoint, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after, socket_owner)
 f:4: driver."a".supported_versions: has no version 1.x (the kubelet takes no other: add "1.0.0")`, faulty: "a"},

@@ -1,10 +1,8 @@
 package config
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
-	"io"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -30,10 +28,10 @@ func settings[T any](r *Result, t T, fields []field[T], path ...string) []settin
 	return out
 }
 
-// Show writes the merged configuration as TOML that could be a file of its own, each
-// value with a comment that says where it comes from.
-func (r *Result) Show(w io.Writer) error {
-	var text bytes.Buffer
+// Show is the merged configuration as TOML that could be a file of its own, each value with a
+// comment that says where it comes from.
+func (r *Result) Show() string {
+	var text strings.Builder
 	b := tabwriter.NewWriter(&text, 0, 0, 1, ' ', 0)
 	if len(r.Files) == 0 {
 		fmt.Fprintln(b, "# No configuration file: these are the defaults.")
@@ -55,10 +53,7 @@ func (r *Result) Show(w io.Writer) error {
 		showTable(b, settings(r, d, driverFields(), "driver", d.Name), "driver", d.Name)
 	}
 	b.Flush() // to memory
-	if _, err := text.WriteTo(w); err != nil {
-		return fmt.Errorf("cannot show the configuration: %w", err)
-	}
-	return nil
+	return text.String()
 }
 
 // showTable writes a table, its columns one below the other.
@@ -73,8 +68,8 @@ func showTable(b *tabwriter.Writer, table []setting, path ...string) {
 	}
 }
 
-// shownResult is the JSON form. Fields are added, never renamed.
-type shownResult struct {
+// Document is the JSON form of a Result. Fields are added, never renamed; no list is null.
+type Document struct {
 	Files   []string                      `json:"files"`
 	Hidden  []Hidden                      `json:"hidden"`
 	Kubelet map[string]setting            `json:"kubelet"` // by key
@@ -84,10 +79,9 @@ type shownResult struct {
 	Errors  []Error                       `json:"errors"`
 }
 
-// ShowJSON writes the merged configuration as a JSON document: the tables as in the
-// files, each value with its origin; beside them lists, which are never absent.
-func (r *Result) ShowJSON(w io.Writer) error {
-	doc := shownResult{
+// Document is the merged configuration with the tables as in the files, each value with its origin.
+func (r *Result) Document() Document {
+	doc := Document{
 		Files:   append([]string{}, r.Files...), // [], not null
 		Hidden:  append([]Hidden{}, r.Hidden...),
 		Kubelet: shownTable(settings(r, r.Config.Kubelet, kubeletFields(), "kubelet")),
@@ -99,13 +93,7 @@ func (r *Result) ShowJSON(w io.Writer) error {
 	for _, d := range r.Config.Drivers {
 		doc.Driver[d.Name] = shownTable(settings(r, d, driverFields(), "driver", d.Name))
 	}
-	e := json.NewEncoder(w)
-	e.SetEscapeHTML(false)
-	e.SetIndent("", "  ")
-	if err := e.Encode(doc); err != nil {
-		return fmt.Errorf("cannot show the configuration: %w", err)
-	}
-	return nil
+	return doc
 }
 
 func shownTable(table []setting) map[string]setting {

@@ -103,10 +103,7 @@ func socketPath(v any) (string, *fault) {
 		return "", bad
 	}
 	s = strings.TrimPrefix(s, "unix://")
-	switch {
-	case strings.HasPrefix(s, "@"):
-		return "", faultf("%s is an abstract socket, the kubelet needs one with a path", safetext.Quote(s))
-	case s == "/":
+	if s == "/" {
 		return "", faultf(`"/" is a directory`)
 	}
 	if bad := checkPath(s); bad != nil {

@@ -82,7 +82,7 @@ func (d *daemon) run(ctx context.Context, b control.Backend, begin func(context.
 		err = d.serve(ctx, b)
 	}
 	if err != nil && ctx.Err() != nil && errors.Is(context.Cause(ctx), context.Canceled) {
-		return nil // told to stop before it was up: not a failure
+		return nil // asked to stop before it was up: not a failure
 	}
 	if err != nil {
 		return err

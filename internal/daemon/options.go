@@ -7,7 +7,7 @@ import (
 	"csi-registrar/internal/config"
 )
 
-// Options are what the daemon is told by whoever starts it.
+// Options are what the command line and the environment of the daemon have.
 type Options struct {
 	Source      config.Source // where the configuration files are
 	HTTP        string        // TCP address that serves health and metrics as well; empty: none

@@ -109,7 +109,7 @@ func (p *parts) Socket(ctx context.Context, c *config.Config, name string) (agen
 		return nil, err
 	}
 	err = s.Adopt(ctx, p.claim(name))
-	if err != nil && ctx.Err() != nil { // told to stop: it stays in the store for the next process
+	if err != nil && ctx.Err() != nil { // asked to stop: it stays in the store for the next process
 		return nil, errors.Join(err, s.Close(context.WithoutCancel(ctx)))
 	}
 	if err != nil {

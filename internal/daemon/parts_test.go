@@ -33,7 +33,7 @@ func TestStoredListenersOfDisabledDriversAreUnclaimed(t *testing.T) {
 	}
 }
 
-// A registration socket that cannot be adopted because the daemon was told to stop stays in the
+// A registration socket that cannot be adopted because the daemon was asked to stop stays in the
 // store for the next process: it is no reason to make a new one, nor to warn.
 func TestStopWhileAdoptingStartsNoRegistrar(t *testing.T) {
 	dir, err := os.MkdirTemp("", "p")

@@ -21,7 +21,7 @@ var errSandbox = errors.New("the kubelet's root directory was removed and recrea
 
 // guardSandbox notices that the kubelet's root directory went and came back, as when a node
 // is reset and joined again. ReadWritePaths= of the unit held the old one: the new one is
-// read-only in here, for ever. A new process has a new view, and registrations live on in
+// read-only in here, for ever. A new process has a new view, and registrations stay in
 // the descriptor store. It cannot go on for ever: only a process that saw the directory
 // writable, or missing, ends.
 func (d *daemon) guardSandbox(ctx context.Context) {

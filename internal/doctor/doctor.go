@@ -1,7 +1,7 @@
 // Package doctor finds out why a CSI driver is not registered: it does what the kubelet
 // does, step by step, with the daemon or without it, and says how to fix what is wrong.
 //
-// It runs as root and reads what strangers wrote: drivers, processes, names of files. Their
+// It runs as root and reads what others wrote: drivers, processes, names of files. Their
 // text is only shown, and marked by safetext.Quote or Word; a Fix holds none of it but a name
 // that was checked or a path, which safetext.Command quotes.
 package doctor
@@ -25,7 +25,7 @@ import (
 	"csi-registrar/internal/worker"
 )
 
-// Options says what to examine.
+// Options select what to examine.
 type Options struct {
 	Source  config.Source
 	Drivers []string // by name; none: all that are configured

@@ -12,8 +12,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/worker"
 )
@@ -21,41 +19,6 @@ import (
 // of changes whose process it is.
 func (n *node) of(pid int, uids string) {
 	n.write(fmt.Sprintf("proc/%d/status", pid), "Name:\tx\nUid:\t"+uids+"\n")
-}
-
-func TestReadTrusted(t *testing.T) {
-	dir := t.TempDir()
-	file := func(name string, mode os.FileMode) string {
-		path := filepath.Join(dir, name)
-		if err := errors.Join(os.WriteFile(path, []byte("x"), 0o600), os.Chmod(path, mode)); err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
-	good := file("good", 0o644)
-	link := filepath.Join(dir, "link")
-	fifo := filepath.Join(dir, "fifo")
-	big := file("big", 0o600)
-	if err := errors.Join(os.Symlink(good, link), unix.Mkfifo(fifo, 0o600), os.Truncate(big, 1<<40)); err != nil {
-		t.Fatal(err)
-	}
-	bad := map[string]string{
-		link: "not a regular file", fifo: "not a regular file", dir: "not a regular file", "/dev/zero": "not a regular file", "/dev/null": "not a regular file",
-		big: "larger than 1 MiB", file("open", 0o666): "may be written by", filepath.Join(dir, "none"): "no such file",
-	}
-	if os.Geteuid() == 0 {
-		others := file("others", 0o644)
-		chown(t, others, 65123)
-		bad[others] = "belongs to uid 65123"
-	}
-	if data, err := readTrusted(good); err != nil || string(data) != "x" {
-		t.Errorf("%q, %v", data, err)
-	}
-	for path, want := range bad {
-		if data, err := readTrusted(path); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s is read: %q, %v", path, data, err)
-		}
-	}
 }
 
 // A name can be as long as its process likes: cgroups' names, and a delegated one's.

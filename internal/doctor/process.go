@@ -3,6 +3,7 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,7 +13,7 @@ import (
 	"csi-registrar/internal/safetext"
 )
 
-// process is a running program, as /proc tells. All of it but pid and uids is a stranger's
+// process is a running program, as /proc shows it. All of it but pid and uids is the process's
 // choice; unit was checked.
 type process struct {
 	pid  int
@@ -58,6 +59,19 @@ func readProcess(dir string, pid int) (process, error) {
 		return string(data)
 	}
 	return process{pid: pid, comm: strings.TrimSpace(string(comm)), uids: uidsOf(read("status")), unit: unitOf(read("cgroup"))}, err
+}
+
+// maxProcFile is how much of a file in /proc is read, which can be as long as its process likes.
+const maxProcFile = 64 << 10
+
+// readSome reads the first bytes of a file.
+func readSome(file string, limit int64) ([]byte, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, limit))
 }
 
 // uidsOf finds the uids in /proc/PID/status.

@@ -108,7 +108,7 @@ var order = []Step{
 	StepStore, StepWatchdog, StepHTTP,
 }
 
-const maxText = 4000 // characters; what strangers say in it is much shorter
+const maxText = 4000 // characters; what others wrote in it is much shorter
 
 // checked notes a step that went well, or could not be taken.
 func (x *diagnosis) checked(driver string, step Step, result Result, format string, args ...any) {

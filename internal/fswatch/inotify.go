@@ -29,7 +29,7 @@ const (
 	watchMask = unix.IN_CREATE | unix.IN_DELETE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO |
 		unix.IN_ATTRIB | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF |
 		// No symbolic link, so that what is watched is what was walked. MASK_ADD, because
-		// one directory may be watched under two names, by subscriptions with different wishes.
+		// one directory may be watched under two names, by subscriptions to different events.
 		unix.IN_ONLYDIR | unix.IN_DONT_FOLLOW | unix.IN_MASK_ADD
 	contentMask = unix.IN_CLOSE_WRITE
 )

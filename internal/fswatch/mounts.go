@@ -8,7 +8,7 @@ import (
 )
 
 // watchMounts hints when something was mounted or unmounted in our mount namespace, until ctx is
-// done: a mount over a directory changes what a path leads to, and inotify does not tell.
+// done: a mount over a directory changes what a path resolves to, which inotify does not report.
 //
 // The kernel reports a change as an error condition on /proc/self/mountinfo (proc(5),
 // poll). Go's poller waits edge-triggered, and each mount is an edge; nothing is read.

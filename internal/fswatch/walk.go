@@ -48,7 +48,7 @@ type step struct {
 	seen state
 }
 
-// state is what tells one file from another at the same name. The inode number alone does
+// state is what distinguishes one file from another at the same name. The inode number alone does
 // not: ext4 gives that of a removed file to the next one; then the change time differs. It
 // is left out where it also changes by use: directories, and files that are written to.
 type state struct {

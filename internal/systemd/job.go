@@ -71,7 +71,7 @@ func ping(ctx context.Context, conn *godbus.Conn) {
 // "restart", "reload", …), "" if there is none. An empty unit means the one that this
 // process is part of. It is an error if the manager cannot be asked.
 //
-// Asked in ExecStopPost=, this is the only thing that tells a stop from a restart on
+// Asked in ExecStopPost=, this is the only thing that distinguishes a stop from a restart on
 // every systemd since 247: the environment and $SERVICE_RESULT are the same for both.
 func Job(ctx context.Context, unit string) (jobType string, err error) {
 	return ask(ctx, connect, job, unit)

@@ -1,4 +1,4 @@
-// Package systemd is what the daemon says to the service manager and gets from it:
+// Package systemd is what the daemon sends to the service manager and gets from it:
 // readiness, watchdog, sockets handed over, the descriptor store, the job that is at
 // work on the unit, and the journal.
 package systemd
@@ -41,20 +41,20 @@ func NewNotifier(getenv func(string) string) *Notifier {
 }
 
 // Ready reports to the manager that the service is up.
-func (n *Notifier) Ready() error { return n.say("READY=1", readyTimeout) }
+func (n *Notifier) Ready() error { return n.report("READY=1", readyTimeout) }
 
 // Stopping reports that the service begins to shut down.
-func (n *Notifier) Stopping() error { return n.say("STOPPING=1", sendTimeout) }
+func (n *Notifier) Stopping() error { return n.report("STOPPING=1", sendTimeout) }
 
 // Status sets the line that systemctl status shows. Line breaks become blanks.
 func (n *Notifier) Status(text string) error {
-	return n.say("STATUS="+strings.NewReplacer("\n", " ", "\r", " ").Replace(text), sendTimeout)
+	return n.report("STATUS="+strings.NewReplacer("\n", " ", "\r", " ").Replace(text), sendTimeout)
 }
 
 // Watchdog reports that the service is alive (see WatchdogInterval).
-func (n *Notifier) Watchdog() error { return n.say("WATCHDOG=1", sendTimeout) }
+func (n *Notifier) Watchdog() error { return n.report("WATCHDOG=1", sendTimeout) }
 
-func (n *Notifier) say(message string, limit time.Duration) error {
+func (n *Notifier) report(message string, limit time.Duration) error {
 	if n == nil {
 		return nil
 	}
@@ -112,7 +112,7 @@ func duplicate(c syscall.Conn) (fd int, err error) {
 	return fd, cmp.Or(err, dup)
 }
 
-// WatchdogInterval returns how often the manager wants to hear Watchdog at the least
+// WatchdogInterval returns how often the manager expects Watchdog at least
 // ($WATCHDOG_USEC); call it at half of that. False if it does not watch this process.
 // getenv is os.Getenv.
 func WatchdogInterval(getenv func(string) string) (time.Duration, bool) {

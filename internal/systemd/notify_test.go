@@ -31,18 +31,18 @@ func TestNotifierSays(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, s := range []struct {
-		say  func() error
+		call func() error
 		want string
 	}{
 		{n.Ready, "READY=1"},
 		{func() error { return n.Status("2 drivers\nall registered") }, "STATUS=2 drivers all registered"},
 		{n.Stopping, "STOPPING=1"},
 	} {
-		if err := s.say(); err != nil {
+		if err := s.call(); err != nil {
 			t.Fatal(err)
 		}
 		if got := <-m.Events(); got != s.want {
-			t.Errorf("heard %q, want %q", got, s.want)
+			t.Errorf("received %q, want %q", got, s.want)
 		}
 	}
 	if got := m.State(); got.Ready != 1 || got.Watchdog != 1 || !got.Stopping {

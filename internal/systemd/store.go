@@ -60,7 +60,7 @@ type StoreOptions struct {
 // Store is the descriptor store of our service: what is kept there is open in PID 1 for
 // as long as the service is not stopped, and is handed over by name to the next process
 // (see Receive). The manager reads messages in the order in which they were sent and answers
-// none of them; but a BARRIER=1 among them tells when all before it were read. So there is one
+// none of them; but a BARRIER=1 among them shows when all before it were read. So there is one
 // queue, which Run sends, and a descriptor in it counts as kept: the manager takes each one for
 // which there is room, and what has room is counted here. May be used by several goroutines.
 type Store struct {
@@ -115,7 +115,7 @@ func (s *Store) Keep(ctx context.Context, name string, c syscall.Conn) error {
 
 // Forget removes all descriptors of that name from the store and returns when they are gone,
 // at the latest after 0.3 s; then they are removed later. None of that name is no error. A
-// listener lives until its last copy is closed, so withdrawing one takes this as well as
+// listener is open until its last copy is closed, so withdrawing one takes this as well as
 // closing one's own.
 func (s *Store) Forget(ctx context.Context, name string) error {
 	if s.notify == nil {
