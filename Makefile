@@ -35,6 +35,10 @@ chaos: ## a hostile node at random: CHAOS_SEED=N|fresh CHAOS_DRIVERS=50 CHAOS_DU
 fuzz: ## every fuzz target for FUZZTIME (20s)
 	scripts/fuzz $(FUZZTIME)
 
+.PHONY: vulncheck
+vulncheck: ## known vulnerabilities: GOVULNDB=https://…|file:///… says where the database is
+	GOVULNDB='$(or $(DB),$(GOVULNDB))' scripts/vulncheck
+
 .PHONY: bench
 bench: build ## measure latency, memory and idling; BENCH='--quick', BENCH='--peer "CMD {socket} {registry}"'
 	$(GO) run ./internal/bench $(BENCH)

@@ -211,5 +211,11 @@ func FuzzImport(f *testing.F) {
 			}
 		}
 		checkLoads(t, res.Registrars, b.String())
+		for _, r := range res.Registrars {
+			_, file, _ := strings.Cut(b.String(), "# Save this as /etc/csi-registrar/conf.d/60-"+r.Driver.Name)
+			if file, _, _ = strings.Cut(file, ","); file != ".toml" || safetext.ShellWord(r.Driver.Name) != r.Driver.Name {
+				t.Fatalf("%q is not told as a shell's word", r.Driver.Name)
+			}
+		}
 	})
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/BurntSushi/toml"
 
+	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/status"
 )
 
@@ -212,7 +213,7 @@ func set[T any](l *loader, t *T, fields []field[T], at position, v any) bool {
 		if _, isTable := v.(map[string]any); isTable && at.path[0] == "driver" {
 			// [driver.nfs.csi.k8s.io]: it is about the driver whose name was meant.
 			l.broken(at.file, at.doc.text, at.error("is not known",
-				fmt.Sprintf(`a name with dots must be in quotes: [driver."%s.%s…"]`, at.path[1], key)))
+				fmt.Sprintf("a name with dots must be in quotes: [driver.%s]", safetext.Quote(at.path[1]+"."+key+"…"))))
 		} else {
 			l.Errors = append(l.Errors, at.error("is not known", knownHere(keys(fields))))
 		}
