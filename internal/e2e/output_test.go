@@ -95,7 +95,7 @@ func settled(t *testing.T, n *harness.Node, c *harness.Daemon) {
 }
 
 // ours are the sequences that we send to a terminal: colours, and how --watch begins again.
-var ours = regexp.MustCompile(`\x1b\[(?:0|1|2|31|32|33)m|\x1b\[H\x1b\[J`)
+var ours = regexp.MustCompile(`\x1b\[(?:0|01|02|31|32|33)m|\x1b\[H\x1b\[J`)
 
 // harmless fails the test for a text with a character that does not show itself, or that
 // is long enough to push everything else out of sight.
