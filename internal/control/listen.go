@@ -98,7 +98,7 @@ func removeStale(ctx context.Context, path string) error {
 	case found == unixsock.Missing:
 		return nil
 	case found == unixsock.Live:
-		return fmt.Errorf("%w (%s)", ErrRunning, cred)
+		return fmt.Errorf("%w: %s", ErrRunning, cred)
 	}
 	// The lock keeps other daemons away, but not systemd's own socket unit.
 	removed, err := unixsock.Remove(path, file.FileID)

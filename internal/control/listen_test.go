@@ -91,7 +91,7 @@ func TestListenLeavesALiveDaemonAlone(t *testing.T) {
 	leaks(t)
 	path, _ := served(t, newDaemon())
 	ln, err := Listen(t.Context(), path)
-	if !errors.Is(err, ErrRunning) || !strings.Contains(err.Error(), "pid ") {
+	if !errors.Is(err, ErrRunning) || !strings.Contains(err.Error(), "process ") {
 		t.Fatalf("%v %v", ln, err)
 	}
 	if _, err := NewClient(path).Status(t.Context()); err != nil {

@@ -33,8 +33,8 @@ func (s *Socket) adopt(ctx context.Context) error {
 	if files == nil {
 		return nil
 	}
-	rec := s.r.readRecord(s.name)
-	var errs []error
+	rec, err := readRecord(s.r.recordOf(s.name))
+	errs := []error{ignoreMissing(err)}
 	for _, f := range *files {
 		l, err := listenerOf(f)
 		if err != nil {
@@ -61,7 +61,7 @@ func (s *Socket) adopt(ctx context.Context) error {
 	}
 	if p := s.current.Load(); p == nil {
 		s.forget(ctx)
-		errs = append(errs, s.removeRecord())
+		s.removeRecord()
 	} else if len(*files) > 1 {
 		s.keep(ctx, p) // it replaces all of the name
 	}
@@ -87,9 +87,8 @@ func listenerOf(f *os.File) (*net.UnixListener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot use what the descriptor store kept: %w%s", err, unixsock.Hint(err))
 	}
-	ul, ok := l.(*net.UnixListener)
-	if !ok {
-		return nil, errors.Join(fmt.Errorf("what the descriptor store kept listens on %s, not on a Unix socket", l.Addr()), l.Close())
+	if ul, ok := l.(*net.UnixListener); ok {
+		return ul, nil
 	}
-	return ul, nil
+	return nil, errors.Join(fmt.Errorf("what the descriptor store kept listens on %s, not on a Unix socket", l.Addr()), l.Close())
 }

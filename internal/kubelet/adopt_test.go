@@ -70,7 +70,7 @@ func TestAdopt(t *testing.T) {
 	}
 	mustAnswer(t, s.path, announcement("a").Endpoint)
 	dialAsKubelet(t, s.path).notify(t, false, "no more")
-	if rec := r.readRecord("a"); rec.Notification.Error != "no more" || rec.Notification.Registered {
+	if rec := recorded(r, "a"); rec.Notification.Error != "no more" || rec.Notification.Registered {
 		t.Errorf("record: %+v", rec)
 	}
 	publish(t, s) // and it can be replaced
@@ -108,7 +108,7 @@ func TestRecordNotBelieved(t *testing.T) {
 			r := w.open(with(m, true))
 			switch {
 			case change != nil:
-				rec := r.readRecord("a")
+				rec := recorded(r, "a")
 				change(&rec)
 				if err := r.writeRecord("a", rec); err != nil {
 					t.Fatal(err)
@@ -336,7 +336,7 @@ func TestRemoveRecorded(t *testing.T) {
 	r := w.open()
 	os.Remove(pathOf(r, "b"))
 	listen(t, pathOf(r, "b")) // somebody else's by now
-	rec := r.readRecord("c")
+	rec := recorded(r, "c")
 	os.WriteFile(w.root+"/precious", nil, 0o600)
 	f, _ := unixsock.Lstat(w.root + "/precious")
 	rec.Path, rec.FileID = w.root+"/precious", f.FileID
@@ -373,7 +373,7 @@ func TestRecordsOfAHostileDaemon(t *testing.T) {
 	r := w.open()
 	victim := w.root + "/a-reg.sock"
 	listen(t, victim)
-	rec := r.readRecord("a")
+	rec := recorded(r, "a")
 	f, _ := unixsock.Lstat(victim)
 	rec.Path, rec.FileID = victim, f.FileID
 	if err := r.writeRecord("a", rec); err != nil {
@@ -429,7 +429,7 @@ func TestTimesYetToComeAreOfTheAdoption(t *testing.T) {
 	m := newManager(t)
 	leave(w, m, "a")
 	r := w.open(with(m, true))
-	rec := r.readRecord("a")
+	rec := recorded(r, "a")
 	ahead := time.Now().AddDate(1, 0, 0)
 	rec.PublishedAt, rec.GetInfoAt, rec.Notification.At, rec.FirstAcceptedAt = ahead, ahead, ahead, ahead
 	if err := r.writeRecord("a", rec); err != nil {
@@ -455,7 +455,7 @@ func TestWordIsWrittenBeforeTheAnswer(t *testing.T) {
 	for i := range 50 {
 		ok := i%2 == 0
 		k.notify(t, ok, "because")
-		if rec := r.readRecord("a"); rec.Notification.Registered != ok {
+		if rec := recorded(r, "a"); rec.Notification.Registered != ok {
 			t.Fatalf("call %d: record says %+v", i, rec.Notification)
 		}
 	}
@@ -468,7 +468,7 @@ func TestFirstYesIsRemembered(t *testing.T) {
 	m := newManager(t)
 	leave(w, m, "a")
 	r := w.open(with(m, true))
-	first := r.readRecord("a").Notification.At
+	first := recorded(r, "a").Notification.At
 	s := socket(t, r, "a")
 	if err := s.Adopt(t.Context(), m.pass(t, "registration-a")); err != nil {
 		t.Fatal(err)
@@ -476,7 +476,7 @@ func TestFirstYesIsRemembered(t *testing.T) {
 	k := dialAsKubelet(t, s.path)
 	for _, ok := range []bool{true, false, true} {
 		k.notify(t, ok, "because")
-		if rec := r.readRecord("a"); first.IsZero() || !rec.FirstAcceptedAt.Equal(first) || !rec.Notification.At.After(first) {
+		if rec := recorded(r, "a"); first.IsZero() || !rec.FirstAcceptedAt.Equal(first) || !rec.Notification.At.After(first) {
 			t.Errorf("yes %t: first %v, record %+v", ok, first, rec)
 		}
 	}
@@ -485,7 +485,7 @@ func TestFirstYesIsRemembered(t *testing.T) {
 	}
 	// What is republished has said nothing yet.
 	publish(t, s)
-	if rec := r.readRecord("a"); !rec.FirstAcceptedAt.IsZero() {
+	if rec := recorded(r, "a"); !rec.FirstAcceptedAt.IsZero() {
 		t.Errorf("republished: %+v", rec)
 	}
 }
@@ -521,7 +521,7 @@ func TestRecordIsWrittenLater(t *testing.T) {
 			look(t, s) // in vain
 			os.Remove(w.run)
 			if when == "looking" { // as at the next hint, or slow look; then it is killed
-				if look(t, s); !r.readRecord("a").Notification.Registered {
+				if look(t, s); !recorded(r, "a").Notification.Registered {
 					t.Error("not written")
 				}
 			}

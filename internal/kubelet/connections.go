@@ -18,74 +18,69 @@ const (
 	speakIn = 5 * time.Millisecond
 )
 
-// progress is what a connection was used for so far: the less, the earlier it is closed when
-// there are too many.
-type progress = int32
-
+// The progress of a connection: the less, the earlier it is closed when there are too many.
 const (
-	silent   progress = iota // it has sent nothing
-	spoke                    // it has, but no call was answered
-	answered                 // at least one call was
+	silent int32 = iota // it has sent nothing
+	spoke               // it has, but made no call
+	called              // it made a call
 )
 
 // conn is an accepted connection that knows what it called.
 type conn struct {
 	*net.UnixConn
 	called   *listener
-	progress atomic.Int32 // a progress
-	calls    atomic.Int32 // being answered
+	progress atomic.Int32
 }
 
-// connections are all connections of all registration sockets.
+// connections are the open connections of all registration sockets.
 type connections struct {
-	mu sync.Mutex
-	of map[*Socket][]*conn // oldest first
+	mu  sync.Mutex
+	all []*conn // oldest first
 }
 
-// add takes a new connection in; nil if there is no room.
 func (cs *connections) add(p *listener, uc *net.UnixConn) *conn {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	if len(cs.of[p.s]) >= maxConns {
-		return nil
-	}
 	c := &conn{UnixConn: uc, called: p}
-	cs.of[p.s] = append(cs.of[p.s], c)
+	cs.all = append(cs.all, c)
 	return c
 }
 
-// makeRoom closes the connections of s, if there are too many, that are needed least: those that
-// never said anything, else those without a complete call, else the oldest idle one. So a flood
-// closes its own connections, and the kubelet, which speaks at once, is answered.
-func (cs *connections) makeRoom(s *Socket) {
-	var idle [answered + 1][]*conn // by progress
-	cs.mu.Lock()
-	all := len(cs.of[s])
-	for _, c := range cs.of[s] {
-		if p := c.used(); c.calls.Load() == 0 {
-			idle[p] = append(idle[p], c)
-		}
-	}
-	cs.mu.Unlock()
-	switch {
-	case all < maxConns:
-	case len(idle[silent]) > 0:
-		closeAll(idle[silent])
-	case len(idle[spoke]) > 0:
-		closeAll(idle[spoke])
-	case len(idle[answered]) > 0:
-		closeAll(idle[answered][:1])
-	}
-}
-
-// list returns all connections.
-func (cs *connections) list() (all []*conn) {
+// list returns the connections of s, oldest first; with nil, all.
+func (cs *connections) list(s *Socket) (found []*conn) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	for _, list := range cs.of {
-		all = append(all, list...)
+	for _, c := range cs.all {
+		if s == nil || s == c.called.s {
+			found = append(found, c)
+		}
 	}
-	return all
+	return found
+}
+
+// makeRoom closes the connections of s, if there are too many, that are needed least: those that
+// never said anything, else those that made no call, else the oldest one. So a flood closes its
+// own connections, and the kubelet, which speaks at once, is answered.
+func (cs *connections) makeRoom(s *Socket) {
+	if len(cs.list(s)) < maxConns {
+		return
+	}
+	time.Sleep(speakIn)
+	list := cs.list(s)
+	var by [called + 1][]*conn
+	for _, c := range list {
+		p := c.used()
+		by[p] = append(by[p], c)
+	}
+	switch {
+	case len(list) < maxConns:
+	case len(by[silent]) > 0:
+		closeAll(by[silent])
+	case len(by[spoke]) > 0:
+		closeAll(by[spoke])
+	default:
+		closeAll(by[called][:1])
+	}
 }
 
 func closeAll(list []*conn) {
@@ -96,7 +91,7 @@ func closeAll(list []*conn) {
 
 // used returns the connection's progress. What was sent counts at once, for a flood can keep
 // its reader from running.
-func (c *conn) used() progress {
+func (c *conn) used() int32 {
 	if p := c.progress.Load(); p != silent || !readable(c) {
 		return p
 	}
@@ -127,11 +122,9 @@ func (c *conn) Read(b []byte) (int, error) {
 
 // Close may be called more than once, by the server and by whoever closes it early.
 func (c *conn) Close() error {
-	cs, s := c.called.s.r.conns, c.called.s
+	cs := &c.called.s.r.conns
 	cs.mu.Lock()
-	if cs.of[s] = slices.DeleteFunc(cs.of[s], func(o *conn) bool { return o == c }); len(cs.of[s]) == 0 {
-		delete(cs.of, s)
-	}
+	cs.all = slices.DeleteFunc(cs.all, func(o *conn) bool { return o == c })
 	cs.mu.Unlock()
 	return c.UnixConn.Close() // waits for its reader: not under the lock
 }

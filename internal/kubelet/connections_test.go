@@ -146,7 +146,7 @@ func TestFlood(t *testing.T) {
 	if median := took[len(took)/2]; median > time.Second {
 		t.Errorf("the kubelet has 1 s, and half of its registrations took more than %v", median)
 	}
-	t.Logf("registrations took %v to %v; memory grew by %d kB, and is %d kB more at the end", took[0], took[len(took)-1], most/1000, (memory()-before)/1000)
+	t.Logf("registrations took %v to %v, median %v; memory grew by %d kB, and is %d kB more at the end", took[0], took[len(took)-1], took[len(took)/2], most/1000, (memory()-before)/1000)
 	if most > 10_000_000 {
 		t.Errorf("memory grew by %d bytes", most)
 	}
@@ -163,9 +163,7 @@ func TestFloodSparesAConnectedKubelet(t *testing.T) {
 	if _, err := k.getInfo(t); err != nil {
 		t.Fatal(err)
 	}
-	s.r.conns.mu.Lock()
-	first := s.r.conns.of[s][0]
-	s.r.conns.mu.Unlock()
+	first := s.r.conns.list(s)[0]
 	for i := range 3 * maxConns {
 		c, err := net.Dial("unix", s.path)
 		if err != nil {
@@ -179,7 +177,7 @@ func TestFloodSparesAConnectedKubelet(t *testing.T) {
 	eventually(t, "all accepted", func() bool { return connectionsOf(s) == maxConns })
 	mustAnswer(t, s.path, announcement("a").Endpoint) // behind all of them
 	k.notify(t, true, "")
-	if !slices.Contains(s.r.conns.list(), first) {
+	if !slices.Contains(s.r.conns.list(s), first) {
 		t.Error("the kubelet had to connect again")
 	}
 }
@@ -376,7 +374,7 @@ func TestAKubeletThatWaitsForItsDriverGoesToTheNextProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	next := socket(t, w.open(with(m, true)), "a")
-	if err := next.Adopt(t.Context(), m.pass(t, StoreName("a"))); err != nil {
+	if err := next.Adopt(t.Context(), m.pass(t, StorePrefix+"a")); err != nil {
 		t.Fatal(err)
 	}
 	k.notify(t, true, "")

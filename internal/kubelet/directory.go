@@ -85,7 +85,9 @@ func (d *directory) make() error {
 // may not be written, a dot name within has to do: the kubelet ignores those. A new socket that
 // could not be moved in is not even made, for the old one is removed before the move.
 func (d *directory) place() string {
-	if d.root != "" && unixsock.SameMount(d.root, d.path) && unix.Access(d.root, unix.W_OK) == nil {
+	root, _ := unixsock.Stat(d.root) // of no mount after an error
+	dir, _ := unixsock.Stat(d.path)
+	if root.SameMount(dir) && unix.Access(d.root, unix.W_OK) == nil {
 		return d.root
 	}
 	return d.path

@@ -227,8 +227,8 @@ func TestWhatTheKubeletLearnedByItselfIsRemembered(t *testing.T) {
 	if err := s.Acknowledge(t.Context(), i); err != nil {
 		t.Fatal(err)
 	}
-	if got := s.Look().Announced.Identity; !got.Equal(i) || !r.readRecord("a").Announced.Identity.Equal(i) {
-		t.Errorf("%+v, record %+v", got, r.readRecord("a"))
+	if got := s.Look().Announced.Identity; !got.Equal(i) || !recorded(r, "a").Announced.Identity.Equal(i) {
+		t.Errorf("%+v, record %+v", got, recorded(r, "a"))
 	}
 	if err := s.Close(t.Context()); err != nil {
 		t.Fatal(err)

@@ -243,8 +243,14 @@ func wantConflict(t *testing.T, err error, holder string) {
 	}
 }
 
+// recorded returns the record of a driver; the zero one if there is none.
+func recorded(r *Registry, name string) record {
+	rec, _ := readRecord(r.recordOf(name))
+	return rec
+}
+
 func isConflict(err error) bool {
-	_, ok := errors.AsType[*ConflictError](err)
+	_, ok := errors.AsType[ConflictError](err)
 	return ok
 }
 

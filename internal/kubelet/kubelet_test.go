@@ -214,10 +214,7 @@ func TestCloseIsQuick(t *testing.T) {
 }
 
 func connectionsOf(s *Socket) int {
-	cs := s.r.conns
-	cs.mu.Lock()
-	defer cs.mu.Unlock()
-	return len(cs.of[s])
+	return len(s.r.conns.list(s))
 }
 
 func TestWithdrawTakesOnlyOurs(t *testing.T) {
@@ -300,7 +297,7 @@ func TestWithdrawnWhateverStoreAndRecordSay(t *testing.T) {
 			os.RemoveAll(rec)
 			f.fail = nil
 			publish(t, socket(t, r, "a"))
-			if m.count("registration-a") != 1 || r.readRecord("a").Path != s.path {
+			if m.count("registration-a") != 1 || recorded(r, "a").Path != s.path {
 				t.Error("not stored and recorded")
 			}
 		})
@@ -373,7 +370,7 @@ func TestGetInfoIsKnownToTheNextProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	asked := look(t, s).GetInfoAt // it has Check called, as the hint does
-	if rec := r.readRecord("a"); asked.IsZero() || !rec.GetInfoAt.Equal(asked) {
+	if rec := recorded(r, "a"); asked.IsZero() || !rec.GetInfoAt.Equal(asked) {
 		t.Errorf("record: asked %v, want %v", rec.GetInfoAt, asked)
 	}
 }

@@ -8,8 +8,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"google.golang.org/grpc"
-
 	"csi-registrar/internal/unixsock"
 )
 
@@ -24,12 +22,11 @@ type listener struct {
 	warnedAt time.Time       // Accept's
 	unsaved  atomic.Bool     // the written record lacks something
 
-	record        // guarded by s.mu, but for Path, Bound and FileID, which never change
-	notKept error // why it is not in the descriptor store; guarded by s.mu
+	record         // guarded by s.mu, but for Path, Bound and FileID, which never change
+	notKept string // why it is not in the descriptor store; guarded by s.mu
 }
 
 func newListener(s *Socket, l *net.UnixListener, dir unixsock.FileID, rec record) *listener {
-	l.SetUnlinkOnClose(false) // the path is removed by identity, or not at all
 	return &listener{UnixListener: l, s: s, dir: dir, record: rec, done: make(chan struct{})}
 }
 
@@ -38,16 +35,19 @@ func newListener(s *Socket, l *net.UnixListener, dir unixsock.FileID, rec record
 func (p *listener) serve() {
 	go func() {
 		defer close(p.done)
-		err := p.s.r.server.Serve(p)
-		if err != nil && !errors.Is(err, net.ErrClosed) && !errors.Is(err, grpc.ErrServerStopped) {
-			p.s.log.Error("the registration socket is no longer served", "error", err)
-		}
+		_ = p.s.r.server.Serve(p) // the error is that of Accept: it is stopped
 	}()
 }
 
-// lastCalls is how long a listener that has lost its name may accept what is in its queue:
-// the kubelet waits no longer for its GetInfo (v1.36).
-const lastCalls = time.Second
+const (
+	// lastCalls is how long a listener that has lost its name may accept what is in its queue:
+	// the kubelet waits no longer for its GetInfo (v1.36).
+	lastCalls = time.Second
+	// acceptPause is between tries while there are no descriptors; the kubelet waits in
+	// the listener's queue, and its GetInfo takes at most 1 s.
+	acceptPause = 100 * time.Millisecond
+	warnPause   = time.Minute // between two warnings of one listener about its callers
+)
 
 // stop closes the listener, if it is open. Accepted connections go on. With last, those in
 // the queue are accepted first, who would be reset otherwise; without, they are left to the
@@ -56,18 +56,9 @@ func (p *listener) stop(last bool) {
 	for end := time.Now().Add(lastCalls); last && readable(p) && time.Now().Before(end); {
 		time.Sleep(time.Millisecond) // the kernel does not say when the queue is empty
 	}
-	if err := p.SetDeadline(time.Now()); err != nil { // closed already, or soon
-		p.UnixListener.Close()
-	}
-	<-p.done // the server has closed it
+	_ = p.SetDeadline(time.Now()) // fails if it is closed already
+	<-p.done                      // the server has closed it
 }
-
-const (
-	// acceptPause is between tries while there are no descriptors; the kubelet waits in
-	// the listener's queue, and its GetInfo takes at most 1 s.
-	acceptPause = 100 * time.Millisecond
-	warnPause   = time.Minute // between two warnings of one listener about its callers
-)
 
 // Accept is for gRPC: it returns the next connection that may call. It fails only when the
 // listener is stopped.
@@ -89,7 +80,7 @@ func (p *listener) Accept() (net.Conn, error) {
 	}
 }
 
-// admit returns the connection for the server; nil if it may not call, or there is no room.
+// admit returns the connection for the server; nil if it may not call.
 func (p *listener) admit(c *net.UnixConn) *conn {
 	cred, err := unixsock.PeerCred(c)
 	if err != nil {
@@ -100,14 +91,8 @@ func (p *listener) admit(c *net.UnixConn) *conn {
 		p.warn("connection closed: only root may call on a registration socket", "uid", cred.UID, "pid", cred.PID)
 		return nil
 	}
-	conns := p.s.r.conns
-	conn := conns.add(p, c)
-	if conn == nil {
-		time.Sleep(speakIn)
-		conns.makeRoom(p.s)
-		conn = conns.add(p, c)
-	}
-	return conn
+	p.s.r.conns.makeRoom(p.s)
+	return p.s.r.conns.add(p, c)
 }
 
 // warn says what callers could repeat at will, so not each time.

@@ -46,11 +46,6 @@ type answer struct {
 	mute   time.Time // when it was asked in vain; zero: it answered
 }
 
-func newOthers(r *Registry) *others {
-	r.entries.Hint() // for the first scan
-	return &others{r: r, wake: make(chan struct{}, 1), next: make(chan struct{}), known: make(map[string]answer)}
-}
-
 // run scans until ctx is done: for a request at once, for a hint after a pause.
 func (o *others) run(ctx context.Context) {
 	var again <-chan time.Time
@@ -175,7 +170,7 @@ func (o *others) ask(ctx context.Context, before answer) answer {
 	case err != nil:
 		a.mute = time.Now()
 	case info.Type == registerapi.CSIPlugin && status.CheckName(info.Name) == nil:
-		a.driver, a.by = info.Name, process(who)
+		a.driver, a.by = info.Name, who.String()
 	}
 	return a
 }
@@ -194,7 +189,7 @@ func (o *others) of(driver string) (found []answer) {
 }
 
 // check looks for another live socket than our own that serves the driver: a
-// *ConflictError. Our own file under another name, for somebody moved it, is removed. What has
+// ConflictError. Our own file under another name, for somebody moved it, is removed. What has
 // not answered within scanWait is found later, and told by Look.
 func (o *others) check(ctx context.Context, driver string, own unixsock.FileID) error {
 	select {
@@ -204,7 +199,7 @@ func (o *others) check(ctx context.Context, driver string, own unixsock.FileID) 
 	}
 	for _, a := range o.of(driver) {
 		if a.file.FileID != own {
-			return &ConflictError{Driver: driver, Path: a.path, Holder: a.by}
+			return ConflictError(fmt.Sprintf("%s is already served to the kubelet at %q by %s: stop that registrar (a node-driver-registrar sidecar of the driver?), or remove the driver here", driver, a.path, a.by))
 		}
 		if _, err := unixsock.Remove(a.path, own); err != nil { // a link to it is left
 			return fmt.Errorf("cannot remove our moved registration socket: %w", err)

@@ -2,10 +2,9 @@ package kubelet
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -18,7 +17,7 @@ import (
 
 // Publish puts a new socket in place that tells the announcement, instead of the one we
 // had, if any. The kubelet sees the old one removed and the new one created. Nothing of
-// anybody else is replaced: a *ConflictError says who is in the way. After an error what
+// anybody else is replaced: a ConflictError says who is in the way. After an error what
 // was published before still is, unless its path was lost.
 func (s *Socket) Publish(ctx context.Context, a status.Announcement) error {
 	if !s.mayAnnounce(a) {
@@ -61,7 +60,7 @@ func (s *Socket) publish(ctx context.Context, a status.Announcement) error {
 			err = s.heldBy("something that comes and goes")
 		}
 	}
-	if _, conflict := errors.AsType[*ConflictError](err); err == nil || conflict {
+	if _, conflict := errors.AsType[ConflictError](err); err == nil || conflict {
 		return err
 	}
 	return fmt.Errorf("cannot publish %s: %w%s", s.path, err, unixsock.Hint(err))
@@ -92,7 +91,7 @@ func (s *Socket) clear(ctx context.Context) error {
 	case live == unixsock.Stale:
 		return s.heldBy("a socket that is another one than a moment ago")
 	default:
-		return s.heldBy(process(who))
+		return s.heldBy(who.String())
 	}
 }
 
@@ -143,7 +142,8 @@ func (s *Socket) publishFrom(ctx context.Context, place string, dir unixsock.Fil
 	s.current.Store(old)
 	if old == nil {
 		s.forget(ctx)
-		return errors.Join(err, rerr, s.removeRecord())
+		s.removeRecord()
+		return errors.Join(err, rerr)
 	}
 	s.keep(ctx, old)
 	return errors.Join(err, rerr, s.save(old))
@@ -173,9 +173,7 @@ func (s *Socket) moveIn(temporary string, p, old *listener) error {
 const temporaryPrefix = ".csi-reg-"
 
 func temporaryName(dir string) string {
-	var b [4]byte
-	rand.Read(b[:]) // never fails
-	return filepath.Join(dir, temporaryPrefix+hex.EncodeToString(b[:]))
+	return filepath.Join(dir, fmt.Sprintf("%s%08x", temporaryPrefix, rand.Uint32()))
 }
 
 func isTemporary(name string) bool {

@@ -378,7 +378,7 @@ func TestAFailedReplacementKeepsTheOld(t *testing.T) {
 	if l := look(t, s); l.Place != status.Ours || !l.Notification.Registered {
 		t.Errorf("%+v", l)
 	}
-	if rec := s.r.readRecord("a"); !rec.Notification.Registered {
+	if rec := recorded(s.r, "a"); !rec.Notification.Registered {
 		t.Errorf("record %+v", rec)
 	}
 	if m.count("registration-a") != 1 {
@@ -489,12 +489,12 @@ func TestStoppedWhilePublishing(t *testing.T) {
 		t.Error(err)
 	}
 	next := socket(t, w.open(with(m, true)), s.name)
-	if err := next.Adopt(t.Context(), m.pass(t, StoreName(s.name))); err != nil || !next.Look().Up {
+	if err := next.Adopt(t.Context(), m.pass(t, StorePrefix+s.name)); err != nil || !next.Look().Up {
 		t.Errorf("the next process: %v", err)
 	}
 	ctx, stop = context.WithCancel(t.Context())
 	next.r.o.Store = stopping{m, stop}
-	if err := next.Withdraw(ctx); err != nil || m.count(StoreName(s.name)) != 0 {
-		t.Errorf("withdrawn: %v, in the store: %d", err, m.count(StoreName(s.name)))
+	if err := next.Withdraw(ctx); err != nil || m.count(StorePrefix+s.name) != 0 {
+		t.Errorf("withdrawn: %v, in the store: %d", err, m.count(StorePrefix+s.name))
 	}
 }

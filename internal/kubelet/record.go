@@ -4,17 +4,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"csi-registrar/internal/pluginreg"
 	"csi-registrar/internal/status"
+	"csi-registrar/internal/trust"
 	"csi-registrar/internal/unixsock"
 )
 
@@ -42,13 +40,13 @@ const maxRecord = 1 << 20
 func recordsIn(runDir string) string { return filepath.Join(runDir, "registrations") }
 
 func (r *Registry) recordOf(name string) string {
-	return filepath.Join(r.records, name+recordSuffix)
+	return filepath.Join(recordsIn(r.o.RunDir), name+recordSuffix)
 }
 
 // save writes the record of p, if it is still what the Socket publishes. Otherwise, as while /run
 // is full, the next process would not know the socket for its own, and publish again.
 func (s *Socket) save(p *listener) error {
-	if s.r.records == "" {
+	if s.r.o.RunDir == "" {
 		return nil
 	}
 	s.saving.Lock()
@@ -81,10 +79,10 @@ func (r *Registry) writeRecord(name string, rec record) error {
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(r.records, 0o700); err != nil {
+	path := r.recordOf(name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
-	path := r.recordOf(name)
 	// One writer for a driver at a time, so one temporary name is enough; /run is memory,
 	// so nothing has to be synced.
 	temporary := path + ".new"
@@ -94,23 +92,27 @@ func (r *Registry) writeRecord(name string, rec record) error {
 	return os.Rename(temporary, path)
 }
 
-func (s *Socket) removeRecord() error {
-	if s.r.records == "" {
-		return nil
+func (s *Socket) removeRecord() {
+	if s.r.o.RunDir == "" {
+		return
 	}
 	s.saving.Lock()
 	defer s.saving.Unlock()
-	return ignoreMissing(os.Remove(s.r.recordOf(s.name)))
+	if err := ignoreMissing(os.Remove(s.r.recordOf(s.name))); err != nil {
+		s.log.Warn("cannot remove the record of the registration", "error", err)
+	}
 }
 
-// readRecord returns the record of a driver; the zero one if there is none that can be read.
-func (r *Registry) readRecord(name string) record {
-	if r.records == "" {
-		return record{}
+// readRecord reads a file that only the daemon can have written; but perhaps that was another
+// version, or one that is no longer its own master. So no link is followed, and nothing but a
+// small regular file is read.
+func readRecord(path string) (rec record, err error) {
+	b, err := trust.Rule{}.ReadFile(path, maxRecord)
+	if err == nil {
+		err = json.Unmarshal(b, &rec)
 	}
-	rec, err := readRecord(r.recordOf(name))
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		r.o.Log.Warn("record not used", "driver", name, "error", err)
+	if err != nil {
+		return record{}, fmt.Errorf("cannot read the record %s: %w", path, err)
 	}
 	// A time yet to come was written under a wall clock that was ahead; nobody could count from it.
 	now := time.Now()
@@ -119,46 +121,20 @@ func (r *Registry) readRecord(name string) record {
 			*at = now
 		}
 	}
-	return rec
-}
-
-// readRecord reads a file that only the daemon can have written; but perhaps that was another
-// version, or one that is no longer its own master. So no link is followed, and nothing but a
-// small regular file is read.
-func readRecord(path string) (rec record, err error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return rec, err
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return rec, err
-	}
-	if !info.Mode().IsRegular() || info.Size() > maxRecord {
-		return rec, fmt.Errorf("%s is not a record: %s, %d bytes", path, info.Mode(), info.Size())
-	}
-	if err := json.NewDecoder(io.LimitReader(f, maxRecord)).Decode(&rec); err != nil {
-		return record{}, fmt.Errorf("cannot read %s: %w", path, err)
-	}
 	return rec, nil
 }
 
-// Leftovers are the registration sockets that a daemon which has ended left behind.
-type Leftovers struct {
-	records map[string]record // by file
-}
+// Leftovers are the registration sockets that a daemon which has ended left behind, by the file
+// of their record.
+type Leftovers map[string]record
 
 // Recorded returns what the records in a RunDir (Options.RunDir) say. An error names those
 // that cannot be used; the others are in the Leftovers.
-func Recorded(runDir string) (left Leftovers, err error) {
+func Recorded(runDir string) (Leftovers, error) {
 	dir := recordsIn(runDir)
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return left, ignoreMissing(err)
-	}
-	left.records = make(map[string]record)
-	var errs []error
+	errs := []error{ignoreMissing(err)}
+	left := make(Leftovers)
 	for _, e := range entries {
 		name, ok := strings.CutSuffix(e.Name(), recordSuffix)
 		if !ok {
@@ -169,11 +145,10 @@ func Recorded(runDir string) (left Leftovers, err error) {
 		if err == nil && !isRegistration(rec.Path, name) {
 			err = fmt.Errorf("%s names %q, which is not the socket of %s: remove the file", file, rec.Path, name)
 		}
-		if err != nil {
-			errs = append(errs, err)
-			continue
+		if err == nil {
+			left[file] = rec
 		}
-		left.records[file] = rec
+		errs = append(errs, err)
 	}
 	return left, errors.Join(errs...)
 }
@@ -190,7 +165,7 @@ func isRegistration(path, name string) bool {
 // runs; if one started after Recorded it loses nothing that it made itself.
 func (l Leftovers) Remove() (removed []string, err error) {
 	var errs []error
-	for file, rec := range l.records {
+	for file, rec := range l {
 		did, err := unixsock.Remove(rec.Path, rec.FileID)
 		if did {
 			removed = append(removed, rec.Path)
@@ -198,9 +173,7 @@ func (l Leftovers) Remove() (removed []string, err error) {
 		if err == nil {
 			err = ignoreMissing(os.Remove(file))
 		}
-		if err != nil {
-			errs = append(errs, err)
-		}
+		errs = append(errs, err)
 	}
 	slices.Sort(removed)
 	return removed, errors.Join(errs...)

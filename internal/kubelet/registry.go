@@ -11,9 +11,9 @@ import (
 	"path/filepath"
 	"sync"
 	"syscall"
-	"time"
 
 	"csi-registrar/internal/pluginreg"
+	"csi-registrar/internal/status"
 	"csi-registrar/internal/worker"
 
 	"google.golang.org/grpc"
@@ -36,7 +36,7 @@ func (noStore) Forget(context.Context, string) error             { return nil }
 type Options struct {
 	Log *slog.Logger
 	// RunDir is the daemon's directory under /run; records are kept in RunDir/registrations.
-	// Empty: no records.
+	// Empty: no records, and so nothing can be adopted.
 	RunDir string
 	// Store takes the listeners; nil: none.
 	Store Store
@@ -62,12 +62,11 @@ type Watch interface {
 
 // Registry is one plugins_registry and what this process serves in it.
 type Registry struct {
-	o       Options
-	dir     *directory
-	records string // directory of the records; empty: none
+	o   Options
+	dir *directory
 
 	server  *grpc.Server
-	conns   *connections
+	conns   connections
 	others  *others
 	entries Watch          // of the directory
 	stop    func()         // ends the search for others, …
@@ -93,13 +92,11 @@ func Open(rootDir string, o Options) (*Registry, error) {
 	ctx, stop := context.WithCancel(context.Background()) // until Close
 	r := &Registry{
 		o: o, dir: &directory{root: rootDir, path: dir}, entries: o.WatchDir(dir), stop: stop,
-		server: newServer(handshakeIn, idleFor), conns: &connections{of: make(map[*Socket][]*conn)},
+		server:  newServer(handshakeIn, idleFor),
 		sockets: make(map[string]*Socket),
 	}
-	if o.RunDir != "" {
-		r.records = recordsIn(o.RunDir)
-	}
-	r.others = newOthers(r)
+	r.others = &others{r: r, wake: make(chan struct{}, 1), next: make(chan struct{}), known: make(map[string]answer)}
+	r.entries.Hint() // for the first scan of others
 	r.running.Go(func() { r.others.run(ctx) })
 	return r, nil
 }
@@ -116,7 +113,11 @@ func (r *Registry) Socket(name string) (*Socket, error) {
 	if r.sockets[path] != nil {
 		return nil, fmt.Errorf("the registration socket of %s is in use already", name)
 	}
-	s := newSocket(r, name, path)
+	s := &Socket{
+		r: r, name: name, path: path, log: r.o.Log.With("driver", name), watch: r.o.Watch(path),
+		seen: status.Socket{Path: path, Place: status.Missing},
+	}
+	s.worker = r.o.Pool.Slot(path, s.watch.Hint)
 	r.sockets[path] = s
 	return s, nil
 }
@@ -143,9 +144,6 @@ func (r *Registry) of(driver string) *Socket {
 	return r.at(path)
 }
 
-// closeGrace is how long calls in flight may take at the end.
-const closeGrace = 2 * time.Second
-
 // Close ends serving: calls in flight are answered, for at most 2 s or until ctx is done,
 // and connections are told to go elsewhere, which is the next process when the listener
 // is in the store. A failed Notify would deregister the driver (kubelet v1.36). Close the
@@ -156,7 +154,7 @@ func (r *Registry) Close(ctx context.Context) error {
 	r.stop()
 	r.running.Wait()
 	r.entries.Close()
-	for _, c := range r.conns.list() {
+	for _, c := range r.conns.list(nil) {
 		if c.used() == silent { // so it waits for no answer
 			c.Close()
 		}
@@ -170,15 +168,12 @@ func (r *Registry) Close(ctx context.Context) error {
 	case <-graceful:
 		return nil
 	case <-ctx.Done():
-		closeAll(r.conns.list())
+		closeAll(r.conns.list(nil))
 		r.server.Stop()
 		<-graceful
 		return fmt.Errorf("cannot answer all calls of the kubelet in time: %w", context.Cause(ctx))
 	}
 }
 
-// StorePrefix begins the names of registration sockets in the descriptor store.
+// StorePrefix and a driver's name are the name of its registration socket in the descriptor store.
 const StorePrefix = "registration-"
-
-// StoreName is the name of a driver's registration socket in the descriptor store.
-func StoreName(driver string) string { return StorePrefix + driver }

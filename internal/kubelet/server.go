@@ -62,20 +62,15 @@ type callerAddr struct {
 // RemoteAddr is for gRPC.
 func (c *conn) RemoteAddr() net.Addr { return callerAddr{c.UnixConn.RemoteAddr(), c} }
 
-// begin returns which connection a call came by. The caller calls its end.
-func begin(ctx context.Context) (callerAddr, error) {
+// caller returns which connection a call came by.
+func caller(ctx context.Context) (callerAddr, error) {
 	if p, ok := peer.FromContext(ctx); ok {
 		if c, ok := p.Addr.(callerAddr); ok {
-			c.calls.Add(1)
+			c.progress.Store(called)
 			return c, nil
 		}
 	}
 	return callerAddr{}, grpcstatus.Error(codes.Internal, "cannot tell which registration socket was called")
-}
-
-func (c *conn) end() {
-	c.progress.Store(answered)
-	c.calls.Add(-1)
 }
 
 // service is what the kubelet calls.
@@ -85,11 +80,10 @@ type service struct {
 
 // GetInfo is answered from memory: the kubelet waits 1 s for it.
 func (service) GetInfo(ctx context.Context, _ *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
-	c, err := begin(ctx)
+	c, err := caller(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer c.end()
 	p, s := c.called, c.called.s
 	s.mu.Lock()
 	a := p.Announced
@@ -113,11 +107,10 @@ func (service) GetInfo(ctx context.Context, _ *registerapi.InfoRequest) (*regist
 // that a kill -9 in between forgets nothing. It never fails: the kubelet (v1.36)
 // deregisters a plugin that does not.
 func (service) NotifyRegistrationStatus(ctx context.Context, in *registerapi.RegistrationStatus) (*registerapi.RegistrationStatusResponse, error) {
-	c, err := begin(ctx)
+	c, err := caller(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer c.end()
 	p, s := c.called, c.called.s
 	n := status.Notification{At: time.Now(), Registered: in.GetPluginRegistered()}
 	if !n.Registered {

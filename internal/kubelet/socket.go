@@ -1,6 +1,7 @@
 package kubelet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,6 +24,7 @@ const (
 	checkTime  = time.Second
 	changeTime = 3 * time.Second
 	closeTime  = time.Second
+	closeGrace = 2 * time.Second // for calls in flight, at the end of the process
 )
 
 // Socket is the registration socket of one driver. It satisfies registrar.Socket. What looks
@@ -43,13 +45,6 @@ type Socket struct {
 
 	mu   sync.Mutex    // guards what follows, and the fields of listeners; held for moments
 	seen status.Socket // without what is in current
-}
-
-func newSocket(r *Registry, name, path string) *Socket {
-	s := &Socket{r: r, name: name, path: path, log: r.o.Log.With("driver", name), seen: status.Socket{Path: path, Place: status.Missing}}
-	s.watch = r.o.Watch(path)
-	s.worker = r.o.Pool.Slot(path, s.watch.Hint)
-	return s
 }
 
 // Hints receives when it is worth a Check, or the kubelet called.
@@ -74,13 +69,8 @@ func (s *Socket) do(ctx context.Context, limit time.Duration, f func(context.Con
 			err = errors.Join(err, s.end(limited))
 		}
 		return err
-	}, func(err error) {
-		s.log.Debug("what was abandoned has ended", "error", err)
-	})
-	if late != nil {
-		return late
-	}
-	return err
+	}, func(err error) { s.log.Debug("what was abandoned has ended", "error", err) })
+	return cmp.Or(late, err)
 }
 
 // change runs f in the Socket's worker and looks at what came of it.
@@ -100,11 +90,8 @@ func (s *Socket) Look() status.Socket {
 	defer s.mu.Unlock()
 	look := s.seen
 	if p := s.current.Load(); p != nil {
-		look.Up, look.Announced = true, p.Announced
+		look.Up, look.Announced, look.NotKept = true, p.Announced, p.notKept
 		look.PublishedAt, look.GetInfoAt, look.Notification, look.FirstAcceptedAt = p.PublishedAt, p.GetInfoAt, p.Notification, p.FirstAcceptedAt
-		if p.notKept != nil {
-			look.NotKept = p.notKept.Error()
-		}
 		look.AlsoServed = s.r.others.describe(s.name, p.FileID)
 	}
 	return look
@@ -174,9 +161,7 @@ func (s *Socket) withdraw(ctx context.Context) error {
 	// From here on it is withdrawn, whatever else fails.
 	s.current.Store(nil)
 	s.forget(ctx)
-	if err := s.removeRecord(); err != nil {
-		s.log.Warn("cannot remove the record of the registration", "error", err)
-	}
+	s.removeRecord()
 	p.stop(true)
 	return nil
 }
@@ -225,18 +210,19 @@ func (s *Socket) end(ctx context.Context) error {
 // keep gives the listener to the descriptor store, in place of the one that it
 // has of this driver. A registration that cannot outlive the process is better than none.
 func (s *Socket) keep(ctx context.Context, p *listener) {
-	err := s.r.o.Store.Keep(ctx, StoreName(s.name), p)
-	if err != nil {
+	why := ""
+	if err := s.r.o.Store.Keep(ctx, StorePrefix+s.name, p); err != nil {
 		s.log.Warn("the registration will not survive a restart of csi-registrar: its socket is not in the descriptor store", "error", err)
+		why = err.Error()
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	p.notKept = err
+	p.notKept = why
 }
 
 // forget takes the driver's listener out of the descriptor store.
 func (s *Socket) forget(ctx context.Context) {
-	if err := s.r.o.Store.Forget(ctx, StoreName(s.name)); err != nil {
+	if err := s.r.o.Store.Forget(ctx, StorePrefix+s.name); err != nil {
 		s.log.Warn("the descriptor store still has the registration socket", "error", err)
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"slices"
 
 	"csi-registrar/internal/pluginreg"
 	"csi-registrar/internal/unixsock"
@@ -19,38 +18,29 @@ import (
 // it takes 100 ms if there is something, and no time else.
 func (r *Registry) Sweep(ctx context.Context, names []string) ([]string, error) {
 	var removed []string // not the result: what was abandoned may still write it
-	err, late := worker.Do(ctx, r.o.Pool.Slot(r.dir.path, nil), checkTime, func() (err error) {
-		removed, err = r.sweep(ctx, names)
-		return err
+	err, late := worker.Do(ctx, r.o.Pool.Slot(r.dir.path, nil), checkTime, func() error {
+		var paths []string
+		for _, name := range names {
+			if path, err := pluginreg.SocketPath(r.dir.path, name); err == nil {
+				paths = append(paths, path)
+			}
+		}
+		var errs []error
+		for _, dir := range []string{r.dir.root, r.dir.path} { // there need not be a root
+			entries, err := os.ReadDir(dir)
+			errs = append(errs, ignoreMissing(err))
+			for _, e := range entries {
+				if isTemporary(e.Name()) {
+					paths = append(paths, filepath.Join(dir, e.Name()))
+				}
+			}
+		}
+		var err error
+		removed, err = unixsock.RemoveStale(ctx, paths)
+		return errors.Join(append(errs, err)...)
 	}, nil)
 	if late != nil {
 		return nil, late
 	}
 	return removed, err
-}
-
-func (r *Registry) sweep(ctx context.Context, names []string) (removed []string, err error) {
-	var paths []string
-	for _, name := range names {
-		if path, err := pluginreg.SocketPath(r.dir.path, name); err == nil {
-			paths = append(paths, path)
-		}
-	}
-	var errs []error
-	for _, dir := range slices.Compact([]string{r.dir.root, r.dir.path}) {
-		if dir == "" {
-			continue
-		}
-		entries, err := os.ReadDir(dir)
-		if err := ignoreMissing(err); err != nil {
-			errs = append(errs, err)
-		}
-		for _, e := range entries {
-			if isTemporary(e.Name()) {
-				paths = append(paths, filepath.Join(dir, e.Name()))
-			}
-		}
-	}
-	removed, err = unixsock.RemoveStale(ctx, paths)
-	return removed, errors.Join(append(errs, err)...)
 }

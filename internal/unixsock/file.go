@@ -102,10 +102,8 @@ func Remove(path string, id FileID) (bool, error) {
 // SameMount reports whether a file can be moved from one directory to the other: not between
 // mounts, also of one file system, nor between subvolumes, which differ in their device.
 // False where it cannot be told (Linux before 5.8).
-func SameMount(a, b string) bool {
-	x, xErr := Stat(a)
-	y, yErr := Stat(b)
-	return xErr == nil && yErr == nil && x.Mount != 0 && x.Mount == y.Mount && x.Dev == y.Dev
+func (f File) SameMount(dir File) bool {
+	return f.Mount != 0 && f.Mount == dir.Mount && f.Dev == dir.Dev
 }
 
 // MoveIntoPlace renames from to to, over nothing (os.ErrExist). Where the file system cannot

@@ -2,7 +2,6 @@ package unixsock
 
 import (
 	"errors"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -11,21 +10,19 @@ import (
 // node is out of something. It is put right after the error: it begins with "; ", and is empty
 // for any other error.
 func Hint(err error) string {
-	for _, h := range []struct {
-		errno syscall.Errno
-		text  string
-	}{
-		{unix.EMFILE, "raise LimitNOFILE= of csi-registrar.service"},
-		{unix.ENFILE, "the node has no file descriptors left: raise the sysctl fs.file-max"},
-		{unix.ENOMEM, "the node is short of memory"},
-		{unix.ENOBUFS, "the node is short of memory"},
-		{unix.ENOSPC, "free space or inodes of that file system, or raise the sysctl fs.epoll.max_user_watches"},
-		{unix.EDQUOT, "free space or inodes of that file system"},
-		{unix.EROFS, "it is read-only for the daemon: mount it writable, and for another root_dir add it to ReadWritePaths= of the unit"},
-	} {
-		if errors.Is(err, h.errno) {
-			return "; " + h.text
-		}
+	switch {
+	case errors.Is(err, unix.EMFILE):
+		return "; raise LimitNOFILE= of csi-registrar.service"
+	case errors.Is(err, unix.ENFILE):
+		return "; the node has no file descriptors left: raise the sysctl fs.file-max"
+	case errors.Is(err, unix.ENOMEM), errors.Is(err, unix.ENOBUFS):
+		return "; the node is short of memory"
+	case errors.Is(err, unix.ENOSPC):
+		return "; free space or inodes of that file system, or raise the sysctl fs.epoll.max_user_watches"
+	case errors.Is(err, unix.EDQUOT):
+		return "; free space or inodes of that file system"
+	case errors.Is(err, unix.EROFS):
+		return "; it is read-only for the daemon: mount it writable, and for another root_dir add it to ReadWritePaths= of the unit"
 	}
 	return ""
 }

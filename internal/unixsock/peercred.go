@@ -14,14 +14,17 @@ type Cred struct {
 	// have ended since, and its number may be another's by now: good for a log line, not
 	// for a decision.
 	PID int
-	// UID and GID are the effective ids; the kernel's overflow id (65534) if the user
-	// does not exist in our user namespace.
-	UID, GID uint32
+	// UID is the effective one; the kernel's overflow id (65534) if the user does not exist in
+	// our user namespace.
+	UID uint32
 }
 
 // String is for log lines and reasons.
 func (c Cred) String() string {
-	return fmt.Sprintf("pid %d, uid %d, gid %d", c.PID, c.UID, c.GID)
+	if c.PID == 0 {
+		return fmt.Sprintf("a process of uid %d", c.UID)
+	}
+	return fmt.Sprintf("process %d (uid %d)", c.PID, c.UID)
 }
 
 // PeerCred reads SO_PEERCRED of a connected Unix socket (unix(7)).
@@ -35,22 +38,21 @@ func (c Cred) String() string {
 // The descriptor is read through SyscallConn: File().Fd() would make it blocking, for its
 // owner too.
 func PeerCred(c syscall.Conn) (Cred, error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return Cred{}, fmt.Errorf("cannot reach the socket's descriptor: %w", err)
-	}
 	var (
 		ucred   *unix.Ucred
 		readErr error
 	)
-	err = raw.Control(func(fd uintptr) {
-		ucred, readErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	})
+	raw, err := c.SyscallConn()
+	if err == nil {
+		err = raw.Control(func(fd uintptr) {
+			ucred, readErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+		})
+	}
 	if err != nil { // closed meanwhile
 		return Cred{}, fmt.Errorf("cannot reach the socket's descriptor: %w", err)
 	}
 	if readErr != nil {
 		return Cred{}, fmt.Errorf("cannot read the peer's credentials: %w", readErr)
 	}
-	return Cred{PID: int(ucred.Pid), UID: ucred.Uid, GID: ucred.Gid}, nil
+	return Cred{PID: int(ucred.Pid), UID: ucred.Uid}, nil
 }
