@@ -100,7 +100,7 @@ func (r *Recorder) serve(ctx, cut context.Context, client Conn, dial Dial) {
 	close(stop)
 	<-watched
 	closeBoth()
-	r.queue <- chunk{conn: c, at: time.Now(), end: true} // no bytes wait for this any more
+	r.queue <- chunk{conn: c, at: r.now(), end: true} // no bytes wait for this any more
 }
 
 // watch ends the connection when cut is done, and after ctx when it is idle.
@@ -196,8 +196,7 @@ const (
 
 // record hands a copy of the bytes to the decoder, and never waits for it.
 func (c *connection) record(dir direction, data []byte) {
-	now := time.Now()
-	c.copied.Store(now.UnixNano())
+	c.copied.Store(time.Now().UnixNano())
 	if c.lost.Load() {
 		return
 	}
@@ -205,7 +204,7 @@ func (c *connection) record(dir direction, data []byte) {
 	if c.waiting.Add(n) <= maxWaitingFromOne {
 		if c.rec.waiting.Add(n) <= maxWaiting {
 			select {
-			case c.rec.queue <- chunk{conn: c, dir: dir, at: now, data: bytes.Clone(data)}:
+			case c.rec.queue <- chunk{conn: c, dir: dir, at: c.rec.now(), data: bytes.Clone(data)}:
 				return
 			default:
 			}

@@ -34,6 +34,7 @@ type Recorder struct {
 	options Options
 	events  chan Call
 	queue   chan chunk
+	now     func() time.Time // when bytes pass
 
 	waiting      atomic.Int64 // bytes in the queue
 	losses       atomic.Int64 // connections of which bytes are not in the queue
@@ -53,7 +54,7 @@ type Recorder struct {
 
 // NewRecorder makes a recorder with an empty record. The pattern has to be valid.
 func NewRecorder(o Options) *Recorder {
-	return &Recorder{options: o, events: make(chan Call, maxEvents), running: map[*call]bool{},
+	return &Recorder{options: o, events: make(chan Call, maxEvents), now: time.Now, running: map[*call]bool{},
 		attempts: map[uint64]int{}, methods: map[string]*methodStats{}}
 }
 
