@@ -3,6 +3,7 @@ package trace
 import (
 	"encoding/json"
 	"hash/maphash"
+	"strconv"
 	"strings"
 	"time"
 
@@ -44,6 +45,7 @@ type End string
 // How a call ends.
 const (
 	Answered     End = "answered"     // with a status: Code
+	TimedOut     End = "timeout"      // the caller's time limit passed without an answer
 	Cancelled    End = "cancelled"    // the caller did not wait any longer
 	Reset        End = "reset"        // the driver ended it without a status
 	Disconnected End = "disconnected" // the connection ended
@@ -64,8 +66,9 @@ type call struct {
 	Call
 	method  protoreflect.MethodDescriptor // nil: none of CSI
 	began   time.Time
-	asked   bool // the request is there, as far as it will ever be
-	shown   bool // as running
+	limit   time.Duration // the caller's, 0: none
+	asked   bool          // the request is there, as far as it will ever be
+	shown   bool          // as running
 	request *redactor
 	message protoreflect.Message // of the request; nil: not decoded
 
@@ -92,6 +95,21 @@ func newCall(path string, at time.Time) *call {
 // shown too: they are part of an interface, not of anybody's data.
 func isName(s string) bool {
 	return len(s) <= 80 && protoreflect.FullName(s).IsValid()
+}
+
+// timeLimit reads a grpc-timeout: up to eight digits and a unit. 0: there is none.
+func timeLimit(s string) time.Duration {
+	units := map[byte]time.Duration{'H': time.Hour, 'M': time.Minute, 'S': time.Second,
+		'm': time.Millisecond, 'u': time.Microsecond, 'n': time.Nanosecond}
+	if len(s) < 2 || len(s) > 9 {
+		return 0
+	}
+	n, err := strconv.ParseUint(s[:len(s)-1], 10, 32)
+	unit := units[s[len(s)-1]]
+	if err != nil || unit == time.Hour && n > 1e5 { // more hours than a Duration may have
+		return 0
+	}
+	return time.Duration(n) * unit
 }
 
 // seed makes the hashes worthless outside of this process.
@@ -143,6 +161,10 @@ func (c *call) setRequest(m *message, keys []string) {
 func (c *call) setOutcome(m *message, o outcome, keys []string, whole bool) protoreflect.Message {
 	c.DurationMS = float64(o.at.Sub(c.began).Microseconds()) / 1e3
 	c.End = o.end
+	// At the limit either side may end the call first. Their clocks and ours differ a little.
+	if o.end != Answered && o.end != Lost && c.limit > 0 && o.at.Sub(c.began) >= c.limit-c.limit/100 {
+		c.End = TimedOut
+	}
 	c.ResponseBytes = m.size
 	if o.end == Answered {
 		c.Code = o.code.String()

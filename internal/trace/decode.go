@@ -173,6 +173,10 @@ func (d *decoder) gotHeaders(dir direction, f *http2.MetaHeadersFrame, at time.T
 			if n, err := strconv.ParseUint(h.Value, 10, 32); err == nil && dir == toCaller {
 				x.trailers, x.code = true, codes.Code(n)
 			}
+		case "grpc-timeout":
+			if dir == toDriver {
+				x.call.limit = timeLimit(h.Value)
+			}
 		case "grpc-message":
 			x.text = unescape(h.Value)
 		}

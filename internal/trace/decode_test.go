@@ -267,6 +267,43 @@ func TestWhatCannotBeDecodedIsLeftOut(t *testing.T) {
 	}
 }
 
+// Whether the caller or the driver's gRPC ends a call at the caller's limit is by chance.
+func TestACallThatTimesOut(t *testing.T) {
+	path := filepath.Join(socketDir(t), "d")
+	end := make(chan struct{})
+	defer close(end)
+	serveCSI(t, path, func(_ context.Context, method string, _ proto.Message) (proto.Message, error) {
+		if method != "Probe" {
+			<-end // a driver that does not look at its context
+		}
+		return &csi.ProbeResponse{}, nil
+	})
+	p := startProxy(t, path, Options{})
+	c := connect(t, p.path)
+	if _, err := invoke(t, t.Context(), c, "Probe", &csi.ProbeRequest{}); err != nil { // it is connected
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	if _, err := invoke(t, ctx, c, "NodePublishVolume", publish("v", "/t")); status.Code(err) != codes.DeadlineExceeded {
+		t.Fatal(err)
+	}
+	if c := p.wait(2)[1]; c.End != TimedOut || c.Code != "" {
+		t.Errorf("%+v", c)
+	}
+}
+
+func TestTimeLimits(t *testing.T) {
+	for s, want := range map[string]time.Duration{
+		"119999m": 119999 * time.Millisecond, "2M": 2 * time.Minute, "1H": time.Hour, "5S": 5 * time.Second, "7u": 7 * time.Microsecond, "99999999n": 99999999,
+		"": 0, "m": 0, "5": 0, "5x": 0, "-5S": 0, "99999999H": 0, "123456789S": 0,
+	} {
+		if got := timeLimit(s); got != want {
+			t.Errorf("%q is %s, want %s", s, got, want)
+		}
+	}
+}
+
 func TestOnlyNamesOfMethodsAreShown(t *testing.T) {
 	for path, want := range map[string]string{
 		"/csi.v1.Node/NodePublishVolume":     "csi.v1.Node/NodePublishVolume",

@@ -78,11 +78,13 @@ const (
 	maxDigits  = 6
 )
 
-// plainWord reports whether a word looks like one of a language, a number, an address or a
-// path of these: a key or a password mixes letters and digits, or is longer.
+// plainWord reports whether a word looks like one of a language, a number, an address with or
+// without a port, or a path of these: a key or a password mixes letters and digits, or is
+// longer, and a name before a password has letters.
 func plainWord(word string) bool {
-	for run := range strings.FieldsFuncSeq(word, func(c rune) bool { return strings.ContainsRune("-_./", c) }) {
-		letters := strings.TrimFunc(run, unicode.IsLetter) == ""
+	pair := strings.Contains(word, ":")
+	for run := range strings.FieldsFuncSeq(word, func(c rune) bool { return strings.ContainsRune("-_./:", c) }) {
+		letters := strings.TrimFunc(run, unicode.IsLetter) == "" && !pair
 		digits := strings.Trim(run, "0123456789") == ""
 		if !(letters && len(run) <= maxLetters || digits && len(run) <= maxDigits) {
 			return false

@@ -263,6 +263,8 @@ func TestErrorTexts(t *testing.T) {
 			`volume "pvc-1f3c2b7a" is published at /var/lib/kubelet/pods/8c1e-1/mount, but with another readonly flag`, "="},
 		{"rpc error: code = Internal desc = mount failed: exit status 32", "rpc error: code = Internal desc = mount failed: exit status 32", "="},
 		{"mount.nfs: 10.0.0.1 refused", "mount.nfs: 10.0.0.1 refused", "="},
+		{"dial tcp 192.0.2.1:2049: connection refused", "dial tcp 192.0.2.1:2049: connection refused", "="},
+		{"login bob:mellon failed", "login (hidden) failed", "="},
 		{"user bob, hunter of abc", "user bob, (hidden) of abc", "user bob, (hidden) of abc"},
 		{"said opensesame to ab", "said (hidden) to ab", "said opensesame to ab"},
 		{"mount -o username=bob,vers=3 //server", "mount -o (hidden) //server", "="},

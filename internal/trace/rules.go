@@ -146,7 +146,7 @@ func (r *rules) ended(c *call, response protoreflect.Message, o outcome, running
 	if c.id == 0 || !changes(c) {
 		return
 	}
-	late := o.end == Cancelled || o.end == Disconnected || o.end == Answered && o.code == codes.DeadlineExceeded
+	late := o.end != Answered && o.end != Lost || o.end == Answered && o.code == codes.DeadlineExceeded
 	if late && o.at.Sub(c.began) >= kubeletTimeout {
 		r.late[c.id] = o.at
 	}
