@@ -41,8 +41,8 @@ type traceOptions struct {
 
 func setupTrace(fs *flag.FlagSet) runner {
 	var o traceOptions
-	fs.StringVar(&o.listen, "listen", "", "accept calls at `ADDRESS`: the PATH of a new Unix socket, or tcp:127.0.0.1:PORT")
-	fs.StringVar(&o.connect, "connect", "", "pass them on to `ADDRESS`: the PATH of the driver's socket, or tcp:127.0.0.1:PORT")
+	fs.StringVar(&o.listen, "listen", "", "accept calls at `PATH|tcp:HOST:PORT`, a new Unix socket or a loopback address")
+	fs.StringVar(&o.connect, "connect", "", "pass them on to `PATH|tcp:HOST:PORT`, where the driver listens")
 	fs.DurationVar(&o.duration, "duration", 0, "end after the time `D`, such as 10m; 0: when interrupted")
 	fs.BoolVar(&o.json, "json", false, "print one line of JSON a call")
 	fs.StringVar(&o.output, "output", "", "write those lines to the new `FILE` as well")
