@@ -195,7 +195,7 @@ func (r *Recorder) showRunning(now time.Time) {
 		if !c.shown && now.Sub(c.began) >= showRunning && r.matches(c) {
 			c.shown = true
 			running := c.Call
-			running.End = Running
+			running.End, running.Findings = Running, nil // they are shown once
 			running.DurationMS = float64(now.Sub(c.began).Milliseconds())
 			r.emit(running)
 		}
