@@ -13,7 +13,7 @@ import (
 func TestComplete(t *testing.T) {
 	drivers := func(root string) []string { return []string{"a.csi.example", "b.csi.example", root} }
 	for _, c := range []struct{ words, want string }{
-		{"", ":words completion config doctor help import reload reregister run status version wait"},
+		{"", ":words completion config doctor help import reload reregister run status trace version wait"},
 		{"re", ":words reload reregister"},
 		{"config ", ":words check show"},
 		{"config s", ":words show"},

@@ -51,6 +51,8 @@ func TestManDocuments(t *testing.T) {
 		"doctor.Finding":   ".SS Elements of findings",
 		"doctor.Fix":       ".SS Elements of fix",
 		"doctor.Check":     ".SS Elements of checks",
+		"trace.Call":       ".SH TRACE",
+		"trace.Finding":    ".SS Elements of a call's findings",
 		"config.Document":  ".SH CONFIG SHOW",
 		"config.setting":   ".SS Values",
 		"config.Hidden":    ".SS Elements of hidden",
@@ -63,7 +65,7 @@ func TestManDocuments(t *testing.T) {
 		"status.Identity": "", "status.Announcement": "", "status.Notification": "",
 	}
 	seen := map[string]bool{}
-	for _, name := range []string{"status", "doctor", "config", "cli", "control"} {
+	for _, name := range []string{"status", "doctor", "trace", "config", "cli", "control"} {
 		for typ, fields := range jsonFields(t, name) {
 			heading, known := sections[typ]
 			if !known {

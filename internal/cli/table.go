@@ -25,6 +25,11 @@ changes nothing. The exit code is 1 if there is a problem.`,
 			about: `The registration socket is recreated: the kubelet removes the driver from the
 node's CSINode object and adds it again about a second later.`,
 			setup: setupReregister},
+		{name: "trace", summary: "show every call between a CSI driver and its caller, without secrets",
+			about: `It listens at one address, passes every byte on to the other, and records the
+calls: a table, and at the end a summary. No daemon, root or Kubernetes is
+needed. Secrets, and values that could be confidential, are never shown.`,
+			setup: setupTrace},
 		{name: "config", summary: "check or show the configuration", sub: []command{
 			{name: "check", summary: "report every error in the configuration files",
 				about: `Errors go to standard error, a line each: FILE:LINE: what is wrong.

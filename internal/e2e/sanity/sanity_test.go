@@ -6,13 +6,17 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -21,6 +25,7 @@ import (
 	"github.com/onsi/ginkgo/v2"
 	"github.com/onsi/ginkgo/v2/types"
 	"github.com/onsi/gomega"
+	"google.golang.org/grpc"
 )
 
 // leftOut are the reasons for which the suite may skip specs: parts of CSI that the
@@ -51,9 +56,61 @@ var leftOut = []string{
 	"Volume Cloning not supported",
 }
 
+// suite names the directory in which a process of this test's own runs the suite: ginkgo
+// runs once in a process.
+const suite = "CSI_REGISTRAR_TEST_SUITE"
+
+// Files in that directory, relative to it.
+const (
+	driverSocket = "csi.sock"
+	suiteSocket  = "suite.sock" // what the suite calls: the driver, or a trace of it
+	resultsFile  = "results"    // a line for each spec, and its result
+	callsFile    = "calls"      // a line for each method that the suite called, and how often
+	recordFile   = "record"     // of the trace
+)
+
+// The driver passes the suite, with the same results directly and through a trace, and the
+// record names every call.
 func TestSampleDriver(t *testing.T) {
 	needMounts(t)
-	dir, err := os.MkdirTemp("", "sanity") // short: a socket's path has 107 bytes
+	bin := programs(t)
+	direct := directory(t)
+	startDriver(t, bin, direct)
+	link(t, direct)
+	runSuite(t, direct)
+
+	traced := directory(t)
+	startDriver(t, bin, traced)
+	summary := startTrace(t, bin, traced)
+	runSuite(t, traced)
+	text := summary()
+
+	if want, got := read(t, direct, resultsFile), read(t, traced, resultsFile); got != want {
+		t.Errorf("results directly:\n%s\nthrough the trace:\n%s", want, got)
+	}
+	recorded := map[string]int{}
+	lines := 0
+	for line := range strings.Lines(read(t, traced, recordFile)) {
+		var call struct{ Method, End string }
+		if err := json.Unmarshal([]byte(line), &call); err != nil || call.End != "answered" {
+			t.Errorf("%v: %s", err, line)
+		}
+		recorded["/"+call.Method]++
+		lines++
+	}
+	if want, got := read(t, traced, callsFile), counted(recorded); got != want {
+		t.Errorf("the suite called\n%s\nthe record has\n%s", want, got)
+	}
+	if strings.Contains(text, "left out") || strings.Contains(text, "finding") || lines < 50 {
+		t.Errorf("%d calls\n%s", lines, text)
+	}
+	t.Logf("%d calls\n%s", lines, text)
+}
+
+// directory is one with a short path: a socket's has 107 bytes.
+func directory(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "sanity")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,26 +119,148 @@ func TestSampleDriver(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	socket := filepath.Join(dir, "csi.sock")
-	serve(t, program(t), "--socket", socket, "--data", filepath.Join(dir, "volumes"),
-		"--node-id", "sanity-node", "--topology", "csi-registrar.dev/host=sanity", "--max-volumes", "16")
+	return dir
+}
 
+// startDriver serves the driver in the directory, until the test ends.
+func startDriver(t *testing.T, bin, dir string) {
+	t.Helper()
+	serve(t, filepath.Join(bin, "csi-sample-driver"), "--socket", filepath.Join(dir, driverSocket), "--data", filepath.Join(dir, "volumes"),
+		"--node-id", "sanity-node", "--topology", "csi-registrar.dev/host=sanity", "--max-volumes", "16")
+}
+
+// link makes the suite call the driver directly.
+func link(t *testing.T, dir string) {
+	t.Helper()
+	if err := os.Symlink(driverSocket, filepath.Join(dir, suiteSocket)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// startTrace puts a trace between the suite and the driver. The function ends it and returns
+// its summary.
+func startTrace(t *testing.T, bin, dir string) (end func() string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	t.Cleanup(cancel)
+	trace := exec.CommandContext(ctx, filepath.Join(bin, "csi-registrar"), "trace",
+		"--listen", filepath.Join(dir, suiteSocket), "--connect", filepath.Join(dir, driverSocket), "--output", filepath.Join(dir, recordFile))
+	trace.WaitDelay = 10 * time.Second
+	out := &output{written: make(chan struct{})}
+	trace.Stdout, trace.Stderr = out, out
+	if err := trace.Start(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-out.written: // the head of the table: it listens
+	case <-time.After(time.Minute):
+		t.Fatal("the trace writes nothing")
+	}
+	return func() string {
+		if err := trace.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Error(err)
+		}
+		if err := trace.Wait(); err != nil {
+			t.Errorf("the trace: %v\n%s", err, out.String())
+		}
+		_, summary, _ := strings.Cut(out.String(), "\n\n")
+		return summary
+	}
+}
+
+// output is what a process writes; written is closed when it has begun to.
+type output struct {
+	buf     bytes.Buffer // not embedded: io.Copy would use its ReadFrom
+	once    sync.Once
+	written chan struct{}
+}
+
+func (o *output) Write(b []byte) (int, error) {
+	defer o.once.Do(func() { close(o.written) })
+	return o.buf.Write(b)
+}
+
+func (o *output) String() string { return o.buf.String() } // once the process has ended
+
+// runSuite runs the suite as a process of its own.
+func runSuite(t *testing.T, dir string) {
+	t.Helper()
+	run := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestSuite$", "-test.v", "-test.timeout=10m")
+	run.Env = append(os.Environ(), suite+"="+dir)
+	out, err := run.CombinedOutput()
+	t.Logf("%s", out)
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func read(t *testing.T, dir, name string) string {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(dir, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// counted are counts in lines, sorted.
+func counted(counts map[string]int) string {
+	var b strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(counts)) {
+		fmt.Fprintf(&b, "%s: %d\n", name, counts[name])
+	}
+	return b.String()
+}
+
+// TestSuite is the process that runs the suite.
+func TestSuite(t *testing.T) {
+	dir := os.Getenv(suite)
+	if dir == "" {
+		t.Skip("run by the other tests")
+	}
 	config := sanity.NewTestConfig()
-	config.Address = "unix:" + socket
+	config.Address = "unix:" + filepath.Join(dir, suiteSocket)
 	config.TargetPath = filepath.Join(dir, "target")
 	config.StagingPath = filepath.Join(dir, "staging")
-	suite := sanity.GinkgoTest(&config)
-	defer suite.Finalize()
+	calls := map[string]int{}
+	config.DialOptions = append(config.DialOptions, grpc.WithChainUnaryInterceptor(
+		func(ctx context.Context, method string, request, response any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, o ...grpc.CallOption) error {
+			calls[method]++
+			return invoke(ctx, method, request, response, c, o...)
+		}))
+	s := sanity.GinkgoTest(&config)
+	defer s.Finalize()
 	gomega.RegisterFailHandler(ginkgo.Fail)
-	ginkgo.ReportAfterSuite("count", func(r ginkgo.Report) { count(t, r) })
+	ginkgo.ReportAfterSuite("count", func(r ginkgo.Report) {
+		count(t, r)
+		write(t, dir, resultsFile, results(r))
+	})
 	suiteConfig, reporter := ginkgo.GinkgoConfiguration()
 	reporter.NoColor, reporter.Succinct = true, true // reads as well in a log
 	ginkgo.RunSpecs(t, "the sample driver", suiteConfig, reporter)
+	write(t, dir, callsFile, counted(calls))
 
 	left, err := os.ReadDir(filepath.Join(dir, "volumes"))
 	if err != nil || len(left) > 0 {
 		t.Errorf("left in the driver's directory: %v, %v", left, err)
 	}
+}
+
+func write(t *testing.T, dir, name, text string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// results has a line for each spec, sorted: the suite runs them in a random order.
+func results(r ginkgo.Report) string {
+	var lines []string
+	for _, spec := range r.SpecReports.WithLeafNodeType(types.NodeTypeIt) {
+		lines = append(lines, fmt.Sprintf("%s: %s %s\n", spec.FullText(), spec.State, spec.Failure.Message))
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "")
 }
 
 // count logs how many specs passed, how many failed, and which were left out and why.
@@ -129,14 +308,14 @@ func ownMounts() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 }
 
-// program builds the driver as it is shipped.
-func program(t *testing.T) string {
+// programs builds what is shipped, and returns the directory.
+func programs(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	if out, err := exec.Command("../../../scripts/build", "", dir).CombinedOutput(); err != nil {
 		t.Fatalf("scripts/build: %v\n%s", err, out)
 	}
-	return filepath.Join(dir, "csi-sample-driver")
+	return dir
 }
 
 // serve runs the driver until the test ends, and returns when it says that it serves.

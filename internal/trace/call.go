@@ -1,0 +1,202 @@
+package trace
+
+import (
+	"encoding/json"
+	"hash/maphash"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+)
+
+// Call is the record of one call.
+type Call struct {
+	Time          time.Time       `json:"time"`
+	Method        string          `json:"method"`
+	Volume        string          `json:"volume,omitempty"`
+	Attempt       int             `json:"attempt"`
+	DurationMS    float64         `json:"duration_ms"`
+	End           End             `json:"end"`
+	Code          string          `json:"code,omitempty"`
+	Error         string          `json:"error,omitempty"`
+	RequestBytes  int64           `json:"request_bytes"`
+	Request       json.RawMessage `json:"request,omitempty"`
+	ResponseBytes int64           `json:"response_bytes"`
+	Response      json.RawMessage `json:"response,omitempty"`
+	Findings      []Finding       `json:"findings,omitempty"`
+}
+
+// Duration is the time from the first header to the end.
+func (c Call) Duration() time.Duration {
+	return time.Duration(c.DurationMS * float64(time.Millisecond))
+}
+
+// Name is the method without its service.
+func (c Call) Name() string { return c.Method[strings.LastIndexByte(c.Method, '/')+1:] }
+
+// End is how a call ended.
+type End string
+
+// How a call ends.
+const (
+	Answered     End = "answered"     // with a status: Code
+	TimedOut     End = "timeout"      // the caller's time limit passed without an answer
+	Cancelled    End = "cancelled"    // the caller did not wait any longer
+	Reset        End = "reset"        // the driver ended it without a status
+	Disconnected End = "disconnected" // the connection ended
+	Lost         End = "lost"         // the record does not have its end
+	Running      End = "running"      // not yet; only in what Recorder.Calls yields in between
+)
+
+// outcome is how a call ended on the wire.
+type outcome struct {
+	end  End
+	at   time.Time
+	code codes.Code
+	text string // grpc-message
+}
+
+// call is a call while it runs, and what the rules compare.
+type call struct {
+	Call
+	method  protoreflect.MethodDescriptor // nil: none of CSI
+	began   time.Time
+	limit   time.Duration // the caller's, 0: none
+	asked   bool          // the request is there, as far as it will ever be
+	shown   bool          // as running
+	request *redactor
+	message protoreflect.Message // of the request; nil: not decoded
+
+	id      uint64 // of method, volume and paths: the same when it is asked again
+	subject uint64 // of the volume or snapshot; 0: none
+	hash    uint64 // of the method and the whole request
+}
+
+// newCall begins a call of a path such as /csi.v1.Node/NodePublishVolume.
+func newCall(path string, at time.Time) *call {
+	c := &call{began: at}
+	c.Time, c.Method = at, "(unknown method)"
+	path = strings.TrimPrefix(path, "/")
+	if service, method, ok := strings.Cut(path, "/"); ok && isName(service) && isName(method) {
+		c.Method = path
+		if s := csi.File_csi_proto.Services().ByName(protoreflect.FullName(service).Name()); s != nil && s.FullName() == protoreflect.FullName(service) {
+			c.method = s.Methods().ByName(protoreflect.Name(method))
+		}
+	}
+	return c
+}
+
+// isName reports whether s can be the name of a service or a method. Other programs' are
+// shown too: they are part of an interface, not of anybody's data.
+func isName(s string) bool {
+	return len(s) <= 80 && protoreflect.FullName(s).IsValid()
+}
+
+// timeLimit reads a grpc-timeout: up to eight digits and a unit. 0: there is none.
+func timeLimit(s string) time.Duration {
+	units := map[byte]time.Duration{'H': time.Hour, 'M': time.Minute, 'S': time.Second,
+		'm': time.Millisecond, 'u': time.Microsecond, 'n': time.Nanosecond}
+	if len(s) < 2 || len(s) > 9 {
+		return 0
+	}
+	n, err := strconv.ParseUint(s[:len(s)-1], 10, 32)
+	unit := units[s[len(s)-1]]
+	if err != nil || unit == time.Hour && n > 1e5 { // more hours than a Duration may have
+		return 0
+	}
+	return time.Duration(n) * unit
+}
+
+// seed makes the hashes worthless outside of this process.
+var seed = maphash.MakeSeed()
+
+// identifying are the fields that say what a call is about. The first of the subjects that is
+// set is shown as its volume.
+var identifying = []protoreflect.Name{
+	"volume_id", "name", "snapshot_id", "group_snapshot_id", "source_volume_id",
+	"node_id", "target_path", "volume_path", "staging_target_path",
+}
+
+const subjects = 5 // of identifying
+
+// setRequest takes the request of a call.
+func (c *call) setRequest(m *message, keys []string) {
+	c.asked = true
+	c.RequestBytes = m.size
+	if c.message = c.decode(m, false); c.message == nil {
+		return
+	}
+	c.request = &redactor{keys: keys}
+	c.request.message(c.message)
+	c.Request = c.request.out
+	fields := c.message.Descriptor().Fields()
+	id := []byte(c.Method)
+	for i, name := range identifying {
+		fd := fields.ByName(name)
+		if fd == nil || fd.Kind() != protoreflect.StringKind || fd.IsList() || c.message.Get(fd).String() == "" {
+			continue
+		}
+		value := c.message.Get(fd).String()
+		if c.subject == 0 && i < subjects {
+			c.subject = maphash.String(seed, value)
+			if shownFields[fd.FullName()] {
+				c.Volume = cut(value)
+			}
+		}
+		id = append(append(append(id, 0), name...), value...)
+	}
+	c.id = maphash.Bytes(seed, id)
+	// Maps are in the order of their keys: on the wire they are in any.
+	if whole, err := (proto.MarshalOptions{Deterministic: true}).MarshalAppend([]byte(c.Method), c.message.Interface()); err == nil {
+		c.hash = maphash.Bytes(seed, whole)
+	}
+}
+
+// setOutcome takes the answer and the end of a call, and returns the decoded answer.
+func (c *call) setOutcome(m *message, o outcome, keys []string, whole bool) protoreflect.Message {
+	c.DurationMS = float64(o.at.Sub(c.began).Microseconds()) / 1e3
+	c.End = o.end
+	// At the limit either side may end the call first. Their clocks and ours differ a little.
+	if o.end != Answered && o.end != Lost && c.limit > 0 && o.at.Sub(c.began) >= c.limit-c.limit/100 {
+		c.End = TimedOut
+	}
+	c.ResponseBytes = m.size
+	if o.end == Answered {
+		c.Code = o.code.String()
+		if o.code != codes.OK {
+			c.Error = cut(errorText(o.text, c.request, whole))
+		}
+	}
+	response := c.decode(m, true)
+	if response != nil {
+		r := &redactor{keys: keys}
+		r.message(response)
+		c.Response = r.out
+	}
+	return response
+}
+
+// decode returns a message of the call, or nil if it is not kept, or not what CSI describes.
+func (c *call) decode(m *message, response bool) protoreflect.Message {
+	if !m.whole || c.method == nil {
+		return nil
+	}
+	descriptor := c.method.Input()
+	if response {
+		descriptor = c.method.Output()
+	}
+	kind, err := protoregistry.GlobalTypes.FindMessageByName(descriptor.FullName())
+	if err != nil {
+		return nil
+	}
+	decoded := kind.New()
+	if proto.Unmarshal(m.first, decoded.Interface()) != nil {
+		return nil
+	}
+	return decoded
+}

@@ -1,0 +1,334 @@
+package trace
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+)
+
+// shownFields are the fields of CSI's messages whose strings are shown. All others are
+// hidden, so that a field of a newer CSI is, too. Numbers, booleans and enums are shown.
+//
+// Left out with care: tokens of pages (they are the driver's, and opaque), texts and reasons
+// of a volume's health (free text), the plugin's manifest and whatever is opaque.
+var shownFields = fieldSet(
+	"GetPluginInfoResponse.name", "GetPluginInfoResponse.vendor_version",
+	"CreateVolumeRequest.name",
+	"VolumeContentSource.SnapshotSource.snapshot_id", "VolumeContentSource.VolumeSource.volume_id",
+	"VolumeCapability.MountVolume.fs_type", "VolumeCapability.MountVolume.volume_mount_group",
+	"Volume.volume_id",
+	"Topology.segments", // labels of the node, which everybody in the cluster can read
+	"DeleteVolumeRequest.volume_id",
+	"ControllerPublishVolumeRequest.volume_id", "ControllerPublishVolumeRequest.node_id",
+	"ControllerUnpublishVolumeRequest.volume_id", "ControllerUnpublishVolumeRequest.node_id",
+	"ValidateVolumeCapabilitiesRequest.volume_id",
+	"ListVolumesResponse.VolumeStatus.published_node_ids",
+	"VolumeHealth.volume_id", "ControllerGetVolumeHealthRequest.volume_id",
+	"ControllerGetVolumeRequest.volume_id", "ControllerGetVolumeResponse.VolumeStatus.published_node_ids",
+	"ControllerModifyVolumeRequest.volume_id", "ControllerExpandVolumeRequest.volume_id",
+	"CreateSnapshotRequest.source_volume_id", "CreateSnapshotRequest.name",
+	"Snapshot.snapshot_id", "Snapshot.source_volume_id", "Snapshot.group_snapshot_id",
+	"DeleteSnapshotRequest.snapshot_id", "GetSnapshotRequest.snapshot_id",
+	"ListSnapshotsRequest.source_volume_id", "ListSnapshotsRequest.snapshot_id",
+	"NodeStageVolumeRequest.volume_id", "NodeStageVolumeRequest.staging_target_path",
+	"NodeUnstageVolumeRequest.volume_id", "NodeUnstageVolumeRequest.staging_target_path",
+	"NodePublishVolumeRequest.volume_id", "NodePublishVolumeRequest.staging_target_path", "NodePublishVolumeRequest.target_path",
+	"NodeUnpublishVolumeRequest.volume_id", "NodeUnpublishVolumeRequest.target_path",
+	"NodeGetVolumeStatsRequest.volume_id", "NodeGetVolumeStatsRequest.volume_path", "NodeGetVolumeStatsRequest.staging_target_path",
+	"NodeGetVolumeHealthRequest.volume_id", "NodeGetVolumeHealthRequest.volume_publish_path",
+	"NodeGetVolumeHealthRequest.staging_target_path",
+	"NodeExpandVolumeRequest.volume_id", "NodeExpandVolumeRequest.volume_path", "NodeExpandVolumeRequest.staging_target_path",
+	"NodeGetInfoResponse.node_id",
+	"CreateVolumeGroupSnapshotRequest.name", "CreateVolumeGroupSnapshotRequest.source_volume_ids",
+	"VolumeGroupSnapshot.group_snapshot_id",
+	"DeleteVolumeGroupSnapshotRequest.group_snapshot_id", "DeleteVolumeGroupSnapshotRequest.snapshot_ids",
+	"GetVolumeGroupSnapshotRequest.group_snapshot_id", "GetVolumeGroupSnapshotRequest.snapshot_ids",
+	"GetMetadataAllocatedRequest.snapshot_id",
+	"GetMetadataDeltaRequest.base_snapshot_id", "GetMetadataDeltaRequest.target_snapshot_id",
+)
+
+func fieldSet(names ...string) map[protoreflect.FullName]bool {
+	set := map[protoreflect.FullName]bool{}
+	for _, name := range names {
+		set["csi.v1."+protoreflect.FullName(name)] = true
+	}
+	return set
+}
+
+// shownKeys are the keys whose values are shown wherever a map is opaque: what Kubernetes
+// itself puts there, without csi.storage.k8s.io/serviceAccount.tokens.
+var shownKeys = []string{
+	"csi.storage.k8s.io/ephemeral",
+	"csi.storage.k8s.io/fstype",
+	"csi.storage.k8s.io/pod.name",
+	"csi.storage.k8s.io/pod.namespace",
+	"csi.storage.k8s.io/pod.uid",
+	"csi.storage.k8s.io/pv/name",
+	"csi.storage.k8s.io/pvc/name",
+	"csi.storage.k8s.io/pvc/namespace",
+	"csi.storage.k8s.io/serviceAccount.name",
+	"csi.storage.k8s.io/volumesnapshot/name",
+	"csi.storage.k8s.io/volumesnapshot/namespace",
+	"csi.storage.k8s.io/volumesnapshotcontent/name",
+	"storage.kubernetes.io/csiProvisionerIdentity",
+}
+
+// shownOptions are the mount options that are shown, with a value only if it is a number.
+var shownOptions = strings.Fields("ro rw sync async atime noatime diratime nodiratime relatime norelatime strictatime lazytime " +
+	"dev nodev suid nosuid exec noexec bind rbind hard soft intr nointr discard nodiscard nouuid nolock noresvport " +
+	"vers nfsvers minorversion timeo retrans rsize wsize nconnect actimeo acregmin acregmax acdirmin acdirmax " +
+	"uid gid file_mode dir_mode mode size port")
+
+// ErrorText is the key for --show that shows error texts as they are, but for secrets.
+const ErrorText = "error"
+
+const mountFlags = "csi.v1.VolumeCapability.MountVolume.mount_flags"
+
+// Limits of one message as it is shown.
+const (
+	maxShown     = 16 << 10 // bytes, about
+	maxElements  = 20       // of a list
+	maxShownText = 1 << 10  // bytes of a string
+)
+
+// redactor turns a message into JSON from which nothing can leak.
+type redactor struct {
+	keys []string // that are shown because a person asked for them
+	out  []byte
+
+	// What the message held, to find it again in the text of an error.
+	secrets, hidden, shown []string
+	partial                bool // it held more than that
+}
+
+// message writes a message. Texts in parentheses stand for what is hidden.
+func (r *redactor) message(m protoreflect.Message) {
+	r.open('{')
+	fields := m.Descriptor().Fields()
+	for i := range fields.Len() {
+		fd := fields.Get(i)
+		if !m.Has(fd) {
+			continue
+		}
+		r.key(fd.TextName())
+		r.field(fd, m.Get(fd))
+	}
+	if unknown := m.GetUnknown(); len(unknown) > 0 {
+		r.key("(unknown)")
+		r.unknown(unknown)
+	}
+	r.close('}')
+}
+
+func (r *redactor) field(fd protoreflect.FieldDescriptor, v protoreflect.Value) {
+	switch {
+	case isSecret(fd):
+		r.strip(fd, v)
+		r.text("(stripped)")
+	case fd.IsMap():
+		r.mapping(fd, v.Map())
+	case fd.IsList():
+		r.open('[')
+		for i := range v.List().Len() {
+			if i == maxElements || len(r.out) > maxShown {
+				r.element()
+				r.text(fmt.Sprintf("(%d more)", v.List().Len()-i))
+				r.partial = true
+				break
+			}
+			r.element()
+			r.value(fd, v.List().Get(i))
+		}
+		r.close(']')
+	default:
+		r.value(fd, v)
+	}
+}
+
+// isSecret reports whether the specification marks the field as csi_secret.
+func isSecret(fd protoreflect.FieldDescriptor) bool {
+	secret, _ := proto.GetExtension(fd.Options(), csi.E_CsiSecret).(bool)
+	return secret
+}
+
+// value writes a single value.
+func (r *redactor) value(fd protoreflect.FieldDescriptor, v protoreflect.Value) {
+	switch fd.Kind() {
+	case protoreflect.MessageKind, protoreflect.GroupKind:
+		r.message(v.Message())
+	case protoreflect.StringKind:
+		switch s := v.String(); {
+		case fd.FullName() == mountFlags:
+			r.mountFlag(s)
+		case shownFields[fd.FullName()] || r.asked(fd.TextName()):
+			r.plain(s)
+		default:
+			r.hide(s)
+		}
+	case protoreflect.BytesKind:
+		r.hide(string(v.Bytes()))
+	case protoreflect.EnumKind:
+		if e := fd.Enum().Values().ByNumber(v.Enum()); e != nil {
+			r.text(string(e.Name()))
+		} else {
+			r.out = strconv.AppendInt(r.out, int64(v.Enum()), 10)
+		}
+	case protoreflect.BoolKind:
+		r.out = strconv.AppendBool(r.out, v.Bool())
+	case protoreflect.DoubleKind, protoreflect.FloatKind: // CSI has none; JSON has no NaN
+		r.text(strconv.FormatFloat(v.Float(), 'g', -1, 64))
+	default:
+		r.out = append(r.out, v.String()...) // an integer
+	}
+}
+
+// mapping writes a map: the keys that are shown, and how many there are beside them.
+func (r *redactor) mapping(fd protoreflect.FieldDescriptor, m protoreflect.Map) {
+	all := shownFields[fd.FullName()]
+	r.open('{')
+	var keys []string
+	size, count := 0, 0
+	m.Range(func(k protoreflect.MapKey, v protoreflect.Value) bool {
+		if key := k.String(); all || slices.Contains(shownKeys, key) || r.asked(key) {
+			keys = append(keys, key)
+		} else {
+			r.hidden = append(r.hidden, key, v.String())
+			size += len(key) + len(v.String())
+			count++
+		}
+		return true
+	})
+	slices.Sort(keys)
+	for _, key := range keys {
+		if len(r.out) > maxShown {
+			count++
+			continue
+		}
+		r.key(cut(key))
+		v := m.Get(protoreflect.ValueOfString(key).MapKey())
+		if fd.MapValue().Kind() == protoreflect.StringKind {
+			r.plain(v.String())
+		} else {
+			r.value(fd.MapValue(), v)
+		}
+	}
+	if count > 0 {
+		r.key("(hidden)")
+		r.text(fmt.Sprintf("%s, %d bytes", plural(count, "key"), size))
+	}
+	r.close('}')
+}
+
+// mountFlag writes the options of one flag; there may be several, with commas.
+func (r *redactor) mountFlag(flag string) {
+	var out []string
+	for option := range strings.SplitSeq(flag, ",") {
+		name, value, _ := strings.Cut(option, "=")
+		switch {
+		case r.asked(name), slices.Contains(shownOptions, name) && strings.Trim(value, "0123456789.") == "":
+			out = append(out, option)
+			r.shown = append(r.shown, option)
+		default:
+			out = append(out, fmt.Sprintf("(%d bytes)", len(option)))
+			r.hidden = append(r.hidden, option, name, value)
+		}
+	}
+	r.text(strings.Join(out, ","))
+}
+
+// unknown writes the fields that the descriptors do not have.
+func (r *redactor) unknown(b []byte) {
+	r.open('[')
+	for n := 0; len(b) > 0; n++ {
+		number, kind, tag := protowire.ConsumeTag(b)
+		length := protowire.ConsumeFieldValue(number, kind, b[max(tag, 0):])
+		if tag < 0 || length < 0 || n == maxElements {
+			r.element()
+			r.text(fmt.Sprintf("(%d more bytes)", len(b)))
+			break
+		}
+		r.element()
+		r.text(fmt.Sprintf("%d: %d bytes", number, length))
+		r.partial = true
+		b = b[tag+length:]
+	}
+	r.close(']')
+}
+
+// strip notes what a secret field held.
+func (r *redactor) strip(fd protoreflect.FieldDescriptor, v protoreflect.Value) {
+	switch {
+	case fd.IsMap():
+		v.Map().Range(func(k protoreflect.MapKey, v protoreflect.Value) bool {
+			r.secrets = append(r.secrets, k.String(), v.String())
+			return true
+		})
+	case fd.Kind() == protoreflect.StringKind && !fd.IsList():
+		r.secrets = append(r.secrets, v.String())
+	default: // CSI has none
+		r.partial = true
+	}
+}
+
+// asked reports whether a person asked for the values of a key.
+func (r *redactor) asked(key string) bool { return slices.Contains(r.keys, key) }
+
+func (r *redactor) hide(s string) {
+	r.hidden = append(r.hidden, s)
+	r.text(fmt.Sprintf("(%d bytes)", len(s)))
+}
+
+func (r *redactor) plain(s string) {
+	r.shown = append(r.shown, s)
+	r.text(cut(s))
+}
+
+// cut limits the length of a string that is shown.
+func cut(s string) string {
+	if len(s) <= maxShownText {
+		return s
+	}
+	return strings.ToValidUTF8(s[:maxShownText], "") + "…"
+}
+
+// The syntax of JSON.
+
+func (r *redactor) open(c byte) { r.out = append(r.out, c) }
+
+func (r *redactor) close(c byte) { r.out = append(r.out, c) }
+
+// element begins an element of a list, or a member of an object.
+func (r *redactor) element() {
+	if last := r.out[len(r.out)-1]; last != '[' && last != '{' {
+		r.out = append(r.out, ',')
+	}
+}
+
+func (r *redactor) key(name string) {
+	r.element()
+	r.text(name)
+	r.out = append(r.out, ':')
+}
+
+func (r *redactor) text(s string) {
+	b, err := json.Marshal(s) // of a string it cannot fail
+	if err != nil {
+		b = []byte(`""`)
+	}
+	r.out = append(r.out, b...)
+}
+
+// plural is a number of things, in words.
+func plural(n int, word string) string {
+	if n == 1 {
+		return "1 " + word
+	}
+	return fmt.Sprintf("%d %ss", n, word)
+}

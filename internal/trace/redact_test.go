@@ -1,0 +1,296 @@
+package trace
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+)
+
+// sentinels fills messages with strings that can be found again.
+type sentinels struct {
+	words   []string        // all of them
+	fields  map[string]bool // of words: whether its field is shown
+	choice  int             // which member of a oneof is set, modulo their number
+	unknown bool            // with a field that the descriptors do not have
+	count   int
+}
+
+// word is a new string. It has letters only, as the most harmless secret has.
+func (s *sentinels) word(shown bool) string {
+	s.count++
+	word := "sentinel"
+	for n := s.count; n > 0; n /= 25 {
+		word += string(rune('a' + n%25))
+	}
+	word += "z"
+	s.words = append(s.words, word)
+	s.fields[word] = shown
+	return word
+}
+
+// fill sets every field, two elements in each list and map. Shown are the fields of the list
+// in this file, which is not the one that is tested.
+func (s *sentinels) fill(t *testing.T, m protoreflect.Message) {
+	t.Helper()
+	fields := m.Descriptor().Fields()
+	for i := range fields.Len() {
+		fd := fields.Get(i)
+		if of := fd.ContainingOneof(); of != nil && !of.IsSynthetic() && of.Fields().Get(s.choice%of.Fields().Len()) != fd {
+			continue
+		}
+		shown := harmlessField(fd)
+		switch {
+		case fd.IsMap():
+			for range 2 {
+				m.Mutable(fd).Map().Set(protoreflect.ValueOfString(s.word(shown)).MapKey(), protoreflect.ValueOfString(s.word(shown)))
+			}
+		case fd.IsList():
+			for range 2 {
+				if fd.Message() != nil {
+					s.fill(t, m.Mutable(fd).List().AppendMutable().Message())
+				} else {
+					m.Mutable(fd).List().Append(s.value(t, fd, shown))
+				}
+			}
+		case fd.Message() != nil:
+			s.fill(t, m.Mutable(fd).Message())
+		default:
+			m.Set(fd, s.value(t, fd, shown))
+		}
+	}
+	if s.unknown {
+		m.SetUnknown(protowire.AppendString(protowire.AppendTag(nil, 9999, protowire.BytesType), s.word(false)))
+	}
+}
+
+func (s *sentinels) value(t *testing.T, fd protoreflect.FieldDescriptor, shown bool) protoreflect.Value {
+	t.Helper()
+	switch fd.Kind() {
+	case protoreflect.StringKind:
+		return protoreflect.ValueOfString(s.word(shown))
+	case protoreflect.BytesKind:
+		return protoreflect.ValueOfBytes([]byte(s.word(false)))
+	case protoreflect.BoolKind:
+		return protoreflect.ValueOfBool(true)
+	case protoreflect.EnumKind:
+		return protoreflect.ValueOfEnum(1)
+	case protoreflect.Int32Kind:
+		return protoreflect.ValueOfInt32(7)
+	case protoreflect.Int64Kind:
+		return protoreflect.ValueOfInt64(7)
+	default:
+		t.Fatalf("%s: this test cannot fill a %s", fd.FullName(), fd.Kind())
+		panic("unreachable")
+	}
+}
+
+// harmlessField is what may be shown, said by names: ids, names that somebody gave, paths,
+// file systems and the labels of a topology.
+func harmlessField(fd protoreflect.FieldDescriptor) bool {
+	name := string(fd.Name())
+	return slices.Contains([]string{"name", "vendor_version", "fs_type", "volume_mount_group", "segments", "published_node_ids",
+		"volume_id", "node_id", "snapshot_id", "group_snapshot_id", "source_volume_id", "base_snapshot_id", "target_snapshot_id",
+		"source_volume_ids", "snapshot_ids", "target_path", "staging_target_path", "volume_path", "volume_publish_path"}, name)
+}
+
+// eachMethod calls f for all unary methods of CSI.
+func eachMethod(f func(name string, m protoreflect.MethodDescriptor)) {
+	services := csi.File_csi_proto.Services()
+	for i := range services.Len() {
+		for j := range services.Get(i).Methods().Len() {
+			if m := services.Get(i).Methods().Get(j); !m.IsStreamingServer() {
+				f(string(m.Name()), m)
+			}
+		}
+	}
+}
+
+// Whatever string a request, an answer or an error has, only those of harmless fields appear
+// anywhere, for all of CSI's descriptors.
+func TestNothingLeaks(t *testing.T) {
+	for choice := range 6 { // VolumeContentSource and others: each member of each oneof
+		for _, outcome := range []string{"answered", "error that repeats the request", "error, and a request without unknown fields"} {
+			t.Run(fmt.Sprint(outcome, " ", choice), func(t *testing.T) { testNothingLeaks(t, choice, outcome) })
+		}
+	}
+}
+
+func testNothingLeaks(t *testing.T, choice int, outcome string) {
+	s := &sentinels{fields: map[string]bool{}, choice: choice, unknown: !strings.HasSuffix(outcome, "without unknown fields")}
+	asked := 0 // words before this request
+	path := filepath.Join(socketDir(t), "d")
+	serveCSI(t, path, func(_ context.Context, method string, request proto.Message) (proto.Message, error) {
+		if outcome != "answered" {
+			var said []string
+			for _, w := range s.words[asked:] {
+				said = append(said, "the value "+w+", option x="+w+" or "+`"`+w+`"`)
+			}
+			return nil, status.Error(codes.Internal, strings.Join(said, " "))
+		}
+		_, m := methodNamed(t, method)
+		response := newMessage(t, m.Output())
+		s.fill(t, response.ProtoReflect())
+		return response, nil
+	})
+	p := startProxy(t, path, Options{})
+	c := connect(t, p.path)
+	n := 0
+	eachMethod(func(name string, m protoreflect.MethodDescriptor) {
+		request := newMessage(t, m.Input())
+		asked = len(s.words)
+		s.fill(t, request.ProtoReflect())
+		if _, err := invoke(t, t.Context(), c, name, request); (err == nil) != (outcome == "answered") {
+			t.Errorf("%s: %v", name, err)
+		}
+		n++
+	})
+	calls := p.wait(n)
+	p.stop()
+	text := printed(t, p.rec, calls)
+	seen := 0
+	for _, w := range s.words {
+		there := strings.Contains(text, w)
+		if there && !s.fields[w] {
+			t.Errorf("%s is shown", w)
+		}
+		if there {
+			seen++
+		}
+	}
+	if n < 30 || seen < n/2 {
+		t.Errorf("%d calls, %d of %d strings are shown: this test sees nothing", n, seen, len(s.words))
+	}
+}
+
+// All fields that are shown exist: a field that is renamed is hidden, and noticed here.
+func TestShownFieldsExist(t *testing.T) {
+	known := map[protoreflect.FullName]bool{}
+	var walk func(protoreflect.MessageDescriptors)
+	walk = func(all protoreflect.MessageDescriptors) {
+		for i := range all.Len() {
+			for j := range all.Get(i).Fields().Len() {
+				fd := all.Get(i).Fields().Get(j)
+				known[fd.FullName()] = true
+				if shownFields[fd.FullName()] && isSecret(fd) {
+					t.Errorf("%s is a secret", fd.FullName())
+				}
+			}
+			walk(all.Get(i).Messages())
+		}
+	}
+	walk(csi.File_csi_proto.Messages())
+	for name := range shownFields {
+		if !known[name] {
+			t.Errorf("there is no %s", name)
+		}
+	}
+	if !known[mountFlags] {
+		t.Errorf("there is no %s", mountFlags)
+	}
+}
+
+func TestAMessageAsItIsShown(t *testing.T) {
+	request := &csi.NodePublishVolumeRequest{
+		VolumeId: "vol-1", TargetPath: "/t", Readonly: true,
+		Secrets: map[string]string{"user": "u", "csi.storage.k8s.io/pod.name": "s"},
+		VolumeContext: map[string]string{"csi.storage.k8s.io/pod.name": "web-0", "csi.storage.k8s.io/serviceAccount.tokens": "eyJ",
+			"share": "a", "password": "p"},
+		PublishContext: map[string]string{"devicePath": "/dev/x"},
+		VolumeCapability: &csi.VolumeCapability{
+			AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: "ext4",
+				MountFlags: []string{"ro", "vers=4.1", "vers=secret", "ro,password=x,share=y"}}},
+			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+		},
+	}
+	m := request.ProtoReflect()
+	m.SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 77, protowire.VarintType), 300))
+	for _, c := range []struct{ keys, want string }{
+		{"", `{"volume_id":"vol-1","publish_context":{"(hidden)":"1 key, 16 bytes"},"target_path":"/t",` +
+			`"volume_capability":{"mount":{"fs_type":"ext4","mount_flags":["ro","vers=4.1","(11 bytes)","ro,(10 bytes),(7 bytes)"]},` +
+			`"access_mode":{"mode":"SINGLE_NODE_WRITER"}},"readonly":true,"secrets":"(stripped)",` +
+			`"volume_context":{"csi.storage.k8s.io/pod.name":"web-0","(hidden)":"3 keys, 58 bytes"},"(unknown)":["77: 2 bytes"]}`},
+		{"share devicePath user secrets", `{"volume_id":"vol-1","publish_context":{"devicePath":"/dev/x"},"target_path":"/t",` +
+			`"volume_capability":{"mount":{"fs_type":"ext4","mount_flags":["ro","vers=4.1","(11 bytes)","ro,(10 bytes),share=y"]},` +
+			`"access_mode":{"mode":"SINGLE_NODE_WRITER"}},"readonly":true,"secrets":"(stripped)",` +
+			`"volume_context":{"csi.storage.k8s.io/pod.name":"web-0","share":"a","(hidden)":"2 keys, 52 bytes"},"(unknown)":["77: 2 bytes"]}`},
+	} {
+		r := &redactor{keys: strings.Fields(c.keys)}
+		r.message(m)
+		if string(r.out) != c.want {
+			t.Errorf("--show %s: got\n%s\nwant\n%s", c.keys, r.out, c.want)
+		}
+		if !json.Valid(r.out) {
+			t.Error("no JSON")
+		}
+	}
+}
+
+// A message is shown in a bounded number of bytes, and is JSON all the same.
+func TestShownMessagesAreBounded(t *testing.T) {
+	long := strings.Repeat("ä\x7f\"", 30000)
+	entry := &csi.ListVolumesResponse_Entry{Volume: &csi.Volume{VolumeId: long}, Status: &csi.ListVolumesResponse_VolumeStatus{}}
+	response := &csi.ListVolumesResponse{}
+	segments := map[string]string{}
+	for i := range 1000 {
+		entry.Status.PublishedNodeIds = append(entry.Status.PublishedNodeIds, long)
+		segments[fmt.Sprint(i, long)] = long
+		response.Entries = append(response.Entries, entry)
+	}
+	entry.Volume.AccessibleTopology = []*csi.Topology{{Segments: segments}, {Segments: segments}}
+	r := &redactor{}
+	r.message(response.ProtoReflect())
+	if len(r.out) > 8*maxShown || !json.Valid(r.out) || !r.partial {
+		t.Errorf("%d bytes, JSON %t, partial %t", len(r.out), json.Valid(r.out), r.partial)
+	}
+}
+
+func TestErrorTexts(t *testing.T) {
+	request := &redactor{secrets: []string{"hunter"}, hidden: []string{"opensesame", "ab"}, shown: []string{"pvc-1f3c2b7a", "/var/lib/kubelet/pods/8c1e-1/mount"}}
+	for _, c := range []struct{ text, want, whole string }{
+		{"volume not found", "volume not found", "volume not found"},
+		{`volume "pvc-1f3c2b7a" is published at /var/lib/kubelet/pods/8c1e-1/mount, but with another readonly flag`,
+			`volume "pvc-1f3c2b7a" is published at /var/lib/kubelet/pods/8c1e-1/mount, but with another readonly flag`, "="},
+		{"rpc error: code = Internal desc = mount failed: exit status 32", "rpc error: code = Internal desc = mount failed: exit status 32", "="},
+		{"mount.nfs: 10.0.0.1 refused", "mount.nfs: 10.0.0.1 refused", "="},
+		{"dial tcp 192.0.2.1:2049: connection refused", "dial tcp 192.0.2.1:2049: connection refused", "="},
+		{"login bob:mellon failed", "login (hidden) failed", "="},
+		{"user bob, hunter of abc", "user bob, (hidden) of abc", "user bob, (hidden) of abc"},
+		{"said opensesame to ab", "said (hidden) to ab", "said opensesame to ab"},
+		{"mount -o username=bob,vers=3 //server", "mount -o (hidden) //server", "="},
+		{"code=Internal x=Internal", "code=Internal (hidden)", "="},
+		{"the Password is mellon", "the (hidden)", "the Password is mellon"},
+		{"Authorization: Basic abc", "(hidden)", "="},
+		{"http://bob:secret@host/path", "(hidden)", "="},
+		{"key AKIA7Q2Z", "key (hidden)", "="},
+		{"eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJ4In0", "(hidden)", "="},
+		{strings.Repeat("x", 25), "(hidden)", "="},
+		{"port 1234567 a1 b2 c", "port (hidden) c", "port 1234567 a1 b2 c"},
+		{"", "", ""},
+	} {
+		if c.whole == "=" {
+			c.whole = c.text
+		}
+		if got := errorText(c.text, request, false); got != c.want {
+			t.Errorf("%q is shown as %q, want %q", c.text, got, c.want)
+		}
+		if got := errorText(c.text, request, true); got != c.whole {
+			t.Errorf("%q is shown whole as %q, want %q", c.text, got, c.whole)
+		}
+		for _, whole := range []bool{false, true} {
+			if got := errorText(c.text, nil, whole); c.text != "" && got != hiddenWord {
+				t.Errorf("without a request %q is shown as %q", c.text, got)
+			}
+		}
+	}
+}
