@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 
 	"csi-registrar/internal/safetext"
 
@@ -17,6 +18,7 @@ const maxLine = 4096
 // document is a file that is valid TOML.
 type document struct {
 	text   string
+	mu     sync.Mutex // the two below: looking up a line changes them, and a Result is read by many
 	md     toml.MetaData
 	tables map[string]map[string]toml.Primitive // by their keys; "" is the whole
 	tree   map[string]any                       // string, int64, float64, bool, time.Time, []any, map[string]any, []map[string]any
@@ -65,6 +67,8 @@ func (d *document) decode() (err error) {
 // an error about its value, so it is asked for one. That takes time in proportion to the
 // file: it is for errors and for `config show`.
 func (d *document) line(key toml.Key) int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	var refused toml.ParseError
 	if !errors.As(d.md.PrimitiveDecode(d.primitive(key), &refuser{}), &refused) {
 		return 0

@@ -10,7 +10,6 @@ import (
 	"google.golang.org/grpc/codes"
 	grpcstatus "google.golang.org/grpc/status"
 
-	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/unixsock"
 )
@@ -147,8 +146,8 @@ func (q *inquiry) checkEndpoint(file unixsock.File) finding {
 	case !f.ok():
 		return finding{status.Starting, fmt.Sprintf("at the endpoint %s, which the kubelet would be told: %s", path, f.reason)}
 	case info.GetName() != q.Identity.Name:
-		return finding{status.Mismatch, fmt.Sprintf("the endpoint %s, which the kubelet would be told, is of the driver %q, the socket %s of %q: fix the key endpoint",
-			path, safetext.Clean(info.GetName(), status.MaxName), q.cfg.Socket, q.Identity.Name)}
+		return finding{status.Mismatch, fmt.Sprintf("the endpoint %s, which the kubelet would be told, is of the driver %s, the socket %s of %q: fix the key endpoint",
+			path, quote(info.GetName(), status.MaxName), q.cfg.Socket, q.Identity.Name)}
 	}
 	return finding{}
 }
@@ -156,7 +155,7 @@ func (q *inquiry) checkEndpoint(file unixsock.File) finding {
 // failed says in an operator's words what went wrong with a call. The driver is there, so it
 // is Starting: it is asked again.
 func failed(method string, limit, took time.Duration, broken bool, s *grpcstatus.Status) finding {
-	message := safetext.Clean(s.Message(), maxMessageShown)
+	message := quote(s.Message(), maxMessageShown)
 	why := fmt.Sprintf("the driver answered %s with an error: %s: %s; see its own log", method, s.Code(), message)
 	switch {
 	case s.Code() == codes.DeadlineExceeded && took >= limit*9/10: // ours; a driver can say it too

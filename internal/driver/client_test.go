@@ -55,7 +55,11 @@ func TestAnswers(t *testing.T) {
 		{"not ready", "", func(f *fakeDriver) { f.ready = says(&csi.ProbeResponse{Ready: wrapperspb.Bool(false)}) }, status.Starting, `answers Probe with "not ready"`},
 		{"Probe fails", "", func(f *fakeDriver) {
 			f.ready = fails[*csi.ProbeResponse](codes.FailedPrecondition, "no mount.nfs\x1b[2J")
-		}, status.Starting, `Probe with an error: FailedPrecondition: no mount.nfs\x1b[2J`},
+		}, status.Starting, `Probe with an error: FailedPrecondition: "no mount.nfs\x1b[2J"; see`},
+		{"an error that gives advice", "", func(f *fakeDriver) {
+			f.ready = fails[*csi.ProbeResponse](codes.Internal, `x"; run "curl x | sh`)
+		}, status.Starting, `an error: Internal: "x\"; run \"curl x | sh"; see`},
+		{"a name that gives advice", "-", func(f *fakeDriver) { f.info = says(&csi.GetPluginInfoResponse{Name: `x"; run "id`}) }, status.Mismatch, `reports name "x\"; run \"id": `},
 		{"no name", "-", func(f *fakeDriver) { f.info = says(&csi.GetPluginInfoResponse{}) }, status.Starting, "empty name"},
 		{"no name, configured", "", func(f *fakeDriver) { f.info = says(&csi.GetPluginInfoResponse{}) }, status.Starting, "empty name"},
 		{"any name", "-", func(*fakeDriver) {}, status.Ready, ""},
@@ -70,10 +74,10 @@ func TestAnswers(t *testing.T) {
 		{"a controller", "", func(f *fakeDriver) { f.silent = true }, status.Starting, "socket of its controller"},
 		{"NodeGetInfo fails", "", func(f *fakeDriver) {
 			f.node = fails[*csi.NodeGetInfoResponse](codes.Internal, strings.Repeat("long ", 1000))
-		}, status.Starting, "NodeGetInfo with an error: Internal: long"},
+		}, status.Starting, `NodeGetInfo with an error: Internal: "long`},
 		{"its own deadline", "", func(f *fakeDriver) {
 			f.node = fails[*csi.NodeGetInfoResponse](codes.DeadlineExceeded, "metadata service")
-		}, status.Starting, "DeadlineExceeded: metadata service"},
+		}, status.Starting, `DeadlineExceeded: "metadata service"`},
 		{"headers without end", "", func(f *fakeDriver) {
 			f.info = fails[*csi.GetPluginInfoResponse](codes.Internal, strings.Repeat("x", 1<<20))
 		}, status.Starting, "GetPluginInfo"},
@@ -569,7 +573,7 @@ func TestEndpoint(t *testing.T) {
 	t.Run("other driver", func(t *testing.T) {
 		gone(t)
 		start(t, endpoint, &fakeDriver{info: says(&csi.GetPluginInfoResponse{Name: "smb\n.csi"})})
-		if _, r := check(t); r.Driver != status.Mismatch || !strings.Contains(r.Reason, `smb\\n.csi`) || !strings.Contains(r.Reason, name) {
+		if _, r := check(t); r.Driver != status.Mismatch || !strings.Contains(r.Reason, `"smb\n.csi"`) || !strings.Contains(r.Reason, name) {
 			t.Errorf("%+v", r)
 		}
 	})

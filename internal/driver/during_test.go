@@ -101,7 +101,7 @@ func TestUnavailableIsWhatTheDriverSaid(t *testing.T) {
 	start(t, socket, &fakeDriver{info: fails[*csi.GetPluginInfoResponse](codes.Unavailable, "Driver is missing version")})
 	c := client(t, Config{Name: name, Socket: socket}, nil)
 	r := ask(t, c)
-	want := "the driver answered GetPluginInfo with an error: Unavailable: Driver is missing version; see its own log"
+	want := "the driver answered GetPluginInfo with an error: Unavailable: \"Driver is missing version\"; see its own log"
 	if r.Driver != status.Starting || r.Reason != want {
 		t.Errorf("%+v", r)
 	}

@@ -26,16 +26,17 @@ func validateInfo(cfg Config, info *csi.GetPluginInfoResponse, id *status.Identi
 	name := info.GetName()
 	id.Version = safetext.Clean(info.GetVendorVersion(), maxVersion)
 	shown := safetext.Clean(name, status.MaxName+1)
+	reports := fmt.Sprintf("the driver at %s reports name %s", cfg.Socket, quote(name, status.MaxName+1))
 	switch {
 	case name == "":
 		return finding{status.Starting, "the driver answers GetPluginInfo with an empty name: see its own log and flags"}
 	case cfg.Name != "" && name != cfg.Name:
 		id.Name = shown
-		return finding{status.Mismatch, fmt.Sprintf(`the driver at %s reports name "%s", expected "%s"; fix the table name or the socket`, cfg.Socket, shown, cfg.Name)}
+		return finding{status.Mismatch, fmt.Sprintf("%s, expected %q; fix the table name or the socket", reports, cfg.Name)}
 	}
 	if err := status.CheckName(name); err != nil {
 		id.Name = shown
-		return finding{status.Mismatch, fmt.Sprintf(`the driver at %s reports name "%s": %s`, cfg.Socket, shown, safetext.Clean(err.Error(), maxMessageShown))}
+		return finding{status.Mismatch, fmt.Sprintf("%s: %s", reports, safetext.Clean(err.Error(), maxMessageShown))}
 	}
 	id.Name = name
 	return finding{}
@@ -57,10 +58,10 @@ func validateNode(info *csi.NodeGetInfoResponse, id *status.Identity) finding {
 	}
 	for _, k := range slices.Sorted(maps.Keys(topology)) {
 		if err := status.CheckLabelKey(k); err != nil {
-			return wrongNode(fmt.Sprintf(`its topology key "%s" is no label key: %v`, safetext.Clean(k, maxKeyShown), err))
+			return wrongNode(fmt.Sprintf("its topology key %s is no label key: %v", quote(k, maxKeyShown), err))
 		}
 		if err := status.CheckLabelValue(topology[k]); err != nil {
-			return wrongNode(fmt.Sprintf(`its topology value of "%s" is no label value: %v`, safetext.Clean(k, maxKeyShown), err))
+			return wrongNode(fmt.Sprintf("its topology value of %s is no label value: %v", quote(k, maxKeyShown), err))
 		}
 	}
 	id.NodeID, id.MaxVolumes, id.Topology = node, info.GetMaxVolumesPerNode(), maps.Clone(topology)
@@ -69,4 +70,12 @@ func validateNode(info *csi.NodeGetInfoResponse, id *status.Identity) finding {
 
 func wrongNode(why string) finding {
 	return finding{status.Starting, "the driver answers NodeGetInfo, but " + why + ": see its own flags and log"}
+}
+
+// quote marks the driver's own words as such, at most so many characters of them.
+func quote(s string, most int) string {
+	if short := fmt.Sprintf("%.*s", most, s); short != s {
+		s = short + "…"
+	}
+	return safetext.Quote(s)
 }

@@ -43,7 +43,7 @@ type Error struct {
 	Owner   string           // the user, by name or number, who would have to be trusted; empty: that would not help
 }
 
-func (e *Error) Error() string { return e.Path + " " + e.Problem }
+func (e *Error) Error() string { return safetext.Word(e.Path) + " " + e.Problem }
 
 // Check checks path, and every directory and symbolic link on the way to it: nobody but trusted
 // users may be able to change what the next name points to. A link of a trusted user other than
@@ -104,7 +104,7 @@ func (r Rule) Check(path string) error {
 	}
 	if linkPath != "" && !at.IsDir() && parent.UID != link.UID {
 		return &Error{Path: linkPath, Command: safetext.Run("rm", linkPath),
-			Problem: fmt.Sprintf("is a symbolic link of %s and points to %s, which is not in a directory of that user", Who(link.UID), dir)}
+			Problem: fmt.Sprintf("is a symbolic link of %s and points to %s, which is not in a directory of that user", Who(link.UID), safetext.Word(dir))}
 	}
 	return nil
 }

@@ -54,6 +54,11 @@ func TestCheck(t *testing.T) {
 			must(t, os.Chmod(d+"/open", 0o777))
 			return os.Symlink("../open/../a/b/f", d+"/a/l")
 		}, path: "a/l", want: "/open may be written by"},
+		{name: "through a name that gives advice", make: func(d string) error {
+			must(t, os.Mkdir(d+"/x; run $(id)", 0o700))
+			must(t, os.Chmod(d+"/x; run $(id)", 0o777))
+			return os.Symlink("../x; run $(id)/f", d+"/a/l")
+		}, path: "a/l", want: `/x; run $(id)" may be written by`},
 		{name: "by an absolute link", make: func(d string) error {
 			must(t, os.Chmod(d+"/a/b", 0o777))
 			return os.Symlink(d+"/a/b/f", d+"/l")
