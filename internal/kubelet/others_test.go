@@ -15,9 +15,29 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// scan looks for other registrars, however long that takes.
+// scan looks for other registrars, however long that takes, and again those that did not answer in
+// their second: the machine may be slow.
 func scan(r *Registry) {
-	<-r.others.request()
+	for again := 5; again > 0; again-- {
+		<-r.others.request()
+		if !forgetMute(r) {
+			return
+		}
+	}
+}
+
+// forgetMute lets what did not answer be asked again now, and reports whether there is any.
+func forgetMute(r *Registry) (found bool) {
+	r.others.mu.Lock()
+	defer r.others.mu.Unlock()
+	for path, a := range r.others.known {
+		if !a.mute.IsZero() {
+			found = true
+			a.mute = a.mute.Add(-scanAgain)
+			r.others.known[path] = a
+		}
+	}
+	return found
 }
 
 func TestOthers(t *testing.T) {
@@ -184,7 +204,7 @@ func TestAnotherThatListensLateIsFound(t *testing.T) {
 	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: path}); err != nil {
 		t.Fatal(err)
 	}
-	scan(r)
+	<-r.others.request()
 	if !r.others.mayChange() {
 		t.Error("not to be asked again")
 	}
@@ -198,15 +218,11 @@ func TestAnotherThatListensLateIsFound(t *testing.T) {
 	listener.(*net.UnixListener).SetUnlinkOnClose(false)
 	sc := &sidecar{info: &registerapi.PluginInfo{Type: registerapi.CSIPlugin, Name: "a"}, asked: make(chan struct{}, 100)}
 	serve(t, listener, sc)
-	scan(r)
+	<-r.others.request()
 	if len(sc.asked) != 0 {
 		t.Error("asked again at once")
 	}
-	r.others.mu.Lock()
-	a := r.others.known[path]
-	a.mute = a.mute.Add(-scanAgain) // as if that time had passed
-	r.others.known[path] = a
-	r.others.mu.Unlock()
+	forgetMute(r) // as if that time had passed
 	scan(r)
 	if s.Look().AlsoServed == "" || !r.others.mayChange() {
 		t.Errorf("not found, or not to be looked at again: %+v", r.others.of("a"))

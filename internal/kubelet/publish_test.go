@@ -117,10 +117,8 @@ func TestASocketThatComesAliveIsNotTakenOver(t *testing.T) {
 					done <- unix.Listen(fd, 5)
 					return
 				}
-				os.Remove(s.path)
-				fd2, _ := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-				t.Cleanup(func() { unix.Close(fd2) })
-				done <- errors.Join(unix.Bind(fd2, &unix.SockaddrUnix{Name: s.path}), unix.Listen(fd2, 5))
+				listen(t, s.path+".new")
+				done <- os.Rename(s.path+".new", s.path)
 			})
 			wantConflict(t, s.Publish(t.Context(), announcement("a")), "is held by process")
 			if err := <-done; err != nil {
