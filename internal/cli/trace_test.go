@@ -72,7 +72,8 @@ func traceOf(t *testing.T, calls func(), args ...string) (code int, stdout, stde
 	case <-time.After(time.Minute):
 		t.Fatal("it does not end")
 	}
-	return code, s.stdout.String(), s.stderr.String()
+	// On a slow machine it says that it waits.
+	return code, s.stdout.String(), strings.TrimPrefix(s.stderr.String(), "waiting for calls that are still running; another signal cuts them off\n")
 }
 
 func TestTrace(t *testing.T) {

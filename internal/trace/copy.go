@@ -162,7 +162,10 @@ func (c *connection) copy(dir direction, dst, src Conn, closeBoth func()) {
 			c.record(dir, buf[:n])
 			if _, err := dst.Write(buf[:n]); err != nil {
 				// What dst has sent before it left is still copied in the other direction.
-				_ = src.CloseRead() // fails only if src is gone too
+				// An error of these two means that src is gone too. What is in the queue
+				// is read, for a writer that waits for room is not told otherwise.
+				_ = src.CloseRead()
+				_, _ = io.Copy(io.Discard, src)
 				return
 			}
 		}

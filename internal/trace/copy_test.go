@@ -8,6 +8,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"os"
 	"path/filepath"
 	"runtime"
 	"sync"
@@ -38,6 +39,18 @@ func pipe(t *testing.T) (client, driver *net.UnixConn, p *proxy) {
 	}
 	t.Cleanup(func() { d.Close() })
 	return c.(*net.UnixConn), d, p
+}
+
+// limited is pipe with a time limit for all that is read and written.
+func limited(t *testing.T) (client, driver *net.UnixConn) {
+	t.Helper()
+	client, driver, _ = pipe(t)
+	for _, c := range []*net.UnixConn{client, driver} {
+		if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return client, driver
 }
 
 // slowly reads or writes in pieces of random sizes, and pauses at some.
@@ -138,7 +151,7 @@ func TestBytesDoNotWaitForTheDecoder(t *testing.T) {
 }
 
 func TestAHalfCloseIsPassedOn(t *testing.T) {
-	client, driver, _ := pipe(t)
+	client, driver := limited(t)
 	if _, err := client.Write([]byte("question")); err != nil {
 		t.Fatal(err)
 	}
@@ -157,7 +170,7 @@ func TestAHalfCloseIsPassedOn(t *testing.T) {
 
 // What the driver sent before it closed still arrives, and a write to it fails in the end.
 func TestADriverThatLeavesIsSeen(t *testing.T) {
-	client, driver, _ := pipe(t)
+	client, driver := limited(t)
 	if _, err := driver.Write([]byte("goodbye")); err != nil {
 		t.Fatal(err)
 	}
@@ -166,10 +179,9 @@ func TestADriverThatLeavesIsSeen(t *testing.T) {
 	if _, err := io.ReadFull(client, got); err != nil || string(got) != "goodbye" {
 		t.Fatalf("%q %v", got, err)
 	}
-	client.SetWriteDeadline(time.Now().Add(patience))
 	for {
 		if _, err := client.Write(make([]byte, 1<<10)); err != nil {
-			if errors.Is(err, context.DeadlineExceeded) {
+			if errors.Is(err, os.ErrDeadlineExceeded) {
 				t.Error("the client can write for ever")
 			}
 			return
@@ -177,8 +189,31 @@ func TestADriverThatLeavesIsSeen(t *testing.T) {
 	}
 }
 
+// A driver that reads no more, and still answers: writes to it fail, and the answer arrives.
+func TestADriverThatReadsNoMoreIsSeen(t *testing.T) {
+	client, driver := limited(t)
+	if err := driver.CloseRead(); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		if _, err := client.Write(make([]byte, 1<<10)); err != nil {
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Error("the client can write for ever")
+			}
+			break
+		}
+	}
+	if _, err := driver.Write([]byte("answer")); err != nil {
+		t.Fatal(err)
+	}
+	driver.Close()
+	if got, err := io.ReadAll(client); err != nil || string(got) != "answer" {
+		t.Errorf("%q %v", got, err)
+	}
+}
+
 func TestAClientThatLeavesIsSeen(t *testing.T) {
-	client, driver, _ := pipe(t)
+	client, driver := limited(t)
 	client.Close()
 	if n, err := driver.Read(make([]byte, 1)); err != io.EOF {
 		t.Errorf("%d %v", n, err)
