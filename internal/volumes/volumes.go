@@ -21,6 +21,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"csi-registrar/internal/status"
 )
 
 // Problem says what is wrong with a volume.
@@ -55,16 +57,10 @@ type Volume struct {
 // call of a driver may take 2 minutes, the next one comes up to 2 minutes later.
 const Settling = 5 * time.Minute
 
-// Count is how many volumes of a driver are in use.
-type Count struct {
-	Staged    int `json:"staged"`
-	Published int `json:"published"` // once for each pod
-}
-
 // Counts counts the volumes of each driver, also those with a problem: the kubelet will ask
 // the driver to unpublish and unstage them.
-func Counts(all []Volume) map[string]Count {
-	counts := map[string]Count{}
+func Counts(all []Volume) map[string]status.Volumes {
+	counts := map[string]status.Volumes{}
 	for _, v := range all {
 		c := counts[v.Driver]
 		if v.Pod == "" {
