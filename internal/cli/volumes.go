@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
-	"time"
 
 	"csi-registrar/internal/control"
 	"csi-registrar/internal/pluginreg"
@@ -15,22 +14,6 @@ import (
 	"csi-registrar/internal/volumes"
 	"csi-registrar/internal/worker"
 )
-
-// volumesLimit is how long the kubelet's files may take to be read.
-const volumesLimit = 2 * time.Second
-
-// countVolumes counts the volumes of the drivers below a root directory.
-func countVolumes(ctx context.Context, rootDir string) (map[string]status.Volumes, error) {
-	var found []volumes.Volume
-	err, late := worker.Do(ctx, worker.NewPool().Slot(rootDir, nil), volumesLimit, func() (err error) {
-		found, err = volumes.Read(rootDir, "/proc")
-		return err
-	}, nil)
-	if late != nil {
-		return nil, late
-	}
-	return volumes.Counts(found), err
-}
 
 // addVolumes adds to a document the volumes that are in use. It is the command that looks for
 // them, not the daemon: only who asks has to wait for the kubelet's files, and there is nothing
@@ -40,7 +23,7 @@ func addVolumes(ctx context.Context, doc control.Document, s status.Document) (c
 	if err := json.Unmarshal(doc, &whole); err != nil || len(whole.Drivers) != len(s.Drivers) || filepath.Base(s.PluginsRegistry) != pluginreg.DirName {
 		return doc, s // a directory that a flag named is not below the kubelet's
 	}
-	counts, err := countVolumes(ctx, filepath.Dir(s.PluginsRegistry))
+	counts, err := volumes.Count(ctx, worker.NewPool(), filepath.Dir(s.PluginsRegistry))
 	if err != nil {
 		s.VolumesError = err.Error()
 		return doc, s

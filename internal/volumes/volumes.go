@@ -13,6 +13,7 @@ package volumes
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -23,6 +24,7 @@ import (
 	"time"
 
 	"csi-registrar/internal/status"
+	"csi-registrar/internal/worker"
 )
 
 // Problem says what is wrong with a volume.
@@ -72,6 +74,23 @@ func Counts(all []Volume) map[string]status.Volumes {
 	}
 	delete(counts, "")
 	return counts
+}
+
+// countLimit is how long Count waits for the kubelet's files.
+const countLimit = 2 * time.Second
+
+// Count is Counts of Read with this machine's mounts. The error is a *worker.NotAnswering if
+// the file system does not answer.
+func Count(ctx context.Context, pool *worker.Pool, rootDir string) (map[string]status.Volumes, error) {
+	var found []Volume
+	err, late := worker.Do(ctx, pool.Slot(rootDir, nil), countLimit, func() (err error) {
+		found, err = Read(rootDir, "/proc")
+		return err
+	}, nil)
+	if late != nil {
+		return nil, late // found belongs to the abandoned call
+	}
+	return Counts(found), err
 }
 
 // Read looks at the files of the kubelet with this root directory, and at self/mountinfo in
