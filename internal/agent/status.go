@@ -3,6 +3,7 @@ package agent
 import (
 	"cmp"
 	"slices"
+	"strings"
 
 	"csi-registrar/internal/status"
 )
@@ -41,6 +42,11 @@ func (a *Agent) Status() status.Document {
 	}
 	if a.unnamed != nil {
 		s.Drivers = append(s.Drivers, *a.unnamed)
+	}
+	for i := range s.Drivers {
+		if d, _ := a.config.Driver(s.Drivers[i].Name); d.KeptFor != "" {
+			s.Drivers[i].Reason = strings.TrimPrefix(s.Drivers[i].Reason+"; "+d.KeptFor, "; ")
+		}
 	}
 	slices.SortFunc(s.Drivers, func(x, y status.Driver) int { return cmp.Compare(x.Name, y.Name) })
 	return s

@@ -11,7 +11,11 @@ import (
 
 	"csi-registrar/internal/daemon"
 	"csi-registrar/internal/kubelet"
+	"csi-registrar/internal/pluginreg"
+	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/systemd"
+	"csi-registrar/internal/volumes"
+	"csi-registrar/internal/worker"
 )
 
 // Two processes clean up after a daemon that was stopped for good. One may ask the service
@@ -32,7 +36,7 @@ func setupCleanup(fs *flag.FlagSet) runner {
 		}
 		runDir := daemon.RunDir(*root)
 		if *ifStopped {
-			return removeIfStopped(e, runDir)
+			return removeIfStopped(ctx, e, runDir)
 		}
 		stopped := isStopping
 		if *unit != "" {
@@ -86,7 +90,7 @@ func askIfStopped(ctx context.Context, e *env, runDir string, stopped func(conte
 }
 
 // removeIfStopped removes the registration sockets if the answer was yes.
-func removeIfStopped(e *env, runDir string) error {
+func removeIfStopped(ctx context.Context, e *env, runDir string) error {
 	// Before the answer: a daemon that starts after it has other sockets.
 	left, leftErr := kubelet.Recorded(runDir)
 	answer, err := os.ReadFile(answerFile(runDir))
@@ -97,8 +101,19 @@ func removeIfStopped(e *env, runDir string) error {
 		return fmt.Errorf("cannot read the service manager's answer: %w", err)
 	}
 	removed, err := left.Remove()
+	pool := worker.NewPool()
 	for _, path := range removed {
 		fmt.Fprintf(e.stdout, "removed %s\n", path)
+		all, err := volumes.Count(ctx, pool, filepath.Dir(filepath.Dir(path)))
+		if err != nil {
+			fmt.Fprintf(e.stderr, "warning: the volumes in use are not known: %v\n", err)
+		}
+		for driver, n := range all {
+			if pluginreg.IsSocketOf(path, driver) {
+				fmt.Fprintf(e.stderr, "warning: volumes of %s are in use (%d published, %d staged); the kubelet cannot unmount them until it is registered again\n",
+					safetext.Word(driver), n.Published, n.Staged)
+			}
+		}
 	}
 	if err := errors.Join(leftErr, err); err != nil {
 		return fmt.Errorf("cannot remove all registration sockets: %w", err)

@@ -77,7 +77,7 @@ func TestCleanup(t *testing.T) {
 				t.Fatal(err)
 			}
 			err := askIfStopped(t.Context(), e, runDir, func(context.Context) (bool, error) { return c.stopped, c.err })
-			if err := errors.Join(err, removeIfStopped(e, runDir)); err != nil {
+			if err := errors.Join(err, removeIfStopped(t.Context(), e, runDir)); err != nil {
 				t.Error(err)
 			}
 			if _, err := os.Lstat(socket); errors.Is(err, os.ErrNotExist) != c.removed {
@@ -93,6 +93,29 @@ func TestCleanup(t *testing.T) {
 	}
 }
 
+// What is stopped although its volumes are in use is stopped, with a warning.
+func TestCleanupWarnsAboutVolumes(t *testing.T) {
+	root, socket := leftBehind(t)
+	pod := filepath.Join(root, "pods/p/volumes/kubernetes.io~csi/pv")
+	if err := errors.Join(os.MkdirAll(pod, 0o755),
+		os.WriteFile(filepath.Join(pod, "vol_data.json"), []byte(`{"driverName":"a.example","volumeHandle":"v"}`), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	var stdout, stderr bytes.Buffer
+	e := &env{stdout: &stdout, stderr: &stderr}
+	runDir := filepath.Join(root, "run/csi-registrar")
+	err := askIfStopped(t.Context(), e, runDir, func(context.Context) (bool, error) { return true, nil })
+	if err := errors.Join(err, removeIfStopped(t.Context(), e, runDir)); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Lstat(socket); err == nil {
+		t.Error("the socket is still there")
+	}
+	if want := "warning: volumes of a.example are in use (1 published, 0 staged);"; !strings.HasPrefix(stderr.String(), want) {
+		t.Errorf("got %q, want %q", stderr.String(), want)
+	}
+}
+
 // TestCleanupDoesNothingAfterAStart: the daemon was started while the question was asked, and
 // its unit removed the file.
 func TestCleanupDoesNothingAfterAStart(t *testing.T) {
@@ -103,7 +126,7 @@ func TestCleanupDoesNothingAfterAStart(t *testing.T) {
 	err := askIfStopped(t.Context(), e, runDir, func(context.Context) (bool, error) {
 		return true, os.Remove(answerFile(runDir))
 	})
-	if err := errors.Join(err, removeIfStopped(e, runDir)); err != nil {
+	if err := errors.Join(err, removeIfStopped(t.Context(), e, runDir)); err != nil {
 		t.Error(err)
 	}
 	if _, err := os.Lstat(socket); err != nil {

@@ -46,6 +46,7 @@ func TestManDocuments(t *testing.T) {
 	sections := map[string]string{
 		"status.Document":  ".SH STATUS",
 		"status.Driver":    ".SS Elements of drivers",
+		"status.Volumes":   ".SS Object volumes",
 		"status.StuckCall": ".SS Elements of stuck",
 		"doctor.Report":    ".SH DOCTOR",
 		"doctor.Finding":   ".SS Elements of findings",

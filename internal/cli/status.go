@@ -33,7 +33,12 @@ func setupStatus(fs *flag.FlagSet) runner {
 		if err != nil {
 			return clientError(err)
 		}
-		return showStatus(e, o, doc)
+		s, err := doc.Status()
+		if err != nil {
+			return err
+		}
+		doc, s = addVolumes(ctx, doc, s)
+		return showStatus(e, o, doc, s)
 	}
 }
 
@@ -44,11 +49,7 @@ type statusOptions struct {
 }
 
 // showStatus prints a document. Its error has no text if the document says it all.
-func showStatus(e *env, o statusOptions, doc control.Document) error {
-	s, err := doc.Status()
-	if err != nil {
-		return err
-	}
+func showStatus(e *env, o statusOptions, doc control.Document, s status.Document) (err error) {
 	if err := o.checkDriver(s); err != nil {
 		return err
 	}

@@ -168,6 +168,7 @@ func TestStatusJSON(t *testing.T) {
 	leaks(t)
 	root := newRoot(t)
 	d := newFake(driverIn("a.csi.example", "registered", hour), driverIn("b.csi.example", "absent", hour))
+	d.status.PluginsRegistry = "/elsewhere" // below which there are no volumes to add
 	d.serve(t, root)
 	raw, err := control.NewClient(control.Path(root)).Status(t.Context())
 	if err != nil {

@@ -26,9 +26,17 @@ func statusTable(s status.Document, p page, now time.Time) string {
 	}
 	var rows strings.Builder
 	w := tabwriter.NewWriter(&rows, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(w, "DRIVER\t%s\tSINCE\tKUBELET\n", p.paint(bold, "STATE"))
+	// A node without volumes, as one without a kubelet, has no column for them.
+	withVolumes := slices.ContainsFunc(s.Drivers, func(d status.Driver) bool { return volumesText(d) != "" })
+	row := func(volumes string, columns ...string) {
+		if withVolumes {
+			columns = append(columns, volumes)
+		}
+		fmt.Fprintln(w, strings.Join(columns, "\t"))
+	}
+	row("VOLUMES", "DRIVER", p.paint(bold, "STATE"), "SINCE", "KUBELET")
 	for _, d := range s.Drivers {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", nameOf(d), p.paint(stateColour(d.State), d.State), sinceColumn(d, now), kubeletColumn(d, now))
+		row(cmp.Or(volumesText(d), "-"), nameOf(d), p.paint(stateColour(d.State), d.State), sinceColumn(d, now), kubeletColumn(d, now))
 	}
 	w.Flush() // to memory
 	lines := slices.Collect(strings.Lines(rows.String()))
@@ -74,6 +82,9 @@ func degraded(s status.Document, now time.Time) (list []string) {
 	}
 	for _, c := range s.Stuck {
 		list = append(list, "the file system of "+c.Path+" does not answer (for "+age(now.Sub(c.Since))+")")
+	}
+	if s.VolumesError != "" {
+		list = append(list, "the volumes in use are not known: "+s.VolumesError)
 	}
 	return list
 }
@@ -187,6 +198,7 @@ func driverText(d status.Driver, configError string, p page, now time.Time) stri
 	if d.MaxVolumes > 0 {
 		line("  volume limit", fmt.Sprint(d.MaxVolumes))
 	}
+	line("  volumes", volumesText(d))
 	line("  registration", string(d.Registration))
 	line("  registration socket", d.RegistrationSocket)
 	line("  kubelet asked", at(d.LastGetInfoAt))

@@ -19,7 +19,9 @@ func watchStatus(ctx context.Context, e *env, o statusOptions) error {
 	for doc, err := range follow(ctx, *o.root) {
 		var s status.Document
 		if err == nil {
-			s, err = doc.Status()
+			if s, err = doc.Status(); err == nil {
+				doc, s = addVolumes(ctx, doc, s)
+			}
 		}
 		switch {
 		case err == nil:

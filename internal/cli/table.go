@@ -20,6 +20,10 @@ yet, nor the daemon running.`,
 			about: `It does what the kubelet does, step by step, with the daemon or without it, and
 changes nothing. The exit code is 1 if there is a problem.`,
 			setup: setupDoctor},
+		{name: "bugreport", summary: "collect what a support case needs into one archive, without secrets",
+			about: `It works without the daemon, and changes nothing. What cannot be collected is an
+entry of the archive that says why; root can collect everything.`,
+			setup: setupBugreport},
 		{name: "reload", summary: "reload the configuration and report errors", setup: setupReload},
 		{name: "reregister", args: "DRIVER", summary: "make the kubelet register a driver again",
 			about: `The registration socket is recreated: the kubelet removes the driver from the

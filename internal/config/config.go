@@ -58,6 +58,10 @@ type Driver struct {
 	WhenGone          WhenGone
 	WithdrawAfter     time.Duration // with Withdraw: how long the driver may be gone; above 0
 	SocketOwner       string        // a user's name, a uid in decimal digits, or OwnerAny
+
+	// KeptFor says why the driver is in force although its table disappeared from the files
+	// for longer than the grace period. It is no key of a file.
+	KeptFor string
 }
 
 // Default is the configuration where there is no file: no drivers.

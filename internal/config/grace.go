@@ -29,7 +29,9 @@ func (r *Result) InForce() *InForce {
 
 // Grace keeps in force for a while what disappeared from the files: a driver's table, or
 // root_dir with its file. What they still say, if only that a driver is disabled, counts at
-// once. The zero value is ready; it has one owner.
+// once. A driver that must stay for longer, because without its registration the kubelet
+// cannot unmount its volumes, gets one grace period after the other. The zero value is ready;
+// it has one owner.
 type Grace struct {
 	drivers map[string]time.Time // that disappeared, and until when they are kept
 	rootDir time.Time            // the same of root_dir; zero: it did not disappear
@@ -39,13 +41,15 @@ type Grace struct {
 type Kept struct {
 	*InForce              // to be in force
 	Disappeared []string  // drivers that the call before still found
+	Staying     []Driver  // that stay for longer since this call
 	RootDir     bool      // whether root_dir disappeared since the call before
 	Next        time.Time // when the first grace period ends; zero: there is none
 }
 
 // Keep adds to what the files say, without an error, what disappeared from them less than
 // the grace period ago. inForce is what was in force before, perhaps in another process.
-func (g *Grace) Keep(inForce *InForce, r *Result, now time.Time) Kept {
+// mustStay says why a driver cannot go at the end of its grace period; empty: it can.
+func (g *Grace) Keep(inForce *InForce, r *Result, now time.Time, mustStay func(name string) string) Kept {
 	k := Kept{InForce: r.InForce()}
 	c := &Config{r.Config.Kubelet, r.Config.Log, slices.Clone(r.Config.Drivers)}
 	k.Config = c
@@ -76,10 +80,19 @@ func (g *Grace) Keep(inForce *InForce, r *Result, now time.Time) Kept {
 		if !before {
 			k.Disappeared = append(k.Disappeared, d.Name)
 		}
-		if end, keep := until(known); keep {
-			kept[d.Name] = end
-			c.Drivers = append(c.Drivers, d)
+		end, keep := until(known)
+		if !keep {
+			before := d.KeptFor
+			if d.KeptFor = mustStay(d.Name); d.KeptFor == "" {
+				continue
+			}
+			if before == "" {
+				k.Staying = append(k.Staying, d)
+			}
+			end, _ = until(time.Time{})
 		}
+		kept[d.Name] = end
+		c.Drivers = append(c.Drivers, d)
 	}
 	g.drivers = kept
 	slices.SortFunc(c.Drivers, func(a, b Driver) int { return strings.Compare(a.Name, b.Name) })

@@ -12,6 +12,7 @@ type graceTest struct {
 	grace   Grace
 	inForce *InForce
 	start   time.Time
+	inUse   map[string]string // drivers that must stay, and why
 }
 
 func newGraceTest(t *testing.T) *graceTest {
@@ -27,7 +28,7 @@ func (g *graceTest) files(at time.Duration, root string, files []string, drivers
 	if root != Default().Kubelet.RootDir {
 		r.origins["kubelet.root_dir"] = position{file: file{path: files[0]}}
 	}
-	k := g.grace.Keep(g.inForce, r, g.start.Add(at))
+	k := g.grace.Keep(g.inForce, r, g.start.Add(at), func(name string) string { return g.inUse[name] })
 	g.inForce = k.InForce
 	return k
 }
@@ -108,4 +109,81 @@ func TestRootDirStaysForTheGracePeriod(t *testing.T) {
 	g.want(g.files(20*time.Second, "/k", []string{"main", "a"}, a), "/k", 0, "a")
 	g.want(g.files(21*time.Second, "/l", []string{"main"}, a), "/l", 0, "a")
 	g.want(g.files(22*time.Second, std, []string{"main"}, a), std, 0, "a")
+}
+
+// A driver stays beyond the grace period while it must, also in another process, and goes with
+// the next period when it need not any more.
+func TestDriverStaysWhileItMust(t *testing.T) {
+	g := newGraceTest(t)
+	a, b := DefaultDriver("a", "/a"), DefaultDriver("b", "/b")
+	main := []string{"main"}
+	g.files(0, "/k", main, a, b)
+	g.inUse = map[string]string{"a": "2 volumes"}
+	g.want(g.files(time.Second, "/k", main), "/k", 11*time.Second, "a", "b")
+	staying := func(k Kept, want string) {
+		t.Helper()
+		var got string
+		for _, d := range k.Staying {
+			got += d.Name + ": " + d.KeptFor
+		}
+		if got != want {
+			t.Errorf("staying since then: %q, want %q", got, want)
+		}
+	}
+	why := func(want string) {
+		t.Helper()
+		if d, _ := g.inForce.Driver("a"); d.KeptFor != want {
+			t.Errorf("kept for %q, want %q", d.KeptFor, want)
+		}
+	}
+	why("")
+	k := g.files(11*time.Second, "/k", main)
+	g.want(k, "/k", 21*time.Second, "a")
+	staying(k, "a: 2 volumes")
+	why("2 volumes")
+
+	// The files change meanwhile: nothing is asked again, and nothing is forgotten.
+	g.inUse = map[string]string{"a": "1 volume"}
+	k = g.files(15*time.Second, "/k", main, b)
+	g.want(k, "/k", 21*time.Second, "a", "b")
+	why("2 volumes")
+	k = g.files(21*time.Second, "/k", main, b)
+	g.want(k, "/k", 31*time.Second, "a", "b")
+	staying(k, "")
+	why("1 volume")
+
+	// Another process goes on, with what was saved.
+	path := t.TempDir() + "/last-good.json"
+	if err := SaveLastGood(path, g.inForce); err != nil {
+		t.Fatal(err)
+	}
+	saved, err := LoadLastGood(path)
+	if err != nil || !saved.Equal(g.inForce) {
+		t.Fatalf("%+v (%v), want %+v", saved, err, g.inForce)
+	}
+	g.inForce, g.grace = saved, Grace{}
+	g.want(g.files(25*time.Second, "/k", main, b), "/k", 35*time.Second, "a", "b")
+	why("1 volume")
+	g.want(g.files(35*time.Second, "/k", main, b), "/k", 45*time.Second, "a", "b")
+
+	// Its table is back, and gone again; then nothing keeps it.
+	g.want(g.files(40*time.Second, "/k", main, a, b), "/k", 0, "a", "b")
+	why("")
+	g.files(41*time.Second, "/k", main, b)
+	g.want(g.files(51*time.Second, "/k", main, b), "/k", 61*time.Second, "a", "b")
+	g.inUse = nil
+	g.want(g.files(60*time.Second, "/k", main, b), "/k", 61*time.Second, "a", "b")
+	g.want(g.files(61*time.Second, "/k", main, b), "/k", 0, "b")
+
+	// What the files still say counts at once, whatever is in use.
+	g.files(70*time.Second, "/k", main, a)
+	g.inUse = map[string]string{"a": "2 volumes"}
+	g.files(71*time.Second, "/k", main)
+	g.files(81*time.Second, "/k", main)
+	why("2 volumes")
+	off := a
+	off.Enabled = false
+	if k := g.files(82*time.Second, "/k", main, off); k.Config.Drivers[0].Enabled || k.Config.Drivers[0].KeptFor != "" {
+		t.Errorf("kept though disabled: %+v", k.Config.Drivers)
+	}
 }

@@ -67,16 +67,29 @@ func (d Document) Status() (status.Document, error) {
 
 // Status requests the document.
 func (c *Client) Status(ctx context.Context) (Document, error) {
-	body, err := c.call(ctx, http.MethodGet, "/v1/status", c.limit)
+	doc, err := c.get(ctx, "/v1/status")
 	if err != nil {
 		return nil, fmt.Errorf("cannot get the status: %w", err)
 	}
-	defer body.Close()
-	doc, err := io.ReadAll(io.LimitReader(body, maxAnswer))
-	if err != nil {
-		return nil, fmt.Errorf("cannot read the status: %w", err)
-	}
 	return doc, nil
+}
+
+// Metrics requests the metrics, in Prometheus' text format.
+func (c *Client) Metrics(ctx context.Context) ([]byte, error) {
+	text, err := c.get(ctx, "/metrics")
+	if err != nil {
+		return nil, fmt.Errorf("cannot get the metrics: %w", err)
+	}
+	return text, nil
+}
+
+func (c *Client) get(ctx context.Context, target string) ([]byte, error) {
+	body, err := c.call(ctx, http.MethodGet, target, c.limit)
+	if err != nil {
+		return nil, err
+	}
+	defer body.Close()
+	return io.ReadAll(io.LimitReader(body, maxAnswer))
 }
 
 // Watch yields the document as it is, and again whenever it has changed. It ends when ctx

@@ -115,7 +115,7 @@ func (p *parts) Socket(ctx context.Context, c *config.Config, name string) (agen
 	if err != nil {
 		p.log.Warn("cannot go on with the registration socket of an earlier process", "driver", name, "error", err)
 	}
-	return s, nil
+	return volumeSocket{s, p, c.Kubelet.RootDir, name}, nil
 }
 
 func (p *parts) claim(name string) []*os.File {

@@ -117,7 +117,7 @@ func (r *configReloader) begin(ctx context.Context, res *config.Result) error {
 	}
 	switch {
 	case len(res.Errors) == 0 && good != nil:
-		c = r.keep(res, served(good, r.parts.unclaimed(c.Config)))
+		c = r.keep(ctx, res, served(good, r.parts.unclaimed(c.Config)))
 	case len(res.Errors) == 0:
 	case good != nil:
 		c = good
@@ -143,12 +143,15 @@ func served(good *config.InForce, stored []string) *config.InForce {
 }
 
 // keep returns what the files say together with what disappeared from them just now.
-func (r *configReloader) keep(res *config.Result, inForce *config.InForce) *config.InForce {
-	kept := r.grace.Keep(inForce, res, time.Now())
+func (r *configReloader) keep(ctx context.Context, res *config.Result, inForce *config.InForce) *config.InForce {
+	kept := r.grace.Keep(inForce, res, time.Now(), func(name string) string { return r.inUse(ctx, inForce.Kubelet.RootDir, name) })
 	r.next.by(kept.Next)
 	after := time.Until(kept.Next).Round(time.Second)
 	for _, name := range kept.Disappeared {
 		r.log.Warn("driver disappeared from the configuration; it is withdrawn after the grace period", "driver", name, "after", after)
+	}
+	for _, d := range kept.Staying {
+		r.log.Warn("driver disappeared from the configuration, and stays registered", "driver", d.Name, "reason", d.KeptFor)
 	}
 	if kept.RootDir {
 		r.log.Warn("root_dir disappeared with its file; it is changed after the grace period", "root_dir", inForce.Kubelet.RootDir, "after", after)
@@ -204,7 +207,7 @@ func (r *configReloader) readAndApply(ctx context.Context, grace bool) error {
 	}
 	c := res.InForce()
 	if grace {
-		if c = r.keep(res, r.inForce); r.complete && r.inForce.Equal(c) {
+		if c = r.keep(ctx, res, r.inForce); r.complete && r.inForce.Equal(c) {
 			return nil
 		}
 	} else {

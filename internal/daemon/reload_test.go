@@ -19,8 +19,9 @@ import (
 // node is a configuration root with a kubelet's root directory beside it.
 type node struct {
 	t       *testing.T
-	root    string // --config-root
-	kubelet string // root_dir
+	root    string       // --config-root
+	kubelet string       // root_dir
+	log     bytes.Buffer // of the daemons; complete when they are stopped
 }
 
 func newNode(t *testing.T) *node {
@@ -34,7 +35,7 @@ func newNode(t *testing.T) *node {
 			t.Error(err)
 		}
 	})
-	n := &node{t, filepath.Join(dir, "r"), filepath.Join(dir, "k")}
+	n := &node{t: t, root: filepath.Join(dir, "r"), kubelet: filepath.Join(dir, "k")}
 	if err := os.Mkdir(n.kubelet, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -68,9 +69,8 @@ func (n *node) runWith(load func(config.Source) *config.Result) (c *control.Clie
 	n.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	var log bytes.Buffer
 	go func() {
-		ended <- run(ctx, Options{Source: config.Source{Root: n.root}, Version: "test", Getenv: func(string) string { return "" }, Stderr: &log}, load)
+		ended <- run(ctx, Options{Source: config.Source{Root: n.root}, Version: "test", Getenv: func(string) string { return "" }, Stderr: &n.log}, load)
 	}()
 	stop = sync.OnceFunc(func() {
 		cancel()
@@ -78,7 +78,7 @@ func (n *node) runWith(load func(config.Source) *config.Result) (c *control.Clie
 			n.t.Error(err)
 		}
 		if n.t.Failed() {
-			n.t.Log(log.String())
+			n.t.Log(n.log.String())
 		}
 	})
 	n.t.Cleanup(stop)
@@ -244,7 +244,7 @@ func TestGracePeriodAtStartIsForWhatTheStoreKept(t *testing.T) {
 	good.Drivers = []config.Driver{config.DefaultDriver("a.example", "/a"), config.DefaultDriver("b.example", "/b")}
 	res := &config.Result{Config: config.Default()}
 	var grace config.Grace
-	kept := grace.Keep(served(good, []string{"b.example"}), res, time.Now())
+	kept := grace.Keep(served(good, []string{"b.example"}), res, time.Now(), nil)
 	if len(kept.Drivers) != 1 || kept.Drivers[0].Name != "b.example" || len(good.Drivers) != 2 {
 		t.Errorf("kept %+v of %+v", kept.Drivers, good.Drivers)
 	}

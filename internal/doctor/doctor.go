@@ -83,6 +83,7 @@ func Run(ctx context.Context, o Options) Report {
 	x.unit(ctx)
 	x.running()
 	x.watching(ctx)
+	x.volumes(ctx)
 	x.drivers(ctx)
 	slices.SortStableFunc(x.report.Findings, func(a, b Finding) int { return a.rank() - b.rank() })
 	x.report.Healthy = !slices.ContainsFunc(x.report.Findings, func(f Finding) bool { return f.Severity == Problem })

@@ -66,6 +66,21 @@ func TestBrokenNodes(t *testing.T) {
 				}
 				n.restartDaemon()
 			}},
+		{what: "empty vol_data.json", step: StepVolumes, found: "cannot read vol_data.json of", fix: "systemctl restart kubelet.service",
+			breaks: func(_ *testing.T, n *node) { n.volume(podVolume, "", time.Hour); n.mounted(podVolume + "/mount") },
+			person: func(_ *testing.T, n *node) { n.volume(podVolume, volData, time.Hour) }},
+		{what: "staged volume with half a vol_data.json", step: StepVolumes, found: "read from its 13 bytes)", fix: "write the file again",
+			breaks: func(_ *testing.T, n *node) { n.volume(stagedVolume, `{"driverName"`, 0) },
+			person: func(_ *testing.T, n *node) { n.volume(stagedVolume, volData, 0) }},
+		{what: "mount without vol_data.json", step: StepVolumes, found: "mounted without vol_data.json: ", fix: "systemctl restart kubelet.service",
+			breaks: func(_ *testing.T, n *node) { n.volume(podVolume, "no data", 0); n.mounted(podVolume + "/mount") },
+			person: func(_ *testing.T, n *node) { n.volume(podVolume, volData, time.Hour) }},
+		{what: "pod's volume that is not mounted", step: StepVolumes, found: "nothing is mounted there: ", fix: "systemctl restart kubelet.service",
+			breaks: func(_ *testing.T, n *node) { n.volume(podVolume, volData, time.Hour) },
+			person: func(_ *testing.T, n *node) { n.mounted(podVolume + "/mount") }},
+		{what: "staged volume that was forgotten", named: true, step: StepVolumes, found: "staged, and published to no pod of this node: ", fix: "run a pod with this volume",
+			breaks: func(_ *testing.T, n *node) { n.volume(stagedVolume, volData, time.Hour) },
+			person: func(_ *testing.T, n *node) { n.remove(n.path("kubelet", stagedVolume)) }},
 		{what: "no kubelet", step: StepKubelet, found: "no kubelet runs", fix: "systemctl start kubelet.service",
 			breaks: func(t *testing.T, n *node) { n.remove(n.path("proc/812")) }, person: func(t *testing.T, n *node) { n.startKubelet() }},
 		{what: "no plugins_registry", step: StepDirectory, found: "does not exist", fix: "systemctl restart kubelet.service",
@@ -333,6 +348,28 @@ func TestBrokenNodes(t *testing.T) {
 				t.Errorf("it is not fixed: %+v", r.Findings)
 			}
 		})
+	}
+}
+
+// The kubelet's directories of a volume, and what it writes there.
+const (
+	podVolume    = "pods/0123/volumes/kubernetes.io~csi/pv"
+	stagedVolume = "plugins/kubernetes.io/csi/" + name + "/0123"
+	volData      = `{"driverName":"` + name + `","volumeHandle":"v"}`
+)
+
+// What the kubelet may be doing at this moment is not reported, nor other drivers' volumes when
+// one is named.
+func TestVolumesThatAreNoProblem(t *testing.T) {
+	n := newNode(t)
+	n.volume(podVolume, volData, 0)
+	n.volume(stagedVolume+"4", strings.Replace(volData, `"v"`, `"w"`, 1), 0)
+	n.volume("plugins/kubernetes.io/csi/other.example/5", `{"driverName":"other.example","volumeHandle":"v"}`, time.Hour)
+	if r := n.examine(name); len(r.Findings) > 0 {
+		t.Errorf("%+v", r.Findings)
+	}
+	if r := n.examine(); len(r.Findings) != 1 || !strings.Contains(r.Findings[0].Found, "(other.example)") {
+		t.Errorf("%+v", r.Findings)
 	}
 }
 

@@ -83,6 +83,7 @@ func newNode(t *testing.T) *node {
 		os.RemoveAll(root)
 	})
 	n.mkdir(filepath.Join(n.rootDir, "plugins_registry"), 0o750)
+	n.write("proc/self/mountinfo", "21 1 8:1 / / rw - ext4 /dev/sda1 rw\n")
 	n.mkdir(n.path("csi"), 0o755)
 	n.write("etc/csi-registrar/config.toml", fmt.Sprintf("[kubelet]\nroot_dir = %q\n", n.rootDir))
 	n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table(""))
@@ -141,6 +142,27 @@ func (n *node) process(pid int, comm, cgroup string) {
 	n.write(dir+"comm", comm+"\n")
 	n.write(dir+"cgroup", cgroup+"\n")
 	n.write(dir+"status", "Name:\tx\nUid:\t0\t0\t0\t0\nGid:\t0\t0\t0\t0\n")
+}
+
+// volume makes the kubelet's directory of a volume, below its root directory; no data: there is
+// no vol_data.json.
+func (n *node) volume(dir, data string, age time.Duration) (path string) {
+	n.t.Helper()
+	dir = "kubelet/" + dir
+	n.mkdir(n.path(dir), 0o750)
+	if data != "no data" {
+		n.write(dir+"/vol_data.json", data)
+		at := time.Now().Add(-age)
+		if err := os.Chtimes(n.path(dir, "vol_data.json"), at, at); err != nil {
+			n.t.Fatal(err)
+		}
+	}
+	return n.path(dir)
+}
+
+// mounted says that a path below the kubelet's root directory is a mount point.
+func (n *node) mounted(path string) {
+	n.write("proc/self/mountinfo", "21 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 21 0:1 / "+n.path("kubelet", path)+" rw - nfs x rw\n")
 }
 
 // startKubelet has a kubelet run that follows plugins_registry as it is now.

@@ -99,13 +99,14 @@ const (
 	StepRegistrars    Step = "registrars"
 	StepRegistration  Step = "registration"
 	StepHTTP          Step = "http"
+	StepVolumes       Step = "volumes"
 )
 
 var order = []Step{
 	StepConfiguration, StepKubelet, StepDirectory, StepUnit, StepSandbox, StepDaemon, StepWatching,
 	StepSocket, StepTrust, StepEndpoint, StepPluginInfo, StepProbe, StepNodeInfo,
 	StepRegistrars, StepRegistration,
-	StepStore, StepWatchdog, StepHTTP,
+	StepStore, StepWatchdog, StepHTTP, StepVolumes,
 }
 
 const maxText = 4000 // characters; what others wrote in it is much shorter

@@ -14,6 +14,8 @@ type Document struct {
 	// kernel (inotify); empty while all is well.
 	Polling string      `json:"polling,omitempty"`
 	Stuck   []StuckCall `json:"stuck,omitempty"`
+
+	VolumesError string `json:"-"` // why `status` does not know the volumes
 }
 
 // StuckCall is a system call that was abandoned, for the file system of Path does not answer.

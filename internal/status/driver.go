@@ -30,12 +30,20 @@ type Driver struct {
 	// DampedUntil is when the registration socket is changed again at the latest, after it was
 	// changed too often.
 	DampedUntil time.Time `json:"damped_until,omitzero"`
+	// Volumes is what `status` adds: the daemon does not look for volumes.
+	Volumes *Volumes `json:"volumes,omitempty"`
 
 	// For metrics only.
 	Took             time.Duration     `json:"-"` // from published to the kubelet's first yes; 0 while it has not said it
 	Accepted         uint64            `json:"-"` // the kubelet said yes, since start
 	Refusals         uint64            `json:"-"` // the kubelet said no, since start
 	RepublicationsBy map[string]uint64 `json:"-"` // by cause: one of the Cause words
+}
+
+// Volumes is how many volumes of a driver are in use on this node.
+type Volumes struct {
+	Staged    int `json:"staged"`
+	Published int `json:"published"` // once for each pod
 }
 
 // Disabled is the State of a driver that the configuration names but does not want.

@@ -1,0 +1,122 @@
+// Package bugreport puts what a support case needs into one archive, without secrets. Each
+// part of it has a limit of size and time, and one that fails is an entry that says why.
+package bugreport
+
+import (
+	"archive/tar"
+	"bytes"
+	"cmp"
+	"compress/gzip"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"sync"
+	"time"
+
+	"csi-registrar/internal/safetext"
+	"csi-registrar/internal/worker"
+)
+
+// Part is an entry of the archive.
+type Part struct {
+	Name  string
+	Plain bool // it has no text of others, and is taken as it is
+	Write func(context.Context, io.Writer) error
+}
+
+const (
+	maxPart   = 4 << 20         // bytes
+	partLimit = 2 * time.Minute // doctor asks each driver
+)
+
+// Write makes the parts, one after the other, and writes them as a compressed tar file with
+// one directory. If host, the name of this machine, is not empty, host names, node ids and IP
+// addresses are replaced by placeholders.
+func Write(ctx context.Context, w io.Writer, dir string, now time.Time, parts []Part, host string) error {
+	pool := worker.NewPool()
+	names := newIdentities(host)
+	var entries [][2]string
+	for _, p := range parts {
+		text, err := p.make(ctx, pool)
+		if ctx.Err() != nil {
+			return fmt.Errorf("cannot finish: %w", context.Cause(ctx))
+		}
+		if !p.Plain {
+			text = secrets(text)
+		}
+		entries = append(entries, [2]string{p.Name, text})
+		if err != nil {
+			entries = append(entries, [2]string{p.Name + ".error", secrets(err.Error()) + "\n"})
+		}
+		names.learn(text)
+	}
+	z := gzip.NewWriter(w)
+	t := tar.NewWriter(z)
+	for _, e := range entries {
+		if host != "" {
+			e[1] = names.replace(e[1])
+		}
+		err := t.WriteHeader(&tar.Header{Name: dir + "/" + e[0], Mode: 0o600, Size: int64(len(e[1])), ModTime: now})
+		if err == nil {
+			_, err = io.WriteString(t, e[1])
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return errors.Join(t.Close(), z.Close())
+}
+
+// make runs a part, which may never return.
+func (p Part) make(ctx context.Context, pool *worker.Pool) (string, error) {
+	out := &output{}
+	ctx, cancel := context.WithTimeoutCause(ctx, partLimit, fmt.Errorf("it took longer than %s", partLimit))
+	defer cancel()
+	err, late := worker.Do(ctx, pool.Slot(p.Name, nil), 2*partLimit, func() error { return p.Write(ctx, out) }, nil)
+	if err = cmp.Or(late, err); ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	out.mu.Lock()
+	defer out.mu.Unlock()
+	if err != nil || out.full != nil { // half a secret may not be known as one: only whole lines are taken
+		out.text = out.text[:bytes.LastIndexByte(out.text, '\n')+1]
+	}
+	return string(out.text), cmp.Or(out.full, err)
+}
+
+// output keeps what a part writes, as far as there is room. What an abandoned part writes later
+// is never read.
+type output struct {
+	mu   sync.Mutex
+	text []byte
+	full error
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	n := min(len(p), maxPart-len(o.text))
+	o.text = append(o.text, p[:n]...)
+	if n < len(p) {
+		o.full = fmt.Errorf("it has more than %d MiB; the rest is left out", maxPart>>20)
+	}
+	return n, o.full
+}
+
+// Command is what a program prints. It has no other variables of our environment than PATH: a
+// pager or a locale would change its output.
+func Command(name string, args ...string) func(context.Context, io.Writer) error {
+	return func(ctx context.Context, w io.Writer) error {
+		cmd := exec.CommandContext(ctx, name, args...)
+		cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "LC_ALL=C.UTF-8", "SYSTEMD_COLORS=0", "SYSTEMD_PAGER="}
+		cmd.Stdout, cmd.Stderr = w, w
+		cmd.WaitDelay = time.Second
+		if err := cmd.Run(); err != nil {
+			return fmt.Errorf("cannot run %s: %w", safetext.Run(name, args...), err)
+		}
+		return nil
+	}
+}

@@ -1,0 +1,225 @@
+package bugreport
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"errors"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+const planted = "S3cr3t/Pa55"
+
+func TestSecretsAreTakenOut(t *testing.T) {
+	random := "AQBLxK1kZm9vYmFyABAA8zzq9Tt0b2tlbg"
+	for _, text := range []string{
+		"token=" + planted,
+		"password: " + planted + " and more",
+		"mount failed: -o username=x,password=" + planted + ",vers=3",
+		`rpc error: {"password":"` + planted + `"}`,
+		`"reason": "rpc error: {\"password\":\"` + planted + `\"}"`,
+		`"reason": "rpc error: {\"password\":\"a\\\"` + planted + `\"}"`,
+		`{"adminPassword" : "` + planted + `"}`,
+		`"password":"with blanks ` + planted + `"`,
+		"Authorization: Bearer " + planted,
+		"authorization=Basic " + planted,
+		"got bearer " + planted,
+		"FLAG: --bootstrap-token=" + planted,
+		"kubelet --bootstrap-token " + planted + " --v 2",
+		`FLAG: --tls-private-key="` + planted + `"`,
+		"adminKey=" + planted,
+		"https://user:" + planted + "@example.com/x",
+		"ceph: key " + random,
+		"blob " + "9j/4" + random,
+		"hex 0a1b2c3d4e5f60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e8f9",
+		"eyJhbGciOi.eyJzdWIiOiIx." + planted,
+		"-----BEGIN RSA PRIVATE KEY-----\n" + planted + "\n-----END RSA PRIVATE KEY-----\n",
+		`"-----BEGIN PRIVATE KEY-----\n` + planted,
+		"Environment=A=" + planted,
+		"  Environment=\"A=b\" \\\n# C=" + planted + "\n  \"D=x\" \\\nE=" + planted,
+		"SetCredential=x:" + planted,
+		"volume_context:{key:\"server\" value:\"" + planted + "\"} more",
+		`VolumeContext:map[share:{x [` + planted + `]}] more`,
+		`{"volume_context":{"a":{"b":"` + planted + `"}},"x":1}`,
+		`"found": "{\"volume_context\":{\"share\":\"` + planted + `\"}}"`,
+		"volumeAttributes=" + planted,
+		"secrets:<key:\"x\" value:\"" + planted + "\" >",
+		"volume_context:{unbalanced " + planted,
+	} {
+		got := secrets("before\n" + text + "\nafter")
+		if strings.Contains(got, planted) || strings.Contains(got, random) || strings.Contains(got, "0a1b2c") || !strings.Contains(got, mark) {
+			t.Errorf("%s\nbecomes\n%s", text, got)
+		}
+		if !strings.HasPrefix(got, "before\n") || !strings.Contains(text, "BEGIN") && !strings.HasSuffix(got, "\nafter") {
+			t.Errorf("%s\ntakes too much with it:\n%s", text, got)
+		}
+	}
+}
+
+func TestTheRestIsLeft(t *testing.T) {
+	for _, text := range []string{
+		"registered secrets-store.csi.k8s.io",
+		`csi_registrar_state{driver="secrets-store.csi.k8s.io",state="registered"} 1`,
+		"[driver.\"secrets-store.csi.k8s.io\"]\nsocket = \"/run/csi/csi.sock\"",
+		"/var/lib/kubelet/pods/3f3a132b-b25c-11eb-9aba-a6b5a7ade690/volumes/kubernetes.io~csi/pvc-ad75ad47-01fe/mount",
+		"/var/lib/kubelet/plugins_registry/nfs.csi.k8s.io-reg.sock",
+		"INVOCATION_ID=4b0d6a1e1b6b4ddc9d2c6f4c1f0e9a77",
+		"MutableCSINodeAllocatableCount=true EnvironmentFile=/etc/x",
+		"secret \"x\" not found; the token was refused; a key is missing",
+		"ReadWritePaths=/var/lib/kubelet -/var/lib/k0s/kubelet",
+	} {
+		if got := secrets(text); got != text {
+			t.Errorf("%s\nbecomes\n%s", text, got)
+		}
+	}
+}
+
+func FuzzSecrets(f *testing.F) {
+	f.Add(`password`, `"`)
+	f.Add(`--token`, ` `)
+	f.Fuzz(func(t *testing.T, before, between string) {
+		secrets(before + between + planted) // it ends, and does not panic
+		if got := secrets(before + "\npassword=" + planted + "\n" + between); strings.Contains(got, planted) {
+			t.Errorf("%q", got)
+		}
+	})
+}
+
+func TestIdentitiesAreReplaced(t *testing.T) {
+	x := newIdentities("worker-3.corp.example")
+	x.learn(`{"node_id": "i-0abc/zone-1", "node_id": "worker-3"} hostname=nas1 node: no name`)
+	for _, c := range []struct{ text, want string }{
+		{"worker-3.corp.example and WORKER-3", "host-1 and host-2"},
+		{"kube-proxy-worker-3, worker-34, nas1", "kube-proxy-host-2, worker-34, node-2"},
+		{`"i-0abc/zone-1" in no`, `"node-1" in no`},
+		{"10.1.2.3:8080, 10.1.2.3 and [fd00::1:2]:80", "ip-1:8080, ip-1 and [ip-2]:80"},
+		{"at 12:30:00.123 on 127.0.0.1, 0.0.0.0, 1.36", "at 12:30:00.123 on 127.0.0.1, 0.0.0.0, 1.36"},
+		{"FD00:0::1:2 is the same", "ip-2 is the same"},
+	} {
+		if got := x.replace(c.text); got != c.want {
+			t.Errorf("%s\nbecomes %s\nwant    %s", c.text, got, c.want)
+		}
+	}
+}
+
+// text is a part that writes a text.
+func text(name, s string) Part {
+	return Part{Name: name, Write: func(_ context.Context, w io.Writer) error {
+		_, err := io.WriteString(w, s)
+		return err
+	}}
+}
+
+// entries writes an archive and reads it.
+func entries(t *testing.T, host string, parts ...Part) map[string]string {
+	t.Helper()
+	var out bytes.Buffer
+	if err := Write(t.Context(), &out, "dir", time.Unix(1e9, 0), parts, host); err != nil {
+		t.Fatal(err)
+	}
+	z, err := gzip.NewReader(&out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]string{}
+	for r := tar.NewReader(z); ; {
+		h, err := r.Next()
+		if err == io.EOF {
+			return got
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := io.ReadAll(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		name, ours := strings.CutPrefix(h.Name, "dir/")
+		if !ours || h.Mode != 0o600 || h.Uname != "" {
+			t.Errorf("%+v", h)
+		}
+		got[name] = string(b)
+	}
+}
+
+func TestAPartThatFailsIsAnEntry(t *testing.T) {
+	got := entries(t, "",
+		Part{Name: "a", Write: func(_ context.Context, w io.Writer) error {
+			_, err := io.WriteString(w, "whole\nhalf of token="+planted)
+			return errors.Join(err, errors.New("broken: password="+planted))
+		}},
+		Part{Name: "b", Write: Command("no-such-program", "x")},
+		Part{Name: "c", Plain: true, Write: text("", strings.Repeat("0123456789abcde\n", maxPart/16)+"more\n").Write},
+		text("d", "fine"),
+		Part{Name: "e", Plain: true, Write: text("", "token=version").Write},
+	)
+	want := []string{"a", "a.error", "b", "b.error", "c", "c.error", "d", "e"}
+	if names := slices.Sorted(maps.Keys(got)); !slices.Equal(names, want) {
+		t.Fatalf("%q, want %q", names, want)
+	}
+	if got["a"] != "whole\n" || got["a.error"] != "broken: password="+mark+"\n" {
+		t.Errorf("a is %q, %q", got["a"], got["a.error"])
+	}
+	if !strings.Contains(got["b.error"], "cannot run no-such-program x: ") {
+		t.Errorf("b is %q", got["b.error"])
+	}
+	if len(got["c"]) != maxPart || !strings.Contains(got["c.error"], "more than 4 MiB") {
+		t.Errorf("c has %d bytes, %q", len(got["c"]), got["c.error"])
+	}
+	if got["d"] != "fine" || got["e"] != "token=version" {
+		t.Errorf("%q, %q", got["d"], got["e"])
+	}
+}
+
+// A part that never returns, as on a dead file system, is left behind.
+func TestAPartThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		got := entries(t, "", Part{Name: "a", Write: func(_ context.Context, w io.Writer) error {
+			_, err := io.WriteString(w, "first\n")
+			<-release
+			_, lateErr := io.WriteString(w, "late\n")
+			return errors.Join(err, lateErr)
+		}}, text("b", "fine"))
+		close(release)
+		if got["a"] != "first\n" || got["a.error"] != "it took longer than 2m0s\n" || got["b"] != "fine" {
+			t.Errorf("%q", got)
+		}
+	})
+}
+
+func TestItEndsWhenItIsInterrupted(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	hang := Part{Name: "a", Write: func(ctx context.Context, _ io.Writer) error {
+		cancel(errors.New("interrupted"))
+		<-ctx.Done()
+		return ctx.Err()
+	}}
+	if err := Write(ctx, io.Discard, "dir", time.Now(), []Part{hang, hang}, ""); err == nil || err.Error() != "cannot finish: interrupted" {
+		t.Errorf("%v", err)
+	}
+}
+
+// What a command prints on both streams is kept, and it does not see the user's environment.
+func TestCommand(t *testing.T) {
+	dir := t.TempDir()
+	script := "#!/bin/sh\necho out \"$1\"; echo err >&2; echo \"$PAGER$LC_ALL\"; exit 3\n"
+	if err := os.WriteFile(filepath.Join(dir, "systemctl"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	t.Setenv("PAGER", planted)
+	got := entries(t, "", Part{Name: "a", Write: Command("systemctl", "cat it; x")})
+	if got["a"] != "out cat it; x\nerr\nC.UTF-8\n" || got["a.error"] != "cannot run systemctl 'cat it; x': exit status 3\n" {
+		t.Errorf("%q", got)
+	}
+}

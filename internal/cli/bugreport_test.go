@@ -1,0 +1,199 @@
+package cli
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+const plantedSecret = "S3cr3t-Pa55w0rd"
+
+// bugreportNode is a node with a secret and the host's name wherever one can be: a daemon
+// whose driver tells them in its errors, a configuration, and programs in PATH that print
+// what systemctl and journalctl would.
+func bugreportNode(t *testing.T) (root, host string) {
+	t.Helper()
+	root = newRoot(t)
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := because(driverIn("a.csi.example", "refused", time.Minute), "rpc error: mount //10.9.8.7/x -o password="+plantedSecret)
+	d.KubeletError = `volume_context:{key:"server" value:"` + plantedSecret + `"}`
+	d.NodeID = "node-id-of-mine"
+	d.Topology = map[string]string{"kubernetes.io/hostname": host}
+	newFake(d).serve(t, root)
+	write := func(name, text string, mode os.FileMode) {
+		name = filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(name, []byte(text), mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("etc/csi-registrar/conf.d/60-a.toml", "[driver.\"a.csi.example\"]\nsocket = \"/run/a/csi.sock\"\n", 0o644)
+	write("etc/csi-registrar/config.toml", fmt.Sprintf("[kubelet]\nroot_dir = %q\n", filepath.Join(root, "kubelet")), 0o644)
+	write("kubelet/plugins_registry/other-reg.sock", "", 0o644)
+	write("bin/systemctl", `#!/bin/sh
+echo "$@"
+case "$1" in
+cat) printf '[Service]\nEnvironment="A=`+plantedSecret+`" \\\n B=`+plantedSecret+`\nExecStart=/usr/bin/csi-registrar run\n' ;;
+show) echo 'Environment=A=`+plantedSecret+` B=c' ; echo 'NRestarts=0' ;;
+esac
+`, 0o755)
+	write("bin/journalctl", `#!/bin/sh
+echo "$@"
+echo "2026-11-21T11:00:00+0000 $(uname -n) kubelet[1]: FLAG: --bootstrap-token=\"`+plantedSecret+`\" plugin"
+echo "2026-11-21T11:00:00+0000 $(uname -n) kubelet[1]: csi NodePublishVolume volume_context:<key:\"x\" value:\"`+plantedSecret+`\" > from 10.9.8.7"
+echo "Authorization: Bearer `+plantedSecret+`"
+`, 0o755)
+	t.Setenv("PATH", filepath.Join(root, "bin")+":"+os.Getenv("PATH"))
+	return root, host
+}
+
+// unpack reads an archive: its entries by name, without their directory.
+func unpack(t *testing.T, path string) map[string]string {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	z, err := gzip.NewReader(bytes.NewReader(b))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]string{}
+	for r := tar.NewReader(z); ; {
+		h, err := r.Next()
+		if err == io.EOF {
+			return got
+		}
+		text, readErr := io.ReadAll(r)
+		if err != nil || readErr != nil {
+			t.Fatal(err, readErr)
+		}
+		_, name, _ := strings.Cut(h.Name, "/")
+		got[name] = string(text)
+	}
+}
+
+func TestBugreport(t *testing.T) {
+	root, host := bugreportNode(t)
+	for _, redact := range []bool{false, true} {
+		path := filepath.Join(root, fmt.Sprint("report-", redact))
+		s := newSession()
+		args := []string{"bugreport", "--config-root", root, "--output", path}
+		if redact {
+			args = append(args, "--redact")
+		}
+		if code := s.run(t.Context(), args...); code != 0 || s.stdout.String() != path+"\n" || s.stderr.String() != "" {
+			t.Fatalf("exit code %d, %q, %q", code, s.stdout, s.stderr)
+		}
+		if fi, err := os.Stat(path); err != nil || fi.Mode() != 0o600 {
+			t.Errorf("%v %v", fi.Mode(), err)
+		}
+		got := unpack(t, path)
+		for name, want := range map[string]string{
+			"version.json":   `"go_version"`,
+			"status.json":    `"name": "a.csi.example"`,
+			"doctor.json":    `"step": "configuration"`,
+			"config.txt":     `"/run/a/csi.sock"  # from`,
+			"metrics.txt":    `csi_registrar_driver_state`,
+			"units.txt":      "ExecStart=/usr/bin/csi-registrar run",
+			"properties.txt": "NRestarts=0",
+			"journal.txt":    "--since=-24h --lines=20000 --unit=csi-registrar*\n",
+			"kubelet.txt":    "--grep=plugin|csi --unit=kubelet.service --unit=k3s.service",
+			"files.txt":      "other-reg.sock",
+		} {
+			if !strings.Contains(got[name], want) {
+				t.Errorf("%s has no %q:\n%s\n%s", name, want, got[name], got[name+".error"])
+			}
+		}
+		for name, text := range got {
+			if strings.HasSuffix(name, ".json") && !json.Valid([]byte(text)) {
+				t.Errorf("%s is not JSON any more:\n%s", name, text)
+			}
+			if strings.Contains(text, plantedSecret) {
+				t.Errorf("%s has the secret:\n%s", name, text)
+			}
+			for _, identity := range []string{host, "node-id-of-mine", "10.9.8.7"} {
+				if redact && strings.Contains(strings.ReplaceAll(text, "host-1", ""), identity) {
+					t.Errorf("%s has %s:\n%s", name, identity, text)
+				}
+			}
+		}
+		if whole := got["status.json"] + got["kubelet.txt"]; strings.Contains(whole, "host-1") != redact || strings.Contains(whole, "node-1") != redact {
+			t.Errorf("with --redact=%t the placeholders are not as expected:\n%s", redact, whole)
+		}
+	}
+}
+
+// Without a daemon and without systemd it says so, part by part.
+func TestBugreportOfAnEmptyNode(t *testing.T) {
+	root := newRoot(t)
+	t.Setenv("PATH", root)
+	t.Chdir(root)
+	s := newSession()
+	if code := s.run(t.Context(), "bugreport", "--config-root", root); code != 0 || s.stderr.String() != "" {
+		t.Fatalf("exit code %d, %q", code, s.stderr)
+	}
+	if s.stdout.String() != "csi-registrar-bugreport-20261121T120000Z.tar.gz\n" {
+		t.Errorf("it printed %q", s.stdout)
+	}
+	got := unpack(t, strings.TrimSpace(s.stdout.String()))
+	for _, name := range []string{"status.json", "metrics.txt", "units.txt", "properties.txt", "journal.txt", "kubelet.txt", "files.txt"} {
+		if got[name] != "" || got[name+".error"] == "" {
+			t.Errorf("%s is %q, its error %q", name, got[name], got[name+".error"])
+		}
+	}
+	if got["doctor.json"] == "" || got["config.txt"] == "" || got["doctor.json.error"] != "" {
+		t.Errorf("%q", got)
+	}
+}
+
+// It writes a new file only, and leaves none behind that is not whole.
+func TestBugreportWritesNewFilesOnly(t *testing.T) {
+	root := newRoot(t)
+	t.Setenv("PATH", root)
+	for _, make := range []func(path string) error{
+		func(path string) error { return os.WriteFile(path, nil, 0o644) },
+		func(path string) error { return os.Symlink("elsewhere", path) },
+	} {
+		path := filepath.Join(root, "x")
+		if err := make(path); err != nil {
+			t.Fatal(err)
+		}
+		s := newSession()
+		if code := s.run(t.Context(), "bugreport", "--config-root", root, "--output", path); code != exitFailed || !strings.Contains(s.stderr.String(), "file exists") {
+			t.Errorf("exit code %d, %q", code, s.stderr)
+		}
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	path := filepath.Join(root, "interrupted")
+	s := newSession()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if code := s.run(ctx, "bugreport", "--config-root", root, "--output", path); code != exitFailed {
+		t.Errorf("exit code %d", code)
+	}
+	if _, err := os.Lstat(path); err == nil {
+		t.Error("what is not whole was left behind")
+	}
+	entries, err := os.ReadDir(root)
+	if err != nil || slices.ContainsFunc(entries, func(e os.DirEntry) bool { return e.Name() == "elsewhere" }) {
+		t.Errorf("a link was followed (%v)", err)
+	}
+}

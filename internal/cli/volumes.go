@@ -1,0 +1,50 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"slices"
+
+	"csi-registrar/internal/control"
+	"csi-registrar/internal/pluginreg"
+	"csi-registrar/internal/status"
+	"csi-registrar/internal/volumes"
+	"csi-registrar/internal/worker"
+)
+
+// addVolumes adds to a document the volumes that are in use. It is the command that looks for
+// them, not the daemon: only who asks has to wait for the kubelet's files, and there is nothing
+// to poll or to keep in memory. The document of the daemon stays as it is otherwise.
+func addVolumes(ctx context.Context, doc control.Document, s status.Document) (control.Document, status.Document) {
+	var whole struct{ Drivers []json.RawMessage }
+	if err := json.Unmarshal(doc, &whole); err != nil || len(whole.Drivers) != len(s.Drivers) || filepath.Base(s.PluginsRegistry) != pluginreg.DirName {
+		return doc, s // a directory that a flag named is not below the kubelet's
+	}
+	counts, err := volumes.Count(ctx, worker.NewPool(), filepath.Dir(s.PluginsRegistry))
+	if err != nil {
+		s.VolumesError = err.Error()
+		return doc, s
+	}
+	for i, raw := range whole.Drivers {
+		n := counts[s.Drivers[i].Name]
+		s.Drivers[i].Volumes = &n
+		added := fmt.Appendf(nil, `,"volumes":{"staged":%d,"published":%d}}`, n.Staged, n.Published)
+		doc = bytes.Replace(doc, raw, slices.Concat(raw[:len(raw)-1], added), 1)
+	}
+	return doc, s
+}
+
+// volumesText says how many volumes a driver has; empty: none, or not known.
+func volumesText(d status.Driver) string {
+	switch v := d.Volumes; {
+	case v == nil || *v == (status.Volumes{}):
+		return ""
+	case v.Staged == 0:
+		return fmt.Sprint(v.Published)
+	default:
+		return fmt.Sprintf("%d, %d staged", v.Published, v.Staged)
+	}
+}

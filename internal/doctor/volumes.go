@@ -1,0 +1,80 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"csi-registrar/internal/safetext"
+	"csi-registrar/internal/volumes"
+)
+
+// volumes looks for volumes that the kubelet cannot unmount, or has lost track of, and says
+// what it will do about them by itself (kubelet v1.36: pkg/volume/csi,
+// pkg/kubelet/volumemanager/reconciler). Whether a pod is still wanted is for the API server to
+// say, which doctor does not ask.
+func (x *diagnosis) volumes(ctx context.Context) {
+	root := x.config.Config.Kubelet.RootDir
+	all, err := look(ctx, x, root, func() ([]volumes.Volume, error) { return volumes.Read(root, x.proc()) })
+	if err != nil {
+		x.checked("", StepVolumes, Skipped, "they cannot be looked at: %v", err)
+		return
+	}
+	published := 0
+	wrong := map[volumes.Problem][]volumes.Volume{}
+	for _, v := range all {
+		if v.Pod != "" {
+			published++
+		}
+		changing := (v.Problem == volumes.Unmounted || v.Problem == volumes.Unused) && time.Since(v.Changed) < volumes.Settling
+		if v.Problem != "" && !changing && (v.Driver == "" || x.wanted(v.Driver)) {
+			wrong[v.Problem] = append(wrong[v.Problem], v)
+		}
+	}
+	if len(wrong) == 0 {
+		x.checked("", StepVolumes, OK, "%d published to pods, %d staged", published, len(all)-published)
+	}
+	repair := text("if its pod is gone: write the file again, with driverName, volumeHandle and specVolID from driver, volumeHandle and the name " +
+		"of its PersistentVolume; the kubelet then goes on within about two minutes, or at its next start")
+	restart := []Fix{text("if its pod is to stay: restart the kubelet, which then calls the driver again and writes the file"), x.kubelet.restart()}
+	if bad := wrong[volumes.Broken]; bad != nil {
+		x.problem("", StepVolumes, "the kubelet cannot read vol_data.json of "+volumeList(bad)+
+			": it tries again to unmount, without an end, and the pod stays Terminating; after a restart it tries once",
+			"a JSON object with driverName and volumeHandle, which the kubelet writes before it calls the driver", append(restart, repair)...)
+	}
+	if bad := wrong[volumes.NoData]; bad != nil {
+		x.problem("", StepVolumes, "mounted without vol_data.json: "+volumeList(bad)+
+			": the kubelet never unmounts it, and never removes the directory of its pod", "vol_data.json, or no mount", append(restart, repair)...)
+	}
+	if bad := wrong[volumes.Unmounted]; bad != nil {
+		x.warning("", StepVolumes, "published, and nothing is mounted there: "+volumeList(bad)+
+			": the kubelet does not look again while it runs", "a mount, unless this driver publishes without one",
+			text("restart the kubelet: it publishes again what a pod still wants, and unpublishes the rest"), x.kubelet.restart())
+	}
+	if bad := wrong[volumes.Unused]; bad != nil {
+		x.warning("", StepVolumes, "staged, and published to no pod of this node: "+volumeList(bad)+
+			": the kubelet unstages it, again and again if the driver fails; one that was restarted in between has forgotten it",
+			"it is unstaged after the last pod", logOf(x.kubelet.service()),
+			text("if it was forgotten: run a pod with this volume on this node and delete it, and the kubelet unstages"))
+	}
+}
+
+// volumeList names the directories of some volumes, and their drivers.
+func volumeList(all []volumes.Volume) string {
+	var names []string
+	for _, v := range all[:min(len(all), 3)] {
+		name, about := safetext.Word(v.Dir), v.Detail
+		if v.Driver != "" {
+			about = strings.TrimSuffix(safetext.Word(v.Driver)+", "+about, ", ")
+		}
+		if about != "" {
+			name += " (" + about + ")"
+		}
+		names = append(names, name)
+	}
+	if more := len(all) - len(names); more > 0 {
+		names = append(names, fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(names, ", ")
+}

@@ -1,0 +1,127 @@
+package volumes
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// What is read at most. A node has some hundred volumes, a vol_data.json some hundred bytes.
+const (
+	maxNames  = 50_000
+	maxData   = 64 << 10
+	maxMounts = 64 << 20
+)
+
+// reader reads the kubelet's directories.
+type reader struct {
+	mounts  map[string]bool // mount points
+	left    int             // names that are still read
+	path    string          // that relative paths are relative to
+	top     int             // its descriptor
+	volumes []Volume
+	err     error // the first one
+}
+
+// within calls read with relative paths below path, which may be a mount point or a link itself.
+func (r *reader) within(path string, read func()) {
+	resolved, err := filepath.EvalSymlinks(path) // as mountinfo has it
+	if err == nil {
+		r.top, err = unix.Open(resolved, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	}
+	if err != nil {
+		r.fail(path, err) // without a kubelet there are no volumes
+		return
+	}
+	defer unix.Close(r.top)
+	r.path = resolved
+	read()
+}
+
+// fail keeps the first error that says more than that nothing is there.
+func (r *reader) fail(path string, err error) {
+	if r.err == nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) {
+		r.err = &fs.PathError{Op: "read", Path: path, Err: err}
+	}
+}
+
+// open goes through no mount point, because the file system behind it may never answer, and
+// no symbolic link: openat2(2), Linux 5.6.
+func (r *reader) open(name string, flags uint64) (*os.File, error) {
+	fd, err := unix.Openat2(r.top, name, &unix.OpenHow{
+		Flags:   flags | unix.O_RDONLY | unix.O_NONBLOCK | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_SYMLINKS,
+	})
+	if err == unix.EXDEV || err == unix.ELOOP {
+		err = unix.ENOENT // the kubelet made neither
+	}
+	if err != nil {
+		r.fail(filepath.Join(r.path, name), err)
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}
+
+// names lists a directory. The names are not looked at (lstat): they may be mount points.
+func (r *reader) names(dir string) []string {
+	f, err := r.open(dir, unix.O_DIRECTORY)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	names, err := f.Readdirnames(r.left + 1)
+	if r.left -= len(names); r.left < 0 {
+		r.left, err = 0, fmt.Errorf("there are more than %d names", maxNames)
+	}
+	if err != nil && err != io.EOF {
+		r.fail(filepath.Join(r.path, dir), err)
+	}
+	return names
+}
+
+// read reads a small regular file, and when it was written.
+func (r *reader) read(name string) (text string, changed time.Time, err error) {
+	f, err := r.open(name, 0)
+	if err != nil {
+		return "", changed, err
+	}
+	defer f.Close()
+	fi, err := f.Stat()
+	switch {
+	case err != nil:
+		return "", changed, err
+	case !fi.Mode().IsRegular():
+		return "", changed, errors.New("it is no regular file")
+	case fi.Size() > maxData:
+		return "", changed, fmt.Errorf("it has more than %d bytes", maxData)
+	}
+	data, err := io.ReadAll(io.LimitReader(f, maxData))
+	return string(data), fi.ModTime(), err
+}
+
+// mountPoints reads what is a mount point (proc_pid_mountinfo(5)).
+func (r *reader) mountPoints(mountinfo string) error {
+	f, err := os.Open(mountinfo)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxMounts))
+	r.mounts = map[string]bool{}
+	for line := range strings.Lines(string(text)) {
+		if fields := strings.Fields(line); len(fields) > 4 {
+			r.mounts[unescape.Replace(fields[4])] = true
+		}
+	}
+	return err
+}
+
+// unescape undoes what the kernel does to the separators of fields.
+var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
