@@ -21,6 +21,10 @@ type Backend interface {
 	Reload(ctx context.Context) error
 	// Reregister makes the kubelet register the driver again.
 	Reregister(ctx context.Context, name string) error
+	// Trace has a recorder's Listen called with a path that is fit for it, points the driver's
+	// endpoint link there, calls Linked, and returns when ctx is done and the link points back at
+	// the driver; or with an error if it cannot be done at all.
+	Trace(ctx context.Context, rec Recorder) error
 	// Alive returns nil when the agent and all registrars answer, which takes them no time,
 	// whatever their drivers do.
 	Alive(ctx context.Context) error

@@ -162,13 +162,19 @@ func (c *Client) post(ctx context.Context, target string, limit time.Duration) e
 	return body.Close()
 }
 
-// call sends a request and returns the body of its answer, if that is a success. The limit
-// is for the head of the answer only: a stream goes on until ctx is done or it is closed.
+// call sends a request without a body.
 func (c *Client) call(ctx context.Context, method, target string, limit time.Duration) (io.ReadCloser, error) {
+	return c.send(ctx, method, target, nil, limit)
+}
+
+// send sends a request and returns the body of its answer, if that is a success. The limit
+// is for the head of the answer only, from the end of the request's body on: a stream goes on
+// until ctx is done or it is closed.
+func (c *Client) send(ctx context.Context, method, target string, content io.Reader, limit time.Duration) (io.ReadCloser, error) {
 	if err := unixsock.CheckPath(c.path); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrPathTooLong, err)
 	}
-	req, err := http.NewRequestWithContext(ctx, method, "http://csi-registrar"+target, nil)
+	req, err := http.NewRequestWithContext(ctx, method, "http://csi-registrar"+target, content)
 	if err != nil {
 		return nil, err
 	}

@@ -27,7 +27,10 @@ func Handler(b Backend) http.Handler {
 	mux.HandleFunc("POST /v1/reload", a.reload)
 	mux.HandleFunc("POST /v1/drivers/{name}/reregister", a.reregister)
 	mux.Handle("GET /debug/pprof/", Profiles())
-	return http.MaxBytesHandler(mux, maxBody)
+	all := http.NewServeMux()
+	all.HandleFunc("POST /v1/drivers/{name}/trace", a.trace) // its body has no end
+	all.Handle("/", http.MaxBytesHandler(mux, maxBody))
+	return all
 }
 
 // PublicHandler is the part for TCP, which every user of the node can reach: health,

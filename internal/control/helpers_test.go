@@ -25,6 +25,7 @@ type daemon struct {
 	regErr    error
 	aliveErr  error
 	asked     []string // names that were to be registered again
+	trace     func(context.Context, Recorder) error
 }
 
 func newDaemon(drivers ...status.Driver) *daemon {
@@ -67,6 +68,8 @@ func (d *daemon) Reregister(_ context.Context, name string) error {
 }
 
 func (d *daemon) Alive(ctx context.Context) error { return errors.Join(d.aliveErr, ctx.Err()) }
+
+func (d *daemon) Trace(ctx context.Context, rec Recorder) error { return d.trace(ctx, rec) }
 
 // at is a moment, in seconds after a fixed one.
 func at(seconds float64) time.Time {

@@ -140,7 +140,7 @@ func (l rootListener) Accept() (net.Conn, error) {
 		}
 		cred, err := unixsock.PeerCred(c.(syscall.Conn))
 		if err == nil && (cred.UID == 0 || int64(cred.UID) == int64(os.Geteuid())) {
-			return c, nil
+			return peerConn{c, cred}, nil
 		}
 		if err == nil {
 			err = errors.New("only root may use it")
@@ -148,3 +148,18 @@ func (l rootListener) Accept() (net.Conn, error) {
 		l.log.Warn("refused a connection to the control socket", "peer", cred.String(), "error", errors.Join(err, c.Close()))
 	}
 }
+
+// peerConn has its peer's credentials as its remote address, which http.Request.RemoteAddr is.
+type peerConn struct {
+	net.Conn
+	cred unixsock.Cred
+}
+
+func (c peerConn) RemoteAddr() net.Addr { return peerAddr{c.Conn.RemoteAddr(), c.cred} }
+
+type peerAddr struct {
+	net.Addr
+	cred unixsock.Cred
+}
+
+func (a peerAddr) String() string { return a.cred.String() }

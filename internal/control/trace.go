@@ -1,0 +1,170 @@
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"time"
+)
+
+// A recorder holds its request open: the connection is the lease on the driver's endpoint link.
+// It sends a byte now and then; without one for as long as leaseSilence, or when the connection
+// ends for whatever reason, the daemon points the link back at the driver. Both together stay
+// below 2 s.
+const (
+	leaseBeat    = 500 * time.Millisecond
+	leaseSilence = 1500 * time.Millisecond
+	maxStep      = 4 << 10 // bytes of one line of the answer
+)
+
+// Recorder is who asks for the calls to a driver.
+type Recorder struct {
+	Driver  string // whose calls
+	Process string // who asks, for the journal: "pid 12, uid 0, gid 0"
+	// Listen is called with the path that the daemon chose. The recorder listens there when it
+	// has returned nil.
+	Listen func(ctx context.Context, path string) error
+	// Linked is called when the endpoint link points at the recorder.
+	Linked func()
+}
+
+// traceStep is a line of the answer to a recorder: first where to listen, then that the link
+// points there, or why it does not.
+type traceStep struct {
+	Socket string `json:"socket,omitempty"`
+	Linked bool   `json:"linked,omitempty"`
+	Error  string `json:"error,omitempty"`
+}
+
+// trace serves a recorder for as long as it holds the request open and sends bytes.
+func (a api) trace(w http.ResponseWriter, r *http.Request) {
+	name := r.PathValue("name")
+	if _, ok := a.Status().Driver(name); !ok {
+		writeJSON(w, http.StatusNotFound, failure{"cannot trace " + name + ": no driver of that name is configured"})
+		return
+	}
+	rc := http.NewResponseController(w)
+	if err := errors.Join(rc.EnableFullDuplex(), rc.SetWriteDeadline(time.Time{})); err != nil {
+		writeJSON(w, http.StatusInternalServerError, failure{err.Error()})
+		return
+	}
+	ctx, cancel := context.WithCancelCause(r.Context())
+	defer cancel(nil)
+	begun := false
+	tell := func(s traceStep) error {
+		line, err := marshal(s)
+		if err != nil {
+			return err
+		}
+		if !begun {
+			setHeader(w, "application/x-ndjson")
+			begun = true
+		}
+		_, err = w.Write(line)
+		return errors.Join(err, rc.Flush())
+	}
+	beat := func() error {
+		err := rc.SetReadDeadline(time.Now().Add(leaseSilence))
+		if err == nil {
+			_, err = io.ReadFull(r.Body, make([]byte, 1))
+		}
+		return err
+	}
+	beating := make(chan struct{})
+	close(beating) // nobody reads the body yet
+	err := a.Trace(ctx, Recorder{
+		Driver: name, Process: r.RemoteAddr,
+		Listen: func(_ context.Context, path string) error {
+			if err := tell(traceStep{Socket: path}); err != nil {
+				return err
+			}
+			if err := beat(); err != nil {
+				return fmt.Errorf("the recorder did not begin to listen: %w", err)
+			}
+			beating = make(chan struct{})
+			go func() {
+				defer close(beating)
+				for {
+					if err := beat(); err != nil {
+						cancel(err)
+						return
+					}
+				}
+			}()
+			return nil
+		},
+		Linked: func() { _ = tell(traceStep{Linked: true}) }, // a recorder that is gone is noticed by its silence
+	})
+	_ = rc.SetReadDeadline(time.Now()) // the link points back: end what reads
+	<-beating
+	switch {
+	case err == nil || ctx.Err() != nil: // the recorder has ended, or the daemon does
+	case begun:
+		_ = tell(traceStep{Error: err.Error()})
+	default:
+		writeResult(w, err, http.StatusConflict)
+	}
+}
+
+// Trace asks for the calls to a driver and returns when the daemon has pointed the driver's
+// endpoint link back at the driver: after ctx is done, or earlier with an error. It is
+// ErrNotRunning if the daemon ended, which points the link back when it starts again: until
+// then calls still arrive. Recorder.Process is not used: the daemon sees who asks.
+func (c *Client) Trace(ctx context.Context, rec Recorder) error {
+	fail := func(err error) error { return fmt.Errorf("cannot trace %s: %w", rec.Driver, err) }
+	body, beats := io.Pipe()
+	defer beats.Close()
+	// The request ends by the end of its body, and not with ctx: its answer says that the link
+	// points back.
+	answer, err := c.send(context.WithoutCancel(ctx), http.MethodPost, "/v1/drivers/"+url.PathEscape(rec.Driver)+"/trace", body, c.limit)
+	if refused, ok := errors.AsType[*Error](err); ok {
+		return refused
+	}
+	if err != nil {
+		return fail(err)
+	}
+	defer answer.Close()
+	beating, stop := context.WithCancel(ctx)
+	defer stop()
+	steps := json.NewDecoder(answer)
+	for {
+		var s traceStep
+		err := steps.Decode(&s)
+		switch {
+		case errors.Is(err, io.EOF) && ctx.Err() != nil:
+			return nil
+		case err != nil:
+			return fail(c.explain(err))
+		case s.Error != "":
+			return &Error{Text: s.Error}
+		case s.Socket != "":
+			if err := rec.Listen(ctx, s.Socket); err != nil {
+				return err
+			}
+			go sendBeats(beating, beats)
+		case s.Linked:
+			rec.Linked()
+		}
+	}
+}
+
+// sendBeats keeps the lease until ctx is done, or the daemon has ended it.
+func sendBeats(ctx context.Context, w *io.PipeWriter) {
+	defer w.Close()
+	tick := time.NewTicker(leaseBeat)
+	defer tick.Stop()
+	for {
+		if _, err := w.Write([]byte{'.'}); err != nil {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}

@@ -1,0 +1,147 @@
+package control
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+)
+
+// pointing is a daemon's link: it points somewhere, and tells when it points back.
+func pointing(d *daemon) (back chan error, process *string) {
+	back, process = make(chan error, 1), new(string)
+	d.trace = func(ctx context.Context, rec Recorder) error {
+		*process = rec.Process
+		if err := rec.Listen(ctx, "/chosen"); err != nil {
+			back <- err
+			return err
+		}
+		rec.Linked()
+		<-ctx.Done()
+		back <- context.Cause(ctx)
+		return context.Cause(ctx)
+	}
+	return back, process
+}
+
+func TestTrace(t *testing.T) {
+	leaks(t)
+	d := newDaemon(registeredDriver("a.csi.example"))
+	back, process := pointing(d)
+	path, _ := served(t, d)
+	ctx, cancel := context.WithCancel(t.Context())
+	var listened string
+	err := NewClient(path).Trace(ctx, Recorder{
+		Driver: "a.csi.example",
+		Listen: func(_ context.Context, path string) error { listened = path; return nil },
+		Linked: cancel,
+	})
+	if err != nil || listened != "/chosen" {
+		t.Fatalf("%v, listening at %q", err, listened)
+	}
+	select {
+	case <-back: // before Trace returned
+	default:
+		t.Error("Trace returned before the link pointed back")
+	}
+	if want := fmt.Sprintf("pid %d, uid %d, gid %d", os.Getpid(), os.Getuid(), os.Getgid()); *process != want {
+		t.Errorf("asked by %q, want %q", *process, want)
+	}
+}
+
+// What ends a recorder in no orderly way ends its lease, within 2 s.
+func TestTraceEndsWithTheRecorder(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		end  func(net.Conn)
+	}{
+		{"killed", func(c net.Conn) { c.Close() }},
+		{"frozen", func(net.Conn) {}},
+		{"says something else", func(c net.Conn) { fmt.Fprint(c, "no chunk\r\n") }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			leaks(t)
+			d := newDaemon(registeredDriver("a.csi.example"))
+			back, _ := pointing(d)
+			path, _ := served(t, d)
+			conn, err := net.Dial("unix", path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			fmt.Fprint(conn, "POST /v1/drivers/a.csi.example/trace HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+			lines := bufio.NewScanner(conn)
+			for lines.Scan() && !strings.Contains(lines.Text(), "/chosen") {
+			}
+			fmt.Fprint(conn, "1\r\n.\r\n") // it listens
+			for lines.Scan() && !strings.Contains(lines.Text(), "linked") {
+			}
+			began := time.Now()
+			c.end(conn)
+			if err := <-back; err == nil {
+				t.Error("no reason")
+			}
+			// Its silence may have begun before; a busy machine takes longer to notice.
+			if took := time.Since(began); took > 5*leaseSilence {
+				t.Errorf("the link pointed back after %s", took)
+			}
+		})
+	}
+}
+
+func TestTraceIsRefused(t *testing.T) {
+	leaks(t)
+	d := newDaemon(registeredDriver("a.csi.example"))
+	d.trace = func(context.Context, Recorder) error { return errors.New("set endpoint_link = true") }
+	path, _ := served(t, d)
+	err := NewClient(path).Trace(t.Context(), Recorder{Driver: "a.csi.example"})
+	if refused, ok := errors.AsType[*Error](err); !ok || refused.Text != "set endpoint_link = true" {
+		t.Error(err)
+	}
+	err = NewClient(path).Trace(t.Context(), Recorder{Driver: "b.csi.example"})
+	if refused, ok := errors.AsType[*Error](err); !ok || !refused.NotFound() {
+		t.Error(err)
+	}
+}
+
+func TestTraceWhoseRecorderCannotListen(t *testing.T) {
+	leaks(t)
+	d := newDaemon(registeredDriver("a.csi.example"))
+	back, _ := pointing(d)
+	path, _ := served(t, d)
+	full := errors.New("no descriptors left")
+	err := NewClient(path).Trace(t.Context(), Recorder{
+		Driver: "a.csi.example",
+		Listen: func(context.Context, string) error { return full },
+		Linked: func() { t.Error("linked") },
+	})
+	if !errors.Is(err, full) {
+		t.Error(err)
+	}
+	if err := <-back; err == nil {
+		t.Error("the daemon took it for listening")
+	}
+}
+
+// A recorder goes on without its daemon, and is told.
+func TestTraceWithoutTheDaemon(t *testing.T) {
+	leaks(t)
+	d := newDaemon(registeredDriver("a.csi.example"))
+	pointing(d)
+	path, stop := served(t, d)
+	stopped := make(chan struct{})
+	err := NewClient(path).Trace(t.Context(), Recorder{
+		Driver: "a.csi.example",
+		Listen: func(context.Context, string) error { return nil },
+		Linked: func() { go func() { defer close(stopped); stop() }() },
+	})
+	<-stopped
+	if !errors.Is(err, ErrNotRunning) {
+		t.Error(err)
+	}
+}
