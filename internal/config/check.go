@@ -50,19 +50,27 @@ func (l *loader) result() *Result {
 }
 
 // checkTable finds a table without the only key that it must have, which is often one that
-// tunes a driver whose package is gone, and one whose registration socket would have too
-// long a path.
+// tunes a driver whose package is gone, and one whose registration socket or endpoint link
+// would have too long a path.
 func (l *loader) checkTable(t *table) {
 	if t.Socket == "" {
 		l.spoil(t.Name, t.first.error("has no socket",
 			`write socket = "/run/….sock"; if the table only tunes a driver whose own file is gone, take it out`))
 	}
 	// The name that node-driver-registrar uses too.
-	socket := path.Join(l.Config.Kubelet.PluginsRegistry(), t.Name+"-reg.sock")
-	if over := len(socket) - unixsock.MaxPath; over > 0 {
+	l.checkMade(t, "registration socket", path.Join(l.Config.Kubelet.PluginsRegistry(), t.Name+"-reg.sock"))
+	if t.EndpointLink {
+		l.checkMade(t, "endpoint link", l.Config.Kubelet.EndpointLink(t.Name))
+	} else if bad := checkLength(t.Endpoint); bad != nil { // who connects through a link may go further
+		l.spoil(t.Name, l.origins[keyString("driver", t.Name, "endpoint")].error(bad.problem, bad.hint+", or write endpoint_link = true"))
+	}
+}
+
+// checkMade checks the length of a path that the daemon makes.
+func (l *loader) checkMade(t *table, what, path string) {
+	if over := len(path) - unixsock.MaxPath; over > 0 {
 		l.spoil(t.Name, t.first.error(
-			fmt.Sprintf("the path of its registration socket, %s, would have %d bytes, a Unix socket's has at most %d",
-				safetext.Quote(socket), len(socket), unixsock.MaxPath),
+			fmt.Sprintf("the path of its %s, %s, would have %d bytes, a Unix socket's has at most %d", what, safetext.Quote(path), len(path), unixsock.MaxPath),
 			fmt.Sprintf("make kubelet.root_dir shorter by %d", over)))
 	}
 }

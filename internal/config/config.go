@@ -29,6 +29,20 @@ type Kubelet struct {
 // PluginsRegistry is the directory in which the kubelet looks for registration sockets.
 func (k Kubelet) PluginsRegistry() string { return path.Join(k.RootDir, "plugins_registry") }
 
+// EndpointLink is the path of the link that the kubelet is told in place of a driver's socket.
+func (k Kubelet) EndpointLink(driver string) string {
+	return path.Join(k.RootDir, "plugins/csi-registrar", driver+".sock")
+}
+
+// Announced is the path that the kubelet is told for a driver, and the target of the link if that
+// is one, else empty.
+func (c *Config) Announced(d Driver) (endpoint, linkTarget string) {
+	if d.EndpointLink {
+		return c.Kubelet.EndpointLink(d.Name), d.Endpoint
+	}
+	return d.Endpoint, ""
+}
+
 // Log is the table [log].
 type Log struct {
 	Level  string // debug, info, warn or error
@@ -51,7 +65,8 @@ const OwnerAny = "any"
 type Driver struct {
 	Name              string // what GetPluginInfo must answer; passes status.CheckName
 	Socket            string // where the driver listens; absolute, clean, at most 107 bytes
-	Endpoint          string // what the kubelet gets; as Socket, never empty
+	Endpoint          string // the socket as the kubelet sees it; as Socket, never empty
+	EndpointLink      bool   // the kubelet is told a link to Endpoint: see Kubelet.EndpointLink
 	Enabled           bool
 	Timeout           time.Duration // of GetPluginInfo and Probe; above 0
 	SupportedVersions []string      // never empty, one of them 1.x

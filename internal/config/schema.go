@@ -52,8 +52,10 @@ func driverFields() []field[Driver] {
 	const path = `must be an absolute path such as "/run/csi-nfs/csi.sock"`
 	const span = `must be a duration above zero such as "5s" or "1m30s"`
 	return []field[Driver]{
-		newField("socket", path, func(d *Driver) *string { return &d.Socket }, socketPath),
+		newField("socket", path, func(d *Driver) *string { return &d.Socket }, connectable),
 		newField("endpoint", path, func(d *Driver) *string { return &d.Endpoint }, socketPath),
+		newField("endpoint_link", "must be true or false, without quotes",
+			func(d *Driver) *bool { return &d.EndpointLink }, boolean),
 		newField("enabled", "must be true or false, without quotes",
 			func(d *Driver) *bool { return &d.Enabled }, boolean),
 		newField("timeout", span, func(d *Driver) *time.Duration { return &d.Timeout }, duration),

@@ -39,6 +39,7 @@ format = "auto"   # default
 [driver."nfs.csi.k8s.io"]
 socket              = "/run/nfs/csi.sock"  # from /usr/lib/csi-registrar/conf.d/20-nfs.toml:2
 endpoint            = "/run/nfs/csi.sock"  # default
+endpoint_link       = false                # default
 enabled             = true                 # default
 timeout             = "1m30s"              # from /etc/csi-registrar/conf.d/60-nfs.toml:2
 supported_versions  = ["1.0.0", "1.1.0"]   # from /etc/csi-registrar/conf.d/60-nfs.toml:3
@@ -108,6 +109,10 @@ func TestShowJSON(t *testing.T) {
       },
       "endpoint": {
         "value": "/run/nfs/csi.sock",
+        "from": "default"
+      },
+      "endpoint_link": {
+        "value": false,
         "from": "default"
       },
       "socket": {

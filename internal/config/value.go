@@ -106,14 +106,24 @@ func socketPath(v any) (string, *fault) {
 	if s == "/" {
 		return "", faultf(`"/" is a directory`)
 	}
-	if bad := checkPath(s); bad != nil {
-		return "", bad
+	return s, checkPath(s)
+}
+
+// connectable is a socketPath that is connected to, so its length is limited.
+func connectable(v any) (string, *fault) {
+	s, bad := socketPath(v)
+	if bad == nil {
+		bad = checkLength(s)
 	}
-	if over := len(s) - unixsock.MaxPath; over > 0 {
-		return "", &fault{fmt.Sprintf("the path has %d bytes, a Unix socket's has at most %d", len(s), unixsock.MaxPath),
+	return s, bad
+}
+
+func checkLength(path string) *fault {
+	if over := len(path) - unixsock.MaxPath; over > 0 {
+		return &fault{fmt.Sprintf("the path has %d bytes, a Unix socket's has at most %d", len(path), unixsock.MaxPath),
 			fmt.Sprintf("make it shorter by %d", over)}
 	}
-	return s, nil
+	return nil
 }
 
 // versions is a value that must be a list of CSI versions of which the kubelet takes

@@ -125,8 +125,8 @@ func call[Q, A any](q *inquiry, t *conn, method string, limit time.Duration, do 
 // restart, directories are mounted late, and a mismatch takes the registration away.
 func (q *inquiry) checkEndpoint(file unixsock.File) finding {
 	path := q.cfg.Endpoint
-	if file.FileID == (unixsock.FileID{}) || file.FileID == q.conn.file.FileID {
-		return finding{} // not seen; or one socket under two names
+	if file.FileID == (unixsock.FileID{}) || file.FileID == q.conn.file.FileID || unixsock.CheckPath(path) != nil {
+		return finding{} // not seen; one socket under two names; or for an endpoint_link only
 	}
 	if !file.IsSocket() {
 		return finding{status.Starting, fmt.Sprintf("the endpoint %s, which the kubelet would be told, is %s, not a socket: fix the key endpoint, or remove it", path, file.Kind())}
