@@ -301,12 +301,12 @@ root_dir = "/` + strings.Repeat("x", 70) + `"
 socket = "/a"
 endpoint = "/` + strings.Repeat("x", 107) + `"
 endpoint_link = true
-[driver.bcdefghijk]
+[driver.bcdefghij]
 socket = "/b"
 endpoint_link = true
 `, want: `
-f:8: driver."bcdefghijk": the path of its endpoint link, "/` + strings.Repeat("x", 70) + `/plugins/csi-registrar/bcdefghijk.sock", would have 108 bytes, a Unix socket's has at most 107 (make kubelet.root_dir shorter by 1)`,
-			drivers: "a", faulty: "bcdefghijk"},
+f:8: driver."bcdefghij": the path of its endpoint link, "/` + strings.Repeat("x", 70) + `/plugins/csi-registrar/bcdefghij.sock", would have 108 bytes, a Unix socket's has at most 107 (make kubelet.root_dir shorter by 1)`,
+			drivers: "a", faulty: "bcdefghij"},
 
 		{name: "no room for the registration socket", text: `
 [kubelet]
