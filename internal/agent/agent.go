@@ -27,6 +27,10 @@ type Socket interface {
 	// Close ends the listener with the process; whether the path stays is the
 	// socket's own rule (descriptor store, --keep-sockets). It takes a limited time.
 	Close(ctx context.Context) error
+	// Record sends the calls to the driver to a recorder until ctx is done, and then to the
+	// driver again. listen is called with the path where the recorder is to listen, linked
+	// when the calls arrive there.
+	Record(ctx context.Context, listen func(ctx context.Context, path string) error, linked func()) error
 }
 
 // Parts makes what a registrar needs, for a configuration that is about to be in force.
@@ -185,7 +189,7 @@ func (a *Agent) start(k key, d config.Driver, socket Socket) *running {
 		driver = a.parts.Driver(d)
 	}
 	log := a.log.With("driver", d.Name)
-	r.reg = registrar.New(settings(d), driver, socket, registrar.Options{
+	r.reg = registrar.New(settings(k.kubelet, d), driver, socket, registrar.Options{
 		Log: log, Observe: func(s status.Driver) { a.change(func() { r.status = s }) },
 	})
 	a.change(func() { a.running[k] = r })
@@ -236,7 +240,7 @@ func (a *Agent) update(r *running, d config.Driver) bool {
 	if o := r.driver; o.Socket != d.Socket || o.Endpoint != d.Endpoint || o.SocketOwner != d.SocketOwner || o.Timeout != d.Timeout {
 		client = a.parts.Driver(d)
 	}
-	if err := r.reg.Update(a.ctx, settings(d), client); err != nil {
+	if err := r.reg.Update(a.ctx, settings(r.kubelet, d), client); err != nil {
 		// It was withdrawn at this very moment.
 		a.log.Debug("a registrar ended before it could be changed", "driver", d.Name, "error", err)
 		if client != nil {
@@ -250,9 +254,10 @@ func (a *Agent) update(r *running, d config.Driver) bool {
 	return true
 }
 
-func settings(d config.Driver) registrar.Settings {
+func settings(k config.Kubelet, d config.Driver) registrar.Settings {
+	endpoint, target := k.Announced(d)
 	return registrar.Settings{
-		Name: d.Name, Socket: d.Socket, Endpoint: d.Endpoint, Versions: d.SupportedVersions, Leaving: !d.Enabled,
+		Name: d.Name, Socket: d.Socket, Endpoint: endpoint, LinkTarget: target, Versions: d.SupportedVersions, Leaving: !d.Enabled,
 		Withdraw: d.WhenGone == config.Withdraw, WithdrawAfter: d.WithdrawAfter,
 	}
 }
@@ -260,14 +265,32 @@ func settings(d config.Driver) registrar.Settings {
 // Reregister makes the driver's registration socket again. ErrUnknown if there is no such
 // driver.
 func (a *Agent) Reregister(ctx context.Context, name string) error {
-	a.mu.Lock()
-	d, _ := a.config.Driver(name)
-	r := a.running[key{name, a.config.Kubelet}]
-	a.mu.Unlock()
-	if !d.Enabled || r == nil {
-		return fmt.Errorf("%w: %q", ErrUnknown, name)
+	r, err := a.enabled(name)
+	if err != nil {
+		return err
 	}
 	return r.reg.Reregister(ctx)
+}
+
+// Record sends the calls to the driver to a recorder, as Socket.Record does.
+func (a *Agent) Record(ctx context.Context, name string, listen func(context.Context, string) error, linked func()) error {
+	r, err := a.enabled(name)
+	if err != nil {
+		return err
+	}
+	return r.socket.Record(ctx, listen, linked)
+}
+
+// enabled returns what runs of a driver.
+func (a *Agent) enabled(name string) (*running, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	d, _ := a.config.Driver(name)
+	r := a.running[key{name, a.config.Kubelet}]
+	if !d.Enabled || r == nil {
+		return nil, fmt.Errorf("%w: %q", ErrUnknown, name)
+	}
+	return r, nil
 }
 
 // ErrUnknown is wrapped where a driver is asked for that does not run.

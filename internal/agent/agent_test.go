@@ -78,8 +78,11 @@ func (s *socket) Look() status.Socket {
 	}
 	return up
 }
-func (s *socket) Check(context.Context) error                        { return nil }
-func (s *socket) Acknowledge(context.Context, status.Identity) error { return nil }
+func (s *socket) Check(context.Context) error                            { return nil }
+func (s *socket) Acknowledge(context.Context, status.Announcement) error { return nil }
+func (s *socket) Record(context.Context, func(context.Context, string) error, func()) error {
+	return nil
+}
 func (s *socket) Publish(_ context.Context, a status.Announcement) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -36,6 +36,7 @@ type fakeDaemon struct {
 	status    status.Document
 	changed   chan struct{}
 	reloadErr error
+	trace     func(context.Context, control.Recorder) error
 }
 
 func newFake(drivers ...status.Driver) *fakeDaemon {
@@ -71,6 +72,9 @@ func (d *fakeDaemon) setDrivers(drivers ...status.Driver) {
 func (d *fakeDaemon) Reload(context.Context) error             { return d.reloadErr }
 func (d *fakeDaemon) Reregister(context.Context, string) error { return nil }
 func (d *fakeDaemon) Alive(context.Context) error              { return nil }
+func (d *fakeDaemon) Trace(ctx context.Context, rec control.Recorder) error {
+	return d.trace(ctx, rec)
+}
 
 // newRoot is a configuration root for one test.
 func newRoot(t *testing.T) string {

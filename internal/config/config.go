@@ -36,9 +36,9 @@ func (k Kubelet) EndpointLink(driver string) string {
 
 // Announced is the path that the kubelet is told for a driver, and the target of the link if that
 // is one, else empty.
-func (c *Config) Announced(d Driver) (endpoint, linkTarget string) {
+func (k Kubelet) Announced(d Driver) (endpoint, linkTarget string) {
 	if d.EndpointLink {
-		return c.Kubelet.EndpointLink(d.Name), d.Endpoint
+		return k.EndpointLink(d.Name), d.Endpoint
 	}
 	return d.Endpoint, ""
 }

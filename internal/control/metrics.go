@@ -91,6 +91,10 @@ func exposition(s status.Document) string {
 	for _, d := range enabled {
 		e.sample(boolean(d.NotKept != ""), "driver", d.Name)
 	}
+	e.family("trace_active", "gauge", "1 while the kubelet's calls to the driver are recorded by csi-registrar trace, else 0.")
+	for _, d := range enabled {
+		e.sample(boolean(d.Traced), "driver", d.Name)
+	}
 	e.family("last_get_info_timestamp_seconds", "gauge", "When the kubelet last called GetInfo on the registration socket, in seconds since the epoch.")
 	for _, d := range enabled {
 		if !d.LastGetInfoAt.IsZero() {

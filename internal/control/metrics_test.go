@@ -19,7 +19,7 @@ func sample() status.Document {
 		Name: "b.csi.example", State: "refused", Driver: status.Ready, Registration: status.Refused, Since: at(20),
 		KubeletError: "no", LastGetInfoAt: at(19.125), Accepted: 2, Refusals: 3,
 		Republications: 3, RepublicationsBy: map[string]uint64{"removed": 1, "changed": 2},
-		NotKept: "the descriptor store is full", DampedUntil: at(300),
+		NotKept: "the descriptor store is full", DampedUntil: at(300), Traced: true,
 	}
 	s := newDaemon(
 		registeredDriver("a.csi.example"), refused,

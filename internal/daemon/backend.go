@@ -21,6 +21,20 @@ var _ control.Backend = backend{}
 // Reload implements control.Backend.
 func (b backend) Reload(ctx context.Context) error { return b.reload(ctx) }
 
+// Trace implements control.Backend. Who reads the calls between kubelet and driver is in the journal.
+func (b backend) Trace(ctx context.Context, rec control.Recorder) error {
+	log, linked := b.d.log.With("driver", rec.Driver, "process", rec.Process), false
+	err := b.Record(ctx, rec.Driver, rec.Listen, func() {
+		linked = true
+		log.Info("the kubelet's calls to the driver are recorded", "MESSAGE_ID", messageTraceBegin)
+		rec.Linked()
+	})
+	if linked {
+		log.Info("the kubelet's calls go to the driver again", "MESSAGE_ID", messageTraceEnd, "cause", context.Cause(ctx))
+	}
+	return err
+}
+
 // Status implements control.Backend: the agent's document with what it does not know.
 func (b backend) Status() status.Document {
 	s := b.Agent.Status()

@@ -15,6 +15,8 @@ const (
 	messageStopping    = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c202"
 	messageApplied     = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c203"
 	messageConfigError = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c204"
+	messageTraceBegin  = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c205"
+	messageTraceEnd    = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c206"
 )
 
 // newLogger makes the logger that the configuration asks for, and the handle of its level.

@@ -51,12 +51,12 @@ func TestStopWhileAdoptingStartsNoRegistrar(t *testing.T) {
 		t.Fatal(err)
 	}
 	var log bytes.Buffer
-	watch := func(string) kubelet.Watch { return noHints{} }
+	watch := func(...string) kubelet.Watch { return noHints{} }
 	p := &parts{
 		log:        slog.New(slog.NewTextHandler(&log, nil)),
 		registries: map[string]*kubelet.Registry{},
 		stored:     map[string][]*os.File{"a.example": {kept}},
-		options:    kubelet.Options{Log: slog.New(slog.DiscardHandler), Watch: watch, WatchDir: watch, Pool: worker.NewPool()},
+		options:    kubelet.Options{Log: slog.New(slog.DiscardHandler), Watch: watch, WatchDir: func(path string) kubelet.Watch { return watch(path) }, Pool: worker.NewPool()},
 	}
 	defer p.close(t.Context())
 	c := config.Default()

@@ -49,7 +49,7 @@ func (s *Socket) adopt(ctx context.Context) error {
 			if did {
 				s.log.Info("registration socket of an earlier root_dir removed", "path", rec.Path)
 			}
-			errs = append(errs, err)
+			errs = append(errs, err, rec.removeLink(s.name))
 		case s.current.Load() == nil: // else it is the same listener once more
 			dir, _ := unixsock.Stat(s.r.dir.path) // zero if it went this very moment
 			p := newListener(s, l, dir.FileID, rec)

@@ -222,9 +222,10 @@ func TestWhatTheKubeletLearnedByItselfIsRemembered(t *testing.T) {
 	w := newWorld(t)
 	m := newManager(t)
 	r, s := w.published("a", with(m, true))
-	i := announcement("a").Identity
-	i.NodeID = "n2"
-	if err := s.Acknowledge(t.Context(), i); err != nil {
+	a := announcement("a")
+	a.Identity.NodeID = "n2"
+	i := a.Identity
+	if err := s.Acknowledge(t.Context(), a); err != nil {
 		t.Fatal(err)
 	}
 	if got := s.Look().Announced.Identity; !got.Equal(i) || !recorded(r, "a").Announced.Identity.Equal(i) {
@@ -234,7 +235,7 @@ func TestWhatTheKubeletLearnedByItselfIsRemembered(t *testing.T) {
 		t.Fatal(err)
 	}
 	next := socket(t, w.open(with(m, true)), "a")
-	if err := next.Acknowledge(t.Context(), i); err != nil {
+	if err := next.Acknowledge(t.Context(), a); err != nil {
 		t.Errorf("with nothing published: %v", err)
 	}
 	if err := next.Adopt(t.Context(), m.pass(t, "registration-a")); err != nil {

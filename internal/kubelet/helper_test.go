@@ -90,8 +90,10 @@ func (hints) Close()                   {}
 
 // options are what a Registry cannot be without.
 func options() Options {
-	watch := func(string) Watch { return make(hints, 1) }
-	return Options{Log: slog.New(slog.DiscardHandler), Watch: watch, WatchDir: watch, Pool: worker.NewPool()}
+	return Options{
+		Log: slog.New(slog.DiscardHandler), Pool: worker.NewPool(),
+		Watch: func(...string) Watch { return make(hints, 1) }, WatchDir: func(string) Watch { return make(hints, 1) },
+	}
 }
 
 func withRun(w *world) Options {

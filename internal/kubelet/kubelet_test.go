@@ -262,7 +262,7 @@ func TestWithdrawnWhateverStoreAndRecordSay(t *testing.T) {
 			f := &forgetful{manager: m}
 			open := 0
 			r, s := w.published("a", with(f, true), func(o *Options) {
-				o.Watch = func(string) Watch { open++; return watches{make(hints, 1), &open} }
+				o.Watch = func(...string) Watch { open++; return watches{make(hints, 1), &open} }
 			})
 			rec := r.recordOf("a")
 			if trouble == "store" {

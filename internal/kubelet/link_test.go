@@ -1,6 +1,7 @@
 package kubelet
 
 import (
+	"context"
 	"errors"
 	"net"
 	"os"
@@ -8,7 +9,208 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"csi-registrar/internal/status"
 )
+
+// linked is an announcement with a link.
+func (w *world) linked(name string) status.Announcement {
+	a := announcement(name)
+	a.LinkTarget, a.Endpoint = a.Endpoint, linkOf(w.root, name)
+	return a
+}
+
+// wantLink checks where a driver's link points; nowhere if it is to be gone.
+func (w *world) wantLink(name, target string) {
+	w.t.Helper()
+	got, err := os.Readlink(linkOf(w.root, name))
+	if got != target || target == "" && !errors.Is(err, os.ErrNotExist) {
+		w.t.Errorf("the link points to %q (%v), want %q", got, err, target)
+	}
+}
+
+// The link is there before the kubelet can ask for it, and goes with the registration; while that
+// stands it is guarded.
+func TestLinkStandsWithTheRegistration(t *testing.T) {
+	w := newWorld(t)
+	s := socket(t, w.open(), "a")
+	a := w.linked("a")
+	if err := s.Publish(t.Context(), a); err != nil {
+		t.Fatal(err)
+	}
+	w.wantLink("a", "/run/a/csi.sock")
+	mustAnswer(t, s.path, linkOf(w.root, "a"))
+	for _, spoil := range []func(link string) error{
+		os.Remove,
+		func(link string) error { return os.RemoveAll(filepath.Dir(link)) },
+		func(link string) error { return errors.Join(os.Remove(link), os.Symlink("/elsewhere", link)) },
+	} {
+		if err := spoil(linkOf(w.root, "a")); err != nil {
+			t.Fatal(err)
+		}
+		if now := look(t, s); now.LinkError != "" {
+			t.Error(now.LinkError)
+		}
+		w.wantLink("a", "/run/a/csi.sock")
+	}
+	a.LinkTarget = "/run/b/csi.sock"
+	before := s.Look().PublishedAt
+	if err := s.Acknowledge(t.Context(), a); err != nil || !s.Look().PublishedAt.Equal(before) {
+		t.Errorf("another target: %v", err)
+	}
+	w.wantLink("a", "/run/b/csi.sock")
+	if err := s.Publish(t.Context(), announcement("a")); err != nil {
+		t.Fatal(err)
+	}
+	w.wantLink("a", "")
+	if err := s.Publish(t.Context(), a); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Withdraw(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.wantLink("a", "")
+}
+
+func TestLinkWhosePathIsTaken(t *testing.T) {
+	w := newWorld(t)
+	s := socket(t, w.open(), "a")
+	link := linkOf(w.root, "a")
+	if err := errors.Join(os.MkdirAll(filepath.Dir(link), 0o750), os.WriteFile(link, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	err := s.Publish(t.Context(), w.linked("a"))
+	if err == nil || !strings.Contains(err.Error(), "is a regular file: move it away") || s.Look().Up {
+		t.Errorf("published: %t, %v", s.Look().Up, err)
+	}
+	if err := os.Remove(link); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Publish(t.Context(), w.linked("a")); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Remove(link), os.Mkdir(link, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	if now := look(t, s); !strings.Contains(now.LinkError, "is a directory: move it away") || now.Place != status.Ours {
+		t.Errorf("%+v", now)
+	}
+	if err := os.Remove(link); err != nil {
+		t.Fatal(err)
+	}
+	if now := look(t, s); now.LinkError != "" {
+		t.Error(now.LinkError)
+	}
+}
+
+// The next process points the link at the driver, wherever a recorder left it, and a stop for good
+// takes it away.
+func TestLinkOverARestart(t *testing.T) {
+	w := newWorld(t)
+	m := newManager(t)
+	s := socket(t, w.open(with(m, true)), "a")
+	if err := s.Publish(t.Context(), w.linked("a")); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.wantLink("a", "/run/a/csi.sock")
+	if err := pointLink(linkOf(w.root, "a"), "/run/recorder"); err != nil {
+		t.Fatal(err)
+	}
+	next := socket(t, w.open(with(m, true)), "a")
+	if err := next.Adopt(t.Context(), m.pass(t, "registration-a")); err != nil {
+		t.Fatal(err)
+	}
+	w.wantLink("a", "/run/a/csi.sock")
+	if err := next.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	left, err := Recorded(w.run)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := left.Remove(); err != nil {
+		t.Fatal(err)
+	}
+	w.wantLink("a", "")
+}
+
+// A record is the sandboxed daemon's own word: no link is removed that is not the driver's.
+func TestLinkOfARecordIsChecked(t *testing.T) {
+	w := newWorld(t)
+	other := filepath.Join(w.root, "other.sock")
+	if err := os.Symlink("/run/a", other); err != nil {
+		t.Fatal(err)
+	}
+	rec := record{Path: filepath.Join(w.dir, "a-reg.sock"), Announced: status.Announcement{Endpoint: other, LinkTarget: "/run/a"}}
+	if err := rec.removeLink("a"); err != nil || isGone(other) {
+		t.Errorf("removed: %t, %v", isGone(other), err)
+	}
+}
+
+func TestRecord(t *testing.T) {
+	w := newWorld(t)
+	s := socket(t, w.open(), "a")
+	refused := func(want string) {
+		t.Helper()
+		if err := s.Record(t.Context(), nil, nil); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	refused("not published")
+	publish(t, s)
+	refused("write endpoint_link = true")
+	if err := s.Publish(t.Context(), w.linked("a")); err != nil {
+		t.Fatal(err)
+	}
+	var recorder string
+	var l net.Listener
+	record := func(listen func(path string) error, linked func(stop context.CancelFunc)) error {
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop()
+		return s.Record(ctx, func(_ context.Context, path string) (err error) { recorder = path; return listen(path) }, func() { linked(stop) })
+	}
+	listening := func(path string) (err error) {
+		l, err = net.Listen("unix", path)
+		return err
+	}
+	err := record(listening, func(stop context.CancelFunc) {
+		defer stop()
+		w.wantLink("a", recorder)
+		if now := look(t, s); !now.Traced {
+			t.Error("not shown")
+		}
+		w.wantLink("a", recorder) // also after a Check
+		refused("it is traced already")
+		a := w.linked("a")
+		a.Versions = []string{"1.1.0"}
+		if err := s.Publish(t.Context(), a); err != nil { // meanwhile
+			t.Error(err)
+		}
+		w.wantLink("a", recorder)
+	})
+	if err != nil || s.Look().Traced || !isGone(recorder) {
+		t.Errorf("%v, traced %t, recorder's socket gone: %t", err, s.Look().Traced, isGone(recorder))
+	}
+	w.wantLink("a", "/run/a/csi.sock")
+	l.Close()
+
+	full := errors.New("no descriptors left")
+	never := func(context.CancelFunc) { t.Error("linked") }
+	if err := record(func(string) error { return full }, never); !errors.Is(err, full) {
+		t.Error(err)
+	}
+	if err := record(func(string) error { return nil }, never); err == nil || !strings.Contains(err.Error(), "no recorder listens") {
+		t.Error(err)
+	}
+	w.wantLink("a", "/run/a/csi.sock")
+	if err := record(listening, func(stop context.CancelFunc) { stop() }); err != nil {
+		t.Errorf("after those: %v", err)
+	}
+	l.Close()
+}
 
 func TestLinkPointsWhereItIsToldTo(t *testing.T) {
 	path := filepath.Join(shortDir(t), "plugins", "csi-registrar", "a.csi.example.sock")

@@ -41,7 +41,7 @@ func (s *Socket) publish(ctx context.Context, a status.Announcement) error {
 	if err != nil {
 		return err
 	}
-	if err := s.clear(ctx); err != nil {
+	if err := errors.Join(s.pointLink(a), s.clear(ctx)); err != nil {
 		return err
 	}
 	var own unixsock.FileID
@@ -130,6 +130,9 @@ func (s *Socket) publishFrom(ctx context.Context, place string, dir unixsock.Fil
 	if err == nil {
 		if old != nil {
 			old.stop(true)
+			if old.Announced.Endpoint != a.Endpoint {
+				rerr = errors.Join(rerr, old.removeLink(s.name))
+			}
 		}
 		if rerr != nil {
 			s.log.Warn("published, but a temporary name is left", "error", rerr)

@@ -171,7 +171,8 @@ func (l Leftovers) Remove() (removed []string, err error) {
 			removed = append(removed, rec.Path)
 		}
 		if err == nil {
-			err = ignoreMissing(os.Remove(file))
+			driver := strings.TrimSuffix(filepath.Base(file), recordSuffix)
+			err = errors.Join(rec.removeLink(driver), ignoreMissing(os.Remove(file)))
 		}
 		errs = append(errs, err)
 	}

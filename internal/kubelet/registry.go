@@ -48,7 +48,8 @@ type Options struct {
 	Dir string
 	// Watch gives hints about a path, and takes ours, so that one channel serves both;
 	// WatchDir about the entries of a directory.
-	Watch, WatchDir func(path string) Watch
+	Watch    func(paths ...string) Watch
+	WatchDir func(path string) Watch
 	// Pool runs what may block for ever.
 	Pool *worker.Pool
 }
@@ -114,7 +115,7 @@ func (r *Registry) Socket(name string) (*Socket, error) {
 		return nil, fmt.Errorf("the registration socket of %s is in use already", name)
 	}
 	s := &Socket{
-		r: r, name: name, path: path, log: r.o.Log.With("driver", name), watch: r.o.Watch(path),
+		r: r, name: name, path: path, log: r.o.Log.With("driver", name), watch: r.o.Watch(path, linkOf(r.dir.root, name)),
 		seen: status.Socket{Path: path, Place: status.Missing},
 	}
 	s.worker = r.o.Pool.Slot(path, s.watch.Hint)

@@ -45,6 +45,9 @@ type Socket struct {
 
 	mu   sync.Mutex    // guards what follows, and the fields of listeners; held for moments
 	seen status.Socket // without what is in current
+	// A recorder has, or is about to have, the calls to the driver; recorder is where it listens.
+	recording bool
+	recorder  string
 }
 
 // Hints receives when it is worth a Check, or the kubelet called.
@@ -92,6 +95,7 @@ func (s *Socket) Look() status.Socket {
 	if p := s.current.Load(); p != nil {
 		look.Up, look.Announced, look.NotKept = true, p.Announced, p.notKept
 		look.PublishedAt, look.GetInfoAt, look.Notification, look.FirstAcceptedAt = p.PublishedAt, p.GetInfoAt, p.Notification, p.FirstAcceptedAt
+		look.Traced = s.recorder != ""
 		look.AlsoServed = s.r.others.describe(s.name, p.FileID)
 	}
 	return look
@@ -108,6 +112,7 @@ func (s *Socket) Check(ctx context.Context) error {
 
 // check is for the worker.
 func (s *Socket) check() error {
+	s.checkLink()
 	place, dirMissing, recreated := status.Foreign, false, s.r.dir.note()
 	f, err := unixsock.Lstat(s.path)
 	if isMissing(err) {
@@ -130,16 +135,18 @@ func isMissing(err error) bool {
 	return errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENOTDIR)
 }
 
-// Acknowledge notes that the kubelet has learned this identity from the driver itself.
-func (s *Socket) Acknowledge(ctx context.Context, i status.Identity) error {
+// Acknowledge notes an announcement that the kubelet need not be told: it has learned the identity
+// from the driver itself, or only the target of the link is another.
+func (s *Socket) Acknowledge(ctx context.Context, a status.Announcement) error {
 	return s.do(ctx, changeTime, func(context.Context) error {
 		p := s.current.Load()
 		if p == nil {
 			return nil
 		}
 		s.mu.Lock()
-		p.Announced.Identity = i
+		p.Announced = a
 		s.mu.Unlock()
+		s.checkLink()
 		return s.save(p)
 	})
 }
@@ -162,6 +169,9 @@ func (s *Socket) withdraw(ctx context.Context) error {
 	s.current.Store(nil)
 	s.forget(ctx)
 	s.removeRecord()
+	if err := p.removeLink(s.name); err != nil {
+		s.log.Warn("the endpoint link is left", "error", err)
+	}
 	p.stop(true)
 	return nil
 }

@@ -3,8 +3,10 @@ package kubelet
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"csi-registrar/internal/pluginreg"
 	"csi-registrar/internal/unixsock"
@@ -26,12 +28,15 @@ func (r *Registry) Sweep(ctx context.Context, names []string) ([]string, error) 
 			}
 		}
 		var errs []error
-		for _, dir := range []string{r.dir.root, r.dir.path} { // there need not be a root
+		for _, dir := range []string{r.dir.root, r.dir.path, linksIn(r.dir.root)} { // there need not be a root
 			entries, err := os.ReadDir(dir)
 			errs = append(errs, ignoreMissing(err))
 			for _, e := range entries {
-				if isTemporary(e.Name()) {
-					paths = append(paths, filepath.Join(dir, e.Name()))
+				switch path := filepath.Join(dir, e.Name()); {
+				case isTemporary(e.Name()), strings.HasPrefix(e.Name(), recorderPrefix):
+					paths = append(paths, path)
+				case strings.HasPrefix(e.Name(), linkPrefix) && e.Type() == fs.ModeSymlink:
+					errs = append(errs, ignoreMissing(os.Remove(path)))
 				}
 			}
 		}

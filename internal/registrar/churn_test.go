@@ -166,6 +166,34 @@ func TestWhatTheKubeletLearnedIsAcknowledged(t *testing.T) {
 	})
 }
 
+// Where the link points is nothing that the kubelet is told: a moved socket costs no registration,
+// but that there is a link at all does.
+func TestTheTargetOfTheLinkCostsNoRegistration(t *testing.T) {
+	w := newWorld()
+	w.report = ready()
+	set := base
+	set.Endpoint, set.LinkTarget = "/k/plugins/csi-registrar/a.sock", "/run/a/csi.sock"
+	live(t, w, set, func(l *lives) {
+		for i, target := range []string{"/run/b/csi.sock", ""} {
+			set.LinkTarget = target
+			if target == "" {
+				set.Endpoint = "/run/b/csi.sock"
+			}
+			if err := l.reg.Update(l.Context(), set, nil); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Minute)
+			l.publications(1 + i)
+			l.w.mu.Lock()
+			got := l.w.sock.Announced
+			l.w.mu.Unlock()
+			if got.LinkTarget != target || got.Endpoint != set.Endpoint {
+				t.Errorf("announced %+v, want %+v", got, set)
+			}
+		}
+	})
+}
+
 func TestReregisterWhileItIsBeingPublished(t *testing.T) {
 	w := newWorld()
 	w.report = ready()

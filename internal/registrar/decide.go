@@ -44,7 +44,7 @@ const (
 	rest        kind = iota // nothing to do now
 	publish                 // make the socket, or make it again
 	withdraw                // take it away
-	acknowledge             // note what the kubelet has learned by itself
+	acknowledge             // note what the kubelet has learned by itself, or need not learn
 )
 
 // action is the one thing to do.
@@ -52,8 +52,9 @@ type action struct {
 	kind  kind
 	cause Cause
 	why   string
-	quiet time.Duration // for how long it must have been the thing to do
-	at    time.Time     // with rest: when to look again; zero: no need
+	quiet time.Duration       // for how long it must have been the thing to do
+	note  status.Announcement // with acknowledge
+	at    time.Time           // with rest: when to look again; zero: no need
 }
 
 func (a action) same(b action) bool {
@@ -88,10 +89,17 @@ func (r *Registrar) decide(seen status.Socket, now time.Time) action {
 	case r.unverified(seen):
 		return action{} // the driver is being asked
 	case r.learned(seen):
-		return action{kind: acknowledge}
+		note := seen.Announced
+		note.Identity = r.known.identity
+		return action{kind: acknowledge, note: note}
 	}
 	if news := difference(seen.Announced, r.announcement()); news != "" {
 		return action{kind: publish, cause: CauseChanged, why: news}
+	}
+	if seen.Announced.LinkTarget != r.set.LinkTarget {
+		note := seen.Announced
+		note.LinkTarget = r.set.LinkTarget
+		return action{kind: acknowledge, note: note}
 	}
 	return r.decideUnaccepted(seen, now)
 }
@@ -153,5 +161,5 @@ func (r *Registrar) stillWanted(seen status.Socket) Cause {
 
 // announcement is what the kubelet shall be told now.
 func (r *Registrar) announcement() status.Announcement {
-	return status.Announcement{Endpoint: r.set.Endpoint, Versions: r.set.Versions, Identity: r.known.identity}
+	return status.Announcement{Endpoint: r.set.Endpoint, LinkTarget: r.set.LinkTarget, Versions: r.set.Versions, Identity: r.known.identity}
 }

@@ -88,10 +88,10 @@ func (s fakeSocket) Check(context.Context) error {
 	return s.w.checkErr
 }
 
-func (s fakeSocket) Acknowledge(_ context.Context, i status.Identity) error {
+func (s fakeSocket) Acknowledge(_ context.Context, a status.Announcement) error {
 	s.w.mu.Lock()
 	defer s.w.mu.Unlock()
-	s.w.sock.Announced.Identity = i
+	s.w.sock.Announced = a
 	return nil
 }
 

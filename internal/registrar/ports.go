@@ -34,8 +34,9 @@ type Socket interface {
 	// Withdraw takes the socket away: the path if it is ours, then the listener and its
 	// place in the descriptor store.
 	Withdraw(ctx context.Context) error
-	// Acknowledge notes that the kubelet has learned this identity from the driver itself.
-	Acknowledge(ctx context.Context, i status.Identity) error
+	// Acknowledge notes an announcement that the kubelet need not be told: it has learned the
+	// identity from the driver itself, or only the target of the link is another.
+	Acknowledge(ctx context.Context, a status.Announcement) error
 	// Hints receives when Check may find something else, or the kubelet called.
 	Hints() <-chan struct{}
 }

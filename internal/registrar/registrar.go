@@ -18,6 +18,7 @@ type Settings struct {
 	Name          string
 	Socket        string
 	Endpoint      string        // what the kubelet is told
+	LinkTarget    string        // where the link at Endpoint is to point; empty: it is no link of ours
 	Versions      []string      // what the kubelet is told
 	Withdraw      bool          // withdraw a driver that is gone; else its registration is kept
 	WithdrawAfter time.Duration // how long it may be gone

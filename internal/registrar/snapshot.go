@@ -28,6 +28,7 @@ func (r *Registrar) snapshot(seen status.Socket, now time.Time) status.Driver {
 		Refusals:           seen.Refusals,
 		RepublicationsBy:   maps.Clone(r.counted),
 		NotKept:            seen.NotKept,
+		Traced:             seen.Traced,
 		DampedUntil:        r.dampedUntil(now),
 	}
 	for _, n := range r.counted {
@@ -120,5 +121,5 @@ func (r *Registrar) attention(seen status.Socket, reg status.RegistrationState, 
 		return "the driver's topology changed (" + strings.Join(moved, ", ") + "): the kubelet would refuse it while the Node has the old label, so the registration is left alone. " +
 			"If it is meant: remove the label from the Node, then `csi-registrar reregister " + r.name + "`"
 	}
-	return seen.AlsoServed
+	return cmp.Or(seen.LinkError, seen.AlsoServed)
 }

@@ -69,8 +69,7 @@ func (r *Registrar) workIfDue(ctx context.Context, seen status.Socket, now time.
 		r.log.Info("withdrawing", "cause", string(act.cause), "reason", act.why)
 		r.begin(now, true, func() error { return r.socket.Withdraw(ctx) })
 	case acknowledge:
-		i := r.known.identity
-		r.begin(now, true, func() error { return r.socket.Acknowledge(ctx, i) })
+		r.begin(now, true, func() error { return r.socket.Acknowledge(ctx, act.note) })
 	}
 	return time.Time{}
 }

@@ -27,6 +27,8 @@ type Driver struct {
 	Republications     uint64            `json:"republications"`
 	// NotKept says why the registration would not survive a restart of the daemon.
 	NotKept string `json:"not_kept,omitempty"`
+	// Traced: a recorder has the calls between the kubelet and the driver.
+	Traced bool `json:"traced,omitempty"`
 	// DampedUntil is when the registration socket is changed again at the latest, after it was
 	// changed too often.
 	DampedUntil time.Time `json:"damped_until,omitzero"`

@@ -70,14 +70,17 @@ type Report struct {
 // Announcement is what the kubelet is told with GetInfo (Name, Endpoint, Versions)
 // and what it will learn from the driver because of it (the rest of Identity).
 type Announcement struct {
-	Endpoint string   `json:"endpoint"`
-	Versions []string `json:"versions"`
-	Identity Identity `json:"identity"`
+	Endpoint string `json:"endpoint"`
+	// LinkTarget: Endpoint is a symbolic link that we keep, and that points there; empty: it is not.
+	// The kubelet does not learn it.
+	LinkTarget string   `json:"link_target,omitempty"`
+	Versions   []string `json:"versions"`
+	Identity   Identity `json:"identity"`
 }
 
 // Equal reports whether both say the same.
 func (a Announcement) Equal(o Announcement) bool {
-	return a.Endpoint == o.Endpoint && slices.Equal(a.Versions, o.Versions) && a.Identity.Equal(o.Identity)
+	return a.Endpoint == o.Endpoint && a.LinkTarget == o.LinkTarget && slices.Equal(a.Versions, o.Versions) && a.Identity.Equal(o.Identity)
 }
 
 // Place is what is at the path of a registration socket.
@@ -120,4 +123,6 @@ type Socket struct {
 	// AlsoServed says where else in the plugins_registry, and by whom, the same driver is
 	// served; empty if nowhere.
 	AlsoServed string
+	LinkError  string // why the endpoint link does not point where it belongs; empty if it does
+	Traced     bool   // the endpoint link points at a recorder
 }
