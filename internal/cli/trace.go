@@ -17,6 +17,7 @@ import (
 	"syscall"
 	"time"
 
+	"csi-registrar/internal/control"
 	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/trace"
 	"csi-registrar/internal/unixsock"
@@ -51,25 +52,41 @@ func setupTrace(fs *flag.FlagSet) runner {
 		o.show = append(o.show, key)
 		return nil
 	})
-	return func(ctx context.Context, e *env, _ []string) error { return runTrace(ctx, e, o) }
+	root := rootFlag(fs)
+	return func(ctx context.Context, e *env, args []string) error {
+		if err := o.check(args); err != nil {
+			return err
+		}
+		if len(args) == 1 {
+			l := newLease(control.NewClient(control.Path(*root)), args[0], func(text string) { fmt.Fprintln(e.stderr, text) })
+			return runTrace(ctx, e, o, traced{l, l.dial, l.run})
+		}
+		t, err := between(ctx, o.listen, o.connect)
+		if err != nil {
+			return err
+		}
+		return runTrace(ctx, e, o, t)
+	}
 }
 
-// runTrace copies calls from one address to another, and shows them, until ctx is done.
-func runTrace(ctx context.Context, e *env, o traceOptions) (err error) {
-	dial, err := o.check()
-	if err != nil {
-		return err
-	}
-	l, remove, err := listenAt(ctx, o.listen)
-	if err != nil {
-		return err
-	}
+// traced is where calls come from and go to.
+type traced struct {
+	listener trace.Listener
+	dial     trace.Dial
+	// hold returns when ctx is done and no more calls come, or when none can come.
+	hold func(ctx context.Context) error
+}
+
+// runTrace copies calls and shows them until ctx is done.
+func runTrace(ctx context.Context, e *env, o traceOptions, t traced) (err error) {
 	rec := trace.NewRecorder(trace.Options{Method: o.method, Show: o.show})
 	out := traceWriter{rec: rec, e: e, json: o.json, table: trace.NewTable(e.page().columns)}
 	if o.output != "" {
 		f, err := os.OpenFile(o.output, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 		if err != nil {
-			return errors.Join(fmt.Errorf("cannot write the record: %w", err), l.Close(), remove())
+			ended, cancel := context.WithCancel(ctx)
+			cancel()
+			return errors.Join(fmt.Errorf("cannot write the record: %w", err), t.listener.Close(), t.hold(ended))
 		}
 		defer func() { err = errors.Join(err, f.Close()) }()
 		out.file = f
@@ -82,17 +99,19 @@ func runTrace(ctx context.Context, e *env, o traceOptions) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	cut, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
+	serving, end := context.WithCancel(context.WithoutCancel(ctx))
 	ended := make(chan error, 1)
 	go func() {
-		<-ctx.Done()
-		err := remove() // nobody connects any more
+		err := t.hold(ctx)
+		end()
 		waitForCut(cut, e)
 		stop()
 		ended <- err
 	}()
 	served := make(chan error, 1)
 	go func() {
-		served <- trace.Serve(ctx, cut, l, dial, rec)
+		served <- trace.Serve(serving, cut, t.listener, t.dial, rec)
+		cancel() // it may have failed
 		rec.Close()
 	}()
 	writeErr := out.write()
@@ -126,33 +145,56 @@ func waitForCut(cut context.Context, e *env) {
 }
 
 // check validates the options.
-func (o traceOptions) check() (trace.Dial, error) {
-	if o.listen == "" || o.connect == "" {
-		return nil, usagef(nil, "--listen and --connect are both needed")
+func (o traceOptions) check(args []string) error {
+	switch {
+	case len(args) > 1:
+		return usagef(nil, "one driver at a time")
+	case len(args) == 1 && o.listen+o.connect != "":
+		return usagef(nil, "a driver's name, or --listen and --connect, not both")
+	case len(args) == 0 && (o.listen == "" || o.connect == ""):
+		return usagef(nil, "a driver's name is needed, or --listen and --connect")
 	}
 	if _, err := path.Match(o.method, ""); err != nil {
-		return nil, usagef(nil, "--method %q is not a pattern", o.method)
+		return usagef(nil, "--method %q is not a pattern", o.method)
 	}
 	if o.duration < 0 {
-		return nil, usagef(nil, "--duration %s is negative", o.duration)
+		return usagef(nil, "--duration %s is negative", o.duration)
 	}
 	if slices.Contains(o.show, "") {
-		return nil, usagef(nil, "--show needs a key")
+		return usagef(nil, "--show needs a key")
 	}
-	for _, flag := range []struct{ name, address string }{{"listen", o.listen}, {"connect", o.connect}} {
+	return nil
+}
+
+// between copies from one address to another.
+func between(ctx context.Context, listen, connect string) (traced, error) {
+	for _, flag := range []struct{ name, address string }{{"listen", listen}, {"connect", connect}} {
 		if _, _, err := parseAddress(flag.address); err != nil {
-			return nil, usagef(nil, "--%s %q: %w", flag.name, flag.address, err)
+			return traced{}, usagef(nil, "--%s %q: %w", flag.name, flag.address, err)
 		}
 	}
-	network, address, err := parseAddress(o.connect)
-	return func(ctx context.Context) (trace.Conn, error) {
-		d := net.Dialer{Timeout: traceDial}
-		c, err := d.DialContext(ctx, network, address)
-		if err != nil {
-			return nil, err
-		}
-		return c.(trace.Conn), nil
+	network, address, err := parseAddress(connect)
+	if err != nil {
+		return traced{}, err
+	}
+	l, remove, err := listenAt(ctx, listen)
+	return traced{
+		listener: l,
+		dial:     func(ctx context.Context) (trace.Conn, error) { return dialDriver(ctx, network, address) },
+		hold: func(ctx context.Context) error {
+			<-ctx.Done()
+			return remove() // nobody connects any more
+		},
 	}, err
+}
+
+func dialDriver(ctx context.Context, network, address string) (trace.Conn, error) {
+	d := net.Dialer{Timeout: traceDial}
+	c, err := d.DialContext(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	return c.(trace.Conn), nil
 }
 
 // parseAddress reads PATH, unix:PATH or tcp:ADDRESS:PORT. TCP has no owner and no mode: it
@@ -211,12 +253,15 @@ type traceWriter struct {
 
 // write writes all calls, until the recorder is closed.
 func (w traceWriter) write() error {
-	if !w.json {
-		if _, err := fmt.Fprintln(w.e.stdout, w.table.Header()); err != nil {
-			return err
-		}
+	head := w.table.Header() + "\n" // with the first call: perhaps none can come
+	if w.json {
+		head = ""
 	}
 	for c := range w.rec.Calls() {
+		if _, err := io.WriteString(w.e.stdout, head); err != nil {
+			return err
+		}
+		head = ""
 		if err := w.call(c); err != nil {
 			return err
 		}

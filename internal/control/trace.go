@@ -24,7 +24,7 @@ const (
 // Recorder is who asks for the calls to a driver.
 type Recorder struct {
 	Driver  string // whose calls
-	Process string // who asks, for the journal: "pid 12, uid 0, gid 0"
+	Process string // who asks, for the journal: "process 12 (uid 0)"
 	// Listen is called with the path that the daemon chose. The recorder listens there when it
 	// has returned nil.
 	Listen func(ctx context.Context, path string) error

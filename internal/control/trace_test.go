@@ -49,7 +49,7 @@ func TestTrace(t *testing.T) {
 	default:
 		t.Error("Trace returned before the link pointed back")
 	}
-	if want := fmt.Sprintf("pid %d, uid %d, gid %d", os.Getpid(), os.Getuid(), os.Getgid()); *process != want {
+	if want := fmt.Sprintf("process %d (uid %d)", os.Getpid(), os.Getuid()); *process != want {
 		t.Errorf("asked by %q, want %q", *process, want)
 	}
 }

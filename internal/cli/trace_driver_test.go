@@ -1,0 +1,297 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"csi-registrar/internal/control"
+	"csi-registrar/internal/fake"
+	"csi-registrar/internal/status"
+)
+
+// linkedNode is a node with a driver that has an endpoint link, and a caller that connects for
+// each call, as the kubelet does.
+type linkedNode struct {
+	*testing.T
+	root, socket, link string
+	manager            *fake.Manager
+	daemon             *exec.Cmd
+	log                *output
+	deregistered       atomic.Int64
+	calls, failed      atomic.Int64
+}
+
+const linkedName = "linked.example"
+
+func newLinkedNode(t *testing.T) *linkedNode {
+	t.Helper()
+	root := newRoot(t)
+	n := &linkedNode{T: t, root: root, socket: filepath.Join(root, "d.sock"), link: filepath.Join(root, "k/plugins/csi-registrar", linkedName+".sock"), log: newOutput()}
+	d := fake.NewDriver(n.socket, fake.Healthy(linkedName))
+	if _, err := d.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(d.Kill)
+	manager, err := fake.StartManager(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.manager = manager
+	kubelet, err := fake.StartKubelet(filepath.Join(root, "k/plugins_registry"), fake.NewAPIServer(), func(e fake.Event) {
+		if e.What == fake.Deregistered {
+			n.deregistered.Add(1)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(kubelet.Stop(), n.manager.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	conf := fmt.Sprintf("[kubelet]\nroot_dir = %q\n[driver.%q]\nsocket = %q\nsocket_owner = \"any\"\nendpoint_link = true\n", filepath.Join(root, "k"), linkedName, n.socket)
+	if err := errors.Join(os.MkdirAll(filepath.Join(root, "etc/csi-registrar"), 0o755), os.WriteFile(filepath.Join(root, "etc/csi-registrar/config.toml"), []byte(conf), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	n.start()
+	n.eventually("the driver is registered", func() bool { return n.state().State == string(status.Registered) })
+	if got := kubelet.Registered()[linkedName].Endpoint; got != n.link {
+		t.Fatalf("the kubelet was told %q, want %q", got, n.link)
+	}
+	return n
+}
+
+// start starts the daemon.
+func (n *linkedNode) start() {
+	n.Helper()
+	ready := n.manager.State().Ready
+	n.daemon = n.manager.Command(context.WithoutCancel(n.Context()), os.Args[0], "run", "--keep-sockets", "--config-root", n.root)
+	n.daemon.Env = append(n.daemon.Env, asProgram+"=1")
+	n.daemon.Stderr = n.log
+	if err := n.daemon.Start(); err != nil {
+		n.Fatal(err)
+	}
+	daemon := n.daemon
+	n.Cleanup(func() { _ = daemon.Process.Kill() })
+	n.eventually("the daemon is ready", func() bool { return n.manager.State().Ready > ready })
+}
+
+// restart ends the daemon by a signal and starts another.
+func (n *linkedNode) restart(s os.Signal) {
+	n.Helper()
+	if err := n.daemon.Process.Signal(s); err != nil {
+		n.Fatal(err)
+	}
+	_ = n.daemon.Wait()
+	n.start()
+}
+
+func (n *linkedNode) state() status.Driver {
+	n.Helper()
+	doc, err := control.NewClient(control.Path(n.root)).Status(n.Context())
+	if err != nil {
+		return status.Driver{}
+	}
+	s, err := doc.Status()
+	if err != nil {
+		n.Fatal(err)
+	}
+	d, _ := s.Driver(linkedName)
+	return d
+}
+
+func (n *linkedNode) eventually(what string, holds func() bool) {
+	n.Helper()
+	for deadline := time.Now().Add(time.Minute); !holds(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			n.Fatalf("not within a minute: %s\n%s", what, n.log)
+		}
+	}
+}
+
+// target is where the link points.
+func (n *linkedNode) target() string {
+	n.Helper()
+	target, err := os.Readlink(n.link)
+	if err != nil {
+		n.Error(err)
+	}
+	return target
+}
+
+// call calls the driver once.
+func (n *linkedNode) call(ctx context.Context) error {
+	c, err := grpc.NewClient("unix:"+n.link, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	_, err = csi.NewNodeClient(c).NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
+	return err
+}
+
+// callOn calls all the time until the returned function is called.
+func (n *linkedNode) callOn() (stop func()) {
+	ctx, cancel := context.WithCancel(n.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for ctx.Err() == nil {
+			if err := n.call(context.WithoutCancel(ctx)); err != nil {
+				n.failed.Add(1)
+				n.Logf("call %d failed: %v", n.calls.Load(), err)
+			}
+			n.calls.Add(1)
+		}
+	}()
+	return func() { cancel(); <-ended }
+}
+
+// moreCalls waits until calls were made that began after now.
+func (n *linkedNode) moreCalls() {
+	n.Helper()
+	until := n.calls.Load() + 20
+	n.eventually("calls are made", func() bool { return n.calls.Load() >= until })
+}
+
+// trace starts a recorder and waits until calls arrive there.
+func (n *linkedNode) trace() (recorder *exec.Cmd, stdout, stderr *output) {
+	n.Helper()
+	recorder = exec.Command(os.Args[0], "trace", linkedName, "--json", "--config-root", n.root)
+	recorder.Env = append(os.Environ(), asProgram+"=1")
+	stdout, stderr = newOutput(), newOutput()
+	recorder.Stdout, recorder.Stderr = stdout, stderr
+	if err := recorder.Start(); err != nil {
+		n.Fatal(err)
+	}
+	n.Cleanup(func() { _ = recorder.Process.Kill() })
+	n.eventually("calls arrive at the recorder", func() bool { return strings.Contains(stderr.String(), "arrive here") })
+	return recorder, stdout, stderr
+}
+
+// Recording, in whatever way it begins and ends, costs no registration, and no call but one that is
+// under way through a recorder that is killed or frozen.
+func TestTraceOfADriverCostsNothing(t *testing.T) {
+	n := newLinkedNode(t)
+	if n.target() != n.socket {
+		t.Fatalf("the link points to %s", n.target())
+	}
+	stop := n.callOn()
+	pointsBack := func() {
+		t.Helper()
+		n.eventually("the link points at the driver", func() bool { return n.target() == n.socket })
+	}
+	for _, step := range []struct {
+		name string
+		lost int64 // calls that may fail
+		do   func(recorder *exec.Cmd, stderr *output)
+	}{
+		{"interrupted", 0, func(recorder *exec.Cmd, _ *output) {
+			if err := errors.Join(recorder.Process.Signal(syscall.SIGINT), recorder.Wait()); err != nil {
+				t.Error(err)
+			}
+			if n.target() != n.socket {
+				t.Errorf("after its end the link points to %s", n.target())
+			}
+		}},
+		{"killed", 1, func(recorder *exec.Cmd, _ *output) {
+			_ = recorder.Process.Kill()
+			_ = recorder.Wait()
+		}},
+		{"frozen", 2, func(recorder *exec.Cmd, stderr *output) { // one waits, and perhaps one that came meanwhile
+			began := time.Now()
+			if err := recorder.Process.Signal(syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			pointsBack()
+			t.Logf("a frozen recorder lost its lease after %s", time.Since(began))
+			n.moreCalls()
+			if err := recorder.Process.Signal(syscall.SIGCONT); err != nil {
+				t.Fatal(err)
+			}
+			n.eventually("it has the calls again", func() bool { return strings.Count(stderr.String(), "arrive here") == 2 })
+			n.moreCalls()
+			if err := errors.Join(recorder.Process.Signal(syscall.SIGINT), recorder.Wait()); err != nil {
+				t.Error(err)
+			}
+		}},
+		{"beside a daemon that is killed", 0, func(recorder *exec.Cmd, stderr *output) {
+			n.restart(syscall.SIGKILL)
+			n.eventually("it has the calls again", func() bool { return strings.Count(stderr.String(), "arrive here") == 2 })
+			n.moreCalls()
+			if err := errors.Join(recorder.Process.Signal(syscall.SIGINT), recorder.Wait()); err != nil {
+				t.Error(err)
+			}
+		}},
+		{"beside a daemon that is restarted", 0, func(recorder *exec.Cmd, stderr *output) {
+			n.restart(syscall.SIGTERM)
+			n.eventually("it has the calls again", func() bool { return strings.Count(stderr.String(), "arrive here") == 2 })
+			if err := errors.Join(recorder.Process.Signal(syscall.SIGINT), recorder.Wait()); err != nil {
+				t.Error(err)
+			}
+		}},
+	} {
+		before := n.failed.Load()
+		recorder, stdout, stderr := n.trace()
+		n.moreCalls()
+		step.do(recorder, stderr)
+		pointsBack()
+		n.moreCalls()
+		if lost := n.failed.Load() - before; lost > step.lost {
+			t.Errorf("%s: %d calls failed, at most %d may\n%s", step.name, lost, step.lost, stderr)
+		}
+		if got := strings.Count(stdout.String(), `NodeGetInfo"`); got < 10 {
+			t.Errorf("%s: %d calls are in the record\n%s%s", step.name, got, stdout, stderr)
+		}
+	}
+	stop()
+	if n.deregistered.Load() > 0 || n.state().Traced {
+		t.Errorf("%d deregistrations, traced: %t", n.deregistered.Load(), n.state().Traced)
+	}
+	if left, err := filepath.Glob(filepath.Join(filepath.Dir(n.link), ".*")); err != nil || len(left) > 0 {
+		t.Errorf("%v is left, %v", left, err)
+	}
+	t.Logf("%d calls, %d failed", n.calls.Load(), n.failed.Load())
+}
+
+func TestTraceOfADriverIsRefused(t *testing.T) {
+	d := newFake(status.Driver{Name: "a.example", State: string(status.Registered)})
+	d.trace = func(context.Context, control.Recorder) error { return errors.New("write endpoint_link = true in its table") }
+	root := newRoot(t)
+	defer d.serve(t, root)()
+	for _, c := range []struct {
+		args []string
+		code int
+		want string
+	}{
+		{[]string{"a.example"}, exitFailed, "write endpoint_link = true in its table"},
+		{[]string{"b.example"}, exitFailed, "no driver of that name is configured\nhint: csi-registrar status shows the drivers"},
+		{[]string{"a.example", "b.example"}, exitUsage, "one driver at a time"},
+		{[]string{"a.example", "--listen", "/x"}, exitUsage, "not both"},
+		{nil, exitUsage, "a driver's name is needed"},
+	} {
+		code, stdout, stderr := try(t, append([]string{"trace", "--config-root", root}, c.args...)...)
+		if code != c.code || stdout != "" || !strings.Contains(stderr, c.want) {
+			t.Errorf("%q: %d %q %q, want %q", c.args, code, stdout, stderr, c.want)
+		}
+	}
+	if code, _, stderr := try(t, "trace", "a.example", "--config-root", newRoot(t)); code != exitNotRunning {
+		t.Errorf("without a daemon: %d %s", code, stderr)
+	}
+}
