@@ -30,10 +30,11 @@ entry of the archive that says why; root can collect everything.`,
 node's CSINode object and adds it again about a second later.`,
 			setup: setupReregister},
 		{name: "trace", args: "[DRIVER]", summary: "show every call between a CSI driver and its caller, without secrets",
-			about: `The kubelet's calls to a driver that has endpoint_link = true go through it until
-it ends. With --listen and --connect it is put between any two, without daemon,
-root or Kubernetes. Every byte is passed on; secrets, and values that could be
-confidential, are never shown. It prints a table, and at the end a summary.`,
+			about: `The kubelet's calls to a driver that has endpoint_link = true go through it
+until it ends. With --listen and --connect it is put between any two, without
+daemon, root or Kubernetes. Every byte is passed on; secrets, and values that
+could be confidential, are never shown. It prints a table, and at the end a
+summary.`,
 			setup: setupTrace},
 		{name: "config", summary: "check or show the configuration", sub: []command{
 			{name: "check", summary: "report every error in the configuration files",

@@ -156,6 +156,7 @@ func (n *linkedNode) callOn() (stop func()) {
 			if err := n.call(context.WithoutCancel(ctx)); err != nil {
 				n.failed.Add(1)
 				n.Logf("call %d failed: %v", n.calls.Load(), err)
+				time.Sleep(50 * time.Millisecond) // the kubelet waits 0.5 s before it tries again
 			}
 			n.calls.Add(1)
 		}

@@ -175,7 +175,7 @@ func TestTraceRefusesWhatIsWrong(t *testing.T) {
 		code int
 		want string
 	}{
-		{[]string{"--listen", "/x"}, 2, "--listen and --connect are both needed"},
+		{[]string{"--listen", "/x"}, 2, "a driver's name is needed, or --listen and --connect"},
 		{[]string{"--listen", "tcp:0.0.0.0:1", "--connect", "/x"}, 2, `--listen "tcp:0.0.0.0:1": TCP needs a loopback address and a port, as tcp:127.0.0.1:PORT`},
 		{[]string{"--listen", "/x", "--connect", "tcp:example.com:1"}, 2, "TCP needs a loopback address"},
 		{[]string{"--listen", "x:y", "--connect", "/x"}, 2, "neither a path that begins with / or ., nor tcp:127.0.0.1:PORT"},
@@ -201,9 +201,11 @@ func TestTraceToAFullDisk(t *testing.T) {
 	}
 	defer full.Close()
 	dir, socket := tracedDriver(t)
-	s := newSession()
+	s, listen, ended := newSession(), filepath.Join(dir, "t"), make(chan int, 1)
 	s.env.stdout = full
-	if code := s.run(t.Context(), "trace", "--listen", filepath.Join(dir, "t"), "--connect", socket); code != exitFailed || !strings.Contains(s.stderr.String(), "no space") {
+	go func() { ended <- s.run(t.Context(), "trace", "--listen", listen, "--connect", socket) }()
+	nodeInfo(t, "unix:"+listen)
+	if code := <-ended; code != exitFailed || !strings.Contains(s.stderr.String(), "no space") {
 		t.Errorf("%d %s", code, s.stderr)
 	}
 }
