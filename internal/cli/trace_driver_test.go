@@ -273,7 +273,9 @@ func TestTraceOfADriverCostsNothing(t *testing.T) {
 
 func TestTraceOfADriverIsRefused(t *testing.T) {
 	d := newFake(status.Driver{Name: "a.example", State: string(status.Registered)})
-	d.trace = func(context.Context, control.Recorder) error { return errors.New("write endpoint_link = true in its table") }
+	d.trace = func(context.Context, control.Recorder) error {
+		return errors.New("write endpoint_link = true in its table")
+	}
 	root := newRoot(t)
 	defer d.serve(t, root)()
 	for _, c := range []struct {

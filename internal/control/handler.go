@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	maxBody    = 4 << 10         // no request here needs a body at all
+	maxBody    = 4 << 10         // of a request to the public part, which needs none at all
 	aliveLimit = 2 * time.Second // the agent answers in microseconds, or is stuck
 	maxProfile = 5 * time.Minute
 )
@@ -27,10 +27,8 @@ func Handler(b Backend) http.Handler {
 	mux.HandleFunc("POST /v1/reload", a.reload)
 	mux.HandleFunc("POST /v1/drivers/{name}/reregister", a.reregister)
 	mux.Handle("GET /debug/pprof/", Profiles())
-	all := http.NewServeMux()
-	all.HandleFunc("POST /v1/drivers/{name}/trace", a.trace) // its body has no end
-	all.Handle("/", http.MaxBytesHandler(mux, maxBody))
-	return all
+	mux.HandleFunc("POST /v1/drivers/{name}/trace", a.trace)
+	return mux
 }
 
 // PublicHandler is the part for TCP, which every user of the node can reach: health,
