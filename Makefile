@@ -51,6 +51,10 @@ packages: ## build deb and rpm in dist/ (ARCHS=amd64,arm64,armhf,ppc64el,s390x,r
 sysext: ## build a system extension image in dist/, for images with a read-only /usr
 	scripts/sysext
 
+.PHONY: repository
+repository: ## add dist/ to a signed apt and rpm repository: KEY=GPG-KEY BASE_URL=URL [REPOSITORY=DIR]
+	scripts/repository $(REPOSITORY)
+
 .PHONY: install
 install: build ## install everything below DESTDIR, as the packages do; then run systemctl
 	STAGE_LEGAL=yes scripts/stage '$(DESTDIR)' bin/csi-registrar
