@@ -5,7 +5,7 @@ DESTDIR ?=
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: build
 build: ## build bin/csi-registrar and bin/csi-sample-driver, as they are packaged
@@ -62,6 +62,10 @@ install: build ## install everything below DESTDIR, as the packages do; then run
 .PHONY: cluster-test
 cluster-test: ## a real kubelet, API server and etcd; root, compiles for minutes, not in CI
 	cd internal/e2e && $(GO) test -count=1 -timeout 30m ./cluster
+
+.PHONY: arm64-test
+arm64-test: ## the demo and the unit tests on arm64, under qemu; before a release
+	scripts/test arm64
 
 .PHONY: clean
 clean: ## remove what was built
