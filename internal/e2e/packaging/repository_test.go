@@ -267,7 +267,7 @@ func TestApt(t *testing.T) {
 
 // TestDnf is the same with dnf. Debian has one; what it installs needs an rpm of systemd.
 func TestDnf(t *testing.T) {
-	n := newNode(t, "trixie-dnf")
+	n := newNode(t, "trixie-tools")
 	p := newPublished(t)
 	n.Write("/etc/systemd/system-preset/50-drivers.preset", "enable csi-sample-driver.service\n")
 	n.Write("/opt/systemd.spec", "Name: systemd\nVersion: 257\nRelease: 1\nSummary: -\nLicense: -\nBuildArch: noarch\n%description\n%files\n")
