@@ -34,7 +34,8 @@ func TestDeb(t *testing.T) {
 			n.Boot()
 			n.kubelet()
 			install := func(name, version string) string {
-				return n.Run("dpkg", "-i", n.file("deb", name, version))
+				// The versions ship different configurations: the admin's is kept, without a question.
+				return n.Run("dpkg", "--force-confold", "-i", n.file("deb", name, version))
 			}
 
 			// The driver's package first.
