@@ -5,7 +5,7 @@ DESTDIR ?=
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: build
 build: ## build bin/csi-registrar and bin/csi-sample-driver, as they are packaged
@@ -51,6 +51,10 @@ packages: ## build deb and rpm in dist/ (ARCHS=amd64,arm64,armhf,ppc64el,s390x,r
 sysext: ## build a system extension image in dist/, for images with a read-only /usr
 	scripts/sysext
 
+.PHONY: repository
+repository: ## add dist/ to a signed apt and rpm repository: KEY=GPG-KEY BASE_URL=URL [REPOSITORY=DIR]
+	scripts/repository $(REPOSITORY)
+
 .PHONY: install
 install: build ## install everything below DESTDIR, as the packages do; then run systemctl
 	STAGE_LEGAL=yes scripts/stage '$(DESTDIR)' bin/csi-registrar
@@ -58,6 +62,10 @@ install: build ## install everything below DESTDIR, as the packages do; then run
 .PHONY: cluster-test
 cluster-test: ## a real kubelet, API server and etcd; root, compiles for minutes, not in CI
 	cd internal/e2e && $(GO) test -count=1 -timeout 30m ./cluster
+
+.PHONY: arm64-test
+arm64-test: ## the demo and the unit tests on arm64, under qemu; before a release
+	scripts/test arm64
 
 .PHONY: clean
 clean: ## remove what was built

@@ -1,7 +1,6 @@
 package packaging
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"os"
 	"os/exec"
@@ -12,44 +11,6 @@ import (
 	"csi-registrar/internal/e2e/built"
 	"csi-registrar/internal/e2e/system/nspawn"
 )
-
-// TestReproducible builds the packages from two copies of the source in two directories, at two times,
-// and compares the sums of all that comes out.
-func TestReproducible(t *testing.T) {
-	t.Parallel()
-	var sums [][]byte
-	for _, name := range []string{"a", "directory-with-a-longer-name"} {
-		dir := filepath.Join(t.TempDir(), name)
-		if err := os.Mkdir(dir, 0o700); err != nil {
-			t.Fatal(err)
-		}
-		run := func(env []string, args ...string) {
-			t.Helper()
-			cmd := exec.Command(args[0], args[1:]...)
-			cmd.Dir = dir
-			cmd.Env = append(os.Environ(), env...)
-			if out, err := cmd.CombinedOutput(); err != nil {
-				t.Fatalf("%q: %v\n%s", args, err, out)
-			}
-		}
-		root := built.Root(t)
-		for _, part := range []string{"cmd", "internal", "packaging", "systemd", "scripts", "go.mod", "go.sum", "README.md", "SECURITY.md", "CHANGELOG.md", "LICENSE"} {
-			run(nil, "cp", "-r", filepath.Join(root, part), ".")
-		}
-		run([]string{"SOURCE_DATE_EPOCH=1700000000", "ARCHS=amd64,arm64"}, "scripts/packages")
-		b, err := os.ReadFile(filepath.Join(dir, "dist", "SHA256SUMS"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		sums = append(sums, b)
-	}
-	if n := bytes.Count(sums[0], []byte("\n")); n != 12 {
-		t.Errorf("%d files were built, want 12:\n%s", n, sums[0])
-	}
-	if !bytes.Equal(sums[0], sums[1]) {
-		t.Errorf("the builds differ:\n%s\n%s", sums[0], sums[1])
-	}
-}
 
 // TestPackagesHoldWhatMakeBuilds: the programs in the packages and in the system extension are
 // byte for byte those that `make build` makes and that every test runs.

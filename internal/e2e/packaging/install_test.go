@@ -34,7 +34,8 @@ func TestDeb(t *testing.T) {
 			n.Boot()
 			n.kubelet()
 			install := func(name, version string) string {
-				return n.Run("dpkg", "-i", n.file("deb", name, version))
+				// The versions ship different configurations: the admin's is kept, without a question.
+				return n.Run("dpkg", "--force-confold", "-i", n.file("deb", name, version))
 			}
 
 			// The driver's package first.
@@ -147,7 +148,7 @@ func TestPreset(t *testing.T) {
 			n := newNode(t, suite)
 			n.Write("/etc/systemd/system-preset/10-image.preset", "disable csi-registrar.service\n")
 			n.Boot()
-			n.Run("dpkg", "-i", n.file("deb", "csi-registrar", older))
+			n.Run("dpkg", "-i", n.file("deb", "csi-registrar", newer))
 			for _, ask := range []string{"is-enabled", "is-active"} {
 				if out, err := n.Try("systemctl", ask, "csi-registrar.service"); err == nil {
 					t.Errorf("%s: %s", ask, out)
@@ -175,7 +176,7 @@ func TestOffline(t *testing.T) {
 					n.Write("/etc/systemd/system-preset/99-default-disable.preset", "disable *\n")
 					n.Write("/etc/systemd/system-preset/50-drivers.preset", "enable csi-sample-driver.service\n")
 				}
-				n.Chroot(append(command, n.file(format, "csi-registrar", older), n.file(format, "csi-sample-driver", older))...)
+				n.Chroot(append(command, n.file(format, "csi-registrar", newer), n.file(format, "csi-sample-driver", newer))...)
 				n.Boot()
 				n.kubelet()
 				n.eventually(1, 0)

@@ -25,8 +25,25 @@ const (
 	limit  = 30 * time.Second
 )
 
-// Two versions of the same thing, to go from one to the other.
-const older, newer = "0.0.1", "0.0.2"
+// Two versions, to go from one to the other: the first one, and this tree.
+const older, newer = "0.1.0", "0.1.99"
+
+// first is the commit of version 0.1.0, as long as it has no tag.
+const first = "79ba8d216d14cf416de7201bdd78cda95f5d65a9"
+
+// checkOut puts the source of version older into dir: what the tag names, else first. A tree
+// without its history stands for it itself.
+func checkOut(root, dir string) error {
+	script := `cd "$0" && commit=$(git rev-parse --verify --quiet "refs/tags/v$2^{commit}" || git rev-parse --verify --quiet "$3^{commit}") &&
+		git clone --quiet --shared --no-checkout "$0" "$1" && cd "$1" && git checkout --quiet "$commit" && git tag "v$2"`
+	if _, err := os.Stat(filepath.Join(root, ".git")); err != nil && os.Getenv("CI") != "true" {
+		script = `mkdir "$1" && cd "$0" && cp -r * "$1"`
+	}
+	if out, err := exec.Command("sh", "-c", script, root, dir, older, first).CombinedOutput(); err != nil {
+		return fmt.Errorf("cannot check out version %s, tag v%s or commit %s; is this a shallow clone? %w\n%s", older, older, first, err, out)
+	}
+	return nil
+}
 
 // packages is the directory of what all tests install: made once.
 var packages = sync.OnceValues(func() (string, error) {
@@ -47,9 +64,12 @@ var packages = sync.OnceValues(func() (string, error) {
 		}
 		return nil
 	}
-	for _, version := range []string{older, newer} {
-		err = run(root, "scripts/packages", []string{"DIST=" + dist, "VERSION=" + version, "ARCHS=" + runtime.GOARCH})
-		if err != nil {
+	sources := map[string]string{older: filepath.Join(dist, "source"), newer: root}
+	if err := checkOut(root, sources[older]); err != nil {
+		return dist, err
+	}
+	for version, source := range sources {
+		if err := run(source, "scripts/packages", []string{"DIST=" + dist, "VERSION=" + version, "ARCHS=" + runtime.GOARCH}); err != nil {
 			return dist, err
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"csi-registrar/internal/e2e/built"
@@ -51,6 +52,50 @@ StandardError=null
 	n.Run("csi-registrar", "wait", "--timeout", "30s", driver)
 	n.Run("systemctl", "is-active", "csi-registrar.service")
 	n.Run("test", "!", "-e", "/etc/csi-registrar")
+}
+
+// TestSignedSysext: an image that is signed is accepted, and with none of some changes. The kernel
+// of a container has no device-mapper for it, so what the kernel does is done here by its tools.
+func TestSignedSysext(t *testing.T) {
+	t.Parallel()
+	squashfsTools(t)
+	m := nspawn.New(t, "trixie-tools") // stays off: its tools are run with the directories of this machine
+	dir, bin := t.TempDir(), t.TempDir()
+	for _, tool := range []string{"systemd-repart", "veritysetup", "openssl", "sfdisk"} {
+		script := `#!/bin/sh
+PATH=/usr/sbin:/usr/bin # the machine's tools, and not this script again
+exec unshare --mount sh -euc 'for dir in tmp proc dev; do mount --rbind /$dir "$0/$dir"; done; exec chroot "$0" ` + tool + ` "$@"' ` + m.Disk + ` "$@"
+`
+		if err := os.WriteFile(filepath.Join(bin, tool), []byte(script), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run := func(script string) (string, error) {
+		cmd := exec.Command("sh", "-euc", script)
+		cmd.Dir = built.Root(t)
+		cmd.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "d="+dir, "TMPDIR=/tmp")
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	out, err := run(`for name in ours other; do
+			openssl req -batch -new -x509 -newkey rsa:2048 -nodes -keyout "$d/$name.key" -out "$d/$name.crt" -days 2 -subj /CN=test
+		done
+		for n in 1 2; do DIST=$d/$n SYSEXT_KEY=$d/ours.key SYSEXT_CERT=$d/ours.crt scripts/sysext; done
+		cmp "$d"/1/*.raw "$d"/2/*.raw; mv "$d"/1/*.raw "$d/image"; scripts/verify-sysext "$d/image" "$d/ours.crt"`)
+	if err != nil || !strings.Contains(out, "intact: ") {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for name, c := range map[string]change{
+		"another certificate":    {`scripts/verify-sysext "$d/image" "$d/other.crt"`, "is not signed by"},
+		"the file system":        {`cp "$d/image" "$d/x"; printf x | dd of="$d/x" bs=1 seek=4000000 conv=notrunc status=none; scripts/verify-sysext "$d/x" "$d/ours.crt"`, "not those that were signed"},
+		"the hash":               {`sed 's/"rootHash":"./"rootHash":"x/' "$d/image" >"$d/x"; scripts/verify-sysext "$d/x" "$d/ours.crt"`, "is not signed by"},
+		"the signature":          {`sed 's/"signature":"MIIE/"signature":"MIID/' "$d/image" >"$d/x"; scripts/verify-sysext "$d/x" "$d/ours.crt"`, "is not signed by"},
+		"an image without a key": {`DIST=$d/plain scripts/sysext; scripts/verify-sysext "$d"/plain/*.raw "$d/ours.crt"`, "it is not signed"},
+	} {
+		if out, err := run(c.script); err == nil || !strings.Contains(out, c.says) {
+			t.Errorf("%s: %v, want %q in\n%s", name, err, c.says, out)
+		}
+	}
 }
 
 // squashfsTools makes sure that mksquashfs and unsquashfs are here.

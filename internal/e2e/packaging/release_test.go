@@ -1,0 +1,199 @@
+package packaging
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"csi-registrar/internal/e2e/built"
+	"csi-registrar/internal/e2e/system/nspawn"
+)
+
+// maker can make releases: it has the source, with a tag, and the keys.
+type maker struct {
+	t       *testing.T
+	dir     string
+	version string
+	env     []string
+}
+
+// newMaker puts this tree into a repository of its own, tagged as the version that it is.
+func newMaker(t *testing.T) *maker {
+	t.Helper()
+	nspawn.Root(t, "trixie") // skips without root on Debian
+	m := &maker{t: t, dir: t.TempDir()}
+	gnupg, err := newKey("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { endKey(gnupg); os.RemoveAll(gnupg) })
+	cache, err := exec.Command("go", "env", "GOCACHE").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.env = append(os.Environ(), "GNUPGHOME="+gnupg, "KEY="+keyOwner, "SIGNING_KEY="+m.dir+"/ssh", "GOCACHE="+strings.TrimSpace(string(cache)))
+	m.run(`ssh-keygen -q -t ed25519 -N '' -f ssh; ssh-keygen -q -t ed25519 -N '' -f other
+		mkdir source; cd source; cp -r "$1"/* "$1"/.gitattributes "$1"/.gitignore .
+		git init -q; git config user.name x; git config user.email x@example.com; git add -A; git commit -q -m x; git tag "v$(scripts/version)"; git tag v9.9.9`, built.Root(t))
+	m.version = strings.TrimSpace(m.run("source/scripts/version"))
+	return m
+}
+
+// run runs a script in the directory of the maker, with arguments from $1.
+func (m *maker) run(script string, args ...string) string {
+	m.t.Helper()
+	out, err := m.try(script, args...)
+	if err != nil {
+		m.t.Fatalf("%s: %v\n%s", script, err, out)
+	}
+	return out
+}
+
+func (m *maker) try(script string, args ...string) (string, error) {
+	cmd := exec.Command("sh", append([]string{"-euc", script, "sh"}, args...)...)
+	cmd.Dir, cmd.Env = m.dir, m.env
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// functions for the scripts below. Whoever has the key $1 signs what is there.
+const functions = `resign() {
+	rm SHA256SUMS SHA256SUMS.sig
+	LC_ALL=C sha256sum -- * >SHA256SUMS
+	ssh-keygen -q -Y sign -n file -f "../$1" SHA256SUMS
+}
+sign_for() {
+	rm SHA256SUMS.sig
+	ssh-keygen -q -Y sign -n "$1" -f ../ssh SHA256SUMS
+}
+# The files are links of those of all tests: these are to be written to.
+own() {
+	for file; do cp "$file" ../own; mv ../own "$file"; done
+}
+signer() { echo "csi-registrar namespaces=\"file\" $(cut -d ' ' -f 1,2 "../$1.pub")"; }
+`
+
+// change is a change of a release, a shell script in its directory, and what verify-release says
+// of it; "" is any error.
+type change struct{ script, says string }
+
+// eachFile has the changes of one file, $f, or of it and $next.
+var eachFile = map[string]string{
+	"one byte changed": `own "$f"; at=$(($(stat -c %s "$f") / 2)); byte=$(od -An -tu1 -j $at -N 1 "$f")
+		printf "\\$(printf %o $((byte ^ 1)))" | dd of="$f" bs=1 seek=$at conv=notrunc status=none`,
+	"one byte more":     `own "$f"; echo >>"$f"`,
+	"one byte less":     `own "$f"; truncate -s -1 "$f"`,
+	"empty":             `rm "$f"; : >"$f"`,
+	"removed":           `rm "$f"`,
+	"swapped with next": `mv "$f" ../swap; mv "$next" "$f"; mv ../swap "$next"`,
+}
+
+// changesOfAll has the others: in SHA256SUMS, in what is there beside it, and in what the key's owner
+// signed although it is not right.
+var changesOfAll = map[string]change{
+	"an extra file":              {": >extra", "lists other files"},
+	"an extra hidden file":       {": >.extra", "not a file of a release"},
+	"an extra directory":         {"mkdir extra", "not a file of a release"},
+	"an extra link":              {"ln -s RELEASE extra", "not a file of a release"},
+	"a link for a file":          {"mv RELEASE ../moved; ln -s ../moved RELEASE", "not a file of a release"},
+	"a name with a newline":      {"mv RELEASE \"$(printf 'RELEASE\\nx')\"", "not a file of a release"},
+	"a line edited":              {"sed -i 1s/^../00/ SHA256SUMS", "signature of SHA256SUMS"},
+	"a line and file removed":    {"rm RELEASE; sed -i /RELEASE/d SHA256SUMS", "signature of SHA256SUMS"},
+	"a line and file added":      {": >extra; own SHA256SUMS; sha256sum extra >>SHA256SUMS", "signature of SHA256SUMS"},
+	"another order":              {"sort -r SHA256SUMS >../sums; mv ../sums SHA256SUMS", "signature of SHA256SUMS"},
+	"a file and its line edited": {"own RELEASE; echo >>RELEASE; sha256sum -- * >../sums; mv ../sums SHA256SUMS", "signature of SHA256SUMS"},
+	"signed by another key":      {"resign other", "signature of SHA256SUMS"},
+	"signed by another key, which takes the place of the first": {"rm allowed_signers; signer other >allowed_signers; resign other", "signed by SHA256:"},
+	"signed by another key, which is added":                     {"own allowed_signers; signer other >>allowed_signers; resign other", "must have one key"},
+	"signed for another purpose":                                {"sign_for other", "signature of SHA256SUMS"},
+
+	"a line twice":             {"own SHA256SUMS; sed -n 1p SHA256SUMS >>SHA256SUMS; sign_for file", "lists other files"},
+	"a line of another form":   {"own SHA256SUMS; echo '# nothing' >>SHA256SUMS; sign_for file", "wrong line"},
+	"another version":          {"sed -i s/=v*[0-9.]*$/9.9.9/ RELEASE; resign ssh", "RELEASE has"},
+	"another commit":           {`sed -i "s/^commit=.*/commit=$(sha1sum <RELEASE | cut -d ' ' -f 1)/" RELEASE; resign ssh`, "is not of commit"},
+	"an rpm without signature": {"own *.rpm; rpmsign --delsign csi-registrar-*.rpm; resign ssh", "NOT OK"},
+	"an rpm of another key": {`own *.rpm; export GNUPGHOME="$(realpath ..)/gpg"; mkdir -m 700 "$GNUPGHOME"
+		gpg -q --batch --passphrase '' --quick-gen-key x rsa2048 sign
+		rpmsign --delsign *.rpm; ../source/scripts/sign-rpm x *.rpm; gpgconf --kill gpg-agent; resign ssh`, "NOT OK"},
+	"an SBOM cut off":         {"sed -i '$d' csi-registrar_*.spdx.json; resign ssh", "is not an SBOM"},
+	"an SBOM without modules": {"f=$(ls csi-registrar_*.spdx.json); jq '.packages |= .[:1]' $f >../sbom; mv ../sbom $f; resign ssh", "is not an SBOM"},
+	"an SBOM of another":      {"mv csi-sample-driver_*.spdx.json csi-registrar_*.spdx.json; resign ssh", "is not that of"},
+	"no SBOM":                 {"rm csi-registrar_*.spdx.json; resign ssh", "has no SBOM"},
+	"an SBOM of no package":   {"cp csi-registrar_*.spdx.json x.spdx.json; resign ssh", "is of no package"},
+	"another program in a deb": {`f=$(ls csi-registrar_*.deb); dpkg-deb -R $f ../x; echo >>../x/usr/bin/csi-registrar
+		rm $f; dpkg-deb -Znone -b ../x $f; resign ssh`, "the program in csi-registrar_"},
+	"another program in the system extension": {`f=$(ls *.raw); unsquashfs -q -n -d ../x $f; echo >>../x/usr/bin/csi-registrar
+		rm $f; mksquashfs ../x $f -quiet -no-progress; resign ssh`, "the program in csi-registrar_"},
+	"nothing": {":", "intact"},
+}
+
+// TestRelease makes a release of this tree, which builds everything twice and compares. A release
+// is accepted as it is, and with none of many changes.
+func TestRelease(t *testing.T) {
+	t.Parallel()
+	m := newMaker(t)
+	if out, err := m.try("source/scripts/release v9.9.9 x"); err == nil || !strings.Contains(out, "v9.9.9 is not version "+m.version) {
+		t.Errorf("the release of a tag that is another version: %v\n%s", err, out)
+	}
+	out := m.run(`ARCHS=amd64,arm64 source/scripts/release "$1" "$PWD/release"`, "v"+m.version)
+	fingerprint := strings.TrimSpace(m.run("ssh-keygen -l -f ssh.pub | cut -d ' ' -f 2"))
+	for _, want := range []string{"intact: csi-registrar " + m.version + ", commit ", "signed by " + fingerprint} {
+		if !strings.Contains(out, want) {
+			t.Errorf("scripts/release does not say %q:\n%s", want, out)
+		}
+	}
+	files := strings.Fields(m.run("ls release"))
+	// 4 debs, rpms and SBOMs, 2 system extensions, the source, RELEASE, SHA256SUMS, 2 files of keys, a signature.
+	if len(files) != 20 {
+		t.Errorf("the release has %d files, want 20: %q", len(files), files)
+	}
+	out, err := m.try(`cd source; git commit -q --allow-empty -m y; git tag -f "$1"; scripts/verify-release ../release`, "v"+m.version)
+	if err == nil || !strings.Contains(out, "here, the release says") {
+		t.Errorf("the tag is another commit in this clone: %v\n%s", err, out)
+	}
+
+	// One architecture will do for the rest.
+	m.run("cd release; rm *_arm64.* *.aarch64.*\n" + functions + "resign ssh")
+	files = strings.Fields(m.run("ls release"))
+	changes := maps.Clone(changesOfAll)
+	for i, file := range files {
+		for what, script := range eachFile {
+			// Armor has room for a newline behind it.
+			if file == "SHA256SUMS.sig" && (what == "one byte more" || what == "one byte less") {
+				continue
+			}
+			names := fmt.Sprintf("f=%q next=%q; ", file, files[(i+1)%len(files)])
+			changes[file+": "+what] = change{names + script, ""}
+		}
+	}
+	t.Logf("%d changes", len(changes))
+	for _, name := range slices.Sorted(maps.Keys(changes)) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m.refuses(t, changes[name], fingerprint)
+		})
+	}
+}
+
+// refuses checks that a copy of the release, changed, is refused.
+func (m *maker) refuses(t *testing.T, c change, fingerprint string) {
+	dir := filepath.Join(t.TempDir(), "d")
+	own := &maker{t: t, dir: dir, env: m.env}
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	// The script without its source: that is all that a stranger needs.
+	own.run(`for f in ssh ssh.pub other other.pub source; do ln -s "$1/$f" .; done; cp -al "$1/release" release
+		cp source/scripts/verify-release .`, m.dir)
+	own.run("cd release\n" + functions + c.script)
+	out, err := own.try("./verify-release release " + fingerprint)
+	intact := strings.Contains(out, "intact")
+	if intact != (err == nil) || intact != (c.says == "intact") || !strings.Contains(out, c.says) {
+		t.Errorf("%v, want %q in\n%s", err, c.says, out)
+	}
+}
