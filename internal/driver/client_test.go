@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"csi-registrar/internal/status"
+	"csi-registrar/internal/trust"
 )
 
 func TestReadyIsReportedAgainWithoutAsking(t *testing.T) {
@@ -597,7 +598,7 @@ func TestEndpoint(t *testing.T) {
 	t.Run("a file, with node-driver-registrar's flags", func(t *testing.T) {
 		gone(t)
 		must(t, os.WriteFile(endpoint, nil, 0o600))
-		c := client(t, Config{Socket: socket, Endpoint: endpoint, Owner: anyOwner, AnyEndpoint: true}, nil)
+		c := client(t, Config{Socket: socket, Endpoint: endpoint, Owner: trust.Anybody, AnyEndpoint: true}, nil)
 		expectReady(t, ask(t, c))
 		holds(t, c, true)
 	})

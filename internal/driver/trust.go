@@ -3,17 +3,12 @@ package driver
 import (
 	"errors"
 	"fmt"
-	"os"
-	"os/user"
 	"slices"
-	"strconv"
 
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/trust"
 	"csi-registrar/internal/unixsock"
 )
-
-const anyOwner = "any"
 
 // Trust decides who may stand between us and the driver, as sshd's StrictModes decides it
 // for a key file: whoever can replace the socket can be the driver, and the kubelet would
@@ -42,41 +37,10 @@ func untrusted(err error) finding {
 	return finding{status.Mismatch, fmt.Sprintf(`%v, so another user could pose as the driver: %sset socket_owner = "any" to turn these checks off`, e, fixes)}
 }
 
-// uids are the trusted users, the owner first; nil: everybody is. The owner is looked up each
-// time: packages make their users when they like.
-func (t Trust) uids() ([]uint32, error) {
-	trusted := []uint32{0, uint32(os.Geteuid())}
-	switch t.Owner {
-	case anyOwner:
-		return nil, nil
-	case "root":
-		return trusted, nil
-	}
-	uid, err := t.uid(user.Lookup(t.Owner))
-	return append([]uint32{uid}, trusted...), err
-}
-
-// uid takes what looking up the owner gave. Also an unknown user says nothing of the driver:
-// the file of users may be cut off while it is written.
-func (t Trust) uid(u *user.User, lookup error) (uint32, error) {
-	number := t.Owner
-	if lookup == nil {
-		number = u.Uid
-	}
-	uid, err := strconv.ParseUint(number, 10, 32)
-	if err == nil {
-		return uint32(uid), nil
-	}
-	if _, none := errors.AsType[user.UnknownUserError](lookup); none {
-		return 0, fmt.Errorf("there is no user %q on this machine: fix socket_owner", t.Owner)
-	}
-	return 0, fmt.Errorf("cannot look up the user %q of socket_owner: %w%s", t.Owner, lookup, unixsock.Hint(lookup))
-}
-
 // Listener checks who called listen() on the socket that was connected to. That is the proof;
 // the path is only where we looked.
 func (t Trust) Listener(path string, peer unixsock.Cred) error {
-	trusted, err := t.uids()
+	trusted, err := trust.Users(t.Owner)
 	if err != nil || trusted == nil || slices.Contains(trusted, peer.UID) {
 		return err
 	}
@@ -89,7 +53,7 @@ func (t Trust) Listener(path string, peer unixsock.Cred) error {
 //
 // It blocks for as long as a file system on the way does not answer.
 func (t Trust) Path(path string) error {
-	trusted, err := t.uids()
+	trusted, err := trust.Users(t.Owner)
 	if err != nil {
 		return err
 	}

@@ -3,7 +3,6 @@ package driver
 import (
 	"os"
 	"os/exec"
-	"os/user"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -127,26 +126,9 @@ func TestTrustInTheListener(t *testing.T) {
 // While the owner cannot be found out a driver that is registered must stay so; also when
 // there is no such user, for the file of users may be cut off at the moment.
 func TestOwnerThatCannotBeLookedUpIsNoMismatch(t *testing.T) {
-	for _, test := range []struct {
-		owner  string
-		lookup error
-		want   status.DriverState
-		says   string
-	}{
-		{"csi", user.UnknownUserError("csi"), status.Starting, "fix socket_owner"},
-		{"csi", &os.PathError{Op: "open", Path: "/etc/passwd", Err: syscall.EMFILE}, status.Starting, "LimitNOFILE"},
-		{"csi", syscall.EIO, status.Starting, "cannot look up"},
-		{"65533", user.UnknownUserError("65533"), "", ""},
-		{"65533", syscall.EMFILE, "", ""},
-	} {
-		uid, err := Trust{test.owner}.uid(nil, test.lookup)
-		f := untrusted(err)
-		if f.state != test.want || !strings.Contains(f.reason, test.says) {
-			t.Errorf("%s, %v: %+v", test.owner, test.lookup, f)
-		}
-		if f.ok() && uid != stranger {
-			t.Errorf("%s, %v: uid %d", test.owner, test.lookup, uid)
-		}
+	f := untrusted(Trust{"no-such-user"}.Path("/"))
+	if f.state != status.Starting || !strings.Contains(f.reason, "fix socket_owner") {
+		t.Errorf("%+v", f)
 	}
 }
 
