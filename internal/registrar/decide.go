@@ -140,7 +140,7 @@ func (r *Registrar) decideUnaccepted(seen status.Socket, now time.Time) action {
 	case n.At.IsZero():
 		why = "the kubelet asked and has not confirmed within "
 	case !r.known.returnedAt.IsZero() && !seen.GetInfoAt.After(r.known.returnedAt): // else it has tried since
-		return action{kind: publish, cause: CauseReturned, why: "the driver is back; the kubelet had refused: " + n.Error}
+		return action{kind: publish, cause: CauseReturned, why: fmt.Sprintf("the driver is back; the kubelet had refused: %q", n.Error)}
 	default:
 		why = "the kubelet refused and has not come back for "
 	}

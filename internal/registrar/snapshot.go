@@ -86,7 +86,7 @@ func (r *Registrar) reason(seen status.Socket, reg status.RegistrationState, now
 		return fmt.Sprintf("the registration socket changed %d times within an hour (%s): it is changed again when this has stayed so for a while, at %s",
 			r.work.churn.count(now), cmp.Or(r.work.pending.why, "the driver is ready"), until.UTC().Format(time.TimeOnly+" MST"))
 	case reg == status.Refused:
-		return "the kubelet refused: " + seen.Notification.Error
+		return fmt.Sprintf("the kubelet refused: %q", seen.Notification.Error) // it can quote the driver
 	case driver == status.Ready:
 		return r.attention(seen, reg, now)
 	case reg == status.None && seen.Up:
