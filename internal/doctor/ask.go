@@ -10,9 +10,7 @@ import (
 	"unicode"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	grpcstatus "google.golang.org/grpc/status"
 
 	"csi-registrar/internal/config"
@@ -68,22 +66,12 @@ func sentence(s string) string {
 	return s
 }
 
-// connect makes a client of a connection. When that breaks nothing dials again.
-func connect(c net.Conn) (*grpc.ClientConn, error) {
-	const maxAnswer = 1 << 20
-	return grpc.NewClient("passthrough:///driver",
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(unixsock.Once(c)),
-		grpc.WithNoProxy(),
-		grpc.WithDisableServiceConfig(),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)),
-		grpc.WithIdleTimeout(0),
-	)
-}
+// maxAnswer is the largest answer of a driver in bytes.
+const maxAnswer = 1 << 20
 
 // ask makes the calls that the daemon, and then the kubelet, make to the driver.
 func (x *diagnosis) ask(ctx context.Context, d config.Driver, c net.Conn, who process) {
-	conn, err := connect(c)
+	conn, err := unixsock.NewClient(c, maxAnswer)
 	if err != nil {
 		x.problem(d.Name, StepPluginInfo, safetext.Quote(err.Error()), "")
 		return

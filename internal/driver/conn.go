@@ -11,9 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/connectivity"
-	"google.golang.org/grpc/credentials/insecure"
 
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/unixsock"
@@ -23,17 +21,11 @@ const (
 	// What one answer may hold. The kubelet itself allows 16 MB; a GetPluginInfo or
 	// NodeGetInfo has a few hundred bytes.
 	maxMessage = 256 << 10
-	maxHeaders = 16 << 10
 
 	// What a driver may send in a minute, over all connections together. A read counts as
 	// minRead bytes at least: byte by byte it would cost a wakeup each.
 	maxPerMinute = 1 << 20
 	minRead      = 256
-
-	bufferBytes = 4 << 10 // messages are small and rare
-
-	// never is longer than any connection is kept without an answer (maxSilence).
-	never = 24 * time.Hour
 
 	// closeLimit is for saying goodbye to a driver that does not read.
 	closeLimit = 100 * time.Millisecond
@@ -52,28 +44,6 @@ type conn struct {
 	cc       *grpc.ClientConn
 	file     unixsock.File // what it was connected to
 	answered time.Time     // when the last answer came, or it was made
-}
-
-func newClientConn(s *stream) (*grpc.ClientConn, error) {
-	return grpc.NewClient("passthrough:///localhost",
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(unixsock.Once(s)),
-		// A driver may take its time to accept; our own calls have their time limits. And what
-		// broke stays so: gRPC's own next try would only find the dialer empty.
-		grpc.WithConnectParams(grpc.ConnectParams{
-			MinConnectTimeout: never,
-			Backoff:           backoff.Config{BaseDelay: never, Multiplier: 1, MaxDelay: never},
-		}),
-		grpc.WithIdleTimeout(0), // by default it closes what it has not used for 30 minutes
-		grpc.WithNoProxy(),
-		grpc.WithDisableServiceConfig(),
-		grpc.WithDisableRetry(),
-		grpc.WithDisableHealthCheck(),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
-		grpc.WithMaxHeaderListSize(maxHeaders),
-		grpc.WithReadBufferSize(bufferBytes), grpc.WithWriteBufferSize(bufferBytes),
-		grpc.WithStaticStreamWindowSize(64<<10), grpc.WithStaticConnWindowSize(64<<10),
-	)
 }
 
 // broken reports whether the connection ended. The stream knows it before gRPC tells the
@@ -151,7 +121,7 @@ func (c *Client) dial(ctx context.Context, at target) (*conn, finding) {
 		if l.ok() {
 			t := &conn{target: at, stream: &stream{Conn: l.raw, hint: c.hints.Hint, budget: &c.budget}, file: l.file, answered: time.Now()}
 			var err error
-			if t.cc, err = newClientConn(t.stream); err != nil {
+			if t.cc, err = unixsock.NewClient(t.stream, maxMessage); err != nil {
 				l.discard()
 				return nil, finding{status.Starting, fmt.Sprintf("cannot speak gRPC: %v", err)}
 			}

@@ -123,7 +123,7 @@ func askOver(t *testing.T, answers [][]byte, while time.Duration) status.Report 
 	c := New(Config{Name: name, Socket: "/none", Timeout: 5 * time.Second},
 		Options{Log: slog.New(slog.DiscardHandler), Hints: make(box, 1), Pool: worker.NewPool()})
 	c.conn = &conn{target: c.socket, stream: &stream{Conn: near, hint: c.hints.Hint, budget: &c.budget}}
-	c.conn.cc, err = newClientConn(c.conn.stream)
+	c.conn.cc, err = unixsock.NewClient(c.conn.stream, maxMessage)
 	must(t, err)
 	defer func() { must(t, c.Close()) }()
 	q := inquiry{Client: c, ctx: t.Context()}

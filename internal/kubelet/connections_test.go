@@ -17,8 +17,6 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"csi-registrar/internal/unixsock"
@@ -335,7 +333,7 @@ func TestQueueIsAnsweredWhenTheSocketGoes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		cc, err := grpc.NewClient("passthrough:///a", grpc.WithContextDialer(unixsock.Once(c)), grpc.WithTransportCredentials(insecure.NewCredentials()))
+		cc, err := unixsock.NewClient(c, maxMessage)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -11,8 +11,6 @@ import (
 	"path/filepath"
 	"strings"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"csi-registrar/internal/status"
@@ -89,12 +87,8 @@ type Info struct {
 	Versions []string
 }
 
-// Limits of one answer: a GetInfo has a few hundred bytes.
-const (
-	maxMessage  = 64 << 10
-	maxHeaders  = 8 << 10
-	bufferBytes = 4 << 10
-)
+// maxMessage is the largest answer in bytes: a GetInfo has a few hundred.
+const maxMessage = 64 << 10
 
 // GetInfo asks the socket at path who it is, as the kubelet does (which waits 1 s for it,
 // kubelet v1.36), and who listens there. The error is gRPC's, or the system's for dialling.
@@ -108,15 +102,7 @@ func GetInfo(ctx context.Context, path string) (Info, unixsock.Cred, error) {
 	if err != nil {
 		return Info{}, cred, err
 	}
-	cc, err := grpc.NewClient("passthrough:///registrar",
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(unixsock.Once(c)),
-		grpc.WithNoProxy(),
-		grpc.WithDisableServiceConfig(),
-		grpc.WithMaxHeaderListSize(maxHeaders),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
-		grpc.WithReadBufferSize(bufferBytes), grpc.WithWriteBufferSize(bufferBytes),
-	)
+	cc, err := unixsock.NewClient(c, maxMessage)
 	if err != nil {
 		return Info{}, cred, err
 	}

@@ -1,0 +1,52 @@
+package unixsock
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+const (
+	maxHeaders  = 16 << 10
+	bufferBytes = 4 << 10  // messages are small and rare
+	windowBytes = 64 << 10 // what the other side may send ahead
+
+	// never is longer than any connection is kept without an answer.
+	never = 24 * time.Hour
+)
+
+// NewClient is gRPC over the one connection: when it breaks nothing dials again, so that every
+// answer comes from the process that was checked. An answer has at most maxMessage bytes.
+func NewClient(c net.Conn, maxMessage int) (*grpc.ClientConn, error) {
+	var once sync.Once
+	dial := func(context.Context, string) (net.Conn, error) {
+		err := errors.New("the connection broke")
+		once.Do(func() { err = nil })
+		return c, err
+	}
+	return grpc.NewClient("passthrough:///localhost",
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(dial),
+		// The other side may take its time to accept; calls have their own time limits. And what
+		// broke stays so: gRPC's own next try would only find the dialer empty.
+		grpc.WithConnectParams(grpc.ConnectParams{
+			MinConnectTimeout: never,
+			Backoff:           backoff.Config{BaseDelay: never, Multiplier: 1, MaxDelay: never},
+		}),
+		grpc.WithIdleTimeout(0), // by default it closes what it has not used for 30 minutes
+		grpc.WithNoProxy(),
+		grpc.WithDisableServiceConfig(),
+		grpc.WithDisableRetry(),
+		grpc.WithDisableHealthCheck(),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
+		grpc.WithMaxHeaderListSize(maxHeaders),
+		grpc.WithReadBufferSize(bufferBytes), grpc.WithWriteBufferSize(bufferBytes),
+		grpc.WithStaticStreamWindowSize(windowBytes), grpc.WithStaticConnWindowSize(windowBytes),
+	)
+}
