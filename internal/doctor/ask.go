@@ -14,7 +14,6 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 
 	"csi-registrar/internal/config"
-	"csi-registrar/internal/driver"
 	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/trust"
@@ -24,7 +23,7 @@ import (
 // trusted checks who can be behind the driver's socket, by the daemon's rules, and reports
 // what is wrong. peer is who listens there; nil: nobody has connected yet.
 func (x *diagnosis) trusted(ctx context.Context, d config.Driver, peer *unixsock.Cred) bool {
-	rule := driver.Trust{Owner: d.SocketOwner}
+	rule := trust.SocketOwner(d.SocketOwner)
 	_, err := look(ctx, x, d.Socket, func() (struct{}, error) {
 		if peer != nil {
 			return struct{}{}, rule.Listener(d.Socket, *peer)

@@ -10,6 +10,7 @@ import (
 
 	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/status"
+	"csi-registrar/internal/trust"
 	"csi-registrar/internal/unixsock"
 	"csi-registrar/internal/worker"
 )
@@ -68,7 +69,7 @@ type Client struct {
 	cfg   Config
 	log   *slog.Logger
 	hints Hints
-	trust Trust
+	owner trust.SocketOwner
 
 	socket, endpoint target
 	lookLimit        time.Duration
@@ -91,7 +92,7 @@ func New(cfg Config, o Options) *Client {
 	}
 	c := &Client{
 		cfg: cfg, log: o.Log, hints: o.Hints,
-		trust:     Trust{Owner: cmp.Or(cfg.Owner, "root")},
+		owner:     trust.SocketOwner(cmp.Or(cfg.Owner, "root")),
 		lookLimit: lookLimit,
 		// The endpoint may be on another file system, which may be dead while this one is not.
 		socket:   target{cfg.Socket, o.Pool.Slot(cfg.Socket, o.Hints.Hint)},

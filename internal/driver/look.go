@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"csi-registrar/internal/status"
+	"csi-registrar/internal/trust"
 	"csi-registrar/internal/unixsock"
 	"csi-registrar/internal/worker"
 )
@@ -76,7 +77,7 @@ func (l looked) discard() {
 
 // lookAt is lookOnce, but does not wait for a dead file system.
 func (c *Client) lookAt(ctx context.Context, at target, connect bool) looked {
-	l, err := worker.Do(ctx, at.slot, c.lookLimit, func() looked { return lookOnce(c.trust, at.path, connect) }, looked.discard)
+	l, err := worker.Do(ctx, at.slot, c.lookLimit, func() looked { return lookOnce(c.owner, at.path, connect) }, looked.discard)
 	if err != nil {
 		l.finding = finding{status.Starting, err.Error()}
 	}
@@ -89,12 +90,12 @@ func (c *Client) lookAt(ctx context.Context, at target, connect bool) looked {
 
 // lookOnce blocks for as long as a file system on the way does not answer. If another file is
 // put at path before it is connected to, the next look finds that it is not the one noted here.
-func lookOnce(trust Trust, path string, connect bool) (l looked) {
+func lookOnce(owner trust.SocketOwner, path string, connect bool) (l looked) {
 	if l.file, l.err = unixsock.Stat(path); l.err != nil {
 		l.finding = missing(path, l.err)
 		return l
 	}
-	if l.finding = untrusted(trust.Path(path)); !l.ok() || !connect {
+	if l.finding = untrusted(owner.Path(path)); !l.ok() || !connect {
 		return l
 	}
 	raw, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
@@ -104,7 +105,7 @@ func lookOnce(trust Trust, path string, connect bool) (l looked) {
 	}
 	peer, err := unixsock.PeerCred(raw)
 	if err == nil {
-		err = trust.Listener(path, peer)
+		err = owner.Listener(path, peer)
 	}
 	if l.finding = untrusted(err); !l.ok() {
 		raw.Close()

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"csi-registrar/internal/status"
+	"csi-registrar/internal/trust"
 	"csi-registrar/internal/unixsock"
 )
 
@@ -90,7 +91,7 @@ func TestTrust(t *testing.T) {
 			path := dir + "/a/b/s"
 			listen(t, path)
 			must(t, test.make(dir))
-			got := untrusted(Trust{test.owner}.Path(path)).reason
+			got := untrusted(trust.SocketOwner(test.owner).Path(path)).reason
 			if (got == "") != (test.want == nil) {
 				t.Fatalf("says %q", got)
 			}
@@ -108,16 +109,16 @@ func TestTrust(t *testing.T) {
 
 func TestTrustInTheListener(t *testing.T) {
 	peer := unixsock.Cred{PID: 12, UID: stranger}
-	if why := untrusted(Trust{"root"}.Listener("/s", peer)).reason; !strings.Contains(why, "uid 65533") || !strings.Contains(why, `socket_owner = "65533"`) {
+	if why := untrusted(trust.SocketOwner("root").Listener("/s", peer)).reason; !strings.Contains(why, "uid 65533") || !strings.Contains(why, `socket_owner = "65533"`) {
 		t.Errorf("says %q", why)
 	}
 	for _, owner := range []string{"any", "65533"} {
-		if err := (Trust{owner}).Listener("/s", peer); err != nil {
+		if err := trust.SocketOwner(owner).Listener("/s", peer); err != nil {
 			t.Errorf("owner %s: %v", owner, err)
 		}
 	}
 	for _, uid := range []int{0, os.Geteuid()} {
-		if err := (Trust{"65533"}).Listener("/s", unixsock.Cred{UID: uint32(uid)}); err != nil {
+		if err := trust.SocketOwner("65533").Listener("/s", unixsock.Cred{UID: uint32(uid)}); err != nil {
 			t.Errorf("uid %d: %v", uid, err)
 		}
 	}
@@ -126,7 +127,7 @@ func TestTrustInTheListener(t *testing.T) {
 // While the owner cannot be found out a driver that is registered must stay so; also when
 // there is no such user, for the file of users may be cut off at the moment.
 func TestOwnerThatCannotBeLookedUpIsNoMismatch(t *testing.T) {
-	f := untrusted(Trust{"no-such-user"}.Path("/"))
+	f := untrusted(trust.SocketOwner("no-such-user").Path("/"))
 	if f.state != status.Starting || !strings.Contains(f.reason, "fix socket_owner") {
 		t.Errorf("%+v", f)
 	}
@@ -190,7 +191,7 @@ func TestStrangerListens(t *testing.T) {
 	if r.Driver != status.Mismatch || !strings.Contains(r.Reason, "is served by a process") {
 		t.Errorf("%+v", r)
 	}
-	c.trust.Owner = "any"
+	c.owner = trust.Anybody
 	c.cfg.Timeout = 50_000_000
 	if r := ask(t, c); r.Driver != status.Starting {
 		t.Errorf("with the checks off: %+v", r)
