@@ -21,7 +21,7 @@ const top = "../.."
 const maxBinary = 14 << 20
 
 // Imports between packages are those that ARCHITECTURE.md allows.
-func TestArrows(t *testing.T) {
+func TestImports(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(top, "ARCHITECTURE.md"))
 	if err != nil {
 		t.Fatal(err)

@@ -46,7 +46,7 @@ func limited(t *testing.T) (client, driver *net.UnixConn) {
 	t.Helper()
 	client, driver, _ = pipe(t)
 	for _, c := range []*net.UnixConn{client, driver} {
-		if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+		if err := c.SetDeadline(time.Now().Add(waitLimit)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -273,7 +273,7 @@ func TestRunningCallsAreAnsweredAfterTheEnd(t *testing.T) {
 	}
 	select {
 	case <-p.ended:
-	case <-time.After(patience):
+	case <-time.After(waitLimit):
 		t.Fatal("it does not end")
 	}
 	calls := p.wait(2)

@@ -20,8 +20,8 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 )
 
-// patience is how long a test waits for what has to come.
-const patience = time.Minute
+// waitLimit is how long a test waits for what has to come.
+const waitLimit = time.Minute
 
 // socketDir is a directory with a short path.
 func socketDir(t testing.TB) string {
@@ -156,7 +156,7 @@ func (p *proxy) stop() {
 // wait waits for so many calls, and returns all.
 func (p *proxy) wait(n int) []Call {
 	p.t.Helper()
-	late := time.After(patience)
+	late := time.After(waitLimit)
 	for {
 		p.mu.Lock()
 		calls := p.calls

@@ -78,12 +78,12 @@ func allActions() map[string]action {
 		return errors.Join(err, w.up(d))
 	})
 	add("driver replace", func(w *world, s Step, d *Driver) error {
-		w.ledger.note(d.name, byDriver, "replaced")
+		w.history.note(d.name, byDriver, "replaced")
 		return d.replace()
 	})
 	add("driver directory", func(w *world, s Step, d *Driver) error {
 		// Directory first: the daemon is still connected to what has no name any more.
-		w.ledger.note(d.name, byDriver, "directory removed")
+		w.history.note(d.name, byDriver, "directory removed")
 		return errors.Join(os.RemoveAll(d.dir), d.stop(true))
 	})
 
@@ -118,7 +118,7 @@ func allActions() map[string]action {
 	})
 	add("daemon reload", func(w *world, s Step, d *Driver) error { w.post("/v1/reload"); return nil })
 	add("daemon reregister", func(w *world, s Step, d *Driver) error {
-		w.ledger.note(d.name, asked, "reregister")
+		w.history.note(d.name, asked, "reregister")
 		w.post("/v1/drivers/" + d.name + "/reregister")
 		return nil
 	})
@@ -164,7 +164,7 @@ func allActions() map[string]action {
 		if w.at(path) != nil {
 			return nil
 		}
-		w.ledger.note(d.name, onPath, "other registrar came")
+		w.history.note(d.name, onPath, "other registrar came")
 		f, err := makeForeign(w.scratch, path, aSidecar, d, false)
 		if err != nil {
 			return whileThere(err)
@@ -219,7 +219,7 @@ func allActions() map[string]action {
 			if d.conf == was {
 				return nil
 			}
-			w.ledger.note(d.name, byConfig, what)
+			w.history.note(d.name, byConfig, what)
 			return w.configure(d)
 		}
 	}
@@ -251,18 +251,18 @@ func (w *world) do(s Step) error {
 }
 
 func (w *world) up(d *Driver) error {
-	w.ledger.note(d.name, byDriver, "started")
+	w.history.note(d.name, byDriver, "started")
 	return d.start()
 }
 
 func (w *world) down(d *Driver, killed bool) error {
-	w.ledger.note(d.name, byDriver, "stopped")
+	w.history.note(d.name, byDriver, "stopped")
 	return d.stop(killed)
 }
 
 // again restarts a driver that runs, because it has something else to say.
 func (w *world) again(d *Driver, what string) error {
-	w.ledger.note(d.name, byDriver, what)
+	w.history.note(d.name, byDriver, what)
 	if !d.Running() {
 		return nil
 	}
@@ -328,7 +328,7 @@ func (w *world) touch(d *Driver, what string, do func(path string) error) error 
 	if w.at(path) != nil {
 		return nil
 	}
-	w.ledger.note(d.name, onPath, what)
+	w.history.note(d.name, onPath, what)
 	return gone(do(path))
 }
 
@@ -338,7 +338,7 @@ func (w *world) replace(d *Driver, kind string, over bool) error {
 	if w.at(path) != nil {
 		return nil
 	}
-	w.ledger.note(d.name, onPath, kind+" came")
+	w.history.note(d.name, onPath, kind+" came")
 	if !over {
 		if err := gone(os.Remove(path)); err != nil {
 			return err
@@ -358,7 +358,7 @@ func (w *world) leave(path string, d *Driver, tidy bool) error {
 	if f == nil {
 		return nil
 	}
-	w.ledger.note(d.name, onPath, f.kind+" leaves")
+	w.history.note(d.name, onPath, f.kind+" leaves")
 	socket := f.listen != nil
 	if err := f.crash(); err != nil {
 		return err

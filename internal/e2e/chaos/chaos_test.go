@@ -175,7 +175,7 @@ func (w *world) settles(long time.Duration) {
 		t.Errorf("not settled within %s:\n  %s", settlesWithin, why)
 		for name := range w.byName {
 			if strings.Contains(why, name) {
-				t.Logf("%s: %s", name, w.ledger.story(name))
+				t.Logf("%s: %s", name, w.history.story(name))
 			}
 		}
 		return
@@ -300,8 +300,8 @@ func (w *world) settles(long time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for name := range w.byName {
-		if why := w.ledger.churn(name); why != "" {
-			w.bad("%s%s", why, w.ledger.story(name))
+		if why := w.history.churn(name); why != "" {
+			w.bad("%s%s", why, w.history.story(name))
 		}
 	}
 }

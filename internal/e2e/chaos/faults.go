@@ -121,7 +121,7 @@ func (w *world) restartWhileManagerStops() error {
 	made := map[string]fileID{}
 	for _, d := range w.drivers {
 		if d.flaw == sound && w.damped[d.name].IsZero() {
-			w.ledger.note(d.name, onPath, "removed")
+			w.history.note(d.name, onPath, "removed")
 			made[w.pathOf(d)] = fileID{}
 			err = errors.Join(err, gone(os.Remove(w.pathOf(d))))
 		}

@@ -132,7 +132,7 @@ func (w *world) measure(ctx context.Context, d *Driver, rounds int) error {
 // round measures once; the driver may hang at first, and be replaced.
 func (w *world) round(ctx context.Context, d *Driver, hangs bool) error {
 	w.mu.Lock()
-	w.ledger.note(d.name, byDriver, "stopped")
+	w.history.note(d.name, byDriver, "stopped")
 	w.mu.Unlock()
 	path := w.pathOf(d)
 	if err := d.stop(false); err != nil || !await(ctx, func() bool { return !accepts(path) }) {
@@ -161,7 +161,7 @@ func (w *world) round(ctx context.Context, d *Driver, hangs bool) error {
 	w.took(what, from, time.Since(from))
 
 	w.mu.Lock()
-	w.ledger.note(d.name, onPath, "removed")
+	w.history.note(d.name, onPath, "removed")
 	err, from = gone(os.Remove(path)), time.Now()
 	w.mu.Unlock()
 	if err != nil {

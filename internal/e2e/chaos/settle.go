@@ -45,7 +45,7 @@ func (w *world) calm() error {
 		}
 		if want := (conf{present: true, enabled: true, byAlias: d.conf.byAlias, withdraw: d.role == measured}); d.conf != want {
 			d.conf = want
-			w.ledger.note(d.name, byConfig, "as it should be")
+			w.history.note(d.name, byConfig, "as it should be")
 			errs = append(errs, w.configure(d))
 		}
 	}

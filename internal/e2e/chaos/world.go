@@ -43,7 +43,7 @@ type world struct {
 
 	// mu is held while a step changes files, so that whoever checks sees it done or not.
 	mu        sync.Mutex
-	ledger    ledger
+	history    history
 	foreign   []*foreign
 	byName    map[string]*Driver
 	daemon    *Daemon
@@ -81,7 +81,7 @@ func newWorld(t testing.TB, binary string, seed uint64, drivers int) (*world, er
 		plan:    NewPlan(seed, drivers),
 		cluster: fake.NewAPIServer(),
 		byName:  map[string]*Driver{}, otherFrom: map[string]time.Time{}, published: map[string]fileID{}, upAt: map[string]time.Time{},
-		ledger: ledger{map[string][]deed{}}, figures: map[string]int{}, events: map[string]int{},
+		history: history{map[string][]deed{}}, figures: map[string]int{}, events: map[string]int{},
 		mutedUntil: map[string]time.Time{}, changes: map[string]int{}, damped: map[string]time.Time{}, times: map[string]map[string][]time.Duration{},
 	}
 	w.registry = filepath.Join(w.root, "plugins_registry")
@@ -229,23 +229,23 @@ func (w *world) heard(line string) {
 			w.bad("a driver that nobody configured: %s", line)
 			return
 		}
-		if why := w.ledger.unfounded(name, e); why != "" {
-			w.bad("%s%s", why, w.ledger.story(name))
+		if why := w.history.unfounded(name, e); why != "" {
+			w.bad("%s%s", why, w.history.story(name))
 		}
-		w.ledger.noteAt(e.at, name, logged, e.msg+", cause "+e.fields["cause"]+", "+e.fields["reason"])
+		w.history.noteAt(e.at, name, logged, e.msg+", cause "+e.fields["cause"]+", "+e.fields["reason"])
 	case strings.HasPrefix(e.msg, "too many entries for this driver"):
 		w.figures[e.msg]++
-		w.ledger.noteAt(e.at, name, muted, "until the next daemon starts")
+		w.history.noteAt(e.at, name, muted, "until the next daemon starts")
 		w.mutedUntil[name] = e.at.Add(24 * time.Hour)
 	case e.level == "ERROR" && e.msg != "error in the configuration":
 		w.figures["errors in the log"]++
 		w.say("ERROR %s", line)
 	case strings.HasPrefix(e.msg, "cannot go on with the registration socket"):
 		w.figures["not adopted"]++
-		if from, there := w.upAt[name]; there && w.ledger.between(name, from.Add(-earlier), e.at, onPath, logged) == nil {
-			w.bad("%s: not adopted without a cause: %s%s", name, line, w.ledger.story(name))
+		if from, there := w.upAt[name]; there && w.history.between(name, from.Add(-earlier), e.at, onPath, logged) == nil {
+			w.bad("%s: not adopted without a cause: %s%s", name, line, w.history.story(name))
 		}
-		w.ledger.noteAt(e.at, name, logged, e.msg+": "+e.fields["error"])
+		w.history.noteAt(e.at, name, logged, e.msg+": "+e.fields["error"])
 	}
 }
 
@@ -265,16 +265,16 @@ func (w *world) happened(e fake.Event) {
 	switch e.What {
 	case fake.Deregistered:
 		w.suspects = append(w.suspects, e)
-		w.ledger.noteAt(e.At, name, lost, e.Reason)
+		w.history.noteAt(e.At, name, lost, e.Reason)
 	case fake.Unanswered:
 		name, _ = strings.CutSuffix(filepath.Base(e.Socket), "-reg.sock")
 		if w.byName[name] != nil && e.At.Sub(w.awayAt) > readWithin && w.at(e.Socket) == nil &&
-			w.ledger.between(name, e.At.Add(-readWithin), e.At, onPath) == nil {
+			w.history.between(name, e.At.Add(-readWithin), e.At, onPath) == nil {
 			w.figures["unanswered without a reason"]++
-			w.say("UNANSWERED %s: %s%s", name, e.Reason, w.ledger.story(name))
+			w.say("UNANSWERED %s: %s%s", name, e.Reason, w.history.story(name))
 		}
 	case fake.Refused:
-		w.ledger.noteAt(e.At, name, refusing, e.Reason)
+		w.history.noteAt(e.At, name, refusing, e.Reason)
 	}
 }
 
@@ -320,9 +320,9 @@ func (w *world) checkCause(e fake.Event) {
 	if e.At.Before(w.mutedUntil[name]) {
 		return
 	}
-	if w.ledger.between(name, e.Seen.Add(-earlier), e.At, kinds...) == nil {
+	if w.history.between(name, e.Seen.Add(-earlier), e.At, kinds...) == nil {
 		w.bad("%s was deregistered without a cause: %s (known to the kubelet since %s)%s",
-			name, e.Reason, e.Seen.Format("15:04:05.000"), w.ledger.story(name))
+			name, e.Reason, e.Seen.Format("15:04:05.000"), w.history.story(name))
 	}
 }
 
@@ -353,8 +353,8 @@ func (w *world) checkRegistry(now time.Time) {
 			continue // a sweep of the test's own
 		}
 		w.figures["published"]++
-		if w.changes[name]++; w.changes[name] > changesPerHour && w.ledger.between(name, w.daemon.startedAt(), now, asked) == nil {
-			w.bad("%s was published more than %d times by one daemon%s", name, changesPerHour, w.ledger.story(name))
+		if w.changes[name]++; w.changes[name] > changesPerHour && w.history.between(name, w.daemon.startedAt(), now, asked) == nil {
+			w.bad("%s was published more than %d times by one daemon%s", name, changesPerHour, w.history.story(name))
 		}
 		if !d.everWell {
 			w.bad("%s is published, and was never ready", name)
@@ -408,7 +408,7 @@ func (w *world) ready() bool {
 // noteAll notes a deed that concerns all drivers.
 func (w *world) noteAll(k kind, what string) {
 	for name := range maps.Keys(w.byName) {
-		w.ledger.note(name, k, what)
+		w.history.note(name, k, what)
 	}
 }
 
@@ -444,7 +444,7 @@ func (w *world) stopDaemon(kill bool) error {
 		w.noteAll(crashed, "daemon killed")
 		for name, at := range w.upAt { // the kernel's queue is short, and nobody else has it
 			if w.managerBusy(at) {
-				w.ledger.note(name, onPath, "not sent to the descriptor store when the daemon was killed")
+				w.history.note(name, onPath, "not sent to the descriptor store when the daemon was killed")
 			}
 		}
 	}

@@ -27,21 +27,21 @@ const (
 	muted    kind = "muted"    // the daemon's log says no more of the driver until the next daemon starts
 )
 
-// ledger holds what happened to each driver. It is guarded by the world's lock.
-type ledger struct {
+// history holds what happened to each driver. It is guarded by the world's lock.
+type history struct {
 	deeds map[string][]deed // by driver
 }
 
-func (l *ledger) note(driver string, k kind, what string) {
+func (l *history) note(driver string, k kind, what string) {
 	l.noteAt(time.Now(), driver, k, what)
 }
 
-func (l *ledger) noteAt(at time.Time, driver string, k kind, what string) {
+func (l *history) noteAt(at time.Time, driver string, k kind, what string) {
 	l.deeds[driver] = append(l.deeds[driver], deed{at, k, what})
 }
 
 // between finds a deed of one of the kinds.
-func (l *ledger) between(driver string, from, to time.Time, kinds ...kind) *deed {
+func (l *history) between(driver string, from, to time.Time, kinds ...kind) *deed {
 	for i, d := range l.deeds[driver] {
 		for _, k := range kinds {
 			if d.kind == k && !d.at.Before(from) && !d.at.After(to) {
@@ -52,7 +52,7 @@ func (l *ledger) between(driver string, from, to time.Time, kinds ...kind) *deed
 	return nil
 }
 
-func (l *ledger) count(driver string, kinds ...kind) int {
+func (l *history) count(driver string, kinds ...kind) int {
 	n := 0
 	for _, d := range l.deeds[driver] {
 		for _, k := range kinds {
@@ -65,7 +65,7 @@ func (l *ledger) count(driver string, kinds ...kind) int {
 }
 
 // story is what happened to a driver lately, for whoever has to find out why.
-func (l *ledger) story(driver string) string {
+func (l *history) story(driver string) string {
 	var b strings.Builder
 	deeds := l.deeds[driver]
 	for _, d := range deeds[max(0, len(deeds)-25):] {
@@ -81,7 +81,7 @@ const becauseWithin = 2 * time.Minute
 
 // unfounded tells what is wrong with the daemon's reason for taking a socket away or
 // recreating it.
-func (l *ledger) unfounded(driver string, e entry) string {
+func (l *history) unfounded(driver string, e entry) string {
 	var need []kind
 	switch cause := e.fields["cause"]; {
 	case cause == "unconfigured":
@@ -106,7 +106,7 @@ func (l *ledger) unfounded(driver string, e entry) string {
 }
 
 // churn tells if the socket was recreated more often than there was a reason to.
-func (l *ledger) churn(driver string) string {
+func (l *history) churn(driver string) string {
 	if l.count(driver, muted) > 0 {
 		return ""
 	}
