@@ -97,40 +97,6 @@ func TestADeadSocketIsTakenOver(t *testing.T) {
 	mustAnswer(t, s.path, announcement("a").Endpoint)
 }
 
-// One that is bound and listens only later, or is replaced by another, is no dead one.
-func TestASocketThatComesAliveIsNotTakenOver(t *testing.T) {
-	for _, how := range []string{"listens", "replaced"} {
-		t.Run(how, func(t *testing.T) {
-			w := newWorld(t)
-			s := socket(t, w.open(), "a")
-			fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer unix.Close(fd)
-			if err := unix.Bind(fd, &unix.SockaddrUnix{Name: s.path}); err != nil {
-				t.Fatal(err)
-			}
-			done := make(chan error, 1)
-			time.AfterFunc(staleFor/2, func() {
-				if how == "listens" {
-					done <- unix.Listen(fd, 5)
-					return
-				}
-				listen(t, s.path+".new")
-				done <- os.Rename(s.path+".new", s.path)
-			})
-			wantConflict(t, s.Publish(t.Context(), announcement("a")), "is held by process")
-			if err := <-done; err != nil {
-				t.Fatal(err)
-			}
-			if a, _, err := unixsock.Probe(t.Context(), s.path); a != unixsock.Live || err != nil {
-				t.Errorf("it was touched: %v %v", a, err)
-			}
-		})
-	}
-}
-
 // staleFor is between the two probes of a stale socket (unixsock).
 const staleFor = 100 * time.Millisecond
 

@@ -75,6 +75,11 @@ func RemoveStale(ctx context.Context, paths []string) (removed []string, err err
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
+	return removeUnchanged(ctx, before)
+}
+
+// removeUnchanged removes the stale sockets that still are, and are the same.
+func removeUnchanged(ctx context.Context, before map[string]File) (removed []string, err error) {
 	var errs []error
 	for path, f := range staleAmong(ctx, slices.Collect(maps.Keys(before))) {
 		// The time of change counts too: a new socket can have the old one's number.
