@@ -9,7 +9,9 @@ import (
 	"os"
 	"path/filepath"
 
+	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/status"
+	"csi-registrar/internal/trust"
 	"csi-registrar/internal/unixsock"
 )
 
@@ -39,9 +41,16 @@ func (s *Socket) checkLink() {
 }
 
 // pointLink points the link of an announcement, if it has one, at the recorder, or at the driver.
+// As with the driver's socket, nobody but root may be able to put something else there.
 func (s *Socket) pointLink(a status.Announcement) error {
 	if a.LinkTarget == "" {
 		return nil
+	}
+	if err := trust.SocketOwner("root").Path(a.Endpoint); err != nil {
+		if e, ok := errors.AsType[*trust.Error](err); ok {
+			return fmt.Errorf("the endpoint link is not kept: %w, so another user could pose as the driver: run %s", err, safetext.Quote(e.Command.String()))
+		}
+		return err
 	}
 	s.mu.Lock()
 	target := cmp.Or(s.recorder, a.LinkTarget)

@@ -313,3 +313,24 @@ func TestLinkIsNeverMissing(t *testing.T) {
 		}
 	}
 }
+
+// Who could put another link there could be the driver.
+func TestLinkInADirectoryThatOthersMayWrite(t *testing.T) {
+	w := newWorld(t)
+	s := socket(t, w.open(), "a")
+	dir := linksIn(w.root)
+	if err := errors.Join(os.MkdirAll(dir, 0o750), os.Chmod(dir, 0o777)); err != nil {
+		t.Fatal(err)
+	}
+	err := s.Publish(t.Context(), w.linked("a"))
+	if err == nil || !strings.Contains(err.Error(), "may be written by its group or others (mode 0777)") || !strings.Contains(err.Error(), "chmod go-w "+dir) {
+		t.Error(err)
+	}
+	w.wantLink("a", "")
+	if err := os.Chmod(dir, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Publish(t.Context(), w.linked("a")); err != nil {
+		t.Error(err)
+	}
+}
