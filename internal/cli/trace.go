@@ -59,7 +59,7 @@ func setupTrace(fs *flag.FlagSet) runner {
 		}
 		if len(args) == 1 {
 			l := newLease(control.NewClient(control.Path(*root)), args[0], func(text string) { fmt.Fprintln(e.stderr, text) })
-			return runTrace(ctx, e, o, traced{l, l.dial, l.run})
+			return runTrace(ctx, e, o, traced{listener: l, dial: l.dial, hold: l.run})
 		}
 		t, err := between(ctx, o.listen, o.connect)
 		if err != nil {
@@ -75,12 +75,14 @@ type traced struct {
 	dial     trace.Dial
 	// hold returns when ctx is done and no more calls come, or when none can come.
 	hold func(ctx context.Context) error
+	// ready: calls can come, so the head of the table is written at once; else with the first call.
+	ready bool
 }
 
 // runTrace copies calls and shows them until ctx is done.
 func runTrace(ctx context.Context, e *env, o traceOptions, t traced) (err error) {
 	rec := trace.NewRecorder(trace.Options{Method: o.method, Show: o.show})
-	out := traceWriter{rec: rec, e: e, json: o.json, table: trace.NewTable(e.page().columns)}
+	out := traceWriter{rec: rec, e: e, json: o.json, ready: t.ready, table: trace.NewTable(e.page().columns)}
 	if o.output != "" {
 		f, err := os.OpenFile(o.output, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 		if err != nil {
@@ -180,6 +182,7 @@ func between(ctx context.Context, listen, connect string) (traced, error) {
 	l, remove, err := listenAt(ctx, listen)
 	return traced{
 		listener: l,
+		ready:    true,
 		dial:     func(ctx context.Context) (trace.Conn, error) { return dialDriver(ctx, network, address) },
 		hold: func(ctx context.Context) error {
 			<-ctx.Done()
@@ -247,14 +250,21 @@ type traceWriter struct {
 	rec   *trace.Recorder
 	e     *env
 	json  bool
+	ready bool // traced.ready
 	table trace.Table
 	file  io.Writer // nil: none
 }
 
 // write writes all calls, until the recorder is closed.
 func (w traceWriter) write() error {
-	head := w.table.Header() + "\n" // with the first call: perhaps none can come
+	head := w.table.Header() + "\n"
 	if w.json {
+		head = ""
+	}
+	if w.ready {
+		if _, err := io.WriteString(w.e.stdout, head); err != nil {
+			return err
+		}
 		head = ""
 	}
 	for c := range w.rec.Calls() {
