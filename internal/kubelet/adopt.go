@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 
 	"csi-registrar/internal/pluginreg"
 	"csi-registrar/internal/unixsock"
@@ -34,7 +35,7 @@ func (s *Socket) adopt(ctx context.Context) error {
 		return nil
 	}
 	rec, err := readRecord(s.r.recordOf(s.name))
-	errs := []error{ignoreMissing(err)}
+	errs, stale := []error{ignoreMissing(err)}, []string{s.path}
 	for _, f := range *files {
 		l, err := listenerOf(f)
 		if err != nil {
@@ -58,6 +59,9 @@ func (s *Socket) adopt(ctx context.Context) error {
 			continue
 		}
 		errs = append(errs, l.Close())
+		if bound := l.Addr().String(); isTemporary(filepath.Base(bound)) { // it never came to its path
+			stale = append(stale, bound)
+		}
 	}
 	if p := s.current.Load(); p == nil {
 		s.forget(ctx)
@@ -65,7 +69,7 @@ func (s *Socket) adopt(ctx context.Context) error {
 	} else if len(*files) > 1 {
 		s.keep(ctx, p) // it replaces all of the name
 	}
-	return errors.Join(append(errs, s.removeStale(ctx))...)
+	return errors.Join(append(errs, s.removeStale(ctx, stale...))...)
 }
 
 // proves reports whether the record is of the listener that was bound to this name, and whether

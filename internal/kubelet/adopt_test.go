@@ -165,6 +165,30 @@ func TestAdoptNotProven(t *testing.T) {
 	}
 }
 
+// A process that was killed between the descriptor store and the rename left its socket under the
+// temporary name, where it was not stale for as long as the store had it.
+func TestAdoptWhatNeverCameToItsPath(t *testing.T) {
+	w := newWorld(t)
+	m := newManager(t)
+	leave(w, m, "a")
+	r := w.open(with(m, true))
+	s := socket(t, r, "a")
+	rec, err := readRecord(r.recordOf("a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Rename(s.path, rec.Bound), os.Remove(r.recordOf("a"))); err != nil {
+		t.Fatal(err)
+	}
+	if removed, err := r.Sweep(t.Context(), []string{"a"}); err != nil || len(removed) > 0 {
+		t.Errorf("the store has it: %v %v", removed, err)
+	}
+	if err := s.Adopt(t.Context(), m.pass(t, "registration-a")); err == nil {
+		t.Error("adopted without a record")
+	}
+	w.wantNoTemporary()
+}
+
 func TestAdoptWhatIsNoListener(t *testing.T) {
 	w := newWorld(t)
 	m := newManager(t)

@@ -78,7 +78,7 @@ func (s *Socket) clear(ctx context.Context) error {
 	case !at.IsSocket():
 		return s.heldBy(at.Kind())
 	}
-	if err := s.removeStale(ctx); err != nil {
+	if err := s.removeStale(ctx, s.path); err != nil {
 		return err
 	}
 	switch live, who, err := unixsock.Probe(ctx, s.path); {
@@ -95,14 +95,14 @@ func (s *Socket) clear(ctx context.Context) error {
 	}
 }
 
-// removeStale removes what is at the path if nobody listens there.
-func (s *Socket) removeStale(ctx context.Context) error {
-	removed, err := unixsock.RemoveStale(ctx, []string{s.path})
+// removeStale removes what is at the paths if nobody listens there.
+func (s *Socket) removeStale(ctx context.Context, paths ...string) error {
+	removed, err := unixsock.RemoveStale(ctx, paths)
+	for _, path := range removed {
+		s.log.Info("stale registration socket removed", "path", path)
+	}
 	if err != nil {
 		return fmt.Errorf("cannot remove the stale registration socket: %w", err)
-	}
-	if len(removed) > 0 {
-		s.log.Info("stale registration socket removed", "path", s.path)
 	}
 	return nil
 }
