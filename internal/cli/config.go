@@ -8,6 +8,7 @@ import (
 	"io"
 
 	"csi-registrar/internal/config"
+	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/systemd"
 )
 
@@ -30,6 +31,13 @@ func setupConfigCheck(fs *flag.FlagSet) runner {
 		}
 		_, err := fmt.Fprintf(e.stdout, "no errors: %s, %s\n",
 			count(len(res.Config.Drivers), "driver"), count(len(res.Files), "file"))
+		for _, d := range res.Config.Drivers {
+			if link, target := res.Config.Kubelet.Announced(d); target != "" {
+				_, outErr := fmt.Fprintf(e.stdout, "%s: the kubelet is told %s, a link to %s; to change endpoint_link registers the driver once more\n",
+					safetext.Word(d.Name), safetext.Word(link), safetext.Word(target))
+				err = errors.Join(err, outErr)
+			}
+		}
 		if lines := systemd.DropIn(res.Config.Kubelet.RootDir); lines != "" && source.File == "" {
 			_, outErr := fmt.Fprintf(e.stdout, "\nThe unit needs this file for kubelet.root_dir, then `systemctl daemon-reload` and a restart:\n\n%s", cleanLines(lines))
 			err = errors.Join(err, outErr)

@@ -29,6 +29,11 @@ func TestConfigCheck(t *testing.T) {
 	if code, stdout, stderr := try(t, "config", "check", "--config-root", root); code != 0 || stdout != "no errors: 1 driver, 1 file\n" || stderr != "" {
 		t.Errorf("right: %d %q %q", code, stdout, stderr)
 	}
+	writeConfig(t, root, "[driver.\"a.csi.example\"]\nsocket = \"/run/a.sock\"\nendpoint_link = true\n")
+	if code, stdout, _ := try(t, "config", "check", "--config-root", root); code != 0 ||
+		!strings.Contains(stdout, "told /var/lib/kubelet/plugins/csi-registrar/a.csi.example.sock, a link to /run/a.sock; to change endpoint_link registers the driver once more\n") {
+		t.Errorf("with a link: %d %q", code, stdout)
+	}
 	writeConfig(t, root, "[driver.\"a.csi.example\"]\nsocket = \"run/a.sock\"\ncolour = 1\n")
 	code, stdout, stderr := try(t, "config", "check", "--config-root", root)
 	lines := strings.Split(strings.TrimSpace(stderr), "\n")

@@ -191,6 +191,12 @@ func driverText(d status.Driver, configError string, p page, now time.Time) stri
 	line("  driver version", said(safetext.Word, d.DriverVersion))
 	line("  socket", d.Socket)
 	line("  endpoint", d.Endpoint)
+	if d.LinkTarget != "" {
+		line("  points to", d.LinkTarget+"; to change endpoint_link registers the driver once more")
+	}
+	if d.Traced {
+		line("  calls", "recorded by csi-registrar trace; the journal has by whom")
+	}
 	line("  node id", said(safetext.Word, d.NodeID))
 	for _, key := range slices.Sorted(maps.Keys(d.Topology)) {
 		line("  topology", safetext.Word(key)+" = "+safetext.Word(d.Topology[key]))

@@ -207,6 +207,12 @@ func TestTraceOfADriverCostsNothing(t *testing.T) {
 	for range callers {
 		defer n.callOn()()
 	}
+	if _, stdout, _ := try(t, "status", linkedName, "--config-root", n.root); !strings.Contains(stdout, "points to") {
+		t.Errorf("status does not show the link:\n%s", stdout)
+	}
+	if _, stdout, _ := try(t, "doctor", linkedName, "--config-root", n.root); strings.Contains(stdout, "to the kubelet") || strings.Contains(stdout, "the endpoint "+n.socket+" there") {
+		t.Errorf("doctor takes the link for another endpoint:\n%s", stdout)
+	}
 	pointsBack := func() {
 		t.Helper()
 		n.eventually("the link points at the driver", func() bool { return n.target() == n.socket })

@@ -83,6 +83,7 @@ func (x *diagnosis) outdated() string {
 // differs says how the daemon's driver differs from that of the files; empty if it does not.
 func (x *diagnosis) differs(d config.Driver) string {
 	st, known := x.daemon.Driver(d.Name)
+	told, _ := x.config.Config.Kubelet.Announced(d)
 	switch {
 	case !known && d.Enabled:
 		return "is not known there"
@@ -90,7 +91,7 @@ func (x *diagnosis) differs(d config.Driver) string {
 		return ""
 	case d.Enabled && st.State == status.Disabled:
 		return "is disabled there"
-	case st.Socket != d.Socket || st.Endpoint != d.Endpoint:
+	case st.Socket != d.Socket || st.Endpoint != told:
 		return fmt.Sprintf("has the socket %s and the endpoint %s there", safetext.Word(st.Socket), safetext.Word(st.Endpoint))
 	}
 	return ""

@@ -131,6 +131,7 @@ func (x *diagnosis) published(ctx context.Context, d config.Driver, own string, 
 	shown, again, restart := safetext.Word(own), reregister(d), systemctl("restart", serviceUnit)
 	problem := func(found, expected string, fix ...Fix) { x.problem(d.Name, StepRegistration, found, expected, fix...) }
 	p, err := x.getInfo(ctx, own)
+	told, _ := x.config.Config.Kubelet.Announced(d)
 	waiting := st.Registration == status.Published && time.Since(st.Since) > kubeletRound
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -140,9 +141,9 @@ func (x *diagnosis) published(ctx context.Context, d config.Driver, own string, 
 	case err != nil:
 		problem(fmt.Sprintf("%s does not answer GetInfo within %v, the kubelet's own limit: %s", shown, socketTimeout, safetext.Quote(err.Error())),
 			"it answers at once", again, restart)
-	case p.Name != d.Name || p.Endpoint != d.Endpoint:
+	case p.Name != d.Name || p.Endpoint != told:
 		problem(fmt.Sprintf("%s reports %s at %s to the kubelet", shown, safetext.Word(p.Name), safetext.Word(p.Endpoint)),
-			fmt.Sprintf("it reports %s at %s", d.Name, safetext.Word(d.Endpoint)), again)
+			fmt.Sprintf("it reports %s at %s", d.Name, safetext.Word(told)), again)
 	case st.Registration == status.Refused:
 		expected, fix := refusal(st.KubeletError, d)
 		problem("the kubelet refused the driver: "+safetext.Quote(st.KubeletError), expected, fix...)

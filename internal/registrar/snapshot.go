@@ -18,7 +18,7 @@ const kubeletAsks = 5 * time.Second
 func (r *Registrar) snapshot(seen status.Socket, now time.Time) status.Driver {
 	reg := r.registration(seen)
 	s := status.Driver{
-		Name: r.set.Name, Socket: r.set.Socket, Endpoint: r.set.Endpoint,
+		Name: r.set.Name, Socket: r.set.Socket, Endpoint: r.set.Endpoint, LinkTarget: r.set.LinkTarget,
 		Driver: r.known.report.Driver, Registration: reg,
 		State:              status.State(r.known.report.Driver, reg),
 		Reason:             r.reason(seen, reg, now),

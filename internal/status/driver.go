@@ -8,7 +8,9 @@ import "time"
 type Driver struct {
 	Name     string `json:"name"`
 	Socket   string `json:"socket"`
-	Endpoint string `json:"endpoint"`
+	Endpoint string `json:"endpoint"` // what the kubelet is told
+	// LinkTarget is where Endpoint points if that is a link of endpoint_link.
+	LinkTarget string `json:"link_target,omitempty"`
 
 	State        string            `json:"state"` // State, or "disabled"
 	Driver       DriverState       `json:"driver"`
