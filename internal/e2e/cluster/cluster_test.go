@@ -142,9 +142,12 @@ func (c *cluster) startKubelet() {
 		"--cert-dir", c.dir+"/certs", "--hostname-override", nodeName, "--v", "1")
 }
 
-// ready waits for a node status that is Ready and newer than a time.
+// ready waits for a node status that is Ready and not older than a time. A heartbeat has whole
+// seconds, and while nothing changes the next one comes after 5 minutes (kubelet v1.36): the first
+// of a kubelet that was started in the second of after must be enough.
 func (c *cluster) ready(after time.Time) {
 	c.t.Helper()
+	after = after.Truncate(time.Second)
 	harness.Eventually(c.t, time.Minute, "the node is Ready", func() string {
 		if !c.kubelet.Running() {
 			c.t.Fatal("the kubelet ended")
@@ -154,7 +157,7 @@ func (c *cluster) ready(after time.Time) {
 			return err.Error()
 		}
 		for _, s := range node.Status.Conditions {
-			if s.Type == corev1.NodeReady && s.Status == corev1.ConditionTrue && s.LastHeartbeatTime.After(after) {
+			if s.Type == corev1.NodeReady && s.Status == corev1.ConditionTrue && !s.LastHeartbeatTime.Time.Before(after) {
 				return ""
 			}
 		}
