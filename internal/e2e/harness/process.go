@@ -120,6 +120,12 @@ func StartProcess(t testing.TB, what string, cmd *exec.Cmd) *Process {
 // Running reports whether it lives.
 func (p *Process) Running() bool { return p.running() }
 
+// Log is its standard error so far.
+func (p *Process) Log() string { return p.log.String() }
+
+// Signal sends a signal.
+func (p *Process) Signal(s syscall.Signal) { p.signal(s) }
+
 // End signals it, waits for its end and gives the exit code, -1 for a signal's death.
 func (p *Process) End(s syscall.Signal, limit time.Duration) int {
 	p.t.Helper()
