@@ -73,6 +73,9 @@ func doctorText(r doctor.Report, p page, whole bool) string {
 	for i, f := range r.Findings {
 		findingText(&b, p, i+1, f)
 	}
+	if len(r.Findings) > 0 {
+		b.WriteString("\n" + p.hanging("", 0, "For each id there is a paragraph in /usr/share/doc/csi-registrar/troubleshooting.md."))
+	}
 	return b.String()
 }
 
@@ -126,6 +129,7 @@ func findingText(b *strings.Builder, p page, n int, f doctor.Finding) {
 	fmt.Fprintf(b, "\n%s%s %s: %s\n", number, p.paint(colour, string(f.Severity)), cmp.Or(f.Driver, "the node"), f.Step)
 	indent := len(number) + labelWidth
 	label := func(s string) string { return fmt.Sprintf("%*s%-*s", len(number), "", labelWidth, s) }
+	b.WriteString(label("id") + p.paint(dim, string(f.ID)) + "\n")
 	b.WriteString(p.hanging(label("found"), indent, f.Found))
 	if f.Expected != "" {
 		b.WriteString(p.hanging(label("expected"), indent, f.Expected))

@@ -17,18 +17,18 @@ import (
 func examined() doctor.Report {
 	return doctor.Report{
 		Findings: []doctor.Finding{
-			{Step: doctor.StepKubelet, Severity: doctor.Problem,
+			{ID: doctor.RootDirMismatch, Step: doctor.StepKubelet, Severity: doctor.Problem,
 				Found:    "kubelet (pid 812, kubelet.service) has the root directory /data/kubelet, but csi-registrar publishes below /var/lib/kubelet (default)",
 				Expected: `root_dir = "/data/kubelet" under [kubelet]`,
 				Fix: []doctor.Fix{{Command: safetext.Run("mkdir", "-p", "/etc/csi-registrar/conf.d")},
 					{Command: safetext.Command{Name: "printf", Args: []string{`[kubelet]\nroot_dir = "%s"\n`, "/data/kubelet"}, Stdout: "/etc/csi-registrar/conf.d/90-kubelet.toml"}},
 					{Command: safetext.Run("systemctl", "daemon-reload")}, {Command: safetext.Run("systemctl", "restart", "csi-registrar.service")}}},
-			{Driver: "nfs.csi.k8s.io", Step: doctor.StepSocket, Severity: doctor.Problem,
+			{ID: doctor.DriverSocketStale, Driver: "nfs.csi.k8s.io", Step: doctor.StepSocket, Severity: doctor.Problem,
 				Found:    "nobody listens on /run/csi-nfs/csi.sock: it was left behind by a driver that has ended",
 				Expected: "the driver runs and listens there",
 				Fix: []doctor.Fix{{Text: "start the driver; if it does not replace the stale socket by itself, remove that first:"},
 					{Command: safetext.Run("rm", "/run/csi-nfs/csi.sock")}}},
-			{Step: doctor.StepHTTP, Severity: doctor.Warning, Found: "csi-registrar-http.socket serves health and metrics on 0.0.0.0:9809, which other machines can reach"},
+			{ID: doctor.HTTPOpen, Step: doctor.StepHTTP, Severity: doctor.Warning, Found: "csi-registrar-http.socket serves health and metrics on 0.0.0.0:9809, which other machines can reach"},
 		},
 		Checks: []doctor.Check{
 			{Step: doctor.StepConfiguration, Result: doctor.OK, Says: "3 files, 2 drivers"},
@@ -94,15 +94,15 @@ func TestDoctorOnABareNode(t *testing.T) {
 	var doc struct {
 		Healthy  *bool
 		Findings []struct {
-			Step, Severity, Found string
-			Fix                   []struct{ Command, Text string }
+			ID, Step, Severity, Found string
+			Fix                       []struct{ Command, Text string }
 		}
 		Checks []struct{ Step, Result string }
 	}
 	if err := json.Unmarshal([]byte(out), &doc); err != nil {
 		t.Fatal(err)
 	}
-	if code != exitFailed || doc.Healthy == nil || *doc.Healthy || len(doc.Findings) == 0 || doc.Findings[0].Step != "kubelet" || len(doc.Checks) == 0 {
+	if code != exitFailed || doc.Healthy == nil || *doc.Healthy || len(doc.Findings) == 0 || doc.Findings[0].ID != "no-kubelet" || doc.Findings[0].Step != "kubelet" || len(doc.Checks) == 0 {
 		t.Errorf("code %d\n%s", code, out)
 	}
 	if fix := doc.Findings[0].Fix; len(fix) != 2 || fix[0].Command != "systemctl start kubelet.service" || fix[0].Text != "" {

@@ -62,7 +62,7 @@ func (x *diagnosis) registration(ctx context.Context, d config.Driver) {
 	ours := slices.Contains([]status.RegistrationState{status.Published, status.Registered, status.Refused}, st.Registration)
 	switch {
 	case err != nil:
-		x.problem(d.Name, StepRegistration, safetext.Quote(err.Error()), "the path fits into the address of a Unix socket")
+		x.problem(d.Name, StepRegistration, RegistrationPathInvalid, safetext.Quote(err.Error()), "the path fits into the address of a Unix socket")
 	case x.conflicts(ctx, d, own, ours):
 	case x.explained(d.Name): // a second finding would only be in the way
 		result := Failed
@@ -78,10 +78,11 @@ func (x *diagnosis) registration(ctx context.Context, d config.Driver) {
 		if err == nil && !at.IsSocket() {
 			fix = []Fix{remove(own, at)}
 		}
-		x.problem(d.Name, StepRegistration, "the daemon reports a conflict: "+safetext.Quote(st.Reason), safetext.Word(own)+" is ours", fix...)
+		x.problem(d.Name, StepRegistration, RegistrationConflict, "the daemon reports a conflict: "+safetext.Quote(st.Reason),
+			safetext.Word(own)+" is ours", fix...)
 	case !ours:
-		x.problem(d.Name, StepRegistration, "the driver answers as it should, but the daemon reports "+x.stateText(st), "the daemon publishes it",
-			reregister(d), logOf(serviceUnit))
+		x.problem(d.Name, StepRegistration, RegistrationNotPublished, "the driver answers as it should, but the daemon reports "+x.stateText(st),
+			"the daemon publishes it", reregister(d), logOf(serviceUnit))
 	default:
 		x.published(ctx, d, own, st)
 	}
@@ -119,7 +120,7 @@ func (x *diagnosis) conflicts(ctx context.Context, d config.Driver, own string, 
 	if len(whose) == 0 {
 		return false
 	}
-	x.problem(d.Name, StepRegistrars, "another registrar serves this driver: "+strings.Join(whose[:min(len(whose), 5)], "; "),
+	x.problem(d.Name, StepRegistrars, AnotherRegistrar, "another registrar serves this driver: "+strings.Join(whose[:min(len(whose), 5)], "; "),
 		"csi-registrar alone does: the kubelet refuses a second one, or takes the removal of one for that of both",
 		text("stop that registrar; if it is a container node-driver-registrar, take it out of the driver's DaemonSet (csi-registrar import says what goes with it)"),
 		text("or leave the driver to it: set enabled = false in %s", x.origin(d, "enabled")), reload)
@@ -129,29 +130,34 @@ func (x *diagnosis) conflicts(ctx context.Context, d config.Driver, own string, 
 // published looks at a socket that the daemon says is in place.
 func (x *diagnosis) published(ctx context.Context, d config.Driver, own string, st status.Driver) {
 	shown, again, restart := safetext.Word(own), reregister(d), systemctl("restart", serviceUnit)
-	problem := func(found, expected string, fix ...Fix) { x.problem(d.Name, StepRegistration, found, expected, fix...) }
+	problem := func(id ID, found, expected string, fix ...Fix) {
+		x.problem(d.Name, StepRegistration, id, found, expected, fix...)
+	}
 	p, err := x.getInfo(ctx, own)
 	told, _ := x.config.Config.Kubelet.Announced(d)
 	waiting := st.Registration == status.Published && time.Since(st.Since) > kubeletRound
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		problem(fmt.Sprintf("the daemon reports %s, but there is no %s here: does it see another file system?", st.State, shown), "it is there", restart)
+		problem(RegistrationSocketMissing,
+			fmt.Sprintf("the daemon reports %s, but there is no %s here: does it see another file system?", st.State, shown), "it is there", restart)
 	case errors.Is(err, syscall.ECONNREFUSED):
-		problem("nobody listens on "+shown, "the daemon does", again)
+		problem(RegistrationSocketStale, "nobody listens on "+shown, "the daemon does", again)
 	case err != nil:
-		problem(fmt.Sprintf("%s does not answer GetInfo within %v, the kubelet's own limit: %s", shown, socketTimeout, safetext.Quote(err.Error())),
+		problem(RegistrationNotAnswering,
+			fmt.Sprintf("%s does not answer GetInfo within %v, the kubelet's own limit: %s", shown, socketTimeout, safetext.Quote(err.Error())),
 			"it answers at once", again, restart)
 	case p.Name != d.Name || p.Endpoint != told:
-		problem(fmt.Sprintf("%s reports %s at %s to the kubelet", shown, safetext.Word(p.Name), safetext.Word(p.Endpoint)),
+		problem(RegistrationWrong, fmt.Sprintf("%s reports %s at %s to the kubelet", shown, safetext.Word(p.Name), safetext.Word(p.Endpoint)),
 			fmt.Sprintf("it reports %s at %s", d.Name, safetext.Word(told)), again)
 	case st.Registration == status.Refused:
 		expected, fix := refusal(st.KubeletError, d)
-		problem("the kubelet refused the driver: "+safetext.Quote(st.KubeletError), expected, fix...)
+		problem(KubeletRefused, "the kubelet refused the driver: "+safetext.Quote(st.KubeletError), expected, fix...)
 	case waiting && st.LastGetInfoAt.IsZero():
-		problem(fmt.Sprintf("the kubelet has not asked %s since it was created, %v ago", shown, time.Since(st.Since).Round(time.Second)),
+		problem(KubeletNotAsking, fmt.Sprintf("the kubelet has not asked %s since it was created, %v ago", shown, time.Since(st.Since).Round(time.Second)),
 			"it asks within about a second; only its restart helps if it does not watch the directory", again, x.kubelet.restart())
 	case waiting:
-		problem("the kubelet has asked, but neither confirmed nor refused the driver", "it does so within the time of the driver's NodeGetInfo",
+		problem(KubeletNotConfirming, "the kubelet has asked, but neither confirmed nor refused the driver",
+			"it does so within the time of the driver's NodeGetInfo",
 			run("journalctl", "-u", x.kubelet.service(), "-n", "50", "--grep", "csi"), again)
 	case st.RegisteredAt.IsZero():
 		x.checked(d.Name, StepRegistration, OK, "%s", st.State)
