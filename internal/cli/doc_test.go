@@ -52,6 +52,7 @@ func TestManDocuments(t *testing.T) {
 		"doctor.Finding":    ".SS Elements of findings",
 		"doctor.Fix":        ".SS Elements of fix",
 		"doctor.Check":      ".SS Elements of checks",
+		"doctor.Plugin":     ".SS Elements of plugins",
 		"trace.Call":        ".SH TRACE",
 		"trace.Finding":     ".SS Elements of a call's findings",
 		"config.Document":   ".SH CONFIG SHOW",

@@ -46,7 +46,17 @@ func examined() doctor.Report {
 
 func TestDoctorText(t *testing.T) {
 	ill := examined()
-	well := doctor.Report{Healthy: true, Checks: ill.Checks[6:]}
+	var root uint32
+	dir := "/var/lib/kubelet/plugins_registry/"
+	ill.Plugins = []doctor.Plugin{
+		{Path: dir + "ebs.csi.aws.com-reg.sock", Type: "CSIPlugin", Name: "ebs.csi.aws.com", PID: 812, UID: &root,
+			ServedBy: "csi-registrar (pid 812, csi-registrar.service)", CreatedAt: noon},
+		{Path: dir + "gpu.example.com-reg.sock", Type: "DRAPlugin", Name: "gpu.example.com", CreatedAt: noon}, // of another pid namespace
+		{Path: dir + "nic.sock", Type: "DevicePlugin", Name: "example.com/nic", PID: 99, UID: &root, ServedBy: "nic (pid 99)", CreatedAt: noon},
+		{Path: dir + "old.sock", Error: "nobody listens", CreatedAt: noon.Add(-75 * time.Hour)},
+		{Path: dir + "gone.sock", Error: `"the file system does not answer"`},
+	}
+	well := doctor.Report{Healthy: true, Checks: ill.Checks[6:], Plugins: ill.Plugins[:1]}
 	warned := doctor.Report{Healthy: true, Checks: ill.Checks[3:4], Findings: ill.Findings[2:]}
 	for name, c := range map[string]struct {
 		r     doctor.Report
@@ -60,11 +70,12 @@ func TestDoctorText(t *testing.T) {
 		"named":  {well, page{columns: 80}, true},
 		"warned": {warned, page{columns: 80}, false},
 	} {
-		got := doctorText(c.r, c.p, c.whole)
+		got := doctorText(c.r, c.p, noon, c.whole)
 		golden(t, "doctor/"+name+".txt", got)
 		harmless(t, name, got, c.p.colour)
 		for line := range strings.Lines(got) {
-			if n := visibleLength(line); n > c.p.columns && !strings.Contains(line, "printf ") && !strings.Contains(line, "systemctl ") {
+			whole := strings.Contains(line, "printf ") || strings.Contains(line, "systemctl ") || strings.Contains(line, dir)
+			if n := visibleLength(line); n > c.p.columns && !whole {
 				t.Errorf("%s: %d columns: %s", name, n, line)
 			}
 		}
@@ -97,12 +108,13 @@ func TestDoctorOnABareNode(t *testing.T) {
 			ID, Step, Severity, Found string
 			Fix                       []struct{ Command, Text string }
 		}
-		Checks []struct{ Step, Result string }
+		Checks  []struct{ Step, Result string }
+		Plugins []struct{ Path string }
 	}
 	if err := json.Unmarshal([]byte(out), &doc); err != nil {
 		t.Fatal(err)
 	}
-	if code != exitFailed || doc.Healthy == nil || *doc.Healthy || len(doc.Findings) == 0 || doc.Findings[0].ID != "no-kubelet" || doc.Findings[0].Step != "kubelet" || len(doc.Checks) == 0 {
+	if code != exitFailed || doc.Healthy == nil || *doc.Healthy || len(doc.Findings) == 0 || doc.Findings[0].ID != "no-kubelet" || doc.Findings[0].Step != "kubelet" || len(doc.Checks) == 0 || doc.Plugins == nil {
 		t.Errorf("code %d\n%s", code, out)
 	}
 	if fix := doc.Findings[0].Fix; len(fix) != 2 || fix[0].Command != "systemctl start kubelet.service" || fix[0].Text != "" {

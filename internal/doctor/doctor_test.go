@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
 	"csi-registrar/internal/control"
 )
 
@@ -349,6 +351,70 @@ func TestBrokenNodes(t *testing.T) {
 				t.Errorf("it is not fixed: %+v", r.Findings)
 			}
 		})
+	}
+}
+
+// Sockets of others are shown and are no findings, whether they answer or not.
+func TestAllPluginsAreShown(t *testing.T) {
+	n := newNode(t)
+	n.process(os.Getpid(), "gpu-plugin", "0::/kubepods.slice/cri-containerd-0123.scope")
+	n.mkdir(filepath.Join(n.registry(), "dra"), 0o750)
+	for file, r := range map[string]registration{
+		"dra/gpu.sock": {kind: registerapi.DRAPlugin, name: "gpu.example.com"},
+		"nic.sock":     {kind: registerapi.DevicePlugin, name: "example.com/a nic"},
+		"any.sock":     {kind: "other"},
+	} {
+		t.Cleanup(servePlugin(t, filepath.Join(n.registry(), file), r))
+	}
+	stale, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: filepath.Join(n.registry(), "old-reg.sock")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stale.SetUnlinkOnClose(false)
+	stale.Close()
+	made := time.Now().Add(-75 * time.Hour).Truncate(time.Second)
+	if err := os.Chtimes(filepath.Join(n.registry(), "old-reg.sock"), made, made); err != nil {
+		t.Fatal(err)
+	}
+	hangs, err := net.Listen("unix", filepath.Join(n.registry(), "hangs.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer hangs.Close()
+
+	r := n.examine()
+	if len(r.Findings) != 0 {
+		t.Errorf("%+v", r.Findings)
+	}
+	by := fmt.Sprintf("gpu-plugin (pid %d, cri-containerd-0123.scope)", os.Getpid())
+	want := map[string]Plugin{
+		name + "-reg.sock": {Type: "CSIPlugin", Name: name, ServedBy: by},
+		"dra/gpu.sock":     {Type: "DRAPlugin", Name: "gpu.example.com", ServedBy: by},
+		"nic.sock":         {Type: "DevicePlugin", Name: `"example.com/a nic"`, ServedBy: by},
+		"any.sock":         {Type: "other", Name: `""`, ServedBy: by},
+		"old-reg.sock":     {Error: "nobody listens"},
+		"hangs.sock":       {Error: "DeadlineExceeded", ServedBy: by},
+	}
+	for _, p := range r.Plugins {
+		file, err := filepath.Rel(n.registry(), p.Path)
+		w, expected := want[file]
+		if err != nil || !expected {
+			t.Errorf("unexpected, or twice: %+v", p)
+			continue
+		}
+		delete(want, file)
+		if p.Type != w.Type || p.Name != w.Name || p.ServedBy != w.ServedBy || !strings.Contains(p.Error, w.Error) || (p.Error == "") != (w.Error == "") {
+			t.Errorf("%+v, want %+v", p, w)
+		}
+		if served := w.ServedBy != ""; served != (p.PID == os.Getpid()) || served != (p.UID != nil && int(*p.UID) == os.Geteuid()) {
+			t.Errorf("%s is served by pid %d, uid %v", file, p.PID, p.UID)
+		}
+		if old := file == "old-reg.sock"; p.CreatedAt.Equal(made) != old || !old && time.Since(p.CreatedAt) > time.Hour {
+			t.Errorf("%s was created at %v", file, p.CreatedAt)
+		}
+	}
+	if len(want) > 0 {
+		t.Errorf("not shown: %+v", want)
 	}
 }
 

@@ -44,6 +44,12 @@ func (x *diagnosis) kubelets(ctx context.Context) {
 	}
 	x.kubelet = &found[max(same, 0)]
 	k := x.kubelet
+	for i := range found {
+		if other := &found[i]; other != k {
+			x.checked("", StepKubelet, Skipped, "another kubelet is left out: %s, root directory %s", other.process,
+				safetext.Word(cmp.Or(other.rootDir, "unknown")))
+		}
+	}
 	switch {
 	case same >= 0:
 		x.checked("", StepKubelet, OK, "%s, root directory %s", k.process, safetext.Word(k.rootDir))

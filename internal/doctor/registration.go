@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"slices"
 	"strings"
 	"syscall"
@@ -22,37 +23,61 @@ import (
 // kubeletRound is how long a kubelet that watches the directory may take to ask a new socket.
 const kubeletRound = 5 * time.Second
 
-// plugin is a live socket in plugins_registry, and what it answers.
+// plugin is a socket in plugins_registry, and what it answers.
 type plugin struct {
 	pluginreg.Info
 	path string
-	pid  int // who called listen: not who answers now, where systemd kept the socket
+	cred unixsock.Cred // who called listen: not who answers now, where systemd kept the socket
+	made time.Time     // zero: not known
+	err  error         // why it did not answer
 }
 
 // getInfo asks a registration socket as the kubelet does.
 func (x *diagnosis) getInfo(ctx context.Context, path string) (plugin, error) {
-	return look(ctx, x, path, func() (plugin, error) {
+	return look(ctx, x, path, func() (p plugin, err error) {
+		if at, statErr := os.Stat(path); statErr == nil {
+			p.made = at.ModTime()
+		}
 		ctx, cancel := context.WithTimeout(ctx, socketTimeout)
 		defer cancel()
-		info, cred, err := pluginreg.GetInfo(ctx, path)
-		return plugin{info, path, cred.PID}, err
+		p.Info, p.cred, err = pluginreg.GetInfo(ctx, path)
+		return p, err
 	})
 }
 
-// plugins asks all sockets that the kubelet sees for the CSI driver that they serve.
+// plugins asks all sockets that the kubelet sees, and returns those of CSI drivers, by driver.
 func (x *diagnosis) plugins(ctx context.Context) map[string][]plugin {
 	out := map[string][]plugin{}
 	// What cannot be seen cannot be asked: why is found when the directory is looked at.
 	paths, _ := look(ctx, x, x.registry(), func() ([]string, error) { return pluginreg.Sockets(x.registry()), nil })
-	for _, p := range each(paths, func(path string) (p plugin) {
-		p, _ = x.getInfo(ctx, path) // why a driver's own does not answer is looked at later
+	for _, p := range each(paths, func(path string) plugin {
+		p, err := x.getInfo(ctx, path)
+		p.path, p.err = path, err
 		return p
 	}) {
 		if p.Type == registerapi.CSIPlugin {
 			out[p.Name] = append(out[p.Name], p)
 		}
+		x.report.Plugins = append(x.report.Plugins, x.shown(ctx, p))
 	}
 	return out
+}
+
+// shown is what the report has of a socket. Whether a driver's own is right is looked at later.
+func (x *diagnosis) shown(ctx context.Context, p plugin) Plugin {
+	s := Plugin{Path: safetext.Word(p.path), CreatedAt: p.made}
+	if who, known := x.process(ctx, p.cred.PID); known {
+		s.PID, s.UID, s.ServedBy = p.cred.PID, &p.cred.UID, who.String()
+	}
+	switch {
+	case p.err == nil:
+		s.Type, s.Name = safetext.Word(p.Type), safetext.Word(p.Name)
+	case errors.Is(p.err, syscall.ECONNREFUSED):
+		s.Error = "nobody listens"
+	default:
+		s.Error = safetext.Quote(p.err.Error())
+	}
+	return s
 }
 
 // registration looks at the registration socket, and at others that serve the driver.
@@ -106,9 +131,9 @@ func (x *diagnosis) stateText(st status.Driver) string {
 func (x *diagnosis) conflicts(ctx context.Context, d config.Driver, own string, ours bool) bool {
 	var whose []string
 	for _, p := range x.served[d.Name] {
-		who, known := x.process(ctx, p.pid)
+		who, known := x.process(ctx, p.cred.PID)
 		// Where the daemon does not run, systemd may keep our socket for it.
-		foreign := x.daemon.runs() || known && p.pid > 1 && !strings.HasPrefix(who.comm, "csi-registrar")
+		foreign := x.daemon.runs() || known && p.cred.PID > 1 && !strings.HasPrefix(who.comm, "csi-registrar")
 		switch {
 		case p.path == own && (ours || !foreign):
 		case known:
