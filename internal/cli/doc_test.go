@@ -52,6 +52,7 @@ func TestManDocuments(t *testing.T) {
 		"doctor.Finding":    ".SS Elements of findings",
 		"doctor.Fix":        ".SS Elements of fix",
 		"doctor.Check":      ".SS Elements of checks",
+		"doctor.Plugin":     ".SS Elements of plugins",
 		"trace.Call":        ".SH TRACE",
 		"trace.Finding":     ".SS Elements of a call's findings",
 		"config.Document":   ".SH CONFIG SHOW",
@@ -185,6 +186,57 @@ func TestManSteps(t *testing.T) {
 				t.Errorf("csi-registrar-json.5 does not name the %s %q", kind, word)
 			}
 		}
+	}
+}
+
+// TestDoctorIDs: each id of doctor's findings is used, is in csi-registrar-json(5), and, as each
+// state of a driver, is a heading of the troubleshooting page with a text below it.
+func TestDoctorIDs(t *testing.T) {
+	var code strings.Builder
+	files, err := filepath.Glob(filepath.Join("..", "doctor", "*.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		if !strings.HasSuffix(file, "_test.go") {
+			code.WriteString(source(t, filepath.Join("doctor", filepath.Base(file))))
+		}
+	}
+	var ids []string
+	for _, m := range regexp.MustCompile(`(?m)^\t(\w+) +ID += "(.*?)"`).FindAllStringSubmatch(code.String(), -1) {
+		ids = append(ids, m[2])
+		if len(regexp.MustCompile(`\b`+m[1]+`\b`).FindAllString(code.String(), 2)) < 2 {
+			t.Errorf("no finding has the id %s", m[1])
+		}
+		if !regexp.MustCompile(`^[a-z]+(-[a-z]+)*$`).MatchString(m[2]) {
+			t.Errorf("the id %q is not the anchor that a heading gets", m[2])
+		}
+	}
+	if len(ids) < 50 {
+		t.Fatalf("cannot find the ids: %q", ids)
+	}
+	_, text := entries(t, ".SS Elements of findings")
+	_, list, _ := strings.Cut(text["id"], ":\n")
+	if got := strings.FieldsFunc(list, func(r rune) bool { return strings.ContainsRune(",.\n ", r) }); !slices.Equal(got, ids) {
+		t.Errorf("csi-registrar-json.5 has the ids\n%q, package doctor\n%q", got, ids)
+	}
+
+	for _, state := range []status.DriverState{status.Absent, status.Starting, status.Ready, status.Mismatch} {
+		ids = append(ids, string(state))
+	}
+	for _, state := range []status.RegistrationState{status.Published, status.Registered, status.Refused, status.Conflict} {
+		ids = append(ids, string(state))
+	}
+	ids = append(ids, status.Disabled)
+	page, err := os.ReadFile(filepath.Join(top, "packaging/doc/troubleshooting.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := firsts(`(?m)^### (.*)\n[^#\n]`, string(page)); !slices.Equal(got, ids) {
+		t.Errorf("troubleshooting.md has paragraphs for\n%q, the ids and states are\n%q", got, ids)
+	}
+	if headings := firsts(`(?m)^#+ (.*)$`, string(page)); len(slices.Compact(slices.Sorted(slices.Values(headings)))) != len(headings) {
+		t.Errorf("a heading is there twice, so its anchor is another: %q", headings)
 	}
 }
 

@@ -8,8 +8,10 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"csi-registrar/internal/doctor"
+	"csi-registrar/internal/pluginreg"
 )
 
 func setupDoctor(fs *flag.FlagSet) runner {
@@ -36,7 +38,7 @@ func runDoctor(ctx context.Context, e *env, o doctor.Options, asJSON bool) error
 		if err := writeJSON(e.stdout, r); err != nil {
 			return err
 		}
-	} else if _, err := fmt.Fprint(e.stdout, doctorText(r, e.page(), len(o.Drivers) > 0)); err != nil {
+	} else if _, err := fmt.Fprint(e.stdout, doctorText(r, e.page(), e.now(), len(o.Drivers) > 0)); err != nil {
 		return err
 	}
 	if !r.Healthy {
@@ -46,8 +48,9 @@ func runDoctor(ctx context.Context, e *env, o doctor.Options, asJSON bool) error
 }
 
 // doctorText shows what was looked at, then what is wrong, the cause before its effects.
-// A driver with which all is well has one line, unless it was asked for.
-func doctorText(r doctor.Report, p page, whole bool) string {
+// A driver with which all is well has one line, unless it was asked for: whole; then there is
+// nothing about other plugins.
+func doctorText(r doctor.Report, p page, now time.Time, whole bool) string {
 	var b strings.Builder
 	checks := map[string][]doctor.Check{}
 	for _, c := range r.Checks {
@@ -69,9 +72,18 @@ func doctorText(r doctor.Report, p page, whole bool) string {
 			checkLine(&b, p, c)
 		}
 	}
+	if len(r.Plugins) > 0 && !whole {
+		b.WriteString(p.paint(bold, pluginreg.DirName) + "\n")
+		for _, s := range r.Plugins {
+			pluginLine(&b, p, s, now)
+		}
+	}
 	b.WriteString("\n" + doctorSummary(r, p) + "\n")
 	for i, f := range r.Findings {
 		findingText(&b, p, i+1, f)
+	}
+	if len(r.Findings) > 0 {
+		b.WriteString("\n" + p.hanging("", 0, "For each id there is a paragraph in /usr/share/doc/csi-registrar/troubleshooting.md."))
 	}
 	return b.String()
 }
@@ -91,6 +103,22 @@ func checkLine(b *strings.Builder, p page, c doctor.Check) {
 	head := "  " + p.paint(colour, string(c.Result)) + strings.Repeat(" ", resultWidth-len(c.Result)) +
 		string(c.Step) + strings.Repeat(" ", max(stepWidth-len(c.Step), 1))
 	b.WriteString(p.hanging(head, 2+resultWidth+stepWidth, says))
+}
+
+// pluginLine shows a socket: what it serves, or for how long it has been there if it does not answer.
+func pluginLine(b *strings.Builder, p page, s doctor.Plugin, now time.Time) {
+	kind, says := s.Type, s.Name+" at "+s.Path
+	if s.Error != "" {
+		kind, says = "no answer", s.Path+": "+s.Error
+		if !s.CreatedAt.IsZero() {
+			says += ", created " + age(now.Sub(s.CreatedAt)) + " ago"
+		}
+	}
+	if s.UID != nil {
+		says += fmt.Sprintf(", served by %s, uid %d", s.ServedBy, *s.UID)
+	}
+	const width = len("DevicePlugin") + 2
+	b.WriteString(p.hanging("  "+kind+strings.Repeat(" ", max(width-len(kind), 1)), 2+width, says))
 }
 
 func doctorSummary(r doctor.Report, p page) string {
@@ -126,6 +154,7 @@ func findingText(b *strings.Builder, p page, n int, f doctor.Finding) {
 	fmt.Fprintf(b, "\n%s%s %s: %s\n", number, p.paint(colour, string(f.Severity)), cmp.Or(f.Driver, "the node"), f.Step)
 	indent := len(number) + labelWidth
 	label := func(s string) string { return fmt.Sprintf("%*s%-*s", len(number), "", labelWidth, s) }
+	b.WriteString(label("id") + p.paint(dim, string(f.ID)) + "\n")
 	b.WriteString(p.hanging(label("found"), indent, f.Found))
 	if f.Expected != "" {
 		b.WriteString(p.hanging(label("expected"), indent, f.Expected))

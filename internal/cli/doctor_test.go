@@ -17,18 +17,18 @@ import (
 func examined() doctor.Report {
 	return doctor.Report{
 		Findings: []doctor.Finding{
-			{Step: doctor.StepKubelet, Severity: doctor.Problem,
+			{ID: doctor.RootDirMismatch, Step: doctor.StepKubelet, Severity: doctor.Problem,
 				Found:    "kubelet (pid 812, kubelet.service) has the root directory /data/kubelet, but csi-registrar publishes below /var/lib/kubelet (default)",
 				Expected: `root_dir = "/data/kubelet" under [kubelet]`,
 				Fix: []doctor.Fix{{Command: safetext.Run("mkdir", "-p", "/etc/csi-registrar/conf.d")},
 					{Command: safetext.Command{Name: "printf", Args: []string{`[kubelet]\nroot_dir = "%s"\n`, "/data/kubelet"}, Stdout: "/etc/csi-registrar/conf.d/90-kubelet.toml"}},
 					{Command: safetext.Run("systemctl", "daemon-reload")}, {Command: safetext.Run("systemctl", "restart", "csi-registrar.service")}}},
-			{Driver: "nfs.csi.k8s.io", Step: doctor.StepSocket, Severity: doctor.Problem,
+			{ID: doctor.DriverSocketStale, Driver: "nfs.csi.k8s.io", Step: doctor.StepSocket, Severity: doctor.Problem,
 				Found:    "nobody listens on /run/csi-nfs/csi.sock: it was left behind by a driver that has ended",
 				Expected: "the driver runs and listens there",
 				Fix: []doctor.Fix{{Text: "start the driver; if it does not replace the stale socket by itself, remove that first:"},
 					{Command: safetext.Run("rm", "/run/csi-nfs/csi.sock")}}},
-			{Step: doctor.StepHTTP, Severity: doctor.Warning, Found: "csi-registrar-http.socket serves health and metrics on 0.0.0.0:9809, which other machines can reach"},
+			{ID: doctor.HTTPOpen, Step: doctor.StepHTTP, Severity: doctor.Warning, Found: "csi-registrar-http.socket serves health and metrics on 0.0.0.0:9809, which other machines can reach"},
 		},
 		Checks: []doctor.Check{
 			{Step: doctor.StepConfiguration, Result: doctor.OK, Says: "3 files, 2 drivers"},
@@ -46,7 +46,17 @@ func examined() doctor.Report {
 
 func TestDoctorText(t *testing.T) {
 	ill := examined()
-	well := doctor.Report{Healthy: true, Checks: ill.Checks[6:]}
+	var root uint32
+	dir := "/var/lib/kubelet/plugins_registry/"
+	ill.Plugins = []doctor.Plugin{
+		{Path: dir + "ebs.csi.aws.com-reg.sock", Type: "CSIPlugin", Name: "ebs.csi.aws.com", PID: 812, UID: &root,
+			ServedBy: "csi-registrar (pid 812, csi-registrar.service)", CreatedAt: noon},
+		{Path: dir + "gpu.example.com-reg.sock", Type: "DRAPlugin", Name: "gpu.example.com", CreatedAt: noon}, // of another pid namespace
+		{Path: dir + "nic.sock", Type: "DevicePlugin", Name: "example.com/nic", PID: 99, UID: &root, ServedBy: "nic (pid 99)", CreatedAt: noon},
+		{Path: dir + "old.sock", Error: "nobody listens", CreatedAt: noon.Add(-75 * time.Hour)},
+		{Path: dir + "gone.sock", Error: `"the file system does not answer"`},
+	}
+	well := doctor.Report{Healthy: true, Checks: ill.Checks[6:], Plugins: ill.Plugins[:1]}
 	warned := doctor.Report{Healthy: true, Checks: ill.Checks[3:4], Findings: ill.Findings[2:]}
 	for name, c := range map[string]struct {
 		r     doctor.Report
@@ -60,11 +70,12 @@ func TestDoctorText(t *testing.T) {
 		"named":  {well, page{columns: 80}, true},
 		"warned": {warned, page{columns: 80}, false},
 	} {
-		got := doctorText(c.r, c.p, c.whole)
+		got := doctorText(c.r, c.p, noon, c.whole)
 		golden(t, "doctor/"+name+".txt", got)
 		harmless(t, name, got, c.p.colour)
 		for line := range strings.Lines(got) {
-			if n := visibleLength(line); n > c.p.columns && !strings.Contains(line, "printf ") && !strings.Contains(line, "systemctl ") {
+			whole := strings.Contains(line, "printf ") || strings.Contains(line, "systemctl ") || strings.Contains(line, dir)
+			if n := visibleLength(line); n > c.p.columns && !whole {
 				t.Errorf("%s: %d columns: %s", name, n, line)
 			}
 		}
@@ -94,15 +105,16 @@ func TestDoctorOnABareNode(t *testing.T) {
 	var doc struct {
 		Healthy  *bool
 		Findings []struct {
-			Step, Severity, Found string
-			Fix                   []struct{ Command, Text string }
+			ID, Step, Severity, Found string
+			Fix                       []struct{ Command, Text string }
 		}
-		Checks []struct{ Step, Result string }
+		Checks  []struct{ Step, Result string }
+		Plugins []struct{ Path string }
 	}
 	if err := json.Unmarshal([]byte(out), &doc); err != nil {
 		t.Fatal(err)
 	}
-	if code != exitFailed || doc.Healthy == nil || *doc.Healthy || len(doc.Findings) == 0 || doc.Findings[0].Step != "kubelet" || len(doc.Checks) == 0 {
+	if code != exitFailed || doc.Healthy == nil || *doc.Healthy || len(doc.Findings) == 0 || doc.Findings[0].ID != "no-kubelet" || doc.Findings[0].Step != "kubelet" || len(doc.Checks) == 0 || doc.Plugins == nil {
 		t.Errorf("code %d\n%s", code, out)
 	}
 	if fix := doc.Findings[0].Fix; len(fix) != 2 || fix[0].Command != "systemctl start kubelet.service" || fix[0].Text != "" {

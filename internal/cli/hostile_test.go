@@ -68,11 +68,12 @@ func (h hostileDriver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*c
 
 type hostileRegistrar struct {
 	registerapi.UnimplementedRegistrationServer
-	name string
+	kind, name string
+	err        error
 }
 
 func (h hostileRegistrar) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
-	return &registerapi.PluginInfo{Type: registerapi.CSIPlugin, Name: h.name, Endpoint: "/" + evil, SupportedVersions: []string{evil}}, nil
+	return &registerapi.PluginInfo{Type: h.kind, Name: h.name, Endpoint: "/" + evil, SupportedVersions: []string{evil}}, h.err
 }
 
 // hostileUnits has a drop-in of a stranger's.
@@ -141,7 +142,12 @@ func hostileNode(t *testing.T) (root string) {
 	serve("s/off", identity("off", nil))
 	serve("s/masked", identity("masked", nil))
 	serve("s/x;reboot $(id)", identity("x", nil))
-	serve("k/plugins_registry/"+"\x1b[2J;reboot $(id)", func(s *grpc.Server) { registerapi.RegisterRegistrationServer(s, hostileRegistrar{name: "twice"}) })
+	registrar := func(r hostileRegistrar) func(*grpc.Server) {
+		return func(s *grpc.Server) { registerapi.RegisterRegistrationServer(s, r) }
+	}
+	serve("k/plugins_registry/\x1b[2J;reboot $(id)", registrar(hostileRegistrar{kind: registerapi.CSIPlugin, name: "twice"}))
+	serve("k/plugins_registry/a", registrar(hostileRegistrar{kind: evil, name: evil}))
+	serve("k/plugins_registry/b", registrar(hostileRegistrar{err: grpcstatus.Error(codes.Internal, evil)}))
 	return root
 }
 
@@ -240,6 +246,16 @@ func checkDoctor(t *testing.T, o doctor.Options) {
 	}
 	for _, c := range r.Checks {
 		checkMarked(t, string(c.Step), c.Says)
+	}
+	if len(r.Plugins) < 3 {
+		t.Errorf("the sockets of plugins_registry are %+v", r.Plugins)
+	}
+	for _, p := range r.Plugins {
+		checkMarked(t, "plugin", p.Path)
+		checkMarked(t, "plugin", p.Type)
+		checkMarked(t, "plugin", p.Name)
+		checkMarked(t, "plugin", p.ServedBy)
+		checkMarked(t, "plugin", p.Error)
 	}
 	for _, f := range r.Findings {
 		checkMarked(t, string(f.Step), f.Found)

@@ -50,7 +50,8 @@ func (x *diagnosis) trusted(ctx context.Context, d config.Driver, peer *unixsock
 		}
 	}
 	fix = append(fix, text(`or set socket_owner = "any" in %s, to turn these checks off`, at), reload)
-	x.problem(d.Name, StepTrust, found, fmt.Sprintf("nobody but %s can put a socket there, or listen on it", safetext.Word(d.SocketOwner)), fix...)
+	x.problem(d.Name, StepTrust, DriverNotTrusted, found,
+		fmt.Sprintf("nobody but %s can put a socket there, or listen on it", safetext.Word(d.SocketOwner)), fix...)
 	return false
 }
 
@@ -72,7 +73,7 @@ const maxAnswer = 1 << 20
 func (x *diagnosis) ask(ctx context.Context, d config.Driver, c net.Conn, who process) {
 	conn, err := unixsock.NewClient(c, maxAnswer)
 	if err != nil {
-		x.problem(d.Name, StepPluginInfo, safetext.Quote(err.Error()), "")
+		x.problem(d.Name, StepPluginInfo, DriverConnectionFailed, safetext.Quote(err.Error()), "")
 		return
 	}
 	defer conn.Close()
@@ -109,26 +110,35 @@ func (q *questions) call(ctx context.Context, step Step, expected string, do fun
 	if err == nil {
 		q.checked(q.d.Name, step, OK, "%s", seen)
 	} else {
-		q.problem(q.d.Name, step, failure(step, limit, err), expected, q.who.repair()...)
+		id, found := failure(step, limit, err)
+		q.problem(q.d.Name, step, id, found, expected, q.who.repair()...)
 	}
 	q.took(took)
 	return err == nil
 }
 
-// failure says in words how a call ended.
-func failure(step Step, limit time.Duration, err error) string {
-	s, fromCall := grpcstatus.FromError(err)
-	if !fromCall { // an answer that is wrong
-		return err.Error()
+// wrongAnswer is the error of a call that was answered, but not as it must be.
+type wrongAnswer struct {
+	id   ID
+	text string
+}
+
+func (e wrongAnswer) Error() string { return e.text }
+
+// failure says how a call ended.
+func failure(step Step, limit time.Duration, err error) (ID, string) {
+	if wrong, ok := errors.AsType[wrongAnswer](err); ok {
+		return wrong.id, wrong.text
 	}
+	s := grpcstatus.Convert(err)
 	said := safetext.Quote(s.Message())
 	switch s.Code() {
 	case codes.DeadlineExceeded:
-		return fmt.Sprintf("the driver does not answer %s within %v", step, limit)
+		return DriverNotAnswering, fmt.Sprintf("the driver does not answer %s within %v", step, limit)
 	case codes.Unimplemented:
-		return fmt.Sprintf("the driver does not implement %s: %s", step, said)
+		return DriverMethodMissing, fmt.Sprintf("the driver does not implement %s: %s", step, said)
 	default:
-		return fmt.Sprintf("%s fails: %s: %s", step, s.Code(), said)
+		return DriverCallFailed, fmt.Sprintf("%s fails: %s: %s", step, s.Code(), said)
 	}
 }
 
@@ -144,7 +154,7 @@ func (q *questions) pluginInfo(ctx context.Context) (string, error) {
 	r, err := q.identity.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
 	q.name = r.GetName()
 	if err == nil && q.name == "" {
-		err = errors.New("the driver answers with an empty name")
+		err = wrongAnswer{DriverNameEmpty, "the driver answers with an empty name"}
 	}
 	return safetext.Word(q.name) + " " + safetext.Word(r.GetVendorVersion()), err
 }
@@ -159,7 +169,8 @@ func (q *questions) sameName() bool {
 	if status.CheckName(q.name) == nil {
 		fix = text("name the table [driver.%q] in %s, or give it the socket of %s", q.name, at, q.d.Name)
 	}
-	q.problem(q.d.Name, StepPluginInfo, fmt.Sprintf("the driver at %s reports name %s", safetext.Word(q.d.Socket), safetext.Quote(q.name)),
+	q.problem(q.d.Name, StepPluginInfo, DriverNameMismatch,
+		fmt.Sprintf("the driver at %s reports name %s", safetext.Word(q.d.Socket), safetext.Quote(q.name)),
 		fmt.Sprintf("name %q, as in %s", q.d.Name, at), fix, reload)
 	return false
 }
@@ -170,7 +181,7 @@ func (q *questions) probe(ctx context.Context) (string, error) {
 	case grpcstatus.Code(err) == codes.Unimplemented:
 		return "not implemented, which counts as ready", nil
 	case err == nil && r.GetReady() != nil && !r.GetReady().GetValue():
-		err = errors.New("the driver says in Probe that it is not ready")
+		err = wrongAnswer{DriverNotReady, "the driver says in Probe that it is not ready"}
 	}
 	return "ready", err
 }

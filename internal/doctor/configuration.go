@@ -20,7 +20,7 @@ func (x *diagnosis) loadConfig(ctx context.Context) {
 	r, err := look(ctx, x, where, func() (*config.Result, error) { return config.Load(x.o.Source), nil })
 	if err != nil {
 		r = &config.Result{Config: config.Default()}
-		x.problem("", StepConfiguration, err.Error(), "the configuration can be read")
+		x.problem("", StepConfiguration, ConfigurationUnreadable, err.Error(), "the configuration can be read")
 	}
 	x.config = r
 }
@@ -31,7 +31,7 @@ func (x *diagnosis) configuration(ctx context.Context) {
 	before := len(x.report.Findings)
 	for _, m := range x.config.Errors {
 		if driver := driverOf(m.Key); driver == "" || x.wanted(driver) {
-			x.problem(driver, StepConfiguration, fileError(m), m.Hint,
+			x.problem(driver, StepConfiguration, ConfigurationError, fileError(m), m.Hint,
 				text("edit %s", safetext.Word(m.File)), run("csi-registrar", "config", "check"), reload)
 		}
 	}
@@ -41,7 +41,7 @@ func (x *diagnosis) configuration(ctx context.Context) {
 		}
 	}
 	if len(x.config.Config.Drivers)+len(x.config.Faulty) == 0 && !x.named && len(x.report.Findings) == before {
-		x.warning("", StepConfiguration, "no driver is configured", `each driver has a table [driver."NAME"] with its socket`,
+		x.warning("", StepConfiguration, NoDriverConfigured, "no driver is configured", `each driver has a table [driver."NAME"] with its socket`,
 			text("csi-registrar import MANIFEST, or write a file into %s", safetext.Word(x.confDir())))
 	}
 	if len(x.report.Findings) == before && !x.problemIn(StepConfiguration) {
@@ -105,12 +105,13 @@ func (x *diagnosis) absent(ctx context.Context, name string) {
 			return there, nil
 		})
 		if err == nil && there { // that a file system does not answer was found when the files were read
-			x.problem(name, StepConfiguration, fmt.Sprintf("%s, which configures it, is hidden by %s", safetext.Word(h.File), safetext.Word(h.By)),
+			x.problem(name, StepConfiguration, ConfigurationHidden,
+				fmt.Sprintf("%s, which configures it, is hidden by %s", safetext.Word(h.File), safetext.Word(h.By)),
 				"only one file has that name, or the one in /etc configures the driver", run("rm", h.By), reload)
 			return
 		}
 	}
-	x.problem(name, StepConfiguration, "no file configures it", fmt.Sprintf("a table [driver.%q] with its socket", name),
+	x.problem(name, StepConfiguration, DriverNotConfigured, "no file configures it", fmt.Sprintf("a table [driver.%q] with its socket", name),
 		text("write it into a file in %s", safetext.Word(x.confDir())), reload)
 }
 
@@ -121,5 +122,6 @@ func (x *diagnosis) disabled(d config.Driver) {
 		return
 	}
 	at := x.origin(d, "enabled")
-	x.problem(d.Name, StepConfiguration, "it is disabled: enabled = false in "+at, "enabled = true, or no such key", text("edit %s", at), reload)
+	x.problem(d.Name, StepConfiguration, DriverDisabled, "it is disabled: enabled = false in "+at,
+		"enabled = true, or no such key", text("edit %s", at), reload)
 }

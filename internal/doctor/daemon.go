@@ -48,13 +48,15 @@ func (x *diagnosis) running() {
 	case errors.Is(err, control.ErrNotRunning) && x.problemIn(StepUnit):
 		x.checked("", StepDaemon, Failed, "%v", err)
 	case errors.Is(err, control.ErrNotRunning):
-		x.problem("", StepDaemon, err.Error(), "it runs", enable)
+		x.problem("", StepDaemon, DaemonNotRunning, err.Error(), "it runs", enable)
 	case errors.Is(err, fs.ErrPermission):
-		x.warning("", StepDaemon, err.Error(), "doctor runs as root: much can only be seen then", asRoot)
+		x.warning("", StepDaemon, NotRoot, err.Error(), "doctor runs as root: much can only be seen then", asRoot)
 	case err != nil:
-		x.problem("", StepDaemon, "the daemon does not answer: "+safetext.Quote(err.Error()), "it answers at once", logOf(serviceUnit), systemctl("restart", serviceUnit))
+		x.problem("", StepDaemon, DaemonNotAnswering, "the daemon does not answer: "+safetext.Quote(err.Error()),
+			"it answers at once", logOf(serviceUnit), systemctl("restart", serviceUnit))
 	case outdated != "":
-		x.problem("", StepDaemon, "the daemon has another configuration than the files: "+outdated, "it has read them", reload)
+		x.problem("", StepDaemon, ConfigurationNotLoaded, "the daemon has another configuration than the files: "+outdated,
+			"it has read them", reload)
 	default:
 		x.checked("", StepDaemon, OK, "running since %s", x.daemon.StartedAt.Format(time.DateTime))
 	}

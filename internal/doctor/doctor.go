@@ -67,7 +67,7 @@ func Run(ctx context.Context, o Options) Report {
 		o.NodeInfoTimeout = 15 * time.Second
 	}
 	x := &diagnosis{o: o, pool: worker.NewPool(), named: len(o.Drivers) > 0}
-	x.report = Report{Findings: []Finding{}, Checks: []Check{}}
+	x.report = Report{Findings: []Finding{}, Checks: []Check{}, Plugins: []Plugin{}}
 	x.loadConfig(ctx)
 	x.service = x.askUnit(ctx)
 	x.daemon = daemon{err: control.ErrNotRunning}

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
 	"csi-registrar/internal/control"
 )
 
@@ -40,13 +42,14 @@ func TestBrokenNodes(t *testing.T) {
 		breaks func(*testing.T, *node)
 		named  bool   // doctor is asked for the driver by name
 		step   Step   // of the first finding
+		id     ID     // its
 		found  string // part of it
 		fix    string // part of what fixes it
 		// person does what only a person can; nil: what the finding says is enough.
 		person func(*testing.T, *node)
 		root   bool // needs root
 	}{
-		{what: "wrong root_dir", step: StepKubelet, found: "csi-registrar publishes below", fix: "etc/csi-registrar/config.toml",
+		{what: "wrong root_dir", step: StepKubelet, id: "root-dir-mismatch", found: "csi-registrar publishes below", fix: "etc/csi-registrar/config.toml",
 			breaks: func(t *testing.T, n *node) {
 				n.rootDir = n.path("data")
 				n.startKubelet()
@@ -55,7 +58,7 @@ func TestBrokenNodes(t *testing.T) {
 				n.write("etc/csi-registrar/config.toml", fmt.Sprintf("[kubelet]\nroot_dir = %q\n", n.rootDir))
 				n.units[serviceUnit]["ReadWritePaths"] += " " + n.rootDir
 			}},
-		{what: "kubelet watches a deleted directory", step: StepWatching, found: "a directory that was there before and is deleted", fix: "systemctl restart kubelet.service",
+		{what: "kubelet watches a deleted directory", step: StepWatching, id: "kubelet-watches-deleted", found: "a directory that was there before and is deleted", fix: "systemctl restart kubelet.service",
 			breaks: func(t *testing.T, n *node) {
 				n.stopDaemon()
 				// Beside the old one, so that it is not given the same inode.
@@ -66,29 +69,29 @@ func TestBrokenNodes(t *testing.T) {
 				}
 				n.restartDaemon()
 			}},
-		{what: "empty vol_data.json", step: StepVolumes, found: "cannot read vol_data.json of", fix: "systemctl restart kubelet.service",
+		{what: "empty vol_data.json", step: StepVolumes, id: "volume-data-broken", found: "cannot read vol_data.json of", fix: "systemctl restart kubelet.service",
 			breaks: func(_ *testing.T, n *node) { n.volume(podVolume, "", time.Hour); n.mounted(podVolume + "/mount") },
 			person: func(_ *testing.T, n *node) { n.volume(podVolume, volData, time.Hour) }},
-		{what: "staged volume with half a vol_data.json", step: StepVolumes, found: "read from its 13 bytes)", fix: "write the file again",
+		{what: "staged volume with half a vol_data.json", step: StepVolumes, id: "volume-data-broken", found: "read from its 13 bytes)", fix: "write the file again",
 			breaks: func(_ *testing.T, n *node) { n.volume(stagedVolume, `{"driverName"`, 0) },
 			person: func(_ *testing.T, n *node) { n.volume(stagedVolume, volData, 0) }},
-		{what: "mount without vol_data.json", step: StepVolumes, found: "mounted without vol_data.json: ", fix: "systemctl restart kubelet.service",
+		{what: "mount without vol_data.json", step: StepVolumes, id: "volume-data-missing", found: "mounted without vol_data.json: ", fix: "systemctl restart kubelet.service",
 			breaks: func(_ *testing.T, n *node) { n.volume(podVolume, "no data", 0); n.mounted(podVolume + "/mount") },
 			person: func(_ *testing.T, n *node) { n.volume(podVolume, volData, time.Hour) }},
-		{what: "pod's volume that is not mounted", step: StepVolumes, found: "nothing is mounted there: ", fix: "systemctl restart kubelet.service",
+		{what: "pod's volume that is not mounted", step: StepVolumes, id: "volume-not-mounted", found: "nothing is mounted there: ", fix: "systemctl restart kubelet.service",
 			breaks: func(_ *testing.T, n *node) { n.volume(podVolume, volData, time.Hour) },
 			person: func(_ *testing.T, n *node) { n.mounted(podVolume + "/mount") }},
-		{what: "staged volume that was forgotten", named: true, step: StepVolumes, found: "staged, and published to no pod of this node: ", fix: "run a pod with this volume",
+		{what: "staged volume that was forgotten", named: true, step: StepVolumes, id: "volume-still-staged", found: "staged, and published to no pod of this node: ", fix: "run a pod with this volume",
 			breaks: func(_ *testing.T, n *node) { n.volume(stagedVolume, volData, time.Hour) },
 			person: func(_ *testing.T, n *node) { n.remove(n.path("kubelet", stagedVolume)) }},
-		{what: "no kubelet", step: StepKubelet, found: "no kubelet runs", fix: "systemctl start kubelet.service",
+		{what: "no kubelet", step: StepKubelet, id: "no-kubelet", found: "no kubelet runs", fix: "systemctl start kubelet.service",
 			breaks: func(t *testing.T, n *node) { n.remove(n.path("proc/812")) }, person: func(t *testing.T, n *node) { n.startKubelet() }},
-		{what: "no plugins_registry", step: StepDirectory, found: "does not exist", fix: "systemctl restart kubelet.service",
+		{what: "no plugins_registry", step: StepDirectory, id: "plugins-registry-missing", found: "does not exist", fix: "systemctl restart kubelet.service",
 			breaks: func(t *testing.T, n *node) { n.stopDaemon(); n.remove(n.registry()); n.serveStatus() }},
-		{what: "dead socket", step: StepSocket, found: "nobody listens on", fix: "start the driver",
+		{what: "dead socket", step: StepSocket, id: "driver-socket-stale", found: "nobody listens on", fix: "start the driver",
 			breaks: func(t *testing.T, n *node) { n.driver.ln.SetUnlinkOnClose(false); n.driver.stop(); n.restartDaemon() },
 			person: func(t *testing.T, n *node) { n.driver.restart(t) }},
-		{what: "no socket", step: StepSocket, found: "there is no ", fix: "set socket in",
+		{what: "no socket", step: StepSocket, id: "driver-socket-missing", found: "there is no ", fix: "set socket in",
 			breaks: func(t *testing.T, n *node) {
 				if err := os.Rename(n.socket(), n.path("csi/plugin.sock")); err != nil {
 					t.Fatal(err)
@@ -98,19 +101,19 @@ func TestBrokenNodes(t *testing.T) {
 			person: func(t *testing.T, n *node) {
 				n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", strings.ReplaceAll(n.table(""), "csi.sock", "plugin.sock"))
 			}},
-		{what: "no directory", step: StepSocket, found: "its directory does not exist", fix: "start the driver",
+		{what: "no directory", step: StepSocket, id: "driver-socket-missing", found: "its directory does not exist", fix: "start the driver",
 			breaks: func(t *testing.T, n *node) { n.driver.stop(); n.remove(n.path("csi")); n.restartDaemon() },
 			person: func(t *testing.T, n *node) { n.mkdir(n.path("csi"), 0o755); n.driver.restart(t) }},
-		{what: "a file in its place", step: StepSocket, found: "is a regular file, not a socket", fix: "rm ",
+		{what: "a file in its place", step: StepSocket, id: "driver-socket-not-socket", found: "is a regular file, not a socket", fix: "rm ",
 			breaks: func(t *testing.T, n *node) { n.driver.stop(); n.write("csi/csi.sock", ""); n.restartDaemon() },
 			person: func(t *testing.T, n *node) { n.driver.restart(t) }},
-		{what: "wrong owner", step: StepTrust, found: "belongs to", fix: "chown root", root: true,
+		{what: "wrong owner", step: StepTrust, id: "driver-not-trusted", found: "belongs to", fix: "chown root", root: true,
 			breaks: func(t *testing.T, n *node) { chown(t, n.socket(), 65123); n.restartDaemon() }},
-		{what: "directory of another user", step: StepTrust, found: "belongs to", fix: "chown root", root: true,
+		{what: "directory of another user", step: StepTrust, id: "driver-not-trusted", found: "belongs to", fix: "chown root", root: true,
 			breaks: func(t *testing.T, n *node) { chown(t, n.path("csi"), 65123); n.restartDaemon() }},
-		{what: "directory that others may write", step: StepTrust, found: "may be written by its group or others", fix: "chmod go-w",
+		{what: "directory that others may write", step: StepTrust, id: "driver-not-trusted", found: "may be written by its group or others", fix: "chmod go-w",
 			breaks: func(t *testing.T, n *node) { chmod(t, n.path("csi"), 0o777); n.restartDaemon() }},
-		{what: "name mismatch", step: StepPluginInfo, found: `reports name "smb.csi.example.com"`, fix: `[driver."smb.csi.example.com"]`,
+		{what: "name mismatch", step: StepPluginInfo, id: "driver-name-mismatch", found: `reports name "smb.csi.example.com"`, fix: `[driver."smb.csi.example.com"]`,
 			breaks: func(t *testing.T, n *node) {
 				n.driver.set(func(f *fakeDriver) { f.name = "smb.csi.example.com" })
 				n.restartDaemon()
@@ -118,30 +121,30 @@ func TestBrokenNodes(t *testing.T) {
 			person: func(t *testing.T, n *node) {
 				n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", strings.ReplaceAll(n.table(""), name, "smb.csi.example.com"))
 			}},
-		{what: "no name", step: StepPluginInfo, found: "empty name", fix: "log",
+		{what: "no name", step: StepPluginInfo, id: "driver-name-empty", found: "empty name", fix: "log",
 			breaks: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.name = "" }); n.restartDaemon() }, person: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.name = name }) }},
-		{what: "hangs in GetPluginInfo", step: StepPluginInfo, found: "does not answer GetPluginInfo within 200ms", fix: "log",
+		{what: "hangs in GetPluginInfo", step: StepPluginInfo, id: "driver-not-answering", found: "does not answer GetPluginInfo within 200ms", fix: "log",
 			breaks: func(t *testing.T, n *node) {
 				n.slow()
 				n.driver.set(func(f *fakeDriver) { f.hang = "GetPluginInfo" })
 				n.restartDaemon()
 			}, person: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.hang = "" }) }},
-		{what: "not ready", step: StepProbe, found: "not ready", fix: "log",
+		{what: "not ready", step: StepProbe, id: "driver-not-ready", found: "not ready", fix: "log",
 			breaks: func(t *testing.T, n *node) {
 				n.driver.set(func(f *fakeDriver) { f.notReady = true })
 				n.restartDaemon()
 			}, person: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.notReady = false }) }},
-		{what: "hangs in NodeGetInfo", step: StepNodeInfo, found: "does not answer NodeGetInfo within 300ms", fix: "log",
+		{what: "hangs in NodeGetInfo", step: StepNodeInfo, id: "driver-not-answering", found: "does not answer NodeGetInfo within 300ms", fix: "log",
 			breaks: func(t *testing.T, n *node) {
 				n.driver.set(func(f *fakeDriver) { f.hang = "NodeGetInfo" })
 				n.restartDaemon()
 			}, person: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.hang = "" }) }},
-		{what: "fails in NodeGetInfo", step: StepNodeInfo, found: `NodeGetInfo fails: Internal: "no \x1b[31mkernel module\nloaded"`, fix: "log",
+		{what: "fails in NodeGetInfo", step: StepNodeInfo, id: "driver-call-failed", found: `NodeGetInfo fails: Internal: "no \x1b[31mkernel module\nloaded"`, fix: "log",
 			breaks: func(t *testing.T, n *node) {
 				n.driver.set(func(f *fakeDriver) { f.fail = "NodeGetInfo" })
 				n.restartDaemon()
 			}, person: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.fail = "" }) }},
-		{what: "a controller's socket", step: StepNodeInfo, found: "does not implement NodeGetInfo", fix: "log",
+		{what: "a controller's socket", step: StepNodeInfo, id: "driver-method-missing", found: "does not implement NodeGetInfo", fix: "log",
 			breaks: func(t *testing.T, n *node) {
 				n.driver.set(func(f *fakeDriver) { f.noNode = true })
 				n.driver.restart(t)
@@ -151,31 +154,31 @@ func TestBrokenNodes(t *testing.T) {
 				n.driver.set(func(f *fakeDriver) { f.noNode = false })
 				n.driver.restart(t)
 			}},
-		{what: "node id too long", step: StepNodeInfo, found: "node id has 257", fix: "driver's own configuration",
+		{what: "node id too long", step: StepNodeInfo, id: "node-id-invalid", found: "node id has 257", fix: "driver's own configuration",
 			breaks: func(t *testing.T, n *node) {
 				n.driver.set(func(f *fakeDriver) { f.nodeID = strings.Repeat("x", 257) })
 				n.restartDaemon()
 			}, person: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.nodeID = "x" }) }},
-		{what: "node id empty", step: StepNodeInfo, found: "empty node id", fix: "driver's own configuration",
+		{what: "node id empty", step: StepNodeInfo, id: "node-id-invalid", found: "empty node id", fix: "driver's own configuration",
 			breaks: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.nodeID = "" }); n.restartDaemon() }, person: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.nodeID = "x" }) }},
-		{what: "topology key invalid", step: StepNodeInfo, found: `topology key "Zone A" is no label key`, fix: "driver's own configuration",
+		{what: "topology key invalid", step: StepNodeInfo, id: "topology-invalid", found: `topology key "Zone A" is no label key`, fix: "driver's own configuration",
 			breaks: func(t *testing.T, n *node) {
 				n.driver.set(func(f *fakeDriver) { f.topology = map[string]string{"Zone A": "a"} })
 				n.restartDaemon()
 			}, person: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.topology = nil }) }},
-		{what: "path too long", step: StepConfiguration, found: "10-nfs.toml:2: driver", fix: "edit ",
+		{what: "path too long", step: StepConfiguration, id: "configuration-error", found: "10-nfs.toml:2: driver", fix: "edit ",
 			breaks: func(t *testing.T, n *node) {
 				n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", strings.ReplaceAll(n.table(""), "csi.sock", strings.Repeat("x", 100)))
 				n.restartDaemon()
 			},
 			person: func(t *testing.T, n *node) { n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table("")) }},
-		{what: "error in the configuration", step: StepConfiguration, found: "timeout", fix: "csi-registrar reload",
+		{what: "error in the configuration", step: StepConfiguration, id: "configuration-error", found: "timeout", fix: "csi-registrar reload",
 			breaks: func(t *testing.T, n *node) {
 				n.write("etc/csi-registrar/conf.d/60-nfs.toml", fmt.Sprintf("[driver.%q]\ntimeout = \"soon\"\n", name))
 				n.restartDaemon()
 			},
 			person: func(t *testing.T, n *node) { n.remove(n.path("etc/csi-registrar/conf.d/60-nfs.toml")) }},
-		{what: "hidden drop-in", named: true, step: StepConfiguration, found: "is hidden by", fix: "rm ",
+		{what: "hidden drop-in", named: true, step: StepConfiguration, id: "configuration-hidden", found: "is hidden by", fix: "rm ",
 			breaks: func(t *testing.T, n *node) {
 				n.write("etc/csi-registrar/conf.d/10-nfs.toml", "")
 				n.driver.stop()
@@ -185,25 +188,25 @@ func TestBrokenNodes(t *testing.T) {
 				n.remove(n.path("etc/csi-registrar/conf.d/10-nfs.toml"))
 				n.driver.restart(t)
 			}},
-		{what: "disabled", named: true, step: StepConfiguration, found: "it is disabled: enabled = false in ", fix: "60-nfs.toml:2",
+		{what: "disabled", named: true, step: StepConfiguration, id: "driver-disabled", found: "it is disabled: enabled = false in ", fix: "60-nfs.toml:2",
 			breaks: func(t *testing.T, n *node) {
 				n.write("etc/csi-registrar/conf.d/60-nfs.toml", fmt.Sprintf("[driver.%q]\nenabled = false\n", name))
 				n.restartDaemon()
 			},
 			person: func(t *testing.T, n *node) { n.remove(n.path("etc/csi-registrar/conf.d/60-nfs.toml")) }},
-		{what: "not configured", named: true, step: StepConfiguration, found: "no file configures it", fix: "csi-registrar reload",
+		{what: "not configured", named: true, step: StepConfiguration, id: "driver-not-configured", found: "no file configures it", fix: "csi-registrar reload",
 			breaks: func(t *testing.T, n *node) {
 				n.remove(n.path("usr/lib/csi-registrar/conf.d/10-nfs.toml"))
 				n.restartDaemon()
 			},
 			person: func(t *testing.T, n *node) { n.write("etc/csi-registrar/conf.d/60-nfs.toml", n.table("")) }},
-		{what: "files not loaded", step: StepDaemon, found: "another configuration than the files", fix: "csi-registrar reload",
+		{what: "files not loaded", step: StepDaemon, id: "configuration-not-loaded", found: "another configuration than the files", fix: "csi-registrar reload",
 			breaks: func(t *testing.T, n *node) {
 				n.status.Drivers[0].Socket = "/elsewhere"
 			}},
-		{what: "another endpoint loaded", step: StepDaemon, found: "and the endpoint /elsewhere there", fix: "csi-registrar reload",
+		{what: "another endpoint loaded", step: StepDaemon, id: "configuration-not-loaded", found: "and the endpoint /elsewhere there", fix: "csi-registrar reload",
 			breaks: func(t *testing.T, n *node) { n.status.Drivers[0].Endpoint = "/elsewhere" }},
-		{what: "second registrar", step: StepRegistrars, found: "served by csi-node-driver (pid", fix: "container node-driver-registrar",
+		{what: "second registrar", step: StepRegistrars, id: "another-registrar", found: "served by csi-node-driver (pid", fix: "container node-driver-registrar",
 			breaks: func(t *testing.T, n *node) {
 				n.write(fmt.Sprintf("proc/%d/comm", os.Getpid()), "csi-node-driver\n")
 				n.write(fmt.Sprintf("proc/%d/cgroup", os.Getpid()), "0::/kubepods.slice/cri-containerd-0123.scope\n")
@@ -211,7 +214,7 @@ func TestBrokenNodes(t *testing.T) {
 				n.regs["other"] = s
 			},
 			person: func(t *testing.T, n *node) { n.regs["other"](); delete(n.regs, "other") }},
-		{what: "another registrar at our path", step: StepRegistrars, found: "another registrar serves this driver", fix: "stop that registrar",
+		{what: "another registrar at our path", step: StepRegistrars, id: "another-registrar", found: "another registrar serves this driver", fix: "stop that registrar",
 			breaks: func(t *testing.T, n *node) {
 				n.stopDaemon()
 				s := serveRegistration(t, n.regSocket(), name, "/x/csi.sock")
@@ -219,7 +222,7 @@ func TestBrokenNodes(t *testing.T) {
 				n.regs["other"] = s
 			},
 			person: func(t *testing.T, n *node) { n.regs["other"](); delete(n.regs, "other") }},
-		{what: "a file at our path", step: StepRegistration, found: "another program's", fix: "rm ",
+		{what: "a file at our path", step: StepRegistration, id: "registration-conflict", found: "another program's", fix: "rm ",
 			breaks: func(t *testing.T, n *node) {
 				n.stopDaemon()
 				if err := os.WriteFile(n.regSocket(), nil, 0o600); err != nil {
@@ -227,7 +230,7 @@ func TestBrokenNodes(t *testing.T) {
 				}
 				n.restartDaemon()
 			}},
-		{what: "registration socket does not answer", step: StepRegistration, found: "does not answer GetInfo", fix: "csi-registrar reregister",
+		{what: "registration socket does not answer", step: StepRegistration, id: "registration-not-answering", found: "does not answer GetInfo", fix: "csi-registrar reregister",
 			breaks: func(t *testing.T, n *node) {
 				n.regs[name]()
 				delete(n.regs, name)
@@ -238,36 +241,36 @@ func TestBrokenNodes(t *testing.T) {
 				t.Cleanup(func() { ln.Close() })
 			},
 			person: func(t *testing.T, n *node) { n.remove(n.regSocket()) }},
-		{what: "registration socket reports another name", step: StepRegistration, found: "reports other.example.com", fix: "csi-registrar reregister",
+		{what: "registration socket reports another name", step: StepRegistration, id: "registration-wrong", found: "reports other.example.com", fix: "csi-registrar reregister",
 			breaks: func(t *testing.T, n *node) {
 				n.regs[name]()
 				n.regs[name] = serveRegistration(t, n.regSocket(), "other.example.com", n.socket())
 			}},
-		{what: "registration socket reports another endpoint", step: StepRegistration, found: "at /elsewhere", fix: "csi-registrar reregister",
+		{what: "registration socket reports another endpoint", step: StepRegistration, id: "registration-wrong", found: "at /elsewhere", fix: "csi-registrar reregister",
 			breaks: func(t *testing.T, n *node) {
 				n.regs[name]()
 				n.regs[name] = serveRegistration(t, n.regSocket(), name, "/elsewhere")
 			}},
-		{what: "daemon does not publish", step: StepRegistration, found: "the driver answers as it should, but the daemon reports", fix: "csi-registrar reregister",
+		{what: "daemon does not publish", step: StepRegistration, id: "registration-not-published", found: "the driver answers as it should, but the daemon reports", fix: "csi-registrar reregister",
 			breaks: func(t *testing.T, n *node) { n.holdReg = true; n.restartDaemon(); n.holdReg = false }},
-		{what: "kubelet refuses", step: StepRegistration, found: "topology value collision", fix: "kubectl label node",
+		{what: "kubelet refuses", step: StepRegistration, id: "kubelet-refused", found: "topology value collision", fix: "kubectl label node",
 			breaks: func(t *testing.T, n *node) {
 				n.refuse = `detected topology value collision: driver reported "zone":"b" but existing label is "zone":"a"`
 				n.restartDaemon()
 			},
 			person: func(t *testing.T, n *node) { n.refuse = "" }},
-		{what: "kubelet never asks", step: StepRegistration, found: "the kubelet has not asked", fix: "systemctl restart kubelet.service",
+		{what: "kubelet never asks", step: StepRegistration, id: "kubelet-not-asking", found: "the kubelet has not asked", fix: "systemctl restart kubelet.service",
 			breaks: func(t *testing.T, n *node) {
 				d := &n.status.Drivers[0]
 				d.State, d.Registration, d.RegisteredAt, d.LastGetInfoAt = "published", "published", time.Time{}, time.Time{}
 			}},
-		{what: "endpoint is nowhere", step: StepEndpoint, found: "there is no such file", fix: "set endpoint in",
+		{what: "endpoint is nowhere", step: StepEndpoint, id: "endpoint-unusable", found: "there is no such file", fix: "set endpoint in",
 			breaks: func(t *testing.T, n *node) {
 				n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table(`endpoint = "/nowhere/csi.sock"`))
 				n.restartDaemon()
 			},
 			person: func(t *testing.T, n *node) { n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table("")) }},
-		{what: "endpoint of another driver", step: StepRegistration, found: `is of the driver \"other.example.com\"`, fix: "csi-registrar reregister",
+		{what: "endpoint of another driver", step: StepRegistration, id: "registration-not-published", found: `is of the driver \"other.example.com\"`, fix: "csi-registrar reregister",
 			breaks: func(t *testing.T, n *node) {
 				other := &fakeDriver{name: "other.example.com"}
 				other.start(t, n.path("csi/other.sock"))
@@ -276,40 +279,40 @@ func TestBrokenNodes(t *testing.T) {
 				n.restartDaemon()
 			},
 			person: func(t *testing.T, n *node) { n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table("")) }},
-		{what: "unit masked", step: StepUnit, found: "is masked", fix: "systemctl unmask",
+		{what: "unit masked", step: StepUnit, id: "unit-masked", found: "is masked", fix: "systemctl unmask",
 			breaks: func(t *testing.T, n *node) { n.down(); n.units[serviceUnit]["LoadState"] = "masked" }},
-		{what: "unit failed", step: StepUnit, found: "has failed (exit-code)", fix: "systemctl reset-failed",
+		{what: "unit failed", step: StepUnit, id: "unit-failed", found: "has failed (exit-code)", fix: "systemctl reset-failed",
 			breaks: func(t *testing.T, n *node) {
 				n.down()
 				n.units[serviceUnit]["ActiveState"], n.units[serviceUnit]["Result"] = "failed", "exit-code"
 			}},
-		{what: "unit that ends again and again", step: StepUnit, found: "ends again and again (7 restarts, last result: exit-code)", fix: "journalctl",
+		{what: "unit that ends again and again", step: StepUnit, id: "unit-restarting", found: "ends again and again (7 restarts, last result: exit-code)", fix: "journalctl",
 			breaks: func(t *testing.T, n *node) {
 				n.down()
 				maps.Copy(n.units[serviceUnit], map[string]string{"ActiveState": "activating", "SubState": "start", "NRestarts": "7", "Result": "exit-code"})
 			},
 			person: func(t *testing.T, n *node) { n.daemon, n.units[serviceUnit]["ActiveState"] = true, "active" }},
-		{what: "unit stopped", step: StepUnit, found: "is inactive", fix: "systemctl enable --now",
+		{what: "unit stopped", step: StepUnit, id: "unit-stopped", found: "is inactive", fix: "systemctl enable --now",
 			breaks: func(t *testing.T, n *node) { n.down(); n.units[serviceUnit]["ActiveState"] = "inactive" }},
-		{what: "daemon does not answer", step: StepDaemon, found: "is not running", fix: "systemctl",
+		{what: "daemon does not answer", step: StepDaemon, id: "daemon-not-running", found: "is not running", fix: "systemctl",
 			breaks: func(t *testing.T, n *node) { n.down() }},
-		{what: "sandbox for another root_dir", step: StepSandbox, found: "read-only", fix: "ReadWritePaths=",
+		{what: "sandbox for another root_dir", step: StepSandbox, id: "root-dir-not-writable", found: "read-only", fix: "ReadWritePaths=",
 			breaks: func(t *testing.T, n *node) {
 				n.units[serviceUnit]["ReadWritePaths"] = "-/run/csi-registrar -/var/lib/kubelet"
 			}},
-		{what: "root_dir in /tmp", step: StepSandbox, found: "PrivateTmp=yes", fix: "PrivateTmp=no",
+		{what: "root_dir in /tmp", step: StepSandbox, id: "root-dir-not-writable", found: "PrivateTmp=yes", fix: "PrivateTmp=no",
 			breaks: func(t *testing.T, n *node) { n.units[serviceUnit]["PrivateTmp"] = "yes" },
 			person: func(t *testing.T, n *node) { n.units[serviceUnit]["PrivateTmp"] = "no" }},
-		{what: "store disabled", step: StepStore, found: "FileDescriptorStoreMax= is 0", fix: "systemctl revert",
+		{what: "store disabled", step: StepStore, id: "store-too-small", found: "FileDescriptorStoreMax= is 0", fix: "systemctl revert",
 			breaks: func(t *testing.T, n *node) { n.units[serviceUnit]["FileDescriptorStoreMax"] = "0" }},
-		{what: "without --keep-sockets", step: StepStore, found: "without --keep-sockets", fix: "systemctl revert",
+		{what: "without --keep-sockets", step: StepStore, id: "sockets-not-kept", found: "without --keep-sockets", fix: "systemctl revert",
 			breaks: func(t *testing.T, n *node) { n.units[serviceUnit]["ExecStart"] = "/usr/bin/csi-registrar run" }},
-		{what: "watchdog off", step: StepWatchdog, found: "does not watch the daemon", fix: "systemctl revert",
+		{what: "watchdog off", step: StepWatchdog, id: "watchdog-off", found: "does not watch the daemon", fix: "systemctl revert",
 			breaks: func(t *testing.T, n *node) { n.units[serviceUnit]["WatchdogUSec"] = "infinity" }},
-		{what: "HTTP open", step: StepHTTP, found: "0.0.0.0:9809, \"[::]:1\", which other machines can reach", fix: "systemctl revert csi-registrar-http.socket",
+		{what: "HTTP open", step: StepHTTP, id: "http-open", found: "0.0.0.0:9809, \"[::]:1\", which other machines can reach", fix: "systemctl revert csi-registrar-http.socket",
 			breaks: func(t *testing.T, n *node) { n.units[httpUnit]["Listen"] = "0.0.0.0:9809 (Stream)\n[::]:1 (Stream)" },
 			person: func(t *testing.T, n *node) { n.units[httpUnit]["Listen"] = "127.0.0.1:9809 (Stream)" }},
-		{what: "others may register", step: StepDirectory, found: "could register any driver", fix: "chmod 0750",
+		{what: "others may register", step: StepDirectory, id: "plugins-registry-writable", found: "could register any driver", fix: "chmod 0750",
 			breaks: func(t *testing.T, n *node) { chmod(t, n.registry(), 0o777) }},
 	} {
 		t.Run(test.what, func(t *testing.T) {
@@ -327,7 +330,7 @@ func TestBrokenNodes(t *testing.T) {
 				t.Fatal("nothing is found")
 			}
 			first := r.Findings[0]
-			if first.Step != test.step || !strings.Contains(first.Found, test.found) || !strings.Contains(lines(first.Fix), test.fix) {
+			if first.Step != test.step || first.ID != test.id || !strings.Contains(first.Found, test.found) || !strings.Contains(lines(first.Fix), test.fix) {
 				t.Errorf("the first finding is %+v\nof %d", first, len(r.Findings))
 			}
 			if len(r.Findings) > 1 {
@@ -348,6 +351,70 @@ func TestBrokenNodes(t *testing.T) {
 				t.Errorf("it is not fixed: %+v", r.Findings)
 			}
 		})
+	}
+}
+
+// Sockets of others are shown and are no findings, whether they answer or not.
+func TestAllPluginsAreShown(t *testing.T) {
+	n := newNode(t)
+	n.process(os.Getpid(), "gpu-plugin", "0::/kubepods.slice/cri-containerd-0123.scope")
+	n.mkdir(filepath.Join(n.registry(), "dra"), 0o750)
+	for file, r := range map[string]registration{
+		"dra/gpu.sock": {kind: registerapi.DRAPlugin, name: "gpu.example.com"},
+		"nic.sock":     {kind: registerapi.DevicePlugin, name: "example.com/a nic"},
+		"any.sock":     {kind: "other"},
+	} {
+		t.Cleanup(servePlugin(t, filepath.Join(n.registry(), file), r))
+	}
+	stale, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: filepath.Join(n.registry(), "old-reg.sock")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stale.SetUnlinkOnClose(false)
+	stale.Close()
+	made := time.Now().Add(-75 * time.Hour).Truncate(time.Second)
+	if err := os.Chtimes(filepath.Join(n.registry(), "old-reg.sock"), made, made); err != nil {
+		t.Fatal(err)
+	}
+	hangs, err := net.Listen("unix", filepath.Join(n.registry(), "hangs.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer hangs.Close()
+
+	r := n.examine()
+	if len(r.Findings) != 0 {
+		t.Errorf("%+v", r.Findings)
+	}
+	by := fmt.Sprintf("gpu-plugin (pid %d, cri-containerd-0123.scope)", os.Getpid())
+	want := map[string]Plugin{
+		name + "-reg.sock": {Type: "CSIPlugin", Name: name, ServedBy: by},
+		"dra/gpu.sock":     {Type: "DRAPlugin", Name: "gpu.example.com", ServedBy: by},
+		"nic.sock":         {Type: "DevicePlugin", Name: `"example.com/a nic"`, ServedBy: by},
+		"any.sock":         {Type: "other", Name: `""`, ServedBy: by},
+		"old-reg.sock":     {Error: "nobody listens"},
+		"hangs.sock":       {Error: "DeadlineExceeded", ServedBy: by},
+	}
+	for _, p := range r.Plugins {
+		file, err := filepath.Rel(n.registry(), p.Path)
+		w, expected := want[file]
+		if err != nil || !expected {
+			t.Errorf("unexpected, or twice: %+v", p)
+			continue
+		}
+		delete(want, file)
+		if p.Type != w.Type || p.Name != w.Name || p.ServedBy != w.ServedBy || !strings.Contains(p.Error, w.Error) || (p.Error == "") != (w.Error == "") {
+			t.Errorf("%+v, want %+v", p, w)
+		}
+		if served := w.ServedBy != ""; served != (p.PID == os.Getpid()) || served != (p.UID != nil && int(*p.UID) == os.Geteuid()) {
+			t.Errorf("%s is served by pid %d, uid %v", file, p.PID, p.UID)
+		}
+		if old := file == "old-reg.sock"; p.CreatedAt.Equal(made) != old || !old && time.Since(p.CreatedAt) > time.Hour {
+			t.Errorf("%s was created at %v", file, p.CreatedAt)
+		}
+	}
+	if len(want) > 0 {
+		t.Errorf("not shown: %+v", want)
 	}
 }
 

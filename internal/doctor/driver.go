@@ -47,7 +47,9 @@ func (x *diagnosis) dial(ctx context.Context, path string) (c *net.UnixConn, cre
 // is not to be trusted.
 func (x *diagnosis) reach(ctx context.Context, d config.Driver) (*net.UnixConn, process) {
 	shown, restart := safetext.Word(d.Socket), text("restart the driver")
-	problem := func(found, expected string, fix ...Fix) { x.problem(d.Name, StepSocket, found, expected, fix...) }
+	problem := func(id ID, found, expected string, fix ...Fix) {
+		x.problem(d.Name, StepSocket, id, found, expected, fix...)
+	}
 	at, err := x.stat(ctx, d.Socket)
 	isSocket := err == nil && at.IsSocket()
 	if isSocket && !x.trusted(ctx, d, nil) {
@@ -74,21 +76,24 @@ func (x *diagnosis) reach(ctx context.Context, d config.Driver) (*net.UnixConn, 
 		if _, err := x.stat(ctx, path.Dir(d.Socket)); err != nil {
 			found += ": its directory does not exist"
 		}
-		problem(found, "the driver runs and makes its socket there",
+		problem(DriverSocketMissing, found, "the driver runs and makes its socket there",
 			text("start the driver; if it listens elsewhere, set socket in %s", x.origin(d, "socket")), reload)
 	case errors.Is(err, fs.ErrPermission):
-		x.warning(d.Name, StepSocket, "this user may not connect to "+shown, "", asRoot)
+		x.warning(d.Name, StepSocket, NotRoot, "this user may not connect to "+shown, "", asRoot)
 	case err != nil && !isSocket:
-		problem(fmt.Sprintf("%s cannot be looked at: %v", shown, err), "every directory on its path is one that root may enter, on a file system that answers")
+		problem(DriverSocketUnreadable, fmt.Sprintf("%s cannot be looked at: %v", shown, err),
+			"every directory on its path is one that root may enter, on a file system that answers")
 	case !isSocket:
-		problem(fmt.Sprintf("%s is %s, not a socket", shown, at.Kind()), "the driver makes a socket there", remove(d.Socket, at), restart)
+		problem(DriverSocketNotSocket, fmt.Sprintf("%s is %s, not a socket", shown, at.Kind()),
+			"the driver makes a socket there", remove(d.Socket, at), restart)
 	case errors.Is(err, syscall.ECONNREFUSED):
-		problem("nobody listens on "+shown+": it was left behind by a driver that has ended", "the driver runs and listens there",
+		problem(DriverSocketStale, "nobody listens on "+shown+": it was left behind by a driver that has ended", "the driver runs and listens there",
 			text("start the driver; if it does not replace the stale socket by itself, remove that first:"), remove(d.Socket, at))
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, syscall.EAGAIN):
-		problem(fmt.Sprintf("%s accepts no connection within %v: its queue is full, the driver hangs", shown, socketTimeout), "the driver accepts connections", restart)
+		problem(DriverNotAccepting, fmt.Sprintf("%s accepts no connection within %v: its queue is full, the driver hangs", shown, socketTimeout),
+			"the driver accepts connections", restart)
 	default:
-		problem(fmt.Sprintf("connecting to %s failed: %v", shown, err), "the driver listens there, on a stream socket", restart)
+		problem(DriverConnectionFailed, fmt.Sprintf("connecting to %s failed: %v", shown, err), "the driver listens there, on a stream socket", restart)
 	}
 	return nil, process{}
 }
@@ -126,6 +131,6 @@ func (x *diagnosis) endpoint(ctx context.Context, d config.Driver) {
 		x.checked(d.Name, StepEndpoint, OK, "%s is another socket", found)
 		return
 	}
-	x.problem(d.Name, StepEndpoint, found, "endpoint is a path to the driver's socket, as the kubelet sees it",
+	x.problem(d.Name, StepEndpoint, EndpointUnusable, found, "endpoint is a path to the driver's socket, as the kubelet sees it",
 		text("set endpoint in %s, or leave it out", x.origin(d, "endpoint")), reload)
 }

@@ -4,6 +4,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -117,8 +118,22 @@ func TestKubeletsInContainersAreOthers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if r := n.examine(); len(r.Findings) != 0 {
+	r := n.examine()
+	if len(r.Findings) != 0 {
 		t.Errorf("%+v", r.Findings)
+	}
+	var others []string
+	for _, c := range r.Checks {
+		if c.Step == StepKubelet && c.Result == Skipped {
+			others = append(others, c.Says)
+		}
+	}
+	slices.Sort(others)
+	if want := []string{
+		"another kubelet is left out: kubelet (pid 700, kubelet.service), root directory " + n.rootDir,
+		"another kubelet is left out: kubelet (pid 900, kubelet.service), root directory " + n.rootDir,
+	}; !slices.Equal(others, want) {
+		t.Errorf("the other kubelets are shown as %q", others)
 	}
 }
 

@@ -28,7 +28,7 @@ func (x *diagnosis) kubelets(ctx context.Context) {
 		x.checked("", StepKubelet, Skipped, "other users' processes cannot be seen; run doctor as root, on the node itself")
 		return
 	case len(found) == 0:
-		x.problem("", StepKubelet, "no kubelet runs on this node (nor k3s, rke2, k0s or microk8s)", "it runs: drivers are registered with it",
+		x.problem("", StepKubelet, NoKubelet, "no kubelet runs on this node (nor k3s, rke2, k0s or microk8s)", "it runs: drivers are registered with it",
 			systemctl("start", "kubelet.service"), logOf("kubelet.service"))
 		return
 	}
@@ -44,13 +44,19 @@ func (x *diagnosis) kubelets(ctx context.Context) {
 	}
 	x.kubelet = &found[max(same, 0)]
 	k := x.kubelet
+	for i := range found {
+		if other := &found[i]; other != k {
+			x.checked("", StepKubelet, Skipped, "another kubelet is left out: %s, root directory %s", other.process,
+				safetext.Word(cmp.Or(other.rootDir, "unknown")))
+		}
+	}
 	switch {
 	case same >= 0:
 		x.checked("", StepKubelet, OK, "%s, root directory %s", k.process, safetext.Word(k.rootDir))
 	case k.rootDir == "":
 		x.checked("", StepKubelet, Skipped, "%s: its root directory is not known: %v", k.process, k.unknown)
 	default:
-		x.problem("", StepKubelet, fmt.Sprintf("%s has the root directory %s, but csi-registrar publishes below %s (%s)", k.process,
+		x.problem("", StepKubelet, RootDirMismatch, fmt.Sprintf("%s has the root directory %s, but csi-registrar publishes below %s (%s)", k.process,
 			safetext.Word(k.rootDir), safetext.Word(ours), place(x.config.Origin("kubelet.root_dir"))),
 			"root_dir = "+safetext.Quote(k.rootDir)+" under [kubelet]", x.setRootDir(k.rootDir)...)
 	}
@@ -93,15 +99,18 @@ func (x *diagnosis) directory(ctx context.Context) {
 	at, err := x.stat(ctx, dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		x.problem("", StepDirectory, shown+" does not exist", "root_dir under [kubelet] is the kubelet's; it makes the directory when it starts, and watches it from then on", x.kubelet.restart())
+		x.problem("", StepDirectory, RegistryMissing, shown+" does not exist",
+			"root_dir under [kubelet] is the kubelet's; it makes the directory when it starts, and watches it from then on",
+			x.kubelet.restart())
 	case errors.Is(err, fs.ErrPermission):
-		x.warning("", StepDirectory, shown+" cannot be looked at: permission denied", "", asRoot)
+		x.warning("", StepDirectory, NotRoot, shown+" cannot be looked at: permission denied", "", asRoot)
 	case err != nil:
-		x.problem("", StepDirectory, fmt.Sprintf("%s cannot be looked at: %v", shown, err), "a directory on a file system that answers")
+		x.problem("", StepDirectory, RegistryUnreadable, fmt.Sprintf("%s cannot be looked at: %v", shown, err), "a directory on a file system that answers")
 	case !at.IsDir():
-		x.problem("", StepDirectory, shown+" is "+at.Kind(), "a directory", run("rm", dir), x.kubelet.restart())
+		x.problem("", StepDirectory, RegistryNotDirectory, shown+" is "+at.Kind(), "a directory", run("rm", dir), x.kubelet.restart())
 	case at.Mode&0o022 != 0:
-		x.problem("", StepDirectory, fmt.Sprintf("others than root may write to %s (mode %04o): they could register any driver", shown, at.Mode&0o777),
+		x.problem("", StepDirectory, RegistryWritable,
+			fmt.Sprintf("others than root may write to %s (mode %04o): they could register any driver", shown, at.Mode&0o777),
 			"mode 0750", run("chmod", "0750", dir))
 	default:
 		x.checked("", StepDirectory, OK, "%s", shown)
@@ -124,10 +133,12 @@ func (x *diagnosis) watching(ctx context.Context) {
 	case answer == watched:
 		x.checked("", StepWatching, OK, "the kubelet watches %s", dir)
 	case answer == nothing:
-		x.problem("", StepWatching, fmt.Sprintf("%s watches no directory at all: it has just started, or hangs in its start", x.kubelet.process),
+		x.problem("", StepWatching, KubeletNotWatching,
+			fmt.Sprintf("%s watches no directory at all: it has just started, or hangs in its start", x.kubelet.process),
 			"it watches "+dir, text("wait 10 s and run doctor again"), restart)
 	default:
-		x.problem("", StepWatching, fmt.Sprintf("%s does not watch %s but a directory that was there before and is deleted", x.kubelet.process, dir),
+		x.problem("", StepWatching, KubeletWatchesDeleted,
+			fmt.Sprintf("%s does not watch %s but a directory that was there before and is deleted", x.kubelet.process, dir),
 			"it watches the directory that is there now; only its restart can do that", restart)
 	}
 }

@@ -364,12 +364,17 @@ func isShell(word string) bool {
 
 func serveRegistration(t *testing.T, path, name, endpoint string) (stop func()) {
 	t.Helper()
+	return servePlugin(t, path, registration{kind: registerapi.CSIPlugin, name: name, endpoint: endpoint})
+}
+
+func servePlugin(t *testing.T, path string, r registration) (stop func()) {
+	t.Helper()
 	ln, err := net.Listen("unix", path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := grpc.NewServer()
-	registerapi.RegisterRegistrationServer(s, registration{name: name, endpoint: endpoint})
+	registerapi.RegisterRegistrationServer(s, r)
 	return serving(s, ln)
 }
 
@@ -382,11 +387,11 @@ func serving(s *grpc.Server, ln net.Listener) (stop func()) {
 
 type registration struct {
 	registerapi.UnimplementedRegistrationServer
-	name, endpoint string
+	kind, name, endpoint string
 }
 
 func (r registration) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
-	return &registerapi.PluginInfo{Type: registerapi.CSIPlugin, Name: r.name, Endpoint: r.endpoint, SupportedVersions: []string{"1.0.0"}}, nil
+	return &registerapi.PluginInfo{Type: r.kind, Name: r.name, Endpoint: r.endpoint, SupportedVersions: []string{"1.0.0"}}, nil
 }
 
 // fakeDriver is a CSI driver with faults.

@@ -31,6 +31,7 @@ const (
 // Finding is one thing that is wrong. It is an element of "findings" in `doctor --json`:
 // fields are added, never renamed.
 type Finding struct {
+	ID       ID       `json:"id"`
 	Driver   string   `json:"driver,omitempty"` // empty: the node
 	Step     Step     `json:"step"`
 	Severity Severity `json:"severity"`
@@ -73,6 +74,19 @@ type Report struct {
 	Healthy  bool      `json:"healthy"`  // no problem was found; there may be warnings
 	Findings []Finding `json:"findings"` // the root cause first
 	Checks   []Check   `json:"checks"`   // in the order in which they were made
+	Plugins  []Plugin  `json:"plugins"`
+}
+
+// Plugin is a socket in plugins_registry, whoever's: an element of "plugins" in `doctor --json`.
+type Plugin struct {
+	Path      string    `json:"path"`
+	Type      string    `json:"type,omitempty"` // as GetInfo says: CSIPlugin, DRAPlugin, DevicePlugin
+	Name      string    `json:"name,omitempty"`
+	PID       int       `json:"pid,omitempty"`
+	UID       *uint32   `json:"uid,omitempty"` // nil: as little known as PID
+	ServedBy  string    `json:"served_by,omitempty"`
+	Error     string    `json:"error,omitempty"` // why it does not answer
+	CreatedAt time.Time `json:"created_at,omitzero"`
 }
 
 // Step names a check.
@@ -109,6 +123,84 @@ var order = []Step{
 	StepStore, StepWatchdog, StepHTTP, StepVolumes,
 }
 
+// ID names what a finding is about, whatever its text: a heading of troubleshooting.md. None is
+// a driver's state, which is its own heading there.
+type ID string
+
+// The ids; csi-registrar-json(5) has them, too.
+const (
+	ConfigurationUnreadable ID = "configuration-unreadable"
+	ConfigurationError      ID = "configuration-error"
+	ConfigurationHidden     ID = "configuration-hidden"
+	ConfigurationNotLoaded  ID = "configuration-not-loaded"
+	NoDriverConfigured      ID = "no-driver-configured"
+	DriverNotConfigured     ID = "driver-not-configured"
+	DriverDisabled          ID = "driver-disabled"
+	NotRoot                 ID = "not-root"
+
+	NoKubelet             ID = "no-kubelet"
+	RootDirMismatch       ID = "root-dir-mismatch"
+	RootDirNotWritable    ID = "root-dir-not-writable"
+	RegistryMissing       ID = "plugins-registry-missing"
+	RegistryUnreadable    ID = "plugins-registry-unreadable"
+	RegistryNotDirectory  ID = "plugins-registry-not-directory"
+	RegistryWritable      ID = "plugins-registry-writable"
+	KubeletNotWatching    ID = "kubelet-not-watching"
+	KubeletWatchesDeleted ID = "kubelet-watches-deleted"
+
+	SystemdNotAnswering ID = "systemd-not-answering"
+	UnitMasked          ID = "unit-masked"
+	UnitMissing         ID = "unit-missing"
+	UnitNotLoaded       ID = "unit-not-loaded"
+	UnitFailed          ID = "unit-failed"
+	UnitStopped         ID = "unit-stopped"
+	UnitRestarting      ID = "unit-restarting"
+	UnitNotEnabled      ID = "unit-not-enabled"
+	UnitChanged         ID = "unit-changed"
+	DaemonNotRunning    ID = "daemon-not-running"
+	DaemonNotAnswering  ID = "daemon-not-answering"
+	StoreTooSmall       ID = "store-too-small"
+	SocketsNotKept      ID = "sockets-not-kept"
+	WatchdogOff         ID = "watchdog-off"
+	HTTPOpen            ID = "http-open"
+
+	DriverSocketMissing    ID = "driver-socket-missing"
+	DriverSocketUnreadable ID = "driver-socket-unreadable"
+	DriverSocketNotSocket  ID = "driver-socket-not-socket"
+	DriverSocketStale      ID = "driver-socket-stale"
+	DriverSocketHidden     ID = "driver-socket-hidden"
+	DriverNotAccepting     ID = "driver-not-accepting"
+	DriverConnectionFailed ID = "driver-connection-failed"
+	DriverNotTrusted       ID = "driver-not-trusted"
+	DriverNotAnswering     ID = "driver-not-answering"
+	DriverMethodMissing    ID = "driver-method-missing"
+	DriverCallFailed       ID = "driver-call-failed"
+	DriverNameEmpty        ID = "driver-name-empty"
+	DriverNameMismatch     ID = "driver-name-mismatch"
+	DriverNotReady         ID = "driver-not-ready"
+	NodeIDInvalid          ID = "node-id-invalid"
+	TopologyInvalid        ID = "topology-invalid"
+	VolumeLimitInvalid     ID = "volume-limit-invalid"
+	EndpointUnusable       ID = "endpoint-unusable"
+
+	AnotherRegistrar          ID = "another-registrar"
+	RegistrationPathInvalid   ID = "registration-path-invalid"
+	RegistrationConflict      ID = "registration-conflict"
+	RegistrationNotPublished  ID = "registration-not-published"
+	RegistrationSocketMissing ID = "registration-socket-missing"
+	RegistrationSocketStale   ID = "registration-socket-stale"
+	RegistrationNotAnswering  ID = "registration-not-answering"
+	RegistrationWrong         ID = "registration-wrong"
+	KubeletRefused            ID = "kubelet-refused"
+	KubeletNotAsking          ID = "kubelet-not-asking"
+	KubeletNotConfirming      ID = "kubelet-not-confirming"
+
+	VolumeDataBroken  ID = "volume-data-broken"
+	VolumeDataMissing ID = "volume-data-missing"
+	VolumeNotMounted  ID = "volume-not-mounted"
+	VolumeStillStaged ID = "volume-still-staged"
+)
+
 const maxText = 4000 // characters; what others wrote in it is much shorter
 
 // checked notes a step that went well, or could not be taken.
@@ -130,13 +222,13 @@ func (x *diagnosis) found(f Finding) {
 }
 
 // problem notes what is wrong.
-func (x *diagnosis) problem(driver string, step Step, found, expected string, fix ...Fix) {
-	x.found(Finding{Driver: driver, Step: step, Severity: Problem, Found: found, Expected: expected, Fix: fix})
+func (x *diagnosis) problem(driver string, step Step, id ID, found, expected string, fix ...Fix) {
+	x.found(Finding{ID: id, Driver: driver, Step: step, Severity: Problem, Found: found, Expected: expected, Fix: fix})
 }
 
 // warning notes what somebody should know.
-func (x *diagnosis) warning(driver string, step Step, found, expected string, fix ...Fix) {
-	x.found(Finding{Driver: driver, Step: step, Severity: Warning, Found: found, Expected: expected, Fix: fix})
+func (x *diagnosis) warning(driver string, step Step, id ID, found, expected string, fix ...Fix) {
+	x.found(Finding{ID: id, Driver: driver, Step: step, Severity: Warning, Found: found, Expected: expected, Fix: fix})
 }
 
 // rank orders findings: problems before warnings, causes before effects.

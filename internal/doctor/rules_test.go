@@ -43,7 +43,7 @@ func TestNodeRules(t *testing.T) {
 		switch {
 		case test.severity == "" && len(found) != 0:
 			t.Errorf("%s: %+v", test.what, found)
-		case test.severity != "" && (len(found) != 1 || found[0].Severity != test.severity):
+		case test.severity != "" && (len(found) != 1 || found[0].Severity != test.severity || found[0].ID == ""):
 			t.Errorf("%s: %+v, want one %s", test.what, found, test.severity)
 		}
 	}

@@ -98,37 +98,41 @@ func (x *diagnosis) unit(ctx context.Context) {
 	p, err := x.service.properties, x.service.err
 	state := p["ActiveState"]
 	stopped := p["LoadState"] == "not-found" || state == "inactive" || state == "deactivating"
-	problem := func(found, expected string, fix ...Fix) {
-		x.problem("", StepUnit, serviceUnit+" "+found, expected, fix...)
+	problem := func(id ID, found, expected string, fix ...Fix) {
+		x.problem("", StepUnit, id, serviceUnit+" "+found, expected, fix...)
 	}
 	switch {
 	case errors.Is(err, ErrNoSystemd):
 		x.checked("", StepUnit, Skipped, "%v", err)
 	case err != nil:
-		x.warning("", StepUnit, "systemd cannot be asked: "+safetext.Quote(err.Error()), "")
+		x.warning("", StepUnit, SystemdNotAnswering, "systemd cannot be asked: "+safetext.Quote(err.Error()), "")
 	case p["LoadState"] == "masked":
-		problem("is masked, so that nothing can start it", "it is enabled and runs", systemctl("unmask", serviceUnit), enable)
+		problem(UnitMasked, "is masked, so that nothing can start it", "it is enabled and runs", systemctl("unmask", serviceUnit), enable)
 	case stopped && x.daemon.runs():
 		x.checked("", StepUnit, Skipped, "the daemon runs, but not by %s", serviceUnit)
 	case p["LoadState"] == "not-found":
-		problem("does not exist", "the package csi-registrar is installed, or its units are below /etc/systemd/system",
+		problem(UnitMissing, "does not exist", "the package csi-registrar is installed, or its units are below /etc/systemd/system",
 			text("install the package csi-registrar"), enable)
 	case p["LoadState"] != "loaded":
-		problem(fmt.Sprintf("cannot be loaded (%s): %s", p["LoadState"], safetext.Quote(p["LoadError"])), "systemd understands it",
+		problem(UnitNotLoaded, fmt.Sprintf("cannot be loaded (%s): %s", p["LoadState"], safetext.Quote(p["LoadError"])), "systemd understands it",
 			append([]Fix{run("systemd-analyze", "verify", serviceUnit)}, asShipped(serviceUnit)...)...)
 	case state == "failed":
-		problem("has failed ("+p["Result"]+")", "it runs", logOf(serviceUnit), systemctl("reset-failed", serviceUnit), systemctl("start", serviceUnit))
+		problem(UnitFailed, "has failed ("+p["Result"]+")", "it runs",
+			logOf(serviceUnit), systemctl("reset-failed", serviceUnit), systemctl("start", serviceUnit))
 	case stopped:
-		problem("is "+state, "it runs", enable)
+		problem(UnitStopped, "is "+state, "it runs", enable)
 	case p["SubState"] == "auto-restart" || state == "activating" && p["NRestarts"] != "0" && !x.daemon.runs():
-		problem(fmt.Sprintf("ends again and again (%s restarts, last result: %s)", p["NRestarts"], p["Result"]), "it stays up", logOf(serviceUnit))
+		problem(UnitRestarting, fmt.Sprintf("ends again and again (%s restarts, last result: %s)", p["NRestarts"], p["Result"]),
+			"it stays up", logOf(serviceUnit))
 	default:
 		x.checked("", StepUnit, OK, "%s is %s", serviceUnit, state)
 		if p["UnitFileState"] == "disabled" {
-			x.warning("", StepUnit, serviceUnit+" runs, but is not enabled: after the next boot it does not", "it is enabled", systemctl("enable", serviceUnit))
+			x.warning("", StepUnit, UnitNotEnabled, serviceUnit+" runs, but is not enabled: after the next boot it does not",
+				"it is enabled", systemctl("enable", serviceUnit))
 		}
 		if p["NeedDaemonReload"] == "yes" {
-			x.warning("", StepUnit, "the files of "+serviceUnit+" have changed since systemd read them", "systemd has read them", reloadUnits()...)
+			x.warning("", StepUnit, UnitChanged, "the files of "+serviceUnit+" have changed since systemd read them",
+				"systemd has read them", reloadUnits()...)
 		}
 		x.sandbox(p)
 		x.hiddenSockets(p)
@@ -163,7 +167,7 @@ func (x *diagnosis) sandbox(p map[string]string) {
 	case x.problemIn(StepKubelet): // that is the wrong directory anyway
 		x.checked("", StepSandbox, Failed, "%s", found)
 	default:
-		x.problem("", StepSandbox, found, expected, installDropIn(root)...)
+		x.problem("", StepSandbox, RootDirNotWritable, found, expected, installDropIn(root)...)
 	}
 }
 
@@ -173,7 +177,7 @@ func (x *diagnosis) hiddenSockets(p map[string]string) {
 	for _, d := range x.config.Config.Drivers {
 		dir, setting := systemd.Hider(d.Socket)
 		if d.Enabled && x.wanted(d.Name) && systemd.Hides(p[setting]) && setting != fixed {
-			x.problem(d.Name, StepSandbox, fmt.Sprintf("the socket %s is in %s, of which the daemon has an empty one of its own (%s=%s)",
+			x.problem(d.Name, StepSandbox, DriverSocketHidden, fmt.Sprintf("the socket %s is in %s, of which the daemon has an empty one of its own (%s=%s)",
 				safetext.Word(d.Socket), dir, setting, p[setting]), "the driver's socket is in a directory of its own below /run or /var/lib",
 				append([]Fix{text("move the driver's socket, or let the daemon see that directory:")},
 					writeDropIn(path.Join(path.Dir(systemd.DropInFile), strings.ToLower(setting)+".conf"), "[Service]", setting+"=no")...)...)
@@ -189,23 +193,26 @@ func (x *diagnosis) store(p map[string]string) {
 			enabled++
 		}
 	}
-	problem := func(found, loses, expected string) {
-		x.problem("", StepStore, found+": at each restart of csi-registrar the kubelet loses "+loses+" for a moment", expected+" as shipped", asShipped(serviceUnit)...)
+	problem := func(id ID, found, loses, expected string) {
+		x.problem("", StepStore, id, found+": at each restart of csi-registrar the kubelet loses "+loses+" for a moment",
+			expected+" as shipped", asShipped(serviceUnit)...)
 	}
 	switch places, err := strconv.Atoi(p["FileDescriptorStoreMax"]); {
 	case err != nil: // an older systemctl that does not show it
 		x.checked("", StepStore, Skipped, "systemd does not show its size")
 	case places < max(enabled, 1):
-		problem(fmt.Sprintf("FileDescriptorStoreMax= is %d, for %s", places, count(enabled, "driver")), "the others", "as many as there are drivers, or FileDescriptorStoreMax=")
+		problem(StoreTooSmall, fmt.Sprintf("FileDescriptorStoreMax= is %d, for %s", places, count(enabled, "driver")),
+			"the others", "as many as there are drivers, or FileDescriptorStoreMax=")
 	case !slices.Contains(strings.Fields(p["ExecStart"]), "--keep-sockets"):
-		problem("the daemon is started without --keep-sockets", "all drivers", "ExecStart= has --keep-sockets,")
+		problem(SocketsNotKept, "the daemon is started without --keep-sockets", "all drivers", "ExecStart= has --keep-sockets,")
 	default:
 		x.checked("", StepStore, OK, "%s", count(places, "place"))
 	}
 	if w := p["WatchdogUSec"]; w != "0" && w != "infinity" {
 		x.checked("", StepWatchdog, OK, "%s", w)
 	} else {
-		x.warning("", StepWatchdog, "systemd does not watch the daemon: WatchdogSec= is off", "it is on, as shipped", asShipped(serviceUnit)...)
+		x.warning("", StepWatchdog, WatchdogOff, "systemd does not watch the daemon: WatchdogSec= is off",
+			"it is on, as shipped", asShipped(serviceUnit)...)
 	}
 }
 
@@ -236,7 +243,7 @@ func (x *diagnosis) openHTTP(ctx context.Context, service map[string]string) {
 		x.checked("", StepHTTP, OK, "%s, none open beyond this machine", count(len(addresses), "TCP socket"))
 		return
 	}
-	x.warning("", StepHTTP, "health and metrics are served on "+strings.Join(open, ", ")+", which other machines can reach",
+	x.warning("", StepHTTP, HTTPOpen, "health and metrics are served on "+strings.Join(open, ", ")+", which other machines can reach",
 		"127.0.0.1:9809, unless a firewall or your network takes care of it", fix...)
 }
 

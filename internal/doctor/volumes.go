@@ -39,21 +39,21 @@ func (x *diagnosis) volumes(ctx context.Context) {
 		"of its PersistentVolume; the kubelet then goes on within about two minutes, or at its next start")
 	restart := []Fix{text("if its pod is to stay: restart the kubelet, which then calls the driver again and writes the file"), x.kubelet.restart()}
 	if bad := wrong[volumes.Broken]; bad != nil {
-		x.problem("", StepVolumes, "the kubelet cannot read vol_data.json of "+volumeList(bad)+
+		x.problem("", StepVolumes, VolumeDataBroken, "the kubelet cannot read vol_data.json of "+volumeList(bad)+
 			": it tries again to unmount, without an end, and the pod stays Terminating; after a restart it tries once",
 			"a JSON object with driverName and volumeHandle, which the kubelet writes before it calls the driver", append(restart, repair)...)
 	}
 	if bad := wrong[volumes.NoData]; bad != nil {
-		x.problem("", StepVolumes, "mounted without vol_data.json: "+volumeList(bad)+
+		x.problem("", StepVolumes, VolumeDataMissing, "mounted without vol_data.json: "+volumeList(bad)+
 			": the kubelet never unmounts it, and never removes the directory of its pod", "vol_data.json, or no mount", append(restart, repair)...)
 	}
 	if bad := wrong[volumes.Unmounted]; bad != nil {
-		x.warning("", StepVolumes, "published, and nothing is mounted there: "+volumeList(bad)+
+		x.warning("", StepVolumes, VolumeNotMounted, "published, and nothing is mounted there: "+volumeList(bad)+
 			": the kubelet does not look again while it runs", "a mount, unless this driver publishes without one",
 			text("restart the kubelet: it publishes again what a pod still wants, and unpublishes the rest"), x.kubelet.restart())
 	}
 	if bad := wrong[volumes.Unused]; bad != nil {
-		x.warning("", StepVolumes, "staged, and published to no pod of this node: "+volumeList(bad)+
+		x.warning("", StepVolumes, VolumeStillStaged, "staged, and published to no pod of this node: "+volumeList(bad)+
 			": the kubelet unstages it, again and again if the driver fails; one that was restarted in between has forgotten it",
 			"it is unstaged after the last pod", logOf(x.kubelet.service()),
 			text("if it was forgotten: run a pod with this volume on this node and delete it, and the kubelet unstages"))
