@@ -251,18 +251,18 @@ type prober struct {
 	stop    chan struct{}
 	done    sync.WaitGroup
 	mu      sync.Mutex
-	knocks  int
+	probes  int
 	refused []error
 }
 
-// probe starts to probe, 20 times a second at each: a daemon that hangs for some seconds
+// probe starts to probe, 5 times a second at each: a daemon that hangs until the watchdog ends it
 // does not answer meanwhile, and its queue holds 128.
 func (n *node) probe() *prober {
 	k := &prober{stop: make(chan struct{})}
 	for _, name := range n.drivers {
 		path := n.Path(regSocket(name))
 		k.done.Go(func() {
-			tick := time.NewTicker(50 * time.Millisecond)
+			tick := time.NewTicker(200 * time.Millisecond)
 			defer tick.Stop()
 			for {
 				select {
@@ -272,7 +272,7 @@ func (n *node) probe() *prober {
 				}
 				c, err := net.Dial("unix", path)
 				k.mu.Lock()
-				k.knocks++
+				k.probes++
 				if err != nil {
 					k.refused = append(k.refused, err)
 				}
@@ -296,11 +296,11 @@ func (k *prober) end() {
 	k.done.Wait()
 }
 
-// neverRefused ends the knocking and checks that somebody listened each time.
+// neverRefused ends the probing and checks that somebody listened each time.
 func (k *prober) neverRefused(t testing.TB) {
 	t.Helper()
 	k.end()
-	if len(k.refused) > 0 || k.knocks == 0 {
-		t.Errorf("%d of %d connections were refused: %v", len(k.refused), k.knocks, errors.Join(k.refused[:min(3, len(k.refused))]...))
+	if len(k.refused) > 0 || k.probes == 0 {
+		t.Errorf("%d of %d connections were refused: %v", len(k.refused), k.probes, errors.Join(k.refused[:min(3, len(k.refused))]...))
 	}
 }
