@@ -201,11 +201,9 @@ func TestTraceToAFullDisk(t *testing.T) {
 	}
 	defer full.Close()
 	dir, socket := tracedDriver(t)
-	s, listen, ended := newSession(), filepath.Join(dir, "t"), make(chan int, 1)
+	s := newSession()
 	s.env.stdout = full
-	go func() { ended <- s.run(t.Context(), "trace", "--listen", listen, "--connect", socket) }()
-	nodeInfo(t, "unix:"+listen)
-	if code := <-ended; code != exitFailed || !strings.Contains(s.stderr.String(), "no space") {
+	if code := s.run(t.Context(), "trace", "--listen", filepath.Join(dir, "t"), "--connect", socket); code != exitFailed || !strings.Contains(s.stderr.String(), "no space") {
 		t.Errorf("%d %s", code, s.stderr)
 	}
 }

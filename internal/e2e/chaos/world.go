@@ -43,7 +43,7 @@ type world struct {
 
 	// mu is held while a step changes files, so that whoever checks sees it done or not.
 	mu        sync.Mutex
-	history    history
+	history   history
 	foreign   []*foreign
 	byName    map[string]*Driver
 	daemon    *Daemon
