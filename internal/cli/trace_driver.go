@@ -66,9 +66,9 @@ func (l *lease) run(ctx context.Context) error {
 		next = nil
 		refused, isRefusal := errors.AsType[*control.Error](err)
 		switch {
-		case err == nil:
+		case err == nil, ctx.Err() != nil && current == nil: // it never held the lease
 			return nil
-		case ctx.Err() != nil && current != nil:
+		case ctx.Err() != nil:
 			return fmt.Errorf("the endpoint link may still point here; the daemon points it back when it starts: %w", err)
 		case isRefusal && refused.NotFound():
 			return hinted(err, "csi-registrar status shows the drivers")
