@@ -223,7 +223,7 @@ func (w *world) heard(line string) {
 	}
 	name := e.fields["driver"]
 	switch {
-	case strings.HasPrefix(e.msg, "withdrawing"), e.msg == "republishing the registration socket":
+	case e.msg == "withdrawing", e.msg == "republishing the registration socket":
 		w.figures[e.msg]++
 		if w.byName[name] == nil {
 			w.bad("a driver that nobody configured: %s", line)
