@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -61,16 +62,19 @@ func hangTest(t *testing.T, w *Watcher, pool *worker.Pool, dir string, hang, res
 	path := func(i int) string { return filepath.Join(dir, fmt.Sprint("d", i), "csi.sock") }
 	othersAreHinted := func(when string) {
 		t.Helper()
+		var took []time.Duration
 		for i, s := range others {
 			must(t, os.WriteFile(path(i), nil, 0o600))
 			begun := time.Now()
 			expectHint(t, s, when)
-			if d := time.Since(begun); d > 150*time.Millisecond {
-				t.Errorf("%s: a hint after %v", when, d)
-			}
+			took = append(took, time.Since(begun))
 			must(t, os.Remove(path(i)))
 			walked(t, s)
 			calmNow(s)
+		}
+		slices.Sort(took)
+		if median := took[len(took)/2]; median > walkLimit/2 { // one may be late on a busy machine
+			t.Errorf("%s: hints after %v", when, median)
 		}
 	}
 	abandoned := func() bool { return len(pool.Stuck()) == 1 }
@@ -82,10 +86,16 @@ func hangTest(t *testing.T, w *Watcher, pool *worker.Pool, dir string, hang, res
 		others[i] = subscribe(t, w.Subscribe, path(i))
 	}
 	othersAreHinted("one hangs at Subscribe")
-	expectHint(t, s, "the first walk of the path that answers has ended")
+	hangs := func() bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return slices.ContainsFunc(s.routes, func(r *route) bool { return r.hanging })
+	}
+	for known := false; !known; known = hangs() { // one hint for each path, or one for both
+		expectHint(t, s, "a walk has ended, or was abandoned")
+	}
 	within(t, "the walk is not abandoned", abandoned)
 	walked(t, s)
-	expectHint(t, s, "the first walk was abandoned")
 	must(t, os.WriteFile(filepath.Join(dir, "d0/endpoint.sock"), nil, 0o600))
 	expectHint(t, s, "its other path, on a file system that answers")
 	othersAreHinted("one was abandoned")
