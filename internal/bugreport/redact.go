@@ -6,33 +6,39 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"unicode"
 )
 
 // mark stands for what was taken out.
 const mark = "<redacted>"
 
+// pattern compiles on first use: the daemon is the same program, and never needs any of them.
+func pattern(expr string) func() *regexp.Regexp {
+	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expr) })
+}
+
 // What is secret by its form. More is taken out than is secret, rather than less.
 var (
-	privateKey  = regexp.MustCompile(`(?s)-----BEGIN [^-]*PRIVATE KEY.*?(?:-----END [^-]*-----|\z)`)
-	environment = regexp.MustCompile(`(?m)^([ \t]*(?:Environment|SetCredential|SetCredentialEncrypted)=)(?:[^\n]*\\\n(?:[ \t]*[#;][^\n]*\n)*)*[^\n]*`)
-	userInfo    = regexp.MustCompile(`://[^\s@"']+@`)
-	bearer      = regexp.MustCompile(`(?i)\b(bearer|basic)[ \t]+[^\s"'\\]+`)
-	webToken    = regexp.MustCompile(`\beyJ[\w-]+\.[\w.-]*`)
-	longWord    = regexp.MustCompile(`[A-Za-z0-9+/_=-]+`)
+	privateKey  = pattern(`(?s)-----BEGIN [^-]*PRIVATE KEY.*?(?:-----END [^-]*-----|\z)`)
+	environment = pattern(`(?m)^([ \t]*(?:Environment|SetCredential|SetCredentialEncrypted)=)(?:[^\n]*\\\n(?:[ \t]*[#;][^\n]*\n)*)*[^\n]*`)
+	userInfo    = pattern(`://[^\s@"']+@`)
+	bearer      = pattern(`(?i)\b(bearer|basic)[ \t]+[^\s"'\\]+`)
+	webToken    = pattern(`\beyJ[\w-]+\.[\w.-]*`)
+	longWord    = pattern(`[A-Za-z0-9+/_=-]+`)
 
 	// named matches from what names a secret up to its value: a separator, or for a flag a space.
 	secretNames = []string{"token", "pass", "pwd", "secret", "credential", "authoriz", "cookie", "key", "signature", "context", "attributes"}
-	named       = regexp.MustCompile(`(?i)(?:` + strings.Join(secretNames, "|") + `)[a-z0-9_.-]*(?:\\*["'\]])*(?:[ \t]*[:=]+[ \t]*|[ \t]+|[{<\[])`)
+	named       = pattern(`(?i)(?:` + strings.Join(secretNames, "|") + `)[a-z0-9_.-]*(?:\\*["'\]])*(?:[ \t]*[:=]+[ \t]*|[ \t]+|[{<\[])`)
 )
 
 // secrets takes out what looks like a secret.
 func secrets(s string) string {
-	s = privateKey.ReplaceAllLiteralString(s, mark)
-	s = environment.ReplaceAllString(s, "${1}"+mark)
-	s = userInfo.ReplaceAllLiteralString(s, "://"+mark+"@")
-	s = bearer.ReplaceAllString(s, "$1 "+mark)
-	s = webToken.ReplaceAllLiteralString(s, mark)
+	s = privateKey().ReplaceAllLiteralString(s, mark)
+	s = environment().ReplaceAllString(s, "${1}"+mark)
+	s = userInfo().ReplaceAllLiteralString(s, "://"+mark+"@")
+	s = bearer().ReplaceAllString(s, "$1 "+mark)
+	s = webToken().ReplaceAllLiteralString(s, mark)
 	var b strings.Builder
 	for line := range strings.Lines(s) {
 		lower := strings.ToLower(line)
@@ -41,7 +47,7 @@ func secrets(s string) string {
 		}
 		b.WriteString(line)
 	}
-	return longWord.ReplaceAllStringFunc(b.String(), func(word string) string {
+	return longWord().ReplaceAllStringFunc(b.String(), func(word string) string {
 		if len(word) < 32 {
 			return word
 		}
@@ -65,7 +71,7 @@ func random(s string) bool {
 func namedSecrets(s string) string {
 	var b strings.Builder
 	for {
-		at := named.FindStringIndex(s)
+		at := named().FindStringIndex(s)
 		if at == nil {
 			return b.String() + s
 		}
@@ -142,14 +148,14 @@ func newIdentities(host string) *identities {
 }
 
 var (
-	nodeName = regexp.MustCompile(`(?i)\b(?:node_?(?:id|name)?|hostname)\\*"?(?:=\\*"?|:[ \t]*\\*")([^\s"'\\,;]+)`)
-	ipv4     = regexp.MustCompile(`\b\d{1,3}(?:\.\d{1,3}){3}\b`)
-	ipv6     = regexp.MustCompile(`\b[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{0,4}){2,7}`)
+	nodeName = pattern(`(?i)\b(?:node_?(?:id|name)?|hostname)\\*"?(?:=\\*"?|:[ \t]*\\*")([^\s"'\\,;]+)`)
+	ipv4     = pattern(`\b\d{1,3}(?:\.\d{1,3}){3}\b`)
+	ipv6     = pattern(`\b[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{0,4}){2,7}`)
 )
 
 // learn finds the names that a text calls by what they are.
 func (x *identities) learn(s string) {
-	for _, m := range nodeName.FindAllStringSubmatch(s, -1) {
+	for _, m := range nodeName().FindAllStringSubmatch(s, -1) {
 		x.name("node", m[1])
 	}
 }
@@ -189,5 +195,5 @@ func (x *identities) replace(s string) string {
 		}
 		return x.of("ip", addr.String())
 	}
-	return ipv6.ReplaceAllStringFunc(ipv4.ReplaceAllStringFunc(s, ip), ip)
+	return ipv6().ReplaceAllStringFunc(ipv4().ReplaceAllStringFunc(s, ip), ip)
 }

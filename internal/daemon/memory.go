@@ -7,6 +7,10 @@ import (
 )
 
 const (
+	// gcPercent lets a burst of drivers leave a less scattered heap: 0.6 MiB less with 20 drivers,
+	// 1.9 with 100. A daemon that is mostly idle does not notice what the collections cost.
+	gcPercent = 25
+
 	settled      = 5 * time.Second // without any change: the burst is over
 	releaseAgain = time.Minute     // between two, so that a driver which flaps does not make us collect for ever
 )

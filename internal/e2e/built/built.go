@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"testing"
 )
@@ -55,6 +56,49 @@ func build(root string) error {
 		}
 	})
 	return once.err
+}
+
+// Packages is a directory with the deb packages of this tree, as that version. They are made once
+// in a process; its TestMain is Main.
+func Packages(t testing.TB, version string) string {
+	t.Helper()
+	root := Root(t)
+	packages.Lock()
+	defer packages.Unlock()
+	if dir, ok := packages.dirs[version]; ok {
+		return dir
+	}
+	dir, err := os.MkdirTemp("", "packages")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(filepath.Join(root, "scripts", "packages"))
+	cmd.Env = append(os.Environ(), "DIST="+dir, "VERSION="+version, "ARCHS="+runtime.GOARCH, "FORMATS=deb")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("scripts/packages: %v\n%s", errors.Join(err, os.RemoveAll(dir)), out)
+	}
+	if packages.dirs == nil {
+		packages.dirs = map[string]string{}
+	}
+	packages.dirs[version] = dir
+	return dir
+}
+
+var packages struct {
+	sync.Mutex
+	dirs map[string]string // by version
+}
+
+// Main is the TestMain of a package that uses Packages.
+func Main(m *testing.M) {
+	code := m.Run()
+	for _, dir := range packages.dirs {
+		if err := os.RemoveAll(dir); err != nil {
+			fmt.Fprintln(os.Stderr, "cannot remove the packages:", err)
+			code = 1
+		}
+	}
+	os.Exit(code)
 }
 
 // Root is the directory of module csi-registrar, above the test's own.

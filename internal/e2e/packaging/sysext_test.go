@@ -36,8 +36,8 @@ StandardOutput=append:/run/events
 StandardError=null
 `)
 	n.copyIn(built.SampleDriver(t), "/usr/bin/csi-sample-driver", 0o755)
-	n.Write("/usr/lib/systemd/system/csi-sample-driver.service", read(t, "../../../packaging/example/csi-sample-driver.service"))
-	n.Write("/usr/lib/csi-registrar/conf.d/20-sample.toml", read(t, "../../../packaging/example/20-sample.toml"))
+	n.Write("/usr/lib/systemd/system/csi-sample-driver.service", read(t, "../../../packaging/examples/sample/csi-sample-driver.service"))
+	n.Write("/usr/lib/csi-registrar/conf.d/20-sample.toml", read(t, "../../../packaging/examples/sample/20-sample.toml"))
 	for _, unit := range []string{"kubelet.service", "csi-sample-driver.service"} {
 		link := n.Disk + "/usr/lib/systemd/system/multi-user.target.wants/" + unit
 		if err := os.Symlink("../"+unit, link); err != nil {
@@ -102,6 +102,7 @@ exec unshare --mount sh -euc 'for dir in /proc /dev /sys ` + strings.Join(dirs, 
 	mkdir -p "$0$dir"
 	mount --rbind "$dir" "$0$dir"
 done
+cat /etc/resolv.conf >"$0/etc/resolv.conf"
 exec chroot "$0" ` + name + ` "$@"' ` + m.Disk + ` "$@"
 `
 		if err := os.WriteFile(filepath.Join(bin, name), []byte(script), 0o755); err != nil {

@@ -49,12 +49,18 @@ func (c cgroup) empty() bool {
 	return true
 }
 
-// remove takes away the groups and those that were made inside. Their processes are
-// dying; that takes a moment.
-func (c cgroup) remove() error {
+// remove takes away the groups and those that were made inside.
+func (c cgroup) remove() error { return c.prune("") }
+
+// clear takes away those that were made inside.
+func (c cgroup) clear() error { return c.prune("*/") }
+
+// prune removes what matches the pattern inside of each group. Their processes are dying; that
+// takes a moment.
+func (c cgroup) prune(pattern string) error {
 	var err error
 	for range 100 {
-		if err = c.tryRemove(); err == nil {
+		if err = c.tryPrune(pattern); err == nil {
 			return nil
 		}
 		time.Sleep(20 * time.Millisecond)
@@ -62,22 +68,35 @@ func (c cgroup) remove() error {
 	return err
 }
 
-func (c cgroup) tryRemove() error {
-	for _, top := range c.dirs {
-		var dirs []string
-		if err := filepath.WalkDir(top, func(path string, d os.DirEntry, err error) error {
-			if err == nil && d.IsDir() {
-				dirs = append(dirs, path)
-			}
-			return nil // gone meanwhile
-		}); err != nil {
+func (c cgroup) tryPrune(pattern string) error {
+	for _, group := range c.dirs {
+		tops, err := filepath.Glob(filepath.Join(group, pattern))
+		if err != nil {
 			return err
 		}
-		slices.Reverse(dirs)
-		for _, dir := range dirs {
-			if err := os.Remove(dir); err != nil && !os.IsNotExist(err) {
+		for _, top := range tops {
+			if err := removeGroups(top); err != nil {
 				return err
 			}
+		}
+	}
+	return nil
+}
+
+func removeGroups(top string) error {
+	var dirs []string
+	if err := filepath.WalkDir(top, func(path string, d os.DirEntry, err error) error {
+		if err == nil && d.IsDir() {
+			dirs = append(dirs, path)
+		}
+		return nil // gone meanwhile, or a file of the group
+	}); err != nil {
+		return err
+	}
+	slices.Reverse(dirs)
+	for _, dir := range dirs {
+		if err := os.Remove(dir); err != nil && !os.IsNotExist(err) {
+			return err
 		}
 	}
 	return nil

@@ -31,6 +31,8 @@ type Machine struct {
 	Disk string
 	// Args are further arguments for systemd-nspawn.
 	Args []string
+	// Network is the path of the network namespace; "" gives the machine an empty one at each boot.
+	Network string
 
 	t       testing.TB
 	name    string
@@ -170,9 +172,17 @@ func (m *Machine) Boot() {
 // SwitchOn switches the machine on and returns when PID 1 runs.
 func (m *Machine) SwitchOn() {
 	m.t.Helper()
+	network := "--private-network"
+	if m.Network != "" {
+		network = "--network-namespace-path=" + m.Network
+	}
+	// What is left of the boot before would be taken for this one's.
+	if err := m.group.clear(); err != nil {
+		m.t.Fatal(err)
+	}
 	args := append([]string{
 		"--quiet", "--register=no", "--keep-unit", "--boot", "--directory=" + m.Disk, "--machine=" + m.name,
-		"--private-network", "--console=pipe", "--settings=no", "--link-journal=no", "--resolv-conf=off", "--timezone=off",
+		network, "--console=pipe", "--settings=no", "--link-journal=no", "--resolv-conf=off", "--timezone=off",
 	}, m.Args...)
 	m.nspawn = exec.Command("/bin/sh", append([]string{"-c", m.group.enter() + `exec systemd-nspawn "$@"`, "sh"}, args...)...)
 	m.nspawn.Env = append(os.Environ(), "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1")
@@ -366,6 +376,9 @@ func (m *Machine) Eventually(limit time.Duration, what string, check func() erro
 		time.Sleep(25 * time.Millisecond)
 	}
 }
+
+// On reports whether the machine has a PID 1.
+func (m *Machine) On() bool { return m.leader != 0 && m.running() }
 
 func (m *Machine) running() bool {
 	if m.ended == nil {

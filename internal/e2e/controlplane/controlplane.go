@@ -1,0 +1,199 @@
+// Package controlplane runs etcd and the API server as Kubernetes builds them, for tests, in a network
+// namespace of their own; kubelets are started beside them, see package node.
+package controlplane
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+)
+
+const (
+	server = "127.0.0.1:6443"
+	etcd   = "http://127.0.0.1:2379"
+	peers  = "http://127.0.0.1:2380"
+	token  = "a-token-in-a-namespace-of-its-own"
+	// Generous, for machines under load.
+	startLimit = 2 * time.Minute
+)
+
+// ControlPlane is one without schedulers, controllers and nodes: etcd and an API server
+// that allows everything to everybody who has its kubeconfig.
+type ControlPlane struct {
+	*Network
+	API *kubernetes.Clientset
+
+	t         testing.TB
+	dir       string
+	apiserver *process
+}
+
+// New starts one and waits until it is ready. It ends with the test.
+func New(t testing.TB) *ControlPlane {
+	t.Helper()
+	Binary(t) // first, for it may take minutes
+	dir, err := os.MkdirTemp("", "controlplane")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	c := &ControlPlane{Network: NewNetwork(t), t: t, dir: dir}
+	if err := os.WriteFile(c.path("tokens.csv"), []byte(token+`,admin,1,system:masters`+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(c.path("sa.pem"), newKey(t), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c.start("etcd", c.path("etcd"), etcd, peers)
+	config := &rest.Config{
+		Host: "https://" + server, BearerToken: token, TLSClientConfig: rest.TLSClientConfig{Insecure: true},
+		QPS: 100, Burst: 100, Dial: c.Dial, Timeout: time.Minute,
+	}
+	if c.API, err = kubernetes.NewForConfig(config); err != nil {
+		t.Fatal(err)
+	}
+	c.StartAPIServer()
+	return c
+}
+
+func (c *ControlPlane) path(name string) string { return filepath.Join(c.dir, name) }
+
+func newKey(t testing.TB) []byte {
+	t.Helper()
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)})
+}
+
+// StartAPIServer starts the API server and waits until it is ready.
+func (c *ControlPlane) StartAPIServer() {
+	c.t.Helper()
+	_, port, _ := strings.Cut(server, ":")
+	c.apiserver = c.start("kube-apiserver",
+		"--etcd-servers", etcd, "--bind-address", "127.0.0.1", "--advertise-address", "127.0.0.1", "--secure-port", port,
+		"--cert-dir", c.path("certs"), "--token-auth-file", c.path("tokens.csv"), "--authorization-mode", "AlwaysAllow",
+		"--disable-admission-plugins", "ServiceAccount,TaintNodesByCondition", "--endpoint-reconciler-type", "none",
+		"--service-account-issuer", "https://test", "--service-account-key-file", c.path("sa.pem"),
+		"--service-account-signing-key-file", c.path("sa.pem"), "--service-cluster-ip-range", "10.0.0.0/24")
+	Eventually(c.t, startLimit, "the API server to be ready", func() error {
+		if !c.apiserver.running() {
+			c.t.Fatalf("the API server ended: %v", c.apiserver.err)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		_, err := c.API.RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
+		return err
+	})
+}
+
+// StopAPIServer kills the API server; what it knows is in etcd.
+func (c *ControlPlane) StopAPIServer() {
+	c.t.Helper()
+	c.apiserver.kill()
+}
+
+// Kubeconfig is a kubeconfig for whoever is in the network namespace.
+func (c *ControlPlane) Kubeconfig() string {
+	return fmt.Sprintf(`apiVersion: v1
+kind: Config
+clusters: [{name: c, cluster: {server: "https://%s", insecure-skip-tls-verify: true}}]
+users: [{name: u, user: {token: %q}}]
+contexts: [{name: x, context: {cluster: c, user: u}}]
+current-context: x
+`, server, token)
+}
+
+// Eventually tries until check finds nothing wrong, and fails the test with the last thing that it found.
+func Eventually(t testing.TB, limit time.Duration, what string, check func() error) {
+	t.Helper()
+	deadline := time.Now().Add(limit)
+	for {
+		err := check()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("waited %s for %s: %v", limit, what, err)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// process is a child that is always waited for.
+type process struct {
+	cmd    *exec.Cmd
+	output lockedBuffer
+	ended  chan struct{}
+	err    error // read after ended
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+// start starts cmd/kubernetes in a role.
+func (c *ControlPlane) start(role string, args ...string) *process {
+	c.t.Helper()
+	p := &process{cmd: c.Command(append([]string{Binary(c.t), role}, args...)...), ended: make(chan struct{})}
+	p.cmd.Stdout, p.cmd.Stderr = &p.output, &p.output
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	if err := p.cmd.Start(); err != nil {
+		c.t.Fatal(err)
+	}
+	go func() {
+		defer close(p.ended)
+		p.err = p.cmd.Wait()
+	}()
+	c.t.Cleanup(func() {
+		p.kill()
+		if c.t.Failed() {
+			b := p.output.b.Bytes()
+			c.t.Logf("the end of the log of %s\n%s", role, b[max(0, len(b)-4000):])
+		}
+	})
+	return p
+}
+
+func (p *process) running() bool {
+	select {
+	case <-p.ended:
+		return false
+	default:
+		return true
+	}
+}
+
+func (p *process) kill() {
+	if p.running() {
+		_ = p.cmd.Process.Kill() // it ended meanwhile
+	}
+	<-p.ended
+}

@@ -1,0 +1,225 @@
+// Package node boots whole nodes for tests: a Debian with systemd, containerd and the real kubelet
+// in a container, beside etcd and an API server, our packages and those of the sample driver, and pods
+// with volumes of that driver.
+//
+//	n := node.New(t, "bookworm")
+//	n.Install("1.2.3", "csi-registrar", "csi-sample-driver")
+//	n.Boot()
+//	n.Registered()
+//	n.CreateVolume("data")
+//	n.CreatePod(node.Writer("writer", "data"))
+//	n.Running("writer")
+//
+// What is not said otherwise fails the test if it does not succeed.
+package node
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"csi-registrar/internal/e2e/built"
+	"csi-registrar/internal/e2e/controlplane"
+	"csi-registrar/internal/e2e/system/nspawn"
+)
+
+const (
+	// Name is the name of the Node and CSINode objects.
+	Name = "node"
+	// Driver is the name of the sample driver.
+	Driver = "sample.csi.csi-registrar.dev"
+	// Registry is the directory of the registration sockets.
+	Registry = "/var/lib/kubelet/plugins_registry"
+	// DriverSocket is where the sample driver listens.
+	DriverSocket = "/run/csi-sample/csi.sock"
+
+	// limit is for what takes some seconds; generous, for machines under load.
+	limit = 2 * time.Minute
+)
+
+// Suites are the Debians that have a container runtime for this kubelet: 12 and 13, systemd 252 and
+// 257. Debian 11's containerd 1.4 does not have version 1 of the runtime interface, which this kubelet needs.
+var Suites = []string{"bookworm", "trixie"}
+
+// Node is a machine with a kubelet. It is not for use by several goroutines.
+type Node struct {
+	*nspawn.Machine
+	Cluster *controlplane.ControlPlane
+
+	t testing.TB
+}
+
+// New prepares a node, switched off, and starts its control plane. Nothing of ours is installed. What is
+// written to its disk before Boot, such as a drop-in of kubelet.service, counts.
+func New(t testing.TB, suite string) *Node {
+	t.Helper()
+	root := nspawn.Root(t, suite+"-node") // skips without root on Debian
+	n := &Node{Cluster: controlplane.New(t), t: t}
+	n.Machine = nspawn.New(t, suite+"-node")
+	n.Network = n.Cluster.Path()
+	n.Args = []string{
+		"--capability=all", "--system-call-filter=bpf keyctl add_key request_key",
+		"--bind=/dev/kmsg", // the kubelet ends without it
+		"--bind-ro=" + controlplane.Binary(t) + ":/usr/local/bin/kubernetes", "--hostname=" + Name,
+	}
+	n.Write("/etc/hosts", "127.0.0.1 localhost\n127.0.0.1 "+Name+"\n")
+	n.Write("/etc/cni/net.d/10-loopback.conflist", cni)
+	n.Write("/etc/containerd/config.toml", containerd)
+	n.Write("/opt/image.tar", string(image(t, filepath.Join(root, "bin/busybox"))))
+	n.Write("/etc/kubernetes/kubeconfig", n.Cluster.Kubeconfig())
+	n.ConfigureKubelet("shutdownGracePeriod: 20s", "shutdownGracePeriodCriticalPods: 5s")
+	n.Write("/usr/lib/systemd/system/tunables.service", tunables)
+	n.Write("/usr/lib/systemd/system/image.service", imageUnit)
+	n.Write("/usr/lib/systemd/system/kubelet.service", kubelet)
+	n.Chroot("rm", "-f", "/etc/resolv.conf")
+	n.Write("/etc/resolv.conf", "")
+	n.Chroot("systemctl", "mask", "systemd-modules-load.service")
+	n.Chroot("systemctl", "enable", "containerd.service", "tunables.service", "image.service", "kubelet.service")
+	return n
+}
+
+// The node is Ready without a network plugin as long as all pods use the host's network.
+const cni = `{"cniVersion": "0.4.0", "name": "loopback", "plugins": [{"type": "loopback"}]}`
+
+// There is no controller of the unified hierarchy in the machine.
+const containerd = `version = 2
+[plugins."io.containerd.grpc.v1.cri"]
+sandbox_image = "` + Image + `"
+disable_cgroup = true
+disable_apparmor = true
+restrict_oom_score_adj = true
+[plugins."io.containerd.grpc.v1.cri".containerd]
+snapshotter = "native"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+SystemdCgroup = false
+`
+
+// The kubelet ends if it cannot set these. They are the host's: files with the values that it wants
+// are bound over them.
+const tunables = `[Unit]
+Description=The kernel's tunables, as files
+Before=kubelet.service
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/bin/sh -ec 'mkdir -p /run/tunables; \
+	for t in vm/overcommit_memory=1 vm/panic_on_oom=0 kernel/panic=10 kernel/panic_on_oops=1 \
+		kernel/keys/root_maxkeys=1000000 kernel/keys/root_maxbytes=25000000; do \
+		f=/run/tunables/$$(basename "$${t%%=*}"); echo "$${t#*=}" >"$$f"; mount --bind "$$f" "/proc/sys/$${t%%=*}"; \
+	done'
+[Install]
+WantedBy=multi-user.target
+`
+
+const imageUnit = `[Unit]
+Description=The image of the pods
+Requires=containerd.service
+After=containerd.service
+Before=kubelet.service
+ConditionPathExists=!/var/lib/image-imported
+[Service]
+Type=oneshot
+ExecStart=/usr/bin/ctr -n k8s.io image import --snapshotter native /opt/image.tar
+ExecStart=/bin/touch /var/lib/image-imported
+[Install]
+WantedBy=multi-user.target
+`
+
+// As a distribution's: started again whenever it ends.
+const kubelet = `[Unit]
+Description=The kubelet
+Wants=containerd.service
+After=containerd.service
+StartLimitIntervalSec=0
+[Service]
+ExecStart=/usr/local/bin/kubernetes kubelet --config=/etc/kubernetes/kubelet.yaml --kubeconfig=/etc/kubernetes/kubeconfig \
+	--cert-dir=/var/lib/kubelet/pki --hostname-override=` + Name + ` --v=2
+Restart=always
+RestartSec=1s
+[Install]
+WantedBy=multi-user.target
+`
+
+// ConfigureKubelet writes the kubelet's configuration: what a small machine needs, and more lines.
+func (n *Node) ConfigureKubelet(lines ...string) {
+	n.t.Helper()
+	n.Write("/etc/kubernetes/kubelet.yaml", `apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+address: 127.0.0.1
+healthzPort: 0
+authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
+authorization: {mode: AlwaysAllow}
+cgroupDriver: cgroupfs
+cgroupsPerQOS: false
+enforceNodeAllocatable: []
+failCgroupV1: false
+failSwapOn: false
+localStorageCapacityIsolation: false
+makeIPTablesUtilChains: false
+resolvConf: ""
+containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
+`+strings.Join(lines, "\n")+"\n")
+}
+
+// Install installs packages of this tree as a version, in a machine that is on or off. The test's
+// TestMain is built.Main.
+func (n *Node) Install(version string, packages ...string) {
+	n.t.Helper()
+	dist := built.Packages(n.t, version)
+	install := []string{"dpkg", "--force-confold", "-i"}
+	for _, name := range packages {
+		found, err := filepath.Glob(filepath.Join(dist, name+"_"+version+"*.deb"))
+		if err != nil || len(found) != 1 {
+			n.t.Fatalf("package %s %s: %q %v", name, version, found, err)
+		}
+		b, err := os.ReadFile(found[0])
+		if err != nil {
+			n.t.Fatal(err)
+		}
+		path := "/opt/" + filepath.Base(found[0])
+		n.Write(path, string(b))
+		install = append(install, path)
+	}
+	if n.On() {
+		n.Run(install...)
+	} else {
+		n.Chroot(install...)
+	}
+}
+
+// Registered waits until the daemon says that the kubelet has registered all drivers.
+func (n *Node) Registered() {
+	n.t.Helper()
+	n.Run("csi-registrar", "wait", "--timeout", "55s")
+}
+
+// KubeletHealthy waits until the kubelet answers.
+func (n *Node) KubeletHealthy() {
+	n.t.Helper()
+	client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
+		DialContext: n.Cluster.Dial, DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
+	}}
+	n.Eventually(limit, "the kubelet to answer", func() error {
+		request, err := http.NewRequestWithContext(context.Background(), http.MethodGet, "https://127.0.0.1:10250/healthz", nil)
+		if err != nil {
+			return err
+		}
+		answer, err := client.Do(request)
+		if err != nil {
+			return err
+		}
+		defer answer.Body.Close()
+		if answer.StatusCode != http.StatusOK {
+			return fmt.Errorf("%s", answer.Status)
+		}
+		return nil
+	})
+}
