@@ -21,10 +21,10 @@ const namespace = metav1.NamespaceDefault
 const WriterFile = "log"
 
 // CreateVolume makes a volume of the sample driver, which must run, and a claim of that name
-// bound to it, as the provisioner and the controller manager would.
-func (n *Node) CreateVolume(name string) {
+// bound to it, as the provisioner and the controller manager would. It returns the volume's handle.
+func (n *Node) CreateVolume(name string) (handle string) {
 	n.t.Helper()
-	id := n.driverVolume(name)
+	handle = n.driverVolume(name)
 	n.createCSIDriver()
 	size := corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Mi")}
 	modes := []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
@@ -45,7 +45,7 @@ func (n *Node) CreateVolume(name string) {
 			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
 			ClaimRef:                      &corev1.ObjectReference{Namespace: namespace, Name: name, UID: claim.UID},
 			PersistentVolumeSource: corev1.PersistentVolumeSource{
-				CSI: &corev1.CSIPersistentVolumeSource{Driver: Driver, VolumeHandle: id},
+				CSI: &corev1.CSIPersistentVolumeSource{Driver: Driver, VolumeHandle: handle},
 			},
 		},
 	}, metav1.CreateOptions{})
@@ -56,6 +56,7 @@ func (n *Node) CreateVolume(name string) {
 	claim.Status.Phase, claim.Status.AccessModes, claim.Status.Capacity = corev1.ClaimBound, modes, size
 	_, err = api.PersistentVolumeClaims(namespace).UpdateStatus(n.ctx(), claim, metav1.UpdateOptions{})
 	n.must(err)
+	return handle
 }
 
 // driverVolume has the driver make a volume, and returns its id.
