@@ -59,8 +59,12 @@ repository: ## add dist/ to a signed apt and rpm repository: KEY=GPG-KEY BASE_UR
 install: build ## install everything below DESTDIR, as the packages do; then run systemctl
 	STAGE_LEGAL=yes scripts/stage '$(DESTDIR)' bin/csi-registrar
 
+.PHONY: node-test
+node-test: ## whole nodes at length: each suite of Debian, more power cuts; PEER=node-driver-registrar compares
+	NODE_FLAGS=-long scripts/test node
+
 .PHONY: cluster-test
-cluster-test: ## a real kubelet, API server and etcd; root, compiles for minutes, not in CI
+cluster-test: ## a thousand volumes through a real kubelet while they are traced; root, not in CI
 	cd internal/e2e && $(GO) test -count=1 -timeout 30m ./cluster
 
 .PHONY: arm64-test
