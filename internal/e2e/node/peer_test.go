@@ -32,34 +32,43 @@ func TestPeer(t *testing.T) {
 
 // TestBootTimes measures how long after power-on, with the CSINode deleted before, the driver is in the
 // CSINode and a pod writes to its volume: BOOTS=10 on a quiet machine, and with PEER= for another registrar
-// too.
+// too, in turn.
 func TestBootTimes(t *testing.T) {
 	rounds, _ := strconv.Atoi(os.Getenv("BOOTS"))
 	if rounds == 0 {
 		t.Skip("BOOTS= says not how often")
 	}
-	for _, suite := range played("bookworm") {
-		for _, peer := range slices.Compact([]string{"", os.Getenv("PEER")}) {
-			t.Run(suite+filepath.Base(peer), func(t *testing.T) {
-				s := newStage(t, suite, peer)
-				var inCSINode, writing []time.Duration
-				for range rounds {
-					s.PowerCut()
-					s.deleteCSINode()
-					start, uptime := time.Now(), uptime()
-					s.Boot()
-					if err := s.registered(soon); err != nil {
-						t.Fatal(err)
-					}
-					absent, _ := s.writes.Absent(start)
-					inCSINode = append(inCSINode, absent)
-					writing = append(writing, s.firstLine(uptime)-uptime)
-					s.Running(passing)
-				}
-				t.Logf("from power-on to the driver in the CSINode: %s", spread(inCSINode))
-				t.Logf("from power-on to a line of a pod in its volume: %s", spread(writing))
-			})
+	type measured struct {
+		*stage
+		who                string
+		inCSINode, writing []time.Duration
+	}
+	var all []*measured
+	for _, peer := range slices.Compact([]string{"", os.Getenv("PEER")}) {
+		m := &measured{stage: newStage(t, "bookworm", peer), who: "csi-registrar"}
+		if peer != "" {
+			m.who = filepath.Base(peer)
 		}
+		m.PowerCut()
+		all = append(all, m)
+	}
+	for range rounds {
+		for _, m := range all {
+			m.deleteCSINode()
+			start, uptime := time.Now(), uptime()
+			m.Boot()
+			if err := m.registered(soon); err != nil {
+				t.Fatal(err)
+			}
+			absent, _ := m.writes.Absent(start)
+			m.inCSINode = append(m.inCSINode, absent)
+			m.writing = append(m.writing, m.firstLine(uptime)-uptime)
+			m.PowerCut()
+		}
+	}
+	for _, m := range all {
+		t.Logf("%s: from power-on to the driver in the CSINode %s", m.who, spread(m.inCSINode))
+		t.Logf("%s: from power-on to a line of a pod in its volume %s", m.who, spread(m.writing))
 	}
 }
 

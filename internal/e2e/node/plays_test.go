@@ -55,14 +55,10 @@ var killed = []string{"Main process exited", "Failed with result 'signal'"}
 
 var plays = []play{
 	{name: "daemon restarted", do: func(s *stage) {
-		for range 3 {
-			s.Run("systemctl", "restart", s.unit)
-		}
+		s.Run("systemctl", "restart", s.unit)
 	}},
 	{name: "daemon killed", journal: killed, do: func(s *stage) {
-		for range 3 {
-			s.replaced(s.unit, func() { s.kill("KILL", s.unit) })
-		}
+		s.replaced(s.unit, func() { s.kill("KILL", s.unit) })
 	}},
 	{name: "daemon hangs", ours: true, journal: []string{"Watchdog timeout", "Main process exited", "Failed with result 'watchdog'", "Killing process"}, do: func(s *stage) {
 		const dropIn = "/run/systemd/system/csi-registrar.service.d/watchdog.conf"

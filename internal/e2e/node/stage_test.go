@@ -127,6 +127,9 @@ func (s *stage) playHere(p play) {
 	}()
 	p.do(s)
 	r := row{play: p.name}
+	if s.peer {
+		time.Sleep(quiet) // a loss that the kubelet has not noticed yet is one
+	}
 	err := s.registered(soon)
 	if err != nil && s.peer {
 		r.remark = "never back"
@@ -277,7 +280,8 @@ func (s *stage) checkMounts() {
 	var want []string
 	for pod, id := range s.ids {
 		dir := s.volumeDir(pod)
-		want = append(want, dir+"/mount /var/lib/csi-sample/"+id+"/data")
+		source := " /var/lib/csi-sample/" + id + "/data"
+		want = append(want, dir+"/mount"+source, "globalmount"+source) // published and staged
 		var data struct{ DriverName, VolumeHandle string }
 		text := s.Read(dir + "/vol_data.json")
 		if err := json.Unmarshal([]byte(text), &data); err != nil || data.DriverName != node.Driver || data.VolumeHandle != id {
@@ -288,9 +292,13 @@ func (s *stage) checkMounts() {
 	mounts := bufio.NewScanner(strings.NewReader(s.Run("cat", "/proc/self/mountinfo")))
 	for mounts.Scan() {
 		fields := strings.Fields(mounts.Text())
-		if strings.Contains(fields[4], "/kubernetes.io~csi/") {
-			got = append(got, fields[4]+" "+fields[3][max(0, strings.Index(fields[3], "/var/lib/csi-sample")):])
+		target := fields[4]
+		if strings.HasSuffix(target, "/globalmount") {
+			target = "globalmount" // below a directory whose name is a sum
+		} else if !strings.Contains(target, "/kubernetes.io~csi/") {
+			continue
 		}
+		got = append(got, target+" "+fields[3][max(0, strings.Index(fields[3], "/var/lib/csi-sample")):])
 	}
 	slices.Sort(want)
 	slices.Sort(got)
@@ -303,7 +311,7 @@ func (s *stage) checkMounts() {
 func (s *stage) ours() []string {
 	s.t.Helper()
 	var all []string
-	for _, dir := range []string{"/run/csi-registrar", node.Registry, "/var/lib/kubelet/plugins"} {
+	for _, dir := range []string{"/run/csi-registrar", node.Registry, "/var/lib/kubelet/plugins/csi-registrar"} {
 		top := s.Path(dir)
 		err := filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
 			if err == nil && !d.IsDir() {
