@@ -63,6 +63,10 @@ install: build ## install everything below DESTDIR, as the packages do; then run
 cluster-test: ## a real kubelet, API server and etcd; root, compiles for minutes, not in CI
 	cd internal/e2e && $(GO) test -count=1 -timeout 30m ./cluster
 
+.PHONY: storage-test
+storage-test: ## Kubernetes' own storage tests against the sample driver; root, an hour, not in CI
+	scripts/test storage
+
 .PHONY: arm64-test
 arm64-test: ## the demo and the unit tests on arm64, under qemu; before a release
 	scripts/test arm64

@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,7 +22,7 @@ const Image = "docker.io/csi-e2e/pod:1"
 // links are the names that busybox has in the image.
 var links = []string{"sh", "cat", "ls", "sleep", "mount", "stat", "kill"}
 
-// image makes an OCI image layout in a tar, for `ctr image import`; no registry is asked.
+// image is the tar of Image.
 func image(t testing.TB, busybox string) []byte {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "pod")
@@ -31,22 +32,41 @@ func image(t testing.TB, busybox string) []byte {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("cannot build cmd/pod: %v\n%s", err, out)
 	}
+	return OCI{
+		Names: []string{Image}, Entrypoint: []string{"/bin/pod", "pause"},
+		Files: map[string]string{"bin/pod": program, "bin/busybox": busybox}, Applets: links,
+	}.Tar(t)
+}
+
+// OCI is an image of some programs.
+type OCI struct {
+	Names      []string
+	Entrypoint []string
+	Command    []string
+	Files      map[string]string // programs by their path in the image, where they are here
+	Applets    []string          // names of bin/busybox in bin
+}
+
+// Tar makes an OCI image layout in a tar, for `ctr image import`; no registry is asked.
+func (o OCI) Tar(t testing.TB) []byte {
+	t.Helper()
 	layer := newTar(t)
-	layer.dir("bin/")
-	for name, from := range map[string]string{"bin/pod": program, "bin/busybox": busybox} {
+	layer.dir("bin/", 0o755)
+	layer.dir("tmp/", 0o1777)
+	for name, from := range o.Files {
 		b, err := os.ReadFile(from)
 		if err != nil {
 			t.Fatal(err)
 		}
 		layer.file(name, b, 0o755)
 	}
-	for _, name := range links {
+	for _, name := range o.Applets {
 		layer.link("bin/"+name, "busybox")
 	}
 
 	all := newTar(t)
-	all.dir("blobs/")
-	all.dir("blobs/sha256/")
+	all.dir("blobs/", 0o755)
+	all.dir("blobs/sha256/", 0o755)
 	all.file("oci-layout", []byte(`{"imageLayoutVersion":"1.0.0"}`), 0o644)
 	type object map[string]any
 	blob := func(mediaType string, b []byte) object {
@@ -65,14 +85,19 @@ func image(t testing.TB, busybox string) []byte {
 	layerBlob := blob(prefix+"layer.v1.tar", layer.end())
 	config := blob(prefix+"config.v1+json", encode(object{
 		"architecture": runtime.GOARCH, "os": "linux",
-		"config": object{"Entrypoint": []string{"/bin/pod", "pause"}, "Env": []string{"PATH=/bin"}},
+		"config": object{"Entrypoint": o.Entrypoint, "Cmd": o.Command, "Env": []string{"PATH=/bin"}},
 		"rootfs": object{"type": "layers", "diff_ids": []any{layerBlob["digest"]}},
 	}))
 	manifest := blob(prefix+"manifest.v1+json", encode(object{
 		"schemaVersion": 2, "mediaType": prefix + "manifest.v1+json", "config": config, "layers": []object{layerBlob},
 	}))
-	manifest["annotations"] = object{"io.containerd.image.name": Image}
-	all.file("index.json", encode(object{"schemaVersion": 2, "manifests": []object{manifest}}), 0o644)
+	var named []object
+	for _, name := range o.Names {
+		m := maps.Clone(manifest)
+		m["annotations"] = object{"io.containerd.image.name": name}
+		named = append(named, m)
+	}
+	all.file("index.json", encode(object{"schemaVersion": 2, "manifests": named}), 0o644)
 	return all.end()
 }
 
@@ -98,8 +123,8 @@ func (a tarball) add(h tar.Header, content []byte) {
 	}
 }
 
-func (a tarball) dir(name string) {
-	a.add(tar.Header{Typeflag: tar.TypeDir, Name: name, Mode: 0o755}, nil)
+func (a tarball) dir(name string, mode int64) {
+	a.add(tar.Header{Typeflag: tar.TypeDir, Name: name, Mode: mode}, nil)
 }
 
 func (a tarball) link(name, to string) {
