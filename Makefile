@@ -67,6 +67,10 @@ node-test: ## whole nodes at length: each suite of Debian, more power cuts; PEER
 cluster-test: ## a thousand volumes through a real kubelet while they are traced; root, not in CI
 	cd internal/e2e && $(GO) test -count=1 -timeout 30m ./cluster
 
+.PHONY: storage-test
+storage-test: ## Kubernetes' own storage tests against the sample driver; root, an hour, not in CI
+	scripts/test storage
+
 .PHONY: arm64-test
 arm64-test: ## the demo and the unit tests on arm64, under qemu; before a release
 	scripts/test arm64

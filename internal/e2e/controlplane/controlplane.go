@@ -32,7 +32,7 @@ const (
 	startLimit = 2 * time.Minute
 )
 
-// ControlPlane is one without schedulers, controllers and nodes: etcd and an API server
+// ControlPlane is one without schedulers, controllers (but see Start) and nodes: etcd and an API server
 // that allows everything to everybody who has its kubeconfig.
 type ControlPlane struct {
 	*Network
@@ -95,6 +95,7 @@ func (c *ControlPlane) StartAPIServer() {
 		"--cert-dir", c.path("certs"), "--token-auth-file", c.path("tokens.csv"), "--authorization-mode", "AlwaysAllow",
 		"--allow-privileged", "--disable-admission-plugins", "ServiceAccount,TaintNodesByCondition",
 		"--endpoint-reconciler-type", "none",
+		"--kubelet-preferred-address-types", "InternalIP", // nobody resolves the node's name
 		"--service-account-issuer", "https://test", "--service-account-key-file", c.path("sa.pem"),
 		"--service-account-signing-key-file", c.path("sa.pem"), "--service-cluster-ip-range", "10.0.0.0/24")
 	Eventually(c.t, startLimit, "the API server to be ready", func() error {
@@ -163,7 +164,18 @@ func (l *lockedBuffer) Write(p []byte) (int, error) {
 // start starts cmd/kubernetes in a role.
 func (c *ControlPlane) start(role string, args ...string) *process {
 	c.t.Helper()
-	p := &process{cmd: c.Command(append([]string{Binary(c.t), role}, args...)...), ended: make(chan struct{})}
+	return c.startCommand(role, c.Command(append([]string{Binary(c.t), role}, args...)...))
+}
+
+// Start starts a command of Command, which ends with the test.
+func (c *ControlPlane) Start(name string, cmd *exec.Cmd) {
+	c.t.Helper()
+	c.startCommand(name, cmd)
+}
+
+func (c *ControlPlane) startCommand(name string, cmd *exec.Cmd) *process {
+	c.t.Helper()
+	p := &process{cmd: cmd, ended: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = &p.output, &p.output
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	if err := p.cmd.Start(); err != nil {
@@ -177,7 +189,7 @@ func (c *ControlPlane) start(role string, args ...string) *process {
 		p.kill()
 		if c.t.Failed() {
 			b := p.output.b.Bytes()
-			c.t.Logf("the end of the log of %s\n%s", role, b[max(0, len(b)-4000):])
+			c.t.Logf("the end of the log of %s\n%s", name, b[max(0, len(b)-4000):])
 		}
 	})
 	return p

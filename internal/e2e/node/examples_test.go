@@ -68,7 +68,7 @@ func asUnit(t *testing.T, n *node.Node) {
 func asPod(t *testing.T, n *node.Node) {
 	set := daemonSet(t)
 	n.Write("/opt/driver.tar", string(ociimage.Image{
-		Name:       set.Spec.Template.Spec.Containers[0].Image,
+		Names:      []string{set.Spec.Template.Spec.Containers[0].Image},
 		Entrypoint: []string{"/hostpathplugin"},
 		Files:      map[string]string{"hostpathplugin": built.Command(t, "upstream"), "usr/bin/csi-sample-driver": built.SampleDriver(t)},
 	}.Tar(t)))

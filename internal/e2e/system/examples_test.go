@@ -103,7 +103,7 @@ func TestDriversAsQuadlets(t *testing.T) {
 		}
 		program := name + "plugin"
 		n.Write("/opt/"+name+".tar", string(ociimage.Image{
-			Name: image[1], Entrypoint: []string{"/" + program}, Files: map[string]string{program: driver, "usr/bin/csi-sample-driver": built.SampleDriver(t)},
+			Names: []string{image[1]}, Entrypoint: []string{"/" + program}, Files: map[string]string{program: driver, "usr/bin/csi-sample-driver": built.SampleDriver(t)},
 		}.Tar(t)))
 	}
 	n.Boot()
