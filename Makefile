@@ -75,6 +75,10 @@ storage-test: ## Kubernetes' own storage tests against the sample driver; root, 
 arm64-test: ## the demo and the unit tests on arm64, under qemu; before a release
 	scripts/test arm64
 
+.PHONY: vm-test
+vm-test: ## power cuts, and SELinux, in a virtual machine; root, half an hour, not in CI
+	scripts/test vm
+
 .PHONY: clean
 clean: ## remove what was built
 	rm -rf bin dist
