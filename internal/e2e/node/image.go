@@ -8,7 +8,7 @@ import (
 )
 
 // Image is the name of the image of all pods: cmd/pod, and busybox as a shell.
-const Image = "docker.io/csi-e2e/pod:1"
+const Image = "localhost/csi-e2e/pod:1"
 
 // applets are the names that busybox has in the image.
 var applets = []string{"sh", "cat", "ls", "sleep", "mount", "stat", "kill"}
