@@ -131,6 +131,7 @@ func cuts() int {
 
 // TestBoots plays what needs boots.
 func TestBoots(t *testing.T) {
+	t.Parallel()
 	for _, suite := range played("trixie") {
 		t.Run(suite, func(t *testing.T) {
 			t.Parallel()
