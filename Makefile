@@ -67,6 +67,10 @@ cluster-test: ## a real kubelet, API server and etcd; root, compiles for minutes
 arm64-test: ## the demo and the unit tests on arm64, under qemu; before a release
 	scripts/test arm64
 
+.PHONY: newkubelet-test
+newkubelet-test: ## the registration tests with the newest kubelet; before a release
+	scripts/test newkubelet
+
 .PHONY: clean
 clean: ## remove what was built
 	rm -rf bin dist
