@@ -79,6 +79,10 @@ arm64-test: ## the demo and the unit tests on arm64, under qemu; before a releas
 vm-test: ## power cuts, and SELinux, in a virtual machine; root, half an hour, not in CI
 	scripts/test vm
 
+.PHONY: newkubelet-test
+newkubelet-test: ## the registration tests with the newest kubelet; before a release
+	scripts/test newkubelet
+
 .PHONY: clean
 clean: ## remove what was built
 	rm -rf bin dist
