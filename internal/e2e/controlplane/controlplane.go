@@ -93,9 +93,9 @@ func (c *ControlPlane) StartAPIServer() {
 	c.apiserver = c.start("kube-apiserver",
 		"--etcd-servers", etcd, "--bind-address", "127.0.0.1", "--advertise-address", "127.0.0.1", "--secure-port", port,
 		"--cert-dir", c.path("certs"), "--token-auth-file", c.path("tokens.csv"), "--authorization-mode", "AlwaysAllow",
-		"--disable-admission-plugins", "ServiceAccount,TaintNodesByCondition", "--endpoint-reconciler-type", "none",
+		"--allow-privileged", "--disable-admission-plugins", "ServiceAccount,TaintNodesByCondition",
+		"--endpoint-reconciler-type", "none",
 		"--kubelet-preferred-address-types", "InternalIP", // nobody resolves the node's name
-		"--allow-privileged",
 		"--service-account-issuer", "https://test", "--service-account-key-file", c.path("sa.pem"),
 		"--service-account-signing-key-file", c.path("sa.pem"), "--service-cluster-ip-range", "10.0.0.0/24")
 	Eventually(c.t, startLimit, "the API server to be ready", func() error {

@@ -73,7 +73,7 @@ func sum(t *testing.T, path string) [sha256.Size]byte {
 	return sha256.Sum256(b)
 }
 
-// TestLint: lintian, rpmlint and both renderers of man pages say nothing.
+// TestLint: lintian and rpmlint say nothing.
 func TestLint(t *testing.T) {
 	t.Parallel()
 	nspawn.Root(t, "trixie") // skips without root on Debian

@@ -147,8 +147,11 @@ func (n *node) file(format, name, version string) string {
 func (n *node) kubelet() { n.Run("systemctl", "start", "kubelet.service") }
 
 // saw counts the kubelet's events of the driver.
-func (n *node) saw() (registered, deregistered int) {
-	for line := range strings.Lines(n.Read("/opt/events")) {
+func (n *node) saw() (registered, deregistered int) { return count(n.Read("/opt/events")) }
+
+// count counts what a kubelet wrote about the driver.
+func count(events string) (registered, deregistered int) {
+	for line := range strings.Lines(events) {
 		var e struct{ Event, Driver, Error string }
 		if json.Unmarshal([]byte(line), &e) == nil && e.Driver == driver && e.Error == "" {
 			switch e.Event {

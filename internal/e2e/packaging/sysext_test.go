@@ -59,21 +59,12 @@ StandardError=null
 func TestSignedSysext(t *testing.T) {
 	t.Parallel()
 	squashfsTools(t)
-	m := nspawn.New(t, "trixie-tools") // stays off: its tools are run with the directories of this machine
-	dir, bin := t.TempDir(), t.TempDir()
-	for _, tool := range []string{"systemd-repart", "veritysetup", "openssl", "sfdisk"} {
-		script := `#!/bin/sh
-PATH=/usr/sbin:/usr/bin # the machine's tools, and not this script again
-exec unshare --mount sh -euc 'for dir in tmp proc dev; do mount --rbind /$dir "$0/$dir"; done; exec chroot "$0" ` + tool + ` "$@"' ` + m.Disk + ` "$@"
-`
-		if err := os.WriteFile(filepath.Join(bin, tool), []byte(script), 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
+	dir := t.TempDir()
+	bin := tools(t, []string{dir, built.Root(t)}, "systemd-repart", "veritysetup", "openssl", "sfdisk")
 	run := func(script string) (string, error) {
 		cmd := exec.Command("sh", "-euc", script)
 		cmd.Dir = built.Root(t)
-		cmd.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "d="+dir, "TMPDIR=/tmp")
+		cmd.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "d="+dir, "TMPDIR="+dir)
 		out, err := cmd.CombinedOutput()
 		return string(out), err
 	}
@@ -96,6 +87,29 @@ exec unshare --mount sh -euc 'for dir in tmp proc dev; do mount --rbind /$dir "$
 			t.Errorf("%s: %v, want %q in\n%s", name, err, c.says, out)
 		}
 	}
+}
+
+// tools makes a directory of programs that run those of Debian 13 which have these names; they see
+// dirs, but nothing else of this machine's files.
+func tools(t *testing.T, dirs []string, names ...string) (bin string) {
+	t.Helper()
+	m := nspawn.New(t, "trixie-tools") // stays off
+	bin = t.TempDir()
+	for _, name := range names {
+		script := `#!/bin/sh
+PATH=/usr/sbin:/usr/bin # the machine's tools, and not this script again
+exec unshare --mount sh -euc 'for dir in /proc /dev /sys ` + strings.Join(dirs, " ") + `; do
+	mkdir -p "$0$dir"
+	mount --rbind "$dir" "$0$dir"
+done
+cat /etc/resolv.conf >"$0/etc/resolv.conf"
+exec chroot "$0" ` + name + ` "$@"' ` + m.Disk + ` "$@"
+`
+		if err := os.WriteFile(filepath.Join(bin, name), []byte(script), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return bin
 }
 
 // squashfsTools makes sure that mksquashfs and unsquashfs are here.

@@ -21,6 +21,7 @@ import (
 
 	"csi-registrar/internal/e2e/built"
 	"csi-registrar/internal/e2e/node"
+	"csi-registrar/internal/e2e/ociimage"
 	"csi-registrar/internal/e2e/system/nspawn"
 )
 
@@ -88,7 +89,7 @@ func importImages(t *testing.T, n *node.Node, root, bin string) {
 	busybox := filepath.Join(root, "bin/busybox")
 	applets := slices.DeleteFunc(strings.Fields(output(t, exec.Command(busybox, "--list"))),
 		func(name string) bool { return name == "busybox" })
-	images := map[string]*node.OCI{
+	images := map[string]*ociimage.Image{
 		"agnhost": {Entrypoint: []string{"/agnhost"}, Command: []string{"pause"}},
 		"pause":   {Entrypoint: []string{"/agnhost", "pause"}},
 		"shell":   {Command: []string{"sh"}},
@@ -98,7 +99,7 @@ func importImages(t *testing.T, n *node.Node, root, bin string) {
 		images[kind].Names = append(images[kind].Names, name)
 	}
 	for kind, image := range images {
-		image.Applets = applets
+		image.Links = ociimage.Applets(applets)
 		image.Files = map[string]string{"bin/busybox": busybox}
 		if image.Entrypoint != nil {
 			image.Files["agnhost"] = filepath.Join(bin, "agnhost")

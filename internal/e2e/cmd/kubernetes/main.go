@@ -6,7 +6,8 @@
 //	kubernetes kubelet FLAG...
 //	kubernetes fake-runtime SOCKET
 //
-// The last one serves a container runtime that runs nothing.
+// The last one serves a container runtime that runs nothing. Called by the name kubelet, the
+// program is that.
 package main
 
 import (
@@ -15,6 +16,7 @@ import (
 	"net/url"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 
 	"go.etcd.io/etcd/server/v3/embed"
@@ -24,7 +26,13 @@ import (
 	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
 )
 
-func main() { os.Exit(run(os.Args[1:])) }
+func main() {
+	args := os.Args[1:]
+	if filepath.Base(os.Args[0]) == "kubelet" {
+		args = append([]string{"kubelet"}, args...)
+	}
+	os.Exit(run(args))
+}
 
 func run(args []string) int {
 	if len(args) == 0 {

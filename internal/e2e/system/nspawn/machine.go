@@ -53,6 +53,35 @@ var serial struct {
 func New(t testing.TB, suite string) *Machine {
 	t.Helper()
 	root := Root(t, suite)
+	m := prepare(t, suite)
+	for _, sub := range []string{"upper", "work"} {
+		if err := os.Mkdir(filepath.Join(m.dir, sub), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	layers := fmt.Sprintf("lowerdir=%s,upperdir=%s/upper,workdir=%s/work", root, m.dir, m.dir)
+	if err := syscall.Mount("overlay", m.Disk, "overlay", 0, layers); err != nil {
+		t.Fatalf("cannot mount %s: %v", layers, err)
+	}
+	return m
+}
+
+// NewFromImage prepares a machine from two partitions of an image: a copy of the root file
+// system, and /usr itself. systemd-nspawn --image= would need udev.
+func NewFromImage(t testing.TB, name, root, usr string) *Machine {
+	t.Helper()
+	m := prepare(t, name)
+	// No option says read-only: whether /usr can be written to is up to the image.
+	script := `cp --sparse=always "$2" "$1/root" && mount -o loop "$1/root" "$1/disk" && mount -o loop "$3" "$1/disk/usr"`
+	if out, err := exec.Command("sh", "-c", script, "sh", m.dir, root, usr).CombinedOutput(); err != nil {
+		t.Fatalf("cannot mount the partitions: %v\n%s", err, out)
+	}
+	return m
+}
+
+// prepare makes what every machine has, but for what is on its disk.
+func prepare(t testing.TB, suite string) *Machine {
+	t.Helper()
 	serial.Lock()
 	serial.last++
 	name := fmt.Sprintf("csi-%s-%d-%d", suite, os.Getpid(), serial.last)
@@ -63,14 +92,8 @@ func New(t testing.TB, suite string) *Machine {
 	}
 	m := &Machine{Suite: suite, Disk: filepath.Join(dir, "disk"), t: t, name: name, dir: dir}
 	t.Cleanup(m.remove)
-	for _, sub := range []string{"disk", "upper", "work"} {
-		if err := os.Mkdir(filepath.Join(dir, sub), 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	layers := fmt.Sprintf("lowerdir=%s,upperdir=%s/upper,workdir=%s/work", root, dir, dir)
-	if err := syscall.Mount("overlay", m.Disk, "overlay", 0, layers); err != nil {
-		t.Fatalf("cannot mount %s: %v", layers, err)
+	if err := os.Mkdir(m.Disk, 0o755); err != nil {
+		t.Fatal(err)
 	}
 	if m.group, err = newCgroup(name); err != nil {
 		t.Fatal(err)
@@ -79,6 +102,14 @@ func New(t testing.TB, suite string) *Machine {
 		t.Fatal(err)
 	}
 	return m
+}
+
+// During has failures count for another test, a part of the machine's own, until do returns.
+func (m *Machine) During(t testing.TB, do func()) {
+	outer := m.t
+	m.t = t
+	defer func() { m.t = outer }()
+	do()
 }
 
 // Write writes a file on the disk, on or off.
