@@ -64,7 +64,7 @@ node-test: ## whole nodes at length: each suite of Debian, more power cuts; PEER
 	NODE_FLAGS=-long scripts/test node
 
 .PHONY: cluster-test
-cluster-test: ## a thousand volumes through a real kubelet while they are traced; root, not in CI
+cluster-test: ## a real kubelet and scheduler: a thousand traced volumes, restarts under new pods; root, not in CI
 	cd internal/e2e && $(GO) test -count=1 -timeout 30m ./cluster
 
 .PHONY: storage-test
