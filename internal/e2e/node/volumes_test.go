@@ -20,6 +20,7 @@ const sampleTable = "/usr/lib/csi-registrar/conf.d/20-sample.toml"
 // TestVolumes: what status and doctor say of volumes is the truth, and what the kubelet does is what
 // doctor says that it does.
 func TestVolumes(t *testing.T) {
+	t.Parallel()
 	s := newStage(t, "bookworm", "")
 	s.volumesAre(2, 2)
 	s.healthy()
@@ -27,13 +28,17 @@ func TestVolumes(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		do   func(s *stage)
+		long bool
 	}{
-		{"an empty vol_data.json", (*stage).emptyVolumeData},
-		{"a pod deleted by force", (*stage).forceDelete},
-		{"the kubelet killed between unpublish and unstage", (*stage).killBeforeUnstage},
-		{"a table that disappears waits for the pods", (*stage).removeTable},
-		{"a table that is disabled does not", (*stage).disableTable},
+		{"an empty vol_data.json", (*stage).emptyVolumeData, false},
+		{"a pod deleted by force", (*stage).forceDelete, false},
+		{"a table that disappears waits for the pods", (*stage).removeTable, false},
+		{"a table that is disabled does not", (*stage).disableTable, false},
+		{"the kubelet killed between unpublish and unstage", (*stage).killBeforeUnstage, true}, // 5 minutes
 	} {
+		if c.long && !*long {
+			continue
+		}
 		// Each leaves the node as it was for the next one.
 		ok := t.Run(strings.ReplaceAll(c.name, " ", "-"), func(t *testing.T) {
 			outer := s.t
