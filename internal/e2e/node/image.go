@@ -8,7 +8,7 @@ import (
 )
 
 // Image is the name of the image of all pods: cmd/pod, and busybox as a shell.
-const Image = "docker.io/csi-e2e/pod:1"
+const Image = "localhost/csi-e2e/pod:1"
 
 // applets are the names that busybox has in the image.
 var applets = []string{"sh", "cat", "ls", "sleep", "mount", "stat", "kill"}
@@ -16,14 +16,10 @@ var applets = []string{"sh", "cat", "ls", "sleep", "mount", "stat", "kill"}
 // image is that image, for `ctr image import`; no registry is asked.
 func image(t testing.TB, busybox string) []byte {
 	t.Helper()
-	links := map[string]string{}
-	for _, name := range applets {
-		links["bin/"+name] = "busybox"
-	}
 	return ociimage.Image{
-		Name:       Image,
+		Names:      []string{Image},
 		Entrypoint: []string{"/bin/pod", "pause"},
 		Files:      map[string]string{"bin/pod": built.Command(t, "pod"), "bin/busybox": busybox},
-		Links:      links,
+		Links:      ociimage.Applets(applets),
 	}.Tar(t)
 }

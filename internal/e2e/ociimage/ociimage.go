@@ -17,10 +17,20 @@ import (
 
 // Image is what is in an image.
 type Image struct {
-	Name       string // with its tag
+	Names      []string // with their tags
 	Entrypoint []string
+	Command    []string
 	Files      map[string]string // path in the image, as bin/sh: the file here; all can be executed
 	Links      map[string]string // path in the image: where the link points to
+}
+
+// Applets are Links that call bin/busybox by other names.
+func Applets(names []string) map[string]string {
+	links := map[string]string{}
+	for _, name := range names {
+		links["bin/"+name] = "busybox"
+	}
+	return links
 }
 
 // Tar is the image as an OCI layout in a tar, for `ctr image import` and `podman load`.
@@ -34,8 +44,9 @@ func (i Image) Tar(t testing.TB) []byte {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(dirs)) {
-		layer.dir(name + "/")
+		layer.dir(name+"/", 0o755)
 	}
+	layer.dir("tmp/", 0o1777)
 	for _, name := range slices.Sorted(maps.Keys(i.Files)) {
 		b, err := os.ReadFile(i.Files[name])
 		if err != nil {
@@ -48,8 +59,8 @@ func (i Image) Tar(t testing.TB) []byte {
 	}
 
 	all := newTar(t)
-	all.dir("blobs/")
-	all.dir("blobs/sha256/")
+	all.dir("blobs/", 0o755)
+	all.dir("blobs/sha256/", 0o755)
 	all.file("oci-layout", []byte(`{"imageLayoutVersion":"1.0.0"}`), 0o644)
 	type object map[string]any
 	blob := func(mediaType string, b []byte) object {
@@ -68,14 +79,19 @@ func (i Image) Tar(t testing.TB) []byte {
 	layerBlob := blob(prefix+"layer.v1.tar", layer.end())
 	config := blob(prefix+"config.v1+json", encode(object{
 		"architecture": runtime.GOARCH, "os": "linux",
-		"config": object{"Entrypoint": i.Entrypoint, "Env": []string{"PATH=/bin"}},
+		"config": object{"Entrypoint": i.Entrypoint, "Cmd": i.Command, "Env": []string{"PATH=/bin"}},
 		"rootfs": object{"type": "layers", "diff_ids": []any{layerBlob["digest"]}},
 	}))
 	manifest := blob(prefix+"manifest.v1+json", encode(object{
 		"schemaVersion": 2, "mediaType": prefix + "manifest.v1+json", "config": config, "layers": []object{layerBlob},
 	}))
-	manifest["annotations"] = object{"io.containerd.image.name": i.Name, "org.opencontainers.image.ref.name": i.Name}
-	all.file("index.json", encode(object{"schemaVersion": 2, "manifests": []object{manifest}}), 0o644)
+	var named []object
+	for _, name := range i.Names {
+		m := maps.Clone(manifest)
+		m["annotations"] = object{"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name}
+		named = append(named, m)
+	}
+	all.file("index.json", encode(object{"schemaVersion": 2, "manifests": named}), 0o644)
 	return all.end()
 }
 
@@ -101,8 +117,8 @@ func (a tarball) add(h tar.Header, content []byte) {
 	}
 }
 
-func (a tarball) dir(name string) {
-	a.add(tar.Header{Typeflag: tar.TypeDir, Name: name, Mode: 0o755}, nil)
+func (a tarball) dir(name string, mode int64) {
+	a.add(tar.Header{Typeflag: tar.TypeDir, Name: name, Mode: mode}, nil)
 }
 
 func (a tarball) link(name, to string) {

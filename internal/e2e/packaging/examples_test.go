@@ -89,7 +89,7 @@ func registered(set *appsv1.DaemonSet, socketDir string) {
 	pod := &set.Spec.Template.Spec
 	pod.Containers = append(pod.Containers, corev1.Container{
 		Name:  "node-driver-registrar",
-		Image: "registry.k8s.io/sig-storage/csi-node-driver-registrar:v2.17.0",
+		Image: "registry.example/sig-storage/csi-node-driver-registrar:v2.17.0",
 		Args:  []string{"--v=2", "--csi-address=/csi/csi.sock", "--kubelet-registration-path=" + socketDir + "/csi.sock"},
 		VolumeMounts: []corev1.VolumeMount{
 			{Name: "socket", MountPath: "/csi"},

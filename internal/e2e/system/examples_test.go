@@ -61,17 +61,7 @@ func TestDriversAsNativeUnits(t *testing.T) {
 	onEach(t, func(t *testing.T, suite string) {
 		n := exampleNode(t, suite)
 		n.Chroot("rm", "/usr/lib/systemd/system/kubelet.service")
-		driver, err := os.ReadFile(built.Command(t, "upstream"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		var units []string
-		for _, name := range examples {
-			file, unit := example(t, name, "*.service")
-			n.Write("/etc/systemd/system/"+file, unit)
-			n.WriteMode("/usr/local/bin/"+name+"plugin", string(driver), 0o755)
-			units = append(units, file)
-		}
+		units := n.nativeUnits()
 		n.Chroot(append([]string{"systemctl", "enable"}, units...)...)
 		n.Boot()
 		n.configured()
@@ -95,7 +85,7 @@ ExecStop=/bin/sh -c 'sleep 1; systemctl is-active `+strings.Join(units, " ")+` >
 }
 
 // TestDriversAsQuadlets: the same with the Quadlets of the examples and images of the same names.
-// The containers may be killed and restarted without the kubelet seeing anything.
+// The containers may be killed, restarted and replaced by units without the kubelet seeing anything.
 func TestDriversAsQuadlets(t *testing.T) {
 	n := exampleNode(t, "trixie-podman")
 	n.Args = append(n.Args, "--capability=all", "--system-call-filter=bpf keyctl add_key request_key",
@@ -113,7 +103,7 @@ func TestDriversAsQuadlets(t *testing.T) {
 		}
 		program := name + "plugin"
 		n.Write("/opt/"+name+".tar", string(ociimage.Image{
-			Name: image[1], Entrypoint: []string{"/" + program}, Files: map[string]string{program: driver, "usr/bin/csi-sample-driver": built.SampleDriver(t)},
+			Names: []string{image[1]}, Entrypoint: []string{"/" + program}, Files: map[string]string{program: driver, "usr/bin/csi-sample-driver": built.SampleDriver(t)},
 		}.Tar(t)))
 	}
 	n.Boot()
@@ -151,8 +141,32 @@ func TestDriversAsQuadlets(t *testing.T) {
 		n.is(unit, "inactive") // and not failed
 		n.Run("systemctl", "start", unit)
 	}
+	// From one way to another: the unit of an example takes the place of its Quadlet.
+	n.Run(append([]string{"systemctl", "stop"}, units...)...)
+	n.nativeUnits()
+	n.Run("systemctl", "daemon-reload")
+	n.Run(append([]string{"systemctl", "start"}, units...)...)
+	for _, name := range examples {
+		n.mounts(name)
+	}
 	n.waited()
 	n.quiet(mark)
+}
+
+// nativeUnits installs the units of the examples, and a program for each.
+func (n *node) nativeUnits() (units []string) {
+	n.t.Helper()
+	driver, err := os.ReadFile(built.Command(n.t, "upstream"))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	for _, name := range examples {
+		file, unit := example(n.t, name, "*.service")
+		n.Write("/etc/systemd/system/"+file, unit)
+		n.WriteMode("/usr/local/bin/"+name+"plugin", string(driver), 0o755)
+		units = append(units, file)
+	}
+	return units
 }
 
 // mounts checks that what the driver of an example publishes is mounted where the kubelet is.
