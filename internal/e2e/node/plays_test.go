@@ -147,7 +147,7 @@ var plays = []play{
 		s.Run("systemctl", "stop", "csi-other")
 		s.Run("systemctl", "restart", driverUnit)
 	}},
-	{name: "daemon and driver restarted at once", do: func(s *stage) {
+	{name: "all four restarted at once", do: func(s *stage) {
 		s.Run("systemctl", "restart", s.unit, driverUnit, "containerd.service", "kubelet.service")
 	}},
 	{name: "containerd restarted", do: func(s *stage) { s.Run("systemctl", "restart", "containerd.service") }},

@@ -128,27 +128,14 @@ func (s *stage) playHere(p play) {
 	p.do(s)
 	r := row{play: p.name}
 	if s.peer {
-		time.Sleep(quiet) // a loss that the kubelet has not noticed yet is one
+		r.remark = s.repairPeer()
 	}
-	err := s.registered(soon)
-	if err != nil && s.peer {
-		r.remark = "never back"
-		s.Run("systemctl", "restart", s.unit)
-		err = s.registered(soon)
-	}
-	if err != nil {
+	if err := s.registered(soon); err != nil {
 		s.t.Fatal(err)
 	}
 	s.republish(p.boots)
 	// That nothing more happens needs time to be seen.
 	time.Sleep(quiet)
-	if _, has := s.writes.Absent(time.Time{}); !has && s.peer {
-		r.remark = "never back"
-		s.Run("systemctl", "restart", s.unit)
-		if err := s.registered(soon); err != nil {
-			s.t.Fatal(err)
-		}
-	}
 
 	r.csiNode, r.node = s.writes.Count("CSINode", s.began), s.writes.Count("Node", s.began)
 	r.absent, _ = s.writes.Absent(s.began)
