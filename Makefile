@@ -59,13 +59,25 @@ repository: ## add dist/ to a signed apt and rpm repository: KEY=GPG-KEY BASE_UR
 install: build ## install everything below DESTDIR, as the packages do; then run systemctl
 	STAGE_LEGAL=yes scripts/stage '$(DESTDIR)' bin/csi-registrar
 
+.PHONY: node-test
+node-test: ## whole nodes at length: each suite of Debian, more power cuts; PEER=node-driver-registrar compares
+	NODE_FLAGS=-long scripts/test node
+
 .PHONY: cluster-test
-cluster-test: ## a real kubelet, API server and etcd; root, compiles for minutes, not in CI
+cluster-test: ## a real kubelet and scheduler: a thousand traced volumes, restarts under new pods; root, not in CI
 	cd internal/e2e && $(GO) test -count=1 -timeout 30m ./cluster
+
+.PHONY: storage-test
+storage-test: ## Kubernetes' own storage tests against the sample driver; root, an hour, not in CI
+	scripts/test storage
 
 .PHONY: arm64-test
 arm64-test: ## the demo and the unit tests on arm64, under qemu; before a release
 	scripts/test arm64
+
+.PHONY: vm-test
+vm-test: ## power cuts, and SELinux, in a virtual machine; root, half an hour, not in CI
+	scripts/test vm
 
 .PHONY: newkubelet-test
 newkubelet-test: ## the registration tests with the newest kubelet; before a release

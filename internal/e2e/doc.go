@@ -7,6 +7,5 @@
 //	CSI_REGISTRAR_BIN=…    tests that binary instead of building one
 //
 // They need root, and are skipped without; under CI=true that is a failure. Module
-// oldkubelet has the same with an older kubelet, module cluster with a whole one and its
-// API server.
+// oldkubelet has the same with an older kubelet; package node has whole nodes with the real one.
 package e2e

@@ -33,6 +33,8 @@ func (s controller) ControllerGetCapabilities(context.Context, *csi.ControllerGe
 		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
 		csi.ControllerServiceCapability_RPC_LIST_VOLUMES,
 		csi.ControllerServiceCapability_RPC_GET_CAPACITY,
+		csi.ControllerServiceCapability_RPC_EXPAND_VOLUME,
+		csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
 	} {
 		response.Capabilities = append(response.Capabilities, &csi.ControllerServiceCapability{
 			Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: t}},
@@ -76,7 +78,6 @@ func (s controller) CreateVolume(_ context.Context, r *csi.CreateVolumeRequest) 
 
 func checkCreate(r *csi.CreateVolumeRequest) error {
 	name := r.GetName()
-	required, limit := r.GetCapacityRange().GetRequiredBytes(), r.GetCapacityRange().GetLimitBytes()
 	switch {
 	case name == "":
 		return invalid("name is missing")
@@ -88,10 +89,9 @@ func checkCreate(r *csi.CreateVolumeRequest) error {
 		return invalid("volume_content_source is not supported")
 	case len(r.GetMutableParameters()) > 0:
 		return invalid("mutable_parameters are not supported")
-	case required < 0 || limit < 0:
-		return invalid("capacity_range is negative")
-	case limit > 0 && required > limit:
-		return status.Error(codes.OutOfRange, "capacity_range requires more bytes than its limit")
+	}
+	if err := checkRange(r.GetCapacityRange()); err != nil {
+		return err
 	}
 	if why := unsupported(r.GetVolumeCapabilities()...); why != "" {
 		return invalid(why)
@@ -105,15 +105,15 @@ func (s controller) DeleteVolume(_ context.Context, r *csi.DeleteVolumeRequest) 
 	}
 	s.d.mu.Lock()
 	defer s.d.mu.Unlock()
-	v, err := s.d.get(r.GetVolumeId())
+	v, err := s.d.created(r.GetVolumeId())
 	if errors.Is(err, errNoVolume) {
 		return &csi.DeleteVolumeResponse{}, nil
 	}
 	if err != nil {
 		return nil, internal(err)
 	}
-	if targets := s.d.published(v); len(targets) > 0 {
-		return nil, status.Errorf(codes.FailedPrecondition, "volume %s is still published at %s", v.ID, strings.Join(targets, ", "))
+	if targets := s.d.mounted(v); len(targets) > 0 {
+		return nil, status.Errorf(codes.FailedPrecondition, "volume %s is still mounted at %s", v.ID, strings.Join(targets, ", "))
 	}
 	if err := s.d.remove(v.ID); err != nil {
 		return nil, internal(err)
@@ -130,7 +130,7 @@ func (s controller) ValidateVolumeCapabilities(_ context.Context, r *csi.Validat
 	}
 	s.d.mu.Lock()
 	defer s.d.mu.Unlock()
-	if _, err := s.d.get(r.GetVolumeId()); err != nil {
+	if _, err := s.d.created(r.GetVolumeId()); err != nil {
 		return nil, notFound(err)
 	}
 	if why := unsupported(r.GetVolumeCapabilities()...); why != "" {
@@ -184,6 +184,52 @@ func (s controller) GetCapacity(_ context.Context, r *csi.GetCapacityRequest) (*
 	return &csi.GetCapacityResponse{AvailableCapacity: int64(fs.Bavail) * int64(fs.Bsize)}, nil
 }
 
+// ControllerExpandVolume changes the figure. That the node has to expand it too is what a driver with
+// a file system for each volume would say.
+func (s controller) ControllerExpandVolume(_ context.Context, r *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
+	if err := checkExpand(r.GetVolumeId(), r.GetCapacityRange()); err != nil {
+		return nil, err
+	}
+	required, limit := r.GetCapacityRange().GetRequiredBytes(), r.GetCapacityRange().GetLimitBytes()
+	if required == 0 && limit == 0 {
+		return nil, invalid("capacity_range is missing")
+	}
+	s.d.mu.Lock()
+	defer s.d.mu.Unlock()
+	v, err := s.d.created(r.GetVolumeId())
+	if err != nil {
+		return nil, notFound(err)
+	}
+	if limit > 0 && v.Capacity > limit {
+		return nil, status.Errorf(codes.OutOfRange, "volume %s has %d bytes, more than the limit: volumes do not shrink", v.ID, v.Capacity)
+	}
+	if required > v.Capacity {
+		v.Capacity = required
+		if err := s.d.update(v); err != nil {
+			return nil, internal(err)
+		}
+	}
+	return &csi.ControllerExpandVolumeResponse{CapacityBytes: v.Capacity, NodeExpansionRequired: true}, nil
+}
+
+func checkExpand(id string, capacity *csi.CapacityRange) error {
+	if id == "" {
+		return invalid("volume_id is missing")
+	}
+	return checkRange(capacity)
+}
+
+func checkRange(capacity *csi.CapacityRange) error {
+	required, limit := capacity.GetRequiredBytes(), capacity.GetLimitBytes()
+	switch {
+	case required < 0 || limit < 0:
+		return invalid("capacity_range is negative")
+	case limit > 0 && required > limit:
+		return status.Error(codes.OutOfRange, "capacity_range requires more bytes than its limit")
+	}
+	return nil
+}
+
 func (d *Driver) describe(v volume) *csi.Volume {
 	described := &csi.Volume{VolumeId: v.ID, CapacityBytes: v.Capacity}
 	if len(d.Topology) > 0 {
@@ -214,12 +260,20 @@ func unsupported(capabilities ...*csi.VolumeCapability) string {
 			return "only mounted volumes are supported, not block devices"
 		case c.GetMount().GetFsType() != "" || len(c.GetMount().GetMountFlags()) > 0:
 			return "fs_type and mount_flags are not supported: a volume is a directory"
-		case mode != csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER &&
-			mode != csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY:
+		case !ofOneNode(mode):
 			return "access mode " + mode.String() + " is not supported: a volume is a directory of one node"
 		}
 	}
 	return ""
+}
+
+func ofOneNode(mode csi.VolumeCapability_AccessMode_Mode) bool {
+	switch mode {
+	case csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
+		csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER, csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER:
+		return true
+	}
+	return false
 }
 
 func invalid(why string) error { return status.Error(codes.InvalidArgument, why) }

@@ -27,6 +27,11 @@ func (s identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilit
 			Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: t}},
 		})
 	}
+	response.Capabilities = append(response.Capabilities, &csi.PluginCapability{
+		Type: &csi.PluginCapability_VolumeExpansion_{VolumeExpansion: &csi.PluginCapability_VolumeExpansion{
+			Type: csi.PluginCapability_VolumeExpansion_ONLINE,
+		}},
+	})
 	return response, nil
 }
 

@@ -30,15 +30,25 @@ func (s node) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGe
 }
 
 func (s node) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
-	return &csi.NodeGetCapabilitiesResponse{Capabilities: []*csi.NodeServiceCapability{{
-		Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{
-			Type: csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
-		}},
-	}}}, nil
+	response := &csi.NodeGetCapabilitiesResponse{}
+	for _, t := range []csi.NodeServiceCapability_RPC_Type{
+		csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME,
+		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
+		csi.NodeServiceCapability_RPC_EXPAND_VOLUME,
+		csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
+	} {
+		response.Capabilities = append(response.Capabilities, &csi.NodeServiceCapability{
+			Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: t}},
+		})
+	}
+	return response, nil
 }
 
-func (s node) NodePublishVolume(_ context.Context, r *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
-	if err := s.d.checkTarget(r.GetVolumeId(), r.GetTargetPath()); err != nil {
+// NodeStageVolume mounts the volume where it is published from. A directory could do without; a driver
+// with devices formats and mounts them here, once for all pods of the node.
+func (s node) NodeStageVolume(_ context.Context, r *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
+	staging := r.GetStagingTargetPath()
+	if err := s.d.checkPath(r.GetVolumeId(), "staging_target_path", staging); err != nil {
 		return nil, err
 	}
 	if r.GetVolumeCapability() == nil {
@@ -46,84 +56,174 @@ func (s node) NodePublishVolume(_ context.Context, r *csi.NodePublishVolumeReque
 	}
 	s.d.mu.Lock()
 	defer s.d.mu.Unlock()
-	v, err := s.d.get(r.GetVolumeId())
+	v, err := s.d.created(r.GetVolumeId())
 	if err != nil {
 		return nil, notFound(err)
 	}
 	if why := unsupported(r.GetVolumeCapability()); why != "" {
 		return nil, status.Error(codes.FailedPrecondition, why)
 	}
-	target := r.GetTargetPath()
-	readonly := r.GetReadonly() || r.GetVolumeCapability().GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY
-	if s.d.isPublished(v.ID, target) {
-		if s.d.mount.readonly(target) != readonly {
-			return nil, status.Errorf(codes.AlreadyExists, "volume %s is published at %s, but with another readonly flag", v.ID, target)
-		}
-		return &csi.NodePublishVolumeResponse{}, nil
+	if s.d.isMounted(v.ID, staging) {
+		return &csi.NodeStageVolumeResponse{}, nil
 	}
-	// Written down first: a driver that is killed between the two forgets no mount.
-	if !slices.Contains(v.Targets, target) {
-		v.Targets = append(s.d.published(v), target)
-		if err := s.d.update(v); err != nil {
+	if err := s.d.mountAt(v, s.d.content(v.ID), staging, false); err != nil {
+		return nil, err
+	}
+	return &csi.NodeStageVolumeResponse{}, nil
+}
+
+func (s node) NodeUnstageVolume(_ context.Context, r *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
+	if err := s.d.checkPath(r.GetVolumeId(), "staging_target_path", r.GetStagingTargetPath()); err != nil {
+		return nil, err
+	}
+	s.d.mu.Lock()
+	defer s.d.mu.Unlock()
+	v, err := s.d.created(r.GetVolumeId())
+	if err != nil {
+		return nil, notFound(err)
+	}
+	if err := s.d.unmountAt(v, r.GetStagingTargetPath()); err != nil {
+		return nil, err
+	}
+	return &csi.NodeUnstageVolumeResponse{}, nil
+}
+
+// ephemeralKey is in the volume context of a volume that a pod defines inline, if the CSIDriver
+// object has podInfoOnMount. Such a volume is made when it is published and removed when it is unpublished.
+const ephemeralKey = "csi.storage.k8s.io/ephemeral"
+
+func (s node) NodePublishVolume(_ context.Context, r *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+	id, target := r.GetVolumeId(), r.GetTargetPath()
+	if err := s.d.checkPath(id, "target_path", target); err != nil {
+		return nil, err
+	}
+	if r.GetVolumeCapability() == nil {
+		return nil, invalid("volume_capability is missing")
+	}
+	s.d.mu.Lock()
+	defer s.d.mu.Unlock()
+	v, err := s.d.get(id)
+	missing := errors.Is(err, errNoVolume) && r.GetVolumeContext()[ephemeralKey] == "true" && !validID(id)
+	if err != nil && !missing {
+		return nil, notFound(err)
+	}
+	if why := unsupported(r.GetVolumeCapability()); why != "" {
+		return nil, status.Error(codes.FailedPrecondition, why)
+	}
+	if missing {
+		v = volume{ID: id, Capacity: defaultCapacity}
+		if err := s.d.add(v); err != nil {
 			return nil, internal(err)
 		}
 	}
-	if err := s.d.publish(v.ID, target, readonly); err != nil {
+	source := s.d.content(id)
+	if !v.ephemeral() {
+		if source = r.GetStagingTargetPath(); !s.d.isMounted(id, source) {
+			return nil, status.Errorf(codes.FailedPrecondition, "volume %s is not staged at staging_target_path %q", id, source)
+		}
+	}
+	mode := r.GetVolumeCapability().GetAccessMode().GetMode()
+	readonly := r.GetReadonly() || mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY
+	if s.d.isMounted(id, target) {
+		if s.d.mount.readonly(target) != readonly {
+			return nil, status.Errorf(codes.AlreadyExists, "volume %s is published at %s, but with another readonly flag", id, target)
+		}
+		return &csi.NodePublishVolumeResponse{}, nil
+	}
+	if mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER {
+		if others := slices.DeleteFunc(s.d.mounted(v), func(t string) bool { return t == source }); len(others) > 0 {
+			return nil, status.Errorf(codes.FailedPrecondition, "volume %s has a single writer, and is published at %s", id, strings.Join(others, ", "))
+		}
+	}
+	err = s.d.mountAt(v, source, target, readonly)
+	if err != nil && missing { // the kubelet may not unpublish what was never published
+		err = errors.Join(err, s.d.remove(id))
+	}
+	if err != nil {
 		return nil, err
 	}
 	return &csi.NodePublishVolumeResponse{}, nil
 }
 
-// publish makes the target and mounts the volume there, or leaves nothing behind.
-func (d *Driver) publish(id, target string, readonly bool) error {
-	if err := os.Mkdir(target, 0o750); err != nil && !errors.Is(err, os.ErrExist) {
-		return internal(fmt.Errorf("cannot make the target: %w", err))
+// mountAt makes the target and mounts the volume there, or leaves nothing behind but a note.
+func (d *Driver) mountAt(v volume, source, target string, readonly bool) error {
+	// Written down first: a driver that is killed between the two forgets no mount.
+	if !slices.Contains(v.Targets, target) {
+		v.Targets = append(d.mounted(v), target)
+		if err := d.update(v); err != nil {
+			return internal(err)
+		}
+	}
+	made := true
+	if err := os.Mkdir(target, 0o750); errors.Is(err, os.ErrExist) {
+		made = false
+	} else if err != nil {
+		return internal(fmt.Errorf("cannot make %s: %w", target, err))
 	}
 	if info, err := os.Lstat(target); err != nil || !info.IsDir() {
-		return status.Errorf(codes.FailedPrecondition, "target_path %s is there already and is no directory", target)
+		return status.Errorf(codes.FailedPrecondition, "%s is there already and is no directory", target)
 	}
-	err := d.mount.bind(d.content(id), target, readonly)
+	err := d.mount.bind(source, target, readonly)
 	if err == nil {
 		return nil
 	}
-	// Best effort: rmdir takes nothing but our own empty directory.
-	if removed := os.Remove(target); removed != nil && !errors.Is(removed, os.ErrNotExist) {
-		err = errors.Join(err, removed)
+	if made {
+		if removed := syscall.Rmdir(target); removed != nil && !errors.Is(removed, os.ErrNotExist) {
+			err = errors.Join(err, removed)
+		}
 	}
 	if errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.EACCES) {
-		return status.Errorf(codes.PermissionDenied, "cannot publish volume %s at %s: %v: run the driver as root with CAP_SYS_ADMIN", id, target, err)
+		return status.Errorf(codes.PermissionDenied, "cannot mount volume %s at %s: %v: run the driver as root with CAP_SYS_ADMIN", v.ID, target, err)
 	}
-	return internal(fmt.Errorf("cannot publish volume %s at %s: %w", id, target, err))
+	return internal(fmt.Errorf("cannot mount volume %s at %s: %w", v.ID, target, err))
 }
 
 func (s node) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
-	if err := s.d.checkTarget(r.GetVolumeId(), r.GetTargetPath()); err != nil {
+	id, target := r.GetVolumeId(), r.GetTargetPath()
+	if err := s.d.checkPath(id, "target_path", target); err != nil {
 		return nil, err
 	}
 	s.d.mu.Lock()
 	defer s.d.mu.Unlock()
-	v, err := s.d.get(r.GetVolumeId())
+	v, err := s.d.get(id)
+	if errors.Is(err, errNoVolume) && !validID(id) {
+		// An ephemeral one that was unpublished before. NotFound would be repeated for ever.
+		return &csi.NodeUnpublishVolumeResponse{}, nil
+	}
 	if err != nil {
 		return nil, notFound(err)
 	}
-	target := r.GetTargetPath()
-	// Mounts may be stacked, by a call that was repeated after a crash.
-	for s.d.isPublished(v.ID, target) {
-		if err := s.d.mount.unmount(target); err != nil {
-			return nil, internal(fmt.Errorf("cannot unmount %s: %w", target, err))
-		}
+	if err := s.d.unmountAt(v, target); err != nil {
+		return nil, err
 	}
 	// rmdir, not more: what is not an empty directory now is not ours.
-	if err := os.Remove(target); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := syscall.Rmdir(target); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, internal(fmt.Errorf("cannot remove the target: %w", err))
 	}
-	if slices.Contains(v.Targets, target) {
-		v.Targets = slices.DeleteFunc(v.Targets, func(t string) bool { return t == target })
-		if err := s.d.update(v); err != nil {
+	if v.ephemeral() && len(s.d.mounted(v)) == 0 {
+		if err := s.d.remove(id); err != nil {
 			return nil, internal(err)
 		}
 	}
 	return &csi.NodeUnpublishVolumeResponse{}, nil
+}
+
+// unmountAt unmounts the volume there, if it is, and forgets the target.
+func (d *Driver) unmountAt(v volume, target string) error {
+	// Mounts may be stacked, by a call that was repeated after a crash.
+	for d.isMounted(v.ID, target) {
+		if err := d.mount.unmount(target); err != nil {
+			return internal(fmt.Errorf("cannot unmount %s: %w", target, err))
+		}
+	}
+	if !slices.Contains(v.Targets, target) {
+		return nil
+	}
+	v.Targets = slices.DeleteFunc(slices.Clone(v.Targets), func(t string) bool { return t == target })
+	if err := d.update(v); err != nil {
+		return internal(err)
+	}
+	return nil
 }
 
 func (s node) NodeGetVolumeStats(_ context.Context, r *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
@@ -139,8 +239,8 @@ func (s node) NodeGetVolumeStats(_ context.Context, r *csi.NodeGetVolumeStatsReq
 	if err != nil {
 		return nil, notFound(err)
 	}
-	if !s.d.isPublished(v.ID, r.GetVolumePath()) {
-		return nil, status.Errorf(codes.NotFound, "volume %s is not published at %s", v.ID, r.GetVolumePath())
+	if !s.d.isMounted(v.ID, r.GetVolumePath()) {
+		return nil, status.Errorf(codes.NotFound, "volume %s is not mounted at %s", v.ID, r.GetVolumePath())
 	}
 	var fs syscall.Statfs_t
 	if err := syscall.Statfs(r.GetVolumePath(), &fs); err != nil {
@@ -159,19 +259,42 @@ func (s node) NodeGetVolumeStats(_ context.Context, r *csi.NodeGetVolumeStatsReq
 	}}}, nil
 }
 
-// checkTarget refuses what may not become the end of a mount: a path that is relative,
+// NodeExpandVolume has nothing to do: a directory has no file system of its own that would have to grow.
+func (s node) NodeExpandVolume(_ context.Context, r *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
+	if err := checkExpand(r.GetVolumeId(), r.GetCapacityRange()); err != nil {
+		return nil, err
+	}
+	if r.GetVolumePath() == "" {
+		return nil, invalid("volume_path is missing")
+	}
+	s.d.mu.Lock()
+	defer s.d.mu.Unlock()
+	v, err := s.d.created(r.GetVolumeId())
+	if err != nil {
+		return nil, notFound(err)
+	}
+	switch required := r.GetCapacityRange().GetRequiredBytes(); {
+	case !s.d.isMounted(v.ID, r.GetVolumePath()):
+		return nil, status.Errorf(codes.NotFound, "volume %s is not mounted at %s", v.ID, r.GetVolumePath())
+	case required > v.Capacity:
+		return nil, status.Errorf(codes.OutOfRange, "volume %s has %d bytes: ControllerExpandVolume makes it larger", v.ID, v.Capacity)
+	}
+	return &csi.NodeExpandVolumeResponse{CapacityBytes: v.Capacity}, nil
+}
+
+// checkPath refuses what may not become the end of a mount: a path that is relative,
 // goes up, or lies within the driver's own directory.
-func (d *Driver) checkTarget(id, target string) error {
+func (d *Driver) checkPath(id, field, path string) error {
 	switch {
 	case id == "":
 		return invalid("volume_id is missing")
-	case target == "":
-		return invalid("target_path is missing")
-	case !filepath.IsAbs(target) || slices.Contains(strings.Split(target, "/"), ".."):
-		return invalid("target_path must be absolute and without '..'")
+	case path == "":
+		return invalid(field + " is missing")
+	case !filepath.IsAbs(path) || slices.Contains(strings.Split(path, "/"), ".."):
+		return invalid(field + " must be absolute and without '..'")
 	}
-	if inside, err := filepath.Rel(d.Data, target); err == nil && filepath.IsLocal(inside) {
-		return invalid("target_path lies within the driver's data directory")
+	if inside, err := filepath.Rel(d.Data, path); err == nil && filepath.IsLocal(inside) {
+		return invalid(field + " lies within the driver's data directory")
 	}
 	return nil
 }

@@ -245,25 +245,45 @@ func TestListPages(t *testing.T) {
 	}
 }
 
-func TestPublishWithoutRights(t *testing.T) {
+func TestMountWithoutRights(t *testing.T) {
 	d := &Driver{Name: "a", Version: "1", NodeID: "n", mount: noMount{}}
 	conn, _ := start(t, d)
+	n := csi.NewNodeClient(conn)
 	id := create(t, csi.NewControllerClient(conn), "pvc").GetVolumeId()
 	target := filepath.Join(t.TempDir(), "target")
-	_, err := csi.NewNodeClient(conn).NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{
-		VolumeId: id, TargetPath: target, VolumeCapability: mountCapability(writer),
-	})
-	wantCode(t, err, codes.PermissionDenied)
-	if !strings.Contains(err.Error(), "CAP_SYS_ADMIN") {
-		t.Errorf("the error does not say what to do: %v", err)
+	for what, call := range map[string]func() error{
+		"NodeStageVolume": func() error {
+			_, err := n.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{
+				VolumeId: id, StagingTargetPath: target, VolumeCapability: mountCapability(writer),
+			})
+			return err
+		},
+		"NodePublishVolume": func() error {
+			_, err := n.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{
+				VolumeId: "csi-1", TargetPath: target, VolumeCapability: mountCapability(writer), VolumeContext: ephemeral,
+			})
+			return err
+		},
+	} {
+		err := call()
+		wantCode(t, err, codes.PermissionDenied)
+		if !strings.Contains(err.Error(), "CAP_SYS_ADMIN") {
+			t.Errorf("%s: the error does not say what to do: %v", what, err)
+		}
+		if _, err := os.Lstat(target); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s: the target was left behind: %v", what, err)
+		}
 	}
-	if _, err := os.Lstat(target); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the target was left behind: %v", err)
+	if left, err := os.ReadDir(d.Data); err != nil || len(left) != 1 || left[0].Name() != id {
+		t.Errorf("in the data directory: %v, %v, want %s alone", left, err, id)
 	}
 }
 
-// Real mounts, in a mount namespace of the test's own, so that nothing leaks.
-func TestPublish(t *testing.T) {
+var ephemeral = map[string]string{ephemeralKey: "true"}
+
+// withMounts gives the test a mount namespace of its own, so that nothing leaks, and a driver for it.
+func withMounts(t *testing.T) (*Driver, controller, node) {
+	t.Helper()
 	// The namespace belongs to this thread alone; as it is never unlocked, the thread
 	// ends with the test. The handlers of a gRPC server would run on other threads, so
 	// they are called directly.
@@ -279,7 +299,11 @@ func TestPublish(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := &Driver{Name: "a", Version: "1", NodeID: "n", Data: t.TempDir(), mount: bindMount{}}
-	c, n := controller{d: d}, node{d: d}
+	return d, controller{d: d}, node{d: d}
+}
+
+func TestStageAndPublish(t *testing.T) {
+	d, c, n := withMounts(t)
 	created, err := c.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
 		Name: "pvc", VolumeCapabilities: []*csi.VolumeCapability{mountCapability(writer)},
 	})
@@ -287,10 +311,21 @@ func TestPublish(t *testing.T) {
 		t.Fatal(err)
 	}
 	id := created.GetVolume().GetVolumeId()
-	target := filepath.Join(t.TempDir(), "target")
-	publish := &csi.NodePublishVolumeRequest{VolumeId: id, TargetPath: target, VolumeCapability: mountCapability(writer), Readonly: true}
+	target, staging := filepath.Join(t.TempDir(), "target"), t.TempDir()
+	publish := &csi.NodePublishVolumeRequest{
+		VolumeId: id, StagingTargetPath: staging, TargetPath: target, VolumeCapability: mountCapability(writer), Readonly: true,
+	}
 	unpublish := &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target}
+	stage := &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: mountCapability(writer)}
+	unstage := &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging}
+	_, err = n.NodePublishVolume(t.Context(), publish)
+	wantCode(t, err, codes.FailedPrecondition)
 	// Twice each: the calls are idempotent.
+	for range 2 {
+		if _, err := n.NodeStageVolume(t.Context(), stage); err != nil {
+			t.Fatal(err)
+		}
+	}
 	for range 2 {
 		if _, err := n.NodePublishVolume(t.Context(), publish); err != nil {
 			t.Fatal(err)
@@ -329,7 +364,114 @@ func TestPublish(t *testing.T) {
 	if _, err := n.NodeUnpublishVolume(t.Context(), unpublish); err != nil {
 		t.Fatal(err)
 	}
+	_, err = c.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
+	wantCode(t, err, codes.FailedPrecondition) // it is still staged
+	for range 2 {
+		if _, err := n.NodeUnstageVolume(t.Context(), unstage); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := os.Lstat(staging); err != nil {
+		t.Errorf("the kubelet's staging directory: %v", err)
+	}
 	if _, err := c.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestEphemeralVolumeLivesWhileItIsPublished(t *testing.T) {
+	d, c, n := withMounts(t)
+	const id = "csi-../../0123"
+	target := filepath.Join(t.TempDir(), "target")
+	publish := &csi.NodePublishVolumeRequest{VolumeId: id, TargetPath: target, VolumeCapability: mountCapability(writer)}
+	_, err := n.NodePublishVolume(t.Context(), publish)
+	wantCode(t, err, codes.NotFound)
+	publish.VolumeContext = ephemeral
+	for range 2 {
+		if _, err := n.NodePublishVolume(t.Context(), publish); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(target, "file"), []byte("kept"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := os.ReadFile(filepath.Join(d.content(id), "file")); err != nil || string(text) != "kept" {
+		t.Errorf("the volume holds %q, %v", text, err)
+	}
+	if _, err := n.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: target}); err != nil {
+		t.Error(err)
+	}
+	// The controller's calls know nothing of it.
+	if list, err := c.ListVolumes(t.Context(), &csi.ListVolumesRequest{}); err != nil || len(list.GetEntries()) != 0 {
+		t.Errorf("ListVolumes = %v, %v", list, err)
+	}
+	for _, id := range []string{id, directory(id)} {
+		if _, err := c.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id}); err != nil {
+			t.Error(err)
+		}
+	}
+	for range 2 {
+		if _, err := n.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target}); err != nil {
+			t.Fatal(err)
+		}
+		if left, err := os.ReadDir(d.Data); err != nil || len(left) != 0 {
+			t.Errorf("left in the data directory: %v, %v", left, err)
+		}
+	}
+	if _, err := os.Lstat(target); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the target is still there: %v", err)
+	}
+	// The pod's author chooses neither the id nor what volumes there are.
+	publish.VolumeId = volumeID("pvc")
+	_, err = n.NodePublishVolume(t.Context(), publish)
+	wantCode(t, err, codes.NotFound)
+}
+
+func TestExpand(t *testing.T) {
+	_, c, n := withMounts(t)
+	created, err := c.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
+		Name: "pvc", VolumeCapabilities: []*csi.VolumeCapability{mountCapability(writer)}, CapacityRange: &csi.CapacityRange{RequiredBytes: 5},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, staging := created.GetVolume().GetVolumeId(), t.TempDir()
+	if _, err := n.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{
+		VolumeId: id, StagingTargetPath: staging, VolumeCapability: mountCapability(writer),
+	}); err != nil {
+		t.Fatal(err)
+	}
+	controllerTo := func(id string, r *csi.CapacityRange) (int64, error) {
+		response, err := c.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: r})
+		return response.GetCapacityBytes(), err
+	}
+	nodeTo := func(path string, required int64) (int64, error) {
+		response, err := n.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{
+			VolumeId: id, VolumePath: path, CapacityRange: &csi.CapacityRange{RequiredBytes: required},
+		})
+		return response.GetCapacityBytes(), err
+	}
+	_, err = nodeTo(staging, 9)
+	wantCode(t, err, codes.OutOfRange) // the controller comes first
+	for _, required := range []int64{9, 9, 7} {
+		if got, err := controllerTo(id, &csi.CapacityRange{RequiredBytes: required}); err != nil || got != 9 {
+			t.Errorf("ControllerExpandVolume to %d = %d, %v, want 9", required, got, err)
+		}
+	}
+	if got, err := nodeTo(staging, 9); err != nil || got != 9 {
+		t.Errorf("NodeExpandVolume = %d, %v, want 9", got, err)
+	}
+	_, err = nodeTo(t.TempDir(), 9)
+	wantCode(t, err, codes.NotFound)
+	_, err = controllerTo(id, &csi.CapacityRange{LimitBytes: 8})
+	wantCode(t, err, codes.OutOfRange)
+	_, err = controllerTo(id, &csi.CapacityRange{RequiredBytes: 8, LimitBytes: 7})
+	wantCode(t, err, codes.OutOfRange)
+	_, err = controllerTo(id, nil)
+	wantCode(t, err, codes.InvalidArgument)
+	_, err = controllerTo(volumeID("other"), &csi.CapacityRange{RequiredBytes: 8})
+	wantCode(t, err, codes.NotFound)
+	if _, err := n.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging}); err != nil {
 		t.Fatal(err)
 	}
 }

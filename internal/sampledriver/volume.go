@@ -12,48 +12,69 @@ import (
 	"strings"
 )
 
-// A volume is the directory <data>/<id>: volume.json beside the directory "data", which is
-// what gets published. It is made and removed under a dot name and renamed, so that
-// after a crash it is either whole or not there.
+// A volume is a directory below <data>: volume.json beside the directory "data", which is
+// what gets mounted. It is made and removed under a dot name and renamed, so that
+// after a crash it is either whole or not there. The directory of a volume that CreateVolume made
+// has the volume's id as its name; that of an ephemeral inline volume, whose id the kubelet chose,
+// a name that is made from it.
 
 const (
-	idPrefix = "vol-"
-	idDigits = 32
+	idPrefix        = "vol-"
+	ephemeralPrefix = "ephemeral-"
+	idDigits        = 32
 )
 
 // volume is what volume.json keeps.
 type volume struct {
 	ID       string   `json:"id"`
-	Name     string   `json:"name"`
+	Name     string   `json:"name,omitempty"`
 	Capacity int64    `json:"capacity_bytes"`
-	Targets  []string `json:"targets,omitempty"` // where it is, or was about to be, published
+	Targets  []string `json:"targets,omitempty"` // where it is, or was about to be, mounted: staged or published
 }
+
+// ephemeral reports whether the volume lives as long as it is published.
+func (v volume) ephemeral() bool { return !validID(v.ID) }
 
 // errNoVolume is the error of get for an id that no volume has.
 var errNoVolume = errors.New("there is no such volume")
 
 // volumeID derives the id from the name, so that creating is idempotent, and so that no
 // character of the name ever reaches a path.
-func volumeID(name string) string {
+func volumeID(name string) string { return idPrefix + digits(name) }
+
+func digits(name string) string {
 	sum := sha256.Sum256([]byte(name))
-	return idPrefix + hex.EncodeToString(sum[:])[:idDigits]
+	return hex.EncodeToString(sum[:])[:idDigits]
 }
 
-// validID reports whether id can be one of ours. Only such an id becomes part of a path.
+// validID reports whether id can be one that CreateVolume gave. No other id becomes part of a path.
 func validID(id string) bool {
 	digits, ok := strings.CutPrefix(id, idPrefix)
 	return ok && len(digits) == idDigits && strings.Trim(digits, "0123456789abcdef") == ""
 }
 
-func (d *Driver) dir(id string) string     { return filepath.Join(d.Data, id) }
-func (d *Driver) content(id string) string { return filepath.Join(d.Data, id, "data") }
+// directory is the name of a volume's directory.
+func directory(id string) string {
+	if validID(id) {
+		return id
+	}
+	return ephemeralPrefix + digits(id)
+}
 
-// get reads the volume; errNoVolume if there is none.
+func (d *Driver) dir(id string) string     { return filepath.Join(d.Data, directory(id)) }
+func (d *Driver) content(id string) string { return filepath.Join(d.dir(id), "data") }
+
+// created reads a volume that CreateVolume made; errNoVolume if there is none.
+func (d *Driver) created(id string) (volume, error) {
+	if !validID(id) {
+		return volume{}, errNoVolume
+	}
+	return d.get(id)
+}
+
+// get reads a volume of either kind; errNoVolume if there is none.
 func (d *Driver) get(id string) (volume, error) {
 	var v volume
-	if !validID(id) {
-		return v, errNoVolume
-	}
 	text, err := os.ReadFile(filepath.Join(d.dir(id), "volume.json"))
 	if errors.Is(err, os.ErrNotExist) {
 		return v, errNoVolume
@@ -69,7 +90,7 @@ func (d *Driver) get(id string) (volume, error) {
 
 // add makes the directory of a new volume.
 func (d *Driver) add(v volume) error {
-	draft := filepath.Join(d.Data, ".new-"+v.ID)
+	draft := filepath.Join(d.Data, ".new-"+directory(v.ID))
 	if err := os.RemoveAll(draft); err != nil {
 		return fmt.Errorf("cannot make volume %s: %w", v.ID, err)
 	}
@@ -105,7 +126,7 @@ func write(dir string, v volume) error {
 
 // remove takes the volume away with all that is in it.
 func (d *Driver) remove(id string) error {
-	grave := filepath.Join(d.Data, ".old-"+id)
+	grave := filepath.Join(d.Data, ".old-"+directory(id))
 	err := os.Rename(d.dir(id), grave)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("cannot remove volume %s: %w", id, err)
@@ -116,7 +137,7 @@ func (d *Driver) remove(id string) error {
 	return nil
 }
 
-// list returns all volumes with an id greater than after, in order of id.
+// list returns all volumes that CreateVolume made with an id greater than after, in order of id.
 func (d *Driver) list(after string) ([]volume, error) {
 	entries, err := os.ReadDir(d.Data) // sorted by name
 	if err != nil {
@@ -139,17 +160,17 @@ func (d *Driver) list(after string) ([]volume, error) {
 	return volumes, nil
 }
 
-// published returns the targets at which the volume is really mounted now; a reboot
+// mounted returns the targets at which the volume is really mounted now; a reboot
 // takes mounts away, but not what volume.json says of them.
-func (d *Driver) published(v volume) []string {
+func (d *Driver) mounted(v volume) []string {
 	return slices.DeleteFunc(slices.Clone(v.Targets), func(target string) bool {
-		return !d.isPublished(v.ID, target)
+		return !d.isMounted(v.ID, target)
 	})
 }
 
-// isPublished reports whether the target is the volume: a bind mount shows the same
+// isMounted reports whether the target is the volume: a bind mount shows the same
 // device and inode at both ends.
-func (d *Driver) isPublished(id, target string) bool {
+func (d *Driver) isMounted(id, target string) bool {
 	there, err := os.Lstat(target)
 	if err != nil {
 		return false

@@ -33,6 +33,20 @@ func SampleDriver(t testing.TB) string {
 	return program(t, "csi-sample-driver")
 }
 
+// Command builds a command of internal/e2e/cmd for this test and returns its path. It is static, for
+// the C library of a machine may be older than this one's, and an image may have none.
+func Command(t testing.TB, name string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	cmd := exec.Command("go", "build", "-ldflags=-s -w", "-o", path, "./cmd/"+name)
+	cmd.Dir = filepath.Join(Root(t), "internal", "e2e")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("cannot build cmd/%s: %v\n%s", name, err, out)
+	}
+	return path
+}
+
 func program(t testing.TB, name string) string {
 	t.Helper()
 	root := Root(t)

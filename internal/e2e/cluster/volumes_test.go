@@ -3,7 +3,6 @@ package cluster
 import (
 	"bufio"
 	"context"
-	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,7 +10,6 @@ import (
 	"io/fs"
 	"maps"
 	"math/rand/v2"
-	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -134,7 +132,7 @@ func newTracedNode(t *testing.T) *tracedNode {
 	t.Cleanup(d.Kill)
 	c.n.Configure(volumeDriver, n.socket, "endpoint_link = true")
 	yes, no := true, false
-	_, err := c.api.StorageV1().CSIDrivers().Create(t.Context(), &storagev1.CSIDriver{
+	_, err := c.API.StorageV1().CSIDrivers().Create(t.Context(), &storagev1.CSIDriver{
 		ObjectMeta: metav1.ObjectMeta{Name: volumeDriver},
 		Spec: storagev1.CSIDriverSpec{
 			AttachRequired: &no, PodInfoOnMount: &yes,
@@ -142,7 +140,6 @@ func newTracedNode(t *testing.T) *tracedNode {
 		},
 	}, metav1.CreateOptions{})
 	c.must(err)
-	c.ready(time.Time{})
 	n.daemon = n.manager.StartDaemon()
 	if got := n.daemon.WaitState(volumeDriver, "registered", time.Minute).Endpoint; got != n.link {
 		t.Fatalf("the endpoint is %s, want the link %s", got, n.link)
@@ -168,14 +165,14 @@ func (n *tracedNode) createPod(i int) {
 		container.VolumeMounts = append(container.VolumeMounts, corev1.VolumeMount{Name: v, MountPath: "/" + v})
 	}
 	pod.Spec.Containers = []corev1.Container{container}
-	_, err := n.c.api.CoreV1().Pods(metav1.NamespaceDefault).Create(n.Context(), pod, metav1.CreateOptions{})
+	_, err := n.c.API.CoreV1().Pods(metav1.NamespaceDefault).Create(n.Context(), pod, metav1.CreateOptions{})
 	n.c.must(err)
 }
 
 // deletePod waits until a pod runs, so that all its volumes are published, and deletes it.
 func (n *tracedNode) deletePod(i int) {
 	n.Helper()
-	api := n.c.api.CoreV1().Pods(metav1.NamespaceDefault)
+	api := n.c.API.CoreV1().Pods(metav1.NamespaceDefault)
 	harness.Eventually(n, podLimit, podName(i)+" runs", func() string {
 		pod, err := api.Get(n.Context(), podName(i), metav1.GetOptions{})
 		n.c.must(err)
@@ -192,7 +189,7 @@ func (n *tracedNode) deletePod(i int) {
 func (n *tracedNode) gone(i int) {
 	n.Helper()
 	harness.Eventually(n, podLimit, podName(i)+" is gone", func() string {
-		pod, err := n.c.api.CoreV1().Pods(metav1.NamespaceDefault).Get(n.Context(), podName(i), metav1.GetOptions{})
+		pod, err := n.c.API.CoreV1().Pods(metav1.NamespaceDefault).Get(n.Context(), podName(i), metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return ""
 		}
@@ -384,9 +381,7 @@ func TestThousandVolumesTracedAtRandom(t *testing.T) {
 // kubeletCalls counts the kubelet's calls to the driver by "method code".
 func (n *tracedNode) kubeletCalls() map[string]int {
 	n.Helper()
-	client := &http.Client{Timeout: time.Minute, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
-	defer client.CloseIdleConnections()
-	resp, err := client.Get("https://" + n.c.kubeletAddr + "/metrics")
+	resp, err := n.c.client().Get("https://" + kubeletAddress + "/metrics")
 	n.c.must(err)
 	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)

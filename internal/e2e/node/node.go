@@ -64,10 +64,11 @@ func New(t testing.TB, suite string) *Node {
 	n.Machine = nspawn.New(t, suite+"-node")
 	n.Network = n.Cluster.Path()
 	n.Args = []string{
-		"--capability=all", "--system-call-filter=bpf keyctl add_key request_key",
+		"--capability=all", "--system-call-filter=bpf keyctl add_key request_key openat2",
 		"--bind=/dev/kmsg", // the kubelet ends without it
-		"--bind-ro=" + controlplane.Binary(t) + ":/usr/local/bin/kubernetes", "--hostname=" + Name,
+		"--bind-ro=" + controlplane.Binary(t) + ":/usr/local/bin/kubelet", // doctor knows a kubelet by the name of its process
 	}
+	n.Write("/etc/hostname", Name+"\n")
 	n.Write("/etc/hosts", "127.0.0.1 localhost\n127.0.0.1 "+Name+"\n")
 	n.Write("/etc/cni/net.d/10-loopback.conflist", cni)
 	n.Write("/etc/containerd/config.toml", containerd)
@@ -140,13 +141,21 @@ Wants=containerd.service
 After=containerd.service
 StartLimitIntervalSec=0
 [Service]
-ExecStart=/usr/local/bin/kubernetes kubelet --config=/etc/kubernetes/kubelet.yaml --kubeconfig=/etc/kubernetes/kubeconfig \
+ExecStart=/usr/local/bin/kubelet --config=/etc/kubernetes/kubelet.yaml --kubeconfig=/etc/kubernetes/kubeconfig \
 	--cert-dir=/var/lib/kubelet/pki --hostname-override=` + Name + ` --v=2
 Restart=always
 RestartSec=1s
 [Install]
 WantedBy=multi-user.target
 `
+
+// During has failures count for another test, a part of the node's own, until do returns.
+func (n *Node) During(t testing.TB, do func()) {
+	outer := n.t
+	n.t = t
+	defer func() { n.t = outer }()
+	n.Machine.During(t, do)
+}
 
 // ConfigureKubelet writes the kubelet's configuration: what a small machine needs, and more lines.
 func (n *Node) ConfigureKubelet(lines ...string) {
@@ -173,26 +182,31 @@ containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
 // TestMain is built.Main.
 func (n *Node) Install(version string, packages ...string) {
 	n.t.Helper()
-	dist := built.Packages(n.t, version)
 	install := []string{"dpkg", "--force-confold", "-i"}
 	for _, name := range packages {
-		found, err := filepath.Glob(filepath.Join(dist, name+"_"+version+"*.deb"))
-		if err != nil || len(found) != 1 {
-			n.t.Fatalf("package %s %s: %q %v", name, version, found, err)
-		}
-		b, err := os.ReadFile(found[0])
-		if err != nil {
-			n.t.Fatal(err)
-		}
-		path := "/opt/" + filepath.Base(found[0])
-		n.Write(path, string(b))
-		install = append(install, path)
+		install = append(install, n.Package(version, name))
 	}
 	if n.On() {
 		n.Run(install...)
 	} else {
 		n.Chroot(install...)
 	}
+}
+
+// Package puts a package of this tree, as a version, on the disk, and returns its path there.
+func (n *Node) Package(version, name string) string {
+	n.t.Helper()
+	found, err := filepath.Glob(filepath.Join(built.Packages(n.t, version), name+"_"+version+"*.deb"))
+	if err != nil || len(found) != 1 {
+		n.t.Fatalf("package %s %s: %q %v", name, version, found, err)
+	}
+	path := "/opt/" + filepath.Base(found[0])
+	if n.Read(path) == "" {
+		b, err := os.ReadFile(found[0])
+		n.must(err)
+		n.Write(path, string(b))
+	}
+	return path
 }
 
 // Registered waits until the daemon says that the kubelet has registered all drivers.

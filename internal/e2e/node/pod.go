@@ -20,12 +20,18 @@ const namespace = metav1.NamespaceDefault
 // WriterFile is the file in its volume that a pod of Writer writes to.
 const WriterFile = "log"
 
-// CreateVolume makes a volume of the sample driver, which must run, and a claim of that name
-// bound to it, as the provisioner and the controller manager would.
-func (n *Node) CreateVolume(name string) {
+// CreateVolume makes a volume of the sample driver's package, see CreateVolumeOf.
+func (n *Node) CreateVolume(name string) (handle string) {
 	n.t.Helper()
-	id := n.driverVolume(name)
-	n.createCSIDriver()
+	return n.CreateVolumeOf(Driver, DriverSocket, name)
+}
+
+// CreateVolumeOf makes a volume of a driver that is a sample driver, which must run, and a claim of that
+// name bound to it, as the provisioner and the controller manager would. It returns the volume's handle.
+func (n *Node) CreateVolumeOf(driver, socket, name string) (handle string) {
+	n.t.Helper()
+	handle = n.driverVolume(socket, name)
+	n.createCSIDriver(driver)
 	size := corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Mi")}
 	modes := []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
 	class := ""
@@ -45,7 +51,7 @@ func (n *Node) CreateVolume(name string) {
 			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
 			ClaimRef:                      &corev1.ObjectReference{Namespace: namespace, Name: name, UID: claim.UID},
 			PersistentVolumeSource: corev1.PersistentVolumeSource{
-				CSI: &corev1.CSIPersistentVolumeSource{Driver: Driver, VolumeHandle: id},
+				CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: handle},
 			},
 		},
 	}, metav1.CreateOptions{})
@@ -56,12 +62,13 @@ func (n *Node) CreateVolume(name string) {
 	claim.Status.Phase, claim.Status.AccessModes, claim.Status.Capacity = corev1.ClaimBound, modes, size
 	_, err = api.PersistentVolumeClaims(namespace).UpdateStatus(n.ctx(), claim, metav1.UpdateOptions{})
 	n.must(err)
+	return handle
 }
 
 // driverVolume has the driver make a volume, and returns its id.
-func (n *Node) driverVolume(name string) string {
+func (n *Node) driverVolume(socket, name string) string {
 	n.t.Helper()
-	conn, err := grpc.NewClient("unix:"+n.Path(DriverSocket), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix:"+n.Path(socket), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	n.must(err)
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(n.ctx(), limit)
@@ -77,11 +84,11 @@ func (n *Node) driverVolume(name string) string {
 	return made.GetVolume().GetVolumeId()
 }
 
-func (n *Node) createCSIDriver() {
+func (n *Node) createCSIDriver(driver string) {
 	n.t.Helper()
 	no := false
 	_, err := n.Cluster.API.StorageV1().CSIDrivers().Create(n.ctx(), &storagev1.CSIDriver{
-		ObjectMeta: metav1.ObjectMeta{Name: Driver},
+		ObjectMeta: metav1.ObjectMeta{Name: driver},
 		Spec:       storagev1.CSIDriverSpec{AttachRequired: &no},
 	}, metav1.CreateOptions{})
 	if !apierrors.IsAlreadyExists(err) {

@@ -29,11 +29,9 @@ import (
 )
 
 // leftOut are the reasons for which the suite may skip specs: parts of CSI that the
-// sample driver does not have and does not claim (a directory needs no attaching, staging or
-// growing). Another reason is a failure, so that no spec goes quiet unseen.
+// sample driver does not have and does not claim (a directory needs no attaching). Another reason is a failure, so that no spec goes quiet unseen.
 var leftOut = []string{
 	"Controller Publish, UnpublishVolume not supported",
-	"ControllerExpandVolume not supported",
 	"ControllerGetVolumeHealth not supported",
 	"ControllerListVolumeHealth not supported",
 	"ControllerModifyVolume not supported",
@@ -46,12 +44,8 @@ var leftOut = []string{
 	"ListSnapshots not supported",
 	"Modify Volume not supported",
 	"Modify volume not supported",
-	"NodeExpandVolume not supported",
 	"NodeGetStorageHealth not supported",
 	"NodeGetVolumeHealth not supported",
-	"NodeStageVolume not supported",
-	"NodeUnstageVolume not supported",
-	"Service does not have single node multi writer capability",
 	"Snapshot not supported",
 	"Volume Cloning not supported",
 }

@@ -1,12 +1,14 @@
-// Command kubernetes is etcd, kube-apiserver and kubelet in one static binary, which is linked once
+// Command kubernetes is etcd, kube-apiserver, kube-scheduler and kubelet in one static binary, which is linked once
 // and kept (see package controlplane). It runs on any Linux:
 //
 //	kubernetes etcd DIR CLIENT-URL PEER-URL
 //	kubernetes kube-apiserver FLAG...
+//	kubernetes kube-scheduler FLAG...
 //	kubernetes kubelet FLAG...
 //	kubernetes fake-runtime SOCKET
 //
-// The last one serves a container runtime that runs nothing.
+// The last one serves a container runtime that runs nothing. Called by the name kubelet, the
+// program is that.
 package main
 
 import (
@@ -15,16 +17,24 @@ import (
 	"net/url"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 
 	"go.etcd.io/etcd/server/v3/embed"
 	"k8s.io/component-base/cli"
 	"k8s.io/cri-client/pkg/fake"
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
+	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
 	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
 )
 
-func main() { os.Exit(run(os.Args[1:])) }
+func main() {
+	args := os.Args[1:]
+	if filepath.Base(os.Args[0]) == "kubelet" {
+		args = append([]string{"kubelet"}, args...)
+	}
+	os.Exit(run(args))
+}
 
 func run(args []string) int {
 	if len(args) == 0 {
@@ -35,6 +45,10 @@ func run(args []string) int {
 	switch role { // those that handle signals themselves
 	case "kube-apiserver":
 		cmd := apiserver.NewAPIServerCommand()
+		cmd.SetArgs(args)
+		return cli.Run(cmd)
+	case "kube-scheduler":
+		cmd := scheduler.NewSchedulerCommand()
 		cmd.SetArgs(args)
 		return cli.Run(cmd)
 	case "kubelet":

@@ -104,6 +104,14 @@ func prepare(t testing.TB, suite string) *Machine {
 	return m
 }
 
+// During has failures count for another test, a part of the machine's own, until do returns.
+func (m *Machine) During(t testing.TB, do func()) {
+	outer := m.t
+	m.t = t
+	defer func() { m.t = outer }()
+	do()
+}
+
 // Write writes a file on the disk, on or off.
 func (m *Machine) Write(path, content string) {
 	m.t.Helper()

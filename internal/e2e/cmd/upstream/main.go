@@ -1,0 +1,31 @@
+// Command upstream stands for the drivers of packaging/examples, where those cannot be had: it takes
+// upstream's flags and becomes the sample driver, under the name of the driver that it is called as. That
+// mounts without other programs, so an image of the two needs nothing else.
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+)
+
+func main() {
+	const driver = "/usr/bin/csi-sample-driver"
+	program := filepath.Base(os.Args[0])
+	endpoint := flag.String("endpoint", "", "`unix://PATH`")
+	nodeID := flag.String("nodeid", "", "the node's `ID`")
+	data := flag.String("statedir", "/var/lib/volumes", "keep the volumes in `DIR`")
+	flag.Parse()
+	err := syscall.Exec(driver, []string{
+		program,
+		"--name", strings.TrimSuffix(program, "plugin") + ".csi.k8s.io",
+		"--socket", strings.TrimPrefix(*endpoint, "unix://"),
+		"--node-id", *nodeID,
+		"--data", filepath.Join(*data, program),
+	}, os.Environ())
+	fmt.Fprintf(os.Stderr, "cannot run %s: %v\n", driver, err)
+	os.Exit(1)
+}

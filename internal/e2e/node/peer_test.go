@@ -1,0 +1,124 @@
+package node_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"csi-registrar/internal/e2e/node"
+)
+
+// TestPeer plays the same for another registrar, and judges nothing: PEER= is the path of a
+// node-driver-registrar.
+func TestPeer(t *testing.T) {
+	peer := os.Getenv("PEER")
+	if peer == "" {
+		t.Skip("PEER= names no other registrar")
+	}
+	s := newStage(t, "bookworm", peer)
+	for _, p := range append(slices.Clone(plays), boots...) {
+		s.play(p)
+	}
+	s.print(filepath.Base(peer))
+}
+
+// TestBootTimes measures how long after power-on, with the CSINode deleted before, the driver is in the
+// CSINode and a pod writes to its volume: BOOTS=10 on a quiet machine, and with PEER= for another registrar
+// too, in turn.
+func TestBootTimes(t *testing.T) {
+	rounds, _ := strconv.Atoi(os.Getenv("BOOTS"))
+	if rounds == 0 {
+		t.Skip("BOOTS= says not how often")
+	}
+	type measured struct {
+		*stage
+		who                string
+		inCSINode, writing []time.Duration
+	}
+	var all []*measured
+	for _, peer := range slices.Compact([]string{"", os.Getenv("PEER")}) {
+		m := &measured{stage: newStage(t, "bookworm", peer), who: "csi-registrar"}
+		if peer != "" {
+			m.who = filepath.Base(peer)
+		}
+		m.PowerCut()
+		all = append(all, m)
+	}
+	for range rounds {
+		for _, m := range all {
+			m.deleteCSINode()
+			start, uptime := time.Now(), uptime()
+			m.Boot()
+			if err := m.registered(soon); err != nil {
+				t.Fatal(err)
+			}
+			absent, _ := m.writes.Absent(start)
+			m.inCSINode = append(m.inCSINode, absent)
+			m.writing = append(m.writing, m.firstLine(uptime)-uptime)
+			m.PowerCut()
+		}
+	}
+	for _, m := range all {
+		t.Logf("%s: from power-on to the driver in the CSINode %s", m.who, spread(m.inCSINode))
+		t.Logf("%s: from power-on to a line of a pod in its volume %s", m.who, spread(m.writing))
+	}
+}
+
+// firstLine waits until the pod steady has written since an uptime, and gives the uptime when.
+func (s *stage) firstLine(since time.Duration) (at time.Duration) {
+	s.t.Helper()
+	s.Eventually(soon, "the pod to write", func() error {
+		for line := range strings.Lines(s.Read("/var/lib/csi-sample/" + s.ids[steady] + "/data/" + node.WriterFile)) {
+			ms, err := strconv.ParseInt(strings.Fields(line + " .")[0], 10, 64)
+			if at = time.Duration(ms) * time.Millisecond; err == nil && at > since {
+				return nil
+			}
+		}
+		return errors.New("no line yet")
+	})
+	return at
+}
+
+// uptime is the clock of cmd/pod.
+func uptime() time.Duration {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		return 0 // cannot happen
+	}
+	return time.Duration(ts.Nano())
+}
+
+func spread(all []time.Duration) string {
+	slices.Sort(all)
+	return fmt.Sprintf("median %.1f s, %.1f to %.1f s, %d times", all[len(all)/2].Seconds(), all[0].Seconds(), all[len(all)-1].Seconds(), len(all))
+}
+
+// installPeer makes another registrar a unit.
+func (s *stage) installPeer(program string) {
+	s.t.Helper()
+	b, err := os.ReadFile(program)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.unit = "peer.service"
+	s.WriteMode("/opt/peer", string(b), 0o755)
+	s.Write("/usr/lib/systemd/system/"+s.unit, `[Unit]
+Before=kubelet.service
+StartLimitIntervalSec=0
+[Service]
+ExecStart=/opt/peer --csi-address=/run/csi-sample/csi.sock --kubelet-registration-path=/run/csi-sample/csi.sock \
+	--plugin-registration-path=/var/lib/kubelet/plugins_registry --v=2
+Restart=always
+[Install]
+WantedBy=multi-user.target
+`)
+	s.Chroot("systemctl", "enable", s.unit)
+}

@@ -1,0 +1,210 @@
+package system
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"csi-registrar/internal/e2e/built"
+	"csi-registrar/internal/e2e/ociimage"
+)
+
+// examples are the directories of packaging/examples, without the sample driver's package.
+var examples = []string{"nfs", "smb", "hostpath"}
+
+// example reads the one file of that pattern in the directory of an example.
+func example(t testing.TB, name, pattern string) (file, content string) {
+	t.Helper()
+	found, err := filepath.Glob(filepath.Join(built.Root(t), "packaging", "examples", name, pattern))
+	if err != nil || len(found) != 1 {
+		t.Fatalf("%s/%s: %q %v", name, pattern, found, err)
+	}
+	b, err := os.ReadFile(found[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Base(found[0]), string(b)
+}
+
+// exampleNode makes a node with the drop-ins of all examples and no driver yet.
+func exampleNode(t *testing.T, suite string) *node {
+	t.Helper()
+	n := emptyNode(t, suite)
+	for _, name := range examples {
+		file, dropIn := example(t, name, "*.toml")
+		n.Write("/etc/csi-registrar/conf.d/"+file, dropIn)
+		n.drivers = append(n.drivers, name+".csi.k8s.io")
+	}
+	return n
+}
+
+// configured checks what config check says of the drop-ins.
+func (n *node) configured() {
+	n.t.Helper()
+	if out := n.Run("csi-registrar", "config", "check"); !strings.Contains(out, "no errors: 3 drivers") {
+		n.t.Errorf("config check says: %s", out)
+	}
+}
+
+// TestDriversAsNativeUnits: with the units of the examples, in place of upstream's drivers one that
+// has their flags, each driver is registered, what it mounts is mounted for the kubelet, and at
+// shutdown it is there until the kubelet has ended.
+func TestDriversAsNativeUnits(t *testing.T) {
+	onEach(t, func(t *testing.T, suite string) {
+		n := exampleNode(t, suite)
+		n.Chroot("rm", "/usr/lib/systemd/system/kubelet.service")
+		units := n.nativeUnits()
+		n.Chroot(append([]string{"systemctl", "enable"}, units...)...)
+		n.Boot()
+		n.configured()
+		if out := n.Run(append([]string{"systemd-analyze", "verify", "--man=no"}, units...)...); out != "" {
+			t.Errorf("systemd-analyze verify says: %s", out)
+		}
+		// What the units are ordered before is installed only now, and no daemon-reload is made.
+		n.Write("/usr/lib/systemd/system/kubelet.service", strings.Replace(kubeletUnit, "[Service]\n", `[Service]
+ExecStop=/bin/sh -c 'sleep 1; systemctl is-active `+strings.Join(units, " ")+` >/var/log/drivers-at-the-end'
+`, 1))
+		n.Run("systemctl", "start", "kubelet.service")
+		n.registered(0)
+		for _, name := range examples {
+			n.mounts(name)
+		}
+		n.Poweroff()
+		if states := n.Read("/var/log/drivers-at-the-end"); states != "active\nactive\nactive\n" {
+			t.Errorf("when the kubelet was stopped by the shutdown, the drivers were %q, want all active", states)
+		}
+	})
+}
+
+// TestDriversAsQuadlets: the same with the Quadlets of the examples and images of the same names.
+// The containers may be killed, restarted and replaced by units without the kubelet seeing anything.
+func TestDriversAsQuadlets(t *testing.T) {
+	n := exampleNode(t, "trixie-podman")
+	n.Args = append(n.Args, "--capability=all", "--system-call-filter=bpf keyctl add_key request_key",
+		"--tmpfs=/var/lib/containers") // the machine's disk is an overlay, which takes no other on top
+	n.Write("/etc/containers/containers.conf", "[containers]\npids_limit = 0\n") // there is no controller for it
+	driver := built.Command(t, "upstream")
+	var units []string
+	for _, name := range examples {
+		file, quadlet := example(t, name, "*.container")
+		n.Write("/etc/containers/systemd/"+file, quadlet)
+		units = append(units, strings.TrimSuffix(file, ".container")+".service")
+		image := regexp.MustCompile(`(?m)^Image=(.*)$`).FindStringSubmatch(quadlet)
+		if image == nil {
+			t.Fatalf("%s names no image", file)
+		}
+		program := name + "plugin"
+		n.Write("/opt/"+name+".tar", string(ociimage.Image{
+			Names: []string{image[1]}, Entrypoint: []string{"/" + program}, Files: map[string]string{program: driver, "usr/bin/csi-sample-driver": built.SampleDriver(t)},
+		}.Tar(t)))
+	}
+	n.Boot()
+	n.configured()
+	if out := n.Run("/usr/libexec/podman/quadlet", "--dryrun"); strings.Count(out, "ExecStart=") != len(examples) {
+		t.Errorf("Quadlet's generator says: %s", out)
+	}
+	verify := []string{"systemd-analyze", "verify", "--man=no"}
+	for _, unit := range units {
+		verify = append(verify, "/run/systemd/generator/"+unit)
+	}
+	if out := n.Run(verify...); out != "" {
+		t.Errorf("systemd-analyze verify says: %s", out)
+	}
+	for _, name := range examples {
+		n.Run("podman", "load", "--input", "/opt/"+name+".tar")
+	}
+	n.Run(append([]string{"systemctl", "restart"}, units...)...)
+	n.registered(0)
+	for _, name := range examples {
+		n.mounts(name)
+	}
+	mark := n.mark()
+	for i, unit := range units {
+		pid := n.show(unit, "MainPID")
+		n.Run("systemctl", "kill", "--signal=KILL", unit)
+		n.Eventually(soon, unit+" to be started again", func() error {
+			if now := n.show(unit, "MainPID"); now == pid || n.show(unit, "ActiveState") != "active" {
+				return fmt.Errorf("process %s, %s", now, n.show(unit, "ActiveState"))
+			}
+			return nil
+		})
+		n.mounts(examples[i])
+		n.Run("systemctl", "stop", unit)
+		n.is(unit, "inactive") // and not failed
+		n.Run("systemctl", "start", unit)
+	}
+	// From one way to another: the unit of an example takes the place of its Quadlet.
+	n.Run(append([]string{"systemctl", "stop"}, units...)...)
+	n.nativeUnits()
+	n.Run("systemctl", "daemon-reload")
+	n.Run(append([]string{"systemctl", "start"}, units...)...)
+	for _, name := range examples {
+		n.mounts(name)
+	}
+	n.waited()
+	n.quiet(mark)
+}
+
+// nativeUnits installs the units of the examples, and a program for each.
+func (n *node) nativeUnits() (units []string) {
+	n.t.Helper()
+	driver, err := os.ReadFile(built.Command(n.t, "upstream"))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	for _, name := range examples {
+		file, unit := example(n.t, name, "*.service")
+		n.Write("/etc/systemd/system/"+file, unit)
+		n.WriteMode("/usr/local/bin/"+name+"plugin", string(driver), 0o755)
+		units = append(units, file)
+	}
+	return units
+}
+
+// mounts checks that what the driver of an example publishes is mounted where the kubelet is.
+func (n *node) mounts(name string) {
+	n.t.Helper()
+	_, dropIn := example(n.t, name, "*.toml")
+	socket := regexp.MustCompile(`socket = "(.*)"`).FindStringSubmatch(dropIn)[1]
+	conn, err := grpc.NewClient("unix:"+n.Path(socket), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), soon)
+	defer cancel()
+	capability := &csi.VolumeCapability{
+		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
+		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+	}
+	made, err := csi.NewControllerClient(conn).CreateVolume(ctx, &csi.CreateVolumeRequest{
+		Name: "data", VolumeCapabilities: []*csi.VolumeCapability{capability},
+	}, grpc.WaitForReady(true))
+	if err != nil {
+		n.t.Fatalf("%s: %v", name, err)
+	}
+	pod := "/var/lib/kubelet/pods/" + name
+	n.Run("mkdir", "-p", pod)
+	id, target := made.GetVolume().GetVolumeId(), pod+"/mount"
+	call := csi.NewNodeClient(conn)
+	if _, err := call.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{VolumeId: id, TargetPath: target, VolumeCapability: capability}); err != nil {
+		n.t.Fatalf("%s: %v", name, err)
+	}
+	if mounts := n.Run("cat", "/proc/1/mountinfo"); !strings.Contains(mounts, " "+target+" ") {
+		n.t.Errorf("%s: what the driver published at %s is not mounted for the kubelet:\n%s", name, target, mounts)
+	}
+	if _, err := call.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target}); err != nil {
+		n.t.Fatalf("%s: %v", name, err)
+	}
+	if mounts := n.Run("cat", "/proc/1/mountinfo"); strings.Contains(mounts, " "+target+" ") {
+		n.t.Errorf("%s: %s is still mounted for the kubelet:\n%s", name, target, mounts)
+	}
+}

@@ -1,0 +1,317 @@
+// Package vm boots a Debian in a virtual machine, for what a container cannot show: a kernel of its
+// own, and a power cut that loses what was not written to the disk.
+package vm
+
+import (
+	"bufio"
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"csi-registrar/internal/e2e/system/nspawn"
+)
+
+// Without the processor's help a boot takes a minute, and on a busy machine several.
+const (
+	bootLimit = 10 * time.Minute
+	runLimit  = 5 * time.Minute
+	size      = "4G"
+)
+
+// Machine is a virtual machine with one disk. It is not for use by several goroutines.
+type Machine struct {
+	// Append is added to the kernel's command line.
+	Append string
+
+	t      testing.TB
+	dir    string
+	kernel string
+	qemu   *exec.Cmd
+	ended  chan struct{} // closed when qemu was waited for
+	shell  net.Conn
+	lines  *bufio.Reader
+	calls  int
+}
+
+// shellUnit runs what comes over the second serial line. It has no ordering, so that it also serves
+// while the machine starts and stops.
+const shellUnit = `[Unit]
+DefaultDependencies=no
+IgnoreOnIsolate=yes
+[Service]
+ExecStart=/bin/sh /opt/shell
+Restart=always
+StandardInput=tty
+StandardOutput=tty
+StandardError=null
+TTYPath=/dev/ttyS1
+`
+
+// shell reads lines, each a number and a script, and answers each with the number, the exit code and the output.
+const shell = `stty raw -echo
+echo ready
+while read -r id script; do
+	printf %s "$script" | base64 -d >/run/script
+	sh /run/script </dev/null >/run/output 2>&1
+	echo "$id $? $(base64 -w0 </run/output)"
+done
+`
+
+// needless are units that take half of an emulated boot, and look for devices that are not there.
+var needless = []string{
+	"systemd-udev-trigger.service", "systemd-udevd.service", "systemd-udevd-kernel.socket", "systemd-udevd-control.socket",
+	"modprobe@configfs.service", "modprobe@drm.service", "modprobe@efi_pstore.service", "modprobe@fuse.service",
+	"systemd-modules-load.service", "kmod-static-nodes.service", "systemd-udev-load-credentials.service",
+	"serial-getty@ttyS0.service", "getty@tty1.service", // without udev their devices never come
+}
+
+// New makes a machine, switched off: Debian 13 with what prepare adds to its disk. It is switched off and removed
+// when the test ends.
+func New(t testing.TB, prepare func(disk *nspawn.Machine)) *Machine {
+	t.Helper()
+	root := nspawn.Root(t, "trixie-vm") // skips without root on Debian
+	for _, tool := range []string{"qemu-system-x86_64", "mke2fs"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			nspawn.Need(t, tool+" is not here (Debian: qemu-system-x86, e2fsprogs)")
+		}
+	}
+	kernels, err := filepath.Glob(filepath.Join(root, "boot", "vmlinuz-*"))
+	if err != nil || len(kernels) != 1 {
+		t.Fatalf("kernels %q, %v", kernels, err)
+	}
+	dir, err := os.MkdirTemp("", "vm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &Machine{t: t, dir: dir, kernel: kernels[0]}
+	t.Cleanup(m.remove)
+
+	disk := nspawn.New(t, "trixie-vm")
+	disk.Write("/etc/hostname", "node\n")
+	disk.Write("/etc/hosts", "127.0.0.1 localhost node\n")
+	disk.Write("/opt/shell", shell)
+	disk.Write("/usr/lib/systemd/system/test-shell.service", shellUnit)
+	disk.Write("/etc/systemd/system.conf.d/slow.conf", "[Manager]\nDefaultTimeoutStartSec=10min\nDefaultDeviceTimeoutSec=10min\nStatusUnitFormat=name\n")
+	disk.Write("/etc/systemd/journald.conf.d/test.conf", "[Journal]\nStorage=persistent\nSyncIntervalSec=1s\n")
+	disk.Chroot("systemctl", "add-wants", "sysinit.target", "test-shell.service")
+	prepare(disk)
+	out, err := exec.Command("mke2fs", "-q", "-t", "ext4", "-d", disk.Disk, m.path("disk"), size).CombinedOutput()
+	if err != nil {
+		t.Fatalf("mke2fs: %v\n%s", err, out)
+	}
+	return m
+}
+
+func (m *Machine) path(name string) string { return filepath.Join(m.dir, name) }
+
+// hasKVM reports whether the processor can run a whole kernel for us.
+func hasKVM() bool {
+	if _, err := os.Stat("/dev/kvm"); err != nil {
+		return false
+	}
+	info, err := os.ReadFile("/proc/cpuinfo")
+	flags := strings.Fields(string(info))
+	return err == nil && (slices.Contains(flags, "vmx") || slices.Contains(flags, "svm"))
+}
+
+// Boot switches the machine on and returns when all that boot starts has been started.
+func (m *Machine) Boot() {
+	m.t.Helper()
+	m.SwitchOn()
+	m.Eventually(bootLimit, "the end of the boot", func() error {
+		switch out, _ := m.Try("systemctl is-system-running"); strings.TrimSpace(out) {
+		case "running", "degraded":
+			return nil
+		default:
+			return fmt.Errorf("%q", out)
+		}
+	})
+}
+
+// SwitchOn switches the machine on and returns when it can run commands.
+func (m *Machine) SwitchOn() {
+	m.t.Helper()
+	accel := []string{"-accel", "tcg,thread=multi", "-cpu", "Nehalem,-cx16"}
+	if hasKVM() {
+		accel = []string{"-accel", "kvm", "-cpu", "host"}
+	}
+	ln, err := net.Listen("unix", m.path("serial"))
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	defer ln.Close()
+	console := m.path("console-" + strconv.Itoa(m.boots()))
+	// What the guest has written is in the host's memory when qemu is killed, and stays; what is only in
+	// the guest's memory is lost, so that cache=unsafe takes nothing from a power cut.
+	m.qemu = exec.Command("qemu-system-x86_64", append(accel, "-smp", "2", "-m", "3G",
+		"-nodefaults", "-no-reboot", "-display", "none", "-kernel", m.kernel,
+		"-append", "root=/dev/nvme0n1 rw console=ttyS0 loglevel=4 systemd.condition_needs_update=0 systemd.mask="+
+			strings.Join(needless, " systemd.mask=")+" "+m.Append,
+		"-drive", "file="+m.path("disk")+",format=raw,if=none,id=disk,cache=unsafe", "-device", "nvme,drive=disk,serial=1",
+		"-serial", "file:"+console, "-serial", "unix:"+m.path("serial"))...)
+	m.qemu.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	var stderr strings.Builder
+	m.qemu.Stderr = &stderr
+	if err := m.qemu.Start(); err != nil {
+		m.t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	m.ended = ended
+	go func(cmd *exec.Cmd) {
+		defer close(ended)
+		_ = cmd.Wait() // killed, or the guest switched itself off
+	}(m.qemu)
+	if err := ln.(*net.UnixListener).SetDeadline(time.Now().Add(time.Minute)); err != nil {
+		m.t.Fatal(err)
+	}
+	if m.shell, err = ln.Accept(); err != nil {
+		m.t.Fatalf("qemu does not connect: %v\n%s", err, stderr.String())
+	}
+	m.lines = bufio.NewReader(m.shell)
+	m.must(m.shell.SetReadDeadline(time.Now().Add(bootLimit)))
+	for {
+		line, err := m.lines.ReadString('\n')
+		if err != nil {
+			m.t.Fatalf("the machine does not boot: %v", err)
+		}
+		if strings.TrimSpace(line) == "ready" {
+			return
+		}
+	}
+}
+
+func (m *Machine) boots() int {
+	logs, _ := filepath.Glob(m.path("console-*"))
+	return len(logs)
+}
+
+// Try runs a shell script in the machine and returns its output, both streams.
+func (m *Machine) Try(script string) (string, error) {
+	if err := m.send(script); err != nil {
+		return "", err
+	}
+	for {
+		line, err := m.lines.ReadString('\n')
+		if err != nil {
+			return "", fmt.Errorf("no answer: %w", err)
+		}
+		fields := strings.Fields(line)
+		if len(fields) < 2 || fields[0] != strconv.Itoa(m.calls) {
+			continue // "ready", of a shell that was started again
+		}
+		var out []byte
+		if len(fields) > 2 {
+			if out, err = base64.StdEncoding.DecodeString(fields[2]); err != nil {
+				return "", err
+			}
+		}
+		if fields[1] != "0" {
+			return string(out), fmt.Errorf("exit code %s", fields[1])
+		}
+		return string(out), nil
+	}
+}
+
+func (m *Machine) send(script string) error {
+	m.calls++
+	if err := m.shell.SetDeadline(time.Now().Add(runLimit)); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(m.shell, "%d %s\n", m.calls, base64.StdEncoding.EncodeToString([]byte(script)))
+	return err
+}
+
+// Run is Try for scripts that must succeed.
+func (m *Machine) Run(script string) string {
+	m.t.Helper()
+	out, err := m.Try(script)
+	if err != nil {
+		m.t.Fatalf("%s: %v\n%s", script, err, out)
+	}
+	return out
+}
+
+// PowerCut ends the machine at once: what is only in its memory is lost.
+func (m *Machine) PowerCut() {
+	m.t.Helper()
+	m.must(m.kill())
+}
+
+func (m *Machine) kill() error {
+	err := m.qemu.Process.Kill()
+	if errors.Is(err, os.ErrProcessDone) {
+		err = nil
+	}
+	<-m.ended
+	m.qemu = nil
+	return errors.Join(err, m.shell.Close())
+}
+
+// Poweroff shuts the machine down in order.
+func (m *Machine) Poweroff() {
+	m.t.Helper()
+	m.must(m.send("systemctl poweroff"))
+	ctx, cancel := context.WithTimeout(m.t.Context(), runLimit)
+	defer cancel()
+	select {
+	case <-m.ended:
+	case <-ctx.Done():
+		m.t.Fatal("no end of the poweroff")
+	}
+	m.must(m.kill())
+}
+
+// Eventually tries until check finds nothing wrong, and fails the test with the last thing that it found.
+func (m *Machine) Eventually(limit time.Duration, what string, check func() error) {
+	m.t.Helper()
+	for deadline := time.Now().Add(limit); ; time.Sleep(500 * time.Millisecond) {
+		err := check()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			m.t.Fatalf("waited %s for %s: %v", limit, what, err)
+		}
+	}
+}
+
+func (m *Machine) must(err error) {
+	m.t.Helper()
+	if err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+func (m *Machine) remove() {
+	if m.qemu != nil {
+		if m.t.Failed() && m.shell != nil {
+			out, err := m.Try("journalctl --no-pager -b -n 200; systemctl --failed --no-pager")
+			m.t.Logf("journal (%v):\n%s", err, out)
+		}
+		if m.shell == nil {
+			_ = m.qemu.Process.Kill()
+			<-m.ended
+		} else if err := m.kill(); err != nil {
+			m.t.Error(err)
+		}
+	}
+	if m.t.Failed() {
+		if b, err := os.ReadFile(m.path(fmt.Sprintf("console-%d", m.boots()-1))); err == nil {
+			m.t.Logf("console of the last boot:\n%s", b[max(0, len(b)-8000):])
+		}
+	}
+	if err := os.RemoveAll(m.dir); err != nil {
+		m.t.Error(err)
+	}
+}
