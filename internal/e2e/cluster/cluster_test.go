@@ -40,10 +40,12 @@ type cluster struct {
 	kubelet *harness.Process
 }
 
-// start starts the control plane, with further flags of the API server, and the kubelet.
+// start starts the control plane, with further flags of the API server, and the kubelet, which may do no
+// more than in any cluster.
 func start(t *testing.T, flags ...string) *cluster {
 	t.Helper()
 	n := harness.New(t)
+	flags = append(flags, "--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction")
 	c := &cluster{ControlPlane: controlplane.New(t, flags...), t: t, n: n, dir: filepath.Join(n.Dir, "c")}
 	for _, d := range []string{c.dir, c.dir + "/plugins", c.dir + "/empty", c.dir + "/tunables"} {
 		c.must(os.Mkdir(d, 0o700))
