@@ -64,7 +64,7 @@ node-test: ## whole nodes at length: each suite of Debian, more power cuts; PEER
 	NODE_FLAGS=-long scripts/test node
 
 .PHONY: cluster-test
-cluster-test: ## a thousand volumes through a real kubelet while they are traced; root, not in CI
+cluster-test: ## a real kubelet and scheduler: a thousand traced volumes, restarts under new pods; root, not in CI
 	cd internal/e2e && $(GO) test -count=1 -timeout 30m ./cluster
 
 .PHONY: storage-test
@@ -78,6 +78,10 @@ arm64-test: ## the demo and the unit tests on arm64, under qemu; before a releas
 .PHONY: vm-test
 vm-test: ## power cuts, and SELinux, in a virtual machine; root, half an hour, not in CI
 	scripts/test vm
+
+.PHONY: newkubelet-test
+newkubelet-test: ## the registration tests with the newest kubelet; before a release
+	scripts/test newkubelet
 
 .PHONY: clean
 clean: ## remove what was built

@@ -5,7 +5,9 @@ package cluster
 
 import (
 	"crypto/tls"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"os"
 	"os/exec"
@@ -22,7 +24,7 @@ import (
 )
 
 const (
-	nodeName       = "node"
+	nodeName       = "node" // as in controlplane.Kubelet
 	kubeletAddress = "127.0.0.1:10250"
 )
 
@@ -31,19 +33,21 @@ func TestMain(m *testing.M) { harness.Main(m) }
 // cluster is a control plane and one kubelet.
 type cluster struct {
 	*controlplane.ControlPlane
-	t   *testing.T
-	n   *harness.Node
-	dir string
+	t       *testing.T
+	n       *harness.Node
+	dir     string
+	runtime *harness.Process
+	kubelet *harness.Process
 }
 
-func start(t *testing.T) *cluster {
+// start starts the control plane, with further flags of the API server, and the kubelet.
+func start(t *testing.T, flags ...string) *cluster {
 	t.Helper()
 	n := harness.New(t)
-	c := &cluster{ControlPlane: controlplane.New(t), t: t, n: n, dir: filepath.Join(n.Dir, "c")}
+	c := &cluster{ControlPlane: controlplane.New(t, flags...), t: t, n: n, dir: filepath.Join(n.Dir, "c")}
 	for _, d := range []string{c.dir, c.dir + "/plugins", c.dir + "/empty", c.dir + "/tunables"} {
 		c.must(os.Mkdir(d, 0o700))
 	}
-	c.must(os.WriteFile(c.dir+"/kubeconfig", []byte(c.Kubeconfig()), 0o600))
 	c.must(os.WriteFile(c.dir+"/kubelet.yaml", fmt.Appendf(nil, `apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 address: 127.0.0.1
@@ -61,14 +65,30 @@ resolvConf: ""
 containerRuntimeEndpoint: unix://%s/cri.sock
 volumePluginDir: %s/plugins
 `, n.Run, c.dir), 0o600))
-	binary := controlplane.Binary(t)
-	harness.StartProcess(t, "fake-runtime", exec.Command(binary, "fake-runtime", n.Run+"/cri.sock"))
-	kubelet := harness.StartProcess(t, "kubelet", c.isolated(binary, "kubelet",
-		"--config", c.dir+"/kubelet.yaml", "--kubeconfig", c.dir+"/kubeconfig", "--root-dir", n.Root,
+	c.startKubelet()
+	t.Cleanup(c.killKubelet)
+	return c
+}
+
+// kubeconfig writes a user's kubeconfig and gives its path.
+func (c *cluster) kubeconfig(user string) string {
+	c.t.Helper()
+	path := filepath.Join(c.dir, "kubeconfig-"+user)
+	c.must(os.WriteFile(path, []byte(c.KubeconfigOf(user)), 0o600))
+	return path
+}
+
+// startKubelet starts the kubelet, with a container runtime that has no containers, and waits until it answers.
+func (c *cluster) startKubelet() {
+	c.t.Helper()
+	binary := controlplane.Binary(c.t)
+	c.runtime = harness.StartProcess(c.t, "fake-runtime", exec.Command(binary, "fake-runtime", c.n.Run+"/cri.sock"))
+	c.kubelet = harness.StartProcess(c.t, "kubelet", c.isolated(binary, "kubelet",
+		"--config", c.dir+"/kubelet.yaml", "--kubeconfig", c.kubeconfig(controlplane.Kubelet), "--root-dir", c.n.Root,
 		"--cert-dir", c.dir+"/certs", "--hostname-override", nodeName, "--v", "1"))
-	harness.Eventually(t, 2*time.Minute, "the kubelet answers", func() string {
-		if !kubelet.Running() {
-			t.Fatal("the kubelet ended")
+	harness.Eventually(c.t, 2*time.Minute, "the kubelet answers", func() string {
+		if !c.kubelet.Running() {
+			c.t.Fatal("the kubelet ended")
 		}
 		resp, err := c.client().Get("https://" + kubeletAddress + "/healthz")
 		if err != nil {
@@ -80,7 +100,21 @@ volumePluginDir: %s/plugins
 		}
 		return ""
 	})
-	return c
+}
+
+// killKubelet kills the kubelet and all its pods, and removes the temporary files of what it was just
+// writing: the node's directories are searched for such files of ours.
+func (c *cluster) killKubelet() {
+	c.t.Helper()
+	c.kubelet.End(syscall.SIGKILL, time.Minute)
+	c.runtime.End(syscall.SIGKILL, time.Minute)
+	files, err := filepath.Glob(c.n.Root + "/.[0-9]*")
+	c.must(err)
+	for _, f := range append(files, c.n.Run+"/cri.sock") {
+		if err := os.Remove(f); !errors.Is(err, fs.ErrNotExist) {
+			c.must(err)
+		}
+	}
 }
 
 // isolated is a command in the network namespace that has copies of the kernel's tunables to write to,

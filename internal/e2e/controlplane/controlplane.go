@@ -27,13 +27,26 @@ const (
 	server = "127.0.0.1:6443"
 	etcd   = "http://127.0.0.1:2379"
 	peers  = "http://127.0.0.1:2380"
-	token  = "a-token-in-a-namespace-of-its-own"
+	token  = "a-token-in-a-namespace-of-its-own-" // and who has it
 	// Generous, for machines under load.
 	startLimit = 2 * time.Minute
 )
 
-// ControlPlane is one without schedulers, controllers (but see Start) and nodes: etcd and an API server
-// that allows everything to everybody who has its kubeconfig.
+// Admin may do everything. What the others may do is theirs in every cluster, and what a test adds: the
+// kubelet of a node that is called node, and so on.
+const (
+	Admin               = "admin"
+	Kubelet             = "system:node:node"
+	Scheduler           = "system:kube-scheduler"
+	NodeProblemDetector = "system:serviceaccount:kube-system:node-problem-detector"
+)
+
+// groups are those of the users.
+var groups = map[string]string{
+	Admin: "system:masters", Kubelet: "system:nodes", Scheduler: "components", NodeProblemDetector: "system:serviceaccounts",
+}
+
+// ControlPlane is one without schedulers, controllers (but see Start) and nodes: etcd and an API server.
 type ControlPlane struct {
 	*Network
 	API *kubernetes.Clientset
@@ -41,10 +54,11 @@ type ControlPlane struct {
 	t         testing.TB
 	dir       string
 	apiserver *process
+	flags     []string
 }
 
-// New starts one and waits until it is ready. It ends with the test.
-func New(t testing.TB) *ControlPlane {
+// New starts one, with further flags of the API server, and waits until it is ready. It ends with the test.
+func New(t testing.TB, flags ...string) *ControlPlane {
 	t.Helper()
 	Binary(t) // first, for it may take minutes
 	dir, err := os.MkdirTemp("", "controlplane")
@@ -56,23 +70,41 @@ func New(t testing.TB) *ControlPlane {
 			t.Error(err)
 		}
 	})
-	c := &ControlPlane{Network: NewNetwork(t), t: t, dir: dir}
-	if err := os.WriteFile(c.path("tokens.csv"), []byte(token+`,admin,1,system:masters`+"\n"), 0o600); err != nil {
+	c := &ControlPlane{Network: NewNetwork(t), t: t, dir: dir, flags: flags}
+	tokens := ""
+	for user, group := range groups {
+		tokens += fmt.Sprintf("%s%s,%[2]s,%[2]s,%s\n", token, user, group)
+	}
+	if err := os.WriteFile(c.path("tokens.csv"), []byte(tokens), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(c.path("sa.pem"), newKey(t), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	c.start("etcd", c.path("etcd"), etcd, peers)
-	config := &rest.Config{
-		Host: "https://" + server, BearerToken: token, TLSClientConfig: rest.TLSClientConfig{Insecure: true},
-		QPS: 100, Burst: 100, Dial: c.Dial, Timeout: time.Minute,
-	}
-	if c.API, err = kubernetes.NewForConfig(config); err != nil {
+	if c.API, err = kubernetes.NewForConfig(c.Config(Admin)); err != nil {
 		t.Fatal(err)
 	}
 	c.StartAPIServer()
 	return c
+}
+
+// Config is how a user calls the API server.
+func (c *ControlPlane) Config(user string) *rest.Config {
+	return &rest.Config{
+		Host: "https://" + server, BearerToken: token + user, TLSClientConfig: rest.TLSClientConfig{Insecure: true},
+		QPS: 100, Burst: 100, Dial: c.Dial, Timeout: time.Minute,
+	}
+}
+
+// CA are the certificates of the API server.
+func (c *ControlPlane) CA() []byte {
+	c.t.Helper()
+	b, err := os.ReadFile(c.path("certs/apiserver.crt"))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return b
 }
 
 func (c *ControlPlane) path(name string) string { return filepath.Join(c.dir, name) }
@@ -90,14 +122,15 @@ func newKey(t testing.TB) []byte {
 func (c *ControlPlane) StartAPIServer() {
 	c.t.Helper()
 	_, port, _ := strings.Cut(server, ":")
-	c.apiserver = c.start("kube-apiserver",
+	c.apiserver = c.start("kube-apiserver", append([]string{
 		"--etcd-servers", etcd, "--bind-address", "127.0.0.1", "--advertise-address", "127.0.0.1", "--secure-port", port,
-		"--cert-dir", c.path("certs"), "--token-auth-file", c.path("tokens.csv"), "--authorization-mode", "AlwaysAllow",
-		"--allow-privileged", "--disable-admission-plugins", "ServiceAccount,TaintNodesByCondition",
+		"--cert-dir", c.path("certs"), "--token-auth-file", c.path("tokens.csv"), "--authorization-mode", "Node,RBAC",
+		"--enable-admission-plugins", "NodeRestriction", "--allow-privileged", "--disable-admission-plugins", "ServiceAccount,TaintNodesByCondition",
 		"--endpoint-reconciler-type", "none",
 		"--kubelet-preferred-address-types", "InternalIP", // nobody resolves the node's name
 		"--service-account-issuer", "https://test", "--service-account-key-file", c.path("sa.pem"),
-		"--service-account-signing-key-file", c.path("sa.pem"), "--service-cluster-ip-range", "10.0.0.0/24")
+		"--service-account-signing-key-file", c.path("sa.pem"), "--service-cluster-ip-range", "10.0.0.0/24",
+	}, c.flags...)...)
 	Eventually(c.t, startLimit, "the API server to be ready", func() error {
 		if !c.apiserver.running() {
 			c.t.Fatalf("the API server ended: %v", c.apiserver.err)
@@ -115,15 +148,18 @@ func (c *ControlPlane) StopAPIServer() {
 	c.apiserver.kill()
 }
 
-// Kubeconfig is a kubeconfig for whoever is in the network namespace.
-func (c *ControlPlane) Kubeconfig() string {
+// Kubeconfig is the admin's kubeconfig for whoever is in the network namespace.
+func (c *ControlPlane) Kubeconfig() string { return c.KubeconfigOf(Admin) }
+
+// KubeconfigOf is that of another user.
+func (c *ControlPlane) KubeconfigOf(user string) string {
 	return fmt.Sprintf(`apiVersion: v1
 kind: Config
 clusters: [{name: c, cluster: {server: "https://%s", insecure-skip-tls-verify: true}}]
 users: [{name: u, user: {token: %q}}]
 contexts: [{name: x, context: {cluster: c, user: u}}]
 current-context: x
-`, server, token)
+`, server, token+user)
 }
 
 // Eventually tries until check finds nothing wrong, and fails the test with the last thing that it found.

@@ -70,13 +70,20 @@ func (n *Network) Command(args ...string) *exec.Cmd {
 	return exec.Command("nsenter", append([]string{"--net=" + n.Path(), "--"}, args...)...)
 }
 
-// Dial connects to a literal address in the namespace.
-func (n *Network) Dial(ctx context.Context, network, address string) (conn net.Conn, err error) {
+// Do runs f in the namespace, and so the programs that f starts.
+func (n *Network) Do(f func()) (err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if err := unix.Setns(int(n.namespace.Fd()), unix.CLONE_NEWNET); err != nil {
-		return nil, err
+		return err
 	}
 	defer func() { err = errors.Join(err, unix.Setns(int(n.host.Fd()), unix.CLONE_NEWNET)) }()
-	return (&net.Dialer{}).DialContext(ctx, network, address)
+	f()
+	return nil
+}
+
+// Dial connects to a literal address in the namespace.
+func (n *Network) Dial(ctx context.Context, network, address string) (conn net.Conn, err error) {
+	inside := n.Do(func() { conn, err = (&net.Dialer{}).DialContext(ctx, network, address) })
+	return conn, errors.Join(err, inside)
 }

@@ -30,6 +30,7 @@ func TestMain(m *testing.M) {
 
 // TestPlays plays all that needs no boot, with pods that write meanwhile.
 func TestPlays(t *testing.T) {
+	t.Parallel()
 	for _, suite := range played("bookworm") {
 		t.Run(suite, func(t *testing.T) {
 			t.Parallel()

@@ -75,6 +75,27 @@ sign_for() {
 own() {
 	for file; do cp "$file" ../own; mv ../own "$file"; done
 }
+# rebuild SCRIPT: csi-registrar's deb again, after SCRIPT in the directory of its files.
+rebuild() {
+	f=$(ls csi-registrar_*.deb)
+	dpkg-deb -R "$f" ../x
+	(cd ../x && eval "$1")
+	rm "$f"
+	dpkg-deb -Znone -b ../x "$f"
+}
+sbom() {
+	f=$(ls csi-registrar_*.spdx.json)
+	jq "$@" "$f" >../sbom
+	mv ../sbom "$f"
+}
+# program VERSION COMMIT MODULES: the deb has a program that says this, and has the right commit; so has the SBOM.
+program() {
+	printf '#!/bin/sh\n# %s\necho '"'"'{"version": "%s", "commit": "%s", "modules": %s}'"'\n'" "$commit" "$@" >../program
+	rebuild 'cat ../program >usr/bin/csi-registrar'
+	sbom --arg sum "$(sha256sum <../program | cut -d ' ' -f 1)" '.packages[0].checksums |= map(if .algorithm == "SHA256" then .checksumValue = $sum else . end)'
+	resign ssh
+}
+version=$(sed -n s/^version=//p RELEASE) commit=$(sed -n s/^commit=//p RELEASE)
 signer() { echo "csi-registrar namespaces=\"file\" $(cut -d ' ' -f 1,2 "../$1.pub")"; }
 `
 
@@ -111,24 +132,43 @@ var changesOfAll = map[string]change{
 	"signed by another key, which takes the place of the first": {"rm allowed_signers; signer other >allowed_signers; resign other", "signed by SHA256:"},
 	"signed by another key, which is added":                     {"own allowed_signers; signer other >>allowed_signers; resign other", "must have one key"},
 	"signed for another purpose":                                {"sign_for other", "signature of SHA256SUMS"},
+	"no key":                                                    {"rm allowed_signers; echo key >allowed_signers", "there is no key in allowed_signers"},
 
 	"a line twice":             {"own SHA256SUMS; sed -n 1p SHA256SUMS >>SHA256SUMS; sign_for file", "lists other files"},
 	"a line of another form":   {"own SHA256SUMS; echo '# nothing' >>SHA256SUMS; sign_for file", "wrong line"},
 	"another version":          {"sed -i s/=v*[0-9.]*$/9.9.9/ RELEASE; resign ssh", "RELEASE has"},
-	"another commit":           {`sed -i "s/^commit=.*/commit=$(sha1sum <RELEASE | cut -d ' ' -f 1)/" RELEASE; resign ssh`, "is not of commit"},
+	"no commit":                {"sed -i s/^commit=.*/commit=/ RELEASE; resign ssh", "RELEASE has no commit"},
+	"another commit":           {`sed -i "s/^commit=.*/commit=$(sha1sum <RELEASE | cut -d ' ' -f 1)/" RELEASE; resign ssh`, "tar.gz is not of commit"},
+	"another tag":              {"sed -i s/^tag=.*/tag=v9.9.9/ RELEASE; resign ssh", "RELEASE has"},
 	"an rpm without signature": {"own *.rpm; rpmsign --delsign csi-registrar-*.rpm; resign ssh", "NOT OK"},
 	"an rpm of another key": {`own *.rpm; export GNUPGHOME="$(realpath ..)/gpg"; mkdir -m 700 "$GNUPGHOME"
 		gpg -q --batch --passphrase '' --quick-gen-key x rsa2048 sign
 		rpmsign --delsign *.rpm; ../source/scripts/sign-rpm x *.rpm; gpgconf --kill gpg-agent; resign ssh`, "NOT OK"},
+	"no key of the rpms": {"rm csi-registrar-archive-keyring.asc; echo key >csi-registrar-archive-keyring.asc; resign ssh", "csi-registrar-archive-keyring.asc has no key"},
+
 	"an SBOM cut off":         {"sed -i '$d' csi-registrar_*.spdx.json; resign ssh", "is not an SBOM"},
-	"an SBOM without modules": {"f=$(ls csi-registrar_*.spdx.json); jq '.packages |= .[:1]' $f >../sbom; mv ../sbom $f; resign ssh", "is not an SBOM"},
+	"an SBOM without modules": {"sbom '.packages |= .[:1]'; resign ssh", "is not an SBOM"},
+	"an SBOM of another form": {`sbom '.spdxVersion = "SPDX-3.0"'; resign ssh`, "is not an SBOM"},
+	"an SBOM of a version":    {`sbom '.packages[0].versionInfo = "9.9.9"'; resign ssh`, "is not an SBOM"},
 	"an SBOM of another":      {"mv csi-sample-driver_*.spdx.json csi-registrar_*.spdx.json; resign ssh", "is not that of"},
 	"no SBOM":                 {"rm csi-registrar_*.spdx.json; resign ssh", "has no SBOM"},
 	"an SBOM of no package":   {"cp csi-registrar_*.spdx.json x.spdx.json; resign ssh", "is of no package"},
-	"another program in a deb": {`f=$(ls csi-registrar_*.deb); dpkg-deb -R $f ../x; echo >>../x/usr/bin/csi-registrar
-		rm $f; dpkg-deb -Znone -b ../x $f; resign ssh`, "the program in csi-registrar_"},
+
+	"a deb of another version": {"rebuild 's=$(sed s/^Version:.*/Version:9.9.9/ DEBIAN/control); echo \"$s\" >DEBIAN/control'; resign ssh", "is version 9.9.9"},
+	"another program in a deb": {"rebuild 'echo >>usr/bin/csi-registrar'; resign ssh", "the program in csi-registrar_"},
+	"another program in an rpm": {`f=$(ls csi-registrar-*.rpm); rm "$f"; echo >../program
+		printf '%s\n' 'name: csi-registrar' "arch: $(dpkg --print-architecture)" "version: $version" 'release: "1"' 'contents:' "- {src: $(realpath ../program), dst: /usr/bin/csi-registrar}" >../nfpm.yaml
+		(cd "$(realpath ../source)"; go tool -modfile=scripts/tools.mod nfpm package --config "$OLDPWD/../nfpm.yaml" --packager rpm --target "$OLDPWD/$f")
+		../source/scripts/sign-rpm "$KEY" "$f"; resign ssh`, "the program in csi-registrar-"},
 	"another program in the system extension": {`f=$(ls *.raw); unsquashfs -q -n -d ../x $f; echo >>../x/usr/bin/csi-registrar
 		rm $f; mksquashfs ../x $f -quiet -no-progress; resign ssh`, "the program in csi-registrar_"},
+	"no system extension":             {"rm *.raw; resign ssh", "there is no *.raw"},
+	"a system extension that is none": {`f=$(ls *.raw); rm "$f"; echo >"$f"; resign ssh`, "SQUASHFS superblock"},
+	"a program without the commit":    {"commit=; program \"$version\" 0 '[1]'", "does not have commit"},
+	"a program of another commit":     {"program \"$version\" 0 '[1]'", "does not say that it is"},
+	"a program of another version":    {"program 9.9.9 \"$commit\" '[1]'", "does not say that it is"},
+	"a program without modules":       {"program \"$version\" \"$commit\" '[]'", "does not say that it is"},
+
 	"nothing": {":", "intact"},
 }
 

@@ -1,8 +1,9 @@
-// Command kubernetes is etcd, kube-apiserver and kubelet in one static binary, which is linked once
+// Command kubernetes is etcd, kube-apiserver, kube-scheduler and kubelet in one static binary, which is linked once
 // and kept (see package controlplane). It runs on any Linux:
 //
 //	kubernetes etcd DIR CLIENT-URL PEER-URL
 //	kubernetes kube-apiserver FLAG...
+//	kubernetes kube-scheduler FLAG...
 //	kubernetes kubelet FLAG...
 //	kubernetes fake-runtime SOCKET
 //
@@ -23,6 +24,7 @@ import (
 	"k8s.io/component-base/cli"
 	"k8s.io/cri-client/pkg/fake"
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
+	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
 	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
 )
 
@@ -43,6 +45,10 @@ func run(args []string) int {
 	switch role { // those that handle signals themselves
 	case "kube-apiserver":
 		cmd := apiserver.NewAPIServerCommand()
+		cmd.SetArgs(args)
+		return cli.Run(cmd)
+	case "kube-scheduler":
+		cmd := scheduler.NewSchedulerCommand()
 		cmd.SetArgs(args)
 		return cli.Run(cmd)
 	case "kubelet":
