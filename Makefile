@@ -68,7 +68,7 @@ cluster-test: ## a real kubelet and scheduler: a thousand traced volumes, restar
 	cd internal/e2e && $(GO) test -count=1 -timeout 30m ./cluster
 
 .PHONY: storage-test
-storage-test: ## Kubernetes' own storage tests against the sample driver; root, an hour, not in CI
+storage-test: ## Kubernetes' own storage tests against the sample driver; root, 15 minutes, not in CI
 	scripts/test storage
 
 .PHONY: arm64-test

@@ -4,6 +4,7 @@
 package cluster
 
 import (
+	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -17,7 +18,10 @@ import (
 	"time"
 
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apiwatch "k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
 
 	"csi-registrar/internal/e2e/controlplane"
 	"csi-registrar/internal/e2e/harness"
@@ -40,10 +44,12 @@ type cluster struct {
 	kubelet *harness.Process
 }
 
-// start starts the control plane, with further flags of the API server, and the kubelet.
+// start starts the control plane, with further flags of the API server, and the kubelet, which may do no
+// more than in any cluster.
 func start(t *testing.T, flags ...string) *cluster {
 	t.Helper()
 	n := harness.New(t)
+	flags = append(flags, "--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction")
 	c := &cluster{ControlPlane: controlplane.New(t, flags...), t: t, n: n, dir: filepath.Join(n.Dir, "c")}
 	for _, d := range []string{c.dir, c.dir + "/plugins", c.dir + "/empty", c.dir + "/tunables"} {
 		c.must(os.Mkdir(d, 0o700))
@@ -145,6 +151,51 @@ func (c *cluster) must(err error) {
 	c.t.Helper()
 	if err != nil {
 		c.t.Fatal(err)
+	}
+}
+
+// watcher is a client without limits.
+func (c *cluster) watcher() *kubernetes.Clientset {
+	c.t.Helper()
+	config := c.Config(controlplane.Admin)
+	config.Timeout, config.QPS = 0, -1
+	client, err := kubernetes.NewForConfig(config)
+	c.must(err)
+	return client
+}
+
+// version is what everything in etcd has together.
+func (c *cluster) version() string {
+	c.t.Helper()
+	list, err := c.API.CoreV1().Nodes().List(c.t.Context(), metav1.ListOptions{})
+	c.must(err)
+	return list.ResourceVersion
+}
+
+// watch reports each change after a version until ctx ends. The API server ends a watch that is too slow
+// for it; the next one begins where that ended.
+func (c *cluster) watch(ctx context.Context, version string,
+	watch func(context.Context, metav1.ListOptions) (apiwatch.Interface, error), report func(apiwatch.Event)) {
+	for ctx.Err() == nil {
+		w, err := watch(ctx, metav1.ListOptions{ResourceVersion: version})
+		if err != nil {
+			if ctx.Err() == nil {
+				c.t.Errorf("cannot watch: %v", err)
+			}
+			return
+		}
+		for e := range w.ResultChan() {
+			o, err := meta.Accessor(e.Object)
+			if e.Type == apiwatch.Error || err != nil {
+				if ctx.Err() == nil {
+					c.t.Errorf("a watch reported %v", e)
+				}
+				w.Stop()
+				return
+			}
+			version = o.GetResourceVersion()
+			report(e)
+		}
 	}
 }
 

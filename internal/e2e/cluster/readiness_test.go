@@ -27,7 +27,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/yaml"
-	"k8s.io/apimachinery/pkg/watch"
+	apiwatch "k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 
@@ -215,41 +215,31 @@ func (g *gatedNode) watch() *objectLog {
 		cancel()
 		wg.Wait()
 	})
-	follow := func(w watch.Interface, err error) {
-		g.Helper()
-		g.c.must(err)
+	api, version := g.c.watcher(), g.c.version()
+	for _, watch := range []func(context.Context, metav1.ListOptions) (apiwatch.Interface, error){
+		api.CoreV1().Nodes().Watch, api.StorageV1().CSINodes().Watch, api.CoreV1().Pods(metav1.NamespaceDefault).Watch,
+	} {
 		wg.Go(func() {
-			defer w.Stop()
-			for e := range w.ResultChan() {
-				if e.Type == watch.Error || !l.add(e) {
-					if ctx.Err() == nil {
-						g.Errorf("a watch reported %v", e)
-					}
-					return
+			g.c.watch(ctx, version, watch, func(e apiwatch.Event) {
+				if err := l.add(e); err != nil {
+					g.Error(err)
 				}
-			}
-			if ctx.Err() == nil {
-				g.Error("a watch ended")
-			}
+			})
 		})
 	}
-	api := g.c.watcher()
-	follow(api.CoreV1().Nodes().Watch(ctx, metav1.ListOptions{}))
-	follow(api.StorageV1().CSINodes().Watch(ctx, metav1.ListOptions{}))
-	follow(api.CoreV1().Pods(metav1.NamespaceDefault).Watch(ctx, metav1.ListOptions{}))
 	return l
 }
 
-func (l *objectLog) add(e watch.Event) bool {
+func (l *objectLog) add(e apiwatch.Event) error {
 	o, err := meta.Accessor(e.Object)
 	if err != nil {
-		return false
+		return err
 	}
 	version, err := strconv.ParseUint(o.GetResourceVersion(), 10, 64)
 	if err != nil {
-		return false
+		return err
 	}
-	c := change{version: version, at: time.Now(), deleted: e.Type == watch.Deleted}
+	c := change{version: version, at: time.Now(), deleted: e.Type == apiwatch.Deleted}
 	switch o := e.Object.(type) {
 	case *corev1.Node:
 		c.object = "node"
@@ -268,7 +258,7 @@ func (l *objectLog) add(e watch.Event) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.changes = append(l.changes, c)
-	return true
+	return nil
 }
 
 // since gives the changes after a version, in the order in which they were made.
@@ -288,9 +278,7 @@ func (l *objectLog) since(version uint64) []change {
 // now is the version of everything.
 func (g *gatedNode) now() uint64 {
 	g.Helper()
-	list, err := g.c.API.CoreV1().Nodes().List(g.Context(), metav1.ListOptions{})
-	g.c.must(err)
-	version, err := strconv.ParseUint(list.ResourceVersion, 10, 64)
+	version, err := strconv.ParseUint(g.c.version(), 10, 64)
 	g.c.must(err)
 	return version
 }

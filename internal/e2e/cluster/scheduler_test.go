@@ -18,8 +18,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes"
+	apiwatch "k8s.io/apimachinery/pkg/watch"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"csi-registrar/internal/e2e/controlplane"
 	"csi-registrar/internal/e2e/harness"
@@ -101,11 +101,12 @@ func (c *cluster) bindClaim() {
 // podStream creates pods that need a volume of the driver, deletes each as soon as it is scheduled, and
 // notes which the scheduler found unschedulable, however shortly.
 type podStream struct {
-	c *cluster
+	c   *cluster
+	api typedcorev1.PodInterface
 
 	mu        sync.Mutex
-	scheduled int
-	refused   map[string]refusal // by the pod's name
+	scheduled map[string]bool // by the pods' names
+	refused   map[string]refusal
 }
 
 type refusal struct {
@@ -114,29 +115,15 @@ type refusal struct {
 	until   time.Time // zero: not scheduled yet
 }
 
-// watcher is a client whose watches do not end.
-func (c *cluster) watcher() *kubernetes.Clientset {
-	c.t.Helper()
-	config := c.Config(controlplane.Admin)
-	config.Timeout = 0
-	client, err := kubernetes.NewForConfig(config)
-	c.must(err)
-	return client
-}
-
 // startPods starts a stream that ends with the test.
 func (c *cluster) startPods() *podStream {
 	c.t.Helper()
-	s := &podStream{c: c, refused: map[string]refusal{}}
+	s := &podStream{c: c, api: c.watcher().CoreV1().Pods(metav1.NamespaceDefault), scheduled: map[string]bool{}, refused: map[string]refusal{}}
+	version := c.version()
 	ctx, cancel := context.WithCancel(context.Background())
-	w, err := c.watcher().CoreV1().Pods(metav1.NamespaceDefault).Watch(ctx, metav1.ListOptions{})
-	if err != nil {
-		cancel()
-		c.t.Fatal(err)
-	}
 	var wg sync.WaitGroup
 	wg.Go(func() { s.create(ctx) })
-	wg.Go(func() { s.follow(ctx, w) })
+	wg.Go(func() { c.watch(ctx, version, s.api.Watch, func(e apiwatch.Event) { s.follow(ctx, e) }) })
 	c.t.Cleanup(func() {
 		cancel()
 		wg.Wait()
@@ -158,7 +145,7 @@ func (s *podStream) create(ctx context.Context) {
 		},
 	}
 	for {
-		if _, err := s.c.API.CoreV1().Pods(metav1.NamespaceDefault).Create(ctx, pod, metav1.CreateOptions{}); err != nil && ctx.Err() == nil {
+		if _, err := s.api.Create(ctx, pod, metav1.CreateOptions{}); err != nil && ctx.Err() == nil {
 			s.c.t.Errorf("cannot create a pod: %v", err)
 			return
 		}
@@ -170,37 +157,20 @@ func (s *podStream) create(ctx context.Context) {
 	}
 }
 
-func (s *podStream) follow(ctx context.Context, w watch.Interface) {
-	defer w.Stop()
-	now := int64(0)
-	gone := map[string]bool{}
-	for e := range w.ResultChan() {
-		pod, ok := e.Object.(*corev1.Pod)
-		if !ok {
-			if ctx.Err() == nil {
-				s.c.t.Errorf("the watch of pods reported %v", e)
-			}
-			return
-		}
-		if e.Type == watch.Deleted {
-			delete(gone, pod.Name)
-			continue
-		}
-		if gone[pod.Name] || !s.note(pod) {
-			continue
-		}
-		gone[pod.Name] = true
-		err := s.c.API.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: &now})
-		if err != nil && !apierrors.IsNotFound(err) && ctx.Err() == nil {
-			s.c.t.Errorf("cannot delete a pod: %v", err)
-		}
+// follow deletes a pod that is scheduled.
+func (s *podStream) follow(ctx context.Context, e apiwatch.Event) {
+	pod, ok := e.Object.(*corev1.Pod)
+	if !ok || e.Type == apiwatch.Deleted || !s.note(pod) {
+		return
 	}
-	if ctx.Err() == nil {
-		s.c.t.Error("the watch of pods ended")
+	now := int64(0)
+	err := s.api.Delete(ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: &now})
+	if err != nil && !apierrors.IsNotFound(err) && ctx.Err() == nil {
+		s.c.t.Errorf("cannot delete a pod: %v", err)
 	}
 }
 
-// note keeps what the scheduler says about a pod, and reports whether it was scheduled.
+// note keeps what the scheduler says about a pod, and reports whether it was scheduled now.
 func (s *podStream) note(pod *corev1.Pod) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -212,21 +182,21 @@ func (s *podStream) note(pod *corev1.Pod) bool {
 			s.refused[pod.Name] = refusal{message: condition.Reason + ": " + condition.Message, at: time.Now()}
 		}
 	}
-	if pod.Spec.NodeName == "" {
+	if pod.Spec.NodeName == "" || s.scheduled[pod.Name] {
 		return false
 	}
 	if refused {
 		r.until = time.Now()
 		s.refused[pod.Name] = r
 	}
-	s.scheduled++
+	s.scheduled[pod.Name] = true
 	return true
 }
 
 func (s *podStream) counts() (scheduled, refused int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.scheduled, len(s.refused)
+	return len(s.scheduled), len(s.refused)
 }
 
 func (s *podStream) refusals() []refusal {

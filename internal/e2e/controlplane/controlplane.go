@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -32,8 +33,8 @@ const (
 	startLimit = 2 * time.Minute
 )
 
-// Admin may do everything. What the others may do is theirs in every cluster, and what a test adds: the
-// kubelet of a node that is called node, and so on.
+// The users. With RBAC the admin may do everything, the others what they may in every cluster, and what a
+// test adds. The kubelet's node is called node.
 const (
 	Admin               = "admin"
 	Kubelet             = "system:node:node"
@@ -46,7 +47,8 @@ var groups = map[string]string{
 	Admin: "system:masters", Kubelet: "system:nodes", Scheduler: "components", NodeProblemDetector: "system:serviceaccounts",
 }
 
-// ControlPlane is one without schedulers, controllers (but see Start) and nodes: etcd and an API server.
+// ControlPlane is one without schedulers, controllers (but see Start) and nodes: etcd and an API server
+// that allows everything to everybody who has a kubeconfig, unless its flags say otherwise.
 type ControlPlane struct {
 	*Network
 	API *kubernetes.Clientset
@@ -70,6 +72,9 @@ func New(t testing.TB, flags ...string) *ControlPlane {
 			t.Error(err)
 		}
 	})
+	if !slices.ContainsFunc(flags, func(f string) bool { return strings.HasPrefix(f, "--authorization-mode=") }) {
+		flags = append(flags, "--authorization-mode=AlwaysAllow")
+	}
 	c := &ControlPlane{Network: NewNetwork(t), t: t, dir: dir, flags: flags}
 	tokens := ""
 	for user, group := range groups {
@@ -124,8 +129,8 @@ func (c *ControlPlane) StartAPIServer() {
 	_, port, _ := strings.Cut(server, ":")
 	c.apiserver = c.start("kube-apiserver", append([]string{
 		"--etcd-servers", etcd, "--bind-address", "127.0.0.1", "--advertise-address", "127.0.0.1", "--secure-port", port,
-		"--cert-dir", c.path("certs"), "--token-auth-file", c.path("tokens.csv"), "--authorization-mode", "Node,RBAC",
-		"--enable-admission-plugins", "NodeRestriction", "--allow-privileged", "--disable-admission-plugins", "ServiceAccount,TaintNodesByCondition",
+		"--cert-dir", c.path("certs"), "--token-auth-file", c.path("tokens.csv"),
+		"--allow-privileged", "--disable-admission-plugins", "ServiceAccount,TaintNodesByCondition",
 		"--endpoint-reconciler-type", "none",
 		"--kubelet-preferred-address-types", "InternalIP", // nobody resolves the node's name
 		"--service-account-issuer", "https://test", "--service-account-key-file", c.path("sa.pem"),

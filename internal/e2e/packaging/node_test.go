@@ -202,7 +202,9 @@ func (n *node) unnoticed(version string, change func()) {
 		n.t.Errorf("the version is %q, want %s", out, version)
 	}
 	time.Sleep(1500 * time.Millisecond) // the kubelet's loop takes 1 s: what it would see, it has seen
-	if r2, d2 := n.saw(); r2 != r || d2 != d {
+	r2, d2 := n.saw()
+	n.t.Logf("to %s: inode %s, then %s; %d registrations, then %d; %d deregistrations, then %d", version, inode, inode2, r, r2, d, d2)
+	if r2 != r || d2 != d {
 		n.t.Errorf("the kubelet saw %d registrations and %d ends of one, want %d and %d as before", r2, d2, r, d)
 	}
 }

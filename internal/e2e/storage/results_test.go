@@ -11,8 +11,9 @@ import (
 	"time"
 )
 
-// leftOut are the tests that would fail or are another's, as expressions for their names, and why.
+// leftOut are the tests that would fail or are not this driver's, as expressions for their names, and why.
 var leftOut = map[string]string{
+	`Testpattern: .*\(ntfs\)`: "of Windows",
 	"External Storage.*Testpattern: (Pre-provisioned PV|Inline-volume)": "of volumes that an external driver cannot have; Pre-provisioned Storage has the first",
 	"should provision storage with any volume data source":              "needs images of programs that are in no Go module: hello-populator, volume-data-source-validator",
 }
@@ -72,8 +73,8 @@ func results(t *testing.T, report string) {
 		}
 	}
 	t.Logf("ran %d, passed %d, skipped %d, pending %d", ran, states["passed"], states["skipped"], states["pending"])
-	if states["passed"] == 0 {
-		t.Error("no test passed")
+	if want := 76; os.Getenv("FOCUS") == "" && ran < want {
+		t.Errorf("%d tests ran before: which are skipped now, and why?", want)
 	}
 }
 

@@ -193,9 +193,15 @@ func (n *node) mounts(name string) {
 	}
 	pod := "/var/lib/kubelet/pods/" + name
 	n.Run("mkdir", "-p", pod)
-	id, target := made.GetVolume().GetVolumeId(), pod+"/mount"
+	// Staged here, too: upstream's NFS driver stages nothing, and its container has no other directory.
+	id, target, staging := made.GetVolume().GetVolumeId(), pod+"/mount", pod+"/globalmount"
 	call := csi.NewNodeClient(conn)
-	if _, err := call.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{VolumeId: id, TargetPath: target, VolumeCapability: capability}); err != nil {
+	if _, err := call.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: capability}); err != nil {
+		n.t.Fatalf("%s: %v", name, err)
+	}
+	if _, err := call.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+		VolumeId: id, StagingTargetPath: staging, TargetPath: target, VolumeCapability: capability,
+	}); err != nil {
 		n.t.Fatalf("%s: %v", name, err)
 	}
 	if mounts := n.Run("cat", "/proc/1/mountinfo"); !strings.Contains(mounts, " "+target+" ") {
@@ -204,7 +210,10 @@ func (n *node) mounts(name string) {
 	if _, err := call.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target}); err != nil {
 		n.t.Fatalf("%s: %v", name, err)
 	}
-	if mounts := n.Run("cat", "/proc/1/mountinfo"); strings.Contains(mounts, " "+target+" ") {
-		n.t.Errorf("%s: %s is still mounted for the kubelet:\n%s", name, target, mounts)
+	if _, err := call.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging}); err != nil {
+		n.t.Fatalf("%s: %v", name, err)
+	}
+	if mounts := n.Run("cat", "/proc/1/mountinfo"); strings.Contains(mounts, " "+pod+"/") {
+		n.t.Errorf("%s: something is still mounted for the kubelet in %s:\n%s", name, pod, mounts)
 	}
 }

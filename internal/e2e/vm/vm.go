@@ -25,7 +25,7 @@ import (
 // Without the processor's help a boot takes a minute, and on a busy machine several.
 const (
 	bootLimit = 10 * time.Minute
-	runLimit  = 5 * time.Minute
+	runLimit  = 15 * time.Minute
 	size      = "4G"
 )
 
