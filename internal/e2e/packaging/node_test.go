@@ -22,7 +22,7 @@ import (
 const (
 	driver = "sample.csi.csi-registrar.dev"
 	socket = "/var/lib/kubelet/plugins_registry/" + driver + "-reg.sock"
-	limit  = 30 * time.Second
+	limit  = 2 * time.Minute
 )
 
 // Two versions, to go from one to the other: the first one, and this tree.

@@ -25,7 +25,7 @@ const (
 	socket   = "csi-registrar.socket"
 	registry = "/var/lib/kubelet/plugins_registry"
 	// soon is for what takes the kubelet's second; generous, for machines under load.
-	soon = 30 * time.Second
+	soon = 2 * time.Minute
 )
 
 // sampleDrivers are the drivers of a node, each a unit csi-sample@NAME.
