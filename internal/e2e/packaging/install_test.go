@@ -48,7 +48,7 @@ func TestDeb(t *testing.T) {
 			n.unnoticed(newer, func() { install("csi-registrar", newer) })
 			n.unnoticed(older, func() { install("csi-registrar", older) }) // a downgrade
 			install("csi-sample-driver", newer)                            // restarts the driver
-			n.Run("csi-registrar", "wait", "--timeout", "20s", driver)
+			n.Run("csi-registrar", "wait", "--timeout", "55s", driver)
 			if n.Read("/etc/csi-registrar/config.toml") != edited {
 				t.Error("the modified configuration was not kept")
 			}

@@ -190,7 +190,7 @@ func (n *node) unnoticed(version string, change func()) {
 	pid, inode := n.process()
 	r, d := n.saw()
 	change()
-	n.Run("csi-registrar", "wait", "--timeout", "20s", driver)
+	n.Run("csi-registrar", "wait", "--timeout", "55s", driver)
 	pid2, inode2 := n.process()
 	if pid2 == pid || pid2 == "0" {
 		n.t.Errorf("the daemon is still process %s", pid)

@@ -49,7 +49,7 @@ StandardError=null
 	if out, err := n.Try("touch", "/usr/x"); err == nil {
 		t.Fatalf("/usr is not read-only: %s", out)
 	}
-	n.Run("csi-registrar", "wait", "--timeout", "30s", driver)
+	n.Run("csi-registrar", "wait", "--timeout", "55s", driver)
 	n.Run("systemctl", "is-active", "csi-registrar.service")
 	n.Run("test", "!", "-e", "/etc/csi-registrar")
 }

@@ -151,7 +151,7 @@ func (n *node) kept(after string, replace func()) {
 func (n *node) allRegistered() {
 	n.t.Helper()
 	n.Eventually(4*soon, "all to be registered", func() error {
-		out, err := n.Try("csi-registrar", "wait", "--timeout", "30s")
+		out, err := n.Try("csi-registrar", "wait", "--timeout", "55s")
 		if err != nil {
 			return fmt.Errorf("%w: %.1000s", err, out)
 		}

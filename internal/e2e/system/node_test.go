@@ -177,7 +177,7 @@ func (n *node) registered(mark int) {
 // waited waits until the daemon says that all is registered.
 func (n *node) waited() {
 	n.t.Helper()
-	if out, err := n.Try("csi-registrar", "wait", "--timeout", "30s"); err != nil {
+	if out, err := n.Try("csi-registrar", "wait", "--timeout", "55s"); err != nil {
 		n.t.Fatalf("%s: not registered: %v\n%s", n.Suite, err, out)
 	}
 }
