@@ -123,7 +123,7 @@ var changesOfAll = map[string]change{
 	"an extra link":              {"ln -s RELEASE extra", "not a file of a release"},
 	"a link for a file":          {"mv RELEASE ../moved; ln -s ../moved RELEASE", "not a file of a release"},
 	"a name with a newline":      {"mv RELEASE \"$(printf 'RELEASE\\nx')\"", "not a file of a release"},
-	"a line edited":              {"sed -i 1s/^../00/ SHA256SUMS", "signature of SHA256SUMS"},
+	"a line edited":              {"sed -i 1s/^./x/ SHA256SUMS", "signature of SHA256SUMS"},
 	"a line and file removed":    {"rm RELEASE; sed -i /RELEASE/d SHA256SUMS", "signature of SHA256SUMS"},
 	"a line and file added":      {": >extra; own SHA256SUMS; sha256sum extra >>SHA256SUMS", "signature of SHA256SUMS"},
 	"another order":              {"sort -r SHA256SUMS >../sums; mv ../sums SHA256SUMS", "signature of SHA256SUMS"},
