@@ -101,14 +101,14 @@ func spread(all []time.Duration) string {
 	return fmt.Sprintf("median %.1f s, %.1f to %.1f s, %d times", all[len(all)/2].Seconds(), all[0].Seconds(), all[len(all)-1].Seconds(), len(all))
 }
 
-// patience is how long another registrar may be without its socket.
-const patience = 20 * time.Second
+// peerLimit is how long another registrar may be without its socket.
+const peerLimit = 20 * time.Second
 
 // repairPeer restarts another registrar that does not come back by itself, and says so.
 func (s *stage) repairPeer() (remark string) {
 	s.t.Helper()
 	time.Sleep(quiet) // a loss that nobody has noticed yet is one
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(peerLimit)
 	for {
 		_, has := s.writes.Absent(time.Time{})
 		if _, err := os.Lstat(s.Path(node.Registry + "/" + node.Driver + "-reg.sock")); err == nil && has {
@@ -116,7 +116,7 @@ func (s *stage) repairPeer() (remark string) {
 		}
 		if time.Now().After(deadline) {
 			s.Run("systemctl", "restart", s.unit)
-			return fmt.Sprintf("not back after %s", patience)
+			return fmt.Sprintf("not back after %s", peerLimit)
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
