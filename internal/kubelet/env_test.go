@@ -47,7 +47,7 @@ func TestOutOfDescriptors(t *testing.T) {
 	}
 }
 
-// isolate runs the test again in a process of its own, and tells whether this is it.
+// isolate runs the test again in a process of its own, and reports whether this is it.
 func isolate(t *testing.T, attr *syscall.SysProcAttr) bool {
 	t.Helper()
 	if os.Getenv(isolatedEnv) != "" {

@@ -400,7 +400,7 @@ func (w *world) checkDaemon(now time.Time) {
 	}
 }
 
-// ready tells whether the daemon said that it is.
+// ready reports whether the daemon said that it is.
 func (w *world) ready() bool {
 	return w.daemon != nil && w.daemon.running() && w.spawner.manager.State().Ready > w.daemon.before
 }
