@@ -120,7 +120,7 @@ func (w workload) registrar(c container, name string, drivers []string) (Registr
 	if err != nil {
 		return Registrar{}, fmt.Errorf("the driver's socket: %w", err)
 	}
-	if err := errors.Join(checkPath(socket), checkPath(endpoint)); err != nil {
+	if err := cmp.Or(checkPath(socket), checkPath(endpoint)); err != nil { // one line, as every reason
 		return Registrar{}, err
 	}
 	if name == "" {
