@@ -17,7 +17,7 @@ import (
 // configured drivers' names, and our own temporary names that are stale. Nothing else is
 // touched, and nothing that somebody listens on. It returns the removed paths. To be
 // called before the kubelet starts, which would dial them and then wait for up to two minutes;
-// it takes 100 ms if there is something, and no time else.
+// it takes 100 ms if something was left a moment ago, and no time else.
 func (r *Registry) Sweep(ctx context.Context, names []string) ([]string, error) {
 	var removed []string // not the result: what was abandoned may still write it
 	err, late := worker.Do(ctx, r.o.Pool.Slot(r.dir.path, nil), checkTime, func() error {

@@ -58,24 +58,33 @@ func Probe(ctx context.Context, path string) (Liveness, Cred, error) {
 	}
 }
 
-// staleFor is between the two probes of a socket that refuses: a program that has bound it
-// is given the time to listen.
+// staleFor is the age at which a socket that refuses is stale: a program that has bound it is
+// given the time to listen.
 const staleFor = 100 * time.Millisecond
 
-// RemoveStale removes those of the paths that are stale sockets: connection refused twice,
-// 100 ms apart, and the same file all the time. However many there are it takes 100 ms, and
-// no time if none refuses. It returns what it removed.
+// RemoveStale removes those of the paths that are stale sockets: connection refused twice, the
+// second time when all are at least 100 ms old, and the same file all the time. So it takes no
+// time after a power cut, and 100 ms at most. It returns what it removed.
 func RemoveStale(ctx context.Context, paths []string) (removed []string, err error) {
 	before := staleAmong(ctx, paths)
 	if len(before) == 0 {
 		return nil, nil
 	}
 	select {
-	case <-time.After(staleFor):
+	case <-time.After(untilStale(before, time.Now())):
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
 	return removeUnchanged(ctx, before)
+}
+
+// untilStale returns how long it takes until all are old enough. A file of the future, made before the
+// clock was set back, is as good as new.
+func untilStale(files map[string]File, now time.Time) (d time.Duration) {
+	for _, f := range files {
+		d = max(d, staleFor-now.Sub(time.Unix(0, f.Changed)))
+	}
+	return min(d, staleFor)
 }
 
 // removeUnchanged removes the stale sockets that still are, and are the same.

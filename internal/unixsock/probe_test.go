@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -65,5 +66,24 @@ func TestStaleSocketThatChangesIsLeft(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// What is old is removed at once, so that a start after a power cut does not keep the kubelet waiting.
+func TestOnlyYoungSocketsAreWaitedFor(t *testing.T) {
+	now := time.Now()
+	aged := func(age time.Duration) File { return File{Changed: now.Add(-age).UnixNano()} }
+	for name, c := range map[string]struct {
+		files map[string]File
+		want  time.Duration
+	}{
+		"of the boot before":     {map[string]File{"a": aged(time.Hour), "b": aged(staleFor)}, 0},
+		"one is young":           {map[string]File{"a": aged(time.Hour), "b": aged(staleFor / 4)}, staleFor * 3 / 4},
+		"just made":              {map[string]File{"a": aged(0)}, staleFor},
+		"the clock was set back": {map[string]File{"a": aged(-time.Hour)}, staleFor},
+	} {
+		if got := untilStale(c.files, now); got != c.want {
+			t.Errorf("%s: %v, want %v", name, got, c.want)
+		}
 	}
 }
