@@ -98,7 +98,7 @@ func uptime() time.Duration {
 
 func spread(all []time.Duration) string {
 	slices.Sort(all)
-	return fmt.Sprintf("median %.1f s, %.1f to %.1f s, %d times", all[len(all)/2].Seconds(), all[0].Seconds(), all[len(all)-1].Seconds(), len(all))
+	return fmt.Sprintf("median %.2f s, %.2f to %.2f s, %d times", all[len(all)/2].Seconds(), all[0].Seconds(), all[len(all)-1].Seconds(), len(all))
 }
 
 // peerLimit is how long another registrar may be without its socket.
