@@ -14,7 +14,7 @@ import (
 )
 
 // A question to the service manager has askTimeout: on a busy machine 3 s were too short once in
-// 15 stops, and each command of ExecStopPost= has the 10 s of TimeoutStopSec= for itself. For
+// 15 stops, and each command of ExecStopPost= has the 30 s of TimeoutStopSec= for itself. For
 // some 100 ms nobody listens while it re-executes, and a connection of the old process is lost:
 // then it is asked again.
 const (

@@ -31,7 +31,7 @@ const (
 	// confirmWithin bounds how long a caller waits for the manager: a registration socket
 	// must not come later than this because the manager is busy.
 	confirmWithin = 300 * time.Millisecond
-	// flushWithin bounds what Run does after its context has ended. TimeoutStopSec= is 10 s.
+	// flushWithin bounds what Run does after its context has ended. TimeoutStopSec= is 30 s.
 	flushWithin = 8 * time.Second
 	// A message that cannot be sent is tried again: at once if the manager's queue was full
 	// for queueTimeout, after sendPause if there was another error.
