@@ -90,8 +90,9 @@ func (d *daemon) run(ctx context.Context, b control.Backend, begin func(context.
 		return err
 	}
 	for _, f := range d.handed.Rest() {
+		// Of a version with other names, or of an added socket unit. PID 1 would go on listening.
 		d.log.Warn("closing an unknown descriptor", "name", f.Name())
-		d.note("closing it", f.Close())
+		d.note("closing it", errors.Join(f.Close(), d.parts.store.Forget(ctx, f.Name())))
 	}
 	if err := d.notifier.Ready(); err != nil {
 		return err

@@ -1,13 +1,18 @@
 package e2e
 
 import (
+	"context"
+	"net"
 	"os"
+	"slices"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"csi-registrar/internal/e2e/harness"
 	"csi-registrar/internal/fake"
+	"csi-registrar/internal/systemd"
 )
 
 // The descriptor store keeps the listeners: twenty drivers, restarts of both kinds, and
@@ -40,6 +45,50 @@ func TestDaemonRestartsThroughTheStore(t *testing.T) {
 	})
 	if got := m.Stored(); len(got) != len(names) {
 		t.Errorf("stored: %q", got)
+	}
+}
+
+// A version that names what it keeps in another way was replaced by this one: nobody serves its
+// listener, so it leaves the store and the driver is registered again.
+func TestListenerUnderAnUnknownName(t *testing.T) {
+	t.Parallel()
+	n := harness.New(t)
+	d := n.AddDriver("a.example")
+	d.Start()
+	k := n.StartKubelet()
+	m := n.Manager()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: n.RegSocket(d.Name)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	keep(t, m, "listener_"+d.Name, l)
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	c := m.StartDaemon()
+	k.Registered(0, d.Name, soon)
+	c.WaitState(d.Name, "registered", soon)
+	if got, want := m.Stored(), []string{"registration-" + d.Name}; !slices.Equal(got, want) {
+		t.Errorf("stored: %q, want %q", got, want)
+	}
+}
+
+// keep puts a descriptor into the store, as a process of the service does.
+func keep(t *testing.T, m *harness.Manager, name string, c syscall.Conn) {
+	t.Helper()
+	store := systemd.NewStore(systemd.NewNotifier(func(string) string { return m.SocketPath() }), systemd.StoreOptions{})
+	ctx, end := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := store.Run(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	defer running.Wait()
+	defer end()
+	if err := store.Keep(ctx, name, c); err != nil {
+		t.Fatal(err)
 	}
 }
 
