@@ -63,10 +63,14 @@ func New(t testing.TB, suite string) *Node {
 	n := &Node{Cluster: controlplane.New(t), t: t}
 	n.Machine = nspawn.New(t, suite+"-node")
 	n.Network = n.Cluster.Path()
+	kubelet := os.Getenv("KUBELET") // another version of it, see scripts/test.d/node
+	if kubelet == "" {
+		kubelet = controlplane.Binary(t)
+	}
 	n.Args = []string{
 		"--capability=all", "--system-call-filter=bpf keyctl add_key request_key openat2",
 		"--bind=/dev/kmsg", // the kubelet ends without it
-		"--bind-ro=" + controlplane.Binary(t) + ":/usr/local/bin/kubelet", // doctor knows a kubelet by the name of its process
+		"--bind-ro=" + kubelet + ":/usr/local/bin/kubelet", // doctor knows a kubelet by the name of its process
 	}
 	n.Write("/etc/hostname", Name+"\n")
 	n.Write("/etc/hosts", "127.0.0.1 localhost\n127.0.0.1 "+Name+"\n")
@@ -77,7 +81,7 @@ func New(t testing.TB, suite string) *Node {
 	n.ConfigureKubelet("shutdownGracePeriod: 20s", "shutdownGracePeriodCriticalPods: 5s")
 	n.Write("/usr/lib/systemd/system/tunables.service", tunables)
 	n.Write("/usr/lib/systemd/system/image.service", imageUnit)
-	n.Write("/usr/lib/systemd/system/kubelet.service", kubelet)
+	n.Write("/usr/lib/systemd/system/kubelet.service", kubeletUnit)
 	n.Chroot("rm", "-f", "/etc/resolv.conf")
 	n.Write("/etc/resolv.conf", "")
 	n.Chroot("systemctl", "mask", "systemd-modules-load.service")
@@ -135,7 +139,7 @@ WantedBy=multi-user.target
 `
 
 // As a distribution's: started again whenever it ends.
-const kubelet = `[Unit]
+const kubeletUnit = `[Unit]
 Description=The kubelet
 Wants=containerd.service
 After=containerd.service
