@@ -133,6 +133,7 @@ func (s *stage) playHere(p play) {
 	if err := s.registered(soon); err != nil {
 		s.t.Fatal(err)
 	}
+	s.accepts(node.DriverSocket) // its unit is active before it serves
 	s.republish(p.boots)
 	// That nothing more happens needs time to be seen.
 	time.Sleep(quiet)
