@@ -164,7 +164,7 @@ var plays = []play{
 			})
 		}
 		s.newKubelet("restart") // it watches the directory that is gone
-	}},
+	}, journal: []string{"the kubelet still watches the deleted directory"}},
 	{name: "stopped and started", csiNode: 2, do: func(s *stage) {
 		s.Run("systemctl", "stop", s.unit)
 		s.writesAre(1)
