@@ -24,8 +24,11 @@ import (
 	"k8s.io/client-go/rest"
 )
 
+// Port is that of the API server, at 127.0.0.1 in the namespace.
+const Port = "6443"
+
 const (
-	server = "127.0.0.1:6443"
+	server = "127.0.0.1:" + Port
 	etcd   = "http://127.0.0.1:2379"
 	peers  = "http://127.0.0.1:2380"
 	token  = "a-token-in-a-namespace-of-its-own-" // and who has it
@@ -126,9 +129,8 @@ func newKey(t testing.TB) []byte {
 // StartAPIServer starts the API server and waits until it is ready.
 func (c *ControlPlane) StartAPIServer() {
 	c.t.Helper()
-	_, port, _ := strings.Cut(server, ":")
 	c.apiserver = c.start("kube-apiserver", append([]string{
-		"--etcd-servers", etcd, "--bind-address", "127.0.0.1", "--advertise-address", "127.0.0.1", "--secure-port", port,
+		"--etcd-servers", etcd, "--bind-address", "127.0.0.1", "--advertise-address", "127.0.0.1", "--secure-port", Port,
 		"--cert-dir", c.path("certs"), "--token-auth-file", c.path("tokens.csv"),
 		"--allow-privileged", "--disable-admission-plugins", "ServiceAccount,TaintNodesByCondition",
 		"--endpoint-reconciler-type", "none",
@@ -157,14 +159,17 @@ func (c *ControlPlane) StopAPIServer() {
 func (c *ControlPlane) Kubeconfig() string { return c.KubeconfigOf(Admin) }
 
 // KubeconfigOf is that of another user.
-func (c *ControlPlane) KubeconfigOf(user string) string {
+func (c *ControlPlane) KubeconfigOf(user string) string { return c.KubeconfigAt(user, server) }
+
+// KubeconfigAt is for whoever reaches the API server at an address of its own.
+func (c *ControlPlane) KubeconfigAt(user, address string) string {
 	return fmt.Sprintf(`apiVersion: v1
 kind: Config
 clusters: [{name: c, cluster: {server: "https://%s", insecure-skip-tls-verify: true}}]
 users: [{name: u, user: {token: %q}}]
 contexts: [{name: x, context: {cluster: c, user: u}}]
 current-context: x
-`, server, token+user)
+`, address, token+user)
 }
 
 // Eventually tries until check finds nothing wrong, and fails the test with the last thing that it found.

@@ -20,7 +20,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -50,47 +49,29 @@ var Suites = []string{"bookworm", "trixie"}
 // Node is a machine with a kubelet. It is not for use by several goroutines.
 type Node struct {
 	*nspawn.Machine
-	Cluster *controlplane.ControlPlane
-
-	t testing.TB
+	*Client
 }
 
 // New prepares a node, switched off, and starts its control plane. Nothing of ours is installed. What is
 // written to its disk before Boot, such as a drop-in of kubelet.service, counts.
 func New(t testing.TB, suite string) *Node {
 	t.Helper()
-	root := nspawn.Root(t, suite+"-node") // skips without root on Debian
-	n := &Node{Cluster: controlplane.New(t), t: t}
+	nspawn.Root(t, suite+"-node") // skips without root on Debian
+	n := &Node{Client: NewClient(t, controlplane.New(t), limit)}
 	n.Machine = nspawn.New(t, suite+"-node")
 	n.Network = n.Cluster.Path()
-	kubelet := os.Getenv("KUBELET") // another version of it, see scripts/test.d/node
-	if kubelet == "" {
-		kubelet = controlplane.Binary(t)
-	}
 	n.Args = []string{
 		"--capability=all", "--system-call-filter=bpf keyctl add_key request_key openat2",
 		"--bind=/dev/kmsg", // the kubelet ends without it
-		"--bind-ro=" + kubelet + ":/usr/local/bin/kubelet", // doctor knows a kubelet by the name of its process
+		"--bind-ro=" + Kubelet(t) + ":" + KubeletPath,
 	}
-	n.Write("/etc/hostname", Name+"\n")
-	n.Write("/etc/hosts", "127.0.0.1 localhost\n127.0.0.1 "+Name+"\n")
-	n.Write("/etc/cni/net.d/10-loopback.conflist", cni)
-	n.Write("/etc/containerd/config.toml", containerd)
-	n.Write("/opt/image.tar", string(image(t, filepath.Join(root, "bin/busybox"))))
-	n.Write("/etc/kubernetes/kubeconfig", n.Cluster.Kubeconfig())
+	Prepare(t, n.Machine, Settings{Kubeconfig: n.Cluster.Kubeconfig(), Containerd: containerd, Snapshotter: "native"})
 	n.ConfigureKubelet("shutdownGracePeriod: 20s", "shutdownGracePeriodCriticalPods: 5s")
 	n.Write("/usr/lib/systemd/system/tunables.service", tunables)
-	n.Write("/usr/lib/systemd/system/image.service", imageUnit)
-	n.Write("/usr/lib/systemd/system/kubelet.service", kubeletUnit)
-	n.Chroot("rm", "-f", "/etc/resolv.conf")
-	n.Write("/etc/resolv.conf", "")
 	n.Chroot("systemctl", "mask", "systemd-modules-load.service")
-	n.Chroot("systemctl", "enable", "containerd.service", "tunables.service", "image.service", "kubelet.service")
+	n.Chroot("systemctl", "enable", "tunables.service")
 	return n
 }
-
-// The node is Ready without a network plugin as long as all pods use the host's network.
-const cni = `{"cniVersion": "0.4.0", "name": "loopback", "plugins": [{"type": "loopback"}]}`
 
 // There is no controller of the unified hierarchy in the machine.
 const containerd = `version = 2
@@ -124,35 +105,6 @@ ExecStart=/bin/sh -ec 'mkdir -p /run/tunables; \
 WantedBy=multi-user.target
 `
 
-const imageUnit = `[Unit]
-Description=The image of the pods
-Requires=containerd.service
-After=containerd.service
-Before=kubelet.service
-ConditionPathExists=!/var/lib/image-imported
-[Service]
-Type=oneshot
-ExecStart=/usr/bin/ctr -n k8s.io image import --snapshotter native /opt/image.tar
-ExecStart=/bin/touch /var/lib/image-imported
-[Install]
-WantedBy=multi-user.target
-`
-
-// As a distribution's: started again whenever it ends.
-const kubeletUnit = `[Unit]
-Description=The kubelet
-Wants=containerd.service
-After=containerd.service
-StartLimitIntervalSec=0
-[Service]
-ExecStart=/usr/local/bin/kubelet --config=/etc/kubernetes/kubelet.yaml --kubeconfig=/etc/kubernetes/kubeconfig \
-	--cert-dir=/var/lib/kubelet/pki --hostname-override=` + Name + ` --v=2
-Restart=always
-RestartSec=1s
-[Install]
-WantedBy=multi-user.target
-`
-
 // During has failures count for another test, a part of the node's own, until do returns.
 func (n *Node) During(t testing.TB, do func()) {
 	outer := n.t
@@ -161,25 +113,13 @@ func (n *Node) During(t testing.TB, do func()) {
 	n.Machine.During(t, do)
 }
 
-// ConfigureKubelet writes the kubelet's configuration: what a small machine needs, and more lines.
+// ConfigureKubelet writes the kubelet's configuration for a container, and more lines.
 func (n *Node) ConfigureKubelet(lines ...string) {
 	n.t.Helper()
-	n.Write("/etc/kubernetes/kubelet.yaml", `apiVersion: kubelet.config.k8s.io/v1beta1
-kind: KubeletConfiguration
-address: 127.0.0.1
-healthzPort: 0
-authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
-authorization: {mode: AlwaysAllow}
-cgroupDriver: cgroupfs
-cgroupsPerQOS: false
-enforceNodeAllocatable: []
-failCgroupV1: false
-failSwapOn: false
-localStorageCapacityIsolation: false
-makeIPTablesUtilChains: false
-resolvConf: ""
-containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
-`+strings.Join(lines, "\n")+"\n")
+	n.Write(KubeletConfigPath, KubeletConfig(append([]string{
+		"cgroupDriver: cgroupfs", "cgroupsPerQOS: false", "enforceNodeAllocatable: []", "failCgroupV1: false", "failSwapOn: false",
+		"localStorageCapacityIsolation: false",
+	}, lines...)...))
 }
 
 // Install installs packages of this tree as a version, in a machine that is on or off. The test's

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"testing"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -13,12 +14,28 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"csi-registrar/internal/e2e/controlplane"
 )
 
 const namespace = metav1.NamespaceDefault
 
 // WriterFile is the file in its volume that a pod of Writer writes to.
 const WriterFile = "log"
+
+// Client makes pods and volumes on the node of a control plane. What is not said otherwise fails the
+// test if it does not succeed.
+type Client struct {
+	Cluster *controlplane.ControlPlane
+
+	t     testing.TB
+	limit time.Duration
+}
+
+// NewClient returns a client that waits at most limit for what the node does.
+func NewClient(t testing.TB, cluster *controlplane.ControlPlane, limit time.Duration) *Client {
+	return &Client{Cluster: cluster, t: t, limit: limit}
+}
 
 // CreateVolume makes a volume of the sample driver's package, see CreateVolumeOf.
 func (n *Node) CreateVolume(name string) (handle string) {
@@ -30,21 +47,28 @@ func (n *Node) CreateVolume(name string) (handle string) {
 // name bound to it, as the provisioner and the controller manager would. It returns the volume's handle.
 func (n *Node) CreateVolumeOf(driver, socket, name string) (handle string) {
 	n.t.Helper()
-	handle = n.driverVolume(socket, name)
-	n.createCSIDriver(driver)
+	handle = MakeVolume(n.t, n.Path(socket), name)
+	n.BindVolume(driver, name, handle)
+	return handle
+}
+
+// BindVolume makes the objects of a volume that the driver has, and a claim of that name bound to it.
+func (c *Client) BindVolume(driver, name, handle string) {
+	c.t.Helper()
+	c.createCSIDriver(driver)
 	size := corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Mi")}
 	modes := []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
 	class := ""
-	api := n.Cluster.API.CoreV1()
-	claim, err := api.PersistentVolumeClaims(namespace).Create(n.ctx(), &corev1.PersistentVolumeClaim{
+	api := c.Cluster.API.CoreV1()
+	claim, err := api.PersistentVolumeClaims(namespace).Create(c.ctx(), &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: corev1.PersistentVolumeClaimSpec{
 			AccessModes: modes, VolumeName: name, StorageClassName: &class,
 			Resources: corev1.VolumeResourceRequirements{Requests: size},
 		},
 	}, metav1.CreateOptions{})
-	n.must(err)
-	volume, err := api.PersistentVolumes().Create(n.ctx(), &corev1.PersistentVolume{
+	c.must(err)
+	volume, err := api.PersistentVolumes().Create(c.ctx(), &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: corev1.PersistentVolumeSpec{
 			AccessModes: modes, Capacity: size,
@@ -55,23 +79,24 @@ func (n *Node) CreateVolumeOf(driver, socket, name string) (handle string) {
 			},
 		},
 	}, metav1.CreateOptions{})
-	n.must(err)
+	c.must(err)
 	volume.Status.Phase = corev1.VolumeBound
-	_, err = api.PersistentVolumes().UpdateStatus(n.ctx(), volume, metav1.UpdateOptions{})
-	n.must(err)
+	_, err = api.PersistentVolumes().UpdateStatus(c.ctx(), volume, metav1.UpdateOptions{})
+	c.must(err)
 	claim.Status.Phase, claim.Status.AccessModes, claim.Status.Capacity = corev1.ClaimBound, modes, size
-	_, err = api.PersistentVolumeClaims(namespace).UpdateStatus(n.ctx(), claim, metav1.UpdateOptions{})
-	n.must(err)
-	return handle
+	_, err = api.PersistentVolumeClaims(namespace).UpdateStatus(c.ctx(), claim, metav1.UpdateOptions{})
+	c.must(err)
 }
 
-// driverVolume has the driver make a volume, and returns its id.
-func (n *Node) driverVolume(socket, name string) string {
-	n.t.Helper()
-	conn, err := grpc.NewClient("unix:"+n.Path(socket), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	n.must(err)
+// MakeVolume has the sample driver at a socket make a volume, and returns its handle.
+func MakeVolume(t testing.TB, socket, name string) (handle string) {
+	t.Helper()
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer conn.Close()
-	ctx, cancel := context.WithTimeout(n.ctx(), limit)
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	made, err := csi.NewControllerClient(conn).CreateVolume(ctx, &csi.CreateVolumeRequest{
 		Name: name,
@@ -80,19 +105,21 @@ func (n *Node) driverVolume(socket, name string) string {
 			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
 		}},
 	}, grpc.WaitForReady(true))
-	n.must(err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	return made.GetVolume().GetVolumeId()
 }
 
-func (n *Node) createCSIDriver(driver string) {
-	n.t.Helper()
+func (c *Client) createCSIDriver(driver string) {
+	c.t.Helper()
 	no := false
-	_, err := n.Cluster.API.StorageV1().CSIDrivers().Create(n.ctx(), &storagev1.CSIDriver{
+	_, err := c.Cluster.API.StorageV1().CSIDrivers().Create(c.ctx(), &storagev1.CSIDriver{
 		ObjectMeta: metav1.ObjectMeta{Name: driver},
 		Spec:       storagev1.CSIDriverSpec{AttachRequired: &no},
 	}, metav1.CreateOptions{})
 	if !apierrors.IsAlreadyExists(err) {
-		n.must(err)
+		c.must(err)
 	}
 }
 
@@ -117,29 +144,29 @@ func Writer(name, claim string) *corev1.Pod {
 }
 
 // CreatePod posts a pod.
-func (n *Node) CreatePod(pod *corev1.Pod) {
-	n.t.Helper()
-	_, err := n.Cluster.API.CoreV1().Pods(namespace).Create(n.ctx(), pod, metav1.CreateOptions{})
-	n.must(err)
+func (c *Client) CreatePod(pod *corev1.Pod) {
+	c.t.Helper()
+	_, err := c.Cluster.API.CoreV1().Pods(namespace).Create(c.ctx(), pod, metav1.CreateOptions{})
+	c.must(err)
 }
 
 // Pod asks for a pod; nil if there is none.
-func (n *Node) Pod(name string) *corev1.Pod {
-	n.t.Helper()
-	pod, err := n.Cluster.API.CoreV1().Pods(namespace).Get(n.ctx(), name, metav1.GetOptions{})
+func (c *Client) Pod(name string) *corev1.Pod {
+	c.t.Helper()
+	pod, err := c.Cluster.API.CoreV1().Pods(namespace).Get(c.ctx(), name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
-	n.must(err)
+	c.must(err)
 	return pod
 }
 
 // Running waits until the containers of a pod are ready, and gives the pod.
-func (n *Node) Running(name string) *corev1.Pod {
-	n.t.Helper()
+func (c *Client) Running(name string) *corev1.Pod {
+	c.t.Helper()
 	var pod *corev1.Pod
-	n.Eventually(limit, "pod "+name+" to be Ready", func() error {
-		if pod = n.Pod(name); pod == nil {
+	controlplane.Eventually(c.t, c.limit, "pod "+name+" to be Ready", func() error {
+		if pod = c.Pod(name); pod == nil {
 			return fmt.Errorf("there is none")
 		}
 		for _, c := range pod.Status.Conditions {
@@ -147,32 +174,32 @@ func (n *Node) Running(name string) *corev1.Pod {
 				return nil
 			}
 		}
-		return fmt.Errorf("%s: %+v\nevents: %s", pod.Status.Phase, pod.Status, n.events(name))
+		return fmt.Errorf("%s: %+v\nevents: %s", pod.Status.Phase, pod.Status, c.events(name))
 	})
 	return pod
 }
 
 // DeletePod deletes a pod and waits until it is gone, which it is when its volumes are unpublished.
-func (n *Node) DeletePod(name string) {
-	n.t.Helper()
-	n.must(n.Cluster.API.CoreV1().Pods(namespace).Delete(n.ctx(), name, metav1.DeleteOptions{}))
-	n.Gone(name)
+func (c *Client) DeletePod(name string) {
+	c.t.Helper()
+	c.must(c.Cluster.API.CoreV1().Pods(namespace).Delete(c.ctx(), name, metav1.DeleteOptions{}))
+	c.Gone(name)
 }
 
 // Gone waits until there is no pod of that name.
-func (n *Node) Gone(name string) {
-	n.t.Helper()
-	n.Eventually(limit, "pod "+name+" to be gone", func() error {
-		if pod := n.Pod(name); pod != nil {
-			return fmt.Errorf("%+v\nevents: %s", pod.Status, n.events(name))
+func (c *Client) Gone(name string) {
+	c.t.Helper()
+	controlplane.Eventually(c.t, c.limit, "pod "+name+" to be gone", func() error {
+		if pod := c.Pod(name); pod != nil {
+			return fmt.Errorf("%+v\nevents: %s", pod.Status, c.events(name))
 		}
 		return nil
 	})
 }
 
 // events are what was said of a pod.
-func (n *Node) events(name string) string {
-	list, err := n.Cluster.API.CoreV1().Events(namespace).List(n.ctx(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + name})
+func (c *Client) events(name string) string {
+	list, err := c.Cluster.API.CoreV1().Events(namespace).List(c.ctx(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + name})
 	if err != nil {
 		return err.Error()
 	}
@@ -183,11 +210,11 @@ func (n *Node) events(name string) string {
 	return all
 }
 
-func (n *Node) ctx() context.Context { return context.Background() } // each request has a limit of its own
+func (c *Client) ctx() context.Context { return context.Background() } // each request has a limit of its own
 
-func (n *Node) must(err error) {
-	n.t.Helper()
+func (c *Client) must(err error) {
+	c.t.Helper()
 	if err != nil {
-		n.t.Fatal(err)
+		c.t.Fatal(err)
 	}
 }

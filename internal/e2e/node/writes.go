@@ -31,7 +31,7 @@ type Writes struct {
 }
 
 // WatchWrites watches until the test ends, also while the API server is away.
-func (n *Node) WatchWrites(t testing.TB) *Writes {
+func (c *Client) WatchWrites(t testing.TB) *Writes {
 	t.Helper()
 	w := &Writes{}
 	stop := make(chan struct{})
@@ -53,25 +53,25 @@ func (n *Node) WatchWrites(t testing.TB) *Writes {
 		})
 		done.Go(func() { controller.Run(stop) })
 	}
-	csiNodes := n.Cluster.API.StorageV1().CSINodes()
+	csiNodes := c.Cluster.API.StorageV1().CSINodes()
 	informer("CSINode", &storagev1.CSINode{}, func(old, now any) bool {
 		return old.(*storagev1.CSINode).ResourceVersion != now.(*storagev1.CSINode).ResourceVersion
 	}, &cache.ListWatch{
-		ListFunc: func(metav1.ListOptions) (runtime.Object, error) { return csiNodes.List(n.ctx(), options) },
+		ListFunc: func(metav1.ListOptions) (runtime.Object, error) { return csiNodes.List(c.ctx(), options) },
 		WatchFunc: func(o metav1.ListOptions) (watch.Interface, error) {
 			o.FieldSelector = options.FieldSelector
-			return csiNodes.Watch(n.ctx(), o)
+			return csiNodes.Watch(c.ctx(), o)
 		},
 	})
-	nodes := n.Cluster.API.CoreV1().Nodes()
+	nodes := c.Cluster.API.CoreV1().Nodes()
 	informer("Node", &corev1.Node{}, func(old, now any) bool {
 		a, b := old.(*corev1.Node), now.(*corev1.Node)
 		return !maps.Equal(a.Labels, b.Labels) || !maps.Equal(a.Annotations, b.Annotations) || !equality.Semantic.DeepEqual(a.Spec, b.Spec)
 	}, &cache.ListWatch{
-		ListFunc: func(metav1.ListOptions) (runtime.Object, error) { return nodes.List(n.ctx(), options) },
+		ListFunc: func(metav1.ListOptions) (runtime.Object, error) { return nodes.List(c.ctx(), options) },
 		WatchFunc: func(o metav1.ListOptions) (watch.Interface, error) {
 			o.FieldSelector = options.FieldSelector
-			return nodes.Watch(n.ctx(), o)
+			return nodes.Watch(c.ctx(), o)
 		},
 	})
 	return w
