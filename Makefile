@@ -76,7 +76,7 @@ arm64-test: ## the demo and the unit tests on arm64, under qemu; before a releas
 	scripts/test arm64
 
 .PHONY: vm-test
-vm-test: ## power cuts, and SELinux, in a virtual machine; root, half an hour, not in CI
+vm-test: ## power cuts, SELinux and a whole node, in a virtual machine; root, half an hour, not in CI
 	scripts/test vm
 
 .PHONY: newkubelet-test

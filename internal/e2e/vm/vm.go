@@ -29,10 +29,30 @@ const (
 	size      = "4G"
 )
 
+// HostAddress is the loopback address of the machine's network namespace, as the machine sees it.
+const HostAddress = "10.0.2.2"
+
+// networkUnit does by hand what udev and a network manager do.
+const networkUnit = `[Unit]
+DefaultDependencies=no
+Before=network.target
+Wants=network.target
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/sbin/modprobe virtio_net
+ExecStart=/bin/busybox ip address add 10.0.2.15/24 dev eth0
+ExecStart=/bin/busybox ip link set eth0 up
+ExecStart=/bin/busybox ip route add default via ` + HostAddress + `
+`
+
 // Machine is a virtual machine with one disk. It is not for use by several goroutines.
 type Machine struct {
 	// Append is added to the kernel's command line.
 	Append string
+	// Network is the path of a network namespace, whose 127.0.0.1 the machine reaches as HostAddress
+	// through its one interface; "" gives it none.
+	Network string
 
 	t      testing.TB
 	dir    string
@@ -104,6 +124,7 @@ func New(t testing.TB, prepare func(disk *nspawn.Machine)) *Machine {
 	disk.Write("/usr/lib/systemd/system/test-shell.service", shellUnit)
 	disk.Write("/etc/systemd/system.conf.d/slow.conf", "[Manager]\nDefaultTimeoutStartSec=10min\nDefaultDeviceTimeoutSec=10min\nStatusUnitFormat=name\n")
 	disk.Write("/etc/systemd/journald.conf.d/test.conf", "[Journal]\nStorage=persistent\nSyncIntervalSec=1s\n")
+	disk.Write("/usr/lib/systemd/system/test-network.service", networkUnit)
 	disk.Chroot("systemctl", "add-wants", "sysinit.target", "test-shell.service")
 	prepare(disk)
 	out, err := exec.Command("mke2fs", "-q", "-t", "ext4", "-d", disk.Disk, m.path("disk"), size).CombinedOutput()
@@ -154,12 +175,21 @@ func (m *Machine) SwitchOn() {
 	console := m.path("console-" + strconv.Itoa(m.boots()))
 	// What the guest has written is in the host's memory when qemu is killed, and stays; what is only in
 	// the guest's memory is lost, so that cache=unsafe takes nothing from a power cut.
-	m.qemu = exec.Command("qemu-system-x86_64", append(accel, "-smp", "2", "-m", "3G",
+	kernelArgs := "root=/dev/nvme0n1 rw console=ttyS0 loglevel=4 systemd.condition_needs_update=0 systemd.mask=" +
+		strings.Join(needless, " systemd.mask=") + " " + m.Append
+	if m.Network != "" {
+		kernelArgs += " systemd.wants=test-network.service"
+	}
+	args := append(accel, "-smp", "2", "-m", "3G",
 		"-nodefaults", "-no-reboot", "-display", "none", "-kernel", m.kernel,
-		"-append", "root=/dev/nvme0n1 rw console=ttyS0 loglevel=4 systemd.condition_needs_update=0 systemd.mask="+
-			strings.Join(needless, " systemd.mask=")+" "+m.Append,
+		"-append", kernelArgs,
 		"-drive", "file="+m.path("disk")+",format=raw,if=none,id=disk,cache=unsafe", "-device", "nvme,drive=disk,serial=1",
-		"-serial", "file:"+console, "-serial", "unix:"+m.path("serial"))...)
+		"-serial", "file:"+console, "-serial", "unix:"+m.path("serial"))
+	m.qemu = exec.Command("qemu-system-x86_64", args...)
+	if m.Network != "" {
+		m.qemu = exec.Command("nsenter", append(append([]string{"--net=" + m.Network, "--", "qemu-system-x86_64"}, args...),
+			"-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile=")...)
+	}
 	m.qemu.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	var stderr strings.Builder
 	m.qemu.Stderr = &stderr

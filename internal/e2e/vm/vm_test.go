@@ -31,8 +31,8 @@ const (
 
 func driver(i int) string { return fmt.Sprintf("d%d.example", i) }
 
-// node is a machine with our package, drivers, and the registration part of the kubelet, which notes what it sees.
-type node struct {
+// machine is one with our package, drivers, and the registration part of the kubelet, which notes what it sees.
+type machine struct {
 	*vm.Machine
 	t *testing.T
 }
@@ -54,7 +54,7 @@ StandardError=null
 WantedBy=multi-user.target
 `
 
-func newNode(t *testing.T, prepare ...func(disk *nspawn.Machine)) *node {
+func newMachine(t *testing.T, prepare ...func(disk *nspawn.Machine)) *machine {
 	t.Helper()
 	m := vm.New(t, func(disk *nspawn.Machine) {
 		kubelet := filepath.Join(t.TempDir(), "kubelet")
@@ -88,7 +88,7 @@ func newNode(t *testing.T, prepare ...func(disk *nspawn.Machine)) *node {
 		}
 	})
 	m.Append = "systemd.mask=containerd.service"
-	return &node{m, t}
+	return &machine{m, t}
 }
 
 func put(t testing.TB, disk *nspawn.Machine, from, to string, mode os.FileMode) {
@@ -102,7 +102,7 @@ func put(t testing.TB, disk *nspawn.Machine, from, to string, mode os.FileMode) 
 
 // registered waits until the kubelet has registered each driver, and fails if it saw more than that, or if
 // there is anything else of ours.
-func (n *node) registered() {
+func (n *machine) registered() {
 	n.t.Helper()
 	n.Run("csi-registrar wait --timeout 280s")
 	n.Eventually(limit, "one registration of each driver", func() error {
@@ -137,7 +137,7 @@ func (n *node) registered() {
 }
 
 // cut runs a script again and again, cuts the power at some time after it has begun, and boots.
-func (n *node) cut(script string, within time.Duration) {
+func (n *machine) cut(script string, within time.Duration) {
 	n.t.Helper()
 	n.Run("rm -f /run/began; (while :; do touch /run/began; " + script + "; done) >/dev/null 2>&1 &")
 	n.Eventually(limit, "the begin of it", func() error {
@@ -156,7 +156,7 @@ func (n *node) cut(script string, within time.Duration) {
 // TestPowerCutWhilePublishing: the daemon is stopped and started all the time, with another
 // configuration each time, when the power fails.
 func TestPowerCutWhilePublishing(t *testing.T) {
-	n := newNode(t)
+	n := newMachine(t)
 	n.Boot()
 	n.registered()
 	for range cuts {
@@ -169,7 +169,7 @@ func TestPowerCutWhilePublishing(t *testing.T) {
 // TestPowerCutWhileUpgrading: the power fails at any time of an upgrade or a downgrade. What runs after
 // the boot is one of the two versions, and dpkg can go on.
 func TestPowerCutWhileUpgrading(t *testing.T) {
-	n := newNode(t)
+	n := newMachine(t)
 	n.Boot()
 	n.registered()
 	for range cuts {
@@ -187,7 +187,7 @@ func TestPowerCutWhileUpgrading(t *testing.T) {
 
 // TestSELinux: the daemon and its drivers under Debian's policy, enforced. The denials are for a reader.
 func TestSELinux(t *testing.T) {
-	n := newNode(t, func(disk *nspawn.Machine) {
+	n := newMachine(t, func(disk *nspawn.Machine) {
 		disk.Write("/etc/selinux/config", "SELINUX=enforcing\nSELINUXTYPE=default\n")
 		disk.Chroot("setfiles", "-F", "/etc/selinux/default/contexts/files/file_contexts", "/")
 	})
