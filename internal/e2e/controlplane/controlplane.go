@@ -20,6 +20,8 @@ import (
 	"testing"
 	"time"
 
+	"csi-registrar/internal/e2e/child"
+
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 )
@@ -140,7 +142,7 @@ func (c *ControlPlane) StartAPIServer() {
 	}, c.flags...)...)
 	Eventually(c.t, startLimit, "the API server to be ready", func() error {
 		if !c.apiserver.running() {
-			c.t.Fatalf("the API server ended: %v", c.apiserver.err)
+			c.t.Fatalf("the API server ended: %v", c.apiserver.cmd.ProcessState)
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
@@ -192,8 +194,7 @@ func Eventually(t testing.TB, limit time.Duration, what string, check func() err
 type process struct {
 	cmd    *exec.Cmd
 	output lockedBuffer
-	ended  chan struct{}
-	err    error // read after ended
+	ended  <-chan struct{}
 }
 
 type lockedBuffer struct {
@@ -221,16 +222,12 @@ func (c *ControlPlane) Start(name string, cmd *exec.Cmd) {
 
 func (c *ControlPlane) startCommand(name string, cmd *exec.Cmd) *process {
 	c.t.Helper()
-	p := &process{cmd: cmd, ended: make(chan struct{})}
+	p := &process{cmd: cmd}
 	p.cmd.Stdout, p.cmd.Stderr = &p.output, &p.output
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
-	if err := p.cmd.Start(); err != nil {
+	var err error
+	if p.ended, err = child.Start(p.cmd, syscall.SIGKILL); err != nil {
 		c.t.Fatal(err)
 	}
-	go func() {
-		defer close(p.ended)
-		p.err = p.cmd.Wait()
-	}()
 	c.t.Cleanup(func() {
 		p.kill()
 		if c.t.Failed() {

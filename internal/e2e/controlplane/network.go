@@ -35,8 +35,7 @@ func NewNetwork(t testing.TB) *Network {
 	return n
 }
 
-// make changes the namespace of one thread and changes it back. The thread must not end: with it
-// would die what other goroutines had it start (Pdeathsig).
+// make changes the namespace of one thread and changes it back.
 func (n *Network) make() (err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

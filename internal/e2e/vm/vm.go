@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"csi-registrar/internal/e2e/child"
 	"csi-registrar/internal/e2e/system/nspawn"
 )
 
@@ -58,7 +59,7 @@ type Machine struct {
 	dir    string
 	kernel string
 	qemu   *exec.Cmd
-	ended  chan struct{} // closed when qemu was waited for
+	ended  <-chan struct{} // closed when qemu was waited for
 	shell  net.Conn
 	lines  *bufio.Reader
 	calls  int
@@ -190,18 +191,11 @@ func (m *Machine) SwitchOn() {
 		m.qemu = exec.Command("nsenter", append(append([]string{"--net=" + m.Network, "--", "qemu-system-x86_64"}, args...),
 			"-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile=")...)
 	}
-	m.qemu.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	var stderr strings.Builder
 	m.qemu.Stderr = &stderr
-	if err := m.qemu.Start(); err != nil {
+	if m.ended, err = child.Start(m.qemu, syscall.SIGKILL); err != nil {
 		m.t.Fatal(err)
 	}
-	ended := make(chan struct{})
-	m.ended = ended
-	go func(cmd *exec.Cmd) {
-		defer close(ended)
-		_ = cmd.Wait() // killed, or the guest switched itself off
-	}(m.qemu)
 	if err := ln.(*net.UnixListener).SetDeadline(time.Now().Add(time.Minute)); err != nil {
 		m.t.Fatal(err)
 	}

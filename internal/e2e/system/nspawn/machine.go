@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"csi-registrar/internal/e2e/child"
 )
 
 // Limits of what should take a second, generous for machines under load.
@@ -39,7 +41,7 @@ type Machine struct {
 	dir     string
 	group   cgroup
 	nspawn  *exec.Cmd
-	ended   chan struct{} // closed when nspawn was waited for
+	ended   <-chan struct{} // closed when nspawn was waited for
 	leader  int
 	console *os.File
 }
@@ -195,16 +197,11 @@ func (m *Machine) SwitchOn() {
 	m.nspawn = exec.Command("/bin/sh", append([]string{"-c", m.group.enter() + `exec systemd-nspawn "$@"`, "sh"}, args...)...)
 	m.nspawn.Env = append(os.Environ(), "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1")
 	m.nspawn.Stdout, m.nspawn.Stderr = m.console, m.console
-	// Dies with the test process, whatever happens to that.
-	m.nspawn.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM, Setpgid: true}
-	if err := m.nspawn.Start(); err != nil {
+	ended, err := child.Start(m.nspawn, syscall.SIGTERM)
+	if err != nil {
 		m.t.Fatal(err)
 	}
-	m.ended = make(chan struct{})
-	go func(cmd *exec.Cmd, ended chan struct{}) {
-		defer close(ended)
-		_ = cmd.Wait() // killed, or the guest's code
-	}(m.nspawn, m.ended)
+	m.ended = ended
 	m.findLeader()
 }
 
