@@ -1,6 +1,7 @@
 package nspawn
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -38,11 +39,42 @@ func (c cgroup) enter() string {
 	return code.String()
 }
 
+// kill ends all processes at once. They are frozen before, so that none sees another one end.
+func (c cgroup) kill() error {
+	for _, dir := range c.dirs {
+		set := func(name, to string) error {
+			f, err := os.OpenFile(filepath.Join(dir, name), os.O_WRONLY, 0)
+			if err != nil {
+				return err
+			}
+			_, err = f.WriteString(to)
+			return errors.Join(err, f.Close())
+		}
+		err := set("cgroup.freeze", "1")
+		if os.IsNotExist(err) {
+			continue // an old hierarchy
+		}
+		for range 100 { // what waits for a disk cannot be frozen, and sees nothing either
+			if err != nil || c.is("frozen 1") {
+				break
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		if err = errors.Join(err, set("cgroup.kill", "1"), set("cgroup.freeze", "0")); err != nil {
+			return fmt.Errorf("cannot end all processes of a control group: %w", err)
+		}
+	}
+	return nil
+}
+
 // empty reports whether it has no process any more, in the groups inside neither.
-func (c cgroup) empty() bool {
+func (c cgroup) empty() bool { return c.is("populated 0") }
+
+// is reports whether the kernel says so of it, wherever it says anything.
+func (c cgroup) is(event string) bool {
 	for _, dir := range c.dirs {
 		b, err := os.ReadFile(filepath.Join(dir, "cgroup.events"))
-		if err == nil && !strings.Contains(string(b), "populated 0") {
+		if err == nil && !strings.Contains(string(b), event) {
 			return false
 		}
 	}

@@ -309,17 +309,14 @@ func (m *Machine) PowerCut() {
 	}
 }
 
-// cut kills PID 1, with which the kernel kills all other processes, and nspawn, lest it
-// puts anything in order. It returns when they are gone.
+// cut kills everything at once, nspawn too, lest it puts anything in order. It returns when all
+// are gone. Were PID 1 killed first, others would still log that it does not answer.
 func (m *Machine) cut() error {
-	leader := m.leader
 	m.leader = 0
-	if leader != 0 {
-		if err := syscall.Kill(leader, syscall.SIGKILL); err != nil && err != syscall.ESRCH {
-			return err
-		}
+	if err := m.group.kill(); err != nil {
+		return err
 	}
-	if err := m.nspawn.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+	if err := m.nspawn.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) { // if it had not entered the group yet
 		return err
 	}
 	<-m.ended
