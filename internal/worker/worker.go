@@ -5,10 +5,9 @@
 package worker
 
 import (
-	"cmp"
 	"context"
 	"fmt"
-	"slices"
+	"sort"
 	"sync"
 	"time"
 )
@@ -45,7 +44,7 @@ func (p *Pool) Stuck() []Stuck {
 			list = append(list, Stuck{Path: path, Since: c.since})
 		}
 	}
-	slices.SortFunc(list, func(a, b Stuck) int { return cmp.Compare(a.Path, b.Path) })
+	sort.Slice(list, func(i, j int) bool { return list[i].Path < list[j].Path })
 	return list
 }
 
@@ -76,33 +75,44 @@ func (e *NotAnswering) Error() string {
 // has not returned. The result of an abandoned f goes to discard, if that is not nil: close
 // there what f opened. If ctx ends before, f is abandoned as well, and the error is its cause.
 func Do[T any](ctx context.Context, s *Slot, limit time.Duration, f func() T, discard func(T)) (T, error) {
+	var result, none T
+	late := func() {
+		if discard != nil {
+			discard(result)
+		}
+	}
+	if err := s.do(ctx, limit, func() { result = f() }, late); err != nil {
+		return none, err // result is still f's
+	}
+	return result, nil
+}
+
+// do is Do without types: each copy of it would be 3 kB of the binary.
+func (s *Slot) do(ctx context.Context, limit time.Duration, f, late func()) error {
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
-	var none T
 	c, err := s.enter(ctx, timer.C)
 	if err != nil {
-		return none, err
+		return err
 	}
-	result := make(chan T, 1)
 	go func() {
-		v := f()
-		result <- v // before leave, so that a call that was not abandoned finds it
-		if s.leave(c) && discard != nil {
-			discard(v)
+		f()
+		if s.leave(c) {
+			late()
 		}
 	}()
 	select {
 	case <-c.done:
-		return <-result, nil
+		return nil
 	case <-timer.C:
 		err = &NotAnswering{Path: s.path}
 	case <-ctx.Done():
 		err = context.Cause(ctx)
 	}
 	if !s.abandon(c) { // it returned at this very moment
-		return <-result, nil
+		return nil
 	}
-	return none, err
+	return err
 }
 
 // enter waits until no call about the path runs, and begins one.
