@@ -1,8 +1,7 @@
 package agent
 
 import (
-	"cmp"
-	"slices"
+	"sort"
 	"strings"
 
 	"csi-registrar/internal/status"
@@ -48,7 +47,7 @@ func (a *Agent) Status() status.Document {
 			s.Drivers[i].Reason = strings.TrimPrefix(s.Drivers[i].Reason+"; "+d.KeptFor, "; ")
 		}
 	}
-	slices.SortFunc(s.Drivers, func(x, y status.Driver) int { return cmp.Compare(x.Name, y.Name) })
+	sort.Slice(s.Drivers, func(i, j int) bool { return s.Drivers[i].Name < s.Drivers[j].Name })
 	return s
 }
 

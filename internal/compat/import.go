@@ -7,6 +7,7 @@ import (
 	"path"
 	"regexp"
 	"slices"
+	"sort"
 	"strings"
 	"time"
 	"unicode"
@@ -92,7 +93,7 @@ func Import(manifests []Manifest, name string) Result {
 		res.refuse(r, "a node has one kubelet: import only what is for this kind of node",
 			"it registers with the kubelet in %s, but %s with the one in %s", safetext.Word(r.RootDir), first.from(), safetext.Word(first.RootDir))
 	}
-	slices.SortFunc(res.Registrars, func(a, b Registrar) int { return cmp.Compare(a.Driver.Name, b.Driver.Name) })
+	sort.Slice(res.Registrars, func(i, j int) bool { return res.Registrars[i].Driver.Name < res.Registrars[j].Driver.Name })
 	return res
 }
 

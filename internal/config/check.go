@@ -6,7 +6,6 @@ import (
 	"maps"
 	"path"
 	"slices"
-	"strings"
 
 	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/status"
@@ -39,7 +38,7 @@ func (l *loader) result() *Result {
 		t.Endpoint = cmp.Or(t.Endpoint, t.Socket)
 		l.Config.Drivers = append(l.Config.Drivers, t.Driver)
 	}
-	slices.SortFunc(l.Config.Drivers, func(a, b Driver) int { return strings.Compare(a.Name, b.Name) })
+	sortByName(l.Config.Drivers)
 	for _, name := range slices.Sorted(maps.Keys(l.faulty)) {
 		if status.CheckName(name) == nil {
 			l.Faulty = append(l.Faulty, name)

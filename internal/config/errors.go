@@ -3,6 +3,7 @@ package config
 import (
 	"cmp"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 
@@ -58,9 +59,10 @@ func (es Errors) Error() string {
 
 // sorted puts errors in the order of files, then of lines, and leaves out repetitions.
 func sorted(es []Error, rank map[string]int) []Error {
-	slices.SortStableFunc(es, func(a, b Error) int {
+	sort.SliceStable(es, func(i, j int) bool {
+		a, b := &es[i], &es[j]
 		return cmp.Or(cmp.Compare(rank[a.File], rank[b.File]), strings.Compare(a.File, b.File),
-			cmp.Compare(a.Line, b.Line), strings.Compare(a.Key, b.Key))
+			cmp.Compare(a.Line, b.Line), strings.Compare(a.Key, b.Key)) < 0
 	})
 	return slices.Compact(es)
 }

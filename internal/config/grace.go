@@ -2,7 +2,6 @@ package config
 
 import (
 	"slices"
-	"strings"
 	"time"
 )
 
@@ -95,7 +94,7 @@ func (g *Grace) Keep(inForce *InForce, r *Result, now time.Time, mustStay func(n
 		c.Drivers = append(c.Drivers, d)
 	}
 	g.drivers = kept
-	slices.SortFunc(c.Drivers, func(a, b Driver) int { return strings.Compare(a.Name, b.Name) })
+	sortByName(c.Drivers)
 	return k
 }
 

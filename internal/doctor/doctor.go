@@ -14,6 +14,7 @@ import (
 	"net"
 	"path/filepath"
 	"slices"
+	"sort"
 	"strconv"
 	"sync"
 	"time"
@@ -85,7 +86,8 @@ func Run(ctx context.Context, o Options) Report {
 	x.watching(ctx)
 	x.volumes(ctx)
 	x.drivers(ctx)
-	slices.SortStableFunc(x.report.Findings, func(a, b Finding) int { return a.rank() - b.rank() })
+	findings := x.report.Findings
+	sort.SliceStable(findings, func(i, j int) bool { return findings[i].rank() < findings[j].rank() })
 	x.report.Healthy = !slices.ContainsFunc(x.report.Findings, func(f Finding) bool { return f.Severity == Problem })
 	return x.report
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sort"
 	"strings"
 	"sync"
 	"time"
@@ -184,7 +185,7 @@ func (o *others) of(driver string) (found []answer) {
 			found = append(found, a)
 		}
 	}
-	slices.SortFunc(found, func(a, b answer) int { return strings.Compare(a.path, b.path) })
+	sort.Slice(found, func(i, j int) bool { return found[i].path < found[j].path })
 	return found
 }
 

@@ -19,7 +19,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
-	"slices"
+	"sort"
 	"strings"
 	"time"
 
@@ -184,7 +184,8 @@ func (r *reader) compare() {
 			v.Problem = Unmounted
 		}
 	}
-	slices.SortFunc(r.volumes, func(a, b Volume) int {
-		return cmp.Or(strings.Compare(a.Dir, b.Dir), strings.Compare(a.Target, b.Target))
+	sort.Slice(r.volumes, func(i, j int) bool {
+		a, b := &r.volumes[i], &r.volumes[j]
+		return cmp.Or(strings.Compare(a.Dir, b.Dir), strings.Compare(a.Target, b.Target)) < 0
 	})
 }
