@@ -91,14 +91,13 @@ type variable struct {
 // maxValue limits a value: entries that double each other grow without limit.
 const maxValue = 64 << 10
 
-var reference = regexp.MustCompile(`\$\$|\$\([^)]*\)`)
-
 func (c container) replace(s string, vars map[string]variable) (string, error) {
 	if isTemplate(s) {
 		return "", fmt.Errorf("%w: %s", errIsTemplate, safetext.Quote(s))
 	}
 	var err error
 	size := len(s)
+	reference := regexp.MustCompile(`\$\$|\$\([^)]*\)`)
 	value := reference.ReplaceAllStringFunc(s, func(ref string) string {
 		if ref == "$$" {
 			return "$"

@@ -245,9 +245,8 @@ func (w workload) driverName(endpoint string, drivers []string) (string, error) 
 // nameFlags are those that set the name of published drivers.
 var nameFlags = []string{"drivername", "driver-name", "driver_name", "csi-driver-name"}
 
-var windowsPath = regexp.MustCompile(`^(unix://)?[A-Za-z]:|\\`)
-
 func (w workload) forWindows(c container) bool {
+	windowsPath := regexp.MustCompile(`^(unix://)?[A-Za-z]:|\\`)
 	return w.pod.NodeSelector["kubernetes.io/os"] == "windows" || slices.ContainsFunc(c.Args, func(arg string) bool {
 		_, value, _ := strings.Cut(arg, "=")
 		return strings.Contains(arg, "-kubelet-registration-path") && windowsPath.MatchString(value)
@@ -273,12 +272,11 @@ func (p podSpec) removable(registrar container) []string {
 	return out
 }
 
-// sidecars matches the images that run beside a driver and use its socket.
-var sidecars = regexp.MustCompile(`livenessprobe|liveness-probe|csi-(provisioner|attacher|resizer|snapshotter)|external-(provisioner|attacher|resizer|snapshotter|health)`)
-
 // owner sets socket_owner if the one container that can be the driver does not run as root.
 func (p podSpec) owner(registrar container, address string, r *Registrar) {
 	mine := registrar.mountOf(address).Name // the volume with the socket
+	// Images that run beside a driver and use its socket.
+	sidecars := regexp.MustCompile(`livenessprobe|liveness-probe|csi-(provisioner|attacher|resizer|snapshotter)|external-(provisioner|attacher|resizer|snapshotter|health)`)
 	var users []int64
 	for _, c := range p.Containers {
 		if c.Name == registrar.Name || c.isRegistrar() || sidecars.MatchString(path.Base(c.Image)) ||

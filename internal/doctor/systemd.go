@@ -216,12 +216,11 @@ func (x *diagnosis) store(p map[string]string) {
 	}
 }
 
-var endpointFlag = regexp.MustCompile(`--?http-endpoint[= ]([^ ;]+)`)
-
 // openHTTP warns if health and metrics can be read from other machines.
 func (x *diagnosis) openHTTP(ctx context.Context, service map[string]string) {
 	var addresses []string
 	var fix []Fix
+	endpointFlag := regexp.MustCompile(`--?http-endpoint[= ]([^ ;]+)`)
 	if m := endpointFlag.FindStringSubmatch(service["ExecStart"]); m != nil {
 		addresses, fix = m[1:], []Fix{systemctl("edit", serviceUnit)}
 	}
