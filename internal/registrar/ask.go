@@ -18,7 +18,7 @@ const (
 // asking is the worker that asks the driver.
 type asking struct {
 	cancel    context.CancelFunc // not nil while it works
-	answers   chan answer
+	answers   chan *answer
 	startedAt time.Time // when the Ask that runs, or ran last, began
 	next      time.Time // when to ask again without a hint; zero: not by time
 	hinted    bool      // a hint came that no Ask has answered yet
@@ -85,14 +85,14 @@ func (r *Registrar) askIfDue(ctx context.Context, seen status.Socket, now time.T
 	r.ask.cancel = cancel
 	driver := r.driver
 	go func() {
-		rep := driver.Ask(asking, func(rep status.Report) { r.ask.answers <- answer{rep, false} })
-		r.ask.answers <- answer{rep, true}
+		rep := driver.Ask(asking, func(rep status.Report) { r.ask.answers <- &answer{rep, false} })
+		r.ask.answers <- &answer{rep, true}
 	}()
 	return time.Time{}
 }
 
 // answered takes in an answer.
-func (r *Registrar) answered(a answer, now time.Time) {
+func (r *Registrar) answered(a *answer, now time.Time) {
 	rep := a.Report
 	if !a.final {
 		if r.known.report.Driver != status.Ready {

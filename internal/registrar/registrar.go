@@ -66,7 +66,7 @@ func New(set Settings, d Driver, s Socket, o Options) *Registrar {
 	r := &Registrar{
 		log: o.Log, observe: o.Observe, name: set.Name, cmds: make(chan func()), done: make(chan struct{}),
 		set: set, driver: d, socket: s,
-		ask:     asking{answers: make(chan answer), next: now, limit: pace{burst: 20, every: 500 * time.Millisecond}},
+		ask:     asking{answers: make(chan *answer), next: now, limit: pace{burst: 20, every: 500 * time.Millisecond}},
 		known:   known{report: status.Report{Driver: status.Absent, Reason: "it has not answered yet"}, lastPresent: now},
 		work:    working{done: make(chan error, 1), checkDue: true},
 		logged:  logged{complaints: pace{burst: 5, every: 10 * time.Minute}},
