@@ -14,7 +14,7 @@ import (
 
 const (
 	maxHeaders  = 16 << 10
-	bufferBytes = 4 << 10  // messages are small and rare
+	bufferBytes = 1 << 10  // messages are small and rare
 	windowBytes = 64 << 10 // what the other side may send ahead
 
 	// never is longer than any connection is kept without an answer.
