@@ -12,7 +12,6 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"runtime/debug"
 	"sync"
 	"syscall"
 
@@ -53,7 +52,6 @@ func newDaemon(o Options, log *slog.Logger, pool *worker.Pool, registryDir strin
 // begin has returned and the control socket is served. It ends when ctx is done or a part
 // failed, in the opposite order.
 func (d *daemon) run(ctx context.Context, b control.Backend, begin func(context.Context) error) (err error) {
-	debug.SetGCPercent(gcPercent)
 	ctx, d.fail = context.WithCancelCause(ctx)
 	defer d.fail(nil)
 	// These outlive ctx: registration sockets are served until the last moment.

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"time"
 
@@ -161,6 +162,7 @@ func (r *configReloader) keep(ctx context.Context, res *config.Result, inForce *
 
 // apply brings c into force. Only if it is all that the files say are other drivers withdrawn.
 func (r *configReloader) apply(ctx context.Context, c *config.InForce, complete bool) error {
+	debug.SetGCPercent(gcPercent(len(c.Drivers)))
 	r.level.Set(logLevel(c.Log.Level))
 	if r.inForce != nil && r.inForce.Log.Format != c.Log.Format {
 		r.log.Warn("log.format takes effect at the next start", "format", c.Log.Format)
