@@ -17,8 +17,9 @@ import (
 // suites are Debian 11, 12 and 13: systemd 247, 252 and 257.
 var suites = []string{"bullseye", "bookworm", "trixie"}
 
-// onEach runs a test on each suite, side by side.
+// onEach runs a test on each suite, side by side and beside other tests.
 func onEach(t *testing.T, test func(t *testing.T, suite string)) {
+	t.Parallel()
 	for _, suite := range suites {
 		t.Run(suite, func(t *testing.T) {
 			t.Parallel()
