@@ -13,7 +13,7 @@ build: ## build bin/csi-registrar and bin/csi-sample-driver, as they are package
 
 .PHONY: demo
 demo: build ## tell the whole story on this machine: no cluster, no root
-	$(GO) run ./cmd/demo bin
+	CGO_ENABLED=0 $(GO) run -trimpath -tags grpcnotrace,nethttpomithttp2 ./cmd/demo bin
 
 .PHONY: test
 test: ## everything that this machine can run; what it cannot is named
