@@ -112,9 +112,6 @@ func timeLimit(s string) time.Duration {
 	return time.Duration(n) * unit
 }
 
-// seed makes the hashes worthless outside of this process.
-var seed = maphash.MakeSeed()
-
 // identifying are the fields that say what a call is about. The first of the subjects that is
 // set is shown as its volume.
 var identifying = []protoreflect.Name{
@@ -124,8 +121,8 @@ var identifying = []protoreflect.Name{
 
 const subjects = 5 // of identifying
 
-// setRequest takes the request of a call.
-func (c *call) setRequest(m *message, keys []string) {
+// setRequest takes the request of a call. Because of the seed the hashes are worth nothing outside of this process.
+func (c *call) setRequest(m *message, keys []string, seed maphash.Seed) {
 	c.asked = true
 	c.RequestBytes = m.size
 	if c.message = c.decode(m, false); c.message == nil {
@@ -144,7 +141,7 @@ func (c *call) setRequest(m *message, keys []string) {
 		value := c.message.Get(fd).String()
 		if c.subject == 0 && i < subjects {
 			c.subject = maphash.String(seed, value)
-			if shownFields[fd.FullName()] {
+			if isShown(fd) {
 				c.Volume = cut(value)
 			}
 		}

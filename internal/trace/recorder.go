@@ -7,6 +7,7 @@
 package trace
 
 import (
+	"hash/maphash"
 	"path"
 	"slices"
 	"sync/atomic"
@@ -55,7 +56,7 @@ type Recorder struct {
 // NewRecorder makes a recorder with an empty record. The pattern has to be valid.
 func NewRecorder(o Options) *Recorder {
 	return &Recorder{options: o, events: make(chan Call, maxEvents), now: time.Now, running: map[*call]bool{},
-		attempts: map[uint64]int{}, methods: map[string]*methodStats{}}
+		attempts: map[uint64]int{}, methods: map[string]*methodStats{}, rules: rules{seed: maphash.MakeSeed()}}
 }
 
 // Calls yields each call when it ends, and once before if it takes longer than 5 s. Who does
@@ -146,7 +147,7 @@ func (r *Recorder) open(c *call) { r.running[c] = true }
 
 // ask takes the request of a call.
 func (r *Recorder) ask(c *call, request *message) {
-	c.setRequest(request, r.options.Show)
+	c.setRequest(request, r.options.Show, r.rules.seed)
 	if len(r.attempts) >= maxRemembered {
 		clear(r.attempts)
 	}

@@ -18,7 +18,7 @@ import (
 //
 // Left out with care: tokens of pages (they are the driver's, and opaque), texts and reasons
 // of a volume's health (free text), the plugin's manifest and whatever is opaque.
-var shownFields = fieldSet(
+var shownFields = []string{
 	"GetPluginInfoResponse.name", "GetPluginInfoResponse.vendor_version",
 	"CreateVolumeRequest.name",
 	"VolumeContentSource.SnapshotSource.snapshot_id", "VolumeContentSource.VolumeSource.volume_id",
@@ -52,14 +52,11 @@ var shownFields = fieldSet(
 	"GetVolumeGroupSnapshotRequest.group_snapshot_id", "GetVolumeGroupSnapshotRequest.snapshot_ids",
 	"GetMetadataAllocatedRequest.snapshot_id",
 	"GetMetadataDeltaRequest.base_snapshot_id", "GetMetadataDeltaRequest.target_snapshot_id",
-)
+}
 
-func fieldSet(names ...string) map[protoreflect.FullName]bool {
-	set := map[protoreflect.FullName]bool{}
-	for _, name := range names {
-		set["csi.v1."+protoreflect.FullName(name)] = true
-	}
-	return set
+func isShown(fd protoreflect.FieldDescriptor) bool {
+	name, ofCSI := strings.CutPrefix(string(fd.FullName()), "csi.v1.")
+	return ofCSI && slices.Contains(shownFields, name)
 }
 
 // shownKeys are the keys whose values are shown wherever a map is opaque: what Kubernetes
@@ -81,10 +78,10 @@ var shownKeys = []string{
 }
 
 // shownOptions are the mount options that are shown, with a value only if it is a number.
-var shownOptions = strings.Fields("ro rw sync async atime noatime diratime nodiratime relatime norelatime strictatime lazytime " +
+const shownOptions = "ro rw sync async atime noatime diratime nodiratime relatime norelatime strictatime lazytime " +
 	"dev nodev suid nosuid exec noexec bind rbind hard soft intr nointr discard nodiscard nouuid nolock noresvport " +
 	"vers nfsvers minorversion timeo retrans rsize wsize nconnect actimeo acregmin acregmax acdirmin acdirmax " +
-	"uid gid file_mode dir_mode mode size port")
+	"uid gid file_mode dir_mode mode size port"
 
 // ErrorText is the key for --show that shows error texts as they are, but for secrets.
 const ErrorText = "error"
@@ -167,7 +164,7 @@ func (r *redactor) value(fd protoreflect.FieldDescriptor, v protoreflect.Value) 
 		switch s := v.String(); {
 		case fd.FullName() == mountFlags:
 			r.mountFlag(s)
-		case shownFields[fd.FullName()] || r.asked(fd.TextName()):
+		case isShown(fd) || r.asked(fd.TextName()):
 			r.plain(s)
 		default:
 			r.hide(s)
@@ -191,7 +188,7 @@ func (r *redactor) value(fd protoreflect.FieldDescriptor, v protoreflect.Value) 
 
 // mapping writes a map: the keys that are shown, and how many there are beside them.
 func (r *redactor) mapping(fd protoreflect.FieldDescriptor, m protoreflect.Map) {
-	all := shownFields[fd.FullName()]
+	all := isShown(fd)
 	r.open('{')
 	var keys []string
 	size, count := 0, 0
@@ -232,7 +229,7 @@ func (r *redactor) mountFlag(flag string) {
 	for option := range strings.SplitSeq(flag, ",") {
 		name, value, _ := strings.Cut(option, "=")
 		switch {
-		case r.asked(name), slices.Contains(shownOptions, name) && strings.Trim(value, "0123456789.") == "":
+		case r.asked(name), slices.Contains(strings.Fields(shownOptions), name) && strings.Trim(value, "0123456789.") == "":
 			out = append(out, option)
 			r.shown = append(r.shown, option)
 		default:

@@ -45,19 +45,21 @@ type idempotentMethod struct {
 
 // idempotent are the methods of which the specification says "This operation MUST be
 // idempotent" and "MUST reply 0 OK".
-var idempotent = map[string]idempotentMethod{
-	"CreateVolume":              {also: codes.OutOfRange, message: "volume", id: "volume_id"},
-	"DeleteVolume":              {also: codes.NotFound},
-	"ControllerPublishVolume":   {},
-	"ControllerUnpublishVolume": {},
-	"CreateSnapshot":            {message: "snapshot", id: "snapshot_id"},
-	"DeleteSnapshot":            {also: codes.NotFound},
-	"CreateVolumeGroupSnapshot": {message: "group_snapshot", id: "group_snapshot_id"},
-	"DeleteVolumeGroupSnapshot": {also: codes.NotFound},
-	"NodeStageVolume":           {},
-	"NodeUnstageVolume":         {},
-	"NodePublishVolume":         {},
-	"NodeUnpublishVolume":       {},
+func idempotent(method string) (m idempotentMethod, is bool) {
+	switch method {
+	case "CreateVolume":
+		return idempotentMethod{also: codes.OutOfRange, message: "volume", id: "volume_id"}, true
+	case "CreateSnapshot":
+		return idempotentMethod{message: "snapshot", id: "snapshot_id"}, true
+	case "CreateVolumeGroupSnapshot":
+		return idempotentMethod{message: "group_snapshot", id: "group_snapshot_id"}, true
+	case "DeleteVolume", "DeleteSnapshot", "DeleteVolumeGroupSnapshot":
+		return idempotentMethod{also: codes.NotFound}, true
+	case "ControllerPublishVolume", "ControllerUnpublishVolume", "NodeStageVolume", "NodeUnstageVolume",
+		"NodePublishVolume", "NodeUnpublishVolume":
+		return idempotentMethod{}, true
+	}
+	return m, false
 }
 
 // forbids reports whether code contradicts an OK to the same request. INVALID_ARGUMENT and
@@ -68,7 +70,8 @@ func (m idempotentMethod) forbids(code codes.Code) bool {
 
 // rules remember what the findings need.
 type rules struct {
-	stages   bool // the driver has STAGE_UNSTAGE_VOLUME
+	seed     maphash.Seed // of all hashes
+	stages   bool         // the driver has STAGE_UNSTAGE_VOLUME
 	unstaged map[uint64]bool
 	seen     map[uint64]bool // volumes
 	answered map[uint64]answeredOK
@@ -84,7 +87,7 @@ type answeredOK struct {
 
 // forget drops all that depends on having seen every call.
 func (r *rules) forget() {
-	*r = rules{stages: r.stages, unstaged: map[uint64]bool{}, seen: map[uint64]bool{},
+	*r = rules{seed: r.seed, stages: r.stages, unstaged: map[uint64]bool{}, seen: map[uint64]bool{},
 		answered: map[uint64]answeredOK{}, late: map[uint64]time.Time{}}
 }
 
@@ -172,7 +175,7 @@ func (r *rules) endedStage(c *call, response protoreflect.Message, o outcome, al
 		}
 	case "CreateVolume":
 		if answer, is := interfaceOf[*csi.CreateVolumeResponse](response); is && ok {
-			volume := maphash.String(seed, answer.GetVolume().GetVolumeId())
+			volume := maphash.String(r.seed, answer.GetVolume().GetVolumeId())
 			if !r.seen[volume] {
 				r.unstaged[volume] = true
 			}
@@ -186,7 +189,7 @@ func (r *rules) endedStage(c *call, response protoreflect.Message, o outcome, al
 
 // endedAgain compares the answers to one request.
 func (r *rules) endedAgain(c *call, response protoreflect.Message, o outcome, alone bool) {
-	method, is := idempotent[c.Name()]
+	method, is := idempotent(c.Name())
 	before, repeated := r.answered[c.subject]
 	repeated = repeated && before.hash == c.hash && before.at.Before(c.began)
 	ok := o.end == Answered && o.code == codes.OK
