@@ -629,25 +629,25 @@ func TestADriverThatFlapsUnderARefusalDoesNotChurn(t *testing.T) {
 	}
 }
 
-// What was let pass once needs no leave to be tried again.
-func TestATryAgainWaitsForNoBucket(t *testing.T) {
+// What was let pass once is tried again soon, also when it was the last change of the hour.
+func TestATryAgainIsNotDamped(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
 	live(t, w, base, func(l *lives) {
-		for i := range 2 {
+		for i := range churnMost - 2 {
 			l.w.set(func(w *world) { w.report.Identity.NodeID = fmt.Sprint("m", i) })
-			synctest.Wait()
+			time.Sleep(churnStable + time.Minute)
 		}
-		l.publications(3)
-		l.w.set(func(w *world) { w.report.Identity.NodeID, w.publishErr = "m2", conflict{} })
-		time.Sleep(time.Second)
+		l.publications(churnMost - 1)
+		l.w.set(func(w *world) { w.report.Identity.NodeID, w.publishErr = "last", conflict{} })
+		time.Sleep(churnStable + time.Minute)
 		l.state("conflict")
 		l.w.mu.Lock()
 		l.w.publishErr = nil
 		l.w.mu.Unlock()
-		time.Sleep(time.Second)
+		time.Sleep(retryConflictMost + retryConflictMost/4) // its jitter
 		l.state("registered")
-		l.publications(4)
+		l.publications(churnMost)
 	})
 }
 
