@@ -115,12 +115,8 @@ exec chroot "$0" ` + name + ` "$@"' ` + m.Disk + ` "$@"
 // squashfsTools makes sure that mksquashfs and unsquashfs are here.
 func squashfsTools(t *testing.T) {
 	t.Helper()
-	if _, err := exec.LookPath("unsquashfs"); err != nil {
-		install := exec.Command("apt-get", "-q", "-y", "-o", "DPkg::Lock::Timeout=300", "install", "--no-install-recommends", "squashfs-tools")
-		install.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
-		if out, err := install.CombinedOutput(); err != nil {
-			nspawn.Need(t, "apt-get cannot install squashfs-tools: "+string(out))
-		}
+	if out, err := exec.Command(filepath.Join(built.Root(t), "scripts", "need"), "unsquashfs:squashfs-tools").CombinedOutput(); err != nil {
+		nspawn.Need(t, "cannot install squashfs-tools: "+string(out))
 	}
 }
 
