@@ -28,6 +28,7 @@ const edited = "# mine\n[log]\nlevel = \"debug\"\n"
 
 // TestDeb is the life of the two packages on a node.
 func TestDeb(t *testing.T) {
+	t.Parallel()
 	for _, suite := range suites {
 		t.Run(suite, func(t *testing.T) {
 			n := newNode(t, suite)
@@ -97,6 +98,7 @@ func TestDeb(t *testing.T) {
 
 // TestRPM is the same with rpm, where nothing is enabled but by a preset.
 func TestRPM(t *testing.T) {
+	t.Parallel()
 	for _, suite := range []string{"bookworm", "trixie"} {
 		t.Run(suite, func(t *testing.T) {
 			n := newNode(t, suite)
@@ -143,6 +145,7 @@ func TestRPM(t *testing.T) {
 
 // TestPreset: what the admin or the image disabled by preset is not started.
 func TestPreset(t *testing.T) {
+	t.Parallel()
 	for _, suite := range []string{"bookworm", "trixie"} {
 		t.Run(suite, func(t *testing.T) {
 			n := newNode(t, suite)
@@ -161,6 +164,7 @@ func TestPreset(t *testing.T) {
 // TestOffline installs into the root of an image that is not running, with nothing mounted
 // in it; then the image boots.
 func TestOffline(t *testing.T) {
+	t.Parallel()
 	install := map[string][]string{
 		"deb": {"dpkg", "-i"},
 		"rpm": {"rpm", "-i", "--nodeps"},

@@ -223,6 +223,7 @@ const signature = "BEGIN PGP SIGNATURE"
 
 // TestApt installs from the signed repository, by the commands that packaging/doc/repository.md names.
 func TestApt(t *testing.T) {
+	t.Parallel()
 	for _, suite := range suites {
 		t.Run(suite, func(t *testing.T) {
 			n := newNode(t, suite)
