@@ -70,7 +70,7 @@ func TestSmallerThanThePeer(t *testing.T) {
 		t.Errorf("it took %v to start", starts)
 	}
 	c.WaitState(names[0], "registered", soon)
-	one := pss(t, c.PID())
+	one := memory(t, c.PID(), "Pss:")
 	for _, name := range names[1:] {
 		n.AddDriver(name).Start()
 	}
@@ -81,7 +81,7 @@ func TestSmallerThanThePeer(t *testing.T) {
 		k.Registered(0, name, soon)
 		c.WaitState(name, "registered", soon)
 	}
-	twenty := pss(t, c.PID())
+	twenty := memory(t, c.PID(), "Pss:")
 	t.Logf("PSS with 1 driver %.1f MB, with 20 %.1f MB", one, twenty)
 	if one > 21.8 || twenty > 82.8 {
 		t.Errorf("PSS %.1f and %.1f MB; node-driver-registrar has 21.8 and 82.8", one, twenty)
@@ -121,15 +121,15 @@ func TestSmallerThanThePeer(t *testing.T) {
 	}
 }
 
-// pss is a process's proportional set size in MB.
-func pss(t *testing.T, pid int) float64 {
+// memory is what /proc/PID/smaps_rollup says of a process, in MB: kind is "Pss:" or "Pss_Anon:".
+func memory(t *testing.T, pid int, kind string) float64 {
 	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for line := range bytes.Lines(b) {
-		if f := bytes.Fields(line); len(f) == 3 && string(f[0]) == "Pss:" {
+		if f := bytes.Fields(line); len(f) == 3 && string(f[0]) == kind {
 			kb, err := strconv.Atoi(string(f[1]))
 			if err != nil {
 				t.Fatal(err)
@@ -137,7 +137,7 @@ func pss(t *testing.T, pid int) float64 {
 			return float64(kb) * 1024 / 1e6
 		}
 	}
-	t.Fatalf("no Pss in %s", b)
+	t.Fatalf("no %s in %s", kind, b)
 	return 0
 }
 
