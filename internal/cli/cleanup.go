@@ -20,10 +20,11 @@ import (
 
 // Two processes clean up after a daemon that was stopped for good. One may ask the service
 // manager, which means that it could start any unit, and reads nothing of the daemon's; the other
-// believes the daemon's records and is in the daemon's sandbox. Between them is a file in /run,
-// where the sandbox cannot write.
+// believes the daemon's records and is in the daemon's sandbox. Between them is a file that each start
+// of the daemon removes. No daemon is left to write it when --ask has been there, and what it makes
+// --if-stopped do the daemon may do itself.
 func setupCleanup(fs *flag.FlagSet) runner {
-	ask := fs.Bool("ask", false, "ask the service manager whether it is stopping the unit that this process is part of, and write the answer to /run/csi-registrar.stopped")
+	ask := fs.Bool("ask", false, "ask the service manager whether it is stopping the unit that this process is part of, and write the answer to /run/csi-registrar/stopped")
 	unit := fs.String("unit", "", "with --ask: whether `UNIT` is down and not to be started, instead")
 	ifStopped := fs.Bool("if-stopped", false, "remove the registration sockets if the answer was yes")
 	root := fs.String("config-root", "/", "the `DIR` below which the daemon's run directory is")
@@ -55,10 +56,6 @@ func isStopping(ctx context.Context) (bool, error) {
 	return job == systemd.JobStop, err
 }
 
-// answerFile is where --ask writes the answer: beside the run directory, not in it, because that
-// is the daemon's to write. ExecStartPre= of the unit removes it.
-func answerFile(runDir string) string { return filepath.Clean(runDir) + ".stopped" }
-
 const yes = "stopped\n"
 
 // askIfStopped writes the answer. A dead socket that is left because the manager could not be
@@ -67,7 +64,7 @@ func askIfStopped(ctx context.Context, e *env, runDir string, stopped func(conte
 	// Opened before the question and empty until the answer: a daemon that starts in between
 	// removes the file, and then the answer is nobody's.
 	// Always a new file: nobody's link is followed.
-	path := answerFile(runDir)
+	path := daemon.StoppedFile(runDir)
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("cannot remove an earlier answer: %w", err)
 	}
@@ -93,7 +90,7 @@ func askIfStopped(ctx context.Context, e *env, runDir string, stopped func(conte
 func removeIfStopped(ctx context.Context, e *env, runDir string) error {
 	// Before the answer: a daemon that starts after it has other sockets.
 	left, leftErr := kubelet.Recorded(runDir)
-	answer, err := os.ReadFile(answerFile(runDir))
+	answer, err := os.ReadFile(daemon.StoppedFile(runDir))
 	if errors.Is(err, fs.ErrNotExist) || err == nil && string(answer) != yes {
 		return nil
 	}

@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"csi-registrar/internal/daemon"
 )
 
 // leftBehind makes a registration socket as a killed daemon leaves it, and its record.
@@ -73,7 +75,7 @@ func TestCleanup(t *testing.T) {
 			e := &env{stdout: &stdout, stderr: &stderr}
 			runDir := filepath.Join(root, "run/csi-registrar")
 			// The answer of an earlier stop does not count.
-			if err := os.WriteFile(answerFile(runDir), []byte(yes), 0o600); err != nil {
+			if err := os.WriteFile(daemon.StoppedFile(runDir), []byte(yes), 0o600); err != nil {
 				t.Fatal(err)
 			}
 			err := askIfStopped(t.Context(), e, runDir, func(context.Context) (bool, error) { return c.stopped, c.err })
@@ -117,14 +119,14 @@ func TestCleanupWarnsAboutVolumes(t *testing.T) {
 }
 
 // TestCleanupDoesNothingAfterAStart: the daemon was started while the question was asked, and
-// its unit removed the file.
+// removed the file.
 func TestCleanupDoesNothingAfterAStart(t *testing.T) {
 	root, socket := leftBehind(t)
 	var out bytes.Buffer
 	e := &env{stdout: &out, stderr: &out}
 	runDir := filepath.Join(root, "run/csi-registrar")
 	err := askIfStopped(t.Context(), e, runDir, func(context.Context) (bool, error) {
-		return true, os.Remove(answerFile(runDir))
+		return true, os.Remove(daemon.StoppedFile(runDir))
 	})
 	if err := errors.Join(err, removeIfStopped(t.Context(), e, runDir)); err != nil {
 		t.Error(err)
@@ -138,7 +140,7 @@ func TestCleanupDoesNothingAfterAStart(t *testing.T) {
 func TestCleanupFollowsNoLink(t *testing.T) {
 	root, _ := leftBehind(t)
 	victim, runDir := filepath.Join(root, "victim"), filepath.Join(root, "run/csi-registrar")
-	if err := errors.Join(os.WriteFile(victim, []byte("precious"), 0o600), os.Symlink(victim, answerFile(runDir))); err != nil {
+	if err := errors.Join(os.WriteFile(victim, []byte("precious"), 0o600), os.Symlink(victim, daemon.StoppedFile(runDir))); err != nil {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer

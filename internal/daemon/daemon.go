@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
@@ -77,6 +78,9 @@ func (d *daemon) run(ctx context.Context, b control.Backend, begin func(context.
 	defer d.work.Wait()
 	defer d.fail(nil)
 
+	if err := os.Remove(StoppedFile(d.options.runDir())); !errors.Is(err, fs.ErrNotExist) {
+		d.note("removing the answer to an earlier stop", err)
+	}
 	err = begin(ctx)
 	if err == nil {
 		err = d.serve(ctx, b)

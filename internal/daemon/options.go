@@ -22,3 +22,7 @@ func (o Options) runDir() string { return RunDir(o.Source.Root) }
 
 // RunDir is the daemon's directory below root.
 func RunDir(root string) string { return filepath.Join(root, "run", "csi-registrar") }
+
+// StoppedFile in a run directory has the answer to `cleanup --ask`: whether the unit was stopped for
+// good. It is about the daemon that ended, so the next one removes it, before it makes a socket.
+func StoppedFile(runDir string) string { return filepath.Join(runDir, "stopped") }

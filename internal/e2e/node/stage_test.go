@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -313,9 +312,6 @@ func (s *stage) ours() []string {
 		if err != nil {
 			s.t.Fatal(err)
 		}
-	}
-	if _, err := os.Lstat(s.Path("/run/csi-registrar.stopped")); err == nil {
-		all = append(all, "/run/csi-registrar.stopped")
 	}
 	all = append(all, "descriptors in store: "+s.show(unit, "NFileDescriptorStore"))
 	for line := range strings.Lines(s.Run("systemctl", "list-units", "--all", "--plain", "--no-legend", "csi-*")) {

@@ -139,6 +139,11 @@ func TestRPM(t *testing.T) {
 			if out := n.Run("rpm", "-V", "--nodeps", "csi-registrar", "csi-sample-driver"); strings.TrimSpace(out) != "" {
 				t.Errorf("rpm -V says %s", out)
 			}
+			n.Run("rpm", "-e", "--nodeps", "csi-registrar", "csi-sample-driver") // the newer one
+			n.eventually(3, 3)
+			if out, err := n.Try("sh", "-c", "ls -d /run/csi-registrar*"); err == nil {
+				t.Errorf("removal left %s", out)
+			}
 		})
 	}
 }

@@ -27,7 +27,7 @@ for root in "" /proc/[0-9]*/root; do
 done
 [ ! -e /proc/1/root/ ] || echo "reached the root of PID 1"
 # The one program that knows a second way to PID 1.
-mkdir -p /var/lib/kubelet/probe/run
+mkdir -p /var/lib/kubelet/probe/run/csi-registrar
 csi-registrar cleanup --ask --config-root /var/lib/kubelet/probe 2>&1 | grep -q 'cannot ask the service manager' || echo "asked PID 1"
 systemctl start victim.service 2>/dev/null && echo "started a unit"
 for path in /run/systemd/notify /run/systemd/journal/socket /var/lib/kubelet /etc/passwd; do
@@ -60,12 +60,12 @@ echo done
 		}
 		// The side units' own sandboxes can be made.
 		m.Run("systemctl", "stop", unit, socket) // waits for both; each asks
-		if answer := m.Run("cat", "/run/csi-registrar.stopped"); answer != "stopped\n" {
+		if answer := m.Run("cat", "/run/csi-registrar/stopped"); answer != "stopped\n" {
 			t.Errorf("the answer to a stop is %q", answer)
 		}
-		m.Run("rm", "-f", "/run/csi-registrar.stopped")
+		m.Run("rm", "-f", "/run/csi-registrar/stopped")
 		m.Run("systemctl", "start", "csi-registrar-sweep.service")
-		if answer := m.Run("cat", "/run/csi-registrar.stopped"); answer != "stopped\n" {
+		if answer := m.Run("cat", "/run/csi-registrar/stopped"); answer != "stopped\n" {
 			t.Errorf("the answer to the sweep is %q", answer)
 		}
 		if log := m.Journal(); strings.Contains(log, "status=226") {

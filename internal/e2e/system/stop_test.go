@@ -49,6 +49,9 @@ func TestStop(t *testing.T) {
 			n.stopped(mark)
 			mark = n.mark()
 			n.Run("systemctl", "start", unit)
+			if _, err := n.Try("test", "-e", "/run/csi-registrar/stopped"); err == nil {
+				t.Errorf("%s: started, and the answer to %q can still be believed", suite, how)
+			}
 			n.registered(mark)
 		}
 	})
