@@ -96,13 +96,16 @@ func (d *daemon) run(ctx context.Context, b control.Backend, begin func(context.
 		d.log.Warn("closing an unknown descriptor", "name", f.Name())
 		d.note("closing it", errors.Join(f.Close(), d.parts.store.Forget(ctx, f.Name())))
 	}
+	// Looked before the kubelet starts, which makes its root directory if there is none.
+	looked, hasLooked := context.WithCancel(ctx)
+	d.work.Go(func() { d.guardSandbox(ctx, hasLooked) })
+	<-looked.Done()
 	if err := d.notifier.Ready(); err != nil {
 		return err
 	}
 	d.log.Info("ready", "MESSAGE_ID", messageReady, "version", d.options.Version)
 	d.work.Go(func() { d.reportStatus(ctx) })
 	d.work.Go(func() { d.releaseMemory(ctx) })
-	d.work.Go(func() { d.guardSandbox(ctx) })
 	d.work.Go(func() { d.feedWatchdog(ctx) })
 	<-ctx.Done()
 	d.note("telling the service manager", d.notifier.Stopping())

@@ -16,15 +16,16 @@ import (
 
 // errSandbox ends the process so that the manager starts it again: its view of the file
 // system was made at start and cannot be changed from within.
-var errSandbox = errors.New("the kubelet's root directory was removed and recreated, and this process's sandbox shows the new one read-only; " +
+var errSandbox = errors.New("the kubelet's root directory was made after this process was started, whose sandbox shows it read-only; " +
 	"the service manager starts another one, and what is registered stays")
 
-// guardSandbox notices that the kubelet's root directory went and came back, as when a node
-// is reset and joined again. ReadWritePaths= of the unit held the old one: the new one is
+// guardSandbox notices that the kubelet's root directory was made after the start, or made again, as
+// when a node is reset and joined again. ReadWritePaths= of the unit did not hold it: it is
 // read-only in here, for ever. A new process has a new view, and registrations stay in
 // the descriptor store. It cannot go on for ever: only a process that saw the directory
-// writable, or missing, ends.
-func (d *daemon) guardSandbox(ctx context.Context) {
+// writable, or missing, ends. It calls looked after its first look.
+func (d *daemon) guardSandbox(ctx context.Context, looked func()) {
+	defer looked()
 	registry := d.agent.Status().PluginsRegistry // the one at start: of the unit's sandbox
 	if d.notifier == nil || !d.options.KeepSockets || registry == "" {
 		return // nobody would start us again, or a flag named the directory
@@ -51,6 +52,7 @@ func (d *daemon) guardSandbox(ctx context.Context) {
 			d.fail(fmt.Errorf("%s: %w", dir, errSandbox))
 			return
 		}
+		looked()
 		select {
 		case <-ctx.Done():
 			return

@@ -93,7 +93,7 @@ func TestStatelessMachine(t *testing.T) {
 }
 
 // TestRootDirIsMissing: the daemon is there before the kubelet ever was, and when its
-// directory was removed since.
+// directory was removed since. Its sandbox has no such directory then; the next one has.
 func TestRootDirIsMissing(t *testing.T) {
 	onEach(t, func(t *testing.T, suite string) {
 		n := newNode(t, suite)
