@@ -32,12 +32,18 @@ func TestPeer(t *testing.T) {
 
 // TestBootTimes measures how long after power-on, with the CSINode deleted before, the driver is in the
 // CSINode and a pod writes to its volume: BOOTS=10 on a quiet machine, and with PEER= for another registrar
-// too, in turn.
+// too, in turn, and how much longer each boot took than the other's beside it.
 func TestBootTimes(t *testing.T) {
 	rounds, _ := strconv.Atoi(os.Getenv("BOOTS"))
 	if rounds == 0 {
 		t.Skip("BOOTS= says not how often")
 	}
+	for _, suite := range node.Suites {
+		t.Run(suite, func(t *testing.T) { bootTimes(t, suite, rounds) })
+	}
+}
+
+func bootTimes(t *testing.T, suite string, rounds int) {
 	type measured struct {
 		*stage
 		who                string
@@ -45,7 +51,7 @@ func TestBootTimes(t *testing.T) {
 	}
 	var all []*measured
 	for _, peer := range slices.Compact([]string{"", os.Getenv("PEER")}) {
-		m := &measured{stage: newStage(t, "bookworm", peer), who: "csi-registrar"}
+		m := &measured{stage: newStage(t, suite, peer), who: "csi-registrar"}
 		if peer != "" {
 			m.who = filepath.Base(peer)
 		}
@@ -65,11 +71,26 @@ func TestBootTimes(t *testing.T) {
 			m.writing = append(m.writing, m.firstLine(uptime)-uptime)
 			m.PowerCut()
 		}
+		slices.Reverse(all) // who is first may matter
 	}
+	slices.SortFunc(all, func(a, b *measured) int { return strings.Compare(a.who, b.who) })
 	for _, m := range all {
 		t.Logf("%s: from power-on to the driver in the CSINode %s", m.who, spread(m.inCSINode))
 		t.Logf("%s: from power-on to a line of a pod in its volume %s", m.who, spread(m.writing))
 	}
+	if len(all) == 2 {
+		t.Logf("%s less %s, power-on to the CSINode: %s", all[0].who, all[1].who, spread(differences(all[0].inCSINode, all[1].inCSINode)))
+		t.Logf("%s less %s, power-on to a line: %s", all[0].who, all[1].who, spread(differences(all[0].writing, all[1].writing)))
+	}
+}
+
+// differences gives how much longer each of a took than that of b in the same round.
+func differences(a, b []time.Duration) []time.Duration {
+	d := make([]time.Duration, len(a))
+	for i := range a {
+		d[i] = a[i] - b[i]
+	}
+	return d
 }
 
 // firstLine waits until the pod steady has written since an uptime, and gives the uptime when.
@@ -97,7 +118,7 @@ func uptime() time.Duration {
 }
 
 func spread(all []time.Duration) string {
-	slices.Sort(all)
+	all = slices.Sorted(slices.Values(all))
 	return fmt.Sprintf("median %.2f s, %.2f to %.2f s, %d times", all[len(all)/2].Seconds(), all[0].Seconds(), all[len(all)-1].Seconds(), len(all))
 }
 
