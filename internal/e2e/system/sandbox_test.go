@@ -15,7 +15,7 @@ func TestSandbox(t *testing.T) {
 		m := nspawn.New(t, suite)
 		install(t, m)
 		// What stands for the sockets and secrets of others, made when the daemon runs already.
-		const later = "/run/containerd/containerd.sock /run/crio/crio.sock /run/podman/podman.sock /run/k3s/containerd/containerd.sock " +
+		const later = "/run/containerd/containerd.sock /run/crio/crio.sock /run/podman/podman.sock /run/docker/containerd/containerd.sock /run/k3s/containerd/containerd.sock " +
 			"/run/k0s/containerd.sock /var/lib/kubelet/pki/key /etc/kubernetes/admin.conf /run/credentials/x /root/secret"
 		m.WriteMode("/usr/local/bin/probe", `#!/bin/sh
 # Whatever is reached is printed; also by what /proc shows of other processes.
