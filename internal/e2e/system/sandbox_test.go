@@ -43,8 +43,8 @@ echo done
 				"ExecStart=/bin/sh -c 'until [ -e /var/lib/kubelet/go ]; do sleep 0.1; done; probe >/run/csi-registrar/reached 2>&1; sleep 1000'\n")
 		m.Boot()
 		m.Run("systemctl", "start", unit)
-		if mode := m.Run("stat", "-c", "%a", "/run/containerd"); mode != "711\n" {
-			t.Errorf("/run/containerd has mode %s, containerd gives it 711", mode)
+		if modes := m.Run("stat", "-c", "%a", "/run/containerd", "/run/docker", "/run/k3s"); modes != "711\n700\n711\n" {
+			t.Errorf("the runtimes' directories have modes %q, not those that their owners give them", modes)
 		}
 		m.Run("sh", "-c", `for path in `+later+`; do mkdir -p $(dirname $path) && touch $path || exit; done
 			systemctl daemon-reexec && systemctl restart dbus.socket dbus.service; touch /var/lib/kubelet/go`)
