@@ -43,7 +43,7 @@ echo done
 				"ExecStart=/bin/sh -c 'until [ -e /var/lib/kubelet/go ]; do sleep 0.1; done; probe >/run/csi-registrar/reached 2>&1; sleep 1000'\n")
 		m.Boot()
 		m.Run("systemctl", "start", unit)
-		if modes := m.Run("stat", "-c", "%a", "/run/containerd", "/run/docker", "/run/k3s"); modes != "711\n700\n711\n" {
+		if modes := m.Run("stat", "-c", "%a", "/run/containerd", "/run/docker", "/run/k0s", "/run/k3s"); modes != "711\n700\n755\n711\n" {
 			t.Errorf("the runtimes' directories have modes %q, not those that their owners give them", modes)
 		}
 		m.Run("sh", "-c", `for path in `+later+`; do mkdir -p $(dirname $path) && touch $path || exit; done
