@@ -1,0 +1,128 @@
+// Package process holds processes by descriptors, which a reused pid cannot confuse, and waits for
+// their ends without a thread (pidfd_open(2)).
+package process
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Peer returns a pidfd of the process that connected an accepted socket. The File is readable
+// once that process has ended (pidfd_open(2)), and can be waited for without a thread.
+func Peer(c syscall.Conn) (*os.File, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return nil, fmt.Errorf("cannot reach the socket's descriptor: %w", err)
+	}
+	pidfd := -1
+	var openErr error
+	err = raw.Control(func(fd uintptr) {
+		pidfd, openErr = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PEERPIDFD)
+		if openErr == unix.ENOPROTOOPT { // before Linux 6.5
+			pidfd, openErr = openPeer(int(fd))
+		}
+	})
+	if err := errors.Join(err, openErr); err != nil {
+		return nil, fmt.Errorf("cannot open a pidfd of the peer: %w", err)
+	}
+	return Take(pidfd)
+}
+
+// openPeer opens a pidfd of the peer by its pid. Another process can have the pid if the peer has
+// ended. But the kernel closes the files of a process before it frees the pid, so as long as the
+// connection is open afterwards, it is the peer. Only a peer that passed the connection to another
+// process is not covered.
+func openPeer(fd int) (pidfd int, err error) {
+	cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+	if err != nil {
+		return -1, err
+	}
+	if cred.Pid == 0 {
+		return -1, errors.New("it is in a pid namespace that is not visible here")
+	}
+	pidfd, err = unix.PidfdOpen(int(cred.Pid), 0)
+	if err != nil {
+		return -1, err
+	}
+	state := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+	n, err := unix.Poll(state, 0)
+	if err == nil && n > 0 {
+		err = errors.New("it has closed the connection")
+	}
+	if err != nil {
+		return -1, errors.Join(err, unix.Close(pidfd))
+	}
+	return pidfd, nil
+}
+
+// Copy returns a copy of a pidfd that can be waited for without a thread, whatever f was used
+// for. The error says if f is not a pidfd.
+func Copy(f *os.File) (*os.File, error) {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	pidfd := -1
+	var copyErr error
+	err = raw.Control(func(fd uintptr) {
+		if unix.PidfdSendSignal(int(fd), 0, nil, 0) == unix.EBADF {
+			copyErr = errors.New("it is not a pidfd")
+			return
+		}
+		pidfd, copyErr = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0)
+	})
+	if err := errors.Join(err, copyErr); err != nil {
+		return nil, err
+	}
+	return Take(pidfd)
+}
+
+// Open returns a pidfd of the process with a pid. It needs Linux 5.3.
+func Open(pid int) (*os.File, error) {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ENOSYS) {
+		return nil, fmt.Errorf("cannot watch process %d: this needs Linux 5.3 or later", pid)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot watch process %d: %w", pid, err)
+	}
+	return Take(fd)
+}
+
+// Take returns a File for a pidfd, which it owns.
+func Take(pidfd int) (*os.File, error) {
+	// os.NewFile uses the netpoller for nonblocking descriptors only.
+	if err := unix.SetNonblock(pidfd, true); err != nil {
+		return nil, errors.Join(err, unix.Close(pidfd))
+	}
+	return os.NewFile(uintptr(pidfd), "pidfd"), nil
+}
+
+// AwaitEnd waits until the process of a pidfd has ended. The error means that the File was closed
+// before.
+func AwaitEnd(pidfd *os.File) error {
+	raw, err := pidfd.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return raw.Read(hasEnded)
+}
+
+// HasEnded reports whether the process of a pidfd has ended; false if the File is closed.
+func HasEnded(pidfd *os.File) bool {
+	ended := false
+	raw, err := pidfd.SyscallConn()
+	if err == nil {
+		err = raw.Control(func(fd uintptr) { ended = hasEnded(fd) })
+	}
+	return err == nil && ended
+}
+
+func hasEnded(pidfd uintptr) bool {
+	n, _ := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, 0) // 0 after an error
+	return n > 0
+}
