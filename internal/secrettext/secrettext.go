@@ -1,0 +1,275 @@
+// Package secrettext finds secrets that are known in texts of others: an error of a driver that
+// repeats a part of its request, or a line of a log.
+package secrettext
+
+import (
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"hash/maphash"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+const (
+	// window is how many characters in a row of a secret are found wherever they are. Of fewer,
+	// whole values only are found.
+	window = 6
+	// minValue is the shortest value that is looked for: shorter ones are in every text.
+	minValue = 3
+	// maxGap is how many characters between two finds are hidden with them, such as \n in quotes.
+	maxGap = 4
+	// maxWindows limits the memory of a Matcher to about 16 MiB.
+	maxWindows = 1 << 18
+)
+
+// Matcher remembers secrets and finds them in texts. It ignores case and white space, knows the
+// lines and fields of a secret, and finds it quoted, percent-encoded, in hexadecimal digits and
+// in base64, alone or as a part, as in base64 of user:password.
+//
+// It does not find values of one or two characters, a part of fewer than 6 characters that is
+// no field, and a secret that was reversed, hashed or encrypted. Not safe for concurrent use.
+type Matcher struct {
+	seed    maphash.Seed
+	added   map[uint64]bool // hashes of the secrets that are known
+	windows map[uint64]bool // hashes of all windows of all forms
+	values  map[string]bool // folded values that are shorter than a window
+	full    bool
+}
+
+// New returns a Matcher that knows no secret.
+func New() *Matcher {
+	return &Matcher{seed: maphash.MakeSeed(), added: map[uint64]bool{}, windows: map[uint64]bool{}, values: map[string]bool{}}
+}
+
+// Full reports whether the Matcher was given more than it can remember. What Add is given then is
+// not found.
+func (m *Matcher) Full() bool { return m.full }
+
+// Add remembers a secret.
+func (m *Matcher) Add(secret string) {
+	h := maphash.String(m.seed, secret)
+	if m.added[h] || m.full {
+		return
+	}
+	m.added[h] = true
+	for _, form := range forms(secret) {
+		m.remember(form)
+	}
+	for _, field := range fields(secret) {
+		m.rememberValue(field)
+	}
+}
+
+// remember takes all windows of a form, or the form itself where that is shorter.
+func (m *Matcher) remember(form string) {
+	folded := fold(form)
+	if len(folded) < window {
+		m.rememberValue(form)
+		return
+	}
+	for i := range len(folded) - window + 1 {
+		m.windows[m.hash(folded[i:i+window])] = true
+	}
+	m.full = m.full || len(m.windows) > maxWindows
+}
+
+// rememberValue takes a value as a whole, and all windows of one that has some.
+func (m *Matcher) rememberValue(value string) {
+	switch folded := fold(value); {
+	case len(folded) >= window:
+		m.remember(value)
+	case len(folded) >= minValue:
+		m.values[text(folded)] = true
+		for _, form := range encodings(value) {
+			if len(fold(form)) >= window {
+				m.remember(form)
+			}
+		}
+	}
+}
+
+// forms are a secret as others may write it.
+func forms(secret string) []string {
+	all := append([]string{secret, strings.TrimSpace(secret)}, encodings(secret)...)
+	all = append(all, encodings(strings.TrimSpace(secret))...)
+	for line := range strings.Lines(secret) {
+		all = append(all, encodings(strings.TrimSpace(line))...)
+	}
+	if plain, err := base64.StdEncoding.DecodeString(strings.TrimSpace(secret)); err == nil && utf8.Valid(plain) {
+		all = append(all, string(plain))
+	}
+	return all
+}
+
+// encodings are a text quoted and encoded. Base64 has three: of a text that begins at each of the
+// three bytes of a group, without the characters that its neighbours share.
+func encodings(s string) []string {
+	if s == "" {
+		return nil
+	}
+	quoted, err := json.Marshal(s) // of a string it cannot fail
+	if err != nil {
+		quoted = nil
+	}
+	all := []string{
+		unquoted(strconv.Quote(s)), unquoted(strconv.QuoteToASCII(s)), unquoted(string(quoted)),
+		url.QueryEscape(s), url.PathEscape(s), hex.EncodeToString([]byte(s)),
+	}
+	for offset := range 3 {
+		for _, encoding := range []*base64.Encoding{base64.RawStdEncoding, base64.RawURLEncoding} {
+			encoded := encoding.EncodeToString(append(make([]byte, offset), s...))
+			first := []int{0, 2, 3}[offset]
+			if last := len(encoded) - (len(s)+offset)%3; last > first {
+				all = append(all, encoded[first:last])
+			}
+		}
+	}
+	return all
+}
+
+// unquoted is a quoted text without the quotes around it.
+func unquoted(s string) string { return strings.TrimSuffix(strings.TrimPrefix(s, `"`), `"`) }
+
+// fields are the values in a structured secret: of JSON, of lines, of KEY=VALUE and KEY: VALUE, and
+// of what separators are between.
+func fields(secret string) []string {
+	var all []string
+	var document any
+	if json.Unmarshal([]byte(secret), &document) == nil {
+		if all = jsonValues(document); strings.ContainsAny(secret, "{[") {
+			return all // its names are no secrets
+		}
+	}
+	const separators = "\t\n\v\f\r ,;&|\"'{}[]()<>:=@/?"
+	for begin := 0; begin < len(secret); {
+		n := strings.IndexAny(secret[begin:], separators)
+		if n < 0 {
+			return append(all, secret[begin:])
+		}
+		// What is before = or : is the name of a value.
+		if end := begin + n; secret[end] != '=' && secret[end] != ':' {
+			all = append(all, secret[begin:end])
+		}
+		begin += n + 1
+	}
+	return all
+}
+
+func jsonValues(document any) (all []string) {
+	switch v := document.(type) {
+	case string:
+		all = append(append(all, v), fields(v)...)
+	case float64:
+		all = append(all, strconv.FormatFloat(v, 'f', -1, 64))
+	case []any:
+		for _, e := range v {
+			all = append(all, jsonValues(e)...)
+		}
+	case map[string]any:
+		for _, e := range v {
+			all = append(all, jsonValues(e)...)
+		}
+	}
+	return all
+}
+
+// Redact returns the text with mark in the place of each secret that was found.
+func (m *Matcher) Redact(s, mark string) string {
+	folded := fold(s)
+	found := make([]bool, len(folded))
+	for i := range len(folded) - window + 1 {
+		if m.windows[m.hash(folded[i:i+window])] {
+			for j := range window {
+				found[i+j] = true
+			}
+		}
+	}
+	m.findValues(s, folded, found)
+	var b strings.Builder
+	end := 0 // of what is written or hidden
+	for i := 0; i < len(folded); i++ {
+		if !found[i] {
+			continue
+		}
+		last := i
+		for j := i + 1; j < len(folded) && j <= last+maxGap; j++ {
+			if found[j] {
+				last = j
+			}
+		}
+		b.WriteString(s[end:folded[i].begin] + mark)
+		end, i = folded[last].end, last
+	}
+	return b.String() + s[end:]
+}
+
+// findValues finds the values that are shorter than a window, where they are words of their own.
+func (m *Matcher) findValues(s string, folded []char, found []bool) {
+	if len(m.values) == 0 {
+		return
+	}
+	for i := range folded {
+		if !wordBegins(s, folded[i].begin) {
+			continue
+		}
+		for n := minValue; n < window && i+n <= len(folded); n++ {
+			if wordEnds(s, folded[i+n-1].end) && m.values[text(folded[i:i+n])] {
+				for j := range n {
+					found[i+j] = true
+				}
+			}
+		}
+	}
+}
+
+func wordBegins(s string, at int) bool {
+	before, _ := utf8.DecodeLastRuneInString(s[:at])
+	return at == 0 || !isWord(before)
+}
+
+func wordEnds(s string, at int) bool {
+	after, _ := utf8.DecodeRuneInString(s[at:])
+	return at == len(s) || !isWord(after)
+}
+
+func isWord(c rune) bool { return unicode.IsLetter(c) || unicode.IsDigit(c) }
+
+// char is a character that counts, in lower case, and where it is in the text.
+type char struct {
+	c          rune
+	begin, end int
+}
+
+// fold leaves out white space and what cannot be seen.
+func fold(s string) []char {
+	folded := make([]char, 0, len(s))
+	for i, c := range s {
+		if !unicode.IsSpace(c) && !unicode.IsControl(c) && !unicode.Is(unicode.Cf, c) {
+			_, size := utf8.DecodeRuneInString(s[i:])
+			folded = append(folded, char{unicode.ToLower(unicode.ToUpper(c)), i, i + size})
+		}
+	}
+	return slices.Clip(folded)
+}
+
+func text(folded []char) string {
+	var b strings.Builder
+	for _, c := range folded {
+		b.WriteRune(c.c)
+	}
+	return b.String()
+}
+
+func (m *Matcher) hash(folded []char) uint64 {
+	var b [window * utf8.UTFMax]byte
+	n := 0
+	for _, c := range folded {
+		n += utf8.EncodeRune(b[n:], c.c)
+	}
+	return maphash.Bytes(m.seed, b[:n])
+}
