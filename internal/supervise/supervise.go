@@ -1,0 +1,198 @@
+// Package supervise is what `csi-registrar supervise` does for a driver that runs as a unit of
+// systemd: it waits until the driver serves, and then feeds the unit's watchdog for as long as
+// the driver answers Probe.
+package supervise
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+)
+
+// How long Wait pauses between two tries: a connection that is refused costs microseconds, a
+// call is work for the driver. Both are short enough for a unit that is active within 100 ms
+// after its driver answers.
+const (
+	pauseAbsent = 20 * time.Millisecond
+	pauseCalled = 80 * time.Millisecond
+	retryPause  = time.Second // between two Probes of a driver that does not answer
+)
+
+// MinWatchdog is the shortest WatchdogSec= that Watch can feed.
+const MinWatchdog = time.Second
+
+// Driver is the driver at its socket (satisfied by the functions of internal/driver). Every
+// method has a time limit of its own, and an error holds no words of the driver.
+type Driver interface {
+	// Name returns what the driver reports in GetPluginInfo.
+	Name(ctx context.Context) (string, error)
+	// Live returns nil if the driver answers Probe and is ready.
+	Live(ctx context.Context) error
+	// Absent reports whether the error says that nobody listens at the socket.
+	Absent(err error) bool
+}
+
+// Notifier sends messages to the service manager (satisfied by systemd.Notifier).
+type Notifier interface {
+	Watchdog() error
+	Status(text string) error
+}
+
+// Supervisor supervises one driver. All fields but Watchdog are required.
+type Supervisor struct {
+	Driver Driver
+	Notify Notifier
+	Log    *slog.Logger
+	// Ended is closed when the driver's main process has ended.
+	Ended <-chan struct{}
+	// Watchdog is the unit's WatchdogSec=; zero: there is none.
+	Watchdog time.Duration
+}
+
+// errEnded is why Wait gives up.
+var errEnded = errors.New("the driver's main process ended before it served")
+
+// Wait returns nil when the driver answers GetPluginInfo and Probe, and an error when ctx is
+// done or the driver's main process ends before. It feeds the watchdog meanwhile, since
+// systemd counts WatchdogSec= from the start of the driver: TimeoutStartSec= limits the wait.
+func (s *Supervisor) Wait(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	fed := make(chan struct{})
+	go func() {
+		defer close(fed)
+		s.feedUntil(ctx)
+	}()
+	defer func() { <-fed }()
+	defer cancel(nil)
+	stop := s.cancelAtEnd(ctx, cancel)
+	defer stop()
+
+	name, last := "", ""
+	for {
+		err := error(nil)
+		if name == "" {
+			name, err = s.Driver.Name(ctx)
+		}
+		if err == nil {
+			err = s.Driver.Live(ctx)
+		}
+		if ctx.Err() == nil && err == nil {
+			s.status(name + " serves")
+			return nil
+		}
+		if ctx.Err() == nil && err.Error() != last {
+			last = err.Error()
+			s.status("waiting for the driver: " + last)
+		}
+		pause := pauseCalled
+		if s.Driver.Absent(err) {
+			pause = pauseAbsent
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			if errors.Is(context.Cause(ctx), errEnded) {
+				return errEnded
+			}
+			return fmt.Errorf("the driver does not serve yet: %s", last)
+		}
+	}
+}
+
+// cancelAtEnd cancels with errEnded when the driver's process ends. The function that it
+// returns ends that, and waits for it.
+func (s *Supervisor) cancelAtEnd(ctx context.Context, cancel context.CancelCauseFunc) (stop func()) {
+	stopped, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		select {
+		case <-s.Ended:
+			cancel(errEnded)
+		case <-stopped:
+		case <-ctx.Done():
+		}
+	}()
+	return func() { close(stopped); <-done }
+}
+
+// feedUntil feeds the watchdog, if there is one, until ctx is done.
+func (s *Supervisor) feedUntil(ctx context.Context) {
+	if s.Watchdog == 0 {
+		return
+	}
+	ticker := time.NewTicker(s.Watchdog / 3)
+	defer ticker.Stop()
+	for {
+		s.feed()
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+// Watch feeds the watchdog for as long as the driver answers Probe. It returns when ctx is done
+// or the driver's main process has ended. A Probe may take a third of Watchdog at most, and the
+// next one comes a third later, so that one that is not answered is followed by others before
+// systemd acts.
+func (s *Supervisor) Watch(ctx context.Context) {
+	pause, last := s.Watchdog/3, ""
+	for {
+		limited, cancel := context.WithTimeout(ctx, pause)
+		err := s.Driver.Live(limited)
+		cancel()
+		select {
+		case <-s.Ended:
+			return
+		case <-ctx.Done():
+			return
+		default:
+		}
+		state, next := "the driver serves", pause
+		if err != nil {
+			state, next = "the driver does not serve: "+err.Error(), min(retryPause, pause)
+		} else {
+			s.feed()
+		}
+		if state != last {
+			s.transition(err, last)
+			s.status(state)
+			last = state
+		}
+		select {
+		case <-time.After(next):
+		case <-s.Ended:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// transition logs that the driver stopped serving, or serves again.
+func (s *Supervisor) transition(err error, last string) {
+	switch {
+	case err != nil:
+		s.Log.Warn("the driver does not serve; the watchdog restarts it unless it answers in time",
+			"reason", err.Error(), "watchdog", s.Watchdog)
+	case last != "":
+		s.Log.Info("the driver serves again")
+	}
+}
+
+// feed and status go on after an error: without WATCHDOG=1 systemd restarts the driver, which
+// is the answer to whatever is wrong.
+func (s *Supervisor) feed() {
+	if err := s.Notify.Watchdog(); err != nil {
+		s.Log.Warn("cannot feed the watchdog", "error", err)
+	}
+}
+
+func (s *Supervisor) status(text string) {
+	if err := s.Notify.Status(text); err != nil {
+		s.Log.Debug("cannot set the status", "error", err)
+	}
+}
