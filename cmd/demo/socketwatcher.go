@@ -11,8 +11,8 @@ import (
 	"csi-registrar/internal/fake"
 )
 
-// socketWatcher reports when sockets appear in directories and are removed from them. It watches all
-// with one inotify instance, so that the order of its events is the kernel's.
+// socketWatcher reports when sockets appear in directories and are removed from them. It watches
+// all with one inotify instance, so that the order of its events is the kernel's.
 type socketWatcher struct {
 	watcher *fsnotify.Watcher
 	report  func(fake.Event)

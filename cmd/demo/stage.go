@@ -13,6 +13,7 @@ import (
 
 	"csi-registrar/internal/control"
 	"csi-registrar/internal/fake"
+	"csi-registrar/internal/rootdir"
 	"csi-registrar/internal/sampledriver"
 	"csi-registrar/internal/status"
 )
@@ -40,8 +41,10 @@ type stage struct {
 const driverName = sampledriver.DefaultName
 
 // Paths below the story's directory, where a node has them below /.
-func (s *stage) registry() string     { return filepath.Join(s.dir, "kubelet", "plugins_registry") }
-func (s *stage) registration() string { return filepath.Join(s.registry(), driverName+"-reg.sock") }
+func (s *stage) registry() string { return rootdir.PluginsRegistry(filepath.Join(s.dir, "kubelet")) }
+func (s *stage) registration() string {
+	return filepath.Join(s.registry(), rootdir.SocketName(driverName))
+}
 func (s *stage) driverSocket() string { return filepath.Join(s.dir, "driver", "csi.sock") }
 func (s *stage) config() string       { return filepath.Join(s.dir, "etc", "csi-registrar") }
 func (s *stage) dropIn(name string) string {

@@ -1,5 +1,5 @@
-// Package agent decides which registrars run: it holds the configuration in force against
-// what runs, starts, changes and ends registrars, and keeps the snapshot of them all.
+// Package agent decides which registrars run: it compares the configuration in force with what
+// runs, starts, changes and ends registrars, and has the status of all of them.
 package agent
 
 import (
@@ -17,174 +17,250 @@ import (
 	"csi-registrar/internal/status"
 )
 
-// leaveTime is how long Apply waits for what is withdrawn. It takes milliseconds; what takes
-// longer is tried on in the background.
-const leaveTime = 2 * time.Second
+const (
+	// leaveTime is how long Apply waits for withdrawals. They take milliseconds; slower ones
+	// continue in the background.
+	leaveTime = 2 * time.Second
 
-// Socket is a registration socket, and how it ends.
+	// A registrar that could not be started is tried again after startFirst, and then after
+	// twice the time, up to startMost.
+	startFirst = time.Second
+	startMost  = 30 * time.Second
+)
+
+// Socket is a registration socket (implemented by kubelet.Socket).
 type Socket interface {
 	registrar.Socket
-	// Close ends the listener with the process; whether the path stays is the
-	// socket's own rule (descriptor store, --keep-sockets). It takes a limited time.
+	// Close closes the listener at the end of its registrar. Whether the path stays is up to
+	// the socket (descriptor store, --keep-sockets). It may block for a limited time. After it,
+	// whatever the error, Parts.Socket succeeds for the same driver.
 	Close(ctx context.Context) error
-	// Record sends the calls to the driver to a recorder until ctx is done, and then to the
-	// driver again. listen is called with the path where the recorder is to listen, linked
-	// when the calls arrive there.
+	// Discard is Close after the registration was withdrawn: nothing of it stays.
+	Discard(ctx context.Context) error
+	// Record redirects the calls to the driver to a recorder until ctx is done, and then back.
+	// It calls listen with the path at which the recorder must listen, and linked once the
+	// calls arrive there.
 	Record(ctx context.Context, listen func(ctx context.Context, path string) error, linked func()) error
 }
 
-// Parts makes what a registrar needs, for a configuration that is about to be in force.
+// Parts creates what a registrar needs.
 type Parts interface {
 	Driver(d config.Driver) registrar.Driver
-	// Socket may wait, for a limited time; it is called for several drivers at once.
+	// SameDriver reports whether Driver returns the same for both: a change from one to the
+	// other needs no new connection to the driver.
+	SameDriver(a, b config.Driver) bool
+	// Socket may block for a limited time. It is called for several drivers at once.
 	Socket(ctx context.Context, c *config.Config, name string) (Socket, error)
 }
 
-// Agent is made with New; Run must be called once.
+// Agent runs the registrars. Create it with New, and call Run once.
 type Agent struct {
 	log     *slog.Logger
 	parts   Parts
 	version string
 	began   time.Time
-	applyM  sync.Mutex      // one Apply at a time
 	ctx     context.Context // of the registrars
 	stop    context.CancelFunc
 	ended   sync.WaitGroup // of the registrars
+	hints   chan struct{}  // capacity one: reconcile may find something to do
 
-	mu          sync.Mutex // of all below; never held across a call to others
+	// apply is a lock of capacity one, held while registrars are started, changed and told to
+	// leave. That can take seconds; under testing/synctest time does not pass for those who wait
+	// for a Mutex.
+	apply chan struct{}
+	kept  []string // under apply: drivers of WithdrawKept that have no registrar yet
+
+	mu          sync.Mutex // guards the fields below; never held across a call to others
 	config      *config.Config
 	files       []string // of config
 	configError string
 	running     map[key]*running
+	failed      map[string]error // why an enabled driver has no registrar
 	unnamed     *status.Driver
+	kubelet     status.Kubelet
 	changed     chan struct{} // closed at the next change
 }
 
-// key is what can be registered once: a driver with one kubelet. While a registration is
-// withdrawn under an earlier root_dir its driver has two registrars.
+// key identifies a registration: a driver with one kubelet. While its registration is
+// withdrawn from an earlier root_dir, a driver has two registrars.
 type key struct {
 	name    string
 	kubelet config.Kubelet
 }
 
-// running is one registrar and what belongs to it.
+// running is a registrar and what belongs to it.
 type running struct {
 	key
-	driver config.Driver // not enabled: its registration is being withdrawn. Apply's alone
+	driver config.Driver // under Agent.apply; not enabled: its registration is being withdrawn
 	reg    *registrar.Registrar
 	socket Socket
-	ended  chan struct{} // closed when all of it has ended
+	ended  chan struct{} // closed when the registrar has ended and the socket is closed
 	status status.Driver // under Agent.mu
 }
 
-// Options are the Agent's surroundings.
+// Options are the options of New. All are required.
 type Options struct {
 	Log     *slog.Logger
 	Parts   Parts
 	Version string
 }
 
-// New makes an agent without any driver.
+// New returns an agent without any driver.
 func New(o Options) *Agent {
 	ctx, stop := context.WithCancel(context.Background())
 	return &Agent{
 		log: o.Log, parts: o.Parts, version: o.Version, began: time.Now(), ctx: ctx, stop: stop,
+		hints: make(chan struct{}, 1), apply: make(chan struct{}, 1),
 		config: config.Default(), running: map[key]*running{}, changed: make(chan struct{}),
 	}
 }
 
-// Run waits until ctx is done; then it ends all registrars, which close their sockets
-// (each of which knows whether its path stays).
+// Run starts registrars that could not be started by Apply, until ctx is done. Then it ends all
+// registrars and closes their sockets.
 func (a *Agent) Run(ctx context.Context) error {
-	<-ctx.Done()
-	a.applyM.Lock() // what an Apply starts meanwhile is waited for, too
-	a.stop()
-	a.applyM.Unlock()
-	a.ended.Wait()
-	return nil
+	var pause time.Duration
+	last := ""
+	for {
+		var retry <-chan time.Time
+		if pause > 0 {
+			retry = time.After(pause)
+		}
+		select {
+		case <-a.hints:
+		case <-retry:
+		case <-ctx.Done():
+			a.apply <- struct{}{} // what an Apply starts meanwhile is ended, too
+			a.stop()
+			<-a.apply
+			a.ended.Wait()
+			return nil
+		}
+		a.apply <- struct{}{}
+		err := a.reconcile(ctx, 0)
+		<-a.apply
+		if err == nil {
+			pause, last = 0, ""
+			continue
+		}
+		if err.Error() != last {
+			last = err.Error()
+			a.log.Warn("not all registrars have started, trying again", "error", err)
+		}
+		pause = min(max(startFirst, 2*pause), startMost)
+	}
 }
 
-// registrars are those that run at this moment.
+// hint makes Run reconcile.
+func (a *Agent) hint() {
+	select {
+	case a.hints <- struct{}{}:
+	default:
+	}
+}
+
 func (a *Agent) registrars() map[key]*running {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return maps.Clone(a.running)
 }
 
-// Apply brings what runs in line with c, of the given files. Only what changed is touched;
-// a driver that c does not name is withdrawn. The error names drivers that could not be
-// started, or not be withdrawn yet; all others are.
+// Apply makes what runs match c, which was read from the given files. Drivers that did not change
+// are not touched; a driver that c does not name is withdrawn. The error names the drivers
+// that could not be started or withdrawn yet. Both are retried in the background.
 func (a *Agent) Apply(ctx context.Context, c *config.Config, files []string) error {
-	a.applyM.Lock()
-	defer a.applyM.Unlock()
-	var left []*running
-	all := a.registrars()
-	for k, r := range all {
-		d, there := c.Driver(k.name)
-		if r.driver.Enabled && !(there && d.Enabled && k.kubelet == c.Kubelet) { // another root_dir: every path is another
-			left = append(left, r)
+	a.apply <- struct{}{}
+	defer func() { <-a.apply }()
+	var leaving []*running
+	for k, r := range a.registrars() {
+		d, ok := c.Driver(k.name)
+		// another root_dir changes every path
+		if r.driver.Enabled && !(ok && d.Enabled && k.kubelet == c.Kubelet) {
+			leaving = append(leaving, r)
 			d = r.driver
 			d.Enabled = false
 			a.update(r, d)
 		}
 	}
 	a.change(func() { a.config, a.files = c, slices.Clone(files) })
-	late := a.awaitLeft(ctx, left)
+	return errors.Join(a.awaitWithdrawal(ctx, leaving), a.reconcile(ctx, leaveTime))
+}
+
+// WithdrawKept withdraws the registrations of drivers that are not enabled, whose sockets were
+// kept from an earlier process.
+func (a *Agent) WithdrawKept(ctx context.Context, names []string) error {
+	a.apply <- struct{}{}
+	defer func() { <-a.apply }()
+	a.kept = names
+	err := a.reconcile(ctx, leaveTime)
+	var leaving []*running
+	for k, r := range a.registrars() {
+		if slices.Contains(names, k.name) && !r.driver.Enabled {
+			leaving = append(leaving, r)
+		}
+	}
+	return errors.Join(err, a.awaitWithdrawal(ctx, leaving))
+}
+
+// reconcile starts a registrar for each enabled driver that has none, and for each kept
+// registration that is to be withdrawn; it passes changed tables to those that run. It waits for
+// registrars that are ending. If that takes longer than wait, Run reconciles again.
+func (a *Agent) reconcile(ctx context.Context, wait time.Duration) error {
+	waiting, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	c, all := a.config, a.registrars() // config changes under apply
 	var missing []config.Driver
 	for _, d := range c.Drivers {
 		if r := all[key{d.Name, c.Kubelet}]; d.Enabled && (r == nil || !a.update(r, d)) {
 			missing = append(missing, d)
 		}
 	}
-	_, failed := a.startAll(ctx, c, missing)
-	return errors.Join(late, failed)
-}
-
-// WithdrawKept withdraws the registrations of drivers that are not enabled, of which
-// an earlier process left the registration socket.
-func (a *Agent) WithdrawKept(ctx context.Context, names []string) error {
-	a.applyM.Lock()
-	defer a.applyM.Unlock()
-	kept := make([]config.Driver, len(names))
-	for i, name := range names {
-		kept[i].Name = name
+	for _, name := range a.kept {
+		if d, _ := c.Driver(name); !d.Enabled && all[key{name, c.Kubelet}] == nil {
+			missing = append(missing, config.Driver{Name: name})
+		}
 	}
-	left, err := a.startAll(ctx, a.config, kept)
-	return errors.Join(err, a.awaitLeft(ctx, left))
-}
-
-// nobody is the driver of a registration that is only to be withdrawn.
-type nobody struct{}
-
-func (nobody) Ask(context.Context, func(status.Report)) status.Report { return status.Report{} }
-func (nobody) Hints() <-chan struct{}                                 { return nil }
-func (nobody) Close() error                                           { return nil }
-
-// startAll starts registrars for drivers that have none. One that is not enabled is only
-// withdrawn. If the agent has ended their sockets are closed.
-func (a *Agent) startAll(ctx context.Context, c *config.Config, drivers []config.Driver) (started []*running, err error) {
-	sockets, errs := make([]Socket, len(drivers)), make([]error, len(drivers))
-	var made sync.WaitGroup
-	for i, d := range drivers {
-		made.Go(func() { sockets[i], errs[i] = a.parts.Socket(ctx, c, d.Name) })
+	sockets, errs := make([]Socket, len(missing)), make([]error, len(missing))
+	var opened sync.WaitGroup
+	for i, d := range missing {
+		opened.Go(func() {
+			if r := all[key{d.Name, c.Kubelet}]; r != nil && !r.awaitEnd(waiting) {
+				errs[i] = errors.New("its registration socket is still being closed")
+				return
+			}
+			sockets[i], errs[i] = a.parts.Socket(ctx, c, d.Name)
+		})
 	}
-	made.Wait()
-	for i, d := range drivers {
+	opened.Wait()
+	failed := map[string]error{}
+	var kept []string
+	for i, d := range missing {
 		if errs[i] == nil && a.ctx.Err() != nil {
 			errs[i] = errors.Join(errors.New("the agent has ended"), sockets[i].Close(ctx))
 		}
-		if errs[i] != nil {
-			errs[i] = fmt.Errorf("cannot start the registrar of %s: %w", d.Name, errs[i])
+		switch {
+		case errs[i] == nil:
+			a.start(key{d.Name, c.Kubelet}, d, sockets[i])
 			continue
+		case d.Enabled:
+			failed[d.Name] = errs[i]
+		default:
+			kept = append(kept, d.Name)
 		}
-		started = append(started, a.start(key{d.Name, c.Kubelet}, d, sockets[i]))
+		errs[i] = fmt.Errorf("cannot start the registrar of %s: %w", d.Name, errs[i])
 	}
-	return started, errors.Join(errs...)
+	a.kept = kept
+	a.change(func() { a.failed = failed })
+	err := errors.Join(errs...)
+	if err != nil && wait > 0 {
+		a.hint()
+	}
+	return err
 }
 
-func (a *Agent) start(k key, d config.Driver, socket Socket) *running {
+// start starts a registrar. One that is not enabled is only withdrawn.
+func (a *Agent) start(k key, d config.Driver, socket Socket) {
 	r := &running{key: k, driver: d, socket: socket, ended: make(chan struct{})}
-	var driver registrar.Driver = nobody{}
+	var driver registrar.Driver = absentDriver{}
 	if d.Enabled {
 		driver = a.parts.Driver(d)
 	}
@@ -194,9 +270,12 @@ func (a *Agent) start(k key, d config.Driver, socket Socket) *running {
 	})
 	a.change(func() { a.running[k] = r })
 	a.ended.Go(func() {
-		defer close(r.ended)
 		r.reg.Run(a.ctx)
-		if err := socket.Close(context.WithoutCancel(a.ctx)); err != nil {
+		end := socket.Close
+		if a.ctx.Err() == nil {
+			end = socket.Discard
+		}
+		if err := end(context.WithoutCancel(a.ctx)); err != nil {
 			log.Error("cannot end a registration cleanly", "error", err)
 		}
 		a.change(func() {
@@ -204,44 +283,62 @@ func (a *Agent) start(k key, d config.Driver, socket Socket) *running {
 				delete(a.running, k)
 			}
 		})
+		close(r.ended)
+		a.hint() // it may have been enabled again
 	})
-	return r
 }
 
-// awaitLeft waits until they are withdrawn, for a while.
-func (a *Agent) awaitLeft(ctx context.Context, left []*running) error {
+// absentDriver is the driver of a registration that is only withdrawn.
+type absentDriver struct{}
+
+func (absentDriver) Ask(context.Context, func(status.Report)) status.Report { return status.Report{} }
+func (absentDriver) Probe(context.Context) status.Report                    { return status.Report{} }
+func (absentDriver) Hints() <-chan struct{}                                 { return nil }
+func (absentDriver) Close() error                                           { return nil }
+
+// awaitEnd waits until r has ended or ctx is done; it reports whether r has ended.
+func (r *running) awaitEnd(ctx context.Context) bool {
+	select {
+	case <-r.ended:
+		return true
+	case <-ctx.Done():
+	}
+	select {
+	case <-r.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// awaitWithdrawal waits up to leaveTime until all are withdrawn.
+func (a *Agent) awaitWithdrawal(ctx context.Context, leaving []*running) error {
 	ctx, cancel := context.WithTimeout(ctx, leaveTime)
 	defer cancel()
 	var errs []error
-	for _, r := range left {
-		select {
-		case <-r.ended:
-			continue
-		case <-ctx.Done():
-		}
-		select {
-		case <-r.ended:
-		default:
-			d, _ := a.Status().Driver(r.name)
-			errs = append(errs, fmt.Errorf("%s is not withdrawn yet, trying again: %s", r.name, d.Reason))
+	for _, r := range leaving {
+		if !r.awaitEnd(ctx) {
+			a.mu.Lock()
+			reason := r.status.Reason
+			a.mu.Unlock()
+			errs = append(errs, fmt.Errorf("%s is not withdrawn yet, trying again: %s", r.name, reason))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// update hands a changed table to its registrar, false if that has ended; a driver that is found
-// or trusted in another way gets a new client, the registration socket stays. One that could not
-// be withdrawn yet goes on.
+// update passes a changed table to its registrar, with a new client if the driver must be found
+// or checked in another way. It returns false if the registrar is ending. One that was to be
+// withdrawn, and is not yet, continues.
 func (a *Agent) update(r *running, d config.Driver) bool {
 	if r.driver.Equal(d) {
 		return true
 	}
 	var client registrar.Driver
-	if o := r.driver; o.Socket != d.Socket || o.Endpoint != d.Endpoint || o.SocketOwner != d.SocketOwner || o.Timeout != d.Timeout {
+	if !a.parts.SameDriver(r.driver, d) {
 		client = a.parts.Driver(d)
 	}
 	if err := r.reg.Update(a.ctx, settings(r.kubelet, d), client); err != nil {
-		// It was withdrawn at this very moment.
 		a.log.Debug("a registrar ended before it could be changed", "driver", d.Name, "error", err)
 		if client != nil {
 			if err := client.Close(); err != nil {
@@ -259,20 +356,22 @@ func settings(k config.Kubelet, d config.Driver) registrar.Settings {
 	return registrar.Settings{
 		Name: d.Name, Socket: d.Socket, Endpoint: endpoint, LinkTarget: target, Versions: d.SupportedVersions, Leaving: !d.Enabled,
 		Withdraw: d.WhenGone == config.Withdraw, WithdrawAfter: d.WithdrawAfter,
+		ProbeEvery: d.ProbeEvery, LeaveLimit: d.WhenLimitChanges == config.Leave,
 	}
 }
 
-// Reregister makes the driver's registration socket again. ErrUnknown if there is no such
-// driver.
-func (a *Agent) Reregister(ctx context.Context, name string) error {
+// Reregister recreates the driver's registration socket. The error wraps ErrUnknown if there is
+// no such driver.
+func (a *Agent) Reregister(ctx context.Context, name string, force bool) error {
 	r, err := a.enabled(name)
 	if err != nil {
 		return err
 	}
-	return r.reg.Reregister(ctx)
+	return r.reg.Reregister(ctx, force)
 }
 
-// Record sends the calls to the driver to a recorder, as Socket.Record does.
+// Record redirects the calls to the driver to a recorder, see Socket.Record. The error wraps
+// ErrUnknown if there is no such driver.
 func (a *Agent) Record(ctx context.Context, name string, listen func(context.Context, string) error, linked func()) error {
 	r, err := a.enabled(name)
 	if err != nil {
@@ -281,7 +380,14 @@ func (a *Agent) Record(ctx context.Context, name string, listen func(context.Con
 	return r.socket.Record(ctx, listen, linked)
 }
 
-// enabled returns what runs of a driver.
+// Configured returns the table of a driver in the configuration in force.
+func (a *Agent) Configured(name string) (config.Driver, bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.config.Driver(name)
+}
+
+// enabled returns the registrar of an enabled driver.
 func (a *Agent) enabled(name string) (*running, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -293,15 +399,14 @@ func (a *Agent) enabled(name string) (*running, error) {
 	return r, nil
 }
 
-// ErrUnknown is wrapped where a driver is asked for that does not run.
+// ErrUnknown is wrapped by the errors for a driver that is not configured or not enabled.
 var ErrUnknown = errors.New("no enabled driver of that name is configured")
 
-// Alive returns nil if every registrar really runs, whatever its driver does. It causes no look at
-// anything. All are asked at once: on a starved machine the slow ones would add up.
+// Alive returns nil if every registrar responds, whatever its driver does.
 func (a *Agent) Alive(ctx context.Context) error { return allAlive(ctx, a.registrars()) }
 
-// allAlive asks registrars. One that has ended meanwhile was withdrawn: they end in no
-// other way.
+// allAlive asks all at once: on a starved machine the slow ones would add up. One that has ended
+// meanwhile was withdrawn; they end in no other way.
 func allAlive(ctx context.Context, all map[key]*running) error {
 	errs := make(chan error, len(all))
 	for _, r := range all {

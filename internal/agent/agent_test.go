@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -21,6 +22,7 @@ type node struct {
 	mu      sync.Mutex
 	sockets map[string]*socket
 	clients []string // every client that was made, by driver
+	tries   int      // to make a socket
 	broken  string   // the driver for which no socket can be made
 	left    bool     // sockets are those that an earlier process left
 }
@@ -32,13 +34,19 @@ func (n *node) Driver(d config.Driver) registrar.Driver {
 	return client{d.Name, make(chan struct{})}
 }
 
+func (n *node) SameDriver(a, b config.Driver) bool { return a.Endpoint == b.Endpoint }
+
 func (n *node) Socket(_ context.Context, c *config.Config, name string) (Socket, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	n.tries++
 	if name == n.broken {
 		return nil, errors.New("too long")
 	}
 	s := &socket{path: c.Kubelet.PluginsRegistry() + "/" + name, hints: make(chan struct{}, 1)}
+	if old := n.sockets[s.path]; old != nil && old.counts()[2] == 0 { // as kubelet.Registry
+		return nil, errors.New("in use already")
+	}
 	s.up = status.Socket{Path: s.path, Place: status.Ours, Up: n.left}
 	n.sockets[s.path] = s
 	return s, nil
@@ -54,8 +62,9 @@ type client struct {
 func (c client) Ask(context.Context, func(status.Report)) status.Report {
 	return status.Report{Driver: status.Ready, Identity: status.Identity{Name: c.name, NodeID: "n"}}
 }
-func (c client) Hints() <-chan struct{} { return c.hints }
-func (c client) Close() error           { return nil }
+func (c client) Probe(ctx context.Context) status.Report { return c.Ask(ctx, nil) }
+func (c client) Hints() <-chan struct{}                  { return c.hints }
+func (c client) Close() error                            { return nil }
 
 type socket struct {
 	path  string
@@ -66,6 +75,7 @@ type socket struct {
 	published, withdrawn, closed int
 	refused                      error
 	hold                         chan struct{} // Look waits for it
+	closing                      chan struct{} // Close waits for it
 }
 
 func (s *socket) Hints() <-chan struct{} { return s.hints }
@@ -105,10 +115,18 @@ func (s *socket) Withdraw(context.Context) error {
 func (s *socket) refuse(err error) { s.mu.Lock(); defer s.mu.Unlock(); s.refused = err }
 func (s *socket) Close(context.Context) error {
 	s.mu.Lock()
+	closing := s.closing
+	s.mu.Unlock()
+	if closing != nil {
+		<-closing
+	}
+	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed++
 	return nil
 }
+
+func (s *socket) Discard(ctx context.Context) error { return s.Close(ctx) }
 
 func (s *socket) counts() [3]int {
 	s.mu.Lock()
@@ -227,6 +245,73 @@ func TestWithdrawingFails(t *testing.T) {
 	})
 }
 
+// A driver that is enabled again while its socket is being closed, however long that takes, is
+// registered.
+func TestEnabledAgainWhileItsSocketIsClosed(t *testing.T) {
+	for _, long := range []time.Duration{time.Millisecond, leaveTime / 2, time.Minute} {
+		with(t, func(t *testing.T, a *Agent, n *node) {
+			apply(t, a, conf("/k", drv("a"), drv("b")))
+			s := n.socket("/k/plugins_registry/a")
+			s.mu.Lock()
+			s.closing = make(chan struct{})
+			s.mu.Unlock()
+			began := time.Now()
+			time.AfterFunc(long, func() { close(s.closing) })
+			ctx, cancel := context.WithTimeout(t.Context(), long/4)
+			defer cancel()
+			if err := a.Apply(ctx, conf("/k", drv("b")), nil); err == nil {
+				t.Error("withdrawn at once")
+			}
+			err := a.Apply(t.Context(), conf("/k", drv("a"), drv("b")), nil)
+			if (err != nil) != (long > leaveTime) {
+				t.Errorf("%s: %v", long, err)
+			}
+			synctest.Wait()
+			if long > leaveTime {
+				if d, _ := a.Status().Driver("a"); d.State == "registered" || d.Reason == "" {
+					t.Errorf("%+v", d)
+				}
+			}
+			time.Sleep(time.Until(began.Add(long + time.Millisecond)))
+			synctest.Wait()
+			want(t, states(a), "a registered", "b registered")
+			if err := a.Reregister(t.Context(), "a", false); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// A driver whose registrar cannot be started is tried again, and its status says why.
+func TestStartingIsTriedAgain(t *testing.T) {
+	with(t, func(t *testing.T, a *Agent, n *node) {
+		n.broken = "a"
+		if err := a.Apply(t.Context(), conf("/k", drv("a"), drv("b")), nil); err == nil {
+			t.Error("no error")
+		}
+		time.Sleep(time.Hour)
+		want(t, states(a), "a absent", "b registered")
+		if d, _ := a.Status().Driver("a"); !strings.Contains(d.Reason, "too long") {
+			t.Errorf("%+v", d)
+		}
+		n.mu.Lock()
+		tries := n.tries
+		n.broken = ""
+		n.mu.Unlock()
+		if tries < 100 || tries > 150 {
+			t.Errorf("tried %d times in an hour", tries)
+		}
+		time.Sleep(startMost)
+		synctest.Wait()
+		want(t, states(a), "a registered", "b registered")
+		tries = n.tries
+		time.Sleep(time.Hour)
+		if n.tries != tries {
+			t.Errorf("tried %d times after that", n.tries-tries)
+		}
+	})
+}
+
 func TestAnotherRootMovesEverything(t *testing.T) {
 	with(t, func(t *testing.T, a *Agent, n *node) {
 		apply(t, a, conf("/k", drv("a")))
@@ -248,7 +333,7 @@ func TestOneThatCannotStartHoldsUpNoOther(t *testing.T) {
 			t.Error("no error")
 		}
 		synctest.Wait()
-		want(t, states(a), "b registered")
+		want(t, states(a), "a absent", "b registered")
 	})
 }
 
@@ -276,10 +361,10 @@ func TestAliveAndReregister(t *testing.T) {
 		if err := a.Alive(t.Context()); err != nil {
 			t.Error(err)
 		}
-		if err := a.Reregister(t.Context(), "nobody"); !errors.Is(err, ErrUnknown) {
+		if err := a.Reregister(t.Context(), "nobody", false); !errors.Is(err, ErrUnknown) {
 			t.Errorf("got %v", err)
 		}
-		if err := a.Reregister(t.Context(), "a"); err != nil {
+		if err := a.Reregister(t.Context(), "a", false); err != nil {
 			t.Error(err)
 		}
 		synctest.Wait()
@@ -361,6 +446,67 @@ func TestKeptRegistrationsAreWithdrawn(t *testing.T) {
 		}
 		if len(n.clients) > 0 || len(a.Status().Drivers) > 0 {
 			t.Errorf("clients %q, status %+v", n.clients, a.Status().Drivers)
+		}
+	})
+}
+
+// The status has one time zone, wherever a time comes from.
+func TestTimesAreUTC(t *testing.T) {
+	with(t, func(t *testing.T, a *Agent, n *node) {
+		apply(t, a, conf("/k", drv("a"), drv("b")))
+		n.socket("/k/plugins_registry/b").refuse(errors.New("read-only"))
+		if err := a.Apply(t.Context(), conf("/k", drv("a")), nil); err == nil {
+			t.Error("no error")
+		}
+		times := 0
+		var walk func(path string, v reflect.Value)
+		walk = func(path string, v reflect.Value) {
+			if at, ok := v.Interface().(time.Time); ok {
+				if !at.IsZero() {
+					times++
+				}
+				if at.Location() != time.UTC {
+					t.Errorf("%s is %s", path, at)
+				}
+				return
+			}
+			switch v.Kind() {
+			case reflect.Struct:
+				for i := range v.NumField() {
+					walk(path+"."+v.Type().Field(i).Name, v.Field(i))
+				}
+			case reflect.Slice:
+				for i := range v.Len() {
+					walk(path, v.Index(i))
+				}
+			}
+		}
+		walk("", reflect.ValueOf(a.Status()))
+		if times < 6 {
+			t.Errorf("only %d times", times)
+		}
+	})
+}
+
+// Withdrawals that fail are in the status also when the driver has another registrar.
+func TestFailingWithdrawalsAreShown(t *testing.T) {
+	with(t, func(t *testing.T, a *Agent, n *node) {
+		apply(t, a, conf("/k", drv("a")))
+		old := n.socket("/k/plugins_registry/a")
+		old.refuse(errors.New("read-only"))
+		if err := a.Apply(t.Context(), conf("/l", drv("a")), nil); err == nil {
+			t.Error("no error")
+		}
+		synctest.Wait()
+		want(t, states(a), "a registered")
+		if w := a.Status().Withdrawals; len(w) != 1 || w[0].Driver != "a" || w[0].Error != "read-only" || w[0].RegistrationSocket != old.path || w[0].Since.IsZero() {
+			t.Errorf("%+v", w)
+		}
+		old.refuse(nil)
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		if w := a.Status().Withdrawals; len(w) != 0 {
+			t.Errorf("%+v", w)
 		}
 	})
 }

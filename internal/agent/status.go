@@ -1,13 +1,15 @@
 package agent
 
 import (
-	"sort"
+	"fmt"
+	"slices"
 	"strings"
+	"time"
 
 	"csi-registrar/internal/status"
 )
 
-// change runs f under the lock and wakes everybody who waits.
+// change runs f under the lock and closes the channel of Changed.
 func (a *Agent) change(f func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -16,8 +18,8 @@ func (a *Agent) change(f func()) {
 	a.changed = make(chan struct{})
 }
 
-// Status is the snapshot of this moment. Of two registrars of a driver the one that counts is that
-// of the configuration in force, also while the other's registration is still being withdrawn.
+// Status returns the current status. Of two registrars of a driver it has the one of the
+// configuration in force, not the one whose registration is still being withdrawn.
 func (a *Agent) Status() status.Document {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -27,43 +29,81 @@ func (a *Agent) Status() status.Document {
 	}
 	shown := make(map[string]bool, len(a.running))
 	for k, r := range a.running {
+		if st := &r.status; st.WithdrawalError != "" {
+			s.Withdrawals = append(s.Withdrawals, status.Withdrawal{
+				Driver: k.name, RegistrationSocket: st.RegistrationSocket, Since: st.WithdrawalFailedAt, Error: st.WithdrawalError,
+			})
+		}
 		if _, two := a.running[key{k.name, a.config.Kubelet}]; k.kubelet == a.config.Kubelet || !two && !shown[k.name] {
 			s.Drivers, shown[k.name] = append(s.Drivers, r.status), true
 		}
 	}
 	for _, d := range a.config.Drivers {
-		if !d.Enabled && !shown[d.Name] {
-			s.Drivers = append(s.Drivers, status.Driver{
-				Name: d.Name, Socket: d.Socket, Endpoint: d.Endpoint, State: status.Disabled,
-				Driver: status.Absent, Registration: status.None, Reason: "disabled in the configuration",
-			})
+		idle := status.Driver{
+			Name: d.Name, Socket: d.Socket, Endpoint: d.Endpoint, State: status.Disabled,
+			Driver: status.Absent, Registration: status.None, Reason: "disabled in the configuration",
+		}
+		if d.Enabled {
+			idle.State, idle.Reason = string(status.Absent), "its registrar is starting"
+		}
+		if !shown[d.Name] {
+			s.Drivers = append(s.Drivers, idle)
 		}
 	}
 	if a.unnamed != nil {
 		s.Drivers = append(s.Drivers, *a.unnamed)
 	}
+	s.Kubelet = a.kubelet
 	for i := range s.Drivers {
-		if d, _ := a.config.Driver(s.Drivers[i].Name); d.KeptFor != "" {
-			s.Drivers[i].Reason = strings.TrimPrefix(s.Drivers[i].Reason+"; "+d.KeptFor, "; ")
+		if ended := s.KubeletEnded(s.Drivers[i], time.Now()); ended != "" {
+			s.Drivers[i].Reason = strings.TrimPrefix(s.Drivers[i].Reason+"; "+ended, "; ")
+		}
+		d, _ := a.config.Driver(s.Drivers[i].Name)
+		if err := a.failed[d.Name]; err != nil {
+			s.Drivers[i].Reason = err.Error()
+		}
+		if n := restarts(s.Drivers[i].Restarts, time.Now()); n > 0 {
+			if s.Drivers[i].DriverRestarts = n; n >= manyRestarts {
+				addReason(&s.Drivers[i], fmt.Sprintf("the driver restarted %d times within %s", n, status.RestartWindow))
+			}
+		}
+		if d.KeptFor != "" {
+			addReason(&s.Drivers[i], d.KeptFor)
 		}
 	}
-	sort.Slice(s.Drivers, func(i, j int) bool { return s.Drivers[i].Name < s.Drivers[j].Name })
+	slices.SortFunc(s.Withdrawals, func(a, b status.Withdrawal) int { return strings.Compare(a.RegistrationSocket, b.RegistrationSocket) })
+	slices.SortFunc(s.Drivers, func(a, b status.Driver) int { return strings.Compare(a.Name, b.Name) })
 	return s
 }
 
-// Changed is closed at the next change. Take it before Status, and nothing is missed.
+// manyRestarts within status.RestartWindow are more than an upgrade or a repair needs.
+const manyRestarts = 3
+
+// restarts counts those within status.RestartWindow: no event tells when one is over.
+func restarts(at []time.Time, now time.Time) int {
+	return len(slices.DeleteFunc(slices.Clone(at), func(t time.Time) bool { return now.Sub(t) >= status.RestartWindow }))
+}
+
+func addReason(d *status.Driver, reason string) {
+	d.Reason = strings.TrimPrefix(d.Reason+"; "+reason, "; ")
+}
+
+// Changed returns a channel that is closed at the next change. Get it before calling Status, so
+// that no change is missed.
 func (a *Agent) Changed() <-chan struct{} {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.changed
 }
 
-// ConfigError says what is wrong with the files, while an older configuration is in force;
-// empty when nothing is.
+// ConfigError sets the errors of the files, one a line; empty if there are none.
 func (a *Agent) ConfigError(text string) { a.change(func() { a.configError = text }) }
 
-// Unnamed shows a driver whose name is not known yet (node-driver-registrar's flags do
-// not have it) among the others, with an empty name; nil when it is.
+// Kubelet sets the kubelet that last reported a result.
+func (a *Agent) Kubelet(k status.Kubelet) { a.change(func() { a.kubelet = k }) }
+
+// Unnamed adds to the status a driver whose name is not known yet, because
+// node-driver-registrar's flags do not have it; nil removes it.
 func (a *Agent) Unnamed(s *status.Driver) {
 	if s != nil {
 		unnamed := *s

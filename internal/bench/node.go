@@ -15,12 +15,15 @@ import (
 	"google.golang.org/grpc"
 
 	"csi-registrar/internal/fake"
+	"csi-registrar/internal/rootdir"
 )
 
 // program is a registrar to be measured.
 type program struct {
 	args     []string // {root}, {socket}, {registry} and {name} are replaced
 	notifies bool     // one process for all drivers, which says READY=1; else one for each
+	// environment is set beside that of this process.
+	environment []string
 }
 
 // node is a temporary root with a configuration of some drivers, which are not started yet.
@@ -59,7 +62,7 @@ func newNode(n int) (_ *node, err error) {
 		fmt.Fprintf(&conf, "[driver.%q]\nsocket = %q\nsocket_owner = \"any\"\n", name, d.Socket)
 		b.drivers = append(b.drivers, d)
 	}
-	for _, dir := range []string{"k/plugins_registry", "s", "etc/csi-registrar"} {
+	for _, dir := range []string{rootdir.PluginsRegistry("k"), "s", "etc/csi-registrar"} {
 		if err := os.MkdirAll(filepath.Join(b.root, dir), 0o755); err != nil {
 			return nil, err
 		}
@@ -74,12 +77,12 @@ func newNode(n int) (_ *node, err error) {
 	return b, nil
 }
 
-func (b *node) registry() string    { return filepath.Join(b.root, "k", "plugins_registry") }
+func (b *node) registry() string    { return rootdir.PluginsRegistry(filepath.Join(b.root, "k")) }
 func (b *node) nameOf(i int) string { return filepath.Base(b.drivers[i].Socket) }
 
 // registrationSocket is that of driver i, by the name that both registrars give it.
 func (b *node) registrationSocket(i int) string {
-	return filepath.Join(b.registry(), b.nameOf(i)+"-reg.sock")
+	return filepath.Join(b.registry(), rootdir.SocketName(b.nameOf(i)))
 }
 
 // serve starts all drivers.
@@ -127,6 +130,7 @@ func (b *node) start(ctx context.Context, p program) (time.Duration, error) {
 	}
 	args := b.fill(p, 0)
 	cmd := b.manager.Command(context.WithoutCancel(ctx), args[0], args[1:]...)
+	cmd.Env = append(cmd.Env, p.environment...)
 	cmd.Stderr = os.Stderr
 	begun := time.Now()
 	if err := cmd.Start(); err != nil {

@@ -37,31 +37,38 @@ const (
 // addresses are replaced by placeholders.
 func Write(ctx context.Context, w io.Writer, dir string, now time.Time, parts []Part, host string) error {
 	pool := worker.NewPool()
-	names := newIdentities(host)
-	var entries [][2]string
+	names, secrets := newIdentities(host), newRedactor()
+	type entry struct {
+		name, text string
+		plain      bool
+	}
+	var entries []entry
 	for _, p := range parts {
 		text, err := p.make(ctx, pool)
 		if ctx.Err() != nil {
 			return fmt.Errorf("cannot finish: %w", context.Cause(ctx))
 		}
 		if !p.Plain {
-			text = secrets(text)
+			text = secrets.recognize(text)
 		}
-		entries = append(entries, [2]string{p.Name, text})
+		entries = append(entries, entry{p.Name, text, p.Plain})
 		if err != nil {
-			entries = append(entries, [2]string{p.Name + ".error", secrets(err.Error()) + "\n"})
+			entries = append(entries, entry{p.Name + ".error", secrets.recognize(err.Error()) + "\n", false})
 		}
 		names.learn(text)
 	}
 	z := gzip.NewWriter(w)
 	t := tar.NewWriter(z)
 	for _, e := range entries {
-		if host != "" {
-			e[1] = names.replace(e[1])
+		if !e.plain { // what another part showed to be a secret
+			e.text = secrets.repeated(e.text)
 		}
-		err := t.WriteHeader(&tar.Header{Name: dir + "/" + e[0], Mode: 0o600, Size: int64(len(e[1])), ModTime: now})
+		if host != "" {
+			e.text = names.replace(e.text)
+		}
+		err := t.WriteHeader(&tar.Header{Name: dir + "/" + e.name, Mode: 0o600, Size: int64(len(e.text)), ModTime: now})
 		if err == nil {
-			_, err = io.WriteString(t, e[1])
+			_, err = io.WriteString(t, e.text)
 		}
 		if err != nil {
 			return err
@@ -81,7 +88,8 @@ func (p Part) make(ctx context.Context, pool *worker.Pool) (string, error) {
 	}
 	out.mu.Lock()
 	defer out.mu.Unlock()
-	if err != nil || out.full != nil { // half a secret may not be known as one: only whole lines are taken
+	// Half a secret may not be known as one: only whole lines are taken.
+	if err != nil || out.full != nil {
 		out.text = out.text[:bytes.LastIndexByte(out.text, '\n')+1]
 	}
 	return string(out.text), cmp.Or(out.full, err)

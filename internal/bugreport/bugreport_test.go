@@ -38,6 +38,7 @@ func TestSecretsAreTakenOut(t *testing.T) {
 		`FLAG: --tls-private-key="` + planted + `"`,
 		"adminKey=" + planted,
 		"https://user:" + planted + "@example.com/x",
+		"https://user:a@" + planted + "@example.com/x",
 		"ceph: key " + random,
 		"blob " + "9j/4" + random,
 		"hex 0a1b2c3d4e5f60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e8f9",
@@ -54,12 +55,18 @@ func TestSecretsAreTakenOut(t *testing.T) {
 		"volumeAttributes=" + planted,
 		"secrets:<key:\"x\" value:\"" + planted + "\" >",
 		"volume_context:{unbalanced " + planted,
+		"Environment = X=" + planted,
+		"\tEnvironment\t=\tX=" + planted,
+		"#Environment=X=" + planted,
+		" ; Environment = X=" + planted,
+		"pwd => '" + planted + "'",
+		"https://x.blob.example/c?sv=2024&sig=" + planted + "&se=2",
 	} {
-		got := secrets("before\n" + text + "\nafter")
+		got := newRedactor().recognize("before\n" + text + "\nafter")
 		if strings.Contains(got, planted) || strings.Contains(got, random) || strings.Contains(got, "0a1b2c") || !strings.Contains(got, mark) {
 			t.Errorf("%s\nbecomes\n%s", text, got)
 		}
-		if !strings.HasPrefix(got, "before\n") || !strings.Contains(text, "BEGIN") && !strings.HasSuffix(got, "\nafter") {
+		if !strings.HasPrefix(got, "before\n") || !strings.Contains(text, "END") && !strings.HasSuffix(got, "\nafter") {
 			t.Errorf("%s\ntakes too much with it:\n%s", text, got)
 		}
 	}
@@ -77,7 +84,8 @@ func TestTheRestIsLeft(t *testing.T) {
 		"secret \"x\" not found; the token was refused; a key is missing",
 		"ReadWritePaths=/var/lib/kubelet -/var/lib/k0s/kubelet",
 	} {
-		if got := secrets(text); got != text {
+		r := newRedactor()
+		if got := r.repeated(r.recognize(text)); got != text {
 			t.Errorf("%s\nbecomes\n%s", text, got)
 		}
 	}
@@ -87,8 +95,8 @@ func FuzzSecrets(f *testing.F) {
 	f.Add(`password`, `"`)
 	f.Add(`--token`, ` `)
 	f.Fuzz(func(t *testing.T, before, between string) {
-		secrets(before + between + planted) // it ends, and does not panic
-		if got := secrets(before + "\npassword=" + planted + "\n" + between); strings.Contains(got, planted) {
+		newRedactor().recognize(before + between + planted) // it ends, and does not panic
+		if got := newRedactor().recognize(before + "\npassword=" + planted + "\n" + between); strings.Contains(got, planted) {
 			t.Errorf("%q", got)
 		}
 	})
@@ -108,6 +116,63 @@ func TestIdentitiesAreReplaced(t *testing.T) {
 		if got := x.replace(c.text); got != c.want {
 			t.Errorf("%s\nbecomes %s\nwant    %s", c.text, got, c.want)
 		}
+	}
+}
+
+// A numeric id of a node is replaced where it is named, and everywhere if it is long.
+func TestNumericNodeIDsAreReplaced(t *testing.T) {
+	x := newIdentities("a.example")
+	x.learn(`"node_id":"48291034", node_id=42`)
+	for text, want := range map[string]string{
+		"server 48291034 of 482910345": "server node-1 of 482910345",
+		`"node_id": "42" and 42`:       `"node_id": "node-2" and 42`,
+	} {
+		if got := x.replace(text); got != want {
+			t.Errorf("%s becomes %s, want %s", text, got, want)
+		}
+	}
+}
+
+// What one part of an archive shows to be a secret is taken out of all parts, before and after.
+func TestWhatIsASecretOnceIsOneEverywhere(t *testing.T) {
+	all := entries(t, "", text("a", "login with TOPSECRET refused\n"), text("b", "mount -o username=bob,password=TOPSECRET,vers=3\n"),
+		text("c", `{"error":"topsecret is wrong"}`+"\nregistered nfs.csi.k8s.io\n"))
+	for name, want := range map[string]string{
+		"a": "login with " + mark + " refused\n", "c": `{"error":"` + mark + ` is wrong"}` + "\nregistered nfs.csi.k8s.io\n",
+	} {
+		if all[name] != want {
+			t.Errorf("%s is %q, want %q", name, all[name], want)
+		}
+	}
+}
+
+// A key in a journal, in either order, takes nothing with it but itself.
+func TestPrivateKeysOfAJournal(t *testing.T) {
+	body := strings.Repeat("MIIEvQIBADANBgkqhkiG9w0BAQEFAASC", 2)
+	lines := []string{
+		"10:00:00 node kubelet[1]: started",
+		"10:00:01 node driver[2]: -----BEGIN PRIVATE KEY-----",
+		"10:00:01 node driver[2]: " + body,
+		"10:00:01 node driver[2]: Ab12Cd",
+		"10:00:01 node driver[2]: -----END PRIVATE KEY-----",
+		"10:00:02 node kubelet[1]: the volume is mounted now.",
+		"10:00:03 node kubelet[1]: all is well.",
+	}
+	for range 2 {
+		got := newRedactor().recognize(strings.Join(lines, "\n") + "\n")
+		for _, secret := range []string{body, "Ab12Cd"} {
+			if strings.Contains(got, secret) {
+				t.Errorf("%s is shown:\n%s", secret, got)
+			}
+		}
+		if !strings.Contains(got, "mounted now.") || !strings.Contains(got, "all is well.") || !strings.Contains(got, "kubelet[1]: ") {
+			t.Errorf("more is gone than the key:\n%s", got)
+		}
+		slices.Reverse(lines) // the newest first
+	}
+	// An end alone, as of lines that were cut off.
+	if got := newRedactor().recognize("-----BEGIN PRIVATE KEY-----\n" + body + "\na line that is none of it.\n"); !strings.Contains(got, "none of it.") || strings.Contains(got, body) {
+		t.Errorf("%s", got)
 	}
 }
 

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"unicode"
+
+	"csi-registrar/internal/secrettext"
 )
 
 // mark stands for what was taken out.
@@ -20,30 +22,51 @@ func pattern(expr string) func() *regexp.Regexp {
 
 // What is secret by its form. More is taken out than is secret, rather than less.
 var (
-	privateKey  = pattern(`(?s)-----BEGIN [^-]*PRIVATE KEY.*?(?:-----END [^-]*-----|\z)`)
-	environment = pattern(`(?m)^([ \t]*(?:Environment|SetCredential|SetCredentialEncrypted)=)(?:[^\n]*\\\n(?:[ \t]*[#;][^\n]*\n)*)*[^\n]*`)
-	userInfo    = pattern(`://[^\s@"']+@`)
+	keyMark     = pattern(`-----(BEGIN|END) [^-\n]*PRIVATE KEY.*`)
+	keyBody     = pattern(`[A-Za-z0-9+/=]+\s*$`)
+	environment = pattern(`(?m)^([ \t]*[#;]*[ \t]*(?:Environment|SetCredential|SetCredentialEncrypted)[ \t]*=)(?:[^\n]*\\\n(?:[ \t]*[#;][^\n]*\n)*)*[^\n]*`)
+	userInfo    = pattern(`://[^\s"']+@`)
+	sasToken    = pattern(`(?i)\b(sig=)[^\s&"'\\]+`)
 	bearer      = pattern(`(?i)\b(bearer|basic)[ \t]+[^\s"'\\]+`)
 	webToken    = pattern(`\beyJ[\w-]+\.[\w.-]*`)
 	longWord    = pattern(`[A-Za-z0-9+/_=-]+`)
 
 	// named matches from what names a secret up to its value: a separator, or for a flag a space.
 	secretNames = []string{"token", "pass", "pwd", "secret", "credential", "authoriz", "cookie", "key", "signature", "context", "attributes"}
-	named       = pattern(`(?i)(?:` + strings.Join(secretNames, "|") + `)[a-z0-9_.-]*(?:\\*["'\]])*(?:[ \t]*[:=]+[ \t]*|[ \t]+|[{<\[])`)
+	named       = pattern(`(?i)(?:` + strings.Join(secretNames, "|") + `)[a-z0-9_.-]*(?:\\*["'\]])*(?:[ \t]*[:=]+>?[ \t]*|[ \t]+|[{<\[])`)
 )
 
-// secrets takes out what looks like a secret.
-func secrets(s string) string {
-	s = privateKey().ReplaceAllLiteralString(s, mark)
-	s = environment().ReplaceAllString(s, "${1}"+mark)
-	s = userInfo().ReplaceAllLiteralString(s, "://"+mark+"@")
-	s = bearer().ReplaceAllString(s, "$1 "+mark)
-	s = webToken().ReplaceAllLiteralString(s, mark)
+// redactor takes out what looks like a secret, and then whatever was recognized as one anywhere.
+type redactor struct {
+	known *secrettext.Matcher
+}
+
+func newRedactor() *redactor { return &redactor{known: secrettext.New()} }
+
+// recognize takes out what looks like a secret by its form or its name, and remembers it.
+func (r *redactor) recognize(s string) string {
+	s = privateKeys(s)
+	s = replace(environment(), s, func(m []string) string {
+		for line := range strings.Lines(m[0]) {
+			r.namedSecrets(line)
+		}
+		return m[1] + mark
+	})
+	s = replace(userInfo(), s, func(m []string) string {
+		if _, password, ok := strings.Cut(strings.TrimSuffix(m[0], "@"), "://"); ok {
+			_, password, _ = strings.Cut(password, ":")
+			r.remember("password", password)
+		}
+		return "://" + mark + "@"
+	})
+	s = replace(sasToken(), s, func(m []string) string { r.remember("signature", m[0][len(m[1]):]); return m[1] + mark })
+	s = replace(bearer(), s, func(m []string) string { r.remember(m[1], m[0][len(m[1]):]); return m[1] + " " + mark })
+	s = replace(webToken(), s, func(m []string) string { r.remember("token", m[0]); return mark })
 	var b strings.Builder
 	for line := range strings.Lines(s) {
 		lower := strings.ToLower(line)
 		if slices.ContainsFunc(secretNames, func(name string) bool { return strings.Contains(lower, name) }) {
-			line = namedSecrets(line)
+			line = r.namedSecrets(line)
 		}
 		b.WriteString(line)
 	}
@@ -53,12 +76,84 @@ func secrets(s string) string {
 		}
 		for part := range strings.FieldsFuncSeq(word, func(r rune) bool { return r == '/' || r == '=' }) {
 			if random(part) {
+				r.remember("token", word)
 				return mark
 			}
 		}
 		return word
 	})
 }
+
+// replace is ReplaceAllStringFunc with the groups of a match.
+func replace(p *regexp.Regexp, s string, with func(groups []string) string) string {
+	return p.ReplaceAllStringFunc(s, func(found string) string { return with(p.FindStringSubmatch(found)) })
+}
+
+// repeated takes out what recognize has remembered of any text.
+func (r *redactor) repeated(s string) string {
+	var b strings.Builder
+	for line := range strings.Lines(s) {
+		b.WriteString(r.known.Redact(line, mark))
+	}
+	return b.String()
+}
+
+const (
+	minRemembered = 6
+	maxRemembered = 4 << 10
+)
+
+// notValues are what a name of a secret is followed by in sentences, and not its value.
+var notValues = []string{"required", "invalid", "incorrect", "expired", "missing", "unknown", "unset", "not set", "disabled", "enabled"}
+
+// remember takes a value to be found everywhere, if it cannot be a word of the language or a name
+// of an object: after a password anything is, after the others what has capitals or digits.
+func (r *redactor) remember(name, value string) {
+	value = strings.Trim(strings.TrimSpace(value), `"'\,;{}<>[]()`)
+	name = strings.ToLower(strings.TrimFunc(name, func(c rune) bool { return !unicode.IsLetter(c) }))
+	isPassword := strings.Contains(name, "pass") || strings.Contains(name, "pwd")
+	switch {
+	case len(value) < minRemembered, len(value) > maxRemembered, strings.Contains(value, mark), strings.HasPrefix(value, "/"):
+	case strings.Contains(name, "context"), strings.Contains(name, "attributes"), slices.Contains(notValues, strings.ToLower(value)):
+	case slices.ContainsFunc([]string{"name", "ref", "path", "file", "dir", "namespace"}, func(end string) bool { return strings.HasSuffix(name, end) }):
+	case isPassword, strings.ContainsFunc(value, unicode.IsUpper), strings.ContainsFunc(value, unicode.IsDigit):
+		r.known.Add(value)
+	}
+}
+
+// privateKeys takes out private keys in PEM, also where each line is an entry of a journal, in
+// either order, and where one end is not there: what is not part of a key stays.
+func privateKeys(s string) string {
+	if !strings.Contains(s, "PRIVATE KEY") {
+		return s
+	}
+	lines := strings.SplitAfter(s, "\n")
+	hide := func(i int) {
+		lines[i] = keyBody().ReplaceAllLiteralString(strings.TrimRight(lines[i], "\n"), mark) + newline(lines[i])
+	}
+	for i, line := range lines {
+		at := keyMark().FindStringSubmatchIndex(line)
+		if at == nil {
+			continue
+		}
+		end := line[at[2]:at[3]] == "END"
+		for _, step := range []int{1, -1} {
+			for j := i + step; j >= 0 && j < len(lines) && !strings.Contains(lines[j], "-----"); j += step {
+				body := strings.TrimSpace(keyBody().FindString(lines[j]))
+				// The last line of a key, beside its end, may be short.
+				if last := end && j == i+step; body == "" || len(body) < 16 && !last {
+					break
+				}
+				hide(j)
+			}
+		}
+		lines[i] = line[:at[0]] + mark + newline(line)
+	}
+	return strings.Join(lines, "")
+}
+
+// newline is the end of a line, which the last one may not have.
+func newline(line string) string { return line[len(strings.TrimSuffix(line, "\n")):] }
 
 // random reports whether a part of a long word is no word or number of a person or a UUID:
 // base64, or a long hexadecimal number.
@@ -68,7 +163,7 @@ func random(s string) bool {
 }
 
 // namedSecrets takes out of a line the values of what is named as a secret.
-func namedSecrets(s string) string {
+func (r *redactor) namedSecrets(s string) string {
 	var b strings.Builder
 	for {
 		at := named().FindStringIndex(s)
@@ -85,7 +180,9 @@ func namedSecrets(s string) string {
 			continue
 		}
 		b.WriteString(s[:end] + mark)
-		s = s[end+valueLen(s[end:]):]
+		value := s[end:][:valueLen(s[end:])]
+		r.remember(s[start:end], value)
+		s = s[end+len(value):]
 	}
 }
 
@@ -160,11 +257,17 @@ func (x *identities) learn(s string) {
 	}
 }
 
+// minNumber is the shortest number that is replaced wherever it is.
+const minNumber = 5
+
 func (x *identities) name(kind, name string) {
 	name = strings.ToLower(strings.TrimFunc(name, func(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsDigit(r) }))
-	if x.placeholder[name] == "" && strings.ContainsFunc(name, unicode.IsLetter) {
+	if x.placeholder[name] != "" || name == "" {
+		return
+	}
+	x.of(kind, name)
+	if strings.ContainsFunc(name, unicode.IsLetter) || len(name) >= minNumber {
 		x.names = append(x.names, name)
-		x.of(kind, name)
 	}
 }
 
@@ -180,7 +283,8 @@ func (x *identities) of(kind, value string) string {
 // machine has.
 func (x *identities) replace(s string) string {
 	if len(x.names) > 0 {
-		slices.SortFunc(x.names, func(a, b string) int { return len(b) - len(a) }) // the longest first
+		// The longest first.
+		slices.SortFunc(x.names, func(a, b string) int { return len(b) - len(a) })
 		var quoted []string
 		for _, name := range x.names {
 			quoted = append(quoted, regexp.QuoteMeta(name))
@@ -188,6 +292,12 @@ func (x *identities) replace(s string) string {
 		all := regexp.MustCompile(`(?i)\b(?:` + strings.Join(quoted, "|") + `)\b`)
 		s = all.ReplaceAllStringFunc(s, func(name string) string { return x.placeholder[strings.ToLower(name)] })
 	}
+	s = replace(nodeName(), s, func(m []string) string { // short numbers, only where they are named
+		if as := x.placeholder[m[1]]; as != "" {
+			return strings.TrimSuffix(m[0], m[1]) + as
+		}
+		return m[0]
+	})
 	ip := func(text string) string {
 		addr, err := netip.ParseAddr(text)
 		if err != nil || addr.IsLoopback() || addr.IsUnspecified() {

@@ -8,12 +8,18 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"csi-registrar/internal/bugreport"
 	"csi-registrar/internal/config"
 	"csi-registrar/internal/control"
-	"csi-registrar/internal/pluginreg"
+	"csi-registrar/internal/distro"
+	"csi-registrar/internal/rootdir"
+	"csi-registrar/internal/safetext"
+	"csi-registrar/internal/systemd"
 )
 
 func setupBugreport(fs *flag.FlagSet) runner {
@@ -42,10 +48,6 @@ func setupBugreport(fs *flag.FlagSet) runner {
 	}
 }
 
-// kubeletUnits are those of the distributions that doctor knows.
-var kubeletUnits = []string{"kubelet.service", "k3s.service", "k3s-agent.service", "rke2-server.service", "rke2-agent.service",
-	"k0scontroller.service", "k0sworker.service", "snap.microk8s.daemon-kubelite.service"}
-
 // bugreportParts are the entries of the archive.
 func bugreportParts(e *env, root string) []bugreport.Part {
 	ours := []string{"csi-registrar.service", "csi-registrar.socket", "csi-registrar-http.socket", "csi-registrar-sweep.service"}
@@ -54,7 +56,7 @@ func bugreportParts(e *env, root string) []bugreport.Part {
 		return bugreport.Command("journalctl", append([]string{"--no-pager", "--quiet", "--output=short-iso-precise", "--since=-24h", "--lines=20000"}, args...)...)
 	}
 	kubelet := []string{"--grep=plugin|csi"}
-	for _, unit := range kubeletUnits {
+	for _, unit := range distro.Units() {
 		kubelet = append(kubelet, "--unit="+unit)
 	}
 	return []bugreport.Part{
@@ -70,11 +72,91 @@ func bugreportParts(e *env, root string) []bugreport.Part {
 		{Name: "units.txt", Write: bugreport.Command("systemctl", append([]string{"cat", "--no-pager", "--"}, ours...)...)},
 		{Name: "properties.txt", Write: bugreport.Command("systemctl", append([]string{"show", "--no-pager", "--"}, ours...)...)},
 		{Name: "journal.txt", Write: journal("--unit=csi-registrar*")},
-		{Name: "kubelet.txt", Write: journal(kubelet...)},
+		{Name: "kubelet.txt", Write: bugreport.InTimeOrder(journal(kubelet...))},
+		{Name: "drivers.txt", Write: func(ctx context.Context, w io.Writer) error { return writeDrivers(ctx, w, root) }},
+		{Name: "system.txt", Write: func(ctx context.Context, w io.Writer) error { return writeSystem(ctx, w, root) }},
 		{Name: "files.txt", Write: func(ctx context.Context, w io.Writer) error {
 			return bugreport.Command("ls", append([]string{"-labn", "--time-style=full-iso", "--"}, reportedDirs(root)...)...)(ctx, w)
 		}},
 	}
+}
+
+// maxDriverLines is how many lines of the journal of each driver's unit are collected.
+const maxDriverLines = 200
+
+// writeDrivers writes the units that run the drivers, and what they logged last, in the order of
+// time.
+func writeDrivers(ctx context.Context, w io.Writer, root string) error {
+	doc, err := control.NewClient(control.Path(root)).Status(ctx)
+	if err != nil {
+		return err
+	}
+	s, err := doc.Status()
+	if err != nil {
+		return err
+	}
+	var units []string
+	for _, d := range s.Drivers {
+		if _, err := fmt.Fprintf(w, "%s: unit %s, pod %s, container %s\n", safetext.Word(d.Name),
+			safetext.Word(d.Server.Unit), safetext.Word(d.Server.Pod), safetext.Word(d.Server.Container)); err != nil {
+			return err
+		}
+		if safetext.UnitName(d.Server.Unit) && !slices.Contains(units, d.Server.Unit) {
+			units = append(units, d.Server.Unit)
+		}
+	}
+	if len(units) == 0 {
+		return nil
+	}
+	lines := []string{"--no-pager", "--quiet", "--output=short-iso-precise", fmt.Sprintf("--lines=%d", maxDriverLines*len(units))}
+	for _, unit := range units {
+		lines = append(lines, "--unit="+unit)
+	}
+	return errors.Join(bugreport.Command("systemctl", append([]string{"cat", "--no-pager", "--"}, units...)...)(ctx, w),
+		bugreport.Command("journalctl", lines...)(ctx, w))
+}
+
+// writeSystem writes what the node is made of, and what is mounted below root_dir and how full it
+// is. What fails is left out of the rest of it.
+func writeSystem(ctx context.Context, w io.Writer, root string) error {
+	kubelet := config.Load(config.Source{Root: root}).Config.Kubelet.RootDir
+	var errs []error
+	for _, c := range [][]string{
+		{"uname", "-a"}, {"cat", "/etc/os-release"}, {"systemctl", "--version"},
+		{"kubelet", "--version"}, {"k3s", "--version"}, {"rke2", "--version"}, {"k0s", "version"},
+		{"containerd", "--version"}, {"crio", "--version"}, {"podman", "--version"}, {"crictl", "version"},
+		{"df", "-h", kubelet, "/run"}, {"df", "-i", kubelet, "/run"},
+	} {
+		if _, err := exec.LookPath(c[0]); err != nil {
+			continue // most nodes have one of several
+		}
+		if _, err := fmt.Fprintf(w, "\n$ %s\n", safetext.Run(c[0], c[1:]...)); err != nil {
+			return err
+		}
+		errs = append(errs, bugreport.Command(c[0], c[1:]...)(ctx, w))
+	}
+	return errors.Join(append(errs, writeMounts(w, kubelet))...)
+}
+
+// writeMounts writes the mounts below a directory, and those that it may be on.
+func writeMounts(w io.Writer, dir string) error {
+	text, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return err
+	}
+	if _, err := fmt.Fprintf(w, "\nmounts of %s\n", safetext.Word(dir)); err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(text)) {
+		fields := strings.Fields(line)
+		if len(fields) < 5 || !systemd.Within(fields[4], dir) && !systemd.Within(dir, fields[4]) {
+			continue
+		}
+		if _, err := io.WriteString(w, line); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // ownCommand is what a command of ours prints. That it found something wrong is no failure.
@@ -95,5 +177,5 @@ func reportedDirs(root string) (dirs []string) {
 	source := config.Source{Root: root}
 	kubelet := config.Load(source).Config.Kubelet.RootDir
 	run := filepath.Dir(control.Path(root))
-	return append(source.Watch(), run, filepath.Join(run, "registrations"), pluginreg.Dir(kubelet), filepath.Join(kubelet, "plugins"))
+	return append(source.Watch(), run, filepath.Join(run, "registrations"), rootdir.PluginsRegistry(kubelet), filepath.Join(kubelet, "plugins"))
 }

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"csi-registrar/internal/status"
 )
 
 const plantedSecret = "S3cr3t-Pa55w0rd"
@@ -31,6 +33,7 @@ func bugreportNode(t *testing.T) (root, host string) {
 	d := because(driverIn("a.csi.example", "refused", time.Minute), "rpc error: mount //10.9.8.7/x -o password="+plantedSecret)
 	d.KubeletError = `volume_context:{key:"server" value:"` + plantedSecret + `"}`
 	d.NodeID = "node-id-of-mine"
+	d.Server = status.Server{PID: 7, Unit: "csi-a.service"}
 	d.Topology = map[string]string{"kubernetes.io/hostname": host}
 	newFake(d).serve(t, root)
 	write := func(name, text string, mode os.FileMode) {
@@ -115,6 +118,8 @@ func TestBugreport(t *testing.T) {
 			"journal.txt":    "--since=-24h --lines=20000 --unit=csi-registrar*\n",
 			"kubelet.txt":    "--grep=plugin|csi --unit=kubelet.service --unit=k3s.service",
 			"files.txt":      "other-reg.sock",
+			"drivers.txt":    "--lines=200 --unit=csi-a.service",
+			"system.txt":     "$ df -i ",
 		} {
 			if !strings.Contains(got[name], want) {
 				t.Errorf("%s has no %q:\n%s\n%s", name, want, got[name], got[name+".error"])

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"net"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -19,7 +20,7 @@ import (
 // leftBehind makes a registration socket as a killed daemon leaves it, and its record.
 func leftBehind(t *testing.T) (root, socket string) {
 	t.Helper()
-	root, err := os.MkdirTemp("", "cl")
+	root, err := os.MkdirTemp("/tmp", "cl") // short, wherever TMPDIR points
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,15 +42,20 @@ func leftBehind(t *testing.T) (root, socket string) {
 	if err := unix.Statx(unix.AT_FDCWD, socket, 0, unix.STATX_INO|unix.STATX_BTIME, &st); err != nil {
 		t.Fatal(err)
 	}
+	// Killed a moment after it was published, it has its temporary name as well.
+	bound := filepath.Join(registry, ".csi-reg-0123abcd")
+	if err := os.Link(socket, bound); err != nil {
+		t.Fatal(err)
+	}
 	record, err := json.Marshal(map[string]any{
-		"path": socket, "dev": unix.Mkdev(st.Dev_major, st.Dev_minor), "ino": st.Ino,
+		"path": socket, "bound": bound, "dev": unix.Mkdev(st.Dev_major, st.Dev_minor), "ino": st.Ino,
 		"born": st.Btime.Sec*1e9 + int64(st.Btime.Nsec),
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	dir := filepath.Join(root, "run/csi-registrar/registrations")
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := errors.Join(os.MkdirAll(dir, 0o700), os.Mkdir(filepath.Join(root, "run/csi-registrar/state"), 0o700)); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(filepath.Join(dir, "a.example.json"), record, 0o600); err != nil {
@@ -75,7 +81,7 @@ func TestCleanup(t *testing.T) {
 			e := &env{stdout: &stdout, stderr: &stderr}
 			runDir := filepath.Join(root, "run/csi-registrar")
 			// The answer of an earlier stop does not count.
-			if err := os.WriteFile(daemon.StoppedFile(runDir), []byte(yes), 0o600); err != nil {
+			if err := os.WriteFile(daemon.StoppedFile(runDir), nil, stoppedMode); err != nil {
 				t.Fatal(err)
 			}
 			err := askIfStopped(t.Context(), e, runDir, func(context.Context) (bool, error) { return c.stopped, c.err })
@@ -84,6 +90,9 @@ func TestCleanup(t *testing.T) {
 			}
 			if _, err := os.Lstat(socket); errors.Is(err, os.ErrNotExist) != c.removed {
 				t.Errorf("removed: %v, want %v", !c.removed, c.removed)
+			}
+			if left, err := filepath.Glob(filepath.Join(filepath.Dir(socket), ".*")); (len(left) == 0) != c.removed || err != nil {
+				t.Errorf("left: %q, %v", left, err)
 			}
 			if got := strings.Contains(stdout.String(), socket); got != c.removed {
 				t.Errorf("said %q", stdout.String())
@@ -158,5 +167,33 @@ func TestCleanupNeedsItsFlags(t *testing.T) {
 		if err := dispatch(t.Context(), e, all, append([]string{"cleanup"}, args...)); e.report(err) != exitUsage {
 			t.Errorf("%q: %v", args, err)
 		}
+	}
+}
+
+// On a full /run the answer to a stop is given all the same.
+func TestCleanupOnAFullFileSystem(t *testing.T) {
+	root, socket := leftBehind(t)
+	runDir := filepath.Join(root, "run/csi-registrar")
+	var stdout, stderr bytes.Buffer
+	e := &env{stdout: &stdout, stderr: &stderr}
+	var before unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &before); err != nil {
+		t.Fatal(err)
+	}
+	full := func(context.Context) (bool, error) {
+		// No byte can be written to a file from here on, as when the file system is full.
+		return true, unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Max: before.Max})
+	}
+	signal.Ignore(unix.SIGXFSZ)
+	err := askIfStopped(t.Context(), e, runDir, full)
+	if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &before); err != nil {
+		t.Fatal(err)
+	}
+	signal.Reset(unix.SIGXFSZ)
+	if err := errors.Join(err, removeIfStopped(t.Context(), e, runDir)); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Lstat(socket); err == nil {
+		t.Error("the socket is still there")
 	}
 }

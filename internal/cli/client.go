@@ -15,12 +15,12 @@ import (
 	"csi-registrar/internal/fswatch"
 )
 
-// rootFlag declares --config-root, for the commands that connect to the daemon.
+// rootFlag declares --config-root for the commands that connect to the daemon.
 func rootFlag(fs *flag.FlagSet) *string {
 	return fs.String("config-root", "/", "use `DIR` as the root of /etc, /run and /usr/lib")
 }
 
-// clientError gives an error of the control client its exit code and hint.
+// clientError adds the exit code and the hint to an error of the control client.
 func clientError(err error) error {
 	switch {
 	case errors.Is(err, control.ErrNotRunning):
@@ -33,15 +33,14 @@ func clientError(err error) error {
 	return err
 }
 
-// isPermanent reports whether waiting does not help against the error.
+// isPermanent reports whether retrying cannot help.
 func isPermanent(err error) bool {
 	return errors.Is(err, fs.ErrPermission) || errors.Is(err, control.ErrPathTooLong)
 }
 
-// follow yields the status document as it is and at each change, across restarts of the
-// daemon: when it ends, is not running or does not answer, that error comes once, and
-// documents again when it is back. It ends when ctx is done, or after an error that is
-// permanent. Nothing it does starts a stopped daemon.
+// follow yields the current status document and then one for each change, across restarts of the
+// daemon. While the daemon is down or does not answer, follow yields each distinct error once. It
+// returns when ctx is done or after a permanent error. It never starts a stopped daemon.
 func follow(ctx context.Context, root string) iter.Seq2[control.Document, error] {
 	return func(yield func(control.Document, error) bool) {
 		path, err := filepath.Abs(control.Path(root)) // the watcher takes absolute paths
@@ -49,8 +48,8 @@ func follow(ctx context.Context, root string) iter.Seq2[control.Document, error]
 			yield(nil, fmt.Errorf("cannot find the control socket: %w", err))
 			return
 		}
-		// The watcher reports when the socket appears. Its own log is for a daemon; without
-		// inotify it looks each second.
+		// The watcher reports when the socket appears; without inotify it polls each second. Its
+		// log messages are meant for a daemon.
 		watcher := fswatch.New(slog.New(slog.DiscardHandler), fswatch.Options{})
 		ctx, cancel := context.WithCancel(ctx)
 		ended := make(chan error, 1)
@@ -77,8 +76,8 @@ func follow(ctx context.Context, root string) iter.Seq2[control.Document, error]
 					}
 				}
 			}
-			// A socket file appears before somebody listens on it, which is not notified:
-			// retry soon, then less often.
+			// The socket file appears before the daemon listens on it, and inotify does not report
+			// listen: retry soon, then less often.
 			select {
 			case <-ctx.Done():
 				return

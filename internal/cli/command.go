@@ -17,43 +17,42 @@ import (
 	"csi-registrar/internal/safetext"
 )
 
-// runner runs a command; its flags are parsed, args are the other arguments.
+// runner runs a command after its flags were parsed; args are the remaining arguments.
 type runner func(ctx context.Context, e *env, args []string) error
 
-// command is a row of the table that the dispatcher, help, completion and the test of
-// the man pages all read.
+// command is one entry of the command table, which dispatch, help and completion read.
 type command struct {
 	name    string // one word
 	args    string // what follows it, as in "[DRIVER...]"; flags are not named here
 	summary string // one line, no full stop
-	about   string // what help says beyond the summary; may be empty
+	about   string // more text for help; may be empty
 	hidden  bool   // left out of help and completion
-	anyArgs bool   // it checks the arguments itself, though args is empty
+	anyArgs bool   // the command validates its arguments, although args is empty
 
-	sub []command // if any, the command itself only holds these
+	sub []command // subcommands; a command that has them has no setup
 
-	// setup declares the flags and returns the function that runs with their values; it does
-	// nothing else, so that help and completion can call it too. A flag with an empty usage
-	// is accepted but not shown. A name in backquotes in the usage is the value's.
+	// setup declares the flags and returns the function that uses their values. It has no other
+	// effect, because help and completion call it too. A flag with an empty usage is accepted
+	// but hidden. A name in backquotes in the usage is the placeholder for the value.
 	setup func(fs *flag.FlagSet) runner
 }
 
-// plain is the setup of a command that has no flags.
+// plain returns a setup function for a command without flags.
 func plain(run runner) func(*flag.FlagSet) runner {
 	return func(*flag.FlagSet) runner { return run }
 }
 
-// env is what a command uses of the process's environment.
+// env is the part of the process's environment that commands use.
 type env struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
 	getenv         func(string) string
-	now            func() time.Time // in the time zone for output
+	now            func() time.Time // in the time zone of the output
 	terminal       func(io.Writer) (columns, rows int, ok bool)
 }
 
-// Main runs the command line and returns the exit code. INT, TERM and QUIT end it cleanly
-// (run handles HUP).
+// Main runs the command line and returns the exit code. SIGINT, SIGTERM and SIGQUIT end it cleanly;
+// the run command handles SIGHUP.
 func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT)
 	defer stop()
@@ -61,7 +60,7 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	return e.report(dispatch(ctx, e, commands(), args))
 }
 
-// dispatch finds the command that the arguments name and runs it.
+// dispatch runs the command that the arguments name.
 func dispatch(ctx context.Context, e *env, all []command, args []string) error {
 	path, about := []string{"csi-registrar"}, "csi-registrar keeps every CSI driver of this node registered with its kubelet"
 	for {
@@ -90,8 +89,8 @@ func dispatch(ctx context.Context, e *env, all []command, args []string) error {
 	}
 }
 
-// exec parses the flags, which may come before, between and after the other arguments,
-// and runs the command.
+// exec parses the flags, which may be before, between and after the other arguments, and runs the
+// command.
 func (c command) exec(ctx context.Context, e *env, path, args []string) error {
 	fs := newFlagSet(path)
 	run := c.setup(fs)
@@ -120,7 +119,7 @@ func newFlagSet(path []string) *flag.FlagSet {
 	return fs
 }
 
-// parse is fs.Parse that does not stop at the first argument that is not a flag.
+// parse calls fs.Parse repeatedly, so that flags may follow other arguments.
 func parse(fs *flag.FlagSet, args []string) (rest []string, err error) {
 	for {
 		if err := fs.Parse(args); err != nil {
@@ -137,30 +136,31 @@ func parse(fs *flag.FlagSet, args []string) (rest []string, err error) {
 	}
 }
 
-// Exit codes; 0 is success.
+// Exit codes other than 0.
 const (
 	exitFailed     = 1
 	exitUsage      = 2
 	exitNotRunning = 3  // the daemon
+	exitSandbox    = 75 // EX_TEMPFAIL: the service manager starts the daemon in a new sandbox
 	exitConfig     = 78 // EX_CONFIG of sysexits.h, which systemd knows by name
 )
 
-// usageError is an error in the command line: exit code 2.
+// usageError is an error in the command line. The exit code is 2.
 type usageError struct {
-	path []string // the command, from the program's name on
+	path []string // the program's name and the command
 	err  error
 }
 
 func (u *usageError) Error() string { return "invalid command line: " + u.err.Error() }
 func (u *usageError) Unwrap() error { return u.err }
 
-// usagef makes a usageError. A command may leave path nil.
+// usagef returns a usageError. A command may pass a nil path; exec fills it in.
 func usagef(path []string, format string, args ...any) error {
 	return &usageError{path: path, err: fmt.Errorf(format, args...)}
 }
 
-// exitError is an error with an exit code and a hint about what to do. Without err all output
-// was written before.
+// exitError is an error with an exit code and a hint. If err is nil, the command has already
+// printed everything.
 type exitError struct {
 	code int
 	err  error
@@ -200,10 +200,10 @@ func (e *env) report(err error) int {
 	return code
 }
 
-// maxLine is how much of one line of others' text is shown, where all of it is wanted.
+// maxLine limits a line of untrusted text where the whole text is shown.
 const maxLine = 16 << 10
 
-// cleanLines makes a text of several lines safe to print on a terminal.
+// cleanLines makes a multi-line text safe for a terminal.
 func cleanLines(s string) string {
 	lines := strings.Split(s, "\n")
 	for i, line := range lines {

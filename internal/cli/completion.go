@@ -13,7 +13,7 @@ import (
 	"csi-registrar/internal/config"
 )
 
-// The scripts print what `csi-registrar __complete` offers.
+// The scripts call `csi-registrar __complete`.
 var (
 	//go:embed completion/csi-registrar.bash
 	bashScript string
@@ -36,8 +36,8 @@ func runCompletion(_ context.Context, e *env, args []string) error {
 	return err
 }
 
-// runComplete prints the completions of the last word: first a line with their kind, :words,
-// :files or :dirs, then with :words a line for each: the word, a tab, a description.
+// runComplete prints the completions of the last word: the first line is their kind (:words, :files
+// or :dirs); for :words each of the following lines has a word, a tab and a description.
 func runComplete(_ context.Context, e *env, words []string) error {
 	kind, list := complete(commands(), words, driverNames)
 	w := bufio.NewWriter(e.stdout)
@@ -48,7 +48,7 @@ func runComplete(_ context.Context, e *env, words []string) error {
 	return w.Flush()
 }
 
-// driverNames lists the drivers of the files: only root may ask the daemon.
+// driverNames returns the drivers in the configuration files, because only root may ask the daemon.
 func driverNames(root string) (names []string) {
 	for _, d := range config.Load(config.Source{Root: root}).Config.Drivers {
 		names = append(names, d.Name)
@@ -62,10 +62,11 @@ const (
 	kindDirs  = ":dirs"
 )
 
-// complete lists the completions of the last word. The words are the command line without
-// the program's name.
+// complete returns the completions of the last word. The words are the command line without the
+// program's name.
 func complete(all []command, words []string, drivers func(root string) []string) (kind string, list []string) {
-	words = slices.DeleteFunc(slices.Clone(words), func(w string) bool { return w == "=" }) // bash splits --flag=value
+	// Bash splits --flag=value.
+	words = slices.DeleteFunc(slices.Clone(words), func(w string) bool { return w == "=" })
 	if len(words) == 0 {
 		words = []string{""}
 	}
@@ -95,7 +96,8 @@ func complete(all []command, words []string, drivers func(root string) []string)
 
 	fs := newFlagSet(nil)
 	c.setup(fs)
-	given, err := parse(fs, before) // an error: the value of the last flag is missing, most likely
+	// An error usually means that the value of the last flag is missing.
+	given, err := parse(fs, before)
 	root := "/"
 	if f := fs.Lookup("config-root"); f != nil {
 		root = f.Value.String()

@@ -2,25 +2,25 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"strings"
 
 	"csi-registrar/internal/config"
 	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/systemd"
 )
 
-// sourceFlags declares which files make the configuration.
+// sourceFlags declares the flags that select the configuration files.
 func sourceFlags(fs *flag.FlagSet) *config.Source {
 	s := &config.Source{}
-	fs.StringVar(&s.File, "config", "", "read `FILE` alone, instead of the files in /etc, /run and /usr/lib")
-	fs.StringVar(&s.Root, "config-root", "/", "take `DIR` for the root of /etc, /run and /usr/lib")
+	fs.StringVar(&s.File, "config", "", "read only `FILE`, not the files in /etc, /run and /usr/lib")
+	fs.StringVar(&s.Root, "config-root", "/", "use `DIR` as the root of /etc, /run and /usr/lib")
 	return s
 }
 
-// setupConfigCheck reads the files as the daemon does: what passes here is what it takes.
+// setupConfigCheck uses the daemon's own loader, so that both accept the same files.
 func setupConfigCheck(fs *flag.FlagSet) runner {
 	source := sourceFlags(fs)
 	return func(_ context.Context, e *env, _ []string) error {
@@ -29,24 +29,24 @@ func setupConfigCheck(fs *flag.FlagSet) runner {
 		if len(res.Errors) > 0 {
 			return &exitError{code: exitConfig}
 		}
-		_, err := fmt.Fprintf(e.stdout, "no errors: %s, %s\n",
-			count(len(res.Config.Drivers), "driver"), count(len(res.Files), "file"))
+		var b strings.Builder
+		fmt.Fprintf(&b, "no errors: %s, %s\n", count(len(res.Config.Drivers), "driver"), count(len(res.Files), "file"))
 		for _, d := range res.Config.Drivers {
 			if link, target := res.Config.Kubelet.Announced(d); target != "" {
-				_, outErr := fmt.Fprintf(e.stdout, "%s: the kubelet is told %s, a link to %s; to change endpoint_link registers the driver once more\n",
+				fmt.Fprintf(&b, "%s: the kubelet is given %s, a link to %s; changing endpoint_link re-registers the driver\n",
 					safetext.Word(d.Name), safetext.Word(link), safetext.Word(target))
-				err = errors.Join(err, outErr)
 			}
 		}
 		if lines := systemd.DropIn(res.Config.Kubelet.RootDir); lines != "" && source.File == "" {
-			_, outErr := fmt.Fprintf(e.stdout, "\nThe unit needs this file for kubelet.root_dir, then `systemctl daemon-reload` and a restart:\n\n%s", cleanLines(lines))
-			err = errors.Join(err, outErr)
+			fmt.Fprintf(&b, "\nkubelet.root_dir needs this drop-in for the unit, then `systemctl daemon-reload` and a restart:\n\n%s",
+				cleanLines(lines))
 		}
+		_, err := io.WriteString(e.stdout, b.String())
 		return err
 	}
 }
 
-// setupConfigShow prints what is right even where not everything is.
+// setupConfigShow prints the valid part of the configuration even if there are errors.
 func setupConfigShow(fs *flag.FlagSet) runner {
 	source := sourceFlags(fs)
 	asJSON := fs.Bool("json", false, "print a JSON document")
@@ -69,14 +69,14 @@ func setupConfigShow(fs *flag.FlagSet) runner {
 	}
 }
 
-// printErrors prints every error as FILE:LINE, for people and editors.
+// printErrors prints each error as FILE:LINE: MESSAGE, which editors understand.
 func printErrors(e *env, res *config.Result) {
-	for _, bad := range res.Errors {
-		fmt.Fprintln(e.stderr, bad)
+	for _, err := range res.Errors {
+		fmt.Fprintln(e.stderr, err)
 	}
 }
 
-// count is a number with its noun.
+// count formats a number and its noun.
 func count(n int, noun string) string {
 	if n == 1 {
 		return "1 " + noun

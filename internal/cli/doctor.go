@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"csi-registrar/internal/doctor"
-	"csi-registrar/internal/pluginreg"
+	"csi-registrar/internal/rootdir"
 )
 
 func setupDoctor(fs *flag.FlagSet) runner {
@@ -60,7 +60,7 @@ func doctorText(r doctor.Report, p page, now time.Time, whole bool) string {
 		b.WriteString(p.paint(bold, cmp.Or(d, "the node")) + "\n")
 		healthy := !slices.ContainsFunc(checks[d], func(c doctor.Check) bool { return c.Result != doctor.OK })
 		if healthy && d != "" && !whole {
-			checkLine(&b, p, doctor.Check{Step: "all steps", Result: doctor.OK, Says: checks[d][len(checks[d])-1].Says})
+			checkLine(&b, p, "all steps", doctor.Check{Result: doctor.OK, Says: checks[d][len(checks[d])-1].Says})
 			continue
 		}
 		for _, c := range checks[d] {
@@ -69,11 +69,11 @@ func doctorText(r doctor.Report, p page, now time.Time, whole bool) string {
 			if i := slices.IndexFunc(r.Findings, found); i >= 0 {
 				c.Says = fmt.Sprintf("see %d below", i+1)
 			}
-			checkLine(&b, p, c)
+			checkLine(&b, p, c.Step.String(), c)
 		}
 	}
 	if len(r.Plugins) > 0 && !whole {
-		b.WriteString(p.paint(bold, pluginreg.DirName) + "\n")
+		b.WriteString(p.paint(bold, rootdir.PluginsRegistryName) + "\n")
 		for _, s := range r.Plugins {
 			pluginLine(&b, p, s, now)
 		}
@@ -82,30 +82,58 @@ func doctorText(r doctor.Report, p page, now time.Time, whole bool) string {
 	for i, f := range r.Findings {
 		findingText(&b, p, i+1, f)
 	}
+	if len(r.Findings) == 0 {
+		unseenText(&b, p, checks)
+	}
 	if len(r.Findings) > 0 {
 		b.WriteString("\n" + p.hanging("", 0, "For each id there is a paragraph in /usr/share/doc/csi-registrar/troubleshooting.md."))
 	}
 	return b.String()
 }
 
+// unseenText names what a node cannot see, and the commands that show it.
+func unseenText(b *strings.Builder, p page, checks map[string][]doctor.Check) {
+	drivers := slices.DeleteFunc(slices.Sorted(maps.Keys(checks)), func(d string) bool { return d == "" })
+	if len(drivers) == 0 {
+		return
+	}
+	b.WriteString("\n" + p.hanging("", 0, "If volumes still fail, look at what this node cannot see, where kubectl works:"))
+	for _, d := range drivers[:min(len(drivers), 3)] {
+		fmt.Fprintf(b, "      kubectl get csidriver %s\n", d)
+	}
+	b.WriteString("      kubectl get csinodes,volumeattachments -o wide\n")
+}
+
 const (
 	resultWidth = len(doctor.Failed) + 2
-	stepWidth   = len(doctor.StepStore) + 2
+	stepWidth   = len("descriptor store") + 2
 	labelWidth  = len("expected") + 2
 )
 
-func checkLine(b *strings.Builder, p page, c doctor.Check) {
+func checkLine(b *strings.Builder, p page, step string, c doctor.Check) {
 	colour := map[doctor.Result]string{doctor.OK: green, doctor.Failed: red, doctor.Warned: yellow, doctor.Skipped: dim}[c.Result]
 	says := c.Says
 	if c.TookMS > 0 {
-		says = strings.TrimSpace(fmt.Sprintf("%.3g ms: %s", c.TookMS, says))
+		says = strings.TrimSpace(milliseconds(c.TookMS) + ": " + says)
 	}
 	head := "  " + p.paint(colour, string(c.Result)) + strings.Repeat(" ", resultWidth-len(c.Result)) +
-		string(c.Step) + strings.Repeat(" ", max(stepWidth-len(c.Step), 1))
+		step + strings.Repeat(" ", max(stepWidth-len(step), 1))
 	b.WriteString(p.hanging(head, 2+resultWidth+stepWidth, says))
 }
 
-// pluginLine shows a socket: what it serves, or for how long it has been there if it does not answer.
+// milliseconds writes a duration with two digits at least, without an exponent.
+func milliseconds(ms float64) string {
+	switch {
+	case ms >= 1000:
+		return fmt.Sprintf("%.1f s", ms/1000)
+	case ms >= 10:
+		return fmt.Sprintf("%.0f ms", ms)
+	}
+	return fmt.Sprintf("%.2f ms", ms)
+}
+
+// pluginLine shows a socket: what it serves, or for how long it has been there if it does not
+// answer.
 func pluginLine(b *strings.Builder, p page, s doctor.Plugin, now time.Time) {
 	kind, says := s.Type, s.Name+" at "+s.Path
 	if s.Error != "" {
@@ -133,7 +161,7 @@ func doctorSummary(r doctor.Report, p page) string {
 	case len(r.Findings) == 0:
 		return p.paint(green, "Nothing wrong was found.")
 	case problems == 0:
-		return p.paint(yellow, "Nothing wrong was found, "+count(warnings, "thing")+" to know:")
+		return p.paint(yellow, "No problem was found, "+count(warnings, "warning")+":")
 	}
 	text := count(problems, "problem")
 	if warnings > 0 {
@@ -152,22 +180,24 @@ func findingText(b *strings.Builder, p page, n int, f doctor.Finding) {
 	}
 	number := fmt.Sprintf("%d. ", n)
 	fmt.Fprintf(b, "\n%s%s %s: %s\n", number, p.paint(colour, string(f.Severity)), cmp.Or(f.Driver, "the node"), f.Step)
-	indent := len(number) + labelWidth
+	width := len(number) + labelWidth
 	label := func(s string) string { return fmt.Sprintf("%*s%-*s", len(number), "", labelWidth, s) }
 	b.WriteString(label("id") + p.paint(dim, string(f.ID)) + "\n")
-	b.WriteString(p.hanging(label("found"), indent, f.Found))
+	b.WriteString(p.hanging(label("found"), width, f.Found))
 	if f.Expected != "" {
-		b.WriteString(p.hanging(label("expected"), indent, f.Expected))
+		b.WriteString(p.hanging(label("expected"), width, f.Expected))
 	}
-	for i, step := range f.Fix {
-		head := label("")
-		if i == 0 {
-			head = label("fix")
+	if len(f.Fix) > 0 {
+		b.WriteString(strings.TrimRight(label("fix"), " ") + "\n")
+	}
+	const indent = "      " // the same on each line, so that a block of them can be pasted
+	for _, line := range f.Fix {
+		if !line.IsComment() { // never broken
+			b.WriteString(indent + line.String() + "\n")
+			continue
 		}
-		if step.Text != "" {
-			b.WriteString(p.hanging(head, indent, step.Text))
-		} else { // never broken, so that it can be pasted
-			b.WriteString(head + step.String() + "\n")
+		for _, part := range wrap(line.Comment, max(p.columns-len(indent)-2, 10)) {
+			b.WriteString(indent + "# " + part + "\n")
 		}
 	}
 }

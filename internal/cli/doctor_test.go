@@ -26,7 +26,7 @@ func examined() doctor.Report {
 			{ID: doctor.DriverSocketStale, Driver: "nfs.csi.k8s.io", Step: doctor.StepSocket, Severity: doctor.Problem,
 				Found:    "nobody listens on /run/csi-nfs/csi.sock: it was left behind by a driver that has ended",
 				Expected: "the driver runs and listens there",
-				Fix: []doctor.Fix{{Text: "start the driver; if it does not replace the stale socket by itself, remove that first:"},
+				Fix: []doctor.Fix{{Comment: "restart the driver: its unit or pod is not known, because it has not served the socket since the daemon started"},
 					{Command: safetext.Run("rm", "/run/csi-nfs/csi.sock")}}},
 			{ID: doctor.HTTPOpen, Step: doctor.StepHTTP, Severity: doctor.Warning, Found: "csi-registrar-http.socket serves health and metrics on 0.0.0.0:9809, which other machines can reach"},
 		},
@@ -38,7 +38,7 @@ func examined() doctor.Report {
 			{Driver: "nfs.csi.k8s.io", Step: doctor.StepSocket, Result: doctor.Failed, Says: "nobody listens on /run/csi-nfs/csi.sock: it was left behind by a driver that has ended"},
 			{Driver: "nfs.csi.k8s.io", Step: doctor.StepRegistration, Result: doctor.Warned, Says: "registered"},
 			{Driver: "ebs.csi.aws.com", Step: doctor.StepPluginInfo, Result: doctor.OK, Says: "ebs.csi.aws.com 1.2", TookMS: 0.42},
-			{Driver: "ebs.csi.aws.com", Step: doctor.StepNodeInfo, Result: doctor.OK, Says: "node id i-0123, at most 25 volumes, 1 topology keys", TookMS: 12.345},
+			{Driver: "ebs.csi.aws.com", Step: doctor.StepNodeInfo, Result: doctor.OK, Says: "node id i-0123, at most 25 volumes, 1 topology keys", TookMS: 5020.345},
 			{Driver: "ebs.csi.aws.com", Step: doctor.StepRegistration, Result: doctor.OK, Says: "registered, confirmed by the kubelet 2026-01-02 15:04:05"},
 		},
 	}
@@ -51,7 +51,8 @@ func TestDoctorText(t *testing.T) {
 	ill.Plugins = []doctor.Plugin{
 		{Path: dir + "ebs.csi.aws.com-reg.sock", Type: "CSIPlugin", Name: "ebs.csi.aws.com", PID: 812, UID: &root,
 			ServedBy: "csi-registrar (pid 812, csi-registrar.service)", CreatedAt: noon},
-		{Path: dir + "gpu.example.com-reg.sock", Type: "DRAPlugin", Name: "gpu.example.com", CreatedAt: noon}, // of another pid namespace
+		// Of another pid namespace.
+		{Path: dir + "gpu.example.com-reg.sock", Type: "DRAPlugin", Name: "gpu.example.com", CreatedAt: noon},
 		{Path: dir + "nic.sock", Type: "DevicePlugin", Name: "example.com/nic", PID: 99, UID: &root, ServedBy: "nic (pid 99)", CreatedAt: noon},
 		{Path: dir + "old.sock", Error: "nobody listens", CreatedAt: noon.Add(-75 * time.Hour)},
 		{Path: dir + "gone.sock", Error: `"the file system does not answer"`},
@@ -106,7 +107,7 @@ func TestDoctorOnABareNode(t *testing.T) {
 		Healthy  *bool
 		Findings []struct {
 			ID, Step, Severity, Found string
-			Fix                       []struct{ Command, Text string }
+			Fix                       []string
 		}
 		Checks  []struct{ Step, Result string }
 		Plugins []struct{ Path string }
@@ -117,7 +118,7 @@ func TestDoctorOnABareNode(t *testing.T) {
 	if code != exitFailed || doc.Healthy == nil || *doc.Healthy || len(doc.Findings) == 0 || doc.Findings[0].ID != "no-kubelet" || doc.Findings[0].Step != "kubelet" || len(doc.Checks) == 0 || doc.Plugins == nil {
 		t.Errorf("code %d\n%s", code, out)
 	}
-	if fix := doc.Findings[0].Fix; len(fix) != 2 || fix[0].Command != "systemctl start kubelet.service" || fix[0].Text != "" {
+	if fix := doc.Findings[0].Fix; len(fix) != 2 || fix[0] != "systemctl start kubelet.service" {
 		t.Errorf("%+v", fix)
 	}
 	o.Drivers = []string{"nfs.csi.k8s.io"}

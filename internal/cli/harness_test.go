@@ -20,23 +20,25 @@ import (
 	"csi-registrar/internal/status"
 )
 
-// asProgram makes the test's binary be csi-registrar, for tests of what runs it.
+// asProgram makes the test binary behave as csi-registrar.
 const asProgram = "CSI_REGISTRAR_TEST_AS_PROGRAM"
 
 func TestMain(m *testing.M) {
+	if dir := os.Getenv(asKubelet); dir != "" {
+		os.Exit(runKubelet(dir))
+	}
 	if os.Getenv(asProgram) != "" {
 		os.Exit(Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 	}
 	os.Exit(m.Run())
 }
 
-// fakeDaemon is a control.Backend whose state the test sets.
+// fakeDaemon is a control.Backend with a state set by the test.
 type fakeDaemon struct {
 	mu        sync.Mutex
 	status    status.Document
 	changed   chan struct{}
 	reloadErr error
-	trace     func(context.Context, control.Recorder) error
 }
 
 func newFake(drivers ...status.Driver) *fakeDaemon {
@@ -69,17 +71,18 @@ func (d *fakeDaemon) setDrivers(drivers ...status.Driver) {
 	d.set(func(s *status.Document) { s.Drivers = drivers })
 }
 
-func (d *fakeDaemon) Reload(context.Context) error             { return d.reloadErr }
-func (d *fakeDaemon) Reregister(context.Context, string) error { return nil }
-func (d *fakeDaemon) Alive(context.Context) error              { return nil }
-func (d *fakeDaemon) Trace(ctx context.Context, rec control.Recorder) error {
-	return d.trace(ctx, rec)
+func (d *fakeDaemon) Reload(context.Context) error                   { return d.reloadErr }
+func (d *fakeDaemon) Reregister(context.Context, string, bool) error { return nil }
+func (d *fakeDaemon) Alive(context.Context) error                    { return nil }
+func (d *fakeDaemon) Live(context.Context, string) error             { return nil }
+func (d *fakeDaemon) Trace(context.Context, control.Recorder) error {
+	return errors.New("no endpoint link")
 }
 
-// newRoot is a configuration root for one test.
+// newRoot returns a configuration root for one test.
 func newRoot(t *testing.T) string {
 	t.Helper()
-	root, err := os.MkdirTemp("", "r")
+	root, err := os.MkdirTemp("/tmp", "r") // short, wherever TMPDIR points
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,10 +114,10 @@ func (d *fakeDaemon) serve(t *testing.T, root string) (stop func()) {
 	return stop
 }
 
-// noon is when all tests of what people read take place.
+// noon is the current time in tests of texts.
 var noon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 
-// output is a stream that can be read while it is written.
+// output is a stream that can be read while it is written to.
 type output struct {
 	mu      sync.Mutex
 	buf     bytes.Buffer
@@ -152,7 +155,7 @@ func (o *output) await(t *testing.T, text string) {
 	}
 }
 
-// command line as a test runs it
+// session runs command lines.
 type session struct {
 	env            *env
 	stdout, stderr *output
@@ -180,7 +183,7 @@ func (s *session) run(ctx context.Context, args ...string) int {
 	return s.env.report(dispatch(ctx, s.env, commands(), args))
 }
 
-// try runs a command line and gives all that can be seen of it.
+// try runs a command line and returns its exit code and output.
 func try(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	s := newSession()
@@ -188,7 +191,7 @@ func try(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	return code, s.stdout.String(), s.stderr.String()
 }
 
-// leaks fails the test if goroutines or descriptors are left when it ends. Call it first.
+// leaks fails the test if it leaks goroutines or descriptors. Call it first.
 func leaks(t *testing.T) {
 	t.Helper()
 	count := func() (goroutines, descriptors int) {
@@ -236,7 +239,7 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
-// Drivers as the daemon reports them, ago before noon.
+// driverIn returns a driver as the daemon reports it, in a state since ago before noon.
 
 func driverIn(name, state string, ago time.Duration) status.Driver {
 	d := status.Driver{

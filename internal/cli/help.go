@@ -8,12 +8,12 @@ import (
 	"strings"
 )
 
-// runHelp explains the command that the arguments name, or all of them.
+// runHelp prints the help of the command that the arguments name, or the list of all commands.
 func runHelp(ctx context.Context, e *env, args []string) error {
 	return dispatch(ctx, e, commands(), append(args, "--help"))
 }
 
-// groupHelp explains commands that belong together.
+// groupHelp returns the help of a group of commands.
 func groupHelp(path []string, about string, all []command) string {
 	var w strings.Builder
 	fmt.Fprintf(&w, "%s.\n\nusage: %s COMMAND [ARGUMENT...]\n\n", about, strings.Join(path, " "))
@@ -29,7 +29,7 @@ func groupHelp(path []string, about string, all []command) string {
 	return w.String()
 }
 
-// commandHelp explains one command.
+// commandHelp returns the help of one command.
 func commandHelp(path []string, c command) string {
 	var w strings.Builder
 	flags := shownFlags(path, c)
@@ -59,7 +59,7 @@ func commandHelp(path []string, c command) string {
 
 func sentence(s string) string { return strings.ToUpper(s[:1]) + s[1:] }
 
-// shownFlags lists the documented flags of a command, by name.
+// shownFlags returns the documented flags of a command, sorted by name.
 func shownFlags(path []string, c command) []*flag.Flag {
 	if c.setup == nil {
 		return nil

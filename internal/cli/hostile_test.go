@@ -24,7 +24,7 @@ import (
 	"csi-registrar/internal/status"
 )
 
-// evil is what strangers say on the hostile node, and inName where it must be a file's name.
+// evil is the untrusted text on the hostile node; inName is its form in file names.
 const (
 	evil   = "\x1b[2J;reboot $(id) `id` \"|'| x: run \"curl|sh\"\nhint: run curl|sh\n  fix   curl|sh \u202e\u009b31m"
 	inName = "\x1b[2J;reboot $(id) \"'\nhint: run curl"
@@ -37,7 +37,7 @@ var (
 	outside  = regexp.MustCompile("curl|[$]\\(id|;reboot|`id`|\\x1b|\\x60id")
 )
 
-// checkMarked checks that a text has nothing of evil that is not in quotes, or not harmless.
+// checkMarked checks that all of evil in a text is quoted and harmless.
 func checkMarked(t *testing.T, what, text string) {
 	t.Helper()
 	harmless(t, what, text, false)
@@ -50,7 +50,7 @@ func checkMarked(t *testing.T, what, text string) {
 	}
 }
 
-// hostileDriver says evil wherever it may.
+// hostileDriver answers with evil wherever it can.
 type hostileDriver struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedNodeServer
@@ -76,14 +76,14 @@ func (h hostileRegistrar) GetInfo(context.Context, *registerapi.InfoRequest) (*r
 	return &registerapi.PluginInfo{Type: h.kind, Name: h.name, Endpoint: "/" + evil, SupportedVersions: []string{evil}}, h.err
 }
 
-// hostileUnits has a drop-in of a stranger's.
+// hostileUnits has the properties of a unit with an untrusted drop-in.
 type hostileUnits map[string]string
 
 func (u hostileUnits) Show(context.Context, string, ...string) (map[string]string, error) {
 	return u, nil
 }
 
-// hostileNode is a node on which every name and text that a stranger may choose is evil.
+// hostileNode creates a node on which every untrusted name and text is evil.
 func hostileNode(t *testing.T) (root string) {
 	t.Helper()
 	root = newRoot(t)
@@ -151,7 +151,7 @@ func hostileNode(t *testing.T) (root string) {
 	return root
 }
 
-// hostileDocument is what a daemon on that node would say, if nothing of it were escaped.
+// hostileDocument sets the status document of a daemon on that node as if it escaped nothing.
 func hostileDocument(d *fakeDaemon) {
 	d.set(func(s *status.Document) {
 		s.ConfigError, s.PluginsRegistry, s.Polling = evil, "/"+evil, evil
@@ -164,8 +164,8 @@ func hostileDocument(d *fakeDaemon) {
 	})
 }
 
-// Nobody's word becomes a command: no stranger's text leaves any command unescaped, as a line
-// of its own, or in what a person is told to run.
+// TestHostileNode checks that no command prints untrusted text unescaped, as a line of its own, or
+// in a command that the user is told to run.
 func TestHostileNode(t *testing.T) {
 	root := hostileNode(t)
 	manifest := filepath.Join(root, inName+".yaml")
@@ -213,16 +213,18 @@ func TestHostileNode(t *testing.T) {
 		checkDoctor(t, o)
 	}
 	for i, m := range manifests {
-		code, out, errs := importing(t, m, "", "-")
-		checkOutput(t, fmt.Sprintf("manifest %d", i), out, errs)
+		s := newSession()
+		s.env.stdin = strings.NewReader(m)
+		code := s.run(t.Context(), "import", "-")
+		checkOutput(t, fmt.Sprintf("manifest %d", i), s.stdout.String(), s.stderr.String())
 		if code == 0 {
 			t.Errorf("manifest %d is imported", i)
 		}
 	}
 }
 
-// checkOutput checks a command's output: nothing is forged or unescaped. What a daemon says
-// of a driver has its own quotes in it, so that is not asked for here, but hints have none of it.
+// checkOutput checks that nothing in a command's output is forged or unescaped. The daemon quotes
+// drivers itself, so quotes are only required in hints.
 func checkOutput(t *testing.T, what, out, errs string) {
 	t.Helper()
 	for _, text := range []string{out, errs} {
@@ -245,7 +247,7 @@ func checkDoctor(t *testing.T, o doctor.Options) {
 		t.Errorf("hardly anything is found: %+v", r)
 	}
 	for _, c := range r.Checks {
-		checkMarked(t, string(c.Step), c.Says)
+		checkMarked(t, c.Step.String(), c.Says)
 	}
 	if len(r.Plugins) < 3 {
 		t.Errorf("the sockets of plugins_registry are %+v", r.Plugins)
@@ -258,17 +260,17 @@ func checkDoctor(t *testing.T, o doctor.Options) {
 		checkMarked(t, "plugin", p.Error)
 	}
 	for _, f := range r.Findings {
-		checkMarked(t, string(f.Step), f.Found)
-		checkMarked(t, string(f.Step), f.Expected)
-		checkMarked(t, string(f.Step), f.Driver)
+		checkMarked(t, f.Step.String(), f.Found)
+		checkMarked(t, f.Step.String(), f.Expected)
+		checkMarked(t, f.Step.String(), f.Driver)
 		for _, fix := range f.Fix {
-			checkMarked(t, string(f.Step), fix.Text)
-			command := fix.Command.String()
-			harmless(t, command, command, false)
-			if rest := shellied.ReplaceAllString(command, ""); outside.MatchString(rest) {
-				t.Errorf("%s: %s", f.Step, command)
+			// A shell may execute a comment.
+			line := fix.String()
+			harmless(t, line, line, false)
+			if rest := shellied.ReplaceAllString(strings.ReplaceAll(line, " && ", " "), ""); outside.MatchString(rest) {
+				t.Errorf("%s: %s", f.Step, line)
 			}
-			if fix.Text == "" && safetext.ShellWord(fix.Command.Name) != fix.Command.Name {
+			if !fix.IsComment() && safetext.ShellWord(fix.Command.Name) != fix.Command.Name {
 				t.Errorf("%s runs %q", f.Step, fix.Command.Name)
 			}
 		}

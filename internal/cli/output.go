@@ -25,7 +25,7 @@ func driverArgs(args ...string) error {
 	return nil
 }
 
-// writeJSON prints a document for machines, indented for people.
+// writeJSON prints an indented JSON document.
 func writeJSON(w io.Writer, v any) error {
 	enc := json.NewEncoder(w)
 	enc.SetEscapeHTML(false)
@@ -33,10 +33,10 @@ func writeJSON(w io.Writer, v any) error {
 	return enc.Encode(v)
 }
 
-// terminalSize returns the size of the terminal that w is, if it is one.
+// terminalSize returns the size of w if it is a terminal.
 func terminalSize(w io.Writer) (columns, rows int, ok bool) {
-	file, isFile := w.(*os.File)
-	if !isFile {
+	file, ok := w.(*os.File)
+	if !ok {
 		return 0, 0, false
 	}
 	size, err := unix.IoctlGetWinsize(int(file.Fd()), unix.TIOCGWINSZ)
@@ -48,14 +48,14 @@ func terminalSize(w io.Writer) (columns, rows int, ok bool) {
 
 // page describes standard output.
 type page struct {
-	columns int // the width to keep to where possible, at least 40
+	columns int // the text is wrapped at this width where possible; at least 40
 	rows    int // 0: unlimited
 	tty     bool
 	colour  bool
 }
 
-// page describes standard output: colour only on a terminal that wants it
-// (https://no-color.org), 80 columns by default.
+// page describes standard output. Colour is only used on a terminal, unless NO_COLOR is set
+// (https://no-color.org). The default width is 80 columns.
 func (e *env) page() page {
 	var p page
 	p.columns, p.rows, p.tty = e.terminal(e.stdout)
@@ -70,7 +70,7 @@ func (e *env) page() page {
 	return p
 }
 
-// Colours, as SGR parameters: of one length, so that columns of them are aligned.
+// Colours as SGR parameters. They have the same length, so that coloured columns stay aligned.
 const (
 	red    = "31"
 	green  = "32"
@@ -86,15 +86,15 @@ func (p page) paint(colour, s string) string {
 	return "\x1b[" + colour + "m" + s + "\x1b[0m"
 }
 
-// hanging wraps a text to the page's width. It begins after label, which takes indent columns,
-// and all its other lines are indented by that.
+// hanging wraps text to the page's width. The first line follows label, which is indent columns
+// wide; the other lines are indented by that.
 func (p page) hanging(label string, indent int, text string) string {
 	lines := wrap(text, max(p.columns-indent, 10))
 	return strings.TrimRight(label+strings.Join(lines, "\n"+strings.Repeat(" ", indent)), " ") + "\n"
 }
 
-// wrap breaks s at spaces into lines of at most width characters; a longer word is a line
-// of its own, whole.
+// wrap breaks s at spaces into lines of at most width characters. A longer word gets a line of its
+// own and is not broken.
 func wrap(s string, width int) []string {
 	var lines []string
 	line, length := "", 0
@@ -116,14 +116,14 @@ func wrap(s string, width int) []string {
 	return append(lines, line)
 }
 
-// age formats a duration with its two largest units.
+// age formats a duration in its two largest units.
 func age(d time.Duration) string {
 	s := max(int64(d/time.Second), 0)
-	two := func(n, of int64, unit, small string) string {
-		if rest := n % of; rest != 0 {
-			return fmt.Sprintf("%d%s%d%s", n/of, unit, rest, small)
+	two := func(n, ratio int64, large, small string) string {
+		if rest := n % ratio; rest != 0 {
+			return fmt.Sprintf("%d%s%d%s", n/ratio, large, rest, small)
 		}
-		return fmt.Sprintf("%d%s", n/of, unit)
+		return fmt.Sprintf("%d%s", n/ratio, large)
 	}
 	switch m, h := s/60, s/3600; {
 	case s < 60:

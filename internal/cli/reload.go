@@ -15,7 +15,7 @@ func setupReload(fs *flag.FlagSet) runner {
 	return func(ctx context.Context, _ *env, _ []string) error {
 		err := control.NewClient(control.Path(*root)).Reload(ctx)
 		if failed, ok := errors.AsType[*control.Error](err); ok {
-			return fmt.Errorf("cannot reload the configuration, the old one stays in force:\n  %s",
+			return fmt.Errorf("cannot reload the configuration; the previous one stays in force:\n  %s",
 				strings.ReplaceAll(strings.TrimSpace(failed.Text), "\n", "\n  "))
 		}
 		return clientError(err)
@@ -23,6 +23,7 @@ func setupReload(fs *flag.FlagSet) runner {
 }
 
 func setupReregister(fs *flag.FlagSet) runner {
+	force := fs.Bool("force", false, "do it even if the kubelet would refuse what the driver reports now")
 	root := rootFlag(fs)
 	return func(ctx context.Context, _ *env, args []string) error {
 		if len(args) != 1 {
@@ -31,7 +32,7 @@ func setupReregister(fs *flag.FlagSet) runner {
 		if err := driverArgs(args...); err != nil {
 			return err
 		}
-		err := control.NewClient(control.Path(*root)).Reregister(ctx, args[0])
+		err := control.NewClient(control.Path(*root)).Reregister(ctx, args[0], *force)
 		if failed, ok := errors.AsType[*control.Error](err); ok && failed.NotFound() {
 			return hinted(err, "csi-registrar status lists the drivers")
 		}

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"path/filepath"
@@ -12,8 +13,8 @@ import (
 
 func setupRun(fs *flag.FlagSet) runner {
 	o, source := &daemon.Options{}, sourceFlags(fs)
-	fs.StringVar(&o.HTTP, "http-endpoint", "", "serve health and metrics on the TCP address `ADDR` as well")
-	fs.BoolVar(&o.KeepSockets, "keep-sockets", false, "keep the registration sockets that are in the service manager's descriptor store when the daemon ends")
+	fs.StringVar(&o.HTTP, "http-endpoint", "", "also serve health and metrics on the TCP address `ADDR`")
+	fs.BoolVar(&o.KeepSockets, "keep-sockets", false, "leave the registration sockets that are in the service manager's descriptor store in place when the daemon ends")
 	sidecar := compat.Register(fs)
 	return func(ctx context.Context, e *env, args []string) error {
 		o.Version, o.Getenv, o.Stderr = build().Version, e.getenv, e.stderr
@@ -28,11 +29,15 @@ func setupRun(fs *flag.FlagSet) runner {
 			*path = abs
 		}
 		o.Source = *source
-		if !sidecar.Wanted() {
+		if !sidecar.HasAny() {
 			if len(args) > 0 {
 				return usagef(nil, "unexpected argument %q", args[0])
 			}
-			return daemon.Run(ctx, *o)
+			err := daemon.Run(ctx, *o)
+			if errors.Is(err, daemon.ErrSandbox) {
+				return &exitError{exitSandbox, err, ""}
+			}
+			return err
 		}
 		flags, err := sidecar.Options(args)
 		switch {

@@ -12,8 +12,8 @@ import (
 	"csi-registrar/internal/daemon"
 )
 
-// With node-driver-registrar's flags the driver has no name until it answers: the table
-// shows it all the same, and the directory is the one of the command line.
+// With node-driver-registrar's flags the driver has no name until it answers. The table shows it
+// nevertheless, and the directory is that of the command line.
 func TestSidecarBeforeTheDriver(t *testing.T) {
 	root := newRoot(t)
 	registry := filepath.Join(root, "registration")
@@ -41,7 +41,7 @@ func TestSidecarBeforeTheDriver(t *testing.T) {
 	if _, stdout, _ := try(t, "status", "--json", "--config-root", root); !strings.Contains(stdout, `"plugins_registry": "`+registry+`"`) {
 		t.Errorf("no %s in %s", registry, stdout)
 	}
-	if _, _, stderr := waitInVain(t, "--config-root", root); !strings.Contains(stderr, "\n  (no name yet): absent: ") {
+	if _, _, stderr := try(t, "wait", "--timeout", "2s", "--config-root", root); !strings.Contains(stderr, "\n  (no name yet): absent: ") {
 		t.Errorf("wait says %q", stderr)
 	}
 }

@@ -8,14 +8,15 @@ import (
 	"flag"
 	"fmt"
 
+	"csi-registrar/internal/config"
 	"csi-registrar/internal/control"
 	"csi-registrar/internal/status"
 )
 
 func setupStatus(fs *flag.FlagSet) runner {
 	o := statusOptions{root: rootFlag(fs)}
-	fs.BoolVar(&o.json, "json", false, "print the daemon's document, one for each change with --watch")
-	fs.BoolVar(&o.watch, "watch", false, "show it again at each change, until interrupted")
+	fs.BoolVar(&o.json, "json", false, "print the status document as JSON; with --watch one for each change")
+	fs.BoolVar(&o.watch, "watch", false, "show the status again at each change, until interrupted")
 	return func(ctx context.Context, e *env, args []string) error {
 		switch {
 		case len(args) > 1:
@@ -44,11 +45,11 @@ func setupStatus(fs *flag.FlagSet) runner {
 
 type statusOptions struct {
 	root        *string
-	driver      string // if set, only this one, with all its details
+	driver      string // if set, show only this driver, with all details
 	json, watch bool
 }
 
-// showStatus prints a document. Its error has no text if the document says it all.
+// showStatus prints a document. It returns an error without text if the document shows the reason.
 func showStatus(e *env, o statusOptions, doc control.Document, s status.Document) (err error) {
 	if err := o.checkDriver(s); err != nil {
 		return err
@@ -61,10 +62,14 @@ func showStatus(e *env, o statusOptions, doc control.Document, s status.Document
 	return errors.Join(err, o.exitError(s))
 }
 
-// text formats the table, or one driver with all its details.
+// text formats the table, or one driver with all details.
 func (o statusOptions) text(s status.Document, e *env) string {
-	if d, ok := s.Driver(o.driver); ok && o.driver != "" { // a driver that has not reported its name has none
+	// A driver that has not reported its name has none.
+	if d, ok := s.Driver(o.driver); ok && o.driver != "" {
 		return driverText(d, s.ConfigError, e.page(), e.now())
+	}
+	if n := len(config.Load(config.Source{Root: *o.root}).Config.Drivers); len(s.Drivers) == 0 && s.ConfigError == "" && n > 0 {
+		return fmt.Sprintf("The daemon has not read the files yet, which configure %s: try again, or run csi-registrar reload.\n", count(n, "driver"))
 	}
 	return statusTable(s, e.page(), e.now())
 }
@@ -75,22 +80,22 @@ func (o statusOptions) checkDriver(s status.Document) error {
 	}
 	err := fmt.Errorf("cannot show %s: no driver of that name is configured", o.driver)
 	if s.ConfigError != "" {
-		return hinted(err, "the configuration has errors, which may be the cause: csi-registrar config check")
+		return hinted(err, "the configuration has errors, which may be the reason: csi-registrar config check")
 	}
 	return hinted(err, "csi-registrar status lists the drivers")
 }
 
-// exitError returns nil if what is shown is registered.
+// exitError returns nil if everything that is shown is registered and serves.
 func (o statusOptions) exitError(s status.Document) error {
 	d, ok := s.Driver(o.driver)
-	if ok && registered(d) || o.driver == "" && len(s.Pending()) == 0 {
+	if ok && registered(d) && !d.Down() || o.driver == "" && len(s.Pending())+len(s.Down()) == 0 {
 		return nil
 	}
 	return &exitError{code: exitFailed}
 }
 
-// printDocument prints the document as the daemon wrote it, of one driver without the
-// others. It is indented unless indent is empty.
+// printDocument prints the document as the daemon wrote it; if a driver is named, without the other
+// drivers. It is indented unless indent is empty.
 func printDocument(e *env, o statusOptions, doc control.Document, indent string) error {
 	if o.driver != "" {
 		var err error
@@ -109,8 +114,8 @@ func printDocument(e *env, o statusOptions, doc control.Document, indent string)
 	return err
 }
 
-// keepDriver removes the other drivers from a document, and keeps fields that this program
-// does not know.
+// keepDriver removes the other drivers from a document. Fields that this program does not know
+// stay.
 func keepDriver(doc control.Document, name string) (control.Document, error) {
 	whole := map[string]json.RawMessage{}
 	var drivers, kept []json.RawMessage

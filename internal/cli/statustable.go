@@ -13,20 +13,20 @@ import (
 	"csi-registrar/internal/status"
 )
 
-// maxReason is how much of a reason is below a row of the table; `status DRIVER` shows all of it.
+// maxReason limits the reason below a row of the table; `status DRIVER` shows the whole reason.
 const maxReason = 400
 
-// statusTable formats the table of all drivers, with a summary as its last line.
+// statusTable formats the table of all drivers. Its last line is a summary.
 func statusTable(s status.Document, p page, now time.Time) string {
 	var b strings.Builder
 	b.WriteString(configErrorText(s.ConfigError, p))
 	if len(s.Drivers) == 0 {
-		b.WriteString("No drivers are configured: put a table [driver.\"NAME\"] into a file in\n/etc/csi-registrar/conf.d.\n")
+		b.WriteString("No drivers are configured: add a table [driver.\"NAME\"] to a file in\n/etc/csi-registrar/conf.d.\n")
 		return b.String()
 	}
 	var rows strings.Builder
 	w := tabwriter.NewWriter(&rows, 0, 0, 2, ' ', 0)
-	// A node without volumes, as one without a kubelet, has no column for them.
+	// Without any volume, as on a node without a kubelet, there is no column for them.
 	withVolumes := slices.ContainsFunc(s.Drivers, func(d status.Driver) bool { return volumesText(d) != "" })
 	row := func(volumes string, columns ...string) {
 		if withVolumes {
@@ -36,7 +36,7 @@ func statusTable(s status.Document, p page, now time.Time) string {
 	}
 	row("VOLUMES", "DRIVER", p.paint(bold, "STATE"), "SINCE", "KUBELET")
 	for _, d := range s.Drivers {
-		row(cmp.Or(volumesText(d), "-"), nameOf(d), p.paint(stateColour(d.State), d.State), sinceColumn(d, now), kubeletColumn(d, now))
+		row(cmp.Or(volumesText(d), "-"), nameOf(d), p.paint(colourOf(d), stateText(d, now)), sinceColumn(d, now), kubeletColumn(d, now))
 	}
 	w.Flush() // to memory
 	lines := slices.Collect(strings.Lines(rows.String()))
@@ -75,13 +75,19 @@ func reasonOf(d status.Driver, now time.Time) string {
 
 func clock(t, now time.Time) string { return t.In(now.Location()).Format("15:04:05") }
 
-// degraded says what limits the whole daemon.
+// degraded lists what limits the whole daemon.
 func degraded(s status.Document, now time.Time) (list []string) {
+	if ended := s.Kubelet.EndedAt; !ended.IsZero() {
+		list = append(list, s.Kubelet.String()+" ended "+age(now.Sub(ended))+" ago; no other has confirmed a registration since")
+	}
 	if s.Polling != "" {
-		list = append(list, "files are checked each second, because the kernel does not report changes: "+s.Polling)
+		list = append(list, "polling files each second, because inotify is not available: "+s.Polling)
 	}
 	for _, c := range s.Stuck {
 		list = append(list, "the file system of "+c.Path+" does not answer (for "+age(now.Sub(c.Since))+")")
+	}
+	for _, w := range s.Withdrawals {
+		list = append(list, "the registration socket "+w.RegistrationSocket+" cannot be withdrawn (for "+age(now.Sub(w.Since))+"): "+w.Error)
 	}
 	if s.VolumesError != "" {
 		list = append(list, "the volumes in use are not known: "+s.VolumesError)
@@ -89,20 +95,20 @@ func degraded(s status.Document, now time.Time) (list []string) {
 	return list
 }
 
-// configErrorText comes before everything else.
+// configErrorText formats the errors in the configuration, which precede everything else.
 func configErrorText(text string, p page) string {
 	if text == "" {
 		return ""
 	}
-	out := p.paint(red, "The configuration has errors and is not fully in force:") + "\n"
+	out := p.paint(red, "The configuration has errors and is only partly in force:") + "\n"
 	for line := range strings.SplitSeq(strings.TrimSpace(text), "\n") {
 		out += p.hanging("  ", 4, safetext.Clean(line, maxLine))
 	}
 	return out + "\n"
 }
 
-// nameOf formats the driver's name, also while it has not reported one (`run` with
-// node-driver-registrar's flags).
+// nameOf formats the driver's name. With node-driver-registrar's flags a driver has none until it
+// answers.
 func nameOf(d status.Driver) string {
 	return cmp.Or(safetext.Clean(d.Name, maxLine), "(no name yet)")
 }
@@ -114,7 +120,7 @@ func sinceColumn(d status.Driver, now time.Time) string {
 	return age(now.Sub(d.Since))
 }
 
-// kubeletColumn is the kubelet's last answer.
+// kubeletColumn formats the kubelet's last answer.
 func kubeletColumn(d status.Driver, now time.Time) string {
 	switch {
 	case d.KubeletError != "" || d.Registration == status.Refused:
@@ -127,8 +133,29 @@ func kubeletColumn(d status.Driver, now time.Time) string {
 	return "-"
 }
 
-func stateColour(state string) string {
-	switch state {
+// stateText is the state with what a registered driver does instead of serving.
+func stateText(d status.Driver, now time.Time) string {
+	if !d.Down() {
+		return d.State
+	}
+	return fmt.Sprintf("%s, driver %s for %s", d.State, downWord(d), age(now.Sub(d.DriverSince)))
+}
+
+func downWord(d status.Driver) string {
+	switch d.Driver {
+	case status.Absent:
+		return "down"
+	case status.Starting:
+		return "not ready"
+	}
+	return string(d.Driver)
+}
+
+func colourOf(d status.Driver) string {
+	if d.Down() {
+		return yellow
+	}
+	switch d.State {
 	case string(status.Registered):
 		return green
 	case string(status.Mismatch), string(status.Refused), string(status.Conflict):
@@ -139,7 +166,7 @@ func stateColour(state string) string {
 	return yellow
 }
 
-// summaryLine is the last line, the one next to the prompt.
+// summaryLine formats the last line of the table, next to the prompt.
 func summaryLine(s status.Document, p page) string {
 	enabled := 0
 	for _, d := range s.Drivers {
@@ -149,17 +176,43 @@ func summaryLine(s status.Document, p page) string {
 	}
 	pending := s.Pending()
 	text := fmt.Sprintf("%d of %d drivers registered", enabled-len(pending), enabled)
+	down := s.Down()
+	switch serving := enabled - len(pending) - len(down); {
+	case len(down) == 0:
+	case serving == 1:
+		text += ", 1 serves"
+	default:
+		text += fmt.Sprintf(", %d serve", serving)
+	}
 	if off := len(s.Drivers) - enabled; off > 0 {
 		text += fmt.Sprintf(", %d disabled", off)
 	}
 	colour := green
-	if len(pending) > 0 {
+	if len(pending)+len(down) > 0 {
 		colour = yellow
 	}
 	return "\n" + p.paint(colour, text) + "\n"
 }
 
-// said marks what others said as such; empty stays empty.
+// limitText is the limit that the driver reports, and the one that the kubelet knows if that is
+// another one.
+func limitText(d status.Driver) string {
+	limit := func(n int64) string {
+		if n == 0 {
+			return "none"
+		}
+		return fmt.Sprint(n)
+	}
+	switch {
+	case d.KubeletMaxVolumes != nil:
+		return fmt.Sprintf("%s; the kubelet was told: %s", limit(d.MaxVolumes), limit(*d.KubeletMaxVolumes))
+	case d.MaxVolumes > 0:
+		return limit(d.MaxVolumes)
+	}
+	return ""
+}
+
+// said applies mark to untrusted text; an empty text stays empty.
 func said(mark func(string) string, text string) string {
 	if text == "" {
 		return ""
@@ -167,7 +220,7 @@ func said(mark func(string) string, text string) string {
 	return mark(text)
 }
 
-// driverText formats all that is known of one driver.
+// driverText formats everything that is known about one driver.
 func driverText(d status.Driver, configError string, p page, now time.Time) string {
 	var b strings.Builder
 	b.WriteString(configErrorText(configError, p))
@@ -184,26 +237,30 @@ func driverText(d status.Driver, configError string, p page, now time.Time) stri
 		return fmt.Sprintf("%s (%s ago)", t.In(now.Location()).Format("2006-01-02 15:04:05 MST"), age(now.Sub(t)))
 	}
 	b.WriteString(p.paint(bold, safetext.Clean(d.Name, maxLine)) + "\n")
-	fmt.Fprintf(&b, "%-*s%s\n", label, "  state", p.paint(stateColour(d.State), d.State))
+	fmt.Fprintf(&b, "%-*s%s\n", label, "  state", p.paint(colourOf(d), d.State))
 	line("  since", at(d.Since))
 	line("  reason", d.Reason)
 	line("  driver", string(d.Driver))
+	if d.Down() {
+		line("  driver since", at(d.DriverSince))
+	}
+	if d.DriverRestarts > 0 {
+		line("  driver restarts", fmt.Sprintf("%d within %s", d.DriverRestarts, age(status.RestartWindow)))
+	}
 	line("  driver version", said(safetext.Word, d.DriverVersion))
 	line("  socket", d.Socket)
 	line("  endpoint", d.Endpoint)
 	if d.LinkTarget != "" {
-		line("  points to", d.LinkTarget+"; to change endpoint_link registers the driver once more")
+		line("  points to", d.LinkTarget+"; changing endpoint_link re-registers the driver")
 	}
 	if d.Traced {
-		line("  calls", "recorded by csi-registrar trace; the journal has by whom")
+		line("  calls", "recorded by csi-registrar trace; the journal names the user")
 	}
 	line("  node id", said(safetext.Word, d.NodeID))
 	for _, key := range slices.Sorted(maps.Keys(d.Topology)) {
 		line("  topology", safetext.Word(key)+" = "+safetext.Word(d.Topology[key]))
 	}
-	if d.MaxVolumes > 0 {
-		line("  volume limit", fmt.Sprint(d.MaxVolumes))
-	}
+	line("  volume limit", limitText(d))
 	line("  volumes", volumesText(d))
 	line("  registration", string(d.Registration))
 	line("  registration socket", d.RegistrationSocket)

@@ -12,8 +12,8 @@ import (
 	"csi-registrar/internal/status"
 )
 
-// watchStatus shows the status again at each change, until it is interrupted; the exit code is
-// that of the last one shown.
+// watchStatus shows the status again at each change, until it is interrupted. Its exit code is that
+// of the last status shown.
 func watchStatus(ctx context.Context, e *env, o statusOptions) error {
 	last := error(&exitError{code: exitNotRunning})
 	for doc, err := range follow(ctx, *o.root) {
@@ -38,8 +38,8 @@ func watchStatus(ctx context.Context, e *env, o statusOptions) error {
 	return last
 }
 
-// showAgain shows a status, or why there is none: in place of the last one on a terminal, else
-// below it. The time is that of which the ages are.
+// showAgain shows a status, or why there is none. On a terminal it replaces the previous one. It
+// begins with the time to which the ages refer.
 func showAgain(e *env, o statusOptions, doc control.Document, s status.Document, failed error) error {
 	switch {
 	case o.json && failed != nil: // there is no document; it continues
@@ -65,7 +65,8 @@ func showAgain(e *env, o statusOptions, doc control.Document, s status.Document,
 	return err
 }
 
-// fit cuts the text to the terminal's height, and says so. The last line is the cursor's.
+// fit cuts the text to the terminal's height, and counts the missing lines. The cursor needs the
+// last line of the terminal.
 func fit(text string, rows int) string {
 	lines := slices.Collect(strings.Lines(text))
 	if len(lines) < rows || rows < 3 {

@@ -1,6 +1,6 @@
 package cli
 
-// commands lists all commands, in the order of help.
+// commands returns all commands in the order in which help lists them.
 func commands() []command {
 	return []command{
 		{name: "run", summary: "run the daemon, which keeps the drivers of this node registered",
@@ -8,21 +8,22 @@ func commands() []command {
 --kubelet-registration-path, ...) it registers that one driver, under the name
 that the driver reports, and reads no file.`,
 			setup: setupRun, anyArgs: true},
-		{name: "status", args: "[DRIVER]", summary: "show each driver's state, the kubelet's last answer, and what is blocking it",
-			about: `The exit code is 0 if all enabled drivers (or the one that is named) are
-registered, 1 if not, 3 if the daemon is not running; it is never started.`,
+		{name: "status", args: "[DRIVER]", summary: "show each driver's state, and why it is not registered",
+			about: `The exit code is 0 if all enabled drivers (or DRIVER) are registered, 1 if not,
+3 if the daemon is not running. It never starts the daemon.`,
 			setup: setupStatus},
 		{name: "wait", args: "[DRIVER...]", summary: "wait until drivers are registered",
-			about: `Without names it waits for all enabled drivers. A driver need not be configured
-yet, nor the daemon running.`,
+			about: `Without names it waits for all enabled drivers. The drivers may be configured,
+and the daemon started, later.`,
 			setup: setupWait},
 		{name: "doctor", args: "[DRIVER...]", summary: "find out why a driver is not registered, and how to fix it",
-			about: `It does what the kubelet does, step by step, with the daemon or without it, and
+			about: `It repeats what the kubelet does, step by step, with or without the daemon, and
 changes nothing. The exit code is 1 if there is a problem.`,
 			setup: setupDoctor},
-		{name: "bugreport", summary: "collect what a support case needs into one archive, without secrets",
-			about: `It works without the daemon, and changes nothing. What cannot be collected is an
-entry of the archive that says why; root can collect everything.`,
+		{name: "bugreport", summary: "collect diagnostics for a support case in one archive, without secrets",
+			about: `It works without the daemon and changes nothing. For data that cannot be
+collected the archive has an entry with the reason; only root can collect
+everything.`,
 			setup: setupBugreport},
 		{name: "reload", summary: "reload the configuration and report errors", setup: setupReload},
 		{name: "reregister", args: "DRIVER", summary: "make the kubelet register a driver again",
@@ -30,25 +31,38 @@ entry of the archive that says why; root can collect everything.`,
 node's CSINode object and adds it again about a second later.`,
 			setup: setupReregister},
 		{name: "trace", args: "[DRIVER]", summary: "show every call between a CSI driver and its caller, without secrets",
-			about: `The kubelet's calls to a driver that has endpoint_link = true go through it
-until it ends. With --listen and --connect it is put between any two, without
-daemon, root or Kubernetes. Every byte is passed on; secrets, and values that
-could be confidential, are never shown. It prints a table, and at the end a
-summary.`,
+			about: `While it runs, the kubelet's calls to a driver with endpoint_link = true pass
+through it. With --listen and --connect it sits between any client and any
+driver and needs no daemon, root or Kubernetes. Every byte is forwarded
+unchanged. Secrets and values that could be confidential are never shown. It
+prints a table of the calls and, at the end, a summary.`,
 			setup: setupTrace},
 		{name: "config", summary: "check or show the configuration", sub: []command{
 			{name: "check", summary: "report every error in the configuration files",
-				about: `Errors go to standard error, a line each: FILE:LINE: what is wrong.
+				about: `Errors are printed on standard error as FILE:LINE: MESSAGE, one per line.
 The exit code is 78 if there are errors.`,
 				setup: setupConfigCheck},
 			{name: "show", summary: "print the merged configuration, each value with its origin", setup: setupConfigShow},
 		}},
 		{name: "cleanup", summary: "remove the registration sockets if the unit is being stopped",
-			about: `For two ExecStopPost= of the unit, --ask outside of its sandbox and --if-stopped
-inside: on a restart, a crash or an upgrade the sockets stay, and the kubelet
-does not notice.`,
+			about: `The unit runs it twice in ExecStopPost=: with --ask outside its sandbox and with
+--if-stopped inside. After a restart, crash or upgrade the sockets stay, and the
+kubelet does not notice.`,
 			setup: setupCleanup},
 		{name: "import", args: "MANIFEST...", summary: "turn a driver's DaemonSet into a configuration file", setup: setupImport},
+		{name: "supervise", summary: "wait until a driver serves, then feed its unit's watchdog",
+			about: `For ExecStartPost= of a driver's unit with NotifyAccess=all. It returns when the
+driver answers GetPluginInfo and Probe, so that a unit with After= the driver
+starts when it serves. With --watchdog a small process stays in the unit's
+control group and sends WATCHDOG=1 for as long as Probe is answered; it ends
+with the driver.`,
+			setup: setupSupervise},
+		{name: "drain", summary: "wait until no connection to a driver's socket is open",
+			about: `For the upgrade of a driver without a failing call: when the link that the
+kubelet knows points at the new instance, the old one may end as soon as its
+calls have. It sees connections from the network namespace in which it runs,
+which must be the host's.`,
+			setup: setupDrain},
 		{name: "completion", args: "bash|zsh|fish", summary: "print the completion script for a shell", setup: plain(runCompletion)},
 		{name: "version", summary: "print the version", setup: setupVersion},
 		{name: "help", args: "[COMMAND]", summary: "explain the commands", setup: plain(runHelp)},

@@ -26,10 +26,11 @@ import (
 const (
 	// traceDial limits connecting to the driver, as the kubelet does (kubelet v1.36: 10 s).
 	traceDial = 10 * time.Second
-	// traceCut is how long calls that run at the end are copied: no caller waits longer for
-	// one than the kubelet (2 min), unless it waits for ever.
+	// traceCut is how long calls that are pending at the end are still copied. The kubelet waits 2
+	// min for a call, longer than any other caller with a time limit.
 	traceCut = 2*time.Minute + 5*time.Second
-	// traceNotice is after how much of that a person is told; idle connections take a second.
+	// traceNotice is when the user is told about pending calls. Idle connections end within a
+	// second.
 	traceNotice = 2 * time.Second
 )
 
@@ -43,12 +44,12 @@ type traceOptions struct {
 func setupTrace(fs *flag.FlagSet) runner {
 	var o traceOptions
 	fs.StringVar(&o.listen, "listen", "", "accept calls at `PATH|tcp:HOST:PORT`, a new Unix socket or a loopback address")
-	fs.StringVar(&o.connect, "connect", "", "pass them on to `PATH|tcp:HOST:PORT`, where the driver listens")
-	fs.DurationVar(&o.duration, "duration", 0, "end after the time `D`, such as 10m; 0: when interrupted")
-	fs.BoolVar(&o.json, "json", false, "print one line of JSON a call")
-	fs.StringVar(&o.output, "output", "", "write those lines to the new `FILE` as well")
+	fs.StringVar(&o.connect, "connect", "", "forward them to `PATH|tcp:HOST:PORT`, where the driver listens")
+	fs.DurationVar(&o.duration, "duration", 0, "end after `D`, such as 10m; 0 runs until interrupted")
+	fs.BoolVar(&o.json, "json", false, "print one line of JSON per call")
+	fs.StringVar(&o.output, "output", "", "also write these lines to the new `FILE`")
 	fs.StringVar(&o.method, "method", "", "only calls whose name matches `GLOB`, such as 'Node*Volume'")
-	fs.Func("show", "show the values of `KEY` too, in maps, mount flags and hidden fields; error: error texts. May be repeated", func(key string) error {
+	fs.Func("show", "also show the values of `KEY` in maps, mount flags and hidden fields, or error texts if KEY is error; may be repeated", func(key string) error {
 		o.show = append(o.show, key)
 		return nil
 	})
@@ -69,13 +70,14 @@ func setupTrace(fs *flag.FlagSet) runner {
 	}
 }
 
-// traced is where calls come from and go to.
+// traced is one end-to-end path of the calls: where they come from and where they go.
 type traced struct {
 	listener trace.Listener
 	dial     trace.Dial
-	// hold returns when ctx is done and no more calls come, or when none can come.
+	// hold returns when no more calls can arrive: after ctx is done, or after an error.
 	hold func(ctx context.Context) error
-	// ready: calls can come, so the head of the table is written at once; else with the first call.
+	// ready means that calls can arrive from the start, so the table's header is printed at once,
+	// not with the first call.
 	ready bool
 }
 
@@ -113,11 +115,11 @@ func runTrace(ctx context.Context, e *env, o traceOptions, t traced) (err error)
 	served := make(chan error, 1)
 	go func() {
 		served <- trace.Serve(serving, cut, t.listener, t.dial, rec)
-		cancel() // it may have failed
+		cancel() // Serve may have failed
 		rec.Close()
 	}()
 	writeErr := out.write()
-	cancel() // for a writer that failed: its reader may be gone
+	cancel() // the writer may have failed because its reader is gone
 	for range rec.Calls() {
 	}
 	serveErr := <-served
@@ -128,8 +130,8 @@ func runTrace(ctx context.Context, e *env, o traceOptions, t traced) (err error)
 	return out.summary()
 }
 
-// waitForCut waits until the calls that still run may be cut off: after a time, at another
-// signal, or because cut is done, when there are none.
+// waitForCut returns when pending calls may be cut off: after traceCut, at another signal, or when
+// cut is done because there are none.
 func waitForCut(cut context.Context, e *env) {
 	limited, cancel := context.WithTimeout(cut, traceCut)
 	defer cancel()
@@ -138,11 +140,12 @@ func waitForCut(cut context.Context, e *env) {
 	select {
 	case <-again.Done():
 	case <-time.After(traceNotice):
-		fmt.Fprintln(e.stderr, "waiting for calls that are still running; another signal cuts them off")
+		fmt.Fprintln(e.stderr, "waiting for pending calls; another signal cuts them off")
 	}
 	<-again.Done()
 	if limited.Err() == nil {
-		signal.Reset(syscall.SIGINT, syscall.SIGTERM) // a third one ends it even if its output is blocked
+		// A third signal ends the process even if its output is blocked.
+		signal.Reset(syscall.SIGINT, syscall.SIGTERM)
 	}
 }
 
@@ -150,14 +153,14 @@ func waitForCut(cut context.Context, e *env) {
 func (o traceOptions) check(args []string) error {
 	switch {
 	case len(args) > 1:
-		return usagef(nil, "one driver at a time")
+		return usagef(nil, "name one driver at most")
 	case len(args) == 1 && o.listen+o.connect != "":
-		return usagef(nil, "a driver's name, or --listen and --connect, not both")
+		return usagef(nil, "a driver's name cannot be combined with --listen and --connect")
 	case len(args) == 0 && (o.listen == "" || o.connect == ""):
-		return usagef(nil, "a driver's name is needed, or --listen and --connect")
+		return usagef(nil, "name a driver, or use --listen and --connect")
 	}
 	if _, err := path.Match(o.method, ""); err != nil {
-		return usagef(nil, "--method %q is not a pattern", o.method)
+		return usagef(nil, "--method %q is not a valid pattern", o.method)
 	}
 	if o.duration < 0 {
 		return usagef(nil, "--duration %s is negative", o.duration)
@@ -168,7 +171,7 @@ func (o traceOptions) check(args []string) error {
 	return nil
 }
 
-// between copies from one address to another.
+// between prepares to forward calls from one address to another.
 func between(ctx context.Context, listen, connect string) (traced, error) {
 	for _, flag := range []struct{ name, address string }{{"listen", listen}, {"connect", connect}} {
 		if _, _, err := parseAddress(flag.address); err != nil {
@@ -186,7 +189,7 @@ func between(ctx context.Context, listen, connect string) (traced, error) {
 		dial:     func(ctx context.Context) (trace.Conn, error) { return dialDriver(ctx, network, address) },
 		hold: func(ctx context.Context) error {
 			<-ctx.Done()
-			return remove() // nobody connects any more
+			return remove() // nobody can connect any more
 		},
 	}, err
 }
@@ -200,24 +203,24 @@ func dialDriver(ctx context.Context, network, address string) (trace.Conn, error
 	return c.(trace.Conn), nil
 }
 
-// parseAddress reads PATH, unix:PATH or tcp:ADDRESS:PORT. TCP has no owner and no mode: it
-// is for this machine alone.
+// parseAddress parses PATH, unix:PATH or tcp:ADDRESS:PORT. A TCP socket has no owner and no mode,
+// so only loopback addresses are allowed.
 func parseAddress(s string) (network, address string, err error) {
 	address, isTCP := strings.CutPrefix(s, "tcp:")
 	if !isTCP {
 		address = strings.TrimPrefix(strings.TrimPrefix(s, "unix://"), "unix:")
 		if !strings.HasPrefix(address, "/") && !strings.HasPrefix(address, ".") {
-			return "", "", errors.New("neither a path that begins with / or ., nor tcp:127.0.0.1:PORT")
+			return "", "", errors.New("must be a path that begins with / or ., or tcp:127.0.0.1:PORT")
 		}
 		return "unix", address, unixsock.CheckPath(address)
 	}
 	if ap, err := netip.ParseAddrPort(address); err != nil || !ap.Addr().IsLoopback() {
-		return "", "", errors.New("TCP needs a loopback address and a port, as tcp:127.0.0.1:PORT")
+		return "", "", errors.New("TCP needs a loopback address and a port, such as tcp:127.0.0.1:PORT")
 	}
 	return "tcp", address, nil
 }
 
-// listenAt listens. Remove removes the socket's file.
+// listenAt listens at an address; remove removes the socket's file.
 func listenAt(ctx context.Context, s string) (l trace.Listener, remove func() error, err error) {
 	network, address, err := parseAddress(s)
 	if err != nil {
@@ -233,8 +236,8 @@ func listenAt(ctx context.Context, s string) (l trace.Listener, remove func() er
 	}
 	unix, file, err := unixsock.Listen(ctx, address)
 	if errors.Is(err, syscall.EADDRINUSE) {
-		return nil, nil, hinted(fmt.Errorf("cannot listen: %s is there already", safetext.Word(address)),
-			"another path; or, if nobody listens there, "+safetext.Run("rm", address).String())
+		return nil, nil, hinted(fmt.Errorf("cannot listen: %s already exists", safetext.Word(address)),
+			"use another path; or, if no process listens there, "+safetext.Run("rm", address).String())
 	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("cannot listen: %w", err)
@@ -245,7 +248,7 @@ func listenAt(ctx context.Context, s string) (l trace.Listener, remove func() er
 	}, nil
 }
 
-// traceWriter writes the record.
+// traceWriter prints the calls.
 type traceWriter struct {
 	rec   *trace.Recorder
 	e     *env
@@ -311,7 +314,8 @@ func writeLine(w io.Writer, c trace.Call) error {
 	return enc.Encode(c)
 }
 
-// summary ends the table. With --json standard output has the calls only.
+// summary prints the summary: with --json on standard error, so that standard output has only
+// calls.
 func (w traceWriter) summary() error {
 	if w.json {
 		return w.rec.WriteSummary(w.e.stderr)

@@ -16,27 +16,26 @@ import (
 )
 
 const (
-	// leasePause is between two requests for a lease that was lost: the daemon is being started
-	// again, or took this process for frozen.
+	// leasePause is the pause between two requests for a lost lease. The daemon is restarting, or
+	// it revoked the lease because this process was frozen.
 	leasePause = 100 * time.Millisecond
-	// leaseRetry is how long a daemon that was started again may refuse: the driver has to be
-	// published first.
+	// leaseRetry is how long a restarted daemon may refuse: it has to publish the driver first.
 	leaseRetry = 10 * time.Second
-	// leaseGrace is how long a socket is still accepted from that the endpoint link no longer
-	// points to: who found it there is about to connect.
+	// leaseGrace is how long a socket still accepts connections after the endpoint link was moved:
+	// a caller may have resolved the link before that.
 	leaseGrace = 100 * time.Millisecond
 )
 
-// lease has the daemon point a driver's endpoint link at this process, again when the daemon was
-// restarted. It is the listener of the recorder: the daemon chooses another path each time, and
-// until the link points to the new one calls arrive at the old.
+// lease makes the daemon point a driver's endpoint link at this process, also after a restart of
+// the daemon. It is the recorder's listener: the daemon chooses a new path each time, and calls
+// arrive at the old path until the link points to the new one.
 type lease struct {
 	client  *control.Client
 	driver  string
-	notify  func(text string) // for the person
+	notify  func(text string) // tells the user
 	socket  atomic.Value      // string: where the driver listens
 	conns   chan net.Conn
-	closed  chan struct{} // Accept and what feeds it end
+	closed  chan struct{} // closed to end Accept and feed
 	closing sync.Once
 	feeds   sync.WaitGroup
 }
@@ -46,11 +45,11 @@ func newLease(client *control.Client, driver string, notify func(string)) *lease
 }
 
 // run holds the lease until ctx is done and the link points back at the driver. It returns an error
-// if the daemon refuses it, or did not point back: then it does so when it starts again.
+// if the daemon refuses, or could not move the link back; it then does so at its next start.
 func (l *lease) run(ctx context.Context) error {
 	var (
-		current, next *net.UnixListener // where the link points, as far as is known; where it is to point
-		lost          time.Time         // when the lease was lost; zero: it was never held, or is
+		current, next *net.UnixListener // where the link points, and where it is about to point
+		lost          time.Time         // when the lease was lost; zero if it is held or never was
 	)
 	defer func() { l.retire(current) }()
 	if ctx.Err() != nil {
@@ -60,23 +59,23 @@ func (l *lease) run(ctx context.Context) error {
 		err := l.hold(ctx, func(u *net.UnixListener) { next = u }, func() {
 			l.retire(current)
 			current, next, lost = next, nil, time.Time{}
-			l.notify("the kubelet's calls to " + l.driver + " arrive here")
+			l.notify("the kubelet's calls to " + l.driver + " are recorded here")
 		})
 		l.retire(next) // the link never pointed there
 		next = nil
-		refused, isRefusal := errors.AsType[*control.Error](err)
+		refusal, refused := errors.AsType[*control.Error](err)
 		switch {
 		case err == nil, ctx.Err() != nil && current == nil: // it never held the lease
 			return nil
 		case ctx.Err() != nil:
 			return fmt.Errorf("the endpoint link may still point here; the daemon points it back when it starts: %w", err)
-		case isRefusal && refused.NotFound():
-			return hinted(err, "csi-registrar status shows the drivers")
-		case current == nil, isPermanent(err), isRefusal && !lost.IsZero() && time.Since(lost) > leaseRetry:
+		case refused && refusal.NotFound():
+			return hinted(err, "csi-registrar status lists the drivers")
+		case current == nil, isPermanent(err), refused && !lost.IsZero() && time.Since(lost) > leaseRetry:
 			return clientError(err)
 		case lost.IsZero():
 			lost = time.Now()
-			l.notify("the daemon has ended, or taken the calls back; asking again")
+			l.notify("the daemon has ended or revoked the recording; trying again")
 		}
 		select {
 		case <-time.After(leasePause):
@@ -85,7 +84,7 @@ func (l *lease) run(ctx context.Context) error {
 	}
 }
 
-// hold asks for the lease once, and returns when it has ended.
+// hold requests the lease once and returns when it has ended.
 func (l *lease) hold(ctx context.Context, listening func(*net.UnixListener), linked func()) error {
 	doc, err := l.client.Status(ctx)
 	if err != nil {
@@ -107,7 +106,8 @@ func (l *lease) hold(ctx context.Context, listening func(*net.UnixListener), lin
 			listening(u)
 			l.feeds.Go(func() {
 				l.feed(u)
-				_, _ = unixsock.Remove(path, file.FileID) // else the daemon does, when the lease ends
+				// If this fails, the daemon removes it when the lease ends.
+				_, _ = unixsock.Remove(path, file.FileID)
 			})
 			return nil
 		},
@@ -115,7 +115,7 @@ func (l *lease) hold(ctx context.Context, listening func(*net.UnixListener), lin
 	})
 }
 
-// feed accepts connections until the listener is closed or its deadline is over.
+// feed accepts connections until the listener is closed or its deadline has passed.
 func (l *lease) feed(u *net.UnixListener) {
 	defer u.Close()
 	for {
@@ -123,7 +123,7 @@ func (l *lease) feed(u *net.UnixListener) {
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, net.ErrClosed):
 			return
-		case err != nil: // out of descriptors: the caller waits in the queue
+		case err != nil: // no descriptors left: the caller stays in the backlog
 			select {
 			case <-time.After(leasePause):
 			case <-l.closed:
@@ -139,20 +139,20 @@ func (l *lease) feed(u *net.UnixListener) {
 	}
 }
 
-// retire accepts for a moment more what is on its way.
+// retire lets the listener accept the connections that are on their way.
 func (l *lease) retire(u *net.UnixListener) {
 	if u != nil {
 		_ = u.SetDeadline(time.Now().Add(leaseGrace)) // fails if it is closed
 	}
 }
 
-// dial connects to the driver, where its table says that it listens.
+// dial connects to the driver's configured socket.
 func (l *lease) dial(ctx context.Context) (trace.Conn, error) {
 	socket, _ := l.socket.Load().(string)
 	return dialDriver(ctx, "unix", socket)
 }
 
-// Accept, Close, SetDeadline and Addr are for trace.Serve.
+// Accept implements trace.Listener.
 func (l *lease) Accept() (net.Conn, error) {
 	select {
 	case c := <-l.conns:
@@ -162,18 +162,18 @@ func (l *lease) Accept() (net.Conn, error) {
 	}
 }
 
-// SetDeadline ends Accept then.
+// SetDeadline ends Accept at the given time.
 func (l *lease) SetDeadline(t time.Time) error {
 	time.AfterFunc(time.Until(t), func() { l.closing.Do(func() { close(l.closed) }) })
 	return nil
 }
 
-// Close ends Accept, and waits for what feeds it: retired listeners.
+// Close ends Accept and waits for the goroutines that feed it.
 func (l *lease) Close() error {
 	l.closing.Do(func() { close(l.closed) })
 	l.feeds.Wait()
 	return nil
 }
 
-// Addr names the driver.
+// Addr returns the driver's name.
 func (l *lease) Addr() net.Addr { return &net.UnixAddr{Net: "unix", Name: l.driver} }

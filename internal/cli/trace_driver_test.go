@@ -25,8 +25,8 @@ import (
 	"csi-registrar/internal/status"
 )
 
-// linkedNode is a node with a driver that has an endpoint link, and a caller that connects for
-// each call, as the kubelet does.
+// linkedNode is a node with a driver that has an endpoint link, and a caller that, like the
+// kubelet, connects for each call.
 type linkedNode struct {
 	*testing.T
 	root, socket, link string
@@ -72,6 +72,14 @@ func newLinkedNode(t *testing.T) *linkedNode {
 	}
 	n.start()
 	n.eventually("the driver is registered", func() bool { return n.state().State == string(status.Registered) })
+	// A daemon that is killed before its answer arrives loses the registration.
+	n.eventually("the kubelet has the answer to its notification", kubelet.Idle)
+	// One that is killed before it has saved the kubelet's pidfd, which that answer does not wait for,
+	// forgets the kubelet until it calls again.
+	n.eventually("the record of the kubelet is written", func() bool {
+		_, err := os.Stat(filepath.Join(root, "run/csi-registrar/state/kubelet.json"))
+		return err == nil
+	})
 	if got := kubelet.Registered()[linkedName].Endpoint; got != n.link {
 		t.Fatalf("the kubelet was told %q, want %q", got, n.link)
 	}
@@ -93,7 +101,7 @@ func (n *linkedNode) start() {
 	n.eventually("the daemon is ready", func() bool { return n.manager.State().Ready > ready })
 }
 
-// restart ends the daemon by a signal and starts another.
+// restart ends the daemon with a signal and starts another.
 func (n *linkedNode) restart(s os.Signal) {
 	n.Helper()
 	if err := n.daemon.Process.Signal(s); err != nil {
@@ -126,7 +134,7 @@ func (n *linkedNode) eventually(what string, holds func() bool) {
 	}
 }
 
-// target is where the link points.
+// target returns the target of the link.
 func (n *linkedNode) target() string {
 	n.Helper()
 	target, err := os.Readlink(n.link)
@@ -149,7 +157,7 @@ func (n *linkedNode) call(ctx context.Context) error {
 	return err
 }
 
-// callOn calls all the time until the returned function is called; several may run.
+// callOn calls the driver repeatedly until stop is called. Several callers may run in parallel.
 func (n *linkedNode) callOn() (stop func()) {
 	ctx, cancel := context.WithCancel(n.Context())
 	ended := make(chan struct{})
@@ -167,7 +175,7 @@ func (n *linkedNode) callOn() (stop func()) {
 	return func() { cancel(); <-ended }
 }
 
-// moreCalls waits until calls were made that began after now.
+// moreCalls waits for calls that begin after now.
 func (n *linkedNode) moreCalls() {
 	n.Helper()
 	until := n.calls.Load() + 20
@@ -185,12 +193,12 @@ func (n *linkedNode) trace() (recorder *exec.Cmd, stdout, stderr *output) {
 		n.Fatal(err)
 	}
 	n.Cleanup(func() { _ = recorder.Process.Kill() })
-	n.eventually("calls arrive at the recorder", func() bool { return strings.Contains(stderr.String(), "arrive here") })
+	n.eventually("calls arrive at the recorder", func() bool { return strings.Contains(stderr.String(), "are recorded here") })
 	return recorder, stdout, stderr
 }
 
-// Recording, in whatever way it begins and ends, costs no registration, and no call but one that is
-// under way through a recorder that is killed or frozen.
+// However a recording begins and ends, no registration is lost, and no call except one that is
+// pending in a recorder that is killed or frozen.
 func TestTraceOfADriverCostsNothing(t *testing.T) {
 	n := newLinkedNode(t)
 	if n.target() != n.socket {
@@ -235,7 +243,8 @@ func TestTraceOfADriverCostsNothing(t *testing.T) {
 			_ = recorder.Process.Kill()
 			_ = recorder.Wait()
 		}},
-		{"frozen", 2, func(recorder *exec.Cmd, stderr *output) { // one waits, and perhaps one that came meanwhile
+		// A pending call fails, and perhaps one that arrives meanwhile.
+		{"frozen", 2, func(recorder *exec.Cmd, stderr *output) {
 			began := time.Now()
 			if err := recorder.Process.Signal(syscall.SIGSTOP); err != nil {
 				t.Fatal(err)
@@ -246,7 +255,7 @@ func TestTraceOfADriverCostsNothing(t *testing.T) {
 			if err := recorder.Process.Signal(syscall.SIGCONT); err != nil {
 				t.Fatal(err)
 			}
-			n.eventually("it has the calls again", func() bool { return strings.Count(stderr.String(), "arrive here") == 2 })
+			n.eventually("it has the calls again", func() bool { return strings.Count(stderr.String(), "are recorded here") == 2 })
 			n.moreCalls()
 			if err := errors.Join(recorder.Process.Signal(syscall.SIGINT), recorder.Wait()); err != nil {
 				t.Error(err)
@@ -254,7 +263,7 @@ func TestTraceOfADriverCostsNothing(t *testing.T) {
 		}},
 		{"beside a daemon that is killed", 0, func(recorder *exec.Cmd, stderr *output) {
 			n.restart(syscall.SIGKILL)
-			n.eventually("it has the calls again", func() bool { return strings.Count(stderr.String(), "arrive here") == 2 })
+			n.eventually("it has the calls again", func() bool { return strings.Count(stderr.String(), "are recorded here") == 2 })
 			n.moreCalls()
 			if err := errors.Join(recorder.Process.Signal(syscall.SIGINT), recorder.Wait()); err != nil {
 				t.Error(err)
@@ -262,13 +271,13 @@ func TestTraceOfADriverCostsNothing(t *testing.T) {
 		}},
 		{"beside a daemon that is restarted", 0, func(recorder *exec.Cmd, stderr *output) {
 			n.restart(syscall.SIGTERM)
-			n.eventually("it has the calls again", func() bool { return strings.Count(stderr.String(), "arrive here") == 2 })
+			n.eventually("it has the calls again", func() bool { return strings.Count(stderr.String(), "are recorded here") == 2 })
 			if err := errors.Join(recorder.Process.Signal(syscall.SIGINT), recorder.Wait()); err != nil {
 				t.Error(err)
 			}
 		}},
 	}
-	// Each of them once, or at random for as many calls as are asked for.
+	// Each of them once, or at random until there were as many calls as TRACE_CALLS says.
 	for i := 0; i < len(steps) || n.calls.Load() < want; i++ {
 		step := steps[i%len(steps)]
 		if want > 0 {
@@ -297,32 +306,4 @@ func TestTraceOfADriverCostsNothing(t *testing.T) {
 		t.Errorf("%v is left, %v", left, err)
 	}
 	t.Logf("%d calls, %d failed", n.calls.Load(), n.failed.Load())
-}
-
-func TestTraceOfADriverIsRefused(t *testing.T) {
-	d := newFake(status.Driver{Name: "a.example", State: string(status.Registered)})
-	d.trace = func(context.Context, control.Recorder) error {
-		return errors.New("write endpoint_link = true in its table")
-	}
-	root := newRoot(t)
-	defer d.serve(t, root)()
-	for _, c := range []struct {
-		args []string
-		code int
-		want string
-	}{
-		{[]string{"a.example"}, exitFailed, "write endpoint_link = true in its table"},
-		{[]string{"b.example"}, exitFailed, "no driver of that name is configured\nhint: csi-registrar status shows the drivers"},
-		{[]string{"a.example", "b.example"}, exitUsage, "one driver at a time"},
-		{[]string{"a.example", "--listen", "/x"}, exitUsage, "not both"},
-		{nil, exitUsage, "a driver's name is needed"},
-	} {
-		code, stdout, stderr := try(t, append([]string{"trace", "--config-root", root}, c.args...)...)
-		if code != c.code || stdout != "" || !strings.Contains(stderr, c.want) {
-			t.Errorf("%q: %d %q %q, want %q", c.args, code, stdout, stderr, c.want)
-		}
-	}
-	if code, _, stderr := try(t, "trace", "a.example", "--config-root", newRoot(t)); code != exitNotRunning {
-		t.Errorf("without a daemon: %d %s", code, stderr)
-	}
 }

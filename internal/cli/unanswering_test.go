@@ -20,9 +20,9 @@ import (
 	"csi-registrar/internal/status"
 )
 
-// A file system that does not answer, under one of 20 drivers, at the start and while the
-// daemon runs: READY, status, reload, the watchdog and the stop come as ever, and the other
-// drivers are registered and guarded as ever. When it answers again its driver is, too.
+// The file system of one of 20 drivers does not answer, at the start and while the daemon runs:
+// READY, status, reload, the watchdog, the stop and the other 19 drivers are not affected. When it
+// answers again, its driver is registered too.
 func TestAFileSystemThatDoesNotAnswer(t *testing.T) {
 	n := newHangingNode(t, 20)
 	usual := n.start(t)
@@ -61,8 +61,8 @@ func TestAFileSystemThatDoesNotAnswer(t *testing.T) {
 	}
 }
 
-// A symbolic link in plugins_registry to a file system that does not answer delays no
-// publication beyond the time that it is waited for.
+// A symbolic link in plugins_registry to a file system that does not answer delays publications no
+// longer than the limit for it.
 func TestALinkToAFileSystemThatDoesNotAnswer(t *testing.T) {
 	n := newHangingNode(t, 3)
 	if err := os.Symlink(filepath.Join(n.root, "hang/other"), filepath.Join(n.registry, "other-reg.sock")); err != nil {
@@ -70,7 +70,8 @@ func TestALinkToAFileSystemThatDoesNotAnswer(t *testing.T) {
 	}
 	n.hang(t)
 	n.start(t)
-	n.eventually(t, "the other drivers are published", func() bool { // the kubelet follows the link, and hangs as well
+	// The kubelet follows the link and hangs too.
+	n.eventually(t, "the other drivers are published", func() bool {
 		s := n.status(t)
 		return !slices.ContainsFunc(n.names[1:], func(name string) bool {
 			d, _ := s.Driver(name)
@@ -184,13 +185,14 @@ func (n *hangingNode) stop(t *testing.T) time.Duration {
 	return time.Since(begun)
 }
 
-// unimpaired checks what must not depend on a file system that does not answer.
+// unimpaired checks everything that must not depend on a file system that does not answer.
 func (n *hangingNode) unimpaired(t *testing.T, others []string) {
 	t.Helper()
 	n.eventually(t, "status names the file system", func() bool {
 		return slices.ContainsFunc(n.status(t).Stuck, func(s status.StuckCall) bool { return strings.HasPrefix(s.Path, filepath.Join(n.root, "hang")) })
 	})
-	n.eventually(t, "its driver's reason says so", func() bool { // the watcher's walk may have been abandoned before the driver was asked
+	// The watcher's walk may have been abandoned before the driver was asked.
+	n.eventually(t, "its driver's reason says so", func() bool {
 		first, _ := n.status(t).Driver(n.names[0])
 		return strings.Contains(first.Reason, "does not answer")
 	})
@@ -221,8 +223,8 @@ func (n *hangingNode) unimpaired(t *testing.T, others []string) {
 	n.eventually(t, "the watchdog is fed", func() bool { return n.manager.State().Watchdog >= fed+3 })
 }
 
-// fed checks that the watchdog is fed for a second, or for as long as HANG_FOR says. The daemon's
-// WatchdogSec is a second here; a machine that is busy with other things may be late once.
+// fed checks that the watchdog is fed for a second, or for HANG_FOR. The daemon's WatchdogSec is a
+// second here; a busy machine may be late once.
 func (n *hangingNode) fed(t *testing.T) {
 	t.Helper()
 	long, err := time.ParseDuration(cmp.Or(os.Getenv("HANG_FOR"), "1s"))

@@ -14,12 +14,13 @@ var buildVersion, buildCommit string
 
 // buildInfo describes the program. Its JSON form is the output of version --json.
 type buildInfo struct {
-	Version   string        `json:"version"`
-	Commit    string        `json:"commit,omitempty"` // of the source; absent if the build did not know it
+	Version string `json:"version"`
+	// Of the source; absent if unknown to the build.
+	Commit    string        `json:"commit,omitempty"`
 	GoVersion string        `json:"go_version"`
 	OS        string        `json:"os"`
 	Arch      string        `json:"arch"`
-	Modules   []buildModule `json:"modules"` // that are linked in
+	Modules   []buildModule `json:"modules"` // linked modules
 }
 
 // buildModule is one Go module in the program.

@@ -9,7 +9,7 @@ import (
 	"slices"
 
 	"csi-registrar/internal/control"
-	"csi-registrar/internal/pluginreg"
+	"csi-registrar/internal/rootdir"
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/volumes"
 	"csi-registrar/internal/worker"
@@ -20,7 +20,7 @@ import (
 // to poll or to keep in memory. The document of the daemon stays as it is otherwise.
 func addVolumes(ctx context.Context, doc control.Document, s status.Document) (control.Document, status.Document) {
 	var whole struct{ Drivers []json.RawMessage }
-	if err := json.Unmarshal(doc, &whole); err != nil || len(whole.Drivers) != len(s.Drivers) || filepath.Base(s.PluginsRegistry) != pluginreg.DirName {
+	if err := json.Unmarshal(doc, &whole); err != nil || len(whole.Drivers) != len(s.Drivers) || filepath.Base(s.PluginsRegistry) != rootdir.PluginsRegistryName {
 		return doc, s // a directory that a flag named is not below the kubelet's
 	}
 	counts, err := volumes.Count(ctx, worker.NewPool(), filepath.Dir(s.PluginsRegistry))

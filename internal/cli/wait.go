@@ -14,7 +14,7 @@ import (
 
 func setupWait(fs *flag.FlagSet) runner {
 	root := rootFlag(fs)
-	timeout := fs.Duration("timeout", 0, "give up after the time `D`, such as 30s or 2m; 0: never")
+	timeout := fs.Duration("timeout", 0, "give up after `D`, such as 30s or 2m; 0 waits forever")
 	return func(ctx context.Context, e *env, names []string) error {
 		if err := driverArgs(names...); err != nil {
 			return err
@@ -26,8 +26,8 @@ func setupWait(fs *flag.FlagSet) runner {
 	}
 }
 
-// runWait returns when all named drivers, or all enabled ones, are registered. A driver
-// need not be configured yet, nor the daemon running.
+// runWait returns when all named drivers, or all enabled ones, are registered. The drivers may be
+// configured, and the daemon started, later.
 func runWait(ctx context.Context, root string, timeout time.Duration, names []string) error {
 	limited := ctx
 	if timeout > 0 {
@@ -60,7 +60,7 @@ func runWait(ctx context.Context, root string, timeout time.Duration, names []st
 		"csi-registrar doctor finds out why a driver is not registered")
 }
 
-// notRegistered says of each driver that is not registered yet why it is not.
+// notRegistered returns the reason for each driver that is not registered yet.
 func notRegistered(s status.Document, names []string) []string {
 	var out []string
 	if len(names) == 0 {

@@ -13,30 +13,19 @@ import (
 	"csi-registrar/internal/safetext"
 )
 
-// isRegistrar reports whether the container runs node-driver-registrar: by its image, by
-// the program it starts, or by the flag that no other program has.
-func (c container) isRegistrar() bool {
-	image, _, _ := strings.Cut(c.Image, "@")
-	image, _, _ = strings.Cut(path.Base(image), ":")
-	command := slices.Concat(c.Command, c.Args)
-	return strings.Contains(image, "node-driver-registrar") ||
-		len(c.Command) > 0 && strings.Contains(path.Base(c.Command[0]), "node-driver-registrar") ||
-		slices.ContainsFunc(command, func(arg string) bool { return strings.Contains(arg, "-kubelet-registration-path") })
-}
-
-// flags is the command line without the program, $(VAR) not expanded yet.
+// flags returns the command line without the program, $(VAR) not expanded yet.
 func (c container) flags() ([]string, error) {
 	if len(c.Command) == 0 {
 		return c.Args, nil
 	}
 	program := path.Base(c.Command[0])
 	if slices.Contains([]string{"sh", "bash", "ash", "dash"}, program) {
-		return nil, fmt.Errorf("it is started by a shell (%s), whose script is not parsed", program)
+		return nil, withHint(hintByHand, fmt.Errorf("it is started by a shell (%s), whose script is not parsed", program))
 	}
 	return slices.Concat(c.Command[1:], c.Args), nil
 }
 
-// flag finds the value of a flag, expanded; found is false if it is not there.
+// flag returns the expanded value of a flag, and whether the command line has it.
 func (c container) flag(name string) (value string, found bool, err error) {
 	args, err := c.flags()
 	if err != nil {
@@ -64,16 +53,15 @@ func (c container) flag(name string) (value string, found bool, err error) {
 	return value, found, nil
 }
 
-// expand replaces $(NAME) as Kubernetes does: from the literal env of the container,
-// whose values may refer to entries before them; $$ is a $.
+// expand replaces $(NAME) as Kubernetes does, from the literal env of the container, whose values
+// may refer to entries before them. $$ stands for $.
 func (c container) expand(s string) (string, error) {
-	// In order and once each, not by recursion: entries that name each other twice would
-	// never end.
+	// In order and once each: recursion would not end for entries that refer to each other.
 	vars := make(map[string]variable, len(c.Env))
 	for _, e := range c.Env {
 		var v variable
 		if e.ValueFrom != nil {
-			v.err = fmt.Errorf("the variable %s has a valueFrom: its value is not in the manifest", safetext.Word(e.Name))
+			v.err = withHint(hintValue, fmt.Errorf("the variable %s has a valueFrom: its value is not in the manifest", safetext.Word(e.Name)))
 		} else {
 			v.value, v.err = c.replace(e.Value, vars)
 		}
@@ -82,13 +70,13 @@ func (c container) expand(s string) (string, error) {
 	return c.replace(s, vars)
 }
 
-// variable is the value of an entry of env, or why it is not known.
+// variable is the value of an env entry, or why it is unknown.
 type variable struct {
 	value string
 	err   error
 }
 
-// maxValue limits a value: entries that double each other grow without limit.
+// maxValue limits the size of a value: entries can double each other.
 const maxValue = 64 << 10
 
 func (c container) replace(s string, vars map[string]variable) (string, error) {
@@ -103,9 +91,9 @@ func (c container) replace(s string, vars map[string]variable) (string, error) {
 			return "$"
 		}
 		name := ref[2 : len(ref)-1]
-		v, known := vars[name]
-		if !known {
-			v.err = fmt.Errorf("the variable %s is not in the container's env; values from envFrom are not in the manifest", safetext.Word(name))
+		v, ok := vars[name]
+		if !ok {
+			v.err = withHint(hintValue, fmt.Errorf("the variable %s is not in the container's env; values from envFrom are not in the manifest", safetext.Word(name)))
 		}
 		if size += len(v.value); size > maxValue {
 			v = variable{err: fmt.Errorf("the value has more than %d bytes", maxValue)}
@@ -119,11 +107,11 @@ func (c container) replace(s string, vars map[string]variable) (string, error) {
 	return value, nil
 }
 
-// hostPath maps a path in the container to the path on the node.
+// hostPath returns the path on the node of a path in the container.
 func (p podSpec) hostPath(c container, file string) (string, error) {
 	best := c.mountOf(file)
 	if best.MountPath == "" {
-		return "", fmt.Errorf("no volume is mounted where %s is, so only the container itself sees it", safetext.Word(file))
+		return "", withHint(hintVolume, fmt.Errorf("no volume is mounted where %s is, so only the container itself sees it", safetext.Word(file)))
 	}
 	i := slices.IndexFunc(p.Volumes, func(v volume) bool { return v.Name == best.Name })
 	if i < 0 {
@@ -131,8 +119,8 @@ func (p podSpec) hostPath(c container, file string) (string, error) {
 	}
 	v := p.Volumes[i]
 	if v.HostPath == nil {
-		return "", fmt.Errorf("%s is on the volume %s, which is %s: its path on the node is not known",
-			safetext.Word(file), safetext.Word(v.Name), v.kindOf())
+		return "", withHint(hintVolume, fmt.Errorf("%s is on the volume %s, which is %s: its path on the node is not known",
+			safetext.Word(file), safetext.Word(v.Name), v.otherKind()))
 	}
 	sub := best.SubPath
 	if best.SubPathExpr != "" {
@@ -153,7 +141,7 @@ func (p podSpec) hostPath(c container, file string) (string, error) {
 	return path.Join(v.HostPath.Path, path.Join("/", sub), rel), nil
 }
 
-// mountOf finds the mount that a path in the container is on, the deepest one.
+// mountOf returns the mount that a path in the container is on. The deepest one counts.
 func (c container) mountOf(file string) (best volumeMount) {
 	for _, m := range c.VolumeMounts {
 		if contains(m.MountPath, file) && len(path.Clean(m.MountPath)) > len(best.MountPath) {
@@ -164,18 +152,19 @@ func (c container) mountOf(file string) (best volumeMount) {
 	return best
 }
 
-// kindOf names the kind of a volume that is not a hostPath.
-func (v volume) kindOf() string {
+// otherKind names the kind of a volume that is not a hostPath.
+func (v volume) otherKind() string {
 	if kinds := slices.Sorted(maps.Keys(v.Other)); len(kinds) > 0 {
 		return "of kind " + safetext.Word(kinds[0])
 	}
 	return "of kind emptyDir" // the default of Kubernetes
 }
 
-// contains reports whether a path is the directory or is in it.
+// contains reports whether a path is the directory or below it.
 func contains(dir, file string) bool {
 	file, clean := path.Clean(file), path.Clean(dir)
 	return dir != "" && (file == clean || clean == "/" || strings.HasPrefix(file, clean+"/"))
 }
 
-var errIsTemplate = errors.New("this is a template, not a manifest")
+var errIsTemplate = withHint("render it first, for example: helm template CHART | csi-registrar import -",
+	errors.New("this is a template, not a manifest"))

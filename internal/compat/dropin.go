@@ -3,55 +3,83 @@ package compat
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 
 	"csi-registrar/internal/config"
 )
 
-// WriteDropIns writes the TOML that replaces the registrars, with instructions in its
-// comments. It has only what differs from the defaults. Several registrars make one valid
-// file as well.
-func WriteDropIns(w io.Writer, registrars []Registrar) error {
+// FileName returns the name under which the drop-in of these drivers is to be saved.
+func FileName(registrars []Registrar) string {
+	if len(registrars) == 1 {
+		return "60-" + registrars[0].Driver.Name + ".toml"
+	}
+	return "60-csi-drivers.toml"
+}
+
+// WriteDropIn writes the TOML that replaces registrars, with instructions in its comments. The
+// tables have only what differs from the defaults.
+func WriteDropIn(w io.Writer, registrars []Registrar, edits []Edits) error {
+	if len(registrars) == 0 {
+		return nil
+	}
 	var b strings.Builder
+	writeInstructions(&b, registrars, edits)
 	write := func(key, value, byDefault string) {
 		if value != byDefault {
 			fmt.Fprintf(&b, "%s = %s\n", key, strconv.Quote(value))
 		}
 	}
-	rootDir := config.Default().Kubelet.RootDir
-	for i, r := range registrars {
-		if i > 0 {
-			b.WriteString("\n")
-		}
-		r.writeComments(&b)
-		if r.RootDir != rootDir {
-			rootDir = r.RootDir // once: a second table would be an error
-			b.WriteString("\n# The root directory of the manifest's kubelet. The unit needs a drop-in for it:\n" +
-				"# `csi-registrar config check` prints it.\n[kubelet]\n")
-			write("root_dir", r.RootDir, "")
+	// All have the same one.
+	if rootDir := registrars[0].RootDir; rootDir != config.Default().Kubelet.RootDir {
+		b.WriteString("\n# The root directory of the manifest's kubelet. The unit needs a drop-in for it:\n" +
+			"# `csi-registrar config check` prints it.\n[kubelet]\n")
+		write("root_dir", rootDir, "")
+	}
+	for _, r := range registrars {
+		b.WriteString("\n")
+		for _, c := range r.Comments {
+			fmt.Fprintf(&b, "# %s\n", c)
 		}
 		defaults := config.DefaultDriver(r.Driver.Name, r.Driver.Socket)
-		fmt.Fprintf(&b, "\n[driver.%s]\n", strconv.Quote(r.Driver.Name))
+		fmt.Fprintf(&b, "[driver.%s]\n", strconv.Quote(r.Driver.Name))
 		write("socket", r.Driver.Socket, "")
 		write("endpoint", r.Driver.Endpoint, defaults.Endpoint)
 		write("timeout", r.Driver.Timeout.String(), defaults.Timeout.String())
+		write("when_limit_changes", string(r.Driver.WhenLimitChanges), string(defaults.WhenLimitChanges))
 		write("socket_owner", r.Driver.SocketOwner, defaults.SocketOwner)
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
 }
 
-func (r Registrar) writeComments(b *strings.Builder) {
-	list := func(items []string, format string) {
-		for _, item := range items {
-			fmt.Fprintf(b, format, item)
-		}
+// writeInstructions writes what to do with the file and with the manifests of its registrars.
+func writeInstructions(b *strings.Builder, registrars []Registrar, edits []Edits) {
+	what := registrars[0].Driver.Name
+	if len(registrars) > 1 {
+		what = fmt.Sprintf("%d drivers", len(registrars))
 	}
-	fmt.Fprintf(b, "# Keeps %s registered instead of the node-driver-registrar of\n", r.Driver.Name)
-	list(r.From, "#   %s\n")
-	fmt.Fprintf(b, "# Save this as /etc/csi-registrar/conf.d/60-%s.toml, then remove from the manifest:\n", r.Driver.Name)
-	list(r.Remove, "#   - %s\n")
-	b.WriteString("# Until that is rolled out, `csi-registrar status` shows a conflict: the old one still registers it.\n")
-	list(r.Comments, "# %s\n")
+	fmt.Fprintf(b, "# Registers %s in place of node-driver-registrar.\n", what)
+	fmt.Fprintf(b, "# Save this as /etc/csi-registrar/conf.d/%s. While node-driver-registrar runs,\n", FileName(registrars))
+	b.WriteString("# `csi-registrar status` shows a conflict. Then change these workloads, and roll them out:\n")
+	var last []string
+	for _, e := range edits {
+		if !slices.ContainsFunc(registrars, func(r Registrar) bool { return slices.Contains(r.Workloads, e.Workload) }) {
+			continue
+		}
+		if lines := e.Lines(); !slices.Equal(lines, last) {
+			writeLines(b, last)
+			b.WriteString("#\n")
+			last = lines
+		}
+		fmt.Fprintf(b, "# %s\n", e.Workload)
+	}
+	writeLines(b, last)
+}
+
+func writeLines(b *strings.Builder, lines []string) {
+	for _, line := range lines {
+		fmt.Fprintf(b, "#   - %s\n", line)
+	}
 }

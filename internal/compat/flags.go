@@ -1,6 +1,5 @@
-// Package compat helps to replace node-driver-registrar: it parses that program's flags,
-// answers its health check, and turns a DaemonSet that contains it into a drop-in for
-// csi-registrar.
+// Package compat helps to replace node-driver-registrar: it parses its flags, serves its health
+// check, and imports manifests that contain it into drop-ins for csi-registrar.
 package compat
 
 import (
@@ -22,22 +21,24 @@ import (
 
 // Options holds the values of node-driver-registrar's flags.
 type Options struct {
-	Socket      string        // --csi-address: where the driver listens, as seen from here
-	Endpoint    string        // --kubelet-registration-path: the endpoint that the kubelet gets
-	RegistryDir string        // --plugin-registration-path: the directory for the registration socket
-	Timeout     time.Duration // --timeout: GetPluginInfo and Probe
-	HTTPAddr    string        // where /healthz is served, over TCP; empty: not at all
+	Socket string // --csi-address: the driver's socket
+	// --kubelet-registration-path: the driver's socket as the kubelet sees it.
+	Endpoint string
+	// --plugin-registration-path: the directory for the registration socket.
+	RegistryDir string
+	Timeout     time.Duration // --timeout: for GetPluginInfo and Probe
+	HTTPAddr    string        // the TCP address for /healthz; empty: none
 	PProf       bool          // --enable-pprof: profiles on HTTPAddr
 	Verbosity   int           // -v
 	LogFormat   string        // --logging-format: text or json; "auto" if it was not given
-	ShowVersion bool          // --version: print it and end
-	Probe       bool          // --mode=kubelet-registration-probe: end at once with 0, without any check
+	ShowVersion bool          // --version: print the version and exit
+	Probe       bool          // --mode=kubelet-registration-probe: exit with 0 without any check
 
-	// Warnings name what is deprecated or has no effect, one sentence each.
+	// Warnings lists deprecated and ignored flags, one sentence each.
 	Warnings []string
 }
 
-// Defaults of node-driver-registrar 2.17.
+// Defaults of node-driver-registrar 2.18.
 const (
 	defaultSocket      = "/run/csi/socket"
 	defaultRegistryDir = "/registration"
@@ -57,12 +58,13 @@ type Flags struct {
 	connectionTimeout time.Duration
 }
 
-// ownFlags are those that `run` has without node-driver-registrar.
+// ownFlags are the flags of `run` that node-driver-registrar does not have, or has with the same
+// meaning.
 var ownFlags = []string{"config", "config-root", "http-endpoint", "keep-sockets"}
 
-// Register declares on fs the flags of node-driver-registrar 2.17, and those of klog that
-// older versions had. --http-endpoint, which both programs have, is declared unless fs has it.
-// A flag that exists only for old manifests has an empty usage.
+// Register declares on fs the flags of node-driver-registrar 2.18, and the klog flags of older
+// versions. --http-endpoint, which both programs have, is declared unless fs already has it.
+// Flags that exist only for old manifests have an empty usage.
 func Register(fs *flag.FlagSet) *Flags {
 	f := &Flags{fs: fs}
 	fs.StringVar(&f.o.Socket, "csi-address", defaultSocket, "`PATH` of the driver's socket, as seen from here")
@@ -71,7 +73,7 @@ func Register(fs *flag.FlagSet) *Flags {
 	fs.DurationVar(&f.o.Timeout, "timeout", defaultTimeout, "time limit for GetPluginInfo and Probe")
 	fs.BoolVar(&f.o.PProf, "enable-pprof", false, "serve profiles under /debug/pprof/ on --http-endpoint")
 	fs.Func("v", "verbosity `number`; from 4 on, each call is logged", func(s string) error {
-		n, err := strconv.ParseUint(s, 10, 31) // as klog's
+		n, err := strconv.ParseUint(s, 10, 31) // like klog
 		if err != nil {
 			return errors.New("must be a number, 0 or more")
 		}
@@ -96,18 +98,18 @@ func Register(fs *flag.FlagSet) *Flags {
 	return f
 }
 
-// Wanted reports, after the command line was parsed, whether it has a flag that only
-// node-driver-registrar has: then Options counts, and no configuration file is read.
-func (f *Flags) Wanted() bool {
-	wanted := false
+// HasAny reports whether the parsed command line has a flag of node-driver-registrar. If so, use
+// Options instead of the configuration files.
+func (f *Flags) HasAny() bool {
+	found := false
 	f.fs.Visit(func(fl *flag.Flag) {
-		wanted = wanted || !slices.Contains(ownFlags, fl.Name)
+		found = found || !slices.Contains(ownFlags, fl.Name)
 	})
-	return wanted
+	return found
 }
 
-// Options returns the values of the flags; rest are the arguments that are not flags. Every
-// error is one of usage.
+// Options returns the values of the flags. rest are the arguments that are not flags. All errors
+// are usage errors.
 func (f *Flags) Options(rest []string) (Options, error) {
 	given := map[string]string{}
 	f.fs.Visit(func(fl *flag.Flag) { given[fl.Name] = fl.Value.String() })
@@ -133,7 +135,7 @@ func (f *Flags) Options(rest []string) (Options, error) {
 	switch {
 	case f.healthPort <= 0:
 	case o.HTTPAddr != "":
-		return Options{}, errors.New("only one of --health-port and --http-endpoint can be set; --health-port is the deprecated one")
+		return Options{}, errors.New("only one of --health-port and --http-endpoint can be set; use --http-endpoint, --health-port is deprecated")
 	case f.healthPort > 65535:
 		return Options{}, fmt.Errorf("--health-port must be at most 65535, not %d", f.healthPort)
 	default:
@@ -143,7 +145,7 @@ func (f *Flags) Options(rest []string) (Options, error) {
 	return o, err
 }
 
-// check cleans the paths and finds invalid values.
+// check validates the values and cleans the paths.
 func (o *Options) check() error {
 	for _, p := range []struct {
 		name  string
@@ -166,7 +168,7 @@ func (o *Options) check() error {
 	return nil
 }
 
-// absolute removes a unix: scheme, which gRPC has in the forms unix:///path and unix:/path.
+// absolute returns the path without gRPC's unix: or unix:// before it.
 func absolute(name, value string) (string, error) {
 	p := strings.TrimPrefix(strings.TrimPrefix(value, "unix:"), "//")
 	if !strings.HasPrefix(p, "/") {
@@ -189,9 +191,9 @@ func (f *Flags) warnings(given map[string]string, rest []string) []string {
 		when bool
 		text string
 	}{
-		{f.connectionTimeout != 0, "--connection-timeout is deprecated and has no effect: it waits for the driver without limit"},
+		{f.connectionTimeout != 0, "--connection-timeout is deprecated and has no effect: csi-registrar waits for the driver without limit"},
 		{f.healthPort > 0, "--health-port is deprecated: use --http-endpoint"},
-		{f.mode != "", "--mode is deprecated: leave it out"},
+		{f.mode != "", "--mode is deprecated: remove it"},
 		{f.o.PProf && f.healthPort <= 0 && given["http-endpoint"] == "", "--enable-pprof has no effect without --http-endpoint"},
 		{len(ignored) > 0, "accepted without effect: --" + strings.Join(ignored, ", --")},
 		{len(rest) > 0, fmt.Sprintf("arguments that are not flags are ignored: %q", rest)},
@@ -203,9 +205,9 @@ func (f *Flags) warnings(given map[string]string, rest []string) []string {
 	return out
 }
 
-// These flags of node-driver-registrar 2.17 and of klog have no effect. 2.17 itself has lost
-// most of klog's (those with underscores, and logtostderr), but manifests still have them.
-// automaxprocs is what the Go runtime does by itself.
+// These flags of node-driver-registrar and of klog have no effect. node-driver-registrar 2.18 has
+// dropped most klog flags (logtostderr and those with underscores), but manifests still have them.
+// The Go runtime does by itself what automaxprocs is for.
 const (
 	ignoredBools = "add_dir_header alsologtostderr automaxprocs legacy_stderr_threshold_behavior " +
 		"log-json-split-stream log-text-split-stream logtostderr one_output skip_headers skip_log_headers"
@@ -213,7 +215,7 @@ const (
 		"log-text-info-buffer-size log_backtrace_at log_dir log_file log_file_max_size stderrthreshold vmodule"
 )
 
-// LogLevel derives the level from the verbosity: debug shows each call.
+// LogLevel returns the log level for the verbosity. Debug shows each call.
 func (o Options) LogLevel() slog.Level {
 	if o.Verbosity >= callsVerbosity {
 		return slog.LevelDebug
@@ -221,11 +223,11 @@ func (o Options) LogLevel() slog.Level {
 	return slog.LevelInfo
 }
 
-// Driver is the driver that the flags describe, as a table of a configuration file would.
-// The flags do not have its name: name is what the driver reported.
+// Driver returns the configuration of the driver that the flags describe. name is what the driver
+// reported, because no flag has it.
 //
-// The socket's owner is not checked, as node-driver-registrar does not: in a container
-// the driver's user is often another, and the directory is a mount that nobody else has.
+// The owner of the socket is not checked, as with node-driver-registrar: in a container the driver
+// often runs as another user, and nobody else has the directory mounted.
 func (o Options) Driver(name string) config.Driver {
 	d := config.DefaultDriver(name, o.Socket)
 	d.Endpoint = o.Endpoint

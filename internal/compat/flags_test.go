@@ -14,7 +14,7 @@ import (
 )
 
 // parse is what `run` does with its command line.
-func parse(args ...string) (o Options, wanted bool, err error) {
+func parse(args ...string) (o Options, ok bool, err error) {
 	fs := flag.NewFlagSet("run", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
 	fs.String("config", "", "")
@@ -26,13 +26,13 @@ func parse(args ...string) (o Options, wanted bool, err error) {
 		return Options{}, false, err
 	}
 	o, err = f.Options(fs.Args())
-	return o, f.Wanted(), err
+	return o, f.HasAny(), err
 }
 
 func TestDefaultsAreThePeers(t *testing.T) {
-	got, wanted, err := parse("--kubelet-registration-path=/var/lib/kubelet/plugins/x/csi.sock")
-	if err != nil || !wanted {
-		t.Fatalf("wanted %v, error %v", wanted, err)
+	got, ok, err := parse("--kubelet-registration-path=/var/lib/kubelet/plugins/x/csi.sock")
+	if err != nil || !ok {
+		t.Fatalf("ok %v, error %v", ok, err)
 	}
 	want := Options{
 		Socket:      "/run/csi/socket",
@@ -93,9 +93,9 @@ func TestOldManifestsStart(t *testing.T) {
 			[]string{"--automaxprocs, --log-flush-frequency"}},
 		{"extra", []string{`"extra"`}},
 	} {
-		o, wanted, err := parse(append([]string{path}, strings.Fields(test.line)...)...)
-		if err != nil || !wanted {
-			t.Errorf("%s: wanted %v, error %v", test.line, wanted, err)
+		o, ok, err := parse(append([]string{path}, strings.Fields(test.line)...)...)
+		if err != nil || !ok {
+			t.Errorf("%s: ok %v, error %v", test.line, ok, err)
 			continue
 		}
 		if len(o.Warnings) != len(test.warn) {
@@ -141,12 +141,12 @@ func TestUsageErrors(t *testing.T) {
 
 func TestOurOwnFlagsAloneDoNotAskForIt(t *testing.T) {
 	for _, line := range []string{"", "--config /x", "--config-root=/x", "--keep-sockets", "--http-endpoint :9809", "--config=--csi-address"} {
-		if _, wanted, _ := parse(strings.Fields(line)...); wanted {
+		if _, ok, _ := parse(strings.Fields(line)...); ok {
 			t.Errorf("%q is taken for a command line of node-driver-registrar", line)
 		}
 	}
 	for _, line := range []string{"--csi-address /x", "-v=1", "--logtostderr", "--mode x", "--keep-sockets --timeout 1s"} {
-		if _, wanted, _ := parse(strings.Fields(line)...); !wanted {
+		if _, ok, _ := parse(strings.Fields(line)...); !ok {
 			t.Errorf("%q is not taken for a command line of node-driver-registrar", line)
 		}
 	}
@@ -214,11 +214,11 @@ func FuzzFlags(f *testing.F) {
 		f.Add(strings.ReplaceAll(line, " ", "\n"))
 	}
 	f.Fuzz(func(t *testing.T, line string) {
-		o, wanted, err := parse(strings.Split(line, "\n")...)
+		o, ok, err := parse(strings.Split(line, "\n")...)
 		if err != nil {
 			return
 		}
-		if !wanted {
+		if !ok {
 			t.Fatalf("options without a flag that asks for them: %+v", o)
 		}
 		if o.Probe || o.ShowVersion {

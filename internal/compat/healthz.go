@@ -7,14 +7,13 @@ import (
 	"net/http"
 )
 
-// Handler serves what node-driver-registrar does on --http-endpoint: /healthz, and profiles
-// with --enable-pprof (else nil).
+// Handler serves /healthz as node-driver-registrar does on --http-endpoint, and the profiles of
+// --enable-pprof if pprof is not nil.
 //
-// check returns nil while the registration socket is in place; an error that is
-// fs.ErrNotExist while there is none, as before the driver has answered for the first time;
-// or another error. The answers are those of node-driver-registrar: 200 "ok", 404, and 500
-// with the error, for any method, whatever the kubelet answered. But that program opens its
-// port only when the driver has answered.
+// check returns nil while the registration socket is in place, an error that is fs.ErrNotExist if
+// there is none, as before the driver's first answer, and any other error otherwise. The responses
+// are those of node-driver-registrar, for any method: 200 "ok", 404, and 500 with the error. Unlike
+// here, node-driver-registrar does not listen before the driver has answered.
 func Handler(check func() error, pprof http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
@@ -27,7 +26,7 @@ func Handler(check func() error, pprof http.Handler) http.Handler {
 			code, text = http.StatusInternalServerError, err.Error()
 		}
 		w.WriteHeader(code)
-		_, _ = io.WriteString(w, text) // a client that is gone needs no answer
+		_, _ = io.WriteString(w, text) // the client may be gone
 	})
 	if pprof != nil {
 		mux.Handle("/debug/pprof/", pprof)

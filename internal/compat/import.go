@@ -7,7 +7,6 @@ import (
 	"path"
 	"regexp"
 	"slices"
-	"sort"
 	"strings"
 	"time"
 	"unicode"
@@ -15,6 +14,7 @@ import (
 
 	"csi-registrar/internal/config"
 	"csi-registrar/internal/pluginreg"
+	"csi-registrar/internal/rootdir"
 	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/unixsock"
@@ -22,11 +22,10 @@ import (
 
 // Registrar is what replaces a node-driver-registrar of a manifest.
 type Registrar struct {
-	Driver   config.Driver
-	RootDir  string   // of the kubelet that it registers with
-	From     []string // the workloads, as "FILE: KIND NAMESPACE/NAME"
-	Remove   []string // what the manifest no longer needs
-	Comments []string // for the reader of the drop-in
+	Driver    config.Driver
+	RootDir   string   // of the kubelet that it registers with
+	Workloads []string // those that contain it, as in Edits
+	Comments  []string // for the reader of the drop-in
 }
 
 // Refusal is what cannot be imported, and why.
@@ -39,118 +38,173 @@ type Refusal struct {
 // Result is the outcome of Import.
 type Result struct {
 	Registrars []Registrar // by driver; none twice
+	Edits      []Edits     // what to change in the workloads of the registrars
 	Refused    []Refusal
 	Notes      []string // what was left out intentionally
 }
 
-// Import reads manifests and derives what replaces the registrars in them. name is the
-// driver's name if it was given on the command line, else empty.
-func Import(manifests []Manifest, name string) Result {
-	var (
-		res       Result
-		workloads []workload
-		drivers   []string
-	)
+// registration is a node-driver-registrar of a workload, with what is known of its driver.
+type registration struct {
+	*workload
+	container  container
+	address    string // of the driver's socket in the container
+	socket     string // the same on the node
+	endpoint   string
+	rootDir    string // of the kubelet
+	driver     string
+	certain    bool     // of the driver's name
+	candidates []string // if the name is not known
+	err        error    // why it cannot be imported
+}
+
+// Import reads manifests and derives what replaces the registrars in them. names are the drivers'
+// names that were given on the command line. What cannot be imported does not keep the others from
+// being imported.
+func Import(manifests []Manifest, names []GivenName) Result {
+	var objs objects
 	for _, m := range manifests {
-		w, d, err := m.read()
-		if err != nil {
-			r := Refusal{Where: m.Name, Reason: err.Error()}
-			if isTemplate(string(m.Data)) {
-				r.Reason, r.Hint = errIsTemplate.Error()+": "+r.Reason, hintTemplate
-			}
-			res.Refused = append(res.Refused, r)
-			continue
-		}
-		workloads = append(workloads, w...)
-		drivers = append(drivers, d...)
+		objs.read(m)
 	}
-	for _, w := range workloads {
-		for _, c := range w.pod.all() {
-			if !c.isRegistrar() {
-				continue
-			}
-			if w.forWindows(c) {
-				res.Notes = append(res.Notes, fmt.Sprintf("%s is for Windows and was left out", w))
-				continue
-			}
-			r, err := w.registrar(c, name, drivers)
-			if err != nil {
-				res.Refused = append(res.Refused, refusal(w, c, err))
-				continue
-			}
-			res.add(r)
+	res := Result{Refused: objs.refused}
+	rs := objs.registrations(&res)
+	if len(rs)+len(res.Refused) == 0 {
+		res.Refused = append(res.Refused, noRegistrar(manifests, objs.operators, len(res.Notes) > 0))
+		return res
+	}
+	res.checkNames(rs, names)
+	var located []*registration
+	for _, r := range rs {
+		if r.err == nil {
+			located = append(located, r)
 		}
 	}
-	if len(res.Registrars)+len(res.Refused) == 0 {
-		res.Refused = append(res.Refused, noRegistrar(manifests, len(res.Notes) > 0))
+	findNames(located, objs.drivers, names)
+	for _, r := range rs {
+		registrar, err := r.registrar(objs.drivers)
+		switch {
+		case errors.Is(err, errAmbiguous): // refused once for all
+		case err != nil:
+			res.Refused = append(res.Refused, r.refusal(err, len(rs) == 1))
+		default:
+			res.add(registrar)
+		}
 	}
-	if name != "" && len(res.Registrars)+len(res.Refused) > 1 && len(res.Registrars) > 0 {
-		res.refuse(res.Registrars[0], "import them one by one, each from a file of its own",
-			"there is more than one registrar, and --name fits only one")
-	}
-	if i := slices.IndexFunc(res.Registrars, func(r Registrar) bool { return r.RootDir != res.Registrars[0].RootDir }); i > 0 {
-		r, first := res.Registrars[i], res.Registrars[0]
-		res.refuse(r, "a node has one kubelet: import only what is for this kind of node",
-			"it registers with the kubelet in %s, but %s with the one in %s", safetext.Word(r.RootDir), first.from(), safetext.Word(first.RootDir))
-	}
-	sort.Slice(res.Registrars, func(i, j int) bool { return res.Registrars[i].Driver.Name < res.Registrars[j].Driver.Name })
+	res.refuseConflicts()
+	res.refuseOtherRoots()
+	res.addEdits(rs)
+	slices.SortFunc(res.Registrars, func(a, b Registrar) int { return cmp.Compare(a.Driver.Name, b.Driver.Name) })
 	return res
 }
 
-func (res *Result) refuse(r Registrar, hint, format string, args ...any) {
-	res.Refused = append(res.Refused, Refusal{Where: r.from(), Reason: fmt.Sprintf(format, args...), Hint: hint})
-}
-
-func (r Registrar) from() string { return strings.Join(r.From, ", ") }
-
-const hintTemplate = "render it first, for example: helm template CHART | csi-registrar import -"
-
-const hintOne = "import only the one that runs on this kind of node, from a file of its own"
-
-// errName is the reason if the driver's name cannot be derived.
-var errName = errors.New("the driver's name is not in the manifest")
-
-// registrar derives what replaces one container.
-func (w workload) registrar(c container, name string, drivers []string) (Registrar, error) {
-	address, err := c.path("csi-address", defaultSocket)
-	endpoint, endpointErr := c.path("kubelet-registration-path", "")
-	if err := cmp.Or(err, endpointErr); err != nil {
-		return Registrar{}, err
-	}
-	socket, err := w.pod.hostPath(c, address)
-	if err != nil {
-		return Registrar{}, fmt.Errorf("the driver's socket: %w", err)
-	}
-	if err := cmp.Or(checkPath(socket), checkPath(endpoint)); err != nil { // one line, as every reason
-		return Registrar{}, err
-	}
-	if name == "" {
-		if name, err = w.driverName(endpoint, drivers); err != nil {
-			return Registrar{}, err
+// registrations returns all registrars for Linux.
+func (o *objects) registrations(res *Result) []*registration {
+	var rs []*registration
+	for _, w := range o.workloads {
+		for _, c := range w.pod.all() {
+			switch {
+			case !c.isRegistrar():
+			case w.forWindows(c):
+				res.Notes = append(res.Notes, fmt.Sprintf("%s is for Windows and was left out", w))
+			default:
+				r := &registration{workload: w, container: c}
+				r.err = r.locate()
+				rs = append(rs, r)
+			}
 		}
 	}
-	if err := status.CheckName(name); err != nil {
-		return Registrar{}, fmt.Errorf("the driver's name %s: %w", safetext.Quote(name), err)
-	}
+	return rs
+}
 
-	r := Registrar{
-		Driver:  config.DefaultDriver(name, socket),
-		RootDir: config.Default().Kubelet.RootDir,
-		From:    []string{w.String()},
-		Remove:  w.pod.removable(c),
+// locate finds the driver's socket.
+func (r *registration) locate() error {
+	var err, endpointErr error
+	r.address, err = r.container.path("csi-address", defaultSocket)
+	r.endpoint, endpointErr = r.container.path("kubelet-registration-path", "")
+	if err := cmp.Or(err, endpointErr); err != nil {
+		return err
 	}
-	r.Driver.Endpoint = endpoint
-	if r.Driver.Timeout, err = c.timeout(r.Driver.Timeout); err != nil {
+	if r.socket, err = r.pod.hostPath(r.container, r.address); err != nil {
+		return fmt.Errorf("the driver's socket: %w", err)
+	}
+	return cmp.Or(checkPath(r.socket), checkPath(r.endpoint)) // one line, as every reason
+}
+
+// checkNames refuses names that fit nothing, or more than one registrar.
+func (res *Result) checkNames(rs []*registration, names []GivenName) {
+	for _, g := range names {
+		fits := slices.DeleteFunc(slices.Clone(rs), func(r *registration) bool { return g.Workload != "" && !g.matches(r) })
+		several := slices.ContainsFunc(fits, func(r *registration) bool { return r.socket != fits[0].socket })
+		switch {
+		case len(fits) == 0:
+			res.refuse("--name "+safetext.Word(g.Workload), "name one of: "+workloadNames(rs), "no workload of this name has a node-driver-registrar")
+		case several:
+			hint := "write --name WORKLOAD=NAME, with one of: " + workloadNames(rs)
+			if g.Workload != "" {
+				hint = "write --name WORKLOAD:CONTAINER=NAME"
+			}
+			res.refuse("--name "+safetext.Word(g.Driver), hint, "it fits more than one registrar")
+			for _, r := range fits {
+				r.err = cmp.Or(r.err, errAmbiguous)
+			}
+		}
+	}
+}
+
+// errAmbiguous is the error of a registrar whose name was given in a way that fits others as well.
+var errAmbiguous = errors.New("the name that was given fits other registrars as well")
+
+// workloadNames lists the workloads with a registrar.
+func workloadNames(rs []*registration) string {
+	var names []string
+	for _, r := range rs {
+		if n := safetext.Word(r.workload.name()); !slices.Contains(names, n) {
+			names = append(names, n)
+		}
+	}
+	return strings.Join(names, ", ")
+}
+
+func (res *Result) refuse(where, hint, format string, args ...any) {
+	res.Refused = append(res.Refused, Refusal{Where: where, Reason: fmt.Sprintf(format, args...), Hint: hint})
+}
+
+func (r Registrar) from() string { return strings.Join(r.Workloads, ", ") }
+
+// registrar derives what replaces the container.
+func (r *registration) registrar(drivers []csiDriver) (Registrar, error) {
+	if r.err != nil {
+		return Registrar{}, r.err
+	}
+	if err := status.CheckName(r.driver); err != nil {
+		return Registrar{}, fmt.Errorf("the driver's name %s: %w", safetext.Quote(r.driver), err)
+	}
+	res := Registrar{
+		Driver:    config.DefaultDriver(r.driver, r.socket),
+		RootDir:   config.Default().Kubelet.RootDir,
+		Workloads: []string{r.workload.String()},
+	}
+	res.Driver.Endpoint = r.endpoint
+	var err error
+	if res.Driver.Timeout, err = r.container.timeout(res.Driver.Timeout); err != nil {
 		return Registrar{}, err
 	}
-	w.pod.owner(c, address, &r)
-	if err := w.rootDir(c, &r); err != nil {
+	res.Driver.SocketOwner = cmp.Or(r.owner(), res.Driver.SocketOwner)
+	if err := r.setRootDir(&res); err != nil {
 		return Registrar{}, err
 	}
-	if _, err := pluginreg.SocketPath(pluginreg.Dir(r.RootDir), name); err != nil {
-		return Registrar{}, errors.New(safetext.Quote(err.Error())) // with the manifest's path in it
+	r.rootDir = res.RootDir
+	if _, err := pluginreg.SocketPath(rootdir.PluginsRegistry(res.RootDir), r.driver); err != nil {
+		// With the manifest's path in it.
+		return Registrar{}, errors.New(safetext.Quote(err.Error()))
 	}
-	return r, nil
+	if slices.ContainsFunc(drivers, func(d csiDriver) bool { return d.name == r.driver && d.updatePeriod > 0 }) {
+		res.Driver.WhenLimitChanges = config.Leave
+		res.Comments = append(res.Comments, "The CSIDriver object sets nodeAllocatableUpdatePeriodSeconds: the kubelet (from Kubernetes 1.36 on) updates the volume limit.")
+	}
+	if doubt := r.doubt(); doubt != "" {
+		res.Comments = append(res.Comments, doubt)
+	}
+	return res, nil
 }
 
 func checkPath(p string) error {
@@ -163,7 +217,7 @@ func checkPath(p string) error {
 	return nil
 }
 
-// path is the value of a flag that is a path.
+// path returns the value of a flag that is a path.
 func (c container) path(flag, byDefault string) (string, error) {
 	value, found, err := c.flag(flag)
 	switch {
@@ -177,7 +231,7 @@ func (c container) path(flag, byDefault string) (string, error) {
 	return absolute(flag, value)
 }
 
-// timeout is that of the registrar if it is longer than the default.
+// timeout returns that of the registrar if it is longer than the default.
 func (c container) timeout(ours time.Duration) (time.Duration, error) {
 	value, found, err := c.flag("timeout")
 	if err != nil || !found {
@@ -190,62 +244,27 @@ func (c container) timeout(ours time.Duration) (time.Duration, error) {
 	return max(ours, theirs), nil
 }
 
-// rootDir finds the kubelet's root directory: the parent of the directory that is mounted
-// where the registrar makes its socket.
-func (w workload) rootDir(c container, r *Registrar) error {
-	dir, err := c.path("plugin-registration-path", defaultRegistryDir)
+// setRootDir sets the kubelet's root directory: the parent of the directory that is mounted where
+// the registrar makes its socket.
+func (r *registration) setRootDir(res *Registrar) error {
+	dir, err := r.container.path("plugin-registration-path", defaultRegistryDir)
 	if err != nil {
 		return err
 	}
-	host, err := w.pod.hostPath(c, dir)
+	host, err := r.pod.hostPath(r.container, dir)
 	if err != nil {
 		return fmt.Errorf("the kubelet's directory: %w", err)
 	}
-	if path.Base(host) != pluginreg.DirName {
-		r.Comments = append(r.Comments, fmt.Sprintf("The manifest registers in %s, where current kubelets do not look; %s/plugins_registry is used.", safetext.Word(host), safetext.Word(r.RootDir)))
+	if path.Base(host) != rootdir.PluginsRegistryName {
+		res.Comments = append(res.Comments, fmt.Sprintf("The manifest registers in %s, where current kubelets do not look; %s is used.",
+			safetext.Word(host), rootdir.PluginsRegistry(res.RootDir)))
 		return nil
 	}
-	r.RootDir = path.Dir(host)
-	return checkPath(r.RootDir)
+	res.RootDir = path.Dir(host)
+	return checkPath(res.RootDir)
 }
 
-// driverName finds the driver's name: the flag of its own container that sets it, or the
-// CSIDriver object of the manifest.
-func (w workload) driverName(endpoint string, drivers []string) (string, error) {
-	var named []string
-	for _, c := range w.pod.all() {
-		if c.isRegistrar() {
-			continue
-		}
-		for _, flag := range nameFlags {
-			// If the flags of one container cannot be read, another may have the name.
-			if v, found, err := c.flag(flag); err == nil && found && !slices.Contains(named, v) {
-				named = append(named, v)
-			}
-		}
-	}
-	if len(named) == 0 {
-		named = slices.Compact(slices.Sorted(slices.Values(drivers)))
-	}
-	switch byDirectory := path.Base(path.Dir(endpoint)); { // by custom it has the driver's name
-	case len(named) == 0:
-		return "", errName
-	case len(named) == 1:
-		return named[0], nil
-	case slices.Contains(named, byDirectory):
-		return byDirectory, nil
-	}
-	slices.Sort(named)
-	for i, n := range named {
-		named[i] = safetext.Word(n)
-	}
-	return "", fmt.Errorf("%w: it may be %s", errName, strings.Join(named[:min(len(named), 10)], " or "))
-}
-
-// nameFlags are those that set the name of published drivers.
-var nameFlags = []string{"drivername", "driver-name", "driver_name", "csi-driver-name"}
-
-func (w workload) forWindows(c container) bool {
+func (w *workload) forWindows(c container) bool {
 	windowsPath := regexp.MustCompile(`^(unix://)?[A-Za-z]:|\\`)
 	return w.pod.NodeSelector["kubernetes.io/os"] == "windows" || slices.ContainsFunc(c.Args, func(arg string) bool {
 		_, value, _ := strings.Cut(arg, "=")
@@ -253,67 +272,85 @@ func (w workload) forWindows(c container) bool {
 	})
 }
 
-// removable lists what the manifest does not need without the registrar.
-func (p podSpec) removable(registrar container) []string {
-	list := "containers"
-	if slices.ContainsFunc(p.InitContainers, func(c container) bool { return c.Name == registrar.Name }) {
-		list = "initContainers"
-	}
-	out := []string{fmt.Sprintf("the container %s, under %s, with its probes, ports and lifecycle", safetext.Word(registrar.Name), list)}
-	for _, v := range p.Volumes {
-		mounts := func(c container) bool {
-			return slices.ContainsFunc(c.VolumeMounts, func(m volumeMount) bool { return m.Name == v.Name })
-		}
-		others := slices.ContainsFunc(p.all(), func(c container) bool { return c.Name != registrar.Name && mounts(c) })
-		if mounts(registrar) && !others {
-			out = append(out, fmt.Sprintf("the volume %s, which no other container mounts", safetext.Word(v.Name)))
-		}
-	}
-	return out
-}
-
-// owner sets socket_owner if the one container that can be the driver does not run as root.
-func (p podSpec) owner(registrar container, address string, r *Registrar) {
-	mine := registrar.mountOf(address).Name // the volume with the socket
-	// Images that run beside a driver and use its socket.
-	sidecars := regexp.MustCompile(`livenessprobe|liveness-probe|csi-(provisioner|attacher|resizer|snapshotter)|external-(provisioner|attacher|resizer|snapshotter|health)`)
+// owner returns the user of the driver if exactly one container can be the driver and it does not
+// run as root; else it returns "".
+func (r *registration) owner() string {
+	volume := r.container.mountOf(r.address).Name
 	var users []int64
-	for _, c := range p.Containers {
-		if c.Name == registrar.Name || c.isRegistrar() || sidecars.MatchString(path.Base(c.Image)) ||
-			!slices.ContainsFunc(c.VolumeMounts, func(m volumeMount) bool { return m.Name == mine }) {
+	for _, c := range r.pod.Containers {
+		if c.isSidecar() || !c.mounts(volume) {
 			continue
 		}
-		if u := cmp.Or(c.SecurityContext.RunAsUser, p.SecurityContext.RunAsUser); u != nil && *u != 0 {
+		if u := cmp.Or(c.SecurityContext.RunAsUser, r.pod.SecurityContext.RunAsUser); u != nil && *u != 0 {
 			users = append(users, *u)
 		}
 	}
-	if len(users) == 1 {
-		r.Driver.SocketOwner = fmt.Sprint(users[0])
+	if len(users) != 1 {
+		return ""
 	}
+	return fmt.Sprint(users[0])
 }
 
-// add adds a registrar, or its origin to an equal one: there may be a DaemonSet for each
+// add adds a registrar, or its workload to an equal one: there may be a DaemonSet for each
 // architecture.
 func (res *Result) add(r Registrar) {
-	for i := range res.Registrars {
-		o := &res.Registrars[i]
-		shared := sharedPath(o.Driver, r.Driver)
-		switch {
-		case o.Driver.Equal(r.Driver) && o.RootDir == r.RootDir:
-			o.From = append(o.From, r.From...)
-			return
-		case o.Driver.Name == r.Driver.Name:
-			res.refuse(r, hintOne, "%s is also registered by %s, with other values", r.Driver.Name, o.from())
-			return
-		case shared != "":
-			res.refuse(r, hintOne, "%s uses %s, as does %s of %s", r.Driver.Name, safetext.Word(shared), o.Driver.Name, o.from())
-			return
-		}
+	i := slices.IndexFunc(res.Registrars, func(o Registrar) bool { return o.Driver.Equal(r.Driver) && o.RootDir == r.RootDir })
+	if i < 0 {
+		res.Registrars = append(res.Registrars, r)
+		return
 	}
-	res.Registrars = append(res.Registrars, r)
+	if o := &res.Registrars[i]; !slices.Contains(o.Workloads, r.Workloads[0]) {
+		o.Workloads = append(o.Workloads, r.Workloads...)
+	}
 }
 
-// sharedPath finds a path that both drivers use, if any.
+// refuseConflicts refuses registrars that cannot be in one configuration: all of them, because
+// nothing says which one is meant.
+func (res *Result) refuseConflicts() {
+	conflict := func(a, b Registrar) string {
+		shared := sharedPath(a.Driver, b.Driver)
+		switch {
+		case a.Driver.Name == b.Driver.Name:
+			return fmt.Sprintf("%s is also registered by %s, with other values", a.Driver.Name, b.from())
+		case shared != "":
+			return fmt.Sprintf("%s uses %s, as does %s of %s", a.Driver.Name, safetext.Word(shared), b.Driver.Name, b.from())
+		}
+		return ""
+	}
+	all := slices.Clone(res.Registrars)
+	res.Registrars = slices.DeleteFunc(res.Registrars, func(r Registrar) bool {
+		for _, o := range all {
+			same := o.Driver.Equal(r.Driver) && o.RootDir == r.RootDir
+			if reason := conflict(r, o); !same && reason != "" {
+				res.refuse(r.from(), hintOne, "%s", reason)
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// refuseOtherRoots keeps the registrars for the kubelet that most of them register with.
+func (res *Result) refuseOtherRoots() {
+	if len(res.Registrars) == 0 {
+		return
+	}
+	count := map[string]int{}
+	for _, r := range res.Registrars {
+		count[r.RootDir]++
+	}
+	most := slices.MaxFunc(res.Registrars, func(a, b Registrar) int { return cmp.Compare(count[a.RootDir], count[b.RootDir]) })
+	res.Registrars = slices.DeleteFunc(res.Registrars, func(r Registrar) bool {
+		if r.RootDir == most.RootDir {
+			return false
+		}
+		res.refuse(r.from(), "a node has one kubelet: import only what is for this kind of node",
+			"it registers with the kubelet in %s, but %s with the one in %s", safetext.Word(r.RootDir), most.from(), safetext.Word(most.RootDir))
+		return true
+	})
+}
+
+// sharedPath returns a path that both drivers use, if any.
 func sharedPath(a, b config.Driver) string {
 	for _, p := range []string{a.Socket, a.Endpoint} {
 		if p == b.Socket || p == b.Endpoint {
@@ -323,25 +360,28 @@ func sharedPath(a, b config.Driver) string {
 	return ""
 }
 
-func refusal(w workload, c container, err error) Refusal {
-	r := Refusal{Where: fmt.Sprintf("%s, container %s", w, safetext.Word(c.Name)), Reason: err.Error()}
-	switch {
-	case errors.Is(err, errIsTemplate):
-		r.Hint = hintTemplate
-	case errors.Is(err, errName):
-		r.Hint = "add --name with the name that GetPluginInfo answers; `kubectl get csidrivers` lists the names"
+// refusal words an error. alone reports whether there is no other registrar.
+func (r *registration) refusal(err error, alone bool) Refusal {
+	hint := hintFor(err)
+	if errors.Is(err, errName) {
+		hint = r.nameHint(alone)
 	}
-	return r
+	return Refusal{fmt.Sprintf("%s, container %s", r.workload, safetext.Word(r.container.Name)), err.Error(), hint}
 }
 
-func noRegistrar(manifests []Manifest, forWindows bool) Refusal {
+func noRegistrar(manifests []Manifest, operators []string, forWindows bool) Refusal {
 	var names []string
 	for _, m := range manifests {
 		names = append(names, m.Name)
 	}
-	reason := "there is no workload with a node-driver-registrar"
-	if forWindows {
-		reason = "the only node-driver-registrar is for Windows"
+	r := Refusal{strings.Join(names, ", "), "there is no workload with a node-driver-registrar",
+		"import the manifest of the driver's node plugin, or " + hintCluster}
+	switch {
+	case forWindows:
+		r.Reason, r.Hint = "the only node-driver-registrar is for Windows", "import the manifest of the driver's node plugin for Linux"
+	case len(operators) > 0:
+		r.Hint = fmt.Sprintf("an operator (%s) makes it: %s; for what the operator does then, see from-the-sidecar.md",
+			strings.Join(operators, ", "), hintCluster)
 	}
-	return Refusal{strings.Join(names, ", "), reason, "import the manifest of the driver's node plugin"}
+	return r
 }

@@ -50,11 +50,12 @@ func golden(t *testing.T, file, got string) {
 	}
 }
 
-// Each manifest gives the drop-in beside it, and the loader of the daemon reads what was meant.
+// Each manifest gives the drop-in beside it, the loader of the daemon reads what was meant, and the
+// workloads are as in the file .after when the instructions were followed.
 func TestImport(t *testing.T) {
 	for _, file := range glob(t, "testdata/good/*.yaml") {
 		t.Run(filepath.Base(file), func(t *testing.T) {
-			res := Import([]Manifest{manifest(t, file)}, "")
+			res := Import([]Manifest{manifest(t, file)}, nil)
 			var b strings.Builder
 			for _, n := range res.Notes {
 				fmt.Fprintf(&b, "# note: %s\n", n)
@@ -62,11 +63,13 @@ func TestImport(t *testing.T) {
 			for _, r := range res.Refused {
 				t.Errorf("refused: %+v", r)
 			}
-			if err := WriteDropIns(&b, res.Registrars); err != nil {
+			if err := WriteDropIn(&b, res.Registrars, res.Edits); err != nil {
 				t.Fatal(err)
 			}
 			checkLoads(t, res.Registrars, b.String())
 			golden(t, strings.TrimSuffix(file, "yaml")+"toml", b.String())
+			checkApplied(t, manifest(t, file), res)
+			golden(t, strings.TrimSuffix(file, "yaml")+"after", string(apply(t, manifest(t, file), res.Edits)))
 		})
 	}
 }
@@ -97,7 +100,7 @@ func checkLoads(t *testing.T, rs []Registrar, dropIn string) {
 func TestRefusals(t *testing.T) {
 	var b strings.Builder
 	for _, file := range glob(t, "testdata/bad/*.yaml") {
-		res := Import([]Manifest{manifest(t, file)}, "")
+		res := Import([]Manifest{manifest(t, file)}, nil)
 		if len(res.Refused) == 0 {
 			t.Errorf("%s is not refused: %+v", file, res.Registrars)
 		}
@@ -114,24 +117,201 @@ func TestRefusals(t *testing.T) {
 	golden(t, "testdata/bad/refusals.txt", b.String())
 }
 
+func names(given ...string) []GivenName {
+	var out []GivenName
+	for _, s := range given {
+		out = append(out, ParseName(s))
+	}
+	return out
+}
+
+// drivers lists the names of what was imported.
+func drivers(res Result) string {
+	var out []string
+	for _, r := range res.Registrars {
+		out = append(out, r.Driver.Name)
+	}
+	return strings.Join(out, " ")
+}
+
 func TestNameGivenByHand(t *testing.T) {
-	res := Import([]Manifest{manifest(t, "testdata/bad/noname.yaml")}, "mine.example.com")
-	if len(res.Refused) > 0 || len(res.Registrars) != 1 || res.Registrars[0].Driver.Name != "mine.example.com" {
-		t.Errorf("%+v", res)
-	}
-	if res := Import([]Manifest{manifest(t, "testdata/bad/noname.yaml")}, "a b"); len(res.Refused) != 1 {
-		t.Errorf("a wrong name is taken: %+v", res)
-	}
-	if res := Import([]Manifest{manifest(t, "testdata/good/ceph.yaml")}, "mine.example.com"); len(res.Refused) == 0 {
-		t.Errorf("one name for two drivers is taken: %+v", res)
+	noname := []Manifest{manifest(t, "testdata/bad/noname.yaml")}
+	ceph := []Manifest{manifest(t, "testdata/good/ceph.yaml")}
+	for _, test := range []struct {
+		manifests []Manifest
+		names     []GivenName
+		want      string
+		refused   int
+	}{
+		{noname, names("mine.example.com"), "mine.example.com", 0},
+		{noname, names("x=mine.example.com"), "mine.example.com", 0},
+		{noname, names("kube-system/x=mine.example.com"), "mine.example.com", 0},
+		{noname, names("kube-system/x:registrar=mine.example.com"), "mine.example.com", 0},
+		{noname, names("a b"), "", 1},
+		{noname, names("y=mine.example.com"), "", 2},
+		{noname, names("x:other=mine.example.com"), "", 2},
+		{ceph, names("mine.example.com"), "", 1},
+		{ceph, names("csi-rbdplugin=mine.example.com"), "cephfs.csi.ceph.com mine.example.com", 0},
+		{ceph, names("ceph/csi-cephfsplugin=a.example.com", "csi-rbdplugin=b.example.com"), "a.example.com b.example.com", 0},
+	} {
+		res := Import(test.manifests, test.names)
+		if got := drivers(res); got != test.want || len(res.Refused) != test.refused {
+			t.Errorf("%+v: imported %q, want %q; refused %+v", test.names, got, test.want, res.Refused)
+		}
 	}
 }
 
-// The CSIDriver object may be in a file of its own.
-func TestManyFiles(t *testing.T) {
-	driver := Manifest{Name: "driver.yaml", Data: []byte("kind: CSIDriver\nmetadata: {name: x.csi.example.com}\n")}
-	res := Import([]Manifest{manifest(t, "testdata/bad/noname.yaml"), driver}, "")
-	if len(res.Refused) > 0 || len(res.Registrars) != 1 || res.Registrars[0].Driver.Name != "x.csi.example.com" {
+// driverPod is a DaemonSet as small as it can be, with its socket in a directory.
+func driverPod(name, dir string) string {
+	return fmt.Sprintf(`---
+kind: DaemonSet
+metadata: {name: %s}
+spec: {template: {spec: {
+  volumes: [{name: s, hostPath: {path: /var/lib/kubelet/plugins/%s}}, {name: r, hostPath: {path: /var/lib/kubelet/plugins_registry}}],
+  containers: [{name: driver, volumeMounts: [{name: s, mountPath: /csi}]},
+    {name: registrar, image: node-driver-registrar, args: [--csi-address=/csi/csi.sock, --kubelet-registration-path=/var/lib/kubelet/plugins/%[2]s/csi.sock],
+      volumeMounts: [{name: s, mountPath: /csi}, {name: r, mountPath: /registration}]}]}}}
+`, name, dir)
+}
+
+func csiDriverObject(name string) string {
+	return "---\nkind: CSIDriver\nmetadata: {name: " + name + "}\n"
+}
+
+// A CSIDriver object names a driver only if it cannot be that of another one.
+func TestNameByElimination(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		files []string
+		want  string
+	}{
+		{"its own file", []string{driverPod("a", "a") + csiDriverObject("a.example.com"), driverPod("b", "b") + csiDriverObject("b.example.com")}, "a.example.com b.example.com"},
+		{"a file of its own", []string{driverPod("a", "a"), csiDriverObject("x.example.com")}, "x.example.com"},
+		{"one is left", []string{driverPod("a", "a.example.com") + driverPod("b", "b") + csiDriverObject("a.example.com") + csiDriverObject("b.example.com")}, "a.example.com b.example.com"},
+		{"two could have it", []string{driverPod("a", "a") + driverPod("b", "b") + csiDriverObject("b.example.com")}, ""},
+		{"two have two", []string{driverPod("a", "a") + driverPod("b", "b") + csiDriverObject("a.example.com") + csiDriverObject("b.example.com")}, ""},
+		{"it belongs to another", []string{driverPod("a", "a") + driverPod("b", "b.example.com") + csiDriverObject("b.example.com")}, "b.example.com"},
+		{"one directory, two architectures", []string{driverPod("a-amd64", "a") + driverPod("a-arm64", "a") + csiDriverObject("a.example.com")}, "a.example.com"},
+		{"the directory's", []string{driverPod("a", "a.example.com") + csiDriverObject("a.example.com") + csiDriverObject("b.example.com")}, "a.example.com"},
+	} {
+		var ms []Manifest
+		for i, data := range test.files {
+			ms = append(ms, Manifest{Name: fmt.Sprint(i), Data: []byte(data)})
+		}
+		res := Import(ms, nil)
+		if drivers(res) != test.want {
+			t.Errorf("%s: got %q, want %q; refused %+v", test.name, drivers(res), test.want, res.Refused)
+		}
+		for _, r := range res.Refused {
+			if !strings.HasPrefix(r.Reason, errName.Error()) {
+				t.Errorf("%s: refused for another reason: %+v", test.name, r)
+			}
+		}
+	}
+}
+
+// A volume that only the registrar mounts is removed, unless nothing else makes the directory of
+// the driver's socket.
+func TestVolumesOfTheRegistrar(t *testing.T) {
+	const dir = "/var/lib/kubelet/plugins/a.example.com"
+	for _, test := range []struct {
+		name         string
+		mine, others string // the registrar's volume, and one that the driver mounts
+		address      string // of the socket in the registrar
+		subPath      string
+		mounted      []MountRef
+	}{
+		{"makes the directory", "path: " + dir + ", type: DirectoryOrCreate", "path: /var/lib/kubelet, type: Directory", "csi.sock", "", []MountRef{{"driver", "mine", socketDirMount, ""}}},
+		{"made by the container runtime", "path: " + dir + "/", "path: /var/lib/kubelet", "csi.sock", "", []MountRef{{"driver", "mine", socketDirMount, ""}}},
+		{"makes it with a subPath", "path: /srv/x", "path: /srv", "csi.sock", "a.example.com", []MountRef{{"driver", "mine", socketDirMount, "a.example.com"}}},
+		{"makes its parent", "path: /srv/x", "path: /srv", "a.example.com/csi.sock", "", []MountRef{{"driver", "mine", socketDirMount, ""}}},
+		{"must exist", "path: " + dir + ", type: Directory", "path: /var/lib/kubelet", "csi.sock", "", nil},
+		{"made by the driver's volume as well", "path: " + dir, "path: " + dir + ", type: DirectoryOrCreate", "csi.sock", "", nil},
+		{"made by a volume below", "path: " + dir, "path: " + dir + "/data", "csi.sock", "", nil},
+		{"made by the kubelet", "path: /var/lib/kubelet/plugins", "path: /var/lib/kubelet", "a.example.com/csi.sock", "", nil},
+	} {
+		m := Manifest{Name: "x", Data: fmt.Appendf(nil, `
+kind: DaemonSet
+metadata: {name: a}
+spec: {template: {spec: {
+  volumes: [{name: mine, hostPath: {%s}}, {name: others, hostPath: {%s}}, {name: r, hostPath: {path: /var/lib/kubelet/plugins_registry}}],
+  containers: [{name: driver, args: [--drivername=a.example.com], volumeMounts: [{name: others, mountPath: /x}]},
+    {name: registrar, image: node-driver-registrar, args: [--csi-address=/csi/%s, --kubelet-registration-path=%s/csi.sock],
+      volumeMounts: [{name: mine, mountPath: /csi, subPath: "%s"}, {name: r, mountPath: /registration}]}]}}}
+`, test.mine, test.others, test.address, dir, test.subPath)}
+		res := Import([]Manifest{m}, nil)
+		if len(res.Edits) != 1 {
+			t.Errorf("%s: %+v", test.name, res)
+			continue
+		}
+		removed := []string{"mine", "r"}
+		if test.mounted != nil {
+			removed = removed[1:]
+		}
+		if e := res.Edits[0]; !slices.Equal(e.Mount, test.mounted) || !slices.Equal(e.Volumes, removed) {
+			t.Errorf("%s: mount %+v, remove %q; want %+v, %q", test.name, e.Mount, e.Volumes, test.mounted, removed)
+		}
+	}
+}
+
+// One file is for one kubelet: the one that most drivers are for.
+func TestRootDirectories(t *testing.T) {
+	elsewhere := strings.ReplaceAll(driverPod("c", "c.example.com")+csiDriverObject("c.example.com"), "/var/lib/kubelet", "/data/kubelet")
+	rest := driverPod("a", "a.example.com") + driverPod("b", "b.example.com") + csiDriverObject("a.example.com") + csiDriverObject("b.example.com")
+	for _, data := range []string{elsewhere + rest, rest + elsewhere} {
+		res := Import([]Manifest{{Name: "x", Data: []byte(data)}}, nil)
+		if drivers(res) != "a.example.com b.example.com" || len(res.Refused) != 1 || !strings.Contains(res.Refused[0].Reason, "/data/kubelet") {
+			t.Errorf("%+v", res)
+		}
+	}
+}
+
+// In a cluster Helm's annotations say what belongs together.
+func TestNameByHelmRelease(t *testing.T) {
+	release := func(name, s string) string {
+		return strings.Replace(s, "metadata: {", "metadata: {annotations: {meta.helm.sh/release-name: "+name+", meta.helm.sh/release-namespace: x}, ", 1)
+	}
+	m := Manifest{Name: "x", Data: []byte(release("nfs", driverPod("a", "a")) + release("smb", driverPod("b", "b")) +
+		release("smb", csiDriverObject("smb.example.com")) + release("nfs", csiDriverObject("nfs.example.com")))}
+	res := Import([]Manifest{m}, nil)
+	if len(res.Registrars) != 2 || res.Registrars[0].Workloads[0] != "x: DaemonSet a" || res.Registrars[0].Driver.Name != "nfs.example.com" {
+		t.Errorf("%+v", res)
+	}
+}
+
+// Whoever made a workload of a cluster puts the sidecar back.
+func TestManagedWorkloads(t *testing.T) {
+	for metadata, want := range map[string]string{
+		"labels: {app.kubernetes.io/managed-by: Helm}":                                                    "",
+		"labels: {longhorn.io/managed-by: longhorn-manager}":                                              "Longhorn",
+		"labels: {app.kubernetes.io/managed-by: x-operator}":                                              "x-operator",
+		"labels: {addonmanager.kubernetes.io/mode: EnsureExists}":                                         "",
+		"labels: {addonmanager.kubernetes.io/mode: Reconcile}":                                            "the addon manager of the cluster",
+		"ownerReferences: [{apiVersion: csi.ceph.io/v1, kind: Driver, name: rbd}]":                        "ceph-csi-operator",
+		"ownerReferences: [{apiVersion: apps/v1, kind: Deployment, name: rook-ceph-operator}]":            "Rook",
+		"ownerReferences: [{apiVersion: piraeus.io/v1, kind: LinstorCluster, name: linstorcluster}]":      "Piraeus",
+		"ownerReferences: [{apiVersion: storage.example/v1, kind: HPECSIDriver, name: \"a b\\nhint: \"}]": `"HPECSIDriver/a b\nhint: "`,
+	} {
+		m := strings.Replace(driverPod("a", "a.example.com"), "metadata: {", "metadata: {"+metadata+", ", 1) + csiDriverObject("a.example.com")
+		res := Import([]Manifest{{Name: "x", Data: []byte(m)}}, nil)
+		if len(res.Edits) != 1 {
+			t.Fatalf("%s: %+v", metadata, res)
+		}
+		var warnings []string
+		if want != "" {
+			warnings = []string{"this workload is managed by " + want + ", which puts the sidecar back: see from-the-sidecar.md"}
+		}
+		if !slices.Equal(res.Edits[0].Warnings, warnings) {
+			t.Errorf("%s: %q, want %q", metadata, res.Edits[0].Warnings, warnings)
+		}
+	}
+}
+
+// What is wrong with one driver does not keep the others from being imported.
+func TestOneIsWrong(t *testing.T) {
+	m := Manifest{Name: "x", Data: []byte("kind: List\nitems:\n- {kind: DaemonSet, spec: wrong}\n" + driverPod("a", "a") + driverPod("b", "b.example.com") + csiDriverObject("b.example.com") + "---\n{")}
+	res := Import([]Manifest{m}, nil)
+	if drivers(res) != "b.example.com" || len(res.Refused) != 3 {
 		t.Errorf("%+v", res)
 	}
 }
@@ -162,18 +342,6 @@ func TestShortTimeout(t *testing.T) {
 	}
 }
 
-// If several names are possible, it is the one that the directory of the socket has.
-func TestNameByDirectory(t *testing.T) {
-	var w workload
-	drivers := []string{"b.example.com", "a.example.com"}
-	if name, err := w.driverName("/var/lib/kubelet/plugins/a.example.com/csi.sock", drivers); err != nil || name != "a.example.com" {
-		t.Errorf("%q, %v", name, err)
-	}
-	if name, err := w.driverName("/var/lib/kubelet/plugins/x/csi.sock", drivers); err == nil {
-		t.Errorf("guessed %q", name)
-	}
-}
-
 func FuzzImport(f *testing.F) {
 	for _, pattern := range []string{"testdata/good/*.yaml", "testdata/bad/*.yaml"} {
 		files, err := filepath.Glob(pattern)
@@ -189,7 +357,7 @@ func FuzzImport(f *testing.F) {
 		}
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		res := Import([]Manifest{{Name: "x", Data: data}}, "")
+		res := Import([]Manifest{{Name: "x", Data: data}}, nil)
 		if len(res.Registrars)+len(res.Refused) == 0 {
 			t.Fatal("neither found nor refused")
 		}
@@ -198,11 +366,11 @@ func FuzzImport(f *testing.F) {
 				t.Fatalf("not harmless: %q", text)
 			}
 		}
-		if len(res.Refused) > 0 {
+		if len(res.Registrars) == 0 {
 			return
 		}
 		var b strings.Builder
-		if err := WriteDropIns(&b, res.Registrars); err != nil {
+		if err := WriteDropIn(&b, res.Registrars, res.Edits); err != nil {
 			t.Fatal(err)
 		}
 		for line := range strings.Lines(b.String()) {
@@ -212,9 +380,8 @@ func FuzzImport(f *testing.F) {
 		}
 		checkLoads(t, res.Registrars, b.String())
 		for _, r := range res.Registrars {
-			_, file, _ := strings.Cut(b.String(), "# Save this as /etc/csi-registrar/conf.d/60-"+r.Driver.Name)
-			if file, _, _ = strings.Cut(file, ","); file != ".toml" || safetext.ShellWord(r.Driver.Name) != r.Driver.Name {
-				t.Fatalf("%q is not told as a shell's word", r.Driver.Name)
+			if name := FileName([]Registrar{r}); safetext.ShellWord(name) != name {
+				t.Fatalf("%q is not a word of a shell", name)
 			}
 		}
 	})

@@ -5,12 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path"
 	"slices"
 	"strings"
 
-	"csi-registrar/internal/safetext"
-
 	"go.yaml.in/yaml/v3"
+
+	"csi-registrar/internal/safetext"
 )
 
 // Manifest is one file, or standard input.
@@ -21,29 +22,63 @@ type Manifest struct {
 
 // object is the part of a Kubernetes object that is the same for all kinds.
 type object struct {
-	Kind     string
-	Metadata struct {
-		Name      string
-		Namespace string
+	APIVersion string `yaml:"apiVersion"`
+	Kind       string
+	Metadata   metadata
+	Spec       yaml.Node // decoded only for some kinds
+	Items      []object
+}
+
+type metadata struct {
+	Name            string
+	Namespace       string
+	Labels          map[string]string
+	Annotations     map[string]string
+	OwnerReferences []ownerReference `yaml:"ownerReferences"`
+}
+
+type ownerReference struct {
+	APIVersion string `yaml:"apiVersion"`
+	Kind       string
+	Name       string
+}
+
+// helmRelease identifies the Helm release that installed an object of a cluster. It is empty for
+// objects that Helm did not install, and for rendered charts.
+func (m metadata) helmRelease() string {
+	const prefix = "meta.helm.sh/release-"
+	if m.Annotations[prefix+"name"] == "" {
+		return ""
 	}
-	Spec  yaml.Node // decoded only for some kinds
-	Items []object
+	return m.Annotations[prefix+"namespace"] + "/" + m.Annotations[prefix+"name"]
 }
 
 // workload is an object that makes pods.
 type workload struct {
 	file string
 	kind string
-	name string // NAMESPACE/NAME, if the namespace is given
-	pod  podSpec
+	metadata
+	pod podSpec
 }
 
-func (w workload) String() string {
-	return fmt.Sprintf("%s: %s %s", w.file, w.kind, safetext.Word(w.name))
+// name returns NAMESPACE/NAME, or NAME if the manifest has no namespace.
+func (w *workload) name() string { return path.Join(w.Namespace, w.Name) }
+
+func (w *workload) String() string {
+	return fmt.Sprintf("%s: %s %s", w.file, w.kind, safetext.Word(w.name()))
+}
+
+// csiDriver is a CSIDriver object.
+type csiDriver struct {
+	file         string
+	name         string
+	helmRelease  string
+	updatePeriod int64 // nodeAllocatableUpdatePeriodSeconds; 0: not set
 }
 
 // podSpec is the part of a pod that is needed here.
 type podSpec struct {
+	HostNetwork     bool              `yaml:"hostNetwork"`
 	NodeSelector    map[string]string `yaml:"nodeSelector"`
 	Containers      []container
 	InitContainers  []container `yaml:"initContainers"`
@@ -60,6 +95,7 @@ type container struct {
 	Command         []string
 	Args            []string
 	Env             []envVar
+	Lifecycle       yaml.Node
 	VolumeMounts    []volumeMount   `yaml:"volumeMounts"`
 	SecurityContext securityContext `yaml:"securityContext"`
 }
@@ -79,66 +115,107 @@ type volumeMount struct {
 
 type volume struct {
 	Name     string
-	HostPath *struct{ Path string } `yaml:"hostPath"`
-	Other    map[string]yaml.Node   `yaml:",inline"` // the other kinds
+	HostPath *hostPath            `yaml:"hostPath"`
+	Other    map[string]yaml.Node `yaml:",inline"` // the other kinds
 }
+
+type hostPath struct{ Path, Type string }
+
+// creates reports whether a pod with the volume gets the directory created if there is none: by the
+// kubelet for DirectoryOrCreate, by the container runtime if no type is given.
+func (h hostPath) creates() bool { return h.Type == "" || h.Type == "DirectoryOrCreate" }
 
 type securityContext struct {
 	RunAsUser *int64 `yaml:"runAsUser"`
 }
 
-// read finds the workloads and the names of the CSIDriver objects in all documents.
-func (m Manifest) read() (workloads []workload, drivers []string, err error) {
+// objects holds what Import needs of all manifests.
+type objects struct {
+	workloads []*workload
+	drivers   []csiDriver
+	operators []string // controllers that make the DaemonSets of a driver themselves
+	refused   []Refusal
+}
+
+// read collects the objects of a manifest.
+func (o *objects) read(m Manifest) {
 	dec := yaml.NewDecoder(bytes.NewReader(m.Data))
 	for n := 1; ; n++ {
-		var o object
-		err := dec.Decode(&o)
+		var obj object
+		err := dec.Decode(&obj)
 		if errors.Is(err, io.EOF) {
-			return workloads, drivers, nil
+			return
 		}
 		if err == nil {
-			err = m.collect(o, &workloads, &drivers)
+			o.add(m, obj)
+			continue
 		}
-		if err != nil {
-			return nil, nil, fmt.Errorf("document %d cannot be read: %s", n, safetext.Quote(oneLine(err)))
+		_, typeError := errors.AsType[*yaml.TypeError](err)
+		err = fmt.Errorf("document %d cannot be read: %s", n, safetext.Quote(oneLine(err)))
+		template := isTemplate(string(m.Data))
+		if template {
+			err = fmt.Errorf("%w: %w", errIsTemplate, err)
+		}
+		o.refused = append(o.refused, Refusal{m.Name, err.Error(), hintFor(err)})
+		if template || !typeError {
+			return // the decoder cannot find the next document after an error of syntax
 		}
 	}
 }
 
-func (m Manifest) collect(o object, workloads *[]workload, drivers *[]string) error {
-	for _, item := range o.Items {
-		if err := m.collect(item, workloads, drivers); err != nil {
-			return err
+func (o *objects) add(m Manifest, obj object) {
+	for _, item := range obj.Items {
+		o.add(m, item)
+	}
+	if name := operatorOf(obj); name != "" && !slices.Contains(o.operators, name) {
+		o.operators = append(o.operators, name)
+	}
+	var err error
+	switch obj.Kind {
+	case "CSIDriver":
+		var spec struct {
+			UpdatePeriod int64 `yaml:"nodeAllocatableUpdatePeriodSeconds"`
+		}
+		if err = obj.Spec.Decode(&spec); err == nil || obj.Spec.IsZero() {
+			o.drivers = append(o.drivers, csiDriver{m.Name, obj.Metadata.Name, obj.Metadata.helmRelease(), spec.UpdatePeriod})
+			return
+		}
+	case "DaemonSet", "Deployment", "ReplicaSet", "StatefulSet", "Pod":
+		if obj.Spec.IsZero() || (obj.Kind == "Pod" || obj.Kind == "ReplicaSet") && obj.Metadata.ownedByWorkload() {
+			return // what makes it is to be changed, not this
+		}
+		var spec struct {
+			podSpec  `yaml:",inline"` // of a Pod
+			Template struct{ Spec podSpec }
+		}
+		if err = obj.Spec.Decode(&spec); err == nil {
+			w := &workload{file: m.Name, kind: obj.Kind, metadata: obj.Metadata, pod: spec.Template.Spec}
+			if obj.Kind == "Pod" {
+				w.pod = spec.podSpec
+			}
+			o.workloads = append(o.workloads, w)
+			for _, c := range w.pod.all() {
+				if name := operatorIn(c.Image); name != "" && !slices.Contains(o.operators, name) {
+					o.operators = append(o.operators, name)
+				}
+			}
 		}
 	}
-	if o.Kind == "CSIDriver" && !slices.Contains(*drivers, o.Metadata.Name) {
-		*drivers = append(*drivers, o.Metadata.Name)
+	if err != nil {
+		err = fmt.Errorf("it cannot be read: %s", safetext.Quote(oneLine(err)))
+		if isTemplate(string(m.Data)) {
+			err = fmt.Errorf("%w: %w", errIsTemplate, err)
+		}
+		name := safetext.Word(path.Join(obj.Metadata.Namespace, obj.Metadata.Name))
+		o.refused = append(o.refused, Refusal{fmt.Sprintf("%s: %s %s", m.Name, obj.Kind, name), err.Error(), hintFor(err)})
 	}
-	switch o.Kind {
-	case "DaemonSet", "Deployment", "ReplicaSet", "StatefulSet", "Pod":
-	default:
-		return nil
-	}
-	if o.Spec.IsZero() {
-		return nil
-	}
-	w := workload{file: m.Name, kind: o.Kind, name: o.Metadata.Name}
-	if o.Metadata.Namespace != "" {
-		w.name = o.Metadata.Namespace + "/" + w.name
-	}
-	var spec struct {
-		podSpec  `yaml:",inline"` // of a Pod
-		Template struct{ Spec podSpec }
-	}
-	if err := o.Spec.Decode(&spec); err != nil {
-		return err
-	}
-	w.pod = spec.Template.Spec
-	if o.Kind == "Pod" {
-		w.pod = spec.podSpec
-	}
-	*workloads = append(*workloads, w)
-	return nil
+}
+
+// ownedByWorkload reports whether a workload makes this object.
+func (m metadata) ownedByWorkload() bool {
+	return slices.ContainsFunc(m.OwnerReferences, func(r ownerReference) bool {
+		return slices.Contains([]string{"DaemonSet", "Deployment", "ReplicaSet", "StatefulSet"}, r.Kind)
+	})
 }
 
 // isTemplate reports whether s has a placeholder of a template.

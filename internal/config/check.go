@@ -7,22 +7,23 @@ import (
 	"path"
 	"slices"
 
+	"csi-registrar/internal/rootdir"
 	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/unixsock"
 )
 
-// result looks at all files together: what no single value shows.
+// result checks what only all files together show, and returns the Result.
 func (l *loader) result() *Result {
 	tables := slices.SortedFunc(maps.Values(l.drivers), func(a, b *table) int {
 		return cmp.Or(cmp.Compare(a.first.file.rank, b.first.file.rank), cmp.Compare(a.first.order, b.first.order))
 	})
-	var right, left []*table // a table that is left out anyway shall cost no other its place
+	var right, left []*table // a table that is left out anyway must not cost another its socket
 	for _, t := range tables {
-		if !l.heldBack(t.Name) {
+		if !l.leftOut(t.Name) {
 			l.checkTable(t)
 		}
-		if l.heldBack(t.Name) {
+		if l.leftOut(t.Name) {
 			left = append(left, t)
 		} else {
 			right = append(right, t)
@@ -31,7 +32,7 @@ func (l *loader) result() *Result {
 	l.checkShared(append(right, left...))
 
 	for _, t := range tables {
-		if l.heldBack(t.Name) {
+		if l.leftOut(t.Name) {
 			l.faulty[t.Name] = true
 			continue
 		}
@@ -48,36 +49,34 @@ func (l *loader) result() *Result {
 	return &l.Result
 }
 
-// checkTable finds a table without the only key that it must have, which is often one that
-// tunes a driver whose package is gone, and one whose registration socket or endpoint link
-// would have too long a path.
+// checkTable rejects a table without the only required key, which often is one that tunes a
+// driver whose package was removed, and one whose registration socket or endpoint link would
+// have a path that is too long.
 func (l *loader) checkTable(t *table) {
 	if t.Socket == "" {
-		l.spoil(t.Name, t.first.error("has no socket",
+		l.reject(t.Name, t.first.error("has no socket",
 			`write socket = "/run/….sock"; if the table only tunes a driver whose own file is gone, take it out`))
 	}
-	// The name that node-driver-registrar uses too.
-	l.checkMade(t, "registration socket", path.Join(l.Config.Kubelet.PluginsRegistry(), t.Name+"-reg.sock"))
+	l.checkMade(t, "registration socket", path.Join(l.Config.Kubelet.PluginsRegistry(), rootdir.SocketName(t.Name)))
 	if t.EndpointLink {
 		l.checkMade(t, "endpoint link", l.Config.Kubelet.EndpointLink(t.Name))
-	} else if bad := checkLength(t.Endpoint); bad != nil { // who connects through a link may go further
-		l.spoil(t.Name, l.origins[keyString("driver", t.Name, "endpoint")].error(bad.problem, bad.hint+", or write endpoint_link = true"))
+	} else if err := checkLength(t.Endpoint); err != nil { // the target of a link may be longer
+		l.reject(t.Name, l.origins[keyString("driver", t.Name, "endpoint")].error(err.problem, err.hint+", or write endpoint_link = true"))
 	}
 }
 
 // checkMade checks the length of a path that the daemon makes.
 func (l *loader) checkMade(t *table, what, path string) {
 	if over := len(path) - unixsock.MaxPath; over > 0 {
-		l.spoil(t.Name, t.first.error(
+		l.reject(t.Name, t.first.error(
 			fmt.Sprintf("the path of its %s, %s, would have %d bytes, a Unix socket's has at most %d", what, safetext.Quote(path), len(path), unixsock.MaxPath),
 			fmt.Sprintf("make kubelet.root_dir shorter by %d", over)))
 	}
 }
 
-// checkShared finds drivers that name the same socket. At one socket there is one
-// driver, so one of the two names is wrong; the one that is written first keeps its
-// place. Tables that are not enabled do not count: of a driver that changed its name the
-// old one can be switched off.
+// checkShared rejects drivers that name the same socket as one before them: at one socket there
+// is one driver. Tables that are not enabled do not count, so that the old table of a driver
+// that changed its name can be switched off.
 func (l *loader) checkShared(tables []*table) {
 	claims := make(map[string]string) // the key that has a path
 	for _, t := range tables {
@@ -88,9 +87,9 @@ func (l *loader) checkShared(tables []*table) {
 		mine := [...]struct{ key, path string }{{"endpoint", t.Endpoint}, {"socket", t.Socket}}
 		for _, m := range mine {
 			key := keyString("driver", t.Name, m.key)
-			if theirs, claimed := claims[m.path]; claimed {
+			if theirs, ok := claims[m.path]; ok {
 				shared = true
-				l.spoil(t.Name, l.origins[key].error(fmt.Sprintf("is %s, which is also %s (%s)", safetext.Quote(m.path), theirs, l.origins[theirs]),
+				l.reject(t.Name, l.origins[key].error(fmt.Sprintf("is %s, which is also %s (%s)", safetext.Quote(m.path), theirs, l.origins[theirs]),
 					"each driver has its own: write enabled = false in one of the tables, or another path"))
 			}
 		}

@@ -3,103 +3,119 @@ package config
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
-	"sync"
-
-	"csi-registrar/internal/safetext"
 
 	"github.com/BurntSushi/toml"
+	"github.com/pelletier/go-toml/v2/unstable"
+
+	"csi-registrar/internal/safetext"
 )
 
-// maxLine is the longest line, in bytes, that the parser gets: for a dotted key and for nested
-// braces it takes the cube of their parts in time.
+// maxLine is the longest line in bytes that the decoder gets: for a dotted key and for nested
+// braces it takes the cube of their parts in time. A longer one is in no configuration file of
+// ours.
 const maxLine = 4096
 
 // document is a file that is valid TOML.
 type document struct {
-	text   string
-	mu     sync.Mutex // the two below: looking up a line changes them, and a Result is read by many
-	md     toml.MetaData
-	tables map[string]map[string]toml.Primitive // by their keys; "" is the whole
-	tree   map[string]any                       // string, int64, float64, bool, time.Time, []any, map[string]any, []map[string]any
+	// of string, int64, float64, bool, time.Time, []any, map[string]any and []map[string]any
+	tree map[string]any
+	keys []key // in the order of the file, tables too
+}
+
+// key is a key of a document.
+type key struct {
+	path []string // its first maxDepth parts
+	line int
 }
 
 // parse reads a document. The error has neither file nor key.
 func parse(text string) (*document, *Error) {
-	text = strings.TrimLeft(text, "\ufeff") // as the parser does, however many there are
+	text = strings.TrimPrefix(text, "\ufeff")
 	number := 0
 	for line := range strings.Lines(text) {
 		if number++; len(line) > maxLine {
-			return nil, &Error{Line: number, Problem: "is too long", Hint: notOurs}
+			return nil, &Error{Line: number, Problem: "is too long", Hint: "this is not a configuration file of csi-registrar"}
 		}
 	}
-	d := &document{text: text}
-	err := d.decode()
-	if err == nil {
-		return d, nil
+	d := &document{}
+	invalid := func(line int, problem string) (*document, *Error) {
+		return nil, &Error{Line: line, Problem: "is not valid TOML: " + safetext.Clean(problem, maxCause), Hint: "see the examples in csi-registrar.toml(5)"}
 	}
-	syntax, ok := errors.AsType[toml.ParseError](err)
-	if !ok {
-		syntax.Message = err.Error()
+	if err := decode(text, &d.tree); err != nil {
+		if syntax, ok := errors.AsType[toml.ParseError](err); ok {
+			// Its own number is that of the end of a long value.
+			start := min(max(syntax.Position.Start, 0), len(text))
+			return invalid(1+strings.Count(text[:start], "\n"), syntax.Message)
+		}
+		return invalid(0, err.Error())
 	}
-	return nil, &Error{Line: d.lineAt(syntax.Position), Problem: "is not valid TOML: " + safetext.Clean(syntax.Message, maxCause),
-		Hint: "see the examples in csi-registrar.toml(5)"}
+	// The decoder does not tell where the values are.
+	r := &keyReader{document: d, text: text, line: 1}
+	r.Reset([]byte(text))
+	var table []string
+	for r.NextExpression() {
+		switch e := r.Expression(); e.Kind {
+		case unstable.Table, unstable.ArrayTable:
+			table = r.key(nil, e)
+		case unstable.KeyValue:
+			r.keyValue(table, e)
+		}
+	}
+	if err := r.Error(); err != nil { // the two readers of TOML disagree
+		offset := r.offset
+		if e, ok := errors.AsType[*unstable.ParserError](err); ok && len(e.Highlight) > 0 {
+			offset = int(r.Range(e.Highlight).Offset)
+		}
+		return invalid(1+strings.Count(text[:offset], "\n"), err.Error())
+	}
+	return d, nil
 }
 
-const notOurs = "this is not a configuration file of csi-registrar"
-
-func (d *document) decode() (err error) {
-	// The parser panics where it finds a bug in itself. That must not end the daemon.
+func decode(text string, tree *map[string]any) (err error) {
+	// The decoder panics where it finds a bug in itself. That must not end the daemon.
 	defer func() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("%v", r)
 		}
 	}()
-	var root map[string]toml.Primitive
-	if _, err = toml.Decode(d.text, &d.tree); err == nil {
-		d.md, err = toml.Decode(d.text, &root)
-	}
-	d.tables = map[string]map[string]toml.Primitive{"": root}
+	_, err = toml.Decode(text, tree)
 	return err
 }
 
-// line finds the line of a key of md.Keys. The library gives the position of a key only with
-// an error about its value, so it is asked for one. That takes time in proportion to the
-// file: it is for errors and for `config show`.
-func (d *document) line(key toml.Key) int {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	var refused toml.ParseError
-	if !errors.As(d.md.PrimitiveDecode(d.primitive(key), &refuser{}), &refused) {
-		return 0
-	}
-	return d.lineAt(refused.Position)
+// keyReader collects the keys of a document.
+type keyReader struct {
+	unstable.Parser
+	*document
+	text   string
+	offset int // of the last key
+	line   int // of offset
 }
 
-// primitive finds the value of a key; where there is none, in a list, that of the list.
-func (d *document) primitive(key toml.Key) toml.Primitive {
-	last := len(key) - 1
-	if last == 0 {
-		return d.tables[""][key[0]]
-	}
-	above := key[:last]
-	table, known := d.tables[above.String()]
-	if !known {
-		p := d.primitive(above)
-		if err := d.md.PrimitiveDecode(p, &table); err != nil {
-			return p
+// maxDepth is the number of parts of the longest key that is known: driver."NAME".KEY.
+const maxDepth = 3
+
+// key notes the key of a node in a table and returns its path.
+func (r *keyReader) key(table []string, n *unstable.Node) []string {
+	path := slices.Clone(table)
+	for it := n.Key(); it.Next() && len(path) < maxDepth; path = append(path, string(it.Node().Data)) {
+		if len(path) == len(table) {
+			at := int(it.Node().Raw.Offset)
+			r.line += strings.Count(r.text[r.offset:at], "\n")
+			r.offset = at
 		}
-		d.tables[above.String()] = table
 	}
-	return table[key[last]]
+	r.keys = append(r.keys, key{path, r.line})
+	return path
 }
 
-// refuser takes no value.
-type refuser struct{}
-
-func (*refuser) UnmarshalTOML(any) error { return errors.New("refused") }
-
-// lineAt is the line of a position. Its own number is that of the end of a long value.
-func (d *document) lineAt(p toml.Position) int {
-	return 1 + strings.Count(d.text[:min(max(p.Start, 0), len(d.text))], "\n")
+// keyValue notes a key of a table, and those of an inline table below it.
+func (r *keyReader) keyValue(table []string, n *unstable.Node) {
+	path := r.key(table, n)
+	if v := n.Value(); v.Kind == unstable.InlineTable && len(path) < maxDepth {
+		for it := v.Children(); it.Next(); {
+			r.keyValue(path, it.Node())
+		}
+	}
 }

@@ -3,14 +3,13 @@ package config
 import (
 	"cmp"
 	"slices"
-	"sort"
 	"strconv"
 	"strings"
 
 	"csi-registrar/internal/safetext"
 )
 
-// Error is one thing that is wrong in one file.
+// Error is an error in a file.
 type Error struct {
 	File    string `json:"file"`
 	Line    int    `json:"line,omitempty"` // from 1; 0: the file as a whole
@@ -19,8 +18,8 @@ type Error struct {
 	Hint    string `json:"hint,omitempty"` // what would be right
 }
 
-// Error is "FILE:LINE: KEY: problem (hint)", without the parts that are not known. It is
-// always one line of printable characters.
+// Error returns "FILE:LINE: KEY: problem (hint)" without the parts that are not known, always one
+// line of printable characters.
 func (e Error) Error() string {
 	s := place(e.File, e.Line) + ": "
 	if e.Key != "" {
@@ -33,7 +32,7 @@ func (e Error) Error() string {
 	return s
 }
 
-// place writes where something is in a file.
+// place returns FILE:LINE.
 func place(file string, line int) string {
 	file = safetext.Word(file)
 	if line > 0 {
@@ -42,13 +41,13 @@ func place(file string, line int) string {
 	return file
 }
 
-// Errors is a list of errors that can be returned as one.
+// Errors is a list of errors as one error.
 type Errors []Error
 
-// maxCause is how many characters are shown of a message that is not ours.
+// maxCause is the number of characters shown of a message from elsewhere.
 const maxCause = 300
 
-// Error has one error a line.
+// Error returns one error a line.
 func (es Errors) Error() string {
 	lines := make([]string, len(es))
 	for i, e := range es {
@@ -57,12 +56,11 @@ func (es Errors) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// sorted puts errors in the order of files, then of lines, and leaves out repetitions.
+// sorted sorts errors by file and line, and removes repetitions.
 func sorted(es []Error, rank map[string]int) []Error {
-	sort.SliceStable(es, func(i, j int) bool {
-		a, b := &es[i], &es[j]
+	slices.SortStableFunc(es, func(a, b Error) int {
 		return cmp.Or(cmp.Compare(rank[a.File], rank[b.File]), strings.Compare(a.File, b.File),
-			cmp.Compare(a.Line, b.Line), strings.Compare(a.Key, b.Key)) < 0
+			cmp.Compare(a.Line, b.Line), strings.Compare(a.Key, b.Key))
 	})
 	return slices.Compact(es)
 }

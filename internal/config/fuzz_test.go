@@ -8,8 +8,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/BurntSushi/toml"
-
+	"csi-registrar/internal/rootdir"
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/unixsock"
 )
@@ -56,7 +55,7 @@ func FuzzLoad(f *testing.F) {
 func checkLine(t *testing.T, m Error, line string) {
 	t.Helper()
 	key := m.Key[strings.LastIndex(m.Key, ".")+1:]
-	if key == "" || (toml.Key{key}).String() != key || strings.Contains(line, `\`) || strings.Contains(m.Problem, "TOML") || strings.Contains(m.Problem, " in it") || strings.Contains(m.Problem, "not a version") {
+	if key == "" || !bareKey.MatchString(key) || strings.Contains(line, `\`) || strings.Contains(m.Problem, "TOML") || strings.Contains(m.Problem, " in it") || strings.Contains(m.Problem, "not a version") {
 		return
 	}
 	if !strings.Contains(line, key) {
@@ -92,7 +91,7 @@ func checkConfig(t *testing.T, r *Result) {
 				taken[p] = d.Name
 			}
 		}
-		if len(c.Kubelet.PluginsRegistry()+"/"+d.Name+"-reg.sock") > unixsock.MaxPath {
+		if len(c.Kubelet.PluginsRegistry()+"/"+rootdir.SocketName(d.Name)) > unixsock.MaxPath {
 			t.Errorf("no room for the registration socket of %s", d.Name)
 		}
 		if d.Timeout <= 0 || d.WithdrawAfter <= 0 || len(d.SupportedVersions) == 0 || d.SocketOwner == "" || d.WhenGone != Keep && d.WhenGone != Withdraw {

@@ -5,61 +5,79 @@ import (
 	"time"
 )
 
-// gracePeriod is how long what disappeared from the files stays in force: an editor, a
-// package upgrade or a synchroniser may put it back.
+// gracePeriod is how long a setting that disappeared from the files stays in force: an editor, a
+// package upgrade or a synchronization tool may put it back.
 const gracePeriod = 10 * time.Second
 
-// InForce is a configuration without errors that counts, or is about to.
+// InForce is a configuration that is in force, or about to be.
 type InForce struct {
 	*Config
-	Files       []string // that it was made of, in the order in which they were applied
-	RootDirFile string   // the one that has kubelet.root_dir; empty: none has
+	Files       []string // in the order in which they were applied
+	RootDirFile string   // the file that sets kubelet.root_dir; empty: none does
 }
 
-// Equal reports whether both say the same, and are made of the same files.
+// Equal reports whether both have the same settings from the same files.
 func (c *InForce) Equal(o *InForce) bool {
 	return c.Config.Equal(o.Config) && slices.Equal(c.Files, o.Files) && c.RootDirFile == o.RootDirFile
 }
 
-// InForce is what the files say, to be in force.
+// InForce returns the configuration in the files, to put it in force.
 func (r *Result) InForce() *InForce {
 	return &InForce{r.Config, r.Files, r.origins["kubelet.root_dir"].file.path}
 }
 
-// Grace keeps in force for a while what disappeared from the files: a driver's table, or
-// root_dir with its file. What they still say, if only that a driver is disabled, counts at
-// once. A driver that must stay for longer, because without its registration the kubelet
-// cannot unmount its volumes, gets one grace period after the other. The zero value is ready;
-// it has one owner.
+// Over returns what is left of the files without their errors, with the drivers of inForce that are
+// missing in it and, unless the files set one, its root_dir: an error must not end a registration.
+func (r *Result) Over(inForce *InForce) *InForce {
+	c := r.InForce()
+	merged := &Config{c.Kubelet, c.Log, slices.Clone(c.Drivers)}
+	if c.RootDirFile == "" {
+		merged.Kubelet, c.RootDirFile = inForce.Kubelet, inForce.RootDirFile
+	}
+	for _, d := range inForce.Drivers {
+		if _, ok := c.Driver(d.Name); !ok && !hasSocket(c.Config, d) {
+			merged.Drivers = append(merged.Drivers, d)
+		}
+	}
+	sortByName(merged.Drivers)
+	c.Config = merged
+	return c
+}
+
+// Grace keeps a driver's table in force for a grace period after it disappeared from the files, and
+// root_dir after its file did. Everything that is still in the files takes effect at once, for
+// example enabled = false. A driver that must stay longer, because the kubelet cannot unmount its
+// volumes without the registration, gets one grace period after another. The zero value is ready
+// to use; it has one owner.
 type Grace struct {
-	drivers map[string]time.Time // that disappeared, and until when they are kept
-	rootDir time.Time            // the same of root_dir; zero: it did not disappear
+	drivers map[string]time.Time // the end of the grace period of each driver that disappeared
+	rootDir time.Time            // the same for root_dir; zero: it did not disappear
 }
 
-// Kept is what Grace made of the files.
+// Kept is the result of Grace.Keep.
 type Kept struct {
-	*InForce              // to be in force
-	Disappeared []string  // drivers that the call before still found
-	Staying     []Driver  // that stay for longer since this call
-	RootDir     bool      // whether root_dir disappeared since the call before
-	Next        time.Time // when the first grace period ends; zero: there is none
+	*InForce              // to put in force
+	Disappeared []string  // drivers that disappeared since the previous call
+	Staying     []Driver  // drivers that stay longer as of this call
+	RootDir     bool      // root_dir disappeared since the previous call
+	Next        time.Time // the end of the first grace period; zero: there is none
 }
 
-// Keep adds to what the files say, without an error, what disappeared from them less than
-// the grace period ago. inForce is what was in force before, perhaps in another process.
-// mustStay says why a driver cannot go at the end of its grace period; empty: it can.
+// Keep returns the configuration in the files, which have no errors, with what disappeared from
+// them within the grace period. inForce is the previous configuration, perhaps of another process.
+// mustStay returns why a driver must stay after its grace period; empty: it need not.
 func (g *Grace) Keep(inForce *InForce, r *Result, now time.Time, mustStay func(name string) string) Kept {
 	k := Kept{InForce: r.InForce()}
 	c := &Config{r.Config.Kubelet, r.Config.Log, slices.Clone(r.Config.Drivers)}
 	k.Config = c
-	until := func(known time.Time) (end time.Time, keep bool) {
-		if known.IsZero() {
-			known = now.Add(gracePeriod)
+	until := func(end time.Time) (_ time.Time, keep bool) {
+		if end.IsZero() {
+			end = now.Add(gracePeriod)
 		}
-		if keep = now.Before(known); keep && (k.Next.IsZero() || known.Before(k.Next)) {
-			k.Next = known
+		if keep = now.Before(end); keep && (k.Next.IsZero() || end.Before(k.Next)) {
+			k.Next = end
 		}
-		return known, keep
+		return end, keep
 	}
 
 	file := inForce.RootDirFile
@@ -72,14 +90,14 @@ func (g *Grace) Keep(inForce *InForce, r *Result, now time.Time, mustStay func(n
 
 	kept := make(map[string]time.Time)
 	for _, d := range inForce.Drivers {
-		if _, there := c.Driver(d.Name); there || !d.Enabled || hasSocket(r.Config, d) {
+		if _, ok := c.Driver(d.Name); ok || !d.Enabled || hasSocket(r.Config, d) {
 			continue
 		}
-		known, before := g.drivers[d.Name]
-		if !before {
+		end, ok := g.drivers[d.Name]
+		if !ok {
 			k.Disappeared = append(k.Disappeared, d.Name)
 		}
-		end, keep := until(known)
+		end, keep := until(end)
 		if !keep {
 			before := d.KeptFor
 			if d.KeptFor = mustStay(d.Name); d.KeptFor == "" {
@@ -98,7 +116,7 @@ func (g *Grace) Keep(inForce *InForce, r *Result, now time.Time, mustStay func(n
 	return k
 }
 
-// hasSocket reports whether another driver has this one's socket now: it was renamed.
+// hasSocket reports whether another driver now has the socket of d: the driver was renamed.
 func hasSocket(c *Config, d Driver) bool {
 	return slices.ContainsFunc(c.Drivers, func(o Driver) bool {
 		return o.Enabled && (o.Socket == d.Socket || o.Endpoint == d.Endpoint)

@@ -2,6 +2,7 @@ package config
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 )
@@ -185,5 +186,33 @@ func TestDriverStaysWhileItMust(t *testing.T) {
 	off.Enabled = false
 	if k := g.files(82*time.Second, "/k", main, off); k.Config.Drivers[0].Enabled || k.Config.Drivers[0].KeptFor != "" {
 		t.Errorf("kept though disabled: %+v", k.Config.Drivers)
+	}
+}
+
+// An error in the files ends nothing that is in force.
+func TestOver(t *testing.T) {
+	inForce := one("[kubelet]\nroot_dir = \"/k\"\n[driver.a]\nsocket = \"/a\"\n[driver.b]\nsocket = \"/b\"\n").InForce()
+	for _, c := range []struct{ text, root, drivers string }{
+		{"broken", "/k", "a b"},
+		{"[kubelet]\nroot_dir = 1\n[driver.c]\nsocket = \"/c\"\n", "/k", "a b"},
+		{"[driver.a]\nsocket = 1\n[driver.c]\nsocket = \"/c\"\n", "/k", "a b c"},
+		{"[kubelet]\nroot_dir = \"/l\"\n[driver.a]\nsocket = \"/a\"\nenabled = false\n[log]\nlevel = 1\n", "/l", "a b"},
+		{"[driver.renamed]\nsocket = \"/b\"\n[log]\nlevel = 1\n", "/k", "a renamed"},
+	} {
+		r := one(c.text)
+		if len(r.Errors) == 0 {
+			t.Fatalf("%q has no error", c.text)
+		}
+		got := r.Over(inForce)
+		var names []string
+		for _, d := range got.Drivers {
+			names = append(names, d.Name)
+		}
+		if strings.Join(names, " ") != c.drivers || got.Kubelet.RootDir != c.root || got.RootDirFile != "f" {
+			t.Errorf("%q: drivers %q, root_dir %s of %q", c.text, names, got.Kubelet.RootDir, got.RootDirFile)
+		}
+	}
+	if a, _ := inForce.Driver("a"); len(inForce.Drivers) != 2 || !a.Enabled {
+		t.Errorf("the configuration in force was changed: %+v", inForce.Drivers)
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"csi-registrar/internal/trust"
 )
 
-// lastGoodFormat is the Format of the file; a new form of it gets a new number.
+// lastGoodFormat is the version of the file format.
 const lastGoodFormat = 3
 
 type lastGood struct {
@@ -19,9 +19,9 @@ type lastGood struct {
 	*InForce
 }
 
-// SaveLastGood keeps what is in force for a start at which the files have an error, or at
-// which something has disappeared from them. The file is put in place at once as a whole,
-// mode 0600, in a directory that must exist, and left alone if it says the same already.
+// SaveLastGood saves the configuration in force, for a start at which the files have an error or
+// something disappeared from them. It replaces the file atomically, with mode 0600, unless it has
+// the same content. The directory must exist.
 func SaveLastGood(path string, c *InForce) error {
 	data, err := json.MarshalIndent(lastGood{lastGoodFormat, c}, "", "  ")
 	if err != nil {
@@ -30,7 +30,8 @@ func SaveLastGood(path string, c *InForce) error {
 	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, data) {
 		return nil
 	}
-	temporary := path + ".new" // one name is enough for one writer; /run is memory: nothing to sync
+	// there is one writer; /run is in memory, so there is nothing to sync
+	temporary := path + ".new"
 	if err = os.WriteFile(temporary, data, 0o600); err == nil {
 		err = os.Rename(temporary, path)
 	}
@@ -40,8 +41,8 @@ func SaveLastGood(path string, c *InForce) error {
 	return nil
 }
 
-// LoadLastGood reads what SaveLastGood kept; errors.Is(err, fs.ErrNotExist) if there is
-// nothing. A file that is damaged, of another format or not to be trusted is an error.
+// LoadLastGood returns the configuration saved by SaveLastGood. The error is fs.ErrNotExist if
+// there is none. A file that is damaged, untrusted or has another format is an error.
 func LoadLastGood(path string) (*InForce, error) {
 	data, err := trust.Rule{Owners: []uint32{0, uint32(os.Geteuid())}}.ReadFile(path, 16*maxFile)
 	if err != nil {

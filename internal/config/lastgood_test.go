@@ -59,6 +59,19 @@ func TestLastGood(t *testing.T) {
 	}
 }
 
+// A key that the version which wrote the file did not know has its default.
+func TestLastGoodOfAnEarlierVersion(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "last-good.toml")
+	if err := os.WriteFile(path, []byte(`{"Format": 3, "Kubelet": {"RootDir": "/k"}, "Drivers": [{"Name": "a", "Socket": "/a", "Endpoint": "/a", "Enabled": true, "Timeout": 1000000000}]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	want := DefaultDriver("a", "/a")
+	want.Timeout = time.Second
+	if got, err := LoadLastGood(path); err != nil || len(got.Drivers) != 1 || !got.Drivers[0].Equal(want) {
+		t.Errorf("got %+v, want %+v: %v", got, want, err)
+	}
+}
+
 // TestLastGoodDamaged cuts the file at each byte.
 func TestLastGoodDamaged(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "last-good.toml")

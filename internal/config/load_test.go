@@ -4,6 +4,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -61,7 +62,8 @@ func TestDefault(t *testing.T) {
 	// The defaults that csi-registrar.toml(5) names.
 	s := tree(t, map[string]string{inEtc + "config.toml": "[driver.a]\nsocket = \"unix:///run/a.sock\"\n"})
 	want := Driver{Name: "a", Socket: "/run/a.sock", Endpoint: "/run/a.sock", Enabled: true, Timeout: 5 * time.Second,
-		SupportedVersions: []string{"1.0.0"}, WhenGone: "keep", WithdrawAfter: 30 * time.Second, SocketOwner: "root"}
+		SupportedVersions: []string{"1.0.0"}, WhenGone: "keep", WithdrawAfter: 30 * time.Second,
+		ProbeEvery: time.Minute, WhenLimitChanges: "republish", SocketOwner: "root"}
 	r = Load(s)
 	if d, ok := r.Config.Driver("a"); !ok || !d.Equal(want) {
 		t.Errorf("got %+v, want %+v; %v", d, want, r.Errors)
@@ -99,7 +101,7 @@ func TestPrecedence(t *testing.T) {
 		inLib + "config.toml":         "no TOML, but nobody reads it",
 		inLib + "conf.d/20-a.toml":    driver("socket = \"/a\"\ntimeout = \"1s\"\nwithdraw_after = \"1s\"\nsocket_owner = \"1\"\n"),
 		inEtc + "conf.d/10-a.toml":    driver("timeout = \"2s\"\nenabled = false\nendpoint = \"/lib/a\"\n"),
-		inEtc + "conf.d/60-a.toml":    driver("withdraw_after = \"3s\"\nwhen_driver_is_gone = \"withdraw\"\n"),
+		inEtc + "conf.d/60-a.toml":    driver("withdraw_after = \"3s\"\nwhen_driver_is_gone = \"withdraw\"\nprobe_every = \"0\"\nwhen_limit_changes = \"leave\"\n"),
 		inRun + "conf.d/50-a.toml":    driver("withdraw_after = \"4s\"\nsupported_versions = [\"0.3.0\", \"1.1.0\"]\n"),
 		inRun + "conf.d/.60-a.toml":   "hidden",
 		inRun + "conf.d/60-a.toml.sv": "not *.toml",
@@ -113,7 +115,8 @@ func TestPrecedence(t *testing.T) {
 	}
 	want := &Config{Kubelet: Default().Kubelet, Log: Log{"warn", "json"}, Drivers: []Driver{{
 		Name: "a", Socket: "/a", Endpoint: "/lib/a", Enabled: false, Timeout: time.Second,
-		SupportedVersions: []string{"0.3.0", "1.1.0"}, WhenGone: Withdraw, WithdrawAfter: 3 * time.Second, SocketOwner: "1",
+		SupportedVersions: []string{"0.3.0", "1.1.0"}, WhenGone: Withdraw, WithdrawAfter: 3 * time.Second,
+		WhenLimitChanges: Leave, SocketOwner: "1",
 	}}}
 	if !r.Config.Equal(want) {
 		t.Errorf("got %+v, want %+v", r.Config, want)
@@ -215,28 +218,30 @@ func TestErrorsOfAllFiles(t *testing.T) {
 	}
 }
 
-// What a broken file may be about is left out, and what its name hides stays hidden.
-func TestBrokenFilesHoldBackWhatTheyMayOverride(t *testing.T) {
+// What has an error is left out, and no more; what its name hides stays hidden.
+func TestOnlyWhatHasAnErrorIsLeftOut(t *testing.T) {
 	table := func(name string) string { return "[driver.\"" + name + "\"]\nsocket = \"/" + name + "\"\n" }
 	packaged := map[string]string{
 		inLib + "conf.d/20-nfs.toml": table("nfs.example"),
 		inLib + "conf.d/20-smb.toml": table("smb.example"),
 		inLib + "conf.d/20-x.toml":   table("x.example"),
 	}
+	const all = "nfs.example smb.example x.example"
 	for _, c := range []struct{ what, file, text, drivers string }{
-		{"syntax", "conf.d/60-a.toml", "[driver.\"nfs.example\"]\nenabled = no\n", "smb.example x.example"},
-		{"no table", "conf.d/60-a.toml", "[driver.\"nfs.example\"\n", "smb.example x.example"},
-		{"a mistyped table", "conf.d/60-a.toml", "[drvier.\"nfs.example\"]\nenabled = false\n", "smb.example x.example"},
-		{"no quotes", "conf.d/60-a.toml", "[driver.nfs.example]\nenabled = false\n", "smb.example x.example"},
+		{"syntax", "conf.d/60-a.toml", "[driver.\"nfs.example\"]\nenabled = no\n", all},
+		{"no table", "conf.d/60-a.toml", "[driver.\"nfs.example\"\n", all},
+		{"a mistyped table", "conf.d/60-a.toml", "[drvier.\"nfs.example\"]\nenabled = false\n", all},
+		{"no quotes", "conf.d/60-a.toml", "[driver.nfs.example]\nenabled = false\n", all},
 		{"a wrong value", "conf.d/60-a.toml", "[driver.\"nfs.example\"]\nenabled = 0\n[log]\nlevel = 1", "smb.example x.example"},
-		{"an escaped name", "conf.d/60-a.toml", "[driver.\"nfs\\u002eexample\"]\nenabled = no\n", ""},
-		{"UTF-16", "conf.d/60-a.toml", "\xff\xfe[\x00d\x00", ""},
-		{"nothing there", "conf.d/60-a.toml", "-> nowhere", ""},
+		{"an unknown key", "conf.d/60-a.toml", "[driver.\"nfs.example\"]\nenabeld = true\n", "smb.example x.example"},
+		{"UTF-16", "conf.d/60-a.toml", "\xff\xfe[\x00d\x00", all},
+		{"nothing there", "conf.d/60-a.toml", "-> nowhere", all},
 		{"root_dir", "conf.d/60-a.toml", "[kubelet]\nroot_dir = \"k\"\n", ""},
-		{"hidden", "conf.d/20-x.toml", "[driver.\"nfs.example\"]\nenabled = no\n", "smb.example"},
-		{"the main file", "config.toml", "[driver.\"nfs.example\"]\nenabled = no\n", ""},
-		{"a typo in the main file", "config.toml", "[kubelt]\nroot_dir = \"/data\"\n", ""},
+		{"hidden", "conf.d/20-x.toml", "[driver.\"nfs.example\"]\nenabled = no\n", "nfs.example smb.example"},
+		{"the main file", "config.toml", "[driver.\"nfs.example\"]\nenabled = no\n", all},
+		{"a typo in the main file", "config.toml", "[kubelt]\nroot_dir = \"/data\"\n", all},
 		{"a table of the main file", "config.toml", "[driver.\"nfs.example\"]\nenabled = 0\n", "smb.example x.example"},
+		{"no directory", "conf.d", "a file", "nfs.example smb.example x.example"},
 	} {
 		files := maps.Clone(packaged)
 		files[inEtc+c.file] = c.text
@@ -247,6 +252,40 @@ func TestBrokenFilesHoldBackWhatTheyMayOverride(t *testing.T) {
 		}
 		if got := strings.Join(drivers, " "); got != c.drivers || len(r.Errors) == 0 {
 			t.Errorf("%s: %q, want %q; %v", c.what, got, c.drivers, r.Errors)
+		}
+	}
+}
+
+// Each field of a table is the value of exactly one key, so that reading, printing and comparing
+// know it, and its key has another value than the default in TestPrecedence.
+func TestEachFieldHasAKey(t *testing.T) {
+	fields := map[string]string{} // by key
+	for _, f := range driverFields() {
+		var d, with Driver
+		f.unset(&with)
+		if reflect.DeepEqual(d, with) { // the default is the zero value
+			set := map[string]any{"socket": "/s", "endpoint": "/e", "endpoint_link": true}[f.key]
+			if set == nil {
+				t.Fatalf("%s: add a value of it to this test", f.key)
+			}
+			if err := f.set(&with, set); err != nil {
+				t.Fatal(err)
+			}
+		}
+		v, zero := reflect.ValueOf(with), reflect.ValueOf(d)
+		for i := range v.NumField() {
+			name := v.Type().Field(i).Name
+			if !reflect.DeepEqual(v.Field(i).Interface(), zero.Field(i).Interface()) {
+				if fields[name] != "" {
+					t.Errorf("%s is the value of %s and %s", name, fields[name], f.key)
+				}
+				fields[name] = f.key
+			}
+		}
+	}
+	for _, f := range reflect.VisibleFields(reflect.TypeFor[Driver]()) {
+		if fields[f.Name] == "" && f.Name != "Name" && f.Name != "KeptFor" {
+			t.Errorf("%s is the value of no key", f.Name)
 		}
 	}
 }

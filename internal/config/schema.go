@@ -2,69 +2,124 @@ package config
 
 import (
 	"fmt"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/BurntSushi/toml"
 )
+
+// WhenGone is what happens to the registration of a driver that does not answer.
+type WhenGone string
+
+// The values of WhenGone. Keep is the default: without a registration nothing can be unmounted.
+const (
+	Keep     WhenGone = "keep"
+	Withdraw WhenGone = "withdraw"
+)
+
+// WhenLimitChanges is what happens when the driver reports another volume limit.
+type WhenLimitChanges string
+
+// The values of WhenLimitChanges. Republish is the default: the driver is registered again.
+const (
+	Republish WhenLimitChanges = "republish"
+	Leave     WhenLimitChanges = "leave"
+)
+
+// OwnerAny as a SocketOwner turns off the checks of the driver's socket.
+const OwnerAny = "any"
+
+// Driver is one table [driver."NAME"].
+type Driver struct {
+	Name              string // that GetPluginInfo must report; passes status.CheckName
+	Socket            string // where the driver listens; absolute, clean, at most 107 bytes
+	Endpoint          string // the socket as the kubelet sees it; as Socket, never empty
+	EndpointLink      bool   // the kubelet is told a link to Endpoint: see Kubelet.EndpointLink
+	Enabled           bool
+	Timeout           time.Duration // of GetPluginInfo and Probe; above 0
+	SupportedVersions []string      // never empty, one of them 1.x
+	WhenGone          WhenGone
+	WithdrawAfter     time.Duration // with Withdraw: how long the driver may be gone; above 0
+	ProbeEvery        time.Duration // of a registered driver; zero: never
+	WhenLimitChanges  WhenLimitChanges
+	SocketOwner       string // a user's name, a uid in decimal digits, or OwnerAny
+
+	// KeptFor is why the driver is still in force although its table disappeared from the files
+	// for longer than the grace period. It is not a key of the table.
+	KeptFor string
+}
 
 // field is a key of a table that is kept in a T.
 type field[T any] struct {
-	key  string
-	want string // what a right value is, for hints
-	set  func(t *T, value any) *fault
-	get  func(T) any // string, WhenGone, bool, time.Duration or []string
+	key   string
+	want  string // a valid value, for hints
+	set   func(t *T, value any) *fault
+	unset func(t *T)  // sets the default
+	get   func(T) any // string, bool, time.Duration, []string or a type of these
 }
 
-// newField is a key whose value parse makes a V of.
-func newField[T, V any](key, want string, at func(*T) *V, parse func(value any) (V, *fault)) field[T] {
+// newField returns a key whose value is kept at a place in T, and parsed by parse.
+func newField[T, V any](key string, def V, want string, at func(*T) *V, parse func(value any) (V, *fault)) field[T] {
 	return field[T]{
 		key, want,
 		func(t *T, value any) *fault {
-			v, bad := parse(value)
-			if bad == nil {
+			v, err := parse(value)
+			if err == nil {
 				*at(t) = v
 			}
-			return bad
+			return err
 		},
+		func(t *T) { *at(t) = def },
 		func(t T) any { return *at(&t) },
 	}
 }
 
+// defaults returns a table with all defaults.
+func defaults[T any](fields []field[T]) (t T) {
+	for _, f := range fields {
+		f.unset(&t)
+	}
+	return t
+}
+
 func kubeletFields() []field[Kubelet] {
 	return []field[Kubelet]{
-		newField("root_dir", `must be an absolute path such as "/var/lib/kubelet"`,
+		newField("root_dir", "/var/lib/kubelet", `must be an absolute path such as "/var/lib/kubelet"`,
 			func(k *Kubelet) *string { return &k.RootDir }, absolute),
 	}
 }
 
 func logFields() []field[Log] {
 	return []field[Log]{
-		newField("level", `must be "debug", "info", "warn" or "error"`,
+		newField("level", "info", `must be "debug", "info", "warn" or "error"`,
 			func(l *Log) *string { return &l.Level }, oneOf("debug", "info", "warn", "error")),
-		newField("format", `must be "auto", "journal", "text" or "json"`,
+		newField("format", "auto", `must be "auto", "journal", "text" or "json"`,
 			func(l *Log) *string { return &l.Format }, oneOf("auto", "journal", "text", "json")),
 	}
 }
 
+// driverFields has all that there is to say about a key but its use: the rest follows from it.
 func driverFields() []field[Driver] {
 	const path = `must be an absolute path such as "/run/csi-nfs/csi.sock"`
 	const span = `must be a duration above zero such as "5s" or "1m30s"`
+	const onOff = "must be true or false, without quotes"
 	return []field[Driver]{
-		newField("socket", path, func(d *Driver) *string { return &d.Socket }, connectable),
-		newField("endpoint", path, func(d *Driver) *string { return &d.Endpoint }, socketPath),
-		newField("endpoint_link", "must be true or false, without quotes",
-			func(d *Driver) *bool { return &d.EndpointLink }, boolean),
-		newField("enabled", "must be true or false, without quotes",
-			func(d *Driver) *bool { return &d.Enabled }, boolean),
-		newField("timeout", span, func(d *Driver) *time.Duration { return &d.Timeout }, duration),
-		newField("supported_versions", `must be a list of versions such as ["1.0.0"]`,
+		newField("socket", "", path, func(d *Driver) *string { return &d.Socket }, connectable),
+		// empty: socket
+		newField("endpoint", "", path, func(d *Driver) *string { return &d.Endpoint }, socketPath),
+		newField("endpoint_link", false, onOff, func(d *Driver) *bool { return &d.EndpointLink }, boolean),
+		newField("enabled", true, onOff, func(d *Driver) *bool { return &d.Enabled }, boolean),
+		newField("timeout", 5*time.Second, span, func(d *Driver) *time.Duration { return &d.Timeout }, duration),
+		newField("supported_versions", []string{"1.0.0"}, `must be a list of versions such as ["1.0.0"]`,
 			func(d *Driver) *[]string { return &d.SupportedVersions }, versions),
-		newField("when_driver_is_gone", `must be "keep" or "withdraw"`,
+		newField("when_driver_is_gone", Keep, `must be "keep" or "withdraw"`,
 			func(d *Driver) *WhenGone { return &d.WhenGone }, oneOf(Keep, Withdraw)),
-		newField("withdraw_after", span, func(d *Driver) *time.Duration { return &d.WithdrawAfter }, duration),
-		newField("socket_owner", `must be a user's name, a uid such as "1000", or "any"`,
+		newField("withdraw_after", 30*time.Second, span, func(d *Driver) *time.Duration { return &d.WithdrawAfter }, duration),
+		newField("probe_every", time.Minute, `must be "0" or a duration of at least a second such as "1m"`,
+			func(d *Driver) *time.Duration { return &d.ProbeEvery }, interval),
+		newField("when_limit_changes", Republish, `must be "republish" or "leave"`,
+			func(d *Driver) *WhenLimitChanges { return &d.WhenLimitChanges }, oneOf(Republish, Leave)),
+		newField("socket_owner", "root", `must be a user's name, a uid such as "1000", or "any"`,
 			func(d *Driver) *string { return &d.SocketOwner }, owner),
 	}
 }
@@ -77,8 +132,8 @@ func keys[T any](fields []field[T]) []string {
 	return out
 }
 
-// literal writes a value of a field as TOML. A string has no control characters: the escapes of
-// Go that TOML does not have are for these.
+// literal writes a value of a field as TOML. Strings have no control characters, the only ones
+// for which Go has escapes that TOML does not have.
 func literal(v any) string {
 	switch v := v.(type) {
 	case bool:
@@ -94,16 +149,18 @@ func literal(v any) string {
 	}
 }
 
-// knownHere is the hint for a key that is not known where it is.
+// knownHere returns the hint for an unknown key.
 func knownHere(keys []string) string { return "known here: " + strings.Join(keys, ", ") }
 
-// keyString writes a dotted key as TOML does. The name of a driver is always quoted, as
-// the documents write it.
+var bareKey = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
+
+// keyString writes a dotted key as TOML. The name of a driver is always quoted, as in the
+// documentation.
 func keyString(parts ...string) string {
 	out := make([]string, len(parts))
-	for i, p := range parts {
-		if out[i] = p; i == 1 && parts[0] == "driver" || (toml.Key{p}).String() != p {
-			out[i] = strconv.Quote(p)
+	for i, part := range parts {
+		if out[i] = part; i == 1 && parts[0] == "driver" || !bareKey.MatchString(part) {
+			out[i] = strconv.Quote(part)
 		}
 	}
 	return strings.Join(out, ".")

@@ -9,7 +9,7 @@ import (
 	"csi-registrar/internal/safetext"
 )
 
-// setting is a key of a table with its value. Fields are added, never renamed.
+// setting is a key of a table with its value. Fields may be added, but not renamed.
 type setting struct {
 	key   string
 	Value any    `json:"value"` // a string (also for a duration), a boolean or a list of strings
@@ -28,8 +28,8 @@ func settings[T any](r *Result, t T, fields []field[T], path ...string) []settin
 	return out
 }
 
-// Show is the merged configuration as TOML that could be a file of its own, each value with a
-// comment that says where it comes from.
+// Show returns the merged configuration as a valid TOML file, in which each value has a comment
+// with its origin.
 func (r *Result) Show() string {
 	var text strings.Builder
 	b := tabwriter.NewWriter(&text, 0, 0, 1, ' ', 0)
@@ -56,7 +56,7 @@ func (r *Result) Show() string {
 	return text.String()
 }
 
-// showTable writes a table, its columns one below the other.
+// showTable writes a table with aligned columns.
 func showTable(b *tabwriter.Writer, table []setting, path ...string) {
 	fmt.Fprintf(b, "\n[%s]\n", keyString(path...))
 	for _, s := range table {
@@ -68,7 +68,7 @@ func showTable(b *tabwriter.Writer, table []setting, path ...string) {
 	}
 }
 
-// Document is the JSON form of a Result. Fields are added, never renamed; no list is null.
+// Document is the JSON form of a Result. Fields may be added, but not renamed; no list is null.
 type Document struct {
 	Files   []string                      `json:"files"`
 	Hidden  []Hidden                      `json:"hidden"`
@@ -79,7 +79,7 @@ type Document struct {
 	Errors  []Error                       `json:"errors"`
 }
 
-// Document is the merged configuration with the tables as in the files, each value with its origin.
+// Document returns the merged configuration as in the files, each value with its origin.
 func (r *Result) Document() Document {
 	doc := Document{
 		Files:   append([]string{}, r.Files...), // [], not null

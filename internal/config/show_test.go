@@ -45,6 +45,8 @@ timeout             = "1m30s"              # from /etc/csi-registrar/conf.d/60-n
 supported_versions  = ["1.0.0", "1.1.0"]   # from /etc/csi-registrar/conf.d/60-nfs.toml:3
 when_driver_is_gone = "keep"               # default
 withdraw_after      = "30s"                # default
+probe_every         = "1m0s"               # default
+when_limit_changes  = "republish"          # default
 socket_owner        = "any"                # from /usr/lib/csi-registrar/conf.d/20-nfs.toml:3
 `
 	if got := s.below(shown); got != want {
@@ -115,6 +117,10 @@ func TestShowJSON(t *testing.T) {
         "value": false,
         "from": "default"
       },
+      "probe_every": {
+        "value": "1m0s",
+        "from": "default"
+      },
       "socket": {
         "value": "/run/nfs/csi.sock",
         "from": "/usr/lib/csi-registrar/conf.d/20-nfs.toml:2"
@@ -136,6 +142,10 @@ func TestShowJSON(t *testing.T) {
       },
       "when_driver_is_gone": {
         "value": "keep",
+        "from": "default"
+      },
+      "when_limit_changes": {
+        "value": "republish",
         "from": "default"
       },
       "withdraw_after": {

@@ -13,32 +13,32 @@ import (
 	"csi-registrar/internal/trust"
 )
 
-// Source says which files make the configuration.
+// Source selects the configuration files.
 type Source struct {
-	Root string // --config-root: where etc, run and usr/lib are; default "/"
-	File string // --config: that file alone, and no questions about its owner
+	Root string // --config-root: the directory with etc, run and usr/lib; default "/"
+	File string // --config: only this file, whoever owns it
 }
 
-// places are where configuration files are, the one that hides the others first.
+// places are the directories with configuration files; an earlier one hides files of the later.
 var places = [...]string{"etc", "run", "usr/lib"}
 
 // file is a file that may hold configuration.
 type file struct {
 	path   string
 	dropIn bool
-	rank   int // its turn in the order of application, from 0
+	rank   int // its position in the order of application, from 0
 }
 
 func (s Source) root() string { return absolutePath(cmp.Or(s.Root, "/")) }
 
-// dir is the directory of a place.
+// dir returns the directory of a place.
 func (s Source) dir(place string) string {
 	return filepath.Join(s.root(), place, "csi-registrar")
 }
 
-// Watch lists the paths that a watcher must follow, through all directories above them, to
-// see every change that matters: the main files, and the conf.d directories with what is
-// in them. Some or all of them may not exist. Result.Links are to be watched beside them.
+// Watch returns the paths to watch, with all directories above them, for changes of the
+// configuration: the main files, and the conf.d directories with their entries. They may not
+// exist. Watch Result.Links, too.
 func (s Source) Watch() []string {
 	if s.File != "" {
 		return []string{absolutePath(s.File)}
@@ -51,28 +51,27 @@ func (s Source) Watch() []string {
 }
 
 func absolutePath(path string) string {
-	// It fails only where the working directory is gone; nothing can be watched there.
+	// It fails only if the working directory was removed; nothing can be watched there.
 	if abs, err := filepath.Abs(path); err == nil {
 		return abs
 	}
 	return path
 }
 
-// Hidden is a file that does not count because of another.
+// Hidden is a file that is not read because of another one.
 type Hidden struct {
 	File string `json:"file"`
 	By   string `json:"by"`
 }
 
-// list returns the files that count, in the order in which they are applied, and notes the
-// hidden ones, the links, and directories that cannot be read or not be trusted. A name in one
-// place hides the same name in the next ones, whatever is in the file: this is also how an empty
-// one masks.
+// list returns the files to read, in the order in which they are applied. It adds to r the hidden
+// files, the links, and errors for directories that cannot be read or trusted. A file hides those
+// of the same name in later places, whatever its content, so that an empty file masks them.
 func (s Source) list(rule trust.Rule, r *Result) (files []file) {
 	if s.File != "" {
 		return []file{{path: s.File}}
 	}
-	byName := make(map[string]file) // the main file has no name, and so comes first
+	byName := make(map[string]file) // the name of the main file is empty, so that it comes first
 	add := func(name string, f file) {
 		if by, hidden := byName[name]; hidden {
 			r.Hidden = append(r.Hidden, Hidden{f.path, by.path})
@@ -81,13 +80,13 @@ func (s Source) list(rule trust.Rule, r *Result) (files []file) {
 		}
 	}
 	for _, place := range places {
-		// Nothing that is in a directory counts that others may write.
+		// Ignore all files in a directory that others may write to.
 		if err := rule.Check(s.dir(place)); err != nil {
 			r.Errors = append(r.Errors, *fileError(s.dir(place), err))
 			continue
 		}
 		main := filepath.Join(s.dir(place), "config.toml")
-		// Whatever is wrong with a file that is there is found when it is read.
+		// All other errors are found when the file is read.
 		if _, err := os.Lstat(main); !errors.Is(err, fs.ErrNotExist) {
 			add("", file{path: main})
 		}
@@ -106,7 +105,7 @@ func (s Source) list(rule trust.Rule, r *Result) (files []file) {
 		f := byName[name]
 		f.rank = len(files)
 		files = append(files, f)
-		// Not what a mask points to: /dev/null is written to all the time.
+		// Do not watch /dev/null, which is written to all the time.
 		if _, err := os.Readlink(f.path); f.dropIn && err == nil && !isNull(f.path) {
 			r.Links = append(r.Links, f.path)
 		}

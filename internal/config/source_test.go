@@ -50,8 +50,7 @@ func TestTrust(t *testing.T) {
 		want = append(want, fmt.Sprintf("%s: may be written by its group or others (mode %s) (look what is in it, then run chmod go-w %[1]s)", path, mode))
 	}
 	s.check(t, r, strings.Join(want, "\n"))
-	// Nobody knows what the empty one was to mask.
-	if len(r.Config.Drivers) != 0 || s.filesOf(r) != "/etc/csi-registrar/conf.d/50-right.toml" {
+	if len(r.Config.Drivers) != 1 || s.filesOf(r) != "/etc/csi-registrar/conf.d/50-right.toml" {
 		t.Errorf("files %q, drivers %+v", r.Files, r.Config.Drivers)
 	}
 
@@ -77,7 +76,7 @@ func TestOwner(t *testing.T) {
 		}
 	}
 	r := Load(s)
-	s.check(t, r, `/etc/csi-registrar/config.toml: belongs to uid 12345, not to root (look what is in it, then run chown root /etc/csi-registrar/config.toml)
+	s.check(t, r, `/etc/csi-registrar/config.toml: belongs to uid 12345, not to root (look what is in it, then run chown -h root /etc/csi-registrar/config.toml)
 /etc/csi-registrar/conf.d/10-a.toml: belongs to uid 12345, not to root (look what is in it, then run rm /etc/csi-registrar/conf.d/10-a.toml)`)
 	if r.Config.Log.Level != "debug" {
 		t.Error(r.Config.Log.Level)

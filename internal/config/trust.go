@@ -1,7 +1,6 @@
 package config
 
 import (
-	"cmp"
 	"errors"
 	"io/fs"
 	"os"
@@ -12,12 +11,12 @@ import (
 	"csi-registrar/internal/trust"
 )
 
-// maxFile is the largest file that is read, in bytes. A thousand drivers fit.
+// maxFile is the maximum size of a file in bytes, enough for a thousand drivers.
 const maxFile = 1 << 20
 
-// rule says which files of the Source are believed. Below another root than / its own user is
-// trusted beside root: tests and image builds work there without root, and who chose that root
-// chose its files.
+// rule returns which files of the Source are trusted. Below a root other than / the current user
+// is trusted, too: tests and image builds run without root, and whoever chose that root chose its
+// files.
 func (s Source) rule() trust.Rule {
 	r := trust.Rule{Owners: []uint32{0}, Below: s.root(), FollowLink: true}
 	if s.File != "" {
@@ -28,12 +27,13 @@ func (s Source) rule() trust.Rule {
 	return r
 }
 
-// readDir lists the names in a directory, sorted. What does not exist is empty.
-func readDir(r trust.Rule, path string) (names []string, bad *Error) {
+// readDir returns the sorted names in a directory; none if it does not exist.
+func readDir(r trust.Rule, path string) (names []string, _ *Error) {
 	if err := r.Check(path); err != nil {
 		return nil, fileError(path, err)
 	}
-	dir, err := os.OpenFile(path, syscall.O_DIRECTORY, 0) // os.ReadDir would wait for a pipe's other end
+	// os.ReadDir would wait for a pipe's other end
+	dir, err := os.OpenFile(path, syscall.O_DIRECTORY, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -45,18 +45,16 @@ func readDir(r trust.Rule, path string) (names []string, bad *Error) {
 	return names, fileError(path, err)
 }
 
-// read reads a file. The text is given with an error, too, if the file can be read but not be
-// trusted. A link to /dev/null is an empty file.
-func read(r trust.Rule, path string) (text string, bad *Error) {
-	err := r.Check(path)
-	if isNull(path) {
+// read reads a trusted file. A link to /dev/null is an empty file.
+func read(r trust.Rule, path string) (string, *Error) {
+	if err := r.Check(path); err != nil || isNull(path) {
 		return "", fileError(path, err)
 	}
-	data, readErr := r.ReadFile(path, maxFile)
-	return string(data), fileError(path, cmp.Or(err, readErr))
+	data, err := r.ReadFile(path, maxFile)
+	return string(data), fileError(path, err)
 }
 
-// isNull reports whether a path points to /dev/null, which in an image may be missing.
+// isNull reports whether a path points to /dev/null, which may be missing in an image.
 func isNull(path string) bool {
 	if target, err := os.Readlink(path); err == nil && target == os.DevNull {
 		return true
@@ -66,18 +64,18 @@ func isNull(path string) bool {
 	return err == nil && nullErr == nil && os.SameFile(info, null)
 }
 
-// fileError is the error of a file or directory that is not to be trusted, or that the system
-// does not let us read; nil if err is.
+// fileError returns the Error for a file or directory that is untrusted or cannot be read; nil if
+// err is nil.
 func fileError(path string, err error) *Error {
 	if err == nil {
 		return nil
 	}
 	if e, ok := errors.AsType[*trust.Error](err); ok {
-		bad := &Error{File: e.Path, Problem: e.Problem}
+		distrusted := &Error{File: e.Path, Problem: e.Problem}
 		if e.Command.Name != "" {
-			bad.Hint = "look what is in it, then run " + e.Command.String()
+			distrusted.Hint = "look what is in it, then run " + e.Command.String()
 		}
-		return bad
+		return distrusted
 	}
 	if pathErr, ok := errors.AsType[*fs.PathError](err); ok {
 		err = pathErr.Err

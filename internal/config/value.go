@@ -16,15 +16,14 @@ import (
 	"csi-registrar/internal/unixsock"
 )
 
-// fault is what is wrong with a value. Where the hint is empty the field's own says what
-// would be right.
+// fault describes an invalid value. If the hint is empty, the hint of the field applies.
 type fault struct{ problem, hint string }
 
 func faultf(format string, args ...any) *fault {
 	return &fault{problem: fmt.Sprintf(format, args...)}
 }
 
-// text is a value that must be a string, of characters that can be part of a path or a name.
+// text parses a string without control characters.
 func text(v any) (string, *fault) {
 	s, ok := v.(string)
 	if !ok {
@@ -39,14 +38,14 @@ func text(v any) (string, *fault) {
 	return s, nil
 }
 
-// oneOf is a value that must be one of a few words.
+// oneOf returns a parser of one of the given words.
 func oneOf[W ~string](words ...W) func(v any) (W, *fault) {
 	return func(v any) (W, *fault) {
-		s, bad := text(v)
-		if bad == nil && !slices.Contains(words, W(s)) {
-			bad = faultf("%s is not known", safetext.Quote(s))
+		s, err := text(v)
+		if err == nil && !slices.Contains(words, W(s)) {
+			err = faultf("%s is not known", safetext.Quote(s))
 		}
-		return W(s), bad
+		return W(s), err
 	}
 }
 
@@ -58,30 +57,48 @@ func boolean(v any) (bool, *fault) {
 	return b, nil
 }
 
-// duration is a value that must be a time span above zero.
+// duration parses a duration above zero.
 func duration(v any) (time.Duration, *fault) {
-	s, bad := text(v)
-	if bad != nil {
-		return 0, bad
+	return checkDuration(v, func(d time.Duration) string {
+		if d <= 0 {
+			return "is not above zero"
+		}
+		return ""
+	})
+}
+
+// interval parses a duration of at least a second, or zero for never.
+func interval(v any) (time.Duration, *fault) {
+	return checkDuration(v, func(d time.Duration) string {
+		if d != 0 && d < time.Second {
+			return "is below a second"
+		}
+		return ""
+	})
+}
+
+func checkDuration(v any, problem func(time.Duration) string) (time.Duration, *fault) {
+	s, err := text(v)
+	if err != nil {
+		return 0, err
 	}
-	d, err := time.ParseDuration(s)
-	switch {
-	case err != nil:
+	d, parseErr := time.ParseDuration(s)
+	if parseErr != nil {
 		return 0, faultf("%s is not a duration", safetext.Quote(s))
-	case d <= 0:
-		return 0, faultf("%s is not above zero", safetext.Quote(s))
+	}
+	if p := problem(d); p != "" {
+		return 0, faultf("%s %s", safetext.Quote(s), p)
 	}
 	return d, nil
 }
 
-// absolute is a value that must be an absolute path in its shortest form, so that one
-// place has one name.
+// absolute parses an absolute path. It must be in its shortest form, so that a file has one name.
 func absolute(v any) (string, *fault) {
-	s, bad := text(v)
-	if bad == nil {
-		bad = checkPath(s)
+	s, err := text(v)
+	if err == nil {
+		err = checkPath(s)
 	}
-	return s, bad
+	return s, err
 }
 
 func checkPath(s string) *fault {
@@ -98,9 +115,9 @@ func checkPath(s string) *fault {
 // socketPath is a value that must be the path of a Unix socket. A "unix://" before it,
 // as the kubelet and gRPC write it, is dropped.
 func socketPath(v any) (string, *fault) {
-	s, bad := text(v)
-	if bad != nil {
-		return "", bad
+	s, err := text(v)
+	if err != nil {
+		return "", err
 	}
 	s = strings.TrimPrefix(s, "unix://")
 	if s == "/" {
@@ -109,13 +126,13 @@ func socketPath(v any) (string, *fault) {
 	return s, checkPath(s)
 }
 
-// connectable is a socketPath that is connected to, so its length is limited.
+// connectable parses the path of a Unix socket that can be connected to: its length is limited.
 func connectable(v any) (string, *fault) {
-	s, bad := socketPath(v)
-	if bad == nil {
-		bad = checkLength(s)
+	s, err := socketPath(v)
+	if err == nil {
+		err = checkLength(s)
 	}
-	return s, bad
+	return s, err
 }
 
 func checkLength(path string) *fault {
@@ -136,8 +153,8 @@ func versions(v any) ([]string, *fault) {
 	number := regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)$`)
 	var out []string
 	for _, e := range list {
-		s, bad := text(e)
-		if bad != nil || !number.MatchString(s) {
+		s, err := text(e)
+		if err != nil || !number.MatchString(s) {
 			return nil, faultf("has %s in it, which is not a version", safetext.Quote(fmt.Sprint(e)))
 		}
 		out = append(out, s)
@@ -148,21 +165,21 @@ func versions(v any) ([]string, *fault) {
 	return out, nil
 }
 
-// owner is a value that must be a user, a name or a uid, or OwnerAny.
+// owner parses a user's name, a uid, or OwnerAny.
 func owner(v any) (string, *fault) {
-	s, bad := text(v)
-	if bad != nil || s == OwnerAny || s == "root" {
-		return s, bad
+	s, err := text(v)
+	if err != nil || s == OwnerAny || s == "root" {
+		return s, err
 	}
 	if strings.Trim(s, "0123456789") == "" {
-		// The highest means "no user" to the system.
+		// The highest uid means "no user" to the system.
 		if uid, err := strconv.ParseUint(s, 10, 32); err != nil || uid == 1<<32-1 {
 			return "", faultf("%s is not a uid", safetext.Quote(s))
 		}
 		return s, nil
 	}
-	// The static binary reads /etc/passwd only: a user from elsewhere must be given by number,
-	// which the hint says.
+	// The static binary only reads /etc/passwd: users from elsewhere must be given by number, as
+	// the hint says.
 	if _, err := user.Lookup(s); err != nil {
 		if _, unknown := errors.AsType[user.UnknownUserError](err); unknown {
 			return "", faultf("there is no user %s", safetext.Quote(s))

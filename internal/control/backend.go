@@ -19,12 +19,16 @@ type Backend interface {
 	// Reload reads the configuration again and returns when it is in force. If it has errors
 	// the old one still is; they are returned one a line.
 	Reload(ctx context.Context) error
-	// Reregister makes the kubelet register the driver again.
-	Reregister(ctx context.Context, name string) error
+	// Reregister makes the kubelet register the driver again. Without force it fails where the
+	// kubelet would refuse what the driver reports now.
+	Reregister(ctx context.Context, name string, force bool) error
 	// Trace has a recorder's Listen called with a path that is fit for it, points the driver's
 	// endpoint link there, calls Linked, and returns when ctx is done and the link points back at
 	// the driver; or with an error if it cannot be done at all.
 	Trace(ctx context.Context, rec Recorder) error
+	// Live returns nil if the driver answers Probe now, or did less than a second ago. The text of
+	// its error holds nothing that the driver said, so everybody may read it.
+	Live(ctx context.Context, driver string) error
 	// Alive returns nil when the agent and all registrars answer, which takes them no time,
 	// whatever their drivers do.
 	Alive(ctx context.Context) error

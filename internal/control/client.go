@@ -132,8 +132,12 @@ func (c *Client) Reload(ctx context.Context) error {
 }
 
 // Reregister makes the daemon register the driver again. An *Error says why it does not.
-func (c *Client) Reregister(ctx context.Context, name string) error {
-	err := c.post(ctx, "/v1/drivers/"+url.PathEscape(name)+"/reregister", c.limit)
+func (c *Client) Reregister(ctx context.Context, name string, force bool) error {
+	path := "/v1/drivers/" + url.PathEscape(name) + "/reregister"
+	if force {
+		path += "?force=true"
+	}
+	err := c.post(ctx, path, c.limit)
 	if refused, ok := errors.AsType[*Error](err); ok {
 		return refused // names the driver and the request
 	}

@@ -99,7 +99,7 @@ var (
 // metrics: a renamed metric would leave an alert silent for ever.
 func TestDashboardAndRulesAskForWhatThereIs(t *testing.T) {
 	there := map[string]bool{}
-	for _, name := range metricName.FindAllString(exposition(sample()), -1) {
+	for _, name := range metricName.FindAllString(string(exposition(sample(), 0)), -1) {
 		there[name] = true
 	}
 	values := map[string][]string{"state": states, "result": {"registered", "refused"}}

@@ -21,8 +21,12 @@ const (
 // Handler is the whole API, for the control socket: whoever reaches it may change things.
 func Handler(b Backend) http.Handler {
 	mux := http.NewServeMux()
-	a := api{Backend: b, reasons: true}
-	a.register(mux)
+	a := api{Backend: b, reasons: true, document: b.Status, streams: newGate(maxStreams), traces: newGate(maxTraces), watched: &snapshot[[]byte]{render: func(d status.Document) ([]byte, error) { return marshal(d) }}}
+	mux.HandleFunc("GET /healthz", a.healthz)
+	mux.HandleFunc("GET /readyz", a.readyz)
+	mux.HandleFunc("GET /readyz/{driver}", a.readyzDriver)
+	mux.HandleFunc("GET /livez/{driver}", a.livezDriver)
+	mux.HandleFunc("GET /metrics", a.metrics)
 	mux.HandleFunc("GET /v1/status", a.status)
 	mux.HandleFunc("POST /v1/reload", a.reload)
 	mux.HandleFunc("POST /v1/drivers/{name}/reregister", a.reregister)
@@ -33,10 +37,32 @@ func Handler(b Backend) http.Handler {
 
 // PublicHandler is the part for TCP, which every user of the node can reach: health,
 // readiness and metrics. It changes nothing, takes GET and HEAD only, and shows no reasons:
-// they quote what drivers answered, which may hold credentials.
+// they quote what drivers answered, which may hold credentials. Few requests that cost more
+// than a look at memory are served at once.
 func PublicHandler(b Backend) http.Handler {
 	mux := http.NewServeMux()
-	api{Backend: b}.register(mux)
+	a := api{Backend: b}
+	last := &snapshot[readiness]{render: func(d status.Document) (readiness, error) { return a.readiness(d), nil }}
+	a.document = func() status.Document { d, _, _, _ := last.get(b); return d } // it cannot fail
+	var metrics rendering
+	scrapes := newGate(maxScrapes)
+	mux.HandleFunc("GET /healthz", a.healthz)
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		_, ready, _, _ := last.get(b) // as above
+		writeText(w, ready.code, ready.text)
+	})
+	mux.HandleFunc("GET /readyz/{driver}", a.readyzDriver)
+	mux.HandleFunc("GET /livez/{driver}", newGate(maxProbes).limit(a.livezDriver))
+	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
+		if !scrapes.enter(r.Context(), gateWait) {
+			refuse(w)
+			return
+		}
+		text := metrics.get(func(size int) []byte { return exposition(b.Status(), size) })
+		writeMetrics(w, text)
+		// Its place is not free at once, so that a flood does not take all the time of the CPUs.
+		time.AfterFunc(time.Duration(len(text))*maxScrapes*time.Second/metricsRate, scrapes.leave)
+	})
 	return http.MaxBytesHandler(mux, maxBody)
 }
 
@@ -57,14 +83,11 @@ func Profiles() http.Handler {
 
 type api struct {
 	Backend
-	reasons bool // the caller may read what drivers and the kubelet answered
-}
+	reasons  bool                   // the caller may read what drivers and the kubelet answered
+	document func() status.Document // what health is read from
 
-func (a api) register(mux *http.ServeMux) {
-	mux.HandleFunc("GET /healthz", a.healthz)
-	mux.HandleFunc("GET /readyz", a.readyz)
-	mux.HandleFunc("GET /readyz/{driver}", a.readyzDriver)
-	mux.HandleFunc("GET /metrics", a.metrics)
+	streams, traces gate
+	watched         *snapshot[[]byte] // what streams send
 }
 
 // localHostOnly answers requests to a loopback address only if they name it. A web page that
@@ -104,7 +127,7 @@ func (a api) reregister(w http.ResponseWriter, r *http.Request) {
 	case d.State == status.Disabled:
 		writeJSON(w, http.StatusConflict, failure{"cannot register " + name + " again: the driver is disabled in the configuration"})
 	default:
-		writeResult(w, a.Reregister(r.Context(), name), http.StatusConflict)
+		writeResult(w, a.Reregister(r.Context(), name, r.URL.Query().Get("force") == "true"), http.StatusConflict)
 	}
 }
 

@@ -30,6 +30,39 @@ func TestHealthz(t *testing.T) {
 	}
 }
 
+func TestLivez(t *testing.T) {
+	off := absentDriver("off.csi.example")
+	off.State = status.Disabled
+	d := newDaemon(absentDriver("a.csi.example"), absentDriver("b.csi.example"), off)
+	for target, want := range map[string]int{
+		"/livez/a.csi.example": 200, "/livez/b.csi.example": 200, "/livez/off.csi.example": 404, "/livez/unknown": 404, "/livez": 404,
+	} {
+		if code, body, _ := do(PublicHandler(d), "GET", target); code != want {
+			t.Errorf("%s: %d %s, want %d", target, code, body, want)
+		}
+	}
+	d.liveErr = errors.New("the driver does not answer")
+	if code, body, _ := do(PublicHandler(d), "GET", "/livez/b.csi.example"); code != 500 || body != "the driver does not answer\n" {
+		t.Errorf("%d %q", code, body)
+	}
+
+	// Registered and live: what keeps pods away needs both.
+	registered := absentDriver("b.csi.example")
+	registered.State, registered.Registration = string(status.Registered), status.Registered
+	d = newDaemon(registered, absentDriver("a.csi.example"))
+	for target, want := range map[string]int{"/readyz/b.csi.example?live": 200, "/readyz/a.csi.example?live": 503} {
+		if code, body, _ := do(PublicHandler(d), "GET", target); code != want {
+			t.Errorf("%s: %d %s, want %d", target, code, body, want)
+		}
+	}
+	d.liveErr = errors.New("the driver does not answer")
+	for target, want := range map[string]int{"/readyz/b.csi.example?live": 503, "/readyz/b.csi.example": 200} {
+		if code, body, _ := do(PublicHandler(d), "GET", target); code != want {
+			t.Errorf("%s of a driver that is down: %d %s, want %d", target, code, body, want)
+		}
+	}
+}
+
 func TestReadyz(t *testing.T) {
 	disabled := status.Driver{Name: "off.csi.example", State: status.Disabled, Reason: "disabled in the configuration"}
 	absent := absentDriver("b.csi.example")
@@ -115,6 +148,9 @@ func TestReregister(t *testing.T) {
 	}
 	if len(b.asked) != 1 || b.asked[0] != "a.csi.example" {
 		t.Errorf("the daemon was asked for %q", b.asked)
+	}
+	if code, _, _ := do(h, "POST", "/v1/drivers/a.csi.example/reregister?force=true"); code != 200 || b.asked[len(b.asked)-1] != "a.csi.example by force" {
+		t.Errorf("by force: %d, %q", code, b.asked)
 	}
 	b.regErr = errors.New("the driver is absent")
 	if code, body, _ := do(h, "POST", "/v1/drivers/a.csi.example/reregister"); code != 409 || !strings.Contains(body, "absent") {

@@ -28,7 +28,17 @@ func (a api) healthz(w http.ResponseWriter, r *http.Request) {
 // readyz is 200 when every enabled driver is registered. Errors of the configuration are
 // shown but do not count: what is in force is served.
 func (a api) readyz(w http.ResponseWriter, _ *http.Request) {
-	s := a.Status()
+	ready := a.readiness(a.document())
+	writeText(w, ready.code, ready.text)
+}
+
+// readiness is the answer of readyz.
+type readiness struct {
+	code int
+	text string
+}
+
+func (a api) readiness(s status.Document) readiness {
 	code, word := http.StatusOK, "ok"
 	if len(s.Pending()) > 0 {
 		code, word = http.StatusServiceUnavailable, "not ready"
@@ -46,19 +56,43 @@ func (a api) readyz(w http.ResponseWriter, _ *http.Request) {
 	for _, d := range s.Drivers {
 		b.WriteString(a.stateLine(d))
 	}
-	writeText(w, code, b.String()+word+"\n")
+	return readiness{code, b.String() + word + "\n"}
 }
 
+// readyzDriver is 200 when the driver is registered; with ?live only if it answers Probe now, too.
 func (a api) readyzDriver(w http.ResponseWriter, r *http.Request) {
-	d, ok := a.Status().Driver(r.PathValue("driver"))
+	d, ok := a.document().Driver(r.PathValue("driver"))
 	switch {
 	case !ok:
 		writeText(w, http.StatusNotFound, "no driver of that name is configured\n")
-	case d.Registration == status.Registered && d.State != status.Disabled:
-		writeText(w, http.StatusOK, "ok\n")
-	default:
+		return
+	case d.Registration != status.Registered || d.State == status.Disabled:
 		writeText(w, http.StatusServiceUnavailable, a.stateLine(d))
+		return
 	}
+	if r.URL.Query().Has("live") {
+		if err := a.Live(r.Context(), d.Name); err != nil {
+			text := fmt.Sprintf("%s: registered, but %v", safetext.Clean(d.Name, status.MaxName), err)
+			writeText(w, http.StatusServiceUnavailable, safetext.Clean(text, maxReason)+"\n")
+			return
+		}
+	}
+	writeText(w, http.StatusOK, "ok\n")
+}
+
+// livezDriver is 200 if the driver answers Probe now, whatever its registration; 500 if not, as
+// kubernetes-csi/livenessprobe answers.
+func (a api) livezDriver(w http.ResponseWriter, r *http.Request) {
+	name := r.PathValue("driver")
+	if d, ok := a.document().Driver(name); !ok || d.State == status.Disabled {
+		writeText(w, http.StatusNotFound, "no enabled driver of that name is configured\n")
+		return
+	}
+	if err := a.Live(r.Context(), name); err != nil {
+		writeText(w, http.StatusInternalServerError, safetext.Clean(err.Error(), maxReason)+"\n")
+		return
+	}
+	writeText(w, http.StatusOK, "ok\n")
 }
 
 func (a api) stateLine(d status.Driver) string {

@@ -24,6 +24,7 @@ type daemon struct {
 	reloadErr error
 	regErr    error
 	aliveErr  error
+	liveErr   error
 	asked     []string // names that were to be registered again
 	trace     func(context.Context, Recorder) error
 }
@@ -60,14 +61,17 @@ func (d *daemon) set(f func(*status.Document)) {
 
 func (d *daemon) Reload(context.Context) error { return d.reloadErr }
 
-func (d *daemon) Reregister(_ context.Context, name string) error {
+func (d *daemon) Reregister(_ context.Context, name string, force bool) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.asked = append(d.asked, name)
+	if d.asked = append(d.asked, name); force {
+		d.asked[len(d.asked)-1] += " by force"
+	}
 	return d.regErr
 }
 
-func (d *daemon) Alive(ctx context.Context) error { return errors.Join(d.aliveErr, ctx.Err()) }
+func (d *daemon) Alive(ctx context.Context) error    { return errors.Join(d.aliveErr, ctx.Err()) }
+func (d *daemon) Live(context.Context, string) error { return d.liveErr }
 
 func (d *daemon) Trace(ctx context.Context, rec Recorder) error { return d.trace(ctx, rec) }
 
@@ -91,10 +95,10 @@ func absentDriver(name string) status.Driver {
 	}
 }
 
-// shortDir is a temporary directory with a short path: a socket's path holds 107 bytes.
+// shortDir returns a temporary directory with a short path: that of a socket has at most 107 bytes.
 func shortDir(t testing.TB) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "c")
+	dir, err := os.MkdirTemp("/tmp", "c") // short, wherever TMPDIR points
 	if err != nil {
 		t.Fatal(err)
 	}

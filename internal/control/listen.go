@@ -51,8 +51,12 @@ func Listen(ctx context.Context, path string) (net.Listener, error) {
 	}
 	err = unixsock.MoveIntoPlace(temp, path)
 	if errors.Is(err, fs.ErrExist) {
-		if err = removeStale(ctx, path); err == nil {
+		if err = vacate(ctx, path); err == nil {
 			err = unixsock.MoveIntoPlace(temp, path)
+		}
+		// the lock keeps other daemons away, but not systemd's socket unit
+		if errors.Is(err, fs.ErrExist) {
+			err = fmt.Errorf("%w: it started at the same time", ErrRunning)
 		}
 	}
 	_, removeErr := unixsock.Remove(temp, file.FileID) // it may be a second name of the socket
@@ -80,30 +84,13 @@ func lock(path string) (unlock func(), err error) {
 	return func() { _ = f.Close() }, nil // which unlocks; nothing was written
 }
 
-// removeStale removes what is at the path if it is a socket that nobody listens on.
-func removeStale(ctx context.Context, path string) error {
-	file, err := unixsock.Lstat(path)
-	if errors.Is(err, fs.ErrNotExist) { // its daemon ended just now
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	if !file.IsSocket() {
-		return fmt.Errorf("%s has that name: move it away", file.Kind())
-	}
-	switch found, cred, err := unixsock.Probe(ctx, path); {
-	case err != nil:
-		return err
-	case found == unixsock.Missing:
-		return nil
-	case found == unixsock.Live:
-		return fmt.Errorf("%w: %s", ErrRunning, cred)
-	}
-	// The lock keeps other daemons away, but not systemd's own socket unit.
-	removed, err := unixsock.Remove(path, file.FileID)
-	if err == nil && !removed {
-		err = fmt.Errorf("%w: it started at the same time", ErrRunning)
+// vacate removes a stale socket from the path.
+func vacate(ctx context.Context, path string) error {
+	_, err := unixsock.Vacate(ctx, path)
+	if held, ok := errors.AsType[*unixsock.InUse](err); ok && held.Live {
+		return fmt.Errorf("%w: %s", ErrRunning, held.Holder)
+	} else if ok {
+		return fmt.Errorf("%s has that name: move it away", held.Holder)
 	}
 	return err
 }

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"bytes"
 	"fmt"
 	"net/http"
 	"runtime"
@@ -18,13 +19,17 @@ import (
 // snapshot: all values are in the status already, nothing is counted here.
 
 func (a api) metrics(w http.ResponseWriter, _ *http.Request) {
-	write(w, http.StatusOK, "text/plain; version=0.0.4; charset=utf-8", []byte(exposition(a.Status())))
+	writeMetrics(w, exposition(a.Status(), 0))
+}
+
+func writeMetrics(w http.ResponseWriter, text []byte) {
+	write(w, http.StatusOK, "text/plain; version=0.0.4; charset=utf-8", text)
 }
 
 // states are the values of the label state, in the order of a driver's life.
 var states = []string{
 	status.Disabled,
-	string(status.Absent), string(status.Starting), string(status.Ready), string(status.Mismatch),
+	string(status.Absent), string(status.Starting), string(status.Ready), string(status.Hanging), string(status.Mismatch),
 	string(status.Published), string(status.Registered), string(status.Refused), string(status.Conflict),
 }
 
@@ -32,16 +37,16 @@ var states = []string{
 // from the start: increase() does not see the first event of a series that begins with it.
 var republicationReasons = []string{"removed", "replaced", "changed", "asked", "returned", "kubelet-silent"}
 
-// exposition formats the status. A driver whose name is not valid (yet) has no series: a
-// label stays in databases for long.
-func exposition(s status.Document) string {
+// exposition formats the status; the text is about as long as size says. A driver whose name is not
+// valid (yet) has no series: a label stays in databases for long.
+func exposition(s status.Document, size int) []byte {
 	drivers := slices.DeleteFunc(slices.Clone(s.Drivers), func(d status.Driver) bool {
 		return status.CheckName(d.Name) != nil
 	})
 	enabled := slices.DeleteFunc(slices.Clone(drivers), func(d status.Driver) bool {
 		return d.State == status.Disabled
 	})
-	var e expo
+	e := expo{out: bytes.NewBuffer(make([]byte, 0, size))}
 
 	e.family("build_info", "gauge", "Which csi-registrar this is; always 1.")
 	e.sample(1, "version", s.Version, "goversion", runtime.Version())
@@ -54,6 +59,11 @@ func exposition(s status.Document) string {
 	e.family("stuck_calls", "gauge", "How many system calls were abandoned because a file system does not answer.")
 	e.sample(float64(len(s.Stuck)))
 
+	e.family("kubelet_up", "gauge", "1 while the kubelet that last reported the result of a registration runs, 0 once it has ended; none if that is not known.")
+	if !s.Kubelet.ConfirmedAt.IsZero() {
+		e.sample(boolean(s.Kubelet.EndedAt.IsZero()))
+	}
+
 	e.family("driver_state", "gauge", "1 for the state that the driver is in, 0 for all others.")
 	for _, d := range drivers {
 		for _, state := range states {
@@ -63,6 +73,14 @@ func exposition(s status.Document) string {
 	e.family("driver_up", "gauge", "1 if the driver answers that it is ready, else 0; none for a disabled driver.")
 	for _, d := range enabled {
 		e.sample(boolean(d.Driver == status.Ready), "driver", d.Name)
+	}
+	e.family("driver_hanging", "gauge", "1 if the driver accepts connections and answers nothing, else 0.")
+	for _, d := range enabled {
+		e.sample(boolean(d.Driver == status.Hanging), "driver", d.Name)
+	}
+	e.family("driver_restarts_total", "counter", "How often the driver came back after it was gone, since the daemon started.")
+	for _, d := range enabled {
+		e.sample(float64(d.RestartsTotal), "driver", d.Name)
 	}
 	e.family("registrations_total", "counter", "How often the kubelet reported the result of a registration, since the daemon started.")
 	for _, d := range enabled {
@@ -101,12 +119,12 @@ func exposition(s status.Document) string {
 			e.sample(seconds(d.LastGetInfoAt), "driver", d.Name)
 		}
 	}
-	return e.out.String()
+	return e.out.Bytes()
 }
 
 // expo writes families: a head, then its samples. A head without samples is left out.
 type expo struct {
-	out        strings.Builder
+	out        *bytes.Buffer
 	name, head string
 }
 
@@ -117,15 +135,25 @@ func (e *expo) family(name, kind, help string) {
 
 // sample writes one line; labels are names and values in turn.
 func (e *expo) sample(v float64, labels ...string) {
-	var pairs []string
-	for pair := range slices.Chunk(labels, 2) {
-		pairs = append(pairs, pair[0]+`="`+escapeLabel(pair[1])+`"`)
+	e.out.WriteString(e.head)
+	e.out.WriteString(e.name)
+	for i := 0; i < len(labels); i += 2 {
+		separator := byte(',')
+		if i == 0 {
+			separator = '{'
+		}
+		e.out.WriteByte(separator)
+		e.out.WriteString(labels[i])
+		e.out.WriteString(`="`)
+		e.out.WriteString(escapeLabel(labels[i+1]))
+		e.out.WriteByte('"')
 	}
-	list := strings.Join(pairs, ",")
-	if list != "" {
-		list = "{" + list + "}"
+	if len(labels) > 0 {
+		e.out.WriteByte('}')
 	}
-	fmt.Fprintf(&e.out, "%s%s%s %s\n", e.head, e.name, list, strconv.FormatFloat(v, 'f', -1, 64))
+	e.out.WriteByte(' ')
+	e.out.Write(strconv.AppendFloat(e.out.AvailableBuffer(), v, 'f', -1, 64))
+	e.out.WriteByte('\n')
 	e.head = ""
 }
 

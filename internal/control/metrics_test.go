@@ -29,6 +29,7 @@ func sample() status.Document {
 	).Status()
 	s.Version = "1.2.3\"\\\n\u202e"
 	s.ConfigError, s.Polling = "one", "cannot start inotify: too many open files"
+	s.Kubelet = status.Kubelet{PID: 812, ConfirmedAt: at(1), EndedAt: at(30)}
 	s.Stuck = []status.StuckCall{{Path: "/mnt/nfs/csi.sock", Since: at(5)}, {Path: "/mnt/fuse/csi.sock", Since: at(6)}}
 	return s
 }
@@ -39,13 +40,13 @@ func TestExposition(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := strings.ReplaceAll(string(golden), "GOVERSION", runtime.Version())
-	if got := exposition(sample()); got != want {
+	if got := string(exposition(sample(), 0)); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 }
 
 func TestExpositionOfNothing(t *testing.T) {
-	got := exposition(newDaemon().Status())
+	got := string(exposition(newDaemon().Status(), 0))
 	if strings.Contains(got, "driver") {
 		t.Errorf("series of drivers without a driver:\n%s", got)
 	}
@@ -69,7 +70,7 @@ func TestPromtool(t *testing.T) {
 	}
 	for name, s := range map[string]status.Document{"sample": sample(), "nothing": newDaemon().Status()} {
 		cmd := exec.CommandContext(t.Context(), tool, "check", "metrics")
-		cmd.Stdin = strings.NewReader(exposition(s))
+		cmd.Stdin = strings.NewReader(string(exposition(s, 0)))
 		if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
 			t.Errorf("%s: %v\n%s", name, err, out)
 		}

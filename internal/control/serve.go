@@ -18,13 +18,21 @@ import (
 // The limits of both servers. A request is a line and has no body, an answer is made from
 // memory; whoever takes longer is stuck or hostile.
 const (
-	maxConns      = 64  // of the control socket; more wait to be accepted
-	maxPublic     = 256 // of the public port
+	// connections of the control socket beside streams and traces …
+	maxShort      = 256
+	maxConns      = maxStreams + maxTraces + maxShort // … and in all; more wait to be accepted
+	maxPublic     = 256                               // connections of the public port
 	maxHeader     = 16 << 10
 	headerTimeout = 5 * time.Second
-	callTimeout   = 30 * time.Second // the whole request, its answer read included; streams extend it
+	// the whole request, its answer read included; streams extend it
+	callTimeout   = 30 * time.Second
+	publicTimeout = 5 * time.Second // the same on the public port; probes and profiles extend it
 	idleTimeout   = 30 * time.Second
 	endTimeout    = time.Second // for calls that do not end when the daemon does
+
+	// publicBuffer is what the kernel holds of an answer that is not read, in bytes. By default
+	// that would be megabytes for each connection, which count as the daemon's memory.
+	publicBuffer = 32 << 10
 )
 
 // Serve serves the control socket with Handler until ctx is done, then ends cleanly: the
@@ -40,7 +48,20 @@ func Serve(ctx context.Context, ln net.Listener, b Backend, log *slog.Logger) er
 func ServePublic(ctx context.Context, ln net.Listener, h http.Handler, log *slog.Logger) error {
 	srv := newServer(ctx, localHostOnly(ln.Addr(), h), log)
 	srv.ConnState = closeOldest(maxPublic)
-	return serve(ctx, srv, ln)
+	srv.ReadTimeout, srv.WriteTimeout = publicTimeout, publicTimeout
+	srv.SetKeepAlivesEnabled(false) // a connection without a request would only be in the way
+	return serve(ctx, srv, publicListener{ln})
+}
+
+// publicListener accepts connections that hold little in the kernel.
+type publicListener struct{ net.Listener }
+
+func (l publicListener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if buffered, ok := c.(interface{ SetWriteBuffer(bytes int) error }); ok && err == nil {
+		_ = buffered.SetWriteBuffer(publicBuffer) // fails only when the client has gone
+	}
+	return c, err
 }
 
 // closeOldest returns a hook for http.Server.ConnState that closes the oldest connection for
@@ -80,8 +101,9 @@ func newServer(ctx context.Context, h http.Handler, log *slog.Logger) *http.Serv
 		WriteTimeout:      callTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeader,
-		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug), // a client's errors are not the daemon's
-		BaseContext:       func(net.Listener) context.Context { return ctx },
+		// a client's errors are not the daemon's
+		ErrorLog:    slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		BaseContext: func(net.Listener) context.Context { return ctx },
 	}
 }
 
@@ -91,7 +113,8 @@ func serve(ctx context.Context, srv *http.Server, ln net.Listener) error {
 		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 		defer cancel()
 		err := srv.Shutdown(end)
-		if errors.Is(err, context.DeadlineExceeded) { // most likely a client that connected and sends nothing
+		// most likely a client that connected and sends nothing
+		if errors.Is(err, context.DeadlineExceeded) {
 			err = srv.Close()
 		}
 		ended <- err

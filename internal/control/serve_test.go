@@ -13,9 +13,9 @@ import (
 	"testing"
 	"time"
 
-	"csi-registrar/internal/status"
-
 	"golang.org/x/sys/unix"
+
+	"csi-registrar/internal/status"
 )
 
 func TestStatus(t *testing.T) {
@@ -129,10 +129,10 @@ func TestErrorsOfTheDaemon(t *testing.T) {
 	b := newDaemon(registeredDriver("a.csi.example"))
 	path, _ := served(t, b)
 	c := NewClient(path)
-	if err := errors.Join(c.Reload(t.Context()), c.Reregister(t.Context(), "a.csi.example")); err != nil {
+	if err := errors.Join(c.Reload(t.Context()), c.Reregister(t.Context(), "a.csi.example", false)); err != nil {
 		t.Error(err)
 	}
-	err := c.Reregister(t.Context(), "b/../%2e")
+	err := c.Reregister(t.Context(), "b/../%2e", true)
 	if v, ok := errors.AsType[*Error](err); !ok || !v.NotFound() || v.Text != "cannot register b/../%2e again: no driver of that name is configured" {
 		t.Errorf("an unknown driver: %v", err)
 	}
@@ -188,7 +188,8 @@ func TestOnlyRootAndOwnUser(t *testing.T) {
 	}
 	answer := make(chan string)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread, which is another user now, ends with the goroutine
+		// and never unlocked: the thread, which is another user now, ends with the goroutine
+		runtime.LockOSThread()
 		_, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, 65534, 65534, 65534)
 		if errno != 0 {
 			answer <- errno.Error()

@@ -47,6 +47,11 @@ func (a api) trace(w http.ResponseWriter, r *http.Request) {
 		writeJSON(w, http.StatusNotFound, failure{"cannot trace " + name + ": no driver of that name is configured"})
 		return
 	}
+	if !a.traces.enter(r.Context(), 0) {
+		writeJSON(w, http.StatusServiceUnavailable, failure{"cannot trace " + name + ": too many recorders run already"})
+		return
+	}
+	defer a.traces.leave()
 	rc := http.NewResponseController(w)
 	if err := errors.Join(rc.EnableFullDuplex(), rc.SetWriteDeadline(time.Time{})); err != nil {
 		writeJSON(w, http.StatusInternalServerError, failure{err.Error()})
@@ -97,7 +102,8 @@ func (a api) trace(w http.ResponseWriter, r *http.Request) {
 			}()
 			return nil
 		},
-		Linked: func() { _ = tell(traceStep{Linked: true}) }, // a recorder that is gone is noticed by its silence
+		// a recorder that is gone is noticed by its silence
+		Linked: func() { _ = tell(traceStep{Linked: true}) },
 	})
 	_ = rc.SetReadDeadline(time.Now()) // the link points back: end what reads
 	<-beating

@@ -21,7 +21,8 @@ var _ control.Backend = backend{}
 // Reload implements control.Backend.
 func (b backend) Reload(ctx context.Context) error { return b.reload(ctx) }
 
-// Trace implements control.Backend. Who reads the calls between kubelet and driver is in the journal.
+// Trace implements control.Backend. Who reads the calls between kubelet and driver is in the
+// journal.
 func (b backend) Trace(ctx context.Context, rec control.Recorder) error {
 	log, linked := b.d.log.With("driver", rec.Driver, "process", rec.Process), false
 	err := b.Record(ctx, rec.Driver, rec.Listen, func() {
@@ -38,10 +39,11 @@ func (b backend) Trace(ctx context.Context, rec control.Recorder) error {
 // Status implements control.Backend: the agent's document with what it does not know.
 func (b backend) Status() status.Document {
 	s := b.Agent.Status()
-	s.PluginsRegistry = cmp.Or(b.d.parts.options.Dir, s.PluginsRegistry) // the one that a flag named
+	// the one that a flag named
+	s.PluginsRegistry = cmp.Or(b.d.parts.options.Dir, s.PluginsRegistry)
 	s.Polling = b.d.watcher.Polling()
 	for _, stuck := range b.d.pool.Stuck() {
-		s.Stuck = append(s.Stuck, status.StuckCall(stuck))
+		s.Stuck = append(s.Stuck, status.StuckCall{Path: stuck.Path, Since: stuck.Since.UTC()})
 	}
 	return s
 }

@@ -32,7 +32,9 @@ type daemon struct {
 	agent    *agent.Agent
 	parts    *parts
 	notifier *systemd.Notifier
-	handed   *systemd.Handed
+	handed   *descriptors
+	ready    chan struct{} // closed when the service manager was told so
+	live     *liveness     // set before anything is served
 
 	// What runs beside the agent; all of it ends before the agent does, so that a call
 	// is still answered by a whole daemon.
@@ -42,10 +44,14 @@ type daemon struct {
 
 // newDaemon takes over what the service manager handed to us and makes the parts.
 func newDaemon(o Options, log *slog.Logger, pool *worker.Pool, registryDir string) *daemon {
-	d := &daemon{options: o, log: log, pool: pool, handed: systemd.Receive(), notifier: systemd.NewNotifier(o.Getenv)}
+	d := &daemon{
+		options: o, log: log, pool: pool, notifier: systemd.NewNotifier(o.Getenv),
+		handed: sortDescriptors(systemd.Receive(), o.runDir()), ready: make(chan struct{}),
+	}
 	d.watcher = fswatch.New(log, fswatch.Options{Pool: d.pool})
 	d.parts = newParts(d, registryDir)
 	d.agent = agent.New(agent.Options{Log: limitDrivers(log), Parts: d.parts, Version: d.options.Version})
+	d.note("adopting the pidfd of the kubelet", d.parts.kubelet.Adopt(context.Background(), d.handed.kubelet))
 	return d
 }
 
@@ -81,6 +87,7 @@ func (d *daemon) run(ctx context.Context, b control.Backend, begin func(context.
 	if err := os.Remove(StoppedFile(d.options.runDir())); !errors.Is(err, fs.ErrNotExist) {
 		d.note("removing the answer to an earlier stop", err)
 	}
+	d.live = newLiveness(ctx, d.work.Go)
 	err = begin(ctx)
 	if err == nil {
 		err = d.serve(ctx, b)
@@ -91,11 +98,6 @@ func (d *daemon) run(ctx context.Context, b control.Backend, begin func(context.
 	if err != nil {
 		return err
 	}
-	for _, f := range d.handed.Rest() {
-		// Of a version with other names, or of an added socket unit. PID 1 would go on listening.
-		d.log.Warn("closing an unknown descriptor", "name", f.Name())
-		d.note("closing it", errors.Join(f.Close(), d.parts.store.Forget(ctx, f.Name())))
-	}
 	// Looked before the kubelet starts, which makes its root directory if there is none.
 	looked, hasLooked := context.WithCancel(ctx)
 	d.work.Go(func() { d.guardSandbox(ctx, hasLooked) })
@@ -103,6 +105,8 @@ func (d *daemon) run(ctx context.Context, b control.Backend, begin func(context.
 	if err := d.notifier.Ready(); err != nil {
 		return err
 	}
+	close(d.ready)
+	d.forgetUnused()
 	d.log.Info("ready", "MESSAGE_ID", messageReady, "version", d.options.Version)
 	d.work.Go(func() { d.reportStatus(ctx) })
 	d.work.Go(func() { d.releaseMemory(ctx) })
@@ -128,10 +132,11 @@ func (d *daemon) serve(ctx context.Context, b control.Backend) error {
 	if err := d.serveControl(ctx, b); err != nil {
 		return err
 	}
-	for _, f := range d.handed.Take("http") {
+	for _, f := range d.handed.http {
 		ln, err := listener(f)
 		if err != nil {
-			return err
+			d.note("serving health", err)
+			continue
 		}
 		d.servePublic(ctx, ln, control.PublicHandler(b))
 	}
@@ -161,17 +166,17 @@ func (d *daemon) serveControl(ctx context.Context, b control.Backend) error {
 	serve := func(ln net.Listener) {
 		d.note("serving the control socket", control.Serve(ctx, ln, b, d.log))
 	}
-	if files := d.handed.Take("control"); len(files) > 0 {
-		for _, f := range files {
-			ln, err := listener(f)
-			if err != nil {
-				return err
-			}
-			d.work.Go(func() { serve(ln) })
+	for _, f := range d.handed.control {
+		ln, err := listener(f)
+		if err != nil {
+			return err
 		}
+		d.work.Go(func() { serve(ln) })
+	}
+	if len(d.handed.control) > 0 {
 		return nil
 	}
-	path := filepath.Join(d.options.runDir(), "control.sock")
+	path := filepath.Join(d.options.runDir(), controlSocket)
 	ln, err := control.Listen(ctx, path)
 	if err == nil {
 		d.work.Go(func() { serve(ln) })
@@ -195,17 +200,6 @@ func (d *daemon) serveControl(ctx context.Context, b control.Backend) error {
 		}
 	})
 	return nil
-}
-
-// listener makes a listener of a descriptor that was handed over. Its path is the
-// manager's, so Close does not remove it.
-func listener(f *os.File) (net.Listener, error) {
-	ln, err := net.FileListener(f)
-	err = errors.Join(err, f.Close())
-	if err != nil {
-		return nil, fmt.Errorf("cannot use the socket %s that the service manager handed over: %w", f.Name(), err)
-	}
-	return ln, nil
 }
 
 // onHangup calls f at each HUP until ctx is done.

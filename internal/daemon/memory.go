@@ -7,23 +7,14 @@ import (
 )
 
 const (
-	settled      = 5 * time.Second // without any change: the burst is over
-	releaseAgain = time.Minute     // between two, so that a driver which flaps does not make us collect for ever
+	settled = 5 * time.Second // without any change: the burst is over
+	// between two releases, lest a driver that flaps makes us collect all the time
+	releaseAgain = time.Minute
 )
 
-// gcPercent is the garbage that may lie beside what is in use, for debug.SetGCPercent. Of few drivers it is
-// what their registration makes: collected meanwhile it would take 2 of its 5 ms. Of many it is little,
-// for then the burst at the start leaves a less scattered heap: 0.6 MiB less with 20, 1.9 with 100.
-func gcPercent(drivers int) int {
-	if drivers > 10 {
-		return 25
-	}
-	return 75
-}
-
-// releaseMemory gives what a burst needed (a start, a storm of drivers) back to the node once
-// things have settled. The runtime would keep it for minutes: the memory belongs to the
-// workloads. It costs a garbage collection, and no timer while nothing changes.
+// releaseMemory returns the memory that a burst needed (a start, many drivers at once) to the node
+// when nothing has changed for a while. The runtime would return it little by little, and wake up
+// for minutes to do so. It costs one garbage collection, and no timer while nothing changes.
 func (d *daemon) releaseMemory(ctx context.Context) {
 	for {
 		changed := d.agent.Changed()

@@ -13,7 +13,7 @@ import (
 )
 
 // reportStatus keeps the line that `systemctl status` shows up to date, at most five times a
-// second.
+// second. The last line, which systemd keeps of a service that is stopped, says that it is.
 func (d *daemon) reportStatus(ctx context.Context) {
 	if d.notifier == nil {
 		return
@@ -27,10 +27,13 @@ func (d *daemon) reportStatus(ctx context.Context) {
 		}
 		select {
 		case <-ctx.Done():
-			return
 		case <-changed:
+			pause(ctx, 200*time.Millisecond)
 		}
-		pause(ctx, 200*time.Millisecond)
+		if ctx.Err() != nil {
+			d.note("notifying the service manager", d.notifier.Status("stopped"))
+			return
+		}
 	}
 }
 
@@ -44,7 +47,9 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// statusLine is the status in a line: "3 drivers: 2 registered, 1 absent (nfs.csi.k8s.io: no such file)".
+// statusLine is the status in a line: "3 drivers: 2 registered, 1 absent (first nfs.csi.k8s.io)".
+// Every user can read it, so it has no reasons: they quote drivers, whose answers may hold
+// credentials.
 func statusLine(s status.Document) string {
 	count := map[string]int{}
 	for _, d := range s.Drivers {
@@ -63,7 +68,13 @@ func statusLine(s status.Document) string {
 		line += ": " + strings.Join(parts, ", ")
 	}
 	if pending := s.Pending(); len(pending) > 0 {
-		line += fmt.Sprintf(" (%s: %s)", pending[0].Name, cmp.Or(pending[0].Reason, pending[0].State))
+		line += fmt.Sprintf(" (first %s)", pending[0].Name)
+	}
+	if ended := s.Kubelet.EndedAt; !ended.IsZero() {
+		line += fmt.Sprintf("; %s ended at %s", s.Kubelet, ended.UTC().Format(time.TimeOnly+" MST"))
+	}
+	if down := s.Down(); len(down) > 0 {
+		line += fmt.Sprintf("; %d registered and not serving (%s: driver %s)", len(down), down[0].Name, down[0].Driver)
 	}
 	if first, _, _ := strings.Cut(s.ConfigError, "\n"); first != "" {
 		line = "the configuration has errors and is not in force as it is written: " + first + "; " + line

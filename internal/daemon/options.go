@@ -23,6 +23,13 @@ func (o Options) runDir() string { return RunDir(o.Source.Root) }
 // RunDir is the daemon's directory below root.
 func RunDir(root string) string { return filepath.Join(root, "run", "csi-registrar") }
 
-// StoppedFile in a run directory has the answer to `cleanup --ask`: whether the unit was stopped for
-// good. It is about the daemon that ended, so the next one removes it, before it makes a socket.
-func StoppedFile(runDir string) string { return filepath.Join(runDir, "stopped") }
+// controlSocket is the name of the control socket in the run directory.
+const controlSocket = "control.sock"
+
+// stateDir is where the daemon keeps what the next process may know, beside the registrations.
+func stateDir(runDir string) string { return filepath.Join(runDir, "state") }
+
+// StoppedFile in a run directory has the answer to `cleanup --ask`: whether the unit was stopped
+// for good. It is about the daemon that ended, so the next one removes it, before it makes a
+// socket.
+func StoppedFile(runDir string) string { return filepath.Join(stateDir(runDir), "stopped") }

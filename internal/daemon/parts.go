@@ -5,8 +5,6 @@ import (
 	"errors"
 	"log/slog"
 	"os"
-	"slices"
-	"strings"
 	"sync"
 
 	"csi-registrar/internal/agent"
@@ -15,32 +13,42 @@ import (
 	"csi-registrar/internal/fswatch"
 	"csi-registrar/internal/kubelet"
 	"csi-registrar/internal/registrar"
+	"csi-registrar/internal/status"
 	"csi-registrar/internal/systemd"
 	"csi-registrar/internal/worker"
 )
 
-// parts makes what the registrars need, and keeps what they share: a plugin registry for
-// each root directory, and the listeners that the descriptor store gave back until a
-// driver claims them.
+// parts creates what the registrars need, and has what they share: a plugin registry for each
+// root directory in use, and the listeners from the descriptor store until a driver claims them.
 type parts struct {
 	log     *slog.Logger
 	watcher *fswatch.Watcher
 	pool    *worker.Pool
 	options kubelet.Options
 	store   *systemd.Store
+	kubelet *kubelet.Process
 
-	mu         sync.Mutex
-	registries map[string]*kubelet.Registry // by root directory
-	stored     map[string][]*os.File        // by driver; more than one only if a process died between two
+	closing sync.WaitGroup // of registries that are no longer used
+
+	mu         sync.Mutex            // guards the fields below
+	rootDir    string                // of the configuration in force
+	registries map[string]*registry  // by root directory
+	stored     map[string][]*os.File // by driver; more than one only if a process died between two
 }
 
-// newParts takes the stored listeners out of what was handed over. A directory is given
+// registry is a plugin registry with the number of its users.
+type registry struct {
+	*kubelet.Registry
+	users int
+}
+
+// newParts makes the parts of what was handed over. A directory is given
 // where it is not the plugins_registry of the configured root directory.
 func newParts(d *daemon, registryDir string) *parts {
 	p := &parts{
 		log: d.log, watcher: d.watcher, pool: d.pool,
-		registries: map[string]*kubelet.Registry{},
-		stored:     map[string][]*os.File{},
+		registries: map[string]*registry{},
+		stored:     d.handed.stored,
 	}
 	p.options = kubelet.Options{
 		Log:         d.log,
@@ -50,17 +58,8 @@ func newParts(d *daemon, registryDir string) *parts {
 		WatchDir:    func(path string) kubelet.Watch { return d.watcher.SubscribeDir(path) },
 		Pool:        d.pool,
 	}
-	var held []string
-	for _, fdName := range d.handed.Names() {
-		name, ours := strings.CutPrefix(fdName, kubelet.StorePrefix)
-		if !ours {
-			continue
-		}
-		p.stored[name] = d.handed.Take(fdName)
-		held = append(held, slices.Repeat([]string{fdName}, len(p.stored[name]))...)
-	}
 	p.store = systemd.NewStore(d.notifier, systemd.StoreOptions{
-		Max: systemd.StoreMax(d.options.Getenv), Held: held, Log: d.log,
+		Max: systemd.StoreMax(d.options.Getenv), Held: d.handed.held, Log: d.log,
 	})
 	// Without --keep-sockets nothing is to outlive the process; but what the store has
 	// already must be taken out of it.
@@ -70,52 +69,90 @@ func newParts(d *daemon, registryDir string) *parts {
 			p.options.Store = p.store
 		}
 	}
+	p.kubelet = kubelet.NewProcess(kubelet.ProcessOptions{
+		Log: d.log, Store: p.options.Store, RunDir: p.options.RunDir, Observe: func(k status.Kubelet) { d.agent.Kubelet(k) },
+	})
+	p.options.Process = p.kubelet
 	return p
 }
 
-// registry is the plugin registry below rootDir.
-func (p *parts) registry(rootDir string) (*kubelet.Registry, error) {
+// open returns the plugin registry below rootDir, which is that of the configuration in force
+// from now on. The caller must release it.
+func (p *parts) open(rootDir string) (*kubelet.Registry, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if r := p.registries[rootDir]; r != nil {
-		return r, nil
+	p.rootDir = rootDir
+	r := p.registries[rootDir]
+	if r == nil {
+		opened, err := kubelet.Open(rootDir, p.options)
+		if err != nil {
+			return nil, err
+		}
+		r = &registry{Registry: opened}
+		p.registries[rootDir] = r
 	}
-	r, err := kubelet.Open(rootDir, p.options)
-	if err != nil {
-		return nil, err
+	r.users++
+	return r.Registry, nil
+}
+
+// release closes registries without users, but not the one of the root directory in force.
+func (p *parts) release(rootDir string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.registries[rootDir].users--
+	for dir, r := range p.registries {
+		if r.users > 0 || dir == p.rootDir {
+			continue
+		}
+		delete(p.registries, dir)
+		p.closing.Go(func() {
+			if err := r.Close(context.Background()); err != nil { // it has its own time limit
+				p.log.Warn("closing the registry of an earlier root_dir", "root_dir", dir, "error", err)
+			}
+		})
 	}
-	p.registries[rootDir] = r
-	return r, nil
 }
 
 var _ agent.Parts = (*parts)(nil)
 
 // Driver implements agent.Parts.
 func (p *parts) Driver(d config.Driver) registrar.Driver {
-	return driver.New(driver.Config{
+	return driver.New(p.driverConfig(d), driver.Options{
+		Log: p.log.With("driver", d.Name), Hints: p.watcher.Subscribe(d.Socket, d.Endpoint), Pool: p.pool,
+	})
+}
+
+// SameDriver implements agent.Parts: which keys need a new connection follows from their use.
+func (p *parts) SameDriver(a, b config.Driver) bool { return p.driverConfig(a) == p.driverConfig(b) }
+
+func (p *parts) driverConfig(d config.Driver) driver.Config {
+	return driver.Config{
 		Name: d.Name, Socket: d.Socket, Endpoint: d.Endpoint, Timeout: d.Timeout, Owner: d.SocketOwner,
 		AnyEndpoint: p.options.Dir != "",
-	}, driver.Options{Log: p.log.With("driver", d.Name), Hints: p.watcher.Subscribe(d.Socket, d.Endpoint), Pool: p.pool})
+	}
 }
 
 // Socket implements agent.Parts: a listener that the store kept is adopted.
 func (p *parts) Socket(ctx context.Context, c *config.Config, name string) (agent.Socket, error) {
-	r, err := p.registry(c.Kubelet.RootDir)
+	root := c.Kubelet.RootDir
+	r, err := p.open(root)
 	if err != nil {
 		return nil, err
 	}
-	s, err := r.Socket(name)
+	opened, err := r.Socket(name)
 	if err != nil {
+		p.release(root)
 		return nil, err
 	}
+	s := &volumeSocket{Socket: opened, parts: p, rootDir: root, name: name}
 	err = s.Adopt(ctx, p.claim(name))
 	if err != nil && ctx.Err() != nil { // asked to stop: it stays in the store for the next process
 		return nil, errors.Join(err, s.Close(context.WithoutCancel(ctx)))
 	}
 	if err != nil {
-		p.log.Warn("cannot go on with the registration socket of an earlier process", "driver", name, "error", err)
+		p.log.Warn("cannot adopt the registration socket of an earlier process", "driver", name, "error", err)
 	}
-	return volumeSocket{s, p, c.Kubelet.RootDir, name}, nil
+	return s, nil
 }
 
 func (p *parts) claim(name string) []*os.File {
@@ -140,10 +177,11 @@ func (p *parts) unclaimed(c *config.Config) (names []string) {
 
 // sweep removes stale sockets under the names of the configured drivers.
 func (p *parts) sweep(ctx context.Context, c *config.Config) error {
-	r, err := p.registry(c.Kubelet.RootDir)
+	r, err := p.open(c.Kubelet.RootDir)
 	if err != nil {
 		return err
 	}
+	defer p.release(c.Kubelet.RootDir)
 	names := make([]string, len(c.Drivers))
 	for i, d := range c.Drivers {
 		names[i] = d.Name
@@ -158,12 +196,14 @@ func (p *parts) sweep(ctx context.Context, c *config.Config) error {
 // close ends the registries; all sockets are closed already. What nobody claimed stays
 // in the store for the next process.
 func (p *parts) close(ctx context.Context) error {
+	p.closing.Wait()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var errs []error
 	for _, r := range p.registries {
 		errs = append(errs, r.Close(ctx))
 	}
+	errs = append(errs, p.kubelet.Close())
 	for _, files := range p.stored {
 		for _, f := range files {
 			errs = append(errs, f.Close())

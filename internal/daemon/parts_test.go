@@ -8,8 +8,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"testing"
 
+	"csi-registrar/internal/agent"
 	"csi-registrar/internal/config"
 	"csi-registrar/internal/kubelet"
 	"csi-registrar/internal/worker"
@@ -33,10 +35,35 @@ func TestStoredListenersOfDisabledDriversAreUnclaimed(t *testing.T) {
 	}
 }
 
+// A key that changes how the driver is found or trusted takes effect at once; the others cost no
+// new connection.
+func TestKeysThatNeedANewConnection(t *testing.T) {
+	p := &parts{}
+	d := config.DefaultDriver("a.example", "/a")
+	for name, c := range map[string]struct {
+		change func(*config.Driver)
+		same   bool
+	}{
+		"socket":              {func(d *config.Driver) { d.Socket = "/b" }, false},
+		"endpoint":            {func(d *config.Driver) { d.Endpoint = "/b" }, false},
+		"timeout":             {func(d *config.Driver) { d.Timeout++ }, false},
+		"socket_owner":        {func(d *config.Driver) { d.SocketOwner = "any" }, false},
+		"withdraw_after":      {func(d *config.Driver) { d.WithdrawAfter++ }, true},
+		"when_driver_is_gone": {func(d *config.Driver) { d.WhenGone = config.Withdraw }, true},
+		"supported_versions":  {func(d *config.Driver) { d.SupportedVersions = nil }, true},
+	} {
+		changed := d
+		c.change(&changed)
+		if got := p.SameDriver(d, changed); got != c.same {
+			t.Errorf("after a change of %s the same connection is used: %v, want %v", name, got, c.same)
+		}
+	}
+}
+
 // A registration socket that cannot be adopted because the daemon was asked to stop stays in the
 // store for the next process: it is no reason to make a new one, nor to warn.
 func TestStopWhileAdoptingStartsNoRegistrar(t *testing.T) {
-	dir, err := os.MkdirTemp("", "p")
+	dir, err := os.MkdirTemp("/tmp", "p") // short, wherever TMPDIR points
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,8 +81,9 @@ func TestStopWhileAdoptingStartsNoRegistrar(t *testing.T) {
 	watch := func(...string) kubelet.Watch { return noHints{} }
 	p := &parts{
 		log:        slog.New(slog.NewTextHandler(&log, nil)),
-		registries: map[string]*kubelet.Registry{},
+		registries: map[string]*registry{},
 		stored:     map[string][]*os.File{"a.example": {kept}},
+		kubelet:    kubelet.NewProcess(kubelet.ProcessOptions{}),
 		options:    kubelet.Options{Log: slog.New(slog.DiscardHandler), Watch: watch, WatchDir: func(path string) kubelet.Watch { return watch(path) }, Pool: worker.NewPool()},
 	}
 	defer p.close(t.Context())
@@ -73,5 +101,71 @@ func TestStopWhileAdoptingStartsNoRegistrar(t *testing.T) {
 		t.Errorf("the name is not free: %v", err)
 	} else if err := s.Close(t.Context()); err != nil {
 		t.Error(err)
+	}
+}
+
+// shortDir makes a directory for sockets, wherever TMPDIR points.
+func shortDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+// openWatch counts watches that are open.
+type openWatch struct {
+	noHints
+	open *atomic.Int32
+}
+
+func (w openWatch) Close() { w.open.Add(-1) }
+
+// What belongs to an earlier root_dir ends with the last registration there.
+func TestRegistriesOfAnEarlierRootDirAreClosed(t *testing.T) {
+	var open atomic.Int32
+	watch := func(...string) kubelet.Watch { open.Add(1); return openWatch{open: &open} }
+	p := &parts{
+		log:        slog.New(slog.DiscardHandler),
+		registries: map[string]*registry{},
+		kubelet:    kubelet.NewProcess(kubelet.ProcessOptions{}),
+		options:    kubelet.Options{Log: slog.New(slog.DiscardHandler), Watch: watch, WatchDir: func(path string) kubelet.Watch { return watch(path) }, Pool: worker.NewPool()},
+	}
+	socket := func(root, name string) agent.Socket {
+		c := config.Default()
+		c.Kubelet.RootDir = root
+		s, err := p.Socket(t.Context(), c, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	end := func(s agent.Socket) {
+		if err := s.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	root, other := shortDir(t), shortDir(t)
+	a, b := socket(root, "a.example"), socket(root, "b.example")
+	end(b)
+	moved := socket(other, "a.example")
+	if n := open.Load(); n != 4 {
+		t.Errorf("%d watches, want one for each registry and socket", n)
+	}
+	end(a) // withdrawn
+	p.closing.Wait()
+	if n := open.Load(); n != 2 {
+		t.Errorf("%d watches, want those of the root_dir in force", n)
+	}
+	end(moved)
+	end(socket(other, "a.example")) // its registry stays, and is used again
+	p.closing.Wait()
+	if n := open.Load(); n != 1 {
+		t.Errorf("%d watches, want the one of the registry in force", n)
+	}
+	if err := p.close(t.Context()); err != nil || open.Load() != 0 {
+		t.Errorf("%d watches, error %v", open.Load(), err)
 	}
 }

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,11 +10,13 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"runtime/debug"
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"csi-registrar/internal/config"
+	"csi-registrar/internal/rootdir"
 	"csi-registrar/internal/systemd"
 	"csi-registrar/internal/worker"
 )
@@ -38,10 +41,9 @@ func run(ctx context.Context, o Options, load func(config.Source) *config.Result
 	d := newDaemon(o, log, pool, "")
 	r.daemon, r.level = d, level
 	return d.run(ctx, backend{d.agent, d, r.reload}, func(ctx context.Context) error {
-		if err := r.begin(ctx, res); err != nil {
-			return err
-		}
+		r.begin(ctx, res)
 		d.work.Go(func() { r.follow(ctx) })
+		d.work.Go(func() { r.withdrawUnclaimed(ctx) })
 		d.onHangup(ctx, func() { d.note("reloading", r.reload(ctx)) })
 		return nil
 	})
@@ -59,11 +61,15 @@ type configReloader struct {
 	answered chan struct{}                      // capacity one: an abandoned load has returned
 	requests chan chan<- error                  // for a reload at once, and where its error goes
 	ended    chan struct{}                      // closed when follow has returned
+	// unclaimed has capacity one: the configuration that withdrawUnclaimed is to compare with next.
+	unclaimed chan *config.Config
 
 	// All below belongs to begin, and then to the goroutine in follow.
 	lastGood string // the path of the last good configuration
 	inForce  *config.InForce
-	complete bool // inForce is all that the files say, and all of it is applied
+	complete bool // inForce is all that the files say
+	// there was no last good configuration: inForce is what is left of files with errors
+	partial  bool
 	grace    config.Grace
 	next     schedule
 	links    []string // of the files, to be watched
@@ -71,7 +77,7 @@ type configReloader struct {
 }
 
 func newReloader(pool *worker.Pool, source config.Source, load func(config.Source) *config.Result) *configReloader {
-	r := &configReloader{source: source, load: load, answered: make(chan struct{}, 1), requests: make(chan chan<- error), ended: make(chan struct{})}
+	r := &configReloader{source: source, load: load, answered: make(chan struct{}, 1), requests: make(chan chan<- error), ended: make(chan struct{}), unclaimed: make(chan *config.Config, 1)}
 	r.slot = pool.Slot(filepath.Dir(source.Watch()[0]), func() {
 		select {
 		case r.answered <- struct{}{}:
@@ -105,14 +111,17 @@ func (r *configReloader) read(ctx context.Context) *config.Result {
 
 // begin brings the first configuration into force. With errors in the files that is the
 // last good one, or if there is none what is left of them.
-func (r *configReloader) begin(ctx context.Context, res *config.Result) error {
-	if err := os.MkdirAll(r.options.runDir(), 0o755); err != nil {
+func (r *configReloader) begin(ctx context.Context, res *config.Result) {
+	if err := os.MkdirAll(stateDir(r.options.runDir()), 0o755); err != nil {
 		r.log.Warn("nothing is remembered over a restart", "error", err)
 	}
-	r.lastGood = filepath.Join(r.options.runDir(), lastGoodName(r.source))
+	r.lastGood = filepath.Join(stateDir(r.options.runDir()), lastGoodName(r.source))
 	r.report(res)
 	c := res.InForce()
 	good, err := config.LoadLastGood(r.lastGood)
+	if errors.Is(err, fs.ErrNotExist) { // packages of 0.1.0 have it one directory higher
+		good, err = config.LoadLastGood(filepath.Join(r.options.runDir(), lastGoodName(r.source)))
+	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		r.log.Warn("starting without the last good configuration", "error", err)
 	}
@@ -124,13 +133,25 @@ func (r *configReloader) begin(ctx context.Context, res *config.Result) error {
 		c = good
 		r.log.Warn("starting with the last good configuration", "drivers", len(c.Drivers))
 	default:
+		r.partial = true
 		r.log.Warn("starting with what is left of the files without their errors", "drivers", len(c.Drivers), "left_out", res.Faulty)
 	}
-	if lines := systemd.DropIn(c.Kubelet.RootDir); lines != "" && r.notifier != nil {
-		r.log.Info("this root_dir needs a drop-in of the unit, unless it is there already", "root_dir", c.Kubelet.RootDir, "drop_in", lines)
-	}
+	r.adviseDropIn(ctx, c.Kubelet.RootDir)
 	r.note("sweeping stale sockets", r.parts.sweep(ctx, c.Config))
-	return r.apply(ctx, c, len(res.Errors) == 0)
+	r.note("applying the configuration", r.apply(ctx, c, len(res.Errors) == 0))
+}
+
+// adviseDropIn logs the drop-in that another root_dir needs, where the unit has none yet.
+func (r *configReloader) adviseDropIn(ctx context.Context, rootDir string) {
+	lines := systemd.DropIn(rootDir)
+	if lines == "" || r.notifier == nil {
+		return
+	}
+	registry := rootdir.PluginsRegistry(rootDir)
+	err, late := worker.Do(ctx, r.slot, readLimit, func() error { return unix.Access(registry, unix.W_OK) }, nil)
+	if cmp.Or(late, err) != nil {
+		r.log.Info("the plugins_registry cannot be written: unless the kubelet creates it later, this root_dir needs a drop-in of the unit", "root_dir", rootDir, "drop_in", lines, "error", cmp.Or(late, err))
+	}
 }
 
 // served is the last good configuration with only those drivers whose registration sockets
@@ -140,6 +161,10 @@ func served(good *config.InForce, stored []string) *config.InForce {
 	c.Drivers = slices.DeleteFunc(slices.Clone(c.Drivers), func(d config.Driver) bool {
 		return !slices.Contains(stored, d.Name)
 	})
+	// The files no longer say whom to trust, and what an earlier process wrote may not relax it.
+	for i, d := range c.Drivers {
+		c.Drivers[i].SocketOwner = config.DefaultDriver(d.Name, d.Socket).SocketOwner
+	}
 	return &config.InForce{Config: &c, Files: good.Files, RootDirFile: good.RootDirFile}
 }
 
@@ -162,19 +187,42 @@ func (r *configReloader) keep(ctx context.Context, res *config.Result, inForce *
 
 // apply brings c into force. Only if it is all that the files say are other drivers withdrawn.
 func (r *configReloader) apply(ctx context.Context, c *config.InForce, complete bool) error {
-	debug.SetGCPercent(gcPercent(len(c.Drivers)))
 	r.level.Set(logLevel(c.Log.Level))
 	if r.inForce != nil && r.inForce.Log.Format != c.Log.Format {
 		r.log.Warn("log.format takes effect at the next start", "format", c.Log.Format)
 	}
-	err := r.agent.Apply(ctx, c.Config, c.Files)
-	r.inForce, r.complete = c, complete && err == nil
-	if !r.complete {
+	err := r.agent.Apply(ctx, c.Config, c.Files) // the agent retries what failed
+	r.inForce, r.complete = c, complete
+	if !complete {
 		return err
 	}
 	r.note("keeping the configuration", config.SaveLastGood(r.lastGood, c))
-	r.note("withdrawing", r.agent.WithdrawKept(ctx, r.parts.unclaimed(c.Config)))
-	return nil
+	select {
+	case r.unclaimed <- c.Config:
+	case <-r.unclaimed: // the one before was not looked at, and is superseded
+		r.unclaimed <- c.Config
+	}
+	return err
+}
+
+// withdrawUnclaimed withdraws what an earlier process registered and the configuration no longer
+// has. No start waits for it, and it is done little by little: there can be thousands.
+func (r *configReloader) withdrawUnclaimed(ctx context.Context) {
+	const together = 32
+	select {
+	case <-ctx.Done():
+	case <-r.ready:
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case c := <-r.unclaimed:
+			for names := range slices.Chunk(r.parts.unclaimed(c), together) {
+				r.note("withdrawing", r.agent.WithdrawKept(ctx, names))
+			}
+		}
+	}
 }
 
 // reload is the command: what disappeared from the files is withdrawn at once.
@@ -195,7 +243,8 @@ func (r *configReloader) reload(ctx context.Context) error {
 	}
 }
 
-// readAndApply reads the files; with an error in them nothing changes.
+// readAndApply reads the files. With an error in them nothing changes, unless there was never a
+// configuration without errors.
 func (r *configReloader) readAndApply(ctx context.Context, grace bool) error {
 	r.next = schedule{}
 	res := r.read(ctx)
@@ -205,8 +254,12 @@ func (r *configReloader) readAndApply(ctx context.Context, grace bool) error {
 	r.links = res.Links
 	r.report(res)
 	if len(res.Errors) > 0 {
+		if c := res.Over(r.inForce); r.partial && !r.inForce.Equal(c) {
+			r.note("applying the configuration", r.apply(ctx, c, false))
+		}
 		return res.Errors
 	}
+	r.partial = false
 	c := res.InForce()
 	if grace {
 		if c = r.keep(ctx, res, r.inForce); r.complete && r.inForce.Equal(c) {

@@ -26,7 +26,7 @@ type node struct {
 
 func newNode(t *testing.T) *node {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "d")
+	dir, err := os.MkdirTemp("/tmp", "d") // short, wherever TMPDIR points
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,6 +142,24 @@ func TestDropInCountsBesideAFileThatIsWrittenAllTheTime(t *testing.T) {
 	n.await(c, "the second drop-in", has("second.example"))
 }
 
+// The last good configuration of an earlier package counts after the upgrade.
+func TestLastGoodConfigurationOfAnEarlierPackage(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.write("conf.d/50-a.toml", n.table("a.example"))
+	c, stop := n.run()
+	n.await(c, "the driver", has("a.example"))
+	stop()
+
+	runDir := RunDir(n.root)
+	if err := os.Rename(filepath.Join(stateDir(runDir), "last-good.json"), filepath.Join(runDir, "last-good.json")); err != nil {
+		t.Fatal(err)
+	}
+	n.write("conf.d/50-a.toml", "[driver.\"a.example\"\n")
+	c, _ = n.run()
+	n.await(c, "the driver of the broken file", has("a.example"))
+}
+
 // The file that has root_dir is away while the daemon starts.
 func TestRootDirStaysWhileItsFileIsAwayAroundARestart(t *testing.T) {
 	t.Parallel()
@@ -232,10 +250,22 @@ func TestFirstStartWithABrokenDropIn(t *testing.T) {
 	n.write("conf.d/60-b.toml", "[driver.\"b.example\"\nenabled = false\n")
 	c, _ := n.run()
 	n.await(c, "what is left", func(s status.Document) bool {
-		return has("a.example")(s) && !has("b.example")(s) && strings.Contains(s.ConfigError, "60-b.toml:1: is not valid TOML")
+		return has("a.example")(s) && has("b.example")(s) && strings.Contains(s.ConfigError, "60-b.toml:1: is not valid TOML")
 	})
+	// The other files count as ever, and an error in one ends no registration.
+	n.write("conf.d/70-c.toml", n.table("c.example"))
+	n.await(c, "a file beside the broken one", has("c.example"))
+	n.write("conf.d/20-a.toml", "[driver.\"a.example\"\n")
+	n.write("conf.d/70-d.toml", n.table("d.example"))
+	n.await(c, "another one", func(s status.Document) bool {
+		return has("a.example")(s) && has("c.example")(s) && has("d.example")(s) && strings.Contains(s.ConfigError, "20-a.toml:1: ")
+	})
+	n.write("conf.d/20-a.toml", n.table("a.example"))
 	n.write("conf.d/60-b.toml", "[driver.\"b.example\"]\nenabled = false\n")
-	n.await(c, "the fixed drop-in", func(s status.Document) bool { return has("b.example")(s) && s.ConfigError == "" })
+	n.await(c, "the fixed drop-in", func(s status.Document) bool {
+		d, _ := s.Driver("b.example")
+		return d.State == status.Disabled && s.ConfigError == ""
+	})
 }
 
 // A driver whose table disappeared while the daemon was stopped is not registered again.

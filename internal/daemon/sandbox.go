@@ -1,62 +1,190 @@
 package daemon
 
 import (
-	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"csi-registrar/internal/rootdir"
+	"csi-registrar/internal/trust"
+	"csi-registrar/internal/unixsock"
 	"csi-registrar/internal/worker"
 )
 
-// errSandbox ends the process so that the manager starts it again: its view of the file
-// system was made at start and cannot be changed from within.
-var errSandbox = errors.New("the kubelet's root directory was made after this process was started, whose sandbox shows it read-only; " +
+// ErrSandbox ends the process so that the service manager starts another one in a new sandbox: the
+// process cannot change its own view of the file system. Registrations stay in the descriptor
+// store.
+var ErrSandbox = errors.New("the sandbox of this process no longer shows the kubelet's directories as they are; " +
 	"the service manager starts another one, and what is registered stays")
 
-// guardSandbox notices that the kubelet's root directory was made after the start, or made again, as
-// when a node is reset and joined again. ReadWritePaths= of the unit did not hold it: it is
-// read-only in here, for ever. A new process has a new view, and registrations stay in
-// the descriptor store. It cannot go on for ever: only a process that saw the directory
-// writable, or missing, ends. It calls looked after its first look.
+const (
+	// sandboxPause is the least time between two ends for a new sandbox.
+	sandboxPause = time.Minute
+	// linksPause is how long the directory of the endpoint links must be gone: the next process
+	// makes it again, which must not interfere with a recursive delete of root_dir (kubeadm reset).
+	linksPause = 5 * time.Second
+	maxEnded   = 4 << 10 // bytes of the file
+)
+
+// view is what the process sees of the kubelet's directories.
+type view struct {
+	Root, Registry, Links unixsock.FileID // zero: it is missing
+
+	registryReadOnly, rootReadOnly bool
+}
+
+// lookAround looks at the directories. It blocks for as long as the file system does not answer.
+func lookAround(registry string) (v view, err error) {
+	root := filepath.Dir(registry)
+	look := func(path string, id *unixsock.FileID, readOnly *bool) error {
+		f, err := unixsock.Stat(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		var st unix.Statfs_t
+		if err == nil {
+			err = unix.Statfs(path, &st)
+		}
+		*id, *readOnly = f.FileID, st.Flags&unix.ST_RDONLY != 0
+		return err
+	}
+	var linksReadOnly bool // ignored: it says nothing more than its identity
+	return v, errors.Join(look(root, &v.Root, &v.rootReadOnly), look(registry, &v.Registry, &v.registryReadOnly),
+		look(rootdir.EndpointLinks(root), &v.Links, &linksReadOnly))
+}
+
+// linksLost is the one reason that has to hold for linksPause.
+const linksLost = "plugins/csi-registrar was removed, and cannot be created in this sandbox"
+
+// stale says why the process needs a new sandbox, having seen first at its start; empty: it does
+// not.
+func (v view) stale(first view) string {
+	none := unixsock.FileID{}
+	switch {
+	case v.Registry != none && v.registryReadOnly && v.Registry != first.Registry:
+		// One that was read-only from the start, or became so, would be the same in another
+		// process.
+		return "plugins_registry was created, and is read-only in this sandbox"
+	case first.Root != none && first.rootReadOnly && v.Root != none && !v.rootReadOnly:
+		return "something was mounted over root_dir, and is writable in this sandbox"
+	case first.Links != none && v.Links != first.Links && first.rootReadOnly && v.Root == first.Root && v.Registry == first.Registry:
+		return linksLost
+	}
+	return ""
+}
+
+// ended are the last ends of processes for a new sandbox, by reason.
+type ended map[string]end
+
+type end struct {
+	view
+	At time.Time
+}
+
+// in returns whether a process may end for the reason at all, and how long that has to wait. It may
+// not if one ended for the same directories already: another would see the same.
+func (e ended) in(reason string, v view, now time.Time) (wait time.Duration, may bool) {
+	last, ok := e[reason]
+	if !ok || last.At.After(now) { // the clock was set
+		return 0, true
+	}
+	return max(0, sandboxPause-now.Sub(last.At)), last.Root != v.Root || last.Registry != v.Registry || last.Links != v.Links
+}
+
+func readEnded(path string) (e ended, err error) {
+	b, err := trust.Rule{}.ReadFile(path, maxEnded)
+	if err == nil {
+		err = json.Unmarshal(b, &e)
+	}
+	if e == nil {
+		e = ended{}
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return e, err
+}
+
+// guardSandbox ends the process when its sandbox no longer shows the kubelet's directories as they
+// are: once for the same directories, and once a minute, for each reason. It calls looked after its
+// first look.
 func (d *daemon) guardSandbox(ctx context.Context, looked func()) {
 	defer looked()
-	registry := d.agent.Status().PluginsRegistry // the one at start: of the unit's sandbox
+	registry := d.agent.Status().PluginsRegistry // the one at the start: of the unit's sandbox
 	if d.notifier == nil || !d.options.KeepSockets || registry == "" {
-		return // nobody would start us again, or a flag named the directory
+		return // nobody would start another process, or a flag named the directory
 	}
-	dir := filepath.Dir(registry)
-	hints := d.watcher.Subscribe(dir)
+	file := filepath.Join(stateDir(d.options.runDir()), "sandbox.json")
+	before, err := readEnded(file)
+	d.note("reading when a process ended for a new sandbox", err)
+	hints := d.watcher.Subscribe(registry, filepath.Dir(registry), rootdir.EndpointLinks(filepath.Dir(registry)))
 	defer hints.Close()
-	slot := d.pool.Slot(dir, hints.Hint)
-	anotherMaySeeMore := false
-	for {
-		seen, err := worker.Do(ctx, slot, time.Second, func() error {
-			var st unix.Statfs_t
-			if err := unix.Statfs(dir, &st); err != nil || st.Flags&unix.ST_RDONLY == 0 {
-				return err
+	slot := d.pool.Slot(registry, hints.Hint)
+	var first view
+	var lost time.Time // since when the links are
+	for seen := false; ; {
+		type result struct {
+			view
+			err error
+		}
+		r, err := worker.Do(ctx, slot, time.Second, func() result { v, err := lookAround(registry); return result{v, err} }, nil)
+		var again <-chan time.Time
+		switch err := errors.Join(err, r.err); {
+		case err != nil:
+			d.log.Debug("looking at the kubelet's directories", "error", err)
+		case !seen:
+			first, seen = r.view, true
+		default:
+			now, reason := time.Now(), r.stale(first)
+			r.Links = unixsock.FileID{}
+			if reason != linksLost {
+				lost = time.Time{}
+			} else {
+				if lost.IsZero() {
+					lost = now
+				}
+				r.Links = first.Links // once for each that was lost
 			}
-			return errSandbox
-		}, nil)
-		switch err := cmp.Or(err, seen); {
-		case err == nil, errors.Is(err, fs.ErrNotExist):
-			anotherMaySeeMore = true
-		case !errors.Is(err, errSandbox):
-			d.log.Debug("looking at the root directory", "error", err)
-		case anotherMaySeeMore:
-			d.fail(fmt.Errorf("%s: %w", dir, errSandbox))
-			return
+			wait, may := before.in(reason, r.view, now)
+			if reason == linksLost {
+				wait = max(wait, linksPause-now.Sub(lost))
+			}
+			switch {
+			case reason == "" || !may:
+			case wait > 0:
+				again = time.After(wait)
+			default:
+				before[reason] = end{r.view, time.Now()}
+				d.note("noting the end for a new sandbox", writeEnded(file, before))
+				d.fail(fmt.Errorf("%s: %w", reason, ErrSandbox))
+				return
+			}
 		}
 		looked()
 		select {
 		case <-ctx.Done():
 			return
 		case <-hints.Hints():
+		case <-again:
 		}
 	}
+}
+
+func writeEnded(path string, e ended) error {
+	b, err := json.Marshal(e)
+	if err != nil {
+		return err
+	}
+	temporary := path + ".new"
+	if err := os.WriteFile(temporary, b, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(temporary, path)
 }

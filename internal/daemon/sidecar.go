@@ -14,6 +14,7 @@ import (
 	"csi-registrar/internal/config"
 	"csi-registrar/internal/control"
 	"csi-registrar/internal/driver"
+	"csi-registrar/internal/registrar"
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/worker"
 )
@@ -85,12 +86,13 @@ func (s *sidecar) discover(ctx context.Context) (string, bool) {
 	shown := status.Driver{Socket: d.Socket, Endpoint: d.Endpoint, Registration: status.None}
 	show := func(rep status.Report) {
 		if state := string(rep.Driver); shown.State != state {
-			shown.State, shown.Since = state, time.Now()
+			shown.State, shown.Since = state, time.Now().UTC()
 			s.log.Info("waiting for the driver", "socket", d.Socket, "state", state, "reason", rep.Reason)
 		}
 		shown.Driver, shown.Reason = rep.Driver, rep.Reason
 		s.agent.Unnamed(&shown)
 	}
+	var backoff registrar.Backoff
 	for wait := time.Second; ; wait = min(2*wait, 30*time.Second) {
 		rep := client.Ask(ctx, show)
 		switch {
@@ -98,15 +100,19 @@ func (s *sidecar) discover(ctx context.Context) (string, bool) {
 			return "", false
 		case rep.Driver == status.Ready:
 			return rep.Identity.Name, true
-		case rep.Driver == status.Starting:
-			wait = time.Second
 		}
 		show(rep)
+		pause := wait - wait/8 + rand.N(wait/4)
+		if rep.Driver == status.Starting {
+			wait, pause = time.Second, backoff.Next(rep, time.Now())
+		} else {
+			backoff = registrar.Backoff{}
+		}
 		select {
 		case <-ctx.Done():
 			return "", false
 		case <-client.Hints():
-		case <-time.After(wait - wait/8 + rand.N(wait/4)):
+		case <-time.After(pause):
 		}
 	}
 }

@@ -34,16 +34,37 @@ type volumeSocket struct {
 	*kubelet.Socket
 	parts         *parts
 	rootDir, name string
+	warned        string // of a withdrawal that failed since
 }
 
 // Withdraw implements registrar.Socket.
-func (s volumeSocket) Withdraw(ctx context.Context) error {
+func (s *volumeSocket) Withdraw(ctx context.Context) error {
+	warning, attrs := "", []any{"driver", s.name}
 	all, err := volumes.Count(ctx, s.parts.pool, s.rootDir)
-	if err != nil {
-		s.parts.log.Warn("withdrawing a driver without knowing its volumes", "driver", s.name, "error", err)
-	} else if n := all[s.name]; n != (status.Volumes{}) {
-		s.parts.log.Warn("withdrawing a driver whose volumes are in use: the kubelet cannot unmount them until it is registered again",
-			"driver", s.name, "published", n.Published, "staged", n.Staged)
+	if n := all[s.name]; err != nil {
+		warning, attrs = "withdrawing a driver without knowing its volumes", append(attrs, "error", err)
+	} else if n != (status.Volumes{}) {
+		warning = "withdrawing a driver whose volumes are in use: the kubelet cannot unmount them until it is registered again"
+		attrs = append(attrs, "published", n.Published, "staged", n.Staged)
 	}
-	return s.Socket.Withdraw(ctx)
+	if warning != "" && warning != s.warned {
+		s.parts.log.Warn(warning, attrs...)
+	}
+	if err = s.Socket.Withdraw(ctx); err == nil {
+		warning = ""
+	}
+	s.warned = warning
+	return err
+}
+
+// Close implements agent.Socket.
+func (s *volumeSocket) Close(ctx context.Context) error {
+	defer s.parts.release(s.rootDir)
+	return s.Socket.Close(ctx)
+}
+
+// Discard implements agent.Socket.
+func (s *volumeSocket) Discard(ctx context.Context) error {
+	defer s.parts.release(s.rootDir)
+	return s.Socket.Discard(ctx)
 }

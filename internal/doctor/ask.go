@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"path/filepath"
 	"strings"
 	"time"
 	"unicode"
@@ -20,8 +21,8 @@ import (
 	"csi-registrar/internal/unixsock"
 )
 
-// trusted checks who can be behind the driver's socket, by the daemon's rules, and reports
-// what is wrong. peer is who listens there; nil: nobody has connected yet.
+// trusted applies the daemon's rules about who may own and serve the driver's socket, and reports
+// what breaks them. peer is the process that listens there; nil: not connected yet.
 func (x *diagnosis) trusted(ctx context.Context, d config.Driver, peer *unixsock.Cred) bool {
 	rule := trust.SocketOwner(d.SocketOwner)
 	_, err := look(ctx, x, d.Socket, func() (struct{}, error) {
@@ -39,24 +40,26 @@ func (x *diagnosis) trusted(ctx context.Context, d config.Driver, peer *unixsock
 	if err == nil {
 		return true
 	}
-	at := x.origin(d, "socket_owner")
 	found, fix := sentence(err.Error()), []Fix(nil)
 	if e, ok := errors.AsType[*trust.Error](err); ok {
 		if e.Command.Name != "" {
-			fix = []Fix{{Command: e.Command}}
+			fix = append(fix, Fix{Command: e.Command})
 		}
 		if e.Owner != "" {
-			fix = append(fix, text("or set socket_owner = %s in %s, if that user runs the driver", safetext.Quote(e.Owner), at))
+			fix = append(fix, note("or set socket_owner = %s in the table of the driver, if that user runs it", safetext.ShellWord(e.Owner)))
 		}
 	}
-	fix = append(fix, text(`or set socket_owner = "any" in %s, to turn these checks off`, at), reload)
+	if len(fix) == 0 {
+		fix = append(fix, note("make only root able to change what is at %s", safetext.ShellWord(d.Socket)))
+	}
+	fix = append(fix, note("or set socket_owner to any in the table of the driver, which turns these checks off"), reload)
 	x.problem(d.Name, StepTrust, DriverNotTrusted, found,
 		fmt.Sprintf("nobody but %s can put a socket there, or listen on it", safetext.Word(d.SocketOwner)), fix...)
 	return false
 }
 
-// sentence is a text that another package put together: quoted as a whole, if what it cites is
-// not as plain as a usual path or name.
+// sentence returns a message of another package, quoted as a whole if it has characters that
+// paths and names usually do not have.
 func sentence(s string) string {
 	if strings.ContainsFunc(s, func(r rune) bool {
 		return r > unicode.MaxASCII || unicode.IsControl(r) || strings.ContainsRune("$`;|&<>*?\\!#{}[]~^", r)
@@ -78,10 +81,10 @@ func (x *diagnosis) ask(ctx context.Context, d config.Driver, c net.Conn, who pr
 	}
 	defer conn.Close()
 	q := &questions{diagnosis: x, d: d, who: who, identity: csi.NewIdentityClient(conn), node: csi.NewNodeClient(conn)}
-	if q.call(ctx, StepPluginInfo, "it answers at once with the driver's name", q.pluginInfo) && q.sameName() &&
+	if q.call(ctx, StepPluginInfo, "it answers at once with the driver's name", q.pluginInfo) && q.sameName(ctx) &&
 		q.call(ctx, StepProbe, "it says that it is ready, or does not implement Probe", q.probe) &&
 		q.call(ctx, StepNodeInfo, "it answers; the kubelet waits 2 minutes and then refuses the driver", q.nodeInfo) {
-		q.checkNodeInfo()
+		q.checkNodeInfo(ctx)
 	}
 }
 
@@ -96,7 +99,7 @@ type questions struct {
 	info     *csi.NodeGetInfoResponse
 }
 
-// call makes one call and reports its failure; seen is what there is to say of success.
+// call makes one call and reports its failure. do returns what the report says after a success.
 func (q *questions) call(ctx context.Context, step Step, expected string, do func(context.Context) (seen string, err error)) bool {
 	limit := q.d.Timeout
 	if step == StepNodeInfo {
@@ -111,13 +114,13 @@ func (q *questions) call(ctx context.Context, step Step, expected string, do fun
 		q.checked(q.d.Name, step, OK, "%s", seen)
 	} else {
 		id, found := failure(step, limit, err)
-		q.problem(q.d.Name, step, id, found, expected, q.who.repair()...)
+		q.problem(q.d.Name, step, id, found, expected, q.serverOf(ctx, q.d.Name, q.who).restart()...)
 	}
 	q.took(took)
 	return err == nil
 }
 
-// wrongAnswer is the error of a call that was answered, but not as it must be.
+// wrongAnswer is the error of a call whose answer is invalid.
 type wrongAnswer struct {
 	id   ID
 	text string
@@ -125,7 +128,7 @@ type wrongAnswer struct {
 
 func (e wrongAnswer) Error() string { return e.text }
 
-// failure says how a call ended.
+// failure returns the ID and the text for the error of a call.
 func failure(step Step, limit time.Duration, err error) (ID, string) {
 	if wrong, ok := errors.AsType[wrongAnswer](err); ok {
 		return wrong.id, wrong.text
@@ -142,14 +145,6 @@ func failure(step Step, limit time.Duration, err error) (ID, string) {
 	}
 }
 
-// repair is what to do about a driver that fails.
-func (p process) repair() []Fix {
-	if strings.HasSuffix(p.unit, ".service") {
-		return []Fix{logOf(p.unit), run("systemctl", "restart", p.unit)}
-	}
-	return []Fix{text("look into the log of the driver, which is process %d; restart it", p.pid)}
-}
-
 func (q *questions) pluginInfo(ctx context.Context) (string, error) {
 	r, err := q.identity.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
 	q.name = r.GetName()
@@ -159,20 +154,47 @@ func (q *questions) pluginInfo(ctx context.Context) (string, error) {
 	return safetext.Word(q.name) + " " + safetext.Word(r.GetVendorVersion()), err
 }
 
-// sameName reports whether the driver is the one that is configured, and what to do if not.
-func (q *questions) sameName() bool {
+// sameName reports whether the driver has the configured name, and adds a finding if not.
+func (q *questions) sameName(ctx context.Context) bool {
 	if q.name == q.d.Name {
 		return true
 	}
-	at := q.origin(q.d, "socket")
-	fix := text("fix the name or the socket of the table [driver.%q] in %s", q.d.Name, at)
-	if status.CheckName(q.name) == nil {
-		fix = text("name the table [driver.%q] in %s, or give it the socket of %s", q.name, at, q.d.Name)
-	}
 	q.problem(q.d.Name, StepPluginInfo, DriverNameMismatch,
-		fmt.Sprintf("the driver at %s reports name %s", safetext.Word(q.d.Socket), safetext.Quote(q.name)),
-		fmt.Sprintf("name %q, as in %s", q.d.Name, at), fix, reload)
+		fmt.Sprintf("the driver at %s reports name %s", safetext.Word(q.d.Socket), safetext.Quote(q.name))+q.inUse(ctx),
+		fmt.Sprintf("name %q, as in %s", q.d.Name, q.origin(q.d, "socket")), q.rename(ctx)...)
 	return false
+}
+
+// inUse returns how many volumes of the configured driver are in use, as the rest of a sentence;
+// empty: none.
+func (q *questions) inUse(ctx context.Context) string {
+	n := q.volumesOf(ctx, q.d.Name)
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf("; %s of %s in use on this node", count(n, "volume"), q.d.Name)
+}
+
+// rename configures the driver under the name that it reports.
+func (q *questions) rename(ctx context.Context) []Fix {
+	if status.CheckName(q.name) != nil {
+		return append([]Fix{note("no driver can have that name, or socket is the path of another program")}, q.serverOf(ctx, q.d.Name, q.who).log()...)
+	}
+	if n := q.volumesOf(ctx, q.d.Name); n > 0 {
+		return append([]Fix{note("do not rename the table: the kubelet could not unmount the %s of %s any more", count(n, "volume"), q.d.Name),
+			note("have the driver report the name %s again, or give the table the socket of %s", q.d.Name, q.d.Name)},
+			q.serverOf(ctx, q.d.Name, q.who).restart()...)
+	}
+	table := []string{fmt.Sprintf("[driver.%q]", q.name), "socket = " + safetext.Quote(q.d.Socket)}
+	if q.d.SocketOwner != "root" {
+		table = append(table, "socket_owner = "+safetext.Quote(q.d.SocketOwner))
+	}
+	if q.o.Source.File != "" || strings.ContainsFunc(q.d.Socket, unicode.IsControl) {
+		return []Fix{note("name the table of %s after the name that the driver reports, %s", q.d.Name, q.name), reload}
+	}
+	table = append(table, fmt.Sprintf("[driver.%q]", q.d.Name), "enabled = false")
+	return []Fix{note("if %s is the driver that is wanted here", q.name), run("mkdir", "-p", q.confDir()),
+		write(filepath.Join(q.confDir(), dropInPrefix+q.name+".toml"), table...), reload}
 }
 
 func (q *questions) probe(ctx context.Context) (string, error) {
@@ -195,10 +217,10 @@ func (q *questions) nodeInfo(ctx context.Context) (seen string, err error) {
 	return fmt.Sprintf("node id %s, %s, %s", safetext.Word(q.info.GetNodeId()), limit, count(len(q.info.GetAccessibleTopology().GetSegments()), "topology key")), err
 }
 
-func (q *questions) checkNodeInfo() {
+func (q *questions) checkNodeInfo(ctx context.Context) {
 	for _, f := range nodeRules(q.info) {
 		f.Driver, f.Step = q.d.Name, StepNodeInfo
-		f.Fix = []Fix{text("fix this in the driver's own configuration, and restart it")}
+		f.Fix = append([]Fix{note("change the flags or the configuration of the driver, where it gets this from")}, q.serverOf(ctx, q.d.Name, q.who).restart()...)
 		q.found(f)
 	}
 }

@@ -3,6 +3,7 @@ package doctor
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -10,6 +11,7 @@ import (
 
 	"csi-registrar/internal/config"
 	"csi-registrar/internal/safetext"
+	"csi-registrar/internal/trust"
 )
 
 var reload = run("csi-registrar", "reload")
@@ -20,19 +22,20 @@ func (x *diagnosis) loadConfig(ctx context.Context) {
 	r, err := look(ctx, x, where, func() (*config.Result, error) { return config.Load(x.o.Source), nil })
 	if err != nil {
 		r = &config.Result{Config: config.Default()}
-		x.problem("", StepConfiguration, ConfigurationUnreadable, err.Error(), "the configuration can be read")
+		where, fix := x.unmount(ctx, where, err)
+		x.problem("", StepConfiguration, ConfigurationUnreadable, err.Error()+where, "the configuration can be read", fix...)
 	}
 	x.config = r
 }
 
-// configuration reports the errors of the files, and drivers that are asked for and
-// not in them.
+// configuration reports the errors of the files, and drivers that were named on the command line
+// and are not configured.
 func (x *diagnosis) configuration(ctx context.Context) {
 	before := len(x.report.Findings)
 	for _, m := range x.config.Errors {
-		if driver := driverOf(m.Key); driver == "" || x.wanted(driver) {
-			x.problem(driver, StepConfiguration, ConfigurationError, fileError(m), m.Hint,
-				text("edit %s", safetext.Word(m.File)), run("csi-registrar", "config", "check"), reload)
+		if driver := driverOf(m.Key); driver == "" || x.selected(driver) {
+			expected, fix := x.correct(ctx, m)
+			x.problem(driver, StepConfiguration, ConfigurationError, fileError(m), expected, fix...)
 		}
 	}
 	for _, name := range x.o.Drivers {
@@ -42,15 +45,36 @@ func (x *diagnosis) configuration(ctx context.Context) {
 	}
 	if len(x.config.Config.Drivers)+len(x.config.Faulty) == 0 && !x.named && len(x.report.Findings) == before {
 		x.warning("", StepConfiguration, NoDriverConfigured, "no driver is configured", `each driver has a table [driver."NAME"] with its socket`,
-			text("csi-registrar import MANIFEST, or write a file into %s", safetext.Word(x.confDir())))
+			note("write a file into %s, or let csi-registrar import write it from the DaemonSet of the driver", safetext.ShellWord(x.confDir())))
 	}
 	if len(x.report.Findings) == before && !x.problemIn(StepConfiguration) {
 		x.checked("", StepConfiguration, OK, "%s, %s", count(len(x.config.Files), "file"), count(len(x.config.Config.Drivers), "driver"))
 	}
 }
 
-// fileError is an error of the files in one line. The texts in it are config's; it quotes what
-// it cites.
+// correct returns what is expected in place of an error, and its fix.
+func (x *diagnosis) correct(ctx context.Context, m config.Error) (expected string, fix []Fix) {
+	check := run("csi-registrar", "config", "check")
+	root := cmp.Or(x.o.Source.Root, "/")
+	_, err := look(ctx, x, m.File, func() (struct{}, error) {
+		owners, err := trust.Users("root")
+		if err != nil {
+			return struct{}{}, err
+		}
+		return struct{}{}, trust.Rule{Owners: owners, Below: root, FollowLink: true}.Check(m.File)
+	})
+	e, ok := errors.AsType[*trust.Error](err)
+	switch {
+	case ok && e.Path == m.File && e.Command.Name != "":
+		return "only root can change it", []Fix{note("look first what is in it"), {Command: e.Command}, check, reload}
+	case ok && e.Path == m.File:
+		return "only root can change it", []Fix{note("make %s a file that only root can change", safetext.ShellWord(m.File)), check, reload}
+	}
+	return m.Hint, []Fix{note("edit %s", safetext.ShellWord(m.File)), check, reload}
+}
+
+// fileError formats an error of the files as one line. Package config has quoted what comes from
+// the files.
 func fileError(m config.Error) string {
 	s := safetext.Word(m.File)
 	if m.Line > 0 {
@@ -62,8 +86,8 @@ func fileError(m config.Error) string {
 	return s + ": " + m.Problem
 }
 
-// driverOf takes the driver's name out of a key: driver."NAME".socket. It is empty if that
-// can be no driver's name.
+// driverOf returns the driver's name in a key such as driver."NAME".socket; empty: there is none,
+// or it is no valid name.
 func driverOf(key string) string {
 	rest, _ := strings.CutPrefix(key, `driver."`)
 	name, _, ok := strings.Cut(rest, `"`)
@@ -73,7 +97,7 @@ func driverOf(key string) string {
 	return name
 }
 
-// origin is the place where a key of the driver is written; where it is not, the table's.
+// origin returns where a key of the driver is set; if it is not set, where its table is.
 func (x *diagnosis) origin(d config.Driver, key string) string {
 	for _, k := range []string{key, "socket"} {
 		if at := x.config.Origin(fmt.Sprintf("driver.%q.%s", d.Name, k)); at != "default" {
@@ -83,7 +107,7 @@ func (x *diagnosis) origin(d config.Driver, key string) string {
 	return "default"
 }
 
-// place shows an origin, which config has quoted if it could not be shown otherwise.
+// place formats an origin. Package config has quoted it where that is necessary.
 func place(at string) string {
 	if strings.HasPrefix(at, `"`) {
 		return at
@@ -91,20 +115,21 @@ func place(at string) string {
 	return safetext.Word(at)
 }
 
-// confDir is where administrators write.
+// confDir returns the directory for the administrator's drop-ins.
 func (x *diagnosis) confDir() string {
 	return filepath.Join(cmp.Or(x.o.Source.Root, "/"), "etc/csi-registrar/conf.d")
 }
 
-// absent reports a driver that somebody asked for and no file configures, unless one that is
-// hidden by a file of the same name.
+// absent reports a driver that was named on the command line and that no file configures, or only
+// a file that is hidden by another one of the same name.
 func (x *diagnosis) absent(ctx context.Context, name string) {
 	for _, h := range x.config.Hidden {
 		there, err := look(ctx, x, h.File, func() (bool, error) {
 			_, there := config.Load(config.Source{File: h.File}).Config.Driver(name)
 			return there, nil
 		})
-		if err == nil && there { // that a file system does not answer was found when the files were read
+		// a file system that does not answer was reported when the files were read
+		if err == nil && there {
 			x.problem(name, StepConfiguration, ConfigurationHidden,
 				fmt.Sprintf("%s, which configures it, is hidden by %s", safetext.Word(h.File), safetext.Word(h.By)),
 				"only one file has that name, or the one in /etc configures the driver", run("rm", h.By), reload)
@@ -112,10 +137,10 @@ func (x *diagnosis) absent(ctx context.Context, name string) {
 		}
 	}
 	x.problem(name, StepConfiguration, DriverNotConfigured, "no file configures it", fmt.Sprintf("a table [driver.%q] with its socket", name),
-		text("write it into a file in %s", safetext.Word(x.confDir())), reload)
+		note("write it into a file in %s", safetext.ShellWord(x.confDir())), reload)
 }
 
-// disabled reports a problem only where somebody asked for the driver.
+// disabled reports a disabled driver: as a problem only if it was named on the command line.
 func (x *diagnosis) disabled(d config.Driver) {
 	if !x.named {
 		x.checked(d.Name, StepConfiguration, Skipped, "it is disabled")
@@ -123,5 +148,5 @@ func (x *diagnosis) disabled(d config.Driver) {
 	}
 	at := x.origin(d, "enabled")
 	x.problem(d.Name, StepConfiguration, DriverDisabled, "it is disabled: enabled = false in "+at,
-		"enabled = true, or no such key", text("edit %s", at), reload)
+		"enabled = true, or no such key", x.setDriverKey(d.Name, "enabled", "true")...)
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"slices"
+	"strings"
 	"time"
 
 	"csi-registrar/internal/config"
@@ -14,7 +16,7 @@ import (
 	"csi-registrar/internal/status"
 )
 
-// daemon is what the running daemon says of itself.
+// daemon is the status document of the running daemon.
 type daemon struct {
 	err error // why it could not be asked; nil if it answered
 	status.Document
@@ -22,7 +24,7 @@ type daemon struct {
 
 func (d daemon) runs() bool { return d.err == nil }
 
-// asRoot runs doctor as who may see everything.
+// asRoot runs doctor again as root.
 var asRoot = run("sudo", "csi-registrar", "doctor")
 
 const daemonTimeout = 2500 * time.Millisecond // it answers at once; less than fileTimeout
@@ -41,14 +43,18 @@ func (x *diagnosis) askDaemon(ctx context.Context) daemon {
 	return daemon{err, doc}
 }
 
-// running looks whether the daemon runs, and works with the files as they are.
+// running checks that the daemon runs, and that it has loaded the files as they are now.
 func (x *diagnosis) running() {
 	err, outdated := x.daemon.err, x.outdated()
 	switch {
 	case errors.Is(err, control.ErrNotRunning) && x.problemIn(StepUnit):
 		x.checked("", StepDaemon, Failed, "%v", err)
 	case errors.Is(err, control.ErrNotRunning):
-		x.problem("", StepDaemon, DaemonNotRunning, err.Error(), "it runs", enable)
+		start := enable
+		if x.service.properties["ActiveState"] == "active" { // its socket is gone
+			start = systemctl("restart", serviceUnit)
+		}
+		x.problem("", StepDaemon, DaemonNotRunning, err.Error(), "it runs", start)
 	case errors.Is(err, fs.ErrPermission):
 		x.warning("", StepDaemon, NotRoot, err.Error(), "doctor runs as root: much can only be seen then", asRoot)
 	case err != nil:
@@ -62,8 +68,8 @@ func (x *diagnosis) running() {
 	}
 }
 
-// outdated says how the daemon's configuration differs from that of the files; empty if it
-// does not. Where the files have errors it must, and they are reported already.
+// outdated returns how the daemon's configuration differs from the files; empty: it does not, or
+// the files have errors, which are reported elsewhere.
 func (x *diagnosis) outdated() string {
 	if x.daemon.err != nil || len(x.config.Errors) > 0 || x.problemIn(StepConfiguration) {
 		return ""
@@ -75,14 +81,14 @@ func (x *diagnosis) outdated() string {
 		return fmt.Sprintf("it publishes in %s, the files say %s", safetext.Word(has), safetext.Word(x.registry()))
 	}
 	for _, d := range x.config.Config.Drivers {
-		if why := x.differs(d); why != "" && x.wanted(d.Name) {
+		if why := x.differs(d); why != "" && x.selected(d.Name) {
 			return d.Name + " " + why
 		}
 	}
 	return ""
 }
 
-// differs says how the daemon's driver differs from that of the files; empty if it does not.
+// differs returns how the daemon's settings of a driver differ from the files; empty: they do not.
 func (x *diagnosis) differs(d config.Driver) string {
 	st, known := x.daemon.Driver(d.Name)
 	told, _ := x.config.Config.Kubelet.Announced(d)
@@ -97,4 +103,29 @@ func (x *diagnosis) differs(d config.Driver) string {
 		return fmt.Sprintf("has the socket %s and the endpoint %s there", safetext.Word(st.Socket), safetext.Word(st.Endpoint))
 	}
 	return ""
+}
+
+// degraded reports problems of the daemon that no finding of a driver explains.
+func (x *diagnosis) degraded(ctx context.Context) {
+	if x.daemon.Polling != "" {
+		x.warning("", StepDaemon, ChangesPolled, "the daemon looks for changes each second instead of being told: "+safetext.Quote(x.daemon.Polling),
+			"the kernel reports them through inotify",
+			note("see which of these limits is reached, and raise it"), run("sysctl", "fs.inotify.max_user_instances", "fs.inotify.max_user_watches"),
+			systemctl("restart", serviceUnit))
+	}
+	all, err := look(ctx, x, x.proc(), x.mounts)
+	for _, s := range x.daemon.Stuck {
+		if slices.ContainsFunc(x.report.Findings, func(f Finding) bool { return strings.Contains(f.Found, safetext.Word(s.Path)) }) {
+			continue
+		}
+		found := fmt.Sprintf("a call of the daemon to the file system of %s has not returned since %s", safetext.Word(s.Path), s.Since.Local().Format(time.DateTime))
+		fix := []Fix{note("bring the file system back that does not answer"), run("findmnt")}
+		if m, ok := mountOf(all, s.Path); err == nil && ok {
+			found += ": that is " + m.String()
+			if x.rootOnly(ctx, m.point) {
+				fix = []Fix{note("if its server does not come back"), run("umount", "--force", "--lazy", m.point)}
+			}
+		}
+		x.warning("", StepDaemon, FileSystemNotAnswering, found, "every file system on the path of a driver answers", fix...)
+	}
 }

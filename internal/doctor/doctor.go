@@ -1,9 +1,9 @@
-// Package doctor finds out why a CSI driver is not registered: it does what the kubelet
-// does, step by step, with the daemon or without it, and says how to fix what is wrong.
+// Package doctor finds out why a CSI driver is not registered: it does what the kubelet does,
+// step by step, with the daemon or without it, and prints how to fix what is wrong.
 //
-// It runs as root and reads what others wrote: drivers, processes, names of files. Their
-// text is only shown, and marked by safetext.Quote or Word; a Fix holds none of it but a name
-// that was checked or a path, which safetext.Command quotes.
+// It runs as root and reads untrusted text: from drivers, processes and file names. Such text is
+// only shown, marked by safetext.Quote or Word. In a Fix there is none of it, except names that
+// were validated and paths that safetext.Command quotes.
 package doctor
 
 import (
@@ -21,7 +21,7 @@ import (
 
 	"csi-registrar/internal/config"
 	"csi-registrar/internal/control"
-	"csi-registrar/internal/pluginreg"
+	"csi-registrar/internal/rootdir"
 	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/worker"
 )
@@ -31,17 +31,18 @@ type Options struct {
 	Source  config.Source
 	Drivers []string // by name; none: all that are configured
 	Units   Units    // nil: systemd is not asked
-	// Root is where the rest of the node is, of which tests make their own: /proc and the
-	// files of the kubelets' distributions. Default "/".
+	// Root is the root directory of /proc and of everything else but the configuration; tests have
+	// their own. Default "/".
 	Root string
-	// NodeInfoTimeout is how long NodeGetInfo may take, for which the kubelet waits 2
-	// minutes. Default 15 s.
+	// NodeInfoTimeout is the time limit of NodeGetInfo. The kubelet's own is 2 minutes. Default
+	// 15 s.
 	NodeInfoTimeout time.Duration
 }
 
 const (
-	fileTimeout   = 3 * time.Second // for a file system to answer
-	socketTimeout = time.Second     // for a socket to accept and to answer GetInfo: the kubelet's own limit
+	fileTimeout = 3 * time.Second // for a file system to answer
+	// for a socket to accept and to answer GetInfo: the kubelet's own limit
+	socketTimeout = time.Second
 )
 
 // diagnosis is one run of doctor.
@@ -51,15 +52,16 @@ type diagnosis struct {
 	config  *config.Result
 	service service
 	daemon  daemon
-	kubelet *kubelet            // the one that counts; nil: none was found
+	kubelet *kubelet            // the kubelet of this node; nil: none was found
 	served  map[string][]plugin // what is served in plugins_registry, by driver
-	named   bool                // drivers were named
+	stale   []plugin            // sockets in plugins_registry that nobody listens on
+	named   bool                // drivers were named on the command line
 	report  Report
 }
 
-// Run examines the node and its drivers. It changes nothing, and a driver sees nothing
-// but the calls that the kubelet would make. Each step has a time limit, also where a file
-// system does not answer; all of them end with ctx.
+// Run examines the node and its drivers. It changes nothing, and a driver gets only the calls
+// that the kubelet would make. Each step has a time limit, even if a file system does not answer,
+// and ends with ctx.
 func Run(ctx context.Context, o Options) Report {
 	if o.Root == "" {
 		o.Root = "/"
@@ -83,17 +85,20 @@ func Run(ctx context.Context, o Options) Report {
 	x.kubelets(ctx)
 	x.unit(ctx)
 	x.running()
+	x.withdrawals(ctx)
 	x.watching(ctx)
 	x.volumes(ctx)
+	x.staleSockets(ctx)
 	x.drivers(ctx)
+	x.degraded(ctx)
 	findings := x.report.Findings
 	sort.SliceStable(findings, func(i, j int) bool { return findings[i].rank() < findings[j].rank() })
 	x.report.Healthy = !slices.ContainsFunc(x.report.Findings, func(f Finding) bool { return f.Severity == Problem })
 	return x.report
 }
 
-// drivers examines the drivers, all at once: of those that hang each has its time limits, and
-// their sum would be minutes. Each has a copy of the report, as it is about the node, and adds to it.
+// drivers examines the drivers in parallel: the time limits of many drivers that hang would add
+// up to minutes. Each adds its findings to a copy of the node's report.
 func (x *diagnosis) drivers(ctx context.Context) {
 	node := x.report
 	node.Findings, node.Checks = slices.Clip(node.Findings), slices.Clip(node.Checks)
@@ -101,7 +106,7 @@ func (x *diagnosis) drivers(ctx context.Context) {
 		y := *x
 		y.report = node
 		switch {
-		case !x.wanted(d.Name):
+		case !x.selected(d.Name):
 		case d.Enabled:
 			y.driver(ctx, d)
 		default:
@@ -115,7 +120,7 @@ func (x *diagnosis) drivers(ctx context.Context) {
 	}
 }
 
-// each calls f for all items at the same time, and returns its results in their order.
+// each calls f for all items in parallel, and returns the results in the order of the items.
 func each[T, R any](items []T, f func(T) R) []R {
 	results := make([]R, len(items))
 	var all sync.WaitGroup
@@ -126,8 +131,8 @@ func each[T, R any](items []T, f func(T) R) []R {
 	return results
 }
 
-// look runs f, which looks at a file system and may never return; then the error says that
-// the file system of path does not answer.
+// look runs f, which accesses a file system and may never return. The error then wraps a
+// *worker.NotAnswering.
 func look[T any](ctx context.Context, x *diagnosis, path string, f func() (T, error)) (T, error) {
 	type result struct {
 		value T
@@ -141,12 +146,18 @@ func look[T any](ctx context.Context, x *diagnosis, path string, f func() (T, er
 	case err == nil:
 		return r.value, r.err
 	case errors.As(err, new(*worker.NotAnswering)):
-		return r.value, fmt.Errorf("the file system of %s does not answer", safetext.Word(path))
+		return r.value, fmt.Errorf("the file system of %s does not answer%w", safetext.Word(path), silent{err})
 	}
 	return r.value, err // ctx has ended
 }
 
-// bare is the system's own error, without the path in it, which is shown quoted or not at all.
+// silent wraps an error without adding its text.
+type silent struct{ err error }
+
+func (s silent) Error() string { return "" }
+func (s silent) Unwrap() error { return s.err }
+
+// bare returns the error of the system call without its path, which is shown quoted or not at all.
 func bare(err error) error {
 	if p, ok := errors.AsType[*fs.PathError](err); ok {
 		return p.Err
@@ -157,16 +168,18 @@ func bare(err error) error {
 	return err
 }
 
-// wanted reports whether a driver is to be examined.
-func (x *diagnosis) wanted(name string) bool {
+// selected reports whether a driver is to be examined.
+func (x *diagnosis) selected(name string) bool {
 	return !x.named || slices.Contains(x.o.Drivers, name)
 }
 
-func (x *diagnosis) registry() string { return pluginreg.Dir(x.config.Config.Kubelet.RootDir) }
+func (x *diagnosis) registry() string {
+	return rootdir.PluginsRegistry(x.config.Config.Kubelet.RootDir)
+}
 
 func (x *diagnosis) proc() string { return filepath.Join(x.o.Root, "proc") }
 
-// count is a number with its noun.
+// count formats a number with its noun.
 func count(n int, noun string) string {
 	if n == 1 {
 		return "1 " + noun

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"csi-registrar/internal/control"
+	"csi-registrar/internal/status"
 )
 
 func TestHealthyNode(t *testing.T) {
@@ -34,6 +36,9 @@ func TestHealthyNode(t *testing.T) {
 	}
 }
 
+// quoted is a word that a shell takes as it is.
+var quoted = regexp.MustCompile(`\$?'[^']*'`)
+
 // Each breaks a healthy node in one way. The first finding must name the cause, and
 // following it must make the node healthy again.
 func TestBrokenNodes(t *testing.T) {
@@ -49,7 +54,7 @@ func TestBrokenNodes(t *testing.T) {
 		person func(*testing.T, *node)
 		root   bool // needs root
 	}{
-		{what: "wrong root_dir", step: StepKubelet, id: "root-dir-mismatch", found: "csi-registrar publishes below", fix: "etc/csi-registrar/config.toml",
+		{what: "wrong root_dir", step: StepKubelet, id: "root-dir-mismatch", found: "csi-registrar publishes below", fix: "99-doctor-root-dir.toml",
 			breaks: func(t *testing.T, n *node) {
 				n.rootDir = n.path("data")
 				n.startKubelet()
@@ -88,10 +93,10 @@ func TestBrokenNodes(t *testing.T) {
 			breaks: func(t *testing.T, n *node) { n.remove(n.path("proc/812")) }, person: func(t *testing.T, n *node) { n.startKubelet() }},
 		{what: "no plugins_registry", step: StepDirectory, id: "plugins-registry-missing", found: "does not exist", fix: "systemctl restart kubelet.service",
 			breaks: func(t *testing.T, n *node) { n.stopDaemon(); n.remove(n.registry()); n.serveStatus() }},
-		{what: "dead socket", step: StepSocket, id: "driver-socket-stale", found: "nobody listens on", fix: "start the driver",
+		{what: "dead socket", step: StepSocket, id: "driver-socket-stale", found: "nobody listens on", fix: "restart the driver",
 			breaks: func(t *testing.T, n *node) { n.driver.ln.SetUnlinkOnClose(false); n.driver.stop(); n.restartDaemon() },
 			person: func(t *testing.T, n *node) { n.driver.restart(t) }},
-		{what: "no socket", step: StepSocket, id: "driver-socket-missing", found: "there is no ", fix: "set socket in",
+		{what: "no socket", step: StepSocket, id: "driver-socket-missing", found: "there is no ", fix: "/csi/plugin.sock",
 			breaks: func(t *testing.T, n *node) {
 				if err := os.Rename(n.socket(), n.path("csi/plugin.sock")); err != nil {
 					t.Fatal(err)
@@ -101,15 +106,15 @@ func TestBrokenNodes(t *testing.T) {
 			person: func(t *testing.T, n *node) {
 				n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", strings.ReplaceAll(n.table(""), "csi.sock", "plugin.sock"))
 			}},
-		{what: "no directory", step: StepSocket, id: "driver-socket-missing", found: "its directory does not exist", fix: "start the driver",
+		{what: "no directory", step: StepSocket, id: "driver-socket-missing", found: "its directory does not exist", fix: "restart the driver",
 			breaks: func(t *testing.T, n *node) { n.driver.stop(); n.remove(n.path("csi")); n.restartDaemon() },
 			person: func(t *testing.T, n *node) { n.mkdir(n.path("csi"), 0o755); n.driver.restart(t) }},
 		{what: "a file in its place", step: StepSocket, id: "driver-socket-not-socket", found: "is a regular file, not a socket", fix: "rm ",
 			breaks: func(t *testing.T, n *node) { n.driver.stop(); n.write("csi/csi.sock", ""); n.restartDaemon() },
 			person: func(t *testing.T, n *node) { n.driver.restart(t) }},
-		{what: "wrong owner", step: StepTrust, id: "driver-not-trusted", found: "belongs to", fix: "chown root", root: true,
+		{what: "wrong owner", step: StepTrust, id: "driver-not-trusted", found: "belongs to", fix: "chown -h root", root: true,
 			breaks: func(t *testing.T, n *node) { chown(t, n.socket(), 65123); n.restartDaemon() }},
-		{what: "directory of another user", step: StepTrust, id: "driver-not-trusted", found: "belongs to", fix: "chown root", root: true,
+		{what: "directory of another user", step: StepTrust, id: "driver-not-trusted", found: "belongs to", fix: "chown -h root", root: true,
 			breaks: func(t *testing.T, n *node) { chown(t, n.path("csi"), 65123); n.restartDaemon() }},
 		{what: "directory that others may write", step: StepTrust, id: "driver-not-trusted", found: "may be written by its group or others", fix: "chmod go-w",
 			breaks: func(t *testing.T, n *node) { chmod(t, n.path("csi"), 0o777); n.restartDaemon() }},
@@ -117,9 +122,6 @@ func TestBrokenNodes(t *testing.T) {
 			breaks: func(t *testing.T, n *node) {
 				n.driver.set(func(f *fakeDriver) { f.name = "smb.csi.example.com" })
 				n.restartDaemon()
-			},
-			person: func(t *testing.T, n *node) {
-				n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", strings.ReplaceAll(n.table(""), name, "smb.csi.example.com"))
 			}},
 		{what: "no name", step: StepPluginInfo, id: "driver-name-empty", found: "empty name", fix: "log",
 			breaks: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.name = "" }); n.restartDaemon() }, person: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.name = name }) }},
@@ -154,14 +156,14 @@ func TestBrokenNodes(t *testing.T) {
 				n.driver.set(func(f *fakeDriver) { f.noNode = false })
 				n.driver.restart(t)
 			}},
-		{what: "node id too long", step: StepNodeInfo, id: "node-id-invalid", found: "node id has 257", fix: "driver's own configuration",
+		{what: "node id too long", step: StepNodeInfo, id: "node-id-invalid", found: "node ID has 257", fix: "flags or the configuration of the driver",
 			breaks: func(t *testing.T, n *node) {
 				n.driver.set(func(f *fakeDriver) { f.nodeID = strings.Repeat("x", 257) })
 				n.restartDaemon()
 			}, person: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.nodeID = "x" }) }},
-		{what: "node id empty", step: StepNodeInfo, id: "node-id-invalid", found: "empty node id", fix: "driver's own configuration",
+		{what: "node id empty", step: StepNodeInfo, id: "node-id-invalid", found: "node ID is empty", fix: "flags or the configuration of the driver",
 			breaks: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.nodeID = "" }); n.restartDaemon() }, person: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.nodeID = "x" }) }},
-		{what: "topology key invalid", step: StepNodeInfo, id: "topology-invalid", found: `topology key "Zone A" is no label key`, fix: "driver's own configuration",
+		{what: "topology key invalid", step: StepNodeInfo, id: "topology-invalid", found: `topology key "Zone A" is not a label key`, fix: "flags or the configuration of the driver",
 			breaks: func(t *testing.T, n *node) {
 				n.driver.set(func(f *fakeDriver) { f.topology = map[string]string{"Zone A": "a"} })
 				n.restartDaemon()
@@ -188,7 +190,7 @@ func TestBrokenNodes(t *testing.T) {
 				n.remove(n.path("etc/csi-registrar/conf.d/10-nfs.toml"))
 				n.driver.restart(t)
 			}},
-		{what: "disabled", named: true, step: StepConfiguration, id: "driver-disabled", found: "it is disabled: enabled = false in ", fix: "60-nfs.toml:2",
+		{what: "disabled", named: true, step: StepConfiguration, id: "driver-disabled", found: "it is disabled: enabled = false in ", fix: "99-doctor-",
 			breaks: func(t *testing.T, n *node) {
 				n.write("etc/csi-registrar/conf.d/60-nfs.toml", fmt.Sprintf("[driver.%q]\nenabled = false\n", name))
 				n.restartDaemon()
@@ -206,7 +208,12 @@ func TestBrokenNodes(t *testing.T) {
 			}},
 		{what: "another endpoint loaded", step: StepDaemon, id: "configuration-not-loaded", found: "and the endpoint /elsewhere there", fix: "csi-registrar reload",
 			breaks: func(t *testing.T, n *node) { n.status.Drivers[0].Endpoint = "/elsewhere" }},
-		{what: "second registrar", step: StepRegistrars, id: "another-registrar", found: "served by csi-node-driver (pid", fix: "container node-driver-registrar",
+		{what: "a withdrawal that fails", step: StepRegistration, id: "withdrawal-failing", found: "cannot withdraw the registration socket /old/a-reg.sock: \"read-only file system\"", fix: "journalctl",
+			breaks: func(t *testing.T, n *node) {
+				n.status.Withdrawals = []status.Withdrawal{{Driver: name, RegistrationSocket: "/old/a-reg.sock", Error: "read-only file system"}}
+			},
+			person: func(t *testing.T, n *node) { n.status.Withdrawals = nil }},
+		{what: "second registrar", step: StepRegistrars, id: "another-registrar", found: "served by csi-node-driver (pid", fix: "out of the DaemonSet",
 			breaks: func(t *testing.T, n *node) {
 				n.write(fmt.Sprintf("proc/%d/comm", os.Getpid()), "csi-node-driver\n")
 				n.write(fmt.Sprintf("proc/%d/cgroup", os.Getpid()), "0::/kubepods.slice/cri-containerd-0123.scope\n")
@@ -214,7 +221,7 @@ func TestBrokenNodes(t *testing.T) {
 				n.regs["other"] = s
 			},
 			person: func(t *testing.T, n *node) { n.regs["other"](); delete(n.regs, "other") }},
-		{what: "another registrar at our path", step: StepRegistrars, id: "another-registrar", found: "another registrar serves this driver", fix: "stop that registrar",
+		{what: "another registrar at our path", step: StepRegistrars, id: "another-registrar", found: "another registrar serves this driver", fix: "ss -xlp src",
 			breaks: func(t *testing.T, n *node) {
 				n.stopDaemon()
 				s := serveRegistration(t, n.regSocket(), name, "/x/csi.sock")
@@ -264,13 +271,13 @@ func TestBrokenNodes(t *testing.T) {
 				d := &n.status.Drivers[0]
 				d.State, d.Registration, d.RegisteredAt, d.LastGetInfoAt = "published", "published", time.Time{}, time.Time{}
 			}},
-		{what: "endpoint is nowhere", step: StepEndpoint, id: "endpoint-unusable", found: "there is no such file", fix: "set endpoint in",
+		{what: "endpoint is nowhere", step: StepEndpoint, id: "endpoint-unusable", found: "there is no such file", fix: "endpoint = ",
 			breaks: func(t *testing.T, n *node) {
 				n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table(`endpoint = "/nowhere/csi.sock"`))
 				n.restartDaemon()
 			},
 			person: func(t *testing.T, n *node) { n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table("")) }},
-		{what: "endpoint of another driver", step: StepRegistration, id: "registration-not-published", found: `is of the driver \"other.example.com\"`, fix: "csi-registrar reregister",
+		{what: "endpoint of another driver", step: StepRegistration, id: "registration-not-published", found: `belongs to the driver \"other.example.com\"`, fix: "csi-registrar reregister",
 			breaks: func(t *testing.T, n *node) {
 				other := &fakeDriver{name: "other.example.com"}
 				other.start(t, n.path("csi/other.sock"))
@@ -303,13 +310,13 @@ func TestBrokenNodes(t *testing.T) {
 		{what: "root_dir in /tmp", step: StepSandbox, id: "root-dir-not-writable", found: "PrivateTmp=yes", fix: "PrivateTmp=no",
 			breaks: func(t *testing.T, n *node) { n.units[serviceUnit]["PrivateTmp"] = "yes" },
 			person: func(t *testing.T, n *node) { n.units[serviceUnit]["PrivateTmp"] = "no" }},
-		{what: "store disabled", step: StepStore, id: "store-too-small", found: "FileDescriptorStoreMax= is 0", fix: "systemctl revert",
+		{what: "store disabled", step: StepStore, id: "store-too-small", found: "FileDescriptorStoreMax= is 0", fix: "FileDescriptorStoreMax=4096",
 			breaks: func(t *testing.T, n *node) { n.units[serviceUnit]["FileDescriptorStoreMax"] = "0" }},
-		{what: "without --keep-sockets", step: StepStore, id: "sockets-not-kept", found: "without --keep-sockets", fix: "systemctl revert",
+		{what: "without --keep-sockets", step: StepStore, id: "sockets-not-kept", found: "without --keep-sockets", fix: "--keep-sockets",
 			breaks: func(t *testing.T, n *node) { n.units[serviceUnit]["ExecStart"] = "/usr/bin/csi-registrar run" }},
-		{what: "watchdog off", step: StepWatchdog, id: "watchdog-off", found: "does not watch the daemon", fix: "systemctl revert",
+		{what: "watchdog off", step: StepWatchdog, id: "watchdog-off", found: "does not watch the daemon", fix: "WatchdogSec=20s",
 			breaks: func(t *testing.T, n *node) { n.units[serviceUnit]["WatchdogUSec"] = "infinity" }},
-		{what: "HTTP open", step: StepHTTP, id: "http-open", found: "0.0.0.0:9809, \"[::]:1\", which other machines can reach", fix: "systemctl revert csi-registrar-http.socket",
+		{what: "HTTP open", step: StepHTTP, id: "http-open", found: "0.0.0.0:9809, \"[::]:1\", which other machines can reach", fix: "ListenStream=127.0.0.1:9809",
 			breaks: func(t *testing.T, n *node) { n.units[httpUnit]["Listen"] = "0.0.0.0:9809 (Stream)\n[::]:1 (Stream)" },
 			person: func(t *testing.T, n *node) { n.units[httpUnit]["Listen"] = "127.0.0.1:9809 (Stream)" }},
 		{what: "others may register", step: StepDirectory, id: "plugins-registry-writable", found: "could register any driver", fix: "chmod 0750",
@@ -336,6 +343,11 @@ func TestBrokenNodes(t *testing.T) {
 			if len(r.Findings) > 1 {
 				t.Errorf("one cause, %d findings: %+v", len(r.Findings), r.Findings)
 			}
+			for _, f := range first.Fix {
+				if rest := quoted.ReplaceAllString(f.Comment, ""); strings.ContainsAny(rest, ";|&<>$`()\"'*?!\\") {
+					t.Errorf("zsh would not take it for a comment: %s", f)
+				}
+			}
 			if r.Healthy != (first.Severity == Warning) {
 				t.Errorf("healthy is %v with %+v", r.Healthy, first)
 			}
@@ -354,7 +366,7 @@ func TestBrokenNodes(t *testing.T) {
 	}
 }
 
-// Sockets of others are shown and are no findings, whether they answer or not.
+// Sockets of others are shown. Only one on which nobody listens is a finding.
 func TestAllPluginsAreShown(t *testing.T) {
 	n := newNode(t)
 	n.process(os.Getpid(), "gpu-plugin", "0::/kubepods.slice/cri-containerd-0123.scope")
@@ -383,7 +395,8 @@ func TestAllPluginsAreShown(t *testing.T) {
 	defer hangs.Close()
 
 	r := n.examine()
-	if len(r.Findings) != 0 {
+	dead := filepath.Join(n.registry(), "old-reg.sock")
+	if len(r.Findings) != 1 || r.Findings[0].ID != PluginSocketStale || lines(r.Findings[0].Fix) != "rm "+dead {
 		t.Errorf("%+v", r.Findings)
 	}
 	by := fmt.Sprintf("gpu-plugin (pid %d, cri-containerd-0123.scope)", os.Getpid())

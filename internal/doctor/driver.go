@@ -26,7 +26,7 @@ func (x *diagnosis) driver(ctx context.Context, d config.Driver) {
 	x.registration(ctx, d)
 }
 
-// dial connects to a socket of somebody else's and returns who listens there.
+// dial connects to a socket and returns the credentials of the process that listens there.
 func (x *diagnosis) dial(ctx context.Context, path string) (c *net.UnixConn, cred unixsock.Cred, err error) {
 	type result struct {
 		c    *net.UnixConn
@@ -43,10 +43,10 @@ func (x *diagnosis) dial(ctx context.Context, path string) (c *net.UnixConn, cre
 	return r.c, r.cred, err
 }
 
-// reach connects to the driver's socket, and says what is wrong if that cannot be, or if it
-// is not to be trusted.
+// reach connects to the driver's socket. It adds a finding if that fails, or if the socket is not
+// trusted.
 func (x *diagnosis) reach(ctx context.Context, d config.Driver) (*net.UnixConn, process) {
-	shown, restart := safetext.Word(d.Socket), text("restart the driver")
+	shown, last := safetext.Word(d.Socket), x.serverOf(ctx, d.Name, process{})
 	problem := func(id ID, found, expected string, fix ...Fix) {
 		x.problem(d.Name, StepSocket, id, found, expected, fix...)
 	}
@@ -76,40 +76,32 @@ func (x *diagnosis) reach(ctx context.Context, d config.Driver) (*net.UnixConn, 
 		if _, err := x.stat(ctx, path.Dir(d.Socket)); err != nil {
 			found += ": its directory does not exist"
 		}
-		problem(DriverSocketMissing, found, "the driver runs and makes its socket there",
-			text("start the driver; if it listens elsewhere, set socket in %s", x.origin(d, "socket")), reload)
+		x.missing(ctx, d, found, last)
 	case errors.Is(err, fs.ErrPermission):
 		x.warning(d.Name, StepSocket, NotRoot, "this user may not connect to "+shown, "", asRoot)
 	case err != nil && !isSocket:
-		problem(DriverSocketUnreadable, fmt.Sprintf("%s cannot be looked at: %v", shown, err),
-			"every directory on its path is one that root may enter, on a file system that answers")
+		where, fix := x.unmount(ctx, d.Socket, err)
+		problem(DriverSocketUnreadable, fmt.Sprintf("%s cannot be looked at: %v%s", shown, err, where),
+			"every directory on its path is one that root may enter, on a file system that answers", fix...)
 	case !isSocket:
 		problem(DriverSocketNotSocket, fmt.Sprintf("%s is %s, not a socket", shown, at.Kind()),
-			"the driver makes a socket there", remove(d.Socket, at), restart)
+			"the driver makes a socket there", append([]Fix{x.remove(ctx, d.Socket, at)}, last.restart()...)...)
 	case errors.Is(err, syscall.ECONNREFUSED):
-		problem(DriverSocketStale, "nobody listens on "+shown+": it was left behind by a driver that has ended", "the driver runs and listens there",
-			text("start the driver; if it does not replace the stale socket by itself, remove that first:"), remove(d.Socket, at))
+		problem(DriverSocketStale, "nobody listens on "+shown+": it was left behind by a driver that has ended"+last.end(), "the driver runs and listens there",
+			append([]Fix{x.remove(ctx, d.Socket, at)}, last.restart()...)...)
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, syscall.EAGAIN):
 		problem(DriverNotAccepting, fmt.Sprintf("%s accepts no connection within %v: its queue is full, the driver hangs", shown, socketTimeout),
-			"the driver accepts connections", restart)
+			"the driver accepts connections", last.restart()...)
 	default:
-		problem(DriverConnectionFailed, fmt.Sprintf("connecting to %s failed: %v", shown, err), "the driver listens there, on a stream socket", restart)
+		problem(DriverConnectionFailed, fmt.Sprintf("connecting to %s failed: %v", shown, err), "the driver listens there, on a stream socket", last.restart()...)
 	}
 	return nil, process{}
 }
 
-// remove removes a file that is in the way.
-func remove(file string, at unixsock.File) Fix {
-	if at.IsDir() {
-		return run("rm", "-r", file)
-	}
-	return run("rm", file)
-}
-
-// endpoint looks whether the kubelet reaches the driver, too, by the path that it is given.
+// endpoint checks that the kubelet, too, reaches the driver, by the path that it is told.
 func (x *diagnosis) endpoint(ctx context.Context, d config.Driver) {
 	seen := d.Endpoint
-	if x.kubelet != nil { // in its own view of the file system, if it has one
+	if x.kubelet != nil { // it may have a mount namespace of its own
 		view := x.seenBy(x.kubelet, d.Endpoint)
 		if _, err := x.stat(ctx, view); err == nil {
 			seen = view
@@ -132,5 +124,5 @@ func (x *diagnosis) endpoint(ctx context.Context, d config.Driver) {
 		return
 	}
 	x.problem(d.Name, StepEndpoint, EndpointUnusable, found, "endpoint is a path to the driver's socket, as the kubelet sees it",
-		text("set endpoint in %s, or leave it out", x.origin(d, "endpoint")), reload)
+		x.setDriverKey(d.Name, "endpoint", safetext.Quote(d.Socket))...)
 }

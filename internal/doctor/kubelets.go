@@ -10,20 +10,18 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"csi-registrar/internal/distro"
 )
 
-// kubelet is a running kubelet, or a program that has one in it.
+// kubelet is a running kubelet, or a program that contains one.
 type kubelet struct {
 	process
 	rootDir string // empty: not known
 	unknown error  // why not
 }
 
-// programs are the names of kubelets, and of programs that can have one in them; microk8s' is
-// kubelite. Those of k0s and rke2 start one of their own.
-var programs = []string{"kubelet", "kubelite", "k3s-server", "k3s-agent"}
-
-// service is the unit whose restart restarts the kubelet; nil is one that was not found.
+// service returns the unit that runs the kubelet; k may be nil.
 func (k *kubelet) service() string {
 	if k == nil || !strings.HasSuffix(k.unit, ".service") {
 		return "kubelet.service"
@@ -33,28 +31,67 @@ func (k *kubelet) service() string {
 
 func (k *kubelet) restart() Fix { return systemctl("restart", k.service()) }
 
-// findKubelets finds those of root among all processes; ignored are the others': a process's
-// name is only a word, which anybody can say.
-func (x *diagnosis) findKubelets(ctx context.Context, all []process) (found []kubelet, ignored []process) {
+// findKubelets finds the kubelets among all processes. A process's name is only a word that
+// anybody can choose, so processes of other users and of pods are ignored.
+//
+// A kubelet in a container or a snap counts only if its directory is the configured one, or one
+// that a distribution uses: its paths are not those of the node, and a malicious container could
+// otherwise make doctor print a root_dir of its choice.
+func (x *diagnosis) findKubelets(ctx context.Context, all []process) (found []kubelet, ignored []string) {
 	for _, p := range all {
 		switch {
-		case !slices.Contains(programs, p.comm):
+		case !slices.Contains(distro.Processes(), p.comm):
+			continue
 		case !p.root():
-			ignored = append(ignored, p)
-		default:
-			dir, err := look(ctx, x, x.ofProcess(p.pid, "fd"), func() (string, error) { return rootDir(x.ofProcess(p.pid)) })
-			found = append(found, kubelet{p, dir, err})
+			ignored = append(ignored, p.String()+" is not a process of root")
+			continue
+		case p.inPod:
+			ignored = append(ignored, p.String()+" runs in a pod")
+			continue
 		}
+		dir, err := look(ctx, x, x.procPath(p.pid, "fd"), func() (string, error) { return rootDir(x.procPath(p.pid)) })
+		if p.confined && err == nil {
+			if dir = x.outside(ctx, p, dir); dir == "" {
+				ignored = append(ignored, p.String()+" has a root file system of its own")
+				continue
+			}
+		}
+		found = append(found, kubelet{p, dir, err})
 	}
 	return found, ignored
+}
+
+// outside returns the path on the node of a directory of a process in a container; empty if it is
+// none of those that are expected.
+func (x *diagnosis) outside(ctx context.Context, p process, dir string) string {
+	inside := x.procPath(p.pid, "root", dir)
+	for _, d := range slices.Concat([]string{x.config.Config.Kubelet.RootDir}, distro.RootDirs()) {
+		if x.sameFile(ctx, inside, d) || x.sameFile(ctx, inside, filepath.Join(x.o.Root, d)) {
+			return d
+		}
+	}
+	return ""
+}
+
+// installedKubelet returns the first known kubelet unit that exists here, and how it ended, as
+// the rest of a sentence.
+func (x *diagnosis) installedKubelet(ctx context.Context) (unit, ended string) {
+	if x.o.Units != nil {
+		for _, unit := range distro.Units() {
+			if p, err := x.o.Units.Show(ctx, unit, "LoadState"); err == nil && p["LoadState"] == "loaded" {
+				return unit, server{ended: x.lastExit(ctx, unit)}.end()
+			}
+		}
+	}
+	return "kubelet.service", ""
 }
 
 // maxSockets is how much of the list of Unix sockets is read: some 80,000.
 const maxSockets = 8 << 20
 
-// rootDir finds the kubelet's root directory: below it, in pod-resources, each kubelet listens
-// (v1.36; by default since v1.15), whatever distribution, flag or file named the directory. proc
-// is the kubelet's directory in /proc; its descriptors are for root to see.
+// rootDir returns the kubelet's root directory. Each kubelet listens in pod-resources below it
+// (by default since v1.15), whatever distribution, flag or file set the directory. proc is the
+// kubelet's directory in /proc; only root can read its descriptors.
 func rootDir(proc string) (string, error) {
 	descriptors, err := os.ReadDir(filepath.Join(proc, "fd"))
 	if err != nil {
@@ -93,7 +130,7 @@ func rootDir(proc string) (string, error) {
 	return "", fmt.Errorf("it listens in %d directories pod-resources", len(dirs))
 }
 
-// ofProcess is a file of a process.
-func (x *diagnosis) ofProcess(pid int, elem ...string) string {
+// procPath returns the path of a file of a process in /proc.
+func (x *diagnosis) procPath(pid int, elem ...string) string {
 	return filepath.Join(append([]string{x.o.Root, "proc", strconv.Itoa(pid)}, elem...)...)
 }

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -9,9 +10,9 @@ import (
 	"strings"
 	"testing"
 
-	"csi-registrar/internal/worker"
-
 	"golang.org/x/sys/unix"
+
+	"csi-registrar/internal/worker"
 )
 
 func TestFindKubelets(t *testing.T) {
@@ -59,7 +60,7 @@ func TestFindKubelets(t *testing.T) {
 
 // The kernel's own words about a socket that was renamed after it was bound, as the kubelet does.
 func TestRootDirOfARealProcess(t *testing.T) {
-	root, err := os.MkdirTemp("", "the kubelet") // short
+	root, err := os.MkdirTemp("/tmp", "the kubelet") // short, wherever TMPDIR points
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -130,24 +131,10 @@ func TestKubeletsInContainersAreOthers(t *testing.T) {
 	}
 	slices.Sort(others)
 	if want := []string{
-		"another kubelet is left out: kubelet (pid 700, kubelet.service), root directory " + n.rootDir,
-		"another kubelet is left out: kubelet (pid 900, kubelet.service), root directory " + n.rootDir,
+		"kubelet (pid 700, kubelet.service) has a root file system of its own and is ignored",
+		"kubelet (pid 900, kubelet.service) has a root file system of its own and is ignored",
 	}; !slices.Equal(others, want) {
 		t.Errorf("the other kubelets are shown as %q", others)
-	}
-}
-
-func TestUnitOf(t *testing.T) {
-	for cgroup, want := range map[string]string{
-		"0::/system.slice/kubelet.service\n":                                          "kubelet.service",
-		"0::/system.slice/k3s.service/kubelet\n":                                      "k3s.service",
-		"12:pids:/x.service\n1:name=systemd:/system.slice/rke2-agent.service\n0::/\n": "rke2-agent.service",
-		"0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-0a.scope\n":            "cri-containerd-0a.scope",
-		"0::/init.scope\n": "init.scope", "0::/\n": "", "": "", "nonsense\n": "",
-	} {
-		if got := unitOf(cgroup); got != want {
-			t.Errorf("%q: %q, want %q", cgroup, got, want)
-		}
 	}
 }
 
@@ -197,5 +184,35 @@ func TestWatchesOfARealProcess(t *testing.T) {
 	}
 	if _, err := watches("/proc/self", filepath.Join(dir, "none")); err == nil {
 		t.Error("a directory that does not exist is no error")
+	}
+}
+
+// Who calls a program of its own kubelet must not choose what we are told to write: neither a pod's
+// process, nor one in a root file system of its own.
+func TestKubeletsOfOthersDoNotChooseTheRootDirectory(t *testing.T) {
+	for what, make := range map[string]func(n *node){
+		"in a pod": func(n *node) {
+			n.process(700, "kubelet", "0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-0a.scope")
+		},
+		"in a chroot": func(n *node) { n.process(700, "kubelet", "0::/system.slice/kubelet.service") },
+	} {
+		t.Run(what, func(t *testing.T) {
+			n := newNode(t)
+			n.remove(n.path("proc/812"))
+			make(n)
+			chroot := n.path("chroot")
+			n.mkdir(filepath.Join(chroot, "evil/plugins_registry"), 0o750)
+			if err := os.Symlink(chroot, n.path("proc/700/root")); err != nil {
+				t.Fatal(err)
+			}
+			n.listens(700, "/evil")
+			r := n.examine()
+			if text := fmt.Sprintf("%+v", r); strings.Contains(text, "evil") {
+				t.Error(text)
+			}
+			if !slices.ContainsFunc(r.Findings, func(f Finding) bool { return f.ID == NoKubelet }) {
+				t.Errorf("%+v", r.Findings)
+			}
+		})
 	}
 }

@@ -7,10 +7,14 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"path"
 	"path/filepath"
 	"slices"
+	"strings"
 
+	"csi-registrar/internal/distro"
 	"csi-registrar/internal/safetext"
+	"csi-registrar/internal/systemd"
 	"csi-registrar/internal/unixsock"
 )
 
@@ -19,8 +23,8 @@ func (x *diagnosis) kubelets(ctx context.Context) {
 	defer x.directory(ctx)
 	all, seen := x.processes(ctx)
 	found, ignored := x.findKubelets(ctx, all)
-	for _, p := range ignored[:min(len(ignored), 3)] {
-		x.checked("", StepKubelet, Skipped, "%s is not a process of root and is ignored", p)
+	for _, why := range ignored[:min(len(ignored), 3)] {
+		x.checked("", StepKubelet, Skipped, "%s and is ignored", why)
 	}
 	ours := x.config.Config.Kubelet.RootDir
 	switch {
@@ -28,8 +32,9 @@ func (x *diagnosis) kubelets(ctx context.Context) {
 		x.checked("", StepKubelet, Skipped, "other users' processes cannot be seen; run doctor as root, on the node itself")
 		return
 	case len(found) == 0:
-		x.problem("", StepKubelet, NoKubelet, "no kubelet runs on this node (nor k3s, rke2, k0s or microk8s)", "it runs: drivers are registered with it",
-			systemctl("start", "kubelet.service"), logOf("kubelet.service"))
+		unit, ended := x.installedKubelet(ctx)
+		x.problem("", StepKubelet, NoKubelet, "no kubelet runs on this node, nor a program with one in it ("+strings.Join(distro.Processes()[1:], ", ")+")"+ended,
+			"it runs: drivers are registered with it", systemctl("start", unit), logOf(unit))
 		return
 	}
 	// Several, where nodes are simulated or run in containers: the one that is configured is
@@ -64,7 +69,7 @@ func (x *diagnosis) kubelets(ctx context.Context) {
 
 // seenBy is a path in the kubelet's own view of the file system.
 func (x *diagnosis) seenBy(k *kubelet, file string) string {
-	return x.ofProcess(k.pid, "root", file)
+	return x.procPath(k.pid, "root", file)
 }
 
 func (x *diagnosis) sameFile(ctx context.Context, a, b string) bool {
@@ -82,11 +87,8 @@ func (x *diagnosis) stat(ctx context.Context, file string) (unixsock.File, error
 
 // setRootDir follows the kubelet to its root directory.
 func (x *diagnosis) setRootDir(dir string) []Fix {
-	at := x.config.Origin("kubelet.root_dir")
-	if at == "default" {
-		at = cmp.Or(x.o.Source.File, filepath.Join(x.confDir(), "90-kubelet.toml"))
-	}
-	return append([]Fix{text("write root_dir = %s under [kubelet] in %s", safetext.Quote(dir), place(at))}, installDropIn(dir)...)
+	key := x.setKey("root-dir", "[kubelet]", "root_dir = "+safetext.Quote(dir), x.config.Origin("kubelet.root_dir"))
+	return append(key, installDropIn(dir)...)
 }
 
 // directory looks at plugins_registry itself.
@@ -105,16 +107,34 @@ func (x *diagnosis) directory(ctx context.Context) {
 	case errors.Is(err, fs.ErrPermission):
 		x.warning("", StepDirectory, NotRoot, shown+" cannot be looked at: permission denied", "", asRoot)
 	case err != nil:
-		x.problem("", StepDirectory, RegistryUnreadable, fmt.Sprintf("%s cannot be looked at: %v", shown, err), "a directory on a file system that answers")
+		where, fix := x.unmount(ctx, dir, err)
+		x.problem("", StepDirectory, RegistryUnreadable, fmt.Sprintf("%s cannot be looked at: %v%s", shown, err, where), "a directory on a file system that answers", fix...)
 	case !at.IsDir():
-		x.problem("", StepDirectory, RegistryNotDirectory, shown+" is "+at.Kind(), "a directory", run("rm", dir), x.kubelet.restart())
+		x.problem("", StepDirectory, RegistryNotDirectory, shown+" is "+at.Kind(), "a directory", x.remove(ctx, dir, at), x.kubelet.restart())
 	case at.Mode&0o022 != 0:
+		fix := run("chmod", "0750", dir)
+		if !x.rootOnly(ctx, dir) {
+			fix = note("make %s and all directories on its path writable for root only, then give it the mode 0750", safetext.ShellWord(dir))
+		}
 		x.problem("", StepDirectory, RegistryWritable,
 			fmt.Sprintf("others than root may write to %s (mode %04o): they could register any driver", shown, at.Mode&0o777),
-			"mode 0750", run("chmod", "0750", dir))
+			"mode 0750", fix)
 	default:
-		x.checked("", StepDirectory, OK, "%s", shown)
+		x.space(ctx, dir)
 	}
+}
+
+// space looks whether a registration socket can be made.
+func (x *diagnosis) space(ctx context.Context, dir string) {
+	for _, d := range []string{dir, filepath.Join(x.o.Root, "run")} {
+		lacks, err := look(ctx, x, d, func() (string, error) { return full(d) })
+		if err == nil && lacks != "" {
+			x.problem("", StepDirectory, FileSystemFull, fmt.Sprintf("the file system of %s has no %s left: no registration socket can be made", safetext.Word(d), lacks),
+				"space and inodes are free", run("df", "-h", d), run("df", "-i", d), note("remove files that are not needed from that file system"))
+			return
+		}
+	}
+	x.checked("", StepDirectory, OK, "%s", safetext.Word(dir))
 }
 
 // watching finds out whether the kubelet watches the very directory in which we publish. It
@@ -124,8 +144,8 @@ func (x *diagnosis) watching(ctx context.Context) {
 		return
 	}
 	dir, restart := safetext.Word(x.registry()), x.kubelet.restart()
-	answer, err := look(ctx, x, x.ofProcess(x.kubelet.pid, "fdinfo"), func() (watching, error) {
-		return watches(x.ofProcess(x.kubelet.pid), x.registry())
+	answer, err := look(ctx, x, x.procPath(x.kubelet.pid, "fdinfo"), func() (watching, error) {
+		return watches(x.procPath(x.kubelet.pid), x.registry())
 	})
 	switch {
 	case err != nil:
@@ -135,12 +155,32 @@ func (x *diagnosis) watching(ctx context.Context) {
 	case answer == nothing:
 		x.problem("", StepWatching, KubeletNotWatching,
 			fmt.Sprintf("%s watches no directory at all: it has just started, or hangs in its start", x.kubelet.process),
-			"it watches "+dir, text("wait 10 s and run doctor again"), restart)
+			"it watches "+dir, note("after 10 seconds, if doctor still reports this"), restart)
+	case x.covered(ctx) != "":
+		point := x.covered(ctx)
+		x.problem("", StepWatching, RegistryCovered,
+			fmt.Sprintf("%s does not watch %s but a directory that was there before: the mount at %s covers it", x.kubelet.process, dir, safetext.Word(point)),
+			"the kubelet watches the directory that is there now: the mount is made before the kubelet starts",
+			note("if the mount is meant, else unmount %s", safetext.ShellWord(point)), restart, systemctl("restart", serviceUnit))
 	default:
 		x.problem("", StepWatching, KubeletWatchesDeleted,
 			fmt.Sprintf("%s does not watch %s but a directory that was there before and is deleted", x.kubelet.process, dir),
 			"it watches the directory that is there now; only its restart can do that", restart)
 	}
+}
+
+// covered returns the mount point that the kubelet's directory is on; empty if it is on the root
+// file system, or if the directory that the kubelet watches is deleted.
+func (x *diagnosis) covered(ctx context.Context) string {
+	all, err := look(ctx, x, x.proc(), x.mounts)
+	if err != nil {
+		return ""
+	}
+	m, _ := mountOf(all, x.registry())
+	if systemd.Within(m.point, path.Clean(x.config.Config.Kubelet.RootDir)) {
+		return m.point
+	}
+	return ""
 }
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

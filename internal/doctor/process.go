@@ -10,19 +10,24 @@ import (
 	"strconv"
 	"strings"
 
+	"csi-registrar/internal/cgroup"
 	"csi-registrar/internal/safetext"
 )
 
-// process is a running program, as /proc shows it. All of it but pid and uids is the process's
-// choice; unit was checked.
+// process is a running program, as /proc shows it. A process can choose all of it but pid and
+// uids; unit was validated.
 type process struct {
-	pid  int
-	uids []string // real, effective, saved and file system uid
-	comm string
-	unit string // the systemd unit that it belongs to; empty if none
+	pid       int
+	uids      []string // real, effective, saved and file system uid
+	comm      string
+	unit      string // the systemd unit that it belongs to; empty if none
+	pod       string // the UID of the pod that it belongs to
+	container string // and the ID of its container
+	inPod     bool   // it runs in a pod, which may not be known
+	confined  bool   // its root directory is not the node's
 }
 
-// processes lists what runs. seen is false if others' processes are hidden.
+// processes lists the running processes. seen is false if those of other users are hidden.
 func (x *diagnosis) processes(ctx context.Context) (all []process, seen bool) {
 	pids, err := look(ctx, x, x.proc(), func() (pids []int, err error) {
 		entries, err := os.ReadDir(x.proc())
@@ -45,20 +50,26 @@ func (x *diagnosis) processes(ctx context.Context) (all []process, seen bool) {
 	return all, slices.Contains(pids, 1)
 }
 
-// process reads one; not ok if it is gone or hidden, or does not answer.
+// process returns one process; not ok if it is gone or hidden.
 func (x *diagnosis) process(ctx context.Context, pid int) (process, bool) {
-	dir := x.ofProcess(pid)
-	p, err := look(ctx, x, dir, func() (process, error) { return readProcess(dir, pid) })
+	dir := x.procPath(pid)
+	p, err := look(ctx, x, dir, func() (process, error) { return readProcess(x.o.Root, dir, pid) })
 	return p, err == nil && pid > 0
 }
 
-func readProcess(dir string, pid int) (process, error) {
+// readProcess reads what dir, a process's directory in /proc, says; root is the node's root
+// directory.
+func readProcess(root, dir string, pid int) (process, error) {
 	comm, err := readSome(filepath.Join(dir, "comm"), maxProcFile)
 	read := func(name string) string { // what may not be read counts as empty
 		data, _ := readSome(filepath.Join(dir, name), maxProcFile)
 		return string(data)
 	}
-	return process{pid: pid, comm: strings.TrimSpace(string(comm)), uids: uidsOf(read("status")), unit: unitOf(read("cgroup"))}, err
+	group := read("cgroup")
+	server := cgroup.Parse(group)
+	return process{pid: pid, comm: strings.TrimSpace(string(comm)), uids: uidsOf(read("status")),
+		unit: server.Unit, pod: server.Pod, container: server.Container, inPod: cgroup.InPod(group),
+		confined: differs(root, filepath.Join(dir, "root"))}, err
 }
 
 // maxProcFile is how much of a file in /proc is read, which can be as long as its process likes.
@@ -74,6 +85,16 @@ func readSome(file string, limit int64) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, limit))
 }
 
+// differs reports whether two directories are not the same one; false if that cannot be seen.
+func differs(a, b string) bool {
+	one, err := os.Stat(a)
+	if err != nil {
+		return false
+	}
+	two, err := os.Stat(b)
+	return err == nil && !os.SameFile(one, two)
+}
+
 // uidsOf finds the uids in /proc/PID/status.
 func uidsOf(status string) []string {
 	for line := range strings.Lines(status) {
@@ -84,29 +105,9 @@ func uidsOf(status string) []string {
 	return nil
 }
 
-// root reports whether a process is root's: who it is counts, not whose file it runs, so all
-// four uids must be 0. (The owner of /proc/PID is root for others' programs, too.)
+// root reports whether a process runs as root: all four uids must be 0. (The owner of /proc/PID
+// is root for some processes of other users, too.)
 func (p process) root() bool { return slices.Equal(p.uids, []string{"0", "0", "0", "0"}) }
-
-// unitOf finds the unit in /proc/PID/cgroup: the first component that is one, for below it
-// others may make what they like. It is empty for what a user's own service manager runs.
-func unitOf(cgroup string) string {
-	for line := range strings.Lines(cgroup) {
-		fields := strings.SplitN(strings.TrimSpace(line), ":", 3)
-		if len(fields) != 3 || (fields[1] != "" && fields[1] != "name=systemd") {
-			continue
-		}
-		for part := range strings.SplitSeq(fields[2], "/") {
-			if strings.HasSuffix(part, ".service") || strings.HasSuffix(part, ".scope") {
-				if strings.HasPrefix(part, "user@") || !safetext.UnitName(part) {
-					break
-				}
-				return part
-			}
-		}
-	}
-	return ""
-}
 
 // String names a process for people.
 func (p process) String() string {

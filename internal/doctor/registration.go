@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -15,6 +17,7 @@ import (
 
 	"csi-registrar/internal/config"
 	"csi-registrar/internal/pluginreg"
+	"csi-registrar/internal/rootdir"
 	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/unixsock"
@@ -32,7 +35,7 @@ type plugin struct {
 	err  error         // why it did not answer
 }
 
-// getInfo asks a registration socket as the kubelet does.
+// getInfo calls GetInfo on a registration socket, as the kubelet does.
 func (x *diagnosis) getInfo(ctx context.Context, path string) (plugin, error) {
 	return look(ctx, x, path, func() (p plugin, err error) {
 		if at, statErr := os.Stat(path); statErr == nil {
@@ -45,16 +48,21 @@ func (x *diagnosis) getInfo(ctx context.Context, path string) (plugin, error) {
 	})
 }
 
-// plugins asks all sockets that the kubelet sees, and returns those of CSI drivers, by driver.
+// plugins calls GetInfo on all sockets that the kubelet finds, and returns those of CSI drivers,
+// by driver.
 func (x *diagnosis) plugins(ctx context.Context) map[string][]plugin {
 	out := map[string][]plugin{}
-	// What cannot be seen cannot be asked: why is found when the directory is looked at.
+	// An error is reported when the directory is checked.
 	paths, _ := look(ctx, x, x.registry(), func() ([]string, error) { return pluginreg.Sockets(x.registry()), nil })
 	for _, p := range each(paths, func(path string) plugin {
 		p, err := x.getInfo(ctx, path)
 		p.path, p.err = path, err
 		return p
 	}) {
+		// bind comes before listen
+		if errors.Is(p.err, syscall.ECONNREFUSED) && time.Since(p.made) > kubeletRound {
+			x.stale = append(x.stale, p)
+		}
 		if p.Type == registerapi.CSIPlugin {
 			out[p.Name] = append(out[p.Name], p)
 		}
@@ -63,7 +71,7 @@ func (x *diagnosis) plugins(ctx context.Context) map[string][]plugin {
 	return out
 }
 
-// shown is what the report has of a socket. Whether a driver's own is right is looked at later.
+// shown returns the report's entry of a socket. Those of our drivers are checked later.
 func (x *diagnosis) shown(ctx context.Context, p plugin) Plugin {
 	s := Plugin{Path: safetext.Word(p.path), CreatedAt: p.made}
 	if who, known := x.process(ctx, p.cred.PID); known {
@@ -80,7 +88,7 @@ func (x *diagnosis) shown(ctx context.Context, p plugin) Plugin {
 	return s
 }
 
-// registration looks at the registration socket, and at others that serve the driver.
+// registration checks the registration socket, and looks for other registrars of the driver.
 func (x *diagnosis) registration(ctx context.Context, d config.Driver) {
 	own, err := pluginreg.SocketPath(x.registry(), d.Name)
 	st, _ := x.daemon.Driver(d.Name)
@@ -89,7 +97,7 @@ func (x *diagnosis) registration(ctx context.Context, d config.Driver) {
 	case err != nil:
 		x.problem(d.Name, StepRegistration, RegistrationPathInvalid, safetext.Quote(err.Error()), "the path fits into the address of a Unix socket")
 	case x.conflicts(ctx, d, own, ours):
-	case x.explained(d.Name): // a second finding would only be in the way
+	case x.explained(d.Name): // a second finding would distract from the cause
 		result := Failed
 		if st.State == string(status.Registered) {
 			result = Warned
@@ -98,10 +106,10 @@ func (x *diagnosis) registration(ctx context.Context, d config.Driver) {
 	case !x.daemon.runs():
 		x.checked(d.Name, StepRegistration, Skipped, "the daemon cannot be asked")
 	case st.Registration == status.Conflict:
-		fix := []Fix{text("stop the program that serves %s", safetext.Word(own)), run("ss", "-xlp", "src", own)}
+		fix := []Fix{note("stop the program that this command names"), run("ss", "-xlp", "src", own)}
 		at, err := look(ctx, x, own, func() (unixsock.File, error) { return unixsock.Lstat(own) })
 		if err == nil && !at.IsSocket() {
-			fix = []Fix{remove(own, at)}
+			fix = []Fix{x.remove(ctx, own, at)}
 		}
 		x.problem(d.Name, StepRegistration, RegistrationConflict, "the daemon reports a conflict: "+safetext.Quote(st.Reason),
 			safetext.Word(own)+" is ours", fix...)
@@ -109,7 +117,76 @@ func (x *diagnosis) registration(ctx context.Context, d config.Driver) {
 		x.problem(d.Name, StepRegistration, RegistrationNotPublished, "the driver answers as it should, but the daemon reports "+x.stateText(st),
 			"the daemon publishes it", reregister(d), logOf(serviceUnit))
 	default:
+		before := len(x.report.Findings)
 		x.published(ctx, d, own, st)
+		if len(x.report.Findings) == before {
+			x.reasons(d, st)
+		}
+	}
+}
+
+// reasons reports what status shows of a driver although its registration looks right.
+func (x *diagnosis) reasons(d config.Driver, st status.Driver) {
+	warning := func(id ID, found, expected string, fix ...Fix) {
+		x.warning(d.Name, StepRegistration, id, found, expected, fix...)
+	}
+	if st.NotKept != "" {
+		warning(RegistrationNotKept, "the registration would not survive a restart of the daemon: "+safetext.Quote(st.NotKept),
+			"systemd keeps the registration socket", logOf(serviceUnit), systemctl("restart", serviceUnit))
+	}
+	keys := sortedKeys(st.Topology)
+	other, key := x.sharesTopology(d.Name, keys)
+	switch {
+	case st.RefusedChange != "" && other != "":
+		warning(TopologyChanged, safetext.Quote(st.RefusedChange), fmt.Sprintf("%s and %s do not report the same topology key %s", d.Name, other, safetext.Word(key)),
+			note("removing the label would have the kubelet refuse one of %s and %s", d.Name, other),
+			note("change the topology of one of them in its configuration"))
+	case st.RefusedChange != "":
+		warning(TopologyChanged, safetext.Quote(st.RefusedChange), "the labels of the Node agree with the topology of the driver", x.relabel(d, keys)...)
+	case !st.DampedUntil.IsZero():
+		warning(RegistrationDamped, "changes of the registration are delayed until "+st.DampedUntil.Local().Format(time.DateTime)+", because there were too many: "+safetext.Quote(st.Reason),
+			"what the driver reports stays the same", append(x.lastSeen(d.Name).log(), reregister(d))...)
+	case st.Reason != "":
+		warning(StatusReason, "the daemon reports "+x.stateText(st), "it reports nothing",
+			append(x.lastSeen(d.Name).log(), logOf(serviceUnit))...)
+	}
+}
+
+// lastSeen returns what the daemon remembers of who served a driver's socket.
+func (x *diagnosis) lastSeen(driver string) server {
+	s := x.lastServer(driver)
+	return checkedServer(server{unit: s.Unit, pod: s.Pod, container: s.Container})
+}
+
+// staleSockets reports sockets in plugins_registry that nobody serves, and that no driver here
+// has: the kubelet tries to connect to them without end.
+func (x *diagnosis) staleSockets(ctx context.Context) {
+	for _, p := range x.stale {
+		if file, ok := rootdir.DriverName(path.Base(p.path)); ok {
+			if d, configured := x.config.Config.Driver(file); configured && d.Enabled && path.Dir(p.path) == x.registry() {
+				continue // it is looked at with its driver
+			}
+		}
+		fix := note("remove %s by hand", safetext.ShellWord(p.path))
+		if x.rootOnly(ctx, p.path) {
+			fix = run("rm", p.path)
+		}
+		x.warning("", StepRegistrars, PluginSocketStale, "nobody listens on "+safetext.Word(p.path)+": the kubelet tries again and again to connect",
+			"it is gone: what made it has ended, and removes it at its next start", fix)
+	}
+}
+
+// withdrawals reports registrations that the daemon cannot withdraw, also of drivers that are no
+// longer configured, and below an earlier root_dir.
+func (x *diagnosis) withdrawals(ctx context.Context) {
+	for _, w := range x.daemon.Withdrawals {
+		fix := []Fix{logOf(serviceUnit)}
+		if at, err := x.stat(ctx, w.RegistrationSocket); err == nil {
+			fix = append(fix, x.remove(ctx, w.RegistrationSocket, at))
+		}
+		x.problem(w.Driver, StepRegistration, WithdrawalFailing,
+			fmt.Sprintf("the daemon cannot withdraw the registration socket %s: %s", safetext.Word(w.RegistrationSocket), safetext.Quote(w.Error)),
+			"it is gone: the driver is disabled, or root_dir was changed", fix...)
 	}
 }
 
@@ -130,6 +207,7 @@ func (x *diagnosis) stateText(st status.Driver) string {
 // conflicts reports sockets that serve the driver and are not ours.
 func (x *diagnosis) conflicts(ctx context.Context, d config.Driver, own string, ours bool) bool {
 	var whose []string
+	var fix []Fix
 	for _, p := range x.served[d.Name] {
 		who, known := x.process(ctx, p.cred.PID)
 		// Where the daemon does not run, systemd may keep our socket for it.
@@ -138,8 +216,10 @@ func (x *diagnosis) conflicts(ctx context.Context, d config.Driver, own string, 
 		case p.path == own && (ours || !foreign):
 		case known:
 			whose = append(whose, safetext.Word(p.path)+", served by "+who.String())
+			fix = append(fix, x.stopRegistrar(ctx, who)...)
 		default:
 			whose = append(whose, safetext.Word(p.path))
+			fix = append(fix, note("stop the program that this command names"), run("ss", "-xlp", "src", p.path))
 		}
 	}
 	if len(whose) == 0 {
@@ -147,12 +227,24 @@ func (x *diagnosis) conflicts(ctx context.Context, d config.Driver, own string, 
 	}
 	x.problem(d.Name, StepRegistrars, AnotherRegistrar, "another registrar serves this driver: "+strings.Join(whose[:min(len(whose), 5)], "; "),
 		"csi-registrar alone does: the kubelet refuses a second one, or takes the removal of one for that of both",
-		text("stop that registrar; if it is a container node-driver-registrar, take it out of the driver's DaemonSet (csi-registrar import says what goes with it)"),
-		text("or leave the driver to it: set enabled = false in %s", x.origin(d, "enabled")), reload)
+		append(fix, note("or leave the driver to it: set enabled = false in the table of the driver"))...)
 	return true
 }
 
-// published looks at a socket that the daemon says is in place.
+// stopRegistrar stops another registrar of a driver.
+func (x *diagnosis) stopRegistrar(ctx context.Context, who process) []Fix {
+	switch s := x.serverOf(ctx, "", who); {
+	case s.unit != "":
+		return []Fix{run("systemctl", "disable", "--now", s.unit)}
+	case s.pod != "" || who.inPod:
+		return append(s.log(), note("take that container out of the DaemonSet of the driver, csi-registrar import says what goes with it"))
+	case who.pid > 1:
+		return []Fix{run("kill", strconv.Itoa(who.pid))}
+	}
+	return []Fix{note("stop that registrar, whose process cannot be seen")}
+}
+
+// published checks a registration socket that the daemon reports as published.
 func (x *diagnosis) published(ctx context.Context, d config.Driver, own string, st status.Driver) {
 	shown, again, restart := safetext.Word(own), reregister(d), systemctl("restart", serviceUnit)
 	problem := func(id ID, found, expected string, fix ...Fix) {
@@ -175,7 +267,7 @@ func (x *diagnosis) published(ctx context.Context, d config.Driver, own string, 
 		problem(RegistrationWrong, fmt.Sprintf("%s reports %s at %s to the kubelet", shown, safetext.Word(p.Name), safetext.Word(p.Endpoint)),
 			fmt.Sprintf("it reports %s at %s", d.Name, safetext.Word(told)), again)
 	case st.Registration == status.Refused:
-		expected, fix := refusal(st.KubeletError, d)
+		expected, fix := x.refusal(d, st)
 		problem(KubeletRefused, "the kubelet refused the driver: "+safetext.Quote(st.KubeletError), expected, fix...)
 	case waiting && st.LastGetInfoAt.IsZero():
 		problem(KubeletNotAsking, fmt.Sprintf("the kubelet has not asked %s since it was created, %v ago", shown, time.Since(st.Since).Round(time.Second)),
@@ -183,7 +275,7 @@ func (x *diagnosis) published(ctx context.Context, d config.Driver, own string, 
 	case waiting:
 		problem(KubeletNotConfirming, "the kubelet has asked, but neither confirmed nor refused the driver",
 			"it does so within the time of the driver's NodeGetInfo",
-			run("journalctl", "-u", x.kubelet.service(), "-n", "50", "--grep", "csi"), again)
+			run("journalctl", "--no-pager", "-u", x.kubelet.service(), "-n", "50", "--grep", "csi"), again)
 	case st.RegisteredAt.IsZero():
 		x.checked(d.Name, StepRegistration, OK, "%s", st.State)
 	default:
@@ -191,25 +283,27 @@ func (x *diagnosis) published(ctx context.Context, d config.Driver, own string, 
 	}
 }
 
-// refusals are what the kubelet says most often.
+// refusals are the most frequent errors of the kubelet.
 var refusals = []struct {
 	words         []string // one of them is in what it says
 	expected, fix string
 }{
-	{[]string{"topolog"}, "the node's labels agree with what the driver says of its topology; a changed value is refused while the old label is there",
-		"kubectl label node NODE KEY- for each topology key that the message names"},
-	{[]string{"already registered", "same version"}, "only one registration of the driver; another registrar was first", "stop the other registrar"},
-	{[]string{"nodeid", "node id"}, "the driver gives the node id that it always gave, 1 to 256 characters", "fix the driver's node id"},
-	{[]string{"forbidden", "unauthorized"}, "the kubelet may write its CSINode object", "kubectl get csinode NODE -o yaml"},
-	{[]string{"connection refused", "timeout", "deadline"}, "the kubelet reaches the API server and the driver", "it tries again by itself, at most 2 minutes later"},
-	{[]string{""}, "the kubelet accepts it; it tries again by itself, at most 2 minutes later", "fix what the message names"},
+	{[]string{"already registered", "same version"}, "only one registration of the driver, another registrar was first", "stop the other registrar first"},
+	{[]string{"nodeid", "node id"}, "the driver reports the node id that it always reported, 1 to 256 characters", "correct the node id of the driver first"},
+	{[]string{"forbidden", "unauthorized"}, "the kubelet may write its CSINode object", "let the kubelet write its CSINode object first"},
+	{[]string{"connection refused", "timeout", "deadline"}, "the kubelet reaches the API server and the driver", "it also tries again by itself, at most 2 minutes later"},
+	{[]string{""}, "the kubelet accepts it; it tries again by itself, at most 2 minutes later", "correct first what the kubelet names"},
 }
 
-// refusal explains what the kubelet says. Its words only choose among our texts.
-func refusal(said string, d config.Driver) (expected string, fix []Fix) {
+// refusal explains the kubelet's error. The error only selects one of our texts.
+func (x *diagnosis) refusal(d config.Driver, st status.Driver) (expected string, fix []Fix) {
+	said := strings.ToLower(st.KubeletError)
+	if strings.Contains(said, "topolog") {
+		return x.topologyRefusal(d, st)
+	}
 	i := 0
-	for !slices.ContainsFunc(refusals[i].words, func(w string) bool { return strings.Contains(strings.ToLower(said), w) }) {
+	for !slices.ContainsFunc(refusals[i].words, func(w string) bool { return strings.Contains(said, w) }) {
 		i++ // the last one fits always
 	}
-	return refusals[i].expected, []Fix{text("%s", refusals[i].fix), reregister(d)}
+	return refusals[i].expected, []Fix{logOf(x.kubelet.service()), note("%s", refusals[i].fix), reregister(d)}
 }

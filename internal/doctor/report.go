@@ -25,10 +25,10 @@ const (
 	OK      Result = "ok"
 	Failed  Result = "problem" // as Problem
 	Warned  Result = "warning" // as Warning
-	Skipped Result = "skipped" // it could not be looked at, or there was no sense in it
+	Skipped Result = "skipped" // it could not be checked, or is not applicable
 )
 
-// Finding is one thing that is wrong. It is an element of "findings" in `doctor --json`:
+// Finding is a problem or a warning. It is an element of "findings" in `doctor --json`:
 // fields are added, never renamed.
 type Finding struct {
 	ID       ID       `json:"id"`
@@ -37,28 +37,8 @@ type Finding struct {
 	Severity Severity `json:"severity"`
 	Found    string   `json:"found"`
 	Expected string   `json:"expected,omitempty"`
-	Fix      []Fix    `json:"fix,omitempty"` // in this order
+	Fix      []Fix    `json:"fix,omitempty"` // lines of a shell script
 }
-
-// Fix is one step of what fixes a finding: a command, or words where no command can.
-type Fix struct {
-	Command safetext.Command `json:"command,omitzero"`
-	Text    string           `json:"text,omitempty"`
-}
-
-// String is the command as a line for a POSIX shell, or the words.
-func (f Fix) String() string {
-	if f.Command.Name != "" {
-		return f.Command.String()
-	}
-	return f.Text
-}
-
-// run is the Fix of a command.
-func run(name string, args ...string) Fix { return Fix{Command: safetext.Run(name, args...)} }
-
-// text is the Fix of words.
-func text(format string, args ...any) Fix { return Fix{Text: fmt.Sprintf(format, args...)} }
 
 // Check is one step that was taken, an element of "checks" in `doctor --json`.
 type Check struct {
@@ -77,57 +57,82 @@ type Report struct {
 	Plugins  []Plugin  `json:"plugins"`
 }
 
-// Plugin is a socket in plugins_registry, whoever's: an element of "plugins" in `doctor --json`.
+// Plugin is a socket in plugins_registry, of any program: an element of "plugins" in `doctor
+// --json`.
 type Plugin struct {
-	Path      string    `json:"path"`
-	Type      string    `json:"type,omitempty"` // as GetInfo says: CSIPlugin, DRAPlugin, DevicePlugin
+	Path string `json:"path"`
+	// as GetInfo says: CSIPlugin, DRAPlugin, DevicePlugin
+	Type      string    `json:"type,omitempty"`
 	Name      string    `json:"name,omitempty"`
 	PID       int       `json:"pid,omitempty"`
-	UID       *uint32   `json:"uid,omitempty"` // nil: as little known as PID
+	UID       *uint32   `json:"uid,omitempty"` // nil: not known, like PID
 	ServedBy  string    `json:"served_by,omitempty"`
 	Error     string    `json:"error,omitempty"` // why it does not answer
 	CreatedAt time.Time `json:"created_at,omitzero"`
 }
 
-// Step names a check.
-type Step string
-
-// The steps, in the order of cause and effect: a problem in an earlier one explains
+// Step is a check. Steps are in the order of cause and effect: a problem in an earlier one explains
 // those in later ones.
+type Step int
+
+// The steps.
 const (
-	StepConfiguration Step = "configuration"
-	StepKubelet       Step = "kubelet"
-	StepDirectory     Step = "plugins_registry"
-	StepUnit          Step = "unit"
-	StepSandbox       Step = "sandbox"
-	StepDaemon        Step = "daemon"
-	StepWatching      Step = "watching"
-	StepStore         Step = "descriptor store"
-	StepWatchdog      Step = "watchdog"
-	StepSocket        Step = "socket"
-	StepTrust         Step = "trust"
-	StepEndpoint      Step = "endpoint"
-	StepPluginInfo    Step = "GetPluginInfo"
-	StepProbe         Step = "Probe"
-	StepNodeInfo      Step = "NodeGetInfo"
-	StepRegistrars    Step = "registrars"
-	StepRegistration  Step = "registration"
-	StepHTTP          Step = "http"
-	StepVolumes       Step = "volumes"
+	StepConfiguration Step = iota
+	StepKubelet
+	StepDirectory
+	StepUnit
+	StepSandbox
+	StepDaemon
+	StepWatching
+	StepSocket
+	StepTrust
+	StepEndpoint
+	StepPluginInfo
+	StepProbe
+	StepNodeInfo
+	StepRegistrars
+	StepRegistration
+	StepStore
+	StepWatchdog
+	StepHTTP
+	StepVolumes
+	steps // how many there are
 )
 
-var order = []Step{
-	StepConfiguration, StepKubelet, StepDirectory, StepUnit, StepSandbox, StepDaemon, StepWatching,
-	StepSocket, StepTrust, StepEndpoint, StepPluginInfo, StepProbe, StepNodeInfo,
-	StepRegistrars, StepRegistration,
-	StepStore, StepWatchdog, StepHTTP, StepVolumes,
+// stepNames are the steps' names in documents; a test expects one for each.
+var stepNames = [steps]string{
+	StepConfiguration: "configuration",
+	StepKubelet:       "kubelet",
+	StepDirectory:     "plugins_registry",
+	StepUnit:          "unit",
+	StepSandbox:       "sandbox",
+	StepDaemon:        "daemon",
+	StepWatching:      "watching",
+	StepSocket:        "socket",
+	StepTrust:         "trust",
+	StepEndpoint:      "endpoint",
+	StepPluginInfo:    "GetPluginInfo",
+	StepProbe:         "Probe",
+	StepNodeInfo:      "NodeGetInfo",
+	StepRegistrars:    "registrars",
+	StepRegistration:  "registration",
+	StepStore:         "descriptor store",
+	StepWatchdog:      "watchdog",
+	StepHTTP:          "http",
+	StepVolumes:       "volumes",
 }
 
-// ID names what a finding is about, whatever its text: a heading of troubleshooting.md. None is
-// a driver's state, which is its own heading there.
+// String returns the name.
+func (s Step) String() string { return stepNames[s] }
+
+// MarshalText returns the name.
+func (s Step) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// ID identifies a kind of finding. It is a heading of troubleshooting.md, where the states of
+// drivers are headings, too; no ID is the name of a state.
 type ID string
 
-// The ids; csi-registrar-json(5) has them, too.
+// The ids. csi-registrar-json(5) lists them.
 const (
 	ConfigurationUnreadable ID = "configuration-unreadable"
 	ConfigurationError      ID = "configuration-error"
@@ -145,24 +150,28 @@ const (
 	RegistryUnreadable    ID = "plugins-registry-unreadable"
 	RegistryNotDirectory  ID = "plugins-registry-not-directory"
 	RegistryWritable      ID = "plugins-registry-writable"
+	RegistryCovered       ID = "plugins-registry-covered"
+	FileSystemFull        ID = "file-system-full"
 	KubeletNotWatching    ID = "kubelet-not-watching"
 	KubeletWatchesDeleted ID = "kubelet-watches-deleted"
 
-	SystemdNotAnswering ID = "systemd-not-answering"
-	UnitMasked          ID = "unit-masked"
-	UnitMissing         ID = "unit-missing"
-	UnitNotLoaded       ID = "unit-not-loaded"
-	UnitFailed          ID = "unit-failed"
-	UnitStopped         ID = "unit-stopped"
-	UnitRestarting      ID = "unit-restarting"
-	UnitNotEnabled      ID = "unit-not-enabled"
-	UnitChanged         ID = "unit-changed"
-	DaemonNotRunning    ID = "daemon-not-running"
-	DaemonNotAnswering  ID = "daemon-not-answering"
-	StoreTooSmall       ID = "store-too-small"
-	SocketsNotKept      ID = "sockets-not-kept"
-	WatchdogOff         ID = "watchdog-off"
-	HTTPOpen            ID = "http-open"
+	SystemdNotAnswering    ID = "systemd-not-answering"
+	UnitMasked             ID = "unit-masked"
+	UnitMissing            ID = "unit-missing"
+	UnitNotLoaded          ID = "unit-not-loaded"
+	UnitFailed             ID = "unit-failed"
+	UnitStopped            ID = "unit-stopped"
+	UnitRestarting         ID = "unit-restarting"
+	UnitNotEnabled         ID = "unit-not-enabled"
+	UnitChanged            ID = "unit-changed"
+	DaemonNotRunning       ID = "daemon-not-running"
+	DaemonNotAnswering     ID = "daemon-not-answering"
+	ChangesPolled          ID = "changes-polled"
+	FileSystemNotAnswering ID = "file-system-not-answering"
+	StoreTooSmall          ID = "store-too-small"
+	SocketsNotKept         ID = "sockets-not-kept"
+	WatchdogOff            ID = "watchdog-off"
+	HTTPOpen               ID = "http-open"
 
 	DriverSocketMissing    ID = "driver-socket-missing"
 	DriverSocketUnreadable ID = "driver-socket-unreadable"
@@ -184,6 +193,7 @@ const (
 	EndpointUnusable       ID = "endpoint-unusable"
 
 	AnotherRegistrar          ID = "another-registrar"
+	PluginSocketStale         ID = "plugin-socket-stale"
 	RegistrationPathInvalid   ID = "registration-path-invalid"
 	RegistrationConflict      ID = "registration-conflict"
 	RegistrationNotPublished  ID = "registration-not-published"
@@ -191,6 +201,11 @@ const (
 	RegistrationSocketStale   ID = "registration-socket-stale"
 	RegistrationNotAnswering  ID = "registration-not-answering"
 	RegistrationWrong         ID = "registration-wrong"
+	WithdrawalFailing         ID = "withdrawal-failing"
+	RegistrationDamped        ID = "registration-damped"
+	RegistrationNotKept       ID = "registration-not-kept"
+	TopologyChanged           ID = "topology-changed"
+	StatusReason              ID = "status-reason"
 	KubeletRefused            ID = "kubelet-refused"
 	KubeletNotAsking          ID = "kubelet-not-asking"
 	KubeletNotConfirming      ID = "kubelet-not-confirming"
@@ -203,41 +218,40 @@ const (
 
 const maxText = 4000 // characters; what others wrote in it is much shorter
 
-// checked notes a step that went well, or could not be taken.
+// checked adds a check that succeeded, or was skipped.
 func (x *diagnosis) checked(driver string, step Step, result Result, format string, args ...any) {
 	says := safetext.Clean(fmt.Sprintf(format, args...), maxText)
 	x.report.Checks = append(x.report.Checks, Check{Driver: driver, Step: step, Result: result, Says: says})
 }
 
-// took adds to the last check how long its call took.
+// took sets the duration of the last check.
 func (x *diagnosis) took(d time.Duration) {
 	x.report.Checks[len(x.report.Checks)-1].TookMS = float64(d.Round(10*time.Microsecond)) / float64(time.Millisecond)
 }
 
-// found notes a finding and its check.
+// found adds a finding and its check.
 func (x *diagnosis) found(f Finding) {
 	f.Found, f.Expected = safetext.Clean(f.Found, maxText), safetext.Clean(f.Expected, maxText)
 	x.report.Findings = append(x.report.Findings, f)
 	x.checked(f.Driver, f.Step, Result(f.Severity), "%s", f.Found)
 }
 
-// problem notes what is wrong.
+// problem adds a finding of severity Problem.
 func (x *diagnosis) problem(driver string, step Step, id ID, found, expected string, fix ...Fix) {
 	x.found(Finding{ID: id, Driver: driver, Step: step, Severity: Problem, Found: found, Expected: expected, Fix: fix})
 }
 
-// warning notes what somebody should know.
+// warning adds a finding of severity Warning.
 func (x *diagnosis) warning(driver string, step Step, id ID, found, expected string, fix ...Fix) {
 	x.found(Finding{ID: id, Driver: driver, Step: step, Severity: Warning, Found: found, Expected: expected, Fix: fix})
 }
 
-// rank orders findings: problems before warnings, causes before effects.
+// rank returns the position of a finding: problems before warnings, causes before effects.
 func (f *Finding) rank() int {
-	n := slices.Index(order, f.Step)
 	if f.Severity == Warning {
-		n += len(order)
+		return int(steps + f.Step)
 	}
-	return n
+	return int(f.Step)
 }
 
 // problemIn reports whether a problem of the node was found in one of the steps.
@@ -250,6 +264,6 @@ func (x *diagnosis) problemIn(steps ...Step) bool {
 // explained reports whether a problem in an earlier step keeps the driver from being registered.
 func (x *diagnosis) explained(driver string) bool {
 	return slices.ContainsFunc(x.report.Findings, func(f Finding) bool {
-		return f.rank() < slices.Index(order, StepRegistration) && (f.Driver == "" || f.Driver == driver)
+		return f.rank() < int(StepRegistration) && (f.Driver == "" || f.Driver == driver)
 	})
 }

@@ -13,17 +13,17 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
 
+	"csi-registrar/internal/rootdir"
 	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/systemd"
 )
 
-// Units asks the service manager.
+// Units queries the service manager.
 type Units interface {
-	// Show gives properties of a unit by name, as `systemctl show` prints them. A
-	// property that comes several times has its values on lines of their own. The error
-	// is ErrNoSystemd where none runs.
+	// Show returns properties of a unit by name, as `systemctl show` prints them. The values of a
+	// property with several are on lines of their own. The error is ErrNoSystemd if systemd does
+	// not run.
 	Show(ctx context.Context, unit string, properties ...string) (map[string]string, error)
 }
 
@@ -69,16 +69,10 @@ const (
 	httpUnit    = "csi-registrar-http.socket"
 )
 
-// systemctl is the Fix of a command about a unit.
-func systemctl(verb, unit string) Fix { return run("systemctl", verb, unit) }
-
-// logOf shows what a unit said last.
-func logOf(unit string) Fix { return run("journalctl", "-u", unit, "-n", "50") }
-
-// enable has the daemon run now and after the next boot.
+// enable starts the daemon now and at each boot.
 var enable = run("systemctl", "enable", "--now", serviceUnit)
 
-// service is what systemd says of the daemon's unit.
+// service has the properties of the daemon's unit.
 type service struct {
 	properties map[string]string
 	err        error
@@ -93,12 +87,15 @@ func (x *diagnosis) askUnit(ctx context.Context) service {
 	return service{p, err}
 }
 
-// unit looks at how systemd runs the daemon.
+// unit checks how systemd runs the daemon.
 func (x *diagnosis) unit(ctx context.Context) {
 	p, err := x.service.properties, x.service.err
 	state := p["ActiveState"]
 	stopped := p["LoadState"] == "not-found" || state == "inactive" || state == "deactivating"
 	problem := func(id ID, found, expected string, fix ...Fix) {
+		if !x.daemon.runs() {
+			found += x.stuckVolumes(ctx)
+		}
 		x.problem("", StepUnit, id, serviceUnit+" "+found, expected, fix...)
 	}
 	switch {
@@ -112,10 +109,10 @@ func (x *diagnosis) unit(ctx context.Context) {
 		x.checked("", StepUnit, Skipped, "the daemon runs, but not by %s", serviceUnit)
 	case p["LoadState"] == "not-found":
 		problem(UnitMissing, "does not exist", "the package csi-registrar is installed, or its units are below /etc/systemd/system",
-			text("install the package csi-registrar"), enable)
+			note("install the package csi-registrar"), enable)
 	case p["LoadState"] != "loaded":
 		problem(UnitNotLoaded, fmt.Sprintf("cannot be loaded (%s): %s", p["LoadState"], safetext.Quote(p["LoadError"])), "systemd understands it",
-			append([]Fix{run("systemd-analyze", "verify", serviceUnit)}, asShipped(serviceUnit)...)...)
+			slices.Concat([]Fix{run("systemd-analyze", "verify", serviceUnit)}, x.noteDropIns(ctx), reloadUnits())...)
 	case state == "failed":
 		problem(UnitFailed, "has failed ("+p["Result"]+")", "it runs",
 			logOf(serviceUnit), systemctl("reset-failed", serviceUnit), systemctl("start", serviceUnit))
@@ -136,27 +133,31 @@ func (x *diagnosis) unit(ctx context.Context) {
 		}
 		x.sandbox(p)
 		x.hiddenSockets(p)
-		x.store(p)
+		x.store(ctx, p)
 		x.openHTTP(ctx, p)
 	}
 }
 
-// asShipped undoes what was changed in a unit.
-func asShipped(unit string) []Fix {
-	return []Fix{systemctl("revert", unit), systemctl("restart", unit)}
+// noteDropIns names the drop-ins of the daemon's unit.
+func (x *diagnosis) noteDropIns(ctx context.Context) []Fix {
+	fix := []Fix{note("correct the line that is named, in one of these files if it is a drop-in")}
+	for _, file := range x.dropIns(ctx, serviceUnit) {
+		fix = append(fix, note("%s", safetext.ShellWord(file)))
+	}
+	return fix
 }
 
-// sandbox finds out whether the daemon may write below the kubelet's root directory.
+// sandbox checks that the daemon may write below the kubelet's root directory.
 func (x *diagnosis) sandbox(p map[string]string) {
 	root := x.config.Config.Kubelet.RootDir
 	shown := safetext.Word(root)
 	dir, setting := systemd.Hider(root)
 	hidden := systemd.Hides(p[setting])
 	writable := p["ProtectSystem"] != "strict" || slices.ContainsFunc(strings.Fields(p["ReadWritePaths"]), func(w string) bool {
-		return systemd.Within(root, strings.Trim(strings.TrimLeft(w, "-+"), `"`))
+		return systemd.Within(rootdir.PluginsRegistry(root), strings.Trim(strings.TrimLeft(w, "-+"), `"`))
 	})
-	found := fmt.Sprintf("%s sees %s read-only: its ReadWritePaths= are %s", serviceUnit, shown, safetext.Quote(p["ReadWritePaths"]))
-	expected := "ReadWritePaths= has the kubelet's root directory"
+	found := fmt.Sprintf("%s sees the plugins_registry below %s read-only: its ReadWritePaths= are %s", serviceUnit, shown, safetext.Quote(p["ReadWritePaths"]))
+	expected := "ReadWritePaths= has the plugins_registry below the kubelet's root directory"
 	if hidden {
 		found = fmt.Sprintf("%s does not see %s: it has an empty %s of its own (%s=%s)", serviceUnit, shown, dir, setting, p[setting])
 		expected = setting + "=no, and " + expected
@@ -164,47 +165,48 @@ func (x *diagnosis) sandbox(p map[string]string) {
 	switch {
 	case writable && !hidden:
 		x.checked("", StepSandbox, OK, "the daemon may write below %s", shown)
-	case x.problemIn(StepKubelet): // that is the wrong directory anyway
+	case x.problemIn(StepKubelet): // it is the wrong directory anyway
 		x.checked("", StepSandbox, Failed, "%s", found)
 	default:
 		x.problem("", StepSandbox, RootDirNotWritable, found, expected, installDropIn(root)...)
 	}
 }
 
-// hiddenSockets finds sockets of drivers in directories of which the daemon has its own.
+// hiddenSockets reports sockets of drivers in directories that the unit's sandbox replaces, such
+// as /tmp.
 func (x *diagnosis) hiddenSockets(p map[string]string) {
-	_, fixed := systemd.Hider(x.config.Config.Kubelet.RootDir) // by what sandbox advises
+	_, fixed := systemd.Hider(x.config.Config.Kubelet.RootDir) // by the fix of sandbox
 	for _, d := range x.config.Config.Drivers {
 		dir, setting := systemd.Hider(d.Socket)
-		if d.Enabled && x.wanted(d.Name) && systemd.Hides(p[setting]) && setting != fixed {
+		if d.Enabled && x.selected(d.Name) && systemd.Hides(p[setting]) && setting != fixed {
 			x.problem(d.Name, StepSandbox, DriverSocketHidden, fmt.Sprintf("the socket %s is in %s, of which the daemon has an empty one of its own (%s=%s)",
 				safetext.Word(d.Socket), dir, setting, p[setting]), "the driver's socket is in a directory of its own below /run or /var/lib",
-				append([]Fix{text("move the driver's socket, or let the daemon see that directory:")},
+				append([]Fix{note("or move the driver's socket, and leave the sandbox as it is")},
 					writeDropIn(path.Join(path.Dir(systemd.DropInFile), strings.ToLower(setting)+".conf"), "[Service]", setting+"=no")...)...)
 		}
 	}
 }
 
-// store looks at what keeps registrations over a restart of the daemon, and at the watchdog.
-func (x *diagnosis) store(p map[string]string) {
+// store checks what keeps registrations over a restart of the daemon, and the watchdog.
+func (x *diagnosis) store(ctx context.Context, p map[string]string) {
 	enabled := 0
 	for _, d := range x.config.Config.Drivers {
 		if d.Enabled {
 			enabled++
 		}
 	}
-	problem := func(id ID, found, loses, expected string) {
+	problem := func(id ID, found, loses, expected, directive string) {
 		x.problem("", StepStore, id, found+": at each restart of csi-registrar the kubelet loses "+loses+" for a moment",
-			expected+" as shipped", asShipped(serviceUnit)...)
+			expected+" as shipped", x.restore(ctx, serviceUnit, "Service", directive)...)
 	}
 	switch places, err := strconv.Atoi(p["FileDescriptorStoreMax"]); {
 	case err != nil: // an older systemctl that does not show it
 		x.checked("", StepStore, Skipped, "systemd does not show its size")
 	case places < max(enabled, 1):
 		problem(StoreTooSmall, fmt.Sprintf("FileDescriptorStoreMax= is %d, for %s", places, count(enabled, "driver")),
-			"the others", "as many as there are drivers, or FileDescriptorStoreMax=")
+			"the others", "as many as there are drivers, or FileDescriptorStoreMax=", "FileDescriptorStoreMax")
 	case !slices.Contains(strings.Fields(p["ExecStart"]), "--keep-sockets"):
-		problem(SocketsNotKept, "the daemon is started without --keep-sockets", "all drivers", "ExecStart= has --keep-sockets,")
+		problem(SocketsNotKept, "the daemon is started without --keep-sockets", "all drivers", "ExecStart= has --keep-sockets,", "ExecStart")
 	default:
 		x.checked("", StepStore, OK, "%s", count(places, "place"))
 	}
@@ -212,7 +214,7 @@ func (x *diagnosis) store(p map[string]string) {
 		x.checked("", StepWatchdog, OK, "%s", w)
 	} else {
 		x.warning("", StepWatchdog, WatchdogOff, "systemd does not watch the daemon: WatchdogSec= is off",
-			"it is on, as shipped", asShipped(serviceUnit)...)
+			"it is on, as shipped", x.restore(ctx, serviceUnit, "Service", "WatchdogSec")...)
 	}
 }
 
@@ -222,7 +224,7 @@ func (x *diagnosis) openHTTP(ctx context.Context, service map[string]string) {
 	var fix []Fix
 	endpointFlag := regexp.MustCompile(`--?http-endpoint[= ]([^ ;]+)`)
 	if m := endpointFlag.FindStringSubmatch(service["ExecStart"]); m != nil {
-		addresses, fix = m[1:], []Fix{systemctl("edit", serviceUnit)}
+		addresses, fix = m[1:], x.restore(ctx, serviceUnit, "Service", "ExecStart")
 	}
 	p, err := x.o.Units.Show(ctx, httpUnit, "ActiveState", "Listen")
 	if err == nil && p["ActiveState"] == "active" {
@@ -230,7 +232,7 @@ func (x *diagnosis) openHTTP(ctx context.Context, service map[string]string) {
 			address, _, _ := strings.Cut(strings.TrimSpace(line), " ")
 			addresses = append(addresses, address)
 		}
-		fix = asShipped(httpUnit)
+		fix = x.restore(ctx, httpUnit, "Socket", "ListenStream")
 	}
 	var open []string
 	for _, a := range addresses {
@@ -251,27 +253,4 @@ func onLoopback(address string) bool {
 	host, _, err := net.SplitHostPort(address)
 	ip, _ := netip.ParseAddr(host) // the zero Addr is no loopback
 	return strings.HasPrefix(address, "/") || strings.HasPrefix(address, "@") || err == nil && (host == "localhost" || ip.Unmap().IsLoopback())
-}
-
-// installDropIn puts the lines of systemd.DropIn in place.
-func installDropIn(rootDir string) []Fix {
-	if strings.ContainsFunc(rootDir, unicode.IsControl) { // it could be lines of a unit file
-		return []Fix{text("give the kubelet a root directory without control characters in its name")}
-	}
-	unit, service := systemd.DropInLines(rootDir)
-	if unit == "" {
-		return append([]Fix{run("rm", "-f", systemd.DropInFile)}, reloadUnits()...)
-	}
-	return writeDropIn(systemd.DropInFile, append([]string{"[Unit]", unit, "[Service]"}, service...)...)
-}
-
-// writeDropIn writes a drop-in of the service and makes it count.
-func writeDropIn(file string, lines ...string) []Fix {
-	write := run("printf", append([]string{`%s\n`}, lines...)...)
-	write.Command.Stdout = file
-	return append([]Fix{run("mkdir", "-p", path.Dir(file)), write}, reloadUnits()...)
-}
-
-func reloadUnits() []Fix {
-	return []Fix{run("systemctl", "daemon-reload"), run("systemctl", "restart", serviceUnit)}
 }

@@ -70,14 +70,17 @@ func TestUnitDropIn(t *testing.T) {
 		t.Errorf("the default: %q", got)
 	}
 	const want = "# /etc/systemd/system/csi-registrar.service.d/root-dir.conf\n" +
-		"[Unit]\nRequiresMountsFor=\"/my data/50%%\"\n\n[Service]\nReadWritePaths=-\"/my data/50%%\"\n"
+		"[Unit]\nRequiresMountsFor=\"/my data/50%%\"\n\n[Service]\n" +
+		"Environment=\"KUBELET_ROOT_DIR=/my data/50%%\"\n" +
+		"ReadWritePaths=-\"/my data/50%%/plugins_registry\" -\"/my data/50%%/plugins/csi-registrar\"\n"
 	if got := systemd.DropIn("/my data/50%"); got != want {
 		t.Errorf("%s", got)
 	}
 	// What the unit hides it must show.
 	for root, setting := range map[string]string{"/home/k": "ProtectHome", "/root": "ProtectHome", "/run/user/0/k": "ProtectHome", "/var/tmp/k": "PrivateTmp", "/homes/k": "", "/run/k": ""} {
-		lines := "[Unit]\nRequiresMountsFor=" + root + "\n\n[Service]\nReadWritePaths=-" + root + "\n"
-		commands := "printf '%s\\n' '[Unit]' RequiresMountsFor=" + root + " '[Service]' ReadWritePaths=-" + root
+		lines := "[Unit]\nRequiresMountsFor=" + root + "\n\n[Service]\nEnvironment=KUBELET_ROOT_DIR=" + root + "\nReadWritePaths=-" + root + "/plugins_registry -" + root + "/plugins/csi-registrar\n"
+		commands := "printf '%s\\n' '[Unit]' RequiresMountsFor=" + root + " '[Service]' Environment=KUBELET_ROOT_DIR=" + root +
+			" 'ReadWritePaths=-" + root + "/plugins_registry -" + root + "/plugins/csi-registrar'"
 		if setting != "" {
 			lines += setting + "=no\n"
 			commands += " " + setting + "=no"
@@ -100,7 +103,7 @@ func TestHiddenDirectories(t *testing.T) {
 		unit               map[string]string
 		found, fix         string
 	}{
-		{"root_dir", "/home/k", "/run/csi.sock", unit, "does not see /home/k: it has an empty /home of its own (ProtectHome=yes)", "ReadWritePaths=-/home/k ProtectHome=no > "},
+		{"root_dir", "/home/k", "/run/csi.sock", unit, "does not see /home/k: it has an empty /home of its own (ProtectHome=yes)", "Environment=KUBELET_ROOT_DIR=/home/k 'ReadWritePaths=-/home/k/plugins_registry -/home/k/plugins/csi-registrar' ProtectHome=no > "},
 		{"socket", "/k", "/tmp/csi.sock", unit, "the socket /tmp/csi.sock is in /tmp, ", "PrivateTmp=no > "},
 		{"both", "/home/k", "/root/csi.sock", unit, "does not see /home/k", "ProtectHome=no"},
 		{"neither", "/k", "/run/csi.sock", unit, "", ""},

@@ -10,10 +10,10 @@ import (
 	"csi-registrar/internal/volumes"
 )
 
-// volumes looks for volumes that the kubelet cannot unmount, or has lost track of, and says
-// what it will do about them by itself (kubelet v1.36: pkg/volume/csi,
-// pkg/kubelet/volumemanager/reconciler). Whether a pod is still wanted is for the API server to
-// say, which doctor does not ask.
+// volumes reports volumes that the kubelet cannot unmount, or has lost track of, and what the
+// kubelet does about them by itself (kubelet v1.36: pkg/volume/csi,
+// pkg/kubelet/volumemanager/reconciler). Doctor does not ask the API server whether a pod still
+// exists.
 func (x *diagnosis) volumes(ctx context.Context) {
 	root := x.config.Config.Kubelet.RootDir
 	all, err := look(ctx, x, root, func() ([]volumes.Volume, error) { return volumes.Read(root, x.proc()) })
@@ -28,39 +28,69 @@ func (x *diagnosis) volumes(ctx context.Context) {
 			published++
 		}
 		changing := (v.Problem == volumes.Unmounted || v.Problem == volumes.Unused) && time.Since(v.Changed) < volumes.Settling
-		if v.Problem != "" && !changing && (v.Driver == "" || x.wanted(v.Driver)) {
+		if v.Problem != "" && !changing && (v.Driver == "" || x.selected(v.Driver)) {
 			wrong[v.Problem] = append(wrong[v.Problem], v)
 		}
 	}
 	if len(wrong) == 0 {
 		x.checked("", StepVolumes, OK, "%d published to pods, %d staged", published, len(all)-published)
 	}
-	repair := text("if its pod is gone: write the file again, with driverName, volumeHandle and specVolID from driver, volumeHandle and the name " +
-		"of its PersistentVolume; the kubelet then goes on within about two minutes, or at its next start")
-	restart := []Fix{text("if its pod is to stay: restart the kubelet, which then calls the driver again and writes the file"), x.kubelet.restart()}
-	if bad := wrong[volumes.Broken]; bad != nil {
-		x.problem("", StepVolumes, VolumeDataBroken, "the kubelet cannot read vol_data.json of "+volumeList(bad)+
+	restart := []Fix{note("if its pod is to stay: the kubelet, restarted, calls the driver again and writes the file"), x.kubelet.restart(),
+		note("if its pod is gone: write the file again, with driverName, volumeHandle and specVolID from driver, volumeHandle and the name"),
+		note("of its PersistentVolume: the kubelet then goes on within about two minutes, or at its next start")}
+	if list := wrong[volumes.Broken]; list != nil {
+		x.problem("", StepVolumes, VolumeDataBroken, "the kubelet cannot read vol_data.json of "+volumeList(list)+
 			": it tries again to unmount, without an end, and the pod stays Terminating; after a restart it tries once",
-			"a JSON object with driverName and volumeHandle, which the kubelet writes before it calls the driver", append(restart, repair)...)
+			"a JSON object with driverName and volumeHandle, which the kubelet writes before it calls the driver", restart...)
 	}
-	if bad := wrong[volumes.NoData]; bad != nil {
-		x.problem("", StepVolumes, VolumeDataMissing, "mounted without vol_data.json: "+volumeList(bad)+
-			": the kubelet never unmounts it, and never removes the directory of its pod", "vol_data.json, or no mount", append(restart, repair)...)
+	if list := wrong[volumes.NoData]; list != nil {
+		x.problem("", StepVolumes, VolumeDataMissing, "mounted without vol_data.json: "+volumeList(list)+
+			": the kubelet never unmounts it, and never removes the directory of its pod", "vol_data.json, or no mount", restart...)
 	}
-	if bad := wrong[volumes.Unmounted]; bad != nil {
-		x.warning("", StepVolumes, VolumeNotMounted, "published, and nothing is mounted there: "+volumeList(bad)+
+	if list := wrong[volumes.Unmounted]; list != nil {
+		x.warning("", StepVolumes, VolumeNotMounted, "published, and nothing is mounted there: "+volumeList(list)+
 			": the kubelet does not look again while it runs", "a mount, unless this driver publishes without one",
-			text("restart the kubelet: it publishes again what a pod still wants, and unpublishes the rest"), x.kubelet.restart())
+			note("the kubelet, restarted, publishes again what a pod still wants, and unpublishes the rest"), x.kubelet.restart())
 	}
-	if bad := wrong[volumes.Unused]; bad != nil {
-		x.warning("", StepVolumes, VolumeStillStaged, "staged, and published to no pod of this node: "+volumeList(bad)+
+	if list := wrong[volumes.Unused]; list != nil {
+		x.warning("", StepVolumes, VolumeStillStaged, "staged, and published to no pod of this node: "+volumeList(list)+
 			": the kubelet unstages it, again and again if the driver fails; one that was restarted in between has forgotten it",
 			"it is unstaged after the last pod", logOf(x.kubelet.service()),
-			text("if it was forgotten: run a pod with this volume on this node and delete it, and the kubelet unstages"))
+			note("if it was forgotten: run a pod with this volume on this node and delete it, and the kubelet unstages"))
 	}
 }
 
-// volumeList names the directories of some volumes, and their drivers.
+// stuckVolumes returns how many volumes the kubelet cannot unmount while no driver is registered,
+// as the rest of a sentence; empty if there are none.
+func (x *diagnosis) stuckVolumes(ctx context.Context) string {
+	n := 0
+	for _, d := range x.config.Config.Drivers {
+		if d.Enabled {
+			n += x.volumesOf(ctx, d.Name)
+		}
+	}
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf("; %s in use, which the kubelet cannot unmount while the driver is not registered", count(n, "volume"))
+}
+
+// volumesOf returns how many volumes of a driver are in use; 0 if that cannot be seen.
+func (x *diagnosis) volumesOf(ctx context.Context, driver string) (n int) {
+	root := x.config.Config.Kubelet.RootDir
+	all, err := look(ctx, x, root, func() ([]volumes.Volume, error) { return volumes.Read(root, x.proc()) })
+	if err != nil {
+		return 0
+	}
+	for _, v := range all {
+		if v.Driver == driver {
+			n++
+		}
+	}
+	return n
+}
+
+// volumeList formats the directories of some volumes, and their drivers.
 func volumeList(all []volumes.Volume) string {
 	var names []string
 	for _, v := range all[:min(len(all), 3)] {

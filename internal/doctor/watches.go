@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watching is what a process watches.
+// watching says what a process watches.
 type watching int
 
 const (

@@ -16,16 +16,16 @@ import (
 
 const (
 	probeMethod     = "Probe"
-	maxMessageShown = 300 // characters of a driver's own words
+	maxMessageShown = 300 // characters of a driver's message
 
-	// slowAfter is when a call that is not answered is reported.
+	// slowAfter is how long a call may be unanswered before that is reported.
 	slowAfter = time.Second
 
-	// lookPause is between two looks that hints ask for during a call.
+	// lookPause is the minimum time between two looks because of hints during a call.
 	lookPause = 5 * time.Millisecond
 )
 
-// replaced ends an inquiry: the driver that is asked is no longer the one at the path.
+// replaced ends an inquiry: another socket is at the path than the one that was connected to.
 var replaced = finding{status.Starting, "the driver's socket was replaced while the driver was asked"}
 
 // inquiry is one round of calls over the client's connection.
@@ -36,8 +36,8 @@ type inquiry struct {
 	status.Report
 }
 
-// run asks one thing after the other: what comes later may be a lot of work for a driver
-// that is not ready.
+// run makes the calls one after the other: a later one may be a lot of work for a driver that is
+// not ready.
 func (q *inquiry) run(endpoint unixsock.File) finding {
 	t := q.conn
 	identity := csi.NewIdentityClient(t.cc)
@@ -51,13 +51,8 @@ func (q *inquiry) run(endpoint unixsock.File) finding {
 	if !f.ok() {
 		return f
 	}
-	// The CSI specification lets a driver not implement Probe, or leave ready unset, and means
-	// ready by both.
-	probe, f := call(q, t, probeMethod, q.cfg.Timeout, identity.Probe)
-	if f.ok() && probe.GetReady() != nil && !probe.GetReady().GetValue() {
-		f = finding{status.Starting, "the driver answers Probe with \"not ready\": see its own log"}
-	}
-	if !f.ok() {
+	q.Connection = q.dialed
+	if f := q.probe(); !f.ok() {
 		return f
 	}
 	node, f := call(q, t, "NodeGetInfo", nodeInfoTimeout, csi.NewNodeClient(t.cc).NodeGetInfo)
@@ -67,10 +62,20 @@ func (q *inquiry) run(endpoint unixsock.File) finding {
 	return f
 }
 
-// call makes one call over t and waits for its end. Meanwhile it looks, at each hint, if the
-// driver is still the one at the path: one that hangs must not hide its successor.
+// probe calls Probe. According to the CSI specification a driver that does not implement it, or
+// leaves ready unset, is ready.
+func (q *inquiry) probe() finding {
+	answer, f := call(q, q.conn, probeMethod, q.cfg.Timeout, csi.NewIdentityClient(q.conn.cc).Probe)
+	if f.ok() && answer.GetReady() != nil && !answer.GetReady().GetValue() {
+		f = finding{status.Starting, "the driver answers Probe with \"not ready\": see its own log"}
+	}
+	return f
+}
+
+// call makes one call over t and waits for its end. At each hint it checks whether the same socket
+// is still at the path: a driver that hangs must not hide its successor.
 func call[Q, A any](q *inquiry, t *conn, method string, limit time.Duration, do func(context.Context, *Q, ...grpc.CallOption) (*A, error)) (answer *A, f finding) {
-	begun := time.Now() // before the limit runs
+	begun := time.Now() // before the time limit starts
 	ctx, cancel := context.WithTimeout(q.ctx, limit)
 	defer cancel()
 	done := make(chan error, 1)
@@ -97,7 +102,10 @@ func call[Q, A any](q *inquiry, t *conn, method string, limit time.Duration, do 
 			case q.budget.spend(0):
 				return nil, flood
 			}
-			return nil, failed(method, limit, time.Since(begun), t.broken(), grpcstatus.Convert(err))
+			took := time.Since(begun)
+			// Not the driver's own DeadlineExceeded.
+			q.Silent = code == codes.DeadlineExceeded && took >= limit*9/10
+			return nil, failed(method, limit, q.Silent, t.broken(), grpcstatus.Convert(err))
 		case <-slow.C:
 			if q.progress != nil {
 				r := q.Report
@@ -118,15 +126,15 @@ func call[Q, A any](q *inquiry, t *conn, method string, limit time.Duration, do 
 	}
 }
 
-// checkEndpoint asks at the endpoint, which the kubelet will be told, if it is another file
-// than the socket and can be seen from here.
+// checkEndpoint calls GetPluginInfo at the endpoint, which the kubelet will be told, if it is
+// visible here and another file than the socket.
 //
-// An endpoint that does not answer, or is no socket yet, is Starting, not Mismatch: drivers
-// restart, directories are mounted late, and a mismatch takes the registration away.
+// An endpoint that does not answer, or is not a socket yet, is Starting, not Mismatch: drivers
+// restart, directories are mounted late, and a mismatch withdraws the registration.
 func (q *inquiry) checkEndpoint(file unixsock.File) finding {
 	path := q.cfg.Endpoint
 	if file.FileID == (unixsock.FileID{}) || file.FileID == q.conn.file.FileID || unixsock.CheckPath(path) != nil {
-		return finding{} // not seen; one socket under two names; or for an endpoint_link only
+		return finding{} // not visible; the same socket; or only valid with endpoint_link
 	}
 	if !file.IsSocket() {
 		return finding{status.Starting, fmt.Sprintf("the endpoint %s, which the kubelet would be told, is %s, not a socket: fix the key endpoint, or remove it", path, file.Kind())}
@@ -146,26 +154,26 @@ func (q *inquiry) checkEndpoint(file unixsock.File) finding {
 	case !f.ok():
 		return finding{status.Starting, fmt.Sprintf("at the endpoint %s, which the kubelet would be told: %s", path, f.reason)}
 	case info.GetName() != q.Identity.Name:
-		return finding{status.Mismatch, fmt.Sprintf("the endpoint %s, which the kubelet would be told, is of the driver %s, the socket %s of %q: fix the key endpoint",
+		return finding{status.Mismatch, fmt.Sprintf("the endpoint %s, which the kubelet would be told, belongs to the driver %s, and the socket %s to %q: fix the key endpoint",
 			path, quote(info.GetName(), status.MaxName), q.cfg.Socket, q.Identity.Name)}
 	}
 	return finding{}
 }
 
-// failed says in an operator's words what went wrong with a call. The driver is there, so it
-// is Starting: it is asked again.
-func failed(method string, limit, took time.Duration, broken bool, s *grpcstatus.Status) finding {
+// failed describes for an operator why a call failed. The driver accepts connections, so it is
+// Starting: it is asked again.
+func failed(method string, limit time.Duration, silent, broken bool, s *grpcstatus.Status) finding {
 	message := quote(s.Message(), maxMessageShown)
 	why := fmt.Sprintf("the driver answered %s with an error: %s: %s; see its own log", method, s.Code(), message)
 	switch {
-	case s.Code() == codes.DeadlineExceeded && took >= limit*9/10: // ours; a driver can say it too
+	case silent:
 		why = fmt.Sprintf("the driver accepts connections but did not answer %s within %s", method, limit)
 	case s.Code() == codes.Unimplemented && method == "NodeGetInfo":
 		why = fmt.Sprintf("the driver does not implement NodeGetInfo: is this the socket of its controller, not of its node service? (%s)", message)
 	case s.Code() == codes.Unimplemented:
 		why = fmt.Sprintf("the driver does not implement %s: is this the socket of a CSI driver? (%s)", method, message)
-	case s.Code() == codes.Unavailable && broken: // a driver can say it too
-		why = fmt.Sprintf("the connection to the driver broke, or it does not speak gRPC, while %s was asked: %s", method, message)
+	case s.Code() == codes.Unavailable && broken: // a driver can return the code, too
+		why = fmt.Sprintf("the connection to the driver broke, or it does not speak gRPC, during %s: %s", method, message)
 	case s.Code() == codes.ResourceExhausted:
 		why = fmt.Sprintf("the driver's answer to %s is too large, or it is out of resources: %s", method, message)
 	}

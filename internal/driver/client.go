@@ -1,5 +1,5 @@
-// Package driver talks to a CSI driver: is it there, who is it, is it still the same, and
-// may it be trusted.
+// Package driver finds out whether a CSI driver is there and ready, what it reports, whether it is
+// the same one as before, and whether it can be trusted.
 package driver
 
 import (
@@ -18,12 +18,11 @@ import (
 const (
 	defaultTimeout = 5 * time.Second
 
-	// nodeInfoTimeout is the kubelet's own for NodeGetInfo (csiTimeout, kubelet v1.36): a
-	// driver that is too slow for us is too slow for it.
+	// nodeInfoTimeout is the kubelet's timeout for NodeGetInfo (csiTimeout, kubelet v1.36).
 	nodeInfoTimeout = 2 * time.Minute
 
-	// maxSilence is how long a connection on which nothing is ever answered is kept for the
-	// next Ask. A new one each second would fill the queue of a driver that does not accept.
+	// maxSilence is how long a connection without an answer is kept for the next Ask. A new one
+	// each second would fill the queue of a driver that does not accept.
 	maxSilence = time.Minute
 
 	// maxRestarts is how often one Ask starts over because the socket was replaced.
@@ -32,39 +31,39 @@ const (
 	maxReason = 1000 // characters
 )
 
-// Config says where a driver is and what is expected of it.
+// Config describes where a driver is and what is expected of it.
 type Config struct {
-	Name     string        // what GetPluginInfo must answer; empty: any name that is valid
+	Name     string        // the name that GetPluginInfo must report; empty: any valid name
 	Socket   string        // where the driver listens
 	Endpoint string        // what the kubelet is told; empty: Socket
 	Timeout  time.Duration // for GetPluginInfo and for Probe; zero: 5 s
-	// Owner is the user, by name or number, who besides root and our own may own the socket
-	// and the directories on the way; empty: root. "any" turns these checks off.
+	// Owner is the user, by name or number, who besides root and our own user may own the socket
+	// and the directories on the way to it; empty: root. "any" turns these checks off.
 	Owner string
-	// AnyEndpoint leaves out every check of Endpoint, as node-driver-registrar does: with its
-	// flags it is a path of the host, and what is there within our own view says nothing about it.
+	// AnyEndpoint turns off the checks of Endpoint, as with node-driver-registrar: its flag is a
+	// path of the host, which need not be the same path in our mount namespace.
 	AnyEndpoint bool
 }
 
-// Hints is where hints come from and go to (satisfied by fswatch.Subscription). The Client
-// adds its own: one channel then serves all that its user waits for.
+// Hints receives hints from elsewhere and from the Client, so that one channel is enough to wait
+// for both (implemented by fswatch.Subscription).
 type Hints interface {
 	Hints() <-chan struct{} // capacity one
 	Hint()                  // never blocks, also after Close
 	Close()
 }
 
-// Options are what a Client needs; all are required.
+// Options are the options of New. All are required.
 type Options struct {
 	Log   *slog.Logger
-	Hints Hints // they should tell of changes of Config.Socket and Config.Endpoint
+	Hints Hints // about Config.Socket and Config.Endpoint
 	Pool  *worker.Pool
 }
 
-// Client asks one driver. It holds at most one connection to it.
+// Client is the client of one driver. It keeps at most one connection to it.
 //
-// Its fields are those of the goroutine that calls Ask, and Close after it; what the
-// connection notes in the background is in conn.
+// Its fields belong to the goroutine that calls Ask or Probe, and then Close. What changes in the
+// background is in conn.
 type Client struct {
 	cfg   Config
 	log   *slog.Logger
@@ -73,18 +72,21 @@ type Client struct {
 
 	socket, endpoint target
 	lookLimit        time.Duration
-	again            *time.Timer // hints later, where nothing else will; stopped while asking
-	hinted           bool        // Ask received a hint, which it gives back
-	seen             sighting    // at socket
+	again            *time.Timer // gives a hint where nothing else does; stopped during an Ask
+	hinted           bool        // Ask received a hint, which it has to give back
+	seen             sighting    // of socket
 
-	conn       *conn // kept between two Asks
-	budget     budget
-	last       status.Report   // of the last Ask, without Replaced
-	endpointID unixsock.FileID // what it found there; zero: nothing to be seen
-	readyID    unixsock.FileID // the socket of the last Ready report
+	conn        *conn  // kept after an Ask
+	dialed      uint64 // connections so far
+	budget      budget
+	last        status.Report   // of the last inquiry, without Replaced
+	silentSince time.Time       // the first unanswered Probe since last; zero: none
+	endpointID  unixsock.FileID // the file at the endpoint then; zero: not visible
+	readyID     unixsock.FileID // the socket of the last Ready report
+	server      status.Server   // of the last connection
 }
 
-// New returns a client. It closes o.Hints when it is closed.
+// New returns a Client. Close also closes o.Hints.
 func New(cfg Config, o Options) *Client {
 	cfg.Timeout = cmp.Or(cfg.Timeout, defaultTimeout)
 	if cfg.Endpoint == "" || cfg.AnyEndpoint {
@@ -94,7 +96,7 @@ func New(cfg Config, o Options) *Client {
 		cfg: cfg, log: o.Log, hints: o.Hints,
 		owner:     trust.SocketOwner(cmp.Or(cfg.Owner, "root")),
 		lookLimit: lookLimit,
-		// The endpoint may be on another file system, which may be dead while this one is not.
+		// The endpoint may be on another file system, which may hang while this one does not.
 		socket:   target{cfg.Socket, o.Pool.Slot(cfg.Socket, o.Hints.Hint)},
 		endpoint: target{cfg.Endpoint, o.Pool.Slot(cfg.Endpoint, o.Hints.Hint)},
 	}
@@ -103,11 +105,11 @@ func New(cfg Config, o Options) *Client {
 	return c
 }
 
-// Hints receives when it is worth asking: the connection broke, a file system answers again,
-// and what Options.Hints tells. Nobody else may receive from it while Ask runs.
+// Hints implements registrar.Driver: the connection broke, a file system answers again, or
+// Options.Hints received.
 func (c *Client) Hints() <-chan struct{} { return c.hints.Hints() }
 
-// Close ends the kept connection and the hints. No Ask may be running.
+// Close implements registrar.Driver.
 func (c *Client) Close() error {
 	c.again.Stop()
 	c.hints.Close()
@@ -123,22 +125,24 @@ func (c *Client) drop() {
 	}
 }
 
-// Ask finds out how the driver is. It returns when that is known or ctx is done; at most one
-// runs at a time. While the connection of a Ready report is good, and the same trusted socket
-// is at the path, it returns that report again without asking the driver anything.
-//
-// progress, if not nil, is called when the driver has not answered a call for a second. It
-// must not block.
+// Ask implements registrar.Driver.
 func (c *Client) Ask(ctx context.Context, progress func(status.Report)) status.Report {
+	return c.report(ctx, progress, false)
+}
+
+// Probe implements registrar.Driver.
+func (c *Client) Probe(ctx context.Context) status.Report { return c.report(ctx, nil, true) }
+
+func (c *Client) report(ctx context.Context, progress func(status.Report), probe bool) status.Report {
 	c.again.Stop()
 	begun := time.Now()
 	var r status.Report
 	for range 1 + maxRestarts {
-		if r = c.ask(ctx, progress); r.Reason != replaced.reason {
+		if r = c.ask(ctx, progress, probe); r.Reason != replaced.reason {
 			break
 		}
 	}
-	r.Reason = safetext.Clean(r.Reason, maxReason)
+	r.Reason, r.Server = safetext.Clean(r.Reason, maxReason), c.server
 	if c.hinted {
 		c.hinted = false
 		c.hints.Hint()
@@ -147,7 +151,7 @@ func (c *Client) Ask(ctx context.Context, progress func(status.Report)) status.R
 	return r
 }
 
-// finding is what a step has against the driver; the zero finding is nothing.
+// finding says why the driver is not Ready; the zero finding: a step found no reason.
 type finding struct {
 	state  status.DriverState
 	reason string
@@ -155,10 +159,15 @@ type finding struct {
 
 func (f finding) ok() bool { return f == finding{} }
 
-func (c *Client) ask(ctx context.Context, progress func(status.Report)) status.Report {
+func (c *Client) ask(ctx context.Context, progress func(status.Report), probe bool) status.Report {
 	socket, endpoint, f := c.look(ctx)
 	if f.ok() && c.usable(socket) && c.last.Driver == status.Ready && c.endpointID == endpoint.FileID {
-		return c.last
+		switch {
+		case !probe && c.silentSince.IsZero():
+			return c.last
+		case c.silentSince.IsZero(), time.Since(c.silentSince) < maxSilence:
+			return c.probe(ctx)
+		}
 	}
 	if f.ok() {
 		f = c.connect(ctx, socket)
@@ -174,8 +183,8 @@ func (c *Client) ask(ctx context.Context, progress func(status.Report)) status.R
 		f.state = status.Ready
 	}
 	q.Driver, q.Reason = f.state, f.reason
-	c.last, c.endpointID = q.Report, endpoint.FileID
-	c.conn.kept.Store(true) // from now on its end is hinted
+	c.last, c.silentSince, c.endpointID = q.Report, time.Time{}, endpoint.FileID
+	c.conn.kept.Store(true) // from now on its end gives a hint
 	if q.Driver == status.Ready {
 		if c.conn.broken() { // since the last answer
 			c.hints.Hint()
@@ -186,12 +195,30 @@ func (c *Client) ask(ctx context.Context, progress func(status.Report)) status.R
 	return q.Report
 }
 
-// usable reports whether the kept connection can be used further.
+// probe calls Probe over the kept connection of the last Ready report.
+func (c *Client) probe(ctx context.Context) status.Report {
+	begun := time.Now()
+	q := inquiry{Client: c, ctx: ctx}
+	f := q.probe()
+	q.Driver, q.Reason, q.Connection = f.state, f.reason, c.dialed
+	switch {
+	case f.ok():
+		c.silentSince = time.Time{}
+		return c.last
+	case !q.Silent:
+		c.last = q.Report
+	case c.silentSince.IsZero():
+		c.silentSince = begun
+	}
+	return q.Report
+}
+
+// usable reports whether the kept connection can still be used.
 func (c *Client) usable(socket unixsock.File) bool {
 	return c.conn != nil && !c.conn.broken() && c.conn.file.FileID == socket.FileID
 }
 
-// connect makes a new connection unless the kept one is still good.
+// connect makes a new connection unless the kept one can still be used.
 func (c *Client) connect(ctx context.Context, socket unixsock.File) finding {
 	if c.usable(socket) && time.Since(c.conn.answered) < maxSilence {
 		c.conn.kept.Store(false) // this Ask reports its end
@@ -199,12 +226,15 @@ func (c *Client) connect(ctx context.Context, socket unixsock.File) finding {
 	}
 	c.drop()
 	if c.budget.spend(0) {
-		return flood // until its minute is over
+		return flood // until the minute is over
 	}
 	t, f := c.dial(ctx, c.socket)
 	if f.state == status.Absent && socket.IsSocket() && c.seen.youngerThan(young) {
-		c.again.Reset(lookAgain) // listen makes no event
+		c.again.Reset(lookAgain) // listen causes no event
 	}
-	c.conn = t
+	if c.conn = t; t != nil {
+		c.server = t.server
+	}
+	c.dialed++
 	return f
 }

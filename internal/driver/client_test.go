@@ -82,9 +82,9 @@ func TestAnswers(t *testing.T) {
 		{"headers without end", "", func(f *fakeDriver) {
 			f.info = fails[*csi.GetPluginInfoResponse](codes.Internal, strings.Repeat("x", 1<<20))
 		}, status.Starting, "GetPluginInfo"},
-		{"no node id", "", func(f *fakeDriver) { f.node = says(&csi.NodeGetInfoResponse{}) }, status.Starting, "node id is empty"},
+		{"no node id", "", func(f *fakeDriver) { f.node = says(&csi.NodeGetInfoResponse{}) }, status.Starting, "node ID is empty"},
 		{"node id too long", "", func(f *fakeDriver) { f.node = says(&csi.NodeGetInfoResponse{NodeId: strings.Repeat("n", 257)}) }, status.Starting, "257 bytes"},
-		{"negative limit", "", func(f *fakeDriver) { f.node = says(&csi.NodeGetInfoResponse{NodeId: "n", MaxVolumesPerNode: -1}) }, status.Starting, "cannot be negative"},
+		{"negative limit", "", func(f *fakeDriver) { f.node = says(&csi.NodeGetInfoResponse{NodeId: "n", MaxVolumesPerNode: -1}) }, status.Starting, "max_volumes_per_node is -1"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			_, socket := paths(t)
@@ -107,7 +107,7 @@ func TestAnswers(t *testing.T) {
 			if len([]rune(r.Reason)) > maxReason || len(r.Identity.Name) > 3*status.MaxName {
 				t.Errorf("unbounded: reason of %d bytes, name of %d", len(r.Reason), len(r.Identity.Name))
 			}
-			// Its end is news, whatever it was: it may come back better.
+			// Its end gives a hint, whatever it was: the next one may be healthy.
 			expectQuiet(t, c, "nothing happened")
 			if !strings.Contains(test.name, "headers") { // that one broke already
 				stop()
@@ -189,7 +189,7 @@ func TestOnlyWhatIsNotThereIsAbsent(t *testing.T) {
 	}
 }
 
-// bind comes before listen, and listen makes no event.
+// bind comes before listen, and listen causes no event.
 func TestListensLate(t *testing.T) {
 	_, socket := paths(t)
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
@@ -221,8 +221,8 @@ func TestListensLate(t *testing.T) {
 	(<-stopped)()
 }
 
-// A driver that listens long after bind is found within about a second by hints alone, for
-// the registrar's own next try may be half a minute away.
+// A driver that listens long after bind is found within about a second by hints alone, because the
+// registrar's next attempt may be half a minute away.
 func TestListensVeryLate(t *testing.T) {
 	_, socket := paths(t)
 	listen(t, socket).Close() // what is left is as a socket before listen
@@ -242,8 +242,8 @@ func TestListensVeryLate(t *testing.T) {
 	}
 }
 
-// Without descriptors nobody can say that the driver is gone: it is not Absent, which with
-// "withdraw" would take it away, and is asked again each second.
+// Without descriptors it is not known whether the driver is gone: it is not Absent, which would
+// withdraw it, and is asked again each second.
 func TestNoDescriptors(t *testing.T) {
 	_, socket := paths(t)
 	start(t, socket, &fakeDriver{})
@@ -259,7 +259,8 @@ func TestNoDescriptors(t *testing.T) {
 	expectReady(t, ask(t, c))
 }
 
-// noDescriptors lets this process open nothing until the returned function is called.
+// noDescriptors prevents this process from opening descriptors until the returned function is
+// called.
 func noDescriptors(t *testing.T) (back func()) {
 	t.Helper()
 	free, err := os.Open(os.DevNull)
@@ -294,7 +295,7 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// A driver that closes idle connections was not away.
+// A driver that closes idle connections was not replaced.
 func TestClosedConnection(t *testing.T) {
 	_, socket := paths(t)
 	l := listen(t, socket)
@@ -399,7 +400,7 @@ func TestNotReadyIsNotAskedForNodeGetInfo(t *testing.T) {
 	expectReady(t, ask(t, c))
 }
 
-// A listener that does not accept; later somebody does.
+// A listener that does not accept at first.
 func TestAcceptsLate(t *testing.T) {
 	_, socket := paths(t)
 	l := listen(t, socket)
@@ -454,7 +455,7 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// Things that are no CSI driver, or a bad one.
+// Listeners that are not a CSI driver, or a broken one.
 func TestHostile(t *testing.T) {
 	h2 := func(frames ...byte) func(net.Conn) { // speaks HTTP/2, then frames without end
 		return func(c net.Conn) {
@@ -535,7 +536,7 @@ func TestEndpoint(t *testing.T) {
 		c := client(t, Config{Name: name, Socket: socket, Endpoint: endpoint, Timeout: time.Second}, nil)
 		return c, ask(t, c)
 	}
-	// holds expects that the Ready report is given again, or not, without asking.
+	// holds checks whether the Ready report is returned again without a call.
 	holds := func(t *testing.T, c *Client, want bool) {
 		t.Helper()
 		before := f.called("GetPluginInfo")
@@ -609,4 +610,19 @@ func TestEndpoint(t *testing.T) {
 			t.Errorf("%+v", r)
 		}
 	})
+}
+
+// The process that served the socket is known after the driver has ended: its log says why.
+func TestTheServerOfTheSocketIsRemembered(t *testing.T) {
+	_, socket := paths(t)
+	stop := start(t, socket, &fakeDriver{})
+	c := client(t, Config{Name: name, Socket: socket}, nil)
+	if r := ask(t, c); r.Server.PID != os.Getpid() {
+		t.Errorf("served by %+v, expected %d", r.Server, os.Getpid())
+	}
+	stop()
+	expectHint(t, c, "the driver ended")
+	if r := ask(t, c); r.Driver != status.Absent || r.Server.PID != os.Getpid() {
+		t.Errorf("%s, served by %+v, expected %d", r.Driver, r.Server, os.Getpid())
+	}
 }

@@ -18,16 +18,16 @@ import (
 )
 
 const (
-	// What one answer may hold. The kubelet itself allows 16 MB; a GetPluginInfo or
-	// NodeGetInfo has a few hundred bytes.
+	// maxMessage limits one answer. The kubelet allows 16 MB; usual answers have a few hundred
+	// bytes.
 	maxMessage = 256 << 10
 
-	// What a driver may send in a minute, over all connections together. A read counts as
-	// minRead bytes at least: byte by byte it would cost a wakeup each.
+	// maxPerMinute limits what a driver may send, over all connections together. A read counts as
+	// at least minRead bytes, because a driver that sends single bytes causes a wakeup for each.
 	maxPerMinute = 1 << 20
 	minRead      = 256
 
-	// closeLimit is for saying goodbye to a driver that does not read.
+	// closeLimit is how long closing may take with a driver that does not read.
 	closeLimit = 100 * time.Millisecond
 )
 
@@ -36,18 +36,18 @@ var (
 	errFlood = errors.New(flood.reason)
 )
 
-// conn is gRPC over one connection to a driver's socket, and over that alone: when it breaks,
-// nothing dials again.
+// conn is a gRPC client over one connection to a driver's socket. It never dials again.
 type conn struct {
 	target
 	*stream
 	cc       *grpc.ClientConn
-	file     unixsock.File // what it was connected to
-	answered time.Time     // when the last answer came, or it was made
+	file     unixsock.File // the socket that it was connected to
+	server   status.Server
+	answered time.Time // when the last answer came, or the connection was made
 }
 
-// broken reports whether the connection ended. The stream knows it before gRPC tells the
-// calls; gRPC alone knows of a GOAWAY that it acts on.
+// broken reports whether the connection has ended. The stream notices that before gRPC's calls
+// fail; only gRPC knows that it closes the connection because of a GOAWAY.
 func (c *conn) broken() bool {
 	s := c.cc.GetState()
 	return c.ended.Load() || s == connectivity.TransientFailure || s == connectivity.Shutdown
@@ -56,29 +56,29 @@ func (c *conn) broken() bool {
 func (c *conn) close() {
 	c.kept.Store(false)
 	defer time.AfterFunc(closeLimit, func() { c.Conn.Close() }).Stop()
-	c.cc.Close()   // fails only if it was closed before
-	c.Conn.Close() // if gRPC never came to take it
+	c.cc.Close()   // fails only if it is closed already
+	c.Conn.Close() // gRPC may not have used it yet
 }
 
-// stream is the connection below gRPC. It limits what the driver sends, and notes its end,
-// which it hints while the connection is kept.
+// stream is the connection below gRPC. It limits what the driver sends, and records its end, for
+// which it gives a hint while the connection is kept.
 type stream struct {
 	net.Conn
 	hint   func()
 	budget *budget
-	kept   atomic.Bool // between two Asks
+	kept   atomic.Bool // no Ask is running
 	ended  atomic.Bool
 }
 
-// budget counts what one driver sends. A connection of before may still be read from while the
-// next one is used.
+// budget counts what one driver sends. A previous connection may still be read from while the next
+// one is in use.
 type budget struct {
 	mu    sync.Mutex
-	spent int // within the minute from begun on
+	spent int // in the minute that began at begun
 	begun time.Time
 }
 
-// spend counts n bytes more and reports whether the driver has now sent too much.
+// spend counts n more bytes and reports whether the driver has sent too much.
 func (b *budget) spend(n int) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -89,11 +89,11 @@ func (b *budget) spend(n int) bool {
 	return b.spent > maxPerMinute
 }
 
-// Read counts all bytes, also those that come together with an error.
+// Read also counts bytes that come with an error.
 func (s *stream) Read(b []byte) (int, error) {
 	n, err := s.Conn.Read(b)
 	if s.budget.spend(max(n, minRead)) {
-		err = errors.Join(errFlood, s.Conn.Close()) // also ends a write that the driver does not take
+		err = errors.Join(errFlood, s.Conn.Close()) // also ends a blocked write
 	}
 	if err != nil {
 		s.end()
@@ -101,7 +101,7 @@ func (s *stream) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// Close is called by gRPC when it has had enough of the driver, or we of it.
+// Close is also called by gRPC when it closes the connection by itself.
 func (s *stream) Close() error {
 	s.end()
 	return s.Conn.Close()
@@ -113,13 +113,13 @@ func (s *stream) end() {
 	}
 }
 
-// dial connects to the path. bind comes before listen: a fresh socket that refuses is tried
-// again for a while. Nothing tells when listen comes; a dial that is refused costs microseconds.
+// dial connects to the path. bind comes before listen, so a fresh socket that refuses connections
+// is dialed again for a while: listen causes no event, and a refused dial costs microseconds.
 func (c *Client) dial(ctx context.Context, at target) (*conn, finding) {
 	for delay := retryFirst; ; delay = min(2*delay, retryMost) {
 		l := c.lookAt(ctx, at, true)
 		if l.ok() {
-			t := &conn{target: at, stream: &stream{Conn: l.raw, hint: c.hints.Hint, budget: &c.budget}, file: l.file, answered: time.Now()}
+			t := &conn{target: at, stream: &stream{Conn: l.raw, hint: c.hints.Hint, budget: &c.budget}, file: l.file, server: l.server, answered: time.Now()}
 			var err error
 			if t.cc, err = unixsock.NewClient(t.stream, maxMessage); err != nil {
 				l.discard()

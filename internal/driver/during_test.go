@@ -22,7 +22,8 @@ import (
 	"csi-registrar/internal/worker"
 )
 
-// hangsInNodeGetInfo returns a fake, and what is closed when it is asked for NodeGetInfo, which then hangs.
+// hangsInNodeGetInfo returns a fake that hangs in NodeGetInfo, and a channel that is closed when
+// that is called.
 func hangsInNodeGetInfo() (f *fakeDriver, asked chan struct{}) {
 	asked = make(chan struct{})
 	once := sync.OnceFunc(func() { close(asked) })
@@ -197,7 +198,7 @@ func TestFileSystemThatDiesDuringACallDoesNotEndIt(t *testing.T) {
 	<-asked
 	release := stuck(t, pool, socket)
 	hints <- struct{}{} // is received: it has no room
-	hints <- struct{}{} // the first was looked at
+	hints <- struct{}{} // the first was lookResult at
 	close(answer)
 	if r := <-report; r.Driver != status.Ready {
 		t.Errorf("%+v", r)
@@ -221,7 +222,7 @@ func (f *flooder) Accept() (net.Conn, error) {
 
 var ping = []byte{0, 0, 8, 6, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8}
 
-// pour writes pings until the other end has had enough, and returns how many bytes it took.
+// pour writes pings until that fails, and returns how many bytes were written.
 func pour(c net.Conn) (taken int) {
 	for block := bytes.Repeat(ping, 100); ; {
 		n, err := c.Write(block)
@@ -256,7 +257,7 @@ func TestFloodEndsTheConnectionAndIsLeftAloneForAWhile(t *testing.T) {
 	expectReady(t, ask(t, c))
 }
 
-// Who hangs up before it has sent too much cannot go on over the next connection.
+// The limit counts over all connections: a driver that reconnects has no more.
 func TestBudgetIsThatOfAllConnections(t *testing.T) {
 	_, socket := paths(t)
 	l := listen(t, socket)
@@ -267,7 +268,7 @@ func TestBudgetIsThatOfAllConnections(t *testing.T) {
 			if err != nil {
 				return
 			}
-			n, _ := conn.Write(bytes.Repeat(ping, (maxPerMinute/2)/len(ping))) // no SETTINGS first: it breaks
+			n, _ := conn.Write(bytes.Repeat(ping, (maxPerMinute/2)/len(ping))) // an error
 			sent.Add(int64(n))
 			conn.Close()
 		}
@@ -281,7 +282,7 @@ func TestBudgetIsThatOfAllConnections(t *testing.T) {
 	}
 }
 
-// A driver whose bytes come together with an error is not let through.
+// Bytes that come with an error count, too.
 func TestBytesThatComeWithAnErrorCount(t *testing.T) {
 	near, far := net.Pipe()
 	defer far.Close()
@@ -298,7 +299,7 @@ func TestBytesThatComeWithAnErrorCount(t *testing.T) {
 	}
 }
 
-// Each read wakes the daemon, however little it brings.
+// Each read wakes the daemon, however few bytes it returns.
 func TestReadsCountToo(t *testing.T) {
 	near, far := net.Pipe()
 	defer far.Close()
@@ -343,7 +344,7 @@ func TestOurOwnCloseIsNotHinted(t *testing.T) {
 	expectQuiet(t, c, "our own end")
 }
 
-// A driver that floods and does not read must not hold up Close.
+// A driver that floods and does not read must not delay Close.
 func TestDriverThatDoesNotReadDoesNotHoldUpClose(t *testing.T) {
 	_, socket := paths(t)
 	l := listen(t, socket)
@@ -351,7 +352,7 @@ func TestDriverThatDoesNotReadDoesNotHoldUpClose(t *testing.T) {
 		if conn, err := l.Accept(); err == nil {
 			defer conn.Close()
 			conn.Write([]byte{0, 0, 0, 4, 0, 0, 0, 0, 0}) // SETTINGS come first
-			pour(conn)                                    // the answers to the pings fill the way back
+			pour(conn)                                    // answers fill the buffer
 			io.Copy(io.Discard, conn)
 		}
 	}()
@@ -377,7 +378,7 @@ func BenchmarkLook(b *testing.B) {
 	}
 }
 
-// client looks for what is left behind.
+// client checks what is left behind.
 func TestConnectionThatComesTooLateIsClosed(t *testing.T) {
 	_, socket := paths(t)
 	start(t, socket, &fakeDriver{})
@@ -404,5 +405,34 @@ func BenchmarkAsk(b *testing.B) {
 	for b.Loop() {
 		expectReady(b, ask(b, c))
 		c.drop()
+	}
+}
+
+// The registrar receives progress when it has time: until then the driver may have answered.
+func TestProgressMayWaitForItsReceiver(t *testing.T) {
+	_, socket := paths(t)
+	release := make(chan struct{})
+	answered := make(chan struct{})
+	start(t, socket, &fakeDriver{node: func(context.Context) (*csi.NodeGetInfoResponse, error) {
+		defer close(answered)
+		<-release
+		return &csi.NodeGetInfoResponse{NodeId: "n"}, nil
+	}})
+	c := client(t, Config{Name: name, Socket: socket}, nil)
+	began, progress, report := make(chan struct{}), make(chan status.Report), make(chan status.Report, 1)
+	go func() {
+		report <- c.Ask(t.Context(), func(r status.Report) {
+			close(began)
+			progress <- r
+		})
+	}()
+	<-began
+	close(release)
+	<-answered
+	if r := <-progress; r.Driver != status.Starting || !strings.Contains(r.Reason, "has not answered NodeGetInfo for 1s") {
+		t.Errorf("progress is %+v", r)
+	}
+	if r := <-report; r.Driver != status.Ready {
+		t.Errorf("%+v", r)
 	}
 }

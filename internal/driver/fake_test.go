@@ -23,7 +23,7 @@ import (
 
 const name = "nfs.csi.example.com"
 
-// fakeDriver is a driver that answers as a test wants it to. A nil answer is the good one.
+// fakeDriver is a driver with configurable answers; nil: the answer of a healthy driver.
 type fakeDriver struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedNodeServer
@@ -76,7 +76,7 @@ func (f *fakeDriver) NodeGetInfo(ctx context.Context, _ *csi.NodeGetInfoRequest)
 		&csi.NodeGetInfoResponse{NodeId: "node-1", MaxVolumesPerNode: 7, AccessibleTopology: &csi.Topology{Segments: map[string]string{"topology.example.com/zone": "a"}}})
 }
 
-// serve serves f on l and returns what ends it, as a kill does: connections break.
+// serve serves f on l, and returns a function that ends it as a kill does: connections break.
 func (f *fakeDriver) serve(l net.Listener) (stop func()) {
 	s := grpc.NewServer()
 	csi.RegisterIdentityServer(s, f)
@@ -114,7 +114,7 @@ func must(t testing.TB, err error) {
 
 func tempDir(t testing.TB) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "dr") // t.TempDir can be too long for a socket
+	dir, err := os.MkdirTemp("/tmp", "dr") // short, wherever TMPDIR points
 	must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	return dir
@@ -151,7 +151,8 @@ func (b box) Hint() {
 	}
 }
 
-// client returns a client that is closed, and has left nothing behind, when the test ends.
+// client returns a client that is closed at the end of the test, and checks that it leaves nothing
+// behind.
 func client(t testing.TB, cfg Config, hints Hints) *Client {
 	t.Helper()
 	return clientWith(t, cfg, hints, worker.NewPool())

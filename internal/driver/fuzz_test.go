@@ -24,8 +24,8 @@ import (
 	"csi-registrar/internal/worker"
 )
 
-// FuzzConnection lets a driver send any bytes at the beginning and for each of our calls: what
-// comes of it is harmless and bounded.
+// FuzzConnection lets a driver send any bytes at the beginning and for each of our calls: the
+// report must be harmless and of limited size.
 func FuzzConnection(f *testing.F) {
 	good := goodBytes(f)
 	settings, first, second, third := good[0], good[1], good[2], good[3]
@@ -58,14 +58,14 @@ func FuzzConnection(f *testing.F) {
 	})
 }
 
-// The frames of the fuzz target's seeds are what a driver sends that is ready.
+// The frames of the fuzz target's seeds are those of a driver that is ready.
 func TestGoodBytes(t *testing.T) {
 	if r := askOver(t, goodBytes(t), time.Minute); r.Driver != status.Ready || r.Identity.NodeID != "node-1" {
 		t.Errorf("%+v", r)
 	}
 }
 
-// goodBytes are what a driver that is ready sends at the beginning and for each call.
+// goodBytes are the bytes that a ready driver sends at the beginning and for each call.
 func goodBytes(t testing.TB) [][]byte {
 	reply := func(stream uint32, m proto.Message) []byte {
 		b, err := proto.Marshal(m)

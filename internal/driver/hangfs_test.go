@@ -9,7 +9,7 @@ import (
 	"csi-registrar/internal/status"
 )
 
-// The file system of a registered driver's socket dies and comes back.
+// The file system of a registered driver's socket hangs for a while.
 func TestSocketOnAFileSystemThatHangs(t *testing.T) {
 	dir := tempDir(t)
 	fs, err := fake.MountHangFS(dir)
@@ -36,8 +36,8 @@ func TestSocketOnAFileSystemThatHangs(t *testing.T) {
 	expectReady(t, ask(t, c))
 	expectCalls(t, f, 1)
 
-	// It dies while the driver is connected to; what is connected late is closed: client looks
-	// for descriptors left behind.
+	// It hangs during connect. A late connection is closed: client checks for descriptors that are
+	// left behind.
 	stop()
 	expectHint(t, c, "the driver ended")
 	must(t, os.Remove(socket))

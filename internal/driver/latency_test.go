@@ -34,8 +34,8 @@ func watcher(t testing.TB) *fswatch.Watcher {
 	return w
 }
 
-// From the driver serving to its being known as ready, as a registrar would find out: by
-// hints alone, with no retry by time. Its directories do not exist before.
+// The time from when the driver serves until it is Ready, by hints alone. Its directories do not
+// exist before.
 func TestLatency(t *testing.T) {
 	w := watcher(t)
 	dir := tempDir(t)
@@ -74,7 +74,7 @@ func TestLatency(t *testing.T) {
 	}
 }
 
-// A driver's end and return are told through the one channel, whoever notices first.
+// The end of a driver and its return give hints in the same channel, whatever notices them first.
 func TestRestartWithWatcher(t *testing.T) {
 	w := watcher(t)
 	_, socket := paths(t)

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"csi-registrar/internal/cgroup"
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/trust"
 	"csi-registrar/internal/unixsock"
@@ -18,29 +19,29 @@ import (
 )
 
 const (
-	// lookLimit is for what takes microseconds unless a file system is dead.
+	// lookLimit limits what takes microseconds unless a file system hangs.
 	lookLimit = time.Second
 
-	// bind comes before listen: a socket that appeared within fresh and refuses is tried
-	// again after retryFirst, then twice that, up to retryMost.
+	// bind comes before listen: a socket that appeared less than fresh ago and refuses connections
+	// is dialed again after retryFirst, then twice that, up to retryMost.
 	fresh      = time.Second
 	retryFirst = 250 * time.Microsecond
 	retryMost  = 4 * time.Millisecond
 
-	// A driver may take longer: while its socket is young it is worth a look each second.
+	// A driver may take longer: a socket that is younger than young is dialed again each second.
 	young     = time.Minute
 	lookAgain = time.Second
 )
 
-var interrupted = finding{status.Starting, "asking was interrupted"}
+var interrupted = finding{status.Starting, "the query was interrupted"}
 
-// target is a path that is looked at, and the slot for that.
+// target is a path that is lookResult at, and the slot for that.
 type target struct {
 	path string
 	slot *worker.Slot
 }
 
-// look finds out what is at the paths of the socket and the endpoint, and whether it may be
+// look examines the files at the paths of the socket and the endpoint, and whether they can be
 // trusted.
 func (c *Client) look(ctx context.Context) (socket, endpoint unixsock.File, f finding) {
 	if err := unixsock.CheckPath(c.cfg.Socket); err != nil {
@@ -54,43 +55,44 @@ func (c *Client) look(ctx context.Context) (socket, endpoint unixsock.File, f fi
 		return s.file, endpoint, s.finding
 	}
 	e := c.lookAt(ctx, c.endpoint, false)
-	if e.state == status.Absent || errors.Is(e.err, unix.EACCES) { // a driver may see more, or another file system, than we do
+	if e.state == status.Absent || errors.Is(e.err, unix.EACCES) { // the driver may see it
 		e.finding = finding{}
 	}
 	return s.file, e.file, e.finding
 }
 
-// looked is what one look found: what is there, and what speaks against it. If it was to
-// connect, raw is the connection to a trusted listener.
-type looked struct {
+// lookResult is the file at a path and why it cannot be used. If the look was to connect, raw is
+// the connection to a trusted listener.
+type lookResult struct {
 	finding
-	file unixsock.File
-	raw  *net.UnixConn
-	err  error // of looking or of connecting
+	file   unixsock.File
+	raw    *net.UnixConn
+	server status.Server // who listens
+	err    error         // of stat or of connect
 }
 
-func (l looked) discard() {
+func (l lookResult) discard() {
 	if l.raw != nil {
 		l.raw.Close()
 	}
 }
 
-// lookAt is lookOnce, but does not wait for a dead file system.
-func (c *Client) lookAt(ctx context.Context, at target, connect bool) looked {
-	l, err := worker.Do(ctx, at.slot, c.lookLimit, func() looked { return lookOnce(c.owner, at.path, connect) }, looked.discard)
+// lookAt is lookOnce, but does not wait for a file system that hangs.
+func (c *Client) lookAt(ctx context.Context, at target, connect bool) lookResult {
+	l, err := worker.Do(ctx, at.slot, c.lookLimit, func() lookResult { return lookOnce(c.owner, at.path, connect) }, lookResult.discard)
 	if err != nil {
 		l.finding = finding{status.Starting, err.Error()}
 	}
 	if ctx.Err() != nil {
 		l.discard()
-		l = looked{finding: interrupted}
+		l = lookResult{finding: interrupted}
 	}
 	return l
 }
 
-// lookOnce blocks for as long as a file system on the way does not answer. If another file is
-// put at path before it is connected to, the next look finds that it is not the one noted here.
-func lookOnce(owner trust.SocketOwner, path string, connect bool) (l looked) {
+// lookOnce blocks for as long as a file system on the way does not answer. If the file is replaced
+// between stat and connect, the next look finds that the FileID differs.
+func lookOnce(owner trust.SocketOwner, path string, connect bool) (l lookResult) {
 	if l.file, l.err = unixsock.Stat(path); l.err != nil {
 		l.finding = missing(path, l.err)
 		return l
@@ -111,25 +113,26 @@ func lookOnce(owner trust.SocketOwner, path string, connect bool) (l looked) {
 		raw.Close()
 		return l
 	}
-	l.raw = raw
+	l.raw, l.server = raw, cgroup.Server("/proc", peer.PID)
 	return l
 }
 
-// moved reports whether another socket, or none, is now where t was connected to. False if
-// that cannot be found out.
+// moved reports whether the socket that t was connected to is no longer at the path. False if that
+// cannot be determined.
 func (c *Client) moved(ctx context.Context, t *conn) bool {
 	l := c.lookAt(ctx, t.target, false)
 	return l.state != status.Starting && l.file.FileID != t.file.FileID
 }
 
-// sighting is which socket file is at the path, and since when.
+// sighting records which socket file is at the path, and since when.
 type sighting struct {
 	file  unixsock.FileID // zero: none
-	since time.Time       // zero: nobody has looked yet
+	since time.Time       // zero: nobody has lookResult yet
 }
 
-// note takes in what is there now. What was there at the first look is as old as the file says;
-// for what appears later the monotonic clock counts, for the wall clock can be set in between.
+// note records the file that is there now. At the first look its age is that of the file. For a
+// file that appears later the monotonic clock counts, because the wall clock can be set in
+// between.
 func (s *sighting) note(file unixsock.File) {
 	now := time.Now()
 	if made := time.Unix(0, file.Changed); s.since.IsZero() && made.Before(now) {
@@ -139,11 +142,11 @@ func (s *sighting) note(file unixsock.File) {
 	}
 }
 
-// youngerThan reports whether it is there for less than d.
+// youngerThan reports whether the file has been there for less than d.
 func (s *sighting) youngerThan(d time.Duration) bool { return time.Since(s.since) < d }
 
-// missing says what is not there: the socket, or which directory on the way. Any other error
-// says nothing about the driver, so it is Starting: it is asked again soon, and keeps its
+// missing describes what does not exist: the socket, or which directory on the way. Any other
+// error says nothing about the driver, so it is Starting: it is asked again soon, and keeps its
 // registration.
 func missing(path string, err error) finding {
 	switch {
@@ -163,10 +166,10 @@ func missing(path string, err error) finding {
 	case errors.Is(err, unix.EACCES):
 		return finding{status.Starting, fmt.Sprintf("no permission to look at %s: a directory on the way is closed to uid %d; see CAP_DAC_OVERRIDE in csi-registrar.service(8)", path, os.Geteuid())}
 	}
-	return finding{status.Starting, fmt.Sprintf("cannot look whether the driver is there: %v%s", err, unixsock.Hint(err))}
+	return finding{status.Starting, fmt.Sprintf("cannot check whether the driver is there: %v%s", err, unixsock.Hint(err))}
 }
 
-// refused says why what is at path cannot be connected to.
+// refused describes why connecting to the file at path failed.
 func refused(path string, file unixsock.File, err error) finding {
 	switch {
 	case !file.IsSocket():
@@ -182,14 +185,14 @@ func refused(path string, file unixsock.File, err error) finding {
 	case errors.Is(err, unix.EAGAIN):
 		return finding{status.Starting, "the driver does not accept connections: the queue of " + path + " is full"}
 	}
-	if hint := unixsock.Hint(err); hint != "" { // it says nothing of the driver
+	if hint := unixsock.Hint(err); hint != "" { // it says nothing about the driver
 		return finding{status.Starting, fmt.Sprintf("cannot connect to the driver: %v%s", err, hint)}
 	}
 	return finding{status.Absent, fmt.Sprintf("cannot connect to %s: %v", path, err)}
 }
 
-// untrusted is the finding for an error of trust.SocketOwner. Where nothing can be told the driver is
-// Starting: a mismatch would take its registration away.
+// untrusted returns the finding for an error of trust.SocketOwner. If the check failed, the driver
+// is Starting: a mismatch would withdraw its registration.
 func untrusted(err error) finding {
 	if err == nil {
 		return finding{}

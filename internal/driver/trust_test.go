@@ -37,7 +37,7 @@ func TestTrust(t *testing.T) {
 			return os.Chown(d+"/a/b", stranger, 0)
 		}, "root", []string{"DIR/a/b belongs to uid 65533, not to root, so another user could pose as the driver"}},
 		{"a stranger's directory", func(d string) error { return os.Chown(d+"/a/b", stranger, 0) }, "root",
-			[]string{"DIR/a/b belongs to uid 65533, not to root", `"chown root DIR/a/b"`, `socket_owner = "65533"`}},
+			[]string{"DIR/a/b belongs to uid 65533, not to root", `"chown -h root DIR/a/b"`, `socket_owner = "65533"`}},
 		{"the owner's directory", func(d string) error { return os.Chown(d+"/a/b", stranger, 0) }, "65533", nil},
 		{"our own directory", func(d string) error { return nil }, "65533", nil},
 		{"a stranger's socket", func(d string) error { return os.Chown(d+"/a/b/s", stranger, 0) }, "root", []string{"DIR/a/b/s belongs to uid 65533, not to root"}},
@@ -69,7 +69,7 @@ func TestTrust(t *testing.T) {
 			must(t, os.Rename(d+"/a/b/s", d+"/a/other"))
 			must(t, os.Symlink("../other", d+"/a/b/s"))
 			return os.Lchown(d+"/a/b/s", stranger, 0)
-		}, "65533", []string{"DIR/a/b/s is a symbolic link of uid 65533 and points to DIR/a/other", `"rm DIR/a/b/s"`}},
+		}, "65533", []string{"DIR/a/b/s is a symbolic link of uid 65533 and points to DIR/a/other"}},
 		{"root's link out of the owner's directory", func(d string) error {
 			must(t, os.Chown(d+"/a/b", stranger, 0))
 			must(t, os.Rename(d+"/a/b/s", d+"/a/s"))
@@ -78,7 +78,7 @@ func TestTrust(t *testing.T) {
 		{"a loop of links", func(d string) error {
 			must(t, os.RemoveAll(d+"/a/b"))
 			return os.Symlink("b", d+"/a/b")
-		}, "root", []string{"cannot look who owns the way to the driver's socket", "too many levels"}},
+		}, "root", []string{"cannot check who owns the driver's socket", "too many levels"}},
 		{"nothing there", func(d string) error { return os.RemoveAll(d + "/a/b") }, "root", nil},
 		{"no such user", func(string) error { return nil }, "nobody-has-this-name", []string{`no user "nobody-has-this-name"`}},
 		{"turned off", func(d string) error { return os.Chmod(d+"/a", 0o777) }, "any", nil},
@@ -94,6 +94,9 @@ func TestTrust(t *testing.T) {
 			got := untrusted(trust.SocketOwner(test.owner).Path(path)).reason
 			if (got == "") != (test.want == nil) {
 				t.Fatalf("says %q", got)
+			}
+			if strings.Contains(test.name, "owner's link") && strings.Contains(got, "rm ") {
+				t.Errorf("says %q: that user could have it remove another file", got)
 			}
 			if strings.Contains(test.name, "link") && strings.Contains(got, "chown") {
 				t.Errorf("says %q: chown would follow a link that anybody made", got)
@@ -124,8 +127,8 @@ func TestTrustInTheListener(t *testing.T) {
 	}
 }
 
-// While the owner cannot be found out a driver that is registered must stay so; also when
-// there is no such user, for the file of users may be cut off at the moment.
+// While the owner cannot be looked up, a registered driver must stay registered; also if there is
+// no such user, because the list of users may be incomplete at the moment.
 func TestOwnerThatCannotBeLookedUpIsNoMismatch(t *testing.T) {
 	f := untrusted(trust.SocketOwner("no-such-user").Path("/"))
 	if f.state != status.Starting || !strings.Contains(f.reason, "fix socket_owner") {
@@ -153,7 +156,7 @@ func TestUntrustedIsNeverAsked(t *testing.T) {
 	}
 }
 
-// A stranger's process listens at a path that root gave away.
+// A process of an untrusted user listens at a path that root gave to it.
 func TestStrangerListens(t *testing.T) {
 	if path := os.Getenv("DRIVER_LISTEN"); path != "" {
 		l := listen(t, path)
@@ -170,7 +173,7 @@ func TestStrangerListens(t *testing.T) {
 	must(t, os.Chown(dir, stranger, stranger))
 	binary, err := os.ReadFile(os.Args[0])
 	must(t, err)
-	must(t, os.WriteFile(dir+"/bin", binary, 0o755)) // the build's own directory may be root's alone
+	must(t, os.WriteFile(dir+"/bin", binary, 0o755)) // others cannot enter the build's directory
 	cmd := exec.Command(dir+"/bin", "-test.run=^TestStrangerListens$")
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "DRIVER_LISTEN="+socket)

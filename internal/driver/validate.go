@@ -3,7 +3,6 @@ package driver
 import (
 	"fmt"
 	"maps"
-	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -11,14 +10,7 @@ import (
 	"csi-registrar/internal/status"
 )
 
-// What the API server takes: a CSINode's node id (kubelet v1.36, validation of
-// storage/v1), and topology as the key and the value of a node's label.
-const (
-	maxNodeID   = 256 // bytes
-	maxTopology = 128 // entries; no node has a tenth of it
-	maxVersion  = 128 // characters; longer ones are cut
-	maxKeyShown = 80  // characters of a topology key, so that a reason is not filled by it
-)
+const maxVersion = 128 // characters of a vendor version; longer ones are cut
 
 // validateInfo checks GetPluginInfo's answer against what is configured. An empty name is
 // Starting: some drivers answer before they know who they are.
@@ -42,39 +34,21 @@ func validateInfo(cfg Config, info *csi.GetPluginInfoResponse, id *status.Identi
 	return finding{}
 }
 
-// validateNode checks NodeGetInfo's answer against what the kubelet and the API server take.
-// What they would refuse is Starting: the driver answers, and may answer better soon.
+// validateNode records NodeGetInfo's answer. A driver whose answer the kubelet or the API server
+// would refuse is Starting: it may give another answer soon.
 func validateNode(info *csi.NodeGetInfoResponse, id *status.Identity) finding {
-	node, topology := info.GetNodeId(), info.GetAccessibleTopology().GetSegments()
-	switch {
-	case node == "":
-		return wrongNode("its node id is empty; the kubelet needs one")
-	case len(node) > maxNodeID:
-		return wrongNode(fmt.Sprintf("its node id has %d bytes; at most %d are allowed", len(node), maxNodeID))
-	case info.GetMaxVolumesPerNode() < 0:
-		return wrongNode(fmt.Sprintf("its volume limit is %d; it cannot be negative", info.GetMaxVolumesPerNode()))
-	case len(topology) > maxTopology:
-		return wrongNode(fmt.Sprintf("its topology has %d keys; at most %d are taken", len(topology), maxTopology))
-	}
-	for _, k := range slices.Sorted(maps.Keys(topology)) {
-		if err := status.CheckLabelKey(k); err != nil {
-			return wrongNode(fmt.Sprintf("its topology key %s is no label key: %v", quote(k, maxKeyShown), err))
-		}
-		if err := status.CheckLabelValue(topology[k]); err != nil {
-			return wrongNode(fmt.Sprintf("its topology value of %s is no label value: %v", quote(k, maxKeyShown), err))
+	for _, p := range CheckNode(info) {
+		if !p.Accepted {
+			return finding{status.Starting, fmt.Sprintf("the driver answers NodeGetInfo, but %s (expected: %s): see its own flags and log", p.Found, p.Expected)}
 		}
 	}
-	id.NodeID, id.MaxVolumes, id.Topology = node, info.GetMaxVolumesPerNode(), maps.Clone(topology)
+	id.NodeID, id.MaxVolumes, id.Topology = info.GetNodeId(), info.GetMaxVolumesPerNode(), maps.Clone(info.GetAccessibleTopology().GetSegments())
 	return finding{}
 }
 
-func wrongNode(why string) finding {
-	return finding{status.Starting, "the driver answers NodeGetInfo, but " + why + ": see its own flags and log"}
-}
-
-// quote marks the driver's own words as such, at most so many characters of them.
-func quote(s string, most int) string {
-	if short := fmt.Sprintf("%.*s", most, s); short != s {
+// quote quotes a string of the driver, of which it keeps at most limit characters.
+func quote(s string, limit int) string {
+	if short := fmt.Sprintf("%.*s", limit, s); short != s {
 		s = short + "…"
 	}
 	return safetext.Quote(s)

@@ -28,18 +28,18 @@ func TestValidateNode(t *testing.T) {
 	}{
 		{"least", &csi.NodeGetInfoResponse{NodeId: "n"}, ""},
 		{"longest id", &csi.NodeGetInfoResponse{NodeId: strings.Repeat("n", 256)}, ""},
-		{"any characters", &csi.NodeGetInfoResponse{NodeId: "a\nb\u202e"}, ""}, // compared as sent, cleaned where shown
-		{"nothing", nil, "node id is empty"},
+		{"any characters", &csi.NodeGetInfoResponse{NodeId: "a\nb\u202e"}, ""}, // cleaned later
+		{"nothing", nil, "node ID is empty"},
 		{"too long in bytes", &csi.NodeGetInfoResponse{NodeId: strings.Repeat("ü", 129)}, "258 bytes"},
-		{"negative", &csi.NodeGetInfoResponse{NodeId: "n", MaxVolumesPerNode: -3}, "-3"},
+		{"negative", &csi.NodeGetInfoResponse{NodeId: "n", MaxVolumesPerNode: -3}, "max_volumes_per_node is -3 (expected: 0 for no limit, or more)"},
 		{"topology", topology(10, "topology.example.com/zone", "a"), ""},
 		{"many keys", topology(129, "k", "v"), "129 keys"},
 		{"long key", topology(1, strings.Repeat("k", 317), "v"), "the name has 318 characters"},
-		{"no label key", topology(1, "zone of mine", "a"), `"zone of mine0" is no label key`},
-		{"hostile key", topology(1, "\x1b[2J", "a"), `"\x1b[2J0" is no label key`},
-		{"no label value", topology(1, "k", "a:b"), `"k0" is no label value`},
+		{"no label key", topology(1, "zone of mine", "a"), `"zone of mine0" is not a label key`},
+		{"hostile key", topology(1, "\x1b[2J", "a"), `"\x1b[2J0" is not a label key`},
+		{"no label value", topology(1, "k", "a:b"), `"k0" is not a label value`},
 		{"empty key", &csi.NodeGetInfoResponse{NodeId: "n", AccessibleTopology: &csi.Topology{Segments: map[string]string{"": "v"}}}, "topology key"},
-		{"long value", topology(1, "k", strings.Repeat("v", 64)), `"k0" is no label value: it has 64 characters`},
+		{"long value", topology(1, "k", strings.Repeat("v", 64)), `"k0" is not a label value: it has 64 characters`},
 		{"no value", topology(1, "k", ""), ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -55,8 +55,7 @@ func TestValidateNode(t *testing.T) {
 	}
 }
 
-// FuzzAnswers lets bytes that pass as the two answers be validated: whatever a driver sends,
-// what comes of it is harmless.
+// FuzzAnswers validates any bytes that decode as the two answers: the findings must be harmless.
 func FuzzAnswers(f *testing.F) {
 	seed := func(cfg string, info *csi.GetPluginInfoResponse, node *csi.NodeGetInfoResponse) {
 		a, err := proto.Marshal(info)

@@ -57,7 +57,8 @@ type Driver struct {
 	calls    map[string]int
 	listener *net.UnixListener // nil: not started
 	server   *grpc.Server      // nil: nothing is served
-	done     chan struct{}     // closed when the goroutine that accepts has ended; nil: there is none
+	// closed when the goroutine that accepts has ended; nil: there is none
+	done chan struct{}
 
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedNodeServer

@@ -56,8 +56,9 @@ func MountHangFS(dir string) (*HangFS, error) {
 		return nil, errors.Join(fmt.Errorf("cannot mount a FUSE file system at %s: %w", dir, err), unix.Close(fd))
 	}
 	h := &HangFS{
-		dir:     dir,
-		file:    os.NewFile(uintptr(fd), "/dev/fuse"), // now: before the mount, epoll takes it for broken
+		dir: dir,
+		// now: before the mount, epoll takes it for broken
+		file:    os.NewFile(uintptr(fd), "/dev/fuse"),
 		stopped: make(chan struct{}),
 		resumed: make(chan struct{}),
 		done:    make(chan struct{}),

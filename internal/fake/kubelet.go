@@ -193,6 +193,18 @@ func (k *Kubelet) Registered() map[string]Registration {
 	return all
 }
 
+// Idle reports whether no call to a registration socket is pending.
+func (k *Kubelet) Idle() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, busy := range k.busy {
+		if busy {
+			return false
+		}
+	}
+	return true
+}
+
 func (k *Kubelet) run(ctx context.Context) {
 	tick := time.NewTicker(reconcileEvery)
 	defer tick.Stop()

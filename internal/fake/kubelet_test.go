@@ -171,7 +171,8 @@ func TestKubeletRefuses(t *testing.T) {
 			t.Parallel()
 			registry := shortDir(t)
 			r := &registrar{info: tt.info, status: make(chan *registration.RegistrationStatus, 8)}
-			defer r.serve(t, filepath.Join(registry, "a.example-reg.sock"))() // before the kubelet: it looks at what is there already
+			// before the kubelet: it looks at what is there already
+			defer r.serve(t, filepath.Join(registry, "a.example-reg.sock"))()
 			all := startKubelet(t, registry)
 			if e := all.next(t); e.What != Refused || !strings.Contains(e.Reason, tt.want) {
 				t.Errorf("%s: %s, want %q", e.What, e.Reason, tt.want)

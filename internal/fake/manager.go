@@ -204,7 +204,8 @@ func (m *Manager) hear(lines []string, files []*os.File) (kept bool) {
 		case "STATUS":
 			m.state.Status = value
 		case "FDSTORE":
-			kept = len(m.store)+len(files) <= m.most
+			// Without FDPOLL=0 PID 1 drops a listener at the first error or hangup: here at once.
+			kept = len(m.store)+len(files) <= m.most && slices.Contains(lines, "FDPOLL=0")
 			for _, f := range files {
 				if kept {
 					m.store = append(m.store, stored{name, f})

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// BenchmarkHint is the way from a file that appears, among 100 that are waited for, to the
-// hint, and back.
+// BenchmarkHint measures the time from the creation of a file, one of 100 that are watched, to the
+// hint, and the same for its removal.
 func BenchmarkHint(b *testing.B) {
 	w := start(b, Options{})
 	dir := tempDir(b)

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Who changes a path all the time costs a bounded number of reads and walks, and is seen in the
-// end as it is.
+// A path that changes all the time costs a limited number of reads and walks, and its final state
+// is seen.
 func TestAPathThatChangesAllTheTime(t *testing.T) {
 	dir := tempDir(t)
 	path := filepath.Join(dir, "d", "csi.sock")
@@ -65,22 +65,22 @@ func (n countingNotifier) read(buf []byte) (int, error) {
 	return n.notifier.read(buf)
 }
 
-func TestPace(t *testing.T) {
-	var p pace
+func TestRateLimiter(t *testing.T) {
+	var p rateLimiter
 	now := time.Unix(1, 0)
 	for i := range 3 {
-		if wait := p.wait(now, 3, time.Second); wait > 0 {
+		if wait := p.reserve(now, 3, time.Second); wait > 0 {
 			t.Errorf("number %d waits for %s", i, wait)
 		}
 	}
-	if wait := p.wait(now, 3, time.Second); wait != time.Second {
+	if wait := p.reserve(now, 3, time.Second); wait != time.Second {
 		t.Errorf("the fourth waits for %s", wait)
 	}
 	now = now.Add(time.Second) // it has waited
-	if wait := p.wait(now, 3, time.Second); wait != time.Second {
+	if wait := p.reserve(now, 3, time.Second); wait != time.Second {
 		t.Errorf("the fifth waits for %s", wait)
 	}
-	if wait := p.wait(now.Add(time.Hour), 3, time.Second); wait > 0 {
+	if wait := p.reserve(now.Add(time.Hour), 3, time.Second); wait > 0 {
 		t.Errorf("after an hour one waits for %s", wait)
 	}
 }

@@ -20,13 +20,13 @@ import (
 	"csi-registrar/internal/worker"
 )
 
-// hanging makes the system calls about a directory hang while it is locked.
-type hanging struct {
+// hangingCalls makes the system calls about a directory hang while it is locked.
+type hangingCalls struct {
 	sync.RWMutex
 	dir string
 }
 
-func (h *hanging) install(w *Watcher) {
+func (h *hangingCalls) install(w *Watcher) {
 	old := w.calls
 	w.calls.lstat = func(path string, st *unix.Stat_t) error {
 		h.wait(path)
@@ -38,7 +38,7 @@ func (h *hanging) install(w *Watcher) {
 	}
 }
 
-func (h *hanging) wait(path string) {
+func (h *hangingCalls) wait(path string) {
 	if strings.HasPrefix(path, h.dir) {
 		h.RLock()
 		defer h.RUnlock()
@@ -47,7 +47,7 @@ func (h *hanging) wait(path string) {
 
 type hangingNotifier struct {
 	notifier
-	h *hanging
+	h *hangingCalls
 }
 
 func (n *hangingNotifier) add(dir string, mask uint32) (int32, error) {
@@ -55,7 +55,7 @@ func (n *hangingNotifier) add(dir string, mask uint32) (int32, error) {
 	return n.notifier.add(dir, mask)
 }
 
-// hangTest has 20 subscriptions of which one is below dir/hang; hang and resume are told when.
+// hangTest has 20 subscriptions, of which one is below dir/hang.
 func hangTest(t *testing.T, w *Watcher, pool *worker.Pool, dir string, hang, resume func()) {
 	one := filepath.Join(dir, "hang/x/csi.sock")
 	others := make([]*Subscription, 19)
@@ -179,7 +179,7 @@ func runHanging(t *testing.T, w *Watcher, body, resume func()) {
 
 func TestAPathThatHangsCostsTheOthersNothing(t *testing.T) {
 	dir := tempDir(t)
-	h := &hanging{dir: filepath.Join(dir, "hang")}
+	h := &hangingCalls{dir: filepath.Join(dir, "hang")}
 	pool := worker.NewPool()
 	w := New(slog.New(slog.DiscardHandler), Options{SlowLook: time.Hour, Pool: pool})
 	h.install(w)

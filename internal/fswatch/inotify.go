@@ -11,10 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// notifier is inotify as the watcher needs it. Tests put one in that reaches its limits.
+// notifier is the part of inotify that the Watcher uses. Tests replace it with one that reaches its
+// limits.
 type notifier interface {
-	// add watches a directory, or more of it, and returns the watch descriptor: the same one
-	// for the same directory, whatever it is called. It may hang with the file system.
+	// add watches a directory, or more events of it, and returns the watch descriptor: the same
+	// one for the same directory under any name. It may hang with the file system.
 	add(dir string, mask uint32) (int32, error)
 	remove(wd int32)
 	// read waits for events. It ends with os.ErrClosed after close.
@@ -22,21 +23,21 @@ type notifier interface {
 	close() error
 }
 
-// Why not fsnotify: it cannot leave out IN_MODIFY, so every write to a file in /run or
-// /tmp would wake the daemon; and it knows directories by name, where symbolic links, bind
-// mounts and recreated directories need the watch descriptor.
+// fsnotify was tried and does not do: it cannot leave out IN_MODIFY, so every write to a file in
+// /run or /tmp would wake the daemon, and it identifies directories by name, where symbolic links,
+// bind mounts and recreated directories need the watch descriptor.
 const (
 	watchMask = unix.IN_CREATE | unix.IN_DELETE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO |
 		unix.IN_ATTRIB | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF |
-		// No symbolic link, so that what is watched is what was walked. MASK_ADD, because
-		// one directory may be watched under two names, by subscriptions to different events.
+		// DONT_FOLLOW, so that the directory that is watched is the one that was walked. MASK_ADD,
+		// because subscriptions to different events may watch one directory under two names.
 		unix.IN_ONLYDIR | unix.IN_DONT_FOLLOW | unix.IN_MASK_ADD
 	contentMask = unix.IN_CLOSE_WRITE
 )
 
 type inotify struct {
 	fd   int
-	file *os.File // owns fd, and has Go's poller wait for it
+	file *os.File // owns fd and adds it to Go's poller
 }
 
 func openInotify() (notifier, error) {
@@ -47,23 +48,24 @@ func openInotify() (notifier, error) {
 	return &inotify{fd: fd, file: os.NewFile(uintptr(fd), "inotify")}, nil
 }
 
-// add may hang with the file system, so it must not keep close from closing the descriptor. At
-// worst it finds the number in use by the next instance, whose events for it nobody asked for.
+// add uses the number of the descriptor, because it may hang with the file system and must not
+// keep close from closing it. At worst the number belongs to the next instance by then, which gets
+// a watch that nobody asked for.
 func (i *inotify) add(dir string, mask uint32) (int32, error) {
 	wd, err := unix.InotifyAddWatch(i.fd, dir, mask)
 	return int32(wd), err
 }
 
 func (i *inotify) remove(wd int32) {
-	// EINVAL, the only failure left, means that the kernel removed it before us.
+	// EINVAL, the only possible error, means that the kernel has already removed it.
 	_, _ = unix.InotifyRmWatch(i.fd, uint32(wd))
 }
 
 func (i *inotify) read(buf []byte) (int, error) { return i.file.Read(buf) }
 func (i *inotify) close() error                 { return i.file.Close() }
 
-// event is one struct inotify_event (inotify(7)). name points into the buffer and is
-// empty if the directory itself is meant.
+// event is a struct inotify_event (inotify(7)). name points into the buffer; it is empty if the
+// event is about the directory itself.
 type event struct {
 	wd   int32
 	mask uint32
@@ -90,7 +92,7 @@ func events(buf []byte) iter.Seq[event] {
 	}
 }
 
-// whyPolled says in words, with what to do, why a directory cannot be watched.
+// whyPolled describes why a directory cannot be watched, and the fix.
 func whyPolled(dir string, err error) error {
 	switch {
 	case errors.Is(err, unix.ENOSPC):

@@ -7,27 +7,30 @@ import (
 	"time"
 )
 
-// watchMounts hints when something was mounted or unmounted in our mount namespace, until ctx is
-// done: a mount over a directory changes what a path resolves to, which inotify does not report.
+// watchMounts gives a hint when something was mounted or unmounted in our mount namespace, until
+// ctx is done: a mount over a directory changes what a path resolves to, which inotify does not
+// report.
 //
-// The kernel reports a change as an error condition on /proc/self/mountinfo (proc(5),
-// poll). Go's poller waits edge-triggered, and each mount is an edge; nothing is read.
+// The kernel reports a change as an error condition on /proc/self/mountinfo
+// (proc_pid_mountinfo(5)). Go's poller is edge-triggered, and each mount is an edge; nothing is
+// read.
 func watchMounts(ctx context.Context, hints chan<- struct{}) error {
 	f, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
 		return fmt.Errorf("cannot watch for mounts: %w", err)
 	}
 	defer f.Close()
-	defer context.AfterFunc(ctx, func() { _ = f.SetReadDeadline(time.Unix(1, 0)) })() // fails only on a closed file
+	// SetReadDeadline fails only on a closed file.
+	defer context.AfterFunc(ctx, func() { _ = f.SetReadDeadline(time.Unix(1, 0)) })()
 	raw, err := f.SyscallConn()
 	if err == nil {
 		err = raw.Read(func(uintptr) bool {
-			// Also before the first wait: for what came before the file was opened.
+			// Also before the first wait, for changes before the file was opened.
 			select {
 			case hints <- struct{}{}:
 			default:
 			}
-			return false // go on waiting
+			return false // wait again
 		})
 	}
 	if ctx.Err() != nil {

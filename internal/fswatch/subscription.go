@@ -7,13 +7,12 @@ import (
 	"csi-registrar/internal/worker"
 )
 
-// Subscription is a place for hints about some paths. The holder may put hints into it
-// too (Hint), so that one channel serves all that it waits for, with no goroutine to
-// merge them.
+// Subscription receives hints about some paths. Its owner may add hints of its own (Hint), so that
+// one channel is enough to wait for everything.
 type Subscription struct {
 	hints   chan struct{}
 	w       *Watcher
-	content bool // entries of the paths and what files hold count as well
+	content bool // entries of the paths, and the content of files, count as well
 	routes  []*route
 	closed  bool // under the Watcher's lock
 }
@@ -25,27 +24,27 @@ type route struct {
 	slot *worker.Slot
 
 	// Under the Watcher's lock.
-	steps   []step // what was passed on the way to the path
+	steps   []step // the names on the way to the path
 	walking bool
-	pace    pace // of its walks
-	again   bool // something happened since the walk began
-	hint    bool // the next walk is to be followed by a hint, whatever it finds
-	hanging bool // the last walk did not come back in time
+	limiter rateLimiter // of its walks
+	again   bool        // something happened since the walk began
+	hint    bool        // a hint follows the next walk, whatever it finds
+	hanging bool        // the last walk did not come back in time
 }
 
-// Hints receives when something may have changed. It has capacity one: a hint is never
-// lost, many are one. It is never closed.
+// Hints receives when something may have changed. It has capacity one: no hint is lost, and several
+// become one. It is never closed.
 func (s *Subscription) Hints() <-chan struct{} { return s.hints }
 
-// Hint puts a hint in, as the Watcher does. It never blocks.
+// Hint adds a hint, as the Watcher does. It never blocks.
 func (s *Subscription) Hint() {
 	select {
 	case s.hints <- struct{}{}:
-	default: // one is waiting already
+	default: // one is already pending
 	}
 }
 
-// Close ends the Watcher's hints. It waits for no walk, and may be called at any time and more
+// Close ends the Watcher's hints without waiting for walks. It may be called at any time and more
 // than once.
 func (s *Subscription) Close() {
 	w := s.w
@@ -62,17 +61,17 @@ func (s *Subscription) Close() {
 	removeAll(n, unused)
 }
 
-// Subscribe gives hints when one of the paths, or any directory on the way to one, appears,
-// vanishes, is renamed, replaced or mounted over, or its mode or owner changes. Symbolic
-// links are followed, and watched too. Nothing on the way needs to exist.
+// Subscribe gives hints when one of the paths, or any directory on the way to it, is created,
+// removed, renamed, replaced or mounted over, or its mode or owner changes. Symbolic links are
+// followed, and watched too. Nothing on the way needs to exist.
 //
-// It does not wait. The first hint comes when a path is watched (or its file system did not
-// answer in time), once the Watcher runs: whoever looks then, and at each hint, misses nothing.
+// It does not wait. Once the Watcher runs, the first hint comes when a path is watched (or its file
+// system did not answer in time): a receiver that looks at each hint misses nothing.
 func (w *Watcher) Subscribe(paths ...string) *Subscription { return w.subscribe(false, paths) }
 
-// SubscribeDir is Subscribe, and also gives hints when an entry of one of the paths
-// appears, vanishes or changes: name, mode, owner, or content once a writer closed it.
-// Where a path is a file, so does its content.
+// SubscribeDir is Subscribe, and also gives hints when an entry of one of the paths is created,
+// removed, or changes its name, mode or owner, or its content once a writer has closed it. If a
+// path is a file, its content counts.
 func (w *Watcher) SubscribeDir(paths ...string) *Subscription { return w.subscribe(true, paths) }
 
 func (w *Watcher) subscribe(content bool, paths []string) *Subscription {
@@ -95,7 +94,7 @@ func (w *Watcher) subscribe(content bool, paths []string) *Subscription {
 	return s
 }
 
-// returned is called when a walk that hung, or somebody else's call about the path, came back.
+// returned is called when a walk that hung, or another owner's call about the path, has returned.
 func (w *Watcher) returned(r *route) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

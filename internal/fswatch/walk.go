@@ -14,28 +14,28 @@ import (
 )
 
 const (
-	maxLinks  = 40          // how many symbolic links the kernel follows in one path (path_resolution(7))
+	maxLinks  = 40          // symbolic links in one path (path_resolution(7))
 	walkLimit = time.Second // how long a walk may take; then its file system hangs
 
-	// A driver's user can change the driver's directory all the time. That many walks are made
-	// at once, then one every walkEvery.
+	// A driver's user can change the driver's directory continuously. The first walksAtOnce walks
+	// are made at once, then one every walkEvery.
 	walksAtOnce = 20
 	walkEvery   = 50 * time.Millisecond
 )
 
-// pace lets a burst through, and then one every while. The zero value is ready.
-type pace struct{ until time.Time }
+// rateLimiter allows a burst of events, and then one per interval. The zero value is ready.
+type rateLimiter struct{ until time.Time }
 
-// wait counts one, and returns for how long it is to wait; no longer than zero: not at all.
-func (p *pace) wait(now time.Time, burst int, every time.Duration) time.Duration {
-	if p.until.Before(now) {
-		p.until = now
+// reserve counts one event and returns how long it has to wait; zero or less: not at all.
+func (l *rateLimiter) reserve(now time.Time, burst int, every time.Duration) time.Duration {
+	if l.until.Before(now) {
+		l.until = now
 	}
-	p.until = p.until.Add(every)
-	return p.until.Sub(now) - time.Duration(burst)*every
+	l.until = l.until.Add(every)
+	return l.until.Sub(now) - time.Duration(burst)*every
 }
 
-// calls are the system calls of a walk that may hang, beside inotify's. Tests replace them.
+// calls are the system calls of a walk, besides inotify's, that may hang. Tests replace them.
 type calls struct {
 	lstat    func(path string, st *unix.Stat_t) error
 	readlink func(path string) (string, error)
@@ -48,9 +48,9 @@ type step struct {
 	seen state
 }
 
-// state is what distinguishes one file from another at the same name. The inode number alone does
-// not: ext4 gives that of a removed file to the next one; then the change time differs. It
-// is left out where it also changes by use: directories, and files that are written to.
+// state distinguishes one file from another of the same name. The inode number is not enough: ext4
+// reuses that of a removed file for the next one; then the change time differs. That is left out
+// where normal use changes it: for directories, and for files that are written to.
 type state struct {
 	errno          unix.Errno // ENOENT, usually; the rest is zero then
 	dev, ino       uint64
@@ -75,8 +75,8 @@ func (c calls) look(path string) (s state) {
 	return s
 }
 
-// walkSoon has r walked, and its holder hinted after that if hint is set or the walk finds
-// something new. w.mu is held.
+// walkSoon starts a walk of r, and a hint after it if hint is set or the walk finds something new.
+// w.mu must be held.
 func (w *Watcher) walkSoon(r *route, hint bool) {
 	if r.sub.closed || w.ctx == nil {
 		return
@@ -89,8 +89,8 @@ func (w *Watcher) walkSoon(r *route, hint bool) {
 	}
 }
 
-// walkWhileNeeded walks, and again if something happened meanwhile. The hint comes after the
-// walk, so whoever looks because of it sees at least what the walk saw.
+// walkWhileNeeded walks until nothing has happened during a walk. The hint comes after the walk, so
+// its receiver sees at least what the walk saw.
 func (w *Watcher) walkWhileNeeded(ctx context.Context, r *route) {
 	for {
 		w.mu.Lock()
@@ -99,7 +99,7 @@ func (w *Watcher) walkWhileNeeded(ctx context.Context, r *route) {
 			w.mu.Unlock()
 			return
 		}
-		if wait := r.pace.wait(time.Now(), walksAtOnce, walkEvery); wait > 0 {
+		if wait := r.limiter.reserve(time.Now(), walksAtOnce, walkEvery); wait > 0 {
 			w.mu.Unlock()
 			select {
 			case <-ctx.Done():
@@ -123,18 +123,18 @@ func (w *Watcher) walkWhileNeeded(ctx context.Context, r *route) {
 	}
 }
 
-// walk is one walk. An abandoned one still counts when it returns: until then its Slot lets no
-// other begin.
+// walk is one walk. An abandoned walk still takes effect when it returns: its Slot starts no other
+// before that.
 type walk struct {
 	w       *Watcher
 	r       *route
 	n       notifier // nil: there is none
 	steps   []step
 	polled  error // why a directory on the way cannot be watched
-	stopped bool  // the Subscription is closed, or inotify another
+	stopped bool  // the Subscription is closed, or inotify was reopened
 }
 
-// walk watches what is on the way to the path, and reports whether that has changed.
+// walk watches the directories on the way to the path, and reports whether anything there changed.
 func (w *Watcher) walk(r *route) bool {
 	w.mu.Lock()
 	k := &walk{w: w, r: r, n: w.inotify}
@@ -154,8 +154,8 @@ func (w *Watcher) walk(r *route) bool {
 	return !slices.Equal(before, k.steps)
 }
 
-// follow goes along the path. Each directory is watched before it is looked into, so whatever
-// changes after a look makes an event, and that another walk.
+// follow resolves the path step by step. Each directory is watched before a name in it is looked
+// up, so any later change causes an event, and that another walk.
 func (k *walk) follow() {
 	dir, path, links := "/", k.r.path, 0
 	for path != "" && !k.stopped {
@@ -186,7 +186,7 @@ func (k *walk) follow() {
 				dir = "/"
 			}
 			path = target + "/" + path
-		default: // nothing there, or no directory: there can be nothing below
+		default: // nothing there, or not a directory: nothing can be below
 			if path == "" && k.r.sub.content {
 				k.watch(dir, name, watchMask|contentMask)
 			}
@@ -198,8 +198,8 @@ func (k *walk) follow() {
 	}
 }
 
-// watch makes the route interested in a name in dir, and returns the number of its step: the
-// old one if the way leads there twice, and -1 if there is none.
+// watch makes the route interested in a name in dir and returns the index of its step: the existing
+// one if the path passes there twice, and -1 if there is none.
 func (k *walk) watch(dir, name string, mask uint32) int {
 	wd, err := k.add(dir, name, mask)
 	switch {
@@ -220,8 +220,8 @@ func (k *walk) watch(dir, name string, mask uint32) int {
 	return len(k.steps) - 1
 }
 
-// add watches dir and registers the interest. If the kernel removed a watch in between, it may
-// have been this one: then it is added again.
+// add watches dir and registers the interest. If the kernel removed a watch in between, that may
+// have been this one: then it adds it again.
 func (k *walk) add(dir, name string, mask uint32) (int32, error) {
 	w := k.w
 	for {

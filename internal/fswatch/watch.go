@@ -2,11 +2,11 @@ package fswatch
 
 import "slices"
 
-// watch is one watched directory: which routes are interested in which names in it.
-// The name "" stands for every entry.
+// watch is a watched directory: the routes that are interested in each name in it. The name ""
+// stands for every entry.
 type watch map[string][]*route
 
-// register makes r interested in a name in the directory that wd watches. w.mu is held.
+// register makes r interested in a name in the directory that wd watches. w.mu must be held.
 func (w *Watcher) register(r *route, wd int32, name string) {
 	if slices.ContainsFunc(r.steps, func(s step) bool { return s.wd == wd && s.name == name }) {
 		return
@@ -20,9 +20,10 @@ func (w *Watcher) register(r *route, wd int32, name string) {
 	r.steps = append(r.steps, step{wd: wd, name: name})
 }
 
-// settle ends all interest of r but that in keep, and returns the watches that nobody needs any
-// more. The caller removes those without w.mu, for that may release the last reference to a
-// directory. Who adds such a watch meanwhile learns from IN_IGNORED that it is gone. w.mu is held.
+// settle ends all interest of r except that in keep, and returns the watches that are no longer
+// needed. The caller removes them without holding w.mu, because that may release the last reference
+// to a directory. A walk that adds such a watch meanwhile learns from IN_IGNORED that it is gone.
+// w.mu must be held.
 func (w *Watcher) settle(r *route, keep []step) (unused []int32) {
 	for _, old := range r.steps {
 		if slices.ContainsFunc(keep, func(s step) bool { return s.wd == old.wd && s.name == old.name }) {

@@ -23,10 +23,11 @@ import (
 	"csi-registrar/internal/worker"
 )
 
-// Options are the Watcher's intervals, and where it runs what may hang; the zero value is good.
+// Options are the Watcher's intervals, and the Pool for calls that may hang. The zero value is
+// usable.
 type Options struct {
-	SlowLook     time.Duration // how often to look without any event; default 5 minutes
-	PollInterval time.Duration // how often to look where inotify cannot watch; default 1 second
+	SlowLook     time.Duration // how often to look without an event; default 5 minutes
+	PollInterval time.Duration // how often to look at what inotify cannot watch; default 1 second
 	Pool         *worker.Pool  // default: one of its own
 }
 
@@ -34,9 +35,9 @@ type Options struct {
 // of mounts at once.
 const mountPause = 100 * time.Millisecond
 
-// Events that never end, such as those of a driver's user who changes the driver's directory all
-// the time, are read in batches: after readsAtOnce, one read every readEvery. The buffer takes all
-// that come meanwhile: a queue that overflows means a walk of every path.
+// A stream of events without end, as a driver's user can cause it in the driver's directory, is
+// read in batches: after readsAtOnce, one read every readEvery. The buffer holds what arrives
+// meanwhile: an overflow of the kernel's queue costs a walk of every path.
 const (
 	readsAtOnce = 100
 	readEvery   = 10 * time.Millisecond
@@ -44,17 +45,17 @@ const (
 )
 
 // Watcher watches the directories on the way to many paths with one inotify instance, one watch
-// for each directory, and one timer. An event wakes only those whose path has the name.
+// per directory, and one timer. An event wakes only the subscriptions whose path has the name.
 type Watcher struct {
 	log    *slog.Logger
 	o      Options
 	open   func() (notifier, error) // tests replace it, and calls
 	calls  calls
-	kick   chan struct{}          // capacity one: what is polled has changed
+	kick   chan struct{}          // capacity one: the reason for polling has changed
 	reason atomic.Pointer[string] // of polling; nil: none
 
-	mu        sync.Mutex      // guards memory only; nobody waits long for it
-	ctx       context.Context // of Run, for the walks; nil: it does not run
+	mu        sync.Mutex      // held only for access to memory
+	ctx       context.Context // of Run, for the walks; nil: not running
 	routes    map[*route]struct{}
 	polled    map[*route]error // those with a directory that cannot be watched
 	watches   map[int32]watch
@@ -64,7 +65,7 @@ type Watcher struct {
 	tasks     sync.WaitGroup
 }
 
-// New returns a Watcher that watches once it runs.
+// New returns a Watcher. It watches while Run runs.
 func New(log *slog.Logger, o Options) *Watcher {
 	o.SlowLook = cmp.Or(o.SlowLook, 5*time.Minute)
 	o.PollInterval = cmp.Or(o.PollInterval, time.Second)
@@ -84,7 +85,7 @@ func New(log *slog.Logger, o Options) *Watcher {
 }
 
 // Polling returns why changes are polled (Options.PollInterval) instead of being reported by the
-// kernel, and what would fix it; empty while all is well.
+// kernel, and the fix; empty if they are not.
 func (w *Watcher) Polling() string {
 	if why := w.reason.Load(); why != nil {
 		return *why
@@ -92,8 +93,8 @@ func (w *Watcher) Polling() string {
 	return ""
 }
 
-// Run watches until ctx is done, and returns when everything is released but walks that hang.
-// What cannot be watched is polled instead. It runs once.
+// Run watches until ctx is done and returns when everything but hanging walks is released. What
+// cannot be watched is polled. Call it once.
 func (w *Watcher) Run(ctx context.Context) error {
 	w.look(ctx, nil, true)
 	mounted := make(chan struct{}, 1)
@@ -135,11 +136,11 @@ func (w *Watcher) loop(ctx context.Context, mounted <-chan struct{}) {
 			case <-time.After(mountPause):
 			}
 		case <-slow.C:
-			// What changed and changed back, or what somebody missed, a walk does not show.
+			// A walk does not show what changed and changed back, or what a receiver missed.
 			w.look(ctx, nil, true)
 		case <-poll.C:
-			// Everybody there is hinted: a socket that is restored after one look and removed
-			// before the next looks as if nothing had happened, and would never be restored again.
+			// Always with a hint: a socket that is restored after one look and removed before the
+			// next looks unchanged, and would never be restored again.
 			w.look(ctx, func(r *route) bool { return w.polled[r] != nil }, true)
 		}
 	}
@@ -159,8 +160,9 @@ func (w *Watcher) stop() error {
 	return nil
 }
 
-// look has paths walked, nil: all, and tries again to have inotify. With hint also those are
-// hinted whose walk finds nothing new. It finds what no event reported, such as mounts.
+// look starts walks of the selected paths (nil: all), which find what no event reported, such as
+// mounts. It also retries to open inotify. With hint, a walk that finds nothing new gives a hint
+// too.
 func (w *Watcher) look(ctx context.Context, which func(*route) bool, hint bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -180,17 +182,17 @@ func (w *Watcher) look(ctx context.Context, which func(*route) bool, hint bool) 
 
 func (w *Watcher) read(n notifier) {
 	buf := make([]byte, readBuffer)
-	var reads pace
+	var reads rateLimiter
 	for {
 		size, err := n.read(buf)
 		if err != nil {
-			if !errors.Is(err, os.ErrClosed) { // nothing is known to cause that
-				w.log.Error("inotify broke; changes are noticed late", "error", err, "after", w.o.SlowLook)
+			if !errors.Is(err, os.ErrClosed) { // no cause is known
+				w.log.Error("inotify failed; changes are noticed late", "error", err, "after", w.o.SlowLook)
 			}
 			return
 		}
 		w.dispatch(buf[:size])
-		time.Sleep(reads.wait(time.Now(), readsAtOnce, readEvery)) // mostly not at all
+		time.Sleep(reads.reserve(time.Now(), readsAtOnce, readEvery)) // mostly not at all
 	}
 }
 
@@ -198,7 +200,7 @@ func (w *Watcher) dispatch(buf []byte) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for e := range events(buf) {
-		if e.mask&unix.IN_Q_OVERFLOW != 0 { // events were lost: anybody's
+		if e.mask&unix.IN_Q_OVERFLOW != 0 { // events of any path were lost
 			for r := range w.routes {
 				w.walkSoon(r, true)
 			}
@@ -229,7 +231,7 @@ func (w *Watcher) changed(mask uint32, routes []*route) {
 	}
 }
 
-// setPolled notes why r is polled; nil: it is not.
+// setPolled records why r is polled; nil: it is not.
 func (w *Watcher) setPolled(r *route, why error) {
 	if why == nil {
 		delete(w.polled, r)

@@ -21,12 +21,12 @@ import (
 
 const soon = 2 * time.Second // far below a slow look, far above what an event takes
 
-// quiet is how long nothing may come when nothing should.
+// quiet is how long a test checks that no hint comes.
 const quiet = 50 * time.Millisecond
 
 func tempDir(t testing.TB) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "fw") // t.TempDir can be too long for a socket
+	dir, err := os.MkdirTemp("/tmp", "fw") // short, wherever TMPDIR points
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +84,7 @@ func waitUntilRunning(t testing.TB, w *Watcher) {
 	})
 }
 
-// pollerRuns has Go's poller open its own descriptors, which stay.
+// pollerRuns makes Go's poller open its own descriptors, which stay open.
 func pollerRuns(t testing.TB) {
 	r, w, err := os.Pipe()
 	must(t, err)
@@ -110,7 +110,7 @@ func expectHint(t testing.TB, s *Subscription, what string) {
 	}
 }
 
-// subscribe waits for the end of the first walk, and takes its hint.
+// subscribe waits for the end of the first walk, and receives its hint.
 func subscribe(t testing.TB, f func(...string) *Subscription, paths ...string) *Subscription {
 	t.Helper()
 	s := f(paths...)
@@ -160,7 +160,7 @@ func expectQuiet(t testing.TB, s *Subscription, what string) {
 	}
 }
 
-// calm takes hints until none came for a while: one deed can make several.
+// calm receives hints until none has come for a while: one change can cause several.
 func calm(s *Subscription) {
 	for {
 		select {
@@ -185,6 +185,35 @@ func listen(t testing.TB, path string) *net.UnixListener {
 	l.SetUnlinkOnClose(false)
 	t.Cleanup(func() { l.Close() })
 	return l
+}
+
+// A look after a mount, which causes no event at the path, finds a socket that has the inode number
+// of the removed one, so that only its change time differs.
+func TestSocketReplacedByOneWithItsInodeNumber(t *testing.T) {
+	path := filepath.Join(tempDir(t), "csi.sock")
+	var changes atomic.Int64
+	w := start(t, Options{}, func(w *Watcher) {
+		lstat := w.calls.lstat
+		w.calls.lstat = func(at string, st *unix.Stat_t) error {
+			err := lstat(at, st)
+			if at == path {
+				st.Ctim = unix.NsecToTimespec(changes.Load())
+			}
+			return err
+		}
+	})
+	listen(t, path)
+	s := subscribe(t, w.Subscribe, path)
+	calm(s)
+	w.mu.Lock()
+	ctx := w.ctx
+	w.mu.Unlock()
+	w.look(ctx, nil, false)
+	walked(t, s)
+	expectQuiet(t, s, "nothing has changed")
+	changes.Add(1)
+	w.look(ctx, nil, false)
+	expectHint(t, s, "another socket is in its place")
 }
 
 func TestPathItself(t *testing.T) {
@@ -245,7 +274,7 @@ func TestParentsThatDoNotExist(t *testing.T) {
 	expectEmpty(t, w)
 }
 
-// waitUntilSeen does what a user of hints does: look at each hint, and only then.
+// waitUntilSeen looks at each hint, and only then, as a user of hints does.
 func waitUntilSeen(t *testing.T, s *Subscription, path string) {
 	t.Helper()
 	for {
@@ -343,7 +372,7 @@ func TestSymlinks(t *testing.T) {
 	listen(t, listenAt)
 	expectHint(t, through, "made behind dots")
 
-	// The last name a link too, as an endpoint may be.
+	// The last name is a link as well, as an endpoint may be.
 	leaf := filepath.Join(dir, "leaf")
 	must(t, os.Symlink("r2/x/late", leaf))
 	late := subscribe(t, w.Subscribe, leaf)
@@ -352,7 +381,7 @@ func TestSymlinks(t *testing.T) {
 	expectHint(t, late, "the target of the last name")
 }
 
-// A directory bound at a second place is one inode with one watch.
+// A directory with a bind mount elsewhere is one inode with one watch.
 func TestOneFolderTwoNames(t *testing.T) {
 	w := New(slog.New(slog.DiscardHandler), Options{SlowLook: time.Hour})
 	n := &fakeNotifier{wds: map[string]int32{}, reads: make(chan []byte), closed: make(chan struct{})}
@@ -410,7 +439,7 @@ func TestDir(t *testing.T) {
 	}
 }
 
-// A file that is written in place, also where a link leads to it.
+// A file that is written in place, also through a symbolic link.
 func TestFileContent(t *testing.T) {
 	w, dir := start(t, Options{}), tempDir(t)
 	directory, elsewhere := filepath.Join(dir, "csi-registrar"), filepath.Join(dir, "elsewhere")
@@ -470,7 +499,7 @@ func TestAThousandRouted(t *testing.T) {
 		calm(subs[i])
 		calm(all)
 	}
-	// Everything on the way concerns everybody.
+	// A change on the way concerns all of them.
 	must(t, os.Rename(dir, dir+"2"))
 	must(t, os.Rename(dir+"2", dir))
 	for _, s := range subs {
@@ -512,7 +541,7 @@ func TestLatency(t *testing.T) {
 	}
 }
 
-// Before Run there is nothing to miss: a hint comes once the watches are in place.
+// A change before Run is not missed: a hint comes once the watches are in place.
 func TestSubscribedBeforeRun(t *testing.T) {
 	dir := tempDir(t)
 	var s *Subscription
@@ -557,8 +586,8 @@ func TestClosingRaces(t *testing.T) {
 	expectEmpty(t, w)
 }
 
-// The slow look hints everybody: what inotify keeps silent about, or what somebody missed,
-// is found again.
+// The slow look gives a hint to everybody, for changes that inotify did not report or a receiver
+// missed.
 func TestSlowLook(t *testing.T) {
 	dir := tempDir(t)
 	w := start(t, Options{SlowLook: 20 * time.Millisecond}, func(w *Watcher) {
@@ -576,7 +605,7 @@ func TestSlowLook(t *testing.T) {
 	d.Close()
 }
 
-// A directory made again may look the same from above: the same inode number.
+// A recreated directory may have the same inode number.
 func TestSlowLookAtAnotherFolder(t *testing.T) {
 	n := deaf()
 	w := start(t, Options{SlowLook: 20 * time.Millisecond}, func(w *Watcher) {
@@ -602,8 +631,8 @@ func TestSlowLookAtAnotherFolder(t *testing.T) {
 	s.Close()
 }
 
-// Whoever looks because of a hint must find all that the watcher had found: so the hint
-// comes after it, or what was made before its directory was watched would be missed.
+// The hint comes after the walk, so that its receiver sees at least what the walk saw, including
+// files that were created before their directory was watched.
 func TestHintComesLast(t *testing.T) {
 	var made atomic.Pointer[Subscription] // somebody else's mount may cause a look at any time
 	n := deaf()
@@ -615,7 +644,8 @@ func TestHintComesLast(t *testing.T) {
 			if s := made.Load(); s != nil && len(s.hints) > 0 {
 				early.Store(true)
 			}
-			must(t, os.WriteFile(filepath.Join(directory, "s"), nil, 0o600)) // makes no event that anybody hears
+			// Nobody gets its event.
+			must(t, os.WriteFile(filepath.Join(directory, "s"), nil, 0o600))
 		}
 	}
 	w := start(t, Options{}, func(w *Watcher) { w.open = func() (notifier, error) { return n, nil } })
@@ -745,7 +775,7 @@ func (l *limitedNotifier) add(directory string, mask uint32) (int32, error) {
 	return l.notifier.add(directory, mask)
 }
 
-// fakeNotifier tells only what a test puts in.
+// fakeNotifier reports only what a test puts in.
 type fakeNotifier struct {
 	mu     sync.Mutex
 	wds    map[string]int32
@@ -794,7 +824,7 @@ func (n *fakeNotifier) event(wd int32, mask uint32, name string) {
 	b := make([]byte, unix.SizeofInotifyEvent+16)
 	copy(b[unix.SizeofInotifyEvent:], name)
 	for i := range 4 {
-		b[i], b[4+i] = byte(uint32(wd)>>(8*i)), byte(mask>>(8*i)) // all our test machines are little-endian
+		b[i], b[4+i] = byte(uint32(wd)>>(8*i)), byte(mask>>(8*i)) // test machines are little-endian
 	}
 	b[12] = 16
 	n.reads <- b

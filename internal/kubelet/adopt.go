@@ -4,22 +4,22 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 
-	"csi-registrar/internal/pluginreg"
+	"csi-registrar/internal/rootdir"
 	"csi-registrar/internal/unixsock"
 )
 
-// Adopt takes over the listeners that the store held for the driver while no process ran:
-// one, or more if a process died between two. One is ours and at its path if the record names
-// what it was bound to, and the file that is at the path: a living listener holds its inode, so
-// no other file can have that identity. What it announced and what the kubelet said comes from
-// the record too. A listener that is not proven so is closed and forgotten, and its socket
-// removed, also under an earlier root_dir if the record has that. The files are the Socket's then.
-// After a *worker.NotAnswering they are adopted before the next thing that is done with it: as
-// long as the store holds a listener its path is taken, and nobody else can be at it.
+// Adopt takes over the listeners that the store held for the driver while no process ran: one, or
+// several if a process died between two. The record proves that a listener is ours and at its path:
+// it has the name that the listener was bound to and the FileID of the path, and an open listener
+// holds its inode, so no other file can have that FileID. The record also has the announcement and
+// the kubelet's answer. A listener without that proof is closed and forgotten, and its socket
+// removed, also below an earlier root_dir that is in the record. The Socket owns the files.
+//
+// After a *worker.NotAnswering the files are adopted before the next operation. Until then nobody
+// else can take the path, because the store holds the listener.
 func (s *Socket) Adopt(ctx context.Context, files []*os.File) error {
 	if len(files) == 0 {
 		return nil
@@ -28,70 +28,78 @@ func (s *Socket) Adopt(ctx context.Context, files []*os.File) error {
 	return s.change(ctx, func(context.Context) error { return nil })
 }
 
-// adopt adopts what was handed over and not yet adopted. It is for the worker.
+// adopt adopts the files that were handed over and are not adopted yet. It runs in the worker.
 func (s *Socket) adopt(ctx context.Context) error {
 	files := s.handed.Swap(nil)
 	if files == nil {
 		return nil
 	}
-	rec, err := readRecord(s.r.recordOf(s.name))
+	rec, err := s.r.o.Host.readRecord(s.r.recordOf(s.name))
 	errs, stale := []error{ignoreMissing(err)}, []string{s.path}
 	for _, f := range *files {
-		l, err := listenerOf(f)
+		l, err := s.r.listenerOf(f)
 		if err != nil {
 			errs = append(errs, err)
 			continue
 		}
 		switch {
 		case !s.proves(rec, l.Addr().String()):
-			errs = append(errs, fmt.Errorf("cannot go on with the registration socket of an earlier process: there is no record of it, or %s is another one", s.path))
+			errs = append(errs, fmt.Errorf("cannot adopt the registration socket of an earlier process: it has no record, or %s is another socket", s.path))
 		case rec.Path != s.path:
-			did, err := unixsock.Remove(rec.Path, rec.FileID)
+			did, err := s.r.o.Host.RemoveFile(rec.Path, rec.FileID)
 			if did {
 				s.log.Info("registration socket of an earlier root_dir removed", "path", rec.Path)
 			}
-			errs = append(errs, err, rec.removeLink(s.name))
-		case s.current.Load() == nil: // else it is the same listener once more
-			dir, _ := unixsock.Stat(s.r.dir.path) // zero if it went this very moment
+			errs = append(errs, err, rec.removeLink(s.r.o.Host, s.name))
+		case s.current.Load() == nil: // else it is a second descriptor of the same listener
+			dir, _ := s.r.o.Host.Stat(s.r.dir.path) // zero if it was removed just now
 			p := newListener(s, l, dir.FileID, rec)
 			s.current.Store(p)
 			p.serve()
+			if rec.Bound != rec.Path { // the earlier process may not have removed that name
+				_, err := s.r.o.Host.RemoveFile(rec.Bound, rec.FileID)
+				errs = append(errs, err)
+			}
 			continue
 		}
 		errs = append(errs, l.Close())
-		if bound := l.Addr().String(); isTemporary(filepath.Base(bound)) { // it never came to its path
+		// It was never moved to its path.
+		if bound := l.Addr().String(); isTemporary(filepath.Base(bound)) {
 			stale = append(stale, bound)
 		}
 	}
 	if p := s.current.Load(); p == nil {
+		s.removeRecord() // first, as in withdraw
 		s.forget(ctx)
-		s.removeRecord()
+		errs = append(errs, rec.removeLink(s.r.o.Host, s.name))
 	} else if len(*files) > 1 {
-		s.keep(ctx, p) // it replaces all of the name
+		s.keep(ctx, p) // replaces all of that name
 	}
-	return errors.Join(append(errs, s.removeStale(ctx, stale...))...)
+	// Also if this is late: nobody serves them.
+	return errors.Join(append(errs, s.removeStale(context.WithoutCancel(ctx), stale...))...)
 }
 
-// proves reports whether the record is of the listener that was bound to this name, and whether
-// that is at the path of the record. Where the path cannot be looked at the name has to do, for
-// it is never used twice: Check will find out, and a registration is not lost for a moment's error.
+// proves reports whether the record is that of the listener that was bound to this name, and
+// whether that is at the path of the record. If the path cannot be examined, the name is enough,
+// because no name is used twice: a transient error must not cost a registration, and Check
+// examines it later.
 func (s *Socket) proves(rec record, bound string) bool {
-	if rec.Bound != bound || !pluginreg.IsSocketOf(rec.Path, s.name) || !s.mayAnnounce(rec.Announced) {
+	if rec.Bound != bound || filepath.Base(rec.Path) != rootdir.SocketName(s.name) || !s.mayAnnounce(rec.Announced) {
 		return false
 	}
-	at, err := unixsock.Lstat(rec.Path)
+	at, err := s.r.o.Host.Lstat(rec.Path)
 	return rec.FileID == at.FileID || err != nil && !isMissing(err)
 }
 
-// listenerOf makes a listener of a descriptor that was handed over, and closes that. Whether it
-// listens is not asked: the record proves that.
-func listenerOf(f *os.File) (*net.UnixListener, error) {
+// listenerOf returns the listener of a descriptor that was handed over, and closes the descriptor.
+// The record proves that it listens.
+func (r *Registry) listenerOf(f *os.File) (Listener, error) {
 	defer f.Close()
-	l, err := net.FileListener(f) // a copy, not blocking, closed on exec
+	l, err := r.o.Host.FileListener(f) // a copy, not blocking, closed on exec
 	if err != nil {
 		return nil, fmt.Errorf("cannot use what the descriptor store kept: %w%s", err, unixsock.Hint(err))
 	}
-	if ul, ok := l.(*net.UnixListener); ok {
+	if ul, ok := l.(Listener); ok && l.Addr().Network() == "unix" {
 		return ul, nil
 	}
 	return nil, errors.Join(fmt.Errorf("what the descriptor store kept listens on %s, not on a Unix socket", l.Addr()), l.Close())

@@ -88,8 +88,8 @@ func TestAdopt(t *testing.T) {
 	}
 }
 
-// A record is believed only of the listener it describes; without one a listener is closed, and
-// its socket removed.
+// A record is valid only for the listener that it describes. A listener without a record is closed,
+// and its socket removed.
 func TestRecordNotBelieved(t *testing.T) {
 	for name, change := range map[string]func(*record){
 		"another inode":  func(r *record) { r.Ino++ },
@@ -110,7 +110,7 @@ func TestRecordNotBelieved(t *testing.T) {
 			case change != nil:
 				rec := recorded(r, "a")
 				change(&rec)
-				if err := r.writeRecord("a", rec); err != nil {
+				if err := r.o.Host.writeJSON(r.recordOf("a"), rec); err != nil {
 					t.Fatal(err)
 				}
 			case name == "missing":
@@ -134,8 +134,7 @@ func TestRecordNotBelieved(t *testing.T) {
 	}
 }
 
-// A listener whose path does not lead to it is closed and forgotten, and what is at the
-// path stays.
+// A listener that is not at its path is closed and forgotten, and the file at the path stays.
 func TestAdoptNotProven(t *testing.T) {
 	for name, change := range map[string]func(t *testing.T, path string){
 		"removed":          func(t *testing.T, path string) { os.Remove(path) },
@@ -166,14 +165,14 @@ func TestAdoptNotProven(t *testing.T) {
 }
 
 // A process that was killed between the descriptor store and the rename left its socket under the
-// temporary name, where it was not stale for as long as the store had it.
+// temporary name, where it was not stale while the store held it.
 func TestAdoptWhatNeverCameToItsPath(t *testing.T) {
 	w := newWorld(t)
 	m := newManager(t)
 	leave(w, m, "a")
 	r := w.open(with(m, true))
 	s := socket(t, r, "a")
-	rec, err := readRecord(r.recordOf("a"))
+	rec, err := newHost().readRecord(r.recordOf("a"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -186,6 +185,27 @@ func TestAdoptWhatNeverCameToItsPath(t *testing.T) {
 	if err := s.Adopt(t.Context(), m.pass(t, "registration-a")); err == nil {
 		t.Error("adopted without a record")
 	}
+	w.wantNoTemporary()
+}
+
+// A process that was killed before it removed the temporary name of a published socket left both.
+func TestAdoptRemovesTheTemporaryName(t *testing.T) {
+	w := newWorld(t)
+	m := newManager(t)
+	leave(w, m, "a")
+	r := w.open(with(m, true))
+	s := socket(t, r, "a")
+	rec, err := newHost().readRecord(r.recordOf("a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Link(s.path, rec.Bound); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Adopt(t.Context(), m.pass(t, "registration-a")); err != nil {
+		t.Error(err)
+	}
+	wantPlace(t, s, status.Ours)
 	w.wantNoTemporary()
 }
 
@@ -229,7 +249,8 @@ func TestAdoptWhatIsNoListener(t *testing.T) {
 	publish(t, s)
 }
 
-// Two of one name, in whatever order: the one that is proved stays, in the store too.
+// Of two listeners with one name, in any order, the one that the record proves stays, also in the
+// store.
 func TestAdoptTwoOfOneName(t *testing.T) {
 	for _, order := range []string{"good first", "good last", "twice the same"} {
 		w := newWorld(t)
@@ -261,7 +282,8 @@ func TestAdoptTwoOfOneName(t *testing.T) {
 	}
 }
 
-// While nobody accepted the queue filled up: it is emptied, and the proof still works.
+// The queue filled up while nobody accepted: it is emptied, and the record still proves the
+// listener.
 func TestAdoptWithAFullQueue(t *testing.T) {
 	w := newWorld(t)
 	m := newManager(t)
@@ -285,7 +307,8 @@ func TestAdoptWithAFullQueue(t *testing.T) {
 	if err := s.Adopt(t.Context(), m.pass(t, "registration-a")); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the kubelet is answered", func() bool { // while the queue is full it cannot connect
+	// While the queue is full it cannot connect.
+	eventually(t, "the kubelet is answered", func() bool {
 		k := dialAsKubelet(t, path)
 		defer k.cc.Close()
 		info, err := k.getInfo(t)
@@ -316,7 +339,8 @@ func TestALeftoverIsWithdrawn(t *testing.T) {
 			w.root = filepath.Join(w.root, c.root)
 			r := w.open(with(m, true))
 			s := socket(t, r, "a")
-			_ = s.Adopt(t.Context(), m.pass(t, "registration-a")) // says what cannot be gone on with
+			// Its error says what cannot be adopted.
+			_ = s.Adopt(t.Context(), m.pass(t, "registration-a"))
 			if err := errors.Join(s.Withdraw(t.Context()), s.Close(t.Context())); err != nil {
 				t.Fatal(err)
 			}
@@ -331,7 +355,7 @@ func TestALeftoverIsWithdrawn(t *testing.T) {
 	}
 }
 
-// The driver is still configured, but root_dir is another: the old socket goes.
+// The driver is still configured, but root_dir has changed: the old socket is removed.
 func TestAdoptAfterRootDirChanged(t *testing.T) {
 	w := newWorld(t)
 	m := newManager(t)
@@ -351,6 +375,32 @@ func TestAdoptAfterRootDirChanged(t *testing.T) {
 	publish(t, s)
 }
 
+// A withdrawal below an earlier root_dir that took long comes after the publication below the new
+// one, and leaves the record and the listener of that to the next process.
+func TestALateWithdrawalLeavesTheSocketOfANewRootDir(t *testing.T) {
+	w := newWorld(t)
+	m := newManager(t)
+	_, old := w.published("a", with(m, true))
+	w.root = filepath.Join(w.root, "new")
+	if err := os.Mkdir(w.root, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	_, s := w.published("a", with(m, true))
+	if err := old.Withdraw(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if old.Look().Up || !isGone(old.path) {
+		t.Error("the old one is still there")
+	}
+	next := socket(t, w.open(with(m, true)), "a")
+	if err := next.Adopt(t.Context(), m.pass(t, StorePrefix+"a")); err != nil || !next.Look().Up {
+		t.Errorf("the next process: %v", err)
+	}
+}
+
 func TestRemoveRecorded(t *testing.T) {
 	w := newWorld(t)
 	m := newManager(t)
@@ -364,7 +414,7 @@ func TestRemoveRecorded(t *testing.T) {
 	os.WriteFile(w.root+"/precious", nil, 0o600)
 	f, _ := unixsock.Lstat(w.root + "/precious")
 	rec.Path, rec.FileID = w.root+"/precious", f.FileID
-	if err := r.writeRecord("c", rec); err != nil {
+	if err := r.o.Host.writeJSON(r.recordOf("c"), rec); err != nil {
 		t.Fatal(err)
 	}
 	os.WriteFile(r.recordOf("d"), []byte("{"), 0o600)
@@ -386,8 +436,8 @@ func TestRemoveRecorded(t *testing.T) {
 	}
 }
 
-// TestRecordsOfAHostileDaemon: its records name what is not in a plugins_registry, or are no
-// files. Nothing is removed, and nothing hangs.
+// TestRecordsOfAHostileDaemon: records that name a path outside of a plugins_registry, or are not
+// regular files, remove nothing and hang nothing.
 func TestRecordsOfAHostileDaemon(t *testing.T) {
 	w := newWorld(t)
 	m := newManager(t)
@@ -400,7 +450,7 @@ func TestRecordsOfAHostileDaemon(t *testing.T) {
 	rec := recorded(r, "a")
 	f, _ := unixsock.Lstat(victim)
 	rec.Path, rec.FileID = victim, f.FileID
-	if err := r.writeRecord("a", rec); err != nil {
+	if err := r.o.Host.writeJSON(r.recordOf("a"), rec); err != nil {
 		t.Fatal(err)
 	}
 	kept := r.recordOf("b") + ".kept"
@@ -422,7 +472,7 @@ func TestRecordsOfAHostileDaemon(t *testing.T) {
 	}
 }
 
-// A daemon that started meanwhile keeps what it made under the same names.
+// A daemon that has started meanwhile keeps what it created under the same names.
 func TestRecordedAndMadeAgain(t *testing.T) {
 	w := newWorld(t)
 	m := newManager(t)
@@ -456,7 +506,7 @@ func TestTimesYetToComeAreOfTheAdoption(t *testing.T) {
 	rec := recorded(r, "a")
 	ahead := time.Now().AddDate(1, 0, 0)
 	rec.PublishedAt, rec.GetInfoAt, rec.Notification.At, rec.FirstAcceptedAt = ahead, ahead, ahead, ahead
-	if err := r.writeRecord("a", rec); err != nil {
+	if err := r.o.Host.writeJSON(r.recordOf("a"), rec); err != nil {
 		t.Fatal(err)
 	}
 	s := socket(t, r, "a")
@@ -471,7 +521,7 @@ func TestTimesYetToComeAreOfTheAdoption(t *testing.T) {
 	}
 }
 
-// The word is on disk before the kubelet is answered.
+// The kubelet's result is in the record before the kubelet is answered.
 func TestWordIsWrittenBeforeTheAnswer(t *testing.T) {
 	w := newWorld(t)
 	r, s := w.published("a")
@@ -485,8 +535,8 @@ func TestWordIsWrittenBeforeTheAnswer(t *testing.T) {
 	}
 }
 
-// A kubelet that restarts says yes again, and then the daemon restarts: the first yes still
-// tells how long the registration took.
+// A restarted kubelet confirms again, and then the daemon restarts: the first confirmation still
+// shows how long the registration took.
 func TestFirstYesIsRemembered(t *testing.T) {
 	w := newWorld(t)
 	m := newManager(t)
@@ -507,14 +557,14 @@ func TestFirstYesIsRemembered(t *testing.T) {
 	if l := look(t, s); !l.FirstAcceptedAt.Equal(first) {
 		t.Errorf("Look: %+v", l)
 	}
-	// What is republished has said nothing yet.
+	// After republishing there is no result yet.
 	publish(t, s)
 	if rec := recorded(r, "a"); !rec.FirstAcceptedAt.IsZero() {
 		t.Errorf("republished: %+v", rec)
 	}
 }
 
-// A record that cannot be written does not keep the kubelet from its answer.
+// The kubelet is answered although the record cannot be written.
 func TestRecordCannotBeWritten(t *testing.T) {
 	w := newWorld(t)
 	if err := os.WriteFile(w.run, nil, 0o600); err != nil {
@@ -527,8 +577,8 @@ func TestRecordCannotBeWritten(t *testing.T) {
 	}
 }
 
-// What could not be written while /run was full is written when there is room again, so
-// that the next process knows of the kubelet's yes.
+// A record that could not be written while /run was full is written when there is room again, so
+// that the next process knows that the kubelet confirmed.
 func TestRecordIsWrittenLater(t *testing.T) {
 	for _, when := range []string{"looking", "closing", "after another change"} {
 		t.Run(when, func(t *testing.T) {
@@ -563,7 +613,7 @@ func TestRecordIsWrittenLater(t *testing.T) {
 	}
 }
 
-// A record that never could be written is missed when the process ends.
+// A record that could never be written is missing when the process ends.
 func TestRecordIsNeverWritten(t *testing.T) {
 	w := newWorld(t)
 	if err := os.WriteFile(w.run, nil, 0o600); err != nil {
@@ -577,7 +627,7 @@ func TestRecordIsNeverWritten(t *testing.T) {
 	if n := strings.Count(w.log.String(), "level=WARN"); n != 1 || !strings.Contains(w.log.String(), "cannot write the record") {
 		t.Errorf("%d warnings:\n%s", n, w.log)
 	}
-	// And one that is withdrawn is not written any more.
+	// The record of a withdrawn socket is no longer written.
 	_, s = w.published("b")
 	if err := s.Withdraw(t.Context()); err != nil || look(t, s).Up {
 		t.Errorf("withdrawn where the record cannot be removed: %v", err)
@@ -589,7 +639,7 @@ func TestRecordIsNeverWritten(t *testing.T) {
 	}
 }
 
-// A file system that gives a removed socket's number to the next one: that one is not ours.
+// A file system reuses the inode number of a removed socket: the new file is not ours.
 func TestRemoveRecordedWithAReusedInode(t *testing.T) {
 	w := newWorld(t)
 	m := newManager(t)

@@ -43,8 +43,8 @@ func getInfoOf(tb testing.TB, s *Socket) func() {
 	}
 }
 
-// GetInfo through the registration server, over a connection that is there; the caller's
-// own part is in the figures.
+// GetInfo through the registration server, over an existing connection. The figures include the
+// caller's part.
 func BenchmarkGetInfo(b *testing.B) {
 	call := getInfoOf(b, publishedSocket(b))
 	call()
@@ -54,7 +54,7 @@ func BenchmarkGetInfo(b *testing.B) {
 	}
 }
 
-// BenchmarkLook is what each event of a registrar costs of the registration socket.
+// BenchmarkLook measures Look, which a registrar calls for each event.
 func BenchmarkLook(b *testing.B) {
 	s := publishedSocket(b)
 	b.ReportAllocs()
@@ -65,8 +65,8 @@ func BenchmarkLook(b *testing.B) {
 	}
 }
 
-// A GetInfo costs what gRPC takes for a call, on both sides together, and next to nothing
-// of ours: whoever opens connections and asks cannot make the daemon grow.
+// A GetInfo allocates what gRPC needs for a call, on both sides together, and next to nothing of
+// ours: a client that opens connections and calls cannot make the daemon grow.
 func TestAllocationsOfGetInfo(t *testing.T) {
 	const most = 170
 	call := getInfoOf(t, publishedSocket(t))

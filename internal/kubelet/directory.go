@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -11,21 +12,23 @@ import (
 	"csi-registrar/internal/unixsock"
 )
 
-// directory is the plugins_registry itself. The kubelet watches it by inode: once it has
-// been removed and made again, a kubelet that was running never looks there again. Its methods
-// block for as long as the file system does not answer.
+// directory is the plugins_registry. The kubelet watches it by inode: if it is removed and
+// recreated, a running kubelet never looks there again. Its methods block for as long as the file
+// system does not answer.
 type directory struct {
-	root string // the kubelet's root directory; empty: it is never made
+	host *Host
+	root string // the kubelet's root directory; empty: path is never created
 	path string
 
-	mu    sync.Mutex
-	first unixsock.FileID // as this process saw it first, or as a kubelet proved to watch it; zero: neither
+	mu sync.Mutex
+	// As this process saw it first, or as a kubelet proved to watch it; zero: neither.
+	first unixsock.FileID
 }
 
-// note remembers the directory if it is the first that is seen, and reports whether another
-// one is there now.
+// note records the directory if it is the first one that is seen, and reports whether another one
+// is there now.
 func (d *directory) note() (recreated bool) {
-	now, err := unixsock.Stat(d.path)
+	now, err := d.host.Stat(d.path)
 	if err != nil {
 		return false
 	}
@@ -37,7 +40,8 @@ func (d *directory) note() (recreated bool) {
 	return now.FileID != d.first
 }
 
-// watched notes that a kubelet found a socket which was published in this directory (zero: not known).
+// watched notes that a kubelet found a socket which was published in this directory (zero: not
+// known).
 func (d *directory) watched(id unixsock.FileID) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -46,12 +50,12 @@ func (d *directory) watched(id unixsock.FileID) {
 	}
 }
 
-// ensure makes the directory if it is missing, as the kubelet would.
+// ensure creates the directory if it is missing, as the kubelet would.
 func (d *directory) ensure() (unixsock.FileID, error) {
-	now, err := unixsock.Stat(d.path)
+	now, err := d.host.Stat(d.path)
 	if errors.Is(err, os.ErrNotExist) && d.root != "" {
 		if err = d.make(); err == nil {
-			now, err = unixsock.Stat(d.path)
+			now, err = d.host.Stat(d.path)
 		}
 	}
 	switch {
@@ -65,30 +69,48 @@ func (d *directory) ensure() (unixsock.FileID, error) {
 }
 
 func (d *directory) make() error {
-	switch err := os.Mkdir(d.path, 0o750); {
-	case errors.Is(err, os.ErrExist):
-		return nil // the kubelet was faster
-	case errors.Is(err, os.ErrNotExist):
+	err := d.host.Mkdir(d.path)
+	if errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("the kubelet's root directory %s does not exist: set [kubelet] root_dir to the kubelet's --root-dir, or wait for it to be mounted or made", d.root)
-	case err != nil:
+	}
+	return err
+}
+
+// makeDirectory creates a directory with the kubelet's mode, unless the kubelet was faster.
+func makeDirectory(path string) error {
+	if err := os.Mkdir(path, 0o750); errors.Is(err, os.ErrExist) {
+		return nil
+	} else if err != nil {
 		return err
 	}
-	f, err := os.OpenFile(d.path, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	f, err := os.OpenFile(path, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return err
 	}
-	return errors.Join(f.Chmod(0o750), f.Close()) // the umask of the unit is stricter than the kubelet's
+	return errors.Join(f.Chmod(0o750), f.Close()) // the unit's umask is stricter than the kubelet's
 }
 
-// place is where a socket is bound before it is moved into the directory: outside of it, for the
-// kubelet logs an error for each name that comes and goes in it. Where that is another mount, or
-// may not be written, a dot name within has to do: the kubelet ignores those. A new socket that
-// could not be moved in is not even made, for the old one is removed before the move.
+// place returns where a socket is bound before it is moved into the directory: outside of it, if
+// that is the same mount and writable. Otherwise, as in the sandbox of the unit, a dot name in the
+// directory is used, which the kubelet ignores. So a socket that could not be moved in is never
+// created: the old one is removed before the move.
 func (d *directory) place() string {
-	root, _ := unixsock.Stat(d.root) // of no mount after an error
-	dir, _ := unixsock.Stat(d.path)
-	if root.SameMount(dir) && unix.Access(d.root, unix.W_OK) == nil {
+	root, _ := d.host.Stat(d.root) // of no mount after an error
+	dir, _ := d.host.Stat(d.path)
+	if root.SameMount(dir) && d.host.Writable(d.root) == nil {
 		return d.root
 	}
 	return d.path
+}
+
+// moveIntoPlace renames a socket without replacing anything. Within one directory it creates a
+// second name, if the file system can, and leaves the first one: the kubelet logs an error for each
+// name that is gone when it examines it.
+func moveIntoPlace(from, to string) error {
+	if filepath.Dir(from) == filepath.Dir(to) {
+		if err := os.Link(from, to); err == nil || errors.Is(err, os.ErrExist) {
+			return err
+		}
+	}
+	return unixsock.MoveIntoPlace(from, to)
 }

@@ -17,8 +17,8 @@ import (
 	"csi-registrar/internal/unixsock"
 )
 
-// isolatedEnv marks the process of its own that a test was started again in: it may mount
-// and run out of descriptors.
+// isolatedEnv marks a process in which a test runs again alone: it may mount and run out of
+// descriptors.
 const isolatedEnv = "KUBELET_TEST_ISOLATED"
 
 func TestFileSystems(t *testing.T) {
@@ -47,7 +47,7 @@ func TestOutOfDescriptors(t *testing.T) {
 	}
 }
 
-// isolate runs the test again in a process of its own, and reports whether this is it.
+// isolate runs the test again in a process of its own, and reports whether this is that process.
 func isolate(t *testing.T, attr *syscall.SysProcAttr) bool {
 	t.Helper()
 	if os.Getenv(isolatedEnv) != "" {
@@ -79,7 +79,7 @@ func mount(t *testing.T, on, options string) {
 	t.Cleanup(func() { unmount(t, on) })
 }
 
-// unmount also unmounts what is still busy.
+// unmount unmounts a file system even if it is busy.
 func unmount(t *testing.T, on string) {
 	t.Helper()
 	if err := unix.Unmount(on, unix.MNT_DETACH); err != nil && err != unix.EINVAL {
@@ -87,7 +87,7 @@ func unmount(t *testing.T, on string) {
 	}
 }
 
-// wantError publishes in vain, and checks that the error helps and nothing is left.
+// wantError checks that publishing fails with a helpful error and leaves nothing behind.
 func wantError(t *testing.T, w *world, s *Socket, want ...string) {
 	t.Helper()
 	err := s.Publish(t.Context(), announcement("a"))
@@ -109,7 +109,7 @@ func noSpace(t *testing.T) {
 	os.WriteFile(w.root+"/1", nil, 0o600)
 	os.WriteFile(w.root+"/2", nil, 0o600)
 	s := socket(t, w.open(func(o *Options) { o.RunDir = "" }), "a")
-	wantError(t, w, s, "no space left", "free space or inodes")
+	wantError(t, w, s, "bind: no space left on device; free space or inodes of that file system")
 	os.Remove(w.root + "/1")
 	publish(t, s)
 	wantError(t, w, s, "no space left") // no inode for the new one: the old one stays
@@ -149,8 +149,8 @@ func remount(t *testing.T, on string, flags uintptr) {
 	}
 }
 
-// What could not be withdrawn is left when its Socket is closed, and stands in the way of
-// nobody: neither of the next Socket, nor of the next process.
+// A socket that could not be withdrawn stays when its Socket is closed, and blocks neither the next
+// Socket nor the next process.
 func readOnlyClosed(t *testing.T) {
 	for _, keep := range []bool{true, false} {
 		w := newWorld(t)
@@ -192,7 +192,7 @@ func readOnlyClosed(t *testing.T) {
 	}
 }
 
-// plugins_registry is a mount of its own: bound within it, under a dot name.
+// plugins_registry is a mount point: the socket is bound in it, under a dot name.
 func otherFileSystem(t *testing.T) {
 	w := newWorld(t)
 	m := newManager(t)
@@ -202,14 +202,18 @@ func otherFileSystem(t *testing.T) {
 		publish(t, s)
 		wantPlace(t, s, status.Ours)
 		mustAnswer(t, s.path, announcement("a").Endpoint)
-		w.wantNoTemporary()
+		// The kubelet logs an error for a name that is gone when it examines it.
+		if names := w.temporaryNames(); len(names) != 1 {
+			t.Errorf("temporary names %q, want the one of this socket", names)
+		}
 		if n := m.count("registration-a"); n != 1 {
 			t.Errorf("%d in the store", n)
 		}
 	}
+	w.eventuallyNoTemporary()
 }
 
-// plugins_registry is a mount of its own and full: the old socket survives.
+// plugins_registry is a mount point and full: the old socket stays.
 func otherFileSystemFull(t *testing.T) {
 	w := newWorld(t)
 	m := newManager(t)
@@ -217,11 +221,12 @@ func otherFileSystemFull(t *testing.T) {
 	s := socket(t, w.open(with(m, true)), "a")
 	publish(t, s)
 	dialAsKubelet(t, s.path).notify(t, true, "")
+	w.eventuallyNoTemporary()
 	before, _ := unixsock.Lstat(s.path)
 	if err := os.WriteFile(w.dir+"/hog", nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	wantError(t, w, s, "no space left", "free space or inodes")
+	wantError(t, w, s, "bind: no space left on device; free space or inodes of that file system")
 	if after, err := unixsock.Lstat(s.path); err != nil || after != before {
 		t.Errorf("the old socket: %+v, %v", after, err)
 	}
@@ -233,7 +238,7 @@ func otherFileSystemFull(t *testing.T) {
 	publish(t, s)
 }
 
-// A bind mount has the device of its root_dir, and yet nothing can be moved into it.
+// A bind mount has the device of its root_dir, but nothing can be renamed into it.
 func otherMount(t *testing.T) {
 	w := newWorld(t)
 	if err := unix.Mount(w.dir, w.dir, "", unix.MS_BIND, ""); err != nil {
@@ -247,11 +252,11 @@ func otherMount(t *testing.T) {
 	}
 	s := socket(t, w.open(), "a")
 	publish(t, s)
-	w.wantNoTemporary()
+	w.eventuallyNoTemporary()
 	mustAnswer(t, s.path, announcement("a").Endpoint)
 }
 
-// The root_dir may not be written, plugins_registry may.
+// The root_dir is not writable, but plugins_registry is.
 func readOnlyRootDir(t *testing.T) {
 	w := newWorld(t)
 	mount(t, w.root, "")
@@ -276,7 +281,7 @@ func mountedOver(t *testing.T) {
 	publish(t, s)
 	mustAnswer(t, s.path, announcement("a").Endpoint)
 	unmount(t, w.dir)
-	// What we published first is there again, and nobody listens.
+	// Our first socket is there again, and nobody listens.
 	wantPlace(t, s, status.Foreign)
 	publish(t, s)
 	mustAnswer(t, s.path, announcement("a").Endpoint)
@@ -326,7 +331,7 @@ func registryOutOfDescriptors(t *testing.T) {
 	}
 	defer unix.Close(late)
 	hog()
-	// The kubelet that is known goes on, though nothing can be written.
+	// The connected kubelet is answered although nothing can be written.
 	k.notify(t, true, "")
 	if err := s.Publish(t.Context(), announcement("a")); err == nil {
 		t.Error("published without descriptors")
@@ -334,7 +339,7 @@ func registryOutOfDescriptors(t *testing.T) {
 	if l := look(t, s); l.Place != status.Ours || !l.Notification.Registered {
 		t.Errorf("%+v", l)
 	}
-	// It is said that one who comes now cannot be accepted, and he is answered later.
+	// A new connection cannot be accepted, which is logged, and it is answered later.
 	if err := unix.Connect(late, &unix.SockaddrUnix{Name: s.path}); err != nil {
 		t.Fatal(err)
 	}

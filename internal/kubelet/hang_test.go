@@ -58,7 +58,8 @@ func TestALinkToWhereNothingAnswersHoldsUpNoPublication(t *testing.T) {
 	eventually(t, "the other one is found", func() bool { return s.Look().AlsoServed != "" })
 }
 
-// What is known holds while the file system does not answer, and is looked at again after it.
+// What was found before is kept while the file system does not answer, and examined again
+// afterwards.
 func TestTheFileSystemOfTheSocketDoesNotAnswer(t *testing.T) {
 	w := newWorld(t)
 	r, s := w.published("a")
@@ -80,7 +81,8 @@ func TestTheFileSystemOfTheSocketDoesNotAnswer(t *testing.T) {
 	wantPlace(t, s, status.Missing)
 }
 
-// What could not be adopted is closed with its Socket: the store has it for the next process.
+// A file that could not be adopted is closed with its Socket: the store keeps it for the next
+// process.
 func TestFilesAreClosedWithTheirSocket(t *testing.T) {
 	w := newWorld(t)
 	r := w.open()
@@ -107,25 +109,26 @@ func TestFilesAreClosedWithTheirSocket(t *testing.T) {
 	}
 }
 
-// blocking is a store that waits in Keep.
-type blocking struct {
+// blockingStore is a store that blocks in Keep.
+type blockingStore struct {
 	*manager
 	begun, release chan struct{}
 }
 
-func (b *blocking) Keep(ctx context.Context, name string, c syscall.Conn) error {
+func (b *blockingStore) Keep(ctx context.Context, name string, c syscall.Conn) error {
 	close(b.begun)
 	<-b.release
 	return b.manager.Keep(ctx, name, c)
 }
 
-// A publication that hangs is abandoned when the daemon stops. When it goes on after all it
-// ends as its Socket would have ended, and nothing runs or is left that should not.
+// A publication that hangs is abandoned when the daemon stops. When it continues after all, it
+// ends as its Socket has ended, and leaves nothing behind.
 func TestClosedWhileAPublicationHangs(t *testing.T) {
-	for _, keep := range []bool{true, false} {
+	for _, end := range []string{"kept", "not kept", "discarded"} {
+		keep := end == "kept"
 		w := newWorld(t)
-		b := &blocking{newManager(t), make(chan struct{}), make(chan struct{})}
-		r := w.open(with(b, keep))
+		b := &blockingStore{newManager(t), make(chan struct{}), make(chan struct{})}
+		r := w.open(with(b, end != "not kept"))
 		s := socket(t, r, "a")
 		ctx, stop := context.WithCancel(t.Context())
 		published := make(chan error, 1)
@@ -136,19 +139,24 @@ func TestClosedWhileAPublicationHangs(t *testing.T) {
 		if err := <-published; !errors.Is(err, context.Canceled) {
 			t.Errorf("published: %v", err)
 		}
-		err := errors.Join(s.Close(t.Context()), r.Close(t.Context()))
+		closeSocket := s.Close
+		if end == "discarded" { // its driver was disabled
+			closeSocket = s.Discard
+		}
+		err := errors.Join(closeSocket(t.Context()), r.Close(t.Context()))
 		if _, ok := errors.AsType[*worker.NotAnswering](err); !ok {
 			t.Errorf("closed: %v", err)
 		}
 		if d := time.Since(begin); d > 2*closeTime {
 			t.Errorf("the end took %v", d)
 		}
-		eventually(t, "only it is stuck", func() bool { return len(r.o.Pool.Stuck()) == 1 }) // no scan any more
+		// The scan has ended.
+		eventually(t, "only it is stuck", func() bool { return len(r.o.Pool.Stuck()) == 1 })
 		close(b.release)
 		eventually(t, "it ends", func() bool { return len(r.o.Pool.Stuck()) == 0 })
 		w.wantNoTemporary()
 		if gone := isGone(s.path); gone == keep || isGone(r.recordOf("a")) == keep || b.count("registration-a") == 1 != keep {
-			t.Errorf("keep %t: path gone %t, record gone %t, %d in the store", keep, gone, isGone(r.recordOf("a")), b.count("registration-a"))
+			t.Errorf("%s: path gone %t, record gone %t, %d in the store", end, gone, isGone(r.recordOf("a")), b.count("registration-a"))
 		}
 		if !keep {
 			continue
@@ -200,7 +208,7 @@ func TestATransientErrorIsNotTakenForAMissingSocket(t *testing.T) {
 	if err := s.Publish(t.Context(), announcement("a")); err == nil || strings.Contains(err.Error(), "\n") {
 		t.Errorf("not one error: %v", err)
 	}
-	// Nor is the registration lost if the next process meets it in its start.
+	// Nor is the registration lost if the next process gets the error at its start.
 	if err := s.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -22,7 +22,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"csi-registrar/internal/pluginreg"
+	"csi-registrar/internal/rootdir"
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/worker"
 )
@@ -55,7 +55,7 @@ func (b *syncBuffer) String() string {
 
 func shortDir(t testing.TB) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "")
+	dir, err := os.MkdirTemp("/tmp", "") // short, wherever TMPDIR points
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,14 +69,14 @@ func newWorld(t *testing.T) *world {
 	checkLeaks(t)
 	top := shortDir(t)
 	w := &world{t: t, root: top, run: filepath.Join(top, "run"), log: &syncBuffer{}}
-	w.dir = filepath.Join(w.root, pluginreg.DirName)
+	w.dir = rootdir.PluginsRegistry(w.root)
 	if err := os.MkdirAll(w.dir, 0o750); err != nil {
 		t.Fatal(err)
 	}
 	return w
 }
 
-// hints is a Watch that nobody but the test gives hints to.
+// hints is a Watch that only the test gives hints to.
 type hints chan struct{}
 
 func (h hints) Hint() {
@@ -88,7 +88,7 @@ func (h hints) Hint() {
 func (h hints) Hints() <-chan struct{} { return h }
 func (hints) Close()                   {}
 
-// options are what a Registry cannot be without.
+// options returns the required options of a Registry.
 func options() Options {
 	return Options{
 		Log: slog.New(slog.DiscardHandler), Pool: worker.NewPool(),
@@ -102,7 +102,7 @@ func withRun(w *world) Options {
 	return o
 }
 
-// look is what is there now.
+// look returns the state after a Check.
 func look(t *testing.T, s *Socket) status.Socket {
 	t.Helper()
 	if err := s.Check(t.Context()); err != nil {
@@ -184,7 +184,7 @@ func (w *world) published(name string, change ...func(*Options)) (*Registry, *So
 	return r, s
 }
 
-// kubelet is a client as the kubelet is one.
+// kubelet is a client like the kubelet.
 type kubelet struct {
 	cc *grpc.ClientConn
 	registerapi.RegistrationClient
@@ -202,7 +202,8 @@ func dialAsKubelet(t testing.TB, path string) *kubelet {
 
 func (k *kubelet) getInfo(t *testing.T) (*registerapi.PluginInfo, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // the kubelet has 1 s, but not this busy machine
+	// The kubelet waits 1 s, but this machine may be busy.
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	return k.GetInfo(ctx, &registerapi.InfoRequest{})
 }
@@ -216,7 +217,7 @@ func (k *kubelet) notify(t *testing.T, ok bool, text string) {
 	}
 }
 
-// mustAnswer calls GetInfo once as a fresh kubelet.
+// mustAnswer calls GetInfo once over a new connection.
 func mustAnswer(t *testing.T, path, endpoint string) {
 	t.Helper()
 	k := dialAsKubelet(t, path)
@@ -247,7 +248,7 @@ func wantConflict(t *testing.T, err error, holder string) {
 
 // recorded returns the record of a driver; the zero one if there is none.
 func recorded(r *Registry, name string) record {
-	rec, _ := readRecord(r.recordOf(name))
+	rec, _ := newHost().readRecord(r.recordOf(name))
 	return rec
 }
 
@@ -256,7 +257,17 @@ func isConflict(err error) bool {
 	return ok
 }
 
-// temporaryNames lists what is left of our temporary names.
+// eventuallyNoTemporary waits until no temporary name is left in the directory.
+func (w *world) eventuallyNoTemporary() {
+	w.t.Helper()
+	for deadline := time.Now().Add(10 * temporaryFor); len(w.temporaryNames()) > 0; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			w.t.Fatalf("temporary names left: %v", w.temporaryNames())
+		}
+	}
+}
+
+// temporaryNames lists the temporary names that were left.
 func (w *world) temporaryNames() []string {
 	var found []string
 	for _, dir := range []string{w.root, w.dir} {
@@ -277,7 +288,7 @@ func (w *world) wantNoTemporary() {
 	}
 }
 
-// listen makes a foreign socket. It is closed, but its file not removed, at the end.
+// listen creates a socket of somebody else. It is closed at the end, but its file stays.
 func listen(t *testing.T, path string) *net.UnixListener {
 	t.Helper()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: path})
@@ -289,13 +300,13 @@ func listen(t *testing.T, path string) *net.UnixListener {
 	return l
 }
 
-// deadSocket leaves a file that refuses.
+// deadSocket leaves a socket that refuses connections.
 func deadSocket(t *testing.T, path string) {
 	t.Helper()
 	listen(t, path).Close()
 }
 
-// sidecar is a foreign registrar.
+// sidecar is another registrar.
 type sidecar struct {
 	registerapi.UnimplementedRegistrationServer
 	info  *registerapi.PluginInfo
@@ -367,7 +378,7 @@ func (m *manager) Keep(_ context.Context, name string, c syscall.Conn) error {
 	return m.add(name, c)
 }
 
-// add makes one more of that name.
+// add stores another descriptor with that name.
 func (m *manager) add(name string, c syscall.Conn) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

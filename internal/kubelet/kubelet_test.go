@@ -7,7 +7,9 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
@@ -84,7 +86,7 @@ func TestPublishingAnewReplacesOurOwn(t *testing.T) {
 		t.Error("the kubelet needs to see another file")
 	}
 	mustAnswer(t, s.path, "/elsewhere")
-	// What the kubelet still has to say to the old one is taken, and is no word on the new one.
+	// The kubelet's result for the old socket is accepted, and does not count for the new one.
 	k.notify(t, true, "")
 	if l := look(t, s); !l.Notification.At.IsZero() || l.Accepted != 0 {
 		t.Errorf("a word on the old socket counts for the new one: %+v", l)
@@ -130,7 +132,7 @@ func TestBadAnnouncementsAndNames(t *testing.T) {
 	}
 }
 
-// A GetInfo of another csi-registrar, or of doctor, says nothing of the kubelet.
+// A GetInfo from another csi-registrar, or from doctor, is not the kubelet's.
 func TestOwnClientsAreNotTheKubelet(t *testing.T) {
 	w := newWorld(t)
 	_, s := w.published("a")
@@ -180,7 +182,7 @@ func TestCloseAnswersWhatIsInFlight(t *testing.T) {
 	}
 }
 
-// Silent and idle connections do not hold up the end.
+// Silent and idle connections do not delay the end.
 func TestCloseIsQuick(t *testing.T) {
 	w := newWorld(t)
 	r, err := Open(w.root, options())
@@ -252,8 +254,8 @@ type watches struct {
 
 func (w watches) Close() { *w.open--; w.Watch.Close() }
 
-// What the store or the record keeps of a withdrawn socket is in nobody's way: no other process
-// takes it for its own, and the name is free after Close.
+// What the store or the record still has of a withdrawn socket does no harm: no other process
+// adopts it, and the name is free after Close.
 func TestWithdrawnWhateverStoreAndRecordSay(t *testing.T) {
 	for _, trouble := range []string{"store", "record"} {
 		t.Run(trouble, func(t *testing.T) {
@@ -304,7 +306,7 @@ func TestWithdrawnWhateverStoreAndRecordSay(t *testing.T) {
 	}
 }
 
-// forgetful is a store that cannot forget.
+// forgetful is a store whose Forget fails.
 type forgetful struct {
 	*manager
 	fail error
@@ -360,8 +362,8 @@ func TestCloseKeepsOnlyWhatIsStored(t *testing.T) {
 	}
 }
 
-// The daemon ends while the kubelet asks the driver, and the kubelet's notification is lost: the
-// next process knows that it had asked, without which it would wait for it for ever.
+// The daemon ends while the kubelet asks the driver, and the kubelet's notification is lost. The
+// next process knows that the kubelet had asked; otherwise it would wait for ever.
 func TestGetInfoIsKnownToTheNextProcess(t *testing.T) {
 	w := newWorld(t)
 	m := newManager(t)
@@ -373,4 +375,43 @@ func TestGetInfoIsKnownToTheNextProcess(t *testing.T) {
 	if rec := recorded(r, "a"); asked.IsZero() || !rec.GetInfoAt.Equal(asked) {
 		t.Errorf("record: asked %v, want %v", rec.GetInfoAt, asked)
 	}
+}
+
+// After an error of the file system the path is examined again without a hint from elsewhere.
+func TestAFailedCheckIsRepeated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fail := true
+		o := options()
+		o.Host = newHost()
+		o.Host.Lstat = func(path string) (unixsock.File, error) {
+			if fail {
+				return unixsock.File{}, syscall.EIO
+			}
+			return unixsock.Lstat(path)
+		}
+		r, err := Open(shortDir(t), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close(t.Context())
+		s := socket(t, r, "a")
+		defer s.Close(t.Context())
+		if err := s.Check(t.Context()); !errors.Is(err, syscall.EIO) {
+			t.Fatalf("error is %v", err)
+		}
+		fail = false
+		select {
+		case <-s.Hints():
+		case <-time.After(time.Minute):
+			t.Fatal("no hint")
+		}
+		if err := s.Check(t.Context()); err != nil {
+			t.Error(err)
+		}
+		select {
+		case <-s.Hints():
+			t.Error("another hint after a success")
+		case <-time.After(time.Minute):
+		}
+	})
 }

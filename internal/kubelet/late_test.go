@@ -1,7 +1,9 @@
 package kubelet
 
 import (
+	"context"
 	"errors"
+	"os"
 	"testing"
 
 	"csi-registrar/internal/status"
@@ -9,8 +11,8 @@ import (
 	"csi-registrar/internal/worker"
 )
 
-// What is at the path is the store's own listener, so nothing else may become of it: while its
-// file system does not answer it is neither given up nor taken for somebody else's.
+// The listener in the store is at the path: while the file system does not answer, it is neither
+// given up nor mistaken for somebody else's.
 func TestWhatTheStoreKeptIsAdoptedWhenTheFileSystemAnswers(t *testing.T) {
 	w := newWorld(t)
 	m := newManager(t)
@@ -27,7 +29,7 @@ func TestWhatTheStoreKeptIsAdoptedWhenTheFileSystemAnswers(t *testing.T) {
 		t.Fatalf("adopted without an answer: %v", err)
 	}
 	answer()
-	// The registrar knows of nothing yet, so this is what it does.
+	// The registrar does not know of it yet, so it publishes.
 	if err := s.Publish(t.Context(), announcement("a")); err != nil {
 		t.Fatal(err)
 	}
@@ -38,4 +40,27 @@ func TestWhatTheStoreKeptIsAdoptedWhenTheFileSystemAnswers(t *testing.T) {
 		t.Errorf("another socket: %v", err)
 	}
 	mustAnswer(t, s.path, announcement("a").Endpoint)
+}
+
+// An abandoned adoption continues after its time is over. It still removes a socket that it cannot
+// prove: nobody serves it, and the kubelet would wait for it.
+func TestALateAdoptionRemovesWhatItCannotProve(t *testing.T) {
+	w := newWorld(t)
+	m := newManager(t)
+	leave(w, m, "a")
+	r := w.open(with(m, true))
+	s := socket(t, r, "a")
+	if err := os.Remove(r.recordOf("a")); err != nil {
+		t.Fatal(err)
+	}
+	files := m.pass(t, "registration-a")
+	s.handed.Store(&files)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := s.adopt(ctx); err == nil || s.Look().Up {
+		t.Errorf("adopted: %v", err)
+	}
+	if !isGone(s.path) {
+		t.Error("the socket is left")
+	}
 }

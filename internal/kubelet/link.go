@@ -1,7 +1,6 @@
 package kubelet
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -9,30 +8,24 @@ import (
 	"os"
 	"path/filepath"
 
+	"csi-registrar/internal/rootdir"
 	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/trust"
 	"csi-registrar/internal/unixsock"
 )
 
-// A driver with endpoint_link has a symbolic link of ours that the kubelet is told in place of
-// the driver's socket. The kubelet resolves it for each call (kubelet v1.36), so pointing it
-// elsewhere sends the next call there, and the registration stays as it is.
+// With endpoint_link the kubelet is told a symbolic link of ours instead of the driver's socket.
+// The kubelet (v1.36) resolves it for each call, so changing its target redirects the next call,
+// and the registration stays as it is.
 
-// linksIn is the directory of the links below a root directory.
-func linksIn(root string) string { return filepath.Join(root, "plugins/csi-registrar") }
-
-// linkOf is the path of a driver's link: config.Kubelet.EndpointLink.
-func linkOf(root, driver string) string {
-	return filepath.Join(linksIn(root), driver+".sock")
-}
-
-// checkLink points the link of what is published where it belongs. It is for the worker.
+// checkLink points the link of the published announcement to its target. It runs in the worker.
 func (s *Socket) checkLink() {
 	var problem string
 	if p := s.current.Load(); p != nil {
 		if err := s.pointLink(s.Look().Announced); err != nil {
 			problem = err.Error()
+			s.checkAgain()
 		}
 	}
 	s.mu.Lock()
@@ -40,103 +33,129 @@ func (s *Socket) checkLink() {
 	s.seen.LinkError = problem
 }
 
-// pointLink points the link of an announcement, if it has one, at the recorder, or at the driver.
-// As with the driver's socket, nobody but root may be able to put something else there.
+// pointLink points the link of an announcement, if it has one, to the recorder or to the driver. As
+// with the driver's socket, only root may be able to put something else there.
 func (s *Socket) pointLink(a status.Announcement) error {
 	if a.LinkTarget == "" {
 		return nil
 	}
-	if err := trust.SocketOwner("root").Path(a.Endpoint); err != nil {
+	if err := s.r.o.Host.Trust(a.Endpoint); err != nil {
 		if e, ok := errors.AsType[*trust.Error](err); ok {
 			return fmt.Errorf("the endpoint link is not kept: %w, so another user could pose as the driver: run %s", err, safetext.Quote(e.Command.String()))
 		}
 		return err
 	}
+	target := a.LinkTarget
 	s.mu.Lock()
-	target := cmp.Or(s.recorder, a.LinkTarget)
+	if s.trace != nil && s.trace.linked {
+		target = s.trace.path
+	}
 	s.mu.Unlock()
-	return pointLink(a.Endpoint, target)
+	return s.r.o.Host.pointLink(a.Endpoint, target)
 }
 
-// Record sends the calls to the driver to a recorder until ctx is done, and points the link back
-// at the driver before it returns. listen is called with the path that the recorder is to listen
-// on; linked when the calls arrive there. An error says why they do not.
+// trace is a recorder that receives, or is about to receive, the calls to the driver.
+type trace struct {
+	path   string // where the recorder listens
+	linked bool   // the link is to point to path; guarded by Socket.mu
+}
+
+// Record implements agent.Socket.
 func (s *Socket) Record(ctx context.Context, listen func(ctx context.Context, path string) error, linked func()) error {
 	look := s.Look()
 	switch {
 	case !look.Up:
 		return fmt.Errorf("cannot trace %s: it is not published to the kubelet", s.name)
 	case look.Announced.LinkTarget == "":
-		return fmt.Errorf("cannot trace %s: write endpoint_link = true in its table; that registers the driver once more", s.name)
+		return fmt.Errorf("cannot trace %s: write endpoint_link = true in its table, which re-registers the driver", s.name)
 	}
+	t := &trace{path: shortPath(look.Announced.Endpoint, recorderPrefix)}
 	s.mu.Lock()
-	busy := s.recording
-	s.recording = true
+	busy := s.trace != nil
+	if !busy {
+		s.trace = t
+	}
 	s.mu.Unlock()
 	if busy {
 		return fmt.Errorf("cannot trace %s: it is traced already", s.name)
 	}
-	path := shortPath(look.Announced.Endpoint, recorderPrefix)
-	err := s.send(ctx, path, listen)
+	err := s.beginTrace(ctx, t, listen)
 	if err == nil {
 		linked()
 		<-ctx.Done()
 	}
-	return errors.Join(err, s.sendBack(context.WithoutCancel(ctx), path))
+	return errors.Join(err, s.endTrace(context.WithoutCancel(ctx), t))
 }
 
-// send has a recorder listen at path, and points the link there.
-func (s *Socket) send(ctx context.Context, path string, listen func(context.Context, string) error) error {
-	err := s.do(ctx, changeTime, func(context.Context) error { return os.MkdirAll(filepath.Dir(path), 0o750) })
+// beginTrace has the recorder listen and points the link to it.
+func (s *Socket) beginTrace(ctx context.Context, t *trace, listen func(context.Context, string) error) error {
+	err := s.do(ctx, changeTime, func(context.Context) error { return s.r.o.Host.MkdirAll(filepath.Dir(t.path), 0o750) })
 	if err == nil {
-		err = listen(ctx, path)
+		err = listen(ctx, t.path)
 	}
 	if err != nil {
 		return err
 	}
 	return s.do(ctx, changeTime, func(context.Context) error {
-		if f, err := unixsock.Lstat(path); err != nil || !f.IsSocket() || f.UID != uint32(os.Geteuid()) {
-			return errors.Join(fmt.Errorf("no recorder listens at %s", path), err)
+		err := s.redirect(t)
+		// This call was abandoned, and endTrace could not change the link either.
+		if s.traceEnded(t) {
+			return errors.Join(err, s.restoreLink(t))
 		}
-		s.setRecorder(path, true)
-		return s.pointLink(s.Look().Announced)
+		return err
 	})
 }
 
-// sendBack points the link at the driver again. If that fails the next Check does it.
-func (s *Socket) sendBack(ctx context.Context, recorder string) error {
-	s.setRecorder("", false)
-	return s.do(ctx, changeTime, func(context.Context) error {
-		s.checkLink()
-		return ignoreMissing(os.Remove(recorder)) // nobody else has this name
-	})
+// redirect points the link to the recorder of t, unless t has ended.
+func (s *Socket) redirect(t *trace) error {
+	if f, err := s.r.o.Host.Lstat(t.path); err != nil || !f.IsSocket() || f.UID != uint32(os.Geteuid()) {
+		return errors.Join(fmt.Errorf("no recorder listens at %s", t.path), err)
+	}
+	s.mu.Lock()
+	t.linked = true // without effect if s.trace is no longer t
+	s.mu.Unlock()
+	return s.pointLink(s.Look().Announced)
 }
 
-func (s *Socket) setRecorder(path string, recording bool) {
+// endTrace points the link to the driver again. If that fails, the next Check does.
+func (s *Socket) endTrace(ctx context.Context, t *trace) error {
+	s.mu.Lock()
+	s.trace = nil
+	s.mu.Unlock()
+	return s.do(ctx, changeTime, func(context.Context) error { return s.restoreLink(t) })
+}
+
+func (s *Socket) traceEnded(t *trace) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.recorder, s.recording = path, recording
+	return s.trace != t
 }
 
-// pointLink makes the link at path point to target, in one step: a call finds the old or the
-// new one. Whatever else is at path is left alone.
-func pointLink(path, target string) error {
-	switch now, err := os.Readlink(path); {
+// restoreLink points the link to where it belongs now and removes the socket of an ended trace.
+func (s *Socket) restoreLink(t *trace) error {
+	s.checkLink()
+	return ignoreMissing(s.r.o.Host.Remove(t.path)) // nobody else has this name
+}
+
+// pointLink points the link at path to target, atomically: a call finds the old target or the new
+// one. It does not replace anything but a symbolic link.
+func (h *Host) pointLink(path, target string) error {
+	switch now, err := h.Readlink(path); {
 	case err == nil && now == target:
 		return nil
 	case err == nil, errors.Is(err, os.ErrNotExist):
 	default:
-		return notALink(path, err)
+		return h.notALink(path, err)
 	}
-	// The kubelet's own mode for its directories.
-	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
+	// The mode is the kubelet's for its directories.
+	if err := h.MkdirAll(filepath.Dir(path), 0o750); err != nil {
 		return fmt.Errorf("cannot make the directory of the endpoint link: %w%s", err, unixsock.Hint(err))
 	}
 	temporary := shortPath(path, linkPrefix)
-	err := os.Symlink(target, temporary)
+	err := h.Symlink(target, temporary)
 	if err == nil {
-		if err = os.Rename(temporary, path); err != nil {
-			err = errors.Join(err, os.Remove(temporary))
+		if err = h.Rename(temporary, path); err != nil {
+			err = errors.Join(err, h.Remove(temporary))
 		}
 	}
 	if err != nil {
@@ -145,35 +164,35 @@ func pointLink(path, target string) error {
 	return nil
 }
 
-// removeLink removes the link of a record whose registration has ended: of the path that it has
-// for this driver, and no other.
-func (r record) removeLink(driver string) error {
-	link := linkOf(filepath.Dir(filepath.Dir(r.Path)), driver)
+// removeLink removes the link of a record whose registration has ended. It removes no other path
+// than that of this driver's link.
+func (r record) removeLink(h *Host, driver string) error {
+	link := rootdir.EndpointLink(filepath.Dir(filepath.Dir(r.Path)), driver)
 	if r.Announced.LinkTarget == "" || r.Announced.Endpoint != link {
 		return nil
 	}
-	return removeLink(link)
+	return h.removeLink(link)
 }
 
-// removeLink removes the link at path. Something else stays.
-func removeLink(path string) error {
-	switch _, err := os.Readlink(path); {
+// removeLink removes the link at path, but nothing other than a symbolic link.
+func (h *Host) removeLink(path string) error {
+	switch _, err := h.Readlink(path); {
 	case errors.Is(err, os.ErrNotExist):
 		return nil
 	case err != nil:
-		return notALink(path, err)
+		return h.notALink(path, err)
 	}
-	return ignoreMissing(os.Remove(path))
+	return ignoreMissing(h.Remove(path))
 }
 
-func notALink(path string, err error) error {
-	if f, statErr := unixsock.Lstat(path); statErr == nil && !f.IsLink() {
+func (h *Host) notALink(path string, err error) error {
+	if f, statErr := h.Lstat(path); statErr == nil && !f.IsLink() {
 		return fmt.Errorf("the endpoint link cannot be made: %s is %s: move it away", path, f.Kind())
 	}
 	return fmt.Errorf("cannot look at the endpoint link: %w", err)
 }
 
-// Names beside a link are short, for a Unix socket's path has 107 bytes.
+// Names beside a link are short, because the path of a Unix socket has at most 107 bytes.
 const (
 	linkPrefix     = ".l-"
 	recorderPrefix = ".t-"

@@ -8,29 +8,33 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"csi-registrar/internal/rootdir"
 	"csi-registrar/internal/status"
 )
 
-// linked is an announcement with a link.
+// linked returns an announcement with a link.
 func (w *world) linked(name string) status.Announcement {
 	a := announcement(name)
-	a.LinkTarget, a.Endpoint = a.Endpoint, linkOf(w.root, name)
+	a.LinkTarget, a.Endpoint = a.Endpoint, rootdir.EndpointLink(w.root, name)
 	return a
 }
 
-// wantLink checks where a driver's link points; nowhere if it is to be gone.
+// wantLink checks where a driver's link points to; empty: it must not exist.
 func (w *world) wantLink(name, target string) {
 	w.t.Helper()
-	got, err := os.Readlink(linkOf(w.root, name))
+	got, err := os.Readlink(rootdir.EndpointLink(w.root, name))
 	if got != target || target == "" && !errors.Is(err, os.ErrNotExist) {
 		w.t.Errorf("the link points to %q (%v), want %q", got, err, target)
 	}
 }
 
-// The link is there before the kubelet can ask for it, and goes with the registration; while that
-// stands it is guarded.
+// The link exists before the kubelet can ask for it, is restored during the registration, and is
+// removed with it.
 func TestLinkStandsWithTheRegistration(t *testing.T) {
 	w := newWorld(t)
 	s := socket(t, w.open(), "a")
@@ -39,13 +43,13 @@ func TestLinkStandsWithTheRegistration(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.wantLink("a", "/run/a/csi.sock")
-	mustAnswer(t, s.path, linkOf(w.root, "a"))
+	mustAnswer(t, s.path, rootdir.EndpointLink(w.root, "a"))
 	for _, spoil := range []func(link string) error{
 		os.Remove,
 		func(link string) error { return os.RemoveAll(filepath.Dir(link)) },
 		func(link string) error { return errors.Join(os.Remove(link), os.Symlink("/elsewhere", link)) },
 	} {
-		if err := spoil(linkOf(w.root, "a")); err != nil {
+		if err := spoil(rootdir.EndpointLink(w.root, "a")); err != nil {
 			t.Fatal(err)
 		}
 		if now := look(t, s); now.LinkError != "" {
@@ -75,7 +79,7 @@ func TestLinkStandsWithTheRegistration(t *testing.T) {
 func TestLinkWhosePathIsTaken(t *testing.T) {
 	w := newWorld(t)
 	s := socket(t, w.open(), "a")
-	link := linkOf(w.root, "a")
+	link := rootdir.EndpointLink(w.root, "a")
 	if err := errors.Join(os.MkdirAll(filepath.Dir(link), 0o750), os.WriteFile(link, nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
@@ -103,8 +107,8 @@ func TestLinkWhosePathIsTaken(t *testing.T) {
 	}
 }
 
-// The next process points the link at the driver, wherever a recorder left it, and a stop for good
-// takes it away.
+// The next process points the link to the driver, whatever a recorder left, and it is removed when
+// the unit stops.
 func TestLinkOverARestart(t *testing.T) {
 	w := newWorld(t)
 	m := newManager(t)
@@ -116,7 +120,7 @@ func TestLinkOverARestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.wantLink("a", "/run/a/csi.sock")
-	if err := pointLink(linkOf(w.root, "a"), "/run/recorder"); err != nil {
+	if err := newHost().pointLink(rootdir.EndpointLink(w.root, "a"), "/run/recorder"); err != nil {
 		t.Fatal(err)
 	}
 	next := socket(t, w.open(with(m, true)), "a")
@@ -137,7 +141,44 @@ func TestLinkOverARestart(t *testing.T) {
 	w.wantLink("a", "")
 }
 
-// A record is the sandboxed daemon's own word: no link is removed that is not the driver's.
+// A link that cannot be removed with its registration is removed when that is tried again.
+func TestALinkThatCannotBeRemovedIsRemovedLater(t *testing.T) {
+	w := newWorld(t)
+	host, readOnly := newHost(), true
+	remove := host.Remove
+	host.Remove = func(path string) error {
+		if readOnly && path == rootdir.EndpointLink(w.root, "a") {
+			return syscall.EROFS
+		}
+		return remove(path)
+	}
+	s := socket(t, w.open(func(o *Options) { o.Host = host }), "a")
+	if err := s.Publish(t.Context(), w.linked("a")); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Withdraw(t.Context()); !errors.Is(err, syscall.EROFS) || !s.Look().Up {
+		t.Errorf("withdrawn with the link left: %v, up %t", err, s.Look().Up)
+	}
+	readOnly = false
+	if err := s.Withdraw(t.Context()); err != nil || s.Look().Up || !isGone(rootdir.EndpointLink(w.root, "a")) {
+		t.Errorf("tried again: %v, up %t, link gone %t", err, s.Look().Up, isGone(rootdir.EndpointLink(w.root, "a")))
+	}
+}
+
+// A publication that fails may have made the link already: it goes with its driver.
+func TestTheLinkOfAFailedPublicationIsDiscarded(t *testing.T) {
+	w := newWorld(t)
+	serveSidecar(t, w.dir+"/other.sock", registerapi.CSIPlugin, "a")
+	s := socket(t, w.open(), "a")
+	if err := s.Publish(t.Context(), w.linked("a")); !isConflict(err) {
+		t.Fatal(err)
+	}
+	if err := s.Discard(t.Context()); err != nil || !isGone(rootdir.EndpointLink(w.root, "a")) {
+		t.Errorf("%v, link gone %t", err, isGone(rootdir.EndpointLink(w.root, "a")))
+	}
+}
+
+// The daemon may be compromised, so a record is not proof: no link is removed but the driver's.
 func TestLinkOfARecordIsChecked(t *testing.T) {
 	w := newWorld(t)
 	other := filepath.Join(w.root, "other.sock")
@@ -145,7 +186,7 @@ func TestLinkOfARecordIsChecked(t *testing.T) {
 		t.Fatal(err)
 	}
 	rec := record{Path: filepath.Join(w.dir, "a-reg.sock"), Announced: status.Announcement{Endpoint: other, LinkTarget: "/run/a"}}
-	if err := rec.removeLink("a"); err != nil || isGone(other) {
+	if err := rec.removeLink(newHost(), "a"); err != nil || isGone(other) {
 		t.Errorf("removed: %t, %v", isGone(other), err)
 	}
 }
@@ -215,17 +256,17 @@ func TestRecord(t *testing.T) {
 func TestLinkPointsWhereItIsToldTo(t *testing.T) {
 	path := filepath.Join(shortDir(t), "plugins", "csi-registrar", "a.csi.example.sock")
 	for _, target := range []string{"/run/a/csi.sock", "/run/b/csi.sock", "/run/b/csi.sock"} {
-		if err := pointLink(path, target); err != nil {
+		if err := newHost().pointLink(path, target); err != nil {
 			t.Fatal(err)
 		}
 		if got, err := os.Readlink(path); got != target {
 			t.Errorf("it points to %q (%v), want %q", got, err, target)
 		}
 	}
-	if err := removeLink(path); err != nil {
+	if err := newHost().removeLink(path); err != nil {
 		t.Error(err)
 	}
-	if err := removeLink(path); err != nil {
+	if err := newHost().removeLink(path); err != nil {
 		t.Errorf("once more: %v", err)
 	}
 	if left, err := os.ReadDir(filepath.Dir(path)); err != nil || len(left) != 0 {
@@ -253,7 +294,7 @@ func TestLinkLeavesOtherThingsAlone(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, err := range []error{pointLink(path, "/run/a"), removeLink(path)} {
+		for _, err := range []error{newHost().pointLink(path, "/run/a"), newHost().removeLink(path)} {
 			if err == nil || !strings.Contains(err.Error(), name) {
 				t.Errorf("%s: %v", name, err)
 			}
@@ -264,7 +305,7 @@ func TestLinkLeavesOtherThingsAlone(t *testing.T) {
 	}
 }
 
-// A client that connects while the link is moved to and fro always finds somebody.
+// A client that connects while the link is changed always reaches a listener.
 func TestLinkIsNeverMissing(t *testing.T) {
 	dir := shortDir(t)
 	path, targets := filepath.Join(dir, "link"), []string{filepath.Join(dir, "a"), filepath.Join(dir, "b")}
@@ -286,23 +327,24 @@ func TestLinkIsNeverMissing(t *testing.T) {
 		})
 		defer l.Close()
 	}
-	if err := pointLink(path, targets[0]); err != nil {
+	if err := newHost().pointLink(path, targets[0]); err != nil {
 		t.Fatal(err)
 	}
 	moved := make(chan error, 1)
 	go func() {
 		var errs []error
 		for i := range 2000 {
-			errs = append(errs, pointLink(path, targets[i%2]))
+			errs = append(errs, newHost().pointLink(path, targets[i%2]))
 		}
 		moved <- errors.Join(errs...)
 	}()
 	for {
-		c, err := net.Dial("unix", path)
-		if err != nil {
+		switch c, err := net.Dial("unix", path); {
+		case err == nil:
+			c.Close()
+		case !errors.Is(err, syscall.EAGAIN): // a full queue: somebody listens
 			t.Fatal(err)
 		}
-		c.Close()
 		select {
 		case err := <-moved:
 			if err != nil {
@@ -314,11 +356,11 @@ func TestLinkIsNeverMissing(t *testing.T) {
 	}
 }
 
-// Who could put another link there could be the driver.
+// Whoever can put another link there can pose as the driver.
 func TestLinkInADirectoryThatOthersMayWrite(t *testing.T) {
 	w := newWorld(t)
 	s := socket(t, w.open(), "a")
-	dir := linksIn(w.root)
+	dir := rootdir.EndpointLinks(w.root)
 	if err := errors.Join(os.MkdirAll(dir, 0o750), os.Chmod(dir, 0o777)); err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,7 @@
 package kubelet
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -8,63 +9,105 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"csi-registrar/internal/unixsock"
+	"csi-registrar/internal/worker"
 )
 
-// listener is one listener of a Socket: what it announces, and what the kubelet said to it.
-// Republishing makes another; the old one's connections are served on, so that
-// the kubelet's Notify of what it did before does not fail.
+// listener is one listener of a Socket, with its announcement and the kubelet's answer.
+// Republishing creates another one; the connections of the old one are still served, so that a
+// pending Notify of the kubelet does not fail.
 type listener struct {
-	*net.UnixListener
+	Listener
 	s        *Socket
-	dir      unixsock.FileID // the directory it was put into
+	dir      unixsock.FileID // the directory that it was moved to
 	done     chan struct{}   // closed when it accepts no more
 	warnedAt time.Time       // Accept's
-	unsaved  atomic.Bool     // the written record lacks something
+	unsaved  atomic.Bool     // the written record is not complete
+	linger   *time.Timer     // removes its temporary name; nil: it has none
 
 	record         // guarded by s.mu, but for Path, Bound and FileID, which never change
 	notKept string // why it is not in the descriptor store; guarded by s.mu
 }
 
-func newListener(s *Socket, l *net.UnixListener, dir unixsock.FileID, rec record) *listener {
-	return &listener{UnixListener: l, s: s, dir: dir, record: rec, done: make(chan struct{})}
+func newListener(s *Socket, l Listener, dir unixsock.FileID, rec record) *listener {
+	return &listener{Listener: l, s: s, dir: dir, record: rec, done: make(chan struct{})}
 }
 
-// serve answers the kubelet until the listener is stopped. Its goroutine is the only one that
-// a published socket costs.
+// temporaryFor is how long a temporary name stays in the plugins_registry. The kubelet examines
+// each name that comes, ignores those with a dot, and logs an error for one that is gone already.
+const temporaryFor = 5 * time.Second
+
+// removeLater removes the temporary name of the socket, when the kubelet has examined it, or when
+// the listener is stopped.
+func (p *listener) removeLater(temporary string) {
+	p.linger = time.AfterFunc(temporaryFor, func() { p.removeTemporary(temporary) })
+}
+
+func (p *listener) removeTemporary(temporary string) {
+	host, slot := p.s.r.o.Host, p.s.r.o.Pool.Slot(temporary, nil)
+	_, err := worker.Do(context.Background(), slot, checkTime, func() error {
+		_, err := host.RemoveFile(temporary, p.FileID)
+		return err
+	}, nil)
+	if err != nil {
+		p.s.log.Debug("a temporary name is left", "path", temporary, "error", err)
+	}
+}
+
+// serve answers the kubelet until the listener is stopped. Its goroutine is the only one of a
+// published socket.
 func (p *listener) serve() {
 	go func() {
 		defer close(p.done)
-		_ = p.s.r.server.Serve(p) // the error is that of Accept: it is stopped
+		_ = p.s.r.server.Serve(p) // the error of Accept: it was stopped
 	}()
 }
 
 const (
-	// lastCalls is how long a listener that has lost its name may accept what is in its queue:
-	// the kubelet waits no longer for its GetInfo (v1.36).
+	// lastCalls is how long a listener whose name was removed accepts what is in its queue: the
+	// kubelet (v1.36) waits no longer for the answer to GetInfo.
 	lastCalls = time.Second
-	// acceptPause is between tries while there are no descriptors; the kubelet waits in
-	// the listener's queue, and its GetInfo takes at most 1 s.
+	// acceptPause is the time between attempts while there are no descriptors; the kubelet waits
+	// in the listener's queue, for at most 1 s.
 	acceptPause = 100 * time.Millisecond
 	warnPause   = time.Minute // between two warnings of one listener about its callers
 )
 
-// stop closes the listener, if it is open. Accepted connections go on. With last, those in
-// the queue are accepted first, who would be reset otherwise; without, they are left to the
-// next process that has the listener from the store.
+// pending reports whether the listener has a connection to accept.
+func (p *listener) pending() bool {
+	raw, err := p.SyscallConn()
+	if err != nil {
+		return false
+	}
+	ready := 0
+	err = raw.Control(func(fd uintptr) {
+		// 0 after an error.
+		ready, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+	})
+	return err == nil && ready > 0
+}
+
+// stop closes the listener, if it is open. Accepted connections are still served. With last, it
+// accepts those in the queue first, which would otherwise be reset; without, they are left to the
+// next process, which gets the listener from the store.
 func (p *listener) stop(last bool) {
-	for end := time.Now().Add(lastCalls); last && readable(p) && time.Now().Before(end); {
-		time.Sleep(time.Millisecond) // the kernel does not say when the queue is empty
+	for end := time.Now().Add(lastCalls); last && p.pending() && time.Now().Before(end); {
+		time.Sleep(time.Millisecond) // nothing reports that the queue is empty
+	}
+	if p.linger != nil && p.linger.Stop() {
+		p.removeTemporary(p.Bound)
 	}
 	_ = p.SetDeadline(time.Now()) // fails if it is closed already
 	<-p.done                      // the server has closed it
 }
 
-// Accept is for gRPC: it returns the next connection that may call. It fails only when the
-// listener is stopped.
+// Accept implements net.Listener for gRPC: it returns the next connection that is allowed to call.
+// It fails only when the listener is stopped.
 func (p *listener) Accept() (net.Conn, error) {
 	for {
-		c, err := p.AcceptUnix()
+		c, err := p.Listener.Accept()
 		switch {
 		case err == nil:
 			if conn := p.admit(c); conn != nil {
@@ -80,22 +123,21 @@ func (p *listener) Accept() (net.Conn, error) {
 	}
 }
 
-// admit returns the connection for the server; nil if it may not call.
-func (p *listener) admit(c *net.UnixConn) *conn {
-	cred, err := unixsock.PeerCred(c)
+// admit returns the connection for the server; nil if its peer is not allowed to call.
+func (p *listener) admit(c net.Conn) *conn {
+	cred, err := p.s.r.o.Host.PeerCred(c)
 	if err != nil {
-		p.warn("cannot tell who connected to the registration socket; connection closed", "error", err)
+		p.warn("cannot identify the peer of a connection to the registration socket; connection closed", "error", err)
 		return nil
 	}
 	if uid := int(cred.UID); uid != 0 && uid != os.Geteuid() {
 		p.warn("connection closed: only root may call on a registration socket", "uid", cred.UID, "pid", cred.PID)
 		return nil
 	}
-	p.s.r.conns.makeRoom(p.s)
 	return p.s.r.conns.add(p, c)
 }
 
-// warn says what callers could repeat at will, so not each time.
+// warn logs what callers could cause at will, so not every time.
 func (p *listener) warn(text string, args ...any) {
 	if time.Since(p.warnedAt) > warnPause {
 		p.warnedAt = time.Now()

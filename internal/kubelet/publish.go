@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,10 +16,9 @@ import (
 	"csi-registrar/internal/unixsock"
 )
 
-// Publish puts a new socket in place that tells the announcement, instead of the one we
-// had, if any. The kubelet sees the old one removed and the new one created. Nothing of
-// anybody else is replaced: a ConflictError says who is in the way. After an error what
-// was published before still is, unless its path was lost.
+// Publish implements registrar.Socket. The kubelet sees the old socket removed and the new one
+// created. Sockets of others are not replaced: a ConflictError says whose it is. After an error
+// the old socket is still published, unless its path was lost.
 func (s *Socket) Publish(ctx context.Context, a status.Announcement) error {
 	if !s.mayAnnounce(a) {
 		return fmt.Errorf("cannot publish %s: the announcement names %q with endpoint %q and versions %q", s.name, a.Identity.Name, a.Endpoint, a.Versions)
@@ -26,7 +26,7 @@ func (s *Socket) Publish(ctx context.Context, a status.Announcement) error {
 	was := s.current.Load()
 	return s.change(ctx, func(ctx context.Context) error {
 		if was == nil && s.current.Load() != nil {
-			return nil // adopted late: the caller did not know of it and has to look again
+			return nil // adopted late: the caller has to look again
 		}
 		return s.publish(ctx, a)
 	})
@@ -48,16 +48,16 @@ func (s *Socket) publish(ctx context.Context, a status.Announcement) error {
 	if p := s.current.Load(); p != nil {
 		own = p.FileID
 	}
-	if err := s.r.others.check(ctx, s.name, own); err != nil {
+	if err := s.r.foreign.check(ctx, s.name, own); err != nil {
 		return err
 	}
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	err = s.publishFrom(ctx, s.r.dir.place(), dir, a)
-	if errors.Is(err, os.ErrExist) { // somebody put something there at the same moment
+	if errors.Is(err, os.ErrExist) { // somebody put a file there at the same time
 		if err = s.clear(ctx); err == nil {
-			err = s.heldBy("something that comes and goes")
+			err = s.heldBy("something that appears and disappears")
 		}
 	}
 	if _, conflict := errors.AsType[ConflictError](err); err == nil || conflict {
@@ -66,37 +66,28 @@ func (s *Socket) publish(ctx context.Context, a status.Announcement) error {
 	return fmt.Errorf("cannot publish %s: %w%s", s.path, err, unixsock.Hint(err))
 }
 
-// clear makes sure that the path is free or ours. A stale socket is removed, if it stays
-// stale; everything else is somebody's.
+// clear returns nil if the path is free or ours. It removes a stale socket there.
 func (s *Socket) clear(ctx context.Context) error {
-	at, err := unixsock.Lstat(s.path)
-	switch p := s.current.Load(); {
-	case errors.Is(err, os.ErrNotExist), err == nil && p != nil && p.FileID == at.FileID:
-		return nil
-	case err != nil:
-		return fmt.Errorf("cannot look at the registration socket: %w", err)
-	case !at.IsSocket():
-		return s.heldBy(at.Kind())
+	if p := s.current.Load(); p != nil {
+		if f, err := s.r.o.Host.Lstat(s.path); err == nil && f.FileID == p.FileID {
+			return nil
+		}
 	}
-	if err := s.removeStale(ctx, s.path); err != nil {
-		return err
+	removed, err := s.r.o.Host.Vacate(ctx, s.path)
+	if removed {
+		s.log.Info("stale registration socket removed", "path", s.path)
 	}
-	switch live, who, err := unixsock.Probe(ctx, s.path); {
-	case ctx.Err() != nil:
-		return context.Cause(ctx)
-	case err != nil:
-		return s.heldBy(fmt.Sprintf("a socket that cannot be asked (%v)", err))
-	case live == unixsock.Missing:
-		return nil
-	case live == unixsock.Stale:
-		return s.heldBy("a socket that is another one than a moment ago")
-	default:
-		return s.heldBy(who.String())
+	if held, ok := errors.AsType[*unixsock.InUse](err); ok {
+		return s.heldBy(held.Holder)
 	}
+	if err != nil {
+		return fmt.Errorf("cannot use the path of the registration socket: %w", err)
+	}
+	return nil
 }
 
-// ConflictError says that somebody else has the path of a registration socket, or serves the
-// same driver from another one; and who that is, for people.
+// ConflictError says, for people, who has the path of a registration socket, or serves the same
+// driver from another one.
 type ConflictError string
 
 func (e ConflictError) Error() string { return string(e) }
@@ -104,14 +95,14 @@ func (e ConflictError) Error() string { return string(e) }
 // Conflict marks the error for the registrar.
 func (e ConflictError) Conflict() bool { return true }
 
-// heldBy is the error for a path of ours that somebody else has.
+// heldBy returns the error for a registration socket's path that somebody else has.
 func (s *Socket) heldBy(holder string) error {
 	return ConflictError(fmt.Sprintf("%s is held by %s, which is left alone: stop or move it away (a node-driver-registrar sidecar of the driver?)", s.path, holder))
 }
 
-// removeStale removes what is at the paths if nobody listens there.
+// removeStale removes sockets without a listener.
 func (s *Socket) removeStale(ctx context.Context, paths ...string) error {
-	removed, err := unixsock.RemoveStale(ctx, paths)
+	removed, err := s.r.o.Host.RemoveStale(ctx, paths)
 	for _, path := range removed {
 		s.log.Info("stale registration socket removed", "path", path)
 	}
@@ -121,14 +112,16 @@ func (s *Socket) removeStale(ctx context.Context, paths ...string) error {
 	return nil
 }
 
-// publishFrom binds in place and moves the socket to its path. A crash anywhere in it leaves
-// at worst a stale temporary name, or the old socket stale: both are swept.
+// publishFrom binds a socket in place and moves it to its path. A crash in between leaves at worst
+// a stale temporary name or a stale old socket, which Sweep removes.
 func (s *Socket) publishFrom(ctx context.Context, place string, dir unixsock.FileID, a status.Announcement) error {
 	temporary := temporaryName(place)
-	l, file, err := unixsock.Listen(ctx, temporary)
+	l, file, err := s.r.o.Host.Listen(ctx, temporary)
 	if err != nil {
-		// Without the temporary name: the same trouble must read the same each time.
-		if errno, ok := errors.AsType[syscall.Errno](err); ok {
+		// Without the temporary name: the same problem must read the same each time.
+		if op, ok := errors.AsType[*net.OpError](err); ok {
+			err = &net.OpError{Op: op.Op, Net: op.Net, Err: op.Err}
+		} else if errno, ok := errors.AsType[syscall.Errno](err); ok {
 			err = errno
 		}
 		return fmt.Errorf("cannot make a socket in %s: %w", place, err)
@@ -140,12 +133,18 @@ func (s *Socket) publishFrom(ctx context.Context, place string, dir unixsock.Fil
 	s.keep(ctx, p)
 	p.serve()
 	err = s.moveIn(temporary, p, old)
-	_, rerr := unixsock.Remove(temporary, p.FileID) // still there after an error, and after a link
+	// Still there after an error, or if it was linked.
+	var rerr error
+	if err == nil && place == s.r.dir.path {
+		p.removeLater(temporary)
+	} else {
+		_, rerr = s.r.o.Host.RemoveFile(temporary, p.FileID)
+	}
 	if err == nil {
 		if old != nil {
 			old.stop(true)
 			if old.Announced.Endpoint != a.Endpoint {
-				rerr = errors.Join(rerr, old.removeLink(s.name))
+				rerr = errors.Join(rerr, old.removeLink(s.r.o.Host, s.name))
 			}
 		}
 		if rerr != nil {
@@ -154,23 +153,23 @@ func (s *Socket) publishFrom(ctx context.Context, place string, dir unixsock.Fil
 		return nil
 	}
 
-	// Back to what it was.
+	// Restore the previous state.
 	p.stop(false)
 	s.current.Store(old)
 	if old == nil {
+		s.removeRecord() // first, as in withdraw
 		s.forget(ctx)
-		s.removeRecord()
 		return errors.Join(err, rerr)
 	}
 	s.keep(ctx, old)
 	return errors.Join(err, rerr, s.save(old))
 }
 
-// moveIn gives p its path. The record is written and p is published before, for the kubelet
-// may call as soon as the name is there.
+// moveIn moves p to its path. The record is written and p is current before that, because the
+// kubelet may call as soon as the name is there.
 func (s *Socket) moveIn(temporary string, p, old *listener) error {
 	if old != nil {
-		if _, err := unixsock.Remove(s.path, old.FileID); err != nil {
+		if _, err := s.r.o.Host.RemoveFile(s.path, old.FileID); err != nil {
 			return err
 		}
 	}
@@ -178,15 +177,15 @@ func (s *Socket) moveIn(temporary string, p, old *listener) error {
 	if err := s.save(p); err != nil {
 		s.log.Warn("the registration socket is published without its record", "error", err)
 	}
-	if err := unixsock.MoveIntoPlace(temporary, s.path); err != nil {
+	if err := s.r.o.Host.MoveIntoPlace(temporary, s.path); err != nil {
 		return fmt.Errorf("cannot put the socket in place: %w", err)
 	}
 	return nil
 }
 
-// temporaryPrefix begins the names that sockets are bound under before they get their
-// own. A dot, so that the kubelet ignores them; eight hexadecimal digits follow. A socket
-// keeps this name for life (getsockname), and none is used twice.
+// temporaryPrefix is the prefix of the names that sockets are bound to before they get their own: a
+// dot, so that the kubelet ignores them, and eight hexadecimal digits after it. getsockname returns
+// this name for the life of the socket, and none is used twice.
 const temporaryPrefix = ".csi-reg-"
 
 func temporaryName(dir string) string {
@@ -194,6 +193,7 @@ func temporaryName(dir string) string {
 }
 
 func isTemporary(name string) bool {
-	ok, _ := filepath.Match(temporaryPrefix+strings.Repeat("[0-9a-f]", 8), name) // the pattern is valid
+	// The pattern is valid.
+	ok, _ := filepath.Match(temporaryPrefix+strings.Repeat("[0-9a-f]", 8), name)
 	return ok
 }

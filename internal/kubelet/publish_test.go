@@ -19,7 +19,7 @@ import (
 	"csi-registrar/internal/unixsock"
 )
 
-// Whatever is in the way stays as it was, and is named.
+// A file at the path stays as it is, and the error names it.
 func TestNothingIsReplaced(t *testing.T) {
 	cases := []struct {
 		name   string
@@ -41,7 +41,7 @@ func TestNothingIsReplaced(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { c.Close() })
-		}, "cannot be asked"},
+		}, "cannot be probed"},
 		{"live socket with a full queue", func(t *testing.T, path string) { fullQueue(t, path) }, "process"},
 	}
 	for _, c := range cases {
@@ -59,7 +59,7 @@ func TestNothingIsReplaced(t *testing.T) {
 				t.Errorf("touched: %+v, %v", after, err)
 			}
 			w.wantNoTemporary()
-			// It goes, and we are there.
+			// Once it is gone, publishing succeeds.
 			os.Remove(s.path)
 			publish(t, s)
 			mustAnswer(t, s.path, announcement("a").Endpoint)
@@ -103,7 +103,7 @@ const (
 	tick     = 10 * time.Millisecond
 )
 
-// Two daemons publish at the same moment: one has it, the other says so.
+// Of two daemons that publish at the same time one gets the path, and the other reports that.
 func TestTwoDaemonsAtOnce(t *testing.T) {
 	for range 20 {
 		w := newWorld(t)
@@ -123,7 +123,8 @@ func TestTwoDaemonsAtOnce(t *testing.T) {
 	}
 }
 
-// Never more than mode 0600, whatever the umask, and no less under its name; and whoever sees the name can connect.
+// The mode is never more than 0600, whatever the umask, and exactly that under the final name, at
+// which connections always succeed.
 func TestModeAndListeningFromTheFirstMoment(t *testing.T) {
 	w := newWorld(t)
 	s := socket(t, w.open(), "a")
@@ -242,7 +243,7 @@ func TestTheDirectory(t *testing.T) {
 		t.Error("it was made before any kubelet saw another")
 	}
 
-	// Wiped and made again by somebody: the kubelet's watch is dead.
+	// Somebody has removed and recreated it: the kubelet's watch is dead.
 	os.RemoveAll(w.dir)
 	wantPlace(t, s, status.Missing)
 	keepInode := mkdirElsewhere(t, w.dir)
@@ -260,7 +261,7 @@ func TestTheDirectory(t *testing.T) {
 		t.Error("a kubelet watches it now")
 	}
 
-	// Moved away, and made again by us.
+	// Moved away, and recreated by us.
 	if err := os.Rename(w.dir, w.dir+".old"); err != nil {
 		t.Fatal(err)
 	}
@@ -275,7 +276,7 @@ func TestTheDirectory(t *testing.T) {
 	os.RemoveAll(w.dir + ".old")
 }
 
-// mkdirElsewhere makes dir again with another inode than it had just now.
+// mkdirElsewhere recreates dir with another inode.
 func mkdirElsewhere(t *testing.T, dir string) (other string) {
 	t.Helper()
 	other = dir + ".x" // takes the free inode, if one is given away again
@@ -333,7 +334,7 @@ func TestADirectoryOfAnotherName(t *testing.T) {
 	}
 }
 
-// A failed replacement leaves the driver as it was.
+// After a failed replacement the old socket is still published.
 func TestAFailedReplacementKeepsTheOld(t *testing.T) {
 	w := newWorld(t)
 	m := newManager(t)
@@ -353,7 +354,8 @@ func TestAFailedReplacementKeepsTheOld(t *testing.T) {
 	}
 }
 
-// Moved within the directory it is seen by the kubelet under its new name, and is not another registrar.
+// A socket that was renamed in the directory is seen by the kubelet under its new name. It is not
+// another registrar.
 func TestMovedOrLinkedWithinTheDirectory(t *testing.T) {
 	w := newWorld(t)
 	_, s := w.published("a")
@@ -374,7 +376,7 @@ func TestMovedOrLinkedWithinTheDirectory(t *testing.T) {
 	}
 }
 
-// publishForEver is a daemon that does nothing else.
+// publishForEver is a daemon that does nothing but publish.
 func publishForEver(root string) int {
 	o := options()
 	o.RunDir = root + "/run"
@@ -394,7 +396,7 @@ func publishForEver(root string) int {
 	}
 }
 
-// Killed at any moment it leaves nothing that the next start does not sweep.
+// Whenever the daemon is killed, the next start removes what it left.
 func TestKilledWhilePublishing(t *testing.T) {
 	w := newWorld(t)
 	r := w.open()
@@ -422,29 +424,29 @@ func TestKilledWhilePublishing(t *testing.T) {
 	publish(t, s)
 }
 
-// stopping is a store during whose work the daemon is told to stop.
-type stopping struct {
+// stoppingStore is a store during whose calls the daemon is told to stop.
+type stoppingStore struct {
 	*manager
 	stop context.CancelFunc
 }
 
-func (s stopping) Keep(ctx context.Context, name string, c syscall.Conn) error {
+func (s stoppingStore) Keep(ctx context.Context, name string, c syscall.Conn) error {
 	s.stop()
 	return errors.Join(ctx.Err(), s.manager.Keep(ctx, name, c))
 }
 
-func (s stopping) Forget(ctx context.Context, name string) error {
+func (s stoppingStore) Forget(ctx context.Context, name string) error {
 	s.stop()
 	return errors.Join(ctx.Err(), s.manager.Forget(ctx, name))
 }
 
-// What has begun when the daemon is told to stop is ended, and the next process goes on
-// with it.
+// A publication that has begun when the daemon is told to stop is completed, and the next process
+// adopts it.
 func TestStoppedWhilePublishing(t *testing.T) {
 	w := newWorld(t)
 	m := newManager(t)
 	ctx, stop := context.WithCancel(t.Context())
-	r := w.open(with(stopping{m, stop}, true))
+	r := w.open(with(stoppingStore{m, stop}, true))
 	s := socket(t, r, "foo.example")
 	if err := s.Publish(ctx, announcement(s.name)); err != nil || s.Look().NotKept != "" {
 		t.Errorf("published: %v, not kept: %v", err, s.Look().NotKept)
@@ -460,7 +462,7 @@ func TestStoppedWhilePublishing(t *testing.T) {
 		t.Errorf("the next process: %v", err)
 	}
 	ctx, stop = context.WithCancel(t.Context())
-	next.r.o.Store = stopping{m, stop}
+	next.r.o.Store = stoppingStore{m, stop}
 	if err := next.Withdraw(ctx); err != nil || m.count(StorePrefix+s.name) != 0 {
 		t.Errorf("withdrawn: %v, in the store: %d", err, m.count(StorePrefix+s.name))
 	}

@@ -10,31 +10,30 @@ import (
 	"strings"
 	"time"
 
-	"csi-registrar/internal/pluginreg"
+	"csi-registrar/internal/rootdir"
 	"csi-registrar/internal/status"
-	"csi-registrar/internal/trust"
 	"csi-registrar/internal/unixsock"
 )
 
-// record remembers beyond the process what a socket announced and what the kubelet said
-// to it. It is believed only of the very listener it describes.
+// record keeps beyond the process what a socket announced and what the kubelet answered. It is
+// valid only for the listener that it describes.
 type record struct {
 	Path  string `json:"path"`
 	Bound string `json:"bound"` // the name that the listener was bound to
-	// FileID is the file's. The listener holds the inode, so no other file can get it.
+	// FileID is that of the path. The listener holds the inode, so no other file can get it.
 	unixsock.FileID
 	PublishedAt  time.Time           `json:"published_at"`
 	GetInfoAt    time.Time           `json:"get_info_at,omitzero"`
 	Announced    status.Announcement `json:"announced"`
 	Notification status.Notification `json:"notification,omitzero"`
-	// FirstAcceptedAt is kept for how long the registration took: a kubelet that restarts
-	// accepts again, and then Notification no longer has it.
+	// FirstAcceptedAt shows how long the registration took. Notification does not: a kubelet
+	// accepts again after its restart.
 	FirstAcceptedAt time.Time `json:"first_accepted_at,omitzero"`
 }
 
 const recordSuffix = ".json"
 
-// maxRecord is the largest record in bytes that is read.
+// maxRecord is the maximum size of a record in bytes.
 const maxRecord = 1 << 20
 
 func recordsIn(runDir string) string { return filepath.Join(runDir, "registrations") }
@@ -43,53 +42,53 @@ func (r *Registry) recordOf(name string) string {
 	return filepath.Join(recordsIn(r.o.RunDir), name+recordSuffix)
 }
 
-// save writes the record of p, if it is still what the Socket publishes. Otherwise, as while /run
-// is full, the next process would not know the socket for its own, and publish again.
+// save writes the record of p, if p is still current. Without a record, as while /run is full, the
+// next process does not recognize the socket as ours, and publishes again.
 func (s *Socket) save(p *listener) error {
 	if s.r.o.RunDir == "" {
 		return nil
 	}
 	s.saving.Lock()
 	defer s.saving.Unlock()
-	p.unsaved.Store(false) // before the record is read: the kubelet may call while it is written
+	p.unsaved.Store(false) // before p.record is read: the kubelet may call during the write
 	s.mu.Lock()
 	rec := p.record
 	s.mu.Unlock()
 	if s.current.Load() != p {
 		return nil
 	}
-	if err := s.r.writeRecord(s.name, rec); err != nil {
+	if err := s.r.o.Host.writeJSON(s.r.recordOf(s.name), rec); err != nil {
 		p.unsaved.Store(true)
+		s.checkAgain()
 		return fmt.Errorf("cannot write the record of %s: %w", s.name, err)
 	}
 	return nil
 }
 
-// saveAgain writes the record if it lacks something.
+// saveAgain writes the record if it is not complete.
 func (s *Socket) saveAgain() {
 	if p := s.current.Load(); p != nil && p.unsaved.Load() {
-		if err := s.save(p); err != nil { // a warning said so the first time
+		if err := s.save(p); err != nil { // the first error was logged as a warning
 			s.log.Debug("the record of the registration is not complete", "error", err)
 		}
 	}
 }
 
-func (r *Registry) writeRecord(name string, rec record) error {
-	b, err := json.Marshal(rec)
+// writeJSON writes a record. Each path has one writer at a time, so one temporary name is enough;
+// /run is memory, so nothing has to be synced.
+func (h *Host) writeJSON(path string, record any) error {
+	b, err := json.Marshal(record)
 	if err != nil {
 		return err
 	}
-	path := r.recordOf(name)
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+	if err := h.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
-	// One writer for a driver at a time, so one temporary name is enough; /run is memory,
-	// so nothing has to be synced.
 	temporary := path + ".new"
-	if err := os.WriteFile(temporary, b, 0o600); err != nil {
-		return errors.Join(err, ignoreMissing(os.Remove(temporary)))
+	if err := h.WriteFile(temporary, b, 0o600); err != nil {
+		return errors.Join(err, ignoreMissing(h.Remove(temporary)))
 	}
-	return os.Rename(temporary, path)
+	return h.Rename(temporary, path)
 }
 
 func (s *Socket) removeRecord() {
@@ -98,23 +97,23 @@ func (s *Socket) removeRecord() {
 	}
 	s.saving.Lock()
 	defer s.saving.Unlock()
-	if err := ignoreMissing(os.Remove(s.r.recordOf(s.name))); err != nil {
+	if err := ignoreMissing(s.r.o.Host.Remove(s.r.recordOf(s.name))); err != nil {
 		s.log.Warn("cannot remove the record of the registration", "error", err)
 	}
 }
 
-// readRecord reads a file that only the daemon can have written; but perhaps that was another
-// version, or one that is no longer its own master. So no link is followed, and nothing but a
-// small regular file is read.
-func readRecord(path string) (rec record, err error) {
-	b, err := trust.Rule{}.ReadFile(path, maxRecord)
+// readRecord reads a file that only the daemon can have written; but that may have been another
+// version, or a compromised one. So no link is followed, and only a small regular file is read.
+func (h *Host) readRecord(path string) (rec record, err error) {
+	b, err := h.ReadFile(path)
 	if err == nil {
 		err = json.Unmarshal(b, &rec)
 	}
 	if err != nil {
 		return record{}, fmt.Errorf("cannot read the record %s: %w", path, err)
 	}
-	// A time yet to come was written under a wall clock that was ahead; nobody could count from it.
+	// A time in the future was written while the wall clock was ahead; durations from it would be
+	// wrong.
 	now := time.Now()
 	for _, at := range []*time.Time{&rec.PublishedAt, &rec.GetInfoAt, &rec.Notification.At, &rec.FirstAcceptedAt} {
 		if at.After(now) {
@@ -124,14 +123,14 @@ func readRecord(path string) (rec record, err error) {
 	return rec, nil
 }
 
-// Leftovers are the registration sockets that a daemon which has ended left behind, by the file
-// of their record.
+// Leftovers are the registration sockets that a daemon left when it ended, by the file of their
+// record.
 type Leftovers map[string]record
 
-// Recorded returns what the records in a RunDir (Options.RunDir) say. An error names those
-// that cannot be used; the others are in the Leftovers.
+// Recorded reads the records in a RunDir (Options.RunDir). The error names those that cannot be
+// used; all others are in the Leftovers.
 func Recorded(runDir string) (Leftovers, error) {
-	dir := recordsIn(runDir)
+	host, dir := newHost(), recordsIn(runDir)
 	entries, err := os.ReadDir(dir)
 	errs := []error{ignoreMissing(err)}
 	left := make(Leftovers)
@@ -141,7 +140,7 @@ func Recorded(runDir string) (Leftovers, error) {
 			continue
 		}
 		file := filepath.Join(dir, e.Name())
-		rec, err := readRecord(file)
+		rec, err := host.readRecord(file)
 		if err == nil && !isRegistration(rec.Path, name) {
 			err = fmt.Errorf("%s names %q, which is not the socket of %s: remove the file", file, rec.Path, name)
 		}
@@ -153,26 +152,32 @@ func Recorded(runDir string) (Leftovers, error) {
 	return left, errors.Join(errs...)
 }
 
-// isRegistration reports whether path can be the registration socket of that name: nothing
-// outside of a plugins_registry is ever removed because of a record.
+// isRegistration reports whether path can be the registration socket of that name: nothing outside
+// of a plugins_registry is removed because of a record.
 func isRegistration(path, name string) bool {
 	return filepath.IsAbs(path) && filepath.Clean(path) == path &&
-		filepath.Base(filepath.Dir(path)) == pluginreg.DirName && pluginreg.IsSocketOf(path, name)
+		filepath.Base(filepath.Dir(path)) == rootdir.PluginsRegistryName && filepath.Base(path) == rootdir.SocketName(name)
 }
 
-// Remove takes them away: each path is removed if it still is the very file of the record,
-// and the record with it. It returns the removed paths. Never to be called while the daemon
-// runs; if one started after Recorded it loses nothing that it made itself.
+// Remove removes each path that is still the file of its record, and the record, and returns the
+// removed paths. Do not call it while the daemon runs; a daemon that started after Recorded loses
+// nothing that it created itself.
 func (l Leftovers) Remove() (removed []string, err error) {
 	var errs []error
+	host := newHost()
 	for file, rec := range l {
-		did, err := unixsock.Remove(rec.Path, rec.FileID)
+		did, err := host.RemoveFile(rec.Path, rec.FileID)
 		if did {
 			removed = append(removed, rec.Path)
 		}
+		if filepath.Dir(rec.Bound) == filepath.Dir(rec.Path) && isTemporary(filepath.Base(rec.Bound)) {
+			// The process was killed before it removed that name.
+			_, boundErr := host.RemoveFile(rec.Bound, rec.FileID)
+			errs = append(errs, boundErr)
+		}
 		if err == nil {
 			driver := strings.TrimSuffix(filepath.Base(file), recordSuffix)
-			err = errors.Join(rec.removeLink(driver), ignoreMissing(os.Remove(file)))
+			err = errors.Join(rec.removeLink(host, driver), ignoreMissing(os.Remove(file)))
 		}
 		errs = append(errs, err)
 	}

@@ -1,7 +1,7 @@
-// Package kubelet is the kubelet's side of a registration: the socket in plugins_registry
-// by which the kubelet finds a driver. It publishes, guards, adopts and withdraws these
-// sockets, and answers GetInfo and NotifyRegistrationStatus on them. Nothing that is not
-// ours is ever removed or replaced.
+// Package kubelet is the part of a registration that faces the kubelet: the socket in
+// plugins_registry through which the kubelet finds a driver. It publishes, guards, adopts and
+// withdraws these sockets, and answers GetInfo and NotifyRegistrationStatus on them. It removes
+// and replaces only its own.
 package kubelet
 
 import (
@@ -12,18 +12,20 @@ import (
 	"sync"
 	"syscall"
 
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
 	"csi-registrar/internal/pluginreg"
+	"csi-registrar/internal/rootdir"
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/worker"
-
-	"google.golang.org/grpc"
 )
 
-// Store keeps listeners beyond the end of the process (satisfied by systemd.Store).
-// Names are registration-<driver>.
+// Store keeps descriptors beyond the end of the process (implemented by systemd.Store). The name
+// of a listener is StorePrefix and the driver's name, that of the kubelet's pidfd ProcessName.
 type Store interface {
+	// Keep stores a copy of a descriptor in place of those with that name.
 	Keep(ctx context.Context, name string, c syscall.Conn) error
-	// Forget takes everything of that name out of the store; none is no error.
+	// Forget removes everything with that name; it is not an error if there is nothing.
 	Forget(ctx context.Context, name string) error
 }
 
@@ -32,55 +34,58 @@ type noStore struct{}
 func (noStore) Keep(context.Context, string, syscall.Conn) error { return nil }
 func (noStore) Forget(context.Context, string) error             { return nil }
 
-// Options of a Registry. Log, Watch, WatchDir and Pool are needed.
+// Options are the options of Open. Log, Watch, WatchDir and Pool are required.
 type Options struct {
 	Log *slog.Logger
-	// RunDir is the daemon's directory under /run; records are kept in RunDir/registrations.
-	// Empty: no records, and so nothing can be adopted.
+	// RunDir is the daemon's directory below /run, which holds the records. Empty: there are no
+	// records, so nothing can be adopted.
 	RunDir string
-	// Store takes the listeners; nil: none.
+	// Store keeps the listeners; nil: none.
 	Store Store
-	// KeepSockets leaves what the store took in place when a Socket is closed.
+	// KeepSockets leaves the sockets that the store has in place when they are closed.
 	KeepSockets bool
-	// Dir is the directory that the kubelet watches, where it is not
+	// Dir is the directory that the kubelet watches, if it is not
 	// <rootDir>/plugins_registry (node-driver-registrar's --plugin-registration-path).
-	// It is never made, and temporary names are dot names within it.
+	// It is never created, and temporary names are dot names in it.
 	Dir string
-	// Watch gives hints about a path, and takes ours, so that one channel serves both;
-	// WatchDir about the entries of a directory.
+	// Watch gives hints about paths, WatchDir about the entries of a directory.
 	Watch    func(paths ...string) Watch
 	WatchDir func(path string) Watch
-	// Pool runs what may block for ever.
+	// Pool runs calls that may never return.
 	Pool *worker.Pool
+	// Process follows the kubelet that calls; nil: its end is not noticed.
+	Process *Process
+	// Host is the operating system; nil: the real one.
+	Host *Host
 }
 
-// Watch is a place for hints (satisfied by fswatch.Subscription).
+// Watch receives hints from elsewhere and from us (implemented by fswatch.Subscription).
 type Watch interface {
 	Hint()
 	Hints() <-chan struct{} // capacity one
 	Close()
 }
 
-// Registry is one plugins_registry and what this process serves in it.
+// Registry is a plugins_registry with the sockets that this process serves in it.
 type Registry struct {
-	o   Options
+	o   Options // Host is never nil
 	dir *directory
 
-	server  *grpc.Server
+	server  Server
 	conns   connections
-	others  *others
+	foreign *foreignSockets
 	entries Watch          // of the directory
-	stop    func()         // ends the search for others, …
-	running sync.WaitGroup // … which runs here
+	stop    func()         // ends foreign.run
+	running sync.WaitGroup // of foreign.run
 
 	mu      sync.Mutex
 	sockets map[string]*Socket // by path
 }
 
-// Open prepares to serve in the plugins_registry of rootDir, the kubelet's --root-dir.
-// Neither needs to exist yet.
+// Open returns the Registry of rootDir, the kubelet's --root-dir. Neither it nor the
+// plugins_registry needs to exist yet.
 func Open(rootDir string, o Options) (*Registry, error) {
-	dir := pluginreg.Dir(rootDir)
+	dir := rootdir.PluginsRegistry(rootDir)
 	if o.Dir != "" {
 		rootDir, dir = "", filepath.Clean(o.Dir)
 	}
@@ -90,20 +95,24 @@ func Open(rootDir string, o Options) (*Registry, error) {
 	if o.Store == nil {
 		o.Store, o.KeepSockets = noStore{}, false
 	}
+	if o.Host == nil {
+		o.Host = newHost()
+	}
 	ctx, stop := context.WithCancel(context.Background()) // until Close
 	r := &Registry{
-		o: o, dir: &directory{root: rootDir, path: dir}, entries: o.WatchDir(dir), stop: stop,
-		server:  newServer(handshakeIn, idleFor),
+		o: o, dir: &directory{host: o.Host, root: rootDir, path: dir}, entries: o.WatchDir(dir), stop: stop,
+		server:  o.Host.NewServer(),
 		sockets: make(map[string]*Socket),
 	}
-	r.others = &others{r: r, wake: make(chan struct{}, 1), next: make(chan struct{}), known: make(map[string]answer)}
-	r.entries.Hint() // for the first scan of others
-	r.running.Go(func() { r.others.run(ctx) })
+	registerapi.RegisterRegistrationServer(r.server, service{})
+	r.foreign = &foreignSockets{r: r, wake: make(chan struct{}, 1), next: make(chan struct{}), found: make(map[string]foreignSocket)}
+	r.entries.Hint() // for the first scan
+	r.running.Go(func() { r.foreign.run(ctx) })
 	return r, nil
 }
 
-// Socket returns the registration socket of a driver; nothing is published yet. One driver has
-// one Socket at a time.
+// Socket returns the registration socket of a driver, which is not published yet. A driver has one
+// Socket at a time.
 func (r *Registry) Socket(name string) (*Socket, error) {
 	path, err := pluginreg.SocketPath(r.dir.path, name)
 	if err != nil {
@@ -115,7 +124,7 @@ func (r *Registry) Socket(name string) (*Socket, error) {
 		return nil, fmt.Errorf("the registration socket of %s is in use already", name)
 	}
 	s := &Socket{
-		r: r, name: name, path: path, log: r.o.Log.With("driver", name), watch: r.o.Watch(path, linkOf(r.dir.root, name)),
+		r: r, name: name, path: path, log: r.o.Log.With("driver", name), watch: r.o.Watch(path, rootdir.EndpointLink(r.dir.root, name)),
 		seen: status.Socket{Path: path, Place: status.Missing},
 	}
 	s.worker = r.o.Pool.Slot(path, s.watch.Hint)
@@ -132,23 +141,22 @@ func (r *Registry) drop(s *Socket) {
 	}
 }
 
-// at returns our Socket of this path, by name alone; nil if it is none of ours.
-func (r *Registry) at(path string) *Socket {
+// socketAt returns our Socket with this path; nil if there is none.
+func (r *Registry) socketAt(path string) *Socket {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.sockets[path]
 }
 
-// of returns our Socket of a driver; nil if there is none.
-func (r *Registry) of(driver string) *Socket {
-	path, _ := pluginreg.SocketPath(r.dir.path, driver) // empty for what is no driver's name
-	return r.at(path)
+// driverSocket returns our Socket of a driver; nil if there is none.
+func (r *Registry) driverSocket(driver string) *Socket {
+	path, _ := pluginreg.SocketPath(r.dir.path, driver) // empty if it is not a driver name
+	return r.socketAt(path)
 }
 
-// Close ends serving: calls in flight are answered, for at most 2 s or until ctx is done,
-// and connections are told to go elsewhere, which is the next process when the listener
-// is in the store. A failed Notify would deregister the driver (kubelet v1.36). Close the
-// Sockets first.
+// Close ends serving. It answers calls in flight, for at most 2 s or until ctx is done, because a
+// failed Notify deregisters the driver (kubelet v1.36). Clients are told to connect again: to the
+// next process if the listener is in the store. Close the Sockets first.
 func (r *Registry) Close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, closeGrace)
 	defer cancel()
@@ -156,7 +164,7 @@ func (r *Registry) Close(ctx context.Context) error {
 	r.running.Wait()
 	r.entries.Close()
 	for _, c := range r.conns.list(nil) {
-		if c.used() == silent { // so it waits for no answer
+		if !c.spoke.Load() { // GracefulStop would wait for its first byte
 			c.Close()
 		}
 	}
@@ -169,12 +177,14 @@ func (r *Registry) Close(ctx context.Context) error {
 	case <-graceful:
 		return nil
 	case <-ctx.Done():
-		closeAll(r.conns.list(nil))
+		for _, c := range r.conns.list(nil) {
+			c.Close()
+		}
 		r.server.Stop()
 		<-graceful
 		return fmt.Errorf("cannot answer all calls of the kubelet in time: %w", context.Cause(ctx))
 	}
 }
 
-// StorePrefix and a driver's name are the name of its registration socket in the descriptor store.
+// StorePrefix, followed by the driver's name, is the name of a listener in the descriptor store.
 const StorePrefix = "registration-"

@@ -10,13 +10,13 @@ import (
 	"time"
 )
 
-// Many drivers: what a published socket costs, and that publishing them all at once, or
-// one after the other, is no work to speak of.
+// With many drivers, publishing all at once or one after the other takes little time, and a
+// published socket little memory.
 func TestAThousandSockets(t *testing.T) {
 	const n = 1000
 	const mostBytes = 15000
 	w := newWorld(t)
-	// Some of the others' sockets are there too, and one that hangs.
+	// Other registrars have sockets there too, and one of them hangs.
 	for i := range 5 {
 		serveSidecar(t, fmt.Sprintf("%s/o%d.sock", w.dir, i), "CSIPlugin", fmt.Sprintf("other%d", i))
 	}
@@ -62,7 +62,7 @@ func TestAThousandSockets(t *testing.T) {
 	}
 }
 
-// memory is the heap and the stacks in use.
+// memory returns the size of the heap and the stacks in use.
 func memory() int {
 	debug.FreeOSMemory()
 	var m runtime.MemStats

@@ -21,21 +21,20 @@ import (
 
 const (
 	handshakeIn = 10 * time.Second
-	// idleFor is longer than NodeGetInfo may take: between GetInfo and Notify the kubelet
-	// keeps its connection (2 min, kubelet v1.36).
+	// idleFor is longer than NodeGetInfo may take (2 min, kubelet v1.36): the kubelet keeps its
+	// connection between GetInfo and Notify.
 	idleFor     = 3 * time.Minute
-	maxMessage  = 64 << 10 // the kubelet's Notify carries an error text, at most some kB
-	maxRefusal  = 1000     // bytes of it that are kept
+	maxMessage  = 64 << 10 // an error text in Notify has a few kB at most
+	maxRefusal  = 1000     // bytes of an error text that are kept
 	maxStreams  = 4        // the kubelet makes one call at a time
 	maxHeaders  = 8 << 10
 	bufferBytes = 4 << 10
 )
 
-// newServer makes the one gRPC server of all registration sockets; a server for each would
-// cost several times the memory. A connection has handshakeIn to speak HTTP/2, and is closed when
-// it was idle for idleFor.
+// newServer returns the gRPC server of all registration sockets. A connection has handshakeIn for
+// the HTTP/2 handshake, and is closed after it was idle for idleFor.
 func newServer(handshakeIn, idleFor time.Duration) *grpc.Server {
-	server := grpc.NewServer(
+	return grpc.NewServer(
 		grpc.Creds(insecure.NewCredentials()),
 		grpc.WaitForHandlers(true),
 		grpc.ConnectionTimeout(handshakeIn),
@@ -48,49 +47,46 @@ func newServer(handshakeIn, idleFor time.Duration) *grpc.Server {
 		grpc.ReadBufferSize(bufferBytes),
 		grpc.WriteBufferSize(bufferBytes),
 	)
-	registerapi.RegisterRegistrationServer(server, service{})
-	return server
 }
 
-// callerAddr is how a handler learns which connection, and so which socket, was called: gRPC
-// gives it the connection's remote address.
+// callerAddr is the remote address of a connection, through which gRPC shows a handler which
+// connection, and so which socket, was called.
 type callerAddr struct {
 	net.Addr
 	*conn
 }
 
-// RemoteAddr is for gRPC.
-func (c *conn) RemoteAddr() net.Addr { return callerAddr{c.UnixConn.RemoteAddr(), c} }
+// RemoteAddr implements net.Conn for gRPC.
+func (c *conn) RemoteAddr() net.Addr { return callerAddr{c.Conn.RemoteAddr(), c} }
 
-// caller returns which connection a call came by.
+// caller returns the connection of a call.
 func caller(ctx context.Context) (callerAddr, error) {
 	if p, ok := peer.FromContext(ctx); ok {
 		if c, ok := p.Addr.(callerAddr); ok {
-			c.progress.Store(called)
 			return c, nil
 		}
 	}
 	return callerAddr{}, grpcstatus.Error(codes.Internal, "cannot tell which registration socket was called")
 }
 
-// service is what the kubelet calls.
+// service implements the kubelet's calls.
 type service struct {
 	registerapi.UnimplementedRegistrationServer
 }
 
-// GetInfo is answered from memory: the kubelet waits 1 s for it.
+// GetInfo answers from memory: the kubelet waits 1 s for it.
 func (service) GetInfo(ctx context.Context, _ *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
 	c, err := caller(ctx)
 	if err != nil {
 		return nil, err
 	}
-	p, s := c.called, c.called.s
+	p, s := c.listener, c.listener.s
 	s.mu.Lock()
 	a := p.Announced
 	live := p == s.current.Load() && !strings.HasPrefix(c.Addr.String(), unixsock.ClientPrefix)
 	if live {
 		p.GetInfoAt = time.Now()
-		p.unsaved.Store(true) // Check writes it: the next process may have to know that a kubelet asked
+		p.unsaved.Store(true) // Check writes it, for the next process
 	}
 	s.mu.Unlock()
 	if live {
@@ -103,22 +99,25 @@ func (service) GetInfo(ctx context.Context, _ *registerapi.InfoRequest) (*regist
 	}, nil
 }
 
-// NotifyRegistrationStatus records what the kubelet reports before it is answered, so
-// that a kill -9 in between forgets nothing. It never fails: the kubelet (v1.36)
-// deregisters a plugin that does not.
+// NotifyRegistrationStatus writes what the kubelet reports to the record before it answers, so
+// that a kill -9 in between loses nothing. It does not fail, because the kubelet (v1.36) would
+// deregister the driver.
 func (service) NotifyRegistrationStatus(ctx context.Context, in *registerapi.RegistrationStatus) (*registerapi.RegistrationStatusResponse, error) {
 	c, err := caller(ctx)
 	if err != nil {
 		return nil, err
 	}
-	p, s := c.called, c.called.s
+	p, s := c.listener, c.listener.s
+	if s.r.o.Process != nil {
+		s.r.o.Process.confirmed(c.conn.Conn)
+	}
 	n := status.Notification{At: time.Now(), Registered: in.GetPluginRegistered()}
 	if !n.Registered {
 		n.Error = safetext.Clean(in.GetError(), maxRefusal)
 	}
 	s.mu.Lock()
 	live := p == s.current.Load()
-	if live { // else it speaks of what was published before
+	if live { // else it is about an earlier socket
 		p.Notification = n
 		if n.Registered {
 			s.seen.Accepted++

@@ -13,13 +13,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"csi-registrar/internal/rootdir"
 	"csi-registrar/internal/status"
-	"csi-registrar/internal/unixsock"
 	"csi-registrar/internal/worker"
 )
 
-// How long the worker of a Socket may take before it is abandoned. A publication waits for a
-// scan, for the descriptor store and, at times, for a stale socket.
+// How long a call of a Socket's worker may take before it is abandoned. A publication waits for a
+// scan, for the descriptor store and, sometimes, for a stale socket.
 const (
 	checkTime  = time.Second
 	changeTime = 3 * time.Second
@@ -27,8 +27,8 @@ const (
 	closeGrace = 2 * time.Second // for calls in flight, at the end of the process
 )
 
-// Socket is the registration socket of one driver. It satisfies registrar.Socket. What looks
-// at files or changes them runs in a worker, one at a time.
+// Socket is the registration socket of one driver. It implements registrar.Socket. Whatever reads
+// or changes files runs in a worker, one call at a time.
 type Socket struct {
 	r      *Registry
 	name   string
@@ -37,25 +37,25 @@ type Socket struct {
 	watch  Watch
 	worker *worker.Slot
 
-	current atomic.Pointer[listener]   // what is published, or about to be; nil: nothing
-	handed  atomic.Pointer[[]*os.File] // of the store, to be adopted
-	closed  atomic.Bool
+	current   atomic.Pointer[listener]   // published, or about to be; nil: none
+	handed    atomic.Pointer[[]*os.File] // from the store, to be adopted
+	closed    atomic.Bool
+	discarded atomic.Bool // closed, and nothing is kept
 
 	saving sync.Mutex // one writer of the record at a time
 
-	mu   sync.Mutex    // guards what follows, and the fields of listeners; held for moments
-	seen status.Socket // without what is in current
-	// A recorder has, or is about to have, the calls to the driver; recorder is where it listens.
-	recording bool
-	recorder  string
+	mu    sync.Mutex    // guards the following and the fields of listeners
+	seen  status.Socket // without the fields that are in current
+	trace *trace        // nil: none
+	again *time.Timer   // gives a hint; nil: was not needed yet
 }
 
-// Hints receives when it is worth a Check, or the kubelet called.
+// Hints implements registrar.Socket.
 func (s *Socket) Hints() <-chan struct{} { return s.watch.Hints() }
 
-// do runs f in the Socket's worker. What has begun when ctx ends is given closeTime to end:
-// half of it would leave store and directory in disagreement, and the next process could not
-// go on.
+// do runs f in the Socket's worker. If ctx ends meanwhile, f has closeTime to finish: half of it
+// would leave the store and the directory inconsistent, and the next process could not adopt the
+// socket.
 func (s *Socket) do(ctx context.Context, limit time.Duration, f func(context.Context) error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -68,26 +68,26 @@ func (s *Socket) do(ctx context.Context, limit time.Duration, f func(context.Con
 		limited, cancel := context.WithTimeout(whole, limit)
 		defer cancel()
 		err := errors.Join(s.adopt(limited), f(limited))
-		if s.closed.Load() { // meanwhile: this was abandoned, and Close did not wait for it
+		if s.closed.Load() { // this call was abandoned, and Close did not wait for it
 			err = errors.Join(err, s.end(limited))
 		}
 		return err
-	}, func(err error) { s.log.Debug("what was abandoned has ended", "error", err) })
+	}, func(err error) { s.log.Debug("an abandoned call has returned", "error", err) })
 	return cmp.Or(late, err)
 }
 
-// change runs f in the Socket's worker and looks at what came of it.
+// change runs f in the Socket's worker, and then check.
 func (s *Socket) change(ctx context.Context, f func(context.Context) error) error {
 	return s.do(ctx, changeTime, func(ctx context.Context) error {
 		err := f(ctx)
-		if checkErr := s.check(); err == nil { // else both would say the same
+		if checkErr := s.check(); err == nil { // else both may be the same
 			err = checkErr
 		}
 		return err
 	})
 }
 
-// Look returns what is known, from memory.
+// Look implements registrar.Socket.
 func (s *Socket) Look() status.Socket {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -95,14 +95,13 @@ func (s *Socket) Look() status.Socket {
 	if p := s.current.Load(); p != nil {
 		look.Up, look.Announced, look.NotKept = true, p.Announced, p.notKept
 		look.PublishedAt, look.GetInfoAt, look.Notification, look.FirstAcceptedAt = p.PublishedAt, p.GetInfoAt, p.Notification, p.FirstAcceptedAt
-		look.Traced = s.recorder != ""
-		look.AlsoServed = s.r.others.describe(s.name, p.FileID)
+		look.Traced = s.trace != nil && s.trace.linked
+		look.AlsoServed = s.r.foreign.describe(s.name, p.FileID)
 	}
 	return look
 }
 
-// Check looks at the path, and writes what the record lacks. After an error Look says what was
-// seen before.
+// Check implements registrar.Socket. It also completes the record.
 func (s *Socket) Check(ctx context.Context) error {
 	return s.do(ctx, checkTime, func(context.Context) error {
 		s.saveAgain()
@@ -110,16 +109,32 @@ func (s *Socket) Check(ctx context.Context) error {
 	})
 }
 
-// check is for the worker.
+// againAfter is how long it takes until a record or an endpoint link that could not be written is
+// tried again: nothing gives a hint when a file system has space, or is writable, again.
+const againAfter = 10 * time.Second
+
+// checkAgain gives a hint after a while.
+func (s *Socket) checkAgain() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.again == nil {
+		s.again = time.AfterFunc(againAfter, s.watch.Hint)
+	} else {
+		s.again.Reset(againAfter)
+	}
+}
+
+// check runs in the worker.
 func (s *Socket) check() error {
 	s.checkLink()
 	place, dirMissing, recreated := status.Foreign, false, s.r.dir.note()
-	f, err := unixsock.Lstat(s.path)
+	f, err := s.r.o.Host.Lstat(s.path)
 	if isMissing(err) {
 		place = status.Missing
-		_, err := unixsock.Stat(s.r.dir.path)
+		_, err := s.r.o.Host.Stat(s.r.dir.path)
 		dirMissing = errors.Is(err, os.ErrNotExist)
 	} else if err != nil {
+		s.checkAgain() // the end of the error gives no hint, and until then nothing is decided
 		return fmt.Errorf("cannot look at the registration socket: %w", err)
 	}
 	s.mu.Lock()
@@ -135,8 +150,7 @@ func isMissing(err error) bool {
 	return errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENOTDIR)
 }
 
-// Acknowledge notes an announcement that the kubelet need not be told: it has learned the identity
-// from the driver itself, or only the target of the link is another.
+// Acknowledge implements registrar.Socket.
 func (s *Socket) Acknowledge(ctx context.Context, a status.Announcement) error {
 	return s.do(ctx, changeTime, func(context.Context) error {
 		p := s.current.Load()
@@ -151,10 +165,8 @@ func (s *Socket) Acknowledge(ctx context.Context, a status.Announcement) error {
 	})
 }
 
-// Withdraw takes the socket away: the path if it is ours, then its place in the store, the
-// record and the listener. What is not ours stays. Connections that the kubelet has are still
-// served, so that its Notify does not fail. Without anything published it does nothing. If the
-// path cannot be removed everything stays as it is (Look: Up).
+// Withdraw implements registrar.Socket. Open connections are still served, so that a Notify of the
+// kubelet does not fail.
 func (s *Socket) Withdraw(ctx context.Context) error { return s.change(ctx, s.withdraw) }
 
 func (s *Socket) withdraw(ctx context.Context) error {
@@ -162,25 +174,40 @@ func (s *Socket) withdraw(ctx context.Context) error {
 	if p == nil {
 		return nil
 	}
-	if _, err := unixsock.Remove(s.path, p.FileID); err != nil {
+	if _, err := s.r.o.Host.RemoveFile(s.path, p.FileID); err != nil {
 		return fmt.Errorf("cannot withdraw the registration socket: %w", err)
 	}
-	// From here on it is withdrawn, whatever else fails.
+	if err := p.removeLink(s.r.o.Host, s.name); err != nil {
+		if f, lstatErr := s.r.o.Host.Lstat(p.Announced.Endpoint); lstatErr != nil || f.IsLink() {
+			return fmt.Errorf("cannot withdraw the endpoint link: %w", err)
+		}
+		s.log.Warn("cannot remove the endpoint link", "error", err)
+	}
+	// It is withdrawn now, whatever else fails.
 	s.current.Store(nil)
-	s.forget(ctx)
-	s.removeRecord()
-	if err := p.removeLink(s.name); err != nil {
-		s.log.Warn("the endpoint link is left", "error", err)
+	if !s.isSucceeded() {
+		// before the store: a listener without a record is closed by the next process
+		s.removeRecord()
+		s.forget(ctx)
 	}
 	p.stop(true)
 	return nil
 }
 
-// Close ends the Socket at the end of the process, or when it is withdrawn. A listener that
-// the store took is left as it is with Options.KeepSockets, path and record too: the next
-// process adopts it, and who connects meanwhile waits in its queue. Otherwise it is withdrawn;
-// if its file system does not answer, that is done when it does. Calls in flight go on until
-// Registry.Close. With whatever error, the name is free for another Socket.
+// isSucceeded reports whether the record, and so the listener in the store, is that of the driver's
+// Socket below a later root_dir: a withdrawal takes long while a file system does not answer.
+func (s *Socket) isSucceeded() bool {
+	if s.r.o.RunDir == "" {
+		return false
+	}
+	rec, err := s.r.o.Host.readRecord(s.r.recordOf(s.name))
+	return err == nil && rec.Path != s.path
+}
+
+// Close implements agent.Socket. With Options.KeepSockets a listener in the store stays as it is,
+// with its path and record: the next process adopts it, and clients wait in its queue. Otherwise
+// the socket is withdrawn; if its file system does not answer, as soon as it does. Calls in flight
+// continue until Registry.Close.
 func (s *Socket) Close(ctx context.Context) error {
 	defer s.r.drop(s)
 	defer s.watch.Close()
@@ -189,7 +216,7 @@ func (s *Socket) Close(ctx context.Context) error {
 	if p := s.current.Load(); p != nil {
 		p.stop(false)
 	}
-	if files := s.handed.Swap(nil); files != nil { // the store has them, for the next process
+	if files := s.handed.Swap(nil); files != nil { // the store still has them
 		for _, f := range *files {
 			err = errors.Join(err, f.Close())
 		}
@@ -197,19 +224,28 @@ func (s *Socket) Close(ctx context.Context) error {
 	return err
 }
 
-// end is the part of Close that is for the worker.
+// Discard implements agent.Socket. It keeps nothing, not even what an abandoned call publishes
+// later.
+func (s *Socket) Discard(ctx context.Context) error {
+	s.discarded.Store(true)
+	return s.Close(ctx)
+}
+
+// end is the part of Close that runs in the worker.
 func (s *Socket) end(ctx context.Context) error {
 	p := s.current.Load()
-	if p == nil {
+	switch {
+	case p == nil && s.discarded.Load(): // a publication that failed may have made the link
+		return s.r.o.Host.removeLink(rootdir.EndpointLink(s.r.dir.root, s.name))
+	case p == nil:
 		return nil
-	}
-	if s.r.o.KeepSockets && s.Look().NotKept == "" {
+	case s.r.o.KeepSockets && s.Look().NotKept == "" && !s.discarded.Load():
 		s.saveAgain()
-		p.stop(false) // it stays current: a Notify in flight is still recorded
+		p.stop(false) // still current, so that a Notify in flight is recorded
 		return nil
 	}
 	err := s.withdraw(ctx)
-	if s.current.Load() != nil { // its path could not be removed: now it is stale at least
+	if s.current.Load() != nil { // its path could not be removed: at least it is stale now
 		s.current.Store(nil)
 		s.forget(ctx)
 	}
@@ -217,8 +253,8 @@ func (s *Socket) end(ctx context.Context) error {
 	return err
 }
 
-// keep gives the listener to the descriptor store, in place of the one that it
-// has of this driver. A registration that cannot outlive the process is better than none.
+// keep gives the listener to the descriptor store, in place of the driver's previous one. A
+// registration that does not survive the process is better than none.
 func (s *Socket) keep(ctx context.Context, p *listener) {
 	why := ""
 	if err := s.r.o.Store.Keep(ctx, StorePrefix+s.name, p); err != nil {
@@ -230,7 +266,7 @@ func (s *Socket) keep(ctx context.Context, p *listener) {
 	p.notKept = why
 }
 
-// forget takes the driver's listener out of the descriptor store.
+// forget removes the driver's listener from the descriptor store.
 func (s *Socket) forget(ctx context.Context) {
 	if err := s.r.o.Store.Forget(ctx, StorePrefix+s.name); err != nil {
 		s.log.Warn("the descriptor store still has the registration socket", "error", err)

@@ -9,17 +9,17 @@ import (
 	"strings"
 
 	"csi-registrar/internal/pluginreg"
-	"csi-registrar/internal/unixsock"
+	"csi-registrar/internal/rootdir"
 	"csi-registrar/internal/worker"
 )
 
-// Sweep removes what a crash or a power cut left behind: stale sockets under the
-// configured drivers' names, and our own temporary names that are stale. Nothing else is
-// touched, and nothing that somebody listens on. It returns the removed paths. To be
-// called before the kubelet starts, which would dial them and then wait for up to two minutes;
-// it takes 100 ms if something was left a moment ago, and no time else.
+// Sweep removes what a crash or a power cut left behind, and returns the removed paths: stale
+// sockets with the configured drivers' names, our own stale temporary names, and endpoint links
+// without a record. It removes nothing else, and no socket that somebody listens on. Call it
+// before the kubelet starts, which would dial these and then back off for up to two minutes. It
+// takes 100 ms if something was left just now, otherwise no time.
 func (r *Registry) Sweep(ctx context.Context, names []string) ([]string, error) {
-	var removed []string // not the result: what was abandoned may still write it
+	var removed []string // not the result: an abandoned call may still write it
 	err, late := worker.Do(ctx, r.o.Pool.Slot(r.dir.path, nil), checkTime, func() error {
 		var paths []string
 		for _, name := range names {
@@ -28,24 +28,36 @@ func (r *Registry) Sweep(ctx context.Context, names []string) ([]string, error) 
 			}
 		}
 		var errs []error
-		for _, dir := range []string{r.dir.root, r.dir.path, linksIn(r.dir.root)} { // there need not be a root
-			entries, err := os.ReadDir(dir)
+		// With Options.Dir there is no root.
+		for _, dir := range []string{r.dir.root, r.dir.path, rootdir.EndpointLinks(r.dir.root)} {
+			entries, err := r.o.Host.ReadDir(dir)
 			errs = append(errs, ignoreMissing(err))
 			for _, e := range entries {
 				switch path := filepath.Join(dir, e.Name()); {
 				case isTemporary(e.Name()), strings.HasPrefix(e.Name(), recorderPrefix):
 					paths = append(paths, path)
-				case strings.HasPrefix(e.Name(), linkPrefix) && e.Type() == fs.ModeSymlink:
-					errs = append(errs, ignoreMissing(os.Remove(path)))
+				case e.Type() == fs.ModeSymlink && (strings.HasPrefix(e.Name(), linkPrefix) || r.isOrphan(path)):
+					errs = append(errs, ignoreMissing(r.o.Host.Remove(path)))
 				}
 			}
 		}
 		var err error
-		removed, err = unixsock.RemoveStale(ctx, paths)
+		removed, err = r.o.Host.RemoveStale(ctx, paths)
 		return errors.Join(append(errs, err)...)
 	}, nil)
 	if late != nil {
 		return nil, late
 	}
 	return removed, err
+}
+
+// isOrphan reports whether path is the endpoint link of a driver that has no record: it belongs to
+// no registration that an earlier process left.
+func (r *Registry) isOrphan(path string) bool {
+	driver := strings.TrimSuffix(filepath.Base(path), ".sock")
+	if r.o.RunDir == "" || path != rootdir.EndpointLink(r.dir.root, driver) {
+		return false
+	}
+	_, err := r.o.Host.Lstat(r.recordOf(driver))
+	return errors.Is(err, os.ErrNotExist)
 }

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"csi-registrar/internal/rootdir"
 )
 
 func TestSweep(t *testing.T) {
@@ -53,6 +55,25 @@ func TestSweep(t *testing.T) {
 	if d := time.Since(begin); d > 20*staleFor {
 		t.Errorf("with nothing stale it took %v", d)
 	}
+}
+
+// A process that was killed before it published can leave a link without a record.
+func TestSweepOfLinks(t *testing.T) {
+	w := newWorld(t)
+	run := withRun(w)
+	r := w.open(func(o *Options) { o.RunDir = run.RunDir })
+	s := socket(t, r, "ours")
+	if err := s.Publish(t.Context(), w.linked("ours")); err != nil {
+		t.Fatal(err)
+	}
+	orphan := rootdir.EndpointLink(w.root, "orphan")
+	if err := os.Symlink("/run/a/csi.sock", orphan); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Sweep(t.Context(), nil); err != nil || !isGone(orphan) {
+		t.Errorf("%v, the orphan is gone: %t", err, isGone(orphan))
+	}
+	w.wantLink("ours", "/run/ours/csi.sock")
 }
 
 func TestSweepWithoutADirectory(t *testing.T) {

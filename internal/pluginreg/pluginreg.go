@@ -1,6 +1,5 @@
-// Package pluginreg knows the plugins_registry, the directory in which the kubelet looks for
-// registration sockets: the names in it, what the kubelet sees of it, and how the kubelet
-// asks a socket who it is. The daemon's kubelet side and doctor both use it.
+// Package pluginreg reads the plugins_registry as the kubelet does: it finds the registration
+// sockets in it and calls GetInfo on them. kubelet and doctor use it.
 package pluginreg
 
 import (
@@ -13,44 +12,32 @@ import (
 
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"csi-registrar/internal/rootdir"
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/unixsock"
 )
 
-// DirName is the directory's name below the kubelet's root directory.
-const DirName = "plugins_registry"
-
-// suffix ends the name of a registration socket. It is node-driver-registrar's, so that both
-// meet at one path.
-const suffix = "-reg.sock"
-
-// Dir is the plugins_registry of a kubelet with this root directory (--root-dir).
-func Dir(rootDir string) string { return filepath.Join(rootDir, DirName) }
-
-// SocketPath is the path of a driver's registration socket in dir. The name is checked before
-// a path is made of it (status.ErrName), and the path for its length.
+// SocketPath returns the path of a driver's registration socket in dir. It checks the name before
+// it becomes part of a path (status.CheckName), and the length of the path.
 func SocketPath(dir, driver string) (string, error) {
 	if err := status.CheckName(driver); err != nil {
 		return "", err
 	}
-	path := filepath.Join(dir, driver+suffix)
+	path := filepath.Join(dir, rootdir.SocketName(driver))
 	if err := unixsock.CheckPath(path); err != nil {
 		return "", fmt.Errorf("cannot make a registration socket for %s: %w: use a shorter root_dir", driver, err)
 	}
 	return path, nil
 }
 
-// IsSocketOf reports whether path has the name of the driver's registration socket.
-func IsSocketOf(path, driver string) bool { return filepath.Base(path) == driver+suffix }
-
 const (
-	maxEntries  = 10000 // of the directory that are looked at
+	maxEntries  = 10000 // of all directories together
 	maxSubdepth = 8
 )
 
-// Sockets returns the sockets in dir and below, and links that may point to one, that the
-// kubelet sees: it ignores names that begin with a dot (kubelet v1.36). What cannot be read is
-// left out. It blocks for as long as the file system does not answer.
+// Sockets returns the sockets in dir and below, and the symbolic links that may point to one, that
+// the kubelet (v1.36) uses: it ignores names that begin with a dot. Directories that cannot be read
+// are skipped. Sockets blocks for as long as the file system does not answer.
 func Sockets(dir string) []string {
 	var found []string
 	left := maxEntries
@@ -78,8 +65,7 @@ func Sockets(dir string) []string {
 	return found
 }
 
-// Info is what a registration socket tells the kubelet, as it was sent: strings are a
-// stranger's.
+// Info is the answer of a registration socket to GetInfo. Its strings are untrusted.
 type Info struct {
 	Type     string // registerapi.CSIPlugin, DRAPlugin or DevicePlugin
 	Name     string
@@ -87,11 +73,11 @@ type Info struct {
 	Versions []string
 }
 
-// maxMessage is the largest answer in bytes: a GetInfo has a few hundred.
+// maxMessage is the maximum size of an answer in bytes: usually it has a few hundred.
 const maxMessage = 64 << 10
 
-// GetInfo asks the socket at path who it is, as the kubelet does (which waits 1 s for it,
-// kubelet v1.36), and who listens there. The error is gRPC's, or the system's for dialling.
+// GetInfo calls GetInfo on the socket at path, as the kubelet does (which waits 1 s for the answer,
+// kubelet v1.36). It also returns the process that listens there.
 func GetInfo(ctx context.Context, path string) (Info, unixsock.Cred, error) {
 	c, err := unixsock.Dial(ctx, path)
 	if err != nil {

@@ -27,11 +27,11 @@ func BenchmarkStep(b *testing.B) {
 	r := New(base, w, fakeSocket{w}, Options{Log: slog.New(slog.DiscardHandler), Observe: func(status.Driver) {}})
 	now := time.Now()
 	r.step(b.Context(), now) // asks
-	r.answered(<-r.ask.answers, now)
-	r.finished(<-r.work.done, now)
+	r.answered(<-r.query.answers, now)
+	r.finished(<-r.task.done, now)
 	b.ReportAllocs()
 	for b.Loop() {
-		if next := r.step(b.Context(), now); !next.IsZero() || r.work.busy || r.status.State != "registered" {
+		if next := r.step(b.Context(), now); !next.IsZero() || r.task.busy || r.status.State != "registered" {
 			b.Fatalf("there is something to do: %+v", r.status)
 		}
 	}

@@ -29,24 +29,24 @@ func TestFlappingForHoursIsDamped(t *testing.T) {
 				w.report = ready()
 				set := base
 				set.Withdraw, set.WithdrawAfter = true, period/10
-				live(t, w, set, func(l *lives) {
+				runHarness(t, w, set, func(h *harness) {
 					var at []time.Time
-					l.w.mu.Lock()
-					l.w.onPublish = func() { at = append(at, time.Now()) }
-					l.w.mu.Unlock()
+					h.w.mu.Lock()
+					h.w.onPublish = func() { at = append(at, time.Now()) }
+					h.w.mu.Unlock()
 					up := period * time.Duration(c.share) / 100
 					for end := time.Now().Add(3 * time.Hour); time.Now().Before(end); {
-						l.w.set(func(w *world) { w.report = ready() })
+						h.w.set(func(w *world) { w.report = ready() })
 						time.Sleep(up)
-						l.w.set(func(w *world) { w.report = c.away })
+						h.w.set(func(w *world) { w.report = c.away })
 						time.Sleep(period - up)
 					}
-					l.w.set(func(w *world) { w.report = ready() })
-					if s := l.status(); s.State != "registered" && s.DampedUntil.IsZero() {
+					h.w.set(func(w *world) { w.report = ready() })
+					if s := h.status(); s.State != "registered" && s.DampedUntil.IsZero() {
 						t.Errorf("nothing says when it goes on: %+v", s)
 					}
 					time.Sleep(5 * time.Minute)
-					l.state("registered")
+					h.state("registered")
 					synctest.Wait()
 					for i := range at {
 						if i+churnMost < len(at) && at[i+churnMost].Sub(at[i]) < time.Hour {
@@ -64,21 +64,21 @@ func TestFlappingForHoursIsDamped(t *testing.T) {
 func TestReregisterIsNotDamped(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
-	live(t, w, base, func(l *lives) {
+	runHarness(t, w, base, func(h *harness) {
 		for i := range churnFree {
-			l.publications(i + 1)
-			l.w.set(func(w *world) { w.sock.Place = status.Missing })
+			h.publications(i + 1)
+			h.w.set(func(w *world) { w.sock.Place = status.Missing })
 			time.Sleep(quietSocket)
 		}
-		if s := l.status(); s.DampedUntil.IsZero() {
+		if s := h.status(); s.DampedUntil.IsZero() {
 			t.Fatalf("not damped: %+v", s)
 		}
-		if err := l.reg.Reregister(l.Context()); err != nil {
+		if err := h.reg.Reregister(h.Context(), false); err != nil {
 			t.Fatal(err)
 		}
-		l.publications(churnFree + 1)
-		l.state("registered")
-		if s := l.status(); !s.DampedUntil.IsZero() {
+		h.publications(churnFree + 1)
+		h.state("registered")
+		if s := h.status(); !s.DampedUntil.IsZero() {
 			t.Errorf("still damped: %+v", s)
 		}
 	})
@@ -88,11 +88,11 @@ func TestReregisterIsNotDamped(t *testing.T) {
 func TestASingleChangeIsNeverDelayed(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
-	live(t, w, base, func(l *lives) {
+	runHarness(t, w, base, func(h *harness) {
 		for i := range 24 {
 			time.Sleep(10 * time.Minute)
-			l.w.set(func(w *world) { w.report.Identity.NodeID = fmt.Sprint("n", i) })
-			l.publications(i + 2)
+			h.w.set(func(w *world) { w.report.Identity.NodeID = fmt.Sprint("n", i) })
+			h.publications(i + 2)
 		}
 	})
 }
@@ -101,15 +101,15 @@ func TestASingleChangeIsNeverDelayed(t *testing.T) {
 func TestADirectoryIsMadeAgainAfterASecondOfQuiet(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
-	live(t, w, base, func(l *lives) {
-		l.w.set(func(w *world) { w.sock.Place = status.Missing })
+	runHarness(t, w, base, func(h *harness) {
+		h.w.set(func(w *world) { w.sock.Place = status.Missing })
 		time.Sleep(quietSocket / 2)
-		l.w.set(func(w *world) { w.sock.DirMissing = true })
+		h.w.set(func(w *world) { w.sock.DirMissing = true })
 		time.Sleep(quietDirectory - time.Millisecond)
-		l.publications(1)
+		h.publications(1)
 		time.Sleep(time.Millisecond)
-		l.publications(2)
-		l.state("registered")
+		h.publications(2)
+		h.state("registered")
 	})
 }
 
@@ -117,20 +117,20 @@ func TestADirectoryIsMadeAgainAfterASecondOfQuiet(t *testing.T) {
 func TestAPathThatCannotBeSeenIsLeftAlone(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
-	live(t, w, base, func(l *lives) {
-		l.state("registered")
-		l.w.set(func(w *world) {
+	runHarness(t, w, base, func(h *harness) {
+		h.state("registered")
+		h.w.set(func(w *world) {
 			w.checkErr, w.sock.Place = errors.New("the file system does not answer"), status.Missing
 		})
 		time.Sleep(time.Hour)
-		l.publications(1)
-		if s := l.status(); s.Reason != "the file system does not answer" {
+		h.publications(1)
+		if s := h.status(); s.Reason != "the file system does not answer" {
 			t.Errorf("reason %q", s.Reason)
 		}
-		l.w.set(func(w *world) { w.checkErr = nil })
+		h.w.set(func(w *world) { w.checkErr = nil })
 		time.Sleep(quietSocket)
-		l.publications(2)
-		l.state("registered")
+		h.publications(2)
+		h.state("registered")
 	})
 }
 
@@ -138,14 +138,14 @@ func TestAPathThatCannotBeSeenIsLeftAlone(t *testing.T) {
 func TestALostNotificationIsNotWaitedForForEver(t *testing.T) {
 	w := newWorld()
 	w.report, w.accept = ready(), nil
-	live(t, w, base, func(l *lives) {
-		l.w.set(func(w *world) { w.sock.GetInfoAt = time.Now() })
+	runHarness(t, w, base, func(h *harness) {
+		h.w.set(func(w *world) { w.sock.GetInfoAt = time.Now() })
 		time.Sleep(kubeletRetries - time.Second)
-		l.publications(1)
-		l.w.set(func(w *world) { w.accept = func(status.Announcement) (bool, string) { return true, "" } })
+		h.publications(1)
+		h.w.set(func(w *world) { w.accept = func(status.Announcement) (bool, string) { return true, "" } })
 		time.Sleep(2 * time.Second)
-		l.publications(2)
-		l.state("registered")
+		h.publications(2)
+		h.state("registered")
 	})
 }
 
@@ -153,14 +153,14 @@ func TestALostNotificationIsNotWaitedForForEver(t *testing.T) {
 func TestWhatTheKubeletLearnedIsAcknowledged(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
-	live(t, w, base, func(l *lives) {
-		l.w.set(func(w *world) { w.report.Identity.Topology = map[string]string{"zone": "b"} })
+	runHarness(t, w, base, func(h *harness) {
+		h.w.set(func(w *world) { w.report.Identity.Topology = map[string]string{"zone": "b"} })
 		time.Sleep(time.Minute)
-		l.w.word(true, "") // the label was removed and the kubelet restarted
+		h.w.word(true, "") // the label was removed and the kubelet restarted
 		synctest.Wait()
-		l.w.mu.Lock()
-		defer l.w.mu.Unlock()
-		if got := l.w.sock.Announced.Identity.Topology["zone"]; got != "b" {
+		h.w.mu.Lock()
+		defer h.w.mu.Unlock()
+		if got := h.w.sock.Announced.Identity.Topology["zone"]; got != "b" {
 			t.Errorf("the socket has zone %q", got)
 		}
 	})
@@ -173,20 +173,20 @@ func TestTheTargetOfTheLinkCostsNoRegistration(t *testing.T) {
 	w.report = ready()
 	set := base
 	set.Endpoint, set.LinkTarget = "/k/plugins/csi-registrar/a.sock", "/run/a/csi.sock"
-	live(t, w, set, func(l *lives) {
+	runHarness(t, w, set, func(h *harness) {
 		for i, target := range []string{"/run/b/csi.sock", ""} {
 			set.LinkTarget = target
 			if target == "" {
 				set.Endpoint = "/run/b/csi.sock"
 			}
-			if err := l.reg.Update(l.Context(), set, nil); err != nil {
+			if err := h.reg.Update(h.Context(), set, nil); err != nil {
 				t.Fatal(err)
 			}
 			time.Sleep(time.Minute)
-			l.publications(1 + i)
-			l.w.mu.Lock()
-			got := l.w.sock.Announced
-			l.w.mu.Unlock()
+			h.publications(1 + i)
+			h.w.mu.Lock()
+			got := h.w.sock.Announced
+			h.w.mu.Unlock()
 			if got.LinkTarget != target || got.Endpoint != set.Endpoint {
 				t.Errorf("announced %+v, want %+v", got, set)
 			}
@@ -197,32 +197,32 @@ func TestTheTargetOfTheLinkCostsNoRegistration(t *testing.T) {
 func TestReregisterWhileItIsBeingPublished(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
-	live(t, w, base, func(l *lives) {
+	runHarness(t, w, base, func(h *harness) {
 		hold := make(chan struct{})
-		l.w.set(func(w *world) { w.hold = hold })
-		if err := l.reg.Reregister(l.Context()); err != nil {
+		h.w.set(func(w *world) { w.hold = hold })
+		if err := h.reg.Reregister(h.Context(), false); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Millisecond) // it is at work
-		if err := l.reg.Reregister(l.Context()); err != nil {
+		if err := h.reg.Reregister(h.Context(), false); err != nil {
 			t.Fatal(err)
 		}
 		close(hold)
-		l.publications(3)
-		l.state("registered")
+		h.publications(3)
+		h.state("registered")
 	})
 }
 
 func TestAnotherSocketOfTheSameDriverIsNamed(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
-	live(t, w, base, func(l *lives) {
-		l.w.set(func(w *world) { w.sock.AlsoServed = "also served at /reg/other by process 7" })
-		l.state("registered")
-		if s := l.status(); s.Reason != "also served at /reg/other by process 7" {
+	runHarness(t, w, base, func(h *harness) {
+		h.w.set(func(w *world) { w.sock.AlsoServed = "also served at /reg/other by process 7" })
+		h.state("registered")
+		if s := h.status(); s.Reason != "also served at /reg/other by process 7" {
 			t.Errorf("reason %q", s.Reason)
 		}
-		l.publications(1)
+		h.publications(1)
 	})
 }
 
@@ -230,19 +230,19 @@ func TestAnotherSocketOfTheSameDriverIsNamed(t *testing.T) {
 func TestAliveLooksAtNothing(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
-	live(t, w, base, func(l *lives) {
-		l.state("registered")
-		l.w.mu.Lock()
-		asks, checks := l.w.asks, l.w.checks
-		l.w.mu.Unlock()
+	runHarness(t, w, base, func(h *harness) {
+		h.state("registered")
+		h.w.mu.Lock()
+		asks, checks := h.w.asks, h.w.checks
+		h.w.mu.Unlock()
 		for range 100 {
-			if err := l.reg.Alive(l.Context()); err != nil {
+			if err := h.reg.Alive(h.Context()); err != nil {
 				t.Fatal(err)
 			}
 		}
 		synctest.Wait()
-		if l.w.asks != asks || l.w.checks != checks {
-			t.Errorf("%d asks and %d checks more", l.w.asks-asks, l.w.checks-checks)
+		if h.w.asks != asks || h.w.checks != checks {
+			t.Errorf("%d asks and %d checks more", h.w.asks-asks, h.w.checks-checks)
 		}
 	})
 }
@@ -251,28 +251,28 @@ func TestAliveLooksAtNothing(t *testing.T) {
 func TestLeavingWithdrawsAndEnds(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
-	live(t, w, base, func(l *lives) {
-		l.state("registered")
-		l.w.set(func(w *world) { w.withdrawErr = errors.New("read-only") })
-		if err := l.reg.Update(l.Context(), leaving, nil); err != nil {
+	runHarness(t, w, base, func(h *harness) {
+		h.state("registered")
+		h.w.set(func(w *world) { w.withdrawErr = errors.New("read-only") })
+		if err := h.reg.Update(h.Context(), leaving, nil); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Minute)
-		if s := l.status(); s.Reason != "read-only" {
+		if s := h.status(); s.Reason != "read-only" {
 			t.Errorf("reason %q", s.Reason)
 		}
-		if err := l.reg.Alive(l.Context()); err != nil {
+		if err := h.reg.Alive(h.Context()); err != nil {
 			t.Error(err)
 		}
-		l.w.mu.Lock()
-		l.w.withdrawErr = nil
-		l.w.mu.Unlock()
+		h.w.mu.Lock()
+		h.w.withdrawErr = nil
+		h.w.mu.Unlock()
 		time.Sleep(2 * time.Second)
-		<-l.reg.done
-		if err := l.reg.Alive(context.Background()); !errors.Is(err, ErrEnded) || !strings.Contains(err.Error(), "foo") {
+		<-h.reg.done
+		if err := h.reg.Alive(context.Background()); !errors.Is(err, ErrEnded) || !strings.Contains(err.Error(), "foo") {
 			t.Error(err)
 		}
-		if _, _, n := l.counts(); n != 1 {
+		if _, _, n := h.counts(); n != 1 {
 			t.Errorf("withdrawn %d times", n)
 		}
 	})
@@ -282,18 +282,18 @@ func TestLeavingWithdrawsAndEnds(t *testing.T) {
 func TestLeavingIsCalledOff(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
-	live(t, w, base, func(l *lives) {
-		l.state("registered")
-		l.w.set(func(w *world) { w.withdrawErr = errors.New("read-only") })
-		if err := l.reg.Update(l.Context(), leaving, nil); err != nil {
+	runHarness(t, w, base, func(h *harness) {
+		h.state("registered")
+		h.w.set(func(w *world) { w.withdrawErr = errors.New("read-only") })
+		if err := h.reg.Update(h.Context(), leaving, nil); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Minute)
-		if err := l.reg.Update(l.Context(), base, nil); err != nil {
+		if err := h.reg.Update(h.Context(), base, nil); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Minute)
-		l.state("registered")
-		l.publications(1)
+		h.state("registered")
+		h.publications(1)
 	})
 }

@@ -9,44 +9,51 @@ import (
 	"csi-registrar/internal/status"
 )
 
-// ErrEnded is wrapped where a registrar is asked whose Run has returned.
+// ErrEnded is wrapped by the errors of a Registrar whose Run has returned.
 var ErrEnded = errors.New("its registrar has ended")
 
-// Update changes what is wanted. A nil Driver keeps the one that there is; another one
-// takes its place, and is owned by the registrar from now on.
+// Update changes the settings and, if d is not nil, replaces the Driver. The registrar owns d.
 func (r *Registrar) Update(ctx context.Context, set Settings, d Driver) error {
 	return r.do(ctx, func() {
-		r.set, r.work.next = set, time.Time{}
+		r.set, r.task.next, r.query.probeAt = set, time.Time{}, time.Time{}
 		if d != nil {
 			r.closeDriver()
-			r.driver, r.known.startedAt = d, time.Time{}
-			r.ask.next, r.ask.failures = time.Now(), 0
-			if r.known.report.Driver == status.Ready {
-				r.known.report = status.Report{Driver: status.Starting, Reason: "asked again because its configuration changed"}
+			r.driver, r.view.askedAt = d, time.Time{}
+			r.query.next, r.query.failures, r.query.silences, r.query.backoff = time.Now(), 0, 0, Backoff{}
+			if r.view.report.Driver == status.Ready {
+				r.view.report = status.Report{Driver: status.Starting, Reason: "asked again because its configuration changed",
+					Server: r.view.report.Server}
 			}
 		}
 		if n := r.socket.Look().Notification; !n.At.IsZero() && !n.Registered {
-			r.wanted = wanted{CauseChanged, time.Now()} // where the kubelet had refused, another try
+			// the kubelet refused the old settings: try again
+			r.request = pendingRequest{CauseChanged, time.Now()}
 		}
 	})
 }
 
-// Reregister makes the registration socket again, so that the kubelet registers again.
-// It fails while the driver is not ready: the kubelet would only refuse.
-func (r *Registrar) Reregister(ctx context.Context) error {
+// Reregister recreates the registration socket, so that the kubelet registers the driver again.
+// It fails while the driver is not ready and, unless force, where a working registration would be
+// lost, because the kubelet would refuse what the driver reports now.
+func (r *Registrar) Reregister(ctx context.Context, force bool) error {
 	var refused error
 	err := r.do(ctx, func() {
-		if d := r.known.report; d.Driver != status.Ready {
+		seen := r.socket.Look()
+		loss := refusedChange(seen.Announced.Identity, r.view.identity)
+		switch d := r.view.report; {
+		case d.Driver != status.Ready:
 			refused = fmt.Errorf("cannot register %s again: the driver is %s: %s", r.name, d.Driver, d.Reason)
 			return
+		case loss != "" && seen.Up && seen.Notification.Registered && !force:
+			refused = fmt.Errorf("registering %s again would end a working registration: %s; remove the label first, then use --force", r.name, loss)
+			return
 		}
-		r.wanted, r.work.next = wanted{CauseAsked, time.Now()}, time.Time{}
+		r.request, r.task.next = pendingRequest{CauseAsked, time.Now()}, time.Time{}
 	})
 	return errors.Join(err, refused)
 }
 
-// Alive returns nil when the registrar's goroutine runs: it does not say that the driver
-// does. It causes no look at anything.
+// Alive returns nil if the registrar's goroutine responds. It does not ask the driver.
 func (r *Registrar) Alive(ctx context.Context) error { return r.send(ctx, nil) }
 
 // do runs f in the registrar's goroutine and waits for it.
@@ -55,7 +62,7 @@ func (r *Registrar) do(ctx context.Context, f func()) error {
 	if err := r.send(ctx, func() { f(); close(ran) }); err != nil {
 		return err
 	}
-	<-ran // f waits for nothing but an Ask that was cancelled
+	<-ran // f waits at most for an Ask that was canceled
 	return nil
 }
 

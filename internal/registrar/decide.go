@@ -7,159 +7,188 @@ import (
 	"csi-registrar/internal/status"
 )
 
-// Cause is why a registration socket is published, republished or withdrawn; it is a label of
-// the metric republications_total and stands in the log.
+// Cause is why a registration socket is published, republished or withdrawn. It is a label of
+// the metric republications_total and part of the log.
 type Cause string
 
 // The causes.
 const (
 	CauseFirst    Cause = "first"          // nothing was published yet
-	CauseRemoved  Cause = "removed"        // somebody removed the socket, or its directory
+	CauseRemoved  Cause = "removed"        // the socket, or its directory, was removed
 	CauseReplaced Cause = "replaced"       // something else is at its path
 	CauseChanged  Cause = "changed"        // the kubelet must learn something new
-	CauseAsked    Cause = "asked"          // reregister
+	CauseAsked    Cause = "asked"          // the command reregister
 	CauseReturned Cause = "returned"       // the driver is back after a refusal
-	CauseSilent   Cause = "kubelet-silent" // the kubelet asked, and neither accepts nor comes back
+	CauseSilent   Cause = "kubelet-silent" // the kubelet asked, and neither accepts nor retries
 	CauseGone     Cause = "gone"           // withdrawn: the driver is gone, as configured
-	CauseMismatch Cause = "mismatch"       // withdrawn: it is another driver, or not to be trusted
+	CauseMismatch Cause = "mismatch"       // withdrawn: another driver, or an untrusted one
 	CauseLeaving  Cause = "unconfigured"   // withdrawn: no longer configured, or disabled
 )
 
 const (
 	// kubeletRetries is how long the kubelet may take to come back after a refusal, or to
-	// notify us after its GetInfo. Kubelet v1.36 asks NodeGetInfo for up to 120 s in between,
-	// and retries by itself, backing off to 122 s; one that is silent for longer is an older
-	// one that keeps the refused plugin and waits for a new socket, or its call was lost.
+	// notify us after its GetInfo. Kubelet v1.36 waits up to 120 s for NodeGetInfo in between,
+	// and retries with a backoff of up to 122 s. If it is silent for longer, it is an older
+	// one, which keeps the refused plugin and waits for a new socket, or its call was lost.
 	kubeletRetries = 150 * time.Second
 
-	// Who removes a whole directory (rm -rf, kubeadm reset) is not to be disturbed. A
-	// directory that was deleted is of no use to a running kubelet anyway.
+	// quietSocket and quietDirectory are for how long the socket, or its directory, must have
+	// been missing before it is restored: do not interfere with a recursive delete (rm -rf,
+	// kubeadm reset). A running kubelet does not see a recreated directory anyway.
 	quietSocket    = 50 * time.Millisecond
 	quietDirectory = time.Second
 )
 
-type kind int
+type actionKind int
 
 const (
-	rest        kind = iota // nothing to do now
-	publish                 // make the socket, or make it again
-	withdraw                // take it away
-	acknowledge             // note what the kubelet has learned by itself, or need not learn
+	nothing     actionKind = iota // nothing to do now
+	publish                       // create the socket, or recreate it
+	withdraw                      // remove it
+	acknowledge                   // record what the kubelet learned by itself, or need not learn
 )
 
-// action is the one thing to do.
+// action is the one thing to do next.
 type action struct {
-	kind  kind
-	cause Cause
-	why   string
-	quiet time.Duration       // for how long it must have been the thing to do
-	note  status.Announcement // with acknowledge
-	at    time.Time           // with rest: when to look again; zero: no need
+	kind   actionKind
+	cause  Cause
+	reason string
+	quiet  time.Duration       // how long it must have been the action to take
+	note   status.Announcement // with acknowledge
+	next   time.Time           // with nothing: when to decide again; zero: at the next event
 }
 
 func (a action) same(b action) bool {
-	return a.kind == b.kind && a.cause == b.cause && a.why == b.why
+	return a.kind == b.kind && a.cause == b.cause && a.reason == b.reason
 }
 
-// decide looks at everything and says what to do. It changes nothing.
-func (r *Registrar) decide(seen status.Socket, now time.Time) action {
-	driver := r.known.report.Driver
+// inputs is everything that an action depends on besides the time.
+type inputs struct {
+	settings    Settings
+	driver      driverView
+	asking      bool // an Ask is running
+	socket      status.Socket
+	checkFailed bool // the last Check failed: nobody knows what is at the path
+	request     pendingRequest
+}
+
+// decide returns the next action. It is a pure function.
+func decide(in inputs, now time.Time) action {
+	driver := in.driver.report.Driver
 	switch {
-	case r.set.Leaving && seen.Up:
-		return action{kind: withdraw, cause: CauseLeaving, why: "no longer configured, or disabled"}
-	case r.set.Leaving, r.work.checkErr != nil && seen.Up: // nobody knows what is there now
+	case in.settings.Leaving && in.socket.Up:
+		return action{kind: withdraw, cause: CauseLeaving, reason: "disabled, no longer configured, or root_dir was changed"}
+	case in.settings.Leaving, in.checkFailed && in.socket.Up:
 		return action{}
-	case r.stillWanted(seen) != "" && driver == status.Ready:
-		return action{kind: publish, cause: r.wanted.cause, why: "it was asked for"}
-	case !seen.Up:
+	case in.openRequest() != "" && driver == status.Ready:
+		return action{kind: publish, cause: in.request.cause, reason: "requested"}
+	case !in.socket.Up:
 		if driver == status.Ready {
 			return action{kind: publish, cause: CauseFirst}
 		}
 		return action{}
 	case driver == status.Mismatch:
-		return action{kind: withdraw, cause: CauseMismatch, why: r.known.report.Reason}
+		return action{kind: withdraw, cause: CauseMismatch, reason: in.driver.report.Reason}
 	case driver != status.Ready:
-		return r.decideGone(now)
-	case seen.Place == status.Missing && seen.DirMissing:
-		return action{kind: publish, cause: CauseRemoved, why: "the plugins_registry was removed", quiet: quietDirectory}
-	case seen.Place == status.Missing:
-		return action{kind: publish, cause: CauseRemoved, why: "the registration socket was removed", quiet: quietSocket}
-	case seen.Place == status.Foreign:
-		return action{kind: publish, cause: CauseReplaced, why: "something else is at the path of the registration socket", quiet: quietSocket}
-	case r.unverified(seen):
+		return decideGone(in, now)
+	case in.socket.Place == status.Missing && in.socket.DirMissing:
+		return action{kind: publish, cause: CauseRemoved, reason: "the plugins_registry was removed", quiet: quietDirectory}
+	case in.socket.Place == status.Missing:
+		return action{kind: publish, cause: CauseRemoved, reason: "the registration socket was removed", quiet: quietSocket}
+	case in.socket.Place == status.Foreign:
+		return action{kind: publish, cause: CauseReplaced, reason: "something else is at the path of the registration socket", quiet: quietSocket}
+	case in.unverified(now):
 		return action{} // the driver is being asked
-	case r.learned(seen):
-		note := seen.Announced
-		note.Identity = r.known.identity
+	case in.learned():
+		note := in.socket.Announced
+		note.Identity = in.driver.identity
 		return action{kind: acknowledge, note: note}
 	}
-	if news := difference(seen.Announced, r.announcement()); news != "" {
-		return action{kind: publish, cause: CauseChanged, why: news}
+	if changed := difference(in.socket.Announced, in.announcement(), in.settings.LeaveLimit); changed != "" {
+		return action{kind: publish, cause: CauseChanged, reason: changed}
 	}
-	if seen.Announced.LinkTarget != r.set.LinkTarget {
-		note := seen.Announced
-		note.LinkTarget = r.set.LinkTarget
+	if in.socket.Announced.LinkTarget != in.settings.LinkTarget {
+		note := in.socket.Announced
+		note.LinkTarget = in.settings.LinkTarget
 		return action{kind: acknowledge, note: note}
 	}
-	return r.decideUnaccepted(seen, now)
+	return decideUnaccepted(in, now)
 }
 
-// decideGone says what becomes of a published socket whose driver is not ready: by default
-// nothing, because a withdrawn driver also blocks unmounting.
-func (r *Registrar) decideGone(now time.Time) action {
-	// What was heard before may be over: at the start nothing was heard at all, and while
-	// the daemon was frozen or starved the driver may have come back. It is asked then.
-	at := r.goneAt()
-	if at.IsZero() || at.After(now) || r.known.startedAt.Before(at) || r.ask.cancel != nil {
+// decideGone returns what to do with a published socket whose driver is not ready: by default
+// nothing, because volumes of a withdrawn driver cannot be unmounted.
+func decideGone(in inputs, now time.Time) action {
+	// The last report may be outdated: at the start there is none, and while the daemon was
+	// frozen or starved the driver may have come back. It is asked again first.
+	at := in.goneAt()
+	if at.IsZero() || at.After(now) || in.driver.askedAt.Before(at) || in.asking {
 		return action{}
 	}
-	return action{kind: withdraw, cause: CauseGone, why: fmt.Sprintf("the driver is gone for %s", r.set.WithdrawAfter)}
+	return action{kind: withdraw, cause: CauseGone, reason: fmt.Sprintf("the driver is gone for %s", in.settings.WithdrawAfter)}
 }
 
-// goneAt is when a driver that is absent, and stays so, is withdrawn; zero if it is not.
-func (r *Registrar) goneAt() time.Time {
-	if !r.set.Withdraw || r.known.report.Driver != status.Absent {
+// goneAt returns when a driver that is absent, and stays so, is withdrawn; zero if never.
+func (in inputs) goneAt() time.Time {
+	if !in.settings.Withdraw || in.driver.report.Driver != status.Absent {
 		return time.Time{}
 	}
-	return r.known.lastPresent.Add(r.set.WithdrawAfter)
+	return in.driver.lastPresent.Add(in.settings.WithdrawAfter)
 }
 
-// decideUnaccepted says what to do while the driver is ready and its socket in place: if the
-// kubelet accepted it, nothing.
-func (r *Registrar) decideUnaccepted(seen status.Socket, now time.Time) action {
-	n := seen.Notification
-	last, why := later(n.At, seen.GetInfoAt), ""
+// decideUnaccepted returns what to do while the driver is ready and its socket in place:
+// nothing if the kubelet accepted it.
+func decideUnaccepted(in inputs, now time.Time) action {
+	n, asked := in.socket.Notification, in.socket.GetInfoAt
+	last, reason := later(n.At, asked), ""
 	switch {
 	case last.IsZero():
-		if at := seen.PublishedAt.Add(kubeletAsks); at.After(now) {
-			return action{at: at} // to say then that it did not come
+		if at := in.socket.PublishedAt.Add(kubeletAsks); at.After(now) {
+			return action{next: at} // then the status says that the kubelet did not come
 		}
 		return action{}
 	case n.Registered:
 		return action{}
 	case n.At.IsZero():
-		why = "the kubelet asked and has not confirmed within "
-	case !r.known.returnedAt.IsZero() && !seen.GetInfoAt.After(r.known.returnedAt): // else it has tried since
-		return action{kind: publish, cause: CauseReturned, why: fmt.Sprintf("the driver is back; the kubelet had refused: %q", n.Error)}
+		reason = "the kubelet asked and has not confirmed within "
+	// else it has tried since
+	case !in.driver.returnedAt.IsZero() && !asked.After(in.driver.returnedAt):
+		return action{kind: publish, cause: CauseReturned, reason: fmt.Sprintf("the driver is back; the kubelet had refused: %q", n.Error)}
 	default:
-		why = "the kubelet refused and has not come back for "
+		reason = "the kubelet refused and has not come back for "
 	}
 	if at := last.Add(kubeletRetries); at.After(now) {
-		return action{at: at}
+		return action{next: at}
 	}
-	return action{kind: publish, cause: CauseSilent, why: why + kubeletRetries.String()}
+	return action{kind: publish, cause: CauseSilent, reason: reason + kubeletRetries.String()}
 }
 
-// stillWanted is the cause of what was asked for and is still to be done: not what the
-// kubelet has answered since by itself.
-func (r *Registrar) stillWanted(seen status.Socket) Cause {
-	if seen.Notification.At.After(r.wanted.at) {
+// openRequest returns the cause of the pending request, unless the kubelet has answered since by
+// itself, or the socket was published since: late, by a call that had been abandoned.
+func (in inputs) openRequest() Cause {
+	if in.socket.Notification.At.After(in.request.at) || in.socket.PublishedAt.After(in.request.at) {
 		return ""
 	}
-	return r.wanted.cause
+	return in.request.cause
 }
 
-// announcement is what the kubelet shall be told now.
-func (r *Registrar) announcement() status.Announcement {
-	return status.Announcement{Endpoint: r.set.Endpoint, LinkTarget: r.set.LinkTarget, Versions: r.set.Versions, Identity: r.known.identity}
+// announcement returns what the kubelet should be told now.
+func (in inputs) announcement() status.Announcement {
+	s := in.settings
+	return status.Announcement{Endpoint: s.Endpoint, LinkTarget: s.LinkTarget, Versions: s.Versions, Identity: in.driver.identity}
+}
+
+// unverified reports whether the kubelet accepted the registration again, as it does after its
+// restart, and the driver has not been asked since. The kubelet asks the driver itself: what it
+// learned is certain once the driver gives the same answer after that as before. No Ask comes after
+// an answer in the future, which an earlier process recorded before the wall clock was set back.
+func (in inputs) unverified(now time.Time) bool {
+	n := in.socket.Notification
+	return n.Registered && n.At.After(in.driver.askedAt) && !n.At.After(now) && !in.socket.Announced.Identity.Equal(in.driver.identity)
+}
+
+// learned reports whether the kubelet has learned the driver's current identity by itself.
+func (in inputs) learned() bool {
+	d, n, asked := &in.driver, in.socket.Notification, in.socket.GetInfoAt
+	return n.Registered && d.report.Driver == status.Ready && !in.socket.Announced.Identity.Equal(d.identity) &&
+		d.identitySince.Before(asked) && !asked.After(n.At) && !d.askedAt.Before(n.At)
 }

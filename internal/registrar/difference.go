@@ -9,42 +9,58 @@ import (
 	"csi-registrar/internal/status"
 )
 
-// difference returns what the kubelet must and can learn, as old and new; empty if nothing.
-// What it is told itself (endpoint, versions) always counts. What it would ask the driver
-// counts unless a topology value changed: then it would refuse (kubelet v1.36), because
-// the Node has the old label, and a working registration would be lost.
-func difference(old, now status.Announcement) string {
-	var news []string
+// difference describes what the kubelet must be told with a new registration; empty if nothing. A
+// changed endpoint or version always counts. What the kubelet asks the driver for counts unless a
+// topology value changed: the kubelet would refuse it (v1.36) because the Node has the old label,
+// and a working registration would be lost. With leaveLimit a changed limit alone does not count:
+// the kubelet asks the driver for it periodically. The API server would refuse such an update with
+// another node ID or topology key, so these still count (v1.37).
+func difference(old, now status.Announcement, leaveLimit bool) string {
+	var changes []string
 	compare := func(what, o, n string) {
 		if o != n {
-			news = append(news, fmt.Sprintf("%s was %q, is %q", what, o, n))
+			changes = append(changes, fmt.Sprintf("%s was %q, is %q", what, o, n))
 		}
 	}
 	compare("endpoint", old.Endpoint, now.Endpoint)
 	compare("supported versions", strings.Join(old.Versions, ","), strings.Join(now.Versions, ","))
-	moved, added := topologyNews(old.Identity.Topology, now.Identity.Topology)
-	if len(news) == 0 && len(moved) > 0 {
+	moved, added := topologyChanges(old.Identity.Topology, now.Identity.Topology)
+	if len(changes) == 0 && len(moved) > 0 {
 		return ""
 	}
 	compare("node id", old.Identity.NodeID, now.Identity.NodeID)
-	if o, n := old.Identity.MaxVolumes, now.Identity.MaxVolumes; o != n {
-		news = append(news, fmt.Sprintf("volume limit was %d, is %d", o, n))
+	if o, n := old.Identity.MaxVolumes, now.Identity.MaxVolumes; o != n && !leaveLimit {
+		changes = append(changes, fmt.Sprintf("volume limit was %d, is %d", o, n))
 	}
 	if len(added) > 0 {
-		news = append(news, "topology keys added: "+strings.Join(added, ", "))
+		changes = append(changes, "topology keys added: "+strings.Join(added, ", "))
 	}
-	return strings.Join(news, "; ")
+	return strings.Join(changes, "; ")
 }
 
-// topologyNews names the topology keys whose value is another than the kubelet was told, and those
-// that it was not told.
-func topologyNews(old, now map[string]string) (moved, added []string) {
+// topologyChanges returns the topology keys whose value is not the one that the kubelet was told,
+// and the keys that it was not told.
+func topologyChanges(old, now map[string]string) (moved, added []string) {
 	for _, k := range slices.Sorted(maps.Keys(now)) {
-		if was, told := old[k]; !told {
+		if was, ok := old[k]; !ok {
 			added = append(added, k)
 		} else if was != now[k] {
 			moved = append(moved, fmt.Sprintf("%s=%q was %q", k, now[k], was))
 		}
 	}
 	return moved, added
+}
+
+// refusedChange describes a changed topology value, and with it a changed node ID, that the kubelet
+// would refuse as long as the Node has the old label; empty: there is none.
+func refusedChange(old, now status.Identity) string {
+	moved, _ := topologyChanges(old.Topology, now.Topology)
+	if len(moved) == 0 {
+		return ""
+	}
+	text := "the driver's topology changed (" + strings.Join(moved, ", ") + ")"
+	if old.NodeID != now.NodeID {
+		text += fmt.Sprintf(" and its node id (%q was %q)", now.NodeID, old.NodeID)
+	}
+	return text + ": the kubelet would refuse it while the Node has the old label"
 }

@@ -22,6 +22,9 @@ type world struct {
 	report status.Report
 	hang   bool // Ask answers only when its context ends
 	asks   int
+	takes  time.Duration        // an answer
+	probe  func() status.Report // nil: report
+	probes int
 
 	sock        status.Socket
 	checks      int
@@ -31,6 +34,7 @@ type world struct {
 	hold        chan struct{} // publishing waits for it
 	withdrawErr error
 	published   []status.Announcement
+	withdrawals int // tried
 	withdrawn   int
 	accept      func(status.Announcement) (bool, string) // the kubelet; nil: there is none
 	delay       time.Duration                            // of the kubelet
@@ -64,12 +68,32 @@ func (w *world) set(f func(*world)) {
 func (w *world) Ask(ctx context.Context, progress func(status.Report)) status.Report {
 	w.mu.Lock()
 	w.asks++
-	hang, rep := w.hang, w.report
+	hang, rep, takes := w.hang, w.report, w.takes
 	w.mu.Unlock()
+	select {
+	case <-time.After(takes):
+	case <-ctx.Done():
+	}
 	if hang {
 		progress(status.Report{Driver: status.Starting, Reason: "has not answered for 1s"})
 		<-ctx.Done()
 		return status.Report{Driver: status.Starting, Reason: "cancelled"}
+	}
+	return rep
+}
+
+func (w *world) Probe(ctx context.Context) status.Report {
+	w.mu.Lock()
+	w.probes++
+	rep := w.report
+	if w.probe != nil {
+		rep = w.probe()
+	}
+	takes := w.takes
+	w.mu.Unlock()
+	select {
+	case <-time.After(takes):
+	case <-ctx.Done():
 	}
 	return rep
 }
@@ -125,6 +149,7 @@ func (s fakeSocket) Publish(ctx context.Context, a status.Announcement) error {
 func (s fakeSocket) Withdraw(context.Context) error {
 	s.w.mu.Lock()
 	defer s.w.mu.Unlock()
+	s.w.withdrawals++
 	if s.w.withdrawErr != nil {
 		return s.w.withdrawErr
 	}
@@ -163,8 +188,8 @@ func ready() status.Report {
 	}}
 }
 
-// lives is a registrar that runs in a bubble.
-type lives struct {
+// harness is a registrar that runs in a bubble.
+type harness struct {
 	*testing.T
 	w   *world
 	reg *Registrar
@@ -205,56 +230,57 @@ var (
 	leaving = Settings{Name: "foo", Leaving: true}
 )
 
-// live runs test in a bubble with a registrar that has begun, and ends it afterwards;
+// runHarness runs test in a bubble with a registrar that has begun, and ends it afterwards;
 // synctest fails the test if a goroutine stays.
-func live(t *testing.T, w *world, set Settings, test func(l *lives)) {
+func runHarness(t *testing.T, w *world, set Settings, test func(h *harness)) {
 	synctest.Test(t, func(t *testing.T) {
-		w.hints, w.shints = make(chan struct{}, 1), make(chan struct{}, 1) // they must be the bubble's
-		l := &lives{T: t, w: w, log: &lines{}}
-		l.reg = New(set, w, fakeSocket{w}, Options{Log: slog.New(l.log), Observe: func(s status.Driver) {
-			l.mu.Lock()
-			defer l.mu.Unlock()
-			l.now = s
+		// they must be the bubble's
+		w.hints, w.shints = make(chan struct{}, 1), make(chan struct{}, 1)
+		h := &harness{T: t, w: w, log: &lines{}}
+		h.reg = New(set, w, fakeSocket{w}, Options{Log: slog.New(h.log), Observe: func(s status.Driver) {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			h.now = s
 		}})
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
-		wg.Go(func() { l.reg.Run(ctx) })
+		wg.Go(func() { h.reg.Run(ctx) })
 		synctest.Wait()
-		test(l)
+		test(h)
 		cancel()
 		wg.Wait()
 		time.Sleep(time.Hour) // the fake kubelet's timers
 	})
 }
 
-func (l *lives) status() status.Driver {
+func (h *harness) status() status.Driver {
 	synctest.Wait()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.now
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.now
 }
 
-func (l *lives) state(want string) {
-	l.Helper()
-	if s := l.status(); s.State != want {
-		l.Fatalf("state is %q (%s), want %q", s.State, s.Reason, want)
+func (h *harness) state(want string) {
+	h.Helper()
+	if s := h.status(); s.State != want {
+		h.Fatalf("state is %q (%s), want %q", s.State, s.Reason, want)
 	}
 }
 
-func (l *lives) publications(want int) {
-	l.Helper()
+func (h *harness) publications(want int) {
+	h.Helper()
 	synctest.Wait()
-	l.w.mu.Lock()
-	defer l.w.mu.Unlock()
-	if n := len(l.w.published); n != want {
-		l.Fatalf("published %d times, want %d", n, want)
+	h.w.mu.Lock()
+	defer h.w.mu.Unlock()
+	if n := len(h.w.published); n != want {
+		h.Fatalf("published %d times, want %d", n, want)
 	}
 }
 
 // counts returns how often the driver was asked, and its socket published and withdrawn.
-func (l *lives) counts() (asks, published, withdrawn int) {
+func (h *harness) counts() (asks, published, withdrawn int) {
 	synctest.Wait()
-	l.w.mu.Lock()
-	defer l.w.mu.Unlock()
-	return l.w.asks, len(l.w.published), l.w.withdrawn
+	h.w.mu.Lock()
+	defer h.w.mu.Unlock()
+	return h.w.asks, len(h.w.published), h.w.withdrawn
 }

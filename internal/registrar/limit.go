@@ -2,31 +2,39 @@ package registrar
 
 import "time"
 
-// pace allows a burst of things, then one every while: a cause that never ends, as a driver that
-// flaps, cannot keep us busy.
-type pace struct {
-	burst int
-	every time.Duration
-	whole time.Time // when all of the burst is there again
+// tokenBucket allows burst events at once, and then one in each interval.
+type tokenBucket struct {
+	burst    int
+	interval time.Duration
+	full     time.Time // when it is full again
 }
 
-// next returns when the next thing is allowed: now or later.
-func (p *pace) next(now time.Time) time.Time {
-	return later(now, p.whole.Add(-time.Duration(p.burst-1)*p.every))
+// next returns when the next event is allowed: now or later.
+func (b *tokenBucket) next(now time.Time) time.Time {
+	return later(now, b.full.Add(-time.Duration(b.burst-1)*b.interval))
 }
 
-func (p *pace) take(now time.Time) { p.whole = later(now, p.whole).Add(p.every) }
+// allow takes an event if one is allowed now.
+func (b *tokenBucket) allow(now time.Time) bool {
+	ok := !b.next(now).After(now)
+	if ok {
+		b.take(now)
+	}
+	return ok
+}
 
-// The one limit for changes of a registration socket, whatever the cause. Each costs the
-// kubelet two writes of the CSINode and of the Node, and a second without the driver.
+func (b *tokenBucket) take(now time.Time) { b.full = later(now, b.full).Add(b.interval) }
+
+// The limit for changes of a registration socket, whatever the cause. Each change costs the
+// kubelet two writes of the CSINode and two of the Node, and a second without the driver.
 const (
 	churnWindow = time.Hour
 	churnFree   = 9               // changes within the window that are made at once
-	churnMost   = 12              // changes within the window
-	churnStable = 4 * time.Minute // from churnFree on: how long the cause must have stood unchanged
+	churnMost   = 12              // changes allowed within the window
+	churnStable = 4 * time.Minute // beyond churnFree: how long the cause must have lasted
 )
 
-// churn remembers the changes within the window, oldest first.
+// churn has the times of the changes within the window, oldest first.
 type churn []time.Time
 
 func (c *churn) count(now time.Time) int {
@@ -38,9 +46,9 @@ func (c *churn) count(now time.Time) int {
 
 func (c *churn) add(now time.Time) { *c = append(*c, now) }
 
-// next returns when a change is allowed whose cause stands since a time. What is over within
-// churnStable is never worth a change once there were many; what stays is followed within 5
-// minutes, but for the rare cause that comes again just as often.
+// next returns when a change is allowed if its cause has lasted since the given time. After many
+// changes a cause that ends within churnStable causes none. One that lasts causes a change
+// within 5 minutes, unless that would be more than churnMost in an hour.
 func (c *churn) next(since, now time.Time) time.Time {
 	n := c.count(now)
 	switch {

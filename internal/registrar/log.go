@@ -8,8 +8,8 @@ import (
 	"csi-registrar/internal/status"
 )
 
-// Message IDs of the journal, one for each kind of entry; packaging/csi-registrar.catalog
-// explains them for `journalctl -x`. They are forever: never reuse one.
+// Message IDs of the journal, one for each kind of entry. packaging/csi-registrar.catalog
+// explains them for `journalctl -x`. Never reuse one.
 const (
 	MessageAbsent      = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c101"
 	MessageStarting    = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c102"
@@ -24,26 +24,28 @@ const (
 	MessageDriverGone  = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c10b"
 	MessageDriverBack  = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c10c"
 	MessageAttention   = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c10d"
+	MessageHanging     = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c10e"
 )
 
-// logged is what the log has of a driver already.
-type logged struct {
-	introduced bool // its first state
-	complaints pace // of lines about what only a person can fix
+// logHistory is what was logged about a driver so far.
+type logHistory struct {
+	introduced bool        // its first state was logged
+	complaints tokenBucket // limits entries about problems that only a person can fix
 }
 
-// entry is a line of the log.
+// entry is a log entry.
 type entry struct {
 	level slog.Level
 	id    string
 	text  string
 }
 
-// entered are the lines for a state that is entered.
+// entered has the entry for each state that a driver enters.
 var entered = map[string]entry{
 	string(status.Absent):     {slog.LevelInfo, MessageAbsent, "waiting for the driver"},
 	string(status.Starting):   {slog.LevelInfo, MessageStarting, "driver answers, but is not ready"},
 	string(status.Ready):      {slog.LevelInfo, MessageReady, "driver is ready"},
+	string(status.Hanging):    {slog.LevelWarn, MessageHanging, "driver does not answer"},
 	string(status.Mismatch):   {slog.LevelWarn, MessageMismatch, "driver is not what was configured"},
 	string(status.Published):  {slog.LevelInfo, MessagePublished, "registration socket published"},
 	string(status.Registered): {slog.LevelInfo, MessageRegistered, "registered with the kubelet"},
@@ -51,15 +53,15 @@ var entered = map[string]entry{
 	string(status.Conflict):   {slog.LevelWarn, MessageConflict, "another registrar is in the way"},
 }
 
-// logTransition writes one entry for a change of state, and one for a driver that goes or
-// comes back under a registration that stays. A reason that alone changed is for debugging:
-// a driver that is absent for a day costs a few lines. Only while the driver is ready is
-// a reason something that nobody but a person can fix, so it is said.
+// logTransition logs a change of the state, or of the driver's state while its registration is
+// kept. If only the reason changed, the entry has level debug: a driver that is absent for a
+// day costs a few lines. While the driver is ready, a reason is a problem that only a person can
+// fix, so it is logged as a warning.
 func (r *Registrar) logTransition(prev, next status.Driver, now time.Time) {
-	e, first := entered[next.State], !r.logged.introduced
+	e, first := entered[next.State], !r.history.introduced
 	switch {
-	case first && next.State == string(status.Absent) && r.known.startedAt.IsZero():
-		return // nothing is known before the first answer
+	case first && next.State == string(status.Absent) && r.view.askedAt.IsZero():
+		return // wait for the first answer, which has the reason
 	case prev.State == "" && next.Registration == status.Registered:
 		e.text = "still registered with the kubelet, by an earlier process"
 	case first || prev.State != next.State:
@@ -68,20 +70,23 @@ func (r *Registrar) logTransition(prev, next status.Driver, now time.Time) {
 		}
 	case prev.Driver != next.Driver && next.Driver == status.Ready:
 		e = entry{slog.LevelInfo, MessageDriverBack, "driver is ready again"}
-	case prev.Driver != next.Driver && !(prev.Driver == status.Absent && r.known.identity.Name == ""):
+	case prev.Driver != next.Driver && next.Driver == status.Hanging:
+		e = entered[string(status.Hanging)]
+	case prev.Driver != next.Driver && !(prev.Driver == status.Absent && r.view.identity.Name == ""):
 		e = entry{slog.LevelInfo, MessageDriverGone, "driver is not ready"}
 	case prev.Reason == next.Reason:
 		return
+	case next.WithdrawalError != "":
+		e.level, e.text = slog.LevelDebug, "reason changed" // logged where it failed
 	case next.Driver == status.Ready && next.Reason != "" && (next.Registration != status.Published || next.LastGetInfoAt.IsZero()):
 		e = entry{slog.LevelDebug, MessageAttention, "needs attention"}
-		if !r.logged.complaints.next(now).After(now) {
+		if r.history.complaints.allow(now) {
 			e.level = slog.LevelWarn
-			r.logged.complaints.take(now)
 		}
 	default:
 		e.level, e.text = slog.LevelDebug, "reason changed"
 	}
-	r.logged.introduced = true
+	r.history.introduced = true
 	attrs := []any{"MESSAGE_ID", e.id, "state", next.State, "driver_state", string(next.Driver), "registration", string(next.Registration)}
 	if prev.State != "" && prev.State != next.State {
 		attrs = append(attrs, "from", prev.State, "after", now.Sub(prev.Since).Round(time.Millisecond))

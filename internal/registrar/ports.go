@@ -6,36 +6,41 @@ import (
 	"csi-registrar/internal/status"
 )
 
-// Driver is the CSI driver as a registrar needs it (satisfied by driver.Client).
+// Driver is a CSI driver (implemented by driver.Client).
 type Driver interface {
-	// Ask finds out how the driver is. It uses the connection that it keeps, or makes one,
-	// and asks only what may have changed: nothing, if the connection and what is at the
-	// path are as they were at the last Ready report. It returns when there is an answer or
-	// ctx is done, and calls progress while a call of it takes long. At most one Ask runs at
-	// a time, and while it runs it is the one that receives from Hints.
+	// Ask returns the state of the driver. While the connection of the last Ready report is
+	// good and the same socket is at the path, it returns that report again without a call.
+	// It returns when the state is known or ctx is done. At most one Ask or Probe may run at a
+	// time; it receives from Hints while it runs. It calls progress while the driver takes long to
+	// answer, and continues when progress returns: progress may wait for its receiver.
 	Ask(ctx context.Context, progress func(status.Report)) status.Report
-	// Hints receives when it is worth asking again. Capacity one: a hint has no payload.
+	// Probe is Ask, but calls Probe if Ask would return the last Ready report without a call. If
+	// that call is not answered, Ask calls Probe, too, until it is answered.
+	Probe(ctx context.Context) status.Report
+	// Hints receives when Ask may return something else. Capacity one: a hint has no payload.
 	Hints() <-chan struct{}
-	// Close ends the kept connection and the hints. No Ask may be running.
+	// Close closes the connection and ends the hints. Neither Ask nor Probe may be running.
 	Close() error
 }
 
-// Socket is the driver's registration socket (satisfied by kubelet.Socket). All methods but
-// Look and Hints may wait, for a limited time; they are called one at a time.
+// Socket is the registration socket of a driver (implemented by kubelet.Socket). All methods but
+// Look and Hints may block for a limited time; they are called one at a time.
 type Socket interface {
-	// Look returns what is known, from memory.
+	// Look returns the state of the socket from memory.
 	Look() status.Socket
-	// Check looks at the path, for Look.
+	// Check examines the path and updates what Look returns. After an error Look returns what
+	// was found before.
 	Check(ctx context.Context) error
-	// Publish puts a new socket in place that tells the announcement, instead of the one
-	// we had, if any. An error that has the method Conflict() bool returning true means
-	// that somebody else has the path or the name.
+	// Publish puts a new socket in place that reports the announcement, and replaces the
+	// current one, if any. An error with a method Conflict() bool that returns true means
+	// that another registrar has the path or the name.
 	Publish(ctx context.Context, a status.Announcement) error
-	// Withdraw takes the socket away: the path if it is ours, then the listener and its
-	// place in the descriptor store.
+	// Withdraw removes the path if it is ours, then the listener and its entry in the
+	// descriptor store. Without a published socket it does nothing. If the path cannot be
+	// removed, everything stays as it is.
 	Withdraw(ctx context.Context) error
-	// Acknowledge notes an announcement that the kubelet need not be told: it has learned the
-	// identity from the driver itself, or only the target of the link is another.
+	// Acknowledge records an announcement that needs no new registration: the kubelet learned
+	// the identity from the driver itself, or only the target of the link changed.
 	Acknowledge(ctx context.Context, a status.Announcement) error
 	// Hints receives when Check may find something else, or the kubelet called.
 	Hints() <-chan struct{}

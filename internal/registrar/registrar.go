@@ -1,6 +1,6 @@
-// Package registrar is the life of one driver's registration: it looks at the driver, at
-// the registration socket and at what is wanted, and decides one action at a time. It
-// knows no sockets, no files and no systemd; those come in through Driver and Socket.
+// Package registrar manages the registration of one driver. It observes the driver and the
+// registration socket, compares them with its settings, and takes one action at a time. It
+// does no I/O but its log: sockets and files are behind the interfaces Driver and Socket.
 package registrar
 
 import (
@@ -13,17 +13,19 @@ import (
 	"csi-registrar/internal/status"
 )
 
-// Settings is what the configuration says of the driver; the agent fills it in.
+// Settings is the part of the driver's configuration that a registrar needs.
 type Settings struct {
 	Name          string
 	Socket        string
-	Endpoint      string        // what the kubelet is told
-	LinkTarget    string        // where the link at Endpoint is to point; empty: it is no link of ours
-	Versions      []string      // what the kubelet is told
-	Withdraw      bool          // withdraw a driver that is gone; else its registration is kept
-	WithdrawAfter time.Duration // how long it may be gone
-	// Leaving: the driver is no longer configured, or disabled. Its registration is withdrawn,
-	// and Run returns when it is.
+	Endpoint      string        // that the kubelet is told
+	LinkTarget    string        // of the symbolic link at Endpoint; empty: Endpoint is not our link
+	Versions      []string      // that the kubelet is told
+	Withdraw      bool          // withdraw the registration of a driver that is gone; else keep it
+	WithdrawAfter time.Duration // how long the driver may be gone
+	ProbeEvery    time.Duration // how often Probe of a registered driver is called; zero: never
+	LeaveLimit    bool          // a changed volume limit is no reason to register the driver again
+	// Leaving is set when the driver is no longer configured, or is disabled. Its registration
+	// is withdrawn, and then Run returns.
 	Leaving bool
 }
 
@@ -32,61 +34,61 @@ type Registrar struct {
 	log     *slog.Logger
 	observe func(status.Driver)
 	name    string
-	cmds    chan func()   // nil: only to see that it runs
+	cmds    chan func()   // nil: only to check that Run is running
 	done    chan struct{} // closed when Run has returned
 
-	// All below belongs to the goroutine that is in Run.
+	// The fields below belong to the goroutine in Run.
 	set     Settings
 	driver  Driver
 	socket  Socket
-	ask     asking
-	known   known
-	work    working
-	wanted  wanted
-	logged  logged
+	query   query
+	view    driverView
+	task    task
+	request pendingRequest
+	history logHistory
 	counted map[string]uint64 // republications by Cause
-	status  status.Driver     // as it was handed out last
+	status  status.Driver     // as last reported
 }
 
-// wanted is a publication that a command or a change of the configuration asked for.
-type wanted struct {
+// pendingRequest is a publication that a command or a changed configuration requested.
+type pendingRequest struct {
 	cause Cause // empty: none
 	at    time.Time
 }
 
-// Options are the Registrar's surroundings.
+// Options are the options of New; both are required.
 type Options struct {
-	Log     *slog.Logger        // with the driver's name bound
-	Observe func(status.Driver) // called at each change, from the registrar's goroutine; must not block
+	Log *slog.Logger // with the driver's name bound
+	// called at each change, from the registrar's goroutine; must not block
+	Observe func(status.Driver)
 }
 
-// New makes a registrar; it owns d from now on, but not s.
+// New returns a registrar. It owns d, but not s.
 func New(set Settings, d Driver, s Socket, o Options) *Registrar {
 	now := time.Now()
 	r := &Registrar{
 		log: o.Log, observe: o.Observe, name: set.Name, cmds: make(chan func()), done: make(chan struct{}),
 		set: set, driver: d, socket: s,
-		ask:     asking{answers: make(chan *answer), next: now, limit: pace{burst: 20, every: 500 * time.Millisecond}},
-		known:   known{report: status.Report{Driver: status.Absent, Reason: "it has not answered yet"}, lastPresent: now},
-		work:    working{done: make(chan error, 1), checkDue: true},
-		logged:  logged{complaints: pace{burst: 5, every: 10 * time.Minute}},
+		query:   query{answers: make(chan *answer), next: now, hintLimit: tokenBucket{burst: 20, interval: 500 * time.Millisecond}},
+		view:    driverView{report: status.Report{Driver: status.Absent, Reason: "it has not answered yet"}, lastPresent: now},
+		task:    task{done: make(chan error, 1), checkDue: true},
+		history: logHistory{complaints: tokenBucket{burst: 5, interval: 10 * time.Minute}},
 		counted: map[string]uint64{},
 	}
-	r.tell(s.Look(), now)
+	r.updateStatus(s.Look(), now)
 	return r
 }
 
-// Run lives the registration until ctx is done, or until it is withdrawn if it is leaving.
-// Otherwise the registration socket is left as it is: whether that stays or goes is for its
-// owner to say.
+// Run manages the registration until ctx is done, or until it is withdrawn if Settings.Leaving
+// is set. Otherwise it leaves the registration socket as it is for the socket's owner.
 func (r *Registrar) Run(ctx context.Context) {
 	defer close(r.done)
 	ctx, cancel := context.WithCancel(ctx)
 	defer func() {
 		cancel()
 		r.closeDriver()
-		if r.work.busy {
-			<-r.work.done
+		if r.task.busy {
+			<-r.task.done
 		}
 	}()
 	timer := time.NewTimer(0)
@@ -108,10 +110,10 @@ func (r *Registrar) Run(ctx context.Context) {
 	}
 }
 
-// wait waits until something happened that is worth a step; false when ctx is done.
+// wait waits for the next event and handles it. It returns false when ctx is done.
 func (r *Registrar) wait(ctx context.Context, timer <-chan time.Time) bool {
 	hints := r.driver.Hints()
-	if r.ask.cancel != nil {
+	if r.query.cancel != nil {
 		hints = nil // Ask receives them
 	}
 	for {
@@ -119,13 +121,13 @@ func (r *Registrar) wait(ctx context.Context, timer <-chan time.Time) bool {
 		case <-ctx.Done():
 			return false
 		case <-hints:
-			r.ask.hinted = true
+			r.query.hinted = true
 		case <-r.socket.Hints():
-			r.work.checkDue = true
+			r.task.checkDue = true
 			r.retrySoon(time.Now())
-		case a := <-r.ask.answers:
+		case a := <-r.query.answers:
 			r.answered(a, time.Now())
-		case err := <-r.work.done:
+		case err := <-r.task.done:
 			r.finished(err, time.Now())
 		case cmd := <-r.cmds:
 			if cmd == nil {
@@ -138,23 +140,27 @@ func (r *Registrar) wait(ctx context.Context, timer <-chan time.Time) bool {
 	}
 }
 
-// step looks at everything, begins what is due, tells what changed, and returns when to
-// look again without a hint; zero: not by time.
+// step starts what is due, reports what changed, and returns when to call it again without an
+// event; zero: never.
 func (r *Registrar) step(ctx context.Context, now time.Time) time.Time {
 	seen := r.socket.Look()
 	next := earliest(r.askIfDue(ctx, seen, now), r.workIfDue(ctx, seen, now))
-	r.tell(seen, now)
+	r.updateStatus(seen, now)
 	return next
+}
+
+// inputs returns what decide needs.
+func (r *Registrar) inputs(socket status.Socket) inputs {
+	return inputs{r.set, r.view, r.query.cancel != nil, socket, r.task.checkErr != nil, r.request}
 }
 
 // left reports whether a registrar that is leaving has nothing left to do.
 func (r *Registrar) left() bool {
-	return r.set.Leaving && !r.work.busy && !r.work.checkDue && r.work.err == nil && r.work.checkErr == nil && !r.socket.Look().Up
+	return r.set.Leaving && !r.task.busy && !r.task.checkDue && r.task.err == nil && r.task.checkErr == nil && !r.socket.Look().Up
 }
 
-// tell hands out a new snapshot if anything in it changed, and writes the transition to
-// the log.
-func (r *Registrar) tell(seen status.Socket, now time.Time) {
+// updateStatus reports and logs the new status if it changed.
+func (r *Registrar) updateStatus(seen status.Socket, now time.Time) {
 	next := r.snapshot(seen, now)
 	prev := r.status
 	if reflect.DeepEqual(prev, next) {
@@ -169,7 +175,7 @@ func jitter(d time.Duration) time.Duration {
 	return d - d/8 + rand.N(d/4)
 }
 
-// earliest is the earlier of two times, of which zero means never.
+// earliest returns the earlier of two times, where zero means never.
 func earliest(a, b time.Time) time.Time {
 	if a.IsZero() || (!b.IsZero() && b.Before(a)) {
 		return b

@@ -2,6 +2,7 @@ package registrar
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -13,44 +14,44 @@ import (
 )
 
 func TestAbsentThenReadyIsRegisteredAtTheHint(t *testing.T) {
-	live(t, newWorld(), base, func(l *lives) {
-		l.state("absent")
+	runHarness(t, newWorld(), base, func(h *harness) {
+		h.state("absent")
 		time.Sleep(60 * time.Minute)
 		start := time.Now()
-		l.w.set(func(w *world) { w.report = ready() })
-		l.state("registered")
+		h.w.set(func(w *world) { w.report = ready() })
+		h.state("registered")
 		if d := time.Since(start); d != 0 {
 			t.Errorf("took %s of virtual time: something waited for a timer", d)
 		}
-		if s := l.status(); s.NodeID != "n1" || s.RegisteredAt.IsZero() || s.Reason != "" {
+		if s := h.status(); s.NodeID != "n1" || s.RegisteredAt.IsZero() || s.Reason != "" {
 			t.Errorf("status %+v", s)
 		}
-		l.publications(1)
+		h.publications(1)
 	})
 }
 
 func TestWithoutHintsTheBackoffFindsTheDriver(t *testing.T) {
-	live(t, newWorld(), base, func(l *lives) {
+	runHarness(t, newWorld(), base, func(h *harness) {
 		time.Sleep(time.Hour)
-		l.w.mu.Lock()
-		l.w.report = ready()
-		asks := l.w.asks
-		l.w.mu.Unlock()
+		h.w.mu.Lock()
+		h.w.report = ready()
+		asks := h.w.asks
+		h.w.mu.Unlock()
 		if asks > 150 || asks < 100 {
 			t.Errorf("an hour of absence cost %d questions, want about 120", asks)
 		}
 		time.Sleep(askAbsentMost + askAbsentMost/8)
-		l.state("registered")
+		h.state("registered")
 	})
 }
 
 func TestADayOfAbsenceIsAFewLines(t *testing.T) {
-	live(t, newWorld(), base, func(l *lives) {
+	runHarness(t, newWorld(), base, func(h *harness) {
 		for i := range 24 * 60 {
 			time.Sleep(time.Minute)
-			l.w.set(func(w *world) { w.report.Reason = fmt.Sprint("reason ", i%7) })
+			h.w.set(func(w *world) { w.report.Reason = fmt.Sprint("reason ", i%7) })
 		}
-		if n := l.log.len(); n > 30 {
+		if n := h.log.len(); n > 30 {
 			t.Errorf("%d lines", n)
 		}
 	})
@@ -60,10 +61,10 @@ func TestADayOfAbsenceIsAFewLines(t *testing.T) {
 func TestAbsenceIsToldWithItsReason(t *testing.T) {
 	w := newWorld()
 	w.report = status.Report{Driver: status.Absent, Reason: "there is nothing"}
-	live(t, w, base, func(l *lives) {
+	runHarness(t, w, base, func(h *harness) {
 		time.Sleep(time.Minute)
 		want := []string{"waiting for the driver: there is nothing"}
-		if said := l.log.said(); !slices.Equal(said, want) {
+		if said := h.log.said(); !slices.Equal(said, want) {
 			t.Errorf("%q, want %q", said, want)
 		}
 	})
@@ -72,33 +73,33 @@ func TestAbsenceIsToldWithItsReason(t *testing.T) {
 func TestStartingIsAskedEachSecond(t *testing.T) {
 	w := newWorld()
 	w.report = status.Report{Driver: status.Starting, Reason: "Probe: not ready"}
-	live(t, w, base, func(l *lives) {
+	runHarness(t, w, base, func(h *harness) {
 		time.Sleep(10 * time.Second)
-		l.state("starting")
-		if s := l.status(); s.Reason != "Probe: not ready" {
+		h.state("starting")
+		if s := h.status(); s.Reason != "Probe: not ready" {
 			t.Errorf("reason %q", s.Reason)
 		}
-		l.w.mu.Lock()
-		asks := l.w.asks
-		l.w.report = ready()
-		l.w.mu.Unlock()
+		h.w.mu.Lock()
+		asks := h.w.asks
+		h.w.report = ready()
+		h.w.mu.Unlock()
 		if asks < 8 || asks > 13 {
 			t.Errorf("asked %d times in 10 s", asks)
 		}
 		time.Sleep(1200 * time.Millisecond)
-		l.state("registered")
+		h.state("registered")
 	})
 }
 
 func TestAFlappingDriverCannotKeepUsBusy(t *testing.T) {
 	w := newWorld()
 	w.report = status.Report{Driver: status.Starting, Reason: "closes at once"}
-	live(t, w, base, func(l *lives) {
+	runHarness(t, w, base, func(h *harness) {
 		for range 10000 {
 			time.Sleep(time.Millisecond)
-			poke(l.w.hints)
+			poke(h.w.hints)
 		}
-		if asks, _, _ := l.counts(); asks > 60 {
+		if asks, _, _ := h.counts(); asks > 60 {
 			t.Errorf("10,000 hints in 10 s caused %d questions", asks)
 		}
 	})
@@ -107,19 +108,19 @@ func TestAFlappingDriverCannotKeepUsBusy(t *testing.T) {
 func TestRestartUnchangedTouchesNothing(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
-	live(t, w, base, func(l *lives) {
-		l.state("registered")
+	runHarness(t, w, base, func(h *harness) {
+		h.state("registered")
 		for range 100 {
-			l.w.set(func(w *world) { w.report = status.Report{Driver: status.Absent, Reason: "gone"} })
-			if s := l.status(); s.State != "registered" || s.Driver != status.Absent || !strings.Contains(s.Reason, "kept") {
+			h.w.set(func(w *world) { w.report = status.Report{Driver: status.Absent, Reason: "gone"} })
+			if s := h.status(); s.State != "registered" || s.Driver != status.Absent || !strings.Contains(s.Reason, "kept") {
 				t.Fatalf("status %+v", s)
 			}
 			time.Sleep(time.Second)
-			l.w.set(func(w *world) { w.report = ready() })
+			h.w.set(func(w *world) { w.report = ready() })
 			synctest.Wait()
 		}
-		l.publications(1)
-		if _, _, n := l.counts(); n != 0 {
+		h.publications(1)
+		if _, _, n := h.counts(); n != 0 {
 			t.Errorf("withdrawn %d times", n)
 		}
 	})
@@ -128,14 +129,14 @@ func TestRestartUnchangedTouchesNothing(t *testing.T) {
 func TestIdleCostsNothing(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
-	live(t, w, base, func(l *lives) {
-		l.state("registered")
-		before, _, _ := l.counts()
+	runHarness(t, w, base, func(h *harness) {
+		h.state("registered")
+		before, _, _ := h.counts()
 		time.Sleep(24 * time.Hour)
-		if after, _, _ := l.counts(); after != before {
+		if after, _, _ := h.counts(); after != before {
 			t.Errorf("%d questions in a quiet day", after-before)
 		}
-		l.publications(1)
+		h.publications(1)
 	})
 }
 
@@ -157,19 +158,19 @@ func TestChanges(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld()
 			w.report = ready()
-			live(t, w, base, func(l *lives) {
-				l.state("registered")
-				l.w.set(func(w *world) {
+			runHarness(t, w, base, func(h *harness) {
+				h.state("registered")
+				h.w.set(func(w *world) {
 					w.report = ready()
 					c.change(&w.report.Identity)
 				})
-				l.state("registered")
+				h.state("registered")
 				time.Sleep(time.Hour)
-				l.publications(1 + c.more)
-				if s := l.status(); !strings.Contains(s.Reason, c.reason) || (c.reason == "") != (s.Reason == "") {
+				h.publications(1 + c.more)
+				if s := h.status(); !strings.Contains(s.Reason, c.reason) || (c.reason == "") != (s.Reason == "") {
 					t.Errorf("reason %q, want %q", s.Reason, c.reason)
 				}
-				if s := l.status(); s.RepublicationsBy[string(CauseChanged)] != uint64(c.more) {
+				if s := h.status(); s.RepublicationsBy[string(CauseChanged)] != uint64(c.more) {
 					t.Errorf("counted %v", s.RepublicationsBy)
 				}
 			})
@@ -177,22 +178,42 @@ func TestChanges(t *testing.T) {
 	}
 }
 
+// An answer of the kubelet that an earlier process recorded is in the future once the wall clock
+// was set back.
+func TestTheWallClockIsSetBack(t *testing.T) {
+	w := newWorld()
+	w.report, w.takes = ready(), time.Millisecond
+	w.report.Identity.NodeID = "n2"
+	runHarness(t, w, base, func(h *harness) {
+		h.w.set(func(w *world) {
+			at := time.Now().Add(time.Hour)
+			w.sock.Up, w.sock.Place, w.sock.PublishedAt, w.sock.GetInfoAt = true, status.Ours, at, at
+			w.sock.Announced = status.Announcement{Endpoint: base.Endpoint, Versions: base.Versions, Identity: ready().Identity}
+			w.sock.Notification = status.Notification{At: at, Registered: true}
+		})
+		time.Sleep(time.Minute)
+		if asks, published, _ := h.counts(); asks > 5 || published != 1 {
+			t.Errorf("asked %d times, published %d times", asks, published)
+		}
+	})
+}
+
 func TestEndpointChangeIsToldEvenWithMovedTopology(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
-	live(t, w, base, func(l *lives) {
-		l.state("registered")
-		l.w.set(func(w *world) {
+	runHarness(t, w, base, func(h *harness) {
+		h.state("registered")
+		h.w.set(func(w *world) {
 			w.report = ready()
 			w.report.Identity.Topology = map[string]string{"zone": "b"}
 		})
 		set := base
 		set.Endpoint = "/elsewhere/foo.sock"
-		if err := l.reg.Update(l.Context(), set, nil); err != nil {
+		if err := h.reg.Update(h.Context(), set, nil); err != nil {
 			t.Fatal(err)
 		}
-		l.publications(2)
-		if got := l.w.published[1].Endpoint; got != set.Endpoint {
+		h.publications(2)
+		if got := h.w.published[1].Endpoint; got != set.Endpoint {
 			t.Errorf("told %q", got)
 		}
 	})
@@ -203,24 +224,24 @@ func TestEndpointChangeIsToldEvenWithMovedTopology(t *testing.T) {
 func TestTopologyThatTheKubeletTook(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
-	live(t, w, base, func(l *lives) {
-		l.state("registered")
+	runHarness(t, w, base, func(h *harness) {
+		h.state("registered")
 		moved := func(w *world) { w.report.Identity.Topology = map[string]string{"zone": "b"} }
-		l.w.set(moved)
-		if s := l.status(); !strings.Contains(s.Reason, "remove the label") {
+		h.w.set(moved)
+		if s := h.status(); !strings.Contains(s.Reason, "remove the label") {
 			t.Fatalf("reason %q", s.Reason)
 		}
 		time.Sleep(time.Hour)
-		l.w.word(true, "") // the label was removed and the kubelet restarted
-		if s := l.status(); s.State != "registered" || s.Reason != "" {
+		h.w.word(true, "") // the label was removed and the kubelet restarted
+		if s := h.status(); s.State != "registered" || s.Reason != "" {
 			t.Errorf("status %+v", s)
 		}
 		time.Sleep(time.Minute)
-		l.publications(1)
-		l.w.set(func(w *world) { w.report.Identity.NodeID = "n2" })
-		l.publications(2)
+		h.publications(1)
+		h.w.set(func(w *world) { w.report.Identity.NodeID = "n2" })
+		h.publications(2)
 		time.Sleep(time.Hour)
-		l.publications(2)
+		h.publications(2)
 	})
 }
 
@@ -228,13 +249,13 @@ func TestTopologyThatTheKubeletTook(t *testing.T) {
 func TestTopologyThatTheKubeletMayNotHaveTaken(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
-	live(t, w, base, func(l *lives) {
-		l.w.set(func(w *world) { w.report.Identity.Topology = map[string]string{"zone": "b"} })
+	runHarness(t, w, base, func(h *harness) {
+		h.w.set(func(w *world) { w.report.Identity.Topology = map[string]string{"zone": "b"} })
 		time.Sleep(time.Hour)
-		l.w.set(func(w *world) { w.hang = true })
+		h.w.set(func(w *world) { w.hang = true })
 		time.Sleep(time.Second)
-		l.w.word(true, "")
-		if s := l.status(); !strings.Contains(s.Reason, "remove the label") {
+		h.w.word(true, "")
+		if s := h.status(); !strings.Contains(s.Reason, "remove the label") {
 			t.Errorf("reason %q", s.Reason)
 		}
 	})
@@ -243,12 +264,12 @@ func TestTopologyThatTheKubeletMayNotHaveTaken(t *testing.T) {
 func TestADriverThatInventsNodeIDsDoesNotChurn(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
-	live(t, w, base, func(l *lives) {
+	runHarness(t, w, base, func(h *harness) {
 		for i := range 3600 {
-			l.w.set(func(w *world) { w.report.Identity.NodeID = fmt.Sprint("n", i) })
+			h.w.set(func(w *world) { w.report.Identity.NodeID = fmt.Sprint("n", i) })
 			time.Sleep(time.Second)
 		}
-		if _, n, _ := l.counts(); n > churnMost+1 {
+		if _, n, _ := h.counts(); n > churnMost+1 {
 			t.Errorf("published %d times in an hour", n)
 		}
 	})
@@ -257,17 +278,36 @@ func TestADriverThatInventsNodeIDsDoesNotChurn(t *testing.T) {
 func TestMismatchIsWithdrawn(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
-	live(t, w, base, func(l *lives) {
-		l.state("registered")
-		l.w.set(func(w *world) {
+	runHarness(t, w, base, func(h *harness) {
+		h.state("registered")
+		h.w.set(func(w *world) {
 			w.report = status.Report{Driver: status.Mismatch, Reason: "calls itself bar"}
 		})
-		l.state("mismatch")
-		if _, _, n := l.counts(); n != 1 {
+		h.state("mismatch")
+		if _, _, n := h.counts(); n != 1 {
 			t.Errorf("withdrawn %d times", n)
 		}
-		l.w.set(func(w *world) { w.report = ready() })
-		l.state("registered")
+		h.w.set(func(w *world) { w.report = ready() })
+		h.state("registered")
+	})
+}
+
+// A withdrawal that failed halfway, with the socket removed, does not delay the next publication.
+func TestAfterAFailedWithdrawalTheSocketIsRestoredAtOnce(t *testing.T) {
+	w := newWorld()
+	w.report = ready()
+	runHarness(t, w, base, func(h *harness) {
+		h.state("registered")
+		h.w.set(func(w *world) {
+			w.withdrawErr = errors.New("cannot withdraw the endpoint link")
+			w.report = status.Report{Driver: status.Mismatch, Reason: "calls itself bar"}
+			w.sock.Place = status.Missing
+		})
+		time.Sleep(10 * time.Minute) // it is tried each minute
+		h.w.set(func(w *world) { w.report = ready() })
+		time.Sleep(time.Second)
+		h.state("registered")
+		h.publications(2)
 	})
 }
 
@@ -276,19 +316,19 @@ func TestWithdrawAfter(t *testing.T) {
 	w.report = ready()
 	set := base
 	set.Withdraw, set.WithdrawAfter = true, 30*time.Second
-	live(t, w, set, func(l *lives) {
+	runHarness(t, w, set, func(h *harness) {
 		gone := func(w *world) { w.report = status.Report{Driver: status.Absent, Reason: "gone"} }
-		l.w.set(gone)
+		h.w.set(gone)
 		time.Sleep(29 * time.Second)
-		l.state("registered")
-		l.w.set(func(w *world) { w.report = ready() })
+		h.state("registered")
+		h.w.set(func(w *world) { w.report = ready() })
 		time.Sleep(29 * time.Second)
-		l.state("registered")
-		l.w.set(gone)
-		l.state("registered")
+		h.state("registered")
+		h.w.set(gone)
+		h.state("registered")
 		time.Sleep(30*time.Second + time.Millisecond)
-		l.state("absent")
-		if _, _, n := l.counts(); n != 1 {
+		h.state("absent")
+		if _, _, n := h.counts(); n != 1 {
 			t.Errorf("withdrawn %d times", n)
 		}
 	})
@@ -300,16 +340,16 @@ func TestWithdrawAfterCountsAbsenceAlone(t *testing.T) {
 	w.report = ready()
 	set := base
 	set.Withdraw, set.WithdrawAfter = true, 30*time.Second
-	live(t, w, set, func(l *lives) {
-		l.w.set(func(w *world) {
+	runHarness(t, w, set, func(h *harness) {
+		h.w.set(func(w *world) {
 			w.report = status.Report{Driver: status.Starting, Reason: "Probe: not ready"}
 		})
 		time.Sleep(5 * time.Minute)
-		l.w.set(func(w *world) { w.report = status.Report{Driver: status.Absent, Reason: "gone"} })
+		h.w.set(func(w *world) { w.report = status.Report{Driver: status.Absent, Reason: "gone"} })
 		time.Sleep(29 * time.Second)
-		l.state("registered")
+		h.state("registered")
 		time.Sleep(time.Second + time.Millisecond)
-		l.state("absent")
+		h.state("absent")
 	})
 }
 
@@ -324,22 +364,22 @@ func TestWithdrawOnlyOnFreshWord(t *testing.T) {
 	t.Run("slow at the start", func(t *testing.T) {
 		w := newWorld()
 		w.sock, w.hang = adopted, true
-		live(t, w, set, func(l *lives) {
+		runHarness(t, w, set, func(h *harness) {
 			time.Sleep(time.Minute)
-			l.state("registered")
+			h.state("registered")
 		})
 	})
 	t.Run("back without a hint", func(t *testing.T) {
 		w := newWorld()
 		w.sock = adopted
-		live(t, w, set, func(l *lives) {
+		runHarness(t, w, set, func(h *harness) {
 			time.Sleep(9 * time.Second)
 			w.mu.Lock()
 			w.report = ready()
 			w.mu.Unlock()
 			time.Sleep(2 * time.Second)
-			l.state("registered")
-			if s := l.status(); s.Driver != status.Ready {
+			h.state("registered")
+			if s := h.status(); s.Driver != status.Ready {
 				t.Errorf("the driver is %s", s.Driver)
 			}
 		})
@@ -347,11 +387,11 @@ func TestWithdrawOnlyOnFreshWord(t *testing.T) {
 	t.Run("gone", func(t *testing.T) {
 		w := newWorld()
 		w.sock = adopted
-		live(t, w, set, func(l *lives) {
+		runHarness(t, w, set, func(h *harness) {
 			time.Sleep(9 * time.Second)
-			l.state("registered")
+			h.state("registered")
 			time.Sleep(1*time.Second + time.Millisecond)
-			l.state("absent")
+			h.state("absent")
 		})
 	})
 }
@@ -361,26 +401,26 @@ func TestGuard(t *testing.T) {
 		t.Run(string(place), func(t *testing.T) {
 			w := newWorld()
 			w.report = ready()
-			live(t, w, base, func(l *lives) {
-				l.state("registered")
-				l.w.set(func(w *world) { w.sock.Place = place })
-				l.publications(1) // who removes more is not disturbed
+			runHarness(t, w, base, func(h *harness) {
+				h.state("registered")
+				h.w.set(func(w *world) { w.sock.Place = place })
+				h.publications(1) // who removes more is not disturbed
 				time.Sleep(quietSocket)
-				l.state("registered")
-				l.publications(2)
+				h.state("registered")
+				h.publications(2)
 				// Somebody who removes it for ever does not make us publish for ever.
 				for range 60_000 {
-					l.w.set(func(w *world) { w.sock.Place = place })
+					h.w.set(func(w *world) { w.sock.Place = place })
 					time.Sleep(time.Millisecond)
 				}
-				if _, n, _ := l.counts(); n > churnFree {
+				if _, n, _ := h.counts(); n > churnFree {
 					t.Errorf("published %d times in a minute", n)
 				}
-				if s := l.status(); s.DampedUntil.IsZero() || !strings.Contains(s.Reason, "changed 9 times within an hour") {
+				if s := h.status(); s.DampedUntil.IsZero() || !strings.Contains(s.Reason, "changed 9 times within an hour") {
 					t.Errorf("status %+v", s)
 				}
 				time.Sleep(churnStable)
-				l.state("registered")
+				h.state("registered")
 			})
 		})
 	}
@@ -389,63 +429,127 @@ func TestGuard(t *testing.T) {
 func TestARemovedSocketOfAnAbsentDriverWaitsForIt(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
-	live(t, w, base, func(l *lives) {
-		l.w.set(func(w *world) { w.report = status.Report{Driver: status.Absent, Reason: "gone"} })
-		l.state("registered")
-		l.w.set(func(w *world) { w.sock.Place = status.Missing })
+	runHarness(t, w, base, func(h *harness) {
+		h.w.set(func(w *world) { w.report = status.Report{Driver: status.Absent, Reason: "gone"} })
+		h.state("registered")
+		h.w.set(func(w *world) { w.sock.Place = status.Missing })
 		time.Sleep(time.Minute)
-		l.state("absent")
-		l.publications(1)
-		l.w.set(func(w *world) { w.report = ready() })
+		h.state("absent")
+		h.publications(1)
+		h.w.set(func(w *world) { w.report = ready() })
 		time.Sleep(quietSocket)
-		l.state("registered")
+		h.state("registered")
 	})
 }
 
 func TestConflictIsFollowed(t *testing.T) {
 	w := newWorld()
 	w.report, w.publishErr = ready(), conflict{}
-	live(t, w, base, func(l *lives) {
-		l.state("conflict")
+	runHarness(t, w, base, func(h *harness) {
+		h.state("conflict")
 		time.Sleep(time.Hour)
-		l.state("conflict")
-		if n := l.log.len(); n > 5 {
+		h.state("conflict")
+		if n := h.log.len(); n > 5 {
 			t.Errorf("%d lines for an hour of conflict", n)
 		}
 		// The other leaves without a hint.
-		l.w.mu.Lock()
-		l.w.publishErr = nil
-		l.w.mu.Unlock()
+		h.w.mu.Lock()
+		h.w.publishErr = nil
+		h.w.mu.Unlock()
 		time.Sleep(retryConflictMost + retryConflictMost/8)
-		l.state("registered")
+		h.state("registered")
 	})
 }
 
 func TestConflictEndsWithItsDriver(t *testing.T) {
 	w := newWorld()
 	w.report, w.publishErr = ready(), conflict{}
-	live(t, w, base, func(l *lives) {
-		l.state("conflict")
-		l.w.set(func(w *world) { w.report = status.Report{Driver: status.Absent, Reason: "gone"} })
+	runHarness(t, w, base, func(h *harness) {
+		h.state("conflict")
+		h.w.set(func(w *world) { w.report = status.Report{Driver: status.Absent, Reason: "gone"} })
 		time.Sleep(time.Second)
-		l.state("absent")
+		h.state("absent")
 	})
 }
 
 func TestAFullDiskIsSaidAndSurvived(t *testing.T) {
 	w := newWorld()
 	w.report, w.publishErr = ready(), errFull
-	live(t, w, base, func(l *lives) {
+	runHarness(t, w, base, func(h *harness) {
 		time.Sleep(time.Minute)
-		l.state("ready")
-		if s := l.status(); s.Reason != errFull.Error() {
+		h.state("ready")
+		if s := h.status(); s.Reason != errFull.Error() {
 			t.Errorf("reason %q", s.Reason)
 		}
-		l.w.mu.Lock()
-		l.w.publishErr = nil
-		l.w.mu.Unlock()
-		time.Sleep(1200 * time.Millisecond)
-		l.state("registered")
+		h.w.mu.Lock()
+		h.w.publishErr = nil
+		h.w.mu.Unlock()
+		time.Sleep(35 * time.Second) // it is tried less and less often
+		h.state("registered")
+	})
+}
+
+// What fails for one cause is no retry of a publication for another: that is counted.
+func TestAPublicationAfterAnotherFailedIsCounted(t *testing.T) {
+	w := newWorld()
+	w.report, w.publishErr = ready(), errFull
+	runHarness(t, w, base, func(h *harness) {
+		time.Sleep(time.Minute)
+		h.w.set(func(w *world) { // it was adopted late, and tells another endpoint
+			a := status.Announcement{Endpoint: "/run/other.sock", Versions: base.Versions, Identity: w.report.Identity}
+			w.publishErr = nil
+			w.sock = status.Socket{Path: w.sock.Path, Place: status.Ours, Up: true, Announced: a, PublishedAt: time.Now().Add(-time.Hour),
+				Notification: status.Notification{At: time.Now().Add(-time.Hour), Registered: true}}
+		})
+		time.Sleep(time.Minute)
+		if got := h.status().RepublicationsBy; got[string(CauseChanged)] != 1 {
+			t.Errorf("counted %v", got)
+		}
+	})
+}
+
+// A Check that fails does not make the retry of a publication a new one, which would be counted.
+func TestARetryAfterAFailedCheckIsNotCounted(t *testing.T) {
+	w := newWorld()
+	w.report = ready()
+	runHarness(t, w, base, func(h *harness) {
+		time.Sleep(time.Minute)
+		h.w.set(func(w *world) { w.publishErr, w.sock.Place = errFull, status.Missing })
+		for i := range 40 {
+			time.Sleep(2 * time.Second)
+			h.w.set(func(w *world) {
+				if w.checkErr = nil; i%2 == 0 {
+					w.checkErr = errors.New("the file system does not answer")
+				}
+			})
+		}
+		if got := h.status().RepublicationsBy; got[string(CauseRemoved)] != 1 {
+			t.Errorf("counted %v", got)
+		}
+	})
+}
+
+// A call that was abandoned publishes after all: what was requested before is done.
+func TestARequestThatIsPublishedLateIsNotRepeated(t *testing.T) {
+	w := newWorld()
+	w.report = ready()
+	runHarness(t, w, base, func(h *harness) {
+		time.Sleep(time.Minute)
+		h.w.set(func(w *world) { w.publishErr = errors.New("the file system does not answer") })
+		if err := h.reg.Reregister(h.Context(), false); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * time.Second)
+		h.w.set(func(w *world) {
+			w.publishErr = nil
+			w.sock.PublishedAt, w.sock.Notification = time.Now(), status.Notification{}
+		})
+		time.Sleep(time.Minute)
+		h.w.mu.Lock()
+		defer h.w.mu.Unlock()
+		if n := len(h.w.published); n != 1 {
+			t.Errorf("published %d times by the registrar, besides the abandoned call", n)
+		}
 	})
 }
 
@@ -453,19 +557,19 @@ func TestRefusedThenTheKubeletComesBack(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
 	w.accept = func(status.Announcement) (bool, string) { return false, "no" }
-	live(t, w, base, func(l *lives) {
-		l.state("refused")
-		if s := l.status(); s.KubeletError != "no" {
+	runHarness(t, w, base, func(h *harness) {
+		h.state("refused")
+		if s := h.status(); s.KubeletError != "no" {
 			t.Errorf("status %+v", s)
 		}
 		for range 30 { // kubelet v1.36 in its backoff
 			time.Sleep(122 * time.Second)
-			l.w.word(false, "no")
+			h.w.word(false, "no")
 		}
-		l.publications(1)
-		l.w.word(true, "")
-		l.state("registered")
-		l.publications(1)
+		h.publications(1)
+		h.w.word(true, "")
+		h.state("registered")
+		h.publications(1)
 	})
 }
 
@@ -474,16 +578,16 @@ func TestRefusedByAnOlderKubelet(t *testing.T) {
 	w.report = ready()
 	refuse := true
 	w.accept = func(status.Announcement) (bool, string) { return !refuse, "no" }
-	live(t, w, base, func(l *lives) {
-		l.state("refused")
+	runHarness(t, w, base, func(h *harness) {
+		h.state("refused")
 		time.Sleep(149 * time.Second)
-		l.publications(1)
+		h.publications(1)
 		time.Sleep(2 * time.Second)
-		l.publications(2)
-		l.w.set(func(*world) { refuse = false })
+		h.publications(2)
+		h.w.set(func(*world) { refuse = false })
 		time.Sleep(151 * time.Second)
-		l.state("registered")
-		l.publications(3)
+		h.state("registered")
+		h.publications(3)
 	})
 }
 
@@ -491,17 +595,17 @@ func TestNobodyAsksIsSaid(t *testing.T) {
 	for recreated, want := range map[bool]string{true: "restart the kubelet", false: "it does not run"} {
 		w := newWorld()
 		w.report, w.accept, w.sock.DirRecreated = ready(), nil, recreated
-		live(t, w, base, func(l *lives) {
-			l.state("published")
-			if s := l.status(); s.Reason != "" {
+		runHarness(t, w, base, func(h *harness) {
+			h.state("published")
+			if s := h.status(); s.Reason != "" {
 				t.Errorf("complains at once: %q", s.Reason)
 			}
 			time.Sleep(6 * time.Second)
-			if s := l.status(); !strings.Contains(s.Reason, want) {
+			if s := h.status(); !strings.Contains(s.Reason, want) {
 				t.Errorf("reason %q, want %q", s.Reason, want)
 			}
 			time.Sleep(time.Hour)
-			l.publications(1)
+			h.publications(1)
 		})
 	}
 }
@@ -510,14 +614,14 @@ func TestReturnAfterRefusalPublishesOnce(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
 	w.accept = func(status.Announcement) (bool, string) { return false, "no" }
-	live(t, w, base, func(l *lives) {
-		l.state("refused")
-		l.w.set(func(w *world) { w.report = status.Report{Driver: status.Absent, Reason: "gone"} })
+	runHarness(t, w, base, func(h *harness) {
+		h.state("refused")
+		h.w.set(func(w *world) { w.report = status.Report{Driver: status.Absent, Reason: "gone"} })
 		synctest.Wait()
-		l.w.set(func(w *world) { w.report = ready() })
-		l.publications(2)
+		h.w.set(func(w *world) { w.report = ready() })
+		h.publications(2)
 		time.Sleep(time.Minute)
-		l.publications(2)
+		h.publications(2)
 	})
 }
 
@@ -526,25 +630,25 @@ func TestAYesSettlesWhatWasAsked(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
 	w.accept = func(status.Announcement) (bool, string) { return false, "no" }
-	live(t, w, base, func(l *lives) {
-		l.state("refused")
+	runHarness(t, w, base, func(h *harness) {
+		h.state("refused")
 		time.Sleep(time.Second)
-		l.w.set(func(w *world) {
+		h.w.set(func(w *world) {
 			w.report = status.Report{Driver: status.Starting, Reason: "Probe: not ready"}
 		})
 		synctest.Wait()
 		set := base
 		set.Withdraw, set.WithdrawAfter = true, time.Hour
-		if err := l.reg.Update(l.Context(), set, nil); err != nil {
+		if err := h.reg.Update(h.Context(), set, nil); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(10 * time.Second)
-		l.w.word(true, "") // the kubelet's own retry
+		h.w.word(true, "") // the kubelet's own retry
 		time.Sleep(time.Hour)
-		l.w.set(func(w *world) { w.report = ready() })
+		h.w.set(func(w *world) { w.report = ready() })
 		time.Sleep(time.Minute)
-		l.state("registered")
-		l.publications(1)
+		h.state("registered")
+		h.publications(1)
 	})
 }
 
@@ -552,14 +656,14 @@ func TestAYesSettlesWhatWasAsked(t *testing.T) {
 func TestAReturnOfYesterdayIsNoNews(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
-	live(t, w, base, func(l *lives) {
-		l.w.set(func(w *world) { w.report = status.Report{Driver: status.Absent, Reason: "gone"} })
+	runHarness(t, w, base, func(h *harness) {
+		h.w.set(func(w *world) { w.report = status.Report{Driver: status.Absent, Reason: "gone"} })
 		time.Sleep(time.Second)
-		l.w.set(func(w *world) { w.report = ready() })
+		h.w.set(func(w *world) { w.report = ready() })
 		time.Sleep(24 * time.Hour)
-		l.w.word(false, "the API server is away")
+		h.w.word(false, "the API server is away")
 		time.Sleep(149 * time.Second)
-		l.publications(1)
+		h.publications(1)
 	})
 }
 
@@ -567,32 +671,32 @@ func TestAReturnOfYesterdayIsNoNews(t *testing.T) {
 func TestAReturnDuringTheKubeletsTry(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
-	live(t, w, base, func(l *lives) {
-		l.w.set(func(w *world) { w.report = status.Report{Driver: status.Absent, Reason: "gone"} })
+	runHarness(t, w, base, func(h *harness) {
+		h.w.set(func(w *world) { w.report = status.Report{Driver: status.Absent, Reason: "gone"} })
 		time.Sleep(time.Second)
-		l.w.set(func(w *world) { w.sock.GetInfoAt = time.Now() })
+		h.w.set(func(w *world) { w.sock.GetInfoAt = time.Now() })
 		time.Sleep(time.Second)
-		l.w.set(func(w *world) { w.report = ready() })
+		h.w.set(func(w *world) { w.report = ready() })
 		time.Sleep(time.Second)
-		l.w.set(func(w *world) { w.sock.Notification = status.Notification{At: time.Now(), Error: "no such file"} })
-		l.state("registered")
-		l.publications(2)
+		h.w.set(func(w *world) { w.sock.Notification = status.Notification{At: time.Now(), Error: "no such file"} })
+		h.state("registered")
+		h.publications(2)
 	})
 }
 
 // An older kubelet refused; the daemon began while the driver was away.
 func TestAReturnAfterTheStart(t *testing.T) {
 	w := newWorld()
-	live(t, w, base, func(l *lives) {
-		l.w.set(func(w *world) {
+	runHarness(t, w, base, func(h *harness) {
+		h.w.set(func(w *world) {
 			w.sock = status.Socket{Path: "/reg/foo-reg.sock", Place: status.Ours, Up: true, PublishedAt: time.Now(),
 				Announced: status.Announcement{Endpoint: base.Endpoint, Versions: base.Versions, Identity: ready().Identity},
 				GetInfoAt: time.Now(), Notification: status.Notification{At: time.Now(), Error: "no"}}
 		})
 		time.Sleep(time.Minute)
-		l.w.set(func(w *world) { w.report = ready() })
-		l.state("registered")
-		l.publications(1)
+		h.w.set(func(w *world) { w.report = ready() })
+		h.state("registered")
+		h.publications(1)
 	})
 }
 
@@ -615,13 +719,13 @@ func TestADriverThatFlapsUnderARefusalDoesNotChurn(t *testing.T) {
 			w := newWorld()
 			w.report = ready()
 			w.accept = func(status.Announcement) (bool, string) { return false, "no" }
-			live(t, w, base, func(l *lives) {
+			runHarness(t, w, base, func(h *harness) {
 				for range 7190 {
 					time.Sleep(500 * time.Millisecond)
-					l.w.set(c.flap)
+					h.w.set(c.flap)
 					synctest.Wait()
 				}
-				if _, n, _ := l.counts(); n < 2 || n > c.most {
+				if _, n, _ := h.counts(); n < 2 || n > c.most {
 					t.Errorf("published %d times in an hour, want at most %d", n, c.most)
 				}
 			})
@@ -633,21 +737,21 @@ func TestADriverThatFlapsUnderARefusalDoesNotChurn(t *testing.T) {
 func TestATryAgainIsNotDamped(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
-	live(t, w, base, func(l *lives) {
+	runHarness(t, w, base, func(h *harness) {
 		for i := range churnMost - 2 {
-			l.w.set(func(w *world) { w.report.Identity.NodeID = fmt.Sprint("m", i) })
+			h.w.set(func(w *world) { w.report.Identity.NodeID = fmt.Sprint("m", i) })
 			time.Sleep(churnStable + time.Minute)
 		}
-		l.publications(churnMost - 1)
-		l.w.set(func(w *world) { w.report.Identity.NodeID, w.publishErr = "last", conflict{} })
+		h.publications(churnMost - 1)
+		h.w.set(func(w *world) { w.report.Identity.NodeID, w.publishErr = "last", conflict{} })
 		time.Sleep(churnStable + time.Minute)
-		l.state("conflict")
-		l.w.mu.Lock()
-		l.w.publishErr = nil
-		l.w.mu.Unlock()
+		h.state("conflict")
+		h.w.mu.Lock()
+		h.w.publishErr = nil
+		h.w.mu.Unlock()
 		time.Sleep(retryConflictMost + retryConflictMost/4) // its jitter
-		l.state("registered")
-		l.publications(churnMost)
+		h.state("registered")
+		h.publications(churnMost)
 	})
 }
 
@@ -655,14 +759,14 @@ func TestATryAgainIsNotDamped(t *testing.T) {
 func TestTookIsOfTheFirstYes(t *testing.T) {
 	w := newWorld()
 	w.report, w.delay = ready(), 700*time.Millisecond
-	live(t, w, base, func(l *lives) {
+	runHarness(t, w, base, func(h *harness) {
 		time.Sleep(time.Second)
-		if s := l.status(); s.Took != 700*time.Millisecond {
+		if s := h.status(); s.Took != 700*time.Millisecond {
 			t.Errorf("took %s", s.Took)
 		}
 		time.Sleep(time.Hour)
-		l.w.word(true, "")
-		if s := l.status(); s.Took != 700*time.Millisecond {
+		h.w.word(true, "")
+		if s := h.status(); s.Took != 700*time.Millisecond {
 			t.Errorf("took %s after the kubelet's restart", s.Took)
 		}
 	})
@@ -671,8 +775,8 @@ func TestTookIsOfTheFirstYes(t *testing.T) {
 	published := time.Date(1999, 12, 31, 0, 0, 0, 0, time.UTC)
 	w.sock = status.Socket{Path: "/reg/foo-reg.sock", Place: status.Ours, Up: true, PublishedAt: published,
 		FirstAcceptedAt: published.Add(700 * time.Millisecond), Notification: status.Notification{At: published.Add(24 * time.Hour), Registered: true}}
-	live(t, w, base, func(l *lives) {
-		if s := l.status(); s.Took != 700*time.Millisecond {
+	runHarness(t, w, base, func(h *harness) {
+		if s := h.status(); s.Took != 700*time.Millisecond {
 			t.Errorf("took %s after the daemon's restart", s.Took)
 		}
 	})
@@ -680,17 +784,42 @@ func TestTookIsOfTheFirstYes(t *testing.T) {
 
 func TestReregister(t *testing.T) {
 	w := newWorld()
-	live(t, w, base, func(l *lives) {
-		if err := l.reg.Reregister(l.Context()); err == nil || !strings.Contains(err.Error(), "absent") {
+	runHarness(t, w, base, func(h *harness) {
+		if err := h.reg.Reregister(h.Context(), false); err == nil || !strings.Contains(err.Error(), "absent") {
 			t.Errorf("of an absent driver: %v", err)
 		}
-		l.w.set(func(w *world) { w.report = ready() })
-		l.state("registered")
-		if err := l.reg.Reregister(l.Context()); err != nil {
+		h.w.set(func(w *world) { w.report = ready() })
+		h.state("registered")
+		if err := h.reg.Reregister(h.Context(), false); err != nil {
 			t.Fatal(err)
 		}
-		l.publications(2)
-		l.state("registered")
+		h.publications(2)
+		h.state("registered")
+	})
+}
+
+// A working registration is not given up for one that the kubelet would refuse, unless somebody
+// insists.
+func TestReregisterWantsForceWhereTheKubeletWouldRefuse(t *testing.T) {
+	w := newWorld()
+	w.report = ready()
+	w.report.Identity.Topology, w.report.Identity.NodeID = map[string]string{"zone": "a"}, "n1"
+	runHarness(t, w, base, func(h *harness) {
+		h.state("registered")
+		h.w.set(func(w *world) {
+			w.report.Identity.Topology, w.report.Identity.NodeID = map[string]string{"zone": "b"}, "n2"
+		})
+		synctest.Wait()
+		err := h.reg.Reregister(h.Context(), false)
+		if err == nil || !strings.Contains(err.Error(), `zone="b" was "a"`) || !strings.Contains(err.Error(), `"n2" was "n1"`) {
+			t.Errorf("without force: %v", err)
+		}
+		time.Sleep(time.Minute)
+		h.publications(1)
+		if err := h.reg.Reregister(h.Context(), true); err != nil {
+			t.Fatal(err)
+		}
+		h.publications(2)
 	})
 }
 
@@ -698,17 +827,17 @@ func TestReregister(t *testing.T) {
 func TestAHangingDriverHoldsUpNothing(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
-	live(t, w, base, func(l *lives) {
-		l.state("registered")
-		l.w.set(func(w *world) { w.hang = true })
+	runHarness(t, w, base, func(h *harness) {
+		h.state("registered")
+		h.w.set(func(w *world) { w.hang = true })
 		synctest.Wait()
-		l.w.set(func(w *world) { w.sock.Place = status.Missing })
+		h.w.set(func(w *world) { w.sock.Place = status.Missing })
 		time.Sleep(quietSocket)
-		l.publications(2)
-		l.state("registered")
-		ctx, cancel := context.WithTimeout(l.Context(), time.Second)
+		h.publications(2)
+		h.state("registered")
+		ctx, cancel := context.WithTimeout(h.Context(), time.Second)
 		defer cancel()
-		if err := l.reg.Alive(ctx); err != nil {
+		if err := h.reg.Alive(ctx); err != nil {
 			t.Error(err)
 		}
 	})
@@ -716,17 +845,17 @@ func TestAHangingDriverHoldsUpNothing(t *testing.T) {
 
 func TestANewClientTakesOver(t *testing.T) {
 	w := newWorld()
-	live(t, w, base, func(l *lives) {
-		l.w.set(func(w *world) { w.hang = true })
+	runHarness(t, w, base, func(h *harness) {
+		h.w.set(func(w *world) { w.hang = true })
 		other := newWorld()
 		other.report = ready()
 		set := base
 		set.Socket = "/run/other.sock"
-		if err := l.reg.Update(l.Context(), set, other); err != nil {
+		if err := h.reg.Update(h.Context(), set, other); err != nil {
 			t.Fatal(err)
 		}
-		l.state("registered")
-		if s := l.status(); s.Socket != set.Socket {
+		h.state("registered")
+		if s := h.status(); s.Socket != set.Socket {
 			t.Errorf("status %+v", s)
 		}
 	})
@@ -739,12 +868,12 @@ func TestAdoptedIsRegisteredBeforeTheDriverAnswers(t *testing.T) {
 	w.sock = status.Socket{Path: "/reg/foo-reg.sock", Place: status.Ours, Up: true, PublishedAt: time.Now(),
 		Announced:    status.Announcement{Endpoint: base.Endpoint, Versions: base.Versions, Identity: id},
 		Notification: status.Notification{At: time.Now(), Registered: true}}
-	live(t, w, base, func(l *lives) {
-		l.state("registered")
-		if s := l.status(); s.NodeID != "n1" {
+	runHarness(t, w, base, func(h *harness) {
+		h.state("registered")
+		if s := h.status(); s.NodeID != "n1" {
 			t.Errorf("status %+v", s)
 		}
-		l.publications(0)
+		h.publications(0)
 	})
 }
 
@@ -752,16 +881,101 @@ func TestAdoptedIsRegisteredBeforeTheDriverAnswers(t *testing.T) {
 func TestTroubleThatChangesItsWordsIsNotRepeatedForEver(t *testing.T) {
 	w := newWorld()
 	w.report, w.publishErr = ready(), errFull
-	live(t, w, base, func(l *lives) {
+	runHarness(t, w, base, func(h *harness) {
 		for i := range 3600 {
 			time.Sleep(time.Second)
-			l.w.mu.Lock()
-			l.w.publishErr = fmt.Errorf("trouble %d", i)
-			l.w.mu.Unlock()
+			h.w.mu.Lock()
+			h.w.publishErr = fmt.Errorf("trouble %d", i)
+			h.w.mu.Unlock()
 		}
 		synctest.Wait()
-		if n := l.log.len(); n > 20 {
+		if n := h.log.len(); n > 20 {
 			t.Errorf("%d lines in an hour", n)
 		}
 	})
+}
+
+// A withdrawal that fails, as in a directory that is read-only for the sandbox, is retried less
+// and less often, and is a few lines in the log. The status says so.
+func TestAWithdrawalThatFailsIsDamped(t *testing.T) {
+	w := newWorld()
+	w.report = ready()
+	runHarness(t, w, base, func(h *harness) {
+		h.state("registered")
+		h.w.set(func(w *world) { w.withdrawErr = errors.New("read-only file system") })
+		if err := h.reg.Update(h.Context(), leaving, nil); err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		for range 3600 { // a busy directory
+			time.Sleep(time.Second)
+			poke(h.w.shints)
+		}
+		h.w.mu.Lock()
+		tries := h.w.withdrawals
+		h.w.mu.Unlock()
+		if tries < 30 || tries > 75 {
+			t.Errorf("tried %d times in an hour", tries)
+		}
+		if said := h.log.said(); len(said) > 15 {
+			t.Errorf("%d lines in an hour: %q", len(said), said)
+		}
+		s := h.status()
+		if s.WithdrawalError != "read-only file system" || !s.WithdrawalFailedAt.Equal(began) || s.Reason != s.WithdrawalError {
+			t.Errorf("status %+v", s)
+		}
+		h.w.set(func(w *world) { w.withdrawErr = nil })
+		time.Sleep(retryWithdrawalMost * 5 / 4)
+		if s := h.status(); s.WithdrawalError != "" || !s.WithdrawalFailedAt.IsZero() {
+			t.Errorf("status %+v", s)
+		}
+		if _, _, n := h.counts(); n != 1 {
+			t.Errorf("withdrawn %d times", n)
+		}
+	})
+}
+
+// A change of the settings ends the pause.
+func TestAWithdrawalThatFailsIsRetriedAtOnceForNewSettings(t *testing.T) {
+	w := newWorld()
+	w.report = ready()
+	runHarness(t, w, base, func(h *harness) {
+		h.state("registered")
+		h.w.set(func(w *world) { w.withdrawErr = errors.New("read-only file system") })
+		for range 2 {
+			if err := h.reg.Update(h.Context(), leaving, nil); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(30 * time.Minute)
+		}
+		if err := h.reg.Update(h.Context(), base, nil); err != nil {
+			t.Fatal(err)
+		}
+		if s := h.status(); s.State != "registered" || s.WithdrawalError != "" || s.Reason != "" {
+			t.Errorf("status %+v", s)
+		}
+		h.w.set(func(w *world) { w.withdrawErr = nil })
+		if err := h.reg.Update(h.Context(), leaving, nil); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, n := h.counts(); n != 1 {
+			t.Errorf("withdrawn %d times", n)
+		}
+	})
+}
+
+// What is about to be withdrawn must not be called kept.
+func TestReasonOfAWithdrawal(t *testing.T) {
+	seen := status.Socket{Up: true, Place: status.Ours, Notification: status.Notification{At: time.Now(), Registered: true}}
+	for what, change := range map[string]func(*Registrar){
+		"mismatch": func(r *Registrar) { r.view.report.Driver = status.Mismatch },
+		"leaving":  func(r *Registrar) { r.view.report.Driver, r.set.Leaving = status.Starting, true },
+	} {
+		r := &Registrar{}
+		r.view.report.Reason = "it has another name"
+		change(r)
+		if reason := r.reason(seen, status.Registered, time.Now()); !strings.Contains(reason, "is withdrawn: it has another name") || strings.Contains(reason, "kept") {
+			t.Errorf("%s: %q", what, reason)
+		}
+	}
 }

@@ -1,6 +1,6 @@
-// Package safetext makes strings of strangers harmless: what a driver, a kubelet or a
-// file says may be written to a log, a terminal or a metric after it went through here. It
-// is also the one place that builds what a person is told to run.
+// Package safetext makes untrusted strings harmless: text of a driver, a kubelet or a file may be
+// written to a log, a terminal or a metric once it has passed through here. It also builds the
+// commands that a person is told to run.
 package safetext
 
 import (
@@ -12,15 +12,14 @@ import (
 
 const ellipsis = '…'
 
-// Clean returns s in a form that can neither move a cursor, end a line, reorder or hide
-// text, nor fill a screen. Every character that is not visible on its own (control
-// characters, line breaks, NUL, bidi and zero-width marks, unusual spaces, characters
-// that Unicode does not know) and every byte that is not UTF-8 becomes a visible escape
-// as Go writes it: \n, \x00, \u202e. Letters of all scripts are left as they are.
+// Clean returns s in a form that cannot move a cursor, end a line, reorder or hide text, or fill a
+// screen. Every character that is not visible on its own (control characters, line breaks, NUL,
+// bidi and zero-width marks, unusual spaces, characters unknown to Unicode) and every byte that is
+// not UTF-8 becomes a visible escape as in Go: \n, \x00, \u202e. Letters of all scripts stay.
 //
-// The result has at most limit characters; where something was cut off, the last one is
-// an ellipsis. Clean of its own result, with the same limit, changes nothing: a backslash
-// is not escaped, so an escape may also be what the stranger wrote, which harms nobody.
+// The result has at most limit characters; if it was cut, the last one is an ellipsis. Clean of its
+// own result with the same limit changes nothing: a backslash is not escaped, so an escape may also
+// be part of the input, which is harmless.
 func Clean(s string, limit int) string {
 	if limit <= 0 {
 		return ""
@@ -50,7 +49,7 @@ func Clean(s string, limit int) string {
 	return b.String()
 }
 
-// fits reports whether s is harmless and short enough as it is: the usual case, without a copy.
+// fits reports whether s needs no change: the usual case, without a copy.
 func fits(s string, limit int) bool {
 	if len(s) > limit*utf8.UTFMax {
 		return false
@@ -58,7 +57,7 @@ func fits(s string, limit int) bool {
 	n := 0
 	for _, r := range s {
 		n++
-		// An invalid byte reads as RuneError; the slow way tells it from a true U+FFFD.
+		// An invalid byte reads as RuneError; the slow path distinguishes it from a real U+FFFD.
 		if n > limit || r == utf8.RuneError || !visible(r) {
 			return false
 		}
@@ -66,9 +65,9 @@ func fits(s string, limit int) bool {
 	return true
 }
 
-// visible reports whether r shows itself. IsPrint leaves out all controls, formats (bidi,
-// zero-width), separators and unknown characters; a few letters and marks that are
-// drawn as nothing are to be left out as well.
+// visible reports whether r is visible on its own. IsPrint excludes all controls, formats (bidi,
+// zero-width), separators and unknown characters; a few letters and marks that are drawn as nothing
+// are excluded as well.
 func visible(r rune) bool {
 	return unicode.IsPrint(r) &&
 		!unicode.In(r, unicode.Other_Default_Ignorable_Code_Point, unicode.Variation_Selector)

@@ -7,10 +7,10 @@ import (
 	"unicode/utf8"
 )
 
-// Command is what a person is told to run. It is never run by the program itself. Arguments
-// may be paths that a stranger chose: String quotes them. A name (of a unit, of a driver)
-// that becomes an argument is checked by the caller first (UnitName, status.CheckName), for
-// a quoted word can still be an option.
+// Command is a command that a person is told to run; the program never runs it. Arguments may be
+// untrusted paths: String quotes them. The caller must first check a name (of a unit, of a driver)
+// that becomes an argument (UnitName, status.CheckName), because a quoted word can still be an
+// option.
 type Command struct {
 	Name   string
 	Args   []string
@@ -20,7 +20,7 @@ type Command struct {
 // Run returns the Command of a name and its arguments.
 func Run(name string, args ...string) Command { return Command{Name: name, Args: args} }
 
-// String writes the command as one line for a POSIX shell.
+// String returns the command as one line for a POSIX shell.
 func (c Command) String() string {
 	var b strings.Builder
 	b.WriteString(ShellWord(c.Name))
@@ -35,13 +35,12 @@ func (c Command) String() string {
 	return b.String()
 }
 
-// MarshalText writes it into a JSON document as String does.
+// MarshalText returns the command as String does, for JSON documents.
 func (c Command) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
 
-// ShellWord writes s as one word for a POSIX shell, of printable characters only. What is
-// not printable needs the form $'…' of POSIX.1-2024. A shell that does not know that form
-// (dash) reads a dollar and a quoted text: the wrong word, and still only one, because there
-// is no quote within it.
+// ShellWord returns s as one word for a POSIX shell, with printable characters only. Others need
+// the form $'…' of POSIX.1-2024. A shell without that form (dash) reads a dollar sign and a quoted
+// text: the wrong word, but still one word, because there is no quote in it.
 func ShellWord(s string) string {
 	switch {
 	case plain(s):
@@ -65,17 +64,15 @@ func ShellWord(s string) string {
 	return b.String() + "'"
 }
 
-const maxQuoted = 1000 // characters of a stranger's text in a message
+const maxQuoted = 1000 // characters of an untrusted text in a message
 
-// Quote marks a stranger's text as such: it is put into double quotes, harmless as Clean
-// makes it and at most a thousand characters long. A quote or a backslash in it is
-// escaped, so that what follows the closing quote is ours.
+// Quote returns an untrusted text in double quotes, as Clean makes it, with at most a thousand
+// characters. A quote or backslash in it is escaped, so that it cannot end the quoted part.
 func Quote(s string) string {
 	return `"` + Clean(strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(s), maxQuoted) + `"`
 }
 
-// Word is Quote for a path or a name: without the quotes where it is a single word that
-// needs none.
+// Word is Quote for a path or a name: without the quotes if it is a single word that needs none.
 func Word(s string) string {
 	if plain(s) && len(s) <= maxQuoted {
 		return s
@@ -83,14 +80,14 @@ func Word(s string) string {
 	return Quote(s)
 }
 
-// plain reports whether s is a word of characters that mean nothing to a shell or a reader.
+// plain reports whether s is a word of characters without a special meaning to a shell or a reader.
 func plain(s string) bool {
 	return s != "" && strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:@%+,=") == "" &&
 		!strings.HasPrefix(s, "=")
 }
 
 // UnitName reports whether s is the name of a systemd unit (systemd.unit(5)) that can be an
-// argument: of its alphabet, with a type, and not to be taken for an option.
+// argument: it has only the characters of one, has a type, and cannot be read as an option.
 func UnitName(s string) bool {
 	dot := strings.LastIndexByte(s, '.')
 	return len(s) <= 255 && dot > 0 &&

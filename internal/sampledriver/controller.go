@@ -184,8 +184,8 @@ func (s controller) GetCapacity(_ context.Context, r *csi.GetCapacityRequest) (*
 	return &csi.GetCapacityResponse{AvailableCapacity: int64(fs.Bavail) * int64(fs.Bsize)}, nil
 }
 
-// ControllerExpandVolume changes the figure. That the node has to expand it too is what a driver with
-// a file system for each volume would say.
+// ControllerExpandVolume changes the figure. That the node has to expand it too is what a driver
+// with a file system for each volume would say.
 func (s controller) ControllerExpandVolume(_ context.Context, r *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
 	if err := checkExpand(r.GetVolumeId(), r.GetCapacityRange()); err != nil {
 		return nil, err

@@ -44,8 +44,8 @@ func (s node) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesReque
 	return response, nil
 }
 
-// NodeStageVolume mounts the volume where it is published from. A directory could do without; a driver
-// with devices formats and mounts them here, once for all pods of the node.
+// NodeStageVolume mounts the volume where it is published from. A directory could do without; a
+// driver with devices formats and mounts them here, once for all pods of the node.
 func (s node) NodeStageVolume(_ context.Context, r *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
 	staging := r.GetStagingTargetPath()
 	if err := s.d.checkPath(r.GetVolumeId(), "staging_target_path", staging); err != nil {
@@ -89,7 +89,8 @@ func (s node) NodeUnstageVolume(_ context.Context, r *csi.NodeUnstageVolumeReque
 }
 
 // ephemeralKey is in the volume context of a volume that a pod defines inline, if the CSIDriver
-// object has podInfoOnMount. Such a volume is made when it is published and removed when it is unpublished.
+// object has podInfoOnMount. Such a volume is made when it is published and removed when it is
+// unpublished.
 const ephemeralKey = "csi.storage.k8s.io/ephemeral"
 
 func (s node) NodePublishVolume(_ context.Context, r *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
@@ -259,7 +260,8 @@ func (s node) NodeGetVolumeStats(_ context.Context, r *csi.NodeGetVolumeStatsReq
 	}}}, nil
 }
 
-// NodeExpandVolume has nothing to do: a directory has no file system of its own that would have to grow.
+// NodeExpandVolume has nothing to do: a directory has no file system of its own that would have to
+// grow.
 func (s node) NodeExpandVolume(_ context.Context, r *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
 	if err := checkExpand(r.GetVolumeId(), r.GetCapacityRange()); err != nil {
 		return nil, err

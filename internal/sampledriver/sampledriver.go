@@ -82,24 +82,12 @@ func (d *Driver) Serve(ctx context.Context, socket string) error {
 
 // listen binds the socket, mode 0600. A stale one that a killed driver left is removed first.
 func listen(ctx context.Context, path string) (net.Listener, error) {
-	f, err := unixsock.Lstat(path)
-	switch {
-	case errors.Is(err, os.ErrNotExist):
-	case err != nil:
-		return nil, fmt.Errorf("cannot look at the driver's socket: %w", err)
-	case !f.IsSocket():
-		return nil, fmt.Errorf("cannot listen on %s: it exists and is no socket; remove it, or give another --socket", path)
-	default:
-		liveness, _, err := unixsock.Probe(ctx, path)
-		if err != nil {
-			return nil, fmt.Errorf("cannot find out if %s is in use: %w", path, err)
-		}
-		if liveness == unixsock.Live {
-			return nil, fmt.Errorf("cannot listen on %s: another process serves it; stop that, or give another --socket", path)
-		}
-		if _, err := unixsock.Remove(path, f.FileID); err != nil {
-			return nil, fmt.Errorf("cannot remove a stale socket: %w", err)
-		}
+	_, err := unixsock.Vacate(ctx, path)
+	if _, ok := errors.AsType[*unixsock.InUse](err); ok {
+		return nil, fmt.Errorf("cannot listen on the driver's socket: %w; stop or remove that, or give another --socket", err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot listen on the driver's socket: %w", err)
 	}
 	listener, _, err := unixsock.Listen(ctx, path)
 	if err != nil {

@@ -281,7 +281,8 @@ func TestMountWithoutRights(t *testing.T) {
 
 var ephemeral = map[string]string{ephemeralKey: "true"}
 
-// withMounts gives the test a mount namespace of its own, so that nothing leaks, and a driver for it.
+// withMounts gives the test a mount namespace of its own, so that nothing leaks, and a driver for
+// it.
 func withMounts(t *testing.T) (*Driver, controller, node) {
 	t.Helper()
 	// The namespace belongs to this thread alone; as it is never unlocked, the thread
@@ -501,7 +502,7 @@ func TestSocketInTheWay(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := d().Serve(t.Context(), file); err == nil || !strings.Contains(err.Error(), "no socket") {
+	if err := d().Serve(t.Context(), file); err == nil || !strings.Contains(err.Error(), "held by a regular file") {
 		t.Errorf("Serve on a file = %v", err)
 	}
 
@@ -510,7 +511,7 @@ func TestSocketInTheWay(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := d().Serve(t.Context(), socket); err == nil || !strings.Contains(err.Error(), "another process") {
+	if err := d().Serve(t.Context(), socket); err == nil || !strings.Contains(err.Error(), "held by process") {
 		t.Errorf("Serve on a live socket = %v", err)
 	}
 

@@ -26,10 +26,11 @@ const (
 
 // volume is what volume.json keeps.
 type volume struct {
-	ID       string   `json:"id"`
-	Name     string   `json:"name,omitempty"`
-	Capacity int64    `json:"capacity_bytes"`
-	Targets  []string `json:"targets,omitempty"` // where it is, or was about to be, mounted: staged or published
+	ID       string `json:"id"`
+	Name     string `json:"name,omitempty"`
+	Capacity int64  `json:"capacity_bytes"`
+	// Where it is, or was about to be, mounted: staged or published.
+	Targets []string `json:"targets,omitempty"`
 }
 
 // ephemeral reports whether the volume lives as long as it is published.

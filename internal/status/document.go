@@ -1,30 +1,64 @@
 package status
 
-import "time"
+import (
+	"fmt"
+	"slices"
+	"time"
+)
 
-// Document is the whole: the document of `status --json` and GET /v1/status.
+// Document is the document of `status --json` and GET /v1/status.
 type Document struct {
-	Version         string    `json:"version"`
-	StartedAt       time.Time `json:"started_at"`
-	ConfigFiles     []string  `json:"config_files"`
-	ConfigError     string    `json:"config_error,omitempty"` // the errors of the files, one a line; absent while there are none
-	PluginsRegistry string    `json:"plugins_registry"`
-	Drivers         []Driver  `json:"drivers"` // by name
-	// Polling says why changes are looked for each second instead of being reported by the
-	// kernel (inotify); empty while all is well.
+	Version     string    `json:"version"`
+	StartedAt   time.Time `json:"started_at"`
+	ConfigFiles []string  `json:"config_files"`
+	// the errors of the files, one a line; absent while there are none
+	ConfigError     string `json:"config_error,omitempty"`
+	PluginsRegistry string `json:"plugins_registry"`
+	// Kubelet is the kubelet that last reported a result; absent if it is not known, or cannot
+	// be followed.
+	Kubelet Kubelet  `json:"kubelet,omitzero"`
+	Drivers []Driver `json:"drivers"` // by name
+	// Polling is why files are checked for changes each second, instead of the kernel reporting
+	// them (inotify); empty if it does.
 	Polling string      `json:"polling,omitempty"`
 	Stuck   []StuckCall `json:"stuck,omitempty"`
+	// Withdrawals are those that failed and are retried, by driver.
+	Withdrawals []Withdrawal `json:"withdrawals,omitempty"`
 
-	VolumesError string `json:"-"` // why `status` does not know the volumes
+	VolumesError string `json:"-"` // why `status` cannot count the volumes
 }
 
-// StuckCall is a system call that was abandoned, for the file system of Path does not answer.
+// Kubelet is a process that reported the result of a registration.
+type Kubelet struct {
+	// absent in a pid namespace that is not visible
+	PID         int       `json:"pid,omitempty"`
+	ConfirmedAt time.Time `json:"confirmed_at"`      // when it first reported a result
+	EndedAt     time.Time `json:"ended_at,omitzero"` // absent while it runs
+}
+
+// String names the process for people.
+func (k Kubelet) String() string {
+	if k.PID == 0 {
+		return "the kubelet"
+	}
+	return fmt.Sprintf("the kubelet (pid %d)", k.PID)
+}
+
+// StuckCall is a system call that was abandoned because the file system of Path does not answer.
 type StuckCall struct {
 	Path  string    `json:"path"`
 	Since time.Time `json:"since"`
 }
 
-// Driver finds a driver by name.
+// Withdrawal is a registration that should be withdrawn and could not be.
+type Withdrawal struct {
+	Driver             string    `json:"driver"`
+	RegistrationSocket string    `json:"registration_socket"`
+	Since              time.Time `json:"since"`
+	Error              string    `json:"error"`
+}
+
+// Driver returns the driver of a name.
 func (s Document) Driver(name string) (Driver, bool) {
 	for _, d := range s.Drivers {
 		if d.Name == name {
@@ -34,7 +68,25 @@ func (s Document) Driver(name string) (Driver, bool) {
 	return Driver{}, false
 }
 
-// Pending lists the enabled drivers that are not registered.
+// KubeletEnded says that the kubelet that confirmed the driver's registration has ended; empty if
+// it has not, or that is not known.
+func (s Document) KubeletEnded(d Driver, now time.Time) string {
+	if s.Kubelet.EndedAt.IsZero() || d.Registration != Registered {
+		return ""
+	}
+	text := "%s that confirmed this ended %s ago; none has asked since"
+	if d.LastGetInfoAt.After(s.Kubelet.EndedAt) {
+		text = "%s that confirmed this ended %s ago; one has asked since, and has not confirmed"
+	}
+	return fmt.Sprintf(text, s.Kubelet, now.Sub(s.Kubelet.EndedAt).Round(time.Second))
+}
+
+// Down returns the registered drivers that do not serve.
+func (s Document) Down() []Driver {
+	return slices.DeleteFunc(slices.Clone(s.Drivers), func(d Driver) bool { return !d.Down() })
+}
+
+// Pending returns the enabled drivers that are not registered.
 func (s Document) Pending() []Driver {
 	var out []Driver
 	for _, d := range s.Drivers {

@@ -2,14 +2,14 @@ package status
 
 import "time"
 
-// Driver is what a registrar tells of its driver: one immutable snapshot, handed out at
-// each change. Its JSON form is an element of "drivers" in the status document:
-// fields are added, never renamed; what is not known is absent.
+// Driver is the status of a driver: an immutable snapshot that its registrar reports at each
+// change. Its JSON form is an element of "drivers" in the status document. Fields may be added, but
+// not renamed; unknown ones are absent.
 type Driver struct {
 	Name     string `json:"name"`
 	Socket   string `json:"socket"`
 	Endpoint string `json:"endpoint"` // what the kubelet is told
-	// LinkTarget is where Endpoint points if that is a link of endpoint_link.
+	// LinkTarget is the target of Endpoint if that is a link of endpoint_link.
 	LinkTarget string `json:"link_target,omitempty"`
 
 	State        string            `json:"state"` // State, or "disabled"
@@ -17,38 +17,76 @@ type Driver struct {
 	Registration RegistrationState `json:"registration"`
 	Since        time.Time         `json:"since,omitzero"` // when State was entered
 	Reason       string            `json:"reason,omitempty"`
+	// when Driver was entered; zero: it was not asked yet
+	DriverSince time.Time `json:"driver_since,omitzero"`
+	// DriverRestarts is how often the driver came back within RestartWindow.
+	DriverRestarts int `json:"driver_restarts,omitempty"`
 
 	RegistrationSocket string            `json:"registration_socket,omitempty"`
 	NodeID             string            `json:"node_id,omitempty"`
 	Topology           map[string]string `json:"topology,omitempty"`
-	MaxVolumes         int64             `json:"max_volumes_per_node,omitempty"`
-	DriverVersion      string            `json:"driver_version,omitempty"`
-	RegisteredAt       time.Time         `json:"registered_at,omitzero"`
-	LastGetInfoAt      time.Time         `json:"last_get_info_at,omitzero"`
-	KubeletError       string            `json:"kubelet_error,omitempty"`
-	Republications     uint64            `json:"republications"`
-	// NotKept says why the registration would not survive a restart of the daemon.
+	MaxVolumes         int64             `json:"max_volumes_per_node,omitempty"` // 0: no limit
+	// KubeletMaxVolumes is the limit that the kubelet learned at the registration, 0 if none; nil
+	// if that is MaxVolumes.
+	KubeletMaxVolumes *int64    `json:"kubelet_max_volumes_per_node,omitempty"`
+	DriverVersion     string    `json:"driver_version,omitempty"`
+	RegisteredAt      time.Time `json:"registered_at,omitzero"`
+	LastGetInfoAt     time.Time `json:"last_get_info_at,omitzero"`
+	KubeletError      string    `json:"kubelet_error,omitempty"`
+	Republications    uint64    `json:"republications"`
+	// RefusedChange is what changed in the driver's answers that the kubelet would refuse, so that
+	// it was not told.
+	RefusedChange string `json:"refused_change,omitempty"`
+	// NotKept is why the registration would not survive a restart of the daemon.
 	NotKept string `json:"not_kept,omitempty"`
-	// Traced: a recorder has the calls between the kubelet and the driver.
+	// Server is the process that serves the driver's socket, or served it last.
+	Server Server `json:"server,omitzero"`
+	// Traced: a recorder receives the calls of the kubelet to the driver.
 	Traced bool `json:"traced,omitempty"`
-	// DampedUntil is when the registration socket is changed again at the latest, after it was
-	// changed too often.
+	// DampedUntil is when the registration socket, which changed too often, is changed again at
+	// the latest.
 	DampedUntil time.Time `json:"damped_until,omitzero"`
-	// Volumes is what `status` adds: the daemon does not look for volumes.
+	// Volumes is set by `status`; the daemon does not count volumes.
 	Volumes *Volumes `json:"volumes,omitempty"`
 
+	// WithdrawalError is why the registration could not be withdrawn, since WithdrawalFailedAt;
+	// see Document.Withdrawals.
+	WithdrawalError    string    `json:"-"`
+	WithdrawalFailedAt time.Time `json:"-"`
+
+	Restarts      []time.Time `json:"-"` // within RestartWindow and before, oldest first
+	RestartsTotal uint64      `json:"-"` // since the daemon started
+
 	// For metrics only.
-	Took             time.Duration     `json:"-"` // from published to the kubelet's first yes; 0 while it has not said it
-	Accepted         uint64            `json:"-"` // the kubelet said yes, since start
-	Refusals         uint64            `json:"-"` // the kubelet said no, since start
-	RepublicationsBy map[string]uint64 `json:"-"` // by cause: one of the Cause words
+	// from published to the kubelet's first confirmation; 0: there was none
+	Took             time.Duration     `json:"-"`
+	Accepted         uint64            `json:"-"` // by the kubelet, since the start
+	Refusals         uint64            `json:"-"` // by the kubelet, since the start
+	RepublicationsBy map[string]uint64 `json:"-"` // by registrar.Cause
 }
 
-// Volumes is how many volumes of a driver are in use on this node.
+// Server is a process that serves a driver's socket, and where to find its log: in the journal of
+// its unit, or in that of its container. Of these one is known, or none.
+type Server struct {
+	PID       int    `json:"pid"`
+	Unit      string `json:"unit,omitempty"`
+	Pod       string `json:"pod,omitempty"` // its UID
+	Container string `json:"container,omitempty"`
+}
+
+// Volumes is the number of volumes of a driver that are in use on this node.
 type Volumes struct {
 	Staged    int `json:"staged"`
 	Published int `json:"published"` // once for each pod
 }
 
-// Disabled is the State of a driver that the configuration names but does not want.
+// RestartWindow is the period in which the restarts of a driver are counted.
+const RestartWindow = 10 * time.Minute
+
+// Down reports whether the driver is registered and does not serve.
+func (d Driver) Down() bool {
+	return d.Registration == Registered && d.State != Disabled && d.Driver != Ready && !d.DriverSince.IsZero()
+}
+
+// Disabled is the State of a driver with enabled = false.
 const Disabled = "disabled"

@@ -6,16 +6,16 @@ import (
 	"strings"
 )
 
-// In bytes, which all are letters of ASCII: apimachinery, validation of labels.
+// Limits of apimachinery's validation of labels, in bytes; all of them must be ASCII.
 const (
 	maxLabelName   = 63
 	maxLabelValue  = 63
 	maxLabelPrefix = 253
 )
 
-// CheckLabelKey returns an error if a text may not be the key of a node's label, [PREFIX/]NAME. The
-// kubelet makes labels and a CSINode of the driver's topology, and the API server refuses
-// the whole object if one is wrong (apimachinery, IsQualifiedName).
+// CheckLabelKey returns an error if key is not valid as the key of a label, [PREFIX/]NAME. The
+// kubelet copies the driver's topology to labels of the Node and to the CSINode, and the API server
+// refuses the whole object if one is not valid (apimachinery, IsQualifiedName).
 func CheckLabelKey(key string) error {
 	prefix, name, hasPrefix := strings.Cut(key, "/")
 	if !hasPrefix {
@@ -32,7 +32,7 @@ func CheckLabelKey(key string) error {
 	return labelText(name)
 }
 
-// CheckLabelValue returns an error if a text may not be the value of a node's label; it may be empty.
+// CheckLabelValue returns an error if value is not valid as the value of a label.
 func CheckLabelValue(value string) error {
 	if len(value) > maxLabelValue {
 		return fmt.Errorf("it has %d characters, at most %d are allowed", len(value), maxLabelValue)
@@ -55,7 +55,7 @@ func labelText(s string) error {
 	return nil
 }
 
-// subdomain is the rule of RFC 1123 as Kubernetes has it.
+// subdomain checks a DNS-1123 subdomain as Kubernetes does.
 func subdomain(s string) error {
 	if s == "" || len(s) > maxLabelPrefix {
 		return fmt.Errorf("it has %d characters, 1 to %d are allowed", len(s), maxLabelPrefix)

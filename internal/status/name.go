@@ -6,17 +6,17 @@ import (
 	"strings"
 )
 
-// MaxName is the longest driver name, in bytes: the CSI specification and the API
-// server (a CSINode entry) both allow 63.
+// MaxName is the maximum length of a driver's name in bytes: the CSI specification and the API
+// server (for a CSINode) both allow 63.
 const MaxName = 63
 
-// ErrName is the error, or wrapped by the error, of every refused name.
+// ErrName is wrapped by all errors of CheckName.
 var ErrName = errors.New("not a driver name that the API server accepts")
 
-// CheckName returns an error if a name may not be a CSI driver's. The kubelet itself takes any
-// name; the API server wants a DNS-1123 subdomain once it is lower-cased, at most 63
-// characters (seen with v1.36: Foo.Example registers, Under_score! does not). A name
-// that passes is also safe as part of a file name: no separator, no leading dot.
+// CheckName returns an error if name is not valid for a CSI driver. The kubelet accepts any name,
+// but the API server requires that it is a DNS-1123 subdomain after lower-casing, of at most 63
+// characters (v1.36: Foo.Example is registered, Under_score! is refused). A valid name is also
+// safe as part of a file name: it has no separator and no leading dot.
 func CheckName(name string) error {
 	switch {
 	case name == "":

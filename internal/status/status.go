@@ -1,6 +1,6 @@
-// Package status holds the words that the others share: what is known of a driver, what the
-// kubelet is told of it, what is seen in the plugins_registry, and the status document. Types
-// and the rules for names and labels; nothing that runs.
+// Package status has the types that other packages share: the state of a driver, what the kubelet
+// is told about it, what is in the plugins_registry, and the status document; and the rules for
+// names and labels. Nothing in it has side effects.
 package status
 
 import (
@@ -9,18 +9,20 @@ import (
 	"time"
 )
 
-// DriverState is the first of the two states kept for each driver: what its socket answers.
+// DriverState is the state of the driver itself.
 type DriverState string
 
 // The states of a driver.
 const (
-	Absent   DriverState = "absent"   // its socket does not answer
+	Absent   DriverState = "absent"   // nobody listens at its socket
 	Starting DriverState = "starting" // answers, but is not ready yet
 	Ready    DriverState = "ready"    // GetPluginInfo, Probe and NodeGetInfo answered
-	Mismatch DriverState = "mismatch" // answers, but is not what was configured: name, owner, path
+	// accepts connections, but did not answer twice, after it was published
+	Hanging  DriverState = "hanging"
+	Mismatch DriverState = "mismatch" // answers, but its name, owner or path is not as configured
 )
 
-// RegistrationState is the second: how far the kubelet has got with it.
+// RegistrationState is the state of its registration with the kubelet.
 type RegistrationState string
 
 // The states of a registration.
@@ -32,8 +34,8 @@ const (
 	Conflict   RegistrationState = "conflict"   // another live registrar has the path or the name
 )
 
-// State derives the one word that people see: the state of the registration as soon as there
-// is one, before that the state of the driver.
+// State returns the state that people see: that of the registration if there is one, else that of
+// the driver.
 func State(d DriverState, r RegistrationState) string {
 	if r == None {
 		return string(d)
@@ -41,8 +43,8 @@ func State(d DriverState, r RegistrationState) string {
 	return string(r)
 }
 
-// Identity is what a driver says of itself. Strings are made harmless (safetext)
-// by whoever received them, except NodeID and Topology, which are compared as sent.
+// Identity is what a driver reports about itself. The receiver sanitizes its strings (safetext),
+// except NodeID and Topology, which are compared as sent.
 type Identity struct {
 	Name       string            `json:"name"`
 	Version    string            `json:"version,omitempty"`
@@ -51,34 +53,40 @@ type Identity struct {
 	Topology   map[string]string `json:"topology,omitempty"`
 }
 
-// Equal reports whether both say the same.
+// Equal reports whether both are the same.
 func (i Identity) Equal(o Identity) bool {
 	return i.Name == o.Name && i.Version == o.Version && i.NodeID == o.NodeID &&
 		i.MaxVolumes == o.MaxVolumes && maps.Equal(i.Topology, o.Topology)
 }
 
-// Report is the outcome of one round of asking a driver.
+// Report is the result of asking a driver.
 type Report struct {
 	Driver   DriverState
-	Reason   string   // why it is not Ready, in words a person can act on
-	Identity Identity // whole only when Ready; as far as it was learned otherwise
-	// Replaced: the socket is another file than at the Ready report before, so the driver was
-	// away, however quickly it came back. Meaningful only when Ready.
+	Reason   string   // why it is not Ready, for a person who can act on it
+	Identity Identity // complete only when Ready
+	// Replaced: the socket is not the same file as at the previous Ready report, so the driver was
+	// away, however briefly. Meaningful only when Ready.
 	Replaced bool
+	// Silent: the driver did not answer a call within its time limit.
+	Silent bool
+	// Connection is the number of the connection over which Probe and NodeGetInfo were called,
+	// which may be expensive for the driver; 0: they were not.
+	Connection uint64
+	Server     Server // who serves the socket, or served it when it was connected to last
 }
 
-// Announcement is what the kubelet is told with GetInfo (Name, Endpoint, Versions)
-// and what it will learn from the driver because of it (the rest of Identity).
+// Announcement is what the kubelet is told by GetInfo (Name, Endpoint, Versions) and what it then
+// learns from the driver (the rest of Identity).
 type Announcement struct {
 	Endpoint string `json:"endpoint"`
-	// LinkTarget: Endpoint is a symbolic link that we keep, and that points there; empty: it is not.
-	// The kubelet does not learn it.
+	// LinkTarget is the target of Endpoint if that is a symbolic link of ours, else empty. The
+	// kubelet does not learn it.
 	LinkTarget string   `json:"link_target,omitempty"`
 	Versions   []string `json:"versions"`
 	Identity   Identity `json:"identity"`
 }
 
-// Equal reports whether both say the same.
+// Equal reports whether both are the same.
 func (a Announcement) Equal(o Announcement) bool {
 	return a.Endpoint == o.Endpoint && a.LinkTarget == o.LinkTarget && slices.Equal(a.Versions, o.Versions) && a.Identity.Equal(o.Identity)
 }
@@ -93,36 +101,39 @@ const (
 	Foreign Place = "foreign" // anything else, live or stale
 )
 
-// Notification is what the kubelet said last with NotifyRegistrationStatus.
+// Notification is the kubelet's last NotifyRegistrationStatus.
 type Notification struct {
-	At         time.Time `json:"at,omitzero"` // zero: it said nothing since the socket was published
+	At         time.Time `json:"at,omitzero"` // zero: there was none since the socket was published
 	Registered bool      `json:"registered"`
-	Error      string    `json:"error,omitempty"` // made harmless
+	Error      string    `json:"error,omitempty"` // sanitized
 }
 
-// Socket is what is known of a registration socket: the path, and the kubelet's part.
+// Socket is the state of a registration socket: its path, and the calls of the kubelet.
 type Socket struct {
 	Path  string // <plugins_registry>/<driver name>-reg.sock
-	Place Place  // as it was seen last
-	// DirMissing: there is no plugins_registry; meaningful while Place is Missing.
+	Place Place  // as last checked
+	// DirMissing: there is no plugins_registry. Meaningful while Place is Missing.
 	DirMissing bool
-	// DirRecreated: the plugins_registry is not the directory that it was when this daemon
-	// first saw it, so a kubelet that runs since before may watch the deleted one for ever
-	// (kubelet v1.36 watches it by inode and never looks again).
+	// DirRecreated: the plugins_registry is not the directory that this daemon saw first, so a
+	// kubelet that is older may watch the deleted one for ever (kubelet v1.36 watches the inode
+	// and never looks again).
 	DirRecreated bool
-	// Announced is what the socket that we published last tells; meaningful while Up.
-	Announced       Announcement
-	Up              bool // we listen on a socket that was put in place and not withdrawn; Place tells if it is still there
-	PublishedAt     time.Time
-	GetInfoAt       time.Time // the kubelet's last GetInfo since PublishedAt, else zero
-	Notification    Notification
-	FirstAcceptedAt time.Time // when the kubelet accepted it first since PublishedAt, in whatever process of ours; else zero
-	Accepted        uint64    // how often the kubelet accepted, since the process started
-	Refusals        uint64    // how often it refused
-	NotKept         string    // why it would not survive a restart of the daemon; empty if it would
-	// AlsoServed says where else in the plugins_registry, and by whom, the same driver is
-	// served; empty if nowhere.
+	// Announced is what the published socket reports. Meaningful while Up.
+	Announced Announcement
+	// we listen on a published socket that was not withdrawn; see Place for whether it is still
+	// there
+	Up           bool
+	PublishedAt  time.Time
+	GetInfoAt    time.Time // the kubelet's last GetInfo since PublishedAt, else zero
+	Notification Notification
+	// when the kubelet first accepted it since PublishedAt, also in an earlier process; else zero
+	FirstAcceptedAt time.Time
+	Accepted        uint64 // accepted by the kubelet since the process started
+	Refusals        uint64 // refused since then
+	NotKept         string // why it would not survive a restart of the daemon; empty if it would
+	// AlsoServed describes other sockets in the plugins_registry that serve the same driver; empty
+	// if there are none.
 	AlsoServed string
-	LinkError  string // why the endpoint link does not point where it belongs; empty if it does
-	Traced     bool   // the endpoint link points at a recorder
+	LinkError  string // why the endpoint link is not correct; empty if it is
+	Traced     bool   // the endpoint link points to a recorder
 }

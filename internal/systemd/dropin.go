@@ -3,6 +3,8 @@ package systemd
 import (
 	"path"
 	"strings"
+
+	"csi-registrar/internal/rootdir"
 )
 
 const defaultKubeletDir = "/var/lib/kubelet"
@@ -10,13 +12,12 @@ const defaultKubeletDir = "/var/lib/kubelet"
 // DropInFile is where the lines of DropIn belong.
 const DropInFile = "/etc/systemd/system/csi-registrar.service.d/root-dir.conf"
 
-// DropIn gives the exact lines of the unit drop-in that the service needs where the
-// kubelet's root directory is not /var/lib/kubelet: empty if it is. The service may write
-// only where ReadWritePaths= says; the directory itself is named, not plugins_registry,
-// because that may have to be created again; without the dash a missing one would keep the
-// service from starting (226/NAMESPACE). RequiresMountsFor= has it there before the
-// service's own view of the file system is made. What ProtectHome= or PrivateTmp= of the
-// shipped unit hides, ReadWritePaths= cannot bring back (systemd.exec(5)).
+// DropIn gives the exact lines of the unit drop-in that the service needs where the kubelet's root
+// directory is not /var/lib/kubelet: empty if it is. The service may write only where
+// ReadWritePaths= says, which ExecStartPre= makes below KUBELET_ROOT_DIR; without the dash a
+// missing directory would keep the service from starting (226/NAMESPACE). RequiresMountsFor= has it
+// there before the service's own view of the file system is made. What ProtectHome= or PrivateTmp=
+// of the shipped unit hides, ReadWritePaths= cannot bring back (systemd.exec(5)).
 func DropIn(rootDir string) string {
 	unit, service := DropInLines(rootDir)
 	if unit == "" {
@@ -31,12 +32,14 @@ func DropInLines(rootDir string) (unit string, service []string) {
 	if rootDir == defaultKubeletDir {
 		return "", nil
 	}
-	p := escapePath(rootDir)
-	service = []string{"ReadWritePaths=-" + p}
+	service = []string{
+		"Environment=" + escapePath("KUBELET_ROOT_DIR="+rootDir),
+		"ReadWritePaths=-" + escapePath(rootdir.PluginsRegistry(rootDir)) + " -" + escapePath(rootdir.EndpointLinks(rootDir)),
+	}
 	if _, setting := Hider(rootDir); setting != "" {
 		service = append(service, setting+"=no")
 	}
-	return "RequiresMountsFor=" + p, service
+	return "RequiresMountsFor=" + escapePath(rootDir), service
 }
 
 // Hider finds the directory of which the shipped unit gives the service an empty one of its

@@ -1,52 +1,54 @@
 package systemd
 
 import (
-	"maps"
+	"cmp"
+	"errors"
+	"fmt"
 	"os"
-	"slices"
+	"syscall"
 
 	"github.com/coreos/go-systemd/v22/activation"
+	"golang.org/x/sys/unix"
 )
 
-// Handed holds the descriptors that the service manager handed over, of its sockets and
-// of the descriptor store, by name; several may have one name. Their order has no meaning:
-// systemd changes it from one start to the next. Not for use by several goroutines at once.
-type Handed struct {
-	files map[string][]*os.File
-}
+// Receive takes over the descriptors that LISTEN_PID, LISTEN_FDS and LISTEN_FDNAMES describe, of
+// sockets that the service manager listens on and of the descriptor store, and removes these
+// variables, lest a child believes them its own. Name returns the name of each; several may have
+// one name. The order has no meaning: systemd changes it from one start to the next. Without the
+// variables, or when they are for another process, there are none. To be called once, early.
+//
+// Make a listener of one with net.FileListener, which makes a copy: close the file afterwards.
+// Never call Fd on a file of a listener that is in use: it makes the socket blocking for everybody
+// who shares it.
+func Receive() []*os.File { return activation.Files(true) }
 
-// Receive takes over the descriptors that LISTEN_PID, LISTEN_FDS and LISTEN_FDNAMES
-// describe, and removes these variables, lest a child believes them its own. Without them,
-// or when they are for another process, there are none. To be called once, early.
-func Receive() *Handed {
-	h := &Handed{files: map[string][]*os.File{}}
-	for _, f := range activation.Files(true) {
-		h.files[f.Name()] = append(h.files[f.Name()], f)
+// ListenAddress returns the network ("unix" or "tcp") and the address that a descriptor was bound
+// to, the latter empty for TCP. It is an error if the descriptor is not a stream socket that
+// listens.
+func ListenAddress(f syscall.Conn) (network, address string, err error) {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return "", "", err
 	}
-	return h
+	controlErr := raw.Control(func(fd uintptr) { network, address, err = listenAddress(int(fd)) })
+	return network, address, cmp.Or(controlErr, err)
 }
 
-// Take returns the descriptors of that name; they are the caller's to close. A second
-// call with the same name returns none. A listener is made of one with
-// net.FileListener, which makes a copy: close the file afterwards. Never call Fd on a
-// file of a listener that is in use: it makes the socket blocking for everybody who
-// shares it.
-func (h *Handed) Take(name string) []*os.File {
-	files := h.files[name]
-	delete(h.files, name)
-	return files
-}
-
-// Names returns the names of what was not taken yet, sorted.
-func (h *Handed) Names() []string {
-	return slices.Sorted(maps.Keys(h.files))
-}
-
-// Rest takes everything that nobody took: the caller logs it by its Name and closes it.
-func (h *Handed) Rest() []*os.File {
-	var rest []*os.File
-	for _, name := range h.Names() {
-		rest = append(rest, h.Take(name)...)
+func listenAddress(fd int) (network, address string, err error) {
+	kind, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE)
+	if err != nil {
+		return "", "", fmt.Errorf("not a socket: %w", err)
 	}
-	return rest
+	listens, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ACCEPTCONN)
+	if err != nil || kind != unix.SOCK_STREAM || listens == 0 {
+		return "", "", errors.Join(errors.New("not a listening stream socket"), err)
+	}
+	bound, err := unix.Getsockname(fd)
+	switch bound := bound.(type) {
+	case *unix.SockaddrUnix:
+		return "unix", bound.Name, nil
+	case *unix.SockaddrInet4, *unix.SockaddrInet6:
+		return "tcp", "", nil
+	}
+	return "", "", errors.Join(errors.New("neither a Unix nor a TCP socket"), err)
 }

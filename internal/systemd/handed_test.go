@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -54,10 +55,10 @@ func TestReceiveByName(t *testing.T) {
 	for _, c := range []struct {
 		what, set, want string
 	}{
-		{"for us", "LISTEN_PID=$$ LISTEN_FDS=3 LISTEN_FDNAMES=x:control:x", "control=b x=a,c; rest x,x"},
-		{"for another process", "LISTEN_PID=1 LISTEN_FDS=3 LISTEN_FDNAMES=x:control:x", "; rest "},
-		{"no number", "LISTEN_PID=$$ LISTEN_FDS=x", "; rest "},
-		{"nothing", "", "; rest "},
+		{"for us", "LISTEN_PID=$$ LISTEN_FDS=3 LISTEN_FDNAMES=x:control:x", "x=a control=b x=c"},
+		{"for another process", "LISTEN_PID=1 LISTEN_FDS=3 LISTEN_FDNAMES=x:control:x", ""},
+		{"no number", "LISTEN_PID=$$ LISTEN_FDS=x", ""},
+		{"nothing", "", ""},
 	} {
 		cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c", "export SYSTEMD_TEST_RECEIVE=1 "+c.set+`; exec "$0"`, os.Args[0])
 		for _, name := range []string{"a", "b", "c"} {
@@ -81,33 +82,65 @@ func TestReceiveByName(t *testing.T) {
 
 // printReceived is the service of TestReceiveByName.
 func printReceived() error {
-	h := Receive()
+	files := Receive()
 	if os.Getenv("LISTEN_FDS") != "" {
 		print("the variables are still there")
 	}
 	var parts []string
-	for _, name := range h.Names() {
-		var paths []string
-		files := h.Take(name)
-		for _, f := range files {
-			l, err := net.FileListener(f)
-			if err != nil {
-				return err
-			}
-			paths = append(paths, l.Addr().String())
+	for _, f := range files {
+		_, path, err := ListenAddress(f)
+		if err != nil {
+			return err
 		}
-		parts = append(parts, name+"="+strings.Join(paths, ","))
-		if name == "x" {
-			h.files[name] = files
-		}
+		parts = append(parts, f.Name()+"="+path)
 	}
-	var rest []string
-	for _, f := range h.Rest() {
-		rest = append(rest, f.Name())
-	}
-	if len(h.Names()) != 0 {
-		print("Rest left something")
-	}
-	print(strings.Join(parts, " ") + "; rest " + strings.Join(rest, ","))
+	print(strings.Join(parts, " "))
 	return nil
+}
+
+func TestListenAddress(t *testing.T) {
+	dir := shortDir(t)
+	path := filepath.Join(dir, "s")
+	tcp, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tcp.Close()
+	datagrams, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(dir, "d"), Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer datagrams.Close()
+	unixListener := listen(t, path)
+	connection, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer connection.Close()
+	file, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	pipe, _, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pipe.Close()
+	for what, c := range map[string]struct {
+		f    syscall.Conn
+		want string // empty: an error
+	}{
+		"a Unix listener":   {unixListener, "unix " + path},
+		"a TCP listener":    {tcp.(*net.TCPListener), "tcp "},
+		"a connection":      {connection.(*net.UnixConn), ""},
+		"a datagram socket": {datagrams, ""},
+		"a directory":       {file, ""},
+		"a pipe":            {pipe, ""},
+	} {
+		network, address, err := ListenAddress(c.f)
+		if got := network + " " + address; c.want == "" && err == nil || c.want != "" && (got != c.want || err != nil) {
+			t.Errorf("%s: %q, %v; want %q", what, got, err, c.want)
+		}
+	}
 }

@@ -127,6 +127,21 @@ func (s *Store) Forget(ctx context.Context, name string) error {
 	return nil
 }
 
+// ForgetAll removes all descriptors of these names from the store, and does not wait until they are
+// gone.
+func (s *Store) ForgetAll(names []string) error {
+	if s.notify == nil {
+		return nil
+	}
+	for _, name := range names {
+		if _, err := s.enqueue(name, -1); err != nil {
+			return fmt.Errorf("cannot forget %s: %w", name, err)
+		}
+	}
+	s.hint()
+	return nil
+}
+
 // request queues what makes fd the only descriptor of that name, or -1 none, and waits until the
 // manager has read it, but not long. It owns fd if it succeeds.
 func (s *Store) request(ctx context.Context, name string, fd int) error {
@@ -134,16 +149,21 @@ func (s *Store) request(ctx context.Context, name string, fd int) error {
 	if err != nil {
 		return err
 	}
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
+	s.hint()
 	select {
 	case <-done:
 	case <-time.After(confirmWithin):
 	case <-ctx.Done():
 	}
 	return nil
+}
+
+// hint wakes Run.
+func (s *Store) hint() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
 }
 
 func (s *Store) enqueue(name string, fd int) (done chan struct{}, err error) {
@@ -289,7 +309,8 @@ func (s *Store) barrier(ctx context.Context) bool {
 		return false
 	}
 	defer end.Close()
-	defer context.AfterFunc(ctx, func() { _ = end.SetReadDeadline(time.Unix(1, 0)) })() // fails only on a closed file
+	// fails only on a closed file
+	defer context.AfterFunc(ctx, func() { _ = end.SetReadDeadline(time.Unix(1, 0)) })()
 	_, err := end.Read(make([]byte, 1))
 	return errors.Is(err, io.EOF)
 }

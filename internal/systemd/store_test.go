@@ -387,7 +387,8 @@ func runTests(m *testing.M) int {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	if left := openDescriptors() - before; code == 0 && !fuzzing() && (runtime.NumGoroutine() > 1 || left > 2) { // two: the poller
+	// two: the poller
+	if left := openDescriptors() - before; code == 0 && !fuzzing() && (runtime.NumGoroutine() > 1 || left > 2) {
 		fmt.Fprintf(os.Stderr, "left behind: %d goroutines, %d descriptors\n", runtime.NumGoroutine()-1, left)
 		code = 1
 	}
@@ -411,7 +412,7 @@ func serve(path string) error {
 	go s.Run(context.Background()) // until the process is killed
 	var l net.Listener
 	var err error
-	files := Receive().Take("test")
+	files := Receive() // of one name, "test"
 	if len(files) > 0 {
 		if l, err = net.FileListener(files[0]); err != nil {
 			return err

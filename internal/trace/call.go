@@ -64,13 +64,14 @@ type outcome struct {
 // call is a call while it runs, and what the rules compare.
 type call struct {
 	Call
-	method  protoreflect.MethodDescriptor // nil: none of CSI
-	began   time.Time
-	limit   time.Duration // the caller's, 0: none
-	asked   bool          // the request is there, as far as it will ever be
-	shown   bool          // as running
-	request *redactor
-	message protoreflect.Message // of the request; nil: not decoded
+	method   protoreflect.MethodDescriptor // nil: none of CSI
+	began    time.Time
+	limit    time.Duration // the caller's, 0: none
+	asked    bool          // the request is there, as far as it will ever be
+	shown    bool          // as running
+	request  *redactor
+	message  protoreflect.Message // of the request; nil: not decoded
+	metadata []string             // values of the request's headers that are not gRPC's own
 
 	id      uint64 // of method, volume and paths: the same when it is asked again
 	subject uint64 // of the volume or snapshot; 0: none
@@ -121,15 +122,21 @@ var identifying = []protoreflect.Name{
 
 const subjects = 5 // of identifying
 
-// setRequest takes the request of a call. Because of the seed the hashes are worth nothing outside of this process.
-func (c *call) setRequest(m *message, keys []string, seed maphash.Seed) {
+// setRequest takes the request of a call. Because of the seed the hashes are worth nothing outside
+// of this process.
+func (c *call) setRequest(m *message, keys []string, errors *errorTexts, seed maphash.Seed) {
 	c.asked = true
 	c.RequestBytes = m.size
 	if c.message = c.decode(m, false); c.message == nil {
+		errors.learnBytes(m, c.metadata)
 		return
 	}
 	c.request = &redactor{keys: keys}
 	c.request.message(c.message)
+	errors.learn(c.request, c.metadata)
+	if m.count > 1 {
+		errors.forget() // CSI has no streams of requests
+	}
 	c.Request = c.request.out
 	fields := c.message.Descriptor().Fields()
 	id := []byte(c.Method)
@@ -155,7 +162,7 @@ func (c *call) setRequest(m *message, keys []string, seed maphash.Seed) {
 }
 
 // setOutcome takes the answer and the end of a call, and returns the decoded answer.
-func (c *call) setOutcome(m *message, o outcome, keys []string, whole bool) protoreflect.Message {
+func (c *call) setOutcome(m *message, o outcome, keys []string, errors *errorTexts) protoreflect.Message {
 	c.DurationMS = float64(o.at.Sub(c.began).Microseconds()) / 1e3
 	c.End = o.end
 	// At the limit either side may end the call first. Their clocks and ours differ a little.
@@ -166,7 +173,7 @@ func (c *call) setOutcome(m *message, o outcome, keys []string, whole bool) prot
 	if o.end == Answered {
 		c.Code = o.code.String()
 		if o.code != codes.OK {
-			c.Error = cut(errorText(o.text, c.request, whole))
+			c.Error = cut(errors.shown(o.text))
 		}
 	}
 	response := c.decode(m, true)
@@ -174,6 +181,7 @@ func (c *call) setOutcome(m *message, o outcome, keys []string, whole bool) prot
 		r := &redactor{keys: keys}
 		r.message(response)
 		c.Response = r.out
+		errors.learn(r, nil)
 	}
 	return response
 }

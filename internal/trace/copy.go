@@ -30,9 +30,11 @@ type Conn interface {
 type Dial func(context.Context) (Conn, error)
 
 const (
-	copyBuffer = 32 << 10               // bytes, for each direction of a connection
-	lastAccept = 100 * time.Millisecond // for connections that are in the listener's queue at the end
-	idleAtEnd  = time.Second            // a connection without a call is closed after it, at the end
+	copyBuffer = 32 << 10 // bytes, for each direction of a connection
+	// For connections that are in the listener's queue at the end.
+	lastAccept = 100 * time.Millisecond
+	// A connection without a call is closed after it, at the end.
+	idleAtEnd = time.Second
 )
 
 // Serve accepts connections and copies each to one that dial makes, until ctx is done. Calls

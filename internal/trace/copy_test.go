@@ -61,7 +61,8 @@ type slowly struct {
 
 func (s slowly) piece(b []byte) []byte {
 	if s.random.IntN(50) == 0 {
-		time.Sleep(time.Duration(s.random.IntN(int(2 * time.Millisecond)))) // slowness is what is tested
+		// Slowness is what is tested.
+		time.Sleep(time.Duration(s.random.IntN(int(2 * time.Millisecond))))
 	}
 	return b[:min(len(b), 1+s.random.IntN(100<<10))]
 }

@@ -19,7 +19,6 @@ import (
 // it takes larger ones.
 const (
 	maxFrame       = 64 << 10 // bytes of a frame, and of a list of headers
-	maxErrorText   = 8 << 10  // bytes of a grpc-message
 	maxHeaderTable = 64 << 10 // bytes of HPACK's dynamic table
 	maxMessage     = 1 << 20  // bytes of a message that is decoded; larger ones are only counted
 	maxMessages    = 16 << 20 // bytes of all messages that are being received
@@ -179,6 +178,11 @@ func (d *decoder) gotHeaders(dir direction, f *http2.MetaHeadersFrame, at time.T
 			}
 		case "grpc-message":
 			x.text = unescape(h.Value)
+		case "content-type", "te", "user-agent":
+		default:
+			if dir == toDriver && !strings.HasPrefix(h.Name, "grpc-") {
+				x.call.metadata = append(x.call.metadata, h.Value)
+			}
 		}
 	}
 	if status := f.PseudoValue("status"); dir == toCaller && status != "" && status[0] != '1' && status != "200" && !x.trailers {
@@ -195,7 +199,7 @@ func unescape(s string) string {
 	if text, err := url.PathUnescape(s); err == nil {
 		s = text
 	}
-	return strings.ToValidUTF8(s[:min(len(s), maxErrorText)], "�")
+	return strings.ToValidUTF8(s, "�")
 }
 
 // ended is called when one end has sent all.

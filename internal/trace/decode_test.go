@@ -46,7 +46,7 @@ func TestACallAsItIsRecorded(t *testing.T) {
 		c.RequestBytes != 0 || c.ResponseBytes != 5 || c.Time.Before(before) || c.DurationMS <= 0 {
 		t.Errorf("%+v", c)
 	}
-	if c := calls[2]; c.Volume != "v" || c.Attempt != 2 || c.Code != "Internal" || c.Error != "mount failed: (hidden) of änd \"x\"" || c.Response != nil {
+	if c := calls[2]; c.Volume != "v" || c.Attempt != 2 || c.Code != "Internal" || c.Error != "" || c.Response != nil {
 		t.Errorf("%+v", c)
 	}
 }
@@ -282,7 +282,8 @@ func TestACallThatTimesOut(t *testing.T) {
 	})
 	p := startProxy(t, path, Options{})
 	c := connect(t, p.path)
-	if _, err := invoke(t, t.Context(), c, "Probe", &csi.ProbeRequest{}); err != nil { // it is connected
+	// It is connected.
+	if _, err := invoke(t, t.Context(), c, "Probe", &csi.ProbeRequest{}); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)

@@ -3,92 +3,73 @@ package trace
 import (
 	"slices"
 	"strings"
-	"unicode"
+
+	"csi-registrar/internal/secrettext"
 )
 
-const hiddenWord = "(hidden)"
+const hiddenText = "(hidden)"
 
-// sensitive are words after which an error text is hidden to its end.
-var sensitive = []string{"pass", "pwd", "secret", "token", "bearer", "authorization", "credential", "apikey", "api-key", "api_key", "private"}
+// sensitive are parts of names whose values are taken for secrets wherever they are in a request.
+var sensitive = []string{"pass", "pwd", "secret", "token", "bearer", "authorization", "credential", "apikey", "api-key", "api_key", "private", "cookie"}
 
-// shownNames are the names that are shown as name=value in an error text.
-var shownNames = []string{"code", "desc", "error", "err", "errno", "status", "exit"}
+func isSensitive(name string) bool {
+	name = strings.ToLower(name)
+	return slices.ContainsFunc(sensitive, func(s string) bool { return strings.Contains(name, s) })
+}
 
-// errorText is the text of an error without what could be confidential: a driver may repeat
-// parts of the request, of its configuration, or the command that it ran. What remains are
-// plain words, numbers, and what the call's messages show anyway. With whole, which a person
-// asks for by the key ErrorText, it is the text without the request's secrets.
-//
-// Without a request that was decoded nothing is known of its secrets, and nothing is shown.
-func errorText(text string, request *redactor, whole bool) string {
-	if text == "" {
+// errorTexts shows the texts of errors without the secrets of the trace. A driver may repeat in
+// any call what it got in another one: NodePublishVolume what NodeStageVolume had.
+type errorTexts struct {
+	secrets *secrettext.Matcher
+	// unknown: a request was not decoded, so not all secrets are known.
+	unknown bool
+}
+
+// newErrorTexts returns nil unless a person asked for the texts by the key ErrorText.
+func newErrorTexts(show []string) *errorTexts {
+	if !slices.Contains(show, ErrorText) {
+		return nil
+	}
+	return &errorTexts{secrets: secrettext.New()}
+}
+
+// learn takes the secrets of a message, and of its metadata.
+func (e *errorTexts) learn(r *redactor, metadata []string) {
+	if e == nil {
+		return
+	}
+	e.unknown = e.unknown || r.partial
+	for _, s := range append(metadata, r.secrets...) {
+		e.secrets.Add(s)
+	}
+}
+
+// learnBytes takes all of a message that is none of CSI.
+func (e *errorTexts) learnBytes(m *message, metadata []string) {
+	if e == nil {
+		return
+	}
+	e.unknown = e.unknown || !m.whole && m.size > 0 || m.count > 1
+	for _, s := range append(metadata, string(m.first)) {
+		e.secrets.Add(s)
+	}
+}
+
+// forget notes that messages were missed.
+func (e *errorTexts) forget() {
+	if e != nil {
+		e.unknown = true
+	}
+}
+
+// shown is the text of an error as it may be shown; of a nil errorTexts nothing is. It looks for
+// secrets in the whole text, before anything is cut.
+func (e *errorTexts) shown(text string) string {
+	switch {
+	case e == nil || text == "":
 		return ""
+	case e.unknown, e.secrets.Full():
+		return hiddenText
 	}
-	if request == nil || request.partial {
-		return hiddenWord
-	}
-	text = without(text, request.secrets)
-	if whole {
-		return text
-	}
-	text = without(text, request.hidden)
-	words := strings.Fields(text)
-	for i, word := range words {
-		if isSensitive(word) {
-			words = append(words[:i], hiddenWord)
-			break
-		}
-		if !harmless(word, request.shown) {
-			words[i] = hiddenWord
-		}
-	}
-	return strings.Join(slices.Compact(words), " ")
-}
-
-// without replaces values wherever they are in the text, the longest first. A value of one or
-// two characters is in every text.
-func without(text string, values []string) string {
-	values = slices.Clone(values)
-	slices.SortFunc(values, func(a, b string) int { return len(b) - len(a) })
-	for _, v := range values {
-		if len(v) > 2 {
-			text = strings.ReplaceAll(text, v, hiddenWord)
-		}
-	}
-	return text
-}
-
-func isSensitive(word string) bool {
-	word = strings.ToLower(word)
-	return slices.ContainsFunc(sensitive, func(s string) bool { return strings.Contains(word, s) })
-}
-
-// harmless reports whether a word of an error text can be shown.
-func harmless(word string, shown []string) bool {
-	word = strings.Trim(word, `.,:;!?()[]{}<>'"`)
-	if name, value, is := strings.Cut(word, "="); is && (name == "" || slices.Contains(shownNames, strings.ToLower(name))) {
-		word = value
-	}
-	return word == strings.Trim(hiddenWord, "()") || slices.Contains(shown, word) || plainWord(word)
-}
-
-// Longest runs of characters of one kind in a plain word.
-const (
-	maxLetters = 24
-	maxDigits  = 6
-)
-
-// plainWord reports whether a word looks like one of a language, a number, an address with or
-// without a port, or a path of these: a key or a password mixes letters and digits, or is
-// longer, and a name before a password has letters.
-func plainWord(word string) bool {
-	pair := strings.Contains(word, ":")
-	for run := range strings.FieldsFuncSeq(word, func(c rune) bool { return strings.ContainsRune("-_./:", c) }) {
-		letters := strings.TrimFunc(run, unicode.IsLetter) == "" && !pair
-		digits := strings.Trim(run, "0123456789") == ""
-		if !(letters && len(run) <= maxLetters || digits && len(run) <= maxDigits) {
-			return false
-		}
-	}
-	return true
+	return e.secrets.Redact(text, hiddenText)
 }

@@ -9,7 +9,6 @@ package trace
 import (
 	"hash/maphash"
 	"path"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -27,7 +26,7 @@ const (
 // Options say what is recorded.
 type Options struct {
 	Method string   // a pattern of path.Match for the method without its service; empty: all
-	Show   []string // keys whose values are shown; ErrorText: the whole text of errors
+	Show   []string // keys whose values are shown; ErrorText: the texts of errors, without secrets
 }
 
 // Recorder makes the record of one trace.
@@ -48,6 +47,7 @@ type Recorder struct {
 	running    map[*call]bool
 	attempts   map[uint64]int
 	rules      rules
+	errors     *errorTexts
 	lossesSeen int64
 	leftOut    LeftOut
 	methods    map[string]*methodStats
@@ -56,7 +56,7 @@ type Recorder struct {
 // NewRecorder makes a recorder with an empty record. The pattern has to be valid.
 func NewRecorder(o Options) *Recorder {
 	return &Recorder{options: o, events: make(chan Call, maxEvents), now: time.Now, running: map[*call]bool{},
-		attempts: map[uint64]int{}, methods: map[string]*methodStats{}, rules: rules{seed: maphash.MakeSeed()}}
+		attempts: map[uint64]int{}, methods: map[string]*methodStats{}, rules: rules{seed: maphash.MakeSeed()}, errors: newErrorTexts(o.Show)}
 }
 
 // Calls yields each call when it ends, and once before if it takes longer than 5 s. Who does
@@ -101,6 +101,7 @@ func (r *Recorder) take(c chunk) {
 	if seen := r.losses.Load(); seen != r.lossesSeen { // from now on something is unknown
 		r.lossesSeen = seen
 		r.rules.forget()
+		r.errors.forget()
 	}
 	conn := c.conn
 	if conn.decoder == nil && !conn.closed && !c.end {
@@ -130,6 +131,7 @@ func (r *Recorder) giveUp(c *connection, at time.Time) {
 	c.lost.Store(true)
 	r.leftOut.Connections++
 	r.rules.forget()
+	r.errors.forget()
 	r.closeConnection(c, Lost, at)
 }
 
@@ -147,7 +149,7 @@ func (r *Recorder) open(c *call) { r.running[c] = true }
 
 // ask takes the request of a call.
 func (r *Recorder) ask(c *call, request *message) {
-	c.setRequest(request, r.options.Show, r.rules.seed)
+	c.setRequest(request, r.options.Show, r.errors, r.rules.seed)
 	if len(r.attempts) >= maxRemembered {
 		clear(r.attempts)
 	}
@@ -162,7 +164,7 @@ func (r *Recorder) ask(c *call, request *message) {
 // answer ends a call.
 func (r *Recorder) answer(c *call, response *message, o outcome) {
 	delete(r.running, c)
-	message := c.setOutcome(response, o, r.options.Show, slices.Contains(r.options.Show, ErrorText))
+	message := c.setOutcome(response, o, r.options.Show, r.errors)
 	if c.End == Answered && o.code == codes.OK {
 		delete(r.attempts, c.id)
 	}

@@ -83,7 +83,7 @@ const shownOptions = "ro rw sync async atime noatime diratime nodiratime relatim
 	"vers nfsvers minorversion timeo retrans rsize wsize nconnect actimeo acregmin acregmax acdirmin acdirmax " +
 	"uid gid file_mode dir_mode mode size port"
 
-// ErrorText is the key for --show that shows error texts as they are, but for secrets.
+// ErrorText is the key for --show that shows error texts, without the secrets of the trace.
 const ErrorText = "error"
 
 const mountFlags = "csi.v1.VolumeCapability.MountVolume.mount_flags"
@@ -100,9 +100,8 @@ type redactor struct {
 	keys []string // that are shown because a person asked for them
 	out  []byte
 
-	// What the message held, to find it again in the text of an error.
-	secrets, hidden, shown []string
-	partial                bool // it held more than that
+	secrets []string // what the message held, to find it again in the text of an error
+	partial bool     // it held more than that
 }
 
 // message writes a message. Texts in parentheses stand for what is hidden.
@@ -196,7 +195,9 @@ func (r *redactor) mapping(fd protoreflect.FieldDescriptor, m protoreflect.Map) 
 		if key := k.String(); all || slices.Contains(shownKeys, key) || r.asked(key) {
 			keys = append(keys, key)
 		} else {
-			r.hidden = append(r.hidden, key, v.String())
+			if isSensitive(key) {
+				r.secrets = append(r.secrets, v.String())
+			}
 			size += len(key) + len(v.String())
 			count++
 		}
@@ -231,10 +232,11 @@ func (r *redactor) mountFlag(flag string) {
 		switch {
 		case r.asked(name), slices.Contains(strings.Fields(shownOptions), name) && strings.Trim(value, "0123456789.") == "":
 			out = append(out, option)
-			r.shown = append(r.shown, option)
 		default:
 			out = append(out, fmt.Sprintf("(%d bytes)", len(option)))
-			r.hidden = append(r.hidden, option, name, value)
+			if isSensitive(name) {
+				r.secrets = append(r.secrets, value)
+			}
 		}
 	}
 	r.text(strings.Join(out, ","))
@@ -249,11 +251,14 @@ func (r *redactor) unknown(b []byte) {
 		if tag < 0 || length < 0 || n == maxElements {
 			r.element()
 			r.text(fmt.Sprintf("(%d more bytes)", len(b)))
+			r.secrets = append(r.secrets, string(b))
 			break
 		}
 		r.element()
 		r.text(fmt.Sprintf("%d: %d bytes", number, length))
-		r.partial = true
+		if value, n := protowire.ConsumeBytes(b[tag:]); kind == protowire.BytesType && n >= 0 {
+			r.secrets = append(r.secrets, string(value)) // nobody knows what it is
+		}
 		b = b[tag+length:]
 	}
 	r.close(']')
@@ -263,8 +268,8 @@ func (r *redactor) unknown(b []byte) {
 func (r *redactor) strip(fd protoreflect.FieldDescriptor, v protoreflect.Value) {
 	switch {
 	case fd.IsMap():
-		v.Map().Range(func(k protoreflect.MapKey, v protoreflect.Value) bool {
-			r.secrets = append(r.secrets, k.String(), v.String())
+		v.Map().Range(func(_ protoreflect.MapKey, v protoreflect.Value) bool {
+			r.secrets = append(r.secrets, v.String())
 			return true
 		})
 	case fd.Kind() == protoreflect.StringKind && !fd.IsList():
@@ -278,12 +283,10 @@ func (r *redactor) strip(fd protoreflect.FieldDescriptor, v protoreflect.Value) 
 func (r *redactor) asked(key string) bool { return slices.Contains(r.keys, key) }
 
 func (r *redactor) hide(s string) {
-	r.hidden = append(r.hidden, s)
 	r.text(fmt.Sprintf("(%d bytes)", len(s)))
 }
 
 func (r *redactor) plain(s string) {
-	r.shown = append(r.shown, s)
 	r.text(cut(s))
 }
 

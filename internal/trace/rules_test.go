@@ -132,7 +132,8 @@ func TestFindings(t *testing.T) {
 				if s.answer == "hang" {
 					go func() { <-hangs; cancel() }()
 				}
-				_, _ = invoke(t, ctx, connect(t, p.path), s.method(), s.request) // the record says how it ended
+				// The record says how it ended.
+				_, _ = invoke(t, ctx, connect(t, p.path), s.method(), s.request)
 				cancel()
 				call := p.wait(i + 1)[i]
 				var found []string

@@ -1,5 +1,5 @@
-// Package trust decides which files are believed: those that nobody but trusted users can have
-// put where they are. It reads and checks files; what follows from that is for its callers to say.
+// Package trust decides which files can be trusted: those that only trusted users can have put
+// where they are. It reads and checks files; its callers decide what follows.
 package trust
 
 import (
@@ -21,48 +21,54 @@ import (
 
 const (
 	maxLinks  = 40                          // symbolic links in one path (path_resolution(7))
-	writeBits = unix.S_IWGRP | unix.S_IWOTH // of an ACL, too: its mask is shown as the group's bits
+	writeBits = unix.S_IWGRP | unix.S_IWOTH // an ACL's mask is shown as the group's bits
 )
 
-// Rule says whose files are believed. The zero Rule believes every file.
+// Rule says whose files are trusted. The zero Rule trusts every file.
 type Rule struct {
 	// Owners are the trusted users; messages name the first. Nil: everybody is trusted.
 	Owners []uint32
-	// Below: only what is below this directory is checked; empty: everything from / on.
+	// Below limits the checks to what is below this directory; empty: everything from / on.
 	Below string
-	// FollowLink: a symbolic link at the path of a file to read is followed, as those on the
-	// way to it always are.
+	// FollowLink makes ReadFile follow a symbolic link at the path. Links on the way to it are
+	// always followed.
 	FollowLink bool
 }
 
-// Error is what speaks against a path. Any other error means that it could not be found out.
+// Error says why a path is not trusted. Any other error means that the check failed.
 type Error struct {
-	Path    string           // the file, or the directory or symbolic link on the way to it
-	Problem string           // what is wrong with it, as the rest of a sentence that begins with Path
-	Command safetext.Command // what root can run to fix it, after a look at it; the zero Command: nothing
-	Owner   string           // the user, by name or number, who would have to be trusted; empty: that would not help
+	Path    string // the file, or the directory or symbolic link on the way to it
+	Problem string // the rest of a sentence that begins with Path
+	// Command is what root can run to fix it, after a look at it. It is zero where no command can,
+	// and where another user could have it hit another file.
+	Command safetext.Command
+	Owner   string // the user to trust instead; empty: that would not help
+	follows bool   // Command follows a symbolic link at Path
 }
 
 func (e *Error) Error() string { return safetext.Word(e.Path) + " " + e.Problem }
 
-// Check checks path, and every directory and symbolic link on the way to it: nobody but trusted
-// users may be able to change what the next name points to. A link of a trusted user other than
-// root and our own is followed only to a directory of that user, so that it cannot lead us to what
-// only root can reach. What does not exist is nobody's.
+// Check checks path, and every directory and symbolic link on the way to it: only trusted users may
+// be able to change what the next name refers to. A link of a trusted user other than root and our
+// own is followed only to a directory of that user, so that it cannot point to what only root can
+// reach. A path that does not exist passes.
 //
-// The mode counts only of directories. In a sticky one, as /tmp, everybody may make files, but only
-// the owner of one may rename or remove it, so on the way that is good enough.
+// Only the mode of directories counts. In a sticky directory such as /tmp everybody can create
+// files, but only their owner can rename or remove them, so one on the way passes.
 //
-// It blocks for as long as a file system on the way does not answer.
+// Check blocks for as long as a file system on the way does not answer.
 func (r Rule) Check(path string) error {
 	if r.Owners == nil {
 		return nil
 	}
 	var (
-		link, parent, at unixsock.File // the last link of another user than root; the last two names of the way
-		linkPath         string
+		link       unixsock.File // the last symbolic link of a user other than root
+		parent, at unixsock.File // the last two names of the path
+		linkPath   string
 	)
 	dir, rest, links := "/", path, 0
+	// Only root and our own user can change what dir, or linkPath, refers to.
+	rootOnly, linkRootOnly := true, true
 	if inside, ok := strings.CutPrefix(path, r.Below+"/"); ok && r.Below != "" {
 		dir, rest = r.Below, inside
 	}
@@ -77,11 +83,16 @@ func (r Rule) Check(path string) error {
 		if err != nil {
 			return err
 		}
-		if e := r.judge(next, file, file.IsDir() && !(more && file.Mode&unix.S_ISVTX != 0)); e != nil {
+		ours := file.UID == 0 || file.UID == uint32(os.Geteuid()) || !r.covers(next)
+		if e := r.checkFile(next, file, file.IsDir() && !(more && file.Mode&unix.S_ISVTX != 0)); e != nil {
+			if !rootOnly || !ours && e.follows {
+				e.Command = safetext.Command{} // it may hit another file by the time that it is run
+			}
 			return e
 		}
 		if !file.IsLink() {
 			dir, parent, at = next, at, file
+			rootOnly = rootOnly && ours && (file.Mode&writeBits == 0 || file.Mode&unix.S_ISVTX != 0 || !r.covers(next))
 			continue
 		}
 		target, err := os.Readlink(next)
@@ -92,8 +103,9 @@ func (r Rule) Check(path string) error {
 			return err
 		}
 		if file.UID != 0 && file.UID != uint32(os.Geteuid()) {
-			link, linkPath = file, next
+			link, linkPath, linkRootOnly = file, next, rootOnly
 		}
+		rootOnly = rootOnly && ours
 		if filepath.IsAbs(target) {
 			dir = "/"
 		}
@@ -103,41 +115,51 @@ func (r Rule) Check(path string) error {
 		rest, more = target, true
 	}
 	if linkPath != "" && !at.IsDir() && parent.UID != link.UID {
-		return &Error{Path: linkPath, Command: safetext.Run("rm", linkPath),
+		e := &Error{Path: linkPath,
 			Problem: fmt.Sprintf("is a symbolic link of %s and points to %s, which is not in a directory of that user", Who(link.UID), safetext.Word(dir))}
+		if linkRootOnly {
+			e.Command = safetext.Run("rm", linkPath)
+		}
+		return e
 	}
 	return nil
 }
 
-// judge returns what speaks against one file, nil if nothing does. What nobody opens or connects
-// to, as a device, is let pass.
-func (r Rule) judge(path string, file unixsock.File, modeCounts bool) *Error {
+// covers reports whether a path is one of those that are checked.
+func (r Rule) covers(path string) bool {
 	inside, below := strings.CutPrefix(path, strings.TrimSuffix(r.Below, "/")+"/")
+	return r.Below == "" || below && inside != ""
+}
+
+// checkFile returns why one file is not trusted; nil: it is. A file that is neither opened nor
+// connected to, such as a device, passes.
+func (r Rule) checkFile(path string, file unixsock.File, modeCounts bool) *Error {
 	used := file.IsRegular() || file.IsDir() || file.IsLink() || file.IsSocket()
 	switch {
-	case r.Owners == nil || !used || r.Below != "" && (!below || inside == ""):
+	case r.Owners == nil || !used || !r.covers(path):
 		return nil
 	case !slices.Contains(r.Owners, file.UID):
-		e := &Error{Path: path, Owner: User(file.UID), Command: safetext.Run("chown", User(r.Owners[0]), path),
+		e := &Error{Path: path, Owner: User(file.UID), Command: safetext.Run("chown", "-h", User(r.Owners[0]), path),
 			Problem: fmt.Sprintf("belongs to %s, not to %s", Who(file.UID), User(r.Owners[0]))}
-		if file.IsLink() { // anybody may have made it, so nobody is to give it to a trusted user
+		if file.IsLink() { // anybody may have created it, so it must not be given to a trusted user
 			e.Command = safetext.Run("rm", path)
 		}
 		return e
 	case modeCounts && file.Mode&writeBits != 0:
-		return &Error{Path: path, Command: safetext.Run("chmod", "go-w", path),
+		return &Error{Path: path, Command: safetext.Run("chmod", "go-w", path), follows: true,
 			Problem: fmt.Sprintf("may be written by its group or others (mode %04o)", file.Mode&0o7777)}
 	}
 	return nil
 }
 
-// ReadFile reads a file of at most most bytes that others may have put there. The data is given
-// with an *Error, too, if the file could be read and is not to be trusted. The way to it is not
-// checked.
+// ReadFile reads a file of at most limit bytes that others may have put there. It also returns the
+// data with an *Error if the file can be read but is not trusted. It does not check the way to the
+// file.
 //
-// Only a regular file is opened: opening a FIFO waits, and opening a device can do anything. So it
-// is looked at through a descriptor that does not open it (O_PATH), and opened through that.
-func (r Rule) ReadFile(path string, most int64) ([]byte, error) {
+// Only a regular file is opened: opening a FIFO blocks, and opening a device can do anything. So
+// the file is examined through a descriptor that does not open it (O_PATH), and opened through
+// that.
+func (r Rule) ReadFile(path string, limit int64) ([]byte, error) {
 	flags := unix.O_PATH
 	if !r.FollowLink {
 		flags |= unix.O_NOFOLLOW
@@ -162,17 +184,17 @@ func (r Rule) ReadFile(path string, most int64) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, most+1))
-	if err == nil && int64(len(data)) > most {
-		return nil, &Error{Path: path, Problem: fmt.Sprintf("is larger than %d MiB", most>>20)}
+	data, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err == nil && int64(len(data)) > limit {
+		return nil, &Error{Path: path, Problem: fmt.Sprintf("is larger than %d MiB", limit>>20)}
 	}
-	if e := r.judge(path, file, true); err == nil && e != nil {
+	if e := r.checkFile(path, file, true); err == nil && e != nil {
 		return data, e
 	}
 	return data, err
 }
 
-// User is the name of a user, or the number where there is no name.
+// User returns the name of a user, or the number if there is no name.
 func User(uid uint32) string {
 	number := fmt.Sprint(uid)
 	if u, err := user.LookupId(number); err == nil {
@@ -181,7 +203,7 @@ func User(uid uint32) string {
 	return number
 }
 
-// Who names a user for people: name and number.
+// Who describes a user for people: name and number.
 func Who(uid uint32) string {
 	number := fmt.Sprint(uid)
 	if name := User(uid); name != number {

@@ -84,7 +84,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// Without Below the root directory counts, too: who may write it may put another /run there.
+// Without Below the root directory is checked, too: its owner can replace /run.
 func TestCheckBeginsAtTheRoot(t *testing.T) {
 	nobody := Rule{Owners: []uint32{stranger}}
 	e, ok := errors.AsType[*Error](nobody.Check("/none"))
@@ -103,7 +103,7 @@ func TestWhoseFiles(t *testing.T) {
 	}
 	dir := tempDir(t)
 	rule := Rule{Owners: []uint32{0}, Below: dir}
-	for name, command := range map[string]string{"a": "chown root ", "a/b": "chown root ", "a/b/f": "chown root ", "l": "rm "} {
+	for name, command := range map[string]string{"a": "chown -h root ", "a/b": "chown -h root ", "a/b/f": "chown -h root ", "l": "rm "} {
 		must(t, errors.Join(os.RemoveAll(dir+"/l"), os.Symlink("a/b/f", dir+"/l")))
 		must(t, os.Lchown(filepath.Join(dir, name), stranger, 0))
 		path := filepath.Join(dir, name)

@@ -10,13 +10,13 @@ import (
 	"csi-registrar/internal/unixsock"
 )
 
-// Anybody in place of a user trusts everybody.
+// Anybody stands for every user.
 const Anybody = "any"
 
-// Users are the users to trust where owner, a name or a number, is trusted beside root and our
-// own user: the owner first, nil for Anybody. The owner is looked up each time: packages make
-// their users when they like. Also an unknown user is an error that says nothing about the files:
-// the list of users may be cut off while it is written.
+// Users returns the users to trust if owner, a name or a number, is trusted besides root and our
+// own user: the owner first; nil for Anybody. It looks the owner up each time, because packages
+// create their users at any time. An unknown user is an error that says nothing about the files:
+// the list of users may be incomplete while it is being written.
 func Users(owner string) ([]uint32, error) {
 	trusted := []uint32{0, uint32(os.Geteuid())}
 	switch owner {
@@ -30,7 +30,7 @@ func Users(owner string) ([]uint32, error) {
 	return append([]uint32{uid}, trusted...), err
 }
 
-// number takes what looking up the owner gave.
+// number returns the number of owner from the result of its lookup.
 func number(owner string, u *user.User, lookup error) (uint32, error) {
 	digits := owner
 	if lookup == nil {

@@ -15,14 +15,14 @@ import (
 const (
 	maxHeaders  = 16 << 10
 	bufferBytes = 1 << 10  // messages are small and rare
-	windowBytes = 64 << 10 // what the other side may send ahead
+	windowBytes = 64 << 10 // what the peer may send ahead
 
-	// never is longer than any connection is kept without an answer.
+	// never is longer than a connection is kept without an answer.
 	never = 24 * time.Hour
 )
 
-// NewClient is gRPC over the one connection: when it breaks nothing dials again, so that every
-// answer comes from the process that was checked. An answer has at most maxMessage bytes.
+// NewClient returns a gRPC client over one connection. It never dials again, so that every answer
+// comes from the process that was checked. An answer has at most maxMessage bytes.
 func NewClient(c net.Conn, maxMessage int) (*grpc.ClientConn, error) {
 	var once sync.Once
 	dial := func(context.Context, string) (net.Conn, error) {
@@ -33,13 +33,13 @@ func NewClient(c net.Conn, maxMessage int) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///localhost",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(dial),
-		// The other side may take its time to accept; calls have their own time limits. And what
-		// broke stays so: gRPC's own next try would only find the dialer empty.
+		// The peer may be slow to accept; calls have their own time limits. A connection that
+		// broke is not replaced: another attempt would fail in the dialer.
 		grpc.WithConnectParams(grpc.ConnectParams{
 			MinConnectTimeout: never,
 			Backoff:           backoff.Config{BaseDelay: never, Multiplier: 1, MaxDelay: never},
 		}),
-		grpc.WithIdleTimeout(0), // by default it closes what it has not used for 30 minutes
+		grpc.WithIdleTimeout(0), // the default closes what was idle for 30 minutes
 		grpc.WithNoProxy(),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithDisableRetry(),

@@ -7,20 +7,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FileID tells a file from every other that is, or was, at its path. Device and inode
-// alone do while something holds the inode, as an open listener does with the file that it
-// is bound to; afterwards file systems (ext4) give the number to the next file made. The
-// time of birth tells those apart; it is 0 on file systems that keep none.
+// FileID distinguishes a file from every other that is, or was, at its path. Device and inode are
+// enough while something holds the inode, as an open listener holds the file that it is bound to;
+// afterwards file systems (ext4) reuse the number for the next file. The time of birth
+// distinguishes those; it is 0 on file systems that do not record it.
 type FileID struct {
 	Dev  uint64 `json:"dev"`
 	Ino  uint64 `json:"ino"`
 	Born int64  `json:"born,omitzero"` // nanoseconds since 1970
 }
 
-// File is what was seen at a path.
+// File describes the file at a path.
 type File struct {
 	FileID
-	Mount   uint64 // the id of its mount; 0 if not known (Linux before 5.8)
+	Mount   uint64 // the ID of its mount; 0 before Linux 5.8
 	Mode    uint16 // type and permission bits, as in stat(2)
 	UID     uint32
 	Changed int64 // ctime in nanoseconds
@@ -38,7 +38,7 @@ func (f File) IsLink() bool { return f.Mode&unix.S_IFMT == unix.S_IFLNK }
 // IsRegular reports whether it is a regular file.
 func (f File) IsRegular() bool { return f.Mode&unix.S_IFMT == unix.S_IFREG }
 
-// Kind names what it is, for people: "a socket", "a directory".
+// Kind describes the type of the file for people: "a socket", "a directory".
 func (f File) Kind() string {
 	switch f.Mode & unix.S_IFMT {
 	case unix.S_IFSOCK:
@@ -54,11 +54,11 @@ func (f File) Kind() string {
 	}
 }
 
-// Lstat looks at the file itself, also where it is a symbolic link. Like Stat it blocks for
-// as long as the file system does not answer: call it from a goroutine that may.
+// Lstat describes the file at path, without following a symbolic link. Like Stat it blocks for as
+// long as the file system does not answer: call it from a goroutine that may block.
 func Lstat(path string) (File, error) { return statx(path, unix.AT_SYMLINK_NOFOLLOW) }
 
-// Stat follows symbolic links.
+// Stat is Lstat, but follows symbolic links.
 func Stat(path string) (File, error) { return statx(path, 0) }
 
 func statx(path string, flags int) (File, error) {
@@ -84,10 +84,10 @@ func statx(path string, flags int) (File, error) {
 
 // Remove unlinks the file at path if it is the given one, and reports whether it did.
 //
-// There is no unlink-if-it-is-this-inode: between the look and the unlink somebody could
-// put another file there. The window is two system calls long, and only root can write in
-// the directories that this is used for. Renaming away first would close it, but the kubelet
-// does not notice a rename away, so that is no withdrawal.
+// No system call unlinks a path only if it is a certain inode: between statx and unlink another
+// file could be put there. The window is two system calls long, and only root can write in the
+// directories that this is used for. A rename to another name first would close it, but the
+// kubelet does not notice a rename, so that would not withdraw a socket.
 func Remove(path string, id FileID) (bool, error) {
 	f, err := Lstat(path)
 	if err == nil && f.FileID == id {
@@ -99,16 +99,16 @@ func Remove(path string, id FileID) (bool, error) {
 	return err == nil && f.FileID == id, err
 }
 
-// SameMount reports whether a file can be moved from one directory to the other: not between
-// mounts, also of one file system, nor between subvolumes, which differ in their device.
-// False where it cannot be told (Linux before 5.8).
+// SameMount reports whether a file can be renamed from one directory to the other: not between
+// mounts, even of one file system, nor between subvolumes, which differ in their device. Always
+// false before Linux 5.8.
 func (f File) SameMount(dir File) bool {
 	return f.Mount != 0 && f.Mount == dir.Mount && f.Dev == dir.Dev
 }
 
-// MoveIntoPlace renames from to to, over nothing (os.ErrExist). Where the file system cannot
-// do that in one step (EINVAL) a second name is made, which replaces nothing either; the
-// first one is then left.
+// MoveIntoPlace renames a file without replacing another (os.ErrExist). If the file system does not
+// support that (EINVAL), it creates a second name, which replaces nothing either, and the first one
+// stays.
 func MoveIntoPlace(from, to string) error {
 	err := unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE)
 	if err == unix.EINVAL || err == unix.ENOSYS {

@@ -11,7 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MaxPath is the longest path of a Unix socket in bytes, without the final NUL (unix(7)).
+// MaxPath is the maximum length of the path of a Unix socket in bytes, without the final NUL
+// (unix(7)).
 const MaxPath = 107
 
 // CheckPath returns an error if the path is too long for a Unix socket.
@@ -22,10 +23,9 @@ func CheckPath(path string) error {
 	return nil
 }
 
-// Listen makes a listening socket at path and returns the file that it is. The file has mode
-// 0600 from its first moment: the mode of the unbound socket is the mode of the file that
-// bind makes, and the process's umask, which all goroutines share, need not be touched.
-// Closing the listener leaves the file: see Remove.
+// Listen returns a listening socket at path, and its file. The file has mode 0600 from the start:
+// bind gives it the mode of the unbound socket, so the umask, which all goroutines share, need not
+// be changed. Closing the listener leaves the file: see Remove.
 func Listen(ctx context.Context, path string) (*net.UnixListener, File, error) {
 	lc := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
 		var chmodErr error
@@ -42,7 +42,7 @@ func Listen(ctx context.Context, path string) (*net.UnixListener, File, error) {
 	ul.SetUnlinkOnClose(false)
 	f, err := Lstat(path)
 	if err == nil && f.Mode&0o777 != 0o600 {
-		err = os.Chmod(path, 0o600) // a umask that takes from the owner as well
+		err = os.Chmod(path, 0o600) // the umask also restricts the owner
 	}
 	if err != nil {
 		return nil, File{}, errors.Join(err, ul.Close(), os.Remove(path))

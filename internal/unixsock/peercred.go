@@ -1,4 +1,5 @@
-// Package unixsock holds what every user of a Unix socket here needs.
+// Package unixsock creates, replaces, probes and identifies Unix sockets and their files, and
+// returns the process at the other end of a connection.
 package unixsock
 
 import (
@@ -8,18 +9,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Cred is a process as the kernel saw it when the connection was made.
+// Cred identifies a process as of the time when it connected or listened.
 type Cred struct {
-	// PID is 0 if the process lives in a pid namespace that is not seen from here. It may
-	// have ended since, and its number may be another's by now: good for a log line, not
-	// for a decision.
+	// PID is 0 if the process is in a pid namespace that is not visible here. The process may
+	// have ended since, and another may have its pid: use it in log lines, not in decisions.
 	PID int
-	// UID is the effective one; the kernel's overflow id (65534) if the user does not exist in
+	// UID is the effective user ID; the kernel's overflow ID (65534) if the user does not exist in
 	// our user namespace.
 	UID uint32
 }
 
-// String is for log lines and reasons.
+// String describes the process in log lines and reasons.
 func (c Cred) String() string {
 	if c.PID == 0 {
 		return fmt.Sprintf("a process of uid %d", c.UID)
@@ -29,14 +29,13 @@ func (c Cred) String() string {
 
 // PeerCred reads SO_PEERCRED of a connected Unix socket (unix(7)).
 //
-// What it tells depends on the end. At the accepting end: who called connect(). At the
-// connecting end: who called listen(), which need not be who accepts now: with socket
-// activation it is systemd, and after a descriptor was handed over it is the first owner.
-// Neither end can change it afterwards, and a later change of the process's ids, or of
-// the socket file's owner, does not show.
+// At the accepting end it is the process that called connect, at the connecting end the one that
+// called listen. That need not be the one that accepts: with socket activation it is systemd, and
+// with a descriptor that was handed over it is the first owner. Neither end can change it
+// afterwards, and a later change of the process's user, or of the socket file's owner, does not
+// show.
 //
-// The descriptor is read through SyscallConn: File().Fd() would make it blocking, for its
-// owner too.
+// It uses SyscallConn, because File().Fd() would make the socket blocking, for its owner too.
 func PeerCred(c syscall.Conn) (Cred, error) {
 	var (
 		ucred   *unix.Ucred
@@ -48,7 +47,7 @@ func PeerCred(c syscall.Conn) (Cred, error) {
 			ucred, readErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
 		})
 	}
-	if err != nil { // closed meanwhile
+	if err != nil { // it was closed
 		return Cred{}, fmt.Errorf("cannot reach the socket's descriptor: %w", err)
 	}
 	if readErr != nil {

@@ -16,7 +16,7 @@ import (
 
 func socketPath(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "pc") // t.TempDir can be too long for a socket
+	dir, err := os.MkdirTemp("/tmp", "pc") // short, wherever TMPDIR points
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +53,7 @@ func TestBothEnds(t *testing.T) {
 	}
 }
 
-// The connecting end learns who called listen(), even if nobody accepted yet.
+// The connecting end sees the process that called listen, even before accept.
 func TestConnectingEndSeesTheListener(t *testing.T) {
 	if os.Getenv("PEERCRED_LISTEN") != "" {
 		l, err := net.Listen("unix", os.Getenv("PEERCRED_LISTEN"))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"maps"
 	"net"
 	"os"
@@ -13,12 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ClientPrefix begins the abstract addresses that csi-registrar's own clients bind to, so
-// that another csi-registrar at the other end does not take them for the kubelet.
+// ClientPrefix is the prefix of the abstract addresses that csi-registrar's own clients bind to, so
+// that another csi-registrar at the other end does not mistake them for the kubelet.
 const ClientPrefix = "@csi-registrar-"
 
-// Dial connects to path from an abstract address of our own that nobody can guess. The error
-// is the system's (errors.Is).
+// Dial connects to path from an abstract address that begins with ClientPrefix and cannot be
+// guessed.
 func Dial(ctx context.Context, path string) (*net.UnixConn, error) {
 	d := net.Dialer{LocalAddr: &net.UnixAddr{Net: "unix", Name: ClientPrefix + rand.Text()}}
 	c, err := d.DialContext(ctx, "unix", path)
@@ -28,18 +29,17 @@ func Dial(ctx context.Context, path string) (*net.UnixConn, error) {
 	return c.(*net.UnixConn), nil
 }
 
-// Liveness is what a probe of a socket's path found.
+// Liveness is the result of a probe.
 type Liveness string
 
-// What a probe finds.
+// Probe results.
 const (
-	Missing Liveness = "missing" // there is no file
-	Stale   Liveness = "stale"   // there is a file, and nobody listens
-	Live    Liveness = "live"    // somebody listens
+	Missing Liveness = "missing" // no file
+	Stale   Liveness = "stale"   // a file without a listener
+	Live    Liveness = "live"    // a listener
 )
 
-// Probe reports whether somebody listens at path, and who. The error is set where it cannot
-// be told.
+// Probe reports whether a process listens at path, and which one. After an error it is not known.
 func Probe(ctx context.Context, path string) (Liveness, Cred, error) {
 	c, err := Dial(ctx, path)
 	switch {
@@ -58,13 +58,13 @@ func Probe(ctx context.Context, path string) (Liveness, Cred, error) {
 	}
 }
 
-// staleFor is the age at which a socket that refuses is stale: a program that has bound it is
-// given the time to listen.
+// staleFor is the age from which a socket that refuses connections is stale: before that, the
+// program that has bound it may be about to listen.
 const staleFor = 100 * time.Millisecond
 
-// RemoveStale removes those of the paths that are stale sockets: connection refused twice, the
-// second time when all are at least 100 ms old, and the same file all the time. So it takes no
-// time after a power cut, and 100 ms at most. It returns what it removed.
+// RemoveStale removes those of the paths that are stale sockets, and returns them. A stale socket
+// refuses two connections, the second one when all of them are at least 100 ms old, and is the same
+// file both times. So after a power cut it takes no time, and otherwise 100 ms at most.
 func RemoveStale(ctx context.Context, paths []string) (removed []string, err error) {
 	before := staleAmong(ctx, paths)
 	if len(before) == 0 {
@@ -78,8 +78,46 @@ func RemoveStale(ctx context.Context, paths []string) (removed []string, err err
 	return removeUnchanged(ctx, before)
 }
 
-// untilStale returns how long it takes until all are old enough. A file of the future, made before the
-// clock was set back, is as good as new.
+// InUse is the error for a path at which there is something other than a stale socket.
+type InUse struct {
+	Path   string
+	Holder string // what is there, or who listens, for people
+	Live   bool   // somebody listens
+}
+
+func (e *InUse) Error() string { return e.Path + " is held by " + e.Holder }
+
+// Vacate removes the stale socket at path, as RemoveStale does, and reports whether it did. The
+// error is an *InUse if something else is there; nothing at path is no error.
+func Vacate(ctx context.Context, path string) (removed bool, err error) {
+	f, err := Lstat(path)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return false, nil
+	case err != nil:
+		return false, err
+	case !f.IsSocket():
+		return false, &InUse{Path: path, Holder: f.Kind()}
+	}
+	paths, err := RemoveStale(ctx, []string{path})
+	if err != nil {
+		return false, fmt.Errorf("cannot remove the stale socket: %w", err)
+	}
+	switch found, peer, err := Probe(ctx, path); {
+	case ctx.Err() != nil:
+		return len(paths) > 0, context.Cause(ctx)
+	case err != nil:
+		return len(paths) > 0, &InUse{Path: path, Holder: fmt.Sprintf("a socket that cannot be probed (%v)", err)}
+	case found == Stale:
+		return len(paths) > 0, &InUse{Path: path, Holder: "a socket that was just replaced"}
+	case found == Live:
+		return len(paths) > 0, &InUse{Path: path, Holder: peer.String(), Live: true}
+	}
+	return len(paths) > 0, nil
+}
+
+// untilStale returns how long it takes until all files are old enough. A file with a time in the
+// future, because the clock was set back, counts as new.
 func untilStale(files map[string]File, now time.Time) (d time.Duration) {
 	for _, f := range files {
 		d = max(d, staleFor-now.Sub(time.Unix(0, f.Changed)))
@@ -87,11 +125,11 @@ func untilStale(files map[string]File, now time.Time) (d time.Duration) {
 	return min(d, staleFor)
 }
 
-// removeUnchanged removes the stale sockets that still are, and are the same.
+// removeUnchanged removes those of the sockets that are still stale and unchanged.
 func removeUnchanged(ctx context.Context, before map[string]File) (removed []string, err error) {
 	var errs []error
 	for path, f := range staleAmong(ctx, slices.Collect(maps.Keys(before))) {
-		// The time of change counts too: a new socket can have the old one's number.
+		// The time of change counts too: a new socket can have the inode number of the old one.
 		if f != before[path] {
 			continue
 		}
@@ -105,7 +143,7 @@ func removeUnchanged(ctx context.Context, before map[string]File) (removed []str
 	return removed, errors.Join(errs...)
 }
 
-// staleAmong returns those of the paths that are sockets which refuse.
+// staleAmong returns those of the paths that are sockets that refuse connections.
 func staleAmong(ctx context.Context, paths []string) map[string]File {
 	found := make(map[string]File)
 	for _, path := range paths {

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// bound makes a socket at path that nobody listens on.
+// bound creates a socket at path without a listener.
 func bound(t *testing.T, path string) (fd int) {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -26,7 +26,7 @@ func bound(t *testing.T, path string) (fd int) {
 	return fd
 }
 
-// A socket that changes between the two probes is somebody's, whatever it is then.
+// A socket that changes between the two probes is in use, whatever it is then.
 func TestStaleSocketThatChangesIsLeft(t *testing.T) {
 	for name, change := range map[string]func(path string, fd int) error{
 		"somebody listens": func(_ string, fd int) error { return unix.Listen(fd, 5) },
@@ -44,7 +44,7 @@ func TestStaleSocketThatChangesIsLeft(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir, err := os.MkdirTemp("", "s")
+			dir, err := os.MkdirTemp("/tmp", "s") // short, wherever TMPDIR points
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -69,7 +69,7 @@ func TestStaleSocketThatChangesIsLeft(t *testing.T) {
 	}
 }
 
-// What is old is removed at once, so that a start after a power cut does not keep the kubelet waiting.
+// An old socket is removed at once, so that a start after a power cut does not delay the kubelet.
 func TestOnlyYoungSocketsAreWaitedFor(t *testing.T) {
 	now := time.Now()
 	aged := func(age time.Duration) File { return File{Changed: now.Add(-age).UnixNano()} }

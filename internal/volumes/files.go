@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What is read at most. A node has some hundred volumes, a vol_data.json some hundred bytes.
+// Limits of what is read. A node has a few hundred volumes, a vol_data.json a few hundred bytes.
 const (
 	maxNames  = 50_000
 	maxData   = 64 << 10
@@ -23,21 +23,21 @@ const (
 // reader reads the kubelet's directories.
 type reader struct {
 	mounts  map[string]bool // mount points
-	left    int             // names that are still read
-	path    string          // that relative paths are relative to
+	left    int             // how many more names are read
+	path    string          // of the directory that is read
 	top     int             // its descriptor
 	volumes []Volume
 	err     error // the first one
 }
 
-// within calls read with relative paths below path, which may be a mount point or a link itself.
+// within calls read with path, which may be a mount point or a symbolic link, as the directory.
 func (r *reader) within(path string, read func()) {
-	resolved, err := filepath.EvalSymlinks(path) // as mountinfo has it
+	resolved, err := filepath.EvalSymlinks(path) // as in mountinfo
 	if err == nil {
 		r.top, err = unix.Open(resolved, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	}
 	if err != nil {
-		r.fail(path, err) // without a kubelet there are no volumes
+		r.fail(path, err) // ignores a missing path: without a kubelet there are no volumes
 		return
 	}
 	defer unix.Close(r.top)
@@ -45,7 +45,7 @@ func (r *reader) within(path string, read func()) {
 	read()
 }
 
-// fail keeps the first error that says more than that nothing is there.
+// fail records the first error, except that a file does not exist.
 func (r *reader) fail(path string, err error) {
 	if r.err == nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) {
 		r.err = &fs.PathError{Op: "read", Path: path, Err: err}
@@ -53,7 +53,8 @@ func (r *reader) fail(path string, err error) {
 }
 
 // open goes through no symbolic link, and through no mount point, because the file system behind
-// that may never answer. openat2(2) would do both at once, but with RestrictSUIDSGID= in the unit it fails.
+// that may never answer. openat2(2) would do both at once, but with RestrictSUIDSGID= in the unit
+// it fails.
 func (r *reader) open(name string, flags int) (*os.File, error) {
 	fd, err := r.walk(name, flags|unix.O_RDONLY|unix.O_NONBLOCK)
 	if err == unix.ELOOP {
@@ -91,7 +92,7 @@ func (r *reader) walk(name string, flags int) (fd int, err error) {
 	return fd, nil
 }
 
-// names lists a directory. The names are not looked at (lstat): they may be mount points.
+// names lists a directory. It makes no lstat of the names: they may be mount points.
 func (r *reader) names(dir string) []string {
 	f, err := r.open(dir, unix.O_DIRECTORY)
 	if err != nil {
@@ -108,7 +109,7 @@ func (r *reader) names(dir string) []string {
 	return names
 }
 
-// read reads a small regular file, and when it was written.
+// read returns the content of a small regular file, and when it was written.
 func (r *reader) read(name string) (text string, changed time.Time, err error) {
 	f, err := r.open(name, 0)
 	if err != nil {
@@ -120,7 +121,7 @@ func (r *reader) read(name string) (text string, changed time.Time, err error) {
 	case err != nil:
 		return "", changed, err
 	case !fi.Mode().IsRegular():
-		return "", changed, errors.New("it is no regular file")
+		return "", changed, errors.New("it is not a regular file")
 	case fi.Size() > maxData:
 		return "", changed, fmt.Errorf("it has more than %d bytes", maxData)
 	}
@@ -128,7 +129,7 @@ func (r *reader) read(name string) (text string, changed time.Time, err error) {
 	return string(data), fi.ModTime(), err
 }
 
-// mountPoints reads what is a mount point (proc_pid_mountinfo(5)).
+// mountPoints reads the list of mount points (proc_pid_mountinfo(5)).
 func (r *reader) mountPoints(mountinfo string) error {
 	f, err := os.Open(mountinfo)
 	if err != nil {
@@ -145,5 +146,5 @@ func (r *reader) mountPoints(mountinfo string) error {
 	return err
 }
 
-// unescape undoes what the kernel does to the separators of fields.
+// unescape decodes the kernel's escapes of field separators.
 var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)

@@ -1,5 +1,5 @@
-// Package volumes finds out which volumes of CSI drivers are in use on this node, from the
-// files that the kubelet keeps of them and the list of mounts (kubelet v1.36, pkg/volume/csi):
+// Package volumes finds the volumes of CSI drivers that are in use on this node, from the files
+// that the kubelet keeps about them and the list of mounts (kubelet v1.36, pkg/volume/csi):
 //
 //	pods/POD/volumes/kubernetes.io~csi/NAME/{vol_data.json,mount}        published to a pod
 //	plugins/kubernetes.io/csi/DRIVER/HASH/{vol_data.json,globalmount}    staged
@@ -7,8 +7,8 @@
 //	plugins/kubernetes.io/csi/volumeDevices/staging/NAME                 staged
 //	plugins/kubernetes.io/csi/volumeDevices/publish/NAME/POD             and published
 //
-// The kubelet writes vol_data.json before it calls the driver and removes it after the
-// driver has undone the call. So a file that is there stands for a call that is still owed.
+// The kubelet writes vol_data.json before it calls the driver to stage or publish, and removes it
+// after the driver has undone that. So an existing file means that a call is still due.
 package volumes
 
 import (
@@ -19,7 +19,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
-	"sort"
+	"slices"
 	"strings"
 	"time"
 
@@ -30,21 +30,21 @@ import (
 // Problem says what is wrong with a volume.
 type Problem string
 
-// The problems that the files and mounts show. Whether a published volume's pod is still
-// wanted is known to the API server only.
+// The problems that the files and mounts show. Only the API server knows whether the pod of a
+// published volume still exists.
 const (
-	Broken    Problem = "broken"    // vol_data.json is not what the kubelet can read
+	Broken    Problem = "broken"    // the kubelet cannot read vol_data.json
 	NoData    Problem = "no data"   // mounted, and there is no vol_data.json
 	Unmounted Problem = "unmounted" // published, and nothing is mounted there
 	Unused    Problem = "unused"    // staged, and published to no pod
 )
 
-// Volume is a volume that is staged, or published to one pod. Its strings are strangers'.
+// Volume is a volume that is staged, or published to one pod. Its strings are untrusted.
 type Volume struct {
 	Driver string // empty where vol_data.json cannot be read
 	Pod    string // the pod's UID; empty: staged, for all pods
 	Dir    string // that holds vol_data.json
-	Target string // where the driver was asked to stage or publish it
+	Target string // where the driver was told to stage or publish it
 	Block  bool   // a device, not a file system
 
 	Mounted bool      // something is mounted at Target
@@ -52,15 +52,15 @@ type Volume struct {
 	Problem Problem   // empty: none
 	Detail  string    // of Broken
 
-	handle string // which volume of the driver it is
+	handle string // the volume ID that the driver gave it
 }
 
-// Settling is how long Unmounted and Unused may be what the kubelet is about to change: a
-// call of a driver may take 2 minutes, the next one comes up to 2 minutes later.
+// Settling is how long Unmounted and Unused may be a normal state that the kubelet is about to
+// change: a call to a driver may take 2 minutes, and the next one comes up to 2 minutes later.
 const Settling = 5 * time.Minute
 
-// Counts counts the volumes of each driver, also those with a problem: the kubelet will ask
-// the driver to unpublish and unstage them.
+// Counts returns the number of volumes of each driver, including those with a problem: the kubelet
+// will tell the driver to unpublish and unstage them.
 func Counts(all []Volume) map[string]status.Volumes {
 	counts := map[string]status.Volumes{}
 	for _, v := range all {
@@ -76,11 +76,11 @@ func Counts(all []Volume) map[string]status.Volumes {
 	return counts
 }
 
-// countLimit is how long Count waits for the kubelet's files.
+// countLimit limits how long Count waits for the kubelet's files.
 const countLimit = 2 * time.Second
 
-// Count is Counts of Read with this machine's mounts. The error is a *worker.NotAnswering if
-// the file system does not answer.
+// Count returns Counts of what Read finds with this machine's mounts. The error is a
+// *worker.NotAnswering if the file system does not answer.
 func Count(ctx context.Context, pool *worker.Pool, rootDir string) (map[string]status.Volumes, error) {
 	var found []Volume
 	err, late := worker.Do(ctx, pool.Slot(rootDir, nil), countLimit, func() (err error) {
@@ -93,10 +93,10 @@ func Count(ctx context.Context, pool *worker.Pool, rootDir string) (map[string]s
 	return Counts(found), err
 }
 
-// Read looks at the files of the kubelet with this root directory, and at self/mountinfo in
-// proc. What is below a mount point is never touched; it can still block, for as long as the
-// file system of the root directory does not answer. With an error it returns what could be
-// read, without Unmounted and Unused.
+// Read reads the files of the kubelet with this root directory, and self/mountinfo in proc. It
+// never touches what is below a mount point, but blocks for as long as the file system of the root
+// directory does not answer. After an error it returns what it could read, without Unmounted and
+// Unused.
 func Read(rootDir, proc string) ([]Volume, error) {
 	r := &reader{left: maxNames}
 	err := r.mountPoints(filepath.Join(proc, "self/mountinfo"))
@@ -144,8 +144,8 @@ func (r *reader) staged() {
 	}
 }
 
-// add adds a volume, whose paths are relative, if there is any: its directory is made before
-// vol_data.json is written.
+// add adds a volume, whose paths are relative, if it exists: the kubelet creates its directory
+// before it writes vol_data.json.
 func (r *reader) add(v Volume) {
 	text, changed, err := r.read(v.Dir + "/vol_data.json")
 	v.Dir, v.Target = filepath.Join(r.path, v.Dir), filepath.Join(r.path, v.Target)
@@ -166,7 +166,7 @@ func (r *reader) add(v Volume) {
 	r.volumes = append(r.volumes, v)
 }
 
-// compare finds what one volume alone does not show.
+// compare finds the problems that only other volumes show.
 func (r *reader) compare() {
 	published := map[[2]string]bool{}
 	for _, v := range r.volumes {
@@ -184,8 +184,7 @@ func (r *reader) compare() {
 			v.Problem = Unmounted
 		}
 	}
-	sort.Slice(r.volumes, func(i, j int) bool {
-		a, b := &r.volumes[i], &r.volumes[j]
-		return cmp.Or(strings.Compare(a.Dir, b.Dir), strings.Compare(a.Target, b.Target)) < 0
+	slices.SortFunc(r.volumes, func(a, b Volume) int {
+		return cmp.Or(cmp.Compare(a.Dir, b.Dir), cmp.Compare(a.Target, b.Target))
 	})
 }

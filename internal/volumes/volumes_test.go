@@ -50,7 +50,7 @@ func (x *tree) mount(name string) {
 	x.mounts = append(x.mounts, strings.NewReplacer(`\`, `\134`, " ", `\040`).Replace(filepath.Join(x.root, name)))
 }
 
-// published and staged make what the kubelet makes, and return the directory.
+// published and staged create what the kubelet creates, and return the directory.
 func (x *tree) published(pod, pv, driver, handle string) string {
 	dir := "pods/" + pod + "/volumes/kubernetes.io~csi/" + pv
 	x.write(dir+"/vol_data.json", data(driver, handle))
@@ -92,7 +92,7 @@ func (x *tree) read() ([]Volume, error) {
 	return Read(x.root, x.proc)
 }
 
-// problems are those that are expected to be found, by the end of their Dir.
+// problems are the expected problems by the end of their Dir.
 func (x *tree) problems(want map[string]Problem) {
 	x.Helper()
 	all, err := x.read()
@@ -140,7 +140,7 @@ func TestProblemsOfVolumes(t *testing.T) {
 	x.published("pod-1", "used", "a.example", "used")
 	want := map[string]Problem{
 		x.staged("a.example", "left"):                        Unused,
-		x.staged("b.example", "used"):                        Unused, // another driver's volume of that name
+		x.staged("b.example", "used"):                        Unused, // that of another driver
 		"plugins/kubernetes.io/csi/volumeDevices/block/data": Unused,
 		"pods/pod-1/volumes/kubernetes.io~csi/gone":          Unmounted,
 		x.published("pod-1", "no data", "a.example", "used"): NoData,
@@ -186,7 +186,7 @@ func TestNothingToRead(t *testing.T) {
 	x.problems(map[string]Problem{})
 }
 
-// Only the two directories at the top may be links; what is in them was made by the kubelet.
+// Only the two top directories may be links; the kubelet creates none in them.
 func TestLinks(t *testing.T) {
 	x := newTree(t)
 	x.published("pod-1", "pv", "a.example", "v")
@@ -215,7 +215,7 @@ func TestWhatCannotBeReadIsAnError(t *testing.T) {
 	}
 }
 
-// A mount whose server is gone is not touched: neither a volume's nor one in a wrong place.
+// A mount whose server is gone is not touched, whether it is a volume's or in an unexpected place.
 func TestMountsThatHang(t *testing.T) {
 	x := newTree(t)
 	x.staged("a.example", "v")

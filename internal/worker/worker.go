@@ -1,18 +1,19 @@
-// Package worker runs calls that may never return. A system call on a file system whose
-// server is gone (dead NFS, FUSE) ends with SIGKILL and nothing else; no context reaches it.
-// So it runs in a goroutine of its own, which is abandoned when its time is over: whoever
-// asked gets an error, and a hint when the call has returned after all.
+// Package worker runs calls that may never return. A system call on a file system whose server
+// is gone (dead NFS, FUSE) is ended by SIGKILL and by nothing else: no context reaches it. So each
+// call runs in a goroutine of its own, which is abandoned when its time is over: the caller gets
+// an error, and a hint when the call has returned after all.
 package worker
 
 import (
+	"cmp"
 	"context"
 	"fmt"
-	"sort"
+	"slices"
 	"sync"
 	"time"
 )
 
-// Pool holds the calls of all Slots, at most one for each path at a time.
+// Pool holds the calls of all Slots, at most one per path at a time.
 type Pool struct {
 	mu    sync.Mutex
 	calls map[string]*call // by path
@@ -22,7 +23,7 @@ type call struct {
 	done      chan struct{} // closed when it has returned
 	since     time.Time
 	abandoned bool
-	tell      map[*Slot]struct{} // who wants a hint when it has returned
+	notify    map[*Slot]struct{} // the Slots that get a hint when it has returned
 }
 
 // NewPool returns a Pool without any call.
@@ -44,12 +45,12 @@ func (p *Pool) Stuck() []Stuck {
 			list = append(list, Stuck{Path: path, Since: c.since})
 		}
 	}
-	sort.Slice(list, func(i, j int) bool { return list[i].Path < list[j].Path })
+	slices.SortFunc(list, func(a, b Stuck) int { return cmp.Compare(a.Path, b.Path) })
 	return list
 }
 
-// Slot is where one owner has its calls about one path run. Calls about the same path, also
-// of other Slots, run one after the other.
+// Slot runs one owner's calls about one path. Calls about the same path, also those of other
+// Slots, run one after the other.
 type Slot struct {
 	pool     *Pool
 	path     string
@@ -57,8 +58,8 @@ type Slot struct {
 }
 
 // Slot returns a Slot for calls about path. returned is called, from any goroutine, when an
-// abandoned call about path has returned, if this Slot was told NotAnswering because of it;
-// it must not block. Nil: nothing is called.
+// abandoned call about path has returned, if a Do of this Slot failed with NotAnswering because
+// of it; it must not block. It may be nil.
 func (p *Pool) Slot(path string, returned func()) *Slot {
 	return &Slot{pool: p, path: path, returned: returned}
 }
@@ -70,65 +71,52 @@ func (e *NotAnswering) Error() string {
 	return fmt.Sprintf("the file system of %s does not answer", e.Path)
 }
 
-// Do runs f and returns what f returned. If that takes longer than limit, f is abandoned and
-// the error is a *NotAnswering; so it is, at once, while an abandoned call about the same path
-// has not returned. The result of an abandoned f goes to discard, if that is not nil: close
-// there what f opened. If ctx ends before, f is abandoned as well, and the error is its cause.
+// Do runs f and returns its result. If that takes longer than limit, Do abandons f and returns a
+// *NotAnswering error; it does so at once while an abandoned call about the same path has not
+// returned. If ctx is done first, it abandons f as well, and returns the cause. discard, if not
+// nil, gets the result of an abandoned f: it closes what f opened.
 func Do[T any](ctx context.Context, s *Slot, limit time.Duration, f func() T, discard func(T)) (T, error) {
 	var result, none T
-	late := func() {
-		if discard != nil {
-			discard(result)
-		}
-	}
-	if err := s.do(ctx, limit, func() { result = f() }, late); err != nil {
-		return none, err // result is still f's
-	}
-	return result, nil
-}
-
-// do is Do without types: each copy of it would be 3 kB of the binary.
-func (s *Slot) do(ctx context.Context, limit time.Duration, f, late func()) error {
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	c, err := s.enter(ctx, timer.C)
 	if err != nil {
-		return err
+		return none, err
 	}
 	go func() {
-		f()
-		if s.leave(c) {
-			late()
+		result = f()
+		if s.leave(c) && discard != nil {
+			discard(result)
 		}
 	}()
 	select {
 	case <-c.done:
-		return nil
+		return result, nil
 	case <-timer.C:
 		err = &NotAnswering{Path: s.path}
 	case <-ctx.Done():
 		err = context.Cause(ctx)
 	}
 	if !s.abandon(c) { // it returned at this very moment
-		return nil
+		return result, nil
 	}
-	return err
+	return none, err // result belongs to f
 }
 
-// enter waits until no call about the path runs, and begins one.
+// enter waits until no call about the path is running, and begins one.
 func (s *Slot) enter(ctx context.Context, limit <-chan time.Time) (*call, error) {
 	p := s.pool
 	for {
 		p.mu.Lock()
 		c := p.calls[s.path]
 		if c == nil {
-			c = &call{done: make(chan struct{}), since: time.Now(), tell: make(map[*Slot]struct{})}
+			c = &call{done: make(chan struct{}), since: time.Now(), notify: make(map[*Slot]struct{})}
 			p.calls[s.path] = c
 			p.mu.Unlock()
 			return c, nil
 		}
 		if c.abandoned {
-			c.tell[s] = struct{}{}
+			c.notify[s] = struct{}{}
 			p.mu.Unlock()
 			return nil, &NotAnswering{Path: s.path}
 		}
@@ -136,7 +124,7 @@ func (s *Slot) enter(ctx context.Context, limit <-chan time.Time) (*call, error)
 		select {
 		case <-c.done:
 		case <-limit:
-			s.tellAfter(c)
+			s.notifyAfter(c)
 			return nil, &NotAnswering{Path: s.path}
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
@@ -144,12 +132,12 @@ func (s *Slot) enter(ctx context.Context, limit <-chan time.Time) (*call, error)
 	}
 }
 
-// tellAfter has the Slot told when the call has returned, also if it is not abandoned.
-func (s *Slot) tellAfter(c *call) {
+// notifyAfter has the Slot notified when the call has returned, also if it is not abandoned.
+func (s *Slot) notifyAfter(c *call) {
 	s.pool.mu.Lock()
 	running := s.pool.calls[s.path] == c
 	if running {
-		c.tell[s] = struct{}{}
+		c.notify[s] = struct{}{}
 	}
 	s.pool.mu.Unlock()
 	if !running && s.returned != nil {
@@ -157,7 +145,7 @@ func (s *Slot) tellAfter(c *call) {
 	}
 }
 
-// abandon reports false if the call has returned.
+// abandon reports whether the call was still running.
 func (s *Slot) abandon(c *call) bool {
 	p := s.pool
 	p.mu.Lock()
@@ -168,7 +156,7 @@ func (s *Slot) abandon(c *call) bool {
 	default:
 	}
 	c.abandoned = true
-	c.tell[s] = struct{}{}
+	c.notify[s] = struct{}{}
 	return true
 }
 
@@ -180,7 +168,7 @@ func (s *Slot) leave(c *call) bool {
 	close(c.done)
 	abandoned := c.abandoned
 	p.mu.Unlock()
-	for slot := range c.tell { // nobody adds to it any more
+	for slot := range c.notify { // no longer changed
 		if slot.returned != nil {
 			slot.returned()
 		}

@@ -17,8 +17,8 @@ func TestDoReturnsTheResult(t *testing.T) {
 	}
 }
 
-// A call that never returns costs its caller the limit, everybody else about the same path
-// nothing, and one goroutine; when it returns, all who were refused are told.
+// A call that never returns costs its caller the limit, later callers for the same path no time,
+// and one goroutine. When it returns, all that were refused are notified.
 func TestACallThatHangsIsAbandoned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := NewPool()
@@ -56,8 +56,8 @@ func TestACallThatHangsIsAbandoned(t *testing.T) {
 	})
 }
 
-// Calls about one path run one after the other; who waits is not told of an end that came in
-// time.
+// Calls about one path run one after the other. A waiting caller is not notified of a call that
+// returned in time.
 func TestCallsAboutOnePathTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := NewPool()
@@ -101,7 +101,7 @@ func TestDoEndsWithItsContext(t *testing.T) {
 	})
 }
 
-// Who waited in vain behind a call that then returned in its own time is told as well.
+// A caller whose time was over before the call ahead returned in time is notified as well.
 func TestWhoDidNotGetATurnIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := NewPool()

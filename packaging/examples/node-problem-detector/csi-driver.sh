@@ -1,17 +1,14 @@
 #!/bin/sh
-# csi-driver.sh DRIVER [ARGUMENT...]: a custom plugin of node-problem-detector. Its exit code is that of
-# `csi-registrar status`: 0 is OK there, 1 a problem, anything else unknown (3: the daemon is not
-# running). It prints the driver's state, without the reason, which may quote the driver: what a plugin
-# prints is in the Node object.
+# csi-driver.sh DRIVER [ARGUMENT...]: a custom plugin of node-problem-detector. Its exit code is 0, which is
+# OK there, if the kubelet has the driver, or has it within 2 seconds, as after a restart of the daemon; it is
+# 1, a problem, if not, and 3, unknown, if the daemon is not running. A driver that restarts stays
+# registered, so that its restart does not taint the node. It prints the driver's state, without the
+# reason, which may quote the driver: what a plugin prints is in the Node object.
 registrar=${CSI_REGISTRAR:-/usr/bin/csi-registrar}
-text=$("$registrar" status "$@")
+"$registrar" wait --timeout 2s "$@"
 code=$?
-if [ "$code" = 3 ]; then
-	# It may just be restarted. This and the rest must fit into the plugin's timeout.
-	"$registrar" wait --timeout 2s "$@"
-	text=$("$registrar" status "$@")
-	code=$?
-fi
+text=$("$registrar" status "$@")
+[ $? = 3 ] && [ "$code" = 1 ] && code=3
 state=$(printf '%s\n' "$text" | sed -n 's/^  state  *//p')
 if [ -n "$state" ]; then
 	echo "$1: $state"

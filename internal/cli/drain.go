@@ -1,0 +1,53 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"time"
+
+	"csi-registrar/internal/sockdiag"
+)
+
+// drainPause is between two looks, each of which takes the kernel less than a millisecond:
+// nothing tells when a connection of somebody else is closed.
+const drainPause = 50 * time.Millisecond
+
+func setupDrain(fs *flag.FlagSet) runner {
+	socket := fs.String("socket", "", "the `PATH` of the driver's socket")
+	timeout := fs.Duration("timeout", 0, "give up after the time `D`, such as 30s or 2m; 0: never")
+	return func(ctx context.Context, _ *env, _ []string) error {
+		switch {
+		case *socket == "":
+			return usagef(nil, "--socket is missing")
+		case *timeout < 0:
+			return usagef(nil, "--timeout %s is negative", *timeout)
+		case *timeout > 0:
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeoutCause(ctx, *timeout, fmt.Errorf("timed out after %s", *timeout))
+			defer cancel()
+		}
+		return drain(ctx, *socket)
+	}
+}
+
+// drain returns when no connection to the socket is open.
+func drain(ctx context.Context, socket string) error {
+	for {
+		open, err := sockdiag.Connections(socket)
+		if err != nil || open == 0 {
+			return err
+		}
+		select {
+		case <-time.After(drainPause):
+		case <-ctx.Done():
+			cause := context.Cause(ctx)
+			if errors.Is(cause, context.Canceled) {
+				cause = errors.New("interrupted")
+			}
+			return hinted(fmt.Errorf("%w: %d connections to %s are open", cause, open, socket),
+				"calls that still run end with the driver; the kubelet repeats them")
+		}
+	}
+}

@@ -1,0 +1,145 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strconv"
+	"syscall"
+	"time"
+
+	"csi-registrar/internal/driver"
+	"csi-registrar/internal/process"
+	"csi-registrar/internal/supervise"
+	"csi-registrar/internal/systemd"
+	"csi-registrar/internal/trust"
+	"csi-registrar/internal/worker"
+)
+
+// keeperFD is the driver's pidfd in the process that stays.
+const keeperFD = 3
+
+func setupSupervise(fs *flag.FlagSet) runner {
+	socket := fs.String("socket", "", "the `PATH` of the driver's socket")
+	watchdog := fs.Duration("watchdog", 0, "the WatchdogSec= `D` of the unit; 0: only wait until the driver serves")
+	keep := fs.Bool("keep", false, "")
+	return func(ctx context.Context, e *env, _ []string) error {
+		switch {
+		case *socket == "":
+			return usagef(nil, "--socket is missing")
+		case *watchdog != 0 && *watchdog < supervise.MinWatchdog:
+			return usagef(nil, "--watchdog %s is less than %s", *watchdog, supervise.MinWatchdog)
+		}
+		notifier := systemd.NewNotifier(e.getenv)
+		if *watchdog != 0 && notifier == nil {
+			return hinted(errors.New("cannot feed the watchdog: systemd does not listen to this command"),
+				"set NotifyAccess=all in the driver's unit")
+		}
+		main, err := mainProcess(e, *keep)
+		if err != nil {
+			return err
+		}
+		defer main.Close()
+		ended := make(chan struct{})
+		go func() { // until the process ends, or main is closed above
+			if process.AwaitEnd(main) == nil {
+				close(ended)
+			}
+		}()
+		s := &supervise.Supervisor{
+			Driver: superviseDriver{*socket, worker.NewPool()}, Notify: notifier, Ended: ended, Watchdog: *watchdog,
+			Log: slog.New(slog.NewTextHandler(e.stderr, nil)),
+		}
+		if *keep {
+			return keepFeeding(ctx, e, s)
+		}
+		if err := s.Wait(ctx); err != nil {
+			return hinted(fmt.Errorf("%s: %w", *socket, err), "see the driver's own log, and --socket")
+		}
+		if *watchdog == 0 {
+			return nil
+		}
+		return startKeeper(e, *socket, *watchdog, main)
+	}
+}
+
+// mainProcess is the main process of the unit, $MAINPID, or the one that was handed over.
+func mainProcess(e *env, handedOver bool) (*os.File, error) {
+	if handedOver {
+		return process.Take(keeperFD)
+	}
+	pid, err := strconv.Atoi(e.getenv("MAINPID"))
+	if err != nil || pid <= 0 {
+		return nil, hinted(errors.New("there is no main process to supervise: $MAINPID is not set"),
+			"use it as ExecStartPost= of the driver's unit")
+	}
+	return process.Open(pid)
+}
+
+// startKeeper starts the process that stays in the unit's control group, and returns when it
+// runs. It is no child of the driver, which would not reap it, but becomes systemd's.
+func startKeeper(e *env, socket string, watchdog time.Duration, main *os.File) error {
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("cannot find this program: %w", err)
+	}
+	cmd := exec.Command(self, "supervise", "--keep", "--socket", socket, "--watchdog", watchdog.String())
+	// It does one small thing at a time.
+	cmd.Env = append(os.Environ(), "GOMAXPROCS=1")
+	cmd.ExtraFiles = []*os.File{main}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	cmd.Stderr = e.stderr
+	started, err := cmd.StdoutPipe()
+	if err != nil {
+		return fmt.Errorf("cannot start the process that feeds the watchdog: %w", err)
+	}
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("cannot start the process that feeds the watchdog: %w", err)
+	}
+	if _, err := io.ReadFull(started, make([]byte, 1)); err != nil {
+		return fmt.Errorf("cannot start the process that feeds the watchdog: %w", errors.Join(err, cmd.Wait()))
+	}
+	return cmd.Process.Release()
+}
+
+// keepFeeding is the process that stays. It reports on standard output that it runs.
+func keepFeeding(ctx context.Context, e *env, s *supervise.Supervisor) error {
+	if _, err := io.WriteString(e.stdout, "."); err != nil {
+		return err
+	}
+	// A watchdog that acts sends ABRT to the whole control group; Go would print all stacks.
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGABRT)
+	defer stop()
+	s.Watch(ctx)
+	return nil
+}
+
+// superviseDriver is a driver at its socket, which root or the unit's own user serves.
+type superviseDriver struct {
+	socket string
+	pool   *worker.Pool
+}
+
+const superviseOwner = trust.SocketOwner("root") // and our own user
+
+// Name implements supervise.Driver.
+func (d superviseDriver) Name(ctx context.Context) (string, error) {
+	return driver.LiveName(ctx, d.pool, superviseOwner, d.socket)
+}
+
+// Live implements supervise.Driver.
+func (d superviseDriver) Live(ctx context.Context) error {
+	return driver.Live(ctx, d.pool, superviseOwner, d.socket)
+}
+
+// Absent implements supervise.Driver.
+func (d superviseDriver) Absent(err error) bool {
+	dead, ok := errors.AsType[*driver.DeadError](err)
+	return ok && dead.Absent
+}

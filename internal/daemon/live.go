@@ -1,0 +1,90 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"csi-registrar/internal/driver"
+	"csi-registrar/internal/trust"
+)
+
+const (
+	// liveFor is how long the answer to one Probe is everybody's.
+	liveFor = time.Second
+	// maxLiveWaiting is how many requests wait for one Probe; more get the last answer.
+	maxLiveWaiting = 64
+)
+
+// Live implements control.Backend.
+func (b backend) Live(ctx context.Context, name string) error {
+	d, ok := b.Agent.Configured(name)
+	if !ok || !d.Enabled {
+		return errors.New("no enabled driver of that name is configured")
+	}
+	return b.d.live.ask(ctx, d.Name, func(ctx context.Context) error {
+		return driver.Live(ctx, b.d.pool, trust.SocketOwner(d.SocketOwner), d.Socket)
+	})
+}
+
+// liveness shares the answers to Probe among all who want to know whether a driver is live.
+type liveness struct {
+	ctx context.Context // of the Probes: not of one request, for their answer is for all who wait
+	run func(func())    // runs a Probe, and waits for it at the end of the process
+
+	mu      sync.Mutex
+	answers map[string]*liveAnswer // by driver
+}
+
+func newLiveness(ctx context.Context, run func(func())) *liveness {
+	return &liveness{ctx: ctx, run: run, answers: map[string]*liveAnswer{}}
+}
+
+// liveAnswer is the last answer of a driver, and the Probe that runs.
+type liveAnswer struct {
+	at      time.Time // zero: no answer yet
+	err     error
+	running chan struct{} // closed at the end of the Probe that runs; nil: none
+	waiting int
+}
+
+// ask returns the answer of at most liveFor ago, or that of the Probe that runs, which it starts
+// if there is none. When too many wait already it returns the last answer, if there is one,
+// however old.
+func (l *liveness) ask(ctx context.Context, name string, probe func(context.Context) error) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	a := l.answers[name]
+	if a == nil {
+		a = &liveAnswer{}
+		l.answers[name] = a
+	}
+	if !a.at.IsZero() && (time.Since(a.at) < liveFor || a.waiting >= maxLiveWaiting) {
+		return a.err
+	}
+	if a.running == nil {
+		done := make(chan struct{})
+		a.running = done
+		l.run(func() {
+			defer close(done)
+			err := probe(l.ctx)
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			a.at, a.err, a.running = time.Now(), err, nil
+		})
+	}
+	running := a.running
+	a.waiting++
+	l.mu.Unlock()
+	select {
+	case <-running:
+	case <-ctx.Done():
+	}
+	l.mu.Lock()
+	a.waiting--
+	if ctx.Err() != nil && a.at.IsZero() {
+		return context.Cause(ctx)
+	}
+	return a.err
+}

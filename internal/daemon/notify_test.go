@@ -1,0 +1,36 @@
+package daemon
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"csi-registrar/internal/status"
+)
+
+// Every user of the node can read STATUS=.
+func TestStatusLineQuotesNoDriver(t *testing.T) {
+	line := statusLine(status.Document{Drivers: []status.Driver{
+		{Name: "a.example", State: "registered", Driver: status.Ready, Registration: status.Registered},
+		{Name: "b.example", State: "refused", Driver: status.Ready, Registration: status.Refused, Reason: "token=hunter2"},
+	}})
+	if line != "2 drivers: 1 registered, 1 refused (first b.example)" {
+		t.Error(line)
+	}
+	if strings.Contains(line, "hunter2") {
+		t.Error("it quotes the driver")
+	}
+}
+
+// A registered driver that does not serve is in the line, too.
+func TestStatusLineOfADriverThatHangs(t *testing.T) {
+	line := statusLine(status.Document{Drivers: []status.Driver{
+		{Name: "a.example", State: "registered", Registration: status.Registered, Driver: status.Ready, DriverSince: time.Now()},
+		{Name: "b.example", State: "registered", Registration: status.Registered, Driver: status.Hanging, DriverSince: time.Now()},
+		// not asked yet
+		{Name: "adopted.example", State: "registered", Registration: status.Registered, Driver: status.Absent},
+	}})
+	if want := "3 drivers: 3 registered; 1 registered and not serving (b.example: driver hanging)"; line != want {
+		t.Errorf("%q, want %q", line, want)
+	}
+}

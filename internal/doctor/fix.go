@@ -1,0 +1,192 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"unicode"
+
+	"csi-registrar/internal/safetext"
+	"csi-registrar/internal/systemd"
+	"csi-registrar/internal/trust"
+	"csi-registrar/internal/unixsock"
+)
+
+// Fix is a line of the script that fixes a finding: a command for root's shell, or a comment. The
+// lines can be pasted as they are. A comment explains the next line, or names an alternative, or
+// says what no command can do.
+type Fix struct {
+	Command safetext.Command
+	Then    []safetext.Command // run if Command succeeds
+	Comment string             // in place of Command
+}
+
+// IsComment reports whether the line does nothing.
+func (f Fix) IsComment() bool { return f.Command.Name == "" }
+
+// String returns the line as it is pasted.
+func (f Fix) String() string {
+	if f.IsComment() {
+		return "# " + f.Comment
+	}
+	line := f.Command.String()
+	for _, c := range f.Then {
+		line += " && " + c.String()
+	}
+	return line
+}
+
+// MarshalText returns the line as it is pasted.
+func (f Fix) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
+
+// run returns the line of a command.
+func run(name string, args ...string) Fix { return Fix{Command: safetext.Run(name, args...)} }
+
+// note returns a comment. It must mean nothing to a shell for which # begins no comment (zsh): its
+// values are words of ShellWord, names that were checked, or numbers.
+func note(format string, args ...any) Fix {
+	return Fix{Comment: safetext.Clean(fmt.Sprintf(format, args...), maxText)}
+}
+
+// write returns the line that writes lines into a file.
+func write(file string, lines ...string) Fix {
+	f := run("printf", append([]string{`%s\n`}, lines...)...)
+	f.Command.Stdout = file
+	return f
+}
+
+// systemctl returns the line of a systemctl command.
+func systemctl(verb, unit string) Fix { return run("systemctl", verb, unit) }
+
+// Without --no-pager a pager would take the lines that are pasted after it.
+
+// logOf shows the last lines in the journal of a unit.
+func logOf(unit string) Fix { return run("journalctl", "--no-pager", "-u", unit, "-n", "50") }
+
+// stateOf shows the state of a unit.
+func stateOf(unit string) Fix { return run("systemctl", "--no-pager", "status", unit) }
+
+// reloadUnits applies changed unit files. The service restarts its sockets, which cannot be started
+// beside it.
+func reloadUnits() []Fix {
+	return []Fix{run("systemctl", "daemon-reload"), systemctl("restart", serviceUnit)}
+}
+
+// rootOnly reports whether only root can change the directories and links on a path, so that a
+// command with that path still hits the same file when it is run later.
+func (x *diagnosis) rootOnly(ctx context.Context, file string) bool {
+	owners, err := trust.Users("root")
+	if err != nil {
+		return false
+	}
+	dir := path.Dir(path.Clean(file)) // the file itself may not answer
+	_, err = look(ctx, x, dir, func() (struct{}, error) { return struct{}{}, trust.Rule{Owners: owners}.Check(dir) })
+	return err == nil
+}
+
+// remove removes a file that is in the way.
+func (x *diagnosis) remove(ctx context.Context, file string, at unixsock.File) Fix {
+	switch {
+	case !x.rootOnly(ctx, file):
+		return note("remove %s by hand: another user can change a directory on its path, so look first what is there", safetext.ShellWord(file))
+	case at.IsDir():
+		return run("rmdir", file)
+	}
+	return run("rm", file)
+}
+
+// dropInPrefix begins the names of the files that fixes write, so that they are read after all
+// others.
+const dropInPrefix = "99-doctor-"
+
+// setKey sets a key of the configuration in a file of its own, which overrides all others, and has
+// the daemon read it. what names the file; origin is the place where the key is set now.
+func (x *diagnosis) setKey(what, table, line, origin string) []Fix {
+	file := filepath.Join(x.confDir(), dropInPrefix+what+".toml")
+	now, _, _ := strings.Cut(origin, ".toml:")
+	switch {
+	case x.o.Source.File != "":
+		return []Fix{note("write %s under %s in %s", safetext.ShellWord(line), safetext.ShellWord(table), safetext.ShellWord(x.o.Source.File))}
+	case strings.ContainsFunc(line, unicode.IsControl):
+		return []Fix{note("its name has characters that no configuration should have")}
+	case filepath.Base(now+".toml") > filepath.Base(file) && strings.Contains(now, "/conf.d/"):
+		return []Fix{note("write %s under %s in %s", safetext.ShellWord(line), safetext.ShellWord(table), safetext.ShellWord(now+".toml"))}
+	}
+	return []Fix{run("mkdir", "-p", x.confDir()), write(file, table, line)}
+}
+
+// setDriverKey sets a key of a driver.
+func (x *diagnosis) setDriverKey(driver, key, value string) []Fix {
+	return append(x.setKey(driver+"-"+key, fmt.Sprintf("[driver.%q]", driver), key+" = "+value, x.config.Origin(fmt.Sprintf("driver.%q.%s", driver, key))), reload)
+}
+
+// installDropIn puts the lines of systemd.DropIn in place.
+func installDropIn(rootDir string) []Fix {
+	if strings.ContainsFunc(rootDir, unicode.IsControl) { // it could be lines of a unit file
+		return []Fix{note("give the kubelet a root directory without control characters in its name")}
+	}
+	unit, service := systemd.DropInLines(rootDir)
+	if unit == "" {
+		return append([]Fix{run("rm", "-f", systemd.DropInFile)}, reloadUnits()...)
+	}
+	return writeDropIn(systemd.DropInFile, append([]string{"[Unit]", unit, "[Service]"}, service...)...)
+}
+
+// writeDropIn writes a drop-in of the service and applies it.
+func writeDropIn(file string, lines ...string) []Fix {
+	return slices.Concat([]Fix{run("mkdir", "-p", path.Dir(file)), write(file, lines...)}, reloadUnits())
+}
+
+// shipped are the directives that doctor restores, as the unit files have them.
+var shipped = map[string][]string{
+	"FileDescriptorStoreMax": {"FileDescriptorStoreMax=4096", "Environment=CSI_REGISTRAR_FDSTORE=4096"},
+	"WatchdogSec":            {"WatchdogSec=20s"},
+	"ExecStart":              {"ExecStart=", "ExecStart=/usr/bin/csi-registrar run --keep-sockets"},
+	"ListenStream":           {"ListenStream=", "ListenStream=127.0.0.1:9809"},
+}
+
+// restore undoes the change of one directive of a unit, and leaves all other changes alone: it
+// takes the directive out of the drop-in that has it last, or overrides it if that cannot be
+// found.
+func (x *diagnosis) restore(ctx context.Context, unit, section, directive string) []Fix {
+	for _, file := range slices.Backward(x.dropIns(ctx, unit)) {
+		data, err := look(ctx, x, file, func() ([]byte, error) { return readSome(filepath.Join(x.o.Root, file), maxProcFile) })
+		if err != nil || !setsDirective(string(data), directive) {
+			continue
+		}
+		if strings.HasPrefix(file, "/usr/") || strings.Contains(string(data), "\\\n") || !x.rootOnly(ctx, filepath.Join(x.o.Root, file)) {
+			break
+		}
+		return slices.Concat([]Fix{note("%s= is set in %s", directive, safetext.ShellWord(file)),
+			run("sed", "-i", "/^[[:blank:]]*"+directive+"[[:blank:]]*=/d", file)}, reloadUnits())
+	}
+	file := "/etc/systemd/system/" + unit + ".d/" + dropInPrefix + strings.ToLower(directive) + ".conf"
+	return slices.Concat([]Fix{run("mkdir", "-p", path.Dir(file)),
+		write(file, append([]string{"[" + section + "]"}, shipped[directive]...)...)}, reloadUnits())
+}
+
+// dropIns returns the drop-ins of a unit in the order in which systemd reads them.
+func (x *diagnosis) dropIns(ctx context.Context, unit string) []string {
+	if x.o.Units == nil {
+		return nil
+	}
+	p, err := x.o.Units.Show(ctx, unit, "DropInPaths")
+	if err != nil {
+		return nil // systemd was asked before, and a finding says that it does not answer
+	}
+	return strings.Fields(p["DropInPaths"])
+}
+
+// setsDirective reports whether a unit file sets a directive.
+func setsDirective(text, directive string) bool {
+	for line := range strings.Lines(text) {
+		key, _, ok := strings.Cut(line, "=")
+		if ok && strings.TrimSpace(key) == directive {
+			return true
+		}
+	}
+	return false
+}

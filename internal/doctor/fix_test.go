@@ -1,0 +1,217 @@
+package doctor
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"csi-registrar/internal/config"
+	"csi-registrar/internal/safetext"
+	"csi-registrar/internal/systemd"
+)
+
+func TestEveryStepHasAName(t *testing.T) {
+	for s := range steps {
+		if s.String() == "" || slices.Index(stepNames[:], s.String()) != int(s) {
+			t.Errorf("step %d is called %q", s, s)
+		}
+	}
+}
+
+func TestFixIsALineOfAShell(t *testing.T) {
+	for want, f := range map[string]Fix{
+		"# look first what is in it": note("look first what is in it"),
+		"rm '/a b'":                  run("rm", "/a b"),
+		"true && echo x":             {Command: safetext.Run("true"), Then: []safetext.Command{safetext.Run("echo", "x")}},
+		`printf '%s\n' '[x]' > /y`:   write("/y", "[x]"),
+	} {
+		if f.String() != want || f.IsComment() != strings.HasPrefix(want, "#") {
+			t.Errorf("%q, expected %q", f, want)
+		}
+	}
+}
+
+// What doctor restores is what the package ships.
+func TestShippedDirectives(t *testing.T) {
+	for directive, lines := range shipped {
+		file := serviceUnit
+		if directive == "ListenStream" {
+			file = httpUnit
+		}
+		data, err := os.ReadFile(filepath.Join("../../systemd", file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, line := range lines {
+			if !strings.HasSuffix(line, "=") && !strings.Contains(string(data), "\n"+line+"\n") {
+				t.Errorf("%s has no line %s", file, line)
+			}
+		}
+	}
+}
+
+// The fix for one directive leaves another drop-in alone, the one for root_dir too.
+func TestRestoreChangesOneDirective(t *testing.T) {
+	n := newNode(t)
+	dir := "etc/systemd/system/csi-registrar.service.d"
+	rootDir := "[Service]\nReadWritePaths=-/data\n"
+	n.write(dir+"/root-dir.conf", rootDir)
+	n.write(dir+"/watchdog.conf", "[Service]\nNice=5\n  WatchdogSec = 0\n")
+	n.units[serviceUnit]["DropInPaths"] = "/" + dir + "/root-dir.conf /" + dir + "/watchdog.conf"
+	n.units[serviceUnit]["WatchdogUSec"] = "infinity"
+	r := n.examine()
+	if len(r.Findings) != 1 || r.Findings[0].ID != WatchdogOff {
+		t.Fatalf("%+v", r.Findings)
+	}
+	fix := lines(r.Findings[0].Fix)
+	if strings.Contains(fix, "revert") || strings.Contains(fix, "root-dir") || !strings.Contains(fix, systemctl("restart", serviceUnit).String()) {
+		t.Errorf("%s", fix)
+	}
+	for _, f := range r.Findings[0].Fix {
+		if f.Command.Name != "sed" {
+			continue
+		}
+		line := strings.ReplaceAll(f.String(), " /etc", " "+n.root+"/etc")
+		if out, err := exec.CommandContext(t.Context(), "sh", "-c", line).CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v\n%s", line, err, out)
+		}
+	}
+	for file, want := range map[string]string{"root-dir.conf": rootDir, "watchdog.conf": "[Service]\nNice=5\n"} {
+		data, err := os.ReadFile(n.path(dir, file))
+		if err != nil || string(data) != want {
+			t.Errorf("%s has %q, %v", file, data, err)
+		}
+	}
+}
+
+// Where no drop-in has the directive, the whole unit was replaced: only an override helps.
+func TestRestoreOverridesAReplacedUnit(t *testing.T) {
+	n := newNode(t)
+	n.units[serviceUnit]["FileDescriptorStoreMax"] = "0"
+	r := n.examine()
+	want := "printf '%s\\n' '[Service]' FileDescriptorStoreMax=4096 Environment=CSI_REGISTRAR_FDSTORE=4096 > " +
+		filepath.Dir(systemd.DropInFile) + "/99-doctor-filedescriptorstoremax.conf"
+	if len(r.Findings) != 1 || !strings.Contains(lines(r.Findings[0].Fix), want) {
+		t.Errorf("%+v, expected %s", r.Findings, want)
+	}
+}
+
+// Another user could swap a directory for a link before root runs the command.
+func TestNoCommandNamesAPathThatAnotherUserCanChange(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: files of another user")
+	}
+	n := newNode(t)
+	n.driver.stop()
+	n.write("csi/csi.sock", "")
+	n.restartDaemon()
+	if fix := lines(n.examine().Findings[0].Fix); !strings.Contains(fix, "rm "+n.socket()) {
+		t.Fatalf("%s", fix)
+	}
+	n.write("etc/csi-registrar/conf.d/60-nfs.toml", "[driver."+safetext.Quote(name)+"]\nsocket_owner = \"65123\"\n")
+	chown(t, n.path("csi"), 65123)
+	r := n.examine()
+	for _, f := range r.Findings {
+		for _, line := range f.Fix {
+			if !line.IsComment() && strings.Contains(line.String(), n.path("csi")+"/") {
+				t.Errorf("%s: %s", f.ID, line)
+			}
+		}
+	}
+	if len(r.Findings) == 0 || !strings.Contains(lines(r.Findings[0].Fix), "by hand") {
+		t.Errorf("%+v", r.Findings)
+	}
+}
+
+// A driver that is down is restarted by its unit, and its last exit is shown.
+func TestTheFixNamesTheUnitThatServed(t *testing.T) {
+	n := newNode(t)
+	n.units["csi-nfs.service"] = map[string]string{"ActiveState": "failed", "SubState": "failed", "Result": "exit-code", "ExecMainCode": "1",
+		"ExecMainStatus": "3", "ExecMainExitTimestamp": "Mon 2026-11-23 09:00:00 UTC", "NRestarts": "5"}
+	n.driver.stop()
+	n.restartDaemon()
+	n.status.Drivers[0].Server.PID, n.status.Drivers[0].Server.Unit = 4711, "csi-nfs.service"
+	f := n.examine().Findings[0]
+	if want := "csi-nfs.service is failed (failed), its last process ended with exit status 3 at Mon 2026-11-23 09:00:00 UTC, restarted 5 times"; f.ID != DriverSocketMissing || !strings.Contains(f.Found, want) {
+		t.Errorf("%+v", f)
+	}
+	for _, want := range []string{"systemctl --no-pager status csi-nfs.service", "journalctl --no-pager -u csi-nfs.service -n 50", "systemctl restart csi-nfs.service"} {
+		if !strings.Contains(lines(f.Fix), want) {
+			t.Errorf("%s\nlacks %s", lines(f.Fix), want)
+		}
+	}
+	n.status.Drivers[0].Server.Unit, n.status.Drivers[0].Server.Pod, n.status.Drivers[0].Server.Container = "", "0d8e24c2-3f5c-4b1b-9d3c-2a6f0c8e7b11", "4f5d"
+	if fix := lines(n.examine().Findings[0].Fix); !strings.Contains(fix, "crictl logs --tail 50 4f5d") || !strings.Contains(fix, "crictl stop 4f5d") {
+		t.Errorf("%s", fix)
+	}
+}
+
+// The socket of the configured driver was moved, and the driver runs.
+func TestTheDriverListensNearby(t *testing.T) {
+	n := newNode(t)
+	other := &fakeDriver{name: "other.example.com"}
+	other.start(t, n.path("csi/a.sock"))
+	t.Cleanup(other.stop)
+	n.mkdir(n.path("csi-nfs"), 0o755)
+	if err := os.Rename(n.socket(), n.path("csi-nfs/plugin.sock")); err != nil {
+		t.Fatal(err)
+	}
+	n.restartDaemon()
+	f := n.examine().Findings[0]
+	if !strings.Contains(f.Found, "the driver listens on "+n.path("csi-nfs/plugin.sock")) || !n.follow(f.Fix) {
+		t.Fatalf("%+v", f)
+	}
+	if d, _ := config.Load(config.Source{Root: n.root}).Config.Driver(name); d.Socket != n.path("csi-nfs/plugin.sock") {
+		t.Errorf("%+v", d)
+	}
+	if r := n.examine(); len(r.Findings) != 0 {
+		t.Errorf("%+v", r.Findings)
+	}
+}
+
+// To rename a driver whose volumes are in use would leave them mounted for ever.
+func TestNoRenameWithVolumesInUse(t *testing.T) {
+	n := newNode(t)
+	n.volume(podVolume, volData, 0)
+	n.mounted(podVolume + "/mount")
+	n.driver.set(func(f *fakeDriver) { f.name = "smb.csi.example.com" })
+	n.restartDaemon()
+	f := n.examine().Findings[0]
+	if f.ID != DriverNameMismatch || !strings.Contains(f.Found, "1 volume of "+name+" in use") || strings.Contains(lines(f.Fix), dropInPrefix) {
+		t.Errorf("%+v", f)
+	}
+}
+
+// Removing the label helps one of two drivers only.
+func TestTwoDriversWithOneTopologyKey(t *testing.T) {
+	n := newNode(t)
+	n.refuse = "detected topology value collision: driver reported \"topology.example.com/zone\":\"b\" but existing label is \"topology.example.com/zone\":\"a\""
+	n.restartDaemon()
+	n.status.Drivers[0].Topology = map[string]string{"topology.example.com/zone": "b"}
+	if fix := lines(n.examine().Findings[0].Fix); !strings.Contains(fix, "topology.example.com/zone- && csi-registrar reregister --force "+name) {
+		t.Errorf("%s", fix)
+	}
+	other := n.status.Drivers[0]
+	other.Name = "smb.csi.example.com"
+	n.status.Drivers = append(n.status.Drivers, other)
+	f := n.examine().Findings[0]
+	if strings.Contains(lines(f.Fix), "kubectl label") || !strings.Contains(f.Expected+lines(f.Fix), "smb.csi.example.com") {
+		t.Errorf("%+v", f)
+	}
+}
+
+// chmod follows a symbolic link, and another user could put one there.
+func TestNoChmodBelowADirectoryOfOthers(t *testing.T) {
+	n := newNode(t)
+	chmod(t, n.registry(), 0o777)
+	if fix := lines(n.examine().Findings[0].Fix); fix != "chmod 0750 "+n.registry() {
+		t.Errorf("%s", fix)
+	}
+	chmod(t, n.rootDir, 0o777)
+	if f := n.examine().Findings[0]; f.ID != RegistryWritable || !f.Fix[0].IsComment() {
+		t.Errorf("%+v", f)
+	}
+}

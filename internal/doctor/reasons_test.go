@@ -1,0 +1,108 @@
+package doctor
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"csi-registrar/internal/status"
+	"csi-registrar/internal/worker"
+)
+
+// What status shows of a driver or of the daemon is never missing in doctor.
+func TestNothingThatStatusShowsIsMissing(t *testing.T) {
+	for what, c := range map[string]struct {
+		shows func(*status.Document)
+		id    ID
+		found string
+		fix   string
+	}{
+		"topology": {func(d *status.Document) {
+			d.Drivers[0].Topology = map[string]string{"topology.example.com/zone": "b"}
+			d.Drivers[0].RefusedChange, d.Drivers[0].Reason = "the driver's topology changed", "the driver's topology changed"
+		}, TopologyChanged, "topology changed", "topology.example.com/zone- && csi-registrar reregister --force " + name},
+		"damped": {func(d *status.Document) {
+			d.Drivers[0].DampedUntil, d.Drivers[0].Reason = time.Now().Add(time.Minute), "changed 10 times"
+		}, RegistrationDamped, "changed 10 times", "csi-registrar reregister " + name},
+		"not kept": {func(d *status.Document) { d.Drivers[0].NotKept = "the store is full" }, RegistrationNotKept, "the store is full", "systemctl restart csi-registrar.service"},
+		"link":     {func(d *status.Document) { d.Drivers[0].Reason = "the link points elsewhere" }, StatusReason, "the link points elsewhere", "journalctl"},
+		"not ready": {func(d *status.Document) {
+			d.Drivers[0].Driver, d.Drivers[0].Reason = status.Starting, "the driver is not ready, its registration is kept: it is silent"
+			d.Drivers[0].Server = status.Server{PID: 5, Unit: "csi-nfs.service"}
+		}, StatusReason, "it is silent", "journalctl --no-pager -u csi-nfs.service"},
+		"polling": {func(d *status.Document) { d.Polling = "too many open files" }, ChangesPolled, "too many open files", "sysctl fs.inotify"},
+		"stuck": {func(d *status.Document) { d.Stuck = []status.StuckCall{{Path: "/mnt/dead/x", Since: time.Now()}} },
+			FileSystemNotAnswering, "/mnt/dead, type fuse, from server", "umount --force --lazy /mnt/dead"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			n := newNode(t)
+			n.write("proc/self/mountinfo", "21 1 8:1 / / rw - ext4 /dev/sda1 rw\n22 21 0:40 / /mnt/dead rw - fuse server rw\n")
+			c.shows(&n.status)
+			r := n.examine()
+			if len(r.Findings) != 1 || r.Findings[0].ID != c.id || !strings.Contains(r.Findings[0].Found, c.found) || !strings.Contains(lines(r.Findings[0].Fix), c.fix) {
+				t.Errorf("%+v", r.Findings)
+			}
+		})
+	}
+}
+
+// A stopped daemon leaves volumes that nobody can unmount.
+func TestAStoppedDaemonAndVolumesInUse(t *testing.T) {
+	n := newNode(t)
+	n.volume(podVolume, volData, 0)
+	n.mounted(podVolume + "/mount")
+	n.down()
+	n.units[serviceUnit]["ActiveState"] = "inactive"
+	if f := n.examine().Findings[0]; f.ID != UnitStopped || !strings.Contains(f.Found, "1 volume in use, which the kubelet cannot unmount") {
+		t.Errorf("%+v", f)
+	}
+}
+
+// A mount over the kubelet's directory is not a deleted directory.
+func TestADirectoryThatAMountCovers(t *testing.T) {
+	n := newNode(t)
+	other := filepath.Join(n.root, "other")
+	n.mkdir(other, 0o750)
+	n.write("proc/812/fdinfo/9", inotifyLine(t, other))
+	n.write("proc/self/mountinfo", "21 1 8:1 / / rw - ext4 /dev/sda1 rw\n22 21 8:1 /x "+n.rootDir+" rw - ext4 /dev/sda1 rw\n")
+	f := n.examine().Findings[0]
+	if f.ID != RegistryCovered || !strings.Contains(f.Found, "the mount at "+n.rootDir) || strings.Contains(lines(f.Fix), "reregister") {
+		t.Errorf("%+v", f)
+	}
+}
+
+func TestMounts(t *testing.T) {
+	all := parseMounts("21 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw\n" +
+		"22 21 0:40 / /mnt/a\\040b rw shared:1 master:2 - nfs4 server:/x\\134y rw\n" +
+		"23 22 0:41 / /mnt/a\\040b/c rw - fuse.sshfs host:/ rw\nnonsense\n")
+	if len(all) != 3 || all[1] != (mount{"/mnt/a b", "nfs4", `server:/x\y`}) {
+		t.Fatalf("%+v", all)
+	}
+	for file, want := range map[string]string{"/mnt/a b/c/d": "/mnt/a b/c", "/mnt/a b": "/mnt/a b", "/mnt/a bc": "", "/run": ""} {
+		if m, ok := mountOf(all, file); m.point != want || ok != (want != "") {
+			t.Errorf("%s is on %+v, %v", file, m, ok)
+		}
+	}
+}
+
+// A path is followed through links as the kernel does it.
+func TestAPathThatAnswers(t *testing.T) {
+	dir := t.TempDir()
+	x := &diagnosis{o: Options{Root: "/"}, pool: worker.NewPool()}
+	if err := os.Symlink("b", filepath.Join(dir, "b")); err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range []string{dir, dir + "/none/x", dir + "/b/c"} {
+		if name := x.hanging(t.Context(), file); name != "" {
+			t.Errorf("%s hangs at %s", file, name)
+		}
+	}
+}
+
+func TestAFileSystemWithRoom(t *testing.T) {
+	if lacks, err := full(t.TempDir()); lacks != "" || err != nil {
+		t.Errorf("%q, %v", lacks, err)
+	}
+}
