@@ -1,0 +1,124 @@
+package simulation
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"csi-registrar/internal/config"
+)
+
+// admin is who writes the configuration files, and calls the commands.
+type admin struct {
+	w        *world
+	tables   map[string]*config.Driver // by driver; nil: not in the files
+	broken   bool
+	lastGood *config.InForce // what the daemon keeps in /run
+	traces   map[string]*recorder
+}
+
+// result is what config.Load makes of the files.
+func (a *admin) result() *config.Result {
+	c := config.Default()
+	c.Kubelet.RootDir = rootDir
+	r := &config.Result{Config: c, Files: []string{"/etc/csi-registrar/config.toml"}}
+	for _, name := range sortedKeys(a.tables) {
+		c.Drivers = append(c.Drivers, *a.tables[name])
+	}
+	if a.broken {
+		r.Errors = config.Errors{{File: r.Files[0], Line: 1, Problem: "cannot be read"}}
+	}
+	return r
+}
+
+// edited gives the daemon the hint that the files changed.
+func (a *admin) edited() {
+	if p := a.w.process; p != nil {
+		select {
+		case p.hints <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// reload and reregister are the commands, which wait for at most 10 s.
+func (a *admin) reload() {
+	p := a.w.process
+	if p == nil {
+		return
+	}
+	go func() {
+		done := make(chan error, 1)
+		select {
+		case p.requests <- done:
+		case <-p.done:
+		case <-time.After(10 * time.Second):
+		}
+	}()
+}
+
+func (a *admin) reregister(driver string, force bool) {
+	p := a.w.process
+	if p == nil {
+		return
+	}
+	a.w.of(driver).reregistered++
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		_ = p.agent.Reregister(ctx, driver, force)
+	}()
+}
+
+// recorder is `csi-registrar trace`: it has a lease for as long as its request is open.
+type recorder struct {
+	driver    *csiDriver
+	p         *process
+	path      string
+	listening bool
+	leased    bool // the request is open
+	cancel    context.CancelFunc
+}
+
+func (a *admin) beginTrace(d *csiDriver) {
+	p := a.w.process
+	if p == nil || a.traces[d.name] != nil {
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	r := &recorder{driver: d, p: p, leased: true, cancel: cancel}
+	a.traces[d.name] = r
+	w := a.w
+	go func() {
+		err := p.agent.Record(ctx, d.name, func(_ context.Context, path string) error {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if w.files.nodes["/k/plugins/csi-registrar"] == nil || !r.leased {
+				return errors.New("there is no directory")
+			}
+			r.path, r.listening = path, true
+			w.recorders[path] = r
+			w.files.put(path, &node{mode: 0o140600, maker: "recorder", sock: &sock{bound: path, refs: 1}})
+			return nil
+		}, func() {})
+		_ = err
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.endTrace(r)
+	}()
+}
+
+// endTrace ends the recorder's process.
+func (w *world) endTrace(r *recorder) {
+	r.cancel()
+	r.leased = false
+	if r.listening {
+		r.listening = false
+		if n := w.files.nodes[r.path]; n != nil {
+			n.sock.refs = 0
+		}
+	}
+	if w.admin.traces[r.driver.name] == r {
+		delete(w.admin.traces, r.driver.name)
+	}
+}
