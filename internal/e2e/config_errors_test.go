@@ -76,7 +76,8 @@ func TestErrorAtReloadLosesNothing(t *testing.T) {
 			}
 			unchanged(t, n, k, names, func() {
 				n.Write("conf.d/60-bad.toml", m.text)
-				// A good driver beside it changes nothing either: the old configuration is in force.
+				// A good driver beside it changes nothing either: the old configuration is in
+				// force.
 				n.Configure("late.example", n.Run+"/late.sock")
 				out, errs, code := n.RunCommand("reload", "--config-root", n.Etc)
 				if code == 0 {

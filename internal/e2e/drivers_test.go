@@ -133,14 +133,49 @@ func TestDriverRestartsWithAnotherTopologyValue(t *testing.T) {
 			t.Errorf("state %q, want registered", s.State)
 		}
 	})
-	// As the reason says: label away, reregister.
-	k.Command("label example/zone=")
+	// The kubelet would refuse it: nothing is done without --force.
 	mark := k.Mark()
-	if out, errs, code := n.RunCommand("reregister", d.Name, "--config-root", n.Etc); code != 0 {
-		t.Fatalf("reregister: %d %s%s", code, out, errs)
+	_, errs, code := n.RunCommand("reregister", d.Name, "--config-root", n.Etc)
+	if code != 1 {
+		t.Fatalf("reregister: %d %s", code, errs)
+	}
+	contains(t, "the refusal", errs, "example/zone", "label", "--force")
+	// As that says: remove the label, then reregister with --force, for the label cannot be seen.
+	k.Command("label example/zone=")
+	if out, errs, code := n.RunCommand("reregister", "--force", d.Name, "--config-root", n.Etc); code != 0 {
+		t.Fatalf("reregister --force: %d %s%s", code, out, errs)
 	}
 	k.Registered(mark, d.Name, soon)
 	c.WaitStatus(d.Name, "no reason left", soon, func(s harness.DriverStatus) bool { return s.State == "registered" && s.Reason == "" })
+}
+
+// A driver whose limit depends on the volumes that are attached, as that of aws-ebs, restarts 20
+// times with another one: with "leave" nothing is written, and the status has both numbers.
+func TestLimitThatChangesWithEachRestart(t *testing.T) {
+	t.Parallel()
+	n := harness.New(t)
+	d := n.AddDriver("ebs.example", `when_limit_changes = "leave"`)
+	d.Set(func(b *fake.Answers) { b.MaxVolumes = 39 })
+	d.Start()
+	k := n.StartKubelet()
+	c := n.StartDaemon()
+	k.Registered(0, d.Name, soon)
+	c.WaitState(d.Name, "registered", soon)
+	const restarts = 20
+	unchanged(t, n, k, []string{d.Name}, func() {
+		for i := range restarts {
+			limit := int64(38 - i)
+			restart(c, d, i%2 == 0, func(b *fake.Answers) { b.MaxVolumes = limit })
+			c.WaitStatus(d.Name, "the limit that the driver reports", soon, func(s harness.DriverStatus) bool {
+				return s.Driver == "ready" && s.MaxVolumes == limit
+			})
+		}
+	})
+	out, errs, code := n.RunCommand("status", d.Name, "--config-root", n.Etc)
+	if code != 0 {
+		t.Errorf("status: %d %s", code, errs)
+	}
+	contains(t, "the status", out, "39", "19")
 }
 
 func TestAnotherDriverUnderTheName(t *testing.T) {

@@ -47,7 +47,8 @@ type nodeReadinessRule struct {
 	} `json:"spec"`
 }
 
-// customPlugin is the configuration of a custom plugin of node-problem-detector, as far as it is used.
+// customPlugin is the configuration of a custom plugin of node-problem-detector, as far as it is
+// used.
 type customPlugin struct {
 	Plugin       string `json:"plugin"`
 	PluginConfig struct {
@@ -102,8 +103,8 @@ func decode(t *testing.T, text string, into any) {
 	}
 }
 
-// The examples for the Node Readiness Controller and node-problem-detector have no field that Kubernetes
-// does not know, and agree with each other, with the units and with the page.
+// The examples for the Node Readiness Controller and node-problem-detector have no field that
+// Kubernetes does not know, and agree with each other, with the units and with the page.
 func TestExamplesOfPodsThatWait(t *testing.T) {
 	t.Parallel()
 	const driver = "nfs.csi.k8s.io"
@@ -142,7 +143,7 @@ func TestExamplesOfPodsThatWait(t *testing.T) {
 	for _, e := range set.Spec.Template.Spec.Containers[0].Env {
 		env[e.Name] = e.Value
 	}
-	page := read(t, "packaging/doc/pods-wait.md")
+	page := read(t, "packaging/doc/readiness.md")
 	listen := regexp.MustCompile(`(?m)^ListenStream=(.*)$`).FindStringSubmatch(read(t, "systemd/csi-registrar-http.socket"))
 	taint := regexp.MustCompile(`registerWithTaints:\n *- key: (\S+)\n *effect: (\S+)\n`).FindStringSubmatch(page)
 	if len(listen) == 0 || len(taint) == 0 {
@@ -151,7 +152,7 @@ func TestExamplesOfPodsThatWait(t *testing.T) {
 	same("taint", taint[1], rule.Spec.Taint.Key, problem.Spec.Taint.Key)
 	same("effect", taint[2], string(rule.Spec.Taint.Effect), string(problem.Spec.Taint.Effect))
 	same("condition", rule.Spec.Conditions[0].Type, env["CONDITION_TYPE"])
-	same("endpoint", "http://"+listen[1]+"/readyz/"+driver, env["CHECK_ENDPOINT"])
+	same("endpoint", "http://"+listen[1]+"/readyz/"+driver+"?live", env["CHECK_ENDPOINT"])
 	same("condition of the plugin", problem.Spec.Conditions[0].Type, plugin.Conditions[0].Type, plugin.Rules[0].Condition)
 	same("status", "True", rule.Spec.Conditions[0].RequiredStatus)
 	same("status of the plugin", "False", problem.Spec.Conditions[0].RequiredStatus)
@@ -164,15 +165,15 @@ func TestExamplesOfPodsThatWait(t *testing.T) {
 	if !slices.Contains(set.Spec.Template.Spec.Tolerations, corev1.Toleration{Operator: corev1.TolerationOpExists}) {
 		t.Error("the reporter does not tolerate the taint")
 	}
-	// Without it node-problem-detector reports "no problem" before it has looked. It would do so for all
-	// conditions of a file when it has looked at the first.
+	// Without it node-problem-detector reports "no problem" before it has looked. It would do so
+	// for all conditions of a file when it has looked at the first.
 	if !plugin.PluginConfig.SkipInitial || len(plugin.Conditions) != 1 || len(plugin.Rules) != 1 {
 		t.Errorf("the plugin reports before it has looked: %+v", plugin)
 	}
 }
 
-// The plugin is run as node-problem-detector runs it, and ends with 0 for a driver that is registered, with
-// 1 for one that is not, and with something else when nobody knows.
+// The plugin is run as node-problem-detector runs it, and ends with 0 for a driver that is
+// registered, with 1 for one that is not, and with something else when nobody knows.
 func TestPluginOfNodeProblemDetector(t *testing.T) {
 	t.Parallel()
 	n := harness.New(t)
@@ -221,7 +222,11 @@ func TestPluginOfNodeProblemDetector(t *testing.T) {
 	daemon.WaitState(driver, "registered", soon)
 	run(0, driver+": registered")
 
-	// A restart is no reason to report anything.
+	// A driver that is away stays registered. The restart of the daemon, too, is no reason to
+	// report anything.
+	d.Stop()
+	run(0, driver+": registered")
+	d.Start()
 	daemon.Stop()
 	cmd := command()
 	var out bytes.Buffer

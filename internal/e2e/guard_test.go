@@ -170,7 +170,8 @@ func TestRegistryDirectory(t *testing.T) {
 		},
 		"removed and recreated": func(t *testing.T, n *harness.Node) {
 			rmRF(t, n.Registry())
-			if err := os.Mkdir(n.Registry(), 0o755); err != nil && !os.IsExist(err) { // we may be faster
+			// We may be faster.
+			if err := os.Mkdir(n.Registry(), 0o755); err != nil && !os.IsExist(err) {
 				t.Fatal(err)
 			}
 		},
@@ -243,7 +244,8 @@ func TestRootDirectoryRemoved(t *testing.T) {
 					c.WaitState(name, "registered", soon)
 				}
 				k.Kill()
-				if err := os.CopyFS(filepath.Join(n.Root, "pods"), os.DirFS(n.Etc+"/etc")); err != nil { // more to remove
+				// More to remove.
+				if err := os.CopyFS(filepath.Join(n.Root, "pods"), os.DirFS(n.Etc+"/etc")); err != nil {
 					t.Fatal(err)
 				}
 				rmRF(t, n.Root)

@@ -13,7 +13,7 @@ import (
 	"csi-registrar/internal/e2e/harness"
 )
 
-// The cases in which node-driver-registrar is measured (version 2.17, by the project, on
+// The cases in which node-driver-registrar is measured (versions 2.17 and 2.18, by the project, on
 // a small machine), each a test against the kubelet's plugin manager, better than that:
 //
 //	driver absent 0.2, 3, 10, 60 s         TestAcceptsWithin20ms…, TestAbsentForLong

@@ -33,8 +33,8 @@ func SampleDriver(t testing.TB) string {
 	return program(t, "csi-sample-driver")
 }
 
-// Command builds a command of internal/e2e/cmd for this test and returns its path. It is static, for
-// the C library of a machine may be older than this one's, and an image may have none.
+// Command builds a command of internal/e2e/cmd for this test and returns its path. It is static,
+// for the C library of a machine may be older than this one's, and an image may have none.
 func Command(t testing.TB, name string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)

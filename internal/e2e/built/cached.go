@@ -10,8 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Cached is a directory with what build puts there, which is kept in the user's cache directory: one
-// for each version of Go and each key. The name is for people. May be called by several processes at once.
+// Cached is a directory with what build puts there, which is kept in the user's cache directory:
+// one for each version of Go and each key. The name is for people. May be called by several
+// processes at once.
 func Cached(name string, key []byte, build func(dir string) error) (dir string, err error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {

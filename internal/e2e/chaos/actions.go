@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"csi-registrar/internal/fake"
+	"csi-registrar/internal/rootdir"
 )
 
 // An action carries out a step, with the world's lock held. What does not apply any more
@@ -387,7 +388,7 @@ func (w *world) bystander(s Step, d *Driver) error {
 	w.made++
 	digits := fmt.Sprintf("%08x", w.made)
 	places := []struct{ path, kind string }{
-		{filepath.Join(w.registry, "other-"+digits+"-reg.sock"), aDead},
+		{filepath.Join(w.registry, rootdir.SocketName("other-"+digits)), aDead},
 		{filepath.Join(w.registry, "note-"+digits), aFile},
 		{filepath.Join(w.registry, ".csi-reg-"+digits), aFile},
 		{filepath.Join(w.registry, ".csi-reg-"+digits), aMute},

@@ -235,7 +235,8 @@ func (w *world) settles(long time.Duration) {
 	}
 	w.mu.Lock()
 	for name, n := range w.events {
-		if _, damped := waiting[name]; n != before[name] && !damped { // else it was published at once
+		// Else it was published at once.
+		if _, damped := waiting[name]; n != before[name] && !damped {
 			w.bad("the kubelet noticed a restart: %d events of %s", n-before[name], name)
 		}
 	}

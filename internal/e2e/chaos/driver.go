@@ -9,11 +9,11 @@ import (
 	"path/filepath"
 	"time"
 
-	"csi-registrar/internal/fake"
-
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"csi-registrar/internal/fake"
 )
 
 // flaw is what is wrong with a driver for good: it is never ready.

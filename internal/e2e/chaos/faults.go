@@ -116,7 +116,8 @@ func (w *world) startWhileFSHangs() error {
 // restartWhileManagerStops has all registration sockets removed while the service manager is
 // stopped: they are restored meanwhile, and the restart that follows loses none.
 func (w *world) restartWhileManagerStops() error {
-	// This removal may be the one change too many of a driver, which would be damped: a new daemon counts from zero.
+	// This removal may be the one change too many of a driver, which would be damped: a new daemon
+	// counts from zero.
 	if err := w.restartAndSettle(); err != nil {
 		return err
 	}

@@ -24,7 +24,8 @@ const (
 	refusing kind = "refused"  // the kubelet refused
 	crashed  kind = "daemon"   // the daemon was killed or frozen
 	lost     kind = "deregist" // the kubelet deregistered
-	muted    kind = "muted"    // the daemon's log says no more of the driver until the next daemon starts
+	// The daemon's log says no more of the driver until the next daemon starts.
+	muted kind = "muted"
 )
 
 // history holds what happened to each driver. It is guarded by the world's lock.

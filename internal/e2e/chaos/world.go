@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"csi-registrar/internal/fake"
+	"csi-registrar/internal/rootdir"
 )
 
 // world is the node: what runs on it, and what is known of it.
@@ -57,8 +58,10 @@ type world struct {
 	registryAt time.Time // when plugins_registry was removed or moved last
 	chaos      bool      // the plan is carried out
 	mutedUntil map[string]time.Time
-	changes    map[string]int                        // of a driver's registration socket, of this daemon
-	times      map[string]map[string][]time.Duration // what took how long, by what went on meanwhile
+	// Of a driver's registration socket, of this daemon.
+	changes map[string]int
+	// What took how long, by what went on meanwhile.
+	times map[string]map[string][]time.Duration
 
 	published map[string]fileID    // what was at a driver's path last, and …
 	upAt      map[string]time.Time // … when that was first seen
@@ -72,7 +75,7 @@ type world struct {
 const maxWrong = 10
 
 func newWorld(t testing.TB, binary string, seed uint64, drivers int) (*world, error) {
-	dir, err := os.MkdirTemp("", "c")
+	dir, err := os.MkdirTemp("/tmp", "c") // short, wherever TMPDIR points
 	if err != nil {
 		return nil, err
 	}
@@ -84,7 +87,7 @@ func newWorld(t testing.TB, binary string, seed uint64, drivers int) (*world, er
 		history: history{map[string][]deed{}}, figures: map[string]int{}, events: map[string]int{},
 		mutedUntil: map[string]time.Time{}, changes: map[string]int{}, damped: map[string]time.Time{}, times: map[string]map[string][]time.Duration{},
 	}
-	w.registry = filepath.Join(w.root, "plugins_registry")
+	w.registry = rootdir.PluginsRegistry(w.root)
 	errs := []error{os.Chmod(dir, 0o755)}
 	run, hang := filepath.Join(dir, "d"), filepath.Join(dir, "h")
 	for _, d := range []string{w.root, w.registry, run, hang, w.scratch, filepath.Join(w.etc, "etc", "csi-registrar", "conf.d")} {
@@ -192,7 +195,9 @@ func (w *world) failed() []string {
 	return slices.Clone(w.wrong)
 }
 
-func (w *world) pathOf(d *Driver) string { return filepath.Join(w.registry, d.name+"-reg.sock") }
+func (w *world) pathOf(d *Driver) string {
+	return filepath.Join(w.registry, rootdir.SocketName(d.name))
+}
 
 func (w *world) confPath(d *Driver) string {
 	return filepath.Join(w.etc, "etc", "csi-registrar", "conf.d", "50-"+d.name+".toml")
@@ -267,7 +272,7 @@ func (w *world) happened(e fake.Event) {
 		w.suspects = append(w.suspects, e)
 		w.history.noteAt(e.At, name, lost, e.Reason)
 	case fake.Unanswered:
-		name, _ = strings.CutSuffix(filepath.Base(e.Socket), "-reg.sock")
+		name, _ = rootdir.DriverName(filepath.Base(e.Socket))
 		if w.byName[name] != nil && e.At.Sub(w.awayAt) > readWithin && w.at(e.Socket) == nil &&
 			w.history.between(name, e.At.Add(-readWithin), e.At, onPath) == nil {
 			w.figures["unanswered without a reason"]++
@@ -338,7 +343,7 @@ func (w *world) checkRegistry(now time.Time) {
 			slices.ContainsFunc(w.foreign, func(f *foreign) bool { return f.path == path }) {
 			continue
 		}
-		name, ours := strings.CutSuffix(e.Name(), "-reg.sock")
+		name, ours := rootdir.DriverName(e.Name())
 		d := w.byName[name]
 		if !ours || d == nil {
 			w.bad("%s is not the path of any driver's registration socket", path)

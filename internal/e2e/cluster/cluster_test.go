@@ -42,10 +42,12 @@ type cluster struct {
 	dir     string
 	runtime *harness.Process
 	kubelet *harness.Process
+	// api is where the kubelet finds the API server, empty: without a proxy.
+	api string
 }
 
-// start starts the control plane, with further flags of the API server, and the kubelet, which may do no
-// more than in any cluster.
+// start starts the control plane, with further flags of the API server, and the kubelet, which may
+// do no more than in any cluster.
 func start(t *testing.T, flags ...string) *cluster {
 	t.Helper()
 	n := harness.New(t)
@@ -80,18 +82,34 @@ volumePluginDir: %s/plugins
 func (c *cluster) kubeconfig(user string) string {
 	c.t.Helper()
 	path := filepath.Join(c.dir, "kubeconfig-"+user)
-	c.must(os.WriteFile(path, []byte(c.KubeconfigOf(user)), 0o600))
+	content := c.KubeconfigOf(user)
+	if user == controlplane.Kubelet && c.api != "" {
+		content = c.KubeconfigAt(user, c.api)
+	}
+	c.must(os.WriteFile(path, []byte(content), 0o600))
 	return path
 }
 
-// startKubelet starts the kubelet, with a container runtime that has no containers, and waits until it answers.
+// startKubelet starts the kubelet, that of this module or another version which KUBELET names (see
+// scripts/kubelet), with a container runtime that has no containers, and waits until it answers.
 func (c *cluster) startKubelet() {
 	c.t.Helper()
 	binary := controlplane.Binary(c.t)
 	c.runtime = harness.StartProcess(c.t, "fake-runtime", exec.Command(binary, "fake-runtime", c.n.Run+"/cri.sock"))
-	c.kubelet = harness.StartProcess(c.t, "kubelet", c.isolated(binary, "kubelet",
+	// The kubelet ends without it.
+	harness.Eventually(c.t, time.Minute, "the container runtime listens", func() string {
+		if !harness.Accepts(c.n.Run + "/cri.sock") {
+			return "not yet"
+		}
+		return ""
+	})
+	kubelet := []string{binary, "kubelet"}
+	if other := os.Getenv("KUBELET"); other != "" {
+		kubelet = []string{other}
+	}
+	c.kubelet = harness.StartProcess(c.t, "kubelet", c.isolated(append(kubelet,
 		"--config", c.dir+"/kubelet.yaml", "--kubeconfig", c.kubeconfig(controlplane.Kubelet), "--root-dir", c.n.Root,
-		"--cert-dir", c.dir+"/certs", "--hostname-override", nodeName, "--v", "1"))
+		"--cert-dir", c.dir+"/certs", "--hostname-override", nodeName, "--v", "1")...))
 	harness.Eventually(c.t, 2*time.Minute, "the kubelet answers", func() string {
 		if !c.kubelet.Running() {
 			c.t.Fatal("the kubelet ended")
@@ -108,11 +126,16 @@ func (c *cluster) startKubelet() {
 	})
 }
 
-// killKubelet kills the kubelet and all its pods, and removes the temporary files of what it was just
-// writing: the node's directories are searched for such files of ours.
 func (c *cluster) killKubelet() {
 	c.t.Helper()
-	c.kubelet.End(syscall.SIGKILL, time.Minute)
+	c.stopKubelet(syscall.SIGKILL)
+}
+
+// stopKubelet ends the kubelet by a signal, and all its pods, and removes the temporary files of
+// what it was just writing: the node's directories are searched for such files of ours.
+func (c *cluster) stopKubelet(sig syscall.Signal) {
+	c.t.Helper()
+	c.kubelet.End(sig, time.Minute)
 	c.runtime.End(syscall.SIGKILL, time.Minute)
 	files, err := filepath.Glob(c.n.Root + "/.[0-9]*")
 	c.must(err)
@@ -123,9 +146,9 @@ func (c *cluster) killKubelet() {
 	}
 }
 
-// isolated is a command in the network namespace that has copies of the kernel's tunables to write to,
-// and a /var/log of its own. It runs in an empty directory: the kubelet removes a deleted container's
-// logs, LOGPATH*, and the fake runtime's containers have no log path (kubelet v1.36).
+// isolated is a command in the network namespace that has copies of the kernel's tunables to write
+// to, and a /var/log of its own. It runs in an empty directory: the kubelet removes a deleted
+// container's logs, LOGPATH*, and the fake runtime's containers have no log path (kubelet v1.36).
 func (c *cluster) isolated(args ...string) *exec.Cmd {
 	const script = `
 for t in vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops kernel/keys/root_maxkeys kernel/keys/root_maxbytes; do
@@ -172,8 +195,8 @@ func (c *cluster) version() string {
 	return list.ResourceVersion
 }
 
-// watch reports each change after a version until ctx ends. The API server ends a watch that is too slow
-// for it; the next one begins where that ended.
+// watch reports each change after a version until ctx ends. The API server ends a watch that is too
+// slow for it; the next one begins where that ended.
 func (c *cluster) watch(ctx context.Context, version string,
 	watch func(context.Context, metav1.ListOptions) (apiwatch.Interface, error), report func(apiwatch.Event)) {
 	for ctx.Err() == nil {

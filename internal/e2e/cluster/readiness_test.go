@@ -149,7 +149,8 @@ func (g *gatedNode) apply(path string) {
 	g.c.must(g.create(path))
 }
 
-// off cuts the power: all that runs on the node is killed, and /run is empty. What is on disk stays.
+// off cuts the power: all that runs on the node is killed, and /run is empty. What is on disk
+// stays.
 func (g *gatedNode) off() {
 	g.Helper()
 	g.c.killKubelet()
@@ -354,8 +355,8 @@ func (g *gatedNode) listedWhenReady(ctx context.Context) (at time.Time, err erro
 }
 
 // boot switches the node off and on, with its Node deleted in between, reports with a program until
-// everything is as it should be, and checks the order. The condition has the status waiting while the
-// driver is not registered.
+// everything is as it should be, and checks the order. The condition has the status waiting while
+// the driver is not registered.
 func (g *gatedNode) boot(name string, waiting corev1.ConditionStatus, report func() *harness.Process) {
 	g.Helper()
 	g.off()
@@ -421,8 +422,9 @@ func (g *gatedNode) deletePod(namespace, name string) {
 	g.c.must(g.c.API.CoreV1().Pods(namespace).Delete(g.Context(), name, metav1.DeleteOptions{GracePeriodSeconds: &now}))
 }
 
-// reporter starts the example's DaemonSet's pod on the node: the pod through the scheduler, its program
-// beside it, since the container runtime does nothing, with the token that a kubelet would give it.
+// reporter starts the example's DaemonSet's pod on the node: the pod through the scheduler, its
+// program beside it, since the container runtime does nothing, with the token that a kubelet would
+// give it.
 func (g *gatedNode) reporter() *harness.Process {
 	g.Helper()
 	all, err := objects(exampleFile(g.T, "readiness/reporter.yaml"))
@@ -479,8 +481,8 @@ mount -t tmpfs tmpfs /run && mkdir -p $at && mount --bind "$0" $at && exec "$@"`
 	return harness.StartProcess(g, filepath.Base(args[0]), cmd)
 }
 
-// With the Node Readiness Controller's reporter, started as in the example, the taint is never gone before
-// the CSINode has the driver, and no pod is scheduled before that.
+// With the Node Readiness Controller's reporter, started as in the example, the taint is never gone
+// before the CSINode has the driver, and no pod is scheduled before that.
 func TestTaintIsGoneOnlyWhenTheCSINodeHasTheDriver(t *testing.T) {
 	g := newGatedNode(t, exampleFile(t, "readiness/rule.yaml"))
 	g.apply(exampleFile(t, "readiness/reporter.yaml"))
@@ -490,6 +492,64 @@ func TestTaintIsGoneOnlyWhenTheCSINodeHasTheDriver(t *testing.T) {
 	g.kubeletCannotRemoveItsTaint()
 	g.rebootWithTheNode()
 	g.deleteTheNodeUnderTheDaemon()
+}
+
+// TestTaintComesBackWhenTheDriverDies: the taint is away only while the driver was registered and
+// answered Probe at the reporter's last look. READINESS_DEATHS is the number of deaths.
+func TestTaintComesBackWhenTheDriverDies(t *testing.T) {
+	deaths := 5
+	if s := os.Getenv("READINESS_DEATHS"); s != "" {
+		var err error
+		if deaths, err = strconv.Atoi(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// CHECK_INTERVAL of the example; what comes after it.
+	const interval, controller = 5 * time.Second, 5 * time.Second
+	g := newGatedNode(t, exampleFile(t, "readiness/rule.yaml"))
+	g.apply(exampleFile(t, "readiness/reporter.yaml"))
+	g.deleteNode()
+	version := g.now()
+	g.on()
+	g.reporter()
+	tainted := func(version uint64, tainted bool) change {
+		t.Helper()
+		return g.seen(version, fmt.Sprintf("tainted: %v", tainted), func(c change) bool {
+			return c.object == "node" && !c.deleted && c.tainted == tainted
+		})
+	}
+	tainted(version, true)
+	var back, gone []time.Duration
+	for range deaths {
+		version = g.now()
+		served := g.driver.Start()
+		free := tainted(version, false)
+		if free.at.Before(served) {
+			t.Error("the taint was gone before the driver served")
+		}
+		listed := g.seen(0, "the CSINode has the driver", func(c change) bool { return c.listed })
+		if free.version < listed.version {
+			t.Errorf("the taint is gone in version %d, the CSINode has the driver in version %d", free.version, listed.version)
+		}
+		gone = append(gone, free.at.Sub(served))
+		version = g.now()
+		g.driver.Kill()
+		died := time.Now()
+		again := tainted(version, true)
+		for _, c := range g.log.since(again.version) {
+			if c.object == "node" && !c.tainted {
+				t.Errorf("the taint is gone again while the driver is dead: %+v", c)
+			}
+		}
+		back = append(back, again.at.Sub(died))
+	}
+	slices.Sort(back)
+	slices.Sort(gone)
+	t.Logf("%d deaths: the taint is back after %s in the median, %s at most; gone after %s and %s", deaths,
+		back[deaths/2], back[deaths-1], gone[deaths/2], gone[deaths-1])
+	if back[deaths-1] > interval+controller {
+		t.Errorf("the taint is back after %s", back[deaths-1])
+	}
 }
 
 // kubeletCannotRemoveItsTaint is why there is a controller.
@@ -526,8 +586,8 @@ func (g *gatedNode) rebootWithTheNode() {
 	reporter.End(syscall.SIGKILL, time.Minute)
 }
 
-// deleteTheNodeUnderTheDaemon: who deletes the Node of a running node and restarts the kubelet has a
-// CSINode without the driver until that kubelet registers it, and the daemon does not know.
+// deleteTheNodeUnderTheDaemon: who deletes the Node of a running node and restarts the kubelet has
+// a CSINode without the driver until that kubelet registers it, and the daemon does not know.
 func (g *gatedNode) deleteTheNodeUnderTheDaemon() {
 	g.Helper()
 	reporter := g.reporter()
@@ -550,8 +610,8 @@ func (g *gatedNode) deleteTheNodeUnderTheDaemon() {
 	}
 }
 
-// The same with node-problem-detector, the example's plugin and its rule. A daemon that does not run
-// is an unknown state, and the taint comes back.
+// The same with node-problem-detector, the example's plugin and its rule. A daemon that does not
+// run is an unknown state, and the taint comes back.
 func TestNodeProblemDetectorHoldsTheTaint(t *testing.T) {
 	npd := os.Getenv("NODE_PROBLEM_DETECTOR")
 	if npd == "" {

@@ -36,14 +36,12 @@ const (
 	podsPerRestart = 10
 )
 
-// schedulerFlags turn on what the scheduler needs to look for drivers (alpha in Kubernetes v1.36).
-const schedulerFlags = "--feature-gates=VolumeLimitScaling=true"
-
-// startScheduled starts a cluster with a scheduler that respects preventPodSchedulingIfMissing, and a
-// driver that has it, with a claim for a volume of it.
+// startScheduled starts a cluster with a scheduler, all with the default feature gates, and a
+// driver that has preventPodSchedulingIfMissing (on since Kubernetes v1.37), with a claim for a
+// volume of it.
 func startScheduled(t *testing.T) (*cluster, *harness.Driver) {
 	t.Helper()
-	c := start(t, schedulerFlags)
+	c := start(t)
 	d := c.n.AddDriver(scheduledDriver)
 	d.Start()
 	yes, no := true, false
@@ -53,18 +51,19 @@ func startScheduled(t *testing.T) (*cluster, *harness.Driver) {
 	}, metav1.CreateOptions{})
 	c.must(err)
 	c.bindClaim()
-	c.startScheduler(schedulerFlags)
+	c.startScheduler()
 	return c, d
 }
 
-func (c *cluster) startScheduler(flags ...string) {
+func (c *cluster) startScheduler() {
 	c.t.Helper()
-	harness.StartProcess(c.t, "kube-scheduler", c.Command(append([]string{
+	harness.StartProcess(c.t, "kube-scheduler", c.Command(
 		controlplane.Binary(c.t), "kube-scheduler", "--kubeconfig", c.kubeconfig(controlplane.Scheduler), "--leader-elect=false", "--secure-port=0",
-	}, flags...)...))
+	))
 }
 
-// bindClaim makes a claim that is bound to a volume of the driver, as the controller manager does it.
+// bindClaim makes a claim that is bound to a volume of the driver, as the controller manager does
+// it.
 func (c *cluster) bindClaim() {
 	c.t.Helper()
 	ctx, core := c.t.Context(), c.API.CoreV1()
@@ -98,8 +97,8 @@ func (c *cluster) bindClaim() {
 	c.must(err)
 }
 
-// podStream creates pods that need a volume of the driver, deletes each as soon as it is scheduled, and
-// notes which the scheduler found unschedulable, however shortly.
+// podStream creates pods that need a volume of the driver, deletes each as soon as it is scheduled,
+// and notes which the scheduler found unschedulable, however shortly.
 type podStream struct {
 	c   *cluster
 	api typedcorev1.PodInterface
@@ -217,7 +216,8 @@ func (s *podStream) waitScheduled(more int) {
 	})
 }
 
-// waitRefused waits until the scheduler has found a pod unschedulable because the driver is missing.
+// waitRefused waits until the scheduler has found a pod unschedulable because the driver is
+// missing.
 func (s *podStream) waitRefused() {
 	s.c.t.Helper()
 	want := scheduledDriver + " CSI driver is not installed on the node"
@@ -268,8 +268,8 @@ func TestNoPodIsUnschedulableWhileTheDaemonRestarts(t *testing.T) {
 	pods.waitRefused()
 }
 
-// The same with another registrar, a program with node-driver-registrar's flags that PEER names. If it
-// fails, packaging/doc/pods-wait.md is no longer right about the sidecar.
+// The same with another registrar, a program with node-driver-registrar's flags that PEER names. If
+// it fails, packaging/doc/readiness.md is no longer right about the sidecar.
 func TestPodsAreUnschedulableWhileThePeerRestarts(t *testing.T) {
 	peer := os.Getenv("PEER")
 	if peer == "" {
@@ -292,6 +292,7 @@ func TestPodsAreUnschedulableWhileThePeerRestarts(t *testing.T) {
 		return ""
 	})
 	before := c.csiNode()
+	writes := c.countCSINodeWrites()
 	pods := c.startPods()
 	pods.waitScheduled(podsPerRestart)
 	began, with := time.Now(), 0
@@ -323,7 +324,7 @@ func TestPodsAreUnschedulableWhileThePeerRestarts(t *testing.T) {
 			longest = max(longest, r.until.Sub(r.at))
 		}
 	}
-	t.Logf("%d restarts in %v, %d pods scheduled, %d found unschedulable in %d of the restarts, for up to %v",
-		restarts, time.Since(began).Round(time.Second), scheduled, refused, with, longest.Round(time.Millisecond))
+	t.Logf("%d restarts in %v, %d pods scheduled, %d found unschedulable in %d of the restarts, for up to %v; %d writes of the CSINode",
+		restarts, time.Since(began).Round(time.Second), scheduled, refused, with, longest.Round(time.Millisecond), writes.count())
 	pods.waitRefused()
 }

@@ -216,7 +216,7 @@ func (n *tracedNode) trace() *harness.Process {
 func (n *tracedNode) arrive(p *harness.Process, nth int) {
 	n.Helper()
 	harness.Eventually(n, time.Minute, "calls arrive at the recorder", func() string {
-		if strings.Count(p.Log(), "arrive here") >= nth {
+		if strings.Count(p.Log(), "are recorded here") >= nth {
 			return ""
 		}
 		if !p.Running() {
@@ -229,7 +229,8 @@ func (n *tracedNode) arrive(p *harness.Process, nth int) {
 // interrupt ends a recorder as a person does.
 func (n *tracedNode) interrupt(p *harness.Process) {
 	n.Helper()
-	if code := p.End(syscall.SIGINT, 3*time.Minute); code != 0 { // it waits for calls, of at most 2 minutes
+	// It waits for calls, of at most 2 minutes.
+	if code := p.End(syscall.SIGINT, 3*time.Minute); code != 0 {
 		n.Errorf("a recorder that is interrupted ends with %d: %s", code, p.Log())
 	}
 	if got := n.target(); got != n.socket {

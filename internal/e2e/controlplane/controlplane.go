@@ -1,5 +1,5 @@
-// Package controlplane runs etcd and the API server as Kubernetes builds them, for tests, in a network
-// namespace of their own; kubelets are started beside them, see package node.
+// Package controlplane runs etcd and the API server as Kubernetes builds them, for tests, in a
+// network namespace of their own; kubelets are started beside them, see package node.
 package controlplane
 
 import (
@@ -20,10 +20,10 @@ import (
 	"testing"
 	"time"
 
-	"csi-registrar/internal/e2e/child"
-
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"csi-registrar/internal/e2e/child"
 )
 
 // Port is that of the API server, at 127.0.0.1 in the namespace.
@@ -38,8 +38,8 @@ const (
 	startLimit = 2 * time.Minute
 )
 
-// The users. With RBAC the admin may do everything, the others what they may in every cluster, and what a
-// test adds. The kubelet's node is called node.
+// The users. With RBAC the admin may do everything, the others what they may in every cluster, and
+// what a test adds. The kubelet's node is called node.
 const (
 	Admin               = "admin"
 	Kubelet             = "system:node:node"
@@ -52,8 +52,8 @@ var groups = map[string]string{
 	Admin: "system:masters", Kubelet: "system:nodes", Scheduler: "components", NodeProblemDetector: "system:serviceaccounts",
 }
 
-// ControlPlane is one without schedulers, controllers (but see Start) and nodes: etcd and an API server
-// that allows everything to everybody who has a kubeconfig, unless its flags say otherwise.
+// ControlPlane is one without schedulers, controllers (but see Start) and nodes: etcd and an API
+// server that allows everything to everybody who has a kubeconfig, unless its flags say otherwise.
 type ControlPlane struct {
 	*Network
 	API *kubernetes.Clientset
@@ -64,7 +64,8 @@ type ControlPlane struct {
 	flags     []string
 }
 
-// New starts one, with further flags of the API server, and waits until it is ready. It ends with the test.
+// New starts one, with further flags of the API server, and waits until it is ready. It ends with
+// the test.
 func New(t testing.TB, flags ...string) *ControlPlane {
 	t.Helper()
 	Binary(t) // first, for it may take minutes
@@ -174,7 +175,8 @@ current-context: x
 `, address, token+user)
 }
 
-// Eventually tries until check finds nothing wrong, and fails the test with the last thing that it found.
+// Eventually tries until check finds nothing wrong, and fails the test with the last thing that it
+// found.
 func Eventually(t testing.TB, limit time.Duration, what string, check func() error) {
 	t.Helper()
 	deadline := time.Now().Add(limit)

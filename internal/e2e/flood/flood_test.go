@@ -71,7 +71,7 @@ func TestHostileDrivers(t *testing.T) {
 	if err := os.WriteFile(file, []byte(conf), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	n.startDaemon()
+	n.startDaemon(nil)
 	before := n.rounds(t.Context(), usual, 0)
 
 	if err := os.WriteFile(file, []byte(conf+floods), 0o644); err != nil {
@@ -216,9 +216,11 @@ func (n *node) addDrivers(many int) (all []*fake.Driver) {
 	return all
 }
 
-func (n *node) startDaemon() {
+// startDaemon starts the daemon with more flags and variables of its environment.
+func (n *node) startDaemon(flags []string, environment ...string) {
 	n.t.Helper()
-	n.daemon = n.manager.Command(context.Background(), built.Registrar(n.t), "run", "--config-root", n.root)
+	n.daemon = n.manager.Command(context.Background(), built.Registrar(n.t), append([]string{"run", "--config-root", n.root}, flags...)...)
+	n.daemon.Env = append(n.daemon.Env, environment...)
 	log, err := n.daemon.StderrPipe()
 	if err != nil {
 		n.t.Fatal(err)
@@ -352,24 +354,24 @@ func (n *node) mostMemory(ctx context.Context) (most float64) {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", n.daemon.Process.Pid))
-		if err != nil {
-			n.t.Error(err)
-			return most
-		}
-		if _, rest, found := strings.Cut(string(b), "\nPss:"); found {
-			var kib float64
-			if _, err := fmt.Sscan(rest, &kib); err != nil {
-				n.t.Error(err)
-			}
-			most = max(most, kib/1024)
-		}
+		most = max(most, n.memory())
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
 			return most
 		}
 	}
+}
+
+// memory is the daemon's PSS in MiB, 0 if it cannot be read.
+func (n *node) memory() float64 {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", n.daemon.Process.Pid))
+	_, rest, _ := strings.Cut(string(b), "\nPss:")
+	var kib float64
+	if _, scanErr := fmt.Sscan(rest, &kib); err != nil || scanErr != nil {
+		n.t.Error(err, scanErr)
+	}
+	return kib / 1024
 }
 
 // lines counts the lines of the log about a driver; empty: all.

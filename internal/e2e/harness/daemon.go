@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"testing"
 	"time"
 
 	"csi-registrar/internal/e2e/built"
@@ -61,8 +62,23 @@ type Daemon struct {
 func (n *Node) Command(args ...string) *exec.Cmd {
 	n.T.Helper()
 	cmd := exec.Command(built.Registrar(n.T), args...)
-	cmd.Env = cleanEnv()
+	cmd.Env = append(cleanEnv(), unitEnv(n.T)...)
 	return cmd
+}
+
+// unitEnv is what Environment= of the unit sets, but for the size of the descriptor store: memory
+// is measured as it is shipped.
+func unitEnv(t testing.TB) (env []string) {
+	text, err := os.ReadFile(filepath.Join(built.Root(t), "systemd", "csi-registrar.service"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if value, ok := strings.CutPrefix(strings.TrimSpace(line), "Environment=GO"); ok {
+			env = append(env, strings.Fields("GO"+value)...)
+		}
+	}
+	return env
 }
 
 // cleanEnv is the environment without what a supervisor above the test may have set.

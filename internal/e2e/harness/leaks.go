@@ -18,7 +18,8 @@ func Descriptors(pid int) (map[string]string, error) {
 	}
 	open := map[string]string{}
 	for _, e := range entries {
-		if to, err := os.Readlink(filepath.Join(dir, e.Name())); err == nil { // else: closed meanwhile
+		// else: closed meanwhile.
+		if to, err := os.Readlink(filepath.Join(dir, e.Name())); err == nil {
 			open[e.Name()] = to
 		}
 	}

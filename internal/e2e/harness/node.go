@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"csi-registrar/internal/rootdir"
 )
 
 // Node is the node of one test: its directories, and what runs on it.
@@ -26,7 +28,7 @@ type Node struct {
 // New makes a node. It skips the test where it cannot work; under CI=true that fails.
 func New(t testing.TB) *Node {
 	t.Helper()
-	return NewIn(t, os.TempDir())
+	return NewIn(t, "/tmp") // short, wherever TMPDIR points
 }
 
 // NewIn makes a node below another directory than the usual one for temporary files. The
@@ -93,11 +95,11 @@ func Skip(t testing.TB, reason string) {
 }
 
 // Registry is the directory of the registration sockets.
-func (n *Node) Registry() string { return filepath.Join(n.Root, "plugins_registry") }
+func (n *Node) Registry() string { return rootdir.PluginsRegistry(n.Root) }
 
 // RegSocket is the path of a driver's registration socket.
 func (n *Node) RegSocket(driver string) string {
-	return filepath.Join(n.Registry(), driver+"-reg.sock")
+	return filepath.Join(n.Registry(), rootdir.SocketName(driver))
 }
 
 // ConfigFile is the path of a file below /etc/csi-registrar of the node.

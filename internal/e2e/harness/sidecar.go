@@ -17,7 +17,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// Sidecar is a stand-in of node-driver-registrar 2.17, with its manners: it asks the
+// Sidecar is a stand-in of node-driver-registrar 2.18, with its manners: it asks the
 // driver for its name once, removes whatever is at its registration path, listens there
 // and answers; TERM removes the path, KILL leaves it.
 type Sidecar struct {

@@ -14,12 +14,15 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"net"
+	"os"
 	"os/signal"
 	"path/filepath"
 	"sync"
 	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
@@ -74,6 +77,9 @@ func run(ctx context.Context, o options, stdin io.Reader, stdout io.Writer) erro
 	if err := logLevel(o.verbose); err != nil {
 		return err
 	}
+	if err := errors.Join(listenPodResources(ctx, o.root), watchDevicePlugins(o.root)); err != nil {
+		return err
+	}
 	events := &events{w: stdout, broken: cancel}
 	events.print(event{Event: "started", Node: o.node, Root: o.root})
 	var (
@@ -108,6 +114,42 @@ func run(ctx context.Context, o options, stdin io.Reader, stdout io.Writer) erro
 		return err
 	}
 	return nil
+}
+
+// listenPodResources listens where each kubelet does, by which doctor finds its root directory. A
+// root directory whose name is too long for a socket has none.
+func listenPodResources(ctx context.Context, root string) error {
+	path := filepath.Join(root, "pod-resources", "kubelet.sock")
+	if len(path) > 107 {
+		return nil
+	}
+	err := os.MkdirAll(filepath.Dir(path), 0o750)
+	if err == nil {
+		err = os.RemoveAll(path)
+	}
+	if err != nil {
+		return err
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return err
+	}
+	context.AfterFunc(ctx, func() { l.Close() })
+	return nil
+}
+
+// watchDevicePlugins watches a directory as the device manager of each kubelet does, until the
+// process ends: its plugin manager has not the only watch.
+func watchDevicePlugins(root string) error {
+	dir := filepath.Join(root, "device-plugins")
+	if err := os.MkdirAll(dir, 0o750); err != nil {
+		return err
+	}
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
+	if err == nil {
+		_, err = unix.InotifyAddWatch(fd, dir, unix.IN_CREATE)
+	}
+	return err
 }
 
 var errEOF = errors.New("standard input ended")

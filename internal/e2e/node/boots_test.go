@@ -17,8 +17,8 @@ import (
 
 const gracefully = "shutdownGracePeriod: 20s\nshutdownGracePeriodCriticalPods: 5s"
 
-// boots are plays that end with a boot, and one that takes long. They allow writes of the CSINode only
-// where it was deleted.
+// boots are plays that end with a boot, and one that takes long. They allow writes of the CSINode
+// only where it was deleted.
 var boots = []play{
 	{name: "reboot with graceful shutdown", boots: true, do: func(s *stage) {
 		s.Poweroff()
@@ -65,7 +65,8 @@ var boots = []play{
 			if err := s.registered(soon); err != nil { // by itself, before anybody repairs anything
 				s.t.Fatal(err)
 			}
-			// What was unpacked is configured; what was being unpacked has to be installed again, as dpkg says.
+			// What was unpacked is configured; what was being unpacked has to be installed again,
+			// as dpkg says.
 			if out, err := s.Try("dpkg", "--force-confold", "--configure", "-a"); err != nil && !strings.Contains(out, "reinstall") {
 				s.t.Fatalf("dpkg --configure: %v\n%s", err, out)
 			}

@@ -11,7 +11,8 @@ import (
 )
 
 const (
-	// KubeletPath is where the program is on the disk; doctor knows a kubelet by the name of its process.
+	// KubeletPath is where the program is on the disk; doctor knows a kubelet by the name of its
+	// process.
 	KubeletPath = "/usr/local/bin/kubelet"
 	// KubeletConfigPath is where its configuration is.
 	KubeletConfigPath = "/etc/kubernetes/kubelet.yaml"
@@ -24,8 +25,8 @@ type Settings struct {
 	Snapshotter string
 }
 
-// Prepare writes to a disk what the kubelet, its container runtime and pods need, and enables their units.
-// The kubelet's program and its configuration are up to the caller.
+// Prepare writes to a disk what the kubelet, its container runtime and pods need, and enables their
+// units. The kubelet's program and its configuration are up to the caller.
 func Prepare(t testing.TB, disk *nspawn.Machine, s Settings) {
 	t.Helper()
 	disk.Write("/etc/hostname", Name+"\n")
@@ -41,7 +42,8 @@ func Prepare(t testing.TB, disk *nspawn.Machine, s Settings) {
 	disk.Chroot("systemctl", "enable", "containerd.service", "image.service", "kubelet.service")
 }
 
-// Kubelet is the program: what KUBELET names, another version (see scripts/test.d/node), or that of this module.
+// Kubelet is the program: what KUBELET names, another version (see scripts/test.d/node), or that of
+// this module.
 func Kubelet(t testing.TB) string {
 	t.Helper()
 	if kubelet := os.Getenv("KUBELET"); kubelet != "" {
@@ -50,7 +52,8 @@ func Kubelet(t testing.TB) string {
 	return controlplane.Binary(t)
 }
 
-// KubeletConfig is a configuration of the kubelet: what a machine without network tools needs, and more lines.
+// KubeletConfig is a configuration of the kubelet: what a machine without network tools needs, and
+// more lines.
 func KubeletConfig(lines ...string) string {
 	return `apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration

@@ -18,9 +18,9 @@ import (
 	"csi-registrar/internal/e2e/ociimage"
 )
 
-// TestDriverExamples: with the files of an example, the driver in a unit or in the pod of its DaemonSet
-// without a registrar is registered and publishes a pod's volume. When the node is switched off, it
-// is there until it has unpublished the volume.
+// TestDriverExamples: with the files of an example, the driver in a unit or in the pod of its
+// DaemonSet without a registrar is registered and publishes a pod's volume. When the node is
+// switched off, it is there until it has unpublished the volume.
 func TestDriverExamples(t *testing.T) {
 	for _, suite := range node.Suites {
 		for _, way := range []string{"unit", "daemonset"} {

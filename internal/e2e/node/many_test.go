@@ -3,6 +3,8 @@ package node_test
 import (
 	"encoding/json"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -23,7 +25,8 @@ WantedBy=multi-user.target
 `
 
 // TestTwentyDriversTwentyRestarts: twenty drivers in the CSINode of a real API server; twenty
-// restarts of the daemon, by systemd and by KILL, and a kill of the kubelet, without one write to it.
+// restarts of the daemon, by systemd and by KILL, and a kill of the kubelet, without one write to
+// it.
 func TestTwentyDriversTwentyRestarts(t *testing.T) {
 	t.Parallel()
 	n := node.New(t, "trixie")
@@ -78,6 +81,22 @@ func TestTwentyDriversTwentyRestarts(t *testing.T) {
 		t.Errorf("20 restarts wrote the CSINode %d times and the Node %d times", csiNode, ofNode)
 	}
 
+	// The packages of another commit, made by scripts/packages into a directory: down, and up
+	// again.
+	if dir := os.Getenv("DOWNGRADE"); dir != "" {
+		began := time.Now()
+		downgrade(t, n, dir)
+		n.Registered()
+		n.Install(newer, "csi-registrar")
+		n.Registered()
+		time.Sleep(quiet)
+		csiNode, ofNode := writes.Count("CSINode", began), writes.Count("Node", began)
+		if csiNode+ofNode != 0 {
+			t.Errorf("a downgrade and an upgrade wrote the CSINode %d times and the Node %d times", csiNode, ofNode)
+		}
+		t.Logf("a downgrade and an upgrade with 20 drivers: %d writes of the CSINode, %d of the Node", csiNode, ofNode)
+	}
+
 	killed := time.Now()
 	n.Run("systemctl", "kill", "--signal=KILL", "kubelet.service")
 	n.Eventually(soon, "the new kubelet to ask for all", func() error {
@@ -108,5 +127,24 @@ func TestTwentyDriversTwentyRestarts(t *testing.T) {
 	}
 	if got := writes.Count("CSINode", killed); got != 0 {
 		t.Errorf("the kubelet's restart wrote the CSINode %d times", got)
+	}
+}
+
+// downgrade installs the package of csi-registrar in a directory of this machine.
+func downgrade(t *testing.T, n *node.Node, dir string) {
+	t.Helper()
+	found, err := filepath.Glob(filepath.Join(dir, "csi-registrar_*.deb"))
+	if err != nil || len(found) != 1 {
+		t.Fatalf("%s: %q %v", dir, found, err)
+	}
+	b, err := os.ReadFile(found[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := n.Run("csi-registrar", "version")
+	n.Write("/opt/other.deb", string(b))
+	n.Run("dpkg", "--force-confold", "-i", "/opt/other.deb")
+	if after := n.Run("csi-registrar", "version"); after == before {
+		t.Errorf("the version is %s as before", after)
 	}
 }

@@ -1,6 +1,6 @@
 // Package node boots whole nodes for tests: a Debian with systemd, containerd and the real kubelet
-// in a container, beside etcd and an API server, our packages and those of the sample driver, and pods
-// with volumes of that driver.
+// in a container, beside etcd and an API server, our packages and those of the sample driver, and
+// pods with volumes of that driver.
 //
 //	n := node.New(t, "bookworm")
 //	n.Install("1.2.3", "csi-registrar", "csi-sample-driver")
@@ -43,7 +43,8 @@ const (
 )
 
 // Suites are the Debians that have a container runtime for this kubelet: 12 and 13, systemd 252 and
-// 257. Debian 11's containerd 1.4 does not have version 1 of the runtime interface, which this kubelet needs.
+// 257. Debian 11's containerd 1.4 does not have version 1 of the runtime interface, which this
+// kubelet needs.
 var Suites = []string{"bookworm", "trixie"}
 
 // Node is a machine with a kubelet. It is not for use by several goroutines.
@@ -52,8 +53,8 @@ type Node struct {
 	*Client
 }
 
-// New prepares a node, switched off, and starts its control plane. Nothing of ours is installed. What is
-// written to its disk before Boot, such as a drop-in of kubelet.service, counts.
+// New prepares a node, switched off, and starts its control plane. Nothing of ours is installed.
+// What is written to its disk before Boot, such as a drop-in of kubelet.service, counts.
 func New(t testing.TB, suite string) *Node {
 	t.Helper()
 	nspawn.Root(t, suite+"-node") // skips without root on Debian

@@ -30,9 +30,9 @@ func TestPeer(t *testing.T) {
 	s.print(filepath.Base(peer))
 }
 
-// TestBootTimes measures how long after power-on, with the CSINode deleted before, the driver is in the
-// CSINode and a pod writes to its volume: BOOTS=10 on a quiet machine, and with PEER= for another registrar
-// too, in turn, and how much longer each boot took than the other's beside it.
+// TestBootTimes measures how long after power-on, with the CSINode deleted before, the driver is in
+// the CSINode and a pod writes to its volume: BOOTS=10 on a quiet machine, and with PEER= for
+// another registrar too, in turn, and how much longer each boot took than the other's beside it.
 func TestBootTimes(t *testing.T) {
 	rounds, _ := strconv.Atoi(os.Getenv("BOOTS"))
 	if rounds == 0 {

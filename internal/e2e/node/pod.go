@@ -23,8 +23,8 @@ const namespace = metav1.NamespaceDefault
 // WriterFile is the file in its volume that a pod of Writer writes to.
 const WriterFile = "log"
 
-// Client makes pods and volumes on the node of a control plane. What is not said otherwise fails the
-// test if it does not succeed.
+// Client makes pods and volumes on the node of a control plane. What is not said otherwise fails
+// the test if it does not succeed.
 type Client struct {
 	Cluster *controlplane.ControlPlane
 
@@ -43,8 +43,9 @@ func (n *Node) CreateVolume(name string) (handle string) {
 	return n.CreateVolumeOf(Driver, DriverSocket, name)
 }
 
-// CreateVolumeOf makes a volume of a driver that is a sample driver, which must run, and a claim of that
-// name bound to it, as the provisioner and the controller manager would. It returns the volume's handle.
+// CreateVolumeOf makes a volume of a driver that is a sample driver, which must run, and a claim of
+// that name bound to it, as the provisioner and the controller manager would. It returns the
+// volume's handle.
 func (n *Node) CreateVolumeOf(driver, socket, name string) (handle string) {
 	n.t.Helper()
 	handle = MakeVolume(n.t, n.Path(socket), name)
@@ -52,7 +53,8 @@ func (n *Node) CreateVolumeOf(driver, socket, name string) (handle string) {
 	return handle
 }
 
-// BindVolume makes the objects of a volume that the driver has, and a claim of that name bound to it.
+// BindVolume makes the objects of a volume that the driver has, and a claim of that name bound to
+// it.
 func (c *Client) BindVolume(driver, name, handle string) {
 	c.t.Helper()
 	c.createCSIDriver(driver)
@@ -210,7 +212,8 @@ func (c *Client) events(name string) string {
 	return all
 }
 
-func (c *Client) ctx() context.Context { return context.Background() } // each request has a limit of its own
+// Each request has a limit of its own.
+func (c *Client) ctx() context.Context { return context.Background() }
 
 func (c *Client) must(err error) {
 	c.t.Helper()

@@ -17,8 +17,8 @@ import (
 
 const sampleTable = "/usr/lib/csi-registrar/conf.d/20-sample.toml"
 
-// TestVolumes: what status and doctor say of volumes is the truth, and what the kubelet does is what
-// doctor says that it does.
+// TestVolumes: what status and doctor say of volumes is the truth, and what the kubelet does is
+// what doctor says that it does.
 func TestVolumes(t *testing.T) {
 	t.Parallel()
 	s := newStage(t, "bookworm", "")
@@ -34,7 +34,8 @@ func TestVolumes(t *testing.T) {
 		{"a pod deleted by force", (*stage).forceDelete, false},
 		{"a table that disappears waits for the pods", (*stage).removeTable, false},
 		{"a table that is disabled does not", (*stage).disableTable, false},
-		{"the kubelet killed between unpublish and unstage", (*stage).killBeforeUnstage, true}, // 5 minutes
+		// 5 minutes.
+		{"the kubelet killed between unpublish and unstage", (*stage).killBeforeUnstage, true},
 	} {
 		if c.long && !*long {
 			continue
@@ -100,8 +101,9 @@ func (s *stage) forceDelete() {
 	s.Running(passing)
 }
 
-// killBeforeUnstage stops the driver as soon as the volume is unpublished, and kills the kubelet, which
-// waits for it. What the next kubelet makes of it is its business; status and doctor say what there is.
+// killBeforeUnstage stops the driver as soon as the volume is unpublished, and kills the kubelet,
+// which waits for it. What the next kubelet makes of it is its business; status and doctor say what
+// there is.
 func (s *stage) killBeforeUnstage() {
 	staged := s.stagingOf(passing)
 	dir := s.volumeDir(passing)
@@ -120,7 +122,8 @@ func (s *stage) killBeforeUnstage() {
 	s.Run("kill", "-CONT", driver)
 	s.KubeletHealthy()
 	s.Gone(passing)
-	// Either the new kubelet unstages, or it has forgotten the volume and doctor says so, in the end.
+	// Either the new kubelet unstages, or it has forgotten the volume and doctor says so, in the
+	// end.
 	s.Eventually(8*time.Minute, "the volume to be unstaged, or doctor to say that it is not", func() error {
 		id := s.finding()
 		if staged := s.mounted(staged); staged != (id == "volume-still-staged") {

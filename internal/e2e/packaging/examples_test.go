@@ -18,9 +18,9 @@ import (
 	"csi-registrar/internal/e2e/built"
 )
 
-// TestExampleManifests: the DaemonSets among the examples are objects of Kubernetes without an unknown
-// field, fit the drop-in beside them, and have no registrar. With the sidecar as upstream has it,
-// `csi-registrar import` makes that drop-in.
+// TestExampleManifests: the DaemonSets among the examples are objects of Kubernetes without an
+// unknown field, fit the drop-in beside them, and have no registrar. With the sidecar as upstream
+// has it, `csi-registrar import` makes that drop-in.
 func TestExampleManifests(t *testing.T) {
 	decode := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer().Decode
 	for _, name := range []string{"nfs", "smb", "hostpath"} {
@@ -89,7 +89,7 @@ func registered(set *appsv1.DaemonSet, socketDir string) {
 	pod := &set.Spec.Template.Spec
 	pod.Containers = append(pod.Containers, corev1.Container{
 		Name:  "node-driver-registrar",
-		Image: "registry.example/sig-storage/csi-node-driver-registrar:v2.17.0",
+		Image: "registry.example/sig-storage/csi-node-driver-registrar:v2.18.0",
 		Args:  []string{"--v=2", "--csi-address=/csi/csi.sock", "--kubelet-registration-path=" + socketDir + "/csi.sock"},
 		VolumeMounts: []corev1.VolumeMount{
 			{Name: "socket", MountPath: "/csi"},

@@ -35,7 +35,8 @@ func TestDeb(t *testing.T) {
 			n.Boot()
 			n.kubelet()
 			install := func(name, version string) string {
-				// The versions ship different configurations: the admin's is kept, without a question.
+				// The versions ship different configurations: the admin's is kept, without a
+				// question.
 				return n.Run("dpkg", "--force-confold", "-i", n.file("deb", name, version))
 			}
 
@@ -118,6 +119,8 @@ func TestRPM(t *testing.T) {
 			n.unnoticed(older, func() {
 				n.Run("rpm", "-U", "--oldpackage", "--nodeps", n.file("rpm", "csi-registrar", older))
 			})
+			// The scriptlets of an older version do not know what a newer one has made.
+			n.unnoticed(newer, func() { rpm("-U", "csi-registrar", newer) })
 			if n.Read("/etc/csi-registrar/config.toml") != edited {
 				t.Error("the modified configuration was not kept")
 			}
@@ -127,7 +130,7 @@ func TestRPM(t *testing.T) {
 			}
 			n.umountVolume()
 			n.eventually(1, 1)
-			if out, err := n.Try("sh", "-c", "ls -d /run/csi-registrar*"); err == nil {
+			if out, err := n.Try("sh", "-c", "ls -d /run/csi-registrar* && find /run/csi-registrar*"); err == nil {
 				t.Errorf("removal left %s", out)
 			}
 			rpm("-i", "csi-registrar", newer)
@@ -141,7 +144,7 @@ func TestRPM(t *testing.T) {
 			}
 			n.Run("rpm", "-e", "--nodeps", "csi-registrar", "csi-sample-driver") // the newer one
 			n.eventually(3, 3)
-			if out, err := n.Try("sh", "-c", "ls -d /run/csi-registrar*"); err == nil {
+			if out, err := n.Try("sh", "-c", "ls -d /run/csi-registrar* && find /run/csi-registrar*"); err == nil {
 				t.Errorf("removal left %s", out)
 			}
 		})

@@ -17,8 +17,8 @@ import (
 )
 
 // TestMkosi builds the image of packaging/examples/mkosi, with a kubelet in it, and boots it. No
-// command is run in it before the kubelet has registered the driver. The driver's package comes from the
-// signed repository, which has the older version of both, the daemon's from a directory.
+// command is run in it before the kubelet has registered the driver. The driver's package comes
+// from the signed repository, which has the older version of both, the daemon's from a directory.
 func TestMkosi(t *testing.T) {
 	t.Parallel()
 	p := newPublished(t)

@@ -201,7 +201,8 @@ func (n *node) unnoticed(version string, change func()) {
 	if out := n.Run("csi-registrar", "version"); !strings.Contains(out, version) {
 		n.t.Errorf("the version is %q, want %s", out, version)
 	}
-	time.Sleep(1500 * time.Millisecond) // the kubelet's loop takes 1 s: what it would see, it has seen
+	// The kubelet's loop takes 1 s: what it would see, it has seen.
+	time.Sleep(1500 * time.Millisecond)
 	r2, d2 := n.saw()
 	n.t.Logf("to %s: inode %s, then %s; %d registrations, then %d; %d deregistrations, then %d", version, inode, inode2, r, r2, d, d2)
 	if r2 != r || d2 != d {

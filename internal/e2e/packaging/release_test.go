@@ -116,8 +116,8 @@ var eachFile = map[string]string{
 	"swapped with next": `mv "$f" ../swap; mv "$next" "$f"; mv ../swap "$next"`,
 }
 
-// changesOfAll has the others: in SHA256SUMS, in what is there beside it, and in what the key's owner
-// signed although it is not right.
+// changesOfAll has the others: in SHA256SUMS, in what is there beside it, and in what the key's
+// owner signed although it is not right.
 var changesOfAll = map[string]change{
 	"an extra file":              {": >extra", "lists other files"},
 	"an extra hidden file":       {": >.extra", "not a file of a release"},
@@ -191,7 +191,8 @@ func TestRelease(t *testing.T) {
 		}
 	}
 	files := strings.Fields(m.run("ls release"))
-	// 4 debs, rpms and SBOMs, 2 system extensions, the source, RELEASE, SHA256SUMS, 2 files of keys, a signature.
+	// 4 debs, rpms and SBOMs, 2 system extensions, the source, RELEASE, SHA256SUMS, 2 files of
+	// keys, a signature.
 	if len(files) != 20 {
 		t.Errorf("the release has %d files, want 20: %q", len(files), files)
 	}

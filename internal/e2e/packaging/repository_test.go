@@ -221,7 +221,8 @@ func (n *node) refused(h *host, all []tampering, try ...string) {
 // signature is what a signature follows, in a file with others or alone.
 const signature = "BEGIN PGP SIGNATURE"
 
-// TestApt installs from the signed repository, by the commands that packaging/doc/repository.md names.
+// TestApt installs from the signed repository, by the commands that packaging/doc/repository.md
+// names.
 func TestApt(t *testing.T) {
 	t.Parallel()
 	for _, suite := range suites {
@@ -252,7 +253,8 @@ func TestApt(t *testing.T) {
 				{name: "the index of packages", what: "/main/binary-"},
 				{name: "InRelease", what: "/InRelease$", in: "SHA256:"},
 				{name: "the signature in InRelease", what: "/InRelease$", in: signature},
-				{name: "no InRelease", gone: "/InRelease$", ok: true}, // Release and Release.gpg will do
+				// Release and Release.gpg will do.
+				{name: "no InRelease", gone: "/InRelease$", ok: true},
 				{name: "Release", gone: "/InRelease$", what: "/Release$", in: "SHA256:"},
 				{name: "Release.gpg", gone: "/InRelease$", what: "/Release.gpg$", in: signature},
 				{name: "no signature", gone: "/(InRelease|Release.gpg)$"},

@@ -11,8 +11,8 @@ import (
 	"csi-registrar/internal/e2e/system/nspawn"
 )
 
-// TestSysext boots Debian 13 with a read-only /usr, nothing in /etc and /var, and the
-// system extension. A container has no loop devices, so the image is unpacked into the directory that
+// TestSysext boots Debian 13 with a read-only /usr, nothing in /etc and /var, and the system
+// extension. A container has no loop devices, so the image is unpacked into the directory that
 // systemd-sysext takes as well.
 func TestSysext(t *testing.T) {
 	n := newNode(t, "trixie")
@@ -52,6 +52,54 @@ StandardError=null
 	n.Run("csi-registrar", "wait", "--timeout", "55s", driver)
 	n.Run("systemctl", "is-active", "csi-registrar.service")
 	n.Run("test", "!", "-e", "/etc/csi-registrar")
+}
+
+// TestSysextIsUpdated replaces the system extension by a newer one on a running node: systemd 262
+// restarts the service after `systemd-sysext refresh`, and the kubelet sees nothing. For suite
+// newsystem, which names a Debian that has it in SUITES.
+func TestSysextIsUpdated(t *testing.T) {
+	suite := os.Getenv("SUITES")
+	if suite == "" {
+		t.Skip("SUITES names no Debian with systemd 262")
+	}
+	n := newNode(t, suite)
+	squashfsTools(t)
+	for version, dir := range map[string]string{"0.1.98": "/var/lib/extensions/csi-registrar", newer: "/opt/newer"} {
+		dist := t.TempDir()
+		build := exec.Command("scripts/sysext")
+		build.Dir = built.Root(t)
+		build.Env = append(os.Environ(), "DIST="+dist, "VERSION="+version)
+		if out, err := build.CombinedOutput(); err != nil {
+			t.Fatalf("scripts/sysext: %v\n%s", err, out)
+		}
+		script := `mkdir -p "$(dirname "$1")" && cp -a "$0" "$1"`
+		if out, err := exec.Command("sh", "-c", script, unsquash(t, only(t, dist+"/*.raw")), n.Disk+dir).CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	n.Write("/usr/lib/systemd/system/kubelet.service", `[Service]
+ExecStart=/opt/kubelet --root /var/lib/kubelet
+StandardOutput=append:/opt/events
+StandardError=null
+[Install]
+WantedBy=multi-user.target
+`)
+	n.copyIn(built.SampleDriver(t), "/usr/bin/csi-sample-driver", 0o755)
+	n.Write("/usr/lib/systemd/system/csi-sample-driver.service", read(t, "../../../packaging/examples/sample/csi-sample-driver.service"))
+	n.Write("/etc/csi-registrar/conf.d/20-sample.toml", read(t, "../../../packaging/examples/sample/20-sample.toml"))
+	n.Chroot("systemctl", "enable", "systemd-sysext.service", "kubelet.service", "csi-sample-driver.service")
+	n.Boot()
+	n.Run("csi-registrar", "wait", "--timeout", "55s", driver)
+	n.eventually(1, 0)
+	writes := func() int { return strings.Count(n.Read("/opt/events"), `"event":"csinode"`) }
+	before := writes()
+	n.unnoticed(newer, func() {
+		n.Run("sh", "-ec", "cd /var/lib/extensions; mv csi-registrar /opt/older; mv /opt/newer csi-registrar; systemd-sysext refresh --always-refresh=yes")
+	})
+	if now := writes(); before == 0 || now != before {
+		t.Errorf("%d writes of the CSINode, then %d", before, now)
+	}
+	t.Logf("the extension was updated from 0.1.98 to %s: %d writes of the CSINode before, %d afterwards", newer, before, writes())
 }
 
 // TestSignedSysext: an image that is signed is accepted, and with none of some changes. The kernel

@@ -1,6 +1,5 @@
-// A module of its own: the conformance suite wants version 1.13 of the CSI specification's Go
-// code, from which what Kubernetes 1.36 and older use (VolumeCondition) was removed, so it
-// cannot be in one module with the kubelet's code.
+// A module of its own: the conformance suite requires version 1.13 of the CSI specification's Go
+// code, newer than Kubernetes does.
 module csi-registrar/internal/e2e/sanity
 
 go 1.26.0

@@ -28,8 +28,9 @@ import (
 	"google.golang.org/grpc"
 )
 
-// leftOut are the reasons for which the suite may skip specs: parts of CSI that the
-// sample driver does not have and does not claim (a directory needs no attaching). Another reason is a failure, so that no spec goes quiet unseen.
+// leftOut are the reasons for which the suite may skip specs: parts of CSI that the sample driver
+// does not have and does not claim (a directory needs no attaching). Another reason is a failure,
+// so that no spec goes quiet unseen.
 var leftOut = []string{
 	"Controller Publish, UnpublishVolume not supported",
 	"ControllerGetVolumeHealth not supported",
@@ -104,7 +105,7 @@ func TestSampleDriver(t *testing.T) {
 // directory is one with a short path: a socket's has 107 bytes.
 func directory(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "sanity")
+	dir, err := os.MkdirTemp("/tmp", "sanity") // short, wherever TMPDIR points
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,7 +11,8 @@ import (
 	"time"
 )
 
-// leftOut are the tests that would fail or are not this driver's, as expressions for their names, and why.
+// leftOut are the tests that would fail or are not this driver's, as expressions for their names,
+// and why.
 var leftOut = map[string]string{
 	`Testpattern: .*\(ntfs\)`: "of Windows",
 	"External Storage.*Testpattern: (Pre-provisioned PV|Inline-volume)": "of volumes that an external driver cannot have; Pre-provisioned Storage has the first",
@@ -37,7 +38,8 @@ func (s spec) name() string {
 	return strings.Join(append(s.ContainerHierarchyTexts, s.LeafNodeText), " ")
 }
 
-// results prints how many tests ran, passed and were skipped and why, and fails for each one that failed.
+// results prints how many tests ran, passed and were skipped and why, and fails for each one that
+// failed.
 func results(t *testing.T, report string) {
 	t.Helper()
 	b, err := os.ReadFile(report)

@@ -1,5 +1,6 @@
-// Package storage runs Kubernetes' own storage tests for CSI drivers against the sample driver, on a whole
-// node: registered by our package, with volumes from the real provisioner. By hand and nightly: make storage-test.
+// Package storage runs Kubernetes' own storage tests for CSI drivers against the sample driver, on
+// a whole node: registered by our package, with volumes from the real provisioner. By hand and
+// nightly: make storage-test.
 package storage_test
 
 import (
@@ -31,8 +32,8 @@ const (
 	// The tests wait more than they compute.
 	parallel = "4"
 	limit    = "90m"
-	// What is defined and not this: tests of volumes that are no driver's, and those of the driver with
-	// pre-provisioned volumes that are the same as the other's.
+	// What is defined and not this: tests of volumes that are no driver's, and those of the driver
+	// with pre-provisioned volumes that are the same as the other's.
 	drivers = "External Storage|Pre-provisioned Storage.*Testpattern: Pre-provisioned PV"
 )
 
@@ -125,8 +126,8 @@ func createCSIDriver(t *testing.T, n *node.Node) {
 	}
 }
 
-// startControllers starts what a cluster has beside its API server, and what a driver with a controller
-// service has beside it.
+// startControllers starts what a cluster has beside its API server, and what a driver with a
+// controller service has beside it.
 func startControllers(n *node.Node, bin, kubeconfig string) {
 	socket := n.Path(node.DriverSocket)
 	for _, args := range [][]string{
@@ -136,7 +137,8 @@ func startControllers(n *node.Node, bin, kubeconfig string) {
 		{"csi-resizer", "--csi-address=" + socket},
 	} {
 		cmd := n.Cluster.Command(append([]string{filepath.Join(bin, args[0]), "--kubeconfig=" + kubeconfig}, args[1:]...)...)
-		cmd.Env = append(os.Environ(), "NAMESPACE="+metav1.NamespaceDefault, "POD_NAME="+args[0]) // of CSIStorageCapacity objects
+		// Of CSIStorageCapacity objects.
+		cmd.Env = append(os.Environ(), "NAMESPACE="+metav1.NamespaceDefault, "POD_NAME="+args[0])
 		n.Cluster.Start(args[0], cmd)
 	}
 }

@@ -85,12 +85,15 @@ ExecStop=/bin/sh -c 'sleep 1; systemctl is-active `+strings.Join(units, " ")+` >
 }
 
 // TestDriversAsQuadlets: the same with the Quadlets of the examples and images of the same names.
-// The containers may be killed, restarted and replaced by units without the kubelet seeing anything.
+// The containers may be killed, restarted and replaced by units without the kubelet seeing
+// anything.
 func TestDriversAsQuadlets(t *testing.T) {
 	n := exampleNode(t, "trixie-podman")
 	n.Args = append(n.Args, "--capability=all", "--system-call-filter=bpf keyctl add_key request_key",
-		"--tmpfs=/var/lib/containers") // the machine's disk is an overlay, which takes no other on top
-	n.Write("/etc/containers/containers.conf", "[containers]\npids_limit = 0\n") // there is no controller for it
+		// The machine's disk is an overlay, which takes no other on top.
+		"--tmpfs=/var/lib/containers")
+	// There is no controller for it.
+	n.Write("/etc/containers/containers.conf", "[containers]\npids_limit = 0\n")
 	driver := built.Command(t, "upstream")
 	var units []string
 	for _, name := range examples {
@@ -141,6 +144,24 @@ func TestDriversAsQuadlets(t *testing.T) {
 		n.is(unit, "inactive") // and not failed
 		n.Run("systemctl", "start", unit)
 	}
+	// The watchdog restarts the container of a driver that hangs.
+	const hangs = "csi-nfs.service"
+	n.Write("/etc/systemd/system/"+hangs+".d/watchdog.conf", `[Service]
+WatchdogSec=5s
+ExecStartPost=
+ExecStartPost=/usr/bin/csi-registrar supervise --socket /var/lib/kubelet/plugins/csi-nfsplugin/csi.sock --watchdog 5s
+`)
+	n.Run("systemctl", "daemon-reload")
+	n.Run("systemctl", "restart", hangs)
+	pid := n.show(hangs, "MainPID")
+	n.Run("podman", "kill", "--signal=STOP", "csi-nfs")
+	n.Eventually(soon, hangs+" to be restarted by the watchdog", func() error {
+		if now := n.show(hangs, "MainPID"); now == pid || n.show(hangs, "ActiveState") != "active" {
+			return fmt.Errorf("process %s, %s", now, n.show(hangs, "ActiveState"))
+		}
+		return nil
+	})
+	n.mounts("nfs")
 	// From one way to another: the unit of an example takes the place of its Quadlet.
 	n.Run(append([]string{"systemctl", "stop"}, units...)...)
 	n.nativeUnits()
@@ -193,7 +214,8 @@ func (n *node) mounts(name string) {
 	}
 	pod := "/var/lib/kubelet/pods/" + name
 	n.Run("mkdir", "-p", pod)
-	// Staged here, too: upstream's NFS driver stages nothing, and its container has no other directory.
+	// Staged here, too: upstream's NFS driver stages nothing, and its container has no other
+	// directory.
 	id, target, staging := made.GetVolume().GetVolumeId(), pod+"/mount", pod+"/globalmount"
 	call := csi.NewNodeClient(conn)
 	if _, err := call.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: capability}); err != nil {

@@ -1,6 +1,6 @@
-// Package system boots real systemds (247, 252, 257) with the shipped units, the sample
-// driver and the kubelet's own registration code, and says what the kubelet must see
-// when all kinds of things happen to the daemon.
+// Package system boots real systemds (247, 252, 257; 262 nightly) with the shipped units, the
+// sample driver and the kubelet's own registration code, and says what the kubelet must see when
+// all kinds of things happen to the daemon.
 package system
 
 import (
@@ -8,14 +8,20 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 
 	"csi-registrar/internal/e2e/built"
 )
 
-// suites are Debian 11, 12 and 13: systemd 247, 252 and 257.
-var suites = []string{"bullseye", "bookworm", "trixie"}
+// suites are those that SUITES names, by default Debian 11, 12 and 13: systemd 247, 252 and 257.
+var suites = func() []string {
+	if named := os.Getenv("SUITES"); named != "" {
+		return strings.Fields(named)
+	}
+	return []string{"bullseye", "bookworm", "trixie"}
+}()
 
 // onEach runs a test on each suite, side by side and beside other tests.
 func onEach(t *testing.T, test func(t *testing.T, suite string)) {
@@ -56,7 +62,8 @@ func kubeletDir(t testing.TB) string {
 		}
 		cmd := exec.Command("go", "build", "-ldflags=-s -w", "-o", filepath.Join(kubelet.dir, "kubelet"), "./cmd/kubelet")
 		cmd.Dir = filepath.Join(root, "internal", "e2e")
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // static, for the oldest suite's C library is older than this machine's
+		// static, for the oldest suite's C library is older than this machine's.
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			kubelet.err = fmt.Errorf("cannot build the kubelet: %w\n%s", err, out)
 		}

@@ -54,6 +54,8 @@ func install(t testing.TB, m *nspawn.Machine) {
 	put(filepath.Join(root, "packaging", "csi-registrar.catalog"), "/usr/lib/systemd/catalog/csi-registrar.catalog", 0o644)
 	put(filepath.Join(root, "systemd", "csi-registrar.tmpfiles"), "/usr/lib/tmpfiles.d/csi-registrar.conf", 0o644)
 	put(filepath.Join(root, "systemd", "csi-registrar.preset"), "/usr/lib/systemd/system-preset/80-csi-registrar.preset", 0o644)
+	put(filepath.Join(root, "systemd", "csi-registrar-.service.d", "sandbox.conf"),
+		"/usr/lib/systemd/system/csi-registrar-.service.d/sandbox.conf", 0o644)
 	for _, kind := range []string{"*.service", "*.socket"} {
 		units, err := filepath.Glob(filepath.Join(root, "systemd", kind))
 		if err != nil || len(units) == 0 {

@@ -2,7 +2,9 @@ package system
 
 import (
 	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -49,7 +51,7 @@ func TestStop(t *testing.T) {
 			n.stopped(mark)
 			mark = n.mark()
 			n.Run("systemctl", "start", unit)
-			if _, err := n.Try("test", "-e", "/run/csi-registrar/stopped"); err == nil {
+			if _, err := n.Try("test", "-e", "/run/csi-registrar/state/stopped"); err == nil {
 				t.Errorf("%s: started, and the answer to %q can still be believed", suite, how)
 			}
 			n.registered(mark)
@@ -203,6 +205,31 @@ func TestRebootAndPoweroff(t *testing.T) {
 		}
 		since = time.Now()
 		n.Boot()
+		n.cleanBoot(mark, since)
+	})
+}
+
+// A soft-reboot keeps /run, with the records of the sockets in it, and ends all processes.
+func TestSoftReboot(t *testing.T) {
+	onEach(t, func(t *testing.T, suite string) {
+		if suite == "bullseye" || suite == "bookworm" {
+			t.Skip("systemd older than 254 has none")
+		}
+		n := newNode(t, suite)
+		kubelet, err := os.ReadFile(filepath.Join(kubeletDir(t), "kubelet"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		// It unmounts /w.
+		n.WriteMode("/opt/kubelet", string(kubelet), 0o755)
+		n.Write("/usr/lib/systemd/system/kubelet.service", strings.ReplaceAll(kubeletUnit, "/w/kubelet", "/opt/kubelet"))
+		n.Boot()
+		n.registered(0)
+		n.Write("/var/log/found", "")
+		mark := n.mark()
+		n.quiet(mark) // and the sockets are older than the boot by more than a second
+		since := time.Now()
+		n.SoftReboot()
 		n.cleanBoot(mark, since)
 	})
 }

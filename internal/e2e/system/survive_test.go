@@ -97,7 +97,8 @@ func TestKubeletStartsMeanwhile(t *testing.T) {
 				n.Run("systemctl", "stop", "kubelet.service")
 				mark := n.mark()
 				n.Run(how...)
-				time.Sleep(time.Duration(delay) * 40 * time.Millisecond) // where in the restart it comes
+				// Where in the restart it comes.
+				time.Sleep(time.Duration(delay) * 40 * time.Millisecond)
 				n.Run("systemctl", "--no-block", "start", "kubelet.service")
 				n.registered(mark)
 				for _, e := range n.events()[mark:] {

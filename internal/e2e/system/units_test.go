@@ -33,7 +33,19 @@ func TestUnitsAreRight(t *testing.T) {
 		if out := m.Run("systemd-tmpfiles", "--create", "csi-registrar.conf"); out != "" {
 			t.Errorf("systemd-tmpfiles says: %s", out)
 		}
-		for service, most := range map[string]float64{unit: 1.0, "csi-registrar-wait.service": 4} {
+		// The kubelet keeps the mode that it finds, and so does systemd-tmpfiles.
+		for have, want := range map[string]string{"": "750\n", "mkdir -m 755 /var/lib/kubelet;": "755\n"} {
+			got := m.Run("sh", "-c", "rm -rf /var/lib/kubelet;"+have+"systemd-tmpfiles --create csi-registrar.conf; stat -c %a /var/lib/kubelet")
+			if got != want {
+				t.Errorf("/var/lib/kubelet, %q before, has mode %s", have, got)
+			}
+		}
+		for _, service := range []string{"csi-registrar-wait.service", "csi-registrar-wait@some-driver.csi.service", "csi-registrar-sweep.service"} {
+			if got := m.Run("systemctl", "show", "--value", "--property=RestrictAddressFamilies", service); got != "AF_UNIX\n" {
+				t.Errorf("%s is without its sandbox: RestrictAddressFamilies=%s", service, got)
+			}
+		}
+		for service, most := range map[string]float64{unit: 0.7, "csi-registrar-wait.service": 4} {
 			if exposure := exposure(t, m, service); suite == "trixie" && exposure > most {
 				t.Errorf("exposure of %s is %.1f, at most %.1f is promised", service, exposure, most)
 			}
@@ -114,7 +126,8 @@ func TestRootDirIsRecreated(t *testing.T) {
 		n := registeredNode(t, suite)
 		n.Run("systemctl", "stop", "kubelet.service")
 		mark := n.mark()
-		n.Run("sh", "-c", "until rm -r /var/lib/kubelet; do :; done; mkdir /var/lib/kubelet") // the daemon restores its socket meanwhile
+		// The daemon restores its socket meanwhile.
+		n.Run("sh", "-c", "until rm -r /var/lib/kubelet; do :; done; mkdir /var/lib/kubelet")
 		n.Run("systemctl", "start", "kubelet.service")
 		n.registered(mark)
 	})

@@ -22,8 +22,8 @@ import (
 	"csi-registrar/internal/e2e/vm"
 )
 
-// standardRuntime are the settings of containerd that the kubelet's documentation has for cgroups of systemd;
-// the rest is what it has by default.
+// standardRuntime are the settings of containerd that the kubelet's documentation has for cgroups
+// of systemd; the rest is what it has by default.
 const standardRuntime = `version = 2
 [plugins."io.containerd.grpc.v1.cri"]
 sandbox_image = "` + node.Image + `"
@@ -40,8 +40,9 @@ const (
 	podMemory = "67108864"
 )
 
-// slowUnit gives the daemon the time that an emulated processor beside others needs: its start took more than the
-// unit's minute, and the watchdog killed it. These limits have their tests in containers.
+// slowUnit gives the daemon the time that an emulated processor beside others needs: its start took
+// more than the unit's minute, and the watchdog killed it. These limits have their tests in
+// containers.
 const slowUnit = `[Service]
 TimeoutStartSec=10min
 TimeoutStopSec=10min
@@ -72,8 +73,8 @@ mounted
 wrote to /etc
 `
 
-// wholeNode is a machine with a container runtime, the kubelet and our packages, and the API server that
-// it talks to.
+// wholeNode is a machine with a container runtime, the kubelet and our packages, and the API server
+// that it talks to.
 type wholeNode struct {
 	*vm.Machine
 	*node.Client
@@ -108,10 +109,11 @@ func newWholeNode(t *testing.T) *wholeNode {
 	return n
 }
 
-// makeVolume has a driver make the volume on the disk of the machine, in which nobody outside can call it.
+// makeVolume has a driver make the volume on the disk of the machine, in which nobody outside can
+// call it.
 func makeVolume(t *testing.T, data string) (handle string) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "csi")
+	dir, err := os.MkdirTemp("/tmp", "csi") // short, wherever TMPDIR points
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -187,9 +189,9 @@ func (n *wholeNode) is(want, script string) {
 	}
 }
 
-// TestWholeNodeWithAKernelOfItsOwn: what users run, with the cgroup settings that the kubelet and the
-// runtime have by default. A restart and a kill of the daemon cost no write, its limits and its sandbox are in
-// force, and a pod with a volume goes on after a power cut.
+// TestWholeNodeWithAKernelOfItsOwn: what users run, with the cgroup settings that the kubelet and
+// the runtime have by default. A restart and a kill of the daemon cost no write, its limits and its
+// sandbox are in force, and a pod with a volume goes on after a power cut.
 func TestWholeNodeWithAKernelOfItsOwn(t *testing.T) {
 	n := newWholeNode(t)
 	start := time.Now()
@@ -241,16 +243,17 @@ func (n *wholeNode) limits() {
 		`awk -F '[:\t]+' '/^(Cap|NoNewPrivs:|Seccomp:)/ { printf "%s %s ", $1, $2 }' /proc/`+pid+"/status")
 }
 
-// sandbox: a command of the unit, in the daemon's sandbox, does not reach what everybody else who is root does.
+// sandbox: a command of the unit, in the daemon's sandbox, does not reach what everybody else who
+// is root does.
 func (n *wholeNode) sandbox() {
 	n.t.Helper()
 	n.Run("cat >/opt/probe <<'END'\n" + probe + "END\n")
 	n.is(strings.TrimSpace(reached), "sh /opt/probe; umount /mnt; rm /etc/probe")
-	n.Run(`printf '[Service]\nExecStartPost=/bin/sh -c "sh /opt/probe >/run/csi-registrar/probed 2>&1; echo done >>/run/csi-registrar/probed"\n' \
+	n.Run(`printf '[Service]\nExecStartPost=/bin/sh -c "sh /opt/probe >/run/csi-registrar/state/probed 2>&1; echo done >>/run/csi-registrar/state/probed"\n' \
 			>/etc/systemd/system/` + daemon + `.d/probe.conf
 		systemctl daemon-reload && systemctl restart ` + daemon)
-	n.is("done", "cat /run/csi-registrar/probed")
-	n.Run("rm /run/csi-registrar/probed /etc/systemd/system/" + daemon + ".d/probe.conf && systemctl daemon-reload")
+	n.is("done", "cat /run/csi-registrar/state/probed")
+	n.Run("rm /run/csi-registrar/state/probed /etc/systemd/system/" + daemon + ".d/probe.conf && systemctl daemon-reload")
 	n.registered()
 }
 
@@ -277,7 +280,8 @@ func (n *wholeNode) quietRestarts(pod *corev1.Pod) {
 		n.registered()
 		n.writes()
 	}
-	// The kubelet looks at its plugins every second, which is much less than the end and the start of a pod take.
+	// The kubelet looks at its plugins every second, which is much less than the end and the start
+	// of a pod take.
 	n.DeletePod(pod.Name)
 	n.CreatePod(pod)
 	n.Running(pod.Name)

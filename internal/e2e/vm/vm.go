@@ -51,8 +51,8 @@ ExecStart=/bin/busybox ip route add default via ` + HostAddress + `
 type Machine struct {
 	// Append is added to the kernel's command line.
 	Append string
-	// Network is the path of a network namespace, whose 127.0.0.1 the machine reaches as HostAddress
-	// through its one interface; "" gives it none.
+	// Network is the path of a network namespace, whose 127.0.0.1 the machine reaches as
+	// HostAddress through its one interface; "" gives it none.
 	Network string
 
 	t      testing.TB
@@ -79,7 +79,8 @@ StandardError=null
 TTYPath=/dev/ttyS1
 `
 
-// shell reads lines, each a number and a script, and answers each with the number, the exit code and the output.
+// shell reads lines, each a number and a script, and answers each with the number, the exit code
+// and the output.
 const shell = `stty raw -echo
 echo ready
 while read -r id script; do
@@ -97,8 +98,8 @@ var needless = []string{
 	"serial-getty@ttyS0.service", "getty@tty1.service", // without udev their devices never come
 }
 
-// New makes a machine, switched off: Debian 13 with what prepare adds to its disk. It is switched off and removed
-// when the test ends.
+// New makes a machine, switched off: Debian 13 with what prepare adds to its disk. It is switched
+// off and removed when the test ends.
 func New(t testing.TB, prepare func(disk *nspawn.Machine)) *Machine {
 	t.Helper()
 	root := nspawn.Root(t, "trixie-vm") // skips without root on Debian
@@ -174,8 +175,8 @@ func (m *Machine) SwitchOn() {
 	}
 	defer ln.Close()
 	console := m.path("console-" + strconv.Itoa(m.boots()))
-	// What the guest has written is in the host's memory when qemu is killed, and stays; what is only in
-	// the guest's memory is lost, so that cache=unsafe takes nothing from a power cut.
+	// What the guest has written is in the host's memory when qemu is killed, and stays; what is
+	// only in the guest's memory is lost, so that cache=unsafe takes nothing from a power cut.
 	kernelArgs := "root=/dev/nvme0n1 rw console=ttyS0 loglevel=4 systemd.condition_needs_update=0 systemd.mask=" +
 		strings.Join(needless, " systemd.mask=") + " " + m.Append
 	if m.Network != "" {
@@ -296,7 +297,8 @@ func (m *Machine) Poweroff() {
 	m.must(m.kill())
 }
 
-// Eventually tries until check finds nothing wrong, and fails the test with the last thing that it found.
+// Eventually tries until check finds nothing wrong, and fails the test with the last thing that it
+// found.
 func (m *Machine) Eventually(limit time.Duration, what string, check func() error) {
 	m.t.Helper()
 	for deadline := time.Now().Add(limit); ; time.Sleep(500 * time.Millisecond) {

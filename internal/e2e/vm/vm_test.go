@@ -31,7 +31,8 @@ const (
 
 func driver(i int) string { return fmt.Sprintf("d%d.example", i) }
 
-// machine is one with our package, drivers, and the registration part of the kubelet, which notes what it sees.
+// machine is one with our package, drivers, and the registration part of the kubelet, which notes
+// what it sees.
 type machine struct {
 	*vm.Machine
 	t *testing.T
@@ -100,8 +101,8 @@ func put(t testing.TB, disk *nspawn.Machine, from, to string, mode os.FileMode) 
 	disk.WriteMode(to, string(b), mode)
 }
 
-// registered waits until the kubelet has registered each driver, and fails if it saw more than that, or if
-// there is anything else of ours.
+// registered waits until the kubelet has registered each driver, and fails if it saw more than
+// that, or if there is anything else of ours.
 func (n *machine) registered() {
 	n.t.Helper()
 	n.Run("csi-registrar wait --timeout 280s")
@@ -166,8 +167,8 @@ func TestPowerCutWhilePublishing(t *testing.T) {
 	}
 }
 
-// TestPowerCutWhileUpgrading: the power fails at any time of an upgrade or a downgrade. What runs after
-// the boot is one of the two versions, and dpkg can go on.
+// TestPowerCutWhileUpgrading: the power fails at any time of an upgrade or a downgrade. What runs
+// after the boot is one of the two versions, and dpkg can go on.
 func TestPowerCutWhileUpgrading(t *testing.T) {
 	n := newMachine(t)
 	n.Boot()
@@ -180,13 +181,15 @@ func TestPowerCutWhileUpgrading(t *testing.T) {
 			t.Errorf("version %q", version)
 		}
 		t.Logf("after the boot: %s; dpkg: %s", version, n.Run("dpkg --audit; dpkg-query -W -f '${Version} ${Status}' csi-registrar"))
-		// What was unpacked is configured; what was being unpacked has to be installed again, as dpkg says.
+		// What was unpacked is configured; what was being unpacked has to be installed again, as
+		// dpkg says.
 		n.Run("dpkg --configure -a || true; dpkg -i /opt/" + older + ".deb")
 		n.registered()
 	}
 }
 
-// TestSELinux: the daemon and its drivers under Debian's policy, enforced. The denials are for a reader.
+// TestSELinux: the daemon and its drivers under Debian's policy, enforced. The denials are for a
+// reader.
 func TestSELinux(t *testing.T) {
 	n := newMachine(t, func(disk *nspawn.Machine) {
 		disk.Write("/etc/selinux/config", "SELINUX=enforcing\nSELINUXTYPE=default\n")

@@ -21,10 +21,11 @@
 //	node        labels, csinode_writes, node_writes
 //	done        command, error, csinode_writes, node_writes
 //
-// csinode and node are printed after each successful write of the kubelet and when asked
-// for; an empty field or a 0 is left out. csinode_writes and node_writes count those writes since the process started (the
-// first csinode write, before any driver, is the kubelet's making of the object; with an
-// earlier state there is none). A refusal of the API server is in the error of register.
+// csinode and node are printed after each successful write of the kubelet and when asked for; an
+// empty field or a 0 is left out. csinode_writes and node_writes count those writes since the
+// process started (the first csinode write, before any driver, is the kubelet's making of the
+// object; with an earlier state there is none). A refusal of the API server is in the error of
+// register.
 //
 // Commands on standard input, one a line, each answered by a done event:
 //

@@ -1,5 +1,5 @@
-// Command kubernetes is etcd, kube-apiserver, kube-scheduler and kubelet in one static binary, which is linked once
-// and kept (see package controlplane). It runs on any Linux:
+// Command kubernetes is etcd, kube-apiserver, kube-scheduler and kubelet in one static binary,
+// which is linked once and kept (see package controlplane). It runs on any Linux:
 //
 //	kubernetes etcd DIR CLIENT-URL PEER-URL
 //	kubernetes kube-apiserver FLAG...

@@ -5,8 +5,8 @@
 //
 // The file is opened for each line, so that a line proves that its path still leads somewhere. A
 // line is the time since the kernel was started and the longest delay, since the line before, of a
-// clock beside the writing, both in ms: what the machine took from both was not the volume's doing. What could
-// not be written is said on standard error, and missing in the file.
+// clock beside the writing, both in ms: what the machine took from both was not the volume's doing.
+// What could not be written is said on standard error, and missing in the file.
 package main
 
 import (

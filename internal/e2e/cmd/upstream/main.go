@@ -1,6 +1,6 @@
-// Command upstream stands for the drivers of packaging/examples, where those cannot be had: it takes
-// upstream's flags and becomes the sample driver, under the name of the driver that it is called as. That
-// mounts without other programs, so an image of the two needs nothing else.
+// Command upstream stands for the drivers of packaging/examples, where those cannot be had: it
+// takes upstream's flags and becomes the sample driver, under the name of the driver that it is
+// called as. That mounts without other programs, so an image of the two needs nothing else.
 package main
 
 import (

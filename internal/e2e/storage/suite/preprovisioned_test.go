@@ -19,8 +19,9 @@ import (
 	"k8s.io/kubernetes/test/e2e/storage/testsuites"
 )
 
-// preprovisioned has the same tests run with volumes that an administrator created: --storage.testdriver
-// can define drivers with a provisioner, and with inline volumes, but not this.
+// preprovisioned has the same tests run with volumes that an administrator created:
+// --storage.testdriver can define drivers with a provisioner, and with inline volumes, but not
+// this.
 type preprovisioned struct {
 	driver csi.ControllerClient
 	info   storageframework.DriverInfo
@@ -55,7 +56,7 @@ func describePreprovisioned(socket string) error {
 
 func (p preprovisioned) GetDriverInfo() *storageframework.DriverInfo { return &p.info }
 
-func (p preprovisioned) SkipUnsupportedTest(storageframework.TestPattern) {}
+func (p preprovisioned) SkipUnsupportedTest(storageframework.TestPattern) string { return "" }
 
 func (p preprovisioned) PrepareTest(_ context.Context, f *framework.Framework) *storageframework.PerTestConfig {
 	return &storageframework.PerTestConfig{
@@ -87,7 +88,8 @@ func (p preprovisioned) CreateVolume(ctx context.Context, _ *storageframework.Pe
 	return volume{p.driver, created.GetVolume().GetVolumeId()}
 }
 
-// DeleteVolume is called when no pod has the volume any more, but the kubelet may still have it staged.
+// DeleteVolume is called when no pod has the volume any more, but the kubelet may still have it
+// staged.
 func (v volume) DeleteVolume(ctx context.Context) {
 	ginkgo.GinkgoHelper()
 	gomega.Eventually(ctx, func(ctx context.Context) error {

@@ -1,6 +1,6 @@
-// Package suite is Kubernetes' own storage tests for CSI drivers, of k8s.io/kubernetes/test/e2e, without
-// the rest of its e2e tests: those links in a tenth of the time. The flags are those of e2e.test;
-// --storage.testdriver=FILE defines the driver. See package storage, which runs it.
+// Package suite is Kubernetes' own storage tests for CSI drivers, of k8s.io/kubernetes/test/e2e,
+// without the rest of its e2e tests: those links in a tenth of the time. The flags are those of
+// e2e.test; --storage.testdriver=FILE defines the driver. See package storage, which runs it.
 package suite
 
 import (
@@ -18,8 +18,9 @@ import (
 	"k8s.io/kubernetes/test/e2e/framework"
 	"k8s.io/kubernetes/test/e2e/framework/config"
 	e2enode "k8s.io/kubernetes/test/e2e/framework/node"
-	_ "k8s.io/kubernetes/test/e2e/framework/node/init" // checks after each test that the node is ready
-	_ "k8s.io/kubernetes/test/e2e/storage/external"    // --storage.testdriver
+	// Checks after each test that the node is ready.
+	_ "k8s.io/kubernetes/test/e2e/framework/node/init"
+	_ "k8s.io/kubernetes/test/e2e/storage/external" // --storage.testdriver
 	"k8s.io/kubernetes/test/utils/image"
 )
 

@@ -316,7 +316,8 @@ func (m *Machine) cut() error {
 	if err := m.group.kill(); err != nil {
 		return err
 	}
-	if err := m.nspawn.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) { // if it had not entered the group yet
+	// If it had not entered the group yet.
+	if err := m.nspawn.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
 	}
 	<-m.ended
@@ -340,6 +341,24 @@ func (m *Machine) Reboot() {
 	m.t.Helper()
 	m.shutDown("reboot") // with --keep-unit, nspawn ends and leaves the rest to its caller
 	m.Boot()
+}
+
+// SoftReboot ends all but PID 1, which boots anew without the kernel (systemd 254), and returns
+// when it is up again.
+func (m *Machine) SoftReboot() {
+	m.t.Helper()
+	// What asks PID 1 just when it starts anew is never answered.
+	count := []string{"timeout", "5", "systemctl", "show", "--value", "--property=SoftRebootsCount"}
+	before := m.Run(count...)
+	_, _ = m.Try("timeout", "5", "systemctl", "soft-reboot") // may lose its connection on the way
+	m.Eventually(bootLimit, "the soft-reboot", func() error {
+		after, err := m.Try(count...)
+		if err == nil && after == before {
+			return errors.New("not yet")
+		}
+		return err
+	})
+	m.booted()
 }
 
 func (m *Machine) shutDown(how string) {

@@ -1,0 +1,274 @@
+// Command sandbox is run in place of the daemon, in its unit. It tries to reach what code that has
+// taken over the daemon would want, and prints a line for each thing that it reached.
+//
+//	sandbox serve PATH...  listens at the paths, outside of the unit
+//	sandbox try GO FILE    waits until GO exists, then tries everything, and writes to FILE
+package main
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+func main() {
+	var err error
+	switch {
+	case len(os.Args) > 2 && os.Args[1] == "serve":
+		err = serve(os.Args[2:])
+	case len(os.Args) == 4 && os.Args[1] == "try":
+		err = try(os.Args[2], os.Args[3])
+	default:
+		err = fmt.Errorf("usage: sandbox serve PATH... | try GO FILE")
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "error:", err)
+		os.Exit(1)
+	}
+}
+
+func serve(paths []string) error {
+	var listeners []net.Listener // one that is collected is closed
+	for _, path := range paths {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return err
+		}
+		if err := os.RemoveAll(path); err != nil {
+			return err
+		}
+		ln, err := net.Listen("unix", path)
+		if err != nil {
+			return err
+		}
+		listeners = append(listeners, ln)
+	}
+	// Until it is killed.
+	_, err := listeners[0].Accept()
+	for err == nil {
+		_, err = listeners[0].Accept()
+	}
+	runtime.KeepAlive(listeners)
+	return err
+}
+
+func try(start, result string) error {
+	for {
+		if _, err := os.Stat(start); err == nil {
+			break
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	var reached strings.Builder
+	note := func(what string, err error) {
+		if err == nil {
+			fmt.Fprintln(&reached, what)
+		}
+	}
+	for _, path := range writable {
+		note("make a file in "+path, makeFile(path))
+	}
+	for _, path := range changeable {
+		note("change "+path, open(path, unix.O_WRONLY|unix.O_APPEND))
+	}
+	for _, path := range readable {
+		note("read "+path, read(path))
+	}
+	for _, path := range sockets {
+		note("connect to "+path, connect(path))
+	}
+	for _, call := range calls {
+		note("call "+call.name, call.try())
+	}
+	note("look into the root of another process", otherRoots())
+	note("signal a process of root", unix.Kill(1, 0))
+	note("signal a process of another user", signalOthers())
+	reached.WriteString("done\n")
+	if err := os.WriteFile(result+".new", []byte(reached.String()), 0o600); err != nil {
+		return err
+	}
+	if err := os.Rename(result+".new", result); err != nil {
+		return err
+	}
+	select {}
+}
+
+var writable = []string{
+	"/", "/boot", "/dev", "/dev/shm", "/etc", "/etc/csi-registrar", "/etc/csi-registrar/conf.d", "/etc/systemd/system", "/home", "/mnt", "/opt", "/proc", "/root",
+	"/run", "/run/csi-registrar", "/run/csi-registrar/conf.d", "/run/csi-registrar/registrations", "/run/csi-registrar/state", "/run/systemd", "/run/systemd/system",
+	"/run/udev/rules.d", "/srv", "/sys/fs/cgroup", "/tmp", "/usr/bin", "/usr/lib/csi-registrar/conf.d", "/var", "/var/lib", "/var/lib/kubelet", "/var/lib/kubelet/device-plugins",
+	"/var/lib/kubelet/plugins", "/var/lib/kubelet/plugins/csi-registrar", "/var/lib/kubelet/plugins_registry", "/var/lib/kubelet/pods", "/var/log", "/var/tmp",
+}
+
+var changeable = []string{
+	"/etc/passwd", "/etc/shadow", "/etc/csi-registrar/conf.d/10-a.toml", "/proc/1/oom_score_adj", "/proc/sys/kernel/core_pattern", "/proc/sys/kernel/modprobe",
+	"/proc/sys/vm/overcommit_memory", "/proc/sysrq-trigger", "/run/csi-registrar/conf.d/10-a.toml", "/run/initctl", "/sys/fs/cgroup/cgroup.procs", "/sys/kernel/uevent_helper",
+	"/usr/bin/csi-registrar", "/usr/lib/systemd/system/csi-registrar.service", "/var/lib/kubelet/config.yaml", "/var/lib/kubelet/kubeadm-flags.env", "/var/lib/kubelet/kubeconfig",
+}
+
+var readable = []string{
+	"/dev/kmsg", "/dev/mem", "/dev/sda", "/etc/gshadow", "/etc/kubernetes/admin.conf", "/etc/passwd", "/etc/rancher/k3s/k3s.yaml", "/etc/shadow", "/etc/ssh/ssh_host_ed25519_key",
+	"/etc/ssl/private/key.pem", "/etc/credstore/x", "/home/somebody/secret", "/proc/1/environ", "/proc/kcore", "/proc/kmsg", "/root/secret", "/run/credentials/x", "/run/credstore/x",
+	"/var/lib/etcd/member", "/var/lib/k0s/kubelet.conf", "/var/lib/k0s/pki/ca.key", "/var/lib/kubelet/config.yaml", "/var/lib/kubelet/bootstrap-kubeconfig", "/var/lib/kubelet/kubeconfig",
+	"/var/lib/kubelet/pki/key", "/var/lib/kubelet/pods/p/token", "/var/lib/rancher/k3s/server/token", "/var/lib/systemd/random-seed", "/var/snap/microk8s/current/credentials/client.config",
+}
+
+var sockets = []string{
+	"/run/buildkit/buildkitd.sock", "/run/containerd/containerd.sock", "/run/cri-dockerd.sock", "/run/crio/crio.sock", "/run/dbus/system_bus_socket", "/run/docker.sock",
+	"/run/docker/containerd/containerd.sock", "/run/driver/csi.sock", "/run/k0s/containerd.sock", "/run/k3s/containerd/containerd.sock", "/run/libvirt/libvirt-sock", "/run/nri/nri.sock",
+	"/run/podman/podman.sock", "/run/snapd-snap.socket", "/run/snapd.socket", "/run/systemd/io.system.ManagedOOM", "/run/systemd/private", "/run/systemd/userdb/io.systemd.DynamicUser",
+	"/run/udev/control", "/var/lib/lxd/unix.socket", "/var/lib/kubelet/plugins/driver/csi.sock", "/var/snap/lxd/common/lxd/unix.socket", "/var/snap/microk8s/common/run/containerd.sock",
+	"@abstract",
+}
+
+func makeFile(dir string) error {
+	path := filepath.Join(dir, ".probe")
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	f.Close()
+	return os.Remove(path)
+}
+
+func open(path string, flags int) error {
+	fd, err := unix.Open(path, flags|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+	if err == nil {
+		unix.Close(fd)
+	}
+	return err
+}
+
+// read reads a byte: a masked file can be opened in some sandboxes.
+func read(path string) error {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if n, err := unix.Read(fd, make([]byte, 1)); n <= 0 {
+		return fmt.Errorf("%d bytes, %w", n, err)
+	}
+	return nil
+}
+
+func connect(path string) error {
+	for _, kind := range []string{"unix", "unixgram", "unixpacket"} {
+		c, err := net.Dial(kind, path)
+		if err == nil {
+			c.Close()
+			return nil
+		}
+	}
+	return unix.ECONNREFUSED
+}
+
+// processes are the other processes that /proc shows, with their users.
+func processes() map[int]uint32 {
+	all := map[int]uint32{}
+	entries, _ := os.ReadDir("/proc")
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		var st unix.Stat_t
+		if err == nil && pid != os.Getpid() && unix.Stat("/proc/"+e.Name(), &st) == nil {
+			all[pid] = st.Uid
+		}
+	}
+	return all
+}
+
+func otherRoots() error {
+	for pid := range processes() {
+		if _, err := os.Stat(fmt.Sprintf("/proc/%d/root/etc", pid)); err == nil {
+			return nil
+		}
+	}
+	return unix.EACCES
+}
+
+func signalOthers() error {
+	for pid, uid := range processes() {
+		if uid != 0 && unix.Kill(pid, 0) == nil {
+			return nil
+		}
+	}
+	return unix.EPERM
+}
+
+type call struct {
+	name string
+	try  func() error
+}
+
+// number tries a system call by its number. An error of the kernel about the arguments means that
+// the filter let it pass.
+func number(name string, nr uintptr, args ...uintptr) call {
+	return call{name, func() error {
+		a := append(args, 0, 0, 0, 0, 0, 0)
+		_, _, errno := unix.Syscall6(nr, a[0], a[1], a[2], a[3], a[4], a[5])
+		if errno == unix.EPERM || errno == unix.EACCES || errno == unix.ENOSYS {
+			return errno
+		}
+		return nil
+	}}
+}
+
+func socket(name string, family, kind int) call {
+	return call{"socket " + name, func() error {
+		fd, err := unix.Socket(family, kind|unix.SOCK_CLOEXEC, 0)
+		if err == nil {
+			unix.Close(fd)
+		}
+		return err
+	}}
+}
+
+var bad = ^uintptr(0)
+
+var calls = []call{
+	socket("AF_INET", unix.AF_INET, unix.SOCK_STREAM), socket("AF_INET6", unix.AF_INET6, unix.SOCK_STREAM), socket("AF_NETLINK", unix.AF_NETLINK, unix.SOCK_RAW),
+	socket("AF_PACKET", unix.AF_PACKET, unix.SOCK_RAW), socket("AF_VSOCK", unix.AF_VSOCK, unix.SOCK_STREAM), socket("AF_ALG", unix.AF_ALG, unix.SOCK_SEQPACKET),
+	number("io_uring_setup", unix.SYS_IO_URING_SETUP, 1, 0), number("io_setup", unix.SYS_IO_SETUP, 1, 0),
+	number("add_key", unix.SYS_ADD_KEY, 0, 0, 0, 0, 0), number("keyctl", unix.SYS_KEYCTL, 0, 0, 0), number("request_key", unix.SYS_REQUEST_KEY, 0, 0, 0, 0),
+	number("process_vm_readv", unix.SYS_PROCESS_VM_READV, bad), number("process_vm_writev", unix.SYS_PROCESS_VM_WRITEV, bad), number("ptrace", unix.SYS_PTRACE, bad, bad),
+	number("mount", unix.SYS_MOUNT), number("umount2", unix.SYS_UMOUNT2), number("fsopen", unix.SYS_FSOPEN), number("move_mount", unix.SYS_MOVE_MOUNT), number("open_tree", unix.SYS_OPEN_TREE, bad),
+	number("pivot_root", unix.SYS_PIVOT_ROOT), number("chroot", unix.SYS_CHROOT),
+	call{"unshare a user namespace", func() error { runtime.LockOSThread(); return unix.Unshare(unix.CLONE_NEWUSER) }},
+	call{"unshare a mount namespace", func() error { return unix.Unshare(unix.CLONE_NEWNS) }},
+	number("setns", unix.SYS_SETNS, bad, unix.CLONE_NEWNS),
+	number("bpf", unix.SYS_BPF, bad), number("perf_event_open", unix.SYS_PERF_EVENT_OPEN), number("userfaultfd", unix.SYS_USERFAULTFD, 1<<20), number("fanotify_init", unix.SYS_FANOTIFY_INIT, bad),
+	number("init_module", unix.SYS_INIT_MODULE), number("finit_module", unix.SYS_FINIT_MODULE, bad), number("delete_module", unix.SYS_DELETE_MODULE), number("kexec_load", unix.SYS_KEXEC_LOAD),
+	number("reboot", unix.SYS_REBOOT), number("swapon", unix.SYS_SWAPON), number("acct", unix.SYS_ACCT, 1), number("quotactl", unix.SYS_QUOTACTL, bad), number("syslog", unix.SYS_SYSLOG, 10),
+	number("sethostname", unix.SYS_SETHOSTNAME, 0, bad), number("clock_settime", unix.SYS_CLOCK_SETTIME, bad), number("settimeofday", unix.SYS_SETTIMEOFDAY, 0, bad),
+	number("setuid", unix.SYS_SETUID, 65534), number("setgroups", unix.SYS_SETGROUPS, 0, 0), number("chown", unix.SYS_CHOWN), number("setrlimit", unix.SYS_SETRLIMIT, bad, 0),
+	number("sched_setscheduler", unix.SYS_SCHED_SETSCHEDULER, bad), number("open_by_handle_at", unix.SYS_OPEN_BY_HANDLE_AT, bad), number("pidfd_getfd", unix.SYS_PIDFD_GETFD, bad),
+	number("kcmp", unix.SYS_KCMP, bad), number("personality", unix.SYS_PERSONALITY, 0x0040000), number("vhangup", unix.SYS_VHANGUP),
+	call{"make a device", func() error {
+		err := unix.Mknod("/tmp/device", unix.S_IFCHR|0o600, int(unix.Mkdev(1, 1)))
+		_ = os.Remove("/tmp/device")
+		return err
+	}},
+	call{"make a set-user-ID file", func() error {
+		path := "/tmp/suid"
+		defer os.Remove(path)
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			return err
+		}
+		return unix.Chmod(path, 0o4755)
+	}},
+	call{"map memory that can be written and executed", func() error {
+		m, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE|unix.PROT_EXEC, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+		if err == nil {
+			_ = unsafe.Pointer(&m[0])
+			return unix.Munmap(m)
+		}
+		return err
+	}},
+}

@@ -1,0 +1,47 @@
+package e2e
+
+import (
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"csi-registrar/internal/e2e/harness"
+)
+
+// A kubelet that is gone, or that was started with another root directory, is shown until one
+// confirms the registration, also after restarts of the daemon, and costs no write.
+func TestTheEndOfTheKubeletIsShown(t *testing.T) {
+	t.Parallel()
+	n, d, m, c, k := registeredViaStore(t, "a.example")
+	// Noticing it takes milliseconds; the limit is of the issue, and the machine may be slow.
+	const within = 20 * time.Second
+	ended := func(s harness.DriverStatus) bool {
+		return s.State == "registered" && strings.Contains(s.Reason, "that confirmed this ended ") && strings.HasSuffix(s.Reason, "none has asked since")
+	}
+	k.Kill()
+	c.WaitStatus(d.Name, "that the kubelet ended", within, ended)
+	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
+		c = m.Restart(c, signal)
+		c.WaitStatus(d.Name, "that the kubelet ended", within, ended)
+	}
+
+	// Started with another root directory, which csi-registrar does not serve.
+	other := harness.New(t).StartKubelet()
+	c.WaitStatus(d.Name, "that the kubelet ended", within, ended)
+	other.Kill()
+
+	k = n.StartKubelet()
+	k.Registered(0, d.Name, soon)
+	c.WaitStatus(d.Name, "registered without a reason", within, func(s harness.DriverStatus) bool {
+		return s.State == "registered" && s.Reason == ""
+	})
+	answered(k)
+	// The next daemon is given the pidfd of a kubelet that runs.
+	c = m.Restart(c, syscall.SIGKILL)
+	if csiNode, _ := k.Writes(); csiNode != 0 {
+		t.Errorf("%d writes of CSINode, want none", csiNode)
+	}
+	k.Kill()
+	c.WaitStatus(d.Name, "that the kubelet ended", within, ended)
+}

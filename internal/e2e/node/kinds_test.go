@@ -1,0 +1,145 @@
+package node_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"csi-registrar/internal/distro"
+	"csi-registrar/internal/e2e/node"
+)
+
+// TestEveryKindOfNode installs the package on nodes whose kubelet has the unit, process and root
+// directory of each distribution, runs doctor, pastes its fix into a shell, and waits for the
+// registration. The kubelet is the real one of kubeadm's kind. TRANSCRIPTS=DIR keeps what was typed
+// and printed; packaging/doc/nodes.md shows it.
+func TestEveryKindOfNode(t *testing.T) {
+	if !*long {
+		t.Skip("not for every change: -long")
+	}
+	t.Parallel()
+	n := node.New(t, "trixie")
+	debs := []string{n.Package(newer, "csi-registrar"), n.Package(newer, "csi-sample-driver")}
+	n.Chroot("systemctl", "disable", "kubelet.service")
+	n.Boot()
+	for _, d := range distro.All() {
+		for i, unit := range d.Units {
+			k := &kindOfNode{Node: n, d: d, unit: unit, process: d.Processes[min(i, len(d.Processes)-1)]}
+			t.Run(strings.ReplaceAll(d.Name+" "+unit, "/", "-"), func(t *testing.T) {
+				n.During(t, func() { k.try(t, debs) })
+			})
+			if t.Failed() {
+				return // the next one would find what this one left
+			}
+		}
+	}
+}
+
+// kindOfNode is a node that has a kubelet of a distribution.
+type kindOfNode struct {
+	*node.Node
+	d             distro.Distro
+	unit, process string
+
+	transcript strings.Builder
+}
+
+// lateMount makes the root directory a mount point while the node starts, as Note says of some.
+const lateMount = "bind mount"
+
+func (k *kindOfNode) try(t *testing.T, debs []string) {
+	k.Write("/etc/systemd/system/"+k.unit, fmt.Sprintf(`[Unit]
+Description=The kubelet of %s
+Wants=containerd.service
+After=containerd.service
+[Service]
+ExecStart=/usr/local/bin/%s kubelet --config=%s --kubeconfig=/etc/kubernetes/kubeconfig \
+	--root-dir=%s --cert-dir=%[4]s/pki --hostname-override=%s --v=2
+Restart=always
+RestartSec=1s
+`, k.d.Name, k.program(), node.KubeletConfigPath, k.d.RootDir, node.Name))
+	k.Run("mkdir", "-p", k.d.RootDir)
+	k.Run("systemctl", "daemon-reload")
+	late := strings.Contains(k.d.Note, lateMount)
+	if !late {
+		k.startKubelet()
+	}
+	k.Run(append([]string{"dpkg", "-i"}, debs...)...)
+	fmt.Fprintf(&k.transcript, "# dpkg -i csi-registrar_*.deb csi-sample-driver_*.deb\n…\n")
+	if late {
+		k.Run("mkdir", "-p", "/mnt/kubelet")
+		k.shell("mount --bind /mnt/kubelet "+k.d.RootDir, "mount", "--bind", "/mnt/kubelet", k.d.RootDir)
+		k.startKubelet()
+	}
+	out := k.shell("csi-registrar doctor", "sh", "-c", "csi-registrar doctor; true")
+	if recognized := k.process + " (pid "; !strings.Contains(strings.Join(strings.Fields(out), " "), recognized) {
+		t.Errorf("doctor does not name the process %s", k.process)
+	}
+	if fix := k.fix(t); len(fix) > 0 {
+		k.shell(strings.Join(fix, "\n# "), "sh", "-ec", strings.Join(fix, "\n"))
+	}
+	k.shell("csi-registrar wait --timeout 55s", "csi-registrar", "wait", "--timeout", "55s")
+	k.shell("csi-registrar status", "csi-registrar", "status")
+	k.Run("csi-registrar", "doctor") // which finds no problem any more
+	if dir := os.Getenv("TRANSCRIPTS"); dir != "" {
+		if err := os.WriteFile(filepath.Join(dir, strings.ReplaceAll(filepath.Base(t.Name()), ".service", ".txt")), []byte(k.transcript.String()), 0o644); err != nil {
+			t.Error(err)
+		}
+	}
+
+	k.Run("dpkg", "--purge", "csi-sample-driver", "csi-registrar")
+	k.Run("systemctl", "stop", k.unit)
+	if late {
+		k.Run("umount", "-R", k.d.RootDir)
+	}
+	k.Run("sh", "-ec", `umount -R "$1" 2>/dev/null || true; rm -rf "$0" "$1" /etc/csi-registrar /etc/systemd/system/csi-registrar.service.d`,
+		"/etc/systemd/system/"+k.unit, k.d.RootDir)
+	k.Run("systemctl", "daemon-reload")
+}
+
+// program makes the kubelet's program start under the name of the process.
+func (k *kindOfNode) program() string {
+	if k.process != "kubelet" {
+		k.Run("ln", "-sf", node.KubeletPath, "/usr/local/bin/"+k.process)
+		return k.process
+	}
+	// By that name it is the kubelet without being told so.
+	k.Write("/usr/local/bin/as-kubelet", "#!/bin/sh\nshift\nexec "+node.KubeletPath+" \"$@\"\n")
+	k.Run("chmod", "755", "/usr/local/bin/as-kubelet")
+	return "as-kubelet"
+}
+
+func (k *kindOfNode) startKubelet() {
+	k.Run("systemctl", "start", k.unit)
+	k.KubeletHealthy()
+}
+
+// shell runs a command and notes it, as somebody types it, with its output.
+func (k *kindOfNode) shell(typed string, args ...string) string {
+	out := k.Run(args...)
+	fmt.Fprintf(&k.transcript, "# %s\n%s", typed, out)
+	return out
+}
+
+// fix is what doctor says is to be pasted.
+func (k *kindOfNode) fix(t *testing.T) (lines []string) {
+	out, _ := k.Try("csi-registrar", "doctor", "--json") // exits 1 for a problem
+	var report struct {
+		Findings []struct {
+			ID, Severity string
+			Fix          []string
+		}
+	}
+	if err := json.Unmarshal([]byte(out), &report); err != nil {
+		t.Fatalf("doctor --json: %v\n%s", err, out)
+	}
+	for _, f := range report.Findings {
+		if f.Severity == "problem" {
+			lines = append(lines, f.Fix...)
+		}
+	}
+	return lines
+}

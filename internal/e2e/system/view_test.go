@@ -1,0 +1,104 @@
+package system
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+)
+
+// again is how soon a driver is registered after the kubelet is back: the kubelet's own second, and
+// a new sandbox. A machine under load has more time.
+const again = 3 * time.Second
+
+// recovers checks that all drivers are registered again after the kubelet was started anew, in a
+// sandbox that opens the plugins_registry and nothing else of root_dir.
+func (n *node) recovers(what string, change ...string) {
+	n.t.Helper()
+	n.Run("systemctl", "stop", "kubelet.service")
+	for _, command := range change {
+		n.Run("sh", "-c", command)
+	}
+	mark, begun := n.mark(), time.Now()
+	n.Run("systemctl", "start", "kubelet.service")
+	n.registered(mark)
+	took := time.Since(begun)
+	n.t.Logf("%s: %s: registered after %s", n.Suite, what, took.Round(10*time.Millisecond))
+	if took > 5*again {
+		n.t.Errorf("%s: registered after %s", what, took)
+	}
+	n.Eventually(soon, "a sandbox that is closed", func() error {
+		out, err := n.Try("nsenter", "-t", n.show(unit, "MainPID"), "-m", "sh", "-c",
+			"touch /var/lib/kubelet/plugins_registry/.x && rm /var/lib/kubelet/plugins_registry/.x || echo closed; touch /var/lib/kubelet/x 2>/dev/null && echo open; exit 0")
+		if out != "" || err != nil {
+			return fmt.Errorf("after %s: %q, %v", what, out, err)
+		}
+		return nil
+	})
+}
+
+// TestSandboxFollowsTheDirectories: what the kubelet's directories are replaced by is served
+// without a command, and the sandbox is as closed as before.
+func TestSandboxFollowsTheDirectories(t *testing.T) {
+	onEach(t, func(t *testing.T, suite string) {
+		n := registeredNode(t, suite)
+		n.recovers("a removed plugins_registry", "until rm -rf "+registry+"; do :; done; mkdir -m 750 "+registry)
+		if got := strings.Count(n.Journal("-u", unit), "plugins_registry was created, and is read-only"); got != 1 {
+			t.Errorf("it ended %d times for one directory", got)
+		}
+		if log := n.Journal("-u", "kubelet.service"); strings.Contains(log, ".csi-reg-") && strings.Contains(log, "rror when handling create event") {
+			t.Error("the kubelet logs errors about temporary names")
+		}
+	})
+}
+
+// TestSandboxFollowsAMount: a mount over root_dir that comes late arrives writable.
+func TestSandboxFollowsAMount(t *testing.T) {
+	onEach(t, func(t *testing.T, suite string) {
+		n := registeredNode(t, suite)
+		n.recovers("a late bind mount", "mkdir -p /srv/k/plugins_registry && mount --bind /srv/k /var/lib/kubelet")
+	})
+}
+
+// TestSandboxFollowsTheLinks: the directory of the endpoint links is removed, and made again with
+// the link by the next process; the kubelet sees nothing.
+func TestSandboxFollowsTheLinks(t *testing.T) {
+	onEach(t, func(t *testing.T, suite string) {
+		n := newNode(t, suite)
+		n.Write("/etc/csi-registrar/conf.d/60-link.toml", "[driver.\"one.sample.csi\"]\nendpoint_link = true\n")
+		n.Boot()
+		n.registered(0)
+		mark := n.mark()
+		const link = "/var/lib/kubelet/plugins/csi-registrar/one.sample.csi.sock"
+		// The daemon restores its link as long as it can.
+		n.Run("sh", "-c", "until rm -rf /var/lib/kubelet/plugins; do :; done")
+		n.Eventually(soon, "the endpoint link to be back", func() error {
+			_, err := os.Readlink(n.Path(link))
+			return err
+		})
+		n.waited()
+		n.quiet(mark)
+	})
+}
+
+// TestSandboxMakesTheDirectories: with the modes that the kubelet would give them.
+func TestSandboxMakesTheDirectories(t *testing.T) {
+	onEach(t, func(t *testing.T, suite string) {
+		n := newNode(t, suite)
+		n.Boot()
+		n.registered(0)
+		n.Run("systemctl", "stop", "kubelet.service", unit)
+		n.Run("rm", "-r", "/var/lib/kubelet")
+		n.Run("systemctl", "start", unit)
+		const dir = "/var/lib/kubelet"
+		if modes := n.Run("stat", "-c", "%a", dir, registry, dir+"/plugins", dir+"/plugins/csi-registrar"); modes != strings.Repeat("750\n", 4) {
+			t.Errorf("modes %q", modes)
+		}
+		n.Run("chmod", "0755", dir)
+		n.Run("systemctl", "restart", unit)
+		if mode := n.Run("stat", "-c", "%a", dir); mode != "755\n" {
+			t.Errorf("the mode of a directory that exists was changed to %s", mode)
+		}
+	})
+}
