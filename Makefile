@@ -1,4 +1,4 @@
-# csi-registrar. `make help` lists what there is to do.
+# csi-registrar. `make help` lists the targets.
 
 GO      ?= go
 DESTDIR ?=
@@ -12,11 +12,15 @@ build: ## build bin/csi-registrar and bin/csi-sample-driver, as they are package
 	scripts/build
 
 .PHONY: demo
-demo: build ## tell the whole story on this machine: no cluster, no root
+demo: build ## show what it does, on this machine, without a cluster or root
 	CGO_ENABLED=0 $(GO) run -trimpath -tags grpcnotrace,nethttpomithttp2 ./cmd/demo bin
 
 .PHONY: test
-test: ## everything that this machine can run; what it cannot is named
+test: ## for every change: checks and unit tests; needs only Go, at most 3 minutes
+	scripts/test quick
+
+.PHONY: test-all
+test-all: ## every suite that this machine can run; it names the others; half an hour, root
 	scripts/test all
 
 .PHONY: test-unit
@@ -24,19 +28,23 @@ test-unit: ## the main module alone, with the race detector
 	scripts/test unit
 
 .PHONY: check
-check: ## gofmt, go vet, staticcheck, tidy modules
+check: ## format, go vet, staticcheck, tidy modules, man pages
 	scripts/test check
 
 .PHONY: chaos
-chaos: ## a hostile node at random: CHAOS_SEED=N|fresh CHAOS_DRIVERS=50 CHAOS_DURATION=10m
+chaos: ## random faults on a node: CHAOS_SEED=N|fresh CHAOS_DRIVERS=50 CHAOS_DURATION=10m
 	cd internal/e2e && $(GO) test -count=1 -v -timeout 0 -run TestChaos ./chaos
 
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME (20s)
 	scripts/fuzz $(FUZZTIME)
 
+.PHONY: corpus-test
+corpus-test: ## import every manifest below DIR and print what came out: DIR=DIRECTORY
+	cd internal/compat && CORPUS='$(abspath $(DIR))' $(GO) test -count=1 -tags grpcnotrace,nethttpomithttp2 -run TestCorpus
+
 .PHONY: vulncheck
-vulncheck: ## known vulnerabilities: GOVULNDB=https://…|file:///… says where the database is
+vulncheck: ## look for known vulnerabilities in the database GOVULNDB=https://…|file:///…
 	GOVULNDB='$(or $(DB),$(GOVULNDB))' scripts/vulncheck
 
 .PHONY: bench
@@ -56,7 +64,7 @@ repository: ## add dist/ to a signed apt and rpm repository: KEY=GPG-KEY BASE_UR
 	scripts/repository $(REPOSITORY)
 
 .PHONY: install
-install: build ## install everything below DESTDIR, as the packages do; then run systemctl
+install: build ## install everything below DESTDIR, like the packages; then run systemctl
 	STAGE_LEGAL=yes scripts/stage '$(DESTDIR)' bin/csi-registrar
 
 .PHONY: node-test
@@ -79,9 +87,13 @@ arm64-test: ## the demo and the unit tests on arm64, under qemu; before a releas
 vm-test: ## power cuts, SELinux and a whole node, in a virtual machine; root, half an hour, not in CI
 	scripts/test vm
 
-.PHONY: newkubelet-test
-newkubelet-test: ## the registration tests with the newest kubelet; before a release
-	scripts/test newkubelet
+.PHONY: kubelets-test
+kubelets-test: ## the registration tests with other kubelets; nightly; KUBELET_VERSIONS="1.38.0" says which
+	scripts/test kubelets
+
+.PHONY: newsystem-test
+newsystem-test: ## the units on the newest systemd, that of Debian testing; root, nightly
+	scripts/test newsystem
 
 .PHONY: clean
 clean: ## remove what was built
