@@ -74,8 +74,8 @@ func newLinkedNode(t *testing.T) *linkedNode {
 	n.eventually("the driver is registered", func() bool { return n.state().State == string(status.Registered) })
 	// A daemon that is killed before its answer arrives loses the registration.
 	n.eventually("the kubelet has the answer to its notification", kubelet.Idle)
-	// One that is killed before it has saved the kubelet's pidfd, which that answer does not wait for,
-	// forgets the kubelet until it calls again.
+	// That answer does not wait until the kubelet's pidfd is saved. A daemon that is killed before
+	// that forgets the kubelet until it calls again.
 	n.eventually("the record of the kubelet is written", func() bool {
 		_, err := os.Stat(filepath.Join(root, "run/csi-registrar/state/kubelet.json"))
 		return err == nil
