@@ -74,8 +74,9 @@ func setupTrace(fs *flag.FlagSet) runner {
 type traced struct {
 	listener trace.Listener
 	dial     trace.Dial
-	// hold returns when no more calls can arrive: after ctx is done, or after an error.
-	hold func(ctx context.Context) error
+	// hold returns when no more calls can arrive: after ctx is done, or after an error. It tells
+	// rec for how long calls did not arrive meanwhile.
+	hold func(ctx context.Context, rec *trace.Recorder) error
 	// ready means that calls can arrive from the start, so the table's header is printed at once,
 	// not with the first call.
 	ready bool
@@ -90,7 +91,7 @@ func runTrace(ctx context.Context, e *env, o traceOptions, t traced) (err error)
 		if err != nil {
 			ended, cancel := context.WithCancel(ctx)
 			cancel()
-			return errors.Join(fmt.Errorf("cannot write the record: %w", err), t.listener.Close(), t.hold(ended))
+			return errors.Join(fmt.Errorf("cannot write the record: %w", err), t.listener.Close(), t.hold(ended, rec))
 		}
 		defer func() { err = errors.Join(err, f.Close()) }()
 		out.file = f
@@ -106,7 +107,7 @@ func runTrace(ctx context.Context, e *env, o traceOptions, t traced) (err error)
 	serving, end := context.WithCancel(context.WithoutCancel(ctx))
 	ended := make(chan error, 1)
 	go func() {
-		err := t.hold(ctx)
+		err := t.hold(ctx, rec)
 		end()
 		waitForCut(cut, e)
 		stop()
@@ -187,7 +188,7 @@ func between(ctx context.Context, listen, connect string) (traced, error) {
 		listener: l,
 		ready:    true,
 		dial:     func(ctx context.Context) (trace.Conn, error) { return dialDriver(ctx, network, address) },
-		hold: func(ctx context.Context) error {
+		hold: func(ctx context.Context, _ *trace.Recorder) error {
 			<-ctx.Done()
 			return remove() // nobody can connect any more
 		},

@@ -33,6 +33,7 @@ type lease struct {
 	client  *control.Client
 	driver  string
 	notify  func(text string) // tells the user
+	beat    atomic.Value      // time.Time: when the lease was held last
 	socket  atomic.Value      // string: where the driver listens
 	conns   chan net.Conn
 	closed  chan struct{} // closed to end Accept and feed
@@ -46,19 +47,32 @@ func newLease(client *control.Client, driver string, notify func(string)) *lease
 
 // run holds the lease until ctx is done and the link points back at the driver. It returns an error
 // if the daemon refuses, or could not move the link back; it then does so at its next start.
-func (l *lease) run(ctx context.Context) error {
+func (l *lease) run(ctx context.Context, rec *trace.Recorder) error {
 	var (
 		current, next *net.UnixListener // where the link points, and where it is about to point
-		lost          time.Time         // when the lease was lost; zero if it is held or never was
+		lost          time.Time         // when its loss was noticed; zero if it is held
+		last          time.Time         // when it was held last; zero as above
+		missed        time.Duration     // in all, before last
 	)
-	defer func() { l.retire(current) }()
+	count := func() {
+		if !last.IsZero() {
+			now := time.Now()
+			missed, last = missed+now.Sub(last), now
+			rec.Missed(missed)
+		}
+	}
+	defer func() { count(); l.retire(current) }()
 	if ctx.Err() != nil {
 		return nil
 	}
 	for {
-		err := l.hold(ctx, func(u *net.UnixListener) { next = u }, func() {
+		err := l.hold(ctx, func(u *net.UnixListener) {
+			count() // before the next call
+			next = u
+		}, func() {
+			count()
 			l.retire(current)
-			current, next, lost = next, nil, time.Time{}
+			current, next, lost, last = next, nil, time.Time{}, time.Time{}
 			l.notify("the kubelet's calls to " + l.driver + " are recorded here")
 		})
 		l.retire(next) // the link never pointed there
@@ -75,6 +89,7 @@ func (l *lease) run(ctx context.Context) error {
 			return clientError(err)
 		case lost.IsZero():
 			lost = time.Now()
+			last, _ = l.beat.Load().(time.Time)
 			l.notify("the daemon has ended or revoked the recording; trying again")
 		}
 		select {
@@ -112,6 +127,7 @@ func (l *lease) hold(ctx context.Context, listening func(*net.UnixListener), lin
 			return nil
 		},
 		Linked: linked,
+		Held:   func() { l.beat.Store(time.Now()) },
 	})
 }
 

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -226,25 +227,34 @@ func TestTraceOfADriverCostsNothing(t *testing.T) {
 		n.eventually("the link points at the driver", func() bool { return n.target() == n.socket })
 	}
 	type step struct {
-		name string
-		lost int64 // calls that may fail
-		do   func(recorder *exec.Cmd, stderr *output)
+		name  string
+		lost  int64  // calls that may fail
+		cause string // of its end, in the journal
+		// do returns for how long the recorder missed calls, at least.
+		do func(recorder *exec.Cmd, stderr *output) time.Duration
 	}
+	interrupt := func(recorder *exec.Cmd) {
+		t.Helper()
+		if err := errors.Join(recorder.Process.Signal(syscall.SIGINT), recorder.Wait()); err != nil {
+			t.Error(err)
+		}
+	}
+	missing := regexp.MustCompile(`left out: the calls of up to ([0-9.a-z]+), when they went to the driver directly`)
 	steps := []step{
-		{"interrupted", 0, func(recorder *exec.Cmd, _ *output) {
-			if err := errors.Join(recorder.Process.Signal(syscall.SIGINT), recorder.Wait()); err != nil {
-				t.Error(err)
-			}
+		{"interrupted", 0, "the recorder has ended", func(recorder *exec.Cmd, _ *output) time.Duration {
+			interrupt(recorder)
 			if n.target() != n.socket {
 				t.Errorf("after its end the link points to %s", n.target())
 			}
+			return 0
 		}},
-		{"killed", 1, func(recorder *exec.Cmd, _ *output) {
+		{"killed", 1, "the recorder's connection was closed", func(recorder *exec.Cmd, _ *output) time.Duration {
 			_ = recorder.Process.Kill()
 			_ = recorder.Wait()
+			return 0 // and no summary
 		}},
 		// A pending call fails, and perhaps one that arrives meanwhile.
-		{"frozen", 2, func(recorder *exec.Cmd, stderr *output) {
+		{"frozen", 2, "the recorder sent nothing for 1.5s", func(recorder *exec.Cmd, stderr *output) time.Duration {
 			began := time.Now()
 			if err := recorder.Process.Signal(syscall.SIGSTOP); err != nil {
 				t.Fatal(err)
@@ -252,29 +262,27 @@ func TestTraceOfADriverCostsNothing(t *testing.T) {
 			pointsBack()
 			t.Logf("a frozen recorder lost its lease after %s", time.Since(began))
 			n.moreCalls()
+			frozen := time.Since(began)
 			if err := recorder.Process.Signal(syscall.SIGCONT); err != nil {
 				t.Fatal(err)
 			}
 			n.eventually("it has the calls again", func() bool { return strings.Count(stderr.String(), "are recorded here") == 2 })
 			n.moreCalls()
-			if err := errors.Join(recorder.Process.Signal(syscall.SIGINT), recorder.Wait()); err != nil {
-				t.Error(err)
-			}
+			interrupt(recorder)
+			return frozen
 		}},
-		{"beside a daemon that is killed", 0, func(recorder *exec.Cmd, stderr *output) {
+		{"beside a daemon that is killed", 0, "", func(recorder *exec.Cmd, stderr *output) time.Duration {
 			n.restart(syscall.SIGKILL)
 			n.eventually("it has the calls again", func() bool { return strings.Count(stderr.String(), "are recorded here") == 2 })
 			n.moreCalls()
-			if err := errors.Join(recorder.Process.Signal(syscall.SIGINT), recorder.Wait()); err != nil {
-				t.Error(err)
-			}
+			interrupt(recorder)
+			return time.Nanosecond
 		}},
-		{"beside a daemon that is restarted", 0, func(recorder *exec.Cmd, stderr *output) {
+		{"beside a daemon that is restarted", 0, "the daemon ends", func(recorder *exec.Cmd, stderr *output) time.Duration {
 			n.restart(syscall.SIGTERM)
 			n.eventually("it has the calls again", func() bool { return strings.Count(stderr.String(), "are recorded here") == 2 })
-			if err := errors.Join(recorder.Process.Signal(syscall.SIGINT), recorder.Wait()); err != nil {
-				t.Error(err)
-			}
+			interrupt(recorder)
+			return time.Nanosecond
 		}},
 	}
 	// Each of them once, or at random until there were as many calls as TRACE_CALLS says.
@@ -283,10 +291,10 @@ func TestTraceOfADriverCostsNothing(t *testing.T) {
 		if want > 0 {
 			step = steps[rand.N(len(steps))]
 		}
-		before := n.failed.Load()
+		before, logged := n.failed.Load(), len(n.log.String())
 		recorder, stdout, stderr := n.trace()
 		n.moreCalls()
-		step.do(recorder, stderr)
+		missed := step.do(recorder, stderr)
 		pointsBack()
 		n.moreCalls()
 		if lost := n.failed.Load() - before; lost > step.lost*callers {
@@ -294,6 +302,19 @@ func TestTraceOfADriverCostsNothing(t *testing.T) {
 		}
 		if got := strings.Count(stdout.String(), `NodeGetInfo"`); got < 10 {
 			t.Errorf("%s: %d calls are in the record\n%s%s", step.name, got, stdout, stderr)
+		}
+		if step.cause != "" && !strings.Contains(n.log.String()[logged:], `cause="`+step.cause) {
+			t.Errorf("%s: the log does not have the cause %q\n%s", step.name, step.cause, n.log.String()[logged:])
+		}
+		said := missing.FindStringSubmatch(stderr.String())
+		if missed > 0 && said == nil || said != nil && !strings.Contains(stderr.String(), "trying again") {
+			t.Errorf("%s: missed calls for at least %s, the summary has %q\n%s", step.name, missed, said, stderr)
+		}
+		if said != nil {
+			// It is rounded to three digits.
+			if told, err := time.ParseDuration(said[1]); err != nil || told < missed*99/100 {
+				t.Errorf("%s: missed calls for at least %s, the summary has %q, %v", step.name, missed, said, err)
+			}
 		}
 		if t.Failed() {
 			break

@@ -8,6 +8,8 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"os"
+	"syscall"
 	"time"
 )
 
@@ -30,6 +32,9 @@ type Recorder struct {
 	Listen func(ctx context.Context, path string) error
 	// Linked is called when the endpoint link points at the recorder.
 	Linked func()
+	// Held is called now and then while the daemon cannot have revoked the lease. It is another
+	// goroutine that calls it.
+	Held func()
 }
 
 // traceStep is a line of the answer to a recorder: first where to listen, then that the link
@@ -57,8 +62,11 @@ func (a api) trace(w http.ResponseWriter, r *http.Request) {
 		writeJSON(w, http.StatusInternalServerError, failure{err.Error()})
 		return
 	}
-	ctx, cancel := context.WithCancelCause(r.Context())
+	// Not the request's context: net/http cancels it without a cause when a read fails.
+	daemon := r.Context().Value(http.ServerContextKey).(*http.Server).BaseContext(nil)
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(daemon))
 	defer cancel(nil)
+	defer context.AfterFunc(daemon, func() { cancel(errors.New("the daemon ends")) })()
 	begun := false
 	tell := func(s traceStep) error {
 		line, err := marshal(s)
@@ -95,7 +103,7 @@ func (a api) trace(w http.ResponseWriter, r *http.Request) {
 				defer close(beating)
 				for {
 					if err := beat(); err != nil {
-						cancel(err)
+						cancel(recorderEnd(err))
 						return
 					}
 				}
@@ -114,6 +122,19 @@ func (a api) trace(w http.ResponseWriter, r *http.Request) {
 	default:
 		writeResult(w, err, http.StatusConflict)
 	}
+}
+
+// recorderEnd returns how a recorder ended whose bytes could not be read.
+func recorderEnd(err error) error {
+	switch {
+	case errors.Is(err, io.EOF):
+		return errors.New("the recorder has ended")
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return fmt.Errorf("the recorder sent nothing for %s: it is stopped, or hangs", leaseSilence)
+	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET):
+		return errors.New("the recorder's connection was closed: it was killed, or has crashed")
+	}
+	return fmt.Errorf("the recorder's connection failed: %w", err)
 }
 
 // Trace asks for the calls to a driver and returns when the daemon has pointed the driver's
@@ -151,7 +172,7 @@ func (c *Client) Trace(ctx context.Context, rec Recorder) error {
 			if err := rec.Listen(ctx, s.Socket); err != nil {
 				return err
 			}
-			go sendBeats(beating, beats)
+			go sendBeats(beating, beats, rec.Held)
 		case s.Linked:
 			rec.Linked()
 		}
@@ -159,11 +180,16 @@ func (c *Client) Trace(ctx context.Context, rec Recorder) error {
 }
 
 // sendBeats keeps the lease until ctx is done, or the daemon has ended it.
-func sendBeats(ctx context.Context, w *io.PipeWriter) {
+func sendBeats(ctx context.Context, w *io.PipeWriter, held func()) {
 	defer w.Close()
 	tick := time.NewTicker(leaseBeat)
 	defer tick.Stop()
-	for {
+	for last := time.Now(); ; {
+		now := time.Now()
+		if now.Sub(last) < leaseSilence { // else this process was stopped
+			held()
+		}
+		last = now
 		if _, err := w.Write([]byte{'.'}); err != nil {
 			return
 		}

@@ -40,6 +40,7 @@ func TestTrace(t *testing.T) {
 		Driver: "a.csi.example",
 		Listen: func(_ context.Context, path string) error { listened = path; return nil },
 		Linked: cancel,
+		Held:   func() {},
 	})
 	if err != nil || listened != "/chosen" {
 		t.Fatalf("%v, listening at %q", err, listened)
@@ -57,12 +58,14 @@ func TestTrace(t *testing.T) {
 // What ends a recorder in no orderly way ends its lease, within 2 s.
 func TestTraceEndsWithTheRecorder(t *testing.T) {
 	for _, c := range []struct {
-		name string
-		end  func(net.Conn)
+		name  string
+		end   func(net.Conn)
+		cause string
 	}{
-		{"killed", func(c net.Conn) { c.Close() }},
-		{"frozen", func(net.Conn) {}},
-		{"says something else", func(c net.Conn) { fmt.Fprint(c, "no chunk\r\n") }},
+		{"killed", func(c net.Conn) { c.Close() }, "the recorder's connection was closed: it was killed, or has crashed"},
+		{"frozen", func(net.Conn) {}, "the recorder sent nothing for 1.5s: it is stopped, or hangs"},
+		{"interrupted", func(c net.Conn) { fmt.Fprint(c, "0\r\n\r\n") }, "the recorder has ended"},
+		{"says something else", func(c net.Conn) { fmt.Fprint(c, "no chunk\r\n") }, "the recorder's connection failed: invalid byte in chunk length"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			leaks(t)
@@ -83,8 +86,8 @@ func TestTraceEndsWithTheRecorder(t *testing.T) {
 			}
 			began := time.Now()
 			c.end(conn)
-			if err := <-back; err == nil {
-				t.Error("no reason")
+			if err := <-back; err == nil || err.Error() != c.cause {
+				t.Errorf("the cause is %q, want %q", err, c.cause)
 			}
 			// Its silence may have begun before; a busy machine takes longer to notice.
 			if took := time.Since(began); took > 5*leaseSilence {
@@ -118,6 +121,7 @@ func TestTraceWhoseRecorderCannotListen(t *testing.T) {
 	err := NewClient(path).Trace(t.Context(), Recorder{
 		Driver: "a.csi.example",
 		Listen: func(context.Context, string) error { return full },
+		Held:   func() {},
 		Linked: func() { t.Error("linked") },
 	})
 	if !errors.Is(err, full) {
@@ -132,16 +136,20 @@ func TestTraceWhoseRecorderCannotListen(t *testing.T) {
 func TestTraceWithoutTheDaemon(t *testing.T) {
 	leaks(t)
 	d := newDaemon(registeredDriver("a.csi.example"))
-	pointing(d)
+	back, _ := pointing(d)
 	path, stop := served(t, d)
 	stopped := make(chan struct{})
 	err := NewClient(path).Trace(t.Context(), Recorder{
 		Driver: "a.csi.example",
 		Listen: func(context.Context, string) error { return nil },
+		Held:   func() {},
 		Linked: func() { go func() { defer close(stopped); stop() }() },
 	})
 	<-stopped
 	if !errors.Is(err, ErrNotRunning) {
 		t.Error(err)
+	}
+	if err := <-back; err == nil || err.Error() != "the daemon ends" {
+		t.Errorf("the cause is %q", err)
 	}
 }

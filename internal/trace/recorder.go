@@ -37,7 +37,8 @@ type Recorder struct {
 	now     func() time.Time // when bytes pass
 
 	waiting      atomic.Int64 // bytes in the queue
-	losses       atomic.Int64 // connections of which bytes are not in the queue
+	losses       atomic.Int64 // times that bytes or calls were lost
+	missed       atomic.Int64 // a time.Duration
 	dialFailures atomic.Int64
 	dialError    atomic.Pointer[error] // the last one
 
@@ -77,6 +78,12 @@ func (r *Recorder) start() chan chunk {
 func (r *Recorder) dialFailed(err error) {
 	r.dialError.Store(&err)
 	r.dialFailures.Add(1)
+}
+
+// Missed notes that calls were not forwarded here for this long in all.
+func (r *Recorder) Missed(total time.Duration) {
+	r.missed.Store(int64(total))
+	r.losses.Add(1)
 }
 
 // decode makes the record of what is in the queue, until it is closed.

@@ -216,7 +216,7 @@ func TestNoFindingsAcrossAGap(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.wait(1)
-	p.rec.losses.Add(1)
+	p.rec.Missed(time.Second)
 	code.Store(int64(codes.AlreadyExists))
 	if _, err := invoke(t, t.Context(), c, "NodePublishVolume", publish("v", "/t")); err == nil {
 		t.Fatal("no error")

@@ -93,6 +93,9 @@ func (r *Recorder) WriteSummary(w io.Writer) error {
 	if r.leftOut.Calls > 0 {
 		fmt.Fprintf(&b, "left out: %s that could not be written fast enough\n", plural(r.leftOut.Calls, "line"))
 	}
+	if missed := time.Duration(r.missed.Load()); missed > 0 {
+		fmt.Fprintf(&b, "left out: the calls of up to %s, when they went to the driver directly: the daemon was restarted, or this process was stopped\n", round(missed))
+	}
 	_, err := io.WriteString(w, b.String())
 	return err
 }

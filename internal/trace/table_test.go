@@ -77,6 +77,8 @@ func TestSummary(t *testing.T) {
 	}
 	rec.dialFailed(os.ErrNotExist)
 	rec.leftOut = LeftOut{Connections: 2, Calls: 1}
+	rec.Missed(time.Second)
+	rec.Missed(3400 * time.Millisecond) // with the second before
 	var b bytes.Buffer
 	if err := rec.WriteSummary(&b); err != nil {
 		t.Fatal(err)
@@ -92,6 +94,7 @@ func TestSummary(t *testing.T) {
 		"the driver could not be reached by 1 connection: file does not exist",
 		"left out: 2 connections that could not be decoded, or not fast enough; all bytes were copied",
 		"left out: 1 line that could not be written fast enough",
+		"left out: the calls of up to 3.4s, when they went to the driver directly: the daemon was restarted, or this process was stopped",
 	} {
 		found := false
 		for _, line := range lines {
