@@ -15,14 +15,15 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 
 	"csi-registrar/internal/config"
+	"csi-registrar/internal/driver"
 	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/trust"
 	"csi-registrar/internal/unixsock"
 )
 
-// trusted applies the daemon's rules about who may own and serve the driver's socket, and reports
-// what breaks them. peer is the process that listens there; nil: not connected yet.
+// trusted checks the owner and the server of the driver's socket by the daemon's rules, and reports
+// a violation. peer is the process that listens there; nil: not connected yet.
 func (x *diagnosis) trusted(ctx context.Context, d config.Driver, peer *unixsock.Cred) bool {
 	rule := trust.SocketOwner(d.SocketOwner)
 	_, err := look(ctx, x, d.Socket, func() (struct{}, error) {
@@ -35,7 +36,7 @@ func (x *diagnosis) trusted(ctx context.Context, d config.Driver, peer *unixsock
 	case err == nil && peer != nil && d.SocketOwner == config.OwnerAny:
 		x.checked(d.Name, StepTrust, Skipped, `socket_owner = "any"`)
 	case err == nil && peer != nil:
-		x.checked(d.Name, StepTrust, OK, "only %s can be behind the socket", safetext.Word(d.SocketOwner))
+		x.checked(d.Name, StepTrust, OK, "only %s can serve the socket", safetext.Word(d.SocketOwner))
 	}
 	if err == nil {
 		return true
@@ -46,20 +47,20 @@ func (x *diagnosis) trusted(ctx context.Context, d config.Driver, peer *unixsock
 			fix = append(fix, Fix{Command: e.Command})
 		}
 		if e.Owner != "" {
-			fix = append(fix, note("or set socket_owner = %s in the table of the driver, if that user runs it", safetext.ShellWord(e.Owner)))
+			fix = append(fix, note("or set socket_owner = %s in the table of the driver, if that user runs the driver", safetext.ShellWord(e.Owner)))
 		}
 	}
 	if len(fix) == 0 {
-		fix = append(fix, note("make only root able to change what is at %s", safetext.ShellWord(d.Socket)))
+		fix = append(fix, note("let only root change %s and the directories on its path", safetext.ShellWord(d.Socket)))
 	}
 	fix = append(fix, note("or set socket_owner to any in the table of the driver, which turns these checks off"), reload)
 	x.problem(d.Name, StepTrust, DriverNotTrusted, found,
-		fmt.Sprintf("nobody but %s can put a socket there, or listen on it", safetext.Word(d.SocketOwner)), fix...)
+		fmt.Sprintf("only %s can create a socket there, or listen on it", safetext.Word(d.SocketOwner)), fix...)
 	return false
 }
 
-// sentence returns a message of another package, quoted as a whole if it has characters that
-// paths and names usually do not have.
+// sentence returns a message of another package, quoted as a whole if it has characters that are
+// unusual in paths and names.
 func sentence(s string) string {
 	if strings.ContainsFunc(s, func(r rune) bool {
 		return r > unicode.MaxASCII || unicode.IsControl(r) || strings.ContainsRune("$`;|&<>*?\\!#{}[]~^", r)
@@ -82,7 +83,7 @@ func (x *diagnosis) ask(ctx context.Context, d config.Driver, c net.Conn, who pr
 	defer conn.Close()
 	q := &questions{diagnosis: x, d: d, who: who, identity: csi.NewIdentityClient(conn), node: csi.NewNodeClient(conn)}
 	if q.call(ctx, StepPluginInfo, "it answers at once with the driver's name", q.pluginInfo) && q.sameName(ctx) &&
-		q.call(ctx, StepProbe, "it says that it is ready, or does not implement Probe", q.probe) &&
+		q.call(ctx, StepProbe, "it reports that it is ready, or does not implement Probe", q.probe) &&
 		q.call(ctx, StepNodeInfo, "it answers; the kubelet waits 2 minutes and then refuses the driver", q.nodeInfo) {
 		q.checkNodeInfo(ctx)
 	}
@@ -160,15 +161,15 @@ func (q *questions) sameName(ctx context.Context) bool {
 		return true
 	}
 	q.problem(q.d.Name, StepPluginInfo, DriverNameMismatch,
-		fmt.Sprintf("the driver at %s reports name %s", safetext.Word(q.d.Socket), safetext.Quote(q.name))+q.inUse(ctx),
+		fmt.Sprintf("the driver at %s reports name %s", safetext.Word(q.d.Socket), safetext.Quote(q.name))+q.inUse(),
 		fmt.Sprintf("name %q, as in %s", q.d.Name, q.origin(q.d, "socket")), q.rename(ctx)...)
 	return false
 }
 
 // inUse returns how many volumes of the configured driver are in use, as the rest of a sentence;
 // empty: none.
-func (q *questions) inUse(ctx context.Context) string {
-	n := q.volumesOf(ctx, q.d.Name)
+func (q *questions) inUse() string {
+	n := q.volumesOf(q.d.Name)
 	if n == 0 {
 		return ""
 	}
@@ -178,9 +179,9 @@ func (q *questions) inUse(ctx context.Context) string {
 // rename configures the driver under the name that it reports.
 func (q *questions) rename(ctx context.Context) []Fix {
 	if status.CheckName(q.name) != nil {
-		return append([]Fix{note("no driver can have that name, or socket is the path of another program")}, q.serverOf(ctx, q.d.Name, q.who).log()...)
+		return append([]Fix{note("no driver can have that name: correct it, or the path of the socket if another program serves it")}, q.serverOf(ctx, q.d.Name, q.who).log()...)
 	}
-	if n := q.volumesOf(ctx, q.d.Name); n > 0 {
+	if n := q.volumesOf(q.d.Name); n > 0 {
 		return append([]Fix{note("do not rename the table: the kubelet could not unmount the %s of %s any more", count(n, "volume"), q.d.Name),
 			note("have the driver report the name %s again, or give the table the socket of %s", q.d.Name, q.d.Name)},
 			q.serverOf(ctx, q.d.Name, q.who).restart()...)
@@ -190,10 +191,10 @@ func (q *questions) rename(ctx context.Context) []Fix {
 		table = append(table, "socket_owner = "+safetext.Quote(q.d.SocketOwner))
 	}
 	if q.o.Source.File != "" || strings.ContainsFunc(q.d.Socket, unicode.IsControl) {
-		return []Fix{note("name the table of %s after the name that the driver reports, %s", q.d.Name, q.name), reload}
+		return []Fix{note("rename the table of %s to the name that the driver reports, %s", q.d.Name, q.name), reload}
 	}
 	table = append(table, fmt.Sprintf("[driver.%q]", q.d.Name), "enabled = false")
-	return []Fix{note("if %s is the driver that is wanted here", q.name), run("mkdir", "-p", q.confDir()),
+	return []Fix{note("if %s is the intended driver", q.name), run("mkdir", "-p", q.confDir()),
 		write(filepath.Join(q.confDir(), dropInPrefix+q.name+".toml"), table...), reload}
 }
 
@@ -203,7 +204,7 @@ func (q *questions) probe(ctx context.Context) (string, error) {
 	case grpcstatus.Code(err) == codes.Unimplemented:
 		return "not implemented, which counts as ready", nil
 	case err == nil && r.GetReady() != nil && !r.GetReady().GetValue():
-		err = wrongAnswer{DriverNotReady, "the driver says in Probe that it is not ready"}
+		err = wrongAnswer{DriverNotReady, "the driver reports in Probe that it is not ready"}
 	}
 	return "ready", err
 }
@@ -217,10 +218,15 @@ func (q *questions) nodeInfo(ctx context.Context) (seen string, err error) {
 	return fmt.Sprintf("node id %s, %s, %s", safetext.Word(q.info.GetNodeId()), limit, count(len(q.info.GetAccessibleTopology().GetSegments()), "topology key")), err
 }
 
+// checkNodeInfo reports each rule that the answer to NodeGetInfo breaks.
 func (q *questions) checkNodeInfo(ctx context.Context) {
-	for _, f := range nodeRules(q.info) {
-		f.Driver, f.Step = q.d.Name, StepNodeInfo
-		f.Fix = append([]Fix{note("change the flags or the configuration of the driver, where it gets this from")}, q.serverOf(ctx, q.d.Name, q.who).restart()...)
-		q.found(f)
+	ids := map[driver.NodeField]ID{driver.NodeID: NodeIDInvalid, driver.Topology: TopologyInvalid, driver.VolumeLimit: VolumeLimitInvalid}
+	for _, p := range driver.CheckNode(q.info) {
+		add := q.problem
+		if p.Accepted {
+			add = q.warning
+		}
+		fix := note("change the flags or the configuration of the driver that this value comes from")
+		add(q.d.Name, StepNodeInfo, ids[p.Field], p.Found, p.Expected, append([]Fix{fix}, q.serverOf(ctx, q.d.Name, q.who).restart()...)...)
 	}
 }

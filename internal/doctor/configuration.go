@@ -22,20 +22,21 @@ func (x *diagnosis) loadConfig(ctx context.Context) {
 	r, err := look(ctx, x, where, func() (*config.Result, error) { return config.Load(x.o.Source), nil })
 	if err != nil {
 		r = &config.Result{Config: config.Default()}
-		where, fix := x.unmount(ctx, where, err)
+		where, fix := x.unreadable(ctx, where, err)
 		x.problem("", StepConfiguration, ConfigurationUnreadable, err.Error()+where, "the configuration can be read", fix...)
 	}
 	x.config = r
 }
 
-// configuration reports the errors of the files, and drivers that were named on the command line
-// and are not configured.
+// configuration reports the errors in the files, and drivers that were named on the command line
+// but are not configured.
 func (x *diagnosis) configuration(ctx context.Context) {
 	before := len(x.report.Findings)
 	for _, m := range x.config.Errors {
 		if driver := driverOf(m.Key); driver == "" || x.selected(driver) {
 			expected, fix := x.correct(ctx, m)
-			x.problem(driver, StepConfiguration, ConfigurationError, fileError(m), expected, fix...)
+			m.Hint = "" // it is what is expected
+			x.problem(driver, StepConfiguration, ConfigurationError, m.Error(), expected, fix...)
 		}
 	}
 	for _, name := range x.o.Drivers {
@@ -66,28 +67,15 @@ func (x *diagnosis) correct(ctx context.Context, m config.Error) (expected strin
 	e, ok := errors.AsType[*trust.Error](err)
 	switch {
 	case ok && e.Path == m.File && e.Command.Name != "":
-		return "only root can change it", []Fix{note("look first what is in it"), {Command: e.Command}, check, reload}
+		return "only root can change it", []Fix{note("check its contents first"), {Command: e.Command}, check, reload}
 	case ok && e.Path == m.File:
-		return "only root can change it", []Fix{note("make %s a file that only root can change", safetext.ShellWord(m.File)), check, reload}
+		return "only root can change it", []Fix{note("let only root change %s", safetext.ShellWord(m.File)), check, reload}
 	}
 	return m.Hint, []Fix{note("edit %s", safetext.ShellWord(m.File)), check, reload}
 }
 
-// fileError formats an error of the files as one line. Package config has quoted what comes from
-// the files.
-func fileError(m config.Error) string {
-	s := safetext.Word(m.File)
-	if m.Line > 0 {
-		s += fmt.Sprintf(":%d", m.Line)
-	}
-	if m.Key != "" {
-		s += ": " + m.Key
-	}
-	return s + ": " + m.Problem
-}
-
-// driverOf returns the driver's name in a key such as driver."NAME".socket; empty: there is none,
-// or it is no valid name.
+// driverOf returns the driver's name in a key such as driver."NAME".socket; empty if there is none,
+// or no valid one.
 func driverOf(key string) string {
 	rest, _ := strings.CutPrefix(key, `driver."`)
 	name, _, ok := strings.Cut(rest, `"`)
@@ -97,22 +85,14 @@ func driverOf(key string) string {
 	return name
 }
 
-// origin returns where a key of the driver is set; if it is not set, where its table is.
+// origin returns the place where a key of the driver is set; if it is not set, that of its table.
 func (x *diagnosis) origin(d config.Driver, key string) string {
 	for _, k := range []string{key, "socket"} {
 		if at := x.config.Origin(fmt.Sprintf("driver.%q.%s", d.Name, k)); at != "default" {
-			return place(at)
+			return at
 		}
 	}
 	return "default"
-}
-
-// place formats an origin. Package config has quoted it where that is necessary.
-func place(at string) string {
-	if strings.HasPrefix(at, `"`) {
-		return at
-	}
-	return safetext.Word(at)
 }
 
 // confDir returns the directory for the administrator's drop-ins.
@@ -121,14 +101,14 @@ func (x *diagnosis) confDir() string {
 }
 
 // absent reports a driver that was named on the command line and that no file configures, or only
-// a file that is hidden by another one of the same name.
+// a file that another one of the same name hides.
 func (x *diagnosis) absent(ctx context.Context, name string) {
 	for _, h := range x.config.Hidden {
 		there, err := look(ctx, x, h.File, func() (bool, error) {
 			_, there := config.Load(config.Source{File: h.File}).Config.Driver(name)
 			return there, nil
 		})
-		// a file system that does not answer was reported when the files were read
+		// A file system that does not answer was reported when the files were read.
 		if err == nil && there {
 			x.problem(name, StepConfiguration, ConfigurationHidden,
 				fmt.Sprintf("%s, which configures it, is hidden by %s", safetext.Word(h.File), safetext.Word(h.By)),

@@ -56,19 +56,19 @@ func (x *diagnosis) running() {
 		}
 		x.problem("", StepDaemon, DaemonNotRunning, err.Error(), "it runs", start)
 	case errors.Is(err, fs.ErrPermission):
-		x.warning("", StepDaemon, NotRoot, err.Error(), "doctor runs as root: much can only be seen then", asRoot)
+		x.warning("", StepDaemon, NotRoot, err.Error(), "doctor runs as root; other users cannot see everything that it checks", asRoot)
 	case err != nil:
 		x.problem("", StepDaemon, DaemonNotAnswering, "the daemon does not answer: "+safetext.Quote(err.Error()),
 			"it answers at once", logOf(serviceUnit), systemctl("restart", serviceUnit))
 	case outdated != "":
-		x.problem("", StepDaemon, ConfigurationNotLoaded, "the daemon has another configuration than the files: "+outdated,
-			"it has read them", reload)
+		x.problem("", StepDaemon, ConfigurationNotLoaded, "the configuration of the daemon differs from the files: "+outdated,
+			"the daemon has read the files", reload)
 	default:
 		x.checked("", StepDaemon, OK, "running since %s", x.daemon.StartedAt.Format(time.DateTime))
 	}
 }
 
-// outdated returns how the daemon's configuration differs from the files; empty: it does not, or
+// outdated returns how the daemon's configuration differs from the files; empty if it does not, or
 // the files have errors, which are reported elsewhere.
 func (x *diagnosis) outdated() string {
 	if x.daemon.err != nil || len(x.config.Errors) > 0 || x.problemIn(StepConfiguration) {
@@ -88,19 +88,20 @@ func (x *diagnosis) outdated() string {
 	return ""
 }
 
-// differs returns how the daemon's settings of a driver differ from the files; empty: they do not.
+// differs returns how the daemon's settings of a driver differ from the files; empty if they do
+// not.
 func (x *diagnosis) differs(d config.Driver) string {
 	st, known := x.daemon.Driver(d.Name)
 	told, _ := x.config.Config.Kubelet.Announced(d)
 	switch {
 	case !known && d.Enabled:
-		return "is not known there"
+		return "is not known to the daemon"
 	case !known:
 		return ""
 	case d.Enabled && st.State == status.Disabled:
-		return "is disabled there"
+		return "is disabled in the daemon"
 	case st.Socket != d.Socket || st.Endpoint != told:
-		return fmt.Sprintf("has the socket %s and the endpoint %s there", safetext.Word(st.Socket), safetext.Word(st.Endpoint))
+		return fmt.Sprintf("has the socket %s and the endpoint %s in the daemon", safetext.Word(st.Socket), safetext.Word(st.Endpoint))
 	}
 	return ""
 }
@@ -108,24 +109,18 @@ func (x *diagnosis) differs(d config.Driver) string {
 // degraded reports problems of the daemon that no finding of a driver explains.
 func (x *diagnosis) degraded(ctx context.Context) {
 	if x.daemon.Polling != "" {
-		x.warning("", StepDaemon, ChangesPolled, "the daemon looks for changes each second instead of being told: "+safetext.Quote(x.daemon.Polling),
+		x.warning("", StepDaemon, ChangesPolled, "the daemon polls for changes every second: "+safetext.Quote(x.daemon.Polling),
 			"the kernel reports them through inotify",
-			note("see which of these limits is reached, and raise it"), run("sysctl", "fs.inotify.max_user_instances", "fs.inotify.max_user_watches"),
+			note("find out which of these limits is reached, and raise it"), run("sysctl", "fs.inotify.max_user_instances", "fs.inotify.max_user_watches"),
 			systemctl("restart", serviceUnit))
 	}
-	all, err := look(ctx, x, x.proc(), x.mounts)
 	for _, s := range x.daemon.Stuck {
 		if slices.ContainsFunc(x.report.Findings, func(f Finding) bool { return strings.Contains(f.Found, safetext.Word(s.Path)) }) {
 			continue
 		}
-		found := fmt.Sprintf("a call of the daemon to the file system of %s has not returned since %s", safetext.Word(s.Path), s.Since.Local().Format(time.DateTime))
-		fix := []Fix{note("bring the file system back that does not answer"), run("findmnt")}
-		if m, ok := mountOf(all, s.Path); err == nil && ok {
-			found += ": that is " + m.String()
-			if x.rootOnly(ctx, m.point) {
-				fix = []Fix{note("if its server does not come back"), run("umount", "--force", "--lazy", m.point)}
-			}
-		}
-		x.warning("", StepDaemon, FileSystemNotAnswering, found, "every file system on the path of a driver answers", fix...)
+		where, fix := x.unmount(ctx, s.Path)
+		x.warning("", StepDaemon, FileSystemNotAnswering,
+			fmt.Sprintf("a call of the daemon to the file system of %s has not returned since %s%s", safetext.Word(s.Path), s.Since.Local().Format(time.DateTime), where),
+			"every file system on the path of a driver answers", fix...)
 	}
 }

@@ -23,13 +23,14 @@ import (
 	"csi-registrar/internal/control"
 	"csi-registrar/internal/rootdir"
 	"csi-registrar/internal/safetext"
+	"csi-registrar/internal/volumes"
 	"csi-registrar/internal/worker"
 )
 
 // Options select what to examine.
 type Options struct {
 	Source  config.Source
-	Drivers []string // by name; none: all that are configured
+	Drivers []string // by name; none: all configured drivers
 	Units   Units    // nil: systemd is not asked
 	// Root is the root directory of /proc and of everything else but the configuration; tests have
 	// their own. Default "/".
@@ -57,6 +58,9 @@ type diagnosis struct {
 	stale   []plugin            // sockets in plugins_registry that nobody listens on
 	named   bool                // drivers were named on the command line
 	report  Report
+
+	volumes    []volumes.Volume // that are in use
+	volumesErr error            // why they could not all be read
 }
 
 // Run examines the node and its drivers. It changes nothing, and a driver gets only the calls
@@ -75,11 +79,12 @@ func Run(ctx context.Context, o Options) Report {
 	x.service = x.askUnit(ctx)
 	x.daemon = daemon{err: control.ErrNotRunning}
 	// The control socket of a service that has failed is still there, and connecting
-	// would start it.
+	// would start the service.
 	if x.service.properties["ActiveState"] != "failed" {
 		x.daemon = x.askDaemon(ctx)
 	}
 	x.served = x.plugins(ctx)
+	x.readVolumes(ctx)
 
 	x.configuration(ctx)
 	x.kubelets(ctx)
@@ -87,7 +92,7 @@ func Run(ctx context.Context, o Options) Report {
 	x.running()
 	x.withdrawals(ctx)
 	x.watching(ctx)
-	x.volumes(ctx)
+	x.volumeProblems()
 	x.staleSockets(ctx)
 	x.drivers(ctx)
 	x.degraded(ctx)
@@ -98,7 +103,7 @@ func Run(ctx context.Context, o Options) Report {
 }
 
 // drivers examines the drivers in parallel: the time limits of many drivers that hang would add
-// up to minutes. Each adds its findings to a copy of the node's report.
+// up to minutes. Each driver adds its findings to a copy of the node's report.
 func (x *diagnosis) drivers(ctx context.Context) {
 	node := x.report
 	node.Findings, node.Checks = slices.Clip(node.Findings), slices.Clip(node.Checks)
@@ -168,7 +173,7 @@ func bare(err error) error {
 	return err
 }
 
-// selected reports whether a driver is to be examined.
+// selected reports whether to examine a driver.
 func (x *diagnosis) selected(name string) bool {
 	return !x.named || slices.Contains(x.o.Drivers, name)
 }

@@ -202,18 +202,18 @@ func TestBrokenNodes(t *testing.T) {
 				n.restartDaemon()
 			},
 			person: func(t *testing.T, n *node) { n.write("etc/csi-registrar/conf.d/60-nfs.toml", n.table("")) }},
-		{what: "files not loaded", step: StepDaemon, id: "configuration-not-loaded", found: "another configuration than the files", fix: "csi-registrar reload",
+		{what: "files not loaded", step: StepDaemon, id: "configuration-not-loaded", found: "configuration of the daemon differs from the files", fix: "csi-registrar reload",
 			breaks: func(t *testing.T, n *node) {
 				n.status.Drivers[0].Socket = "/elsewhere"
 			}},
-		{what: "another endpoint loaded", step: StepDaemon, id: "configuration-not-loaded", found: "and the endpoint /elsewhere there", fix: "csi-registrar reload",
+		{what: "another endpoint loaded", step: StepDaemon, id: "configuration-not-loaded", found: "and the endpoint /elsewhere in the daemon", fix: "csi-registrar reload",
 			breaks: func(t *testing.T, n *node) { n.status.Drivers[0].Endpoint = "/elsewhere" }},
 		{what: "a withdrawal that fails", step: StepRegistration, id: "withdrawal-failing", found: "cannot withdraw the registration socket /old/a-reg.sock: \"read-only file system\"", fix: "journalctl",
 			breaks: func(t *testing.T, n *node) {
 				n.status.Withdrawals = []status.Withdrawal{{Driver: name, RegistrationSocket: "/old/a-reg.sock", Error: "read-only file system"}}
 			},
 			person: func(t *testing.T, n *node) { n.status.Withdrawals = nil }},
-		{what: "second registrar", step: StepRegistrars, id: "another-registrar", found: "served by csi-node-driver (pid", fix: "out of the DaemonSet",
+		{what: "second registrar", step: StepRegistrars, id: "another-registrar", found: "served by csi-node-driver (pid", fix: "from the DaemonSet",
 			breaks: func(t *testing.T, n *node) {
 				n.write(fmt.Sprintf("proc/%d/comm", os.Getpid()), "csi-node-driver\n")
 				n.write(fmt.Sprintf("proc/%d/cgroup", os.Getpid()), "0::/kubepods.slice/cri-containerd-0123.scope\n")
@@ -293,7 +293,7 @@ func TestBrokenNodes(t *testing.T) {
 				n.down()
 				n.units[serviceUnit]["ActiveState"], n.units[serviceUnit]["Result"] = "failed", "exit-code"
 			}},
-		{what: "unit that ends again and again", step: StepUnit, id: "unit-restarting", found: "ends again and again (7 restarts, last result: exit-code)", fix: "journalctl",
+		{what: "unit that ends again and again", step: StepUnit, id: "unit-restarting", found: "keeps ending (7 restarts, last result: exit-code)", fix: "journalctl",
 			breaks: func(t *testing.T, n *node) {
 				n.down()
 				maps.Copy(n.units[serviceUnit], map[string]string{"ActiveState": "activating", "SubState": "start", "NRestarts": "7", "Result": "exit-code"})

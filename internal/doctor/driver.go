@@ -80,14 +80,14 @@ func (x *diagnosis) reach(ctx context.Context, d config.Driver) (*net.UnixConn, 
 	case errors.Is(err, fs.ErrPermission):
 		x.warning(d.Name, StepSocket, NotRoot, "this user may not connect to "+shown, "", asRoot)
 	case err != nil && !isSocket:
-		where, fix := x.unmount(ctx, d.Socket, err)
-		problem(DriverSocketUnreadable, fmt.Sprintf("%s cannot be looked at: %v%s", shown, err, where),
-			"every directory on its path is one that root may enter, on a file system that answers", fix...)
+		where, fix := x.unreadable(ctx, d.Socket, err)
+		problem(DriverSocketUnreadable, fmt.Sprintf("%s cannot be examined: %v%s", shown, err, where),
+			"root can enter every directory on its path, and the file system answers", fix...)
 	case !isSocket:
 		problem(DriverSocketNotSocket, fmt.Sprintf("%s is %s, not a socket", shown, at.Kind()),
 			"the driver makes a socket there", append([]Fix{x.remove(ctx, d.Socket, at)}, last.restart()...)...)
 	case errors.Is(err, syscall.ECONNREFUSED):
-		problem(DriverSocketStale, "nobody listens on "+shown+": it was left behind by a driver that has ended"+last.end(), "the driver runs and listens there",
+		problem(DriverSocketStale, "nobody listens on "+shown+": it was left behind by a driver that has ended"+last.ended, "the driver runs and listens there",
 			append([]Fix{x.remove(ctx, d.Socket, at)}, last.restart()...)...)
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, syscall.EAGAIN):
 		problem(DriverNotAccepting, fmt.Sprintf("%s accepts no connection within %v: its queue is full, the driver hangs", shown, socketTimeout),
@@ -98,10 +98,10 @@ func (x *diagnosis) reach(ctx context.Context, d config.Driver) (*net.UnixConn, 
 	return nil, process{}
 }
 
-// endpoint checks that the kubelet, too, reaches the driver, by the path that it is told.
+// endpoint checks that the kubelet reaches the driver by the endpoint that it is given.
 func (x *diagnosis) endpoint(ctx context.Context, d config.Driver) {
 	seen := d.Endpoint
-	if x.kubelet != nil { // it may have a mount namespace of its own
+	if x.kubelet != nil { // it may have its own mount namespace
 		view := x.seenBy(x.kubelet, d.Endpoint)
 		if _, err := x.stat(ctx, view); err == nil {
 			seen = view
@@ -113,13 +113,13 @@ func (x *diagnosis) endpoint(ctx context.Context, d config.Driver) {
 	case errors.Is(err, fs.ErrNotExist):
 		found = "the kubelet is given " + found + ", and there is no such file: it refuses"
 	case err != nil:
-		found = fmt.Sprintf("%s cannot be looked at: %v", found, err)
+		found = fmt.Sprintf("%s cannot be examined: %v", found, err)
 	case !at.IsSocket():
 		found += " is " + at.Kind() + ", not a socket"
 	case x.sameFile(ctx, seen, d.Socket):
 		x.checked(d.Name, StepEndpoint, OK, "%s is the same socket", found)
 		return
-	default: // the driver may listen on both; the daemon asks there too, and reports who answers
+	default: // the driver may listen on both; the daemon also asks there, and reports another name
 		x.checked(d.Name, StepEndpoint, OK, "%s is another socket", found)
 		return
 	}

@@ -16,8 +16,8 @@ import (
 )
 
 // Fix is a line of the script that fixes a finding: a command for root's shell, or a comment. The
-// lines can be pasted as they are. A comment explains the next line, or names an alternative, or
-// says what no command can do.
+// lines can be pasted as they are. A comment explains the next line, names an alternative, or
+// describes a step for which there is no command.
 type Fix struct {
 	Command safetext.Command
 	Then    []safetext.Command // run if Command succeeds
@@ -45,8 +45,8 @@ func (f Fix) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
 // run returns the line of a command.
 func run(name string, args ...string) Fix { return Fix{Command: safetext.Run(name, args...)} }
 
-// note returns a comment. It must mean nothing to a shell for which # begins no comment (zsh): its
-// values are words of ShellWord, names that were checked, or numbers.
+// note returns a comment. It must be harmless in a shell that does not take # for a comment (zsh):
+// its values are words of ShellWord, names that were checked, or numbers.
 func note(format string, args ...any) Fix {
 	return Fix{Comment: safetext.Clean(fmt.Sprintf(format, args...), maxText)}
 }
@@ -61,7 +61,7 @@ func write(file string, lines ...string) Fix {
 // systemctl returns the line of a systemctl command.
 func systemctl(verb, unit string) Fix { return run("systemctl", verb, unit) }
 
-// Without --no-pager a pager would take the lines that are pasted after it.
+// Without --no-pager a pager would read the lines that are pasted after the command.
 
 // logOf shows the last lines in the journal of a unit.
 func logOf(unit string) Fix { return run("journalctl", "--no-pager", "-u", unit, "-n", "50") }
@@ -87,11 +87,11 @@ func (x *diagnosis) rootOnly(ctx context.Context, file string) bool {
 	return err == nil
 }
 
-// remove removes a file that is in the way.
+// remove returns the line that removes a file.
 func (x *diagnosis) remove(ctx context.Context, file string, at unixsock.File) Fix {
 	switch {
 	case !x.rootOnly(ctx, file):
-		return note("remove %s by hand: another user can change a directory on its path, so look first what is there", safetext.ShellWord(file))
+		return note("remove %s by hand: another user can change a directory on its path, so check first what is there", safetext.ShellWord(file))
 	case at.IsDir():
 		return run("rmdir", file)
 	}
@@ -111,7 +111,7 @@ func (x *diagnosis) setKey(what, table, line, origin string) []Fix {
 	case x.o.Source.File != "":
 		return []Fix{note("write %s under %s in %s", safetext.ShellWord(line), safetext.ShellWord(table), safetext.ShellWord(x.o.Source.File))}
 	case strings.ContainsFunc(line, unicode.IsControl):
-		return []Fix{note("its name has characters that no configuration should have")}
+		return []Fix{note("rename it: a configuration should not have control characters")}
 	case filepath.Base(now+".toml") > filepath.Base(file) && strings.Contains(now, "/conf.d/"):
 		return []Fix{note("write %s under %s in %s", safetext.ShellWord(line), safetext.ShellWord(table), safetext.ShellWord(now+".toml"))}
 	}
@@ -140,7 +140,7 @@ func writeDropIn(file string, lines ...string) []Fix {
 	return slices.Concat([]Fix{run("mkdir", "-p", path.Dir(file)), write(file, lines...)}, reloadUnits())
 }
 
-// shipped are the directives that doctor restores, as the unit files have them.
+// shipped has the directives that doctor restores, as in the unit files.
 var shipped = map[string][]string{
 	"FileDescriptorStoreMax": {"FileDescriptorStoreMax=4096", "Environment=CSI_REGISTRAR_FDSTORE=4096"},
 	"WatchdogSec":            {"WatchdogSec=20s"},
@@ -148,9 +148,9 @@ var shipped = map[string][]string{
 	"ListenStream":           {"ListenStream=", "ListenStream=127.0.0.1:9809"},
 }
 
-// restore undoes the change of one directive of a unit, and leaves all other changes alone: it
-// takes the directive out of the drop-in that has it last, or overrides it if that cannot be
-// found.
+// restore undoes the change of one directive of a unit and keeps all other changes: it removes the
+// directive from the last drop-in that sets it, or overrides it where that drop-in is unknown or
+// must not be edited.
 func (x *diagnosis) restore(ctx context.Context, unit, section, directive string) []Fix {
 	for _, file := range slices.Backward(x.dropIns(ctx, unit)) {
 		data, err := look(ctx, x, file, func() ([]byte, error) { return readSome(filepath.Join(x.o.Root, file), maxProcFile) })
@@ -175,7 +175,7 @@ func (x *diagnosis) dropIns(ctx context.Context, unit string) []string {
 	}
 	p, err := x.o.Units.Show(ctx, unit, "DropInPaths")
 	if err != nil {
-		return nil // systemd was asked before, and a finding says that it does not answer
+		return nil // a finding already reports that systemd does not answer
 	}
 	return strings.Fields(p["DropInPaths"])
 }

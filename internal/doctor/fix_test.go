@@ -23,7 +23,7 @@ func TestEveryStepHasAName(t *testing.T) {
 
 func TestFixIsALineOfAShell(t *testing.T) {
 	for want, f := range map[string]Fix{
-		"# look first what is in it": note("look first what is in it"),
+		"# check its contents first": note("check its contents first"),
 		"rm '/a b'":                  run("rm", "/a b"),
 		"true && echo x":             {Command: safetext.Run("true"), Then: []safetext.Command{safetext.Run("echo", "x")}},
 		`printf '%s\n' '[x]' > /y`:   write("/y", "[x]"),

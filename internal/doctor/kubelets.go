@@ -18,7 +18,7 @@ import (
 type kubelet struct {
 	process
 	rootDir string // empty: not known
-	unknown error  // why not
+	unknown error  // why rootDir is not known
 }
 
 // service returns the unit that runs the kubelet; k may be nil.
@@ -31,8 +31,8 @@ func (k *kubelet) service() string {
 
 func (k *kubelet) restart() Fix { return systemctl("restart", k.service()) }
 
-// findKubelets finds the kubelets among all processes. A process's name is only a word that
-// anybody can choose, so processes of other users and of pods are ignored.
+// findKubelets finds the kubelets among all processes. Any process can choose its name, so
+// processes of other users and of pods are ignored.
 //
 // A kubelet in a container or a snap counts only if its directory is the configured one, or one
 // that a distribution uses: its paths are not those of the node, and a malicious container could
@@ -52,7 +52,7 @@ func (x *diagnosis) findKubelets(ctx context.Context, all []process) (found []ku
 		dir, err := look(ctx, x, x.procPath(p.pid, "fd"), func() (string, error) { return rootDir(x.procPath(p.pid)) })
 		if p.confined && err == nil {
 			if dir = x.outside(ctx, p, dir); dir == "" {
-				ignored = append(ignored, p.String()+" has a root file system of its own")
+				ignored = append(ignored, p.String()+" has its own root file system")
 				continue
 			}
 		}
@@ -62,7 +62,7 @@ func (x *diagnosis) findKubelets(ctx context.Context, all []process) (found []ku
 }
 
 // outside returns the path on the node of a directory of a process in a container; empty if it is
-// none of those that are expected.
+// not an expected one.
 func (x *diagnosis) outside(ctx context.Context, p process, dir string) string {
 	inside := x.procPath(p.pid, "root", dir)
 	for _, d := range slices.Concat([]string{x.config.Config.Kubelet.RootDir}, distro.RootDirs()) {
@@ -79,7 +79,7 @@ func (x *diagnosis) installedKubelet(ctx context.Context) (unit, ended string) {
 	if x.o.Units != nil {
 		for _, unit := range distro.Units() {
 			if p, err := x.o.Units.Show(ctx, unit, "LoadState"); err == nil && p["LoadState"] == "loaded" {
-				return unit, server{ended: x.lastExit(ctx, unit)}.end()
+				return unit, x.lastExit(ctx, unit)
 			}
 		}
 	}
@@ -90,8 +90,8 @@ func (x *diagnosis) installedKubelet(ctx context.Context) (unit, ended string) {
 const maxSockets = 8 << 20
 
 // rootDir returns the kubelet's root directory. Each kubelet listens in pod-resources below it
-// (by default since v1.15), whatever distribution, flag or file set the directory. proc is the
-// kubelet's directory in /proc; only root can read its descriptors.
+// (by default since v1.15), no matter which distribution, flag or file sets the directory. proc is
+// the kubelet's directory in /proc; only root can read its descriptors.
 func rootDir(proc string) (string, error) {
 	descriptors, err := os.ReadDir(filepath.Join(proc, "fd"))
 	if err != nil {
@@ -126,7 +126,7 @@ func rootDir(proc string) (string, error) {
 	case 1:
 		return dirs[0], nil
 	}
-	// A path can have a line break in it, and so look like another line.
+	// A path can contain a line break, and so look like another line.
 	return "", fmt.Errorf("it listens in %d directories pod-resources", len(dirs))
 }
 

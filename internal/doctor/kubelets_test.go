@@ -131,8 +131,8 @@ func TestKubeletsInContainersAreOthers(t *testing.T) {
 	}
 	slices.Sort(others)
 	if want := []string{
-		"kubelet (pid 700, kubelet.service) has a root file system of its own and is ignored",
-		"kubelet (pid 900, kubelet.service) has a root file system of its own and is ignored",
+		"kubelet (pid 700, kubelet.service) has its own root file system and is ignored",
+		"kubelet (pid 900, kubelet.service) has its own root file system and is ignored",
 	}; !slices.Equal(others, want) {
 		t.Errorf("the other kubelets are shown as %q", others)
 	}

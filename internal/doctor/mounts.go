@@ -1,88 +1,43 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path"
-	"path/filepath"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/systemd"
+	"csi-registrar/internal/volumes"
 	"csi-registrar/internal/worker"
 )
 
-// mount is a line of /proc/PID/mountinfo.
-type mount struct {
-	point, fstype, source string
-}
-
-// String names it for people.
-func (m mount) String() string {
-	return fmt.Sprintf("%s, type %s, from %s", safetext.Word(m.point), safetext.Word(m.fstype), safetext.Word(m.source))
-}
-
-const maxMounts = 8 << 20 // bytes of mountinfo
-
-// mounts reads this process's mounts, in the order in which they were made.
-func (x *diagnosis) mounts() ([]mount, error) {
-	data, err := readSome(filepath.Join(x.proc(), "self/mountinfo"), maxMounts)
+// mountOf returns the mount that a path is on; the zero Mount if that is the root file system, or
+// not known.
+func (x *diagnosis) mountOf(ctx context.Context, file string) (m volumes.Mount) {
+	all, err := look(ctx, x, x.proc(), func() ([]volumes.Mount, error) { return volumes.Mounts(x.proc()) })
 	if err != nil {
-		return nil, err
+		return m
 	}
-	return parseMounts(string(data)), nil
-}
-
-// parseMounts reads mountinfo (proc(5)).
-func parseMounts(text string) (all []mount) {
-	for line := range strings.Lines(text) {
-		before, after, ok := strings.Cut(strings.TrimSuffix(line, "\n"), " - ")
-		fields, rest := strings.Fields(before), strings.Fields(after)
-		if ok && len(fields) >= 6 && len(rest) >= 2 {
-			all = append(all, mount{unescape(fields[4]), rest[0], unescape(rest[1])})
+	for _, other := range all { // a later one covers an earlier one at the same point
+		if other.Point != "/" && systemd.Within(file, other.Point) && len(other.Point) >= len(m.Point) {
+			m = other
 		}
 	}
-	return all
-}
-
-// unescape undoes the octal escapes of mountinfo.
-func unescape(s string) string {
-	var b strings.Builder
-	for i := 0; i < len(s); i++ {
-		if s[i] == '\\' && i+3 < len(s) {
-			if n, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
-				b.WriteByte(byte(n))
-				i += 3
-				continue
-			}
-		}
-		b.WriteByte(s[i])
-	}
-	return b.String()
-}
-
-// mountOf returns the mount that a path is on; not ok if that is the root file system, or not
-// known.
-func mountOf(all []mount, file string) (m mount, ok bool) {
-	for _, candidate := range all { // a later one covers an earlier one at the same point
-		if candidate.point != "/" && systemd.Within(file, candidate.point) && len(candidate.point) >= len(m.point) {
-			m, ok = candidate, true
-		}
-	}
-	return m, ok
+	return m
 }
 
 // maxNames is how many names and links are followed on the way to a path.
 const maxNames = 100
 
-// hanging follows a path name by name and returns the first that does not answer, after symbolic
-// links; empty if all do.
+// hanging follows a path and its symbolic links, and returns the first name whose file system does
+// not answer; empty if all do.
 func (x *diagnosis) hanging(ctx context.Context, file string) string {
 	done, rest := "/", strings.Split(strings.Trim(path.Clean(file), "/"), "/")
 	for range maxNames {
@@ -114,28 +69,29 @@ func (x *diagnosis) hanging(ctx context.Context, file string) string {
 	return ""
 }
 
-// unmount returns the mount that a path hangs on, as the rest of a sentence, and how to unmount
-// it. Both are empty if err is another error than a file system that does not answer.
-func (x *diagnosis) unmount(ctx context.Context, file string, err error) (where string, fix []Fix) {
+// unreadable explains why a path cannot be read if its file system does not answer: the mount, as
+// the rest of a sentence, and how to unmount it. For any other error both are empty.
+func (x *diagnosis) unreadable(ctx context.Context, file string, err error) (where string, fix []Fix) {
 	if !errors.As(err, new(*worker.NotAnswering)) {
 		return "", nil
 	}
-	name := x.hanging(ctx, file)
-	if name == "" {
-		name = file
-	}
-	all, err := look(ctx, x, x.proc(), x.mounts)
-	m, ok := mountOf(all, name)
-	if err != nil || !ok {
-		return "", []Fix{note("bring the file system back that does not answer"), run("findmnt")}
-	}
-	if !x.rootOnly(ctx, m.point) {
-		return ": that is " + m.String(), []Fix{note("bring its server back, or unmount %s by hand: another user can change a directory on its path", safetext.ShellWord(m.point))}
-	}
-	return ": that is " + m.String(), []Fix{note("if its server does not come back"), run("umount", "--force", "--lazy", m.point)}
+	return x.unmount(ctx, cmp.Or(x.hanging(ctx, file), file))
 }
 
-// full returns "space" or "inodes" if the file system has none left; else empty.
+// unmount returns the mount of a path, as the rest of a sentence, and how to unmount it.
+func (x *diagnosis) unmount(ctx context.Context, file string) (where string, fix []Fix) {
+	m := x.mountOf(ctx, file)
+	if m.Point == "" {
+		return "", []Fix{note("bring back the file system that does not answer"), run("findmnt")}
+	}
+	where = fmt.Sprintf(": that is %s, type %s, from %s", safetext.Word(m.Point), safetext.Word(m.Type), safetext.Word(m.Source))
+	if !x.rootOnly(ctx, m.Point) {
+		return where, []Fix{note("bring its server back, or unmount %s by hand: another user can change a directory on its path", safetext.ShellWord(m.Point))}
+	}
+	return where, []Fix{note("if its server does not come back"), run("umount", "--force", "--lazy", m.Point)}
+}
+
+// full returns "space" or "inodes" if the file system has none left.
 func full(dir string) (string, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {

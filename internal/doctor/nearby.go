@@ -7,9 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
-
 	"csi-registrar/internal/config"
+	"csi-registrar/internal/driver"
 	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/trust"
 	"csi-registrar/internal/unixsock"
@@ -20,7 +19,7 @@ const (
 	maxEntries = 1000 // names that are read of a directory
 )
 
-// missing reports that there is no socket of a driver, and where the driver listens instead, or
+// missing reports that a driver's socket does not exist, and where the driver listens instead, or
 // what served the socket last.
 func (x *diagnosis) missing(ctx context.Context, d config.Driver, found string, last server) {
 	expected := "the driver runs and makes its socket there"
@@ -30,19 +29,23 @@ func (x *diagnosis) missing(ctx context.Context, d config.Driver, found string, 
 		return
 	}
 	fix := append(last.restart(), note("if it listens elsewhere: set socket in the table of the driver"))
-	x.problem(d.Name, StepSocket, DriverSocketMissing, found+last.end(), expected, fix...)
+	x.problem(d.Name, StepSocket, DriverSocketMissing, found+last.ended, expected, fix...)
 }
 
-// nearby looks beside the configured socket for one at which the driver answers, and which may be
-// trusted as the configured one; empty if there is none.
+// nearby returns a trusted socket near the configured one at which the driver answers; empty if
+// there is none.
 func (x *diagnosis) nearby(ctx context.Context, d config.Driver) string {
 	dir := path.Dir(d.Socket)
 	candidates, err := look(ctx, x, dir, func() ([]string, error) { return socketsNear(d.Socket), nil })
 	if err != nil {
 		return ""
 	}
-	for i, ok := range each(candidates, func(socket string) bool { return x.answers(ctx, d, socket) }) {
-		if ok {
+	for i, name := range each(candidates, func(socket string) string {
+		// It fails at a socket that another program serves.
+		name, _ := driver.LiveName(ctx, x.pool, trust.SocketOwner(d.SocketOwner), socket)
+		return name
+	}) {
+		if name == d.Name {
 			return candidates[i]
 		}
 	}
@@ -85,30 +88,4 @@ func names(dir string) []string {
 		return nil
 	}
 	return list
-}
-
-// answers reports whether the driver with the configured name answers at a socket, and may be
-// trusted.
-func (x *diagnosis) answers(ctx context.Context, d config.Driver, socket string) bool {
-	rule := trust.SocketOwner(d.SocketOwner)
-	if _, err := look(ctx, x, socket, func() (struct{}, error) { return struct{}{}, rule.Path(socket) }); err != nil {
-		return false
-	}
-	c, cred, err := x.dial(ctx, socket)
-	if err != nil {
-		return false
-	}
-	defer c.Close()
-	if rule.Listener(socket, cred) != nil {
-		return false
-	}
-	conn, err := unixsock.NewClient(c, maxAnswer)
-	if err != nil {
-		return false
-	}
-	defer conn.Close()
-	ctx, cancel := context.WithTimeout(ctx, socketTimeout)
-	defer cancel()
-	r, err := csi.NewIdentityClient(conn).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
-	return err == nil && r.GetName() == d.Name
 }

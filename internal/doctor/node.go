@@ -18,7 +18,7 @@ import (
 	"csi-registrar/internal/unixsock"
 )
 
-// kubelets finds the kubelet and compares its root directory with ours.
+// kubelets finds the kubelet and compares its root directory with the configured one.
 func (x *diagnosis) kubelets(ctx context.Context) {
 	defer x.directory(ctx)
 	all, seen := x.processes(ctx)
@@ -33,16 +33,16 @@ func (x *diagnosis) kubelets(ctx context.Context) {
 		return
 	case len(found) == 0:
 		unit, ended := x.installedKubelet(ctx)
-		x.problem("", StepKubelet, NoKubelet, "no kubelet runs on this node, nor a program with one in it ("+strings.Join(distro.Processes()[1:], ", ")+")"+ended,
+		x.problem("", StepKubelet, NoKubelet, "no kubelet runs on this node, nor a program that contains one ("+strings.Join(distro.Processes()[1:], ", ")+")"+ended,
 			"it runs: drivers are registered with it", systemctl("start", unit), logOf(unit))
 		return
 	}
-	// Several, where nodes are simulated or run in containers: the one that is configured is
-	// meant. Those in containers may well have the same path, but another directory.
+	// There are several where nodes are simulated or run in containers: select the one with the
+	// configured root directory. In a container the same path may be another directory.
 	same := slices.IndexFunc(found, func(k kubelet) bool {
 		return k.rootDir != "" && x.sameFile(ctx, x.seenBy(&k, k.rootDir), ours)
 	})
-	if same < 0 { // their view may not be seen
+	if same < 0 { // their views may not be accessible
 		same = slices.IndexFunc(found, func(k kubelet) bool {
 			return k.rootDir == ours || k.rootDir != "" && x.sameFile(ctx, filepath.Join(x.o.Root, k.rootDir), ours)
 		})
@@ -51,7 +51,7 @@ func (x *diagnosis) kubelets(ctx context.Context) {
 	k := x.kubelet
 	for i := range found {
 		if other := &found[i]; other != k {
-			x.checked("", StepKubelet, Skipped, "another kubelet is left out: %s, root directory %s", other.process,
+			x.checked("", StepKubelet, Skipped, "another kubelet is ignored: %s, root directory %s", other.process,
 				safetext.Word(cmp.Or(other.rootDir, "unknown")))
 		}
 	}
@@ -62,12 +62,12 @@ func (x *diagnosis) kubelets(ctx context.Context) {
 		x.checked("", StepKubelet, Skipped, "%s: its root directory is not known: %v", k.process, k.unknown)
 	default:
 		x.problem("", StepKubelet, RootDirMismatch, fmt.Sprintf("%s has the root directory %s, but csi-registrar publishes below %s (%s)", k.process,
-			safetext.Word(k.rootDir), safetext.Word(ours), place(x.config.Origin("kubelet.root_dir"))),
+			safetext.Word(k.rootDir), safetext.Word(ours), x.config.Origin("kubelet.root_dir")),
 			"root_dir = "+safetext.Quote(k.rootDir)+" under [kubelet]", x.setRootDir(k.rootDir)...)
 	}
 }
 
-// seenBy is a path in the kubelet's own view of the file system.
+// seenBy returns a path in the kubelet's own view of the file system.
 func (x *diagnosis) seenBy(k *kubelet, file string) string {
 	return x.procPath(k.pid, "root", file)
 }
@@ -85,15 +85,15 @@ func (x *diagnosis) stat(ctx context.Context, file string) (unixsock.File, error
 	return look(ctx, x, file, func() (unixsock.File, error) { return unixsock.Stat(file) })
 }
 
-// setRootDir follows the kubelet to its root directory.
+// setRootDir configures the kubelet's root directory.
 func (x *diagnosis) setRootDir(dir string) []Fix {
 	key := x.setKey("root-dir", "[kubelet]", "root_dir = "+safetext.Quote(dir), x.config.Origin("kubelet.root_dir"))
 	return append(key, installDropIn(dir)...)
 }
 
-// directory looks at plugins_registry itself.
+// directory checks plugins_registry itself.
 func (x *diagnosis) directory(ctx context.Context) {
-	if x.problemIn(StepKubelet) && x.kubelet != nil { // it is another one that counts
+	if x.problemIn(StepKubelet) && x.kubelet != nil { // the kubelet uses another one
 		return
 	}
 	dir := x.registry()
@@ -102,34 +102,34 @@ func (x *diagnosis) directory(ctx context.Context) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		x.problem("", StepDirectory, RegistryMissing, shown+" does not exist",
-			"root_dir under [kubelet] is the kubelet's; it makes the directory when it starts, and watches it from then on",
+			"root_dir under [kubelet] is the kubelet's; it creates the directory when it starts, and watches it from then on",
 			x.kubelet.restart())
 	case errors.Is(err, fs.ErrPermission):
-		x.warning("", StepDirectory, NotRoot, shown+" cannot be looked at: permission denied", "", asRoot)
+		x.warning("", StepDirectory, NotRoot, shown+" cannot be examined: permission denied", "", asRoot)
 	case err != nil:
-		where, fix := x.unmount(ctx, dir, err)
-		x.problem("", StepDirectory, RegistryUnreadable, fmt.Sprintf("%s cannot be looked at: %v%s", shown, err, where), "a directory on a file system that answers", fix...)
+		where, fix := x.unreadable(ctx, dir, err)
+		x.problem("", StepDirectory, RegistryUnreadable, fmt.Sprintf("%s cannot be examined: %v%s", shown, err, where), "a directory on a file system that answers", fix...)
 	case !at.IsDir():
 		x.problem("", StepDirectory, RegistryNotDirectory, shown+" is "+at.Kind(), "a directory", x.remove(ctx, dir, at), x.kubelet.restart())
 	case at.Mode&0o022 != 0:
 		fix := run("chmod", "0750", dir)
 		if !x.rootOnly(ctx, dir) {
-			fix = note("make %s and all directories on its path writable for root only, then give it the mode 0750", safetext.ShellWord(dir))
+			fix = note("make %s and all directories on its path writable for root only, then set the mode of %s to 0750", safetext.ShellWord(dir), safetext.ShellWord(dir))
 		}
 		x.problem("", StepDirectory, RegistryWritable,
-			fmt.Sprintf("others than root may write to %s (mode %04o): they could register any driver", shown, at.Mode&0o777),
+			fmt.Sprintf("other users than root may write to %s (mode %04o): they could register any driver", shown, at.Mode&0o777),
 			"mode 0750", fix)
 	default:
 		x.space(ctx, dir)
 	}
 }
 
-// space looks whether a registration socket can be made.
+// space checks that a registration socket can be created.
 func (x *diagnosis) space(ctx context.Context, dir string) {
 	for _, d := range []string{dir, filepath.Join(x.o.Root, "run")} {
 		lacks, err := look(ctx, x, d, func() (string, error) { return full(d) })
 		if err == nil && lacks != "" {
-			x.problem("", StepDirectory, FileSystemFull, fmt.Sprintf("the file system of %s has no %s left: no registration socket can be made", safetext.Word(d), lacks),
+			x.problem("", StepDirectory, FileSystemFull, fmt.Sprintf("the file system of %s has no %s left: no registration socket can be created", safetext.Word(d), lacks),
 				"space and inodes are free", run("df", "-h", d), run("df", "-i", d), note("remove files that are not needed from that file system"))
 			return
 		}
@@ -137,8 +137,8 @@ func (x *diagnosis) space(ctx context.Context, dir string) {
 	x.checked("", StepDirectory, OK, "%s", safetext.Word(dir))
 }
 
-// watching finds out whether the kubelet watches the very directory in which we publish. It
-// never looks for the directory again once that was removed (kubelet v1.36).
+// watching checks that the kubelet watches the directory in which we publish. Once that is removed,
+// the kubelet never looks for it again (kubelet v1.36).
 func (x *diagnosis) watching(ctx context.Context) {
 	if x.kubelet == nil || x.kubelet.rootDir == "" || x.problemIn(StepKubelet, StepDirectory) {
 		return
@@ -149,7 +149,7 @@ func (x *diagnosis) watching(ctx context.Context) {
 	})
 	switch {
 	case err != nil:
-		x.checked("", StepWatching, Skipped, "what the kubelet watches cannot be seen: %v", err)
+		x.checked("", StepWatching, Skipped, "the watches of the kubelet cannot be read: %v", err)
 	case answer == watched:
 		x.checked("", StepWatching, OK, "the kubelet watches %s", dir)
 	case answer == nothing:
@@ -161,7 +161,7 @@ func (x *diagnosis) watching(ctx context.Context) {
 		x.problem("", StepWatching, RegistryCovered,
 			fmt.Sprintf("%s does not watch %s but a directory that was there before: the mount at %s covers it", x.kubelet.process, dir, safetext.Word(point)),
 			"the kubelet watches the directory that is there now: the mount is made before the kubelet starts",
-			note("if the mount is meant, else unmount %s", safetext.ShellWord(point)), restart, systemctl("restart", serviceUnit))
+			note("if the mount is intended, otherwise unmount %s", safetext.ShellWord(point)), restart, systemctl("restart", serviceUnit))
 	default:
 		x.problem("", StepWatching, KubeletWatchesDeleted,
 			fmt.Sprintf("%s does not watch %s but a directory that was there before and is deleted", x.kubelet.process, dir),
@@ -172,13 +172,9 @@ func (x *diagnosis) watching(ctx context.Context) {
 // covered returns the mount point that the kubelet's directory is on; empty if it is on the root
 // file system, or if the directory that the kubelet watches is deleted.
 func (x *diagnosis) covered(ctx context.Context) string {
-	all, err := look(ctx, x, x.proc(), x.mounts)
-	if err != nil {
-		return ""
-	}
-	m, _ := mountOf(all, x.registry())
-	if systemd.Within(m.point, path.Clean(x.config.Config.Kubelet.RootDir)) {
-		return m.point
+	m := x.mountOf(ctx, x.registry())
+	if systemd.Within(m.Point, path.Clean(x.config.Config.Kubelet.RootDir)) {
+		return m.Point
 	}
 	return ""
 }

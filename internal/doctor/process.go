@@ -14,7 +14,7 @@ import (
 	"csi-registrar/internal/safetext"
 )
 
-// process is a running program, as /proc shows it. A process can choose all of it but pid and
+// process is a running process, as /proc shows it. A process can choose all values except pid and
 // uids; unit was validated.
 type process struct {
 	pid       int
@@ -23,7 +23,7 @@ type process struct {
 	unit      string // the systemd unit that it belongs to; empty if none
 	pod       string // the UID of the pod that it belongs to
 	container string // and the ID of its container
-	inPod     bool   // it runs in a pod, which may not be known
+	inPod     bool   // it runs in a pod, even if pod is empty
 	confined  bool   // its root directory is not the node's
 }
 
@@ -46,7 +46,7 @@ func (x *diagnosis) processes(ctx context.Context) (all []process, seen bool) {
 			all = append(all, p)
 		}
 	}
-	// With hidepid= not even init is seen.
+	// With hidepid= not even init is visible.
 	return all, slices.Contains(pids, 1)
 }
 
@@ -57,11 +57,10 @@ func (x *diagnosis) process(ctx context.Context, pid int) (process, bool) {
 	return p, err == nil && pid > 0
 }
 
-// readProcess reads what dir, a process's directory in /proc, says; root is the node's root
-// directory.
+// readProcess reads dir, a process's directory in /proc; root is the node's root directory.
 func readProcess(root, dir string, pid int) (process, error) {
 	comm, err := readSome(filepath.Join(dir, "comm"), maxProcFile)
-	read := func(name string) string { // what may not be read counts as empty
+	read := func(name string) string { // a file that cannot be read counts as empty
 		data, _ := readSome(filepath.Join(dir, name), maxProcFile)
 		return string(data)
 	}
@@ -72,7 +71,7 @@ func readProcess(root, dir string, pid int) (process, error) {
 		confined: differs(root, filepath.Join(dir, "root"))}, err
 }
 
-// maxProcFile is how much of a file in /proc is read, which can be as long as its process likes.
+// maxProcFile limits how much of a file in /proc is read: a process can make its files very long.
 const maxProcFile = 64 << 10
 
 // readSome reads the first bytes of a file.
@@ -85,7 +84,7 @@ func readSome(file string, limit int64) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, limit))
 }
 
-// differs reports whether two directories are not the same one; false if that cannot be seen.
+// differs reports whether two directories are different; false if that cannot be determined.
 func differs(a, b string) bool {
 	one, err := os.Stat(a)
 	if err != nil {

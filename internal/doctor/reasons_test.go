@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -8,6 +9,7 @@ import (
 	"time"
 
 	"csi-registrar/internal/status"
+	"csi-registrar/internal/volumes"
 	"csi-registrar/internal/worker"
 )
 
@@ -73,17 +75,28 @@ func TestADirectoryThatAMountCovers(t *testing.T) {
 	}
 }
 
-func TestMounts(t *testing.T) {
-	all := parseMounts("21 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw\n" +
-		"22 21 0:40 / /mnt/a\\040b rw shared:1 master:2 - nfs4 server:/x\\134y rw\n" +
+func TestMountOfAPath(t *testing.T) {
+	n := newNode(t)
+	n.write("proc/self/mountinfo", "21 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw\n"+
+		"22 21 0:40 / /mnt/a\\040b rw shared:1 master:2 - nfs4 server:/x\\134y rw\n"+
 		"23 22 0:41 / /mnt/a\\040b/c rw - fuse.sshfs host:/ rw\nnonsense\n")
-	if len(all) != 3 || all[1] != (mount{"/mnt/a b", "nfs4", `server:/x\y`}) {
-		t.Fatalf("%+v", all)
-	}
-	for file, want := range map[string]string{"/mnt/a b/c/d": "/mnt/a b/c", "/mnt/a b": "/mnt/a b", "/mnt/a bc": "", "/run": ""} {
-		if m, ok := mountOf(all, file); m.point != want || ok != (want != "") {
-			t.Errorf("%s is on %+v, %v", file, m, ok)
+	x := &diagnosis{o: Options{Root: n.root}, pool: worker.NewPool()}
+	b := volumes.Mount{Point: "/mnt/a b", Type: "nfs4", Source: `server:/x\y`}
+	c := volumes.Mount{Point: "/mnt/a b/c", Type: "fuse.sshfs", Source: "host:/"}
+	for file, want := range map[string]volumes.Mount{"/mnt/a b/c/d": c, "/mnt/a b": b, "/mnt/a bc": {}, "/run": {}} {
+		if m := x.mountOf(t.Context(), file); m != want {
+			t.Errorf("%s is on %+v", file, m)
 		}
+	}
+}
+
+// What works, but not as the driver says, is a warning.
+func TestAVolumeLimitThatTheKubeletCuts(t *testing.T) {
+	n := newNode(t)
+	n.driver.set(func(f *fakeDriver) { f.max = math.MaxInt32 + 1 })
+	r := n.examine()
+	if len(r.Findings) != 1 || r.Findings[0].ID != VolumeLimitInvalid || !r.Healthy {
+		t.Errorf("%+v", r.Findings)
 	}
 }
 

@@ -30,9 +30,10 @@ const kubeletRound = 5 * time.Second
 type plugin struct {
 	pluginreg.Info
 	path string
-	cred unixsock.Cred // who called listen: not who answers now, where systemd kept the socket
-	made time.Time     // zero: not known
-	err  error         // why it did not answer
+	// of the process that called listen; where systemd kept the socket, another process answers
+	cred unixsock.Cred
+	made time.Time // zero: not known
+	err  error     // why it did not answer
 }
 
 // getInfo calls GetInfo on a registration socket, as the kubelet does.
@@ -71,7 +72,7 @@ func (x *diagnosis) plugins(ctx context.Context) map[string][]plugin {
 	return out
 }
 
-// shown returns the report's entry of a socket. Those of our drivers are checked later.
+// shown returns the report's entry for a socket. The sockets of our drivers are checked later.
 func (x *diagnosis) shown(ctx context.Context, p plugin) Plugin {
 	s := Plugin{Path: safetext.Word(p.path), CreatedAt: p.made}
 	if who, known := x.process(ctx, p.cred.PID); known {
@@ -106,7 +107,7 @@ func (x *diagnosis) registration(ctx context.Context, d config.Driver) {
 	case !x.daemon.runs():
 		x.checked(d.Name, StepRegistration, Skipped, "the daemon cannot be asked")
 	case st.Registration == status.Conflict:
-		fix := []Fix{note("stop the program that this command names"), run("ss", "-xlp", "src", own)}
+		fix := stopListener(own)
 		at, err := look(ctx, x, own, func() (unixsock.File, error) { return unixsock.Lstat(own) })
 		if err == nil && !at.IsSocket() {
 			fix = []Fix{x.remove(ctx, own, at)}
@@ -120,13 +121,13 @@ func (x *diagnosis) registration(ctx context.Context, d config.Driver) {
 		before := len(x.report.Findings)
 		x.published(ctx, d, own, st)
 		if len(x.report.Findings) == before {
-			x.reasons(d, st)
+			x.reasons(ctx, d, st)
 		}
 	}
 }
 
 // reasons reports what status shows of a driver although its registration looks right.
-func (x *diagnosis) reasons(d config.Driver, st status.Driver) {
+func (x *diagnosis) reasons(ctx context.Context, d config.Driver, st status.Driver) {
 	warning := func(id ID, found, expected string, fix ...Fix) {
 		x.warning(d.Name, StepRegistration, id, found, expected, fix...)
 	}
@@ -145,34 +146,24 @@ func (x *diagnosis) reasons(d config.Driver, st status.Driver) {
 		warning(TopologyChanged, safetext.Quote(st.RefusedChange), "the labels of the Node agree with the topology of the driver", x.relabel(d, keys)...)
 	case !st.DampedUntil.IsZero():
 		warning(RegistrationDamped, "changes of the registration are delayed until "+st.DampedUntil.Local().Format(time.DateTime)+", because there were too many: "+safetext.Quote(st.Reason),
-			"what the driver reports stays the same", append(x.lastSeen(d.Name).log(), reregister(d))...)
+			"the driver always reports the same", append(x.serverOf(ctx, d.Name, process{}).log(), reregister(d))...)
 	case st.Reason != "":
 		warning(StatusReason, "the daemon reports "+x.stateText(st), "it reports nothing",
-			append(x.lastSeen(d.Name).log(), logOf(serviceUnit))...)
+			append(x.serverOf(ctx, d.Name, process{}).log(), logOf(serviceUnit))...)
 	}
 }
 
-// lastSeen returns what the daemon remembers of who served a driver's socket.
-func (x *diagnosis) lastSeen(driver string) server {
-	s := x.lastServer(driver)
-	return checkedServer(server{unit: s.Unit, pod: s.Pod, container: s.Container})
-}
-
-// staleSockets reports sockets in plugins_registry that nobody serves, and that no driver here
-// has: the kubelet tries to connect to them without end.
+// staleSockets reports sockets in plugins_registry that nobody serves and that belong to none of
+// the configured drivers: the kubelet never stops trying to connect to them.
 func (x *diagnosis) staleSockets(ctx context.Context) {
 	for _, p := range x.stale {
 		if file, ok := rootdir.DriverName(path.Base(p.path)); ok {
 			if d, configured := x.config.Config.Driver(file); configured && d.Enabled && path.Dir(p.path) == x.registry() {
-				continue // it is looked at with its driver
+				continue // it is checked with its driver
 			}
 		}
-		fix := note("remove %s by hand", safetext.ShellWord(p.path))
-		if x.rootOnly(ctx, p.path) {
-			fix = run("rm", p.path)
-		}
-		x.warning("", StepRegistrars, PluginSocketStale, "nobody listens on "+safetext.Word(p.path)+": the kubelet tries again and again to connect",
-			"it is gone: what made it has ended, and removes it at its next start", fix)
+		x.warning("", StepRegistrars, PluginSocketStale, "nobody listens on "+safetext.Word(p.path)+": the kubelet keeps trying to connect",
+			"it is removed: the program that created it has ended, and removes it at its next start", x.remove(ctx, p.path, unixsock.File{}))
 	}
 }
 
@@ -186,7 +177,7 @@ func (x *diagnosis) withdrawals(ctx context.Context) {
 		}
 		x.problem(w.Driver, StepRegistration, WithdrawalFailing,
 			fmt.Sprintf("the daemon cannot withdraw the registration socket %s: %s", safetext.Word(w.RegistrationSocket), safetext.Quote(w.Error)),
-			"it is gone: the driver is disabled, or root_dir was changed", fix...)
+			"it is removed: the driver is disabled, or root_dir was changed", fix...)
 	}
 }
 
@@ -219,16 +210,21 @@ func (x *diagnosis) conflicts(ctx context.Context, d config.Driver, own string, 
 			fix = append(fix, x.stopRegistrar(ctx, who)...)
 		default:
 			whose = append(whose, safetext.Word(p.path))
-			fix = append(fix, note("stop the program that this command names"), run("ss", "-xlp", "src", p.path))
+			fix = append(fix, stopListener(p.path)...)
 		}
 	}
 	if len(whose) == 0 {
 		return false
 	}
 	x.problem(d.Name, StepRegistrars, AnotherRegistrar, "another registrar serves this driver: "+strings.Join(whose[:min(len(whose), 5)], "; "),
-		"csi-registrar alone does: the kubelet refuses a second one, or takes the removal of one for that of both",
+		"only csi-registrar serves it: the kubelet refuses a second registrar, or takes the removal of one for that of both",
 		append(fix, note("or leave the driver to it: set enabled = false in the table of the driver"))...)
 	return true
+}
+
+// stopListener stops an unknown program that listens on a socket.
+func stopListener(path string) []Fix {
+	return []Fix{note("stop the program that this command names"), run("ss", "-xlp", "src", path)}
 }
 
 // stopRegistrar stops another registrar of a driver.
@@ -237,11 +233,11 @@ func (x *diagnosis) stopRegistrar(ctx context.Context, who process) []Fix {
 	case s.unit != "":
 		return []Fix{run("systemctl", "disable", "--now", s.unit)}
 	case s.pod != "" || who.inPod:
-		return append(s.log(), note("take that container out of the DaemonSet of the driver, csi-registrar import says what goes with it"))
+		return append(s.log(), note("remove that container from the DaemonSet of the driver, csi-registrar import lists what else to change"))
 	case who.pid > 1:
 		return []Fix{run("kill", strconv.Itoa(who.pid))}
 	}
-	return []Fix{note("stop that registrar, whose process cannot be seen")}
+	return []Fix{note("stop that registrar, whose process is not visible")}
 }
 
 // published checks a registration socket that the daemon reports as published.

@@ -8,16 +8,16 @@ import (
 	"csi-registrar/internal/safetext"
 )
 
-// Severity says how much a finding matters.
+// Severity is the importance of a finding.
 type Severity string
 
-// The severities. A healthy node has no finding of either.
+// The severities. A healthy node has no findings.
 const (
 	Problem Severity = "problem" // something is wrong: exit code 1
-	Warning Severity = "warning" // it works, but somebody should know
+	Warning Severity = "warning" // it works, but needs attention
 )
 
-// Result says how a check went.
+// Result is the outcome of a check.
 type Result string
 
 // The results of a check.
@@ -40,12 +40,12 @@ type Finding struct {
 	Fix      []Fix    `json:"fix,omitempty"` // lines of a shell script
 }
 
-// Check is one step that was taken, an element of "checks" in `doctor --json`.
+// Check is the result of one step, an element of "checks" in `doctor --json`.
 type Check struct {
 	Driver string  `json:"driver,omitempty"` // empty: the node
 	Step   Step    `json:"step"`
 	Result Result  `json:"result"`
-	Says   string  `json:"says,omitempty"`    // what was seen
+	Says   string  `json:"says,omitempty"`    // details
 	TookMS float64 `json:"took_ms,omitempty"` // of calls to the driver
 }
 
@@ -61,7 +61,7 @@ type Report struct {
 // --json`.
 type Plugin struct {
 	Path string `json:"path"`
-	// as GetInfo says: CSIPlugin, DRAPlugin, DevicePlugin
+	// as GetInfo reports it: CSIPlugin, DRAPlugin, DevicePlugin
 	Type      string    `json:"type,omitempty"`
 	Name      string    `json:"name,omitempty"`
 	PID       int       `json:"pid,omitempty"`
@@ -216,7 +216,7 @@ const (
 	VolumeStillStaged ID = "volume-still-staged"
 )
 
-const maxText = 4000 // characters; what others wrote in it is much shorter
+const maxText = 4000 // characters; untrusted text in it is much shorter
 
 // checked adds a check that succeeded, or was skipped.
 func (x *diagnosis) checked(driver string, step Step, result Result, format string, args ...any) {

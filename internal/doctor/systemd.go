@@ -27,7 +27,7 @@ type Units interface {
 	Show(ctx context.Context, unit string, properties ...string) (map[string]string, error)
 }
 
-// ErrNoSystemd says that this machine is not run by systemd.
+// ErrNoSystemd means that systemd does not run on this machine.
 var ErrNoSystemd = errors.New("systemd does not run here")
 
 // Systemctl is the Units of this machine.
@@ -94,7 +94,7 @@ func (x *diagnosis) unit(ctx context.Context) {
 	stopped := p["LoadState"] == "not-found" || state == "inactive" || state == "deactivating"
 	problem := func(id ID, found, expected string, fix ...Fix) {
 		if !x.daemon.runs() {
-			found += x.stuckVolumes(ctx)
+			found += x.stuckVolumes()
 		}
 		x.problem("", StepUnit, id, serviceUnit+" "+found, expected, fix...)
 	}
@@ -106,7 +106,7 @@ func (x *diagnosis) unit(ctx context.Context) {
 	case p["LoadState"] == "masked":
 		problem(UnitMasked, "is masked, so that nothing can start it", "it is enabled and runs", systemctl("unmask", serviceUnit), enable)
 	case stopped && x.daemon.runs():
-		x.checked("", StepUnit, Skipped, "the daemon runs, but not by %s", serviceUnit)
+		x.checked("", StepUnit, Skipped, "the daemon runs, but not as %s", serviceUnit)
 	case p["LoadState"] == "not-found":
 		problem(UnitMissing, "does not exist", "the package csi-registrar is installed, or its units are below /etc/systemd/system",
 			note("install the package csi-registrar"), enable)
@@ -119,12 +119,12 @@ func (x *diagnosis) unit(ctx context.Context) {
 	case stopped:
 		problem(UnitStopped, "is "+state, "it runs", enable)
 	case p["SubState"] == "auto-restart" || state == "activating" && p["NRestarts"] != "0" && !x.daemon.runs():
-		problem(UnitRestarting, fmt.Sprintf("ends again and again (%s restarts, last result: %s)", p["NRestarts"], p["Result"]),
-			"it stays up", logOf(serviceUnit))
+		problem(UnitRestarting, fmt.Sprintf("keeps ending (%s restarts, last result: %s)", p["NRestarts"], p["Result"]),
+			"it keeps running", logOf(serviceUnit))
 	default:
 		x.checked("", StepUnit, OK, "%s is %s", serviceUnit, state)
 		if p["UnitFileState"] == "disabled" {
-			x.warning("", StepUnit, UnitNotEnabled, serviceUnit+" runs, but is not enabled: after the next boot it does not",
+			x.warning("", StepUnit, UnitNotEnabled, serviceUnit+" runs, but is not enabled: it will not start at the next boot",
 				"it is enabled", systemctl("enable", serviceUnit))
 		}
 		if p["NeedDaemonReload"] == "yes" {
@@ -159,13 +159,13 @@ func (x *diagnosis) sandbox(p map[string]string) {
 	found := fmt.Sprintf("%s sees the plugins_registry below %s read-only: its ReadWritePaths= are %s", serviceUnit, shown, safetext.Quote(p["ReadWritePaths"]))
 	expected := "ReadWritePaths= has the plugins_registry below the kubelet's root directory"
 	if hidden {
-		found = fmt.Sprintf("%s does not see %s: it has an empty %s of its own (%s=%s)", serviceUnit, shown, dir, setting, p[setting])
+		found = fmt.Sprintf("%s does not see %s: it has its own empty %s (%s=%s)", serviceUnit, shown, dir, setting, p[setting])
 		expected = setting + "=no, and " + expected
 	}
 	switch {
 	case writable && !hidden:
 		x.checked("", StepSandbox, OK, "the daemon may write below %s", shown)
-	case x.problemIn(StepKubelet): // it is the wrong directory anyway
+	case x.problemIn(StepKubelet): // the directory is wrong anyway
 		x.checked("", StepSandbox, Failed, "%s", found)
 	default:
 		x.problem("", StepSandbox, RootDirNotWritable, found, expected, installDropIn(root)...)
@@ -179,15 +179,16 @@ func (x *diagnosis) hiddenSockets(p map[string]string) {
 	for _, d := range x.config.Config.Drivers {
 		dir, setting := systemd.Hider(d.Socket)
 		if d.Enabled && x.selected(d.Name) && systemd.Hides(p[setting]) && setting != fixed {
-			x.problem(d.Name, StepSandbox, DriverSocketHidden, fmt.Sprintf("the socket %s is in %s, of which the daemon has an empty one of its own (%s=%s)",
-				safetext.Word(d.Socket), dir, setting, p[setting]), "the driver's socket is in a directory of its own below /run or /var/lib",
+			x.problem(d.Name, StepSandbox, DriverSocketHidden, fmt.Sprintf("the socket %s is in %s, and the daemon has its own empty %s (%s=%s)",
+				safetext.Word(d.Socket), dir, dir, setting, p[setting]), "the driver's socket is in its own directory below /run or /var/lib",
 				append([]Fix{note("or move the driver's socket, and leave the sandbox as it is")},
 					writeDropIn(path.Join(path.Dir(systemd.DropInFile), strings.ToLower(setting)+".conf"), "[Service]", setting+"=no")...)...)
 		}
 	}
 }
 
-// store checks what keeps registrations over a restart of the daemon, and the watchdog.
+// store checks the descriptor store, which keeps registrations over a restart of the daemon, and
+// the watchdog.
 func (x *diagnosis) store(ctx context.Context, p map[string]string) {
 	enabled := 0
 	for _, d := range x.config.Config.Drivers {
@@ -200,7 +201,7 @@ func (x *diagnosis) store(ctx context.Context, p map[string]string) {
 			expected+" as shipped", x.restore(ctx, serviceUnit, "Service", directive)...)
 	}
 	switch places, err := strconv.Atoi(p["FileDescriptorStoreMax"]); {
-	case err != nil: // an older systemctl that does not show it
+	case err != nil: // an older systemctl does not show it
 		x.checked("", StepStore, Skipped, "systemd does not show its size")
 	case places < max(enabled, 1):
 		problem(StoreTooSmall, fmt.Sprintf("FileDescriptorStoreMax= is %d, for %s", places, count(enabled, "driver")),
@@ -241,14 +242,15 @@ func (x *diagnosis) openHTTP(ctx context.Context, service map[string]string) {
 		}
 	}
 	if len(open) == 0 {
-		x.checked("", StepHTTP, OK, "%s, none open beyond this machine", count(len(addresses), "TCP socket"))
+		x.checked("", StepHTTP, OK, "%s, none reachable from other machines", count(len(addresses), "TCP socket"))
 		return
 	}
 	x.warning("", StepHTTP, HTTPOpen, "health and metrics are served on "+strings.Join(open, ", ")+", which other machines can reach",
-		"127.0.0.1:9809, unless a firewall or your network takes care of it", fix...)
+		"127.0.0.1:9809, unless a firewall or your network restricts access", fix...)
 }
 
-// onLoopback reports whether a TCP address, or the path of a Unix socket, is only for this machine.
+// onLoopback reports whether an address is reachable only from this machine: a loopback address, or
+// the path of a Unix socket.
 func onLoopback(address string) bool {
 	host, _, err := net.SplitHostPort(address)
 	ip, _ := netip.ParseAddr(host) // the zero Addr is no loopback

@@ -103,7 +103,7 @@ func TestHiddenDirectories(t *testing.T) {
 		unit               map[string]string
 		found, fix         string
 	}{
-		{"root_dir", "/home/k", "/run/csi.sock", unit, "does not see /home/k: it has an empty /home of its own (ProtectHome=yes)", "Environment=KUBELET_ROOT_DIR=/home/k 'ReadWritePaths=-/home/k/plugins_registry -/home/k/plugins/csi-registrar' ProtectHome=no > "},
+		{"root_dir", "/home/k", "/run/csi.sock", unit, "does not see /home/k: it has its own empty /home (ProtectHome=yes)", "Environment=KUBELET_ROOT_DIR=/home/k 'ReadWritePaths=-/home/k/plugins_registry -/home/k/plugins/csi-registrar' ProtectHome=no > "},
 		{"socket", "/k", "/tmp/csi.sock", unit, "the socket /tmp/csi.sock is in /tmp, ", "PrivateTmp=no > "},
 		{"both", "/home/k", "/root/csi.sock", unit, "does not see /home/k", "ProtectHome=no"},
 		{"neither", "/k", "/run/csi.sock", unit, "", ""},

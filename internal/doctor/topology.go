@@ -21,7 +21,7 @@ func (x *diagnosis) topologyRefusal(d config.Driver, st status.Driver) (expected
 	}
 	if other, key := x.sharesTopology(d.Name, keys); other != "" {
 		return fmt.Sprintf("%s and %s report the same value of the topology key %s: a Node has one label of that name", d.Name, other, safetext.Word(key)),
-			[]Fix{note("removing the label would only have the kubelet refuse %s instead", other),
+			[]Fix{note("if you removed the label, the kubelet would refuse %s instead", other),
 				note("change the topology of one of the two drivers in its configuration, then run"), reregister(d)}
 	}
 	return "the labels of the Node agree with the topology of the driver: the kubelet refuses another value while the old label is there",
@@ -41,8 +41,8 @@ func (x *diagnosis) relabel(d config.Driver, keys []string) []Fix {
 	return append(fix, f)
 }
 
-// nodeName returns the name of the Node object as the kubelet chooses it unless a cloud provider
-// does.
+// nodeName returns the name that the kubelet chooses for the Node object. (A cloud provider may
+// choose another one.)
 func (x *diagnosis) nodeName() string {
 	if x.kubelet != nil {
 		// an error: it has ended
@@ -69,12 +69,12 @@ func (x *diagnosis) nodeName() string {
 	return "NODE"
 }
 
-// isNodeName reports whether a Node can have a name: a DNS-1123 subdomain.
+// isNodeName reports whether name is valid for a Node: a DNS-1123 subdomain.
 func isNodeName(name string) bool {
 	return len(name) <= 253 && strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-.") == "" && strings.Trim(name, "-.") == name && name != ""
 }
 
-// sharesTopology returns another driver that reports one of the topology keys, and which.
+// sharesTopology returns another driver that reports one of the topology keys, and that key.
 func (x *diagnosis) sharesTopology(driver string, keys []string) (other, key string) {
 	for _, st := range x.daemon.Drivers {
 		for _, k := range keys {

@@ -10,20 +10,24 @@ import (
 	"csi-registrar/internal/volumes"
 )
 
-// volumes reports volumes that the kubelet cannot unmount, or has lost track of, and what the
-// kubelet does about them by itself (kubelet v1.36: pkg/volume/csi,
+// readVolumes finds the volumes that are in use.
+func (x *diagnosis) readVolumes(ctx context.Context) {
+	root := x.config.Config.Kubelet.RootDir
+	x.volumes, x.volumesErr = look(ctx, x, root, func() ([]volumes.Volume, error) { return volumes.Read(root, x.proc()) })
+}
+
+// volumeProblems reports volumes that the kubelet cannot unmount, or has lost track of, and what
+// the kubelet does about them by itself (kubelet v1.36: pkg/volume/csi,
 // pkg/kubelet/volumemanager/reconciler). Doctor does not ask the API server whether a pod still
 // exists.
-func (x *diagnosis) volumes(ctx context.Context) {
-	root := x.config.Config.Kubelet.RootDir
-	all, err := look(ctx, x, root, func() ([]volumes.Volume, error) { return volumes.Read(root, x.proc()) })
-	if err != nil {
-		x.checked("", StepVolumes, Skipped, "they cannot be looked at: %v", err)
+func (x *diagnosis) volumeProblems() {
+	if x.volumesErr != nil {
+		x.checked("", StepVolumes, Skipped, "the volumes cannot be read: %v", x.volumesErr)
 		return
 	}
 	published := 0
 	wrong := map[volumes.Problem][]volumes.Volume{}
-	for _, v := range all {
+	for _, v := range x.volumes {
 		if v.Pod != "" {
 			published++
 		}
@@ -33,14 +37,14 @@ func (x *diagnosis) volumes(ctx context.Context) {
 		}
 	}
 	if len(wrong) == 0 {
-		x.checked("", StepVolumes, OK, "%d published to pods, %d staged", published, len(all)-published)
+		x.checked("", StepVolumes, OK, "%d published to pods, %d staged", published, len(x.volumes)-published)
 	}
-	restart := []Fix{note("if its pod is to stay: the kubelet, restarted, calls the driver again and writes the file"), x.kubelet.restart(),
+	restart := []Fix{note("if its pod is to stay: restart the kubelet, which then calls the driver again and writes the file"), x.kubelet.restart(),
 		note("if its pod is gone: write the file again, with driverName, volumeHandle and specVolID from driver, volumeHandle and the name"),
-		note("of its PersistentVolume: the kubelet then goes on within about two minutes, or at its next start")}
+		note("of its PersistentVolume: the kubelet then continues within about two minutes, or at its next start")}
 	if list := wrong[volumes.Broken]; list != nil {
 		x.problem("", StepVolumes, VolumeDataBroken, "the kubelet cannot read vol_data.json of "+volumeList(list)+
-			": it tries again to unmount, without an end, and the pod stays Terminating; after a restart it tries once",
+			": it retries the unmount forever, and the pod stays Terminating; after a restart it tries once",
 			"a JSON object with driverName and volumeHandle, which the kubelet writes before it calls the driver", restart...)
 	}
 	if list := wrong[volumes.NoData]; list != nil {
@@ -49,24 +53,24 @@ func (x *diagnosis) volumes(ctx context.Context) {
 	}
 	if list := wrong[volumes.Unmounted]; list != nil {
 		x.warning("", StepVolumes, VolumeNotMounted, "published, and nothing is mounted there: "+volumeList(list)+
-			": the kubelet does not look again while it runs", "a mount, unless this driver publishes without one",
-			note("the kubelet, restarted, publishes again what a pod still wants, and unpublishes the rest"), x.kubelet.restart())
+			": the kubelet does not check again while it runs", "a mount, unless this driver publishes without one",
+			note("the kubelet, restarted, publishes again what a pod still uses, and unpublishes the rest"), x.kubelet.restart())
 	}
 	if list := wrong[volumes.Unused]; list != nil {
 		x.warning("", StepVolumes, VolumeStillStaged, "staged, and published to no pod of this node: "+volumeList(list)+
-			": the kubelet unstages it, again and again if the driver fails; one that was restarted in between has forgotten it",
+			": the kubelet unstages it, and retries if the driver fails; a kubelet that was restarted in between has forgotten it",
 			"it is unstaged after the last pod", logOf(x.kubelet.service()),
-			note("if it was forgotten: run a pod with this volume on this node and delete it, and the kubelet unstages"))
+			note("if the kubelet has forgotten it: run a pod with this volume on this node and delete it, and the kubelet unstages it"))
 	}
 }
 
 // stuckVolumes returns how many volumes the kubelet cannot unmount while no driver is registered,
 // as the rest of a sentence; empty if there are none.
-func (x *diagnosis) stuckVolumes(ctx context.Context) string {
+func (x *diagnosis) stuckVolumes() string {
 	n := 0
 	for _, d := range x.config.Config.Drivers {
 		if d.Enabled {
-			n += x.volumesOf(ctx, d.Name)
+			n += x.volumesOf(d.Name)
 		}
 	}
 	if n == 0 {
@@ -75,14 +79,9 @@ func (x *diagnosis) stuckVolumes(ctx context.Context) string {
 	return fmt.Sprintf("; %s in use, which the kubelet cannot unmount while the driver is not registered", count(n, "volume"))
 }
 
-// volumesOf returns how many volumes of a driver are in use; 0 if that cannot be seen.
-func (x *diagnosis) volumesOf(ctx context.Context, driver string) (n int) {
-	root := x.config.Config.Kubelet.RootDir
-	all, err := look(ctx, x, root, func() ([]volumes.Volume, error) { return volumes.Read(root, x.proc()) })
-	if err != nil {
-		return 0
-	}
-	for _, v := range all {
+// volumesOf returns the number of a driver's volumes that are in use, as far as they can be read.
+func (x *diagnosis) volumesOf(driver string) (n int) {
+	for _, v := range x.volumes {
 		if v.Driver == driver {
 			n++
 		}

@@ -11,13 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watching says what a process watches.
+// watching is the relation of a process to a directory.
 type watching int
 
 const (
-	nothing   watching = iota // it has no inotify watch at all
-	elsewhere                 // it has some, none of them on that directory
-	watched                   // one is on that very directory
+	nothing   watching = iota // it has no inotify watches
+	elsewhere                 // it watches only other directories
+	watched                   // it watches the directory
 )
 
 const maxWatches = 4 << 20 // bytes of a file in fdinfo: some 40,000 watches
@@ -25,8 +25,8 @@ const maxWatches = 4 << 20 // bytes of a file in fdinfo: some 40,000 watches
 // watches looks for the directory among the inotify watches of the process with that directory
 // in /proc (fdinfo, proc(5)). That needs root.
 //
-// The kernel prints the number of the file system as it has it inside, which on btrfs and
-// overlayfs is not the one that stat gives: there the inode alone must do.
+// The kernel prints its internal number of the file system, which on btrfs and overlayfs differs
+// from that of stat: there only the inode is compared.
 func watches(proc, dir string) (watching, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(dir, &st); err != nil {
@@ -64,7 +64,8 @@ func watches(proc, dir string) (watching, error) {
 	return answer, nil
 }
 
-// ownDeviceNumbers reports whether the file system shows other device numbers than it has.
+// ownDeviceNumbers reports whether stat returns other device numbers than the kernel uses
+// internally.
 func ownDeviceNumbers(dir string) bool {
 	var st unix.Statfs_t
 	if unix.Statfs(dir, &st) != nil {

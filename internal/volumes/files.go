@@ -128,23 +128,3 @@ func (r *reader) read(name string) (text string, changed time.Time, err error) {
 	data, err := io.ReadAll(io.LimitReader(f, maxData))
 	return string(data), fi.ModTime(), err
 }
-
-// mountPoints reads the list of mount points (proc_pid_mountinfo(5)).
-func (r *reader) mountPoints(mountinfo string) error {
-	f, err := os.Open(mountinfo)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, maxMounts))
-	r.mounts = map[string]bool{}
-	for line := range strings.Lines(string(text)) {
-		if fields := strings.Fields(line); len(fields) > 4 {
-			r.mounts[unescape.Replace(fields[4])] = true
-		}
-	}
-	return err
-}
-
-// unescape decodes the kernel's escapes of field separators.
-var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)

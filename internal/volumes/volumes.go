@@ -98,9 +98,12 @@ func Count(ctx context.Context, pool *worker.Pool, rootDir string) (map[string]s
 // directory does not answer. After an error it returns what it could read, without Unmounted and
 // Unused.
 func Read(rootDir, proc string) ([]Volume, error) {
-	r := &reader{left: maxNames}
-	err := r.mountPoints(filepath.Join(proc, "self/mountinfo"))
+	r := &reader{left: maxNames, mounts: map[string]bool{}}
+	mounts, err := Mounts(proc)
 	if err == nil {
+		for _, m := range mounts {
+			r.mounts[m.Point] = true
+		}
 		r.within(filepath.Join(rootDir, "pods"), r.pods)
 		r.within(filepath.Join(rootDir, "plugins/kubernetes.io/csi"), r.staged)
 		err = r.err

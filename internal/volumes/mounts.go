@@ -1,0 +1,34 @@
+package volumes
+
+import (
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// Mount is a line of mountinfo (proc_pid_mountinfo(5)).
+type Mount struct{ Point, Type, Source string }
+
+// Mounts returns the mounts of this process, in the order in which they were made, from
+// self/mountinfo in proc.
+func Mounts(proc string) ([]Mount, error) {
+	f, err := os.Open(filepath.Join(proc, "self/mountinfo"))
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxMounts))
+	var all []Mount
+	for line := range strings.Lines(string(text)) {
+		before, after, ok := strings.Cut(strings.TrimSuffix(line, "\n"), " - ")
+		fields, rest := strings.Fields(before), strings.Fields(after)
+		if ok && len(fields) >= 6 && len(rest) >= 2 {
+			all = append(all, Mount{unescape.Replace(fields[4]), rest[0], unescape.Replace(rest[1])})
+		}
+	}
+	return all, err
+}
+
+// unescape decodes the kernel's escapes of field separators.
+var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\043`, "#", `\134`, `\`)
