@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"testing"
+	"time"
 
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/unixsock"
@@ -63,4 +64,35 @@ func TestALateAdoptionRemovesWhatItCannotProve(t *testing.T) {
 	if !isGone(s.path) {
 		t.Error("the socket is left")
 	}
+}
+
+// The process ends while a socket is put in place: its temporary name is removed all the same.
+func TestClosedWhileTheSocketIsPutInPlace(t *testing.T) {
+	w := newWorld(t)
+	host := newHost()
+	begun, release := make(chan struct{}), make(chan struct{})
+	host.Writable = func(string) error { return os.ErrPermission } // bound in the directory itself
+	host.MoveIntoPlace = func(from, to string) error {
+		close(begun)
+		<-release
+		return moveIntoPlace(from, to)
+	}
+	r := w.open(with(newManager(t), true), func(o *Options) { o.Host = host })
+	s := socket(t, r, "a")
+	ctx, stop := context.WithCancel(t.Context())
+	published := make(chan error, 1)
+	go func() { published <- s.Publish(ctx, announcement("a")) }()
+	<-begun
+	stop()
+	if err := <-published; !errors.Is(err, context.Canceled) {
+		t.Errorf("published: %v", err)
+	}
+	// After Close has given up. Nothing orders the two, so the race detector sees what they share.
+	time.AfterFunc(2*closeTime, func() { close(release) })
+	err := s.Close(t.Context())
+	if _, ok := errors.AsType[*worker.NotAnswering](err); !ok {
+		t.Errorf("closed: %v", err)
+	}
+	eventually(t, "the publication ends", func() bool { return len(r.o.Pool.Stuck()) == 0 })
+	w.wantNoTemporary()
 }

@@ -25,10 +25,10 @@ type listener struct {
 	done     chan struct{}   // closed when it accepts no more
 	warnedAt time.Time       // Accept's
 	unsaved  atomic.Bool     // the written record is not complete
-	linger   *time.Timer     // removes its temporary name; nil: it has none
 
-	record         // guarded by s.mu, but for Path, Bound and FileID, which never change
-	notKept string // why it is not in the descriptor store; guarded by s.mu
+	record              // guarded by s.mu, but for Path, Bound and FileID, which never change
+	notKept string      // why it is not in the descriptor store; guarded by s.mu
+	linger  *time.Timer // removes its temporary name; nil: it has none; guarded by s.mu
 }
 
 func newListener(s *Socket, l Listener, dir unixsock.FileID, rec record) *listener {
@@ -42,6 +42,8 @@ const temporaryFor = 5 * time.Second
 // removeLater removes the temporary name of the socket, when the kubelet has examined it, or when
 // the listener is stopped.
 func (p *listener) removeLater(temporary string) {
+	p.s.mu.Lock()
+	defer p.s.mu.Unlock()
 	p.linger = time.AfterFunc(temporaryFor, func() { p.removeTemporary(temporary) })
 }
 
@@ -96,7 +98,10 @@ func (p *listener) stop(last bool) {
 	for end := time.Now().Add(lastCalls); last && p.pending() && time.Now().Before(end); {
 		time.Sleep(time.Millisecond) // nothing reports that the queue is empty
 	}
-	if p.linger != nil && p.linger.Stop() {
+	p.s.mu.Lock()
+	linger := p.linger
+	p.s.mu.Unlock()
+	if linger != nil && linger.Stop() {
 		p.removeTemporary(p.Bound)
 	}
 	_ = p.SetDeadline(time.Now()) // fails if it is closed already
