@@ -150,7 +150,7 @@ func (p *parts) Socket(ctx context.Context, c *config.Config, name string) (agen
 		return nil, errors.Join(err, s.Close(context.WithoutCancel(ctx)))
 	}
 	if err != nil {
-		p.log.Warn("cannot adopt the registration socket of an earlier process", "driver", name, "error", err)
+		p.log.Warn("the registration socket of an earlier process is not adopted yet", "driver", name, "error", err)
 	}
 	return s, nil
 }

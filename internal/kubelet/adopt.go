@@ -18,8 +18,9 @@ import (
 // the kubelet's answer. A listener without that proof is closed and forgotten, and its socket
 // removed, also below an earlier root_dir that is in the record. The Socket owns the files.
 //
-// After a *worker.NotAnswering the files are adopted before the next operation. Until then nobody
-// else can take the path, because the store holds the listener.
+// What cannot be adopted is logged, and is no error. After a *worker.NotAnswering the files are
+// adopted before the next operation. Until then nobody else can take the path, because the store
+// holds the listener.
 func (s *Socket) Adopt(ctx context.Context, files []*os.File) error {
 	if len(files) == 0 {
 		return nil
@@ -44,7 +45,7 @@ func (s *Socket) adopt(ctx context.Context) error {
 		}
 		switch {
 		case !s.proves(rec, l.Addr().String()):
-			errs = append(errs, fmt.Errorf("cannot adopt the registration socket of an earlier process: it has no record, or %s is another socket", s.path))
+			errs = append(errs, fmt.Errorf("the socket has no record, or %s is another one", s.path))
 		case rec.Path != s.path:
 			did, err := s.r.o.Host.RemoveFile(rec.Path, rec.FileID)
 			if did {

@@ -119,7 +119,7 @@ func TestRecordNotBelieved(t *testing.T) {
 				os.WriteFile(r.recordOf("a"), []byte(`{"path": 7`), 0o600)
 			}
 			s := socket(t, r, "a")
-			if err := s.Adopt(t.Context(), m.pass(t, "registration-a")); err == nil {
+			if err := s.Adopt(t.Context(), m.pass(t, "registration-a")); err != nil || !w.cannotAdopt() {
 				t.Fatal("adopted")
 			}
 			if l := s.Look(); l.Up || l.Place != status.Missing || m.count("registration-a") != 0 {
@@ -151,7 +151,7 @@ func TestAdoptNotProven(t *testing.T) {
 			s := socket(t, r, "a")
 			change(t, s.path)
 			before, _ := unixsock.Lstat(s.path)
-			if err := s.Adopt(t.Context(), m.pass(t, "registration-a")); err == nil || isConflict(err) {
+			if err := s.Adopt(t.Context(), m.pass(t, "registration-a")); err != nil || !w.cannotAdopt() {
 				t.Fatalf("adopted: %v", err)
 			}
 			if after, _ := unixsock.Lstat(s.path); after != before {
@@ -182,7 +182,7 @@ func TestAdoptWhatNeverCameToItsPath(t *testing.T) {
 	if removed, err := r.Sweep(t.Context(), []string{"a"}); err != nil || len(removed) > 0 {
 		t.Errorf("the store has it: %v %v", removed, err)
 	}
-	if err := s.Adopt(t.Context(), m.pass(t, "registration-a")); err == nil {
+	if err := s.Adopt(t.Context(), m.pass(t, "registration-a")); err != nil || !w.cannotAdopt() {
 		t.Error("adopted without a record")
 	}
 	w.wantNoTemporary()
@@ -242,7 +242,8 @@ func TestAdoptWhatIsNoListener(t *testing.T) {
 		},
 	}
 	for name, f := range open {
-		if err := s.Adopt(t.Context(), []*os.File{f()}); err == nil {
+		before := w.log.String()
+		if err := s.Adopt(t.Context(), []*os.File{f()}); err != nil || !strings.Contains(w.log.String()[len(before):], "cannot adopt") {
 			t.Errorf("%s was adopted", name)
 		}
 	}
@@ -269,7 +270,7 @@ func TestAdoptTwoOfOneName(t *testing.T) {
 			files[1] = again[0]
 		}
 		s := socket(t, w.open(with(m, true)), "a")
-		if err := s.Adopt(t.Context(), files); (err == nil) != (order == "twice the same") {
+		if err := s.Adopt(t.Context(), files); err != nil || w.cannotAdopt() == (order == "twice the same") {
 			t.Errorf("%s: %v", order, err)
 		}
 		if l := look(t, s); !l.Notification.Registered || l.Place != status.Ours {

@@ -246,6 +246,9 @@ func wantConflict(t *testing.T, err error, holder string) {
 	}
 }
 
+// cannotAdopt reports whether it was logged that a socket of an earlier process cannot be adopted.
+func (w *world) cannotAdopt() bool { return strings.Contains(w.log.String(), "cannot adopt") }
+
 // recorded returns the record of a driver; the zero one if there is none.
 func recorded(r *Registry, name string) record {
 	rec, _ := newHost().readRecord(r.recordOf(name))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -63,6 +64,32 @@ func TestALateAdoptionRemovesWhatItCannotProve(t *testing.T) {
 	}
 	if !isGone(s.path) {
 		t.Error("the socket is left")
+	}
+}
+
+// What is wrong with a socket of an earlier process does not make the next change fail: a good
+// publication would be retried, which costs the kubelet another registration.
+func TestALateAdoptionThatFailsIsNotTheErrorOfTheNextChange(t *testing.T) {
+	w := newWorld(t)
+	m := newManager(t)
+	leave(w, m, "a")
+	r := w.open(with(m, true))
+	s := socket(t, r, "a")
+	if err := os.Remove(r.recordOf("a")); err != nil {
+		t.Fatal(err)
+	}
+	answer := hang(t, r, s.path)
+	err := s.Adopt(t.Context(), m.pass(t, "registration-a"))
+	if _, ok := errors.AsType[*worker.NotAnswering](err); !ok {
+		t.Fatalf("adopted without an answer: %v", err)
+	}
+	answer()
+	if err := s.Publish(t.Context(), announcement("a")); err != nil {
+		t.Errorf("published, but: %v", err)
+	}
+	wantPlace(t, s, status.Ours)
+	if log := w.log.String(); !strings.Contains(log, "the socket has no record") {
+		t.Errorf("the reason is not logged:\n%s", log)
 	}
 }
 

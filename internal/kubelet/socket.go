@@ -67,7 +67,10 @@ func (s *Socket) do(ctx context.Context, limit time.Duration, f func(context.Con
 	err, late := worker.Do(waiting, s.worker, limit, func() error {
 		limited, cancel := context.WithTimeout(whole, limit)
 		defer cancel()
-		err := errors.Join(s.adopt(limited), f(limited))
+		if err := s.adopt(limited); err != nil {
+			s.log.Warn("cannot adopt the registration socket of an earlier process", "error", err)
+		}
+		err := f(limited)
 		if s.closed.Load() { // this call was abandoned, and Close did not wait for it
 			err = errors.Join(err, s.end(limited))
 		}
