@@ -402,6 +402,58 @@ func TestALateWithdrawalLeavesTheSocketOfANewRootDir(t *testing.T) {
 	}
 }
 
+// The record is that of the newest socket, whatever is still reported to the one below an earlier
+// root_dir, which could not be withdrawn yet.
+func TestASocketOfAnEarlierRootDirDoesNotOverwriteTheRecordOfItsSuccessor(t *testing.T) {
+	for what, write := range map[string]func(*testing.T, *Socket, *kubelet) error{
+		"closed": func(t *testing.T, old *Socket, k *kubelet) error {
+			_, err := k.getInfo(t) // which only the next Check writes
+			return err
+		},
+		"checked": func(t *testing.T, old *Socket, k *kubelet) error {
+			_, err := k.getInfo(t)
+			return errors.Join(err, old.Check(t.Context()))
+		},
+		"acknowledged": func(t *testing.T, old *Socket, _ *kubelet) error {
+			return old.Acknowledge(t.Context(), announcement("a"))
+		},
+		"confirmed": func(t *testing.T, _ *Socket, k *kubelet) error {
+			k.notify(t, true, "")
+			return nil
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			w := newWorld(t)
+			m := newManager(t)
+			_, old := w.published("a", with(m, true))
+			w.root = filepath.Join(w.root, "new")
+			if err := os.Mkdir(w.root, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			r, s := w.published("a", with(m, true))
+			if err := write(t, old, dialAsKubelet(t, old.path)); err != nil {
+				t.Fatal(err)
+			}
+			if err := old.Close(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if rec := recorded(r, "a"); rec.Path != s.path {
+				t.Errorf("the record is of %s", rec.Path)
+			}
+			if !isGone(old.path) {
+				t.Error("a socket that nobody adopts is left")
+			}
+			if err := s.Close(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			next := socket(t, w.open(with(m, true)), "a")
+			if err := next.Adopt(t.Context(), m.pass(t, StorePrefix+"a")); err != nil || !next.Look().Up {
+				t.Errorf("the next process: %v", err)
+			}
+		})
+	}
+}
+
 func TestRemoveRecorded(t *testing.T) {
 	w := newWorld(t)
 	m := newManager(t)

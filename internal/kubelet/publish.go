@@ -174,6 +174,9 @@ func (s *Socket) moveIn(temporary string, p, old *listener) error {
 		}
 	}
 	s.current.Store(p)
+	if s.anotherRecorded() { // p took its place in the store
+		s.removeRecord()
+	}
 	if err := s.save(p); err != nil {
 		s.log.Warn("the registration socket is published without its record", "error", err)
 	}

@@ -42,8 +42,9 @@ func (r *Registry) recordOf(name string) string {
 	return filepath.Join(recordsIn(r.o.RunDir), name+recordSuffix)
 }
 
-// save writes the record of p, if p is still current. Without a record, as while /run is full, the
-// next process does not recognize the socket as ours, and publishes again.
+// save writes the record of p, if p is still current and the record is not another Socket's.
+// Without a record, as while /run is full, the next process does not recognize the socket as ours,
+// and publishes again.
 func (s *Socket) save(p *listener) error {
 	if s.r.o.RunDir == "" {
 		return nil
@@ -54,7 +55,7 @@ func (s *Socket) save(p *listener) error {
 	s.mu.Lock()
 	rec := p.record
 	s.mu.Unlock()
-	if s.current.Load() != p {
+	if s.current.Load() != p || s.anotherRecorded() {
 		return nil
 	}
 	if err := s.r.o.Host.writeJSON(s.r.recordOf(s.name), rec); err != nil {
@@ -89,6 +90,17 @@ func (h *Host) writeJSON(path string, record any) error {
 		return errors.Join(err, ignoreMissing(h.Remove(temporary)))
 	}
 	return h.Rename(temporary, path)
+}
+
+// anotherRecorded reports whether the record, and so the listener in the store, is that of another
+// Socket of the driver, below an earlier or a later root_dir: while a file system does not answer,
+// the earlier one cannot be withdrawn.
+func (s *Socket) anotherRecorded() bool {
+	if s.r.o.RunDir == "" {
+		return false
+	}
+	rec, err := s.r.o.Host.readRecord(s.r.recordOf(s.name))
+	return err == nil && rec.Path != s.path
 }
 
 func (s *Socket) removeRecord() {

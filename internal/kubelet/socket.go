@@ -188,23 +188,13 @@ func (s *Socket) withdraw(ctx context.Context) error {
 	}
 	// It is withdrawn now, whatever else fails.
 	s.current.Store(nil)
-	if !s.isSucceeded() {
+	if !s.anotherRecorded() {
 		// before the store: a listener without a record is closed by the next process
 		s.removeRecord()
 		s.forget(ctx)
 	}
 	p.stop(true)
 	return nil
-}
-
-// isSucceeded reports whether the record, and so the listener in the store, is that of the driver's
-// Socket below a later root_dir: a withdrawal takes long while a file system does not answer.
-func (s *Socket) isSucceeded() bool {
-	if s.r.o.RunDir == "" {
-		return false
-	}
-	rec, err := s.r.o.Host.readRecord(s.r.recordOf(s.name))
-	return err == nil && rec.Path != s.path
 }
 
 // Close implements agent.Socket. With Options.KeepSockets a listener in the store stays as it is,
@@ -242,7 +232,7 @@ func (s *Socket) end(ctx context.Context) error {
 		return s.r.o.Host.removeLink(rootdir.EndpointLink(s.r.dir.root, s.name))
 	case p == nil:
 		return nil
-	case s.r.o.KeepSockets && s.Look().NotKept == "" && !s.discarded.Load():
+	case s.r.o.KeepSockets && s.Look().NotKept == "" && !s.discarded.Load() && !s.anotherRecorded():
 		s.saveAgain()
 		p.stop(false) // still current, so that a Notify in flight is recorded
 		return nil
@@ -250,7 +240,9 @@ func (s *Socket) end(ctx context.Context) error {
 	err := s.withdraw(ctx)
 	if s.current.Load() != nil { // its path could not be removed: at least it is stale now
 		s.current.Store(nil)
-		s.forget(ctx)
+		if !s.anotherRecorded() {
+			s.forget(ctx)
+		}
 	}
 	p.stop(false)
 	return err
