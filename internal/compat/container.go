@@ -56,7 +56,8 @@ func (c container) flag(name string) (value string, found bool, err error) {
 // expand replaces $(NAME) as Kubernetes does, from the literal env of the container, whose values
 // may refer to entries before them. $$ stands for $.
 func (c container) expand(s string) (string, error) {
-	// In order and once each: recursion would not end for entries that refer to each other.
+	// Expand each entry once, in order: recursion would not end for entries that refer to each
+	// other.
 	vars := make(map[string]variable, len(c.Env))
 	for _, e := range c.Env {
 		var v variable
@@ -111,7 +112,7 @@ func (c container) replace(s string, vars map[string]variable) (string, error) {
 func (p podSpec) hostPath(c container, file string) (string, error) {
 	best := c.mountOf(file)
 	if best.MountPath == "" {
-		return "", withHint(hintVolume, fmt.Errorf("no volume is mounted where %s is, so only the container itself sees it", safetext.Word(file)))
+		return "", withHint(hintVolume, fmt.Errorf("no volume is mounted at %s, so it exists only inside the container", safetext.Word(file)))
 	}
 	i := slices.IndexFunc(p.Volumes, func(v volume) bool { return v.Name == best.Name })
 	if i < 0 {

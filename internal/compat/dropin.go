@@ -10,7 +10,7 @@ import (
 	"csi-registrar/internal/config"
 )
 
-// FileName returns the name under which the drop-in of these drivers is to be saved.
+// FileName returns the file name for the drop-in of these drivers.
 func FileName(registrars []Registrar) string {
 	if len(registrars) == 1 {
 		return "60-" + registrars[0].Driver.Name + ".toml"
@@ -19,7 +19,7 @@ func FileName(registrars []Registrar) string {
 }
 
 // WriteDropIn writes the TOML that replaces registrars, with instructions in its comments. The
-// tables have only what differs from the defaults.
+// tables have only the values that differ from the defaults.
 func WriteDropIn(w io.Writer, registrars []Registrar, edits []Edits) error {
 	if len(registrars) == 0 {
 		return nil
@@ -31,7 +31,7 @@ func WriteDropIn(w io.Writer, registrars []Registrar, edits []Edits) error {
 			fmt.Fprintf(&b, "%s = %s\n", key, strconv.Quote(value))
 		}
 	}
-	// All have the same one.
+	// All registrars have the same root directory.
 	if rootDir := registrars[0].RootDir; rootDir != config.Default().Kubelet.RootDir {
 		b.WriteString("\n# The root directory of the manifest's kubelet. The unit needs a drop-in for it:\n" +
 			"# `csi-registrar config check` prints it.\n[kubelet]\n")
@@ -54,7 +54,8 @@ func WriteDropIn(w io.Writer, registrars []Registrar, edits []Edits) error {
 	return err
 }
 
-// writeInstructions writes what to do with the file and with the manifests of its registrars.
+// writeInstructions writes where to save the file, and how to change the workloads of its
+// registrars.
 func writeInstructions(b *strings.Builder, registrars []Registrar, edits []Edits) {
 	what := registrars[0].Driver.Name
 	if len(registrars) > 1 {

@@ -10,21 +10,20 @@ import (
 	"csi-registrar/internal/safetext"
 )
 
-// Edits is what to change in a workload when csi-registrar replaces its registrars.
+// Edits lists the changes to a workload when csi-registrar replaces its registrars.
 type Edits struct {
 	Workload string // as "FILE: KIND NAMESPACE/NAME"
-	// Whole reports that nothing useful is left without the registrars: the workload is to be
-	// deleted.
+	// Whole means that nothing useful is left without the registrars: delete the workload.
 	Whole      bool
 	Containers []ContainerRef
 	Unmount    []MountRef
 	Mount      []MountRef
 	Volumes    []string
-	Keep       []string // sentences about what must stay, and why
+	Keep       []string // sentences that name a container to keep, and why
 	Warnings   []string
 }
 
-// ContainerRef is a container, and the list of the pod that it is in.
+// ContainerRef is a container and the list of the pod that contains it.
 type ContainerRef struct{ List, Name string }
 
 // MountRef is a mount of a volume in a container.
@@ -35,15 +34,15 @@ type MountRef struct {
 	SubPath   string
 }
 
-// socketDirMount is where the directory of the driver's socket is mounted if nothing but the mount
-// makes that directory. No image has anything there that it could hide.
+// socketDirMount is where to mount the directory of the driver's socket if only the mount creates
+// that directory. No image has files there that the mount could hide.
 const socketDirMount = "/csi-socket-dir"
 
 // addEdits adds the edits of each workload whose registrars were imported.
 func (res *Result) addEdits(rs []*registration) {
 	for i, r := range rs {
 		if i > 0 && rs[i-1].workload == r.workload {
-			continue // done with the first registrar of the workload
+			continue // the first registrar of the workload added the edits
 		}
 		var imported []*registration
 		for _, o := range rs {
@@ -59,7 +58,7 @@ func (res *Result) addEdits(rs []*registration) {
 	}
 }
 
-// edits derives the changes from the registrars that are no longer needed.
+// edits derives the changes that remove registrars.
 func (w *workload) edits(rs []*registration) Edits {
 	e := Edits{Workload: w.String()}
 	isReplaced := func(c container) bool {
@@ -106,9 +105,10 @@ func (e *Edits) unmountRegistry(w *workload, rest []container) {
 	}
 }
 
-// removeVolumes finds the volumes that only the registrars mount. One that makes the directory of
-// the driver's socket is not removed but mounted elsewhere: the kubelet ignores a volume that no
-// container mounts, and the driver cannot bind its socket in a directory that does not exist.
+// removeVolumes finds the volumes that only the registrars mount. A volume that creates the
+// directory of the driver's socket is not removed but mounted elsewhere: the kubelet ignores a
+// volume that no container mounts, and the driver cannot bind its socket in a directory that does
+// not exist.
 func (e *Edits) removeVolumes(w *workload, rs []*registration, rest []container) {
 	stillMounted := func(v volume) bool {
 		return slices.ContainsFunc(rest, func(c container) bool {
@@ -117,7 +117,7 @@ func (e *Edits) removeVolumes(w *workload, rs []*registration, rest []container)
 			})
 		})
 	}
-	// madeOtherwise reports whether a volume that stays makes the directory.
+	// madeOtherwise reports whether a volume that stays creates the directory.
 	madeOtherwise := func(dir string) bool {
 		return slices.ContainsFunc(w.pod.Volumes, func(v volume) bool {
 			return v.HostPath != nil && v.HostPath.creates() && contains(dir, v.HostPath.Path) && stillMounted(v)
@@ -146,7 +146,7 @@ func (e *Edits) removeVolumes(w *workload, rs []*registration, rest []container)
 }
 
 // driverContainer returns the name of the container that serves the socket, as far as the manifest
-// shows: one that is told its path, else one that sees it, else any that is no sidecar.
+// shows it: one that is given its path, else one that sees it, else any that is no sidecar.
 func (w *workload) driverContainer(r *registration, rest []container) string {
 	sees := func(c container) bool {
 		return slices.ContainsFunc(c.VolumeMounts, func(m volumeMount) bool {
@@ -164,17 +164,13 @@ func (w *workload) driverContainer(r *registration, rest []container) string {
 	isAny := func(container) bool { return true }
 	for _, match := range []func(container) bool{isTold, sees, isAny} {
 		for _, c := range rest {
-			if !c.isSidecar() && match(c) && c.isRunning(w.pod) {
+			isInit := slices.ContainsFunc(w.pod.InitContainers, func(i container) bool { return i.Name == c.Name })
+			if !c.isSidecar() && match(c) && !isInit {
 				return c.Name
 			}
 		}
 	}
 	return rest[0].Name
-}
-
-// isRunning reports whether the container runs as long as the pod, other than an init container.
-func (c container) isRunning(p podSpec) bool {
-	return slices.ContainsFunc(p.Containers, func(o container) bool { return o.Name == c.Name })
 }
 
 func (w *workload) container(name string) container {
@@ -192,7 +188,7 @@ func (c container) mounts(volume string) bool {
 func (e *Edits) keepProbes(rest []container) {
 	for _, c := range rest {
 		if c.isLivenessProbe() {
-			e.Keep = append(e.Keep, fmt.Sprintf("keep the container %s: with it the kubelet restarts a driver that hangs, which csi-registrar does not do", safetext.Word(c.Name)))
+			e.Keep = append(e.Keep, fmt.Sprintf("keep the container %s: the kubelet uses it to restart a driver that hangs, which csi-registrar does not do", safetext.Word(c.Name)))
 		}
 	}
 }
@@ -202,7 +198,7 @@ const httpPort = "9809"
 
 func (e *Edits) warn(w *workload, rest []container) {
 	if m := w.manager(); m != "" {
-		e.Warnings = append(e.Warnings, "this workload is managed by "+m+", which puts the sidecar back: see from-the-sidecar.md")
+		e.Warnings = append(e.Warnings, "this workload is managed by "+m+", which restores the sidecar: see from-the-sidecar.md")
 	}
 	if !w.pod.HostNetwork {
 		return
@@ -224,12 +220,12 @@ func (e *Edits) warn(w *workload, rest []container) {
 	}
 }
 
-// Lines words the edits, one a line.
+// Lines describes the edits, one in each line.
 func (e Edits) Lines() []string {
 	var lines []string
 	add := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
 	if e.Whole {
-		add("delete it: nothing is left in it without its registrar")
+		add("delete it: it has nothing but its registrar")
 	} else {
 		for _, c := range e.Containers {
 			add("remove the container %s (under %s), with its probes, ports and lifecycle", safetext.Word(c.Name), c.List)
@@ -248,7 +244,7 @@ func (e Edits) Lines() []string {
 			sub = ", subPath: " + safetext.Word(m.SubPath)
 		}
 		add("keep the volume %s and mount it in the container %s (mountPath: %s%s, readOnly: true): the directory of the driver's socket "+
-			"is made for it, and only if a container mounts it", safetext.Word(m.Volume), safetext.Word(m.Container), m.Path, sub)
+			"is created for it, and only if a container mounts it", safetext.Word(m.Volume), safetext.Word(m.Container), m.Path, sub)
 	}
 	lines = append(lines, e.Keep...)
 	return append(lines, e.Warnings...)

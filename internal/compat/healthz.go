@@ -10,10 +10,10 @@ import (
 // Handler serves /healthz as node-driver-registrar does on --http-endpoint, and the profiles of
 // --enable-pprof if pprof is not nil.
 //
-// check returns nil while the registration socket is in place, an error that is fs.ErrNotExist if
-// there is none, as before the driver's first answer, and any other error otherwise. The responses
-// are those of node-driver-registrar, for any method: 200 "ok", 404, and 500 with the error. Unlike
-// here, node-driver-registrar does not listen before the driver has answered.
+// check returns nil while the registration socket is in place, fs.ErrNotExist if there is none (as
+// before the driver's first answer), and any other error otherwise. The responses are those of
+// node-driver-registrar, for any method: 200 "ok", 404, and 500 with the error. Unlike this
+// handler, node-driver-registrar does not listen before the driver has answered.
 func Handler(check func() error, pprof http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {

@@ -24,7 +24,7 @@ const (
 	hintByHand = "correct the manifest, or write the table by hand: see csi-registrar.toml(5)"
 	hintValue  = "write the value into a copy of the manifest, and import that"
 	hintVolume = "the driver's socket must be on the node: change the volume to a hostPath, also for the driver's container, and import again"
-	hintOne    = "import only the one that runs on this kind of node, from a file of its own"
-	// hintCluster reads what is installed, however it was.
+	hintOne    = "import only the one for this kind of node, from a separate file"
+	// hintCluster finds the driver however it was installed.
 	hintCluster = "read the DaemonSet from the cluster: kubectl get ds,csidriver -A -o yaml | csi-registrar import -"
 )

@@ -20,7 +20,7 @@ import (
 	"csi-registrar/internal/unixsock"
 )
 
-// Registrar is what replaces a node-driver-registrar of a manifest.
+// Registrar replaces a node-driver-registrar of a manifest.
 type Registrar struct {
 	Driver    config.Driver
 	RootDir   string   // of the kubelet that it registers with
@@ -28,7 +28,7 @@ type Registrar struct {
 	Comments  []string // for the reader of the drop-in
 }
 
-// Refusal is what cannot be imported, and why.
+// Refusal is a file or a workload that cannot be imported, and why.
 type Refusal struct {
 	Where  string // the file, and the workload if it is one
 	Reason string
@@ -40,10 +40,10 @@ type Result struct {
 	Registrars []Registrar // by driver; none twice
 	Edits      []Edits     // what to change in the workloads of the registrars
 	Refused    []Refusal
-	Notes      []string // what was left out intentionally
+	Notes      []string // what was ignored intentionally
 }
 
-// registration is a node-driver-registrar of a workload, with what is known of its driver.
+// registration is a node-driver-registrar of a workload, with what is known about its driver.
 type registration struct {
 	*workload
 	container  container
@@ -58,8 +58,8 @@ type registration struct {
 }
 
 // Import reads manifests and derives what replaces the registrars in them. names are the drivers'
-// names that were given on the command line. What cannot be imported does not keep the others from
-// being imported.
+// names from the command line. A registrar that cannot be imported does not prevent the import of
+// the others.
 func Import(manifests []Manifest, names []GivenName) Result {
 	var objs objects
 	for _, m := range manifests {
@@ -72,17 +72,11 @@ func Import(manifests []Manifest, names []GivenName) Result {
 		return res
 	}
 	res.checkNames(rs, names)
-	var located []*registration
-	for _, r := range rs {
-		if r.err == nil {
-			located = append(located, r)
-		}
-	}
-	findNames(located, objs.drivers, names)
+	findNames(slices.DeleteFunc(slices.Clone(rs), func(r *registration) bool { return r.err != nil }), objs.drivers, names)
 	for _, r := range rs {
 		registrar, err := r.registrar(objs.drivers)
 		switch {
-		case errors.Is(err, errAmbiguous): // refused once for all
+		case errors.Is(err, errAmbiguous): // checkNames has refused it
 		case err != nil:
 			res.Refused = append(res.Refused, r.refusal(err, len(rs) == 1))
 		default:
@@ -104,7 +98,7 @@ func (o *objects) registrations(res *Result) []*registration {
 			switch {
 			case !c.isRegistrar():
 			case w.forWindows(c):
-				res.Notes = append(res.Notes, fmt.Sprintf("%s is for Windows and was left out", w))
+				res.Notes = append(res.Notes, fmt.Sprintf("%s is for Windows and was ignored", w))
 			default:
 				r := &registration{workload: w, container: c}
 				r.err = r.locate()
@@ -126,32 +120,32 @@ func (r *registration) locate() error {
 	if r.socket, err = r.pod.hostPath(r.container, r.address); err != nil {
 		return fmt.Errorf("the driver's socket: %w", err)
 	}
-	return cmp.Or(checkPath(r.socket), checkPath(r.endpoint)) // one line, as every reason
+	return cmp.Or(checkPath(r.socket), checkPath(r.endpoint))
 }
 
-// checkNames refuses names that fit nothing, or more than one registrar.
+// checkNames refuses names that match no registrar, or more than one.
 func (res *Result) checkNames(rs []*registration, names []GivenName) {
 	for _, g := range names {
-		fits := slices.DeleteFunc(slices.Clone(rs), func(r *registration) bool { return g.Workload != "" && !g.matches(r) })
-		several := slices.ContainsFunc(fits, func(r *registration) bool { return r.socket != fits[0].socket })
+		found := slices.DeleteFunc(slices.Clone(rs), func(r *registration) bool { return g.Workload != "" && !g.matches(r) })
+		several := slices.ContainsFunc(found, func(r *registration) bool { return r.socket != found[0].socket })
 		switch {
-		case len(fits) == 0:
+		case len(found) == 0:
 			res.refuse("--name "+safetext.Word(g.Workload), "name one of: "+workloadNames(rs), "no workload of this name has a node-driver-registrar")
 		case several:
 			hint := "write --name WORKLOAD=NAME, with one of: " + workloadNames(rs)
 			if g.Workload != "" {
 				hint = "write --name WORKLOAD:CONTAINER=NAME"
 			}
-			res.refuse("--name "+safetext.Word(g.Driver), hint, "it fits more than one registrar")
-			for _, r := range fits {
+			res.refuse("--name "+safetext.Word(g.Driver), hint, "it matches more than one registrar")
+			for _, r := range found {
 				r.err = cmp.Or(r.err, errAmbiguous)
 			}
 		}
 	}
 }
 
-// errAmbiguous is the error of a registrar whose name was given in a way that fits others as well.
-var errAmbiguous = errors.New("the name that was given fits other registrars as well")
+// errAmbiguous is the error of a registrar whose given name also matches others.
+var errAmbiguous = errors.New("the given name also matches other registrars")
 
 // workloadNames lists the workloads with a registrar.
 func workloadNames(rs []*registration) string {
@@ -170,7 +164,7 @@ func (res *Result) refuse(where, hint, format string, args ...any) {
 
 func (r Registrar) from() string { return strings.Join(r.Workloads, ", ") }
 
-// registrar derives what replaces the container.
+// registrar derives the Registrar that replaces the container.
 func (r *registration) registrar(drivers []csiDriver) (Registrar, error) {
 	if r.err != nil {
 		return Registrar{}, r.err
@@ -212,7 +206,7 @@ func checkPath(p string) error {
 		return fmt.Errorf("the path %s has characters that are not printable", safetext.Quote(p))
 	}
 	if len(p) > unixsock.MaxPath {
-		return fmt.Errorf("the path %s has %d bytes, a socket's path may have %d", safetext.Word(p), len(p), unixsock.MaxPath)
+		return fmt.Errorf("the path %s has %d bytes; that of a socket has at most %d", safetext.Word(p), len(p), unixsock.MaxPath)
 	}
 	return nil
 }
@@ -231,7 +225,7 @@ func (c container) path(flag, byDefault string) (string, error) {
 	return absolute(flag, value)
 }
 
-// timeout returns that of the registrar if it is longer than the default.
+// timeout returns the registrar's timeout, but at least ours.
 func (c container) timeout(ours time.Duration) (time.Duration, error) {
 	value, found, err := c.flag("timeout")
 	if err != nil || !found {
@@ -245,7 +239,7 @@ func (c container) timeout(ours time.Duration) (time.Duration, error) {
 }
 
 // setRootDir sets the kubelet's root directory: the parent of the directory that is mounted where
-// the registrar makes its socket.
+// the registrar creates its socket.
 func (r *registration) setRootDir(res *Registrar) error {
 	dir, err := r.container.path("plugin-registration-path", defaultRegistryDir)
 	if err != nil {
@@ -272,8 +266,8 @@ func (w *workload) forWindows(c container) bool {
 	})
 }
 
-// owner returns the user of the driver if exactly one container can be the driver and it does not
-// run as root; else it returns "".
+// owner returns the user of the driver if exactly one container can be the driver and does not run
+// as root; otherwise it returns "".
 func (r *registration) owner() string {
 	volume := r.container.mountOf(r.address).Name
 	var users []int64
@@ -304,8 +298,8 @@ func (res *Result) add(r Registrar) {
 	}
 }
 
-// refuseConflicts refuses registrars that cannot be in one configuration: all of them, because
-// nothing says which one is meant.
+// refuseConflicts refuses all registrars that cannot be in one configuration, because it cannot
+// know which one is intended.
 func (res *Result) refuseConflicts() {
 	conflict := func(a, b Registrar) string {
 		shared := sharedPath(a.Driver, b.Driver)
@@ -360,7 +354,7 @@ func sharedPath(a, b config.Driver) string {
 	return ""
 }
 
-// refusal words an error. alone reports whether there is no other registrar.
+// refusal returns the Refusal for an error. alone means that there is no other registrar.
 func (r *registration) refusal(err error, alone bool) Refusal {
 	hint := hintFor(err)
 	if errors.Is(err, errName) {
@@ -380,7 +374,7 @@ func noRegistrar(manifests []Manifest, operators []string, forWindows bool) Refu
 	case forWindows:
 		r.Reason, r.Hint = "the only node-driver-registrar is for Windows", "import the manifest of the driver's node plugin for Linux"
 	case len(operators) > 0:
-		r.Hint = fmt.Sprintf("an operator (%s) makes it: %s; for what the operator does then, see from-the-sidecar.md",
+		r.Hint = fmt.Sprintf("an operator (%s) creates it: %s; for how to remove the sidecar there, see from-the-sidecar.md",
 			strings.Join(operators, ", "), hintCluster)
 	}
 	return r

@@ -299,7 +299,7 @@ func TestManagedWorkloads(t *testing.T) {
 		}
 		var warnings []string
 		if want != "" {
-			warnings = []string{"this workload is managed by " + want + ", which puts the sidecar back: see from-the-sidecar.md"}
+			warnings = []string{"this workload is managed by " + want + ", which restores the sidecar: see from-the-sidecar.md"}
 		}
 		if !slices.Equal(res.Edits[0].Warnings, warnings) {
 			t.Errorf("%s: %q, want %q", metadata, res.Edits[0].Warnings, warnings)

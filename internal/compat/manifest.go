@@ -53,7 +53,7 @@ func (m metadata) helmRelease() string {
 	return m.Annotations[prefix+"namespace"] + "/" + m.Annotations[prefix+"name"]
 }
 
-// workload is an object that makes pods.
+// workload is an object that creates pods, or a pod.
 type workload struct {
 	file string
 	kind string
@@ -76,7 +76,7 @@ type csiDriver struct {
 	updatePeriod int64 // nodeAllocatableUpdatePeriodSeconds; 0: not set
 }
 
-// podSpec is the part of a pod that is needed here.
+// podSpec is the part of a pod that Import needs.
 type podSpec struct {
 	HostNetwork     bool              `yaml:"hostNetwork"`
 	NodeSelector    map[string]string `yaml:"nodeSelector"`
@@ -129,12 +129,30 @@ type securityContext struct {
 	RunAsUser *int64 `yaml:"runAsUser"`
 }
 
-// objects holds what Import needs of all manifests.
+// objects holds the parts of all manifests that Import needs.
 type objects struct {
 	workloads []*workload
 	drivers   []csiDriver
-	operators []string // controllers that make the DaemonSets of a driver themselves
+	operators []string // that create the DaemonSets of a driver
 	refused   []Refusal
+}
+
+// addOperator adds the name of an operator; empty: there is none.
+func (o *objects) addOperator(name string) {
+	if name != "" && !slices.Contains(o.operators, name) {
+		o.operators = append(o.operators, name)
+	}
+}
+
+// refuse adds an object that cannot be read, and reports whether its manifest is a template.
+func (o *objects) refuse(m Manifest, where, what string, err error) bool {
+	err = fmt.Errorf("%s cannot be read: %s", what, safetext.Quote(oneLine(err)))
+	template := isTemplate(string(m.Data))
+	if template {
+		err = fmt.Errorf("%w: %w", errIsTemplate, err)
+	}
+	o.refused = append(o.refused, Refusal{where, err.Error(), hintFor(err)})
+	return template
 }
 
 // read collects the objects of a manifest.
@@ -150,15 +168,9 @@ func (o *objects) read(m Manifest) {
 			o.add(m, obj)
 			continue
 		}
-		_, typeError := errors.AsType[*yaml.TypeError](err)
-		err = fmt.Errorf("document %d cannot be read: %s", n, safetext.Quote(oneLine(err)))
-		template := isTemplate(string(m.Data))
-		if template {
-			err = fmt.Errorf("%w: %w", errIsTemplate, err)
-		}
-		o.refused = append(o.refused, Refusal{m.Name, err.Error(), hintFor(err)})
-		if template || !typeError {
-			return // the decoder cannot find the next document after an error of syntax
+		template := o.refuse(m, m.Name, fmt.Sprintf("document %d", n), err)
+		if _, typeError := errors.AsType[*yaml.TypeError](err); template || !typeError {
+			return // the decoder cannot find the next document after a syntax error
 		}
 	}
 }
@@ -167,9 +179,7 @@ func (o *objects) add(m Manifest, obj object) {
 	for _, item := range obj.Items {
 		o.add(m, item)
 	}
-	if name := operatorOf(obj); name != "" && !slices.Contains(o.operators, name) {
-		o.operators = append(o.operators, name)
-	}
+	o.addOperator(operatorOf(obj))
 	var err error
 	switch obj.Kind {
 	case "CSIDriver":
@@ -182,7 +192,7 @@ func (o *objects) add(m Manifest, obj object) {
 		}
 	case "DaemonSet", "Deployment", "ReplicaSet", "StatefulSet", "Pod":
 		if obj.Spec.IsZero() || (obj.Kind == "Pod" || obj.Kind == "ReplicaSet") && obj.Metadata.ownedByWorkload() {
-			return // what makes it is to be changed, not this
+			return // its owner must be changed, not this object
 		}
 		var spec struct {
 			podSpec  `yaml:",inline"` // of a Pod
@@ -195,23 +205,16 @@ func (o *objects) add(m Manifest, obj object) {
 			}
 			o.workloads = append(o.workloads, w)
 			for _, c := range w.pod.all() {
-				if name := operatorIn(c.Image); name != "" && !slices.Contains(o.operators, name) {
-					o.operators = append(o.operators, name)
-				}
+				o.addOperator(operatorIn(c.Image))
 			}
 		}
 	}
 	if err != nil {
-		err = fmt.Errorf("it cannot be read: %s", safetext.Quote(oneLine(err)))
-		if isTemplate(string(m.Data)) {
-			err = fmt.Errorf("%w: %w", errIsTemplate, err)
-		}
-		name := safetext.Word(path.Join(obj.Metadata.Namespace, obj.Metadata.Name))
-		o.refused = append(o.refused, Refusal{fmt.Sprintf("%s: %s %s", m.Name, obj.Kind, name), err.Error(), hintFor(err)})
+		o.refuse(m, (&workload{file: m.Name, kind: obj.Kind, metadata: obj.Metadata}).String(), "it", err)
 	}
 }
 
-// ownedByWorkload reports whether a workload makes this object.
+// ownedByWorkload reports whether a workload created this object.
 func (m metadata) ownedByWorkload() bool {
 	return slices.ContainsFunc(m.OwnerReferences, func(r ownerReference) bool {
 		return slices.Contains([]string{"DaemonSet", "Deployment", "ReplicaSet", "StatefulSet"}, r.Kind)
@@ -223,7 +226,7 @@ func isTemplate(s string) bool {
 	return strings.Contains(s, "{{") || strings.Contains(s, "${")
 }
 
-// oneLine formats an error of the decoder in one line, without the names of types here.
+// oneLine formats an error of the decoder in one line, without the names of our types.
 func oneLine(err error) string {
 	text := err.Error()
 	if te, ok := errors.AsType[*yaml.TypeError](err); ok && len(te.Errors) > 0 {

@@ -35,7 +35,7 @@ func (g GivenName) matches(r *registration) bool {
 // errName is the reason if the driver's name cannot be derived.
 var errName = errors.New("the driver's name is not in the manifest")
 
-// findNames sets the driver of each registration, or the error that says why it is not known.
+// findNames sets the driver of each registration, or the error if the name is not known.
 func findNames(rs []*registration, drivers []csiDriver, given []GivenName) {
 	for _, r := range rs {
 		if i := slices.IndexFunc(given, func(g GivenName) bool { return g.Workload == "" || g.matches(r) }); i >= 0 {
@@ -44,8 +44,8 @@ func findNames(rs []*registration, drivers []csiDriver, given []GivenName) {
 			r.ownName(drivers)
 		}
 	}
-	// A CSIDriver object that no other driver has the name of may name what is left: first those of
-	// the same file, then all.
+	// The other registrations may have the names of the other CSIDriver objects: first those of the
+	// same file, then all.
 	eliminate(rs, drivers, func(r *registration, file string) bool { return r.file == file })
 	eliminate(rs, drivers, func(*registration, string) bool { return true })
 	for _, r := range rs {
@@ -81,7 +81,7 @@ func eliminate(rs []*registration, drivers []csiDriver, inScope func(r *registra
 	}
 }
 
-// nameError is errName with the names that it may be.
+// nameError returns errName with the possible names.
 func nameError(names []string) error {
 	if len(names) == 0 {
 		return errName
@@ -98,12 +98,12 @@ func nameError(names []string) error {
 	return fmt.Errorf("%w: it may be %s%s", errName, strings.Join(words, " or "), more)
 }
 
-// nameFlags are those that set the name of published drivers.
+// nameFlags are the flags with which published drivers set their name.
 var nameFlags = []string{"drivername", "driver-name", "driver_name", "csi-driver-name"}
 
-// ownName names the driver by what is certain: the flag of a container of the pod, the CSIDriver
-// object with the name of the socket's directory, or the one of the same Helm release. It sets the
-// candidates if there are several names.
+// ownName derives the driver's name from the flag of a container of the pod, the CSIDriver object
+// with the name of the socket's directory, or the CSIDriver object of the same Helm release. It
+// sets the candidates if there are several names.
 func (r *registration) ownName(drivers []csiDriver) {
 	var names []string
 	for _, c := range r.pod.all() {
@@ -143,29 +143,29 @@ func (r *registration) ownName(drivers []csiDriver) {
 // directory is the name of the directory of the driver's socket. By custom it is the driver's name.
 func (r *registration) directory() string { return path.Base(path.Dir(r.endpoint)) }
 
-// nameHint says how to find the name, and which it may be.
+// nameHint returns how to find the name, and a possible name.
 func (r *registration) nameHint(alone bool) string {
 	option := "--name NAME"
 	if !alone {
 		option = "--name " + safetext.ShellWord(r.workload.name()+"=") + "NAME"
 	}
 	hint := "import the manifest of the driver's CSIDriver object as well, or add " + option +
-		" with the name that GetPluginInfo answers; `kubectl get csidrivers` lists the names"
+		" with the name that GetPluginInfo returns; `kubectl get csidrivers` lists the names"
 	if len(r.candidates) > 0 {
-		hint = "add " + option + " with the one that GetPluginInfo answers"
+		hint = "add " + option + " with the name that GetPluginInfo returns"
 	}
 	if dir := r.directory(); strings.Contains(dir, ".") && status.CheckName(dir) == nil {
-		hint += fmt.Sprintf("; it may be %s, as its socket's directory", dir)
+		hint += fmt.Sprintf("; it may be %s, like the directory of its socket", dir)
 	}
 	return hint
 }
 
-// doubt explains why the name may be wrong; empty if nothing speaks against it.
+// doubt explains why the name may be wrong; empty if there is no reason.
 func (r *registration) doubt() string {
 	dir := r.directory()
 	if r.certain || dir == r.driver || !strings.Contains(dir, ".") || status.CheckName(dir) != nil {
 		return ""
 	}
-	return fmt.Sprintf("The name is that of the CSIDriver object; the socket's directory is named %s. If the driver answers with that name, "+
-		"`csi-registrar status` shows a mismatch: change the name of the table.", dir)
+	return fmt.Sprintf("The name is that of the CSIDriver object, but the directory of the socket is named %s. If the driver reports that name, "+
+		"`csi-registrar status` shows a mismatch: then rename the table.", dir)
 }

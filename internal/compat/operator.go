@@ -1,6 +1,7 @@
 package compat
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strings"
@@ -8,15 +9,17 @@ import (
 	"csi-registrar/internal/safetext"
 )
 
-// operators make the DaemonSets of their drivers themselves: the manifests that install them have
-// no node-driver-registrar, and they put it back into the DaemonSets of a cluster.
-var operators = []struct {
+// operator creates the DaemonSets of its drivers: the manifests that install it have no
+// node-driver-registrar, and it restores one that is removed from the DaemonSets of a cluster.
+type operator struct {
 	name  string
 	image string // part of its controller's image
 	group string // API group of its custom resources, which own its DaemonSets
 	owner string // name of another object that owns its DaemonSets
 	label string // value of a managed-by label on its DaemonSets
-}{
+}
+
+var operators = []operator{
 	{name: "Longhorn", image: "longhorn-manager", group: "longhorn.io", label: "longhorn-manager"},
 	{name: "Rook", image: "rook/ceph", group: "ceph.rook.io", owner: "rook-ceph-operator"},
 	{name: "ceph-csi-operator", image: "ceph-csi-operator", group: "csi.ceph.io"},
@@ -24,42 +27,37 @@ var operators = []struct {
 	{name: "Trident", image: "trident-operator", group: "trident.netapp.io"},
 }
 
+// operatorWith names the first operator that matches, if any.
+func operatorWith(matches func(operator) bool) string {
+	if i := slices.IndexFunc(operators, matches); i >= 0 {
+		return operators[i].name
+	}
+	return ""
+}
+
 // operatorOf names the operator that a custom resource configures, if any.
 func operatorOf(o object) string {
 	group, _, _ := strings.Cut(o.APIVersion, "/")
-	for _, op := range operators {
-		if group == op.group {
-			return op.name
-		}
-	}
-	return ""
+	return operatorWith(func(op operator) bool { return op.group == group })
 }
 
-// operatorIn names the operator that an image is the controller of, if any.
+// operatorIn names the operator whose controller an image contains, if any.
 func operatorIn(image string) string {
-	for _, op := range operators {
-		if strings.Contains(image, op.image) {
-			return op.name
-		}
+	name := operatorWith(func(op operator) bool { return strings.Contains(image, op.image) })
+	if name == "" && strings.Contains(image, "operator") {
+		name = safetext.Word(image)
 	}
-	if strings.Contains(image, "operator") {
-		return safetext.Word(image)
-	}
-	return ""
+	return name
 }
 
-// manager names what made a workload of a cluster and puts back what is removed from it; empty if
-// the workload was applied by a person or by Helm.
+// manager names the program that created a workload of a cluster and reverts changes to it; empty
+// if a person or Helm applied the workload.
 func (w *workload) manager() string {
 	if len(w.OwnerReferences) > 0 {
 		r := w.OwnerReferences[0]
 		group, _, _ := strings.Cut(r.APIVersion, "/")
-		for _, op := range operators {
-			if group == op.group || op.owner != "" && r.Name == op.owner {
-				return op.name
-			}
-		}
-		return safetext.Word(r.Kind + "/" + r.Name)
+		name := operatorWith(func(op operator) bool { return op.group == group || op.owner != "" && op.owner == r.Name })
+		return cmp.Or(name, safetext.Word(r.Kind+"/"+r.Name))
 	}
 	if w.Labels["addonmanager.kubernetes.io/mode"] == "Reconcile" {
 		return "the addon manager of the cluster"
@@ -69,10 +67,8 @@ func (w *workload) manager() string {
 		if !strings.HasSuffix(key, "/managed-by") {
 			continue
 		}
-		for _, op := range operators {
-			if op.label != "" && value == op.label {
-				return op.name
-			}
+		if name := operatorWith(func(op operator) bool { return op.label != "" && op.label == value }); name != "" {
+			return name
 		}
 		if strings.Contains(value, "operator") {
 			return safetext.Word(value)
