@@ -46,9 +46,6 @@ type Socket interface {
 // Parts creates what a registrar needs.
 type Parts interface {
 	Driver(d config.Driver) registrar.Driver
-	// SameDriver reports whether Driver returns the same for both: a change from one to the
-	// other needs no new connection to the driver.
-	SameDriver(a, b config.Driver) bool
 	// Socket may block for a limited time. It is called for several drivers at once.
 	Socket(ctx context.Context, c *config.Config, name string) (Socket, error)
 }
@@ -216,7 +213,7 @@ func (a *Agent) reconcile(ctx context.Context, wait time.Duration) error {
 	}
 	for _, name := range a.kept {
 		if d, _ := c.Driver(name); !d.Enabled && all[key{name, c.Kubelet}] == nil {
-			missing = append(missing, config.Driver{Name: name})
+			missing = append(missing, config.Driver{Connection: config.Connection{Name: name}})
 		}
 	}
 	sockets, errs := make([]Socket, len(missing)), make([]error, len(missing))
@@ -265,7 +262,7 @@ func (a *Agent) start(k key, d config.Driver, socket Socket) {
 		driver = a.parts.Driver(d)
 	}
 	log := a.log.With("driver", d.Name)
-	r.reg = registrar.New(settings(k.kubelet, d), driver, socket, registrar.Options{
+	r.reg = registrar.New(k.kubelet, d, driver, socket, registrar.Options{
 		Log: log, Observe: func(s status.Driver) { a.change(func() { r.status = s }) },
 	})
 	a.change(func() { a.running[k] = r })
@@ -335,10 +332,10 @@ func (a *Agent) update(r *running, d config.Driver) bool {
 		return true
 	}
 	var client registrar.Driver
-	if !a.parts.SameDriver(r.driver, d) {
+	if r.driver.Connection != d.Connection {
 		client = a.parts.Driver(d)
 	}
-	if err := r.reg.Update(a.ctx, settings(r.kubelet, d), client); err != nil {
+	if err := r.reg.Update(a.ctx, d, client); err != nil {
 		a.log.Debug("a registrar ended before it could be changed", "driver", d.Name, "error", err)
 		if client != nil {
 			if err := client.Close(); err != nil {
@@ -349,15 +346,6 @@ func (a *Agent) update(r *running, d config.Driver) bool {
 	}
 	r.driver = d
 	return true
-}
-
-func settings(k config.Kubelet, d config.Driver) registrar.Settings {
-	endpoint, target := k.Announced(d)
-	return registrar.Settings{
-		Name: d.Name, Socket: d.Socket, Endpoint: endpoint, LinkTarget: target, Versions: d.SupportedVersions, Leaving: !d.Enabled,
-		Withdraw: d.WhenGone == config.Withdraw, WithdrawAfter: d.WithdrawAfter,
-		ProbeEvery: d.ProbeEvery, LeaveLimit: d.WhenLimitChanges == config.Leave,
-	}
 }
 
 // Reregister recreates the driver's registration socket. The error wraps ErrUnknown if there is

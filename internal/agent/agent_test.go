@@ -34,8 +34,6 @@ func (n *node) Driver(d config.Driver) registrar.Driver {
 	return client{d.Name, make(chan struct{})}
 }
 
-func (n *node) SameDriver(a, b config.Driver) bool { return a.Endpoint == b.Endpoint }
-
 func (n *node) Socket(_ context.Context, c *config.Config, name string) (Socket, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -209,6 +207,36 @@ func TestApplyTouchesOnlyWhatChanged(t *testing.T) {
 		}
 		want(t, n.clients, "a", "b", "c", "b")
 	})
+}
+
+// A key that changes how the driver is found or trusted takes effect at once; the others cost no
+// new connection.
+func TestKeysThatNeedANewConnection(t *testing.T) {
+	for key, c := range map[string]struct {
+		change func(*config.Driver)
+		again  bool
+	}{
+		"socket":              {func(d *config.Driver) { d.Socket = "/b" }, true},
+		"endpoint":            {func(d *config.Driver) { d.Endpoint = "/b" }, true},
+		"timeout":             {func(d *config.Driver) { d.Timeout++ }, true},
+		"socket_owner":        {func(d *config.Driver) { d.SocketOwner = "any" }, true},
+		"endpoint_link":       {func(d *config.Driver) { d.EndpointLink = true }, false},
+		"withdraw_after":      {func(d *config.Driver) { d.WithdrawAfter++ }, false},
+		"when_driver_is_gone": {func(d *config.Driver) { d.WhenGone = config.Withdraw }, false},
+		"supported_versions":  {func(d *config.Driver) { d.SupportedVersions = []string{"1.1.0"} }, false},
+	} {
+		t.Run(key, func(t *testing.T) {
+			with(t, func(t *testing.T, a *Agent, n *node) {
+				d := drv("a")
+				apply(t, a, conf("/k", d))
+				c.change(&d)
+				apply(t, a, conf("/k", d))
+				if again := len(n.clients) == 2; again != c.again {
+					t.Errorf("a new connection: %t, want %t", again, c.again)
+				}
+			})
+		})
+	}
 }
 
 // A registration socket that cannot be taken away is tried again, and is still there for

@@ -61,9 +61,11 @@ func TestDefault(t *testing.T) {
 	}
 	// The defaults that csi-registrar.toml(5) names.
 	s := tree(t, map[string]string{inEtc + "config.toml": "[driver.a]\nsocket = \"unix:///run/a.sock\"\n"})
-	want := Driver{Name: "a", Socket: "/run/a.sock", Endpoint: "/run/a.sock", Enabled: true, Timeout: 5 * time.Second,
-		SupportedVersions: []string{"1.0.0"}, WhenGone: "keep", WithdrawAfter: 30 * time.Second,
-		ProbeEvery: time.Minute, WhenLimitChanges: "republish", SocketOwner: "root"}
+	want := Driver{
+		Connection: Connection{Name: "a", Socket: "/run/a.sock", Endpoint: "/run/a.sock", Timeout: 5 * time.Second, SocketOwner: "root"},
+		Enabled:    true, SupportedVersions: []string{"1.0.0"}, WhenGone: "keep", WithdrawAfter: 30 * time.Second,
+		ProbeEvery: time.Minute, WhenLimitChanges: "republish",
+	}
 	r = Load(s)
 	if d, ok := r.Config.Driver("a"); !ok || !d.Equal(want) {
 		t.Errorf("got %+v, want %+v; %v", d, want, r.Errors)
@@ -114,9 +116,9 @@ func TestPrecedence(t *testing.T) {
 		t.Errorf("files\n%s, want\n%s", got, want)
 	}
 	want := &Config{Kubelet: Default().Kubelet, Log: Log{"warn", "json"}, Drivers: []Driver{{
-		Name: "a", Socket: "/a", Endpoint: "/lib/a", Enabled: false, Timeout: time.Second,
-		SupportedVersions: []string{"0.3.0", "1.1.0"}, WhenGone: Withdraw, WithdrawAfter: 3 * time.Second,
-		WhenLimitChanges: Leave, SocketOwner: "1",
+		Connection: Connection{Name: "a", Socket: "/a", Endpoint: "/lib/a", Timeout: time.Second, SocketOwner: "1"},
+		Enabled:    false, SupportedVersions: []string{"0.3.0", "1.1.0"}, WhenGone: Withdraw, WithdrawAfter: 3 * time.Second,
+		WhenLimitChanges: Leave,
 	}}}
 	if !r.Config.Equal(want) {
 		t.Errorf("got %+v, want %+v", r.Config, want)
@@ -272,19 +274,18 @@ func TestEachFieldHasAKey(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		v, zero := reflect.ValueOf(with), reflect.ValueOf(d)
-		for i := range v.NumField() {
-			name := v.Type().Field(i).Name
-			if !reflect.DeepEqual(v.Field(i).Interface(), zero.Field(i).Interface()) {
-				if fields[name] != "" {
-					t.Errorf("%s is the value of %s and %s", name, fields[name], f.key)
+		for _, v := range reflect.VisibleFields(reflect.TypeFor[Driver]()) {
+			now, zero := reflect.ValueOf(with).FieldByIndex(v.Index), reflect.ValueOf(d).FieldByIndex(v.Index)
+			if !v.Anonymous && !reflect.DeepEqual(now.Interface(), zero.Interface()) {
+				if fields[v.Name] != "" {
+					t.Errorf("%s is the value of %s and %s", v.Name, fields[v.Name], f.key)
 				}
-				fields[name] = f.key
+				fields[v.Name] = f.key
 			}
 		}
 	}
 	for _, f := range reflect.VisibleFields(reflect.TypeFor[Driver]()) {
-		if fields[f.Name] == "" && f.Name != "Name" && f.Name != "KeptFor" {
+		if fields[f.Name] == "" && !f.Anonymous && f.Name != "Name" && f.Name != "KeptFor" {
 			t.Errorf("%s is the value of no key", f.Name)
 		}
 	}

@@ -29,20 +29,26 @@ const (
 // OwnerAny as a SocketOwner turns off the checks of the driver's socket.
 const OwnerAny = "any"
 
+// Connection is the part of a driver's table that the client of the driver gets: a change needs a
+// new connection to the driver.
+type Connection struct {
+	Name        string        // that GetPluginInfo must report; passes status.CheckName
+	Socket      string        // where the driver listens; absolute, clean, at most 107 bytes
+	Endpoint    string        // the socket as the kubelet sees it; as Socket, never empty
+	Timeout     time.Duration // of GetPluginInfo and Probe; above 0
+	SocketOwner string        // who besides root may serve Socket; see trust.SocketOwner
+}
+
 // Driver is one table [driver."NAME"].
 type Driver struct {
-	Name              string // that GetPluginInfo must report; passes status.CheckName
-	Socket            string // where the driver listens; absolute, clean, at most 107 bytes
-	Endpoint          string // the socket as the kubelet sees it; as Socket, never empty
-	EndpointLink      bool   // the kubelet is told a link to Endpoint: see Kubelet.EndpointLink
+	Connection
+	EndpointLink      bool // the kubelet is told a link to Endpoint: see Kubelet.EndpointLink
 	Enabled           bool
-	Timeout           time.Duration // of GetPluginInfo and Probe; above 0
-	SupportedVersions []string      // never empty, one of them 1.x
+	SupportedVersions []string // never empty, one of them 1.x
 	WhenGone          WhenGone
 	WithdrawAfter     time.Duration // with Withdraw: how long the driver may be gone; above 0
 	ProbeEvery        time.Duration // of a registered driver; zero: never
 	WhenLimitChanges  WhenLimitChanges
-	SocketOwner       string // a user's name, a uid in decimal digits, or OwnerAny
 
 	// KeptFor is why the driver is still in force although its table disappeared from the files
 	// for longer than the grace period. It is not a key of the table.

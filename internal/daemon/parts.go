@@ -117,19 +117,10 @@ var _ agent.Parts = (*parts)(nil)
 
 // Driver implements agent.Parts.
 func (p *parts) Driver(d config.Driver) registrar.Driver {
-	return driver.New(p.driverConfig(d), driver.Options{
+	return driver.New(d.Connection, driver.Options{
 		Log: p.log.With("driver", d.Name), Hints: p.watcher.Subscribe(d.Socket, d.Endpoint), Pool: p.pool,
-	})
-}
-
-// SameDriver implements agent.Parts: which keys need a new connection follows from their use.
-func (p *parts) SameDriver(a, b config.Driver) bool { return p.driverConfig(a) == p.driverConfig(b) }
-
-func (p *parts) driverConfig(d config.Driver) driver.Config {
-	return driver.Config{
-		Name: d.Name, Socket: d.Socket, Endpoint: d.Endpoint, Timeout: d.Timeout, Owner: d.SocketOwner,
 		AnyEndpoint: p.options.Dir != "",
-	}
+	})
 }
 
 // Socket implements agent.Parts: a listener that the store kept is adopted.

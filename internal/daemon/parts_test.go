@@ -35,31 +35,6 @@ func TestStoredListenersOfDisabledDriversAreUnclaimed(t *testing.T) {
 	}
 }
 
-// A key that changes how the driver is found or trusted takes effect at once; the others cost no
-// new connection.
-func TestKeysThatNeedANewConnection(t *testing.T) {
-	p := &parts{}
-	d := config.DefaultDriver("a.example", "/a")
-	for name, c := range map[string]struct {
-		change func(*config.Driver)
-		same   bool
-	}{
-		"socket":              {func(d *config.Driver) { d.Socket = "/b" }, false},
-		"endpoint":            {func(d *config.Driver) { d.Endpoint = "/b" }, false},
-		"timeout":             {func(d *config.Driver) { d.Timeout++ }, false},
-		"socket_owner":        {func(d *config.Driver) { d.SocketOwner = "any" }, false},
-		"withdraw_after":      {func(d *config.Driver) { d.WithdrawAfter++ }, true},
-		"when_driver_is_gone": {func(d *config.Driver) { d.WhenGone = config.Withdraw }, true},
-		"supported_versions":  {func(d *config.Driver) { d.SupportedVersions = nil }, true},
-	} {
-		changed := d
-		c.change(&changed)
-		if got := p.SameDriver(d, changed); got != c.same {
-			t.Errorf("after a change of %s the same connection is used: %v, want %v", name, got, c.same)
-		}
-	}
-}
-
 // A registration socket that cannot be adopted because the daemon was asked to stop stays in the
 // store for the next process: it is no reason to make a new one, nor to warn.
 func TestStopWhileAdoptingStartsNoRegistrar(t *testing.T) {

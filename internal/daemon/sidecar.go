@@ -80,8 +80,8 @@ func (s *sidecar) apply(ctx context.Context, drivers ...config.Driver) error {
 // ctx is done. It waits as the registrar does: hints first, a backoff as the net.
 func (s *sidecar) discover(ctx context.Context) (string, bool) {
 	d := s.flags.Driver("")
-	client := driver.New(driver.Config{Socket: d.Socket, Timeout: d.Timeout, Owner: d.SocketOwner},
-		driver.Options{Log: s.log, Hints: s.watcher.Subscribe(d.Socket), Pool: s.pool})
+	client := driver.New(d.Connection,
+		driver.Options{Log: s.log, Hints: s.watcher.Subscribe(d.Socket), Pool: s.pool, AnyEndpoint: true})
 	defer func() { s.note("closing the connection to the driver", client.Close()) }()
 	shown := status.Driver{Socket: d.Socket, Endpoint: d.Endpoint, Registration: status.None}
 	show := func(rep status.Report) {

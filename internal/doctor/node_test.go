@@ -235,7 +235,9 @@ func (n *node) register(d config.Driver) status.Driver {
 	limit := n.limit()
 	ctx, cancel := context.WithTimeout(n.t.Context(), limit)
 	defer cancel()
-	c := driver.New(driver.Config{Name: d.Name, Socket: d.Socket, Endpoint: d.Endpoint, Timeout: limit * 2 / 3, Owner: d.SocketOwner},
+	connection := d.Connection
+	connection.Timeout = limit * 2 / 3
+	c := driver.New(connection,
 		driver.Options{Log: slog.New(slog.DiscardHandler), Hints: make(once, 1), Pool: worker.NewPool()})
 	r := c.Ask(ctx, nil)
 	c.Close()

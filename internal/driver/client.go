@@ -3,11 +3,11 @@
 package driver
 
 import (
-	"cmp"
 	"context"
 	"log/slog"
 	"time"
 
+	"csi-registrar/internal/config"
 	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/trust"
@@ -16,8 +16,6 @@ import (
 )
 
 const (
-	defaultTimeout = 5 * time.Second
-
 	// nodeInfoTimeout is the kubelet's timeout for NodeGetInfo (csiTimeout, kubelet v1.36).
 	nodeInfoTimeout = 2 * time.Minute
 
@@ -31,20 +29,6 @@ const (
 	maxReason = 1000 // characters
 )
 
-// Config describes where a driver is and what is expected of it.
-type Config struct {
-	Name     string        // the name that GetPluginInfo must report; empty: any valid name
-	Socket   string        // where the driver listens
-	Endpoint string        // what the kubelet is told; empty: Socket
-	Timeout  time.Duration // for GetPluginInfo and for Probe; zero: 5 s
-	// Owner is the user, by name or number, who besides root and our own user may own the socket
-	// and the directories on the way to it; empty: root. "any" turns these checks off.
-	Owner string
-	// AnyEndpoint turns off the checks of Endpoint, as with node-driver-registrar: its flag is a
-	// path of the host, which need not be the same path in our mount namespace.
-	AnyEndpoint bool
-}
-
 // Hints receives hints from elsewhere and from the Client, so that one channel is enough to wait
 // for both (implemented by fswatch.Subscription).
 type Hints interface {
@@ -53,11 +37,14 @@ type Hints interface {
 	Close()
 }
 
-// Options are the options of New. All are required.
+// Options are the options of New. Log, Hints and Pool are required.
 type Options struct {
 	Log   *slog.Logger
-	Hints Hints // about Config.Socket and Config.Endpoint
+	Hints Hints // about the socket and the endpoint
 	Pool  *worker.Pool
+	// AnyEndpoint turns off the checks of the endpoint, as with node-driver-registrar: its flag is
+	// a path of the host, which need not be the same path in our mount namespace.
+	AnyEndpoint bool
 }
 
 // Client is the client of one driver. It keeps at most one connection to it.
@@ -65,7 +52,7 @@ type Options struct {
 // Its fields belong to the goroutine that calls Ask or Probe, and then Close. What changes in the
 // background is in conn.
 type Client struct {
-	cfg   Config
+	cfg   config.Connection
 	log   *slog.Logger
 	hints Hints
 	owner trust.SocketOwner
@@ -86,15 +73,14 @@ type Client struct {
 	server      status.Server   // of the last connection
 }
 
-// New returns a Client. Close also closes o.Hints.
-func New(cfg Config, o Options) *Client {
-	cfg.Timeout = cmp.Or(cfg.Timeout, defaultTimeout)
-	if cfg.Endpoint == "" || cfg.AnyEndpoint {
+// New returns a Client. Without cfg.Name it accepts any valid name. Close also closes o.Hints.
+func New(cfg config.Connection, o Options) *Client {
+	if o.AnyEndpoint {
 		cfg.Endpoint = cfg.Socket
 	}
 	c := &Client{
 		cfg: cfg, log: o.Log, hints: o.Hints,
-		owner:     trust.SocketOwner(cmp.Or(cfg.Owner, "root")),
+		owner:     trust.SocketOwner(cfg.SocketOwner),
 		lookLimit: lookLimit,
 		// The endpoint may be on another file system, which may hang while this one does not.
 		socket:   target{cfg.Socket, o.Pool.Slot(cfg.Socket, o.Hints.Hint)},

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -17,15 +18,17 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"csi-registrar/internal/config"
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/trust"
+	"csi-registrar/internal/worker"
 )
 
 func TestReadyIsReportedAgainWithoutAsking(t *testing.T) {
 	_, socket := paths(t)
 	f := &fakeDriver{}
 	start(t, socket, f)
-	c := client(t, Config{Name: name, Socket: socket}, nil)
+	c := client(t, config.Connection{Name: name, Socket: socket}, nil)
 	for range 3 {
 		expectReady(t, ask(t, c))
 		expectQuiet(t, c, "all is well")
@@ -91,7 +94,7 @@ func TestAnswers(t *testing.T) {
 			f := &fakeDriver{}
 			test.make(f)
 			stop := start(t, socket, f)
-			cfg := Config{Name: name, Socket: socket}
+			cfg := config.Connection{Name: name, Socket: socket}
 			switch test.cfg {
 			case "-":
 				cfg.Name = ""
@@ -167,7 +170,7 @@ func TestNotThere(t *testing.T) {
 		}, status.Starting, "queue"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			c := client(t, Config{Name: name, Socket: test.make(t, tempDir(t))}, nil)
+			c := client(t, config.Connection{Name: name, Socket: test.make(t, tempDir(t))}, nil)
 			if r := ask(t, c); r.Driver != test.want || !strings.Contains(r.Reason, test.reason) {
 				t.Errorf("%s: %s; want %s: …%s…", r.Driver, r.Reason, test.want, test.reason)
 			}
@@ -195,7 +198,7 @@ func TestListensLate(t *testing.T) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	must(t, err)
 	must(t, unix.Bind(fd, &unix.SockaddrUnix{Name: socket}))
-	c := client(t, Config{Name: name, Socket: socket}, nil)
+	c := client(t, config.Connection{Name: name, Socket: socket}, nil)
 	var listening time.Time
 	f := &fakeDriver{}
 	stopped := make(chan func(), 1)
@@ -226,7 +229,7 @@ func TestListensLate(t *testing.T) {
 func TestListensVeryLate(t *testing.T) {
 	_, socket := paths(t)
 	listen(t, socket).Close() // what is left is as a socket before listen
-	c := client(t, Config{Name: name, Socket: socket}, nil)
+	c := client(t, config.Connection{Name: name, Socket: socket}, nil)
 	for range 2 {
 		if r := ask(t, c); r.Driver != status.Absent {
 			t.Fatalf("%+v", r)
@@ -247,7 +250,7 @@ func TestListensVeryLate(t *testing.T) {
 func TestNoDescriptors(t *testing.T) {
 	_, socket := paths(t)
 	start(t, socket, &fakeDriver{})
-	c := client(t, Config{Name: name, Socket: socket}, nil)
+	c := client(t, config.Connection{Name: name, Socket: socket}, nil)
 	r, back := status.Report{}, noDescriptors(t)
 	func() {
 		defer back()
@@ -277,7 +280,7 @@ func noDescriptors(t *testing.T) (back func()) {
 func TestRestart(t *testing.T) {
 	_, socket := paths(t)
 	stop := start(t, socket, &fakeDriver{})
-	c := client(t, Config{Name: name, Socket: socket}, nil)
+	c := client(t, config.Connection{Name: name, Socket: socket}, nil)
 	expectReady(t, ask(t, c))
 	stop()
 	t.Logf("hinted %v after the end", expectHint(t, c, "the driver ended"))
@@ -301,7 +304,7 @@ func TestClosedConnection(t *testing.T) {
 	l := listen(t, socket)
 	closing := &closer{Listener: l}
 	t.Cleanup((&fakeDriver{}).serve(closing))
-	c := client(t, Config{Name: name, Socket: socket}, nil)
+	c := client(t, config.Connection{Name: name, Socket: socket}, nil)
 	for range 3 {
 		r := ask(t, c)
 		expectReady(t, r)
@@ -345,7 +348,7 @@ func TestReplacedSocketIsNoticedThoughTheConnectionLives(t *testing.T) {
 		return f
 	}
 	f := serve()
-	c := client(t, Config{Name: name, Socket: socket}, nil)
+	c := client(t, config.Connection{Name: name, Socket: socket}, nil)
 	for range 5 {
 		expectReady(t, ask(t, c))
 		expectCalls(t, f, 1)
@@ -368,7 +371,7 @@ func TestHangsThenRecovers(t *testing.T) {
 	_, socket := paths(t)
 	f := &fakeDriver{info: hang[*csi.GetPluginInfoResponse]}
 	start(t, socket, f)
-	c := client(t, Config{Name: name, Socket: socket, Timeout: 300 * time.Millisecond}, nil)
+	c := client(t, config.Connection{Name: name, Socket: socket, Timeout: 300 * time.Millisecond}, nil)
 	r := ask(t, c)
 	if r.Driver != status.Starting || r.Reason != "the driver accepts connections but did not answer GetPluginInfo within 300ms" {
 		t.Fatalf("%+v", r)
@@ -387,7 +390,7 @@ func TestNotReadyIsNotAskedForNodeGetInfo(t *testing.T) {
 	_, socket := paths(t)
 	f := &fakeDriver{ready: says(&csi.ProbeResponse{Ready: wrapperspb.Bool(false)}), node: hang[*csi.NodeGetInfoResponse]}
 	start(t, socket, f)
-	c := client(t, Config{Name: name, Socket: socket}, nil)
+	c := client(t, config.Connection{Name: name, Socket: socket}, nil)
 	for range 5 {
 		if r := ask(t, c); r.Driver != status.Starting || !strings.Contains(r.Reason, "not ready") || r.Identity.NodeID != "" {
 			t.Fatalf("%+v", r)
@@ -404,7 +407,7 @@ func TestNotReadyIsNotAskedForNodeGetInfo(t *testing.T) {
 func TestAcceptsLate(t *testing.T) {
 	_, socket := paths(t)
 	l := listen(t, socket)
-	c := client(t, Config{Name: name, Socket: socket, Timeout: 100 * time.Millisecond}, nil)
+	c := client(t, config.Connection{Name: name, Socket: socket, Timeout: 100 * time.Millisecond}, nil)
 	for range 3 {
 		if r := ask(t, c); r.Driver != status.Starting || !strings.Contains(r.Reason, "did not answer GetPluginInfo within 100ms") {
 			t.Fatalf("%+v", r)
@@ -431,7 +434,7 @@ func TestSlowNodeGetInfo(t *testing.T) {
 		return &csi.NodeGetInfoResponse{NodeId: "slow"}, nil
 	}
 	start(t, socket, f)
-	c := client(t, Config{Name: name, Socket: socket, Timeout: 500 * time.Millisecond}, nil)
+	c := client(t, config.Connection{Name: name, Socket: socket, Timeout: 500 * time.Millisecond}, nil)
 	if r := ask(t, c); r.Driver != status.Ready || r.Identity.NodeID != "slow" {
 		t.Errorf("%+v", r)
 	}
@@ -443,7 +446,7 @@ func TestSlowNodeGetInfo(t *testing.T) {
 func TestInterrupted(t *testing.T) {
 	_, socket := paths(t)
 	start(t, socket, &fakeDriver{node: hang[*csi.NodeGetInfoResponse]})
-	c := client(t, Config{Name: name, Socket: socket}, nil)
+	c := client(t, config.Connection{Name: name, Socket: socket}, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(100*time.Millisecond, cancel)
 	begun := time.Now()
@@ -502,7 +505,7 @@ func TestHostile(t *testing.T) {
 					go func() { defer conn.Close(); test.speak(conn) }()
 				}
 			}()
-			c := client(t, Config{Name: name, Socket: socket, Timeout: 300 * time.Millisecond}, nil)
+			c := client(t, config.Connection{Name: name, Socket: socket, Timeout: 300 * time.Millisecond}, nil)
 			for range 2 {
 				begun := time.Now()
 				r := ask(t, c)
@@ -533,7 +536,7 @@ func TestEndpoint(t *testing.T) {
 	start(t, socket, f)
 	endpoint := filepath.Join(dir, "endpoint.sock")
 	check := func(t *testing.T) (*Client, status.Report) {
-		c := client(t, Config{Name: name, Socket: socket, Endpoint: endpoint, Timeout: time.Second}, nil)
+		c := client(t, config.Connection{Name: name, Socket: socket, Endpoint: endpoint, Timeout: time.Second}, nil)
 		return c, ask(t, c)
 	}
 	// holds checks whether the Ready report is returned again without a call.
@@ -599,7 +602,9 @@ func TestEndpoint(t *testing.T) {
 	t.Run("a file, with node-driver-registrar's flags", func(t *testing.T) {
 		gone(t)
 		must(t, os.WriteFile(endpoint, nil, 0o600))
-		c := client(t, Config{Socket: socket, Endpoint: endpoint, Owner: trust.Anybody, AnyEndpoint: true}, nil)
+		c := New(config.Connection{Socket: socket, Endpoint: endpoint, Timeout: 20 * time.Second, SocketOwner: trust.Anybody},
+			Options{Log: slog.New(slog.DiscardHandler), Hints: make(box, 1), Pool: worker.NewPool(), AnyEndpoint: true})
+		t.Cleanup(func() { must(t, c.Close()) })
 		expectReady(t, ask(t, c))
 		holds(t, c, true)
 	})
@@ -616,7 +621,7 @@ func TestEndpoint(t *testing.T) {
 func TestTheServerOfTheSocketIsRemembered(t *testing.T) {
 	_, socket := paths(t)
 	stop := start(t, socket, &fakeDriver{})
-	c := client(t, Config{Name: name, Socket: socket}, nil)
+	c := client(t, config.Connection{Name: name, Socket: socket}, nil)
 	if r := ask(t, c); r.Server.PID != os.Getpid() {
 		t.Errorf("served by %+v, expected %d", r.Server, os.Getpid())
 	}

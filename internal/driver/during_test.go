@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
+	"csi-registrar/internal/config"
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/unixsock"
 	"csi-registrar/internal/worker"
@@ -38,7 +39,7 @@ func TestHangingDriverReplacedAtItsPathDoesNotHideItsSuccessor(t *testing.T) {
 	f, asked := hangsInNodeGetInfo()
 	start(t, socket, f)
 	hints := make(box, 1)
-	c := client(t, Config{Name: name, Socket: socket}, hints)
+	c := client(t, config.Connection{Name: name, Socket: socket}, hints)
 	report := make(chan status.Report, 1)
 	go func() { report <- c.Ask(t.Context(), nil) }()
 	<-asked
@@ -62,7 +63,7 @@ func TestSocketRemovedWhileTheDriverHangsIsAbsent(t *testing.T) {
 	f, asked := hangsInNodeGetInfo()
 	start(t, socket, f)
 	hints := make(box, 1)
-	c := client(t, Config{Name: name, Socket: socket}, hints)
+	c := client(t, config.Connection{Name: name, Socket: socket}, hints)
 	report := make(chan status.Report, 1)
 	go func() { report <- c.Ask(t.Context(), nil) }()
 	<-asked
@@ -82,7 +83,7 @@ func TestProgressIsReportedOncePerCall(t *testing.T) {
 		return &csi.NodeGetInfoResponse{NodeId: "slow"}, nil
 	}
 	start(t, socket, f)
-	c := client(t, Config{Name: name, Socket: socket, Timeout: 20 * time.Second}, nil)
+	c := client(t, config.Connection{Name: name, Socket: socket, Timeout: 20 * time.Second}, nil)
 	var told []status.Report
 	r := c.Ask(t.Context(), func(r status.Report) {
 		told = append(told, r)
@@ -100,7 +101,7 @@ func TestProgressIsReportedOncePerCall(t *testing.T) {
 func TestUnavailableIsWhatTheDriverSaid(t *testing.T) {
 	_, socket := paths(t)
 	start(t, socket, &fakeDriver{info: fails[*csi.GetPluginInfoResponse](codes.Unavailable, "Driver is missing version")})
-	c := client(t, Config{Name: name, Socket: socket}, nil)
+	c := client(t, config.Connection{Name: name, Socket: socket}, nil)
 	r := ask(t, c)
 	want := "the driver answered GetPluginInfo with an error: Unavailable: \"Driver is missing version\"; see its own log"
 	if r.Driver != status.Starting || r.Reason != want {
@@ -113,7 +114,7 @@ func TestUnavailableIsWhatTheDriverSaid(t *testing.T) {
 }
 
 func TestSocketThatAppearedIsFreshWhateverTheWallClockSays(t *testing.T) {
-	c := client(t, Config{Name: name, Socket: "/s"}, nil)
+	c := client(t, config.Connection{Name: name, Socket: "/s"}, nil)
 	old := func(n uint64) unixsock.File {
 		return unixsock.File{FileID: unixsock.FileID{Ino: n}, Changed: time.Now().Add(-time.Hour).UnixNano()}
 	}
@@ -165,7 +166,7 @@ func TestDeadFileSystemIsNotWaitedForAndCostsNoRegistration(t *testing.T) {
 			defer os.Remove(socket)
 			defer stop()
 			pool := worker.NewPool()
-			c := clientWith(t, Config{Name: name, Socket: socket, Endpoint: endpoint}, nil, pool)
+			c := clientWith(t, config.Connection{Name: name, Socket: socket, Endpoint: endpoint}, nil, pool)
 			expectReady(t, ask(t, c))
 			release := stuck(t, pool, dead)
 			for range 3 {
@@ -192,7 +193,7 @@ func TestFileSystemThatDiesDuringACallDoesNotEndIt(t *testing.T) {
 	}
 	start(t, socket, f)
 	pool, hints := worker.NewPool(), make(box)
-	c := clientWith(t, Config{Name: name, Socket: socket}, hints, pool)
+	c := clientWith(t, config.Connection{Name: name, Socket: socket}, hints, pool)
 	report := make(chan status.Report, 1)
 	go func() { report <- c.Ask(t.Context(), nil) }()
 	<-asked
@@ -237,7 +238,7 @@ func TestFloodEndsTheConnectionAndIsLeftAloneForAWhile(t *testing.T) {
 	_, socket := paths(t)
 	l := &flooder{listen(t, socket), make(chan net.Conn, 10)}
 	t.Cleanup((&fakeDriver{}).serve(l))
-	c := client(t, Config{Name: name, Socket: socket}, nil)
+	c := client(t, config.Connection{Name: name, Socket: socket}, nil)
 	expectReady(t, ask(t, c))
 	if n := pour(<-l.conns); n > 2<<20 {
 		t.Errorf("%d bytes were taken", n)
@@ -273,7 +274,7 @@ func TestBudgetIsThatOfAllConnections(t *testing.T) {
 			conn.Close()
 		}
 	}()
-	c := client(t, Config{Name: name, Socket: socket}, nil)
+	c := client(t, config.Connection{Name: name, Socket: socket}, nil)
 	c.budget.spend(maxPerMinute - 100)
 	for r := ask(t, c); r.Reason != flood.reason; r = ask(t, c) {
 		if r.Driver != status.Starting || sent.Load() > 4<<20 {
@@ -329,7 +330,7 @@ func TestGoodbyeIsHinted(t *testing.T) {
 	done := make(chan struct{})
 	go func() { defer close(done); _ = s.Serve(l) }()
 	defer func() { s.Stop(); <-done }()
-	c := client(t, Config{Name: name, Socket: socket}, nil)
+	c := client(t, config.Connection{Name: name, Socket: socket}, nil)
 	expectReady(t, ask(t, c))
 	go s.GracefulStop()
 	expectHint(t, c, "it said goodbye")
@@ -338,7 +339,7 @@ func TestGoodbyeIsHinted(t *testing.T) {
 func TestOurOwnCloseIsNotHinted(t *testing.T) {
 	_, socket := paths(t)
 	start(t, socket, &fakeDriver{})
-	c := client(t, Config{Name: name, Socket: socket}, nil)
+	c := client(t, config.Connection{Name: name, Socket: socket}, nil)
 	expectReady(t, ask(t, c))
 	must(t, c.Close())
 	expectQuiet(t, c, "our own end")
@@ -356,7 +357,7 @@ func TestDriverThatDoesNotReadDoesNotHoldUpClose(t *testing.T) {
 			io.Copy(io.Discard, conn)
 		}
 	}()
-	c := client(t, Config{Name: name, Socket: socket, Timeout: time.Second}, nil)
+	c := client(t, config.Connection{Name: name, Socket: socket, Timeout: time.Second}, nil)
 	if r := ask(t, c); r.Driver != status.Starting || !strings.Contains(r.Reason, "GetPluginInfo") && r.Reason != flood.reason {
 		t.Errorf("%+v", r)
 	}
@@ -370,7 +371,7 @@ func TestDriverThatDoesNotReadDoesNotHoldUpClose(t *testing.T) {
 func BenchmarkLook(b *testing.B) {
 	_, socket := paths(b)
 	start(b, socket, &fakeDriver{})
-	c := client(b, Config{Name: name, Socket: socket}, nil)
+	c := client(b, config.Connection{Name: name, Socket: socket}, nil)
 	expectReady(b, ask(b, c))
 	b.ReportAllocs()
 	for b.Loop() {
@@ -383,7 +384,7 @@ func TestConnectionThatComesTooLateIsClosed(t *testing.T) {
 	_, socket := paths(t)
 	start(t, socket, &fakeDriver{})
 	hints := make(box, 1)
-	c := client(t, Config{Name: name, Socket: socket}, hints)
+	c := client(t, config.Connection{Name: name, Socket: socket}, hints)
 	for range 100 {
 		c.lookLimit = time.Nanosecond
 		if r := ask(t, c); r.Driver == status.Absent || r.Driver == status.Mismatch {
@@ -400,7 +401,7 @@ func TestConnectionThatComesTooLateIsClosed(t *testing.T) {
 func BenchmarkAsk(b *testing.B) {
 	_, socket := paths(b)
 	start(b, socket, &fakeDriver{})
-	c := client(b, Config{Name: name, Socket: socket}, nil)
+	c := client(b, config.Connection{Name: name, Socket: socket}, nil)
 	b.ReportAllocs()
 	for b.Loop() {
 		expectReady(b, ask(b, c))
@@ -418,7 +419,7 @@ func TestProgressMayWaitForItsReceiver(t *testing.T) {
 		<-release
 		return &csi.NodeGetInfoResponse{NodeId: "n"}, nil
 	}})
-	c := client(t, Config{Name: name, Socket: socket}, nil)
+	c := client(t, config.Connection{Name: name, Socket: socket}, nil)
 	began, progress, report := make(chan struct{}), make(chan status.Report), make(chan status.Report, 1)
 	go func() {
 		report <- c.Ask(t.Context(), func(r status.Report) {

@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"net"
@@ -17,6 +18,7 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"csi-registrar/internal/config"
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/worker"
 )
@@ -153,18 +155,20 @@ func (b box) Hint() {
 
 // client returns a client that is closed at the end of the test, and checks that it leaves nothing
 // behind.
-func client(t testing.TB, cfg Config, hints Hints) *Client {
+func client(t testing.TB, cfg config.Connection, hints Hints) *Client {
 	t.Helper()
 	return clientWith(t, cfg, hints, worker.NewPool())
 }
 
-func clientWith(t testing.TB, cfg Config, hints Hints, pool *worker.Pool) *Client {
+func clientWith(t testing.TB, cfg config.Connection, hints Hints, pool *worker.Pool) *Client {
 	t.Helper()
 	if hints == nil {
 		hints = make(box, 1)
 	}
 	pollerRuns(t)
 	goroutines, descriptors := runtime.NumGoroutine(), countDescriptors(t)
+	cfg.Endpoint, cfg.Timeout = cmp.Or(cfg.Endpoint, cfg.Socket), cmp.Or(cfg.Timeout, 5*time.Second)
+	cfg.SocketOwner = cmp.Or(cfg.SocketOwner, "root")
 	c := New(cfg, Options{Log: slog.New(slog.DiscardHandler), Hints: hints, Pool: pool})
 	c.lookLimit = 20 * time.Second // of a machine that is slow, but not dead
 	t.Cleanup(func() {

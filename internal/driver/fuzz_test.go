@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"csi-registrar/internal/config"
 	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/unixsock"
@@ -120,7 +121,7 @@ func askOver(t *testing.T, answers [][]byte, while time.Duration) status.Report 
 		hear(far, answers, while)
 	}()
 	defer func() { <-done }()
-	c := New(Config{Name: name, Socket: "/none", Timeout: 5 * time.Second},
+	c := New(config.Connection{Name: name, Socket: "/none", Endpoint: "/none", Timeout: 5 * time.Second, SocketOwner: "root"},
 		Options{Log: slog.New(slog.DiscardHandler), Hints: make(box, 1), Pool: worker.NewPool()})
 	c.conn = &conn{target: c.socket, stream: &stream{Conn: near, hint: c.hints.Hint, budget: &c.budget}}
 	c.conn.cc, err = unixsock.NewClient(c.conn.stream, maxMessage)

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"csi-registrar/internal/config"
 	"csi-registrar/internal/fake"
 	"csi-registrar/internal/status"
 )
@@ -21,7 +22,7 @@ func TestSocketOnAFileSystemThatHangs(t *testing.T) {
 	socket := dir + "/d/csi.sock"
 	f := &fakeDriver{}
 	stop := start(t, socket, f)
-	c := client(t, Config{Name: name, Socket: socket}, nil)
+	c := client(t, config.Connection{Name: name, Socket: socket}, nil)
 	expectReady(t, ask(t, c))
 	must(t, fs.Hang())
 	c.lookLimit = 50 * time.Millisecond

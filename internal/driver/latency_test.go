@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"csi-registrar/internal/config"
 	"csi-registrar/internal/fswatch"
 	"csi-registrar/internal/status"
 )
@@ -42,7 +43,7 @@ func TestLatency(t *testing.T) {
 	var took []time.Duration
 	for i := range 50 {
 		socket := filepath.Join(dir, fmt.Sprint("plugin-", i), "sub/csi.sock")
-		c := client(t, Config{Name: name, Socket: socket}, w.Subscribe(socket))
+		c := client(t, config.Connection{Name: name, Socket: socket}, w.Subscribe(socket))
 		if r := ask(t, c); r.Driver != status.Absent {
 			t.Fatalf("%+v", r)
 		}
@@ -79,7 +80,7 @@ func TestRestartWithWatcher(t *testing.T) {
 	w := watcher(t)
 	_, socket := paths(t)
 	stop := start(t, socket, &fakeDriver{})
-	c := client(t, Config{Name: name, Socket: socket}, w.Subscribe(socket))
+	c := client(t, config.Connection{Name: name, Socket: socket}, w.Subscribe(socket))
 	until := func(want status.DriverState) time.Duration {
 		begun := time.Now()
 		for {

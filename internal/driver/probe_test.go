@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"csi-registrar/internal/config"
 	"csi-registrar/internal/status"
 )
 
@@ -16,7 +17,7 @@ func TestProbeCallsProbeAlone(t *testing.T) {
 	_, socket := paths(t)
 	f := &fakeDriver{}
 	start(t, socket, f)
-	c := client(t, Config{Name: name, Socket: socket}, nil)
+	c := client(t, config.Connection{Name: name, Socket: socket}, nil)
 	first := ask(t, c)
 	for i := range 3 {
 		r := c.Probe(t.Context())
@@ -39,7 +40,7 @@ func TestProbeThatIsNotImplemented(t *testing.T) {
 	_, socket := paths(t)
 	f := &fakeDriver{ready: fails[*csi.ProbeResponse](codes.Unimplemented, "")}
 	start(t, socket, f)
-	c := client(t, Config{Name: name, Socket: socket}, nil)
+	c := client(t, config.Connection{Name: name, Socket: socket}, nil)
 	expectReady(t, ask(t, c))
 	expectReady(t, c.Probe(t.Context()))
 }
@@ -49,7 +50,7 @@ func TestProbeThatIsNotAnswered(t *testing.T) {
 	_, socket := paths(t)
 	f := &fakeDriver{}
 	start(t, socket, f)
-	c := client(t, Config{Name: name, Socket: socket, Timeout: 300 * time.Millisecond}, nil)
+	c := client(t, config.Connection{Name: name, Socket: socket, Timeout: 300 * time.Millisecond}, nil)
 	c.cfg.Timeout = 20 * time.Second
 	expectReady(t, ask(t, c))
 	kept := c.conn
@@ -80,7 +81,7 @@ func TestProbeThatFails(t *testing.T) {
 	_, socket := paths(t)
 	f := &fakeDriver{}
 	start(t, socket, f)
-	c := client(t, Config{Name: name, Socket: socket}, nil)
+	c := client(t, config.Connection{Name: name, Socket: socket}, nil)
 	expectReady(t, ask(t, c))
 	f.set(func() { f.ready = says(&csi.ProbeResponse{Ready: wrapperspb.Bool(false)}) })
 	if r := c.Probe(t.Context()); r.Driver != status.Starting || r.Silent {
@@ -98,7 +99,7 @@ func TestProbeOfADriverThatEnds(t *testing.T) {
 	_, socket := paths(t)
 	f := &fakeDriver{}
 	stop := start(t, socket, f)
-	c := client(t, Config{Name: name, Socket: socket}, nil)
+	c := client(t, config.Connection{Name: name, Socket: socket}, nil)
 	expectReady(t, ask(t, c))
 	f.set(func() { f.ready = hang[*csi.ProbeResponse] })
 	report := make(chan status.Report, 1)
@@ -121,7 +122,7 @@ func TestConnectionOfExpensiveCalls(t *testing.T) {
 	_, socket := paths(t)
 	f := &fakeDriver{info: fails[*csi.GetPluginInfoResponse](codes.Internal, "")}
 	start(t, socket, f)
-	c := client(t, Config{Name: name, Socket: socket}, nil)
+	c := client(t, config.Connection{Name: name, Socket: socket}, nil)
 	if r := ask(t, c); r.Connection != 0 {
 		t.Errorf("without GetPluginInfo: %+v", r)
 	}

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"testing"
 
+	"csi-registrar/internal/config"
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/trust"
 	"csi-registrar/internal/unixsock"
@@ -141,7 +142,7 @@ func TestUntrustedIsNeverAsked(t *testing.T) {
 	f := &fakeDriver{}
 	start(t, socket, f)
 	must(t, os.Chmod(dir, 0o777))
-	c := client(t, Config{Name: name, Socket: socket}, nil)
+	c := client(t, config.Connection{Name: name, Socket: socket}, nil)
 	if r := ask(t, c); r.Driver != status.Mismatch || !strings.Contains(r.Reason, "chmod go-w") {
 		t.Errorf("%+v", r)
 	}
@@ -189,7 +190,7 @@ func TestStrangerListens(t *testing.T) {
 	}
 	must(t, os.Chown(dir, 0, 0))
 	must(t, os.Lchown(socket, 0, 0)) // the file looks right; the listener is not
-	c := client(t, Config{Name: name, Socket: socket}, nil)
+	c := client(t, config.Connection{Name: name, Socket: socket}, nil)
 	r := ask(t, c)
 	if r.Driver != status.Mismatch || !strings.Contains(r.Reason, "is served by a process") {
 		t.Errorf("%+v", r)

@@ -6,6 +6,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"csi-registrar/internal/config"
 	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/status"
 )
@@ -14,7 +15,7 @@ const maxVersion = 128 // characters of a vendor version; longer ones are cut
 
 // validateInfo checks GetPluginInfo's answer against what is configured. An empty name is
 // Starting: some drivers answer before they know who they are.
-func validateInfo(cfg Config, info *csi.GetPluginInfoResponse, id *status.Identity) finding {
+func validateInfo(cfg config.Connection, info *csi.GetPluginInfoResponse, id *status.Identity) finding {
 	name := info.GetName()
 	id.Version = safetext.Clean(info.GetVendorVersion(), maxVersion)
 	shown := safetext.Clean(name, status.MaxName+1)

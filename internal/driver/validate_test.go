@@ -9,6 +9,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/proto"
 
+	"csi-registrar/internal/config"
 	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/status"
 )
@@ -86,7 +87,7 @@ func FuzzAnswers(f *testing.F) {
 		if proto.Unmarshal(a, &info) != nil || proto.Unmarshal(b, &node) != nil {
 			return
 		}
-		c := Config{Name: cfg, Socket: "/s"}
+		c := config.Connection{Name: cfg, Socket: "/s"}
 		for _, v := range []finding{validateInfo(c, &info, &id), validateNode(&node, &id)} {
 			if safetext.Clean(v.reason, 1<<20) != v.reason {
 				t.Errorf("reason %q is not clean", v.reason)

@@ -15,7 +15,7 @@ func registeredWorld() *world {
 	w := newWorld()
 	w.report = ready()
 	w.sock = status.Socket{Path: w.sock.Path, Place: status.Ours, Up: true, PublishedAt: time.Now(), GetInfoAt: time.Now(), Accepted: 1,
-		Announced:    status.Announcement{Identity: ready().Identity, Endpoint: base.Endpoint, Versions: base.Versions},
+		Announced:    status.Announcement{Identity: ready().Identity, Endpoint: base.Endpoint, Versions: base.SupportedVersions},
 		Notification: status.Notification{At: time.Now(), Registered: true}}
 	return w
 }
@@ -24,7 +24,7 @@ func registeredWorld() *world {
 // the finding that nothing is new.
 func BenchmarkStep(b *testing.B) {
 	w := registeredWorld()
-	r := New(base, w, fakeSocket{w}, Options{Log: slog.New(slog.DiscardHandler), Observe: func(status.Driver) {}})
+	r := New(rootDir, base, w, fakeSocket{w}, Options{Log: slog.New(slog.DiscardHandler), Observe: func(status.Driver) {}})
 	now := time.Now()
 	r.step(b.Context(), now) // asks
 	r.answered(<-r.query.answers, now)
@@ -50,7 +50,7 @@ func TestNoTimerWhenRegistered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := registeredWorld()
 		looks := 0
-		r := New(base, w, counting{fakeSocket{w}, &looks}, Options{Log: slog.New(slog.DiscardHandler), Observe: func(status.Driver) {}})
+		r := New(rootDir, base, w, counting{fakeSocket{w}, &looks}, Options{Log: slog.New(slog.DiscardHandler), Observe: func(status.Driver) {}})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { defer close(done); r.Run(ctx) }()

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"csi-registrar/internal/config"
 	"csi-registrar/internal/status"
 )
 
@@ -27,9 +28,9 @@ func TestFlappingForHoursIsDamped(t *testing.T) {
 			t.Run(fmt.Sprint(name, " each ", period), func(t *testing.T) {
 				w := newWorld()
 				w.report = ready()
-				set := base
-				set.Withdraw, set.WithdrawAfter = true, period/10
-				runHarness(t, w, set, func(h *harness) {
+				table := base
+				table.WhenGone, table.WithdrawAfter = config.Withdraw, period/10
+				runHarness(t, w, table, func(h *harness) {
 					var at []time.Time
 					h.w.mu.Lock()
 					h.w.onPublish = func() { at = append(at, time.Now()) }
@@ -171,15 +172,12 @@ func TestWhatTheKubeletLearnedIsAcknowledged(t *testing.T) {
 func TestTheTargetOfTheLinkCostsNoRegistration(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
-	set := base
-	set.Endpoint, set.LinkTarget = "/k/plugins/csi-registrar/a.sock", "/run/a/csi.sock"
-	runHarness(t, w, set, func(h *harness) {
-		for i, target := range []string{"/run/b/csi.sock", ""} {
-			set.LinkTarget = target
-			if target == "" {
-				set.Endpoint = "/run/b/csi.sock"
-			}
-			if err := h.reg.Update(h.Context(), set, nil); err != nil {
+	table := base
+	table.Endpoint, table.EndpointLink = "/run/a/csi.sock", true
+	runHarness(t, w, table, func(h *harness) {
+		for i, link := range []bool{true, false} {
+			table.Endpoint, table.EndpointLink = "/run/b/csi.sock", link
+			if err := h.reg.Update(h.Context(), table, nil); err != nil {
 				t.Fatal(err)
 			}
 			time.Sleep(time.Minute)
@@ -187,8 +185,8 @@ func TestTheTargetOfTheLinkCostsNoRegistration(t *testing.T) {
 			h.w.mu.Lock()
 			got := h.w.sock.Announced
 			h.w.mu.Unlock()
-			if got.LinkTarget != target || got.Endpoint != set.Endpoint {
-				t.Errorf("announced %+v, want %+v", got, set)
+			if endpoint, target := rootDir.Announced(table); got.LinkTarget != target || got.Endpoint != endpoint {
+				t.Errorf("announced %+v, want %s to %s", got, endpoint, target)
 			}
 		}
 	})
@@ -254,7 +252,7 @@ func TestLeavingWithdrawsAndEnds(t *testing.T) {
 	runHarness(t, w, base, func(h *harness) {
 		h.state("registered")
 		h.w.set(func(w *world) { w.withdrawErr = errors.New("read-only") })
-		if err := h.reg.Update(h.Context(), leaving, nil); err != nil {
+		if err := h.reg.Update(h.Context(), disabled, nil); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Minute)
@@ -285,7 +283,7 @@ func TestLeavingIsCalledOff(t *testing.T) {
 	runHarness(t, w, base, func(h *harness) {
 		h.state("registered")
 		h.w.set(func(w *world) { w.withdrawErr = errors.New("read-only") })
-		if err := h.reg.Update(h.Context(), leaving, nil); err != nil {
+		if err := h.reg.Update(h.Context(), disabled, nil); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Minute)

@@ -6,16 +6,17 @@ import (
 	"fmt"
 	"time"
 
+	"csi-registrar/internal/config"
 	"csi-registrar/internal/status"
 )
 
 // ErrEnded is wrapped by the errors of a Registrar whose Run has returned.
 var ErrEnded = errors.New("its registrar has ended")
 
-// Update changes the settings and, if d is not nil, replaces the Driver. The registrar owns d.
-func (r *Registrar) Update(ctx context.Context, set Settings, d Driver) error {
+// Update changes the table and, if d is not nil, replaces the Driver. The registrar owns d.
+func (r *Registrar) Update(ctx context.Context, table config.Driver, d Driver) error {
 	return r.do(ctx, func() {
-		r.set, r.task.next, r.query.probeAt = set, time.Time{}, time.Time{}
+		r.table, r.task.next, r.query.probeAt = table, time.Time{}, time.Time{}
 		if d != nil {
 			r.closeDriver()
 			r.driver, r.view.askedAt = d, time.Time{}
@@ -26,7 +27,7 @@ func (r *Registrar) Update(ctx context.Context, set Settings, d Driver) error {
 			}
 		}
 		if n := r.socket.Look().Notification; !n.At.IsZero() && !n.Registered {
-			// the kubelet refused the old settings: try again
+			// the kubelet refused what the old table announced: try again
 			r.request = pendingRequest{CauseChanged, time.Now()}
 		}
 	})

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"csi-registrar/internal/config"
 	"csi-registrar/internal/status"
 )
 
@@ -64,7 +65,8 @@ func (a action) same(b action) bool {
 
 // inputs is everything that an action depends on besides the time.
 type inputs struct {
-	settings    Settings
+	kubelet     config.Kubelet
+	table       config.Driver
 	driver      driverView
 	asking      bool // an Ask is running
 	socket      status.Socket
@@ -76,9 +78,9 @@ type inputs struct {
 func decide(in inputs, now time.Time) action {
 	driver := in.driver.report.Driver
 	switch {
-	case in.settings.Leaving && in.socket.Up:
+	case !in.table.Enabled && in.socket.Up:
 		return action{kind: withdraw, cause: CauseLeaving, reason: "disabled, no longer configured, or root_dir was changed"}
-	case in.settings.Leaving, in.checkFailed && in.socket.Up:
+	case !in.table.Enabled, in.checkFailed && in.socket.Up:
 		return action{}
 	case in.openRequest() != "" && driver == status.Ready:
 		return action{kind: publish, cause: in.request.cause, reason: "requested"}
@@ -104,12 +106,13 @@ func decide(in inputs, now time.Time) action {
 		note.Identity = in.driver.identity
 		return action{kind: acknowledge, note: note}
 	}
-	if changed := difference(in.socket.Announced, in.announcement(), in.settings.LeaveLimit); changed != "" {
+	current := in.announcement()
+	if changed := difference(in.socket.Announced, current, in.table.WhenLimitChanges); changed != "" {
 		return action{kind: publish, cause: CauseChanged, reason: changed}
 	}
-	if in.socket.Announced.LinkTarget != in.settings.LinkTarget {
+	if in.socket.Announced.LinkTarget != current.LinkTarget {
 		note := in.socket.Announced
-		note.LinkTarget = in.settings.LinkTarget
+		note.LinkTarget = current.LinkTarget
 		return action{kind: acknowledge, note: note}
 	}
 	return decideUnaccepted(in, now)
@@ -124,15 +127,15 @@ func decideGone(in inputs, now time.Time) action {
 	if at.IsZero() || at.After(now) || in.driver.askedAt.Before(at) || in.asking {
 		return action{}
 	}
-	return action{kind: withdraw, cause: CauseGone, reason: fmt.Sprintf("the driver is gone for %s", in.settings.WithdrawAfter)}
+	return action{kind: withdraw, cause: CauseGone, reason: fmt.Sprintf("the driver is gone for %s", in.table.WithdrawAfter)}
 }
 
 // goneAt returns when a driver that is absent, and stays so, is withdrawn; zero if never.
 func (in inputs) goneAt() time.Time {
-	if !in.settings.Withdraw || in.driver.report.Driver != status.Absent {
+	if in.table.WhenGone != config.Withdraw || in.driver.report.Driver != status.Absent {
 		return time.Time{}
 	}
-	return in.driver.lastPresent.Add(in.settings.WithdrawAfter)
+	return in.driver.lastPresent.Add(in.table.WithdrawAfter)
 }
 
 // decideUnaccepted returns what to do while the driver is ready and its socket in place:
@@ -173,8 +176,8 @@ func (in inputs) openRequest() Cause {
 
 // announcement returns what the kubelet should be told now.
 func (in inputs) announcement() status.Announcement {
-	s := in.settings
-	return status.Announcement{Endpoint: s.Endpoint, LinkTarget: s.LinkTarget, Versions: s.Versions, Identity: in.driver.identity}
+	endpoint, target := in.kubelet.Announced(in.table)
+	return status.Announcement{Endpoint: endpoint, LinkTarget: target, Versions: in.table.SupportedVersions, Identity: in.driver.identity}
 }
 
 // unverified reports whether the kubelet accepted the registration again, as it does after its

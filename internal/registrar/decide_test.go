@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"csi-registrar/internal/config"
 	"csi-registrar/internal/status"
 )
 
@@ -48,20 +49,26 @@ func (s situation) inputs() (inputs, time.Time) {
 		return start.Add(time.Duration(seconds) * time.Second)
 	}
 	told := status.Announcement{
-		Endpoint: "/run/a.sock", LinkTarget: "/run/driver.sock", Versions: []string{"1.0.0"},
+		Endpoint: rootDir.EndpointLink("a"), LinkTarget: "/run/a.sock", Versions: []string{"1.0.0"},
 		Identity: status.Identity{Name: "a", Version: "1", NodeID: "n", Topology: map[string]string{"zone": "x"}},
 	}
-	set := Settings{
-		Name: "a", Endpoint: told.Endpoint, LinkTarget: told.LinkTarget, Versions: told.Versions,
-		LeaveLimit: s.leave, Leaving: s.leaving, Withdraw: s.withdraw, WithdrawAfter: withdrawAfterSeconds * time.Second,
+	table := config.Driver{
+		Connection: config.Connection{Name: "a", Endpoint: told.LinkTarget}, EndpointLink: true, SupportedVersions: told.Versions,
+		Enabled: !s.leaving, WithdrawAfter: withdrawAfterSeconds * time.Second,
+	}
+	if s.leave {
+		table.WhenLimitChanges = config.Leave
+	}
+	if s.withdraw {
+		table.WhenGone = config.Withdraw
 	}
 	switch s.settings {
 	case "endpoint":
-		set.Endpoint = "/run/b.sock"
+		table.EndpointLink = false
 	case "versions":
-		set.Versions = []string{"1.1.0"}
+		table.SupportedVersions = []string{"1.1.0"}
 	case "link target":
-		set.LinkTarget = "/run/other.sock"
+		table.Endpoint = "/run/other.sock"
 	}
 	id := told.Identity
 	switch s.identity {
@@ -80,7 +87,7 @@ func (s situation) inputs() (inputs, time.Time) {
 		id.MaxVolumes = 7
 	}
 	in := inputs{
-		settings: set, asking: s.asking, checkFailed: s.checkFailed,
+		kubelet: rootDir, table: table, asking: s.asking, checkFailed: s.checkFailed,
 		driver: driverView{
 			report: status.Report{Driver: s.driver, Reason: "it says so"}, askedAt: at(s.askedAt), identity: id,
 			identitySince: at(s.identitySince), lastPresent: at(s.lastPresent), returnedAt: at(s.returnedAt),
@@ -228,7 +235,7 @@ func (s situation) decided() string {
 		text = "withdraw: " + string(a.cause)
 	case acknowledge:
 		identity, link := in.socket.Announced, in.socket.Announced
-		identity.Identity, link.LinkTarget = in.driver.identity, in.settings.LinkTarget
+		identity.Identity, link.LinkTarget = in.driver.identity, in.table.Endpoint
 		switch {
 		case a.note.Equal(identity):
 			text = "acknowledge: identity"

@@ -6,16 +6,17 @@ import (
 	"slices"
 	"strings"
 
+	"csi-registrar/internal/config"
 	"csi-registrar/internal/status"
 )
 
 // difference describes what the kubelet must be told with a new registration; empty if nothing. A
 // changed endpoint or version always counts. What the kubelet asks the driver for counts unless a
 // topology value changed: the kubelet would refuse it (v1.36) because the Node has the old label,
-// and a working registration would be lost. With leaveLimit a changed limit alone does not count:
+// and a working registration would be lost. With config.Leave a changed limit alone does not count:
 // the kubelet asks the driver for it periodically. The API server would refuse such an update with
 // another node ID or topology key, so these still count (v1.37).
-func difference(old, now status.Announcement, leaveLimit bool) string {
+func difference(old, now status.Announcement, limit config.WhenLimitChanges) string {
 	var changes []string
 	compare := func(what, o, n string) {
 		if o != n {
@@ -29,7 +30,7 @@ func difference(old, now status.Announcement, leaveLimit bool) string {
 		return ""
 	}
 	compare("node id", old.Identity.NodeID, now.Identity.NodeID)
-	if o, n := old.Identity.MaxVolumes, now.Identity.MaxVolumes; o != n && !leaveLimit {
+	if o, n := old.Identity.MaxVolumes, now.Identity.MaxVolumes; o != n && limit != config.Leave {
 		changes = append(changes, fmt.Sprintf("volume limit was %d, is %d", o, n))
 	}
 	if len(added) > 0 {

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"csi-registrar/internal/config"
 	"csi-registrar/internal/status"
 )
 
@@ -226,18 +227,22 @@ func (l *lines) said() []string { l.mu.Lock(); defer l.mu.Unlock(); return slice
 func (l *lines) len() int { l.mu.Lock(); defer l.mu.Unlock(); return len(l.text) }
 
 var (
-	base    = Settings{Name: "foo", Socket: "/run/foo.sock", Endpoint: "/run/foo.sock", Versions: []string{"1.0.0"}}
-	leaving = Settings{Name: "foo", Leaving: true}
+	base = config.Driver{
+		Connection: config.Connection{Name: "foo", Socket: "/run/foo.sock", Endpoint: "/run/foo.sock"},
+		Enabled:    true, SupportedVersions: []string{"1.0.0"},
+	}
+	disabled = config.Driver{Connection: config.Connection{Name: "foo"}}
+	rootDir  = config.Kubelet{RootDir: "/k"}
 )
 
 // runHarness runs test in a bubble with a registrar that has begun, and ends it afterwards;
 // synctest fails the test if a goroutine stays.
-func runHarness(t *testing.T, w *world, set Settings, test func(h *harness)) {
+func runHarness(t *testing.T, w *world, table config.Driver, test func(h *harness)) {
 	synctest.Test(t, func(t *testing.T) {
 		// they must be the bubble's
 		w.hints, w.shints = make(chan struct{}, 1), make(chan struct{}, 1)
 		h := &harness{T: t, w: w, log: &lines{}}
-		h.reg = New(set, w, fakeSocket{w}, Options{Log: slog.New(h.log), Observe: func(s status.Driver) {
+		h.reg = New(rootDir, table, w, fakeSocket{w}, Options{Log: slog.New(h.log), Observe: func(s status.Driver) {
 			h.mu.Lock()
 			defer h.mu.Unlock()
 			h.now = s

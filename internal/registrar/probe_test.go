@@ -10,14 +10,15 @@ import (
 	"testing/synctest"
 	"time"
 
+	"csi-registrar/internal/config"
 	"csi-registrar/internal/status"
 )
 
 // probing is base with the default of probe_every.
-func probing() Settings {
-	set := base
-	set.ProbeEvery = time.Minute
-	return set
+func probing() config.Driver {
+	table := base
+	table.ProbeEvery = time.Minute
+	return table
 }
 
 // silent is the report of a driver that accepts connections and answers nothing.
@@ -42,7 +43,7 @@ func TestProbesShareTheirTimes(t *testing.T) {
 				at[time.Now().Round(0)]++
 				return ready()
 			}
-			r := New(probing(), w, fakeSocket{w}, Options{Log: slog.New(slog.DiscardHandler), Observe: func(status.Driver) {}})
+			r := New(rootDir, probing(), w, fakeSocket{w}, Options{Log: slog.New(slog.DiscardHandler), Observe: func(status.Driver) {}})
 			all.Go(func() { r.Run(ctx) })
 			time.Sleep(3770 * time.Millisecond)
 		}
@@ -283,9 +284,9 @@ func TestRestartsAreCounted(t *testing.T) {
 func TestALimitThatIsLeftToTheKubelet(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
-	set := base
-	set.LeaveLimit = true
-	runHarness(t, w, set, func(h *harness) {
+	table := base
+	table.WhenLimitChanges = config.Leave
+	runHarness(t, w, table, func(h *harness) {
 		h.state("registered")
 		if s := h.status(); s.KubeletMaxVolumes != nil {
 			t.Errorf("status %+v", s)
@@ -314,9 +315,9 @@ func TestALimitThatIsLeftToTheKubelet(t *testing.T) {
 func TestALimitThatTheKubeletLearned(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
-	set := base
-	set.LeaveLimit = true
-	runHarness(t, w, set, func(h *harness) {
+	table := base
+	table.WhenLimitChanges = config.Leave
+	runHarness(t, w, table, func(h *harness) {
 		h.state("registered")
 		h.w.set(func(w *world) { w.report.Identity.MaxVolumes = 3 })
 		time.Sleep(time.Hour)

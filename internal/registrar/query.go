@@ -70,7 +70,7 @@ func (r *Registrar) closeDriver() {
 
 // askIfDue starts an Ask if one is due, and returns when the next is.
 func (r *Registrar) askIfDue(ctx context.Context, seen status.Socket, now time.Time) time.Time {
-	if r.query.cancel != nil || r.set.Leaving {
+	if r.query.cancel != nil || !r.table.Enabled {
 		return time.Time{}
 	}
 	due := r.query.next
@@ -109,9 +109,9 @@ func (r *Registrar) askIfDue(ctx context.Context, seen status.Socket, now time.T
 }
 
 // nextProbe returns when to call Probe of a driver that is ready and registered. These times
-// are multiples of Settings.ProbeEvery, so that drivers share wakeups.
+// are multiples of probe_every, so that drivers share wakeups.
 func (r *Registrar) nextProbe(seen status.Socket, now time.Time) time.Time {
-	every := r.set.ProbeEvery
+	every := r.table.ProbeEvery
 	switch {
 	case every == 0 || !seen.Up:
 		r.query.probeAt = time.Time{}

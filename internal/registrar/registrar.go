@@ -1,5 +1,5 @@
 // Package registrar manages the registration of one driver. It observes the driver and the
-// registration socket, compares them with its settings, and takes one action at a time. It
+// registration socket, compares them with its table, and takes one action at a time. It
 // does no I/O but its log: sockets and files are behind the interfaces Driver and Socket.
 package registrar
 
@@ -10,35 +10,21 @@ import (
 	"reflect"
 	"time"
 
+	"csi-registrar/internal/config"
 	"csi-registrar/internal/status"
 )
-
-// Settings is the part of the driver's configuration that a registrar needs.
-type Settings struct {
-	Name          string
-	Socket        string
-	Endpoint      string        // that the kubelet is told
-	LinkTarget    string        // of the symbolic link at Endpoint; empty: Endpoint is not our link
-	Versions      []string      // that the kubelet is told
-	Withdraw      bool          // withdraw the registration of a driver that is gone; else keep it
-	WithdrawAfter time.Duration // how long the driver may be gone
-	ProbeEvery    time.Duration // how often Probe of a registered driver is called; zero: never
-	LeaveLimit    bool          // a changed volume limit is no reason to register the driver again
-	// Leaving is set when the driver is no longer configured, or is disabled. Its registration
-	// is withdrawn, and then Run returns.
-	Leaving bool
-}
 
 // Registrar runs one driver's registration. Make it with New, then call Run once.
 type Registrar struct {
 	log     *slog.Logger
 	observe func(status.Driver)
+	kubelet config.Kubelet
 	name    string
 	cmds    chan func()   // nil: only to check that Run is running
 	done    chan struct{} // closed when Run has returned
 
 	// The fields below belong to the goroutine in Run.
-	set     Settings
+	table   config.Driver
 	driver  Driver
 	socket  Socket
 	query   query
@@ -63,12 +49,12 @@ type Options struct {
 	Observe func(status.Driver)
 }
 
-// New returns a registrar. It owns d, but not s.
-func New(set Settings, d Driver, s Socket, o Options) *Registrar {
+// New returns a registrar for a driver's table and a kubelet. It owns d, but not s.
+func New(k config.Kubelet, table config.Driver, d Driver, s Socket, o Options) *Registrar {
 	now := time.Now()
 	r := &Registrar{
-		log: o.Log, observe: o.Observe, name: set.Name, cmds: make(chan func()), done: make(chan struct{}),
-		set: set, driver: d, socket: s,
+		log: o.Log, observe: o.Observe, kubelet: k, name: table.Name, cmds: make(chan func()), done: make(chan struct{}),
+		table: table, driver: d, socket: s,
 		query:   query{answers: make(chan *answer), next: now, hintLimit: tokenBucket{burst: 20, interval: 500 * time.Millisecond}},
 		view:    driverView{report: status.Report{Driver: status.Absent, Reason: "it has not answered yet"}, lastPresent: now},
 		task:    task{done: make(chan error, 1), checkDue: true},
@@ -79,8 +65,8 @@ func New(set Settings, d Driver, s Socket, o Options) *Registrar {
 	return r
 }
 
-// Run manages the registration until ctx is done, or until it is withdrawn if Settings.Leaving
-// is set. Otherwise it leaves the registration socket as it is for the socket's owner.
+// Run manages the registration until ctx is done, or until it is withdrawn because the table is not
+// enabled. Otherwise it leaves the registration socket as it is for the socket's owner.
 func (r *Registrar) Run(ctx context.Context) {
 	defer close(r.done)
 	ctx, cancel := context.WithCancel(ctx)
@@ -151,12 +137,12 @@ func (r *Registrar) step(ctx context.Context, now time.Time) time.Time {
 
 // inputs returns what decide needs.
 func (r *Registrar) inputs(socket status.Socket) inputs {
-	return inputs{r.set, r.view, r.query.cancel != nil, socket, r.task.checkErr != nil, r.request}
+	return inputs{r.kubelet, r.table, r.view, r.query.cancel != nil, socket, r.task.checkErr != nil, r.request}
 }
 
-// left reports whether a registrar that is leaving has nothing left to do.
+// left reports whether a registrar whose table is not enabled has nothing left to do.
 func (r *Registrar) left() bool {
-	return r.set.Leaving && !r.task.busy && !r.task.checkDue && r.task.err == nil && r.task.checkErr == nil && !r.socket.Look().Up
+	return !r.table.Enabled && !r.task.busy && !r.task.checkDue && r.task.err == nil && r.task.checkErr == nil && !r.socket.Look().Up
 }
 
 // updateStatus reports and logs the new status if it changed.

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"csi-registrar/internal/config"
 	"csi-registrar/internal/status"
 )
 
@@ -188,7 +189,7 @@ func TestTheWallClockIsSetBack(t *testing.T) {
 		h.w.set(func(w *world) {
 			at := time.Now().Add(time.Hour)
 			w.sock.Up, w.sock.Place, w.sock.PublishedAt, w.sock.GetInfoAt = true, status.Ours, at, at
-			w.sock.Announced = status.Announcement{Endpoint: base.Endpoint, Versions: base.Versions, Identity: ready().Identity}
+			w.sock.Announced = status.Announcement{Endpoint: base.Endpoint, Versions: base.SupportedVersions, Identity: ready().Identity}
 			w.sock.Notification = status.Notification{At: at, Registered: true}
 		})
 		time.Sleep(time.Minute)
@@ -207,13 +208,13 @@ func TestEndpointChangeIsToldEvenWithMovedTopology(t *testing.T) {
 			w.report = ready()
 			w.report.Identity.Topology = map[string]string{"zone": "b"}
 		})
-		set := base
-		set.Endpoint = "/elsewhere/foo.sock"
-		if err := h.reg.Update(h.Context(), set, nil); err != nil {
+		table := base
+		table.Endpoint = "/elsewhere/foo.sock"
+		if err := h.reg.Update(h.Context(), table, nil); err != nil {
 			t.Fatal(err)
 		}
 		h.publications(2)
-		if got := h.w.published[1].Endpoint; got != set.Endpoint {
+		if got := h.w.published[1].Endpoint; got != table.Endpoint {
 			t.Errorf("told %q", got)
 		}
 	})
@@ -314,9 +315,9 @@ func TestAfterAFailedWithdrawalTheSocketIsRestoredAtOnce(t *testing.T) {
 func TestWithdrawAfter(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
-	set := base
-	set.Withdraw, set.WithdrawAfter = true, 30*time.Second
-	runHarness(t, w, set, func(h *harness) {
+	table := base
+	table.WhenGone, table.WithdrawAfter = config.Withdraw, 30*time.Second
+	runHarness(t, w, table, func(h *harness) {
 		gone := func(w *world) { w.report = status.Report{Driver: status.Absent, Reason: "gone"} }
 		h.w.set(gone)
 		time.Sleep(29 * time.Second)
@@ -338,9 +339,9 @@ func TestWithdrawAfter(t *testing.T) {
 func TestWithdrawAfterCountsAbsenceAlone(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
-	set := base
-	set.Withdraw, set.WithdrawAfter = true, 30*time.Second
-	runHarness(t, w, set, func(h *harness) {
+	table := base
+	table.WhenGone, table.WithdrawAfter = config.Withdraw, 30*time.Second
+	runHarness(t, w, table, func(h *harness) {
 		h.w.set(func(w *world) {
 			w.report = status.Report{Driver: status.Starting, Reason: "Probe: not ready"}
 		})
@@ -356,15 +357,15 @@ func TestWithdrawAfterCountsAbsenceAlone(t *testing.T) {
 // A driver is gone when it says so, not while nobody knows: a daemon that was restarted has not
 // heard of it yet, and one that was stopped for a while may have missed its return.
 func TestWithdrawOnlyOnFreshWord(t *testing.T) {
-	set := base
-	set.Withdraw, set.WithdrawAfter = true, 10*time.Second
+	table := base
+	table.WhenGone, table.WithdrawAfter = config.Withdraw, 10*time.Second
 	adopted := status.Socket{Path: "/reg/foo-reg.sock", Place: status.Ours, Up: true, PublishedAt: time.Now(),
-		Announced: status.Announcement{Endpoint: base.Endpoint, Versions: base.Versions, Identity: ready().Identity},
+		Announced: status.Announcement{Endpoint: base.Endpoint, Versions: base.SupportedVersions, Identity: ready().Identity},
 		GetInfoAt: time.Now(), Notification: status.Notification{At: time.Now(), Registered: true}}
 	t.Run("slow at the start", func(t *testing.T) {
 		w := newWorld()
 		w.sock, w.hang = adopted, true
-		runHarness(t, w, set, func(h *harness) {
+		runHarness(t, w, table, func(h *harness) {
 			time.Sleep(time.Minute)
 			h.state("registered")
 		})
@@ -372,7 +373,7 @@ func TestWithdrawOnlyOnFreshWord(t *testing.T) {
 	t.Run("back without a hint", func(t *testing.T) {
 		w := newWorld()
 		w.sock = adopted
-		runHarness(t, w, set, func(h *harness) {
+		runHarness(t, w, table, func(h *harness) {
 			time.Sleep(9 * time.Second)
 			w.mu.Lock()
 			w.report = ready()
@@ -387,7 +388,7 @@ func TestWithdrawOnlyOnFreshWord(t *testing.T) {
 	t.Run("gone", func(t *testing.T) {
 		w := newWorld()
 		w.sock = adopted
-		runHarness(t, w, set, func(h *harness) {
+		runHarness(t, w, table, func(h *harness) {
 			time.Sleep(9 * time.Second)
 			h.state("registered")
 			time.Sleep(1*time.Second + time.Millisecond)
@@ -496,7 +497,7 @@ func TestAPublicationAfterAnotherFailedIsCounted(t *testing.T) {
 	runHarness(t, w, base, func(h *harness) {
 		time.Sleep(time.Minute)
 		h.w.set(func(w *world) { // it was adopted late, and tells another endpoint
-			a := status.Announcement{Endpoint: "/run/other.sock", Versions: base.Versions, Identity: w.report.Identity}
+			a := status.Announcement{Endpoint: "/run/other.sock", Versions: base.SupportedVersions, Identity: w.report.Identity}
 			w.publishErr = nil
 			w.sock = status.Socket{Path: w.sock.Path, Place: status.Ours, Up: true, Announced: a, PublishedAt: time.Now().Add(-time.Hour),
 				Notification: status.Notification{At: time.Now().Add(-time.Hour), Registered: true}}
@@ -637,9 +638,9 @@ func TestAYesSettlesWhatWasAsked(t *testing.T) {
 			w.report = status.Report{Driver: status.Starting, Reason: "Probe: not ready"}
 		})
 		synctest.Wait()
-		set := base
-		set.Withdraw, set.WithdrawAfter = true, time.Hour
-		if err := h.reg.Update(h.Context(), set, nil); err != nil {
+		table := base
+		table.WhenGone, table.WithdrawAfter = config.Withdraw, time.Hour
+		if err := h.reg.Update(h.Context(), table, nil); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(10 * time.Second)
@@ -690,7 +691,7 @@ func TestAReturnAfterTheStart(t *testing.T) {
 	runHarness(t, w, base, func(h *harness) {
 		h.w.set(func(w *world) {
 			w.sock = status.Socket{Path: "/reg/foo-reg.sock", Place: status.Ours, Up: true, PublishedAt: time.Now(),
-				Announced: status.Announcement{Endpoint: base.Endpoint, Versions: base.Versions, Identity: ready().Identity},
+				Announced: status.Announcement{Endpoint: base.Endpoint, Versions: base.SupportedVersions, Identity: ready().Identity},
 				GetInfoAt: time.Now(), Notification: status.Notification{At: time.Now(), Error: "no"}}
 		})
 		time.Sleep(time.Minute)
@@ -849,13 +850,13 @@ func TestANewClientTakesOver(t *testing.T) {
 		h.w.set(func(w *world) { w.hang = true })
 		other := newWorld()
 		other.report = ready()
-		set := base
-		set.Socket = "/run/other.sock"
-		if err := h.reg.Update(h.Context(), set, other); err != nil {
+		table := base
+		table.Socket = "/run/other.sock"
+		if err := h.reg.Update(h.Context(), table, other); err != nil {
 			t.Fatal(err)
 		}
 		h.state("registered")
-		if s := h.status(); s.Socket != set.Socket {
+		if s := h.status(); s.Socket != table.Socket {
 			t.Errorf("status %+v", s)
 		}
 	})
@@ -866,7 +867,7 @@ func TestAdoptedIsRegisteredBeforeTheDriverAnswers(t *testing.T) {
 	w.hang = true
 	id := ready().Identity
 	w.sock = status.Socket{Path: "/reg/foo-reg.sock", Place: status.Ours, Up: true, PublishedAt: time.Now(),
-		Announced:    status.Announcement{Endpoint: base.Endpoint, Versions: base.Versions, Identity: id},
+		Announced:    status.Announcement{Endpoint: base.Endpoint, Versions: base.SupportedVersions, Identity: id},
 		Notification: status.Notification{At: time.Now(), Registered: true}}
 	runHarness(t, w, base, func(h *harness) {
 		h.state("registered")
@@ -903,7 +904,7 @@ func TestAWithdrawalThatFailsIsDamped(t *testing.T) {
 	runHarness(t, w, base, func(h *harness) {
 		h.state("registered")
 		h.w.set(func(w *world) { w.withdrawErr = errors.New("read-only file system") })
-		if err := h.reg.Update(h.Context(), leaving, nil); err != nil {
+		if err := h.reg.Update(h.Context(), disabled, nil); err != nil {
 			t.Fatal(err)
 		}
 		began := time.Now()
@@ -943,7 +944,7 @@ func TestAWithdrawalThatFailsIsRetriedAtOnceForNewSettings(t *testing.T) {
 		h.state("registered")
 		h.w.set(func(w *world) { w.withdrawErr = errors.New("read-only file system") })
 		for range 2 {
-			if err := h.reg.Update(h.Context(), leaving, nil); err != nil {
+			if err := h.reg.Update(h.Context(), disabled, nil); err != nil {
 				t.Fatal(err)
 			}
 			time.Sleep(30 * time.Minute)
@@ -955,7 +956,7 @@ func TestAWithdrawalThatFailsIsRetriedAtOnceForNewSettings(t *testing.T) {
 			t.Errorf("status %+v", s)
 		}
 		h.w.set(func(w *world) { w.withdrawErr = nil })
-		if err := h.reg.Update(h.Context(), leaving, nil); err != nil {
+		if err := h.reg.Update(h.Context(), disabled, nil); err != nil {
 			t.Fatal(err)
 		}
 		if _, _, n := h.counts(); n != 1 {
@@ -969,7 +970,7 @@ func TestReasonOfAWithdrawal(t *testing.T) {
 	seen := status.Socket{Up: true, Place: status.Ours, Notification: status.Notification{At: time.Now(), Registered: true}}
 	for what, change := range map[string]func(*Registrar){
 		"mismatch": func(r *Registrar) { r.view.report.Driver = status.Mismatch },
-		"leaving":  func(r *Registrar) { r.view.report.Driver, r.set.Leaving = status.Starting, true },
+		"leaving":  func(r *Registrar) { r.view.report.Driver, r.table.Enabled = status.Starting, false },
 	} {
 		r := &Registrar{}
 		r.view.report.Reason = "it has another name"

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"time"
 
+	"csi-registrar/internal/config"
 	"csi-registrar/internal/status"
 )
 
@@ -15,9 +16,9 @@ const kubeletAsks = 5 * time.Second
 
 // snapshot returns the current status.
 func (r *Registrar) snapshot(seen status.Socket, now time.Time) status.Driver {
-	reg := r.registration(seen)
+	reg, told := r.registration(seen), r.inputs(seen).announcement()
 	s := status.Driver{
-		Name: r.set.Name, Socket: r.set.Socket, Endpoint: r.set.Endpoint, LinkTarget: r.set.LinkTarget,
+		Name: r.name, Socket: r.table.Socket, Endpoint: told.Endpoint, LinkTarget: told.LinkTarget,
 		Driver: r.view.report.Driver, Registration: reg,
 		State:              status.State(r.view.report.Driver, reg),
 		Reason:             r.reason(seen, reg, now),
@@ -108,10 +109,10 @@ func (r *Registrar) reason(seen status.Socket, reg status.RegistrationState, now
 		return "the registration socket is gone, and is restored when the driver is ready; it is not: " + why
 	case reg != status.Registered:
 		return why
-	case driver == status.Mismatch || r.set.Leaving:
+	case driver == status.Mismatch || !r.table.Enabled:
 		return "the registration is withdrawn: " + cmp.Or(why, "the driver is disabled, or no longer configured here")
-	case driver == status.Absent && r.set.Withdraw:
-		return fmt.Sprintf("the driver is gone (%s); withdrawn when it is gone for %s", why, r.set.WithdrawAfter)
+	case driver == status.Absent && r.table.WhenGone == config.Withdraw:
+		return fmt.Sprintf("the driver is gone (%s); withdrawn when it is gone for %s", why, r.table.WithdrawAfter)
 	case driver == status.Absent && r.view.askedAt.IsZero() && r.view.identity.Name == "":
 		return "" // adopted a moment ago, the driver's first answer is on its way
 	}

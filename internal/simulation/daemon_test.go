@@ -150,11 +150,6 @@ func (p *process) Driver(d config.Driver) registrar.Driver {
 	return p.w.driverAt(d.Socket).client(p, d.Timeout)
 }
 
-// SameDriver implements agent.Parts.
-func (p *process) SameDriver(a, b config.Driver) bool {
-	return a.Socket == b.Socket && a.Timeout == b.Timeout
-}
-
 func (p *process) registry(root string) (*kubelet.Registry, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
