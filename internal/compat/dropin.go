@@ -48,7 +48,7 @@ func WriteDropIn(w io.Writer, registrars []Registrar, edits []Edits) error {
 		write("endpoint", r.Driver.Endpoint, defaults.Endpoint)
 		write("timeout", r.Driver.Timeout.String(), defaults.Timeout.String())
 		write("when_limit_changes", string(r.Driver.WhenLimitChanges), string(defaults.WhenLimitChanges))
-		write("socket_owner", r.Driver.SocketOwner, defaults.SocketOwner)
+		write("socket_owner", string(r.Driver.SocketOwner), string(defaults.SocketOwner))
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

@@ -16,6 +16,7 @@ import (
 
 	"csi-registrar/internal/config"
 	"csi-registrar/internal/safetext"
+	"csi-registrar/internal/trust"
 	"csi-registrar/internal/unixsock"
 )
 
@@ -232,6 +233,6 @@ func (o Options) Driver(name string) config.Driver {
 	d := config.DefaultDriver(name, o.Socket)
 	d.Endpoint = o.Endpoint
 	d.Timeout = o.Timeout
-	d.SocketOwner = config.OwnerAny
+	d.SocketOwner = trust.Anybody
 	return d
 }

@@ -10,7 +10,7 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"csi-registrar/internal/config"
+	"csi-registrar/internal/trust"
 )
 
 // parse is what `run` does with its command line.
@@ -175,7 +175,7 @@ func TestDriverAndLevel(t *testing.T) {
 	}
 	d := o.Driver("x.example.com")
 	if d.Name != "x.example.com" || d.Socket != "/csi/csi.sock" || d.Endpoint != "/e/csi.sock" ||
-		d.Timeout != 7*time.Second || d.SocketOwner != config.OwnerAny || !d.Enabled || len(d.SupportedVersions) == 0 {
+		d.Timeout != 7*time.Second || d.SocketOwner != trust.Anybody || !d.Enabled || len(d.SupportedVersions) == 0 {
 		t.Errorf("%+v", d)
 	}
 	if o.LogLevel() != slog.LevelDebug {

@@ -17,6 +17,7 @@ import (
 	"csi-registrar/internal/rootdir"
 	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/status"
+	"csi-registrar/internal/trust"
 	"csi-registrar/internal/unixsock"
 )
 
@@ -85,7 +86,7 @@ func (r *registration) registrar(drivers []csiDriver) (Registrar, error) {
 	if res.Driver.Timeout, err = r.container.timeout(res.Driver.Timeout); err != nil {
 		return Registrar{}, err
 	}
-	res.Driver.SocketOwner = cmp.Or(r.owner(), res.Driver.SocketOwner)
+	res.Driver.SocketOwner = cmp.Or(trust.SocketOwner(r.owner()), res.Driver.SocketOwner)
 	if err := r.setRootDir(&res); err != nil {
 		return Registrar{}, err
 	}

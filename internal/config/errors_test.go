@@ -79,7 +79,7 @@ func TestValues(t *testing.T) {
 		{`when_limit_changes = "keep"`, `when_limit_changes: "keep" is not known (must be "republish" or "leave")`},
 		{`socket_owner = 1000`, `socket_owner: is not a string` + wantOwner},
 		{`socket_owner = ""`, `socket_owner: is empty` + wantOwner},
-		{`socket_owner = "no-such-user"`, `socket_owner: there is no user "no-such-user"` + wantOwner},
+		{`socket_owner = "no-such-user"`, `socket_owner: there is no user "no-such-user" on this machine` + wantOwner},
 		{`socket_owner = "4294967295"`, `socket_owner: "4294967295" is not a uid` + wantOwner},
 		{`sokcet = "/a"`, `sokcet: is not known (known here: socket, endpoint, endpoint_link, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after, probe_every, when_limit_changes, socket_owner)`},
 		{`Timeout = "5s"`, `Timeout: is not known (known here: socket, endpoint, endpoint_link, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after, probe_every, when_limit_changes, socket_owner)`},

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"csi-registrar/internal/trust"
 )
 
 // tree makes files below a new root. The text "-> TARGET" makes a link.
@@ -84,7 +86,7 @@ func TestDriverEqual(t *testing.T) {
 		func(d *Driver) { d.Name = "b" }, func(d *Driver) { d.Socket = "/b" }, func(d *Driver) { d.Endpoint = "/b" },
 		func(d *Driver) { d.Enabled = false }, func(d *Driver) { d.Timeout++ }, func(d *Driver) { d.WithdrawAfter++ },
 		func(d *Driver) { d.SupportedVersions = []string{"1.1.0"} }, func(d *Driver) { d.WhenGone = Withdraw },
-		func(d *Driver) { d.SocketOwner = OwnerAny },
+		func(d *Driver) { d.SocketOwner = trust.Anybody },
 	} {
 		b := a
 		change(&b)

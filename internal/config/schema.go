@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"csi-registrar/internal/trust"
 )
 
 // WhenGone is what happens to the registration of a driver that does not answer.
@@ -26,17 +28,14 @@ const (
 	Leave     WhenLimitChanges = "leave"
 )
 
-// OwnerAny as a SocketOwner turns off the checks of the driver's socket.
-const OwnerAny = "any"
-
 // Connection is the part of a driver's table that the client of the driver gets: a change needs a
 // new connection to the driver.
 type Connection struct {
-	Name        string        // that GetPluginInfo must report; passes status.CheckName
-	Socket      string        // where the driver listens; absolute, clean, at most 107 bytes
-	Endpoint    string        // the socket as the kubelet sees it; as Socket, never empty
-	Timeout     time.Duration // of GetPluginInfo and Probe; above 0
-	SocketOwner string        // who besides root may serve Socket; see trust.SocketOwner
+	Name        string            // that GetPluginInfo must report; passes status.CheckName
+	Socket      string            // where the driver listens; absolute, clean, at most 107 bytes
+	Endpoint    string            // the socket as the kubelet sees it; as Socket, never empty
+	Timeout     time.Duration     // of GetPluginInfo and Probe; above 0
+	SocketOwner trust.SocketOwner // who besides root may serve Socket
 }
 
 // Driver is one table [driver."NAME"].
@@ -125,8 +124,8 @@ func driverFields() []field[Driver] {
 			func(d *Driver) *time.Duration { return &d.ProbeEvery }, interval),
 		newField("when_limit_changes", Republish, `must be "republish" or "leave"`,
 			func(d *Driver) *WhenLimitChanges { return &d.WhenLimitChanges }, oneOf(Republish, Leave)),
-		newField("socket_owner", "root", `must be a user's name, a uid such as "1000", or "any"`,
-			func(d *Driver) *string { return &d.SocketOwner }, owner),
+		newField("socket_owner", "root", "must be "+trust.ValidOwner,
+			func(d *Driver) *trust.SocketOwner { return &d.SocketOwner }, owner),
 	}
 }
 

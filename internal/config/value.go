@@ -1,18 +1,16 @@
 package config
 
 import (
-	"errors"
 	"fmt"
-	"os/user"
 	"path"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 	"unicode"
 
 	"csi-registrar/internal/safetext"
+	"csi-registrar/internal/trust"
 	"csi-registrar/internal/unixsock"
 )
 
@@ -165,26 +163,15 @@ func versions(v any) ([]string, *fault) {
 	return out, nil
 }
 
-// owner parses a user's name, a uid, or OwnerAny.
-func owner(v any) (string, *fault) {
+// owner parses a trust.SocketOwner.
+func owner(v any) (trust.SocketOwner, *fault) {
 	s, err := text(v)
-	if err != nil || s == OwnerAny || s == "root" {
-		return s, err
+	if err != nil {
+		return "", err
 	}
-	if strings.Trim(s, "0123456789") == "" {
-		// The highest uid means "no user" to the system.
-		if uid, err := strconv.ParseUint(s, 10, 32); err != nil || uid == 1<<32-1 {
-			return "", faultf("%s is not a uid", safetext.Quote(s))
-		}
-		return s, nil
+	o, ownerErr := trust.ParseOwner(s)
+	if ownerErr != nil {
+		return "", faultf("%s", safetext.Clean(ownerErr.Error(), maxCause))
 	}
-	// The static binary only reads /etc/passwd: users from elsewhere must be given by number, as
-	// the hint says.
-	if _, err := user.Lookup(s); err != nil {
-		if _, unknown := errors.AsType[user.UnknownUserError](err); unknown {
-			return "", faultf("there is no user %s", safetext.Quote(s))
-		}
-		return "", faultf("cannot look up the user %s: %s", safetext.Quote(s), safetext.Clean(err.Error(), maxCause))
-	}
-	return s, nil
+	return o, nil
 }

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"csi-registrar/internal/driver"
-	"csi-registrar/internal/trust"
 )
 
 const (
@@ -24,7 +23,7 @@ func (b backend) Live(ctx context.Context, name string) error {
 		return errors.New("no enabled driver of that name is configured")
 	}
 	return b.d.live.ask(ctx, d.Name, func(ctx context.Context) error {
-		return driver.Live(ctx, b.d.pool, trust.SocketOwner(d.SocketOwner), d.Socket)
+		return driver.Live(ctx, b.d.pool, d.SocketOwner, d.Socket)
 	})
 }
 

@@ -25,7 +25,7 @@ import (
 // trusted checks the owner and the server of the driver's socket by the daemon's rules, and reports
 // a violation. peer is the process that listens there; nil: not connected yet.
 func (x *diagnosis) trusted(ctx context.Context, d config.Driver, peer *unixsock.Cred) bool {
-	rule := trust.SocketOwner(d.SocketOwner)
+	rule := d.SocketOwner
 	_, err := look(ctx, x, d.Socket, func() (struct{}, error) {
 		if peer != nil {
 			return struct{}{}, rule.Listener(d.Socket, *peer)
@@ -33,10 +33,10 @@ func (x *diagnosis) trusted(ctx context.Context, d config.Driver, peer *unixsock
 		return struct{}{}, rule.Path(d.Socket)
 	})
 	switch {
-	case err == nil && peer != nil && d.SocketOwner == config.OwnerAny:
+	case err == nil && peer != nil && d.SocketOwner == trust.Anybody:
 		x.checked(d.Name, StepTrust, Skipped, `socket_owner = "any"`)
 	case err == nil && peer != nil:
-		x.checked(d.Name, StepTrust, OK, "only %s can serve the socket", safetext.Word(d.SocketOwner))
+		x.checked(d.Name, StepTrust, OK, "only %s can serve the socket", safetext.Word(string(d.SocketOwner)))
 	}
 	if err == nil {
 		return true
@@ -55,7 +55,7 @@ func (x *diagnosis) trusted(ctx context.Context, d config.Driver, peer *unixsock
 	}
 	fix = append(fix, note("or set socket_owner to any in the table of the driver, which turns these checks off"), reload)
 	x.problem(d.Name, StepTrust, DriverNotTrusted, found,
-		fmt.Sprintf("only %s can create a socket there, or listen on it", safetext.Word(d.SocketOwner)), fix...)
+		fmt.Sprintf("only %s can create a socket there, or listen on it", safetext.Word(string(d.SocketOwner))), fix...)
 	return false
 }
 
@@ -188,7 +188,7 @@ func (q *questions) rename(ctx context.Context) []Fix {
 	}
 	table := []string{fmt.Sprintf("[driver.%q]", q.name), "socket = " + safetext.Quote(q.d.Socket)}
 	if q.d.SocketOwner != "root" {
-		table = append(table, "socket_owner = "+safetext.Quote(q.d.SocketOwner))
+		table = append(table, "socket_owner = "+safetext.Quote(string(q.d.SocketOwner)))
 	}
 	if q.o.Source.File != "" || strings.ContainsFunc(q.d.Socket, unicode.IsControl) {
 		return []Fix{note("rename the table of %s to the name that the driver reports, %s", q.d.Name, q.name), reload}

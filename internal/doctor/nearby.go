@@ -10,7 +10,6 @@ import (
 	"csi-registrar/internal/config"
 	"csi-registrar/internal/driver"
 	"csi-registrar/internal/safetext"
-	"csi-registrar/internal/trust"
 	"csi-registrar/internal/unixsock"
 )
 
@@ -42,7 +41,7 @@ func (x *diagnosis) nearby(ctx context.Context, d config.Driver) string {
 	}
 	for i, name := range each(candidates, func(socket string) string {
 		// It fails at a socket that another program serves.
-		name, _ := driver.LiveName(ctx, x.pool, trust.SocketOwner(d.SocketOwner), socket)
+		name, _ := driver.LiveName(ctx, x.pool, d.SocketOwner, socket)
 		return name
 	}) {
 		if name == d.Name {

@@ -10,7 +10,6 @@ import (
 	"csi-registrar/internal/config"
 	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/status"
-	"csi-registrar/internal/trust"
 	"csi-registrar/internal/unixsock"
 	"csi-registrar/internal/worker"
 )
@@ -55,7 +54,6 @@ type Client struct {
 	cfg   config.Connection
 	log   *slog.Logger
 	hints Hints
-	owner trust.SocketOwner
 
 	socket, endpoint target
 	lookLimit        time.Duration
@@ -80,7 +78,6 @@ func New(cfg config.Connection, o Options) *Client {
 	}
 	c := &Client{
 		cfg: cfg, log: o.Log, hints: o.Hints,
-		owner:     trust.SocketOwner(cfg.SocketOwner),
 		lookLimit: lookLimit,
 		// The endpoint may be on another file system, which may hang while this one does not.
 		socket:   target{cfg.Socket, o.Pool.Slot(cfg.Socket, o.Hints.Hint)},

@@ -79,7 +79,7 @@ func (l lookResult) discard() {
 
 // lookAt is lookOnce, but does not wait for a file system that hangs.
 func (c *Client) lookAt(ctx context.Context, at target, connect bool) lookResult {
-	l, err := worker.Do(ctx, at.slot, c.lookLimit, func() lookResult { return lookOnce(c.owner, at.path, connect) }, lookResult.discard)
+	l, err := worker.Do(ctx, at.slot, c.lookLimit, func() lookResult { return lookOnce(c.cfg.SocketOwner, at.path, connect) }, lookResult.discard)
 	if err != nil {
 		l.finding = finding{status.Starting, err.Error()}
 	}

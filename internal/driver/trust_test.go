@@ -132,7 +132,7 @@ func TestTrustInTheListener(t *testing.T) {
 // no such user, because the list of users may be incomplete at the moment.
 func TestOwnerThatCannotBeLookedUpIsNoMismatch(t *testing.T) {
 	f := untrusted(trust.SocketOwner("no-such-user").Path("/"))
-	if f.state != status.Starting || !strings.Contains(f.reason, "fix socket_owner") {
+	if f.state != status.Starting || !strings.Contains(f.reason, "socket_owner: there is no user") {
 		t.Errorf("%+v", f)
 	}
 }
@@ -195,7 +195,7 @@ func TestStrangerListens(t *testing.T) {
 	if r.Driver != status.Mismatch || !strings.Contains(r.Reason, "is served by a process") {
 		t.Errorf("%+v", r)
 	}
-	c.owner = trust.Anybody
+	c.cfg.SocketOwner = trust.Anybody
 	c.cfg.Timeout = 50_000_000
 	if r := ask(t, c); r.Driver != status.Starting {
 		t.Errorf("with the checks off: %+v", r)

@@ -11,7 +11,7 @@ import (
 
 func TestUsers(t *testing.T) {
 	us := uint32(os.Geteuid())
-	for owner, want := range map[string][]uint32{"root": {0, us}, "65533": {stranger, 0, us}, Anybody: nil} {
+	for owner, want := range map[SocketOwner][]uint32{"root": {0, us}, "65533": {stranger, 0, us}, Anybody: nil} {
 		if got, err := Users(owner); err != nil || !slices.Equal(got, want) {
 			t.Errorf("%s: %v %v, want %v", owner, got, err, want)
 		}
@@ -27,7 +27,7 @@ func TestNumberOfAnOwnerThatCannotBeLookedUp(t *testing.T) {
 		lookup error
 		want   string // empty: the number
 	}{
-		{"csi", user.UnknownUserError("csi"), "fix socket_owner"},
+		{"csi", user.UnknownUserError("csi"), "no user"},
 		{"csi", &os.PathError{Op: "open", Path: "/etc/passwd", Err: syscall.EMFILE}, "LimitNOFILE"},
 		{"csi", syscall.EIO, "cannot look up"},
 		{"65533", user.UnknownUserError("65533"), ""},
