@@ -48,7 +48,7 @@ func setupBugreport(fs *flag.FlagSet) runner {
 	}
 }
 
-// bugreportParts are the entries of the archive.
+// bugreportParts returns the entries of the archive.
 func bugreportParts(e *env, root string) []bugreport.Part {
 	ours := []string{"csi-registrar.service", "csi-registrar.socket", "csi-registrar-http.socket", "csi-registrar-sweep.service"}
 	// The newest lines of the last day, each with its time.
@@ -84,8 +84,8 @@ func bugreportParts(e *env, root string) []bugreport.Part {
 // maxDriverLines is how many lines of the journal of each driver's unit are collected.
 const maxDriverLines = 200
 
-// writeDrivers writes the units that run the drivers, and what they logged last, in the order of
-// time.
+// writeDrivers writes the units that run the drivers, and their last log entries in chronological
+// order.
 func writeDrivers(ctx context.Context, w io.Writer, root string) error {
 	doc, err := control.NewClient(control.Path(root)).Status(ctx)
 	if err != nil {
@@ -116,8 +116,8 @@ func writeDrivers(ctx context.Context, w io.Writer, root string) error {
 		bugreport.Command("journalctl", lines...)(ctx, w))
 }
 
-// writeSystem writes what the node is made of, and what is mounted below root_dir and how full it
-// is. What fails is left out of the rest of it.
+// writeSystem writes the versions of the node's components, and the mounts and the free space of
+// root_dir. A command that fails does not prevent the others.
 func writeSystem(ctx context.Context, w io.Writer, root string) error {
 	kubelet := config.Load(config.Source{Root: root}).Config.Kubelet.RootDir
 	var errs []error
@@ -128,7 +128,7 @@ func writeSystem(ctx context.Context, w io.Writer, root string) error {
 		{"df", "-h", kubelet, "/run"}, {"df", "-i", kubelet, "/run"},
 	} {
 		if _, err := exec.LookPath(c[0]); err != nil {
-			continue // most nodes have one of several
+			continue // a node has only some of them
 		}
 		if _, err := fmt.Fprintf(w, "\n$ %s\n", safetext.Run(c[0], c[1:]...)); err != nil {
 			return err
@@ -138,7 +138,7 @@ func writeSystem(ctx context.Context, w io.Writer, root string) error {
 	return errors.Join(append(errs, writeMounts(w, kubelet))...)
 }
 
-// writeMounts writes the mounts below a directory, and those that it may be on.
+// writeMounts writes the mounts below a directory, and those that contain it.
 func writeMounts(w io.Writer, dir string) error {
 	text, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -159,7 +159,7 @@ func writeMounts(w io.Writer, dir string) error {
 	return nil
 }
 
-// ownCommand is what a command of ours prints. That it found something wrong is no failure.
+// ownCommand writes the output of one of our commands. A problem that it reports is not a failure.
 func ownCommand(e *env, args ...string) func(context.Context, io.Writer) error {
 	return func(ctx context.Context, w io.Writer) error {
 		own := *e
@@ -172,7 +172,7 @@ func ownCommand(e *env, args ...string) func(context.Context, io.Writer) error {
 	}
 }
 
-// reportedDirs are the directories that are listed.
+// reportedDirs returns the directories to list.
 func reportedDirs(root string) (dirs []string) {
 	source := config.Source{Root: root}
 	kubelet := config.Load(source).Config.Kubelet.RootDir

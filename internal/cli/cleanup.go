@@ -18,14 +18,14 @@ import (
 	"csi-registrar/internal/worker"
 )
 
-// Two processes clean up after a daemon that was stopped for good. One may ask the service manager,
-// which means that it could start any unit, and reads nothing of the daemon's; the other believes
-// the daemon's records and is in the daemon's sandbox. Between them is a file that each start of
-// the daemon removes. No daemon is left to write it when --ask has been there, and what it makes
-// --if-stopped do the daemon may do itself.
+// Two processes clean up after a daemon that was stopped for good. One may talk to the service
+// manager, so it could start any unit; it reads nothing that the daemon wrote. The other trusts the
+// daemon's records and runs in the daemon's sandbox. A file passes the answer from the first to the
+// second, and each start of the daemon removes it. When --ask writes it, the daemon has ended and
+// cannot change it; and what --if-stopped does, the daemon may do itself.
 func setupCleanup(fs *flag.FlagSet) runner {
-	ask := fs.Bool("ask", false, "ask the service manager whether it is stopping the unit that this process is part of, and keep the answer in /run/csi-registrar/state/stopped")
-	unit := fs.String("unit", "", "with --ask: whether `UNIT` is down and not to be started, instead")
+	ask := fs.Bool("ask", false, "ask the service manager whether it is stopping the unit of this process, and store the answer in /run/csi-registrar/state/stopped")
+	unit := fs.String("unit", "", "with --ask: ask instead whether `UNIT` is down and will not be started")
 	ifStopped := fs.Bool("if-stopped", false, "remove the registration sockets if the answer was yes")
 	root := fs.String("config-root", "/", "the `DIR` below which the daemon's run directory is")
 	return func(ctx context.Context, e *env, _ []string) error {
@@ -41,36 +41,34 @@ func setupCleanup(fs *flag.FlagSet) runner {
 		}
 		stopped := isStopping
 		if *unit != "" {
-			// A stop came in the middle of a restart, after the unit's own processes had
-			// found that it is one.
+			// The unit was stopped in the middle of a restart, after its own processes had asked.
 			stopped = func(ctx context.Context) (bool, error) { return systemd.Down(ctx, *unit) }
 		}
 		return askIfStopped(ctx, e, runDir, stopped)
 	}
 }
 
-// isStopping reports whether our unit has a stop job (a poweroff is one, too). With a restart
-// job, and with none, as after a crash, the next process goes on with the sockets.
+// isStopping reports whether our unit has a stop job, as it also has at poweroff. With a restart
+// job, or without a job (after a crash), the next process takes over the sockets.
 func isStopping(ctx context.Context) (bool, error) {
 	job, err := systemd.Job(ctx, "")
 	return job == systemd.JobStop, err
 }
 
-// The answer is the mode of an empty file. To set a mode needs no space, and /run may be full.
+// The answer is the mode of an empty file: setting a mode needs no space, and /run may be full.
 const (
 	unansweredMode fs.FileMode = 0o600
 	stoppedMode    fs.FileMode = 0o700
 )
 
-// askIfStopped writes the answer. A dead socket that is left because the manager could not be
-// asked harms less than a registration lost: the next start removes it.
+// askIfStopped writes the answer. If the manager cannot be asked, the sockets stay: a dead socket,
+// which the next start removes, does less harm than a lost registration.
 func askIfStopped(ctx context.Context, e *env, runDir string, stopped func(context.Context) (bool, error)) (err error) {
-	// Opened before the question, and without an answer until then: a daemon that starts in between
-	// removes the file, and then the answer is nobody's.
-	// Always a new file: nobody's link is followed.
+	// Create the file before asking: a daemon that starts in between removes it, and the answer is
+	// not used. Always create a new file, so that no link is followed.
 	path := daemon.StoppedFile(runDir)
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return fmt.Errorf("cannot keep the service manager's answer: %w", err)
+		return fmt.Errorf("cannot write the service manager's answer: %w", err)
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("cannot remove an earlier answer: %w", err)
@@ -95,7 +93,7 @@ func askIfStopped(ctx context.Context, e *env, runDir string, stopped func(conte
 
 // removeIfStopped removes the registration sockets if the answer was yes.
 func removeIfStopped(ctx context.Context, e *env, runDir string) error {
-	// Before the answer: a daemon that starts after it has other sockets.
+	// Read the records before the answer: a daemon that starts later has other sockets.
 	left, leftErr := kubelet.Recorded(runDir)
 	answer, err := os.Lstat(daemon.StoppedFile(runDir))
 	if errors.Is(err, fs.ErrNotExist) || err == nil && answer.Mode() != stoppedMode {

@@ -159,17 +159,6 @@ func TestCleanupFollowsNoLink(t *testing.T) {
 	}
 }
 
-func TestCleanupNeedsItsFlags(t *testing.T) {
-	for _, args := range [][]string{{}, {"--ask", "--if-stopped"}, {"--if-stopped", "--unit", "x.service"}} {
-		var out bytes.Buffer
-		all := []command{{name: "cleanup", setup: setupCleanup}}
-		e := &env{stdout: &out, stderr: &out, getenv: os.Getenv}
-		if err := dispatch(t.Context(), e, all, append([]string{"cleanup"}, args...)); e.report(err) != exitUsage {
-			t.Errorf("%q: %v", args, err)
-		}
-	}
-}
-
 // On a full /run the answer to a stop is given all the same.
 func TestCleanupOnAFullFileSystem(t *testing.T) {
 	root, socket := leftBehind(t)

@@ -47,9 +47,9 @@ func runDoctor(ctx context.Context, e *env, o doctor.Options, asJSON bool) error
 	return nil
 }
 
-// doctorText shows what was looked at, then what is wrong, the cause before its effects.
-// A driver with which all is well has one line, unless it was asked for: whole; then there is
-// nothing about other plugins.
+// doctorText formats the checks, then the findings, causes before effects. A healthy driver has one
+// line. With whole, it has all lines, and other plugins are left out: the drivers were named on the
+// command line.
 func doctorText(r doctor.Report, p page, now time.Time, whole bool) string {
 	var b strings.Builder
 	checks := map[string][]doctor.Check{}
@@ -64,7 +64,7 @@ func doctorText(r doctor.Report, p page, now time.Time, whole bool) string {
 			continue
 		}
 		for _, c := range checks[d] {
-			// What was found is said below, once.
+			// The finding has the same text.
 			found := func(f doctor.Finding) bool { return f.Driver == c.Driver && f.Step == c.Step && f.Found == c.Says }
 			if i := slices.IndexFunc(r.Findings, found); i >= 0 {
 				c.Says = fmt.Sprintf("see %d below", i+1)
@@ -86,18 +86,18 @@ func doctorText(r doctor.Report, p page, now time.Time, whole bool) string {
 		unseenText(&b, p, checks)
 	}
 	if len(r.Findings) > 0 {
-		b.WriteString("\n" + p.hanging("", 0, "For each id there is a paragraph in /usr/share/doc/csi-registrar/troubleshooting.md."))
+		b.WriteString("\n" + p.hanging("", 0, "Each id is explained in /usr/share/doc/csi-registrar/troubleshooting.md."))
 	}
 	return b.String()
 }
 
-// unseenText names what a node cannot see, and the commands that show it.
+// unseenText names the commands that show what is not visible from a node.
 func unseenText(b *strings.Builder, p page, checks map[string][]doctor.Check) {
 	drivers := slices.DeleteFunc(slices.Sorted(maps.Keys(checks)), func(d string) bool { return d == "" })
 	if len(drivers) == 0 {
 		return
 	}
-	b.WriteString("\n" + p.hanging("", 0, "If volumes still fail, look at what this node cannot see, where kubectl works:"))
+	b.WriteString("\n" + p.hanging("", 0, "If volumes still fail, check what is not visible from this node, where kubectl works:"))
 	for _, d := range drivers[:min(len(drivers), 3)] {
 		fmt.Fprintf(b, "      kubectl get csidriver %s\n", d)
 	}
@@ -121,7 +121,7 @@ func checkLine(b *strings.Builder, p page, step string, c doctor.Check) {
 	b.WriteString(p.hanging(head, 2+resultWidth+stepWidth, says))
 }
 
-// milliseconds writes a duration with two digits at least, without an exponent.
+// milliseconds formats a duration with at least two digits, without an exponent.
 func milliseconds(ms float64) string {
 	switch {
 	case ms >= 1000:
@@ -132,8 +132,7 @@ func milliseconds(ms float64) string {
 	return fmt.Sprintf("%.2f ms", ms)
 }
 
-// pluginLine shows a socket: what it serves, or for how long it has been there if it does not
-// answer.
+// pluginLine formats a socket: what it serves, or its age if it does not answer.
 func pluginLine(b *strings.Builder, p page, s doctor.Plugin, now time.Time) {
 	kind, says := s.Type, s.Name+" at "+s.Path
 	if s.Error != "" {
@@ -159,7 +158,7 @@ func doctorSummary(r doctor.Report, p page) string {
 	warnings := len(r.Findings) - problems
 	switch {
 	case len(r.Findings) == 0:
-		return p.paint(green, "Nothing wrong was found.")
+		return p.paint(green, "No problems were found.")
 	case problems == 0:
 		return p.paint(yellow, "No problem was found, "+count(warnings, "warning")+":")
 	}
@@ -192,7 +191,7 @@ func findingText(b *strings.Builder, p page, n int, f doctor.Finding) {
 	}
 	const indent = "      " // the same on each line, so that a block of them can be pasted
 	for _, line := range f.Fix {
-		if !line.IsComment() { // never broken
+		if !line.IsComment() { // never wrapped
 			b.WriteString(indent + line.String() + "\n")
 			continue
 		}

@@ -10,8 +10,8 @@ import (
 	"csi-registrar/internal/sockdiag"
 )
 
-// drainPause is between two looks, each of which takes the kernel less than a millisecond:
-// nothing tells when a connection of somebody else is closed.
+// drainPause is the time between two checks: the kernel does not report when another process closes
+// a connection. A check takes less than a millisecond.
 const drainPause = 50 * time.Millisecond
 
 func setupDrain(fs *flag.FlagSet) runner {
@@ -47,7 +47,7 @@ func drain(ctx context.Context, socket string) error {
 				cause = errors.New("interrupted")
 			}
 			return hinted(fmt.Errorf("%w: %d connections to %s are open", cause, open, socket),
-				"calls that still run end with the driver; the kubelet repeats them")
+				"calls that are still running end with the driver; the kubelet retries them")
 		}
 	}
 }

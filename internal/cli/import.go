@@ -15,7 +15,7 @@ import (
 	"csi-registrar/internal/safetext"
 )
 
-// maxManifest bounds what import reads; all DaemonSets of a cluster have a few MB.
+// maxManifest limits the size of the input; all DaemonSets of a cluster have a few MB.
 const maxManifest = 64 << 20
 
 func setupImport(fs *flag.FlagSet) runner {
@@ -82,8 +82,8 @@ func writeDropIns(e *env, dir string, res compat.Result) error {
 	return errors.Join(errs...)
 }
 
-// writeNew writes a file that must not exist yet. It appears under its name when it is complete:
-// the directory may be one that the daemon watches.
+// writeNew writes a file that must not exist yet. It gets its name when it is complete, because the
+// daemon may be watching the directory.
 func writeNew(file string, write func(io.Writer) error) error {
 	f, err := os.CreateTemp(filepath.Dir(file), ".import-*")
 	if err != nil {
@@ -95,21 +95,25 @@ func writeNew(file string, write func(io.Writer) error) error {
 		err = os.Link(f.Name(), file)
 	}
 	if errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("cannot write %s: it exists already", safetext.Word(file))
+		return fmt.Errorf("cannot write %s: it already exists", safetext.Word(file))
 	}
 	return err
 }
 
 // readManifests reads a file, standard input, or the manifests in a directory.
 func readManifests(e *env, arg string) ([]compat.Manifest, error) {
-	if info, err := os.Stat(arg); arg != "-" && err == nil && info.IsDir() {
+	if arg == "-" {
+		m, err := readAll("standard input", e.stdin)
+		return []compat.Manifest{m}, err
+	}
+	if info, err := os.Stat(arg); err == nil && info.IsDir() {
 		return readDirectory(arg)
 	}
-	m, err := readManifest(e, arg)
+	m, err := readFile(arg)
 	return []compat.Manifest{m}, err
 }
 
-// readDirectory reads what kubectl would apply from a directory.
+// readDirectory reads the files of a directory that kubectl would apply.
 func readDirectory(dir string) ([]compat.Manifest, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -142,13 +146,6 @@ func readDirectory(dir string) ([]compat.Manifest, error) {
 		return nil, fmt.Errorf("cannot import %s: no file in it ends in .yaml, .yml or .json", name)
 	}
 	return manifests, nil
-}
-
-func readManifest(e *env, arg string) (compat.Manifest, error) {
-	if arg == "-" {
-		return readAll("standard input", e.stdin)
-	}
-	return readFile(arg)
 }
 
 func readFile(file string) (compat.Manifest, error) {

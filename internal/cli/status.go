@@ -64,12 +64,12 @@ func showStatus(e *env, o statusOptions, doc control.Document, s status.Document
 
 // text formats the table, or one driver with all details.
 func (o statusOptions) text(s status.Document, e *env) string {
-	// A driver that has not reported its name has none.
+	// The name of a driver that has not reported it yet is empty.
 	if d, ok := s.Driver(o.driver); ok && o.driver != "" {
 		return driverText(d, s.ConfigError, e.page(), e.now())
 	}
 	if n := len(config.Load(config.Source{Root: *o.root}).Config.Drivers); len(s.Drivers) == 0 && s.ConfigError == "" && n > 0 {
-		return fmt.Sprintf("The daemon has not read the files yet, which configure %s: try again, or run csi-registrar reload.\n", count(n, "driver"))
+		return fmt.Sprintf("The daemon has not yet read the files, which configure %s: try again, or run csi-registrar reload.\n", count(n, "driver"))
 	}
 	return statusTable(s, e.page(), e.now())
 }

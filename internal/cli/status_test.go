@@ -192,8 +192,10 @@ func TestWatchJSON(t *testing.T) {
 	go func() { ended <- s.run(ctx, "status", "--watch", "--json", "--config-root", root) }()
 	s.stderr.await(t, "error: cannot get the status: csi-registrar is not running (there is no "+control.Path(root)+")\nhint: start it with: systemctl start csi-registrar\n")
 	d := newFake(driverIn("a.csi.example", "absent", hour))
+	d.status.PluginsRegistry = filepath.Join(kubeletFiles(t, root), "plugins_registry")
 	d.serve(t, root)
 	s.stdout.await(t, `"state":"absent"`)
+	s.stdout.await(t, `"volumes":{"staged":1,"published":2}`)
 	d.setDrivers(driverIn("a.csi.example", "registered", hour))
 	s.stdout.await(t, `"state":"registered"`)
 	interrupt()
@@ -304,7 +306,7 @@ func TestStatusBeforeTheFilesAreRead(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "60-a.toml"), []byte("[driver.\"a.csi.example\"]\nsocket = \"/run/a/csi.sock\"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if s := newSession(); s.run(t.Context(), "status", "--config-root", root) != 0 || !strings.Contains(s.stdout.String(), "has not read the files yet, which configure 1 driver") {
+	if s := newSession(); s.run(t.Context(), "status", "--config-root", root) != 0 || !strings.Contains(s.stdout.String(), "has not yet read the files, which configure 1 driver") {
 		t.Errorf("with one: %s", s.stdout)
 	}
 }

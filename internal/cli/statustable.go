@@ -57,8 +57,8 @@ func statusTable(s status.Document, p page, now time.Time) string {
 	return b.String()
 }
 
-// reasonOf says what is blocking the driver, or what will once it changes or the daemon
-// restarts.
+// reasonOf returns what blocks the driver, or will block it after a change or a restart of the
+// daemon.
 func reasonOf(d status.Driver, now time.Time) string {
 	switch {
 	case d.State == status.Disabled:
@@ -81,7 +81,7 @@ func degraded(s status.Document, now time.Time) (list []string) {
 		list = append(list, s.Kubelet.String()+" ended "+age(now.Sub(ended))+" ago; no other has confirmed a registration since")
 	}
 	if s.Polling != "" {
-		list = append(list, "polling files each second, because inotify is not available: "+s.Polling)
+		list = append(list, "polling files every second, because inotify is not available: "+s.Polling)
 	}
 	for _, c := range s.Stuck {
 		list = append(list, "the file system of "+c.Path+" does not answer (for "+age(now.Sub(c.Since))+")")
@@ -133,7 +133,7 @@ func kubeletColumn(d status.Driver, now time.Time) string {
 	return "-"
 }
 
-// stateText is the state with what a registered driver does instead of serving.
+// stateText formats the state, with the driver's own if it is registered but does not serve.
 func stateText(d status.Driver, now time.Time) string {
 	if !d.Down() {
 		return d.State
@@ -194,8 +194,8 @@ func summaryLine(s status.Document, p page) string {
 	return "\n" + p.paint(colour, text) + "\n"
 }
 
-// limitText is the limit that the driver reports, and the one that the kubelet knows if that is
-// another one.
+// limitText formats the volume limit that the driver reports, and that of the kubelet if it
+// differs.
 func limitText(d status.Driver) string {
 	limit := func(n int64) string {
 		if n == 0 {
@@ -212,8 +212,8 @@ func limitText(d status.Driver) string {
 	return ""
 }
 
-// said applies mark to untrusted text; an empty text stays empty.
-func said(mark func(string) string, text string) string {
+// unlessEmpty applies mark to untrusted text; an empty text stays empty.
+func unlessEmpty(mark func(string) string, text string) string {
 	if text == "" {
 		return ""
 	}
@@ -247,7 +247,7 @@ func driverText(d status.Driver, configError string, p page, now time.Time) stri
 	if d.DriverRestarts > 0 {
 		line("  driver restarts", fmt.Sprintf("%d within %s", d.DriverRestarts, age(status.RestartWindow)))
 	}
-	line("  driver version", said(safetext.Word, d.DriverVersion))
+	line("  driver version", unlessEmpty(safetext.Word, d.DriverVersion))
 	line("  socket", d.Socket)
 	line("  endpoint", d.Endpoint)
 	if d.LinkTarget != "" {
@@ -256,7 +256,7 @@ func driverText(d status.Driver, configError string, p page, now time.Time) stri
 	if d.Traced {
 		line("  calls", "recorded by csi-registrar trace; the journal names the user")
 	}
-	line("  node id", said(safetext.Word, d.NodeID))
+	line("  node id", unlessEmpty(safetext.Word, d.NodeID))
 	for _, key := range slices.Sorted(maps.Keys(d.Topology)) {
 		line("  topology", safetext.Word(key)+" = "+safetext.Word(d.Topology[key]))
 	}
@@ -266,7 +266,7 @@ func driverText(d status.Driver, configError string, p page, now time.Time) stri
 	line("  registration socket", d.RegistrationSocket)
 	line("  kubelet asked", at(d.LastGetInfoAt))
 	line("  kubelet confirmed", at(d.RegisteredAt))
-	line("  kubelet refused", said(safetext.Quote, d.KubeletError))
+	line("  kubelet refused", unlessEmpty(safetext.Quote, d.KubeletError))
 	line("  republished", fmt.Sprintf("%d times", d.Republications))
 	line("  not kept", d.NotKept)
 	if !d.DampedUntil.IsZero() {

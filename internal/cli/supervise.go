@@ -22,8 +22,8 @@ import (
 	"csi-registrar/internal/worker"
 )
 
-// keeperFD is the driver's pidfd in the process that stays.
-const keeperFD = 3
+// mainFD is the pidfd of the driver's main process in the process that feeds the watchdog.
+const mainFD = 3
 
 func setupSupervise(fs *flag.FlagSet) runner {
 	socket := fs.String("socket", "", "the `PATH` of the driver's socket")
@@ -57,7 +57,7 @@ func setupSupervise(fs *flag.FlagSet) runner {
 			Log: slog.New(slog.NewTextHandler(e.stderr, nil)),
 		}
 		if *keep {
-			return keepFeeding(ctx, e, s)
+			return feed(ctx, e, s)
 		}
 		if err := s.Wait(ctx); err != nil {
 			return hinted(fmt.Errorf("%s: %w", *socket, err), "see the driver's own log, and --socket")
@@ -65,14 +65,14 @@ func setupSupervise(fs *flag.FlagSet) runner {
 		if *watchdog == 0 {
 			return nil
 		}
-		return startKeeper(e, *socket, *watchdog, main)
+		return startFeeder(e, *socket, *watchdog, main)
 	}
 }
 
-// mainProcess is the main process of the unit, $MAINPID, or the one that was handed over.
-func mainProcess(e *env, handedOver bool) (*os.File, error) {
-	if handedOver {
-		return process.Take(keeperFD)
+// mainProcess opens the main process of the unit: $MAINPID, or the inherited pidfd.
+func mainProcess(e *env, inherited bool) (*os.File, error) {
+	if inherited {
+		return process.Take(mainFD)
 	}
 	pid, err := strconv.Atoi(e.getenv("MAINPID"))
 	if err != nil || pid <= 0 {
@@ -82,38 +82,39 @@ func mainProcess(e *env, handedOver bool) (*os.File, error) {
 	return process.Open(pid)
 }
 
-// startKeeper starts the process that stays in the unit's control group, and returns when it
-// runs. It is no child of the driver, which would not reap it, but becomes systemd's.
-func startKeeper(e *env, socket string, watchdog time.Duration, main *os.File) error {
+// startFeeder starts the process that feeds the watchdog from the unit's control group, and returns
+// when it runs. When this process ends, systemd becomes its parent, which reaps it.
+func startFeeder(e *env, socket string, watchdog time.Duration, main *os.File) error {
+	fail := func(err error) error { return fmt.Errorf("cannot start the process that feeds the watchdog: %w", err) }
 	self, err := os.Executable()
 	if err != nil {
-		return fmt.Errorf("cannot find this program: %w", err)
+		return fail(err)
 	}
 	cmd := exec.Command(self, "supervise", "--keep", "--socket", socket, "--watchdog", watchdog.String())
-	// It does one small thing at a time.
-	cmd.Env = append(os.Environ(), "GOMAXPROCS=1")
+	cmd.Env = append(os.Environ(), "GOMAXPROCS=1") // it has little to do
 	cmd.ExtraFiles = []*os.File{main}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.Stderr = e.stderr
 	started, err := cmd.StdoutPipe()
 	if err != nil {
-		return fmt.Errorf("cannot start the process that feeds the watchdog: %w", err)
+		return fail(err)
 	}
 	if err := cmd.Start(); err != nil {
-		return fmt.Errorf("cannot start the process that feeds the watchdog: %w", err)
+		return fail(err)
 	}
 	if _, err := io.ReadFull(started, make([]byte, 1)); err != nil {
-		return fmt.Errorf("cannot start the process that feeds the watchdog: %w", errors.Join(err, cmd.Wait()))
+		return fail(errors.Join(err, cmd.Wait()))
 	}
 	return cmd.Process.Release()
 }
 
-// keepFeeding is the process that stays. It reports on standard output that it runs.
-func keepFeeding(ctx context.Context, e *env, s *supervise.Supervisor) error {
+// feed feeds the watchdog until the driver ends. It reports on standard output that it runs.
+func feed(ctx context.Context, e *env, s *supervise.Supervisor) error {
 	if _, err := io.WriteString(e.stdout, "."); err != nil {
 		return err
 	}
-	// A watchdog that acts sends ABRT to the whole control group; Go would print all stacks.
+	// When the watchdog expires, systemd sends ABRT to the whole control group; Go would print all
+	// stacks.
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGABRT)
 	defer stop()
 	s.Watch(ctx)

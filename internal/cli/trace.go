@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -60,18 +61,18 @@ func setupTrace(fs *flag.FlagSet) runner {
 		}
 		if len(args) == 1 {
 			l := newLease(control.NewClient(control.Path(*root)), args[0], func(text string) { fmt.Fprintln(e.stderr, text) })
-			return runTrace(ctx, e, o, traced{listener: l, dial: l.dial, hold: l.run})
+			return runTrace(ctx, e, o, callPath{listener: l, dial: l.dial, hold: l.run})
 		}
-		t, err := between(ctx, o.listen, o.connect)
+		p, err := between(ctx, o.listen, o.connect)
 		if err != nil {
 			return err
 		}
-		return runTrace(ctx, e, o, t)
+		return runTrace(ctx, e, o, p)
 	}
 }
 
-// traced is one end-to-end path of the calls: where they come from and where they go.
-type traced struct {
+// callPath is where calls come from and where they go.
+type callPath struct {
 	listener trace.Listener
 	dial     trace.Dial
 	// hold returns when no more calls can arrive: after ctx is done, or after an error. It tells
@@ -83,15 +84,15 @@ type traced struct {
 }
 
 // runTrace copies calls and shows them until ctx is done.
-func runTrace(ctx context.Context, e *env, o traceOptions, t traced) (err error) {
+func runTrace(ctx context.Context, e *env, o traceOptions, p callPath) (err error) {
 	rec := trace.NewRecorder(trace.Options{Method: o.method, Show: o.show})
-	out := traceWriter{rec: rec, e: e, json: o.json, ready: t.ready, table: trace.NewTable(e.page().columns)}
+	out := traceWriter{rec: rec, e: e, json: o.json, ready: p.ready, table: trace.NewTable(e.page().columns)}
 	if o.output != "" {
 		f, err := os.OpenFile(o.output, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 		if err != nil {
 			ended, cancel := context.WithCancel(ctx)
 			cancel()
-			return errors.Join(fmt.Errorf("cannot write the record: %w", err), t.listener.Close(), t.hold(ended, rec))
+			return errors.Join(fmt.Errorf("cannot write the record: %w", err), p.listener.Close(), p.hold(ended, rec))
 		}
 		defer func() { err = errors.Join(err, f.Close()) }()
 		out.file = f
@@ -107,7 +108,7 @@ func runTrace(ctx context.Context, e *env, o traceOptions, t traced) (err error)
 	serving, end := context.WithCancel(context.WithoutCancel(ctx))
 	ended := make(chan error, 1)
 	go func() {
-		err := t.hold(ctx, rec)
+		err := p.hold(ctx, rec)
 		end()
 		waitForCut(cut, e)
 		stop()
@@ -115,7 +116,7 @@ func runTrace(ctx context.Context, e *env, o traceOptions, t traced) (err error)
 	}()
 	served := make(chan error, 1)
 	go func() {
-		served <- trace.Serve(serving, cut, t.listener, t.dial, rec)
+		served <- trace.Serve(serving, cut, p.listener, p.dial, rec)
 		cancel() // Serve may have failed
 		rec.Close()
 	}()
@@ -173,21 +174,19 @@ func (o traceOptions) check(args []string) error {
 }
 
 // between prepares to forward calls from one address to another.
-func between(ctx context.Context, listen, connect string) (traced, error) {
-	for _, flag := range []struct{ name, address string }{{"listen", listen}, {"connect", connect}} {
-		if _, _, err := parseAddress(flag.address); err != nil {
-			return traced{}, usagef(nil, "--%s %q: %w", flag.name, flag.address, err)
-		}
+func between(ctx context.Context, listen, connect string) (callPath, error) {
+	source, sourceErr := parseAddress("listen", listen)
+	target, err := parseAddress("connect", connect)
+	if err := cmp.Or(sourceErr, err); err != nil {
+		return callPath{}, err
 	}
-	network, address, err := parseAddress(connect)
-	if err != nil {
-		return traced{}, err
-	}
-	l, remove, err := listenAt(ctx, listen)
-	return traced{
+	l, remove, err := listenAt(ctx, source)
+	return callPath{
 		listener: l,
 		ready:    true,
-		dial:     func(ctx context.Context) (trace.Conn, error) { return dialDriver(ctx, network, address) },
+		dial: func(ctx context.Context) (trace.Conn, error) {
+			return dialDriver(ctx, target.Network(), target.String())
+		},
 		hold: func(ctx context.Context, _ *trace.Recorder) error {
 			<-ctx.Done()
 			return remove() // nobody can connect any more
@@ -204,32 +203,33 @@ func dialDriver(ctx context.Context, network, address string) (trace.Conn, error
 	return c.(trace.Conn), nil
 }
 
-// parseAddress parses PATH, unix:PATH or tcp:ADDRESS:PORT. A TCP socket has no owner and no mode,
-// so only loopback addresses are allowed.
-func parseAddress(s string) (network, address string, err error) {
-	address, isTCP := strings.CutPrefix(s, "tcp:")
-	if !isTCP {
-		address = strings.TrimPrefix(strings.TrimPrefix(s, "unix://"), "unix:")
-		if !strings.HasPrefix(address, "/") && !strings.HasPrefix(address, ".") {
-			return "", "", errors.New("must be a path that begins with / or ., or tcp:127.0.0.1:PORT")
+// parseAddress parses the value of a flag: PATH, unix:PATH or tcp:ADDRESS:PORT. A TCP socket has no
+// owner and no mode, so only loopback addresses are allowed.
+func parseAddress(flag, s string) (net.Addr, error) {
+	fail := func(err error) (net.Addr, error) { return nil, usagef(nil, "--%s %q: %w", flag, s, err) }
+	if address, isTCP := strings.CutPrefix(s, "tcp:"); isTCP {
+		ap, err := netip.ParseAddrPort(address)
+		if err != nil || !ap.Addr().IsLoopback() {
+			return fail(errors.New("TCP needs a loopback address and a port, such as tcp:127.0.0.1:PORT"))
 		}
-		return "unix", address, unixsock.CheckPath(address)
+		return net.TCPAddrFromAddrPort(ap), nil
 	}
-	if ap, err := netip.ParseAddrPort(address); err != nil || !ap.Addr().IsLoopback() {
-		return "", "", errors.New("TCP needs a loopback address and a port, such as tcp:127.0.0.1:PORT")
+	path := strings.TrimPrefix(strings.TrimPrefix(s, "unix://"), "unix:")
+	if !strings.HasPrefix(path, "/") && !strings.HasPrefix(path, ".") {
+		return fail(errors.New("must be a path that begins with / or ., or tcp:127.0.0.1:PORT"))
 	}
-	return "tcp", address, nil
+	if err := unixsock.CheckPath(path); err != nil {
+		return fail(err)
+	}
+	return &net.UnixAddr{Net: "unix", Name: path}, nil
 }
 
 // listenAt listens at an address; remove removes the socket's file.
-func listenAt(ctx context.Context, s string) (l trace.Listener, remove func() error, err error) {
-	network, address, err := parseAddress(s)
-	if err != nil {
-		return nil, nil, err
-	}
-	if network == "tcp" {
+func listenAt(ctx context.Context, a net.Addr) (l trace.Listener, remove func() error, err error) {
+	address := a.String()
+	if a.Network() == "tcp" {
 		var lc net.ListenConfig
-		tcp, err := lc.Listen(ctx, network, address)
+		tcp, err := lc.Listen(ctx, "tcp", address)
 		if err != nil {
 			return nil, nil, fmt.Errorf("cannot listen: %w", err)
 		}
@@ -254,7 +254,7 @@ type traceWriter struct {
 	rec   *trace.Recorder
 	e     *env
 	json  bool
-	ready bool // traced.ready
+	ready bool // callPath.ready
 	table trace.Table
 	file  io.Writer // nil: none
 }

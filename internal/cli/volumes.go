@@ -15,13 +15,13 @@ import (
 	"csi-registrar/internal/worker"
 )
 
-// addVolumes adds to a document the volumes that are in use. It is the command that looks for
-// them, not the daemon: only who asks has to wait for the kubelet's files, and there is nothing
-// to poll or to keep in memory. The document of the daemon stays as it is otherwise.
+// addVolumes adds the volumes in use to a document. The command looks for them, not the daemon, so
+// that only the command waits for the kubelet's files, and the daemon has nothing to poll or to
+// keep in memory. Otherwise the document stays as the daemon wrote it.
 func addVolumes(ctx context.Context, doc control.Document, s status.Document) (control.Document, status.Document) {
 	var whole struct{ Drivers []json.RawMessage }
 	if err := json.Unmarshal(doc, &whole); err != nil || len(whole.Drivers) != len(s.Drivers) || filepath.Base(s.PluginsRegistry) != rootdir.PluginsRegistryName {
-		return doc, s // a directory that a flag named is not below the kubelet's
+		return doc, s // plugins_registry comes from a flag: root_dir is unknown
 	}
 	counts, err := volumes.Count(ctx, worker.NewPool(), filepath.Dir(s.PluginsRegistry))
 	if err != nil {
@@ -37,7 +37,8 @@ func addVolumes(ctx context.Context, doc control.Document, s status.Document) (c
 	return doc, s
 }
 
-// volumesText says how many volumes a driver has; empty: none, or not known.
+// volumesText formats the number of a driver's volumes; empty if there are none, or it is not
+// known.
 func volumesText(d status.Driver) string {
 	switch v := d.Volumes; {
 	case v == nil || *v == (status.Volumes{}):

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"context"
 	"os"
 	"path/filepath"
 	"strings"
@@ -28,21 +27,6 @@ func kubeletFiles(t *testing.T, root string) (kubelet string) {
 		}
 	}
 	return kubelet
-}
-
-func TestStatusWatchShowsVolumes(t *testing.T) {
-	root := newRoot(t)
-	d := newFake(driverIn("a.csi.example", "registered", hour))
-	d.status.PluginsRegistry = filepath.Join(kubeletFiles(t, root), "plugins_registry")
-	d.serve(t, root)
-	s := newSession()
-	ctx, interrupt := context.WithCancel(t.Context())
-	defer interrupt()
-	ended := make(chan int)
-	go func() { ended <- s.run(ctx, "status", "--watch", "--json", "--config-root", root) }()
-	s.stdout.await(t, `"volumes":{"staged":1,"published":2}`)
-	interrupt()
-	<-ended
 }
 
 // status shows the drivers' states even if the kubelet's files cannot be read.
