@@ -1,0 +1,92 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"syscall"
+
+	"csi-registrar/internal/safetext"
+	"csi-registrar/internal/trace"
+	"csi-registrar/internal/unixsock"
+)
+
+// between prepares to forward calls from one address to another.
+func between(ctx context.Context, listen, connect string) (callPath, error) {
+	source, sourceErr := parseAddress("listen", listen)
+	target, err := parseAddress("connect", connect)
+	if err := cmp.Or(sourceErr, err); err != nil {
+		return callPath{}, err
+	}
+	l, remove, err := listenAt(ctx, source)
+	return callPath{
+		listener: l,
+		ready:    true,
+		dial: func(ctx context.Context) (trace.Conn, error) {
+			return dialDriver(ctx, target.Network(), target.String())
+		},
+		hold: func(ctx context.Context, _ *trace.Recorder) error {
+			<-ctx.Done()
+			return remove() // nobody can connect any more
+		},
+	}, err
+}
+
+func dialDriver(ctx context.Context, network, address string) (trace.Conn, error) {
+	d := net.Dialer{Timeout: traceDial}
+	c, err := d.DialContext(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	return c.(trace.Conn), nil
+}
+
+// parseAddress parses the value of a flag: PATH, unix:PATH or tcp:ADDRESS:PORT. A TCP socket has no
+// owner and no mode, so only loopback addresses are allowed.
+func parseAddress(flag, s string) (net.Addr, error) {
+	fail := func(err error) (net.Addr, error) { return nil, usagef(nil, "--%s %q: %w", flag, s, err) }
+	if address, isTCP := strings.CutPrefix(s, "tcp:"); isTCP {
+		ap, err := netip.ParseAddrPort(address)
+		if err != nil || !ap.Addr().IsLoopback() {
+			return fail(errors.New("TCP needs a loopback address and a port, such as tcp:127.0.0.1:PORT"))
+		}
+		return net.TCPAddrFromAddrPort(ap), nil
+	}
+	path := strings.TrimPrefix(strings.TrimPrefix(s, "unix://"), "unix:")
+	if !strings.HasPrefix(path, "/") && !strings.HasPrefix(path, ".") {
+		return fail(errors.New("must be a path that begins with / or ., or tcp:127.0.0.1:PORT"))
+	}
+	if err := unixsock.CheckPath(path); err != nil {
+		return fail(err)
+	}
+	return &net.UnixAddr{Net: "unix", Name: path}, nil
+}
+
+// listenAt listens at an address; remove removes the socket's file.
+func listenAt(ctx context.Context, a net.Addr) (l trace.Listener, remove func() error, err error) {
+	address := a.String()
+	if a.Network() == "tcp" {
+		var lc net.ListenConfig
+		tcp, err := lc.Listen(ctx, "tcp", address)
+		if err != nil {
+			return nil, nil, fmt.Errorf("cannot listen: %w", err)
+		}
+		return tcp.(*net.TCPListener), func() error { return nil }, nil
+	}
+	unix, file, err := unixsock.Listen(ctx, address)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return nil, nil, hinted(fmt.Errorf("cannot listen: %s already exists", safetext.Word(address)),
+			"use another path; or, if no process listens there, "+safetext.Run("rm", address).String())
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("cannot listen: %w", err)
+	}
+	return unix, func() error {
+		_, err := unixsock.Remove(address, file.FileID)
+		return err
+	}, nil
+}

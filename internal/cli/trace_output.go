@@ -1,0 +1,88 @@
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+
+	"csi-registrar/internal/trace"
+)
+
+// traceWriter prints the calls.
+type traceWriter struct {
+	rec   *trace.Recorder
+	e     *env
+	json  bool
+	ready bool // callPath.ready
+	table trace.Table
+	file  io.Writer // nil: none
+}
+
+// write writes all calls, until the recorder is closed.
+func (w traceWriter) write() error {
+	head := w.table.Header() + "\n"
+	if w.json {
+		head = ""
+	}
+	if w.ready {
+		if _, err := io.WriteString(w.e.stdout, head); err != nil {
+			return err
+		}
+		head = ""
+	}
+	for c := range w.rec.Calls() {
+		if _, err := io.WriteString(w.e.stdout, head); err != nil {
+			return err
+		}
+		head = ""
+		if err := w.call(c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w traceWriter) call(c trace.Call) error {
+	c.Time = c.Time.In(w.e.now().Location())
+	if c.End != trace.Running {
+		if w.file != nil {
+			if err := writeLine(w.file, c); err != nil {
+				return err
+			}
+		}
+		if w.json {
+			return writeLine(w.e.stdout, c)
+		}
+	}
+	if w.json {
+		return nil
+	}
+	var b strings.Builder
+	b.WriteString(w.table.Row(c) + "\n")
+	for _, text := range trace.Details(c) {
+		for _, line := range wrap(text, w.e.page().columns-4) {
+			b.WriteString("    " + line + "\n")
+		}
+	}
+	_, err := io.WriteString(w.e.stdout, b.String())
+	return err
+}
+
+func writeLine(w io.Writer, c trace.Call) error {
+	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false)
+	return enc.Encode(c)
+}
+
+// summary prints the summary: with --json on standard error, so that standard output has only
+// calls.
+func (w traceWriter) summary() error {
+	if w.json {
+		return w.rec.WriteSummary(w.e.stderr)
+	}
+	if _, err := fmt.Fprintln(w.e.stdout); err != nil {
+		return err
+	}
+	return w.rec.WriteSummary(w.e.stdout)
+}
