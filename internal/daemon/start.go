@@ -1,0 +1,89 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"csi-registrar/internal/config"
+	"csi-registrar/internal/rootdir"
+	"csi-registrar/internal/systemd"
+	"csi-registrar/internal/worker"
+)
+
+// begin brings the first configuration into force. With errors in the files that is the
+// last good one, or if there is none what is left of them.
+func (r *configReloader) begin(ctx context.Context, res *config.Result) {
+	if err := os.MkdirAll(stateDir(r.options.runDir()), 0o755); err != nil {
+		r.log.Warn("nothing is remembered over a restart", "error", err)
+	}
+	r.lastGood = filepath.Join(stateDir(r.options.runDir()), lastGoodName(r.source))
+	r.report(res)
+	c := res.InForce()
+	good, err := config.LoadLastGood(r.lastGood)
+	if errors.Is(err, fs.ErrNotExist) { // packages of 0.1.0 have it one directory higher
+		good, err = config.LoadLastGood(filepath.Join(r.options.runDir(), lastGoodName(r.source)))
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		r.log.Warn("starting without the last good configuration", "error", err)
+	}
+	switch {
+	case len(res.Errors) == 0 && good != nil:
+		c = r.keep(ctx, res, served(good, r.parts.unclaimed(c.Config)))
+	case len(res.Errors) == 0:
+	case good != nil:
+		c = good
+		r.log.Warn("starting with the last good configuration", "drivers", len(c.Drivers))
+	default:
+		r.partial = true
+		r.log.Warn("starting with what is left of the files without their errors", "drivers", len(c.Drivers), "left_out", res.Faulty)
+	}
+	r.adviseDropIn(ctx, c.Kubelet.RootDir)
+	r.note("sweeping stale sockets", r.parts.sweep(ctx, c.Config))
+	r.note("applying the configuration", r.apply(ctx, c, len(res.Errors) == 0))
+}
+
+// adviseDropIn logs the drop-in that another root_dir needs, where the unit has none yet.
+func (r *configReloader) adviseDropIn(ctx context.Context, rootDir string) {
+	lines := systemd.DropIn(rootDir)
+	if lines == "" || r.notifier == nil {
+		return
+	}
+	registry := rootdir.PluginsRegistry(rootDir)
+	err, late := worker.Do(ctx, r.slot, readLimit, func() error { return unix.Access(registry, unix.W_OK) }, nil)
+	if cmp.Or(late, err) != nil {
+		r.log.Info("the plugins_registry cannot be written: unless the kubelet creates it later, this root_dir needs a drop-in of the unit", "root_dir", rootDir, "drop_in", lines, "error", cmp.Or(late, err))
+	}
+}
+
+// served is the last good configuration with only those drivers whose registration sockets
+// the descriptor store has kept: the grace period withdraws later, it does not register again.
+func served(good *config.InForce, stored []string) *config.InForce {
+	c := *good.Config
+	c.Drivers = slices.DeleteFunc(slices.Clone(c.Drivers), func(d config.Driver) bool {
+		return !slices.Contains(stored, d.Name)
+	})
+	// The files no longer say whom to trust, and what an earlier process wrote may not relax it.
+	for i, d := range c.Drivers {
+		c.Drivers[i].SocketOwner = config.DefaultDriver(d.Name, d.Socket).SocketOwner
+	}
+	return &config.InForce{Config: &c, Files: good.Files, RootDirFile: good.RootDirFile}
+}
+
+// lastGoodName is the file's name: one for the directories, one for each --config FILE.
+func lastGoodName(s config.Source) string {
+	if s.File == "" {
+		return "last-good.json"
+	}
+	h := fnv.New32a()
+	h.Write([]byte(s.File))
+	return fmt.Sprintf("last-good-%08x.json", h.Sum32())
+}
