@@ -1,7 +1,6 @@
 package registrar
 
 import (
-	"math/rand/v2"
 	"time"
 
 	"csi-registrar/internal/status"
@@ -36,5 +35,5 @@ func (b *Backoff) Next(rep status.Report, now time.Time) time.Duration {
 	if b.pause = min(max(2*b.pause, askStarting), backoffMost); now.Sub(b.since) < backoffEager {
 		b.pause = askStarting
 	}
-	return b.pause - b.pause/10 + rand.N(b.pause/5)
+	return jitter(b.pause)
 }

@@ -55,7 +55,7 @@ func (r *Registrar) Reregister(ctx context.Context, force bool) error {
 }
 
 // Alive returns nil if the registrar's goroutine responds. It does not ask the driver.
-func (r *Registrar) Alive(ctx context.Context) error { return r.send(ctx, nil) }
+func (r *Registrar) Alive(ctx context.Context) error { return r.send(ctx, func() {}) }
 
 // do runs f in the registrar's goroutine and waits for it.
 func (r *Registrar) do(ctx context.Context, f func()) error {

@@ -76,9 +76,8 @@ func (r *Registrar) logTransition(prev, next status.Driver, now time.Time) {
 		e = entry{slog.LevelInfo, MessageDriverGone, "driver is not ready"}
 	case prev.Reason == next.Reason:
 		return
-	case next.WithdrawalError != "":
-		e.level, e.text = slog.LevelDebug, "reason changed" // logged where it failed
-	case next.Driver == status.Ready && next.Reason != "" && (next.Registration != status.Published || next.LastGetInfoAt.IsZero()):
+	case next.Driver == status.Ready && next.Reason != "" && next.WithdrawalError == "" &&
+		(next.Registration != status.Published || next.LastGetInfoAt.IsZero()):
 		e = entry{slog.LevelDebug, MessageAttention, "needs attention"}
 		if r.history.complaints.allow(now) {
 			e.level = slog.LevelWarn

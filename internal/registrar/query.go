@@ -23,7 +23,7 @@ const maxRestarts = 1000
 // query is the state of the goroutine that asks the driver.
 type query struct {
 	cancel    context.CancelFunc // not nil while it runs
-	answers   chan *answer
+	answers   chan answer
 	startedAt time.Time   // when the current or last Ask began
 	next      time.Time   // when to ask again without a hint; zero: never
 	hinted    bool        // a hint came that no Ask has answered yet
@@ -98,13 +98,13 @@ func (r *Registrar) askIfDue(ctx context.Context, seen status.Socket, now time.T
 	r.query.cancel = cancel
 	driver := r.driver
 	ask := func() status.Report {
-		return driver.Ask(asking, func(rep status.Report) { r.query.answers <- &answer{rep, false} })
+		return driver.Ask(asking, func(rep status.Report) { r.query.answers <- answer{rep, false} })
 	}
 	if probeAt := r.query.probeAt; !probeAt.IsZero() && !probeAt.After(now) {
 		r.query.probeAt = time.Time{}
 		ask = func() status.Report { return driver.Probe(asking) }
 	}
-	go func() { r.query.answers <- &answer{ask(), true} }()
+	go func() { r.query.answers <- answer{ask(), true} }()
 	return time.Time{}
 }
 
@@ -123,7 +123,7 @@ func (r *Registrar) nextProbe(seen status.Socket, now time.Time) time.Time {
 }
 
 // answered handles an answer.
-func (r *Registrar) answered(a *answer, now time.Time) {
+func (r *Registrar) answered(a answer, now time.Time) {
 	rep := a.Report
 	if !a.final {
 		if r.view.report.Driver != status.Ready {

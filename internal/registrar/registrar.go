@@ -20,7 +20,7 @@ type Registrar struct {
 	observe func(status.Driver)
 	kubelet config.Kubelet
 	name    string
-	cmds    chan func()   // nil: only to check that Run is running
+	cmds    chan func()   // run by Run
 	done    chan struct{} // closed when Run has returned
 
 	// The fields below belong to the goroutine in Run.
@@ -55,7 +55,7 @@ func New(k config.Kubelet, table config.Driver, d Driver, s Socket, o Options) *
 	r := &Registrar{
 		log: o.Log, observe: o.Observe, kubelet: k, name: table.Name, cmds: make(chan func()), done: make(chan struct{}),
 		table: table, driver: d, socket: s,
-		query:   query{answers: make(chan *answer), next: now, hintLimit: tokenBucket{burst: 20, interval: 500 * time.Millisecond}},
+		query:   query{answers: make(chan answer), next: now, hintLimit: tokenBucket{burst: 20, interval: 500 * time.Millisecond}},
 		view:    driverView{report: status.Report{Driver: status.Absent, Reason: "it has not answered yet"}, lastPresent: now},
 		task:    task{done: make(chan error, 1), checkDue: true},
 		history: logHistory{complaints: tokenBucket{burst: 5, interval: 10 * time.Minute}},
@@ -102,28 +102,23 @@ func (r *Registrar) wait(ctx context.Context, timer <-chan time.Time) bool {
 	if r.query.cancel != nil {
 		hints = nil // Ask receives them
 	}
-	for {
-		select {
-		case <-ctx.Done():
-			return false
-		case <-hints:
-			r.query.hinted = true
-		case <-r.socket.Hints():
-			r.task.checkDue = true
-			r.retrySoon(time.Now())
-		case a := <-r.query.answers:
-			r.answered(a, time.Now())
-		case err := <-r.task.done:
-			r.finished(err, time.Now())
-		case cmd := <-r.cmds:
-			if cmd == nil {
-				continue
-			}
-			cmd()
-		case <-timer:
-		}
-		return true
+	select {
+	case <-ctx.Done():
+		return false
+	case <-hints:
+		r.query.hinted = true
+	case <-r.socket.Hints():
+		r.task.checkDue = true
+		r.retrySoon(time.Now())
+	case a := <-r.query.answers:
+		r.answered(a, time.Now())
+	case err := <-r.task.done:
+		r.finished(err, time.Now())
+	case cmd := <-r.cmds:
+		cmd()
+	case <-timer:
 	}
+	return true
 }
 
 // step starts what is due, reports what changed, and returns when to call it again without an
