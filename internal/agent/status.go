@@ -56,7 +56,7 @@ func (a *Agent) Status() status.Document {
 	s.Kubelet = a.kubelet
 	for i := range s.Drivers {
 		if ended := s.KubeletEnded(s.Drivers[i], time.Now()); ended != "" {
-			s.Drivers[i].Reason = strings.TrimPrefix(s.Drivers[i].Reason+"; "+ended, "; ")
+			addReason(&s.Drivers[i], ended)
 		}
 		d, _ := a.config.Driver(s.Drivers[i].Name)
 		if err := a.failed[d.Name]; err != nil {

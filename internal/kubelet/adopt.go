@@ -70,14 +70,17 @@ func (s *Socket) adopt(ctx context.Context) error {
 		}
 	}
 	if p := s.current.Load(); p == nil {
-		s.removeRecord() // first, as in withdraw
-		s.forget(ctx)
+		s.release(ctx)
 		errs = append(errs, rec.removeLink(s.r.o.Host, s.name))
 	} else if len(*files) > 1 {
 		s.keep(ctx, p) // replaces all of that name
 	}
 	// Also if this is late: nobody serves them.
-	return errors.Join(append(errs, s.removeStale(context.WithoutCancel(ctx), stale...))...)
+	removed, err := s.r.o.Host.RemoveStale(context.WithoutCancel(ctx), stale)
+	for _, path := range removed {
+		s.log.Info("stale registration socket removed", "path", path)
+	}
+	return errors.Join(append(errs, err)...)
 }
 
 // proves reports whether the record is that of the listener that was bound to this name, and

@@ -54,7 +54,10 @@ func (d *directory) watched(id unixsock.FileID) {
 func (d *directory) ensure() (unixsock.FileID, error) {
 	now, err := d.host.Stat(d.path)
 	if errors.Is(err, os.ErrNotExist) && d.root != "" {
-		if err = d.make(); err == nil {
+		if err = d.host.Mkdir(d.path); errors.Is(err, os.ErrNotExist) {
+			err = fmt.Errorf("the kubelet's root directory %s does not exist: set [kubelet] root_dir to the kubelet's --root-dir, or wait for it to be mounted or made", d.root)
+		}
+		if err == nil {
 			now, err = d.host.Stat(d.path)
 		}
 	}
@@ -66,14 +69,6 @@ func (d *directory) ensure() (unixsock.FileID, error) {
 	}
 	d.note()
 	return now.FileID, nil
-}
-
-func (d *directory) make() error {
-	err := d.host.Mkdir(d.path)
-	if errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("the kubelet's root directory %s does not exist: set [kubelet] root_dir to the kubelet's --root-dir, or wait for it to be mounted or made", d.root)
-	}
-	return err
 }
 
 // makeDirectory creates a directory with the kubelet's mode, unless the kubelet was faster.

@@ -100,18 +100,6 @@ func (s *Socket) heldBy(holder string) error {
 	return ConflictError(fmt.Sprintf("%s is held by %s, which is left alone: stop or move it away (a node-driver-registrar sidecar of the driver?)", s.path, holder))
 }
 
-// removeStale removes sockets without a listener.
-func (s *Socket) removeStale(ctx context.Context, paths ...string) error {
-	removed, err := s.r.o.Host.RemoveStale(ctx, paths)
-	for _, path := range removed {
-		s.log.Info("stale registration socket removed", "path", path)
-	}
-	if err != nil {
-		return fmt.Errorf("cannot remove the stale registration socket: %w", err)
-	}
-	return nil
-}
-
 // publishFrom binds a socket in place and moves it to its path. A crash in between leaves at worst
 // a stale temporary name or a stale old socket, which Sweep removes.
 func (s *Socket) publishFrom(ctx context.Context, place string, dir unixsock.FileID, a status.Announcement) error {
@@ -157,8 +145,7 @@ func (s *Socket) publishFrom(ctx context.Context, place string, dir unixsock.Fil
 	p.stop(false)
 	s.current.Store(old)
 	if old == nil {
-		s.removeRecord() // first, as in withdraw
-		s.forget(ctx)
+		s.release(ctx)
 		return errors.Join(err, rerr)
 	}
 	s.keep(ctx, old)

@@ -20,6 +20,9 @@ import (
 	"csi-registrar/internal/worker"
 )
 
+// StorePrefix, followed by the driver's name, is the name of a listener in the descriptor store.
+const StorePrefix = "registration-"
+
 // Store keeps descriptors beyond the end of the process (implemented by systemd.Store). The name
 // of a listener is StorePrefix and the driver's name, that of the kubelet's pidfd ProcessName.
 type Store interface {
@@ -185,6 +188,3 @@ func (r *Registry) Close(ctx context.Context) error {
 		return fmt.Errorf("cannot answer all calls of the kubelet in time: %w", context.Cause(ctx))
 	}
 }
-
-// StorePrefix, followed by the driver's name, is the name of a listener in the descriptor store.
-const StorePrefix = "registration-"

@@ -189,9 +189,7 @@ func (s *Socket) withdraw(ctx context.Context) error {
 	// It is withdrawn now, whatever else fails.
 	s.current.Store(nil)
 	if !s.anotherRecorded() {
-		// before the store: a listener without a record is closed by the next process
-		s.removeRecord()
-		s.forget(ctx)
+		s.release(ctx)
 	}
 	p.stop(true)
 	return nil
@@ -259,6 +257,13 @@ func (s *Socket) keep(ctx context.Context, p *listener) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p.notKept = why
+}
+
+// release removes the record, and then the driver's listener from the descriptor store: without
+// its record the next process closes it.
+func (s *Socket) release(ctx context.Context) {
+	s.removeRecord()
+	s.forget(ctx)
 }
 
 // forget removes the driver's listener from the descriptor store.
