@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math/rand/v2"
 	"net/http"
 	"time"
 
@@ -93,7 +92,7 @@ func (s *sidecar) discover(ctx context.Context) (string, bool) {
 		s.agent.Unnamed(&shown)
 	}
 	var backoff registrar.Backoff
-	for wait := time.Second; ; wait = min(2*wait, 30*time.Second) {
+	for {
 		rep := client.Ask(ctx, show)
 		switch {
 		case ctx.Err() != nil:
@@ -102,17 +101,11 @@ func (s *sidecar) discover(ctx context.Context) (string, bool) {
 			return rep.Identity.Name, true
 		}
 		show(rep)
-		pause := wait - wait/8 + rand.N(wait/4)
-		if rep.Driver == status.Starting {
-			wait, pause = time.Second, backoff.Next(rep, time.Now())
-		} else {
-			backoff = registrar.Backoff{}
-		}
 		select {
 		case <-ctx.Done():
 			return "", false
 		case <-client.Hints():
-		case <-time.After(pause):
+		case <-time.After(backoff.Next(rep, time.Now())):
 		}
 	}
 }

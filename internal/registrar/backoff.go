@@ -1,22 +1,24 @@
 package registrar
 
 import (
+	"math/rand/v2"
 	"time"
 
 	"csi-registrar/internal/status"
 )
 
-// How often a driver that is not ready is asked: NodeGetInfo may be a request to a cloud that is
-// overloaded already.
+// How often a driver that is not ready is asked without a hint. Jitter keeps many drivers out of
+// step.
 const (
-	backoffEager = 10 * time.Second // each second for this time
-	backoffMost  = 30 * time.Second // then doubling up to this
+	askFirst   = time.Second      // then doubling up to askMost
+	askMost    = 30 * time.Second // NodeGetInfo may be a request to an overloaded cloud
+	askEager   = 10 * time.Second // a driver that answers is asked each second for this time
+	askHanging = 3 * time.Second  // a driver that hangs, after the end of the last call
 )
 
-// Backoff computes when to ask a driver again that answers but is not ready. The zero value is
-// ready to use.
+// Backoff computes when to ask a driver again that is not ready. The zero value is ready to use.
 type Backoff struct {
-	since      time.Time // of the first failure
+	since      time.Time // of the first answer that was not ready; zero: the driver is absent
 	pause      time.Duration
 	connection uint64
 	silent     bool
@@ -25,15 +27,25 @@ type Backoff struct {
 // Next returns how long to wait after a report. A new connection starts the backoff again, unless
 // it was made because the driver was silent.
 func (b *Backoff) Next(rep status.Report, now time.Time) time.Duration {
-	if rep.Connection == 0 { // what was asked costs the driver nothing
-		return jitter(askStarting)
-	}
-	if b.since.IsZero() || rep.Connection != b.connection && !b.silent {
+	answered := rep.Driver == status.Starting
+	switch {
+	case answered && rep.Connection == 0: // what was asked costs the driver nothing
+		if b.since.IsZero() {
+			b.pause = 0
+		}
+		return jitter(askFirst)
+	case answered && (b.since.IsZero() || rep.Connection != b.connection && !b.silent):
 		*b = Backoff{since: now}
+	case !answered && !b.since.IsZero():
+		*b = Backoff{}
 	}
 	b.connection, b.silent = rep.Connection, rep.Silent
-	if b.pause = min(max(2*b.pause, askStarting), backoffMost); now.Sub(b.since) < backoffEager {
-		b.pause = askStarting
+	if b.pause = min(max(2*b.pause, askFirst), askMost); answered && now.Sub(b.since) < askEager {
+		b.pause = askFirst
 	}
 	return jitter(b.pause)
+}
+
+func jitter(d time.Duration) time.Duration {
+	return d - d/8 + rand.N(d/4)
 }

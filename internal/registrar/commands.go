@@ -20,7 +20,7 @@ func (r *Registrar) Update(ctx context.Context, table config.Driver, d Driver) e
 		if d != nil {
 			r.closeDriver()
 			r.driver, r.view.askedAt = d, time.Time{}
-			r.query.next, r.query.failures, r.query.silences, r.query.backoff = time.Now(), 0, 0, Backoff{}
+			r.query.next, r.query.silences, r.query.backoff = time.Now(), 0, Backoff{}
 			if r.view.report.Driver == status.Ready {
 				r.view.report = status.Report{Driver: status.Starting, Reason: "asked again because its configuration changed",
 					Server: r.view.report.Server}

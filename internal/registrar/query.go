@@ -8,15 +8,6 @@ import (
 	"csi-registrar/internal/status"
 )
 
-// How often a driver is asked again without a hint. Most are jittered, so that many drivers do
-// not fall into step.
-const (
-	askStarting    = time.Second // a driver that is not ready, see Backoff
-	askAbsentFirst = time.Second // a driver that is absent, doubling up to askAbsentMost
-	askAbsentMost  = 30 * time.Second
-	askHanging     = 3 * time.Second // a driver that hangs, after the end of the last call
-)
-
 // maxRestarts is how many restarts of a driver are remembered.
 const maxRestarts = 1000
 
@@ -24,11 +15,10 @@ const maxRestarts = 1000
 type query struct {
 	cancel    context.CancelFunc // not nil while it runs
 	answers   chan answer
-	startedAt time.Time   // when the current or last Ask began
-	next      time.Time   // when to ask again without a hint; zero: never
-	hinted    bool        // a hint came that no Ask has answered yet
-	failures  int         // Asks in a row that found no driver, for the backoff
-	backoff   Backoff     // of a driver that is not ready
+	startedAt time.Time // when the current or last Ask began
+	next      time.Time // when to ask again without a hint; zero: never
+	hinted    bool      // a hint came that no Ask has answered yet
+	backoff   Backoff
 	silences  int         // Asks in a row that the driver did not answer
 	probeAt   time.Time   // when to call Probe of a driver that is ready; zero: never
 	hintLimit tokenBucket // of Asks caused by hints
@@ -150,7 +140,7 @@ func (r *Registrar) answered(a answer, now time.Time) {
 		v.lastPresent = now
 	}
 	if was == status.Ready && rep.Driver != status.Ready {
-		r.query.failures, r.request = 0, pendingRequest{} // it cannot be carried out now
+		r.request = pendingRequest{} // it cannot be carried out now
 	}
 	switch rep.Driver {
 	case status.Ready:
@@ -160,17 +150,12 @@ func (r *Registrar) answered(a answer, now time.Time) {
 		if !v.identity.Equal(rep.Identity) {
 			v.identity, v.identitySince = rep.Identity, now
 		}
-		r.query.failures, r.query.next, r.query.backoff = 0, time.Time{}, Backoff{}
+		r.query.next, r.query.backoff = time.Time{}, Backoff{}
 		r.retrySoon(now)
 	case status.Hanging:
 		r.query.next = now.Add(askHanging)
-	case status.Starting:
-		r.query.failures = 0
-		r.query.next = now.Add(r.query.backoff.Next(rep, now))
 	default:
-		r.query.backoff = Backoff{}
-		r.query.next = now.Add(jitter(min(askAbsentFirst<<min(r.query.failures, 10), askAbsentMost)))
-		r.query.failures++
+		r.query.next = now.Add(r.query.backoff.Next(rep, now))
 	}
 }
 

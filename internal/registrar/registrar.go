@@ -6,7 +6,6 @@ package registrar
 import (
 	"context"
 	"log/slog"
-	"math/rand/v2"
 	"reflect"
 	"time"
 
@@ -150,10 +149,6 @@ func (r *Registrar) updateStatus(seen status.Socket, now time.Time) {
 	r.status = next
 	r.logTransition(prev, next, now)
 	r.observe(next)
-}
-
-func jitter(d time.Duration) time.Duration {
-	return d - d/8 + rand.N(d/4)
 }
 
 // earliest returns the earlier of two times, where zero means never.
