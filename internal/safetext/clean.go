@@ -1,10 +1,10 @@
-// Package safetext makes untrusted strings harmless: text of a driver, a kubelet or a file may be
-// written to a log, a terminal or a metric once it has passed through here. It also builds the
-// commands that a person is told to run.
+// Package safetext makes untrusted strings harmless: with it, text of a driver, a kubelet or a file
+// can be written to a log, a terminal or a metric. It also builds the commands that users are told
+// to run.
 package safetext
 
 import (
-	"fmt"
+	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -34,7 +34,7 @@ func Clean(s string, limit int) string {
 		r, size := utf8.DecodeRuneInString(s)
 		piece := s[:size]
 		if (r == utf8.RuneError && size == 1) || !visible(r) {
-			piece = escape(r, piece)
+			piece = strings.Trim(strconv.QuoteToASCII(piece), `"`)
 		}
 		s = s[size:]
 		length += utf8.RuneCountInString(piece)
@@ -71,22 +71,4 @@ func fits(s string, limit int) bool {
 func visible(r rune) bool {
 	return unicode.IsPrint(r) &&
 		!unicode.In(r, unicode.Other_Default_Ignorable_Code_Point, unicode.Variation_Selector)
-}
-
-func escape(r rune, raw string) string {
-	switch {
-	case r == utf8.RuneError && len(raw) == 1:
-		return fmt.Sprintf(`\x%02x`, raw[0])
-	case r == '\n':
-		return `\n`
-	case r == '\r':
-		return `\r`
-	case r == '\t':
-		return `\t`
-	case r < utf8.RuneSelf:
-		return fmt.Sprintf(`\x%02x`, r)
-	case r <= 0xffff:
-		return fmt.Sprintf(`\u%04x`, r)
-	}
-	return fmt.Sprintf(`\U%08x`, r)
 }

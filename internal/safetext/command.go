@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 )
 
-// Command is a command that a person is told to run; the program never runs it. Arguments may be
+// Command is a command that a user is told to run; the program never runs it. Arguments may be
 // untrusted paths: String quotes them. The caller must first check a name (of a unit, of a driver)
 // that becomes an argument (UnitName, status.CheckName), because a quoted word can still be an
 // option.
@@ -66,7 +66,7 @@ func ShellWord(s string) string {
 
 const maxQuoted = 1000 // characters of an untrusted text in a message
 
-// Quote returns an untrusted text in double quotes, as Clean makes it, with at most a thousand
+// Quote returns an untrusted text in double quotes, cleaned by Clean, with at most a thousand
 // characters. A quote or backslash in it is escaped, so that it cannot end the quoted part.
 func Quote(s string) string {
 	return `"` + Clean(strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(s), maxQuoted) + `"`
