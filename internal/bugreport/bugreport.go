@@ -1,5 +1,6 @@
-// Package bugreport puts what a support case needs into one archive, without secrets. Each
-// part of it has a limit of size and time, and one that fails is an entry that says why.
+// Package bugreport writes an archive with diagnostics for a support case, without secrets. The
+// size and the time of each part are limited. For a part that fails, the archive has an entry with
+// the reason.
 package bugreport
 
 import (
@@ -23,7 +24,7 @@ import (
 // Part is an entry of the archive.
 type Part struct {
 	Name  string
-	Plain bool // it has no text of others, and is taken as it is
+	Plain bool // it contains no text of other programs, and is not searched for secrets
 	Write func(context.Context, io.Writer) error
 }
 
@@ -32,7 +33,7 @@ const (
 	partLimit = 2 * time.Minute // doctor asks each driver
 )
 
-// Write makes the parts, one after the other, and writes them as a compressed tar file with
+// Write runs the parts one after the other, and writes their output as a compressed tar file with
 // one directory. If host, the name of this machine, is not empty, host names, node ids and IP
 // addresses are replaced by placeholders.
 func Write(ctx context.Context, w io.Writer, dir string, now time.Time, parts []Part, host string) error {
@@ -60,7 +61,7 @@ func Write(ctx context.Context, w io.Writer, dir string, now time.Time, parts []
 	z := gzip.NewWriter(w)
 	t := tar.NewWriter(z)
 	for _, e := range entries {
-		if !e.plain { // what another part showed to be a secret
+		if !e.plain { // secrets that were recognized in other parts
 			e.text = secrets.repeated(e.text)
 		}
 		if host != "" {
@@ -77,7 +78,7 @@ func Write(ctx context.Context, w io.Writer, dir string, now time.Time, parts []
 	return errors.Join(t.Close(), z.Close())
 }
 
-// make runs a part, which may never return.
+// make runs a part and returns its output. The part may never return.
 func (p Part) make(ctx context.Context, pool *worker.Pool) (string, error) {
 	out := &output{}
 	ctx, cancel := context.WithTimeoutCause(ctx, partLimit, fmt.Errorf("it took longer than %s", partLimit))
@@ -88,15 +89,14 @@ func (p Part) make(ctx context.Context, pool *worker.Pool) (string, error) {
 	}
 	out.mu.Lock()
 	defer out.mu.Unlock()
-	// Half a secret may not be known as one: only whole lines are taken.
+	// Use only whole lines: half a secret may not be recognized.
 	if err != nil || out.full != nil {
 		out.text = out.text[:bytes.LastIndexByte(out.text, '\n')+1]
 	}
 	return string(out.text), cmp.Or(out.full, err)
 }
 
-// output keeps what a part writes, as far as there is room. What an abandoned part writes later
-// is never read.
+// output keeps the output of a part up to maxPart bytes.
 type output struct {
 	mu   sync.Mutex
 	text []byte
@@ -114,7 +114,7 @@ func (o *output) Write(p []byte) (int, error) {
 	return n, o.full
 }
 
-// Command is what a program prints. It has no other variables of our environment than PATH: a
+// Command returns a part with the output of a program. Of our environment it gets only PATH: a
 // pager or a locale would change its output.
 func Command(name string, args ...string) func(context.Context, io.Writer) error {
 	return func(ctx context.Context, w io.Writer) error {

@@ -32,7 +32,7 @@ var (
 	ipv6     = pattern(`\b[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{0,4}){2,7}`)
 )
 
-// learn finds the names that a text calls by what they are.
+// learn finds host names and node IDs that a text labels as such.
 func (x *identities) learn(s string) {
 	for _, m := range nodeName().FindAllStringSubmatch(s, -1) {
 		x.name("node", m[1])
@@ -47,13 +47,13 @@ func (x *identities) name(kind, name string) {
 	if x.placeholder[name] != "" || name == "" {
 		return
 	}
-	x.of(kind, name)
+	x.placeholderFor(kind, name)
 	if strings.ContainsFunc(name, unicode.IsLetter) || len(name) >= minNumber {
 		x.names = append(x.names, name)
 	}
 }
 
-func (x *identities) of(kind, value string) string {
+func (x *identities) placeholderFor(kind, value string) string {
 	if x.placeholder[value] == "" {
 		x.count[kind]++
 		x.placeholder[value] = fmt.Sprintf("%s-%d", kind, x.count[kind])
@@ -61,8 +61,7 @@ func (x *identities) of(kind, value string) string {
 	return x.placeholder[value]
 }
 
-// replace takes the names out that were learned, and all addresses but those that every
-// machine has.
+// replace replaces the known names, and all addresses except those that every machine has.
 func (x *identities) replace(s string) string {
 	if len(x.names) > 0 {
 		// The longest first.
@@ -74,9 +73,9 @@ func (x *identities) replace(s string) string {
 		all := regexp.MustCompile(`(?i)\b(?:` + strings.Join(quoted, "|") + `)\b`)
 		s = all.ReplaceAllStringFunc(s, func(name string) string { return x.placeholder[strings.ToLower(name)] })
 	}
-	s = replace(nodeName(), s, func(m []string) string { // short numbers, only where they are named
-		if as := x.placeholder[m[1]]; as != "" {
-			return strings.TrimSuffix(m[0], m[1]) + as
+	s = replace(nodeName(), s, func(m []string) string { // short numbers, only after a label
+		if placeholder := x.placeholder[m[1]]; placeholder != "" {
+			return strings.TrimSuffix(m[0], m[1]) + placeholder
 		}
 		return m[0]
 	})
@@ -85,7 +84,7 @@ func (x *identities) replace(s string) string {
 		if err != nil || addr.IsLoopback() || addr.IsUnspecified() {
 			return text
 		}
-		return x.of("ip", addr.String())
+		return x.placeholderFor("ip", addr.String())
 	}
 	return ipv6().ReplaceAllStringFunc(ipv4().ReplaceAllStringFunc(s, ip), ip)
 }

@@ -8,9 +8,8 @@ import (
 	"strings"
 )
 
-// InTimeOrder is what a part writes, entries of a journal with the newest first, with the oldest
-// first. journalctl prints the newest first where it searches, and the limit of a part cuts off its
-// end.
+// InTimeOrder returns a part that puts the entries of a journal in chronological order: journalctl
+// --grep prints the newest first, so that the limit of a part cuts off the oldest.
 func InTimeOrder(part func(context.Context, io.Writer) error) func(context.Context, io.Writer) error {
 	return func(ctx context.Context, w io.Writer) error {
 		var text bytes.Buffer
@@ -37,7 +36,7 @@ func (l *limited) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// inTimeOrder turns entries around whose times go down. An entry begins with the time of
+// inTimeOrder reverses entries that are in descending order. An entry begins with the time of
 // short-iso-precise, which sorts as text; its other lines are indented.
 func inTimeOrder(text string) string {
 	var entries []string

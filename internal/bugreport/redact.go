@@ -10,7 +10,7 @@ import (
 	"csi-registrar/internal/secrettext"
 )
 
-// mark stands for what was taken out.
+// mark replaces a secret.
 const mark = "<redacted>"
 
 // pattern compiles on first use: the daemon is the same program, and never needs any of them.
@@ -18,7 +18,7 @@ func pattern(expr string) func() *regexp.Regexp {
 	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expr) })
 }
 
-// What is secret by its form. More is taken out than is secret, rather than less.
+// Patterns of secrets. They match too much rather than too little.
 var (
 	keyMark     = pattern(`-----(BEGIN|END) [^-\n]*PRIVATE KEY.*`)
 	keyBody     = pattern(`[A-Za-z0-9+/=]+\s*$`)
@@ -29,19 +29,21 @@ var (
 	webToken    = pattern(`\beyJ[\w-]+\.[\w.-]*`)
 	longWord    = pattern(`[A-Za-z0-9+/_=-]+`)
 
-	// named matches from what names a secret up to its value: a separator, or for a flag a space.
+	// named matches the name of a secret and what separates it from the value: a separator, or a
+	// space after a flag.
 	secretNames = []string{"token", "pass", "pwd", "secret", "credential", "authoriz", "cookie", "key", "signature", "context", "attributes"}
 	named       = pattern(`(?i)(?:` + strings.Join(secretNames, "|") + `)[a-z0-9_.-]*(?:\\*["'\]])*(?:[ \t]*[:=]+>?[ \t]*|[ \t]+|[{<\[])`)
 )
 
-// redactor takes out what looks like a secret, and then whatever was recognized as one anywhere.
+// redactor replaces text that looks like a secret, and later all repetitions of the secrets that it
+// recognized.
 type redactor struct {
 	known *secrettext.Matcher
 }
 
 func newRedactor() *redactor { return &redactor{known: secrettext.New()} }
 
-// recognize takes out what looks like a secret by its form or its name, and remembers it.
+// recognize replaces text that is a secret by its form or its name, and remembers the secrets.
 func (r *redactor) recognize(s string) string {
 	s = privateKeys(s)
 	s = replace(environment(), s, func(m []string) string {
@@ -87,7 +89,7 @@ func replace(p *regexp.Regexp, s string, with func(groups []string) string) stri
 	return p.ReplaceAllStringFunc(s, func(found string) string { return with(p.FindStringSubmatch(found)) })
 }
 
-// repeated takes out what recognize has remembered of any text.
+// repeated replaces the secrets that recognize has remembered from any text.
 func (r *redactor) repeated(s string) string {
 	var b strings.Builder
 	for line := range strings.Lines(s) {
@@ -101,11 +103,11 @@ const (
 	maxRemembered = 4 << 10
 )
 
-// notValues are what a name of a secret is followed by in sentences, and not its value.
+// notValues are words that follow the name of a secret in sentences and are not its value.
 var notValues = []string{"required", "invalid", "incorrect", "expired", "missing", "unknown", "unset", "not set", "disabled", "enabled"}
 
-// remember takes a value to be found everywhere, if it cannot be a word of the language or a name
-// of an object: after a password anything is, after the others what has capitals or digits.
+// remember adds a value to the known secrets if it cannot be a word of the language or the name of
+// an object: any value of a password, and other values that have capitals or digits.
 func (r *redactor) remember(name, value string) {
 	value = strings.Trim(strings.TrimSpace(value), `"'\,;{}<>[]()`)
 	name = strings.ToLower(strings.TrimFunc(name, func(c rune) bool { return !unicode.IsLetter(c) }))
@@ -119,8 +121,8 @@ func (r *redactor) remember(name, value string) {
 	}
 }
 
-// privateKeys takes out private keys in PEM, also where each line is an entry of a journal, in
-// either order, and where one end is not there: what is not part of a key stays.
+// privateKeys replaces private keys in PEM, also if each line is an entry of a journal, in either
+// order, or if one end is missing. Text that is not part of a key stays.
 func privateKeys(s string) string {
 	if !strings.Contains(s, "PRIVATE KEY") {
 		return s
@@ -150,17 +152,17 @@ func privateKeys(s string) string {
 	return strings.Join(lines, "")
 }
 
-// newline is the end of a line, which the last one may not have.
+// newline returns the line break of a line, which the last line may not have.
 func newline(line string) string { return line[len(strings.TrimSuffix(line, "\n")):] }
 
-// random reports whether a part of a long word is no word or number of a person or a UUID:
-// base64, or a long hexadecimal number.
+// random reports whether a part of a long word looks random: base64 or a long hexadecimal number,
+// but no UUID.
 func random(s string) bool {
 	has := func(is func(rune) bool) bool { return strings.ContainsFunc(s, is) }
 	return has(unicode.IsDigit) && (len(s) >= 10 && has(unicode.IsUpper) && has(unicode.IsLower) || len(s) >= 40 && !strings.Contains(s, "-"))
 }
 
-// namedSecrets takes out of a line the values of what is named as a secret.
+// namedSecrets replaces the values in a line that have the name of a secret.
 func (r *redactor) namedSecrets(s string) string {
 	var b strings.Builder
 	for {
@@ -184,14 +186,14 @@ func (r *redactor) namedSecrets(s string) string {
 	}
 }
 
-// isFlag reports whether text ends with the begin of a flag, as in "kubelet --bootstrap-".
+// isFlag reports whether text ends with the beginning of a flag, as in "kubelet --bootstrap-".
 func isFlag(text string) bool {
 	word := text[strings.LastIndexFunc(text, unicode.IsSpace)+1:]
 	return strings.HasPrefix(strings.TrimLeft(word, `"'`), "-")
 }
 
-// valueLen is the length of the value at the beginning of a line: a text in quotes, also where
-// these are escaped; a list in brackets; else a word. What has no end ends with the line.
+// valueLen returns the length of the value at the beginning of a line: a text in quotes, which may
+// be escaped, a list in brackets, or a word. A value without an end extends to the end of the line.
 func valueLen(line string) int {
 	line = strings.TrimSuffix(line, "\n")
 	unquoted := strings.TrimLeft(line, `\`)

@@ -13,23 +13,23 @@ import (
 	"csi-registrar/internal/unixsock"
 )
 
-// result checks what only all files together show, and returns the Result.
+// result checks the files as a whole, and returns the Result.
 func (l *loader) result() *Result {
 	tables := slices.SortedFunc(maps.Values(l.drivers), func(a, b *table) int {
 		return cmp.Or(cmp.Compare(a.first.file.rank, b.first.file.rank), cmp.Compare(a.first.order, b.first.order))
 	})
-	var right, left []*table // a table that is left out anyway must not cost another its socket
+	var valid, faulty []*table // a faulty table must not take the socket of a valid one
 	for _, t := range tables {
 		if !l.leftOut(t.Name) {
 			l.checkTable(t)
 		}
 		if l.leftOut(t.Name) {
-			left = append(left, t)
+			faulty = append(faulty, t)
 		} else {
-			right = append(right, t)
+			valid = append(valid, t)
 		}
 	}
-	l.checkShared(append(right, left...))
+	l.checkShared(append(valid, faulty...))
 
 	for _, t := range tables {
 		if l.leftOut(t.Name) {
@@ -49,24 +49,24 @@ func (l *loader) result() *Result {
 	return &l.Result
 }
 
-// checkTable rejects a table without the only required key, which often is one that tunes a
-// driver whose package was removed, and one whose registration socket or endpoint link would
-// have a path that is too long.
+// checkTable rejects a table without the only required key (often one that tunes a driver whose
+// package was removed), and one for which the path of the registration socket or of the endpoint
+// link would be too long.
 func (l *loader) checkTable(t *table) {
 	if t.Socket == "" {
 		l.reject(t.Name, t.first.error("has no socket",
-			`write socket = "/run/….sock"; if the table only tunes a driver whose own file is gone, take it out`))
+			`write socket = "/run/….sock"; if the table only tunes a driver whose own file was removed, remove it`))
 	}
-	l.checkMade(t, "registration socket", path.Join(l.Config.Kubelet.PluginsRegistry(), rootdir.SocketName(t.Name)))
+	l.checkCreated(t, "registration socket", path.Join(l.Config.Kubelet.PluginsRegistry(), rootdir.SocketName(t.Name)))
 	if t.EndpointLink {
-		l.checkMade(t, "endpoint link", l.Config.Kubelet.EndpointLink(t.Name))
+		l.checkCreated(t, "endpoint link", l.Config.Kubelet.EndpointLink(t.Name))
 	} else if err := checkLength(t.Endpoint); err != nil { // the target of a link may be longer
 		l.reject(t.Name, l.origins[keyString("driver", t.Name, "endpoint")].error(err.problem, err.hint+", or write endpoint_link = true"))
 	}
 }
 
-// checkMade checks the length of a path that the daemon makes.
-func (l *loader) checkMade(t *table, what, path string) {
+// checkCreated checks the length of a path that the daemon creates.
+func (l *loader) checkCreated(t *table, what, path string) {
 	if over := len(path) - unixsock.MaxPath; over > 0 {
 		l.reject(t.Name, t.first.error(
 			fmt.Sprintf("the path of its %s, %s, would have %d bytes, a Unix socket's has at most %d", what, safetext.Quote(path), len(path), unixsock.MaxPath),
@@ -74,9 +74,9 @@ func (l *loader) checkMade(t *table, what, path string) {
 	}
 }
 
-// checkShared rejects drivers that name the same socket as one before them: at one socket there
-// is one driver. Tables that are not enabled do not count, so that the old table of a driver
-// that changed its name can be switched off.
+// checkShared rejects drivers with the socket of an earlier one: one driver listens at a socket.
+// Tables that are not enabled do not count, so that the old table of a driver that changed its name
+// can be disabled.
 func (l *loader) checkShared(tables []*table) {
 	claims := make(map[string]string) // the key that has a path
 	for _, t := range tables {

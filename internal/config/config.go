@@ -2,8 +2,8 @@
 // in them with its place.
 //
 // A file that cannot be parsed is left out, and so is the table of a driver that has an error.
-// Load returns what is left beside the errors; its caller decides whether that is in force or an
-// earlier configuration.
+// Load returns the valid part and the errors; its caller decides whether to use that or an earlier
+// configuration.
 package config
 
 import (
@@ -31,13 +31,13 @@ type Kubelet struct {
 // PluginsRegistry is the directory in which the kubelet looks for registration sockets.
 func (k Kubelet) PluginsRegistry() string { return rootdir.PluginsRegistry(k.RootDir) }
 
-// EndpointLink is the path of the link that the kubelet is told in place of a driver's socket.
+// EndpointLink is the path of the link that the kubelet gets in place of a driver's socket.
 func (k Kubelet) EndpointLink(driver string) string {
 	return rootdir.EndpointLink(k.RootDir, driver)
 }
 
-// Announced is the path that the kubelet is told for a driver, and the target of the link if that
-// is one, else empty.
+// Announced returns the path that the kubelet gets for a driver, and the target if that path is a
+// link.
 func (k Kubelet) Announced(d Driver) (endpoint, linkTarget string) {
 	if d.EndpointLink {
 		return k.EndpointLink(d.Name), d.Endpoint
@@ -51,7 +51,7 @@ type Log struct {
 	Format string // auto, journal, text or json
 }
 
-// Default returns the configuration without any file: it has no drivers.
+// Default returns the configuration without files: it has no drivers.
 func Default() *Config {
 	return &Config{Kubelet: defaults(kubeletFields()), Log: defaults(logFields())}
 }

@@ -12,9 +12,8 @@ import (
 	"csi-registrar/internal/safetext"
 )
 
-// maxLine is the longest line in bytes that the decoder gets: for a dotted key and for nested
-// braces it takes the cube of their parts in time. A longer one is in no configuration file of
-// ours.
+// maxLine is the longest line in bytes that the decoder gets: its time is cubic in the number of
+// parts of a dotted key and of nested braces. No configuration file of ours has a longer line.
 const maxLine = 4096
 
 // document is a file that is valid TOML.
@@ -45,13 +44,13 @@ func parse(text string) (*document, *Error) {
 	}
 	if err := decode(text, &d.tree); err != nil {
 		if syntax, ok := errors.AsType[toml.ParseError](err); ok {
-			// Its own number is that of the end of a long value.
+			// The error's own line number is that of the end of a long value.
 			start := min(max(syntax.Position.Start, 0), len(text))
 			return invalid(1+strings.Count(text[:start], "\n"), syntax.Message)
 		}
 		return invalid(0, err.Error())
 	}
-	// The decoder does not tell where the values are.
+	// The decoder does not report the positions of values.
 	r := &keyReader{document: d, text: text, line: 1}
 	r.Reset([]byte(text))
 	var table []string
@@ -93,7 +92,7 @@ type keyReader struct {
 	line   int // of offset
 }
 
-// maxDepth is the number of parts of the longest key that is known: driver."NAME".KEY.
+// maxDepth is the number of parts of the longest known key: driver."NAME".KEY.
 const maxDepth = 3
 
 // key notes the key of a node in a table and returns its path.

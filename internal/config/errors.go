@@ -14,12 +14,12 @@ type Error struct {
 	File    string `json:"file"`
 	Line    int    `json:"line,omitempty"` // from 1; 0: the file as a whole
 	Key     string `json:"key,omitempty"`  // as TOML writes it: driver."nfs.csi.k8s.io".timeout
-	Problem string `json:"problem"`        // what is wrong
-	Hint    string `json:"hint,omitempty"` // what would be right
+	Problem string `json:"problem"`
+	Hint    string `json:"hint,omitempty"` // a valid value, or how to fix it
 }
 
-// Error returns "FILE:LINE: KEY: problem (hint)" without the parts that are not known, always one
-// line of printable characters.
+// Error returns "FILE:LINE: KEY: problem (hint)" without the unknown parts, always as one line of
+// printable characters.
 func (e Error) Error() string {
 	s := place(e.File, e.Line) + ": "
 	if e.Key != "" {
@@ -44,10 +44,10 @@ func place(file string, line int) string {
 // Errors is a list of errors as one error.
 type Errors []Error
 
-// maxCause is the number of characters shown of a message from elsewhere.
+// maxCause limits the characters of a message from another package.
 const maxCause = 300
 
-// Error returns one error a line.
+// Error returns one error in each line.
 func (es Errors) Error() string {
 	lines := make([]string, len(es))
 	for i, e := range es {

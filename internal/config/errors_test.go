@@ -43,8 +43,8 @@ func TestValues(t *testing.T) {
 		{`socket = "/run/./a.sock"`, `socket: "/run/./a.sock" is not the shortest form of the path (write "/run/a.sock")`},
 		{`socket = "/run/a/"`, `socket: "/run/a/" is not the shortest form of the path (write "/run/a")`},
 		{`socket = "/"`, `socket: "/" is a directory` + wantPath},
-		{`socket = "/a\u0000b"`, `socket: has the control character U+0000 in it (take it out)`},
-		{`socket = "/a\nb"`, `socket: has the control character U+000A in it (take it out)`},
+		{`socket = "/a\u0000b"`, `socket: has the control character U+0000 in it (remove it)`},
+		{`socket = "/a\nb"`, `socket: has the control character U+000A in it (remove it)`},
 		{`socket = "/` + strings.Repeat("x", 107) + `"`, `socket: the path has 108 bytes, a Unix socket's has at most 107 (make it shorter by 1)`},
 		{`socket = "unix:///` + strings.Repeat("é", 54) + `"`, `socket: the path has 109 bytes, a Unix socket's has at most 107 (make it shorter by 2)`},
 		{`endpoint = "/` + strings.Repeat("x", 107) + `"`, `endpoint: the path has 108 bytes, a Unix socket's has at most 107 (make it shorter by 1, or write endpoint_link = true)`},
@@ -64,13 +64,13 @@ func TestValues(t *testing.T) {
 		{`timeout = "99999999h"`, `timeout: "99999999h" is not a duration` + wantSpan},
 		{`withdraw_after = "soon"`, `withdraw_after: "soon" is not a duration` + wantSpan},
 		{`supported_versions = "1.0.0"`, `supported_versions: is not a list` + wantVersions},
-		{`supported_versions = []`, `supported_versions: has no version 1.x (the kubelet takes no other: add "1.0.0")`},
+		{`supported_versions = []`, `supported_versions: has no version 1.x (the kubelet accepts no other: add "1.0.0")`},
 		{`supported_versions = [1.0]`, `supported_versions: has "1" in it, which is not a version` + wantVersions},
 		{`supported_versions = ["1.0"]`, `supported_versions: has "1.0" in it, which is not a version` + wantVersions},
 		{`supported_versions = ["v1.0.0"]`, `supported_versions: has "v1.0.0" in it, which is not a version` + wantVersions},
 		{`supported_versions = ["1.00.0"]`, `supported_versions: has "1.00.0" in it, which is not a version` + wantVersions},
-		{`supported_versions = ["0.3.0", "2.0.0"]`, `supported_versions: has no version 1.x (the kubelet takes no other: add "1.0.0")`},
-		{`supported_versions = ["10.0.0"]`, `supported_versions: has no version 1.x (the kubelet takes no other: add "1.0.0")`},
+		{`supported_versions = ["0.3.0", "2.0.0"]`, `supported_versions: has no version 1.x (the kubelet accepts no other: add "1.0.0")`},
+		{`supported_versions = ["10.0.0"]`, `supported_versions: has no version 1.x (the kubelet accepts no other: add "1.0.0")`},
 		{`when_driver_is_gone = "stay"`, `when_driver_is_gone: "stay" is not known (must be "keep" or "withdraw")`},
 		{`when_driver_is_gone = "Keep"`, `when_driver_is_gone: "Keep" is not known (must be "keep" or "withdraw")`},
 		{`probe_every = "-1s"`, `probe_every: "-1s" is below a second (must be "0" or a duration of at least a second such as "1m")`},
@@ -330,8 +330,8 @@ timeout = "3s"
 [driver."nfs.csi.k8s.io"]
 socket = "/n"
 `, want: `
-f:2: driver."a": has no socket (write socket = "/run/….sock"; if the table only tunes a driver whose own file is gone, take it out)
-f:4: driver."NFS.csi.k8s.io": has no socket (write socket = "/run/….sock"; if the table only tunes a driver whose own file is gone, take it out)`,
+f:2: driver."a": has no socket (write socket = "/run/….sock"; if the table only tunes a driver whose own file was removed, remove it)
+f:4: driver."NFS.csi.k8s.io": has no socket (write socket = "/run/….sock"; if the table only tunes a driver whose own file was removed, remove it)`,
 			drivers: "nfs.csi.k8s.io", faulty: "NFS.csi.k8s.io a"},
 
 		{name: "UTF-16", text: "\xff\xfea\x00", want: `
@@ -340,7 +340,7 @@ f:1: is not valid TOML: files cannot contain NULL bytes; probably using UTF-16; 
 f:2: is not valid TOML: invalid UTF-8 byte: 0xfc (see the examples in csi-registrar.toml(5))`},
 		{name: "BOM and CRLF", text: "\ufeff[driver.a]\r\nsocket = \"/a\"\r\nfoo = 1\r\nsupported_versions = [\r\n]\r\n", want: `
 f:3: driver."a".foo: is not known (known here: socket, endpoint, endpoint_link, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after, probe_every, when_limit_changes, socket_owner)
-f:4: driver."a".supported_versions: has no version 1.x (the kubelet takes no other: add "1.0.0")`, faulty: "a"},
+f:4: driver."a".supported_versions: has no version 1.x (the kubelet accepts no other: add "1.0.0")`, faulty: "a"},
 		{name: "a long line", text: "[log]\nlevel = \"" + strings.Repeat("x", maxLine) + "\"\n", want: `
 f:2: is too long (this is not a configuration file of csi-registrar)`},
 		{name: "deep", text: "log = " + strings.Repeat(strings.Repeat("[", 4000)+"\n", 12) + strings.Repeat(strings.Repeat("]", 4000)+"\n", 12), want: `

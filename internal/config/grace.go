@@ -26,8 +26,8 @@ func (r *Result) InForce() *InForce {
 	return &InForce{r.Config, r.Files, r.origins["kubelet.root_dir"].file.path}
 }
 
-// Over returns what is left of the files without their errors, with the drivers of inForce that are
-// missing in it and, unless the files set one, its root_dir: an error must not end a registration.
+// Over returns the valid part of the files, with the drivers of inForce that are missing in it, and
+// with the root_dir of inForce unless the files set one: an error must not end a registration.
 func (r *Result) Over(inForce *InForce) *InForce {
 	c := r.InForce()
 	merged := &Config{c.Kubelet, c.Log, slices.Clone(c.Drivers)}

@@ -9,30 +9,29 @@ import (
 	"csi-registrar/internal/status"
 )
 
-// Result is what the files say, and what is wrong with them.
+// Result is the configuration in the files, and the errors in them.
 type Result struct {
-	// Config is what is left without the errors. A file that cannot be read or parsed is left
-	// out, an error in a driver's table leaves out that driver, and one in [log] that value.
-	// An error in [kubelet] leaves out all drivers.
+	// Config is the valid part. A file that cannot be read or parsed is left out, an error in a
+	// driver's table leaves out that driver, and one in [log] that value. An error in [kubelet]
+	// leaves out all drivers.
 	Config *Config
 	// Files are the files that were read, in the order in which they were applied.
 	Files []string
 	// Hidden are files that are not read because of one with the same name, which may be
 	// empty or a link to /dev/null.
 	Hidden []Hidden
-	// Links are the drop-ins that are links, for whoever watches the files.
+	// Links are the drop-ins that are symbolic links: watch them, too.
 	Links []string
 	// Errors of all files, in the order of the files, then of the lines.
 	Errors Errors
-	// Faulty names the drivers that are left out for an error, sorted. Names that no driver
-	// can have are not among them.
+	// Faulty names the drivers that are left out for an error, sorted. It has only valid names.
 	Faulty []string
 
 	origins map[string]position // of each value that is in force
 }
 
-// Origin returns where the value of a key, such as driver."nfs.csi.k8s.io".timeout, is from:
-// "FILE:LINE", or "default".
+// Origin returns the place where a key, such as driver."nfs.csi.k8s.io".timeout, is set:
+// "FILE:LINE", or "default". It is safe to print.
 func (r *Result) Origin(key string) string {
 	if at, written := r.origins[key]; written {
 		return at.String()
@@ -51,7 +50,7 @@ func Load(s Source) *Result {
 		switch {
 		case err != nil:
 			l.Errors = append(l.Errors, *err)
-		case text != "": // nothing in it: it only hides others
+		case text != "": // an empty file only hides others
 			l.Files = append(l.Files, f.path)
 			l.apply(f, text)
 		}
@@ -59,7 +58,7 @@ func Load(s Source) *Result {
 	return l.result()
 }
 
-// position is where a key is written first in a file.
+// position is the first place of a key in a file.
 type position struct {
 	file  file
 	path  []string // of the key
@@ -84,10 +83,10 @@ type loader struct {
 	noRootDir bool            // [kubelet] has an error: all drivers are left out
 }
 
-// table is a driver's table as far as it is known.
+// table is a driver's table, merged from the files read so far.
 type table struct {
 	Driver
-	first position // where it is named first
+	first position // of its first key
 }
 
 func newLoader() *loader {
@@ -102,8 +101,8 @@ func newLoader() *loader {
 // leftOut reports whether a driver is left out for an error.
 func (l *loader) leftOut(name string) bool { return l.noRootDir || l.faulty[name] }
 
-// apply merges a file over those before it. Each value is validated where it is, also one that
-// a later file overrides.
+// apply merges a file over those before it. It validates each value, also one that a later file
+// overrides.
 func (l *loader) apply(f file, text string) {
 	doc, err := parse(text)
 	if err != nil {
@@ -111,7 +110,7 @@ func (l *loader) apply(f file, text string) {
 		l.Errors = append(l.Errors, *err)
 		return
 	}
-	isTable := make(map[string]bool) // the keys that were read: whether the keys below them count
+	isTable := make(map[string]bool) // by key that was read: whether the keys below it count
 	for i, key := range doc.keys {
 		var v any = doc.tree
 		for n := range key.path {

@@ -210,7 +210,7 @@ func TestErrorsOfAllFiles(t *testing.T) {
 	s.check(t, r, `/etc/csi-registrar/config.toml:4: log.level: "loud" is not known (must be "debug", "info", "warn" or "error")
 /usr/lib/csi-registrar/conf.d/10-a.toml:4: driver."a".timeout: "1" is not a duration`+wantSpan+`
 /run/csi-registrar/conf.d/30-c.toml:2: driver."c".socket: is "/b", which is also driver."b".socket (/usr/lib/csi-registrar/conf.d/20-b.toml:2) (each driver has its own: write enabled = false in one of the tables, or another path)
-/etc/csi-registrar/conf.d/60-a.toml:3: driver."gone": has no socket (write socket = "/run/….sock"; if the table only tunes a driver whose own file is gone, take it out)`)
+/etc/csi-registrar/conf.d/60-a.toml:3: driver."gone": has no socket (write socket = "/run/….sock"; if the table only tunes a driver whose own file was removed, remove it)`)
 	if !slices.Equal(r.Faulty, []string{"a", "c", "gone"}) {
 		t.Errorf("faulty %q", r.Faulty)
 	}

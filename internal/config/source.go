@@ -19,7 +19,8 @@ type Source struct {
 	File string // --config: only this file, whoever owns it
 }
 
-// places are the directories with configuration files; an earlier one hides files of the later.
+// places are the directories with configuration files. A file hides those of the same name in later
+// places.
 var places = [...]string{"etc", "run", "usr/lib"}
 
 // file is a file that may hold configuration.

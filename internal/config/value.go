@@ -28,7 +28,7 @@ func text(v any) (string, *fault) {
 		return "", faultf("is not a string")
 	}
 	if i := strings.IndexFunc(s, unicode.IsControl); i >= 0 {
-		return "", &fault{fmt.Sprintf("has the control character U+%04X in it", []rune(s[i:])[0]), "take it out"}
+		return "", &fault{fmt.Sprintf("has the control character U+%04X in it", []rune(s[i:])[0]), "remove it"}
 	}
 	if s == "" {
 		return "", faultf("is empty")
@@ -110,8 +110,8 @@ func checkPath(s string) *fault {
 	return nil
 }
 
-// socketPath is a value that must be the path of a Unix socket. A "unix://" before it,
-// as the kubelet and gRPC write it, is dropped.
+// socketPath parses the path of a Unix socket. It drops a "unix://" before it, as the kubelet and
+// gRPC write it.
 func socketPath(v any) (string, *fault) {
 	s, err := text(v)
 	if err != nil {
@@ -124,7 +124,7 @@ func socketPath(v any) (string, *fault) {
 	return s, checkPath(s)
 }
 
-// connectable parses the path of a Unix socket that can be connected to: its length is limited.
+// connectable parses the path of a Unix socket to connect to, whose length is limited.
 func connectable(v any) (string, *fault) {
 	s, err := socketPath(v)
 	if err == nil {
@@ -141,8 +141,8 @@ func checkLength(path string) *fault {
 	return nil
 }
 
-// versions is a value that must be a list of CSI versions of which the kubelet takes
-// one: it wants the highest that it knows to be 1.x, and passes over 2.x.
+// versions parses a list of CSI versions that the kubelet accepts: it takes the highest 1.x, and
+// ignores 2.x.
 func versions(v any) ([]string, *fault) {
 	list, ok := v.([]any)
 	if !ok {
@@ -158,7 +158,7 @@ func versions(v any) ([]string, *fault) {
 		out = append(out, s)
 	}
 	if !slices.ContainsFunc(out, func(s string) bool { return strings.HasPrefix(s, "1.") }) {
-		return nil, &fault{"has no version 1.x", `the kubelet takes no other: add "1.0.0"`}
+		return nil, &fault{"has no version 1.x", `the kubelet accepts no other: add "1.0.0"`}
 	}
 	return out, nil
 }

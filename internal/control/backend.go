@@ -1,5 +1,5 @@
-// Package control is the daemon's HTTP API: the control socket, health and metrics for it
-// and for TCP, and the client that the commands use.
+// Package control implements the daemon's HTTP API: the control socket, health and metrics on it
+// and on TCP, and the client for the commands.
 package control
 
 import (
@@ -8,7 +8,7 @@ import (
 	"csi-registrar/internal/status"
 )
 
-// Backend is the daemon, as its API needs it. All methods may be called at any time from
+// Backend is the part of the daemon that its API needs. All methods may be called at any time from
 // any goroutine; the texts of their errors are for people.
 type Backend interface {
 	// Status is a snapshot that does not change.
@@ -16,8 +16,8 @@ type Backend interface {
 	// Changed returns a channel that is closed at the next change of the status. A caller that
 	// gets the channel first and the status second misses no change.
 	Changed() <-chan struct{}
-	// Reload reads the configuration again and returns when it is in force. If it has errors
-	// the old one still is; they are returned one a line.
+	// Reload reads the configuration again and returns when it is in force. If it has errors, the
+	// old one stays in force, and the error has one line for each.
 	Reload(ctx context.Context) error
 	// Reregister makes the kubelet register the driver again. Without force it fails where the
 	// kubelet would refuse what the driver reports now.
@@ -27,9 +27,9 @@ type Backend interface {
 	// the driver; or with an error if it cannot be done at all.
 	Trace(ctx context.Context, rec Recorder) error
 	// Live returns nil if the driver answers Probe now, or did less than a second ago. The text of
-	// its error holds nothing that the driver said, so everybody may read it.
+	// its error contains nothing that the driver reported, so everybody may read it.
 	Live(ctx context.Context, driver string) error
-	// Alive returns nil when the agent and all registrars answer, which takes them no time,
-	// whatever their drivers do.
+	// Alive returns nil when the agent and all registrars answer, which they do at once, whatever
+	// their drivers do.
 	Alive(ctx context.Context) error
 }

@@ -21,7 +21,7 @@ import (
 	"csi-registrar/internal/unixsock"
 )
 
-// Path is where the control socket of the daemon with this configuration root is.
+// Path returns the path of the control socket of the daemon with this configuration root.
 func Path(root string) string {
 	return filepath.Join(root, "/run/csi-registrar/control.sock")
 }
@@ -35,21 +35,21 @@ var ErrPathTooLong = errors.New("the path of the control socket is too long")
 
 const (
 	answerTimeout = 10 * time.Second          // the daemon answers from memory
-	reloadTimeout = callTimeout + time.Second // its own limit comes first
+	reloadTimeout = callTimeout + time.Second // the daemon's own limit ends first
 	maxAnswer     = 64 << 20                  // 1,000 drivers with 1 kB each are 1 MB
 	maxFailure    = 1 << 20
 )
 
-// Client sends requests to the daemon, each over a connection of its own.
+// Client sends requests to the daemon, each over a separate connection.
 //
-// Connecting starts no stopped daemon: its socket is removed when it stops (RemoveOnStop= in
+// Connecting does not start a stopped daemon: its socket is removed when it stops (RemoveOnStop= in
 // the socket unit).
 type Client struct {
 	path  string
 	limit time.Duration // for the head of an answer
 }
 
-// NewClient makes a client of the control socket at path; it does not connect yet.
+// NewClient returns a client of the control socket at path; it does not connect yet.
 func NewClient(path string) *Client { return &Client{path: path, limit: answerTimeout} }
 
 // Document is a status document as the daemon wrote it: one line of JSON that is safe on a
@@ -92,8 +92,8 @@ func (c *Client) get(ctx context.Context, target string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(body, maxAnswer))
 }
 
-// Watch yields the document as it is, and again whenever it has changed. It ends when ctx
-// is done, or with an error, which is ErrNotRunning when the daemon ended.
+// Watch yields the current document, and again whenever it has changed. It ends when ctx is done,
+// or with an error, which is ErrNotRunning when the daemon ended.
 func (c *Client) Watch(ctx context.Context) iter.Seq2[Document, error] {
 	return func(yield func(Document, error) bool) {
 		body, err := c.call(ctx, http.MethodGet, "/v1/status?watch", c.limit)
@@ -122,8 +122,8 @@ func (c *Client) Watch(ctx context.Context) iter.Seq2[Document, error] {
 	}
 }
 
-// Reload makes the daemon read its configuration again. An *Error holds the errors of the
-// configuration, one a line.
+// Reload makes the daemon read its configuration again. An *Error contains the errors of the
+// configuration, one in each line.
 func (c *Client) Reload(ctx context.Context) error {
 	if err := c.post(ctx, "/v1/reload", reloadTimeout); err != nil {
 		return fmt.Errorf("cannot reload the configuration: %w", err)
@@ -131,7 +131,7 @@ func (c *Client) Reload(ctx context.Context) error {
 	return nil
 }
 
-// Reregister makes the daemon register the driver again. An *Error says why it does not.
+// Reregister makes the daemon register the driver again. An *Error is the reason if it refuses.
 func (c *Client) Reregister(ctx context.Context, name string, force bool) error {
 	path := "/v1/drivers/" + url.PathEscape(name) + "/reregister"
 	if force {
@@ -139,7 +139,7 @@ func (c *Client) Reregister(ctx context.Context, name string, force bool) error 
 	}
 	err := c.post(ctx, path, c.limit)
 	if refused, ok := errors.AsType[*Error](err); ok {
-		return refused // names the driver and the request
+		return refused // its text names the driver and the request
 	}
 	if err != nil {
 		return fmt.Errorf("cannot register %s again: %w", name, err)
@@ -147,7 +147,7 @@ func (c *Client) Reregister(ctx context.Context, name string, force bool) error 
 	return nil
 }
 
-// Error is the daemon's answer to a request that failed.
+// Error is the daemon's response to a request that failed.
 type Error struct {
 	Text string // may have several lines, as the errors of a configuration
 	code int
@@ -171,9 +171,9 @@ func (c *Client) call(ctx context.Context, method, target string, limit time.Dur
 	return c.send(ctx, method, target, nil, limit)
 }
 
-// send sends a request and returns the body of its answer, if that is a success. The limit
-// is for the head of the answer only, from the end of the request's body on: a stream goes on
-// until ctx is done or it is closed.
+// send sends a request and returns the body of a successful response. The limit is only for the
+// head of the response, from the end of the request's body on: a stream continues until ctx is done
+// or it is closed.
 func (c *Client) send(ctx context.Context, method, target string, content io.Reader, limit time.Duration) (io.ReadCloser, error) {
 	if err := unixsock.CheckPath(c.path); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrPathTooLong, err)
@@ -212,12 +212,12 @@ func readError(resp *http.Response) error {
 	return &Error{Text: f.Error, code: resp.StatusCode}
 }
 
-// explain says what an error means for the person who started the command.
+// explain returns an error that a user of the command understands.
 func (c *Client) explain(err error) error {
 	dial, ok := errors.AsType[*net.OpError](err)
 	switch {
 	case !ok || dial.Op != "dial":
-		// It accepted the connection and closed it. The transport has several errors for
+		// The daemon accepted the connection and closed it. The transport has several errors for
 		// that, not all of them exported.
 		return fmt.Errorf("%w (it closed the connection: it is stopping, or does not accept this user)", ErrNotRunning)
 	case errors.Is(err, fs.ErrNotExist):

@@ -13,12 +13,12 @@ import (
 )
 
 const (
-	maxBody    = 4 << 10         // of a request to the public part, which needs none at all
+	maxBody    = 4 << 10         // of a request to the public part, which needs no body
 	aliveLimit = 2 * time.Second // the agent answers in microseconds, or is stuck
 	maxProfile = 5 * time.Minute
 )
 
-// Handler is the whole API, for the control socket: whoever reaches it may change things.
+// Handler returns the whole API, for the control socket: its clients may make changes.
 func Handler(b Backend) http.Handler {
 	mux := http.NewServeMux()
 	a := api{Backend: b, reasons: true, document: b.Status, streams: newGate(maxStreams), traces: newGate(maxTraces), watched: &snapshot[[]byte]{render: func(d status.Document) ([]byte, error) { return marshal(d) }}}
@@ -35,10 +35,10 @@ func Handler(b Backend) http.Handler {
 	return mux
 }
 
-// PublicHandler is the part for TCP, which every user of the node can reach: health,
-// readiness and metrics. It changes nothing, takes GET and HEAD only, and shows no reasons:
-// they quote what drivers answered, which may hold credentials. Few requests that cost more
-// than a look at memory are served at once.
+// PublicHandler returns the part for TCP, which every user of the node can reach: health, readiness
+// and metrics. It changes nothing, accepts only GET and HEAD, and shows no reasons: they quote
+// drivers, whose answers may contain credentials. It limits the number of concurrent requests that
+// cost more than reading memory.
 func PublicHandler(b Backend) http.Handler {
 	mux := http.NewServeMux()
 	a := api{Backend: b}
@@ -60,7 +60,7 @@ func PublicHandler(b Backend) http.Handler {
 		}
 		text := metrics.get(func(size int) []byte { return exposition(b.Status(), size) })
 		writeMetrics(w, text)
-		// Its place is not free at once, so that a flood does not take all the time of the CPUs.
+		// Its place becomes free later, so that a flood of requests does not use all CPU time.
 		time.AfterFunc(time.Duration(len(text))*maxScrapes*time.Second/metricsRate, scrapes.leave)
 	})
 	return http.MaxBytesHandler(mux, maxBody)
@@ -83,17 +83,17 @@ func Profiles() http.Handler {
 
 type api struct {
 	Backend
-	reasons  bool                   // the caller may read what drivers and the kubelet answered
-	document func() status.Document // what health is read from
+	reasons  bool                   // the caller may read what drivers and the kubelet report
+	document func() status.Document // the source of health and readiness
 
 	streams, traces gate
 	watched         *snapshot[[]byte] // what streams send
 }
 
-// localHostOnly answers requests to a loopback address only if they name it. A web page that
-// a user of the node visits can make its own name resolve to 127.0.0.1 (DNS rebinding) and
-// read the answers; its requests then have that name in Host. Any other address can be
-// asked directly by whoever reaches it, under names that are not known here.
+// localHostOnly serves requests to a loopback address only if Host names it. A web page that a user
+// of the node visits can make its own name resolve to 127.0.0.1 (DNS rebinding) and read the
+// responses; its requests then have that name in Host. Any other address can be reached directly,
+// under names that are not known here.
 func localHostOnly(addr net.Addr, h http.Handler) http.Handler {
 	if tcp, ok := addr.(*net.TCPAddr); !ok || !tcp.IP.IsLoopback() {
 		return h
@@ -101,7 +101,7 @@ func localHostOnly(addr net.Addr, h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		u := url.URL{Host: r.Host}
 		host := u.Hostname()
-		// Without one it is HTTP/1.0 and no browser.
+		// A request without Host is HTTP/1.0, and not from a browser.
 		if ip := net.ParseIP(host); r.Host == "" || host == "localhost" || ip.IsLoopback() {
 			h.ServeHTTP(w, r)
 			return
@@ -131,8 +131,8 @@ func (a api) reregister(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// writeResult answers a request that changes something; refused is the code of an error
-// that is not the end of the request or of the daemon.
+// writeResult answers a request that changes something. refused is the code for errors, except when
+// the request or the daemon ended.
 func writeResult(w http.ResponseWriter, err error, refused int) {
 	switch {
 	case err == nil:

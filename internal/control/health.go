@@ -10,11 +10,11 @@ import (
 	"csi-registrar/internal/status"
 )
 
-// maxReason is how much of a reason the health pages show; /v1/status has it whole.
+// maxReason limits a reason on the health pages; /v1/status has the whole reason.
 const maxReason = 1000
 
-// healthz is 200 while the daemon works. A driver that does not is no reason to restart
-// the daemon: that is readyz.
+// healthz is 200 while the daemon works. A driver that does not work is no reason to restart the
+// daemon: see readyz.
 func (a api) healthz(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), aliveLimit)
 	defer cancel()

@@ -9,26 +9,26 @@ import (
 	"csi-registrar/internal/status"
 )
 
-// How much may be done at once. Requests for health have no limit but that of
-// the connections: they are answered from memory.
+// Limits for concurrent requests. Requests for health are limited only by the connections: they are
+// answered from memory.
 const (
 	maxStreams = 1024 // on the control socket: a `wait` for each driver of a large node
 	maxTraces  = 64
-	// requests for metrics; one that is not read holds its place until publicTimeout
+	// requests for metrics; if the client does not read, the place is taken until publicTimeout
 	maxScrapes    = 16
-	maxProbes     = 64 // requests that make a driver answer: a refused one may restart its pod
+	maxProbes     = 64 // requests that query a driver: a refused one may restart its pod
 	gateWait      = 500 * time.Millisecond
 	metricsMaxAge = time.Second
 	metricsRate   = 40 << 20 // bytes of metrics in a second; those of 1,000 drivers are 2 MB
 )
 
-// gate lets few requests in at once.
+// gate limits the number of concurrent requests.
 type gate chan struct{}
 
 func newGate(most int) gate { return make(gate, most) }
 
 // enter waits for a place, for at most limit or until ctx is done, and reports whether it got one.
-// The caller leaves then.
+// If so, the caller must call leave.
 func (g gate) enter(ctx context.Context, limit time.Duration) bool {
 	select {
 	case g <- struct{}{}:
@@ -48,8 +48,8 @@ func (g gate) enter(ctx context.Context, limit time.Duration) bool {
 
 func (g gate) leave() { <-g }
 
-// limit has few requests served at once. The others wait for a moment in the order in which they
-// came, and are then refused.
+// limit limits the number of requests that h serves at once. The others wait for a moment in the
+// order in which they came, and are then refused.
 func (g gate) limit(h http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if !g.enter(r.Context(), gateWait) {
@@ -66,15 +66,15 @@ func refuse(w http.ResponseWriter) {
 	writeText(w, http.StatusServiceUnavailable, "too many requests at once\n")
 }
 
-// rendering is what all who ask within a second get.
+// rendering is a text that all requests within a second share.
 type rendering struct {
 	mu   sync.Mutex
 	at   time.Time
 	text []byte
 }
 
-// get renders if the last rendering is too old; the others wait for it. size is a little more than
-// the last one had.
+// get returns the text. It calls render if the text is too old, while other callers wait. size is a
+// little more than the length of the last text.
 func (r *rendering) get(render func(size int) []byte) []byte {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -84,7 +84,8 @@ func (r *rendering) get(render func(size int) []byte) []byte {
 	return r.text
 }
 
-// snapshot is what all who ask get until the status changes: the document, and what is made of it.
+// snapshot is a status document and its rendering, which all requests share until the status
+// changes.
 type snapshot[T any] struct {
 	render func(status.Document) (T, error)
 

@@ -21,11 +21,11 @@ import (
 // ErrRunning is wrapped by Listen's error when another daemon serves the path.
 var ErrRunning = errors.New("another csi-registrar is running")
 
-// Listen makes the control socket where nobody hands it over. Its directory is made if it is
-// missing (0755: it holds configuration that everybody may read). The file has mode 0600
-// and listens from the first moment that it can be seen. A stale socket at the path, left
-// by a daemon that was killed, is replaced; a live one is ErrRunning; anything else is left
-// alone and named. Close removes the file, if it is still this one.
+// Listen creates the control socket if the service manager does not pass it. It creates a missing
+// directory (0755: everybody may read it). The file has mode 0600 and listens as soon as it is
+// visible. Listen replaces a stale socket at the path, left by a daemon that was killed; for a live
+// one it returns ErrRunning, and for any other file an error that names it. Close removes the file
+// if it is still the same.
 func Listen(ctx context.Context, path string) (net.Listener, error) {
 	fail := func(err error) (net.Listener, error) {
 		return nil, fmt.Errorf("cannot make the control socket %s: %w", path, err)
@@ -42,8 +42,8 @@ func Listen(ctx context.Context, path string) (net.Listener, error) {
 		return fail(err)
 	}
 	defer unlock()
-	// Made under another name first, so that nobody ever sees one that does not listen
-	// yet and takes it for stale.
+	// Create it under another name first, so that no client takes a socket that does not listen yet
+	// for stale.
 	temp := filepath.Join(dir, ".c"+rand.Text()[:6])
 	ln, file, err := unixsock.Listen(ctx, temp)
 	if err != nil {
@@ -54,7 +54,7 @@ func Listen(ctx context.Context, path string) (net.Listener, error) {
 		if err = vacate(ctx, path); err == nil {
 			err = unixsock.MoveIntoPlace(temp, path)
 		}
-		// the lock keeps other daemons away, but not systemd's socket unit
+		// The lock excludes other daemons, but not systemd's socket unit.
 		if errors.Is(err, fs.ErrExist) {
 			err = fmt.Errorf("%w: it started at the same time", ErrRunning)
 		}
@@ -66,9 +66,9 @@ func Listen(ctx context.Context, path string) (net.Listener, error) {
 	return &ownListener{Listener: ln, path: path, id: file.FileID}, nil
 }
 
-// lock keeps two daemons that start at once from replacing each other's socket: finding a
-// socket stale and removing it is not one step. The file stays; a lock on the directory
-// itself could be held by everybody who may read it.
+// lock prevents two daemons that start at the same time from replacing each other's socket: finding
+// a socket stale and removing it are two steps. The file stays. (Every user who can read the
+// directory could hold a lock on the directory itself.)
 func lock(path string) (unlock func(), err error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -100,11 +100,11 @@ type ownListener struct {
 	net.Listener
 	path string
 	id   unixsock.FileID
-	once sync.Once // the inode's number may soon be another socket's
+	once sync.Once // another socket may get the inode number later
 	err  error
 }
 
-// Close removes the file first, so that nobody connects to a socket that is about to end.
+// Close removes the file first, so that no client connects to a socket that is about to close.
 func (l *ownListener) Close() error {
 	l.once.Do(func() {
 		_, err := unixsock.Remove(l.path, l.id)

@@ -38,17 +38,16 @@ func setHeader(w http.ResponseWriter, contentType string) {
 	h.Set("Cache-Control", "no-store")
 }
 
-// extendDeadlines lets a call take longer than the server's limits. An error would mean a
-// connection without deadlines, which has no limits.
+// extendDeadlines lets a request take longer than the server's limits. An error means that the
+// connection has no deadlines, and so no limits.
 func extendDeadlines(w http.ResponseWriter, d time.Duration) {
 	rc := http.NewResponseController(w)
-	_ = rc.SetReadDeadline(time.Time{}) // it would end the request's context
+	_ = rc.SetReadDeadline(time.Time{}) // the deadline would end the request's context
 	_ = rc.SetWriteDeadline(time.Now().Add(d))
 }
 
-// marshal makes one line of JSON that is safe on a terminal: what a driver answers is in
-// there unchanged, so all that cannot be seen is written as an escape. For a JSON reader it
-// is the same document.
+// marshal returns one line of JSON that is safe on a terminal: it contains text of drivers, so
+// every invisible character is written as an escape. To a JSON parser it is the same document.
 func marshal(v any) ([]byte, error) {
 	doc, err := json.Marshal(v)
 	if err != nil {
@@ -62,7 +61,7 @@ func marshal(v any) ([]byte, error) {
 		} else if r <= 0xffff {
 			out = fmt.Appendf(out, `\u%04x`, r)
 		} else {
-			r -= 0x10000 // a surrogate pair, as JSON wants it
+			r -= 0x10000 // JSON needs a surrogate pair
 			out = fmt.Appendf(out, `\u%04x\u%04x`, 0xd800+r>>10, 0xdc00+r&0x3ff)
 		}
 		doc = doc[n:]

@@ -15,8 +15,8 @@ import (
 	"golang.org/x/net/netutil"
 )
 
-// The limits of both servers. A request is a line and has no body, an answer is made from
-// memory; whoever takes longer is stuck or hostile.
+// Limits of both servers. A request is one line without a body, and responses come from memory: a
+// client that takes longer is stuck or hostile.
 const (
 	// connections of the control socket beside streams and traces …
 	maxShort      = 256
@@ -28,17 +28,17 @@ const (
 	callTimeout   = 30 * time.Second
 	publicTimeout = 5 * time.Second // the same on the public port; probes and profiles extend it
 	idleTimeout   = 30 * time.Second
-	endTimeout    = time.Second // for calls that do not end when the daemon does
+	endTimeout    = time.Second // for requests that do not end when the daemon does
 
-	// publicBuffer is what the kernel holds of an answer that is not read, in bytes. By default
-	// that would be megabytes for each connection, which count as the daemon's memory.
+	// publicBuffer limits the bytes of an unread response in the kernel. The default is megabytes
+	// for each connection, which count as the daemon's memory.
 	publicBuffer = 32 << 10
 )
 
-// Serve serves the control socket with Handler until ctx is done, then ends cleanly: the
-// listener is closed, streams and all that watches its context end at once, the rest has a
-// second. Only root and the daemon's own user are served: the socket's mode says the same,
-// but a socket that was handed over has the mode that somebody wrote into a unit.
+// Serve serves the control socket with Handler until ctx is done. Then it closes the listener;
+// streams and all requests that watch their context end at once, the others have a second. It
+// serves only root and the daemon's own user: the mode of a socket from the service manager depends
+// on the unit.
 func Serve(ctx context.Context, ln net.Listener, b Backend, log *slog.Logger) error {
 	srv := newServer(ctx, Handler(b), log)
 	return serve(ctx, srv, netutil.LimitListener(rootListener{ln, log}, maxConns))
@@ -49,11 +49,11 @@ func ServePublic(ctx context.Context, ln net.Listener, h http.Handler, log *slog
 	srv := newServer(ctx, localHostOnly(ln.Addr(), h), log)
 	srv.ConnState = closeOldest(maxPublic)
 	srv.ReadTimeout, srv.WriteTimeout = publicTimeout, publicTimeout
-	srv.SetKeepAlivesEnabled(false) // a connection without a request would only be in the way
+	srv.SetKeepAlivesEnabled(false) // idle connections would count against the limit
 	return serve(ctx, srv, publicListener{ln})
 }
 
-// publicListener accepts connections that hold little in the kernel.
+// publicListener accepts connections with a small buffer in the kernel.
 type publicListener struct{ net.Listener }
 
 func (l publicListener) Accept() (net.Conn, error) {
@@ -64,13 +64,13 @@ func (l publicListener) Accept() (net.Conn, error) {
 	return c, err
 }
 
-// closeOldest returns a hook for http.Server.ConnState that closes the oldest connection for
-// each new one above the limit. Every user of the node can connect: if the new ones waited,
-// or were refused, a few idle connections would keep monitoring out. An answer takes well
-// below a millisecond, so a client that sends its request at once is served before its
-// connection is the oldest. The goroutine that accepts calls the hook; it yields so that
-// accepted connections are served before it accepts more. Without that, 4 of 40 requests
-// failed beside 1,000 clients that reconnect at once, with it none.
+// closeOldest returns a hook for http.Server.ConnState that closes the oldest connection for each
+// new one above the limit. Every user of the node can connect: if new connections waited, or were
+// refused, a few idle ones would lock out the monitoring. A response takes well below a
+// millisecond, so a client that sends its request at once is served before its connection is the
+// oldest. The goroutine that accepts calls the hook, and yields, so that accepted connections are
+// served before it accepts more. Without that, 4 of 40 requests failed beside 1,000 clients that
+// reconnect immediately; with it, none.
 func closeOldest(limit int) func(net.Conn, http.ConnState) {
 	var mu sync.Mutex
 	var open []net.Conn // oldest first
@@ -101,7 +101,7 @@ func newServer(ctx context.Context, h http.Handler, log *slog.Logger) *http.Serv
 		WriteTimeout:      callTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeader,
-		// a client's errors are not the daemon's
+		// Errors of clients are not errors of the daemon.
 		ErrorLog:    slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 		BaseContext: func(net.Listener) context.Context { return ctx },
 	}
@@ -113,7 +113,7 @@ func serve(ctx context.Context, srv *http.Server, ln net.Listener) error {
 		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 		defer cancel()
 		err := srv.Shutdown(end)
-		// most likely a client that connected and sends nothing
+		// Usually a client has connected and sends nothing.
 		if errors.Is(err, context.DeadlineExceeded) {
 			err = srv.Close()
 		}

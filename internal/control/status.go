@@ -5,12 +5,12 @@ import (
 	"time"
 )
 
-// documentTimeout is how long one document of a stream may take to be read.
+// documentTimeout limits how long a client may take to read one document of a stream.
 const documentTimeout = 10 * time.Second
 
-// status answers with the document; with ?watch it goes on with another one, a line each,
-// whenever something changed, until the client leaves or the daemon ends. A client that
-// reads slowly misses documents in between, never the last one.
+// status answers with the document; with ?watch it sends another one, each in one line, whenever
+// something has changed, until the client disconnects or the daemon ends. A client that reads
+// slowly misses some documents, but never the last one.
 func (a api) status(w http.ResponseWriter, r *http.Request) {
 	if !r.URL.Query().Has("watch") {
 		writeJSON(w, http.StatusOK, a.Status())
@@ -35,8 +35,8 @@ func (a api) status(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodHead || http.NewResponseController(w).Flush() != nil {
 			return
 		}
-		// A thousand drivers that all change at once would keep a core busy with documents that
-		// nobody reads: all streams together take at most a tenth of the time for them.
+		// A thousand drivers that change at once would keep a core busy with documents that nobody
+		// reads: all streams together use at most a tenth of its time.
 		pause := min(9*time.Since(started)*time.Duration(len(a.streams)), time.Second)
 		select {
 		case <-r.Context().Done():

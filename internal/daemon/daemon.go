@@ -1,5 +1,5 @@
-// Package daemon is the process: it puts the parts together, and owns the order in which they
-// begin and end, the reload of the configuration, and the watchdog.
+// Package daemon is the daemon's process: it connects the parts, and is responsible for the order
+// in which they start and stop, for reloading the configuration, and for the watchdog.
 package daemon
 
 import (
@@ -33,16 +33,16 @@ type daemon struct {
 	parts    *parts
 	notifier *systemd.Notifier
 	handed   *descriptors
-	ready    chan struct{} // closed when the service manager was told so
+	ready    chan struct{} // closed after READY=1
 	live     *liveness     // set before anything is served
 
-	// What runs beside the agent; all of it ends before the agent does, so that a call
-	// is still answered by a whole daemon.
+	// Everything that runs beside the agent. It ends before the agent, so that no call finds only a
+	// part of the daemon.
 	work sync.WaitGroup
 	fail context.CancelCauseFunc
 }
 
-// newDaemon takes over what the service manager handed to us and makes the parts.
+// newDaemon takes over the descriptors that the service manager passed, and creates the parts.
 func newDaemon(o Options, log *slog.Logger, pool *worker.Pool, registryDir string) *daemon {
 	d := &daemon{
 		options: o, log: log, pool: pool, notifier: systemd.NewNotifier(o.Getenv),
@@ -55,16 +55,16 @@ func newDaemon(o Options, log *slog.Logger, pool *worker.Pool, registryDir strin
 	return d
 }
 
-// run runs the daemon: begin is called when everything that it needs runs; ready when
-// begin has returned and the control socket is served. It ends when ctx is done or a part
-// failed, in the opposite order.
+// run runs the daemon until ctx is done or a part fails. It calls begin when everything that begin
+// needs runs; the daemon is ready when begin has returned and the control socket is served. The
+// parts stop in the opposite order.
 func (d *daemon) run(ctx context.Context, b control.Backend, begin func(context.Context) error) (err error) {
 	ctx, d.fail = context.WithCancelCause(ctx)
 	defer d.fail(nil)
-	// These outlive ctx: registration sockets are served until the last moment.
+	// These outlive ctx: registration sockets are served as long as possible.
 	lasting, end := context.WithCancel(context.WithoutCancel(ctx))
 	var last sync.WaitGroup
-	// The descriptor store is the very last: what the sockets put in and took out is sent.
+	// The descriptor store ends last, so that it sends all changes of the sockets.
 	storeCtx, endStore := context.WithCancel(context.WithoutCancel(ctx))
 	var storeDone sync.WaitGroup
 	storeDone.Go(func() { d.note("the descriptor store", d.parts.store.Run(storeCtx)) })
@@ -93,12 +93,12 @@ func (d *daemon) run(ctx context.Context, b control.Backend, begin func(context.
 		err = d.serve(ctx, b)
 	}
 	if err != nil && ctx.Err() != nil && errors.Is(context.Cause(ctx), context.Canceled) {
-		return nil // asked to stop before it was up: not a failure
+		return nil // stopped before it was ready: not a failure
 	}
 	if err != nil {
 		return err
 	}
-	// Looked before the kubelet starts, which makes its root directory if there is none.
+	// Look before READY=1: then the kubelet starts, which creates a missing root directory.
 	looked, hasLooked := context.WithCancel(ctx)
 	d.work.Go(func() { d.guardSandbox(ctx, hasLooked) })
 	<-looked.Done()
@@ -112,7 +112,7 @@ func (d *daemon) run(ctx context.Context, b control.Backend, begin func(context.
 	d.work.Go(func() { d.releaseMemory(ctx) })
 	d.work.Go(func() { d.feedWatchdog(ctx) })
 	<-ctx.Done()
-	d.note("telling the service manager", d.notifier.Stopping())
+	d.note("notifying the service manager", d.notifier.Stopping())
 	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
 		return cause
 	}
@@ -120,14 +120,14 @@ func (d *daemon) run(ctx context.Context, b control.Backend, begin func(context.
 	return nil
 }
 
-// note logs an error that ends nothing.
+// note logs an error that does not end the daemon.
 func (d *daemon) note(what string, err error) {
 	if err != nil && !errors.Is(err, context.Canceled) {
 		d.log.Error(what+" failed", "error", err)
 	}
 }
 
-// serve opens the control socket and what else speaks HTTP.
+// serve opens the control socket and the sockets for health and metrics.
 func (d *daemon) serve(ctx context.Context, b control.Backend) error {
 	if err := d.serveControl(ctx, b); err != nil {
 		return err
@@ -160,8 +160,8 @@ func (d *daemon) servePublic(ctx context.Context, ln net.Listener, h http.Handle
 	d.work.Go(func() { d.note("serving health", control.ServePublic(ctx, ln, h, d.log)) })
 }
 
-// serveControl serves the control socket that was handed over, or one of our own. While
-// another daemon has it, this one works without, and takes it when the other leaves.
+// serveControl serves the control socket that the service manager passed, or creates one. While
+// another daemon serves the path, this one runs without, and takes over when the other ends.
 func (d *daemon) serveControl(ctx context.Context, b control.Backend) error {
 	serve := func(ln net.Listener) {
 		d.note("serving the control socket", control.Serve(ctx, ln, b, d.log))
@@ -193,7 +193,7 @@ func (d *daemon) serveControl(ctx context.Context, b control.Backend) error {
 			case <-hints.Hints():
 			}
 			if ln, err := control.Listen(ctx, path); err == nil {
-				d.log.Info("the control socket is ours now")
+				d.log.Info("this daemon serves the control socket now")
 				serve(ln)
 				return
 			}
@@ -202,7 +202,7 @@ func (d *daemon) serveControl(ctx context.Context, b control.Backend) error {
 	return nil
 }
 
-// onHangup calls f at each HUP until ctx is done.
+// onHangup calls f at each SIGHUP until ctx is done.
 func (d *daemon) onHangup(ctx context.Context, f func()) {
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)

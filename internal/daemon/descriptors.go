@@ -20,18 +20,18 @@ const (
 	httpName    = "http"
 )
 
-// descriptors are what the service manager handed over, of its sockets and of the descriptor store.
-// The process before this one could store anything under any name, so each descriptor is used only
-// if it is what its name says. No start fails because of the others.
+// descriptors are the descriptors that the service manager passed: its sockets, and the contents of
+// the descriptor store. The previous process could store anything under any name, so a descriptor
+// is used only if it matches its name. The others do not prevent a start.
 type descriptors struct {
 	control []*os.File // Unix sockets that listen at the path of the control socket
 	http    []*os.File // sockets that listen
-	// Unix sockets that listen, by driver; several if a process died between two
+	// Unix sockets that listen, by driver; several if a process died while it replaced one
 	stored  map[string][]*os.File
 	kubelet []*os.File // pidfds
-	// the names of all that can be in the store, each as often as it was handed over
+	// the names of all descriptors that can be in the store, each as often as it was passed
 	held   []string
-	unused []unusedFile // everything else
+	unused []unusedFile // all other descriptors
 	forget []string     // the names of unused descriptors that no used one has
 }
 
@@ -48,8 +48,8 @@ func sortDescriptors(files []*os.File, runDir string) *descriptors {
 			d.unused = append(d.unused, unusedFile{f, err})
 		}
 	}
-	// Who adopts a registration socket replaces all descriptors of its name in the store, if there
-	// are several. So one of those that are not used goes with it.
+	// Adopting a registration socket replaces all descriptors of its name in the store if there are
+	// several. So an unused descriptor is removed together with the used one of its name.
 	d.unused = slices.DeleteFunc(d.unused, func(u unusedFile) bool {
 		driver := strings.TrimPrefix(u.Name(), kubelet.StorePrefix)
 		beside := len(d.stored[driver]) == 1
@@ -75,7 +75,7 @@ func (d *descriptors) add(f *os.File, runDir string) error {
 			return nil
 		}
 		if !isRegistration || status.CheckName(driver) != nil {
-			return errors.New("nothing of this name is used")
+			return errors.New("the name is unknown")
 		}
 	}
 	network, address, err := systemd.ListenAddress(f)
@@ -96,29 +96,29 @@ func (d *descriptors) add(f *os.File, runDir string) error {
 	return nil
 }
 
-// forgetUnused closes what is not used and has the descriptor store forget it. It does not wait for
-// the service manager: there can be thousands.
+// forgetUnused closes the unused descriptors and removes them from the descriptor store. It does
+// not wait for the service manager: there can be thousands.
 func (d *daemon) forgetUnused() {
 	const mostLogged = 5
 	for i, u := range d.handed.unused {
 		if i < mostLogged {
-			d.log.Warn("closing a descriptor that was handed over", "name", u.Name(), "reason", u.reason)
+			d.log.Warn("closing a descriptor from the service manager", "name", u.Name(), "reason", u.reason)
 		}
 		d.note("closing a descriptor", u.Close())
 	}
 	if more := len(d.handed.unused) - mostLogged; more > 0 {
-		d.log.Warn("closing more descriptors that were handed over", "count", more)
+		d.log.Warn("closing more descriptors from the service manager", "count", more)
 	}
 	d.note("forgetting descriptors", d.parts.store.ForgetAll(d.handed.forget))
 	d.handed.unused, d.handed.forget = nil, nil
 }
 
-// listener makes a listener of a descriptor that was handed over. Its path is the service
-// manager's, so Close does not remove it.
+// listener returns the listener of a descriptor. The service manager owns its path, so Close does
+// not remove it.
 func listener(f *os.File) (net.Listener, error) {
 	ln, err := net.FileListener(f)
 	if err := errors.Join(err, f.Close()); err != nil {
-		return nil, fmt.Errorf("cannot use the socket %s that the service manager handed over: %w", f.Name(), err)
+		return nil, fmt.Errorf("cannot use the socket %s from the service manager: %w", f.Name(), err)
 	}
 	return ln, nil
 }

@@ -10,9 +10,9 @@ import (
 )
 
 const (
-	// liveFor is how long the answer to one Probe is everybody's.
+	// liveFor is how long requests share the answer to one Probe.
 	liveFor = time.Second
-	// maxLiveWaiting is how many requests wait for one Probe; more get the last answer.
+	// maxLiveWaiting limits how many requests wait for one Probe; more get the last answer.
 	maxLiveWaiting = 64
 )
 
@@ -27,9 +27,9 @@ func (b backend) Live(ctx context.Context, name string) error {
 	})
 }
 
-// liveness shares the answers to Probe among all who want to know whether a driver is live.
+// liveness shares the answers to Probe among all requests for a driver's liveness.
 type liveness struct {
-	ctx context.Context // of the Probes: not of one request, for their answer is for all who wait
+	ctx context.Context // of the Probes, which belong to no single request
 	run func(func())    // runs a Probe, and waits for it at the end of the process
 
 	mu      sync.Mutex
@@ -40,17 +40,17 @@ func newLiveness(ctx context.Context, run func(func())) *liveness {
 	return &liveness{ctx: ctx, run: run, answers: map[string]*liveAnswer{}}
 }
 
-// liveAnswer is the last answer of a driver, and the Probe that runs.
+// liveAnswer is the last answer of a driver, and the running Probe.
 type liveAnswer struct {
 	at      time.Time // zero: no answer yet
 	err     error
-	running chan struct{} // closed at the end of the Probe that runs; nil: none
+	running chan struct{} // closed at the end of the running Probe; nil: none
 	waiting int
 }
 
-// ask returns the answer of at most liveFor ago, or that of the Probe that runs, which it starts
-// if there is none. When too many wait already it returns the last answer, if there is one,
-// however old.
+// ask returns the last answer if it is at most liveFor old, otherwise that of the running Probe,
+// which it starts if there is none. If too many requests are waiting, it returns the last answer,
+// if there is one, however old.
 func (l *liveness) ask(ctx context.Context, name string, probe func(context.Context) error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -19,8 +19,8 @@ const (
 	messageTraceEnd    = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c206"
 )
 
-// newLogger makes the logger that the configuration asks for, and the handle of its level.
-// Without a journal it is one of text: nobody loses a registration for that.
+// newLogger returns the configured logger, and its level. Without a journal it logs text: this is
+// no reason to lose registrations.
 func newLogger(stderr io.Writer, c config.Log) (*slog.Logger, *slog.LevelVar) {
 	level := &slog.LevelVar{}
 	level.Set(logLevel(c.Level))

@@ -7,20 +7,20 @@ import (
 	"time"
 )
 
-// How many entries a driver may have in the log. What flaps for hours would drown the others,
+// Limits for the log entries of one driver. A driver that flaps for hours would hide the others,
 // and journald would drop the daemon's entries.
 const (
 	limitEntries = 60
 	limitWindow  = time.Hour
 )
 
-// limitDrivers limits what is logged with the attribute "driver", for each driver by itself,
-// from level info on. The last entry that is let pass says so.
+// limitDrivers limits the entries with the attribute "driver", separately for each driver, from
+// level info on. The last entry before the limit says that more are left out.
 func limitDrivers(log *slog.Logger) *slog.Logger {
 	return slog.New(&limitHandler{Handler: log.Handler(), windows: &windows{by: map[string]*window{}}})
 }
 
-// windows has one for each driver; there are as many as drivers were ever configured.
+// windows has a window for each driver that was ever configured.
 type windows struct {
 	mu sync.Mutex
 	by map[string]*window
@@ -35,7 +35,7 @@ type window struct {
 func (w *windows) add(driver string, now time.Time) window {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if of := w.by[driver]; of == nil || now.Sub(of.start) >= limitWindow {
+	if current := w.by[driver]; current == nil || now.Sub(current.start) >= limitWindow {
 		w.by[driver] = &window{start: now}
 	}
 	w.by[driver].entries++

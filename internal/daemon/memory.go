@@ -8,13 +8,14 @@ import (
 
 const (
 	settled = 5 * time.Second // without any change: the burst is over
-	// between two releases, lest a driver that flaps makes us collect all the time
+	// the time between two releases, so that a driver that flaps does not cause one collection
+	// after another
 	releaseAgain = time.Minute
 )
 
-// releaseMemory returns the memory that a burst needed (a start, many drivers at once) to the node
-// when nothing has changed for a while. The runtime would return it little by little, and wake up
-// for minutes to do so. It costs one garbage collection, and no timer while nothing changes.
+// releaseMemory returns memory to the node when nothing has changed for a while after a burst (a
+// start, many drivers at once). The runtime would return it slowly, and wake up for minutes to do
+// so. It costs one garbage collection, and no timer while nothing changes.
 func (d *daemon) releaseMemory(ctx context.Context) {
 	for {
 		changed := d.agent.Changed()

@@ -37,7 +37,7 @@ func (d *daemon) reportStatus(ctx context.Context) {
 	}
 }
 
-// pause waits for a time, or until ctx is done; it reports whether that is not.
+// pause waits for a time or until ctx is done, and reports whether ctx is not done.
 func pause(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-ctx.Done():
@@ -47,9 +47,9 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// statusLine is the status in a line: "3 drivers: 2 registered, 1 absent (first nfs.csi.k8s.io)".
-// Every user can read it, so it has no reasons: they quote drivers, whose answers may hold
-// credentials.
+// statusLine formats the status in one line: "3 drivers: 2 registered, 1 absent (first
+// nfs.csi.k8s.io)". Every user can read it, so it has no reasons: they quote drivers, whose answers
+// may contain credentials.
 func statusLine(s status.Document) string {
 	count := map[string]int{}
 	for _, d := range s.Drivers {
@@ -77,13 +77,13 @@ func statusLine(s status.Document) string {
 		line += fmt.Sprintf("; %d registered and not serving (%s: driver %s)", len(down), down[0].Name, down[0].Driver)
 	}
 	if first, _, _ := strings.Cut(s.ConfigError, "\n"); first != "" {
-		line = "the configuration has errors and is not in force as it is written: " + first + "; " + line
+		line = "the configuration has errors and is only partly in force: " + first + "; " + line
 	}
 	return line
 }
 
-// feedWatchdog reports to the manager that the daemon is alive, only while the agent and
-// every registrar really run, whatever the drivers do.
+// feedWatchdog reports to the manager that the daemon is alive, but only while the agent and every
+// registrar answer, which does not depend on the drivers.
 func (d *daemon) feedWatchdog(ctx context.Context) {
 	interval, watched := systemd.WatchdogInterval(d.options.Getenv)
 	if !watched {
@@ -91,7 +91,7 @@ func (d *daemon) feedWatchdog(ctx context.Context) {
 	}
 	for ok := true; ok; ok = pause(ctx, interval/2) {
 		if err := d.alive(ctx, interval/3); err != nil {
-			d.note("the watchdog's question", err)
+			d.note("checking the agent for the watchdog", err)
 		} else {
 			d.note("feeding the watchdog", d.notifier.Watchdog())
 		}

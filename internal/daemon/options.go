@@ -7,11 +7,11 @@ import (
 	"csi-registrar/internal/config"
 )
 
-// Options are what the command line and the environment of the daemon have.
+// Options are the daemon's command line and environment.
 type Options struct {
 	Source      config.Source // where the configuration files are
 	HTTP        string        // TCP address that serves health and metrics as well; empty: none
-	KeepSockets bool          // leave what the descriptor store holds when the daemon ends
+	KeepSockets bool          // leave the sockets in the descriptor store when the daemon ends
 	Version     string
 	Getenv      func(string) string // os.Getenv
 	Stderr      io.Writer           // for the log, unless it goes to the journal
@@ -26,10 +26,10 @@ func RunDir(root string) string { return filepath.Join(root, "run", "csi-registr
 // controlSocket is the name of the control socket in the run directory.
 const controlSocket = "control.sock"
 
-// stateDir is where the daemon keeps what the next process may know, beside the registrations.
+// stateDir is the directory for what the next process needs, apart from the registrations.
 func stateDir(runDir string) string { return filepath.Join(runDir, "state") }
 
-// StoppedFile in a run directory has the answer to `cleanup --ask`: whether the unit was stopped
-// for good. It is about the daemon that ended, so the next one removes it, before it makes a
-// socket.
+// StoppedFile returns the file with the answer to `cleanup --ask`: whether the unit was stopped for
+// good. The answer concerns the daemon that has ended, so the next one removes it before it creates
+// a socket.
 func StoppedFile(runDir string) string { return filepath.Join(stateDir(runDir), "stopped") }

@@ -13,15 +13,15 @@ import (
 )
 
 const (
-	// settle is how long after the first hint the files are read: an editor or a package
-	// manager writes more than once. What is written counts within a second.
+	// settle is the delay between the first hint and reading the files: an editor or a package
+	// manager writes more than once. Changes take effect within a second.
 	settle = 500 * time.Millisecond
 
 	// readLimit is how long reading the files may take.
 	readLimit = 2 * time.Second
 )
 
-// Run is the daemon with configuration files, until ctx is done.
+// Run runs the daemon with configuration files until ctx is done.
 func Run(ctx context.Context, o Options) error { return run(ctx, o, config.Load) }
 
 func run(ctx context.Context, o Options, load func(config.Source) *config.Result) error {
@@ -40,31 +40,31 @@ func run(ctx context.Context, o Options, load func(config.Source) *config.Result
 	})
 }
 
-// configReloader keeps the configuration in force: what the files say if they have no
-// errors, else the last good one.
+// configReloader keeps a configuration in force: that of the files if they have no errors,
+// otherwise the last good one.
 type configReloader struct {
 	*daemon
 	level *slog.LevelVar
 
 	source   config.Source
 	load     func(config.Source) *config.Result // config.Load
-	slot     *worker.Slot                       // in which load runs
+	slot     *worker.Slot                       // of load
 	answered chan struct{}                      // capacity one: an abandoned load has returned
-	requests chan chan<- error                  // for a reload at once, and where its error goes
+	requests chan chan<- error                  // requests to reload; each receives the result
 	ended    chan struct{}                      // closed when follow has returned
-	// unclaimed has capacity one: the configuration that withdrawUnclaimed is to compare with next.
+	// unclaimed has capacity one: the next configuration for withdrawUnclaimed.
 	unclaimed chan *config.Config
 
-	// All below belongs to begin, and then to the goroutine in follow.
+	// The fields below belong to begin, and then to the goroutine in follow.
 	lastGood string // the path of the last good configuration
 	inForce  *config.InForce
-	complete bool // inForce is all that the files say
-	// there was no last good configuration: inForce is what is left of files with errors
+	complete bool // inForce is the whole configuration in the files
+	// there was no last good configuration: inForce is the valid part of the files
 	partial  bool
 	grace    config.Grace
 	next     schedule
-	links    []string // of the files, to be watched
-	reported string   // errors that the log has already
+	links    []string // among the files, to be watched
+	reported string   // the errors that were logged last
 }
 
 func newReloader(pool *worker.Pool, source config.Source, load func(config.Source) *config.Result) *configReloader {
@@ -78,32 +78,32 @@ func newReloader(pool *worker.Pool, source config.Source, load func(config.Sourc
 	return r
 }
 
-// schedule is when the files are read next.
+// schedule is the time at which the files are read next.
 type schedule struct{ at time.Time } // zero: when there is a hint
 
-// by makes it t at the latest, unless t is zero.
-func (s *schedule) by(t time.Time) {
+// noLater moves the time to t if it is later, unless t is zero.
+func (s *schedule) noLater(t time.Time) {
 	if s.at.IsZero() || !t.IsZero() && t.Before(s.at) {
 		s.at = t
 	}
 }
 
-// read reads the files. If that takes too long, the Result has nothing but that error: an
-// abandoned load is read again when it has returned.
+// read reads the files. If that takes too long, the Result has only that error, and the files are
+// read again when the abandoned call has returned.
 func (r *configReloader) read(ctx context.Context) *config.Result {
 	res, err := worker.Do(ctx, r.slot, readLimit, func() *config.Result { return r.load(r.source) }, nil)
 	if err != nil {
 		return &config.Result{Config: config.Default(), Links: r.links, Errors: config.Errors{{
 			File: filepath.Dir(r.source.Watch()[0]), Problem: "cannot be read: " + err.Error(),
-			Hint: "what was read before stays in force"}}}
+			Hint: "the previous configuration stays in force"}}}
 	}
 	return res
 }
 
-// keep returns what the files say together with what disappeared from them just now.
+// keep returns the configuration in the files, with the settings that just disappeared from them.
 func (r *configReloader) keep(ctx context.Context, res *config.Result, inForce *config.InForce) *config.InForce {
 	kept := r.grace.Keep(inForce, res, time.Now(), func(name string) string { return r.inUse(ctx, inForce.Kubelet.RootDir, name) })
-	r.next.by(kept.Next)
+	r.next.noLater(kept.Next)
 	after := time.Until(kept.Next).Round(time.Second)
 	for _, name := range kept.Disappeared {
 		r.log.Warn("driver disappeared from the configuration; it is withdrawn after the grace period", "driver", name, "after", after)
@@ -117,7 +117,7 @@ func (r *configReloader) keep(ctx context.Context, res *config.Result, inForce *
 	return kept.InForce
 }
 
-// apply brings c into force. Only if it is all that the files say are other drivers withdrawn.
+// apply puts c in force. Only if it is complete are other drivers withdrawn.
 func (r *configReloader) apply(ctx context.Context, c *config.InForce, complete bool) error {
 	r.level.Set(logLevel(c.Log.Level))
 	if r.inForce != nil && r.inForce.Log.Format != c.Log.Format {
@@ -131,14 +131,14 @@ func (r *configReloader) apply(ctx context.Context, c *config.InForce, complete 
 	r.note("keeping the configuration", config.SaveLastGood(r.lastGood, c))
 	select {
 	case r.unclaimed <- c.Config:
-	case <-r.unclaimed: // the one before was not looked at, and is superseded
+	case <-r.unclaimed: // replace a configuration that was not received yet
 		r.unclaimed <- c.Config
 	}
 	return err
 }
 
-// withdrawUnclaimed withdraws what an earlier process registered and the configuration no longer
-// has. No start waits for it, and it is done little by little: there can be thousands.
+// withdrawUnclaimed withdraws drivers that an earlier process registered and the configuration no
+// longer has. It does not delay a start, and withdraws a few at a time: there can be thousands.
 func (r *configReloader) withdrawUnclaimed(ctx context.Context) {
 	const together = 32
 	select {
@@ -157,7 +157,7 @@ func (r *configReloader) withdrawUnclaimed(ctx context.Context) {
 	}
 }
 
-// reload is the command: what disappeared from the files is withdrawn at once.
+// reload implements the command: drivers that disappeared from the files are withdrawn immediately.
 func (r *configReloader) reload(ctx context.Context) error {
 	done := make(chan error, 1)
 	select {
@@ -175,8 +175,8 @@ func (r *configReloader) reload(ctx context.Context) error {
 	}
 }
 
-// readAndApply reads the files. With an error in them nothing changes, unless there was never a
-// configuration without errors.
+// readAndApply reads the files and applies them. If they have errors, nothing changes, unless there
+// never was a configuration without errors.
 func (r *configReloader) readAndApply(ctx context.Context, grace bool) error {
 	r.next = schedule{}
 	res := r.read(ctx)
@@ -207,10 +207,10 @@ func (r *configReloader) readAndApply(ctx context.Context, grace bool) error {
 	return nil
 }
 
-// mostReported is how many errors of one load go to the log: a file can have one in each line.
+// mostReported limits the errors in the log: a file can have one in each line.
 const mostReported = 20
 
-// report makes errors known, each set of them once.
+// report shows the errors in the status, and logs them if they have changed.
 func (r *configReloader) report(res *config.Result) {
 	text := ""
 	if len(res.Errors) > 0 {
@@ -229,13 +229,13 @@ func (r *configReloader) report(res *config.Result) {
 	}
 }
 
-// follow applies changes of the files, and answers requests.
+// follow applies changes of the files, and handles requests.
 func (r *configReloader) follow(ctx context.Context) {
 	defer close(r.ended)
 	var watched []string // of r.links
 	hints := r.watcher.SubscribeDir(r.source.Watch()...)
 	defer func() { hints.Close() }()
-	r.next.by(time.Now()) // for what changed before it was watched
+	r.next.noLater(time.Now()) // for changes before the files were watched
 	for {
 		var due <-chan time.Time
 		if !r.next.at.IsZero() {
@@ -246,7 +246,7 @@ func (r *configReloader) follow(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-hints.Hints():
-			r.next.by(time.Now().Add(settle))
+			r.next.noLater(time.Now().Add(settle))
 			continue
 		case done := <-r.requests:
 			done <- r.readAndApply(ctx, false)
@@ -255,7 +255,7 @@ func (r *configReloader) follow(ctx context.Context) {
 		case <-due:
 			err = r.readAndApply(ctx, true)
 		}
-		// What is wrong in the files was reported; everything else that can fail is noted.
+		// Errors in the files were reported; log all others.
 		if _, inFiles := errors.AsType[config.Errors](err); err != nil && !inFiles {
 			r.note("applying the configuration", err)
 		}
@@ -263,7 +263,7 @@ func (r *configReloader) follow(ctx context.Context) {
 			watched = r.links
 			hints.Close()
 			hints = r.watcher.SubscribeDir(append(r.source.Watch(), watched...)...)
-			r.next.by(time.Now().Add(settle)) // as above
+			r.next.noLater(time.Now().Add(settle)) // as above
 		}
 	}
 }

@@ -205,12 +205,12 @@ func TestHintsDoNotPutReadingOff(t *testing.T) {
 	start := time.Now()
 	var s schedule
 	for i := range 10 {
-		s.by(start.Add(time.Duration(i) * 100 * time.Millisecond).Add(settle))
+		s.noLater(start.Add(time.Duration(i) * 100 * time.Millisecond).Add(settle))
 	}
 	if !s.at.Equal(start.Add(settle)) {
 		t.Errorf("read %s after the first hint", s.at.Sub(start))
 	}
-	s.by(time.Time{}) // no grace period
+	s.noLater(time.Time{}) // no grace period
 	if !s.at.Equal(start.Add(settle)) {
 		t.Error("put off for ever")
 	}

@@ -18,7 +18,7 @@ import (
 	"csi-registrar/internal/worker"
 )
 
-// RunSidecar is the daemon with the flags of node-driver-registrar: one driver, which reports its
+// RunSidecar runs the daemon with the flags of node-driver-registrar: one driver, which reports its
 // own name, and no files.
 func RunSidecar(ctx context.Context, o Options, flags compat.Options) error {
 	c := config.Default()
@@ -41,7 +41,7 @@ func RunSidecar(ctx context.Context, o Options, flags compat.Options) error {
 	})
 }
 
-// sidecar learns the driver's name and keeps the agent's configuration in step with it.
+// sidecar finds out the driver's name and updates the agent's configuration with it.
 type sidecar struct {
 	*daemon
 	flags compat.Options
@@ -51,8 +51,7 @@ func (s *sidecar) reload(context.Context) error {
 	return errors.New("there is nothing to reload: this daemon was started with node-driver-registrar's flags")
 }
 
-// follow has the driver registered under the name that it gives itself, also when it comes
-// back with another.
+// follow registers the driver under the name that it reports, also if it returns with another one.
 func (s *sidecar) follow(ctx context.Context) {
 	for {
 		name, ok := s.discover(ctx)
@@ -64,7 +63,7 @@ func (s *sidecar) follow(ctx context.Context) {
 		if !s.renamed(ctx, name) {
 			return
 		}
-		s.log.Warn("the driver is not the one that it was; asking for its name again", "was", name)
+		s.log.Warn("the driver reports another name; asking for its name again", "was", name)
 		s.note("withdrawing", s.apply(ctx))
 	}
 }
@@ -75,8 +74,8 @@ func (s *sidecar) apply(ctx context.Context, drivers ...config.Driver) error {
 	return s.agent.Apply(ctx, c, nil)
 }
 
-// discover asks the driver until it has reported a name that may be registered; false when
-// ctx is done. It waits as the registrar does: hints first, a backoff as the net.
+// discover queries the driver until it reports a name that can be registered; false when ctx is
+// done. Like the registrar, it waits for hints, with a backoff as a fallback.
 func (s *sidecar) discover(ctx context.Context) (string, bool) {
 	d := s.flags.Driver("")
 	client := driver.New(d.Connection,
@@ -125,7 +124,7 @@ func (s *sidecar) renamed(ctx context.Context, name string) bool {
 	}
 }
 
-// serveHealth serves /healthz where node-driver-registrar would.
+// serveHealth serves /healthz at the address that node-driver-registrar would use.
 func (s *sidecar) serveHealth(ctx context.Context) error {
 	var profiles http.Handler
 	if s.flags.PProf {

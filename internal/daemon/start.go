@@ -19,11 +19,11 @@ import (
 	"csi-registrar/internal/worker"
 )
 
-// begin brings the first configuration into force. With errors in the files that is the
-// last good one, or if there is none what is left of them.
+// begin puts the first configuration in force. If the files have errors, that is the last good one,
+// or, if there is none, the valid part of the files.
 func (r *configReloader) begin(ctx context.Context, res *config.Result) {
 	if err := os.MkdirAll(stateDir(r.options.runDir()), 0o755); err != nil {
-		r.log.Warn("nothing is remembered over a restart", "error", err)
+		r.log.Warn("cannot keep state over a restart", "error", err)
 	}
 	r.lastGood = filepath.Join(stateDir(r.options.runDir()), lastGoodName(r.source))
 	r.report(res)
@@ -44,14 +44,14 @@ func (r *configReloader) begin(ctx context.Context, res *config.Result) {
 		r.log.Warn("starting with the last good configuration", "drivers", len(c.Drivers))
 	default:
 		r.partial = true
-		r.log.Warn("starting with what is left of the files without their errors", "drivers", len(c.Drivers), "left_out", res.Faulty)
+		r.log.Warn("starting with the valid part of the configuration files", "drivers", len(c.Drivers), "left_out", res.Faulty)
 	}
 	r.adviseDropIn(ctx, c.Kubelet.RootDir)
 	r.note("sweeping stale sockets", r.parts.sweep(ctx, c.Config))
 	r.note("applying the configuration", r.apply(ctx, c, len(res.Errors) == 0))
 }
 
-// adviseDropIn logs the drop-in that another root_dir needs, where the unit has none yet.
+// adviseDropIn logs the drop-in that another root_dir needs, if the unit does not have it yet.
 func (r *configReloader) adviseDropIn(ctx context.Context, rootDir string) {
 	lines := systemd.DropIn(rootDir)
 	if lines == "" || r.notifier == nil {
@@ -64,21 +64,22 @@ func (r *configReloader) adviseDropIn(ctx context.Context, rootDir string) {
 	}
 }
 
-// served is the last good configuration with only those drivers whose registration sockets
-// the descriptor store has kept: the grace period withdraws later, it does not register again.
+// served returns the last good configuration with only those drivers whose registration sockets are
+// in the descriptor store: the grace period delays a withdrawal, but registers nothing.
 func served(good *config.InForce, stored []string) *config.InForce {
 	c := *good.Config
 	c.Drivers = slices.DeleteFunc(slices.Clone(c.Drivers), func(d config.Driver) bool {
 		return !slices.Contains(stored, d.Name)
 	})
-	// The files no longer say whom to trust, and what an earlier process wrote may not relax it.
+	// The files no longer have socket_owner, and a value that an earlier process wrote must not
+	// relax the check.
 	for i, d := range c.Drivers {
 		c.Drivers[i].SocketOwner = config.DefaultDriver(d.Name, d.Socket).SocketOwner
 	}
 	return &config.InForce{Config: &c, Files: good.Files, RootDirFile: good.RootDirFile}
 }
 
-// lastGoodName is the file's name: one for the directories, one for each --config FILE.
+// lastGoodName returns the name of the file: one for the directories, one for each --config FILE.
 func lastGoodName(s config.Source) string {
 	if s.File == "" {
 		return "last-good.json"

@@ -9,9 +9,9 @@ import (
 	"csi-registrar/internal/volumes"
 )
 
-// inUse says why a driver whose table disappeared is not withdrawn yet; empty: it can be.
-// Without the registration the kubelet could not unmount its volumes. A driver that does not
-// answer cannot do that either.
+// inUse returns why a driver whose table disappeared is not withdrawn yet; empty: it can be.
+// Without the registration the kubelet could not unmount its volumes. A driver that does not answer
+// could not unmount them either.
 func (r *configReloader) inUse(ctx context.Context, rootDir, name string) string {
 	const until = "its table disappeared from the configuration; it is withdrawn when "
 	if d, _ := r.agent.Status().Driver(name); d.Driver != status.Ready {
@@ -21,7 +21,7 @@ func (r *configReloader) inUse(ctx context.Context, rootDir, name string) string
 	n := all[name]
 	switch {
 	case err != nil:
-		return until + "it is known that none of its volumes are in use: " + err.Error()
+		return until + "csi-registrar can see that none of its volumes are in use: " + err.Error()
 	case n == status.Volumes{}:
 		return ""
 	}
@@ -29,7 +29,7 @@ func (r *configReloader) inUse(ctx context.Context, rootDir, name string) string
 }
 
 // volumeSocket is a registration socket that warns if it is withdrawn while volumes are in use:
-// because the driver was disabled, is another one, or is gone, or by a reload.
+// because the driver was disabled, reports another name or is gone, or by a reload.
 type volumeSocket struct {
 	*kubelet.Socket
 	parts         *parts

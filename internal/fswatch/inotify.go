@@ -23,8 +23,8 @@ type notifier interface {
 	close() error
 }
 
-// fsnotify was tried and does not do: it cannot leave out IN_MODIFY, so every write to a file in
-// /run or /tmp would wake the daemon, and it identifies directories by name, where symbolic links,
+// fsnotify was tried and is not sufficient: it cannot leave out IN_MODIFY, so every write to a file
+// in /run or /tmp would wake the daemon, and it identifies directories by name, but symbolic links,
 // bind mounts and recreated directories need the watch descriptor.
 const (
 	watchMask = unix.IN_CREATE | unix.IN_DELETE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO |

@@ -90,7 +90,7 @@ func (w *Watcher) walkSoon(r *route, hint bool) {
 }
 
 // walkWhileNeeded walks until nothing has happened during a walk. The hint comes after the walk, so
-// its receiver sees at least what the walk saw.
+// that its receiver sees at least the state that the walk saw.
 func (w *Watcher) walkWhileNeeded(ctx context.Context, r *route) {
 	for {
 		w.mu.Lock()

@@ -2,9 +2,9 @@
 // inotify, and from a slow look as the safety net. A hint has no payload; the receiver re-reads
 // the state.
 //
-// A file system that hangs under one path costs the others nothing: each path is walked in a
-// goroutine of its own, by the worker package, and no system call that may wait for a file
-// system is made under the Watcher's lock.
+// A file system that hangs under one path does not affect the others: each path is walked in a
+// separate goroutine, by the worker package, and no system call that may wait for a file system is
+// made under the Watcher's lock.
 package fswatch
 
 import (
@@ -31,13 +31,13 @@ type Options struct {
 	Pool         *worker.Pool  // default: one of its own
 }
 
-// mountPause is the least time between two looks because of mounts: starting pods makes dozens
-// of mounts at once.
+// mountPause is the minimum time between two looks because of mounts: starting pods mounts dozens
+// of file systems at once.
 const mountPause = 100 * time.Millisecond
 
-// A stream of events without end, as a driver's user can cause it in the driver's directory, is
-// read in batches: after readsAtOnce, one read every readEvery. The buffer holds what arrives
-// meanwhile: an overflow of the kernel's queue costs a walk of every path.
+// An endless stream of events, which a driver's user can cause in the driver's directory, is read
+// in batches: after readsAtOnce, one read every readEvery. The buffer is large enough for the
+// events that arrive meanwhile: an overflow of the kernel's queue costs a walk of every path.
 const (
 	readsAtOnce = 100
 	readEvery   = 10 * time.Millisecond

@@ -9,15 +9,15 @@ import (
 
 const defaultKubeletDir = "/var/lib/kubelet"
 
-// DropInFile is where the lines of DropIn belong.
+// DropInFile is the path of the drop-in that DropIn returns.
 const DropInFile = "/etc/systemd/system/csi-registrar.service.d/root-dir.conf"
 
-// DropIn gives the exact lines of the unit drop-in that the service needs where the kubelet's root
-// directory is not /var/lib/kubelet: empty if it is. The service may write only where
-// ReadWritePaths= says, which ExecStartPre= makes below KUBELET_ROOT_DIR; without the dash a
-// missing directory would keep the service from starting (226/NAMESPACE). RequiresMountsFor= has it
-// there before the service's own view of the file system is made. What ProtectHome= or PrivateTmp=
-// of the shipped unit hides, ReadWritePaths= cannot bring back (systemd.exec(5)).
+// DropIn returns the drop-in that the unit needs if the kubelet's root directory is not
+// /var/lib/kubelet; empty if it is. The service may write only to ReadWritePaths=, which
+// ExecStartPre= creates below KUBELET_ROOT_DIR; without the dash a missing directory would prevent
+// the start of the service (226/NAMESPACE). RequiresMountsFor= mounts it before systemd creates the
+// service's mount namespace. ReadWritePaths= has no effect on directories that ProtectHome= or
+// PrivateTmp= of the shipped unit hides (systemd.exec(5)).
 func DropIn(rootDir string) string {
 	unit, service := DropInLines(rootDir)
 	if unit == "" {
@@ -26,7 +26,7 @@ func DropIn(rootDir string) string {
 	return "# " + DropInFile + "\n[Unit]\n" + unit + "\n\n[Service]\n" + strings.Join(service, "\n") + "\n"
 }
 
-// DropInLines gives the lines of the drop-in's two sections: none for the default.
+// DropInLines returns the lines of the drop-in's two sections; none for the default.
 func DropInLines(rootDir string) (unit string, service []string) {
 	rootDir = path.Clean(rootDir)
 	if rootDir == defaultKubeletDir {
@@ -42,8 +42,8 @@ func DropInLines(rootDir string) (unit string, service []string) {
 	return "RequiresMountsFor=" + escapePath(rootDir), service
 }
 
-// Hider finds the directory of which the shipped unit gives the service an empty one of its
-// own, and the setting that does, for a path in it; empty for all others.
+// Hider returns the directory on a path that the shipped unit hides from the service behind an
+// empty one, and the setting that hides it; empty if there is none.
 func Hider(p string) (dir, setting string) {
 	for _, dir := range []string{"/home", "/root", "/run/user"} {
 		if Within(p, dir) {
@@ -58,12 +58,12 @@ func Hider(p string) (dir, setting string) {
 	return "", ""
 }
 
-// Hides reports whether a value of ProtectHome= or PrivateTmp=, as systemctl shows it, keeps
-// what is there out of sight.
+// Hides reports whether a value of ProtectHome= or PrivateTmp=, as systemctl shows it, hides the
+// directories.
 func Hides(value string) bool { return value != "" && value != "no" && value != "read-only" }
 
-// escapePath writes a path as a unit file wants it: % begins a specifier, and a path with
-// spaces is quoted.
+// escapePath escapes a path for a unit file: % begins a specifier, and a path with spaces is
+// quoted.
 func escapePath(p string) string {
 	p = strings.ReplaceAll(p, "%", "%%")
 	if !strings.ContainsAny(p, " \t\"'\\") {

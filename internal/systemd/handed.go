@@ -11,15 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Receive takes over the descriptors that LISTEN_PID, LISTEN_FDS and LISTEN_FDNAMES describe, of
-// sockets that the service manager listens on and of the descriptor store, and removes these
-// variables, lest a child believes them its own. Name returns the name of each; several may have
-// one name. The order has no meaning: systemd changes it from one start to the next. Without the
-// variables, or when they are for another process, there are none. To be called once, early.
+// Receive returns the descriptors of LISTEN_PID, LISTEN_FDS and LISTEN_FDNAMES: sockets on which
+// the service manager listens, and the contents of the descriptor store. It removes these
+// variables, so that children do not use them. Name returns the name of each file; several may have
+// one name. The order has no meaning: systemd changes it from one start to the next. There are none
+// without the variables, or if they are for another process. Call it once, early.
 //
-// Make a listener of one with net.FileListener, which makes a copy: close the file afterwards.
-// Never call Fd on a file of a listener that is in use: it makes the socket blocking for everybody
-// who shares it.
+// net.FileListener returns a listener for a copy of the descriptor: close the file afterwards.
+// Never call Fd on a file of a listener that is in use: it makes the socket blocking for all
+// processes that share it.
 func Receive() []*os.File { return activation.Files(true) }
 
 // ListenAddress returns the network ("unix" or "tcp") and the address that a descriptor was bound

@@ -13,10 +13,10 @@ import (
 	godbus "github.com/godbus/dbus/v5"
 )
 
-// A question to the service manager has askTimeout: on a busy machine 3 s were too short once in
-// 15 stops, and each command of ExecStopPost= has the 30 s of TimeoutStopSec= for itself. For
-// some 100 ms nobody listens while it re-executes, and a connection of the old process is lost:
-// then it is asked again.
+// askTimeout limits a query of the service manager: on a busy machine 3 s were too short once in 15
+// stops, and each command of ExecStopPost= may take the 30 s of TimeoutStopSec=. While the manager
+// re-executes, its socket refuses connections for about 100 ms, and existing connections break:
+// then the query is repeated after tryPause.
 const (
 	askTimeout = 8 * time.Second
 	tryPause   = 50 * time.Millisecond
@@ -26,7 +26,7 @@ const (
 // ("restart", "try-restart"), until the unit is up again.
 const JobStop = "stop"
 
-// manager is what is asked of the service manager.
+// manager is the part of the service manager's interface that is used here.
 type manager interface {
 	GetUnitNameByPID(ctx context.Context, pid uint32) (string, error)
 	GetUnitPropertiesContext(ctx context.Context, unit string) (map[string]any, error)
@@ -34,14 +34,14 @@ type manager interface {
 	Close()
 }
 
-// connect connects to the service manager's own socket, which is for root alone and needs no
-// dbus-daemon. The connection ends with ctx.
+// connect connects to the service manager's private socket, which only root can use and which needs
+// no dbus-daemon. The connection ends with ctx.
 func connect(ctx context.Context) (manager, error) {
 	return systemdbus.NewConnection(func() (*godbus.Conn, error) {
 		conn, err := godbus.Dial("unix:path=/run/systemd/private", godbus.WithContext(ctx))
 		if errors.Is(err, fs.ErrNotExist) {
-			// TemporaryFileSystem= hides /run/systemd from commands with "+", too. These have
-			// the capabilities that it takes to look into the file system of PID 1.
+			// TemporaryFileSystem= hides /run/systemd also from commands with "+". These have the
+			// capabilities to access the file system of PID 1.
 			conn, err = godbus.Dial("unix:path=/proc/1/root/run/systemd/private", godbus.WithContext(ctx))
 		}
 		if err != nil {
@@ -55,9 +55,9 @@ func connect(ctx context.Context) (manager, error) {
 	})
 }
 
-// ping sends something now and then until ctx ends: a systemd was seen that did not look at a
-// call which it read together with the end of the authentication until it could read something
-// more. (Not seen in 300 connections to 252.)
+// ping sends messages until ctx is done: some versions of systemd do not process a call that
+// arrives together with the end of the authentication until they receive more data. (This did not
+// happen in 300 connections to 252.)
 func ping(ctx context.Context, conn *godbus.Conn) {
 	time.AfterFunc(tryPause, func() {
 		if ctx.Err() == nil {
@@ -71,8 +71,8 @@ func ping(ctx context.Context, conn *godbus.Conn) {
 // "restart", "reload", …), "" if there is none. An empty unit means the one that this
 // process is part of. It is an error if the manager cannot be asked.
 //
-// Asked in ExecStopPost=, this is the only thing that distinguishes a stop from a restart on
-// every systemd since 247: the environment and $SERVICE_RESULT are the same for both.
+// In ExecStopPost=, only the job distinguishes a stop from a restart on every systemd since 247:
+// the environment and $SERVICE_RESULT are the same for both.
 func Job(ctx context.Context, unit string) (jobType string, err error) {
 	return ask(ctx, connect, job, unit)
 }
@@ -83,7 +83,7 @@ func job(ctx context.Context, m manager, unit string) (jobType string, err error
 			return "", err
 		}
 	}
-	// One question instead of two for the unit's job and its type: it may end in between.
+	// One call, because the job may end between a call for the job and another for its type.
 	jobs, err := m.ListJobsContext(ctx)
 	for _, j := range jobs {
 		if j.Unit == unit {
@@ -93,13 +93,13 @@ func job(ctx context.Context, m manager, unit string) (jobType string, err error
 	return "", err
 }
 
-// Down reports whether a unit has stopped and nothing is to start it: inactive or failed,
-// with no job, so not between the two halves of a restart. It is an error if the manager
-// cannot be asked.
+// Down reports whether a unit has stopped and will not be started: it is inactive or failed and has
+// no job, so it is not between the two halves of a restart. It is an error if the manager cannot be
+// asked.
 func Down(ctx context.Context, unit string) (bool, error) { return ask(ctx, connect, down, unit) }
 
 func down(ctx context.Context, m manager, unit string) (bool, error) {
-	// Both properties in one answer, so that they belong together.
+	// Get both properties in one call, so that they are consistent.
 	p, err := m.GetUnitPropertiesContext(ctx, unit)
 	if err != nil {
 		return false, err
@@ -112,8 +112,8 @@ func down(ctx context.Context, m manager, unit string) (bool, error) {
 	return (state == "inactive" || state == "failed") && job[0] == uint32(0), nil
 }
 
-// ask asks about a unit over a new connection, again if that breaks. An answer that is a refusal
-// is final.
+// ask queries the manager about a unit over a new connection, and again if the connection breaks.
+// An error that the manager returns is final.
 func ask[T any](ctx context.Context, connect func(context.Context) (manager, error), question func(context.Context, manager, string) (T, error), unit string) (T, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, askTimeout, errors.New("no answer in time"))
 	defer cancel()

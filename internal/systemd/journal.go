@@ -12,25 +12,24 @@ import (
 	"github.com/coreos/go-systemd/v22/journal"
 )
 
-// identifier is what `journalctl -t` selects by.
+// identifier is the syslog identifier, for `journalctl -t`.
 const identifier = "csi-registrar"
 
-// MessageID is the key of the attribute whose value says what kind of entry it is: the
-// 128-bit number, 32 hexadecimal digits, under which the message catalogue explains it.
+// MessageID is the key of the attribute that identifies the kind of entry: a 128-bit number in 32
+// hexadecimal digits, under which the message catalog explains it.
 const MessageID = "MESSAGE_ID"
 
-// UnderJournal reports whether standard error is a stream of the journal, so that speaking
-// to it natively instead says more to the same place (systemd's "automatic protocol
-// upgrading", $JOURNAL_STREAM).
+// UnderJournal reports whether standard error is connected to the journal, so that the native
+// protocol can be used instead (systemd's "automatic protocol upgrading", $JOURNAL_STREAM).
 func UnderJournal() bool {
-	is, err := journal.StderrIsJournalStream()
-	return err == nil && is // a variable that makes no sense is not systemd's
+	ok, err := journal.StderrIsJournalStream()
+	return err == nil && ok // systemd did not set an invalid variable
 }
 
-// NewJournalHandler returns a handler that writes entries of that level and above to the
-// journal: the message with its attributes as text, and each attribute as a field of its
-// own, CSI_ and the key in capitals (CSI_DRIVER=). An attribute MESSAGE_ID keeps its name
-// and does not show in the text. What the journal does not take goes to standard error.
+// NewJournalHandler returns a handler that writes entries of that level and above to the journal:
+// the message with its attributes as text, and each attribute as a separate field, CSI_ and the key
+// in capitals (CSI_DRIVER=). An attribute MESSAGE_ID keeps its name and is not in the text. Entries
+// that the journal does not accept go to standard error.
 func NewJournalHandler(level slog.Leveler) (slog.Handler, error) {
 	if !journal.Enabled() {
 		return nil, fmt.Errorf("cannot reach the journal at its socket below /run/systemd/journal")
@@ -53,11 +52,10 @@ func (h *journalHandler) Enabled(_ context.Context, level slog.Level) bool {
 	return level >= h.level.Level()
 }
 
-// Handle has a TextHandler write the attributes as text, and takes the fields from what passes
-// through its ReplaceAttr.
+// Handle uses a TextHandler to format the attributes, and collects the fields in its ReplaceAttr.
 func (h *journalHandler) Handle(ctx context.Context, record slog.Record) error {
 	fields := map[string]string{"SYSLOG_IDENTIFIER": identifier}
-	builtin := 0 // how many of the next attributes are the record's level and message
+	builtin := 0 // how many of the next attributes are built in: the level and the message
 	collect := func(groups []string, a slog.Attr) slog.Attr {
 		switch {
 		case builtin > 0:
@@ -74,7 +72,7 @@ func (h *journalHandler) Handle(ctx context.Context, record slog.Record) error {
 	handler := h.derive(slog.NewTextHandler(&text, &slog.HandlerOptions{ReplaceAttr: collect}))
 	builtin = 2
 	attrs := record.Clone()
-	attrs.Time = time.Time{} // it would be a third
+	attrs.Time = time.Time{} // it would be the third built-in attribute
 	err := handler.Handle(ctx, attrs)
 	if err == nil {
 		err = h.send(strings.TrimSpace(record.Message+" "+text.String()), priority(record.Level), fields)
@@ -107,8 +105,7 @@ func (h *journalHandler) and(with func(slog.Handler) slog.Handler) slog.Handler 
 	return &derived
 }
 
-// fieldName makes a field's name of a key. The journal takes capitals, digits and _, at
-// most 64.
+// fieldName returns the name of a field for a key: capitals, digits and _, at most 64 characters.
 func fieldName(key string) string {
 	name := strings.Map(func(r rune) rune {
 		if r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' {

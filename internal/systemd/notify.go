@@ -1,6 +1,5 @@
-// Package systemd is what the daemon sends to the service manager and gets from it:
-// readiness, watchdog, sockets handed over, the descriptor store, the job that is at
-// work on the unit, and the journal.
+// Package systemd implements the communication with the service manager: readiness, watchdog,
+// passed descriptors, the descriptor store, the unit's job, and the journal.
 package systemd
 
 import (
@@ -16,9 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The manager's queue is full while it is busy or re-executes. A daemon must not hang with
-// it, so a message is given up after sendTimeout. READY=1 has longer: without it the start
-// fails, and TimeoutStartSec= is a minute.
+// The manager's queue is full while it is busy or re-executes. The daemon must not block then, so a
+// message fails after sendTimeout. READY=1 has more time: without it the start fails, and
+// TimeoutStartSec= is a minute.
 const (
 	sendTimeout  = time.Second
 	readyTimeout = 10 * time.Second
@@ -46,7 +45,7 @@ func (n *Notifier) Ready() error { return n.report("READY=1", readyTimeout) }
 // Stopping reports that the service begins to shut down.
 func (n *Notifier) Stopping() error { return n.report("STOPPING=1", sendTimeout) }
 
-// Status sets the line that systemctl status shows. Line breaks become blanks.
+// Status sets the line that systemctl status shows. Line breaks become spaces.
 func (n *Notifier) Status(text string) error {
 	return n.report("STATUS="+strings.NewReplacer("\n", " ", "\r", " ").Replace(text), sendTimeout)
 }
@@ -100,8 +99,8 @@ func (n *Notifier) send(message string, fd int, deadline time.Time) error {
 	return sent
 }
 
-// duplicate returns a descriptor of its own of what c has open. It borrows c's with Control:
-// File and Fd would set a shared socket blocking.
+// duplicate returns a copy of c's descriptor. It uses Control, because File and Fd would make a
+// shared socket blocking.
 func duplicate(c syscall.Conn) (fd int, err error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -112,9 +111,9 @@ func duplicate(c syscall.Conn) (fd int, err error) {
 	return fd, cmp.Or(err, dup)
 }
 
-// WatchdogInterval returns how often the manager expects Watchdog at least
-// ($WATCHDOG_USEC); call it at half of that. False if it does not watch this process.
-// getenv is os.Getenv.
+// WatchdogInterval returns the interval in which the manager expects Watchdog ($WATCHDOG_USEC);
+// call Watchdog twice in each. False if the manager does not watch this process. getenv is
+// os.Getenv.
 func WatchdogInterval(getenv func(string) string) (time.Duration, bool) {
 	usec, err := strconv.ParseInt(getenv("WATCHDOG_USEC"), 10, 64)
 	if err != nil || usec <= 0 || usec > int64(365*24*time.Hour/time.Microsecond) {

@@ -37,8 +37,8 @@ const (
 	sendPause    = 100 * time.Millisecond
 )
 
-// StoreMax returns how many descriptors the store of this service may hold, 0 if that is
-// unknown: $FDSTORE since systemd 254, else what the unit says beside
+// StoreMax returns how many descriptors the store of this service may hold, 0 if that is unknown:
+// $FDSTORE since systemd 254, otherwise the variable that the unit sets beside
 // FileDescriptorStoreMax=. getenv is os.Getenv.
 func StoreMax(getenv func(string) string) int {
 	limit, err := strconv.Atoi(cmp.Or(getenv("FDSTORE"), getenv("CSI_REGISTRAR_FDSTORE")))
@@ -48,19 +48,19 @@ func StoreMax(getenv func(string) string) int {
 	return limit
 }
 
-// StoreOptions are what a Store has to know.
+// StoreOptions configure a Store.
 type StoreOptions struct {
 	Max  int      // how many descriptors fit (StoreMax); 0: unknown
 	Held []string // the names of those that are in the store already, each as often as it is there
 	Log  *slog.Logger
 }
 
-// Store is the descriptor store of our service: what is kept there is open in PID 1 for
-// as long as the service is not stopped, and is handed over by name to the next process
-// (see Receive). The manager reads messages in the order in which they were sent and answers
-// none of them; but a BARRIER=1 among them shows when all before it were read. So there is one
-// queue, which Run sends, and a descriptor in it counts as kept: the manager takes each one for
-// which there is room, and what has room is counted here. May be used by several goroutines.
+// Store is the descriptor store of our service: its descriptors stay open in PID 1 until the
+// service is stopped, and are passed by name to the next process (see Receive). The manager reads
+// messages in the order in which they were sent and does not answer them, but a BARRIER=1 shows
+// when it has read all previous ones. So there is one queue, which Run sends. A descriptor in it
+// counts as kept, because the manager accepts each one for which there is room, and the room is
+// counted here. May be used by several goroutines.
 type Store struct {
 	notify  *Notifier
 	options StoreOptions
@@ -80,8 +80,8 @@ type request struct {
 	done chan struct{} // closed when the manager has read it, or it is superseded
 }
 
-// NewStore returns the store behind the notifier; Run must run. With a nil notifier Keep fails
-// with ErrNoStore and Forget does nothing.
+// NewStore returns a store that sends through the notifier while Run runs. With a nil notifier Keep
+// fails with ErrNoStore and Forget does nothing.
 func NewStore(n *Notifier, o StoreOptions) *Store {
 	s := &Store{notify: n, options: o, wake: make(chan struct{}, 1), names: map[string]int{}}
 	for _, name := range o.Held {
@@ -90,9 +90,9 @@ func NewStore(n *Notifier, o StoreOptions) *Store {
 	return s
 }
 
-// Keep puts a copy of c's descriptor into the store, in place of what has that name there. It
-// returns when the manager has it, at the latest after 0.3 s; then it is sent and confirmed
-// later. An error means that it is not kept and will not be.
+// Keep puts a copy of c's descriptor into the store, in place of all descriptors of that name. It
+// returns when the manager has it, or after 0.3 s; then it is sent and confirmed later. An error
+// means that it will not be kept.
 func (s *Store) Keep(ctx context.Context, name string, c syscall.Conn) error {
 	if s.notify == nil {
 		return fmt.Errorf("cannot keep %s: %w", name, ErrNoStore)
@@ -111,10 +111,9 @@ func (s *Store) Keep(ctx context.Context, name string, c syscall.Conn) error {
 	return nil
 }
 
-// Forget removes all descriptors of that name from the store and returns when they are gone,
-// at the latest after 0.3 s; then they are removed later. None of that name is no error. A
-// listener is open until its last copy is closed, so withdrawing one takes this as well as
-// closing one's own.
+// Forget removes all descriptors of that name from the store. It returns when they are removed, or
+// after 0.3 s; then they are removed later. It is no error if there are none. A listener is open
+// until its last copy is closed, so the caller must call this and close its own.
 func (s *Store) Forget(ctx context.Context, name string) error {
 	if s.notify == nil {
 		return nil
@@ -125,8 +124,7 @@ func (s *Store) Forget(ctx context.Context, name string) error {
 	return nil
 }
 
-// ForgetAll removes all descriptors of these names from the store, and does not wait until they are
-// gone.
+// ForgetAll removes all descriptors of these names from the store, without waiting for it.
 func (s *Store) ForgetAll(names []string) error {
 	if s.notify == nil {
 		return nil
@@ -140,8 +138,8 @@ func (s *Store) ForgetAll(names []string) error {
 	return nil
 }
 
-// request queues what makes fd the only descriptor of that name, or -1 none, and waits until the
-// manager has read it, but not long. It owns fd if it succeeds.
+// request queues the messages that make fd the only descriptor of that name (-1: none), and waits
+// for at most confirmWithin until the manager has read them. It owns fd if it succeeds.
 func (s *Store) request(ctx context.Context, name string, fd int) error {
 	done, err := s.enqueue(name, fd)
 	if err != nil {
@@ -192,8 +190,8 @@ func (s *Store) enqueue(name string, fd int) (done chan struct{}, err error) {
 	delete(s.names, name)
 	i := slices.IndexFunc(s.queue, func(r request) bool { return r.name == name })
 	if i < 0 {
-		// Also if we know of none: the process before us may have sent one that was not yet
-		// in the store when ours was started.
+		// Also if none is known: the previous process may have sent one that was not yet in the
+		// store when this process was started.
 		i = len(s.queue)
 		s.queue = append(s.queue, request{name, -1, make(chan struct{})})
 	}

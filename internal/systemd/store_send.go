@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Run sends what is queued, in order, however long the manager takes. When ctx has ended it
-// sends what is left and returns when the manager has read all, at the latest after 8 s, with
-// an error that names what it has not read.
+// Run sends the queue in order, however long the manager takes. When ctx is done it sends the rest,
+// and returns when the manager has read everything, or after 8 s with an error that names what the
+// manager has not read.
 func (s *Store) Run(ctx context.Context) error {
 	if s.notify == nil {
 		return nil
@@ -76,7 +76,7 @@ func (s *Store) retry(ctx context.Context, send func() error) bool {
 		err := send()
 		if err == nil {
 			if failed {
-				s.options.Log.Info("the service manager reads its messages again")
+				s.options.Log.Info("the service manager is reading messages again")
 			}
 			return true
 		}
@@ -120,7 +120,7 @@ func (s *Store) barrier(ctx context.Context) bool {
 	return errors.Is(err, io.EOF)
 }
 
-// confirm notes that the manager has read all that was sent.
+// confirm records that the manager has read all messages in flight.
 func (s *Store) confirm() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -130,7 +130,7 @@ func (s *Store) confirm() {
 	s.inFlight = nil
 }
 
-// unread is the error of a Run that had to end too early.
+// unread returns the error of Run if the manager has not read everything.
 func (s *Store) unread() error {
 	return fmt.Errorf("the service manager did not read in %s what is to be in its descriptor store: %s",
 		flushWithin, strings.Join(s.unconfirmed(), ", "))

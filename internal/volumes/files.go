@@ -52,9 +52,8 @@ func (r *reader) fail(path string, err error) {
 	}
 }
 
-// open goes through no symbolic link, and through no mount point, because the file system behind
-// that may never answer. openat2(2) would do both at once, but with RestrictSUIDSGID= in the unit
-// it fails.
+// open follows no symbolic links and crosses no mount points, because the file system behind them
+// may never answer. openat2(2) would do both at once, but fails with RestrictSUIDSGID= in the unit.
 func (r *reader) open(name string, flags int) (*os.File, error) {
 	fd, err := r.walk(name, flags|unix.O_RDONLY|unix.O_NONBLOCK)
 	if err == unix.ELOOP {
@@ -77,7 +76,7 @@ func (r *reader) walk(name string, flags int) (fd int, err error) {
 		}
 		path = filepath.Join(path, part)
 		if part != "." && r.mounts[path] {
-			fd, err = -1, unix.ENOENT // the kubelet mounts nothing where it is to be read
+			fd, err = -1, unix.ENOENT // the kubelet mounts nothing on the directories that are read
 		} else {
 			fd, err = unix.Openat(parent, part, how|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 		}

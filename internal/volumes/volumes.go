@@ -27,7 +27,7 @@ import (
 	"csi-registrar/internal/worker"
 )
 
-// Problem says what is wrong with a volume.
+// Problem is the kind of problem of a volume.
 type Problem string
 
 // The problems that the files and mounts show. Only the API server knows whether the pod of a
@@ -50,7 +50,7 @@ type Volume struct {
 	Mounted bool      // something is mounted at Target
 	Changed time.Time // when vol_data.json was written; zero if it cannot be read
 	Problem Problem   // empty: none
-	Detail  string    // of Broken
+	Detail  string    // why it is Broken
 
 	handle string // the volume ID that the driver gave it
 }
@@ -109,7 +109,7 @@ func Read(rootDir, proc string) ([]Volume, error) {
 		err = r.err
 	}
 	if err != nil {
-		return r.volumes, fmt.Errorf("cannot look at the volumes: %w", err)
+		return r.volumes, fmt.Errorf("cannot read the volumes: %w", err)
 	}
 	r.compare()
 	return r.volumes, nil
