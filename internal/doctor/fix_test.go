@@ -149,6 +149,32 @@ func TestTheFixNamesTheUnitThatServed(t *testing.T) {
 	}
 }
 
+// A driver that has not served since the daemon started is found by the file of its unit.
+func TestTheFixNamesTheUnitWhoseFileHasTheSocket(t *testing.T) {
+	n := newNode(t)
+	n.units["csi-nfs.service"] = map[string]string{"ActiveState": "inactive", "SubState": "dead"}
+	n.driver.stop()
+	n.restartDaemon()
+	n.write("usr/lib/systemd/system/csi-nfs.service", "[Service]\nExecStart=/usr/bin/nfs --endpoint=unix://"+n.socket()+" --x\n")
+	n.write("usr/lib/systemd/system/other.service", "[Service]\nExecStart=/usr/bin/nfs --endpoint=unix://"+n.socket()+"2\n[Unit]\nWants=/x"+n.socket()+"\n")
+	n.write("usr/lib/systemd/system/csi-registrar.service.d/a.conf", "# "+n.socket()+"\n")
+	n.write("usr/lib/systemd/system/csi@.service", "# "+n.socket()+"\n")
+	restart := "# the file of csi-nfs.service names this socket\nsystemctl --no-pager status csi-nfs.service\njournalctl --no-pager -u csi-nfs.service -n 50\nsystemctl restart csi-nfs.service\n"
+	f := n.examine().Findings[0]
+	if f.ID != DriverSocketMissing || !strings.Contains(f.Found, "; csi-nfs.service is inactive (dead)") || !strings.HasPrefix(lines(f.Fix), restart) {
+		t.Errorf("%+v", f)
+	}
+	n.remove(n.path("usr/lib/systemd/system/csi-nfs.service"))
+	n.write("etc/systemd/system/csi-nfs.service.d/socket.conf", "[Service]\nEnvironment=\"SOCKET="+n.socket()+"\"\n")
+	if f := n.examine().Findings[0]; !strings.HasPrefix(lines(f.Fix), restart) {
+		t.Errorf("a drop-in: %+v", f)
+	}
+	n.write("run/systemd/generator/csi-2.service", "[Service]\nExecStartPost=supervise --socket "+n.socket())
+	if f := n.examine().Findings[0]; !strings.Contains(lines(f.Fix), "its unit or pod is not known") {
+		t.Errorf("two units: %+v", f)
+	}
+}
+
 // The socket of the configured driver was moved, and the driver runs.
 func TestTheDriverListensNearby(t *testing.T) {
 	n := newNode(t)

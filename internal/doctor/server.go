@@ -3,6 +3,8 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"path/filepath"
+	"regexp"
 	"strings"
 
 	"csi-registrar/internal/safetext"
@@ -14,6 +16,7 @@ type server struct {
 	unit, pod, container string // checked; empty if not known
 	// how its unit ended, as the rest of a sentence; empty if it runs or is not known
 	ended string
+	named bool // it was not seen: the file of unit names the socket
 }
 
 // serverOf returns who serves a driver's socket: the process who, or, if that is the zero
@@ -30,10 +33,55 @@ func (x *diagnosis) serverOf(ctx context.Context, driver string, who process) se
 	if safetext.ShellWord(s.pod) != s.pod || safetext.ShellWord(s.container) != s.container {
 		s.pod, s.container = "", ""
 	}
+	if s == (server{}) {
+		s.unit = x.unitNaming(ctx, driver)
+		s.named = s.unit != ""
+	}
 	if s.unit != "" && x.o.Units != nil {
 		s.ended = x.lastExit(ctx, s.unit)
 	}
 	return s
+}
+
+// unitDirs are where systemd reads units from that are not made at run time by its commands.
+var unitDirs = []string{"etc/systemd/system", "run/systemd/system", "run/systemd/generator", "usr/local/lib/systemd/system", "usr/lib/systemd/system"}
+
+// unitNaming returns the service in whose unit file or drop-ins the socket of a driver is written;
+// empty if there is none, or more than one.
+func (x *diagnosis) unitNaming(ctx context.Context, driver string) string {
+	d, _ := x.config.Config.Driver(driver)
+	socket := regexp.MustCompile(`(^|[^/\pL\pN_.-])(//)?` + regexp.QuoteMeta(d.Socket) + `($|[^/\pL\pN_.-])`)
+	units, err := look(ctx, x, "/etc/systemd/system", func() (map[string]bool, error) {
+		units := map[string]bool{}
+		for _, dir := range unitDirs {
+			for _, pattern := range []string{"*.service", "*.service.d/*.conf"} {
+				files, err := filepath.Glob(filepath.Join(x.o.Root, dir, pattern))
+				if err != nil {
+					return nil, err
+				}
+				for _, file := range files {
+					unit := filepath.Base(file)
+					if filepath.Ext(file) == ".conf" {
+						unit = strings.TrimSuffix(filepath.Base(filepath.Dir(file)), ".d")
+					}
+					if strings.HasPrefix(unit, "csi-registrar") || strings.Contains(unit, "@.") || !safetext.UnitName(unit) {
+						continue
+					}
+					text, err := readSome(file, maxProcFile)
+					if err == nil && socket.Match(text) {
+						units[unit] = true
+					}
+				}
+			}
+		}
+		return units, nil
+	})
+	if err == nil && d.Socket != "" && len(units) == 1 {
+		for unit := range units {
+			return unit
+		}
+	}
+	return ""
 }
 
 // lastExit returns how a unit ended, in systemctl's terms, as the rest of a sentence; empty if it
@@ -73,6 +121,8 @@ func (s server) log() []Fix {
 // restart returns the commands that show the last log entries and restart it.
 func (s server) restart() []Fix {
 	switch {
+	case s.named:
+		return append([]Fix{note("the file of %s names this socket", s.unit)}, append(s.log(), systemctl("restart", s.unit))...)
 	case s.unit != "":
 		return append(s.log(), systemctl("restart", s.unit))
 	case s.container != "":

@@ -46,6 +46,7 @@ func plays(what string) string {
 var sicknesses = map[string][]sickness{
 	"driver": {
 		{id: "driver-socket-missing", breaks: "systemctl stop " + sickUnit + "; rm -f " + sickDir + "/csi.sock", seen: sickUnit + " is inactive"},
+		{id: "driver-socket-missing", breaks: "systemctl stop " + sickUnit + " " + unit + "; rm -f " + sickDir + "/csi.sock; systemctl start " + unit, seen: sickUnit + " is inactive"},
 		{id: "driver-socket-stale", breaks: "systemctl stop " + sickUnit + "; rm -f " + sickDir + "/csi.sock; faulty stale " + sickDir + "/csi.sock", seen: sickUnit + " is inactive"},
 		{id: "driver-socket-not-socket", breaks: "systemctl stop " + sickUnit + "; rm -f " + sickDir + "/csi.sock; mkdir " + sickDir + "/csi.sock"},
 		{id: "driver-connection-failed", breaks: plays("datagram")},
@@ -216,7 +217,7 @@ func sickNode(t *testing.T) *node {
 	n.WriteMode("/usr/bin/sick", "#!/bin/sh\ncd "+sickDir+"\nfor what in datagram deaf; do\n"+
 		"if [ -e once-$what ]; then rm once-$what csi.sock; exec faulty $what "+sickDir+"/csi.sock; fi\ndone\n"+
 		"rm -f faults csi.sock\nexec faulty driver --socket "+sickDir+"/csi.sock --name "+sick+" --faults "+sickDir+"/faults\n", 0o755)
-	n.Write("/usr/lib/systemd/system/"+sickUnit, "[Service]\nExecStart=/usr/bin/sick\nRuntimeDirectory=csi-x\nRuntimeDirectoryPreserve=yes\nRestart=on-failure\nTimeoutStopSec=5s\n[Install]\nWantedBy=multi-user.target\n")
+	n.Write("/usr/lib/systemd/system/"+sickUnit, "[Service]\nExecStart=/usr/bin/sick\nEnvironment=SOCKET="+sickDir+"/csi.sock\nRuntimeDirectory=csi-x\nRuntimeDirectoryPreserve=yes\nRestart=on-failure\nTimeoutStopSec=5s\n[Install]\nWantedBy=multi-user.target\n")
 	n.Write("/usr/lib/systemd/system/other-registrar.service", "[Service]\nExecStart=/usr/bin/faulty registrar --socket "+registry+"/other.sock --name "+sick+" --endpoint "+sickDir+"/csi.sock\n")
 	n.Write("/etc/csi-registrar/conf.d/20-x.toml", fmt.Sprintf("[driver.%q]\nsocket = \"%s/csi.sock\"\n", sick, sickDir))
 	n.Write("/usr/lib/csi-registrar/conf.d/10-nothing.toml", "")
