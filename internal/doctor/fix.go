@@ -98,8 +98,7 @@ func (x *diagnosis) remove(ctx context.Context, file string, at unixsock.File) F
 	return run("rm", file)
 }
 
-// dropInPrefix begins the names of the files that fixes write, so that they are read after all
-// others.
+// dropInPrefix begins the names of the configuration files that fixes write.
 const dropInPrefix = "99-doctor-"
 
 // setKey sets a key of the configuration in a file of its own, which overrides all others, and has
@@ -163,7 +162,13 @@ func (x *diagnosis) restore(ctx context.Context, unit, section, directive string
 		return slices.Concat([]Fix{note("%s= is set in %s", directive, safetext.ShellWord(file)),
 			run("sed", "-i", "/^[[:blank:]]*"+directive+"[[:blank:]]*=/d", file)}, reloadUnits())
 	}
-	file := "/etc/systemd/system/" + unit + ".d/" + dropInPrefix + strings.ToLower(directive) + ".conf"
+	return override(unit, section, directive)
+}
+
+// override sets one directive of a unit as shipped, in a drop-in that is read after those with
+// usual names.
+func override(unit, section, directive string) []Fix {
+	file := "/etc/systemd/system/" + unit + ".d/zz-doctor-" + strings.ToLower(directive) + ".conf"
 	return slices.Concat([]Fix{run("mkdir", "-p", path.Dir(file)),
 		write(file, append([]string{"[" + section + "]"}, shipped[directive]...)...)}, reloadUnits())
 }

@@ -93,7 +93,7 @@ func TestRestoreOverridesAReplacedUnit(t *testing.T) {
 	n.units[serviceUnit]["FileDescriptorStoreMax"] = "0"
 	r := n.examine()
 	want := "printf '%s\\n' '[Service]' FileDescriptorStoreMax=4096 Environment=CSI_REGISTRAR_FDSTORE=4096 > " +
-		filepath.Dir(systemd.DropInFile) + "/99-doctor-filedescriptorstoremax.conf"
+		filepath.Dir(systemd.DropInFile) + "/zz-doctor-filedescriptorstoremax.conf"
 	if len(r.Findings) != 1 || !strings.Contains(lines(r.Findings[0].Fix), want) {
 		t.Errorf("%+v, expected %s", r.Findings, want)
 	}

@@ -321,13 +321,13 @@ func (n *node) follow(fix []Fix) bool {
 		case strings.Contains(line, systemd.DropInFile):
 			service["ReadWritePaths"] += " " + config.Load(config.Source{Root: n.root}).Config.Kubelet.RootDir
 			done = true
-		case strings.Contains(line, "99-doctor-filedescriptorstoremax"):
+		case strings.Contains(line, "zz-doctor-filedescriptorstoremax"):
 			service["FileDescriptorStoreMax"] = "512"
-		case strings.Contains(line, "99-doctor-execstart"):
+		case strings.Contains(line, "zz-doctor-execstart"):
 			service["ExecStart"] = "/usr/bin/csi-registrar run --keep-sockets"
-		case strings.Contains(line, "99-doctor-watchdogsec"):
+		case strings.Contains(line, "zz-doctor-watchdogsec"):
 			service["WatchdogUSec"] = "20s"
-		case strings.Contains(line, "99-doctor-listenstream"):
+		case strings.Contains(line, "zz-doctor-listenstream"):
 			n.units[httpUnit]["Listen"] = "127.0.0.1:9809 (Stream)"
 		case strings.Contains(line, filepath.Dir(systemd.DropInFile)), strings.Contains(line, httpUnit+".d"), words[0] == "journalctl", line == "systemctl daemon-reload", strings.HasPrefix(line, "systemctl --no-pager status "):
 		case strings.HasPrefix(line, "systemctl unmask"):

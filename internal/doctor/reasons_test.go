@@ -28,6 +28,9 @@ func TestNothingThatStatusShowsIsMissing(t *testing.T) {
 		"damped": {func(d *status.Document) {
 			d.Drivers[0].DampedUntil, d.Drivers[0].Reason = time.Now().Add(time.Minute), "changed 10 times"
 		}, RegistrationDamped, "changed 10 times", "csi-registrar reregister " + name},
+		"no room": {func(d *status.Document) {
+			d.Drivers[0].NotKept = "cannot keep it: the descriptor store of systemd is full (1 of 1)"
+		}, RegistrationNotKept, "is full (1 of 1)", "Environment=CSI_REGISTRAR_FDSTORE=4096"},
 		"not kept": {func(d *status.Document) { d.Drivers[0].NotKept = "the store is full" }, RegistrationNotKept, "the store is full", "systemctl restart csi-registrar.service"},
 		"link":     {func(d *status.Document) { d.Drivers[0].Reason = "the link points elsewhere" }, StatusReason, "the link points elsewhere", "journalctl"},
 		"not ready": {func(d *status.Document) {

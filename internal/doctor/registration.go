@@ -14,6 +14,7 @@ import (
 	"csi-registrar/internal/pluginreg"
 	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/status"
+	"csi-registrar/internal/systemd"
 	"csi-registrar/internal/unixsock"
 )
 
@@ -63,8 +64,12 @@ func (x *diagnosis) reasons(ctx context.Context, d config.Driver, st status.Driv
 		x.warning(d.Name, StepRegistration, id, found, expected, fix...)
 	}
 	if st.NotKept != "" {
+		fix := []Fix{systemctl("restart", serviceUnit)}
+		if strings.Contains(st.NotKept, systemd.ErrStoreFull.Error()) {
+			fix = override(serviceUnit, "Service", "FileDescriptorStoreMax")
+		}
 		warning(RegistrationNotKept, "the registration would not survive a restart of the daemon: "+safetext.Quote(st.NotKept),
-			"systemd keeps the registration socket", logOf(serviceUnit), systemctl("restart", serviceUnit))
+			"systemd keeps the registration socket", append([]Fix{logOf(serviceUnit)}, fix...)...)
 	}
 	keys := sortedKeys(st.Topology)
 	other, key := x.sharesTopology(d.Name, keys)

@@ -203,9 +203,9 @@ func (x *diagnosis) store(ctx context.Context, p map[string]string) {
 	switch places, err := strconv.Atoi(p["FileDescriptorStoreMax"]); {
 	case err != nil: // an older systemctl does not show it
 		x.checked("", StepStore, Skipped, "systemd does not show its size")
-	case places < max(enabled, 1):
-		problem(StoreTooSmall, fmt.Sprintf("FileDescriptorStoreMax= is %d, for %s", places, count(enabled, "driver")),
-			"the others", "as many as there are drivers, or FileDescriptorStoreMax=", "FileDescriptorStoreMax")
+	case places <= enabled: // one is for the kubelet's process
+		problem(StoreTooSmall, fmt.Sprintf("FileDescriptorStoreMax= is %d, for %s and the process of the kubelet", places, count(enabled, "driver")),
+			"the others", "one more than there are drivers, or FileDescriptorStoreMax=", "FileDescriptorStoreMax")
 	case !slices.Contains(strings.Fields(p["ExecStart"]), "--keep-sockets"):
 		problem(SocketsNotKept, "the daemon is started without --keep-sockets", "all drivers", "ExecStart= has --keep-sockets,", "ExecStart")
 	default:

@@ -171,6 +171,9 @@ func TestChanges(t *testing.T) {
 				if s := h.status(); !strings.Contains(s.Reason, c.reason) || (c.reason == "") != (s.Reason == "") {
 					t.Errorf("reason %q, want %q", s.Reason, c.reason)
 				}
+				if s := h.status(); (s.RefusedChange == "") != (c.reason == "") || !strings.HasPrefix(s.Reason, s.RefusedChange) {
+					t.Errorf("refused change %q, reason %q", s.RefusedChange, s.Reason)
+				}
 				if s := h.status(); s.RepublicationsBy[string(CauseChanged)] != uint64(c.more) {
 					t.Errorf("counted %v", s.RepublicationsBy)
 				}

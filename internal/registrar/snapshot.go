@@ -34,6 +34,9 @@ func (r *Registrar) snapshot(seen status.Socket, now time.Time) status.Driver {
 		RestartsTotal:      r.view.restartsTotal,
 		DampedUntil:        r.dampedUntil(now).UTC(),
 	}
+	if reg == status.Registered || reg == status.Published {
+		s.RefusedChange = refusedChange(seen.Announced.Identity, r.view.identity)
+	}
 	if t := &r.task; t.pending.kind == withdraw && t.err != nil {
 		s.WithdrawalError, s.WithdrawalFailedAt = t.err.Error(), t.failedAt.UTC()
 	}

@@ -20,6 +20,8 @@ const (
 	sick     = "x.sample.csi"
 	sickUnit = "csi-x.service"
 	sickDir  = "/run/csi-x"
+
+	endpointLink = "/var/lib/kubelet/plugins/csi-registrar/" + sick + ".sock"
 )
 
 // sickness is something wrong with a node that doctor has to find, and whose fix heals it.
@@ -27,6 +29,7 @@ type sickness struct {
 	id     string
 	breaks string // a script
 	named  bool   // doctor is asked for the driver by name
+	person string // a script: what only a person can do, where the fix says so
 	after  string // a script that undoes what the fix leaves behind, for the next one
 	seen   string // what doctor must find besides, a part of its text
 }
@@ -34,6 +37,12 @@ type sickness struct {
 // fault has the driver do something wrong until it is restarted.
 func fault(list string) string {
 	return "printf '%s' '" + list + "' > " + sickDir + "/faults; csi-registrar reload"
+}
+
+// restarted restarts the driver with something that it reports from then on: a registered driver is
+// asked again after that.
+func restarted(list string) string {
+	return "printf '%s' '" + list + "' > " + sickDir + "/next; systemctl reset-failed " + sickUnit + " || true; systemctl restart " + sickUnit
 }
 
 // plays stops the driver and has another program take its socket, as part of the driver's unit,
@@ -105,6 +114,25 @@ var sicknesses = map[string][]sickness{
 		{id: "root-dir-mismatch", breaks: "rm /etc/systemd/system/kubelet.service.d/root.conf; systemctl daemon-reload; systemctl restart kubelet.service"},
 		{id: "plugins-registry-covered", breaks: "mkdir -p /data/late; mount --bind /data/late /var/lib/kubelet; mkdir -m 0750 -p " + registry},
 	},
+	// What is left by these would be in the way of others.
+	"filesystem": {
+		{id: "file-system-full", breaks: "systemctl stop kubelet " + unit + "; mount -t tmpfs -o size=1m,nr_inodes=100,mode=0755 tmpfs /var/lib/kubelet; mkdir -m 0750 " + registry + "; " +
+			"systemctl start kubelet; cat /dev/zero > /var/lib/kubelet/junk || true; systemctl start " + unit, seen: "no space left", person: "rm /var/lib/kubelet/junk"},
+		{id: "file-system-full", breaks: "systemctl stop " + unit + "; i=0; while touch /var/lib/kubelet/junk-$i; do i=$((i+1)); done; systemctl start " + unit,
+			seen: "no inodes left", person: "rm /var/lib/kubelet/junk-*"},
+	},
+	"store": {
+		{id: "store-too-small", breaks: dropIn("store", "FileDescriptorStoreMax=1")},
+		{id: "registration-not-kept", breaks: dropIn("store", "Environment=CSI_REGISTRAR_FDSTORE=1") + "; printf '[driver.\"" + sick + "\"]\nenabled = false\n' > /etc/csi-registrar/conf.d/50-x.toml; csi-registrar reload; " +
+			"while [ -e " + regSocket(sick) + " ]; do sleep 0.1; done; rm /etc/csi-registrar/conf.d/50-x.toml; csi-registrar reload", seen: "is full"},
+	},
+	"changes": {
+		{id: "topology-changed", breaks: restarted(`{"Topology": {"sample.example/zone": "a"}}`) + "; until grep -q sample.example/zone /var/lib/kubelet-state.json; do sleep 0.1; done; csi-registrar wait; " +
+			restarted(`{"Topology": {"sample.example/zone": "b"}}`), seen: "sample.example/zone"},
+		{id: "registration-damped", breaks: "i=0; until csi-registrar status --json | grep -q damped_until; do i=$((i+1)); " + restarted(`{"MaxVolumes": '$i'}`) + "; until csi-registrar status --json | grep -Eq '\"max_volumes\": ?'$i','; do sleep 0.1; done; csi-registrar wait --timeout 5s || true; done"},
+		{id: "status-reason", breaks: "printf '[driver.\"" + sick + "\"]\nendpoint_link = true\n' > /etc/csi-registrar/conf.d/50-x.toml; csi-registrar reload; until [ -L " + endpointLink + " ]; do sleep 0.1; done; " +
+			"systemctl stop " + unit + "; rm " + endpointLink + "; touch " + endpointLink + "; systemctl start " + unit, seen: endpointLink + " is a regular file: move it away", person: "rm " + endpointLink},
+	},
 	"hang": {
 		{id: "driver-socket-unreadable", breaks: "faulty-hang /run/csi-x"},
 		{id: "plugins-registry-unreadable", breaks: "faulty-hang /var/lib/kubelet"},
@@ -125,7 +153,6 @@ var notHealed = map[string]string{
 	"unit-missing":          "the fix is to install the package",
 	"unit-not-loaded":       "only a person knows what a wrong line of a drop-in should say",
 	"unit-restarting":       "why the daemon ends is in its log",
-	"file-system-full":      "only a person knows which files can go",
 	"systemd-not-answering": "no command reaches a service manager that does not answer",
 	"changes-polled":        "the limit is that of the whole machine, and of others on it",
 
@@ -135,12 +162,8 @@ var notHealed = map[string]string{
 	"kubelet-not-watching":       "a kubelet that hangs in its start; its restart is tried for no-kubelet",
 	"kubelet-not-confirming":     "the kubelet waits for the driver or for the API server",
 	"kubelet-refused":            "what to change is in the kubelet's words",
-	"topology-changed":           "kubectl changes the Node, which is not on this machine",
 	"registration-path-invalid":  "only a person can choose a shorter root_dir",
 	"registration-not-published": "passes by itself, or the daemon's log says why",
-	"registration-damped":        "the fix is to wait",
-	"registration-not-kept":      "systemd has no room for a descriptor, see store-too-small",
-	"status-reason":              "the reason says what to do",
 	"withdrawal-failing":         "the daemon tries again by itself; why it fails is in its log",
 
 	// The daemon repairs these within a second, so that they last only while it does not work.
@@ -216,8 +239,12 @@ func sickNode(t *testing.T) *node {
 		"until grep -q \" $1 fuse \" /proc/mounts; do sleep 0.1; done\n", 0o755)
 	n.WriteMode("/usr/bin/sick", "#!/bin/sh\ncd "+sickDir+"\nfor what in datagram deaf; do\n"+
 		"if [ -e once-$what ]; then rm once-$what csi.sock; exec faulty $what "+sickDir+"/csi.sock; fi\ndone\n"+
-		"rm -f faults csi.sock\nexec faulty driver --socket "+sickDir+"/csi.sock --name "+sick+" --faults "+sickDir+"/faults\n", 0o755)
+		"rm -f faults csi.sock\nif [ -e next ]; then mv next faults; fi\nexec faulty driver --socket "+sickDir+"/csi.sock --name "+sick+" --faults "+sickDir+"/faults\n", 0o755)
 	n.Write("/usr/lib/systemd/system/"+sickUnit, "[Service]\nExecStart=/usr/bin/sick\nEnvironment=SOCKET="+sickDir+"/csi.sock\nRuntimeDirectory=csi-x\nRuntimeDirectoryPreserve=yes\nRestart=on-failure\nTimeoutStopSec=5s\n[Install]\nWantedBy=multi-user.target\n")
+	// The kubelet of this suite has the API server in itself.
+	n.Write("/usr/lib/systemd/system/kubelet.service.d/input.conf", "[Service]\nExecStartPre=/bin/sh -c 'rm -f /run/kubelet.input; mkfifo /run/kubelet.input'\n"+
+		"ExecStart=\nExecStart=/bin/sh -c 'exec /w/kubelet --root /var/lib/kubelet --node node-1 --state /var/lib/kubelet-state.json <>/run/kubelet.input'\n")
+	n.WriteMode("/usr/bin/kubectl", "#!/bin/sh\n[ \"$1 $2\" = 'label node' ] && echo \"label ${4%-}=\" > /run/kubelet.input\n", 0o755)
 	n.Write("/usr/lib/systemd/system/other-registrar.service", "[Service]\nExecStart=/usr/bin/faulty registrar --socket "+registry+"/other.sock --name "+sick+" --endpoint "+sickDir+"/csi.sock\n")
 	n.Write("/etc/csi-registrar/conf.d/20-x.toml", fmt.Sprintf("[driver.%q]\nsocket = \"%s/csi.sock\"\n", sick, sickDir))
 	n.Write("/usr/lib/csi-registrar/conf.d/10-nothing.toml", "")
@@ -271,6 +298,9 @@ func (n *node) heal(s sickness) {
 	})
 	for round := 1; ; round++ {
 		out := n.paste(found[0].Fix)
+		if s.person != "" {
+			n.Run("sh", "-ec", s.person)
+		}
 		if found = n.healthy(s, 15*time.Second); len(found) == 0 {
 			n.t.Logf("healed in %d rounds", round)
 			break
