@@ -95,7 +95,12 @@ func (s *socket) Publish(_ context.Context, a status.Announcement) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.published++
-	s.up = status.Socket{Path: s.path, Place: status.Ours, Up: true, Announced: a, PublishedAt: time.Now(), Notification: status.Notification{At: time.Now(), Registered: true}}
+	s.up = status.Socket{
+		Path: s.path, Place: status.Ours, Up: true,
+		Publication: status.Publication{
+			Announced: a, PublishedAt: time.Now(), Notification: status.Notification{At: time.Now(), Registered: true},
+		},
+	}
 	return nil
 }
 func (s *socket) Withdraw(context.Context) error {

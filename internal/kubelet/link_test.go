@@ -185,7 +185,12 @@ func TestLinkOfARecordIsChecked(t *testing.T) {
 	if err := os.Symlink("/run/a", other); err != nil {
 		t.Fatal(err)
 	}
-	rec := record{Path: filepath.Join(w.dir, "a-reg.sock"), Announced: status.Announcement{Endpoint: other, LinkTarget: "/run/a"}}
+	rec := record{
+		Path: filepath.Join(w.dir, "a-reg.sock"),
+		Publication: status.Publication{
+			Announced: status.Announcement{Endpoint: other, LinkTarget: "/run/a"},
+		},
+	}
 	if err := rec.removeLink(newHost(), "a"); err != nil || isGone(other) {
 		t.Errorf("removed: %t, %v", isGone(other), err)
 	}

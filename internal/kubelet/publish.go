@@ -115,7 +115,7 @@ func (s *Socket) publishFrom(ctx context.Context, place string, dir unixsock.Fil
 		return fmt.Errorf("cannot make a socket in %s: %w", place, err)
 	}
 	p := newListener(s, l, dir, record{
-		Path: s.path, Bound: l.Addr().String(), FileID: file.FileID, PublishedAt: time.Now(), Announced: a,
+		Path: s.path, Bound: l.Addr().String(), FileID: file.FileID, Publication: status.Publication{PublishedAt: time.Now(), Announced: a},
 	})
 	old := s.current.Load()
 	s.keep(ctx, p)

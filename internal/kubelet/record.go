@@ -22,13 +22,7 @@ type record struct {
 	Bound string `json:"bound"` // the name that the listener was bound to
 	// FileID is that of the path. The listener holds the inode, so no other file can get it.
 	unixsock.FileID
-	PublishedAt  time.Time           `json:"published_at"`
-	GetInfoAt    time.Time           `json:"get_info_at,omitzero"`
-	Announced    status.Announcement `json:"announced"`
-	Notification status.Notification `json:"notification,omitzero"`
-	// FirstAcceptedAt shows how long the registration took. Notification does not: a kubelet
-	// accepts again after its restart.
-	FirstAcceptedAt time.Time `json:"first_accepted_at,omitzero"`
+	status.Publication
 }
 
 const recordSuffix = ".json"

@@ -96,8 +96,7 @@ func (s *Socket) Look() status.Socket {
 	defer s.mu.Unlock()
 	look := s.seen
 	if p := s.current.Load(); p != nil {
-		look.Up, look.Announced, look.NotKept = true, p.Announced, p.notKept
-		look.PublishedAt, look.GetInfoAt, look.Notification, look.FirstAcceptedAt = p.PublishedAt, p.GetInfoAt, p.Notification, p.FirstAcceptedAt
+		look.Up, look.Publication, look.NotKept = true, p.Publication, p.notKept
 		look.Traced = s.trace != nil && s.trace.linked
 		look.AlsoServed = s.r.foreign.describe(s.name, p.FileID)
 	}

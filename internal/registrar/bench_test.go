@@ -14,9 +14,14 @@ import (
 func registeredWorld() *world {
 	w := newWorld()
 	w.report = ready()
-	w.sock = status.Socket{Path: w.sock.Path, Place: status.Ours, Up: true, PublishedAt: time.Now(), GetInfoAt: time.Now(), Accepted: 1,
-		Announced:    status.Announcement{Identity: ready().Identity, Endpoint: base.Endpoint, Versions: base.SupportedVersions},
-		Notification: status.Notification{At: time.Now(), Registered: true}}
+	w.sock = status.Socket{
+		Path: w.sock.Path, Place: status.Ours, Up: true, Accepted: 1,
+		Publication: status.Publication{
+			PublishedAt: time.Now(), GetInfoAt: time.Now(),
+			Announced:    status.Announcement{Identity: ready().Identity, Endpoint: base.Endpoint, Versions: base.SupportedVersions},
+			Notification: status.Notification{At: time.Now(), Registered: true},
+		},
+	}
 	return w
 }
 

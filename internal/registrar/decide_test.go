@@ -93,8 +93,11 @@ func (s situation) inputs() (inputs, time.Time) {
 			identitySince: at(s.identitySince), lastPresent: at(s.lastPresent), returnedAt: at(s.returnedAt),
 		},
 		socket: status.Socket{
-			Up: s.up, Place: s.place, DirMissing: s.dirMissing, Announced: told, PublishedAt: at(s.publishedAt),
-			GetInfoAt: at(s.getInfoAt), Notification: status.Notification{At: at(s.notifiedAt), Registered: s.registered},
+			Up: s.up, Place: s.place, DirMissing: s.dirMissing,
+			Publication: status.Publication{
+				Announced: told, PublishedAt: at(s.publishedAt), GetInfoAt: at(s.getInfoAt),
+				Notification: status.Notification{At: at(s.notifiedAt), Registered: s.registered},
+			},
 		},
 	}
 	if s.request {

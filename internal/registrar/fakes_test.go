@@ -138,8 +138,12 @@ func (s fakeSocket) Publish(ctx context.Context, a status.Announcement) error {
 	}
 	w.published = append(w.published, a)
 	old := w.sock
-	w.sock = status.Socket{Path: old.Path, Place: status.Ours, Up: true, Announced: a, PublishedAt: time.Now(),
-		DirRecreated: old.DirRecreated, Accepted: old.Accepted, Refusals: old.Refusals}
+	w.sock = status.Socket{
+		Path: old.Path, Place: status.Ours, Up: true, DirRecreated: old.DirRecreated, Accepted: old.Accepted, Refusals: old.Refusals,
+		Publication: status.Publication{
+			Announced: a, PublishedAt: time.Now(),
+		},
+	}
 	if w.accept != nil {
 		ok, why := w.accept(a)
 		time.AfterFunc(w.delay, func() { w.word(ok, why) })

@@ -362,9 +362,14 @@ func TestWithdrawAfterCountsAbsenceAlone(t *testing.T) {
 func TestWithdrawOnlyOnFreshWord(t *testing.T) {
 	table := base
 	table.WhenGone, table.WithdrawAfter = config.Withdraw, 10*time.Second
-	adopted := status.Socket{Path: "/reg/foo-reg.sock", Place: status.Ours, Up: true, PublishedAt: time.Now(),
-		Announced: status.Announcement{Endpoint: base.Endpoint, Versions: base.SupportedVersions, Identity: ready().Identity},
-		GetInfoAt: time.Now(), Notification: status.Notification{At: time.Now(), Registered: true}}
+	adopted := status.Socket{
+		Path: "/reg/foo-reg.sock", Place: status.Ours, Up: true,
+		Publication: status.Publication{
+			PublishedAt: time.Now(),
+			Announced:   status.Announcement{Endpoint: base.Endpoint, Versions: base.SupportedVersions, Identity: ready().Identity},
+			GetInfoAt:   time.Now(), Notification: status.Notification{At: time.Now(), Registered: true},
+		},
+	}
 	t.Run("slow at the start", func(t *testing.T) {
 		w := newWorld()
 		w.sock, w.hang = adopted, true
@@ -502,8 +507,13 @@ func TestAPublicationAfterAnotherFailedIsCounted(t *testing.T) {
 		h.w.set(func(w *world) { // it was adopted late, and tells another endpoint
 			a := status.Announcement{Endpoint: "/run/other.sock", Versions: base.SupportedVersions, Identity: w.report.Identity}
 			w.publishErr = nil
-			w.sock = status.Socket{Path: w.sock.Path, Place: status.Ours, Up: true, Announced: a, PublishedAt: time.Now().Add(-time.Hour),
-				Notification: status.Notification{At: time.Now().Add(-time.Hour), Registered: true}}
+			w.sock = status.Socket{
+				Path: w.sock.Path, Place: status.Ours, Up: true,
+				Publication: status.Publication{
+					Announced: a, PublishedAt: time.Now().Add(-time.Hour),
+					Notification: status.Notification{At: time.Now().Add(-time.Hour), Registered: true},
+				},
+			}
 		})
 		time.Sleep(time.Minute)
 		if got := h.status().RepublicationsBy; got[string(CauseChanged)] != 1 {
@@ -693,9 +703,14 @@ func TestAReturnAfterTheStart(t *testing.T) {
 	w := newWorld()
 	runHarness(t, w, base, func(h *harness) {
 		h.w.set(func(w *world) {
-			w.sock = status.Socket{Path: "/reg/foo-reg.sock", Place: status.Ours, Up: true, PublishedAt: time.Now(),
-				Announced: status.Announcement{Endpoint: base.Endpoint, Versions: base.SupportedVersions, Identity: ready().Identity},
-				GetInfoAt: time.Now(), Notification: status.Notification{At: time.Now(), Error: "no"}}
+			w.sock = status.Socket{
+				Path: "/reg/foo-reg.sock", Place: status.Ours, Up: true,
+				Publication: status.Publication{
+					PublishedAt: time.Now(),
+					Announced:   status.Announcement{Endpoint: base.Endpoint, Versions: base.SupportedVersions, Identity: ready().Identity},
+					GetInfoAt:   time.Now(), Notification: status.Notification{At: time.Now(), Error: "no"},
+				},
+			}
 		})
 		time.Sleep(time.Minute)
 		h.w.set(func(w *world) { w.report = ready() })
@@ -777,8 +792,13 @@ func TestTookIsOfTheFirstYes(t *testing.T) {
 	// The daemon restarts after that.
 	w = newWorld()
 	published := time.Date(1999, 12, 31, 0, 0, 0, 0, time.UTC)
-	w.sock = status.Socket{Path: "/reg/foo-reg.sock", Place: status.Ours, Up: true, PublishedAt: published,
-		FirstAcceptedAt: published.Add(700 * time.Millisecond), Notification: status.Notification{At: published.Add(24 * time.Hour), Registered: true}}
+	w.sock = status.Socket{
+		Path: "/reg/foo-reg.sock", Place: status.Ours, Up: true,
+		Publication: status.Publication{
+			PublishedAt: published, FirstAcceptedAt: published.Add(700 * time.Millisecond),
+			Notification: status.Notification{At: published.Add(24 * time.Hour), Registered: true},
+		},
+	}
 	runHarness(t, w, base, func(h *harness) {
 		if s := h.status(); s.Took != 700*time.Millisecond {
 			t.Errorf("took %s after the daemon's restart", s.Took)
@@ -869,9 +889,14 @@ func TestAdoptedIsRegisteredBeforeTheDriverAnswers(t *testing.T) {
 	w := newWorld()
 	w.hang = true
 	id := ready().Identity
-	w.sock = status.Socket{Path: "/reg/foo-reg.sock", Place: status.Ours, Up: true, PublishedAt: time.Now(),
-		Announced:    status.Announcement{Endpoint: base.Endpoint, Versions: base.SupportedVersions, Identity: id},
-		Notification: status.Notification{At: time.Now(), Registered: true}}
+	w.sock = status.Socket{
+		Path: "/reg/foo-reg.sock", Place: status.Ours, Up: true,
+		Publication: status.Publication{
+			PublishedAt:  time.Now(),
+			Announced:    status.Announcement{Endpoint: base.Endpoint, Versions: base.SupportedVersions, Identity: id},
+			Notification: status.Notification{At: time.Now(), Registered: true},
+		},
+	}
 	runHarness(t, w, base, func(h *harness) {
 		h.state("registered")
 		if s := h.status(); s.NodeID != "n1" {
@@ -970,7 +995,12 @@ func TestAWithdrawalThatFailsIsRetriedAtOnceForNewSettings(t *testing.T) {
 
 // What is about to be withdrawn must not be called kept.
 func TestReasonOfAWithdrawal(t *testing.T) {
-	seen := status.Socket{Up: true, Place: status.Ours, Notification: status.Notification{At: time.Now(), Registered: true}}
+	seen := status.Socket{
+		Up: true, Place: status.Ours,
+		Publication: status.Publication{
+			Notification: status.Notification{At: time.Now(), Registered: true},
+		},
+	}
 	for what, change := range map[string]func(*Registrar){
 		"mismatch": func(r *Registrar) { r.view.report.Driver = status.Mismatch },
 		"leaving":  func(r *Registrar) { r.view.report.Driver, r.table.Enabled = status.Starting, false },

@@ -108,6 +108,18 @@ type Notification struct {
 	Error      string    `json:"error,omitempty"` // sanitized
 }
 
+// Publication is what a published socket reports, and what the kubelet called on it since. The
+// record of the socket has it for the next process.
+type Publication struct {
+	PublishedAt  time.Time    `json:"published_at"`
+	GetInfoAt    time.Time    `json:"get_info_at,omitzero"` // the last one
+	Announced    Announcement `json:"announced"`
+	Notification Notification `json:"notification,omitzero"`
+	// FirstAcceptedAt shows how long the registration took. Notification does not: a kubelet
+	// accepts again after its restart.
+	FirstAcceptedAt time.Time `json:"first_accepted_at,omitzero"`
+}
+
 // Socket is the state of a registration socket: its path, and the calls of the kubelet.
 type Socket struct {
 	Path  string // <plugins_registry>/<driver name>-reg.sock
@@ -118,19 +130,13 @@ type Socket struct {
 	// kubelet that is older may watch the deleted one for ever (kubelet v1.36 watches the inode
 	// and never looks again).
 	DirRecreated bool
-	// Announced is what the published socket reports. Meaningful while Up.
-	Announced Announcement
-	// we listen on a published socket that was not withdrawn; see Place for whether it is still
-	// there
-	Up           bool
-	PublishedAt  time.Time
-	GetInfoAt    time.Time // the kubelet's last GetInfo since PublishedAt, else zero
-	Notification Notification
-	// when the kubelet first accepted it since PublishedAt, also in an earlier process; else zero
-	FirstAcceptedAt time.Time
-	Accepted        uint64 // accepted by the kubelet since the process started
-	Refusals        uint64 // refused since then
-	NotKept         string // why it would not survive a restart of the daemon; empty if it would
+	// Up: we listen on a published socket that was not withdrawn. Place tells whether it is still
+	// there.
+	Up bool
+	Publication
+	Accepted uint64 // accepted by the kubelet since the process started
+	Refusals uint64 // refused since then
+	NotKept  string // why it would not survive a restart of the daemon; empty if it would
 	// AlsoServed describes other sockets in the plugins_registry that serve the same driver; empty
 	// if there are none.
 	AlsoServed string
