@@ -10,6 +10,7 @@ import (
 
 	"csi-registrar/internal/config"
 	"csi-registrar/internal/doctor"
+	"csi-registrar/internal/fake"
 	"csi-registrar/internal/safetext"
 )
 
@@ -85,7 +86,7 @@ func TestDoctorText(t *testing.T) {
 
 // The exit code and the document, on a node where nothing is.
 func TestDoctorOnABareNode(t *testing.T) {
-	leaks(t)
+	fake.CheckLeaks(t)
 	root := newRoot(t)
 	if err := os.MkdirAll(filepath.Join(root, "proc/1"), 0o755); err != nil {
 		t.Fatal(err)

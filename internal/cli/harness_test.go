@@ -9,8 +9,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"runtime"
-	"runtime/debug"
 	"strings"
 	"sync"
 	"testing"
@@ -189,35 +187,6 @@ func try(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	s := newSession()
 	code = s.run(t.Context(), args...)
 	return code, s.stdout.String(), s.stderr.String()
-}
-
-// leaks fails the test if it leaks goroutines or descriptors. Call it first.
-func leaks(t *testing.T) {
-	t.Helper()
-	count := func() (goroutines, descriptors int) {
-		fds, err := os.ReadDir("/proc/self/fd")
-		if err != nil {
-			t.Fatal(err)
-		}
-		return runtime.NumGoroutine(), len(fds)
-	}
-	goroutines, descriptors := count()
-	collect := debug.SetGCPercent(-1) // a finalizer would close what was forgotten
-	t.Cleanup(func() {
-		defer debug.SetGCPercent(collect)
-		deadline := time.Now().Add(5 * time.Second)
-		for {
-			g, f := count()
-			if g <= goroutines && f <= descriptors {
-				return
-			}
-			if time.Now().After(deadline) {
-				stacks := make([]byte, 1<<20)
-				t.Fatalf("%d goroutines and %d descriptors, before %d and %d\n%s", g, f, goroutines, descriptors, stacks[:runtime.Stack(stacks, true)])
-			}
-			time.Sleep(time.Millisecond) // the runtime has no event for the end of a goroutine
-		}
-	})
 }
 
 // golden compares with a file below testdata. With UPDATE_GOLDEN=1 it writes the file.

@@ -13,6 +13,7 @@ import (
 	"unicode/utf8"
 
 	"csi-registrar/internal/control"
+	"csi-registrar/internal/fake"
 	"csi-registrar/internal/status"
 )
 
@@ -153,7 +154,7 @@ func TestStatusKeepsUnknownFields(t *testing.T) {
 }
 
 func TestWatchInAPipe(t *testing.T) {
-	leaks(t)
+	fake.CheckLeaks(t)
 	root := newRoot(t)
 	s := newSession()
 	ctx, interrupt := context.WithCancel(t.Context())
@@ -183,7 +184,7 @@ func TestWatchInAPipe(t *testing.T) {
 }
 
 func TestWatchJSON(t *testing.T) {
-	leaks(t)
+	fake.CheckLeaks(t)
 	root := newRoot(t)
 	s := newSession()
 	ctx, interrupt := context.WithCancel(t.Context())
@@ -211,7 +212,7 @@ func TestWatchJSON(t *testing.T) {
 
 // On a terminal each text replaces the previous one and fits the screen.
 func TestWatchOnATerminal(t *testing.T) {
-	leaks(t)
+	fake.CheckLeaks(t)
 	root := newRoot(t)
 	var many []status.Driver
 	for _, c := range "abcdefghijklmnopqrstuvwxyz" {

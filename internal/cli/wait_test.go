@@ -3,11 +3,13 @@ package cli
 import (
 	"testing"
 	"time"
+
+	"csi-registrar/internal/fake"
 )
 
 // After a long wait the daemon's socket is noticed by inotify, not by the slow retries.
 func TestWaitIsWokenByTheSocket(t *testing.T) {
-	leaks(t)
+	fake.CheckLeaks(t)
 	root := newRoot(t)
 	t.Chdir(root)
 	s, ended := newSession(), make(chan int, 1)

@@ -5,14 +5,12 @@ import (
 	"errors"
 	"log/slog"
 	"net"
-	"os"
 	"path/filepath"
-	"runtime"
-	"runtime/debug"
 	"sync"
 	"testing"
 	"time"
 
+	"csi-registrar/internal/fake"
 	"csi-registrar/internal/status"
 )
 
@@ -95,28 +93,13 @@ func absentDriver(name string) status.Driver {
 	}
 }
 
-// shortDir returns a temporary directory with a short path: that of a socket has at most 107 bytes.
-func shortDir(t testing.TB) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "c") // short, wherever TMPDIR points
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
-	return dir
-}
-
 // discard is a logger for what a test does not look at.
 func discard() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
 // served runs the control socket until the test ends, and holds Serve to end cleanly.
 func served(t *testing.T, b Backend) (path string, stop func()) {
 	t.Helper()
-	path = filepath.Join(shortDir(t), "control.sock")
+	path = filepath.Join(fake.ShortDir(t), "control.sock")
 	ln, err := Listen(t.Context(), path)
 	if err != nil {
 		t.Fatal(err)
@@ -137,34 +120,4 @@ func serving(t *testing.T, ln net.Listener, serve func(context.Context, net.List
 	})
 	t.Cleanup(stop)
 	return stop
-}
-
-// leaks fails the test if goroutines or descriptors are left when it ends. Call it first.
-func leaks(t *testing.T) {
-	t.Helper()
-	count := func() (goroutines, descriptors int) {
-		fds, err := os.ReadDir("/proc/self/fd")
-		if err != nil {
-			t.Fatal(err)
-		}
-		return runtime.NumGoroutine(), len(fds)
-	}
-	goroutines, descriptors := count()
-	collect := debug.SetGCPercent(-1) // a finalizer would close what was forgotten
-	t.Cleanup(func() {
-		defer debug.SetGCPercent(collect)
-		deadline := time.Now().Add(5 * time.Second)
-		for {
-			g, f := count()
-			if g <= goroutines && f <= descriptors {
-				return
-			}
-			if time.Now().After(deadline) {
-				stacks := make([]byte, 1<<20)
-				t.Fatalf("%d goroutines and %d descriptors, before %d and %d\n%s", g, f, goroutines, descriptors, stacks[:runtime.Stack(stacks, true)])
-			}
-			runtime.Gosched()
-			time.Sleep(time.Millisecond) // the runtime has no event for the end of a goroutine
-		}
-	})
 }

@@ -16,12 +16,13 @@ import (
 	"testing/synctest"
 	"time"
 
+	"csi-registrar/internal/fake"
 	"csi-registrar/internal/status"
 )
 
 // A `wait` for each driver of a node leaves room for other commands.
 func TestStreamsLeaveRoomForOtherRequests(t *testing.T) {
-	leaks(t)
+	fake.CheckLeaks(t)
 	path, _ := served(t, newDaemon(absentDriver("a.csi.example")))
 	ctx, cancel := context.WithCancel(t.Context())
 	var streams, opened sync.WaitGroup
@@ -144,7 +145,7 @@ func TestGate(t *testing.T) {
 
 // A connection of the public port is for one request.
 func TestPublicConnectionsAreNotKept(t *testing.T) {
-	leaks(t)
+	fake.CheckLeaks(t)
 	c, err := net.Dial("tcp", servedPublic(t, newDaemon(), "127.0.0.1:0"))
 	if err != nil {
 		t.Fatal(err)

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"csi-registrar/internal/fake"
 )
 
 // staleSocket leaves a socket at the path that nobody listens on.
@@ -40,8 +42,8 @@ func names(t *testing.T, dir string) string {
 }
 
 func TestListen(t *testing.T) {
-	leaks(t)
-	dir := filepath.Join(shortDir(t), "run", "csi-registrar")
+	fake.CheckLeaks(t)
+	dir := filepath.Join(fake.ShortDir(t), "run", "csi-registrar")
 	path := filepath.Join(dir, "control.sock")
 	ln, err := Listen(t.Context(), path)
 	if err != nil {
@@ -68,8 +70,8 @@ func TestListen(t *testing.T) {
 }
 
 func TestListenReplacesAStaleSocket(t *testing.T) {
-	leaks(t)
-	dir := shortDir(t)
+	fake.CheckLeaks(t)
+	dir := fake.ShortDir(t)
 	path := filepath.Join(dir, "control.sock")
 	staleSocket(t, path)
 	ln, err := Listen(t.Context(), path)
@@ -88,7 +90,7 @@ func TestListenReplacesAStaleSocket(t *testing.T) {
 }
 
 func TestListenLeavesALiveDaemonAlone(t *testing.T) {
-	leaks(t)
+	fake.CheckLeaks(t)
 	path, _ := served(t, newDaemon())
 	ln, err := Listen(t.Context(), path)
 	if !errors.Is(err, ErrRunning) || !strings.Contains(err.Error(), "process ") {
@@ -103,8 +105,8 @@ func TestListenLeavesALiveDaemonAlone(t *testing.T) {
 }
 
 func TestListenLeavesOtherThingsAlone(t *testing.T) {
-	leaks(t)
-	dir := shortDir(t)
+	fake.CheckLeaks(t)
+	dir := fake.ShortDir(t)
 	path := filepath.Join(dir, "control.sock")
 	for name, make := range map[string]func() error{
 		"a file":      func() error { return os.WriteFile(path, []byte("x"), 0o600) },
@@ -136,8 +138,8 @@ func TestListenLeavesOtherThingsAlone(t *testing.T) {
 
 // Close removes its own file, and not one that has come to its place.
 func TestCloseRemovesItsOwnOnly(t *testing.T) {
-	leaks(t)
-	path := filepath.Join(shortDir(t), "control.sock")
+	fake.CheckLeaks(t)
+	path := filepath.Join(fake.ShortDir(t), "control.sock")
 	first, err := Listen(t.Context(), path)
 	if err != nil {
 		t.Fatal(err)
@@ -163,9 +165,9 @@ func TestCloseRemovesItsOwnOnly(t *testing.T) {
 // Of many that start at once over a stale socket, one has the path in the end, the others
 // know it, and nothing is left over.
 func TestListenRace(t *testing.T) {
-	leaks(t)
+	fake.CheckLeaks(t)
 	for range 50 {
-		dir := shortDir(t)
+		dir := fake.ShortDir(t)
 		path := filepath.Join(dir, "control.sock")
 		staleSocket(t, path)
 		const n = 8
@@ -200,8 +202,8 @@ func TestListenRace(t *testing.T) {
 }
 
 func TestListenWithTheLongestPath(t *testing.T) {
-	leaks(t)
-	dir := shortDir(t)
+	fake.CheckLeaks(t)
+	dir := fake.ShortDir(t)
 	dir = filepath.Join(dir, strings.Repeat("d", 107-len(dir)-len("//control.sock")))
 	path := filepath.Join(dir, "control.sock")
 	if len(path) != 107 {

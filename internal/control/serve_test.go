@@ -15,11 +15,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"csi-registrar/internal/fake"
 	"csi-registrar/internal/status"
 )
 
 func TestStatus(t *testing.T) {
-	leaks(t)
+	fake.CheckLeaks(t)
 	path, _ := served(t, newDaemon(registeredDriver("a.csi.example")))
 	doc, err := NewClient(path).Status(t.Context())
 	if err != nil {
@@ -33,7 +34,7 @@ func TestStatus(t *testing.T) {
 
 // Every change is seen in the end, however many there are and however slow the reader.
 func TestWatchMissesNothing(t *testing.T) {
-	leaks(t)
+	fake.CheckLeaks(t)
 	b := newDaemon(absentDriver("a.csi.example"))
 	path, _ := served(t, b)
 	const last = 2000
@@ -67,7 +68,7 @@ func TestWatchMissesNothing(t *testing.T) {
 
 // The pause after a document is for the time that it took, not for the quiet after it.
 func TestWatchReportsAtOnceAfterAQuietTime(t *testing.T) {
-	leaks(t)
+	fake.CheckLeaks(t)
 	b := newDaemon()
 	path, _ := served(t, b)
 	var changed time.Time
@@ -88,7 +89,7 @@ func TestWatchReportsAtOnceAfterAQuietTime(t *testing.T) {
 }
 
 func TestWatchEndsWithTheDaemon(t *testing.T) {
-	leaks(t)
+	fake.CheckLeaks(t)
 	path, stop := served(t, newDaemon())
 	var got []error
 	for _, err := range NewClient(path).Watch(t.Context()) {
@@ -107,7 +108,7 @@ func TestWatchEndsWithTheDaemon(t *testing.T) {
 }
 
 func TestWatchEndsWithItsContext(t *testing.T) {
-	leaks(t)
+	fake.CheckLeaks(t)
 	path, _ := served(t, newDaemon())
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -125,7 +126,7 @@ func TestWatchEndsWithItsContext(t *testing.T) {
 }
 
 func TestErrorsOfTheDaemon(t *testing.T) {
-	leaks(t)
+	fake.CheckLeaks(t)
 	b := newDaemon(registeredDriver("a.csi.example"))
 	path, _ := served(t, b)
 	c := NewClient(path)
@@ -144,8 +145,8 @@ func TestErrorsOfTheDaemon(t *testing.T) {
 }
 
 func TestNotRunning(t *testing.T) {
-	leaks(t)
-	path := filepath.Join(shortDir(t), "control.sock")
+	fake.CheckLeaks(t)
+	path := filepath.Join(fake.ShortDir(t), "control.sock")
 	c := NewClient(path)
 	if _, err := c.Status(t.Context()); !errors.Is(err, ErrNotRunning) {
 		t.Errorf("no socket: %v", err)
@@ -157,8 +158,8 @@ func TestNotRunning(t *testing.T) {
 }
 
 func TestDaemonThatDoesNotAnswer(t *testing.T) {
-	leaks(t)
-	path := filepath.Join(shortDir(t), "control.sock")
+	fake.CheckLeaks(t)
+	path := filepath.Join(fake.ShortDir(t), "control.sock")
 	ln, err := net.Listen("unix", path)
 	if err != nil {
 		t.Fatal(err)
@@ -223,7 +224,7 @@ func TestSilentConnections(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes as long as a header may")
 	}
-	leaks(t)
+	fake.CheckLeaks(t)
 	path, _ := served(t, newDaemon())
 	for range maxConns + 8 {
 		c, err := net.Dial("unix", path)
@@ -241,7 +242,7 @@ func TestSilentConnections(t *testing.T) {
 
 // What hangs on does not keep the daemon from ending.
 func TestEndsWithOpenConnections(t *testing.T) {
-	leaks(t)
+	fake.CheckLeaks(t)
 	path, stop := served(t, newDaemon())
 	silent, err := net.Dial("unix", path)
 	if err != nil {
@@ -267,7 +268,7 @@ func TestEndsWithOpenConnections(t *testing.T) {
 }
 
 func TestBodiesAndHeadersAreBounded(t *testing.T) {
-	leaks(t)
+	fake.CheckLeaks(t)
 	path, _ := served(t, newDaemon())
 	for name, text := range map[string]string{
 		"header": "GET /healthz HTTP/1.1\r\nHost: x\r\nX: " + strings.Repeat("x", 1<<20) + "\r\n\r\n",
@@ -290,7 +291,7 @@ func TestBodiesAndHeadersAreBounded(t *testing.T) {
 }
 
 func TestServePublicOverTCP(t *testing.T) {
-	leaks(t)
+	fake.CheckLeaks(t)
 	addr := servedPublic(t, newDaemon(registeredDriver("a.csi.example")), "127.0.0.1:0")
 	transport := &http.Transport{}
 	defer transport.CloseIdleConnections()
@@ -322,7 +323,7 @@ func servedPublic(t *testing.T, b Backend, address string) (addr string) {
 // Any user of the node can connect. Idle connections, whether they sent nothing, a part of
 // a request or a whole one, keep nobody out.
 func TestIdleConnectionsKeepNobodyOut(t *testing.T) {
-	leaks(t)
+	fake.CheckLeaks(t)
 	addr := servedPublic(t, newDaemon(), "127.0.0.1:0")
 	const n = 1000
 	for i := range n {
@@ -353,7 +354,7 @@ func TestIdleConnectionsKeepNobodyOut(t *testing.T) {
 // A name that resolves to the node's loopback address (DNS rebinding) must not let a web
 // page read the answers.
 func TestHostIsChecked(t *testing.T) {
-	leaks(t)
+	fake.CheckLeaks(t)
 	get := func(addr, host string) int {
 		t.Helper()
 		req, err := http.NewRequestWithContext(t.Context(), "GET", "http://"+addr+"/metrics", nil)
@@ -393,8 +394,8 @@ func TestHostIsChecked(t *testing.T) {
 
 // The control socket may close a connection at any moment.
 func TestClosedConnection(t *testing.T) {
-	leaks(t)
-	path := filepath.Join(shortDir(t), "control.sock")
+	fake.CheckLeaks(t)
+	path := filepath.Join(fake.ShortDir(t), "control.sock")
 	ln, err := net.Listen("unix", path)
 	if err != nil {
 		t.Fatal(err)
@@ -421,8 +422,8 @@ func TestClosedConnection(t *testing.T) {
 
 // A listener that fails is an error, not a silent end.
 func TestServeFailsWithItsListener(t *testing.T) {
-	leaks(t)
-	ln, err := Listen(t.Context(), filepath.Join(shortDir(t), "control.sock"))
+	fake.CheckLeaks(t)
+	ln, err := Listen(t.Context(), filepath.Join(fake.ShortDir(t), "control.sock"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"csi-registrar/internal/fake"
 )
 
 // pointing is a daemon's link: it points somewhere, and tells when it points back.
@@ -30,7 +32,7 @@ func pointing(d *daemon) (back chan error, process *string) {
 }
 
 func TestTrace(t *testing.T) {
-	leaks(t)
+	fake.CheckLeaks(t)
 	d := newDaemon(registeredDriver("a.csi.example"))
 	back, process := pointing(d)
 	path, _ := served(t, d)
@@ -68,7 +70,7 @@ func TestTraceEndsWithTheRecorder(t *testing.T) {
 		{"says something else", func(c net.Conn) { fmt.Fprint(c, "no chunk\r\n") }, "the recorder's connection failed: invalid byte in chunk length"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			leaks(t)
+			fake.CheckLeaks(t)
 			d := newDaemon(registeredDriver("a.csi.example"))
 			back, _ := pointing(d)
 			path, _ := served(t, d)
@@ -98,7 +100,7 @@ func TestTraceEndsWithTheRecorder(t *testing.T) {
 }
 
 func TestTraceIsRefused(t *testing.T) {
-	leaks(t)
+	fake.CheckLeaks(t)
 	d := newDaemon(registeredDriver("a.csi.example"))
 	d.trace = func(context.Context, Recorder) error { return errors.New("set endpoint_link = true") }
 	path, _ := served(t, d)
@@ -113,7 +115,7 @@ func TestTraceIsRefused(t *testing.T) {
 }
 
 func TestTraceWhoseRecorderCannotListen(t *testing.T) {
-	leaks(t)
+	fake.CheckLeaks(t)
 	d := newDaemon(registeredDriver("a.csi.example"))
 	back, _ := pointing(d)
 	path, _ := served(t, d)
@@ -134,7 +136,7 @@ func TestTraceWhoseRecorderCannotListen(t *testing.T) {
 
 // A recorder goes on without its daemon, and is told.
 func TestTraceWithoutTheDaemon(t *testing.T) {
-	leaks(t)
+	fake.CheckLeaks(t)
 	d := newDaemon(registeredDriver("a.csi.example"))
 	back, _ := pointing(d)
 	path, stop := served(t, d)

@@ -13,6 +13,7 @@ import (
 
 	"csi-registrar/internal/agent"
 	"csi-registrar/internal/config"
+	"csi-registrar/internal/fake"
 	"csi-registrar/internal/kubelet"
 	"csi-registrar/internal/worker"
 )
@@ -79,17 +80,6 @@ func TestStopWhileAdoptingStartsNoRegistrar(t *testing.T) {
 	}
 }
 
-// shortDir makes a directory for sockets, wherever TMPDIR points.
-func shortDir(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "p")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	return dir
-}
-
 // openWatch counts watches that are open.
 type openWatch struct {
 	noHints
@@ -122,7 +112,7 @@ func TestRegistriesOfAnEarlierRootDirAreClosed(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	root, other := shortDir(t), shortDir(t)
+	root, other := fake.ShortDir(t), fake.ShortDir(t)
 	a, b := socket(root, "a.example"), socket(root, "b.example")
 	end(b)
 	moved := socket(other, "a.example")

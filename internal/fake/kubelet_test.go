@@ -50,16 +50,6 @@ func (r *registrar) serve(t *testing.T, path string) (stop func()) {
 	}
 }
 
-func shortDir(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "x")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return dir
-}
-
 // events are what a kubelet did, in order.
 type events chan Event
 
@@ -108,7 +98,7 @@ func (all events) nothing(t *testing.T) {
 // startDriver runs a healthy driver until the test ends.
 func startDriver(t *testing.T) *Driver {
 	t.Helper()
-	d := NewDriver(filepath.Join(shortDir(t), "csi.sock"), Healthy("a.example"))
+	d := NewDriver(filepath.Join(ShortDir(t), "csi.sock"), Healthy("a.example"))
 	if _, err := d.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +108,7 @@ func startDriver(t *testing.T) *Driver {
 
 func TestKubeletRegistersWhatAppearsAndDeregistersWhatIsRemoved(t *testing.T) {
 	t.Parallel()
-	registry := shortDir(t)
+	registry := ShortDir(t)
 	socket := filepath.Join(registry, "a.example-reg.sock")
 	r := &registrar{status: make(chan *registration.RegistrationStatus, 8), info: &registration.PluginInfo{
 		Type: registration.CSIPlugin, Name: "a.example", Endpoint: startDriver(t).Socket, SupportedVersions: []string{"1.0.0"},
@@ -169,7 +159,7 @@ func TestKubeletRefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			registry := shortDir(t)
+			registry := ShortDir(t)
 			r := &registrar{info: tt.info, status: make(chan *registration.RegistrationStatus, 8)}
 			// before the kubelet: it looks at what is there already
 			defer r.serve(t, filepath.Join(registry, "a.example-reg.sock"))()
@@ -186,7 +176,7 @@ func TestKubeletRefuses(t *testing.T) {
 
 func TestKubeletIgnoresHiddenSocketsAndFiles(t *testing.T) {
 	t.Parallel()
-	registry := shortDir(t)
+	registry := ShortDir(t)
 	r := &registrar{info: &registration.PluginInfo{Type: registration.CSIPlugin}}
 	all := startKubelet(t, registry)
 	defer r.serve(t, filepath.Join(registry, ".a-reg.sock"))()

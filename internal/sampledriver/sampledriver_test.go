@@ -18,6 +18,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+
+	"csi-registrar/internal/fake"
 )
 
 // noMount is what mounting is like without the right to do it.
@@ -28,19 +30,8 @@ func (noMount) bind(string, string, bool) error { return syscall.EPERM }
 // start serves d at a new socket until the test ends, and gives the connection.
 func start(t *testing.T, d *Driver) (conn grpc.ClientConnInterface, socket string) {
 	t.Helper()
-	socket = filepath.Join(shortDir(t), "csi.sock")
+	socket = filepath.Join(fake.ShortDir(t), "csi.sock")
 	return startAt(t, d, socket), socket
-}
-
-// shortDir makes a directory whose path leaves room in the 107 bytes of a socket's.
-func shortDir(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "x")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return dir
 }
 
 func startAt(t *testing.T, d *Driver, socket string) grpc.ClientConnInterface {
@@ -493,7 +484,7 @@ func TestUnpublishKeepsWhatIsNotOurs(t *testing.T) {
 }
 
 func TestSocketInTheWay(t *testing.T) {
-	dir := shortDir(t)
+	dir := fake.ShortDir(t)
 	d := func() *Driver {
 		return &Driver{Name: "a", Version: "1", NodeID: "n", Data: dir, Log: slog.New(slog.DiscardHandler)}
 	}

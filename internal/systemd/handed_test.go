@@ -9,6 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"csi-registrar/internal/fake"
 )
 
 func env(pairs ...string) func(string) string {
@@ -24,20 +26,6 @@ func env(pairs ...string) func(string) string {
 
 func pid() string { return strconv.Itoa(os.Getpid()) }
 
-func shortDir(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "sd")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
-	return dir
-}
-
 func listen(t *testing.T, path string) *net.UnixListener {
 	t.Helper()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
@@ -51,7 +39,7 @@ func listen(t *testing.T, path string) *net.UnixListener {
 // TestReceiveByName runs the test binary as a service (see TestMain) that prints what was
 // handed over to it, by name.
 func TestReceiveByName(t *testing.T) {
-	dir := shortDir(t)
+	dir := fake.ShortDir(t)
 	for _, c := range []struct {
 		what, set, want string
 	}{
@@ -99,7 +87,7 @@ func printReceived() error {
 }
 
 func TestListenAddress(t *testing.T) {
-	dir := shortDir(t)
+	dir := fake.ShortDir(t)
 	path := filepath.Join(dir, "s")
 	tcp, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 
 func startManager(t *testing.T) (*fake.Manager, *Notifier) {
 	t.Helper()
-	m, err := fake.StartManager(shortDir(t))
+	m, err := fake.StartManager(fake.ShortDir(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +61,7 @@ func TestNilNotifier(t *testing.T) {
 }
 
 func TestNotifierWithoutListener(t *testing.T) {
-	n := NewNotifier(env("NOTIFY_SOCKET", filepath.Join(shortDir(t), "none")))
+	n := NewNotifier(env("NOTIFY_SOCKET", filepath.Join(fake.ShortDir(t), "none")))
 	if err := n.Ready(); err == nil || !strings.Contains(err.Error(), "READY") {
 		t.Error(err)
 	}
@@ -69,7 +69,7 @@ func TestNotifierWithoutListener(t *testing.T) {
 
 // TestNotifierDoesNotHangWithTheManager: nobody reads, and the kernel's queue is full.
 func TestNotifierDoesNotHangWithTheManager(t *testing.T) {
-	path := filepath.Join(shortDir(t), "deaf")
+	path := filepath.Join(fake.ShortDir(t), "deaf")
 	deaf, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
 	if err != nil {
 		t.Fatal(err)

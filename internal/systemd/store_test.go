@@ -44,7 +44,7 @@ func runStore(t *testing.T, n *Notifier, o StoreOptions) (s *Store, flush func()
 
 func keep(t *testing.T, s *Store, names ...string) {
 	t.Helper()
-	dir := shortDir(t)
+	dir := fake.ShortDir(t)
 	for _, name := range names {
 		if err := s.Keep(t.Context(), name, listen(t, filepath.Join(dir, name))); err != nil {
 			t.Fatal(err)
@@ -62,7 +62,7 @@ func wantStored(t *testing.T, m *fake.Manager, want ...string) {
 func TestKeepAndForget(t *testing.T) {
 	m, n := startManager(t)
 	s, flush := runStore(t, n, StoreOptions{})
-	dir := shortDir(t)
+	dir := fake.ShortDir(t)
 	a, b := listen(t, filepath.Join(dir, "a")), listen(t, filepath.Join(dir, "b"))
 	if err := errors.Join(s.Keep(t.Context(), "registration-a", a), s.Keep(t.Context(), "registration-b", b)); err != nil {
 		t.Fatal(err)
@@ -91,7 +91,7 @@ func TestKeepAndForget(t *testing.T) {
 }
 
 func TestKeepRefusals(t *testing.T) {
-	l := listen(t, filepath.Join(shortDir(t), "a"))
+	l := listen(t, filepath.Join(fake.ShortDir(t), "a"))
 	none, _ := runStore(t, nil, StoreOptions{})
 	if err := none.Keep(t.Context(), "x", l); !errors.Is(err, ErrNoStore) {
 		t.Error(err)
@@ -152,7 +152,7 @@ func TestASlowManagerGetsAll(t *testing.T) {
 	m, n := startManager(t)
 	m.SetDelay(time.Millisecond) // 800 messages: far less than the 8 s of the flush
 	s, flush := runStore(t, n, StoreOptions{Max: drivers})
-	l := listen(t, filepath.Join(shortDir(t), "l"))
+	l := listen(t, filepath.Join(fake.ShortDir(t), "l"))
 	kept := make(chan error)
 	var want []string
 	for i := range drivers {
@@ -183,7 +183,7 @@ func TestAFullStore(t *testing.T) {
 	keep(t, s, "a", "b")
 	full := func() {
 		t.Helper()
-		err := s.Keep(t.Context(), "c", listen(t, filepath.Join(shortDir(t), "c")))
+		err := s.Keep(t.Context(), "c", listen(t, filepath.Join(fake.ShortDir(t), "c")))
 		if !errors.Is(err, ErrStoreFull) || !strings.Contains(err.Error(), "2 of 2); raise FileDescriptorStoreMax=") {
 			t.Error(err)
 		}
@@ -217,7 +217,7 @@ func TestEachHasRoomWhenItsTurnComes(t *testing.T) {
 	// Nobody waits for these: the context has ended.
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	dir := shortDir(t)
+	dir := fake.ShortDir(t)
 	for i := range 300 { // more than the kernel's queue holds, so that some wait in ours
 		l := listen(t, filepath.Join(dir, fmt.Sprint(i)))
 		out, in := []string{"a", "b", "c"}[i%3], []string{"c", "a", "b"}[i%3]
@@ -243,7 +243,7 @@ func TestEachHasRoomWhenItsTurnComes(t *testing.T) {
 func TestHeldNamesCount(t *testing.T) {
 	_, n := startManager(t)
 	s, _ := runStore(t, n, StoreOptions{Max: 2, Held: []string{"a", "a"}})
-	l := listen(t, filepath.Join(shortDir(t), "l"))
+	l := listen(t, filepath.Join(fake.ShortDir(t), "l"))
 	if err := s.Keep(t.Context(), "b", l); !errors.Is(err, ErrStoreFull) {
 		t.Error(err)
 	}
@@ -268,7 +268,7 @@ func TestTheEndNamesWhatIsNotKept(t *testing.T) {
 
 // TestAManagerThatIsAwayIsTriedAgain: its socket is not there yet.
 func TestAManagerThatIsAwayIsTriedAgain(t *testing.T) {
-	dir := shortDir(t)
+	dir := fake.ShortDir(t)
 	s, flush := runStore(t, NewNotifier(env("NOTIFY_SOCKET", filepath.Join(dir, "notify"))), StoreOptions{})
 	keep(t, s, "a")
 	m, err := fake.StartManager(dir)
@@ -306,7 +306,7 @@ func TestStoreMax(t *testing.T) {
 // before, or makes it, answers one client and is killed. Clients that come in between wait.
 func TestSurvivesTheProcess(t *testing.T) {
 	m, _ := startManager(t)
-	path := filepath.Join(shortDir(t), "s")
+	path := filepath.Join(fake.ShortDir(t), "s")
 	var inode os.FileInfo
 	for round := range 5 {
 		cmd := m.Command(t.Context(), os.Args[0])

@@ -50,7 +50,7 @@ func TestMain(m *testing.M) {
 }
 
 func TestScripts(t *testing.T) {
-	bin, root := t.TempDir(), shortDir(t)
+	bin, root := t.TempDir(), fake.ShortDir(t)
 	build := exec.CommandContext(t.Context(), "../../../scripts/build", "", bin)
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("scripts/build: %v\n%s", err, out)
@@ -86,21 +86,6 @@ func TestScripts(t *testing.T) {
 			"await":   command(func(n *node, args []string) error { return n.await(args) }),
 		},
 	})
-}
-
-// shortDir makes a directory for sockets, wherever TMPDIR points.
-func shortDir(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "c")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
-	return dir
 }
 
 // freePort returns a TCP port of the loopback interface that nobody uses.
