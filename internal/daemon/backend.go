@@ -42,6 +42,7 @@ func (b backend) Status() status.Document {
 	// the one that a flag named
 	s.PluginsRegistry = cmp.Or(b.d.parts.options.Dir, s.PluginsRegistry)
 	s.Polling = b.d.watcher.Polling()
+	s.LandlockABI = b.d.landlock
 	for _, stuck := range b.d.pool.Stuck() {
 		s.Stuck = append(s.Stuck, status.StuckCall{Path: stuck.Path, Since: stuck.Since.UTC()})
 	}

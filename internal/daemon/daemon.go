@@ -35,6 +35,7 @@ type daemon struct {
 	handed   *descriptors
 	ready    chan struct{} // closed after READY=1
 	live     *liveness     // set before anything is served
+	landlock int           // its ABI; 0: it is not in force. Set by begin
 
 	// Everything that runs beside the agent. It ends before the agent, so that no call finds only a
 	// part of the daemon.

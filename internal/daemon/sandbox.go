@@ -64,17 +64,17 @@ func lookAround(registry string) (v view, err error) {
 const linksLost = "plugins/csi-registrar was removed, and cannot be created in this sandbox"
 
 // stale says why the process needs a new sandbox, having seen first at its start; empty: it does
-// not.
-func (v view) stale(first view) string {
+// not. Confined by Landlock, it can change only what was there when it started.
+func (v view) stale(first view, confined bool) string {
 	none := unixsock.FileID{}
 	switch {
-	case v.Registry != none && v.registryReadOnly && v.Registry != first.Registry:
+	case v.Registry != none && v.Registry != first.Registry && (v.registryReadOnly || confined):
 		// One that was read-only from the start, or became so, would be the same in another
 		// process.
-		return "plugins_registry was created, and is read-only in this sandbox"
+		return "plugins_registry was created, and cannot be written in this sandbox"
 	case first.Root != none && first.rootReadOnly && v.Root != none && !v.rootReadOnly:
 		return "something was mounted over root_dir, and is writable in this sandbox"
-	case first.Links != none && v.Links != first.Links && first.rootReadOnly && v.Root == first.Root && v.Registry == first.Registry:
+	case first.Links != none && v.Links != first.Links && (first.rootReadOnly || confined) && v.Root == first.Root && v.Registry == first.Registry:
 		return linksLost
 	}
 	return ""
@@ -142,7 +142,7 @@ func (d *daemon) guardSandbox(ctx context.Context, looked func()) {
 		case !seen:
 			first, seen = r.view, true
 		default:
-			now, reason := time.Now(), r.stale(first)
+			now, reason := time.Now(), r.stale(first, d.landlock > 0)
 			r.Links = unixsock.FileID{}
 			if reason != linksLost {
 				lost = time.Time{}

@@ -33,7 +33,29 @@ func TestStaleSandbox(t *testing.T) {
 		"links removed, no sandbox":    {change(func(v *view) { v.rootReadOnly = false }), change(func(v *view) { v.rootReadOnly, v.Links = false, unixsock.FileID{} }), false},
 		"links and registry removed":   {sandboxed, change(func(v *view) { v.Links, v.Registry = unixsock.FileID{}, unixsock.FileID{} }), false},
 	} {
-		if got := c.now.stale(c.first); (got != "") != c.want {
+		if got := c.now.stale(c.first, false); (got != "") != c.want {
+			t.Errorf("%s: %q", what, got)
+		}
+	}
+}
+
+// Landlock holds for directories, not for paths: one that is recreated cannot be written, although
+// its mount can be.
+func TestStaleUnderLandlock(t *testing.T) {
+	a, b, none := unixsock.FileID{Ino: 1}, unixsock.FileID{Ino: 2}, unixsock.FileID{}
+	first := view{Root: a, Registry: a, Links: a}
+	for what, c := range map[string]struct {
+		first, now view
+		want       bool
+	}{
+		"nothing changed":         {first, first, false},
+		"recreated":               {first, view{Root: a, Registry: b, Links: a}, true},
+		"created after the start": {view{Root: a, Links: a}, first, true},
+		"removed":                 {first, view{Root: a, Links: a}, false},
+		"links removed":           {first, view{Root: a, Registry: a}, true},
+		"all recreated":           {first, view{Root: b, Registry: b, Links: none}, true},
+	} {
+		if got := c.now.stale(c.first, true); (got != "") != c.want {
 			t.Errorf("%s: %q", what, got)
 		}
 	}

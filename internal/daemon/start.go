@@ -46,6 +46,11 @@ func (r *configReloader) begin(ctx context.Context, res *config.Result) {
 		r.partial = true
 		r.log.Warn("starting with the valid part of the configuration files", "drivers", len(c.Drivers), "left_out", res.Faulty)
 	}
+	roots := []string{c.Kubelet.RootDir, config.Default().Kubelet.RootDir}
+	if good != nil { // what is registered there may have to be withdrawn
+		roots = append(roots, good.Kubelet.RootDir)
+	}
+	r.confine(ctx, roots...)
 	r.adviseDropIn(ctx, c.Kubelet.RootDir)
 	r.note("sweeping stale sockets", r.parts.sweep(ctx, c.Config))
 	r.note("applying the configuration", r.apply(ctx, c, len(res.Errors) == 0))

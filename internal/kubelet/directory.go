@@ -16,9 +16,10 @@ import (
 // recreated, a running kubelet never looks there again. Its methods block for as long as the file
 // system does not answer.
 type directory struct {
-	host *Host
-	root string // the kubelet's root directory; empty: path is never created
-	path string
+	host     *Host
+	root     string // the kubelet's root directory; empty: path is never created
+	path     string
+	confined bool // see Options
 
 	mu sync.Mutex
 	// As this process saw it first, or as a kubelet proved to watch it; zero: neither.
@@ -90,6 +91,9 @@ func makeDirectory(path string) error {
 // directory is used, which the kubelet ignores. So a socket that could not be moved in is never
 // created: the old one is removed before the move.
 func (d *directory) place() string {
+	if d.confined {
+		return d.path
+	}
 	root, _ := d.host.Stat(d.root) // of no mount after an error
 	dir, _ := d.host.Stat(d.path)
 	if root.SameMount(dir) && d.host.Writable(d.root) == nil {

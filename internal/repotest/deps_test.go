@@ -146,6 +146,7 @@ func TestLinked(t *testing.T) {
 		"github.com/container-storage-interface/spec",
 		"github.com/coreos/go-systemd/v22",
 		"github.com/godbus/dbus/v5",
+		"github.com/landlock-lsm/go-landlock", // applies Landlock to all threads of a Go program
 		"github.com/pelletier/go-toml/v2",
 		"go.yaml.in/yaml/v3",
 		"golang.org/x/net",
@@ -155,6 +156,7 @@ func TestLinked(t *testing.T) {
 		"google.golang.org/grpc",
 		"google.golang.org/protobuf",
 		"k8s.io/kubelet",
+		"kernel.org/pub/linux/libs/security/libcap/psx", // of go-landlock, before Linux 7.0
 	}
 	if !slices.Equal(modules, want) {
 		t.Errorf("linked modules:\n%s\nwant\n%s", strings.Join(modules, "\n"), strings.Join(want, "\n"))

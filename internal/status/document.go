@@ -24,6 +24,8 @@ type Document struct {
 	Stuck   []StuckCall `json:"stuck,omitempty"`
 	// Withdrawals are those that failed and are retried, by driver.
 	Withdrawals []Withdrawal `json:"withdrawals,omitempty"`
+	// LandlockABI is the version of the kernel's Landlock that restricts the daemon; 0: none does.
+	LandlockABI int `json:"landlock_abi"`
 
 	VolumesError string `json:"-"` // why `status` cannot count the volumes
 }

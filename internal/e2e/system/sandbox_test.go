@@ -2,6 +2,7 @@ package system
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -12,23 +13,29 @@ import (
 )
 
 // reachable is all that cmd/sandbox may reach from inside the unit, with the reason. What it
-// reaches beyond that fails the test, and so does what it no longer reaches.
+// reaches beyond that fails the test, and so does what it no longer reaches. With Landlock it
+// reaches less.
 var reachable = map[string]string{
-	"make a file in /dev/shm":                               "PrivateDevices= makes a /dev of the service's own",
-	"make a file in /tmp":                                   "the service's own",
-	"make a file in /var/tmp":                               "the service's own",
 	"make a file in /run/csi-registrar/registrations":       "the records",
 	"make a file in /run/csi-registrar/state":               "the last good configuration",
 	"make a file in /var/lib/kubelet/plugins/csi-registrar": "the endpoint links",
 	"make a file in /var/lib/kubelet/plugins_registry":      "the registration sockets",
-	"read /etc/passwd":                                      "the names of socket_owner",
-	"read /var/lib/kubelet/config.yaml":                     "no secret; the files beside it tell which volumes are in use",
-	"read /var/lib/kubelet/pods/p/token":                    "the files of pods tell which volumes are in use; systemd cannot hide the rest",
-	"connect to /run/driver/csi.sock":                       "a driver's socket may be anywhere below /run",
-	"connect to /var/lib/kubelet/plugins/driver/csi.sock":   "and below root_dir",
-	"change /proc/1/oom_score_adj":                          "root may raise it; to lower it takes a capability",
-	"call kcmp":                                             "it compares what the caller may trace, which without a capability is itself",
-	"signal a process of root":                              "root needs no capability for it, and Go needs tgkill",
+	"read /etc/passwd":                                    "the names of socket_owner",
+	"read /var/lib/kubelet/config.yaml":                   "no secret; the files beside it tell which volumes are in use",
+	"read /var/lib/kubelet/pods/p/token":                  "the files of pods tell which volumes are in use; systemd cannot hide the rest",
+	"connect to /run/driver/csi.sock":                     "a driver's socket may be anywhere below /run",
+	"connect to /var/lib/kubelet/plugins/driver/csi.sock": "and below root_dir",
+	"call kcmp": "it compares what the caller may trace, which without a capability is itself",
+}
+
+// withoutLandlock is what it reaches beyond that on kernels without Landlock; the last line also
+// before Linux 6.12.
+var withoutLandlock = map[string]string{
+	"make a file in /dev/shm":      "PrivateDevices= makes a /dev of the service's own",
+	"make a file in /tmp":          "the service's own",
+	"make a file in /var/tmp":      "the service's own",
+	"change /proc/1/oom_score_adj": "root may raise it; to lower it takes a capability",
+	"signal a process of root":     "root needs no capability for it, and Go needs tgkill",
 }
 
 // later are sockets and secrets in directories that are hidden although they are filled after the
@@ -46,7 +53,7 @@ var before = []string{
 }
 
 // TestSandbox runs a program in place of the daemon, in the shipped unit, that tries about 150
-// things.
+// things: without Landlock, with it, and below a mount that came late.
 func TestSandbox(t *testing.T) {
 	program, err := os.ReadFile(built.Command(t, "sandbox"))
 	if err != nil {
@@ -66,7 +73,7 @@ func TestSandbox(t *testing.T) {
 			m.Write(file, "# what stands for a secret\n")
 		}
 		m.Write("/etc/systemd/system/csi-registrar.service.d/probe.conf",
-			"[Service]\nType=exec\nWatchdogSec=0\nExecStart=\nExecStart=/usr/local/bin/sandbox try /var/lib/kubelet/plugins_registry/go /run/csi-registrar/state/reached\n")
+			"[Service]\nType=exec\nWatchdogSec=0\nExecStart=\nExecStart=/usr/local/bin/sandbox try /run/csi-registrar/state\n")
 		m.Boot()
 		serve := func(paths []string) {
 			cmd := m.Start(append([]string{"/usr/local/bin/sandbox", "serve"}, paths...)...)
@@ -83,26 +90,59 @@ func TestSandbox(t *testing.T) {
 		}
 		serve(later)
 		m.Run("sh", "-c", `for path in /var/lib/kubelet/pki/key /etc/kubernetes/admin.conf /run/credentials/x; do mkdir -p $(dirname $path) && echo x >$path || exit; done
-			systemctl daemon-reexec && systemctl restart dbus.socket dbus.service; touch /var/lib/kubelet/plugins_registry/go`)
-		m.Eventually(soon, "the end of the program in the unit", func() error {
-			if out, err := m.Try("cat", "/run/csi-registrar/state/reached"); err != nil || !strings.HasSuffix(out, "done\n") {
-				return fmt.Errorf("%v: %s", err, out)
+			systemctl daemon-reexec && systemctl restart dbus.socket dbus.service`)
+		mainPID := func(unit string) string { return strings.TrimSpace(m.Run("systemctl", "show", "-P", "MainPID", unit)) }
+		all := maps.Clone(reachable)
+		maps.Copy(all, withoutLandlock)
+		compare := func(round string, want map[string]string) {
+			const dir = "/run/csi-registrar/state/"
+			m.Run("touch", dir+"go-"+round)
+			m.Eventually(soon, "the end of the program's round "+round, func() error {
+				_, err := m.Try("test", "-e", dir+"reached-"+round)
+				return err
+			})
+			reached := strings.Split(strings.TrimSpace(m.Run("cat", dir+"reached-"+round)), "\n")
+			for _, what := range reached {
+				if want[what] == "" {
+					t.Errorf("round %s: from inside: %s", round, what)
+				}
+			}
+			for what := range want {
+				if !slices.Contains(reached, what) {
+					t.Errorf("round %s: it is listed, but was not reached: %s", round, what)
+				}
+			}
+		}
+		compare("1", all)
+		compare("2", reachable)
+		// The mount arrives in the sandbox, and only Landlock keeps it from being written to.
+		m.Run("sh", "-c", "cp -a /var/lib/kubelet /srv/late && mount --bind /srv/late /var/lib/kubelet")
+		m.Run("nsenter", "-t", mainPID(unit), "-m", "touch", "/var/lib/kubelet/config.yaml")
+		late := maps.Clone(reachable)
+		maps.DeleteFunc(late, func(what, _ string) bool {
+			return strings.HasPrefix(what, "make a file in /var/lib/kubelet/") || strings.HasPrefix(what, "connect to /var/lib/kubelet/")
+		})
+		for _, secret := range []string{"bootstrap-kubeconfig", "kubeconfig", "pki/key"} {
+			late["read /var/lib/kubelet/"+secret] = "the mount hides what hides them; the daemon ends for a new sandbox"
+		}
+		compare("3", late)
+		m.Run("umount", "/var/lib/kubelet")
+		// SECURITY.md lists it under "Not prevented": systemd accepts any main process from root,
+		// and kills it at the stop.
+		m.Run("systemd-run", "--unit=victim", "--uid=65534", "sleep", "infinity")
+		victim := mainPID("victim")
+		m.Run("sh", "-c", "echo "+victim+" >/run/victim && mv /run/victim /run/csi-registrar/state/victim")
+		m.Eventually(soon, "the process of another user to be the unit's main process", func() error {
+			if got := mainPID(unit); got != victim {
+				return fmt.Errorf("it is %s, not %s", got, victim)
 			}
 			return nil
 		})
-		reached := strings.Split(strings.TrimSpace(m.Run("cat", "/run/csi-registrar/state/reached")), "\n")
-		for _, what := range reached[:len(reached)-1] {
-			if reachable[what] == "" {
-				t.Errorf("from inside: %s", what)
-			}
-		}
-		for what := range reachable {
-			if !slices.Contains(reached, what) {
-				t.Errorf("it is listed, but was not reached: %s", what)
-			}
-		}
 		// The side units' own sandboxes can be made.
 		m.Run("systemctl", "stop", unit, socket) // waits for both; each asks
+		if got := mainPID("victim"); got != "0" {
+			t.Errorf("the process of another user was not killed: %s", got)
+		}
 		const answer = "/run/csi-registrar/state/stopped"
 		if mode := m.Run("stat", "-c", "%a", answer); mode != "700\n" {
 			t.Errorf("the answer to a stop has mode %q", mode)

@@ -44,7 +44,7 @@ func TestSandboxFollowsTheDirectories(t *testing.T) {
 	onEach(t, func(t *testing.T, suite string) {
 		n := registeredNode(t, suite)
 		n.recovers("a removed plugins_registry", "until rm -rf "+registry+"; do :; done; mkdir -m 750 "+registry)
-		if got := strings.Count(n.Journal("-u", unit), "plugins_registry was created, and is read-only"); got != 1 {
+		if got := strings.Count(n.Journal("-u", unit), "plugins_registry was created, and cannot be written"); got != 1 {
 			t.Errorf("it ended %d times for one directory", got)
 		}
 		if log := n.Journal("-u", "kubelet.service"); strings.Contains(log, ".csi-reg-") && strings.Contains(log, "rror when handling create event") {
@@ -99,6 +99,29 @@ func TestSandboxMakesTheDirectories(t *testing.T) {
 		n.Run("systemctl", "restart", unit)
 		if mode := n.Run("stat", "-c", "%a", dir); mode != "755\n" {
 			t.Errorf("the mode of a directory that exists was changed to %s", mode)
+		}
+	})
+}
+
+// TestLandlock opens the sandbox: what is left is Landlock, which holds no directory that is
+// recreated.
+func TestLandlock(t *testing.T) {
+	onEach(t, func(t *testing.T, suite string) {
+		n := newNode(t, suite)
+		n.Write("/etc/systemd/system/csi-registrar.service.d/open.conf", "[Service]\nProtectSystem=no\nReadOnlyPaths=\nReadWritePaths=\n")
+		n.Boot()
+		n.registered(0)
+		abi := n.Run("csi-registrar", "status", "--json")
+		if !strings.Contains(abi, `"landlock_abi": `) || strings.Contains(abi, `"landlock_abi": 0`) {
+			t.Fatalf("the status says %s", abi)
+		}
+		n.Run("systemctl", "stop", "kubelet.service")
+		mark, pid := n.mark(), n.show(unit, "MainPID")
+		n.Run("sh", "-c", "until rm -rf "+registry+"; do :; done; mkdir -m 750 "+registry)
+		n.Run("systemctl", "start", "kubelet.service")
+		n.registered(mark)
+		if n.show(unit, "MainPID") == pid {
+			t.Error("the process that could not write it goes on")
 		}
 	})
 }

@@ -1,8 +1,10 @@
 // Command sandbox is run in place of the daemon, in its unit. It tries to reach what code that has
-// taken over the daemon would want, and prints a line for each thing that it reached.
+// taken over the daemon would want, and writes a line for each thing that it reached.
 //
 //	sandbox serve PATH...  listens at the paths, outside of the unit
-//	sandbox try GO FILE    waits until GO exists, then tries everything, and writes to FILE
+//	sandbox try DIR        waits until DIR/go-1 exists, tries everything, and writes DIR/reached-1;
+//	                       then again as 2 with Landlock, as the daemon uses it, and as 3 the same.
+//	                       Then it makes the process in DIR/victim the unit's main process
 package main
 
 import (
@@ -17,6 +19,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"csi-registrar/internal/daemon"
 )
 
 func main() {
@@ -24,10 +28,10 @@ func main() {
 	switch {
 	case len(os.Args) > 2 && os.Args[1] == "serve":
 		err = serve(os.Args[2:])
-	case len(os.Args) == 4 && os.Args[1] == "try":
-		err = try(os.Args[2], os.Args[3])
+	case len(os.Args) == 3 && os.Args[1] == "try":
+		err = try(os.Args[2])
 	default:
-		err = fmt.Errorf("usage: sandbox serve PATH... | try GO FILE")
+		err = fmt.Errorf("usage: sandbox serve PATH... | try DIR")
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "error:", err)
@@ -59,13 +63,48 @@ func serve(paths []string) error {
 	return err
 }
 
-func try(start, result string) error {
+func try(dir string) error {
+	for _, round := range []string{"1", "2", "3"} {
+		wait(filepath.Join(dir, "go-"+round))
+		if round == "2" {
+			abi, err := daemon.Confine(daemon.Writable(filepath.Dir(dir), "/var/lib/kubelet")...)
+			if abi == 0 {
+				return fmt.Errorf("no Landlock: %v", err)
+			}
+		}
+		result := filepath.Join(dir, "reached-"+round)
+		if err := os.WriteFile(result+".new", []byte(everything()), 0o600); err != nil {
+			return err
+		}
+		if err := os.Rename(result+".new", result); err != nil {
+			return err
+		}
+	}
+	pid := wait(filepath.Join(dir, "victim"))
+	c, err := net.Dial("unixgram", os.Getenv("NOTIFY_SOCKET"))
+	if err != nil {
+		return err
+	}
+	if _, err := fmt.Fprintf(c, "MAINPID=%s", pid); err != nil {
+		return err
+	}
+	for { // until it is killed
+		time.Sleep(time.Hour)
+	}
+}
+
+// wait waits for a file and returns what it has.
+func wait(path string) string {
 	for {
-		if _, err := os.Stat(start); err == nil {
-			break
+		if b, err := os.ReadFile(path); err == nil {
+			return strings.TrimSpace(string(b))
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
+}
+
+// everything tries everything.
+func everything() string {
 	var reached strings.Builder
 	note := func(what string, err error) {
 		if err == nil {
@@ -90,14 +129,7 @@ func try(start, result string) error {
 	note("look into the root of another process", otherRoots())
 	note("signal a process of root", unix.Kill(1, 0))
 	note("signal a process of another user", signalOthers())
-	reached.WriteString("done\n")
-	if err := os.WriteFile(result+".new", []byte(reached.String()), 0o600); err != nil {
-		return err
-	}
-	if err := os.Rename(result+".new", result); err != nil {
-		return err
-	}
-	select {}
+	return reached.String()
 }
 
 var writable = []string{

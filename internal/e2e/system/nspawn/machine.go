@@ -193,6 +193,7 @@ func (m *Machine) SwitchOn() {
 	args := append([]string{
 		"--quiet", "--register=no", "--keep-unit", "--boot", "--directory=" + m.Disk, "--machine=" + m.name,
 		network, "--console=pipe", "--settings=no", "--link-journal=no", "--resolv-conf=off", "--timezone=off",
+		"--system-call-filter=landlock_create_ruleset landlock_add_rule landlock_restrict_self",
 	}, m.Args...)
 	m.nspawn = exec.Command("/bin/sh", append([]string{"-c", m.group.enter() + `exec systemd-nspawn "$@"`, "sh"}, args...)...)
 	m.nspawn.Env = append(os.Environ(), "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1")
