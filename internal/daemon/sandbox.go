@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"csi-registrar/internal/fswatch"
 	"csi-registrar/internal/rootdir"
 	"csi-registrar/internal/trust"
 	"csi-registrar/internal/unixsock"
@@ -30,6 +31,8 @@ const (
 	// linksPause is how long the directory of the endpoint links must be gone: the next process
 	// makes it again, which must not interfere with a recursive delete of root_dir (kubeadm reset).
 	linksPause = 5 * time.Second
+	// mountPause is the least time between two looks because of the host's mounts.
+	mountPause = 500 * time.Millisecond
 	maxEnded   = 4 << 10 // bytes of the file
 )
 
@@ -38,6 +41,7 @@ type view struct {
 	Root, Registry, Links unixsock.FileID // zero: it is missing
 
 	registryReadOnly, rootReadOnly bool
+	hidden                         bool // the host has another directory at the place of Registry
 }
 
 // lookAround looks at the directories. It blocks for as long as the file system does not answer.
@@ -56,8 +60,12 @@ func lookAround(registry string) (v view, err error) {
 		return err
 	}
 	var linksReadOnly bool // ignored: it says nothing more than its identity
-	return v, errors.Join(look(root, &v.Root, &v.rootReadOnly), look(registry, &v.Registry, &v.registryReadOnly),
+	err = errors.Join(look(root, &v.Root, &v.rootReadOnly), look(registry, &v.Registry, &v.registryReadOnly),
 		look(rootdir.EndpointLinks(root), &v.Links, &linksReadOnly))
+	if v.Registry != (unixsock.FileID{}) {
+		v.hidden, _ = hiddenFromHost(registry) // if that is not known, it cannot be helped
+	}
+	return v, err
 }
 
 // linksLost is the one reason that has to hold for linksPause.
@@ -74,6 +82,8 @@ func (v view) stale(first view, confined bool) string {
 		return "plugins_registry was created, and cannot be written in this sandbox"
 	case first.Root != none && first.rootReadOnly && v.Root != none && !v.rootReadOnly:
 		return "something was mounted over root_dir, and is writable in this sandbox"
+	case v.hidden && !first.hidden:
+		return "something was mounted over plugins_registry or unmounted, which this sandbox does not show"
 	case first.Links != none && v.Links != first.Links && (first.rootReadOnly || confined) && v.Root == first.Root && v.Registry == first.Registry:
 		return linksLost
 	}
@@ -126,6 +136,8 @@ func (d *daemon) guardSandbox(ctx context.Context, looked func()) {
 	d.note("reading when a process ended for a new sandbox", err)
 	hints := d.watcher.Subscribe(registry, filepath.Dir(registry), rootdir.EndpointLinks(filepath.Dir(registry)))
 	defer hints.Close()
+	mounts := make(chan struct{}, 1)
+	d.work.Go(func() { d.note("watching the host's mounts", fswatch.WatchMounts(ctx, hostMounts, mounts)) })
 	slot := d.pool.Slot(registry, hints.Hint)
 	var first view
 	var lost time.Time // since when the links are
@@ -173,6 +185,8 @@ func (d *daemon) guardSandbox(ctx context.Context, looked func()) {
 			return
 		case <-hints.Hints():
 		case <-again:
+		case <-mounts:
+			pause(ctx, mountPause) // starting pods makes dozens at once
 		}
 	}
 }

@@ -27,6 +27,8 @@ func TestStaleSandbox(t *testing.T) {
 		"read-only from the start":     {change(func(v *view) { v.registryReadOnly = true }), change(func(v *view) { v.registryReadOnly = true }), false},
 		"mounted over":                 {sandboxed, change(func(v *view) { v.Root, v.Registry, v.rootReadOnly = b, b, false }), true},
 		"root_dir was always writable": {change(func(v *view) { v.rootReadOnly = false }), change(func(v *view) { v.Root, v.rootReadOnly = b, false }), false},
+		"unmounted on the host":        {sandboxed, change(func(v *view) { v.hidden = true }), true},
+		"always another on the host":   {change(func(v *view) { v.hidden = true }), change(func(v *view) { v.hidden = true }), false},
 		"root_dir is missing":          {sandboxed, view{}, false},
 		"links removed":                {sandboxed, change(func(v *view) { v.Links = unixsock.FileID{} }), true},
 		"links recreated by others":    {sandboxed, change(func(v *view) { v.Links = b }), true},

@@ -7,15 +7,14 @@ import (
 	"time"
 )
 
-// watchMounts gives a hint when something was mounted or unmounted in our mount namespace, until
-// ctx is done: a mount over a directory changes what a path resolves to, which inotify does not
-// report.
+// WatchMounts gives a hint when something was mounted or unmounted, until ctx is done: a mount
+// over a directory changes what a path resolves to, which inotify does not report. The file is the
+// mountinfo of a process in the mount namespace in question.
 //
-// The kernel reports a change as an error condition on /proc/self/mountinfo
-// (proc_pid_mountinfo(5)). Go's poller is edge-triggered, and each mount is an edge; nothing is
-// read.
-func watchMounts(ctx context.Context, hints chan<- struct{}) error {
-	f, err := os.Open("/proc/self/mountinfo")
+// The kernel reports a change as an error condition on it (proc_pid_mountinfo(5)). Go's poller is
+// edge-triggered, and each mount is an edge; nothing is read.
+func WatchMounts(ctx context.Context, mountinfo string, hints chan<- struct{}) error {
+	f, err := os.Open(mountinfo)
 	if err != nil {
 		return fmt.Errorf("cannot watch for mounts: %w", err)
 	}

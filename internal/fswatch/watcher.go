@@ -99,7 +99,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	w.look(ctx, nil, true)
 	mounted := make(chan struct{}, 1)
 	w.tasks.Go(func() {
-		if err := watchMounts(ctx, mounted); err != nil {
+		if err := WatchMounts(ctx, "/proc/self/mountinfo", mounted); err != nil {
 			w.log.Warn("mounts over a watched directory are noticed late", "error", err, "after", w.o.SlowLook)
 		}
 	})
