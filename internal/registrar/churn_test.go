@@ -247,18 +247,8 @@ func TestAliveLooksAtNothing(t *testing.T) {
 
 // A registrar that leaves tries until its socket is withdrawn, and ends then.
 func TestLeavingWithdrawsAndEnds(t *testing.T) {
-	w := newWorld()
-	w.report = ready()
-	runHarness(t, w, base, func(h *harness) {
-		h.state("registered")
-		h.w.set(func(w *world) { w.withdrawErr = errors.New("read-only") })
-		if err := h.reg.Update(h.Context(), disabled, nil); err != nil {
-			t.Fatal(err)
-		}
+	runFailingWithdrawal(t, func(h *harness) {
 		time.Sleep(time.Minute)
-		if s := h.status(); s.Reason != "read-only" {
-			t.Errorf("reason %q", s.Reason)
-		}
 		if err := h.reg.Alive(h.Context()); err != nil {
 			t.Error(err)
 		}
@@ -273,25 +263,5 @@ func TestLeavingWithdrawsAndEnds(t *testing.T) {
 		if _, _, n := h.counts(); n != 1 {
 			t.Errorf("withdrawn %d times", n)
 		}
-	})
-}
-
-// It is configured again before it could be withdrawn.
-func TestLeavingIsCalledOff(t *testing.T) {
-	w := newWorld()
-	w.report = ready()
-	runHarness(t, w, base, func(h *harness) {
-		h.state("registered")
-		h.w.set(func(w *world) { w.withdrawErr = errors.New("read-only") })
-		if err := h.reg.Update(h.Context(), disabled, nil); err != nil {
-			t.Fatal(err)
-		}
-		time.Sleep(time.Minute)
-		if err := h.reg.Update(h.Context(), base, nil); err != nil {
-			t.Fatal(err)
-		}
-		time.Sleep(time.Minute)
-		h.state("registered")
-		h.publications(1)
 	})
 }

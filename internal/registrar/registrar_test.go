@@ -924,9 +924,10 @@ func TestTroubleThatChangesItsWordsIsNotRepeatedForEver(t *testing.T) {
 	})
 }
 
-// A withdrawal that fails, as in a directory that is read-only for the sandbox, is retried less
-// and less often, and is a few lines in the log. The status says so.
-func TestAWithdrawalThatFailsIsDamped(t *testing.T) {
+// runFailingWithdrawal runs f with a driver that was registered and then disabled, and that cannot
+// be withdrawn.
+func runFailingWithdrawal(t *testing.T, f func(h *harness)) {
+	t.Helper()
 	w := newWorld()
 	w.report = ready()
 	runHarness(t, w, base, func(h *harness) {
@@ -935,6 +936,14 @@ func TestAWithdrawalThatFailsIsDamped(t *testing.T) {
 		if err := h.reg.Update(h.Context(), disabled, nil); err != nil {
 			t.Fatal(err)
 		}
+		f(h)
+	})
+}
+
+// A withdrawal that fails, as in a directory that is read-only for the sandbox, is retried less
+// and less often, and is a few lines in the log. The status says so.
+func TestAWithdrawalThatFailsIsDamped(t *testing.T) {
+	runFailingWithdrawal(t, func(h *harness) {
 		began := time.Now()
 		for range 3600 { // a busy directory
 			time.Sleep(time.Second)
@@ -964,25 +973,23 @@ func TestAWithdrawalThatFailsIsDamped(t *testing.T) {
 	})
 }
 
-// A change of the settings ends the pause.
+// A change of the settings ends the pause, and a driver that is enabled again stays registered.
 func TestAWithdrawalThatFailsIsRetriedAtOnceForNewSettings(t *testing.T) {
-	w := newWorld()
-	w.report = ready()
-	runHarness(t, w, base, func(h *harness) {
-		h.state("registered")
-		h.w.set(func(w *world) { w.withdrawErr = errors.New("read-only file system") })
-		for range 2 {
-			if err := h.reg.Update(h.Context(), disabled, nil); err != nil {
-				t.Fatal(err)
-			}
-			time.Sleep(30 * time.Minute)
+	runFailingWithdrawal(t, func(h *harness) {
+		time.Sleep(30 * time.Minute)
+		if err := h.reg.Update(h.Context(), disabled, nil); err != nil {
+			t.Fatal(err)
 		}
+		time.Sleep(30 * time.Minute)
 		if err := h.reg.Update(h.Context(), base, nil); err != nil {
 			t.Fatal(err)
 		}
 		if s := h.status(); s.State != "registered" || s.WithdrawalError != "" || s.Reason != "" {
 			t.Errorf("status %+v", s)
 		}
+		time.Sleep(time.Minute)
+		h.state("registered")
+		h.publications(1)
 		h.w.set(func(w *world) { w.withdrawErr = nil })
 		if err := h.reg.Update(h.Context(), disabled, nil); err != nil {
 			t.Fatal(err)
