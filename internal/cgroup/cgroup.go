@@ -13,13 +13,13 @@ import (
 	"csi-registrar/internal/status"
 )
 
-// maxSize is how much of /proc/PID/cgroup is read. A process can have a long one, if it was
-// delegated a part of the hierarchy.
+// maxSize limits how much of /proc/PID/cgroup is read. A process can make it long if a part of the
+// hierarchy is delegated to it.
 const maxSize = 64 << 10
 
-// Server returns what proc, a directory like /proc, tells of a process that listens on a socket.
-// It is zero for PID 1, which only holds the socket for somebody else, and for a process that
-// cannot be seen.
+// Server returns the unit, pod and container, from proc (a directory like /proc), of a process that
+// listens on a socket. It is zero for PID 1, which only keeps the socket for another process, and
+// for a process that is not visible.
 func Server(proc string, pid int) status.Server {
 	if pid <= 1 {
 		return status.Server{}
@@ -42,13 +42,13 @@ var (
 	// The kubelet names the cgroup of a pod after its UID (v1.36, pkg/kubelet/cm): with systemd as
 	// driver its dashes are underscores. A static pod's UID is a hash.
 	podName = regexp.MustCompile(`(?:^|-)pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?$`)
-	// containerd and CRI-O name that of a container after its ID.
+	// containerd and CRI-O name the cgroup of a container after its ID.
 	containerName = regexp.MustCompile(`^(?:[a-z-]+-)?([0-9a-f]{64})(?:\.scope)?$`)
 )
 
-// Parse reads /proc/PID/cgroup. The unit is the first component of the path that is one, because
-// those below it can be chosen by others; it is empty for a process of a pod. For a process of a
-// user's own service manager nothing is returned.
+// Parse parses /proc/PID/cgroup. The unit is the first unit in the path, because other users may
+// choose the names below it; it is empty for a process of a pod. For a process of a user's own
+// service manager the result is zero.
 func Parse(text string) (s status.Server) {
 	for line := range strings.Lines(text) {
 		fields := strings.SplitN(strings.TrimSpace(line), ":", 3)
@@ -78,8 +78,8 @@ func Parse(text string) (s status.Server) {
 	return s
 }
 
-// InPod reports whether /proc/PID/cgroup says that a process runs below a kubelet's cgroup for
-// pods, also where the pod cannot be told.
+// InPod reports whether a process with this /proc/PID/cgroup runs below a kubelet's cgroup for
+// pods, even if Parse cannot find the pod.
 func InPod(text string) bool {
 	for line := range strings.Lines(text) {
 		fields := strings.SplitN(strings.TrimSpace(line), ":", 3)

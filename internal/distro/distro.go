@@ -1,5 +1,5 @@
-// Package distro has what is known of the distributions of Kubernetes: which process and which
-// unit run the kubelet, where its root directory is, and which directories have keys.
+// Package distro has facts about distributions of Kubernetes: the process and the unit that run the
+// kubelet, its root directory, and directories with keys.
 package distro
 
 import "slices"
@@ -17,7 +17,7 @@ type Distro struct {
 	// Secrets are directories and files with keys or credentials of the cluster. Those below
 	// RootDir that every kubelet has are in KubeletSecrets.
 	Secrets []string
-	// Note is what an administrator should know of such a node.
+	// Note is for administrators of such a node.
 	Note string
 }
 
@@ -29,9 +29,8 @@ var (
 	kubeletUnit = []string{"kubelet.service"}
 )
 
-// Only the kubelet of kubeadm's row was tried, in the suites that run whole nodes. "Read" is what
-// was read in the sources that are named, in November 2026; "known" is common knowledge, of which
-// no source was read.
+// Only kubeadm's kubelet was tried, in the suites that run whole nodes. "Read" means that the facts
+// come from the named sources, read in November 2026; "known" is common knowledge without a source.
 var table = []Distro{
 	{
 		// Tried.
@@ -115,7 +114,7 @@ var table = []Distro{
 // KubeletSecrets are files and directories with credentials in every kubelet's root directory.
 var KubeletSecrets = []string{"pki", "kubeconfig", "bootstrap-kubeconfig"}
 
-// All returns all distributions that are known.
+// All returns all known distributions.
 func All() []Distro { return slices.Clone(table) }
 
 // Units returns the units that can run a kubelet, each once.

@@ -1,5 +1,5 @@
-// Package process holds processes by descriptors, which a reused pid cannot confuse, and waits for
-// their ends without a thread (pidfd_open(2)).
+// Package process identifies processes by descriptors, which a reused pid does not affect, and
+// waits for their ends without a thread (pidfd_open(2)).
 package process
 
 import (
@@ -59,8 +59,8 @@ func openPeer(fd int) (pidfd int, err error) {
 	return pidfd, nil
 }
 
-// Copy returns a copy of a pidfd that can be waited for without a thread, whatever f was used
-// for. The error says if f is not a pidfd.
+// Copy returns a copy of a pidfd that can be waited for without a thread, however f was used
+// before. It is an error if f is not a pidfd.
 func Copy(f *os.File) (*os.File, error) {
 	raw, err := f.SyscallConn()
 	if err != nil {
@@ -102,8 +102,8 @@ func Take(pidfd int) (*os.File, error) {
 	return os.NewFile(uintptr(pidfd), "pidfd"), nil
 }
 
-// AwaitEnd waits until the process of a pidfd has ended. The error means that the File was closed
-// before.
+// AwaitEnd waits until the process of a pidfd has ended. It is an error if the File was closed
+// before that.
 func AwaitEnd(pidfd *os.File) error {
 	raw, err := pidfd.SyscallConn()
 	if err != nil {

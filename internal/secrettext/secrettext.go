@@ -1,5 +1,5 @@
-// Package secrettext finds secrets that are known in texts of others: an error of a driver that
-// repeats a part of its request, or a line of a log.
+// Package secrettext finds known secrets in untrusted texts: an error of a driver that repeats a
+// part of its request, or a line of a log.
 package secrettext
 
 import (
@@ -16,12 +16,13 @@ import (
 )
 
 const (
-	// window is how many characters in a row of a secret are found wherever they are. Of fewer,
-	// whole values only are found.
+	// window is the number of consecutive characters of a secret that are found anywhere. Shorter
+	// sequences are found only if they are whole values.
 	window = 6
 	// minValue is the shortest value that is looked for: shorter ones are in every text.
 	minValue = 3
-	// maxGap is how many characters between two finds are hidden with them, such as \n in quotes.
+	// maxGap is the number of characters between two matches that are hidden with them, such as \n
+	// in quotes.
 	maxGap = 4
 	// maxWindows limits the memory of a Matcher to about 16 MiB.
 	maxWindows = 1 << 18
@@ -32,7 +33,7 @@ const (
 // in base64, alone or as a part, as in base64 of user:password.
 //
 // It does not find values of one or two characters, a part of fewer than 6 characters that is
-// no field, and a secret that was reversed, hashed or encrypted. Not safe for concurrent use.
+// not a field, and a secret that was reversed, hashed or encrypted. Not safe for concurrent use.
 type Matcher struct {
 	seed    maphash.Seed
 	added   map[uint64]bool // hashes of the secrets that are known
@@ -41,13 +42,13 @@ type Matcher struct {
 	full    bool
 }
 
-// New returns a Matcher that knows no secret.
+// New returns a Matcher without secrets.
 func New() *Matcher {
 	return &Matcher{seed: maphash.MakeSeed(), added: map[uint64]bool{}, windows: map[uint64]bool{}, values: map[string]bool{}}
 }
 
-// Full reports whether the Matcher was given more than it can remember. What Add is given then is
-// not found.
+// Full reports whether the Matcher has reached its limit. It does not find secrets that are added
+// after that.
 func (m *Matcher) Full() bool { return m.full }
 
 // Add remembers a secret.
@@ -65,7 +66,7 @@ func (m *Matcher) Add(secret string) {
 	}
 }
 
-// remember takes all windows of a form, or the form itself where that is shorter.
+// remember adds all windows of a form, or the form itself if it is shorter than a window.
 func (m *Matcher) remember(form string) {
 	folded := fold(form)
 	if len(folded) < window {
@@ -78,7 +79,7 @@ func (m *Matcher) remember(form string) {
 	m.full = m.full || len(m.windows) > maxWindows
 }
 
-// rememberValue takes a value as a whole, and all windows of one that has some.
+// rememberValue adds a whole value, and all its windows if it has any.
 func (m *Matcher) rememberValue(value string) {
 	switch folded := fold(value); {
 	case len(folded) >= window:
@@ -93,7 +94,7 @@ func (m *Matcher) rememberValue(value string) {
 	}
 }
 
-// forms are a secret as others may write it.
+// forms returns the forms in which a secret may be written.
 func forms(secret string) []string {
 	all := append([]string{secret, strings.TrimSpace(secret)}, encodings(secret)...)
 	all = append(all, encodings(strings.TrimSpace(secret))...)
@@ -106,8 +107,8 @@ func forms(secret string) []string {
 	return all
 }
 
-// encodings are a text quoted and encoded. Base64 has three: of a text that begins at each of the
-// three bytes of a group, without the characters that its neighbours share.
+// encodings returns the quoted and encoded forms of a text. Base64 has three: the text can begin at
+// each of the three bytes of a group. Characters that also depend on the neighbors are left out.
 func encodings(s string) []string {
 	if s == "" {
 		return nil
@@ -132,11 +133,11 @@ func encodings(s string) []string {
 	return all
 }
 
-// unquoted is a quoted text without the quotes around it.
+// unquoted returns a quoted text without its quotes.
 func unquoted(s string) string { return strings.TrimSuffix(strings.TrimPrefix(s, `"`), `"`) }
 
-// fields are the values in a structured secret: of JSON, of lines, of KEY=VALUE and KEY: VALUE, and
-// of what separators are between.
+// fields returns the values in a structured secret: JSON, lines, KEY=VALUE and KEY: VALUE, and
+// values between separators.
 func fields(secret string) []string {
 	var all []string
 	var document any
@@ -151,7 +152,7 @@ func fields(secret string) []string {
 		if n < 0 {
 			return append(all, secret[begin:])
 		}
-		// What is before = or : is the name of a value.
+		// The text before = or : is the name of a value.
 		if end := begin + n; secret[end] != '=' && secret[end] != ':' {
 			all = append(all, secret[begin:end])
 		}
@@ -208,7 +209,7 @@ func (m *Matcher) Redact(s, mark string) string {
 	return b.String() + s[end:]
 }
 
-// findValues finds the values that are shorter than a window, where they are words of their own.
+// findValues finds the values that are shorter than a window, where they are separate words.
 func (m *Matcher) findValues(s string, folded []char, found []bool) {
 	if len(m.values) == 0 {
 		return
@@ -245,7 +246,7 @@ type char struct {
 	begin, end int
 }
 
-// fold leaves out white space and what cannot be seen.
+// fold leaves out white space and invisible characters.
 func fold(s string) []char {
 	folded := make([]char, 0, len(s))
 	for i, c := range s {

@@ -26,9 +26,9 @@ const (
 	replyBuffer      = 64 << 10
 )
 
-// Connections counts the open connections whose accepting end belongs to the socket at path,
-// those that wait in its queue included. It sees connections that were made in the network
-// namespace of this process; the kubelet is in the host's.
+// Connections counts the open connections that the socket at path has accepted, and those in its
+// queue. It sees only connections that were made in the network namespace of this process; the
+// kubelet is in that of the host.
 func Connections(path string) (int, error) {
 	var st unix.Stat_t
 	if err := unix.Lstat(path, &st); err != nil {
@@ -37,8 +37,8 @@ func Connections(path string) (int, error) {
 	if st.Mode&unix.S_IFMT != unix.S_IFSOCK {
 		return 0, fmt.Errorf("%s is not a socket", path)
 	}
-	// An accepted socket has its listener's file. The kernel tells the lower half of the inode's
-	// number, and the device as it has it itself, with 20 bits for the minor number.
+	// An accepted socket has its listener's file. The kernel reports the lower half of the inode
+	// number, and its internal device number, with 20 bits for the minor number.
 	inode := uint32(st.Ino)
 	device := unix.Major(st.Dev)<<20 | unix.Minor(st.Dev)
 	count := 0
@@ -46,7 +46,7 @@ func Connections(path string) (int, error) {
 		switch {
 		case s.inode != inode || s.device != device:
 		case s.state == listening:
-			count += int(s.queue) // who waits has no socket of its own in the list yet
+			count += int(s.queue) // a connection in the queue is not in the list yet
 		default:
 			count++
 		}

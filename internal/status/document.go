@@ -70,8 +70,8 @@ func (s Document) Driver(name string) (Driver, bool) {
 	return Driver{}, false
 }
 
-// KubeletEnded says that the kubelet that confirmed the driver's registration has ended; empty if
-// it has not, or that is not known.
+// KubeletEnded returns a sentence if the kubelet that confirmed the driver's registration has
+// ended; empty if it has not, or that is not known.
 func (s Document) KubeletEnded(d Driver, now time.Time) string {
 	if s.Kubelet.EndedAt.IsZero() || d.Registration != Registered {
 		return ""

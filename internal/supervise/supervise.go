@@ -1,6 +1,6 @@
-// Package supervise is what `csi-registrar supervise` does for a driver that runs as a unit of
-// systemd: it waits until the driver serves, and then feeds the unit's watchdog for as long as
-// the driver answers Probe.
+// Package supervise implements `csi-registrar supervise` for a driver that runs as a unit of
+// systemd: it waits until the driver serves, and then feeds the unit's watchdog for as long as the
+// driver answers Probe.
 package supervise
 
 import (
@@ -11,9 +11,8 @@ import (
 	"time"
 )
 
-// How long Wait pauses between two tries: a connection that is refused costs microseconds, a
-// call is work for the driver. Both are short enough for a unit that is active within 100 ms
-// after its driver answers.
+// Pauses of Wait between two attempts: a refused connection costs microseconds, a call is work for
+// the driver. With both, the unit is active within 100 ms after its driver answers.
 const (
 	pauseAbsent = 20 * time.Millisecond
 	pauseCalled = 80 * time.Millisecond
@@ -23,14 +22,14 @@ const (
 // MinWatchdog is the shortest WatchdogSec= that Watch can feed.
 const MinWatchdog = time.Second
 
-// Driver is the driver at its socket (satisfied by the functions of internal/driver). Every
-// method has a time limit of its own, and an error holds no words of the driver.
+// Driver is the driver at its socket (satisfied by the functions of internal/driver). Every method
+// has a time limit, and an error contains no text of the driver.
 type Driver interface {
 	// Name returns what the driver reports in GetPluginInfo.
 	Name(ctx context.Context) (string, error)
 	// Live returns nil if the driver answers Probe and is ready.
 	Live(ctx context.Context) error
-	// Absent reports whether the error says that nobody listens at the socket.
+	// Absent reports whether the error means that nobody listens at the socket.
 	Absent(err error) bool
 }
 
@@ -51,12 +50,12 @@ type Supervisor struct {
 	Watchdog time.Duration
 }
 
-// errEnded is why Wait gives up.
+// errEnded is the error of Wait if the driver has ended.
 var errEnded = errors.New("the driver's main process ended before it served")
 
-// Wait returns nil when the driver answers GetPluginInfo and Probe, and an error when ctx is
-// done or the driver's main process ends before. It feeds the watchdog meanwhile, since
-// systemd counts WatchdogSec= from the start of the driver: TimeoutStartSec= limits the wait.
+// Wait returns nil when the driver answers GetPluginInfo and Probe, and an error when ctx is done
+// or the driver's main process ends before that. Meanwhile it feeds the watchdog, because systemd
+// counts WatchdogSec= from the start of the driver: TimeoutStartSec= limits the wait.
 func (s *Supervisor) Wait(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	fed := make(chan struct{})
@@ -101,8 +100,8 @@ func (s *Supervisor) Wait(ctx context.Context) error {
 	}
 }
 
-// cancelAtEnd cancels with errEnded when the driver's process ends. The function that it
-// returns ends that, and waits for it.
+// cancelAtEnd cancels with errEnded when the driver's process ends, until the returned function is
+// called.
 func (s *Supervisor) cancelAtEnd(ctx context.Context, cancel context.CancelCauseFunc) (stop func()) {
 	stopped, done := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -134,10 +133,9 @@ func (s *Supervisor) feedUntil(ctx context.Context) {
 	}
 }
 
-// Watch feeds the watchdog for as long as the driver answers Probe. It returns when ctx is done
-// or the driver's main process has ended. A Probe may take a third of Watchdog at most, and the
-// next one comes a third later, so that one that is not answered is followed by others before
-// systemd acts.
+// Watch feeds the watchdog for as long as the driver answers Probe. It returns when ctx is done or
+// the driver's main process has ended. A Probe may take a third of Watchdog at most, and the next
+// one comes a third later, so that systemd does not act because of a single unanswered Probe.
 func (s *Supervisor) Watch(ctx context.Context) {
 	pause, last := s.Watchdog/3, ""
 	for {
@@ -183,8 +181,7 @@ func (s *Supervisor) transition(err error, last string) {
 	}
 }
 
-// feed and status go on after an error: without WATCHDOG=1 systemd restarts the driver, which
-// is the answer to whatever is wrong.
+// feed and status ignore errors: without WATCHDOG=1 systemd restarts the driver, as it should.
 func (s *Supervisor) feed() {
 	if err := s.Notify.Watchdog(); err != nil {
 		s.Log.Warn("cannot feed the watchdog", "error", err)
