@@ -32,6 +32,7 @@ func TestDaemonRestartsThroughTheStore(t *testing.T) {
 		k.Registered(0, name, soon)
 		c.WaitState(name, "registered", soon)
 	}
+	kubeletKept(t, n)
 	unchanged(t, n, k, names, func() {
 		for i := range 20 {
 			sig := syscall.SIGTERM
@@ -70,6 +71,7 @@ func TestListenerUnderAnUnknownName(t *testing.T) {
 	c := m.StartDaemon()
 	k.Registered(0, d.Name, soon)
 	c.WaitState(d.Name, "registered", soon)
+	kubeletKept(t, n)
 	want := []string{"kubelet", "registration-" + d.Name}
 	if got := slices.Sorted(slices.Values(m.Stored())); !slices.Equal(got, want) {
 		t.Errorf("stored: %q, want %q", got, want)

@@ -3,6 +3,8 @@ package e2e
 import (
 	"flag"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -40,7 +42,7 @@ func registered(t *testing.T, name string, extra ...string) (*harness.Node, *har
 }
 
 // registeredViaStore is registered with a service manager that keeps descriptors; the
-// kubelet has had its answer.
+// kubelet has received its answer, and its pidfd is kept.
 func registeredViaStore(t *testing.T, name string) (*harness.Node, *harness.Driver, *harness.Manager, *harness.Daemon, *harness.Kubelet) {
 	t.Helper()
 	n := harness.New(t)
@@ -52,7 +54,21 @@ func registeredViaStore(t *testing.T, name string) (*harness.Node, *harness.Driv
 	k.Registered(0, name, soon)
 	c.WaitState(name, "registered", soon)
 	answered(k)
+	kubeletKept(t, n)
 	return n, d, m, c, k
+}
+
+// kubeletKept waits until the daemon has put the kubelet's pidfd into the store, after which it
+// writes a record. The answer to the kubelet does not wait for that.
+func kubeletKept(t *testing.T, n *harness.Node) {
+	t.Helper()
+	record := filepath.Join(n.Etc, "run/csi-registrar/state/kubelet.json")
+	harness.Eventually(t, soon, "the record of the kubelet", func() string {
+		if _, err := os.Stat(record); err != nil {
+			return err.Error()
+		}
+		return ""
+	})
 }
 
 // answered waits until the kubelet has the answer to its last call. The daemon records the
