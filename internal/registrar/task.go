@@ -173,7 +173,7 @@ func (r *Registrar) finished(err error, now time.Time) {
 			r.log.Warn("cannot withdraw the registration, trying again", "error", err)
 		}
 	}
-	t.next = now.Add(jitter(min(first<<min(t.failures, 10), most)))
+	t.next = now.Add(jitter(min(first<<min(t.failures, 10), most), now))
 	t.failures++
 }
 
