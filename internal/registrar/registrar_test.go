@@ -470,6 +470,28 @@ func TestConflictIsFollowed(t *testing.T) {
 	})
 }
 
+// The other registrar is gone, but the socket has changed too often: that is what the status says.
+func TestAConflictThatEndedIsNotShown(t *testing.T) {
+	w := newWorld()
+	w.report = ready()
+	runHarness(t, w, base, func(h *harness) {
+		for range churnFree - 2 {
+			time.Sleep(time.Second)
+			h.w.set(func(w *world) { w.sock.Place = status.Missing })
+		}
+		time.Sleep(time.Second)
+		h.w.set(func(w *world) { w.sock.Place, w.publishErr = status.Foreign, conflict{} })
+		time.Sleep(time.Second)
+		h.state("conflict")
+		h.w.set(func(w *world) { w.sock.Place, w.publishErr = status.Missing, nil })
+		time.Sleep(time.Second)
+		h.state("ready")
+		if s := h.status(); s.DampedUntil.IsZero() || strings.Contains(s.Reason, "another registrar") {
+			t.Errorf("until %s: %s", s.DampedUntil, s.Reason)
+		}
+	})
+}
+
 func TestConflictEndsWithItsDriver(t *testing.T) {
 	w := newWorld()
 	w.report, w.publishErr = ready(), conflict{}

@@ -108,7 +108,7 @@ func (r *Registrar) dueAt(now time.Time) time.Time {
 // were too many, else zero.
 func (r *Registrar) dampedUntil(now time.Time) time.Time {
 	t := &r.task
-	if t.pending.kind != publish || t.busy || t.err != nil || t.churn.count(now) < churnFree {
+	if t.pending.kind != publish || t.busy || t.isRetry() || t.churn.count(now) < churnFree {
 		return time.Time{}
 	}
 	if at := r.dueAt(now); at.After(now) {
