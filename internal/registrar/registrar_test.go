@@ -589,6 +589,32 @@ func TestARequestThatIsPublishedLateIsNotRepeated(t *testing.T) {
 	})
 }
 
+// The kubelet refused because the driver was away. The driver returns, and meanwhile the target of the
+// link has changed: the kubelet need not learn of the target, but of the return.
+func TestAMovedLinkDoesNotHideAReturn(t *testing.T) {
+	w := newWorld()
+	w.report = ready()
+	set := base
+	set.EndpointLink = true
+	runHarness(t, w, set, func(h *harness) {
+		h.state("registered")
+		h.w.set(func(w *world) { w.report = status.Report{Driver: status.Absent, Reason: "gone"} })
+		time.Sleep(time.Second)
+		set.Endpoint = "/run/foo-2.sock"
+		if err := h.reg.Update(h.Context(), set, nil); err != nil {
+			t.Fatal(err)
+		}
+		h.w.word(false, "connection refused")
+		h.state("refused")
+		h.w.set(func(w *world) { w.report = ready() })
+		time.Sleep(time.Second)
+		h.state("registered")
+		if got := h.status().RepublicationsBy; got[string(CauseReturned)] != 1 {
+			t.Errorf("counted %v", got)
+		}
+	})
+}
+
 func TestRefusedThenTheKubeletComesBack(t *testing.T) {
 	w := newWorld()
 	w.report = ready()

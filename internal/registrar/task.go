@@ -150,7 +150,11 @@ func (r *Registrar) finished(err error, now time.Time) {
 	}
 	t.err, t.next = err, time.Time{}
 	if err == nil {
+		kind := t.pending.kind
 		t.failures, t.pending = 0, action{}
+		if kind == acknowledge { // the kubelet has not learned of it
+			return
+		}
 		if !r.request.at.After(t.startedAt) {
 			r.request = pendingRequest{} // else there is a newer request
 		}
