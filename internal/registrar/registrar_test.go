@@ -589,6 +589,34 @@ func TestARequestThatIsPublishedLateIsNotRepeated(t *testing.T) {
 	})
 }
 
+// A call that was abandoned publishes after all: the next change for the same cause is no retry, and
+// is counted.
+func TestAPublicationThatCompletedLateIsNotRetried(t *testing.T) {
+	w := newWorld()
+	w.report = ready()
+	w.accept = func(status.Announcement) (bool, string) { return false, "no" }
+	runHarness(t, w, base, func(h *harness) {
+		h.state("refused")
+		hung := errors.New("the file system does not answer")
+		h.w.set(func(w *world) { w.report = status.Report{Driver: status.Absent, Reason: "gone"} })
+		time.Sleep(time.Second)
+		h.w.set(func(w *world) { w.report, w.publishErr = ready(), hung })
+		time.Sleep(100 * time.Millisecond)
+		h.w.set(func(w *world) { w.checkErr, w.sock.PublishedAt = hung, time.Now() })
+		time.Sleep(time.Second)
+		h.w.word(false, "no")
+		time.Sleep(time.Second)
+		h.w.set(func(w *world) { w.report.Replaced = true })
+		synctest.Wait()
+		h.w.set(func(w *world) { w.checkErr, w.publishErr, w.report.Replaced = nil, nil, false })
+		time.Sleep(time.Minute)
+		h.publications(2) // and the one that was abandoned
+		if got := h.status().RepublicationsBy; got[string(CauseReturned)] != 2 {
+			t.Errorf("counted %v", got)
+		}
+	})
+}
+
 // The kubelet refused because the driver was away. The driver returns, and meanwhile the target of the
 // link has changed: the kubelet need not learn of the target, but of the return.
 func TestAMovedLinkDoesNotHideAReturn(t *testing.T) {
