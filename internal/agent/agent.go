@@ -365,6 +365,15 @@ func (a *Agent) Record(ctx context.Context, name string, listen func(context.Con
 	if err != nil {
 		return err
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() { // no call arrives any more when the registration has ended
+		select {
+		case <-r.ended:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
 	return r.socket.Record(ctx, listen, linked)
 }
 

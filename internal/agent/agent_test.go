@@ -88,7 +88,9 @@ func (s *socket) Look() status.Socket {
 }
 func (s *socket) Check(context.Context) error                            { return nil }
 func (s *socket) Acknowledge(context.Context, status.Announcement) error { return nil }
-func (s *socket) Record(context.Context, func(context.Context, string) error, func()) error {
+func (s *socket) Record(ctx context.Context, _ func(context.Context, string) error, linked func()) error {
+	linked()
+	<-ctx.Done()
 	return nil
 }
 func (s *socket) Publish(_ context.Context, a status.Announcement) error {
@@ -461,6 +463,26 @@ func TestStatusIsOfTheRootInForce(t *testing.T) {
 			t.Errorf("%+v", d)
 		}
 		n.socket("/k/plugins_registry/a").refuse(nil)
+	})
+}
+
+// No call arrives at a recorder whose registration has ended.
+func TestATraceEndsWithItsRegistration(t *testing.T) {
+	with(t, func(t *testing.T, a *Agent, _ *node) {
+		apply(t, a, conf("/k", drv("a")))
+		ended := make(chan error, 1)
+		linked := make(chan struct{})
+		go func() { ended <- a.Record(t.Context(), "a", nil, func() { close(linked) }) }()
+		<-linked
+		apply(t, a, conf("/k"))
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Error(err)
+			}
+		default:
+			t.Error("it continues")
+		}
 	})
 }
 
