@@ -71,6 +71,7 @@ type socket struct {
 	mu                           sync.Mutex
 	up                           status.Socket
 	published, withdrawn, closed int
+	restored                     int
 	refused                      error
 	hold                         chan struct{} // Look waits for it
 	closing                      chan struct{} // Close waits for it
@@ -91,6 +92,12 @@ func (s *socket) Acknowledge(context.Context, status.Announcement) error { retur
 func (s *socket) Record(ctx context.Context, _ func(context.Context, string) error, linked func()) error {
 	linked()
 	<-ctx.Done()
+	return nil
+}
+func (s *socket) Restore(context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.restored++
 	return nil
 }
 func (s *socket) Publish(_ context.Context, a status.Announcement) error {
@@ -461,6 +468,10 @@ func TestStatusIsOfTheRootInForce(t *testing.T) {
 		apply(t, a, conf("/k", drv("a")))
 		if d := a.Status().Drivers; len(d) != 1 || d[0].RegistrationSocket != "/k/plugins_registry/a" {
 			t.Errorf("%+v", d)
+		}
+		// The descriptor store and the record were those of the other one.
+		if k, l := n.socket("/k/plugins_registry/a"), n.socket("/l/plugins_registry/a"); k.restored != 1 || l.restored != 0 {
+			t.Errorf("restored %d and %d times", k.restored, l.restored)
 		}
 		n.socket("/k/plugins_registry/a").refuse(nil)
 	})

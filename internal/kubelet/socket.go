@@ -167,6 +167,18 @@ func (s *Socket) Acknowledge(ctx context.Context, a status.Announcement) error {
 	})
 }
 
+// Restore implements agent.Socket.
+func (s *Socket) Restore(ctx context.Context) error {
+	return s.do(ctx, changeTime, func(ctx context.Context) error {
+		p := s.current.Load()
+		if p == nil || s.anotherRecorded() {
+			return nil
+		}
+		s.keep(ctx, p)
+		return s.save(p)
+	})
+}
+
 // Withdraw implements registrar.Socket. Open connections are still served, so that a Notify of the
 // kubelet does not fail.
 func (s *Socket) Withdraw(ctx context.Context) error { return s.change(ctx, s.withdraw) }
