@@ -86,6 +86,24 @@ func TestRestoreAfterAnotherRootDir(t *testing.T) {
 	}
 }
 
+// After a kill -9 while the store was full there is a record without a listener. It goes with the
+// registration.
+func TestARecordWithoutAListenerIsDiscarded(t *testing.T) {
+	w := newWorld(t)
+	m := newManager(t)
+	leave(w, m, "a")
+	r := w.open(with(m, true))
+	if isGone(r.recordOf("a")) {
+		t.Fatal("there is no record")
+	}
+	if err := socket(t, r, "a").Discard(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if !isGone(r.recordOf("a")) {
+		t.Error("the record is left")
+	}
+}
+
 // An abandoned adoption continues after its time is over. It still removes a socket that it cannot
 // prove: nobody serves it, and the kubelet would wait for it.
 func TestALateAdoptionRemovesWhatItCannotProve(t *testing.T) {

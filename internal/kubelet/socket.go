@@ -238,6 +238,9 @@ func (s *Socket) end(ctx context.Context) error {
 	p := s.current.Load()
 	switch {
 	case p == nil && s.discarded.Load(): // a publication that failed may have made the link
+		if !s.anotherRecorded() { // the listener of the record was not in the store
+			s.removeRecord()
+		}
 		return s.r.o.Host.removeLink(rootdir.EndpointLink(s.r.dir.root, s.name))
 	case p == nil:
 		return nil
