@@ -37,7 +37,7 @@ func (r *Registrar) snapshot(seen status.Socket, now time.Time) status.Driver {
 	if reg == status.Registered || reg == status.Published {
 		s.RefusedChange = refusedChange(seen.Announced.Identity, r.view.identity)
 	}
-	if t := &r.task; t.pending.kind == withdraw && t.isRetry() {
+	if t := &r.task; t.pending.kind == withdraw && t.failed.kind == withdraw && t.err != nil {
 		s.WithdrawalError, s.WithdrawalFailedAt = t.err.Error(), t.failedAt.UTC()
 	}
 	for _, n := range r.counted {
