@@ -44,8 +44,8 @@ func TestWhatTheStoreKeptIsAdoptedWhenTheFileSystemAnswers(t *testing.T) {
 	mustAnswer(t, s.path, announcement("a").Endpoint)
 }
 
-// A driver's Socket below another root_dir replaces the first one in the store and in the record, and
-// both are empty when it has been withdrawn.
+// A driver's Socket below another root_dir replaces the first one in the store and in the record,
+// and both are empty when it has been withdrawn.
 func TestRestoreAfterAnotherRootDir(t *testing.T) {
 	w := newWorld(t)
 	m := newManager(t)

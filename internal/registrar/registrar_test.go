@@ -589,8 +589,8 @@ func TestARequestThatIsPublishedLateIsNotRepeated(t *testing.T) {
 	})
 }
 
-// A call that was abandoned publishes after all: the next change for the same cause is no retry, and
-// is counted.
+// A call that was abandoned publishes after all: the next change for the same cause is no retry,
+// and is counted.
 func TestAPublicationThatCompletedLateIsNotRetried(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
@@ -617,8 +617,8 @@ func TestAPublicationThatCompletedLateIsNotRetried(t *testing.T) {
 	})
 }
 
-// The kubelet refused because the driver was away. The driver returns, and meanwhile the target of the
-// link has changed: the kubelet need not learn of the target, but of the return.
+// The kubelet refused because the driver was away. The driver returns, and meanwhile the target of
+// the link has changed: the kubelet need not learn of the target, but of the return.
 func TestAMovedLinkDoesNotHideAReturn(t *testing.T) {
 	w := newWorld()
 	w.report = ready()
