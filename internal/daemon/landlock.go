@@ -28,6 +28,9 @@ const minLandlock = 2
 // does not answer.
 func Writable(runDir string, rootDirs ...string) []string {
 	dirs := []string{stateDir(runDir), filepath.Join(runDir, "registrations")}
+	for _, dir := range dirs { // a unit that was edited may lack RuntimeDirectory=
+		_ = os.MkdirAll(dir, 0o700)
+	}
 	for i, root := range rootDirs {
 		links := rootdir.EndpointLinks(root)
 		if i == 0 {
