@@ -73,6 +73,9 @@ func (d *daemon) confine(ctx context.Context, rootDirs ...string) {
 	if stuck := d.pool.Stuck(); err == nil && len(stuck) > 0 {
 		err = &worker.NotAnswering{Path: stuck[0].Path}
 	}
+	if len(d.handed.control) == 0 { // it is created there
+		dirs = append(dirs, d.options.runDir())
+	}
 	if err == nil {
 		d.landlock, err = Confine(dirs...)
 	}
