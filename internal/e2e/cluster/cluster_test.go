@@ -90,9 +90,29 @@ func (c *cluster) kubeconfig(user string) string {
 	return path
 }
 
-// startKubelet starts the kubelet, that of this module or another version which KUBELET names (see
-// scripts/kubelet), with a container runtime that has no containers, and waits until it answers.
+// startKubelet starts the kubelet and waits until it answers.
 func (c *cluster) startKubelet() {
+	c.t.Helper()
+	c.launchKubelet()
+	harness.Eventually(c.t, 2*time.Minute, "the kubelet answers", func() string {
+		if !c.kubelet.Running() {
+			c.t.Fatal("the kubelet ended")
+		}
+		resp, err := c.client().Get("https://" + kubeletAddress + "/healthz")
+		if err != nil {
+			return err.Error()
+		}
+		defer resp.Body.Close()
+		if resp.StatusCode != http.StatusOK {
+			return resp.Status
+		}
+		return ""
+	})
+}
+
+// launchKubelet starts the kubelet, that of this module or another version which KUBELET names (see
+// scripts/kubelet), with a container runtime that has no containers.
+func (c *cluster) launchKubelet() {
 	c.t.Helper()
 	binary := controlplane.Binary(c.t)
 	c.runtime = harness.StartProcess(c.t, "fake-runtime", exec.Command(binary, "fake-runtime", c.n.Run+"/cri.sock"))
@@ -110,20 +130,6 @@ func (c *cluster) startKubelet() {
 	c.kubelet = harness.StartProcess(c.t, "kubelet", c.isolated(append(kubelet,
 		"--config", c.dir+"/kubelet.yaml", "--kubeconfig", c.kubeconfig(controlplane.Kubelet), "--root-dir", c.n.Root,
 		"--cert-dir", c.dir+"/certs", "--hostname-override", nodeName, "--v", "1")...))
-	harness.Eventually(c.t, 2*time.Minute, "the kubelet answers", func() string {
-		if !c.kubelet.Running() {
-			c.t.Fatal("the kubelet ended")
-		}
-		resp, err := c.client().Get("https://" + kubeletAddress + "/healthz")
-		if err != nil {
-			return err.Error()
-		}
-		defer resp.Body.Close()
-		if resp.StatusCode != http.StatusOK {
-			return resp.Status
-		}
-		return ""
-	})
 }
 
 func (c *cluster) killKubelet() {

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -61,6 +62,7 @@ type gatedNode struct {
 	manager *harness.Manager
 	daemon  *harness.Daemon
 	driver  *harness.Driver
+	probes  probeLog // of the driver
 	log     *objectLog
 	pods    int
 }
@@ -83,7 +85,8 @@ func newGatedNode(t *testing.T, example string) *gatedNode {
 	defer f.Close()
 	_, err = fmt.Fprintf(f, "registerWithTaints: [{key: %s, effect: NoSchedule}]\n", exampleTaint)
 	c.must(err)
-	g.driver = c.n.AddDriver(exampleDriver)
+	g.driver = c.n.DriverAt(exampleDriver, filepath.Join(c.n.Run, exampleDriver+".sock"), grpc.UnaryInterceptor(g.probes.note))
+	c.n.Configure(exampleDriver, g.driver.Socket)
 	c.startScheduler()
 	harness.StartProcess(t, "the controller", c.Command(filepath.Join(source, "bin/manager"),
 		"--kubeconfig", c.kubeconfig(controlplane.Admin), "--health-probe-bind-address", "0"))
@@ -422,10 +425,14 @@ func (g *gatedNode) deletePod(namespace, name string) {
 	g.c.must(g.c.API.CoreV1().Pods(namespace).Delete(g.Context(), name, metav1.DeleteOptions{GracePeriodSeconds: &now}))
 }
 
-// reporter starts the example's DaemonSet's pod on the node: the pod through the scheduler, its
-// program beside it, since the container runtime does nothing, with the token that a kubelet would
-// give it.
+// reporter starts the example's DaemonSet's pod on the node, and its program.
 func (g *gatedNode) reporter() *harness.Process {
+	g.Helper()
+	return g.report(g.reporterPod(), nil)
+}
+
+// reporterPod creates the example's DaemonSet's pod and waits until it is scheduled.
+func (g *gatedNode) reporterPod() *corev1.Pod {
 	g.Helper()
 	all, err := objects(exampleFile(g.T, "readiness/reporter.yaml"))
 	g.c.must(err)
@@ -449,6 +456,13 @@ func (g *gatedNode) reporter() *harness.Process {
 		}
 		return ""
 	})
+	return pod
+}
+
+// report starts the program of the reporter's pod, since the container runtime does nothing, with
+// the token that a kubelet would give it. The further variables replace those of the pod.
+func (g *gatedNode) report(pod *corev1.Pod, further []string) *harness.Process {
+	g.Helper()
 	request, err := g.c.API.CoreV1().ServiceAccounts(pod.Namespace).CreateToken(g.Context(), pod.Spec.ServiceAccountName, &authenticationv1.TokenRequest{
 		Spec: authenticationv1.TokenRequestSpec{BoundObjectRef: &authenticationv1.BoundObjectReference{
 			APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID,
@@ -462,7 +476,7 @@ func (g *gatedNode) reporter() *harness.Process {
 		}
 		env = append(env, e.Name+"="+e.Value)
 	}
-	return g.inPod(request.Status.Token, env, filepath.Join(g.source, "bin/reporter"))
+	return g.inPod(request.Status.Token, append(env, further...), filepath.Join(g.source, "bin/reporter"))
 }
 
 // inPod starts a program that finds the token of its pod where it expects it.
@@ -492,64 +506,6 @@ func TestTaintIsGoneOnlyWhenTheCSINodeHasTheDriver(t *testing.T) {
 	g.kubeletCannotRemoveItsTaint()
 	g.rebootWithTheNode()
 	g.deleteTheNodeUnderTheDaemon()
-}
-
-// TestTaintComesBackWhenTheDriverDies: the taint is away only while the driver was registered and
-// answered Probe at the reporter's last look. READINESS_DEATHS is the number of deaths.
-func TestTaintComesBackWhenTheDriverDies(t *testing.T) {
-	deaths := 5
-	if s := os.Getenv("READINESS_DEATHS"); s != "" {
-		var err error
-		if deaths, err = strconv.Atoi(s); err != nil {
-			t.Fatal(err)
-		}
-	}
-	// CHECK_INTERVAL of the example; what comes after it.
-	const interval, controller = 5 * time.Second, 5 * time.Second
-	g := newGatedNode(t, exampleFile(t, "readiness/rule.yaml"))
-	g.apply(exampleFile(t, "readiness/reporter.yaml"))
-	g.deleteNode()
-	version := g.now()
-	g.on()
-	g.reporter()
-	tainted := func(version uint64, tainted bool) change {
-		t.Helper()
-		return g.seen(version, fmt.Sprintf("tainted: %v", tainted), func(c change) bool {
-			return c.object == "node" && !c.deleted && c.tainted == tainted
-		})
-	}
-	tainted(version, true)
-	var back, gone []time.Duration
-	for range deaths {
-		version = g.now()
-		served := g.driver.Start()
-		free := tainted(version, false)
-		if free.at.Before(served) {
-			t.Error("the taint was gone before the driver served")
-		}
-		listed := g.seen(0, "the CSINode has the driver", func(c change) bool { return c.listed })
-		if free.version < listed.version {
-			t.Errorf("the taint is gone in version %d, the CSINode has the driver in version %d", free.version, listed.version)
-		}
-		gone = append(gone, free.at.Sub(served))
-		version = g.now()
-		g.driver.Kill()
-		died := time.Now()
-		again := tainted(version, true)
-		for _, c := range g.log.since(again.version) {
-			if c.object == "node" && !c.tainted {
-				t.Errorf("the taint is gone again while the driver is dead: %+v", c)
-			}
-		}
-		back = append(back, again.at.Sub(died))
-	}
-	slices.Sort(back)
-	slices.Sort(gone)
-	t.Logf("%d deaths: the taint is back after %s in the median, %s at most; gone after %s and %s", deaths,
-		back[deaths/2], back[deaths-1], gone[deaths/2], gone[deaths-1])
-	if back[deaths-1] > interval+controller {
-		t.Errorf("the taint is back after %s", back[deaths-1])
-	}
 }
 
 // kubeletCannotRemoveItsTaint is why there is a controller.

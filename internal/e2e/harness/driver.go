@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
+
 	"csi-registrar/internal/fake"
 )
 
@@ -30,9 +32,9 @@ func (n *Node) NewDriver(name string) *Driver {
 	return n.DriverAt(name, n.Run+"/"+name+".sock")
 }
 
-// DriverAt makes a driver that will listen at a path.
-func (n *Node) DriverAt(name, socket string) *Driver {
-	d := &Driver{fake.NewDriver(socket, fake.Healthy(name)), n.T, name}
+// DriverAt makes a driver that will listen at a path. The options are for its server.
+func (n *Node) DriverAt(name, socket string, options ...grpc.ServerOption) *Driver {
+	d := &Driver{fake.NewDriver(socket, fake.Healthy(name), options...), n.T, name}
 	n.T.Cleanup(d.Kill)
 	return d
 }
