@@ -26,7 +26,7 @@ func TestRestartsOfTheLastTenMinutes(t *testing.T) {
 			time.Sleep(pause)
 			d, _ := a.Status().Driver("a")
 			got = append(got, d.DriverRestarts)
-			if many := d.DriverRestarts >= manyRestarts; many != strings.Contains(d.Reason, "the driver restarted 3 times within 10m0s") {
+			if many := d.DriverRestarts >= status.ManyRestarts; many != strings.Contains(d.Reason, "the driver restarted 3 times within 10m0s") {
 				t.Errorf("%d restarts, reason %q", d.DriverRestarts, d.Reason)
 			}
 		}

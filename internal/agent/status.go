@@ -63,7 +63,7 @@ func (a *Agent) Status() status.Document {
 			s.Drivers[i].Reason = err.Error()
 		}
 		if n := restarts(s.Drivers[i].Restarts, time.Now()); n > 0 {
-			if s.Drivers[i].DriverRestarts = n; n >= manyRestarts {
+			if s.Drivers[i].DriverRestarts = n; n >= status.ManyRestarts {
 				addReason(&s.Drivers[i], fmt.Sprintf("the driver restarted %d times within %s", n, status.RestartWindow))
 			}
 		}
@@ -75,9 +75,6 @@ func (a *Agent) Status() status.Document {
 	slices.SortFunc(s.Drivers, func(a, b status.Driver) int { return strings.Compare(a.Name, b.Name) })
 	return s
 }
-
-// manyRestarts within status.RestartWindow are more than an upgrade or a repair needs.
-const manyRestarts = 3
 
 // restarts counts those within status.RestartWindow: no event tells when one is over.
 func restarts(at []time.Time, now time.Time) int {

@@ -43,6 +43,11 @@ func (x *diagnosis) trusted(ctx context.Context, d config.Driver, peer *unixsock
 	}
 	found, fix := sentence(err.Error()), []Fix(nil)
 	if e, ok := errors.AsType[*trust.Error](err); ok {
+		if unit := x.serverOf(ctx, d.Name, process{}).unit; e.Owner != "" && unit != "" && x.userOf(ctx, unit) == e.Owner {
+			x.problem(d.Name, StepTrust, DriverNotTrusted, found, "socket_owner is the user of the driver",
+				append([]Fix{note("%s runs the driver as %s", unit, safetext.ShellWord(e.Owner))}, x.setDriverKey(d.Name, "socket_owner", safetext.Quote(e.Owner))...)...)
+			return false
+		}
 		if e.Command.Name != "" {
 			fix = append(fix, Fix{Command: e.Command})
 		}

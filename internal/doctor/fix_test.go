@@ -175,22 +175,52 @@ func TestTheFixNamesTheUnitWhoseFileHasTheSocket(t *testing.T) {
 	}
 }
 
+// A socket of the user as whom a unit runs the driver is trusted by name, and left to that user.
+func TestTheUserOfTheUnitThatServes(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: files of another user")
+	}
+	n := newNode(t)
+	chown(t, n.socket(), 65123)
+	n.units["csi-nfs.service"] = map[string]string{"ActiveState": "active", "SubState": "running", "User": "65123"}
+	n.restartDaemon()
+	n.status.Drivers[0].Server.PID, n.status.Drivers[0].Server.Unit = 4711, "csi-nfs.service"
+	f := n.examine().Findings[0]
+	if f.ID != DriverNotTrusted || strings.Contains(lines(f.Fix), "chown") || !strings.HasPrefix(lines(f.Fix), "# csi-nfs.service runs the driver as 65123\n") || !n.follow(f.Fix) {
+		t.Fatalf("%+v", f)
+	}
+	if d, _ := config.Load(config.Source{Root: n.root}).Config.Driver(name); d.SocketOwner != "65123" {
+		t.Errorf("%+v", d)
+	}
+	n.units["csi-nfs.service"]["User"] = "65124"
+	n.remove(n.path("etc/csi-registrar/conf.d"))
+	if f := n.examine().Findings[0]; !strings.Contains(lines(f.Fix), "chown -h root") {
+		t.Errorf("the unit has another user: %+v", f)
+	}
+}
+
 // The socket of the configured driver was moved, and the driver runs.
 func TestTheDriverListensNearby(t *testing.T) {
+	for _, dir := range []string{"csi-nfs", "ipc"} {
+		t.Run(dir, func(t *testing.T) { listensNearby(t, dir) })
+	}
+}
+
+func listensNearby(t *testing.T, dir string) {
 	n := newNode(t)
 	other := &fakeDriver{name: "other.example.com"}
 	other.start(t, n.path("csi/a.sock"))
 	t.Cleanup(other.stop)
-	n.mkdir(n.path("csi-nfs"), 0o755)
-	if err := os.Rename(n.socket(), n.path("csi-nfs/plugin.sock")); err != nil {
+	n.mkdir(n.path(dir), 0o755)
+	if err := os.Rename(n.socket(), n.path(dir, "plugin.sock")); err != nil {
 		t.Fatal(err)
 	}
 	n.restartDaemon()
 	f := n.examine().Findings[0]
-	if !strings.Contains(f.Found, "the driver listens on "+n.path("csi-nfs/plugin.sock")) || !n.follow(f.Fix) {
+	if !strings.Contains(f.Found, "the driver listens on "+n.path(dir, "plugin.sock")) || !n.follow(f.Fix) {
 		t.Fatalf("%+v", f)
 	}
-	if d, _ := config.Load(config.Source{Root: n.root}).Config.Driver(name); d.Socket != n.path("csi-nfs/plugin.sock") {
+	if d, _ := config.Load(config.Source{Root: n.root}).Config.Driver(name); d.Socket != n.path(dir, "plugin.sock") {
 		t.Errorf("%+v", d)
 	}
 	if r := n.examine(); len(r.Findings) != 0 {

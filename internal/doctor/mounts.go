@@ -91,13 +91,18 @@ func (x *diagnosis) unmount(ctx context.Context, file string) (where string, fix
 	return where, []Fix{note("if its server does not come back"), run("umount", "--force", "--lazy", m.Point)}
 }
 
-// full returns "space" or "inodes" if the file system has none left.
-func full(dir string) (string, error) {
+// readOnly is what unwritable returns for a file system that is mounted read-only.
+const readOnly = "read-only"
+
+// unwritable returns readOnly, or "space" or "inodes" if the file system has none left.
+func unwritable(dir string) (string, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
 		return "", &fs.PathError{Op: "statfs", Path: dir, Err: err}
 	}
 	switch {
+	case st.Flags&unix.ST_RDONLY != 0:
+		return readOnly, nil
 	case st.Blocks > 0 && st.Bavail == 0 && st.Bfree == 0:
 		return "space", nil
 	case st.Files > 0 && st.Ffree == 0:

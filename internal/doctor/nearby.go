@@ -52,11 +52,13 @@ func (x *diagnosis) nearby(ctx context.Context, d config.Driver) string {
 }
 
 // socketsNear lists the sockets in the directory of a socket, and those in the directories beside
-// that which have "csi" in their path.
+// that. Where programs of all kinds have directories, such as /run, only paths with "csi" count.
 func socketsNear(socket string) (found []string) {
 	dir := path.Dir(socket)
 	dirs := []string{dir}
-	if parent := path.Dir(dir); parent != "/" {
+	parent := path.Dir(dir)
+	shared := strings.Count(parent, "/") == 1 || parent == "/var/lib" || parent == "/var/run"
+	if parent != "/" {
 		for _, name := range names(parent) {
 			dirs = append(dirs, filepath.Join(parent, name))
 		}
@@ -64,7 +66,7 @@ func socketsNear(socket string) (found []string) {
 	for i, d := range dirs {
 		for _, name := range names(d) {
 			file := filepath.Join(d, name)
-			if i > 0 && (d == dir || !strings.Contains(file, "csi")) {
+			if i > 0 && (d == dir || shared && !strings.Contains(file, "csi")) {
 				continue
 			}
 			if at, err := unixsock.Lstat(file); err == nil && at.IsSocket() && len(found) < maxNearby {

@@ -127,7 +127,12 @@ func (x *diagnosis) directory(ctx context.Context) {
 // space checks that a registration socket can be created.
 func (x *diagnosis) space(ctx context.Context, dir string) {
 	for _, d := range []string{dir, filepath.Join(x.o.Root, "run")} {
-		lacks, err := look(ctx, x, d, func() (string, error) { return full(d) })
+		lacks, err := look(ctx, x, d, func() (string, error) { return unwritable(d) })
+		if err == nil && lacks == readOnly {
+			x.problem("", StepDirectory, FileSystemReadOnly, fmt.Sprintf("the file system of %s is read-only: no registration socket can be created", safetext.Word(d)),
+				"it is writable", x.remount(ctx, d)...)
+			return
+		}
 		if err == nil && lacks != "" {
 			x.problem("", StepDirectory, FileSystemFull, fmt.Sprintf("the file system of %s has no %s left: no registration socket can be created", safetext.Word(d), lacks),
 				"space and inodes are free", run("df", "-h", d), run("df", "-i", d), note("remove files that are not needed from that file system"))
@@ -135,6 +140,16 @@ func (x *diagnosis) space(ctx context.Context, dir string) {
 		}
 	}
 	x.checked("", StepDirectory, OK, "%s", safetext.Word(dir))
+}
+
+// remount mounts the file system of a directory writable.
+func (x *diagnosis) remount(ctx context.Context, dir string) []Fix {
+	point := cmp.Or(x.mountOf(ctx, dir).Point, "/")
+	fix := []Fix{run("findmnt", "--target", dir), note("if dmesg shows no error of the disk: repair that first")}
+	if x.rootOnly(ctx, point) {
+		return append(fix, run("mount", "-o", "remount,rw", point), systemctl("restart", serviceUnit))
+	}
+	return append(fix, note("mount %s writable by hand: another user can change a directory on its path", safetext.ShellWord(point)))
 }
 
 // watching checks that the kubelet watches the directory in which we publish. Once that is removed,

@@ -31,6 +31,10 @@ func TestNothingThatStatusShowsIsMissing(t *testing.T) {
 		"no room": {func(d *status.Document) {
 			d.Drivers[0].NotKept = "cannot keep it: the descriptor store of systemd is full (1 of 1)"
 		}, RegistrationNotKept, "is full (1 of 1)", "Environment=CSI_REGISTRAR_FDSTORE=4096"},
+		"restarts": {func(d *status.Document) {
+			d.Drivers[0].DriverRestarts, d.Drivers[0].Reason = 3, "the driver restarted 3 times within 10m0s"
+			d.Drivers[0].Server = status.Server{PID: 5, Unit: "csi-nfs.service"}
+		}, DriverRestarting, "restarted 3 times", "journalctl --no-pager -u csi-nfs.service"},
 		"not kept": {func(d *status.Document) { d.Drivers[0].NotKept = "the store is full" }, RegistrationNotKept, "the store is full", "systemctl restart csi-registrar.service"},
 		"link":     {func(d *status.Document) { d.Drivers[0].Reason = "the link points elsewhere" }, StatusReason, "the link points elsewhere", "journalctl"},
 		"not ready": {func(d *status.Document) {
@@ -118,7 +122,7 @@ func TestAPathThatAnswers(t *testing.T) {
 }
 
 func TestAFileSystemWithRoom(t *testing.T) {
-	if lacks, err := full(t.TempDir()); lacks != "" || err != nil {
+	if lacks, err := unwritable(t.TempDir()); lacks != "" || err != nil {
 		t.Errorf("%q, %v", lacks, err)
 	}
 }

@@ -83,6 +83,9 @@ func (x *diagnosis) reasons(ctx context.Context, d config.Driver, st status.Driv
 	case !st.DampedUntil.IsZero():
 		warning(RegistrationDamped, "changes of the registration are delayed until "+st.DampedUntil.Local().Format(time.DateTime)+", because there were too many: "+safetext.Quote(st.Reason),
 			"the driver always reports the same", append(x.serverOf(ctx, d.Name, process{}).log(), reregister(d))...)
+	case st.DriverRestarts >= status.ManyRestarts:
+		warning(DriverRestarting, "the daemon reports "+x.stateText(st), "the driver ends only when it is stopped: this is over 10 minutes after its last restarts",
+			x.serverOf(ctx, d.Name, process{}).log()...)
 	case st.Reason != "":
 		warning(StatusReason, "the daemon reports "+x.stateText(st), "it reports nothing",
 			append(x.serverOf(ctx, d.Name, process{}).log(), logOf(serviceUnit))...)
@@ -144,7 +147,7 @@ func (x *diagnosis) published(ctx context.Context, d config.Driver, own string, 
 		problem(KubeletRefused, "the kubelet refused the driver: "+safetext.Quote(st.KubeletError), expected, fix...)
 	case waiting && st.LastGetInfoAt.IsZero():
 		problem(KubeletNotAsking, fmt.Sprintf("the kubelet has not asked %s since it was created, %v ago", shown, time.Since(st.Since).Round(time.Second)),
-			"it asks within about a second; only its restart helps if it does not watch the directory", again, x.kubelet.restart())
+			"it asks within about a second; only its restart helps if it does not watch the directory", again, x.kubelet.restart(), logOf(x.kubelet.service()))
 	case waiting:
 		problem(KubeletNotConfirming, "the kubelet has asked, but neither confirmed nor refused the driver",
 			"it does so within the time of the driver's NodeGetInfo",
@@ -163,7 +166,8 @@ var refusals = []struct {
 }{
 	{[]string{"already registered", "same version"}, "only one registration of the driver, another registrar was first", "stop the other registrar first"},
 	{[]string{"nodeid", "node id"}, "the driver reports the node id that it always reported, 1 to 256 characters", "correct the node id of the driver first"},
-	{[]string{"forbidden", "unauthorized"}, "the kubelet may write its CSINode object", "let the kubelet write its CSINode object first"},
+	{[]string{"unauthorized"}, "the API server accepts the credentials of the kubelet", "correct the credentials in the kubeconfig of the kubelet first: its certificate or token is wrong or has expired"},
+	{[]string{"forbidden"}, "the kubelet may write its CSINode object", "let the kubelet write its CSINode object first"},
 	{[]string{"connection refused", "timeout", "deadline"}, "the kubelet reaches the API server and the driver", "it also tries again by itself, at most 2 minutes later"},
 	{[]string{""}, "the kubelet accepts it; it tries again by itself, at most 2 minutes later", "correct first what the kubelet names"},
 }

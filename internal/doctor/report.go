@@ -152,6 +152,7 @@ const (
 	RegistryWritable      ID = "plugins-registry-writable"
 	RegistryCovered       ID = "plugins-registry-covered"
 	FileSystemFull        ID = "file-system-full"
+	FileSystemReadOnly    ID = "file-system-read-only"
 	KubeletNotWatching    ID = "kubelet-not-watching"
 	KubeletWatchesDeleted ID = "kubelet-watches-deleted"
 
@@ -205,6 +206,7 @@ const (
 	RegistrationDamped        ID = "registration-damped"
 	RegistrationNotKept       ID = "registration-not-kept"
 	TopologyChanged           ID = "topology-changed"
+	DriverRestarting          ID = "driver-restarting"
 	StatusReason              ID = "status-reason"
 	KubeletRefused            ID = "kubelet-refused"
 	KubeletNotAsking          ID = "kubelet-not-asking"

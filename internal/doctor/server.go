@@ -105,6 +105,18 @@ func (x *diagnosis) lastExit(ctx context.Context, unit string) string {
 	return safetext.Clean(text, maxText)
 }
 
+// userOf returns User= of a unit; empty if it is root or not known.
+func (x *diagnosis) userOf(ctx context.Context, unit string) string {
+	if x.o.Units == nil {
+		return ""
+	}
+	p, err := x.o.Units.Show(ctx, unit, "User")
+	if err != nil {
+		return ""
+	}
+	return p["User"]
+}
+
 // log returns the commands that show the last log entries.
 func (s server) log() []Fix {
 	switch {

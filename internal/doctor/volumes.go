@@ -80,13 +80,14 @@ func (x *diagnosis) stuckVolumes() string {
 }
 
 // volumesOf returns the number of a driver's volumes that are in use, as far as they can be read.
-func (x *diagnosis) volumesOf(driver string) (n int) {
+func (x *diagnosis) volumesOf(driver string) int {
+	handles := map[string]bool{} // one that is staged and published is one volume
 	for _, v := range x.volumes {
 		if v.Driver == driver {
-			n++
+			handles[v.Handle] = true
 		}
 	}
-	return n
+	return len(handles)
 }
 
 // volumeList formats the directories of some volumes, and their drivers.

@@ -25,7 +25,7 @@ func validateInfo(cfg config.Connection, info *csi.GetPluginInfoResponse, id *st
 		return finding{status.Starting, "the driver answers GetPluginInfo with an empty name: see its own log and flags"}
 	case cfg.Name != "" && name != cfg.Name:
 		id.Name = shown
-		return finding{status.Mismatch, fmt.Sprintf("%s, expected %q; fix the table name or the socket", reports, cfg.Name)}
+		return finding{status.Mismatch, fmt.Sprintf("%s, expected %q: csi-registrar doctor %s names the fix", reports, cfg.Name, cfg.Name)}
 	}
 	if err := status.CheckName(name); err != nil {
 		id.Name = shown

@@ -135,7 +135,7 @@ func (r *Registrar) attention(seen status.Socket, reg status.RegistrationState, 
 	case reg == status.Published && !seen.GetInfoAt.IsZero():
 		return "the kubelet has asked, and has not confirmed yet: it now asks the driver itself"
 	case late && seen.DirRecreated:
-		return "the plugins_registry was recreated; the kubelet still watches the deleted directory: restart the kubelet"
+		return "the plugins_registry is another directory than the one that the kubelet watches: it was recreated, or a mount covers it; restart the kubelet"
 	case late:
 		return fmt.Sprintf("the kubelet has not asked for the registration socket within %s: it does not run, has another root directory, "+
 			"or it watches a directory that was deleted (then restart the kubelet)", kubeletAsks)

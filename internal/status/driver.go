@@ -83,6 +83,9 @@ type Volumes struct {
 // RestartWindow is the period in which the restarts of a driver are counted.
 const RestartWindow = 10 * time.Minute
 
+// ManyRestarts within RestartWindow are more than an upgrade or a repair needs.
+const ManyRestarts = 3
+
 // Down reports whether the driver is registered and does not serve.
 func (d Driver) Down() bool {
 	return d.Registration == Registered && d.State != Disabled && d.Driver != Ready && !d.DriverSince.IsZero()

@@ -52,7 +52,7 @@ type Volume struct {
 	Problem Problem   // empty: none
 	Detail  string    // why it is Broken
 
-	handle string // the volume ID that the driver gave it
+	Handle string // the volume ID that the driver gave it
 }
 
 // Settling is how long Unmounted and Unused may be a normal state that the kubelet is about to
@@ -165,7 +165,7 @@ func (r *reader) add(v Volume) {
 	case json.NewDecoder(strings.NewReader(text)).Decode(&data) != nil || data["driverName"] == "" || data["volumeHandle"] == "":
 		v.Problem, v.Detail = Broken, fmt.Sprintf("no driverName and volumeHandle can be read from its %d bytes", len(text))
 	}
-	v.Changed, v.Driver, v.handle = changed, data["driverName"], data["volumeHandle"]
+	v.Changed, v.Driver, v.Handle = changed, data["driverName"], data["volumeHandle"]
 	r.volumes = append(r.volumes, v)
 }
 
@@ -174,14 +174,14 @@ func (r *reader) compare() {
 	published := map[[2]string]bool{}
 	for _, v := range r.volumes {
 		if v.Pod != "" {
-			published[[2]string{v.Driver, v.handle}] = true
+			published[[2]string{v.Driver, v.Handle}] = true
 		}
 	}
 	for i := range r.volumes {
 		v := &r.volumes[i]
 		switch {
 		case v.Problem != "":
-		case v.Pod == "" && !published[[2]string{v.Driver, v.handle}]:
+		case v.Pod == "" && !published[[2]string{v.Driver, v.Handle}]:
 			v.Problem = Unused
 		case v.Pod != "" && !v.Block && !v.Mounted:
 			v.Problem = Unmounted

@@ -121,6 +121,10 @@ var sicknesses = map[string][]sickness{
 		{id: "file-system-full", breaks: "systemctl stop " + unit + "; i=0; while touch /var/lib/kubelet/junk-$i; do i=$((i+1)); done; systemctl start " + unit,
 			seen: "no inodes left", person: "rm /var/lib/kubelet/junk-*"},
 	},
+	"readonly": {
+		{id: "file-system-read-only", breaks: "systemctl stop kubelet " + unit + "; mount -t tmpfs -o mode=0755 tmpfs /var/lib/kubelet; mkdir -m 0750 " + registry + "; systemctl start kubelet " + unit + "; csi-registrar wait; " +
+			"mount -o remount,ro /var/lib/kubelet; systemctl restart kubelet || true", seen: "/var/lib/kubelet"},
+	},
 	"store": {
 		{id: "store-too-small", breaks: dropIn("store", "FileDescriptorStoreMax=1")},
 		{id: "registration-not-kept", breaks: dropIn("store", "Environment=CSI_REGISTRAR_FDSTORE=1") + "; printf '[driver.\"" + sick + "\"]\nenabled = false\n' > /etc/csi-registrar/conf.d/50-x.toml; csi-registrar reload; " +
@@ -129,9 +133,9 @@ var sicknesses = map[string][]sickness{
 	"changes": {
 		{id: "topology-changed", breaks: restarted(`{"Topology": {"sample.example/zone": "a"}}`) + "; until grep -q sample.example/zone /var/lib/kubelet-state.json; do sleep 0.1; done; csi-registrar wait; " +
 			restarted(`{"Topology": {"sample.example/zone": "b"}}`), seen: "sample.example/zone"},
-		{id: "registration-damped", breaks: "i=0; until csi-registrar status --json | grep -q damped_until; do i=$((i+1)); " + restarted(`{"MaxVolumes": '$i'}`) + "; until csi-registrar status --json | grep -Eq '\"max_volumes\": ?'$i','; do sleep 0.1; done; csi-registrar wait --timeout 5s || true; done"},
+		{id: "registration-damped", breaks: "i=0; until csi-registrar status --json | grep -q damped_until; do i=$((i+1)); " + restarted(`{"MaxVolumes": '$i'}`) + "; until csi-registrar status --json | grep -Eq '\"max_volumes_per_node\": '$i','; do sleep 0.1; done; csi-registrar wait --timeout 5s || true; done"},
 		{id: "status-reason", breaks: "printf '[driver.\"" + sick + "\"]\nendpoint_link = true\n' > /etc/csi-registrar/conf.d/50-x.toml; csi-registrar reload; until [ -L " + endpointLink + " ]; do sleep 0.1; done; " +
-			"systemctl stop " + unit + "; rm " + endpointLink + "; touch " + endpointLink + "; systemctl start " + unit, seen: endpointLink + " is a regular file: move it away", person: "rm " + endpointLink},
+			"systemctl stop " + unit + "; mkdir -p " + filepath.Dir(endpointLink) + "; touch " + endpointLink + "; systemctl start " + unit, seen: endpointLink + " is a regular file: move it away", person: "rm " + endpointLink},
 	},
 	"hang": {
 		{id: "driver-socket-unreadable", breaks: "faulty-hang /run/csi-x"},
@@ -162,6 +166,7 @@ var notHealed = map[string]string{
 	"kubelet-not-watching":       "a kubelet that hangs in its start; its restart is tried for no-kubelet",
 	"kubelet-not-confirming":     "the kubelet waits for the driver or for the API server",
 	"kubelet-refused":            "what to change is in the kubelet's words",
+	"driver-restarting":          "the restarts count for ten minutes, whatever was fixed",
 	"registration-path-invalid":  "only a person can choose a shorter root_dir",
 	"registration-not-published": "passes by itself, or the daemon's log says why",
 	"withdrawal-failing":         "the daemon tries again by itself; why it fails is in its log",
@@ -245,7 +250,7 @@ func sickNode(t *testing.T) *node {
 	n.Write("/usr/lib/systemd/system/kubelet.service.d/input.conf", "[Service]\nExecStartPre=/bin/sh -c 'rm -f /run/kubelet.input; mkfifo /run/kubelet.input'\n"+
 		"ExecStart=\nExecStart=/bin/sh -c 'exec /w/kubelet --root /var/lib/kubelet --node node-1 --state /var/lib/kubelet-state.json <>/run/kubelet.input'\n")
 	n.WriteMode("/usr/bin/kubectl", "#!/bin/sh\n[ \"$1 $2\" = 'label node' ] && echo \"label ${4%-}=\" > /run/kubelet.input\n", 0o755)
-	n.Write("/usr/lib/systemd/system/other-registrar.service", "[Service]\nExecStart=/usr/bin/faulty registrar --socket "+registry+"/other.sock --name "+sick+" --endpoint "+sickDir+"/csi.sock\n")
+	n.Write("/usr/lib/systemd/system/other-registrar.service", "[Service]\nExecStart=/usr/bin/faulty registrar --socket "+registry+"/other.sock --name "+sick+" --endpoint "+sickDir+"/other.sock\n")
 	n.Write("/etc/csi-registrar/conf.d/20-x.toml", fmt.Sprintf("[driver.%q]\nsocket = \"%s/csi.sock\"\n", sick, sickDir))
 	n.Write("/usr/lib/csi-registrar/conf.d/10-nothing.toml", "")
 	n.Chroot("systemctl", "enable", sickUnit)
@@ -275,7 +280,7 @@ func (n *node) findings(named bool) []finding {
 	}
 	// What was healed before has restarted the driver often, and status says so for ten minutes.
 	return slices.DeleteFunc(r.Findings, func(f finding) bool {
-		return f.ID == "status-reason" && strings.Contains(f.Found, "the driver restarted")
+		return f.ID == "driver-restarting"
 	})
 }
 
