@@ -68,7 +68,7 @@ func TestManDocuments(t *testing.T) {
 		"control.traceStep": ".SS Lines of the answer to a recorder",
 
 		// Only in the daemon's own records.
-		"status.Identity": "", "status.Announcement": "", "status.Notification": "",
+		"status.Identity": "", "status.Announcement": "", "status.Notification": "", "status.Publication": "",
 	}
 	seen := map[string]bool{}
 	for _, name := range []string{"status", "doctor", "trace", "config", "cli", "control"} {
