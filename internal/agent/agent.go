@@ -291,7 +291,7 @@ type absentDriver struct{}
 func (absentDriver) Ask(context.Context, func(status.Report)) status.Report { return status.Report{} }
 func (absentDriver) Probe(context.Context) status.Report                    { return status.Report{} }
 func (absentDriver) Hints() <-chan struct{}                                 { return nil }
-func (absentDriver) Close() error                                           { return nil }
+func (absentDriver) Close()                                                 {}
 
 // awaitEnd waits until r has ended or ctx is done; it reports whether r has ended.
 func (r *running) awaitEnd(ctx context.Context) bool {
@@ -338,9 +338,7 @@ func (a *Agent) update(r *running, d config.Driver) bool {
 	if err := r.reg.Update(a.ctx, d, client); err != nil {
 		a.log.Debug("a registrar ended before it could be changed", "driver", d.Name, "error", err)
 		if client != nil {
-			if err := client.Close(); err != nil {
-				a.log.Debug("closing the connection to the driver", "driver", d.Name, "error", err)
-			}
+			client.Close()
 		}
 		return false
 	}

@@ -62,7 +62,7 @@ func (c client) Ask(context.Context, func(status.Report)) status.Report {
 }
 func (c client) Probe(ctx context.Context) status.Report { return c.Ask(ctx, nil) }
 func (c client) Hints() <-chan struct{}                  { return c.hints }
-func (c client) Close() error                            { return nil }
+func (c client) Close()                                  {}
 
 type socket struct {
 	path  string

@@ -80,7 +80,7 @@ func (s *sidecar) discover(ctx context.Context) (string, bool) {
 	d := s.flags.Driver("")
 	client := driver.New(d.Connection,
 		driver.Options{Log: s.log, Hints: s.watcher.Subscribe(d.Socket), Pool: s.pool, AnyEndpoint: true})
-	defer func() { s.note("closing the connection to the driver", client.Close()) }()
+	defer client.Close()
 	shown := status.Driver{Socket: d.Socket, Endpoint: d.Endpoint, Registration: status.None}
 	show := func(rep status.Report) {
 		if state := string(rep.Driver); shown.State != state {

@@ -93,11 +93,10 @@ func New(cfg config.Connection, o Options) *Client {
 func (c *Client) Hints() <-chan struct{} { return c.hints.Hints() }
 
 // Close implements registrar.Driver.
-func (c *Client) Close() error {
+func (c *Client) Close() {
 	c.again.Stop()
 	c.hints.Close()
 	c.drop()
-	return nil
 }
 
 // drop closes the kept connection.

@@ -604,7 +604,7 @@ func TestEndpoint(t *testing.T) {
 		must(t, os.WriteFile(endpoint, nil, 0o600))
 		c := New(config.Connection{Socket: socket, Endpoint: endpoint, Timeout: 20 * time.Second, SocketOwner: trust.Anybody},
 			Options{Log: slog.New(slog.DiscardHandler), Hints: make(box, 1), Pool: worker.NewPool(), AnyEndpoint: true})
-		t.Cleanup(func() { must(t, c.Close()) })
+		t.Cleanup(c.Close)
 		expectReady(t, ask(t, c))
 		holds(t, c, true)
 	})

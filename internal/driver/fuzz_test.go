@@ -126,7 +126,7 @@ func askOver(t *testing.T, answers [][]byte, while time.Duration) status.Report 
 	c.conn = &conn{target: c.socket, stream: &stream{Conn: near, hint: c.hints.Hint, budget: &c.budget}}
 	c.conn.cc, err = unixsock.NewClient(c.conn.stream, maxMessage)
 	must(t, err)
-	defer func() { must(t, c.Close()) }()
+	defer c.Close()
 	q := inquiry{Client: c, ctx: t.Context()}
 	found := q.run(unixsock.File{})
 	if found.ok() {

@@ -99,7 +99,7 @@ func (w *world) Probe(ctx context.Context) status.Report {
 	return rep
 }
 func (w *world) Hints() <-chan struct{} { return w.hints }
-func (w *world) Close() error           { return nil }
+func (w *world) Close()                 {}
 
 type fakeSocket struct{ w *world }
 

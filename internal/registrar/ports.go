@@ -20,7 +20,7 @@ type Driver interface {
 	// Hints receives when Ask may return something else. Capacity one: a hint has no payload.
 	Hints() <-chan struct{}
 	// Close closes the connection and ends the hints. Neither Ask nor Probe may be running.
-	Close() error
+	Close()
 }
 
 // Socket is the registration socket of a driver (implemented by kubelet.Socket). All methods but

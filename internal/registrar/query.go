@@ -53,9 +53,7 @@ func (r *Registrar) closeDriver() {
 		}
 		r.query.cancel = nil
 	}
-	if err := r.driver.Close(); err != nil {
-		r.log.Debug("closing the connection to the driver", "error", err)
-	}
+	r.driver.Close()
 }
 
 // askIfDue starts an Ask if one is due, and returns when the next is.

@@ -81,7 +81,7 @@ func (c *client) hint() {
 
 func (c *client) Hints() <-chan struct{} { return c.hints }
 
-func (c *client) Close() error {
+func (c *client) Close() {
 	c.d.w.mu.Lock()
 	defer c.d.w.mu.Unlock()
 	for i, o := range c.d.clients {
@@ -91,7 +91,6 @@ func (c *client) Close() error {
 		}
 	}
 	c.closed = true
-	return nil
 }
 
 func (c *client) Probe(ctx context.Context) status.Report {
