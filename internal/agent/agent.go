@@ -126,7 +126,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		case <-a.hints:
 		case <-retry:
 		case <-ctx.Done():
-			a.apply <- struct{}{} // what an Apply starts meanwhile is ended, too
+			a.apply <- struct{}{} // a running Apply may still start registrars
 			a.stop()
 			<-a.apply
 			a.ended.Wait()
@@ -392,7 +392,7 @@ var ErrUnknown = errors.New("no enabled driver of that name is configured")
 func (a *Agent) Alive(ctx context.Context) error { return allAlive(ctx, a.registrars()) }
 
 // allAlive asks all at once: on a starved machine the slow ones would add up. One that has ended
-// meanwhile was withdrawn; they end in no other way.
+// meanwhile was withdrawn: a registrar ends for no other reason.
 func allAlive(ctx context.Context, all map[key]*running) error {
 	errs := make(chan error, len(all))
 	for _, r := range all {

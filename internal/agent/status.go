@@ -104,7 +104,7 @@ func (a *Agent) Kubelet(k status.Kubelet) { a.change(func() { a.kubelet = k }) }
 func (a *Agent) Unnamed(s *status.Driver) {
 	if s != nil {
 		unnamed := *s
-		s = &unnamed // the caller's changes
+		s = &unnamed // the caller goes on changing its own
 	}
 	a.change(func() { a.unnamed = s })
 }

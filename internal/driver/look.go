@@ -35,7 +35,7 @@ const (
 
 var interrupted = finding{status.Starting, "the query was interrupted"}
 
-// target is a path that is lookResult at, and the slot for that.
+// target is a path to look at, and the slot for the calls about it.
 type target struct {
 	path string
 	slot *worker.Slot
@@ -127,7 +127,7 @@ func (c *Client) moved(ctx context.Context, t *conn) bool {
 // sighting records which socket file is at the path, and since when.
 type sighting struct {
 	file  unixsock.FileID // zero: none
-	since time.Time       // zero: nobody has lookResult yet
+	since time.Time       // zero: before the first look
 }
 
 // note records the file that is there now. At the first look its age is that of the file. For a

@@ -25,13 +25,13 @@ func (s *Socket) Adopt(ctx context.Context, files []*os.File) error {
 	if len(files) == 0 {
 		return nil
 	}
-	s.handed.Store(&files)
+	s.toAdopt.Store(&files)
 	return s.change(ctx, func(context.Context) error { return nil })
 }
 
 // adopt adopts the files that were handed over and are not adopted yet. It runs in the worker.
 func (s *Socket) adopt(ctx context.Context) error {
-	files := s.handed.Swap(nil)
+	files := s.toAdopt.Swap(nil)
 	if files == nil {
 		return nil
 	}

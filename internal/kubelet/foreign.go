@@ -34,7 +34,7 @@ type foreignSockets struct {
 
 	mu    sync.Mutex
 	next  chan struct{}            // closed at the end of the next scan that begins
-	found map[string]foreignSocket // by path; written by run and what it waits for
+	found map[string]foreignSocket // by path; changed by update
 }
 
 // foreignSocket is what a socket of another registrar answered.
@@ -42,7 +42,7 @@ type foreignSocket struct {
 	path        string
 	file        unixsock.File
 	driver      string    // that it serves; empty: none, or not known
-	server      string    // who listens, for people
+	server      string    // who listens, for messages
 	silentSince time.Time // when it did not answer; zero: it did
 }
 
@@ -193,8 +193,8 @@ func (fs *foreignSockets) serving(driver string) (found []foreignSocket) {
 }
 
 // check returns a ConflictError if another live socket than our own serves the driver. Our own
-// file under another name, to which somebody renamed it, is removed. Look shows what did not
-// answer within scanWait.
+// file under another name, to which somebody renamed it, is removed. A socket that answers
+// later than scanWait is only shown in Look.
 func (fs *foreignSockets) check(ctx context.Context, driver string, own unixsock.FileID) error {
 	select {
 	case <-fs.request():
@@ -213,7 +213,7 @@ func (fs *foreignSockets) check(ctx context.Context, driver string, own unixsock
 	return nil
 }
 
-// describe says for people who else serves the driver; empty if nobody does.
+// describe returns a message about the other sockets that serve the driver, if there are any.
 func (fs *foreignSockets) describe(driver string, own unixsock.FileID) string {
 	var found []string
 	for _, f := range fs.serving(driver) {

@@ -56,7 +56,7 @@ func TestALateAdoptionRemovesWhatItCannotProve(t *testing.T) {
 		t.Fatal(err)
 	}
 	files := m.pass(t, "registration-a")
-	s.handed.Store(&files)
+	s.toAdopt.Store(&files)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := s.adopt(ctx); err == nil || s.Look().Up {

@@ -86,8 +86,8 @@ func (s *Socket) clear(ctx context.Context) error {
 	return nil
 }
 
-// ConflictError says, for people, who has the path of a registration socket, or serves the same
-// driver from another one.
+// ConflictError describes who has the path of a registration socket, or serves the same driver from
+// another one.
 type ConflictError string
 
 func (e ConflictError) Error() string { return string(e) }

@@ -15,8 +15,8 @@ import (
 	"csi-registrar/internal/unixsock"
 )
 
-// record keeps beyond the process what a socket announced and what the kubelet answered. It is
-// valid only for the listener that it describes.
+// record is what the next process needs to know of a published socket. It is valid only for the
+// listener that it describes.
 type record struct {
 	Path  string `json:"path"`
 	Bound string `json:"bound"` // the name that the listener was bound to

@@ -38,7 +38,7 @@ type Socket struct {
 	worker *worker.Slot
 
 	current   atomic.Pointer[listener]   // published, or about to be; nil: none
-	handed    atomic.Pointer[[]*os.File] // from the store, to be adopted
+	toAdopt   atomic.Pointer[[]*os.File] // from the store, to be adopted
 	closed    atomic.Bool
 	discarded atomic.Bool // closed, and nothing is kept
 
@@ -206,7 +206,7 @@ func (s *Socket) Close(ctx context.Context) error {
 	if p := s.current.Load(); p != nil {
 		p.stop(false)
 	}
-	if files := s.handed.Swap(nil); files != nil { // the store still has them
+	if files := s.toAdopt.Swap(nil); files != nil { // the store still has them
 		for _, f := range *files {
 			err = errors.Join(err, f.Close())
 		}

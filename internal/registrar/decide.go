@@ -54,7 +54,7 @@ type action struct {
 	kind   actionKind
 	cause  Cause
 	reason string
-	quiet  time.Duration       // how long it must have been the action to take
+	quiet  time.Duration       // how long the action must have been pending
 	note   status.Announcement // with acknowledge
 	next   time.Time           // with nothing: when to decide again; zero: at the next event
 }
@@ -70,7 +70,7 @@ type inputs struct {
 	driver      driverView
 	asking      bool // an Ask is running
 	socket      status.Socket
-	checkFailed bool // the last Check failed: nobody knows what is at the path
+	checkFailed bool // the last Check failed: what is at the path is unknown
 	request     pendingRequest
 }
 
@@ -146,14 +146,14 @@ func decideUnaccepted(in inputs, now time.Time) action {
 	switch {
 	case last.IsZero():
 		if at := in.socket.PublishedAt.Add(kubeletAsks); at.After(now) {
-			return action{next: at} // then the status says that the kubelet did not come
+			return action{next: at} // then the status reports that the kubelet has not asked
 		}
 		return action{}
 	case n.Registered:
 		return action{}
 	case n.At.IsZero():
 		reason = "the kubelet asked and has not confirmed within "
-	// else it has tried since
+	// The kubelet has not tried since the driver is back.
 	case !in.driver.returnedAt.IsZero() && !asked.After(in.driver.returnedAt):
 		return action{kind: publish, cause: CauseReturned, reason: fmt.Sprintf("the driver is back; the kubelet had refused: %q", n.Error)}
 	default:

@@ -82,15 +82,15 @@ func (r *Registrar) askIfDue(ctx context.Context, seen status.Socket, now time.T
 		r.query.hintLimit.take(now)
 	}
 	r.query.hinted, r.query.startedAt = false, now
-	asking, cancel := context.WithCancel(ctx)
+	askCtx, cancel := context.WithCancel(ctx)
 	r.query.cancel = cancel
 	driver := r.driver
 	ask := func() status.Report {
-		return driver.Ask(asking, func(rep status.Report) { r.query.answers <- answer{rep, false} })
+		return driver.Ask(askCtx, func(rep status.Report) { r.query.answers <- answer{rep, false} })
 	}
 	if probeAt := r.query.probeAt; !probeAt.IsZero() && !probeAt.After(now) {
 		r.query.probeAt = time.Time{}
-		ask = func() status.Report { return driver.Probe(asking) }
+		ask = func() status.Report { return driver.Probe(askCtx) }
 	}
 	go func() { r.query.answers <- answer{ask(), true} }()
 	return time.Time{}
@@ -126,7 +126,7 @@ func (r *Registrar) answered(a answer, now time.Time) {
 		if r.query.silences++; r.query.silences > 1 {
 			rep.Driver = status.Hanging
 		} else if was == status.Ready {
-			return // it is asked once more before that counts
+			return // it is hanging if the next Ask is not answered either
 		}
 	} else {
 		r.query.silences = 0
@@ -158,7 +158,7 @@ func (r *Registrar) answered(a answer, now time.Time) {
 }
 
 // countRestart counts the times that the driver came back: it was absent before, or its socket was
-// replaced so fast that nobody noticed.
+// replaced too fast to see it absent.
 func (r *Registrar) countRestart(was status.DriverState, rep status.Report, now time.Time) {
 	v := &r.view
 	back := was == status.Absent && rep.Driver != status.Absent || rep.Driver == status.Ready && rep.Replaced && !v.restarted

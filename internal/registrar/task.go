@@ -50,7 +50,7 @@ func (r *Registrar) workIfDue(ctx context.Context, seen status.Socket, now time.
 	}
 	act := decide(r.inputs(seen), now)
 	if act.kind == nothing && t.checkErr != nil {
-		return act.next // nobody knows what is needed; what failed is retried when it is known
+		return act.next // until the next Check nothing is known to be needed
 	}
 	if !act.same(t.pending) {
 		t.since = now
@@ -65,7 +65,7 @@ func (r *Registrar) workIfDue(ctx context.Context, seen status.Socket, now time.
 	}
 	due := t.next
 	if act.kind != withdraw && t.failed.kind == withdraw {
-		due = time.Time{} // the pause is that of the withdrawal
+		due = time.Time{} // the pause is for the withdrawal
 	}
 	if !t.isRetry() {
 		due = later(due, r.dueAt(now))
@@ -178,7 +178,8 @@ func (r *Registrar) finished(err error, now time.Time) {
 }
 
 // retrySoon retries a failed change because of a hint, after retryHinted: changes in the
-// directory cannot keep the registrar busy. Withdrawals, which fail for long, take their time.
+// directory cannot keep the registrar busy. It does not retry withdrawals: they rarely fail for a
+// reason that a hint can end.
 func (r *Registrar) retrySoon(now time.Time) {
 	if r.task.err == nil || r.task.pending.kind == withdraw {
 		return

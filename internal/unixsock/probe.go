@@ -81,7 +81,7 @@ func RemoveStale(ctx context.Context, paths []string) (removed []string, err err
 // InUse is the error for a path at which there is something other than a stale socket.
 type InUse struct {
 	Path   string
-	Holder string // what is there, or who listens, for people
+	Holder string // what is there, or who listens, for messages
 	Live   bool   // somebody listens
 }
 
