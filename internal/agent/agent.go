@@ -37,6 +37,9 @@ type Socket interface {
 	Close(ctx context.Context) error
 	// Discard is Close after the registration was withdrawn: nothing of it stays.
 	Discard(ctx context.Context) error
+	// Restore stores and records the socket again, after the end of one of the same driver below
+	// another root_dir, which may have replaced it there. It may block for a limited time.
+	Restore(ctx context.Context) error
 	// Record redirects the calls to the driver to a recorder until ctx is done, and then back.
 	// It calls listen with the path at which the recorder must listen, and linked once the
 	// calls arrive there.
@@ -167,6 +170,7 @@ func (a *Agent) registrars() map[key]*running {
 func (a *Agent) Apply(ctx context.Context, c *config.Config, files []string) error {
 	a.apply <- struct{}{}
 	defer func() { <-a.apply }()
+	a.change(func() { a.config, a.files = c, slices.Clone(files) })
 	var leaving []*running
 	for k, r := range a.registrars() {
 		d, ok := c.Driver(k.name)
@@ -178,7 +182,6 @@ func (a *Agent) Apply(ctx context.Context, c *config.Config, files []string) err
 			a.update(r, d)
 		}
 	}
-	a.change(func() { a.config, a.files = c, slices.Clone(files) })
 	return errors.Join(a.awaitWithdrawal(ctx, leaving), a.reconcile(ctx, leaveTime))
 }
 
@@ -275,12 +278,19 @@ func (a *Agent) start(k key, d config.Driver, socket Socket) {
 		if err := end(context.WithoutCancel(a.ctx)); err != nil {
 			log.Error("cannot end a registration cleanly", "error", err)
 		}
+		var other *running
 		a.change(func() {
 			if a.running[k] == r { // else another took its place
 				delete(a.running, k)
 			}
+			other = a.running[key{k.name, a.config.Kubelet}]
 		})
 		close(r.ended)
+		if other != nil && other.key != k {
+			if err := other.socket.Restore(a.ctx); err != nil {
+				log.Warn("cannot record the registration again", "error", err)
+			}
+		}
 		a.hint() // it may have been enabled again
 	})
 }
@@ -363,6 +373,15 @@ func (a *Agent) Record(ctx context.Context, name string, listen func(context.Con
 	if err != nil {
 		return err
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() { // no call arrives any more when the registration has ended
+		select {
+		case <-r.ended:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
 	return r.socket.Record(ctx, listen, linked)
 }
 

@@ -71,6 +71,7 @@ type socket struct {
 	mu                           sync.Mutex
 	up                           status.Socket
 	published, withdrawn, closed int
+	restored                     int
 	refused                      error
 	hold                         chan struct{} // Look waits for it
 	closing                      chan struct{} // Close waits for it
@@ -88,7 +89,15 @@ func (s *socket) Look() status.Socket {
 }
 func (s *socket) Check(context.Context) error                            { return nil }
 func (s *socket) Acknowledge(context.Context, status.Announcement) error { return nil }
-func (s *socket) Record(context.Context, func(context.Context, string) error, func()) error {
+func (s *socket) Record(ctx context.Context, _ func(context.Context, string) error, linked func()) error {
+	linked()
+	<-ctx.Done()
+	return nil
+}
+func (s *socket) Restore(context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.restored++
 	return nil
 }
 func (s *socket) Publish(_ context.Context, a status.Announcement) error {
@@ -460,7 +469,31 @@ func TestStatusIsOfTheRootInForce(t *testing.T) {
 		if d := a.Status().Drivers; len(d) != 1 || d[0].RegistrationSocket != "/k/plugins_registry/a" {
 			t.Errorf("%+v", d)
 		}
+		// The descriptor store and the record were those of the other one.
+		if k, l := n.socket("/k/plugins_registry/a"), n.socket("/l/plugins_registry/a"); k.restored != 1 || l.restored != 0 {
+			t.Errorf("restored %d and %d times", k.restored, l.restored)
+		}
 		n.socket("/k/plugins_registry/a").refuse(nil)
+	})
+}
+
+// No call arrives at a recorder whose registration has ended.
+func TestATraceEndsWithItsRegistration(t *testing.T) {
+	with(t, func(t *testing.T, a *Agent, _ *node) {
+		apply(t, a, conf("/k", drv("a")))
+		ended := make(chan error, 1)
+		linked := make(chan struct{})
+		go func() { ended <- a.Record(t.Context(), "a", nil, func() { close(linked) }) }()
+		<-linked
+		apply(t, a, conf("/k"))
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Error(err)
+			}
+		default:
+			t.Error("it continues")
+		}
 	})
 }
 

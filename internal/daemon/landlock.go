@@ -28,6 +28,9 @@ const minLandlock = 2
 // does not answer.
 func Writable(runDir string, rootDirs ...string) []string {
 	dirs := []string{stateDir(runDir), filepath.Join(runDir, "registrations")}
+	for _, dir := range dirs { // a unit that was edited may lack RuntimeDirectory=
+		_ = os.MkdirAll(dir, 0o700)
+	}
 	for i, root := range rootDirs {
 		links := rootdir.EndpointLinks(root)
 		if i == 0 {
@@ -69,6 +72,9 @@ func (d *daemon) confine(ctx context.Context, rootDirs ...string) {
 	dirs, err := worker.Do(ctx, slot, time.Second, func() []string { return Writable(d.options.runDir(), rootDirs...) }, nil)
 	if stuck := d.pool.Stuck(); err == nil && len(stuck) > 0 {
 		err = &worker.NotAnswering{Path: stuck[0].Path}
+	}
+	if len(d.handed.control) == 0 { // it is created there
+		dirs = append(dirs, d.options.runDir())
 	}
 	if err == nil {
 		d.landlock, err = Confine(dirs...)

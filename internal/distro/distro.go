@@ -15,7 +15,8 @@ type Distro struct {
 	// RootDir is the kubelet's root directory unless an administrator chose another.
 	RootDir string
 	// Secrets are directories and files with keys or credentials of the cluster. Those below
-	// RootDir that every kubelet has are in KubeletSecrets.
+	// RootDir that every kubelet has are in KubeletSecrets. The unit hides them, or nodes.md says
+	// how to.
 	Secrets []string
 	// Note is for administrators of such a node.
 	Note string
@@ -29,9 +30,8 @@ var (
 	kubeletUnit = []string{"kubelet.service"}
 )
 
-// Only kubeadm's row was tried on a node of its kind; the units, processes and root directories of
-// the others were tried with the same kubelet. "Read" means that the facts come from the named
-// sources, read in November 2026; "known" is common knowledge without a source.
+// Only kubeadm's kubelet was tried, in the suites that run whole nodes. "Read" means that the facts
+// come from the named sources, read in November 2026; "known" is common knowledge without a source.
 var table = []Distro{
 	{
 		// Tried.
@@ -40,14 +40,16 @@ var table = []Distro{
 	},
 	{
 		// Read: k3s pkg/daemons/agent/agent_linux.go. Known: the units and directories of k3s'
-		// installer.
+		// installer, and those of Rancher's agents, agent and capr.
 		Name: "k3s", Processes: []string{"k3s-server", "k3s-agent"}, Units: []string{"k3s.service", "k3s-agent.service"},
-		RootDir: DefaultRootDir, Secrets: []string{"/etc/rancher", "/var/lib/rancher"},
+		RootDir: DefaultRootDir,
+		Secrets: []string{"/etc/rancher", "/var/lib/rancher/k3s/agent", "/var/lib/rancher/k3s/server", "/var/lib/rancher/agent", "/var/lib/rancher/capr"},
 	},
 	{
 		// Read: rke2 bundle/lib/systemd/system. The kubelet is a child of rke2.
 		Name: "rke2", Processes: kubelet, Units: []string{"rke2-server.service", "rke2-agent.service"},
-		RootDir: DefaultRootDir, Secrets: []string{"/etc/rancher", "/var/lib/rancher"},
+		RootDir: DefaultRootDir,
+		Secrets: []string{"/etc/rancher", "/var/lib/rancher/rke2/agent", "/var/lib/rancher/rke2/server", "/var/lib/rancher/agent", "/var/lib/rancher/capr"},
 	},
 	{
 		// Read: k0s pkg/config/cfgvars.go. A controller has a kubelet if it was installed with
@@ -63,12 +65,13 @@ var table = []Distro{
 	{
 		// Read: k8s-snap src/k8s/pkg/snap/snap.go.
 		Name: "Canonical Kubernetes", Processes: kubelet, Units: []string{"snap.k8s.kubelet.service"}, RootDir: DefaultRootDir,
-		Secrets: []string{"/etc/kubernetes", "/var/snap/k8s/common"},
+		Secrets: []string{"/etc/kubernetes", "/var/snap/k8s/common/var/lib/k8sd", "/var/snap/k8s/common/var/lib/k8s-dqlite"},
 	},
 	{
 		// Read: k8s-snap snap/snapcraft.yaml, layout. Within the snap that is /var/lib/kubelet.
 		Name: "Canonical Kubernetes, strict", Processes: kubelet, Units: []string{"snap.k8s.kubelet.service"},
-		RootDir: "/var/snap/k8s/common/var/lib/kubelet", Secrets: []string{"/var/snap/k8s/common"},
+		RootDir: "/var/snap/k8s/common/var/lib/kubelet",
+		Secrets: []string{"/var/snap/k8s/common/var/lib/k8sd", "/var/snap/k8s/common/var/lib/k8s-dqlite"},
 	},
 	{
 		// Read: microshift pkg/node/kubelet.go, packaging/systemd/microshift.service.
@@ -123,10 +126,6 @@ func Units() []string { return collect(func(d Distro) []string { return d.Units 
 
 // Processes returns the names of processes that can be a kubelet, each once.
 func Processes() []string { return collect(func(d Distro) []string { return d.Processes }) }
-
-// Secrets returns the directories and files with credentials outside the root directories, each
-// once.
-func Secrets() []string { return collect(func(d Distro) []string { return d.Secrets }) }
 
 // RootDirs returns the kubelets' root directories, each once.
 func RootDirs() []string { return collect(func(d Distro) []string { return []string{d.RootDir} }) }

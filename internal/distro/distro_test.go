@@ -47,31 +47,74 @@ func TestUnitsAreOrderedBeforeEveryKubelet(t *testing.T) {
 
 // What InaccessiblePaths= hides, ReadWritePaths= of a drop-in cannot open (systemd.exec(5)).
 func TestNoRootDirIsHidden(t *testing.T) {
-	file := filepath.Join(top, "systemd/csi-registrar.service")
-	data, err := os.ReadFile(file)
+	hidden := inaccessible(t)
+	// The last one is where some have it with k3s and rke2, on the disk of everything else.
+	for _, root := range append(RootDirs(), "/var/lib/rancher/kubelet") {
+		if by := isBelow(root, hidden); by != "" {
+			t.Errorf("the unit hides %s, and so root_dir %s", by, root)
+		}
+	}
+}
+
+// The unit hides where keys are, or nodes.md names it: each path that the unit hides makes each
+// start slower, also where there is nothing.
+func TestKeysAreHidden(t *testing.T) {
+	data, err := os.ReadFile(filepath.Join(top, "packaging/doc/nodes.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	hidden := 0
-	for line := range strings.Lines(string(data)) {
-		value, ok := strings.CutPrefix(strings.TrimSpace(line), "InaccessiblePaths=")
-		if !ok {
-			continue
+	_, documented, _ := strings.Cut(string(data), "\n## Directories with keys\n")
+	hidden := append(inaccessible(t), "/home", "/root", "/run/user") // by ProtectHome=
+	for _, d := range All() {
+		secrets := d.Secrets
+		for _, name := range KubeletSecrets {
+			if d.RootDir == DefaultRootDir || name == "pki" {
+				secrets = append(slices.Clone(secrets), filepath.Join(d.RootDir, name))
+			}
 		}
-		for path := range strings.FieldsSeq(value) {
-			path = strings.TrimPrefix(path, "-")
-			hidden++
-			// The last one is where some have it with k3s and rke2, on the disk of everything else.
-			for _, root := range append(RootDirs(), "/var/lib/rancher/kubelet") {
-				if strings.HasPrefix(root+"/", path+"/") {
-					t.Errorf("%s hides %s, and so root_dir %s", file, path, root)
-				}
+		var row []string
+		for line := range strings.Lines(documented) {
+			if rest, ok := strings.CutPrefix(line, "| "+d.Name+" | "); ok {
+				row = strings.FieldsFunc(rest, func(r rune) bool { return strings.ContainsRune(" ,|\n", r) })
+				break
+			}
+		}
+		for _, path := range secrets {
+			if isBelow(path, hidden) == "" && !slices.Contains(row, path) {
+				t.Errorf("%s: neither does the unit hide %s, nor has nodes.md it below \"Directories with keys\"", d.Name, path)
 			}
 		}
 	}
-	if hidden < 20 {
-		t.Fatalf("only %d paths were checked", hidden)
+}
+
+// inaccessible returns the paths that the unit hides.
+func inaccessible(t *testing.T) (paths []string) {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(top, "systemd/csi-registrar.service"))
+	if err != nil {
+		t.Fatal(err)
 	}
+	for line := range strings.Lines(string(data)) {
+		if value, ok := strings.CutPrefix(strings.TrimSpace(line), "InaccessiblePaths="); ok {
+			for path := range strings.FieldsSeq(value) {
+				paths = append(paths, strings.TrimPrefix(path, "-"))
+			}
+		}
+	}
+	if len(paths) < 20 {
+		t.Fatalf("only %d paths were found", len(paths))
+	}
+	return paths
+}
+
+// isBelow returns the one of dirs that a path is, or is below; empty: none.
+func isBelow(path string, dirs []string) string {
+	for _, dir := range dirs {
+		if strings.HasPrefix(path+"/", dir+"/") {
+			return dir
+		}
+	}
+	return ""
 }
 
 // before returns the units in the Before= lines of a unit or Quadlet.

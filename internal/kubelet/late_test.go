@@ -44,6 +44,66 @@ func TestWhatTheStoreKeptIsAdoptedWhenTheFileSystemAnswers(t *testing.T) {
 	mustAnswer(t, s.path, announcement("a").Endpoint)
 }
 
+// A driver's Socket below another root_dir replaces the first one in the store and in the record,
+// and both are empty when it has been withdrawn.
+func TestRestoreAfterAnotherRootDir(t *testing.T) {
+	w := newWorld(t)
+	m := newManager(t)
+	r := w.open(with(m, true))
+	s := socket(t, r, "a")
+	if err := s.Publish(t.Context(), announcement("a")); err != nil {
+		t.Fatal(err)
+	}
+	before, err := os.ReadFile(r.recordOf("a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	later, err := Open(t.TempDir(), r.o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := later.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	other := socket(t, later, "a")
+	if err := errors.Join(other.Publish(t.Context(), announcement("a")), other.Withdraw(t.Context()), other.Discard(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	if m.count("registration-a") != 0 || !isGone(r.recordOf("a")) {
+		t.Fatal("the other one did not replace the first")
+	}
+	if err := s.Restore(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	after, err := os.ReadFile(r.recordOf("a"))
+	if err != nil || string(after) != string(before) {
+		t.Errorf("recorded %s, %v; before %s", after, err, before)
+	}
+	if n := m.count("registration-a"); n != 1 {
+		t.Errorf("the store has %d", n)
+	}
+}
+
+// After a kill -9 while the store was full there is a record without a listener. It goes with the
+// registration.
+func TestARecordWithoutAListenerIsDiscarded(t *testing.T) {
+	w := newWorld(t)
+	m := newManager(t)
+	leave(w, m, "a")
+	r := w.open(with(m, true))
+	if isGone(r.recordOf("a")) {
+		t.Fatal("there is no record")
+	}
+	if err := socket(t, r, "a").Discard(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if !isGone(r.recordOf("a")) {
+		t.Error("the record is left")
+	}
+}
+
 // An abandoned adoption continues after its time is over. It still removes a socket that it cannot
 // prove: nobody serves it, and the kubelet would wait for it.
 func TestALateAdoptionRemovesWhatItCannotProve(t *testing.T) {

@@ -167,6 +167,18 @@ func (s *Socket) Acknowledge(ctx context.Context, a status.Announcement) error {
 	})
 }
 
+// Restore implements agent.Socket.
+func (s *Socket) Restore(ctx context.Context) error {
+	return s.do(ctx, changeTime, func(ctx context.Context) error {
+		p := s.current.Load()
+		if p == nil || s.anotherRecorded() {
+			return nil
+		}
+		s.keep(ctx, p)
+		return s.save(p)
+	})
+}
+
 // Withdraw implements registrar.Socket. Open connections are still served, so that a Notify of the
 // kubelet does not fail.
 func (s *Socket) Withdraw(ctx context.Context) error { return s.change(ctx, s.withdraw) }
@@ -226,6 +238,9 @@ func (s *Socket) end(ctx context.Context) error {
 	p := s.current.Load()
 	switch {
 	case p == nil && s.discarded.Load(): // a publication that failed may have made the link
+		if !s.anotherRecorded() { // the listener of the record was not in the store
+			s.removeRecord()
+		}
 		return s.r.o.Host.removeLink(rootdir.EndpointLink(s.r.dir.root, s.name))
 	case p == nil:
 		return nil

@@ -33,7 +33,7 @@ func (b *Backoff) Next(rep status.Report, now time.Time) time.Duration {
 		if b.since.IsZero() {
 			b.pause = 0
 		}
-		return jitter(askFirst)
+		return jitter(askFirst, now)
 	case answered && (b.since.IsZero() || rep.Connection != b.connection && !b.silent):
 		*b = Backoff{since: now}
 	case !answered && !b.since.IsZero():
@@ -43,9 +43,11 @@ func (b *Backoff) Next(rep status.Report, now time.Time) time.Duration {
 	if b.pause = min(max(2*b.pause, askFirst), askMost); answered && now.Sub(b.since) < askEager {
 		b.pause = askFirst
 	}
-	return jitter(b.pause)
+	return jitter(b.pause, now)
 }
 
-func jitter(d time.Duration) time.Duration {
-	return d - d/8 + rand.N(d/4)
+// jitter returns d, an eighth more or less. The time, which has nanoseconds, determines how much: a
+// run under virtual time can be repeated.
+func jitter(d time.Duration, now time.Time) time.Duration {
+	return d - d/8 + time.Duration(rand.New(rand.NewPCG(uint64(now.UnixNano()), 0)).Int64N(int64(d/4)))
 }

@@ -470,6 +470,28 @@ func TestConflictIsFollowed(t *testing.T) {
 	})
 }
 
+// The other registrar is gone, but the socket has changed too often: that is what the status says.
+func TestAConflictThatEndedIsNotShown(t *testing.T) {
+	w := newWorld()
+	w.report = ready()
+	runHarness(t, w, base, func(h *harness) {
+		for range churnFree - 2 {
+			time.Sleep(time.Second)
+			h.w.set(func(w *world) { w.sock.Place = status.Missing })
+		}
+		time.Sleep(time.Second)
+		h.w.set(func(w *world) { w.sock.Place, w.publishErr = status.Foreign, conflict{} })
+		time.Sleep(time.Second)
+		h.state("conflict")
+		h.w.set(func(w *world) { w.sock.Place, w.publishErr = status.Missing, nil })
+		time.Sleep(time.Second)
+		h.state("ready")
+		if s := h.status(); s.DampedUntil.IsZero() || strings.Contains(s.Reason, "another registrar") {
+			t.Errorf("until %s: %s", s.DampedUntil, s.Reason)
+		}
+	})
+}
+
 func TestConflictEndsWithItsDriver(t *testing.T) {
 	w := newWorld()
 	w.report, w.publishErr = ready(), conflict{}
@@ -563,6 +585,60 @@ func TestARequestThatIsPublishedLateIsNotRepeated(t *testing.T) {
 		defer h.w.mu.Unlock()
 		if n := len(h.w.published); n != 1 {
 			t.Errorf("published %d times by the registrar, besides the abandoned call", n)
+		}
+	})
+}
+
+// A call that was abandoned publishes after all: the next change for the same cause is no retry,
+// and is counted.
+func TestAPublicationThatCompletedLateIsNotRetried(t *testing.T) {
+	w := newWorld()
+	w.report = ready()
+	w.accept = func(status.Announcement) (bool, string) { return false, "no" }
+	runHarness(t, w, base, func(h *harness) {
+		h.state("refused")
+		hung := errors.New("the file system does not answer")
+		h.w.set(func(w *world) { w.report = status.Report{Driver: status.Absent, Reason: "gone"} })
+		time.Sleep(time.Second)
+		h.w.set(func(w *world) { w.report, w.publishErr = ready(), hung })
+		time.Sleep(100 * time.Millisecond)
+		h.w.set(func(w *world) { w.checkErr, w.sock.PublishedAt = hung, time.Now() })
+		time.Sleep(time.Second)
+		h.w.word(false, "no")
+		time.Sleep(time.Second)
+		h.w.set(func(w *world) { w.report.Replaced = true })
+		synctest.Wait()
+		h.w.set(func(w *world) { w.checkErr, w.publishErr, w.report.Replaced = nil, nil, false })
+		time.Sleep(time.Minute)
+		h.publications(2) // and the one that was abandoned
+		if got := h.status().RepublicationsBy; got[string(CauseReturned)] != 2 {
+			t.Errorf("counted %v", got)
+		}
+	})
+}
+
+// The kubelet refused because the driver was away. The driver returns, and meanwhile the target of
+// the link has changed: the kubelet need not learn of the target, but of the return.
+func TestAMovedLinkDoesNotHideAReturn(t *testing.T) {
+	w := newWorld()
+	w.report = ready()
+	set := base
+	set.EndpointLink = true
+	runHarness(t, w, set, func(h *harness) {
+		h.state("registered")
+		h.w.set(func(w *world) { w.report = status.Report{Driver: status.Absent, Reason: "gone"} })
+		time.Sleep(time.Second)
+		set.Endpoint = "/run/foo-2.sock"
+		if err := h.reg.Update(h.Context(), set, nil); err != nil {
+			t.Fatal(err)
+		}
+		h.w.word(false, "connection refused")
+		h.state("refused")
+		h.w.set(func(w *world) { w.report = ready() })
+		time.Sleep(time.Second)
+		h.state("registered")
+		if got := h.status().RepublicationsBy; got[string(CauseReturned)] != 1 {
+			t.Errorf("counted %v", got)
 		}
 	})
 }

@@ -23,7 +23,7 @@ type task struct {
 	busy      bool
 	changes   bool // it changes the socket; else it is a Check
 	done      chan error
-	startedAt time.Time
+	changedAt time.Time // when the last change began
 	checkDue  bool      // a hint came that no Check has answered yet
 	checkErr  error     // of the last Check
 	err       error     // of the last change
@@ -108,7 +108,7 @@ func (r *Registrar) dueAt(now time.Time) time.Time {
 // were too many, else zero.
 func (r *Registrar) dampedUntil(now time.Time) time.Time {
 	t := &r.task
-	if t.pending.kind != publish || t.busy || t.err != nil || t.churn.count(now) < churnFree {
+	if t.pending.kind != publish || t.busy || t.isRetry() || t.churn.count(now) < churnFree {
 		return time.Time{}
 	}
 	if at := r.dueAt(now); at.After(now) {
@@ -118,7 +118,9 @@ func (r *Registrar) dampedUntil(now time.Time) time.Time {
 }
 
 func (r *Registrar) begin(now time.Time, changes bool, do func() error) {
-	r.task.busy, r.task.changes, r.task.startedAt = true, changes, now
+	if r.task.busy, r.task.changes = true, changes; changes {
+		r.task.changedAt = now
+	}
 	go func() { r.task.done <- do() }()
 }
 
@@ -146,15 +148,23 @@ func (r *Registrar) finished(err error, now time.Time) {
 	}
 	if !t.changes {
 		t.checkErr = err
-		return
+		late := t.err != nil && t.failed.kind == publish && r.socket.Look().PublishedAt.After(t.changedAt)
+		if err != nil || !late {
+			return
+		}
+		t.pending = t.failed // which an abandoned call has completed
 	}
 	t.err, t.next = err, time.Time{}
 	if err == nil {
+		kind := t.pending.kind
 		t.failures, t.pending = 0, action{}
-		if !r.request.at.After(t.startedAt) {
+		if kind == acknowledge { // the kubelet has not learned of it
+			return
+		}
+		if !r.request.at.After(t.changedAt) {
 			r.request = pendingRequest{} // else there is a newer request
 		}
-		if !r.view.returnedAt.After(t.startedAt) {
+		if !r.view.returnedAt.After(t.changedAt) {
 			r.view.returnedAt = time.Time{}
 		}
 		return
@@ -173,7 +183,7 @@ func (r *Registrar) finished(err error, now time.Time) {
 			r.log.Warn("cannot withdraw the registration, trying again", "error", err)
 		}
 	}
-	t.next = now.Add(jitter(min(first<<min(t.failures, 10), most)))
+	t.next = now.Add(jitter(min(first<<min(t.failures, 10), most), now))
 	t.failures++
 }
 
