@@ -31,6 +31,9 @@ func TestNothingThatStatusShowsIsMissing(t *testing.T) {
 		"no room": {func(d *status.Document) {
 			d.Drivers[0].NotKept = "cannot keep it: the descriptor store of systemd is full (1 of 1)"
 		}, RegistrationNotKept, "is full (1 of 1)", "Environment=CSI_REGISTRAR_FDSTORE=4096"},
+		"no permission": {func(d *status.Document) {
+			d.Drivers[0].Driver, d.Drivers[0].Reason = status.Absent, "no permission to connect to /x as uid 0: see CAP_DAC_OVERRIDE in csi-registrar.service(8)"
+		}, DriverSocketForbidden, "as uid 0", "CapabilityBoundingSet=CAP_DAC_OVERRIDE"},
 		"restarts": {func(d *status.Document) {
 			d.Drivers[0].DriverRestarts, d.Drivers[0].Reason = 3, "the driver restarted 3 times within 10m0s"
 			d.Drivers[0].Server = status.Server{PID: 5, Unit: "csi-nfs.service"}

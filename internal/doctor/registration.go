@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"path"
 	"slices"
 	"strings"
 	"syscall"
@@ -38,6 +39,11 @@ func (x *diagnosis) registration(ctx context.Context, d config.Driver) {
 		x.checked(d.Name, StepRegistration, result, "%s", x.stateText(st))
 	case !x.daemon.runs():
 		x.checked(d.Name, StepRegistration, Skipped, "the daemon cannot be asked")
+	case strings.Contains(st.Reason, "CAP_DAC_OVERRIDE"): // doctor has it
+		x.problem(d.Name, StepRegistration, DriverSocketForbidden, "the daemon reports "+x.stateText(st),
+			"the daemon, which is root without capabilities, may connect to the socket",
+			append([]Fix{note("or have the driver create the socket, and its directory, so that root can use them by their modes")},
+				writeDropIn(path.Join(path.Dir(systemd.DropInFile), "zz-doctor-dac-override.conf"), "[Service]", "CapabilityBoundingSet=CAP_DAC_OVERRIDE")...)...)
 	case st.Registration == status.Conflict:
 		fix := stopListener(own)
 		at, err := look(ctx, x, own, func() (unixsock.File, error) { return unixsock.Lstat(own) })

@@ -206,6 +206,7 @@ const (
 	RegistrationDamped        ID = "registration-damped"
 	RegistrationNotKept       ID = "registration-not-kept"
 	TopologyChanged           ID = "topology-changed"
+	DriverSocketForbidden     ID = "driver-socket-forbidden"
 	DriverRestarting          ID = "driver-restarting"
 	StatusReason              ID = "status-reason"
 	KubeletRefused            ID = "kubelet-refused"

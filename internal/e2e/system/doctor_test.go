@@ -62,6 +62,9 @@ var sicknesses = map[string][]sickness{
 		{id: "driver-not-accepting", breaks: plays("deaf")},
 		{id: "driver-not-trusted", breaks: "chown nobody " + sickDir + "/csi.sock"},
 		{id: "driver-not-trusted", breaks: "chmod 0777 " + sickDir},
+		{id: "driver-socket-forbidden", breaks: "chown nobody " + sickDir + "/csi.sock; chmod 0600 " + sickDir + "/csi.sock; " +
+			"printf '[driver.\"" + sick + "\"]\nsocket_owner = \"nobody\"\n' > /etc/csi-registrar/conf.d/50-x.toml; systemctl restart " + unit,
+			after: "rm /etc/csi-registrar/conf.d/50-x.toml /etc/systemd/system/" + unit + ".d/zz-doctor-dac-override.conf; systemctl daemon-reload; systemctl restart " + sickUnit + " " + unit},
 		{id: "driver-not-answering", breaks: fault(`{"Hang": "GetPluginInfo"}`)},
 		{id: "driver-call-failed", breaks: fault(`{"Fail": "NodeGetInfo"}`)},
 		{id: "driver-method-missing", breaks: fault(`{"Unimplemented": "NodeGetInfo"}`)},
