@@ -9,7 +9,7 @@ import (
 	"csi-registrar/internal/fake"
 )
 
-// What happens besides what the kubelet does.
+// Events in addition to those of the kubelet.
 const (
 	appeared fake.Action = "appeared" // a socket, as the watch of the directory sees it
 	removed  fake.Action = "removed"

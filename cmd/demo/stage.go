@@ -205,7 +205,7 @@ func (s *stage) inode() (uint64, error) {
 	return stat.Ino, nil
 }
 
-// showLog prints the end of what daemon and driver said, for whoever must find out why.
+// showLog prints the last log lines of the daemon and the driver, to find the cause of a failure.
 func (s *stage) showLog() error {
 	const lines = 15
 	text, err := os.ReadFile(s.log.Name())

@@ -69,7 +69,7 @@ func wrap(text string, columns int) []string {
 	return append(lines, line)
 }
 
-// introduce says what is going to be shown, and where.
+// introduce describes the demo.
 func (s *stage) introduce() {
 	fmt.Fprintf(s.story.Out, `How a CSI driver gets registered with the kubelet, and stays so.
 

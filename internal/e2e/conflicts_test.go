@@ -48,8 +48,8 @@ func TestMovedFromTheSidecar(t *testing.T) {
 			t.Logf("registered %v after the sidecar left", e.Time.Sub(left))
 			limit := 4 * time.Second // ≤ 1 s to take over, then the kubelet's second, twice
 			if how == "killed" {
-				// It leaves its socket, of which nothing tells that nobody listens any more. The
-				// pause before it is tried again doubles, so it is as long as the conflict is old.
+				// It leaves its socket, and there is no event that nobody listens any more. The
+				// pause before the next attempt doubles, so it is as long as the conflict is old.
 				limit += 2 * left.Sub(began)
 			}
 			if took := e.Time.Sub(left); took > limit {

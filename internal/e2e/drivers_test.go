@@ -62,7 +62,7 @@ func TestDriverProcessKilledAndHanging(t *testing.T) {
 	})
 }
 
-// What the kubelet must learn is learned, with one republication each.
+// The kubelet learns each change of the driver's answers, with one republication each.
 func TestDriverRestartsChanged(t *testing.T) {
 	t.Parallel()
 	cases := map[string]struct {
@@ -149,8 +149,8 @@ func TestDriverRestartsWithAnotherTopologyValue(t *testing.T) {
 	c.WaitStatus(d.Name, "no reason left", soon, func(s harness.DriverStatus) bool { return s.State == "registered" && s.Reason == "" })
 }
 
-// A driver whose limit depends on the volumes that are attached, as that of aws-ebs, restarts 20
-// times with another one: with "leave" nothing is written, and the status has both numbers.
+// The limit of a driver depends on the attached volumes, as with aws-ebs, and changes in each of 20
+// restarts: with "leave" nothing is written, and the status has both numbers.
 func TestLimitThatChangesWithEachRestart(t *testing.T) {
 	t.Parallel()
 	n := harness.New(t)

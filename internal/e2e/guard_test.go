@@ -15,8 +15,8 @@ import (
 	"csi-registrar/internal/e2e/harness"
 )
 
-// What people and scripts do to a registration socket; the kubelet sees the path go, so
-// it must see it come back.
+// What users and scripts do to a registration socket. The kubelet sees the path disappear, so it
+// must see it appear again.
 func TestRegistrationSocketRestored(t *testing.T) {
 	t.Parallel()
 	away := func(n *harness.Node, path string) error { return os.Rename(path, filepath.Join(n.Dir, "away")) }
@@ -102,8 +102,8 @@ func errText(err error) string {
 	return ""
 }
 
-// Who removes the socket again and again cannot make us churn the kubelet: it is restored
-// eight times, then not before it has been left alone for 4 minutes, or somebody asks.
+// A user who removes the socket repeatedly must not cause endless registrations: it is restored
+// eight times, and then only after it was left alone for 4 minutes, or on request.
 func TestRegistrationSocketRemovedAgainAndAgain(t *testing.T) {
 	t.Parallel()
 	n, d, c, k := registered(t, "a.example")
@@ -160,8 +160,8 @@ func TestRegistrationSocketRemovedAgainAndAgain(t *testing.T) {
 	})
 }
 
-// The directory is removed, moved, or covered. The kubelet watches the old one for ever: the
-// socket is restored, and that only a restart of the kubelet helps is said.
+// The directory is removed, moved, or covered. The kubelet keeps watching the old one: the socket
+// is restored, and a message says that only a restart of the kubelet helps.
 func TestRegistryDirectory(t *testing.T) {
 	t.Parallel()
 	cases := map[string]func(t *testing.T, n *harness.Node){

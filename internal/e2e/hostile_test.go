@@ -198,7 +198,7 @@ func TestWithoutInotify(t *testing.T) {
 	c.WaitState(d.Name, "registered", soon)
 }
 
-// Who may put a socket there may become the driver: owner and directories are checked.
+// A user who can create the socket could replace the driver: owner and directories are checked.
 func TestUntrustedSockets(t *testing.T) {
 	t.Parallel()
 	const stranger = 65534

@@ -187,8 +187,8 @@ func onTerminal(t *testing.T, cmd *exec.Cmd, enough func(string) bool) string {
 	return strings.ReplaceAll(seen.String(), "\r\n", "\n")
 }
 
-// Whatever a driver says, and the kubelet of it: nothing of it works on the terminal, in
-// the log or in a database of metrics.
+// No text of a driver, or of the kubelet about it, has an effect on the terminal, in the log or in
+// a database of metrics.
 func TestHostileOutput(t *testing.T) {
 	t.Parallel()
 	n, names := hostileNode(t)

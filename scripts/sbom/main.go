@@ -1,4 +1,4 @@
-// Command sbom says what is in a Go binary, from what the linker left in it: with
+// Command sbom lists the contents of a Go binary, from the data of the linker: with
 // "sbom spdx NAME FILE" as an SPDX 2.3 document, with "sbom licenses FILE" as the licenses
 // of its modules, in full. The same binary and SOURCE_DATE_EPOCH give the same bytes.
 package main
@@ -167,7 +167,7 @@ func modules(info *debug.BuildInfo) []debug.Module {
 	return all
 }
 
-// settings says how it was built.
+// settings returns how the binary was built.
 func settings(info *debug.BuildInfo) string {
 	words := []string{info.GoVersion}
 	for _, s := range info.Settings {

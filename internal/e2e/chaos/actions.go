@@ -16,8 +16,8 @@ import (
 	"csi-registrar/internal/rootdir"
 )
 
-// An action carries out a step, with the world's lock held. What does not apply any more
-// does nothing. An error is the test's own trouble, or the daemon that would not end.
+// An action performs a step while it holds the world's lock. A step that is no longer applicable
+// does nothing. An error is a failure of the test itself, or of a daemon that does not end.
 type action func(w *world, s Step, d *Driver) error
 
 // actions by the names that the plan gives them.
@@ -185,7 +185,7 @@ func allActions() map[string]action {
 		w.noteAll(onPath, "registry removed")
 		w.registryAt = time.Now()
 		w.forgetForeign()
-		// What the daemon puts back meanwhile may make it fail: it is tried again.
+		// The daemon may restore files meanwhile, and make it fail: it is retried.
 		err := os.RemoveAll(w.registry)
 		for range 3 {
 			if err != nil {

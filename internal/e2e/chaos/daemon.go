@@ -87,8 +87,8 @@ func (s *spawner) start(args ...string) (*Daemon, error) {
 	return d, nil
 }
 
-// settle waits until the manager has heard all that the last process said: a descriptor
-// that is just being taken out of the store must not be handed over.
+// settle waits until the manager has processed all messages of the last process: it must not pass a
+// descriptor that is just being removed from the store.
 func (s *spawner) settle() error {
 	r, w, err := os.Pipe()
 	if err != nil {

@@ -35,8 +35,7 @@ type Driver struct {
 	alias string // a link to the socket
 	flaw  flaw
 
-	// What is to be answered from the next start on: the truth, or the lie that is told
-	// instead while there is one.
+	// The answers from the next start on: the correct ones, or wrong ones while there are some.
 	truth fake.Answers
 	lie   *fake.Answers
 

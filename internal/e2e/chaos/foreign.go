@@ -118,7 +118,7 @@ func (f *foreign) crash() error {
 	return nil
 }
 
-// missing tells what is wrong if it is not where it was.
+// missing returns an error text if the file is not where it was.
 func (f *foreign) missing() string {
 	id, _, err := lookAt(f.path)
 	switch {

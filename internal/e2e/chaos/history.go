@@ -65,7 +65,7 @@ func (l *history) count(driver string, kinds ...kind) int {
 	return n
 }
 
-// story is what happened to a driver lately, for whoever has to find out why.
+// story returns the recent events of a driver, to find the cause of a failure.
 func (l *history) story(driver string) string {
 	var b strings.Builder
 	deeds := l.deeds[driver]
@@ -80,8 +80,7 @@ func (l *history) story(driver string) string {
 // not ready delays it.
 const becauseWithin = 2 * time.Minute
 
-// unfounded tells what is wrong with the daemon's reason for taking a socket away or
-// recreating it.
+// unfounded returns an error text if the daemon had no reason to remove or recreate a socket.
 func (l *history) unfounded(driver string, e entry) string {
 	var need []kind
 	switch cause := e.fields["cause"]; {

@@ -13,7 +13,7 @@ import (
 	"csi-registrar/internal/fake"
 )
 
-// What is measured of drivers without a fault of their own.
+// Measurements of drivers without a fault.
 const (
 	served   = "from: driver serves, to: its registration socket accepts"
 	succeeds = "from: a hanging driver is replaced, to: its registration socket accepts"
@@ -21,7 +21,7 @@ const (
 	starts   = "from: start of the daemon, to: READY=1"
 )
 
-// What goes on elsewhere meanwhile.
+// Faults elsewhere during a measurement.
 const (
 	quiet      = "no faults"
 	faults     = "other faults"
@@ -69,7 +69,7 @@ func (w *world) noteTime(what string, from time.Time, long time.Duration) {
 	w.times[what][during] = append(w.times[what][during], long)
 }
 
-// compare tells what took too long while there were faults.
+// compare reports which measurements took too long while there were faults.
 func (w *world) compare() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -183,7 +183,7 @@ func accepts(path string) bool {
 	return c.Close() == nil
 }
 
-// await waits for a condition that has no event, but not for ever.
+// await polls a condition that has no event, for a limited time.
 func await(ctx context.Context, is func() bool) bool {
 	for end := time.Now().Add(gaveUpAfter); !is(); sleep(ctx, ms) {
 		if ctx.Err() != nil || time.Now().After(end) {

@@ -25,7 +25,7 @@ func TestPlanIsTheSeeds(t *testing.T) {
 	}
 }
 
-// Every action has to be known to whoever carries it out.
+// Every action of a plan must be implemented.
 func TestPlanNamesActions(t *testing.T) {
 	for _, c := range choices {
 		for _, act := range []string{c.act, c.then} {

@@ -49,7 +49,7 @@ func (w *world) calm() error {
 			errs = append(errs, w.configure(d))
 		}
 	}
-	// What the test moved away itself is nobody's any more.
+	// Ignore the files that the test itself moved away.
 	moved, err := filepath.Glob(filepath.Join(w.registry, "moved-*"))
 	errs = append(errs, err)
 	for _, path := range moved {
@@ -80,7 +80,7 @@ func (w *world) eventually(limit time.Duration, missing func() string) string {
 	return ""
 }
 
-// asItShouldBe tells what is not as it must be once all is calm.
+// asItShouldBe returns an error text if the state is wrong after everything has settled.
 func (w *world) asItShouldBe() string {
 	if w.kubelet == nil { // it could not start: the directory went at that moment
 		w.mu.Lock()
@@ -191,7 +191,7 @@ func (w *world) atRest() (descriptors, goroutines int, open []string, err error)
 	return descriptors, goroutines, open, err
 }
 
-// removedByStop tells what is left of the daemon's after it was stopped without a store.
+// removedByStop returns an error text if the daemon left files after a stop without a store.
 func (w *world) removedByStop() string {
 	var left []string
 	for _, d := range w.drivers {
@@ -205,7 +205,7 @@ func (w *world) removedByStop() string {
 	return strings.Join(left, " ")
 }
 
-// isDamped says that a driver is damped still, or not as it should be.
+// isDamped reports whether a driver is still damped, or not in its final state.
 func (w *world) isDamped(name string) string {
 	if why := w.asItShouldBe(); why != "" {
 		return why

@@ -42,7 +42,7 @@ type world struct {
 	damped  map[string]time.Time // who waited when it was last looked, and until when
 	made    int                  // things made so far, for their names
 
-	// mu is held while a step changes files, so that whoever checks sees it done or not.
+	// mu is held while a step changes files, so that a check sees all of its changes or none.
 	mu        sync.Mutex
 	history   history
 	foreign   []*foreign
@@ -60,7 +60,7 @@ type world struct {
 	mutedUntil map[string]time.Time
 	// Of a driver's registration socket, of this daemon.
 	changes map[string]int
-	// What took how long, by what went on meanwhile.
+	// Durations by measurement and by concurrent fault.
 	times map[string]map[string][]time.Duration
 
 	published map[string]fileID    // what was at a driver's path last, and …

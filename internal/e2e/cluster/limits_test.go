@@ -133,7 +133,7 @@ func TestLimitChanges(t *testing.T) {
 		if s.Republications != 0 || s.MaxVolumes != 9 || c.n.Inode(c.n.RegSocket(limitedDriver)) != socket {
 			t.Errorf("%d republications, the limit is %d", s.Republications, s.MaxVolumes)
 		}
-		// What the kubelet cannot change itself still needs a registration.
+		// Values that the kubelet cannot update itself still need a registration.
 		move(d)
 		c.waitEntry(entryMoved)
 	})

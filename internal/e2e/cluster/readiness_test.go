@@ -152,8 +152,7 @@ func (g *gatedNode) apply(path string) {
 	g.c.must(g.create(path))
 }
 
-// off cuts the power: all that runs on the node is killed, and /run is empty. What is on disk
-// stays.
+// off cuts the power: all processes on the node are killed, and /run is empty. Files on disk stay.
 func (g *gatedNode) off() {
 	g.Helper()
 	g.c.killKubelet()

@@ -158,13 +158,13 @@ func (c *ControlPlane) StopAPIServer() {
 	c.apiserver.kill()
 }
 
-// Kubeconfig is the admin's kubeconfig for whoever is in the network namespace.
+// Kubeconfig returns the path of the admin's kubeconfig for processes in the network namespace.
 func (c *ControlPlane) Kubeconfig() string { return c.KubeconfigOf(Admin) }
 
 // KubeconfigOf is that of another user.
 func (c *ControlPlane) KubeconfigOf(user string) string { return c.KubeconfigAt(user, server) }
 
-// KubeconfigAt is for whoever reaches the API server at an address of its own.
+// KubeconfigAt returns the path of a user's kubeconfig with another address of the API server.
 func (c *ControlPlane) KubeconfigAt(user, address string) string {
 	return fmt.Sprintf(`apiVersion: v1
 kind: Config

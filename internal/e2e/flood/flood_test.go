@@ -25,7 +25,7 @@ import (
 	"csi-registrar/internal/fake"
 )
 
-// What hostile drivers may cost, all of them together; the log, each of them.
+// Budgets for all hostile drivers together, and for the log of each.
 const (
 	coreMost   = 0.05 // of one core, and firstMost for the first floods
 	firstMost  = time.Second
@@ -148,7 +148,7 @@ func fromEnv[T any](t *testing.T, name string, otherwise T, parse func(string) (
 	return v
 }
 
-// What is measured of the drivers that do nothing wrong.
+// Measurements of the healthy drivers.
 const (
 	registers = "from the driver's start to its registration socket"
 	restores  = "from the removal of the registration socket to the next"
@@ -388,7 +388,7 @@ func (n *node) lines(driver string) (count int) {
 
 var message = regexp.MustCompile(`level=(\w+) msg=("[^"]*"|\S+)`)
 
-// summary says how often the log has which message.
+// summary returns the number of log entries for each message.
 func (n *node) summary() string {
 	n.mu.Lock()
 	defer n.mu.Unlock()

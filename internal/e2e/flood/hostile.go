@@ -189,7 +189,7 @@ type hostile struct {
 	asked             atomic.Int64 // connections
 }
 
-// served is a server of gRPC whose connections are handed to it.
+// served is a gRPC server for given connections.
 type served struct {
 	server *grpc.Server
 	conns  chan net.Conn

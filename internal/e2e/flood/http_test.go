@@ -20,7 +20,7 @@ import (
 	"csi-registrar/internal/pluginreg"
 )
 
-// What a flood of the public port may cost.
+// Budgets for a flood of the public port.
 const (
 	flooders     = 4
 	connections  = 60          // of each of them

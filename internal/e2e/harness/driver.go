@@ -11,7 +11,7 @@ import (
 	"csi-registrar/internal/fake"
 )
 
-// Driver is a fake driver of a node. What it cannot do fails the test.
+// Driver is a fake driver of a node. Its errors fail the test.
 type Driver struct {
 	*fake.Driver
 	t    testing.TB

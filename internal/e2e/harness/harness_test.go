@@ -40,7 +40,7 @@ func TestSidecarRestartsChurn(t *testing.T) {
 	}
 }
 
-// What the API server refuses, the fake one refuses too.
+// The fake API server refuses the same objects as the real one.
 func TestRefusalsAreReal(t *testing.T) {
 	t.Parallel()
 	n := harness.New(t)

@@ -169,8 +169,8 @@ func (n *Node) leftBehind() {
 	}
 }
 
-// Eventually waits until the condition holds, looking every 5 ms: for facts that have no
-// event to wait for (a file, a status). The condition says what is missing, "" if nothing.
+// Eventually waits until a condition holds that has no event (a file, a status). It checks every 5
+// ms. missing returns what is missing, "" if nothing.
 func Eventually(t testing.TB, limit time.Duration, what string, missing func() string) {
 	t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)

@@ -154,9 +154,9 @@ func watchDevicePlugins(root string) error {
 
 var errEOF = errors.New("standard input ended")
 
-// startCSI starts the kubelet's CSI volume plugin as its volume manager does it. The
-// testing host is the smallest thing that implements what the plugin needs; it wants a
-// testing.T only to report that its set-up failed.
+// startCSI starts the kubelet's CSI volume plugin like its volume manager. The testing host is the
+// smallest implementation of what the plugin needs; it uses its testing.T only to report that its
+// set-up failed.
 func startCSI(o options, api *apiServer) (err error) {
 	failed := true
 	done := make(chan struct{})

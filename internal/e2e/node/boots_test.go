@@ -65,8 +65,8 @@ var boots = []play{
 			if err := s.registered(soon); err != nil { // by itself, before anybody repairs anything
 				s.t.Fatal(err)
 			}
-			// What was unpacked is configured; what was being unpacked has to be installed again,
-			// as dpkg says.
+			// Unpacked packages are configured; one that was being unpacked has to be installed
+			// again, as dpkg reports.
 			if out, err := s.Try("dpkg", "--force-confold", "--configure", "-a"); err != nil && !strings.Contains(out, "reinstall") {
 				s.t.Fatalf("dpkg --configure: %v\n%s", err, out)
 			}

@@ -100,7 +100,7 @@ func daemonSet(t *testing.T) *appsv1.DaemonSet {
 	return nil
 }
 
-// published is where the driver's record says that its one volume is published or staged.
+// published returns the path at which the driver's record has its one volume published or staged.
 func published(t *testing.T, n *node.Node) string {
 	t.Helper()
 	found, err := filepath.Glob(n.Path("/var/lib/csi-hostpath-data/hostpathplugin/*/volume.json"))

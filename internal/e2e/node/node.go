@@ -53,8 +53,9 @@ type Node struct {
 	*Client
 }
 
-// New prepares a node, switched off, and starts its control plane. Nothing of ours is installed.
-// What is written to its disk before Boot, such as a drop-in of kubelet.service, counts.
+// New prepares a node, switched off, and starts its control plane. It installs none of our
+// packages. Files that are written to its disk before Boot, such as a drop-in of kubelet.service,
+// take effect.
 func New(t testing.TB, suite string) *Node {
 	t.Helper()
 	nspawn.Root(t, suite+"-node") // skips without root on Debian
@@ -154,7 +155,7 @@ func (n *Node) Package(version, name string) string {
 	return path
 }
 
-// Registered waits until the daemon says that the kubelet has registered all drivers.
+// Registered waits until the daemon reports that the kubelet has registered all drivers.
 func (n *Node) Registered() {
 	n.t.Helper()
 	n.Run("csi-registrar", "wait", "--timeout", "55s")

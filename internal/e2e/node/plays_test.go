@@ -22,7 +22,7 @@ import (
 var long = flag.Bool("long", false, "play all on each suite, and what waits as long as it would in life")
 
 func TestMain(m *testing.M) {
-	// What watches the API server says at length that it is away.
+	// Watches of the API server log at length that it is not available.
 	klog.LogToStderr(false)
 	klog.SetOutput(io.Discard)
 	built.Main(m)
@@ -186,7 +186,7 @@ var plays = []play{
 	}},
 }
 
-// newKubelet restarts or kills the kubelet and waits until another one has asked the daemon.
+// newKubelet restarts or kills the kubelet and waits until the new one has called the daemon.
 func (s *stage) newKubelet(how string, more ...string) {
 	s.t.Helper()
 	before := time.Now()

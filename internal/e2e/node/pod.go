@@ -23,8 +23,8 @@ const namespace = metav1.NamespaceDefault
 // WriterFile is the file in its volume that a pod of Writer writes to.
 const WriterFile = "log"
 
-// Client makes pods and volumes on the node of a control plane. What is not said otherwise fails
-// the test if it does not succeed.
+// Client creates pods and volumes on the node of a control plane. Unless documented otherwise, an
+// error fails the test.
 type Client struct {
 	Cluster *controlplane.ControlPlane
 

@@ -29,7 +29,7 @@ const (
 	steady, passing = "steady", "passing"
 
 	soon = 60 * time.Second
-	// What the kubelet would do, it does in its loop of a second.
+	// The kubelet acts in its loop of one second.
 	quiet = 2500 * time.Millisecond
 	// maxGap is the longest time between two lines of the pod that is not taken for a gap.
 	maxGap = time.Second
@@ -48,9 +48,9 @@ type play struct {
 	csiNode int
 	// journal has parts of our warnings and errors that this play causes.
 	journal []string
-	// boots says that the pods do not live through it.
+	// boots: the pods do not survive it.
 	boots bool
-	// ours says that there is no such thing for another registrar.
+	// ours: not applicable to another registrar.
 	ours bool
 }
 
@@ -400,7 +400,7 @@ func (s *stage) kill(signal, unit string) {
 	s.Run("systemctl", "kill", "--kill-who=main", "--signal="+signal, unit)
 }
 
-// replaced does what ends the main process of a unit, and waits until there is another one.
+// replaced calls do, which ends the main process of a unit, and waits until there is a new one.
 func (s *stage) replaced(unit string, do func()) {
 	s.t.Helper()
 	old := s.show(unit, "MainPID")

@@ -17,8 +17,8 @@ import (
 
 const sampleTable = "/usr/lib/csi-registrar/conf.d/20-sample.toml"
 
-// TestVolumes: what status and doctor say of volumes is the truth, and what the kubelet does is
-// what doctor says that it does.
+// TestVolumes compares what status and doctor report about volumes, and what doctor says about the
+// kubelet, with what happens.
 func TestVolumes(t *testing.T) {
 	t.Parallel()
 	s := newStage(t, "bookworm", "")
@@ -102,8 +102,8 @@ func (s *stage) forceDelete() {
 }
 
 // killBeforeUnstage stops the driver as soon as the volume is unpublished, and kills the kubelet,
-// which waits for it. What the next kubelet makes of it is its business; status and doctor say what
-// there is.
+// which waits for the driver. Whatever the next kubelet does, status and doctor report the actual
+// state.
 func (s *stage) killBeforeUnstage() {
 	staged := s.stagingOf(passing)
 	dir := s.volumeDir(passing)
@@ -132,7 +132,7 @@ func (s *stage) killBeforeUnstage() {
 		return nil
 	})
 	s.t.Logf("doctor finds %q", s.finding())
-	// What doctor says helps in both cases.
+	// doctor's fix helps in both cases.
 	s.CreatePod(node.Writer(passing, passing))
 	s.Running(passing)
 	s.DeletePod(passing)

@@ -84,7 +84,7 @@ func TestRefusalIsLost(t *testing.T) {
 	c.Kill()
 	d.Set(func(b *fake.Answers) { b.Hang = nil })
 	k.Refused(0, d.Name, soon)
-	// Longer than the kubelet tries to tell it; nothing says that it gave up.
+	// Longer than the kubelet retries the call; there is no event when it gives up.
 	time.Sleep(7 * time.Second)
 	k.Command("label example/zone=")
 	mark := k.Mark()

@@ -104,7 +104,7 @@ func TestRPM(t *testing.T) {
 		t.Run(suite, func(t *testing.T) {
 			n := newNode(t, suite)
 			n.Write("/etc/systemd/system-preset/99-default-disable.preset", "disable *\n")
-			// What a distribution says of a driver that it ships.
+			// The preset of a distribution for a driver that it ships.
 			n.Write("/etc/systemd/system-preset/50-drivers.preset", "enable csi-sample-driver.service\n")
 			n.Boot()
 			n.kubelet()

@@ -80,7 +80,7 @@ var packages = sync.OnceValues(func() (string, error) {
 		"build", "-ldflags=-s -w", "-o", dist+"/kubelet", "./cmd/kubelet")
 })
 
-// made says that there is something to remove.
+// made reports that there is a file to remove.
 var made atomic.Bool
 
 func TestMain(m *testing.M) {
@@ -183,8 +183,8 @@ func (n *node) process() (pid string, inode string) {
 	return pid, strings.TrimSpace(n.Run("stat", "-c", "%i", socket))
 }
 
-// unnoticed runs a change of version, and checks that the daemon is another one and the
-// registration the same.
+// unnoticed changes the version, and checks that the daemon was replaced and the registration was
+// not.
 func (n *node) unnoticed(version string, change func()) {
 	n.t.Helper()
 	pid, inode := n.process()
@@ -216,7 +216,7 @@ func (n *node) ours() []string {
 	out := n.Run("find", "/etc", "/usr", "/var", "/run", "-xdev", "(", "-name", "*csi-registrar*", "-o", "-name", "*csi-sample*", ")")
 	out += n.Run("find", "/run", "-name", "*csi-registrar*")
 	return slices.DeleteFunc(strings.Fields(out), func(path string) bool {
-		// What the kubelet is to clean up, and what systemd and dpkg keep for themselves.
+		// Paths that the kubelet cleans up, and that systemd and dpkg keep for themselves.
 		return strings.HasPrefix(path, "/var/lib/kubelet/") || strings.HasPrefix(path, "/run/systemd/") ||
 			strings.HasPrefix(path, "/var/lib/systemd/") && !strings.HasPrefix(path, "/var/lib/systemd/deb-")
 	})

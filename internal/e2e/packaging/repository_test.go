@@ -315,7 +315,7 @@ func TestPublish(t *testing.T) {
 	}
 	deb, rpm := "csi-registrar_*_*.deb", "csi-registrar-"+newer+"-1.*.rpm"
 	for name, c := range map[string]struct{ script, want string }{
-		// The package says that it is a later version than its program does.
+		// The package has a later version than its program.
 		"wrong program": {`dpkg-deb -R csi-registrar_*.deb x && rm *.deb && sed -i "s/^Version: .*/Version: 9.9.9/" x/DEBIAN/control &&
 			dpkg-deb -Znone -b x csi-registrar_9.9.9_$(dpkg --print-architecture).deb`, "wrong version"},
 		"other contents": {`dpkg-deb -R csi-registrar_*.deb x && echo >>x/usr/share/doc/csi-registrar/README.md && rm *.deb &&

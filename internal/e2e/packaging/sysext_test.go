@@ -28,7 +28,8 @@ func TestSysext(t *testing.T) {
 	if _, err := os.Stat(extension + "/etc"); err == nil {
 		t.Error("the image has an /etc")
 	}
-	// What the image's owner adds: a kubelet, a driver. Its links are in /usr: there is no /etc.
+	// Files of the image's owner: a kubelet and a driver. Its links are in /usr, because there is
+	// no /etc.
 	n.copyIn(filepath.Join(n.dist, "kubelet"), "/usr/bin/test-kubelet", 0o755)
 	n.Write("/usr/lib/systemd/system/kubelet.service", `[Service]
 ExecStart=/usr/bin/test-kubelet --root /var/lib/kubelet --handler record

@@ -313,7 +313,7 @@ func programs(t *testing.T) string {
 	return dir
 }
 
-// serve runs the driver until the test ends, and returns when it says that it serves.
+// serve runs the driver until the test ends, and returns when the driver reports that it serves.
 func serve(t *testing.T, path string, args ...string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())

@@ -32,8 +32,8 @@ const (
 	// The tests wait more than they compute.
 	parallel = "4"
 	limit    = "90m"
-	// What is defined and not this: tests of volumes that are no driver's, and those of the driver
-	// with pre-provisioned volumes that are the same as the other's.
+	// Tests that are defined but not run: those of volumes without a driver, and tests with
+	// pre-provisioned volumes that duplicate others.
 	drivers = "External Storage|Pre-provisioned Storage.*Testpattern: Pre-provisioned PV"
 )
 

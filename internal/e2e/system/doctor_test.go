@@ -117,7 +117,7 @@ var sicknesses = map[string][]sickness{
 		{id: "root-dir-mismatch", breaks: "rm /etc/systemd/system/kubelet.service.d/root.conf; systemctl daemon-reload; systemctl restart kubelet.service"},
 		{id: "plugins-registry-covered", breaks: "mkdir -p /data/late; mount --bind /data/late /var/lib/kubelet; mkdir -m 0750 -p " + registry},
 	},
-	// What is left by these would be in the way of others.
+	// The remains of these would affect later tests.
 	"filesystem": {
 		{id: "file-system-full", breaks: "systemctl stop kubelet " + unit + "; mount -t tmpfs -o size=1m,nr_inodes=100,mode=0755 tmpfs /var/lib/kubelet; mkdir -m 0750 " + registry + "; " +
 			"systemctl start kubelet; cat /dev/zero > /var/lib/kubelet/junk || true; systemctl start " + unit, seen: "no space left", person: "rm /var/lib/kubelet/junk"},
@@ -281,7 +281,7 @@ func (n *node) findings(named bool) []finding {
 	if err := json.Unmarshal([]byte(out), &r); err != nil {
 		n.t.Fatalf("%v\n%s", err, out)
 	}
-	// What was healed before has restarted the driver often, and status says so for ten minutes.
+	// The earlier fixes have restarted the driver often, and status reports that for ten minutes.
 	return slices.DeleteFunc(r.Findings, func(f finding) bool {
 		return f.ID == "driver-restarting"
 	})

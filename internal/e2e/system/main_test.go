@@ -1,6 +1,6 @@
 // Package system boots real systemds (247, 252, 257; 262 nightly) with the shipped units, the
-// sample driver and the kubelet's own registration code, and says what the kubelet must see when
-// all kinds of things happen to the daemon.
+// sample driver and the kubelet's own registration code, and checks what the kubelet sees when the
+// daemon is stopped, restarted, killed or upgraded.
 package system
 
 import (

@@ -42,7 +42,7 @@ func TestManagerStops(t *testing.T) {
 					})
 				}
 
-				// A command of the unit is under way, another one and a driver come.
+				// While a command of the unit runs, another command and a new driver arrive.
 				const late = "late.example"
 				n.Run("systemctl", "--no-block", "reload", unit)
 				n.stopManager(func() {

@@ -176,7 +176,7 @@ func (n *node) registered(mark int) {
 	n.waited()
 }
 
-// waited waits until the daemon says that all is registered.
+// waited waits until the daemon reports that all drivers are registered.
 func (n *node) waited() {
 	n.t.Helper()
 	if out, err := n.Try("csi-registrar", "wait", "--timeout", "55s"); err != nil {

@@ -12,9 +12,8 @@ import (
 	"csi-registrar/internal/e2e/system/nspawn"
 )
 
-// reachable is all that cmd/sandbox may reach from inside the unit, with the reason. What it
-// reaches beyond that fails the test, and so does what it no longer reaches. With Landlock it
-// reaches less.
+// reachable lists everything that cmd/sandbox may reach from inside the unit, with the reason. The
+// test fails if it reaches more, or less. With Landlock it reaches less.
 var reachable = map[string]string{
 	"make a file in /run/csi-registrar/registrations":       "the records",
 	"make a file in /run/csi-registrar/state":               "the last good configuration",

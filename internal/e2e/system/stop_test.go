@@ -170,7 +170,7 @@ func (n *node) cleanBoot(mark int, since time.Time) {
 			n.t.Errorf("%s: after the boot the kubelet saw %v", n.Suite, e)
 		}
 	}
-	// What was made before this boot and is not listened to any more would be stale.
+	// Sockets that were created before this boot and have no listener would be stale.
 	for _, line := range strings.Split(strings.TrimSpace(n.Read("/var/log/found")), "\n") {
 		name, at, found := strings.Cut(line, " ")
 		if !found {

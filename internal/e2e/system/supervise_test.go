@@ -59,8 +59,8 @@ func (n *node) processes(unit string) map[string]string {
 	return all
 }
 
-// keeper is the process that feeds the watchdog.
-func (n *node) keeper() (pid string) {
+// feeder is the process that feeds the watchdog.
+func (n *node) feeder() (pid string) {
 	n.t.Helper()
 	n.Eventually(soon, "the process that feeds the watchdog", func() error {
 		all := n.processes(supervised)
@@ -117,7 +117,7 @@ func TestSupervise(t *testing.T) {
 
 		for range rounds {
 			pid := n.show(supervised, "MainPID")
-			n.keeper()
+			n.feeder()
 			n.Run("sh", "-c", "kill -STOP "+pid)
 			// The driver itself sleeps for 1.5 s.
 			t.Logf("%s: restarted %s after SIGSTOP", suite, n.restartedWithin(pid, soon))
@@ -128,10 +128,10 @@ func TestSupervise(t *testing.T) {
 		}
 
 		// Without the one that feeds it the driver is restarted, once.
-		restarts, pid, keeper := n.show(supervised, "NRestarts"), n.show(supervised, "MainPID"), n.keeper()
-		n.Run("sh", "-c", "kill -KILL "+keeper)
+		restarts, pid, feeder := n.show(supervised, "NRestarts"), n.show(supervised, "MainPID"), n.feeder()
+		n.Run("sh", "-c", "kill -KILL "+feeder)
 		t.Logf("%s: restarted %s after the end of the process that feeds the watchdog", suite, n.restartedWithin(pid, soon))
-		if again := n.keeper(); again == keeper {
+		if again := n.feeder(); again == feeder {
 			t.Errorf("%s: it is the same process %s", suite, again)
 		}
 		time.Sleep(2 * watchdog) // that nothing happens needs time to be seen

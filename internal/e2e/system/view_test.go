@@ -12,8 +12,8 @@ import (
 // a new sandbox. A machine under load has more time.
 const again = 3 * time.Second
 
-// recovers checks that all drivers are registered again after the kubelet was started anew, in a
-// sandbox that opens the plugins_registry and nothing else of root_dir.
+// recovers checks that all drivers are registered again after a restart of the kubelet, in a
+// sandbox that opens only the plugins_registry below root_dir.
 func (n *node) recovers(what string, change ...string) {
 	n.t.Helper()
 	n.Run("systemctl", "stop", "kubelet.service")

@@ -306,7 +306,7 @@ func (n *wholeNode) quietRestarts(pod *corev1.Pod) {
 func (n *wholeNode) powerCut(pod string) {
 	n.t.Helper()
 	uid := n.Pod(pod).UID
-	// What the kubelet and the runtime have just written is theirs to care for.
+	// The kubelet and the runtime are responsible for what they have just written.
 	n.Run("sync")
 	n.PowerCut()
 	start := time.Now()

@@ -175,8 +175,9 @@ func (m *Machine) SwitchOn() {
 	}
 	defer ln.Close()
 	console := m.path("console-" + strconv.Itoa(m.boots()))
-	// What the guest has written is in the host's memory when qemu is killed, and stays; what is
-	// only in the guest's memory is lost, so that cache=unsafe takes nothing from a power cut.
+	// Data that the guest has written stays in the host's memory when qemu is killed; data that is
+	// only in the guest's memory is lost. So cache=unsafe does not change the effect of a power
+	// cut.
 	kernelArgs := "root=/dev/nvme0n1 rw console=ttyS0 loglevel=4 systemd.condition_needs_update=0 systemd.mask=" +
 		strings.Join(needless, " systemd.mask=") + " " + m.Append
 	if m.Network != "" {

@@ -167,8 +167,8 @@ func TestPowerCutWhilePublishing(t *testing.T) {
 	}
 }
 
-// TestPowerCutWhileUpgrading: the power fails at any time of an upgrade or a downgrade. What runs
-// after the boot is one of the two versions, and dpkg can go on.
+// TestPowerCutWhileUpgrading cuts the power at any time of an upgrade or a downgrade. After the
+// boot one of the two versions runs, and dpkg can continue.
 func TestPowerCutWhileUpgrading(t *testing.T) {
 	n := newMachine(t)
 	n.Boot()
@@ -181,8 +181,8 @@ func TestPowerCutWhileUpgrading(t *testing.T) {
 			t.Errorf("version %q", version)
 		}
 		t.Logf("after the boot: %s; dpkg: %s", version, n.Run("dpkg --audit; dpkg-query -W -f '${Version} ${Status}' csi-registrar"))
-		// What was unpacked is configured; what was being unpacked has to be installed again, as
-		// dpkg says.
+		// Unpacked packages are configured; one that was being unpacked has to be installed again,
+		// as dpkg reports.
 		n.Run("dpkg --configure -a || true; dpkg -i /opt/" + older + ".deb")
 		n.registered()
 	}

@@ -93,7 +93,7 @@ func run(ctx context.Context, args []string) error {
 	return fmt.Errorf("there is no %s", args[0])
 }
 
-// serve serves at a socket until ctx is done. What is there is replaced.
+// serve serves at a socket until ctx is done. It replaces an existing file.
 func serve(ctx context.Context, socket string, register func(*grpc.Server)) error {
 	if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err

@@ -64,7 +64,7 @@ func TestStorage(t *testing.T) {
 	ginkgo.RunSpecs(t, "Kubernetes storage tests", suiteConfig, reporterConfig)
 }
 
-// What test/e2e does before its tests, as far as storage tests need it.
+// The part of the set-up of test/e2e that storage tests need.
 var _ = ginkgo.SynchronizedBeforeSuite(func(ctx context.Context) {
 	c, err := framework.LoadClientset()
 	framework.ExpectNoError(err)

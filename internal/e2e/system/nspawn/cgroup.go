@@ -39,7 +39,7 @@ func (c cgroup) enter() string {
 	return code.String()
 }
 
-// kill ends all processes at once. They are frozen before, so that none sees another one end.
+// kill ends all processes at once. It freezes them first, so that none notices the end of another.
 func (c cgroup) kill() error {
 	for _, dir := range c.dirs {
 		set := func(name, to string) error {

@@ -186,7 +186,7 @@ func (m *Machine) SwitchOn() {
 	if m.Network != "" {
 		network = "--network-namespace-path=" + m.Network
 	}
-	// What is left of the boot before would be taken for this one's.
+	// Remains of the previous boot would be mistaken for this one's.
 	if err := m.group.clear(); err != nil {
 		m.t.Fatal(err)
 	}
@@ -310,8 +310,9 @@ func (m *Machine) PowerCut() {
 	}
 }
 
-// cut kills everything at once, nspawn too, lest it puts anything in order. It returns when all
-// are gone. Were PID 1 killed first, others would still log that it does not answer.
+// cut kills everything at once, including nspawn, so that nothing is cleaned up. It returns when
+// all processes have ended. If PID 1 were killed first, others would still log that it does not
+// answer.
 func (m *Machine) cut() error {
 	m.leader = 0
 	if err := m.group.kill(); err != nil {
@@ -344,11 +345,11 @@ func (m *Machine) Reboot() {
 	m.Boot()
 }
 
-// SoftReboot ends all but PID 1, which boots anew without the kernel (systemd 254), and returns
-// when it is up again.
+// SoftReboot ends all processes but PID 1, which boots again without the kernel (systemd 254), and
+// returns when the machine is up.
 func (m *Machine) SoftReboot() {
 	m.t.Helper()
-	// What asks PID 1 just when it starts anew is never answered.
+	// PID 1 never answers a request that arrives just when it starts again.
 	count := []string{"timeout", "5", "systemctl", "show", "--value", "--property=SoftRebootsCount"}
 	before := m.Run(count...)
 	_, _ = m.Try("timeout", "5", "systemctl", "soft-reboot") // may lose its connection on the way
@@ -434,14 +435,14 @@ func (m *Machine) remove() {
 	if err := m.group.remove(); err != nil {
 		m.t.Error(err)
 	}
-	// What the guest's processes still hold goes when the last of them has died.
+	// Files that are still open disappear when the last process of the guest has ended.
 	if err := syscall.Unmount(m.Disk, syscall.MNT_DETACH); err != nil && err != syscall.EINVAL {
 		m.t.Error(err)
 	}
 	if err := os.RemoveAll(m.dir); err != nil {
 		m.t.Error(err)
 	}
-	// What nspawn leaves of a machine whose power was cut.
+	// Remove what nspawn leaves of a machine whose power was cut.
 	for _, kind := range []string{"propagate", "unix-export"} {
 		if err := os.RemoveAll(filepath.Join("/run/systemd/nspawn", kind, m.name)); err != nil {
 			m.t.Error(err)

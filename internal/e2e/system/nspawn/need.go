@@ -12,8 +12,8 @@ import (
 	"csi-registrar/internal/e2e/built"
 )
 
-// Need skips the test with the reason why this machine cannot run it; under CI=true that
-// is a failure, lest nobody notices that nothing is tested.
+// Need skips the test with the reason why this machine cannot run it. Under CI=true that is a
+// failure, so that a missing test is noticed.
 func Need(t testing.TB, reason string) {
 	t.Helper()
 	if os.Getenv("CI") == "true" {
