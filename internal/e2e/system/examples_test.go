@@ -190,8 +190,8 @@ func (n *node) nativeUnits() (units []string) {
 	return units
 }
 
-// mounts checks that what the driver of an example publishes is mounted where the kubelet is.
-func (n *node) mounts(name string) {
+// dial connects to the driver of an example.
+func (n *node) dial(name string) *grpc.ClientConn {
 	n.t.Helper()
 	_, dropIn := example(n.t, name, "*.toml")
 	socket := regexp.MustCompile(`socket = "(.*)"`).FindStringSubmatch(dropIn)[1]
@@ -199,6 +199,14 @@ func (n *node) mounts(name string) {
 	if err != nil {
 		n.t.Fatal(err)
 	}
+	return conn
+}
+
+// publish has the driver of an example publish a volume, and returns its ID and the directory below
+// which it is staged and mounted.
+func (n *node) publish(name string) (id, pod string) {
+	n.t.Helper()
+	conn := n.dial(name)
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), soon)
 	defer cancel()
@@ -206,33 +214,46 @@ func (n *node) mounts(name string) {
 		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
 		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
 	}
-	made, err := csi.NewControllerClient(conn).CreateVolume(ctx, &csi.CreateVolumeRequest{
+	volume, err := csi.NewControllerClient(conn).CreateVolume(ctx, &csi.CreateVolumeRequest{
 		Name: "data", VolumeCapabilities: []*csi.VolumeCapability{capability},
 	}, grpc.WaitForReady(true))
 	if err != nil {
 		n.t.Fatalf("%s: %v", name, err)
 	}
-	pod := "/var/lib/kubelet/pods/" + name
-	n.Run("mkdir", "-p", pod)
-	// Staged here, too: upstream's NFS driver stages nothing, and its container has no other
-	// directory.
-	id, target, staging := made.GetVolume().GetVolumeId(), pod+"/mount", pod+"/globalmount"
-	call := csi.NewNodeClient(conn)
-	if _, err := call.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: capability}); err != nil {
+	id, pod = volume.GetVolume().GetVolumeId(), "/var/lib/kubelet/pods/"+name
+	// The volume is staged below pod, too: upstream's NFS driver stages nothing, and its container
+	// has no other directory.
+	staging := pod + "/globalmount"
+	n.Run("mkdir", "-p", staging)
+	node := csi.NewNodeClient(conn)
+	if _, err := node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: capability}); err != nil {
 		n.t.Fatalf("%s: %v", name, err)
 	}
-	if _, err := call.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
-		VolumeId: id, StagingTargetPath: staging, TargetPath: target, VolumeCapability: capability,
+	if _, err := node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+		VolumeId: id, StagingTargetPath: staging, TargetPath: pod + "/mount", VolumeCapability: capability,
 	}); err != nil {
 		n.t.Fatalf("%s: %v", name, err)
 	}
+	return id, pod
+}
+
+// mounts checks that what the driver of an example publishes is mounted where the kubelet is.
+func (n *node) mounts(name string) {
+	n.t.Helper()
+	id, pod := n.publish(name)
+	target := pod + "/mount"
 	if mounts := n.Run("cat", "/proc/1/mountinfo"); !strings.Contains(mounts, " "+target+" ") {
 		n.t.Errorf("%s: what the driver published at %s is not mounted for the kubelet:\n%s", name, target, mounts)
 	}
-	if _, err := call.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target}); err != nil {
+	conn := n.dial(name)
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), soon)
+	defer cancel()
+	node := csi.NewNodeClient(conn)
+	if _, err := node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target}); err != nil {
 		n.t.Fatalf("%s: %v", name, err)
 	}
-	if _, err := call.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging}); err != nil {
+	if _, err := node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: pod + "/globalmount"}); err != nil {
 		n.t.Fatalf("%s: %v", name, err)
 	}
 	if mounts := n.Run("cat", "/proc/1/mountinfo"); strings.Contains(mounts, " "+pod+"/") {

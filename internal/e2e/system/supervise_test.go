@@ -1,7 +1,6 @@
 package system
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"regexp"
@@ -9,10 +8,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 )
 
 // The four lines of the examples, for the first sample driver.
@@ -221,7 +216,8 @@ func superviseExamples(t *testing.T, suite, upstream string, rounds int) {
 	n.Boot()
 	n.registered(0)
 	mark := n.mark()
-	target := n.publish("hostpath")
+	_, pod := n.publish("hostpath")
+	target := pod + "/mount"
 	slowest := time.Duration(0)
 	for range rounds {
 		for _, name := range []string{"nfs", "hostpath"} {
@@ -246,40 +242,4 @@ func superviseExamples(t *testing.T, suite, upstream string, rounds int) {
 	}
 	n.waited()
 	n.quiet(mark)
-}
-
-// publish has the driver of an example publish a volume, and returns where.
-func (n *node) publish(name string) (target string) {
-	n.t.Helper()
-	conn, err := grpc.NewClient("unix:"+n.Path("/var/lib/kubelet/plugins/csi-"+name+"/csi.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	defer conn.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), soon)
-	defer cancel()
-	capability := &csi.VolumeCapability{
-		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
-		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
-	}
-	made, err := csi.NewControllerClient(conn).CreateVolume(ctx, &csi.CreateVolumeRequest{
-		Name: "stays", VolumeCapabilities: []*csi.VolumeCapability{capability},
-	}, grpc.WaitForReady(true))
-	if err != nil {
-		n.t.Fatalf("%s: %v", name, err)
-	}
-	target = "/var/lib/kubelet/pods/" + name + "/mount"
-	staging := "/var/lib/kubelet/pods/" + name + "/globalmount"
-	n.Run("mkdir", "-p", "/var/lib/kubelet/pods/"+name, staging)
-	node := csi.NewNodeClient(conn)
-	id := made.GetVolume().GetVolumeId()
-	if _, err := node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: capability}); err != nil {
-		n.t.Fatalf("%s: %v", name, err)
-	}
-	if _, err := node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
-		VolumeId: id, StagingTargetPath: staging, TargetPath: target, VolumeCapability: capability,
-	}); err != nil {
-		n.t.Fatalf("%s: %v", name, err)
-	}
-	return target
 }
