@@ -3,6 +3,7 @@ package simulation
 import (
 	"context"
 	"errors"
+	"path/filepath"
 	"time"
 
 	"csi-registrar/internal/config"
@@ -12,6 +13,8 @@ import (
 type admin struct {
 	w        *world
 	tables   map[string]*config.Driver // by driver; nil: not in the files
+	root     string                    // root_dir
+	editedAt time.Time
 	broken   bool
 	lastGood *config.InForce // what the daemon keeps in /run
 	traces   map[string]*recorder
@@ -20,7 +23,7 @@ type admin struct {
 // result is what config.Load makes of the files.
 func (a *admin) result() *config.Result {
 	c := config.Default()
-	c.Kubelet.RootDir = rootDir
+	c.Kubelet.RootDir = a.root
 	r := &config.Result{Config: c, Files: []string{"/etc/csi-registrar/config.toml"}}
 	for _, name := range sortedKeys(a.tables) {
 		c.Drivers = append(c.Drivers, *a.tables[name])
@@ -33,6 +36,7 @@ func (a *admin) result() *config.Result {
 
 // edited gives the daemon the hint that the files changed.
 func (a *admin) edited() {
+	a.editedAt = time.Now()
 	if p := a.w.process; p != nil {
 		select {
 		case p.hints <- struct{}{}:
@@ -66,7 +70,12 @@ func (a *admin) reregister(driver string, force bool) {
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
-		_ = p.agent.Reregister(ctx, driver, force)
+		began := time.Now()
+		if err := p.agent.Reregister(ctx, driver, force); err == nil {
+			a.w.mu.Lock()
+			defer a.w.mu.Unlock()
+			a.w.of(driver).requestedAt = began
+		}
 	}()
 }
 
@@ -76,6 +85,7 @@ type recorder struct {
 	p         *process
 	path      string
 	listening bool
+	linked    bool // the calls arrive
 	leased    bool // the request is open
 	cancel    context.CancelFunc
 }
@@ -93,29 +103,35 @@ func (a *admin) beginTrace(d *csiDriver) {
 		err := p.agent.Record(ctx, d.name, func(_ context.Context, path string) error {
 			w.mu.Lock()
 			defer w.mu.Unlock()
-			if w.files.nodes["/k/plugins/csi-registrar"] == nil || !r.leased {
+			if w.files.nodes[filepath.Dir(path)] == nil || !r.leased {
 				return errors.New("there is no directory")
 			}
 			r.path, r.listening = path, true
 			w.recorders[path] = r
 			w.files.put(path, &node{mode: 0o140600, maker: "recorder", sock: &sock{bound: path, refs: 1}})
 			return nil
-		}, func() {})
+		}, func() { w.mu.Lock(); r.linked = true; w.mu.Unlock() })
 		_ = err
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		w.endTrace(r)
+		w.endTrace(r, false)
 	}()
 }
 
-// endTrace ends the recorder's process.
-func (w *world) endTrace(r *recorder) {
+// endTrace ends the recorder's process. In order it removes its socket, which a process that is killed
+// leaves to the daemon: at the latest to its next start, if the file system does not answer.
+func (w *world) endTrace(r *recorder, killed bool) {
 	r.cancel()
 	r.leased = false
 	if r.listening {
 		r.listening = false
-		if n := w.files.nodes[r.path]; n != nil {
+		switch n := w.files.nodes[r.path]; {
+		case n == nil:
+		case !killed:
+			w.files.drop(r.path)
+		default:
 			n.sock.refs = 0
+			w.lost[r.path] = w.troubled()
 		}
 	}
 	if w.admin.traces[r.driver.name] == r {

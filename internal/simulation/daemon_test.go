@@ -41,6 +41,7 @@ type process struct {
 	mu         sync.Mutex // of registries and stored
 	cancel     context.CancelFunc
 	done       chan struct{}
+	work       sync.WaitGroup
 
 	hints    chan struct{}     // of the configuration files
 	requests chan chan<- error // for a reload
@@ -52,10 +53,12 @@ type process struct {
 	failures  []failure
 	causes    map[string][]string // of publications that are under way, by driver
 	causedAt  map[string]time.Time
-	first     map[string]bool // it may publish without a cause: nothing is published
-	adoptable map[string]bool // it found the registration of the process before as it should be
-	asked     map[string]int  // republications because of reregister
-	moves     map[string][]time.Time
+	first     map[string]bool        // it may publish without a cause: nothing is published
+	adoptable map[string]bool        // it found the registration of the process before as it should be
+	asked     map[string]int         // republications because of reregister
+	moves     map[string][]time.Time // publications
+	begun     map[string][]time.Time // what the registrar counts
+	troubled  bool                   // something failed or hung
 }
 
 type failure struct {
@@ -72,7 +75,7 @@ func (w *world) startDaemon() {
 		registries: map[string]*kubelet.Registry{}, stored: map[string][]*os.File{}, cancel: cancel, done: make(chan struct{}),
 		hints: make(chan struct{}, 1), requests: make(chan chan<- error),
 		causes: map[string][]string{}, causedAt: map[string]time.Time{}, first: map[string]bool{}, adoptable: map[string]bool{}, asked: map[string]int{},
-		moves: map[string][]time.Time{},
+		moves: map[string][]time.Time{}, begun: map[string][]time.Time{},
 	}
 	w.process = p
 	for _, d := range w.drivers {
@@ -82,16 +85,13 @@ func (w *world) startDaemon() {
 	log := slog.New(&logHandler{p: p})
 	p.options = kubelet.Options{
 		Log: log, RunDir: runDir, Store: &store{p}, KeepSockets: true, Pool: p.pool, Host: p.host(),
-		Watch:    func(paths ...string) kubelet.Watch { return w.files.watch(false, paths...) },
-		WatchDir: func(dir string) kubelet.Watch { return w.files.watch(true, dir) },
+		Watch:    func(paths ...string) kubelet.Watch { return w.files.watch(p, false, paths...) },
+		WatchDir: func(dir string) kubelet.Watch { return w.files.watch(p, true, dir) },
 	}
 	for name, socks := range w.pid1.held {
 		for _, s := range socks {
-			fd, err := syscall.Dup(w.null)
-			if err != nil {
-				panic(err)
-			}
-			f := os.NewFile(uintptr(fd), s.bound)
+			f := &os.File{}
+			w.passed[f] = s
 			driver := strings.TrimPrefix(name, kubelet.StorePrefix)
 			p.stored[driver] = append(p.stored[driver], f)
 		}
@@ -107,6 +107,7 @@ func (p *process) run(ctx context.Context) {
 	agentDone.Go(func() { _ = p.agent.Run(ctx) })
 	p.begin(ctx)
 	p.follow(ctx)
+	p.work.Wait()
 	agentDone.Wait()
 	p.mu.Lock()
 	registries := p.registries
@@ -136,6 +137,23 @@ func (p *process) exit() {
 		return
 	}
 	p.dead = true
+	// What a process could not remove below an earlier root_dir has no record: see README.md, "Open".
+	if w := p.w; w.troubled() {
+		for _, name := range w.files.below(other(w.admin.root)) {
+			w.lost[name] = true
+		}
+	}
+	for _, d := range p.w.drivers {
+		if w := p.w; len(w.pid1.held[kubelet.StorePrefix+d.name]) == 0 { // what was not kept is left to the driver's next start
+			w.lost[recordOf(d.name)], w.lost[w.socketOf(d.name)], w.lost[w.linkOf(d.name)] = true, true, true
+		}
+		rec := p.w.files.nodes[recordOf(d.name)].recorded()
+		for _, s := range p.w.pid1.held[kubelet.StorePrefix+d.name] {
+			if s.told != nil && (p.w.files.mounts["r"].err != 0 || rec.Bound != s.bound || rec.Notification.Registered != s.told.Registered) {
+				s.forgotten = true
+			}
+		}
+	}
 	close(p.killed)
 	for _, h := range p.handles {
 		h.close()
@@ -165,6 +183,15 @@ func (p *process) registry(root string) (*kubelet.Registry, error) {
 
 // Socket implements agent.Parts.
 func (p *process) Socket(ctx context.Context, c *config.Config, name string) (agent.Socket, error) {
+	p.w.mu.Lock()
+	none := p.w.noSockets
+	if none {
+		p.tried("opens the socket of " + name)
+	}
+	p.w.mu.Unlock()
+	if none {
+		return nil, errors.New("too many open files")
+	}
 	r, err := p.registry(c.Kubelet.RootDir)
 	if err != nil {
 		return nil, err
@@ -214,8 +241,8 @@ func (p *process) begin(ctx context.Context) {
 
 func (p *process) apply(ctx context.Context, c *config.InForce, complete bool) error {
 	err := p.agent.Apply(ctx, c.Config, c.Files)
-	p.inForce, p.complete = c, complete && err == nil
-	if !p.complete {
+	p.inForce, p.complete = c, complete
+	if !complete {
 		return err
 	}
 	p.w.mu.Lock()
@@ -231,7 +258,8 @@ func (p *process) apply(ctx context.Context, c *config.InForce, complete bool) e
 		}
 	}
 	p.mu.Unlock()
-	return p.agent.WithdrawKept(ctx, unclaimed)
+	p.work.Go(func() { _ = p.agent.WithdrawKept(ctx, unclaimed) })
+	return err
 }
 
 // follow is configReloader.follow.
@@ -326,6 +354,7 @@ func (h *logHandler) Handle(_ context.Context, r slog.Record) error {
 type pid1 struct {
 	held map[string][]*sock
 	busy bool
+	full bool // it takes no more
 }
 
 type store struct{ p *process }
@@ -336,6 +365,10 @@ func (s *store) change(name string, with *sock) error {
 	if s.p.dead {
 		w.mu.Unlock()
 		return io.ErrClosedPipe
+	}
+	if with != nil && w.pid1.full && len(w.pid1.held[name]) == 0 {
+		w.mu.Unlock()
+		return errors.New("the descriptor store is full")
 	}
 	if with != nil {
 		with.refs++

@@ -18,7 +18,8 @@ type csiDriver struct {
 	id         status.Identity
 	generation int           // of the process, and of the file at its path
 	changed    chan struct{} // closed when the process ends or another state begins
-	since      time.Time
+	since      time.Time     // it is in this state
+	otherAt    time.Time     // it was another driver
 	clients    []*client
 }
 
@@ -27,7 +28,13 @@ const slowBy = 3 * time.Second
 // set makes the driver's process another one: what was connected sees it, unless it only hangs.
 func (d *csiDriver) set(state string) {
 	hanging := state == "hang" || state == "slow"
-	d.state, d.since = state, time.Now()
+	if state != "down" || d.state != "down" {
+		d.since = time.Now()
+	}
+	if d.state == "other" {
+		d.otherAt = time.Now()
+	}
+	d.state = state
 	if !hanging {
 		d.generation++
 		d.reset()
@@ -120,6 +127,9 @@ func (c *client) Ask(ctx context.Context, progress func(status.Report)) status.R
 			return ready()
 		}
 		c.ready = c.ready && c.probe
+		w.mu.Lock()
+		c.p.tried("asks of " + d.name)
+		w.mu.Unlock()
 		wait := c.timeout
 		switch state {
 		case "up":

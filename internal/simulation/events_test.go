@@ -3,6 +3,7 @@ package simulation
 import (
 	"fmt"
 	"math/rand/v2"
+	"path"
 	"syscall"
 	"time"
 
@@ -62,32 +63,32 @@ var kinds = []struct {
 	{"API server works", 6, func(w *world, _ *csiDriver, _ uint64) { w.kubelet.apiErr = "" }},
 
 	{"socket removed", 8, func(w *world, d *csiDriver, _ uint64) {
-		if w.files.nodes[socketOf(d.name)] != nil {
-			w.files.lose(socketOf(d.name))
+		if w.files.nodes[w.socketOf(d.name)] != nil {
+			w.files.lose(w.socketOf(d.name))
 		}
 	}},
-	{"plugins_registry removed", 4, func(w *world, _ *csiDriver, _ uint64) { w.files.removeAll(registry) }},
+	{"plugins_registry removed", 4, func(w *world, _ *csiDriver, _ uint64) { w.files.removeAll(w.registry()) }},
 	{"plugins_registry recreated", 2, func(w *world, _ *csiDriver, _ uint64) {
-		w.files.removeAll(registry)
-		w.files.put(registry, &node{mode: syscall.S_IFDIR | 0o750, maker: "admin"})
+		w.files.removeAll(w.registry())
+		w.files.put(w.registry(), &node{mode: syscall.S_IFDIR | 0o750, maker: "admin"})
 	}},
-	{"another registrar takes the path", 3, func(w *world, d *csiDriver, _ uint64) { w.sidecar(d, socketOf(d.name)) }},
-	{"another registrar takes the name", 2, func(w *world, d *csiDriver, _ uint64) { w.sidecar(d, registry+"/sidecar-"+d.name+".sock") }},
+	{"another registrar takes the path", 3, func(w *world, d *csiDriver, _ uint64) { w.sidecar(d, w.socketOf(d.name)) }},
+	{"another registrar takes the name", 2, func(w *world, d *csiDriver, _ uint64) { w.sidecar(d, w.registry()+"/sidecar-"+d.name+".sock") }},
 	{"another registrar is killed", 4, func(w *world, d *csiDriver, _ uint64) { w.endSidecars(d, false) }},
 	{"another registrar ends", 4, func(w *world, d *csiDriver, _ uint64) { w.endSidecars(d, true) }},
 	{"a file takes the path", 2, func(w *world, d *csiDriver, _ uint64) {
-		if w.files.nodes[registry] != nil {
-			w.replace(socketOf(d.name), &node{mode: syscall.S_IFREG, maker: "admin"})
+		if w.files.nodes[w.registry()] != nil {
+			w.replace(w.socketOf(d.name), &node{mode: syscall.S_IFREG, maker: "admin"})
 		}
 	}},
 	{"the file is moved away", 3, func(w *world, d *csiDriver, _ uint64) {
-		if n := w.files.nodes[socketOf(d.name)]; n != nil && n.maker == "admin" {
-			w.files.drop(socketOf(d.name))
+		if n := w.files.nodes[w.socketOf(d.name)]; n != nil && n.maker == "admin" {
+			w.files.drop(w.socketOf(d.name))
 		}
 	}},
 	{"link removed", 1, func(w *world, d *csiDriver, _ uint64) {
-		if w.files.nodes[linkOf(d.name)] != nil {
-			w.files.drop(linkOf(d.name))
+		if w.files.nodes[w.linkOf(d.name)] != nil {
+			w.files.drop(w.linkOf(d.name))
 		}
 	}},
 	{"record removed", 1, func(w *world, d *csiDriver, _ uint64) {
@@ -104,8 +105,19 @@ var kinds = []struct {
 	{"/run is full", 2, func(w *world, _ *csiDriver, _ uint64) { w.files.mounts["r"].err = syscall.ENOSPC }},
 	{"/run has room", 5, func(w *world, _ *csiDriver, _ uint64) { w.files.mounts["r"].err = 0 }},
 
+	{"a file takes the path of the link", 1, func(w *world, d *csiDriver, _ uint64) {
+		if w.files.nodes[path.Dir(w.linkOf(d.name))] != nil {
+			w.replace(w.linkOf(d.name), &node{mode: syscall.S_IFREG, maker: "admin"})
+		}
+	}},
+	{"the file at the link is moved away", 2, func(w *world, d *csiDriver, _ uint64) { w.clearLink(d) }},
+
 	{"PID 1 is busy", 2, func(w *world, _ *csiDriver, _ uint64) { w.pid1.busy = true }},
 	{"PID 1 is idle", 3, func(w *world, _ *csiDriver, _ uint64) { w.pid1.busy = false }},
+	{"the descriptor store is full", 2, func(w *world, _ *csiDriver, _ uint64) { w.pid1.full = true }},
+	{"the descriptor store has room", 4, func(w *world, _ *csiDriver, _ uint64) { w.pid1.full = false }},
+	{"no socket can be opened", 1, func(w *world, _ *csiDriver, _ uint64) { w.noSockets = true }},
+	{"sockets can be opened", 4, func(w *world, _ *csiDriver, _ uint64) { w.opens() }},
 	{"daemon restarts", 6, func(w *world, _ *csiDriver, _ uint64) { w.restart(false) }},
 	{"daemon is killed", 6, func(w *world, _ *csiDriver, _ uint64) { w.restart(true) }},
 
@@ -129,6 +141,7 @@ var kinds = []struct {
 	}},
 	{"driver removed from the files", 3, func(w *world, d *csiDriver, _ uint64) {
 		delete(w.admin.tables, d.name)
+		w.noteUnwanted(d)
 		w.of(d.name).newsAt = time.Now()
 		w.admin.edited()
 	}},
@@ -143,17 +156,49 @@ var kinds = []struct {
 			c.WhenLimitChanges = []config.WhenLimitChanges{config.Leave, config.Republish}[arg%2]
 		})
 	}},
+	{"the driver's endpoint moves", 3, func(w *world, d *csiDriver, arg uint64) {
+		w.edit(d, func(c *config.Driver) {
+			if c.Endpoint = d.socket; arg%2 == 0 {
+				c.Endpoint = d.otherSocket()
+			}
+			if arg%4 < 2 {
+				c.Socket = c.Endpoint
+			}
+		})
+	}},
+	{"root_dir changes", 3, func(w *world, _ *csiDriver, _ uint64) { w.moveRoot() }},
+	{"root_dir changes for a moment", 1, func(w *world, _ *csiDriver, arg uint64) {
+		w.moveRoot()
+		w.movesBack = !w.movesBack
+		go func() {
+			time.Sleep(time.Duration(arg%5000) * time.Millisecond)
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.moveBack()
+		}()
+	}},
+	{"the kubelet's root directory changes", 2, func(w *world, _ *csiDriver, _ uint64) { w.moveKubelet() }},
 	{"endpoint_link changes", 1, func(w *world, d *csiDriver, _ uint64) {
 		w.edit(d, func(c *config.Driver) { c.EndpointLink = !c.EndpointLink })
 	}},
-	{"files are broken", 2, func(w *world, _ *csiDriver, _ uint64) { w.admin.broken = true; w.admin.edited() }},
+	{"files are broken", 2, func(w *world, _ *csiDriver, _ uint64) {
+		if good := w.admin.lastGood; good == nil || good.Kubelet.RootDir == w.admin.root { // else as in moveRoot
+			w.admin.broken = true
+			w.admin.edited()
+		}
+	}},
 	{"files are right", 4, func(w *world, _ *csiDriver, _ uint64) { w.mend() }},
 	{"reload", 4, func(w *world, _ *csiDriver, _ uint64) { w.admin.reload() }},
 	{"reregister", 5, func(w *world, d *csiDriver, arg uint64) { w.admin.reregister(d.name, arg%4 == 0) }},
 	{"trace begins", 6, func(w *world, d *csiDriver, _ uint64) { w.admin.beginTrace(w.drivers[0]) }},
 	{"trace ends", 6, func(w *world, d *csiDriver, _ uint64) {
 		for _, name := range sortedKeys(w.admin.traces) {
-			w.endTrace(w.admin.traces[name])
+			w.endTrace(w.admin.traces[name], false)
+		}
+	}},
+	{"recorder is killed", 3, func(w *world, d *csiDriver, _ uint64) {
+		for _, name := range sortedKeys(w.admin.traces) {
+			w.endTrace(w.admin.traces[name], true)
 		}
 	}},
 }
@@ -167,6 +212,59 @@ func (w *world) mend() {
 	w.admin.edited()
 	for _, d := range w.drivers {
 		w.of(d.name).newsAt = time.Now()
+	}
+}
+
+func (w *world) opens() {
+	if w.noSockets {
+		w.noSockets, w.opensAt = false, time.Now()
+	}
+}
+
+// moveRoot sets root_dir to the other directory.
+func (w *world) moveRoot() {
+	if w.admin.broken {
+		return // whose root_dir counts then is left to the tests of internal/config
+	}
+	w.admin.root = other(w.admin.root)
+	for _, d := range w.drivers {
+		w.of(d.name).newsAt, w.of(d.name).rootAt = time.Now(), time.Now()
+		w.noteUnwanted(d)
+		if w.process != nil {
+			w.process.first[d.name] = true
+		}
+	}
+	w.admin.edited()
+}
+
+// moveBack ends a change for a moment.
+func (w *world) moveBack() {
+	if w.movesBack && !w.over {
+		w.movesBack = false
+		w.tell("root_dir changes back")
+		w.moveRoot()
+	}
+}
+
+// moveKubelet starts the kubelet with the other --root-dir.
+func (w *world) moveKubelet() {
+	w.kubelet.stop()
+	w.kubelet.root = other(w.kubelet.root)
+	w.kubelet.start()
+}
+
+func other(root string) string {
+	if root == rootDirs[0] {
+		return rootDirs[1]
+	}
+	return rootDirs[0]
+}
+
+func (w *world) clearLink(d *csiDriver) {
+	for _, root := range rootDirs {
+		if n := w.files.nodes[linkIn(root, d.name)]; n != nil && n.maker == "admin" {
+			w.files.drop(linkIn(root, d.name))
+		}
 	}
 }
 
@@ -199,7 +297,7 @@ func (m *mount) thaw() {
 
 // sidecar is a node-driver-registrar, which puts its socket over whatever is there.
 func (w *world) sidecar(d *csiDriver, name string) {
-	if w.files.nodes[registry] != nil {
+	if w.files.nodes[w.registry()] != nil {
 		w.replace(name, &node{mode: syscall.S_IFSOCK, maker: "sidecar", sock: &sock{bound: name, refs: 1, driver: d.name}})
 	}
 }
@@ -212,7 +310,7 @@ func (w *world) replace(name string, n *node) {
 }
 
 func (w *world) endSidecars(d *csiDriver, remove bool) {
-	for _, name := range w.files.below(registry) {
+	for _, name := range append(w.files.below(rootDirs[0]), w.files.below(rootDirs[1])...) {
 		if n := w.files.nodes[name]; n.maker == "sidecar" && n.sock.driver == d.name {
 			n.sock.refs = 0
 			if remove {
@@ -231,7 +329,7 @@ func (w *world) restart(kill bool) {
 	w.ended = append(w.ended, p)
 	p.stop(kill)
 	for _, name := range sortedKeys(w.admin.traces) {
-		w.endTrace(w.admin.traces[name])
+		w.endTrace(w.admin.traces[name], false)
 	}
 	go func() {
 		if kill {
@@ -259,7 +357,9 @@ func (w *world) edit(d *csiDriver, change func(*config.Driver)) {
 		c = *t
 	}
 	change(&c)
-	w.admin.tables[d.name] = &c
+	if w.admin.tables[d.name] = &c; !c.Enabled {
+		w.noteUnwanted(d)
+	}
 	w.of(d.name).newsAt = time.Now()
 	w.admin.edited()
 }
@@ -307,10 +407,17 @@ func eventsOf(seed uint64, n int) []event {
 		for ; at >= weights[k]; k++ {
 			at -= weights[k]
 		}
+		if seed%2 == 0 && (i == n/3 || i == 2*n/3) {
+			events[i] = event{time.Second, healing, 0, random.Uint64()}
+			continue
+		}
 		events[i] = event{pause(random, pace), kinds[k].name, random.IntN(2), random.Uint64()}
 	}
 	return events
 }
+
+// healing is the event that everything is repaired, and settles.
+const healing = "healing"
 
 // restless is the pace of a seed in which there is always something to change.
 const restless = -1

@@ -14,19 +14,18 @@ import (
 
 	"csi-registrar/internal/kubelet"
 	"csi-registrar/internal/pluginreg"
+	"csi-registrar/internal/rootdir"
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/unixsock"
 )
 
 // The model of the file systems, after inode(7), unlink(2), rename(2), inotify(7) and unix(7). Two
-// are mounted: the kubelet's root directory at /k, and /run at /r. Each can be full, and the first
-// one read-only or hanging.
+// are mounted: one with two root directories of a kubelet, /k and /k2, and /run at /r. Each can be
+// full, and the first one read-only or hanging.
 
-const (
-	rootDir  = "/k"
-	registry = "/k/plugins_registry"
-	runDir   = "/r/csi-registrar"
-)
+const runDir = "/r/csi-registrar"
+
+var rootDirs = []string{"/k", "/k2"}
 
 // node is a file. Somebody made it: "daemon", or whoever else.
 type node struct {
@@ -37,6 +36,7 @@ type node struct {
 	data    []byte
 	target  string // of a symbolic link
 	sock    *sock
+	record  *record // what data says; nil: was not needed yet
 }
 
 // mount is the state of a file system.
@@ -61,7 +61,11 @@ type files struct {
 
 func newFiles(w *world) *files {
 	f := &files{w: w, nodes: map[string]*node{}, mounts: map[string]*mount{"k": {}, "r": {}}}
-	for _, dir := range []string{"/", "/k", "/k/plugins", registry, "/r"} {
+	dirs := []string{"/", "/r"}
+	for _, root := range rootDirs {
+		dirs = append(dirs, root, root+"/plugins", rootdir.PluginsRegistry(root))
+	}
+	for _, dir := range dirs {
 		f.put(dir, &node{mode: syscall.S_IFDIR | 0o750, maker: "kubelet"})
 	}
 	return f
@@ -75,6 +79,7 @@ func (f *files) put(name string, n *node) *node {
 	}
 	n.changed = time.Now().UnixNano()
 	f.nodes[name] = n
+	delete(f.w.lost, name)
 	f.notify(name)
 	f.w.kubelet.created(name)
 	return n
@@ -90,7 +95,7 @@ func (f *files) drop(name string) {
 
 // lose is rm: what the daemon had there may be published once more.
 func (f *files) lose(name string) {
-	if p := f.w.process; p != nil && path.Dir(name) == registry {
+	if p := f.w.process; p != nil && path.Base(path.Dir(name)) == rootdir.PluginsRegistryName {
 		p.first[driverOf(name)] = true
 	}
 	f.drop(name)
@@ -120,15 +125,16 @@ func (f *files) below(dir string) (names []string) {
 // watch is a place for hints, as of fswatch.Watcher.
 type watch struct {
 	f     *files
+	p     *process
 	paths []string
 	dir   bool // also of the entries
 	hints chan struct{}
 }
 
-func (f *files) watch(dir bool, paths ...string) *watch {
+func (f *files) watch(p *process, dir bool, paths ...string) *watch {
 	f.w.mu.Lock()
 	defer f.w.mu.Unlock()
-	x := &watch{f, paths, dir, make(chan struct{}, 1)}
+	x := &watch{f, p, paths, dir, make(chan struct{}, 1)}
 	f.watches = append(f.watches, x)
 	return x
 }
@@ -189,8 +195,10 @@ type sock struct {
 	driver string     // which its GetInfo names
 	by     *process   // which serves it, or did last
 
-	movedAt, askedAt, toldAt time.Time // to its path; by GetInfo; by Notify
-	told                     *status.Notification
+	forgotten bool // the kubelet told it to a process that ended, and the record does not have it
+
+	madeAt, movedAt, askedAt, toldAt time.Time // to its path; by GetInfo; by Notify
+	told                             *status.Notification
 }
 
 // call is one call of the kubelet on a connection.
@@ -374,9 +382,13 @@ func (p *process) enter(name string, does access) error {
 func (p *process) allowed(name string, does access) error {
 	m := p.w.files.mounts[name[1:2]]
 	if does == makes && m.err != 0 || does == removes && m.err == syscall.EROFS {
-		p.failures = append(p.failures, failure{time.Now(), name})
+		p.tried(name)
+		p.troubled = true
 		p.w.failed[name] = true
 		return &os.PathError{Op: "change", Path: name, Err: m.err}
+	}
+	if does != looks {
+		delete(p.w.failed, name)
 	}
 	return nil
 }
@@ -384,6 +396,7 @@ func (p *process) allowed(name string, does access) error {
 // await waits without the lock.
 func (p *process) await(c chan struct{}) {
 	p.stuck++
+	p.troubled = true
 	p.w.mu.Unlock()
 	select {
 	case <-c:
@@ -695,7 +708,7 @@ func (p *process) host() *kubelet.Host {
 			if err := missingParent(name); err != nil {
 				return nil, unixsock.File{}, err
 			}
-			s := &sock{bound: name, queue: make(chan *conn, 16)}
+			s := &sock{bound: name, queue: make(chan *conn, 16), madeAt: time.Now()}
 			w.socks[name] = s
 			n := f.put(name, &node{mode: syscall.S_IFSOCK | 0o600, maker: "daemon", sock: s})
 			return w.newHandle(p, s), n.file(), nil
@@ -703,7 +716,7 @@ func (p *process) host() *kubelet.Host {
 		FileListener: func(d *os.File) (net.Listener, error) {
 			w.mu.Lock()
 			defer w.mu.Unlock()
-			return w.newHandle(p, w.socks[d.Name()]), nil
+			return w.newHandle(p, w.passed[d]), nil
 		},
 		PeerCred:  func(net.Conn) (unixsock.Cred, error) { return unixsock.Cred{PID: 4711}, nil },
 		NewServer: func() kubelet.Server { return newServer(p) },

@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"time"
 
+	"csi-registrar/internal/rootdir"
 	"csi-registrar/internal/status"
 )
 
@@ -17,8 +18,9 @@ import (
 // pkg/volume/csi/csi_plugin.go with nodeinfomanager (csiDrivers, CSINode).
 type kubeletModel struct {
 	w       *world
-	old     bool // 1.35: a plugin that was refused stays in the cache and is not tried again
-	version int  // counts incarnations
+	root    string // --root-dir
+	old     bool   // 1.35: a plugin that was refused stays in the cache and is not tried again
+	version int    // counts incarnations
 	running bool
 	watched uint64 // the inode of the directory that it watches
 	desired map[string]uint64
@@ -50,8 +52,11 @@ type backoff struct {
 }
 
 func newKubelet(w *world, old bool) *kubeletModel {
-	return &kubeletModel{w: w, old: old, csiNode: map[string]status.Identity{}, labels: map[string]string{}, owner: map[string]string{}, robbed: map[string]bool{}}
+	return &kubeletModel{w: w, root: rootDirs[0], old: old, csiNode: map[string]status.Identity{}, labels: map[string]string{}, owner: map[string]string{}, robbed: map[string]bool{}}
 }
+
+// registry is the directory that it watches.
+func (k *kubeletModel) registry() string { return rootdir.PluginsRegistry(k.root) }
 
 // start begins an incarnation: it makes the directory, watches it, and finds what is in it.
 func (k *kubeletModel) start() {
@@ -61,11 +66,11 @@ func (k *kubeletModel) start() {
 	k.pending, k.drivers = map[string]bool{}, map[string]bool{}
 	k.kick, k.ended = make(chan struct{}, 1), make(chan struct{})
 	f := k.w.files
-	if f.nodes[registry] == nil {
-		f.put(registry, &node{mode: syscall.S_IFDIR | 0o750, maker: "kubelet"})
+	if f.nodes[k.registry()] == nil {
+		f.put(k.registry(), &node{mode: syscall.S_IFDIR | 0o750, maker: "kubelet"})
 	}
-	k.watched = f.nodes[registry].Ino
-	for _, name := range f.sockets(registry) {
+	k.watched = f.nodes[k.registry()].Ino
+	for _, name := range f.sockets(k.registry()) {
 		k.add(name)
 	}
 	go k.loop(k.version, k.kick, k.ended)
@@ -94,11 +99,11 @@ func (k *kubeletModel) wake() {
 
 // created and removed are its inotify watch.
 func (k *kubeletModel) created(name string) {
-	if k == nil || !k.running || path.Dir(name) != registry || strings.HasPrefix(path.Base(name), ".") {
+	if k == nil || !k.running || path.Dir(name) != k.registry() || strings.HasPrefix(path.Base(name), ".") {
 		return
 	}
 	f := k.w.files
-	if d := f.nodes[registry]; d == nil || d.Ino != k.watched {
+	if d := f.nodes[k.registry()]; d == nil || d.Ino != k.watched {
 		return
 	}
 	if n, err := f.resolve(name, true); err == nil && n.mode&syscall.S_IFMT == syscall.S_IFSOCK {
@@ -107,10 +112,10 @@ func (k *kubeletModel) created(name string) {
 }
 
 func (k *kubeletModel) removed(name string, n *node) {
-	if k == nil || !k.running || path.Dir(name) != registry {
+	if k == nil || !k.running || path.Dir(name) != k.registry() {
 		return
 	}
-	if d := k.w.files.nodes[registry]; d == nil || d.Ino != k.watched {
+	if d := k.w.files.nodes[k.registry()]; d == nil || d.Ino != k.watched {
 		return
 	}
 	delete(k.desired, name)

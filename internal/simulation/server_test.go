@@ -85,7 +85,7 @@ func (s *server) serve(c net.Conn, addr net.Addr, m *conn) {
 			case call.notify == nil:
 				m.sock.askedAt = time.Now()
 			default: // also if the kubelet does not learn that it was heard
-				m.sock.told, m.sock.toldAt = call.notify, time.Now()
+				m.sock.forgotten, m.sock.told, m.sock.toldAt = false, call.notify, time.Now()
 			}
 			s.p.w.mu.Unlock()
 			call.reply <- r

@@ -1,14 +1,16 @@
 package simulation
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"os/exec"
 	"runtime"
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,18 +22,14 @@ import (
 const (
 	eventsOfASeed = 50
 	quietTime     = 5 * time.Minute
+	longPause     = 10 * time.Second
 )
 
 // simulate lets events happen to a new node under virtual time, heals it, and waits until all is as
 // it is to be. It returns what must never be, and was; empty: nothing.
 func simulate(t *testing.T, seed uint64, events []event, seen *coverage, story bool) (violation string, lines []string) {
-	null, err := syscall.Open(os.DevNull, syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer syscall.Close(null)
 	synctest.Test(t, func(*testing.T) {
-		w := newWorld(null, seed, seen)
+		w := newWorld(seed, seen)
 		if story {
 			w.story = []string{}
 		}
@@ -46,13 +44,24 @@ func simulate(t *testing.T, seed uint64, events []event, seen *coverage, story b
 			time.Sleep(e.after)
 			synctest.Wait()
 			w.check() // what was wrong for a moment is right again
+			if e.after > longPause && w.isQuiet() {
+				w.settle(0)
+			}
+			w.eventAt = time.Now()
+			if e.kind == healing {
+				w.heal(e.arg)
+				w.settle(time.Minute)
+				seen.events++
+				continue
+			}
 			w.do(e)
 			synctest.Wait()
 			w.check()
 			seen.events++
 		}
 		if !w.hasFailed() {
-			w.quiet(seed)
+			w.heal(seed)
+			w.settle(time.Minute)
 		}
 		violation, lines = w.violation, w.story
 		w.end()
@@ -66,38 +75,66 @@ func (w *world) hasFailed() bool {
 	return w.violation != ""
 }
 
-// quiet heals everything and expects the desired state within 5 minutes, or when the limit of
-// changes allows it.
-func (w *world) quiet(seed uint64) {
+// heal repairs everything but the drivers that stay away.
+func (w *world) heal(random uint64) {
 	w.mu.Lock()
+	defer w.mu.Unlock()
 	w.tell("all is healed")
+	w.eventAt = time.Now()
+	w.moveBack()
 	for _, m := range w.files.mounts {
 		m.thaw()
 		m.err = 0
 	}
-	w.pid1.busy, w.kubelet.apiErr = false, ""
+	w.opens()
+	w.pid1.busy, w.pid1.full, w.kubelet.apiErr = false, false, ""
 	w.mend()
 	for i, d := range w.drivers {
 		w.endSidecars(d, true)
-		if n := w.files.nodes[socketOf(d.name)]; n != nil && n.maker == "admin" {
-			w.files.drop(socketOf(d.name))
+		w.clearLink(d)
+		for _, root := range rootDirs {
+			if n := w.files.nodes[socketIn(root, d.name)]; n != nil && n.maker == "admin" {
+				w.files.drop(socketIn(root, d.name))
+			}
 		}
-		if d.state != "down" || (seed>>i)%3 > 0 {
+		if d.state != "down" || (random>>i)%3 > 0 {
 			d.set("up")
 		}
-		for _, name := range sortedKeys(w.admin.traces) {
-			w.endTrace(w.admin.traces[name])
-		}
 	}
-	if d := w.files.nodes[registry]; !w.kubelet.running || d == nil || d.Ino != w.kubelet.watched {
+	for _, name := range sortedKeys(w.admin.traces) {
+		w.endTrace(w.admin.traces[name], false)
+	}
+	if !w.kubeletSees() {
 		w.kubelet.stop()
+		w.kubelet.root = w.admin.root
 		w.kubelet.start()
 	}
-	w.mu.Unlock()
+}
+
+// kubeletSees reports whether the kubelet runs and watches the directory in the files.
+func (w *world) kubeletSees() bool {
+	d := w.files.nodes[w.registry()]
+	return w.kubelet.running && w.kubelet.root == w.admin.root && d != nil && d.Ino == w.kubelet.watched
+}
+
+// isQuiet reports whether nothing has to be healed.
+func (w *world) isQuiet() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, d := range w.drivers {
+		if d.state != "up" && d.state != "down" {
+			return false
+		}
+		if n := w.files.nodes[w.linkOf(d.name)]; n != nil && n.maker == "admin" {
+			return false
+		}
+	}
+	return w.intact() && w.kubeletSees() && w.kubelet.apiErr == "" && len(w.admin.traces) == 0
+}
+
+// settle expects the desired state within 5 minutes, or when the limit of changes allows it.
+func (w *world) settle(atLeast time.Duration) {
 	for start, damped := time.Now(), false; ; {
-		time.Sleep(15 * time.Second)
-		synctest.Wait()
-		w.check()
 		w.mu.Lock()
 		running := w.process != nil
 		w.mu.Unlock()
@@ -109,23 +146,23 @@ func (w *world) quiet(seed uint64) {
 			return
 		}
 		elapsed := time.Since(start)
-		if elapsed >= time.Minute && why == "" {
+		if elapsed >= atLeast && why == "" {
 			return
 		}
-		if running && w.dampedUntil().After(time.Now()) && elapsed < 2*time.Hour {
+		switch {
+		case running && w.dampedUntil().After(time.Now()) && elapsed < 2*time.Hour:
 			damped = true
-			continue
-		}
-		if damped { // from now on
+		case damped: // from now on
 			start, damped = time.Now(), false
-			continue
-		}
-		if elapsed > quietTime {
+		case elapsed > quietTime:
 			w.mu.Lock()
 			w.violated("in the end all is as it is to be", "after %s: %s", elapsed, why)
 			w.mu.Unlock()
 			return
 		}
+		time.Sleep(15 * time.Second)
+		synctest.Wait()
+		w.check()
 	}
 }
 
@@ -138,7 +175,7 @@ func (w *world) end() {
 		d.reset()
 	}
 	for _, name := range sortedKeys(w.admin.traces) {
-		w.endTrace(w.admin.traces[name])
+		w.endTrace(w.admin.traces[name], false)
 	}
 	for _, m := range w.files.mounts {
 		m.thaw()
@@ -211,50 +248,78 @@ func fromEnv(name string, otherwise int) int {
 	return otherwise
 }
 
-// TestSimulation runs seeds: SIMULATION_SEEDS of them, from SIMULATION_SEED on.
+// results are those of one process of several.
+type results struct {
+	Causes, States map[string]int
+	Events, Seeds  int
+	Failures       map[uint64]string
+	Again          map[uint64]int // in how many of repeats more runs the seed failed
+}
+
+const repeats = 10
+
+// runSeeds runs every of-th seed.
+func runSeeds(t *testing.T, first, seeds, at, of int) results {
+	seen, failures, again := newCoverage(), map[uint64]string{}, map[uint64]int{}
+	n := 0
+	for i := at; i < seeds && len(failures) < 10; i += of {
+		n++
+		seed := uint64(first + i)
+		v := run(t, seed, eventsOfASeed, seen)
+		if v == "" {
+			continue
+		}
+		failures[seed] = v
+		for range repeats {
+			if run(t, seed, eventsOfASeed, newCoverage()) != "" {
+				again[seed]++
+			}
+		}
+	}
+	return results{seen.causes, seen.states, seen.events, n, failures, again}
+}
+
+// TestSimulation runs seeds: SIMULATION_SEEDS of them, from SIMULATION_SEED on. They run in a process
+// for each core, which has one thread for Go code: goroutines then run in the same order each time.
 func TestSimulation(t *testing.T) {
 	seeds, first := fromEnv("SIMULATION_SEEDS", 500), fromEnv("SIMULATION_SEED", 1)
 	if testing.Short() {
 		seeds = min(seeds, 50)
 	}
+	if at := fromEnv("SIMULATION_PROCESS", -1); at >= 0 {
+		err := json.NewEncoder(os.NewFile(3, "results")).Encode(runSeeds(t, first, seeds, at, fromEnv("SIMULATION_PROCESSES", 1)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
 	began := time.Now()
-	var before, after syscall.Rusage
-	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &before)
-	var next, failed atomic.Int64
+	var cpu time.Duration
 	var mu sync.Mutex
-	total := newCoverage()
-	failures := map[uint64]string{}
-	var workers sync.WaitGroup
-	for range runtime.GOMAXPROCS(0) {
-		workers.Go(func() {
-			seen := newCoverage()
-			for {
-				i := int(next.Add(1)) - 1
-				if i >= seeds || failed.Load() >= 20 {
-					break
-				}
-				seed := uint64(first + i)
-				if v := run(t, seed, eventsOfASeed, seen); v != "" {
-					failed.Add(1)
-					mu.Lock()
-					failures[seed] = v
-					mu.Unlock()
-				}
-			}
+	total := results{map[string]int{}, map[string]int{}, 0, 0, map[uint64]string{}, map[uint64]int{}}
+	var processes sync.WaitGroup
+	of := min(runtime.NumCPU(), seeds)
+	for at := range of {
+		processes.Go(func() {
+			r, took, err := inProcess(t, seeds, at, of)
 			mu.Lock()
 			defer mu.Unlock()
-			total.add(seen)
+			if err != nil {
+				t.Error(err)
+			}
+			total.add(r)
+			cpu += took
 		})
 	}
-	workers.Wait()
-	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &after)
-	cpu := time.Duration(after.Utime.Nano() + after.Stime.Nano() - before.Utime.Nano() - before.Stime.Nano())
-	t.Logf("%d events in %d seeds, %s, %s of CPU; causes %v, states %v", total.events, min(seeds, int(next.Load())),
-		time.Since(began).Round(time.Millisecond), cpu.Round(time.Millisecond), total.causes, total.states)
+	processes.Wait()
+	t.Logf("%d events in %d seeds, %s, %s of CPU; causes %v, states %v", total.Events, total.Seeds,
+		time.Since(began).Round(time.Millisecond), cpu.Round(time.Millisecond), total.Causes, total.States)
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	told := map[string]bool{}
-	for seed, v := range failures {
+	for _, seed := range sortedKeys(total.Failures) {
+		v := total.Failures[seed]
 		rule, _, _ := strings.Cut(v, ":")
-		t.Errorf("seed %d: %s", seed, v)
+		t.Errorf("seed %d, again in %d of %d runs: %s", seed, total.Again[seed], repeats, v)
 		if !told[rule] && os.Getenv("SIMULATION_STORY") != "0" {
 			told[rule] = true
 			t.Log(shorten(t, seed, eventsOf(seed, eventsOfASeed), v))
@@ -263,24 +328,56 @@ func TestSimulation(t *testing.T) {
 	if seeds >= 20000 {
 		for _, c := range []registrar.Cause{registrar.CauseFirst, registrar.CauseRemoved, registrar.CauseReplaced, registrar.CauseChanged,
 			registrar.CauseAsked, registrar.CauseReturned, registrar.CauseSilent, registrar.CauseGone, registrar.CauseMismatch, registrar.CauseLeaving} {
-			if total.causes[string(c)] < 100 {
-				t.Errorf("the cause %q was reached %d times", c, total.causes[string(c)])
+			if total.Causes[string(c)] < 100 {
+				t.Errorf("the cause %q was reached %d times", c, total.Causes[string(c)])
 			}
 		}
-		for _, s := range []string{"absent", "starting", "ready", "mismatch", "published", "registered", "refused", "conflict", status.Disabled} {
-			if total.states[s] < 100 {
-				t.Errorf("the state %q was reached %d times", s, total.states[s])
+		for _, s := range []string{"absent", "starting", "ready", "hanging", "mismatch", "published", "registered", "refused", "conflict", status.Disabled} {
+			if total.States[s] < 100 {
+				t.Errorf("the state %q was reached %d times", s, total.States[s])
 			}
 		}
 	}
 }
 
-func (c *coverage) add(o *coverage) {
-	c.events += o.events
-	for k, n := range o.causes {
-		c.causes[k] += n
+// inProcess runs every of-th seed in a process of its own.
+func inProcess(t *testing.T, seeds, at, of int) (r results, cpu time.Duration, err error) {
+	in, out, err := os.Pipe()
+	if err != nil {
+		return r, 0, err
 	}
-	for k, n := range o.states {
-		c.states[k] += n
+	defer in.Close()
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestSimulation$", "-test.timeout=0")
+	cmd.Env = append(os.Environ(), "GOMAXPROCS=1", "GOGC=400", "GODEBUG=adaptivestackstart=1",
+		fmt.Sprint("SIMULATION_SEEDS=", seeds), fmt.Sprint("SIMULATION_PROCESS=", at), fmt.Sprint("SIMULATION_PROCESSES=", of))
+	cmd.ExtraFiles = []*os.File{out}
+	var output strings.Builder
+	cmd.Stdout, cmd.Stderr = &output, &output
+	err = errors.Join(cmd.Start(), out.Close())
+	if err == nil {
+		decodeErr := json.NewDecoder(in).Decode(&r)
+		if err = cmd.Wait(); err == nil {
+			err = decodeErr
+		}
+		cpu = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
+	}
+	if err != nil {
+		err = fmt.Errorf("process %d: %w: %s", at, err, output.String())
+	}
+	return r, cpu, err
+}
+
+func (r *results) add(o results) {
+	r.Events += o.Events
+	r.Seeds += o.Seeds
+	addAll(r.Causes, o.Causes)
+	addAll(r.States, o.States)
+	maps.Copy(r.Failures, o.Failures)
+	maps.Copy(r.Again, o.Again)
+}
+
+func addAll(to, from map[string]int) {
+	for k, n := range from {
+		to[k] += n
 	}
 }

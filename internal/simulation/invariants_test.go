@@ -1,0 +1,564 @@
+package simulation
+
+import (
+	"encoding/json"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"csi-registrar/internal/config"
+	"csi-registrar/internal/kubelet"
+	"csi-registrar/internal/registrar"
+	"csi-registrar/internal/rootdir"
+	"csi-registrar/internal/status"
+)
+
+// record is what a file says that kubelet.Socket wrote.
+type record struct {
+	Bound        string              `json:"bound"`
+	Announced    status.Announcement `json:"announced"`
+	Notification status.Notification `json:"notification"`
+}
+
+func (n *node) recorded() record {
+	if n == nil {
+		return record{}
+	}
+	if n.record == nil {
+		n.record = &record{}
+		if err := json.Unmarshal(n.data, n.record); err != nil {
+			panic(err)
+		}
+	}
+	return *n.record
+}
+
+// adoptable reports whether a process that starts now finds the registration as it should be.
+func (w *world) adoptable(d *csiDriver) bool {
+	held, n := w.pid1.held[kubelet.StorePrefix+d.name], w.files.nodes[w.socketOf(d.name)]
+	return len(held) == 1 && n != nil && n.sock == held[0] && w.files.nodes[recordOf(d.name)].recorded().Bound == n.sock.bound
+}
+
+// caused notes why something is about to be published or withdrawn.
+func (w *world) caused(p *process, driver, cause string, withdraw bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if p.dead {
+		return
+	}
+	w.seen.causes[cause]++
+	w.tell("daemon %d: %s because of %q (%s)", p.number, map[bool]string{true: "withdraws", false: "publishes"}[withdraw], cause, driver)
+	if withdraw {
+		p.first[driver], p.causes[driver] = true, nil
+		w.checkWithdrawal(p, w.driver(driver), registrar.Cause(cause))
+		return
+	}
+	p.causes[driver] = append(p.causes[driver], cause)
+	p.causedAt[driver] = time.Now()
+	if cause != string(registrar.CauseAsked) {
+		p.begun[driver] = append(p.begun[driver], time.Now())
+	}
+	h := w.of(driver)
+	n, ours, lost, justified := (*node)(nil), false, false, false
+	for _, root := range []string{other(w.admin.root), w.admin.root} { // the change may not be in force yet
+		at := w.files.nodes[socketIn(root, driver)]
+		if at != nil && at.sock != nil && at.sock.by == p && at.sock.refs > 0 {
+			n, ours = at, true
+		} else if root == w.admin.root || time.Since(h.rootAt) < recovery {
+			lost = true
+		}
+	}
+	switch registrar.Cause(cause) {
+	case registrar.CauseRemoved, registrar.CauseReplaced:
+		justified = lost
+	case registrar.CauseChanged:
+		// What a call announced that hung was older than its publication.
+		late := w.files.mounts["k"].thawedAt.After(h.movedAt.Add(-time.Minute))
+		justified = !h.newsAt.IsZero() && (late || h.newsAt.After(h.movedAt.Add(-5*time.Minute)))
+	case registrar.CauseAsked:
+		justified = p.asked[driver] < h.reregistered
+	case registrar.CauseReturned:
+		justified = ours && n.sock.told != nil && !n.sock.told.Registered
+	case registrar.CauseSilent:
+		last := time.Time{}
+		registered := false
+		if ours {
+			if last = n.sock.askedAt; n.sock.toldAt.After(last) {
+				last = n.sock.toldAt
+			}
+			registered = n.sock.told != nil && n.sock.told.Registered
+		}
+		justified = ours && !registered && time.Since(last) >= 150*time.Second
+	}
+	if !justified && !w.disturbed(p) && (n == nil || n.sock == nil || !n.sock.forgotten) {
+		w.violated("each republication has its cause", "%s is republished because of %q, which is not so", driver, cause)
+	}
+}
+
+// checkWithdrawal: a withdrawal has its cause.
+func (w *world) checkWithdrawal(p *process, d *csiDriver, cause registrar.Cause) {
+	h, table, justified := w.of(d.name), w.admin.tables[d.name], false
+	switch cause {
+	case registrar.CauseGone:
+		justified = table != nil && table.WhenGone == config.Withdraw && d.state == "down" && time.Since(d.since) >= table.WithdrawAfter
+	case registrar.CauseMismatch:
+		justified = d.state == "other" || time.Since(d.otherAt) < 15*time.Second
+	case registrar.CauseLeaving:
+		justified = !w.wanted(d) || time.Since(h.unwantedAt) < recovery+15*time.Second || h.unwantedAt.After(p.started) && w.troubled()
+	}
+	if !justified && !w.disturbed(p) && !w.admin.broken && time.Since(w.admin.editedAt) > 2*patience+5*time.Second {
+		w.violated("each withdrawal has its cause", "%s is withdrawn because of %q, which is not so", d.name, cause)
+	}
+}
+
+// wanted reports whether the files have the driver.
+func (w *world) wanted(d *csiDriver) bool {
+	table := w.admin.tables[d.name]
+	return table != nil && table.Enabled
+}
+
+// noteUnwanted notes that the registrar ends, and with it what it counted.
+func (w *world) noteUnwanted(d *csiDriver) {
+	w.of(d.name).unwantedAt = time.Now()
+	if p := w.process; p != nil {
+		delete(p.moves, d.name)
+		delete(p.begun, d.name)
+	}
+}
+
+// disturbed reports whether what a process sees can be late.
+func (w *world) disturbed(p *process) bool {
+	if p.stuck > 0 {
+		return true
+	}
+	for _, m := range w.files.mounts {
+		if m.hang != nil || m.err != 0 || m.stallEnd != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// slowDisk is the latency of a call above which a publication can exceed its time limit (3 s). See
+// what is open in the README.
+const slowDisk = 200 * time.Millisecond
+
+// The limit of changes within an hour, as ARCHITECTURE.md promises it.
+const (
+	freeChanges = 9 // at once
+	mostChanges = 12
+	stable      = 4 * time.Minute // how long the others wait
+	changeTime  = 3 * time.Second
+)
+
+// published notes that a socket came to its path.
+func (w *world) published(p *process, name string, n *node) {
+	driver := driverOf(name)
+	n.sock.driver, n.sock.movedAt = driver, time.Now()
+	cause := ""
+	// the oldest: a publication can be abandoned, and made after all
+	if c := p.causes[driver]; len(c) > 0 {
+		cause, p.causes[driver] = c[0], c[1:]
+	}
+	w.tell("daemon %d: %s is published", p.number, driver)
+	if cause == "" && !p.first[driver] && p.asked[driver] < w.of(driver).reregistered {
+		cause = string(registrar.CauseAsked) // once more, while the first was under way
+	}
+	if cause == "" && !p.first[driver] && !w.of(driver).newsAt.Before(p.causedAt[driver]) {
+		cause = string(registrar.CauseChanged) // likewise
+	}
+	if cause == "" {
+		p.begun[driver] = append(p.begun[driver], time.Now())
+		w.seen.causes[string(registrar.CauseFirst)]++
+		if !p.first[driver] && w.files.latency <= slowDisk {
+			w.violated("each republication has its cause", "%s is published once more, without a cause", driver)
+		}
+	}
+	if cause == string(registrar.CauseAsked) {
+		p.asked[driver]++
+	}
+	p.first[driver] = false
+	w.of(driver).movedAt = time.Now()
+	// The registrar counts when it begins.
+	moves := slices.DeleteFunc(p.moves[driver], func(t time.Time) bool { return time.Since(t) >= time.Hour-changeTime })
+	p.moves[driver] = append(moves, time.Now())
+	if cause == string(registrar.CauseAsked) || w.files.latency > slowDisk {
+		return
+	}
+	switch n := len(moves) - p.asked[driver]; {
+	case n >= mostChanges:
+		w.violated("at most 12 changes an hour", "%s: %d within an hour", driver, n+1)
+	case n >= freeChanges && time.Since(moves[len(moves)-1]) < stable-changeTime && !w.disturbed(p):
+		w.violated("after 9 changes an hour the next waits", "%s: number %d, %s after the one before", driver, n+1, time.Since(moves[len(moves)-1]))
+	}
+}
+
+// checkDelay: nothing is delayed that need not be, and for no longer.
+func (w *world) checkDelay(p *process, s status.Driver) {
+	if s.DampedUntil.IsZero() || p.troubled || w.files.latency > slowDisk {
+		return
+	}
+	at := s.DampedUntil.Add(-stable) // when it was due
+	if time.Now().Before(at) {
+		at = time.Now()
+	}
+	begun := slices.DeleteFunc(slices.Clone(p.begun[s.Name]), func(t time.Time) bool { return at.Sub(t) >= time.Hour+changeTime })
+	until, n := time.Now().Add(stable), len(begun)
+	if n >= mostChanges {
+		if at := begun[n-mostChanges].Add(time.Hour); at.After(until) {
+			until = at
+		}
+	}
+	if n < freeChanges || s.DampedUntil.After(until.Add(changeTime)) {
+		w.violated("no change waits longer than needed", "%s, after %d changes within an hour, until %s", s.Name, n, s.DampedUntil)
+	}
+}
+
+// The invariants after each event. What takes its time, as a Check after a hint, is given that.
+func (w *world) check() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	p := w.process
+	switch {
+	case !w.intact():
+		w.intactSince = time.Time{}
+	case w.intactSince.IsZero():
+		w.intactSince = time.Now()
+	}
+	var doc status.Document
+	if p != nil {
+		w.mu.Unlock()
+		doc = p.agent.Status()
+		w.mu.Lock()
+		w.checkRetries()
+	}
+	for _, d := range w.drivers {
+		s, shown := doc.Driver(d.name)
+		w.checkSocket(p, d, s)
+		if shown {
+			w.seen.states[s.State]++
+			if string(s.Driver) != s.State {
+				w.seen.states["driver "+string(s.Driver)]++
+			}
+			w.checkStatus(p, d, s)
+			w.checkDelay(p, s)
+		}
+	}
+	w.checkPlaces()
+}
+
+// intact reports whether nothing but drivers and kubelet can hinder the daemon.
+func (w *world) intact() bool {
+	p := w.process
+	if p == nil || w.disturbed(p) || w.admin.broken || w.pid1.busy || w.pid1.full || w.noSockets || w.files.latency > slowDisk {
+		return false
+	}
+	for name, n := range w.files.nodes {
+		if (n.maker == "sidecar" || n.maker == "admin" && n.mode&syscall.S_IFMT != syscall.S_IFDIR) && path.Base(path.Dir(name)) == rootdir.PluginsRegistryName {
+			return false
+		}
+	}
+	return true
+}
+
+// troubled reports whether something may still be tried again.
+func (w *world) troubled() bool {
+	return w.intactSince.IsZero() || time.Since(w.intactSince) < recovery
+}
+
+// recovery is how long the daemon may pause before it tries again what failed: a withdrawal.
+const recovery = 75 * time.Second
+
+// wrong is a violation when it was seen each time for longer than the limit.
+func (w *world) wrong(is bool, driver string, limit time.Duration, rule, format string, args ...any) {
+	since := w.of(driver).wrongSince
+	if !is && len(since) == 0 {
+		return
+	}
+	key := [2]string{rule, format}
+	switch at, before := since[key]; {
+	case !is:
+		delete(since, key)
+	case !before:
+		since[key] = time.Now()
+	case time.Since(at) > limit:
+		w.violated(rule, driver+" for %s: "+format, append([]any{time.Since(at)}, args...)...)
+	}
+}
+
+const patience = 5 * time.Second // longer than a change may take
+
+// checkPlaces: at most one socket for a driver in a directory, at its path.
+func (w *world) checkPlaces() {
+	for name, n := range w.files.nodes {
+		if n.maker != "daemon" || n.sock == nil || path.Base(path.Dir(name)) != rootdir.PluginsRegistryName || strings.HasPrefix(path.Base(name), ".") {
+			continue
+		}
+		if d := n.sock.driver; name != socketIn(rootDirs[0], d) && name != socketIn(rootDirs[1], d) {
+			w.violated("at most one socket for a driver", "%s is at %s", d, name)
+		}
+	}
+}
+
+func (w *world) checkSocket(p *process, d *csiDriver, s status.Driver) {
+	if p == nil {
+		return
+	}
+	h, table := w.of(d.name), w.admin.tables[d.name]
+	n := w.files.nodes[w.socketOf(d.name)]
+	calm := time.Since(p.started) > patience && !w.disturbed(p)
+	ours := n != nil && n.maker == "daemon" && n.sock != nil
+	moving := time.Since(h.rootAt) < recovery || w.admin.broken || h.rootAt.After(p.started) && w.troubled()
+	// With an error in the files nothing is withdrawn, nor what a process before left.
+	idle := w.failed[w.socketOf(d.name)] || moving || w.noSockets || time.Since(w.opensAt) < recovery/2 || w.lost[w.socketOf(d.name)]
+	w.wrong(calm && ours && !idle && (n.sock.refs == 0 || n.sock.by != p), d.name, patience, "a socket is served", "nobody serves it")
+	ours = ours && n.sock.refs > 0 && n.sock.by == p
+	link := w.files.nodes[w.linkOf(d.name)]
+	r := (*recorder)(nil)
+	if link != nil {
+		r = w.recorders[link.target]
+	}
+	w.wrong(calm && ours && !w.failed[w.linkOf(d.name)] && r != nil && !r.leased, d.name, 15*time.Second, "the link never points to a recorder without a lease", "it does")
+	held := w.pid1.held[kubelet.StorePrefix+d.name]
+	kept := ours && len(held) == 1 && held[0] == n.sock
+	w.wrong(calm && ours && !moving && s.NotKept == "" && !kept, d.name, patience, "the store has what is published", "it has not")
+	rec := w.files.nodes[recordOf(d.name)].recorded()
+	registered := n != nil && n.sock != nil && n.sock.told != nil && n.sock.told.Registered
+	recorded := ours && rec.Bound == n.sock.bound && rec.Notification.Registered == registered
+	// what was told to the process before
+	lost := ours && n.sock.forgotten
+	w.wrong(calm && ours && !recorded && !lost && !moving, d.name, 15*time.Second, "the record says what the kubelet was told", "%+v", rec)
+
+	if w.troubled() || time.Since(p.started) < patience {
+		return
+	}
+	edited := time.Since(w.admin.editedAt)
+	file := link != nil && link.maker == "admin" && table != nil && table.EndpointLink
+	serves := w.wanted(d) && edited > patience && d.state == "up" && time.Since(d.since) > patience && s.DampedUntil.IsZero() && !file
+	w.wrong(serves && !ours, d.name, patience, "a driver that serves is published", "%s: %s", s.State, s.Reason)
+	_, endpoint := w.announced(d)
+	changed := serves && ours && (rec.Announced.Endpoint != endpoint.Endpoint || rec.Announced.LinkTarget != endpoint.LinkTarget || !slices.Equal(rec.Announced.Versions, endpoint.Versions))
+	w.wrong(changed, d.name, patience, "the kubelet is told what the files say", "%+v: %s", rec.Announced, s.Reason)
+	w.wrong(serves && ours && table.EndpointLink && (link == nil || link.target != table.Endpoint && (r == nil || !r.leased)), d.name, patience,
+		"the link points to the driver", "%+v", link)
+	asked := h.requestedAt.After(p.started) && h.requestedAt.After(d.since) && h.requestedAt.After(w.admin.editedAt)
+	w.wrong(serves && ours && asked && n.sock.madeAt.Before(h.requestedAt) && n.sock.toldAt.Before(h.requestedAt), d.name, patience,
+		"what was asked for is done", "reregister had no effect: %s", s.Reason)
+	// 10 s are the grace period
+	for _, root := range rootDirs {
+		there := w.files.nodes[socketIn(root, d.name)]
+		gone := there == nil || there.maker != "daemon" || w.lost[socketIn(root, d.name)]
+		w.wrong(edited > 20*time.Second && !gone && (root != w.admin.root || !w.wanted(d)), d.name, patience,
+			"what the files do not have is withdrawn", "a socket is in %s: %s", root, s.Reason)
+	}
+	w.wrong(edited > 20*time.Second && len(held) > 0 && !w.wanted(d), d.name, patience,
+		"what the files do not have is withdrawn", "it is in the descriptor store: %s", s.Reason)
+}
+
+// announced returns what the kubelet is to be told.
+func (w *world) announced(d *csiDriver) (ok bool, a status.Announcement) {
+	table := w.admin.tables[d.name]
+	if table == nil {
+		return false, a
+	}
+	a.Endpoint, a.Versions = table.Endpoint, table.SupportedVersions
+	if table.EndpointLink {
+		a.Endpoint, a.LinkTarget = w.linkOf(d.name), table.Endpoint
+	}
+	return true, a
+}
+
+// tried notes what the process tries, or does again and again.
+func (p *process) tried(what string) { p.failures = append(p.failures, failure{time.Now(), what}) }
+
+// checkRetries: what fails is tried again with growing pauses. Called before an event, it counts
+// what happened since the event before.
+func (w *world) checkRetries() {
+	p := w.process
+	count := map[string]int{}
+	for _, f := range p.failures {
+		if f.at.Before(w.eventAt) {
+			continue
+		}
+		class := f.path
+		if i := strings.LastIndex(class, "/."); i >= 0 {
+			class = class[:i]
+		}
+		most := 25 + int(time.Since(w.eventAt)/(4*time.Second))
+		// A Check that exceeds its time is repeated when it has ended.
+		if w.files.latency > slowDisk || strings.HasPrefix(class, "/r/") {
+			most *= 4
+		}
+		if count[class]++; count[class] > most {
+			w.violated("what fails is tried again with growing pauses", "%d times within %s: %s", count[class], time.Since(w.eventAt), class)
+			return
+		}
+	}
+}
+
+func (w *world) checkStatus(p *process, d *csiDriver, s status.Driver) {
+	n := w.files.nodes[s.RegistrationSocket]
+	calm := time.Since(p.started) > patience && !w.disturbed(p)
+	ours := n != nil && n.sock != nil && n.sock.by == p && n.sock.refs > 0
+	told := ours && n.sock.told != nil
+	if ours && n.sock.forgotten {
+		return // what the kubelet said to the process before was lost
+	}
+	const rule = "the status is right"
+	w.wrong(calm && s.Registration == status.Registered && !(told && n.sock.told.Registered), s.Name, patience, rule, "%s, and it is not", s.State)
+	w.wrong(calm && s.Registration == status.Refused && !(told && !n.sock.told.Registered), s.Name, patience, rule, "%s, and it was not", s.State)
+	w.wrong(calm && s.Registration == status.None && ours, s.Name, patience, rule, "%s, and its socket is published (%s)", s.State, s.Reason)
+	rootAt := w.of(s.Name).rootAt
+	moving := time.Since(rootAt) < recovery || rootAt.After(p.started) && w.troubled()
+	told = told && n.sock.toldAt.After(p.started)
+	w.wrong(calm && told && n.sock.told.Registered && s.Registration == status.Registered && !moving &&
+		(s.RegisteredAt.After(n.sock.toldAt) || n.sock.toldAt.Sub(s.RegisteredAt) > changeTime), s.Name, patience, rule, "registered at %s", s.RegisteredAt)
+	w.wrong(calm && ours && !moving && n.sock.askedAt.After(p.started) && !s.LastGetInfoAt.Equal(n.sock.askedAt), s.Name, patience, rule, "asked at %s", s.LastGetInfoAt)
+	w.wrong(calm && ours && w.wanted(d) && !moving && s.RegistrationSocket != w.socketOf(s.Name), s.Name, 4*patience, rule, "the socket is %s", s.RegistrationSocket)
+	trace := w.admin.traces[s.Name]
+	w.wrong(calm && ours && s.Traced != (trace != nil && trace.linked), s.Name, 3*patience, rule, "traced: %t", s.Traced)
+	table := w.admin.tables[s.Name]
+	// one that is withdrawn is asked no more
+	asked := table != nil && table.Enabled && s.State != status.Disabled && !w.noSockets && time.Since(w.opensAt) > recovery/2
+	back := told && !n.sock.told.Registered && d.since.After(n.sock.toldAt) && d.since.After(n.sock.askedAt) && d.since.After(p.started.Add(patience))
+	w.wrong(calm && asked && back && d.state == "up" && s.Registration == status.Refused && s.DampedUntil.IsZero() && w.files.latency <= slowDisk,
+		s.Name, 45*time.Second, "a driver that is back is registered", "%s: %s", s.State, s.Reason)
+	w.wrong(calm && asked && s.Driver == status.Ready && d.state != "up" && d.state != "hang" && d.state != "slow" && time.Since(d.since) > 15*time.Second,
+		s.Name, patience, rule, "the driver is ready, and it is %s", d.state)
+	w.wrong(calm && asked && s.Driver != status.Ready && d.state == "up" && time.Since(d.since) > time.Minute,
+		s.Name, patience, rule, "the driver is %s, and it is up (%s)", s.Driver, s.Reason)
+}
+
+// unsettled says what is not as it is to be in the end; empty: nothing. Everything is healed.
+func (w *world) unsettled() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	p := w.process
+	w.mu.Unlock()
+	doc := p.agent.Status()
+	w.mu.Lock()
+	for _, d := range w.drivers {
+		table := w.admin.tables[d.name]
+		n := w.files.nodes[w.socketOf(d.name)]
+		ours := n != nil && n.sock != nil && n.sock.by == p && n.sock.refs > 0
+		s, shown := doc.Driver(d.name)
+		id, inNode := w.kubelet.csiNode[d.name]
+		link := w.files.nodes[w.linkOf(d.name)]
+		clients := 0
+		for _, c := range d.clients {
+			if c.p == p {
+				clients++
+			}
+		}
+		switch {
+		case table == nil || !table.Enabled:
+			switch {
+			case n != nil && !w.failed[w.socketOf(d.name)] && !w.lost[w.socketOf(d.name)]: // else both file systems failed it
+				return d.name + " is not enabled, and its socket is there"
+			case len(w.pid1.held[kubelet.StorePrefix+d.name]) > 0:
+				return d.name + " is not enabled, and in the descriptor store"
+			case w.files.nodes[recordOf(d.name)] != nil && !w.lost[recordOf(d.name)]:
+				return d.name + " is not enabled, and has a record"
+			case inNode && w.kubelet.drivers[d.name] && !w.lost[w.socketOf(d.name)]:
+				return d.name + " is not enabled, and in the CSINode"
+			case link != nil && !w.failed[w.linkOf(d.name)] && !w.lost[w.linkOf(d.name)]: // else the next start removes it
+				return d.name + " is not enabled, and has a link"
+			case shown && s.State != status.Disabled:
+				return d.name + " is not enabled, and shown as " + s.State
+			case clients > 0:
+				return fmt.Sprintf("%s is not enabled, and has %d connections", d.name, clients)
+			}
+		case d.state == "down" && table.WhenGone == config.Withdraw:
+			if n != nil || inNode && w.kubelet.drivers[d.name] {
+				return d.name + " is gone, and not withdrawn: " + s.State + ": " + s.Reason
+			}
+		case d.state == "up":
+			collision := ours && n.sock.told != nil && strings.Contains(n.sock.told.Error, "collision")
+			if table.Enabled && clients != 1 {
+				return fmt.Sprintf("%s has %d connections", d.name, clients)
+			}
+			_, told := w.announced(d)
+			switch {
+			case !ours:
+				return d.name + " is not published: " + s.State + ": " + s.Reason
+			case collision:
+				if s.State != string(status.Refused) {
+					return d.name + " is refused, and shown as " + s.State
+				}
+			case w.kubelet.robbed[d.name]: // by the end of another registrar
+			// what the kubelet said to the process before was lost
+			case n.sock.forgotten:
+			case !inNode || !w.kubelet.drivers[d.name]:
+				return d.name + " is not registered: " + s.State + ": " + s.Reason
+			case id.NodeID != d.id.NodeID && labelsAllow(w, d) && table.WhenLimitChanges != config.Leave:
+				return fmt.Sprintf("%s has the node id %q in the CSINode, and is %q: %s", d.name, id.NodeID, d.id.NodeID, s.Reason)
+			case s.State != string(status.Registered):
+				return d.name + " is registered, and shown as " + s.State + ": " + s.Reason
+			case s.NodeID != d.id.NodeID || s.MaxVolumes != d.id.MaxVolumes || s.DriverVersion != d.id.Version:
+				return fmt.Sprintf("%s is shown as it was: %+v", d.name, s)
+			case s.Endpoint != told.Endpoint || s.LinkTarget != told.LinkTarget || s.Socket != table.Socket:
+				return fmt.Sprintf("%s is shown with an earlier table: %+v", d.name, s)
+			case s.Reason != "" && !strings.Contains(s.Reason, "the driver restarted") && !strings.Contains(s.Reason, "the Node has the old label"):
+				return d.name + " is registered, and shown with " + s.Reason
+			case (s.KubeletMaxVolumes == nil) != (id.MaxVolumes == d.id.MaxVolumes):
+				return fmt.Sprintf("%s: the kubelet has the limit %d, and status %v", d.name, id.MaxVolumes, s.KubeletMaxVolumes)
+			case table.EndpointLink && (link == nil || link.target != table.Endpoint):
+				return d.name + " has no link to the driver"
+			}
+		}
+	}
+	return w.leftBehind(p)
+}
+
+// leftBehind names a file of the daemon that it does not need; empty: there is none.
+func (w *world) leftBehind(p *process) string {
+	needed := map[string]bool{}
+	enabled := 0
+	for _, d := range w.drivers {
+		needed[recordOf(d.name)], needed[w.socketOf(d.name)], needed[w.linkOf(d.name)] = true, true, true
+		if w.wanted(d) {
+			enabled++
+		}
+	}
+	for _, root := range append(rootDirs, runDir) {
+		for _, name := range w.files.below(root) {
+			n := w.files.nodes[name]
+			ours := n.maker == "daemon" || n.maker == "recorder"
+			if ours && n.mode&syscall.S_IFMT != syscall.S_IFDIR && !needed[name] && !w.failed[name] && !w.lost[name] {
+				return "left behind: " + name
+			}
+		}
+	}
+	watches := 0
+	for _, x := range w.files.watches {
+		if x.p == p && !x.dir {
+			watches++
+		}
+	}
+	if watches != enabled {
+		return fmt.Sprintf("%d drivers are enabled, and %d watched", enabled, watches)
+	}
+	return ""
+}
+
+// labelsAllow reports whether the kubelet would accept the driver's topology.
+func labelsAllow(w *world, d *csiDriver) bool {
+	for key, value := range d.id.Topology {
+		if have := w.kubelet.labels[key]; have != "" && have != value {
+			return false
+		}
+	}
+	return true
+}
+
+func (w *world) dampedUntil() (t time.Time) {
+	for _, s := range w.process.agent.Status().Drivers {
+		if s.DampedUntil.After(t) {
+			t = s.DampedUntil
+		}
+	}
+	return t
+}
