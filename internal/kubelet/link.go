@@ -122,6 +122,7 @@ func (s *Socket) endTrace(ctx context.Context, t *trace) error {
 	s.mu.Lock()
 	s.trace = nil
 	s.mu.Unlock()
+	s.watch.Hint() // where no link is moved, nothing else does
 	return s.do(ctx, changeTime, func(context.Context) error { return s.restoreLink(t) })
 }
 

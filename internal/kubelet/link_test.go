@@ -236,7 +236,16 @@ func TestRecord(t *testing.T) {
 			t.Error(err)
 		}
 		w.wantLink("a", recorder)
+		select {
+		case <-s.Hints():
+		default:
+		}
 	})
+	select {
+	case <-s.Hints():
+	default:
+		t.Error("no hint at the end: if there is no link by now, nothing else gives one")
+	}
 	if err != nil || s.Look().Traced || !isGone(recorder) {
 		t.Errorf("%v, traced %t, recorder's socket gone: %t", err, s.Look().Traced, isGone(recorder))
 	}
