@@ -5,6 +5,7 @@
 package kubelet
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -101,9 +102,7 @@ func Open(rootDir string, o Options) (*Registry, error) {
 	if o.Store == nil {
 		o.Store, o.KeepSockets = noStore{}, false
 	}
-	if o.Host == nil {
-		o.Host = newHost()
-	}
+	o.Host = cmp.Or(o.Host, newHost())
 	ctx, stop := context.WithCancel(context.Background()) // until Close
 	r := &Registry{
 		o: o, dir: &directory{host: o.Host, root: rootDir, path: dir, confined: o.Confined}, entries: o.WatchDir(dir), stop: stop,
