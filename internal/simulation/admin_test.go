@@ -118,8 +118,8 @@ func (a *admin) beginTrace(d *csiDriver) {
 	}()
 }
 
-// endTrace ends the recorder's process. In order it removes its socket, which a process that is killed
-// leaves to the daemon: at the latest to its next start, if the file system does not answer.
+// endTrace ends the recorder's process. In order it removes its socket, which a process that is
+// killed leaves to the daemon: at the latest to its next start, if the file system does not answer.
 func (w *world) endTrace(r *recorder, killed bool) {
 	r.cancel()
 	r.leased = false

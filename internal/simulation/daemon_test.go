@@ -54,8 +54,9 @@ type process struct {
 	causes    map[string][]string // of publications that are under way, by driver
 	causedAt  map[string]time.Time
 	first     map[string]bool        // it may publish without a cause: nothing is published
-	adoptable map[string]bool        // it found the registration of the process before as it should be
+	adoptable map[string]bool        // what it found is as it should be
 	asked     map[string]int         // republications because of reregister
+	twice     map[string]time.Time   // another publication without a cause may follow
 	moves     map[string][]time.Time // publications
 	begun     map[string][]time.Time // what the registrar counts
 	troubled  bool                   // something failed or hung
@@ -75,7 +76,7 @@ func (w *world) startDaemon() {
 		registries: map[string]*kubelet.Registry{}, stored: map[string][]*os.File{}, cancel: cancel, done: make(chan struct{}),
 		hints: make(chan struct{}, 1), requests: make(chan chan<- error),
 		causes: map[string][]string{}, causedAt: map[string]time.Time{}, first: map[string]bool{}, adoptable: map[string]bool{}, asked: map[string]int{},
-		moves: map[string][]time.Time{}, begun: map[string][]time.Time{},
+		moves: map[string][]time.Time{}, begun: map[string][]time.Time{}, twice: map[string]time.Time{},
 	}
 	w.process = p
 	for _, d := range w.drivers {
@@ -137,14 +138,15 @@ func (p *process) exit() {
 		return
 	}
 	p.dead = true
-	// What a process could not remove below an earlier root_dir has no record: see README.md, "Open".
+	// What it could not remove below an earlier root_dir has no record: see README.md, "Open".
 	if w := p.w; w.troubled() {
 		for _, name := range w.files.below(other(w.admin.root)) {
 			w.lost[name] = true
 		}
 	}
 	for _, d := range p.w.drivers {
-		if w := p.w; len(w.pid1.held[kubelet.StorePrefix+d.name]) == 0 { // what was not kept is left to the driver's next start
+		// What was not kept is left to the driver's next start.
+		if w := p.w; len(w.pid1.held[kubelet.StorePrefix+d.name]) == 0 {
 			w.lost[recordOf(d.name)], w.lost[w.socketOf(d.name)], w.lost[w.linkOf(d.name)] = true, true, true
 		}
 		rec := p.w.files.nodes[recordOf(d.name)].recorded()

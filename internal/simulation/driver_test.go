@@ -27,7 +27,7 @@ const slowBy = 3 * time.Second
 
 // set makes the driver's process another one: what was connected sees it, unless it only hangs.
 func (d *csiDriver) set(state string) {
-	hanging := state == "hang" || state == "slow"
+	hanging := d.state != "down" && (state == "hang" || state == "slow")
 	if state != "down" || d.state != "down" {
 		d.since = time.Now()
 	}

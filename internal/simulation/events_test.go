@@ -182,7 +182,7 @@ var kinds = []struct {
 		w.edit(d, func(c *config.Driver) { c.EndpointLink = !c.EndpointLink })
 	}},
 	{"files are broken", 2, func(w *world, _ *csiDriver, _ uint64) {
-		if good := w.admin.lastGood; good == nil || good.Kubelet.RootDir == w.admin.root { // else as in moveRoot
+		if good := w.admin.lastGood; good == nil || good.Kubelet.RootDir == w.admin.root {
 			w.admin.broken = true
 			w.admin.edited()
 		}

@@ -63,7 +63,7 @@ func (w *world) caused(p *process, driver, cause string, withdraw bool) {
 	}
 	h := w.of(driver)
 	n, ours, lost, justified := (*node)(nil), false, false, false
-	for _, root := range []string{other(w.admin.root), w.admin.root} { // the change may not be in force yet
+	for _, root := range []string{other(w.admin.root), w.admin.root} { // as it was
 		at := w.files.nodes[socketIn(root, driver)]
 		if at != nil && at.sock != nil && at.sock.by == p && at.sock.refs > 0 {
 			n, ours = at, true
@@ -173,12 +173,15 @@ func (w *world) published(p *process, name string, n *node) {
 	if cause == "" {
 		p.begun[driver] = append(p.begun[driver], time.Now())
 		w.seen.causes[string(registrar.CauseFirst)]++
-		if !p.first[driver] && w.files.latency <= slowDisk {
+		if !p.first[driver] && time.Since(p.twice[driver]) > patience && w.files.latency <= slowDisk {
 			w.violated("each republication has its cause", "%s is published once more, without a cause", driver)
 		}
 	}
 	if cause == string(registrar.CauseAsked) {
 		p.asked[driver]++
+	}
+	if p.first[driver] && cause != "" { // a late one, and another is under way
+		p.twice[driver] = time.Now()
 	}
 	p.first[driver] = false
 	w.of(driver).movedAt = time.Now()
@@ -344,8 +347,11 @@ func (w *world) checkSocket(p *process, d *csiDriver, s status.Driver) {
 	w.wrong(changed, d.name, patience, "the kubelet is told what the files say", "%+v: %s", rec.Announced, s.Reason)
 	w.wrong(serves && ours && table.EndpointLink && (link == nil || link.target != table.Endpoint && (r == nil || !r.leased)), d.name, patience,
 		"the link points to the driver", "%+v", link)
+	// Asked during a publication, there is another one before the kubelet answers to the first.
 	asked := h.requestedAt.After(p.started) && h.requestedAt.After(d.since) && h.requestedAt.After(w.admin.editedAt)
-	w.wrong(serves && ours && asked && n.sock.madeAt.Before(h.requestedAt) && n.sock.toldAt.Before(h.requestedAt), d.name, patience,
+	answered := ours && !n.sock.toldAt.Before(h.requestedAt) &&
+		(n.sock.movedAt.Before(h.requestedAt) || n.sock.toldAt.Sub(n.sock.movedAt) < 700*time.Millisecond)
+	w.wrong(serves && ours && asked && n.sock.madeAt.Before(h.requestedAt) && !answered, d.name, patience,
 		"what was asked for is done", "reregister had no effect: %s", s.Reason)
 	// 10 s are the grace period
 	for _, root := range rootDirs {
@@ -456,7 +462,7 @@ func (w *world) unsettled() string {
 		switch {
 		case table == nil || !table.Enabled:
 			switch {
-			case n != nil && !w.failed[w.socketOf(d.name)] && !w.lost[w.socketOf(d.name)]: // else both file systems failed it
+			case n != nil && !w.failed[w.socketOf(d.name)] && !w.lost[w.socketOf(d.name)]:
 				return d.name + " is not enabled, and its socket is there"
 			case len(w.pid1.held[kubelet.StorePrefix+d.name]) > 0:
 				return d.name + " is not enabled, and in the descriptor store"
@@ -464,7 +470,7 @@ func (w *world) unsettled() string {
 				return d.name + " is not enabled, and has a record"
 			case inNode && w.kubelet.drivers[d.name] && !w.lost[w.socketOf(d.name)]:
 				return d.name + " is not enabled, and in the CSINode"
-			case link != nil && !w.failed[w.linkOf(d.name)] && !w.lost[w.linkOf(d.name)]: // else the next start removes it
+			case link != nil && !w.failed[w.linkOf(d.name)] && !w.lost[w.linkOf(d.name)]:
 				return d.name + " is not enabled, and has a link"
 			case shown && s.State != status.Disabled:
 				return d.name + " is not enabled, and shown as " + s.State

@@ -279,8 +279,9 @@ func runSeeds(t *testing.T, first, seeds, at, of int) results {
 	return results{seen.causes, seen.states, seen.events, n, failures, again}
 }
 
-// TestSimulation runs seeds: SIMULATION_SEEDS of them, from SIMULATION_SEED on. They run in a process
-// for each core, which has one thread for Go code: goroutines then run in the same order each time.
+// TestSimulation runs seeds: SIMULATION_SEEDS of them, from SIMULATION_SEED on. They run in a
+// process for each core, which has one thread for Go code: goroutines then run in the same order
+// each time.
 func TestSimulation(t *testing.T) {
 	seeds, first := fromEnv("SIMULATION_SEEDS", 500), fromEnv("SIMULATION_SEED", 1)
 	if testing.Short() {
