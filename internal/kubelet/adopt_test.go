@@ -122,8 +122,8 @@ func TestRecordNotBelieved(t *testing.T) {
 			if err := s.Adopt(t.Context(), m.pass(t, "registration-a")); err != nil || !w.cannotAdopt() {
 				t.Fatal("adopted")
 			}
-			if l := s.Look(); l.Up || l.Place != status.Missing || m.count("registration-a") != 0 {
-				t.Errorf("%+v", l)
+			if l := s.Look(); l.Up || l.Place != status.Missing || m.count("registration-a") != 0 || !isGone(r.recordOf("a")) {
+				t.Errorf("%+v, record gone: %t", l, isGone(r.recordOf("a")))
 			}
 			publish(t, s)
 			mustAnswer(t, s.path, announcement("a").Endpoint)

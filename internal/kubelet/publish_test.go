@@ -467,3 +467,26 @@ func TestStoppedWhilePublishing(t *testing.T) {
 		t.Errorf("withdrawn: %v, in the store: %d", err, m.count(StorePrefix+s.name))
 	}
 }
+
+// A first publication that fails at its last step leaves nothing behind; a later one leaves the
+// socket before it as it was, but for its path.
+func TestWhatCannotBePutInPlaceLeavesNothing(t *testing.T) {
+	w := newWorld(t)
+	m := newManager(t)
+	host := newHost()
+	host.MoveIntoPlace = func(string, string) error { return syscall.EIO }
+	r := w.open(with(m, true), func(o *Options) { o.Host = host })
+	s := socket(t, r, "a")
+	wantError(t, w, s, "cannot put the socket in place")
+	if l := look(t, s); l.Up || m.count("registration-a") != 0 || !isGone(r.recordOf("a")) {
+		t.Errorf("%+v, in the store: %d, record gone: %t", l, m.count("registration-a"), isGone(r.recordOf("a")))
+	}
+	host.MoveIntoPlace = moveIntoPlace
+	publish(t, s)
+	before := s.Look().PublishedAt
+	host.MoveIntoPlace = func(string, string) error { return syscall.EIO }
+	wantError(t, w, s, "cannot put the socket in place")
+	if l := look(t, s); l.Place != status.Missing || !l.PublishedAt.Equal(before) || !recorded(r, "a").PublishedAt.Equal(before) {
+		t.Errorf("%+v, recorded %+v", l, recorded(r, "a"))
+	}
+}
