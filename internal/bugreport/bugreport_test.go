@@ -133,7 +133,7 @@ func TestNumericNodeIDsAreReplaced(t *testing.T) {
 	}
 }
 
-// What one part of an archive shows to be a secret is taken out of all parts, before and after.
+// A secret that one part of an archive reveals is removed from all parts, before and after it.
 func TestWhatIsASecretOnceIsOneEverywhere(t *testing.T) {
 	all := entries(t, "", text("a", "login with TOPSECRET refused\n"), text("b", "mount -o username=bob,password=TOPSECRET,vers=3\n"),
 		text("c", `{"error":"topsecret is wrong"}`+"\nregistered nfs.csi.k8s.io\n"))
@@ -274,7 +274,8 @@ func TestItEndsWhenItIsInterrupted(t *testing.T) {
 	}
 }
 
-// What a command prints on both streams is kept, and it does not see the user's environment.
+// The output of a command on both streams is kept, and the command does not see the user's
+// environment.
 func TestCommand(t *testing.T) {
 	dir := t.TempDir()
 	script := "#!/bin/sh\necho out \"$1\"; echo err >&2; echo \"$PAGER$LC_ALL\"; exit 3\n"

@@ -104,7 +104,7 @@ func TestCleanup(t *testing.T) {
 	}
 }
 
-// What is stopped although its volumes are in use is stopped, with a warning.
+// A stop while volumes are in use removes the sockets, with a warning.
 func TestCleanupWarnsAboutVolumes(t *testing.T) {
 	root, socket := leftBehind(t)
 	pod := filepath.Join(root, "pods/p/volumes/kubernetes.io~csi/pv")
@@ -145,7 +145,7 @@ func TestCleanupDoesNothingAfterAStart(t *testing.T) {
 	}
 }
 
-// TestCleanupFollowsNoLink: what somebody put in the place of the answer is not written to.
+// TestCleanupFollowsNoLink: a link in place of the answer is not followed.
 func TestCleanupFollowsNoLink(t *testing.T) {
 	root, _ := leftBehind(t)
 	victim, runDir := filepath.Join(root, "victim"), filepath.Join(root, "run/csi-registrar")

@@ -186,7 +186,7 @@ func TestDriverAndLevel(t *testing.T) {
 	}
 }
 
-// What people need not know, because it is there for old manifests only, is not in help.
+// Flags that exist only for old manifests are not in help.
 func TestDeprecatedFlagsAreHidden(t *testing.T) {
 	fs := flag.NewFlagSet("run", flag.ContinueOnError)
 	Register(fs)

@@ -96,7 +96,7 @@ func checkLoads(t *testing.T, rs []Registrar, dropIn string) {
 	}
 }
 
-// What a manifest does not have is refused, with the reason.
+// A manifest that lacks something is refused, with the reason.
 func TestRefusals(t *testing.T) {
 	var b strings.Builder
 	for _, file := range glob(t, "testdata/bad/*.yaml") {
@@ -279,7 +279,7 @@ func TestNameByHelmRelease(t *testing.T) {
 	}
 }
 
-// Whoever made a workload of a cluster puts the sidecar back.
+// The program that created a workload of a cluster restores the sidecar.
 func TestManagedWorkloads(t *testing.T) {
 	for metadata, want := range map[string]string{
 		"labels: {app.kubernetes.io/managed-by: Helm}":                                                    "",
@@ -307,7 +307,7 @@ func TestManagedWorkloads(t *testing.T) {
 	}
 }
 
-// What is wrong with one driver does not keep the others from being imported.
+// An error in one driver does not prevent the import of the others.
 func TestOneIsWrong(t *testing.T) {
 	m := Manifest{Name: "x", Data: []byte("kind: List\nitems:\n- {kind: DaemonSet, spec: wrong}\n" + driverPod("a", "a") + driverPod("b", "b.example.com") + csiDriverObject("b.example.com") + "---\n{")}
 	res := Import([]Manifest{m}, nil)

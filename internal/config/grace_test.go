@@ -68,7 +68,7 @@ func TestDriverStaysForTheGracePeriod(t *testing.T) {
 	g.want(g.files(29*time.Second, "/k", main, a), "/k", 30*time.Second, "a", "b", "c")
 	g.want(g.files(30*time.Second, "/k", main, a), "/k", 0, "a")
 
-	// What is still said is no accident: disabled, and renamed.
+	// A driver that is disabled or renamed did not disappear by accident.
 	off := a
 	off.Enabled = false
 	if k := g.files(40*time.Second, "/k", main, off); k.Config.Drivers[0].Enabled {
@@ -176,7 +176,7 @@ func TestDriverStaysWhileItMust(t *testing.T) {
 	g.want(g.files(60*time.Second, "/k", main, b), "/k", 61*time.Second, "a", "b")
 	g.want(g.files(61*time.Second, "/k", main, b), "/k", 0, "b")
 
-	// What the files still say counts at once, whatever is in use.
+	// Settings in the files take effect at once, even if volumes are in use.
 	g.files(70*time.Second, "/k", main, a)
 	g.inUse = map[string]string{"a": "2 volumes"}
 	g.files(71*time.Second, "/k", main)

@@ -39,7 +39,7 @@ func TestLastGood(t *testing.T) {
 		t.Errorf("%v %v", info.Mode(), err)
 	}
 
-	// The same again does not touch it: whoever watches the directory is left in peace.
+	// Saving the same again does not touch the file, so that watchers get no event.
 	if err := SaveLastGood(path, want); err != nil {
 		t.Fatal(err)
 	}

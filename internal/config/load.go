@@ -39,7 +39,7 @@ func (r *Result) Origin(key string) string {
 	return "default"
 }
 
-// Load reads the files. What cannot be read is an error in the Result. Load may block for as
+// Load reads the files. A file that cannot be read is an error in the Result. Load may block for as
 // long as a file system does not answer.
 func Load(s Source) *Result {
 	rule, l := s.rule(), newLoader()

@@ -222,7 +222,7 @@ func TestErrorsOfAllFiles(t *testing.T) {
 	}
 }
 
-// What has an error is left out, and no more; what its name hides stays hidden.
+// Only the part with an error is left out; files of the same name stay hidden.
 func TestOnlyWhatHasAnErrorIsLeftOut(t *testing.T) {
 	table := func(name string) string { return "[driver.\"" + name + "\"]\nsocket = \"/" + name + "\"\n" }
 	packaged := map[string]string{

@@ -94,7 +94,8 @@ func TestTrustedUsers(t *testing.T) {
 	}
 }
 
-// TestUnreadable: whatever is in the place of a file, reading it ends, and says what it is.
+// TestUnreadable: reading ends with an error that names the kind of file, whatever is in place of a
+// configuration file.
 func TestUnreadable(t *testing.T) {
 	dir := t.TempDir()
 	pipe, large, directory := filepath.Join(dir, "pipe"), filepath.Join(dir, "large"), filepath.Join(dir, "new\nline")

@@ -14,9 +14,9 @@ import (
 // maxFile is the maximum size of a file in bytes, enough for a thousand drivers.
 const maxFile = 1 << 20
 
-// rule returns which files of the Source are trusted. Below a root other than / the current user
-// is trusted, too: tests and image builds run without root, and whoever chose that root chose its
-// files.
+// rule returns which files of the Source are trusted. Below a root other than / the current user is
+// trusted, too: tests and image builds run without root, and the user who chose that root also
+// chose its files.
 func (s Source) rule() trust.Rule {
 	r := trust.Rule{Owners: []uint32{0}, Below: s.root(), FollowLink: true}
 	if s.File != "" {

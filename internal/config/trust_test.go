@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Whoever may write a directory may put a file there.
+// A user who can write to a directory can create files there.
 func TestWritableDirectoryIsAnError(t *testing.T) {
 	for _, dir := range []string{"etc", inEtc, inEtc + "conf.d", inLib} {
 		s := tree(t, map[string]string{inEtc + "conf.d/50-a.toml": goodTable, inLib + "config.toml": ""})
@@ -43,7 +43,7 @@ func TestStickyDropInDirectoryIsAnError(t *testing.T) {
 	}
 }
 
-// A pipe in the place of conf.d holds nothing up.
+// A pipe in place of conf.d does not block.
 func TestPipeInsteadOfADirectory(t *testing.T) {
 	s := tree(t, map[string]string{inEtc + "config.toml": goodTable})
 	if err := syscall.Mkfifo(filepath.Join(s.Root, inEtc, "conf.d"), 0o600); err != nil {
@@ -92,7 +92,7 @@ func TestWay(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.check(t, Load(s), loop)
-	// What is above the root is its user's own affair.
+	// Directories above the root are the user's responsibility.
 	if err := os.Chmod(filepath.Join(s.Root, "opt/x"), 0o755); err != nil {
 		t.Fatal(err)
 	}

@@ -95,8 +95,8 @@ var (
 	matcher    = regexp.MustCompile(`\b(state|result)\s*(?:=~?|!~|!=)\s*"([^"]*)"`)
 )
 
-// TestDashboardAndRulesAskForWhatThereIs holds every name in them against a real page of
-// metrics: a renamed metric would leave an alert silent for ever.
+// TestDashboardAndRulesAskForWhatThereIs compares every name in them with a real page of metrics:
+// after a metric is renamed, an alert would never fire.
 func TestDashboardAndRulesAskForWhatThereIs(t *testing.T) {
 	there := map[string]bool{}
 	for _, name := range metricName.FindAllString(string(exposition(sample(), 0)), -1) {

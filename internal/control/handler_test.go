@@ -94,7 +94,7 @@ func TestReadyz(t *testing.T) {
 	}
 }
 
-// What a driver or the kubelet answered may hold credentials: it is for root alone.
+// Text of a driver or the kubelet may contain credentials: only root may see it.
 func TestPublicPagesShowNoReasons(t *testing.T) {
 	const secret = "hunter2"
 	d := absentDriver("b.csi.example")
@@ -158,7 +158,7 @@ func TestReregister(t *testing.T) {
 	}
 }
 
-// What is open to everybody shows three things and changes nothing.
+// The public part serves three things and changes nothing.
 func TestPublicHandler(t *testing.T) {
 	b := newDaemon(registeredDriver("a.csi.example"))
 	h := PublicHandler(b)

@@ -240,7 +240,7 @@ func TestSilentConnections(t *testing.T) {
 	}
 }
 
-// What hangs on does not keep the daemon from ending.
+// Open connections do not prevent the daemon from ending.
 func TestEndsWithOpenConnections(t *testing.T) {
 	fake.CheckLeaks(t)
 	path, stop := served(t, newDaemon())

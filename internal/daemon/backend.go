@@ -21,8 +21,8 @@ var _ control.Backend = backend{}
 // Reload implements control.Backend.
 func (b backend) Reload(ctx context.Context) error { return b.reload(ctx) }
 
-// Trace implements control.Backend. Who reads the calls between kubelet and driver is in the
-// journal.
+// Trace implements control.Backend. The journal names the user who records the calls between
+// kubelet and driver.
 func (b backend) Trace(ctx context.Context, rec control.Recorder) error {
 	log, linked := b.d.log.With("driver", rec.Driver, "process", rec.Process), false
 	err := b.Record(ctx, rec.Driver, rec.Listen, func() {

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestConfine runs itself in a process of its own, which stays confined for ever.
+// TestConfine runs itself in a separate process, which stays confined until it ends.
 func TestConfine(t *testing.T) {
 	if dir := os.Getenv("TEST_CONFINE"); dir != "" {
 		tryConfined(dir)

@@ -25,7 +25,7 @@ func (noHints) Hint()                  {}
 func (noHints) Hints() <-chan struct{} { return nil }
 func (noHints) Close()                 {}
 
-// What was disabled while no daemon ran is withdrawn at the start as what was removed.
+// A driver that was disabled while no daemon ran is withdrawn at the start, like a removed one.
 func TestStoredListenersOfDisabledDriversAreUnclaimed(t *testing.T) {
 	c := config.Default()
 	c.Drivers = []config.Driver{config.DefaultDriver("a.example", "/a"), config.DefaultDriver("b.example", "/b")}
@@ -88,7 +88,7 @@ type openWatch struct {
 
 func (w openWatch) Close() { w.open.Add(-1) }
 
-// What belongs to an earlier root_dir ends with the last registration there.
+// The registry of an earlier root_dir is closed with the last registration there.
 func TestRegistriesOfAnEarlierRootDirAreClosed(t *testing.T) {
 	var open atomic.Int32
 	watch := func(...string) kubelet.Watch { open.Add(1); return openWatch{open: &open} }

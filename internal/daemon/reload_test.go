@@ -112,7 +112,7 @@ func has(name string) func(status.Document) bool {
 	}
 }
 
-// What is added counts whatever else is written beside it.
+// A new drop-in takes effect even if another file is written all the time.
 func TestDropInCountsBesideAFileThatIsWrittenAllTheTime(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -241,7 +241,7 @@ func TestFilesThatCannotBeReadLeaveTheLastGoodConfiguration(t *testing.T) {
 	n.await(c, "the files", func(s status.Document) bool { return has("b.example")(s) && s.ConfigError == "" })
 }
 
-// What is broken at the first start is left out and reported, and counts when it is fixed.
+// A broken drop-in is left out and reported at the first start, and takes effect when it is fixed.
 func TestFirstStartWithABrokenDropIn(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -97,7 +97,7 @@ func TestEndsForASandboxAreLimited(t *testing.T) {
 	}
 }
 
-// What an earlier process wrote relaxes no owner.
+// A configuration that an earlier process wrote relaxes no owner.
 func TestServedTrustsOnlyRoot(t *testing.T) {
 	c := config.Default()
 	c.Drivers = []config.Driver{config.DefaultDriver("a.example", "/a"), config.DefaultDriver("b.example", "/b")}

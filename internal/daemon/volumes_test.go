@@ -51,8 +51,8 @@ func (n *node) remove(name string) {
 	}
 }
 
-// A table that disappears by itself waits for the volumes of a driver that answers. What a
-// person asks for does not wait, and is warned about.
+// The withdrawal after a table disappeared waits for the volumes of a driver that answers. A
+// withdrawal that a user requested does not wait, and warns.
 func TestWithdrawalWaitsForVolumes(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -10,7 +10,7 @@ import (
 
 const top = "../.."
 
-// What must start before the kubelet is ordered before every unit that can run one.
+// Units that must start before the kubelet are ordered before every unit that can run one.
 func TestUnitsAreOrderedBeforeEveryKubelet(t *testing.T) {
 	files := []string{filepath.Join(top, "systemd/csi-registrar.service")}
 	examples, err := filepath.Glob(filepath.Join(top, "packaging/examples/*/*"))
@@ -147,7 +147,7 @@ func TestDocumentationNamesEveryKubelet(t *testing.T) {
 
 func code(words []string) string { return "`" + strings.Join(words, "`, `") + "`" }
 
-// Whatever has the names is compared with what /proc and systemd can show.
+// The names in the table are valid for /proc and systemd.
 func TestTable(t *testing.T) {
 	for _, d := range All() {
 		for _, p := range d.Processes {

@@ -438,7 +438,7 @@ const (
 	volData      = `{"driverName":"` + name + `","volumeHandle":"v"}`
 )
 
-// What the kubelet may be doing at this moment is not reported, nor other drivers' volumes when
+// Volumes that the kubelet may be about to change are not reported, nor those of other drivers if
 // one is named.
 func TestVolumesThatAreNoProblem(t *testing.T) {
 	n := newNode(t)
@@ -521,7 +521,7 @@ func chmod(t *testing.T, path string, mode os.FileMode) {
 	}
 }
 
-// What a driver says is harmless wherever it is shown.
+// Text of a driver is harmless wherever it is shown.
 func TestHostileDriver(t *testing.T) {
 	n := newNode(t)
 	n.driver.set(func(f *fakeDriver) {

@@ -34,7 +34,7 @@ func TestFixIsALineOfAShell(t *testing.T) {
 	}
 }
 
-// What doctor restores is what the package ships.
+// The directives that doctor restores are those of the package.
 func TestShippedDirectives(t *testing.T) {
 	for directive, lines := range shipped {
 		file := serviceUnit
@@ -228,7 +228,7 @@ func listensNearby(t *testing.T, dir string) {
 	}
 }
 
-// To rename a driver whose volumes are in use would leave them mounted for ever.
+// Renaming a driver whose volumes are in use would leave them mounted forever.
 func TestNoRenameWithVolumesInUse(t *testing.T) {
 	n := newNode(t)
 	n.volume(podVolume, volData, 0)

@@ -187,8 +187,8 @@ func TestWatchesOfARealProcess(t *testing.T) {
 	}
 }
 
-// Who calls a program of its own kubelet must not choose what we are told to write: neither a pod's
-// process, nor one in a root file system of its own.
+// A process that calls itself kubelet must not choose what doctor tells users to write: neither a
+// process of a pod, nor one in its own root file system.
 func TestKubeletsOfOthersDoNotChooseTheRootDirectory(t *testing.T) {
 	for what, make := range map[string]func(n *node){
 		"in a pod": func(n *node) {

@@ -161,7 +161,7 @@ func (n *node) volume(dir, data string, age time.Duration) (path string) {
 	return n.path(dir)
 }
 
-// mounted says that a path below the kubelet's root directory is a mount point.
+// mounted makes a path below the kubelet's root directory a mount point.
 func (n *node) mounted(path string) {
 	n.write("proc/self/mountinfo", "21 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 21 0:1 / "+n.path("kubelet", path)+" rw - nfs x rw\n")
 }

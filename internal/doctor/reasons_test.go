@@ -13,7 +13,7 @@ import (
 	"csi-registrar/internal/worker"
 )
 
-// What status shows of a driver or of the daemon is never missing in doctor.
+// doctor reports everything that status shows of a driver or of the daemon.
 func TestNothingThatStatusShowsIsMissing(t *testing.T) {
 	for what, c := range map[string]struct {
 		shows func(*status.Document)
@@ -100,7 +100,7 @@ func TestMountOfAPath(t *testing.T) {
 	}
 }
 
-// What works, but not as the driver says, is a warning.
+// A value that the kubelet accepts in another form is a warning.
 func TestAVolumeLimitThatTheKubeletCuts(t *testing.T) {
 	n := newNode(t)
 	n.driver.set(func(f *fakeDriver) { f.max = math.MaxInt32 + 1 })

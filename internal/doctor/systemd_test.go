@@ -94,7 +94,7 @@ func TestUnitDropIn(t *testing.T) {
 	}
 }
 
-// What the unit hides is one finding for each cause.
+// Each cause of a hidden directory is one finding.
 func TestHiddenDirectories(t *testing.T) {
 	unit := map[string]string{"ProtectSystem": "strict", "ProtectHome": "yes", "PrivateTmp": "yes", "ReadWritePaths": "-/home/k -/k"}
 	readOnly := map[string]string{"ProtectSystem": "strict", "ProtectHome": "read-only", "PrivateTmp": "no", "ReadWritePaths": "-/home/k"}
@@ -128,7 +128,7 @@ func TestHiddenDirectories(t *testing.T) {
 	}
 }
 
-// What cannot be seen by an ordinary user is no finding of a problem.
+// Missing permissions of an ordinary user are not a problem.
 func TestDaemonThatMayNotBeAsked(t *testing.T) {
 	if os.Geteuid() == 0 {
 		t.Skip("root may ask")

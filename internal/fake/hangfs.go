@@ -123,7 +123,7 @@ func (h *HangFS) Resume() error {
 	return nil
 }
 
-// Close unmounts. Whatever hangs gets an error.
+// Close unmounts. Calls that hang get an error.
 func (h *HangFS) Close() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -93,7 +93,7 @@ type Registration struct {
 // Action is something that the kubelet does.
 type Action string
 
-// What the kubelet does.
+// Actions of the kubelet.
 const (
 	Registered   Action = "registered"
 	Refused      Action = "refused"      // tried again later
@@ -111,10 +111,10 @@ type Event struct {
 	Registration
 }
 
-// Kubelet is a strict model of the part of the kubelet that registers CSI drivers: it sees
-// what is created in and removed from plugins_registry and nothing else, reconciles once a
-// second, and does one thing at a time for a path. What is proved with it is proved again
-// with the kubelet's own code in internal/e2e.
+// Kubelet is a strict model of the part of the kubelet that registers CSI drivers: it only sees
+// files that are created in and removed from plugins_registry, reconciles once a second, and does
+// one thing at a time for a path. Tests with it are repeated with the kubelet's own code in
+// internal/e2e.
 type Kubelet struct {
 	dir     string
 	api     *APIServer

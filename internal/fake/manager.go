@@ -63,8 +63,8 @@ func StartManager(dir string) (*Manager, error) {
 // SocketPath is what NOTIFY_SOCKET is set to.
 func (m *Manager) SocketPath() string { return m.path }
 
-// SetMost sets FileDescriptorStoreMax=, 512 by itself. What is more is dropped without a
-// word, as systemd does.
+// SetMost sets FileDescriptorStoreMax=; the default is 512. Like systemd, the manager silently
+// drops descriptors above that.
 func (m *Manager) SetMost(n int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -98,8 +98,8 @@ func (m *Manager) Continue() {
 	}
 }
 
-// Events receives each line that the service sends ("READY=1", "STATUS=…") except
-// watchdog and barriers. What nobody receives is dropped when 64 wait. Closed by Close.
+// Events receives each line that the service sends ("READY=1", "STATUS=…") except watchdog and
+// barriers. It drops lines when 64 are waiting. Close closes it.
 func (m *Manager) Events() <-chan string { return m.events }
 
 // State returns what the service said so far, of all its processes.

@@ -7,8 +7,8 @@ import (
 	"csi-registrar/internal/worker"
 )
 
-// Subscription receives hints about some paths. Its owner may add hints of its own (Hint), so that
-// one channel is enough to wait for everything.
+// Subscription receives hints about some paths. Its owner may add other hints (Hint), so that one
+// channel is enough to wait for everything.
 type Subscription struct {
 	hints   chan struct{}
 	w       *Watcher

@@ -188,7 +188,8 @@ func (s node) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolumeR
 	defer s.d.mu.Unlock()
 	v, err := s.d.get(id)
 	if errors.Is(err, errNoVolume) && !validID(id) {
-		// An ephemeral one that was unpublished before. NotFound would be repeated for ever.
+		// An ephemeral volume that was unpublished before. After NotFound the kubelet would retry
+		// forever.
 		return &csi.NodeUnpublishVolumeResponse{}, nil
 	}
 	if err != nil {

@@ -179,7 +179,7 @@ func jsonValues(document any) (all []string) {
 	return all
 }
 
-// Redact returns the text with mark in the place of each secret that was found.
+// Redact returns the text with mark in place of each secret that it finds.
 func (m *Matcher) Redact(s, mark string) string {
 	folded := fold(s)
 	found := make([]bool, len(folded))

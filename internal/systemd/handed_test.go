@@ -36,8 +36,8 @@ func listen(t *testing.T, path string) *net.UnixListener {
 	return l
 }
 
-// TestReceiveByName runs the test binary as a service (see TestMain) that prints what was
-// handed over to it, by name.
+// TestReceiveByName runs the test binary as a service (see TestMain) that prints the passed
+// descriptors by name.
 func TestReceiveByName(t *testing.T) {
 	dir := fake.ShortDir(t)
 	for _, c := range []struct {

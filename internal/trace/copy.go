@@ -37,15 +37,15 @@ const (
 	idleAtEnd = time.Second
 )
 
-// Serve accepts connections and copies each to one that dial makes, until ctx is done. Calls
-// that run then are copied to their end: Serve returns when there are none, or when cut is
-// done, which ends them. A connection whose client only keeps it is closed.
+// Serve accepts connections and copies each to a connection from dial, until ctx is done. Pending
+// calls are then copied to their end: Serve returns when there are none, or when cut is done, which
+// ends them. Idle connections are closed.
 //
-// The bytes never wait for the record. What the driver sees differs in one thing: the
-// process that connects (SO_PEERCRED) is this one.
+// The bytes never wait for the record. The driver sees one difference: the process that connects
+// (SO_PEERCRED) is this one.
 //
-// Serve closes the listener as soon as it accepts no more. It may be called again with the
-// same recorder, which then assumes nothing about what it did not see in between.
+// Serve closes the listener as soon as it accepts no more connections. It may be called again with
+// the same recorder, which then assumes nothing about the time in between.
 func Serve(ctx, cut context.Context, l Listener, dial Dial, rec *Recorder) error {
 	ctx, cancel := context.WithCancel(ctx)
 	decoded := make(chan struct{})
@@ -163,9 +163,9 @@ func (c *connection) copy(dir direction, dst, src Conn, closeBoth func()) {
 			// its question, whichever connections they are on.
 			c.record(dir, buf[:n])
 			if _, err := dst.Write(buf[:n]); err != nil {
-				// What dst has sent before it left is still copied in the other direction.
-				// An error of these two means that src is gone too. What is in the queue
-				// is read, for a writer that waits for room is not told otherwise.
+				// Data that dst sent before it left is still copied in the other direction. An
+				// error of these two means that src is gone too. Read the rest of src, so that its
+				// writer does not wait for room.
 				_ = src.CloseRead()
 				_, _ = io.Copy(io.Discard, src)
 				return

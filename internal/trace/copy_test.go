@@ -169,7 +169,7 @@ func TestAHalfCloseIsPassedOn(t *testing.T) {
 	}
 }
 
-// What the driver sent before it closed still arrives, and a write to it fails in the end.
+// Data that the driver sent before it closed still arrives, and a write to it fails in the end.
 func TestADriverThatLeavesIsSeen(t *testing.T) {
 	client, driver := limited(t)
 	if _, err := driver.Write([]byte("goodbye")); err != nil {

@@ -51,7 +51,8 @@ func TestACallAsItIsRecorded(t *testing.T) {
 	}
 }
 
-// What is compressed or too large is counted and passed on, and the connection stays readable.
+// Messages that are compressed or too large are counted and passed on, and the connection stays
+// readable.
 func TestMessagesThatAreNotDecoded(t *testing.T) {
 	path := filepath.Join(socketDir(t), "d")
 	serveCSI(t, path, func(_ context.Context, method string, r proto.Message) (proto.Message, error) {
@@ -223,7 +224,7 @@ func TestFramesInPieces(t *testing.T) {
 	}
 }
 
-// What no decoder can follow is left out, and the calls before it are in the record as lost.
+// Data that no decoder can follow is left out, and the calls before it are recorded as lost.
 func TestWhatCannotBeDecodedIsLeftOut(t *testing.T) {
 	begin := func() *wire {
 		w := newWire(http2.ClientPreface)
@@ -362,7 +363,7 @@ func TestALongCallIsShownWhileItRuns(t *testing.T) {
 	}
 }
 
-// Whatever comes, the decoder ends, keeps nothing, and its record is JSON.
+// For any input, the decoder ends, keeps nothing, and its record is JSON.
 func FuzzDecode(f *testing.F) {
 	ask, answer := exchangeOn(f)
 	f.Add(ask, answer, uint16(7))

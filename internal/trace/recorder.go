@@ -60,8 +60,8 @@ func NewRecorder(o Options) *Recorder {
 		attempts: map[uint64]int{}, methods: map[string]*methodStats{}, rules: rules{seed: maphash.MakeSeed()}, errors: newErrorTexts(o.Show)}
 }
 
-// Calls yields each call when it ends, and once before if it takes longer than 5 s. Who does
-// not read fast enough misses some, which are counted as left out.
+// Calls yields each call when it ends, and once before if it takes longer than 5 s. A receiver that
+// is too slow misses some, which are counted as left out.
 func (r *Recorder) Calls() <-chan Call { return r.events }
 
 // Close ends Calls. Serve must have returned.

@@ -36,7 +36,7 @@ const (
 	askedAgain = 5 * time.Minute
 )
 
-// idempotentMethod says how a repetition of a request that was answered OK may be answered.
+// idempotentMethod describes the valid answers to a repetition of a request that was answered OK.
 type idempotentMethod struct {
 	also    codes.Code // an error that is forbidden, beside those for all
 	message string     // with the id that must not change: a field of the answer, and
@@ -105,7 +105,7 @@ func (r *rules) asked(c *call, running map[*call]bool) {
 	}
 	switch name := c.Name(); {
 	case strings.HasPrefix(name, "Delete"), name == "ControllerExpandVolume", name == "ControllerModifyVolume":
-		// What was created, by name, may not be there any more, or not as it was.
+		// An object that was created, by name, may have been removed or changed since.
 		for subject, before := range r.answered {
 			if before.id != "" {
 				delete(r.answered, subject)

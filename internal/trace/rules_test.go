@@ -203,7 +203,7 @@ func TestFindingsOfSlowCalls(t *testing.T) {
 	}
 }
 
-// What was left out may have been anything: nothing is concluded from before it.
+// The omitted calls may have been anything: nothing is concluded from calls before them.
 func TestNoFindingsAcrossAGap(t *testing.T) {
 	path := filepath.Join(socketDir(t), "d")
 	var code atomic.Int64

@@ -13,8 +13,8 @@ import (
 )
 
 // SocketOwner is the user, by name or number, who besides root and our own may own a driver's
-// socket and the directories on the way to it, as with sshd's StrictModes: whoever can replace the
-// socket can pose as the driver, and the kubelet would send it the secrets of every volume.
+// socket and the directories on the way to it, as with sshd's StrictModes: a user who can replace
+// the socket can pose as the driver, and the kubelet would send it the secrets of every volume.
 type SocketOwner string
 
 // Anybody as a SocketOwner stands for every user.
