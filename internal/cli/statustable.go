@@ -205,7 +205,7 @@ func limitText(d status.Driver) string {
 	}
 	switch {
 	case d.KubeletMaxVolumes != nil:
-		return fmt.Sprintf("%s; the kubelet was told: %s", limit(d.MaxVolumes), limit(*d.KubeletMaxVolumes))
+		return fmt.Sprintf("%s; the kubelet knows: %s", limit(d.MaxVolumes), limit(*d.KubeletMaxVolumes))
 	case d.MaxVolumes > 0:
 		return limit(d.MaxVolumes)
 	}

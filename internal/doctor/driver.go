@@ -85,7 +85,7 @@ func (x *diagnosis) reach(ctx context.Context, d config.Driver) (*net.UnixConn, 
 			"root can enter every directory on its path, and the file system answers", fix...)
 	case !isSocket:
 		problem(DriverSocketNotSocket, fmt.Sprintf("%s is %s, not a socket", shown, at.Kind()),
-			"the driver makes a socket there", append([]Fix{x.remove(ctx, d.Socket, at)}, last.restart()...)...)
+			"the driver creates a socket there", append([]Fix{x.remove(ctx, d.Socket, at)}, last.restart()...)...)
 	case errors.Is(err, syscall.ECONNREFUSED):
 		problem(DriverSocketStale, "nobody listens on "+shown+": it was left behind by a driver that has ended"+last.ended, "the driver runs and listens there",
 			append([]Fix{x.remove(ctx, d.Socket, at)}, last.restart()...)...)

@@ -21,7 +21,7 @@ const (
 // missing reports that a driver's socket does not exist, and where the driver listens instead, or
 // what served the socket last.
 func (x *diagnosis) missing(ctx context.Context, d config.Driver, found string, last server) {
-	expected := "the driver runs and makes its socket there"
+	expected := "the driver runs and creates its socket there"
 	if other := x.nearby(ctx, d); other != "" {
 		x.problem(d.Name, StepSocket, DriverSocketMissing, found+"; the driver listens on "+safetext.Word(other), expected,
 			x.setDriverKey(d.Name, "socket", safetext.Quote(other))...)

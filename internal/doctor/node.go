@@ -29,7 +29,7 @@ func (x *diagnosis) kubelets(ctx context.Context) {
 	ours := x.config.Config.Kubelet.RootDir
 	switch {
 	case len(found) == 0 && !seen:
-		x.checked("", StepKubelet, Skipped, "other users' processes cannot be seen; run doctor as root, on the node itself")
+		x.checked("", StepKubelet, Skipped, "other users' processes are not visible; run doctor as root, on the node itself")
 		return
 	case len(found) == 0:
 		unit, ended := x.installedKubelet(ctx)
@@ -175,7 +175,7 @@ func (x *diagnosis) watching(ctx context.Context) {
 		point := x.covered(ctx)
 		x.problem("", StepWatching, RegistryCovered,
 			fmt.Sprintf("%s does not watch %s but a directory that was there before: the mount at %s covers it", x.kubelet.process, dir, safetext.Word(point)),
-			"the kubelet watches the directory that is there now: the mount is made before the kubelet starts",
+			"the kubelet watches the directory that is there now: the file system is mounted before the kubelet starts",
 			note("if the mount is intended, otherwise unmount %s", safetext.ShellWord(point)), restart, systemctl("restart", serviceUnit))
 	default:
 		x.problem("", StepWatching, KubeletWatchesDeleted,

@@ -174,8 +174,8 @@ var refusals = []struct {
 	{[]string{"nodeid", "node id"}, "the driver reports the node id that it always reported, 1 to 256 characters", "correct the node id of the driver first"},
 	{[]string{"unauthorized"}, "the API server accepts the credentials of the kubelet", "correct the credentials in the kubeconfig of the kubelet first: its certificate or token is wrong or has expired"},
 	{[]string{"forbidden"}, "the kubelet may write its CSINode object", "let the kubelet write its CSINode object first"},
-	{[]string{"connection refused", "timeout", "deadline"}, "the kubelet reaches the API server and the driver", "it also tries again by itself, at most 2 minutes later"},
-	{[]string{""}, "the kubelet accepts it; it tries again by itself, at most 2 minutes later", "correct first what the kubelet names"},
+	{[]string{"connection refused", "timeout", "deadline"}, "the kubelet reaches the API server and the driver", "it also retries by itself, at most 2 minutes later"},
+	{[]string{""}, "the kubelet accepts it; it retries by itself, at most 2 minutes later", "fix the cause that the kubelet names first"},
 }
 
 // refusal explains the kubelet's error. The error only selects one of our texts.
