@@ -1,16 +1,22 @@
 package daemon
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	ll "github.com/landlock-lsm/go-landlock/landlock/syscall"
 	"golang.org/x/sys/unix"
+
+	"csi-registrar/internal/systemd"
+	"csi-registrar/internal/worker"
 )
 
 // TestConfine runs itself in a separate process, which stays confined until it ends.
@@ -98,5 +104,26 @@ func tryConfined(dir string) {
 			word = c.err.Error()
 		}
 		fmt.Printf("%s: %s\n", c.what, word)
+	}
+}
+
+// All threads take part in the call, so it would wait for one that waits for a file system.
+func TestConfineWaitsForNoFileSystem(t *testing.T) {
+	getenv := map[string]string{"NOTIFY_SOCKET": "/x", landlockVariable: "1"}
+	options := Options{KeepSockets: true, Getenv: func(name string) string { return getenv[name] }}
+	options.Source.Root = t.TempDir()
+	pool, answer := worker.NewPool(), make(chan struct{})
+	defer close(answer)
+	ctx, abandon := context.WithCancel(t.Context())
+	abandon()
+	_, _ = worker.Do(ctx, pool.Slot("/dead", nil), time.Minute, func() bool { <-answer; return true }, nil)
+	var log strings.Builder
+	d := &daemon{
+		options: options, pool: pool, notifier: systemd.NewNotifier(options.Getenv), handed: &descriptors{},
+		log: slog.New(slog.NewTextHandler(&log, nil)),
+	}
+	d.confine(t.Context(), t.TempDir())
+	if d.landlock != 0 || !strings.Contains(log.String(), "/dead does not answer") {
+		t.Errorf("abi %d: %s", d.landlock, log.String())
 	}
 }
