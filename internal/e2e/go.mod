@@ -10,6 +10,7 @@ go 1.26.0
 require (
 	csi-registrar v0.0.0
 	github.com/container-storage-interface/spec v1.13.0
+	github.com/landlock-lsm/go-landlock v0.11.0
 	go.etcd.io/etcd/server/v3 v3.7.0
 	golang.org/x/sys v0.49.0
 	google.golang.org/grpc v1.85.0
@@ -86,7 +87,6 @@ require (
 	github.com/jonboulle/clockwork v0.5.0 // indirect
 	github.com/json-iterator/go v1.1.12 // indirect
 	github.com/kylelemons/godebug v1.1.0 // indirect
-	github.com/landlock-lsm/go-landlock v0.11.0 // indirect
 	github.com/moby/spdystream v0.5.1 // indirect
 	github.com/moby/sys/mountinfo v0.7.2 // indirect
 	github.com/moby/sys/userns v0.1.0 // indirect

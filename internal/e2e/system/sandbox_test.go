@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	ll "github.com/landlock-lsm/go-landlock/landlock/syscall"
+
 	"csi-registrar/internal/e2e/built"
 	"csi-registrar/internal/e2e/system/nspawn"
 )
@@ -54,6 +56,7 @@ var before = []string{
 // TestSandbox runs a program in place of the daemon, in the shipped unit, that tries about 150
 // things: without Landlock, with it, and below a mount that came late.
 func TestSandbox(t *testing.T) {
+	needLandlock(t)
 	program, err := os.ReadFile(built.Command(t, "sandbox"))
 	if err != nil {
 		t.Fatal(err)
@@ -155,4 +158,12 @@ func TestSandbox(t *testing.T) {
 			t.Error("a sandbox could not be made")
 		}
 	})
+}
+
+// needLandlock skips the test where the kernel has no Landlock, or one that restricts no signals.
+func needLandlock(t *testing.T) {
+	t.Helper()
+	if abi, err := ll.LandlockGetABIVersion(); abi < 6 {
+		nspawn.Need(t, fmt.Sprintf("it needs Landlock as in Linux 6.12, and this kernel has version %d: %v", abi, err))
+	}
 }

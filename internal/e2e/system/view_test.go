@@ -108,6 +108,7 @@ func TestSandboxMakesTheDirectories(t *testing.T) {
 // TestLandlock opens the sandbox: what is left is Landlock, which holds no directory that is
 // recreated.
 func TestLandlock(t *testing.T) {
+	needLandlock(t)
 	onEach(t, func(t *testing.T, suite string) {
 		n := newNode(t, suite)
 		n.Write("/etc/systemd/system/csi-registrar.service.d/open.conf", "[Service]\nProtectSystem=no\nReadOnlyPaths=\nReadWritePaths=\n")
