@@ -30,8 +30,9 @@ var (
 	kubeletUnit = []string{"kubelet.service"}
 )
 
-// Only kubeadm's kubelet was tried, in the suites that run whole nodes. "Read" means that the facts
-// come from the named sources, read in November 2026; "known" is common knowledge without a source.
+// Only kubeadm's row was tried on a node of its kind; the units, processes and root directories of
+// the others were tried with the same kubelet. "Read" means that the facts come from the named
+// sources, read in November 2026; "known" is common knowledge without a source.
 var table = []Distro{
 	{
 		// Tried.
