@@ -30,38 +30,21 @@ func SocketPath(dir, driver string) (string, error) {
 	return path, nil
 }
 
-const (
-	maxEntries  = 10000 // of all directories together
-	maxSubdepth = 8
-)
-
 // Sockets returns the sockets in dir and below, and the symbolic links that may point to one, that
 // the kubelet (v1.36) uses: it ignores names that begin with a dot. Directories that cannot be read
 // are skipped. Sockets blocks for as long as the file system does not answer.
-func Sockets(dir string) []string {
-	var found []string
-	left := maxEntries
-	var read func(dir string, depth int)
-	read = func(dir string, depth int) {
-		d, err := os.Open(dir)
-		if err != nil {
-			return
-		}
-		defer d.Close()
-		entries, _ := d.ReadDir(left)
-		left -= len(entries)
-		for _, e := range entries {
-			path := filepath.Join(dir, e.Name())
-			switch {
-			case strings.HasPrefix(e.Name(), "."):
-			case e.IsDir() && depth < maxSubdepth && left > 0:
-				read(path, depth+1)
-			case e.Type()&(fs.ModeSocket|fs.ModeSymlink) != 0:
-				found = append(found, path)
-			}
+func Sockets(dir string) (found []string) {
+	entries, _ := os.ReadDir(dir)
+	for _, e := range entries {
+		path := filepath.Join(dir, e.Name())
+		switch {
+		case strings.HasPrefix(e.Name(), "."):
+		case e.IsDir():
+			found = append(found, Sockets(path)...)
+		case e.Type()&(fs.ModeSocket|fs.ModeSymlink) != 0:
+			found = append(found, path)
 		}
 	}
-	read(dir, 0)
 	return found
 }
 
