@@ -84,7 +84,7 @@ func (c *Client) Metrics(ctx context.Context) ([]byte, error) {
 }
 
 func (c *Client) get(ctx context.Context, target string) ([]byte, error) {
-	body, err := c.call(ctx, http.MethodGet, target, c.limit)
+	body, err := c.send(ctx, http.MethodGet, target, nil, c.limit)
 	if err != nil {
 		return nil, err
 	}
@@ -96,7 +96,7 @@ func (c *Client) get(ctx context.Context, target string) ([]byte, error) {
 // or with an error, which is ErrNotRunning when the daemon ended.
 func (c *Client) Watch(ctx context.Context) iter.Seq2[Document, error] {
 	return func(yield func(Document, error) bool) {
-		body, err := c.call(ctx, http.MethodGet, "/v1/status?watch", c.limit)
+		body, err := c.send(ctx, http.MethodGet, "/v1/status?watch", nil, c.limit)
 		if err != nil {
 			if ctx.Err() == nil {
 				yield(nil, fmt.Errorf("cannot get the status: %w", err))
@@ -159,16 +159,11 @@ func (e *Error) NotFound() bool { return e.code == http.StatusNotFound }
 func (e *Error) Error() string { return e.Text }
 
 func (c *Client) post(ctx context.Context, target string, limit time.Duration) error {
-	body, err := c.call(ctx, http.MethodPost, target, limit)
+	body, err := c.send(ctx, http.MethodPost, target, nil, limit)
 	if err != nil {
 		return err
 	}
 	return body.Close()
-}
-
-// call sends a request without a body.
-func (c *Client) call(ctx context.Context, method, target string, limit time.Duration) (io.ReadCloser, error) {
-	return c.send(ctx, method, target, nil, limit)
 }
 
 // send sends a request and returns the body of a successful response. The limit is only for the

@@ -20,7 +20,6 @@ import (
 const (
 	leaseBeat    = 500 * time.Millisecond
 	leaseSilence = 1500 * time.Millisecond
-	maxStep      = 4 << 10 // bytes of one line of the answer
 )
 
 // Recorder is who asks for the calls to a driver.

@@ -131,9 +131,6 @@ func Processes() []string { return collect(func(d Distro) []string { return d.Pr
 // RootDirs returns the kubelets' root directories, each once.
 func RootDirs() []string { return collect(func(d Distro) []string { return []string{d.RootDir} }) }
 
-// IsUnit reports whether a unit is known to run a kubelet.
-func IsUnit(name string) bool { return slices.Contains(Units(), name) }
-
 // collect returns the values of all distributions in the order of the table, each once.
 func collect(values func(Distro) []string) (all []string) {
 	for _, d := range table {

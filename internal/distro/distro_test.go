@@ -35,7 +35,7 @@ func TestUnitsAreOrderedBeforeEveryKubelet(t *testing.T) {
 			}
 		}
 		for _, unit := range before {
-			if !IsUnit(unit) {
+			if !slices.Contains(Units(), unit) {
 				t.Errorf("%s: Before= has %s, which is not in the table", file, unit)
 			}
 		}

@@ -35,9 +35,6 @@ func (c Command) String() string {
 	return b.String()
 }
 
-// MarshalText returns the command as String does, for JSON documents.
-func (c Command) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
-
 // ShellWord returns s as one word for a POSIX shell, with printable characters only. Others need
 // the form $'…' of POSIX.1-2024. A shell without that form (dash) reads a dollar sign and a quoted
 // text: the wrong word, but still one word, because there is no quote in it.

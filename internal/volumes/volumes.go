@@ -59,9 +59,9 @@ type Volume struct {
 // change: a call to a driver may take 2 minutes, and the next one comes up to 2 minutes later.
 const Settling = 5 * time.Minute
 
-// Counts returns the number of volumes of each driver, including those with a problem: the kubelet
-// will tell the driver to unpublish and unstage them.
-func Counts(all []Volume) map[string]status.Volumes {
+// perDriver returns the number of volumes of each driver, including those with a problem: the
+// kubelet will tell the driver to unpublish and unstage them.
+func perDriver(all []Volume) map[string]status.Volumes {
 	counts := map[string]status.Volumes{}
 	for _, v := range all {
 		c := counts[v.Driver]
@@ -79,7 +79,7 @@ func Counts(all []Volume) map[string]status.Volumes {
 // countLimit limits how long Count waits for the kubelet's files.
 const countLimit = 2 * time.Second
 
-// Count returns Counts of what Read finds with this machine's mounts. The error is a
+// Count counts what Read finds with this machine's mounts. The error is a
 // *worker.NotAnswering if the file system does not answer.
 func Count(ctx context.Context, pool *worker.Pool, rootDir string) (map[string]status.Volumes, error) {
 	var found []Volume
@@ -90,7 +90,7 @@ func Count(ctx context.Context, pool *worker.Pool, rootDir string) (map[string]s
 	if late != nil {
 		return nil, late // found belongs to the abandoned call
 	}
-	return Counts(found), err
+	return perDriver(found), err
 }
 
 // Read reads the files of the kubelet with this root directory, and self/mountinfo in proc. It

@@ -124,7 +124,7 @@ func TestVolumesAreCountedForEachDriver(t *testing.T) {
 	x.problems(map[string]Problem{})
 	all, err := x.read()
 	x.must(err)
-	if got, want := Counts(all), map[string]status.Volumes{"a.example": {Staged: 2, Published: 3}, "b.example": {Staged: 1, Published: 3}}; !reflect.DeepEqual(got, want) {
+	if got, want := perDriver(all), map[string]status.Volumes{"a.example": {Staged: 2, Published: 3}, "b.example": {Staged: 1, Published: 3}}; !reflect.DeepEqual(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
 	for _, v := range all {
@@ -167,7 +167,7 @@ func TestProblemsOfVolumes(t *testing.T) {
 	x.problems(want)
 	all, err := x.read()
 	x.must(err)
-	if got, want := Counts(all), map[string]status.Volumes{"a.example": {Staged: 3, Published: 4}, "b.example": {Staged: 1, Published: 0}}; !reflect.DeepEqual(got, want) {
+	if got, want := perDriver(all), map[string]status.Volumes{"a.example": {Staged: 3, Published: 4}, "b.example": {Staged: 1, Published: 0}}; !reflect.DeepEqual(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
 }
@@ -238,8 +238,8 @@ func TestMountsThatHang(t *testing.T) {
 	done := make(chan error, 1)
 	go func() {
 		all, err := Read(x.root, "/proc")
-		if want := map[string]status.Volumes{"a.example": {Staged: 1, Published: 1}, "c.example": {Staged: 1, Published: 1}}; err == nil && !reflect.DeepEqual(Counts(all), want) {
-			err = fmt.Errorf("counted %v, want %v", Counts(all), want)
+		if want := map[string]status.Volumes{"a.example": {Staged: 1, Published: 1}, "c.example": {Staged: 1, Published: 1}}; err == nil && !reflect.DeepEqual(perDriver(all), want) {
+			err = fmt.Errorf("counted %v, want %v", perDriver(all), want)
 		}
 		for _, v := range all {
 			if v.Problem != "" {
