@@ -39,6 +39,9 @@ func (a *Agent) Status() status.Document {
 		}
 	}
 	for _, d := range a.config.Drivers {
+		if shown[d.Name] {
+			continue
+		}
 		idle := status.Driver{
 			Name: d.Name, Socket: d.Socket, Endpoint: d.Endpoint, State: status.Disabled,
 			Driver: status.Absent, Registration: status.None, Reason: "disabled in the configuration",
@@ -46,30 +49,23 @@ func (a *Agent) Status() status.Document {
 		if d.Enabled {
 			idle.State, idle.Reason = string(status.Absent), "its registrar is starting"
 		}
-		if !shown[d.Name] {
-			s.Drivers = append(s.Drivers, idle)
-		}
+		s.Drivers = append(s.Drivers, idle)
 	}
 	if a.unnamed != nil {
 		s.Drivers = append(s.Drivers, *a.unnamed)
 	}
 	s.Kubelet = a.kubelet
 	for i := range s.Drivers {
-		if ended := s.KubeletEnded(s.Drivers[i], time.Now()); ended != "" {
-			addReason(&s.Drivers[i], ended)
+		d, now := &s.Drivers[i], time.Now()
+		table, _ := a.config.Driver(d.Name)
+		addReason(d, s.KubeletEnded(*d, now))
+		if err := a.failed[table.Name]; err != nil {
+			d.Reason = err.Error()
 		}
-		d, _ := a.config.Driver(s.Drivers[i].Name)
-		if err := a.failed[d.Name]; err != nil {
-			s.Drivers[i].Reason = err.Error()
+		if d.DriverRestarts = restarts(d.Restarts, now); d.DriverRestarts >= status.ManyRestarts {
+			addReason(d, fmt.Sprintf("the driver restarted %d times within %s", d.DriverRestarts, status.RestartWindow))
 		}
-		if n := restarts(s.Drivers[i].Restarts, time.Now()); n > 0 {
-			if s.Drivers[i].DriverRestarts = n; n >= status.ManyRestarts {
-				addReason(&s.Drivers[i], fmt.Sprintf("the driver restarted %d times within %s", n, status.RestartWindow))
-			}
-		}
-		if d.KeptFor != "" {
-			addReason(&s.Drivers[i], d.KeptFor)
-		}
+		addReason(d, table.KeptFor)
 	}
 	slices.SortFunc(s.Withdrawals, func(a, b status.Withdrawal) int { return strings.Compare(a.RegistrationSocket, b.RegistrationSocket) })
 	slices.SortFunc(s.Drivers, func(a, b status.Driver) int { return strings.Compare(a.Name, b.Name) })
@@ -81,8 +77,11 @@ func restarts(at []time.Time, now time.Time) int {
 	return len(slices.DeleteFunc(slices.Clone(at), func(t time.Time) bool { return now.Sub(t) >= status.RestartWindow }))
 }
 
+// addReason appends a reason, unless it is empty.
 func addReason(d *status.Driver, reason string) {
-	d.Reason = strings.TrimPrefix(d.Reason+"; "+reason, "; ")
+	if reason != "" {
+		d.Reason = strings.TrimPrefix(d.Reason+"; "+reason, "; ")
+	}
 }
 
 // Changed returns a channel that is closed at the next change. Get it before calling Status, so
