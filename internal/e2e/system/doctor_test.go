@@ -136,9 +136,12 @@ var sicknesses = map[string][]sickness{
 	"changes": {
 		{id: "topology-changed", breaks: restarted(`{"Topology": {"sample.example/zone": "a"}}`) + "; until grep -q sample.example/zone /var/lib/kubelet-state.json; do sleep 0.1; done; csi-registrar wait; " +
 			restarted(`{"Topology": {"sample.example/zone": "b"}}`), seen: "sample.example/zone"},
-		{id: "registration-damped", breaks: "i=0; until csi-registrar status --json | grep -q damped_until; do i=$((i+1)); " + restarted(`{"MaxVolumes": '$i'}`) + "; until csi-registrar status --json | grep -Eq '\"max_volumes_per_node\": '$i','; do sleep 0.1; done; csi-registrar wait --timeout 5s || true; done"},
 		{id: "status-reason", breaks: "printf '[driver.\"" + sick + "\"]\nendpoint_link = true\n' > /etc/csi-registrar/conf.d/50-x.toml; csi-registrar reload; until [ -L " + endpointLink + " ]; do sleep 0.1; done; " +
-			"systemctl stop " + unit + "; mkdir -p " + filepath.Dir(endpointLink) + "; touch " + endpointLink + "; systemctl start " + unit, seen: endpointLink + " is a regular file: move it away", person: "rm " + endpointLink},
+			"csi-registrar wait; touch " + endpointLink + ".file; mv " + endpointLink + ".file " + endpointLink, seen: endpointLink + " is a regular file: move it away", person: "rm " + endpointLink},
+		{id: "registration-not-published", breaks: "systemctl stop " + unit + "; mkdir -p " + filepath.Dir(endpointLink) + "; touch " + endpointLink + "; systemctl start " + unit,
+			seen: endpointLink + " is a regular file: move it away", person: "rm " + endpointLink,
+			after: "rm /etc/csi-registrar/conf.d/50-x.toml; csi-registrar reload"},
+		{id: "registration-damped", breaks: "i=0; until csi-registrar status --json | grep -q damped_until; do i=$((i+1)); " + restarted(`{"MaxVolumes": '$i'}`) + "; until csi-registrar status --json | grep -Eq '\"max_volumes_per_node\": '$i','; do sleep 0.1; done; csi-registrar wait --timeout 5s || true; done"},
 	},
 	"hang": {
 		{id: "driver-socket-unreadable", breaks: "faulty-hang /run/csi-x"},
@@ -163,16 +166,15 @@ var notHealed = map[string]string{
 	"systemd-not-answering": "no command reaches a service manager that does not answer",
 	"changes-polled":        "the limit is that of the whole machine, and of others on it",
 
-	"configuration-unreadable":   "the fix is that of the file system, tried for driver-socket-unreadable",
-	"file-system-not-answering":  "the fix is that of driver-socket-unreadable, for a path that no driver's finding names",
-	"configuration-not-loaded":   "lasts half a second: the daemon reads changed files by itself",
-	"kubelet-not-watching":       "a kubelet that hangs in its start; its restart is tried for no-kubelet",
-	"kubelet-not-confirming":     "the kubelet waits for the driver or for the API server",
-	"kubelet-refused":            "what to change is in the kubelet's words",
-	"driver-restarting":          "the restarts count for ten minutes, whatever was fixed",
-	"registration-path-invalid":  "only a person can choose a shorter root_dir",
-	"registration-not-published": "passes by itself, or the daemon's log says why",
-	"withdrawal-failing":         "the daemon tries again by itself; why it fails is in its log",
+	"configuration-unreadable":  "the fix is that of the file system, tried for driver-socket-unreadable",
+	"file-system-not-answering": "the fix is that of driver-socket-unreadable, for a path that no driver's finding names",
+	"configuration-not-loaded":  "lasts half a second: the daemon reads changed files by itself",
+	"kubelet-not-watching":      "a kubelet that hangs in its start; its restart is tried for no-kubelet",
+	"kubelet-not-confirming":    "the kubelet waits for the driver or for the API server",
+	"kubelet-refused":           "what to change is in the kubelet's words",
+	"driver-restarting":         "the restarts count for ten minutes, whatever was fixed",
+	"registration-path-invalid": "only a person can choose a shorter root_dir",
+	"withdrawal-failing":        "the daemon tries again by itself; why it fails is in its log",
 
 	// The daemon repairs these within a second, so that they last only while it does not work.
 	"registration-socket-missing": "the daemon restores the socket",
@@ -248,7 +250,7 @@ func sickNode(t *testing.T) *node {
 	n.WriteMode("/usr/bin/sick", "#!/bin/sh\ncd "+sickDir+"\nfor what in datagram deaf; do\n"+
 		"if [ -e once-$what ]; then rm once-$what csi.sock; exec faulty $what "+sickDir+"/csi.sock; fi\ndone\n"+
 		"rm -f faults csi.sock\nif [ -e next ]; then mv next faults; fi\nexec faulty driver --socket "+sickDir+"/csi.sock --name "+sick+" --faults "+sickDir+"/faults\n", 0o755)
-	n.Write("/usr/lib/systemd/system/"+sickUnit, "[Service]\nExecStart=/usr/bin/sick\nEnvironment=SOCKET="+sickDir+"/csi.sock\nRuntimeDirectory=csi-x\nRuntimeDirectoryPreserve=yes\nRestart=on-failure\nTimeoutStopSec=5s\n[Install]\nWantedBy=multi-user.target\n")
+	n.Write("/usr/lib/systemd/system/"+sickUnit, "[Unit]\nStartLimitIntervalSec=0\n[Service]\nExecStart=/usr/bin/sick\nEnvironment=SOCKET="+sickDir+"/csi.sock\nRuntimeDirectory=csi-x\nRuntimeDirectoryPreserve=yes\nRestart=on-failure\nTimeoutStopSec=5s\n[Install]\nWantedBy=multi-user.target\n")
 	// The kubelet of this suite has the API server in itself.
 	n.Write("/usr/lib/systemd/system/kubelet.service.d/input.conf", "[Service]\nExecStartPre=/bin/sh -c 'rm -f /run/kubelet.input; mkfifo /run/kubelet.input'\n"+
 		"ExecStart=\nExecStart=/bin/sh -c 'exec /w/kubelet --root /var/lib/kubelet --node node-1 --state /var/lib/kubelet-state.json <>/run/kubelet.input'\n")
