@@ -125,9 +125,11 @@ func (w *world) endTrace(r *recorder, killed bool) {
 	r.leased = false
 	if r.listening {
 		r.listening = false
+		m := w.files.mounts["k"]
+		hangs := m.hang != nil || len(m.stalled) > 0 // and its removal, too
 		switch n := w.files.nodes[r.path]; {
 		case n == nil:
-		case !killed:
+		case !killed && !hangs:
 			w.files.drop(r.path)
 		default:
 			n.sock.refs = 0
