@@ -151,6 +151,11 @@ func (p *process) exit() {
 		}
 		rec := p.w.files.nodes[recordOf(d.name)].recorded()
 		for _, s := range p.w.pid1.held[kubelet.StorePrefix+d.name] {
+			for _, root := range rootDirs { // it was killed while it published
+				if name := socketIn(root, d.name); rec.Bound != s.bound && p.w.files.nodes[name] != nil {
+					p.w.lost[name] = true
+				}
+			}
 			if s.told != nil && (p.w.files.mounts["r"].err != 0 || rec.Bound != s.bound || rec.Notification.Registered != s.told.Registered) {
 				s.forgotten = true
 			}

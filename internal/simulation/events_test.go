@@ -93,7 +93,8 @@ var kinds = []struct {
 	}},
 	{"record removed", 1, func(w *world, d *csiDriver, _ uint64) {
 		if w.files.nodes[recordOf(d.name)] != nil && w.process == nil && w.files.mounts["k"].err == 0 && w.files.mounts["k"].hang == nil {
-			w.files.drop(recordOf(d.name))
+			w.files.drop(recordOf(d.name)) // it alone names an earlier root_dir
+			w.lost[socketIn(other(w.admin.root), d.name)], w.lost[w.socketOf(d.name)] = true, true
 		}
 	}},
 	{"disk is full", 2, func(w *world, _ *csiDriver, _ uint64) { w.files.mounts["k"].err = syscall.ENOSPC }},

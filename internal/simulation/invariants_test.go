@@ -173,7 +173,7 @@ func (w *world) published(p *process, name string, n *node) {
 	if cause == "" {
 		p.begun[driver] = append(p.begun[driver], time.Now())
 		w.seen.causes[string(registrar.CauseFirst)]++
-		if !p.first[driver] && time.Since(p.twice[driver]) > patience && w.files.latency <= slowDisk {
+		if !p.first[driver] && time.Since(p.twice[driver]) > patience && w.files.latency <= slowDisk && name == w.socketOf(driver) {
 			w.violated("each republication has its cause", "%s is published once more, without a cause", driver)
 		}
 	}
@@ -478,7 +478,7 @@ func (w *world) unsettled() string {
 				return fmt.Sprintf("%s is not enabled, and has %d connections", d.name, clients)
 			}
 		case d.state == "down" && table.WhenGone == config.Withdraw:
-			if n != nil || inNode && w.kubelet.drivers[d.name] {
+			if lost := w.lost[w.socketOf(d.name)] && !ours; !lost && (n != nil || inNode && w.kubelet.drivers[d.name]) {
 				return d.name + " is gone, and not withdrawn: " + s.State + ": " + s.Reason
 			}
 		case d.state == "up":

@@ -223,6 +223,9 @@ func (k *kubeletModel) unregister(version int, name string, p *plugin) {
 	if k.version == version && k.actual[name] == p {
 		delete(k.actual, name)
 		k.robbed[p.name] = k.owner[p.name] != name
+		for _, o := range k.actual {
+			k.robbed[p.name] = k.robbed[p.name] || o.name == p.name
+		}
 		k.unregisterDriver(p.name)
 	}
 }
