@@ -3,6 +3,7 @@ package simulation
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -77,7 +78,7 @@ func (w *world) caused(p *process, driver, cause string, withdraw bool) {
 	case registrar.CauseChanged:
 		// What a call announced that hung was older than its publication.
 		late := w.files.mounts["k"].thawedAt.After(h.movedAt.Add(-time.Minute))
-		justified = !h.newsAt.IsZero() && (late || h.newsAt.After(h.movedAt.Add(-5*time.Minute)))
+		justified = w.differs(driver, n) && !h.newsAt.IsZero() && (late || h.newsAt.After(h.movedAt.Add(-5*time.Minute)))
 	case registrar.CauseAsked:
 		justified = p.asked[driver] < h.reregistered
 	case registrar.CauseReturned:
@@ -96,6 +97,19 @@ func (w *world) caused(p *process, driver, cause string, withdraw bool) {
 	if !justified && !w.disturbed(p) && (n == nil || n.sock == nil || !n.sock.forgotten) {
 		w.violated("each republication has its cause", "%s is republished because of %q, which is not so", driver, cause)
 	}
+}
+
+// differs reports whether the kubelet has something to learn about a driver: it refused, or what
+// was announced is not what the files and the driver say.
+func (w *world) differs(driver string, n *node) bool {
+	rec, d := w.files.nodes[recordOf(driver)].recorded(), w.driver(driver)
+	if n == nil || rec.Bound != n.sock.bound || n.sock.told == nil || !n.sock.told.Registered || time.Since(w.admin.editedAt) < patience {
+		return true
+	}
+	now, was := d.identity(), rec.Announced
+	_, a := w.announced(d)
+	return was.Endpoint != a.Endpoint || !slices.Equal(was.Versions, a.Versions) || was.Identity.NodeID != now.NodeID ||
+		was.Identity.MaxVolumes != now.MaxVolumes || !maps.Equal(was.Identity.Topology, now.Topology)
 }
 
 // checkWithdrawal: a withdrawal has its cause.
