@@ -165,6 +165,11 @@ func (p *process) exit() {
 	for _, h := range p.handles {
 		h.close()
 	}
+	select {
+	case <-p.done: // it was not killed
+		p.w.checkEnd(p)
+	default:
+	}
 	for _, c := range p.conns {
 		c.close()
 	}

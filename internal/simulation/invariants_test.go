@@ -308,6 +308,19 @@ func (w *world) wrong(is bool, driver string, limit time.Duration, rule, format 
 
 const patience = 5 * time.Second // longer than a change may take
 
+// checkEnd: an orderly end leaves no socket that nobody listens to.
+func (w *world) checkEnd(p *process) {
+	for _, d := range w.drivers {
+		for _, root := range rootDirs {
+			name := socketIn(root, d.name)
+			n := w.files.nodes[name]
+			if n != nil && n.sock != nil && n.sock.by == p && n.sock.refs == 0 && !w.failed[name] && !p.troubled && w.files.latency <= slowDisk {
+				w.violated("an orderly end leaves no socket that nobody listens to", "%s", name)
+			}
+		}
+	}
+}
+
 // checkPlaces: at most one socket for a driver in a directory, at its path.
 func (w *world) checkPlaces() {
 	for name, n := range w.files.nodes {
