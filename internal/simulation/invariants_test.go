@@ -20,6 +20,7 @@ import (
 // record is what a file says that kubelet.Socket wrote.
 type record struct {
 	Bound        string              `json:"bound"`
+	GetInfoAt    time.Time           `json:"get_info_at"`
 	Announced    status.Announcement `json:"announced"`
 	Notification status.Notification `json:"notification"`
 }
@@ -239,12 +240,16 @@ func (w *world) check() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	p := w.process
-	switch {
-	case !w.intact():
-		w.intactSince = time.Time{}
-	case w.intactSince.IsZero():
-		w.intactSince = time.Now()
+	since := func(at *time.Time, is bool) {
+		if !is {
+			*at = time.Time{}
+		} else if at.IsZero() {
+			*at = time.Now()
+		}
 	}
+	since(&w.undamagedSince, w.undamaged())
+	since(&w.freeSince, !w.foreign())
+	since(&w.intactSince, w.intact())
 	var doc status.Document
 	if p != nil {
 		w.mu.Unlock()
@@ -268,17 +273,22 @@ func (w *world) check() {
 }
 
 // intact reports whether nothing but drivers and kubelet can hinder the daemon.
-func (w *world) intact() bool {
+func (w *world) intact() bool { return w.undamaged() && !w.foreign() }
+
+// undamaged reports whether everything that the daemon needs works.
+func (w *world) undamaged() bool {
 	p := w.process
-	if p == nil || w.disturbed(p) || w.admin.broken || w.pid1.busy || w.pid1.full || w.noSockets || w.files.latency > slowDisk {
-		return false
-	}
+	return p != nil && !w.disturbed(p) && !w.admin.broken && !w.pid1.busy && !w.pid1.full && !w.noSockets && w.files.latency <= slowDisk
+}
+
+// foreign reports whether somebody else has something in a directory of registration sockets.
+func (w *world) foreign() bool {
 	for name, n := range w.files.nodes {
 		if (n.maker == "sidecar" || n.maker == "admin" && n.mode&syscall.S_IFMT != syscall.S_IFDIR) && path.Base(path.Dir(name)) == rootdir.PluginsRegistryName {
-			return false
+			return true
 		}
 	}
-	return true
+	return false
 }
 
 // troubled reports whether something may still be tried again.
@@ -362,13 +372,20 @@ func (w *world) checkSocket(p *process, d *csiDriver, s status.Driver) {
 	lost := ours && n.sock.forgotten
 	w.wrong(calm && ours && !recorded && !lost && !moving, d.name, 15*time.Second, "the record says what the kubelet was told", "%+v", rec)
 
-	if w.troubled() || time.Since(p.started) < patience {
+	w.wrong(calm && ours && recorded && !moving && n.sock.askedAt.After(p.started) && !rec.GetInfoAt.Equal(n.sock.askedAt), d.name, 15*time.Second,
+		"the record says what the kubelet was told", "asked at %s", rec.GetInfoAt)
+
+	since := func(at time.Time, least time.Duration) bool { return !at.IsZero() && time.Since(at) > least }
+	if !since(w.undamagedSince, recovery) || !since(w.freeSince, patience) || time.Since(p.started) < patience {
 		return
 	}
 	edited := time.Since(w.admin.editedAt)
 	file := link != nil && link.maker == "admin" && table != nil && table.EndpointLink
 	serves := w.wanted(d) && edited > patience && d.state == "up" && time.Since(d.since) > patience && s.DampedUntil.IsZero() && !file
 	w.wrong(serves && !ours, d.name, patience, "a driver that serves is published", "%s: %s", s.State, s.Reason)
+	if w.troubled() {
+		return
+	}
 	_, endpoint := w.announced(d)
 	changed := serves && ours && (rec.Announced.Endpoint != endpoint.Endpoint || rec.Announced.LinkTarget != endpoint.LinkTarget || !slices.Equal(rec.Announced.Versions, endpoint.Versions))
 	w.wrong(changed, d.name, patience, "the kubelet is told what the files say", "%+v: %s", rec.Announced, s.Reason)

@@ -36,6 +36,8 @@ type world struct {
 	movesBack              bool      // root_dir has changed for a moment
 	opensAt                time.Time // noSockets ended
 	noSockets              bool      // agent.Parts cannot make one: there are no descriptors
+	undamagedSince         time.Time
+	freeSince              time.Time
 	intactSince            time.Time // only drivers and kubelet hinder the daemon since; zero: more
 	eventAt                time.Time
 	recorders              map[string]*recorder
