@@ -256,7 +256,10 @@ type results struct {
 	Again          map[uint64]int // in how many of repeats more runs the seed failed
 }
 
-const repeats = 10
+const (
+	repeats   = 10
+	realLimit = 2 * time.Minute // a seed takes milliseconds
+)
 
 // runSeeds runs every of-th seed.
 func runSeeds(t *testing.T, first, seeds, at, of int) results {
@@ -265,7 +268,10 @@ func runSeeds(t *testing.T, first, seeds, at, of int) results {
 	for i := at; i < seeds && len(failures) < 10; i += of {
 		n++
 		seed := uint64(first + i)
+		// Virtual time does not pass while something is done again and again without a pause.
+		stuck := time.AfterFunc(realLimit, func() { panic(fmt.Sprintf("seed %d does not end", seed)) })
 		v := run(t, seed, eventsOfASeed, seen)
+		stuck.Stop()
 		if v == "" {
 			continue
 		}
