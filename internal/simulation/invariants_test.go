@@ -104,7 +104,8 @@ func (w *world) caused(p *process, driver, cause string, withdraw bool) {
 // was announced is not what the files and the driver say.
 func (w *world) differs(driver string, n *node) bool {
 	rec, d := w.files.nodes[recordOf(driver)].recorded(), w.driver(driver)
-	if n == nil || rec.Bound != n.sock.bound || n.sock.told == nil || !n.sock.told.Registered || time.Since(w.admin.editedAt) < patience {
+	if n == nil || rec.Bound != n.sock.bound || n.sock.told == nil || !n.sock.told.Registered ||
+		time.Since(w.admin.editedAt) < patience || time.Since(d.since) < patience {
 		return true
 	}
 	now, was := d.identity(), rec.Announced
@@ -320,6 +321,9 @@ const patience = 5 * time.Second // longer than a change may take
 
 // checkEnd: an orderly end leaves no socket that nobody listens to.
 func (w *world) checkEnd(p *process) {
+	if w.disturbed(p) || time.Since(w.of(driverNames[0]).rootAt) < recovery {
+		return
+	}
 	for _, d := range w.drivers {
 		for _, root := range rootDirs {
 			name := socketIn(root, d.name)
