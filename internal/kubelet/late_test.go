@@ -58,7 +58,7 @@ func TestRestoreAfterAnotherRootDir(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	later, err := Open(t.TempDir(), r.o)
+	later, err := Open(shortDir(t), r.o)
 	if err != nil {
 		t.Fatal(err)
 	}
