@@ -179,8 +179,8 @@ func TestWithoutInotify(t *testing.T) {
 	k := n.StartKubelet()
 	served := d.Start()
 	at, ok := harness.WhenAccepts(n.RegSocket(d.Name), soon)
-	if !ok || at.Sub(served) > 2*time.Second {
-		t.Errorf("published after %v (%v), want about 1s at most", at.Sub(served), ok)
+	if !ok || at.Sub(served) > 5*time.Second {
+		t.Errorf("published after %v (%v), want about 1s, or a few on a busy machine", at.Sub(served), ok)
 	}
 	k.Registered(0, d.Name, soon)
 	c.WaitState(d.Name, "registered", soon)
