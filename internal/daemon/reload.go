@@ -255,8 +255,8 @@ func (r *configReloader) follow(ctx context.Context) {
 		case <-due:
 			err = r.readAndApply(ctx, true)
 		}
-		// Errors in the files were reported; log all others.
-		if _, inFiles := errors.AsType[config.Errors](err); err != nil && !inFiles {
+		// Errors in the files were reported, and why the process ends will be; log all others.
+		if _, inFiles := errors.AsType[config.Errors](err); err != nil && !inFiles && ctx.Err() == nil {
 			r.note("applying the configuration", err)
 		}
 		if !slices.Equal(watched, r.links) {
