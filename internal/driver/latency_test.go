@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -32,7 +33,21 @@ func watcher(t testing.TB) *fswatch.Watcher {
 		}
 	})
 	<-up.Hints()
+	for !watchesMounts(t) { // there is no event for it, and client counts descriptors
+		time.Sleep(time.Millisecond)
+	}
 	return w
+}
+
+// watchesMounts reports whether the watcher has opened the list of mounts.
+func watchesMounts(t testing.TB) bool {
+	t.Helper()
+	descriptors, err := os.ReadDir("/proc/self/fd")
+	must(t, err)
+	return slices.ContainsFunc(descriptors, func(fd os.DirEntry) bool {
+		file, _ := os.Readlink("/proc/self/fd/" + fd.Name()) // it may be closed by now
+		return strings.HasSuffix(file, "/mountinfo")
+	})
 }
 
 // The time from when the driver serves until it is Ready, by hints alone. Its directories do not
