@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -146,39 +145,6 @@ func (s node) NodePublishVolume(_ context.Context, r *csi.NodePublishVolumeReque
 	return &csi.NodePublishVolumeResponse{}, nil
 }
 
-// mountAt makes the target and mounts the volume there, or leaves nothing behind but a note.
-func (d *Driver) mountAt(v volume, source, target string, readonly bool) error {
-	// Written down first: a driver that is killed between the two forgets no mount.
-	if !slices.Contains(v.Targets, target) {
-		v.Targets = append(d.mounted(v), target)
-		if err := d.update(v); err != nil {
-			return internal(err)
-		}
-	}
-	made := true
-	if err := os.Mkdir(target, 0o750); errors.Is(err, os.ErrExist) {
-		made = false
-	} else if err != nil {
-		return internal(fmt.Errorf("cannot make %s: %w", target, err))
-	}
-	if info, err := os.Lstat(target); err != nil || !info.IsDir() {
-		return status.Errorf(codes.FailedPrecondition, "%s is there already and is no directory", target)
-	}
-	err := d.mount.bind(source, target, readonly)
-	if err == nil {
-		return nil
-	}
-	if made {
-		if removed := syscall.Rmdir(target); removed != nil && !errors.Is(removed, os.ErrNotExist) {
-			err = errors.Join(err, removed)
-		}
-	}
-	if errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.EACCES) {
-		return status.Errorf(codes.PermissionDenied, "cannot mount volume %s at %s: %v: run the driver as root with CAP_SYS_ADMIN", v.ID, target, err)
-	}
-	return internal(fmt.Errorf("cannot mount volume %s at %s: %w", v.ID, target, err))
-}
-
 func (s node) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
 	id, target := r.GetVolumeId(), r.GetTargetPath()
 	if err := s.d.checkPath(id, "target_path", target); err != nil {
@@ -208,24 +174,6 @@ func (s node) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolumeR
 		}
 	}
 	return &csi.NodeUnpublishVolumeResponse{}, nil
-}
-
-// unmountAt unmounts the volume there, if it is, and forgets the target.
-func (d *Driver) unmountAt(v volume, target string) error {
-	// Mounts may be stacked, by a call that was repeated after a crash.
-	for d.isMounted(v.ID, target) {
-		if err := d.mount.unmount(target); err != nil {
-			return internal(fmt.Errorf("cannot unmount %s: %w", target, err))
-		}
-	}
-	if !slices.Contains(v.Targets, target) {
-		return nil
-	}
-	v.Targets = slices.DeleteFunc(slices.Clone(v.Targets), func(t string) bool { return t == target })
-	if err := d.update(v); err != nil {
-		return internal(err)
-	}
-	return nil
 }
 
 func (s node) NodeGetVolumeStats(_ context.Context, r *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
@@ -283,21 +231,4 @@ func (s node) NodeExpandVolume(_ context.Context, r *csi.NodeExpandVolumeRequest
 		return nil, status.Errorf(codes.OutOfRange, "volume %s has %d bytes: ControllerExpandVolume makes it larger", v.ID, v.Capacity)
 	}
 	return &csi.NodeExpandVolumeResponse{CapacityBytes: v.Capacity}, nil
-}
-
-// checkPath refuses what may not become the end of a mount: a path that is relative,
-// goes up, or lies within the driver's own directory.
-func (d *Driver) checkPath(id, field, path string) error {
-	switch {
-	case id == "":
-		return invalid("volume_id is missing")
-	case path == "":
-		return invalid(field + " is missing")
-	case !filepath.IsAbs(path) || slices.Contains(strings.Split(path, "/"), ".."):
-		return invalid(field + " must be absolute and without '..'")
-	}
-	if inside, err := filepath.Rel(d.Data, path); err == nil && filepath.IsLocal(inside) {
-		return invalid(field + " lies within the driver's data directory")
-	}
-	return nil
 }
