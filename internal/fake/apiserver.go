@@ -1,0 +1,64 @@
+package fake
+
+import (
+	"fmt"
+	"maps"
+	"sync"
+)
+
+// APIServer is what the API server holds of the node; it outlives the kubelet.
+type APIServer struct {
+	mu      sync.Mutex
+	labels  map[string]string // of the Node: topology, never removed
+	entries map[string]string // of the CSINode: driver to node id
+}
+
+// NewAPIServer makes one that holds nothing.
+func NewAPIServer() *APIServer {
+	return &APIServer{labels: map[string]string{}, entries: map[string]string{}}
+}
+
+// update is the kubelet's UpdateNode, with what the API server, or the kubelet for it, refuses.
+func (a *APIServer) update(r Registration) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if old, found := a.entries[r.Driver]; found && old != r.NodeID {
+		delete(a.entries, r.Driver) // the next try passes
+		return fmt.Errorf("the node id is immutable: it was %q, is %q", old, r.NodeID)
+	}
+	for k, v := range r.Topology {
+		if old, found := a.labels[k]; found && old != v {
+			return fmt.Errorf("detected topology value collision: driver reported %q:%q but existing label is %q:%q", k, v, k, old)
+		}
+	}
+	maps.Copy(a.labels, r.Topology)
+	a.entries[r.Driver] = r.NodeID
+	return nil
+}
+
+// Align gives a topology the values of the Node's labels, for those stay.
+func (a *APIServer) Align(topology map[string]string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for k := range topology {
+		if v, found := a.labels[k]; found {
+			topology[k] = v
+		}
+	}
+}
+
+func (a *APIServer) remove(driver string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.entries, driver)
+}
+
+// Registration is what the kubelet knows of a driver because it was registered.
+type Registration struct {
+	Socket   string // the registration socket
+	Driver   string
+	Endpoint string
+	NodeID   string
+	Limit    int64
+	Topology map[string]string
+}
