@@ -6,14 +6,11 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
 	"csi-registrar/internal/fake"
-	"csi-registrar/internal/rootdir"
 )
 
 // An action performs a step while it holds the world's lock. A step that is no longer applicable
@@ -270,39 +267,10 @@ func (w *world) again(d *Driver, what string) error {
 	return errors.Join(d.stop(false), d.start())
 }
 
-func (w *world) startKubelet() error {
-	if w.kubelet != nil {
-		return nil
-	}
-	// It may tell of what it does before it is made.
-	w.mu.Unlock()
-	defer w.mu.Lock()
-	k, err := fake.StartKubelet(w.registry, w.cluster, w.happened)
-	if err != nil {
-		// The directory went while it started: the next one will do.
-		w.say("the kubelet does not start: %v", err)
-		return nil
-	}
-	w.kubelet = k
-	w.count("kubelets")
-	return nil
-}
-
 func (w *world) count(what string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.figures[what]++
-}
-
-func (w *world) stopKubelet() error {
-	k := w.kubelet
-	if k == nil {
-		return nil
-	}
-	w.kubelet = nil
-	w.mu.Unlock()
-	defer w.mu.Lock()
-	return k.Stop()
 }
 
 // post asks the daemon for something; whether it can is its own affair.
@@ -313,16 +281,6 @@ func (w *world) post(path string) {
 	})
 }
 
-// at is the foreign thing at a path, if there is one.
-func (w *world) at(path string) *foreign {
-	for _, f := range w.foreign {
-		if f.path == path {
-			return f
-		}
-	}
-	return nil
-}
-
 // touch does something to a registration socket that is the daemon's.
 func (w *world) touch(d *Driver, what string, do func(path string) error) error {
 	path := w.pathOf(d)
@@ -331,101 +289,6 @@ func (w *world) touch(d *Driver, what string, do func(path string) error) error 
 	}
 	w.history.note(d.name, onPath, what)
 	return gone(do(path))
-}
-
-// replace puts something of somebody else at a driver's registration socket's path.
-func (w *world) replace(d *Driver, kind string, over bool) error {
-	path := w.pathOf(d)
-	if w.at(path) != nil {
-		return nil
-	}
-	w.history.note(d.name, onPath, kind+" came")
-	if !over {
-		if err := gone(os.Remove(path)); err != nil {
-			return err
-		}
-	}
-	f, err := makeForeign(w.scratch, path, kind, d, over)
-	if err != nil {
-		return whileThere(err)
-	}
-	w.foreign = append(w.foreign, f)
-	return nil
-}
-
-// leave takes somebody else's thing away; a process may leave its dead socket.
-func (w *world) leave(path string, d *Driver, tidy bool) error {
-	f := w.at(path)
-	if f == nil {
-		return nil
-	}
-	w.history.note(d.name, onPath, f.kind+" leaves")
-	socket := f.listen != nil
-	if err := f.crash(); err != nil {
-		return err
-	}
-	if socket && !tidy {
-		f.mayGo = true
-		return nil
-	}
-	why := f.missing()
-	w.foreign = slices.DeleteFunc(w.foreign, func(o *foreign) bool { return o == f })
-	if why == "" {
-		return gone(os.Remove(path))
-	}
-	if !f.mayGo {
-		w.bad("%s", why)
-	}
-	return nil
-}
-
-func (w *world) otherPath(d *Driver) string {
-	return filepath.Join(w.registry, "other-of-"+d.name+".sock")
-}
-
-// bystander puts something into the directories that has nothing to do with anybody.
-func (w *world) bystander(s Step, d *Driver) error {
-	w.made++
-	digits := fmt.Sprintf("%08x", w.made)
-	places := []struct{ path, kind string }{
-		{filepath.Join(w.registry, rootdir.SocketName("other-"+digits)), aDead},
-		{filepath.Join(w.registry, "note-"+digits), aFile},
-		{filepath.Join(w.registry, ".csi-reg-"+digits), aFile},
-		{filepath.Join(w.registry, ".csi-reg-"+digits), aMute},
-		{filepath.Join(w.registry, ".csi-reg-x"+digits), aDead},
-		{filepath.Join(w.root, ".csi-reg-"+digits), aDirectory},
-		{filepath.Join(w.root, ".csi-reg-"+digits), aMute},
-		{filepath.Join(w.root, "socket-"+digits), aDead},
-	}
-	p := places[s.A%len(places)]
-	f, err := makeForeign(w.scratch, p.path, p.kind, d, false)
-	if err != nil {
-		return whileThere(err)
-	}
-	w.foreign = append(w.foreign, f)
-	return nil
-}
-
-// forgetForeign lets go of what went with the registry's directory.
-func (w *world) forgetForeign() {
-	w.foreign = slices.DeleteFunc(w.foreign, func(f *foreign) bool {
-		if !strings.HasPrefix(f.path, w.registry+"/") {
-			return false
-		}
-		if err := f.crash(); err != nil {
-			w.say("%v", err)
-		}
-		return true
-	})
-	clear(w.otherFrom)
-}
-
-// whileThere forgives that the daemon was faster, or that the directory is not there.
-func whileThere(err error) error {
-	if errors.Is(err, os.ErrExist) {
-		return nil
-	}
-	return gone(err)
 }
 
 func already(err error) error {

@@ -7,10 +7,14 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"csi-registrar/internal/rootdir"
 )
 
 // foreign is a file that is not the daemon's: nobody but the test may remove it.
@@ -144,4 +148,109 @@ func (s sidecar) GetInfo(context.Context, *registration.InfoRequest) (*registrat
 
 func (s sidecar) NotifyRegistrationStatus(context.Context, *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
 	return &registration.RegistrationStatusResponse{}, nil
+}
+
+// at is the foreign thing at a path, if there is one.
+func (w *world) at(path string) *foreign {
+	for _, f := range w.foreign {
+		if f.path == path {
+			return f
+		}
+	}
+	return nil
+}
+
+// replace puts something of somebody else at a driver's registration socket's path.
+func (w *world) replace(d *Driver, kind string, over bool) error {
+	path := w.pathOf(d)
+	if w.at(path) != nil {
+		return nil
+	}
+	w.history.note(d.name, onPath, kind+" came")
+	if !over {
+		if err := gone(os.Remove(path)); err != nil {
+			return err
+		}
+	}
+	f, err := makeForeign(w.scratch, path, kind, d, over)
+	if err != nil {
+		return whileThere(err)
+	}
+	w.foreign = append(w.foreign, f)
+	return nil
+}
+
+// leave takes somebody else's thing away; a process may leave its dead socket.
+func (w *world) leave(path string, d *Driver, tidy bool) error {
+	f := w.at(path)
+	if f == nil {
+		return nil
+	}
+	w.history.note(d.name, onPath, f.kind+" leaves")
+	socket := f.listen != nil
+	if err := f.crash(); err != nil {
+		return err
+	}
+	if socket && !tidy {
+		f.mayGo = true
+		return nil
+	}
+	why := f.missing()
+	w.foreign = slices.DeleteFunc(w.foreign, func(o *foreign) bool { return o == f })
+	if why == "" {
+		return gone(os.Remove(path))
+	}
+	if !f.mayGo {
+		w.bad("%s", why)
+	}
+	return nil
+}
+
+// bystander puts something into the directories that has nothing to do with anybody.
+func (w *world) bystander(s Step, d *Driver) error {
+	w.made++
+	digits := fmt.Sprintf("%08x", w.made)
+	places := []struct{ path, kind string }{
+		{filepath.Join(w.registry, rootdir.SocketName("other-"+digits)), aDead},
+		{filepath.Join(w.registry, "note-"+digits), aFile},
+		{filepath.Join(w.registry, ".csi-reg-"+digits), aFile},
+		{filepath.Join(w.registry, ".csi-reg-"+digits), aMute},
+		{filepath.Join(w.registry, ".csi-reg-x"+digits), aDead},
+		{filepath.Join(w.root, ".csi-reg-"+digits), aDirectory},
+		{filepath.Join(w.root, ".csi-reg-"+digits), aMute},
+		{filepath.Join(w.root, "socket-"+digits), aDead},
+	}
+	p := places[s.A%len(places)]
+	f, err := makeForeign(w.scratch, p.path, p.kind, d, false)
+	if err != nil {
+		return whileThere(err)
+	}
+	w.foreign = append(w.foreign, f)
+	return nil
+}
+
+// forgetForeign lets go of what went with the registry's directory.
+func (w *world) forgetForeign() {
+	w.foreign = slices.DeleteFunc(w.foreign, func(f *foreign) bool {
+		if !strings.HasPrefix(f.path, w.registry+"/") {
+			return false
+		}
+		if err := f.crash(); err != nil {
+			w.say("%v", err)
+		}
+		return true
+	})
+	clear(w.otherFrom)
+}
+
+// whileThere forgives that the daemon was faster, or that the directory is not there.
+func whileThere(err error) error {
+	if errors.Is(err, os.ErrExist) {
+		return nil
+	}
+	return gone(err)
+}
+
+func (w *world) otherPath(d *Driver) string {
+	return filepath.Join(w.registry, "other-of-"+d.name+".sock")
 }
