@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// Registrar is the path of csi-registrar: the file that CSI_REGISTRAR_BIN names, else what
-// scripts/build makes.
+// Registrar returns the path of csi-registrar: $CSI_REGISTRAR_BIN if it is set, else the output of
+// scripts/build.
 func Registrar(t testing.TB) string {
 	t.Helper()
 	path := os.Getenv("CSI_REGISTRAR_BIN")
@@ -27,14 +27,14 @@ func Registrar(t testing.TB) string {
 	return path
 }
 
-// SampleDriver is the path of csi-sample-driver, as scripts/build makes it.
+// SampleDriver returns the path of csi-sample-driver, as built by scripts/build.
 func SampleDriver(t testing.TB) string {
 	t.Helper()
 	return program(t, "csi-sample-driver")
 }
 
 // Command builds a command of internal/e2e/cmd for this test and returns its path. It is static,
-// for the C library of a machine may be older than this one's, and an image may have none.
+// because another machine's C library may be older than this one's, and an image may have none.
 func Command(t testing.TB, name string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
@@ -61,8 +61,8 @@ var once struct {
 	err error
 }
 
-// build makes the programs in bin, once in a process. Several processes may do so at once:
-// the script moves what it made into place.
+// build builds the programs in bin, once per process. Several processes may do so at once: the
+// script moves the finished programs into place.
 func build(root string) error {
 	once.Do(func() {
 		if out, err := exec.Command(filepath.Join(root, "scripts", "build")).CombinedOutput(); err != nil {
@@ -72,8 +72,8 @@ func build(root string) error {
 	return once.err
 }
 
-// Packages is a directory with the deb packages of this tree, as that version. They are made once
-// in a process; its TestMain is Main.
+// Packages returns a directory with the deb packages of this tree, built as the given version once
+// per process. The package that calls it has Main as its TestMain.
 func Packages(t testing.TB, version string) string {
 	t.Helper()
 	root := Root(t)
@@ -115,7 +115,7 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// Root is the directory of module csi-registrar, above the test's own.
+// Root returns the directory of module csi-registrar, above the test's own.
 func Root(t testing.TB) string {
 	t.Helper()
 	root, err := root()

@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Cached is a directory with what build puts there, which is kept in the user's cache directory:
-// one for each version of Go and each key. The name is for people. May be called by several
-// processes at once.
+// Cached returns a directory that build has filled. It is kept in the user's cache directory, one
+// for each version of Go and each key. The name is for people. Several processes may call Cached at
+// once.
 func Cached(name string, key []byte, build func(dir string) error) (dir string, err error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -27,7 +27,7 @@ func Cached(name string, key []byte, build func(dir string) error) (dir string, 
 	if err != nil {
 		return "", err
 	}
-	defer lock.Close() // with which the lock ends
+	defer lock.Close() // releases the lock
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
 		return "", err
 	}

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// module is what `go mod edit -json` prints, as far as it is read here.
+// module is the part of the output of `go mod edit -json` that is read here.
 type module struct {
 	Require []struct{ Path, Version string }
 	Replace []struct {
@@ -40,7 +40,7 @@ func readModule(t *testing.T, file string) (required, replaced map[string]string
 	return required, replaced
 }
 
-// TestVersionsOfKubernetes compares the places that name a version of Kubernetes.
+// TestVersionsOfKubernetes compares all places that name a version of Kubernetes.
 // scripts/kubernetes changes them together.
 func TestVersionsOfKubernetes(t *testing.T) {
 	root := Root(t)
@@ -90,7 +90,7 @@ func TestVersionsOfKubernetes(t *testing.T) {
 	read(t, filepath.Join(e2e, "storage/README.md"), "Kubernetes "+version[1:])
 }
 
-// minor is that of a version, as in 1.37.
+// minor returns the minor version, such as 1.37.
 func minor(version string) string { return version[1:strings.LastIndex(version, ".")] }
 
 func read(t *testing.T, path string, want ...string) {

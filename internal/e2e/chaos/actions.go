@@ -17,7 +17,7 @@ import (
 // does nothing. An error is a failure of the test itself, or of a daemon that does not end.
 type action func(w *world, s Step, d *Driver) error
 
-// actions by the names that the plan gives them.
+// actions are the actions by their names in the plan.
 var actions = allActions()
 
 func allActions() map[string]action {
@@ -29,7 +29,7 @@ func allActions() map[string]action {
 	add("driver kill", func(w *world, s Step, d *Driver) error { return w.down(d, true) })
 	add("driver restart", func(w *world, s Step, d *Driver) error {
 		if err := w.down(d, s.A < 500); err != nil || s.B < 500 {
-			return err // started by what follows
+			return err // started by the action that follows
 		}
 		return w.up(d)
 	})
@@ -80,7 +80,7 @@ func allActions() map[string]action {
 		return d.replace()
 	})
 	add("driver directory", func(w *world, s Step, d *Driver) error {
-		// Directory first: the daemon is still connected to what has no name any more.
+		// Directory first, so that the daemon is still connected to a socket without a name.
 		w.history.note(d.name, byDriver, "directory removed")
 		return errors.Join(os.RemoveAll(d.dir), d.stop(true))
 	})
@@ -110,7 +110,7 @@ func allActions() map[string]action {
 	})
 	add("daemon hang up", func(w *world, s Step, d *Driver) error {
 		if !w.ready() {
-			return nil // it would end a process that is not listening for it yet
+			return nil // SIGHUP would end a process that does not handle it yet
 		}
 		return w.daemon.signal(syscall.SIGHUP)
 	})
@@ -174,7 +174,7 @@ func allActions() map[string]action {
 	add("other leave", func(w *world, s Step, d *Driver) error {
 		w.checkNamed(d)
 		delete(w.otherFrom, d.name)
-		// Whether it leaves its file behind or not; a dead one is not a driver's.
+		// Also removes its file: a dead socket at this path belongs to no driver.
 		return w.leave(w.otherPath(d), d, true)
 	})
 	add("bystander", func(w *world, s Step, d *Driver) error { return w.bystander(s, d) })
@@ -182,7 +182,7 @@ func allActions() map[string]action {
 		w.noteAll(onPath, "registry removed")
 		w.registryAt = time.Now()
 		w.forgetForeign()
-		// The daemon may restore files meanwhile, and make it fail: it is retried.
+		// This fails if the daemon restores files at the same time, so it is retried.
 		err := os.RemoveAll(w.registry)
 		for range 3 {
 			if err != nil {
@@ -258,7 +258,7 @@ func (w *world) down(d *Driver, killed bool) error {
 	return d.stop(killed)
 }
 
-// again restarts a driver that runs, because it has something else to say.
+// again restarts a running driver, because its answers have changed.
 func (w *world) again(d *Driver, what string) error {
 	w.history.note(d.name, byDriver, what)
 	if !d.Running() {
@@ -273,7 +273,7 @@ func (w *world) count(what string) {
 	w.figures[what]++
 }
 
-// post asks the daemon for something; whether it can is its own affair.
+// post sends a request to the daemon. The daemon may refuse it.
 func (w *world) post(path string) {
 	w.posts.Go(func() {
 		_, err := w.api.do(http.MethodPost, path)
@@ -281,7 +281,7 @@ func (w *world) post(path string) {
 	})
 }
 
-// touch does something to a registration socket that is the daemon's.
+// touch changes a registration socket that belongs to the daemon.
 func (w *world) touch(d *Driver, what string, do func(path string) error) error {
 	path := w.pathOf(d)
 	if w.at(path) != nil {

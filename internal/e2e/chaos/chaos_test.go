@@ -68,7 +68,7 @@ func run(t *testing.T, bin string, seed uint64, many int, long time.Duration) {
 	}
 	w.keep = *keep
 	defer w.close()
-	// The whole story stays where something was wrong.
+	// After a failure the whole history stays.
 	defer func() {
 		for _, why := range w.failed() {
 			t.Errorf("%s", why)
@@ -123,7 +123,7 @@ func (w *world) setChaos(on bool) {
 	w.chaos = on
 }
 
-// disturb carries out the plan for so long, and checks meanwhile.
+// disturb carries out the plan for the given time, and checks the node meanwhile.
 func (w *world) disturb(long time.Duration) (err error) {
 	stop, checked := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -161,7 +161,7 @@ func (w *world) disturb(long time.Duration) (err error) {
 	return err
 }
 
-// settles ends the chaos and looks whether all comes back, and nothing was leaked.
+// settles ends all faults and checks that everything recovers and nothing was leaked.
 func (w *world) settles(long time.Duration) {
 	t := w.t
 	if err := w.calm(); err != nil {
@@ -194,8 +194,8 @@ func (w *world) settles(long time.Duration) {
 		t.Error(err)
 		return
 	}
-	// A daemon that begins now holds as much; and the kubelet notices nothing of it, even if a
-	// file system hangs meanwhile.
+	// A daemon that starts now holds as many resources, and the kubelet does not notice the
+	// restart, even if a file system hangs meanwhile.
 	w.mu.Lock()
 	before, waiting := maps.Clone(w.events), maps.Clone(w.damped)
 	w.mu.Unlock()
@@ -257,7 +257,7 @@ func (w *world) settles(long time.Duration) {
 		}
 	}
 
-	// Without a store, and without being told to keep anything, nothing is left.
+	// Without a descriptor store and without --keep-sockets, nothing is left.
 	w.mu.Lock()
 	err = w.stopDaemon(false)
 	w.noteAll(onPath, "the store is empty, and nothing is kept")
@@ -287,7 +287,7 @@ func (w *world) settles(long time.Duration) {
 	if left != "" {
 		t.Errorf("left after the stop: %s", left)
 	}
-	// Until every deregistration has been looked at.
+	// Until every deregistration has been checked.
 	if why := w.eventually(2*readWithin, func() string {
 		w.mu.Lock()
 		defer w.mu.Unlock()

@@ -13,17 +13,17 @@ import (
 	"csi-registrar/internal/rootdir"
 )
 
-// changesPerHour is the daemon's limit for what it does of itself; one more that it found there.
+// changesPerHour is the daemon's own limit, plus the socket that it found when it started.
 const changesPerHour = 12 + 1
 
 // Times of the checks.
 const (
 	checkEvery = 50 * time.Millisecond
-	readWithin = 3 * time.Second // that the daemon's log has been read
+	readWithin = 3 * time.Second // by then the daemon's log has been read
 	earlier    = 500 * time.Millisecond
 )
 
-// check holds everything that must hold at every moment against what is.
+// check checks all invariants that must hold at every moment.
 func (w *world) check(now time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -45,7 +45,7 @@ func (w *world) check(now time.Time) {
 	w.checkDaemon(now)
 }
 
-// checkCause looks for the reason of a deregistration.
+// checkCause looks for the cause of a deregistration.
 func (w *world) checkCause(e fake.Event) {
 	kinds := []kind{onPath, logged}
 	if strings.HasPrefix(e.Reason, "Notify failed") {
@@ -61,7 +61,7 @@ func (w *world) checkCause(e fake.Event) {
 	}
 }
 
-// checkRegistry looks at what is in plugins_registry.
+// checkRegistry checks the contents of plugins_registry.
 func (w *world) checkRegistry(now time.Time) {
 	entries, err := os.ReadDir(w.registry)
 	if gone(err) != nil {
@@ -85,7 +85,7 @@ func (w *world) checkRegistry(now time.Time) {
 		}
 		w.published[name], w.upAt[name] = id, now
 		if mode != unix.S_IFSOCK {
-			continue // a sweep of the test's own
+			continue // put there by the test itself
 		}
 		w.figures["published"]++
 		if w.changes[name]++; w.changes[name] > changesPerHour && w.history.between(name, w.daemon.startedAt(), now, asked) == nil {
@@ -100,7 +100,7 @@ func (w *world) checkRegistry(now time.Time) {
 	}
 }
 
-// checkDaemon looks if it lives.
+// checkDaemon checks that the daemon runs, is ready and feeds its watchdog.
 func (w *world) checkDaemon(now time.Time) {
 	d := w.daemon
 	if !w.ready() || d.frozen {
@@ -121,7 +121,7 @@ func (w *world) checkDaemon(now time.Time) {
 		}
 	}
 	if w.managerBusy(now) {
-		w.fedAt = now // nobody looks whether it was fed
+		w.fedAt = now // the service manager does not watch now
 	}
 	switch {
 	case d.frozen || s.Watchdog != w.fed || w.fedAt.Before(d.began):

@@ -33,13 +33,13 @@ const (
 // Daemon is one process of csi-registrar.
 type Daemon struct {
 	cmd    *exec.Cmd
-	ended  chan struct{} // closed when it has ended and its log is read
+	ended  chan struct{} // closed when it has ended and its log was read
 	err    error         // of Wait, when ended is closed
 	began  time.Time
-	before int // how often READY=1 was said before
+	before int // how many READY=1 were sent before
 	frozen bool
 
-	readyAt time.Time // when it was seen that READY=1 was said
+	readyAt time.Time // when its READY=1 was first seen
 }
 
 func (d *Daemon) startedAt() time.Time {
@@ -132,14 +132,14 @@ func (d *Daemon) signal(s syscall.Signal) error {
 	return nil
 }
 
-// kill ends it, and waits for that.
+// kill kills the daemon and waits for its end.
 func (d *Daemon) kill() error {
 	err := d.signal(syscall.SIGKILL)
 	<-d.ended
 	return err
 }
 
-// terminate asks it to end; an error if it does not, or not well.
+// terminate sends SIGTERM. It returns an error if the daemon does not end, or fails.
 func (d *Daemon) terminate(wasReady bool) error {
 	if err := d.signal(syscall.SIGTERM); err != nil {
 		return err
@@ -149,14 +149,14 @@ func (d *Daemon) terminate(wasReady bool) error {
 	case <-time.After(stopsWithin):
 		return errors.Join(fmt.Errorf("the daemon did not end within %s after TERM", stopsWithin), d.kill())
 	}
-	// Before it is ready it may not even be the daemon, but the shell that becomes it.
+	// Before it is ready, the process may still be the shell that executes the daemon.
 	if d.err != nil && wasReady {
 		return fmt.Errorf("the daemon ended badly after TERM: %w", d.err)
 	}
 	return nil
 }
 
-// descriptors counts what it has open.
+// descriptors counts the daemon's open descriptors.
 func (d *Daemon) descriptors() (int, []string, error) {
 	dir := fmt.Sprintf("/proc/%d/fd", d.cmd.Process.Pid)
 	entries, err := os.ReadDir(dir)
@@ -171,7 +171,7 @@ func (d *Daemon) descriptors() (int, []string, error) {
 	return len(open), open, err
 }
 
-// api asks the control socket.
+// api is a client of the control socket.
 type api struct{ client *http.Client }
 
 func newAPI(root string) api {
@@ -198,7 +198,7 @@ func (a api) do(method, path string) (string, error) {
 	return string(b), err
 }
 
-// document is what is read of the status.
+// document is the part of the status document that is read here.
 type document struct {
 	ConfigError string         `json:"config_error"`
 	Drivers     []driverStatus `json:"drivers"`

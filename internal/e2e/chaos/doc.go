@@ -1,9 +1,9 @@
-// Package chaos drives the real daemon through minutes of a hostile node, with a seed:
-// drivers, the kubelet and the daemon start, stop, hang, lie and are killed, files are
-// removed and replaced, the configuration changes, all at random. All the time, and once
-// more after it has settled, it is checked that nothing of anybody else's was removed, that no
-// registration went away without a cause, and that nothing was leaked.
+// Package chaos runs the real daemon on a node with random faults: drivers, the kubelet and the
+// daemon start, stop, hang, give wrong answers and are killed, files are removed and replaced, and
+// the configuration changes. During the faults, and again after the node has settled, it checks
+// that nobody else's file was removed, that no registration was lost without a cause, and that
+// nothing was leaked.
 //
-// One generator makes all decisions (plan.go), from the seed alone, so that a seed that
-// failed makes the same decisions again: CHAOS_SEED=… make chaos. README.md has the rest.
+// All decisions come from one generator (plan.go) and depend only on the seed, so that a failed
+// seed can be repeated: CHAOS_SEED=… make chaos. README.md has the details.
 package chaos

@@ -16,7 +16,7 @@ import (
 	"csi-registrar/internal/fake"
 )
 
-// flaw is what is wrong with a driver for good: it is never ready.
+// flaw is a permanent fault of a driver, which never becomes ready.
 type flaw string
 
 const (
@@ -26,8 +26,8 @@ const (
 	failingNode flaw = "NodeGetInfo fails"
 )
 
-// Driver is a fake driver, and what is known of it. Only who carries out the steps calls its
-// methods; the world's lock guards what others read.
+// Driver is a fake driver and its state. Only the goroutine that carries out the steps calls its
+// methods; the world's lock guards the fields that others read.
 type Driver struct {
 	*fake.Driver
 	name  string
@@ -35,27 +35,27 @@ type Driver struct {
 	alias string // a link to the socket
 	flaw  flaw
 
-	// The answers from the next start on: the correct ones, or wrong ones while there are some.
+	// The answers from the next start on: lie if it is not nil, else truth.
 	truth fake.Answers
 	lie   *fake.Answers
 
-	everWell bool // it was sound once, so it may have been ready
+	everWell bool // it has been sound, so it may have been ready
 
 	role     role
 	hangable bool           // its directory is on the file system that hangs at times
-	hung     []*fake.Driver // earlier ones, which hang on without a name
+	hung     []*fake.Driver // earlier processes, which still hang; their sockets have no name
 
-	// The configuration as it is written.
+	// The driver's configuration.
 	conf conf
 }
 
-// role is who has to do with a driver.
+// role says which part of the test controls a driver.
 type role string
 
 const (
 	disturbed role = ""         // the plan
-	flapping  role = "flapping" // flap alone
-	measured  role = "measured" // measure alone: it has no fault of its own
+	flapping  role = "flapping" // only flap
+	measured  role = "measured" // only measure: the driver itself has no faults
 )
 
 type conf struct {
@@ -76,7 +76,7 @@ func newDriver(short, run string, f flaw) *Driver {
 	return d
 }
 
-// process makes a process of the driver.
+// process returns a new process of the driver, not started.
 func (d *Driver) process(socket string) *fake.Driver {
 	answers := d.truth
 	answers.NotReady = d.flaw == neverReady
@@ -86,7 +86,7 @@ func (d *Driver) process(socket string) *fake.Driver {
 	return fake.NewDriver(socket, answers, grpc.ConnectionTimeout(maxSilence))
 }
 
-// table is its configuration file.
+// table returns the driver's configuration file.
 func (d *Driver) table() string {
 	text := fmt.Sprintf("[driver.%q]\nsocket = %q\ntimeout = \"1s\"\nenabled = %t\n", d.name, d.Socket, d.conf.enabled)
 	if d.conf.byAlias {
@@ -101,11 +101,11 @@ func (d *Driver) table() string {
 	return text
 }
 
-// maxSilence is how long a server waits for the first bytes on a connection. Its end waits for
-// that too, and a daemon that is frozen sends nothing.
+// maxSilence is how long a server waits for the first bytes on a connection. Stopping the server
+// waits for that too, and a frozen daemon sends nothing.
 const maxSilence = time.Second
 
-// start serves, with a new socket. It does nothing if it runs.
+// start starts the driver with a new socket. It does nothing if the driver runs.
 func (d *Driver) start() error {
 	if d.Running() {
 		return nil
@@ -123,7 +123,7 @@ func (d *Driver) start() error {
 	return err
 }
 
-// serve starts it with what it has to say.
+// serve starts a process with the current answers.
 func (d *Driver) serve() (listening time.Time, err error) {
 	said := d.truth
 	if d.lie != nil {
@@ -138,7 +138,7 @@ func (d *Driver) serve() (listening time.Time, err error) {
 	return d.Start()
 }
 
-// replace puts a new process at the path of one that hangs in NodeGetInfo, which goes on.
+// replace starts a new process at the path of one that hangs in NodeGetInfo and keeps running.
 func (d *Driver) replace() error {
 	if !d.Running() {
 		return nil
@@ -155,7 +155,7 @@ func (d *Driver) replace() error {
 	return err
 }
 
-// stop ends it; killed, it leaves its socket behind.
+// stop stops the driver. A killed driver leaves its socket behind.
 func (d *Driver) stop(killed bool) error {
 	for _, h := range d.hung {
 		h.Kill()
@@ -179,14 +179,14 @@ func (d *Driver) setReady(ready bool) {
 	d.Set(func(a *fake.Answers) { a.NotReady = !ready || d.flaw == neverReady })
 }
 
-// lying is a copy of the truth, to be changed.
+// lying returns a copy of the truth, to be changed.
 func (d *Driver) lying() *fake.Answers {
 	lie := d.truth
 	lie.Topology = maps.Clone(lie.Topology)
 	return &lie
 }
 
-// gone forgives that something is not there.
+// gone ignores the error that a file does not exist.
 func gone(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

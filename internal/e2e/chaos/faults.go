@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// busy is what the service manager is for a while. It ends by itself: nothing can be started
-// meanwhile, and the plan must not wait for its own next step.
+// busy is a period in which the service manager is slow or stopped. It ends by itself: nothing can
+// be started meanwhile, and the plan must not wait for its own next step.
 type busy struct {
 	from, until time.Time
 	end         *time.Timer
@@ -29,7 +29,7 @@ func (w *world) busyManager(s Step, stopped bool) error {
 	if stopped {
 		m.Stop()
 	} else {
-		long /= 2 // so that what waits then is read in time
+		long /= 2 // so that the messages that wait are read in time
 		m.SetDelay(time.Duration(10+s.B/5) * ms)
 	}
 	w.busy = busy{from: now, until: now.Add(long), end: time.AfterFunc(long, func() {
@@ -39,7 +39,7 @@ func (w *world) busyManager(s Step, stopped bool) error {
 	return nil
 }
 
-// idleManager ends that early.
+// idleManager ends the busy period early.
 func (w *world) idleManager() {
 	if w.busy.end != nil {
 		w.busy.end.Stop()
@@ -53,7 +53,7 @@ func (w *world) managerBusy(from time.Time) bool {
 	return from.Before(w.busy.until.Add(time.Second))
 }
 
-// blocked reports whether a step would hang with the file system: the test is a process too.
+// blocked reports whether a step would hang with the file system, and the test with it.
 func (w *world) blocked(s Step, d *Driver) bool {
 	return w.hanging() && (d.hangable && strings.HasPrefix(s.Act, "driver ") || strings.HasPrefix(s.Act, "kubelet "))
 }
@@ -68,7 +68,8 @@ func (w *world) hangFS() error {
 	return w.fs.Hang()
 }
 
-// resumeFS has the file system answer again. A daemon that began while it hung has said that.
+// resumeFS makes the file system answer again, after checking that a daemon that started meanwhile
+// has reported it.
 func (w *world) resumeFS() error {
 	if !w.hanging() {
 		return nil
@@ -83,15 +84,15 @@ func (w *world) resumeFS() error {
 	return w.fs.Resume()
 }
 
-// settled reports whether nothing was wrong with the daemon itself for so long, and something
-// has been so since from for so long.
+// settled reports whether the daemon itself has had no fault for the given time, and a condition
+// that began at from has lasted that long.
 func (w *world) settled(from time.Time, long time.Duration) bool {
 	now := time.Now()
 	return w.ready() && !w.daemon.frozen && now.Sub(w.awayAt) > long && now.Sub(from) > long && now.Sub(w.registryAt) > long
 }
 
-// startWhileFSHangs restarts the daemon while the file system under some drivers hangs: it must
-// begin, and say so.
+// startWhileFSHangs restarts the daemon while the file system of some drivers hangs: it must start
+// and report which file system does not answer.
 func (w *world) startWhileFSHangs() error {
 	if w.fs == nil {
 		return nil
@@ -116,7 +117,7 @@ func (w *world) startWhileFSHangs() error {
 // restartWhileManagerStops has all registration sockets removed while the service manager is
 // stopped: they are restored meanwhile, and the restart that follows loses none.
 func (w *world) restartWhileManagerStops() error {
-	// This removal may be the one change too many of a driver, which would be damped: a new daemon
+	// A driver may have used up its changes, and this removal would be damped. A new daemon
 	// counts from zero.
 	if err := w.restartAndSettle(); err != nil {
 		return err
@@ -140,7 +141,8 @@ func (w *world) restartWhileManagerStops() error {
 			return missing == nil && accepts(path)
 		})
 	}
-	// 0.3 s each at the same time; a publication that waits for the manager takes 3 s.
+	// They are restored at the same time, within 0.3 s; a publication that waits for the
+	// manager takes 3 s.
 	if long := time.Since(removed); long > 2500*ms {
 		err = errors.Join(err, fmt.Errorf("all registration sockets are restored only after %s while the service manager is stopped", long))
 	}
@@ -189,7 +191,7 @@ func (w *world) secondRegistrar() error {
 	return act("other leave")
 }
 
-// flapUntilDamped has a driver alternate between ready and mismatch as often as it is followed.
+// flapUntilDamped makes a driver alternate between ready and mismatch until it is damped.
 func (w *world) flapUntilDamped() error {
 	i := slices.IndexFunc(w.drivers, func(d *Driver) bool { return d.role == flapping })
 	d := w.drivers[i]
@@ -215,7 +217,7 @@ func (w *world) flapUntilDamped() error {
 	return fmt.Errorf("%s was followed %d times, and is not damped", d.name, changesPerHour)
 }
 
-// checkNamed looks whether the status names the second registrar of a driver that is fine itself.
+// checkNamed checks that the status names the second registrar of a driver without other faults.
 func (w *world) checkNamed(d *Driver) {
 	from, there := w.otherFrom[d.name]
 	if f := w.at(w.otherPath(d)); !there || f == nil || f.listen == nil || !w.settled(from, 3*time.Second) {
@@ -229,7 +231,7 @@ func (w *world) checkNamed(d *Driver) {
 	have := s.driver(d.name)
 	damped, _ := have.damped()
 	if have.Driver != "ready" || have.State != "registered" || damped || strings.Contains(have.Reason, "topology") {
-		return // there is something more urgent to say
+		return // the status shows a more important reason
 	}
 	w.figures["second registrar named"]++
 	if !strings.Contains(have.Reason, filepath.Base(w.otherPath(d))) {
@@ -237,7 +239,7 @@ func (w *world) checkNamed(d *Driver) {
 	}
 }
 
-// damped reports whether a driver rightly waits, because it changed too often.
+// damped reports whether a driver waits because it changed too often.
 func (s driverStatus) damped() (bool, error) {
 	if s.DampedUntil.IsZero() {
 		return false, nil

@@ -17,7 +17,7 @@ import (
 	"csi-registrar/internal/rootdir"
 )
 
-// foreign is a file that is not the daemon's: nobody but the test may remove it.
+// foreign is a file that does not belong to the daemon: only the test may remove it.
 type foreign struct {
 	path   string
 	kind   string
@@ -27,7 +27,7 @@ type foreign struct {
 	mayGo  bool         // a dead socket under a driver's name, which the daemon may sweep
 }
 
-// fileID tells one file from another that had its path, or has its number.
+// fileID distinguishes a file from an earlier one at the same path or with the same inode number.
 type fileID struct {
 	dev  uint64
 	ino  uint64
@@ -43,7 +43,7 @@ func lookAt(path string) (fileID, uint16, error) {
 	return fileID{unix.Mkdev(st.Dev_major, st.Dev_minor), st.Ino, st.Btime}, st.Mode & unix.S_IFMT, nil
 }
 
-// The kinds of what others put into plugins_registry.
+// Kinds of foreign files.
 const (
 	aFile      = "file"
 	aDirectory = "directory"
@@ -53,8 +53,8 @@ const (
 	aDead      = "dead socket"
 )
 
-// makeForeign makes one under a temporary name in scratch and moves it to path, over what is
-// there if it may replace.
+// makeForeign makes a foreign file under a temporary name in scratch and moves it to path, where
+// it may replace an existing file only if replace is true.
 func makeForeign(scratch, path, kind string, driver *Driver, replace bool) (*foreign, error) {
 	temporary := filepath.Join(scratch, "making")
 	f := &foreign{path: path, kind: kind}
@@ -90,7 +90,7 @@ func makeForeign(scratch, path, kind string, driver *Driver, replace bool) (*for
 		if replace {
 			flags = 0
 			if _, mode, err := lookAt(path); err == nil && (mode == unix.S_IFDIR || kind == aDirectory) {
-				flags = unix.RENAME_EXCHANGE // a directory does not go over a file
+				flags = unix.RENAME_EXCHANGE // rename cannot replace a file by a directory
 			}
 		}
 		err = unix.Renameat2(unix.AT_FDCWD, temporary, unix.AT_FDCWD, path, flags)
@@ -108,7 +108,7 @@ func idOf(path string, err error) (fileID, uint16, error) {
 	return lookAt(path)
 }
 
-// crash ends the process behind a socket, and leaves the file.
+// crash closes the listener of a socket, as the end of its process would, and leaves the file.
 func (f *foreign) crash() error {
 	if f.serve != nil {
 		f.serve.Stop()
@@ -122,7 +122,7 @@ func (f *foreign) crash() error {
 	return nil
 }
 
-// missing returns an error text if the file is not where it was.
+// missing returns an error text if the file is no longer at its path.
 func (f *foreign) missing() string {
 	id, _, err := lookAt(f.path)
 	switch {
@@ -150,7 +150,7 @@ func (s sidecar) NotifyRegistrationStatus(context.Context, *registration.Registr
 	return &registration.RegistrationStatusResponse{}, nil
 }
 
-// at is the foreign thing at a path, if there is one.
+// at returns the foreign file at a path, or nil.
 func (w *world) at(path string) *foreign {
 	for _, f := range w.foreign {
 		if f.path == path {
@@ -160,7 +160,7 @@ func (w *world) at(path string) *foreign {
 	return nil
 }
 
-// replace puts something of somebody else at a driver's registration socket's path.
+// replace puts a foreign file at the path of a driver's registration socket.
 func (w *world) replace(d *Driver, kind string, over bool) error {
 	path := w.pathOf(d)
 	if w.at(path) != nil {
@@ -180,7 +180,7 @@ func (w *world) replace(d *Driver, kind string, over bool) error {
 	return nil
 }
 
-// leave takes somebody else's thing away; a process may leave its dead socket.
+// leave removes a foreign file. The process of a socket may leave the dead socket behind.
 func (w *world) leave(path string, d *Driver, tidy bool) error {
 	f := w.at(path)
 	if f == nil {
@@ -206,7 +206,7 @@ func (w *world) leave(path string, d *Driver, tidy bool) error {
 	return nil
 }
 
-// bystander puts something into the directories that has nothing to do with anybody.
+// bystander puts an unrelated file into one of the directories.
 func (w *world) bystander(s Step, d *Driver) error {
 	w.made++
 	digits := fmt.Sprintf("%08x", w.made)
@@ -229,7 +229,7 @@ func (w *world) bystander(s Step, d *Driver) error {
 	return nil
 }
 
-// forgetForeign lets go of what went with the registry's directory.
+// forgetForeign forgets the foreign files that were removed with the registry directory.
 func (w *world) forgetForeign() {
 	w.foreign = slices.DeleteFunc(w.foreign, func(f *foreign) bool {
 		if !strings.HasPrefix(f.path, w.registry+"/") {
@@ -243,7 +243,7 @@ func (w *world) forgetForeign() {
 	clear(w.otherFrom)
 }
 
-// whileThere forgives that the daemon was faster, or that the directory is not there.
+// whileThere ignores the errors that the daemon was faster or the directory does not exist.
 func whileThere(err error) error {
 	if errors.Is(err, os.ErrExist) {
 		return nil

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// deed is something that can be the cause of a deregistration, or of a line in the log.
+// deed is an event that can cause a deregistration or a line in the log.
 type deed struct {
 	at   time.Time
 	kind kind
@@ -17,18 +17,18 @@ type kind string
 
 const (
 	onPath   kind = "path"     // the test touched the registration socket, or its directory
-	byDriver kind = "driver"   // the driver was stopped, or says something else
+	byDriver kind = "driver"   // the driver was stopped, or its answers changed
 	byConfig kind = "config"   // its configuration changed
 	asked    kind = "asked"    // reregister
-	logged   kind = "log"      // the daemon says why it takes a socket away or recreates it
+	logged   kind = "log"      // the daemon logged why it removes or recreates a socket
 	refusing kind = "refused"  // the kubelet refused
 	crashed  kind = "daemon"   // the daemon was killed or frozen
 	lost     kind = "deregist" // the kubelet deregistered
-	// The daemon's log says no more of the driver until the next daemon starts.
+	// The daemon logs nothing more about the driver until the next daemon starts.
 	muted kind = "muted"
 )
 
-// history holds what happened to each driver. It is guarded by the world's lock.
+// history has the events of each driver. The world's lock guards it.
 type history struct {
 	deeds map[string][]deed // by driver
 }
@@ -41,7 +41,7 @@ func (l *history) noteAt(at time.Time, driver string, k kind, what string) {
 	l.deeds[driver] = append(l.deeds[driver], deed{at, k, what})
 }
 
-// between finds a deed of one of the kinds.
+// between returns a deed of one of the kinds in the given time, or nil.
 func (l *history) between(driver string, from, to time.Time, kinds ...kind) *deed {
 	for i, d := range l.deeds[driver] {
 		for _, k := range kinds {
@@ -75,9 +75,8 @@ func (l *history) story(driver string) string {
 	return b.String()
 }
 
-// because is what a cause in the log has to have been caused by, and for how long
-// afterwards it may show: an error elsewhere in the files or a driver that is
-// not ready delays it.
+// becauseWithin is how long after its cause a log line may appear: an error elsewhere in the
+// configuration or a driver that is not ready delays it.
 const becauseWithin = 2 * time.Minute
 
 // unfounded returns an error text if the daemon had no reason to remove or recreate a socket.
@@ -105,7 +104,7 @@ func (l *history) unfounded(driver string, e entry) string {
 	return ""
 }
 
-// churn tells if the socket was recreated more often than there was a reason to.
+// churn returns an error text if the socket was recreated more often than there were reasons.
 func (l *history) churn(driver string) string {
 	if l.count(driver, muted) > 0 {
 		return ""

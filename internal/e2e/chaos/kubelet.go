@@ -6,12 +6,12 @@ func (w *world) startKubelet() error {
 	if w.kubelet != nil {
 		return nil
 	}
-	// It may tell of what it does before it is made.
+	// The kubelet may report events before StartKubelet returns.
 	w.mu.Unlock()
 	defer w.mu.Lock()
 	k, err := fake.StartKubelet(w.registry, w.cluster, w.happened)
 	if err != nil {
-		// The directory went while it started: the next one will do.
+		// The directory was removed while it started. The next kubelet will start.
 		w.say("the kubelet does not start: %v", err)
 		return nil
 	}

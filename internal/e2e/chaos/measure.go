@@ -13,7 +13,7 @@ import (
 	"csi-registrar/internal/fake"
 )
 
-// Measurements of drivers without a fault.
+// Measurements of drivers without faults.
 const (
 	served   = "from: driver serves, to: its registration socket accepts"
 	succeeds = "from: a hanging driver is replaced, to: its registration socket accepts"
@@ -21,7 +21,7 @@ const (
 	starts   = "from: start of the daemon, to: READY=1"
 )
 
-// Faults elsewhere during a measurement.
+// Faults of others during a measurement.
 const (
 	quiet      = "no faults"
 	faults     = "other faults"
@@ -29,21 +29,21 @@ const (
 	slowSystem = "service manager slow or stopped"
 )
 
-// allowed is how much longer than twice as long it may take meanwhile: a publication waits 0.3 s
-// for a new socket of somebody who does not answer, and as long for the service manager's
-// confirmation, of the old socket and the new.
+// allowed is by how much a measurement during faults may exceed twice the time without faults: a
+// publication waits 0.3 s for a new socket that does not answer, and as long for the service
+// manager to confirm the old and the new socket.
 var allowed = map[string]time.Duration{faults: 400 * ms, fsHangs: 400 * ms, slowSystem: time.Second}
 
 const (
-	roundsQuiet   = 3 // two changes each, and nine are free
+	roundsQuiet   = 3 // two changes each; nine are not delayed
 	changesAtMost = 7 // so that none is damped
-	enough        = 5 // to conclude something from them
+	enough        = 5 // measurements for a conclusion
 	gaveUpAfter   = 5 * time.Second
-	quietMost     = 2 * time.Second // for a median without faults
+	quietMost     = 2 * time.Second // limit of a median without faults
 )
 
-// took notes how long something took, unless the daemon itself or the whole directory was the
-// reason.
+// took records a duration, unless a fault of the daemon itself or of the whole directory explains
+// it.
 func (w *world) took(what string, from time.Time, long time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -104,13 +104,13 @@ func median(all []time.Duration) time.Duration {
 	return all[len(all)/2]
 }
 
-// measure has a driver start and its registration socket removed, so many rounds or until ctx
-// is done; it runs at the end.
+// measure starts a driver and removes its registration socket, for the given number of rounds or
+// until ctx is done. At the end the driver runs.
 func (w *world) measure(ctx context.Context, d *Driver, rounds int) error {
 	daemons, changes := 0, 0
 	for i := 0; ctx.Err() == nil && i < rounds; {
 		w.mu.Lock()
-		if n := w.figures["daemons"]; n != daemons { // a new one has counted nothing
+		if n := w.figures["daemons"]; n != daemons { // a new daemon counts from zero
 			daemons, changes = n, 0
 		}
 		w.mu.Unlock()
@@ -174,7 +174,7 @@ func (w *world) round(ctx context.Context, d *Driver, hangs bool) error {
 	return nil
 }
 
-// accepts reports whether somebody listens there.
+// accepts reports whether a process listens at the path.
 func accepts(path string) bool {
 	c, err := net.Dial("unix", path)
 	if err != nil {
@@ -183,7 +183,7 @@ func accepts(path string) bool {
 	return c.Close() == nil
 }
 
-// await polls a condition that has no event, for a limited time.
+// await polls for a condition that has no event, for a limited time.
 func await(ctx context.Context, is func() bool) bool {
 	for end := time.Now().Add(gaveUpAfter); !is(); sleep(ctx, ms) {
 		if ctx.Err() != nil || time.Now().After(end) {
@@ -205,8 +205,8 @@ func (w *world) measureQuietly() error {
 	return w.beside(func() error { return nil }, roundsQuiet)
 }
 
-// beside runs f while the drivers for that are measured, so many rounds if that is longer, and
-// while others flap if rounds is zero.
+// beside runs f while the measured drivers are measured, for at least the given number of rounds.
+// If rounds is zero, others flap meanwhile.
 func (w *world) beside(f func() error, rounds int) error {
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
@@ -238,7 +238,7 @@ func (w *world) beside(f func() error, rounds int) error {
 	return err
 }
 
-// flap has a driver alternate between ready and mismatch; in the end it is ready.
+// flap makes a driver alternate between ready and mismatch. At the end it is ready.
 func (w *world) flap(ctx context.Context, d *Driver) error {
 	for ctx.Err() == nil {
 		for _, act := range []string{"driver lie", "driver truth"} {

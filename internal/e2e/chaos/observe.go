@@ -10,7 +10,7 @@ import (
 	"csi-registrar/internal/rootdir"
 )
 
-// heard takes in a line of the daemon's log.
+// heard processes a line of the daemon's log.
 func (w *world) heard(line string) {
 	fmt.Fprintln(w.log, line)
 	e, ok := parse(line)
@@ -48,7 +48,7 @@ func (w *world) heard(line string) {
 	}
 }
 
-// happened takes in what the kubelet did.
+// happened processes an event of the kubelet.
 func (w *world) happened(e fake.Event) {
 	if e.What == fake.Reconciled {
 		return

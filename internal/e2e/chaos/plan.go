@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// Step is one decision. Steps depend on nothing but the seed and the number of drivers:
-// not on what they bring about, nor on how fast.
+// Step is one decision. Steps depend only on the seed and the number of drivers, not on their
+// effects or the speed of the machine.
 type Step struct {
 	N      int           // its number, from 1
 	At     time.Duration // since the beginning
 	Act    string        // one of the actions
 	Driver int           // which driver, where that matters
-	A, B   int           // what else was decided, 0 to 999; every action has its own use for them
+	A, B   int           // parameters from 0 to 999, whose meaning depends on the action
 }
 
 func (s Step) String() string {
@@ -80,27 +80,27 @@ var choices = []choice{
 	{"config withdraw", 6, "", 0, 0},
 }
 
-// pause is the longest time between two decisions, without those that end others.
+// pause is the longest time between two decisions, not counting those that end an action.
 const pause = 300 * ms
 
-// Plan makes the decisions, one after another.
+// Plan is the sequence of decisions.
 type Plan struct {
 	rand    *rand.Rand
 	drivers int
 	n       int
 	at      time.Duration
-	later   []Step // what ends others, by time
-	next    Step   // drawn, not given out yet
+	later   []Step // steps that end others, by time
+	next    Step   // drawn, not returned yet
 }
 
-// NewPlan begins the decisions of a seed.
+// NewPlan returns the plan of a seed.
 func NewPlan(seed uint64, drivers int) *Plan {
 	p := &Plan{rand: rand.New(rand.NewPCG(seed, 0)), drivers: drivers}
 	p.draw()
 	return p
 }
 
-// Next is the next decision in the order of time.
+// Next returns the next decision in the order of time.
 func (p *Plan) Next() Step {
 	s := p.next
 	if len(p.later) > 0 && p.later[0].At <= s.At {
@@ -114,7 +114,7 @@ func (p *Plan) Next() Step {
 	return s
 }
 
-// draw decides on one more action and on what ends it.
+// draw decides on one more action and on the one that ends it.
 func (p *Plan) draw() {
 	p.at += time.Duration(p.rand.Int64N(int64(pause)))
 	total := 0
@@ -134,7 +134,7 @@ func (p *Plan) draw() {
 		return
 	}
 	end := Step{At: p.at + c.least + time.Duration(after*float64(c.most-c.least)), Act: c.then, Driver: p.next.Driver, A: p.next.A, B: p.next.B}
-	// Behind those of the same time, and never before the action itself.
+	// After steps of the same time, so never before the action itself.
 	end.At = max(end.At, p.at+1)
 	at, _ := slices.BinarySearchFunc(p.later, end, func(have, want Step) int {
 		return cmp.Or(cmp.Compare(have.At, want.At), -1)

@@ -2,7 +2,7 @@ package chaos
 
 import "testing"
 
-// A seed that failed can be replayed only if nothing but the seed decides.
+// A failed seed can be replayed only if the plan depends on nothing else.
 func TestPlanIsTheSeeds(t *testing.T) {
 	a, b, other := NewPlan(7, 20), NewPlan(7, 20), NewPlan(8, 20)
 	same := 0

@@ -13,12 +13,12 @@ import (
 	"csi-registrar/internal/fake"
 )
 
-// settlesWithin is how long it may take until all is well: a change that the kubelet must
-// learn waits up to 30 s if there were many (registrar), the kubelet's backoff comes on top.
+// settlesWithin is how long recovery may take: after many changes, the registrar delays one that
+// the kubelet must learn by up to 30 s, and the kubelet's backoff is added to that.
 const settlesWithin = 50 * time.Second
 
-// calm ends everything that disturbs: what is another's leaves, drivers run and say the
-// truth, the configuration is right, the daemon and the kubelet run.
+// calm ends all faults: foreign files are removed, drivers run and give correct answers, the
+// configuration is valid, and the daemon and the kubelet run.
 func (w *world) calm() error {
 	w.posts.Wait()
 	w.mu.Lock()
@@ -71,7 +71,7 @@ func (w *world) eventually(limit time.Duration, missing func() string) string {
 	for now := range tick.C {
 		w.check(now)
 		if len(w.failed()) > 0 {
-			return "" // that is told already
+			return "" // already reported
 		}
 		if why := missing(); why == "" || now.After(end) {
 			return why
@@ -80,9 +80,9 @@ func (w *world) eventually(limit time.Duration, missing func() string) string {
 	return ""
 }
 
-// asItShouldBe returns an error text if the state is wrong after everything has settled.
+// asItShouldBe returns an error text while the state is not the one to settle in.
 func (w *world) asItShouldBe() string {
-	if w.kubelet == nil { // it could not start: the directory went at that moment
+	if w.kubelet == nil { // it could not start: the directory was removed at that moment
 		w.mu.Lock()
 		err := w.startKubelet()
 		w.mu.Unlock()
@@ -149,7 +149,7 @@ func (w *world) driverAsItShouldBe(d *Driver, s driverStatus, r fake.Registratio
 	return ""
 }
 
-// leftovers are temporary names of the daemon's. Those that bystanders have are not.
+// leftovers returns the daemon's temporary names, without similar names of bystanders.
 func (w *world) leftovers() string {
 	var left []string
 	for _, dir := range []string{w.root, w.registry} {
@@ -167,7 +167,7 @@ func (w *world) leftovers() string {
 	return strings.Join(left, " ")
 }
 
-// atRest counts what the daemon holds, when that does not change any more.
+// atRest counts the daemon's resources once they no longer change.
 func (w *world) atRest() (descriptors, goroutines int, open []string, err error) {
 	stable := 0
 	why := w.eventually(20*time.Second, func() string {

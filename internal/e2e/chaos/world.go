@@ -16,28 +16,28 @@ import (
 	"csi-registrar/internal/rootdir"
 )
 
-// world is the node: what runs on it, and what is known of it.
+// world is the node: its processes and files, and the history of both.
 type world struct {
 	t        testing.TB
 	dir      string
 	root     string // the kubelet's
 	registry string
 	etc      string // --config-root
-	scratch  string // things are made here, and moved away to here
+	scratch  string // files are made here and moved into place, or moved away to here
 	plan     *Plan
 	spawner  *spawner
 	api      api
-	log      *os.File // everything in one file, for whoever looks for the reason
-	noFS     error    // why there is no file system that hangs
-	keep     bool     // the directory, also where nothing was wrong
+	log      *os.File // everything in one file, to find the cause of a failure
+	noFS     error    // why there is no HangFS
+	keep     bool     // the directory is kept, even without a failure
 
-	// Only of who carries out the steps.
+	// Only used by the goroutine that carries out the steps.
 	drivers []*Driver
 	kubelet *fake.Kubelet
 	cluster *fake.APIServer
-	posts   sync.WaitGroup       // calls to the daemon under way
-	damped  map[string]time.Time // who waited when it was last looked, and until when
-	made    int                  // things made so far, for their names
+	posts   sync.WaitGroup       // pending requests to the daemon
+	damped  map[string]time.Time // drivers damped at the last check, and until when
+	made    int                  // files made so far, for their names
 
 	// mu is held while a step changes files, so that a check sees all of its changes or none.
 	mu        sync.Mutex
@@ -49,21 +49,21 @@ type world struct {
 	fedAt     time.Time // … since when it is so often
 	otherFrom map[string]time.Time
 
-	fs         *fake.HangFS // nil: not possible here
-	hangsSince time.Time    // zero: it answers
+	fs         *fake.HangFS // nil if not available here
+	hangsSince time.Time    // zero while it answers
 	busy       busy
-	registryAt time.Time // when plugins_registry was removed or moved last
-	chaos      bool      // the plan is carried out
+	registryAt time.Time // when plugins_registry was last removed or moved
+	chaos      bool      // the plan is being carried out
 	mutedUntil map[string]time.Time
-	// Of a driver's registration socket, of this daemon.
+	// Changes of each driver's registration socket by the current daemon.
 	changes map[string]int
 	// Durations by measurement and by concurrent fault.
 	times map[string]map[string][]time.Duration
 
-	published map[string]fileID    // what was at a driver's path last, and …
+	published map[string]fileID    // the last file at a driver's path, and …
 	upAt      map[string]time.Time // … when that was first seen
-	awayAt    time.Time            // when the daemon was last not there to answer
-	suspects  []fake.Event         // deregistrations to be looked at when the log has been read
+	awayAt    time.Time            // when the daemon was last unable to answer
+	suspects  []fake.Event         // deregistrations to check once the log has been read
 	figures   map[string]int
 	events    map[string]int // the kubelet's registrations and deregistrations, by driver
 	wrong     []string
@@ -132,7 +132,7 @@ func (w *world) populate(many int, run, hang string) {
 	}
 	for i := range 3 {
 		d := newDriver(fmt.Sprintf("m%02d", i), run, sound)
-		d.role, d.conf.withdraw = measured, true // so that it can come again
+		d.role, d.conf.withdraw = measured, true // so that it can register again
 		w.drivers = append(w.drivers, d)
 	}
 	d := newDriver("f00", run, sound)
@@ -140,7 +140,7 @@ func (w *world) populate(many int, run, hang string) {
 	w.drivers = append(w.drivers, d)
 }
 
-// close ends everything, and keeps the directory if something was wrong.
+// close ends everything, and keeps the directory after a failure.
 func (w *world) close() {
 	w.posts.Wait()
 	w.idleManager()
@@ -172,12 +172,12 @@ func (w *world) close() {
 	}
 }
 
-// say writes a line to the log, beside the daemon's own.
+// say writes a line to the log, which also has the daemon's lines.
 func (w *world) say(format string, args ...any) {
 	fmt.Fprintf(w.log, "%s "+format+"\n", append([]any{time.Now().Format("15:04:05.000")}, args...)...)
 }
 
-// bad notes that an invariant does not hold; mu is held.
+// bad records that an invariant does not hold. mu must be held.
 func (w *world) bad(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	w.say("WRONG: %s", text)
@@ -205,7 +205,7 @@ func (w *world) configure(d *Driver) error {
 	if !d.conf.present {
 		return gone(os.Remove(w.confPath(d)))
 	}
-	// As an editor does it: never half a file.
+	// Atomically, as editors do.
 	temporary := filepath.Join(w.scratch, "conf")
 	if err := os.WriteFile(temporary, []byte(d.table()), 0o644); err != nil {
 		return err
@@ -213,22 +213,22 @@ func (w *world) configure(d *Driver) error {
 	return os.Rename(temporary, w.confPath(d))
 }
 
-// ready reports whether the daemon said that it is.
+// ready reports whether the daemon has sent READY=1.
 func (w *world) ready() bool {
 	return w.daemon != nil && w.daemon.running() && w.spawner.manager.State().Ready > w.daemon.before
 }
 
-// noteAll notes a deed that concerns all drivers.
+// noteAll records a deed for all drivers.
 func (w *world) noteAll(k kind, what string) {
 	for name := range maps.Keys(w.byName) {
 		w.history.note(name, k, what)
 	}
 }
 
-// startDaemon starts one with what the store holds.
+// startDaemon starts a daemon with the contents of the store.
 func (w *world) startDaemon(args ...string) error {
 	w.mu.Unlock()
-	d, err := w.spawner.start(args...) // once the service manager is not busy
+	d, err := w.spawner.start(args...) // waits until the service manager is not busy
 	w.mu.Lock()
 	if err != nil {
 		return err
@@ -244,8 +244,8 @@ func (w *world) startDaemon(args ...string) error {
 	return nil
 }
 
-// stopDaemon ends it, by KILL or TERM. The lock is given back meanwhile, for the log has
-// to be read.
+// stopDaemon ends the daemon with SIGKILL or SIGTERM. It releases the lock meanwhile, so that the
+// log can be read.
 func (w *world) stopDaemon(kill bool) error {
 	d := w.daemon
 	if d == nil {
@@ -255,13 +255,13 @@ func (w *world) stopDaemon(kill bool) error {
 	w.daemon = nil
 	if kill {
 		w.noteAll(crashed, "daemon killed")
-		for name, at := range w.upAt { // the kernel's queue is short, and nobody else has it
+		for name, at := range w.upAt { // the daemon had the only copy
 			if w.managerBusy(at) {
 				w.history.note(name, onPath, "not sent to the descriptor store when the daemon was killed")
 			}
 		}
 	}
-	if w.managerBusy(time.Now()) { // the next one may not be there for as long as a Notify may take
+	if w.managerBusy(time.Now()) { // the next daemon may start too late for a Notify
 		w.noteAll(crashed, "daemon stopped while the service manager was busy")
 	}
 	var err error

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// A program outlives the thread of the goroutine that had it started.
+// A program outlives the thread of the goroutine that called Start.
 func TestStartFromAThreadThatEnds(t *testing.T) {
 	cmd := exec.Command("cat")
 	in, err := cmd.StdinPipe()
