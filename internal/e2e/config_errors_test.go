@@ -7,7 +7,7 @@ import (
 	"csi-registrar/internal/e2e/harness"
 )
 
-// Each is a drop-in with an error, and what must be named of it.
+// Each case is a drop-in with an error, and the texts that the report must have.
 var configErrors = map[string]struct {
 	text  string
 	words []string
@@ -76,7 +76,7 @@ func TestErrorAtReloadLosesNothing(t *testing.T) {
 			}
 			unchanged(t, n, k, names, func() {
 				n.Write("conf.d/60-bad.toml", m.text)
-				// A good driver beside it changes nothing either: the old configuration is in
+				// A valid driver beside it changes nothing either: the old configuration is in
 				// force.
 				n.Configure("late.example", n.Run+"/late.sock")
 				out, errs, code := n.RunCommand("reload", "--config-root", n.Etc)
@@ -114,7 +114,7 @@ func TestErrorAtReloadLosesNothing(t *testing.T) {
 	}
 }
 
-// A changed log level touches no socket; a changed endpoint that driver's alone.
+// A changed log level touches no socket, a changed endpoint only that driver's.
 func TestReloadTouchesOnlyWhatChanged(t *testing.T) {
 	t.Parallel()
 	n := harness.New(t)

@@ -11,15 +11,15 @@ import (
 	"csi-registrar/internal/e2e/harness"
 )
 
-// conflict checks that the daemon waits and says for whom.
+// conflict checks that the daemon waits and names the other registrar.
 func conflict(t *testing.T, c *harness.Daemon, driver, path string) {
 	t.Helper()
 	s := c.WaitState(driver, "conflict", soon)
 	contains(t, "the reason", s.Reason, path)
 }
 
-// A driver is moved from its sidecar to the host: the sidecar's socket is left alone while
-// it lives; when it leaves, the daemon takes over.
+// A driver is moved from its sidecar to the host: the daemon leaves the sidecar's socket alone
+// while the sidecar runs, and takes over when it has ended.
 func TestMovedFromTheSidecar(t *testing.T) {
 	t.Parallel()
 	leave := map[string]func(*harness.Sidecar){
@@ -48,8 +48,9 @@ func TestMovedFromTheSidecar(t *testing.T) {
 			t.Logf("registered %v after the sidecar left", e.Time.Sub(left))
 			limit := 4 * time.Second // ≤ 1 s to take over, then the kubelet's second, twice
 			if how == "killed" {
-				// It leaves its socket, and there is no event that nobody listens any more. The
-				// pause before the next attempt doubles, so it is as long as the conflict is old.
+				// It leaves its socket, and no event reports that nobody listens any more. The
+				// pause before the next attempt doubles, so it is as long as the conflict has
+				// lasted.
 				limit += 2 * left.Sub(began)
 			}
 			if took := e.Time.Sub(left); took > limit {
@@ -60,8 +61,8 @@ func TestMovedFromTheSidecar(t *testing.T) {
 	}
 }
 
-// And back: a sidecar steals the path, as its way is. The daemon leaves the thief alone
-// and is back when that goes.
+// And back: a sidecar replaces the socket at the path, as node-driver-registrar does. The daemon
+// leaves it alone, and takes over again when the sidecar has ended.
 func TestSidecarStealsThePath(t *testing.T) {
 	t.Parallel()
 	n, d, c, k := registered(t, "a.example")
@@ -80,8 +81,8 @@ func TestSidecarStealsThePath(t *testing.T) {
 	c.WaitState(d.Name, "registered", soon)
 }
 
-// The same name from another path (a sidecar with a patched name, a symlink): two
-// registrations of one name would fight in the kubelet.
+// The same name from another path (a sidecar with a patched name, a symlink): two registrations of
+// one name would conflict in the kubelet.
 func TestSameNameFromAnotherPath(t *testing.T) {
 	t.Parallel()
 	places := map[string]func(n *harness.Node) string{
@@ -111,8 +112,9 @@ func TestSameNameFromAnotherPath(t *testing.T) {
 	}
 }
 
-// One that comes after us: the kubelet has us already and refuses it, so nothing is withdrawn,
-// but who restarts the kubelet may lose the driver to it. That is named while it lives.
+// A second registrar that comes later: the kubelet refuses it, because the driver is registered, so
+// nothing is withdrawn. But after a restart of the kubelet it may get the driver, so the status
+// names it while it runs.
 func TestSameNameFromAnotherPathLater(t *testing.T) {
 	t.Parallel()
 	n, d, c, k := registered(t, "a.example")
@@ -160,8 +162,8 @@ func TestTwoDaemons(t *testing.T) {
 
 }
 
-// With the same configuration root there is one control socket: the second daemon works
-// without, says so, and has it when the first one leaves.
+// With the same configuration root there is one control socket: the second daemon runs without it,
+// logs that, and takes it over when the first one has ended.
 func TestTwoDaemonsOneControlSocket(t *testing.T) {
 	t.Parallel()
 	n, d, c, k := registered(t, "a.example")

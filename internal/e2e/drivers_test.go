@@ -9,7 +9,7 @@ import (
 	"csi-registrar/internal/fake"
 )
 
-// restart restarts a driver with another behaviour, killed or stopped well.
+// restart restarts a driver with another behaviour, after SIGKILL or SIGTERM.
 func restart(c *harness.Daemon, d *harness.Driver, kill bool, change func(*fake.Answers)) {
 	if kill {
 		d.Kill()
@@ -113,8 +113,8 @@ func TestDriverRestartsChanged(t *testing.T) {
 	}
 }
 
-// The kubelet would refuse a changed topology value while the Node has the old label:
-// the working registration is left alone, and what to do is said.
+// The kubelet would refuse a changed topology value while the Node has the old label: the working
+// registration is left alone, and the reason says what to do.
 func TestDriverRestartsWithAnotherTopologyValue(t *testing.T) {
 	t.Parallel()
 	n := harness.New(t)
@@ -133,14 +133,15 @@ func TestDriverRestartsWithAnotherTopologyValue(t *testing.T) {
 			t.Errorf("state %q, want registered", s.State)
 		}
 	})
-	// The kubelet would refuse it: nothing is done without --force.
+	// The kubelet would refuse the driver, so nothing is done without --force.
 	mark := k.Mark()
 	_, errs, code := n.RunCommand("reregister", d.Name, "--config-root", n.Etc)
 	if code != 1 {
 		t.Fatalf("reregister: %d %s", code, errs)
 	}
 	contains(t, "the refusal", errs, "example/zone", "label", "--force")
-	// As that says: remove the label, then reregister with --force, for the label cannot be seen.
+	// As the reason says: remove the label, then reregister with --force, because the daemon cannot
+	// see the label.
 	k.Command("label example/zone=")
 	if out, errs, code := n.RunCommand("reregister", "--force", d.Name, "--config-root", n.Etc); code != 0 {
 		t.Fatalf("reregister --force: %d %s%s", code, out, errs)
@@ -149,8 +150,8 @@ func TestDriverRestartsWithAnotherTopologyValue(t *testing.T) {
 	c.WaitStatus(d.Name, "no reason left", soon, func(s harness.DriverStatus) bool { return s.State == "registered" && s.Reason == "" })
 }
 
-// The limit of a driver depends on the attached volumes, as with aws-ebs, and changes in each of 20
-// restarts: with "leave" nothing is written, and the status has both numbers.
+// The volume limit of a driver depends on the attached volumes, as with aws-ebs, and changes at
+// each of 20 restarts: with "leave" nothing is written, and the status has both numbers.
 func TestLimitThatChangesWithEachRestart(t *testing.T) {
 	t.Parallel()
 	n := harness.New(t)
@@ -215,7 +216,7 @@ func TestDriverGone(t *testing.T) {
 	t.Run("withdraw", func(t *testing.T) {
 		t.Parallel()
 		n, d, c, k := registered(t, "a.example", `when_driver_is_gone = "withdraw"`, `withdraw_after = "3s"`)
-		unchanged(t, n, k, []string{d.Name}, func() { // back in time: nothing
+		unchanged(t, n, k, []string{d.Name}, func() { // back before withdraw_after: nothing happens
 			restart(c, d, false, nil)
 			c.WaitStatus(d.Name, "driver ready", soon, func(s harness.DriverStatus) bool { return s.Driver == "ready" })
 		})
@@ -231,8 +232,8 @@ func TestDriverGone(t *testing.T) {
 	})
 }
 
-// The sockets go with the daemon if nobody keeps them, whichever way it is asked to end,
-// and the control socket too.
+// The daemon removes its sockets at its end if nobody keeps them, whichever signal ends it, and the
+// control socket, too.
 func TestSignalsTakeTheSocketsAway(t *testing.T) {
 	t.Parallel()
 	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT} {

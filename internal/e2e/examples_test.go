@@ -27,7 +27,7 @@ import (
 	"csi-registrar/internal/e2e/harness"
 )
 
-// nodeReadinessRule is what the examples use of readiness.node.x-k8s.io/v1alpha1.
+// nodeReadinessRule has the fields of readiness.node.x-k8s.io/v1alpha1 that the examples use.
 type nodeReadinessRule struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
@@ -47,8 +47,7 @@ type nodeReadinessRule struct {
 	} `json:"spec"`
 }
 
-// customPlugin is the configuration of a custom plugin of node-problem-detector, as far as it is
-// used.
+// customPlugin has the used fields of the configuration of a node-problem-detector custom plugin.
 type customPlugin struct {
 	Plugin       string `json:"plugin"`
 	PluginConfig struct {
@@ -165,15 +164,15 @@ func TestExamplesOfPodsThatWait(t *testing.T) {
 	if !slices.Contains(set.Spec.Template.Spec.Tolerations, corev1.Toleration{Operator: corev1.TolerationOpExists}) {
 		t.Error("the reporter does not tolerate the taint")
 	}
-	// Without it node-problem-detector reports "no problem" before it has looked. It would do so
-	// for all conditions of a file when it has looked at the first.
+	// Otherwise node-problem-detector reports "no problem" before its first check, and after the
+	// first check of one condition for all others in the file.
 	if !plugin.PluginConfig.SkipInitial || len(plugin.Conditions) != 1 || len(plugin.Rules) != 1 {
 		t.Errorf("the plugin reports before it has looked: %+v", plugin)
 	}
 }
 
-// The plugin is run as node-problem-detector runs it, and ends with 0 for a driver that is
-// registered, with 1 for one that is not, and with something else when nobody knows.
+// The plugin is run as node-problem-detector runs it. Its exit code is 0 for a registered driver, 1
+// for one that is not registered, and another one if that is unknown.
 func TestPluginOfNodeProblemDetector(t *testing.T) {
 	t.Parallel()
 	n := harness.New(t)
@@ -222,8 +221,8 @@ func TestPluginOfNodeProblemDetector(t *testing.T) {
 	daemon.WaitState(driver, "registered", soon)
 	run(0, driver+": registered")
 
-	// A driver that is away stays registered. The restart of the daemon, too, is no reason to
-	// report anything.
+	// A driver that does not run stays registered. A restart of the daemon is no reason to report
+	// anything, either.
 	d.Stop()
 	run(0, driver+": registered")
 	d.Start()

@@ -69,8 +69,8 @@ func TestScripts(t *testing.T) {
 					t.Error(err)
 				}
 			})
-			// The text is as wide as its lines: where it is broken does not depend on the work
-			// directory.
+			// Wide enough that no line is broken: where would depend on the length of the work
+			// directory's path.
 			env.Setenv("COLUMNS", "400")
 			env.Setenv("PATH", bin+":"+env.Getenv("PATH"))
 			env.Setenv("TZ", "UTC")
@@ -98,7 +98,7 @@ func freePort() (string, error) {
 	return port, errors.Join(err, l.Close())
 }
 
-// command makes a command of a script.
+// command makes a script command of a function.
 func command(run func(n *node, args []string) error) func(*testscript.TestScript, bool, []string) {
 	return func(ts *testscript.TestScript, neg bool, args []string) {
 		if neg {
@@ -124,7 +124,7 @@ func expand(dir string) error {
 
 type nodeKey struct{}
 
-// node is what a script runs beside the programs that it calls.
+// node is what runs in the background of a script.
 type node struct {
 	dir, bin string
 	api      *fake.APIServer

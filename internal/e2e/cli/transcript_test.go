@@ -59,7 +59,7 @@ func transcribe(args []string) error {
 	return nil
 }
 
-// replacements are what differs from run to run, and what stands for it.
+// replacements are the texts that differ from run to run, and their placeholders.
 var replacements = []struct {
 	pattern *regexp.Regexp
 	text    string
@@ -67,12 +67,12 @@ var replacements = []struct {
 	{regexp.MustCompile(`\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d+)?( UTC|Z|[+-]\d\d:\d\d)?`), "TIME"},
 	{regexp.MustCompile(`\b\d\d:\d\d:\d\d\b`), "CLOCK"},
 	{regexp.MustCompile(`[0-9][0-9a-z.]* ago`), "AGE ago"},
-	// A row of the table of status: the age has a column of its own.
+	// A row of the status table, which has a column for the age.
 	{regexp.MustCompile(`(?m)^(\S.* (?:absent|starting|ready|mismatch|published|registered|refused|conflict) +)\d+[smhd]\w* +`), "${1}AGE    "},
 	{regexp.MustCompile(`[0-9][0-9.e+]* ms\b`), "N ms"},
 	{regexp.MustCompile(`("pid":|\b(?:pid|process)) \d+`), "$1 PID"},
 	{regexp.MustCompile(`\buid \d+`), "uid UID"},
-	// Its unit depends on how the test is run.
+	// The unit of the daemon depends on how the test is run.
 	{regexp.MustCompile(`(?s)"server": \{.*?\}`), `"server": {}`},
 	{regexp.MustCompile(`"version": "[^"]*"`), `"version": "VERSION"`},
 	{regexp.MustCompile(`"took_ms": [0-9.]+`), `"took_ms": N`},

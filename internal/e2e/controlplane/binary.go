@@ -12,8 +12,8 @@ import (
 	"csi-registrar/internal/e2e/built"
 )
 
-// Binary is the path of cmd/kubernetes, built: etcd, kube-apiserver and kubelet in one static
-// program. To build it takes minutes, so that it is kept in the user's cache directory.
+// Binary builds cmd/kubernetes (etcd, kube-apiserver and kubelet in one static program) and returns
+// its path. Building takes minutes, so the program is kept in the user's cache directory.
 func Binary(t testing.TB) string {
 	t.Helper()
 	dir := filepath.Join(built.Root(t), "internal", "e2e")
@@ -44,7 +44,7 @@ func cachedBinary(dir string) (string, error) {
 	}
 	_, version, _ := strings.Cut(strings.Fields(string(versions))[0], "@")
 	cached, err := built.Cached("kubernetes-"+version, append(versions, source...), func(to string) error {
-		// Static, for the C library of a machine may be older than this one's.
+		// Static, because another machine's C library may be older than this one's.
 		build := exec.Command("go", "build", "-ldflags=-s -w", "-o", to, "./cmd/kubernetes")
 		build.Dir = dir
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")

@@ -26,20 +26,20 @@ import (
 	"csi-registrar/internal/e2e/child"
 )
 
-// Port is that of the API server, at 127.0.0.1 in the namespace.
+// Port is the API server's port at 127.0.0.1 in the namespace.
 const Port = "6443"
 
 const (
 	server = "127.0.0.1:" + Port
 	etcd   = "http://127.0.0.1:2379"
 	peers  = "http://127.0.0.1:2380"
-	token  = "a-token-in-a-namespace-of-its-own-" // and who has it
+	token  = "a-token-in-a-namespace-of-its-own-" // the user's name is appended
 	// Generous, for machines under load.
 	startLimit = 2 * time.Minute
 )
 
-// The users. With RBAC the admin may do everything, the others what they may in every cluster, and
-// what a test adds. The kubelet's node is called node.
+// The users. With RBAC the admin may do everything; the others have their usual roles and those
+// that a test adds. The kubelet's node is called node.
 const (
 	Admin               = "admin"
 	Kubelet             = "system:node:node"
@@ -47,13 +47,13 @@ const (
 	NodeProblemDetector = "system:serviceaccount:kube-system:node-problem-detector"
 )
 
-// groups are those of the users.
+// groups are the groups of the users.
 var groups = map[string]string{
 	Admin: "system:masters", Kubelet: "system:nodes", Scheduler: "components", NodeProblemDetector: "system:serviceaccounts",
 }
 
-// ControlPlane is one without schedulers, controllers (but see Start) and nodes: etcd and an API
-// server that allows everything to everybody who has a kubeconfig, unless its flags say otherwise.
+// ControlPlane is etcd and an API server, without scheduler, controllers (but see Start) and nodes.
+// Unless the flags say otherwise, the API server allows everything to every user.
 type ControlPlane struct {
 	*Network
 	API *kubernetes.Clientset
@@ -64,11 +64,11 @@ type ControlPlane struct {
 	flags     []string
 }
 
-// New starts one, with further flags of the API server, and waits until it is ready. It ends with
-// the test.
+// New starts a control plane, with additional flags of the API server, and waits until it is ready.
+// It ends with the test.
 func New(t testing.TB, flags ...string) *ControlPlane {
 	t.Helper()
-	Binary(t) // first, for it may take minutes
+	Binary(t) // first, because it may take minutes
 	dir, err := os.MkdirTemp("", "controlplane")
 	if err != nil {
 		t.Fatal(err)
@@ -100,7 +100,7 @@ func New(t testing.TB, flags ...string) *ControlPlane {
 	return c
 }
 
-// Config is how a user calls the API server.
+// Config returns a user's client configuration.
 func (c *ControlPlane) Config(user string) *rest.Config {
 	return &rest.Config{
 		Host: "https://" + server, BearerToken: token + user, TLSClientConfig: rest.TLSClientConfig{Insecure: true},
@@ -108,7 +108,7 @@ func (c *ControlPlane) Config(user string) *rest.Config {
 	}
 }
 
-// CA are the certificates of the API server.
+// CA returns the certificates of the API server.
 func (c *ControlPlane) CA() []byte {
 	c.t.Helper()
 	b, err := os.ReadFile(c.path("certs/apiserver.crt"))
@@ -152,7 +152,7 @@ func (c *ControlPlane) StartAPIServer() {
 	})
 }
 
-// StopAPIServer kills the API server; what it knows is in etcd.
+// StopAPIServer kills the API server. Its data is in etcd.
 func (c *ControlPlane) StopAPIServer() {
 	c.t.Helper()
 	c.apiserver.kill()
@@ -161,7 +161,7 @@ func (c *ControlPlane) StopAPIServer() {
 // Kubeconfig returns the path of the admin's kubeconfig for processes in the network namespace.
 func (c *ControlPlane) Kubeconfig() string { return c.KubeconfigOf(Admin) }
 
-// KubeconfigOf is that of another user.
+// KubeconfigOf is Kubeconfig for another user.
 func (c *ControlPlane) KubeconfigOf(user string) string { return c.KubeconfigAt(user, server) }
 
 // KubeconfigAt returns the path of a user's kubeconfig with another address of the API server.
@@ -192,7 +192,7 @@ func Eventually(t testing.TB, limit time.Duration, what string, check func() err
 	}
 }
 
-// process is a child that is always waited for.
+// process is a child process. It is always waited for.
 type process struct {
 	cmd    *exec.Cmd
 	output lockedBuffer
@@ -210,13 +210,13 @@ func (l *lockedBuffer) Write(p []byte) (int, error) {
 	return l.b.Write(p)
 }
 
-// start starts cmd/kubernetes in a role.
+// start starts cmd/kubernetes in one of its roles.
 func (c *ControlPlane) start(role string, args ...string) *process {
 	c.t.Helper()
 	return c.startCommand(role, c.Command(append([]string{Binary(c.t), role}, args...)...))
 }
 
-// Start starts a command of Command, which ends with the test.
+// Start starts a command that Command returned. It ends with the test.
 func (c *ControlPlane) Start(name string, cmd *exec.Cmd) {
 	c.t.Helper()
 	c.startCommand(name, cmd)
@@ -251,7 +251,7 @@ func (p *process) running() bool {
 
 func (p *process) kill() {
 	if p.running() {
-		_ = p.cmd.Process.Kill() // it ended meanwhile
+		_ = p.cmd.Process.Kill() // it may have ended meanwhile
 	}
 	<-p.ended
 }

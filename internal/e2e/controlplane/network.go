@@ -13,13 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Network is a network namespace with nothing but a loopback interface. It lives as long as the
-// test, whatever is started, rebooted or cut off in it.
+// Network is a network namespace with only a loopback interface. It exists as long as the test,
+// whatever is started, rebooted or cut off in it.
 type Network struct {
 	namespace, host *os.File
 }
 
-// NewNetwork makes one; that needs root.
+// NewNetwork creates a network namespace, which needs root.
 func NewNetwork(t testing.TB) *Network {
 	t.Helper()
 	host, err := os.Open("/proc/self/ns/net")
@@ -35,7 +35,7 @@ func NewNetwork(t testing.TB) *Network {
 	return n
 }
 
-// make changes the namespace of one thread and changes it back.
+// make creates the namespace by switching one thread to a new one and back.
 func (n *Network) make() (err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -59,17 +59,17 @@ func (n *Network) make() (err error) {
 	return unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, lo)
 }
 
-// Path names the namespace as long as the test process lives.
+// Path returns a path of the namespace that is valid while the test process runs.
 func (n *Network) Path() string {
 	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), n.namespace.Fd())
 }
 
-// Command is a command in the namespace.
+// Command returns a command that runs in the namespace.
 func (n *Network) Command(args ...string) *exec.Cmd {
 	return exec.Command("nsenter", append([]string{"--net=" + n.Path(), "--"}, args...)...)
 }
 
-// Do runs f in the namespace, and so the programs that f starts.
+// Do runs f, and the programs that f starts, in the namespace.
 func (n *Network) Do(f func()) (err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -1,4 +1,4 @@
-// Command faulty plays what doctor has to find on a node.
+// Command faulty imitates the faults of a node that doctor must find.
 //
 //	faulty driver --socket PATH --name NAME --faults FILE   a CSI driver; its faults are in FILE, as JSON, at each call
 //	faulty deaf PATH                          a socket whose queue is full
@@ -125,7 +125,7 @@ func deaf(ctx context.Context, path string) error {
 	return errors.Join(c.Close(), unix.Close(fd))
 }
 
-// faultList is what a driver does wrong.
+// faultList lists the faults of a driver.
 type faultList struct {
 	Name          *string           // another one
 	NodeID        *string           // another one
@@ -143,7 +143,7 @@ type driver struct {
 	name, faults string
 }
 
-// call reads the faults, and commits those of the method.
+// call reads the faults and applies those of the method.
 func (d *driver) call(ctx context.Context, method string) (f faultList, err error) {
 	data, err := os.ReadFile(d.faults)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -192,7 +192,7 @@ func (d *driver) NodeGetInfo(ctx context.Context, _ *csi.NodeGetInfoRequest) (*c
 	return r, err
 }
 
-// registrar serves the registration of a driver.
+// registrar serves GetInfo for a driver, as another registrar does.
 type registrar struct {
 	registerapi.UnimplementedRegistrationServer
 	name, endpoint string

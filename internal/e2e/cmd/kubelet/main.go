@@ -1,15 +1,14 @@
-// Command kubelet is the part of a kubelet that registers CSI drivers, alone: the
-// plugin manager, CSI handler and node info manager of k8s.io/kubernetes over a fake API
-// server (see package kubelet). One process is one kubelet. Tests run it against
-// csi-registrar, on this machine and in containers; built with CGO_ENABLED=0 (and
-// -ldflags "-s -w": 65 MB) it runs on any Linux.
+// Command kubelet is only the part of a kubelet that registers CSI drivers: the plugin manager, CSI
+// handler and node info manager of k8s.io/kubernetes, with a fake API server (see package kubelet).
+// One process is one kubelet. Tests run it with csi-registrar, on this machine and in containers;
+// built with CGO_ENABLED=0 it runs on any Linux.
 //
 //	kubelet --root DIR [--node NAME] [--handler csi|record] [--state FILE] [--until-eof] [--v LEVEL]
 //
-// It watches DIR/plugins_registry (which it makes, as the kubelet does) until INT or TERM,
-// or, with --until-eof, until standard input ends. --handler=record says yes to every
-// plugin and has no API server. --state keeps the objects of the API server in a file,
-// for the next kubelet of that node. klog's lines go to standard error.
+// It watches DIR/plugins_registry (which it creates, as the kubelet does) until SIGINT or SIGTERM,
+// or, with --until-eof, until standard input ends. --handler=record accepts every plugin and has no
+// API server. --state keeps the objects of the API server in a file, for the next kubelet of that
+// node. klog's lines go to standard error.
 //
 // Output: one JSON object a line, each with "time" (RFC 3339 with fractions) and "event":
 //
@@ -21,11 +20,10 @@
 //	node        labels, csinode_writes, node_writes
 //	done        command, error, csinode_writes, node_writes
 //
-// csinode and node are printed after each successful write of the kubelet and when asked for; an
-// empty field or a 0 is left out. csinode_writes and node_writes count those writes since the
-// process started (the first csinode write, before any driver, is the kubelet's making of the
-// object; with an earlier state there is none). A refusal of the API server is in the error of
-// register.
+// csinode and node are printed after each successful write of the kubelet and on request; an empty
+// field or a 0 is left out. csinode_writes and node_writes count those writes since the process
+// started. The first csinode write, before any driver, creates the object; with an earlier state
+// there is none. If the API server refuses a write, the error is in the register event.
 //
 // Commands on standard input, one a line, each answered by a done event:
 //

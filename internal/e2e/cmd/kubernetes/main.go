@@ -7,8 +7,8 @@
 //	kubernetes kubelet FLAG...
 //	kubernetes fake-runtime SOCKET
 //
-// The last one serves a container runtime that runs nothing. Called by the name kubelet, the
-// program is that.
+// The last one serves a container runtime that runs nothing. If the program is called by the name
+// kubelet, it is the kubelet.
 package main
 
 import (
@@ -42,7 +42,7 @@ func run(args []string) int {
 		return 2
 	}
 	role, args := args[0], args[1:]
-	switch role { // those that handle signals themselves
+	switch role { // these handle signals themselves
 	case "kube-apiserver":
 		cmd := apiserver.NewAPIServerCommand()
 		cmd.SetArgs(args)
@@ -103,7 +103,7 @@ func etcd(ctx context.Context, dir, client, peer string) error {
 
 func fakeRuntime(ctx context.Context, socket string) error {
 	runtime := fake.NewFakeRemoteRuntime()
-	runtime.ImageService.SetFakeImageSize(1) // the kubelet takes 0 for an error
+	runtime.ImageService.SetFakeImageSize(1) // the kubelet treats 0 as an error
 	if err := runtime.Start("unix://" + socket); err != nil {
 		return err
 	}

@@ -3,10 +3,10 @@
 //	pod pause       wait for TERM
 //	pod write FILE  write a line to FILE every 100 ms until TERM
 //
-// The file is opened for each line, so that a line proves that its path still leads somewhere. A
-// line is the time since the kernel was started and the longest delay, since the line before, of a
-// clock beside the writing, both in ms: what the machine took from both was not the volume's doing.
-// What could not be written is said on standard error, and missing in the file.
+// The file is opened for each line, so that each line proves that the path still works. A line is
+// the time since the kernel started and the longest delay of an independent clock since the line
+// before, both in ms: a gap that the clock has, too, was caused by the machine, not by the volume.
+// A line that cannot be written is reported on standard error and missing in the file.
 package main
 
 import (
@@ -83,7 +83,7 @@ func watchClock(ctx context.Context, worst *atomic.Int64) {
 	}
 }
 
-// uptime goes on while the machine is off, for its kernel is the host's.
+// uptime also counts while the machine is off, because its kernel is the host's.
 func uptime() time.Duration {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {

@@ -1,9 +1,9 @@
-// Command sandbox is run in place of the daemon, in its unit. It tries to reach what code that has
-// taken over the daemon would want, and writes a line for each thing that it reached.
+// Command sandbox runs in place of the daemon, in its unit. It tries to reach what an attacker who
+// has taken over the daemon would want, and writes a line for each thing that it reached.
 //
 //	sandbox serve PATH...  listens at the paths, outside of the unit
 //	sandbox try DIR        waits until DIR/go-1 exists, tries everything, and writes DIR/reached-1;
-//	                       then again as 2 with Landlock, as the daemon uses it, and as 3 the same.
+//	                       then twice more, as 2 and 3, with Landlock as the daemon uses it.
 //	                       Then it makes the process in DIR/victim the unit's main process
 package main
 
@@ -40,7 +40,7 @@ func main() {
 }
 
 func serve(paths []string) error {
-	var listeners []net.Listener // one that is collected is closed
+	var listeners []net.Listener // the garbage collector would close one
 	for _, path := range paths {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			return err
@@ -93,7 +93,7 @@ func try(dir string) error {
 	}
 }
 
-// wait waits for a file and returns what it has.
+// wait waits for a file and returns its content.
 func wait(path string) string {
 	for {
 		if b, err := os.ReadFile(path); err == nil {
@@ -178,7 +178,7 @@ func open(path string, flags int) error {
 	return err
 }
 
-// read reads a byte: a masked file can be opened in some sandboxes.
+// read reads a byte, because in some sandboxes a masked file can be opened.
 func read(path string) error {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -202,7 +202,7 @@ func connect(path string) error {
 	return unix.ECONNREFUSED
 }
 
-// processes are the other processes that /proc shows, with their users.
+// processes returns the other processes in /proc, with their users.
 func processes() map[int]uint32 {
 	all := map[int]uint32{}
 	entries, _ := os.ReadDir("/proc")
@@ -239,8 +239,8 @@ type call struct {
 	try  func() error
 }
 
-// number tries a system call by its number. An error of the kernel about the arguments means that
-// the filter let it pass.
+// number tries a system call by its number. An error about the arguments means that the filter
+// admitted the call.
 func number(name string, nr uintptr, args ...uintptr) call {
 	return call{name, func() error {
 		a := append(args, 0, 0, 0, 0, 0, 0)

@@ -1,6 +1,6 @@
-// Command upstream stands for the drivers of packaging/examples, where those cannot be had: it
-// takes upstream's flags and becomes the sample driver, under the name of the driver that it is
-// called as. That mounts without other programs, so an image of the two needs nothing else.
+// Command upstream replaces the drivers of packaging/examples where they are not available: it
+// accepts their flags and executes the sample driver under the driver name by which it was called.
+// The sample driver mounts without other programs, so an image of the two needs nothing else.
 package main
 
 import (
