@@ -78,6 +78,9 @@ func TestTooManyConnections(t *testing.T) {
 }
 
 func TestConnectionsWithoutACompleteCallAreClosed(t *testing.T) {
+	if !isolate(t, nil) {
+		return
+	}
 	w := newWorld(t)
 	const first, idle = 300 * time.Millisecond, time.Second
 	r := w.open()

@@ -25,20 +25,27 @@ func TestFileSystems(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to mount in a namespace of its own")
 	}
-	if !isolate(t, &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}) {
-		return
+	t.Parallel()
+	for name, test := range map[string]func(*testing.T){
+		"no space":                  noSpace,
+		"read-only":                 readOnly,
+		"read-only, closed":         readOnlyClosed,
+		"read-only root_dir":        readOnlyRootDir,
+		"another file system":       otherFileSystem,
+		"another file system, full": otherFileSystemFull,
+		"another mount":             otherMount,
+		"mounted over":              mountedOver,
+	} {
+		t.Run(name, func(t *testing.T) {
+			if !isolate(t, &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}) {
+				return
+			}
+			if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+				t.Fatal(err)
+			}
+			test(t)
+		})
 	}
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-		t.Fatal(err)
-	}
-	t.Run("no space", noSpace)
-	t.Run("read-only", readOnly)
-	t.Run("read-only, closed", readOnlyClosed)
-	t.Run("read-only root_dir", readOnlyRootDir)
-	t.Run("another file system", otherFileSystem)
-	t.Run("another file system, full", otherFileSystemFull)
-	t.Run("another mount", otherMount)
-	t.Run("mounted over", mountedOver)
 }
 
 func TestOutOfDescriptors(t *testing.T) {
@@ -47,17 +54,20 @@ func TestOutOfDescriptors(t *testing.T) {
 	}
 }
 
-// isolate runs the test again in a process of its own, and reports whether this is that process.
+// isolate runs the test again in a process of its own, beside other such tests, and reports
+// whether this is that process.
 func isolate(t *testing.T, attr *syscall.SysProcAttr) bool {
 	t.Helper()
 	if os.Getenv(isolatedEnv) != "" {
 		return true
 	}
+	t.Parallel()
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(exe, "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=60s")
+	run := "^" + strings.ReplaceAll(t.Name(), "/", "$/^") + "$"
+	cmd := exec.Command(exe, "-test.run="+run, "-test.v", "-test.timeout=60s")
 	cmd.Env = append(os.Environ(), isolatedEnv+"=1")
 	cmd.SysProcAttr = attr
 	out, err := cmd.CombinedOutput()

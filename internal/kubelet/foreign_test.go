@@ -169,6 +169,9 @@ func hinted(t *testing.T, s *Socket) {
 
 // After publishing it is no longer a conflict, so status shows it.
 func TestARegistrarThatComesLaterIsShownUntilItGoes(t *testing.T) {
+	if !isolate(t, nil) {
+		return
+	}
 	w := newWorld(t)
 	r, s := w.published("a")
 	t.Run("while it serves", func(t *testing.T) {

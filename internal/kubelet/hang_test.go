@@ -61,6 +61,9 @@ func TestALinkToWhereNothingAnswersHoldsUpNoPublication(t *testing.T) {
 // What was found before is kept while the file system does not answer, and examined again
 // afterwards.
 func TestTheFileSystemOfTheSocketDoesNotAnswer(t *testing.T) {
+	if !isolate(t, nil) {
+		return
+	}
 	w := newWorld(t)
 	r, s := w.published("a")
 	before := s.Look()
@@ -124,6 +127,9 @@ func (b *blockingStore) Keep(ctx context.Context, name string, c syscall.Conn) e
 // A publication that hangs is abandoned when the daemon stops. When it continues after all, it
 // ends as its Socket has ended, and leaves nothing behind.
 func TestClosedWhileAPublicationHangs(t *testing.T) {
+	if !isolate(t, nil) {
+		return
+	}
 	for _, end := range []string{"kept", "not kept", "discarded"} {
 		keep := end == "kept"
 		w := newWorld(t)

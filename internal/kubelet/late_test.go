@@ -16,6 +16,9 @@ import (
 // The listener in the store is at the path: while the file system does not answer, it is neither
 // given up nor mistaken for somebody else's.
 func TestWhatTheStoreKeptIsAdoptedWhenTheFileSystemAnswers(t *testing.T) {
+	if !isolate(t, nil) {
+		return
+	}
 	w := newWorld(t)
 	m := newManager(t)
 	leave(w, m, "a")
@@ -130,6 +133,9 @@ func TestALateAdoptionRemovesWhatItCannotProve(t *testing.T) {
 // What is wrong with a socket of an earlier process does not make the next change fail: a good
 // publication would be retried, which costs the kubelet another registration.
 func TestALateAdoptionThatFailsIsNotTheErrorOfTheNextChange(t *testing.T) {
+	if !isolate(t, nil) {
+		return
+	}
 	w := newWorld(t)
 	m := newManager(t)
 	leave(w, m, "a")
@@ -155,6 +161,9 @@ func TestALateAdoptionThatFailsIsNotTheErrorOfTheNextChange(t *testing.T) {
 
 // The process ends while a socket is put in place: its temporary name is removed all the same.
 func TestClosedWhileTheSocketIsPutInPlace(t *testing.T) {
+	if !isolate(t, nil) {
+		return
+	}
 	w := newWorld(t)
 	host := newHost()
 	begun, release := make(chan struct{}), make(chan struct{})

@@ -105,6 +105,9 @@ func slowly(t *testing.T, what string, cond func() bool) {
 }
 
 func TestEndOfTheKubeletIsNoticed(t *testing.T) {
+	if !isolate(t, nil) {
+		return
+	}
 	w := newWorld(t)
 	m := newManager(t)
 	p, o := w.process(m)
