@@ -12,8 +12,7 @@ import (
 
 // registeredWorld is one in which all is well.
 func registeredWorld() *world {
-	w := newWorld()
-	w.report = ready()
+	w := readyWorld()
 	w.sock = status.Socket{
 		Path: w.sock.Path, Place: status.Ours, Up: true, Accepted: 1,
 		Publication: status.Publication{

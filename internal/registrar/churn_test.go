@@ -26,8 +26,7 @@ func TestFlappingForHoursIsDamped(t *testing.T) {
 			"mismatch": {mismatch, 50}, "mismatch for a moment": {mismatch, 99}, "crash loop, withdrawn": {absent, 50},
 		} {
 			t.Run(fmt.Sprint(name, " each ", period), func(t *testing.T) {
-				w := newWorld()
-				w.report = ready()
+				w := readyWorld()
 				table := base
 				table.WhenGone, table.WithdrawAfter = config.Withdraw, period/10
 				runHarness(t, w, table, func(h *harness) {
@@ -63,9 +62,7 @@ func TestFlappingForHoursIsDamped(t *testing.T) {
 // Who asks for it does not wait, whatever else is to be done: the reason names a time, and this
 // is the way to do it now.
 func TestReregisterIsNotDamped(t *testing.T) {
-	w := newWorld()
-	w.report = ready()
-	runHarness(t, w, base, func(h *harness) {
+	runHarness(t, readyWorld(), base, func(h *harness) {
 		for i := range churnFree {
 			h.publications(i + 1)
 			h.w.set(func(w *world) { w.sock.Place = status.Missing })
@@ -87,9 +84,7 @@ func TestReregisterIsNotDamped(t *testing.T) {
 
 // What happens seldom is never delayed.
 func TestASingleChangeIsNeverDelayed(t *testing.T) {
-	w := newWorld()
-	w.report = ready()
-	runHarness(t, w, base, func(h *harness) {
+	runHarness(t, readyWorld(), base, func(h *harness) {
 		for i := range 24 {
 			time.Sleep(10 * time.Minute)
 			h.w.set(func(w *world) { w.report.Identity.NodeID = fmt.Sprint("n", i) })
@@ -100,9 +95,7 @@ func TestASingleChangeIsNeverDelayed(t *testing.T) {
 
 // Who removes the whole directory is given a second, and is not disturbed in it.
 func TestADirectoryIsMadeAgainAfterASecondOfQuiet(t *testing.T) {
-	w := newWorld()
-	w.report = ready()
-	runHarness(t, w, base, func(h *harness) {
+	runHarness(t, readyWorld(), base, func(h *harness) {
 		h.w.set(func(w *world) { w.sock.Place = status.Missing })
 		time.Sleep(quietSocket / 2)
 		h.w.set(func(w *world) { w.sock.DirMissing = true })
@@ -116,9 +109,7 @@ func TestADirectoryIsMadeAgainAfterASecondOfQuiet(t *testing.T) {
 
 // A path that cannot be looked at says nothing: neither missing nor replaced.
 func TestAPathThatCannotBeSeenIsLeftAlone(t *testing.T) {
-	w := newWorld()
-	w.report = ready()
-	runHarness(t, w, base, func(h *harness) {
+	runHarness(t, readyWorld(), base, func(h *harness) {
 		h.state("registered")
 		h.w.set(func(w *world) {
 			w.checkErr, w.sock.Place = errors.New("the file system does not answer"), status.Missing
@@ -137,8 +128,8 @@ func TestAPathThatCannotBeSeenIsLeftAlone(t *testing.T) {
 
 // A kubelet before 1.36 whose refusal was lost on the way keeps the plugin, and never comes back.
 func TestALostNotificationIsNotWaitedForForEver(t *testing.T) {
-	w := newWorld()
-	w.report, w.accept = ready(), nil
+	w := readyWorld()
+	w.accept = nil
 	runHarness(t, w, base, func(h *harness) {
 		h.w.set(func(w *world) { w.sock.GetInfoAt = time.Now() })
 		time.Sleep(kubeletRetries - time.Second)
@@ -152,9 +143,7 @@ func TestALostNotificationIsNotWaitedForForEver(t *testing.T) {
 
 // What the kubelet has learned by itself is written down: the next process knows it.
 func TestWhatTheKubeletLearnedIsAcknowledged(t *testing.T) {
-	w := newWorld()
-	w.report = ready()
-	runHarness(t, w, base, func(h *harness) {
+	runHarness(t, readyWorld(), base, func(h *harness) {
 		h.w.set(func(w *world) { w.report.Identity.Topology = map[string]string{"zone": "b"} })
 		time.Sleep(time.Minute)
 		h.w.word(true, "") // the label was removed and the kubelet restarted
@@ -170,8 +159,7 @@ func TestWhatTheKubeletLearnedIsAcknowledged(t *testing.T) {
 // Where the link points is nothing that the kubelet is told: a moved socket costs no registration,
 // but that there is a link at all does.
 func TestTheTargetOfTheLinkCostsNoRegistration(t *testing.T) {
-	w := newWorld()
-	w.report = ready()
+	w := readyWorld()
 	table := base
 	table.Endpoint, table.EndpointLink = "/run/a/csi.sock", true
 	runHarness(t, w, table, func(h *harness) {
@@ -193,9 +181,7 @@ func TestTheTargetOfTheLinkCostsNoRegistration(t *testing.T) {
 }
 
 func TestReregisterWhileItIsBeingPublished(t *testing.T) {
-	w := newWorld()
-	w.report = ready()
-	runHarness(t, w, base, func(h *harness) {
+	runHarness(t, readyWorld(), base, func(h *harness) {
 		hold := make(chan struct{})
 		h.w.set(func(w *world) { w.hold = hold })
 		if err := h.reg.Reregister(h.Context(), false); err != nil {
@@ -212,9 +198,7 @@ func TestReregisterWhileItIsBeingPublished(t *testing.T) {
 }
 
 func TestAnotherSocketOfTheSameDriverIsNamed(t *testing.T) {
-	w := newWorld()
-	w.report = ready()
-	runHarness(t, w, base, func(h *harness) {
+	runHarness(t, readyWorld(), base, func(h *harness) {
 		h.w.set(func(w *world) { w.sock.AlsoServed = "also served at /reg/other by process 7" })
 		h.state("registered")
 		if s := h.status(); s.Reason != "also served at /reg/other by process 7" {
@@ -226,9 +210,7 @@ func TestAnotherSocketOfTheSameDriverIsNamed(t *testing.T) {
 
 // The watchdog's question causes no look at anything.
 func TestAliveLooksAtNothing(t *testing.T) {
-	w := newWorld()
-	w.report = ready()
-	runHarness(t, w, base, func(h *harness) {
+	runHarness(t, readyWorld(), base, func(h *harness) {
 		h.state("registered")
 		h.w.mu.Lock()
 		asks, checks := h.w.asks, h.w.checks

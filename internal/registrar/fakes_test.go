@@ -50,6 +50,13 @@ func newWorld() *world {
 	}
 }
 
+// readyWorld returns a world whose driver is ready.
+func readyWorld() *world {
+	w := newWorld()
+	w.report = ready()
+	return w
+}
+
 func poke(c chan struct{}) {
 	select {
 	case c <- struct{}{}:

@@ -74,8 +74,7 @@ func TestProbesShareTheirTimes(t *testing.T) {
 // A driver that hangs is noticed after two silences, and asked until it answers; its registration
 // stays.
 func TestAHangIsNoticed(t *testing.T) {
-	w := newWorld()
-	w.report = ready()
+	w := readyWorld()
 	runHarness(t, w, probing(), func(h *harness) {
 		h.state("registered")
 		time.Sleep(10 * time.Minute)
@@ -130,8 +129,7 @@ func TestAHangIsNoticed(t *testing.T) {
 
 // One silence is no hang.
 func TestOneSilenceChangesNothing(t *testing.T) {
-	w := newWorld()
-	w.report = ready()
+	w := readyWorld()
 	runHarness(t, w, probing(), func(h *harness) {
 		h.state("registered")
 		said := h.log.len()
@@ -155,8 +153,7 @@ func TestOneSilenceChangesNothing(t *testing.T) {
 
 // Without probes a hang is noticed when the driver is asked for another reason.
 func TestAHangIsNoticedWithoutProbes(t *testing.T) {
-	w := newWorld()
-	w.report = ready()
+	w := readyWorld()
 	runHarness(t, w, base, func(h *harness) {
 		h.state("registered")
 		h.w.set(func(w *world) { w.report, w.takes = silent(), 5*time.Second })
@@ -282,8 +279,7 @@ func TestRestartsAreCounted(t *testing.T) {
 // With when_limit_changes = "leave" the kubelet asks the driver itself: the status has both
 // numbers.
 func TestALimitThatIsLeftToTheKubelet(t *testing.T) {
-	w := newWorld()
-	w.report = ready()
+	w := readyWorld()
 	table := base
 	table.WhenLimitChanges = config.Leave
 	runHarness(t, w, table, func(h *harness) {
@@ -313,8 +309,7 @@ func TestALimitThatIsLeftToTheKubelet(t *testing.T) {
 
 // The kubelet's restart registers again, and so it knows the limit.
 func TestALimitThatTheKubeletLearned(t *testing.T) {
-	w := newWorld()
-	w.report = ready()
+	w := readyWorld()
 	table := base
 	table.WhenLimitChanges = config.Leave
 	runHarness(t, w, table, func(h *harness) {

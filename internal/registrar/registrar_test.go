@@ -107,9 +107,7 @@ func TestAFlappingDriverCannotKeepUsBusy(t *testing.T) {
 }
 
 func TestRestartUnchangedTouchesNothing(t *testing.T) {
-	w := newWorld()
-	w.report = ready()
-	runHarness(t, w, base, func(h *harness) {
+	runHarness(t, readyWorld(), base, func(h *harness) {
 		h.state("registered")
 		for range 100 {
 			h.w.set(func(w *world) { w.report = status.Report{Driver: status.Absent, Reason: "gone"} })
@@ -128,9 +126,7 @@ func TestRestartUnchangedTouchesNothing(t *testing.T) {
 }
 
 func TestIdleCostsNothing(t *testing.T) {
-	w := newWorld()
-	w.report = ready()
-	runHarness(t, w, base, func(h *harness) {
+	runHarness(t, readyWorld(), base, func(h *harness) {
 		h.state("registered")
 		before, _, _ := h.counts()
 		time.Sleep(24 * time.Hour)
@@ -157,9 +153,7 @@ func TestChanges(t *testing.T) {
 		{"topology value and node id", func(i *status.Identity) { i.Topology = map[string]string{"zone": "b"}; i.NodeID = "n2" }, 0, "remove the label"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newWorld()
-			w.report = ready()
-			runHarness(t, w, base, func(h *harness) {
+			runHarness(t, readyWorld(), base, func(h *harness) {
 				h.state("registered")
 				h.w.set(func(w *world) {
 					w.report = ready()
@@ -185,8 +179,8 @@ func TestChanges(t *testing.T) {
 // An answer of the kubelet that an earlier process recorded is in the future once the wall clock
 // was set back.
 func TestTheWallClockIsSetBack(t *testing.T) {
-	w := newWorld()
-	w.report, w.takes = ready(), time.Millisecond
+	w := readyWorld()
+	w.takes = time.Millisecond
 	w.report.Identity.NodeID = "n2"
 	runHarness(t, w, base, func(h *harness) {
 		h.w.set(func(w *world) {
@@ -203,9 +197,7 @@ func TestTheWallClockIsSetBack(t *testing.T) {
 }
 
 func TestEndpointChangeIsToldEvenWithMovedTopology(t *testing.T) {
-	w := newWorld()
-	w.report = ready()
-	runHarness(t, w, base, func(h *harness) {
+	runHarness(t, readyWorld(), base, func(h *harness) {
 		h.state("registered")
 		h.w.set(func(w *world) {
 			w.report = ready()
@@ -226,8 +218,7 @@ func TestEndpointChangeIsToldEvenWithMovedTopology(t *testing.T) {
 // The kubelet asks the driver itself. What it has said yes to needs nobody's attention, and
 // hides no later change.
 func TestTopologyThatTheKubeletTook(t *testing.T) {
-	w := newWorld()
-	w.report = ready()
+	w := readyWorld()
 	runHarness(t, w, base, func(h *harness) {
 		h.state("registered")
 		moved := func(w *world) { w.report.Identity.Topology = map[string]string{"zone": "b"} }
@@ -251,9 +242,7 @@ func TestTopologyThatTheKubeletTook(t *testing.T) {
 
 // A yes to a driver that we have not heard since its restart says nothing of what we know.
 func TestTopologyThatTheKubeletMayNotHaveTaken(t *testing.T) {
-	w := newWorld()
-	w.report = ready()
-	runHarness(t, w, base, func(h *harness) {
+	runHarness(t, readyWorld(), base, func(h *harness) {
 		h.w.set(func(w *world) { w.report.Identity.Topology = map[string]string{"zone": "b"} })
 		time.Sleep(time.Hour)
 		h.w.set(func(w *world) { w.hang = true })
@@ -266,9 +255,7 @@ func TestTopologyThatTheKubeletMayNotHaveTaken(t *testing.T) {
 }
 
 func TestADriverThatInventsNodeIDsDoesNotChurn(t *testing.T) {
-	w := newWorld()
-	w.report = ready()
-	runHarness(t, w, base, func(h *harness) {
+	runHarness(t, readyWorld(), base, func(h *harness) {
 		for i := range 3600 {
 			h.w.set(func(w *world) { w.report.Identity.NodeID = fmt.Sprint("n", i) })
 			time.Sleep(time.Second)
@@ -280,9 +267,7 @@ func TestADriverThatInventsNodeIDsDoesNotChurn(t *testing.T) {
 }
 
 func TestMismatchIsWithdrawn(t *testing.T) {
-	w := newWorld()
-	w.report = ready()
-	runHarness(t, w, base, func(h *harness) {
+	runHarness(t, readyWorld(), base, func(h *harness) {
 		h.state("registered")
 		h.w.set(func(w *world) {
 			w.report = status.Report{Driver: status.Mismatch, Reason: "calls itself bar"}
@@ -298,9 +283,7 @@ func TestMismatchIsWithdrawn(t *testing.T) {
 
 // A withdrawal that failed halfway, with the socket removed, does not delay the next publication.
 func TestAfterAFailedWithdrawalTheSocketIsRestoredAtOnce(t *testing.T) {
-	w := newWorld()
-	w.report = ready()
-	runHarness(t, w, base, func(h *harness) {
+	runHarness(t, readyWorld(), base, func(h *harness) {
 		h.state("registered")
 		h.w.set(func(w *world) {
 			w.withdrawErr = errors.New("cannot withdraw the endpoint link")
@@ -316,8 +299,7 @@ func TestAfterAFailedWithdrawalTheSocketIsRestoredAtOnce(t *testing.T) {
 }
 
 func TestWithdrawAfter(t *testing.T) {
-	w := newWorld()
-	w.report = ready()
+	w := readyWorld()
 	table := base
 	table.WhenGone, table.WithdrawAfter = config.Withdraw, 30*time.Second
 	runHarness(t, w, table, func(h *harness) {
@@ -340,8 +322,7 @@ func TestWithdrawAfter(t *testing.T) {
 
 // A driver that answers is not gone, ready or not.
 func TestWithdrawAfterCountsAbsenceAlone(t *testing.T) {
-	w := newWorld()
-	w.report = ready()
+	w := readyWorld()
 	table := base
 	table.WhenGone, table.WithdrawAfter = config.Withdraw, 30*time.Second
 	runHarness(t, w, table, func(h *harness) {
@@ -408,9 +389,7 @@ func TestWithdrawOnlyOnFreshWord(t *testing.T) {
 func TestGuard(t *testing.T) {
 	for _, place := range []status.Place{status.Missing, status.Foreign} {
 		t.Run(string(place), func(t *testing.T) {
-			w := newWorld()
-			w.report = ready()
-			runHarness(t, w, base, func(h *harness) {
+			runHarness(t, readyWorld(), base, func(h *harness) {
 				h.state("registered")
 				h.w.set(func(w *world) { w.sock.Place = place })
 				h.publications(1) // who removes more is not disturbed
@@ -436,9 +415,7 @@ func TestGuard(t *testing.T) {
 }
 
 func TestARemovedSocketOfAnAbsentDriverWaitsForIt(t *testing.T) {
-	w := newWorld()
-	w.report = ready()
-	runHarness(t, w, base, func(h *harness) {
+	runHarness(t, readyWorld(), base, func(h *harness) {
 		h.w.set(func(w *world) { w.report = status.Report{Driver: status.Absent, Reason: "gone"} })
 		h.state("registered")
 		h.w.set(func(w *world) { w.sock.Place = status.Missing })
@@ -452,8 +429,8 @@ func TestARemovedSocketOfAnAbsentDriverWaitsForIt(t *testing.T) {
 }
 
 func TestConflictIsFollowed(t *testing.T) {
-	w := newWorld()
-	w.report, w.publishErr = ready(), conflict{}
+	w := readyWorld()
+	w.publishErr = conflict{}
 	runHarness(t, w, base, func(h *harness) {
 		h.state("conflict")
 		time.Sleep(time.Hour)
@@ -472,9 +449,7 @@ func TestConflictIsFollowed(t *testing.T) {
 
 // The other registrar is gone, but the socket has changed too often: that is what the status says.
 func TestAConflictThatEndedIsNotShown(t *testing.T) {
-	w := newWorld()
-	w.report = ready()
-	runHarness(t, w, base, func(h *harness) {
+	runHarness(t, readyWorld(), base, func(h *harness) {
 		for range churnFree - 2 {
 			time.Sleep(time.Second)
 			h.w.set(func(w *world) { w.sock.Place = status.Missing })
@@ -493,8 +468,8 @@ func TestAConflictThatEndedIsNotShown(t *testing.T) {
 }
 
 func TestConflictEndsWithItsDriver(t *testing.T) {
-	w := newWorld()
-	w.report, w.publishErr = ready(), conflict{}
+	w := readyWorld()
+	w.publishErr = conflict{}
 	runHarness(t, w, base, func(h *harness) {
 		h.state("conflict")
 		h.w.set(func(w *world) { w.report = status.Report{Driver: status.Absent, Reason: "gone"} })
@@ -504,8 +479,8 @@ func TestConflictEndsWithItsDriver(t *testing.T) {
 }
 
 func TestAFullDiskIsSaidAndSurvived(t *testing.T) {
-	w := newWorld()
-	w.report, w.publishErr = ready(), errFull
+	w := readyWorld()
+	w.publishErr = errFull
 	runHarness(t, w, base, func(h *harness) {
 		time.Sleep(time.Minute)
 		h.state("ready")
@@ -522,8 +497,8 @@ func TestAFullDiskIsSaidAndSurvived(t *testing.T) {
 
 // What fails for one cause is no retry of a publication for another: that is counted.
 func TestAPublicationAfterAnotherFailedIsCounted(t *testing.T) {
-	w := newWorld()
-	w.report, w.publishErr = ready(), errFull
+	w := readyWorld()
+	w.publishErr = errFull
 	runHarness(t, w, base, func(h *harness) {
 		time.Sleep(time.Minute)
 		h.w.set(func(w *world) { // it was adopted late, and tells another endpoint
@@ -546,9 +521,7 @@ func TestAPublicationAfterAnotherFailedIsCounted(t *testing.T) {
 
 // A Check that fails does not make the retry of a publication a new one, which would be counted.
 func TestARetryAfterAFailedCheckIsNotCounted(t *testing.T) {
-	w := newWorld()
-	w.report = ready()
-	runHarness(t, w, base, func(h *harness) {
+	runHarness(t, readyWorld(), base, func(h *harness) {
 		time.Sleep(time.Minute)
 		h.w.set(func(w *world) { w.publishErr, w.sock.Place = errFull, status.Missing })
 		for i := range 40 {
@@ -567,9 +540,7 @@ func TestARetryAfterAFailedCheckIsNotCounted(t *testing.T) {
 
 // A call that was abandoned publishes after all: what was requested before is done.
 func TestARequestThatIsPublishedLateIsNotRepeated(t *testing.T) {
-	w := newWorld()
-	w.report = ready()
-	runHarness(t, w, base, func(h *harness) {
+	runHarness(t, readyWorld(), base, func(h *harness) {
 		time.Sleep(time.Minute)
 		h.w.set(func(w *world) { w.publishErr = errors.New("the file system does not answer") })
 		if err := h.reg.Reregister(h.Context(), false); err != nil {
@@ -592,8 +563,7 @@ func TestARequestThatIsPublishedLateIsNotRepeated(t *testing.T) {
 // A call that was abandoned publishes after all: the next change for the same cause is no retry,
 // and is counted.
 func TestAPublicationThatCompletedLateIsNotRetried(t *testing.T) {
-	w := newWorld()
-	w.report = ready()
+	w := readyWorld()
 	w.accept = func(status.Announcement) (bool, string) { return false, "no" }
 	runHarness(t, w, base, func(h *harness) {
 		h.state("refused")
@@ -620,8 +590,7 @@ func TestAPublicationThatCompletedLateIsNotRetried(t *testing.T) {
 // The kubelet refused because the driver was away. The driver returns, and meanwhile the target of
 // the link has changed: the kubelet need not learn of the target, but of the return.
 func TestAMovedLinkDoesNotHideAReturn(t *testing.T) {
-	w := newWorld()
-	w.report = ready()
+	w := readyWorld()
 	set := base
 	set.EndpointLink = true
 	runHarness(t, w, set, func(h *harness) {
@@ -644,8 +613,7 @@ func TestAMovedLinkDoesNotHideAReturn(t *testing.T) {
 }
 
 func TestRefusedThenTheKubeletComesBack(t *testing.T) {
-	w := newWorld()
-	w.report = ready()
+	w := readyWorld()
 	w.accept = func(status.Announcement) (bool, string) { return false, "no" }
 	runHarness(t, w, base, func(h *harness) {
 		h.state("refused")
@@ -664,8 +632,7 @@ func TestRefusedThenTheKubeletComesBack(t *testing.T) {
 }
 
 func TestRefusedByAnOlderKubelet(t *testing.T) {
-	w := newWorld()
-	w.report = ready()
+	w := readyWorld()
 	refuse := true
 	w.accept = func(status.Announcement) (bool, string) { return !refuse, "no" }
 	runHarness(t, w, base, func(h *harness) {
@@ -683,8 +650,8 @@ func TestRefusedByAnOlderKubelet(t *testing.T) {
 
 func TestNobodyAsksIsSaid(t *testing.T) {
 	for recreated, want := range map[bool]string{true: "restart the kubelet", false: "it does not run"} {
-		w := newWorld()
-		w.report, w.accept, w.sock.DirRecreated = ready(), nil, recreated
+		w := readyWorld()
+		w.accept, w.sock.DirRecreated = nil, recreated
 		runHarness(t, w, base, func(h *harness) {
 			h.state("published")
 			if s := h.status(); s.Reason != "" {
@@ -701,8 +668,7 @@ func TestNobodyAsksIsSaid(t *testing.T) {
 }
 
 func TestReturnAfterRefusalPublishesOnce(t *testing.T) {
-	w := newWorld()
-	w.report = ready()
+	w := readyWorld()
 	w.accept = func(status.Announcement) (bool, string) { return false, "no" }
 	runHarness(t, w, base, func(h *harness) {
 		h.state("refused")
@@ -717,8 +683,7 @@ func TestReturnAfterRefusalPublishesOnce(t *testing.T) {
 
 // What was asked for because of a refusal is over when the kubelet has spoken again.
 func TestAYesSettlesWhatWasAsked(t *testing.T) {
-	w := newWorld()
-	w.report = ready()
+	w := readyWorld()
 	w.accept = func(status.Announcement) (bool, string) { return false, "no" }
 	runHarness(t, w, base, func(h *harness) {
 		h.state("refused")
@@ -744,9 +709,7 @@ func TestAYesSettlesWhatWasAsked(t *testing.T) {
 
 // A driver's return is news to the refusal that stood then, not to those that come later.
 func TestAReturnOfYesterdayIsNoNews(t *testing.T) {
-	w := newWorld()
-	w.report = ready()
-	runHarness(t, w, base, func(h *harness) {
+	runHarness(t, readyWorld(), base, func(h *harness) {
 		h.w.set(func(w *world) { w.report = status.Report{Driver: status.Absent, Reason: "gone"} })
 		time.Sleep(time.Second)
 		h.w.set(func(w *world) { w.report = ready() })
@@ -759,9 +722,7 @@ func TestAReturnOfYesterdayIsNoNews(t *testing.T) {
 
 // The kubelet's try began before the driver came back, and so did not see it.
 func TestAReturnDuringTheKubeletsTry(t *testing.T) {
-	w := newWorld()
-	w.report = ready()
-	runHarness(t, w, base, func(h *harness) {
+	runHarness(t, readyWorld(), base, func(h *harness) {
 		h.w.set(func(w *world) { w.report = status.Report{Driver: status.Absent, Reason: "gone"} })
 		time.Sleep(time.Second)
 		h.w.set(func(w *world) { w.sock.GetInfoAt = time.Now() })
@@ -811,8 +772,7 @@ func TestADriverThatFlapsUnderARefusalDoesNotChurn(t *testing.T) {
 		}, churnMost},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newWorld()
-			w.report = ready()
+			w := readyWorld()
 			w.accept = func(status.Announcement) (bool, string) { return false, "no" }
 			runHarness(t, w, base, func(h *harness) {
 				for range 7190 {
@@ -830,9 +790,7 @@ func TestADriverThatFlapsUnderARefusalDoesNotChurn(t *testing.T) {
 
 // What was let pass once is tried again soon, also when it was the last change of the hour.
 func TestATryAgainIsNotDamped(t *testing.T) {
-	w := newWorld()
-	w.report = ready()
-	runHarness(t, w, base, func(h *harness) {
+	runHarness(t, readyWorld(), base, func(h *harness) {
 		for i := range churnMost - 2 {
 			h.w.set(func(w *world) { w.report.Identity.NodeID = fmt.Sprint("m", i) })
 			time.Sleep(churnStable + time.Minute)
@@ -852,8 +810,8 @@ func TestATryAgainIsNotDamped(t *testing.T) {
 
 // A kubelet that restarts says yes again: that is not how long the registration took.
 func TestTookIsOfTheFirstYes(t *testing.T) {
-	w := newWorld()
-	w.report, w.delay = ready(), 700*time.Millisecond
+	w := readyWorld()
+	w.delay = 700 * time.Millisecond
 	runHarness(t, w, base, func(h *harness) {
 		time.Sleep(time.Second)
 		if s := h.status(); s.Took != 700*time.Millisecond {
@@ -901,8 +859,7 @@ func TestReregister(t *testing.T) {
 // A working registration is not given up for one that the kubelet would refuse, unless somebody
 // insists.
 func TestReregisterWantsForceWhereTheKubeletWouldRefuse(t *testing.T) {
-	w := newWorld()
-	w.report = ready()
+	w := readyWorld()
 	w.report.Identity.Topology, w.report.Identity.NodeID = map[string]string{"zone": "a"}, "n1"
 	runHarness(t, w, base, func(h *harness) {
 		h.state("registered")
@@ -925,9 +882,7 @@ func TestReregisterWantsForceWhereTheKubeletWouldRefuse(t *testing.T) {
 
 // A driver that hangs for ever holds up neither the repair of the socket, nor commands.
 func TestAHangingDriverHoldsUpNothing(t *testing.T) {
-	w := newWorld()
-	w.report = ready()
-	runHarness(t, w, base, func(h *harness) {
+	runHarness(t, readyWorld(), base, func(h *harness) {
 		h.state("registered")
 		h.w.set(func(w *world) { w.hang = true })
 		synctest.Wait()
@@ -984,8 +939,8 @@ func TestAdoptedIsRegisteredBeforeTheDriverAnswers(t *testing.T) {
 
 // A reason that reads differently each time is still no flood in the log.
 func TestTroubleThatChangesItsWordsIsNotRepeatedForEver(t *testing.T) {
-	w := newWorld()
-	w.report, w.publishErr = ready(), errFull
+	w := readyWorld()
+	w.publishErr = errFull
 	runHarness(t, w, base, func(h *harness) {
 		for i := range 3600 {
 			time.Sleep(time.Second)
@@ -1004,9 +959,7 @@ func TestTroubleThatChangesItsWordsIsNotRepeatedForEver(t *testing.T) {
 // be withdrawn.
 func runFailingWithdrawal(t *testing.T, f func(h *harness)) {
 	t.Helper()
-	w := newWorld()
-	w.report = ready()
-	runHarness(t, w, base, func(h *harness) {
+	runHarness(t, readyWorld(), base, func(h *harness) {
 		h.state("registered")
 		h.w.set(func(w *world) { w.withdrawErr = errors.New("read-only file system") })
 		if err := h.reg.Update(h.Context(), disabled, nil); err != nil {
