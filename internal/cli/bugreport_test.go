@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"csi-registrar/internal/fake"
 	"csi-registrar/internal/status"
 )
 
@@ -25,7 +26,7 @@ const plantedSecret = "S3cr3t-Pa55w0rd"
 // what systemctl and journalctl would.
 func bugreportNode(t *testing.T) (root, host string) {
 	t.Helper()
-	root = newRoot(t)
+	root = fake.ShortDir(t)
 	host, err := os.Hostname()
 	if err != nil {
 		t.Fatal(err)
@@ -146,7 +147,7 @@ func TestBugreport(t *testing.T) {
 
 // Without a daemon and without systemd it says so, part by part.
 func TestBugreportOfAnEmptyNode(t *testing.T) {
-	root := newRoot(t)
+	root := fake.ShortDir(t)
 	t.Setenv("PATH", root)
 	t.Chdir(root)
 	s := newSession()
@@ -169,7 +170,7 @@ func TestBugreportOfAnEmptyNode(t *testing.T) {
 
 // It writes a new file only, and leaves none behind that is not whole.
 func TestBugreportWritesNewFilesOnly(t *testing.T) {
-	root := newRoot(t)
+	root := fake.ShortDir(t)
 	t.Setenv("PATH", root)
 	for _, make := range []func(path string) error{
 		func(path string) error { return os.WriteFile(path, nil, 0o644) },

@@ -15,16 +15,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"csi-registrar/internal/daemon"
+	"csi-registrar/internal/fake"
 )
 
 // leftBehind makes a registration socket as a killed daemon leaves it, and its record.
 func leftBehind(t *testing.T) (root, socket string) {
 	t.Helper()
-	root, err := os.MkdirTemp("/tmp", "cl") // short, wherever TMPDIR points
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(root) })
+	root = fake.ShortDir(t)
 	registry := filepath.Join(root, "plugins_registry")
 	if err := os.Mkdir(registry, 0o755); err != nil {
 		t.Fatal(err)

@@ -87,7 +87,7 @@ func TestDoctorText(t *testing.T) {
 // The exit code and the document, on a node where nothing is.
 func TestDoctorOnABareNode(t *testing.T) {
 	fake.CheckLeaks(t)
-	root := newRoot(t)
+	root := fake.ShortDir(t)
 	if err := os.MkdirAll(filepath.Join(root, "proc/1"), 0o755); err != nil {
 		t.Fatal(err)
 	}

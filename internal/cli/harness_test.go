@@ -77,21 +77,6 @@ func (d *fakeDaemon) Trace(context.Context, control.Recorder) error {
 	return errors.New("no endpoint link")
 }
 
-// newRoot returns a configuration root for one test.
-func newRoot(t *testing.T) string {
-	t.Helper()
-	root, err := os.MkdirTemp("/tmp", "r") // short, wherever TMPDIR points
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := os.RemoveAll(root); err != nil {
-			t.Error(err)
-		}
-	})
-	return root
-}
-
 // serve serves the control socket below the root until stop or the end of the test.
 func (d *fakeDaemon) serve(t *testing.T, root string) (stop func()) {
 	t.Helper()

@@ -20,6 +20,7 @@ import (
 
 	"csi-registrar/internal/config"
 	"csi-registrar/internal/doctor"
+	"csi-registrar/internal/fake"
 	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/status"
 )
@@ -86,7 +87,7 @@ func (u hostileUnits) Show(context.Context, string, ...string) (map[string]strin
 // hostileNode creates a node on which every untrusted name and text is evil.
 func hostileNode(t *testing.T) (root string) {
 	t.Helper()
-	root = newRoot(t)
+	root = fake.ShortDir(t)
 	write := func(name, text string) {
 		path := filepath.Join(root, name)
 		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)); err != nil {

@@ -59,7 +59,7 @@ func (n *linkedNode) document() status.Document {
 // The end of the kubelet that confirmed a registration is shown until another one reports, also by
 // a daemon that was started after the kubelet confirmed, or after it ended.
 func TestStatusShowsThatTheKubeletEnded(t *testing.T) {
-	root := newRoot(t)
+	root := fake.ShortDir(t)
 	n := &linkedNode{T: t, root: root, socket: filepath.Join(root, "d.sock"), log: newOutput()}
 	d := fake.NewDriver(n.socket, fake.Healthy(linkedName))
 	if _, err := d.Start(); err != nil {

@@ -10,12 +10,13 @@ import (
 	"csi-registrar/internal/compat"
 	"csi-registrar/internal/config"
 	"csi-registrar/internal/daemon"
+	"csi-registrar/internal/fake"
 )
 
 // With node-driver-registrar's flags the driver has no name until it answers. The table shows it
 // nevertheless, and the directory is that of the command line.
 func TestSidecarBeforeTheDriver(t *testing.T) {
-	root := newRoot(t)
+	root := fake.ShortDir(t)
 	registry := filepath.Join(root, "registration")
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)

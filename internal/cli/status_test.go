@@ -155,7 +155,7 @@ func TestStatusKeepsUnknownFields(t *testing.T) {
 
 func TestWatchInAPipe(t *testing.T) {
 	fake.CheckLeaks(t)
-	root := newRoot(t)
+	root := fake.ShortDir(t)
 	s := newSession()
 	ctx, interrupt := context.WithCancel(t.Context())
 	defer interrupt()
@@ -185,7 +185,7 @@ func TestWatchInAPipe(t *testing.T) {
 
 func TestWatchJSON(t *testing.T) {
 	fake.CheckLeaks(t)
-	root := newRoot(t)
+	root := fake.ShortDir(t)
 	s := newSession()
 	ctx, interrupt := context.WithCancel(t.Context())
 	defer interrupt()
@@ -213,7 +213,7 @@ func TestWatchJSON(t *testing.T) {
 // On a terminal each text replaces the previous one and fits the screen.
 func TestWatchOnATerminal(t *testing.T) {
 	fake.CheckLeaks(t)
-	root := newRoot(t)
+	root := fake.ShortDir(t)
 	var many []status.Driver
 	for _, c := range "abcdefghijklmnopqrstuvwxyz" {
 		many = append(many, driverIn(string(c)+".csi.example", "registered", hour))
@@ -295,7 +295,7 @@ func TestAge(t *testing.T) {
 
 // A drop-in that was copied a moment ago is there, although the daemon has not read it yet.
 func TestStatusBeforeTheFilesAreRead(t *testing.T) {
-	root := newRoot(t)
+	root := fake.ShortDir(t)
 	newFake().serve(t, root)
 	dir := filepath.Join(root, "etc/csi-registrar/conf.d")
 	if err := os.MkdirAll(dir, 0o755); err != nil {

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"os"
 	"runtime"
 	"runtime/debug"
 	"testing"
@@ -12,12 +11,7 @@ import (
 
 // TestProbesLeaveNoMemoryInTheFeeder: the process that stays with a driver probes it for months.
 func TestProbesLeaveNoMemoryInTheFeeder(t *testing.T) {
-	dir, err := os.MkdirTemp("/tmp", "sv") // short, wherever TMPDIR points
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(dir)
-	d := fake.NewDriver(dir+"/csi.sock", fake.Healthy("a.example"))
+	d := fake.NewDriver(fake.ShortDir(t)+"/csi.sock", fake.Healthy("a.example"))
 	if _, err := d.Start(); err != nil {
 		t.Fatal(err)
 	}

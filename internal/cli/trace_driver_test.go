@@ -42,7 +42,7 @@ const linkedName = "linked.example"
 
 func newLinkedNode(t *testing.T) *linkedNode {
 	t.Helper()
-	root := newRoot(t)
+	root := fake.ShortDir(t)
 	n := &linkedNode{T: t, root: root, socket: filepath.Join(root, "d.sock"), link: filepath.Join(root, "k/plugins/csi-registrar", linkedName+".sock"), log: newOutput()}
 	d := fake.NewDriver(n.socket, fake.Healthy(linkedName))
 	if _, err := d.Start(); err != nil {

@@ -95,7 +95,7 @@ type hangingNode struct {
 
 func newHangingNode(t *testing.T, drivers int) *hangingNode {
 	t.Helper()
-	root := newRoot(t)
+	root := fake.ShortDir(t)
 	n := &hangingNode{root: root, registry: filepath.Join(root, "k/plugins_registry"), client: control.NewClient(control.Path(root)), log: newOutput()}
 	for _, dir := range []string{n.registry, filepath.Join(root, "etc/csi-registrar"), filepath.Join(root, "hang")} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {

@@ -10,7 +10,7 @@ import (
 // After a long wait the daemon's socket is noticed by inotify, not by the slow retries.
 func TestWaitIsWokenByTheSocket(t *testing.T) {
 	fake.CheckLeaks(t)
-	root := newRoot(t)
+	root := fake.ShortDir(t)
 	t.Chdir(root)
 	s, ended := newSession(), make(chan int, 1)
 	go func() { ended <- s.run(t.Context(), "wait", "--config-root", ".") }()

@@ -39,11 +39,7 @@ func TestStoredListenersOfDisabledDriversAreUnclaimed(t *testing.T) {
 // A registration socket that cannot be adopted because the daemon was asked to stop stays in the
 // store for the next process: it is no reason to make a new one, nor to warn.
 func TestStopWhileAdoptingStartsNoRegistrar(t *testing.T) {
-	dir, err := os.MkdirTemp("/tmp", "p") // short, wherever TMPDIR points
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(dir)
+	dir := fake.ShortDir(t)
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "kept"), Net: "unix"})
 	if err != nil {
 		t.Fatal(err)

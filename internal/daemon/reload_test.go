@@ -13,6 +13,7 @@ import (
 
 	"csi-registrar/internal/config"
 	"csi-registrar/internal/control"
+	"csi-registrar/internal/fake"
 	"csi-registrar/internal/status"
 )
 
@@ -26,15 +27,7 @@ type node struct {
 
 func newNode(t *testing.T) *node {
 	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "d") // short, wherever TMPDIR points
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
+	dir := fake.ShortDir(t)
 	n := &node{t: t, root: filepath.Join(dir, "r"), kubelet: filepath.Join(dir, "k")}
 	if err := os.Mkdir(n.kubelet, 0o755); err != nil {
 		t.Fatal(err)

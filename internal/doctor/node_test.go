@@ -28,6 +28,7 @@ import (
 	"csi-registrar/internal/config"
 	"csi-registrar/internal/control"
 	"csi-registrar/internal/driver"
+	"csi-registrar/internal/fake"
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/systemd"
 	"csi-registrar/internal/worker"
@@ -72,16 +73,11 @@ func (u units) Show(_ context.Context, unit string, _ ...string) (map[string]str
 // newNode makes a healthy one.
 func newNode(t *testing.T) *node {
 	t.Helper()
-	// short, wherever TMPDIR points: a socket's path has at most 107 bytes
-	root, err := os.MkdirTemp("/tmp", "d")
-	if err != nil {
-		t.Fatal(err)
-	}
+	root := fake.ShortDir(t)
 	n := &node{t: t, root: root, rootDir: filepath.Join(root, "kubelet"), regs: map[string]func(){}}
 	t.Cleanup(func() {
 		n.stopDaemon()
 		n.driver.stop()
-		os.RemoveAll(root)
 	})
 	n.mkdir(filepath.Join(n.rootDir, "plugins_registry"), 0o750)
 	n.write("proc/self/mountinfo", "21 1 8:1 / / rw - ext4 /dev/sda1 rw\n")

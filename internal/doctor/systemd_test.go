@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"csi-registrar/internal/config"
+	"csi-registrar/internal/fake"
 	"csi-registrar/internal/systemd"
 )
 
@@ -146,7 +147,7 @@ func TestDaemonThatMayNotBeAsked(t *testing.T) {
 // take a moment to see that their clients are gone.)
 func TestLeavesNothingBehind(t *testing.T) {
 	n := newNode(t)
-	descriptors, goroutines := countDescriptors(t), runtime.NumGoroutine()
+	descriptors, goroutines := fake.Descriptors(t), runtime.NumGoroutine()
 	for range 3 {
 		n.examine()
 	}
@@ -160,17 +161,8 @@ func TestLeavesNothingBehind(t *testing.T) {
 			t.Errorf("%d %s before, %d after", before, what, after)
 		}
 	}
-	settled(func() int { return countDescriptors(t) }, descriptors, "descriptors")
+	settled(func() int { return fake.Descriptors(t) }, descriptors, "descriptors")
 	settled(runtime.NumGoroutine, goroutines, "goroutines")
-}
-
-func countDescriptors(t *testing.T) int {
-	t.Helper()
-	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Skip(err)
-	}
-	return len(entries)
 }
 
 func TestFileAlone(t *testing.T) {

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"csi-registrar/internal/config"
+	"csi-registrar/internal/fake"
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/trust"
 	"csi-registrar/internal/worker"
@@ -170,7 +171,7 @@ func TestNotThere(t *testing.T) {
 		}, status.Starting, "queue"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			c := client(t, config.Connection{Name: name, Socket: test.make(t, tempDir(t))}, nil)
+			c := client(t, config.Connection{Name: name, Socket: test.make(t, fake.ShortDir(t))}, nil)
 			if r := ask(t, c); r.Driver != test.want || !strings.Contains(r.Reason, test.reason) {
 				t.Errorf("%s: %s; want %s: …%s…", r.Driver, r.Reason, test.want, test.reason)
 			}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"log/slog"
 	"net"
-	"os"
 	"path/filepath"
 	"runtime"
 	"sync"
@@ -19,6 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"csi-registrar/internal/config"
+	"csi-registrar/internal/fake"
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/worker"
 )
@@ -114,14 +114,6 @@ func must(t testing.TB, err error) {
 	}
 }
 
-func tempDir(t testing.TB) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "dr") // short, wherever TMPDIR points
-	must(t, err)
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	return dir
-}
-
 // listen binds and listens; closing leaves the file behind, as a kill does.
 func listen(t testing.TB, path string) *net.UnixListener {
 	t.Helper()
@@ -165,8 +157,7 @@ func clientWith(t testing.TB, cfg config.Connection, hints Hints, pool *worker.P
 	if hints == nil {
 		hints = make(box, 1)
 	}
-	pollerRuns(t)
-	goroutines, descriptors := runtime.NumGoroutine(), countDescriptors(t)
+	goroutines, descriptors := runtime.NumGoroutine(), fake.Descriptors(t)
 	cfg.Endpoint, cfg.Timeout = cmp.Or(cfg.Endpoint, cfg.Socket), cmp.Or(cfg.Timeout, 5*time.Second)
 	cfg.SocketOwner = cmp.Or(cfg.SocketOwner, "root")
 	c := New(cfg, Options{Log: slog.New(slog.DiscardHandler), Hints: hints, Pool: pool})
@@ -174,14 +165,14 @@ func clientWith(t testing.TB, cfg config.Connection, hints Hints, pool *worker.P
 	t.Cleanup(func() {
 		c.Close()
 		for range 1000 {
-			if runtime.NumGoroutine() <= goroutines && countDescriptors(t) <= descriptors {
+			if runtime.NumGoroutine() <= goroutines && fake.Descriptors(t) <= descriptors {
 				return
 			}
 			time.Sleep(5 * time.Millisecond)
 		}
 		buf := make([]byte, 1<<16)
 		t.Errorf("left behind: %d goroutines (were %d), %d descriptors (were %d)\n%s",
-			runtime.NumGoroutine(), goroutines, countDescriptors(t), descriptors, buf[:runtime.Stack(buf, true)])
+			runtime.NumGoroutine(), goroutines, fake.Descriptors(t), descriptors, buf[:runtime.Stack(buf, true)])
 	})
 	return c
 }
@@ -189,21 +180,6 @@ func clientWith(t testing.TB, cfg config.Connection, hints Hints, pool *worker.P
 func ask(t testing.TB, c *Client) status.Report {
 	t.Helper()
 	return c.Ask(t.Context(), nil)
-}
-
-func pollerRuns(t testing.TB) {
-	t.Helper()
-	r, w, err := os.Pipe()
-	must(t, err)
-	r.Close()
-	w.Close()
-}
-
-func countDescriptors(t testing.TB) int {
-	t.Helper()
-	list, err := os.ReadDir("/proc/self/fd")
-	must(t, err)
-	return len(list)
 }
 
 func expectHint(t testing.TB, c *Client, what string) time.Duration {
@@ -236,6 +212,6 @@ func expectReady(t testing.TB, r status.Report) {
 
 func paths(t testing.TB) (dir, socket string) {
 	t.Helper()
-	dir = tempDir(t)
+	dir = fake.ShortDir(t)
 	return dir, filepath.Join(dir, "csi.sock")
 }

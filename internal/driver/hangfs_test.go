@@ -12,7 +12,7 @@ import (
 
 // The file system of a registered driver's socket hangs for a while.
 func TestSocketOnAFileSystemThatHangs(t *testing.T) {
-	dir := tempDir(t)
+	dir := fake.ShortDir(t)
 	fs, err := fake.MountHangFS(dir)
 	if err != nil {
 		t.Skip(err)

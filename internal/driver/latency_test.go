@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"csi-registrar/internal/config"
+	"csi-registrar/internal/fake"
 	"csi-registrar/internal/fswatch"
 	"csi-registrar/internal/status"
 )
@@ -54,7 +55,7 @@ func watchesMounts(t testing.TB) bool {
 // exist before.
 func TestLatency(t *testing.T) {
 	w := watcher(t)
-	dir := tempDir(t)
+	dir := fake.ShortDir(t)
 	var took []time.Duration
 	for i := range 50 {
 		socket := filepath.Join(dir, fmt.Sprint("plugin-", i), "sub/csi.sock")

@@ -56,7 +56,7 @@ func TestADriverThatHangsIsNotLive(t *testing.T) {
 }
 
 func TestNobodyIsNotLive(t *testing.T) {
-	err := Live(t.Context(), worker.NewPool(), "root", filepath.Join(tempDir(t), "none"))
+	err := Live(t.Context(), worker.NewPool(), "root", filepath.Join(fake.ShortDir(t), "none"))
 	if dead, ok := err.(*DeadError); !ok || !dead.Absent {
 		t.Errorf("%v", err)
 	}
@@ -79,7 +79,7 @@ func failing(code codes.Code, text string) map[string]error {
 
 func startFake(t *testing.T, a fake.Answers) *fake.Driver {
 	t.Helper()
-	d := fake.NewDriver(filepath.Join(tempDir(t), "csi.sock"), a)
+	d := fake.NewDriver(filepath.Join(fake.ShortDir(t), "csi.sock"), a)
 	if _, err := d.Start(); err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"csi-registrar/internal/config"
+	"csi-registrar/internal/fake"
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/trust"
 	"csi-registrar/internal/unixsock"
@@ -86,7 +87,7 @@ func TestTrust(t *testing.T) {
 		{"ourselves by number", func(string) error { return nil }, me, nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			dir, err := filepath.EvalSymlinks(tempDir(t))
+			dir, err := filepath.EvalSymlinks(fake.ShortDir(t))
 			must(t, err)
 			must(t, os.MkdirAll(dir+"/a/b", 0o755))
 			path := dir + "/a/b/s"

@@ -1,9 +1,12 @@
 package fake
 
 import (
+	"bytes"
+	"errors"
 	"os"
 	"runtime"
 	"runtime/debug"
+	"sync"
 	"testing"
 	"time"
 )
@@ -27,20 +30,13 @@ func ShortDir(t testing.TB) string {
 // CheckLeaks fails the test if it leaks goroutines or descriptors. Call it first.
 func CheckLeaks(t testing.TB) {
 	t.Helper()
-	count := func() (goroutines, descriptors int) {
-		fds, err := os.ReadDir("/proc/self/fd")
-		if err != nil {
-			t.Fatal(err)
-		}
-		return runtime.NumGoroutine(), len(fds)
-	}
-	goroutines, descriptors := count()
+	goroutines, descriptors := runtime.NumGoroutine(), Descriptors(t)
 	collect := debug.SetGCPercent(-1) // a finalizer would close a leaked descriptor
 	t.Cleanup(func() {
 		defer debug.SetGCPercent(collect)
 		deadline := time.Now().Add(5 * time.Second)
 		for {
-			g, f := count()
+			g, f := runtime.NumGoroutine(), Descriptors(t)
 			if g <= goroutines && f <= descriptors {
 				return
 			}
@@ -51,4 +47,42 @@ func CheckLeaks(t testing.TB) {
 			time.Sleep(time.Millisecond) // the runtime has no event for the end of a goroutine
 		}
 	})
+}
+
+// Descriptors counts the open descriptors of this process, with those of Go's poller, which it
+// opens when the first file needs it.
+func Descriptors(t testing.TB) int {
+	t.Helper()
+	r, w, err := os.Pipe()
+	if err == nil {
+		err = errors.Join(r.Close(), w.Close())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	fds, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(fds)
+}
+
+// Buffer is a buffer for several goroutines, such as one for a log.
+type Buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+// Write implements io.Writer.
+func (b *Buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+// String returns what was written.
+func (b *Buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
 }

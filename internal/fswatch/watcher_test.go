@@ -1,7 +1,6 @@
 package fswatch
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -17,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"csi-registrar/internal/fake"
 )
 
 const soon = 2 * time.Second // far below a slow look, far above what an event takes
@@ -26,14 +27,8 @@ const quiet = 50 * time.Millisecond
 
 func tempDir(t testing.TB) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "fw") // short, wherever TMPDIR points
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	if dir, err = filepath.EvalSymlinks(dir); err != nil {
-		t.Fatal(err)
-	}
+	dir, err := filepath.EvalSymlinks(fake.ShortDir(t))
+	must(t, err)
 	return dir
 }
 
@@ -53,8 +48,7 @@ func start(t testing.TB, o Options, prepare ...func(*Watcher)) *Watcher {
 
 func run(t testing.TB, w *Watcher) {
 	t.Helper()
-	pollerRuns(t)
-	goroutines, descriptors := runtime.NumGoroutine(), countDescriptors(t)
+	goroutines, descriptors := runtime.NumGoroutine(), fake.Descriptors(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- w.Run(ctx) }()
@@ -65,13 +59,13 @@ func run(t testing.TB, w *Watcher) {
 			t.Errorf("Run: %v", err)
 		}
 		for range 100 { // other tests' connections may be on their way out
-			if runtime.NumGoroutine() <= goroutines && countDescriptors(t) <= descriptors {
+			if runtime.NumGoroutine() <= goroutines && fake.Descriptors(t) <= descriptors {
 				return
 			}
 			time.Sleep(5 * time.Millisecond)
 		}
 		t.Errorf("left behind: %d goroutines (were %d), %d descriptors (were %d)",
-			runtime.NumGoroutine(), goroutines, countDescriptors(t), descriptors)
+			runtime.NumGoroutine(), goroutines, fake.Descriptors(t), descriptors)
 	})
 }
 
@@ -82,23 +76,6 @@ func waitUntilRunning(t testing.TB, w *Watcher) {
 		defer w.mu.Unlock()
 		return w.ctx != nil
 	})
-}
-
-// pollerRuns makes Go's poller open its own descriptors, which stay open.
-func pollerRuns(t testing.TB) {
-	r, w, err := os.Pipe()
-	must(t, err)
-	r.Close()
-	w.Close()
-}
-
-func countDescriptors(t testing.TB) int {
-	t.Helper()
-	list, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Skip("no /proc")
-	}
-	return len(list)
 }
 
 func expectHint(t testing.TB, s *Subscription, what string) {
@@ -690,7 +667,7 @@ func TestDegraded(t *testing.T) {
 			var (
 				mu      sync.Mutex
 				limited = true
-				logged  lockedBuffer
+				logged  fake.Buffer
 			)
 			is := func(err error) error {
 				mu.Lock()
@@ -744,23 +721,6 @@ func TestDegraded(t *testing.T) {
 			}
 		})
 	}
-}
-
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
 }
 
 type limitedNotifier struct {

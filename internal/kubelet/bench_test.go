@@ -6,13 +6,14 @@ import (
 
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"csi-registrar/internal/fake"
 	"csi-registrar/internal/status"
 )
 
 // publishedSocket makes a registry with one published driver for a benchmark.
 func publishedSocket(tb testing.TB) *Socket {
 	tb.Helper()
-	r, err := Open(shortDir(tb), options())
+	r, err := Open(fake.ShortDir(tb), options())
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"csi-registrar/internal/fake"
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/unixsock"
 )
@@ -164,7 +165,7 @@ func remount(t *testing.T, on string, flags uintptr) {
 func readOnlyClosed(t *testing.T) {
 	for _, keep := range []bool{true, false} {
 		w := newWorld(t)
-		w.run = shortDir(t)
+		w.run = fake.ShortDir(t)
 		mount(t, w.root, "")
 		os.Mkdir(w.dir, 0o750)
 		m := newManager(t)

@@ -1,7 +1,6 @@
 package kubelet
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -22,6 +21,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"csi-registrar/internal/fake"
 	"csi-registrar/internal/rootdir"
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/worker"
@@ -33,42 +33,15 @@ type world struct {
 	root string // the kubelet's root_dir
 	dir  string // plugins_registry
 	run  string
-	log  *syncBuffer
-}
-
-type syncBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *syncBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *syncBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
-}
-
-func shortDir(t testing.TB) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "") // short, wherever TMPDIR points
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	return dir
+	log  *fake.Buffer
 }
 
 // newWorld makes a root_dir with a plugins_registry, and checks at the end that nothing leaked.
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	checkLeaks(t)
-	top := shortDir(t)
-	w := &world{t: t, root: top, run: filepath.Join(top, "run"), log: &syncBuffer{}}
+	top := fake.ShortDir(t)
+	w := &world{t: t, root: top, run: filepath.Join(top, "run"), log: &fake.Buffer{}}
 	w.dir = rootdir.PluginsRegistry(w.root)
 	if err := os.MkdirAll(w.dir, 0o750); err != nil {
 		t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"csi-registrar/internal/fake"
 	"csi-registrar/internal/pluginreg"
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/unixsock"
@@ -389,7 +390,7 @@ func TestAFailedCheckIsRepeated(t *testing.T) {
 			}
 			return unixsock.Lstat(path)
 		}
-		r, err := Open(shortDir(t), o)
+		r, err := Open(fake.ShortDir(t), o)
 		if err != nil {
 			t.Fatal(err)
 		}

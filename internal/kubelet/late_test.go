@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"csi-registrar/internal/fake"
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/unixsock"
 	"csi-registrar/internal/worker"
@@ -61,7 +62,7 @@ func TestRestoreAfterAnotherRootDir(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	later, err := Open(shortDir(t), r.o)
+	later, err := Open(fake.ShortDir(t), r.o)
 	if err != nil {
 		t.Fatal(err)
 	}

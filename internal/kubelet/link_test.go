@@ -13,6 +13,7 @@ import (
 
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"csi-registrar/internal/fake"
 	"csi-registrar/internal/rootdir"
 	"csi-registrar/internal/status"
 )
@@ -268,7 +269,7 @@ func TestRecord(t *testing.T) {
 }
 
 func TestLinkPointsWhereItIsToldTo(t *testing.T) {
-	path := filepath.Join(shortDir(t), "plugins", "csi-registrar", "a.csi.example.sock")
+	path := filepath.Join(fake.ShortDir(t), "plugins", "csi-registrar", "a.csi.example.sock")
 	for _, target := range []string{"/run/a/csi.sock", "/run/b/csi.sock", "/run/b/csi.sock"} {
 		if err := newHost().pointLink(path, target); err != nil {
 			t.Fatal(err)
@@ -300,7 +301,7 @@ func TestLinkLeavesOtherThingsAlone(t *testing.T) {
 			return err
 		},
 	} {
-		path := filepath.Join(shortDir(t), "a.sock")
+		path := filepath.Join(fake.ShortDir(t), "a.sock")
 		if err := make(path); err != nil {
 			t.Fatal(err)
 		}
@@ -321,7 +322,7 @@ func TestLinkLeavesOtherThingsAlone(t *testing.T) {
 
 // A client that connects while the link is changed always reaches a listener.
 func TestLinkIsNeverMissing(t *testing.T) {
-	dir := shortDir(t)
+	dir := fake.ShortDir(t)
 	path, targets := filepath.Join(dir, "link"), []string{filepath.Join(dir, "a"), filepath.Join(dir, "b")}
 	var ended sync.WaitGroup
 	defer ended.Wait()

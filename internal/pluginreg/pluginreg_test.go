@@ -6,15 +6,13 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"csi-registrar/internal/fake"
 )
 
 // The kubelet ignores names that begin with a dot, and everything below such a directory.
 func TestSocketsThatTheKubeletSees(t *testing.T) {
-	dir, err := os.MkdirTemp("/tmp", "p") // short, wherever TMPDIR points
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
+	dir := fake.ShortDir(t)
 	for _, name := range []string{"sub/deeper", ".hidden"} {
 		if err := os.MkdirAll(filepath.Join(dir, name), 0o755); err != nil {
 			t.Fatal(err)

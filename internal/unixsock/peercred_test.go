@@ -11,16 +11,13 @@ import (
 	"testing"
 	"time"
 
+	"csi-registrar/internal/fake"
 	"csi-registrar/internal/unixsock"
 )
 
 func socketPath(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "pc") // short, wherever TMPDIR points
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
+	dir := fake.ShortDir(t)
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"csi-registrar/internal/fake"
 )
 
 // bound creates a socket at path without a listener.
@@ -44,11 +46,7 @@ func TestStaleSocketThatChangesIsLeft(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir, err := os.MkdirTemp("/tmp", "s") // short, wherever TMPDIR points
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer os.RemoveAll(dir)
+			dir := fake.ShortDir(t)
 			path, same := filepath.Join(dir, "a"), filepath.Join(dir, "b")
 			fd := bound(t, path)
 			bound(t, same)

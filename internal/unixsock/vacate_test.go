@@ -5,15 +5,12 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"csi-registrar/internal/fake"
 )
 
 func TestVacate(t *testing.T) {
-	dir, err := os.MkdirTemp("/tmp", "v") // short, wherever TMPDIR points
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	path := filepath.Join(dir, "s")
+	path := filepath.Join(fake.ShortDir(t), "s")
 	if removed, err := Vacate(t.Context(), path); removed || err != nil {
 		t.Errorf("nothing there: %t, %v", removed, err)
 	}

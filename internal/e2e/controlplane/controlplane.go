@@ -3,7 +3,6 @@
 package controlplane
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/rsa"
@@ -15,7 +14,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -24,6 +22,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"csi-registrar/internal/e2e/child"
+	"csi-registrar/internal/fake"
 )
 
 // Port is the API server's port at 127.0.0.1 in the namespace.
@@ -195,19 +194,8 @@ func Eventually(t testing.TB, limit time.Duration, what string, check func() err
 // process is a child process. It is always waited for.
 type process struct {
 	cmd    *exec.Cmd
-	output lockedBuffer
+	output fake.Buffer
 	ended  <-chan struct{}
-}
-
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
 }
 
 // start starts cmd/kubernetes in one of its roles.
@@ -233,7 +221,7 @@ func (c *ControlPlane) startCommand(name string, cmd *exec.Cmd) *process {
 	c.t.Cleanup(func() {
 		p.kill()
 		if c.t.Failed() {
-			b := p.output.b.Bytes()
+			b := p.output.String()
 			c.t.Logf("the end of the log of %s\n%s", name, b[max(0, len(b)-4000):])
 		}
 	})

@@ -1,52 +1,34 @@
 package harness
 
 import (
-	"bytes"
 	"fmt"
 	"os"
 	"os/exec"
 	"os/signal"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"csi-registrar/internal/fake"
 )
 
 func notify(c chan<- os.Signal, s ...os.Signal) { signal.Notify(c, s...) }
-
-// log collects a process's standard error.
-type log struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (l *log) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.Write(p)
-}
-
-func (l *log) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.String()
-}
 
 // process is a child that is always waited for.
 type process struct {
 	t      testing.TB
 	what   string
 	cmd    *exec.Cmd
-	log    *log
+	log    fake.Buffer
 	exited chan struct{}
 	err    error // of Wait; read after exited
 }
 
 func start(t testing.TB, what string, cmd *exec.Cmd) *process {
 	t.Helper()
-	p := &process{t: t, what: what, cmd: cmd, log: &log{}, exited: make(chan struct{})}
-	cmd.Stderr = p.log
+	p := &process{t: t, what: what, cmd: cmd, exited: make(chan struct{})}
+	cmd.Stderr = &p.log
 	if err := cmd.Start(); err != nil {
 		t.Fatalf("cannot start %s: %v", what, err)
 	}

@@ -3,7 +3,6 @@ package vm_test
 import (
 	"context"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
@@ -20,6 +19,7 @@ import (
 	"csi-registrar/internal/e2e/node"
 	"csi-registrar/internal/e2e/system/nspawn"
 	"csi-registrar/internal/e2e/vm"
+	"csi-registrar/internal/fake"
 )
 
 // standardRuntime are the settings of containerd that the kubelet's documentation has for cgroups
@@ -113,12 +113,7 @@ func newWholeNode(t *testing.T) *wholeNode {
 // call it.
 func makeVolume(t *testing.T, data string) (handle string) {
 	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "csi") // short, wherever TMPDIR points
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(dir)
-	socket := filepath.Join(dir, "csi.sock")
+	socket := filepath.Join(fake.ShortDir(t), "csi.sock")
 	ctx, stop := context.WithCancel(t.Context())
 	driver := exec.CommandContext(ctx, built.SampleDriver(t), "--socket", socket, "--data", data)
 	if err := driver.Start(); err != nil {
