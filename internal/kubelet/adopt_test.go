@@ -16,33 +16,35 @@ import (
 	"csi-registrar/internal/unixsock"
 )
 
-// leave publishes a driver in a first process, lets the kubelet register it, and ends
-// that process, gracefully or not at all (kill -9: nothing is called).
-func leave(w *world, m *manager, name string) {
-	w.t.Helper()
+// left makes a node on which a first process has published the drivers, the kubelet has registered
+// them, and the process has ended, gracefully or not at all (kill -9: nothing is called).
+func left(t *testing.T, names ...string) (*world, *manager) {
+	t.Helper()
+	w, m := newWorld(t), newManager(t)
 	o := withRun(w)
 	o.Store, o.KeepSockets = m, true
-	r, err := Open(w.root, o)
-	if err != nil {
-		w.t.Fatal(err)
+	for _, name := range names {
+		r, err := Open(w.root, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := socket(t, r, name)
+		publish(t, s)
+		k := dialAsKubelet(t, s.path)
+		if _, err := k.getInfo(t); err != nil {
+			t.Fatal(err)
+		}
+		k.notify(t, true, "")
+		k.cc.Close()
+		if err := errors.Join(s.Close(t.Context()), r.Close(t.Context())); err != nil {
+			t.Fatal(err)
+		}
 	}
-	s := socket(w.t, r, name)
-	publish(w.t, s)
-	k := dialAsKubelet(w.t, s.path)
-	if _, err := k.getInfo(w.t); err != nil {
-		w.t.Fatal(err)
-	}
-	k.notify(w.t, true, "")
-	k.cc.Close()
-	if err := errors.Join(s.Close(w.t.Context()), r.Close(w.t.Context())); err != nil {
-		w.t.Fatal(err)
-	}
+	return w, m
 }
 
 func TestAdopt(t *testing.T) {
-	w := newWorld(t)
-	m := newManager(t)
-	leave(w, m, "a")
+	w, m := left(t, "a")
 	before, _ := unixsock.Lstat(w.dir + "/a-reg.sock")
 	// A kubelet that comes between the processes is answered by the next one.
 	k := dialAsKubelet(t, w.dir+"/a-reg.sock")
@@ -102,9 +104,7 @@ func TestRecordNotBelieved(t *testing.T) {
 		"missing":        nil,
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
-			m := newManager(t)
-			leave(w, m, "a")
+			w, m := left(t, "a")
 			r := w.open(with(m, true))
 			switch {
 			case change != nil:
@@ -144,9 +144,7 @@ func TestAdoptNotProven(t *testing.T) {
 		"a link to itself": func(t *testing.T, path string) { os.Rename(path, path+".x"); os.Symlink(path+".x", path) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
-			m := newManager(t)
-			leave(w, m, "a")
+			w, m := left(t, "a")
 			r := w.open(with(m, true))
 			s := socket(t, r, "a")
 			change(t, s.path)
@@ -167,9 +165,7 @@ func TestAdoptNotProven(t *testing.T) {
 // A process that was killed between the descriptor store and the rename left its socket under the
 // temporary name, where it was not stale while the store held it.
 func TestAdoptWhatNeverCameToItsPath(t *testing.T) {
-	w := newWorld(t)
-	m := newManager(t)
-	leave(w, m, "a")
+	w, m := left(t, "a")
 	r := w.open(with(m, true))
 	s := socket(t, r, "a")
 	rec, err := newHost().readRecord(r.recordOf("a"))
@@ -190,9 +186,7 @@ func TestAdoptWhatNeverCameToItsPath(t *testing.T) {
 
 // A process that was killed before it removed the temporary name of a published socket left both.
 func TestAdoptRemovesTheTemporaryName(t *testing.T) {
-	w := newWorld(t)
-	m := newManager(t)
-	leave(w, m, "a")
+	w, m := left(t, "a")
 	r := w.open(with(m, true))
 	s := socket(t, r, "a")
 	rec, err := newHost().readRecord(r.recordOf("a"))
@@ -254,9 +248,7 @@ func TestAdoptWhatIsNoListener(t *testing.T) {
 // store.
 func TestAdoptTwoOfOneName(t *testing.T) {
 	for _, order := range []string{"good first", "good last", "twice the same"} {
-		w := newWorld(t)
-		m := newManager(t)
-		leave(w, m, "a")
+		w, m := left(t, "a")
 		bad := listen(t, w.root+"/other")
 		m.add("registration-a", bad)
 		files := m.pass(t, "registration-a")
@@ -286,9 +278,7 @@ func TestAdoptTwoOfOneName(t *testing.T) {
 // The queue filled up while nobody accepted: it is emptied, and the record still proves the
 // listener.
 func TestAdoptWithAFullQueue(t *testing.T) {
-	w := newWorld(t)
-	m := newManager(t)
-	leave(w, m, "a")
+	w, m := left(t, "a")
 	path := w.dir + "/a-reg.sock"
 	var waiting []net.Conn
 	defer func() {
@@ -332,9 +322,7 @@ func TestALeftoverIsWithdrawn(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
-			m := newManager(t)
-			leave(w, m, "a")
+			w, m := left(t, "a")
 			c.paths(w)
 			old := w.dir + "/a-reg.sock"
 			w.root = filepath.Join(w.root, c.root)
@@ -358,9 +346,7 @@ func TestALeftoverIsWithdrawn(t *testing.T) {
 
 // The driver is still configured, but root_dir has changed: the old socket is removed.
 func TestAdoptAfterRootDirChanged(t *testing.T) {
-	w := newWorld(t)
-	m := newManager(t)
-	leave(w, m, "a")
+	w, m := left(t, "a")
 	old := w.dir + "/a-reg.sock"
 	w.root = filepath.Join(w.root, "new")
 	if err := os.Mkdir(w.root, 0o755); err != nil {
@@ -455,11 +441,7 @@ func TestASocketOfAnEarlierRootDirDoesNotOverwriteTheRecordOfItsSuccessor(t *tes
 }
 
 func TestRemoveRecorded(t *testing.T) {
-	w := newWorld(t)
-	m := newManager(t)
-	for _, name := range []string{"a", "b", "c", "d"} {
-		leave(w, m, name)
-	}
+	w, _ := left(t, "a", "b", "c", "d")
 	r := w.open()
 	os.Remove(pathOf(r, "b"))
 	listen(t, pathOf(r, "b")) // somebody else's by now
@@ -492,11 +474,7 @@ func TestRemoveRecorded(t *testing.T) {
 // TestRecordsOfAHostileDaemon: records that name a path outside of a plugins_registry, or are not
 // regular files, remove nothing and hang nothing.
 func TestRecordsOfAHostileDaemon(t *testing.T) {
-	w := newWorld(t)
-	m := newManager(t)
-	for _, name := range []string{"a", "b", "c"} {
-		leave(w, m, name)
-	}
+	w, _ := left(t, "a", "b", "c")
 	r := w.open()
 	victim := w.root + "/a-reg.sock"
 	listen(t, victim)
@@ -527,11 +505,7 @@ func TestRecordsOfAHostileDaemon(t *testing.T) {
 
 // A daemon that has started meanwhile keeps what it created under the same names.
 func TestRecordedAndMadeAgain(t *testing.T) {
-	w := newWorld(t)
-	m := newManager(t)
-	for _, name := range []string{"a", "b"} {
-		leave(w, m, name)
-	}
+	w, _ := left(t, "a", "b")
 	left, err := Recorded(w.run)
 	if err != nil {
 		t.Fatal(err)
@@ -552,9 +526,7 @@ func removeRecorded(runDir string) (removed []string, err error) {
 
 // An earlier process wrote its record under a wall clock that was ahead.
 func TestTimesYetToComeAreOfTheAdoption(t *testing.T) {
-	w := newWorld(t)
-	m := newManager(t)
-	leave(w, m, "a")
+	w, m := left(t, "a")
 	r := w.open(with(m, true))
 	rec := recorded(r, "a")
 	ahead := time.Now().AddDate(1, 0, 0)
@@ -591,9 +563,7 @@ func TestWordIsWrittenBeforeTheAnswer(t *testing.T) {
 // A restarted kubelet confirms again, and then the daemon restarts: the first confirmation still
 // shows how long the registration took.
 func TestFirstYesIsRemembered(t *testing.T) {
-	w := newWorld(t)
-	m := newManager(t)
-	leave(w, m, "a")
+	w, m := left(t, "a")
 	r := w.open(with(m, true))
 	first := recorded(r, "a").Notification.At
 	s := socket(t, r, "a")
@@ -694,9 +664,7 @@ func TestRecordIsNeverWritten(t *testing.T) {
 
 // A file system reuses the inode number of a removed socket: the new file is not ours.
 func TestRemoveRecordedWithAReusedInode(t *testing.T) {
-	w := newWorld(t)
-	m := newManager(t)
-	leave(w, m, "a")
+	w, m := left(t, "a")
 	path := w.dir + "/a-reg.sock"
 	before, err := unixsock.Lstat(path)
 	if err != nil {

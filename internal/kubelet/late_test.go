@@ -20,9 +20,7 @@ func TestWhatTheStoreKeptIsAdoptedWhenTheFileSystemAnswers(t *testing.T) {
 	if !isolate(t, nil) {
 		return
 	}
-	w := newWorld(t)
-	m := newManager(t)
-	leave(w, m, "a")
+	w, m := left(t, "a")
 	before, err := unixsock.Lstat(w.dir + "/a-reg.sock")
 	if err != nil {
 		t.Fatal(err)
@@ -93,9 +91,7 @@ func TestRestoreAfterAnotherRootDir(t *testing.T) {
 // After a kill -9 while the store was full there is a record without a listener. It goes with the
 // registration.
 func TestARecordWithoutAListenerIsDiscarded(t *testing.T) {
-	w := newWorld(t)
-	m := newManager(t)
-	leave(w, m, "a")
+	w, m := left(t, "a")
 	r := w.open(with(m, true))
 	if isGone(r.recordOf("a")) {
 		t.Fatal("there is no record")
@@ -111,9 +107,7 @@ func TestARecordWithoutAListenerIsDiscarded(t *testing.T) {
 // An abandoned adoption continues after its time is over. It still removes a socket that it cannot
 // prove: nobody serves it, and the kubelet would wait for it.
 func TestALateAdoptionRemovesWhatItCannotProve(t *testing.T) {
-	w := newWorld(t)
-	m := newManager(t)
-	leave(w, m, "a")
+	w, m := left(t, "a")
 	r := w.open(with(m, true))
 	s := socket(t, r, "a")
 	if err := os.Remove(r.recordOf("a")); err != nil {
@@ -137,9 +131,7 @@ func TestALateAdoptionThatFailsIsNotTheErrorOfTheNextChange(t *testing.T) {
 	if !isolate(t, nil) {
 		return
 	}
-	w := newWorld(t)
-	m := newManager(t)
-	leave(w, m, "a")
+	w, m := left(t, "a")
 	r := w.open(with(m, true))
 	s := socket(t, r, "a")
 	if err := os.Remove(r.recordOf("a")); err != nil {
