@@ -15,8 +15,8 @@ import (
 	"csi-registrar/internal/e2e/harness"
 )
 
-// What users and scripts do to a registration socket. The kubelet sees the path disappear, so it
-// must see it appear again.
+// What users and scripts do to a registration socket. The kubelet sees that the path disappears, so
+// it must see that it appears again.
 func TestRegistrationSocketRestored(t *testing.T) {
 	t.Parallel()
 	away := func(n *harness.Node, path string) error { return os.Rename(path, filepath.Join(n.Dir, "away")) }
@@ -24,7 +24,7 @@ func TestRegistrationSocketRestored(t *testing.T) {
 		do func(n *harness.Node, path string) error
 		// seen: the kubelet sees the change and registers again; a rename away it does not
 		// see, but the new socket it does.
-		foreign bool // what took the place is not ours to remove
+		foreign bool // the daemon must not remove what took its place
 	}{
 		"removed":      {do: func(_ *harness.Node, path string) error { return os.Remove(path) }},
 		"renamed away": {do: away},
@@ -86,7 +86,7 @@ func TestRegistrationSocketRestored(t *testing.T) {
 	}
 }
 
-// swap puts something in the socket's place in one step: in two, the daemon is faster.
+// swap replaces the socket in one step. In two steps, the daemon would be faster.
 func swap(n *harness.Node, path string, create func(theirs string) error) error {
 	theirs := filepath.Join(n.Dir, "theirs")
 	if err := create(theirs); err != nil {
@@ -160,8 +160,8 @@ func TestRegistrationSocketRemovedAgainAndAgain(t *testing.T) {
 	})
 }
 
-// The directory is removed, moved, or covered. The kubelet keeps watching the old one: the socket
-// is restored, and a message says that only a restart of the kubelet helps.
+// The directory is removed, moved, or covered by a mount. The kubelet keeps watching the old one:
+// the socket is restored, and a message says that the kubelet must be restarted.
 func TestRegistryDirectory(t *testing.T) {
 	t.Parallel()
 	cases := map[string]func(t *testing.T, n *harness.Node){
@@ -170,7 +170,7 @@ func TestRegistryDirectory(t *testing.T) {
 		},
 		"removed and recreated": func(t *testing.T, n *harness.Node) {
 			rmRF(t, n.Registry())
-			// We may be faster.
+			// The daemon may be faster.
 			if err := os.Mkdir(n.Registry(), 0o755); err != nil && !os.IsExist(err) {
 				t.Fatal(err)
 			}
@@ -224,8 +224,9 @@ func TestRegistryDirectory(t *testing.T) {
 	}
 }
 
-// What `kubeadm reset` does: the kubelet is stopped, and its root directory removed, whole, while
-// the daemon runs. It is not in the way, and all is registered with the next kubelet.
+// What `kubeadm reset` does: the kubelet is stopped and its whole root directory is removed while
+// the daemon runs. The daemon does not interfere, and everything is registered with the next
+// kubelet.
 func TestRootDirectoryRemoved(t *testing.T) {
 	t.Parallel()
 	for i := range 4 { // five times each: what happens more often within an hour is delayed
@@ -275,7 +276,7 @@ func TestRootDirectoryRemoved(t *testing.T) {
 	}
 }
 
-// rmRF removes a directory as people do; it tries once.
+// rmRF removes a directory like rm -rf. It tries once.
 func rmRF(t *testing.T, path string) {
 	t.Helper()
 	out, err := exec.Command("rm", "-rf", path).CombinedOutput()
@@ -284,8 +285,8 @@ func rmRF(t *testing.T, path string) {
 	}
 }
 
-// The directory is not there at the start, nor is the kubelet: it is made, and the kubelet
-// that starts later finds the socket. A missing root_dir is reported.
+// At the start neither the directory nor the kubelet exists: the daemon creates the directory, and
+// the kubelet that starts later finds the socket. A missing root_dir is reported.
 func TestRegistryMissing(t *testing.T) {
 	t.Parallel()
 	n := harness.New(t)
@@ -317,7 +318,7 @@ func TestRegistryMissing(t *testing.T) {
 	c.WaitState(d.Name, "registered", soon)
 }
 
-// A full and a read-only file system are survived and said.
+// The daemon survives a full and a read-only file system, and reports them.
 func TestRegistryFullOrReadOnly(t *testing.T) {
 	t.Parallel()
 	cases := map[string]struct {
@@ -377,7 +378,7 @@ func TestRegistryFullOrReadOnly(t *testing.T) {
 			d.Start()
 			s := c.WaitStatus(d.Name, "a reason", soon, func(s harness.DriverStatus) bool { return s.Driver == "ready" && s.Reason != "" })
 			contains(t, "the reason", s.Reason, tc.word)
-			// Tried again and again, said once.
+			// Retried many times, logged once.
 			harness.Never(t, 4*time.Second, "the log repeats itself", func() string {
 				if lines := strings.Count(c.Log(), "level=WARN"); lines > 3 {
 					return c.Log()

@@ -16,7 +16,7 @@ import (
 	"csi-registrar/internal/e2e/harness"
 )
 
-// flood opens connections to a socket at once: half say nothing, half say random bytes.
+// flood opens many connections to a socket: half of them send nothing, half random bytes.
 func flood(t *testing.T, path string, n int) (done func()) {
 	t.Helper()
 	var mu sync.Mutex
@@ -26,7 +26,7 @@ func flood(t *testing.T, path string, n int) (done func()) {
 		wg.Go(func() {
 			c, err := net.DialTimeout("unix", path, 5*time.Second)
 			if err != nil {
-				return // refused is fine too
+				return // it may also be refused
 			}
 			mu.Lock()
 			open = append(open, c)
@@ -34,7 +34,7 @@ func flood(t *testing.T, path string, n int) (done func()) {
 			if i%2 == 0 {
 				b := make([]byte, 512)
 				rand.Read(b)
-				// Closed by the other side meanwhile, or not read: both are fine.
+				// The other side may have closed the connection, or not read from it.
 				_ = c.SetWriteDeadline(time.Now().Add(time.Second))
 				_, _ = c.Write(b)
 			}
@@ -58,7 +58,7 @@ func TestThousandConnections(t *testing.T) {
 	if _, ok := harness.WhenAccepts(path, soon); !ok {
 		t.Fatal("not published")
 	}
-	// The program's pages it shares with who else runs it just now.
+	// Without the program's pages, which it shares with other processes that run it.
 	own := func() float64 { return memory(t, c.PID(), "Pss_Anon:") }
 	before := own()
 	done := flood(t, path, 1000)
@@ -67,7 +67,7 @@ func TestThousandConnections(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k := n.StartKubelet() // comes to the very socket that is flooded
+	k := n.StartKubelet() // calls the socket that is being flooded
 	k.Registered(0, d.Name, soon)
 	for _, e := range k.Events() {
 		if e.Error != "" {
@@ -106,7 +106,7 @@ func TestSilentConnectionsAreClosed(t *testing.T) {
 	}
 	b := make([]byte, 4096)
 	for err == nil {
-		_, err = conn.Read(b) // a server may greet first
+		_, err = conn.Read(b) // a server may send something first
 	}
 	if took := time.Since(start); took > 15*time.Second || os.IsTimeout(err) {
 		t.Errorf("closed after %v (%v), want 10s", took, err)
@@ -116,8 +116,8 @@ func TestSilentConnectionsAreClosed(t *testing.T) {
 	}
 }
 
-// Too few descriptors for a while (clients of the control socket hold them): said once
-// for each driver, and made up for.
+// Clients of the control socket use up the descriptors for a while: this is logged once for each
+// driver, and the drivers are registered afterwards.
 func TestDescriptorsExhausted(t *testing.T) {
 	t.Parallel()
 	n := harness.New(t)
@@ -157,14 +157,15 @@ func TestDescriptorsExhausted(t *testing.T) {
 	}
 }
 
-// Without inotify (its limits are reached) it is looked once a second, and the sysctl named.
+// Without inotify, when its limits are reached, the daemon looks once a second, and names the
+// sysctl.
 func TestWithoutInotify(t *testing.T) {
 	t.Parallel()
 	n := harness.New(t)
 	d := n.AddDriver("a.example")
 	sh := exec.Command("/bin/sh", "-c", `echo 0 > /proc/sys/user/max_inotify_instances && exec "$0" "$@"`)
 	sh.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags:  syscall.CLONE_NEWUSER, // the limit is the namespace's own
+		Cloneflags:  syscall.CLONE_NEWUSER, // the namespace has its own limit
 		UidMappings: []syscall.SysProcIDMap{{Size: 65536}},
 		GidMappings: []syscall.SysProcIDMap{{Size: 65536}},
 	}
@@ -184,7 +185,7 @@ func TestWithoutInotify(t *testing.T) {
 	}
 	k.Registered(0, d.Name, soon)
 	c.WaitState(d.Name, "registered", soon)
-	// Made and removed between two looks: both of them see nothing there.
+	// Created and removed between two looks, neither of which sees it.
 	for range 3 {
 		if err := os.Remove(n.RegSocket(d.Name)); err != nil {
 			t.Fatal(err)
@@ -198,7 +199,8 @@ func TestWithoutInotify(t *testing.T) {
 	c.WaitState(d.Name, "registered", soon)
 }
 
-// A user who can create the socket could replace the driver: owner and directories are checked.
+// A user who can create the socket could replace the driver, so its owner and the directories are
+// checked.
 func TestUntrustedSockets(t *testing.T) {
 	t.Parallel()
 	const stranger = 65534

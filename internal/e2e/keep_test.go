@@ -16,8 +16,8 @@ import (
 	"csi-registrar/internal/systemd"
 )
 
-// The descriptor store keeps the listeners: twenty drivers, restarts of both kinds, and
-// the kubelet sees nothing. The sidecar costs exactly two writes a restart.
+// The descriptor store keeps the listeners: with twenty drivers and both kinds of restart, the
+// kubelet sees nothing. The sidecar costs exactly two writes per restart.
 func TestDaemonRestartsThroughTheStore(t *testing.T) {
 	t.Parallel()
 	n := harness.New(t)
@@ -50,8 +50,8 @@ func TestDaemonRestartsThroughTheStore(t *testing.T) {
 	}
 }
 
-// A version that names what it keeps in another way was replaced by this one: nobody serves its
-// listener, so it leaves the store and the driver is registered again.
+// This version replaces one that used other names in the store: nobody serves its listener, so it
+// leaves the store, and the driver is registered again.
 func TestListenerUnderAnUnknownName(t *testing.T) {
 	t.Parallel()
 	n := harness.New(t)
@@ -96,8 +96,8 @@ func keep(t *testing.T, m *harness.Manager, name string, c syscall.Conn) {
 	}
 }
 
-// A kubelet that starts while no daemon runs connects to the store's socket and waits: it
-// registers as soon as the daemon is back, without an error.
+// A kubelet that starts while no daemon runs connects to the socket in the store and waits: it
+// registers as soon as the daemon runs again, without an error.
 func TestKubeletStartsWhileTheDaemonIsAway(t *testing.T) {
 	t.Parallel()
 	n, d, m, c, k := registeredViaStore(t, "a.example")
@@ -117,7 +117,7 @@ func TestKubeletStartsWhileTheDaemonIsAway(t *testing.T) {
 	}
 }
 
-// A kubelet restarts while the daemon runs; the daemon notices nothing but the calls.
+// A kubelet restarts while the daemon runs. The daemon only notices the calls.
 func TestKubeletRestarts(t *testing.T) {
 	t.Parallel()
 	n, d, c, k := registered(t, "a.example")
@@ -139,8 +139,8 @@ func TestKubeletRestarts(t *testing.T) {
 	}
 }
 
-// While the daemon was away the driver changed, was taken off the configuration, or its
-// socket was removed: the next one puts it right.
+// While no daemon ran, the driver changed, was removed from the configuration, or its registration
+// socket was removed. The next daemon corrects that.
 func TestChangesWhileTheDaemonIsAway(t *testing.T) {
 	t.Parallel()
 	t.Run("another node id", func(t *testing.T) {
@@ -205,7 +205,7 @@ func TestChangesWhileTheDaemonIsAway(t *testing.T) {
 		t.Parallel()
 		n, d, m, c, k := registeredViaStore(t, "a.example")
 		c.Kill()
-		if err := m.Drop(); err != nil { // nobody listens any more, the name stays
+		if err := m.Drop(); err != nil { // nobody listens any more, but the file stays
 			t.Fatal(err)
 		}
 		k.Kill()
@@ -225,9 +225,9 @@ func TestChangesWhileTheDaemonIsAway(t *testing.T) {
 	})
 }
 
-// The daemon restarts while the kubelet is busy with the driver's NodeGetInfo: its
-// notification comes over a connection that is gone, and one that is not answered costs the
-// registration (kubelet v1.36). The next daemon answers it.
+// The daemon restarts while the kubelet waits for the driver's NodeGetInfo. The kubelet's
+// connection for its notification is closed then, and if the notification is not answered, the
+// kubelet deregisters the driver (v1.36). The next daemon answers it.
 func TestDaemonRestartsInTheMiddleOfARegistration(t *testing.T) {
 	t.Parallel()
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {

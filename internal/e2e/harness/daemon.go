@@ -19,7 +19,7 @@ import (
 	"csi-registrar/internal/e2e/built"
 )
 
-// Status is the document of `status --json`, as far as tests read it.
+// Status has the fields of `status --json` that tests read.
 type Status struct {
 	Version         string    `json:"version"`
 	StartedAt       time.Time `json:"started_at"`
@@ -58,7 +58,7 @@ type Daemon struct {
 	client *http.Client
 }
 
-// Command is csi-registrar with arguments, on this node.
+// Command returns a command of csi-registrar for this node.
 func (n *Node) Command(args ...string) *exec.Cmd {
 	n.T.Helper()
 	cmd := exec.Command(built.Registrar(n.T), args...)
@@ -66,8 +66,8 @@ func (n *Node) Command(args ...string) *exec.Cmd {
 	return cmd
 }
 
-// unitEnv is what Environment= of the unit sets, but for the size of the descriptor store: memory
-// is measured as it is shipped.
+// unitEnv is the unit's Environment= without the size of the descriptor store, so that memory is
+// measured with the shipped settings.
 func unitEnv(t testing.TB) (env []string) {
 	text, err := os.ReadFile(filepath.Join(built.Root(t), "systemd", "csi-registrar.service"))
 	if err != nil {
@@ -81,7 +81,7 @@ func unitEnv(t testing.TB) (env []string) {
 	return env
 }
 
-// cleanEnv is the environment without what a supervisor above the test may have set.
+// cleanEnv is the environment without the variables of a service manager that runs the test.
 func cleanEnv() []string {
 	return slices.DeleteFunc(os.Environ(), func(kv string) bool {
 		name, _, _ := strings.Cut(kv, "=")
@@ -103,8 +103,8 @@ func (n *Node) StartDaemon(args ...string) *Daemon {
 	return d
 }
 
-// StartDaemonVia starts the daemon through a command that runs its arguments: with a
-// limit, or in a namespace.
+// StartDaemonVia starts the daemon through a command that executes its arguments, such as one that
+// sets a limit or creates a namespace.
 func (n *Node) StartDaemonVia(cmd *exec.Cmd) *Daemon {
 	n.T.Helper()
 	d := n.LaunchVia(cmd)
@@ -120,15 +120,15 @@ func (n *Node) LaunchVia(cmd *exec.Cmd) *Daemon {
 	return n.startDaemon(cmd)
 }
 
-// StartDaemonBehind starts a second daemon with the same configuration: the control
-// socket is the first one's as long as that lives.
+// StartDaemonBehind starts a second daemon with the same configuration. The first daemon has the
+// control socket as long as it runs.
 func (n *Node) StartDaemonBehind() *Daemon {
 	n.T.Helper()
 	return n.startDaemon(n.Command("run", "--config-root", n.Etc))
 }
 
-// StartWithFlags starts `csi-registrar run` with flags of node-driver-registrar, which
-// take no --config-root: it sees a /run of its own, so that it is alone on its machine.
+// StartWithFlags starts `csi-registrar run` with flags of node-driver-registrar, which exclude
+// --config-root. It gets its own /run, so that it does not meet a daemon of this machine.
 func (n *Node) StartWithFlags(args ...string) *Daemon {
 	n.T.Helper()
 	cmd := exec.Command("/bin/sh", append([]string{"-c", `mount -t tmpfs tmpfs /run && exec "$0" "$@"`, built.Registrar(n.T), "run"}, args...)...)
@@ -195,10 +195,10 @@ func (d *Daemon) Ready(limit time.Duration) {
 	})
 }
 
-// Hush closes our connections to the daemon, which would be a reason for it to wake up.
+// Hush closes the test's connections to the daemon, which could wake it up.
 func (d *Daemon) Hush() { d.client.CloseIdleConnections() }
 
-// Get asks the control socket.
+// Get sends a GET request to the control socket.
 func (d *Daemon) Get(path string) (int, string) {
 	d.t.Helper()
 	resp, err := d.client.Get("http://control" + path)
@@ -213,7 +213,7 @@ func (d *Daemon) Get(path string) (int, string) {
 	return resp.StatusCode, string(body)
 }
 
-// Status asks GET /v1/status.
+// Status returns the document of GET /v1/status.
 func (d *Daemon) Status() Status {
 	d.t.Helper()
 	code, body := d.Get("/v1/status")
@@ -224,7 +224,7 @@ func (d *Daemon) Status() Status {
 	return s
 }
 
-// Driver gives the status of one driver; an empty one if it is not there.
+// Driver returns the status of one driver, or an empty one if the document does not have it.
 func (d *Daemon) Driver(name string) DriverStatus {
 	d.t.Helper()
 	for _, s := range d.Status().Drivers {
@@ -235,13 +235,13 @@ func (d *Daemon) Driver(name string) DriverStatus {
 	return DriverStatus{}
 }
 
-// WaitState waits until a driver is in a state, and gives its status.
+// WaitState waits until a driver is in a state, and returns its status.
 func (d *Daemon) WaitState(driver, state string, limit time.Duration) DriverStatus {
 	d.t.Helper()
 	return d.WaitStatus(driver, "state "+state, limit, func(s DriverStatus) bool { return s.State == state })
 }
 
-// WaitStatus waits until the status of a driver is as wanted.
+// WaitStatus waits until the status of a driver satisfies a condition.
 func (d *Daemon) WaitStatus(driver, what string, limit time.Duration, is func(DriverStatus) bool) DriverStatus {
 	d.t.Helper()
 	var s DriverStatus
@@ -254,7 +254,7 @@ func (d *Daemon) WaitStatus(driver, what string, limit time.Duration, is func(Dr
 	return s
 }
 
-// Stop ends the daemon with TERM; it must end with 0.
+// Stop ends the daemon with SIGTERM. Its exit code must be 0.
 func (d *Daemon) Stop() {
 	d.t.Helper()
 	if code := d.end(syscall.SIGTERM, 10*time.Second); code != 0 {
@@ -262,25 +262,25 @@ func (d *Daemon) Stop() {
 	}
 }
 
-// Kill ends the daemon with KILL.
+// Kill ends the daemon with SIGKILL.
 func (d *Daemon) Kill() {
 	d.t.Helper()
 	d.end(syscall.SIGKILL, 10*time.Second)
 }
 
-// Signal sends a signal.
+// Signal sends a signal to the daemon.
 func (d *Daemon) Signal(s syscall.Signal) { d.signal(s) }
 
-// Running reports whether the process lives.
+// Running reports whether the daemon runs.
 func (d *Daemon) Running() bool { return d.running() }
 
-// Wait waits for the end and gives the exit code.
+// Wait waits for the end of the daemon and returns its exit code.
 func (d *Daemon) Wait(limit time.Duration) int { d.t.Helper(); return d.wait(limit) }
 
-// Log is the daemon's standard error so far.
+// Log returns the daemon's standard error so far.
 func (d *Daemon) Log() string { return d.log.String() }
 
-// PID of the daemon.
+// PID returns the daemon's process ID.
 func (d *Daemon) PID() int { return d.cmd.Process.Pid }
 
 // Run runs a command of csi-registrar on the node to its end: output of both kinds, code.

@@ -11,15 +11,14 @@ import (
 	"csi-registrar/internal/fake"
 )
 
-// Driver is a fake driver of a node. Its errors fail the test.
+// Driver is a fake driver on a node. Its errors fail the test.
 type Driver struct {
 	*fake.Driver
 	t    testing.TB
-	Name string // what it is configured as; its answer may differ
+	Name string // its configured name; its answer may differ
 }
 
-// AddDriver makes a driver that is not started yet and configures it, with extra lines in
-// its table.
+// AddDriver returns a driver that is configured, with extra lines in its table, but not started.
 func (n *Node) AddDriver(name string, extra ...string) *Driver {
 	n.T.Helper()
 	d := n.NewDriver(name)
@@ -27,12 +26,12 @@ func (n *Node) AddDriver(name string, extra ...string) *Driver {
 	return d
 }
 
-// NewDriver makes a driver that is neither started nor configured.
+// NewDriver returns a driver that is neither started nor configured.
 func (n *Node) NewDriver(name string) *Driver {
 	return n.DriverAt(name, n.Run+"/"+name+".sock")
 }
 
-// DriverAt makes a driver that will listen at a path. The options are for its server.
+// DriverAt is NewDriver with another socket path and options for the server.
 func (n *Node) DriverAt(name, socket string, options ...grpc.ServerOption) *Driver {
 	d := &Driver{fake.NewDriver(socket, fake.Healthy(name), options...), n.T, name}
 	n.T.Cleanup(d.Kill)
@@ -46,7 +45,7 @@ func (d *Driver) must(err error) {
 	}
 }
 
-// Start serves, and returns the time when listening began.
+// Start starts the driver and returns the time at which it began to listen.
 func (d *Driver) Start() time.Time {
 	d.t.Helper()
 	at, err := d.Driver.Start()
@@ -54,20 +53,20 @@ func (d *Driver) Start() time.Time {
 	return at
 }
 
-// Listen binds and listens, and never accepts: connections succeed, calls get no answer.
+// Listen listens but never accepts: connections succeed, calls get no answer.
 func (d *Driver) Listen() { d.t.Helper(); d.must(d.Driver.Listen()) }
 
-// HangUp listens and closes each connection as soon as it comes.
+// HangUp listens and closes each connection at once.
 func (d *Driver) HangUp() { d.t.Helper(); d.must(d.Driver.HangUp()) }
 
-// Serve makes a driver serve that only listens or hangs up, on the same socket.
+// Serve makes a driver that only listens or hangs up serve, on the same socket.
 func (d *Driver) Serve() { d.t.Helper(); d.must(d.Driver.Serve()) }
 
-// Stop ends the driver as a good one ends: its socket is removed.
+// Stop stops the driver, which removes its socket.
 func (d *Driver) Stop() { d.t.Helper(); d.must(d.Driver.Stop()) }
 
-// driverMain is the driver as a process of its own, in the role "driver": its arguments
-// are the name and the socket. It ends by TERM, its socket with it, or by KILL.
+// driverMain runs a driver as a process of its own, in the role "driver". Its arguments are the
+// name and the socket. At SIGTERM it removes its socket.
 func driverMain(args []string) int {
 	if len(args) != 2 {
 		return 2

@@ -5,15 +5,15 @@ import (
 	"time"
 )
 
-// DriverProcess is a healthy driver in a process of its own, for what only a process has:
-// it can be killed, and stopped (SIGSTOP) so that it hangs with all its connections.
+// DriverProcess is a healthy driver in a process of its own, which can be killed, and stopped
+// (SIGSTOP), so that it hangs with all its connections.
 type DriverProcess struct {
 	*process
 	Name, Socket string
 }
 
-// StartDriverProcess starts one at the socket that NewDriver of that name would have, and
-// returns when it listens. It does not configure it.
+// StartDriverProcess starts a driver at the socket that NewDriver would use for the name, and waits
+// until it listens. It does not configure the driver.
 func (n *Node) StartDriverProcess(name string) *DriverProcess {
 	n.T.Helper()
 	d := &DriverProcess{Name: name, Socket: n.Run + "/" + name + ".sock"}
@@ -27,14 +27,14 @@ func (n *Node) StartDriverProcess(name string) *DriverProcess {
 	return d
 }
 
-// Stop ends it with TERM.
+// Stop ends the driver with SIGTERM.
 func (d *DriverProcess) Stop() { d.t.Helper(); d.end(syscall.SIGTERM, 10*time.Second) }
 
-// Kill ends it with KILL: its socket's name stays.
+// Kill ends the driver with SIGKILL. Its socket file stays.
 func (d *DriverProcess) Kill() { d.t.Helper(); d.end(syscall.SIGKILL, 10*time.Second) }
 
-// Hang stops it (SIGSTOP); Resume lets it go on.
+// Hang stops the process (SIGSTOP) until Resume.
 func (d *DriverProcess) Hang() { d.signal(syscall.SIGSTOP) }
 
-// Resume lets a hanging one go on.
+// Resume continues a stopped process.
 func (d *DriverProcess) Resume() { d.signal(syscall.SIGCONT) }

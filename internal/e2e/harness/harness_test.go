@@ -11,8 +11,8 @@ import (
 
 func TestMain(m *testing.M) { harness.Main(m) }
 
-// The measuring tools themselves, on the sidecar's stand-in: each of its restarts costs
-// what node-driver-registrar's costs, two writes of the CSINode and two of the Node.
+// The counters themselves, with the fake sidecar: each of its restarts costs as much as one of
+// node-driver-registrar, two writes of the CSINode and two of the Node.
 func TestSidecarRestartsChurn(t *testing.T) {
 	t.Parallel()
 	n := harness.New(t)
@@ -75,7 +75,7 @@ func TestKubeletsShareAnAPIServer(t *testing.T) {
 	s := n.StartSidecar(d.Socket)
 	k := n.StartKubelet()
 	k.Registered(0, "a.example", 10*time.Second)
-	told(t, s, 1) // the notification comes after the event; not to be killed in between
+	told(t, s, 1) // the notification follows the event; do not kill the kubelet in between
 	k.Kill()
 	k = n.StartKubelet()
 	k.Registered(0, "a.example", 10*time.Second)

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// Event is a line of cmd/kubelet.
+// Event is a line of output of cmd/kubelet.
 type Event struct {
 	Time          time.Time         `json:"time"`
 	Event         string            `json:"event"`
@@ -48,7 +48,7 @@ type CSINodeDriver struct {
 	MaxVolumes   int32    `json:"max_volumes"`
 }
 
-// Kubelet is a running kubelet, a process of its own.
+// Kubelet is a running kubelet in a process of its own.
 type Kubelet struct {
 	*process
 	stdin io.WriteCloser
@@ -58,8 +58,8 @@ type Kubelet struct {
 	changed chan struct{} // closed and replaced with each event
 }
 
-// StartKubelet starts a kubelet on the node's root. All kubelets of a node share an API
-// server's content, one after the other.
+// StartKubelet starts a kubelet with the node's root directory. The kubelets of a node run one
+// after the other and share the content of the API server.
 func (n *Node) StartKubelet(args ...string) *Kubelet {
 	n.T.Helper()
 	n.kubelets++
@@ -110,24 +110,24 @@ func (k *Kubelet) read(r io.Reader) {
 	}
 }
 
-// Events gives all events so far.
+// Events returns all events so far.
 func (k *Kubelet) Events() []Event {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return slices.Clone(k.events)
 }
 
-// Mark is a place in the events, for WaitAfter and Since.
+// Mark returns the current position in the events, for WaitAfter and Since.
 func (k *Kubelet) Mark() int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return len(k.events)
 }
 
-// Since gives the events after a mark.
+// Since returns the events after a mark.
 func (k *Kubelet) Since(mark int) []Event { return k.Events()[mark:] }
 
-// Wait waits for an event, from the beginning on.
+// Wait waits for an event, and also finds earlier ones.
 func (k *Kubelet) Wait(what string, limit time.Duration, is func(Event) bool) Event {
 	k.t.Helper()
 	return k.WaitAfter(0, what, limit, is)
@@ -189,7 +189,7 @@ func (k *Kubelet) Count(mark int, event, driver string) int {
 	return n
 }
 
-// Command sends a command and gives the events up to its "done".
+// Command sends a command and returns the events up to its "done".
 func (k *Kubelet) Command(line string) []Event {
 	k.t.Helper()
 	mark := k.Mark()
@@ -205,7 +205,7 @@ func (k *Kubelet) Command(line string) []Event {
 	return k.Since(mark)
 }
 
-// CSINode asks for the CSINode object, its drivers by name.
+// CSINode returns the drivers of the CSINode object by name.
 func (k *Kubelet) CSINode() map[string]CSINodeDriver {
 	k.t.Helper()
 	out := map[string]CSINodeDriver{}
@@ -220,7 +220,7 @@ func (k *Kubelet) CSINode() map[string]CSINodeDriver {
 	return out
 }
 
-// Writes returns how often this kubelet wrote the CSINode and the Node so far.
+// Writes returns how often this kubelet has written the CSINode and the Node.
 func (k *Kubelet) Writes() (csiNode, node int) {
 	k.t.Helper()
 	events := k.Command("csinode")
@@ -228,7 +228,7 @@ func (k *Kubelet) Writes() (csiNode, node int) {
 	return done.CSINodeWrites, done.NodeWrites
 }
 
-// Kill ends the kubelet with KILL.
+// Kill ends the kubelet with SIGKILL.
 func (k *Kubelet) Kill() {
 	k.t.Helper()
 	k.end(syscall.SIGKILL, 10*time.Second)

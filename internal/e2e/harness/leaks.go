@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Descriptors lists what a process has open, by number.
+// Descriptors returns the open files of a process by descriptor.
 func Descriptors(pid int) (map[string]string, error) {
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
 	entries, err := os.ReadDir(dir)
@@ -18,7 +18,7 @@ func Descriptors(pid int) (map[string]string, error) {
 	}
 	open := map[string]string{}
 	for _, e := range entries {
-		// else: closed meanwhile.
+		// else it was closed meanwhile
 		if to, err := os.Readlink(filepath.Join(dir, e.Name())); err == nil {
 			open[e.Name()] = to
 		}
@@ -26,8 +26,7 @@ func Descriptors(pid int) (map[string]string, error) {
 	return open, nil
 }
 
-// Switches sums the voluntary context switches of all threads of a process: how often
-// one had waited and was woken.
+// Switches returns the sum of the voluntary context switches of all threads of a process.
 func Switches(pid int) (int, error) {
 	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
 	if err != nil {
@@ -37,7 +36,7 @@ func Switches(pid int) (int, error) {
 	for _, f := range files {
 		b, err := os.ReadFile(f)
 		if err != nil {
-			continue // the thread ended
+			continue // the thread has ended
 		}
 		for line := range strings.Lines(string(b)) {
 			if n, ok := strings.CutPrefix(line, "voluntary_ctxt_switches:"); ok {
@@ -52,9 +51,9 @@ func Switches(pid int) (int, error) {
 	return sum, nil
 }
 
-// noLeaks fails the test if the daemon holds more than an idle daemon: a handful of its own, a
-// listener and a connection for each driver, and our connections to it. The same goes for
-// goroutines: for each driver its registrar, its accept loop, and gRPC's 5 for its connection.
+// noLeaks fails the test if the daemon has more descriptors than an idle one needs: its own, a
+// listener and a connection for each driver, and the test's connections. The same goes for
+// goroutines: for each driver the registrar, the accept loop, and gRPC's 5 for the connection.
 func (d *Daemon) noLeaks() {
 	d.t.Helper()
 	drivers := len(d.Status().Drivers)
@@ -75,7 +74,7 @@ func (d *Daemon) noLeaks() {
 
 func (d *Daemon) noGoroutineLeaks(limit int) {
 	d.t.Helper()
-	// Looked at again, because each mount on the machine has all paths walked, each by a goroutine.
+	// Retried, because after each mount on the machine a goroutine for each path looks it up again.
 	Eventually(d.t, 15*time.Second, "goroutines of an idle daemon", func() string {
 		_, body := d.Get("/debug/pprof/goroutine?debug=1")
 		d.client.CloseIdleConnections()

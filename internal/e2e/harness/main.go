@@ -1,7 +1,7 @@
-// Package harness builds nodes for tests: csi-registrar's binary as a daemon, CSI drivers
-// that do as they are told, kubelets (package kubelet) and a stand-in of the sidecar, all
-// in directories of one test, and waits for what should happen without sleeping. At the end
-// of each test it looks for what was left behind.
+// Package harness builds nodes for tests: csi-registrar's binary as a daemon, fake CSI drivers,
+// kubelets (package kubelet) and a fake sidecar, all below one directory per test. It has functions
+// that wait for events and conditions, and checks at the end of each test that nothing was left
+// behind.
 package harness
 
 import (
@@ -12,8 +12,8 @@ import (
 	"csi-registrar/internal/e2e/kubelet"
 )
 
-// role is the environment variable that makes a test binary another program: each
-// kubelet and each driver that is killed needs a process of its own.
+// role is the environment variable that turns a test binary into another program: each kubelet and
+// each driver that is killed needs a process of its own.
 const role = "CSI_E2E_ROLE"
 
 // Main is the TestMain of every package that uses the harness.
@@ -27,7 +27,7 @@ func Main(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// reexec is a command that runs this very binary in a role.
+// reexec returns a command that runs the test binary in a role.
 func reexec(t testing.TB, as string, args ...string) *exec.Cmd {
 	t.Helper()
 	self, err := os.Executable()

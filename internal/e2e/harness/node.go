@@ -14,10 +14,10 @@ import (
 	"csi-registrar/internal/rootdir"
 )
 
-// Node is the node of one test: its directories, and what runs on it.
+// Node is the node of one test: its directories and processes.
 type Node struct {
 	T    testing.TB
-	Dir  string // everything is below; short, for the 107 bytes of a socket's path
+	Dir  string // contains everything; short, because a socket path has at most 107 bytes
 	Root string // the kubelet's root_dir
 	Etc  string // csi-registrar's --config-root
 	Run  string // where drivers listen
@@ -25,14 +25,14 @@ type Node struct {
 	daemons, kubelets int // started so far
 }
 
-// New makes a node. It skips the test where it cannot work; under CI=true that fails.
+// New makes a node. It skips the test where that is impossible; under CI=true that is a failure.
 func New(t testing.TB) *Node {
 	t.Helper()
 	return NewIn(t, "/tmp") // short, wherever TMPDIR points
 }
 
-// NewIn makes a node below another directory than the usual one for temporary files. The
-// daemon is woken by whatever happens in a directory above its sockets, and /tmp is busy.
+// NewIn makes a node below another directory than /tmp. Changes in any directory above its sockets
+// wake the daemon, and /tmp is busy.
 func NewIn(t testing.TB, parent string) *Node {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -45,7 +45,7 @@ func NewIn(t testing.TB, parent string) *Node {
 			t.Fatal(err)
 		}
 	}
-	// First registered, last run: after every daemon, kubelet and driver has ended.
+	// Registered first, so it runs last, when every daemon, kubelet and driver has ended.
 	t.Cleanup(func() {
 		n.leftBehind()
 		if err := os.RemoveAll(dir); err != nil {
@@ -56,8 +56,8 @@ func NewIn(t testing.TB, parent string) *Node {
 	return n
 }
 
-// shortDir makes a directory with a name as short as can be: below it, the registration
-// socket of a driver with 63 characters must fit into 107 bytes.
+// shortDir makes a directory with the shortest possible name: below it, the path of the
+// registration socket of a driver with a name of 63 characters must fit into 107 bytes.
 func shortDir(t testing.TB, parent string) string {
 	t.Helper()
 	for range 100 {
@@ -72,8 +72,8 @@ func shortDir(t testing.TB, parent string) string {
 	return ""
 }
 
-// Beside is a second daemon's view of the same node: the same kubelet and drivers, a
-// configuration of its own.
+// Beside returns the same node with a configuration of its own, for a second daemon: the kubelet
+// and the drivers are the same.
 func (n *Node) Beside() *Node {
 	n.T.Helper()
 	two := &Node{T: n.T, Dir: n.Dir, Root: n.Root, Etc: filepath.Join(n.Dir, "r2"), Run: n.Run}
@@ -94,15 +94,15 @@ func Skip(t testing.TB, reason string) {
 	t.Skip(reason)
 }
 
-// Registry is the directory of the registration sockets.
+// Registry returns the directory of the registration sockets.
 func (n *Node) Registry() string { return rootdir.PluginsRegistry(n.Root) }
 
-// RegSocket is the path of a driver's registration socket.
+// RegSocket returns the path of a driver's registration socket.
 func (n *Node) RegSocket(driver string) string {
 	return filepath.Join(n.Registry(), rootdir.SocketName(driver))
 }
 
-// ConfigFile is the path of a file below /etc/csi-registrar of the node.
+// ConfigFile returns the path of a file below /etc/csi-registrar of the node.
 func (n *Node) ConfigFile(name string) string {
 	return filepath.Join(n.Etc, "etc", "csi-registrar", name)
 }
@@ -125,12 +125,12 @@ func (n *Node) Configure(name, socket string, extra ...string) {
 	n.Write("conf.d/50-"+name+".toml", Table(name, socket, extra...))
 }
 
-// Table is the configuration of one driver.
+// Table returns the configuration of one driver.
 func Table(name, socket string, extra ...string) string {
 	return fmt.Sprintf("[driver.%q]\nsocket = %q\n%s\n", name, socket, strings.Join(extra, "\n"))
 }
 
-// Inode of a path; fails the test if there is nothing.
+// Inode returns the inode number of a path. It fails the test if there is no file.
 func (n *Node) Inode(path string) uint64 {
 	n.T.Helper()
 	ino, err := inode(path)
@@ -140,7 +140,7 @@ func (n *Node) Inode(path string) uint64 {
 	return ino
 }
 
-// Sockets lists what is in plugins_registry, dot names too.
+// Sockets lists the entries of plugins_registry, with those whose names begin with a dot.
 func (n *Node) Sockets() []string {
 	entries, err := os.ReadDir(n.Registry())
 	if err != nil && !os.IsNotExist(err) {
@@ -153,7 +153,7 @@ func (n *Node) Sockets() []string {
 	return names
 }
 
-// leftBehind fails the test for temporary names of ours below the kubelet's root.
+// leftBehind fails the test if the daemon has left temporary names below the kubelet's root.
 func (n *Node) leftBehind() {
 	err := filepath.WalkDir(n.Root, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -169,8 +169,8 @@ func (n *Node) leftBehind() {
 	}
 }
 
-// Eventually waits until a condition holds that has no event (a file, a status). It checks every 5
-// ms. missing returns what is missing, "" if nothing.
+// Eventually waits for a condition that has no event (a file, a status). It checks every 5 ms.
+// missing returns what is missing, or "" if nothing is.
 func Eventually(t testing.TB, limit time.Duration, what string, missing func() string) {
 	t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)

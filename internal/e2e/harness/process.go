@@ -15,7 +15,7 @@ import (
 
 func notify(c chan<- os.Signal, s ...os.Signal) { signal.Notify(c, s...) }
 
-// process is a child that is always waited for.
+// process is a child process. It is always waited for.
 type process struct {
 	t      testing.TB
 	what   string
@@ -71,7 +71,7 @@ func (p *process) signal(s syscall.Signal) {
 	}
 }
 
-// end signals, waits, and gives the exit code (-1 for a signal's death).
+// end sends a signal, waits, and returns the exit code, or -1 if a signal ended the process.
 func (p *process) end(s syscall.Signal, limit time.Duration) int {
 	p.t.Helper()
 	p.signal(s)
@@ -83,32 +83,32 @@ func (p *process) wait(limit time.Duration) int {
 	select {
 	case <-p.exited:
 	case <-time.After(limit):
-		p.signal(syscall.SIGQUIT) // goroutines into the log
+		p.signal(syscall.SIGQUIT) // writes the goroutines to the log
 		p.signal(syscall.SIGKILL)
 		p.t.Fatalf("%s did not end within %v", p.what, limit)
 	}
 	return p.cmd.ProcessState.ExitCode()
 }
 
-// Process is a child of a test: ended with it, its log shown if the test fails.
+// Process is a child process that ends with its test. Its log is shown if the test fails.
 type Process struct{ *process }
 
-// StartProcess starts one.
+// StartProcess starts a Process.
 func StartProcess(t testing.TB, what string, cmd *exec.Cmd) *Process {
 	t.Helper()
 	return &Process{start(t, what, cmd)}
 }
 
-// Running reports whether it lives.
+// Running reports whether the process runs.
 func (p *Process) Running() bool { return p.running() }
 
-// Log is its standard error so far.
+// Log returns the standard error of the process so far.
 func (p *Process) Log() string { return p.log.String() }
 
-// Signal sends a signal.
+// Signal sends a signal to the process.
 func (p *Process) Signal(s syscall.Signal) { p.signal(s) }
 
-// End signals it, waits for its end and gives the exit code, -1 for a signal's death.
+// End sends a signal, waits, and returns the exit code, or -1 if a signal ended the process.
 func (p *Process) End(s syscall.Signal, limit time.Duration) int {
 	p.t.Helper()
 	return p.end(s, limit)

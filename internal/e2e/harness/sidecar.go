@@ -17,9 +17,9 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// Sidecar is a stand-in of node-driver-registrar 2.18, with its manners: it asks the
-// driver for its name once, removes whatever is at its registration path, listens there
-// and answers; TERM removes the path, KILL leaves it.
+// Sidecar imitates node-driver-registrar 2.18: it asks the driver for its name once, removes
+// whatever is at its registration path, listens there and answers. At SIGTERM it removes the path,
+// after SIGKILL the path stays.
 type Sidecar struct {
 	t      testing.TB
 	path   string
@@ -51,7 +51,7 @@ func (n *Node) StartSidecar(socket string) *Sidecar {
 	return s
 }
 
-// SidecarAt serves a registration at any path, without asking any driver.
+// SidecarAt serves a registration at any path, without asking a driver.
 func (n *Node) SidecarAt(path, name, endpoint string) *Sidecar {
 	n.T.Helper()
 	s := &Sidecar{
@@ -63,7 +63,7 @@ func (n *Node) SidecarAt(path, name, endpoint string) *Sidecar {
 		if !errors.Is(err, syscall.EADDRINUSE) {
 			break
 		}
-		lis, err = steal(path) // somebody was faster; the real one exits and is started again
+		lis, err = steal(path) // another process was faster; the real sidecar would exit
 	}
 	if err != nil {
 		n.T.Fatalf("sidecar: %v", err)
@@ -74,7 +74,7 @@ func (n *Node) SidecarAt(path, name, endpoint string) *Sidecar {
 	return s
 }
 
-// steal removes what is at the path and listens there.
+// steal removes any file at the path and listens there.
 func steal(path string) (*net.UnixListener, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
@@ -89,7 +89,7 @@ func (s *Sidecar) serve(lis net.Listener) {
 	}
 }
 
-// Stop ends it as TERM does.
+// Stop ends the sidecar as SIGTERM does.
 func (s *Sidecar) Stop() {
 	s.t.Helper()
 	if err := os.Remove(s.path); err != nil {
@@ -98,13 +98,13 @@ func (s *Sidecar) Stop() {
 	s.Kill()
 }
 
-// Kill ends it as KILL does: the dead socket stays.
+// Kill ends the sidecar as SIGKILL does: the dead socket stays.
 func (s *Sidecar) Kill() {
 	s.server.Stop()
 	<-s.done
 }
 
-// Said is what the kubelet told it.
+// Said returns what the kubelet has reported to the sidecar.
 func (s *Sidecar) Said() []*registerapi.RegistrationStatus {
 	s.mu.Lock()
 	defer s.mu.Unlock()

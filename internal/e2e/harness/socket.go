@@ -16,7 +16,7 @@ func inode(path string) (uint64, error) {
 	return fi.Sys().(*syscall.Stat_t).Ino, nil
 }
 
-// Accepts reports whether somebody listens at the path.
+// Accepts reports whether a process listens at the path.
 func Accepts(path string) bool {
 	c, err := net.DialTimeout("unix", path, time.Second)
 	if err != nil {
@@ -26,8 +26,8 @@ func Accepts(path string) bool {
 	return true
 }
 
-// WhenAccepts dials until the path accepts and returns when it first did. It looks every
-// 200 µs, which is fine for a second or two.
+// WhenAccepts dials every 200 µs until the path accepts, and returns when that was. It is meant for
+// waits of a second or two.
 func WhenAccepts(path string, limit time.Duration) (time.Time, bool) {
 	tick := time.NewTicker(200 * time.Microsecond)
 	defer tick.Stop()
@@ -39,7 +39,7 @@ func WhenAccepts(path string, limit time.Duration) (time.Time, bool) {
 	return time.Time{}, false
 }
 
-// listen makes a Unix socket; only Stop of its owner removes the name.
+// listen makes a Unix socket. Only its owner's Stop removes the file.
 func listen(path string) (*net.UnixListener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, err

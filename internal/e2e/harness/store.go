@@ -12,8 +12,8 @@ import (
 	"csi-registrar/internal/fake"
 )
 
-// Manager plays systemd's part for a node's daemon. (The system tests use a real systemd;
-// this is for what must be repeated often.)
+// Manager imitates systemd for a node's daemon, for what must be repeated often. The system tests
+// use a real systemd.
 type Manager struct {
 	*fake.Manager
 	node *Node
@@ -34,8 +34,8 @@ func (n *Node) Manager() *Manager {
 	return &Manager{m, n}
 }
 
-// StartDaemon starts the daemon as systemd does it with the shipped unit: with
-// --keep-sockets, $NOTIFY_SOCKET and what is stored. It waits for READY=1.
+// StartDaemon starts the daemon as systemd does with the shipped unit: with --keep-sockets,
+// $NOTIFY_SOCKET and the stored descriptors. It waits for READY=1.
 func (m *Manager) StartDaemon(args ...string) *Daemon {
 	n := m.node
 	n.T.Helper()
