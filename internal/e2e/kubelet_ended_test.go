@@ -9,12 +9,12 @@ import (
 	"csi-registrar/internal/e2e/harness"
 )
 
-// A kubelet that is gone, or that was started with another root directory, is shown until one
-// confirms the registration, also after restarts of the daemon, and costs no write.
+// The status shows that the kubelet has ended, or was started with another root directory, until a
+// kubelet confirms the registration, also after restarts of the daemon. It costs no write.
 func TestTheEndOfTheKubeletIsShown(t *testing.T) {
 	t.Parallel()
 	n, d, m, c, k := registeredViaStore(t, "a.example")
-	// Noticing it takes milliseconds; the limit is of the issue, and the machine may be slow.
+	// The daemon notices it within milliseconds, but the machine may be slow.
 	const within = 20 * time.Second
 	ended := func(s harness.DriverStatus) bool {
 		return s.State == "registered" && strings.Contains(s.Reason, "that confirmed this ended ") && strings.HasSuffix(s.Reason, "none has asked since")
@@ -37,7 +37,7 @@ func TestTheEndOfTheKubeletIsShown(t *testing.T) {
 		return s.State == "registered" && s.Reason == ""
 	})
 	answered(k)
-	// The next daemon is given the pidfd of a kubelet that runs.
+	// The next daemon receives the pidfd of a running kubelet.
 	c = m.Restart(c, syscall.SIGKILL)
 	if csiNode, _ := k.Writes(); csiNode != 0 {
 		t.Errorf("%d writes of CSINode, want none", csiNode)

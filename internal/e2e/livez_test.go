@@ -18,7 +18,7 @@ import (
 	"csi-registrar/internal/fake"
 )
 
-// liveCase is a state of a driver, and what /livez answers in it.
+// liveCase is a state of a driver, and the answer of /livez in it.
 type liveCase struct {
 	name string
 	make func(d *harness.Driver)
@@ -58,8 +58,8 @@ func liveCases() []liveCase {
 	return cases
 }
 
-// TestLivezAsLivenessprobe: /livez has the verdicts of kubernetes-csi/livenessprobe. With the
-// program in LIVENESSPROBE both are asked, side by side.
+// TestLivezAsLivenessprobe checks that /livez has the results of kubernetes-csi/livenessprobe. If
+// LIVENESSPROBE names that program, its results are compared.
 func TestLivezAsLivenessprobe(t *testing.T) {
 	t.Parallel()
 	peer := os.Getenv("LIVENESSPROBE")
@@ -80,7 +80,7 @@ func TestLivezAsLivenessprobe(t *testing.T) {
 					t.Errorf("%s answers %d, want %d", who, code, c.want)
 				}
 			}
-			// All at once share the answer.
+			// Concurrent requests share the answer.
 			for who, live := range ask {
 				var all sync.WaitGroup
 				for range 100 {
@@ -96,7 +96,7 @@ func TestLivezAsLivenessprobe(t *testing.T) {
 	}
 }
 
-// startLivenessprobe starts the sidecar and returns a function that asks it.
+// startLivenessprobe starts the sidecar and returns a function that queries it.
 func startLivenessprobe(t *testing.T, program, socket string) func() int {
 	t.Helper()
 	free, err := net.Listen("tcp", "127.0.0.1:0")

@@ -17,10 +17,10 @@ var long = flag.Bool("long", false, "wait as long as the contract says, not a sh
 
 func TestMain(m *testing.M) { harness.Main(m) }
 
-// soon is for what should take the kubelet's second; generous, for machines under load.
+// soon is the limit for what the kubelet does once a second; generous, for machines under load.
 const soon = 20 * time.Second
 
-// span is the time to wait in a short or a long run.
+// span returns the time to wait in a short or a long run.
 func span(short, full time.Duration) time.Duration {
 	if *long {
 		return full
@@ -41,8 +41,8 @@ func registered(t *testing.T, name string, extra ...string) (*harness.Node, *har
 	return n, d, c, k
 }
 
-// registeredViaStore is registered with a service manager that keeps descriptors; the
-// kubelet has received its answer, and its pidfd is kept.
+// registeredViaStore is registered with a service manager that keeps descriptors. The kubelet has
+// received its answer, and its pidfd is kept.
 func registeredViaStore(t *testing.T, name string) (*harness.Node, *harness.Driver, *harness.Manager, *harness.Daemon, *harness.Kubelet) {
 	t.Helper()
 	n := harness.New(t)
@@ -71,14 +71,14 @@ func kubeletKept(t *testing.T, n *harness.Node) {
 	})
 }
 
-// answered waits until the kubelet has the answer to its last call. The daemon records the
-// call before it answers; who kills it in between makes the kubelet try again, rightly.
+// answered waits until the kubelet has the answer to its last call. The daemon records the call
+// before it answers; if it is killed in between, the kubelet tries again, rightly.
 func answered(k *harness.Kubelet) {
-	k.Quiet(k.Mark(), 200*time.Millisecond) // there is no event for it; it takes microseconds
+	k.Quiet(k.Mark(), 200*time.Millisecond) // no event reports it; it takes microseconds
 }
 
-// unchanged runs a step and checks that the kubelet wrote nothing because of it, and that
-// the registration socket is the same one.
+// unchanged runs a step and checks that the kubelet did not write anything because of it, and that
+// the registration socket is still the same.
 func unchanged(t *testing.T, n *harness.Node, k *harness.Kubelet, names []string, step func()) {
 	t.Helper()
 	answered(k)
@@ -101,7 +101,7 @@ func unchanged(t *testing.T, n *harness.Node, k *harness.Kubelet, names []string
 	}
 }
 
-// contains fails the test if a text lacks one of the words.
+// contains fails the test if a text does not contain all of the words.
 func contains(t *testing.T, what, text string, words ...string) {
 	t.Helper()
 	for _, w := range words {

@@ -27,7 +27,7 @@ var unusualNames = map[string]string{
 	"longest":  strings.Repeat("a", 59) + ".com",
 }
 
-// startNamed starts `run` with node-driver-registrar's flags, so that the driver names itself.
+// startNamed starts `run` with node-driver-registrar's flags, so that the driver reports its name.
 func startNamed(n *harness.Node, socket string) *harness.Daemon {
 	return n.StartWithFlags("--csi-address", socket, "--kubelet-registration-path", socket, "--plugin-registration-path", n.Registry())
 }
@@ -66,7 +66,7 @@ func TestHostileNamesThroughFlags(t *testing.T) {
 	}
 }
 
-// appeared names a file that is neither the daemon's control socket nor its state.
+// appeared returns the name of a file that is neither the daemon's control socket nor its state.
 func appeared(t *testing.T, n *harness.Node, before map[string]bool) string {
 	for f := range files(t, n.Dir) {
 		if !before[f] && !strings.HasPrefix(f, filepath.Join(n.Etc, "run")) {

@@ -29,12 +29,12 @@ import (
 	"csi-registrar/internal/fake"
 )
 
-// venom is what a hostile driver says wherever it may say something: it would set the
-// window's title, clear the screen (by ESC and by the one-byte CSI), write a line of log
-// that is not ours, go back over what was written, turn text around, hide it, and end it.
+// venom is the text that a hostile driver returns in every field. Unescaped it would set the
+// window's title, clear the screen (by ESC and by the one-byte CSI), forge a log line, overwrite
+// earlier text, reverse text, hide it, and end it.
 const venom = "\x1b]0;owned\x07\x1b[2J\u009b2J\ntime=now level=ERROR msg=forged\rover \u202eevil\u2066\u200b\x00 end"
 
-// hostileNode has a driver for each place at which a driver can speak.
+// hostileNode is a node with a driver for each text that a driver can return.
 func hostileNode(t *testing.T) (n *harness.Node, names []string) {
 	t.Helper()
 	n = harness.New(t)
@@ -69,8 +69,8 @@ func hostileNode(t *testing.T) (n *harness.Node, names []string) {
 	return n, names
 }
 
-// settled waits until the daemon has asked all drivers, and plays a kubelet that refuses
-// one of them with the same venom.
+// settled waits until the daemon has asked all drivers. As the kubelet, it refuses one of them with
+// the same venom.
 func settled(t *testing.T, n *harness.Node, c *harness.Daemon) {
 	t.Helper()
 	c.WaitState("name.example", "mismatch", soon)
@@ -94,11 +94,12 @@ func settled(t *testing.T, n *harness.Node, c *harness.Daemon) {
 	c.WaitState("refused.example", "refused", soon)
 }
 
-// ours are the sequences that we send to a terminal: colours, and how --watch begins again.
+// ours are the sequences that csi-registrar itself sends to a terminal: colors, and the one with
+// which --watch redraws.
 var ours = regexp.MustCompile(`\x1b\[(?:0|01|02|31|32|33)m|\x1b\[H\x1b\[J`)
 
-// harmless fails the test for a text with a character that does not show itself, or that
-// is long enough to push everything else out of sight.
+// harmless fails the test if a text has an invisible character, or is so long that it would push
+// everything else off the screen.
 func harmless(t *testing.T, what, text string) {
 	t.Helper()
 	if len(text) > 100_000 {
@@ -117,8 +118,8 @@ func harmless(t *testing.T, what, text string) {
 	}
 }
 
-// harmlessJSON checks a document as it is printed, and every string in it but node ids:
-// they are compared with the CSINode object's, and stay what they are.
+// harmlessJSON checks a document as it is printed, and every string in it except node IDs, which
+// stay unchanged, because users compare them with the CSINode object.
 func harmlessJSON(t *testing.T, what, text string) {
 	t.Helper()
 	harmless(t, what, text)
@@ -135,15 +136,15 @@ func harmlessJSON(t *testing.T, what, text string) {
 			return
 		}
 		if s, is := token.(string); is && before != json.Token("node_id") {
-			for line := range strings.SplitSeq(s, "\n") { // config_error has several
+			for line := range strings.SplitSeq(s, "\n") { // config_error has several lines
 				harmless(t, "a string of "+what, line)
 			}
 		}
 	}
 }
 
-// onTerminal runs a command on a terminal of its own and gives what arrived there. A
-// command that does not end by itself is interrupted as soon as enough of it is seen.
+// onTerminal runs a command on a terminal of its own and returns its output. A command that does
+// not end by itself is interrupted after enough output.
 func onTerminal(t *testing.T, cmd *exec.Cmd, enough func(string) bool) string {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
@@ -173,7 +174,7 @@ func onTerminal(t *testing.T, cmd *exec.Cmd, enough func(string) bool) string {
 	for r := bufio.NewReader(master); ; {
 		b, err := r.ReadByte()
 		if err != nil {
-			break // EIO: the last one has closed it
+			break // EIO: the last process has closed it
 		}
 		seen.WriteByte(b)
 		if b == '\n' && enough != nil && !interrupted && enough(seen.String()) {
@@ -274,7 +275,7 @@ func TestHostileOutput(t *testing.T) {
 	})
 }
 
-// journal listens as systemd's journal does; entries stops it and gives what came.
+// journal listens as systemd's journal does. entries stops it and returns the entries.
 func journal(t *testing.T, path string) (entries func() []string) {
 	t.Helper()
 	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
@@ -288,7 +289,7 @@ func journal(t *testing.T, path string) (entries func() []string) {
 		for {
 			size, err := conn.Read(buf)
 			if err != nil {
-				return // closed, or the deadline: all that came was read
+				return // closed, or the deadline: everything was read
 			}
 			got = append(got, string(buf[:size]))
 		}
@@ -304,8 +305,8 @@ func journal(t *testing.T, path string) (entries func() []string) {
 	return func() []string { stop(); return got }
 }
 
-// journalFields takes an entry of the journal's native protocol apart: NAME=VALUE lines,
-// or NAME, a length in 8 bytes and a value that may have line breaks.
+// journalFields parses an entry of the journal's native protocol: NAME=VALUE lines, or NAME, a
+// length in 8 bytes and a value that may have line breaks.
 func journalFields(t *testing.T, entry string) map[string]string {
 	t.Helper()
 	fields := map[string]string{}

@@ -13,8 +13,8 @@ import (
 	"csi-registrar/internal/e2e/harness"
 )
 
-// The cases in which node-driver-registrar is measured (versions 2.17 and 2.18, by the project, on
-// a small machine), each a test against the kubelet's plugin manager, better than that:
+// The cases in which node-driver-registrar 2.17 and 2.18 were measured by the project, on a small
+// machine. For each, a test with the kubelet's plugin manager shows a better result:
 //
 //	driver absent 0.2, 3, 10, 60 s         TestAcceptsWithin20ms…, TestAbsentForLong
 //	restart or kill -9                     TestDaemonRestartsThroughTheStore
@@ -48,7 +48,7 @@ func TestAbsentForLong(t *testing.T) {
 	}
 }
 
-// Not parallel: it measures. The peer's figures are the limits, not our goals.
+// Not parallel, because it measures. The limits are node-driver-registrar's figures, not our goals.
 func TestSmallerThanThePeer(t *testing.T) {
 	n := harness.NewIn(t, "/var/tmp")
 	names := numbered("d%02d.example", 20)
@@ -57,7 +57,7 @@ func TestSmallerThanThePeer(t *testing.T) {
 	built.Registrar(t) // built before the clock runs
 	var c *harness.Daemon
 	var starts []time.Duration
-	for range 3 { // the machine's noise is not the daemon's
+	for range 3 { // other processes may disturb a measurement
 		if c != nil {
 			c.Stop()
 		}
@@ -89,10 +89,9 @@ func TestSmallerThanThePeer(t *testing.T) {
 
 	c.Hush()
 	span := span(5*time.Second, 20*time.Second)
-	// The peer has 1040 a minute; polling once a second would be 60. The first spans still
-	// have the end of the registrations in them, and the machine's other doings may wake
-	// it (mounts, what happens in a directory above): one quiet span shows that nothing of its
-	// own does.
+	// node-driver-registrar has 1040 a minute; polling once a second would cause 60. The first
+	// spans still include the end of the registrations, and events of the machine may wake the
+	// daemon (mounts, changes in a directory above), so one quiet span is sufficient.
 	quiet := false
 	for i := 0; i < 6 && !quiet; i++ {
 		before, err := harness.Switches(c.PID())
@@ -121,7 +120,7 @@ func TestSmallerThanThePeer(t *testing.T) {
 	}
 }
 
-// memory is what /proc/PID/smaps_rollup says of a process, in MB: kind is "Pss:" or "Pss_Anon:".
+// memory returns a value of /proc/PID/smaps_rollup in MB. kind is "Pss:" or "Pss_Anon:".
 func memory(t *testing.T, pid int, kind string) float64 {
 	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
@@ -141,7 +140,7 @@ func memory(t *testing.T, pid int, kind string) float64 {
 	return 0
 }
 
-// cpuTime is what a process has used, in ticks of 10 ms.
+// cpuTime returns the processor time of a process, in ticks of 10 ms.
 func cpuTime(t *testing.T, pid int) time.Duration {
 	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))

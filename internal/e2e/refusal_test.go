@@ -8,7 +8,8 @@ import (
 	"csi-registrar/internal/fake"
 )
 
-// collide makes the kubelet refuse a driver: its topology value is not the Node's label.
+// collide makes the kubelet refuse a driver, because its topology value differs from the Node's
+// label.
 func collide(t *testing.T) (*harness.Node, *harness.Driver, *harness.Daemon, *harness.Kubelet) {
 	t.Helper()
 	n := harness.New(t)
@@ -22,7 +23,7 @@ func collide(t *testing.T) (*harness.Node, *harness.Driver, *harness.Daemon, *ha
 	return n, d, c, k
 }
 
-// The socket stays for the kubelet's own retries, the reason is kept, and once it is
+// The socket stays for the kubelet's own retries, the status has the reason, and after the cause is
 // fixed the kubelet's next try succeeds.
 func TestRefusalIsKeptAndRetriedByTheKubelet(t *testing.T) {
 	t.Parallel()
@@ -44,7 +45,7 @@ func TestRefusalIsKeptAndRetriedByTheKubelet(t *testing.T) {
 	}
 }
 
-// The API server is down while the kubelet registers.
+// The API server is down when the kubelet registers the driver.
 func TestRefusalByAnAPIServerThatIsDown(t *testing.T) {
 	t.Parallel()
 	n := harness.New(t)
@@ -62,8 +63,8 @@ func TestRefusalByAnAPIServerThatIsDown(t *testing.T) {
 	c.WaitState(d.Name, "registered", soon)
 }
 
-// No loop of ours: while the kubelet goes on refusing, and the driver restarts unchanged,
-// the registration socket is recreated at most once a cause.
+// The daemon does not loop: while the kubelet keeps refusing and the driver restarts unchanged, the
+// registration socket is recreated at most once per cause.
 func TestRefusalMakesNoLoop(t *testing.T) {
 	t.Parallel()
 	n, d, c, k := collide(t)
@@ -100,7 +101,7 @@ func TestRefusalMakesNoLoop(t *testing.T) {
 	}
 }
 
-// A kubelet that comes back with other labels registers what the one before refused.
+// A kubelet that restarts with other labels registers a driver that the kubelet before refused.
 func TestRefusalAndAnotherKubelet(t *testing.T) {
 	t.Parallel()
 	n, d, c, k := collide(t)

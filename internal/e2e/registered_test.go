@@ -70,7 +70,7 @@ func TestTwentyDriversInOneDaemon(t *testing.T) {
 	}
 }
 
-// The driver that Kubernetes' own end-to-end tests use: nobody here wrote it.
+// The driver of Kubernetes' own end-to-end tests, which does not come from this project.
 func TestKubernetesMockDriver(t *testing.T) {
 	t.Parallel()
 	n := harness.New(t)
@@ -110,8 +110,8 @@ func TestKubernetesMockDriver(t *testing.T) {
 	t.Cleanup(func() { d.Stop() })
 }
 
-// Started long before their drivers: as soon as one serves, its registration socket
-// accepts. Not parallel: it is about milliseconds.
+// The daemon starts long before its drivers: as soon as one serves, its registration socket
+// accepts. Not parallel, because it measures milliseconds.
 func TestAcceptsWithin20msOfTheDriverServing(t *testing.T) {
 	for _, absent := range absences() {
 		t.Run(absent.String(), func(t *testing.T) {
@@ -132,7 +132,7 @@ func TestAcceptsWithin20msOfTheDriverServing(t *testing.T) {
 	}
 }
 
-// The same where two directories of the path do not exist yet.
+// The same, but two directories of the path do not exist yet.
 func TestAcceptsWithin20msWithoutParentDirectories(t *testing.T) {
 	within20ms(t, func() (took []time.Duration) {
 		n := harness.New(t)
@@ -151,7 +151,7 @@ func TestAcceptsWithin20msWithoutParentDirectories(t *testing.T) {
 	})
 }
 
-// The same with the sidecar's flags, where the driver's name is not known before.
+// The same with the sidecar's flags, with which the driver's name is not known before it serves.
 func TestAcceptsWithin20msWithTheSidecarsFlags(t *testing.T) {
 	within20ms(t, func() (took []time.Duration) {
 		for range 5 {
@@ -167,7 +167,7 @@ func TestAcceptsWithin20msWithTheSidecarsFlags(t *testing.T) {
 	})
 }
 
-// served starts a driver and returns how long its registration socket took.
+// served starts a driver and returns how long it took until its registration socket accepted.
 func served(t *testing.T, n *harness.Node, c *harness.Daemon, d *harness.Driver) time.Duration {
 	t.Helper()
 	began := d.Start()
@@ -178,9 +178,10 @@ func served(t *testing.T, n *harness.Node, c *harness.Daemon, d *harness.Driver)
 	return at.Sub(began)
 }
 
-// within20ms measures up to three times: the machine's noise is not the daemon's, and what
-// polls is late each time. Only in a long run, for which the machine should be idle, is it the
-// median; else it is the second of five, since one turn of a busy processor costs 20 ms too.
+// within20ms measures up to three times, because other processes disturb it, while a daemon that
+// polls would be late each time. In a long run, for which the machine should be idle, the limit is
+// for the median, else for the second of five, because waiting for a busy processor takes 20 ms,
+// too.
 func within20ms(t *testing.T, measure func() []time.Duration) {
 	t.Helper()
 	for range 3 {
@@ -201,8 +202,8 @@ func absences() []time.Duration {
 	return []time.Duration{200 * time.Millisecond, 3 * time.Second}
 }
 
-// A driver that hangs is replaced at its path: the new one is not waited for until the call to
-// the old one has timed out, which for NodeGetInfo is 2 minutes.
+// A driver that hangs is replaced at its path: the daemon does not wait until the call to the old
+// one has timed out, which for NodeGetInfo takes 2 minutes.
 func TestHangingDriverIsReplaced(t *testing.T) {
 	t.Parallel()
 	for _, method := range []string{fake.GetPluginInfo, fake.Probe, fake.NodeGetInfo} {
@@ -222,12 +223,12 @@ func TestHangingDriverIsReplaced(t *testing.T) {
 				began := n.DriverAt(name, hangs.Socket).Start()
 				e := k.Registered(0, name, soon)
 				c.WaitState(name, "registered", soon)
-				if hangs.Running() { // it was not the end of the old one that helped
+				if hangs.Running() { // the end of the old one was not the reason
 					took = append(took, e.Time.Sub(began))
 				}
 			}
 			t.Logf("from serving to registered: %v", took)
-			// The machine's noise is not the daemon's.
+			// Other processes may disturb the measurement.
 			if len(took) != 3 || slices.Min(took) > 2*time.Second {
 				t.Errorf("registered %v after the new driver served, want 2s", took)
 			}
@@ -265,7 +266,7 @@ func TestBadDriversDelayNobody(t *testing.T) {
 
 	served := healthy.Start()
 	at, ok := harness.WhenAccepts(n.RegSocket(healthy.Name), soon)
-	// Any wait for a bad one would be a second at least, its time limit.
+	// Waiting for any of the faulty drivers would take at least a second, its time limit.
 	if !ok || at.Sub(served) > 700*time.Millisecond {
 		t.Errorf("beside bad drivers the healthy one's socket accepts after %v (%v)", at.Sub(served), ok)
 	}

@@ -10,10 +10,10 @@ import (
 	"csi-registrar/internal/e2e/harness"
 )
 
-// away is longer than the directories have to be quiet, and shorter than the grace period.
+// away is longer than the directories must be unchanged, and shorter than the grace period.
 const away = 3 * time.Second
 
-// aside moves a file of the configuration away, and gives what moves it back.
+// aside moves a configuration file away and returns a function that moves it back.
 func aside(t *testing.T, path string) (back func()) {
 	t.Helper()
 	other := filepath.Join(t.TempDir(), "aside")
@@ -27,14 +27,14 @@ func aside(t *testing.T, path string) (back func()) {
 	}
 }
 
-// A driver that vanished from the files is withdrawn when it has stayed away for 10 s; one
-// that comes back before loses nothing (an editor, a package manager). reload does not wait.
+// A driver that is missing from the files for 10 s is withdrawn. One that is back before, as after
+// a change by an editor or a package manager, stays registered. reload does not wait.
 func TestVanishedTable(t *testing.T) {
 	t.Parallel()
 	n, d, c, k := registered(t, "a.example")
 	unchanged(t, n, k, []string{d.Name}, func() {
 		n.Write("conf.d/50-a.example.toml", "")
-		time.Sleep(3 * time.Second) // longer than the directories have to be quiet
+		time.Sleep(3 * time.Second) // longer than the directories must be unchanged
 		n.Configure(d.Name, d.Socket)
 	})
 	mark := k.Mark()
@@ -56,7 +56,7 @@ func TestVanishedTable(t *testing.T) {
 	}
 }
 
-// The file that has the root_dir is away for a moment; nothing moves.
+// The file with root_dir is missing for a moment: no socket is moved.
 func TestVanishedRootDir(t *testing.T) {
 	t.Parallel()
 	n, d, c, k := registered(t, "a.example")
@@ -75,8 +75,8 @@ func TestVanishedRootDir(t *testing.T) {
 	}
 }
 
-// A restart does not end the grace period: the driver is served meanwhile. An error prolongs
-// it: the file is there.
+// A restart does not end the grace period: the driver stays registered meanwhile. A syntax error
+// prolongs it, because the file exists.
 func TestVanishedOverARestart(t *testing.T) {
 	t.Parallel()
 	n, d, m, c, k := registeredViaStore(t, "a.example")
@@ -91,7 +91,7 @@ func TestVanishedOverARestart(t *testing.T) {
 		back()
 		harness.Eventually(t, soon, "the fixed configuration", func() string { return c.Status().ConfigError })
 	})
-	// For good: as soon as it has been away for long enough, in whichever process.
+	// The file stays away: the driver is withdrawn after the grace period, in whichever process.
 	mark := k.Mark()
 	if err := os.Remove(file); err != nil {
 		t.Fatal(err)
@@ -100,7 +100,7 @@ func TestVanishedOverARestart(t *testing.T) {
 	k.Deregistered(mark, d.Name, 20*time.Second)
 }
 
-// A drop-in that is a link: an edit of the file that it points to is a change.
+// A drop-in may be a link. An edit of its target is a change.
 func TestLinkedDropIn(t *testing.T) {
 	t.Parallel()
 	n, d, c, _ := registered(t, "a.example")
@@ -119,7 +119,7 @@ func TestLinkedDropIn(t *testing.T) {
 		}
 	}
 	edit("")
-	time.Sleep(away) // the link itself is found by the directory's change
+	time.Sleep(away) // the daemon notices the link itself by the change of the directory
 	edit("enabled = false")
 	c.WaitState(d.Name, "disabled", 10*time.Second)
 	edit("enabled = true")

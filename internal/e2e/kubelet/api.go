@@ -21,8 +21,8 @@ import (
 	"k8s.io/kubernetes/pkg/registry/storage/csinode"
 )
 
-// apiServer is a fake clientset with the rules that matter here: CSINode objects are
-// checked by the real API server's strategy, writes are counted, and it can be down.
+// apiServer is a fake clientset with the rules that matter here: it validates CSINode objects with
+// the real API server's strategy, counts writes, and can be down.
 type apiServer struct {
 	client *fake.Clientset
 	node   string
@@ -91,7 +91,7 @@ func (a *apiServer) react(action clienttesting.Action) (bool, runtime.Object, er
 	return true, obj, errors.Join(err, a.save())
 }
 
-// check refuses what the real API server would refuse.
+// check returns the error of the real API server for a write that it would refuse.
 func (a *apiServer) check(action clienttesting.Action) error {
 	var given runtime.Object
 	switch w := action.(type) {
@@ -127,7 +127,7 @@ func (a *apiServer) check(action clienttesting.Action) error {
 	return apierrors.NewInvalid(storagev1.SchemeGroupVersion.WithKind("CSINode").GroupKind(), n.Name, errs)
 }
 
-// The tracker is read directly: the client would come back through react.
+// Read from the tracker: the client would call react again.
 func (a *apiServer) csiNode() (*storagev1.CSINode, error) {
 	obj, err := a.client.Tracker().Get(storagev1.SchemeGroupVersion.WithResource("csinodes"), "", a.node)
 	if err != nil {
@@ -182,7 +182,7 @@ func (a *apiServer) save() error {
 	if err != nil {
 		return err
 	}
-	tmp := a.state + ".new" // a kill in between must not leave half a file
+	tmp := a.state + ".new" // if the process is killed meanwhile, no partial file is left
 	if err := os.WriteFile(tmp, b, 0o600); err != nil {
 		return fmt.Errorf("cannot keep the API server's state: %w", err)
 	}

@@ -10,8 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// commands reads commands, one a line, until the input ends. Each is answered by the
-// event "done" after whatever else it prints.
+// commands reads commands, one per line, until the input ends. The last event of each is "done".
 func commands(in io.Reader, api *apiServer, events *events) {
 	lines := bufio.NewScanner(in)
 	for lines.Scan() {
@@ -59,8 +58,8 @@ func (a *apiServer) command(line string) error {
 	return fmt.Errorf("not a command: %q", line)
 }
 
-// label sets a label of the Node, or removes it if the value is empty: what an admin
-// does with kubectl. It is no write of the kubelet, and is not counted.
+// label sets a label of the Node, or removes it if the value is empty, as an administrator does
+// with kubectl. It is not counted as a write of the kubelet.
 func (a *apiServer) label(key, value string) error {
 	n, err := a.theNode()
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 )
 
-// event is one line of output. cmd/kubelet documents it; fields are added, never renamed.
+// event is one line of output. It is documented in cmd/kubelet; fields are added, never renamed.
 type event struct {
 	Time        time.Time         `json:"time"`
 	Event       string            `json:"event"`
@@ -48,8 +48,8 @@ func driversOf(n *storagev1.CSINode) []csiNodeDriver {
 	return out
 }
 
-// events prints one line at a time. A reader that went away ends the kubelet: nobody
-// would know what it does any more.
+// events prints one line at a time. If the reader has closed the pipe, the kubelet ends, because
+// nobody observes it any more.
 type events struct {
 	mu     sync.Mutex
 	w      io.Writer

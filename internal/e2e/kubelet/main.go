@@ -1,11 +1,9 @@
-// Package kubelet runs the part of a kubelet that registers CSI drivers: its own plugin
-// manager, its own CSI handler and its own node info manager, over a fake API server
-// that checks CSINode objects by the real API server's rules. It is the body of
-// cmd/kubelet, and of the same command over an older Kubernetes; how it is called and
-// what it prints is written there.
+// Package kubelet runs the part of a kubelet that registers CSI drivers: the plugin manager, the
+// CSI handler and the node info manager of Kubernetes, with a fake API server that validates
+// CSINode objects like the real one. It implements cmd/kubelet, which documents usage and output,
+// and the same command for an older Kubernetes.
 //
-// The CSI handler keeps its drivers in globals of its package, so that one process can
-// be one kubelet only.
+// The CSI handler keeps its drivers in package variables, so a process can run only one kubelet.
 package kubelet
 
 import (
@@ -43,8 +41,8 @@ type options struct {
 	verbose  int
 }
 
-// Main runs the command until a signal comes (or its standard input ends, with
-// --until-eof) and gives its exit code.
+// Main runs the command until a signal arrives (or, with --until-eof, standard input ends) and
+// returns its exit code.
 func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	var o options
 	flags := flag.NewFlagSet("kubelet", flag.ContinueOnError)
@@ -116,8 +114,8 @@ func run(ctx context.Context, o options, stdin io.Reader, stdout io.Writer) erro
 	return nil
 }
 
-// listenPodResources listens where each kubelet does, by which doctor finds its root directory. A
-// root directory whose name is too long for a socket has none.
+// listenPodResources listens on the pod resources socket as each kubelet does; doctor finds the
+// root directory by it. If the path of the root directory is too long for a socket, there is none.
 func listenPodResources(ctx context.Context, root string) error {
 	path := filepath.Join(root, "pod-resources", "kubelet.sock")
 	if len(path) > 107 {
@@ -138,8 +136,8 @@ func listenPodResources(ctx context.Context, root string) error {
 	return nil
 }
 
-// watchDevicePlugins watches a directory as the device manager of each kubelet does, until the
-// process ends: its plugin manager has not the only watch.
+// watchDevicePlugins watches a directory as the kubelet's device manager does, until the process
+// ends, because the plugin manager's watch is not the only one of a kubelet.
 func watchDevicePlugins(root string) error {
 	dir := filepath.Join(root, "device-plugins")
 	if err := os.MkdirAll(dir, 0o750); err != nil {
@@ -154,9 +152,9 @@ func watchDevicePlugins(root string) error {
 
 var errEOF = errors.New("standard input ended")
 
-// startCSI starts the kubelet's CSI volume plugin like its volume manager. The testing host is the
-// smallest implementation of what the plugin needs; it uses its testing.T only to report that its
-// set-up failed.
+// startCSI starts the kubelet's CSI volume plugin as its volume manager does. The testing host is
+// the smallest implementation of what the plugin needs; it uses its testing.T only to report that
+// the set-up failed.
 func startCSI(o options, api *apiServer) (err error) {
 	failed := true
 	done := make(chan struct{})

@@ -6,8 +6,8 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/pluginmanager/cache"
 )
 
-// recorder prints what the plugin manager asks of a handler, and what that answers. Its methods
-// and those of yes are in handler.go and newhandler.go: the interface has changed.
+// recorder prints the calls of the plugin manager to a handler, and the results. Its methods and
+// those of yes are in handler.go and oldhandler.go, because the interface has changed.
 type recorder struct {
 	cache.PluginHandler
 	events *events
@@ -30,5 +30,5 @@ func (r *recorder) deregistered(name, endpoint string) {
 	r.events.print(event{Event: "deregister", Driver: name, Endpoint: endpoint})
 }
 
-// yes is the handler of --handler=record: it takes every plugin.
+// yes is the handler of --handler=record, which accepts every plugin.
 type yes struct{}

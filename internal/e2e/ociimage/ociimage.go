@@ -1,4 +1,4 @@
-// Package ociimage makes container images of a few files, for machines that ask no registry.
+// Package ociimage makes container images from a few files, for machines without a registry.
 package ociimage
 
 import (
@@ -15,16 +15,16 @@ import (
 	"testing"
 )
 
-// Image is what is in an image.
+// Image describes an image.
 type Image struct {
-	Names      []string // with their tags
+	Names      []string // with tags
 	Entrypoint []string
 	Command    []string
-	Files      map[string]string // path in the image, as bin/sh: the file here; all can be executed
-	Links      map[string]string // path in the image: where the link points to
+	Files      map[string]string // path in the image: the file here; all become executable
+	Links      map[string]string // path in the image: target of the link
 }
 
-// Applets are Links that call bin/busybox by other names.
+// Applets returns Links by which bin/busybox is called by other names.
 func Applets(names []string) map[string]string {
 	links := map[string]string{}
 	for _, name := range names {
@@ -33,7 +33,8 @@ func Applets(names []string) map[string]string {
 	return links
 }
 
-// Tar is the image as an OCI layout in a tar, for `ctr image import` and `podman load`.
+// Tar returns the image as a tar archive of an OCI layout, for `ctr image import` and `podman
+// load`.
 func (i Image) Tar(t testing.TB) []byte {
 	t.Helper()
 	layer := newTar(t)

@@ -1,5 +1,5 @@
-// Package oldkubelet holds csi-registrar against the newest kubelet that does not come
-// back by itself after it refused a plugin (see go.mod for which that is, and why).
+// Package oldkubelet tests csi-registrar with the newest kubelet that does not retry a plugin that
+// it has refused (go.mod says which that is, and why).
 package oldkubelet
 
 import (
@@ -31,8 +31,8 @@ func refused(t *testing.T) (*harness.Node, *harness.Driver, *harness.Daemon, *ha
 	return n, d, c, k
 }
 
-// This kubelet keeps what it refused: it never comes back until the socket is recreated
-// after 150 s. Once, and then all is quiet.
+// This kubelet keeps a plugin that it has refused, and does not retry until the socket is recreated
+// after 150 s. That happens once, and then nothing more.
 func TestRefusedOnceIsRecreated(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -41,7 +41,7 @@ func TestRefusedOnceIsRecreated(t *testing.T) {
 	n, d, c, k := refused(t)
 	mark, at := k.Mark(), time.Now()
 	ino := n.Inode(n.RegSocket(d.Name))
-	k.Quiet(mark, 130*time.Second) // the 1.36 one would have come several times by now
+	k.Quiet(mark, 130*time.Second) // kubelet 1.36 would have retried several times by now
 	if n.Inode(n.RegSocket(d.Name)) != ino {
 		t.Error("the socket was recreated before its time")
 	}
@@ -54,9 +54,9 @@ func TestRefusedOnceIsRecreated(t *testing.T) {
 	k.Quiet(k.Mark(), 2500*time.Millisecond)
 }
 
-// The refusal itself is lost: the daemon is killed while the kubelet asks the driver, and is back
-// only when the kubelet has given up telling it (5 s). The kubelet keeps the plugin and never
-// comes back, and the next daemon knows only that it had asked.
+// The refusal itself is lost: the daemon is killed while the kubelet calls the driver, and runs
+// again only after the kubelet has given up its notification (5 s). The kubelet keeps the plugin
+// and does not retry, and the next daemon knows only that it called GetInfo.
 func TestRefusalIsLost(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -84,7 +84,7 @@ func TestRefusalIsLost(t *testing.T) {
 	c.Kill()
 	d.Set(func(b *fake.Answers) { b.Hang = nil })
 	k.Refused(0, d.Name, soon)
-	// Longer than the kubelet retries the call; there is no event when it gives up.
+	// Longer than the kubelet retries the call; no event reports that it gives up.
 	time.Sleep(7 * time.Second)
 	k.Command("label example/zone=")
 	mark := k.Mark()
@@ -105,7 +105,7 @@ func TestRefusalIsLost(t *testing.T) {
 	k.Quiet(k.Mark(), 2500*time.Millisecond)
 }
 
-// Nobody has to wait for that: what a person or the driver does is a reason to try again.
+// Nobody has to wait for 150 s: a request of the user or a change of the driver causes another try.
 func TestRefusedAndTriedAgainForAReason(t *testing.T) {
 	t.Parallel()
 	t.Run("reregister", func(t *testing.T) {
@@ -138,7 +138,7 @@ func TestRefusedAndTriedAgainForAReason(t *testing.T) {
 	})
 }
 
-// The everyday things, with this kubelet.
+// The usual events, with this kubelet.
 func TestRegisteredAndRestarted(t *testing.T) {
 	t.Parallel()
 	n := harness.New(t)
