@@ -13,8 +13,7 @@ import (
 )
 
 const (
-	maxBody    = 4 << 10         // of a request to the public part, which needs no body
-	aliveLimit = 2 * time.Second // the agent answers in microseconds, or is stuck
+	maxBody    = 4 << 10 // of a request to the public part, which needs no body
 	maxProfile = 5 * time.Minute
 )
 
@@ -22,7 +21,7 @@ const (
 func Handler(b Backend) http.Handler {
 	mux := http.NewServeMux()
 	a := api{Backend: b, reasons: true, document: b.Status, streams: newGate(maxStreams), traces: newGate(maxTraces), watched: &snapshot[[]byte]{render: func(d status.Document) ([]byte, error) { return marshal(d) }}}
-	mux.HandleFunc("GET /healthz", a.healthz)
+	mux.HandleFunc("GET /healthz", healthz(func() error { return alive(b) }))
 	mux.HandleFunc("GET /readyz", a.readyz)
 	mux.HandleFunc("GET /readyz/{driver}", a.readyzDriver)
 	mux.HandleFunc("GET /livez/{driver}", a.livezDriver)
@@ -44,9 +43,13 @@ func PublicHandler(b Backend) http.Handler {
 	a := api{Backend: b}
 	last := &snapshot[readiness]{render: func(d status.Document) (readiness, error) { return a.readiness(d), nil }}
 	a.document = func() status.Document { d, _, _, _ := last.get(b); return d } // it cannot fail
-	var metrics rendering
+	var metrics recent[[]byte]
+	var health recent[error]
 	scrapes := newGate(maxScrapes)
-	mux.HandleFunc("GET /healthz", a.healthz)
+	mux.HandleFunc("GET /healthz", healthz(func() error {
+		// It wakes the goroutines of all drivers.
+		return health.get(func(error) error { return alive(b) })
+	}))
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		_, ready, _, _ := last.get(b) // as above
 		writeText(w, ready.code, ready.text)
@@ -58,7 +61,7 @@ func PublicHandler(b Backend) http.Handler {
 			refuse(w)
 			return
 		}
-		text := metrics.get(func(size int) []byte { return exposition(b.Status(), size) })
+		text := metrics.get(func(last []byte) []byte { return exposition(b.Status(), len(last)+len(last)/32) })
 		writeMetrics(w, text)
 		// Its place becomes free later, so that a flood of requests does not use all CPU time.
 		time.AfterFunc(time.Duration(len(text))*maxScrapes*time.Second/metricsRate, scrapes.leave)

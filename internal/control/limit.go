@@ -15,11 +15,11 @@ const (
 	maxStreams = 1024 // on the control socket: a `wait` for each driver of a large node
 	maxTraces  = 64
 	// requests for metrics; if the client does not read, the place is taken until publicTimeout
-	maxScrapes    = 16
-	maxProbes     = 64 // requests that query a driver: a refused one may restart its pod
-	gateWait      = 500 * time.Millisecond
-	metricsMaxAge = time.Second
-	metricsRate   = 40 << 20 // bytes of metrics in a second; those of 1,000 drivers are 2 MB
+	maxScrapes  = 16
+	maxProbes   = 64 // requests that query a driver: a refused one may restart its pod
+	gateWait    = 500 * time.Millisecond
+	maxAge      = time.Second // of what requests on the public port share
+	metricsRate = 40 << 20    // bytes of metrics in a second; those of 1,000 drivers are 2 MB
 )
 
 // gate limits the number of concurrent requests.
@@ -66,22 +66,23 @@ func refuse(w http.ResponseWriter) {
 	writeText(w, http.StatusServiceUnavailable, "too many requests at once\n")
 }
 
-// rendering is a text that all requests within a second share.
-type rendering struct {
-	mu   sync.Mutex
-	at   time.Time
-	text []byte
+// recent is a value that all requests within a second share.
+type recent[T any] struct {
+	mu    sync.Mutex
+	at    time.Time // zero: there is no value yet
+	value T
 }
 
-// get returns the text. It calls render if the text is too old, while other callers wait. size is a
-// little more than the length of the last text.
-func (r *rendering) get(render func(size int) []byte) []byte {
+// get returns the value. It calls renew with the last value if that is too old, while other callers
+// wait.
+func (r *recent[T]) get(renew func(last T) T) T {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if now := time.Now(); r.text == nil || now.Sub(r.at) >= metricsMaxAge {
-		r.text, r.at = render(len(r.text)+len(r.text)/32), now
+	if time.Since(r.at) >= maxAge {
+		r.value = renew(r.value)
+		r.at = time.Now()
 	}
-	return r.text
+	return r.value
 }
 
 // snapshot is a status document and its rendering, which all requests share until the status
