@@ -52,7 +52,7 @@ func PublicHandler(b Backend) http.Handler {
 	}))
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		_, ready, _, _ := last.get(b) // as above
-		writeText(w, ready.code, ready.text)
+		write(w, ready.code, plainText, ready.text)
 	})
 	mux.HandleFunc("GET /readyz/{driver}", a.readyzDriver)
 	mux.HandleFunc("GET /livez/{driver}", newGate(maxProbes).limit(a.livezDriver))

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"net/http"
@@ -39,13 +40,13 @@ func healthz(alive func() error) http.HandlerFunc {
 // shown but do not count: what is in force is served.
 func (a api) readyz(w http.ResponseWriter, _ *http.Request) {
 	ready := a.readiness(a.document())
-	writeText(w, ready.code, ready.text)
+	write(w, ready.code, plainText, ready.text)
 }
 
 // readiness is the answer of readyz.
 type readiness struct {
 	code int
-	text string
+	text []byte
 }
 
 func (a api) readiness(s status.Document) readiness {
@@ -57,7 +58,7 @@ func (a api) readiness(s status.Document) readiness {
 	if configError != "" && !a.reasons {
 		configError = "it has errors"
 	}
-	var b strings.Builder
+	var b bytes.Buffer
 	for line := range strings.SplitSeq(configError, "\n") {
 		if line != "" {
 			fmt.Fprintf(&b, "configuration: %s\n", safetext.Clean(line, maxReason))
@@ -66,7 +67,8 @@ func (a api) readiness(s status.Document) readiness {
 	for _, d := range s.Drivers {
 		b.WriteString(a.stateLine(d))
 	}
-	return readiness{code, b.String() + word + "\n"}
+	b.WriteString(word + "\n")
+	return readiness{code, b.Bytes()}
 }
 
 // readyzDriver is 200 when the driver is registered; with ?live only if it answers Probe now, too.

@@ -20,8 +20,10 @@ func writeJSON(w http.ResponseWriter, code int, v any) {
 	write(w, code, "application/json", doc)
 }
 
+const plainText = "text/plain; charset=utf-8"
+
 func writeText(w http.ResponseWriter, code int, s string) {
-	write(w, code, "text/plain; charset=utf-8", []byte(s))
+	write(w, code, plainText, []byte(s))
 }
 
 func write(w http.ResponseWriter, code int, contentType string, body []byte) {
