@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"runtime/debug"
 	"strconv"
 	"syscall"
 	"time"
@@ -58,7 +57,6 @@ func setupSupervise(fs *flag.FlagSet) runner {
 			Log: slog.New(slog.NewTextHandler(e.stderr, nil)),
 		}
 		if *keep {
-			s.Driver = frugalDriver{s.Driver}
 			return feed(ctx, e, s)
 		}
 		if err := s.Wait(ctx); err != nil {
@@ -121,16 +119,6 @@ func feed(ctx context.Context, e *env, s *supervise.Supervisor) error {
 	defer stop()
 	s.Watch(ctx)
 	return nil
-}
-
-// frugalDriver returns the memory of each Probe to the kernel. Go's collector would wait until the
-// heap has 4 MB, which the process that stays would keep, for each driver of the node.
-type frugalDriver struct{ supervise.Driver }
-
-// Live implements supervise.Driver.
-func (d frugalDriver) Live(ctx context.Context) error {
-	defer debug.FreeOSMemory()
-	return d.Driver.Live(ctx)
 }
 
 // superviseDriver is a driver at its socket, which root or the unit's own user serves.

@@ -142,6 +142,9 @@ func (s *Supervisor) Watch(ctx context.Context) {
 		limited, cancel := context.WithTimeout(ctx, pause)
 		err := s.Driver.Live(limited)
 		cancel()
+		if err := freeMemory(); err != nil {
+			s.Log.Debug("cannot return memory to the kernel", "error", err)
+		}
 		select {
 		case <-s.Ended:
 			return

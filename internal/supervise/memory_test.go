@@ -1,0 +1,37 @@
+package supervise
+
+import (
+	"context"
+	"runtime"
+	"runtime/debug"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// wasteful is a driver whose Probe leaves a megabyte of garbage.
+type wasteful struct {
+	*fakeDriver
+	garbage []byte
+}
+
+func (d *wasteful) Live(ctx context.Context) error {
+	d.garbage = make([]byte, 1<<20)
+	return d.fakeDriver.Live(ctx)
+}
+
+// TestWatchKeepsNoMemory: the process that stays with a driver probes it for months.
+func TestWatchKeepsNoMemory(t *testing.T) {
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // only Watch frees memory
+	synctest.Test(t, func(t *testing.T) {
+		s, d, _, ended := newSupervisor(10 * time.Second)
+		s.Driver = &wasteful{fakeDriver: d}
+		time.AfterFunc(5*time.Minute, func() { close(ended) })
+		s.Watch(t.Context())
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		if d.calls < 50 || m.HeapAlloc > 20<<20 {
+			t.Errorf("%d MiB of the heap are in use after %d probes", m.HeapAlloc>>20, d.calls)
+		}
+	})
+}
