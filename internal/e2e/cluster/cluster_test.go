@@ -1,6 +1,6 @@
-// Package cluster runs the kubelet as Kubernetes builds it, over a container runtime that does
-// nothing, with an API server and csi-registrar beside it: for what needs thousands of calls and no
-// containers. Whole nodes are in package node. It takes minutes: `make cluster-test`, not CI.
+// Package cluster runs the kubelet as Kubernetes builds it, with a container runtime that does
+// nothing, an API server and csi-registrar, for tests that need thousands of calls but no
+// containers. Whole nodes are in package node. It takes minutes: `make cluster-test`, not in CI.
 package cluster
 
 import (
@@ -42,12 +42,12 @@ type cluster struct {
 	dir     string
 	runtime *harness.Process
 	kubelet *harness.Process
-	// api is where the kubelet finds the API server, empty: without a proxy.
+	// api is the address of the API server for the kubelet; empty if there is no proxy.
 	api string
 }
 
-// start starts the control plane, with further flags of the API server, and the kubelet, which may
-// do no more than in any cluster.
+// start starts the control plane, with additional flags of the API server, and the kubelet, with
+// the usual permissions of a kubelet.
 func start(t *testing.T, flags ...string) *cluster {
 	t.Helper()
 	n := harness.New(t)
@@ -78,7 +78,7 @@ volumePluginDir: %s/plugins
 	return c
 }
 
-// kubeconfig writes a user's kubeconfig and gives its path.
+// kubeconfig writes a user's kubeconfig and returns its path.
 func (c *cluster) kubeconfig(user string) string {
 	c.t.Helper()
 	path := filepath.Join(c.dir, "kubeconfig-"+user)
@@ -110,13 +110,13 @@ func (c *cluster) startKubelet() {
 	})
 }
 
-// launchKubelet starts the kubelet, that of this module or another version which KUBELET names (see
+// launchKubelet starts the kubelet of this module, or another version that KUBELET names (see
 // scripts/kubelet), with a container runtime that has no containers.
 func (c *cluster) launchKubelet() {
 	c.t.Helper()
 	binary := controlplane.Binary(c.t)
 	c.runtime = harness.StartProcess(c.t, "fake-runtime", exec.Command(binary, "fake-runtime", c.n.Run+"/cri.sock"))
-	// The kubelet ends without it.
+	// Without it the kubelet exits.
 	harness.Eventually(c.t, time.Minute, "the container runtime listens", func() string {
 		if !harness.Accepts(c.n.Run + "/cri.sock") {
 			return "not yet"
@@ -137,8 +137,8 @@ func (c *cluster) killKubelet() {
 	c.stopKubelet(syscall.SIGKILL)
 }
 
-// stopKubelet ends the kubelet by a signal, and all its pods, and removes the temporary files of
-// what it was just writing: the node's directories are searched for such files of ours.
+// stopKubelet ends the kubelet by a signal, and all its pods, and removes the temporary files that
+// it was writing, because the test searches the node's directories for such files of the daemon.
 func (c *cluster) stopKubelet(sig syscall.Signal) {
 	c.t.Helper()
 	c.kubelet.End(sig, time.Minute)
@@ -152,9 +152,10 @@ func (c *cluster) stopKubelet(sig syscall.Signal) {
 	}
 }
 
-// isolated is a command in the network namespace that has copies of the kernel's tunables to write
-// to, and a /var/log of its own. It runs in an empty directory: the kubelet removes a deleted
-// container's logs, LOGPATH*, and the fake runtime's containers have no log path (kubelet v1.36).
+// isolated returns a command that runs in the network namespace, with writable copies of the
+// kernel's tunables and a /var/log of its own. It runs in an empty directory: the kubelet removes a
+// deleted container's logs, LOGPATH*, and the fake runtime's containers have no log path (kubelet
+// v1.36).
 func (c *cluster) isolated(args ...string) *exec.Cmd {
 	const script = `
 for t in vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops kernel/keys/root_maxkeys kernel/keys/root_maxbytes; do
@@ -169,7 +170,7 @@ exec "$@"`
 	return cmd
 }
 
-// client asks the kubelet.
+// client returns a client of the kubelet.
 func (c *cluster) client() *http.Client {
 	return &http.Client{Timeout: time.Minute, Transport: &http.Transport{
 		DialContext: c.Dial, DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
@@ -183,7 +184,7 @@ func (c *cluster) must(err error) {
 	}
 }
 
-// watcher is a client without limits.
+// watcher returns a client without rate limits.
 func (c *cluster) watcher() *kubernetes.Clientset {
 	c.t.Helper()
 	config := c.Config(controlplane.Admin)
@@ -193,7 +194,7 @@ func (c *cluster) watcher() *kubernetes.Clientset {
 	return client
 }
 
-// version is what everything in etcd has together.
+// version returns the current resource version of etcd, which all objects share.
 func (c *cluster) version() string {
 	c.t.Helper()
 	list, err := c.API.CoreV1().Nodes().List(c.t.Context(), metav1.ListOptions{})
@@ -201,8 +202,8 @@ func (c *cluster) version() string {
 	return list.ResourceVersion
 }
 
-// watch reports each change after a version until ctx ends. The API server ends a watch that is too
-// slow for it; the next one begins where that ended.
+// watch reports each change after a version until ctx is done. If the API server ends a watch that
+// is too slow, the next one continues where it ended.
 func (c *cluster) watch(ctx context.Context, version string,
 	watch func(context.Context, metav1.ListOptions) (apiwatch.Interface, error), report func(apiwatch.Event)) {
 	for ctx.Err() == nil {

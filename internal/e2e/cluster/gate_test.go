@@ -24,17 +24,17 @@ type gate struct {
 	server *httptest.Server
 
 	mu   sync.Mutex
-	held *hold // the next write to be held, or the one that is
+	held *hold // the next write to hold, or the one that is held
 }
 
-// hold is a write that is to be held.
+// hold describes a write that is to be held.
 type hold struct {
 	resource string // "nodes", "csinodes"
 	text     string // in the body
 	answered bool   // hold the answer, not the request
 
 	reached chan struct{} // closed when it is held
-	release chan struct{} // closed when it may go on
+	release chan struct{} // closed when it may continue
 }
 
 type holdKey struct{}
@@ -62,7 +62,7 @@ func newGate(t *testing.T, c *controlplane.ControlPlane) *gate {
 		h, err := g.match(r)
 		switch {
 		case err != nil:
-			return // the kubelet went away
+			return // the kubelet has closed the connection
 		case h != nil && h.answered:
 			r = r.WithContext(context.WithValue(r.Context(), holdKey{}, h))
 		case h != nil && !h.wait(r.Context()):
@@ -81,7 +81,7 @@ func newGate(t *testing.T, c *controlplane.ControlPlane) *gate {
 	return g
 }
 
-// match gives the hold for a request, once.
+// match returns the hold that matches a request. Each hold matches once.
 func (g *gate) match(r *http.Request) (*hold, error) {
 	switch r.Method {
 	case http.MethodGet, http.MethodDelete:
@@ -102,7 +102,8 @@ func (g *gate) match(r *http.Request) (*hold, error) {
 	return h, nil
 }
 
-// wait reports whether the request may go on: not if the kubelet went away.
+// wait waits until the request may continue. It returns false if the kubelet has closed the
+// connection.
 func (h *hold) wait(ctx context.Context) bool {
 	close(h.reached)
 	select {

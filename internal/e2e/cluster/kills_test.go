@@ -14,14 +14,15 @@ import (
 
 const (
 	killLimit = 2 * time.Minute
-	// quietTime is longer than the kubelet takes from a change in plugins_registry to a write.
+	// quietTime is longer than the time from a change in plugins_registry to a write of the
+	// kubelet.
 	quietTime = 3 * time.Second
 )
 
 // TestKubeletIsStoppedAtEveryPointOfARegistration stops the real kubelet while it registers a
-// driver, and starts it again. The driver must be registered afterwards, on the socket that there
-// was before: what else is written to the CSINode is the kubelet's own doing. KUBELET has another
-// version, see scripts/kubelet.
+// driver, and starts it again. The driver must be registered afterwards, on the same socket as
+// before; other writes of the CSINode are due to the kubelet alone. KUBELET names another version,
+// see scripts/kubelet.
 func TestKubeletIsStoppedAtEveryPointOfARegistration(t *testing.T) {
 	c := start(t)
 	c.killKubelet()
@@ -33,7 +34,7 @@ func TestKubeletIsStoppedAtEveryPointOfARegistration(t *testing.T) {
 
 	points := []struct {
 		name string
-		// reach returns when the kubelet is there.
+		// reach returns when the kubelet has reached the point.
 		reach func(p *play)
 	}{
 		{"socket published, not asked", func(p *play) {
@@ -65,8 +66,8 @@ func TestKubeletIsStoppedAtEveryPointOfARegistration(t *testing.T) {
 		{"before the write of the CSINode", func(p *play) { p.hold(g, "csinodes", false) }},
 		{"after the write of the CSINode", func(p *play) { p.hold(g, "csinodes", true) }},
 		{"in NotifyRegistrationStatus", func(p *play) {
-			// The daemon cannot answer it. Whether the kubelet has sent it when it is stopped is
-			// not known; the answer it has not got.
+			// The daemon cannot answer. It is unknown whether the kubelet has sent the call when it
+			// is stopped, but it has not received the answer.
 			h := p.hold(g, "csinodes", true)
 			daemon.Signal(syscall.SIGSTOP)
 			close(h.release)
@@ -84,7 +85,7 @@ func TestKubeletIsStoppedAtEveryPointOfARegistration(t *testing.T) {
 			point.reach(p)
 			socket := c.n.Inode(c.n.RegSocket(p.d.Name))
 			c.kubelet.Signal(sig)
-			c.kubelet.Signal(syscall.SIGCONT) // a stopped one does not hear TERM
+			c.kubelet.Signal(syscall.SIGCONT) // a stopped process does not handle SIGTERM
 			c.stopKubelet(sig)
 			daemon.Signal(syscall.SIGCONT)
 			p.d.Set(func(a *fake.Answers) { a.Hang = nil })
@@ -115,7 +116,7 @@ func TestKubeletIsStoppedAtEveryPointOfARegistration(t *testing.T) {
 	}
 }
 
-// play is one registration that is interrupted.
+// play interrupts one registration.
 type play struct {
 	c      *cluster
 	daemon *harness.Daemon
@@ -131,7 +132,7 @@ func (p *play) publish() {
 	})
 }
 
-// asked waits until the kubelet has begun with the driver.
+// asked waits until the kubelet has called the driver.
 func (p *play) asked() {
 	p.c.t.Helper()
 	begun := regexp.MustCompile(`RegisterPlugin started.*` + regexp.QuoteMeta(p.d.Name))
@@ -143,7 +144,7 @@ func (p *play) asked() {
 	})
 }
 
-// hold publishes the driver and waits until a write about it is held.
+// hold publishes the driver and waits until a write for it is held.
 func (p *play) hold(g *gate, resource string, answered bool) *hold {
 	p.c.t.Helper()
 	h := g.hold(resource, p.d.Name, answered)

@@ -18,7 +18,8 @@ import (
 
 const (
 	limitedDriver = "limited.example"
-	// updatePeriod is how often the kubelet asks the driver, the least that the API server allows.
+	// updatePeriod is how often the kubelet asks the driver, the minimum that the API server
+	// allows.
 	updatePeriod = 10 * time.Second
 
 	// The driver's entry in the CSINode: at first, with the other limit, and after move.
@@ -27,8 +28,8 @@ const (
 	entryMoved  = "other 9 [example/rack example/zone]"
 )
 
-// newLimited starts a cluster with a driver whose CSIDriver object has the kubelet update its limit
-// itself.
+// newLimited starts a cluster with a driver whose CSIDriver object makes the kubelet update the
+// limit itself.
 func newLimited(t *testing.T, extra ...string) (*cluster, *harness.Driver) {
 	t.Helper()
 	c := start(t)
@@ -44,12 +45,12 @@ func newLimited(t *testing.T, extra ...string) (*cluster, *harness.Driver) {
 	return c, d
 }
 
-// entry is the driver's entry in the CSINode as text; empty: there is none.
+// entry returns the driver's entry in the CSINode as text, or "" if there is none.
 func (c *cluster) entry() string {
 	c.t.Helper()
 	node, err := c.API.StorageV1().CSINodes().Get(c.t.Context(), nodeName, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return "" // the kubelet has not made it yet
+		return "" // the kubelet has not created it yet
 	}
 	c.must(err)
 	for _, d := range node.Spec.Drivers {
@@ -72,7 +73,7 @@ func (c *cluster) waitEntry(want string) {
 	})
 }
 
-// changeLimit restarts the driver with another limit, and prints what that cost.
+// changeLimit restarts the driver with another limit, and prints the number of writes.
 func (c *cluster) changeLimit(d *harness.Driver, writes *csiNodeWrites, name string) {
 	c.t.Helper()
 	before, missing, began := writes.count(), writes.missing(), time.Now()
@@ -96,7 +97,7 @@ func (c *cluster) entryStays(want string) {
 	})
 }
 
-// move restarts the driver with another node ID and a further topology key.
+// move restarts the driver with another node ID and an additional topology key.
 func move(d *harness.Driver) {
 	d.Stop()
 	d.Set(func(a *fake.Answers) {

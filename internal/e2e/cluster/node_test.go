@@ -14,11 +14,10 @@ import (
 
 const nodeDriver = "node.example"
 
-// TestNodeDeletedAndCreatedAgain holds what troubleshooting.md says about a Node object that was
-// deleted: a running kubelet creates neither it nor the CSINode again, and gives a CSINode that it
-// must create for a driver the deleted Node as its owner, so that the garbage collector deletes it.
-// A restarted kubelet repairs all of it, with no help of the registrar. There is no garbage
-// collector here.
+// TestNodeDeletedAndCreatedAgain checks what troubleshooting.md says about a deleted Node object: a
+// running kubelet does not recreate it or the CSINode, and a CSINode that it must create for a
+// driver has the deleted Node as its owner, so that the garbage collector deletes it. A restarted
+// kubelet repairs all of it, without help of the registrar. There is no garbage collector here.
 func TestNodeDeletedAndCreatedAgain(t *testing.T) {
 	c := start(t)
 	c.n.AddDriver(nodeDriver).Start()
@@ -70,7 +69,7 @@ func (c *cluster) reregister() {
 	}
 }
 
-// restartKubelet kills the kubelet and starts it again, with something done in between.
+// restartKubelet kills the kubelet, calls a function and starts the kubelet again.
 func (c *cluster) restartKubelet(between func()) {
 	c.t.Helper()
 	c.killKubelet()
@@ -78,7 +77,7 @@ func (c *cluster) restartKubelet(between func()) {
 	c.startKubelet()
 }
 
-// nodeUID waits until there is a Node.
+// nodeUID waits until the Node exists and returns its UID.
 func (c *cluster) nodeUID() (uid types.UID) {
 	c.t.Helper()
 	harness.Eventually(c.t, time.Minute, "there is a Node", func() string {
@@ -92,7 +91,7 @@ func (c *cluster) nodeUID() (uid types.UID) {
 	return uid
 }
 
-// awaitCSINode waits until the CSINode has this owner and the driver.
+// awaitCSINode waits until the CSINode has the owner and the driver.
 func (c *cluster) awaitCSINode(when string, owner types.UID) {
 	c.t.Helper()
 	harness.Eventually(c.t, time.Minute, "the CSINode has owner and driver "+when, func() string {

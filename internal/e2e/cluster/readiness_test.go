@@ -44,12 +44,12 @@ const (
 	exampleTaint  = "readiness.k8s.io/" + exampleDriver
 	exampleHTTP   = "127.0.0.1:9809"
 	boots         = 3
-	// driverLate is how long the driver is not there while everything else is.
+	// driverLate is how much later than everything else the driver starts.
 	driverLate = 3 * time.Second
 )
 
 // gatedNode is a node that registers with a taint, which the Node Readiness Controller removes. The
-// programs are not ours; they are not here unless somebody built them:
+// programs are not part of this project and must be built beforehand:
 //
 //	NODE_READINESS         a directory with the source of sigs.k8s.io/node-readiness-controller, and
 //	                       in its bin the programs manager (./cmd) and reporter (./cmd/readiness-condition-reporter)
@@ -92,7 +92,7 @@ func newGatedNode(t *testing.T, example string) *gatedNode {
 		"--kubeconfig", c.kubeconfig(controlplane.Admin), "--health-probe-bind-address", "0"))
 	harness.Eventually(t, time.Minute, "the rule is accepted", func() string {
 		if err := g.create(example); err != nil && !apierrors.IsAlreadyExists(err) {
-			return err.Error() // the definition of its kind is not established yet
+			return err.Error() // its CustomResourceDefinition is not established yet
 		}
 		return ""
 	})
@@ -100,7 +100,7 @@ func newGatedNode(t *testing.T, example string) *gatedNode {
 	return g
 }
 
-// exampleFile is the path of a file of packaging/examples.
+// exampleFile returns the path of a file of packaging/examples.
 func exampleFile(t *testing.T, name string) string {
 	t.Helper()
 	return filepath.Join(built.Root(t), "packaging/examples", name)
@@ -175,7 +175,7 @@ func (g *gatedNode) deleteNode() {
 	}
 }
 
-// on starts the node: kubelet and daemon; the driver comes later.
+// on starts the node: the kubelet and the daemon, and later the driver.
 func (g *gatedNode) on() {
 	g.Helper()
 	if g.manager == nil {
@@ -191,9 +191,9 @@ func (g *gatedNode) startDaemon() {
 	g.c.must(g.c.Do(func() { g.daemon = g.manager.StartDaemon("--http-endpoint", exampleHTTP) }))
 }
 
-// A change is one version of an object, or what was seen of it.
+// A change is one version of an object, with what the test reads of it.
 type change struct {
-	version    uint64 // of etcd, counted for all objects together
+	version    uint64 // the resource version
 	at         time.Time
 	object     string // node, csinode or pod/NAME
 	deleted    bool
@@ -264,7 +264,7 @@ func (l *objectLog) add(e apiwatch.Event) error {
 	return nil
 }
 
-// since gives the changes after a version, in the order in which they were made.
+// since returns the changes after a version, in the order in which they were made.
 func (l *objectLog) since(version uint64) []change {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -278,7 +278,7 @@ func (l *objectLog) since(version uint64) []change {
 	return later
 }
 
-// now is the version of everything.
+// now returns the current resource version.
 func (g *gatedNode) now() uint64 {
 	g.Helper()
 	version, err := strconv.ParseUint(g.c.version(), 10, 64)
@@ -310,7 +310,7 @@ func condition(name string, status corev1.ConditionStatus) func(change) bool {
 	return func(c change) bool { return c.object == "node" && c.conditions[name] == status }
 }
 
-// waitingPod creates a pod that tolerates nothing, for the scheduler.
+// waitingPod creates a pod without tolerations, for the scheduler.
 func (g *gatedNode) waitingPod() string {
 	g.Helper()
 	g.pods++
@@ -323,7 +323,7 @@ func (g *gatedNode) waitingPod() string {
 	return name
 }
 
-// listedWhenReady polls /readyz/DRIVER, and asks for the CSINode as soon as it is 200.
+// listedWhenReady polls /readyz/DRIVER, and gets the CSINode as soon as the answer is 200.
 func (g *gatedNode) listedWhenReady(ctx context.Context) (at time.Time, err error) {
 	client := &http.Client{Timeout: time.Minute, Transport: &http.Transport{DialContext: g.c.Dial}}
 	defer client.CloseIdleConnections()
@@ -356,9 +356,9 @@ func (g *gatedNode) listedWhenReady(ctx context.Context) (at time.Time, err erro
 	return at, err
 }
 
-// boot switches the node off and on, with its Node deleted in between, reports with a program until
-// everything is as it should be, and checks the order. The condition has the status waiting while
-// the driver is not registered.
+// boot switches the node off and on, deletes its Node in between, runs a program that reports the
+// condition until everything is ready, and checks the order of events. While the driver is not
+// registered, the condition has the status waiting.
 func (g *gatedNode) boot(name string, waiting corev1.ConditionStatus, report func() *harness.Process) {
 	g.Helper()
 	g.off()
@@ -443,7 +443,7 @@ func (g *gatedNode) reporterPod() *corev1.Pod {
 	pod.Name, pod.Namespace = "reporter", all[i].GetNamespace()
 	api := g.c.API.CoreV1().Pods(pod.Namespace)
 	if _, err := api.Get(g.Context(), pod.Name, metav1.GetOptions{}); err == nil {
-		g.deletePod(pod.Namespace, pod.Name) // of the boot before
+		g.deletePod(pod.Namespace, pod.Name) // of the previous boot
 	}
 	pod, err = api.Create(g.Context(), pod, metav1.CreateOptions{})
 	g.c.must(err)
@@ -458,8 +458,8 @@ func (g *gatedNode) reporterPod() *corev1.Pod {
 	return pod
 }
 
-// report starts the program of the reporter's pod, since the container runtime does nothing, with
-// the token that a kubelet would give it. The further variables replace those of the pod.
+// report starts the program of the reporter's pod, because the container runtime does nothing, with
+// the token that a kubelet would give it. The additional variables replace those of the pod.
 func (g *gatedNode) report(pod *corev1.Pod, further []string) *harness.Process {
 	g.Helper()
 	request, err := g.c.API.CoreV1().ServiceAccounts(pod.Namespace).CreateToken(g.Context(), pod.Spec.ServiceAccountName, &authenticationv1.TokenRequest{
@@ -478,7 +478,7 @@ func (g *gatedNode) report(pod *corev1.Pod, further []string) *harness.Process {
 	return g.inPod(request.Status.Token, append(env, further...), filepath.Join(g.source, "bin/reporter"))
 }
 
-// inPod starts a program that finds the token of its pod where it expects it.
+// inPod starts a program with its pod's token at the usual path.
 func (g *gatedNode) inPod(token string, env []string, args ...string) *harness.Process {
 	g.Helper()
 	secrets := filepath.Join(g.c.dir, "secrets")
@@ -494,8 +494,8 @@ mount -t tmpfs tmpfs /run && mkdir -p $at && mount --bind "$0" $at && exec "$@"`
 	return harness.StartProcess(g, filepath.Base(args[0]), cmd)
 }
 
-// With the Node Readiness Controller's reporter, started as in the example, the taint is never gone
-// before the CSINode has the driver, and no pod is scheduled before that.
+// With the Node Readiness Controller's reporter, started as in the example, the taint is never
+// removed before the CSINode has the driver, and no pod is scheduled before that.
 func TestTaintIsGoneOnlyWhenTheCSINodeHasTheDriver(t *testing.T) {
 	g := newGatedNode(t, exampleFile(t, "readiness/rule.yaml"))
 	g.apply(exampleFile(t, "readiness/reporter.yaml"))
@@ -507,7 +507,8 @@ func TestTaintIsGoneOnlyWhenTheCSINodeHasTheDriver(t *testing.T) {
 	g.deleteTheNodeUnderTheDaemon()
 }
 
-// kubeletCannotRemoveItsTaint is why there is a controller.
+// kubeletCannotRemoveItsTaint checks that a kubelet may not remove the taint itself, which is why
+// the controller is needed.
 func (g *gatedNode) kubeletCannotRemoveItsTaint() {
 	g.Helper()
 	patch, err := json.Marshal(map[string]any{"spec": map[string]any{"taints": []corev1.Taint{{Key: "a/b", Effect: corev1.TaintEffectNoSchedule}}}})
@@ -521,7 +522,8 @@ func (g *gatedNode) kubeletCannotRemoveItsTaint() {
 	g.Logf("the kubelet's own change of its taints: %v", err)
 }
 
-// rebootWithTheNode: a Node that stays over a reboot has no taint until the reporter looks.
+// rebootWithTheNode checks that a Node that is kept over a reboot has no taint until the reporter's
+// first check.
 func (g *gatedNode) rebootWithTheNode() {
 	g.Helper()
 	g.off()
@@ -541,8 +543,9 @@ func (g *gatedNode) rebootWithTheNode() {
 	reporter.End(syscall.SIGKILL, time.Minute)
 }
 
-// deleteTheNodeUnderTheDaemon: who deletes the Node of a running node and restarts the kubelet has
-// a CSINode without the driver until that kubelet registers it, and the daemon does not know.
+// deleteTheNodeUnderTheDaemon checks that after the Node of a running node was deleted and the
+// kubelet restarted, the CSINode lacks the driver until that kubelet registers it, which the daemon
+// does not know.
 func (g *gatedNode) deleteTheNodeUnderTheDaemon() {
 	g.Helper()
 	reporter := g.reporter()
@@ -565,8 +568,8 @@ func (g *gatedNode) deleteTheNodeUnderTheDaemon() {
 	}
 }
 
-// The same with node-problem-detector, the example's plugin and its rule. A daemon that does not
-// run is an unknown state, and the taint comes back.
+// The same with node-problem-detector and the example's plugin and rule. If the daemon does not
+// run, the condition is unknown and the taint is added again.
 func TestNodeProblemDetectorHoldsTheTaint(t *testing.T) {
 	npd := os.Getenv("NODE_PROBLEM_DETECTOR")
 	if npd == "" {

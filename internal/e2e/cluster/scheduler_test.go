@@ -32,13 +32,13 @@ const (
 	// missing from the CSINode for about a second.
 	podInterval = 40 * time.Millisecond
 	restarts    = 20
-	// podsPerRestart are scheduled before the next restart, at least.
+	// podsPerRestart is the minimum number of pods scheduled between two restarts.
 	podsPerRestart = 10
 )
 
-// startScheduled starts a cluster with a scheduler, all with the default feature gates, and a
-// driver that has preventPodSchedulingIfMissing (on since Kubernetes v1.37), with a claim for a
-// volume of it.
+// startScheduled starts a cluster with a scheduler, with the default feature gates, a driver that
+// has preventPodSchedulingIfMissing (on since Kubernetes v1.37), and a claim for one of its
+// volumes.
 func startScheduled(t *testing.T) (*cluster, *harness.Driver) {
 	t.Helper()
 	c := start(t)
@@ -62,8 +62,7 @@ func (c *cluster) startScheduler() {
 	))
 }
 
-// bindClaim makes a claim that is bound to a volume of the driver, as the controller manager does
-// it.
+// bindClaim creates a claim and binds it to a volume of the driver, as the controller manager does.
 func (c *cluster) bindClaim() {
 	c.t.Helper()
 	ctx, core := c.t.Context(), c.API.CoreV1()
@@ -98,7 +97,7 @@ func (c *cluster) bindClaim() {
 }
 
 // podStream creates pods that need a volume of the driver, deletes each as soon as it is scheduled,
-// and notes which the scheduler found unschedulable, however shortly.
+// and records those that the scheduler found unschedulable, even for a moment.
 type podStream struct {
 	c   *cluster
 	api typedcorev1.PodInterface
@@ -156,7 +155,7 @@ func (s *podStream) create(ctx context.Context) {
 	}
 }
 
-// follow deletes a pod that is scheduled.
+// follow deletes a pod when it is scheduled.
 func (s *podStream) follow(ctx context.Context, e apiwatch.Event) {
 	pod, ok := e.Object.(*corev1.Pod)
 	if !ok || e.Type == apiwatch.Deleted || !s.note(pod) {
@@ -169,7 +168,7 @@ func (s *podStream) follow(ctx context.Context, e apiwatch.Event) {
 	}
 }
 
-// note keeps what the scheduler says about a pod, and reports whether it was scheduled now.
+// note records the scheduler's result for a pod, and reports whether the pod was just scheduled.
 func (s *podStream) note(pod *corev1.Pod) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -231,7 +230,7 @@ func (s *podStream) waitRefused() {
 	})
 }
 
-// While pods that need the driver are created all the time, the daemon is restarted and killed: the
+// While pods that need the driver are created continuously, the daemon is restarted and killed: the
 // scheduler never misses the driver.
 func TestNoPodIsUnschedulableWhileTheDaemonRestarts(t *testing.T) {
 	c, _ := startScheduled(t)
@@ -261,15 +260,15 @@ func TestNoPodIsUnschedulableWhileTheDaemonRestarts(t *testing.T) {
 	t.Logf("%d restarts in %v, %d pods scheduled, CSINode's version is %s as before",
 		restarts, time.Since(began).Round(time.Second), scheduled, before.ResourceVersion)
 
-	// The measure can fail: a driver that is registered again is missing for a moment.
+	// The test can fail: a driver that is registered again is missing for a moment.
 	if _, stderr, code := c.n.RunCommand("reregister", scheduledDriver, "--config-root", c.n.Etc); code != 0 {
 		t.Fatalf("reregister: %d %s", code, stderr)
 	}
 	pods.waitRefused()
 }
 
-// The same with another registrar, a program with node-driver-registrar's flags that PEER names. If
-// it fails, packaging/doc/readiness.md is no longer right about the sidecar.
+// The same with another registrar: PEER names a program with node-driver-registrar's flags. If it
+// fails, packaging/doc/readiness.md is no longer correct about the sidecar.
 func TestPodsAreUnschedulableWhileThePeerRestarts(t *testing.T) {
 	peer := os.Getenv("PEER")
 	if peer == "" {
@@ -284,7 +283,7 @@ func TestPodsAreUnschedulableWhileThePeerRestarts(t *testing.T) {
 	harness.Eventually(t, time.Minute, "the driver is in the CSINode", func() string {
 		node, err := c.API.StorageV1().CSINodes().Get(t.Context(), nodeName, metav1.GetOptions{})
 		if err != nil {
-			return err.Error() // the kubelet has not made it yet
+			return err.Error() // the kubelet has not created it yet
 		}
 		if len(node.Spec.Drivers) == 0 {
 			return "it is not"

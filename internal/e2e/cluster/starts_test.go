@@ -22,11 +22,11 @@ import (
 const (
 	// checkInterval is CHECK_INTERVAL of the example.
 	checkInterval = 5 * time.Second
-	// controllerLimit is how much later than the reporter's next look the taint may be back.
+	// controllerLimit is how much later than the reporter's next check the taint may be back.
 	controllerLimit = 5 * time.Second
 	// slowNodeInfo keeps the driver out of the CSINode for longer than an interval.
 	slowNodeInfo = checkInterval + 3*time.Second
-	// startsOfANode are played with one control plane.
+	// startsOfANode is the number of starts with one control plane.
 	startsOfANode = 20
 )
 
@@ -47,7 +47,7 @@ func (l *probeLog) note(ctx context.Context, req any, info *grpc.UnaryServerInfo
 	return answer, err
 }
 
-// last is the newest answer before a time.
+// last returns the time of the last answer before a time.
 func (l *probeLog) last(before time.Time) (last time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -59,7 +59,7 @@ func (l *probeLog) last(before time.Time) (last time.Time) {
 	return last
 }
 
-// starts starts a node's parts in random order, and ends its driver.
+// starts starts the parts of a node in random order, and ends its driver.
 type starts struct {
 	*gatedNode
 	random *rand.Rand
@@ -69,16 +69,17 @@ type starts struct {
 	report    func() *harness.Process
 	reporting *harness.Process
 
-	// early has for how long the taint was gone before the CSINode listed the driver.
+	// early has the times from the removal of the taint until the CSINode listed the driver.
 	early []time.Duration
-	// unanswered has the times from the last answer to Probe until the taint was gone, if too long.
+	// unanswered has the times from the last answer to Probe to the removal of the taint, if too
+	// long.
 	unanswered []time.Duration
-	// back has the times from the driver's deaths to the taint.
+	// back has the times from the end of the driver until the taint was back.
 	back []time.Duration
 }
 
-// start cuts the power of the node and starts everything that runs on it in random order, up to
-// two seconds apart. It returns when the taint is gone. The Node object is kept or deleted.
+// start cuts the power of the node and starts all its parts in random order, up to two seconds
+// apart. It returns when the taint was removed. The Node object is kept or deleted.
 func (s *starts) start(kept, slow bool) {
 	s.Helper()
 	s.off()
@@ -126,8 +127,8 @@ func (s *starts) die(how func()) {
 	}
 }
 
-// newStarts prepares a node with a seed for its order of events. Further variables of the reporter
-// replace those of the example.
+// newStarts prepares a node with a seed for the order of events. Additional variables of the
+// reporter replace those of the example.
 func newStarts(t *testing.T, seed uint64, variables ...string) *starts {
 	t.Helper()
 	g := newGatedNode(t, exampleFile(t, "readiness/rule.yaml"))
@@ -141,8 +142,8 @@ func newStarts(t *testing.T, seed uint64, variables ...string) *starts {
 	}
 }
 
-// eachSeed runs a test for READINESS_STARTS starts in all, with READINESS_SEED and the seeds after
-// it.
+// eachSeed runs a test for a total of READINESS_STARTS starts, with READINESS_SEED and the seeds
+// after it.
 func eachSeed(t *testing.T, test func(t *testing.T, seed uint64, plays int)) {
 	t.Helper()
 	number := func(name string, otherwise int) int {
@@ -166,10 +167,10 @@ func eachSeed(t *testing.T, test func(t *testing.T, seed uint64, plays int)) {
 	}
 }
 
-// TestTaintIsGoneOnlyForADriverThatIsListedAndServes: whatever the order in which the parts of a
-// node start, the taint is not removed before the CSINode lists the driver, nor unless the driver
-// answered Probe within the reporter's last interval; and it is back soon after the driver ended or
-// hangs.
+// TestTaintIsGoneOnlyForADriverThatIsListedAndServes checks that, in whatever order the parts of a
+// node start, the taint is only removed when the CSINode lists the driver and the driver answered
+// Probe within the reporter's last interval; and that the taint is back soon after the driver has
+// ended or hangs.
 func TestTaintIsGoneOnlyForADriverThatIsListedAndServes(t *testing.T) {
 	eachSeed(t, func(t *testing.T, seed uint64, plays int) {
 		s := newStarts(t, seed)
@@ -194,9 +195,10 @@ func TestTaintIsGoneOnlyForADriverThatIsListedAndServes(t *testing.T) {
 	})
 }
 
-// TestSidecarsHealthzIsNoReadiness: with /healthz of another registrar in place of csi-registrar's
-// readiness, a program with node-driver-registrar's flags that PEER names, the taint is gone too
-// early. If it fails, packaging/doc/readiness.md is no longer right about the sidecar.
+// TestSidecarsHealthzIsNoReadiness checks that with /healthz of another registrar in place of
+// csi-registrar's readiness, the taint is removed too early. PEER names a program with
+// node-driver-registrar's flags. If the test fails, packaging/doc/readiness.md is no longer correct
+// about the sidecar.
 func TestSidecarsHealthzIsNoReadiness(t *testing.T) {
 	peer := os.Getenv("PEER")
 	if peer == "" {

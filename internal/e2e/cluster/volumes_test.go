@@ -38,7 +38,7 @@ const (
 	pods          = 40
 	volumesPerPod = 25
 	podsAtOnce    = 3
-	// A volume that failed several times waits for up to 2m2s (kubelet v1.36).
+	// After several failures the kubelet waits up to 2m2s before it retries a volume (v1.36).
 	podLimit = 4 * time.Minute
 
 	publishMethod   = "csi.v1.Node/NodePublishVolume"
@@ -48,10 +48,10 @@ const (
 // volumes is the node service of a driver whose volumes are empty directories.
 type volumes struct {
 	mu          sync.Mutex
-	targets     map[string]string // of the volumes that are published, by volume id
-	published   map[string]bool   // volume ids, of all time
+	targets     map[string]string // of the published volumes, by volume ID
+	published   map[string]bool   // IDs of all volumes ever published
 	unpublished map[string]bool
-	calls       map[string]int // that did something or found it done
+	calls       map[string]int // that succeeded
 }
 
 // intercept answers the calls for volumes before the fake driver sees them.
@@ -98,14 +98,14 @@ func (v *volumes) unpublish(req *csi.NodeUnpublishVolumeRequest) error {
 	return nil
 }
 
-// done counts the volumes that were published, and those that were unpublished.
+// done returns the numbers of volumes that were published and unpublished.
 func (v *volumes) done() int {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return len(v.published) + len(v.unpublished)
 }
 
-// tracedNode is a node with a driver of volumes whose calls are traced.
+// tracedNode is a node with a driver whose calls are traced.
 type tracedNode struct {
 	*testing.T
 	c            *cluster
@@ -169,7 +169,7 @@ func (n *tracedNode) createPod(i int) {
 	n.c.must(err)
 }
 
-// deletePod waits until a pod runs, so that all its volumes are published, and deletes it.
+// deletePod waits until a pod runs, which means that all its volumes are published, and deletes it.
 func (n *tracedNode) deletePod(i int) {
 	n.Helper()
 	api := n.c.API.CoreV1().Pods(metav1.NamespaceDefault)
@@ -198,7 +198,7 @@ func (n *tracedNode) gone(i int) {
 	})
 }
 
-// trace starts a recorder and waits until calls arrive there.
+// trace starts a recorder and waits until it receives calls.
 func (n *tracedNode) trace() *harness.Process {
 	n.Helper()
 	f, err := os.Create(filepath.Join(n.c.dir, fmt.Sprintf("record%d", len(n.records)+1)))
@@ -212,7 +212,7 @@ func (n *tracedNode) trace() *harness.Process {
 	return p
 }
 
-// arrive waits until a recorder has got the calls for the nth time.
+// arrive waits until calls have been redirected to a recorder for the nth time.
 func (n *tracedNode) arrive(p *harness.Process, nth int) {
 	n.Helper()
 	harness.Eventually(n, time.Minute, "calls arrive at the recorder", func() string {
@@ -226,7 +226,7 @@ func (n *tracedNode) arrive(p *harness.Process, nth int) {
 	})
 }
 
-// interrupt ends a recorder as a person does.
+// interrupt ends a recorder with SIGINT, as a user does.
 func (n *tracedNode) interrupt(p *harness.Process) {
 	n.Helper()
 	// It waits for calls, of at most 2 minutes.
@@ -238,7 +238,7 @@ func (n *tracedNode) interrupt(p *harness.Process) {
 	}
 }
 
-// target is where the link points.
+// target returns the target of the link.
 func (n *tracedNode) target() string {
 	n.Helper()
 	target, err := os.Readlink(n.link)
@@ -256,7 +256,7 @@ func (n *tracedNode) pointsBack() {
 	})
 }
 
-// endings are the ways in which a recording ends.
+// endings are the ways to end a recording.
 var endings = []struct {
 	name string
 	do   func(*tracedNode, *harness.Process)
