@@ -17,12 +17,12 @@ import (
 
 const gracefully = "shutdownGracePeriod: 20s\nshutdownGracePeriodCriticalPods: 5s"
 
-// boots are plays that end with a boot, and one that takes long. They allow writes of the CSINode
-// only where it was deleted.
+// boots are the scenarios that end with a boot, and one that takes long. The CSINode may only be
+// written where it was deleted.
 var boots = []play{
 	{name: "reboot with graceful shutdown", boots: true, do: func(s *stage) {
 		s.Poweroff()
-		// Every volume was unpublished, the driver's own record says.
+		// According to the driver's own record, every volume was unpublished.
 		for _, record := range s.glob("/var/lib/csi-sample/vol-*/volume.json") {
 			if text := s.Read(record); strings.Contains(text, "targets") {
 				s.t.Errorf("after a graceful shutdown a volume is published: %s", text)
@@ -48,7 +48,7 @@ var boots = []play{
 		for range cuts() {
 			s.DeletePod(passing)
 			s.CreatePod(node.Writer(passing, passing))
-			time.Sleep(rand.N(1500 * time.Millisecond)) // where in the publication it comes
+			time.Sleep(rand.N(1500 * time.Millisecond)) // at a random moment of the publication
 			s.PowerCut()
 			s.Boot()
 			s.Running(passing)
@@ -62,7 +62,7 @@ var boots = []play{
 			s.PowerCut()
 			_ = upgrade.Wait() // it was killed
 			s.Boot()
-			if err := s.registered(soon); err != nil { // by itself, before anybody repairs anything
+			if err := s.registered(soon); err != nil { // without any repair
 				s.t.Fatal(err)
 			}
 			// Unpacked packages are configured; one that was being unpacked has to be installed
@@ -76,7 +76,7 @@ var boots = []play{
 	{name: "power cut in a configuration change", boots: true, ours: true, do: func(s *stage) {
 		const file = "/etc/csi-registrar/conf.d/60-test.toml"
 		for range cuts() {
-			// An editor that writes in place was half done.
+			// An editor that writes in place was interrupted.
 			s.Write(file, "[log]\nlevel = \"deb")
 			s.PowerCut()
 			s.Boot()
@@ -102,7 +102,7 @@ var boots = []play{
 			}
 		}
 		s.Boot()
-		s.remove(filepath.Join(node.Registry, "."+node.Driver+"-reg.sock")) // it is nobody's
+		s.remove(filepath.Join(node.Registry, "."+node.Driver+"-reg.sock")) // it belongs to nobody
 	}},
 	{name: "boot with a driver slower than the kubelet", boots: true, do: func(s *stage) {
 		const dropIn = "/etc/systemd/system/csi-sample-driver.service.d/slow.conf"
@@ -112,7 +112,7 @@ var boots = []play{
 		s.remove(dropIn)
 		s.Run("systemctl", "daemon-reload")
 	}},
-	// The last one: the kubelet keeps errors that it met meanwhile for later.
+	// The last one, because the kubelet logs errors from this time later.
 	{name: "API server away", do: func(s *stage) {
 		s.Cluster.StopAPIServer()
 		s.Run("systemctl", "restart", s.unit)
@@ -135,7 +135,7 @@ func cuts() int {
 	return 1
 }
 
-// TestBoots plays what needs boots.
+// TestBoots runs the scenarios that need a boot.
 func TestBoots(t *testing.T) {
 	t.Parallel()
 	for _, suite := range played("trixie") {
@@ -150,8 +150,8 @@ func TestBoots(t *testing.T) {
 	}
 }
 
-// stoppedAfterKubelet checks in the journal of the boot before that the driver, which unmounts, and
-// the daemon were stopped after the kubelet had ended.
+// stoppedAfterKubelet checks in the journal of the previous boot that the driver, which unmounts,
+// and the daemon were stopped after the kubelet had ended.
 func (s *stage) stoppedAfterKubelet() {
 	s.t.Helper()
 	journal := s.Run("journalctl", "--quiet", "--boot=-1", "_PID=1")

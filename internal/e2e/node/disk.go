@@ -11,14 +11,14 @@ import (
 )
 
 const (
-	// KubeletPath is where the program is on the disk; doctor knows a kubelet by the name of its
-	// process.
+	// KubeletPath is the path of the program on the disk. doctor recognizes a kubelet by the name
+	// of its process.
 	KubeletPath = "/usr/local/bin/kubelet"
-	// KubeletConfigPath is where its configuration is.
+	// KubeletConfigPath is the path of its configuration.
 	KubeletConfigPath = "/etc/kubernetes/kubelet.yaml"
 )
 
-// Settings are what is different in a container and in a virtual machine.
+// Settings are the settings that differ between a container and a virtual machine.
 type Settings struct {
 	Kubeconfig  string
 	Containerd  string // the runtime's configuration
@@ -26,7 +26,7 @@ type Settings struct {
 }
 
 // Prepare writes to a disk what the kubelet, its container runtime and pods need, and enables their
-// units. The kubelet's program and its configuration are up to the caller.
+// units. The caller adds the kubelet's program and configuration.
 func Prepare(t testing.TB, disk *nspawn.Machine, s Settings) {
 	t.Helper()
 	disk.Write("/etc/hostname", Name+"\n")
@@ -42,8 +42,8 @@ func Prepare(t testing.TB, disk *nspawn.Machine, s Settings) {
 	disk.Chroot("systemctl", "enable", "containerd.service", "image.service", "kubelet.service")
 }
 
-// Kubelet is the program: what KUBELET names, another version (see scripts/test.d/node), or that of
-// this module.
+// Kubelet returns the path of the program: $KUBELET, for another version (see scripts/test.d/node),
+// or the one of this module.
 func Kubelet(t testing.TB) string {
 	t.Helper()
 	if kubelet := os.Getenv("KUBELET"); kubelet != "" {
@@ -52,8 +52,8 @@ func Kubelet(t testing.TB) string {
 	return controlplane.Binary(t)
 }
 
-// KubeletConfig is a configuration of the kubelet: what a machine without network tools needs, and
-// more lines.
+// KubeletConfig returns a configuration of the kubelet for a machine without network tools, with
+// additional lines.
 func KubeletConfig(lines ...string) string {
 	return `apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
@@ -84,7 +84,7 @@ ExecStart=/bin/touch /var/lib/image-imported
 WantedBy=multi-user.target
 `
 
-// As a distribution's: started again whenever it ends.
+// Restarted whenever it ends, as in distributions.
 const kubeletUnit = `[Unit]
 Description=The kubelet
 Wants=containerd.service

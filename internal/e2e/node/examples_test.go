@@ -18,9 +18,9 @@ import (
 	"csi-registrar/internal/e2e/ociimage"
 )
 
-// TestDriverExamples: with the files of an example, the driver in a unit or in the pod of its
-// DaemonSet without a registrar is registered and publishes a pod's volume. When the node is
-// switched off, it is there until it has unpublished the volume.
+// TestDriverExamples checks that a driver with the files of an example, in a unit or in the pod of
+// its DaemonSet without a registrar, is registered and publishes a pod's volume. When the node is
+// switched off, the driver runs until it has unpublished the volume.
 func TestDriverExamples(t *testing.T) {
 	for _, suite := range node.Suites {
 		for _, way := range []string{"unit", "daemonset"} {
@@ -48,7 +48,8 @@ func TestDriverExamples(t *testing.T) {
 				before := time.Now()
 				n.Poweroff()
 				t.Logf("off after %s", time.Since(before))
-				// The kubelet waits for its pods, not until it has unstaged what they used.
+				// The kubelet waits until its pods have ended, but not until it has unstaged their
+				// volumes.
 				if targets := published(t, n); strings.Contains(targets, pods) {
 					t.Errorf("the driver was stopped while its volume was published at %s", targets)
 				}
@@ -57,7 +58,7 @@ func TestDriverExamples(t *testing.T) {
 	}
 }
 
-// pods is the directory below which the kubelet has volumes published.
+// pods is the directory below which the kubelet publishes volumes.
 const pods = "/var/lib/kubelet/pods/"
 
 // asUnit installs the unit of the example, in a machine that is off.
@@ -68,7 +69,7 @@ func asUnit(t *testing.T, n *node.Node) {
 	n.WriteMode("/usr/bin/csi-sample-driver", read(t, built.SampleDriver(t)), 0o755)
 }
 
-// asPod makes the pod of the example's DaemonSet, as its controller and the scheduler would.
+// asPod creates the pod of the example's DaemonSet, as its controller and the scheduler would.
 func asPod(t *testing.T, n *node.Node) {
 	set := daemonSet(t)
 	n.Write("/opt/driver.tar", string(ociimage.Image{
@@ -100,7 +101,8 @@ func daemonSet(t *testing.T) *appsv1.DaemonSet {
 	return nil
 }
 
-// published returns the path at which the driver's record has its one volume published or staged.
+// published returns the path at which the driver's only volume is published or staged, according to
+// its record.
 func published(t *testing.T, n *node.Node) string {
 	t.Helper()
 	found, err := filepath.Glob(n.Path("/var/lib/csi-hostpath-data/hostpathplugin/*/volume.json"))

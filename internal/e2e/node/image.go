@@ -10,10 +10,10 @@ import (
 // Image is the name of the image of all pods: cmd/pod, and busybox as a shell.
 const Image = "localhost/csi-e2e/pod:1"
 
-// applets are the names that busybox has in the image.
+// applets are the names of busybox in the image.
 var applets = []string{"sh", "cat", "ls", "sleep", "mount", "stat", "kill"}
 
-// image is that image, for `ctr image import`; no registry is asked.
+// image returns that image for `ctr image import`, without a registry.
 func image(t testing.TB, busybox string) []byte {
 	t.Helper()
 	return ociimage.Image{

@@ -25,15 +25,15 @@ import (
 	"csi-registrar/internal/e2e/ociimage"
 )
 
-// imported are manifests in internal/compat/testdata, each in the shape of a real driver's.
+// imported are manifests in internal/compat/testdata, each modeled on one of a real driver.
 var imported = []string{"nfs", "smb", "hostpath", "ebs", "lvm", "hcloud", "cleanup", "open-local", "three", "longhorn"}
 
-// importedImage has the programs that stand in for a driver, its registrar and other sidecars.
+// importedImage has the programs that replace a driver, its registrar and other sidecars.
 const importedImage = "localhost/csi-e2e/driver:1"
 
-// TestImportedDaemonSets replaces the sidecars of ten drivers as `import` says: with the drop-ins
-// and the changed manifests that internal/compat's tests hold, on a node on which the drivers never
-// were. The drivers are stand-ins which do not make the directory of their socket.
+// TestImportedDaemonSets replaces the sidecars of ten drivers as `import` says, with the drop-ins
+// and changed manifests in the tests of internal/compat, on a node without earlier files of these
+// drivers. The drivers are replaced by fakes that do not create the directory of their socket.
 func TestImportedDaemonSets(t *testing.T) {
 	t.Parallel()
 	n := node.New(t, "trixie")
@@ -65,7 +65,7 @@ func TestImportedDaemonSets(t *testing.T) {
 		t.Fatalf("%d pods before, %d after, %d drivers", len(before), len(after), len(sockets))
 	}
 
-	// With the sidecars, then with the drop-ins beside them.
+	// With the sidecars, then with the sidecars and the drop-ins.
 	for _, pod := range before {
 		n.CreatePod(pod)
 	}
@@ -95,7 +95,7 @@ func TestImportedDaemonSets(t *testing.T) {
 		}
 	}
 
-	// A rollout changes no registration, also where the pod removed the socket in its preStop.
+	// A rollout changes no registration, even if the pod removes the socket in its preStop hook.
 	writes := n.WatchWrites(t)
 	n.Eventually(time.Minute, "the CSINode to be watched", func() error {
 		if writes.Count("CSINode", time.Time{}) == 0 {
@@ -159,8 +159,9 @@ func importedPods(t *testing.T, file string, sockets map[string]string) (pods []
 	return pods
 }
 
-// importedPod puts programs into a pod: `run` with the sidecar's flags for a registrar, stand-ins
-// for the drivers whose sockets a container sees first, and nothing that ends for all others.
+// importedPod puts programs into a pod: for a registrar `run` with the sidecar's flags; fake
+// drivers in the first container that sees each socket; and for all others a program that does
+// nothing and does not end.
 func importedPod(t *testing.T, name string, spec corev1.PodSpec, sockets map[string]string) *corev1.Pod {
 	t.Helper()
 	yes, no, grace := true, false, int64(10)
@@ -193,8 +194,8 @@ func importedPod(t *testing.T, name string, spec corev1.PodSpec, sockets map[str
 	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: metav1.NamespaceDefault}, Spec: spec}
 }
 
-// pathInContainer returns where a container has a path of the node, by the volume that is nearest
-// to it; empty if it has not.
+// pathInContainer returns the path in a container of a path of the node, by the innermost volume
+// that contains it, or "" if the container does not have it.
 func pathInContainer(spec corev1.PodSpec, c *corev1.Container, file string) (inside string) {
 	nearest := ""
 	for _, m := range c.VolumeMounts {
@@ -211,13 +212,13 @@ func pathInContainer(spec corev1.PodSpec, c *corev1.Container, file string) (ins
 	return inside
 }
 
-// awaitStates waits until status shows a state for each driver, and the driver as ready.
+// awaitStates waits until status shows the given state for each driver, and the driver as ready.
 func awaitStates(n *node.Node, state string, sockets map[string]string) {
 	n.Eventually(2*time.Minute, "all drivers to be "+state, func() error {
 		var status struct {
 			Drivers []struct{ Name, State, Driver, Reason string }
 		}
-		document, _ := n.Try("csi-registrar", "status", "--json") // fails unless all are registered
+		document, _ := n.Try("csi-registrar", "status", "--json") // may exit 1
 		if err := json.Unmarshal([]byte(document), &status); err != nil {
 			return err
 		}

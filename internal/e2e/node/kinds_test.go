@@ -14,8 +14,8 @@ import (
 
 // TestEveryKindOfNode installs the package on nodes whose kubelet has the unit, process and root
 // directory of each distribution, runs doctor, pastes its fix into a shell, and waits for the
-// registration. The kubelet is the real one of kubeadm's kind. TRANSCRIPTS=DIR keeps what was typed
-// and printed; packaging/doc/nodes.md shows it.
+// registration. The kubelet itself is always the one of kubeadm. TRANSCRIPTS=DIR keeps the commands
+// and outputs, which packaging/doc/nodes.md shows.
 func TestEveryKindOfNode(t *testing.T) {
 	if !*long {
 		t.Skip("not for every change: -long")
@@ -32,13 +32,13 @@ func TestEveryKindOfNode(t *testing.T) {
 				n.During(t, func() { k.try(t, debs) })
 			})
 			if t.Failed() {
-				return // the next one would find what this one left
+				return // the next step would find the remains of this one
 			}
 		}
 	}
 }
 
-// kindOfNode is a node that has a kubelet of a distribution.
+// kindOfNode is a node with the kubelet of a distribution.
 type kindOfNode struct {
 	*node.Node
 	d             distro.Distro
@@ -47,7 +47,8 @@ type kindOfNode struct {
 	transcript strings.Builder
 }
 
-// lateMount makes the root directory a mount point while the node starts, as Note says of some.
+// lateMount mounts the root directory while the node starts, as the Note of some distributions
+// says.
 const lateMount = "bind mount"
 
 func (k *kindOfNode) try(t *testing.T, debs []string) {
@@ -83,7 +84,7 @@ RestartSec=1s
 	}
 	k.shell("csi-registrar wait --timeout 55s", "csi-registrar", "wait", "--timeout", "55s")
 	k.shell("csi-registrar status", "csi-registrar", "status")
-	k.Run("csi-registrar", "doctor") // which finds no problem any more
+	k.Run("csi-registrar", "doctor") // finds no more problems
 	if dir := os.Getenv("TRANSCRIPTS"); dir != "" {
 		if err := os.WriteFile(filepath.Join(dir, strings.ReplaceAll(filepath.Base(t.Name()), ".service", ".txt")), []byte(k.transcript.String()), 0o644); err != nil {
 			t.Error(err)
@@ -106,7 +107,7 @@ func (k *kindOfNode) program() string {
 		k.Run("ln", "-sf", node.KubeletPath, "/usr/local/bin/"+k.process)
 		return k.process
 	}
-	// By that name it is the kubelet without being told so.
+	// Called by that name, the program is the kubelet.
 	k.Write("/usr/local/bin/as-kubelet", "#!/bin/sh\nshift\nexec "+node.KubeletPath+" \"$@\"\n")
 	k.Run("chmod", "755", "/usr/local/bin/as-kubelet")
 	return "as-kubelet"
@@ -117,14 +118,14 @@ func (k *kindOfNode) startKubelet() {
 	k.KubeletHealthy()
 }
 
-// shell runs a command and notes it, as somebody types it, with its output.
+// shell runs a command and records it, as typed, with its output.
 func (k *kindOfNode) shell(typed string, args ...string) string {
 	out := k.Run(args...)
 	fmt.Fprintf(&k.transcript, "# %s\n%s", typed, out)
 	return out
 }
 
-// fix is what doctor says is to be pasted.
+// fix returns the commands that doctor tells the user to paste.
 func (k *kindOfNode) fix(t *testing.T) (lines []string) {
 	out, _ := k.Try("csi-registrar", "doctor", "--json") // exits 1 for a problem
 	var report struct {

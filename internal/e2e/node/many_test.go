@@ -24,9 +24,9 @@ RuntimeDirectory=csi-many-%i
 WantedBy=multi-user.target
 `
 
-// TestTwentyDriversTwentyRestarts: twenty drivers in the CSINode of a real API server; twenty
-// restarts of the daemon, by systemd and by KILL, and a kill of the kubelet, without one write to
-// it.
+// TestTwentyDriversTwentyRestarts registers twenty drivers with a real API server, restarts the
+// daemon twenty times, by systemd and by SIGKILL, and kills the kubelet, without a single write of
+// the CSINode.
 func TestTwentyDriversTwentyRestarts(t *testing.T) {
 	t.Parallel()
 	n := node.New(t, "trixie")
@@ -81,8 +81,7 @@ func TestTwentyDriversTwentyRestarts(t *testing.T) {
 		t.Errorf("20 restarts wrote the CSINode %d times and the Node %d times", csiNode, ofNode)
 	}
 
-	// The packages of another commit, made by scripts/packages into a directory: down, and up
-	// again.
+	// With the packages of another commit, built by scripts/packages: downgrade, and upgrade again.
 	if dir := os.Getenv("DOWNGRADE"); dir != "" {
 		began := time.Now()
 		downgrade(t, n, dir)

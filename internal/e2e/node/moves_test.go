@@ -20,9 +20,9 @@ import (
 	"csi-registrar/internal/e2e/node"
 )
 
-// TestLinkMovesUnderPods: while the link that the kubelet knows is moved between two instances of a
-// driver, pods are started and ended, and none of the kubelet's calls fails. LINK_MOVES is the
-// number of moves.
+// TestLinkMovesUnderPods moves the link that the kubelet knows between two instances of a driver
+// while pods are started and ended. None of the kubelet's calls fails. LINK_MOVES is the number of
+// moves.
 func TestLinkMovesUnderPods(t *testing.T) {
 	t.Parallel()
 	moves := 8

@@ -1,6 +1,6 @@
-// Package node boots whole nodes for tests: a Debian with systemd, containerd and the real kubelet
-// in a container, beside etcd and an API server, our packages and those of the sample driver, and
-// pods with volumes of that driver.
+// Package node boots whole nodes for tests: Debian with systemd, containerd and the real kubelet in
+// a container, with etcd and an API server, our packages and those of the sample driver, and pods
+// with volumes of that driver.
 //
 //	n := node.New(t, "bookworm")
 //	n.Install("1.2.3", "csi-registrar", "csi-sample-driver")
@@ -10,7 +10,7 @@
 //	n.CreatePod(node.Writer("writer", "data"))
 //	n.Running("writer")
 //
-// What is not said otherwise fails the test if it does not succeed.
+// Unless documented otherwise, an error fails the test.
 package node
 
 import (
@@ -35,16 +35,17 @@ const (
 	Driver = "sample.csi.csi-registrar.dev"
 	// Registry is the directory of the registration sockets.
 	Registry = "/var/lib/kubelet/plugins_registry"
-	// DriverSocket is where the sample driver listens.
+	// DriverSocket is the path of the sample driver's socket.
 	DriverSocket = "/run/csi-sample/csi.sock"
 
-	// limit is for what takes some seconds; generous, for machines under load.
+	// limit is the time limit for what usually takes some seconds; generous, for machines under
+	// load.
 	limit = 2 * time.Minute
 )
 
-// Suites are the Debians that have a container runtime for this kubelet: 12 and 13, systemd 252 and
-// 257. Debian 11's containerd 1.4 does not have version 1 of the runtime interface, which this
-// kubelet needs.
+// Suites are the Debian releases with a container runtime for this kubelet: 12 and 13, with systemd
+// 252 and 257. Debian 11's containerd 1.4 does not have version 1 of the runtime interface, which
+// this kubelet needs.
 var Suites = []string{"bookworm", "trixie"}
 
 // Node is a machine with a kubelet. It is not for use by several goroutines.
@@ -53,7 +54,7 @@ type Node struct {
 	*Client
 }
 
-// New prepares a node, switched off, and starts its control plane. It installs none of our
+// New prepares a node that is switched off and starts its control plane. It does not install our
 // packages. Files that are written to its disk before Boot, such as a drop-in of kubelet.service,
 // take effect.
 func New(t testing.TB, suite string) *Node {
@@ -64,7 +65,7 @@ func New(t testing.TB, suite string) *Node {
 	n.Network = n.Cluster.Path()
 	n.Args = []string{
 		"--capability=all", "--system-call-filter=bpf keyctl add_key request_key openat2",
-		"--bind=/dev/kmsg", // the kubelet ends without it
+		"--bind=/dev/kmsg", // without it the kubelet exits
 		"--bind-ro=" + Kubelet(t) + ":" + KubeletPath,
 	}
 	Prepare(t, n.Machine, Settings{Kubeconfig: n.Cluster.Kubeconfig(), Containerd: containerd, Snapshotter: "native"})
@@ -75,7 +76,7 @@ func New(t testing.TB, suite string) *Node {
 	return n
 }
 
-// There is no controller of the unified hierarchy in the machine.
+// The machine has no controllers of the unified hierarchy.
 const containerd = `version = 2
 [plugins."io.containerd.grpc.v1.cri"]
 sandbox_image = "` + Image + `"
@@ -90,8 +91,8 @@ runtime_type = "io.containerd.runc.v2"
 SystemdCgroup = false
 `
 
-// The kubelet ends if it cannot set these. They are the host's: files with the values that it wants
-// are bound over them.
+// The kubelet exits if it cannot set these sysctls, which belong to the host. So files with the
+// required values are bound over them.
 const tunables = `[Unit]
 Description=The kernel's tunables, as files
 Before=kubelet.service
@@ -107,7 +108,7 @@ ExecStart=/bin/sh -ec 'mkdir -p /run/tunables; \
 WantedBy=multi-user.target
 `
 
-// During has failures count for another test, a part of the node's own, until do returns.
+// During runs do. Meanwhile failures count for t, a subtest of the node's own test.
 func (n *Node) During(t testing.TB, do func()) {
 	outer := n.t
 	n.t = t
@@ -115,7 +116,7 @@ func (n *Node) During(t testing.TB, do func()) {
 	n.Machine.During(t, do)
 }
 
-// ConfigureKubelet writes the kubelet's configuration for a container, and more lines.
+// ConfigureKubelet writes the kubelet's configuration for a container, with additional lines.
 func (n *Node) ConfigureKubelet(lines ...string) {
 	n.t.Helper()
 	n.Write(KubeletConfigPath, KubeletConfig(append([]string{
@@ -124,8 +125,8 @@ func (n *Node) ConfigureKubelet(lines ...string) {
 	}, lines...)...))
 }
 
-// Install installs packages of this tree as a version, in a machine that is on or off. The test's
-// TestMain is built.Main.
+// Install installs packages of this tree as the given version, in a machine that is on or off. The
+// test's TestMain must be built.Main.
 func (n *Node) Install(version string, packages ...string) {
 	n.t.Helper()
 	install := []string{"dpkg", "--force-confold", "-i"}
@@ -139,7 +140,8 @@ func (n *Node) Install(version string, packages ...string) {
 	}
 }
 
-// Package puts a package of this tree, as a version, on the disk, and returns its path there.
+// Package puts a package of this tree, built as the given version, on the disk, and returns its
+// path there.
 func (n *Node) Package(version, name string) string {
 	n.t.Helper()
 	found, err := filepath.Glob(filepath.Join(built.Packages(n.t, version), name+"_"+version+"*.deb"))

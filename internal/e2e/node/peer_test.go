@@ -16,8 +16,8 @@ import (
 	"csi-registrar/internal/e2e/node"
 )
 
-// TestPeer plays the same for another registrar, and judges nothing: PEER= is the path of a
-// node-driver-registrar.
+// TestPeer runs the same scenarios with another registrar and only prints the results. PEER= is the
+// path of a node-driver-registrar.
 func TestPeer(t *testing.T) {
 	peer := os.Getenv("PEER")
 	if peer == "" {
@@ -30,9 +30,9 @@ func TestPeer(t *testing.T) {
 	s.print(filepath.Base(peer))
 }
 
-// TestBootTimes measures how long after power-on, with the CSINode deleted before, the driver is in
-// the CSINode and a pod writes to its volume: BOOTS=10 on a quiet machine, and with PEER= for
-// another registrar too, in turn, and how much longer each boot took than the other's beside it.
+// TestBootTimes measures the time from power-on, after the CSINode was deleted, until the driver is
+// in the CSINode and until a pod writes to its volume: BOOTS=10, on an idle machine. With PEER= it
+// alternates with another registrar and also prints the differences of consecutive boots.
 func TestBootTimes(t *testing.T) {
 	rounds, _ := strconv.Atoi(os.Getenv("BOOTS"))
 	if rounds == 0 {
@@ -71,7 +71,7 @@ func bootTimes(t *testing.T, suite string, rounds int) {
 			m.writing = append(m.writing, m.firstLine(uptime)-uptime)
 			m.PowerCut()
 		}
-		slices.Reverse(all) // who is first may matter
+		slices.Reverse(all) // the order may matter
 	}
 	slices.SortFunc(all, func(a, b *measured) int { return strings.Compare(a.who, b.who) })
 	for _, m := range all {
@@ -84,7 +84,7 @@ func bootTimes(t *testing.T, suite string, rounds int) {
 	}
 }
 
-// differences gives how much longer each of a took than that of b in the same round.
+// differences returns the differences between a and b for each round.
 func differences(a, b []time.Duration) []time.Duration {
 	d := make([]time.Duration, len(a))
 	for i := range a {
@@ -93,7 +93,8 @@ func differences(a, b []time.Duration) []time.Duration {
 	return d
 }
 
-// firstLine waits until the pod steady has written since an uptime, and gives the uptime when.
+// firstLine waits until the pod steady has written after an uptime, and returns the uptime of the
+// first line.
 func (s *stage) firstLine(since time.Duration) (at time.Duration) {
 	s.t.Helper()
 	s.Eventually(soon, "the pod to write", func() error {
@@ -108,7 +109,7 @@ func (s *stage) firstLine(since time.Duration) (at time.Duration) {
 	return at
 }
 
-// uptime is the clock of cmd/pod.
+// uptime returns the time of the clock that cmd/pod uses.
 func uptime() time.Duration {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
@@ -125,10 +126,10 @@ func spread(all []time.Duration) string {
 // peerLimit is how long another registrar may be without its socket.
 const peerLimit = 20 * time.Second
 
-// repairPeer restarts another registrar that does not come back by itself, and says so.
+// repairPeer restarts another registrar that does not recover by itself, and returns a remark then.
 func (s *stage) repairPeer() (remark string) {
 	s.t.Helper()
-	time.Sleep(quiet) // a loss that nobody has noticed yet is one
+	time.Sleep(quiet) // until a loss is noticed
 	deadline := time.Now().Add(peerLimit)
 	for {
 		_, has := s.writes.Absent(time.Time{})
@@ -143,7 +144,7 @@ func (s *stage) repairPeer() (remark string) {
 	}
 }
 
-// installPeer makes another registrar a unit.
+// installPeer installs another registrar as a unit.
 func (s *stage) installPeer(program string) {
 	s.t.Helper()
 	b, err := os.ReadFile(program)

@@ -22,13 +22,13 @@ import (
 var long = flag.Bool("long", false, "play all on each suite, and what waits as long as it would in life")
 
 func TestMain(m *testing.M) {
-	// Watches of the API server log at length that it is not available.
+	// The watches log many lines while the API server is not available.
 	klog.LogToStderr(false)
 	klog.SetOutput(io.Discard)
 	built.Main(m)
 }
 
-// TestPlays plays all that needs no boot, with pods that write meanwhile.
+// TestPlays runs the scenarios that need no boot, with pods that write meanwhile.
 func TestPlays(t *testing.T) {
 	t.Parallel()
 	for _, suite := range played("bookworm") {
@@ -43,7 +43,7 @@ func TestPlays(t *testing.T) {
 	}
 }
 
-// played are the suites to play on: both in a long run.
+// played returns the suites to test on: both in a long run.
 func played(suite string) []string {
 	if *long {
 		return node.Suites
@@ -51,7 +51,7 @@ func played(suite string) []string {
 	return []string{suite}
 }
 
-// killed is what systemd says of a process that was killed.
+// killed is systemd's log text for a process that was killed.
 var killed = []string{"Main process exited", "Failed with result 'signal'"}
 
 var plays = []play{
@@ -143,7 +143,7 @@ var plays = []play{
 		if err := s.registered(soon); err != nil {
 			s.t.Fatal(err)
 		}
-		// The first one never removes what is not its own, so stop the other one first.
+		// The first daemon never removes the other's socket, so stop the other one first.
 		s.Run("systemctl", "stop", "csi-other")
 		s.Run("systemctl", "restart", driverUnit)
 	}},
@@ -157,7 +157,7 @@ var plays = []play{
 	}},
 	{name: "plugins_registry removed", csiNode: 2, do: func(s *stage) {
 		s.Run("rm", "-rf", node.Registry)
-		// It watches the directory that is gone. The one that it makes is outside of the daemon's
+		// The kubelet watches the removed directory. The new one is outside of the daemon's
 		// sandbox, so another daemon takes over.
 		s.newKubelet("restart")
 	}, journal: []string{"cannot adopt the registration socket of an earlier process", "cannot use the plugins_registry"}},
@@ -177,7 +177,7 @@ var plays = []play{
 			return err
 		})
 		s.Run("systemctl", "stop", s.unit)
-		s.writesAre(1) // the sweep unit's work
+		s.writesAre(1) // by the sweep unit
 		s.remove(dropIn)
 		s.remove("/run/told")
 		s.Run("systemctl", "daemon-reload")
@@ -194,7 +194,7 @@ func (s *stage) newKubelet(how string, more ...string) {
 		s.Run(append([]string{"systemctl", how, "kubelet.service"}, more...)...)
 	})
 	if s.peer {
-		return // that cannot be asked
+		return // another registrar cannot be asked
 	}
 	s.Eventually(soon, "the new kubelet to ask the daemon", func() error {
 		var status struct {
@@ -213,11 +213,11 @@ func (s *stage) newKubelet(how string, more ...string) {
 	})
 }
 
-// writesAre waits until the CSINode was written so often since the play began.
+// writesAre waits until the CSINode was written that often since the scenario began.
 func (s *stage) writesAre(count int) {
 	s.t.Helper()
 	if s.peer {
-		return // who knows
+		return // unknown for another registrar
 	}
 	s.Eventually(soon, fmt.Sprintf("%d writes of the CSINode", count), func() error {
 		if now := s.writes.Count("CSINode", s.began); now < count {

@@ -32,20 +32,20 @@ type Client struct {
 	limit time.Duration
 }
 
-// NewClient returns a client that waits at most limit for what the node does.
+// NewClient returns a client that waits at most limit for actions of the node.
 func NewClient(t testing.TB, cluster *controlplane.ControlPlane, limit time.Duration) *Client {
 	return &Client{Cluster: cluster, t: t, limit: limit}
 }
 
-// CreateVolume makes a volume of the sample driver's package, see CreateVolumeOf.
+// CreateVolume creates a volume of the sample driver in its package, see CreateVolumeOf.
 func (n *Node) CreateVolume(name string) (handle string) {
 	n.t.Helper()
 	return n.CreateVolumeOf(Driver, DriverSocket, name)
 }
 
-// CreateVolumeOf makes a volume of a driver that is a sample driver, which must run, and a claim of
-// that name bound to it, as the provisioner and the controller manager would. It returns the
-// volume's handle.
+// CreateVolumeOf creates a volume of a running sample driver with the given driver name, and a
+// claim that is bound to it, as the provisioner and the controller manager would. It returns the
+// volume handle.
 func (n *Node) CreateVolumeOf(driver, socket, name string) (handle string) {
 	n.t.Helper()
 	handle = MakeVolume(n.t, n.Path(socket), name)
@@ -53,8 +53,8 @@ func (n *Node) CreateVolumeOf(driver, socket, name string) (handle string) {
 	return handle
 }
 
-// BindVolume makes the objects of a volume that the driver has, and a claim of that name bound to
-// it.
+// BindVolume creates the objects of a volume that the driver already has, and a claim of that name
+// that is bound to it.
 func (c *Client) BindVolume(driver, name, handle string) {
 	c.t.Helper()
 	c.createCSIDriver(driver)
@@ -90,7 +90,7 @@ func (c *Client) BindVolume(driver, name, handle string) {
 	c.must(err)
 }
 
-// MakeVolume has the sample driver at a socket make a volume, and returns its handle.
+// MakeVolume makes the sample driver at a socket create a volume, and returns the volume handle.
 func MakeVolume(t testing.TB, socket, name string) (handle string) {
 	t.Helper()
 	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -125,7 +125,7 @@ func (c *Client) createCSIDriver(driver string) {
 	}
 }
 
-// Writer is a pod that writes a line every 100 ms to the volume of a claim, see cmd/pod.
+// Writer returns a pod that writes a line every 100 ms to the volume of a claim, see cmd/pod.
 func Writer(name, claim string) *corev1.Pod {
 	grace, no := int64(5), false
 	return &corev1.Pod{
@@ -145,14 +145,14 @@ func Writer(name, claim string) *corev1.Pod {
 	}
 }
 
-// CreatePod posts a pod.
+// CreatePod creates a pod.
 func (c *Client) CreatePod(pod *corev1.Pod) {
 	c.t.Helper()
 	_, err := c.Cluster.API.CoreV1().Pods(namespace).Create(c.ctx(), pod, metav1.CreateOptions{})
 	c.must(err)
 }
 
-// Pod asks for a pod; nil if there is none.
+// Pod returns a pod, or nil if it does not exist.
 func (c *Client) Pod(name string) *corev1.Pod {
 	c.t.Helper()
 	pod, err := c.Cluster.API.CoreV1().Pods(namespace).Get(c.ctx(), name, metav1.GetOptions{})
@@ -163,7 +163,7 @@ func (c *Client) Pod(name string) *corev1.Pod {
 	return pod
 }
 
-// Running waits until the containers of a pod are ready, and gives the pod.
+// Running waits until the containers of a pod are ready, and returns the pod.
 func (c *Client) Running(name string) *corev1.Pod {
 	c.t.Helper()
 	var pod *corev1.Pod
@@ -181,14 +181,14 @@ func (c *Client) Running(name string) *corev1.Pod {
 	return pod
 }
 
-// DeletePod deletes a pod and waits until it is gone, which it is when its volumes are unpublished.
+// DeletePod deletes a pod and waits until it is gone, which is after its volumes were unpublished.
 func (c *Client) DeletePod(name string) {
 	c.t.Helper()
 	c.must(c.Cluster.API.CoreV1().Pods(namespace).Delete(c.ctx(), name, metav1.DeleteOptions{}))
 	c.Gone(name)
 }
 
-// Gone waits until there is no pod of that name.
+// Gone waits until a pod does not exist.
 func (c *Client) Gone(name string) {
 	c.t.Helper()
 	controlplane.Eventually(c.t, c.limit, "pod "+name+" to be gone", func() error {
@@ -199,7 +199,7 @@ func (c *Client) Gone(name string) {
 	})
 }
 
-// events are what was said of a pod.
+// events returns the Event objects of a pod.
 func (c *Client) events(name string) string {
 	list, err := c.Cluster.API.CoreV1().Events(namespace).List(c.ctx(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + name})
 	if err != nil {
@@ -212,7 +212,7 @@ func (c *Client) events(name string) string {
 	return all
 }
 
-// Each request has a limit of its own.
+// Each request has its own time limit.
 func (c *Client) ctx() context.Context { return context.Background() }
 
 func (c *Client) must(err error) {

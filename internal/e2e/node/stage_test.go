@@ -25,49 +25,49 @@ const (
 	// Two versions of this tree, to go from one to the other.
 	older, newer = "0.1.98", "0.1.99"
 
-	// The pod steady lives through all plays, passing is deleted and made again after each.
+	// The pod steady runs during all scenarios, passing is deleted and created again after each.
 	steady, passing = "steady", "passing"
 
 	soon = 60 * time.Second
-	// The kubelet acts in its loop of one second.
+	// The kubelet acts in a loop of one second.
 	quiet = 2500 * time.Millisecond
-	// maxGap is the longest time between two lines of the pod that is not taken for a gap.
+	// maxGap is the longest allowed time between two lines of the pod.
 	maxGap = time.Second
 )
 
-// orphaned is in the log of a kubelet that deletes the CSINode and makes it again, because it heard
-// of a driver before it knew the uid of its Node (kubelet 1.36). That is not the registrar's doing.
+// orphaned is logged by a kubelet that deletes and recreates the CSINode, because it registered a
+// driver before it knew the UID of its Node (kubelet 1.36). The registrar is not the cause.
 const orphaned = "is owned by different node"
 
-// play is something that happens to a node, and what it may cost.
+// play is a scenario: something that happens to a node, and its permitted effects.
 type play struct {
 	name string
 	do   func(*stage)
-	// csiNode is how often the CSINode may be written. With 0 the driver may never be missing
-	// there, and the Node not be written either.
+	// csiNode is how often the CSINode may be written. With 0, the driver must not be missing there
+	// at any time, and the Node must not be written either.
 	csiNode int
-	// journal has parts of our warnings and errors that this play causes.
+	// journal has parts of the warnings and errors that this scenario causes.
 	journal []string
-	// boots: the pods do not survive it.
+	// boots means that the pods do not survive the scenario.
 	boots bool
-	// ours: not applicable to another registrar.
+	// ours means that the scenario is not applicable to another registrar.
 	ours bool
 }
 
-// stage is a node on which plays are played.
+// stage is a node on which scenarios are run.
 type stage struct {
 	*node.Node
 	t      *testing.T
-	peer   bool   // another registrar than ours; what it costs is counted, not judged
+	peer   bool   // another registrar, whose effects are counted but not checked
 	unit   string // of the registrar
 	writes *node.Writes
 	ids    map[string]string // volume handles, by pod
-	left   []string          // what is ours on the quiet node
-	began  time.Time         // the play
+	left   []string          // our files and units on the idle node
+	began  time.Time         // start of the scenario
 	rows   []row
 }
 
-// row is what a play was seen to cost.
+// row has the observed effects of a scenario.
 type row struct {
 	play          string
 	csiNode, node int
@@ -75,12 +75,12 @@ type row struct {
 	remark        string
 }
 
-// newStage boots a node with both pods. A peer is the program of another registrar, in place of
+// newStage boots a node with both pods. A peer is the program of another registrar, which replaces
 // ours.
 func newStage(t *testing.T, suite, peer string) *stage {
 	t.Helper()
 	s := &stage{Node: node.New(t, suite), t: t, unit: unit, peer: peer != "", ids: map[string]string{}}
-	s.Chroot("mkdir", "-p", "/var/log/journal") // it outlives a boot
+	s.Chroot("mkdir", "-p", "/var/log/journal") // kept over a reboot
 	if s.peer {
 		s.installPeer(peer)
 		s.Install(newer, "csi-sample-driver")
@@ -103,7 +103,7 @@ func newStage(t *testing.T, suite, peer string) *stage {
 	return s
 }
 
-// play plays one, and checks what it cost and what it left.
+// play runs a scenario, and checks its effects and what it left behind.
 func (s *stage) play(p play) {
 	s.t.Run(strings.ReplaceAll(p.name, " ", "-"), func(t *testing.T) {
 		if p.ours && s.peer {
@@ -135,7 +135,7 @@ func (s *stage) playHere(p play) {
 	}
 	s.accepts(node.DriverSocket) // its unit is active before it serves
 	s.republish(p.boots)
-	// That nothing more happens needs time to be seen.
+	// Wait, to see that nothing more happens.
 	time.Sleep(quiet)
 
 	r.csiNode, r.node = s.writes.Count("CSINode", s.began), s.writes.Count("Node", s.began)
@@ -191,12 +191,12 @@ func (s *stage) registered(limit time.Duration) error {
 	}
 }
 
-// republish proves that volumes can be unpublished and published.
+// republish checks that volumes can be unpublished and published.
 func (s *stage) republish(boots bool) {
 	s.t.Helper()
 	s.DeletePod(passing)
 	s.CreatePod(node.Writer(passing, passing))
-	// A pod that was ended in an orderly way never returns.
+	// A pod that was terminated gracefully is never restarted.
 	if p := s.Pod(steady); boots && (p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed) {
 		s.DeletePod(steady)
 		s.CreatePod(node.Writer(steady, steady))
@@ -215,7 +215,7 @@ func (s *stage) print(who string) {
 	s.t.Log(b.String())
 }
 
-// volumeDir is where the kubelet keeps the volume of a pod.
+// volumeDir returns the kubelet's directory of a pod's volume.
 func (s *stage) volumeDir(pod string) string {
 	s.t.Helper()
 	p := s.Pod(pod)
@@ -225,17 +225,17 @@ func (s *stage) volumeDir(pod string) string {
 	return fmt.Sprintf("/var/lib/kubelet/pods/%s/volumes/kubernetes.io~csi/%s", p.UID, pod)
 }
 
-// writerLines are the lines of a pod, read where the kubelet had the volume mounted.
+// writerLines returns the lines of a pod, read at the kubelet's mount point of the volume.
 func (s *stage) writerLines(pod string) []string {
 	s.t.Helper()
 	lines := strings.Split(s.Read(s.volumeDir(pod)+"/mount/"+node.WriterFile), "\n")
-	return lines[:len(lines)-1] // the last one is empty or being written
+	return lines[:len(lines)-1] // the last one is empty or incomplete
 }
 
 func (s *stage) lines(pod string) int { return len(s.writerLines(pod)) }
 
-// gap is the longest time without a line, after some lines, beyond what the machine took from
-// everybody.
+// gap returns the longest time without a line, after the first lines, minus the delays that the
+// machine caused.
 func (s *stage) gap(pod string, from int) time.Duration {
 	s.t.Helper()
 	lines := s.writerLines(pod)
@@ -261,8 +261,8 @@ func (s *stage) gap(pod string, from int) time.Duration {
 	return time.Duration(worst) * time.Millisecond
 }
 
-// checkMounts checks that each pod has its volume, that the kubelet has written down whose
-// it is, and that there is no other.
+// checkMounts checks that each pod has its volume, that the kubelet's files name its driver and
+// handle, and that there are no other mounts.
 func (s *stage) checkMounts() {
 	s.t.Helper()
 	var want []string
@@ -282,7 +282,7 @@ func (s *stage) checkMounts() {
 		fields := strings.Fields(mounts.Text())
 		target := fields[4]
 		if strings.HasSuffix(target, "/globalmount") {
-			target = "globalmount" // below a directory whose name is a sum
+			target = "globalmount" // below a directory whose name is a hash
 		} else if !strings.Contains(target, "/kubernetes.io~csi/") {
 			continue
 		}
@@ -295,10 +295,10 @@ func (s *stage) checkMounts() {
 	}
 }
 
-// ours lists what is there of ours: files, what systemd keeps, units that failed.
+// ours lists our files, the descriptors that systemd keeps, and failed units.
 func (s *stage) ours() []string {
 	s.t.Helper()
-	// A socket is bound under a dot name, which is removed a few seconds after it was published.
+	// A socket is bound under a dot name, which is removed a few seconds after the publication.
 	s.Eventually(soon, "the dot names to be removed", func() error {
 		names, err := filepath.Glob(s.Path(node.Registry + "/.*"))
 		if len(names) > 0 {
@@ -310,7 +310,8 @@ func (s *stage) ours() []string {
 	for _, dir := range []string{"/run/csi-registrar", node.Registry, "/var/lib/kubelet/plugins/csi-registrar"} {
 		top := s.Path(dir)
 		err := filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
-			// Which directory a sandbox was renewed for stays, so that it is renewed once.
+			// The record of the directory for which the sandbox was renewed stays, so that it is
+			// renewed once.
 			if err == nil && !d.IsDir() && d.Name() != "sandbox.json" {
 				all = append(all, dir+strings.TrimPrefix(path, top)+" "+d.Type().String())
 			}
@@ -335,7 +336,7 @@ func (s *stage) show(unit, property string) string {
 	return strings.TrimSpace(s.Run("systemctl", "show", "--value", "--property="+property, unit))
 }
 
-// cursor is a place in the journal.
+// cursor returns the current position in the journal.
 func (s *stage) cursor() string {
 	s.t.Helper()
 	_, cursor, ok := strings.Cut(s.Run("journalctl", "--quiet", "-n0", "--show-cursor"), "cursor: ")
@@ -345,7 +346,7 @@ func (s *stage) cursor() string {
 	return strings.TrimSpace(cursor)
 }
 
-// entry is one of the journal.
+// entry is a journal entry.
 type entry struct {
 	Message    string `json:"MESSAGE"`
 	Priority   string `json:"PRIORITY"`
@@ -354,14 +355,14 @@ type entry struct {
 	Identifier string `json:"SYSLOG_IDENTIFIER"`
 }
 
-// checkJournal checks that each warning and error from or about our units since a cursor has
-// a cause, and that the kubelet has no error of our driver.
+// checkJournal checks that each warning and error from or about our units since a cursor is
+// expected, and that the kubelet has logged no error about our driver.
 func (s *stage) checkJournal(cursor string, causes []string) {
 	s.t.Helper()
 	for line := range strings.Lines(s.Run("journalctl", "--quiet", "--output=json", "--after-cursor="+cursor)) {
 		var e entry
 		if json.Unmarshal([]byte(line), &e) != nil {
-			continue // a field that is no text, which none of ours is
+			continue // a field that is not text; ours all are
 		}
 		unit := e.From
 		if e.About != "" {
@@ -370,8 +371,8 @@ func (s *stage) checkJournal(cursor string, causes []string) {
 		ours := strings.HasPrefix(unit, "csi-") && e.Priority <= "4"
 		kubelet := unit == "kubelet.service" && strings.HasPrefix(e.Message, "E") &&
 			(strings.Contains(e.Message, node.Driver) || strings.Contains(e.Message, "plugins_registry"))
-		// A kubelet that was started says so of each mount until it has registered the driver.
-		// Where it was not, the CSINode would show that the driver was gone.
+		// A kubelet that has just started logs this for each mount until it has registered the
+		// driver. In other cases the CSINode would show that the driver was missing.
 		kubelet = kubelet && !strings.Contains(e.Message, "not found in the list of registered CSI drivers")
 		if (ours || kubelet) && !slices.ContainsFunc(causes, func(c string) bool { return strings.Contains(e.Message, c) }) {
 			s.t.Errorf("the journal has an entry without a cause: %s: <%s> %s", unit, e.Priority, e.Message)
@@ -379,7 +380,7 @@ func (s *stage) checkJournal(cursor string, causes []string) {
 	}
 }
 
-// journalOf is what is about us in the journal since a cursor.
+// journalOf returns the journal entries about us since a cursor.
 func (s *stage) journalOf(cursor string) string {
 	var b strings.Builder
 	out, err := s.Try("journalctl", "--quiet", "--output=short-precise", "--after-cursor="+cursor)
@@ -400,7 +401,7 @@ func (s *stage) kill(signal, unit string) {
 	s.Run("systemctl", "kill", "--kill-who=main", "--signal="+signal, unit)
 }
 
-// replaced calls do, which ends the main process of a unit, and waits until there is a new one.
+// replaced calls do, which ends the main process of a unit, and waits for the new one.
 func (s *stage) replaced(unit string, do func()) {
 	s.t.Helper()
 	old := s.show(unit, "MainPID")

@@ -17,8 +17,8 @@ import (
 
 const sampleTable = "/usr/lib/csi-registrar/conf.d/20-sample.toml"
 
-// TestVolumes compares what status and doctor report about volumes, and what doctor says about the
-// kubelet, with what happens.
+// TestVolumes compares the reports of status and doctor about volumes and the kubelet with the
+// facts.
 func TestVolumes(t *testing.T) {
 	t.Parallel()
 	s := newStage(t, "bookworm", "")
@@ -40,7 +40,7 @@ func TestVolumes(t *testing.T) {
 		if c.long && !*long {
 			continue
 		}
-		// Each leaves the node as it was for the next one.
+		// Each restores the node for the next one.
 		ok := t.Run(strings.ReplaceAll(c.name, " ", "-"), func(t *testing.T) {
 			outer := s.t
 			s.t = t
@@ -78,8 +78,8 @@ func (s *stage) emptyVolumeData() {
 		s.t.Error("the pod is gone although its volume could not be unmounted")
 	}
 	s.finds("volume-data-broken")
-	s.Write(path, content) // as doctor says, for a pod that is gone
-	// It tries again within 2 minutes.
+	s.Write(path, content) // as doctor says, for a pod that does not exist any more
+	// The kubelet tries again within 2 minutes.
 	s.Eventually(4*time.Minute, "the pod to be gone", func() error {
 		if s.Pod(passing) != nil {
 			return errors.New("it is still there")
@@ -115,15 +115,15 @@ func (s *stage) killBeforeUnstage() {
 	if !s.mounted(staged) {
 		s.t.Log("the kubelet was quicker: the volume is unstaged already")
 	} else if _, err := os.Lstat(s.Path(dir + "/vol_data.json")); err == nil {
-		s.volumesAre(2, 2) // the kubelet has not heard that it was unpublished
+		s.volumesAre(2, 2) // the kubelet does not know that it was unpublished
 	} else {
 		s.volumesAre(1, 2)
 	}
 	s.Run("kill", "-CONT", driver)
 	s.KubeletHealthy()
 	s.Gone(passing)
-	// Either the new kubelet unstages, or it has forgotten the volume and doctor says so, in the
-	// end.
+	// In the end, either the new kubelet unstages the volume, or it has forgotten the volume and
+	// doctor reports that.
 	s.Eventually(8*time.Minute, "the volume to be unstaged, or doctor to say that it is not", func() error {
 		id := s.finding()
 		if staged := s.mounted(staged); staged != (id == "volume-still-staged") {
@@ -151,13 +151,13 @@ func (s *stage) removeTable() {
 		}
 		return nil
 	})
-	s.Run("systemctl", "restart", s.unit) // which remembers it
+	s.Run("systemctl", "restart", s.unit) // it remembers the volume
 	s.DeletePod(passing)
 	if !s.writes.HasDriver() {
 		s.t.Error("the driver is withdrawn although a pod uses it")
 	}
 	s.DeletePod(steady)
-	// Nobody does anything.
+	// Without any action.
 	s.Eventually(3*time.Minute, "the driver to be withdrawn", func() error {
 		if s.writes.HasDriver() {
 			return errors.New("the CSINode has it")
@@ -191,7 +191,7 @@ func (s *stage) disableTable() {
 	s.back()
 }
 
-// back waits for the registration and has both pods run.
+// back waits until the driver is registered and both pods run.
 func (s *stage) back() {
 	s.t.Helper()
 	if err := s.registered(2 * time.Minute); err != nil {
@@ -205,7 +205,7 @@ func (s *stage) back() {
 	}
 }
 
-// volumesAre waits until status says so.
+// volumesAre waits until status shows these numbers.
 func (s *stage) volumesAre(published, staged int) {
 	s.t.Helper()
 	s.Eventually(2*time.Minute, fmt.Sprintf("%d published and %d staged volumes", published, staged), func() error {
@@ -225,11 +225,11 @@ func (s *stage) volumesAre(published, staged int) {
 	})
 }
 
-// finding is the id of what doctor finds; "" if nothing. It finds one thing at most here.
+// finding returns the ID of doctor's finding, or "" if there is none. There is at most one here.
 func (s *stage) finding() string {
 	s.t.Helper()
 	var report struct{ Findings []struct{ ID, Found string } }
-	out, _ := s.Try("csi-registrar", "doctor", "--json") // it fails if it finds something
+	out, _ := s.Try("csi-registrar", "doctor", "--json") // it exits 1 if it finds a problem
 	if err := json.Unmarshal([]byte(out), &report); err != nil {
 		s.t.Fatalf("%v\n%s", err, out)
 	}
@@ -257,7 +257,7 @@ func (s *stage) healthy() {
 	s.finds("")
 }
 
-// mounted reports whether something is mounted there.
+// mounted reports whether the path is a mount point.
 func (s *stage) mounted(path string) bool {
 	s.t.Helper()
 	b, err := os.ReadFile(s.Path("/proc/1/mountinfo"))
@@ -265,7 +265,7 @@ func (s *stage) mounted(path string) bool {
 	return strings.Contains(string(b), " "+path+" ")
 }
 
-// stagingOf is where the kubelet has the volume of a pod staged.
+// stagingOf returns the path at which the volume of a pod is staged.
 func (s *stage) stagingOf(pod string) string {
 	s.t.Helper()
 	path := s.stagingPath(pod)

@@ -16,21 +16,21 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// Write is a change of the node's CSINode, or of the labels and annotations of its Node: what
-// a registration writes. The rest of the Node the kubelet writes as it likes.
+// Write is a change of the node's CSINode, or of the labels and annotations of its Node, which a
+// registration writes. Other changes of the Node are ignored.
 type Write struct {
 	At        time.Time
 	Kind      string // CSINode or Node
 	HasDriver bool   // of a CSINode: the sample driver is in it
 }
 
-// Writes are all that were seen.
+// Writes are all observed writes.
 type Writes struct {
 	mu  sync.Mutex
 	all []Write
 }
 
-// WatchWrites watches until the test ends, also while the API server is away.
+// WatchWrites watches until the test ends, even while the API server does not run.
 func (c *Client) WatchWrites(t testing.TB) *Writes {
 	t.Helper()
 	w := &Writes{}
@@ -88,7 +88,7 @@ func (w *Writes) add(kind string, object any) {
 	w.all = append(w.all, write)
 }
 
-// Since gives the writes after a time.
+// Since returns the writes after a time.
 func (w *Writes) Since(mark time.Time) []Write {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -96,7 +96,7 @@ func (w *Writes) Since(mark time.Time) []Write {
 	return slices.Clone(w.all[i:])
 }
 
-// Count counts those of a kind after a time.
+// Count counts the writes of a kind after a time.
 func (w *Writes) Count(kind string, mark time.Time) int {
 	count := 0
 	for _, write := range w.Since(mark) {
@@ -113,8 +113,8 @@ func (w *Writes) HasDriver() bool {
 	return has
 }
 
-// Absent sums how long the CSINode was without the sample driver, after a time, and reports whether
-// it has it now.
+// Absent returns for how long, after a time, the sample driver was missing from the CSINode, and
+// whether the CSINode has it now.
 func (w *Writes) Absent(mark time.Time) (sum time.Duration, has bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
