@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestConfigurationError: an error in a file costs no registration, whatever happens while it
-// is there, and is reported everywhere; the fixed file is applied without a command.
+// TestConfigurationError checks that an error in a file costs no registration, whatever happens
+// meanwhile, and is reported everywhere, and that the fixed file is applied without a command.
 func TestConfigurationError(t *testing.T) {
 	onEach(t, func(t *testing.T, suite string) {
 		n := registeredNode(t, suite)
@@ -35,7 +35,7 @@ func TestConfigurationError(t *testing.T) {
 		n.waited()
 		n.replaced("sh", "-c", "kill -KILL PID")
 		n.waited()
-		// An upgrade, as the packages' scripts do it.
+		// An upgrade, as in the packages' scripts.
 		n.Run("sh", "-c", "cp /usr/bin/csi-registrar /usr/bin/new && mv /usr/bin/new /usr/bin/csi-registrar && systemctl try-restart "+unit)
 		n.waited()
 		n.quiet(mark)
@@ -60,7 +60,7 @@ func TestConfigurationError(t *testing.T) {
 
 func (n *node) statusText() string { return n.show(unit, "StatusText") }
 
-// says waits until a text has the words.
+// says waits until a text contains the words.
 func (n *node) says(what string, read func() string, words string) {
 	n.t.Helper()
 	n.Eventually(soon, what+" to say "+words, func() error {
@@ -71,7 +71,8 @@ func (n *node) says(what string, read func() string, words string) {
 	})
 }
 
-// TestHTTPSocket: the documented command enables it on a running node at no cost.
+// TestHTTPSocket checks that the documented command enables the HTTP socket on a running node
+// without any write.
 func TestHTTPSocket(t *testing.T) {
 	onEach(t, func(t *testing.T, suite string) {
 		n := registeredNode(t, suite)

@@ -15,7 +15,7 @@ import (
 	"csi-registrar/internal/e2e/built"
 )
 
-// sick is the driver of these nodes, and the unit that runs it.
+// sick is the driver of these nodes, and its unit.
 const (
 	sick     = "x.sample.csi"
 	sickUnit = "csi-x.service"
@@ -24,34 +24,34 @@ const (
 	endpointLink = "/var/lib/kubelet/plugins/csi-registrar/" + sick + ".sock"
 )
 
-// sickness is something wrong with a node that doctor has to find, and whose fix heals it.
+// sickness is a fault of a node that doctor must find, with a fix that works.
 type sickness struct {
 	id     string
 	breaks string // a script
 	named  bool   // doctor is asked for the driver by name
-	person string // a script: what only a person can do, where the fix says so
-	after  string // a script that undoes what the fix leaves behind, for the next one
-	seen   string // what doctor must find besides, a part of its text
+	person string // a script: what only a person can do, as the fix says
+	after  string // a script that removes what the fix leaves behind
+	seen   string // part of the text of another finding that doctor must have
 }
 
-// fault has the driver do something wrong until it is restarted.
+// fault gives the driver a fault until it is restarted.
 func fault(list string) string {
 	return "printf '%s' '" + list + "' > " + sickDir + "/faults; csi-registrar reload"
 }
 
-// restarted restarts the driver with something that it reports from then on: a registered driver is
-// asked again after that.
+// restarted restarts the driver with other answers: a registered driver is asked again after a
+// restart.
 func restarted(list string) string {
 	return "printf '%s' '" + list + "' > " + sickDir + "/next; systemctl reset-failed " + sickUnit + " || true; systemctl restart " + sickUnit
 }
 
-// plays stops the driver and has another program take its socket, as part of the driver's unit,
-// until that is restarted.
+// plays stops the driver and makes another program of the driver's unit take its socket, until the
+// unit is restarted.
 func plays(what string) string {
 	return "touch " + sickDir + "/once-" + what + "; systemctl restart " + sickUnit
 }
 
-// sicknesses are what is made to happen, on one machine after the other in each list.
+// sicknesses has one list for each machine, on which its faults are tried one after the other.
 var sicknesses = map[string][]sickness{
 	"driver": {
 		{id: "driver-socket-missing", breaks: "systemctl stop " + sickUnit + "; rm -f " + sickDir + "/csi.sock", seen: sickUnit + " is inactive"},
@@ -155,7 +155,7 @@ func dropIn(name string, lines ...string) string {
 		"systemctl daemon-reload; systemctl restart " + unit
 }
 
-// notHealed are the ids whose fix is not tried here, with the reason.
+// notHealed has the IDs whose fix is not tried here, with the reason.
 var notHealed = map[string]string{
 	"no-driver-configured":  "only a person knows which driver",
 	"driver-not-configured": "only a person knows where the driver listens",
@@ -176,7 +176,7 @@ var notHealed = map[string]string{
 	"registration-path-invalid": "only a person can choose a shorter root_dir",
 	"withdrawal-failing":        "the daemon tries again by itself; why it fails is in its log",
 
-	// The daemon repairs these within a second, so that they last only while it does not work.
+	// The daemon repairs these within a second, so they only last while it does not work.
 	"registration-socket-missing": "the daemon restores the socket",
 	"registration-socket-stale":   "the daemon restores the socket",
 	"registration-not-answering":  "a daemon that does not answer is found first",
@@ -188,7 +188,7 @@ var notHealed = map[string]string{
 	"volume-still-staged": "the kubelet of this suite mounts nothing",
 }
 
-// TestEveryFindingIsHealedOrListed: doctor has no id that this suite does not know.
+// TestEveryFindingIsHealedOrListed checks that doctor has no ID that is unknown to this suite.
 func TestEveryFindingIsHealedOrListed(t *testing.T) {
 	code, err := os.ReadFile(filepath.Join(built.Root(t), "internal", "doctor", "report.go"))
 	if err != nil {
@@ -215,8 +215,8 @@ func TestEveryFindingIsHealedOrListed(t *testing.T) {
 	}
 }
 
-// TestFixesHeal: doctor names what is wrong first, and its fix, pasted into a shell of root, heals
-// the node.
+// TestFixesHeal checks that doctor names the fault first, and that its fix, pasted into a root
+// shell, repairs the node.
 func TestFixesHeal(t *testing.T) {
 	t.Parallel()
 	for name, list := range sicknesses {
@@ -235,7 +235,7 @@ func TestFixesHeal(t *testing.T) {
 	}
 }
 
-// sickNode boots a node with one driver, whose faults end when it is restarted.
+// sickNode boots a node with one driver. A restart of the driver ends its faults.
 func sickNode(t *testing.T) *node {
 	t.Helper()
 	n := emptyNode(t, "bookworm")
@@ -251,7 +251,7 @@ func sickNode(t *testing.T) *node {
 		"if [ -e once-$what ]; then rm once-$what csi.sock; exec faulty $what "+sickDir+"/csi.sock; fi\ndone\n"+
 		"rm -f faults csi.sock\nif [ -e next ]; then mv next faults; fi\nexec faulty driver --socket "+sickDir+"/csi.sock --name "+sick+" --faults "+sickDir+"/faults\n", 0o755)
 	n.Write("/usr/lib/systemd/system/"+sickUnit, "[Unit]\nStartLimitIntervalSec=0\n[Service]\nExecStart=/usr/bin/sick\nEnvironment=SOCKET="+sickDir+"/csi.sock\nRuntimeDirectory=csi-x\nRuntimeDirectoryPreserve=yes\nRestart=on-failure\nTimeoutStopSec=5s\n[Install]\nWantedBy=multi-user.target\n")
-	// The kubelet of this suite has the API server in itself.
+	// The kubelet of this suite contains its API server.
 	n.Write("/usr/lib/systemd/system/kubelet.service.d/input.conf", "[Service]\nExecStartPre=/bin/sh -c 'rm -f /run/kubelet.input; mkfifo /run/kubelet.input'\n"+
 		"ExecStart=\nExecStart=/bin/sh -c 'exec /w/kubelet --root /var/lib/kubelet --node node-1 --state /var/lib/kubelet-state.json <>/run/kubelet.input'\n")
 	n.WriteMode("/usr/bin/kubectl", "#!/bin/sh\n[ \"$1 $2\" = 'label node' ] && echo \"label ${4%-}=\" > /run/kubelet.input\n", 0o755)
@@ -278,12 +278,12 @@ func (n *node) findings(named bool) []finding {
 	if named {
 		args = append(args, sick)
 	}
-	out, _ := n.Try(args...) // the exit code is that of the findings
+	out, _ := n.Try(args...) // the exit code depends on the findings
 	var r struct{ Findings []finding }
 	if err := json.Unmarshal([]byte(out), &r); err != nil {
 		n.t.Fatalf("%v\n%s", err, out)
 	}
-	// The earlier fixes have restarted the driver often, and status reports that for ten minutes.
+	// The earlier fixes have restarted the driver often, which status reports for ten minutes.
 	return slices.DeleteFunc(r.Findings, func(f finding) bool {
 		return f.ID == "driver-restarting"
 	})
@@ -292,7 +292,7 @@ func (n *node) findings(named bool) []finding {
 // maxRounds is how often an operator fixes the first finding and runs doctor again.
 const maxRounds = 3
 
-// heal breaks the node, and does what doctor says until nothing is wrong.
+// heal breaks the node, and applies doctor's fixes until doctor finds nothing.
 func (n *node) heal(s sickness) {
 	n.t.Helper()
 	if found := n.healthy(s, 30*time.Second); len(found) > 0 {
@@ -334,10 +334,10 @@ func (n *node) healthy(s sickness, limit time.Duration) (found []finding) {
 	}
 }
 
-// paste gives lines to a shell, as a person does who copies them, and returns what it printed.
+// paste passes lines to a shell, as if a user pasted them, and returns the output.
 func (n *node) paste(lines []string) string {
 	n.t.Helper()
 	n.Write("/root/pasted", strings.Join(lines, "\n")+"\n")
-	out, _ := n.Try("sh", "-c", "sh -v < /root/pasted 2>&1") // a line that fails does not end it
+	out, _ := n.Try("sh", "-c", "sh -v < /root/pasted 2>&1") // failing lines do not end it
 	return out
 }

@@ -46,7 +46,7 @@ func exampleNode(t *testing.T, suite string) *node {
 	return n
 }
 
-// configured checks what config check says of the drop-ins.
+// configured checks the drop-ins with `config check`.
 func (n *node) configured() {
 	n.t.Helper()
 	if out := n.Run("csi-registrar", "config", "check"); !strings.Contains(out, "no errors: 3 drivers") {
@@ -54,9 +54,9 @@ func (n *node) configured() {
 	}
 }
 
-// TestDriversAsNativeUnits: with the units of the examples, in place of upstream's drivers one that
-// has their flags, each driver is registered, what it mounts is mounted for the kubelet, and at
-// shutdown it is there until the kubelet has ended.
+// TestDriversAsNativeUnits runs the units of the examples, with a program that has the flags of the
+// upstream drivers. Each driver is registered, the kubelet sees its mounts, and at shutdown it runs
+// until the kubelet has ended.
 func TestDriversAsNativeUnits(t *testing.T) {
 	onEach(t, func(t *testing.T, suite string) {
 		n := exampleNode(t, suite)
@@ -84,15 +84,14 @@ ExecStop=/bin/sh -c 'sleep 1; systemctl is-active `+strings.Join(units, " ")+` >
 	})
 }
 
-// TestDriversAsQuadlets: the same with the Quadlets of the examples and images of the same names.
-// The containers may be killed, restarted and replaced by units without the kubelet seeing
-// anything.
+// TestDriversAsQuadlets does the same with the Quadlets of the examples and images of the same
+// names. The kubelet does not see when the containers are killed, restarted and replaced by units.
 func TestDriversAsQuadlets(t *testing.T) {
 	n := exampleNode(t, "trixie-podman")
 	n.Args = append(n.Args, "--capability=all", "--system-call-filter=bpf keyctl add_key request_key",
-		// The machine's disk is an overlay, which takes no other on top.
+		// The machine's disk is an overlay, on which another overlay is not possible.
 		"--tmpfs=/var/lib/containers")
-	// There is no controller for it.
+	// The machine has no controller for it.
 	n.Write("/etc/containers/containers.conf", "[containers]\npids_limit = 0\n")
 	driver := built.Command(t, "upstream")
 	var units []string
@@ -141,7 +140,7 @@ func TestDriversAsQuadlets(t *testing.T) {
 		})
 		n.mounts(examples[i])
 		n.Run("systemctl", "stop", unit)
-		n.is(unit, "inactive") // and not failed
+		n.is(unit, "inactive") // not failed
 		n.Run("systemctl", "start", unit)
 	}
 	// The watchdog restarts the container of a driver that hangs.
@@ -162,7 +161,7 @@ ExecStartPost=/usr/bin/csi-registrar supervise --socket /var/lib/kubelet/plugins
 		return nil
 	})
 	n.mounts("nfs")
-	// From one way to another: the unit of an example takes the place of its Quadlet.
+	// The unit of an example replaces its Quadlet.
 	n.Run(append([]string{"systemctl", "stop"}, units...)...)
 	n.nativeUnits()
 	n.Run("systemctl", "daemon-reload")
@@ -202,8 +201,8 @@ func (n *node) dial(name string) *grpc.ClientConn {
 	return conn
 }
 
-// publish has the driver of an example publish a volume, and returns its ID and the directory below
-// which it is staged and mounted.
+// publish makes the driver of an example publish a volume, and returns the volume ID and the
+// directory below which it is staged and mounted.
 func (n *node) publish(name string) (id, pod string) {
 	n.t.Helper()
 	conn := n.dial(name)
@@ -221,8 +220,8 @@ func (n *node) publish(name string) (id, pod string) {
 		n.t.Fatalf("%s: %v", name, err)
 	}
 	id, pod = volume.GetVolume().GetVolumeId(), "/var/lib/kubelet/pods/"+name
-	// The volume is staged below pod, too: upstream's NFS driver stages nothing, and its container
-	// has no other directory.
+	// The volume is staged below pod, too, because upstream's NFS driver does not stage volumes,
+	// and its container has no other directory.
 	staging := pod + "/globalmount"
 	n.Run("mkdir", "-p", staging)
 	node := csi.NewNodeClient(conn)
@@ -237,7 +236,7 @@ func (n *node) publish(name string) (id, pod string) {
 	return id, pod
 }
 
-// mounts checks that what the driver of an example publishes is mounted where the kubelet is.
+// mounts checks that the kubelet sees the mounts of the driver of an example.
 func (n *node) mounts(name string) {
 	n.t.Helper()
 	id, pod := n.publish(name)

@@ -15,7 +15,7 @@ import (
 	"csi-registrar/internal/e2e/built"
 )
 
-// suites are those that SUITES names, by default Debian 11, 12 and 13: systemd 247, 252 and 257.
+// suites are the suites in SUITES, by default Debian 11, 12 and 13 with systemd 247, 252 and 257.
 var suites = func() []string {
 	if named := os.Getenv("SUITES"); named != "" {
 		return strings.Fields(named)
@@ -23,7 +23,7 @@ var suites = func() []string {
 	return []string{"bullseye", "bookworm", "trixie"}
 }()
 
-// onEach runs a test on each suite, side by side and beside other tests.
+// onEach runs a test on each suite, in parallel with each other and with other tests.
 func onEach(t *testing.T, test func(t *testing.T, suite string)) {
 	t.Parallel()
 	for _, suite := range suites {
@@ -45,14 +45,14 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// kubelet is made once for all tests of a process.
+// kubelet is built once for all tests of a process.
 var kubelet struct {
 	once sync.Once
 	dir  string
 	err  error
 }
 
-// kubeletDir returns the directory that holds "kubelet".
+// kubeletDir returns the directory that contains "kubelet".
 func kubeletDir(t testing.TB) string {
 	t.Helper()
 	root := built.Root(t)
@@ -62,7 +62,7 @@ func kubeletDir(t testing.TB) string {
 		}
 		cmd := exec.Command("go", "build", "-ldflags=-s -w", "-o", filepath.Join(kubelet.dir, "kubelet"), "./cmd/kubelet")
 		cmd.Dir = filepath.Join(root, "internal", "e2e")
-		// static, for the oldest suite's C library is older than this machine's.
+		// Static, because the oldest suite's C library is older than this machine's.
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			kubelet.err = fmt.Errorf("cannot build the kubelet: %w\n%s", err, out)

@@ -12,12 +12,12 @@ import (
 	"csi-registrar/internal/fake"
 )
 
-// hold is how long PID 1 does nothing: half of WatchdogSec=.
+// hold is how long PID 1 is stopped: half of WatchdogSec=.
 const hold = 10 * time.Second
 
-// TestManagerStops: PID 1 does nothing for 10 s, as while it reloads thousands of units: when
-// drivers come, in a restart, in a reload. All drivers are published meanwhile, and no
-// registration is lost at the next restart.
+// TestManagerStops stops PID 1 for 10 s, as if it reloaded thousands of units: while drivers start,
+// during a restart, during a reload. All drivers are published meanwhile, and no registration is
+// lost at the next restart.
 func TestManagerStops(t *testing.T) {
 	for _, count := range []int{1, 20, 400} {
 		t.Run(fmt.Sprint(count), func(t *testing.T) {
@@ -36,7 +36,7 @@ func TestManagerStops(t *testing.T) {
 					n.kept(fmt.Sprintf("a restart that it left after %s", delay), func() {
 						old := n.show(unit, "MainPID")
 						n.Run("systemctl", "--no-block", "restart", unit)
-						time.Sleep(delay) // where in the restart it comes
+						time.Sleep(delay) // at a random moment of the restart
 						n.stopManager(func() {})
 						n.another(old)
 					})
@@ -58,7 +58,8 @@ func TestManagerStops(t *testing.T) {
 	}
 }
 
-// TestThousandDrivers: they fit into the descriptor store and through the daemon's start.
+// TestThousandDrivers checks that the descriptor store has room for a thousand drivers, and that
+// the daemon starts with them.
 func TestThousandDrivers(t *testing.T) {
 	onEach(t, func(t *testing.T, suite string) {
 		const count = 1000
@@ -83,8 +84,8 @@ func TestThousandDrivers(t *testing.T) {
 	})
 }
 
-// fakesNode boots a node whose drivers, which do not run yet, are fakes in this process. Its
-// kubelet says yes to all, for what is asked of it here is only what it sees.
+// fakesNode boots a node whose drivers are fakes in this process, not started yet. Its kubelet
+// accepts all, because these tests only need to know what it sees.
 func fakesNode(t *testing.T, suite string, count int) *node {
 	t.Helper()
 	n := emptyNode(t, suite)
@@ -128,7 +129,7 @@ func (n *node) stopManager(do func()) {
 	<-enough
 }
 
-// kept checks that what replaces the daemon costs no registration.
+// kept checks that replacing the daemon costs no registration.
 func (n *node) kept(after string, replace func()) {
 	n.t.Helper()
 	n.allRegistered()
@@ -147,7 +148,8 @@ func (n *node) kept(after string, replace func()) {
 	}
 }
 
-// allRegistered waits until the daemon says so, also if that takes a busy machine a while.
+// allRegistered waits until the daemon reports all drivers as registered, which may take a while on
+// a busy machine.
 func (n *node) allRegistered() {
 	n.t.Helper()
 	n.Eventually(4*soon, "all to be registered", func() error {

@@ -13,10 +13,10 @@ import (
 	"csi-registrar/internal/e2e/system/nspawn"
 )
 
-// TestSettingsThatHideMounts tries each setting that drivers.md lists: whether what a unit with it
-// mounts is mounted for others, such as the kubelet.
+// TestSettingsThatHideMounts tries each setting in drivers.md: whether others, such as the kubelet,
+// see the mounts of a unit that has it.
 func TestSettingsThatHideMounts(t *testing.T) {
-	settings := map[string][]string{} // by the word that drivers.md begins the line with
+	settings := map[string][]string{} // by the first word of the line in drivers.md
 	page, err := os.ReadFile(filepath.Join(built.Root(t), "packaging", "doc", "drivers.md"))
 	if err != nil {
 		t.Fatal(err)
@@ -48,7 +48,7 @@ func TestSettingsThatHideMounts(t *testing.T) {
 			}
 		}
 		m.Boot()
-		_, _ = m.Try(start...) // fails for those that forbid it
+		_, _ = m.Try(start...) // fails for settings that forbid mounting
 		mounts := m.Run("cat", "/proc/1/mountinfo")
 		for _, tried := range all {
 			if out, _ := m.Try("systemd-analyze", "verify", "--man=no", tried.unit); strings.Contains(out, "Unknown key") {
@@ -69,5 +69,5 @@ func TestSettingsThatHideMounts(t *testing.T) {
 	})
 }
 
-// newer are settings that a systemd is too old for.
+// newer are the settings for which a systemd is too old.
 var newer = map[string][]string{"bullseye": {"PrivateIPC=yes", "NoExecPaths=/root"}}

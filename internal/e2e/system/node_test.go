@@ -24,21 +24,21 @@ const (
 	unit     = "csi-registrar.service"
 	socket   = "csi-registrar.socket"
 	registry = "/var/lib/kubelet/plugins_registry"
-	// soon is for what takes the kubelet's second; generous, for machines under load.
+	// soon is the limit for what the kubelet does once a second; generous, for machines under load.
 	soon = 2 * time.Minute
 )
 
 // sampleDrivers are the drivers of a node, each a unit csi-sample@NAME.
 var sampleDrivers = []string{"one.sample.csi", "two.sample.csi"}
 
-// node is a machine with the product installed as packages install it, drivers and a kubelet.
+// node is a machine with csi-registrar, installed as by its package, drivers and a kubelet.
 type node struct {
 	*nspawn.Machine
 	t       testing.TB
-	drivers []string // the names of those that are to be registered
+	drivers []string // the names of the drivers to be registered
 }
 
-// install puts files where packages put them.
+// install installs files at the same paths as the packages.
 func install(t testing.TB, m *nspawn.Machine) {
 	t.Helper()
 	root := built.Root(t)
@@ -76,8 +76,8 @@ RuntimeDirectory=csi-%i
 WantedBy=multi-user.target
 `
 
-// The kubelet notes what it finds in the registry before it looks; the registration code
-// appends what it sees.
+// The kubelet's unit first records the contents of the registry, and the registration code appends
+// what it sees.
 const kubeletUnit = `[Unit]
 Description=The kubelet's own registration code
 StartLimitIntervalSec=0
@@ -93,7 +93,7 @@ func driverConfig(name string) string {
 	return fmt.Sprintf("[driver.%q]\nsocket = \"/run/csi-%s/csi.sock\"\n", name, name)
 }
 
-// newNode makes a node, switched off, with everything enabled.
+// newNode makes a node that is switched off, with everything enabled.
 func newNode(t *testing.T, suite string) *node {
 	t.Helper()
 	n := emptyNode(t, suite)
@@ -108,7 +108,7 @@ func newNode(t *testing.T, suite string) *node {
 	return n
 }
 
-// emptyNode makes one without drivers.
+// emptyNode makes a node without drivers.
 func emptyNode(t *testing.T, suite string) *node {
 	t.Helper()
 	n := &node{Machine: nspawn.New(t, suite), t: t}
@@ -119,7 +119,7 @@ func emptyNode(t *testing.T, suite string) *node {
 	return n
 }
 
-// registeredNode makes one, boots it and waits until the kubelet has registered its drivers.
+// registeredNode makes a node, boots it and waits until the kubelet has registered its drivers.
 func registeredNode(t *testing.T, suite string) *node {
 	t.Helper()
 	n := newNode(t, suite)
@@ -128,7 +128,7 @@ func registeredNode(t *testing.T, suite string) *node {
 	return n
 }
 
-// event is a line of cmd/kubelet.
+// event is a line of output of cmd/kubelet.
 type event struct {
 	Time   time.Time `json:"time"`
 	Event  string    `json:"event"`
@@ -140,7 +140,8 @@ func (e event) String() string {
 	return e.Time.Format("05.000 ") + e.Event + " " + e.Driver + " " + e.Error
 }
 
-// events are all that the kubelets saw, on or off, except their writing of objects.
+// events returns everything that the kubelets saw, except their writes of objects. The machine may
+// be off.
 func (n *node) events() []event {
 	n.t.Helper()
 	var all []event
@@ -149,7 +150,7 @@ func (n *node) events() []event {
 	for lines.Scan() {
 		var e event
 		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
-			continue // the power was cut, or it is being written
+			continue // incomplete: the power was cut, or it is being written
 		}
 		if e.Event == "register" || e.Event == "deregister" || e.Event == "started" {
 			all = append(all, e)
@@ -158,7 +159,7 @@ func (n *node) events() []event {
 	return all
 }
 
-// mark is a place in the events.
+// mark returns the current position in the events.
 func (n *node) mark() int { return len(n.events()) }
 
 // registered waits until a kubelet has registered each driver without an error, after a mark.
@@ -189,11 +190,11 @@ func (n *node) status() string {
 	return fmt.Sprintf("status (%v):\n%s", err, out)
 }
 
-// quiet checks that the kubelet has seen nothing since a mark, and sees nothing in the next
-// two turns of its loop.
+// quiet checks that the kubelet has seen nothing since a mark, and sees nothing in the next two
+// iterations of its loop.
 func (n *node) quiet(mark int) {
 	n.t.Helper()
-	time.Sleep(2500 * time.Millisecond) // that nothing happens needs time to be seen
+	time.Sleep(2500 * time.Millisecond) // wait, to see that nothing happens
 	if events := n.events()[mark:]; len(events) > 0 {
 		n.t.Errorf("%s: the kubelet saw %v, want nothing", n.Suite, events)
 	}
@@ -201,7 +202,7 @@ func (n *node) quiet(mark int) {
 
 func regSocket(name string) string { return registry + "/" + name + "-reg.sock" }
 
-// inodes are those of the registration sockets; 0 for one that is not there.
+// inodes returns the inode numbers of the registration sockets; 0 for a missing one.
 func (n *node) inodes() map[string]uint64 {
 	n.t.Helper()
 	all := map[string]uint64{}
@@ -216,7 +217,7 @@ func (n *node) inodes() map[string]uint64 {
 	return all
 }
 
-// files are the names in the plugin registry.
+// files returns the names in the plugin registry.
 func (n *node) files() []string {
 	n.t.Helper()
 	entries, err := os.ReadDir(n.Path(registry))
@@ -236,7 +237,7 @@ func (n *node) show(unit, property string) string {
 	return strings.TrimSpace(n.Run("systemctl", "show", "--value", "--property="+property, unit))
 }
 
-// is waits until the unit is in one of the states, as is-active says it.
+// is waits until the unit is in one of the states that `systemctl is-active` prints.
 func (n *node) is(unit string, states ...string) {
 	n.t.Helper()
 	n.Eventually(soon, unit+" to be "+strings.Join(states, " or "), func() error {
@@ -248,7 +249,7 @@ func (n *node) is(unit string, states ...string) {
 	})
 }
 
-// prober connects to the registration sockets again and again, as a kubelet might at any time.
+// prober connects to the registration sockets repeatedly, as a kubelet might at any time.
 type prober struct {
 	stop    chan struct{}
 	done    sync.WaitGroup
@@ -257,8 +258,8 @@ type prober struct {
 	refused []error
 }
 
-// probe starts to probe, 5 times a second at each: a daemon that hangs until the watchdog ends it
-// does not answer meanwhile, and its queue holds 128.
+// probe starts to probe each socket 5 times a second: while a daemon hangs until the watchdog ends
+// it, it does not answer, and its queue has room for 128 connections.
 func (n *node) probe() *prober {
 	k := &prober{stop: make(chan struct{})}
 	for _, name := range n.drivers {
@@ -298,7 +299,7 @@ func (k *prober) end() {
 	k.done.Wait()
 }
 
-// neverRefused ends the probing and checks that somebody listened each time.
+// neverRefused ends the probing and checks that no connection was refused.
 func (k *prober) neverRefused(t testing.TB) {
 	t.Helper()
 	k.end()

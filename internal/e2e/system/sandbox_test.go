@@ -29,8 +29,8 @@ var reachable = map[string]string{
 	"call kcmp": "it compares what the caller may trace, which without a capability is itself",
 }
 
-// withoutLandlock is what it reaches beyond that on kernels without Landlock; the last line also
-// before Linux 6.12.
+// withoutLandlock lists what it also reaches on kernels without Landlock. The last line applies to
+// kernels before Linux 6.12, too.
 var withoutLandlock = map[string]string{
 	"make a file in /dev/shm":      "PrivateDevices= makes a /dev of the service's own",
 	"make a file in /tmp":          "the service's own",
@@ -39,22 +39,21 @@ var withoutLandlock = map[string]string{
 	"signal a process of root":     "root needs no capability for it, and Go needs tgkill",
 }
 
-// later are sockets and secrets in directories that are hidden although they are filled after the
-// start.
+// later are sockets and secrets that are created after the start, in directories that are hidden.
 var later = []string{
 	"/run/containerd/containerd.sock", "/run/crio/crio.sock", "/run/podman/podman.sock", "/run/docker/containerd/containerd.sock", "/run/k3s/containerd/containerd.sock",
 	"/run/k0s/containerd.sock", "/run/nri/nri.sock",
 }
 
-// before are sockets that are there when the unit starts: systemd's socket units make them early in
-// the boot.
+// before are sockets that exist when the unit starts, because systemd's socket units create them
+// early in the boot.
 var before = []string{
 	"/run/buildkit/buildkitd.sock", "/run/cri-dockerd.sock", "/run/docker.sock", "/run/driver/csi.sock", "/run/libvirt/libvirt-sock", "/run/snapd-snap.socket", "/run/snapd.socket",
 	"/run/udev/control", "/var/lib/lxd/unix.socket", "/var/lib/kubelet/plugins/driver/csi.sock", "/var/snap/lxd/common/lxd/unix.socket", "/var/snap/microk8s/common/run/containerd.sock",
 }
 
-// TestSandbox runs a program in place of the daemon, in the shipped unit, that tries about 150
-// things: without Landlock, with it, and below a mount that came late.
+// TestSandbox runs a program in place of the daemon, in the shipped unit, that makes about 150
+// attempts: without Landlock, with it, and below a later mount.
 func TestSandbox(t *testing.T) {
 	needLandlock(t)
 	program, err := os.ReadFile(built.Command(t, "sandbox"))
@@ -117,7 +116,7 @@ func TestSandbox(t *testing.T) {
 		}
 		compare("1", all)
 		compare("2", reachable)
-		// The mount arrives in the sandbox, and only Landlock keeps it from being written to.
+		// The mount appears in the sandbox, and only Landlock prevents writing to it.
 		m.Run("sh", "-c", "cp -a /var/lib/kubelet /srv/late && mount --bind /srv/late /var/lib/kubelet")
 		m.Run("nsenter", "-t", mainPID(unit), "-m", "touch", "/var/lib/kubelet/config.yaml")
 		late := maps.Clone(reachable)
@@ -140,8 +139,8 @@ func TestSandbox(t *testing.T) {
 			}
 			return nil
 		})
-		// The side units' own sandboxes can be made.
-		m.Run("systemctl", "stop", unit, socket) // waits for both; each asks
+		// The sandboxes of the side units can be set up.
+		m.Run("systemctl", "stop", unit, socket) // waits for both; each asks systemd for its job
 		if got := mainPID("victim"); got != "0" {
 			t.Errorf("the process of another user was not killed: %s", got)
 		}
@@ -160,7 +159,7 @@ func TestSandbox(t *testing.T) {
 	})
 }
 
-// needLandlock skips the test where the kernel has no Landlock, or one that restricts no signals.
+// needLandlock skips the test if the kernel has no Landlock, or one that does not restrict signals.
 func needLandlock(t *testing.T) {
 	t.Helper()
 	if abi, err := ll.LandlockGetABIVersion(); abi < 6 {

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// stopped checks that the daemon is gone for good, with its sockets, and that nobody who
-// asks for it brings it back.
+// stopped checks that the daemon and its sockets are gone for good, and that a request to its
+// socket does not start it again.
 func (n *node) stopped(mark int) {
 	n.t.Helper()
 	n.is(unit, "inactive")
@@ -43,7 +43,7 @@ func TestStop(t *testing.T) {
 		n := registeredNode(t, suite)
 		for _, how := range [][]string{
 			{"systemctl", "stop", unit},
-			{"systemctl", "stop", socket}, // both or none
+			{"systemctl", "stop", socket}, // stops both
 			{"systemctl", "disable", "--now", unit},
 		} {
 			mark := n.mark()
@@ -59,15 +59,15 @@ func TestStop(t *testing.T) {
 	})
 }
 
-// TestStopRaces: a stop that is overtaken by a restart, and the other way round, end as
-// the last one asked.
+// TestStopRaces checks that a stop followed at once by a restart, and the reverse, end in the state
+// of the last request.
 func TestStopRaces(t *testing.T) {
 	onEach(t, func(t *testing.T, suite string) {
 		n := registeredNode(t, suite)
 		for delay := range 14 {
 			pause := time.Duration(delay) * 10 * time.Millisecond
 			n.Run("systemctl", "--no-block", "stop", unit)
-			time.Sleep(pause) // where in the stop it comes
+			time.Sleep(pause) // at another moment of the stop each time
 			n.Run("systemctl", "restart", unit)
 			n.published()
 			n.Run("systemctl", "--no-block", "restart", unit)
@@ -83,8 +83,8 @@ func TestStopRaces(t *testing.T) {
 	})
 }
 
-// TestStopInsideRestart: the stop comes when both units are down already and were told that
-// it is a restart.
+// TestStopInsideRestart stops the units when both are already down, and have seen a restart as
+// their job.
 func TestStopInsideRestart(t *testing.T) {
 	onEach(t, func(t *testing.T, suite string) {
 		n := newNode(t, suite)
@@ -118,7 +118,7 @@ func (n *node) swept(after string) {
 	})
 }
 
-// published waits until the registration sockets are there.
+// published waits until the registration sockets exist.
 func (n *node) published() {
 	n.t.Helper()
 	n.Eventually(soon, "the registration sockets", func() error {
@@ -129,7 +129,7 @@ func (n *node) published() {
 	})
 }
 
-// TestStopBetweenStarts: a stop that finds the daemon crashed and not started again yet.
+// TestStopBetweenStarts stops the daemon when it has crashed and was not restarted yet.
 func TestStopBetweenStarts(t *testing.T) {
 	onEach(t, func(t *testing.T, suite string) {
 		n := newNode(t, suite)
@@ -155,8 +155,8 @@ func inodesOf(n *node) []uint64 {
 	return all
 }
 
-// cleanBoot checks what the kubelet found in the registry when it started, and that it
-// saw no registration go before that.
+// cleanBoot checks what the kubelet found in the registry when it started, and that it did not see
+// any deregistration before.
 func (n *node) cleanBoot(mark int, since time.Time) {
 	n.t.Helper()
 	n.registered(mark)
@@ -220,7 +220,7 @@ func TestSoftReboot(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// It unmounts /w.
+		// The soft-reboot unmounts /w.
 		n.WriteMode("/opt/kubelet", string(kubelet), 0o755)
 		n.Write("/usr/lib/systemd/system/kubelet.service", strings.ReplaceAll(kubeletUnit, "/w/kubelet", "/opt/kubelet"))
 		n.Boot()

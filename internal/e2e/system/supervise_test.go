@@ -26,8 +26,7 @@ const (
 	watchdog   = 5 * time.Second
 )
 
-// supervisedNode is a node whose first driver is supervised; its driver begins to serve after a
-// delay.
+// supervisedNode returns a node whose first driver is supervised and begins to serve after a delay.
 func supervisedNode(t *testing.T, suite, delay string) *node {
 	n := newNode(t, suite)
 	n.Write("/etc/systemd/system/"+supervised+".d/supervise.conf", superviseDropIn+
@@ -36,7 +35,7 @@ func supervisedNode(t *testing.T, suite, delay string) *node {
 	return n
 }
 
-// processes are those of the unit's control group: their command lines by number.
+// processes returns the processes of the unit's control group, command lines by PID.
 func (n *node) processes(unit string) map[string]string {
 	n.t.Helper()
 	group := n.show(unit, "ControlGroup")
@@ -54,7 +53,7 @@ func (n *node) processes(unit string) map[string]string {
 	return all
 }
 
-// feeder is the process that feeds the watchdog.
+// feeder returns the PID of the process that feeds the watchdog.
 func (n *node) feeder() (pid string) {
 	n.t.Helper()
 	n.Eventually(soon, "the process that feeds the watchdog", func() error {
@@ -70,8 +69,7 @@ func (n *node) feeder() (pid string) {
 	return pid
 }
 
-// restartedWithin waits until the driver is another process than before and serves, and
-// returns how long that took.
+// restartedWithin waits until a new process of the driver serves, and returns how long that took.
 func (n *node) restartedWithin(before string, limit time.Duration) time.Duration {
 	n.t.Helper()
 	begun := time.Now()
@@ -86,8 +84,8 @@ func (n *node) restartedWithin(before string, limit time.Duration) time.Duration
 	return took
 }
 
-// TestSupervise: the unit is active only when its driver serves; a driver that hangs is restarted
-// by the watchdog, also when the process that feeds it is killed, and neither leaves a process.
+// TestSupervise checks that the unit is only active when its driver serves, and that the watchdog
+// restarts a driver that hangs, or whose feeding process was killed. No processes are left.
 func TestSupervise(t *testing.T) {
 	rounds := superviseRounds(t)
 	onEach(t, func(t *testing.T, suite string) {
@@ -117,19 +115,19 @@ func TestSupervise(t *testing.T) {
 			// The driver itself sleeps for 1.5 s.
 			t.Logf("%s: restarted %s after SIGSTOP", suite, n.restartedWithin(pid, soon))
 		}
-		// The driver's own stacks are there, from ABRT.
+		// SIGABRT made the driver log its stacks.
 		if out := n.Journal("-u", supervised, "-t", "csi-registrar"); !strings.Contains(out, "does not serve") || strings.Contains(out, "goroutine ") {
 			t.Errorf("%s: the journal should have the hang, and no stacks of the process that feeds the watchdog:\n%s", suite, out)
 		}
 
-		// Without the one that feeds it the driver is restarted, once.
+		// Without the process that feeds the watchdog the driver is restarted once.
 		restarts, pid, feeder := n.show(supervised, "NRestarts"), n.show(supervised, "MainPID"), n.feeder()
 		n.Run("sh", "-c", "kill -KILL "+feeder)
 		t.Logf("%s: restarted %s after the end of the process that feeds the watchdog", suite, n.restartedWithin(pid, soon))
 		if again := n.feeder(); again == feeder {
 			t.Errorf("%s: it is the same process %s", suite, again)
 		}
-		time.Sleep(2 * watchdog) // that nothing happens needs time to be seen
+		time.Sleep(2 * watchdog) // wait, to see that nothing happens
 		if was, _ := strconv.Atoi(restarts); n.show(supervised, "NRestarts") != strconv.Itoa(was+1) {
 			t.Errorf("%s: %s restarts, were %s before", suite, n.show(supervised, "NRestarts"), restarts)
 		}
@@ -161,8 +159,8 @@ func superviseRounds(t *testing.T) int {
 	return rounds
 }
 
-// TestSuperviseHangAtStart: a driver that never answers fails its start after TimeoutStartSec=, not
-// before, and one that ends is reported at once.
+// TestSuperviseHangAtStart checks that the start of a driver that never answers fails after
+// TimeoutStartSec=, not before, and that one that ends is reported at once.
 func TestSuperviseHangAtStart(t *testing.T) {
 	t.Parallel()
 	n := supervisedNode(t, "trixie", "infinity")
@@ -181,9 +179,9 @@ func TestSuperviseHangAtStart(t *testing.T) {
 	}
 }
 
-// TestSuperviseExamples: with the units of the examples, drivers that hang are restarted, and what
-// they mounted stays mounted. UPSTREAM_DRIVERS is a directory with upstream's programs, which take
-// the places of ours on all suites.
+// TestSuperviseExamples checks that, with the units of the examples, drivers that hang are
+// restarted and their mounts stay. UPSTREAM_DRIVERS is a directory with upstream's programs, which
+// replace ours on all suites.
 func TestSuperviseExamples(t *testing.T) {
 	upstream := os.Getenv("UPSTREAM_DRIVERS")
 	if upstream == "" {

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// replaced runs what kills the daemon, and waits until another process has taken its place.
+// replaced runs a command that ends the daemon, and waits for the new process.
 func (n *node) replaced(kill ...string) {
 	n.t.Helper()
 	old := n.show(unit, "MainPID")
@@ -20,7 +20,7 @@ func (n *node) replaced(kill ...string) {
 	n.another(old)
 }
 
-// another waits until a process has taken an old one's place.
+// another waits until a process has replaced the old one.
 func (n *node) another(old string) {
 	n.t.Helper()
 	n.Eventually(soon, "a process after "+old, func() error {
@@ -32,8 +32,8 @@ func (n *node) another(old string) {
 	})
 }
 
-// TestHundredEvents: 100 times in a row, mixed, things happen to the daemon, and the
-// kubelet sees none of them.
+// TestHundredEvents restarts, kills, hangs and reloads the daemon, and reloads systemd: 100 events
+// in random order, of which the kubelet sees nothing.
 func TestHundredEvents(t *testing.T) {
 	events := []struct {
 		share int
@@ -43,7 +43,7 @@ func TestHundredEvents(t *testing.T) {
 		{25, "restart", func(n *node) { n.replaced("systemctl", "restart", unit) }},
 		{25, "kill -9", func(n *node) { n.replaced("sh", "-c", "kill -KILL PID") }},
 		{10, "kill -ABRT", func(n *node) { n.replaced("sh", "-c", "kill -ABRT PID") }},
-		{5, "hang", func(n *node) { n.replaced("sh", "-c", "kill -STOP PID") }}, // the watchdog's
+		{5, "hang", func(n *node) { n.replaced("sh", "-c", "kill -STOP PID") }}, // watchdog
 		{10, "daemon-reexec", func(n *node) { n.Run("systemctl", "daemon-reexec") }},
 		{10, "daemon-reload", func(n *node) { n.Run("systemctl", "daemon-reload") }},
 		{15, "reload", func(n *node) { n.Run("systemctl", "reload", unit) }},
@@ -84,7 +84,7 @@ func TestHundredEvents(t *testing.T) {
 	})
 }
 
-// TestKubeletStartsMeanwhile: a kubelet that starts while the daemon restarts registers
+// TestKubeletStartsMeanwhile checks that a kubelet that starts while the daemon restarts registers
 // without an error.
 func TestKubeletStartsMeanwhile(t *testing.T) {
 	onEach(t, func(t *testing.T, suite string) {
@@ -97,7 +97,7 @@ func TestKubeletStartsMeanwhile(t *testing.T) {
 				n.Run("systemctl", "stop", "kubelet.service")
 				mark := n.mark()
 				n.Run(how...)
-				// Where in the restart it comes.
+				// At another moment of the restart each time.
 				time.Sleep(time.Duration(delay) * 40 * time.Millisecond)
 				n.Run("systemctl", "--no-block", "start", "kubelet.service")
 				n.registered(mark)
@@ -111,7 +111,8 @@ func TestKubeletStartsMeanwhile(t *testing.T) {
 	})
 }
 
-// TestStoreIsFull: what does not fit into the store is said, and is registered all the same.
+// TestStoreIsFull checks that drivers that do not fit into the store are reported, and registered
+// nevertheless.
 func TestStoreIsFull(t *testing.T) {
 	onEach(t, func(t *testing.T, suite string) {
 		n := newNode(t, suite)

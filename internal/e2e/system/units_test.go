@@ -66,8 +66,8 @@ func exposure(t *testing.T, m *nspawn.Machine, unit string) float64 {
 	return v
 }
 
-// TestStatelessMachine: /usr read-only, /etc and /var empty at each boot, and a
-// distribution that enables nothing by itself.
+// TestStatelessMachine boots with a read-only /usr, with /etc and /var empty at each boot, and a
+// distribution that enables nothing by default.
 func TestStatelessMachine(t *testing.T) {
 	onEach(t, func(t *testing.T, suite string) {
 		n := newNode(t, suite)
@@ -104,8 +104,8 @@ func TestStatelessMachine(t *testing.T) {
 	})
 }
 
-// TestRootDirIsMissing: the daemon is there before the kubelet ever was, and when its
-// directory was removed since. Its sandbox has no such directory then; the next one has.
+// TestRootDirIsMissing starts the daemon before the first start of the kubelet, and after the
+// kubelet's directory was removed. Its sandbox does not have the directory then; the next one does.
 func TestRootDirIsMissing(t *testing.T) {
 	onEach(t, func(t *testing.T, suite string) {
 		n := newNode(t, suite)
@@ -119,8 +119,8 @@ func TestRootDirIsMissing(t *testing.T) {
 	})
 }
 
-// TestRootDirIsRecreated: the kubelet's directory is removed and made again under the running
-// daemon, as when a node is reset and joins again. Its sandbox cannot follow; it has to.
+// TestRootDirIsRecreated removes and recreates the kubelet's directory while the daemon runs, as
+// when a node is reset and joins again. The sandbox cannot follow, so the daemon must be replaced.
 func TestRootDirIsRecreated(t *testing.T) {
 	onEach(t, func(t *testing.T, suite string) {
 		n := registeredNode(t, suite)
@@ -133,12 +133,12 @@ func TestRootDirIsRecreated(t *testing.T) {
 	})
 }
 
-// TestWaitUnits: other units can be ordered after a registration.
+// TestWaitUnits checks that other units can be ordered after a registration.
 func TestWaitUnits(t *testing.T) {
 	onEach(t, func(t *testing.T, suite string) {
 		n := registeredNode(t, suite)
 		n.Run("systemctl", "start", "csi-registrar-wait.service", "csi-registrar-wait@one.sample.csi.service")
-		const late = "late-comer.sample.csi" // the dash needs no escaping
+		const late = "late-comer.sample.csi" // the dash does not need escaping
 		n.Run("systemctl", "start", "--no-block", "csi-registrar-wait@"+late)
 		n.is("csi-registrar-wait@"+late, "activating")
 		n.Write("/etc/csi-registrar/conf.d/30-late.toml", driverConfig(late))
@@ -148,7 +148,8 @@ func TestWaitUnits(t *testing.T) {
 	})
 }
 
-// TestJournal: one entry a transition, with fields, and the catalogue explains each.
+// TestJournal checks that each transition has one entry, with fields, and that the catalog explains
+// each.
 func TestJournal(t *testing.T) {
 	onEach(t, func(t *testing.T, suite string) {
 		n := registeredNode(t, suite)

@@ -26,7 +26,7 @@ const (
 	moves  = 1000 // of the link between two instances
 )
 
-// caller calls a driver as the kubelet does, over a new connection each time, until it is stopped.
+// caller calls a driver like the kubelet, over a new connection each time, until it is stopped.
 type caller struct {
 	calls atomic.Int64
 	stop  context.CancelFunc
@@ -64,8 +64,8 @@ func callOnce(ctx context.Context, n *node, socket string) error {
 	return err
 }
 
-// dialInside connects from the machine's network namespace, as its kubelet does: the kernel lists
-// a connection in the namespace of who made it.
+// dialInside connects from the machine's network namespace, as its kubelet does: the kernel lists a
+// connection in the namespace of the process that made it.
 func dialInside(n *node, socket string) (net.Conn, error) {
 	type dialled struct {
 		conn net.Conn
@@ -73,7 +73,7 @@ func dialInside(n *node, socket string) (net.Conn, error) {
 	}
 	done := make(chan dialled)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		runtime.LockOSThread() // never unlocked, so the thread ends with the goroutine
 		ns, err := os.Open(n.Path("/proc/1/ns/net"))
 		if err == nil {
 			err = unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET)
@@ -90,7 +90,7 @@ func dialInside(n *node, socket string) (net.Conn, error) {
 	return d.conn, d.err
 }
 
-// neverFailed ends the calls.
+// neverFailed ends the calls and checks that none has failed.
 func (c *caller) neverFailed(t testing.TB, what string) {
 	t.Helper()
 	c.stop()
@@ -104,8 +104,8 @@ func (c *caller) neverFailed(t testing.TB, what string) {
 	}
 }
 
-// TestUpgradeOfADriver: with the units of the example a driver is upgraded, and the link is moved
-// between two instances a thousand times, without a call that fails; the kubelet sees nothing.
+// TestUpgradeOfADriver upgrades a driver with the units of the example, and moves the link between
+// two instances a thousand times. No call fails, and the kubelet sees nothing.
 func TestUpgradeOfADriver(t *testing.T) {
 	t.Parallel()
 	n := emptyNode(t, "trixie")
@@ -155,7 +155,7 @@ func TestUpgradeOfADriver(t *testing.T) {
 	if n.show("csi-nfs@b", "MainPID") == before {
 		t.Error("the instance of the interrupted upgrade serves, which may have the old program")
 	}
-	// One whose new instance does not start changes nothing.
+	// An upgrade whose new instance does not start changes nothing.
 	n.Write("/etc/systemd/system/csi-nfs@a.service.d/broken.conf", "[Service]\nRestart=no\nExecStart=\nExecStart=/bin/false\n")
 	n.Run("systemctl", "daemon-reload")
 	if out, err := n.Try("/usr/local/sbin/csi-driver-upgrade", "csi-nfs", nfsDir); err == nil {
@@ -174,13 +174,13 @@ func TestUpgradeOfADriver(t *testing.T) {
 		if err := os.Rename(temporary, link); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(5 * time.Millisecond) // some calls in each place
+		time.Sleep(5 * time.Millisecond) // time for some calls to each instance
 	}
 	calls.neverFailed(t, strconv.Itoa(moves)+" moves")
 	n.waited()
 	n.quiet(mark)
 
-	// drain waits for an open connection, and only for that.
+	// drain waits for an open connection, and for nothing else.
 	held, err := dialInside(n, n.Path(nfsDir+"/a.sock"))
 	if err != nil {
 		t.Fatal(err)

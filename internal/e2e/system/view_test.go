@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// again is how soon a driver is registered after the kubelet is back: the kubelet's own second, and
-// a new sandbox. A machine under load has more time.
+// again is how soon a driver is registered after a restart of the kubelet: the kubelet's interval
+// of a second, and a new sandbox; generous, for machines under load.
 const again = 3 * time.Second
 
 // recovers checks that all drivers are registered again after a restart of the kubelet, in a
@@ -38,8 +38,8 @@ func (n *node) recovers(what string, change ...string) {
 	})
 }
 
-// TestSandboxFollowsTheDirectories: what the kubelet's directories are replaced by is served
-// without a command, and the sandbox is as closed as before.
+// TestSandboxFollowsTheDirectories checks that the daemon serves directories that replace those of
+// the kubelet without a command, and that the sandbox is as closed as before.
 func TestSandboxFollowsTheDirectories(t *testing.T) {
 	onEach(t, func(t *testing.T, suite string) {
 		n := registeredNode(t, suite)
@@ -53,8 +53,8 @@ func TestSandboxFollowsTheDirectories(t *testing.T) {
 	})
 }
 
-// TestSandboxFollowsAMount: a mount over root_dir that comes late arrives writable, and the umount
-// does not arrive at all, because of the sandbox's own mounts below.
+// TestSandboxFollowsAMount mounts over root_dir while the daemon runs. In the sandbox the mount is
+// writable, and the unmount has no effect, because of the sandbox's own mounts below.
 func TestSandboxFollowsAMount(t *testing.T) {
 	onEach(t, func(t *testing.T, suite string) {
 		n := registeredNode(t, suite)
@@ -63,8 +63,8 @@ func TestSandboxFollowsAMount(t *testing.T) {
 	})
 }
 
-// TestSandboxFollowsTheLinks: the directory of the endpoint links is removed, and made again with
-// the link by the next process; the kubelet sees nothing.
+// TestSandboxFollowsTheLinks removes the directory of the endpoint links. The next process creates
+// it again, with the link, and the kubelet sees nothing.
 func TestSandboxFollowsTheLinks(t *testing.T) {
 	onEach(t, func(t *testing.T, suite string) {
 		n := newNode(t, suite)
@@ -73,7 +73,7 @@ func TestSandboxFollowsTheLinks(t *testing.T) {
 		n.registered(0)
 		mark := n.mark()
 		const link = "/var/lib/kubelet/plugins/csi-registrar/one.sample.csi.sock"
-		// The daemon restores its link as long as it can.
+		// The daemon may restore its link meanwhile.
 		n.Run("sh", "-c", "until rm -rf /var/lib/kubelet/plugins; do :; done")
 		n.Eventually(soon, "the endpoint link to be back", func() error {
 			_, err := os.Readlink(n.Path(link))
@@ -84,7 +84,8 @@ func TestSandboxFollowsTheLinks(t *testing.T) {
 	})
 }
 
-// TestSandboxMakesTheDirectories: with the modes that the kubelet would give them.
+// TestSandboxMakesTheDirectories checks that the directories get the same modes as from the
+// kubelet.
 func TestSandboxMakesTheDirectories(t *testing.T) {
 	onEach(t, func(t *testing.T, suite string) {
 		n := newNode(t, suite)
@@ -105,8 +106,8 @@ func TestSandboxMakesTheDirectories(t *testing.T) {
 	})
 }
 
-// TestLandlock opens the sandbox: what is left is Landlock, which holds no directory that is
-// recreated.
+// TestLandlock disables the rest of the sandbox and checks Landlock alone, which does not cover a
+// directory that is recreated.
 func TestLandlock(t *testing.T) {
 	needLandlock(t)
 	onEach(t, func(t *testing.T, suite string) {

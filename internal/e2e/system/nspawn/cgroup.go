@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// cgroup is a control group of the machine's own: in the unified hierarchy, and in
-// systemd's own one where the old ones are mounted as well.
+// cgroup is the control group of a machine: in the unified hierarchy, and in systemd's own
+// hierarchy where those of version 1 are mounted as well.
 type cgroup struct{ dirs []string }
 
 func newCgroup(name string) (cgroup, error) {
@@ -30,7 +30,7 @@ func newCgroup(name string) (cgroup, error) {
 	return c, nil
 }
 
-// enter is shell code that moves the shell into it.
+// enter returns shell code that moves the shell into the group.
 func (c cgroup) enter() string {
 	var code strings.Builder
 	for _, dir := range c.dirs {
@@ -52,9 +52,9 @@ func (c cgroup) kill() error {
 		}
 		err := set("cgroup.freeze", "1")
 		if os.IsNotExist(err) {
-			continue // an old hierarchy
+			continue // a hierarchy of version 1
 		}
-		for range 100 { // what waits for a disk cannot be frozen, and sees nothing either
+		for range 100 { // a process that waits for a disk cannot be frozen
 			if err != nil || c.is("frozen 1") {
 				break
 			}
@@ -67,10 +67,10 @@ func (c cgroup) kill() error {
 	return nil
 }
 
-// empty reports whether it has no process any more, in the groups inside neither.
+// empty reports whether the group and its child groups have no more processes.
 func (c cgroup) empty() bool { return c.is("populated 0") }
 
-// is reports whether the kernel says so of it, wherever it says anything.
+// is reports whether cgroup.events has the value, in each hierarchy that has this file.
 func (c cgroup) is(event string) bool {
 	for _, dir := range c.dirs {
 		b, err := os.ReadFile(filepath.Join(dir, "cgroup.events"))
@@ -81,14 +81,14 @@ func (c cgroup) is(event string) bool {
 	return true
 }
 
-// remove takes away the groups and those that were made inside.
+// remove removes the groups and their child groups.
 func (c cgroup) remove() error { return c.prune("") }
 
-// clear takes away those that were made inside.
+// clear removes the child groups.
 func (c cgroup) clear() error { return c.prune("*/") }
 
-// prune removes what matches the pattern inside of each group. Their processes are dying; that
-// takes a moment.
+// prune removes what matches the pattern in each group, with all child groups. Their processes take
+// a moment to end.
 func (c cgroup) prune(pattern string) error {
 	var err error
 	for range 100 {
@@ -121,7 +121,7 @@ func removeGroups(top string) error {
 		if err == nil && d.IsDir() {
 			dirs = append(dirs, path)
 		}
-		return nil // gone meanwhile, or a file of the group
+		return nil // removed meanwhile, or a file of the group
 	}); err != nil {
 		return err
 	}

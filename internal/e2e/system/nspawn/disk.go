@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// Write writes a file on the disk, on or off.
+// Write writes a file on the disk. The machine may be on or off.
 func (m *Machine) Write(path, content string) {
 	m.t.Helper()
 	m.WriteMode(path, content, 0o644)
@@ -28,7 +28,7 @@ func (m *Machine) WriteMode(path, content string, mode os.FileMode) {
 	}
 }
 
-// Read reads a file on the disk; "" if there is none.
+// Read returns the content of a file on the disk, or "" if it does not exist.
 func (m *Machine) Read(path string) string {
 	m.t.Helper()
 	b, err := os.ReadFile(m.Path(path))

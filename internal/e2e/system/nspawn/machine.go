@@ -1,5 +1,5 @@
-// Package nspawn boots a real systemd as PID 1 in a container, for tests: it can be
-// rebooted, switched off, and have its power cut, and what it wrote to its disk stays.
+// Package nspawn boots a real systemd as PID 1 in a container, for tests. The machine can be
+// rebooted and switched off, and its power can be cut. Its disk keeps its content.
 package nspawn
 
 import (
@@ -15,19 +15,19 @@ import (
 	"time"
 )
 
-// Limits of what should take a second, generous for machines under load.
+// Limits for what should take a second; generous, for machines under load.
 const (
 	bootLimit = 60 * time.Second
 	runLimit  = 60 * time.Second
 )
 
-// Machine is one container: a disk of its own over the root of a suite. It is not for use
-// by several goroutines, except Try and Path.
+// Machine is one container, with a disk of its own over the root of a suite. Only Try and Path may
+// be called by several goroutines at once.
 type Machine struct {
 	Suite string
 	// Disk is the machine's disk on the host.
 	Disk string
-	// Args are further arguments for systemd-nspawn.
+	// Args are additional arguments for systemd-nspawn.
 	Args []string
 	// Network is the path of the network namespace; "" gives the machine an empty one at each boot.
 	Network string
@@ -37,7 +37,7 @@ type Machine struct {
 	dir     string
 	group   cgroup
 	nspawn  *exec.Cmd
-	ended   <-chan struct{} // closed when nspawn was waited for
+	ended   <-chan struct{} // closed when nspawn has ended
 	leader  int
 	console *os.File
 }
@@ -64,12 +64,12 @@ func New(t testing.TB, suite string) *Machine {
 	return m
 }
 
-// NewFromImage prepares a machine from two partitions of an image: a copy of the root file
-// system, and /usr itself. systemd-nspawn --image= would need udev.
+// NewFromImage prepares a machine from two partitions of an image: a copy of the root file system,
+// and /usr. systemd-nspawn --image= would need udev.
 func NewFromImage(t testing.TB, name, root, usr string) *Machine {
 	t.Helper()
 	m := prepare(t, name)
-	// No option says read-only: whether /usr can be written to is up to the image.
+	// Not mounted read-only here: whether /usr is writable depends on the image.
 	script := `cp --sparse=always "$2" "$1/root" && mount -o loop "$1/root" "$1/disk" && mount -o loop "$3" "$1/disk/usr"`
 	if out, err := exec.Command("sh", "-c", script, "sh", m.dir, root, usr).CombinedOutput(); err != nil {
 		t.Fatalf("cannot mount the partitions: %v\n%s", err, out)
@@ -77,7 +77,7 @@ func NewFromImage(t testing.TB, name, root, usr string) *Machine {
 	return m
 }
 
-// prepare makes what every machine has, but for what is on its disk.
+// prepare makes a machine with an empty disk.
 func prepare(t testing.TB, suite string) *Machine {
 	t.Helper()
 	serial.Lock()
@@ -102,7 +102,7 @@ func prepare(t testing.TB, suite string) *Machine {
 	return m
 }
 
-// During has failures count for another test, a part of the machine's own, until do returns.
+// During runs do. Meanwhile failures count for t, a subtest of the machine's own test.
 func (m *Machine) During(t testing.TB, do func()) {
 	outer := m.t
 	m.t = t
@@ -133,7 +133,7 @@ func (m *Machine) Run(args ...string) string {
 	return out
 }
 
-// Start starts a command in the machine; the caller waits for it.
+// Start starts a command in the machine. The caller must wait for it.
 func (m *Machine) Start(args ...string) *exec.Cmd {
 	m.t.Helper()
 	cmd := exec.Command("nsenter", append([]string{"-t", strconv.Itoa(m.leader), "-a", "--"}, args...)...)
@@ -152,8 +152,8 @@ func (m *Machine) Signal(sig syscall.Signal) {
 	}
 }
 
-// Path is a path inside the machine as the host sees it: with all that is mounted while it
-// runs, on its disk while it does not.
+// Path returns the host's path of a path inside the machine: with the machine's mounts while it
+// runs, on its disk while it is off.
 func (m *Machine) Path(path string) string {
 	if m.leader == 0 {
 		return filepath.Join(m.Disk, path)
@@ -161,7 +161,7 @@ func (m *Machine) Path(path string) string {
 	return fmt.Sprintf("/proc/%d/root%s", m.leader, path)
 }
 
-// Journal returns what the machine logged since it was booted.
+// Journal returns the journal of the machine. Its arguments are those of journalctl.
 func (m *Machine) Journal(args ...string) string {
 	out, err := m.Try(append([]string{"journalctl", "--no-pager", "--quiet", "--output=short-precise"}, args...)...)
 	if err != nil {
@@ -170,8 +170,7 @@ func (m *Machine) Journal(args ...string) string {
 	return out
 }
 
-// Eventually tries until check finds nothing wrong, and fails the test with the last
-// thing that it found.
+// Eventually calls check until it returns nil. After the limit, the test fails with its last error.
 func (m *Machine) Eventually(limit time.Duration, what string, check func() error) {
 	m.t.Helper()
 	deadline := time.Now().Add(limit)
@@ -187,7 +186,7 @@ func (m *Machine) Eventually(limit time.Duration, what string, check func() erro
 	}
 }
 
-// remove switches the machine off and takes everything of it away.
+// remove switches the machine off and removes everything of it.
 func (m *Machine) remove() {
 	if m.t.Failed() && m.running() && m.leader != 0 {
 		m.t.Logf("%s: journal\n%s", m.Suite, m.Journal("-n", "300"))

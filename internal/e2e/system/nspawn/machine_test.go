@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Nothing in a machine sees its PID 1 gone, as nothing does in a machine without power.
+// After a power cut no process in the machine notices the end of PID 1.
 func TestPowerCutEndsAllAtOnce(t *testing.T) {
 	m := New(t, "bookworm")
 	m.Write("/root/observe.pl", `use Socket;

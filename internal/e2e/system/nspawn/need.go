@@ -22,7 +22,8 @@ func Need(t testing.TB, reason string) {
 	t.Skip("cannot run here: " + reason)
 }
 
-// Root makes, or finds in the cache, the root of a Debian suite. Nobody may write to it.
+// Root returns the root directory of a Debian suite, from the cache or newly made. It must not be
+// written to.
 func Root(t testing.TB, suite string) string {
 	t.Helper()
 	switch {

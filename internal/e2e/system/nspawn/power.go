@@ -13,21 +13,21 @@ import (
 	"csi-registrar/internal/e2e/child"
 )
 
-// Boot switches the machine on and returns when all that boot starts has been started.
+// Boot switches the machine on and waits until the boot is complete.
 func (m *Machine) Boot() {
 	m.t.Helper()
 	m.SwitchOn()
 	m.booted()
 }
 
-// SwitchOn switches the machine on and returns when PID 1 runs.
+// SwitchOn switches the machine on and waits until PID 1 runs.
 func (m *Machine) SwitchOn() {
 	m.t.Helper()
 	network := "--private-network"
 	if m.Network != "" {
 		network = "--network-namespace-path=" + m.Network
 	}
-	// Remains of the previous boot would be mistaken for this one's.
+	// Remains of the previous boot would be mistaken for groups of this boot.
 	if err := m.group.clear(); err != nil {
 		m.t.Fatal(err)
 	}
@@ -110,7 +110,7 @@ func (m *Machine) cut() error {
 	if err := m.group.kill(); err != nil {
 		return err
 	}
-	// If it had not entered the group yet.
+	// nspawn may not have entered the group yet.
 	if err := m.nspawn.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
 	}
@@ -124,24 +124,24 @@ func (m *Machine) cut() error {
 	return fmt.Errorf("processes of %s live on", m.name)
 }
 
-// Poweroff shuts the machine down in order.
+// Poweroff shuts the machine down.
 func (m *Machine) Poweroff() {
 	m.t.Helper()
 	m.shutDown("poweroff")
 }
 
-// Reboot reboots the machine in order and returns when it is up again.
+// Reboot reboots the machine and waits until the boot is complete.
 func (m *Machine) Reboot() {
 	m.t.Helper()
-	m.shutDown("reboot") // with --keep-unit, nspawn ends and leaves the rest to its caller
+	m.shutDown("reboot") // with --keep-unit, nspawn ends instead of rebooting
 	m.Boot()
 }
 
-// SoftReboot ends all processes but PID 1, which boots again without the kernel (systemd 254), and
-// returns when the machine is up.
+// SoftReboot restarts userspace without the kernel (systemd 254) and waits until the boot is
+// complete.
 func (m *Machine) SoftReboot() {
 	m.t.Helper()
-	// PID 1 never answers a request that arrives just when it starts again.
+	// PID 1 does not answer a request that arrives just when it executes itself again.
 	count := []string{"timeout", "5", "systemctl", "show", "--value", "--property=SoftRebootsCount"}
 	before := m.Run(count...)
 	_, _ = m.Try("timeout", "5", "systemctl", "soft-reboot") // may lose its connection on the way
