@@ -12,8 +12,8 @@ import (
 	"csi-registrar/internal/e2e/system/nspawn"
 )
 
-// TestPackagesHoldWhatMakeBuilds: the programs in the packages and in the system extension are
-// byte for byte those that `make build` makes and that every test runs.
+// TestPackagesHoldWhatMakeBuilds checks that the programs in the packages and in the system
+// extension are identical to those of `make build`, which every test runs.
 func TestPackagesHoldWhatMakeBuilds(t *testing.T) {
 	t.Parallel()
 	m := nspawn.New(t, "trixie") // has dpkg and rpm; it stays off
@@ -54,7 +54,7 @@ func TestPackagesHoldWhatMakeBuilds(t *testing.T) {
 	same("system extension", filepath.Join(unsquash(t, only(t, dist+"/*.raw")), "usr/bin/csi-registrar"), programs[0])
 }
 
-// only is the one file of that pattern.
+// only returns the only file that matches the pattern.
 func only(t *testing.T, pattern string) string {
 	t.Helper()
 	found, err := filepath.Glob(pattern)
@@ -73,7 +73,7 @@ func sum(t *testing.T, path string) [sha256.Size]byte {
 	return sha256.Sum256(b)
 }
 
-// TestLint: lintian and rpmlint say nothing.
+// TestLint checks that lintian and rpmlint report nothing.
 func TestLint(t *testing.T) {
 	t.Parallel()
 	nspawn.Root(t, "trixie") // skips without root on Debian

@@ -18,9 +18,9 @@ import (
 	"csi-registrar/internal/e2e/built"
 )
 
-// TestExampleManifests: the DaemonSets among the examples are objects of Kubernetes without an
-// unknown field, fit the drop-in beside them, and have no registrar. With the sidecar as upstream
-// has it, `csi-registrar import` makes that drop-in.
+// TestExampleManifests checks that the DaemonSets of the examples have no fields that are unknown
+// to Kubernetes, match the drop-in beside them, and have no registrar. When the upstream sidecar is
+// added, `csi-registrar import` prints that drop-in.
 func TestExampleManifests(t *testing.T) {
 	decode := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer().Decode
 	for _, name := range []string{"nfs", "smb", "hostpath"} {
@@ -53,7 +53,7 @@ func TestExampleManifests(t *testing.T) {
 			if out, err := exec.Command(built.Registrar(t), "import", manifest).CombinedOutput(); err == nil || !strings.Contains(string(out), "no workload with a node-driver-registrar") {
 				t.Errorf("import: %v\n%s", err, out)
 			}
-			// All three ways run the same version of the driver.
+			// The unit, the Quadlet and the DaemonSet run the same version of the driver.
 			image := set.Spec.Template.Spec.Containers[0].Image
 			for _, file := range []string{"csi-" + name + ".container", "csi-" + name + ".service"} {
 				if !strings.Contains(read(t, filepath.Join(dir, file)), image+"\n") {
@@ -111,7 +111,7 @@ func socketOf(t *testing.T, dropIn string) string {
 	return path
 }
 
-// settings is a TOML file without its comments and empty lines.
+// settings returns the lines of a TOML file without comments and empty lines.
 func settings(file string) string {
 	var kept strings.Builder
 	for line := range strings.Lines(file) {

@@ -8,7 +8,7 @@ import (
 
 var suites = []string{"bullseye", "bookworm", "trixie"}
 
-// mountVolume makes what a mounted volume of the driver looks like.
+// mountVolume makes the files and mounts of a published volume of the driver.
 func (n *node) mountVolume() {
 	const volume = "/var/lib/kubelet/pods/6f6c/volumes/kubernetes.io~csi/pv-1"
 	n.Run("mkdir", "-p", volume+"/mount")
@@ -26,7 +26,7 @@ func warned(out string) bool {
 
 const edited = "# mine\n[log]\nlevel = \"debug\"\n"
 
-// TestDeb is the life of the two packages on a node.
+// TestDeb installs, upgrades, downgrades and removes the two packages on a node.
 func TestDeb(t *testing.T) {
 	t.Parallel()
 	for _, suite := range suites {
@@ -35,8 +35,8 @@ func TestDeb(t *testing.T) {
 			n.Boot()
 			n.kubelet()
 			install := func(name, version string) string {
-				// The versions ship different configurations: the admin's is kept, without a
-				// question.
+				// The versions ship different configurations: the administrator's is kept, without
+				// a question.
 				return n.Run("dpkg", "--force-confold", "-i", n.file("deb", name, version))
 			}
 
@@ -70,13 +70,14 @@ func TestDeb(t *testing.T) {
 				t.Errorf("the service is %s", out)
 			}
 
-			// The driver's package removed, and installed after the daemon's.
+			// The driver's package is removed, and installed after the daemon's.
 			n.Run("dpkg", "-r", "csi-sample-driver")
 			n.eventually(2, 2)
 			install("csi-sample-driver", older)
 			n.eventually(3, 2)
 
-			// Stopped by the admin: it stays so over an upgrade, also if it is enabled.
+			// If the administrator has stopped the daemon, an upgrade does not start it, even if it
+			// is enabled.
 			n.Run("systemctl", "stop", "csi-registrar.service")
 			n.eventually(3, 3)
 			install("csi-registrar", newer)
@@ -97,14 +98,14 @@ func TestDeb(t *testing.T) {
 	}
 }
 
-// TestRPM is the same with rpm, where nothing is enabled but by a preset.
+// TestRPM does the same with rpm, where units are only enabled by a preset.
 func TestRPM(t *testing.T) {
 	t.Parallel()
 	for _, suite := range []string{"bookworm", "trixie"} {
 		t.Run(suite, func(t *testing.T) {
 			n := newNode(t, suite)
 			n.Write("/etc/systemd/system-preset/99-default-disable.preset", "disable *\n")
-			// The preset of a distribution for a driver that it ships.
+			// A distribution's preset for a driver that it ships.
 			n.Write("/etc/systemd/system-preset/50-drivers.preset", "enable csi-sample-driver.service\n")
 			n.Boot()
 			n.kubelet()
@@ -119,7 +120,7 @@ func TestRPM(t *testing.T) {
 			n.unnoticed(older, func() {
 				n.Run("rpm", "-U", "--oldpackage", "--nodeps", n.file("rpm", "csi-registrar", older))
 			})
-			// The scriptlets of an older version do not know what a newer one has made.
+			// The scriptlets of an older version do not know files of a newer one.
 			n.unnoticed(newer, func() { rpm("-U", "csi-registrar", newer) })
 			if n.Read("/etc/csi-registrar/config.toml") != edited {
 				t.Error("the modified configuration was not kept")
@@ -151,7 +152,8 @@ func TestRPM(t *testing.T) {
 	}
 }
 
-// TestPreset: what the admin or the image disabled by preset is not started.
+// TestPreset checks that units that a preset of the administrator or the image disables are not
+// started.
 func TestPreset(t *testing.T) {
 	t.Parallel()
 	for _, suite := range []string{"bookworm", "trixie"} {
@@ -169,8 +171,8 @@ func TestPreset(t *testing.T) {
 	}
 }
 
-// TestOffline installs into the root of an image that is not running, with nothing mounted
-// in it; then the image boots.
+// TestOffline installs into the root directory of an image that does not run, with nothing mounted
+// in it, and boots the image.
 func TestOffline(t *testing.T) {
 	t.Parallel()
 	install := map[string][]string{

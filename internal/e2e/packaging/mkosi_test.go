@@ -16,9 +16,9 @@ import (
 	"csi-registrar/internal/e2e/system/nspawn"
 )
 
-// TestMkosi builds the image of packaging/examples/mkosi, with a kubelet in it, and boots it. No
-// command is run in it before the kubelet has registered the driver. The driver's package comes
-// from the signed repository, which has the older version of both, the daemon's from a directory.
+// TestMkosi builds the image of packaging/examples/mkosi, adds a kubelet, and boots it. No command
+// is run in it before the kubelet has registered the driver. The driver's package comes from the
+// signed repository, which has the older version of both packages, the daemon's from a directory.
 func TestMkosi(t *testing.T) {
 	t.Parallel()
 	p := newPublished(t)
@@ -77,7 +77,7 @@ func TestMkosi(t *testing.T) {
 
 	for name, c := range map[string]struct {
 		boots  int
-		change func(m *nspawn.Machine) // of what is off
+		change func(m *nspawn.Machine) // of the machine while it is off
 	}{
 		"as it is": {2, func(*nspawn.Machine) {}},
 		"an empty etc": {2, func(m *nspawn.Machine) {

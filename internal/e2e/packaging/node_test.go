@@ -1,5 +1,5 @@
-// Package packaging installs the real packages into real Debian systems, booted in
-// containers, with the kubelet's own plugin manager counting what it sees.
+// Package packaging installs the real packages into real Debian systems, booted in containers, in
+// which the kubelet's own plugin manager counts what it sees.
 package packaging
 
 import (
@@ -31,8 +31,8 @@ const older, newer = "0.1.0", "0.1.99"
 // first is the commit of version 0.1.0, as long as it has no tag.
 const first = "79ba8d216d14cf416de7201bdd78cda95f5d65a9"
 
-// checkOut puts the source of version older into dir: what the tag names, else first. A tree
-// without its history stands for it itself.
+// checkOut puts the source of version older into dir: the tagged commit, or first if there is no
+// tag. In a tree without history, this tree is used.
 func checkOut(root, dir string) error {
 	script := `cd "$0" && commit=$(git rev-parse --verify --quiet "refs/tags/v$2^{commit}" || git rev-parse --verify --quiet "$3^{commit}") &&
 		git clone --quiet --shared --no-checkout "$0" "$1" && cd "$1" && git checkout --quiet "$commit" && git tag "v$2"`
@@ -45,7 +45,7 @@ func checkOut(root, dir string) error {
 	return nil
 }
 
-// packages is the directory of what all tests install: made once.
+// packages returns the directory of the packages that all tests install. They are built once.
 var packages = sync.OnceValues(func() (string, error) {
 	root, err := filepath.Abs("../../..")
 	if err != nil {
@@ -80,7 +80,7 @@ var packages = sync.OnceValues(func() (string, error) {
 		"build", "-ldflags=-s -w", "-o", dist+"/kubelet", "./cmd/kubelet")
 })
 
-// made reports that there is a file to remove.
+// made is true if packages has made a directory, which TestMain removes.
 var made atomic.Bool
 
 func TestMain(m *testing.M) {
@@ -128,7 +128,7 @@ func (n *node) copyIn(from, to string, mode os.FileMode) {
 	n.WriteMode(to, string(b), mode)
 }
 
-// file puts a package on the disk and gives its path there.
+// file puts a package on the disk and returns its path there.
 func (n *node) file(format, name, version string) string {
 	n.t.Helper()
 	pattern := fmt.Sprintf("%s?%s?*.%s", name, version, format)
@@ -149,7 +149,7 @@ func (n *node) kubelet() { n.Run("systemctl", "start", "kubelet.service") }
 // saw counts the kubelet's events of the driver.
 func (n *node) saw() (registered, deregistered int) { return count(n.Read("/opt/events")) }
 
-// count counts what a kubelet wrote about the driver.
+// count counts the events of the driver that a kubelet printed.
 func count(events string) (registered, deregistered int) {
 	for line := range strings.Lines(events) {
 		var e struct{ Event, Driver, Error string }
@@ -165,7 +165,7 @@ func count(events string) (registered, deregistered int) {
 	return registered, deregistered
 }
 
-// eventually waits until the kubelet has seen these counts.
+// eventually waits until the events of the kubelet have these counts.
 func (n *node) eventually(registered, deregistered int) {
 	n.t.Helper()
 	n.Machine.Eventually(limit, fmt.Sprintf("%d registrations, %d ends of one", registered, deregistered), func() error {
@@ -176,15 +176,14 @@ func (n *node) eventually(registered, deregistered int) {
 	})
 }
 
-// process is the daemon's pid and the inode of the registration socket.
+// process returns the daemon's PID and the inode number of the registration socket.
 func (n *node) process() (pid string, inode string) {
 	n.t.Helper()
 	pid = strings.TrimSpace(n.Run("systemctl", "show", "--property=MainPID", "--value", "csi-registrar.service"))
 	return pid, strings.TrimSpace(n.Run("stat", "-c", "%i", socket))
 }
 
-// unnoticed changes the version, and checks that the daemon was replaced and the registration was
-// not.
+// unnoticed changes the version, and checks that the daemon was replaced, but not the registration.
 func (n *node) unnoticed(version string, change func()) {
 	n.t.Helper()
 	pid, inode := n.process()
@@ -201,7 +200,7 @@ func (n *node) unnoticed(version string, change func()) {
 	if out := n.Run("csi-registrar", "version"); !strings.Contains(out, version) {
 		n.t.Errorf("the version is %q, want %s", out, version)
 	}
-	// The kubelet's loop takes 1 s: what it would see, it has seen.
+	// The kubelet's loop takes 1 s, so it would have seen a change by now.
 	time.Sleep(1500 * time.Millisecond)
 	r2, d2 := n.saw()
 	n.t.Logf("to %s: inode %s, then %s; %d registrations, then %d; %d deregistrations, then %d", version, inode, inode2, r, r2, d, d2)
@@ -210,13 +209,13 @@ func (n *node) unnoticed(version string, change func()) {
 	}
 }
 
-// ours lists files with our name that no other package owns.
+// ours lists files with our name that do not belong to another package.
 func (n *node) ours() []string {
 	n.t.Helper()
 	out := n.Run("find", "/etc", "/usr", "/var", "/run", "-xdev", "(", "-name", "*csi-registrar*", "-o", "-name", "*csi-sample*", ")")
 	out += n.Run("find", "/run", "-name", "*csi-registrar*")
 	return slices.DeleteFunc(strings.Fields(out), func(path string) bool {
-		// Paths that the kubelet cleans up, and that systemd and dpkg keep for themselves.
+		// Without paths that the kubelet cleans up, and those of systemd and dpkg.
 		return strings.HasPrefix(path, "/var/lib/kubelet/") || strings.HasPrefix(path, "/run/systemd/") ||
 			strings.HasPrefix(path, "/var/lib/systemd/") && !strings.HasPrefix(path, "/var/lib/systemd/deb-")
 	})

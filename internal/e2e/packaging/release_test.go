@@ -22,7 +22,7 @@ type maker struct {
 	env     []string
 }
 
-// newMaker puts this tree into a repository of its own, tagged as the version that it is.
+// newMaker puts this tree into a repository of its own, with the tag of its version.
 func newMaker(t *testing.T) *maker {
 	t.Helper()
 	nspawn.Root(t, "trixie") // skips without root on Debian
@@ -37,7 +37,7 @@ func newMaker(t *testing.T) *maker {
 		t.Fatal(err)
 	}
 	m.env = append(os.Environ(), "GNUPGHOME="+gnupg, "KEY="+keyOwner, "SIGNING_KEY="+m.dir+"/ssh", "GOCACHE="+strings.TrimSpace(string(cache)))
-	// Without what other suites build there meanwhile: it comes and goes.
+	// Without bin, where other suites may build at the same time.
 	m.run(`ssh-keygen -q -t ed25519 -N '' -f ssh; ssh-keygen -q -t ed25519 -N '' -f other
 		mkdir source; cd source
 		tar -C "$1" --anchored --exclude=./bin --exclude=./dist --exclude=./release --exclude=./repository --exclude=./.git -cf - . | tar -xf -
@@ -63,7 +63,7 @@ func (m *maker) try(script string, args ...string) (string, error) {
 	return string(out), err
 }
 
-// functions for the scripts below. Whoever has the key $1 signs what is there.
+// functions are shell functions for the scripts below. They sign with the key $1.
 const functions = `resign() {
 	rm SHA256SUMS SHA256SUMS.sig
 	LC_ALL=C sha256sum -- * >SHA256SUMS
@@ -101,11 +101,11 @@ version=$(sed -n s/^version=//p RELEASE) commit=$(sed -n s/^commit=//p RELEASE)
 signer() { echo "csi-registrar namespaces=\"file\" $(cut -d ' ' -f 1,2 "../$1.pub")"; }
 `
 
-// change is a change of a release, a shell script in its directory, and what verify-release says
-// of it; "" is any error.
+// change is a change of a release, a shell script in its directory, and the resulting error of
+// verify-release; "" is any error.
 type change struct{ script, says string }
 
-// eachFile has the changes of one file, $f, or of it and $next.
+// eachFile has the changes of one file, $f, or of $f and $next.
 var eachFile = map[string]string{
 	"one byte changed": `own "$f"; at=$(($(stat -c %s "$f") / 2)); byte=$(od -An -tu1 -j $at -N 1 "$f")
 		printf "\\$(printf %o $((byte ^ 1)))" | dd of="$f" bs=1 seek=$at conv=notrunc status=none`,
@@ -116,8 +116,8 @@ var eachFile = map[string]string{
 	"swapped with next": `mv "$f" ../swap; mv "$next" "$f"; mv ../swap "$next"`,
 }
 
-// changesOfAll has the others: in SHA256SUMS, in what is there beside it, and in what the key's
-// owner signed although it is not right.
+// changesOfAll has the others: in SHA256SUMS, in the other files, and in incorrect contents that
+// the owner of the key has signed.
 var changesOfAll = map[string]change{
 	"an extra file":              {": >extra", "lists other files"},
 	"an extra hidden file":       {": >.extra", "not a file of a release"},
@@ -174,8 +174,8 @@ var changesOfAll = map[string]change{
 	"nothing": {":", "intact"},
 }
 
-// TestRelease makes a release of this tree, which builds everything twice and compares. A release
-// is accepted as it is, and with none of many changes.
+// TestRelease makes a release of this tree, which builds everything twice and compares the results.
+// The release is accepted unchanged, and refused with any of many changes.
 func TestRelease(t *testing.T) {
 	t.Parallel()
 	m := newMaker(t)
@@ -201,13 +201,13 @@ func TestRelease(t *testing.T) {
 		t.Errorf("the tag is another commit in this clone: %v\n%s", err, out)
 	}
 
-	// One architecture will do for the rest.
+	// One architecture is sufficient for the rest.
 	m.run("cd release; rm *_armhf.* *_arm.* *.armv7hl.*\n" + functions + "resign ssh")
 	files = strings.Fields(m.run("ls release"))
 	changes := maps.Clone(changesOfAll)
 	for i, file := range files {
 		for what, script := range eachFile {
-			// Armor has room for a newline behind it.
+			// A newline more or less after the armor is allowed.
 			if file == "SHA256SUMS.sig" && (what == "one byte more" || what == "one byte less") {
 				continue
 			}
@@ -224,14 +224,14 @@ func TestRelease(t *testing.T) {
 	}
 }
 
-// refuses checks that a copy of the release, changed, is refused.
+// refuses checks that a changed copy of the release is refused.
 func (m *maker) refuses(t *testing.T, c change, fingerprint string) {
 	dir := filepath.Join(t.TempDir(), "d")
 	own := &maker{t: t, dir: dir, env: m.env}
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	// The script without its source: that is all that a stranger needs.
+	// The script without the rest of the source, as a user has it.
 	own.run(`for f in ssh ssh.pub other other.pub source; do ln -s "$1/$f" .; done; cp -al "$1/release" release
 		cp source/scripts/verify-release .`, m.dir)
 	own.run("cd release\n" + functions + c.script)

@@ -21,7 +21,7 @@ import (
 	"csi-registrar/internal/e2e/system/nspawn"
 )
 
-// address is where each machine finds the repository: its own loopback, and nobody else's.
+// address is the address of the repository in each machine, on its own loopback interface.
 const address = "127.0.0.1:8080"
 
 // keyOwner is the name of the key that signs.
@@ -56,17 +56,17 @@ func newKey(dir string) (gnupg string, err error) {
 func endKey(gnupg string) {
 	cmd := exec.Command("gpgconf", "--kill", "gpg-agent")
 	cmd.Env = append(os.Environ(), "GNUPGHOME="+gnupg)
-	_ = cmd.Run() // there may be none
+	_ = cmd.Run() // there may be no agent
 }
 
-// published is what scripts/repository made.
+// published is the output of scripts/repository.
 type published struct {
 	gnupg string
 	older string // the repositories with the older version
 	newer string // the same when the newer version was added
 }
 
-// repositories is made once, beside the packages, which are removed when the tests end.
+// repositories is made once, next to the packages, which are removed when the tests end.
 var repositories = sync.OnceValues(func() (published, error) {
 	dist, err := packages()
 	if err != nil {
@@ -97,7 +97,7 @@ var repositories = sync.OnceValues(func() (published, error) {
 	return p, nil
 })
 
-// newPublished is repositories for a test.
+// newPublished returns the repositories for a test.
 func newPublished(t *testing.T) published {
 	t.Helper()
 	nspawn.Root(t, "trixie") // skips before anything is built
@@ -112,7 +112,7 @@ func newPublished(t *testing.T) published {
 // host serves a repository to one machine.
 type host struct {
 	dir    atomic.Value // string
-	change atomic.Value // func(path string, content []byte) []byte; nil for what is not there
+	change atomic.Value // func(path string, content []byte) []byte; nil for a missing file
 	byHash atomic.Int32
 }
 
@@ -130,10 +130,10 @@ func (h *host) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.NotFound(w, r)
 		return
 	}
-	_, _ = w.Write(content) // the client may be gone
+	_, _ = w.Write(content) // the client may have disconnected
 }
 
-// serve serves dir at address in the machine, which has no network but its loopback.
+// serve serves dir at address in the machine, which only has a loopback interface.
 func (n *node) serve(dir string) *host {
 	n.t.Helper()
 	ns, err := os.Open(n.Path("/proc/1/ns/net"))
@@ -147,7 +147,7 @@ func (n *node) serve(dir string) *host {
 	}
 	listening := make(chan result)
 	go func() {
-		runtime.LockOSThread() // for good: the thread ends with this goroutine
+		runtime.LockOSThread() // never unlocked, so the thread ends with the goroutine
 		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
 			listening <- result{nil, err}
 			return
@@ -169,16 +169,16 @@ func (n *node) serve(dir string) *host {
 	return h
 }
 
-// tampering is a change of what a repository serves, which must be refused.
+// tampering is a change of the contents of a repository, which must be refused.
 type tampering struct {
 	name string
 	what string // files whose path matches this expression …
 	in   string // … have a byte changed after this; "" is the middle
-	gone string // files whose path matches this are not there
-	ok   bool   // it is not refused: this shows that the others are refused for the change alone
+	gone string // files whose path matches this are missing
+	ok   bool   // it is accepted: the others are only refused because of the change
 }
 
-// apply has the host change what it serves, and returns how often it did.
+// apply makes the host change what it serves, and returns the number of changed answers.
 func (tamper tampering) apply(h *host) *atomic.Int32 {
 	changed := &atomic.Int32{}
 	match := func(expression, path string) bool {
@@ -189,7 +189,8 @@ func (tamper tampering) apply(h *host) *atomic.Int32 {
 		case match(tamper.gone, path):
 			content = nil
 		case match(tamper.what, path) && tamper.in != "":
-			// Well behind it: a signature starts with its type and date, and ends with a checksum.
+			// Not at the start: a signature starts with its type and date, and ends with a
+			// checksum.
 			content[bytes.Index(content, []byte(tamper.in))+len(tamper.in)+100] ^= 1
 		case match(tamper.what, path):
 			content[len(content)/2] ^= 1
@@ -218,11 +219,10 @@ func (n *node) refused(h *host, all []tampering, try ...string) {
 	h.change.Store(unchanged)
 }
 
-// signature is what a signature follows, in a file with others or alone.
+// signature is the text before a signature, in a file of its own or with other content.
 const signature = "BEGIN PGP SIGNATURE"
 
-// TestApt installs from the signed repository, by the commands that packaging/doc/repository.md
-// names.
+// TestApt installs from the signed repository with the commands of packaging/doc/repository.md.
 func TestApt(t *testing.T) {
 	t.Parallel()
 	for _, suite := range suites {
@@ -253,7 +253,7 @@ func TestApt(t *testing.T) {
 				{name: "the index of packages", what: "/main/binary-"},
 				{name: "InRelease", what: "/InRelease$", in: "SHA256:"},
 				{name: "the signature in InRelease", what: "/InRelease$", in: signature},
-				// Release and Release.gpg will do.
+				// Release and Release.gpg are sufficient.
 				{name: "no InRelease", gone: "/InRelease$", ok: true},
 				{name: "Release", gone: "/InRelease$", what: "/Release$", in: "SHA256:"},
 				{name: "Release.gpg", gone: "/InRelease$", what: "/Release.gpg$", in: signature},
@@ -268,7 +268,7 @@ func TestApt(t *testing.T) {
 	}
 }
 
-// TestDnf is the same with dnf. Debian has one; what it installs needs an rpm of systemd.
+// TestDnf does the same with Debian's dnf. The package that it installs requires an rpm of systemd.
 func TestDnf(t *testing.T) {
 	n := newNode(t, "trixie-tools")
 	p := newPublished(t)
@@ -302,7 +302,8 @@ func TestDnf(t *testing.T) {
 	}
 }
 
-// TestPublish: what is wrong is not published, and what was published stays as it is.
+// TestPublish checks that incorrect packages are not published, and that published ones stay
+// unchanged.
 func TestPublish(t *testing.T) {
 	t.Parallel()
 	p := newPublished(t)
@@ -338,7 +339,7 @@ func TestPublish(t *testing.T) {
 	}
 }
 
-// TestRepositoryLint: the package with the keys is as well made as the others.
+// TestRepositoryLint checks the package with the keys like the others.
 func TestRepositoryLint(t *testing.T) {
 	t.Parallel()
 	p := newPublished(t)

@@ -11,9 +11,9 @@ import (
 	"csi-registrar/internal/e2e/system/nspawn"
 )
 
-// TestSysext boots Debian 13 with a read-only /usr, nothing in /etc and /var, and the system
-// extension. A container has no loop devices, so the image is unpacked into the directory that
-// systemd-sysext takes as well.
+// TestSysext boots Debian 13 with a read-only /usr, empty /etc and /var, and the system extension.
+// A container has no loop devices, so the image is unpacked into a directory, which systemd-sysext
+// also accepts.
 func TestSysext(t *testing.T) {
 	n := newNode(t, "trixie")
 	squashfsTools(t)
@@ -28,8 +28,8 @@ func TestSysext(t *testing.T) {
 	if _, err := os.Stat(extension + "/etc"); err == nil {
 		t.Error("the image has an /etc")
 	}
-	// Files of the image's owner: a kubelet and a driver. Its links are in /usr, because there is
-	// no /etc.
+	// Files of the image's owner: a kubelet and a driver. Its links are in /usr, because /etc is
+	// empty.
 	n.copyIn(filepath.Join(n.dist, "kubelet"), "/usr/bin/test-kubelet", 0o755)
 	n.Write("/usr/lib/systemd/system/kubelet.service", `[Service]
 ExecStart=/usr/bin/test-kubelet --root /var/lib/kubelet --handler record
@@ -56,8 +56,8 @@ StandardError=null
 }
 
 // TestSysextIsUpdated replaces the system extension by a newer one on a running node: systemd 262
-// restarts the service after `systemd-sysext refresh`, and the kubelet sees nothing. For suite
-// newsystem, which names a Debian that has it in SUITES.
+// restarts the service after `systemd-sysext refresh`, and the kubelet sees nothing. It is for
+// suite newsystem, which sets SUITES to a Debian release with that systemd.
 func TestSysextIsUpdated(t *testing.T) {
 	suite := os.Getenv("SUITES")
 	if suite == "" {
@@ -103,8 +103,9 @@ WantedBy=multi-user.target
 	t.Logf("the extension was updated from 0.1.98 to %s: %d writes of the CSINode before, %d afterwards", newer, before, writes())
 }
 
-// TestSignedSysext: an image that is signed is accepted, and with none of some changes. The kernel
-// of a container has no device-mapper for it, so what the kernel does is done here by its tools.
+// TestSignedSysext checks that a signed image is accepted, and refused with any of some changes. In
+// a container the kernel's device mapper is not available, so the test verifies with userspace
+// tools.
 func TestSignedSysext(t *testing.T) {
 	t.Parallel()
 	squashfsTools(t)
@@ -138,8 +139,8 @@ func TestSignedSysext(t *testing.T) {
 	}
 }
 
-// tools makes a directory of programs that run those of Debian 13 which have these names; they see
-// dirs, but nothing else of this machine's files.
+// tools makes a directory of programs that run Debian 13's programs of the same names, which see
+// dirs but no other files of this machine.
 func tools(t *testing.T, dirs []string, names ...string) (bin string) {
 	t.Helper()
 	m := nspawn.New(t, "trixie-tools") // stays off
@@ -161,7 +162,7 @@ exec chroot "$0" ` + name + ` "$@"' ` + m.Disk + ` "$@"
 	return bin
 }
 
-// squashfsTools makes sure that mksquashfs and unsquashfs are here.
+// squashfsTools makes mksquashfs and unsquashfs available.
 func squashfsTools(t *testing.T) {
 	t.Helper()
 	if out, err := exec.Command(filepath.Join(built.Root(t), "scripts", "need"), "unsquashfs:squashfs-tools").CombinedOutput(); err != nil {

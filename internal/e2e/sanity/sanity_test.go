@@ -1,5 +1,5 @@
-// Package sanity holds the sample driver against the conformance suite for CSI drivers
-// (kubernetes-csi/csi-test), as a process of the built binary and with real mounts.
+// Package sanity runs the conformance suite for CSI drivers (kubernetes-csi/csi-test) with the
+// sample driver, as a process of the built binary and with real mounts.
 package sanity
 
 import (
@@ -29,8 +29,8 @@ import (
 )
 
 // leftOut are the reasons for which the suite may skip specs: parts of CSI that the sample driver
-// does not have and does not claim (a directory needs no attaching). Another reason is a failure,
-// so that no spec goes quiet unseen.
+// does not implement or report (a directory needs no attaching). Any other reason is a failure, so
+// that no spec is skipped unnoticed.
 var leftOut = []string{
 	"Controller Publish, UnpublishVolume not supported",
 	"ControllerGetVolumeHealth not supported",
@@ -51,21 +51,21 @@ var leftOut = []string{
 	"Volume Cloning not supported",
 }
 
-// suite names the directory in which a process of this test's own runs the suite: ginkgo
-// runs once in a process.
+// suite is the environment variable with the directory in which a child process of this test runs
+// the suite, because ginkgo can only run once per process.
 const suite = "CSI_REGISTRAR_TEST_SUITE"
 
 // Files in that directory, relative to it.
 const (
 	driverSocket = "csi.sock"
-	suiteSocket  = "suite.sock" // what the suite calls: the driver, or a trace of it
+	suiteSocket  = "suite.sock" // the address that the suite calls: the driver, or a trace
 	resultsFile  = "results"    // a line for each spec, and its result
 	callsFile    = "calls"      // a line for each method that the suite called, and how often
 	recordFile   = "record"     // of the trace
 )
 
-// The driver passes the suite, with the same results directly and through a trace, and the
-// record names every call.
+// The driver passes the suite with the same results directly and through a trace, and the record
+// has every call.
 func TestSampleDriver(t *testing.T) {
 	needMounts(t)
 	bin := programs(t)
@@ -102,7 +102,7 @@ func TestSampleDriver(t *testing.T) {
 	t.Logf("%d calls\n%s", lines, text)
 }
 
-// directory is one with a short path: a socket's has 107 bytes.
+// directory returns a directory with a short path, because a socket path has at most 107 bytes.
 func directory(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "sanity") // short, wherever TMPDIR points
@@ -124,7 +124,7 @@ func startDriver(t *testing.T, bin, dir string) {
 		"--node-id", "sanity-node", "--topology", "csi-registrar.dev/host=sanity", "--max-volumes", "16")
 }
 
-// link makes the suite call the driver directly.
+// link lets the suite call the driver directly.
 func link(t *testing.T, dir string) {
 	t.Helper()
 	if err := os.Symlink(driverSocket, filepath.Join(dir, suiteSocket)); err != nil {
@@ -147,7 +147,7 @@ func startTrace(t *testing.T, bin, dir string) (end func() string) {
 		t.Fatal(err)
 	}
 	select {
-	case <-out.written: // the head of the table: it listens
+	case <-out.written: // the head of the table is printed, so it listens
 	case <-time.After(time.Minute):
 		t.Fatal("the trace writes nothing")
 	}
@@ -163,7 +163,7 @@ func startTrace(t *testing.T, bin, dir string) (end func() string) {
 	}
 }
 
-// output is what a process writes; written is closed when it has begun to.
+// output collects the output of a process. written is closed at the first write.
 type output struct {
 	buf     bytes.Buffer // not embedded: io.Copy would use its ReadFrom
 	once    sync.Once
@@ -175,7 +175,7 @@ func (o *output) Write(b []byte) (int, error) {
 	return o.buf.Write(b)
 }
 
-func (o *output) String() string { return o.buf.String() } // once the process has ended
+func (o *output) String() string { return o.buf.String() } // only after the process has ended
 
 // runSuite runs the suite as a process of its own.
 func runSuite(t *testing.T, dir string) {
@@ -198,7 +198,7 @@ func read(t *testing.T, dir, name string) string {
 	return string(b)
 }
 
-// counted are counts in lines, sorted.
+// counted returns the counts as sorted lines.
 func counted(counts map[string]int) string {
 	var b strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(counts)) {
@@ -231,7 +231,7 @@ func TestSuite(t *testing.T) {
 		write(t, dir, resultsFile, results(r))
 	})
 	suiteConfig, reporter := ginkgo.GinkgoConfiguration()
-	reporter.NoColor, reporter.Succinct = true, true // reads as well in a log
+	reporter.NoColor, reporter.Succinct = true, true // readable in a log
 	ginkgo.RunSpecs(t, "the sample driver", suiteConfig, reporter)
 	write(t, dir, callsFile, counted(calls))
 
@@ -274,7 +274,7 @@ func count(t *testing.T, r ginkgo.Report) {
 			t.Errorf("the suite skipped %d specs: %s", skipped[reason], reason)
 		}
 	}
-	// Pending are those that the suite itself has switched off.
+	// Pending specs are disabled by the suite itself.
 	t.Logf("passed %d, failed %d, left out %d, pending %d", states[types.SpecStatePassed],
 		r.SpecReports.CountWithState(types.SpecStateFailureStates),
 		states[types.SpecStateSkipped], states[types.SpecStatePending])
@@ -283,7 +283,7 @@ func count(t *testing.T, r ginkgo.Report) {
 	}
 }
 
-// needMounts skips where nothing can be mounted. Under CI=true that is a failure.
+// needMounts skips the test if nothing can be mounted. Under CI=true that is a failure.
 func needMounts(t *testing.T) {
 	t.Helper()
 	try := exec.Command("true")
@@ -297,13 +297,13 @@ func needMounts(t *testing.T) {
 	}
 }
 
-// ownMounts puts a process into a mount namespace of its own, all private (os/exec sees
-// to that), so that no mount outlives it or is seen by anyone else.
+// ownMounts puts a process into a mount namespace of its own, which os/exec makes private, so that
+// no mount outlives the process or is visible to others.
 func ownMounts() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 }
 
-// programs builds what is shipped, and returns the directory.
+// programs builds the shipped programs, and returns their directory.
 func programs(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()

@@ -10,8 +10,8 @@ import (
 	"csi-registrar/internal/e2e/built"
 )
 
-// programs is a directory with the tests, storage.test, and what they need beside a node: the tools
-// of the two modules below this directory. To build them takes minutes.
+// programs returns a directory with the tests, storage.test, and the other programs that they need:
+// the tools of the two modules below this directory. Building them takes minutes.
 func programs(t *testing.T) string {
 	t.Helper()
 	var key []byte

@@ -11,20 +11,20 @@ import (
 	"time"
 )
 
-// leftOut are the tests that would fail or are not this driver's, as expressions for their names,
-// and why.
+// leftOut are the tests that would fail or do not apply to this driver, as expressions for their
+// names, with the reasons.
 var leftOut = map[string]string{
 	`Testpattern: .*\(ntfs\)`: "of Windows",
 	"External Storage.*Testpattern: (Pre-provisioned PV|Inline-volume)": "of volumes that an external driver cannot have; Pre-provisioned Storage has the first",
 	"should provision storage with any volume data source":              "needs images of programs that are in no Go module: hello-populator, volume-data-source-validator",
 }
 
-// reasons has the words for reasons of the tests that do not say enough.
+// reasons has explanations for skip reasons that are too short.
 var reasons = map[string]string{
 	"No SSH Key": "restarts the kubelet by ssh, which the node does not have; internal/e2e/node restarts it",
 }
 
-// spec is what is read of a test in ginkgo's report.
+// spec has the fields of a test in ginkgo's report that are read here.
 type spec struct {
 	ContainerHierarchyTexts []string
 	LeafNodeType            string
@@ -80,7 +80,7 @@ func results(t *testing.T, report string) {
 	}
 }
 
-// reason is why a test was skipped.
+// reason returns why a test was skipped.
 func reason(s spec) string {
 	for name, why := range leftOut {
 		if regexp.MustCompile(name).MatchString(s.name()) {

@@ -1,6 +1,6 @@
-// Package storage runs Kubernetes' own storage tests for CSI drivers against the sample driver, on
-// a whole node: registered by our package, with volumes from the real provisioner. By hand and
-// nightly: make storage-test.
+// Package storage runs Kubernetes' own storage tests for CSI drivers with the sample driver, on a
+// whole node: registered by our package, with volumes from the real provisioner. It runs nightly
+// and on request: make storage-test.
 package storage_test
 
 import (
@@ -28,7 +28,7 @@ import (
 
 const (
 	suite   = "trixie"
-	address = "192.0.2.1" // the node's; addresses of the loopback network are refused
+	address = "192.0.2.1" // of the node; loopback addresses are refused
 	// The tests wait more than they compute.
 	parallel = "4"
 	limit    = "90m"
@@ -50,7 +50,7 @@ func TestSampleDriver(t *testing.T) {
 	n.Write(kubelet, strings.Replace(n.Read(kubelet), "address: 127.0.0.1", "address: "+address, 1))
 	n.Write("/etc/cni/net.d/10-loopback.conflist", `{"cniVersion": "0.4.0", "name": "fixed", "plugins": [{"type": "fixed"}]}`)
 	for _, name := range []string{"loopback", "fixed"} {
-		n.WriteMode("/usr/lib/cni/"+name, cni, 0o755) // where Debian's containerd looks
+		n.WriteMode("/usr/lib/cni/"+name, cni, 0o755) // the directory of Debian's containerd
 	}
 	run(t, n.Cluster.Command("ip", "address", "add", address+"/32", "dev", "lo"))
 	n.Boot()
@@ -84,7 +84,7 @@ ADD)
 esac
 `
 
-// importImages gives the node the images under the names that the tests ask for.
+// importImages imports the images under the names that the tests use.
 func importImages(t *testing.T, n *node.Node, root, bin string) {
 	t.Helper()
 	busybox := filepath.Join(root, "bin/busybox")
@@ -126,8 +126,8 @@ func createCSIDriver(t *testing.T, n *node.Node) {
 	}
 }
 
-// startControllers starts what a cluster has beside its API server, and what a driver with a
-// controller service has beside it.
+// startControllers starts the other components of a control plane, and the sidecars of a driver
+// with a controller service.
 func startControllers(n *node.Node, bin, kubeconfig string) {
 	socket := n.Path(node.DriverSocket)
 	for _, args := range [][]string{

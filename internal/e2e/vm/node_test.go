@@ -22,8 +22,8 @@ import (
 	"csi-registrar/internal/fake"
 )
 
-// standardRuntime are the settings of containerd that the kubelet's documentation has for cgroups
-// of systemd; the rest is what it has by default.
+// standardRuntime has the containerd settings that the kubelet's documentation recommends for
+// systemd cgroups; all others are the defaults.
 const standardRuntime = `version = 2
 [plugins."io.containerd.grpc.v1.cri"]
 sandbox_image = "` + node.Image + `"
@@ -40,8 +40,8 @@ const (
 	podMemory = "67108864"
 )
 
-// slowUnit gives the daemon the time that an emulated processor beside others needs: its start took
-// more than the unit's minute, and the watchdog killed it. These limits have their tests in
+// slowUnit gives the daemon more time on an emulated processor with other load: its start took
+// longer than the unit allows, and the watchdog killed it. The normal limits are tested in
 // containers.
 const slowUnit = `[Service]
 TimeoutStartSec=10min
@@ -49,7 +49,7 @@ TimeoutStopSec=10min
 WatchdogSec=10min
 `
 
-// probe prints what it reaches of what the sandbox of the daemon keeps away.
+// probe prints what it can reach of the things that the daemon's sandbox hides.
 const probe = `for path in /run/containerd/containerd.sock /run/dbus/system_bus_socket /run/systemd/private \
 	/var/lib/kubelet/pki/kubelet.key /etc/kubernetes/kubeconfig /proc/1/root/etc; do
 	[ ! -e $path ] || echo reached $path
@@ -60,7 +60,7 @@ done
 ! touch /etc/probe 2>/dev/null || echo wrote to /etc
 `
 
-// reached is what probe prints without a sandbox.
+// reached is the output of probe without a sandbox.
 const reached = `reached /run/containerd/containerd.sock
 reached /run/dbus/system_bus_socket
 reached /run/systemd/private
@@ -73,8 +73,8 @@ mounted
 wrote to /etc
 `
 
-// wholeNode is a machine with a container runtime, the kubelet and our packages, and the API server
-// that it talks to.
+// wholeNode is a machine with a container runtime, the kubelet and our packages, and its API
+// server.
 type wholeNode struct {
 	*vm.Machine
 	*node.Client
@@ -109,8 +109,8 @@ func newWholeNode(t *testing.T) *wholeNode {
 	return n
 }
 
-// makeVolume has a driver make the volume on the disk of the machine, in which nobody outside can
-// call it.
+// makeVolume creates the volume on the machine's disk with a driver outside, because the driver
+// inside cannot be called from outside.
 func makeVolume(t *testing.T, data string) (handle string) {
 	t.Helper()
 	socket := filepath.Join(fake.ShortDir(t), "csi.sock")
@@ -119,11 +119,11 @@ func makeVolume(t *testing.T, data string) (handle string) {
 	if err := driver.Start(); err != nil {
 		t.Fatal(err)
 	}
-	defer func() { stop(); _ = driver.Wait() }() // it was killed
+	defer func() { stop(); _ = driver.Wait() }() // ends with an error: it was killed
 	return node.MakeVolume(t, socket, volume)
 }
 
-// ready waits until the API server has the node as Ready, after its first boot.
+// ready waits until the Node is Ready, after the first boot.
 func (n *wholeNode) ready() {
 	n.t.Helper()
 	start := time.Now()
@@ -148,7 +148,7 @@ func (n *wholeNode) registered() {
 	n.Run("csi-registrar wait --timeout " + limit.String())
 }
 
-// lines is how many lines the pod has written.
+// lines returns how many lines the pod has written.
 func (n *wholeNode) lines() int {
 	n.t.Helper()
 	count, err := strconv.Atoi(strings.TrimSpace(n.Run("wc -l </var/lib/csi-sample/" + n.handle + "/data/" + node.WriterFile)))
@@ -170,13 +170,13 @@ func (n *wholeNode) writes() {
 	})
 }
 
-// show is a property of the daemon's unit.
+// show returns a property of the daemon's unit.
 func (n *wholeNode) show(property string) string {
 	n.t.Helper()
 	return strings.TrimSpace(n.Run("systemctl show --value --property=" + property + " " + daemon))
 }
 
-// is compares the output of a script.
+// is compares the output of a script with a text.
 func (n *wholeNode) is(want, script string) {
 	n.t.Helper()
 	if got := strings.TrimSpace(n.Run(script)); got != want {
@@ -184,9 +184,9 @@ func (n *wholeNode) is(want, script string) {
 	}
 }
 
-// TestWholeNodeWithAKernelOfItsOwn: what users run, with the cgroup settings that the kubelet and
-// the runtime have by default. A restart and a kill of the daemon cost no write, its limits and its
-// sandbox are in force, and a pod with a volume goes on after a power cut.
+// TestWholeNodeWithAKernelOfItsOwn runs a node with the default cgroup settings of the kubelet and
+// the runtime. A restart and a kill of the daemon cost no write, the daemon's limits and sandbox
+// are in force, and a pod with a volume continues after a power cut.
 func TestWholeNodeWithAKernelOfItsOwn(t *testing.T) {
 	n := newWholeNode(t)
 	start := time.Now()
@@ -211,7 +211,7 @@ func TestWholeNodeWithAKernelOfItsOwn(t *testing.T) {
 	n.powerCut(pod.Name)
 }
 
-// cgroups: the pod is where the kubelet puts it by default, with its limit, and so are all pods.
+// cgroups checks that the pod is in the default cgroup, with its memory limit, and so are all pods.
 func (n *wholeNode) cgroups(pod string) {
 	n.t.Helper()
 	const ofWriter = "$(cut -d : -f 3 /proc/$(pgrep -o -f '^/bin/pod write')/cgroup)"
@@ -227,7 +227,7 @@ func (n *wholeNode) cgroups(pod string) {
 	n.is("overlayfs", "stat --file-system --format=%T /proc/$(pgrep -o -f '^/bin/pod write')/root/")
 }
 
-// limits: those of the unit, as the kernel has them.
+// limits checks the limits of the unit in the kernel.
 func (n *wholeNode) limits() {
 	n.t.Helper()
 	pid := n.show("MainPID")
@@ -238,8 +238,8 @@ func (n *wholeNode) limits() {
 		`awk -F '[:\t]+' '/^(Cap|NoNewPrivs:|Seccomp:)/ { printf "%s %s ", $1, $2 }' /proc/`+pid+"/status")
 }
 
-// sandbox: a command of the unit, in the daemon's sandbox, does not reach what everybody else who
-// is root does.
+// sandbox checks that a command of the unit, in the daemon's sandbox, does not reach what other
+// processes of root reach.
 func (n *wholeNode) sandbox() {
 	n.t.Helper()
 	n.Run("cat >/opt/probe <<'END'\n" + probe + "END\n")
@@ -252,7 +252,8 @@ func (n *wholeNode) sandbox() {
 	n.registered()
 }
 
-// quietRestarts: neither a restart nor a kill of the daemon has the kubelet write anything.
+// quietRestarts checks that neither a restart nor a kill of the daemon makes the kubelet write
+// anything.
 func (n *wholeNode) quietRestarts(pod *corev1.Pod) {
 	n.t.Helper()
 	writes := n.WatchWrites(n.t)
@@ -275,8 +276,7 @@ func (n *wholeNode) quietRestarts(pod *corev1.Pod) {
 		n.registered()
 		n.writes()
 	}
-	// The kubelet looks at its plugins every second, which is much less than the end and the start
-	// of a pod take.
+	// The kubelet checks its plugins every second. The end and the start of a pod take much longer.
 	n.DeletePod(pod.Name)
 	n.CreatePod(pod)
 	n.Running(pod.Name)
@@ -285,7 +285,7 @@ func (n *wholeNode) quietRestarts(pod *corev1.Pod) {
 	if all := writes.Since(began); len(all) > 0 {
 		n.t.Errorf("a restart and a kill cost writes: %+v", all)
 	}
-	// Now the kubelet must notice.
+	// This time the kubelet must notice.
 	began = time.Now()
 	n.Run("rm " + registry + "/" + node.Driver + "-reg.sock")
 	n.Eventually(limit, "the writes of another registration", func() error {
@@ -297,7 +297,7 @@ func (n *wholeNode) quietRestarts(pod *corev1.Pod) {
 	n.registered()
 }
 
-// powerCut: the pod writes again, whatever nobody does.
+// powerCut checks that after a power cut the pod writes again without any action.
 func (n *wholeNode) powerCut(pod string) {
 	n.t.Helper()
 	uid := n.Pod(pod).UID

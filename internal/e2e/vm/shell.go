@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// shellUnit runs what comes over the second serial line. It has no ordering, so that it also serves
-// while the machine starts and stops.
+// shellUnit runs the commands from the second serial line. It is not ordered after other units, so
+// that it also serves while the machine starts and stops.
 const shellUnit = `[Unit]
 DefaultDependencies=no
 IgnoreOnIsolate=yes
@@ -22,8 +22,8 @@ StandardError=null
 TTYPath=/dev/ttyS1
 `
 
-// shell reads lines, each a number and a script, and answers each with the number, the exit code
-// and the output.
+// shell reads lines of a number and a script, and answers each with the number, the exit code and
+// the output.
 const shell = `stty raw -echo
 echo ready
 while read -r id script; do
@@ -45,7 +45,7 @@ func (m *Machine) Try(script string) (string, error) {
 		}
 		fields := strings.Fields(line)
 		if len(fields) < 2 || fields[0] != strconv.Itoa(m.calls) {
-			continue // "ready", of a shell that was started again
+			continue // "ready", from a shell that was restarted
 		}
 		var out []byte
 		if len(fields) > 2 {

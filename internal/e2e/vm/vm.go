@@ -1,5 +1,5 @@
-// Package vm boots a Debian in a virtual machine, for what a container cannot show: a kernel of its
-// own, and a power cut that loses what was not written to the disk.
+// Package vm boots Debian in a virtual machine, for tests that a container cannot run: with a
+// kernel of its own, and a power cut that loses data that was not written to the disk.
 package vm
 
 import (
@@ -22,7 +22,7 @@ import (
 	"csi-registrar/internal/e2e/system/nspawn"
 )
 
-// Without the processor's help a boot takes a minute, and on a busy machine several.
+// Without hardware virtualization a boot takes a minute, and on a busy machine several.
 const (
 	bootLimit = 10 * time.Minute
 	runLimit  = 15 * time.Minute
@@ -32,7 +32,7 @@ const (
 // HostAddress is the loopback address of the machine's network namespace, as the machine sees it.
 const HostAddress = "10.0.2.2"
 
-// networkUnit does by hand what udev and a network manager do.
+// networkUnit configures the network in place of udev and a network manager.
 const networkUnit = `[Unit]
 DefaultDependencies=no
 Before=network.target
@@ -58,22 +58,22 @@ type Machine struct {
 	dir    string
 	kernel string
 	qemu   *exec.Cmd
-	ended  <-chan struct{} // closed when qemu was waited for
+	ended  <-chan struct{} // closed when qemu has ended
 	shell  net.Conn
 	lines  *bufio.Reader
 	calls  int
 }
 
-// needless are units that take half of an emulated boot, and look for devices that are not there.
+// needless are units that take half the time of an emulated boot, and look for missing devices.
 var needless = []string{
 	"systemd-udev-trigger.service", "systemd-udevd.service", "systemd-udevd-kernel.socket", "systemd-udevd-control.socket",
 	"modprobe@configfs.service", "modprobe@drm.service", "modprobe@efi_pstore.service", "modprobe@fuse.service",
 	"systemd-modules-load.service", "kmod-static-nodes.service", "systemd-udev-load-credentials.service",
-	"serial-getty@ttyS0.service", "getty@tty1.service", // without udev their devices never come
+	"serial-getty@ttyS0.service", "getty@tty1.service", // without udev their devices never appear
 }
 
-// New makes a machine, switched off: Debian 13 with what prepare adds to its disk. It is switched
-// off and removed when the test ends.
+// New makes a machine with Debian 13 and what prepare adds to its disk. The machine is off at
+// first. It is switched off and removed when the test ends.
 func New(t testing.TB, prepare func(disk *nspawn.Machine)) *Machine {
 	t.Helper()
 	root := nspawn.Root(t, "trixie-vm") // skips without root on Debian
@@ -112,7 +112,7 @@ func New(t testing.TB, prepare func(disk *nspawn.Machine)) *Machine {
 
 func (m *Machine) path(name string) string { return filepath.Join(m.dir, name) }
 
-// hasKVM reports whether the processor can run a whole kernel for us.
+// hasKVM reports whether KVM works here, which /dev/kvm alone does not show.
 func hasKVM() bool {
 	if _, err := os.Stat("/dev/kvm"); err != nil {
 		return false
@@ -122,7 +122,7 @@ func hasKVM() bool {
 	return err == nil && (slices.Contains(flags, "vmx") || slices.Contains(flags, "svm"))
 }
 
-// Boot switches the machine on and returns when all that boot starts has been started.
+// Boot switches the machine on and waits until the boot is complete.
 func (m *Machine) Boot() {
 	m.t.Helper()
 	m.SwitchOn()
@@ -136,7 +136,7 @@ func (m *Machine) Boot() {
 	})
 }
 
-// SwitchOn switches the machine on and returns when it can run commands.
+// SwitchOn switches the machine on and waits until it can run commands.
 func (m *Machine) SwitchOn() {
 	m.t.Helper()
 	accel := []string{"-accel", "tcg,thread=multi", "-cpu", "Nehalem,-cx16"}
@@ -196,7 +196,7 @@ func (m *Machine) boots() int {
 	return len(logs)
 }
 
-// PowerCut ends the machine at once: what is only in its memory is lost.
+// PowerCut ends the machine at once. Data that is only in its memory is lost.
 func (m *Machine) PowerCut() {
 	m.t.Helper()
 	m.must(m.kill())
@@ -212,7 +212,7 @@ func (m *Machine) kill() error {
 	return errors.Join(err, m.shell.Close())
 }
 
-// Poweroff shuts the machine down in order.
+// Poweroff shuts the machine down.
 func (m *Machine) Poweroff() {
 	m.t.Helper()
 	m.must(m.send("systemctl poweroff"))
@@ -226,8 +226,7 @@ func (m *Machine) Poweroff() {
 	m.must(m.kill())
 }
 
-// Eventually tries until check finds nothing wrong, and fails the test with the last thing that it
-// found.
+// Eventually calls check until it returns nil. After the limit, the test fails with its last error.
 func (m *Machine) Eventually(limit time.Duration, what string, check func() error) {
 	m.t.Helper()
 	for deadline := time.Now().Add(limit); ; time.Sleep(500 * time.Millisecond) {

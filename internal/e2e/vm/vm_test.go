@@ -31,8 +31,8 @@ const (
 
 func driver(i int) string { return fmt.Sprintf("d%d.example", i) }
 
-// machine is one with our package, drivers, and the registration part of the kubelet, which notes
-// what it sees.
+// machine is a machine with our package, drivers, and the registration part of the kubelet, which
+// records what it sees.
 type machine struct {
 	*vm.Machine
 	t *testing.T
@@ -102,7 +102,7 @@ func put(t testing.TB, disk *nspawn.Machine, from, to string, mode os.FileMode) 
 }
 
 // registered waits until the kubelet has registered each driver, and fails if it saw more than
-// that, or if there is anything else of ours.
+// that, or if other files of ours exist.
 func (n *machine) registered() {
 	n.t.Helper()
 	n.Run("csi-registrar wait --timeout 280s")
@@ -133,11 +133,11 @@ func (n *machine) registered() {
 		n.t.Errorf("sockets in the kubelet's directory:\n%swant:\n%s", got, want.String())
 	}
 	n.Run("csi-registrar config check")
-	// For a reader: some are of a machine that is too slow.
+	// Logged only, because some are caused by a slow machine.
 	n.t.Logf("warnings of the daemon:\n%s", n.Run("journalctl --quiet --no-pager -b -p warning -u csi-registrar.service || true"))
 }
 
-// cut runs a script again and again, cuts the power at some time after it has begun, and boots.
+// cut runs a script in a loop, cuts the power at a given time after its start, and boots.
 func (n *machine) cut(script string, within time.Duration) {
 	n.t.Helper()
 	n.Run("rm -f /run/began; (while :; do touch /run/began; " + script + "; done) >/dev/null 2>&1 &")
@@ -147,15 +147,15 @@ func (n *machine) cut(script string, within time.Duration) {
 	})
 	after := rand.N(within)
 	n.t.Logf("cut %s after the begin of: %s", after.Round(time.Millisecond), script)
-	time.Sleep(after) // this is the fault: a moment that nobody chose
+	time.Sleep(after) // the moment of the power cut
 	n.PowerCut()
 	start := time.Now()
 	n.Boot()
 	n.t.Logf("booted after %s", time.Since(start).Round(time.Second))
 }
 
-// TestPowerCutWhilePublishing: the daemon is stopped and started all the time, with another
-// configuration each time, when the power fails.
+// TestPowerCutWhilePublishing cuts the power while the daemon is stopped and started in a loop,
+// with another configuration each time.
 func TestPowerCutWhilePublishing(t *testing.T) {
 	n := newMachine(t)
 	n.Boot()
@@ -167,8 +167,8 @@ func TestPowerCutWhilePublishing(t *testing.T) {
 	}
 }
 
-// TestPowerCutWhileUpgrading cuts the power at any time of an upgrade or a downgrade. After the
-// boot one of the two versions runs, and dpkg can continue.
+// TestPowerCutWhileUpgrading cuts the power during an upgrade or a downgrade. After the boot one of
+// the two versions runs, and dpkg can continue.
 func TestPowerCutWhileUpgrading(t *testing.T) {
 	n := newMachine(t)
 	n.Boot()
@@ -188,8 +188,8 @@ func TestPowerCutWhileUpgrading(t *testing.T) {
 	}
 }
 
-// TestSELinux: the daemon and its drivers under Debian's policy, enforced. The denials are for a
-// reader.
+// TestSELinux runs the daemon and its drivers with Debian's policy in enforcing mode. It only logs
+// the denials.
 func TestSELinux(t *testing.T) {
 	n := newMachine(t, func(disk *nspawn.Machine) {
 		disk.Write("/etc/selinux/config", "SELINUX=enforcing\nSELINUXTYPE=default\n")
@@ -202,7 +202,7 @@ func TestSELinux(t *testing.T) {
 	}
 	n.registered()
 	n.Run("systemctl restart csi-registrar.service")
-	n.registered() // again once each: the restart was not noticed
+	n.registered() // once each, because the restart was not noticed
 	t.Log(n.Run("ps -eo label,args | grep -E 'csi-|kubelet' | grep -v grep; ls -Z " + registry + " /run/csi-registrar"))
 	t.Log(n.Run("journalctl -b --no-pager --quiet _TRANSPORT=kernel + _TRANSPORT=audit | grep -i 'avc.*denied' | tail -40 || true"))
 }

@@ -19,9 +19,8 @@ import (
 	"k8s.io/kubernetes/test/e2e/storage/testsuites"
 )
 
-// preprovisioned has the same tests run with volumes that an administrator created:
-// --storage.testdriver can define drivers with a provisioner, and with inline volumes, but not
-// this.
+// preprovisioned makes the same tests run with volumes that an administrator has created.
+// --storage.testdriver can only define drivers with a provisioner or inline volumes.
 type preprovisioned struct {
 	driver csi.ControllerClient
 	info   storageframework.DriverInfo
@@ -88,8 +87,7 @@ func (p preprovisioned) CreateVolume(ctx context.Context, _ *storageframework.Pe
 	return volume{p.driver, created.GetVolume().GetVolumeId()}
 }
 
-// DeleteVolume is called when no pod has the volume any more, but the kubelet may still have it
-// staged.
+// DeleteVolume is called when no pod uses the volume any more, but it may still be staged.
 func (v volume) DeleteVolume(ctx context.Context) {
 	ginkgo.GinkgoHelper()
 	gomega.Eventually(ctx, func(ctx context.Context) error {

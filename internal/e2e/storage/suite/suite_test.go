@@ -1,6 +1,6 @@
-// Package suite is Kubernetes' own storage tests for CSI drivers, of k8s.io/kubernetes/test/e2e,
-// without the rest of its e2e tests: those links in a tenth of the time. The flags are those of
-// e2e.test; --storage.testdriver=FILE defines the driver. See package storage, which runs it.
+// Package suite has Kubernetes' own storage tests for CSI drivers, from k8s.io/kubernetes/test/e2e,
+// without the other e2e tests, because it links in a tenth of the time. The flags are those of
+// e2e.test; --storage.testdriver=FILE defines the driver. Package storage runs it.
 package suite
 
 import (
@@ -45,7 +45,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// printImages prints a line for each image: a word for what it is, and its name.
+// printImages prints a line for each image: its kind and its name.
 func printImages() {
 	for word, id := range map[string]image.ImageID{
 		"agnhost": image.Agnhost, "pause": image.Pause,
