@@ -5,21 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
-	"syscall"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"csi-registrar/internal/fake"
 	"csi-registrar/internal/rootdir"
@@ -157,53 +149,6 @@ func (w *world) published(name string, change ...func(*Options)) (*Registry, *So
 	return r, s
 }
 
-// kubelet is a client like the kubelet.
-type kubelet struct {
-	cc *grpc.ClientConn
-	registerapi.RegistrationClient
-}
-
-func dialAsKubelet(t testing.TB, path string) *kubelet {
-	t.Helper()
-	cc, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { cc.Close() })
-	return &kubelet{cc, registerapi.NewRegistrationClient(cc)}
-}
-
-func (k *kubelet) getInfo(t *testing.T) (*registerapi.PluginInfo, error) {
-	t.Helper()
-	// The kubelet waits 1 s, but this machine may be busy.
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
-	return k.GetInfo(ctx, &registerapi.InfoRequest{})
-}
-
-func (k *kubelet) notify(t *testing.T, ok bool, text string) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-	defer cancel()
-	if _, err := k.NotifyRegistrationStatus(ctx, &registerapi.RegistrationStatus{PluginRegistered: ok, Error: text}); err != nil {
-		t.Fatalf("Notify: %v", err)
-	}
-}
-
-// mustAnswer calls GetInfo once over a new connection.
-func mustAnswer(t *testing.T, path, endpoint string) {
-	t.Helper()
-	k := dialAsKubelet(t, path)
-	defer k.cc.Close()
-	info, err := k.getInfo(t)
-	if err != nil {
-		t.Fatalf("GetInfo at %s: %v", path, err)
-	}
-	if info.Endpoint != endpoint {
-		t.Fatalf("GetInfo at %s tells %q, want %q", path, info.Endpoint, endpoint)
-	}
-}
-
 func wantPlace(t *testing.T, s *Socket, want status.Place) {
 	t.Helper()
 	if got := look(t, s).Place; got != want {
@@ -262,153 +207,6 @@ func (w *world) wantNoTemporary() {
 	if names := w.temporaryNames(); len(names) > 0 {
 		w.t.Errorf("temporary names left: %v", names)
 	}
-}
-
-// listen creates a socket of somebody else. It is closed at the end, but its file stays.
-func listen(t *testing.T, path string) *net.UnixListener {
-	t.Helper()
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: path})
-	if err != nil {
-		t.Fatal(err)
-	}
-	l.SetUnlinkOnClose(false)
-	t.Cleanup(func() { l.Close() })
-	return l
-}
-
-// deadSocket leaves a socket that refuses connections.
-func deadSocket(t *testing.T, path string) {
-	t.Helper()
-	listen(t, path).Close()
-}
-
-// sidecar is another registrar.
-type sidecar struct {
-	registerapi.UnimplementedRegistrationServer
-	info  *registerapi.PluginInfo
-	hang  chan struct{} // if not nil, GetInfo waits for it
-	asked chan struct{}
-}
-
-func (s *sidecar) GetInfo(ctx context.Context, _ *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
-	select {
-	case s.asked <- struct{}{}:
-	default:
-	}
-	if s.hang != nil {
-		select {
-		case <-s.hang:
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
-	}
-	return s.info, nil
-}
-
-func serveSidecar(t *testing.T, path, kind, name string, change ...func(*sidecar)) *sidecar {
-	t.Helper()
-	sc := &sidecar{info: &registerapi.PluginInfo{Type: kind, Name: name, Endpoint: "/x", SupportedVersions: []string{"1.0.0"}}, asked: make(chan struct{}, 100)}
-	for _, c := range change {
-		c(sc)
-	}
-	serve(t, listen(t, path), sc)
-	return sc
-}
-
-func serve(t *testing.T, l net.Listener, sc *sidecar) {
-	server := grpc.NewServer()
-	registerapi.RegisterRegistrationServer(server, sc)
-	done := make(chan struct{})
-	go func() { defer close(done); server.Serve(l) }()
-	t.Cleanup(func() { server.Stop(); <-done })
-}
-
-// manager is systemd's descriptor store: copies of descriptors by name.
-type manager struct {
-	mu   sync.Mutex
-	kept map[string][]int
-	fail error
-	slow time.Duration // of Keep
-	log  []string
-}
-
-func newManager(t *testing.T) *manager {
-	m := &manager{kept: make(map[string][]int)}
-	t.Cleanup(func() {
-		for name := range m.kept {
-			m.drop(name)
-		}
-	})
-	return m
-}
-
-func (m *manager) Keep(_ context.Context, name string, c syscall.Conn) error {
-	time.Sleep(m.slow)
-	if m.fail != nil {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		m.log = append(m.log, "keep "+name)
-		return m.fail
-	}
-	m.drop(name)
-	return m.add(name, c)
-}
-
-// add stores another descriptor with that name.
-func (m *manager) add(name string, c syscall.Conn) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.log = append(m.log, "keep "+name)
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return err
-	}
-	return raw.Control(func(fd uintptr) {
-		copy, err := unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 3)
-		if err != nil {
-			panic(err)
-		}
-		m.kept[name] = append(m.kept[name], copy)
-	})
-}
-
-func (m *manager) Forget(_ context.Context, name string) error {
-	m.drop(name)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.log = append(m.log, "forget "+name)
-	return nil
-}
-
-func (m *manager) drop(name string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, fd := range m.kept[name] {
-		unix.Close(fd)
-	}
-	delete(m.kept, name)
-}
-
-// pass hands the listeners of a name to a new process.
-func (m *manager) pass(t *testing.T, name string) []*os.File {
-	t.Helper()
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	var files []*os.File
-	for _, fd := range m.kept[name] {
-		copy, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)
-		if err != nil {
-			t.Fatal(err)
-		}
-		files = append(files, os.NewFile(uintptr(copy), name))
-	}
-	return files
-}
-
-func (m *manager) count(name string) int {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return len(m.kept[name])
 }
 
 // checkLeaks compares goroutines and descriptors at the end with those now.
