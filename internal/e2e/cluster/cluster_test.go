@@ -184,7 +184,7 @@ func (c *cluster) must(err error) {
 	}
 }
 
-// watcher returns a client without rate limits.
+// watcher returns a client without limits of time and rate.
 func (c *cluster) watcher() *kubernetes.Clientset {
 	c.t.Helper()
 	config := c.Config(controlplane.Admin)

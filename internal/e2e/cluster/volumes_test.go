@@ -98,7 +98,7 @@ func (v *volumes) unpublish(req *csi.NodeUnpublishVolumeRequest) error {
 	return nil
 }
 
-// done returns the numbers of volumes that were published and unpublished.
+// done counts the volumes that were published, and those that were unpublished.
 func (v *volumes) done() int {
 	v.mu.Lock()
 	defer v.mu.Unlock()
