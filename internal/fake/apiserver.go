@@ -6,24 +6,25 @@ import (
 	"sync"
 )
 
-// APIServer is what the API server holds of the node; it outlives the kubelet.
+// APIServer has the API server's objects of the node. It is kept when the kubelet restarts.
 type APIServer struct {
 	mu      sync.Mutex
 	labels  map[string]string // of the Node: topology, never removed
-	entries map[string]string // of the CSINode: driver to node id
+	entries map[string]string // of the CSINode: driver to node ID
 }
 
-// NewAPIServer makes one that holds nothing.
+// NewAPIServer returns an empty API server.
 func NewAPIServer() *APIServer {
 	return &APIServer{labels: map[string]string{}, entries: map[string]string{}}
 }
 
-// update is the kubelet's UpdateNode, with what the API server, or the kubelet for it, refuses.
+// update is the kubelet's UpdateNode, with the errors of the API server and of the kubelet's own
+// checks.
 func (a *APIServer) update(r Registration) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if old, found := a.entries[r.Driver]; found && old != r.NodeID {
-		delete(a.entries, r.Driver) // the next try passes
+		delete(a.entries, r.Driver) // the next try succeeds
 		return fmt.Errorf("the node id is immutable: it was %q, is %q", old, r.NodeID)
 	}
 	for k, v := range r.Topology {
@@ -36,7 +37,7 @@ func (a *APIServer) update(r Registration) error {
 	return nil
 }
 
-// Align gives a topology the values of the Node's labels, for those stay.
+// Align sets a topology to the values of the Node's labels, which are never removed.
 func (a *APIServer) Align(topology map[string]string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -53,7 +54,7 @@ func (a *APIServer) remove(driver string) {
 	delete(a.entries, driver)
 }
 
-// Registration is what the kubelet knows of a driver because it was registered.
+// Registration is what the kubelet knows about a registered driver.
 type Registration struct {
 	Socket   string // the registration socket
 	Driver   string

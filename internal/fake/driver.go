@@ -24,8 +24,8 @@ const (
 	NodeGetInfo   = "NodeGetInfo"
 )
 
-// Answers is what a driver answers, and how. The zero value of each field but the first
-// three is a healthy driver's.
+// Answers has the answers of a driver, and its faults. For all fields but the first three, the zero
+// value is that of a healthy driver.
 type Answers struct {
 	Name       string
 	Version    string
@@ -35,8 +35,8 @@ type Answers struct {
 	NotReady   bool
 
 	Delay map[string]time.Duration // methods that take this long
-	Hang  map[string]bool          // methods that do not answer while this is set
-	Fail  map[string]error         // methods that fail: an error of gRPC (status.Error)
+	Hang  map[string]bool          // methods that do not answer while this is true
+	Fail  map[string]error         // methods that fail with this gRPC error (status.Error)
 }
 
 func (a Answers) clone() Answers {
@@ -44,8 +44,8 @@ func (a Answers) clone() Answers {
 	return a
 }
 
-// Driver is a CSI driver (Identity and Node services) that answers as it is told. It may be
-// started, stopped and changed at any time, by any goroutine.
+// Driver is a CSI driver (Identity and Node services) with configurable answers. It may be started,
+// stopped and changed at any time, by any goroutine.
 type Driver struct {
 	Socket string
 
@@ -64,17 +64,17 @@ type Driver struct {
 	csi.UnimplementedNodeServer
 }
 
-// NewDriver makes a driver that is not started. The options are for its server.
+// NewDriver returns a driver that is not started. The options are for its server.
 func NewDriver(socket string, a Answers, options ...grpc.ServerOption) *Driver {
 	return &Driver{Socket: socket, options: options, answers: a.clone(), changed: make(chan struct{}), calls: map[string]int{}}
 }
 
-// Healthy are the answers of a driver of that name that is ready.
+// Healthy returns the answers of a driver of that name that is ready.
 func Healthy(name string) Answers {
 	return Answers{Name: name, Version: "1.0", NodeID: "id-of-" + name}
 }
 
-// Set changes what the driver answers from now on, also to calls that hang already.
+// Set changes the answers of the driver, also to calls that already hang.
 func (d *Driver) Set(change func(*Answers)) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -99,8 +99,8 @@ func (d *Driver) Running() bool {
 	return d.listener != nil
 }
 
-// Start listens and serves, and returns the time at which it listened. A socket that a
-// killed driver left is removed.
+// Start starts the driver, and returns the time at which it began to listen. It removes the socket
+// that a killed driver has left.
 func (d *Driver) Start() (listening time.Time, err error) {
 	if err := d.Listen(); err != nil {
 		return time.Time{}, err
@@ -109,7 +109,7 @@ func (d *Driver) Start() (listening time.Time, err error) {
 	return at, d.Serve()
 }
 
-// Listen binds and listens, and accepts nothing: connections succeed, calls get no answer.
+// Listen listens but never accepts: connections succeed, calls get no answer.
 func (d *Driver) Listen() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -131,8 +131,8 @@ func (d *Driver) Listen() error {
 	return nil
 }
 
-// HangUp listens and closes each connection as soon as it comes, as a driver does that
-// crashes again and again below a socket that systemd holds.
+// HangUp listens and closes each connection at once, like a driver that crashes repeatedly behind a
+// socket of systemd.
 func (d *Driver) HangUp() error {
 	if err := d.Listen(); err != nil {
 		return err
@@ -149,7 +149,7 @@ func (d *Driver) HangUp() error {
 	return nil
 }
 
-// accept runs what accepts connections, until stop.
+// accept runs a function that accepts connections, until stop.
 func (d *Driver) accept(run func(*net.UnixListener)) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -158,7 +158,7 @@ func (d *Driver) accept(run func(*net.UnixListener)) {
 	go func() { defer close(done); run(l) }()
 }
 
-// Serve makes a driver serve that only listens or hangs up, on the same socket.
+// Serve makes a driver that only listens or hangs up serve, on the same socket.
 func (d *Driver) Serve() error {
 	d.mu.Lock()
 	l, done := d.listener, d.done
@@ -182,8 +182,7 @@ func (d *Driver) Serve() error {
 	return nil
 }
 
-// Stop ends the driver as a good one ends: its socket is removed. It does nothing if the
-// driver does not run.
+// Stop stops the driver and removes its socket. It does nothing if the driver does not run.
 func (d *Driver) Stop() error {
 	if !d.Running() {
 		return nil
@@ -192,7 +191,7 @@ func (d *Driver) Stop() error {
 	return remove(d.Socket)
 }
 
-// Kill ends the driver as kill -9 does: the socket stays, connections break.
+// Kill ends the driver as kill -9 does: the socket stays, its connections are closed.
 func (d *Driver) Kill() {
 	d.mu.Lock()
 	listener, server, done := d.listener, d.server, d.done
@@ -202,14 +201,14 @@ func (d *Driver) Kill() {
 		server.Stop() // hanging calls return: their contexts are done
 	}
 	if listener != nil {
-		listener.Close() // the second time, where it was served
+		listener.Close() // for the second time if it was served
 	}
 	if done != nil {
 		<-done
 	}
 }
 
-// call counts a call and does as told before it is answered.
+// call counts a call and applies the faults of its method.
 func (d *Driver) call(ctx context.Context, method string) (Answers, error) {
 	d.mu.Lock()
 	d.calls[method]++
@@ -270,7 +269,7 @@ func (d *Driver) NodeGetInfo(ctx context.Context, _ *csi.NodeGetInfoRequest) (*c
 	return r, nil
 }
 
-// remove removes a file that may not be there.
+// remove removes a file, which may not exist.
 func remove(path string) error {
 	if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
 		return err

@@ -1,4 +1,3 @@
-// Package fake has stand-ins for the peers of the daemon: CSI drivers, the kubelet, the
-// service manager, a file system that hangs. Tests, the demo and the bench use them; no
-// shipped binary does.
+// Package fake has fakes of the daemon's peers for tests, the demo and the benchmark: CSI drivers,
+// the kubelet, the service manager, a file system that hangs. No shipped binary contains them.
 package fake

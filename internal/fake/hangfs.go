@@ -13,14 +13,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// HangFS is a FUSE file system in memory that stops answering when it is told to, as a dead NFS
-// server does: every system call about a path in it, or about the mount point itself, then
-// blocks until Resume, Close or SIGKILL. It holds directories, symbolic links, sockets that can
-// be bound and connected to, and empty files. The kernel caches nothing of it.
+// HangFS is a FUSE file system in memory that stops answering on request, like a dead NFS server:
+// every system call with a path in it, or with the mount point itself, then blocks until Resume,
+// Close or SIGKILL. It can contain directories, symbolic links, sockets that can be bound and
+// connected to, and empty files. The kernel does not cache its contents.
 //
-// A hanging HangFS leaves requests in the kernel's queue instead of reading them: a process
-// whose request was read could not even be killed (fs/fuse/dev.c, request_wait_answer), the one
-// that serves the file system included.
+// A hanging HangFS leaves requests in the kernel's queue instead of reading them: a process whose
+// request was read could not even be killed (fs/fuse/dev.c, request_wait_answer), including the
+// process that serves the file system.
 type HangFS struct {
 	dir  string
 	file *os.File // /dev/fuse
@@ -31,9 +31,9 @@ type HangFS struct {
 	resumed chan struct{}
 	done    chan struct{} // closed when the server has returned
 
-	// The server's own.
+	// Only used by the server.
 	nodes map[uint64]*node
-	last  uint64 // the number of the newest node; never used again
+	last  uint64 // the number of the newest node; numbers are not reused
 }
 
 // MountHangFS mounts an empty file system at dir and serves it. The error is fs.ErrPermission or
@@ -49,7 +49,7 @@ func MountHangFS(dir string) (*HangFS, error) {
 	}
 	h := &HangFS{
 		dir: dir,
-		// now: before the mount, epoll takes it for broken
+		// not earlier: before the mount, epoll reports an error for it
 		file:    os.NewFile(uintptr(fd), "/dev/fuse"),
 		stopped: make(chan struct{}),
 		resumed: make(chan struct{}),
@@ -64,10 +64,10 @@ func MountHangFS(dir string) (*HangFS, error) {
 	return h, nil
 }
 
-// refuse has the kernel ask for poll and flush once: the answer is that there are none, and it
-// never asks again. It must not later: Go puts each file that it opens into the epoll set by
-// which it waits for /dev/fuse too, so that the one who is to answer would wait for himself;
-// and a process cannot end before a flush is answered.
+// refuse makes the kernel send a poll and a flush request. The server answers that it does not
+// implement them, so the kernel never sends them again. Later requests would be a deadlock: Go adds
+// each file that it opens to the epoll instance with which it also waits for /dev/fuse, so that the
+// server would wait for itself; and a process cannot end before a flush is answered.
 func (h *HangFS) refuse() error {
 	path := filepath.Join(h.dir, "poll")
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC, 0o600)
@@ -81,7 +81,7 @@ func (h *HangFS) refuse() error {
 	return nil
 }
 
-// Hang stops answering. When it returns, no request is being answered any more.
+// Hang stops answering. When it returns, no request is being processed.
 func (h *HangFS) Hang() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -100,7 +100,7 @@ func (h *HangFS) Hang() error {
 	}
 }
 
-// Resume answers again, also what was asked meanwhile.
+// Resume answers again, also the requests that wait.
 func (h *HangFS) Resume() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -115,11 +115,11 @@ func (h *HangFS) Resume() error {
 	return nil
 }
 
-// Close unmounts. Calls that hang get an error.
+// Close unmounts the file system. Calls that hang return an error.
 func (h *HangFS) Close() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	err := unix.Unmount(h.dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW) // waits for nobody
+	err := unix.Unmount(h.dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW) // does not wait
 	err = errors.Join(err, h.file.Close())
 	if h.hanging {
 		h.hanging = false
@@ -132,7 +132,7 @@ func (h *HangFS) Close() error {
 	return nil
 }
 
-// The protocol is in linux/fuse.h and fuse(4). Times of validity are zero: nothing is cached.
+// The protocol is described in linux/fuse.h and fuse(4). Cache times are zero: nothing is cached.
 
 const (
 	opLookup      = 1
@@ -211,7 +211,7 @@ func (h *HangFS) serve() {
 		}
 		switch in.Opcode {
 		case opForget, opBatchForget, opInterrupt, opDestroy:
-			continue // no answer is wanted
+			continue // these have no answer
 		}
 		body, errno := h.answer(in, buf[size:n])
 		if errno != 0 {
@@ -220,7 +220,7 @@ func (h *HangFS) serve() {
 		out := binary.NativeEndian.AppendUint32(nil, uint32(16+len(body)))
 		out = binary.NativeEndian.AppendUint32(out, uint32(-int32(errno)))
 		out = binary.NativeEndian.AppendUint64(out, in.Unique)
-		// ENOENT: the caller was killed meanwhile. Whatever else fails, the next Read shows.
+		// ENOENT: the caller was killed meanwhile. The next Read returns any other error.
 		_, _ = h.file.Write(append(out, body...))
 	}
 }
@@ -258,11 +258,11 @@ func (h *HangFS) answer(in header, body []byte) ([]byte, unix.Errno) {
 	case opReaddir: // handle, offset, size
 		return n.list(binary.NativeEndian.Uint64(body[8:]), int(binary.NativeEndian.Uint32(body[16:]))), 0
 	}
-	// The kernel does without open, opendir, release, flush, poll, create and access.
+	// The kernel does not need open, opendir, release, flush, poll, create and access.
 	return nil, unix.ENOSYS
 }
 
-// names are the strings of a request, each of which ends with a zero byte.
+// names returns the strings of a request, each of which ends with a zero byte.
 func names(body []byte) []string {
 	var list []string
 	for _, b := range bytes.Split(body, []byte{0}) {

@@ -16,7 +16,7 @@ type node struct {
 }
 
 func (h *HangFS) add(mode uint32, in header) *node {
-	h.last++ // the root is number 1, as FUSE wants it
+	h.last++ // FUSE requires that the root is number 1
 	n := &node{attr: attr{Ino: h.last, Mode: mode, Nlink: 1, UID: in.UID, GID: in.GID, BlockSize: 4096}}
 	if mode&unix.S_IFMT == unix.S_IFDIR {
 		n.entries = map[string]*node{}
@@ -96,8 +96,8 @@ func (n *node) setattr(body []byte) ([]byte, unix.Errno) {
 	return encode(attrOut{Attr: n.attr}), 0
 }
 
-// list is one answer to readdir. The offset is a node's number, so that removing entries
-// between two calls skips none.
+// list returns the answer to one readdir request. Offsets are node numbers, so that no entry is
+// skipped if others are removed between two requests.
 func (n *node) list(offset uint64, size int) []byte {
 	var out []byte
 	for _, name := range slices.SortedFunc(maps.Keys(n.entries), func(a, b string) int {
@@ -108,7 +108,7 @@ func (n *node) list(offset uint64, size int) []byte {
 			continue
 		}
 		e := binary.NativeEndian.AppendUint64(nil, a.Ino)
-		e = binary.NativeEndian.AppendUint64(e, a.Ino) // where to go on
+		e = binary.NativeEndian.AppendUint64(e, a.Ino) // offset of the next entry
 		e = binary.NativeEndian.AppendUint32(e, uint32(len(name)))
 		e = binary.NativeEndian.AppendUint32(e, a.Mode>>12)
 		e = append(e, name...)

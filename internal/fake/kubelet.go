@@ -12,9 +12,9 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// The kubelet's own times (k8s.io/kubernetes v1.36.3, pkg/kubelet/pluginmanager and
-// pkg/volume/csi), except for two: NodeGetInfo may take 2 min there, and the backoff grows to
-// 122 s. No test would end in a minute with those.
+// The times of the kubelet (k8s.io/kubernetes v1.36.3, pkg/kubelet/pluginmanager and
+// pkg/volume/csi), except for two that would make tests too slow: there NodeGetInfo may take 2 min,
+// and the backoff grows to 122 s.
 const (
 	reconcileEvery  = time.Second
 	getInfoTimeout  = time.Second
@@ -26,7 +26,7 @@ const (
 	maxNodeIDLength = 256
 )
 
-// Action is something that the kubelet does.
+// Action is an action of the kubelet.
 type Action string
 
 // Actions of the kubelet.
@@ -35,10 +35,10 @@ const (
 	Refused      Action = "refused"      // tried again later
 	Unanswered   Action = "unanswered"   // GetInfo failed; tried again later
 	Deregistered Action = "deregistered" // the socket was removed or replaced
-	Reconciled   Action = "reconciled"   // compared everything once; each second
+	Reconciled   Action = "reconciled"   // one iteration of its loop, once a second
 )
 
-// Event is something that the kubelet did. Of Reconciled there is only the time.
+// Event is an action that the kubelet has taken. For Reconciled it only has the time.
 type Event struct {
 	At     time.Time
 	What   Action
@@ -48,9 +48,8 @@ type Event struct {
 }
 
 // Kubelet is a strict model of the part of the kubelet that registers CSI drivers: it only sees
-// files that are created in and removed from plugins_registry, reconciles once a second, and does
-// one thing at a time for a path. Tests with it are repeated with the kubelet's own code in
-// internal/e2e.
+// that files are created in and removed from plugins_registry, reconciles once a second, and has at
+// most one pending operation per path. internal/e2e repeats tests with the kubelet's own code.
 type Kubelet struct {
 	dir     string
 	api     *APIServer
@@ -60,7 +59,7 @@ type Kubelet struct {
 	running sync.WaitGroup
 
 	mu      sync.Mutex
-	seen    int                 // identities given away
+	seen    int                 // identities assigned so far
 	desired map[string]identity // by path
 	actual  map[string]plugin   // by path
 	paths   map[string]string   // driver to the path it is registered by
@@ -68,7 +67,7 @@ type Kubelet struct {
 	backoff map[string]backoff
 }
 
-// identity is one appearance of a socket: the kubelet takes each for another plugin.
+// identity identifies one creation of a socket. For the kubelet each is another plugin.
 type identity struct {
 	n  int
 	at time.Time
@@ -84,8 +83,8 @@ type backoff struct {
 	by    time.Duration
 }
 
-// StartKubelet starts one: every socket that is in dir, which is made, is new to it. report
-// is called for each event, by several goroutines; it must not call the kubelet.
+// StartKubelet starts a kubelet. It creates dir if necessary, and registers the sockets that exist
+// there. It calls report for each event, from several goroutines; report must not call the kubelet.
 func StartKubelet(dir string, api *APIServer, report func(Event)) (*Kubelet, error) {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -109,20 +108,20 @@ func StartKubelet(dir string, api *APIServer, report func(Event)) (*Kubelet, err
 	return k, nil
 }
 
-// Stop ends it in the middle of whatever it does.
+// Stop stops the kubelet at once, and cancels pending operations.
 func (k *Kubelet) Stop() error {
 	k.cancel()
 	k.running.Wait()
 	return k.watcher.Close()
 }
 
-// Registered returns what is registered now, by driver.
+// Registered returns the current registrations by driver.
 func (k *Kubelet) Registered() map[string]Registration {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	all := map[string]Registration{}
 	for path, p := range k.actual {
-		if k.desired[path].n == p.n { // else it is about to go
+		if k.desired[path].n == p.n { // otherwise it is about to be deregistered
 			all[p.Driver] = p.Registration
 		}
 	}
@@ -189,7 +188,7 @@ func (k *Kubelet) created(path string) {
 		return
 	}
 	if info.IsDir() {
-		_ = k.traverse(path) // as in the kubelet: it may be gone already
+		_ = k.traverse(path) // as in the kubelet: it may have been removed
 		return
 	}
 	if info.Mode().Type() != os.ModeSocket {
@@ -201,8 +200,8 @@ func (k *Kubelet) created(path string) {
 	k.desired[path] = identity{k.seen, time.Now()}
 }
 
-// reconcile makes what is registered what is desired: first away, then new, and never both
-// for one path in one round.
+// reconcile deregisters sockets that were removed or recreated, and then registers new ones, but
+// never does both for a path in one iteration.
 func (k *Kubelet) reconcile(ctx context.Context) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -43,14 +43,14 @@ func (r *registrar) serve(t *testing.T, path string) (stop func()) {
 	done := make(chan error, 1)
 	go func() { done <- server.Serve(listener) }()
 	return func() {
-		server.GracefulStop() // the kubelet gets the answer to its last call
+		server.GracefulStop() // answers the kubelet's last call
 		if err := <-done; err != nil {
 			t.Errorf("Serve = %v", err)
 		}
 	}
 }
 
-// events are what a kubelet did, in order.
+// events are the events of a kubelet, in order.
 type events chan Event
 
 // startKubelet runs a kubelet on the directory until the test ends.
@@ -69,7 +69,7 @@ func startKubelet(t *testing.T, dir string) events {
 	return all
 }
 
-// next is what the kubelet does next, apart from looking.
+// next returns the next event of the kubelet, except Reconciled.
 func (all events) next(t *testing.T) Event {
 	t.Helper()
 	deadline := time.After(20 * time.Second)
@@ -85,7 +85,7 @@ func (all events) next(t *testing.T) Event {
 	}
 }
 
-// nothing checks that the kubelet looks twice and does nothing.
+// nothing checks that the kubelet reconciles twice and does nothing.
 func (all events) nothing(t *testing.T) {
 	t.Helper()
 	for range 2 {
@@ -122,11 +122,11 @@ func TestKubeletRegistersWhatAppearsAndDeregistersWhatIsRemoved(t *testing.T) {
 		t.Errorf("was notified of %v", s)
 	}
 
-	// A registrar that dies is nothing that a kubelet sees.
+	// The kubelet does not see that a registrar has died.
 	stop()
 	all.nothing(t)
 
-	// Another socket at the path: away, and registered again.
+	// Another socket at the path: deregistered, and registered again.
 	if err := os.Remove(socket); err != nil {
 		t.Fatal(err)
 	}
@@ -161,7 +161,7 @@ func TestKubeletRefuses(t *testing.T) {
 			t.Parallel()
 			registry := ShortDir(t)
 			r := &registrar{info: tt.info, status: make(chan *registration.RegistrationStatus, 8)}
-			// before the kubelet: it looks at what is there already
+			// before the kubelet, which also registers existing sockets
 			defer r.serve(t, filepath.Join(registry, "a.example-reg.sock"))()
 			all := startKubelet(t, registry)
 			if e := all.next(t); e.What != Refused || !strings.Contains(e.Reason, tt.want) {

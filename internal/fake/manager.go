@@ -17,9 +17,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Manager is a service manager for one service, on a machine without systemd or without root:
-// it reads what the service sends to $NOTIFY_SOCKET, keeps the descriptors of its store, and
-// hands them to the next process. Its methods may be called by several goroutines.
+// Manager is a service manager for one service, on a machine without systemd or without root: it
+// reads the messages that the service sends to $NOTIFY_SOCKET, keeps the descriptors of its store,
+// and passes them to the next process. Its methods may be called by several goroutines.
 type Manager struct {
 	conn   *net.UnixConn
 	path   string
@@ -34,7 +34,7 @@ type Manager struct {
 	state   State
 }
 
-// State is what the service said of itself last.
+// State is the state that the service has reported.
 type State struct {
 	Ready    int // how often it sent READY=1
 	Watchdog int // how often WATCHDOG=1
@@ -47,8 +47,8 @@ type stored struct {
 	file *os.File
 }
 
-// StartManager listens at the socket "notify" in dir, which must be short enough for a Unix
-// socket, until Close.
+// StartManager starts a manager that listens at the socket "notify" in dir until Close. The path
+// must be short enough for a Unix socket.
 func StartManager(dir string) (*Manager, error) {
 	path := filepath.Join(dir, "notify")
 	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
@@ -60,7 +60,7 @@ func StartManager(dir string) (*Manager, error) {
 	return m, nil
 }
 
-// SocketPath is what NOTIFY_SOCKET is set to.
+// SocketPath returns the value of NOTIFY_SOCKET.
 func (m *Manager) SocketPath() string { return m.path }
 
 // SetMost sets FileDescriptorStoreMax=; the default is 512. Like systemd, the manager silently
@@ -71,15 +71,15 @@ func (m *Manager) SetMost(n int) {
 	m.most = n
 }
 
-// SetDelay makes each message take that long.
+// SetDelay sets how long each message takes.
 func (m *Manager) SetDelay(d time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.delay = d
 }
 
-// Stop makes the manager hear nothing more, until Continue: messages wait in the kernel's
-// queue until that is full, but for one that is read at once.
+// Stop makes the manager process no more messages until Continue. They wait in the kernel's queue
+// until it is full, except for one, which is read at once.
 func (m *Manager) Stop() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -102,14 +102,14 @@ func (m *Manager) Continue() {
 // barriers. It drops lines when 64 are waiting. Close closes it.
 func (m *Manager) Events() <-chan string { return m.events }
 
-// State returns what the service said so far, of all its processes.
+// State returns the state of the service, counted over all its processes.
 func (m *Manager) State() State {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.state
 }
 
-// Stored lists the names in the store, in the order in which they came.
+// Stored lists the names in the store, in the order of their arrival.
 func (m *Manager) Stored() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -134,7 +134,7 @@ func (m *Manager) Drop() error {
 
 // Close stops listening and empties the store.
 func (m *Manager) Close() error {
-	err := m.conn.Close() // removes the path too
+	err := m.conn.Close() // also removes the path
 	m.Continue()
 	<-m.done
 	return errors.Join(err, m.Drop())
@@ -178,15 +178,15 @@ func (m *Manager) serve() {
 		}
 		time.Sleep(delay)
 		kept := m.hear(strings.Split(string(message[:n]), "\n"), files)
-		if !kept { // for a barrier, closing is the answer
+		if !kept { // closing it is the answer to a barrier
 			for _, f := range files {
-				_ = f.Close() // a copy that was only handed in
+				_ = f.Close() // a copy that is not kept
 			}
 		}
 	}
 }
 
-// hear takes in one message and reports whether its descriptors were stored.
+// hear processes one message and reports whether its descriptors were stored.
 func (m *Manager) hear(lines []string, files []*os.File) (kept bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -214,7 +214,7 @@ func (m *Manager) hear(lines []string, files []*os.File) (kept bool) {
 		case "FDSTOREREMOVE":
 			m.store = slices.DeleteFunc(m.store, func(s stored) bool {
 				if s.name == name {
-					_ = s.file.Close() // ours alone, and not written to
+					_ = s.file.Close() // only the manager has it, and nothing was written
 				}
 				return s.name == name
 			})
@@ -232,7 +232,7 @@ func (m *Manager) hear(lines []string, files []*os.File) (kept bool) {
 	return kept
 }
 
-// received makes files of the descriptors that came with a message.
+// received returns the descriptors of a message as files.
 func received(rights []byte) []*os.File {
 	messages, err := unix.ParseSocketControlMessage(rights)
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// attempt registers one socket, and bears the consequences.
+// attempt registers one socket, and sets the backoff.
 func (k *Kubelet) attempt(ctx context.Context, path string, want identity) {
 	err := k.register(ctx, path, want)
 	k.mu.Lock()
@@ -78,7 +78,7 @@ func (k *Kubelet) register(ctx context.Context, path string, want identity) erro
 	return errors.Join(refusal, err)
 }
 
-// accept validates, asks the driver, and takes the plugin in.
+// accept validates the plugin, asks the driver, and adds the plugin.
 func (k *Kubelet) accept(ctx context.Context, info *registration.PluginInfo, p *plugin) error {
 	if info.GetType() != registration.CSIPlugin {
 		return fmt.Errorf("%q is not a CSI plugin", info.GetType())
@@ -106,7 +106,7 @@ func (k *Kubelet) accept(ctx context.Context, info *registration.PluginInfo, p *
 	return nil
 }
 
-// ask asks the driver itself.
+// ask calls the driver's NodeGetInfo.
 func ask(ctx context.Context, info *registration.PluginInfo, p *plugin) error {
 	if !slices.ContainsFunc(info.GetSupportedVersions(), func(v string) bool { return strings.HasPrefix(strings.TrimPrefix(v, "v"), "1.") }) {
 		return fmt.Errorf("no version of CSI 1.x among %q", info.GetSupportedVersions())
