@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"csi-registrar/internal/rootdir"
 	"csi-registrar/internal/safetext"
@@ -19,23 +20,44 @@ import (
 // The kubelet (v1.36) resolves it for each call, so changing its target redirects the next call,
 // and the registration stays as it is.
 
+// linkQuiet is for how long the link must have been missing before it is restored: do not interfere
+// with a recursive delete (rm -rf, kubeadm reset).
+const linkQuiet = time.Second
+
+// errLinkMissing is returned for a link that is missing and not to be made yet.
+var errLinkMissing = errors.New("the endpoint link is missing")
+
 // checkLink points the link of the published announcement to its target. It runs in the worker.
 func (s *Socket) checkLink() {
+	s.mu.Lock()
+	lost := s.linkLost
+	s.mu.Unlock()
+	var err error
+	if s.current.Load() != nil {
+		err = s.pointLink(s.Look().Announced, !lost.IsZero() && time.Since(lost) >= linkQuiet)
+	}
 	var problem string
-	if p := s.current.Load(); p != nil {
-		if err := s.pointLink(s.Look().Announced); err != nil {
-			problem = err.Error()
-			s.checkAgain()
+	switch {
+	case err == nil:
+		lost = time.Time{}
+	case errors.Is(err, errLinkMissing):
+		if lost.IsZero() {
+			lost = time.Now()
 		}
+		s.checkAgain(linkQuiet)
+	default:
+		problem = err.Error()
+		s.checkAgain(againAfter)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.seen.LinkError = problem
+	s.seen.LinkError, s.linkLost = problem, lost
 }
 
 // pointLink points the link of an announcement, if it has one, to the recorder or to the driver. As
-// with the driver's socket, only root may be able to put something else there.
-func (s *Socket) pointLink(a status.Announcement) error {
+// with the driver's socket, only root may be able to put something else there. If the link is
+// missing, it is only made if create is true.
+func (s *Socket) pointLink(a status.Announcement, create bool) error {
 	if a.LinkTarget == "" {
 		return nil
 	}
@@ -51,7 +73,7 @@ func (s *Socket) pointLink(a status.Announcement) error {
 		target = s.trace.path
 	}
 	s.mu.Unlock()
-	return s.r.o.Host.pointLink(a.Endpoint, target)
+	return s.r.o.Host.pointLink(a.Endpoint, target, create)
 }
 
 // trace is a recorder that receives, or is about to receive, the calls to the driver.
@@ -114,7 +136,7 @@ func (s *Socket) redirect(t *trace) error {
 	s.mu.Lock()
 	t.linked = true // without effect if s.trace is no longer t
 	s.mu.Unlock()
-	return s.pointLink(s.Look().Announced)
+	return s.pointLink(s.Look().Announced, true)
 }
 
 // endTrace points the link to the driver again. If that fails, the next Check does.
@@ -140,10 +162,12 @@ func (s *Socket) restoreLink(t *trace) error {
 
 // pointLink points the link at path to target, atomically: a call finds the old target or the new
 // one. It does not replace anything but a symbolic link.
-func (h *Host) pointLink(path, target string) error {
+func (h *Host) pointLink(path, target string, create bool) error {
 	switch now, err := h.Readlink(path); {
 	case err == nil && now == target:
 		return nil
+	case errors.Is(err, os.ErrNotExist) && !create:
+		return errLinkMissing
 	case err == nil, errors.Is(err, os.ErrNotExist):
 	default:
 		return h.notALink(path, err)

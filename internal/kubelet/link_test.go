@@ -10,6 +10,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
@@ -45,7 +46,7 @@ func TestLinkStandsWithTheRegistration(t *testing.T) {
 	}
 	w.wantLink("a", "/run/a/csi.sock")
 	mustAnswer(t, s.path, rootdir.EndpointLink(w.root, "a"))
-	for _, spoil := range []func(link string) error{
+	for i, spoil := range []func(link string) error{
 		os.Remove,
 		func(link string) error { return os.RemoveAll(filepath.Dir(link)) },
 		func(link string) error { return errors.Join(os.Remove(link), os.Symlink("/elsewhere", link)) },
@@ -55,6 +56,17 @@ func TestLinkStandsWithTheRegistration(t *testing.T) {
 		}
 		if now := look(t, s); now.LinkError != "" {
 			t.Error(now.LinkError)
+		}
+		if i < 2 { // restored at once, it would be in the way of rm -rf
+			w.wantLink("a", "")
+		}
+		for _, err := os.Lstat(a.Endpoint); err != nil; _, err = os.Lstat(a.Endpoint) {
+			select {
+			case <-s.Hints():
+				look(t, s)
+			case <-time.After(time.Minute):
+				t.Fatal("no hint")
+			}
 		}
 		w.wantLink("a", "/run/a/csi.sock")
 	}
@@ -121,7 +133,7 @@ func TestLinkOverARestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.wantLink("a", "/run/a/csi.sock")
-	if err := newHost().pointLink(rootdir.EndpointLink(w.root, "a"), "/run/recorder"); err != nil {
+	if err := newHost().pointLink(rootdir.EndpointLink(w.root, "a"), "/run/recorder", true); err != nil {
 		t.Fatal(err)
 	}
 	next := socket(t, w.open(with(m, true)), "a")
@@ -271,7 +283,7 @@ func TestRecord(t *testing.T) {
 func TestLinkPointsWhereItIsToldTo(t *testing.T) {
 	path := filepath.Join(fake.ShortDir(t), "plugins", "csi-registrar", "a.csi.example.sock")
 	for _, target := range []string{"/run/a/csi.sock", "/run/b/csi.sock", "/run/b/csi.sock"} {
-		if err := newHost().pointLink(path, target); err != nil {
+		if err := newHost().pointLink(path, target, true); err != nil {
 			t.Fatal(err)
 		}
 		if got, err := os.Readlink(path); got != target {
@@ -309,7 +321,7 @@ func TestLinkLeavesOtherThingsAlone(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, err := range []error{newHost().pointLink(path, "/run/a"), newHost().removeLink(path)} {
+		for _, err := range []error{newHost().pointLink(path, "/run/a", true), newHost().removeLink(path)} {
 			if err == nil || !strings.Contains(err.Error(), name) {
 				t.Errorf("%s: %v", name, err)
 			}
@@ -342,14 +354,14 @@ func TestLinkIsNeverMissing(t *testing.T) {
 		})
 		defer l.Close()
 	}
-	if err := newHost().pointLink(path, targets[0]); err != nil {
+	if err := newHost().pointLink(path, targets[0], true); err != nil {
 		t.Fatal(err)
 	}
 	moved := make(chan error, 1)
 	go func() {
 		var errs []error
 		for i := range 2000 {
-			errs = append(errs, newHost().pointLink(path, targets[i%2]))
+			errs = append(errs, newHost().pointLink(path, targets[i%2], true))
 		}
 		moved <- errors.Join(errs...)
 	}()

@@ -41,7 +41,7 @@ func (s *Socket) publish(ctx context.Context, a status.Announcement) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(s.pointLink(a), s.clear(ctx)); err != nil {
+	if err := errors.Join(s.pointLink(a, true), s.clear(ctx)); err != nil {
 		return err
 	}
 	var own unixsock.FileID

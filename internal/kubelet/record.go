@@ -54,7 +54,7 @@ func (s *Socket) save(p *listener) error {
 	}
 	if err := s.r.o.Host.writeJSON(s.r.recordOf(s.name), rec); err != nil {
 		p.unsaved.Store(true)
-		s.checkAgain()
+		s.checkAgain(againAfter)
 		return fmt.Errorf("cannot write the record of %s: %w", s.name, err)
 	}
 	return nil

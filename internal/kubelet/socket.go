@@ -48,6 +48,8 @@ type Socket struct {
 	seen  status.Socket // without the fields that are in current
 	trace *trace        // nil: none
 	again *time.Timer   // gives a hint; nil: was not needed yet
+
+	linkLost time.Time // since when the endpoint link is missing; zero: it is not
 }
 
 // Hints implements registrar.Socket.
@@ -116,13 +118,13 @@ func (s *Socket) Check(ctx context.Context) error {
 const againAfter = 10 * time.Second
 
 // checkAgain gives a hint after a while.
-func (s *Socket) checkAgain() {
+func (s *Socket) checkAgain(after time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.again == nil {
-		s.again = time.AfterFunc(againAfter, s.watch.Hint)
+		s.again = time.AfterFunc(after, s.watch.Hint)
 	} else {
-		s.again.Reset(againAfter)
+		s.again.Reset(after)
 	}
 }
 
@@ -136,7 +138,7 @@ func (s *Socket) check() error {
 		_, err := s.r.o.Host.Stat(s.r.dir.path)
 		dirMissing = errors.Is(err, os.ErrNotExist)
 	} else if err != nil {
-		s.checkAgain() // the end of the error gives no hint, and until then nothing is decided
+		s.checkAgain(againAfter) // the error ends without a hint, and until then nothing is decided
 		return fmt.Errorf("cannot look at the registration socket: %w", err)
 	}
 	s.mu.Lock()
