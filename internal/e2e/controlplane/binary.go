@@ -12,8 +12,9 @@ import (
 	"csi-registrar/internal/e2e/built"
 )
 
-// Binary builds cmd/kubernetes (etcd, kube-apiserver and kubelet in one static program) and returns
-// its path. Building takes minutes, so the program is kept in the user's cache directory.
+// Binary builds cmd/kubernetes (etcd, kube-apiserver, kubelet and kubeadm in one static program)
+// and returns its path. Building takes minutes, so the program is kept in the user's cache
+// directory.
 func Binary(t testing.TB) string {
 	t.Helper()
 	dir := filepath.Join(built.Root(t), "internal", "e2e")
@@ -44,8 +45,9 @@ func cachedBinary(dir string) (string, error) {
 	}
 	_, version, _ := strings.Cut(strings.Fields(string(versions))[0], "@")
 	cached, err := built.Cached("kubernetes-"+version, append(versions, source...), func(to string) error {
-		// Static, because another machine's C library may be older than this one's.
-		build := exec.Command("go", "build", "-ldflags=-s -w", "-o", to, "./cmd/kubernetes")
+		// Static, because another machine's C library may be older than this one's. kubeadm
+		// compares versions.
+		build := exec.Command("go", "build", "-ldflags=-s -w -X k8s.io/component-base/version.gitVersion="+version, "-o", to, "./cmd/kubernetes")
 		build.Dir = dir
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := build.CombinedOutput(); err != nil {

@@ -54,13 +54,13 @@ type Node struct {
 	*Client
 }
 
-// New prepares a node that is switched off and starts its control plane. It does not install our
-// packages. Files that are written to its disk before Boot, such as a drop-in of kubelet.service,
-// take effect.
-func New(t testing.TB, suite string) *Node {
+// New prepares a node that is switched off and starts its control plane, with further flags of the
+// API server. It does not install our packages. Files that are written to its disk before Boot,
+// such as a drop-in of kubelet.service, take effect.
+func New(t testing.TB, suite string, flags ...string) *Node {
 	t.Helper()
 	nspawn.Root(t, suite+"-node") // skips without root on Debian
-	n := &Node{Client: NewClient(t, controlplane.New(t), limit)}
+	n := &Node{Client: NewClient(t, controlplane.New(t, flags...), limit)}
 	n.Machine = nspawn.New(t, suite+"-node")
 	n.Network = n.Cluster.Path()
 	n.Args = []string{

@@ -1,14 +1,15 @@
-// Command kubernetes is etcd, kube-apiserver, kube-scheduler and kubelet in one static binary,
-// which is linked once and kept (see package controlplane). It runs on any Linux:
+// Command kubernetes is etcd, kube-apiserver, kube-scheduler, kubelet and kubeadm in one static
+// binary, which is linked once and kept (see package controlplane). It runs on any Linux:
 //
 //	kubernetes etcd DIR CLIENT-URL PEER-URL
 //	kubernetes kube-apiserver FLAG...
 //	kubernetes kube-scheduler FLAG...
 //	kubernetes kubelet FLAG...
+//	kubernetes kubeadm COMMAND...
 //	kubernetes fake-runtime SOCKET
 //
 // The last one serves a container runtime that runs nothing. If the program is called by the name
-// kubelet, it is the kubelet.
+// kubelet or kubeadm, it is that.
 package main
 
 import (
@@ -25,13 +26,15 @@ import (
 	"k8s.io/cri-client/pkg/fake"
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
 	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
+	kubeadm "k8s.io/kubernetes/cmd/kubeadm/app"
+	kubeadmerrors "k8s.io/kubernetes/cmd/kubeadm/app/util/errors"
 	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
 )
 
 func main() {
 	args := os.Args[1:]
-	if filepath.Base(os.Args[0]) == "kubelet" {
-		args = append([]string{"kubelet"}, args...)
+	if name := filepath.Base(os.Args[0]); name == "kubelet" || name == "kubeadm" {
+		args = append([]string{name}, args...)
 	}
 	os.Exit(run(args))
 }
@@ -55,6 +58,10 @@ func run(args []string) int {
 		cmd := kubelet.NewKubeletCommand(context.Background())
 		cmd.SetArgs(args)
 		return cli.Run(cmd)
+	case "kubeadm":
+		os.Args = append([]string{role}, args...) // where it takes them from
+		kubeadmerrors.HandleError(kubeadm.Run())
+		return 0
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
