@@ -12,6 +12,7 @@ import (
 
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"csi-registrar/internal/rootdir"
 	"csi-registrar/internal/status"
 	"csi-registrar/internal/worker"
 )
@@ -136,6 +137,10 @@ func TestClosedWhileAPublicationHangs(t *testing.T) {
 		b := &blockingStore{newManager(t), make(chan struct{}), make(chan struct{})}
 		r := w.open(with(b, end != "not kept"))
 		s := socket(t, r, "a")
+		link := rootdir.EndpointLink(w.root, "a") // a publication that failed has made it, with an earlier table
+		if err := newHost().pointLink(link, "/run/a/csi.sock"); err != nil {
+			t.Fatal(err)
+		}
 		ctx, stop := context.WithCancel(t.Context())
 		published := make(chan error, 1)
 		go func() { published <- s.Publish(ctx, announcement("a")) }()
@@ -163,6 +168,9 @@ func TestClosedWhileAPublicationHangs(t *testing.T) {
 		w.wantNoTemporary()
 		if gone := isGone(s.path); gone == keep || isGone(r.recordOf("a")) == keep || b.count("registration-a") == 1 != keep {
 			t.Errorf("%s: path gone %t, record gone %t, %d in the store", end, gone, isGone(r.recordOf("a")), b.count("registration-a"))
+		}
+		if end == "discarded" && !isGone(link) {
+			t.Error("the link is left")
 		}
 		if !keep {
 			continue

@@ -258,7 +258,9 @@ func (s *Socket) end(ctx context.Context) error {
 			s.forget(ctx)
 		}
 	}
-	p.stop(false)
+	if p.stop(false); err == nil && s.discarded.Load() {
+		return s.end(ctx) // of a publication that failed before this one
+	}
 	return err
 }
 
