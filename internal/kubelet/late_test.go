@@ -88,6 +88,64 @@ func TestRestoreAfterAnotherRootDir(t *testing.T) {
 	}
 }
 
+// A publication hangs, and completes after the driver was published below another root_dir: the
+// store and the record still have the latter.
+func TestALatePublicationLeavesWhatAnotherSocketHas(t *testing.T) {
+	for _, published := range []bool{false, true} {
+		w := newWorld(t)
+		m := newManager(t)
+		host, begun, release := newHost(), make(chan struct{}), make(chan struct{})
+		listen, remove := host.Listen, host.RemoveFile
+		r := w.open(with(m, true), func(o *Options) { o.Host = host })
+		s := socket(t, r, "a")
+		if published {
+			publish(t, s)
+			host.RemoveFile = func(path string, id unixsock.FileID) (bool, error) {
+				if path == s.path {
+					begun <- struct{}{}
+					<-release
+				}
+				return remove(path, id)
+			}
+		} else {
+			host.Listen = func(ctx context.Context, path string) (Listener, unixsock.File, error) {
+				if strings.HasPrefix(path, w.root) {
+					begun <- struct{}{}
+					<-release
+				}
+				return listen(ctx, path)
+			}
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- s.Publish(ctx, announcement("a")) }()
+		<-begun
+		stop()
+		if err := errors.Join(<-done, s.Discard(t.Context())); err == nil {
+			t.Error("nothing hung")
+		}
+		later, err := Open(fake.ShortDir(t), r.o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = later.Close(context.Background()) })
+		other := socket(t, later, "a")
+		publish(t, other)
+		go func() {
+			for range begun { // another removal
+			}
+		}()
+		close(release)
+		eventually(t, "the late call has returned", func() bool { return len(r.o.Pool.Stuck()) == 0 })
+		close(begun)
+		rec, err := host.readRecord(r.recordOf("a"))
+		if err != nil || rec.Path != other.path || m.count("registration-a") != 1 || !isGone(s.path) {
+			t.Errorf("published before: %t; record of %q, %v; in the store: %d; path gone %t", published, rec.Path, err, m.count("registration-a"), isGone(s.path))
+		}
+		w.wantNoTemporary()
+	}
+}
+
 // After a kill -9 while the store was full there is a record without a listener. It goes with the
 // registration.
 func TestARecordWithoutAListenerIsDiscarded(t *testing.T) {

@@ -118,9 +118,13 @@ func (s *Socket) publishFrom(ctx context.Context, place string, dir unixsock.Fil
 		Path: s.path, Bound: l.Addr().String(), FileID: file.FileID, Publication: status.Publication{PublishedAt: time.Now(), Announced: a},
 	})
 	old := s.current.Load()
-	s.keep(ctx, p)
+	if err = s.left(); err == nil {
+		s.keep(ctx, p)
+	}
 	p.serve()
-	err = s.moveIn(temporary, p, old)
+	if err == nil {
+		err = s.moveIn(temporary, p, old)
+	}
 	// Still there after an error, or if it was linked.
 	var rerr error
 	if err == nil && place == s.r.dir.path {
@@ -144,12 +148,23 @@ func (s *Socket) publishFrom(ctx context.Context, place string, dir unixsock.Fil
 	// Restore the previous state.
 	p.stop(false)
 	s.current.Store(old)
-	if old == nil {
-		s.release(ctx)
+	if old == nil || s.left() != nil {
+		if !s.anotherRecorded() {
+			s.release(ctx)
+		}
 		return errors.Join(err, rerr)
 	}
 	s.keep(ctx, old)
 	return errors.Join(err, rerr, s.save(old))
+}
+
+// left returns an error if the Socket was discarded while this call hung: another Socket of the
+// driver, below another root_dir, may have its place in the store and in the record by now.
+func (s *Socket) left() error {
+	if s.discarded.Load() {
+		return net.ErrClosed
+	}
+	return nil
 }
 
 // moveIn moves p to its path. The record is written and p is current before that, because the
@@ -159,6 +174,9 @@ func (s *Socket) moveIn(temporary string, p, old *listener) error {
 		if _, err := s.r.o.Host.RemoveFile(s.path, old.FileID); err != nil {
 			return err
 		}
+	}
+	if err := s.left(); err != nil {
+		return err
 	}
 	s.current.Store(p)
 	if s.anotherRecorded() { // p took its place in the store
