@@ -3,6 +3,7 @@ package kubelet
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -49,6 +50,12 @@ func TestWhatTheStoreKeptIsAdoptedWhenTheFileSystemAnswers(t *testing.T) {
 // A driver's Socket below another root_dir replaces the first one in the store and in the record,
 // and both are empty when it has been withdrawn.
 func TestRestoreAfterAnotherRootDir(t *testing.T) {
+	for _, hangs := range []bool{false, true} {
+		t.Run(fmt.Sprintf("hangs %t", hangs), func(t *testing.T) { restoreAfterAnother(t, hangs) })
+	}
+}
+
+func restoreAfterAnother(t *testing.T, hangs bool) {
 	w := newWorld(t)
 	m := newManager(t)
 	r := w.open(with(m, true))
@@ -76,7 +83,14 @@ func TestRestoreAfterAnotherRootDir(t *testing.T) {
 	if m.count("registration-a") != 0 || !isGone(r.recordOf("a")) {
 		t.Fatal("the other one did not replace the first")
 	}
-	if err := s.Restore(t.Context()); err != nil {
+	if hangs {
+		answer := hang(t, r, s.path)
+		if _, ok := errors.AsType[*worker.NotAnswering](s.Restore(t.Context())); !ok {
+			t.Error("restored without an answer")
+		}
+		answer()
+		look(t, s)
+	} else if err := s.Restore(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	after, err := os.ReadFile(r.recordOf("a"))
