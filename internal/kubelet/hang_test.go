@@ -137,8 +137,9 @@ func TestClosedWhileAPublicationHangs(t *testing.T) {
 		b := &blockingStore{newManager(t), make(chan struct{}), make(chan struct{})}
 		r := w.open(with(b, end != "not kept"))
 		s := socket(t, r, "a")
-		link := rootdir.EndpointLink(w.root, "a") // a publication that failed has made it, with an earlier table
-		if err := newHost().pointLink(link, "/run/a/csi.sock"); err != nil {
+		// A publication that failed has made it, with an earlier table.
+		link := rootdir.EndpointLink(w.root, "a")
+		if err := newHost().pointLink(link, "/run/a/csi.sock", true); err != nil {
 			t.Fatal(err)
 		}
 		ctx, stop := context.WithCancel(t.Context())

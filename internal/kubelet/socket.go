@@ -173,8 +173,8 @@ func (s *Socket) Acknowledge(ctx context.Context, a status.Announcement) error {
 	})
 }
 
-// Restore implements agent.Socket. After a *worker.NotAnswering it is done as soon as the file system
-// answers.
+// Restore implements agent.Socket. After a *worker.NotAnswering it is done as soon as the file
+// system answers.
 func (s *Socket) Restore(ctx context.Context) error {
 	s.toRestore.Store(true)
 	return s.do(ctx, changeTime, func(context.Context) error { return nil })

@@ -66,17 +66,38 @@ func (a *admin) reregister(driver string, force bool) {
 	if p == nil {
 		return
 	}
-	a.w.of(driver).reregistered++
+	w := a.w
+	w.of(driver).reregistered++
+	w.of(driver).calledAt = time.Now()
+	allowed, forbidden := w.mayReregister(p, w.driver(driver), force)
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
 		began := time.Now()
-		if err := p.agent.Reregister(ctx, driver, force); err == nil {
-			a.w.mu.Lock()
-			defer a.w.mu.Unlock()
-			a.w.of(driver).requestedAt = began
+		err := p.agent.Reregister(ctx, driver, force)
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if err == nil {
+			w.of(driver).requestedAt = began
+		}
+		if now := time.Since(began) < time.Second && w.process == p; now && (allowed && err != nil || forbidden && err == nil) {
+			w.violated("reregister does what it can", "%s (force %t): %v", driver, force, err)
 		}
 	}()
+}
+
+// mayReregister reports whether reregister must succeed, or must fail; neither if it depends on
+// what the daemon has noticed.
+func (w *world) mayReregister(p *process, d *csiDriver, force bool) (allowed, forbidden bool) {
+	h := w.of(d.name)
+	if !w.wanted(d) || !w.undamaged() || !p.recovered(w.damagedAt) || !p.recovered(w.opensAt) || !p.recovered(h.rootAt) ||
+		time.Since(p.started) < patience || time.Since(w.admin.editedAt) < 4*patience || time.Since(d.noticed) < 15*time.Second {
+		return false, false
+	}
+	n, rec := w.files.nodes[w.socketOf(d.name)], w.files.nodes[recordOf(d.name)].recorded()
+	registered := n != nil && n.sock != nil && n.sock.by == p && n.sock.told != nil && n.sock.told.Registered && rec.Bound == n.sock.bound
+	loses := registered && rec.Announced.Identity.Topology["zone."+d.name] != d.id.Topology["zone."+d.name]
+	return d.state == "up" && (force || !loses), d.state == "down" || d.state == "up" && !force && loses
 }
 
 // recorder is `csi-registrar trace`: it has a lease for as long as its request is open.

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"maps"
 	"os"
+	"path"
 	"slices"
 	"strings"
 	"sync"
@@ -60,6 +61,8 @@ type process struct {
 	moves     map[string][]time.Time // publications
 	begun     map[string][]time.Time // what the registrar counts
 	troubled  bool                   // something failed or hung
+	faults    int                    // calls that failed alone
+	directory uint64                 // the inode that it published in first; 0: none
 }
 
 type failure struct {
@@ -79,6 +82,14 @@ func (w *world) startDaemon() {
 		moves: map[string][]time.Time{}, begun: map[string][]time.Time{}, twice: map[string]time.Time{},
 	}
 	w.process = p
+	w.losesOthers(w.disturbed(p))
+	for _, root := range rootDirs { // it sweeps below its own root_dir, once
+		for _, name := range w.files.below(root) {
+			if strings.HasPrefix(path.Base(name), ".") && (root != w.admin.root || w.disturbed(p)) {
+				w.lost[name] = true
+			}
+		}
+	}
 	for _, d := range w.drivers {
 		p.adoptable[d.name] = w.adoptable(d)
 		p.first[d.name] = !p.adoptable[d.name]
@@ -132,18 +143,23 @@ func (p *process) stop(kill bool) {
 	p.cancel()
 }
 
+// losesOthers: what could not be removed below another root_dir has no record: see README.md,
+// "Open".
+func (w *world) losesOthers(troubled bool) {
+	if troubled {
+		for _, name := range w.files.below(other(w.admin.root)) {
+			w.lost[name] = true
+		}
+	}
+}
+
 // exit is the end of the process: it can do nothing any more, and all its descriptors are closed.
 func (p *process) exit() {
 	if p.dead {
 		return
 	}
 	p.dead = true
-	// What it could not remove below an earlier root_dir has no record: see README.md, "Open".
-	if w := p.w; w.troubled() {
-		for _, name := range w.files.below(other(w.admin.root)) {
-			w.lost[name] = true
-		}
-	}
+	p.w.losesOthers(p.w.troubled())
 	for _, d := range p.w.drivers {
 		// What was not kept is left to the driver's next start.
 		if w := p.w; len(w.pid1.held[kubelet.StorePrefix+d.name]) == 0 {
@@ -151,12 +167,16 @@ func (p *process) exit() {
 		}
 		rec := p.w.files.nodes[recordOf(d.name)].recorded()
 		for _, s := range p.w.pid1.held[kubelet.StorePrefix+d.name] {
+			// The next Check would have written it.
+			if rec.Bound == s.bound && rec.GetInfoAt.Before(s.askedAt) {
+				s.askedAt = rec.GetInfoAt
+			}
 			for _, root := range rootDirs { // it was killed while it published
 				if name := socketIn(root, d.name); rec.Bound != s.bound && p.w.files.nodes[name] != nil {
-					p.w.lost[name] = true
+					p.w.lost[name], p.w.lost[linkIn(root, d.name)] = true, true
 				}
 			}
-			if s.told != nil && (p.w.files.mounts["r"].err != 0 || rec.Bound != s.bound || rec.Notification.Registered != s.told.Registered) {
+			if s.told != nil && (p.w.files.mounts["r"].err != 0 || rec.Bound != s.bound || rec.Notification.Registered != s.told.Registered || rec.Notification.At.Before(s.toldAt)) {
 				s.forgotten = true
 			}
 		}

@@ -19,8 +19,11 @@ type csiDriver struct {
 	generation int           // of the process, and of the file at its path
 	changed    chan struct{} // closed when the process ends or another state begins
 	since      time.Time     // it is in this state
+	noticed    time.Time     // when the daemon notices that, at the latest
+	missed     time.Time     // when it came without a hint
 	otherAt    time.Time     // it was another driver
 	clients    []*client
+	unnoticed  bool // there are no hints
 }
 
 const slowBy = 3 * time.Second
@@ -30,6 +33,9 @@ func (d *csiDriver) set(state string) {
 	hanging := d.state != "down" && (state == "hang" || state == "slow")
 	if state != "down" || d.state != "down" {
 		d.since = time.Now()
+		if !hanging || d.noticed.Before(d.since) {
+			d.noticed = d.since
+		}
 	}
 	if d.state == "other" {
 		d.otherAt = time.Now()
@@ -41,12 +47,25 @@ func (d *csiDriver) set(state string) {
 	}
 }
 
+// comes begins to serve. Without a hint, as at the limit of inotify watches, it is found when it is
+// asked the next time.
+func (d *csiDriver) comes(unnoticed bool) {
+	unnoticed = unnoticed && d.state == "down"
+	d.unnoticed = unnoticed
+	d.set("up")
+	if d.unnoticed = false; unnoticed {
+		d.noticed, d.missed = d.since.Add(35*time.Second), d.since
+	}
+}
+
 // reset breaks all connections.
 func (d *csiDriver) reset() {
 	close(d.changed)
 	d.changed = make(chan struct{})
 	for _, c := range d.clients {
-		c.hint()
+		if !d.unnoticed {
+			c.hint()
+		}
 	}
 }
 

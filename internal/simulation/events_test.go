@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"path"
+	"slices"
 	"syscall"
 	"time"
 
@@ -29,7 +30,7 @@ var kinds = []struct {
 	do     func(w *world, d *csiDriver, arg uint64)
 }{
 	{"driver goes", 8, func(w *world, d *csiDriver, _ uint64) { d.set("down") }},
-	{"driver comes", 20, func(w *world, d *csiDriver, _ uint64) { d.set("up") }},
+	{"driver comes", 20, func(w *world, d *csiDriver, arg uint64) { d.comes(arg%6 == 0) }},
 	{"driver is starting", 4, func(w *world, d *csiDriver, _ uint64) { d.set("starting") }},
 	{"driver is slow", 3, func(w *world, d *csiDriver, _ uint64) { d.set("slow") }},
 	{"driver hangs", 4, func(w *world, d *csiDriver, _ uint64) { d.set("hang") }},
@@ -43,7 +44,7 @@ var kinds = []struct {
 	}},
 	{"driver has another limit", 2, func(w *world, d *csiDriver, arg uint64) {
 		d.id.MaxVolumes = int64(arg % 5)
-		w.of(d.name).newsAt = time.Now()
+		w.of(d.name).newsAt, w.of(d.name).unseen = time.Now(), w.troubled() // see README.md, "Open"
 		d.set("up")
 	}},
 	{"driver has another topology value", 1, func(w *world, d *csiDriver, arg uint64) {
@@ -73,7 +74,7 @@ var kinds = []struct {
 		w.files.put(w.registry(), &node{mode: syscall.S_IFDIR | 0o750, maker: "admin"})
 	}},
 	{"another registrar takes the path", 3, func(w *world, d *csiDriver, _ uint64) { w.sidecar(d, w.socketOf(d.name)) }},
-	{"another registrar takes the name", 2, func(w *world, d *csiDriver, _ uint64) { w.sidecar(d, w.registry()+"/sidecar-"+d.name+".sock") }},
+	{"another registrar takes the name", 2, func(w *world, d *csiDriver, _ uint64) { w.sidecar(d, w.besides(d)) }},
 	{"another registrar is killed", 4, func(w *world, d *csiDriver, _ uint64) { w.endSidecars(d, false) }},
 	{"another registrar ends", 4, func(w *world, d *csiDriver, _ uint64) { w.endSidecars(d, true) }},
 	{"a file takes the path", 2, func(w *world, d *csiDriver, _ uint64) {
@@ -102,6 +103,25 @@ var kinds = []struct {
 	{"disk is writable", 8, func(w *world, _ *csiDriver, _ uint64) { w.files.mounts["k"].err = 0 }},
 	{"disk hangs", 3, func(w *world, _ *csiDriver, _ uint64) { w.files.mounts["k"].freeze() }},
 	{"one call hangs", 8, func(w *world, _ *csiDriver, arg uint64) { w.files.mounts["k"].freezeOne(int(arg % 12)) }},
+	{"one call is slow", 5, func(w *world, _ *csiDriver, arg uint64) {
+		m := w.files.mounts["k"]
+		if end := m.freezeOne(int(arg % 16)); end != nil {
+			go func() {
+				time.Sleep(time.Duration(arg%2900) * time.Millisecond)
+				w.mu.Lock()
+				defer w.mu.Unlock()
+				m.thawOne(end)
+			}()
+		}
+	}},
+	{"one call fails", 8, func(w *world, _ *csiDriver, arg uint64) {
+		m := w.files.mounts["k"]
+		m.fault, m.faultIn = []syscall.Errno{syscall.EIO, syscall.EACCES, syscall.ENOMEM, syscall.ENOSPC}[arg%4], int(arg/4%16)
+	}},
+	{"one call to /run fails", 2, func(w *world, _ *csiDriver, arg uint64) {
+		m := w.files.mounts["r"]
+		m.fault, m.faultIn = syscall.ENOSPC, int(arg%3)
+	}},
 	{"disk answers", 12, func(w *world, _ *csiDriver, _ uint64) { w.files.mounts["k"].thaw() }},
 	{"/run is full", 2, func(w *world, _ *csiDriver, _ uint64) { w.files.mounts["r"].err = syscall.ENOSPC }},
 	{"/run has room", 5, func(w *world, _ *csiDriver, _ uint64) { w.files.mounts["r"].err = 0 }},
@@ -146,13 +166,13 @@ var kinds = []struct {
 		w.of(d.name).newsAt = time.Now()
 		w.admin.edited()
 	}},
-	{"driver has another timeout", 2, func(w *world, d *csiDriver, arg uint64) {
+	{"driver has another timeout", 4, func(w *world, d *csiDriver, arg uint64) {
 		w.edit(d, func(c *config.Driver) { c.Timeout = time.Duration(1+arg%5) * time.Second })
 	}},
 	{"driver has other versions", 2, func(w *world, d *csiDriver, arg uint64) {
 		w.edit(d, func(c *config.Driver) { c.SupportedVersions = []string{fmt.Sprint("1.", arg%3, ".0")} })
 	}},
-	{"driver has another when_limit_changes", 1, func(w *world, d *csiDriver, arg uint64) {
+	{"driver has another when_limit_changes", 2, func(w *world, d *csiDriver, arg uint64) {
 		w.edit(d, func(c *config.Driver) {
 			c.WhenLimitChanges = []config.WhenLimitChanges{config.Leave, config.Republish}[arg%2]
 		})
@@ -275,10 +295,25 @@ func (m *mount) freeze() {
 	}
 }
 
-func (m *mount) freezeOne(after int) {
-	if m.stallEnd == nil {
-		m.stall, m.stallEnd = after, make(chan struct{})
-		m.stalled = append(m.stalled, m.stallEnd)
+// freezeOne returns what ends it; nil: another call is to hang.
+func (m *mount) freezeOne(after int) chan struct{} {
+	if m.stallEnd != nil {
+		return nil
+	}
+	m.stall, m.stallEnd = after, make(chan struct{})
+	m.stalled = append(m.stalled, m.stallEnd)
+	return m.stallEnd
+}
+
+// thawOne lets the call go on that hangs until end, if it has not gone on.
+func (m *mount) thawOne(end chan struct{}) {
+	if i := slices.Index(m.stalled, end); i >= 0 {
+		close(end)
+		m.stalled = slices.Delete(m.stalled, i, i+1)
+		m.thawedAt = time.Now()
+	}
+	if m.stallEnd == end {
+		m.stallEnd = nil
 	}
 }
 
@@ -296,9 +331,14 @@ func (m *mount) thaw() {
 	m.stalled, m.stallEnd = nil, nil
 }
 
+// besides is where another registrar serves the driver, besides ours.
+func (w *world) besides(d *csiDriver) string { return w.registry() + "/sidecar-" + d.name + ".sock" }
+
 // sidecar is a node-driver-registrar, which puts its socket over whatever is there.
 func (w *world) sidecar(d *csiDriver, name string) {
 	if w.files.nodes[w.registry()] != nil {
+		delete(w.failed, name)
+		delete(w.failed, w.registry())
 		w.replace(name, &node{mode: syscall.S_IFSOCK, maker: "sidecar", sock: &sock{bound: name, refs: 1, driver: d.name}})
 	}
 }

@@ -48,6 +48,9 @@ type mount struct {
 	stallEnd chan struct{}
 	stalled  []chan struct{} // of all calls that hang so
 	thawedAt time.Time       // when calls that hung went on
+	// The call after so many others fails with fault; 0: none.
+	faultIn int
+	fault   syscall.Errno
 }
 
 type files struct {
@@ -195,10 +198,11 @@ type sock struct {
 	driver string     // which its GetInfo names
 	by     *process   // which serves it, or did last
 
+	answering int  // calls that the daemon answers now
 	forgotten bool // the kubelet told it to a process that ended, and the record does not have it
 
-	madeAt, movedAt, askedAt, toldAt time.Time // to its path; by GetInfo; by Notify
-	told                             *status.Notification
+	madeAt, movedAt, askedAt, toldAt, acceptedAt time.Time // acceptedAt: first
+	told                                         *status.Notification
 }
 
 // call is one call of the kubelet on a connection.
@@ -371,10 +375,37 @@ func (p *process) enter(name string, does access) error {
 		w.mu.Unlock()
 		return syscall.EIO
 	}
-	err := p.allowed(name, does)
+	err := p.faulty(name, does)
+	if err == nil {
+		err = p.allowed(name, does)
+	}
 	if err != nil {
 		w.mu.Unlock()
 	}
+	return err
+}
+
+// faulty returns the error of the one call that fails. In memory only a lack of space can.
+func (p *process) faulty(name string, does access) error {
+	m := p.w.files.mounts[name[1:2]]
+	if m.fault == 0 || name[1] == 'r' && does != makes {
+		return nil
+	}
+	if m.faultIn--; m.faultIn >= 0 {
+		return nil
+	}
+	err := &os.PathError{Op: "call", Path: name, Err: m.fault}
+	if does == looks {
+		err.Err = syscall.EIO
+	}
+	m.fault = 0
+	p.w.tell("daemon %d: %s", p.number, err)
+	p.w.faultAt = time.Now()
+	p.w.undamagedSince, p.w.intactSince = time.Time{}, time.Time{}
+	p.tried(name)
+	p.troubled = true
+	p.faults++
+	p.w.failed[name] = true
 	return err
 }
 

@@ -22,7 +22,8 @@ type kubeletModel struct {
 	old     bool   // 1.35: a plugin that was refused stays in the cache and is not tried again
 	version int    // counts incarnations
 	running bool
-	watched uint64 // the inode of the directory that it watches
+	watched uint64          // the inode of the directory that it watches
+	knew    map[uint64]bool // those that it watched
 	desired map[string]uint64
 	actual  map[string]*plugin
 	backoff map[string]*backoff
@@ -52,7 +53,7 @@ type backoff struct {
 }
 
 func newKubelet(w *world, old bool) *kubeletModel {
-	return &kubeletModel{w: w, root: rootDirs[0], old: old, csiNode: map[string]status.Identity{}, labels: map[string]string{}, owner: map[string]string{}, robbed: map[string]bool{}}
+	return &kubeletModel{w: w, root: rootDirs[0], old: old, csiNode: map[string]status.Identity{}, labels: map[string]string{}, owner: map[string]string{}, robbed: map[string]bool{}, knew: map[uint64]bool{}}
 }
 
 // registry is the directory that it watches.
@@ -70,6 +71,7 @@ func (k *kubeletModel) start() {
 		f.put(k.registry(), &node{mode: syscall.S_IFDIR | 0o750, maker: "kubelet"})
 	}
 	k.watched = f.nodes[k.registry()].Ino
+	k.knew[k.watched] = true
 	for _, name := range f.sockets(k.registry()) {
 		k.add(name)
 	}
@@ -290,6 +292,12 @@ func (k *kubeletModel) register(version int, name string, uuid uint64) error {
 		}
 		if r.err == nil && text != "" {
 			return errors.New(text)
+		}
+		if r.err != nil {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			p := w.process // it could not answer
+			c.sock.forgotten = c.sock.forgotten || p == nil || w.disturbed(p) || time.Since(p.started) < recovery
 		}
 		return r.err
 	}

@@ -63,6 +63,9 @@ func (s *server) serve(c net.Conn, addr net.Addr, m *conn) {
 		case call := <-m.calls:
 			s.p.w.mu.Lock()
 			isOpen := m.isOpen
+			if isOpen {
+				m.sock.answering++
+			}
 			s.p.w.mu.Unlock()
 			if !isOpen { // the kubelet has given up
 				return
@@ -78,6 +81,7 @@ func (s *server) serve(c net.Conn, addr net.Addr, m *conn) {
 					PluginRegistered: call.notify.Registered, Error: call.notify.Error})
 			}
 			s.p.w.mu.Lock()
+			m.sock.answering--
 			switch {
 			case s.p.dead:
 				r.err = errReset
@@ -86,6 +90,9 @@ func (s *server) serve(c net.Conn, addr net.Addr, m *conn) {
 				m.sock.askedAt = time.Now()
 			default: // also if the kubelet does not learn that it was heard
 				m.sock.forgotten, m.sock.told, m.sock.toldAt = false, call.notify, time.Now()
+				if call.notify.Registered && m.sock.acceptedAt.IsZero() {
+					m.sock.acceptedAt = time.Now()
+				}
 			}
 			s.p.w.mu.Unlock()
 			call.reply <- r

@@ -32,6 +32,7 @@ type world struct {
 	process *process // the daemon that runs; nil: none
 
 	connections, processes int
+	wrongs                 int // entries of all wrongSince
 	ended                  []*process
 	movesBack              bool      // root_dir has changed for a moment
 	opensAt                time.Time // noSockets ended
@@ -40,6 +41,8 @@ type world struct {
 	freeSince              time.Time
 	intactSince            time.Time // only drivers and kubelet hinder the daemon since; zero: more
 	eventAt                time.Time
+	faultAt                time.Time // when the one call failed
+	damagedAt, foreignAt   time.Time // when something was in the way of the daemon
 	recorders              map[string]*recorder
 	known                  map[string]*history
 	violation              string
@@ -55,11 +58,17 @@ var driverNames = []string{"a.example", "b.example"}
 // history is what happened to a driver's registration.
 type history struct {
 	reregistered int
+	unseen       bool      // the last limit came while the daemon may not have seen the one before
 	newsAt       time.Time // when the kubelet had to learn something, or its table changed
 	rootAt       time.Time // when root_dir was changed
 	unwantedAt   time.Time // when it was to be withdrawn
+	calledAt     time.Time // when reregister was called
 	requestedAt  time.Time // when the daemon accepted the last reregister
 	movedAt      time.Time
+	table        config.Driver // in force, of the process tableOf
+	tableOf      *process
+	tableUntil   time.Time // when the one before was in force; zero: there was none
+	checkedAt    time.Time
 	wrongSince   map[[2]string]time.Time
 }
 
