@@ -15,30 +15,49 @@ import (
 // long as the driver, for each driver of a node.
 func freeMemory() error {
 	debug.FreeOSMemory()
-	maps, err := os.ReadFile("/proc/self/maps")
+	maps, err := os.ReadFile("/proc/self/smaps")
 	if err != nil {
 		return err
 	}
+	// proc(5): a line with address, permissions, offset, device, inode and path, then lines with
+	// "Name: N kB". A private mapping of a file has what the file has, unless it has pages of its
+	// own, as one has that the dynamic linker wrote before it was protected.
+	var mapping []string
+	clean := false
 	for line := range strings.Lines(string(maps)) {
-		// proc(5): address, permissions, offset, device, inode, path. A private mapping that cannot
-		// be written has nothing that the file does not have.
 		f := strings.Fields(line)
-		if len(f) < 6 || f[1][1] != '-' || f[1][3] != 'p' || f[4] == "0" {
-			continue
-		}
-		from, to, _ := strings.Cut(f[0], "-")
-		start, startErr := strconv.ParseUint(from, 16, 64)
-		end, endErr := strconv.ParseUint(to, 16, 64)
-		if startErr != nil || endErr != nil {
-			return fmt.Errorf("/proc/self/maps has the line %q", line)
-		}
-		// If the page cache has the file in pages of 2 MiB, Linux maps all of one for one byte.
-		// EINVAL: a kernel without huge pages.
-		for _, advice := range []uintptr{syscall.MADV_NOHUGEPAGE, syscall.MADV_DONTNEED} {
-			_, _, errno := syscall.Syscall(syscall.SYS_MADVISE, uintptr(start), uintptr(end-start), advice)
-			if errno != 0 && (errno != syscall.EINVAL || advice != syscall.MADV_NOHUGEPAGE) {
-				return fmt.Errorf("cannot unmap the pages of %s: %w", f[5], errno)
+		switch {
+		case !strings.HasSuffix(f[0], ":"):
+			mapping = f
+			clean = false
+		case f[0] == "Anonymous:":
+			clean = f[1] == "0" && len(mapping) > 5 && mapping[4] != "0" && mapping[1][1] == '-' && mapping[1][3] == 'p'
+		case f[0] == "Swap:" && f[1] == "0" && clean:
+			if err := unmap(mapping[0]); err != nil {
+				return fmt.Errorf("cannot unmap the pages of %s: %w", mapping[5], err)
 			}
+		}
+	}
+	return nil
+}
+
+// unmap unmaps the pages of a mapping whose address is "from-to".
+func unmap(address string) error {
+	from, to, _ := strings.Cut(address, "-")
+	start, err := strconv.ParseUint(from, 16, 64)
+	if err != nil {
+		return err
+	}
+	end, err := strconv.ParseUint(to, 16, 64)
+	if err != nil {
+		return err
+	}
+	// If the page cache has the file in pages of 2 MiB, Linux maps all of one for one byte.
+	// EINVAL: a kernel without huge pages.
+	for _, advice := range []uintptr{syscall.MADV_NOHUGEPAGE, syscall.MADV_DONTNEED} {
+		_, _, errno := syscall.Syscall(syscall.SYS_MADVISE, uintptr(start), uintptr(end-start), advice)
+		if errno != 0 && (errno != syscall.EINVAL || advice != syscall.MADV_NOHUGEPAGE) {
+			return errno
 		}
 	}
 	return nil
