@@ -111,7 +111,7 @@ func TestRootDirIsMissing(t *testing.T) {
 		n := newNode(t, suite)
 		n.Boot()
 		n.registered(0)
-		n.Run("systemctl", "stop", "kubelet.service", unit)
+		n.Run("systemctl", "stop", "kubelet.service", unit, socket) // the end of the socket sweeps
 		n.Run("rm", "-r", "/var/lib/kubelet", "/run/csi-registrar")
 		mark := n.mark()
 		n.Run("systemctl", "start", unit, "kubelet.service")

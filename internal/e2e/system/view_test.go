@@ -91,7 +91,7 @@ func TestSandboxMakesTheDirectories(t *testing.T) {
 		n := newNode(t, suite)
 		n.Boot()
 		n.registered(0)
-		n.Run("systemctl", "stop", "kubelet.service", unit)
+		n.Run("systemctl", "stop", "kubelet.service", unit, socket) // the end of the socket sweeps
 		n.Run("rm", "-r", "/var/lib/kubelet")
 		n.Run("systemctl", "start", unit)
 		const dir = "/var/lib/kubelet"
