@@ -54,7 +54,6 @@ func newParts(d *daemon, registryDir string) *parts {
 		Log:         d.log,
 		KeepSockets: d.options.KeepSockets,
 		Dir:         registryDir,
-		Confined:    d.asksForLandlock(),
 		Watch:       func(paths ...string) kubelet.Watch { return d.watcher.Subscribe(paths...) },
 		WatchDir:    func(path string) kubelet.Watch { return d.watcher.SubscribeDir(path) },
 		Pool:        d.pool,

@@ -202,6 +202,7 @@ func TestRegistryDirectory(t *testing.T) {
 			c := n.StartDaemon()
 			k.Registered(0, d.Name, soon)
 			c.WaitState(d.Name, "registered", soon)
+			n.WaitSockets(1) // below a mount the temporary name would stay
 			did := time.Now()
 			do(t, n)
 			at, ok := harness.WhenAccepts(n.RegSocket(d.Name), soon)

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -16,10 +15,9 @@ import (
 // recreated, a running kubelet never looks there again. Its methods block for as long as the file
 // system does not answer.
 type directory struct {
-	host     *Host
-	root     string // the kubelet's root directory; empty: path is never created
-	path     string
-	confined bool // see Options
+	host *Host
+	root string // the kubelet's root directory; empty: path is never created
+	path string
 
 	mu sync.Mutex
 	// As this process saw it first, or as a kubelet proved to watch it; zero: neither.
@@ -84,32 +82,4 @@ func makeDirectory(path string) error {
 		return err
 	}
 	return errors.Join(f.Chmod(0o750), f.Close()) // the unit's umask is stricter than the kubelet's
-}
-
-// place returns where a socket is bound before it is moved into the directory: outside of it, if
-// that is the same mount and writable. Otherwise, as in the sandbox of the unit, a dot name in the
-// directory is used, which the kubelet ignores. So a socket that could not be moved in is never
-// created: the old one is removed before the move.
-func (d *directory) place() string {
-	if d.confined {
-		return d.path
-	}
-	root, _ := d.host.Stat(d.root) // of no mount after an error
-	dir, _ := d.host.Stat(d.path)
-	if root.SameMount(dir) && d.host.Writable(d.root) == nil {
-		return d.root
-	}
-	return d.path
-}
-
-// moveIntoPlace renames a socket without replacing anything. Within one directory it creates a
-// second name, if the file system can, and leaves the first one: the kubelet logs an error for each
-// name that is gone when it examines it.
-func moveIntoPlace(from, to string) error {
-	if filepath.Dir(from) == filepath.Dir(to) {
-		if err := os.Link(from, to); err == nil || errors.Is(err, os.ErrExist) {
-			return err
-		}
-	}
-	return unixsock.MoveIntoPlace(from, to)
 }

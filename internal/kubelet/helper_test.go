@@ -202,9 +202,16 @@ func (w *world) temporaryNames() []string {
 	return found
 }
 
-func (w *world) wantNoTemporary() {
+// wantNoTemporary checks that no temporary name is left, but for those of published sockets.
+func (w *world) wantNoTemporary(published ...*Socket) {
 	w.t.Helper()
-	if names := w.temporaryNames(); len(names) > 0 {
+	names := slices.DeleteFunc(w.temporaryNames(), func(path string) bool {
+		return slices.ContainsFunc(published, func(s *Socket) bool {
+			p := s.current.Load()
+			return p != nil && p.Bound == path
+		})
+	})
+	if len(names) > 0 {
 		w.t.Errorf("temporary names left: %v", names)
 	}
 }

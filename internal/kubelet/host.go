@@ -8,7 +8,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
 	"csi-registrar/internal/pluginreg"
@@ -20,7 +19,7 @@ import (
 // behind them. internal/simulation replaces all of it with a model.
 type Host struct {
 	Stat, Lstat                    func(path string) (unixsock.File, error)
-	Mkdir, Remove, Writable, Trust func(path string) error
+	Mkdir, Remove, Trust           func(path string) error
 	Rename, MoveIntoPlace, Symlink func(from, to string) error
 	MkdirAll                       func(path string, mode os.FileMode) error
 	Readlink                       func(path string) (string, error)
@@ -58,8 +57,7 @@ func newHost() *Host {
 	return &Host{
 		Stat: unixsock.Stat, Lstat: unixsock.Lstat, RemoveFile: unixsock.Remove, RemoveStale: unixsock.RemoveStale, Vacate: unixsock.Vacate,
 		Mkdir: makeDirectory, Remove: os.Remove, Trust: trust.SocketOwner("root").Path,
-		Writable: func(path string) error { return unix.Access(path, unix.W_OK) },
-		Rename:   os.Rename, MoveIntoPlace: moveIntoPlace, Symlink: os.Symlink, MkdirAll: os.MkdirAll,
+		Rename: os.Rename, MoveIntoPlace: unixsock.MoveIntoPlace, Symlink: os.Symlink, MkdirAll: os.MkdirAll,
 		Readlink: os.Readlink, ReadDir: os.ReadDir, Sockets: pluginreg.Sockets, WriteFile: os.WriteFile,
 		ReadFile: func(path string) ([]byte, error) { return trust.Rule{}.ReadFile(path, maxRecord) },
 		Probe:    unixsock.Probe, GetInfo: pluginreg.GetInfo, FileListener: net.FileListener,

@@ -95,7 +95,7 @@ func TestPublishingAnewReplacesOurOwn(t *testing.T) {
 	if n := m.count("registration-a"); n != 1 {
 		t.Errorf("%d listeners in the store", n)
 	}
-	w.wantNoTemporary()
+	w.wantNoTemporary(s)
 }
 
 func TestBadAnnouncementsAndNames(t *testing.T) {

@@ -54,7 +54,7 @@ func (s *Socket) publish(ctx context.Context, a status.Announcement) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	err = s.publishFrom(ctx, s.r.dir.place(), dir, a)
+	err = s.replace(ctx, dir, a)
 	if errors.Is(err, os.ErrExist) { // somebody put a file there at the same time
 		if err = s.clear(ctx); err == nil {
 			err = s.heldBy("something that appears and disappears")
@@ -100,10 +100,11 @@ func (s *Socket) heldBy(holder string) error {
 	return ConflictError(fmt.Sprintf("%s is held by %s, which is left alone: stop or move it away (a node-driver-registrar sidecar of the driver?)", s.path, holder))
 }
 
-// publishFrom binds a socket in place and moves it to its path. A crash in between leaves at worst
-// a stale temporary name or a stale old socket, which Sweep removes.
-func (s *Socket) publishFrom(ctx context.Context, place string, dir unixsock.FileID, a status.Announcement) error {
-	temporary := temporaryName(place)
+// replace binds a socket to a temporary name in the directory and moves it to its path: if binding
+// fails, the old one is still there. A crash in between leaves at worst a stale temporary name or a
+// stale old socket, which Sweep removes.
+func (s *Socket) replace(ctx context.Context, dir unixsock.FileID, a status.Announcement) error {
+	temporary := temporaryName(s.r.dir.path)
 	l, file, err := s.r.o.Host.Listen(ctx, temporary)
 	if err != nil {
 		// Without the temporary name: the same problem must read the same each time.
@@ -112,43 +113,34 @@ func (s *Socket) publishFrom(ctx context.Context, place string, dir unixsock.Fil
 		} else if errno, ok := errors.AsType[syscall.Errno](err); ok {
 			err = errno
 		}
-		return fmt.Errorf("cannot make a socket in %s: %w", place, err)
+		return fmt.Errorf("cannot make a socket in %s: %w", s.r.dir.path, err)
 	}
 	p := newListener(s, l, dir, record{
 		Path: s.path, Bound: l.Addr().String(), FileID: file.FileID, Publication: status.Publication{PublishedAt: time.Now(), Announced: a},
 	})
 	old := s.current.Load()
-	if err = s.left(); err == nil {
+	if !s.discarded.Load() {
 		s.keep(ctx, p)
 	}
 	p.serve()
-	if err == nil {
-		err = s.moveIn(temporary, p, old)
-	}
-	// Still there after an error, or if it was linked.
-	var rerr error
-	if err == nil && place == s.r.dir.path {
+	if err = s.moveIn(temporary, p, old); err == nil {
 		p.removeLater(temporary)
-	} else {
-		_, rerr = s.r.o.Host.RemoveFile(temporary, p.FileID)
-	}
-	if err == nil {
 		if old != nil {
 			old.stop(true)
 			if old.Announced.Endpoint != a.Endpoint {
-				rerr = errors.Join(rerr, old.removeLink(s.r.o.Host, s.name))
+				if err := old.removeLink(s.r.o.Host, s.name); err != nil {
+					s.log.Warn("published, but the previous endpoint link is left", "error", err)
+				}
 			}
-		}
-		if rerr != nil {
-			s.log.Warn("published, but a temporary name is left", "error", rerr)
 		}
 		return nil
 	}
 
 	// Restore the previous state.
+	_, rerr := s.r.o.Host.RemoveFile(temporary, p.FileID)
 	p.stop(false)
 	s.current.Store(old)
-	if old == nil || s.left() != nil {
+	if old == nil || s.discarded.Load() {
 		if !s.anotherRecorded() {
 			s.release(ctx)
 		}
@@ -156,15 +148,6 @@ func (s *Socket) publishFrom(ctx context.Context, place string, dir unixsock.Fil
 	}
 	s.keep(ctx, old)
 	return errors.Join(err, rerr, s.save(old))
-}
-
-// left returns an error if the Socket was discarded while this call hung: another Socket of the
-// driver, below another root_dir, may have its place in the store and in the record by now.
-func (s *Socket) left() error {
-	if s.discarded.Load() {
-		return net.ErrClosed
-	}
-	return nil
 }
 
 // moveIn moves p to its path. The record is written and p is current before that, because the
@@ -175,8 +158,10 @@ func (s *Socket) moveIn(temporary string, p, old *listener) error {
 			return err
 		}
 	}
-	if err := s.left(); err != nil {
-		return err
+	// It was discarded while this call hung: another Socket of the driver, below another root_dir,
+	// may have its place in the store and in the record by now.
+	if s.discarded.Load() {
+		return net.ErrClosed
 	}
 	s.current.Store(p)
 	if s.anotherRecorded() { // p took its place in the store

@@ -52,9 +52,6 @@ type Options struct {
 	// <rootDir>/plugins_registry (node-driver-registrar's --plugin-registration-path).
 	// It is never created, and temporary names are dot names in it.
 	Dir string
-	// Confined: the process can create files in the directory itself and not beside it, although
-	// access(2) may say so (Landlock).
-	Confined bool
 	// Watch gives hints about paths, WatchDir about the entries of a directory.
 	Watch    func(paths ...string) Watch
 	WatchDir func(path string) Watch
@@ -105,7 +102,7 @@ func Open(rootDir string, o Options) (*Registry, error) {
 	o.Host = cmp.Or(o.Host, newHost())
 	ctx, stop := context.WithCancel(context.Background()) // until Close
 	r := &Registry{
-		o: o, dir: &directory{host: o.Host, root: rootDir, path: dir, confined: o.Confined}, entries: o.WatchDir(dir), stop: stop,
+		o: o, dir: &directory{host: o.Host, root: rootDir, path: dir}, entries: o.WatchDir(dir), stop: stop,
 		server:  o.Host.NewServer(),
 		sockets: make(map[string]*Socket),
 	}

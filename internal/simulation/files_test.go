@@ -187,7 +187,7 @@ func (f *files) resolve(name string, follow bool) (*node, error) {
 }
 
 func (n *node) file() unixsock.File {
-	return unixsock.File{FileID: n.FileID, Mount: 1, Mode: n.mode, UID: uint32(os.Geteuid()), Changed: n.changed}
+	return unixsock.File{FileID: n.FileID, Mode: n.mode, UID: uint32(os.Geteuid()), Changed: n.changed}
 }
 
 // sock is a listening socket: it listens for as long as somebody has a descriptor of it.
@@ -574,16 +574,6 @@ func (p *process) host() *kubelet.Host {
 				return false, err
 			}
 			return true, remove(name)
-		},
-		Writable: func(name string) error {
-			if err := p.enter(name, looks); err != nil {
-				return err
-			}
-			defer w.mu.Unlock()
-			if e := f.mounts[name[1:2]].err; e == syscall.EROFS {
-				return e
-			}
-			return nil
 		},
 		Trust: func(string) error { return nil },
 		Rename: func(from, to string) error {

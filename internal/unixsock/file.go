@@ -20,7 +20,6 @@ type FileID struct {
 // File describes the file at a path.
 type File struct {
 	FileID
-	Mount   uint64 // the ID of its mount; 0 before Linux 5.8
 	Mode    uint16 // type and permission bits, as in stat(2)
 	UID     uint32
 	Changed int64 // ctime in nanoseconds
@@ -63,7 +62,7 @@ func Stat(path string) (File, error) { return statx(path, 0) }
 
 func statx(path string, flags int) (File, error) {
 	var st unix.Statx_t
-	err := unix.Statx(unix.AT_FDCWD, path, flags|unix.AT_NO_AUTOMOUNT, unix.STATX_BASIC_STATS|unix.STATX_BTIME|unix.STATX_MNT_ID, &st)
+	err := unix.Statx(unix.AT_FDCWD, path, flags|unix.AT_NO_AUTOMOUNT, unix.STATX_BASIC_STATS|unix.STATX_BTIME, &st)
 	if err != nil {
 		return File{}, &os.PathError{Op: "statx", Path: path, Err: err}
 	}
@@ -72,9 +71,6 @@ func statx(path string, flags int) (File, error) {
 		Mode:    st.Mode,
 		UID:     st.Uid,
 		Changed: st.Ctime.Sec*1e9 + int64(st.Ctime.Nsec),
-	}
-	if st.Mask&unix.STATX_MNT_ID != 0 {
-		f.Mount = st.Mnt_id
 	}
 	if st.Mask&unix.STATX_BTIME != 0 {
 		f.Born = st.Btime.Sec*1e9 + int64(st.Btime.Nsec)
@@ -99,20 +95,13 @@ func Remove(path string, id FileID) (bool, error) {
 	return err == nil && f.FileID == id, err
 }
 
-// SameMount reports whether a file can be renamed from one directory to the other: not between
-// mounts, even of one file system, nor between subvolumes, which differ in their device. Always
-// false before Linux 5.8.
-func (f File) SameMount(dir File) bool {
-	return f.Mount != 0 && f.Mount == dir.Mount && f.Dev == dir.Dev
-}
-
-// MoveIntoPlace renames a file without replacing another (os.ErrExist). If the file system does not
-// support that (EINVAL), it creates a second name, which replaces nothing either, and the first one
-// stays.
+// MoveIntoPlace gives a file a second name in its directory, without replacing another file
+// (os.ErrExist). The first name stays: the kubelet logs an error for each name in the
+// plugins_registry that is gone when it examines it. On a file system without hard links the file
+// is renamed.
 func MoveIntoPlace(from, to string) error {
-	err := unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE)
-	if err == unix.EINVAL || err == unix.ENOSYS {
-		return os.Link(from, to)
+	if err := os.Link(from, to); err == nil || errors.Is(err, os.ErrExist) {
+		return err
 	}
-	return err
+	return unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE)
 }

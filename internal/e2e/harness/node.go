@@ -153,6 +153,18 @@ func (n *Node) Sockets() []string {
 	return names
 }
 
+// WaitSockets waits until plugins_registry has that many entries: the daemon removes the temporary
+// name of a socket 5 s after it was published.
+func (n *Node) WaitSockets(count int) {
+	n.T.Helper()
+	Eventually(n.T, 20*time.Second, fmt.Sprintf("%d entries in plugins_registry", count), func() string {
+		if got := n.Sockets(); len(got) != count {
+			return fmt.Sprintf("%q", got)
+		}
+		return ""
+	})
+}
+
 // leftBehind fails the test if the daemon has left temporary names below the kubelet's root.
 func (n *Node) leftBehind() {
 	err := filepath.WalkDir(n.Root, func(path string, d fs.DirEntry, err error) error {
