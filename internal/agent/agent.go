@@ -37,9 +37,10 @@ type Socket interface {
 	Close(ctx context.Context) error
 	// Discard is Close after the registration was withdrawn: nothing of it stays.
 	Discard(ctx context.Context) error
-	// Restore stores and records the socket again, after the end of one of the same driver below
-	// another root_dir, which may have replaced it there. It may block for a limited time.
-	Restore(ctx context.Context) error
+	// Restore makes the next Check, for which it gives a hint, store and record the socket
+	// again. A socket of the same driver below another root_dir, which has ended, may have
+	// replaced it there.
+	Restore()
 	// Record redirects the calls to the driver to a recorder until ctx is done, and then back.
 	// It calls listen with the path at which the recorder must listen, and linked once the
 	// calls arrive there.
@@ -247,12 +248,11 @@ func (a *Agent) reconcile(ctx context.Context, wait time.Duration) error {
 	return err
 }
 
-// Alive returns nil if every registrar responds, whatever its driver does.
-func (a *Agent) Alive(ctx context.Context) error { return allAlive(ctx, a.registrars()) }
-
-// allAlive asks all at once: on a starved machine the slow ones would add up. One that has ended
-// meanwhile was withdrawn: a registrar ends for no other reason.
-func allAlive(ctx context.Context, all map[key]*running) error {
+// Alive returns nil if every registrar responds, whatever its driver does. It asks all at once: on
+// a starved machine the slow ones would add up. One that has ended meanwhile was withdrawn: a
+// registrar ends for no other reason.
+func (a *Agent) Alive(ctx context.Context) error {
+	all := a.registrars()
 	errs := make(chan error, len(all))
 	for _, r := range all {
 		go func() {

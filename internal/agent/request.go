@@ -2,14 +2,12 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"csi-registrar/internal/config"
 )
 
-// Reregister recreates the driver's registration socket. The error wraps ErrUnknown if there is
-// no such driver.
+// Reregister recreates the driver's registration socket.
 func (a *Agent) Reregister(ctx context.Context, name string, force bool) error {
 	r, err := a.enabled(name)
 	if err != nil {
@@ -18,8 +16,7 @@ func (a *Agent) Reregister(ctx context.Context, name string, force bool) error {
 	return r.reg.Reregister(ctx, force)
 }
 
-// Record redirects the calls to the driver to a recorder, see Socket.Record. The error wraps
-// ErrUnknown if there is no such driver.
+// Record redirects the calls to the driver to a recorder, see Socket.Record.
 func (a *Agent) Record(ctx context.Context, name string, listen func(context.Context, string) error, linked func()) error {
 	r, err := a.enabled(name)
 	if err != nil {
@@ -51,10 +48,7 @@ func (a *Agent) enabled(name string) (*running, error) {
 	d, _ := a.config.Driver(name)
 	r := a.running[key{name, a.config.Kubelet}]
 	if !d.Enabled || r == nil {
-		return nil, fmt.Errorf("%w: %q", ErrUnknown, name)
+		return nil, fmt.Errorf("no enabled driver of that name is configured: %q", name)
 	}
 	return r, nil
 }
-
-// ErrUnknown is wrapped by the errors for a driver that is not configured or not enabled.
-var ErrUnknown = errors.New("no enabled driver of that name is configured")

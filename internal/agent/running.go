@@ -43,16 +43,12 @@ func (a *Agent) start(k key, d config.Driver, socket Socket) {
 		}
 		var other *running
 		a.change(func() {
-			if a.running[k] == r { // else another took its place
-				delete(a.running, k)
-			}
+			delete(a.running, k) // no other takes its place before r.ended is closed
 			other = a.running[key{k.name, a.config.Kubelet}]
 		})
 		close(r.ended)
-		if other != nil && other.key != k {
-			if err := other.socket.Restore(a.ctx); err != nil {
-				log.Warn("cannot record the registration again", "error", err)
-			}
+		if other != nil {
+			other.socket.Restore()
 		}
 		a.hint() // it may have been enabled again
 	})

@@ -39,7 +39,7 @@ type Socket struct {
 
 	current   atomic.Pointer[listener]   // published, or about to be; nil: none
 	toAdopt   atomic.Pointer[[]*os.File] // from the store, to be adopted
-	toRestore atomic.Bool                // see Restore
+	toRestore atomic.Bool                // by the next Check
 	closed    atomic.Bool
 	discarded atomic.Bool // closed, and nothing is kept
 
@@ -74,9 +74,6 @@ func (s *Socket) do(ctx context.Context, limit time.Duration, f func(context.Con
 			s.log.Warn("cannot adopt the registration socket of an earlier process", "error", err)
 		}
 		err := f(limited)
-		if s.toRestore.Swap(false) {
-			s.restore(limited)
-		}
 		if s.closed.Load() { // this call was abandoned, and Close did not wait for it
 			err = errors.Join(err, s.end(limited))
 		}
@@ -109,9 +106,13 @@ func (s *Socket) Look() status.Socket {
 	return look
 }
 
-// Check implements registrar.Socket. It also completes the record.
+// Check implements registrar.Socket. It also completes the record, and does what Restore asked for.
 func (s *Socket) Check(ctx context.Context) error {
-	return s.do(ctx, checkTime, func(context.Context) error {
+	return s.do(ctx, checkTime, func(ctx context.Context) error {
+		if p := s.current.Load(); p != nil && s.toRestore.Swap(false) && !s.anotherRecorded() {
+			s.keep(ctx, p)
+			p.unsaved.Store(true)
+		}
 		s.saveAgain()
 		return s.check()
 	})
@@ -173,19 +174,10 @@ func (s *Socket) Acknowledge(ctx context.Context, a status.Announcement) error {
 	})
 }
 
-// Restore implements agent.Socket. After a *worker.NotAnswering it is done as soon as the file
-// system answers.
-func (s *Socket) Restore(ctx context.Context) error {
+// Restore implements agent.Socket.
+func (s *Socket) Restore() {
 	s.toRestore.Store(true)
-	return s.do(ctx, changeTime, func(context.Context) error { return nil })
-}
-
-func (s *Socket) restore(ctx context.Context) {
-	if p := s.current.Load(); p != nil && !s.anotherRecorded() {
-		s.keep(ctx, p)
-		p.unsaved.Store(true)
-		s.saveAgain()
-	}
+	s.watch.Hint()
 }
 
 // Withdraw implements registrar.Socket. Open connections are still served, so that a Notify of the
