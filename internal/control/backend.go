@@ -29,7 +29,7 @@ type Backend interface {
 	// Live returns nil if the driver answers Probe now, or did less than a second ago. The text of
 	// its error contains nothing that the driver reported, so everybody may read it.
 	Live(ctx context.Context, driver string) error
-	// Alive returns nil when the agent and all registrars answer, which they do at once, whatever
-	// their drivers do.
+	// Alive returns nil when the agent and all registrars answer, or did less than a second
+	// ago. They answer at once, whatever their drivers do; after 2 s it returns an error.
 	Alive(ctx context.Context) error
 }

@@ -21,7 +21,7 @@ const (
 func Handler(b Backend) http.Handler {
 	mux := http.NewServeMux()
 	a := api{Backend: b, reasons: true, document: b.Status, streams: newGate(maxStreams), traces: newGate(maxTraces), watched: &snapshot[[]byte]{render: func(d status.Document) ([]byte, error) { return marshal(d) }}}
-	mux.HandleFunc("GET /healthz", healthz(func() error { return alive(b) }))
+	mux.HandleFunc("GET /healthz", healthz(b))
 	mux.HandleFunc("GET /readyz", a.readyz)
 	mux.HandleFunc("GET /readyz/{driver}", a.readyzDriver)
 	mux.HandleFunc("GET /livez/{driver}", a.livezDriver)
@@ -43,13 +43,9 @@ func PublicHandler(b Backend) http.Handler {
 	a := api{Backend: b}
 	last := &snapshot[readiness]{render: func(d status.Document) (readiness, error) { return a.readiness(d), nil }}
 	a.document = func() status.Document { d, _, _, _ := last.get(b); return d } // it cannot fail
-	var metrics recent[[]byte]
-	var health recent[error]
+	var metrics sharedMetrics
 	scrapes := newGate(maxScrapes)
-	mux.HandleFunc("GET /healthz", healthz(func() error {
-		// It wakes the goroutines of all drivers.
-		return health.get(func(error) error { return alive(b) })
-	}))
+	mux.HandleFunc("GET /healthz", healthz(b))
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		_, ready, _, _ := last.get(b) // as above
 		write(w, ready.code, plainText, ready.text)
@@ -61,7 +57,7 @@ func PublicHandler(b Backend) http.Handler {
 			refuse(w)
 			return
 		}
-		text := metrics.get(func(last []byte) []byte { return exposition(b.Status(), len(last)+len(last)/32) })
+		text := metrics.get(b)
 		writeMetrics(w, text)
 		// Its place becomes free later, so that a flood of requests does not use all CPU time.
 		time.AfterFunc(time.Duration(len(text))*maxScrapes*time.Second/metricsRate, scrapes.leave)

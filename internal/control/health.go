@@ -2,11 +2,9 @@ package control
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"net/http"
 	"strings"
-	"time"
 
 	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/status"
@@ -15,20 +13,11 @@ import (
 // maxReason limits a reason on the health pages; /v1/status has the whole reason.
 const maxReason = 1000
 
-// aliveLimit is how long alive waits. The agent answers in microseconds, or is stuck.
-const aliveLimit = 2 * time.Second
-
-func alive(b Backend) error {
-	ctx, cancel := context.WithTimeout(context.Background(), aliveLimit)
-	defer cancel()
-	return b.Alive(ctx)
-}
-
 // healthz is 200 while the daemon works. A driver that does not work is no reason to restart the
 // daemon: see readyz.
-func healthz(alive func() error) http.HandlerFunc {
-	return func(w http.ResponseWriter, _ *http.Request) {
-		if err := alive(); err != nil {
+func healthz(b Backend) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if err := b.Alive(r.Context()); err != nil {
 			writeText(w, http.StatusServiceUnavailable, safetext.Clean(err.Error(), maxReason)+"\n")
 			return
 		}

@@ -18,7 +18,7 @@ const (
 	maxScrapes  = 16
 	maxProbes   = 64 // requests that query a driver: a refused one may restart its pod
 	gateWait    = 500 * time.Millisecond
-	maxAge      = time.Second // of what requests on the public port share
+	maxAge      = time.Second // of the metrics that requests on the public port share
 	metricsRate = 40 << 20    // bytes of metrics in a second; those of 1,000 drivers are 2 MB
 )
 
@@ -66,23 +66,21 @@ func refuse(w http.ResponseWriter) {
 	writeText(w, http.StatusServiceUnavailable, "too many requests at once\n")
 }
 
-// recent is a value that all requests within a second share.
-type recent[T any] struct {
-	mu    sync.Mutex
-	at    time.Time // zero: there is no value yet
-	value T
+// sharedMetrics is the text that all requests within a second share.
+type sharedMetrics struct {
+	mu   sync.Mutex
+	at   time.Time // zero: there is none yet
+	text []byte
 }
 
-// get returns the value. It calls renew with the last value if that is too old, while other callers
-// wait.
-func (r *recent[T]) get(renew func(last T) T) T {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if time.Since(r.at) >= maxAge {
-		r.value = renew(r.value)
-		r.at = time.Now()
+func (s *sharedMetrics) get(b Backend) []byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if time.Since(s.at) >= maxAge {
+		s.text = exposition(b.Status(), len(s.text)+len(s.text)/32)
+		s.at = time.Now()
 	}
-	return r.value
+	return s.text
 }
 
 // snapshot is a status document and its rendering, which all requests share until the status

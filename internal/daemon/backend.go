@@ -3,9 +3,12 @@ package daemon
 import (
 	"cmp"
 	"context"
+	"errors"
+	"time"
 
 	"csi-registrar/internal/agent"
 	"csi-registrar/internal/control"
+	"csi-registrar/internal/driver"
 	"csi-registrar/internal/status"
 )
 
@@ -20,6 +23,26 @@ var _ control.Backend = backend{}
 
 // Reload implements control.Backend.
 func (b backend) Reload(ctx context.Context) error { return b.reload(ctx) }
+
+// aliveLimit is how long Alive waits. The agent answers in microseconds, or is stuck.
+const aliveLimit = 2 * time.Second
+
+// Alive implements control.Backend. Requests share the answers, because each one wakes the
+// goroutines of all drivers.
+func (b backend) Alive(ctx context.Context) error {
+	return b.d.live.ask(ctx, "", func(ctx context.Context) error { return b.d.alive(ctx, aliveLimit) })
+}
+
+// Live implements control.Backend.
+func (b backend) Live(ctx context.Context, name string) error {
+	d, ok := b.Agent.Configured(name)
+	if !ok || !d.Enabled {
+		return errors.New("no enabled driver of that name is configured")
+	}
+	return b.d.live.ask(ctx, d.Name, func(ctx context.Context) error {
+		return driver.Live(ctx, b.d.pool, d.SocketOwner, d.Socket)
+	})
+}
 
 // Trace implements control.Backend. The journal names the user who records the calls between
 // kubelet and driver.

@@ -2,38 +2,25 @@ package daemon
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"time"
-
-	"csi-registrar/internal/driver"
 )
 
 const (
-	// liveFor is how long requests share the answer to one Probe.
+	// liveFor is how long requests share an answer.
 	liveFor = time.Second
-	// maxLiveWaiting limits how many requests wait for one Probe; more get the last answer.
+	// maxLiveWaiting limits how many requests wait for one answer; more get the last one.
 	maxLiveWaiting = 64
 )
 
-// Live implements control.Backend.
-func (b backend) Live(ctx context.Context, name string) error {
-	d, ok := b.Agent.Configured(name)
-	if !ok || !d.Enabled {
-		return errors.New("no enabled driver of that name is configured")
-	}
-	return b.d.live.ask(ctx, d.Name, func(ctx context.Context) error {
-		return driver.Live(ctx, b.d.pool, d.SocketOwner, d.Socket)
-	})
-}
-
-// liveness shares the answers to Probe among all requests for a driver's liveness.
+// liveness shares the answers to Probe among all requests for a driver's liveness, and so those of
+// the agent about the daemon's own.
 type liveness struct {
 	ctx context.Context // of the Probes, which belong to no single request
 	run func(func())    // runs a Probe, and waits for it at the end of the process
 
 	mu      sync.Mutex
-	answers map[string]*liveAnswer // by driver
+	answers map[string]*liveAnswer // by driver; empty: the daemon
 }
 
 func newLiveness(ctx context.Context, run func(func())) *liveness {

@@ -98,3 +98,21 @@ func TestLiveAnswersOthersWhenOneGivesUp(t *testing.T) {
 		all.Wait()
 	})
 }
+
+// The daemon's own liveness is shared, too, and a request that is canceled does not wait for a
+// stuck agent.
+func TestAliveIsShared(t *testing.T) {
+	l := newLiveTester(t, 0)
+	b := backend{d: &daemon{live: l.liveness}}
+	l.answers[""] = &liveAnswer{running: make(chan struct{})} // never closed
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := b.Alive(gone); !errors.Is(err, context.Canceled) {
+		t.Errorf("a canceled request: %v", err)
+	}
+	stuck := errors.New("a registrar does not answer")
+	l.answers[""] = &liveAnswer{at: time.Now(), err: stuck}
+	if err := b.Alive(t.Context()); !errors.Is(err, stuck) {
+		t.Errorf("%v, want the answer to another request", err)
+	}
+}
