@@ -181,7 +181,7 @@ func (w *world) settles(long time.Duration) {
 		return
 	}
 	t.Logf("settled after %s; damped: %v", time.Since(begun).Round(time.Millisecond), w.damped)
-	if why := w.eventually(5*time.Second, w.leftovers); why != "" {
+	if why := w.eventually(10*time.Second, w.leftovers); why != "" { // each stays for 5 s
 		t.Errorf("temporary names are left: %s", why)
 	}
 	descriptors, goroutines, open, err := w.atRest()
