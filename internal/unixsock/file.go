@@ -20,9 +20,9 @@ type FileID struct {
 // File describes the file at a path.
 type File struct {
 	FileID
-	Mode    uint16 // type and permission bits, as in stat(2)
-	UID     uint32
-	Changed int64 // ctime in nanoseconds
+	Mode     uint16 // type and permission bits, as in stat(2)
+	UID, GID uint32
+	Changed  int64 // ctime in nanoseconds
 }
 
 // IsSocket reports whether it is a socket.
@@ -70,6 +70,7 @@ func statx(path string, flags int) (File, error) {
 		FileID:  FileID{Dev: unix.Mkdev(st.Dev_major, st.Dev_minor), Ino: st.Ino},
 		Mode:    st.Mode,
 		UID:     st.Uid,
+		GID:     st.Gid,
 		Changed: st.Ctime.Sec*1e9 + int64(st.Ctime.Nsec),
 	}
 	if st.Mask&unix.STATX_BTIME != 0 {

@@ -14,9 +14,9 @@ type Cred struct {
 	// PID is 0 if the process is in a pid namespace that is not visible here. The process may
 	// have ended since, and another may have its pid: use it in log lines, not in decisions.
 	PID int
-	// UID is the effective user ID; the kernel's overflow ID (65534) if the user does not exist in
-	// our user namespace.
-	UID uint32
+	// UID and GID are the effective IDs; the kernel's overflow ID (65534) if the user or the group
+	// does not exist in our user namespace.
+	UID, GID uint32
 }
 
 // String describes the process in log lines and reasons.
@@ -53,5 +53,5 @@ func PeerCred(c syscall.Conn) (Cred, error) {
 	if readErr != nil {
 		return Cred{}, fmt.Errorf("cannot read the peer's credentials: %w", readErr)
 	}
-	return Cred{PID: int(ucred.Pid), UID: ucred.Uid}, nil
+	return Cred{PID: int(ucred.Pid), UID: ucred.Uid, GID: ucred.Gid}, nil
 }

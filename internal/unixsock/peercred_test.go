@@ -41,7 +41,7 @@ func TestBothEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer server.Close()
-	want := unixsock.Cred{PID: os.Getpid(), UID: uint32(os.Geteuid())}
+	want := unixsock.Cred{PID: os.Getpid(), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())}
 	for name, c := range map[string]net.Conn{"connecting": client, "accepting": server} {
 		got, err := unixsock.PeerCred(c.(*net.UnixConn))
 		if err != nil || got != want {
