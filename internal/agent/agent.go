@@ -1,5 +1,5 @@
-// Package agent decides which registrars run: it compares the configuration in force with what
-// runs, starts, changes and ends registrars, and has the status of all of them.
+// Package agent decides which registrars run: it compares the configuration in force with the
+// running registrars, starts, changes and ends them, and has the status of all of them.
 package agent
 
 import (
@@ -155,9 +155,9 @@ func (a *Agent) registrars() map[key]*running {
 	return maps.Clone(a.running)
 }
 
-// Apply makes what runs match c, which was read from the given files. Drivers that did not change
-// are not touched; a driver that c does not name is withdrawn. The error names the drivers
-// that could not be started or withdrawn yet. Both are retried in the background.
+// Apply makes the running registrars match c, which was read from the given files. Drivers that did
+// not change are not touched; a driver that c does not name is withdrawn. The error names the
+// drivers that could not be started or withdrawn yet. Both are retried in the background.
 func (a *Agent) Apply(ctx context.Context, c *config.Config, files []string) error {
 	a.apply <- struct{}{}
 	defer func() { <-a.apply }()

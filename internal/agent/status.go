@@ -18,8 +18,8 @@ func (a *Agent) change(f func()) {
 	a.changed = make(chan struct{})
 }
 
-// Status returns the current status. Of two registrars of a driver it has the one of the
-// configuration in force, not the one whose registration is still being withdrawn.
+// Status returns the current status. If a driver has two registrars, it has the status of the one
+// below the root_dir in force; the registration of the other is being withdrawn.
 func (a *Agent) Status() status.Document {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -62,7 +62,7 @@ func (b backend) Trace(ctx context.Context, rec control.Recorder) error {
 // Status implements control.Backend: the agent's document with what it does not know.
 func (b backend) Status() status.Document {
 	s := b.Agent.Status()
-	// the one that a flag named
+	// A flag may name another directory.
 	s.PluginsRegistry = cmp.Or(b.d.parts.options.Dir, s.PluginsRegistry)
 	s.Polling = b.d.watcher.Polling()
 	s.LandlockABI = b.d.landlock

@@ -24,7 +24,7 @@ const minLandlock = 2
 
 // Writable returns the directories in which the daemon changes files, below runDir and the
 // kubelet's root directories. It creates the directory of the endpoint links in the first one, as
-// the unit does in the one that its environment names. It blocks for as long as the file system
+// the unit does below $KUBELET_ROOT_DIR. It blocks for as long as the file system
 // does not answer.
 func Writable(runDir string, rootDirs ...string) []string {
 	dirs := []string{stateDir(runDir), filepath.Join(runDir, "registrations")}

@@ -11,7 +11,7 @@ import (
 )
 
 // hostMounts has the mounts that the kubelet and systemd see. Those of the sandbox are copies:
-// what is mounted on the host arrives, except over or below a mount of the sandbox's own.
+// mounts on the host propagate to them, except over or below a mount of the sandbox's own.
 const hostMounts = "/proc/1/mountinfo"
 
 // hiddenFromHost reports whether the host has another directory at a path than this process. It
@@ -50,8 +50,8 @@ func locate(mountinfo io.Reader, path string) (string, error) {
 			above = append(above, mount{f[0], f[1], f[2], unescape.Replace(f[3]), point})
 		}
 	}
-	// Follow the path from the root: of the mounts on a mount the first one on the way counts. One
-	// that is deeper can be hidden.
+	// Follow the path from the root: of the mounts on a mount the first one on the way counts,
+	// because it hides the deeper ones.
 	var top mount
 	for _, m := range above {
 		if m.point == "/" {

@@ -42,8 +42,8 @@ type registry struct {
 	users int
 }
 
-// newParts makes the parts of what was handed over. A directory is given
-// where it is not the plugins_registry of the configured root directory.
+// newParts creates the parts, with the passed descriptors. registryDir is empty unless the
+// directory is another one than the plugins_registry of the configured root directory.
 func newParts(d *daemon, registryDir string) *parts {
 	p := &parts{
 		log: d.log, watcher: d.watcher, pool: d.pool,
@@ -61,8 +61,8 @@ func newParts(d *daemon, registryDir string) *parts {
 	p.store = systemd.NewStore(d.notifier, systemd.StoreOptions{
 		Max: systemd.StoreMax(d.options.Getenv), Held: d.handed.held, Log: d.log,
 	})
-	// Without --keep-sockets nothing is to outlive the process; but what the store has
-	// already must be taken out of it.
+	// Without --keep-sockets nothing may outlive the process, but descriptors that are already
+	// in the store must be removed from it.
 	if d.options.KeepSockets || len(p.stored) > 0 {
 		p.options.RunDir = d.options.runDir()
 		if d.notifier != nil {
@@ -76,8 +76,8 @@ func newParts(d *daemon, registryDir string) *parts {
 	return p
 }
 
-// open returns the plugin registry below rootDir, which is that of the configuration in force
-// from now on. The caller must release it.
+// open returns the plugin registry below rootDir, the root_dir in force from now on. The caller
+// must release it.
 func (p *parts) open(rootDir string) (*kubelet.Registry, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -184,7 +184,7 @@ func (p *parts) sweep(ctx context.Context, c *config.Config) error {
 	return err
 }
 
-// close ends the registries; all sockets are closed already. What nobody claimed stays
+// close ends the registries; all sockets are closed already. Listeners that no driver claimed stay
 // in the store for the next process.
 func (p *parts) close(ctx context.Context) error {
 	p.closing.Wait()

@@ -72,7 +72,7 @@ func lookAround(registry string) (v view, err error) {
 const linksLost = "plugins/csi-registrar was removed, and cannot be created in this sandbox"
 
 // stale says why the process needs a new sandbox, having seen first at its start; empty: it does
-// not. Confined by Landlock, it can change only what was there when it started.
+// not. Confined by Landlock, it can change only directories that existed when it started.
 func (v view) stale(first view, confined bool) string {
 	none := unixsock.FileID{}
 	switch {

@@ -47,7 +47,7 @@ func (r *configReloader) begin(ctx context.Context, res *config.Result) {
 		r.log.Warn("starting with the valid part of the configuration files", "drivers", len(c.Drivers), "left_out", res.Faulty)
 	}
 	roots := []string{c.Kubelet.RootDir, config.Default().Kubelet.RootDir}
-	if good != nil { // what is registered there may have to be withdrawn
+	if good != nil { // registrations there may have to be withdrawn
 		roots = append(roots, good.Kubelet.RootDir)
 	}
 	r.confine(ctx, roots...)

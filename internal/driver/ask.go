@@ -25,7 +25,7 @@ const (
 	lookPause = 5 * time.Millisecond
 )
 
-// replaced ends an inquiry: another socket is at the path than the one that was connected to.
+// replaced ends an inquiry: the socket at the path is no longer the one that was connected to.
 var replaced = finding{status.Starting, "the driver's socket was replaced while the driver was asked"}
 
 // inquiry is one round of calls over the client's connection.

@@ -67,7 +67,7 @@ type lookResult struct {
 	finding
 	file   unixsock.File
 	raw    *net.UnixConn
-	server status.Server // who listens
+	server status.Server // the process that listens
 	err    error         // of stat or of connect
 }
 

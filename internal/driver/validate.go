@@ -13,7 +13,7 @@ import (
 
 const maxVersion = 128 // characters of a vendor version; longer ones are cut
 
-// validateInfo checks GetPluginInfo's answer against what is configured. An empty name is
+// validateInfo compares GetPluginInfo's answer with the configuration. An empty name is
 // Starting: some drivers answer before they know who they are.
 func validateInfo(cfg config.Connection, info *csi.GetPluginInfoResponse, id *status.Identity) finding {
 	name := info.GetName()

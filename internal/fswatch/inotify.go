@@ -29,7 +29,7 @@ type notifier interface {
 const (
 	watchMask = unix.IN_CREATE | unix.IN_DELETE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO |
 		unix.IN_ATTRIB | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF |
-		// DONT_FOLLOW, so that the directory that is watched is the one that was walked. MASK_ADD,
+		// DONT_FOLLOW, because a link may have replaced the directory that was walked. MASK_ADD,
 		// because subscriptions to different events may watch one directory under two names.
 		unix.IN_ONLYDIR | unix.IN_DONT_FOLLOW | unix.IN_MASK_ADD
 	contentMask = unix.IN_CLOSE_WRITE

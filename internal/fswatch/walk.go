@@ -41,7 +41,7 @@ type calls struct {
 	readlink func(path string) (string, error)
 }
 
-// step is a name in a directory on the way to a path, and what was there.
+// step is a name in a directory on the way to a path, and the file that was there.
 type step struct {
 	wd   int32 // -1: the directory cannot be watched
 	name string
@@ -49,8 +49,8 @@ type step struct {
 }
 
 // state distinguishes one file from another of the same name. The inode number is not enough: ext4
-// reuses that of a removed file for the next one; then the change time differs. That is left out
-// where normal use changes it: for directories, and for files that are written to.
+// reuses that of a removed file for the next one; then the change time differs. The change time is
+// left out where normal use changes it: for directories, and for files that are written to.
 type state struct {
 	errno          unix.Errno // ENOENT, usually; the rest is zero then
 	dev, ino       uint64
@@ -206,7 +206,7 @@ func (k *walk) watch(dir, name string, mask uint32) int {
 	case k.stopped:
 		return -1
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
-		return -1 // it vanished, which is an event in the directory above
+		return -1 // it vanished: that is an event in the directory above
 	case err != nil:
 		wd = -1
 		if k.polled == nil {

@@ -18,9 +18,9 @@ import (
 // the kubelet's answer. A listener without that proof is closed and forgotten, and its socket
 // removed, also below an earlier root_dir that is in the record. The Socket owns the files.
 //
-// What cannot be adopted is logged, and is no error. After a *worker.NotAnswering the files are
-// adopted before the next operation. Until then nobody else can take the path, because the store
-// holds the listener.
+// A listener that cannot be adopted is logged, and is no error. After a *worker.NotAnswering the
+// files are adopted before the next operation. Until then nobody else can take the path, because
+// the store holds the listener.
 func (s *Socket) Adopt(ctx context.Context, files []*os.File) error {
 	if len(files) == 0 {
 		return nil

@@ -41,8 +41,8 @@ type foreignSockets struct {
 type foreignSocket struct {
 	path        string
 	file        unixsock.File
-	driver      string    // that it serves; empty: none, or not known
-	server      string    // who listens, for messages
+	driver      string    // the driver that it serves; empty: none, or not known
+	server      string    // the process that listens, for messages
 	silentSince time.Time // when it did not answer; zero: it did
 }
 

@@ -68,8 +68,8 @@ func (p *listener) serve() {
 }
 
 const (
-	// lastCalls is how long a listener whose name was removed accepts what is in its queue: the
-	// kubelet (v1.36) waits no longer for the answer to GetInfo.
+	// lastCalls is how long a listener whose name was removed accepts connections from its
+	// queue: the kubelet (v1.36) waits no longer for the answer to GetInfo.
 	lastCalls = time.Second
 	// acceptPause is the time between attempts while there are no descriptors; the kubelet waits
 	// in the listener's queue, for at most 1 s.

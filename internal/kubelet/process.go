@@ -46,7 +46,7 @@ type ProcessOptions struct {
 	Observe func(status.Kubelet) // called at each change, one at a time; must not block
 }
 
-// processRecord is what the record has beyond the process.
+// processRecord is the record of the kubelet for the next process.
 type processRecord struct {
 	status.Kubelet
 	// Inode is the pidfd's, which is the process's own since Linux 6.9. Before that all pidfds
@@ -109,7 +109,7 @@ func (p *Process) confirmed(c net.Conn) {
 	before := p.pidfd
 	p.last, p.pidfd = next, pidfd
 	if before != nil {
-		_ = before.Close() // which ends its follow
+		_ = before.Close() // this ends its follow
 	}
 	p.saves.Add(1)
 	p.running.Go(func() {

@@ -17,7 +17,7 @@ import (
 )
 
 // Publish implements registrar.Socket. The kubelet sees the old socket removed and the new one
-// created. Sockets of others are not replaced: a ConflictError says whose it is. After an error
+// created. Sockets of others are not replaced: a ConflictError names the owner. After an error
 // the old socket is still published, unless its path was lost.
 func (s *Socket) Publish(ctx context.Context, a status.Announcement) error {
 	if !s.mayAnnounce(a) {
@@ -86,8 +86,8 @@ func (s *Socket) clear(ctx context.Context) error {
 	return nil
 }
 
-// ConflictError describes who has the path of a registration socket, or serves the same driver from
-// another one.
+// ConflictError names another registrar that has the path of a registration socket, or that serves
+// the same driver from another one.
 type ConflictError string
 
 func (e ConflictError) Error() string { return string(e) }

@@ -29,7 +29,7 @@ type Backoff struct {
 func (b *Backoff) Next(rep status.Report, now time.Time) time.Duration {
 	answered := rep.Driver == status.Starting
 	switch {
-	case answered && rep.Connection == 0: // what was asked costs the driver nothing
+	case answered && rep.Connection == 0: // only cheap calls were made
 		if b.since.IsZero() {
 			b.pause = 0
 		}

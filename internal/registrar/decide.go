@@ -70,7 +70,7 @@ type inputs struct {
 	driver      driverView
 	asking      bool // an Ask is running
 	socket      status.Socket
-	checkFailed bool // the last Check failed: what is at the path is unknown
+	checkFailed bool // the last Check failed, so the file at the path is unknown
 	request     pendingRequest
 }
 

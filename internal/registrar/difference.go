@@ -11,11 +11,11 @@ import (
 )
 
 // difference describes what the kubelet must be told with a new registration; empty if nothing. A
-// changed endpoint or version always counts. What the kubelet asks the driver for counts unless a
-// topology value changed: the kubelet would refuse it (v1.36) because the Node has the old label,
-// and a working registration would be lost. With config.Leave a changed limit alone does not count:
-// the kubelet asks the driver for it periodically. The API server would refuse such an update with
-// another node ID or topology key, so these still count (v1.37).
+// changed endpoint or version always counts. The values that the kubelet asks the driver for count
+// unless a topology value changed: the kubelet would refuse it (v1.36) because the Node has the old
+// label, and a working registration would be lost. With config.Leave a changed limit alone does not
+// count: the kubelet asks the driver for it periodically. The API server would refuse such an
+// update with another node ID or topology key, so these still count (v1.37).
 func difference(old, now status.Announcement, limit config.WhenLimitChanges) string {
 	var changes []string
 	compare := func(what, o, n string) {
@@ -39,8 +39,8 @@ func difference(old, now status.Announcement, limit config.WhenLimitChanges) str
 	return strings.Join(changes, "; ")
 }
 
-// topologyChanges returns the topology keys whose value is not the one that the kubelet was told,
-// and the keys that it was not told.
+// topologyChanges returns the topology keys whose value differs from the announced one, and the
+// keys that were not announced.
 func topologyChanges(old, now map[string]string) (moved, added []string) {
 	for _, k := range slices.Sorted(maps.Keys(now)) {
 		if was, ok := old[k]; !ok {

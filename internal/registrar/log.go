@@ -27,7 +27,7 @@ const (
 	MessageHanging     = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c10e"
 )
 
-// logHistory is what was logged about a driver so far.
+// logHistory records which entries about a driver were logged.
 type logHistory struct {
 	introduced bool        // its first state was logged
 	complaints tokenBucket // limits entries about problems that only a person can fix

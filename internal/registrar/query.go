@@ -30,7 +30,7 @@ type answer struct {
 	final bool // else an intermediate report of an Ask that takes long
 }
 
-// driverView is what is known about the driver.
+// driverView has the last report of the driver and its history.
 type driverView struct {
 	report status.Report
 	// when the Ask that returned report began; zero: none has returned

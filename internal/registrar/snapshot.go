@@ -91,8 +91,8 @@ func (r *Registrar) registration(seen status.Socket) status.RegistrationState {
 	}
 }
 
-// reason describes, for a person who can act on it, what blocks the registration, or else what
-// is wrong with the driver.
+// reason describes, for a person who can act on it, why the driver is not registered, or else the
+// problem of the driver.
 func (r *Registrar) reason(seen status.Socket, reg status.RegistrationState, now time.Time) string {
 	driver, why := r.view.report.Driver, r.view.report.Reason
 	switch until := r.dampedUntil(now); {
@@ -122,9 +122,8 @@ func (r *Registrar) reason(seen status.Socket, reg status.RegistrationState, now
 	return "the driver is not ready, its registration is kept: " + why
 }
 
-// attention describes what a person should know about a driver that is ready: what the kubelet
-// has not done, what changed in the driver and is not reported to the kubelet, and who else
-// serves it.
+// attention describes the problem, if any, of a driver that is ready: the kubelet did not ask, the
+// driver changed and the kubelet cannot be told, or another registrar serves the driver, too.
 func (r *Registrar) attention(seen status.Socket, reg status.RegistrationState, now time.Time) string {
 	if reg != status.Registered && reg != status.Published {
 		return ""

@@ -60,7 +60,7 @@ func (r *Registrar) workIfDue(ctx context.Context, seen status.Socket, now time.
 	}
 	t.pending = act
 	if act.kind == nothing {
-		t.err = nil // what failed is no longer needed
+		t.err = nil // the failed action is no longer needed
 		return act.next
 	}
 	due := t.next
@@ -152,7 +152,7 @@ func (r *Registrar) finished(err error, now time.Time) {
 		if err != nil || !late {
 			return
 		}
-		t.pending = t.failed // which an abandoned call has completed
+		t.pending = t.failed // an abandoned call has completed it
 	}
 	t.err, t.next = err, time.Time{}
 	if err == nil {

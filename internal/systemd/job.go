@@ -68,8 +68,8 @@ func ping(ctx context.Context, conn *godbus.Conn) {
 }
 
 // Job returns the type of the job that is queued or running for a unit ("start", "stop",
-// "restart", "reload", …), "" if there is none. An empty unit means the one that this
-// process is part of. It is an error if the manager cannot be asked.
+// "restart", "reload", …), "" if there is none. An empty unit means the unit of this
+// process. It is an error if the manager cannot be asked.
 //
 // In ExecStopPost=, only the job distinguishes a stop from a restart on every systemd since 247:
 // the environment and $SERVICE_RESULT are the same for both.

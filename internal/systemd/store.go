@@ -68,7 +68,7 @@ type Store struct {
 
 	mu       sync.Mutex
 	ended    bool           // Run has returned
-	names    map[string]int // what the store holds when the queue is done: descriptors by name
+	names    map[string]int // descriptors in the store, by name, once the queue is sent
 	queue    []request      // not sent, in order
 	inFlight []request      // sent, but perhaps not read by the manager
 }

@@ -67,8 +67,8 @@ func number(owner string, u *user.User, lookup error) (uint32, error) {
 	return 0, fmt.Errorf("cannot look up the user %q: %w%s", owner, lookup, unixsock.Hint(lookup))
 }
 
-// Listener checks which user called listen() on the socket behind a connection. That is the proof:
-// the file at the path may have been replaced since.
+// Listener checks which user called listen() on the socket behind a connection. It must be checked
+// in addition to Path, because the file at the path may have been replaced since.
 func (o SocketOwner) Listener(path string, peer unixsock.Cred) error {
 	trusted, err := Users(o)
 	if err != nil {

@@ -28,7 +28,7 @@ const (
 type Rule struct {
 	// Owners are the trusted users; messages name the first. Nil: everybody is trusted.
 	Owners []uint32
-	// Below limits the checks to what is below this directory; empty: everything from / on.
+	// Below limits the checks to names below this directory; empty: everything from / on.
 	Below string
 	// FollowLink makes ReadFile follow a symbolic link at the path. Links on the way to it are
 	// always followed.

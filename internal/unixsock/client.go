@@ -15,7 +15,7 @@ import (
 const (
 	maxHeaders  = 16 << 10
 	bufferBytes = 1 << 10  // messages are small and rare
-	windowBytes = 64 << 10 // what the peer may send ahead
+	windowBytes = 64 << 10 // flow control: bytes in flight
 
 	// never is longer than a connection is kept without an answer.
 	never = 24 * time.Hour
@@ -39,7 +39,7 @@ func NewClient(c net.Conn, maxMessage int) (*grpc.ClientConn, error) {
 			MinConnectTimeout: never,
 			Backoff:           backoff.Config{BaseDelay: never, Multiplier: 1, MaxDelay: never},
 		}),
-		grpc.WithIdleTimeout(0), // the default closes what was idle for 30 minutes
+		grpc.WithIdleTimeout(0), // the default closes a connection after 30 idle minutes
 		grpc.WithNoProxy(),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithDisableRetry(),

@@ -29,11 +29,10 @@ func (c Cred) String() string {
 
 // PeerCred reads SO_PEERCRED of a connected Unix socket (unix(7)).
 //
-// At the accepting end it is the process that called connect, at the connecting end the one that
-// called listen. That need not be the one that accepts: with socket activation it is systemd, and
-// with a descriptor that was handed over it is the first owner. Neither end can change it
-// afterwards, and a later change of the process's user, or of the socket file's owner, does not
-// show.
+// The accepting end gets the process that called connect, the connecting end the process that
+// called listen. Another process may accept: with socket activation systemd called listen, and with
+// a descriptor that was passed on its first owner did. Neither end can change it afterwards, and a
+// later change of the process's user, or of the socket file's owner, does not show.
 //
 // It uses SyscallConn, because File().Fd() would make the socket blocking, for its owner too.
 func PeerCred(c syscall.Conn) (Cred, error) {

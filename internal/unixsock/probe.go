@@ -81,7 +81,7 @@ func RemoveStale(ctx context.Context, paths []string) (removed []string, err err
 // InUse is the error for a path at which there is something other than a stale socket.
 type InUse struct {
 	Path   string
-	Holder string // what is there, or who listens, for messages
+	Holder string // the kind of file, or the process that listens, for messages
 	Live   bool   // somebody listens
 }
 

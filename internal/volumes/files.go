@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limits of what is read. A node has a few hundred volumes, a vol_data.json a few hundred bytes.
+// Limits for reading. A node has a few hundred volumes, a vol_data.json a few hundred bytes.
 const (
 	maxNames  = 50_000
 	maxData   = 64 << 10

@@ -43,7 +43,7 @@ const (
 type Volume struct {
 	Driver string // empty where vol_data.json cannot be read
 	Pod    string // the pod's UID; empty: staged, for all pods
-	Dir    string // that holds vol_data.json
+	Dir    string // the directory of vol_data.json
 	Target string // where the driver was told to stage or publish it
 	Block  bool   // a device, not a file system
 
@@ -94,7 +94,7 @@ func Count(ctx context.Context, pool *worker.Pool, rootDir string) (map[string]s
 }
 
 // Read reads the files of the kubelet with this root directory, and self/mountinfo in proc. It
-// never touches what is below a mount point, but blocks for as long as the file system of the root
+// never touches files below a mount point, but blocks for as long as the file system of the root
 // directory does not answer. After an error it returns what it could read, without Unmounted and
 // Unused.
 func Read(rootDir, proc string) ([]Volume, error) {

@@ -1,7 +1,7 @@
 // Package worker runs calls that may never return. A system call on a file system whose server
-// is gone (dead NFS, FUSE) is ended by SIGKILL and by nothing else: no context reaches it. So each
-// call runs in a goroutine of its own, which is abandoned when its time is over: the caller gets
-// an error, and a hint when the call has returned after all.
+// is gone (dead NFS, FUSE) is ended only by SIGKILL: no context reaches it. So each call runs in a
+// separate goroutine, which is abandoned after the time limit: the caller gets an error, and a hint
+// when the call has returned after all.
 package worker
 
 import (
@@ -31,7 +31,7 @@ func NewPool() *Pool { return &Pool{calls: make(map[string]*call)} }
 
 // Stuck is a call that was abandoned and has not returned.
 type Stuck struct {
-	Path  string    // what the call is about
+	Path  string    // the path that the call uses
 	Since time.Time // when it began
 }
 
