@@ -13,6 +13,7 @@ import (
 
 	"csi-registrar/internal/control"
 	"csi-registrar/internal/fswatch"
+	"csi-registrar/internal/worker"
 )
 
 // rootFlag declares --config-root for the commands that connect to the daemon.
@@ -50,7 +51,7 @@ func follow(ctx context.Context, root string) iter.Seq2[control.Document, error]
 		}
 		// The watcher reports when the socket appears; without inotify it polls each second. Its
 		// log messages are meant for a daemon.
-		watcher := fswatch.New(slog.New(slog.DiscardHandler), fswatch.Options{})
+		watcher := fswatch.New(slog.New(slog.DiscardHandler), worker.NewPool())
 		ctx, cancel := context.WithCancel(ctx)
 		ended := make(chan error, 1)
 		go func() { ended <- watcher.Run(ctx) }()

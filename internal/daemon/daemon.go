@@ -49,7 +49,7 @@ func newDaemon(o Options, log *slog.Logger, pool *worker.Pool, registryDir strin
 		options: o, log: log, pool: pool, notifier: systemd.NewNotifier(o.Getenv),
 		handed: sortDescriptors(systemd.Receive(), o.runDir()), ready: make(chan struct{}),
 	}
-	d.watcher = fswatch.New(log, fswatch.Options{Pool: d.pool})
+	d.watcher = fswatch.New(log, d.pool)
 	d.parts = newParts(d, registryDir)
 	d.agent = agent.New(agent.Options{Log: limitDrivers(log), Parts: d.parts, Version: d.options.Version})
 	d.note("adopting the pidfd of the kubelet", d.parts.kubelet.Adopt(context.Background(), d.handed.kubelet))

@@ -15,13 +15,14 @@ import (
 	"csi-registrar/internal/fake"
 	"csi-registrar/internal/fswatch"
 	"csi-registrar/internal/status"
+	"csi-registrar/internal/worker"
 )
 
 var _ Hints = (*fswatch.Subscription)(nil)
 
 func watcher(t testing.TB) *fswatch.Watcher {
 	t.Helper()
-	w := fswatch.New(slog.New(slog.DiscardHandler), fswatch.Options{SlowLook: time.Hour})
+	w := fswatch.New(slog.New(slog.DiscardHandler), worker.NewPool())
 	up := w.Subscribe("/")
 	defer up.Close()
 	ctx, cancel := context.WithCancel(context.Background())

@@ -9,7 +9,7 @@ import (
 // BenchmarkHint measures the time from the creation of a file, one of 100 that are watched, to the
 // hint, and the same for its removal.
 func BenchmarkHint(b *testing.B) {
-	w := start(b, Options{})
+	w := start(b)
 	dir := tempDir(b)
 	for i := range 100 {
 		s := subscribe(b, w.Subscribe, filepath.Join(dir, string(rune('a'+i))))

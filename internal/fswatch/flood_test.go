@@ -17,7 +17,7 @@ func TestAPathThatChangesAllTheTime(t *testing.T) {
 	path := filepath.Join(dir, "d", "csi.sock")
 	must(t, os.Mkdir(filepath.Dir(path), 0o755))
 	var reads, walks atomic.Int64
-	w := start(t, Options{}, func(w *Watcher) {
+	w := start(t, func(w *Watcher) {
 		lstat := w.calls.lstat
 		w.calls.lstat = func(p string, st *unix.Stat_t) error {
 			if p == path {

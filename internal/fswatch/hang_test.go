@@ -173,7 +173,7 @@ func runHanging(t *testing.T, w *Watcher, body, resume func()) {
 		t.Errorf("Run took %v to end", d)
 	}
 	resume()
-	within(t, "a walk does not come back", func() bool { return len(w.o.Pool.Stuck()) == 0 })
+	within(t, "a walk does not come back", func() bool { return len(w.pool.Stuck()) == 0 })
 	expectEmpty(t, w)
 }
 
@@ -181,7 +181,8 @@ func TestAPathThatHangsCostsTheOthersNothing(t *testing.T) {
 	dir := tempDir(t)
 	h := &hangingCalls{dir: filepath.Join(dir, "hang")}
 	pool := worker.NewPool()
-	w := New(slog.New(slog.DiscardHandler), Options{SlowLook: time.Hour, Pool: pool})
+	w := New(slog.New(slog.DiscardHandler), pool)
+	w.slowLook = time.Hour
 	h.install(w)
 	must(t, os.Mkdir(h.dir, 0o755))
 	runHanging(t, w, func() { hangTest(t, w, pool, dir, h.Lock, h.Unlock) }, h.Unlock)
@@ -201,7 +202,8 @@ func TestARealFileSystemThatHangsCostsTheOthersNothing(t *testing.T) {
 	must(t, err)
 	defer func() { must(t, h.Close()) }()
 	pool := worker.NewPool()
-	w := New(slog.New(slog.DiscardHandler), Options{SlowLook: time.Hour, Pool: pool})
+	w := New(slog.New(slog.DiscardHandler), pool)
+	w.slowLook = time.Hour
 	resume := func() { must(t, h.Resume()) }
 	runHanging(t, w, func() { hangTest(t, w, pool, dir, func() { must(t, h.Hang()) }, resume) }, resume)
 }

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"csi-registrar/internal/worker"
 )
 
 // Mounts are tested in a separate mount namespace, and so in a separate process.
@@ -34,7 +36,7 @@ func TestMounts(t *testing.T) {
 		return
 	}
 
-	w, dir := start(t, Options{}), tempDir(t)
+	w, dir := start(t), tempDir(t)
 	for _, d := range []string{"a", "b", "src", "src/x"} {
 		must(t, os.Mkdir(filepath.Join(dir, d), 0o755))
 	}
@@ -138,7 +140,8 @@ func TestRealLimits(t *testing.T) {
 		must(t, os.WriteFile(file, []byte("0"), 0))
 	}
 	dir := tempDir(t)
-	w := New(slog.New(slog.DiscardHandler), Options{SlowLook: time.Hour, PollInterval: 10 * time.Millisecond})
+	w := New(slog.New(slog.DiscardHandler), worker.NewPool())
+	w.slowLook, w.pollInterval = time.Hour, 10*time.Millisecond
 	run(t, w)
 	path := filepath.Join(dir, "a/b/s")
 	s := subscribe(t, w.Subscribe, path)

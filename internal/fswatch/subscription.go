@@ -82,7 +82,7 @@ func (w *Watcher) subscribe(content bool, paths []string) *Subscription {
 			continue
 		}
 		r := &route{sub: s, path: p}
-		r.slot = w.o.Pool.Slot(p, func() { w.returned(r) })
+		r.slot = w.pool.Slot(p, func() { w.returned(r) })
 		s.routes = append(s.routes, r)
 	}
 	w.mu.Lock()

@@ -8,7 +8,6 @@
 package fswatch
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,14 +21,6 @@ import (
 
 	"csi-registrar/internal/worker"
 )
-
-// Options are the Watcher's intervals, and the Pool for calls that may hang. The zero value is
-// usable.
-type Options struct {
-	SlowLook     time.Duration // how often to look without an event; default 5 minutes
-	PollInterval time.Duration // how often to look at what inotify cannot watch; default 1 second
-	Pool         *worker.Pool  // default: one of its own
-}
 
 // mountPause is the minimum time between two looks because of mounts: starting pods mounts dozens
 // of file systems at once.
@@ -47,10 +38,15 @@ const (
 // Watcher watches the directories on the way to many paths with one inotify instance, one watch
 // per directory, and one timer. An event wakes only the subscriptions whose path has the name.
 type Watcher struct {
-	log    *slog.Logger
-	o      Options
-	open   func() (notifier, error) // tests replace it, and calls
-	calls  calls
+	log  *slog.Logger
+	pool *worker.Pool // of calls that may hang
+
+	// Tests replace these four.
+	slowLook     time.Duration // how often to look without an event
+	pollInterval time.Duration // how often to look at directories that inotify cannot watch
+	open         func() (notifier, error)
+	calls        calls
+
 	kick   chan struct{}          // capacity one: the reason for polling has changed
 	reason atomic.Pointer[string] // of polling; nil: none
 
@@ -66,25 +62,17 @@ type Watcher struct {
 }
 
 // New returns a Watcher. It watches while Run runs.
-func New(log *slog.Logger, o Options) *Watcher {
-	o.SlowLook = cmp.Or(o.SlowLook, 5*time.Minute)
-	o.PollInterval = cmp.Or(o.PollInterval, time.Second)
-	if o.Pool == nil {
-		o.Pool = worker.NewPool()
-	}
+func New(log *slog.Logger, pool *worker.Pool) *Watcher {
 	return &Watcher{
-		log:     log,
-		o:       o,
-		open:    openInotify,
-		calls:   calls{lstat: unix.Lstat, readlink: os.Readlink},
-		kick:    make(chan struct{}, 1),
-		routes:  make(map[*route]struct{}),
-		polled:  make(map[*route]error),
-		watches: make(map[int32]watch),
+		log: log, pool: pool,
+		slowLook: 5 * time.Minute, pollInterval: time.Second,
+		open: openInotify, calls: calls{lstat: unix.Lstat, readlink: os.Readlink},
+		kick:   make(chan struct{}, 1),
+		routes: make(map[*route]struct{}), polled: make(map[*route]error), watches: make(map[int32]watch),
 	}
 }
 
-// Polling returns why changes are polled (Options.PollInterval) instead of being reported by the
+// Polling returns why changes are polled each second instead of being reported by the
 // kernel, and the fix; empty if they are not.
 func (w *Watcher) Polling() string {
 	if why := w.reason.Load(); why != nil {
@@ -100,7 +88,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	mounted := make(chan struct{}, 1)
 	w.tasks.Go(func() {
 		if err := WatchMounts(ctx, "/proc/self/mountinfo", mounted); err != nil {
-			w.log.Warn("mounts over a watched directory are noticed late", "error", err, "after", w.o.SlowLook)
+			w.log.Warn("mounts over a watched directory are noticed late", "error", err, "after", w.slowLook)
 		}
 	})
 	w.loop(ctx, mounted)
@@ -110,7 +98,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 }
 
 func (w *Watcher) loop(ctx context.Context, mounted <-chan struct{}) {
-	slow, poll := time.NewTicker(w.o.SlowLook), time.NewTicker(w.o.PollInterval)
+	slow, poll := time.NewTicker(w.slowLook), time.NewTicker(w.pollInterval)
 	defer slow.Stop()
 	defer poll.Stop()
 	poll.Stop()
@@ -118,8 +106,8 @@ func (w *Watcher) loop(ctx context.Context, mounted <-chan struct{}) {
 	for {
 		if why := w.Polling(); polling != (why != "") {
 			if polling = !polling; polling {
-				poll.Reset(w.o.PollInterval)
-				w.log.Warn("changes are polled, not reported by the kernel", "every", w.o.PollInterval, "reason", why)
+				poll.Reset(w.pollInterval)
+				w.log.Warn("changes are polled, not reported by the kernel", "every", w.pollInterval, "reason", why)
 			} else {
 				poll.Stop()
 				w.log.Info("changes are reported by the kernel again")
@@ -187,7 +175,7 @@ func (w *Watcher) read(n notifier) {
 		size, err := n.read(buf)
 		if err != nil {
 			if !errors.Is(err, os.ErrClosed) { // no cause is known
-				w.log.Error("inotify failed; changes are noticed late", "error", err, "after", w.o.SlowLook)
+				w.log.Error("inotify failed; changes are noticed late", "error", err, "after", w.slowLook)
 			}
 			return
 		}

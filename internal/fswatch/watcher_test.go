@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"csi-registrar/internal/fake"
+	"csi-registrar/internal/worker"
 )
 
 const soon = 2 * time.Second // far below a slow look, far above what an event takes
@@ -33,12 +34,10 @@ func tempDir(t testing.TB) string {
 }
 
 // start runs a watcher until the test ends, and checks that it leaves nothing behind.
-func start(t testing.TB, o Options, prepare ...func(*Watcher)) *Watcher {
+func start(t testing.TB, prepare ...func(*Watcher)) *Watcher {
 	t.Helper()
-	if o.SlowLook == 0 {
-		o.SlowLook = time.Hour // a test that passes must owe it to an event
-	}
-	w := New(slog.New(slog.DiscardHandler), o)
+	w := New(slog.New(slog.DiscardHandler), worker.NewPool())
+	w.slowLook = time.Hour // a test that passes must owe it to an event
 	for _, f := range prepare {
 		f(w)
 	}
@@ -169,7 +168,7 @@ func listen(t testing.TB, path string) *net.UnixListener {
 func TestSocketReplacedByOneWithItsInodeNumber(t *testing.T) {
 	path := filepath.Join(tempDir(t), "csi.sock")
 	var changes atomic.Int64
-	w := start(t, Options{}, func(w *Watcher) {
+	w := start(t, func(w *Watcher) {
 		lstat := w.calls.lstat
 		w.calls.lstat = func(at string, st *unix.Stat_t) error {
 			err := lstat(at, st)
@@ -194,7 +193,7 @@ func TestSocketReplacedByOneWithItsInodeNumber(t *testing.T) {
 }
 
 func TestPathItself(t *testing.T) {
-	w, dir := start(t, Options{}), tempDir(t)
+	w, dir := start(t), tempDir(t)
 	path, other := filepath.Join(dir, "csi.sock"), filepath.Join(dir, "other")
 	s := subscribe(t, w.Subscribe, path)
 	defer s.Close()
@@ -218,7 +217,7 @@ func TestPathItself(t *testing.T) {
 }
 
 func TestUnrelatedIsQuiet(t *testing.T) {
-	w, dir := start(t, Options{}), tempDir(t)
+	w, dir := start(t), tempDir(t)
 	path := filepath.Join(dir, "csi.sock")
 	must(t, os.WriteFile(path, nil, 0o600))
 	s := subscribe(t, w.Subscribe, path)
@@ -233,7 +232,7 @@ func TestUnrelatedIsQuiet(t *testing.T) {
 }
 
 func TestParentsThatDoNotExist(t *testing.T) {
-	w, dir := start(t, Options{}), tempDir(t)
+	w, dir := start(t), tempDir(t)
 	for i := range 50 { // it is a race: directories are made while watches are placed
 		top := filepath.Join(dir, fmt.Sprint("p", i))
 		path := filepath.Join(top, "a/b/c/csi.sock")
@@ -273,7 +272,7 @@ func waitUntilGone(t *testing.T, s *Subscription, path string) {
 }
 
 func TestFoldersOnTheWay(t *testing.T) {
-	w, dir := start(t, Options{}), tempDir(t)
+	w, dir := start(t), tempDir(t)
 	a, b := filepath.Join(dir, "a"), filepath.Join(dir, "a/b")
 	path := filepath.Join(b, "csi.sock")
 	must(t, os.MkdirAll(b, 0o755))
@@ -310,7 +309,7 @@ func TestFoldersOnTheWay(t *testing.T) {
 }
 
 func TestSymlinks(t *testing.T) {
-	w, dir := start(t, Options{}), tempDir(t)
+	w, dir := start(t), tempDir(t)
 	real1, real2, link := filepath.Join(dir, "r1"), filepath.Join(dir, "r2"), filepath.Join(dir, "link")
 	must(t, os.MkdirAll(filepath.Join(real1, "x"), 0o755))
 	must(t, os.MkdirAll(filepath.Join(real2, "x"), 0o755))
@@ -360,7 +359,8 @@ func TestSymlinks(t *testing.T) {
 
 // A directory with a bind mount elsewhere is one inode with one watch.
 func TestOneFolderTwoNames(t *testing.T) {
-	w := New(slog.New(slog.DiscardHandler), Options{SlowLook: time.Hour})
+	w := New(slog.New(slog.DiscardHandler), worker.NewPool())
+	w.slowLook = time.Hour
 	n := &fakeNotifier{wds: map[string]int32{}, reads: make(chan []byte), closed: make(chan struct{})}
 	n.same = func(string) string { return "one inode" }
 	w.open = func() (notifier, error) { return n, nil }
@@ -380,7 +380,7 @@ func TestOneFolderTwoNames(t *testing.T) {
 }
 
 func TestDir(t *testing.T) {
-	w, dir := start(t, Options{}), tempDir(t)
+	w, dir := start(t), tempDir(t)
 	conf := filepath.Join(dir, "csi-registrar/conf.d")
 	s, plain := subscribe(t, w.SubscribeDir, conf), subscribe(t, w.Subscribe, conf)
 	defer s.Close()
@@ -418,7 +418,7 @@ func TestDir(t *testing.T) {
 
 // A file that is written in place, also through a symbolic link.
 func TestFileContent(t *testing.T) {
-	w, dir := start(t, Options{}), tempDir(t)
+	w, dir := start(t), tempDir(t)
 	directory, elsewhere := filepath.Join(dir, "csi-registrar"), filepath.Join(dir, "elsewhere")
 	file, link := filepath.Join(directory, "config.toml"), filepath.Join(dir, "link")
 	must(t, os.Symlink("elsewhere/target", link))
@@ -449,7 +449,7 @@ func TestFileContent(t *testing.T) {
 }
 
 func TestAThousandRouted(t *testing.T) {
-	w, dir := start(t, Options{}), tempDir(t)
+	w, dir := start(t), tempDir(t)
 	const n = 1000
 	subs := make([]*Subscription, n)
 	before := heap()
@@ -496,7 +496,7 @@ func heap() int64 {
 }
 
 func TestLatency(t *testing.T) {
-	w, dir := start(t, Options{}), tempDir(t)
+	w, dir := start(t), tempDir(t)
 	path := filepath.Join(dir, "not/yet/csi.sock")
 	s := subscribe(t, w.Subscribe, path)
 	defer s.Close()
@@ -522,7 +522,7 @@ func TestLatency(t *testing.T) {
 func TestSubscribedBeforeRun(t *testing.T) {
 	dir := tempDir(t)
 	var s *Subscription
-	start(t, Options{}, func(w *Watcher) { s = w.Subscribe(filepath.Join(dir, "f")) })
+	start(t, func(w *Watcher) { s = w.Subscribe(filepath.Join(dir, "f")) })
 	expectHint(t, s, "it runs now")
 	must(t, os.WriteFile(filepath.Join(dir, "f"), nil, 0o600))
 	expectHint(t, s, "made")
@@ -531,7 +531,7 @@ func TestSubscribedBeforeRun(t *testing.T) {
 }
 
 func TestHintByTheHolder(t *testing.T) {
-	w := start(t, Options{})
+	w := start(t)
 	s := subscribe(t, w.Subscribe, "/nowhere/at/all")
 	s.Hint()
 	s.Hint()
@@ -541,7 +541,7 @@ func TestHintByTheHolder(t *testing.T) {
 }
 
 func TestClosingRaces(t *testing.T) {
-	w, dir := start(t, Options{SlowLook: time.Millisecond}), tempDir(t)
+	w, dir := start(t, func(w *Watcher) { w.slowLook = time.Millisecond }), tempDir(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	var wg sync.WaitGroup
@@ -567,7 +567,8 @@ func TestClosingRaces(t *testing.T) {
 // missed.
 func TestSlowLook(t *testing.T) {
 	dir := tempDir(t)
-	w := start(t, Options{SlowLook: 20 * time.Millisecond}, func(w *Watcher) {
+	w := start(t, func(w *Watcher) {
+		w.slowLook = 20 * time.Millisecond
 		w.open = func() (notifier, error) { return deaf(), nil }
 	})
 	a, d := subscribe(t, w.Subscribe, filepath.Join(dir, "a")), subscribe(t, w.SubscribeDir, dir)
@@ -585,7 +586,8 @@ func TestSlowLook(t *testing.T) {
 // A recreated directory may have the same inode number.
 func TestSlowLookAtAnotherFolder(t *testing.T) {
 	n := deaf()
-	w := start(t, Options{SlowLook: 20 * time.Millisecond}, func(w *Watcher) {
+	w := start(t, func(w *Watcher) {
+		w.slowLook = 20 * time.Millisecond
 		w.open = func() (notifier, error) { return n, nil }
 	})
 	dir := tempDir(t)
@@ -625,7 +627,7 @@ func TestHintComesLast(t *testing.T) {
 			must(t, os.WriteFile(filepath.Join(directory, "s"), nil, 0o600))
 		}
 	}
-	w := start(t, Options{}, func(w *Watcher) { w.open = func() (notifier, error) { return n, nil } })
+	w := start(t, func(w *Watcher) { w.open = func() (notifier, error) { return n, nil } })
 	s := subscribe(t, w.Subscribe, filepath.Join(top, "s"))
 	made.Store(s)
 	defer s.Close()
@@ -642,7 +644,7 @@ func TestHintComesLast(t *testing.T) {
 
 func TestOverflow(t *testing.T) {
 	n := deaf()
-	w := start(t, Options{}, func(w *Watcher) { w.open = func() (notifier, error) { return n, nil } })
+	w := start(t, func(w *Watcher) { w.open = func() (notifier, error) { return n, nil } })
 	dir := tempDir(t)
 	a, b := subscribe(t, w.Subscribe, filepath.Join(dir, "a")), subscribe(t, w.SubscribeDir, filepath.Join(dir, "b"))
 	n.event(-1, unix.IN_Q_OVERFLOW, "")
@@ -677,7 +679,8 @@ func TestDegraded(t *testing.T) {
 				}
 				return nil
 			}
-			w := New(slog.New(slog.NewTextHandler(&logged, nil)), Options{SlowLook: time.Hour, PollInterval: 20 * time.Millisecond})
+			w := New(slog.New(slog.NewTextHandler(&logged, nil)), worker.NewPool())
+			w.slowLook, w.pollInterval = time.Hour, 20*time.Millisecond
 			w.open = func() (notifier, error) {
 				if err := is(c.open); err != nil {
 					return nil, fmt.Errorf("cannot open inotify: %w", err)
