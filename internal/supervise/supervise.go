@@ -65,8 +65,13 @@ func (s *Supervisor) Wait(ctx context.Context) error {
 	}()
 	defer func() { <-fed }()
 	defer cancel(nil)
-	stop := s.cancelAtEnd(ctx, cancel)
-	defer stop()
+	go func() {
+		select {
+		case <-s.Ended:
+			cancel(errEnded)
+		case <-ctx.Done():
+		}
+	}()
 
 	name, last := "", ""
 	for {
@@ -98,22 +103,6 @@ func (s *Supervisor) Wait(ctx context.Context) error {
 			return fmt.Errorf("the driver does not serve yet: %s", last)
 		}
 	}
-}
-
-// cancelAtEnd cancels with errEnded when the driver's process ends, until the returned function is
-// called.
-func (s *Supervisor) cancelAtEnd(ctx context.Context, cancel context.CancelCauseFunc) (stop func()) {
-	stopped, done := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(done)
-		select {
-		case <-s.Ended:
-			cancel(errEnded)
-		case <-stopped:
-		case <-ctx.Done():
-		}
-	}()
-	return func() { close(stopped); <-done }
 }
 
 // feedUntil feeds the watchdog, if there is one, until ctx is done.
