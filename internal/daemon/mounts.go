@@ -1,13 +1,13 @@
 package daemon
 
 import (
-	"bufio"
 	"io"
 	"os"
 	"path/filepath"
-	"strings"
+	"slices"
 
 	"csi-registrar/internal/systemd"
+	"csi-registrar/internal/volumes"
 )
 
 // hostMounts has the mounts that the kubelet and systemd see. Those of the sandbox are copies:
@@ -38,43 +38,30 @@ func hiddenFromHost(path string) (bool, error) {
 // locate returns the file system of a path, and the name that the path has in it, by the list of
 // mounts of a process (proc_pid_mountinfo(5)).
 func locate(mountinfo io.Reader, path string) (string, error) {
-	type mount struct{ id, parent, device, root, point string }
-	var above []mount // of path
-	lines := bufio.NewScanner(mountinfo)
-	for lines.Scan() {
-		f := strings.SplitN(lines.Text(), " ", 6)
-		if len(f) < 6 {
-			continue
-		}
-		if point := unescape.Replace(f[4]); systemd.Within(path, point) {
-			above = append(above, mount{f[0], f[1], f[2], unescape.Replace(f[3]), point})
-		}
+	all, err := volumes.ParseMounts(mountinfo)
+	if err != nil {
+		return "", err
 	}
+	above := slices.DeleteFunc(all, func(m volumes.Mount) bool { return !systemd.Within(path, m.Point) })
 	// Follow the path from the root: of the mounts on a mount the first one on the way counts,
 	// because it hides the deeper ones.
-	var top mount
+	var top volumes.Mount
 	for _, m := range above {
-		if m.point == "/" {
+		if m.Point == "/" {
 			top = m
 			break
 		}
 	}
-	for next := (mount{}); ; next = (mount{}) {
+	for next := (volumes.Mount{}); ; next = (volumes.Mount{}) {
 		for _, m := range above {
-			if m.parent == top.id && m.id != top.id && (next.id == "" || len(m.point) < len(next.point)) {
+			if m.Parent == top.ID && m.ID != top.ID && (next.ID == "" || len(m.Point) < len(next.Point)) {
 				next = m
 			}
 		}
-		if next.id == "" {
-			rest, err := filepath.Rel(top.point, path)
-			if err != nil {
-				return "", err
-			}
-			return top.device + " " + filepath.Join(top.root, rest), lines.Err()
+		if next.ID == "" {
+			rest, err := filepath.Rel(top.Point, path)
+			return top.Device + " " + filepath.Join(top.Root, rest), err
 		}
 		top = next
 	}
 }
-
-// unescape decodes the kernel's escapes of field separators.
-var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)

@@ -8,7 +8,7 @@ import (
 )
 
 // Mount is a line of mountinfo (proc_pid_mountinfo(5)).
-type Mount struct{ Point, Type, Source string }
+type Mount struct{ ID, Parent, Device, Root, Point, Type, Source string }
 
 // Mounts returns the mounts of this process, in the order in which they were made, from
 // self/mountinfo in proc.
@@ -18,13 +18,18 @@ func Mounts(proc string) ([]Mount, error) {
 		return nil, err
 	}
 	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, maxMounts))
+	return ParseMounts(f)
+}
+
+// ParseMounts returns the mounts in a mountinfo file.
+func ParseMounts(mountinfo io.Reader) ([]Mount, error) {
+	text, err := io.ReadAll(io.LimitReader(mountinfo, maxMounts))
 	var all []Mount
 	for line := range strings.Lines(string(text)) {
 		before, after, ok := strings.Cut(strings.TrimSuffix(line, "\n"), " - ")
 		fields, rest := strings.Fields(before), strings.Fields(after)
 		if ok && len(fields) >= 6 && len(rest) >= 2 {
-			all = append(all, Mount{unescape.Replace(fields[4]), rest[0], unescape.Replace(rest[1])})
+			all = append(all, Mount{fields[0], fields[1], fields[2], unescape.Replace(fields[3]), unescape.Replace(fields[4]), rest[0], unescape.Replace(rest[1])})
 		}
 	}
 	return all, err
