@@ -8,7 +8,7 @@ import (
 	"csi-registrar/internal/status"
 )
 
-// maxRestarts is how many restarts of a driver are remembered.
+// maxRestarts is how many restarts of a driver are remembered, the last ones.
 const maxRestarts = 1000
 
 // query is the state of the goroutine that asks the driver.
@@ -41,7 +41,7 @@ type driverView struct {
 	returnedAt    time.Time       // when it came back; zero: the kubelet has learned of it since
 	seen          bool            // it was not absent at least once
 	restarted     bool            // it came back since it was last ready
-	restarts      []time.Time     // within status.RestartWindow, oldest first; not changed in place
+	restarts      []time.Time     // oldest first; not changed in place
 	restartsTotal uint64
 }
 
@@ -165,10 +165,7 @@ func (r *Registrar) countRestart(was status.DriverState, rep status.Report, now 
 	if back && v.seen {
 		v.restarted = true
 		v.restartsTotal++
-		recent := slices.DeleteFunc(slices.Clone(v.restarts), func(at time.Time) bool { return now.Sub(at) >= status.RestartWindow })
-		if v.restarts = recent; len(recent) < maxRestarts {
-			v.restarts = append(recent, now.UTC())
-		}
+		v.restarts = append(slices.Clone(v.restarts[max(0, len(v.restarts)-maxRestarts+1):]), now.UTC())
 	}
 	v.seen = v.seen || rep.Driver != status.Absent
 	if rep.Driver == status.Ready {

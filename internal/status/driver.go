@@ -54,7 +54,7 @@ type Driver struct {
 	WithdrawalError    string    `json:"-"`
 	WithdrawalFailedAt time.Time `json:"-"`
 
-	Restarts      []time.Time `json:"-"` // within RestartWindow and before, oldest first
+	Restarts      []time.Time `json:"-"` // the last ones, also before RestartWindow, oldest first
 	RestartsTotal uint64      `json:"-"` // since the daemon started
 
 	// For metrics only.
