@@ -19,8 +19,6 @@ type backend struct {
 	reload func(context.Context) error
 }
 
-var _ control.Backend = backend{}
-
 // Reload implements control.Backend.
 func (b backend) Reload(ctx context.Context) error { return b.reload(ctx) }
 

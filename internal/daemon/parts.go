@@ -113,8 +113,6 @@ func (p *parts) release(rootDir string) {
 	}
 }
 
-var _ agent.Parts = (*parts)(nil)
-
 // Driver implements agent.Parts.
 func (p *parts) Driver(d config.Driver) registrar.Driver {
 	return driver.New(d.Connection, driver.Options{
