@@ -17,9 +17,9 @@ import (
 	"csi-registrar/internal/worker"
 )
 
-// LiveTimeout is how long a driver has to answer Probe, the connection included: the default
+// liveTimeout is how long a driver has to answer Probe, the connection included: the default
 // of --probe-timeout of kubernetes-csi/livenessprobe (v2.19).
-const LiveTimeout = 3 * time.Second
+const liveTimeout = 3 * time.Second
 
 // DeadError is why a driver is not live. Its text contains nothing that the driver reported, so
 // everybody may read it.
@@ -63,9 +63,9 @@ func LiveName(ctx context.Context, pool *worker.Pool, owner trust.SocketOwner, s
 // callOnce makes one call over a new connection.
 func callOnce(ctx context.Context, pool *worker.Pool, owner trust.SocketOwner, socket, method string,
 	call func(context.Context, *grpc.ClientConn) error) error {
-	ctx, cancel := context.WithTimeout(ctx, LiveTimeout)
+	ctx, cancel := context.WithTimeout(ctx, liveTimeout)
 	defer cancel()
-	l, err := worker.Do(ctx, pool.Slot(socket, nil), LiveTimeout, func() lookResult { return lookOnce(owner, socket, true) }, lookResult.discard)
+	l, err := worker.Do(ctx, pool.Slot(socket, nil), liveTimeout, func() lookResult { return lookOnce(owner, socket, true) }, lookResult.discard)
 	switch {
 	case err != nil:
 		return &DeadError{text: "the file system of the driver's socket does not answer"}
@@ -88,8 +88,8 @@ func callOnce(ctx context.Context, pool *worker.Pool, owner trust.SocketOwner, s
 	case err == nil, errors.As(err, new(*DeadError)):
 		return err
 	// gRPC passes the deadline on to the driver, whose answer can come just before it.
-	case ctx.Err() != nil, code == codes.DeadlineExceeded && time.Until(deadline) < LiveTimeout/10:
-		return &DeadError{text: fmt.Sprintf("the driver does not answer %s within %s", method, LiveTimeout)}
+	case ctx.Err() != nil, code == codes.DeadlineExceeded && time.Until(deadline) < liveTimeout/10:
+		return &DeadError{text: fmt.Sprintf("the driver does not answer %s within %s", method, liveTimeout)}
 	}
 	return &DeadError{text: fmt.Sprintf("the driver answers %s with the error %s", method, grpcstatus.Code(err))}
 }

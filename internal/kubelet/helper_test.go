@@ -260,3 +260,7 @@ func eventually(t *testing.T, what string, cond func() bool) {
 		}
 	}
 }
+
+func sameAnnouncement(a, b status.Announcement) bool {
+	return a.Endpoint == b.Endpoint && a.LinkTarget == b.LinkTarget && slices.Equal(a.Versions, b.Versions) && a.Identity.Equal(b.Identity)
+}

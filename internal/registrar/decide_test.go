@@ -3,6 +3,7 @@ package registrar
 import (
 	"fmt"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -240,9 +241,9 @@ func (s situation) decided() string {
 		identity, link := in.socket.Announced, in.socket.Announced
 		identity.Identity, link.LinkTarget = in.driver.identity, in.table.Endpoint
 		switch {
-		case a.note.Equal(identity):
+		case reflect.DeepEqual(a.note, identity):
 			text = "acknowledge: identity"
-		case a.note.Equal(link):
+		case reflect.DeepEqual(a.note, link):
 			text = "acknowledge: link target"
 		default:
 			text = fmt.Sprintf("acknowledge: %+v", a.note)

@@ -11,20 +11,20 @@ import (
 // Message IDs of the journal, one for each kind of entry. packaging/csi-registrar.catalog
 // explains them for `journalctl -x`. Never reuse one.
 const (
-	MessageAbsent      = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c101"
-	MessageStarting    = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c102"
-	MessageReady       = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c103"
-	MessageMismatch    = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c104"
-	MessagePublished   = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c105"
-	MessageRegistered  = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c106"
-	MessageRefused     = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c107"
-	MessageConflict    = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c108"
-	MessageWithdrawn   = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c109"
-	MessageRepublished = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c10a"
-	MessageDriverGone  = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c10b"
-	MessageDriverBack  = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c10c"
-	MessageAttention   = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c10d"
-	MessageHanging     = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c10e"
+	messageAbsent      = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c101"
+	messageStarting    = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c102"
+	messageReady       = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c103"
+	messageMismatch    = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c104"
+	messagePublished   = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c105"
+	messageRegistered  = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c106"
+	messageRefused     = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c107"
+	messageConflict    = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c108"
+	messageWithdrawn   = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c109"
+	messageRepublished = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c10a"
+	messageDriverGone  = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c10b"
+	messageDriverBack  = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c10c"
+	messageAttention   = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c10d"
+	messageHanging     = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c10e"
 )
 
 // logHistory records which entries about a driver were logged.
@@ -42,15 +42,15 @@ type entry struct {
 
 // entered has the entry for each state that a driver enters.
 var entered = map[string]entry{
-	string(status.Absent):     {slog.LevelInfo, MessageAbsent, "waiting for the driver"},
-	string(status.Starting):   {slog.LevelInfo, MessageStarting, "driver answers, but is not ready"},
-	string(status.Ready):      {slog.LevelInfo, MessageReady, "driver is ready"},
-	string(status.Hanging):    {slog.LevelWarn, MessageHanging, "driver does not answer"},
-	string(status.Mismatch):   {slog.LevelWarn, MessageMismatch, "driver is not what was configured"},
-	string(status.Published):  {slog.LevelInfo, MessagePublished, "registration socket published"},
-	string(status.Registered): {slog.LevelInfo, MessageRegistered, "registered with the kubelet"},
-	string(status.Refused):    {slog.LevelWarn, MessageRefused, "the kubelet refused the registration"},
-	string(status.Conflict):   {slog.LevelWarn, MessageConflict, "another registrar is in the way"},
+	string(status.Absent):     {slog.LevelInfo, messageAbsent, "waiting for the driver"},
+	string(status.Starting):   {slog.LevelInfo, messageStarting, "driver answers, but is not ready"},
+	string(status.Ready):      {slog.LevelInfo, messageReady, "driver is ready"},
+	string(status.Hanging):    {slog.LevelWarn, messageHanging, "driver does not answer"},
+	string(status.Mismatch):   {slog.LevelWarn, messageMismatch, "driver is not what was configured"},
+	string(status.Published):  {slog.LevelInfo, messagePublished, "registration socket published"},
+	string(status.Registered): {slog.LevelInfo, messageRegistered, "registered with the kubelet"},
+	string(status.Refused):    {slog.LevelWarn, messageRefused, "the kubelet refused the registration"},
+	string(status.Conflict):   {slog.LevelWarn, messageConflict, "another registrar is in the way"},
 }
 
 // logTransition logs a change of the state, or of the driver's state while its registration is
@@ -66,19 +66,19 @@ func (r *Registrar) logTransition(prev, next status.Driver, now time.Time) {
 		e.text = "still registered with the kubelet, by an earlier process"
 	case first || prev.State != next.State:
 		if next.State == string(status.Absent) && prev.Registration != "" && prev.Registration != status.None {
-			e = entry{slog.LevelWarn, MessageWithdrawn, "registration is gone"}
+			e = entry{slog.LevelWarn, messageWithdrawn, "registration is gone"}
 		}
 	case prev.Driver != next.Driver && next.Driver == status.Ready:
-		e = entry{slog.LevelInfo, MessageDriverBack, "driver is ready again"}
+		e = entry{slog.LevelInfo, messageDriverBack, "driver is ready again"}
 	case prev.Driver != next.Driver && next.Driver == status.Hanging:
 		e = entered[string(status.Hanging)]
 	case prev.Driver != next.Driver && !(prev.Driver == status.Absent && r.view.identity.Name == ""):
-		e = entry{slog.LevelInfo, MessageDriverGone, "driver is not ready"}
+		e = entry{slog.LevelInfo, messageDriverGone, "driver is not ready"}
 	case prev.Reason == next.Reason:
 		return
 	case next.Driver == status.Ready && next.Reason != "" && next.WithdrawalError == "" &&
 		(next.Registration != status.Published || next.LastGetInfoAt.IsZero()):
-		e = entry{slog.LevelDebug, MessageAttention, "needs attention"}
+		e = entry{slog.LevelDebug, messageAttention, "needs attention"}
 		if r.history.complaints.allow(now) {
 			e.level = slog.LevelWarn
 		}

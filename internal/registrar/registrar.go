@@ -81,7 +81,7 @@ func (r *Registrar) Run(ctx context.Context) {
 	for {
 		now := time.Now()
 		next := r.step(ctx, now)
-		if r.left() {
+		if r.withdrawn() {
 			return
 		}
 		if next.IsZero() {
@@ -134,8 +134,8 @@ func (r *Registrar) inputs(socket status.Socket) inputs {
 	return inputs{r.kubelet, r.table, r.view, r.query.cancel != nil, socket, r.task.checkErr != nil, r.request}
 }
 
-// left reports whether a registrar whose table is not enabled has nothing left to do.
-func (r *Registrar) left() bool {
+// withdrawn reports whether the table is not enabled and no registration is left to withdraw.
+func (r *Registrar) withdrawn() bool {
 	return !r.table.Enabled && !r.task.busy && !r.task.checkDue && r.task.err == nil && r.task.checkErr == nil && !r.socket.Look().Up
 }
 

@@ -136,7 +136,7 @@ func (r *Registrar) count(act action, now time.Time) {
 		return
 	}
 	r.counted[string(act.cause)]++
-	r.log.Info("republishing the registration socket", "MESSAGE_ID", MessageRepublished, "cause", string(act.cause), "reason", act.reason)
+	r.log.Info("republishing the registration socket", "MESSAGE_ID", messageRepublished, "cause", string(act.cause), "reason", act.reason)
 }
 
 // finished handles the end of a task.

@@ -5,7 +5,6 @@ package status
 
 import (
 	"maps"
-	"slices"
 	"time"
 )
 
@@ -84,11 +83,6 @@ type Announcement struct {
 	LinkTarget string   `json:"link_target,omitempty"`
 	Versions   []string `json:"versions"`
 	Identity   Identity `json:"identity"`
-}
-
-// Equal reports whether both are the same.
-func (a Announcement) Equal(o Announcement) bool {
-	return a.Endpoint == o.Endpoint && a.LinkTarget == o.LinkTarget && slices.Equal(a.Versions, o.Versions) && a.Identity.Equal(o.Identity)
 }
 
 // Place is what is at the path of a registration socket.

@@ -18,9 +18,7 @@ import (
 
 // Errors of Store.Keep.
 var (
-	// ErrNoStore: the process has no descriptor store, because it does not run as a
-	// service of systemd.
-	ErrNoStore = errors.New("there is no descriptor store: not a service of systemd")
+	errNoStore = errors.New("there is no descriptor store: not a service of systemd")
 	// ErrStoreFull: the manager would drop the descriptor.
 	ErrStoreFull = errors.New("the descriptor store of systemd is full")
 )
@@ -81,7 +79,7 @@ type request struct {
 }
 
 // NewStore returns a store that sends through the notifier while Run runs. With a nil notifier Keep
-// fails with ErrNoStore and Forget does nothing.
+// fails with errNoStore and Forget does nothing.
 func NewStore(n *Notifier, o StoreOptions) *Store {
 	s := &Store{notify: n, options: o, wake: make(chan struct{}, 1), names: map[string]int{}}
 	for _, name := range o.Held {
@@ -95,7 +93,7 @@ func NewStore(n *Notifier, o StoreOptions) *Store {
 // means that it will not be kept.
 func (s *Store) Keep(ctx context.Context, name string, c syscall.Conn) error {
 	if s.notify == nil {
-		return fmt.Errorf("cannot keep %s: %w", name, ErrNoStore)
+		return fmt.Errorf("cannot keep %s: %w", name, errNoStore)
 	}
 	// FDNAME ends at the line's end; LISTEN_FDNAMES is a list with colons.
 	if name == "" || len(name) > 255 || strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r >= 0x7f || r == ':' }) {

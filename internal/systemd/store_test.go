@@ -93,7 +93,7 @@ func TestKeepAndForget(t *testing.T) {
 func TestKeepRefusals(t *testing.T) {
 	l := listen(t, filepath.Join(fake.ShortDir(t), "a"))
 	none, _ := runStore(t, nil, StoreOptions{})
-	if err := none.Keep(t.Context(), "x", l); !errors.Is(err, ErrNoStore) {
+	if err := none.Keep(t.Context(), "x", l); !errors.Is(err, errNoStore) {
 		t.Error(err)
 	}
 	if err := none.Forget(t.Context(), "x"); err != nil {
