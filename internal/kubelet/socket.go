@@ -74,7 +74,7 @@ func (s *Socket) do(ctx context.Context, limit time.Duration, f func(context.Con
 			s.log.Warn("cannot adopt the registration socket of an earlier process", "error", err)
 		}
 		err := f(limited)
-		if s.closed.Load() { // this call was abandoned, and Close did not wait for it
+		if s.closed.Load() { // by Close, or this call was abandoned and Close did not wait for it
 			err = errors.Join(err, s.end(limited))
 		}
 		return err
@@ -215,7 +215,7 @@ func (s *Socket) Close(ctx context.Context) error {
 	defer s.r.drop(s)
 	defer s.watch.Close()
 	s.closed.Store(true)
-	err := s.do(ctx, closeTime, s.end)
+	err := s.do(ctx, closeTime, func(context.Context) error { return nil }) // and then end
 	if p := s.current.Load(); p != nil {
 		p.stop(false)
 	}
