@@ -15,7 +15,7 @@ const (
 )
 
 // limitDrivers limits the entries with the attribute "driver", separately for each driver, from
-// level info on. The last entry before the limit says that more are left out.
+// level info on. The last entry before the limit announces that the next ones are left out.
 func limitDrivers(log *slog.Logger) *slog.Logger {
 	return slog.New(&limitHandler{Handler: log.Handler(), windows: &windows{by: map[string]*window{}}})
 }

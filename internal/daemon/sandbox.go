@@ -59,7 +59,7 @@ func lookAround(registry string) (v view, err error) {
 		*id, *readOnly = f.FileID, st.Flags&unix.ST_RDONLY != 0
 		return err
 	}
-	var linksReadOnly bool // ignored: it says nothing more than its identity
+	var linksReadOnly bool // ignored: the identity is enough
 	err = errors.Join(look(root, &v.Root, &v.rootReadOnly), look(registry, &v.Registry, &v.registryReadOnly),
 		look(rootdir.EndpointLinks(root), &v.Links, &linksReadOnly))
 	if v.Registry != (unixsock.FileID{}) {
@@ -71,7 +71,7 @@ func lookAround(registry string) (v view, err error) {
 // linksLost is the one reason that has to hold for linksPause.
 const linksLost = "plugins/csi-registrar was removed, and cannot be created in this sandbox"
 
-// stale says why the process needs a new sandbox, having seen first at its start; empty: it does
+// stale returns why the process, which saw first at its start, needs a new sandbox; empty: it does
 // not. Confined by Landlock, it can change only directories that existed when it started.
 func (v view) stale(first view, confined bool) string {
 	none := unixsock.FileID{}

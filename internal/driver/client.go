@@ -133,7 +133,7 @@ func (c *Client) report(ctx context.Context, progress func(status.Report), probe
 	return r
 }
 
-// finding says why the driver is not Ready; the zero finding: a step found no reason.
+// finding is the reason why the driver is not Ready; zero: a step found none.
 type finding struct {
 	state  status.DriverState
 	reason string

@@ -145,8 +145,8 @@ func (s *sighting) note(file unixsock.File) {
 // youngerThan reports whether the file has been there for less than d.
 func (s *sighting) youngerThan(d time.Duration) bool { return time.Since(s.since) < d }
 
-// missing describes what does not exist: the socket, or which directory on the way. Any other
-// error says nothing about the driver, so it is Starting: it is asked again soon, and keeps its
+// missing describes the first name on the path that does not exist. With any other error the state
+// of the driver is not known, so it is Starting: it is asked again soon, and keeps its
 // registration.
 func missing(path string, err error) finding {
 	switch {
@@ -185,7 +185,7 @@ func refused(path string, file unixsock.File, err error) finding {
 	case errors.Is(err, unix.EAGAIN):
 		return finding{status.Starting, "the driver does not accept connections: the queue of " + path + " is full"}
 	}
-	if hint := unixsock.Hint(err); hint != "" { // it says nothing about the driver
+	if hint := unixsock.Hint(err); hint != "" { // the fault is not the driver's
 		return finding{status.Starting, fmt.Sprintf("cannot connect to the driver: %v%s", err, hint)}
 	}
 	return finding{status.Absent, fmt.Sprintf("cannot connect to %s: %v", path, err)}

@@ -29,7 +29,7 @@ func (s *Socket) Adopt(ctx context.Context, files []*os.File) error {
 	return s.change(ctx, func(context.Context) error { return nil })
 }
 
-// adopt adopts the files that were handed over and are not adopted yet. It runs in the worker.
+// adopt adopts the files of Adopt that are not adopted yet. It runs in the worker.
 func (s *Socket) adopt(ctx context.Context) error {
 	files := s.toAdopt.Swap(nil)
 	if files == nil {
@@ -95,7 +95,7 @@ func (s *Socket) proves(rec record, bound string) bool {
 	return rec.FileID == at.FileID || err != nil && !isMissing(err)
 }
 
-// listenerOf returns the listener of a descriptor that was handed over, and closes the descriptor.
+// listenerOf returns the listener of a descriptor from the store, and closes the descriptor.
 // The record proves that it listens.
 func (r *Registry) listenerOf(f *os.File) (Listener, error) {
 	defer f.Close()

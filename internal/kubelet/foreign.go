@@ -70,8 +70,8 @@ func (fs *foreignSockets) run(ctx context.Context) {
 	}
 }
 
-// mayChange reports whether a socket may change without a hint: one that did not answer, or one
-// that serves a driver of ours, which stays behind when its process is killed.
+// mayChange reports whether a socket may change without a hint: it did not answer, or it serves one
+// of our drivers, and then its file stays when its process is killed.
 func (fs *foreignSockets) mayChange() bool {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()

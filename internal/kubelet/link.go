@@ -16,7 +16,7 @@ import (
 	"csi-registrar/internal/unixsock"
 )
 
-// With endpoint_link the kubelet is told a symbolic link of ours instead of the driver's socket.
+// With endpoint_link the announced endpoint is a symbolic link to the driver's socket.
 // The kubelet (v1.36) resolves it for each call, so changing its target redirects the next call,
 // and the registration stays as it is.
 

@@ -46,7 +46,7 @@ const (
 	nothing     actionKind = iota // nothing to do now
 	publish                       // create the socket, or recreate it
 	withdraw                      // remove it
-	acknowledge                   // record what the kubelet learned by itself, or need not learn
+	acknowledge                   // record a change that needs no registration
 )
 
 // action is the one thing to do next.

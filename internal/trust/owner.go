@@ -36,7 +36,7 @@ func ParseOwner(s string) (SocketOwner, error) {
 
 // Users returns the users to trust if owner is trusted besides root and our own user: the owner
 // first; nil for Anybody. It looks the owner up each time, because packages create their users at
-// any time. An unknown user is an error that says nothing about the files: the list of users may be
+// any time. An unknown user does not mean that a file is untrusted: the list of users may be
 // incomplete while it is being written.
 func Users(owner SocketOwner) ([]uint32, error) {
 	trusted := []uint32{0, uint32(os.Geteuid())}
@@ -81,9 +81,9 @@ func (o SocketOwner) Listener(path string, peer unixsock.Cred) error {
 		Problem: fmt.Sprintf("is served by a process (pid %d) that runs as %s, not as %s", peer.PID, Who(peer.UID), o)}
 }
 
-// Path checks the socket and every directory and link on the way to it. An *Error says why it is
-// not trusted; any other error means that the check failed. It blocks for as long as a file system
-// on the way does not answer.
+// Path checks the socket and every directory and link on the way to it. An *Error describes why it
+// is not trusted; any other error means that the check failed. It blocks for as long as a file
+// system on the way does not answer.
 func (o SocketOwner) Path(path string) error {
 	trusted, err := Users(o)
 	if err != nil {

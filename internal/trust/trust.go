@@ -24,7 +24,7 @@ const (
 	writeBits = unix.S_IWGRP | unix.S_IWOTH // an ACL's mask is shown as the group's bits
 )
 
-// Rule says whose files are trusted. The zero Rule trusts every file.
+// Rule defines whose files are trusted. The zero Rule trusts every file.
 type Rule struct {
 	// Owners are the trusted users; messages name the first. Nil: everybody is trusted.
 	Owners []uint32
@@ -35,7 +35,7 @@ type Rule struct {
 	FollowLink bool
 }
 
-// Error says why a path is not trusted. Any other error means that the check failed.
+// Error describes why a path is not trusted. Any other error means that the check failed.
 type Error struct {
 	Path    string // the file, or the directory or symbolic link on the way to it
 	Problem string // the rest of a sentence that begins with Path

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Hint returns what to do about an error of a socket, or of its file, that says that the daemon or
-// the node has run out of something. It is appended to the error: it begins with "; ", and is empty
+// Hint returns the fix for an error of a socket, or of its file, if the daemon or the node has run
+// out of a resource. It is appended to the error: it begins with "; ", and is empty
 // for any other error.
 func Hint(err error) string {
 	switch {

@@ -44,7 +44,7 @@ type Volume struct {
 	Driver string // empty where vol_data.json cannot be read
 	Pod    string // the pod's UID; empty: staged, for all pods
 	Dir    string // the directory of vol_data.json
-	Target string // where the driver was told to stage or publish it
+	Target string // the path at which the driver stages or publishes it
 	Block  bool   // a device, not a file system
 
 	Mounted bool      // something is mounted at Target
