@@ -35,8 +35,8 @@ type Socket interface {
 	// the socket (descriptor store, --keep-sockets). It may block for a limited time. After it,
 	// whatever the error, Parts.Socket succeeds for the same driver.
 	Close(ctx context.Context) error
-	// Discard is Close after the registration was withdrawn: nothing of it stays.
-	Discard(ctx context.Context) error
+	// Discard makes Close, which follows, keep nothing: the registration was withdrawn.
+	Discard()
 	// Restore makes the next Check, for which it gives a hint, store and record the socket
 	// again. A socket of the same driver below another root_dir, which has ended, may have
 	// replaced it there.
@@ -89,18 +89,11 @@ type key struct {
 	kubelet config.Kubelet
 }
 
-// Options are the options of New. All are required.
-type Options struct {
-	Log     *slog.Logger
-	Parts   Parts
-	Version string
-}
-
 // New returns an agent without any driver.
-func New(o Options) *Agent {
+func New(log *slog.Logger, parts Parts, version string) *Agent {
 	ctx, stop := context.WithCancel(context.Background())
 	return &Agent{
-		log: o.Log, parts: o.Parts, version: o.Version, began: time.Now(), ctx: ctx, stop: stop,
+		log: log, parts: parts, version: version, began: time.Now(), ctx: ctx, stop: stop,
 		hints: make(chan struct{}, 1), apply: make(chan struct{}, 1),
 		config: config.Default(), running: map[key]*running{}, changed: make(chan struct{}),
 	}

@@ -137,7 +137,7 @@ func (s *socket) Close(context.Context) error {
 	return nil
 }
 
-func (s *socket) Discard(ctx context.Context) error { return s.Close(ctx) }
+func (s *socket) Discard() {}
 
 func (s *socket) counts() [3]int {
 	s.mu.Lock()
@@ -158,7 +158,7 @@ func drv(name string) config.Driver { return config.DefaultDriver(name, "/run/"+
 func with(t *testing.T, test func(t *testing.T, a *Agent, n *node)) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &node{sockets: map[string]*socket{}}
-		a := New(Options{Log: slog.New(slog.DiscardHandler), Parts: n, Version: "test"})
+		a := New(slog.New(slog.DiscardHandler), n, "test")
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
 		wg.Go(func() {

@@ -8,7 +8,7 @@ import (
 )
 
 func boardOf(n int) *Agent {
-	a := New(Options{Version: "test"})
+	a := New(nil, nil, "test")
 	for i := range n {
 		name := fmt.Sprintf("d%d.example", i)
 		a.running[key{name: name}] = &running{status: status.Driver{Name: name, State: "registered"}}

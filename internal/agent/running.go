@@ -34,11 +34,10 @@ func (a *Agent) start(k key, d config.Driver, socket Socket) {
 	a.change(func() { a.running[k] = r })
 	a.ended.Go(func() {
 		r.reg.Run(a.ctx)
-		end := socket.Close
 		if a.ctx.Err() == nil {
-			end = socket.Discard
+			socket.Discard()
 		}
-		if err := end(context.WithoutCancel(a.ctx)); err != nil {
+		if err := socket.Close(context.WithoutCancel(a.ctx)); err != nil {
 			log.Error("cannot end a registration cleanly", "error", err)
 		}
 		var other *running

@@ -51,7 +51,7 @@ func newDaemon(o Options, log *slog.Logger, pool *worker.Pool, registryDir strin
 	}
 	d.watcher = fswatch.New(log, d.pool)
 	d.parts = newParts(d, registryDir)
-	d.agent = agent.New(agent.Options{Log: limitDrivers(log), Parts: d.parts, Version: d.options.Version})
+	d.agent = agent.New(limitDrivers(log), d.parts, d.options.Version)
 	d.note("adopting the pidfd of the kubelet", d.parts.kubelet.Adopt(context.Background(), d.handed.kubelet))
 	return d
 }

@@ -62,9 +62,3 @@ func (s *volumeSocket) Close(ctx context.Context) error {
 	defer s.parts.release(s.rootDir)
 	return s.Socket.Close(ctx)
 }
-
-// Discard implements agent.Socket.
-func (s *volumeSocket) Discard(ctx context.Context) error {
-	defer s.parts.release(s.rootDir)
-	return s.Socket.Discard(ctx)
-}

@@ -264,3 +264,9 @@ func eventually(t *testing.T, what string, cond func() bool) {
 func sameAnnouncement(a, b status.Announcement) bool {
 	return a.Endpoint == b.Endpoint && a.LinkTarget == b.LinkTarget && slices.Equal(a.Versions, b.Versions) && a.Identity.Equal(b.Identity)
 }
+
+// discard ends a Socket as the agent does after its registration was withdrawn.
+func discard(t *testing.T, s *Socket) error {
+	s.Discard()
+	return s.Close(t.Context())
+}

@@ -77,7 +77,7 @@ func restoreAfterAnother(t *testing.T, hangs bool) {
 		}
 	})
 	other := socket(t, later, "a")
-	if err := errors.Join(other.Publish(t.Context(), announcement("a")), other.Withdraw(t.Context()), other.Discard(t.Context())); err != nil {
+	if err := errors.Join(other.Publish(t.Context(), announcement("a")), other.Withdraw(t.Context()), discard(t, other)); err != nil {
 		t.Fatal(err)
 	}
 	if m.count("registration-a") != 0 || !isGone(r.recordOf("a")) {
@@ -138,7 +138,7 @@ func TestALatePublicationLeavesWhatAnotherSocketHas(t *testing.T) {
 		go func() { done <- s.Publish(ctx, announcement("a")) }()
 		<-begun
 		stop()
-		if err := errors.Join(<-done, s.Discard(t.Context())); err == nil {
+		if err := errors.Join(<-done, discard(t, s)); err == nil {
 			t.Error("nothing hung")
 		}
 		later, err := Open(fake.ShortDir(t), r.o)
@@ -171,7 +171,7 @@ func TestARecordWithoutAListenerIsDiscarded(t *testing.T) {
 	if isGone(r.recordOf("a")) {
 		t.Fatal("there is no record")
 	}
-	if err := socket(t, r, "a").Discard(t.Context()); err != nil {
+	if err := discard(t, socket(t, r, "a")); err != nil {
 		t.Fatal(err)
 	}
 	if !isGone(r.recordOf("a")) {

@@ -186,7 +186,7 @@ func TestTheLinkOfAFailedPublicationIsDiscarded(t *testing.T) {
 	if err := s.Publish(t.Context(), w.linked("a")); !isConflict(err) {
 		t.Fatal(err)
 	}
-	if err := s.Discard(t.Context()); err != nil || !isGone(rootdir.EndpointLink(w.root, "a")) {
+	if err := discard(t, s); err != nil || !isGone(rootdir.EndpointLink(w.root, "a")) {
 		t.Errorf("%v, link gone %t", err, isGone(rootdir.EndpointLink(w.root, "a")))
 	}
 }

@@ -41,7 +41,7 @@ type Socket struct {
 	toAdopt   atomic.Pointer[[]*os.File] // from the store, to be adopted
 	toRestore atomic.Bool                // by the next Check
 	closed    atomic.Bool
-	discarded atomic.Bool // closed, and nothing is kept
+	discarded atomic.Bool // Close keeps nothing
 
 	saving sync.Mutex // one writer of the record at a time
 
@@ -227,12 +227,9 @@ func (s *Socket) Close(ctx context.Context) error {
 	return err
 }
 
-// Discard implements agent.Socket. It keeps nothing, not even what an abandoned call publishes
-// later.
-func (s *Socket) Discard(ctx context.Context) error {
-	s.discarded.Store(true)
-	return s.Close(ctx)
-}
+// Discard implements agent.Socket. Not even a socket that an abandoned call publishes later is
+// kept.
+func (s *Socket) Discard() { s.discarded.Store(true) }
 
 // end is the part of Close that runs in the worker.
 func (s *Socket) end(ctx context.Context) error {

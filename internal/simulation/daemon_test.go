@@ -108,7 +108,7 @@ func (w *world) startDaemon() {
 			p.stored[driver] = append(p.stored[driver], f)
 		}
 	}
-	p.agent = agent.New(agent.Options{Log: log, Parts: p, Version: "simulation"})
+	p.agent = agent.New(log, p, "simulation")
 	go p.run(ctx)
 }
 
