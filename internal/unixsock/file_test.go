@@ -60,3 +60,20 @@ func TestMoveIntoPlace(t *testing.T) {
 		t.Errorf("%q, %v", text, err)
 	}
 }
+
+func TestOwnerAndGroup(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	uid, gid := os.Geteuid(), os.Getegid()
+	if uid == 0 {
+		uid, gid = 65533, 65532
+		if err := os.Chown(path, uid, gid); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if f, err := Lstat(path); err != nil || f.UID != uint32(uid) || f.GID != uint32(gid) {
+		t.Errorf("%+v, %v, want %d:%d", f, err, uid, gid)
+	}
+}

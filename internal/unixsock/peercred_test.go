@@ -65,11 +65,11 @@ func TestConnectingEndSeesTheListener(t *testing.T) {
 	path := socketPath(t)
 	cmd := exec.Command(os.Args[0], "-test.run=^TestConnectingEndSeesTheListener$")
 	cmd.Env = append(os.Environ(), "PEERCRED_LISTEN="+path)
-	uid := uint32(os.Geteuid())
+	uid, gid := uint32(os.Geteuid()), uint32(os.Getegid())
 	if uid == 0 { // another user is the better proof
-		uid = 65533
-		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
-		if err := os.Chown(filepath.Dir(path), int(uid), int(uid)); err != nil {
+		uid, gid = 65533, 65532
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: gid}}
+		if err := os.Chown(filepath.Dir(path), int(uid), int(gid)); err != nil {
 			t.Fatal(err)
 		}
 		bin := filepath.Join(filepath.Dir(path), "bin") // the build directory may be root's alone
@@ -110,8 +110,8 @@ func TestConnectingEndSeesTheListener(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got.PID != cmd.Process.Pid || got.UID != uid {
-		t.Errorf("listener is %v, want pid %d uid %d", got, cmd.Process.Pid, uid)
+	if got.PID != cmd.Process.Pid || got.UID != uid || got.GID != gid {
+		t.Errorf("listener is %+v, want pid %d uid %d gid %d", got, cmd.Process.Pid, uid, gid)
 	}
 }
 
