@@ -1,6 +1,7 @@
 package kubelet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,20 +42,19 @@ const temporaryFor = 5 * time.Second
 
 // removeLater removes the temporary name of the socket, when the kubelet has examined it, or when
 // the listener is stopped.
-func (p *listener) removeLater(temporary string) {
+func (p *listener) removeLater() {
 	p.s.mu.Lock()
 	defer p.s.mu.Unlock()
-	p.linger = time.AfterFunc(temporaryFor, func() { p.removeTemporary(temporary) })
+	p.linger = time.AfterFunc(temporaryFor, p.removeTemporary)
 }
 
-func (p *listener) removeTemporary(temporary string) {
-	host, slot := p.s.r.o.Host, p.s.r.o.Pool.Slot(temporary, nil)
-	_, err := worker.Do(context.Background(), slot, checkTime, func() error {
-		_, err := host.RemoveFile(temporary, p.FileID)
+func (p *listener) removeTemporary() {
+	err, late := worker.Do(context.Background(), p.s.r.o.Pool.Slot(p.Bound, nil), checkTime, func() error {
+		_, err := p.s.r.o.Host.RemoveFile(p.Bound, p.FileID)
 		return err
 	}, nil)
-	if err != nil {
-		p.s.log.Debug("a temporary name is left", "path", temporary, "error", err)
+	if err := cmp.Or(late, err); err != nil {
+		p.s.log.Debug("a temporary name is left", "path", p.Bound, "error", err)
 	}
 }
 
@@ -102,7 +102,7 @@ func (p *listener) stop(last bool) {
 	linger := p.linger
 	p.s.mu.Unlock()
 	if linger != nil && linger.Stop() {
-		p.removeTemporary(p.Bound)
+		p.removeTemporary()
 	}
 	_ = p.SetDeadline(time.Now()) // fails if it is closed already
 	<-p.done                      // the server has closed it

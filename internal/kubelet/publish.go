@@ -124,7 +124,7 @@ func (s *Socket) replace(ctx context.Context, dir unixsock.FileID, a status.Anno
 	}
 	p.serve()
 	if err = s.moveIn(temporary, p, old); err == nil {
-		p.removeLater(temporary)
+		p.removeLater()
 		if old != nil {
 			old.stop(true)
 			if old.Announced.Endpoint != a.Endpoint {
