@@ -91,8 +91,8 @@ func TestMountOfAPath(t *testing.T) {
 		"22 21 0:40 / /mnt/a\\040b rw shared:1 master:2 - nfs4 server:/x\\134y rw\n"+
 		"23 22 0:41 / /mnt/a\\040b/c rw - fuse.sshfs host:/ rw\nnonsense\n")
 	x := &diagnosis{o: Options{Root: n.root}, pool: worker.NewPool()}
-	b := volumes.Mount{Point: "/mnt/a b", Type: "nfs4", Source: `server:/x\y`}
-	c := volumes.Mount{Point: "/mnt/a b/c", Type: "fuse.sshfs", Source: "host:/"}
+	b := volumes.Mount{ID: "22", Parent: "21", Device: "0:40", Root: "/", Point: "/mnt/a b", Type: "nfs4", Source: `server:/x\y`}
+	c := volumes.Mount{ID: "23", Parent: "22", Device: "0:41", Root: "/", Point: "/mnt/a b/c", Type: "fuse.sshfs", Source: "host:/"}
 	for file, want := range map[string]volumes.Mount{"/mnt/a b/c/d": c, "/mnt/a b": b, "/mnt/a bc": {}, "/run": {}} {
 		if m := x.mountOf(t.Context(), file); m != want {
 			t.Errorf("%s is on %+v", file, m)
