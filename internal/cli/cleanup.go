@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -8,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 
 	"csi-registrar/internal/daemon"
 	"csi-registrar/internal/kubelet"
@@ -39,12 +41,16 @@ func setupCleanup(fs *flag.FlagSet) runner {
 		if *ifStopped {
 			return removeIfStopped(ctx, e, runDir)
 		}
-		stopped := isStopping
+		stopped, rootDir := isStopping, e.getenv(systemd.RootDirVariable)
 		if *unit != "" {
 			// The unit was stopped in the middle of a restart, after its own processes had asked.
-			stopped = func(ctx context.Context) (bool, error) { return systemd.Down(ctx, *unit) }
+			stopped, rootDir = func(ctx context.Context) (bool, error) { return systemd.Down(ctx, *unit) }, ""
 		}
-		return askIfStopped(ctx, e, runDir, stopped)
+		isStopped, err := askIfStopped(ctx, e, runDir, stopped)
+		if !isStopped && rootDir != "" {
+			err = errors.Join(err, createDirectories(ctx, rootDir))
+		}
+		return err
 	}
 }
 
@@ -63,30 +69,60 @@ const (
 
 // askIfStopped writes the answer. If the manager cannot be asked, the sockets stay: a dead socket,
 // which the next start removes, does less harm than a lost registration.
-func askIfStopped(ctx context.Context, e *env, runDir string, stopped func(context.Context) (bool, error)) (err error) {
+func askIfStopped(ctx context.Context, e *env, runDir string, stopped func(context.Context) (bool, error)) (isStopped bool, err error) {
 	// Create the file before asking: a daemon that starts in between removes it, and the answer is
 	// not used. Always create a new file, so that no link is followed.
 	path := daemon.StoppedFile(runDir)
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return fmt.Errorf("cannot write the service manager's answer: %w", err)
+		return false, fmt.Errorf("cannot write the service manager's answer: %w", err)
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("cannot remove an earlier answer: %w", err)
+		return false, fmt.Errorf("cannot remove an earlier answer: %w", err)
 	}
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, unansweredMode)
 	if err != nil {
-		return fmt.Errorf("cannot write the service manager's answer: %w", err)
+		return false, fmt.Errorf("cannot write the service manager's answer: %w", err)
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	isStopped, err := stopped(ctx)
+	isStopped, err = stopped(ctx)
 	if err != nil {
 		fmt.Fprintf(e.stderr, "warning: keeping the registration sockets: %v\n", err)
-		return nil
+		return false, nil
 	}
 	if isStopped {
 		if err := f.Chmod(stoppedMode); err != nil {
-			return fmt.Errorf("cannot write the service manager's answer: %w", err)
+			return true, fmt.Errorf("cannot write the service manager's answer: %w", err)
 		}
+	}
+	return isStopped, nil
+}
+
+// createLimit is the time for the directories, whose file system may not answer.
+const createLimit = 2 * time.Second
+
+// createDirectories creates what is missing of the directories that the next sandbox opens below
+// rootDir, and their parents, with the modes of the kubelet's. A sandbox does not open a directory
+// that is created later, and the kubelet creates all of them but the last.
+func createDirectories(ctx context.Context, rootDir string) error {
+	links := rootdir.EndpointLinks(rootDir)
+	create := func() error {
+		for _, dir := range []string{rootDir, rootdir.PluginsRegistry(rootDir), filepath.Dir(links), links} {
+			err := os.Mkdir(dir, 0o750)
+			if errors.Is(err, fs.ErrExist) {
+				continue
+			}
+			if err == nil {
+				err = os.Chmod(dir, 0o750) // whatever the umask is
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	err, late := worker.Do(ctx, worker.NewPool().Slot(rootDir, nil), createLimit, create, nil)
+	if err = cmp.Or(late, err); err != nil {
+		return fmt.Errorf("cannot create what the next sandbox needs: %w", err)
 	}
 	return nil
 }

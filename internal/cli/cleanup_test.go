@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -81,7 +82,7 @@ func TestCleanup(t *testing.T) {
 			if err := os.WriteFile(daemon.StoppedFile(runDir), nil, stoppedMode); err != nil {
 				t.Fatal(err)
 			}
-			err := askIfStopped(t.Context(), e, runDir, func(context.Context) (bool, error) { return c.stopped, c.err })
+			_, err := askIfStopped(t.Context(), e, runDir, func(context.Context) (bool, error) { return c.stopped, c.err })
 			if err := errors.Join(err, removeIfStopped(t.Context(), e, runDir)); err != nil {
 				t.Error(err)
 			}
@@ -112,7 +113,7 @@ func TestCleanupWarnsAboutVolumes(t *testing.T) {
 	var stdout, stderr bytes.Buffer
 	e := &env{stdout: &stdout, stderr: &stderr}
 	runDir := filepath.Join(root, "run/csi-registrar")
-	err := askIfStopped(t.Context(), e, runDir, func(context.Context) (bool, error) { return true, nil })
+	_, err := askIfStopped(t.Context(), e, runDir, func(context.Context) (bool, error) { return true, nil })
 	if err := errors.Join(err, removeIfStopped(t.Context(), e, runDir)); err != nil {
 		t.Error(err)
 	}
@@ -131,7 +132,7 @@ func TestCleanupDoesNothingAfterAStart(t *testing.T) {
 	var out bytes.Buffer
 	e := &env{stdout: &out, stderr: &out}
 	runDir := filepath.Join(root, "run/csi-registrar")
-	err := askIfStopped(t.Context(), e, runDir, func(context.Context) (bool, error) {
+	_, err := askIfStopped(t.Context(), e, runDir, func(context.Context) (bool, error) {
 		return true, os.Remove(daemon.StoppedFile(runDir))
 	})
 	if err := errors.Join(err, removeIfStopped(t.Context(), e, runDir)); err != nil {
@@ -150,7 +151,7 @@ func TestCleanupFollowsNoLink(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	err := askIfStopped(t.Context(), &env{stdout: &out, stderr: &out}, runDir, func(context.Context) (bool, error) { return true, nil })
+	_, err := askIfStopped(t.Context(), &env{stdout: &out, stderr: &out}, runDir, func(context.Context) (bool, error) { return true, nil })
 	if text, readErr := os.ReadFile(victim); string(text) != "precious" || err != nil || readErr != nil {
 		t.Error(string(text), err, readErr)
 	}
@@ -171,7 +172,7 @@ func TestCleanupOnAFullFileSystem(t *testing.T) {
 		return true, unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Max: before.Max})
 	}
 	signal.Ignore(unix.SIGXFSZ)
-	err := askIfStopped(t.Context(), e, runDir, full)
+	_, err := askIfStopped(t.Context(), e, runDir, full)
 	if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &before); err != nil {
 		t.Fatal(err)
 	}
@@ -181,5 +182,36 @@ func TestCleanupOnAFullFileSystem(t *testing.T) {
 	}
 	if _, err := os.Lstat(socket); err == nil {
 		t.Error("the socket is still there")
+	}
+}
+
+// The next sandbox opens only what exists. A directory that exists keeps its mode.
+func TestDirectoriesForTheNextSandbox(t *testing.T) {
+	root := filepath.Join(t.TempDir(), "kubelet")
+	modes := func() (all []os.FileMode) {
+		for _, dir := range []string{"", "plugins_registry", "plugins", "plugins/csi-registrar"} {
+			st, err := os.Stat(filepath.Join(root, dir))
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, st.Mode().Perm())
+		}
+		return all
+	}
+	defer unix.Umask(unix.Umask(0o077)) // the unit's
+	if err := createDirectories(t.Context(), root); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := modes(), []os.FileMode{0o750, 0o750, 0o750, 0o750}; !slices.Equal(got, want) {
+		t.Errorf("modes %v, want %v", got, want)
+	}
+	if err := errors.Join(os.Chmod(root, 0o755), os.Remove(filepath.Join(root, "plugins_registry")), createDirectories(t.Context(), root)); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := modes(), []os.FileMode{0o755, 0o750, 0o750, 0o750}; !slices.Equal(got, want) {
+		t.Errorf("modes %v, want %v", got, want)
+	}
+	if err := createDirectories(t.Context(), filepath.Join(root, "no", "such")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("below a directory that is missing: %v", err)
 	}
 }

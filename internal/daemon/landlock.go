@@ -23,9 +23,8 @@ const landlockVariable = "CSI_REGISTRAR_LANDLOCK"
 const minLandlock = 2
 
 // Writable returns the directories in which the daemon changes files, below runDir and the
-// kubelet's root directories. It creates the directory of the endpoint links in the first one, as
-// the unit does below $KUBELET_ROOT_DIR. It blocks for as long as the file system
-// does not answer.
+// kubelet's root directories. It creates the directory of the endpoint links in the first one, for
+// a daemon outside of the unit's sandbox. It blocks for as long as the file system does not answer.
 func Writable(runDir string, rootDirs ...string) []string {
 	dirs := []string{stateDir(runDir), filepath.Join(runDir, "registrations")}
 	for _, dir := range dirs { // a unit that was edited may lack RuntimeDirectory=

@@ -69,7 +69,7 @@ func lookAround(registry string) (v view, err error) {
 }
 
 // linksLost is the one reason that has to hold for linksPause.
-const linksLost = "plugins/csi-registrar was removed, and cannot be created in this sandbox"
+const linksLost = "plugins/csi-registrar is missing or new, and cannot be written in this sandbox"
 
 // stale returns why the process, which saw first at its start, needs a new sandbox; empty: it does
 // not. Confined by Landlock, it can change only directories that existed when it started.
@@ -84,7 +84,7 @@ func (v view) stale(first view, confined bool) string {
 		return "something was mounted over root_dir, and is writable in this sandbox"
 	case v.hidden && !first.hidden:
 		return "something was mounted over plugins_registry or unmounted, which this sandbox does not show"
-	case first.Links != none && v.Links != first.Links && (first.rootReadOnly || confined) && v.Root == first.Root && v.Registry == first.Registry:
+	case (v.Links == none || v.Links != first.Links) && v.Registry != none && (first.rootReadOnly || confined) && v.Root == first.Root && v.Registry == first.Registry:
 		return linksLost
 	}
 	return ""

@@ -31,6 +31,8 @@ func TestStaleSandbox(t *testing.T) {
 		"always another on the host":   {change(func(v *view) { v.hidden = true }), change(func(v *view) { v.hidden = true }), false},
 		"root_dir is missing":          {sandboxed, view{}, false},
 		"links removed":                {sandboxed, change(func(v *view) { v.Links = unixsock.FileID{} }), true},
+		"links missing from the start": {change(func(v *view) { v.Links = unixsock.FileID{} }), change(func(v *view) { v.Links = unixsock.FileID{} }), true},
+		"no directory at all":          {view{Root: a, rootReadOnly: true}, view{Root: a, rootReadOnly: true}, false},
 		"links recreated by others":    {sandboxed, change(func(v *view) { v.Links = b }), true},
 		"links removed, no sandbox":    {change(func(v *view) { v.rootReadOnly = false }), change(func(v *view) { v.rootReadOnly, v.Links = false, unixsock.FileID{} }), false},
 		"links and registry removed":   {sandboxed, change(func(v *view) { v.Links, v.Registry = unixsock.FileID{}, unixsock.FileID{} }), false},

@@ -9,13 +9,17 @@ import (
 
 const defaultKubeletDir = "/var/lib/kubelet"
 
+// RootDirVariable has the kubelet's root directory in the unit's environment, for the command that
+// creates what ReadWritePaths= opens there (`cleanup --ask`).
+const RootDirVariable = "KUBELET_ROOT_DIR"
+
 // DropInFile is the path of the drop-in that DropIn returns.
 const DropInFile = "/etc/systemd/system/csi-registrar.service.d/root-dir.conf"
 
 // DropIn returns the drop-in that the unit needs if the kubelet's root directory is not
 // /var/lib/kubelet; empty if it is. The service may write only to ReadWritePaths=, which
-// ExecStartPre= creates below KUBELET_ROOT_DIR; without the dash a missing directory would prevent
-// the start of the service (226/NAMESPACE). RequiresMountsFor= mounts it before systemd creates the
+// ExecStopPost= creates before a restart; without the dash a missing directory would prevent the
+// start of the service (226/NAMESPACE). RequiresMountsFor= mounts it before systemd creates the
 // service's mount namespace. ReadWritePaths= has no effect on directories that ProtectHome= or
 // PrivateTmp= of the shipped unit hides (systemd.exec(5)).
 func DropIn(rootDir string) string {
@@ -33,7 +37,7 @@ func DropInLines(rootDir string) (unit string, service []string) {
 		return "", nil
 	}
 	service = []string{
-		"Environment=" + escapePath("KUBELET_ROOT_DIR="+rootDir),
+		"Environment=" + escapePath(RootDirVariable+"="+rootDir),
 		"ReadWritePaths=-" + escapePath(rootdir.PluginsRegistry(rootDir)) + " -" + escapePath(rootdir.EndpointLinks(rootDir)),
 	}
 	if _, setting := Hider(rootDir); setting != "" {

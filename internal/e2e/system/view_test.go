@@ -84,8 +84,9 @@ func TestSandboxFollowsTheLinks(t *testing.T) {
 	})
 }
 
-// TestSandboxMakesTheDirectories checks that the directories get the same modes as from the
-// kubelet.
+// TestSandboxMakesTheDirectories starts the daemon without the kubelet's directories, as after a
+// reset of a stopped node: it finds its way into a sandbox with all of them, and they have the same
+// modes as from the kubelet.
 func TestSandboxMakesTheDirectories(t *testing.T) {
 	onEach(t, func(t *testing.T, suite string) {
 		n := newNode(t, suite)
@@ -93,11 +94,17 @@ func TestSandboxMakesTheDirectories(t *testing.T) {
 		n.registered(0)
 		n.Run("systemctl", "stop", "kubelet.service", unit, socket) // the end of the socket sweeps
 		n.Run("rm", "-r", "/var/lib/kubelet")
-		n.Run("systemctl", "start", unit)
+		mark := n.mark()
+		n.Run("systemctl", "start", unit, "kubelet.service")
+		n.registered(mark)
 		const dir = "/var/lib/kubelet"
-		if modes := n.Run("stat", "-c", "%a", dir, registry, dir+"/plugins", dir+"/plugins/csi-registrar"); modes != strings.Repeat("750\n", 4) {
-			t.Errorf("modes %q", modes)
-		}
+		n.Eventually(soon, "the directories with the kubelet's modes", func() error {
+			modes, err := n.Try("stat", "-c", "%a", dir, registry, dir+"/plugins", dir+"/plugins/csi-registrar")
+			if err == nil && modes != strings.Repeat("750\n", 4) {
+				err = fmt.Errorf("modes %q", modes)
+			}
+			return err
+		})
 		n.Run("chmod", "0755", dir)
 		n.Run("systemctl", "restart", unit)
 		if mode := n.Run("stat", "-c", "%a", dir); mode != "755\n" {
