@@ -120,26 +120,28 @@ func (x *diagnosis) directory(ctx context.Context) {
 			fmt.Sprintf("other users than root may write to %s (mode %04o): they could register any driver", shown, at.Mode&0o777),
 			"mode 0750", fix)
 	default:
+		x.checked("", StepDirectory, OK, "%s", shown)
 		x.space(ctx, dir)
 	}
 }
 
-// space checks that a registration socket can be created.
+// space checks that a registration socket can be created. A kubelet does not start either on a file
+// system that is full or read-only.
 func (x *diagnosis) space(ctx context.Context, dir string) {
 	for _, d := range []string{dir, filepath.Join(x.o.Root, "run")} {
 		lacks, err := look(ctx, x, d, func() (string, error) { return unwritable(d) })
 		if err == nil && lacks == readOnly {
-			x.problem("", StepDirectory, FileSystemReadOnly, fmt.Sprintf("the file system of %s is read-only: no registration socket can be created", safetext.Word(d)),
+			x.problem("", StepFileSystem, FileSystemReadOnly, fmt.Sprintf("the file system of %s is read-only: no registration socket can be created", safetext.Word(d)),
 				"it is writable", x.remount(ctx, d)...)
 			return
 		}
 		if err == nil && lacks != "" {
-			x.problem("", StepDirectory, FileSystemFull, fmt.Sprintf("the file system of %s has no %s left: no registration socket can be created", safetext.Word(d), lacks),
+			x.problem("", StepFileSystem, FileSystemFull, fmt.Sprintf("the file system of %s has no %s left: no registration socket can be created", safetext.Word(d), lacks),
 				"space and inodes are free", run("df", "-h", d), run("df", "-i", d), note("remove files that are not needed from that file system"))
 			return
 		}
 	}
-	x.checked("", StepDirectory, OK, "%s", safetext.Word(dir))
+	x.checked("", StepFileSystem, OK, "writable, with space and inodes left")
 }
 
 // remount mounts the file system of a directory writable.

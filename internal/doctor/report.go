@@ -78,6 +78,7 @@ type Step int
 // The steps.
 const (
 	StepConfiguration Step = iota
+	StepFileSystem
 	StepKubelet
 	StepDirectory
 	StepUnit
@@ -102,6 +103,7 @@ const (
 // stepNames are the steps' names in documents; a test expects one for each.
 var stepNames = [steps]string{
 	StepConfiguration: "configuration",
+	StepFileSystem:    "file system",
 	StepKubelet:       "kubelet",
 	StepDirectory:     "plugins_registry",
 	StepUnit:          "unit",
