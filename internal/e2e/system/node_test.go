@@ -53,6 +53,10 @@ func install(t testing.TB, m *nspawn.Machine) {
 	put(built.SampleDriver(t), "/usr/bin/csi-sample-driver", 0o755)
 	put(filepath.Join(root, "packaging", "csi-registrar.catalog"), "/usr/lib/systemd/catalog/csi-registrar.catalog", 0o644)
 	put(filepath.Join(root, "systemd", "csi-registrar.tmpfiles"), "/usr/lib/tmpfiles.d/csi-registrar.conf", 0o644)
+	copied := m.Path("/usr/lib/csi-registrar/kubelet") // by systemd-tmpfiles
+	if err := errors.Join(os.MkdirAll(copied, 0o750), os.Chmod(copied, 0o750), os.Chmod(filepath.Dir(copied), 0o755)); err != nil {
+		t.Fatal(err)
+	}
 	put(filepath.Join(root, "systemd", "csi-registrar.preset"), "/usr/lib/systemd/system-preset/80-csi-registrar.preset", 0o644)
 	put(filepath.Join(root, "systemd", "csi-registrar-.service.d", "sandbox.conf"),
 		"/usr/lib/systemd/system/csi-registrar-.service.d/sandbox.conf", 0o644)

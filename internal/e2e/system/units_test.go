@@ -33,6 +33,10 @@ func TestUnitsAreRight(t *testing.T) {
 		if out := m.Run("systemd-tmpfiles", "--create", "csi-registrar.conf"); out != "" {
 			t.Errorf("systemd-tmpfiles says: %s", out)
 		}
+		const directories = "cd /var/lib/kubelet && stat -c %a . plugins plugins/csi-registrar plugins_registry"
+		if modes := m.Run("sh", "-c", directories); modes != strings.Repeat("750\n", 4) {
+			t.Errorf("after the first boot the modes are %q", modes)
+		}
 		// The kubelet keeps the mode that it finds, and so does systemd-tmpfiles.
 		for have, want := range map[string]string{"": "750\n", "mkdir -m 755 /var/lib/kubelet;": "755\n"} {
 			got := m.Run("sh", "-c", "rm -rf /var/lib/kubelet;"+have+"systemd-tmpfiles --create csi-registrar.conf; stat -c %a /var/lib/kubelet")
