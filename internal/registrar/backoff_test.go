@@ -17,18 +17,39 @@ func TestBackoff(t *testing.T) {
 	now := time.Now()
 	for i, step := range []struct {
 		rep  status.Report
-		want time.Duration
+		want float64 // seconds
 	}{
 		{absent, 1}, {absent, 2}, {absent, 4}, {absent, 8}, {absent, 16}, {absent, 30}, {absent, 30},
 		{cannotAsk, 1}, {absent, 1}, {absent, 2},
-		{answers, 1}, {answers, 1}, {absent, 1}, {absent, 2},
-		{answers, 1}, {answers, 1}, {answers, 1}, {answers, 1}, {answers, 1}, {answers, 1}, {answers, 1}, {answers, 1},
-		{answers, 1}, {answers, 1}, {answers, 2}, {cannotAsk, 1}, {answers, 4}, {answers, 8}, {answers, 16}, {answers, 30},
+		{answers, 0.6}, {answers, 0.6}, {absent, 1}, {absent, 2},
+		{answers, 0.6}, {answers, 0.6}, {answers, 0.6}, {answers, 0.6}, {answers, 0.6}, {answers, 0.6}, {answers, 0.6}, {answers, 0.6},
+		{answers, 0.6}, {answers, 0.6}, {answers, 0.6}, {answers, 0.6}, {answers, 0.6}, {answers, 0.6}, {answers, 0.6}, {answers, 0.6},
+		{answers, 0.6}, {answers, 1}, {answers, 2}, {cannotAsk, 1}, {answers, 4}, {answers, 8}, {answers, 16}, {answers, 30},
 	} {
-		want := step.want * time.Second
-		if got := b.Next(step.rep, now); got < want-want/8 || got > want+want/8 {
+		want := time.Duration(step.want * float64(time.Second))
+		if got := b.Next(step.rep, now); got <= want-want/10 || got > want {
 			t.Errorf("step %d: %s, want %s", i, got, want)
 		}
 		now = now.Add(want)
+	}
+}
+
+// In an outage of an hour a driver is asked at most 150 times. Whenever it ends, the driver is
+// asked again early enough for a registration within 33 s, of which the kubelet needs one.
+func TestBackoffInAnOutage(t *testing.T) {
+	for range 100 {
+		var b Backoff
+		begin := time.Now()
+		asked := 0
+		for now := begin; now.Sub(begin) < time.Hour; asked++ {
+			pause := b.Next(status.Report{Driver: status.Starting, Connection: 1}, now)
+			if pause > 30*time.Second {
+				t.Fatalf("a pause of %s", pause)
+			}
+			now = now.Add(pause)
+		}
+		if asked > 150 {
+			t.Fatalf("asked %d times", asked)
+		}
 	}
 }
