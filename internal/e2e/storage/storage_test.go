@@ -150,6 +150,9 @@ func runSuite(t *testing.T, n *node.Node, bin, kubeconfig string) string {
 	if dir == "" {
 		dir = t.TempDir()
 	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
 	definition, err := filepath.Abs("sample.yaml")
 	if err != nil {
 		t.Fatal(err)
