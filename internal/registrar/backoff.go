@@ -15,8 +15,8 @@ const (
 	askEager   = 10 * time.Second // a driver that answers is asked more often for this time
 	askHanging = 3 * time.Second  // a driver that hangs, after the end of the last call
 	// With the second in which the kubelet notices the socket, a driver that recovers within
-	// askEager is registered in 1.6 s. In an hour that is at most 150 calls.
-	askEagerly = 600 * time.Millisecond
+	// askEager is registered in 1.5 s. In an hour that is at most 150 calls.
+	askEagerly = 475 * time.Millisecond
 )
 
 // Backoff computes when to ask a driver again that is not ready. The zero value is ready to use.
@@ -51,8 +51,8 @@ func (b *Backoff) Next(rep status.Report, now time.Time) time.Duration {
 	return jitter(b.pause, now)
 }
 
-// jitter returns d, or up to a tenth less. The time, which has nanoseconds, determines how much: a
+// jitter returns d, a twentieth more or less. The time, which has nanoseconds, determines how much: a
 // run under virtual time can be repeated.
 func jitter(d time.Duration, now time.Time) time.Duration {
-	return d - time.Duration(rand.New(rand.NewPCG(uint64(now.UnixNano()), 0)).Int64N(int64(d/10)))
+	return d - d/20 + time.Duration(rand.New(rand.NewPCG(uint64(now.UnixNano()), 0)).Int64N(int64(d/10)))
 }

@@ -212,7 +212,7 @@ func TestANewConnectionEndsTheBackoff(t *testing.T) {
 		before, _, _ := h.counts()
 		h.w.set(func(w *world) { w.report.Connection = 2 })
 		time.Sleep(10 * time.Second)
-		if after, _, _ := h.counts(); after-before < 16 || after-before > 20 {
+		if after, _, _ := h.counts(); after-before < 20 || after-before > 25 {
 			t.Errorf("%d asks in 10 s after a new connection", after-before)
 		}
 		time.Sleep(time.Hour)
