@@ -51,8 +51,8 @@ func (b *Backoff) Next(rep status.Report, now time.Time) time.Duration {
 	return jitter(b.pause, now)
 }
 
-// jitter returns d, a twentieth more or less. The time, which has nanoseconds, determines how much: a
-// run under virtual time can be repeated.
+// jitter returns d, a twentieth more or less. The time, which has nanoseconds, determines how much:
+// a run under virtual time can be repeated.
 func jitter(d time.Duration, now time.Time) time.Duration {
 	return d - d/20 + time.Duration(rand.New(rand.NewPCG(uint64(now.UnixNano()), 0)).Int64N(int64(d/10)))
 }

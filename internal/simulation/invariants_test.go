@@ -89,7 +89,9 @@ func (w *world) caused(p *process, driver, cause string, withdraw bool) {
 		late := w.files.mounts["k"].thawedAt.After(h.movedAt.Add(-time.Minute))
 		justified = w.differs(driver, n) && !h.newsAt.IsZero() && (late || h.newsAt.After(h.movedAt.Add(-5*time.Minute)))
 	case registrar.CauseAsked:
-		justified = p.asked[driver] < h.reregistered || time.Since(h.calledAt) < patience
+		// A publication below another root_dir may have been counted for the one that was asked
+		// for and hung.
+		justified = p.asked[driver] < h.reregistered || time.Since(h.calledAt) < patience || h.rootAt.After(h.requestedAt)
 	case registrar.CauseReturned:
 		justified = ours && n.sock.told != nil && !n.sock.told.Registered
 	case registrar.CauseSilent:
@@ -502,6 +504,9 @@ func (w *world) checkRetries() {
 			class = class[:i]
 		}
 		most := 25 + int(time.Since(w.eventAt)/(4*time.Second))
+		if strings.HasPrefix(class, "asks of ") { // twice a second for 10 s
+			most += 20
+		}
 		// A Check that exceeds its time is repeated when it has ended.
 		if w.files.latency > slowDisk || strings.HasPrefix(class, "/r/") {
 			most *= 4
