@@ -17,6 +17,8 @@ var leftOut = map[string]string{
 	`Testpattern: .*\(ntfs\)`: "of Windows",
 	"External Storage.*Testpattern: (Pre-provisioned PV|Inline-volume)": "of volumes that an external driver cannot have; Pre-provisioned Storage has the first",
 	"should provision storage with any volume data source":              "needs images of programs that are in no Go module: hello-populator, volume-data-source-validator",
+	`Testpattern: .*\] disruptive \[LinuxOnly\]`:                        "restarts the kubelet by ssh, which the node does not have; internal/e2e/node restarts it",
+	"should remount stale subpath bind mount":                           "stops a container with crictl, which the node does not have",
 }
 
 // reasons has explanations for skip reasons that are too short.
