@@ -64,19 +64,19 @@ var programs = sync.OnceValues(func() (string, error) {
 })
 
 // story is the demo of the programs as they are shipped.
-func story(t *testing.T, out io.Writer) Story {
+func newDemo(t *testing.T, out io.Writer) Demo {
 	t.Helper()
 	dir, err := programs()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Story{Daemon: filepath.Join(dir, "csi-registrar"), Driver: filepath.Join(dir, "csi-sample-driver"), Out: out}
+	return Demo{Daemon: filepath.Join(dir, "csi-registrar"), Driver: filepath.Join(dir, "csi-sample-driver"), Out: out}
 }
 
-func TestStory(t *testing.T) {
+func TestDemo(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	if err := story(t, &out).Run(t.Context()); err != nil {
+	if err := newDemo(t, &out).Run(t.Context()); err != nil {
 		t.Fatalf("%v\n%s", err, out.String())
 	}
 	t.Logf("\n%s", out.String())
@@ -93,7 +93,7 @@ func TestStory(t *testing.T) {
 }
 
 // A story is cut short at any of its steps, as by Ctrl-C: all children end.
-func TestStoryInterrupted(t *testing.T) {
+func TestInterrupted(t *testing.T) {
 	t.Parallel()
 	for _, at := range []string{"\n1. ", "\n2. ", "\n4. "} {
 		t.Run(strings.TrimSpace(at), func(t *testing.T) {
@@ -102,7 +102,7 @@ func TestStoryInterrupted(t *testing.T) {
 			ctx, cancel := context.WithCancelCause(t.Context())
 			defer cancel(nil)
 			out := &trip{at: at, wire: func() { cancel(why) }}
-			if err := story(t, out).Run(ctx); !errors.Is(err, why) {
+			if err := newDemo(t, out).Run(ctx); !errors.Is(err, why) {
 				t.Errorf("Run = %v, want %v\n%s", err, why, out.text.String())
 			}
 			nothingLeft(t, out.text.String())
@@ -111,11 +111,11 @@ func TestStoryInterrupted(t *testing.T) {
 }
 
 // Nobody reads any more, as after `| head -1`: the story ends, and leaves nothing.
-func TestStoryUnheard(t *testing.T) {
+func TestOutputClosed(t *testing.T) {
 	t.Parallel()
 	out := &trip{at: "\n1. "}
 	out.wire = func() { out.broken = syscall.EPIPE }
-	if err := story(t, out).Run(t.Context()); !errors.Is(err, syscall.EPIPE) {
+	if err := newDemo(t, out).Run(t.Context()); !errors.Is(err, syscall.EPIPE) {
 		t.Errorf("Run = %v, want %v\n%s", err, syscall.EPIPE, out.text.String())
 	}
 	nothingLeft(t, out.text.String())
@@ -165,14 +165,14 @@ func nothingLeft(t *testing.T, out string) {
 }
 
 // A daemon that does not do its work makes the story fail, and quickly.
-func TestStoryOfABrokenDaemon(t *testing.T) {
+func TestBrokenDaemon(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "broken")
 	if err := os.WriteFile(path, []byte("#!/bin/sh\necho the reason; exit 7\n"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	err := Story{Daemon: path, Out: &out}.Run(t.Context())
+	err := Demo{Daemon: path, Out: &out}.Run(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "step 1") || !strings.Contains(err.Error(), "exit status 7") {
 		t.Errorf("Run = %v", err)
 	}
@@ -181,38 +181,38 @@ func TestStoryOfABrokenDaemon(t *testing.T) {
 	}
 }
 
-func TestStoryWithoutProgram(t *testing.T) {
+func TestMissingProgram(t *testing.T) {
 	t.Parallel()
-	err := Story{Daemon: filepath.Join(t.TempDir(), "missing"), Out: io.Discard}.Run(t.Context())
+	err := Demo{Daemon: filepath.Join(t.TempDir(), "missing"), Out: io.Discard}.Run(t.Context())
 	if err == nil {
 		t.Error("Run = nil")
 	}
 }
 
-func TestUndisturbed(t *testing.T) {
+func TestUnchanged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &stage{dir: "/d", events: newEventLog()}
+		n := &node{dir: "/d", events: newEventLog()}
 		go func() {
 			for range 5 {
 				time.Sleep(time.Second)
-				s.events.add(fake.Event{What: fake.Reconciled})
+				n.events.add(fake.Event{What: fake.Reconciled})
 			}
 		}()
 		began := time.Now()
-		if err := s.undisturbed(t.Context(), 0); err != nil {
+		if err := n.unchanged(t.Context(), 0); err != nil {
 			t.Error(err)
 		}
 		if took := time.Since(began); took != 2*time.Second {
 			t.Errorf("it took %v, want two rounds of the kubelet", took)
 		}
-		s.events.add(fake.Event{What: removed, Registration: fake.Registration{Socket: s.registration()}})
-		if err := s.undisturbed(t.Context(), 0); err == nil || !strings.Contains(err.Error(), "removed") {
-			t.Errorf("undisturbed = %v, though the socket removed", err)
+		n.events.add(fake.Event{What: removed, Registration: fake.Registration{Socket: n.registration()}})
+		if err := n.unchanged(t.Context(), 0); err == nil || !strings.Contains(err.Error(), "removed") {
+			t.Errorf("unchanged = %v, though the socket removed", err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		if err := s.undisturbed(ctx, s.events.now()); err == nil {
-			t.Error("undisturbed = nil, though the kubelet looks no more")
+		if err := n.unchanged(ctx, n.events.position()); err == nil {
+			t.Error("unchanged = nil, though the kubelet looks no more")
 		}
 	})
 }

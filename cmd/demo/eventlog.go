@@ -34,7 +34,7 @@ func (l *eventLog) add(e fake.Event) {
 }
 
 // now is the position after everything that happened so far.
-func (l *eventLog) now() int {
+func (l *eventLog) position() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.events)
@@ -67,7 +67,7 @@ func (l *eventLog) await(ctx context.Context, from int, match func(fake.Event) b
 }
 
 // is matches something that happened to a socket.
-func is(what fake.Action, socket string) func(fake.Event) bool {
+func socketEvent(what fake.Action, socket string) func(fake.Event) bool {
 	return func(e fake.Event) bool { return e.What == what && e.Socket == socket }
 }
 

@@ -43,5 +43,5 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	return Story{Daemon: filepath.Join(dir, "csi-registrar"), Driver: filepath.Join(dir, "csi-sample-driver"), Out: out}.Run(ctx)
+	return Demo{Daemon: filepath.Join(dir, "csi-registrar"), Driver: filepath.Join(dir, "csi-sample-driver"), Out: out}.Run(ctx)
 }

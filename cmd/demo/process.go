@@ -48,7 +48,7 @@ func (p *process) kill(ctx context.Context) error { return p.signal(ctx, syscall
 
 func (p *process) signal(ctx context.Context, s syscall.Signal) error {
 	if p.ended() {
-		return p.gone()
+		return p.unexpectedEnd()
 	}
 	if err := p.cmd.Process.Signal(s); err != nil {
 		return fmt.Errorf("cannot end the %s: %w", p.what, err)
@@ -62,7 +62,7 @@ func (p *process) signal(ctx context.Context, s syscall.Signal) error {
 }
 
 // gone is the error that a process ended which should not have.
-func (p *process) gone() error {
+func (p *process) unexpectedEnd() error {
 	return fmt.Errorf("the %s has ended by itself: %s", p.what, p.cmd.ProcessState)
 }
 

@@ -18,56 +18,56 @@ import (
 
 const nodeID = "demo-node"
 
-// nothingSeen is the kubelet's line in the steps that are about just that.
-const nothingSeen = "saw nothing of it: registered once, never lost"
+// unchangedText is the kubelet's line in the steps that are about just that.
+const unchangedText = "saw nothing of it: registered once, never lost"
 
-func (s *stage) daemonStarts(ctx context.Context) error {
-	began, err := s.startDaemon(ctx)
+func (n *node) daemonStarts(ctx context.Context) error {
+	began, err := n.startDaemon(ctx)
 	if err != nil {
 		return err
 	}
-	s.tell(time.Now(), theDaemon, "started; ready after %.0f ms", milliseconds(time.Since(began)))
-	status, err := s.awaitStatus(ctx, func(d status.Driver) bool {
+	n.print(time.Now(), daemon, "started; ready after %.0f ms", milliseconds(time.Since(began)))
+	status, err := n.awaitStatus(ctx, func(d status.Driver) bool {
 		return d.Driver == status.Absent && d.Registration == status.None
 	})
 	if err != nil {
 		return err
 	}
-	if left, err := os.ReadDir(s.registry()); err != nil || len(left) > 0 {
+	if left, err := os.ReadDir(n.registry()); err != nil || len(left) > 0 {
 		return errors.Join(fmt.Errorf("plugins_registry should be empty, but holds %v", left), err)
 	}
-	s.tell(time.Now(), theDaemon, "waits for driver/csi.sock; state of the driver: %s", status.State)
+	n.print(time.Now(), daemon, "waits for driver/csi.sock; state of the driver: %s", status.State)
 	return nil
 }
 
-func (s *stage) driverStarts(ctx context.Context) error {
-	from := s.events.now()
-	if err := s.startDriver(ctx); err != nil {
+func (n *node) driverStarts(ctx context.Context) error {
+	from := n.events.position()
+	if err := n.startDriver(ctx); err != nil {
 		return err
 	}
-	served, err := s.events.await(ctx, from, is(appeared, s.driverSocket()))
+	served, err := n.events.await(ctx, from, socketEvent(appeared, n.driverSocket()))
 	if err != nil {
 		return fmt.Errorf("the driver does not serve: %w", err)
 	}
-	s.tell(served.At, theDriver, "serves driver/csi.sock")
-	published, err := s.events.await(ctx, from, is(appeared, s.registration()))
+	n.print(served.At, driver, "serves driver/csi.sock")
+	published, err := n.events.await(ctx, from, socketEvent(appeared, n.registration()))
 	if err != nil {
 		return fmt.Errorf("the daemon publishes no registration socket: %w", err)
 	}
-	s.tell(published.At, theDaemon, "asked it, and put a registration socket for it into plugins_registry: %.1f ms after it served", between(served, published))
-	registered, err := s.events.await(ctx, from, is(fake.Registered, s.registration()))
+	n.print(published.At, daemon, "asked it, and put a registration socket for it into plugins_registry: %.1f ms after it served", between(served, published))
+	registered, err := n.events.await(ctx, from, socketEvent(fake.Registered, n.registration()))
 	if err != nil {
 		return fmt.Errorf("the kubelet does not register it: %w", err)
 	}
 	if registered.Driver != driverName || registered.NodeID != nodeID {
 		return fmt.Errorf("the kubelet registered %q on node %q", registered.Driver, registered.NodeID)
 	}
-	s.tell(registered.At, theKubelet, "looks once a second; saw it, called GetInfo, asked the driver, and registered %s on %s: %.0f ms later",
+	n.print(registered.At, kubelet, "looks once a second; saw it, called GetInfo, asked the driver, and registered %s on %s: %.0f ms later",
 		driverName, nodeID, between(published, registered))
-	if _, err := s.awaitStatus(ctx, isRegistered); err != nil {
+	if _, err := n.awaitStatus(ctx, isRegistered); err != nil {
 		return err
 	}
-	s.tell(time.Now(), theDaemon, "was told so by the kubelet; state: registered")
+	n.print(time.Now(), daemon, "was told so by the kubelet; state: registered")
 	return nil
 }
 
@@ -75,108 +75,108 @@ func isRegistered(d status.Driver) bool {
 	return d.Driver == status.Ready && d.Registration == status.Registered
 }
 
-func (s *stage) startDriver(ctx context.Context) (err error) {
-	cmd := exec.CommandContext(context.WithoutCancel(ctx), s.story.Driver,
-		"--socket", s.driverSocket(), "--node-id", nodeID)
-	cmd.Stdout, cmd.Stderr = s.log, s.log
-	s.driver, err = start("driver", cmd)
+func (n *node) startDriver(ctx context.Context) (err error) {
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), n.demo.Driver,
+		"--socket", n.driverSocket(), "--node-id", nodeID)
+	cmd.Stdout, cmd.Stderr = n.log, n.log
+	n.driver, err = start("driver", cmd)
 	return err
 }
 
 // stopDriver ends the driver and waits until the daemon knows; the registration stays.
-func (s *stage) stopDriver(ctx context.Context) error {
-	if err := s.driver.stop(ctx); err != nil {
+func (n *node) stopDriver(ctx context.Context) error {
+	if err := n.driver.stop(ctx); err != nil {
 		return err
 	}
-	s.tell(time.Now(), theDriver, "ended; its socket is gone")
-	_, err := s.awaitStatus(ctx, func(d status.Driver) bool {
+	n.print(time.Now(), driver, "ended; its socket is gone")
+	_, err := n.awaitStatus(ctx, func(d status.Driver) bool {
 		return d.Driver == status.Absent && d.Registration == status.Registered
 	})
 	if err != nil {
 		return err
 	}
-	s.tell(time.Now(), theDaemon, "noticed it, and leaves the registration alone")
+	n.print(time.Now(), daemon, "noticed it, and leaves the registration alone")
 	return nil
 }
 
-func (s *stage) driverRestarts(ctx context.Context) error {
-	from := s.events.now()
-	if err := s.stopDriver(ctx); err != nil {
+func (n *node) driverRestarts(ctx context.Context) error {
+	from := n.events.position()
+	if err := n.stopDriver(ctx); err != nil {
 		return err
 	}
-	if err := s.startDriver(ctx); err != nil {
+	if err := n.startDriver(ctx); err != nil {
 		return err
 	}
-	served, err := s.events.await(ctx, from, is(appeared, s.driverSocket()))
+	served, err := n.events.await(ctx, from, socketEvent(appeared, n.driverSocket()))
 	if err != nil {
 		return fmt.Errorf("the driver does not serve again: %w", err)
 	}
-	s.tell(served.At, theDriver, "serves again")
-	if _, err := s.awaitStatus(ctx, isRegistered); err != nil {
+	n.print(served.At, driver, "serves again")
+	if _, err := n.awaitStatus(ctx, isRegistered); err != nil {
 		return err
 	}
-	s.tell(time.Now(), theDaemon, "asked it again: nothing has changed, nothing to do")
-	if err := s.undisturbed(ctx, from); err != nil {
+	n.print(time.Now(), daemon, "asked it again: nothing has changed, nothing to do")
+	if err := n.unchanged(ctx, from); err != nil {
 		return err
 	}
-	s.tell(time.Now(), theKubelet, nothingSeen)
+	n.print(time.Now(), kubelet, unchangedText)
 	return nil
 }
 
-func (s *stage) daemonKilled(ctx context.Context) error {
-	from := s.events.now()
-	before, err := s.inode()
+func (n *node) daemonKilled(ctx context.Context) error {
+	from := n.events.position()
+	before, err := n.inode()
 	if err != nil {
 		return err
 	}
-	if err := s.daemon.kill(ctx); err != nil {
+	if err := n.daemon.kill(ctx); err != nil {
 		return err
 	}
-	if !slices.Contains(s.manager.Stored(), "registration-"+driverName) {
-		return fmt.Errorf("the registration socket is not in the descriptor store, which holds %q", s.manager.Stored())
+	if !slices.Contains(n.manager.Stored(), "registration-"+driverName) {
+		return fmt.Errorf("the registration socket is not in the descriptor store, which holds %q", n.manager.Stored())
 	}
-	s.tell(time.Now(), theDaemon, "killed; the listening socket lives on in the store")
+	n.print(time.Now(), daemon, "killed; the listening socket lives on in the store")
 
 	asked := time.Now()
 	asking, cancel := context.WithCancel(ctx)
 	answer := make(chan error, 1)
-	go func() { answer <- s.askMeanwhile(asking) }()
-	s.tell(asked, theKubelet, "calls GetInfo at this very moment, and has to wait")
-	began, err := s.startDaemon(ctx)
+	go func() { answer <- n.askMeanwhile(asking) }()
+	n.print(asked, kubelet, "calls GetInfo at this very moment, and has to wait")
+	began, err := n.startDaemon(ctx)
 	if err != nil {
 		cancel()
 		return errors.Join(err, <-answer)
 	}
-	s.tell(time.Now(), theDaemon, "started again; ready after %.0f ms",
+	n.print(time.Now(), daemon, "started again; ready after %.0f ms",
 		milliseconds(time.Since(began)))
 	err = <-answer
 	cancel()
 	if err != nil {
 		return err
 	}
-	s.tell(time.Now(), theKubelet, "was not refused, but answered: after %.0f ms", milliseconds(time.Since(asked)))
+	n.print(time.Now(), kubelet, "was not refused, but answered: after %.0f ms", milliseconds(time.Since(asked)))
 
-	if _, err := s.awaitStatus(ctx, isRegistered); err != nil {
+	if _, err := n.awaitStatus(ctx, isRegistered); err != nil {
 		return err
 	}
-	if err := s.undisturbed(ctx, from); err != nil {
+	if err := n.unchanged(ctx, from); err != nil {
 		return err
 	}
-	after, err := s.inode()
+	after, err := n.inode()
 	if err != nil {
 		return err
 	}
 	if before != after {
 		return fmt.Errorf("the registration socket is another one: inode %d, was %d", after, before)
 	}
-	s.tell(time.Now(), theKubelet, nothingSeen)
-	s.tell(time.Now(), theDaemon, "state: registered, on the same socket (inode %d)", after)
+	n.print(time.Now(), kubelet, unchangedText)
+	n.print(time.Now(), daemon, "state: registered, on the same socket (inode %d)", after)
 	return nil
 }
 
 // askMeanwhile is a call of the kubelet while the daemon is not there.
-func (s *stage) askMeanwhile(ctx context.Context) error {
-	info, _, err := pluginreg.GetInfo(ctx, s.registration())
+func (n *node) askMeanwhile(ctx context.Context) error {
+	info, _, err := pluginreg.GetInfo(ctx, n.registration())
 	if err != nil {
 		return fmt.Errorf("the kubelet's call was refused: %w", err)
 	}
@@ -186,96 +186,96 @@ func (s *stage) askMeanwhile(ctx context.Context) error {
 	return nil
 }
 
-func (s *stage) configurationError(ctx context.Context) error {
+func (n *node) configurationError(ctx context.Context) error {
 	const wrong = `timeot = "5s"`
-	from := s.events.now()
-	file := s.dropIn("60-wrong.toml")
+	from := n.events.position()
+	file := n.dropIn("60-wrong.toml")
 	text := fmt.Sprintf("[driver.%q]\n%s\n", driverName, wrong)
 	if err := os.WriteFile(file, []byte(text), 0o640); err != nil {
 		return fmt.Errorf("cannot write a wrong file: %w", err)
 	}
-	s.tell(time.Now(), theAdmin, "writes %s into 60-wrong.toml, and reloads", wrong)
-	err := s.client.Reload(ctx)
+	n.print(time.Now(), admin, "writes %s into 60-wrong.toml, and reloads", wrong)
+	err := n.client.Reload(ctx)
 	if err == nil {
 		return errors.New("the daemon accepted a wrong configuration")
 	}
-	verdict, ok := errors.AsType[*control.Error](err)
+	refusal, ok := errors.AsType[*control.Error](err)
 	if !ok {
 		return err
 	}
-	s.tell(time.Now(), theDaemon, "keeps what it has, and says: %s", verdict.Text)
-	if _, err := s.awaitStatus(ctx, isRegistered); err != nil {
+	n.print(time.Now(), daemon, "keeps what it has, and says: %s", refusal.Text)
+	if _, err := n.awaitStatus(ctx, isRegistered); err != nil {
 		return err
 	}
 	if err := os.Remove(file); err != nil {
 		return fmt.Errorf("cannot remove the wrong file: %w", err)
 	}
-	if err := s.client.Reload(ctx); err != nil {
+	if err := n.client.Reload(ctx); err != nil {
 		return fmt.Errorf("the error was fixed: %w", err)
 	}
-	s.tell(time.Now(), theAdmin, "removes the file, and reloads; that is accepted")
-	if err := s.undisturbed(ctx, from); err != nil {
+	n.print(time.Now(), admin, "removes the file, and reloads; that is accepted")
+	if err := n.unchanged(ctx, from); err != nil {
 		return err
 	}
-	s.tell(time.Now(), theKubelet, nothingSeen)
+	n.print(time.Now(), kubelet, unchangedText)
 	return nil
 }
 
-func (s *stage) driverGoes(ctx context.Context) error {
-	from := s.events.now()
-	if err := s.stopDriver(ctx); err != nil {
+func (n *node) driverGoes(ctx context.Context) error {
+	from := n.events.position()
+	if err := n.stopDriver(ctx); err != nil {
 		return err
 	}
-	if err := s.undisturbed(ctx, from); err != nil {
+	if err := n.unchanged(ctx, from); err != nil {
 		return err
 	}
-	s.tell(time.Now(), theKubelet, nothingSeen)
-	s.tell(time.Now(), theDaemon, "waits for it, for as long as it takes: without a registration, nothing could be unmounted")
+	n.print(time.Now(), kubelet, unchangedText)
+	n.print(time.Now(), daemon, "waits for it, for as long as it takes: without a registration, nothing could be unmounted")
 	return nil
 }
 
-func (s *stage) driverRemoved(ctx context.Context) error {
-	from := s.events.now()
-	if err := os.Remove(s.dropIn("50-sample.toml")); err != nil {
+func (n *node) driverRemoved(ctx context.Context) error {
+	from := n.events.position()
+	if err := os.Remove(n.dropIn("50-sample.toml")); err != nil {
 		return fmt.Errorf("cannot remove the driver's configuration: %w", err)
 	}
-	s.tell(time.Now(), theAdmin, "removes 50-sample.toml, and reloads")
-	if err := s.client.Reload(ctx); err != nil {
+	n.print(time.Now(), admin, "removes 50-sample.toml, and reloads")
+	if err := n.client.Reload(ctx); err != nil {
 		return err
 	}
-	gone, err := s.events.await(ctx, from, is(removed, s.registration()))
+	gone, err := n.events.await(ctx, from, socketEvent(removed, n.registration()))
 	if err != nil {
 		return fmt.Errorf("the registration socket is still there: %w", err)
 	}
-	s.tell(gone.At, theDaemon, "took the registration socket away")
-	deregistered, err := s.events.await(ctx, from, is(fake.Deregistered, s.registration()))
+	n.print(gone.At, daemon, "took the registration socket away")
+	deregistered, err := n.events.await(ctx, from, socketEvent(fake.Deregistered, n.registration()))
 	if err != nil {
 		return fmt.Errorf("the kubelet has not noticed: %w", err)
 	}
-	s.tell(deregistered.At, theKubelet, "saw that, and deregistered the driver: the only time")
-	if err := s.daemon.stop(ctx); err != nil {
+	n.print(deregistered.At, kubelet, "saw that, and deregistered the driver: the only time")
+	if err := n.daemon.stop(ctx); err != nil {
 		return err
 	}
 	// A pidfd of the kubelet stays until the unit stops.
-	if left := s.manager.Stored(); slices.ContainsFunc(left, func(name string) bool { return name != "kubelet" }) {
+	if left := n.manager.Stored(); slices.ContainsFunc(left, func(name string) bool { return name != "kubelet" }) {
 		return fmt.Errorf("the descriptor store still holds %q", left)
 	}
-	left, err := os.ReadDir(s.registry())
+	left, err := os.ReadDir(n.registry())
 	if err != nil {
 		return fmt.Errorf("cannot look into plugins_registry: %w", err)
 	}
 	if len(left) > 0 {
 		return fmt.Errorf("plugins_registry still holds %v", left)
 	}
-	s.tell(time.Now(), theDaemon, "ended when told to; nothing is left behind")
-	return s.tally()
+	n.print(time.Now(), daemon, "ended when told to; nothing is left behind")
+	return n.checkEvents()
 }
 
-// tally proves what was told of the whole: each thing happened to the registration once.
-func (s *stage) tally() error {
+// checkEvents proves what was told of the whole: each thing happened to the registration once.
+func (n *node) checkEvents() error {
 	count := map[fake.Action]int{}
-	for _, e := range s.events.since(0) {
-		if e.Socket == s.registration() {
+	for _, e := range n.events.since(0) {
+		if e.Socket == n.registration() {
 			count[e.What]++
 		}
 	}

@@ -14,10 +14,10 @@ const width = 80
 
 // The ones who act in the story.
 const (
-	theAdmin   = "admin"
-	theDaemon  = "daemon"
-	theDriver  = "driver"
-	theKubelet = "kubelet"
+	admin   = "admin"
+	daemon  = "daemon"
+	driver  = "driver"
+	kubelet = "kubelet"
 )
 
 // output ends the story when nobody reads it any more.
@@ -35,20 +35,20 @@ func (o output) Write(p []byte) (int, error) {
 }
 
 // tell prints what somebody did, and when.
-func (s *stage) tell(at time.Time, who, format string, args ...any) {
-	lead := fmt.Sprintf("%6.0f ms  %-7s  ", milliseconds(at.Sub(s.began)), who)
+func (n *node) print(at time.Time, who, format string, args ...any) {
+	lead := fmt.Sprintf("%6.0f ms  %-7s  ", milliseconds(at.Sub(n.began)), who)
 	text := fmt.Sprintf(format, args...)
-	for i, line := range wrap(s.shorten(text), width-len(lead)) {
+	for i, line := range wrap(n.shorten(text), width-len(lead)) {
 		if i == 1 {
 			lead = strings.Repeat(" ", len(lead))
 		}
-		fmt.Fprintln(s.story.Out, lead+line)
+		fmt.Fprintln(n.demo.Out, lead+line)
 	}
 }
 
 // shorten leaves the story's directory out of paths.
-func (s *stage) shorten(text string) string {
-	return strings.ReplaceAll(text, s.dir+string(filepath.Separator), "")
+func (n *node) shorten(text string) string {
+	return strings.ReplaceAll(text, n.dir+string(filepath.Separator), "")
 }
 
 // wrap breaks text into lines of at most columns where there are blanks; a longer word
@@ -69,9 +69,9 @@ func wrap(text string, columns int) []string {
 	return append(lines, line)
 }
 
-// introduce describes the demo.
-func (s *stage) introduce() {
-	fmt.Fprintf(s.story.Out, `How a CSI driver gets registered with the kubelet, and stays so.
+// printIntroduction describes the demo.
+func (n *node) printIntroduction() {
+	fmt.Fprintf(n.demo.Out, `How a CSI driver gets registered with the kubelet, and stays so.
 
 The driver and the daemon are the real programs. The kubelet and systemd's
 descriptor store are played by the demo itself. No cluster, no root; all of it
@@ -82,5 +82,5 @@ The driver's package ships one file, conf.d/50-sample.toml:
     socket = "driver/csi.sock"
 
 Times are milliseconds since the start.
-`, s.dir, driverName)
+`, n.dir, driverName)
 }
