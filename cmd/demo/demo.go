@@ -10,82 +10,81 @@ import (
 	"time"
 )
 
-// stepTimeout bounds a step. The longest waits for two of the kubelet's seconds.
+// stepTimeout limits a step. The longest one waits for two rounds of the kubelet, a second each.
 const stepTimeout = 15 * time.Second
 
-// endTimeout bounds how long a child may take to end when it is told to.
+// endTimeout limits how long a child process may take to end.
 const endTimeout = 5 * time.Second
 
-// Demo is the whole demo.
+// Demo has the programs to run and the output.
 type Demo struct {
 	Daemon string    // path of csi-registrar
 	Driver string    // path of csi-sample-driver
-	Out    io.Writer // what people read, at most 80 columns wide
+	Out    io.Writer // lines of at most 80 columns
 }
 
-// step is a part of the story, with its heading.
 type step struct {
 	title string
 	run   func(*node, context.Context) error
 }
 
-// steps returns the story in order. Each counts on those before it.
+// steps returns the steps in order. Each depends on those before it.
 func steps() []step {
 	return []step{
 		{"The daemon starts before there is a driver", (*node).daemonStarts},
 		{"The driver starts", (*node).driverStarts},
 		{"The driver restarts", (*node).driverRestarts},
 		{"The daemon is killed (kill -9) and comes back", (*node).daemonKilled},
-		{"Somebody writes a wrong configuration file", (*node).configurationError},
-		{"The driver goes away", (*node).driverGoes},
+		{"The administrator writes an invalid configuration file", (*node).configurationError},
+		{"The driver stops", (*node).driverStops},
 		{"The driver's configuration is removed", (*node).driverRemoved},
 	}
 }
 
-// Run tells the story and returns when all processes that it started have ended and its
-// directory is removed. The error is that of the first step that did not go as told; when
-// ctx is done before the end, its cause; or that of the first write to Out that failed.
-func (s Demo) Run(ctx context.Context) (err error) {
-	// Children are killed when the thread that started them ends (Pdeathsig), so that
-	// not even kill -9 of the demo leaves any behind. It has to live as long as they do.
+// Run runs all steps and returns when its child processes have ended and its directory is removed.
+// The error is that of the first step or of the first write to Out that failed, or the cause of
+// ctx.
+func (d Demo) Run(ctx context.Context) (err error) {
+	// The kernel kills the children when the thread that started them ends (Pdeathsig), so that
+	// none is left even after kill -9 of the demo. The thread must not end before them.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	s.Out = output{s.Out, stop}
+	d.Out = output{d.Out, stop}
 
 	began := time.Now()
-	st, err := newNode(ctx, s)
+	n, err := newNode(ctx, d)
 	if err != nil {
 		return err
 	}
 	defer func() {
 		if err != nil && ctx.Err() == nil {
-			err = errors.Join(err, st.showLog())
+			err = errors.Join(err, n.showLog())
 		}
-		err = errors.Join(err, st.close())
+		err = errors.Join(err, n.close())
 	}()
-	st.printIntroduction()
+	n.printIntroduction()
 	for i, step := range steps() {
-		fmt.Fprintf(s.Out, "\n%d. %s\n", i+1, step.title)
-		late := fmt.Errorf("it did not happen within %s", stepTimeout)
+		fmt.Fprintf(d.Out, "\n%d. %s\n", i+1, step.title)
+		late := fmt.Errorf("timed out after %s", stepTimeout)
 		stepCtx, cancel := context.WithTimeoutCause(ctx, stepTimeout, late)
-		err := step.run(st, stepCtx)
+		err := step.run(n, stepCtx)
 		cancel()
 		if ctx.Err() != nil {
-			return fmt.Errorf("cannot tell the story to its end: %w", context.Cause(ctx))
+			return fmt.Errorf("cannot finish: %w", context.Cause(ctx))
 		}
 		if err != nil {
-			return fmt.Errorf("step %d was not as told: %w", i+1, err)
+			return fmt.Errorf("step %d failed: %w", i+1, err)
 		}
 	}
-	fmt.Fprintf(s.Out, "\nAll %d steps went as told, in %.1f s.\n", len(steps()), time.Since(began).Seconds())
+	fmt.Fprintf(d.Out, "\nAll %d steps succeeded, in %.1f s.\n", len(steps()), time.Since(began).Seconds())
 	return nil
 }
 
-// temporary makes the story's directory: short, for the path of a Unix socket holds no more
-// than 107 bytes, and the longest one adds some 70 to it.
+// tempDir creates the demo's directory. Its path is short, because the path of a Unix socket has at
+// most 107 bytes, and the longest one adds about 70 to it.
 func tempDir() (string, error) {
 	const most = 30
 	base := os.TempDir()
@@ -94,7 +93,7 @@ func tempDir() (string, error) {
 	}
 	dir, err := os.MkdirTemp(base, "csi-demo-")
 	if err != nil {
-		return "", fmt.Errorf("cannot make a temporary directory: %w", err)
+		return "", fmt.Errorf("cannot create a temporary directory: %w", err)
 	}
 	return dir, nil
 }

@@ -22,7 +22,7 @@ import (
 	"csi-registrar/internal/fake"
 )
 
-// TestMain looks for what a story may leave behind: goroutines, and its directory.
+// TestMain checks that the demos left no goroutines and no directories.
 func TestMain(m *testing.M) {
 	os.Exit(tests(m))
 }
@@ -38,7 +38,7 @@ func tests(m *testing.M) int {
 	}
 	code := m.Run()
 	if left, _ := filepath.Glob(filepath.Join(dir, "csi-demo-*")); len(left) > 0 {
-		println("a story left its directory behind:", left[0])
+		println("a demo left its directory:", left[0])
 		return 1
 	}
 	for deadline := time.Now().Add(5 * time.Second); runtime.NumGoroutine() > 2; time.Sleep(10 * time.Millisecond) {
@@ -51,7 +51,7 @@ func tests(m *testing.M) int {
 	return code
 }
 
-// programs builds what is shipped, once, and returns the directory.
+// programs builds the packaged programs once and returns their directory.
 var programs = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "demo-bin") // removed by TestMain, with its TMPDIR
 	if err != nil {
@@ -63,7 +63,7 @@ var programs = sync.OnceValues(func() (string, error) {
 	return dir, nil
 })
 
-// story is the demo of the programs as they are shipped.
+// newDemo returns a demo of the packaged programs.
 func newDemo(t *testing.T, out io.Writer) Demo {
 	t.Helper()
 	dir, err := programs()
@@ -85,14 +85,14 @@ func TestDemo(t *testing.T) {
 			t.Errorf("%d columns: %s", len(line), line)
 		}
 	}
-	for _, want := range []string{"plugins_registry:", "asked it again", "not refused", "the same socket", "deregistered", "keeps what it has", "All 7 steps"} {
+	for _, want := range []string{"plugins_registry, ", "queried it again", "not refused", "the same socket", "deregistered", "keeps the configuration", "All 7 steps"} {
 		if !strings.Contains(out.String(), want) {
-			t.Errorf("the story does not tell %q", want)
+			t.Errorf("the output lacks %q", want)
 		}
 	}
 }
 
-// A story is cut short at any of its steps, as by Ctrl-C: all children end.
+// An interrupt in any step ends all children.
 func TestInterrupted(t *testing.T) {
 	t.Parallel()
 	for _, at := range []string{"\n1. ", "\n2. ", "\n4. "} {
@@ -101,7 +101,7 @@ func TestInterrupted(t *testing.T) {
 			why := errors.New("interrupt")
 			ctx, cancel := context.WithCancelCause(t.Context())
 			defer cancel(nil)
-			out := &trip{at: at, wire: func() { cancel(why) }}
+			out := &trigger{at: at, run: func() { cancel(why) }}
 			if err := newDemo(t, out).Run(ctx); !errors.Is(err, why) {
 				t.Errorf("Run = %v, want %v\n%s", err, why, out.text.String())
 			}
@@ -110,45 +110,44 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// Nobody reads any more, as after `| head -1`: the story ends, and leaves nothing.
+// A failed write, as after `| head -1`, ends the demo and all children.
 func TestOutputClosed(t *testing.T) {
 	t.Parallel()
-	out := &trip{at: "\n1. "}
-	out.wire = func() { out.broken = syscall.EPIPE }
+	out := &trigger{at: "\n1. "}
+	out.run = func() { out.broken = syscall.EPIPE }
 	if err := newDemo(t, out).Run(t.Context()); !errors.Is(err, syscall.EPIPE) {
 		t.Errorf("Run = %v, want %v\n%s", err, syscall.EPIPE, out.text.String())
 	}
 	nothingLeft(t, out.text.String())
 }
 
-// trip calls wire when the text at was written.
-type trip struct {
+// trigger calls run when the text at was written.
+type trigger struct {
 	at   string
-	wire func()
+	run  func()
 	text bytes.Buffer
 
-	broken error // of every write from now on
+	broken error // of every later write
 }
 
-func (w *trip) Write(p []byte) (int, error) {
+func (w *trigger) Write(p []byte) (int, error) {
 	if w.broken != nil {
 		return 0, w.broken
 	}
 	defer func() {
 		if strings.Contains(w.text.String(), w.at) {
-			w.wire()
+			w.run()
 		}
 	}()
 	return w.text.Write(p)
 }
 
-// nothingLeft looks for the story's directory, and for processes that have it in their command
-// line.
+// nothingLeft checks that the directory is removed, and that no process has it in its command line.
 func nothingLeft(t *testing.T, out string) {
 	t.Helper()
 	dir := regexp.MustCompile(`\S*/csi-demo-\d+`).FindString(out)
 	if dir == "" {
-		t.Fatalf("the story does not name its directory:\n%s", out)
+		t.Fatalf("the output lacks the directory:\n%s", out)
 	}
 	if _, err := os.Lstat(dir); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the directory was left: %v", err)
@@ -164,7 +163,7 @@ func nothingLeft(t *testing.T, out string) {
 	}
 }
 
-// A daemon that does not do its work makes the story fail, and quickly.
+// A daemon that ends makes the demo fail at once.
 func TestBrokenDaemon(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "broken")
@@ -207,12 +206,12 @@ func TestUnchanged(t *testing.T) {
 		}
 		n.events.add(fake.Event{What: removed, Registration: fake.Registration{Socket: n.registration()}})
 		if err := n.unchanged(t.Context(), 0); err == nil || !strings.Contains(err.Error(), "removed") {
-			t.Errorf("unchanged = %v, though the socket removed", err)
+			t.Errorf("unchanged = %v after the socket was removed", err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		if err := n.unchanged(ctx, n.events.position()); err == nil {
-			t.Error("unchanged = nil, though the kubelet looks no more")
+			t.Error("unchanged = nil without a round of the kubelet")
 		}
 	})
 }

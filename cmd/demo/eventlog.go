@@ -4,19 +4,18 @@ import (
 	"context"
 	"slices"
 	"sync"
-	"time"
 
 	"csi-registrar/internal/fake"
 )
 
 // Events in addition to those of the kubelet.
 const (
-	appeared fake.Action = "appeared" // a socket, as the watch of the directory sees it
+	appeared fake.Action = "appeared" // a socket in a watched directory
 	removed  fake.Action = "removed"
-	ready    fake.Action = "ready" // the daemon said READY=1 to the service manager
+	ready    fake.Action = "ready" // the daemon sent READY=1
 )
 
-// eventLog keeps what happened, in order, and lets the story wait for more.
+// eventLog records events in order and can wait for the next.
 type eventLog struct {
 	mu      sync.Mutex
 	events  []fake.Event
@@ -33,21 +32,21 @@ func (l *eventLog) add(e fake.Event) {
 	l.changed = make(chan struct{})
 }
 
-// now is the position after everything that happened so far.
+// position returns the position after the last event.
 func (l *eventLog) position() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.events)
 }
 
-// since returns what happened from a position on.
+// since returns the events from a position on.
 func (l *eventLog) since(from int) []fake.Event {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Clone(l.events[from:])
 }
 
-// await waits for an event from a position on.
+// await waits for a matching event from a position on.
 func (l *eventLog) await(ctx context.Context, from int, match func(fake.Event) bool) (fake.Event, error) {
 	for {
 		l.mu.Lock()
@@ -66,12 +65,10 @@ func (l *eventLog) await(ctx context.Context, from int, match func(fake.Event) b
 	}
 }
 
-// is matches something that happened to a socket.
+// socketEvent matches one action at a socket.
 func socketEvent(what fake.Action, socket string) func(fake.Event) bool {
 	return func(e fake.Event) bool { return e.What == what && e.Socket == socket }
 }
 
-// between is the time from one event to another, in milliseconds with a tenth.
-func between(from, to fake.Event) float64 {
-	return float64(to.At.Sub(from.At).Round(100*time.Microsecond)) / float64(time.Millisecond)
-}
+// between returns the time between two events in milliseconds.
+func between(from, to fake.Event) float64 { return milliseconds(to.At.Sub(from.At)) }

@@ -1,10 +1,10 @@
-// Command demo tells the story of a registration on any Linux machine, without a cluster and
-// without root: the sample driver, the daemon, a fake kubelet, and the descriptor store of
-// systemd played by this process. It proves each step that it tells.
+// Command demo shows how a driver is registered, on any Linux machine, without a cluster or root.
+// It runs the sample driver and the daemon, simulates the kubelet and the descriptor store of
+// systemd, and checks the result of each step.
 //
 //	demo [DIR]
 //
-// DIR holds csi-registrar and csi-sample-driver as scripts/build makes them; bin by default.
+// DIR has the programs csi-registrar and csi-sample-driver, built by scripts/build. Default: bin.
 package main
 
 import (
@@ -19,8 +19,8 @@ import (
 )
 
 func main() {
-	// When nobody reads any more, as after `| head -1`, a failed write ends the story. The
-	// signal would end the process with its directory left behind.
+	// After `| head -1` a failed write ends the demo. The signal would end the process before it
+	// removes its directory.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()

@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// width is how many columns the story may take.
+// width is the maximum width of the output in columns.
 const width = 80
 
-// The ones who act in the story.
+// The second column of the output.
 const (
 	admin   = "admin"
 	daemon  = "daemon"
@@ -20,7 +20,7 @@ const (
 	kubelet = "kubelet"
 )
 
-// output ends the story when nobody reads it any more.
+// output ends the demo when a write fails, as after `| head -1`.
 type output struct {
 	io.Writer
 	end context.CancelCauseFunc
@@ -34,11 +34,11 @@ func (o output) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// tell prints what somebody did, and when.
+// print prints an event: when, who and what.
 func (n *node) print(at time.Time, who, format string, args ...any) {
 	lead := fmt.Sprintf("%6.0f ms  %-7s  ", milliseconds(at.Sub(n.began)), who)
-	text := fmt.Sprintf(format, args...)
-	for i, line := range wrap(n.shorten(text), width-len(lead)) {
+	text := strings.ReplaceAll(fmt.Sprintf(format, args...), n.dir+string(filepath.Separator), "")
+	for i, line := range wrap(text, width-len(lead)) {
 		if i == 1 {
 			lead = strings.Repeat(" ", len(lead))
 		}
@@ -46,13 +46,8 @@ func (n *node) print(at time.Time, who, format string, args ...any) {
 	}
 }
 
-// shorten leaves the story's directory out of paths.
-func (n *node) shorten(text string) string {
-	return strings.ReplaceAll(text, n.dir+string(filepath.Separator), "")
-}
-
-// wrap breaks text into lines of at most columns where there are blanks; a longer word
-// gets a line of its own.
+// wrap breaks text at spaces into lines of at most columns characters. A longer word gets its own
+// line.
 func wrap(text string, columns int) []string {
 	var lines []string
 	line := ""
@@ -69,13 +64,12 @@ func wrap(text string, columns int) []string {
 	return append(lines, line)
 }
 
-// printIntroduction describes the demo.
 func (n *node) printIntroduction() {
-	fmt.Fprintf(n.demo.Out, `How a CSI driver gets registered with the kubelet, and stays so.
+	fmt.Fprintf(n.demo.Out, `How a CSI driver is registered with the kubelet, and stays registered.
 
-The driver and the daemon are the real programs. The kubelet and systemd's
-descriptor store are played by the demo itself. No cluster, no root; all of it
-happens in %s
+The driver and the daemon are the real programs; the demo simulates the kubelet
+and systemd's descriptor store. It needs no cluster and no root. All files are
+in %s
 The driver's package ships one file, conf.d/50-sample.toml:
 
     [driver.%q]

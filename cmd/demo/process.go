@@ -9,16 +9,16 @@ import (
 	"time"
 )
 
-// process is a child of the story.
+// process is a child process.
 type process struct {
 	what string
 	cmd  *exec.Cmd
-	done chan struct{} // closed when it was waited for
-	err  error         // of Wait; to be read after done
+	done chan struct{} // closed when Wait has returned
+	err  error         // of Wait; read it after done
 }
 
-// start starts a child in a process group of its own: Ctrl-C on a terminal is for the
-// demo, which then ends its children in order. To be called from the story's own thread.
+// start starts a child in its own process group, so that Ctrl-C reaches only the demo, which then
+// ends its children in order. Call it only from the thread of Run.
 func start(what string, cmd *exec.Cmd) (*process, error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
@@ -32,18 +32,18 @@ func start(what string, cmd *exec.Cmd) (*process, error) {
 	return p, nil
 }
 
-// stop tells the process to end, and waits until it has, with exit code 0.
+// stop sends SIGTERM and waits for the end. The exit code must be 0.
 func (p *process) stop(ctx context.Context) error {
 	if err := p.signal(ctx, syscall.SIGTERM); err != nil {
 		return err
 	}
 	if p.err != nil {
-		return fmt.Errorf("the %s did not end well: %w", p.what, p.err)
+		return fmt.Errorf("the %s failed: %w", p.what, p.err)
 	}
 	return nil
 }
 
-// kill is kill -9, waited for.
+// kill sends SIGKILL and waits for the end.
 func (p *process) kill(ctx context.Context) error { return p.signal(ctx, syscall.SIGKILL) }
 
 func (p *process) signal(ctx context.Context, s syscall.Signal) error {
@@ -61,7 +61,7 @@ func (p *process) signal(ctx context.Context, s syscall.Signal) error {
 	}
 }
 
-// gone is the error that a process ended which should not have.
+// unexpectedEnd returns the error for a process that ended by itself.
 func (p *process) unexpectedEnd() error {
 	return fmt.Errorf("the %s has ended by itself: %s", p.what, p.cmd.ProcessState)
 }
@@ -75,22 +75,22 @@ func (p *process) ended() bool {
 	}
 }
 
-// end makes sure that nothing is left of the process, whatever state it is in.
+// end ends the process, whatever its state is. p may be nil.
 func (p *process) end() error {
 	if p == nil || p.ended() {
 		return nil
 	}
-	ctx, cancel := context.WithTimeoutCause(context.Background(), endTimeout, errors.New("it takes too long"))
+	ctx, cancel := context.WithTimeoutCause(context.Background(), endTimeout, errors.New("timed out"))
 	defer cancel()
 	if err := p.signal(ctx, syscall.SIGTERM); err == nil || p.ended() {
 		return nil
 	}
-	ctx, cancel = context.WithTimeoutCause(context.Background(), endTimeout, errors.New("not even kill -9 ends it"))
+	ctx, cancel = context.WithTimeoutCause(context.Background(), endTimeout, errors.New("timed out after kill -9"))
 	defer cancel()
 	return p.kill(ctx)
 }
 
-// milliseconds since a moment, as people read them.
+// milliseconds converts a duration, rounded to a tenth.
 func milliseconds(d time.Duration) float64 {
 	return float64(d.Round(100*time.Microsecond)) / float64(time.Millisecond)
 }

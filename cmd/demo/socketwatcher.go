@@ -11,8 +11,8 @@ import (
 	"csi-registrar/internal/fake"
 )
 
-// socketWatcher reports when sockets appear in directories and are removed from them. It watches
-// all with one inotify instance, so that the order of its events is the kernel's.
+// socketWatcher reports when sockets appear in directories and are removed from them. One inotify
+// instance watches all of them, so that the events are in order.
 type socketWatcher struct {
 	watcher *fsnotify.Watcher
 	report  func(fake.Event)
@@ -31,7 +31,7 @@ func newSocketWatcher(report func(fake.Event), dirs ...string) (*socketWatcher, 
 	return &socketWatcher{watcher: watcher, report: report}, nil
 }
 
-// run works until ctx is done, and gives the watch back.
+// run reports events until ctx is done.
 func (w *socketWatcher) run(ctx context.Context) error {
 	for {
 		select {

@@ -18,8 +18,8 @@ import (
 
 const nodeID = "demo-node"
 
-// unchangedText is the kubelet's line in the steps that are about just that.
-const unchangedText = "saw nothing of it: registered once, never lost"
+// unchangedText is what the kubelet sees of a restart.
+const unchangedText = "does not notice: the driver stays registered"
 
 func (n *node) daemonStarts(ctx context.Context) error {
 	began, err := n.startDaemon(ctx)
@@ -34,7 +34,7 @@ func (n *node) daemonStarts(ctx context.Context) error {
 		return err
 	}
 	if left, err := os.ReadDir(n.registry()); err != nil || len(left) > 0 {
-		return errors.Join(fmt.Errorf("plugins_registry should be empty, but holds %v", left), err)
+		return errors.Join(fmt.Errorf("plugins_registry should be empty, but has %v", left), err)
 	}
 	n.print(time.Now(), daemon, "waits for driver/csi.sock; state of the driver: %s", status.State)
 	return nil
@@ -54,7 +54,7 @@ func (n *node) driverStarts(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("the daemon publishes no registration socket: %w", err)
 	}
-	n.print(published.At, daemon, "asked it, and put a registration socket for it into plugins_registry: %.1f ms after it served", between(served, published))
+	n.print(published.At, daemon, "queried it and published a registration socket in plugins_registry, %.1f ms after it served", between(served, published))
 	registered, err := n.events.await(ctx, from, socketEvent(fake.Registered, n.registration()))
 	if err != nil {
 		return fmt.Errorf("the kubelet does not register it: %w", err)
@@ -62,12 +62,12 @@ func (n *node) driverStarts(ctx context.Context) error {
 	if registered.Driver != driverName || registered.NodeID != nodeID {
 		return fmt.Errorf("the kubelet registered %q on node %q", registered.Driver, registered.NodeID)
 	}
-	n.print(registered.At, kubelet, "looks once a second; saw it, called GetInfo, asked the driver, and registered %s on %s: %.0f ms later",
+	n.print(registered.At, kubelet, "found it in its one-second loop, called GetInfo, queried the driver and registered %s on %s, %.0f ms later",
 		driverName, nodeID, between(published, registered))
 	if _, err := n.awaitStatus(ctx, isRegistered); err != nil {
 		return err
 	}
-	n.print(time.Now(), daemon, "was told so by the kubelet; state: registered")
+	n.print(time.Now(), daemon, "received the confirmation of the kubelet; state: registered")
 	return nil
 }
 
@@ -83,7 +83,7 @@ func (n *node) startDriver(ctx context.Context) (err error) {
 	return err
 }
 
-// stopDriver ends the driver and waits until the daemon knows; the registration stays.
+// stopDriver ends the driver and waits until the daemon reports it; the registration stays.
 func (n *node) stopDriver(ctx context.Context) error {
 	if err := n.driver.stop(ctx); err != nil {
 		return err
@@ -95,7 +95,7 @@ func (n *node) stopDriver(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	n.print(time.Now(), daemon, "noticed it, and leaves the registration alone")
+	n.print(time.Now(), daemon, "noticed it, and keeps the registration")
 	return nil
 }
 
@@ -115,7 +115,7 @@ func (n *node) driverRestarts(ctx context.Context) error {
 	if _, err := n.awaitStatus(ctx, isRegistered); err != nil {
 		return err
 	}
-	n.print(time.Now(), daemon, "asked it again: nothing has changed, nothing to do")
+	n.print(time.Now(), daemon, "queried it again: nothing has changed")
 	if err := n.unchanged(ctx, from); err != nil {
 		return err
 	}
@@ -125,7 +125,7 @@ func (n *node) driverRestarts(ctx context.Context) error {
 
 func (n *node) daemonKilled(ctx context.Context) error {
 	from := n.events.position()
-	before, err := n.inode()
+	before, err := os.Lstat(n.registration())
 	if err != nil {
 		return err
 	}
@@ -133,28 +133,27 @@ func (n *node) daemonKilled(ctx context.Context) error {
 		return err
 	}
 	if !slices.Contains(n.manager.Stored(), "registration-"+driverName) {
-		return fmt.Errorf("the registration socket is not in the descriptor store, which holds %q", n.manager.Stored())
+		return fmt.Errorf("the registration socket is not in the descriptor store, which has %q", n.manager.Stored())
 	}
-	n.print(time.Now(), daemon, "killed; the listening socket lives on in the store")
+	n.print(time.Now(), daemon, "killed; the listening socket stays open in the store")
 
 	asked := time.Now()
 	asking, cancel := context.WithCancel(ctx)
 	answer := make(chan error, 1)
 	go func() { answer <- n.askMeanwhile(asking) }()
-	n.print(asked, kubelet, "calls GetInfo at this very moment, and has to wait")
+	n.print(asked, kubelet, "calls GetInfo while no daemon runs, and waits")
 	began, err := n.startDaemon(ctx)
 	if err != nil {
 		cancel()
 		return errors.Join(err, <-answer)
 	}
-	n.print(time.Now(), daemon, "started again; ready after %.0f ms",
-		milliseconds(time.Since(began)))
+	n.print(time.Now(), daemon, "started again; ready after %.0f ms", milliseconds(time.Since(began)))
 	err = <-answer
 	cancel()
 	if err != nil {
 		return err
 	}
-	n.print(time.Now(), kubelet, "was not refused, but answered: after %.0f ms", milliseconds(time.Since(asked)))
+	n.print(time.Now(), kubelet, "received the answer after %.0f ms; the call was not refused", milliseconds(time.Since(asked)))
 
 	if _, err := n.awaitStatus(ctx, isRegistered); err != nil {
 		return err
@@ -162,19 +161,19 @@ func (n *node) daemonKilled(ctx context.Context) error {
 	if err := n.unchanged(ctx, from); err != nil {
 		return err
 	}
-	after, err := n.inode()
+	after, err := os.Lstat(n.registration())
 	if err != nil {
 		return err
 	}
-	if before != after {
-		return fmt.Errorf("the registration socket is another one: inode %d, was %d", after, before)
+	if !os.SameFile(before, after) {
+		return errors.New("the registration socket was replaced")
 	}
 	n.print(time.Now(), kubelet, unchangedText)
-	n.print(time.Now(), daemon, "state: registered, on the same socket (inode %d)", after)
+	n.print(time.Now(), daemon, "state: registered, on the same socket")
 	return nil
 }
 
-// askMeanwhile is a call of the kubelet while the daemon is not there.
+// askMeanwhile calls GetInfo as the kubelet does, while no daemon runs.
 func (n *node) askMeanwhile(ctx context.Context) error {
 	info, _, err := pluginreg.GetInfo(ctx, n.registration())
 	if err != nil {
@@ -192,28 +191,28 @@ func (n *node) configurationError(ctx context.Context) error {
 	file := n.dropIn("60-wrong.toml")
 	text := fmt.Sprintf("[driver.%q]\n%s\n", driverName, wrong)
 	if err := os.WriteFile(file, []byte(text), 0o640); err != nil {
-		return fmt.Errorf("cannot write a wrong file: %w", err)
+		return fmt.Errorf("cannot write the invalid file: %w", err)
 	}
-	n.print(time.Now(), admin, "writes %s into 60-wrong.toml, and reloads", wrong)
+	n.print(time.Now(), admin, "writes %s into 60-wrong.toml and reloads", wrong)
 	err := n.client.Reload(ctx)
 	if err == nil {
-		return errors.New("the daemon accepted a wrong configuration")
+		return errors.New("the daemon accepted an invalid configuration")
 	}
 	refusal, ok := errors.AsType[*control.Error](err)
 	if !ok {
 		return err
 	}
-	n.print(time.Now(), daemon, "keeps what it has, and says: %s", refusal.Text)
+	n.print(time.Now(), daemon, "keeps the configuration in force and reports: %s", refusal.Text)
 	if _, err := n.awaitStatus(ctx, isRegistered); err != nil {
 		return err
 	}
 	if err := os.Remove(file); err != nil {
-		return fmt.Errorf("cannot remove the wrong file: %w", err)
+		return fmt.Errorf("cannot remove the invalid file: %w", err)
 	}
 	if err := n.client.Reload(ctx); err != nil {
-		return fmt.Errorf("the error was fixed: %w", err)
+		return fmt.Errorf("reload after the file was removed: %w", err)
 	}
-	n.print(time.Now(), admin, "removes the file, and reloads; that is accepted")
+	n.print(time.Now(), admin, "removes the file and reloads, without errors")
 	if err := n.unchanged(ctx, from); err != nil {
 		return err
 	}
@@ -221,7 +220,7 @@ func (n *node) configurationError(ctx context.Context) error {
 	return nil
 }
 
-func (n *node) driverGoes(ctx context.Context) error {
+func (n *node) driverStops(ctx context.Context) error {
 	from := n.events.position()
 	if err := n.stopDriver(ctx); err != nil {
 		return err
@@ -230,7 +229,7 @@ func (n *node) driverGoes(ctx context.Context) error {
 		return err
 	}
 	n.print(time.Now(), kubelet, unchangedText)
-	n.print(time.Now(), daemon, "waits for it, for as long as it takes: without a registration, nothing could be unmounted")
+	n.print(time.Now(), daemon, "waits for it without a limit: without a registration, no volume could be unmounted")
 	return nil
 }
 
@@ -239,7 +238,7 @@ func (n *node) driverRemoved(ctx context.Context) error {
 	if err := os.Remove(n.dropIn("50-sample.toml")); err != nil {
 		return fmt.Errorf("cannot remove the driver's configuration: %w", err)
 	}
-	n.print(time.Now(), admin, "removes 50-sample.toml, and reloads")
+	n.print(time.Now(), admin, "removes 50-sample.toml and reloads")
 	if err := n.client.Reload(ctx); err != nil {
 		return err
 	}
@@ -247,31 +246,31 @@ func (n *node) driverRemoved(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("the registration socket is still there: %w", err)
 	}
-	n.print(gone.At, daemon, "took the registration socket away")
+	n.print(gone.At, daemon, "removed the registration socket")
 	deregistered, err := n.events.await(ctx, from, socketEvent(fake.Deregistered, n.registration()))
 	if err != nil {
-		return fmt.Errorf("the kubelet has not noticed: %w", err)
+		return fmt.Errorf("the kubelet has not deregistered the driver: %w", err)
 	}
-	n.print(deregistered.At, kubelet, "saw that, and deregistered the driver: the only time")
+	n.print(deregistered.At, kubelet, "noticed it and deregistered the driver, for the only time")
 	if err := n.daemon.stop(ctx); err != nil {
 		return err
 	}
 	// A pidfd of the kubelet stays until the unit stops.
 	if left := n.manager.Stored(); slices.ContainsFunc(left, func(name string) bool { return name != "kubelet" }) {
-		return fmt.Errorf("the descriptor store still holds %q", left)
+		return fmt.Errorf("the descriptor store still has %q", left)
 	}
 	left, err := os.ReadDir(n.registry())
 	if err != nil {
-		return fmt.Errorf("cannot look into plugins_registry: %w", err)
+		return fmt.Errorf("cannot read plugins_registry: %w", err)
 	}
 	if len(left) > 0 {
-		return fmt.Errorf("plugins_registry still holds %v", left)
+		return fmt.Errorf("plugins_registry still has %v", left)
 	}
-	n.print(time.Now(), daemon, "ended when told to; nothing is left behind")
+	n.print(time.Now(), daemon, "stopped; no file and no descriptor is left")
 	return n.checkEvents()
 }
 
-// checkEvents proves what was told of the whole: each thing happened to the registration once.
+// checkEvents returns an error unless each event of the registration socket happened exactly once.
 func (n *node) checkEvents() error {
 	count := map[fake.Action]int{}
 	for _, e := range n.events.since(0) {
@@ -281,7 +280,7 @@ func (n *node) checkEvents() error {
 	}
 	once := map[fake.Action]int{appeared: 1, fake.Registered: 1, removed: 1, fake.Deregistered: 1}
 	if !maps.Equal(count, once) {
-		return fmt.Errorf("each of these should have happened once, and nothing else: %v", count)
+		return fmt.Errorf("events of the registration socket: %v, want each once", count)
 	}
 	return nil
 }
