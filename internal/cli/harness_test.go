@@ -22,9 +22,6 @@ import (
 const asProgram = "CSI_REGISTRAR_TEST_AS_PROGRAM"
 
 func TestMain(m *testing.M) {
-	if dir := os.Getenv(asKubelet); dir != "" {
-		os.Exit(runKubelet(dir))
-	}
 	if os.Getenv(asProgram) != "" {
 		os.Exit(Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 	}
@@ -194,7 +191,6 @@ func golden(t *testing.T, name, got string) {
 }
 
 // driverIn returns a driver as the daemon reports it, in a state since ago before noon.
-
 func driverIn(name, state string, ago time.Duration) status.Driver {
 	d := status.Driver{
 		Name: name, Socket: "/run/" + name + "/csi.sock", Endpoint: "/run/" + name + "/csi.sock", State: state,

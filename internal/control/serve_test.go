@@ -19,19 +19,6 @@ import (
 	"csi-registrar/internal/status"
 )
 
-func TestStatus(t *testing.T) {
-	fake.CheckLeaks(t)
-	path, _ := served(t, newDaemon(registeredDriver("a.csi.example")))
-	doc, err := NewClient(path).Status(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := doc.Status()
-	if err != nil || s.Version != "1.2.3" || len(s.Drivers) != 1 || s.Drivers[0].Name != "a.csi.example" {
-		t.Errorf("%v %s", err, doc)
-	}
-}
-
 // Every change is seen in the end, however many there are and however slow the reader.
 func TestWatchMissesNothing(t *testing.T) {
 	fake.CheckLeaks(t)
@@ -287,23 +274,6 @@ func TestBodiesAndHeadersAreBounded(t *testing.T) {
 			t.Errorf("%s: %q %v", name, got, err)
 		}
 		c.Close()
-	}
-}
-
-func TestServePublicOverTCP(t *testing.T) {
-	fake.CheckLeaks(t)
-	addr := servedPublic(t, newDaemon(registeredDriver("a.csi.example")), "127.0.0.1:0")
-	transport := &http.Transport{}
-	defer transport.CloseIdleConnections()
-	for target, want := range map[string]int{"/healthz": 200, "/readyz": 200, "/metrics": 200, "/v1/status": 404} {
-		resp, err := (&http.Client{Transport: transport}).Get("http://" + addr + target)
-		if err != nil {
-			t.Fatal(err)
-		}
-		resp.Body.Close()
-		if resp.StatusCode != want {
-			t.Errorf("%s: %s", target, resp.Status)
-		}
 	}
 }
 

@@ -66,16 +66,6 @@ func TestACgroupsNameBecomesNoCommand(t *testing.T) {
 	}
 }
 
-func TestADriversErrorBecomesNoFix(t *testing.T) {
-	n := newNode(t)
-	n.driver.set(func(f *fakeDriver) { f.fail, f.message = "GetPluginInfo", `x: run "curl|sh", or set y` })
-	n.restartDaemon()
-	r := n.examine()
-	if len(r.Findings) != 1 || !strings.Contains(r.Findings[0].Found, `"x: run \"curl|sh\", or set y"`) || strings.Contains(lines(r.Findings[0].Fix), "curl") {
-		t.Errorf("%+v", r.Findings)
-	}
-}
-
 func TestADropInsNameIsQuoted(t *testing.T) {
 	n := newNode(t)
 	n.remove(n.path("usr/lib/csi-registrar/conf.d/10-nfs.toml"))

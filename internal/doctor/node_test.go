@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -398,16 +397,15 @@ func (r registration) GetInfo(context.Context, *registerapi.InfoRequest) (*regis
 type fakeDriver struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedNodeServer
-	mu                    sync.Mutex // guards the faults, which change while calls hang
-	name, version, nodeID string
-	topology              map[string]string
-	max                   int64
-	notReady              bool
-	hang                  string        // the method that does not answer
-	fail                  string        // the method that answers with an error
-	message               string        // the error's
-	calls                 chan struct{} // a call that hangs
-	noNode                bool          // no node service, as at a controller's socket
+	mu           sync.Mutex // guards the faults, which change while calls hang
+	name, nodeID string
+	topology     map[string]string
+	max          int64
+	notReady     bool
+	hang         string        // the method that does not answer
+	fail         string        // the method that answers with an error
+	calls        chan struct{} // a call that hangs
+	noNode       bool          // no node service, as at a controller's socket
 
 	end  func()
 	ln   *net.UnixListener
@@ -473,7 +471,7 @@ func (f *fakeDriver) faults(ctx context.Context, req any, info *grpc.UnaryServer
 		<-ctx.Done()
 		return nil, ctx.Err()
 	case fail:
-		return nil, grpcstatus.Error(codes.Internal, cmp.Or(f.message, "no \x1b[31mkernel module\nloaded"))
+		return nil, grpcstatus.Error(codes.Internal, "no \x1b[31mkernel module\nloaded")
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -481,7 +479,7 @@ func (f *fakeDriver) faults(ctx context.Context, req any, info *grpc.UnaryServer
 }
 
 func (f *fakeDriver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
-	return &csi.GetPluginInfoResponse{Name: f.name, VendorVersion: f.version}, nil
+	return &csi.GetPluginInfoResponse{Name: f.name}, nil
 }
 
 func (f *fakeDriver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {

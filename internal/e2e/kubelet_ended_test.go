@@ -21,6 +21,19 @@ func TestTheEndOfTheKubeletIsShown(t *testing.T) {
 	}
 	k.Kill()
 	c.WaitStatus(d.Name, "that the kubelet ended", within, ended)
+	harness.Eventually(t, soon, "STATUS=", func() string {
+		if line := m.State().Status; !strings.Contains(line, "; the kubelet (pid ") || !strings.Contains(line, ") ended at ") {
+			return line
+		}
+		return ""
+	})
+	// The registration counts: wait returns, and status is successful.
+	for _, command := range []string{"wait", "status"} {
+		out, err := n.Command(command, "--config-root", n.Etc).CombinedOutput()
+		if err != nil || command == "status" && !strings.Contains(string(out), ") ended ") {
+			t.Errorf("%s: %v\n%s", command, err, out)
+		}
+	}
 	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 		c = m.Restart(c, signal)
 		c.WaitStatus(d.Name, "that the kubelet ended", within, ended)
