@@ -164,18 +164,26 @@ func (p *parts) unclaimed(c *config.Config) (names []string) {
 	return names
 }
 
-// sweep removes stale sockets under the names of the configured drivers.
-func (p *parts) sweep(ctx context.Context, c *config.Config) error {
+// sweep removes stale sockets under the names of the configured drivers and, if c is complete,
+// those of other drivers that an earlier process left.
+func (p *parts) sweep(ctx context.Context, c *config.Config, complete bool) error {
 	r, err := p.open(c.Kubelet.RootDir)
 	if err != nil {
 		return err
 	}
 	defer p.release(c.Kubelet.RootDir)
-	names := make([]string, len(c.Drivers))
-	for i, d := range c.Drivers {
-		names[i] = d.Name
+	var names, enabled []string
+	for _, d := range c.Drivers {
+		names = append(names, d.Name)
+		if d.Enabled {
+			enabled = append(enabled, d.Name)
+		}
 	}
 	removed, err := r.Sweep(ctx, names)
+	if complete {
+		more, moreErr := r.SweepRecords(ctx, enabled)
+		removed, err = append(removed, more...), errors.Join(err, moreErr)
+	}
 	for _, path := range removed {
 		p.log.Info("removed a stale socket", "path", path)
 	}

@@ -52,7 +52,7 @@ func (r *configReloader) begin(ctx context.Context, res *config.Result) {
 	}
 	r.confine(ctx, roots...)
 	r.adviseDropIn(ctx, c.Kubelet.RootDir)
-	r.note("sweeping stale sockets", r.parts.sweep(ctx, c.Config))
+	r.note("sweeping stale sockets", r.parts.sweep(ctx, c.Config, len(res.Errors) == 0))
 	r.note("applying the configuration", r.apply(ctx, c, len(res.Errors) == 0))
 }
 

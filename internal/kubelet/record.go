@@ -135,9 +135,11 @@ type Leftovers map[string]record
 
 // Recorded reads the records in a RunDir (Options.RunDir). The error names those that cannot be
 // used; all others are in the Leftovers.
-func Recorded(runDir string) (Leftovers, error) {
-	host, dir := newHost(), recordsIn(runDir)
-	entries, err := os.ReadDir(dir)
+func Recorded(runDir string) (Leftovers, error) { return newHost().readRecords(runDir) }
+
+func (h *Host) readRecords(runDir string) (Leftovers, error) {
+	dir := recordsIn(runDir)
+	entries, err := h.ReadDir(dir)
 	errs := []error{ignoreMissing(err)}
 	left := make(Leftovers)
 	for _, e := range entries {
@@ -146,7 +148,7 @@ func Recorded(runDir string) (Leftovers, error) {
 			continue
 		}
 		file := filepath.Join(dir, e.Name())
-		rec, err := host.readRecord(file)
+		rec, err := h.readRecord(file)
 		if err == nil && !isRegistration(rec.Path, name) {
 			err = fmt.Errorf("%s names %q, which is not the socket of %s: remove the file", file, rec.Path, name)
 		}

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"csi-registrar/internal/pluginreg"
@@ -44,6 +45,44 @@ func (r *Registry) Sweep(ctx context.Context, names []string) ([]string, error) 
 		var err error
 		removed, err = r.o.Host.RemoveStale(ctx, paths)
 		return errors.Join(append(errs, err)...)
+	}, nil)
+	if late != nil {
+		return nil, late
+	}
+	return removed, err
+}
+
+// SweepRecords removes the stale sockets, and the links and records, of drivers that are not among
+// enabled, the names of all that are. A socket with a record but without a listener in the
+// descriptor store, which was full, is removed by nobody else. It returns the removed paths.
+func (r *Registry) SweepRecords(ctx context.Context, enabled []string) ([]string, error) {
+	if r.o.RunDir == "" {
+		return nil, nil
+	}
+	host := r.o.Host
+	var removed []string // as in Sweep
+	err, late := worker.Do(ctx, r.o.Pool.Slot(r.dir.path, nil), checkTime, func() error {
+		left, err := host.readRecords(r.o.RunDir)
+		errs := []error{err}
+		for file, rec := range left {
+			driver := strings.TrimSuffix(filepath.Base(file), recordSuffix)
+			if filepath.Dir(rec.Path) != r.dir.path || slices.Contains(enabled, driver) {
+				continue
+			}
+			at, err := host.Lstat(rec.Path)
+			if err == nil && at.FileID == rec.FileID {
+				stale, err := host.RemoveStale(ctx, []string{rec.Path})
+				if removed = append(removed, stale...); len(stale) == 0 { // somebody listens
+					errs = append(errs, err)
+					continue
+				}
+			}
+			if err == nil || isMissing(err) {
+				err = errors.Join(rec.removeLink(host, driver), ignoreMissing(host.Remove(file)))
+			}
+			errs = append(errs, err)
+		}
+		return errors.Join(errs...)
 	}, nil)
 	if late != nil {
 		return nil, late

@@ -2,11 +2,13 @@ package kubelet
 
 import (
 	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
 
 	"csi-registrar/internal/rootdir"
+	"csi-registrar/internal/unixsock"
 )
 
 func TestSweep(t *testing.T) {
@@ -74,6 +76,46 @@ func TestSweepOfLinks(t *testing.T) {
 		t.Errorf("%v, the orphan is gone: %t", err, isGone(orphan))
 	}
 	w.wantLink("ours", "/run/ours/csi.sock")
+}
+
+// While the descriptor store is full, a process that is killed leaves a socket and its record. If
+// the driver is no longer configured at the next start, only the record names them.
+func TestSweepOfRecords(t *testing.T) {
+	w := newWorld(t)
+	run := withRun(w)
+	r := w.open(func(o *Options) { o.RunDir = run.RunDir })
+	record := func(driver string, at unixsock.File) string {
+		t.Helper()
+		file := filepath.Join(run.RunDir, "registrations", driver+".json")
+		rec := record{Path: pathOf(r, driver), Bound: w.dir + "/.csi-reg-01234567", FileID: at.FileID}
+		if err := newHost().writeJSON(file, rec); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	stat := func(path string) unixsock.File {
+		f, err := unixsock.Lstat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f
+	}
+	deadSocket(t, pathOf(r, "killed"))
+	deadSocket(t, pathOf(r, "configured"))
+	deadSocket(t, pathOf(r, "another")) // not the socket of its record
+	listen(t, pathOf(r, "kept"))        // by the descriptor store
+	killed := record("killed", stat(pathOf(r, "killed")))
+	configured := record("configured", stat(pathOf(r, "configured")))
+	another := record("another", unixsock.File{})
+	kept := record("kept", stat(pathOf(r, "kept")))
+
+	removed, err := r.SweepRecords(t.Context(), []string{"configured"})
+	if err != nil || !slices.Equal(removed, []string{pathOf(r, "killed")}) {
+		t.Errorf("removed %v, %v", removed, err)
+	}
+	if !isGone(killed) || !isGone(another) || isGone(kept) || isGone(configured) {
+		t.Errorf("the records are gone: killed %t, another %t, kept %t, configured %t", isGone(killed), isGone(another), isGone(kept), isGone(configured))
+	}
 }
 
 func TestSweepWithoutADirectory(t *testing.T) {

@@ -83,6 +83,20 @@ func (w *world) startDaemon() {
 	}
 	w.process = p
 	w.losesOthers(w.disturbed(p))
+	// It sweeps by the records below its own root_dir, once, unless the files have errors.
+	sweeps := !w.disturbed(p) && !w.admin.broken && w.files.latency <= slowDisk
+	for _, d := range w.drivers {
+		rec := w.files.nodes[recordOf(d.name)].recorded()
+		n := w.files.nodes[w.socketOf(d.name)]
+		swept := sweeps && n != nil && n.sock != nil && rec.Path == w.socketOf(d.name) && rec.Bound == n.sock.bound
+		if len(w.pid1.held[kubelet.StorePrefix+d.name]) > 0 || swept {
+			continue
+		}
+		w.lost[recordOf(d.name)] = true
+		for _, root := range rootDirs {
+			w.lost[socketIn(root, d.name)], w.lost[linkIn(root, d.name)] = true, true
+		}
+	}
 	for _, root := range rootDirs { // it sweeps below its own root_dir, once
 		for _, name := range w.files.below(root) {
 			if strings.HasPrefix(path.Base(name), ".") && (root != w.admin.root || w.disturbed(p)) {
@@ -161,10 +175,6 @@ func (p *process) exit() {
 	p.dead = true
 	p.w.losesOthers(p.w.troubled())
 	for _, d := range p.w.drivers {
-		// What was not kept is left to the driver's next start.
-		if w := p.w; len(w.pid1.held[kubelet.StorePrefix+d.name]) == 0 {
-			w.lost[recordOf(d.name)], w.lost[w.socketOf(d.name)], w.lost[w.linkOf(d.name)] = true, true, true
-		}
 		rec := p.w.files.nodes[recordOf(d.name)].recorded()
 		for _, s := range p.w.pid1.held[kubelet.StorePrefix+d.name] {
 			// The next Check would have written it.
@@ -262,11 +272,17 @@ func (p *process) begin(ctx context.Context) {
 		}
 	}
 	if r, err := p.registry(c.Kubelet.RootDir); err == nil {
-		var names []string
+		var names, enabled []string
 		for _, d := range c.Drivers {
 			names = append(names, d.Name)
+			if d.Enabled {
+				enabled = append(enabled, d.Name)
+			}
 		}
 		_, _ = r.Sweep(ctx, names)
+		if len(res.Errors) == 0 {
+			_, _ = r.SweepRecords(ctx, enabled)
+		}
 	}
 	p.apply(ctx, c, len(res.Errors) == 0)
 }

@@ -19,6 +19,7 @@ import (
 
 // record is what a file says that kubelet.Socket wrote.
 type record struct {
+	Path         string              `json:"path"`
 	Bound        string              `json:"bound"`
 	GetInfoAt    time.Time           `json:"get_info_at"`
 	Announced    status.Announcement `json:"announced"`
