@@ -147,12 +147,8 @@ func (n *node) whileRunning(ctx context.Context, p *process, wait func(context.C
 // awaitStatus waits until the driver's status is as wanted.
 func (n *node) awaitStatus(ctx context.Context, want func(status.Driver) bool) (found status.Driver, err error) {
 	err = n.whileRunning(ctx, n.daemon, func(ctx context.Context) error {
-		for document, err := range n.client.Watch(ctx) {
+		for status, err := range n.client.Watch(ctx) {
 			if err != nil {
-				return err
-			}
-			var status status.Document
-			if status, err = document.Status(); err != nil {
 				return err
 			}
 			if d, ok := status.Driver(driverName); ok {

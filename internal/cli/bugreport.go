@@ -87,11 +87,7 @@ const maxDriverLines = 200
 // writeDrivers writes the units that run the drivers, and their last log entries in chronological
 // order.
 func writeDrivers(ctx context.Context, w io.Writer, root string) error {
-	doc, err := control.NewClient(control.Path(root)).Status(ctx)
-	if err != nil {
-		return err
-	}
-	s, err := doc.Status()
+	s, err := control.NewClient(control.Path(root)).Status(ctx)
 	if err != nil {
 		return err
 	}

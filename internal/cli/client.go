@@ -13,6 +13,7 @@ import (
 
 	"csi-registrar/internal/control"
 	"csi-registrar/internal/fswatch"
+	"csi-registrar/internal/status"
 	"csi-registrar/internal/worker"
 )
 
@@ -42,11 +43,11 @@ func isPermanent(err error) bool {
 // follow yields the current status document and then one for each change, across restarts of the
 // daemon. While the daemon is down or does not answer, follow yields each distinct error once. It
 // returns when ctx is done or after a permanent error. It never starts a stopped daemon.
-func follow(ctx context.Context, root string) iter.Seq2[control.Document, error] {
-	return func(yield func(control.Document, error) bool) {
+func follow(ctx context.Context, root string) iter.Seq2[status.Document, error] {
+	return func(yield func(status.Document, error) bool) {
 		path, err := filepath.Abs(control.Path(root)) // the watcher takes absolute paths
 		if err != nil {
-			yield(nil, fmt.Errorf("cannot find the control socket: %w", err))
+			yield(status.Document{}, fmt.Errorf("cannot find the control socket: %w", err))
 			return
 		}
 		// The watcher reports when the socket appears; without inotify it polls each second. Its
@@ -63,16 +64,16 @@ func follow(ctx context.Context, root string) iter.Seq2[control.Document, error]
 		lastError := ""
 		pause := time.Millisecond
 		for {
-			for doc, err := range client.Watch(ctx) {
+			for s, err := range client.Watch(ctx) {
 				switch {
 				case err == nil:
 					lastError, pause = "", time.Millisecond
-					if !yield(doc, nil) {
+					if !yield(s, nil) {
 						return
 					}
 				case err.Error() != lastError:
 					lastError = err.Error()
-					if !yield(nil, err) || isPermanent(err) {
+					if !yield(status.Document{}, err) || isPermanent(err) {
 						return
 					}
 				}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"slices"
 
 	"csi-registrar/internal/config"
 	"csi-registrar/internal/control"
@@ -30,16 +31,12 @@ func setupStatus(fs *flag.FlagSet) runner {
 		if o.watch {
 			return watchStatus(ctx, e, o)
 		}
-		doc, err := control.NewClient(control.Path(*o.root)).Status(ctx)
+		s, err := control.NewClient(control.Path(*o.root)).Status(ctx)
 		if err != nil {
 			return clientError(err)
 		}
-		s, err := doc.Status()
-		if err != nil {
-			return err
-		}
-		doc, s = addVolumes(ctx, doc, s)
-		return showStatus(e, o, doc, s)
+		addVolumes(ctx, &s)
+		return showStatus(e, o, s)
 	}
 }
 
@@ -50,12 +47,12 @@ type statusOptions struct {
 }
 
 // showStatus prints a document. It returns an error without text if the document shows the reason.
-func showStatus(e *env, o statusOptions, doc control.Document, s status.Document) (err error) {
+func showStatus(e *env, o statusOptions, s status.Document) (err error) {
 	if err := o.checkDriver(s); err != nil {
 		return err
 	}
 	if o.json {
-		err = printDocument(e, o, doc, "  ")
+		err = printDocument(e, o, s)
 	} else {
 		_, err = fmt.Fprint(e.stdout, o.text(s, e))
 	}
@@ -94,49 +91,22 @@ func (o statusOptions) exitError(s status.Document) error {
 	return &exitError{code: exitFailed}
 }
 
-// printDocument prints the document as the daemon wrote it; if a driver is named, without the other
-// drivers. It is indented unless indent is empty.
-func printDocument(e *env, o statusOptions, doc control.Document, indent string) error {
+// printDocument prints the document; if a driver is named, without the other drivers. With --watch
+// it is one line.
+func printDocument(e *env, o statusOptions, s status.Document) error {
 	if o.driver != "" {
-		var err error
-		if doc, err = keepDriver(doc, o.driver); err != nil {
-			return err
-		}
+		s.Drivers = slices.DeleteFunc(s.Drivers, func(d status.Driver) bool { return d.Name != o.driver })
+	}
+	doc, err := control.Marshal(s)
+	if err != nil {
+		return err
 	}
 	var out bytes.Buffer
-	if indent == "" {
-		out.Write(bytes.TrimSpace(doc))
-	} else if err := json.Indent(&out, bytes.TrimSpace(doc), "", indent); err != nil {
-		return fmt.Errorf("cannot read the status document: %w", err)
+	if o.watch {
+		out.Write(doc)
+	} else if err := json.Indent(&out, doc, "", "  "); err != nil {
+		return err
 	}
-	out.WriteByte('\n')
-	_, err := e.stdout.Write(out.Bytes())
+	_, err = e.stdout.Write(out.Bytes())
 	return err
-}
-
-// keepDriver removes the other drivers from a document. Fields that this program does not know
-// stay.
-func keepDriver(doc control.Document, name string) (control.Document, error) {
-	whole := map[string]json.RawMessage{}
-	var drivers, kept []json.RawMessage
-	err := json.Unmarshal(doc, &whole)
-	if err == nil {
-		err = json.Unmarshal(whole["drivers"], &drivers)
-	}
-	for _, d := range drivers {
-		var one struct{ Name string }
-		if json.Unmarshal(d, &one) == nil && one.Name == name {
-			kept = append(kept, d)
-		}
-	}
-	if err == nil {
-		whole["drivers"], err = json.Marshal(kept)
-	}
-	if err == nil {
-		doc, err = json.Marshal(whole)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("cannot read the status document: %w", err)
-	}
-	return doc, nil
 }

@@ -132,22 +132,6 @@ func TestDriverText(t *testing.T) {
 	}
 }
 
-// --json prints the daemon's document, also the fields that this program does not know.
-func TestStatusKeepsUnknownFields(t *testing.T) {
-	doc := control.Document(`{"new":1,"drivers":[{"name":"a","new":2},{"name":"b"}]}`)
-	s, err := doc.Status()
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.PluginsRegistry = "/nowhere/plugins_registry"
-	doc, _ = addVolumes(t.Context(), doc, s)
-	doc, err = keepDriver(doc, "a")
-	want := `{"drivers":[{"name":"a","new":2,"volumes":{"staged":0,"published":0}}],"new":1}`
-	if err != nil || string(doc) != want {
-		t.Errorf("%s, want %s (%v)", doc, want, err)
-	}
-}
-
 func TestWatchInAPipe(t *testing.T) {
 	fake.CheckLeaks(t)
 	root := fake.ShortDir(t)

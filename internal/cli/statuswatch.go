@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"csi-registrar/internal/control"
 	"csi-registrar/internal/status"
 )
 
@@ -16,22 +15,17 @@ import (
 // of the last status shown.
 func watchStatus(ctx context.Context, e *env, o statusOptions) error {
 	last := error(&exitError{code: exitNotRunning})
-	for doc, err := range follow(ctx, *o.root) {
-		var s status.Document
-		if err == nil {
-			if s, err = doc.Status(); err == nil {
-				doc, s = addVolumes(ctx, doc, s)
-			}
-		}
+	for s, err := range follow(ctx, *o.root) {
 		switch {
 		case err == nil:
+			addVolumes(ctx, &s)
 			last = o.exitError(s)
 		case isPermanent(err):
 			return clientError(err)
 		default:
 			last = &exitError{code: exitNotRunning}
 		}
-		if err := showAgain(e, o, doc, s, err); err != nil {
+		if err := showAgain(e, o, s, err); err != nil {
 			return err
 		}
 	}
@@ -40,13 +34,13 @@ func watchStatus(ctx context.Context, e *env, o statusOptions) error {
 
 // showAgain shows a status, or why there is none. On a terminal it replaces the previous one. It
 // begins with the time to which the ages refer.
-func showAgain(e *env, o statusOptions, doc control.Document, s status.Document, failed error) error {
+func showAgain(e *env, o statusOptions, s status.Document, failed error) error {
 	switch {
 	case o.json && failed != nil: // there is no document; it continues
 		e.report(clientError(failed))
 		return nil
 	case o.json:
-		return printDocument(e, o, doc, "")
+		return printDocument(e, o, s)
 	case failed == nil:
 		failed = o.checkDriver(s)
 	}

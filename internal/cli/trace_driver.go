@@ -101,11 +101,7 @@ func (l *lease) run(ctx context.Context, rec *trace.Recorder) error {
 
 // hold requests the lease once and returns when it has ended.
 func (l *lease) hold(ctx context.Context, listening func(*net.UnixListener), linked func()) error {
-	doc, err := l.client.Status(ctx)
-	if err != nil {
-		return err
-	}
-	s, err := doc.Status()
+	s, err := l.client.Status(ctx)
 	if err != nil {
 		return err
 	}

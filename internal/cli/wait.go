@@ -36,17 +36,13 @@ func runWait(ctx context.Context, root string, timeout time.Duration, names []st
 		defer cancel()
 	}
 	missing := []string{"the daemon has not answered"}
-	for doc, err := range follow(limited, root) {
+	for s, err := range follow(limited, root) {
 		if err != nil {
 			missing = []string{err.Error()}
 			if isPermanent(err) {
 				return clientError(err)
 			}
 			continue
-		}
-		s, err := doc.Status()
-		if err != nil {
-			return err
 		}
 		if missing = notRegistered(s, names); len(missing) == 0 {
 			return nil

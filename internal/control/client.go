@@ -1,7 +1,6 @@
 package control
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -52,26 +51,16 @@ type Client struct {
 // NewClient returns a client of the control socket at path; it does not connect yet.
 func NewClient(path string) *Client { return &Client{path: path, limit: answerTimeout} }
 
-// Document is a status document as the daemon wrote it: one line of JSON that is safe on a
-// terminal. It may have fields that this program does not know.
-type Document []byte
-
-// Status decodes the document.
-func (d Document) Status() (status.Document, error) {
-	var s status.Document
-	if err := json.Unmarshal(d, &s); err != nil {
-		return status.Document{}, fmt.Errorf("cannot read the status document: %w", err)
+// Status requests the status document.
+func (c *Client) Status(ctx context.Context) (s status.Document, err error) {
+	doc, err := c.get(ctx, "/v1/status")
+	if err == nil {
+		err = json.Unmarshal(doc, &s)
+	}
+	if err != nil {
+		return status.Document{}, fmt.Errorf("cannot get the status: %w", err)
 	}
 	return s, nil
-}
-
-// Status requests the document.
-func (c *Client) Status(ctx context.Context) (Document, error) {
-	doc, err := c.get(ctx, "/v1/status")
-	if err != nil {
-		return nil, fmt.Errorf("cannot get the status: %w", err)
-	}
-	return doc, nil
 }
 
 // Metrics requests the metrics, in Prometheus' text format.
@@ -94,28 +83,29 @@ func (c *Client) get(ctx context.Context, target string) ([]byte, error) {
 
 // Watch yields the current document, and again whenever it has changed. It ends when ctx is done,
 // or with an error, which is ErrNotRunning when the daemon ended.
-func (c *Client) Watch(ctx context.Context) iter.Seq2[Document, error] {
-	return func(yield func(Document, error) bool) {
+func (c *Client) Watch(ctx context.Context) iter.Seq2[status.Document, error] {
+	return func(yield func(status.Document, error) bool) {
 		body, err := c.send(ctx, http.MethodGet, "/v1/status?watch", nil, c.limit)
 		if err != nil {
 			if ctx.Err() == nil {
-				yield(nil, fmt.Errorf("cannot get the status: %w", err))
+				yield(status.Document{}, fmt.Errorf("cannot get the status: %w", err))
 			}
 			return
 		}
 		defer body.Close()
 		limited := &io.LimitedReader{R: body}
-		lines := bufio.NewReader(limited)
+		documents := json.NewDecoder(limited)
 		for {
 			limited.N = maxAnswer
-			doc, err := lines.ReadBytes('\n')
+			var s status.Document
+			err := documents.Decode(&s)
 			switch {
 			case ctx.Err() != nil:
 				return
 			case err != nil:
-				yield(nil, fmt.Errorf("cannot watch the status any longer: %w", c.explain(err)))
+				yield(status.Document{}, fmt.Errorf("cannot watch the status any longer: %w", c.explain(err)))
 				return
-			case !yield(doc, nil):
+			case !yield(s, nil):
 				return
 			}
 		}

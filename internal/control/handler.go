@@ -20,7 +20,7 @@ const (
 // Handler returns the whole API, for the control socket: its clients may make changes.
 func Handler(b Backend) http.Handler {
 	mux := http.NewServeMux()
-	a := api{Backend: b, reasons: true, document: b.Status, streams: newGate(maxStreams), traces: newGate(maxTraces), watched: &snapshot[[]byte]{render: func(d status.Document) ([]byte, error) { return marshal(d) }}}
+	a := api{Backend: b, reasons: true, document: b.Status, streams: newGate(maxStreams), traces: newGate(maxTraces), watched: &snapshot[[]byte]{render: func(d status.Document) ([]byte, error) { return Marshal(d) }}}
 	mux.HandleFunc("GET /healthz", healthz(b))
 	mux.HandleFunc("GET /readyz", a.readyz)
 	mux.HandleFunc("GET /readyz/{driver}", a.readyzDriver)

@@ -56,7 +56,7 @@ func TestStreamsLeaveRoomForOtherRequests(t *testing.T) {
 
 // A stream for which there is no room is refused at once, and the others go on.
 func TestTooManyStreams(t *testing.T) {
-	a := api{Backend: newDaemon(), streams: newGate(1), watched: &snapshot[[]byte]{render: func(d status.Document) ([]byte, error) { return marshal(d) }}}
+	a := api{Backend: newDaemon(), streams: newGate(1), watched: &snapshot[[]byte]{render: func(d status.Document) ([]byte, error) { return Marshal(d) }}}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	server := httptest.NewServer(http.HandlerFunc(a.status))

@@ -12,7 +12,7 @@ import (
 
 // writeJSON answers with a document.
 func writeJSON(w http.ResponseWriter, code int, v any) {
-	doc, err := marshal(v)
+	doc, err := Marshal(v)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
@@ -48,9 +48,9 @@ func extendDeadlines(w http.ResponseWriter, d time.Duration) {
 	_ = rc.SetWriteDeadline(time.Now().Add(d))
 }
 
-// marshal returns one line of JSON that is safe on a terminal: it contains text of drivers, so
-// every invisible character is written as an escape. To a JSON parser it is the same document.
-func marshal(v any) ([]byte, error) {
+// Marshal returns one line of JSON that is safe on a terminal: documents contain text of drivers,
+// so every invisible character is escaped.
+func Marshal(v any) ([]byte, error) {
 	doc, err := json.Marshal(v)
 	if err != nil {
 		return nil, fmt.Errorf("cannot encode the answer: %w", err)

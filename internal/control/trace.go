@@ -68,7 +68,7 @@ func (a api) trace(w http.ResponseWriter, r *http.Request) {
 	defer context.AfterFunc(daemon, func() { cancel(errors.New("the daemon ends")) })()
 	begun := false
 	tell := func(s traceStep) error {
-		line, err := marshal(s)
+		line, err := Marshal(s)
 		if err != nil {
 			return err
 		}

@@ -34,11 +34,7 @@ func (x *diagnosis) askDaemon(ctx context.Context) daemon {
 	doc, err := look(ctx, x, socket, func() (status.Document, error) {
 		ctx, cancel := context.WithTimeout(ctx, daemonTimeout)
 		defer cancel()
-		doc, err := control.NewClient(socket).Status(ctx)
-		if err != nil {
-			return status.Document{}, err
-		}
-		return doc.Status()
+		return control.NewClient(socket).Status(ctx)
 	})
 	return daemon{err, doc}
 }

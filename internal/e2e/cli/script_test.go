@@ -41,6 +41,7 @@ import (
 
 	"csi-registrar/internal/control"
 	"csi-registrar/internal/fake"
+	"csi-registrar/internal/status"
 )
 
 var update = flag.Bool("update", false, "write the outputs into the scripts")
@@ -225,20 +226,16 @@ func (n *node) runDaemon(args []string) error {
 	}
 	n.ended = make(chan error, 1)
 	go func(cmd *exec.Cmd) { n.ended <- cmd.Wait() }(n.daemon)
-	return n.until(func(control.Document) (bool, error) { return true, nil })
+	return n.until(func(status.Document) bool { return true })
 }
 
 func (n *node) await(args []string) error {
 	if len(args) != 2 {
 		return errors.New("usage: await DRIVER STATE|REASON")
 	}
-	return n.until(func(doc control.Document) (bool, error) {
-		s, err := doc.Status()
-		if err != nil {
-			return false, err
-		}
+	return n.until(func(s status.Document) bool {
 		d, _ := s.Driver(args[0])
-		return d.State == args[1] || strings.Contains(d.Reason, args[1]), nil
+		return d.State == args[1] || strings.Contains(d.Reason, args[1])
 	})
 }
 
@@ -262,17 +259,17 @@ func (n *node) call(args []string) error {
 }
 
 // until waits until the daemon's status document satisfies the condition.
-func (n *node) until(condition func(control.Document) (bool, error)) error {
+func (n *node) until(condition func(status.Document) bool) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	client := control.NewClient(control.Path(n.dir))
-	var last control.Document
+	var last status.Document
 	for {
 		doc, err := client.Status(ctx)
 		if err == nil {
 			last = doc
-			if ok, err := condition(doc); ok || err != nil {
-				return err
+			if condition(doc) {
+				return nil
 			}
 		}
 		select {
@@ -282,7 +279,7 @@ func (n *node) until(condition func(control.Document) (bool, error)) error {
 			return fmt.Errorf("the daemon ended: %w; its log:\n%s", errors.Join(err, readErr), log)
 		case <-ctx.Done():
 			log, readErr := os.ReadFile(filepath.Join(n.dir, "daemon.log"))
-			return fmt.Errorf("timed out: %w; the last status is\n%s\nthe daemon's log:\n%s", errors.Join(err, readErr), last, log)
+			return fmt.Errorf("timed out: %w; the last status is\n%+v\nthe daemon's log:\n%s", errors.Join(err, readErr), last, log)
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
