@@ -60,14 +60,12 @@ func subdomain(s string) error {
 	if s == "" || len(s) > maxLabelPrefix {
 		return fmt.Errorf("it has %d characters, 1 to %d are allowed", len(s), maxLabelPrefix)
 	}
+	if strings.ToLower(s) != s {
+		return errors.New("upper-case letters are not allowed")
+	}
 	for label := range strings.SplitSeq(s, ".") {
-		if label == "" || label[0] == '-' || label[len(label)-1] == '-' {
-			return errors.New("each part between dots must begin and end with a letter or a digit")
-		}
-		for _, c := range []byte(label) {
-			if !alphanumeric(c) && c != '-' || c >= 'A' && c <= 'Z' {
-				return fmt.Errorf("%q is not allowed", c)
-			}
+		if err := checkLabel(label); err != nil {
+			return err
 		}
 	}
 	return nil

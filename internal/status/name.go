@@ -32,6 +32,7 @@ func CheckName(name string) error {
 	return nil
 }
 
+// checkLabel checks a label of a DNS-1123 subdomain; letters may be upper-case.
 func checkLabel(label string) error {
 	if label == "" {
 		return errors.New("it begins or ends with a dot, or has two in a row")
