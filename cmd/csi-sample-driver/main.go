@@ -1,5 +1,5 @@
-// Command csi-sample-driver serves a small CSI driver to try csi-registrar with, and is the
-// example for those who package drivers. Its volumes are directories of the node.
+// Command csi-sample-driver is a small CSI driver for trying out csi-registrar, and an example for
+// packagers of drivers. Its volumes are directories of the node.
 package main
 
 import (
@@ -32,8 +32,7 @@ func main() {
 	}
 }
 
-// run serves until ctx is done. The name is not checked, so that the driver can also play one
-// with a name that nobody should accept.
+// run serves until ctx is done. The name is not checked, so that tests can use an invalid one.
 func run(ctx context.Context, args []string) error {
 	d := sampledriver.Driver{Version: version, Log: slog.New(slog.NewTextHandler(os.Stderr, nil))}
 	fs := flag.NewFlagSet("csi-sample-driver", flag.ContinueOnError)
@@ -76,7 +75,7 @@ func run(ctx context.Context, args []string) error {
 	return d.Serve(ctx, *socket)
 }
 
-// parseTopology reads KEY=VALUE,...; the empty text is no topology.
+// parseTopology parses KEY=VALUE,...; an empty text means no topology.
 func parseTopology(text string) (map[string]string, error) {
 	segments := map[string]string{}
 	for pair := range strings.SplitSeq(text, ",") {

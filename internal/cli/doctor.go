@@ -48,9 +48,9 @@ func runDoctor(ctx context.Context, e *env, o doctor.Options, asJSON bool) error
 }
 
 // doctorText formats the checks, then the findings, causes before effects. A healthy driver has one
-// line. With whole, it has all lines, and other plugins are left out: the drivers were named on the
-// command line.
-func doctorText(r doctor.Report, p page, now time.Time, whole bool) string {
+// line, unless drivers were named on the command line: then it has all lines, and other plugins are
+// left out.
+func doctorText(r doctor.Report, p page, now time.Time, named bool) string {
 	var b strings.Builder
 	checks := map[string][]doctor.Check{}
 	for _, c := range r.Checks {
@@ -59,7 +59,7 @@ func doctorText(r doctor.Report, p page, now time.Time, whole bool) string {
 	for _, d := range slices.Sorted(maps.Keys(checks)) { // the node, which has no name, is first
 		b.WriteString(p.paint(bold, cmp.Or(d, "the node")) + "\n")
 		healthy := !slices.ContainsFunc(checks[d], func(c doctor.Check) bool { return c.Result != doctor.OK })
-		if healthy && d != "" && !whole {
+		if healthy && d != "" && !named {
 			checkLine(&b, p, "all steps", doctor.Check{Result: doctor.OK, Says: checks[d][len(checks[d])-1].Says})
 			continue
 		}
@@ -72,7 +72,7 @@ func doctorText(r doctor.Report, p page, now time.Time, whole bool) string {
 			checkLine(&b, p, c.Step.String(), c)
 		}
 	}
-	if len(r.Plugins) > 0 && !whole {
+	if len(r.Plugins) > 0 && !named {
 		b.WriteString(p.paint(bold, rootdir.PluginsRegistryName) + "\n")
 		for _, s := range r.Plugins {
 			pluginLine(&b, p, s, now)
@@ -84,8 +84,7 @@ func doctorText(r doctor.Report, p page, now time.Time, whole bool) string {
 	}
 	if len(r.Findings) == 0 {
 		unseenText(&b, p, checks)
-	}
-	if len(r.Findings) > 0 {
+	} else {
 		b.WriteString("\n" + p.hanging("", 0, "Each id is explained in /usr/share/doc/csi-registrar/troubleshooting.md."))
 	}
 	return b.String()

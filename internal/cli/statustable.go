@@ -95,7 +95,7 @@ func degraded(s status.Document, now time.Time) (list []string) {
 	return list
 }
 
-// configErrorText formats the errors in the configuration, which precede everything else.
+// configErrorText formats the errors in the configuration, which are printed first.
 func configErrorText(text string, p page) string {
 	if text == "" {
 		return ""

@@ -32,11 +32,11 @@ func watchStatus(ctx context.Context, e *env, o statusOptions) error {
 	return last
 }
 
-// showAgain shows a status, or why there is none. On a terminal it replaces the previous one. It
-// begins with the time to which the ages refer.
+// showAgain shows a status, or the error instead of it. On a terminal it replaces the previous one.
+// The first line has the time to which the ages refer.
 func showAgain(e *env, o statusOptions, s status.Document, failed error) error {
 	switch {
-	case o.json && failed != nil: // there is no document; it continues
+	case o.json && failed != nil:
 		e.report(clientError(failed))
 		return nil
 	case o.json:

@@ -19,11 +19,11 @@ import (
 const (
 	// traceDial limits connecting to the driver, as the kubelet does (kubelet v1.36: 10 s).
 	traceDial = 10 * time.Second
-	// traceCut is how long calls that are pending at the end are still copied. The kubelet waits 2
-	// min for a call, longer than any other caller with a time limit.
+	// traceCut limits the time for calls that are pending at the end. The kubelet waits 2 min for a
+	// call, longer than any other caller with a time limit.
 	traceCut = 2*time.Minute + 5*time.Second
-	// traceNotice is when the user is told about pending calls. Idle connections end within a
-	// second.
+	// traceNotice is the time until the user is told about pending calls. Idle connections end
+	// within a second.
 	traceNotice = 2 * time.Second
 )
 
@@ -67,8 +67,8 @@ func setupTrace(fs *flag.FlagSet) runner {
 type callPath struct {
 	listener trace.Listener
 	dial     trace.Dial
-	// hold returns when no more calls can arrive: after ctx is done, or after an error. It tells
-	// rec for how long calls did not arrive meanwhile.
+	// hold returns when no more calls can arrive: after ctx is done, or after an error. It reports
+	// to rec for how long calls did not arrive.
 	hold func(ctx context.Context, rec *trace.Recorder) error
 	// ready means that calls can arrive from the start, so the table's header is printed at once,
 	// not with the first call.

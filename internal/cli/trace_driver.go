@@ -21,8 +21,8 @@ const (
 	leasePause = 100 * time.Millisecond
 	// leaseRetry is how long a restarted daemon may refuse: it has to publish the driver first.
 	leaseRetry = 10 * time.Second
-	// leaseGrace is how long a socket still accepts connections after the endpoint link was moved:
-	// a caller may have resolved the link before that.
+	// leaseGrace is how long a socket still accepts connections after the endpoint link was moved,
+	// for callers that resolved the link before that.
 	leaseGrace = 100 * time.Millisecond
 )
 
@@ -32,8 +32,8 @@ const (
 type lease struct {
 	client  *control.Client
 	driver  string
-	notify  func(text string) // tells the user
-	beat    atomic.Value      // time.Time: when the lease was held last
+	notify  func(text string) // prints a message for the user
+	beat    atomic.Value      // time.Time: the last moment at which the lease was held
 	socket  atomic.Value      // string: where the driver listens
 	conns   chan net.Conn
 	closed  chan struct{} // closed to end Accept and feed
@@ -51,8 +51,8 @@ func (l *lease) run(ctx context.Context, rec *trace.Recorder) error {
 	var (
 		current, next *net.UnixListener // where the link points, and where it is about to point
 		lost          time.Time         // when its loss was noticed; zero if it is held
-		last          time.Time         // when it was held last; zero as above
-		missed        time.Duration     // in all, before last
+		last          time.Time         // the last moment at which it was held; zero as above
+		missed        time.Duration     // total time without the lease, until last
 	)
 	count := func() {
 		if !last.IsZero() {
@@ -151,7 +151,7 @@ func (l *lease) feed(u *net.UnixListener) {
 	}
 }
 
-// retire lets the listener accept the connections that are on their way.
+// retire closes the listener after leaseGrace.
 func (l *lease) retire(u *net.UnixListener) {
 	if u != nil {
 		_ = u.SetDeadline(time.Now().Add(leaseGrace)) // fails if it is closed

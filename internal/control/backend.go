@@ -22,14 +22,14 @@ type Backend interface {
 	// Reregister makes the kubelet register the driver again. Without force it fails where the
 	// kubelet would refuse what the driver reports now.
 	Reregister(ctx context.Context, name string, force bool) error
-	// Trace has a recorder's Listen called with a path that is fit for it, points the driver's
-	// endpoint link there, calls Linked, and returns when ctx is done and the link points back at
-	// the driver; or with an error if it cannot be done at all.
+	// Trace calls rec.Listen with a path, points the driver's endpoint link there, calls
+	// rec.Linked, and returns when ctx is done and the link points back at the driver. It returns
+	// an error earlier if the driver cannot be traced.
 	Trace(ctx context.Context, rec Recorder) error
 	// Live returns nil if the driver answers Probe now, or did less than a second ago. The text of
-	// its error contains nothing that the driver reported, so everybody may read it.
+	// its error contains no text of the driver, so everybody may read it.
 	Live(ctx context.Context, driver string) error
-	// Alive returns nil when the agent and all registrars answer, or did less than a second
-	// ago. They answer at once, whatever their drivers do; after 2 s it returns an error.
+	// Alive returns nil when the agent and all registrars answer, or did less than a second ago.
+	// They do not wait for drivers; after 2 s Alive returns an error.
 	Alive(ctx context.Context) error
 }

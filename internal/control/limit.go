@@ -14,7 +14,7 @@ import (
 const (
 	maxStreams = 1024 // on the control socket: a `wait` for each driver of a large node
 	maxTraces  = 64
-	// requests for metrics; if the client does not read, the place is taken until publicTimeout
+	// requests for metrics; one whose client does not read takes its place until publicTimeout
 	maxScrapes  = 16
 	maxProbes   = 64 // requests that query a driver: a refused one may restart its pod
 	gateWait    = 500 * time.Millisecond

@@ -87,7 +87,7 @@ func exposition(s status.Document, size int) []byte {
 		e.sample(float64(d.Accepted), "driver", d.Name, "result", "registered")
 		e.sample(float64(d.Refusals), "driver", d.Name, "result", "refused")
 	}
-	// A gauge of the last one, not a histogram: registrations are too rare for buckets.
+	// A gauge, not a histogram: registrations are too rare for buckets.
 	e.family("registration_duration_seconds", "gauge", "How long the kubelet took to confirm the last registration, from the registration socket published.")
 	for _, d := range enabled {
 		if d.Took > 0 {

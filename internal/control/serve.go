@@ -18,13 +18,13 @@ import (
 // Limits of both servers. A request is one line without a body, and responses come from memory: a
 // client that takes longer is stuck or hostile.
 const (
-	// connections of the control socket beside streams and traces …
+	// connections of the control socket: beside streams and traces, and in all; more wait
 	maxShort      = 256
-	maxConns      = maxStreams + maxTraces + maxShort // … and in all; more wait to be accepted
-	maxPublic     = 256                               // connections of the public port
+	maxConns      = maxStreams + maxTraces + maxShort
+	maxPublic     = 256 // connections of the public port
 	maxHeader     = 16 << 10
 	headerTimeout = 5 * time.Second
-	// the whole request, its answer read included; streams extend it
+	// for the whole request, until its answer is read; streams extend it
 	callTimeout   = 30 * time.Second
 	publicTimeout = 5 * time.Second // the same on the public port; probes and profiles extend it
 	idleTimeout   = 30 * time.Second

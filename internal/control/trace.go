@@ -13,38 +13,36 @@ import (
 	"time"
 )
 
-// A recorder holds its request open: the connection is the lease on the driver's endpoint link.
-// It sends a byte now and then; without one for as long as leaseSilence, or when the connection
-// ends for whatever reason, the daemon points the link back at the driver. Both together stay
-// below 2 s.
+// A recorder keeps its request open: the connection is its lease on the driver's endpoint link. It
+// sends a byte each leaseBeat. When the connection ends, or no byte came for leaseSilence, the
+// daemon points the link back at the driver. The sum of both is at most 2 s.
 const (
 	leaseBeat    = 500 * time.Millisecond
 	leaseSilence = 1500 * time.Millisecond
 )
 
-// Recorder is who asks for the calls to a driver.
+// Recorder is a request to receive the calls to a driver.
 type Recorder struct {
-	Driver  string // whose calls
-	Process string // who asks, for the journal: "process 12 (uid 0)"
-	// Listen is called with the path that the daemon chose. The recorder listens there when it
-	// has returned nil.
+	Driver  string
+	Process string // of the recorder, for the journal: "process 12 (uid 0)"
+	// Listen is called with the path that the daemon chose. If it returns nil, the recorder
+	// listens there.
 	Listen func(ctx context.Context, path string) error
 	// Linked is called when the endpoint link points at the recorder.
 	Linked func()
-	// Held is called now and then while the daemon cannot have revoked the lease. It is another
-	// goroutine that calls it.
+	// Held is called every leaseBeat, by another goroutine, while the daemon cannot have revoked
+	// the lease.
 	Held func()
 }
 
-// traceStep is a line of the answer to a recorder: first where to listen, then that the link
-// points there, or why it does not.
+// traceStep is a line of the answer to a recorder: first the path, then Linked or an error.
 type traceStep struct {
 	Socket string `json:"socket,omitempty"`
 	Linked bool   `json:"linked,omitempty"`
 	Error  string `json:"error,omitempty"`
 }
 
-// trace serves a recorder for as long as it holds the request open and sends bytes.
+// trace serves a recorder while its request is open and it sends bytes.
 func (a api) trace(w http.ResponseWriter, r *http.Request) {
 	name := r.PathValue("name")
 	if _, ok := a.Status().Driver(name); !ok {
@@ -87,7 +85,7 @@ func (a api) trace(w http.ResponseWriter, r *http.Request) {
 		return err
 	}
 	beating := make(chan struct{})
-	close(beating) // nobody reads the body yet
+	close(beating) // the body is not read yet
 	err := a.Trace(ctx, Recorder{
 		Driver: name, Process: r.RemoteAddr,
 		Listen: func(_ context.Context, path string) error {
@@ -109,10 +107,10 @@ func (a api) trace(w http.ResponseWriter, r *http.Request) {
 			}()
 			return nil
 		},
-		// a recorder that is gone is noticed by its silence
+		// If the recorder has ended, beat fails.
 		Linked: func() { _ = tell(traceStep{Linked: true}) },
 	})
-	_ = rc.SetReadDeadline(time.Now()) // the link points back: end what reads
+	_ = rc.SetReadDeadline(time.Now()) // the link points back: end the goroutine above
 	<-beating
 	switch {
 	case err == nil || ctx.Err() != nil: // the recorder has ended, or the daemon does
@@ -123,7 +121,7 @@ func (a api) trace(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// recorderEnd returns how a recorder ended whose bytes could not be read.
+// recorderEnd explains why no byte of a recorder could be read.
 func recorderEnd(err error) error {
 	switch {
 	case errors.Is(err, io.EOF):
@@ -136,16 +134,16 @@ func recorderEnd(err error) error {
 	return fmt.Errorf("the recorder's connection failed: %w", err)
 }
 
-// Trace asks for the calls to a driver and returns when the daemon has pointed the driver's
-// endpoint link back at the driver: after ctx is done, or earlier with an error. It is
-// ErrNotRunning if the daemon ended, which points the link back when it starts again: until
-// then calls still arrive. Recorder.Process is not used: the daemon sees who asks.
+// Trace requests the calls to a driver. It returns when the daemon has pointed the endpoint link
+// back at the driver, after ctx is done, or earlier with an error. The error is ErrNotRunning if
+// the daemon ended; it points the link back at its next start, and calls arrive until then.
+// Recorder.Process is ignored: the daemon knows the peer.
 func (c *Client) Trace(ctx context.Context, rec Recorder) error {
 	fail := func(err error) error { return fmt.Errorf("cannot trace %s: %w", rec.Driver, err) }
 	body, beats := io.Pipe()
 	defer beats.Close()
-	// The request ends by the end of its body, and not with ctx: its answer says that the link
-	// points back.
+	// The request ends with its body, not with ctx, because the end of the answer means that the
+	// link points back.
 	answer, err := c.send(context.WithoutCancel(ctx), http.MethodPost, "/v1/drivers/"+url.PathEscape(rec.Driver)+"/trace", body, c.limit)
 	if refused, ok := errors.AsType[*Error](err); ok {
 		return refused
@@ -178,14 +176,14 @@ func (c *Client) Trace(ctx context.Context, rec Recorder) error {
 	}
 }
 
-// sendBeats keeps the lease until ctx is done, or the daemon has ended it.
+// sendBeats keeps the lease until ctx is done or the daemon ends it.
 func sendBeats(ctx context.Context, w *io.PipeWriter, held func()) {
 	defer w.Close()
 	tick := time.NewTicker(leaseBeat)
 	defer tick.Stop()
 	for last := time.Now(); ; {
 		now := time.Now()
-		if now.Sub(last) < leaseSilence { // else this process was stopped
+		if now.Sub(last) < leaseSilence { // otherwise this process was stopped
 			held()
 		}
 		last = now

@@ -94,7 +94,7 @@ func (x *diagnosis) ask(ctx context.Context, d config.Driver, c net.Conn, who pr
 	}
 }
 
-// questions are the calls to one driver, and its answers.
+// questions makes the calls to one driver and keeps its answers.
 type questions struct {
 	*diagnosis
 	d        config.Driver
@@ -105,7 +105,7 @@ type questions struct {
 	info     *csi.NodeGetInfoResponse
 }
 
-// call makes one call and reports its failure. do returns what the report says after a success.
+// call makes one call and reports its failure. do returns the text for the report of a success.
 func (q *questions) call(ctx context.Context, step Step, expected string, do func(context.Context) (seen string, err error)) bool {
 	limit := q.d.Timeout
 	if step == StepNodeInfo {

@@ -35,16 +35,16 @@ func (x *diagnosis) configuration(ctx context.Context) {
 	for _, m := range x.config.Errors {
 		if driver := driverOf(m.Key); driver == "" || x.selected(driver) {
 			expected, fix := x.correct(ctx, m)
-			m.Hint = "" // it is what is expected
+			m.Hint = "" // it is in expected
 			x.problem(driver, StepConfiguration, ConfigurationError, m.Error(), expected, fix...)
 		}
 	}
 	for _, name := range x.o.Drivers {
-		if _, right := x.config.Config.Driver(name); !right && !slices.Contains(x.config.Faulty, name) {
+		if _, ok := x.config.Config.Driver(name); !ok && !slices.Contains(x.config.Faulty, name) {
 			x.absent(ctx, name)
 		}
 	}
-	if len(x.config.Config.Drivers)+len(x.config.Faulty) == 0 && !x.named && len(x.report.Findings) == before {
+	if len(x.config.Config.Drivers)+len(x.config.Faulty) == 0 && !x.named() && len(x.report.Findings) == before {
 		x.warning("", StepConfiguration, NoDriverConfigured, "no driver is configured", `each driver has a table [driver."NAME"] with its socket`,
 			note("write a file into %s, or let csi-registrar import write it from the DaemonSet of the driver", safetext.ShellWord(x.confDir())))
 	}
@@ -122,7 +122,7 @@ func (x *diagnosis) absent(ctx context.Context, name string) {
 
 // disabled reports a disabled driver: as a problem only if it was named on the command line.
 func (x *diagnosis) disabled(d config.Driver) {
-	if !x.named {
+	if !x.named() {
 		x.checked(d.Name, StepConfiguration, Skipped, "it is disabled")
 		return
 	}

@@ -56,15 +56,14 @@ type diagnosis struct {
 	kubelet *kubelet            // the kubelet of this node; nil: none was found
 	served  map[string][]plugin // what is served in plugins_registry, by driver
 	stale   []plugin            // sockets in plugins_registry that nobody listens on
-	named   bool                // drivers were named on the command line
 	report  Report
 
-	volumes    []volumes.Volume // that are in use
-	volumesErr error            // why they could not all be read
+	volumes    []volumes.Volume // in use
+	volumesErr error            // why some could not be read
 }
 
-// Run examines the node and its drivers. It changes nothing, and a driver gets only the calls
-// that the kubelet would make. Each step has a time limit, even if a file system does not answer,
+// Run examines the node and its drivers. It changes nothing and makes only the calls that the
+// kubelet makes. Each step has a time limit, even if a file system does not answer,
 // and ends with ctx.
 func Run(ctx context.Context, o Options) Report {
 	if o.Root == "" {
@@ -73,7 +72,7 @@ func Run(ctx context.Context, o Options) Report {
 	if o.NodeInfoTimeout == 0 {
 		o.NodeInfoTimeout = 15 * time.Second
 	}
-	x := &diagnosis{o: o, pool: worker.NewPool(), named: len(o.Drivers) > 0}
+	x := &diagnosis{o: o, pool: worker.NewPool()}
 	x.report = Report{Findings: []Finding{}, Checks: []Check{}, Plugins: []Plugin{}}
 	x.loadConfig(ctx)
 	x.service = x.askUnit(ctx)
@@ -173,9 +172,12 @@ func bare(err error) error {
 	return err
 }
 
+// named reports whether drivers were named on the command line.
+func (x *diagnosis) named() bool { return len(x.o.Drivers) > 0 }
+
 // selected reports whether to examine a driver.
 func (x *diagnosis) selected(name string) bool {
-	return !x.named || slices.Contains(x.o.Drivers, name)
+	return !x.named() || slices.Contains(x.o.Drivers, name)
 }
 
 func (x *diagnosis) registry() string {

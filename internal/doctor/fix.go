@@ -61,9 +61,8 @@ func write(file string, lines ...string) Fix {
 // systemctl returns the line of a systemctl command.
 func systemctl(verb, unit string) Fix { return run("systemctl", verb, unit) }
 
-// Without --no-pager a pager would read the lines that are pasted after the command.
-
-// logOf shows the last lines in the journal of a unit.
+// logOf shows the last lines in the journal of a unit. A pager would read the lines that are pasted
+// after the command.
 func logOf(unit string) Fix { return run("journalctl", "--no-pager", "-u", unit, "-n", "50") }
 
 // stateOf shows the state of a unit.
@@ -101,8 +100,8 @@ func (x *diagnosis) remove(ctx context.Context, file string, at unixsock.File) F
 // dropInPrefix begins the names of the configuration files that fixes write.
 const dropInPrefix = "99-doctor-"
 
-// setKey sets a key of the configuration in a file of its own, which overrides all others, and has
-// the daemon read it. what names the file; origin is the place where the key is set now.
+// setKey sets a key of the configuration in a separate file that overrides all others. what names
+// the file; origin is the place where the key is set now.
 func (x *diagnosis) setKey(what, table, line, origin string) []Fix {
 	file := filepath.Join(x.confDir(), dropInPrefix+what+".toml")
 	now, _, _ := strings.Cut(origin, ".toml:")
@@ -139,7 +138,7 @@ func writeDropIn(file string, lines ...string) []Fix {
 	return slices.Concat([]Fix{run("mkdir", "-p", path.Dir(file)), write(file, lines...)}, reloadUnits())
 }
 
-// shipped has the directives that doctor restores, as in the unit files.
+// shipped are the directives that doctor restores, as in the unit files.
 var shipped = map[string][]string{
 	"FileDescriptorStoreMax": {"FileDescriptorStoreMax=4096", "Environment=CSI_REGISTRAR_FDSTORE=4096"},
 	"WatchdogSec":            {"WatchdogSec=20s"},

@@ -86,7 +86,7 @@ func (x *diagnosis) installedKubelet(ctx context.Context) (unit, ended string) {
 	return "kubelet.service", ""
 }
 
-// maxSockets is how much of the list of Unix sockets is read: some 80,000.
+// maxSockets limits the list of Unix sockets in bytes: about 80,000 sockets.
 const maxSockets = 8 << 20
 
 // rootDir returns the kubelet's root directory. Each kubelet listens in pod-resources below it
@@ -126,7 +126,7 @@ func rootDir(proc string) (string, error) {
 	case 1:
 		return dirs[0], nil
 	}
-	// A path can contain a line break, and so look like another line.
+	// A path can contain a line break and so forge a line.
 	return "", fmt.Errorf("it listens in %d directories pod-resources", len(dirs))
 }
 

@@ -33,7 +33,7 @@ func (x *diagnosis) mountOf(ctx context.Context, file string) (m volumes.Mount) 
 	return m
 }
 
-// maxNames is how many names and links are followed on the way to a path.
+// maxNames limits the number of names and links on a path.
 const maxNames = 100
 
 // hanging follows a path and its symbolic links, and returns the first name whose file system does

@@ -19,11 +19,11 @@ import (
 	"csi-registrar/internal/unixsock"
 )
 
-// plugin is a socket in plugins_registry, and what it answers.
+// plugin is a socket in plugins_registry with its answer to GetInfo.
 type plugin struct {
 	pluginreg.Info
 	path string
-	// of the process that called listen; where systemd kept the socket, another process answers
+	// of the process that called listen; another process answers if systemd kept the socket
 	cred unixsock.Cred
 	made time.Time // zero: not known
 	err  error     // why it did not answer

@@ -19,7 +19,7 @@ import (
 	"csi-registrar/internal/unixsock"
 )
 
-// kubeletRound is how long a kubelet that watches the directory may take to ask a new socket.
+// kubeletRound is the time in which a kubelet that watches the directory calls a new socket.
 const kubeletRound = 5 * time.Second
 
 // registration checks the registration socket, and looks for other registrars of the driver.
@@ -39,7 +39,7 @@ func (x *diagnosis) registration(ctx context.Context, d config.Driver) {
 		x.checked(d.Name, StepRegistration, result, "%s", x.stateText(st))
 	case !x.daemon.runs():
 		x.checked(d.Name, StepRegistration, Skipped, "the daemon cannot be asked")
-	case strings.Contains(st.Reason, "CAP_DAC_OVERRIDE"): // doctor has it
+	case strings.Contains(st.Reason, "CAP_DAC_OVERRIDE"): // which doctor has, so it could connect
 		x.problem(d.Name, StepRegistration, DriverSocketForbidden, "the daemon reports "+x.stateText(st),
 			"the daemon, which is root without capabilities, may connect to the socket",
 			append([]Fix{note("or have the driver create the socket, and its directory, so that root can use them by their modes")},
@@ -64,7 +64,7 @@ func (x *diagnosis) registration(ctx context.Context, d config.Driver) {
 	}
 }
 
-// reasons reports what status shows of a driver although its registration looks right.
+// reasons reports the warnings that status shows for a driver with a correct registration.
 func (x *diagnosis) reasons(ctx context.Context, d config.Driver, st status.Driver) {
 	warning := func(id ID, found, expected string, fix ...Fix) {
 		x.warning(d.Name, StepRegistration, id, found, expected, fix...)
@@ -167,7 +167,7 @@ func (x *diagnosis) published(ctx context.Context, d config.Driver, own string, 
 
 // refusals are the most frequent errors of the kubelet.
 var refusals = []struct {
-	words         []string // one of them is in what it says
+	words         []string // the error has one of them
 	expected, fix string
 }{
 	{[]string{"already registered", "same version"}, "only one registration of the driver, another registrar was first", "stop the other registrar first"},
@@ -180,13 +180,13 @@ var refusals = []struct {
 
 // refusal explains the kubelet's error. The error only selects one of our texts.
 func (x *diagnosis) refusal(d config.Driver, st status.Driver) (expected string, fix []Fix) {
-	said := strings.ToLower(st.KubeletError)
-	if strings.Contains(said, "topolog") {
+	text := strings.ToLower(st.KubeletError)
+	if strings.Contains(text, "topolog") {
 		return x.topologyRefusal(d, st)
 	}
 	i := 0
-	for !slices.ContainsFunc(refusals[i].words, func(w string) bool { return strings.Contains(said, w) }) {
-		i++ // the last one fits always
+	for !slices.ContainsFunc(refusals[i].words, func(w string) bool { return strings.Contains(text, w) }) {
+		i++ // the last row has the empty word, which every error has
 	}
 	return refusals[i].expected, []Fix{logOf(x.kubelet.service()), note("%s", refusals[i].fix), reregister(d)}
 }

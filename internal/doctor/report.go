@@ -97,7 +97,7 @@ const (
 	StepWatchdog
 	StepHTTP
 	StepVolumes
-	steps // how many there are
+	steps // the number of steps
 )
 
 // stepNames are the steps' names in documents; a test expects one for each.

@@ -16,7 +16,7 @@ type server struct {
 	unit, pod, container string // checked; empty if not known
 	// how its unit ended, as the rest of a sentence; empty if it runs or is not known
 	ended string
-	named bool // it was not seen: the file of unit names the socket
+	named bool // the daemon did not see it; the file of unit names the socket
 }
 
 // serverOf returns who serves a driver's socket: the process who, or, if that is the zero
@@ -43,11 +43,12 @@ func (x *diagnosis) serverOf(ctx context.Context, driver string, who process) se
 	return s
 }
 
-// unitDirs are where systemd reads units from that are not made at run time by its commands.
+// unitDirs are the directories of unit files, except those for units that systemd's commands create
+// at run time.
 var unitDirs = []string{"etc/systemd/system", "run/systemd/system", "run/systemd/generator", "usr/local/lib/systemd/system", "usr/lib/systemd/system"}
 
-// unitNaming returns the service in whose unit file or drop-ins the socket of a driver is written;
-// empty if there is none, or more than one.
+// unitNaming returns the service whose unit file or drop-ins contain the path of a driver's socket;
+// empty if there is none or more than one.
 func (x *diagnosis) unitNaming(ctx context.Context, driver string) string {
 	d, _ := x.config.Config.Driver(driver)
 	socket := regexp.MustCompile(`(^|[^/\pL\pN_.-])(//)?` + regexp.QuoteMeta(d.Socket) + `($|[^/\pL\pN_.-])`)

@@ -21,9 +21,9 @@ import (
 
 // Units queries the service manager.
 type Units interface {
-	// Show returns properties of a unit by name, as `systemctl show` prints them. The values of a
-	// property with several are on lines of their own. The error is ErrNoSystemd if systemd does
-	// not run.
+	// Show returns properties of a unit by name, as `systemctl show` prints them. Several values
+	// of a property are separated by line breaks. The error is ErrNoSystemd if systemd does not
+	// run.
 	Show(ctx context.Context, unit string, properties ...string) (map[string]string, error)
 }
 
@@ -253,6 +253,6 @@ func (x *diagnosis) openHTTP(ctx context.Context, service map[string]string) {
 // the path of a Unix socket.
 func onLoopback(address string) bool {
 	host, _, err := net.SplitHostPort(address)
-	ip, _ := netip.ParseAddr(host) // the zero Addr is no loopback
+	ip, _ := netip.ParseAddr(host) // the zero Addr is not a loopback address
 	return strings.HasPrefix(address, "/") || strings.HasPrefix(address, "@") || err == nil && (host == "localhost" || ip.Unmap().IsLoopback())
 }

@@ -11,8 +11,8 @@ import (
 	"csi-registrar/internal/status"
 )
 
-// topologyRefusal explains that the kubelet refuses a topology value because the Node has a label
-// with another one (v1.36, nodeinfomanager).
+// topologyRefusal returns the fix for a topology value that the kubelet refuses because the label
+// of the Node has another value (kubelet v1.36, nodeinfomanager).
 func (x *diagnosis) topologyRefusal(d config.Driver, st status.Driver) (expected string, fix []Fix) {
 	keys := sortedKeys(st.Topology)
 	named := slices.DeleteFunc(slices.Clone(keys), func(k string) bool { return !strings.Contains(st.KubeletError, k) })
@@ -41,8 +41,8 @@ func (x *diagnosis) relabel(d config.Driver, keys []string) []Fix {
 	return append(fix, f)
 }
 
-// nodeName returns the name that the kubelet chooses for the Node object. (A cloud provider may
-// choose another one.)
+// nodeName returns the name that the kubelet chooses for the Node object unless a cloud provider
+// chooses another.
 func (x *diagnosis) nodeName() string {
 	if x.kubelet != nil {
 		// an error: it has ended

@@ -20,13 +20,13 @@ const (
 	watched                   // it watches the directory
 )
 
-const maxWatches = 4 << 20 // bytes of a file in fdinfo: some 40,000 watches
+const maxWatches = 4 << 20 // bytes of a file in fdinfo: about 40,000 watches
 
-// watches looks for the directory among the inotify watches of the process with that directory
-// in /proc (fdinfo, proc(5)). That needs root.
+// watches looks for dir among the inotify watches of a process. proc is its directory in /proc;
+// only root can read its fdinfo (proc(5)).
 //
-// The kernel prints its internal number of the file system, which on btrfs and overlayfs differs
-// from that of stat: there only the inode is compared.
+// The kernel prints its internal device number, which on btrfs and overlayfs differs from that of
+// stat: there only the inode is compared.
 func watches(proc, dir string) (watching, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(dir, &st); err != nil {
@@ -45,7 +45,7 @@ func watches(proc, dir string) (watching, error) {
 	for _, e := range entries {
 		data, err := readSome(filepath.Join(fdinfo, e.Name()), maxWatches)
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
-			continue // closed meanwhile
+			continue // it was closed
 		}
 		if err != nil {
 			return nothing, err

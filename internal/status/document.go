@@ -92,7 +92,7 @@ func (s Document) Down() []Driver {
 func (s Document) Pending() []Driver {
 	var out []Driver
 	for _, d := range s.Drivers {
-		if d.State != Disabled && d.State != "registered" {
+		if d.State != Disabled && d.State != string(Registered) {
 			out = append(out, d)
 		}
 	}

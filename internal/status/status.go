@@ -102,8 +102,8 @@ type Notification struct {
 	Error      string    `json:"error,omitempty"` // sanitized
 }
 
-// Publication is what a published socket reports, and what the kubelet called on it since. The
-// record of the socket has it for the next process.
+// Publication is the content of a published socket, with the calls of the kubelet since. It is part
+// of the record, for the next process.
 type Publication struct {
 	PublishedAt  time.Time    `json:"published_at"`
 	GetInfoAt    time.Time    `json:"get_info_at,omitzero"` // the last one
@@ -121,10 +121,10 @@ type Socket struct {
 	// DirMissing: there is no plugins_registry. Meaningful while Place is Missing.
 	DirMissing bool
 	// DirRecreated: the plugins_registry is not the directory that this daemon saw first, so a
-	// kubelet that is older may watch the deleted one for ever (kubelet v1.36 watches the inode
-	// and never looks again).
+	// kubelet that is older may watch the deleted one forever (kubelet v1.36 watches the inode
+	// and does not look again).
 	DirRecreated bool
-	// Up: we listen on a published socket that was not withdrawn. Place tells whether it is still
+	// Up: we listen on a published socket that was not withdrawn. Place is whether it is still
 	// there.
 	Up bool
 	Publication
