@@ -32,10 +32,10 @@ func setupCleanup(fs *flag.FlagSet) runner {
 	root := fs.String("config-root", "/", "the `DIR` below which the daemon's run directory is")
 	return func(ctx context.Context, e *env, _ []string) error {
 		if *ask == *ifStopped {
-			return usagef(nil, "either --ask or --if-stopped is needed; without them nothing is cleaned up")
+			return usagef("either --ask or --if-stopped is needed; without them nothing is cleaned up")
 		}
 		if *unit != "" && !*ask {
-			return usagef(nil, "--unit is for --ask only")
+			return usagef("--unit is for --ask only")
 		}
 		runDir := daemon.RunDir(*root)
 		if *ifStopped {

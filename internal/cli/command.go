@@ -61,11 +61,16 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 }
 
 // dispatch runs the command that the arguments name.
-func dispatch(ctx context.Context, e *env, all []command, args []string) error {
+func dispatch(ctx context.Context, e *env, all []command, args []string) (err error) {
 	path, about := []string{"csi-registrar"}, "csi-registrar keeps every CSI driver of this node registered with its kubelet"
+	defer func() {
+		if x, ok := errors.AsType[*exitError](err); ok && x.code == exitUsage && x.hint == "" {
+			x.hint = "see " + strings.Join(slices.Insert(path, 1, "help"), " ")
+		}
+	}()
 	for {
 		if len(args) == 0 {
-			return usagef(path, "a command is missing")
+			return usagef("a command is missing")
 		}
 		name := args[0]
 		switch {
@@ -77,7 +82,7 @@ func dispatch(ctx context.Context, e *env, all []command, args []string) error {
 		}
 		i := slices.IndexFunc(all, func(c command) bool { return c.name == name })
 		if i < 0 {
-			return usagef(path, "there is no command %q", name)
+			return usagef("there is no command %q", name)
 		}
 		c := all[i]
 		path, args = append(path, c.name), args[1:]
@@ -100,16 +105,12 @@ func (c command) exec(ctx context.Context, e *env, path, args []string) error {
 		return err
 	}
 	if err != nil {
-		return usagef(path, "%w", err)
+		return usagef("%w", err)
 	}
 	if c.args == "" && !c.anyArgs && len(rest) > 0 {
-		return usagef(path, "unexpected argument %q", rest[0])
+		return usagef("unexpected argument %q", rest[0])
 	}
-	err = run(ctx, e, rest)
-	if u, ok := errors.AsType[*usageError](err); ok && u.path == nil {
-		u.path = path
-	}
-	return err
+	return run(ctx, e, rest)
 }
 
 func newFlagSet(path []string) *flag.FlagSet {
@@ -145,20 +146,6 @@ const (
 	exitConfig     = 78 // EX_CONFIG of sysexits.h, which systemd knows by name
 )
 
-// usageError is an error in the command line. The exit code is 2.
-type usageError struct {
-	path []string // the program's name and the command
-	err  error
-}
-
-func (u *usageError) Error() string { return "invalid command line: " + u.err.Error() }
-func (u *usageError) Unwrap() error { return u.err }
-
-// usagef returns a usageError. A command may pass a nil path; exec fills it in.
-func usagef(path []string, format string, args ...any) error {
-	return &usageError{path: path, err: fmt.Errorf(format, args...)}
-}
-
 // exitError is an error with an exit code and a hint. If err is nil, the command has already
 // printed everything.
 type exitError struct {
@@ -175,6 +162,11 @@ func (x *exitError) Error() string {
 }
 func (x *exitError) Unwrap() error { return x.err }
 
+// usagef returns an error in the command line. dispatch adds the hint.
+func usagef(format string, args ...any) error {
+	return &exitError{code: exitUsage, err: fmt.Errorf("invalid command line: "+format, args...)}
+}
+
 // hinted adds a hint to an error.
 func hinted(err error, hint string) error { return &exitError{exitFailed, err, hint} }
 
@@ -189,9 +181,6 @@ func (e *env) report(err error) int {
 		if x.err == nil {
 			return code
 		}
-	}
-	if u, ok := errors.AsType[*usageError](err); ok {
-		code, hint = exitUsage, "see "+strings.Join(slices.Insert(slices.Clone(u.path), 1, "help"), " ")
 	}
 	fmt.Fprintf(e.stderr, "error: %s\n", cleanLines(err.Error()))
 	if hint != "" {

@@ -25,12 +25,12 @@ var (
 
 func runCompletion(_ context.Context, e *env, args []string) error {
 	if len(args) != 1 {
-		return usagef(nil, "name one shell: bash, zsh or fish")
+		return usagef("name one shell: bash, zsh or fish")
 	}
 	scripts := map[string]string{"bash": bashScript, "zsh": zshScript, "fish": fishScript}
 	script, ok := scripts[args[0]]
 	if !ok {
-		return usagef(nil, "there is no completion for %q, only for bash, zsh and fish", args[0])
+		return usagef("there is no completion for %q, only for bash, zsh and fish", args[0])
 	}
 	_, err := io.WriteString(e.stdout, script)
 	return err

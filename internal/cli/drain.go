@@ -20,9 +20,9 @@ func setupDrain(fs *flag.FlagSet) runner {
 	return func(ctx context.Context, _ *env, _ []string) error {
 		switch {
 		case *socket == "":
-			return usagef(nil, "--socket is missing")
+			return usagef("--socket is missing")
 		case *timeout < 0:
-			return usagef(nil, "--timeout %s is negative", *timeout)
+			return usagef("--timeout %s is negative", *timeout)
 		case *timeout > 0:
 			var cancel context.CancelFunc
 			ctx, cancel = context.WithTimeoutCause(ctx, *timeout, fmt.Errorf("timed out after %s", *timeout))

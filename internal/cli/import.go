@@ -32,7 +32,7 @@ func setupImport(fs *flag.FlagSet) runner {
 // some of them cannot be replaced.
 func runImport(e *env, names []compat.GivenName, output string, args []string) error {
 	if len(args) == 0 {
-		return usagef(nil, "name the manifests, or - for standard input")
+		return usagef("name the manifests, or - for standard input")
 	}
 	var manifests []compat.Manifest
 	for _, arg := range args {

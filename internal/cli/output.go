@@ -19,7 +19,7 @@ import (
 func driverArgs(args ...string) error {
 	for _, name := range args {
 		if err := status.CheckName(name); err != nil {
-			return usagef(nil, "%q: %w", name, err)
+			return usagef("%q: %w", name, err)
 		}
 	}
 	return nil

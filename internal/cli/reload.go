@@ -27,7 +27,7 @@ func setupReregister(fs *flag.FlagSet) runner {
 	root := rootFlag(fs)
 	return func(ctx context.Context, _ *env, args []string) error {
 		if len(args) != 1 {
-			return usagef(nil, "name one driver")
+			return usagef("name one driver")
 		}
 		if err := driverArgs(args...); err != nil {
 			return err

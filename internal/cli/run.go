@@ -31,7 +31,7 @@ func setupRun(fs *flag.FlagSet) runner {
 		o.Source = *source
 		if !sidecar.HasAny() {
 			if len(args) > 0 {
-				return usagef(nil, "unexpected argument %q", args[0])
+				return usagef("unexpected argument %q", args[0])
 			}
 			err := daemon.Run(ctx, *o)
 			if errors.Is(err, daemon.ErrSandbox) {
@@ -42,7 +42,7 @@ func setupRun(fs *flag.FlagSet) runner {
 		flags, err := sidecar.Options(args)
 		switch {
 		case err != nil:
-			return usagef(nil, "%w", err)
+			return usagef("%w", err)
 		case flags.ShowVersion:
 			_, err := fmt.Fprintln(e.stdout, o.Version)
 			return err

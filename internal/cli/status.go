@@ -21,7 +21,7 @@ func setupStatus(fs *flag.FlagSet) runner {
 	return func(ctx context.Context, e *env, args []string) error {
 		switch {
 		case len(args) > 1:
-			return usagef(nil, "unexpected argument %q", args[1])
+			return usagef("unexpected argument %q", args[1])
 		case len(args) == 1:
 			o.driver = args[0]
 		}

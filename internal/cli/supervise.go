@@ -32,9 +32,9 @@ func setupSupervise(fs *flag.FlagSet) runner {
 	return func(ctx context.Context, e *env, _ []string) error {
 		switch {
 		case *socket == "":
-			return usagef(nil, "--socket is missing")
+			return usagef("--socket is missing")
 		case *watchdog != 0 && *watchdog < supervise.MinWatchdog:
-			return usagef(nil, "--watchdog %s is less than %s", *watchdog, supervise.MinWatchdog)
+			return usagef("--watchdog %s is less than %s", *watchdog, supervise.MinWatchdog)
 		}
 		notifier := systemd.NewNotifier(e.getenv)
 		if *watchdog != 0 && notifier == nil {

@@ -147,20 +147,20 @@ func waitForCut(cut context.Context, e *env) {
 func (o traceOptions) check(args []string) error {
 	switch {
 	case len(args) > 1:
-		return usagef(nil, "name one driver at most")
+		return usagef("name one driver at most")
 	case len(args) == 1 && o.listen+o.connect != "":
-		return usagef(nil, "a driver's name cannot be combined with --listen and --connect")
+		return usagef("a driver's name cannot be combined with --listen and --connect")
 	case len(args) == 0 && (o.listen == "" || o.connect == ""):
-		return usagef(nil, "name a driver, or use --listen and --connect")
+		return usagef("name a driver, or use --listen and --connect")
 	}
 	if _, err := path.Match(o.method, ""); err != nil {
-		return usagef(nil, "--method %q is not a valid pattern", o.method)
+		return usagef("--method %q is not a valid pattern", o.method)
 	}
 	if o.duration < 0 {
-		return usagef(nil, "--duration %s is negative", o.duration)
+		return usagef("--duration %s is negative", o.duration)
 	}
 	if slices.Contains(o.show, "") {
-		return usagef(nil, "--show needs a key")
+		return usagef("--show needs a key")
 	}
 	return nil
 }

@@ -48,7 +48,7 @@ func dialDriver(ctx context.Context, network, address string) (trace.Conn, error
 // parseAddress parses the value of a flag: PATH, unix:PATH or tcp:ADDRESS:PORT. A TCP socket has no
 // owner and no mode, so only loopback addresses are allowed.
 func parseAddress(flag, s string) (net.Addr, error) {
-	fail := func(err error) (net.Addr, error) { return nil, usagef(nil, "--%s %q: %w", flag, s, err) }
+	fail := func(err error) (net.Addr, error) { return nil, usagef("--%s %q: %w", flag, s, err) }
 	if address, isTCP := strings.CutPrefix(s, "tcp:"); isTCP {
 		ap, err := netip.ParseAddrPort(address)
 		if err != nil || !ap.Addr().IsLoopback() {

@@ -20,7 +20,7 @@ func setupWait(fs *flag.FlagSet) runner {
 			return err
 		}
 		if *timeout < 0 {
-			return usagef(nil, "--timeout %s is negative", *timeout)
+			return usagef("--timeout %s is negative", *timeout)
 		}
 		return runWait(ctx, *root, *timeout, names)
 	}
