@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"csi-registrar/internal/control"
+	"csi-registrar/internal/fake"
 	"csi-registrar/internal/status"
 )
 
@@ -216,4 +218,37 @@ func driverIn(name, state string, ago time.Duration) status.Driver {
 func because(d status.Driver, reason string) status.Driver {
 	d.Reason = reason
 	return d
+}
+
+// daemonNode is a node on which the test binary runs as the daemon, with a fake service manager.
+type daemonNode struct {
+	*testing.T
+	root    string
+	manager *fake.Manager
+	daemon  *exec.Cmd
+	log     *output
+}
+
+// start starts the daemon and waits for READY=1.
+func (n *daemonNode) start(env ...string) {
+	n.Helper()
+	ready := n.manager.State().Ready
+	n.daemon = n.manager.Command(context.WithoutCancel(n.Context()), os.Args[0], "run", "--keep-sockets", "--config-root", n.root)
+	n.daemon.Env = append(append(n.daemon.Env, asProgram+"=1"), env...)
+	n.daemon.Stderr = n.log
+	if err := n.daemon.Start(); err != nil {
+		n.Fatal(err)
+	}
+	daemon := n.daemon
+	n.Cleanup(func() { _ = daemon.Process.Kill() })
+	n.eventually("the daemon is ready", func() bool { return n.manager.State().Ready > ready })
+}
+
+func (n *daemonNode) eventually(what string, holds func() bool) {
+	n.Helper()
+	for deadline := time.Now().Add(time.Minute); !holds(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			n.Fatalf("timed out waiting until %s\n%s", what, n.log)
+		}
+	}
 }

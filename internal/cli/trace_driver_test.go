@@ -29,13 +29,10 @@ import (
 // linkedNode is a node with a driver that has an endpoint link, and a caller that, like the
 // kubelet, connects for each call.
 type linkedNode struct {
-	*testing.T
-	root, socket, link string
-	manager            *fake.Manager
-	daemon             *exec.Cmd
-	log                *output
-	deregistered       atomic.Int64
-	calls, failed      atomic.Int64
+	daemonNode
+	socket, link  string
+	deregistered  atomic.Int64
+	calls, failed atomic.Int64
 }
 
 const linkedName = "linked.example"
@@ -43,7 +40,8 @@ const linkedName = "linked.example"
 func newLinkedNode(t *testing.T) *linkedNode {
 	t.Helper()
 	root := fake.ShortDir(t)
-	n := &linkedNode{T: t, root: root, socket: filepath.Join(root, "d.sock"), link: filepath.Join(root, "k/plugins/csi-registrar", linkedName+".sock"), log: newOutput()}
+	n := &linkedNode{daemonNode: daemonNode{T: t, root: root, log: newOutput()}, socket: filepath.Join(root, "d.sock"),
+		link: filepath.Join(root, "k/plugins/csi-registrar", linkedName+".sock")}
 	d := fake.NewDriver(n.socket, fake.Healthy(linkedName))
 	if _, err := d.Start(); err != nil {
 		t.Fatal(err)
@@ -87,21 +85,6 @@ func newLinkedNode(t *testing.T) *linkedNode {
 	return n
 }
 
-// start starts the daemon.
-func (n *linkedNode) start() {
-	n.Helper()
-	ready := n.manager.State().Ready
-	n.daemon = n.manager.Command(context.WithoutCancel(n.Context()), os.Args[0], "run", "--keep-sockets", "--config-root", n.root)
-	n.daemon.Env = append(n.daemon.Env, asProgram+"=1")
-	n.daemon.Stderr = n.log
-	if err := n.daemon.Start(); err != nil {
-		n.Fatal(err)
-	}
-	daemon := n.daemon
-	n.Cleanup(func() { _ = daemon.Process.Kill() })
-	n.eventually("the daemon is ready", func() bool { return n.manager.State().Ready > ready })
-}
-
 // restart ends the daemon with a signal and starts another.
 func (n *linkedNode) restart(s os.Signal) {
 	n.Helper()
@@ -118,15 +101,6 @@ func (n *linkedNode) state() status.Driver {
 	s, _ := control.NewClient(control.Path(n.root)).Status(n.Context())
 	d, _ := s.Driver(linkedName)
 	return d
-}
-
-func (n *linkedNode) eventually(what string, holds func() bool) {
-	n.Helper()
-	for deadline := time.Now().Add(time.Minute); !holds(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			n.Fatalf("not within a minute: %s\n%s", what, n.log)
-		}
-	}
 }
 
 // target returns the target of the link.

@@ -2,12 +2,10 @@ package cli
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -25,36 +23,36 @@ import (
 // answers again, its driver is registered too.
 func TestAFileSystemThatDoesNotAnswer(t *testing.T) {
 	n := newHangingNode(t, 20)
-	usual := n.start(t)
-	n.registered(t, n.names)
-	usualStop := n.stop(t)
+	usual := n.start()
+	n.registered(n.names)
+	usualStop := n.stop()
 	if err := n.manager.Drop(); err != nil { // all is to be published again
 		t.Fatal(err)
 	}
 	others := n.names[1:]
 
-	n.hang(t)
+	n.hang()
 	begun := time.Now()
-	took := n.start(t)
+	took := n.start()
 	t.Logf("ready after %s, usually %s", took, usual)
 	if took > usual+time.Second {
 		t.Errorf("ready after %s, usually %s", took, usual)
 	}
-	n.registered(t, others)
+	n.registered(others)
 	t.Logf("the other drivers were registered after %s", time.Since(begun))
-	n.unimpaired(t, others)
+	n.unimpaired(others)
 	if err := n.fs.Resume(); err != nil {
 		t.Fatal(err)
 	}
 	begun = time.Now()
-	n.registered(t, n.names)
+	n.registered(n.names)
 	t.Logf("its driver was registered %s after it answered again", time.Since(begun))
 
-	n.hang(t)
+	n.hang()
 	n.first.Kill() // its connection breaks, so its socket is looked at
-	n.unimpaired(t, others)
-	n.fed(t)
-	if took := n.stop(t); took > usualStop+time.Second {
+	n.unimpaired(others)
+	n.fed()
+	if took := n.stop(); took > usualStop+time.Second {
 		t.Errorf("stopped after %s, usually %s", took, usualStop)
 	} else {
 		t.Logf("stopped after %s, usually %s", took, usualStop)
@@ -68,35 +66,34 @@ func TestALinkToAFileSystemThatDoesNotAnswer(t *testing.T) {
 	if err := os.Symlink(filepath.Join(n.root, "hang/other"), filepath.Join(n.registry, "other-reg.sock")); err != nil {
 		t.Fatal(err)
 	}
-	n.hang(t)
-	n.start(t)
+	n.hang()
+	n.start()
 	// The kubelet follows the link and hangs too.
-	n.eventually(t, "the other drivers are published", func() bool {
-		s := n.status(t)
+	n.eventually("the other drivers are published", func() bool {
+		s := n.status()
 		return !slices.ContainsFunc(n.names[1:], func(name string) bool {
 			d, _ := s.Driver(name)
 			return d.State != string(status.Published) && d.State != string(status.Registered)
 		})
 	})
-	n.stop(t)
+	n.stop()
 }
 
 // hangingNode is a node whose first driver is on a file system that can hang.
 type hangingNode struct {
-	root, registry string
-	names          []string
-	first          *fake.Driver
-	fs             *fake.HangFS
-	manager        *fake.Manager
-	client         *control.Client
-	daemon         *exec.Cmd
-	log            *output
+	daemonNode
+	registry string
+	names    []string
+	first    *fake.Driver
+	fs       *fake.HangFS
+	client   *control.Client
 }
 
 func newHangingNode(t *testing.T, drivers int) *hangingNode {
 	t.Helper()
 	root := fake.ShortDir(t)
-	n := &hangingNode{root: root, registry: filepath.Join(root, "k/plugins_registry"), client: control.NewClient(control.Path(root)), log: newOutput()}
+	n := &hangingNode{daemonNode: daemonNode{T: t, root: root, log: newOutput()},
+		registry: filepath.Join(root, "k/plugins_registry"), client: control.NewClient(control.Path(root))}
 	for _, dir := range []string{n.registry, filepath.Join(root, "etc/csi-registrar"), filepath.Join(root, "hang")} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			t.Fatal(err)
@@ -149,87 +146,79 @@ func newHangingNode(t *testing.T, drivers int) *hangingNode {
 	return n
 }
 
-func (n *hangingNode) hang(t *testing.T) {
-	t.Helper()
+func (n *hangingNode) hang() {
+	n.Helper()
 	if err := n.fs.Hang(); err != nil {
-		t.Fatal(err)
+		n.Fatal(err)
 	}
 }
 
 // start starts the daemon and returns how long READY=1 took.
-func (n *hangingNode) start(t *testing.T) time.Duration {
-	t.Helper()
-	ready := n.manager.State().Ready
-	n.daemon = n.manager.Command(context.WithoutCancel(t.Context()), os.Args[0], "run", "--keep-sockets", "--config-root", n.root)
-	n.daemon.Env = append(n.daemon.Env, asProgram+"=1", "WATCHDOG_USEC=1000000")
-	n.daemon.Stderr = n.log
+func (n *hangingNode) start() time.Duration {
+	n.Helper()
 	begun := time.Now()
-	if err := n.daemon.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = n.daemon.Process.Kill() })
-	n.eventually(t, "the daemon is ready", func() bool { return n.manager.State().Ready > ready })
+	n.daemonNode.start("WATCHDOG_USEC=1000000")
 	return time.Since(begun)
 }
 
 // stop ends the daemon and returns how long that took.
-func (n *hangingNode) stop(t *testing.T) time.Duration {
-	t.Helper()
+func (n *hangingNode) stop() time.Duration {
+	n.Helper()
 	begun := time.Now()
 	if err := n.daemon.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
+		n.Fatal(err)
 	}
 	if err := n.daemon.Wait(); err != nil {
-		t.Error(err)
+		n.Error(err)
 	}
 	return time.Since(begun)
 }
 
 // unimpaired checks everything that must not depend on a file system that does not answer.
-func (n *hangingNode) unimpaired(t *testing.T, others []string) {
-	t.Helper()
-	n.eventually(t, "status names the file system", func() bool {
-		return slices.ContainsFunc(n.status(t).Stuck, func(s status.StuckCall) bool { return strings.HasPrefix(s.Path, filepath.Join(n.root, "hang")) })
+func (n *hangingNode) unimpaired(others []string) {
+	n.Helper()
+	n.eventually("status names the file system", func() bool {
+		return slices.ContainsFunc(n.status().Stuck, func(s status.StuckCall) bool { return strings.HasPrefix(s.Path, filepath.Join(n.root, "hang")) })
 	})
 	// The watcher's walk may have been abandoned before the driver was asked.
-	n.eventually(t, "its driver's reason says so", func() bool {
-		first, _ := n.status(t).Driver(n.names[0])
+	n.eventually("its driver's reason says so", func() bool {
+		first, _ := n.status().Driver(n.names[0])
 		return strings.Contains(first.Reason, "does not answer")
 	})
 	begun := time.Now()
-	if err := n.client.Reload(t.Context()); err != nil {
-		t.Error(err)
+	if err := n.client.Reload(n.Context()); err != nil {
+		n.Error(err)
 	}
 	if took := time.Since(begun); took > 2*time.Second {
-		t.Errorf("reload took %s", took)
+		n.Errorf("reload took %s", took)
 	}
 	var restored []time.Duration
 	for _, name := range others {
 		path := filepath.Join(n.registry, name+"-reg.sock")
 		if err := os.Remove(path); err != nil {
-			t.Fatal(err)
+			n.Fatal(err)
 		}
 		begun := time.Now()
-		n.eventually(t, "the registration socket of "+name+" is restored", func() bool { _, err := os.Lstat(path); return err == nil })
+		n.eventually("the registration socket of "+name+" is restored", func() bool { _, err := os.Lstat(path); return err == nil })
 		restored = append(restored, time.Since(begun))
 	}
 	slices.Sort(restored)
-	t.Logf("registration sockets restored after %s, at most %s", restored[len(restored)/2], restored[len(restored)-1])
+	n.Logf("registration sockets restored after %s, at most %s", restored[len(restored)/2], restored[len(restored)-1])
 	if median := restored[len(restored)/2]; median > time.Second {
-		t.Errorf("registration sockets are restored after %s", median)
+		n.Errorf("registration sockets are restored after %s", median)
 	}
-	n.registered(t, others)
+	n.registered(others)
 	fed := n.manager.State().Watchdog
-	n.eventually(t, "the watchdog is fed", func() bool { return n.manager.State().Watchdog >= fed+3 })
+	n.eventually("the watchdog is fed", func() bool { return n.manager.State().Watchdog >= fed+3 })
 }
 
 // fed checks that the watchdog is fed for a second, or for HANG_FOR. The daemon's WatchdogSec is a
 // second here; a busy machine may be late once.
-func (n *hangingNode) fed(t *testing.T) {
-	t.Helper()
+func (n *hangingNode) fed() {
+	n.Helper()
 	long, err := time.ParseDuration(cmp.Or(os.Getenv("HANG_FOR"), "1s"))
 	if err != nil {
-		t.Fatal(err)
+		n.Fatal(err)
 	}
 	last, count, longest := time.Now(), n.manager.State().Watchdog, time.Duration(0)
 	for end := last.Add(long); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
@@ -239,37 +228,28 @@ func (n *hangingNode) fed(t *testing.T) {
 		}
 	}
 	longest = max(longest, time.Since(last))
-	t.Logf("in %s the watchdog waited for %s at most", long, longest)
+	n.Logf("in %s the watchdog waited for %s at most", long, longest)
 	if longest > 5*time.Second {
-		t.Errorf("the watchdog was not fed for %s", longest)
+		n.Errorf("the watchdog was not fed for %s", longest)
 	}
 }
 
-func (n *hangingNode) status(t *testing.T) status.Document {
-	t.Helper()
-	s, err := n.client.Status(t.Context())
+func (n *hangingNode) status() status.Document {
+	n.Helper()
+	s, err := n.client.Status(n.Context())
 	if err != nil {
-		t.Fatalf("%v\n%s", err, n.log)
+		n.Fatalf("%v\n%s", err, n.log)
 	}
 	return s
 }
 
-func (n *hangingNode) registered(t *testing.T, names []string) {
-	t.Helper()
-	n.eventually(t, "all are registered", func() bool {
-		s := n.status(t)
+func (n *hangingNode) registered(names []string) {
+	n.Helper()
+	n.eventually("all are registered", func() bool {
+		s := n.status()
 		return !slices.ContainsFunc(names, func(name string) bool {
 			d, _ := s.Driver(name)
 			return d.State != string(status.Registered)
 		})
 	})
-}
-
-func (n *hangingNode) eventually(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !holds(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within 30 s: %s\n%s", what, n.log)
-		}
-	}
 }
