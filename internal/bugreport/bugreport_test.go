@@ -134,7 +134,7 @@ func TestNumericNodeIDsAreReplaced(t *testing.T) {
 }
 
 // A secret that one part of an archive reveals is removed from all parts, before and after it.
-func TestWhatIsASecretOnceIsOneEverywhere(t *testing.T) {
+func TestSecretOfAnotherPart(t *testing.T) {
 	all := entries(t, "", text("a", "login with TOPSECRET refused\n"), text("b", "mount -o username=bob,password=TOPSECRET,vers=3\n"),
 		text("c", `{"error":"topsecret is wrong"}`+"\nregistered nfs.csi.k8s.io\n"))
 	for name, want := range map[string]string{
@@ -146,7 +146,7 @@ func TestWhatIsASecretOnceIsOneEverywhere(t *testing.T) {
 	}
 }
 
-// A key in a journal, in either order, takes nothing with it but itself.
+// A key in a journal, in either order, is removed, and no other text.
 func TestPrivateKeysOfAJournal(t *testing.T) {
 	body := strings.Repeat("MIIEvQIBADANBgkqhkiG9w0BAQEFAASC", 2)
 	lines := []string{
@@ -166,11 +166,11 @@ func TestPrivateKeysOfAJournal(t *testing.T) {
 			}
 		}
 		if !strings.Contains(got, "mounted now.") || !strings.Contains(got, "all is well.") || !strings.Contains(got, "kubelet[1]: ") {
-			t.Errorf("more is gone than the key:\n%s", got)
+			t.Errorf("more than the key was removed:\n%s", got)
 		}
 		slices.Reverse(lines) // the newest first
 	}
-	// An end alone, as of lines that were cut off.
+	// One end is missing, as if lines were cut off.
 	if got := newRedactor().recognize("-----BEGIN PRIVATE KEY-----\n" + body + "\na line that is none of it.\n"); !strings.Contains(got, "none of it.") || strings.Contains(got, body) {
 		t.Errorf("%s", got)
 	}
@@ -216,7 +216,7 @@ func entries(t *testing.T, host string, parts ...Part) map[string]string {
 	}
 }
 
-func TestAPartThatFailsIsAnEntry(t *testing.T) {
+func TestFailedPart(t *testing.T) {
 	got := entries(t, "",
 		Part{Name: "a", Write: func(_ context.Context, w io.Writer) error {
 			_, err := io.WriteString(w, "whole\nhalf of token="+planted)
@@ -245,8 +245,8 @@ func TestAPartThatFailsIsAnEntry(t *testing.T) {
 	}
 }
 
-// A part that never returns, as on a dead file system, is left behind.
-func TestAPartThatHangs(t *testing.T) {
+// A part that never returns, as on a file system that does not answer, is abandoned.
+func TestHangingPart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
 		got := entries(t, "", Part{Name: "a", Write: func(_ context.Context, w io.Writer) error {
@@ -262,7 +262,7 @@ func TestAPartThatHangs(t *testing.T) {
 	})
 }
 
-func TestItEndsWhenItIsInterrupted(t *testing.T) {
+func TestInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	hang := Part{Name: "a", Write: func(ctx context.Context, _ io.Writer) error {
 		cancel(errors.New("interrupted"))

@@ -28,7 +28,7 @@ func TestInTimeOrder(t *testing.T) {
 	}
 }
 
-// Of too much the newest is kept.
+// If there are too many entries, the newest are kept.
 func TestInTimeOrderKeepsTheNewest(t *testing.T) {
 	newest := "2026-11-23T10:00:00 newest\n"
 	var got strings.Builder

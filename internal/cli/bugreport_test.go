@@ -21,9 +21,8 @@ import (
 
 const plantedSecret = "S3cr3t-Pa55w0rd"
 
-// bugreportNode is a node with a secret and the host's name wherever one can be: a daemon
-// whose driver tells them in its errors, a configuration, and programs in PATH that print
-// what systemctl and journalctl would.
+// bugreportNode creates a node with a secret and the host's name wherever they can be: in the
+// errors of a driver, in the configuration, and in the output of systemctl and journalctl.
 func bugreportNode(t *testing.T) (root, host string) {
 	t.Helper()
 	root = fake.ShortDir(t)
@@ -66,7 +65,7 @@ echo "Authorization: Bearer `+plantedSecret+`"
 	return root, host
 }
 
-// unpack reads an archive: its entries by name, without their directory.
+// unpack returns the entries of an archive by name, without their directory.
 func unpack(t *testing.T, path string) map[string]string {
 	t.Helper()
 	b, err := os.ReadFile(path)
@@ -145,8 +144,8 @@ func TestBugreport(t *testing.T) {
 	}
 }
 
-// Without a daemon and without systemd it says so, part by part.
-func TestBugreportOfAnEmptyNode(t *testing.T) {
+// Without a daemon and systemd, each part has an entry with the error.
+func TestBugreportOnAnEmptyNode(t *testing.T) {
 	root := fake.ShortDir(t)
 	t.Setenv("PATH", root)
 	t.Chdir(root)
@@ -168,7 +167,7 @@ func TestBugreportOfAnEmptyNode(t *testing.T) {
 	}
 }
 
-// It writes a new file only, and leaves none behind that is not whole.
+// It writes only a new file, and removes an incomplete one.
 func TestBugreportWritesNewFilesOnly(t *testing.T) {
 	root := fake.ShortDir(t)
 	t.Setenv("PATH", root)
@@ -196,7 +195,7 @@ func TestBugreportWritesNewFilesOnly(t *testing.T) {
 		t.Errorf("exit code %d", code)
 	}
 	if _, err := os.Lstat(path); err == nil {
-		t.Error("what is not whole was left behind")
+		t.Error("an incomplete archive was left")
 	}
 	entries, err := os.ReadDir(root)
 	if err != nil || slices.ContainsFunc(entries, func(e os.DirEntry) bool { return e.Name() == "elsewhere" }) {

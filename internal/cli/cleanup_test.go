@@ -19,7 +19,7 @@ import (
 	"csi-registrar/internal/fake"
 )
 
-// leftBehind makes a registration socket as a killed daemon leaves it, and its record.
+// leftBehind creates the registration socket of a killed daemon, and its record.
 func leftBehind(t *testing.T) (root, socket string) {
 	t.Helper()
 	root = fake.ShortDir(t)
@@ -40,7 +40,8 @@ func leftBehind(t *testing.T) (root, socket string) {
 	if err := unix.Statx(unix.AT_FDCWD, socket, 0, unix.STATX_INO|unix.STATX_BTIME, &st); err != nil {
 		t.Fatal(err)
 	}
-	// Killed a moment after it was published, it has its temporary name as well.
+	// The daemon was killed soon after it published the socket, which still has its temporary
+	// name.
 	bound := filepath.Join(registry, ".csi-reg-0123abcd")
 	if err := os.Link(socket, bound); err != nil {
 		t.Fatal(err)
@@ -71,7 +72,7 @@ func TestCleanup(t *testing.T) {
 	}{
 		{name: "stopped", stopped: true, removed: true},
 		{name: "restarted, or crashed"},
-		{name: "nobody to ask", stopped: true, err: errors.New("no answer in time")},
+		{name: "no answer", stopped: true, err: errors.New("no answer in time")},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			root, socket := leftBehind(t)
@@ -93,10 +94,10 @@ func TestCleanup(t *testing.T) {
 				t.Errorf("left: %q, %v", left, err)
 			}
 			if got := strings.Contains(stdout.String(), socket); got != c.removed {
-				t.Errorf("said %q", stdout.String())
+				t.Errorf("printed %q", stdout.String())
 			}
 			if got := stderr.Len() > 0; got != (c.err != nil) {
-				t.Errorf("complained %q", stderr.String())
+				t.Errorf("warned %q", stderr.String())
 			}
 		})
 	}
@@ -125,9 +126,9 @@ func TestCleanupWarnsAboutVolumes(t *testing.T) {
 	}
 }
 
-// TestCleanupDoesNothingAfterAStart: the daemon was started while the question was asked, and
+// TestCleanupAfterAStart: the daemon was started while the question was asked, and
 // removed the file.
-func TestCleanupDoesNothingAfterAStart(t *testing.T) {
+func TestCleanupAfterAStart(t *testing.T) {
 	root, socket := leftBehind(t)
 	var out bytes.Buffer
 	e := &env{stdout: &out, stderr: &out}
@@ -157,7 +158,7 @@ func TestCleanupFollowsNoLink(t *testing.T) {
 	}
 }
 
-// On a full /run the answer to a stop is given all the same.
+// The answer is also stored on a full /run.
 func TestCleanupOnAFullFileSystem(t *testing.T) {
 	root, socket := leftBehind(t)
 	runDir := filepath.Join(root, "run/csi-registrar")
@@ -168,7 +169,7 @@ func TestCleanupOnAFullFileSystem(t *testing.T) {
 		t.Fatal(err)
 	}
 	full := func(context.Context) (bool, error) {
-		// No byte can be written to a file from here on, as when the file system is full.
+		// From here on no byte can be written to a file, as on a full file system.
 		return true, unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Max: before.Max})
 	}
 	signal.Ignore(unix.SIGXFSZ)

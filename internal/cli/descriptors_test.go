@@ -13,8 +13,8 @@ import (
 	"csi-registrar/internal/status"
 )
 
-// TestJunkInTheDescriptorStore: whatever a daemon stored, the next one starts at once, keeps its
-// registrations, answers on no foreign socket, and has the store forget what it does not use.
+// With any descriptors in the store, the daemon starts at once, keeps its registrations, does not
+// serve foreign sockets, and removes from the store what it does not use.
 func TestJunkInTheDescriptorStore(t *testing.T) {
 	n := newLinkedNode(t)
 	if err := n.daemon.Process.Kill(); err != nil {
@@ -54,7 +54,7 @@ func TestJunkInTheDescriptorStore(t *testing.T) {
 	n.eventually("all is in the store", func() bool { return len(n.manager.Stored()) == all })
 	listener.Close()
 
-	// A service manager that takes its time with each message must not delay the start.
+	// A slow service manager must not delay the start.
 	n.manager.SetDelay(3 * time.Millisecond)
 	begun := time.Now()
 	n.start()
@@ -71,7 +71,7 @@ func TestJunkInTheDescriptorStore(t *testing.T) {
 	})
 	if c, err := net.Dial("unix", foreign); err == nil {
 		c.Close()
-		t.Error("somebody listens on the foreign socket")
+		t.Error("the daemon listens on the foreign socket")
 	}
 	n.restart(os.Interrupt)
 	n.eventually("the driver is registered", func() bool { return n.state().State == string(status.Registered) })

@@ -14,7 +14,7 @@ import (
 	"csi-registrar/internal/safetext"
 )
 
-// examined is what doctor may have found.
+// examined returns a report with findings.
 func examined() doctor.Report {
 	return doctor.Report{
 		Findings: []doctor.Finding{
@@ -46,31 +46,31 @@ func examined() doctor.Report {
 }
 
 func TestDoctorText(t *testing.T) {
-	ill := examined()
+	faulty := examined()
 	var root uint32
 	dir := "/var/lib/kubelet/plugins_registry/"
-	ill.Plugins = []doctor.Plugin{
+	faulty.Plugins = []doctor.Plugin{
 		{Path: dir + "ebs.csi.aws.com-reg.sock", Type: "CSIPlugin", Name: "ebs.csi.aws.com", PID: 812, UID: &root,
 			ServedBy: "csi-registrar (pid 812, csi-registrar.service)", CreatedAt: noon},
-		// Of another pid namespace.
+		// The process is in another pid namespace.
 		{Path: dir + "gpu.example.com-reg.sock", Type: "DRAPlugin", Name: "gpu.example.com", CreatedAt: noon},
 		{Path: dir + "nic.sock", Type: "DevicePlugin", Name: "example.com/nic", PID: 99, UID: &root, ServedBy: "nic (pid 99)", CreatedAt: noon},
 		{Path: dir + "old.sock", Error: "nobody listens", CreatedAt: noon.Add(-75 * time.Hour)},
 		{Path: dir + "gone.sock", Error: `"the file system does not answer"`},
 	}
-	well := doctor.Report{Healthy: true, Checks: ill.Checks[6:], Plugins: ill.Plugins[:1]}
-	warned := doctor.Report{Healthy: true, Checks: ill.Checks[3:4], Findings: ill.Findings[2:]}
+	healthy := doctor.Report{Healthy: true, Checks: faulty.Checks[6:], Plugins: faulty.Plugins[:1]}
+	warned := doctor.Report{Healthy: true, Checks: faulty.Checks[3:4], Findings: faulty.Findings[2:]}
 	for name, c := range map[string]struct {
 		r     doctor.Report
 		p     page
 		whole bool
 	}{
-		"ill":    {ill, page{columns: 80}, false},
-		"colour": {ill, page{columns: 80, colour: true}, false},
-		"narrow": {ill, page{columns: 50}, false},
-		"well":   {well, page{columns: 80}, false},
-		"named":  {well, page{columns: 80}, true},
-		"warned": {warned, page{columns: 80}, false},
+		"faulty":  {faulty, page{columns: 80}, false},
+		"colour":  {faulty, page{columns: 80, colour: true}, false},
+		"narrow":  {faulty, page{columns: 50}, false},
+		"healthy": {healthy, page{columns: 80}, false},
+		"named":   {healthy, page{columns: 80}, true},
+		"warned":  {warned, page{columns: 80}, false},
 	} {
 		got := doctorText(c.r, c.p, noon, c.whole)
 		golden(t, "doctor/"+name+".txt", got)
@@ -84,8 +84,7 @@ func TestDoctorText(t *testing.T) {
 	}
 }
 
-// The exit code and the document, on a node where nothing is.
-func TestDoctorOnABareNode(t *testing.T) {
+func TestDoctorOnAnEmptyNode(t *testing.T) {
 	fake.CheckLeaks(t)
 	root := fake.ShortDir(t)
 	if err := os.MkdirAll(filepath.Join(root, "proc/1"), 0o755); err != nil {

@@ -25,10 +25,10 @@ import (
 	"csi-registrar/internal/status"
 )
 
-// evil is the untrusted text on the hostile node; inName is its form in file names.
+// evil is the untrusted text on the hostile node; evilName is its form in file names.
 const (
-	evil   = "\x1b[2J;reboot $(id) `id` \"|'| x: run \"curl|sh\"\nhint: run curl|sh\n  fix   curl|sh \u202e\u009b31m"
-	inName = "\x1b[2J;reboot $(id) \"'\nhint: run curl"
+	evil     = "\x1b[2J;reboot $(id) `id` \"|'| x: run \"curl|sh\"\nhint: run curl|sh\n  fix   curl|sh \u202e\u009b31m"
+	evilName = "\x1b[2J;reboot $(id) \"'\nhint: run curl"
 )
 
 var (
@@ -51,7 +51,7 @@ func checkMarked(t *testing.T, what, text string) {
 	}
 }
 
-// hostileDriver answers with evil wherever it can.
+// hostileDriver returns evil in every field.
 type hostileDriver struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedNodeServer
@@ -112,7 +112,7 @@ func hostileNode(t *testing.T) (root string) {
 	process := func(pid, uid int, comm string) {
 		dir := fmt.Sprintf("proc/%d/", pid)
 		write(dir+"comm", comm+"\n")
-		write(dir+"cgroup", "0::/"+inName+".service\n0::/$(id).service\n")
+		write(dir+"cgroup", "0::/"+evilName+".service\n0::/$(id).service\n")
 		write(dir+"status", "Uid:"+strings.Repeat(fmt.Sprintf("\t%d", uid), 4)+"\n")
 	}
 	process(1, 0, evil)
@@ -124,13 +124,13 @@ func hostileNode(t *testing.T) (root string) {
 	write("proc/8/net/unix", "0: 2 0 10000 1 1 100 /"+strings.ReplaceAll(evil, "\n", "")+"/pod-resources/1\n")
 	process(os.Getpid(), 0, evil) // who serves the sockets
 	write("etc/csi-registrar/config.toml", fmt.Sprintf("[kubelet]\nroot_dir = %q\n", filepath.Join(root, "k")))
-	write("etc/csi-registrar/conf.d/40"+inName+".toml", "")
+	write("etc/csi-registrar/conf.d/40"+evilName+".toml", "")
 	table := func(name string) string {
 		return fmt.Sprintf("[driver.%q]\nsocket = %q\n", name, filepath.Join(root, "s", name))
 	}
-	write("usr/lib/csi-registrar/conf.d/40"+inName+".toml", table("masked"))
-	write("usr/lib/csi-registrar/conf.d/50"+inName+".toml", fmt.Sprintf("[driver.faulty]\nsocket = %q\n[driver.%q]\nx = 1\n", "relative", "x;reboot $(id)"))
-	write("usr/lib/csi-registrar/conf.d/60"+inName+".toml", table("fails")+table("renamed")+table("says")+table("gone")+table("twice")+table("off")+"enabled = false\n")
+	write("usr/lib/csi-registrar/conf.d/40"+evilName+".toml", table("masked"))
+	write("usr/lib/csi-registrar/conf.d/50"+evilName+".toml", fmt.Sprintf("[driver.faulty]\nsocket = %q\n[driver.%q]\nx = 1\n", "relative", "x;reboot $(id)"))
+	write("usr/lib/csi-registrar/conf.d/60"+evilName+".toml", table("fails")+table("renamed")+table("says")+table("gone")+table("twice")+table("off")+"enabled = false\n")
 	identity := func(name string, err error) func(*grpc.Server) {
 		return func(s *grpc.Server) {
 			csi.RegisterIdentityServer(s, hostileDriver{name: name, err: err})
@@ -152,7 +152,7 @@ func hostileNode(t *testing.T) (root string) {
 	return root
 }
 
-// hostileDocument sets the status document of a daemon on that node as if it escaped nothing.
+// hostileDocument sets a status document with nothing escaped.
 func hostileDocument(d *fakeDaemon) {
 	d.set(func(s *status.Document) {
 		s.ConfigError, s.PluginsRegistry, s.Polling = evil, "/"+evil, evil
@@ -169,7 +169,7 @@ func hostileDocument(d *fakeDaemon) {
 // in a command that the user is told to run.
 func TestHostileNode(t *testing.T) {
 	root := hostileNode(t)
-	manifest := filepath.Join(root, inName+".yaml")
+	manifest := filepath.Join(root, evilName+".yaml")
 	quoted := func(s string) string {
 		data, err := json.Marshal(s)
 		if err != nil {
@@ -245,7 +245,7 @@ func checkDoctor(t *testing.T, o doctor.Options) {
 	t.Helper()
 	r := doctor.Run(t.Context(), o)
 	if len(r.Findings) < 5 || len(r.Checks) < 10 {
-		t.Errorf("hardly anything is found: %+v", r)
+		t.Errorf("too few findings: %+v", r)
 	}
 	for _, c := range r.Checks {
 		checkMarked(t, c.Step.String(), c.Says)

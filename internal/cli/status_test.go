@@ -222,7 +222,7 @@ func TestWatchOnATerminal(t *testing.T) {
 }
 
 // The text leaves the terminal's last line to the cursor.
-func TestWatchedTextFits(t *testing.T) {
+func TestFit(t *testing.T) {
 	s := newSession()
 	for rows := 3; rows <= 60; rows++ {
 		s.env.terminal = func(io.Writer) (int, int, bool) { return 80, rows, true }
@@ -240,7 +240,7 @@ func visibleLength(line string) int {
 
 var colours = regexp.MustCompile("\x1b\\[[0-9]*m")
 
-func TestColourOnlyWhereWanted(t *testing.T) {
+func TestColour(t *testing.T) {
 	tty := func(io.Writer) (int, int, bool) { return 100, 30, true }
 	for _, c := range []struct {
 		vars string

@@ -126,8 +126,8 @@ func (n *linkedNode) call(ctx context.Context) error {
 	return err
 }
 
-// callOn calls the driver repeatedly until stop is called. Several callers may run in parallel.
-func (n *linkedNode) callOn() (stop func()) {
+// callUntil calls the driver repeatedly until stop is called. Several callers may run in parallel.
+func (n *linkedNode) callUntil() (stop func()) {
 	ctx, cancel := context.WithCancel(n.Context())
 	ended := make(chan struct{})
 	go func() {
@@ -166,9 +166,9 @@ func (n *linkedNode) trace() (recorder *exec.Cmd, stdout, stderr *output) {
 	return recorder, stdout, stderr
 }
 
-// However a recording begins and ends, no registration is lost, and no call except one that is
-// pending in a recorder that is killed or frozen.
-func TestTraceOfADriverCostsNothing(t *testing.T) {
+// A recording loses no registration, and no call except those that are pending in a recorder that
+// is killed or frozen.
+func TestTraceLosesNoCall(t *testing.T) {
 	n := newLinkedNode(t)
 	if n.target() != n.socket {
 		t.Fatalf("the link points to %s", n.target())
@@ -182,13 +182,13 @@ func TestTraceOfADriverCostsNothing(t *testing.T) {
 		callers = 8
 	}
 	for range callers {
-		defer n.callOn()()
+		defer n.callUntil()()
 	}
 	if _, stdout, _ := try(t, "status", linkedName, "--config-root", n.root); !strings.Contains(stdout, "points to") {
 		t.Errorf("status does not show the link:\n%s", stdout)
 	}
 	if _, stdout, _ := try(t, "doctor", linkedName, "--config-root", n.root); strings.Contains(stdout, "to the kubelet") || strings.Contains(stdout, "the endpoint "+n.socket+" there") {
-		t.Errorf("doctor takes the link for another endpoint:\n%s", stdout)
+		t.Errorf("doctor reports the link as another endpoint:\n%s", stdout)
 	}
 	pointsBack := func() {
 		t.Helper()
@@ -253,7 +253,7 @@ func TestTraceOfADriverCostsNothing(t *testing.T) {
 			return time.Nanosecond
 		}},
 	}
-	// Each of them once, or at random until there were as many calls as TRACE_CALLS says.
+	// Each step once, or random steps until TRACE_CALLS calls were made.
 	for i := 0; i < len(steps) || n.calls.Load() < want; i++ {
 		step := steps[i%len(steps)]
 		if want > 0 {

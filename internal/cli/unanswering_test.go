@@ -21,12 +21,12 @@ import (
 // The file system of one of 20 drivers does not answer, at the start and while the daemon runs:
 // READY, status, reload, the watchdog, the stop and the other 19 drivers are not affected. When it
 // answers again, its driver is registered too.
-func TestAFileSystemThatDoesNotAnswer(t *testing.T) {
+func TestHangingFileSystem(t *testing.T) {
 	n := newHangingNode(t, 20)
 	usual := n.start()
 	n.registered(n.names)
 	usualStop := n.stop()
-	if err := n.manager.Drop(); err != nil { // all is to be published again
+	if err := n.manager.Drop(); err != nil { // all drivers are published again
 		t.Fatal(err)
 	}
 	others := n.names[1:]
@@ -61,7 +61,7 @@ func TestAFileSystemThatDoesNotAnswer(t *testing.T) {
 
 // A symbolic link in plugins_registry to a file system that does not answer delays publications no
 // longer than the limit for it.
-func TestALinkToAFileSystemThatDoesNotAnswer(t *testing.T) {
+func TestLinkToAHangingFileSystem(t *testing.T) {
 	n := newHangingNode(t, 3)
 	if err := os.Symlink(filepath.Join(n.root, "hang/other"), filepath.Join(n.registry, "other-reg.sock")); err != nil {
 		t.Fatal(err)
@@ -103,7 +103,7 @@ func newHangingNode(t *testing.T, drivers int) *hangingNode {
 	n.fs, err = fake.MountHangFS(filepath.Join(root, "hang"))
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrNotExist) {
 		if os.Getenv("CI") == "true" {
-			t.Fatal("a file system that hangs cannot be had here, and under CI it must: ", err)
+			t.Fatal("cannot mount a file system that hangs, which CI requires: ", err)
 		}
 		t.Skip("a file system that hangs needs root and FUSE: ", err)
 	}
@@ -174,7 +174,7 @@ func (n *hangingNode) stop() time.Duration {
 	return time.Since(begun)
 }
 
-// unimpaired checks everything that must not depend on a file system that does not answer.
+// unimpaired checks that everything else works while the file system does not answer.
 func (n *hangingNode) unimpaired(others []string) {
 	n.Helper()
 	n.eventually("status names the file system", func() bool {
@@ -212,8 +212,8 @@ func (n *hangingNode) unimpaired(others []string) {
 	n.eventually("the watchdog is fed", func() bool { return n.manager.State().Watchdog >= fed+3 })
 }
 
-// fed checks that the watchdog is fed for a second, or for HANG_FOR. The daemon's WatchdogSec is a
-// second here; a busy machine may be late once.
+// fed checks for a second, or for HANG_FOR, that the watchdog is fed. WatchdogSec is a second here;
+// a busy machine may be late once.
 func (n *hangingNode) fed() {
 	n.Helper()
 	long, err := time.ParseDuration(cmp.Or(os.Getenv("HANG_FOR"), "1s"))

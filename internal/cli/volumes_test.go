@@ -30,7 +30,7 @@ func kubeletFiles(t *testing.T, root string) (kubelet string) {
 }
 
 // status shows the drivers' states even if the kubelet's files cannot be read.
-func TestStatusWhereTheKubeletsFilesDoNotAnswer(t *testing.T) {
+func TestStatusOnAHangingFileSystem(t *testing.T) {
 	root := fake.ShortDir(t)
 	kubelet := filepath.Join(root, "kubelet")
 	if err := os.Mkdir(kubelet, 0o755); err != nil {

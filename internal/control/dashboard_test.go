@@ -18,7 +18,7 @@ const (
 	rulesFile     = "../../packaging/prometheus/csi-registrar.rules.yml"
 )
 
-// dashboard is as much of Grafana's dashboard as can go wrong when it is edited by hand.
+// dashboard has the parts of Grafana's dashboard that the tests check.
 type dashboard struct {
 	UID           string `json:"uid"`
 	Title         string `json:"title"`
@@ -26,7 +26,7 @@ type dashboard struct {
 	Templating    struct {
 		List []struct {
 			Name  string
-			Query any // of a data source a text, else an object with the text in it
+			Query any // a string for a data source, otherwise an object
 		}
 	}
 	Panels []struct {
@@ -53,7 +53,7 @@ func readDashboard(t *testing.T) (d dashboard) {
 	return d
 }
 
-func TestDashboardIsWhole(t *testing.T) {
+func TestDashboard(t *testing.T) {
 	d := readDashboard(t)
 	if d.UID == "" || d.Title == "" || d.SchemaVersion < 36 || len(d.Panels) == 0 {
 		t.Errorf("uid %q, title %q, schema version %d, %d panels", d.UID, d.Title, d.SchemaVersion, len(d.Panels))
@@ -81,7 +81,7 @@ func TestDashboardIsWhole(t *testing.T) {
 		for x := g.X; x < g.X+g.W; x++ {
 			for y := g.Y; y < g.Y+g.H; y++ {
 				if other, twice := taken[[2]int{x, y}]; twice {
-					t.Fatalf("panels %q and %q lie on each other", p.Title, other)
+					t.Fatalf("panels %q and %q overlap", p.Title, other)
 				}
 				taken[[2]int{x, y}] = p.Title
 			}
@@ -95,9 +95,8 @@ var (
 	matcher    = regexp.MustCompile(`\b(state|result)\s*(?:=~?|!~|!=)\s*"([^"]*)"`)
 )
 
-// TestDashboardAndRulesAskForWhatThereIs compares every name in them with a real page of metrics:
-// after a metric is renamed, an alert would never fire.
-func TestDashboardAndRulesAskForWhatThereIs(t *testing.T) {
+// After a metric is renamed, an alert with the old name would never fire.
+func TestDashboardAndRulesNameExistingMetrics(t *testing.T) {
 	there := map[string]bool{}
 	for _, name := range metricName.FindAllString(string(exposition(sample(), 0)), -1) {
 		there[name] = true
@@ -150,8 +149,7 @@ func TestDashboardAndRulesAskForWhatThereIs(t *testing.T) {
 	}
 }
 
-// TestDashboardShowsEveryState: the panel "State" numbers the states, and a number
-// without a text would be shown as it is.
+// The panel "State" numbers the states, and each number needs a text.
 func TestDashboardShowsEveryState(t *testing.T) {
 	text, err := os.ReadFile(dashboardFile)
 	if err != nil {

@@ -47,7 +47,7 @@ func TestLivez(t *testing.T) {
 		t.Errorf("%d %q", code, body)
 	}
 
-	// Registered and live: what keeps pods away needs both.
+	// /readyz/DRIVER?live needs both: registered and live.
 	registered := absentDriver("b.csi.example")
 	registered.State, registered.Registration = string(status.Registered), status.Registered
 	d = newDaemon(registered, absentDriver("a.csi.example"))
@@ -159,7 +159,7 @@ func TestReregister(t *testing.T) {
 	}
 }
 
-// The public part serves three things and changes nothing.
+// The public part serves health, readiness and metrics, and changes nothing.
 func TestPublicHandler(t *testing.T) {
 	b := newDaemon(registeredDriver("a.csi.example"))
 	h := PublicHandler(b)
@@ -204,8 +204,8 @@ func TestProfiles(t *testing.T) {
 	}
 }
 
-// A document is one line, and nothing in it can move a cursor or reorder text, whatever a
-// driver says; to a JSON reader it is what was said.
+// A document is one line without characters that move a cursor or reorder text. The strings of the
+// driver are unchanged when it is decoded.
 func TestStatusDocumentIsHarmless(t *testing.T) {
 	hostile := "a\x1b[2J\u009b31m\u202eb\x7f\x00\nc\u2028\U000e0001é日本"
 	d := registeredDriver("a.csi.example")
@@ -221,12 +221,11 @@ func TestStatusDocumentIsHarmless(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s.Drivers[0].NodeID != hostile || s.Drivers[0].Topology[hostile] != hostile {
-		t.Errorf("it came back as %q", s.Drivers[0].NodeID)
+		t.Errorf("decoded as %q", s.Drivers[0].NodeID)
 	}
 }
 
-// FuzzHandler: whatever is asked, no panic, and no failure of the server's own but where
-// it reports one.
+// FuzzHandler: no request causes a panic, or a server error except where the API reports one.
 func FuzzHandler(f *testing.F) {
 	for _, seed := range []struct{ method, target, body string }{
 		{"GET", "/v1/status", ""}, {"GET", "/v1/status?watch", ""}, {"HEAD", "/v1/status?watch", ""}, {"POST", "/v1/reload", "{}"},

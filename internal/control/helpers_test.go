@@ -23,7 +23,7 @@ type daemon struct {
 	regErr    error
 	aliveErr  error
 	liveErr   error
-	asked     []string // names that were to be registered again
+	asked     []string // names passed to Reregister
 	trace     func(context.Context, Recorder) error
 }
 
@@ -73,7 +73,7 @@ func (d *daemon) Live(context.Context, string) error { return d.liveErr }
 
 func (d *daemon) Trace(ctx context.Context, rec Recorder) error { return d.trace(ctx, rec) }
 
-// at is a moment, in seconds after a fixed one.
+// at returns a time in seconds after a fixed one.
 func at(seconds float64) time.Time {
 	return time.Date(2026, 11, 21, 3, 0, 0, 0, time.UTC).Add(time.Duration(seconds * float64(time.Second)))
 }
@@ -93,10 +93,9 @@ func absentDriver(name string) status.Driver {
 	}
 }
 
-// discard is a logger for what a test does not look at.
 func discard() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
-// served runs the control socket until the test ends, and holds Serve to end cleanly.
+// served serves the control socket until stop or the end of the test. Serve must return nil.
 func served(t *testing.T, b Backend) (path string, stop func()) {
 	t.Helper()
 	path = filepath.Join(fake.ShortDir(t), "control.sock")
@@ -115,7 +114,7 @@ func serving(t *testing.T, ln net.Listener, serve func(context.Context, net.List
 	stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-ended; err != nil {
-			t.Errorf("it did not end cleanly: %v", err)
+			t.Errorf("Serve: %v", err)
 		}
 	})
 	t.Cleanup(stop)

@@ -20,7 +20,7 @@ import (
 	"csi-registrar/internal/status"
 )
 
-// A `wait` for each driver of a node leaves room for other commands.
+// Many `wait` commands do not block other commands.
 func TestStreamsLeaveRoomForOtherRequests(t *testing.T) {
 	fake.CheckLeaks(t)
 	path, _ := served(t, newDaemon(absentDriver("a.csi.example")))
@@ -54,7 +54,7 @@ func TestStreamsLeaveRoomForOtherRequests(t *testing.T) {
 	}
 }
 
-// A stream for which there is no room is refused at once, and the others go on.
+// A stream above the limit is refused at once; the others continue.
 func TestTooManyStreams(t *testing.T) {
 	a := api{Backend: newDaemon(), streams: newGate(1), watched: &snapshot[[]byte]{render: func(d status.Document) ([]byte, error) { return Marshal(d) }}}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -87,7 +87,7 @@ func TestTooManyStreams(t *testing.T) {
 	}
 }
 
-// All who scrape within a second share one answer, and see a change in the next second.
+// All requests within a second get the same text; a change is in the text of the next second.
 func TestScrapesShareAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newDaemon(absentDriver("a.csi.example"))
@@ -97,20 +97,20 @@ func TestScrapesShareAnswers(t *testing.T) {
 			return strings.Contains(body, `csi_registrar_driver_up{driver="a.csi.example"} 1`)
 		}
 		if up() {
-			t.Error("up, and it is absent")
+			t.Error("an absent driver is up")
 		}
 		b.set(func(s *status.Document) { s.Drivers = []status.Driver{registeredDriver("a.csi.example")} })
 		if up() {
-			t.Error("asked twice within a second")
+			t.Error("the text was made twice within a second")
 		}
 		time.Sleep(maxAge)
 		if !up() {
-			t.Error("a second later the change is not seen")
+			t.Error("the change is missing a second later")
 		}
 	})
 }
 
-// Few are let in at once; the others wait for a moment, in order, and are refused.
+// Requests above the limit wait for a moment, in order, and are then refused.
 func TestGate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGate(2)
@@ -138,12 +138,12 @@ func TestGate(t *testing.T) {
 		canceled, cancel := context.WithCancel(t.Context())
 		cancel()
 		if full := newGate(0); full.enter(canceled, time.Hour) {
-			t.Error("let in where there is no place")
+			t.Error("a full gate was entered")
 		}
 	})
 }
 
-// A connection of the public port is for one request.
+// A connection to the public port serves one request.
 func TestPublicConnectionsAreNotKept(t *testing.T) {
 	fake.CheckLeaks(t)
 	c, err := net.Dial("tcp", servedPublic(t, newDaemon(), "127.0.0.1:0"))

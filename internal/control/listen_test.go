@@ -89,7 +89,7 @@ func TestListenReplacesAStaleSocket(t *testing.T) {
 	c.Close()
 }
 
-func TestListenLeavesALiveDaemonAlone(t *testing.T) {
+func TestListenBesideALiveDaemon(t *testing.T) {
 	fake.CheckLeaks(t)
 	path, _ := served(t, newDaemon())
 	ln, err := Listen(t.Context(), path)
@@ -104,7 +104,7 @@ func TestListenLeavesALiveDaemonAlone(t *testing.T) {
 	}
 }
 
-func TestListenLeavesOtherThingsAlone(t *testing.T) {
+func TestListenKeepsOtherFiles(t *testing.T) {
 	fake.CheckLeaks(t)
 	dir := fake.ShortDir(t)
 	path := filepath.Join(dir, "control.sock")
@@ -136,8 +136,8 @@ func TestListenLeavesOtherThingsAlone(t *testing.T) {
 	}
 }
 
-// Close removes its own file, and not one that has come to its place.
-func TestCloseRemovesItsOwnOnly(t *testing.T) {
+// Close does not remove a file that replaced its own.
+func TestCloseKeepsAnotherSocket(t *testing.T) {
 	fake.CheckLeaks(t)
 	path := filepath.Join(fake.ShortDir(t), "control.sock")
 	first, err := Listen(t.Context(), path)
@@ -162,8 +162,8 @@ func TestCloseRemovesItsOwnOnly(t *testing.T) {
 	c.Close()
 }
 
-// Of many that start at once over a stale socket, one has the path in the end, the others
-// know it, and nothing is left over.
+// Of many daemons that start at once over a stale socket, one gets the path, the others get
+// ErrRunning, and no other file is left.
 func TestListenRace(t *testing.T) {
 	fake.CheckLeaks(t)
 	for range 50 {
@@ -186,7 +186,7 @@ func TestListenRace(t *testing.T) {
 			}
 		}
 		if got := names(t, dir); won != 1 || got != "control.sock" {
-			t.Errorf("%d have it; the directory has %s", won, got)
+			t.Errorf("%d listen; the directory has %s", won, got)
 		}
 		for _, ln := range lns {
 			if ln != nil {
@@ -215,6 +215,6 @@ func TestListenWithTheLongestPath(t *testing.T) {
 	}
 	ln.Close()
 	if _, err := Listen(t.Context(), path+"x"); err == nil {
-		t.Error("108 bytes are no path of a socket")
+		t.Error("a path of 108 bytes was accepted")
 	}
 }

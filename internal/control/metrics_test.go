@@ -12,8 +12,7 @@ import (
 	"csi-registrar/internal/status"
 )
 
-// sample is a node with a driver in each of the interesting states, and one that has not
-// reported its name yet.
+// sample returns a status with values for all metrics, and with drivers without a valid name.
 func sample() status.Document {
 	refused := status.Driver{
 		Name: "b.csi.example", State: "refused", Driver: status.Ready, Registration: status.Refused, Since: at(20),
@@ -52,7 +51,6 @@ func TestExpositionOfNothing(t *testing.T) {
 	}
 }
 
-// A reason that is missing in the list would be missing in the metrics.
 func TestRepublicationReasons(t *testing.T) {
 	for _, cause := range []registrar.Cause{
 		registrar.CauseRemoved, registrar.CauseReplaced, registrar.CauseChanged, registrar.CauseAsked, registrar.CauseReturned, registrar.CauseSilent,
@@ -66,7 +64,7 @@ func TestRepublicationReasons(t *testing.T) {
 func TestPromtool(t *testing.T) {
 	tool, err := exec.LookPath("promtool")
 	if err != nil {
-		t.Skip("promtool is not here (Debian: prometheus)")
+		t.Skip("promtool is missing (Debian: prometheus)")
 	}
 	for name, s := range map[string]status.Document{"sample": sample(), "nothing": newDaemon().Status()} {
 		cmd := exec.CommandContext(t.Context(), tool, "check", "metrics")

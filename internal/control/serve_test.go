@@ -19,7 +19,7 @@ import (
 	"csi-registrar/internal/status"
 )
 
-// Every change is seen in the end, however many there are and however slow the reader.
+// The last change is always reported, even with many changes and a slow reader.
 func TestWatchMissesNothing(t *testing.T) {
 	fake.CheckLeaks(t)
 	b := newDaemon(absentDriver("a.csi.example"))
@@ -49,8 +49,8 @@ func TestWatchMissesNothing(t *testing.T) {
 	}
 }
 
-// The pause after a document is for the time that it took, not for the quiet after it.
-func TestWatchReportsAtOnceAfterAQuietTime(t *testing.T) {
+// The pause after a document depends on the time that it took, not on the time since.
+func TestWatchReportsAtOnceAfterAPause(t *testing.T) {
 	fake.CheckLeaks(t)
 	b := newDaemon()
 	path, _ := served(t, b)
@@ -62,7 +62,7 @@ func TestWatchReportsAtOnceAfterAQuietTime(t *testing.T) {
 		if !changed.IsZero() {
 			break
 		}
-		time.Sleep(300 * time.Millisecond) // the quiet time
+		time.Sleep(300 * time.Millisecond) // nothing changes
 		changed = time.Now()
 		b.set(func(s *status.Document) { s.Version = "2" })
 	}
@@ -108,7 +108,7 @@ func TestWatchEndsWithItsContext(t *testing.T) {
 	}
 }
 
-func TestErrorsOfTheDaemon(t *testing.T) {
+func TestDaemonErrors(t *testing.T) {
 	fake.CheckLeaks(t)
 	b := newDaemon(registeredDriver("a.csi.example"))
 	path, _ := served(t, b)
@@ -140,7 +140,7 @@ func TestNotRunning(t *testing.T) {
 	}
 }
 
-func TestDaemonThatDoesNotAnswer(t *testing.T) {
+func TestDaemonDoesNotAnswer(t *testing.T) {
 	fake.CheckLeaks(t)
 	path := filepath.Join(fake.ShortDir(t), "control.sock")
 	ln, err := net.Listen("unix", path)
@@ -161,10 +161,10 @@ func TestDaemonThatDoesNotAnswer(t *testing.T) {
 	}
 }
 
-// The socket's mode keeps others out; if it does not, the peer's credentials do.
+// Other users are refused even if the socket's mode lets them connect.
 func TestOnlyRootAndOwnUser(t *testing.T) {
 	if unix.Geteuid() != 0 {
-		t.Skip("only root can be somebody else for a moment")
+		t.Skip("needs root: connects as another user")
 	}
 	path, _ := served(t, newDaemon())
 	if err := errors.Join(unix.Chmod(path, 0o666), unix.Chmod(filepath.Dir(path), 0o755)); err != nil {
@@ -172,7 +172,7 @@ func TestOnlyRootAndOwnUser(t *testing.T) {
 	}
 	answer := make(chan string)
 	go func() {
-		// and never unlocked: the thread, which is another user now, ends with the goroutine
+		// Never unlocked: the thread, which now has another uid, ends with the goroutine.
 		runtime.LockOSThread()
 		_, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, 65534, 65534, 65534)
 		if errno != 0 {
@@ -201,11 +201,11 @@ func TestOnlyRootAndOwnUser(t *testing.T) {
 	}
 }
 
-// More connections than there is room for, which say nothing, are over in seconds; who
-// asks meanwhile is answered then.
+// If silent connections use all places, they are closed within seconds, and requests that waited
+// are answered then.
 func TestSilentConnections(t *testing.T) {
 	if testing.Short() {
-		t.Skip("takes as long as a header may")
+		t.Skip("takes as long as the limit for a header")
 	}
 	fake.CheckLeaks(t)
 	path, _ := served(t, newDaemon())
@@ -224,7 +224,7 @@ func TestSilentConnections(t *testing.T) {
 }
 
 // Open connections do not prevent the daemon from ending.
-func TestEndsWithOpenConnections(t *testing.T) {
+func TestStopWithOpenConnections(t *testing.T) {
 	fake.CheckLeaks(t)
 	path, stop := served(t, newDaemon())
 	silent, err := net.Dial("unix", path)
@@ -250,7 +250,7 @@ func TestEndsWithOpenConnections(t *testing.T) {
 	}
 }
 
-func TestBodiesAndHeadersAreBounded(t *testing.T) {
+func TestLimitsOfRequests(t *testing.T) {
 	fake.CheckLeaks(t)
 	path, _ := served(t, newDaemon())
 	for name, text := range map[string]string{
@@ -286,8 +286,8 @@ func servedPublic(t *testing.T, b Backend, address string) (addr string) {
 	return ln.Addr().String()
 }
 
-// Any user of the node can connect. Idle connections, whether they sent nothing, a part of
-// a request or a whole one, keep nobody out.
+// Any user of the node can connect. Idle connections that sent nothing, part of a request or a
+// whole one do not block others.
 func TestIdleConnectionsKeepNobodyOut(t *testing.T) {
 	fake.CheckLeaks(t)
 	addr := servedPublic(t, newDaemon(), "127.0.0.1:0")
@@ -298,7 +298,7 @@ func TestIdleConnectionsKeepNobodyOut(t *testing.T) {
 			t.Fatalf("connection %d: %v", i, err)
 		}
 		defer c.Close()
-		// It may be closed already.
+		// The server may have closed it.
 		_, _ = io.WriteString(c, []string{"", "GET /healthz HTTP/1.1\r\n", "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"}[i%3])
 	}
 	client := http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
@@ -317,8 +317,7 @@ func TestIdleConnectionsKeepNobodyOut(t *testing.T) {
 	}
 }
 
-// A name that resolves to the node's loopback address (DNS rebinding) must not let a web
-// page read the answers.
+// A web page whose name resolves to the loopback address (DNS rebinding) cannot read the answers.
 func TestHostIsChecked(t *testing.T) {
 	fake.CheckLeaks(t)
 	get := func(addr, host string) int {
@@ -352,7 +351,7 @@ func TestHostIsChecked(t *testing.T) {
 			}
 		})
 	}
-	// The names of a node that is scraped from elsewhere are not known.
+	// A node that is scraped over the network has names that are not known here.
 	if code := get(servedPublic(t, newDaemon(), "0.0.0.0:0"), "node1.example:9809"); code != 200 {
 		t.Errorf("on all addresses: %d", code)
 	}
@@ -386,7 +385,6 @@ func TestClosedConnection(t *testing.T) {
 	<-ended
 }
 
-// A listener that fails is an error, not a silent end.
 func TestServeFailsWithItsListener(t *testing.T) {
 	fake.CheckLeaks(t)
 	ln, err := Listen(t.Context(), filepath.Join(fake.ShortDir(t), "control.sock"))

@@ -14,7 +14,7 @@ import (
 	"csi-registrar/internal/fake"
 )
 
-// pointing is a daemon's link: it points somewhere, and tells when it points back.
+// pointing simulates the endpoint link; back receives the cause when the link points back.
 func pointing(d *daemon) (back chan error, process *string) {
 	back, process = make(chan error, 1), new(string)
 	d.trace = func(ctx context.Context, rec Recorder) error {
@@ -57,7 +57,7 @@ func TestTrace(t *testing.T) {
 	}
 }
 
-// What ends a recorder in no orderly way ends its lease, within 2 s.
+// The lease ends with its recorder, however that ends.
 func TestTraceEndsWithTheRecorder(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -67,7 +67,7 @@ func TestTraceEndsWithTheRecorder(t *testing.T) {
 		{"killed", func(c net.Conn) { c.Close() }, "the recorder's connection was closed: it was killed, or has crashed"},
 		{"frozen", func(net.Conn) {}, "the recorder sent nothing for 1.5s: it is stopped, or hangs"},
 		{"interrupted", func(c net.Conn) { fmt.Fprint(c, "0\r\n\r\n") }, "the recorder has ended"},
-		{"says something else", func(c net.Conn) { fmt.Fprint(c, "no chunk\r\n") }, "the recorder's connection failed: invalid byte in chunk length"},
+		{"sends something else", func(c net.Conn) { fmt.Fprint(c, "no chunk\r\n") }, "the recorder's connection failed: invalid byte in chunk length"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			fake.CheckLeaks(t)
@@ -91,7 +91,7 @@ func TestTraceEndsWithTheRecorder(t *testing.T) {
 			if err := <-back; err == nil || err.Error() != c.cause {
 				t.Errorf("the cause is %q, want %q", err, c.cause)
 			}
-			// Its silence may have begun before; a busy machine takes longer to notice.
+			// A busy machine takes longer to notice.
 			if took := time.Since(began); took > 5*leaseSilence {
 				t.Errorf("the link pointed back after %s", took)
 			}
@@ -114,7 +114,7 @@ func TestTraceIsRefused(t *testing.T) {
 	}
 }
 
-func TestTraceWhoseRecorderCannotListen(t *testing.T) {
+func TestTraceRecorderCannotListen(t *testing.T) {
 	fake.CheckLeaks(t)
 	d := newDaemon(registeredDriver("a.csi.example"))
 	back, _ := pointing(d)
@@ -130,11 +130,11 @@ func TestTraceWhoseRecorderCannotListen(t *testing.T) {
 		t.Error(err)
 	}
 	if err := <-back; err == nil {
-		t.Error("the daemon took it for listening")
+		t.Error("the daemon continued without a listener")
 	}
 }
 
-// A recorder goes on without its daemon, and is told.
+// The client gets ErrNotRunning when the daemon ends.
 func TestTraceWithoutTheDaemon(t *testing.T) {
 	fake.CheckLeaks(t)
 	d := newDaemon(registeredDriver("a.csi.example"))

@@ -35,22 +35,22 @@ func TestHealthyNode(t *testing.T) {
 	}
 }
 
-// quoted is a word that a shell takes as it is.
+// quoted is a word in single quotes.
 var quoted = regexp.MustCompile(`\$?'[^']*'`)
 
-// Each breaks a healthy node in one way. The first finding must name the cause, and
-// following it must make the node healthy again.
+// Each case breaks a healthy node in one way. The first finding must name the cause, and its fix
+// must make the node healthy again.
 func TestBrokenNodes(t *testing.T) {
 	for _, test := range []struct {
 		what   string
 		breaks func(*testing.T, *node)
-		named  bool   // doctor is asked for the driver by name
+		named  bool   // the driver is named on the command line
 		step   Step   // of the first finding
-		id     ID     // its
-		found  string // part of it
-		fix    string // part of what fixes it
-		// person does what only a person can; nil: what the finding says is enough.
-		person func(*testing.T, *node)
+		id     ID     // of the first finding
+		found  string // part of the text
+		fix    string // part of the fix
+		// manual does what the fix only describes; nil: the commands are sufficient.
+		manual func(*testing.T, *node)
 		root   bool // needs root
 	}{
 		{what: "wrong root_dir", step: StepKubelet, id: "root-dir-mismatch", found: "csi-registrar publishes below", fix: "99-doctor-root-dir.toml",
@@ -58,14 +58,14 @@ func TestBrokenNodes(t *testing.T) {
 				n.rootDir = n.path("data")
 				n.startKubelet()
 			},
-			person: func(t *testing.T, n *node) {
+			manual: func(t *testing.T, n *node) {
 				n.write("etc/csi-registrar/config.toml", fmt.Sprintf("[kubelet]\nroot_dir = %q\n", n.rootDir))
 				n.units[serviceUnit]["ReadWritePaths"] += " " + n.rootDir
 			}},
 		{what: "kubelet watches a deleted directory", step: StepWatching, id: "kubelet-watches-deleted", found: "a directory that was there before and is deleted", fix: "systemctl restart kubelet.service",
 			breaks: func(t *testing.T, n *node) {
 				n.stopDaemon()
-				// Beside the old one, so that it is not given the same inode.
+				// Create it before the old one is removed, so that it gets another inode.
 				n.mkdir(n.rootDir+"/new", 0o750)
 				n.remove(n.registry())
 				if err := os.Rename(n.rootDir+"/new", n.registry()); err != nil {
@@ -75,26 +75,26 @@ func TestBrokenNodes(t *testing.T) {
 			}},
 		{what: "empty vol_data.json", step: StepVolumes, id: "volume-data-broken", found: "cannot read vol_data.json of", fix: "systemctl restart kubelet.service",
 			breaks: func(_ *testing.T, n *node) { n.volume(podVolume, "", time.Hour); n.mounted(podVolume + "/mount") },
-			person: func(_ *testing.T, n *node) { n.volume(podVolume, volData, time.Hour) }},
+			manual: func(_ *testing.T, n *node) { n.volume(podVolume, volData, time.Hour) }},
 		{what: "staged volume with half a vol_data.json", step: StepVolumes, id: "volume-data-broken", found: "read from its 13 bytes)", fix: "write the file again",
 			breaks: func(_ *testing.T, n *node) { n.volume(stagedVolume, `{"driverName"`, 0) },
-			person: func(_ *testing.T, n *node) { n.volume(stagedVolume, volData, 0) }},
+			manual: func(_ *testing.T, n *node) { n.volume(stagedVolume, volData, 0) }},
 		{what: "mount without vol_data.json", step: StepVolumes, id: "volume-data-missing", found: "mounted without vol_data.json: ", fix: "systemctl restart kubelet.service",
 			breaks: func(_ *testing.T, n *node) { n.volume(podVolume, "no data", 0); n.mounted(podVolume + "/mount") },
-			person: func(_ *testing.T, n *node) { n.volume(podVolume, volData, time.Hour) }},
+			manual: func(_ *testing.T, n *node) { n.volume(podVolume, volData, time.Hour) }},
 		{what: "pod's volume that is not mounted", step: StepVolumes, id: "volume-not-mounted", found: "nothing is mounted there: ", fix: "systemctl restart kubelet.service",
 			breaks: func(_ *testing.T, n *node) { n.volume(podVolume, volData, time.Hour) },
-			person: func(_ *testing.T, n *node) { n.mounted(podVolume + "/mount") }},
+			manual: func(_ *testing.T, n *node) { n.mounted(podVolume + "/mount") }},
 		{what: "staged volume that was forgotten", named: true, step: StepVolumes, id: "volume-still-staged", found: "staged, and published to no pod of this node: ", fix: "run a pod with this volume",
 			breaks: func(_ *testing.T, n *node) { n.volume(stagedVolume, volData, time.Hour) },
-			person: func(_ *testing.T, n *node) { n.remove(n.path("kubelet", stagedVolume)) }},
+			manual: func(_ *testing.T, n *node) { n.remove(n.path("kubelet", stagedVolume)) }},
 		{what: "no kubelet", step: StepKubelet, id: "no-kubelet", found: "no kubelet runs", fix: "systemctl start kubelet.service",
-			breaks: func(t *testing.T, n *node) { n.remove(n.path("proc/812")) }, person: func(t *testing.T, n *node) { n.startKubelet() }},
+			breaks: func(t *testing.T, n *node) { n.remove(n.path("proc/812")) }, manual: func(t *testing.T, n *node) { n.startKubelet() }},
 		{what: "no plugins_registry", step: StepDirectory, id: "plugins-registry-missing", found: "does not exist", fix: "systemctl restart kubelet.service",
 			breaks: func(t *testing.T, n *node) { n.stopDaemon(); n.remove(n.registry()); n.serveStatus() }},
 		{what: "dead socket", step: StepSocket, id: "driver-socket-stale", found: "nobody listens on", fix: "restart the driver",
 			breaks: func(t *testing.T, n *node) { n.driver.ln.SetUnlinkOnClose(false); n.driver.stop(); n.restartDaemon() },
-			person: func(t *testing.T, n *node) { n.driver.restart(t) }},
+			manual: func(t *testing.T, n *node) { n.driver.restart(t) }},
 		{what: "no socket", step: StepSocket, id: "driver-socket-missing", found: "there is no ", fix: "/csi/plugin.sock",
 			breaks: func(t *testing.T, n *node) {
 				if err := os.Rename(n.socket(), n.path("csi/plugin.sock")); err != nil {
@@ -102,15 +102,15 @@ func TestBrokenNodes(t *testing.T) {
 				}
 				n.restartDaemon()
 			},
-			person: func(t *testing.T, n *node) {
+			manual: func(t *testing.T, n *node) {
 				n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", strings.ReplaceAll(n.table(""), "csi.sock", "plugin.sock"))
 			}},
 		{what: "no directory", step: StepSocket, id: "driver-socket-missing", found: "its directory does not exist", fix: "restart the driver",
 			breaks: func(t *testing.T, n *node) { n.driver.stop(); n.remove(n.path("csi")); n.restartDaemon() },
-			person: func(t *testing.T, n *node) { n.mkdir(n.path("csi"), 0o755); n.driver.restart(t) }},
+			manual: func(t *testing.T, n *node) { n.mkdir(n.path("csi"), 0o755); n.driver.restart(t) }},
 		{what: "a file in its place", step: StepSocket, id: "driver-socket-not-socket", found: "is a regular file, not a socket", fix: "rm ",
 			breaks: func(t *testing.T, n *node) { n.driver.stop(); n.write("csi/csi.sock", ""); n.restartDaemon() },
-			person: func(t *testing.T, n *node) { n.driver.restart(t) }},
+			manual: func(t *testing.T, n *node) { n.driver.restart(t) }},
 		{what: "wrong owner", step: StepTrust, id: "driver-not-trusted", found: "belongs to", fix: "chown -h root", root: true,
 			breaks: func(t *testing.T, n *node) { chown(t, n.socket(), 65123); n.restartDaemon() }},
 		{what: "directory of another user", step: StepTrust, id: "driver-not-trusted", found: "belongs to", fix: "chown -h root", root: true,
@@ -123,35 +123,35 @@ func TestBrokenNodes(t *testing.T) {
 				n.restartDaemon()
 			}},
 		{what: "no name", step: StepPluginInfo, id: "driver-name-empty", found: "empty name", fix: "log",
-			breaks: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.name = "" }); n.restartDaemon() }, person: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.name = name }) }},
+			breaks: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.name = "" }); n.restartDaemon() }, manual: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.name = name }) }},
 		{what: "hangs in GetPluginInfo", step: StepPluginInfo, id: "driver-not-answering", found: "does not answer GetPluginInfo within 200ms", fix: "log",
 			breaks: func(t *testing.T, n *node) {
 				n.slow()
 				n.driver.set(func(f *fakeDriver) { f.hang = "GetPluginInfo" })
 				n.restartDaemon()
-			}, person: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.hang = "" }) }},
+			}, manual: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.hang = "" }) }},
 		{what: "not ready", step: StepProbe, id: "driver-not-ready", found: "not ready", fix: "log",
 			breaks: func(t *testing.T, n *node) {
 				n.driver.set(func(f *fakeDriver) { f.notReady = true })
 				n.restartDaemon()
-			}, person: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.notReady = false }) }},
+			}, manual: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.notReady = false }) }},
 		{what: "hangs in NodeGetInfo", step: StepNodeInfo, id: "driver-not-answering", found: "does not answer NodeGetInfo within 300ms", fix: "log",
 			breaks: func(t *testing.T, n *node) {
 				n.driver.set(func(f *fakeDriver) { f.hang = "NodeGetInfo" })
 				n.restartDaemon()
-			}, person: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.hang = "" }) }},
+			}, manual: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.hang = "" }) }},
 		{what: "fails in NodeGetInfo", step: StepNodeInfo, id: "driver-call-failed", found: `NodeGetInfo fails: Internal: "no \x1b[31mkernel module\nloaded"`, fix: "log",
 			breaks: func(t *testing.T, n *node) {
 				n.driver.set(func(f *fakeDriver) { f.fail = "NodeGetInfo" })
 				n.restartDaemon()
-			}, person: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.fail = "" }) }},
+			}, manual: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.fail = "" }) }},
 		{what: "a controller's socket", step: StepNodeInfo, id: "driver-method-missing", found: "does not implement NodeGetInfo", fix: "log",
 			breaks: func(t *testing.T, n *node) {
 				n.driver.set(func(f *fakeDriver) { f.noNode = true })
 				n.driver.restart(t)
 				n.restartDaemon()
 			},
-			person: func(t *testing.T, n *node) {
+			manual: func(t *testing.T, n *node) {
 				n.driver.set(func(f *fakeDriver) { f.noNode = false })
 				n.driver.restart(t)
 			}},
@@ -159,33 +159,33 @@ func TestBrokenNodes(t *testing.T) {
 			breaks: func(t *testing.T, n *node) {
 				n.driver.set(func(f *fakeDriver) { f.nodeID = strings.Repeat("x", 257) })
 				n.restartDaemon()
-			}, person: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.nodeID = "x" }) }},
+			}, manual: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.nodeID = "x" }) }},
 		{what: "node id empty", step: StepNodeInfo, id: "node-id-invalid", found: "node ID is empty", fix: "flags or the configuration of the driver",
-			breaks: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.nodeID = "" }); n.restartDaemon() }, person: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.nodeID = "x" }) }},
+			breaks: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.nodeID = "" }); n.restartDaemon() }, manual: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.nodeID = "x" }) }},
 		{what: "topology key invalid", step: StepNodeInfo, id: "topology-invalid", found: `topology key "Zone A" is not a label key`, fix: "flags or the configuration of the driver",
 			breaks: func(t *testing.T, n *node) {
 				n.driver.set(func(f *fakeDriver) { f.topology = map[string]string{"Zone A": "a"} })
 				n.restartDaemon()
-			}, person: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.topology = nil }) }},
+			}, manual: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.topology = nil }) }},
 		{what: "path too long", step: StepConfiguration, id: "configuration-error", found: "10-nfs.toml:2: driver", fix: "edit ",
 			breaks: func(t *testing.T, n *node) {
 				n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", strings.ReplaceAll(n.table(""), "csi.sock", strings.Repeat("x", 100)))
 				n.restartDaemon()
 			},
-			person: func(t *testing.T, n *node) { n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table("")) }},
+			manual: func(t *testing.T, n *node) { n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table("")) }},
 		{what: "error in the configuration", step: StepConfiguration, id: "configuration-error", found: "timeout", fix: "csi-registrar reload",
 			breaks: func(t *testing.T, n *node) {
 				n.write("etc/csi-registrar/conf.d/60-nfs.toml", fmt.Sprintf("[driver.%q]\ntimeout = \"soon\"\n", name))
 				n.restartDaemon()
 			},
-			person: func(t *testing.T, n *node) { n.remove(n.path("etc/csi-registrar/conf.d/60-nfs.toml")) }},
+			manual: func(t *testing.T, n *node) { n.remove(n.path("etc/csi-registrar/conf.d/60-nfs.toml")) }},
 		{what: "hidden drop-in", named: true, step: StepConfiguration, id: "configuration-hidden", found: "is hidden by", fix: "rm ",
 			breaks: func(t *testing.T, n *node) {
 				n.write("etc/csi-registrar/conf.d/10-nfs.toml", "")
 				n.driver.stop()
 				n.restartDaemon()
 			},
-			person: func(t *testing.T, n *node) {
+			manual: func(t *testing.T, n *node) {
 				n.remove(n.path("etc/csi-registrar/conf.d/10-nfs.toml"))
 				n.driver.restart(t)
 			}},
@@ -194,13 +194,13 @@ func TestBrokenNodes(t *testing.T) {
 				n.write("etc/csi-registrar/conf.d/60-nfs.toml", fmt.Sprintf("[driver.%q]\nenabled = false\n", name))
 				n.restartDaemon()
 			},
-			person: func(t *testing.T, n *node) { n.remove(n.path("etc/csi-registrar/conf.d/60-nfs.toml")) }},
+			manual: func(t *testing.T, n *node) { n.remove(n.path("etc/csi-registrar/conf.d/60-nfs.toml")) }},
 		{what: "not configured", named: true, step: StepConfiguration, id: "driver-not-configured", found: "no file configures it", fix: "csi-registrar reload",
 			breaks: func(t *testing.T, n *node) {
 				n.remove(n.path("usr/lib/csi-registrar/conf.d/10-nfs.toml"))
 				n.restartDaemon()
 			},
-			person: func(t *testing.T, n *node) { n.write("etc/csi-registrar/conf.d/60-nfs.toml", n.table("")) }},
+			manual: func(t *testing.T, n *node) { n.write("etc/csi-registrar/conf.d/60-nfs.toml", n.table("")) }},
 		{what: "files not loaded", step: StepDaemon, id: "configuration-not-loaded", found: "configuration of the daemon differs from the files", fix: "csi-registrar reload",
 			breaks: func(t *testing.T, n *node) {
 				n.status.Drivers[0].Socket = "/elsewhere"
@@ -211,7 +211,7 @@ func TestBrokenNodes(t *testing.T) {
 			breaks: func(t *testing.T, n *node) {
 				n.status.Withdrawals = []status.Withdrawal{{Driver: name, RegistrationSocket: "/old/a-reg.sock", Error: "read-only file system"}}
 			},
-			person: func(t *testing.T, n *node) { n.status.Withdrawals = nil }},
+			manual: func(t *testing.T, n *node) { n.status.Withdrawals = nil }},
 		{what: "second registrar", step: StepRegistrars, id: "another-registrar", found: "served by csi-node-driver (pid", fix: "from the DaemonSet",
 			breaks: func(t *testing.T, n *node) {
 				n.write(fmt.Sprintf("proc/%d/comm", os.Getpid()), "csi-node-driver\n")
@@ -219,7 +219,7 @@ func TestBrokenNodes(t *testing.T) {
 				s := serveRegistration(t, filepath.Join(n.registry(), "other.sock"), name, "/x/csi.sock")
 				n.regs["other"] = s
 			},
-			person: func(t *testing.T, n *node) { n.regs["other"](); delete(n.regs, "other") }},
+			manual: func(t *testing.T, n *node) { n.regs["other"](); delete(n.regs, "other") }},
 		{what: "another registrar at our path", step: StepRegistrars, id: "another-registrar", found: "another registrar serves this driver", fix: "ss -xlp src",
 			breaks: func(t *testing.T, n *node) {
 				n.stopDaemon()
@@ -227,7 +227,7 @@ func TestBrokenNodes(t *testing.T) {
 				n.restartDaemon()
 				n.regs["other"] = s
 			},
-			person: func(t *testing.T, n *node) { n.regs["other"](); delete(n.regs, "other") }},
+			manual: func(t *testing.T, n *node) { n.regs["other"](); delete(n.regs, "other") }},
 		{what: "a file at our path", step: StepRegistration, id: "registration-conflict", found: "another program's", fix: "rm ",
 			breaks: func(t *testing.T, n *node) {
 				n.stopDaemon()
@@ -246,7 +246,7 @@ func TestBrokenNodes(t *testing.T) {
 				}
 				t.Cleanup(func() { ln.Close() })
 			},
-			person: func(t *testing.T, n *node) { n.remove(n.regSocket()) }},
+			manual: func(t *testing.T, n *node) { n.remove(n.regSocket()) }},
 		{what: "registration socket reports another name", step: StepRegistration, id: "registration-wrong", found: "reports other.example.com", fix: "csi-registrar reregister",
 			breaks: func(t *testing.T, n *node) {
 				n.regs[name]()
@@ -264,7 +264,7 @@ func TestBrokenNodes(t *testing.T) {
 				n.refuse = `detected topology value collision: driver reported "zone":"b" but existing label is "zone":"a"`
 				n.restartDaemon()
 			},
-			person: func(t *testing.T, n *node) { n.refuse = "" }},
+			manual: func(t *testing.T, n *node) { n.refuse = "" }},
 		{what: "kubelet never asks", step: StepRegistration, id: "kubelet-not-asking", found: "the kubelet has not asked", fix: "systemctl restart kubelet.service",
 			breaks: func(t *testing.T, n *node) {
 				d := &n.status.Drivers[0]
@@ -275,7 +275,7 @@ func TestBrokenNodes(t *testing.T) {
 				n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table(`endpoint = "/nowhere/csi.sock"`))
 				n.restartDaemon()
 			},
-			person: func(t *testing.T, n *node) { n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table("")) }},
+			manual: func(t *testing.T, n *node) { n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table("")) }},
 		{what: "endpoint of another driver", step: StepRegistration, id: "registration-not-published", found: `belongs to the driver \"other.example.com\"`, fix: "csi-registrar reregister",
 			breaks: func(t *testing.T, n *node) {
 				other := &fakeDriver{name: "other.example.com"}
@@ -284,7 +284,7 @@ func TestBrokenNodes(t *testing.T) {
 				n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table(fmt.Sprintf("endpoint = %q", n.path("csi/other.sock"))))
 				n.restartDaemon()
 			},
-			person: func(t *testing.T, n *node) { n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table("")) }},
+			manual: func(t *testing.T, n *node) { n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table("")) }},
 		{what: "unit masked", step: StepUnit, id: "unit-masked", found: "is masked", fix: "systemctl unmask",
 			breaks: func(t *testing.T, n *node) { n.down(); n.units[serviceUnit]["LoadState"] = "masked" }},
 		{what: "unit failed", step: StepUnit, id: "unit-failed", found: "has failed (exit-code)", fix: "systemctl reset-failed",
@@ -297,7 +297,7 @@ func TestBrokenNodes(t *testing.T) {
 				n.down()
 				maps.Copy(n.units[serviceUnit], map[string]string{"ActiveState": "activating", "SubState": "start", "NRestarts": "7", "Result": "exit-code"})
 			},
-			person: func(t *testing.T, n *node) { n.daemon, n.units[serviceUnit]["ActiveState"] = true, "active" }},
+			manual: func(t *testing.T, n *node) { n.daemon, n.units[serviceUnit]["ActiveState"] = true, "active" }},
 		{what: "unit stopped", step: StepUnit, id: "unit-stopped", found: "is inactive", fix: "systemctl enable --now",
 			breaks: func(t *testing.T, n *node) { n.down(); n.units[serviceUnit]["ActiveState"] = "inactive" }},
 		{what: "daemon does not answer", step: StepDaemon, id: "daemon-not-running", found: "is not running", fix: "systemctl",
@@ -308,7 +308,7 @@ func TestBrokenNodes(t *testing.T) {
 			}},
 		{what: "root_dir in /tmp", step: StepSandbox, id: "root-dir-not-writable", found: "PrivateTmp=yes", fix: "PrivateTmp=no",
 			breaks: func(t *testing.T, n *node) { n.units[serviceUnit]["PrivateTmp"] = "yes" },
-			person: func(t *testing.T, n *node) { n.units[serviceUnit]["PrivateTmp"] = "no" }},
+			manual: func(t *testing.T, n *node) { n.units[serviceUnit]["PrivateTmp"] = "no" }},
 		{what: "store disabled", step: StepStore, id: "store-too-small", found: "FileDescriptorStoreMax= is 0", fix: "FileDescriptorStoreMax=4096",
 			breaks: func(t *testing.T, n *node) { n.units[serviceUnit]["FileDescriptorStoreMax"] = "0" }},
 		{what: "without --keep-sockets", step: StepStore, id: "sockets-not-kept", found: "without --keep-sockets", fix: "--keep-sockets",
@@ -317,7 +317,7 @@ func TestBrokenNodes(t *testing.T) {
 			breaks: func(t *testing.T, n *node) { n.units[serviceUnit]["WatchdogUSec"] = "infinity" }},
 		{what: "HTTP open", step: StepHTTP, id: "http-open", found: "0.0.0.0:9809, \"[::]:1\", which other machines can reach", fix: "ListenStream=127.0.0.1:9809",
 			breaks: func(t *testing.T, n *node) { n.units[httpUnit]["Listen"] = "0.0.0.0:9809 (Stream)\n[::]:1 (Stream)" },
-			person: func(t *testing.T, n *node) { n.units[httpUnit]["Listen"] = "127.0.0.1:9809 (Stream)" }},
+			manual: func(t *testing.T, n *node) { n.units[httpUnit]["Listen"] = "127.0.0.1:9809 (Stream)" }},
 		{what: "others may register", step: StepDirectory, id: "plugins-registry-writable", found: "could register any driver", fix: "chmod 0750",
 			breaks: func(t *testing.T, n *node) { chmod(t, n.registry(), 0o777) }},
 	} {
@@ -352,11 +352,11 @@ func TestBrokenNodes(t *testing.T) {
 			}
 			followed := n.follow(first.Fix)
 			switch {
-			case test.person != nil:
-				test.person(t, n)
+			case test.manual != nil:
+				test.manual(t, n)
 				n.restartDaemon()
 			case !followed:
-				t.Errorf("only a person can follow %s", lines(first.Fix))
+				t.Errorf("the commands are not sufficient: %s", lines(first.Fix))
 			}
 			if r := n.examine(); len(r.Findings) != 0 {
 				t.Errorf("it is not fixed: %+v", r.Findings)
@@ -525,6 +525,6 @@ func TestWithoutSystemdAndRoot(t *testing.T) {
 	n.units = nil
 	n.remove(n.path("proc"))
 	if r := n.examine(); len(r.Findings) != 0 {
-		t.Errorf("what cannot be seen is a finding: %+v", r.Findings)
+		t.Errorf("a finding about something that is not visible: %+v", r.Findings)
 	}
 }

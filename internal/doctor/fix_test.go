@@ -21,7 +21,7 @@ func TestEveryStepHasAName(t *testing.T) {
 	}
 }
 
-func TestFixIsALineOfAShell(t *testing.T) {
+func TestFixAsText(t *testing.T) {
 	for want, f := range map[string]Fix{
 		"# check its contents first": note("check its contents first"),
 		"rm '/a b'":                  run("rm", "/a b"),
@@ -53,7 +53,7 @@ func TestShippedDirectives(t *testing.T) {
 	}
 }
 
-// The fix for one directive leaves another drop-in alone, the one for root_dir too.
+// The fix for one directive does not change other drop-ins, such as the one for root_dir.
 func TestRestoreChangesOneDirective(t *testing.T) {
 	n := newNode(t)
 	dir := "etc/systemd/system/csi-registrar.service.d"
@@ -87,7 +87,7 @@ func TestRestoreChangesOneDirective(t *testing.T) {
 	}
 }
 
-// Where no drop-in has the directive, the whole unit was replaced: only an override helps.
+// If no drop-in has the directive, the unit file was replaced, and an override restores it.
 func TestRestoreOverridesAReplacedUnit(t *testing.T) {
 	n := newNode(t)
 	n.units[serviceUnit]["FileDescriptorStoreMax"] = "0"
@@ -99,8 +99,8 @@ func TestRestoreOverridesAReplacedUnit(t *testing.T) {
 	}
 }
 
-// Another user could swap a directory for a link before root runs the command.
-func TestNoCommandNamesAPathThatAnotherUserCanChange(t *testing.T) {
+// Another user could replace a directory by a link before root runs the command.
+func TestNoCommandForAPathOfAnotherUser(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: files of another user")
 	}
@@ -127,7 +127,7 @@ func TestNoCommandNamesAPathThatAnotherUserCanChange(t *testing.T) {
 }
 
 // A driver that is down is restarted by its unit, and its last exit is shown.
-func TestTheFixNamesTheUnitThatServed(t *testing.T) {
+func TestFixRestartsTheServer(t *testing.T) {
 	n := newNode(t)
 	n.units["csi-nfs.service"] = map[string]string{"ActiveState": "failed", "SubState": "failed", "Result": "exit-code", "ExecMainCode": "1",
 		"ExecMainStatus": "3", "ExecMainExitTimestamp": "Mon 2026-11-23 09:00:00 UTC", "NRestarts": "5"}
@@ -150,7 +150,7 @@ func TestTheFixNamesTheUnitThatServed(t *testing.T) {
 }
 
 // A driver that has not served since the daemon started is found by the file of its unit.
-func TestTheFixNamesTheUnitWhoseFileHasTheSocket(t *testing.T) {
+func TestFixRestartsTheUnitWithTheSocket(t *testing.T) {
 	n := newNode(t)
 	n.units["csi-nfs.service"] = map[string]string{"ActiveState": "inactive", "SubState": "dead"}
 	n.driver.stop()
@@ -175,8 +175,8 @@ func TestTheFixNamesTheUnitWhoseFileHasTheSocket(t *testing.T) {
 	}
 }
 
-// A socket of the user as whom a unit runs the driver is trusted by name, and left to that user.
-func TestTheUserOfTheUnitThatServes(t *testing.T) {
+// If the socket belongs to the user of the driver's unit, the fix is socket_owner, not chown.
+func TestSocketOfTheUnitsUser(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: files of another user")
 	}
@@ -199,8 +199,7 @@ func TestTheUserOfTheUnitThatServes(t *testing.T) {
 	}
 }
 
-// The socket of the configured driver was moved, and the driver runs.
-func TestTheDriverListensNearby(t *testing.T) {
+func TestDriverListensNearby(t *testing.T) {
 	for _, dir := range []string{"csi-nfs", "ipc"} {
 		t.Run(dir, func(t *testing.T) { listensNearby(t, dir) })
 	}
@@ -241,7 +240,7 @@ func TestNoRenameWithVolumesInUse(t *testing.T) {
 	}
 }
 
-// Removing the label helps one of two drivers only.
+// Removing the label would help only one of the two drivers.
 func TestTwoDriversWithOneTopologyKey(t *testing.T) {
 	n := newNode(t)
 	n.refuse = "detected topology value collision: driver reported \"topology.example.com/zone\":\"b\" but existing label is \"topology.example.com/zone\":\"a\""
@@ -260,7 +259,7 @@ func TestTwoDriversWithOneTopologyKey(t *testing.T) {
 }
 
 // chmod follows a symbolic link, and another user could put one there.
-func TestNoChmodBelowADirectoryOfOthers(t *testing.T) {
+func TestNoChmodBelowADirectoryOfAnotherUser(t *testing.T) {
 	n := newNode(t)
 	chmod(t, n.registry(), 0o777)
 	if fix := lines(n.examine().Findings[0].Fix); fix != "chmod 0750 "+n.registry() {

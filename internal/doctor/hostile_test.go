@@ -17,13 +17,13 @@ import (
 	"csi-registrar/internal/worker"
 )
 
-// of changes whose process it is.
-func (n *node) of(pid int, uids string) {
+// setUIDs sets the uids of a process.
+func (n *node) setUIDs(pid int, uids string) {
 	n.write(fmt.Sprintf("proc/%d/status", pid), "Name:\tx\nUid:\t"+uids+"\n")
 }
 
-// A name can be as long as its process likes: cgroups' names, and a delegated one's.
-func TestAHugeFileIsCut(t *testing.T) {
+// A process can make its files in /proc very long.
+func TestHugeFile(t *testing.T) {
 	n := newNode(t)
 	n.process(900, "sleep", "0::/")
 	if err := os.Truncate(n.path("proc/900/cgroup"), 64<<30); err != nil {
@@ -39,7 +39,7 @@ func TestOnlyProcessesOfRootAreKubelets(t *testing.T) {
 		n := newNode(t)
 		n.process(900, "kubelet", "0::/system.slice/kubelet.service")
 		n.listens(900, "/x")
-		n.of(900, uids)
+		n.setUIDs(900, uids)
 		r := n.examine()
 		if len(r.Findings) != 0 || !slices.ContainsFunc(r.Checks, func(c Check) bool {
 			return c.Result == Skipped && strings.HasPrefix(c.Says, "kubelet (pid 900, kubelet.service) is not a process of root")
@@ -53,7 +53,7 @@ func TestOnlyProcessesOfRootAreKubelets(t *testing.T) {
 	}
 }
 
-func TestACgroupsNameBecomesNoCommand(t *testing.T) {
+func TestHostileCgroupName(t *testing.T) {
 	for _, cgroup := range []string{"/$(reboot).service", "/a b.service", "/-x.service", "/user.slice/user-1000.slice/user@1000.service/app.slice/sshd.service", "/x.scope/sshd.service"} {
 		n := newNode(t)
 		n.startKubelet()
@@ -66,7 +66,7 @@ func TestACgroupsNameBecomesNoCommand(t *testing.T) {
 	}
 }
 
-func TestADropInsNameIsQuoted(t *testing.T) {
+func TestHostileDropInName(t *testing.T) {
 	n := newNode(t)
 	n.remove(n.path("usr/lib/csi-registrar/conf.d/10-nfs.toml"))
 	n.write("usr/lib/csi-registrar/conf.d/40;reboot.toml", n.table(""))
@@ -83,7 +83,7 @@ func TestADropInsNameIsQuoted(t *testing.T) {
 	}
 }
 
-func TestALinkIsNeverChowned(t *testing.T) {
+func TestNoChownOfALink(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: files of another user")
 	}
@@ -100,7 +100,7 @@ func TestALinkIsNeverChowned(t *testing.T) {
 	}
 }
 
-func TestAFileSystemThatDoesNotAnswerIsLeft(t *testing.T) {
+func TestFileSystemDoesNotAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		x := &diagnosis{pool: worker.NewPool()}
 		answers := make(chan struct{})
@@ -134,12 +134,11 @@ func TestRunEndsWithItsContext(t *testing.T) {
 	select {
 	case <-done:
 	case <-time.After(4 * time.Second): // the driver has 5 s
-		t.Error("it goes on")
+		t.Error("Run has not ended")
 	}
 }
 
-// Drivers that hang, and registration sockets that do, share their time limits.
-func TestDriversThatHangAreAskedAtTheSameTime(t *testing.T) {
+func TestHangingDriversAreQueriedInParallel(t *testing.T) {
 	n := newNode(t)
 	const drivers = 8
 	var hanging []chan struct{}
@@ -156,14 +155,14 @@ func TestDriversThatHangAreAskedAtTheSameTime(t *testing.T) {
 	go func() {
 		done <- Run(ctx, Options{Source: n.source(), Units: n.units, Root: n.root, NodeInfoTimeout: time.Hour})
 	}()
-	for _, asked := range hanging { // none answers before all are asked
+	for _, asked := range hanging { // no driver answers before all were called
 		<-asked
 	}
 	cancel()
 	r := <-done
 	for i := range drivers {
 		if !slices.ContainsFunc(r.Findings, func(f Finding) bool { return f.Driver == fmt.Sprintf("hangs-%d.csi.example.com", i) }) {
-			t.Errorf("nothing is found of driver %d", i)
+			t.Errorf("no finding for driver %d", i)
 		}
 	}
 	if !slices.IsSortedFunc(r.Checks, func(a, b Check) int { return strings.Compare(a.Driver, b.Driver) }) {

@@ -41,7 +41,7 @@ func TestFindKubelets(t *testing.T) {
 			x := &diagnosis{o: Options{Root: n.root}, pool: worker.NewPool()}
 			all, seen := x.processes(t.Context())
 			if seen {
-				t.Error("init is seen, and is not there")
+				t.Error("init does not exist, but is seen")
 			}
 			found, _ := x.findKubelets(t.Context(), all)
 			if len(found) != 1 {
@@ -58,7 +58,7 @@ func TestFindKubelets(t *testing.T) {
 	}
 }
 
-// The kernel's own words about a socket that was renamed after it was bound, as the kubelet does.
+// The socket is renamed after it was bound, as the kubelet does.
 func TestRootDirOfARealProcess(t *testing.T) {
 	root, err := os.MkdirTemp("/tmp", "the kubelet") // short, wherever TMPDIR points
 	if err != nil {
@@ -85,8 +85,8 @@ func TestRootDirOfARealProcess(t *testing.T) {
 	}
 }
 
-// A link to our directory is our directory; so is a path to it as the kubelet sees it.
-func TestSameRootByOtherPaths(t *testing.T) {
+// The kubelet may reach our directory through a link, or from its own view of the file system.
+func TestRootDirByAnotherPath(t *testing.T) {
 	n := newNode(t)
 	if err := os.Symlink(n.rootDir, n.path("link")); err != nil {
 		t.Fatal(err)
@@ -102,7 +102,7 @@ func TestSameRootByOtherPaths(t *testing.T) {
 }
 
 // A kubelet in a container of this machine has the same path, but another directory.
-func TestKubeletsInContainersAreOthers(t *testing.T) {
+func TestKubeletsInContainersAreIgnored(t *testing.T) {
 	n := newNode(t)
 	n.startKubelet()
 	if err := os.Symlink("/", n.path("proc/812/root")); err != nil {
@@ -138,7 +138,6 @@ func TestKubeletsInContainersAreOthers(t *testing.T) {
 	}
 }
 
-// The kernel's own words about a real inotify watch are understood.
 func TestWatchesOfARealProcess(t *testing.T) {
 	dir, other := t.TempDir(), t.TempDir()
 	ask := func() watching {
@@ -170,7 +169,7 @@ func TestWatchesOfARealProcess(t *testing.T) {
 	if got := ask(); got != watched {
 		t.Errorf("with a watch: %v", got)
 	}
-	// The directory recreated, with another inode: the old watch is no good.
+	// The directory is recreated with another inode.
 	fresh := t.TempDir()
 	if err := os.Remove(dir); err != nil {
 		t.Fatal(err)
@@ -180,15 +179,15 @@ func TestWatchesOfARealProcess(t *testing.T) {
 	}
 	t.Cleanup(func() { os.Mkdir(fresh, 0o700) })
 	if got := ask(); got != elsewhere {
-		t.Errorf("with a watch of the directory that was: %v", got)
+		t.Errorf("with a watch of the deleted directory: %v", got)
 	}
 	if _, err := watches("/proc/self", filepath.Join(dir, "none")); err == nil {
-		t.Error("a directory that does not exist is no error")
+		t.Error("no error for a directory that does not exist")
 	}
 }
 
-// A process that calls itself kubelet must not choose what doctor tells users to write: neither a
-// process of a pod, nor one in its own root file system.
+// A process named kubelet in a pod or in its own root file system must not choose the root_dir that
+// doctor recommends.
 func TestKubeletsOfOthersDoNotChooseTheRootDirectory(t *testing.T) {
 	for what, make := range map[string]func(n *node){
 		"in a pod": func(n *node) {

@@ -35,25 +35,23 @@ import (
 
 const name = "nfs.csi.example.com"
 
-// node is a whole node in a temporary directory: configuration, a driver on a real
-// socket, a kubelet in a /proc of its own, systemd, and a daemon that does what the real
-// one does as far as doctor can see it.
+// node is a fake node in a temporary directory: configuration, a driver on a real socket, /proc
+// with a kubelet, systemd, and a daemon that does what doctor can see of the real one.
 type node struct {
 	t       *testing.T
 	root    string // of configuration and of /proc
 	rootDir string // of the kubelet
 	units   units
 	driver  *fakeDriver
-	// daemon: false while it does not run
-	daemon  bool
-	ctl     func() // ends the control socket
+	daemon  bool   // whether it runs
+	ctl     func() // closes the control socket
 	status  status.Document
-	regs    map[string]func() // end the registration sockets
-	refuse  string            // what the kubelet says of every driver
+	regs    map[string]func() // close the registration sockets
+	refuse  string            // the kubelet's error for every driver
 	holdReg bool              // the daemon publishes nothing
 }
 
-// once is the hints of a driver that is asked once.
+// once is the Hints of a driver that is queried once.
 type once chan struct{}
 
 func (o once) Hints() <-chan struct{} { return o }
@@ -69,7 +67,7 @@ func (u units) Show(_ context.Context, unit string, _ ...string) (map[string]str
 	return map[string]string{"LoadState": "not-found", "ActiveState": "inactive"}, nil
 }
 
-// newNode makes a healthy one.
+// newNode creates a healthy node.
 func newNode(t *testing.T) *node {
 	t.Helper()
 	root := fake.ShortDir(t)
@@ -104,7 +102,7 @@ func (n *node) socket() string             { return n.path("csi/csi.sock") }
 func (n *node) registry() string           { return filepath.Join(n.rootDir, "plugins_registry") }
 func (n *node) regSocket() string          { return filepath.Join(n.registry(), name+"-reg.sock") }
 
-// table is the driver's table with more lines.
+// table returns the driver's table with additional lines.
 func (n *node) table(more string) string {
 	return fmt.Sprintf("[driver.%q]\nsocket = %q\n%s\n", name, n.socket(), more)
 }
@@ -131,7 +129,7 @@ func (n *node) remove(path string) {
 	}
 }
 
-// process has a process of root run.
+// process adds a process of root to /proc.
 func (n *node) process(pid int, comm, cgroup string) {
 	n.t.Helper()
 	dir := fmt.Sprintf("proc/%d/", pid)
@@ -140,8 +138,8 @@ func (n *node) process(pid int, comm, cgroup string) {
 	n.write(dir+"status", "Name:\tx\nUid:\t0\t0\t0\t0\nGid:\t0\t0\t0\t0\n")
 }
 
-// volume makes the kubelet's directory of a volume, below its root directory; no data: there is
-// no vol_data.json.
+// volume creates the kubelet's directory of a volume. If data is "no data", there is no
+// vol_data.json.
 func (n *node) volume(dir, data string, age time.Duration) (path string) {
 	n.t.Helper()
 	dir = "kubelet/" + dir
@@ -156,12 +154,12 @@ func (n *node) volume(dir, data string, age time.Duration) (path string) {
 	return n.path(dir)
 }
 
-// mounted makes a path below the kubelet's root directory a mount point.
+// mounted adds a mount at a path below the kubelet's root directory.
 func (n *node) mounted(path string) {
 	n.write("proc/self/mountinfo", "21 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 21 0:1 / "+n.path("kubelet", path)+" rw - nfs x rw\n")
 }
 
-// startKubelet has a kubelet run that follows plugins_registry as it is now.
+// startKubelet adds a kubelet that watches the current plugins_registry.
 func (n *node) startKubelet() {
 	n.t.Helper()
 	n.process(812, "kubelet", "0::/system.slice/kubelet.service")
@@ -171,7 +169,8 @@ func (n *node) startKubelet() {
 	n.write("proc/812/fdinfo/9", "pos:\t0\nflags:\t02004000\n"+inotifyLine(n.t, n.registry()))
 }
 
-// listens has a process listen below the kubelet's root directories; other sockets are not its own.
+// listens adds sockets below the root directories to a process, and sockets of other processes to
+// the list.
 func (n *node) listens(pid int, rootDirs ...string) {
 	n.t.Helper()
 	fd := n.path(fmt.Sprintf("proc/%d/fd", pid))
@@ -202,7 +201,7 @@ func inotifyLine(t *testing.T, dir string) string {
 		unix.Major(st.Dev)<<20|unix.Minor(st.Dev))
 }
 
-// restartDaemon has the daemon look at everything, as it does at start and at reload.
+// restartDaemon has the daemon query the drivers, as at its start and at a reload.
 func (n *node) restartDaemon() {
 	n.t.Helper()
 	n.stopDaemon()
@@ -220,7 +219,7 @@ func (n *node) restartDaemon() {
 	n.serveStatus()
 }
 
-// register is one driver's way through the daemon.
+// register returns the status of a driver and publishes its registration socket if it is ready.
 func (n *node) register(d config.Driver) status.Driver {
 	st := status.Driver{Name: d.Name, Socket: d.Socket, Endpoint: d.Endpoint, State: status.Disabled,
 		Driver: status.Absent, Registration: status.None, Since: time.Now().Add(-time.Minute)}
@@ -284,7 +283,7 @@ func (n *node) serveStatus() {
 	}
 }
 
-// limit is how long to wait for the driver's calls: not long if one hangs.
+// limit returns the time limit of the driver's calls; it is short if one hangs.
 func (n *node) limit() time.Duration {
 	n.driver.mu.Lock()
 	defer n.driver.mu.Unlock()
@@ -302,8 +301,8 @@ func (n *node) examine(drivers ...string) Report {
 	return Run(n.t.Context(), Options{Source: config.Source{Root: n.root}, Drivers: drivers, Units: n.units, Root: n.root, NodeInfoTimeout: n.limit()})
 }
 
-// follow does what a finding says. Commands are run, those to systemd, the daemon and
-// the kubelet played; true if there was nothing that only a person can do.
+// follow applies a fix. It runs commands on files and simulates those of systemd, the daemon and
+// the kubelet. It returns false if a step must be done by hand.
 func (n *node) follow(fix []Fix) bool {
 	n.t.Helper()
 	done := false
@@ -377,7 +376,7 @@ func servePlugin(t *testing.T, path string, r registration) (stop func()) {
 	return serving(s, ln)
 }
 
-// serving returns what ends the server; when it returns, the socket is gone.
+// serving starts a server. stop ends it and waits until the socket is removed.
 func serving(s *grpc.Server, ln net.Listener) (stop func()) {
 	done := make(chan struct{})
 	go func() { s.Serve(ln); close(done) }()
@@ -419,7 +418,7 @@ func (f *fakeDriver) set(change func(*fakeDriver)) {
 	change(f)
 }
 
-// asked receives when a call hangs.
+// asked returns a channel that receives when a call hangs.
 func (f *fakeDriver) asked() chan struct{} {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -13,8 +13,8 @@ import (
 	"csi-registrar/internal/worker"
 )
 
-// doctor reports everything that status shows of a driver or of the daemon.
-func TestNothingThatStatusShowsIsMissing(t *testing.T) {
+// doctor reports all problems that status shows.
+func TestReasonsOfStatus(t *testing.T) {
 	for what, c := range map[string]struct {
 		shows func(*status.Document)
 		id    ID
@@ -60,8 +60,7 @@ func TestNothingThatStatusShowsIsMissing(t *testing.T) {
 	}
 }
 
-// A stopped daemon leaves volumes that nobody can unmount.
-func TestAStoppedDaemonAndVolumesInUse(t *testing.T) {
+func TestStoppedDaemonWithVolumesInUse(t *testing.T) {
 	n := newNode(t)
 	n.volume(podVolume, volData, 0)
 	n.mounted(podVolume + "/mount")
@@ -72,8 +71,8 @@ func TestAStoppedDaemonAndVolumesInUse(t *testing.T) {
 	}
 }
 
-// A mount over the kubelet's directory is not a deleted directory.
-func TestADirectoryThatAMountCovers(t *testing.T) {
+// A directory that a mount covers is not reported as deleted.
+func TestDirectoryBelowAMount(t *testing.T) {
 	n := newNode(t)
 	other := filepath.Join(n.root, "other")
 	n.mkdir(other, 0o750)
@@ -100,8 +99,8 @@ func TestMountOfAPath(t *testing.T) {
 	}
 }
 
-// A value that the kubelet accepts in another form is a warning.
-func TestAVolumeLimitThatTheKubeletCuts(t *testing.T) {
+// The kubelet reduces a limit that is too high, so it is only a warning.
+func TestVolumeLimitTooHigh(t *testing.T) {
 	n := newNode(t)
 	n.driver.set(func(f *fakeDriver) { f.max = math.MaxInt32 + 1 })
 	r := n.examine()
@@ -110,8 +109,8 @@ func TestAVolumeLimitThatTheKubeletCuts(t *testing.T) {
 	}
 }
 
-// A path is followed through links as the kernel does it.
-func TestAPathThatAnswers(t *testing.T) {
+// A path with a missing directory or a loop of links does not hang.
+func TestHangingFindsNothing(t *testing.T) {
 	dir := t.TempDir()
 	x := &diagnosis{o: Options{Root: "/"}, pool: worker.NewPool()}
 	if err := os.Symlink("b", filepath.Join(dir, "b")); err != nil {
@@ -124,7 +123,7 @@ func TestAPathThatAnswers(t *testing.T) {
 	}
 }
 
-func TestAFileSystemWithRoom(t *testing.T) {
+func TestUnwritable(t *testing.T) {
 	if lacks, err := unwritable(t.TempDir()); lacks != "" || err != nil {
 		t.Errorf("%q, %v", lacks, err)
 	}

@@ -77,7 +77,6 @@ func TestUnitDropIn(t *testing.T) {
 	if got := systemd.DropIn("/my data/50%"); got != want {
 		t.Errorf("%s", got)
 	}
-	// What the unit hides it must show.
 	for root, setting := range map[string]string{"/home/k": "ProtectHome", "/root": "ProtectHome", "/run/user/0/k": "ProtectHome", "/var/tmp/k": "PrivateTmp", "/homes/k": "", "/run/k": ""} {
 		lines := "[Unit]\nRequiresMountsFor=" + root + "\n\n[Service]\nEnvironment=KUBELET_ROOT_DIR=" + root + "\nReadWritePaths=-" + root + "/plugins_registry -" + root + "/plugins/csi-registrar\n"
 		commands := "printf '%s\\n' '[Unit]' RequiresMountsFor=" + root + " '[Service]' Environment=KUBELET_ROOT_DIR=" + root +
@@ -95,7 +94,7 @@ func TestUnitDropIn(t *testing.T) {
 	}
 }
 
-// Each cause of a hidden directory is one finding.
+// A hidden directory is one finding, with the directive that hides it.
 func TestHiddenDirectories(t *testing.T) {
 	unit := map[string]string{"ProtectSystem": "strict", "ProtectHome": "yes", "PrivateTmp": "yes", "ReadWritePaths": "-/home/k -/k"}
 	readOnly := map[string]string{"ProtectSystem": "strict", "ProtectHome": "read-only", "PrivateTmp": "no", "ReadWritePaths": "-/home/k"}
@@ -129,10 +128,9 @@ func TestHiddenDirectories(t *testing.T) {
 	}
 }
 
-// Missing permissions of an ordinary user are not a problem.
-func TestDaemonThatMayNotBeAsked(t *testing.T) {
+func TestNoPermissionForTheDaemon(t *testing.T) {
 	if os.Geteuid() == 0 {
-		t.Skip("root may ask")
+		t.Skip("root has permission")
 	}
 	n := newNode(t)
 	if err := os.Chmod(n.path("run/csi-registrar/control.sock"), 0); err != nil {
@@ -143,9 +141,8 @@ func TestDaemonThatMayNotBeAsked(t *testing.T) {
 	}
 }
 
-// A run leaves nothing open behind. (The node's own servers, in this process,
-// take a moment to see that their clients are gone.)
-func TestLeavesNothingBehind(t *testing.T) {
+// The fake servers in this process close their connections a moment after the clients.
+func TestNoLeaks(t *testing.T) {
 	n := newNode(t)
 	descriptors, goroutines := fake.Descriptors(t), runtime.NumGoroutine()
 	for range 3 {
@@ -165,11 +162,11 @@ func TestLeavesNothingBehind(t *testing.T) {
 	settled(runtime.NumGoroutine, goroutines, "goroutines")
 }
 
-func TestFileAlone(t *testing.T) {
+func TestConfigFile(t *testing.T) {
 	n := newNode(t)
 	file := n.path("usr/lib/csi-registrar/conf.d/10-nfs.toml")
 	r := Run(t.Context(), Options{Source: config.Source{Root: n.root, File: file}, Root: n.root})
-	// Without config.toml the kubelet's default directory counts, where this node has none.
+	// Only this file is read, so the kubelet's directory is the default, which this node lacks.
 	if r.Healthy || r.Findings[0].Step != StepKubelet {
 		t.Errorf("%+v", r.Findings)
 	}

@@ -20,8 +20,8 @@ func (d *wasteful) Live(ctx context.Context) error {
 	return d.fakeDriver.Live(ctx)
 }
 
-// TestWatchKeepsNoMemory: the process that stays with a driver probes it for months.
-func TestWatchKeepsNoMemory(t *testing.T) {
+// Watch runs for as long as the driver.
+func TestWatchFreesMemory(t *testing.T) {
 	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // only Watch frees memory
 	synctest.Test(t, func(t *testing.T) {
 		s, d, _, ended := newSupervisor(10 * time.Second)

@@ -12,8 +12,8 @@ import (
 )
 
 var (
-	errAbsent = errors.New("nobody listens")
-	errNot    = errors.New("not ready")
+	errAbsent   = errors.New("nobody listens")
+	errNotReady = errors.New("not ready")
 )
 
 // fakeDriver answers as a test sets it; a hanging one answers when ctx is done.
@@ -46,7 +46,7 @@ func (d *fakeDriver) Live(ctx context.Context) error {
 	return errors.New("does not answer Probe")
 }
 
-// fakeManager notes what is sent, as systemd does.
+// fakeManager records the messages to systemd.
 type fakeManager struct {
 	mu     sync.Mutex
 	fed    []time.Time
@@ -82,7 +82,7 @@ func newSupervisor(watchdog time.Duration) (*Supervisor, *fakeDriver, *fakeManag
 }
 
 func TestWaitReturnsWithin100MillisecondsAfterTheDriverServes(t *testing.T) {
-	for name, before := range map[string]error{"absent": errAbsent, "not ready": errNot} {
+	for name, before := range map[string]error{"absent": errAbsent, "not ready": errNotReady} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s, d, m, _ := newSupervisor(0)
@@ -134,10 +134,10 @@ func TestWaitEndsWithTheDriver(t *testing.T) {
 	})
 }
 
-func TestWaitSaysWhatIsMissingWhenItIsInterrupted(t *testing.T) {
+func TestWaitInterrupted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, d, _, _ := newSupervisor(0)
-		d.set(errNot, false)
+		d.set(errNotReady, false)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		if err := s.Wait(ctx); err == nil || !strings.Contains(err.Error(), "not ready") {
@@ -146,8 +146,8 @@ func TestWaitSaysWhatIsMissingWhenItIsInterrupted(t *testing.T) {
 	})
 }
 
-// TestAHangIsNoticedWithinTheWatchdogsTime: systemd acts when nothing came for the whole time.
-func TestAHangIsNoticedWithinTheWatchdogsTime(t *testing.T) {
+// systemd acts if it receives nothing for the whole time.
+func TestHangStopsTheWatchdog(t *testing.T) {
 	for _, watchdog := range []time.Duration{MinWatchdog, 5 * time.Second, time.Minute} {
 		synctest.Test(t, func(t *testing.T) {
 			s, d, m, ended := newSupervisor(watchdog)
