@@ -48,7 +48,7 @@ func exposition(s status.Document, size int) []byte {
 	})
 	e := expo{out: bytes.NewBuffer(make([]byte, 0, size))}
 
-	e.family("build_info", "gauge", "Which csi-registrar this is; always 1.")
+	e.family("build_info", "gauge", "The version of csi-registrar; always 1.")
 	e.sample(1, "version", s.Version, "goversion", runtime.Version())
 	e.family("start_time_seconds", "gauge", "When the daemon started, in seconds since the epoch.")
 	e.sample(seconds(s.StartedAt))
@@ -74,7 +74,7 @@ func exposition(s status.Document, size int) []byte {
 	for _, d := range enabled {
 		e.sample(boolean(d.Driver == status.Ready), "driver", d.Name)
 	}
-	e.family("driver_hanging", "gauge", "1 if the driver accepts connections and answers nothing, else 0.")
+	e.family("driver_hanging", "gauge", "1 if the driver accepts connections but does not answer, else 0.")
 	for _, d := range enabled {
 		e.sample(boolean(d.Driver == status.Hanging), "driver", d.Name)
 	}

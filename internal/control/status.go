@@ -17,7 +17,7 @@ func (a api) status(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if !a.streams.enter(r.Context(), 0) {
-		writeJSON(w, http.StatusServiceUnavailable, failure{"too many commands follow the status already"})
+		writeJSON(w, http.StatusServiceUnavailable, failure{"too many clients are watching the status"})
 		return
 	}
 	defer a.streams.leave()

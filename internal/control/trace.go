@@ -50,7 +50,7 @@ func (a api) trace(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if !a.traces.enter(r.Context(), 0) {
-		writeJSON(w, http.StatusServiceUnavailable, failure{"cannot trace " + name + ": too many recorders run already"})
+		writeJSON(w, http.StatusServiceUnavailable, failure{"cannot trace " + name + ": too many recorders are running"})
 		return
 	}
 	defer a.traces.leave()

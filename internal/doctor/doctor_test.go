@@ -257,7 +257,7 @@ func TestBrokenNodes(t *testing.T) {
 				n.regs[name]()
 				n.regs[name] = serveRegistration(t, n.regSocket(), name, "/elsewhere")
 			}},
-		{what: "daemon does not publish", step: StepRegistration, id: "registration-not-published", found: "the driver answers as it should, but the daemon reports", fix: "csi-registrar reregister",
+		{what: "daemon does not publish", step: StepRegistration, id: "registration-not-published", found: "the driver answers correctly, but the daemon reports", fix: "csi-registrar reregister",
 			breaks: func(t *testing.T, n *node) { n.holdReg = true; n.restartDaemon(); n.holdReg = false }},
 		{what: "kubelet refuses", step: StepRegistration, id: "kubelet-refused", found: "topology value collision", fix: "kubectl label node",
 			breaks: func(t *testing.T, n *node) {
@@ -270,7 +270,7 @@ func TestBrokenNodes(t *testing.T) {
 				d := &n.status.Drivers[0]
 				d.State, d.Registration, d.RegisteredAt, d.LastGetInfoAt = "published", "published", time.Time{}, time.Time{}
 			}},
-		{what: "endpoint is nowhere", step: StepEndpoint, id: "endpoint-unusable", found: "there is no such file", fix: "endpoint = ",
+		{what: "endpoint is nowhere", step: StepEndpoint, id: "endpoint-unusable", found: "which does not exist", fix: "endpoint = ",
 			breaks: func(t *testing.T, n *node) {
 				n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table(`endpoint = "/nowhere/csi.sock"`))
 				n.restartDaemon()
@@ -292,7 +292,7 @@ func TestBrokenNodes(t *testing.T) {
 				n.down()
 				n.units[serviceUnit]["ActiveState"], n.units[serviceUnit]["Result"] = "failed", "exit-code"
 			}},
-		{what: "unit that ends again and again", step: StepUnit, id: "unit-restarting", found: "keeps ending (7 restarts, last result: exit-code)", fix: "journalctl",
+		{what: "unit that ends again and again", step: StepUnit, id: "unit-restarting", found: "ends repeatedly (7 restarts, last result: exit-code)", fix: "journalctl",
 			breaks: func(t *testing.T, n *node) {
 				n.down()
 				maps.Copy(n.units[serviceUnit], map[string]string{"ActiveState": "activating", "SubState": "start", "NRestarts": "7", "Result": "exit-code"})

@@ -111,7 +111,7 @@ func (x *diagnosis) endpoint(ctx context.Context, d config.Driver) {
 	at, err := x.stat(ctx, seen)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		found = "the kubelet is given " + found + ", and there is no such file: it refuses"
+		found = "the kubelet is given " + found + ", which does not exist: it refuses the driver"
 	case err != nil:
 		found = fmt.Sprintf("%s cannot be examined: %v", found, err)
 	case !at.IsSocket():

@@ -118,8 +118,8 @@ func (x *diagnosis) conflicts(ctx context.Context, d config.Driver, own string, 
 		return false
 	}
 	x.problem(d.Name, StepRegistrars, AnotherRegistrar, "another registrar serves this driver: "+strings.Join(whose[:min(len(whose), 5)], "; "),
-		"only csi-registrar serves it: the kubelet refuses a second registrar, or takes the removal of one for that of both",
-		append(fix, note("or leave the driver to it: set enabled = false in the table of the driver"))...)
+		"only csi-registrar serves it: the kubelet refuses a second registrar, and deregisters the driver when either of them ends",
+		append(fix, note("or let the other one register it: set enabled = false in the table of the driver"))...)
 	return true
 }
 

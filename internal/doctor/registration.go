@@ -38,7 +38,7 @@ func (x *diagnosis) registration(ctx context.Context, d config.Driver) {
 		}
 		x.checked(d.Name, StepRegistration, result, "%s", x.stateText(st))
 	case !x.daemon.runs():
-		x.checked(d.Name, StepRegistration, Skipped, "the daemon cannot be asked")
+		x.checked(d.Name, StepRegistration, Skipped, "the daemon does not run, or does not answer")
 	case strings.Contains(st.Reason, "CAP_DAC_OVERRIDE"): // which doctor has, so it could connect
 		x.problem(d.Name, StepRegistration, DriverSocketForbidden, "the daemon reports "+x.stateText(st),
 			"the daemon, which is root without capabilities, may connect to the socket",
@@ -53,7 +53,7 @@ func (x *diagnosis) registration(ctx context.Context, d config.Driver) {
 		x.problem(d.Name, StepRegistration, RegistrationConflict, "the daemon reports a conflict: "+safetext.Quote(st.Reason),
 			safetext.Word(own)+" is ours", fix...)
 	case !ours:
-		x.problem(d.Name, StepRegistration, RegistrationNotPublished, "the driver answers as it should, but the daemon reports "+x.stateText(st),
+		x.problem(d.Name, StepRegistration, RegistrationNotPublished, "the driver answers correctly, but the daemon reports "+x.stateText(st),
 			"the daemon publishes it", reregister(d), logOf(serviceUnit))
 	default:
 		before := len(x.report.Findings)
@@ -138,9 +138,9 @@ func (x *diagnosis) published(ctx context.Context, d config.Driver, own string, 
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		problem(RegistrationSocketMissing,
-			fmt.Sprintf("the daemon reports %s, but there is no %s here: does it see another file system?", st.State, shown), "it is there", restart)
+			fmt.Sprintf("the daemon reports %s, but there is no %s here: does it see another file system?", st.State, shown), "the socket exists", restart)
 	case errors.Is(err, syscall.ECONNREFUSED):
-		problem(RegistrationSocketStale, "nobody listens on "+shown, "the daemon does", again)
+		problem(RegistrationSocketStale, "nobody listens on "+shown, "the daemon listens there", again)
 	case err != nil:
 		problem(RegistrationNotAnswering,
 			fmt.Sprintf("%s does not answer GetInfo within %v, the kubelet's own limit: %s", shown, socketTimeout, safetext.Quote(err.Error())),

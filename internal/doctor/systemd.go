@@ -102,7 +102,7 @@ func (x *diagnosis) unit(ctx context.Context) {
 	case errors.Is(err, ErrNoSystemd):
 		x.checked("", StepUnit, Skipped, "%v", err)
 	case err != nil:
-		x.warning("", StepUnit, SystemdNotAnswering, "systemd cannot be asked: "+safetext.Quote(err.Error()), "")
+		x.warning("", StepUnit, SystemdNotAnswering, "cannot query systemd: "+safetext.Quote(err.Error()), "")
 	case p["LoadState"] == "masked":
 		problem(UnitMasked, "is masked, so that nothing can start it", "it is enabled and runs", systemctl("unmask", serviceUnit), enable)
 	case stopped && x.daemon.runs():
@@ -119,7 +119,7 @@ func (x *diagnosis) unit(ctx context.Context) {
 	case stopped:
 		problem(UnitStopped, "is "+state, "it runs", enable)
 	case p["SubState"] == "auto-restart" || state == "activating" && p["NRestarts"] != "0" && !x.daemon.runs():
-		problem(UnitRestarting, fmt.Sprintf("keeps ending (%s restarts, last result: %s)", p["NRestarts"], p["Result"]),
+		problem(UnitRestarting, fmt.Sprintf("ends repeatedly (%s restarts, last result: %s)", p["NRestarts"], p["Result"]),
 			"it keeps running", logOf(serviceUnit))
 	default:
 		x.checked("", StepUnit, OK, "%s is %s", serviceUnit, state)
