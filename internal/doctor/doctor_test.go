@@ -118,33 +118,25 @@ func TestBrokenNodes(t *testing.T) {
 		{what: "directory that others may write", step: StepTrust, id: "driver-not-trusted", found: "may be written by its group or others", fix: "chmod go-w",
 			breaks: func(t *testing.T, n *node) { chmod(t, n.path("csi"), 0o777); n.restartDaemon() }},
 		{what: "name mismatch", step: StepPluginInfo, id: "driver-name-mismatch", found: `reports name "smb.csi.example.com"`, fix: `[driver."smb.csi.example.com"]`,
-			breaks: func(t *testing.T, n *node) {
-				n.driver.set(func(f *fakeDriver) { f.name = "smb.csi.example.com" })
-				n.restartDaemon()
-			}},
+			breaks: fault(func(f *fakeDriver) { f.name = "smb.csi.example.com" })},
 		{what: "no name", step: StepPluginInfo, id: "driver-name-empty", found: "empty name", fix: "log",
-			breaks: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.name = "" }); n.restartDaemon() }, manual: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.name = name }) }},
+			breaks: fault(func(f *fakeDriver) { f.name = "" }),
+			manual: fault(func(f *fakeDriver) { f.name = name })},
 		{what: "hangs in GetPluginInfo", step: StepPluginInfo, id: "driver-not-answering", found: "does not answer GetPluginInfo within 200ms", fix: "log",
 			breaks: func(t *testing.T, n *node) {
 				n.slow()
 				n.driver.set(func(f *fakeDriver) { f.hang = "GetPluginInfo" })
 				n.restartDaemon()
-			}, manual: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.hang = "" }) }},
+			}, manual: fault(func(f *fakeDriver) { f.hang = "" })},
 		{what: "not ready", step: StepProbe, id: "driver-not-ready", found: "not ready", fix: "log",
-			breaks: func(t *testing.T, n *node) {
-				n.driver.set(func(f *fakeDriver) { f.notReady = true })
-				n.restartDaemon()
-			}, manual: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.notReady = false }) }},
+			breaks: fault(func(f *fakeDriver) { f.notReady = true }),
+			manual: fault(func(f *fakeDriver) { f.notReady = false })},
 		{what: "hangs in NodeGetInfo", step: StepNodeInfo, id: "driver-not-answering", found: "does not answer NodeGetInfo within 300ms", fix: "log",
-			breaks: func(t *testing.T, n *node) {
-				n.driver.set(func(f *fakeDriver) { f.hang = "NodeGetInfo" })
-				n.restartDaemon()
-			}, manual: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.hang = "" }) }},
+			breaks: fault(func(f *fakeDriver) { f.hang = "NodeGetInfo" }),
+			manual: fault(func(f *fakeDriver) { f.hang = "" })},
 		{what: "fails in NodeGetInfo", step: StepNodeInfo, id: "driver-call-failed", found: `NodeGetInfo fails: Internal: "no \x1b[31mkernel module\nloaded"`, fix: "log",
-			breaks: func(t *testing.T, n *node) {
-				n.driver.set(func(f *fakeDriver) { f.fail = "NodeGetInfo" })
-				n.restartDaemon()
-			}, manual: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.fail = "" }) }},
+			breaks: fault(func(f *fakeDriver) { f.fail = "NodeGetInfo" }),
+			manual: fault(func(f *fakeDriver) { f.fail = "" })},
 		{what: "a controller's socket", step: StepNodeInfo, id: "driver-method-missing", found: "does not implement NodeGetInfo", fix: "log",
 			breaks: func(t *testing.T, n *node) {
 				n.driver.set(func(f *fakeDriver) { f.noNode = true })
@@ -156,17 +148,14 @@ func TestBrokenNodes(t *testing.T) {
 				n.driver.restart(t)
 			}},
 		{what: "node id too long", step: StepNodeInfo, id: "node-id-invalid", found: "node ID has 257", fix: "flags or the configuration of the driver",
-			breaks: func(t *testing.T, n *node) {
-				n.driver.set(func(f *fakeDriver) { f.nodeID = strings.Repeat("x", 257) })
-				n.restartDaemon()
-			}, manual: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.nodeID = "x" }) }},
+			breaks: fault(func(f *fakeDriver) { f.nodeID = strings.Repeat("x", 257) }),
+			manual: fault(func(f *fakeDriver) { f.nodeID = "x" })},
 		{what: "node id empty", step: StepNodeInfo, id: "node-id-invalid", found: "node ID is empty", fix: "flags or the configuration of the driver",
-			breaks: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.nodeID = "" }); n.restartDaemon() }, manual: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.nodeID = "x" }) }},
+			breaks: fault(func(f *fakeDriver) { f.nodeID = "" }),
+			manual: fault(func(f *fakeDriver) { f.nodeID = "x" })},
 		{what: "topology key invalid", step: StepNodeInfo, id: "topology-invalid", found: `topology key "Zone A" is not a label key`, fix: "flags or the configuration of the driver",
-			breaks: func(t *testing.T, n *node) {
-				n.driver.set(func(f *fakeDriver) { f.topology = map[string]string{"Zone A": "a"} })
-				n.restartDaemon()
-			}, manual: func(t *testing.T, n *node) { n.driver.set(func(f *fakeDriver) { f.topology = nil }) }},
+			breaks: fault(func(f *fakeDriver) { f.topology = map[string]string{"Zone A": "a"} }),
+			manual: fault(func(f *fakeDriver) { f.topology = nil })},
 		{what: "path too long", step: StepConfiguration, id: "configuration-error", found: "10-nfs.toml:2: driver", fix: "edit ",
 			breaks: func(t *testing.T, n *node) {
 				n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", strings.ReplaceAll(n.table(""), "csi.sock", strings.Repeat("x", 100)))
@@ -493,6 +482,14 @@ func lines(fix []Fix) string {
 		all = append(all, f.String())
 	}
 	return strings.Join(all, "\n")
+}
+
+// fault returns a step of a test that changes the driver's faults.
+func fault(change func(*fakeDriver)) func(*testing.T, *node) {
+	return func(_ *testing.T, n *node) {
+		n.driver.set(change)
+		n.restartDaemon()
+	}
 }
 
 // slow gives the driver a short time limit.
