@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"os"
 	"path"
 	"path/filepath"
 	"regexp"
@@ -33,19 +34,24 @@ const importedImage = "localhost/csi-e2e/driver:1"
 
 // TestImportedDaemonSets replaces the sidecars of ten drivers as `import` says, with the drop-ins
 // and changed manifests in the tests of internal/compat, on a node without earlier files of these
-// drivers. The drivers are replaced by fakes that do not create the directory of their socket.
+// drivers. The drivers are replaced by fakes that do not create the directory of their socket,
+// except those whose program is in $DRIVERS, a directory, under the name of its image (such as
+// nfsplugin): these run with the arguments of their manifest.
 func TestImportedDaemonSets(t *testing.T) {
 	t.Parallel()
 	n := node.New(t, "trixie")
 	n.Install("0.1.99", "csi-registrar")
 	n.Boot()
+	files := map[string]string{
+		"bin/pod": built.Command(t, "pod"), "bin/busybox": n.Path("/bin/busybox"),
+		"bin/csi-sample-driver": built.SampleDriver(t), "bin/csi-registrar": built.Registrar(t),
+	}
+	real := realDrivers(t)
+	for name, file := range real {
+		files["bin/"+name] = file
+	}
 	n.Write("/opt/driver.tar", string(ociimage.Image{
-		Names: []string{importedImage},
-		Files: map[string]string{
-			"bin/pod": built.Command(t, "pod"), "bin/busybox": n.Path("/bin/busybox"),
-			"bin/csi-sample-driver": built.SampleDriver(t), "bin/csi-registrar": built.Registrar(t),
-		},
-		Links: ociimage.Applets([]string{"sh", "rm"}),
+		Names: []string{importedImage}, Files: files, Links: ociimage.Applets([]string{"sh", "rm"}),
 	}.Tar(t)))
 	n.Run("ctr", "-n", "k8s.io", "image", "import", "--snapshotter", "native", "/opt/driver.tar")
 
@@ -58,8 +64,8 @@ func TestImportedDaemonSets(t *testing.T) {
 			own[m[1]] = m[2]
 		}
 		maps.Copy(sockets, own)
-		before = append(before, importedPods(t, file+".yaml", own)...)
-		after = append(after, importedPods(t, file+".after", own)...)
+		before = append(before, importedPods(t, file+".yaml", own, real)...)
+		after = append(after, importedPods(t, file+".after", own, real)...)
 	}
 	if len(before) != len(imported) || len(after) != len(imported) || len(sockets) != len(imported)+2 {
 		t.Fatalf("%d pods before, %d after, %d drivers", len(before), len(after), len(sockets))
@@ -118,11 +124,29 @@ func TestImportedDaemonSets(t *testing.T) {
 	}
 }
 
+// realDrivers returns the files in $DRIVERS by their name.
+func realDrivers(t *testing.T) map[string]string {
+	t.Helper()
+	files := map[string]string{}
+	dir := os.Getenv("DRIVERS")
+	if dir == "" {
+		return files
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		files[e.Name()] = filepath.Join(dir, e.Name())
+	}
+	return files
+}
+
 // table is a driver's table in a drop-in.
 var table = regexp.MustCompile(`\[driver\."(.*)"\]\nsocket = "(.*)"`)
 
 // importedPods returns the pods of a manifest's workloads for Linux.
-func importedPods(t *testing.T, file string, sockets map[string]string) (pods []*corev1.Pod) {
+func importedPods(t *testing.T, file string, sockets, real map[string]string) (pods []*corev1.Pod) {
 	t.Helper()
 	for document := range strings.SplitSeq(read(t, file), "\n---\n") {
 		object, _, err := scheme.Codecs.UniversalDeserializer().Decode([]byte(document), nil, nil)
@@ -152,7 +176,7 @@ func importedPods(t *testing.T, file string, sockets map[string]string) (pods []
 				continue
 			}
 			if template.Spec.NodeSelector["kubernetes.io/os"] != "windows" {
-				pods = append(pods, importedPod(t, name, template.Spec, sockets))
+				pods = append(pods, importedPod(t, name, template.Spec, sockets, real))
 			}
 		}
 	}
@@ -162,7 +186,7 @@ func importedPods(t *testing.T, file string, sockets map[string]string) (pods []
 // importedPod puts programs into a pod: for a registrar `run` with the sidecar's flags; fake
 // drivers in the first container that sees each socket; and for all others a program that does
 // nothing and does not end.
-func importedPod(t *testing.T, name string, spec corev1.PodSpec, sockets map[string]string) *corev1.Pod {
+func importedPod(t *testing.T, name string, spec corev1.PodSpec, sockets, real map[string]string) *corev1.Pod {
 	t.Helper()
 	yes, no, grace := true, false, int64(10)
 	served := map[string]bool{}
@@ -171,6 +195,7 @@ func importedPod(t *testing.T, name string, spec corev1.PodSpec, sockets map[str
 	spec.AutomountServiceAccountToken, spec.EnableServiceLinks, spec.TerminationGracePeriodSeconds = &no, &no, &grace
 	for i := range spec.Containers {
 		c := &spec.Containers[i]
+		image, _, _ := strings.Cut(path.Base(c.Image), ":")
 		c.Image, c.ImagePullPolicy = importedImage, corev1.PullNever
 		c.LivenessProbe, c.Ports, c.EnvFrom = nil, nil, nil
 		c.SecurityContext = &corev1.SecurityContext{Privileged: &yes}
@@ -185,6 +210,11 @@ func importedPod(t *testing.T, name string, spec corev1.PodSpec, sockets map[str
 				script = append(script, fmt.Sprintf("[ -d %s ] || exit 1; csi-sample-driver --name %s --socket %s --data /tmp/%[2]s & pids=\"$pids $!\"",
 					path.Dir(inside), driver, inside))
 			}
+		}
+		if script != nil && real[image] != "" {
+			t.Logf("%s runs %s %q", name, image, c.Args)
+			c.Command = []string{"/bin/" + image}
+			continue
 		}
 		c.Command, c.Args = []string{"/bin/pod", "pause"}, nil
 		if script != nil {
