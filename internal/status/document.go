@@ -62,12 +62,11 @@ type Withdrawal struct {
 
 // Driver returns the driver of a name.
 func (s Document) Driver(name string) (Driver, bool) {
-	for _, d := range s.Drivers {
-		if d.Name == name {
-			return d, true
-		}
+	i := slices.IndexFunc(s.Drivers, func(d Driver) bool { return d.Name == name })
+	if i < 0 {
+		return Driver{}, false
 	}
-	return Driver{}, false
+	return s.Drivers[i], true
 }
 
 // KubeletEnded returns a sentence if the kubelet that confirmed the driver's registration has
@@ -90,11 +89,7 @@ func (s Document) Down() []Driver {
 
 // Pending returns the enabled drivers that are not registered.
 func (s Document) Pending() []Driver {
-	var out []Driver
-	for _, d := range s.Drivers {
-		if d.State != Disabled && d.State != string(Registered) {
-			out = append(out, d)
-		}
-	}
-	return out
+	return slices.DeleteFunc(slices.Clone(s.Drivers), func(d Driver) bool {
+		return d.State == Disabled || d.State == string(Registered)
+	})
 }
