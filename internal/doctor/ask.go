@@ -165,20 +165,13 @@ func (q *questions) sameName(ctx context.Context) bool {
 	if q.name == q.d.Name {
 		return true
 	}
-	q.problem(q.d.Name, StepPluginInfo, DriverNameMismatch,
-		fmt.Sprintf("the driver at %s reports name %s", safetext.Word(q.d.Socket), safetext.Quote(q.name))+q.inUse(),
+	found := fmt.Sprintf("the driver at %s reports name %s", safetext.Word(q.d.Socket), safetext.Quote(q.name))
+	if n := q.volumesOf(q.d.Name); n > 0 {
+		found += fmt.Sprintf("; %s of %s in use on this node", count(n, "volume"), q.d.Name)
+	}
+	q.problem(q.d.Name, StepPluginInfo, DriverNameMismatch, found,
 		fmt.Sprintf("name %q, as in %s", q.d.Name, q.origin(q.d, "socket")), q.rename(ctx)...)
 	return false
-}
-
-// inUse returns how many volumes of the configured driver are in use, as the rest of a sentence;
-// empty: none.
-func (q *questions) inUse() string {
-	n := q.volumesOf(q.d.Name)
-	if n == 0 {
-		return ""
-	}
-	return fmt.Sprintf("; %s of %s in use on this node", count(n, "volume"), q.d.Name)
 }
 
 // rename configures the driver under the name that it reports.

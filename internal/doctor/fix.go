@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"unicode"
@@ -150,9 +151,10 @@ var shipped = map[string][]string{
 // directive from the last drop-in that sets it, or overrides it where that drop-in is unknown or
 // must not be edited.
 func (x *diagnosis) restore(ctx context.Context, unit, section, directive string) []Fix {
+	sets := regexp.MustCompile(`(?m)^[ \t]*` + directive + `[ \t]*=`)
 	for _, file := range slices.Backward(x.dropIns(ctx, unit)) {
 		data, err := look(ctx, x, file, func() ([]byte, error) { return readSome(filepath.Join(x.o.Root, file), maxProcFile) })
-		if err != nil || !setsDirective(string(data), directive) {
+		if err != nil || !sets.Match(data) {
 			continue
 		}
 		if strings.HasPrefix(file, "/usr/") || strings.Contains(string(data), "\\\n") || !x.rootOnly(ctx, filepath.Join(x.o.Root, file)) {
@@ -182,15 +184,4 @@ func (x *diagnosis) dropIns(ctx context.Context, unit string) []string {
 		return nil // a finding already reports that systemd does not answer
 	}
 	return strings.Fields(p["DropInPaths"])
-}
-
-// setsDirective reports whether a unit file sets a directive.
-func setsDirective(text, directive string) bool {
-	for line := range strings.Lines(text) {
-		key, _, ok := strings.Cut(line, "=")
-		if ok && strings.TrimSpace(key) == directive {
-			return true
-		}
-	}
-	return false
 }
