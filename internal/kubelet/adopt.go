@@ -36,7 +36,7 @@ func (s *Socket) adopt(ctx context.Context) error {
 		return nil
 	}
 	rec, err := s.r.o.Host.readRecord(s.r.recordOf(s.name))
-	errs, stale := []error{ignoreMissing(err)}, []string{s.path}
+	errs := []error{ignoreMissing(err)}
 	for _, f := range *files {
 		l, err := s.r.listenerOf(f)
 		if err != nil {
@@ -57,17 +57,9 @@ func (s *Socket) adopt(ctx context.Context) error {
 			p := newListener(s, l, dir.FileID, rec)
 			s.current.Store(p)
 			p.serve()
-			if rec.Bound != rec.Path { // the earlier process may not have removed that name
-				_, err := s.r.o.Host.RemoveFile(rec.Bound, rec.FileID)
-				errs = append(errs, err)
-			}
 			continue
 		}
 		errs = append(errs, l.Close())
-		// It was never moved to its path.
-		if bound := l.Addr().String(); isTemporary(filepath.Base(bound)) {
-			stale = append(stale, bound)
-		}
 	}
 	if p := s.current.Load(); p == nil {
 		s.release(ctx)
@@ -76,7 +68,7 @@ func (s *Socket) adopt(ctx context.Context) error {
 		s.keep(ctx, p) // replaces all of that name
 	}
 	// Also if this is late: nobody serves them.
-	removed, err := s.r.o.Host.RemoveStale(context.WithoutCancel(ctx), stale)
+	removed, err := s.r.o.Host.RemoveStale(context.WithoutCancel(ctx), []string{s.path})
 	for _, path := range removed {
 		s.log.Info("stale registration socket removed", "path", path)
 	}

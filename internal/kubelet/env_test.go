@@ -221,7 +221,7 @@ func otherFileSystem(t *testing.T) {
 			t.Errorf("%d in the store", n)
 		}
 	}
-	w.eventuallyNoTemporary()
+	w.eventuallyNoTemporary(s.r)
 }
 
 // plugins_registry is a mount point and full: the old socket stays.
@@ -232,7 +232,7 @@ func otherFileSystemFull(t *testing.T) {
 	s := socket(t, w.open(with(m, true)), "a")
 	publish(t, s)
 	dialAsKubelet(t, s.path).notify(t, true, "")
-	w.eventuallyNoTemporary()
+	w.eventuallyNoTemporary(s.r)
 	before, _ := unixsock.Lstat(s.path)
 	if err := os.WriteFile(w.dir+"/hog", nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -258,7 +258,7 @@ func otherMount(t *testing.T) {
 	t.Cleanup(func() { unmount(t, w.dir) })
 	s := socket(t, w.open(), "a")
 	publish(t, s)
-	w.eventuallyNoTemporary()
+	w.eventuallyNoTemporary(s.r)
 	mustAnswer(t, s.path, announcement("a").Endpoint)
 }
 

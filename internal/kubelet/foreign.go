@@ -49,6 +49,7 @@ type foreignSocket struct {
 // run scans until ctx is done: at once for a request, after a delay for a hint.
 func (fs *foreignSockets) run(ctx context.Context) {
 	var again <-chan time.Time
+	var names temporaryNames
 	for {
 		select {
 		case <-ctx.Done():
@@ -64,7 +65,11 @@ func (fs *foreignSockets) run(ctx context.Context) {
 			}
 		}
 		fs.scan(ctx)
-		if again = nil; fs.mayChange() {
+		names = fs.r.removeTemporary(ctx, names)
+		switch again = nil; {
+		case names.young():
+			again = time.After(temporaryFor)
+		case len(names) > 0, fs.mayChange():
 			again = time.After(scanAgain)
 		}
 	}

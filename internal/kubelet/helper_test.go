@@ -179,8 +179,9 @@ func isConflict(err error) bool {
 }
 
 // eventuallyNoTemporary waits until no temporary name is left in the directory.
-func (w *world) eventuallyNoTemporary() {
+func (w *world) eventuallyNoTemporary(r *Registry) {
 	w.t.Helper()
+	r.entries.Hint()
 	for deadline := time.Now().Add(10 * temporaryFor); len(w.temporaryNames()) > 0; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			w.t.Fatalf("temporary names left: %v", w.temporaryNames())

@@ -1,8 +1,6 @@
 package kubelet
 
 import (
-	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -13,7 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"csi-registrar/internal/unixsock"
-	"csi-registrar/internal/worker"
 )
 
 // listener is one listener of a Socket, with its announcement and the kubelet's answer.
@@ -27,35 +24,12 @@ type listener struct {
 	warnedAt time.Time       // Accept's
 	unsaved  atomic.Bool     // the written record is not complete
 
-	record              // guarded by s.mu, but for Path, Bound and FileID, which never change
-	notKept string      // why it is not in the descriptor store; guarded by s.mu
-	linger  *time.Timer // removes its temporary name; nil: it has none; guarded by s.mu
+	record         // guarded by s.mu, but for Path, Bound and FileID, which never change
+	notKept string // why it is not in the descriptor store; guarded by s.mu
 }
 
 func newListener(s *Socket, l Listener, dir unixsock.FileID, rec record) *listener {
 	return &listener{Listener: l, s: s, dir: dir, record: rec, done: make(chan struct{})}
-}
-
-// temporaryFor is how long a temporary name stays in the plugins_registry. The kubelet examines
-// each name that comes, ignores those with a dot, and logs an error for one that is gone already.
-const temporaryFor = 5 * time.Second
-
-// removeLater removes the temporary name of the socket, when the kubelet has examined it, or when
-// the listener is stopped.
-func (p *listener) removeLater() {
-	p.s.mu.Lock()
-	defer p.s.mu.Unlock()
-	p.linger = time.AfterFunc(temporaryFor, p.removeTemporary)
-}
-
-func (p *listener) removeTemporary() {
-	err, late := worker.Do(context.Background(), p.s.r.o.Pool.Slot(p.Bound, nil), checkTime, func() error {
-		_, err := p.s.r.o.Host.RemoveFile(p.Bound, p.FileID)
-		return err
-	}, nil)
-	if err := cmp.Or(late, err); err != nil {
-		p.s.log.Debug("a temporary name is left", "path", p.Bound, "error", err)
-	}
 }
 
 // serve answers the kubelet until the listener is stopped. Its goroutine is the only one of a
@@ -97,12 +71,6 @@ func (p *listener) pending() bool {
 func (p *listener) stop(last bool) {
 	for end := time.Now().Add(lastCalls); last && p.pending() && time.Now().Before(end); {
 		time.Sleep(time.Millisecond) // nothing reports that the queue is empty
-	}
-	p.s.mu.Lock()
-	linger := p.linger
-	p.s.mu.Unlock()
-	if linger != nil && linger.Stop() {
-		p.removeTemporary()
 	}
 	_ = p.SetDeadline(time.Now()) // fails if it is closed already
 	<-p.done                      // the server has closed it

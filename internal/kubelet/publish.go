@@ -4,11 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"os"
-	"path/filepath"
-	"strings"
 	"syscall"
 	"time"
 
@@ -101,8 +98,8 @@ func (s *Socket) heldBy(holder string) error {
 }
 
 // replace binds a socket to a temporary name in the directory and moves it to its path: if binding
-// fails, the old one is still there. A crash in between leaves at worst a stale temporary name or a
-// stale old socket, which Sweep removes.
+// fails, the old one is still there. A crash in between leaves at worst a stale temporary name, which
+// the next process's scan removes, or a stale old socket, which its Sweep removes.
 func (s *Socket) replace(ctx context.Context, dir unixsock.FileID, a status.Announcement) error {
 	temporary := temporaryName(s.r.dir.path)
 	l, file, err := s.r.o.Host.Listen(ctx, temporary)
@@ -124,9 +121,9 @@ func (s *Socket) replace(ctx context.Context, dir unixsock.FileID, a status.Anno
 	}
 	p.serve()
 	if err = s.moveIn(temporary, p, old); err == nil {
-		p.removeLater()
 		if old != nil {
 			old.stop(true)
+			s.removeTemporary(old)
 			if old.Announced.Endpoint != a.Endpoint {
 				if err := old.removeLink(s.r.o.Host, s.name); err != nil {
 					s.log.Warn("published, but the previous endpoint link is left", "error", err)
@@ -174,19 +171,4 @@ func (s *Socket) moveIn(temporary string, p, old *listener) error {
 		return fmt.Errorf("cannot put the socket in place: %w", err)
 	}
 	return nil
-}
-
-// temporaryPrefix is the prefix of the names that sockets are bound to before they get their own: a
-// dot, so that the kubelet ignores them, and eight hexadecimal digits after it. getsockname returns
-// this name for the life of the socket, and none is used twice.
-const temporaryPrefix = ".csi-reg-"
-
-func temporaryName(dir string) string {
-	return filepath.Join(dir, fmt.Sprintf("%s%08x", temporaryPrefix, rand.Uint32()))
-}
-
-func isTemporary(name string) bool {
-	// The pattern is valid.
-	ok, _ := filepath.Match(temporaryPrefix+strings.Repeat("[0-9a-f]", 8), name)
-	return ok
 }

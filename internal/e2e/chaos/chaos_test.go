@@ -181,7 +181,7 @@ func (w *world) settles(long time.Duration) {
 		return
 	}
 	t.Logf("settled after %s; damped: %v", time.Since(begun).Round(time.Millisecond), w.damped)
-	if why := w.eventually(10*time.Second, w.leftovers); why != "" { // each stays for 5 s
+	if why := w.eventually(45*time.Second, w.leftovers); why != "" { // a scan every 30 s removes them
 		t.Errorf("temporary names are left: %s", why)
 	}
 	descriptors, goroutines, open, err := w.atRest()
