@@ -34,9 +34,13 @@ func TestHangingFileSystem(t *testing.T) {
 	n.hang()
 	begun := time.Now()
 	took := n.start()
+	for tries := 1; took > usual+time.Second && tries < slowTries; tries++ {
+		n.stop()
+		took = n.start()
+	}
 	t.Logf("ready after %s, usually %s", took, usual)
 	if took > usual+time.Second {
-		t.Errorf("ready after %s, usually %s", took, usual)
+		t.Error("READY=1 waits for the file system")
 	}
 	n.registered(others)
 	t.Logf("the other drivers were registered after %s", time.Since(begun))
@@ -52,12 +56,21 @@ func TestHangingFileSystem(t *testing.T) {
 	n.first.Kill() // its connection breaks, so its socket is looked at
 	n.unimpaired(others)
 	n.fed()
-	if took := n.stop(); took > usualStop+time.Second {
-		t.Errorf("stopped after %s, usually %s", took, usualStop)
-	} else {
-		t.Logf("stopped after %s, usually %s", took, usualStop)
+	took = n.stop()
+	for tries := 1; took > usualStop+time.Second && tries < slowTries; tries++ {
+		n.start()
+		n.registered(others)
+		took = n.stop()
+	}
+	t.Logf("stopped after %s, usually %s", took, usualStop)
+	if took > usualStop+time.Second {
+		t.Error("the stop waits for the file system")
 	}
 }
+
+// slowTries is how often a start or a stop may be slow: a wait for the file system takes its time
+// in each, a busy machine does not.
+const slowTries = 3
 
 // A symbolic link in plugins_registry to a file system that does not answer delays publications no
 // longer than the limit for it.
