@@ -129,10 +129,23 @@ func (n *Node) ConfigureKubelet(lines ...string) {
 // test's TestMain must be built.Main.
 func (n *Node) Install(version string, packages ...string) {
 	n.t.Helper()
-	install := []string{"dpkg", "--force-confold", "-i"}
+	var paths []string
 	for _, name := range packages {
-		install = append(install, n.Package(version, name))
+		paths = append(paths, n.Package(version, name))
 	}
+	n.dpkg(paths)
+}
+
+// InstallFrom installs csi-registrar from a directory with the packages of another commit, as
+// scripts/packages makes them, in a machine that is on or off.
+func (n *Node) InstallFrom(dir string) {
+	n.t.Helper()
+	n.dpkg([]string{n.copyPackage(filepath.Join(dir, "csi-registrar_*.deb"))})
+}
+
+func (n *Node) dpkg(paths []string) {
+	n.t.Helper()
+	install := append([]string{"dpkg", "--force-confold", "-i"}, paths...)
 	if n.On() {
 		n.Run(install...)
 	} else {
@@ -144,9 +157,15 @@ func (n *Node) Install(version string, packages ...string) {
 // path there.
 func (n *Node) Package(version, name string) string {
 	n.t.Helper()
-	found, err := filepath.Glob(filepath.Join(built.Packages(n.t, version), name+"_"+version+"*.deb"))
+	return n.copyPackage(filepath.Join(built.Packages(n.t, version), name+"_"+version+"*.deb"))
+}
+
+// copyPackage puts the package that matches the pattern on the disk, and returns its path there.
+func (n *Node) copyPackage(pattern string) string {
+	n.t.Helper()
+	found, err := filepath.Glob(pattern)
 	if err != nil || len(found) != 1 {
-		n.t.Fatalf("package %s %s: %q %v", name, version, found, err)
+		n.t.Fatalf("package %s: %q %v", pattern, found, err)
 	}
 	path := "/opt/" + filepath.Base(found[0])
 	if n.Read(path) == "" {

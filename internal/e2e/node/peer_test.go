@@ -32,7 +32,8 @@ func TestPeer(t *testing.T) {
 
 // TestBootTimes measures the time from power-on, after the CSINode was deleted, until the driver is
 // in the CSINode and until a pod writes to its volume: BOOTS=10, on an idle machine. With PEER= it
-// alternates with another registrar and also prints the differences of consecutive boots.
+// alternates with another registrar, or with the packages of another commit if PEER is a directory,
+// and also prints the differences of consecutive boots.
 func TestBootTimes(t *testing.T) {
 	rounds, _ := strconv.Atoi(os.Getenv("BOOTS"))
 	if rounds == 0 {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -75,18 +76,22 @@ type row struct {
 	remark        string
 }
 
-// newStage boots a node with both pods. A peer is the program of another registrar, which replaces
-// ours.
+// newStage boots a node with both pods. A peer replaces our package: it is the program of another
+// registrar, or a directory with the packages of another commit.
 func newStage(t *testing.T, suite, peer string) *stage {
 	t.Helper()
 	s := &stage{Node: node.New(t, suite), t: t, unit: unit, peer: peer != "", ids: map[string]string{}}
 	s.Chroot("mkdir", "-p", "/var/log/journal") // kept over a reboot
-	if s.peer {
+	info, err := os.Stat(peer)
+	switch {
+	case peer == "":
+		s.Install(newer, "csi-registrar")
+	case err == nil && info.IsDir():
+		s.InstallFrom(peer)
+	default:
 		s.installPeer(peer)
-		s.Install(newer, "csi-sample-driver")
-	} else {
-		s.Install(newer, "csi-registrar", "csi-sample-driver")
 	}
+	s.Install(newer, "csi-sample-driver")
 	s.writes = s.WatchWrites(t)
 	s.Boot()
 	if err := s.registered(soon); err != nil {
