@@ -19,6 +19,7 @@ import (
 const (
 	bootLimit = 60 * time.Second
 	runLimit  = 60 * time.Second
+	downLimit = 10 * time.Second // for a command while the machine shuts down
 )
 
 // Machine is one container, with a disk of its own over the root of a suite. Only Try and Path may
@@ -113,8 +114,13 @@ func (m *Machine) During(t testing.TB, do func()) {
 var environment = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8", "HOME=/root", "SYSTEMD_PAGER=", "TERM=dumb"}
 
 // Try runs a command in the machine and returns its output, both streams.
-func (m *Machine) Try(args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), runLimit)
+func (m *Machine) Try(args ...string) (string, error) { return m.tryFor(runLimit, args...) }
+
+// tryFor is Try with another limit than runLimit, for commands beside a shutdown. PID 1 stops all
+// processes before it kills them (systemd, broadcast_signal), nsenter then stops itself as its child
+// was, and nothing on the host continues it.
+func (m *Machine) tryFor(limit time.Duration, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"-t", strconv.Itoa(m.leader), "-a", "--"}, args...)...)
 	cmd.Env = environment

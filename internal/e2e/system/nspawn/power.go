@@ -144,9 +144,9 @@ func (m *Machine) SoftReboot() {
 	// PID 1 does not answer a request that arrives just when it executes itself again.
 	count := []string{"timeout", "5", "systemctl", "show", "--value", "--property=SoftRebootsCount"}
 	before := m.Run(count...)
-	_, _ = m.Try("timeout", "5", "systemctl", "soft-reboot") // may lose its connection on the way
+	_, _ = m.tryFor(downLimit, "timeout", "5", "systemctl", "soft-reboot") // may lose its connection on the way
 	m.Eventually(bootLimit, "the soft-reboot", func() error {
-		after, err := m.Try(count...)
+		after, err := m.tryFor(downLimit, count...)
 		if err == nil && after == before {
 			return errors.New("not yet")
 		}
@@ -157,7 +157,7 @@ func (m *Machine) SoftReboot() {
 
 func (m *Machine) shutDown(how string) {
 	m.t.Helper()
-	_, _ = m.Try("systemctl", how) // may lose its connection on the way
+	_, _ = m.tryFor(downLimit, "systemctl", how) // may lose its connection on the way
 	select {
 	case <-m.ended:
 	case <-time.After(runLimit):
