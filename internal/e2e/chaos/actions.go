@@ -159,7 +159,7 @@ func allActions() map[string]action {
 	add("socket leave", func(w *world, s Step, d *Driver) error { return w.leave(w.pathOf(d), d, s.B < 500) })
 	add("socket other", func(w *world, s Step, d *Driver) error {
 		path := w.otherPath(d)
-		if w.at(path) != nil {
+		if w.foreignAt(path) != nil {
 			return nil
 		}
 		w.history.note(d.name, onPath, "other registrar came")
@@ -284,7 +284,7 @@ func (w *world) post(path string) {
 // touch changes a registration socket that belongs to the daemon.
 func (w *world) touch(d *Driver, what string, do func(path string) error) error {
 	path := w.pathOf(d)
-	if w.at(path) != nil {
+	if w.foreignAt(path) != nil {
 		return nil
 	}
 	w.history.note(d.name, onPath, what)

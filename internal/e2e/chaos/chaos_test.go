@@ -237,7 +237,7 @@ func (w *world) settles(long time.Duration) {
 	for name, n := range w.events {
 		// Else it was published at once.
 		if _, damped := waiting[name]; n != before[name] && !damped {
-			w.bad("the kubelet noticed a restart: %d events of %s", n-before[name], name)
+			w.violated("the kubelet noticed a restart: %d events of %s", n-before[name], name)
 		}
 	}
 	w.mu.Unlock()
@@ -302,7 +302,7 @@ func (w *world) settles(long time.Duration) {
 	defer w.mu.Unlock()
 	for name := range w.byName {
 		if why := w.history.churn(name); why != "" {
-			w.bad("%s%s", why, w.history.story(name))
+			w.violated("%s%s", why, w.history.story(name))
 		}
 	}
 }

@@ -30,7 +30,7 @@ func (w *world) check(now time.Time) {
 	w.foreign = slices.DeleteFunc(w.foreign, func(f *foreign) bool {
 		why := f.missing()
 		if why != "" && !f.mayGo {
-			w.bad("%s", why)
+			w.violated("%s", why)
 		}
 		return why != ""
 	})
@@ -56,7 +56,7 @@ func (w *world) checkCause(e fake.Event) {
 		return
 	}
 	if w.history.between(name, e.Seen.Add(-earlier), e.At, kinds...) == nil {
-		w.bad("%s was deregistered without a cause: %s (known to the kubelet since %s)%s",
+		w.violated("%s was deregistered without a cause: %s (known to the kubelet since %s)%s",
 			name, e.Reason, e.Seen.Format("15:04:05.000"), w.history.story(name))
 	}
 }
@@ -65,7 +65,7 @@ func (w *world) checkCause(e fake.Event) {
 func (w *world) checkRegistry(now time.Time) {
 	entries, err := os.ReadDir(w.registry)
 	if gone(err) != nil {
-		w.bad("cannot look into the plugin registry: %v", err)
+		w.violated("cannot look into the plugin registry: %v", err)
 	}
 	for _, e := range entries {
 		path := filepath.Join(w.registry, e.Name())
@@ -76,7 +76,7 @@ func (w *world) checkRegistry(now time.Time) {
 		name, ours := rootdir.DriverName(e.Name())
 		d := w.byName[name]
 		if !ours || d == nil {
-			w.bad("%s is not the path of any driver's registration socket", path)
+			w.violated("%s is not the path of any driver's registration socket", path)
 			continue
 		}
 		id, mode, err := lookAt(path)
@@ -89,13 +89,13 @@ func (w *world) checkRegistry(now time.Time) {
 		}
 		w.figures["published"]++
 		if w.changes[name]++; w.changes[name] > changesPerHour && w.history.between(name, w.daemon.startedAt(), now, asked) == nil {
-			w.bad("%s was published more than %d times by one daemon%s", name, changesPerHour, w.history.story(name))
+			w.violated("%s was published more than %d times by one daemon%s", name, changesPerHour, w.history.story(name))
 		}
 		if !d.everWell {
-			w.bad("%s is published, and was never ready", name)
+			w.violated("%s is published, and was never ready", name)
 		}
 		if from, there := w.otherFrom[name]; there && now.Sub(from) > 5*time.Second {
-			w.bad("%s is published beside another live socket of that name", name)
+			w.violated("%s is published beside another live socket of that name", name)
 		}
 	}
 }
@@ -110,7 +110,7 @@ func (w *world) checkDaemon(now time.Time) {
 		return
 	}
 	if !d.running() {
-		w.bad("the daemon ended by itself: %v", d.err)
+		w.violated("the daemon ended by itself: %v", d.err)
 		w.daemon = nil
 		return
 	}
@@ -127,10 +127,10 @@ func (w *world) checkDaemon(now time.Time) {
 	case d.frozen || s.Watchdog != w.fed || w.fedAt.Before(d.began):
 		w.fed, w.fedAt = s.Watchdog, now
 	case s.Ready == d.before && now.Sub(d.began) > startsWithin:
-		w.bad("the daemon was not ready within %s", startsWithin)
+		w.violated("the daemon was not ready within %s", startsWithin)
 		w.fedAt, d.began = now, now
 	case s.Ready > d.before && now.Sub(w.fedAt) > watchdog:
-		w.bad("the daemon has not fed its watchdog for %s", now.Sub(w.fedAt))
+		w.violated("the daemon has not fed its watchdog for %s", now.Sub(w.fedAt))
 		w.fedAt = now
 	}
 }

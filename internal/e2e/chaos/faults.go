@@ -77,7 +77,7 @@ func (w *world) resumeFS() error {
 	if w.settled(w.hangsSince, 3*time.Second) && w.daemon.began.After(w.hangsSince) {
 		w.figures["started under a file system that hangs"]++
 		if s, err := w.api.status(); err != nil || len(s.Stuck) == 0 {
-			w.bad("the status says nothing of the file system that hangs: %+v, %v", s, err)
+			w.violated("the status says nothing of the file system that hangs: %+v, %v", s, err)
 		}
 	}
 	w.hangsSince = time.Time{}
@@ -220,12 +220,12 @@ func (w *world) flapUntilDamped() error {
 // checkNamed checks that the status names the second registrar of a driver without other faults.
 func (w *world) checkNamed(d *Driver) {
 	from, there := w.otherFrom[d.name]
-	if f := w.at(w.otherPath(d)); !there || f == nil || f.listen == nil || !w.settled(from, 3*time.Second) {
+	if f := w.foreignAt(w.otherPath(d)); !there || f == nil || f.listen == nil || !w.settled(from, 3*time.Second) {
 		return
 	}
 	s, err := w.api.status()
 	if err != nil {
-		w.bad("no status: %v", err)
+		w.violated("no status: %v", err)
 		return
 	}
 	have := s.driver(d.name)
@@ -235,7 +235,7 @@ func (w *world) checkNamed(d *Driver) {
 	}
 	w.figures["second registrar named"]++
 	if !strings.Contains(have.Reason, filepath.Base(w.otherPath(d))) {
-		w.bad("%s: the status does not name the second registrar there since %s: %q", d.name, from.Format("15:04:05.000"), have.Reason)
+		w.violated("%s: the status does not name the second registrar there since %s: %q", d.name, from.Format("15:04:05.000"), have.Reason)
 	}
 }
 

@@ -150,8 +150,8 @@ func (s sidecar) NotifyRegistrationStatus(context.Context, *registration.Registr
 	return &registration.RegistrationStatusResponse{}, nil
 }
 
-// at returns the foreign file at a path, or nil.
-func (w *world) at(path string) *foreign {
+// foreignAt returns the foreign file at a path, or nil.
+func (w *world) foreignAt(path string) *foreign {
 	for _, f := range w.foreign {
 		if f.path == path {
 			return f
@@ -163,7 +163,7 @@ func (w *world) at(path string) *foreign {
 // replace puts a foreign file at the path of a driver's registration socket.
 func (w *world) replace(d *Driver, kind string, over bool) error {
 	path := w.pathOf(d)
-	if w.at(path) != nil {
+	if w.foreignAt(path) != nil {
 		return nil
 	}
 	w.history.note(d.name, onPath, kind+" came")
@@ -182,7 +182,7 @@ func (w *world) replace(d *Driver, kind string, over bool) error {
 
 // leave removes a foreign file. The process of a socket may leave the dead socket behind.
 func (w *world) leave(path string, d *Driver, tidy bool) error {
-	f := w.at(path)
+	f := w.foreignAt(path)
 	if f == nil {
 		return nil
 	}
@@ -201,7 +201,7 @@ func (w *world) leave(path string, d *Driver, tidy bool) error {
 		return gone(os.Remove(path))
 	}
 	if !f.mayGo {
-		w.bad("%s", why)
+		w.violated("%s", why)
 	}
 	return nil
 }

@@ -90,7 +90,7 @@ func (w *world) compare() {
 				limit = quietMost
 			}
 			if usual > 0 && len(all) >= enough && m > limit {
-				w.bad("%s; %s: median %s, without faults %s", what, during, m, usual)
+				w.violated("%s; %s: median %s, without faults %s", what, during, m, usual)
 			}
 		}
 	}

@@ -17,7 +17,7 @@ func (w *world) heard(line string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if !ok {
-		w.bad("the daemon wrote what is no log line: %s", line)
+		w.violated("the daemon wrote what is no log line: %s", line)
 		return
 	}
 	name := e.fields["driver"]
@@ -25,11 +25,11 @@ func (w *world) heard(line string) {
 	case e.msg == "withdrawing", e.msg == "republishing the registration socket":
 		w.figures[e.msg]++
 		if w.byName[name] == nil {
-			w.bad("a driver that nobody configured: %s", line)
+			w.violated("a driver that nobody configured: %s", line)
 			return
 		}
 		if why := w.history.unfounded(name, e); why != "" {
-			w.bad("%s%s", why, w.history.story(name))
+			w.violated("%s%s", why, w.history.story(name))
 		}
 		w.history.noteAt(e.at, name, logged, e.msg+", cause "+e.fields["cause"]+", "+e.fields["reason"])
 	case strings.HasPrefix(e.msg, "too many entries for this driver"):
@@ -42,7 +42,7 @@ func (w *world) heard(line string) {
 	case strings.HasPrefix(e.msg, "cannot go on with the registration socket"):
 		w.figures["not adopted"]++
 		if from, there := w.upAt[name]; there && w.history.between(name, from.Add(-earlier), e.at, onPath, logged) == nil {
-			w.bad("%s: not adopted without a cause: %s%s", name, line, w.history.story(name))
+			w.violated("%s: not adopted without a cause: %s%s", name, line, w.history.story(name))
 		}
 		w.history.noteAt(e.at, name, logged, e.msg+": "+e.fields["error"])
 	}
@@ -67,7 +67,7 @@ func (w *world) happened(e fake.Event) {
 		w.history.noteAt(e.At, name, lost, e.Reason)
 	case fake.Unanswered:
 		name, _ = rootdir.DriverName(filepath.Base(e.Socket))
-		if w.byName[name] != nil && e.At.Sub(w.awayAt) > readWithin && w.at(e.Socket) == nil &&
+		if w.byName[name] != nil && e.At.Sub(w.awayAt) > readWithin && w.foreignAt(e.Socket) == nil &&
 			w.history.between(name, e.At.Add(-readWithin), e.At, onPath) == nil {
 			w.figures["unanswered without a reason"]++
 			w.say("UNANSWERED %s: %s%s", name, e.Reason, w.history.story(name))

@@ -177,8 +177,8 @@ func (w *world) say(format string, args ...any) {
 	fmt.Fprintf(w.log, "%s "+format+"\n", append([]any{time.Now().Format("15:04:05.000")}, args...)...)
 }
 
-// bad records that an invariant does not hold. mu must be held.
-func (w *world) bad(format string, args ...any) {
+// violated records that an invariant does not hold. mu must be held.
+func (w *world) violated(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	w.say("WRONG: %s", text)
 	if len(w.wrong) < maxWrong {

@@ -113,7 +113,7 @@ func TestHTTPSocket(t *testing.T) {
 		if out, err := n.get("/healthz"); err == nil {
 			t.Errorf("it answers for a stopped daemon: %s", out)
 		}
-		n.is(unit, "inactive")
+		n.awaitState(unit, "inactive")
 		n.Run("systemctl", "start", unit)
 		n.waited()
 		works()

@@ -140,7 +140,7 @@ func TestDriversAsQuadlets(t *testing.T) {
 		})
 		n.mounts(examples[i])
 		n.Run("systemctl", "stop", unit)
-		n.is(unit, "inactive") // not failed
+		n.awaitState(unit, "inactive") // not failed
 		n.Run("systemctl", "start", unit)
 	}
 	// The watchdog restarts the container of a driver that hangs.

@@ -241,8 +241,8 @@ func (n *node) show(unit, property string) string {
 	return strings.TrimSpace(n.Run("systemctl", "show", "--value", "--property="+property, unit))
 }
 
-// is waits until the unit is in one of the states that `systemctl is-active` prints.
-func (n *node) is(unit string, states ...string) {
+// awaitState waits until the unit is in one of the states that `systemctl is-active` prints.
+func (n *node) awaitState(unit string, states ...string) {
 	n.t.Helper()
 	n.Eventually(soon, unit+" to be "+strings.Join(states, " or "), func() error {
 		out, _ := n.Try("systemctl", "is-active", unit) // exits 3 for all but active

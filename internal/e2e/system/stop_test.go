@@ -16,8 +16,8 @@ import (
 // socket does not start it again.
 func (n *node) stopped(mark int) {
 	n.t.Helper()
-	n.is(unit, "inactive")
-	n.is(socket, "inactive")
+	n.awaitState(unit, "inactive")
+	n.awaitState(socket, "inactive")
 	if files := n.files(); len(files) > 0 {
 		n.t.Errorf("%s: left behind: %q", n.Suite, files)
 	}
@@ -35,7 +35,7 @@ func (n *node) stopped(mark int) {
 	if !ok || exit.ExitCode() != 3 {
 		n.t.Errorf("%s: status of a stopped daemon: %v, want exit code 3\n%s", n.Suite, err, out)
 	}
-	n.is(unit, "inactive")
+	n.awaitState(unit, "inactive")
 }
 
 func TestStop(t *testing.T) {
@@ -73,8 +73,8 @@ func TestStopRaces(t *testing.T) {
 			n.Run("systemctl", "--no-block", "restart", unit)
 			time.Sleep(pause)
 			n.Run("systemctl", "stop", unit)
-			n.is(unit, "inactive")
-			n.is(socket, "inactive")
+			n.awaitState(unit, "inactive")
+			n.awaitState(socket, "inactive")
 			n.swept(fmt.Sprintf("restart, stop after %s", pause))
 			n.Run("systemctl", "start", unit)
 			n.published()
@@ -137,7 +137,7 @@ func TestStopBetweenStarts(t *testing.T) {
 		n.Boot()
 		n.registered(0)
 		n.Run("systemctl", "kill", "--signal=KILL", unit)
-		n.is(unit, "activating")
+		n.awaitState(unit, "activating")
 		before, mark := n.inodes(), n.mark()
 		if slices.Contains(inodesOf(n), 0) {
 			t.Fatalf("crashed, and sockets are gone: %v", before)

@@ -80,7 +80,7 @@ func (n *node) restartedWithin(before string, limit time.Duration) time.Duration
 		return nil
 	})
 	took := time.Since(begun)
-	n.is(supervised, "active")
+	n.awaitState(supervised, "active")
 	return took
 }
 
@@ -220,7 +220,7 @@ func superviseExamples(t *testing.T, suite, upstream string, rounds int) {
 	for range rounds {
 		for _, name := range []string{"nfs", "hostpath"} {
 			unit := "csi-" + name + ".service"
-			n.is(unit, "active")
+			n.awaitState(unit, "active")
 			pid := n.show(unit, "MainPID")
 			n.Run("sh", "-c", "kill -STOP "+pid)
 			begun := time.Now()
@@ -231,7 +231,7 @@ func superviseExamples(t *testing.T, suite, upstream string, rounds int) {
 				return nil
 			})
 			slowest = max(slowest, time.Since(begun))
-			n.is(unit, "active")
+			n.awaitState(unit, "active")
 		}
 	}
 	t.Logf("%s: %d hangs, restarted after %s at most", suite, 2*rounds, slowest)

@@ -144,10 +144,10 @@ func TestWaitUnits(t *testing.T) {
 		n.Run("systemctl", "start", "csi-registrar-wait.service", "csi-registrar-wait@one.sample.csi.service")
 		const late = "late-comer.sample.csi" // the dash does not need escaping
 		n.Run("systemctl", "start", "--no-block", "csi-registrar-wait@"+late)
-		n.is("csi-registrar-wait@"+late, "activating")
+		n.awaitState("csi-registrar-wait@"+late, "activating")
 		n.Write("/etc/csi-registrar/conf.d/30-late.toml", driverConfig(late))
 		n.Run("systemctl", "start", "csi-sample@"+late)
-		n.is("csi-registrar-wait@"+late, "active")
+		n.awaitState("csi-registrar-wait@"+late, "active")
 		n.Run("csi-registrar", "status", late)
 	})
 }

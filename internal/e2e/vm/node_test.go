@@ -176,8 +176,8 @@ func (n *wholeNode) show(property string) string {
 	return strings.TrimSpace(n.Run("systemctl show --value --property=" + property + " " + daemon))
 }
 
-// is compares the output of a script with a text.
-func (n *wholeNode) is(want, script string) {
+// prints compares the output of a script with a text.
+func (n *wholeNode) prints(want, script string) {
 	n.t.Helper()
 	if got := strings.TrimSpace(n.Run(script)); got != want {
 		n.t.Errorf("%s\nprints %q, want %q", script, got, want)
@@ -220,21 +220,21 @@ func (n *wholeNode) cgroups(pod string) {
 	if got := n.Run("echo " + ofWriter); !strings.HasPrefix(got, want) {
 		n.t.Errorf("the pod's cgroup is %swant %s...", got, want)
 	}
-	n.is(podMemory, "cat /sys/fs/cgroup"+ofWriter+"/memory.max")
+	n.prints(podMemory, "cat /sys/fs/cgroup"+ofWriter+"/memory.max")
 	if limit := n.Run("cat /sys/fs/cgroup/kubepods.slice/memory.max"); limit == "max\n" {
 		n.t.Error("the pods together have no limit: the kubelet does not enforce what is allocatable")
 	}
-	n.is("overlayfs", "stat --file-system --format=%T /proc/$(pgrep -o -f '^/bin/pod write')/root/")
+	n.prints("overlayfs", "stat --file-system --format=%T /proc/$(pgrep -o -f '^/bin/pod write')/root/")
 }
 
 // limits checks the limits of the unit in the kernel.
 func (n *wholeNode) limits() {
 	n.t.Helper()
 	pid := n.show("MainPID")
-	n.is(n.show("MemoryMax"), "cat /sys/fs/cgroup$(cut -d : -f 3 /proc/"+pid+"/cgroup)/memory.max")
-	n.is("268435456", "cat /sys/fs/cgroup/system.slice/"+daemon+"/memory.max")
+	n.prints(n.show("MemoryMax"), "cat /sys/fs/cgroup$(cut -d : -f 3 /proc/"+pid+"/cgroup)/memory.max")
+	n.prints("268435456", "cat /sys/fs/cgroup/system.slice/"+daemon+"/memory.max")
 	const none = "0000000000000000"
-	n.is("CapInh "+none+" CapPrm "+none+" CapEff "+none+" CapBnd "+none+" CapAmb "+none+" NoNewPrivs 1 Seccomp 2",
+	n.prints("CapInh "+none+" CapPrm "+none+" CapEff "+none+" CapBnd "+none+" CapAmb "+none+" NoNewPrivs 1 Seccomp 2",
 		`awk -F '[:\t]+' '/^(Cap|NoNewPrivs:|Seccomp:)/ { printf "%s %s ", $1, $2 }' /proc/`+pid+"/status")
 }
 
@@ -243,11 +243,11 @@ func (n *wholeNode) limits() {
 func (n *wholeNode) sandbox() {
 	n.t.Helper()
 	n.Run("cat >/opt/probe <<'END'\n" + probe + "END\n")
-	n.is(strings.TrimSpace(reached), "sh /opt/probe; umount /mnt; rm /etc/probe")
+	n.prints(strings.TrimSpace(reached), "sh /opt/probe; umount /mnt; rm /etc/probe")
 	n.Run(`printf '[Service]\nExecStartPost=/bin/sh -c "sh /opt/probe >/run/csi-registrar/state/probed 2>&1; echo done >>/run/csi-registrar/state/probed"\n' \
 			>/etc/systemd/system/` + daemon + `.d/probe.conf
 		systemctl daemon-reload && systemctl restart ` + daemon)
-	n.is("done", "cat /run/csi-registrar/state/probed")
+	n.prints("done", "cat /run/csi-registrar/state/probed")
 	n.Run("rm /run/csi-registrar/state/probed /etc/systemd/system/" + daemon + ".d/probe.conf && systemctl daemon-reload")
 	n.registered()
 }

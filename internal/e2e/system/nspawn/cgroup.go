@@ -55,7 +55,7 @@ func (c cgroup) kill() error {
 			continue // a hierarchy of version 1
 		}
 		for range 100 { // a process that waits for a disk cannot be frozen
-			if err != nil || c.is("frozen 1") {
+			if err != nil || c.hasEvent("frozen 1") {
 				break
 			}
 			time.Sleep(10 * time.Millisecond)
@@ -68,10 +68,10 @@ func (c cgroup) kill() error {
 }
 
 // empty reports whether the group and its child groups have no more processes.
-func (c cgroup) empty() bool { return c.is("populated 0") }
+func (c cgroup) empty() bool { return c.hasEvent("populated 0") }
 
-// is reports whether cgroup.events has the value, in each hierarchy that has this file.
-func (c cgroup) is(event string) bool {
+// hasEvent reports whether cgroup.events has the value, in each hierarchy that has this file.
+func (c cgroup) hasEvent(event string) bool {
 	for _, dir := range c.dirs {
 		b, err := os.ReadFile(filepath.Join(dir, "cgroup.events"))
 		if err == nil && !strings.Contains(string(b), event) {
