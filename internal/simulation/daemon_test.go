@@ -89,7 +89,7 @@ func (w *world) startDaemon() {
 		rec := w.files.nodes[recordOf(d.name)].recorded()
 		n := w.files.nodes[w.socketOf(d.name)]
 		swept := sweeps && n != nil && n.sock != nil && rec.Path == w.socketOf(d.name) && rec.Bound == n.sock.bound
-		if len(w.pid1.held[kubelet.StorePrefix+d.name]) > 0 || swept {
+		if len(w.pid1.held[storeName(d.name)]) > 0 || swept {
 			continue
 		}
 		w.lost[recordOf(d.name)] = true
@@ -176,7 +176,7 @@ func (p *process) exit() {
 	p.w.losesOthers(p.w.troubled())
 	for _, d := range p.w.drivers {
 		rec := p.w.files.nodes[recordOf(d.name)].recorded()
-		for _, s := range p.w.pid1.held[kubelet.StorePrefix+d.name] {
+		for _, s := range p.w.pid1.held[storeName(d.name)] {
 			// The next Check would have written it.
 			if rec.Bound == s.bound && rec.GetInfoAt.Before(s.askedAt) {
 				s.askedAt = rec.GetInfoAt

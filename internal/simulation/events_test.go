@@ -332,7 +332,7 @@ func (m *mount) thaw() {
 }
 
 // besides is where another registrar serves the driver, besides ours.
-func (w *world) besides(d *csiDriver) string { return w.registry() + "/sidecar-" + d.name + ".sock" }
+func (w *world) besides(d *csiDriver) string { return sidecars[place{w.admin.root, d.name}] }
 
 // sidecar is a node-driver-registrar, which puts its socket over whatever is there.
 func (w *world) sidecar(d *csiDriver, name string) {
@@ -393,9 +393,11 @@ func (w *world) restart(kill bool) {
 }
 
 func (w *world) edit(d *csiDriver, change func(*config.Driver)) {
-	c := config.DefaultDriver(d.name, d.socket)
+	var c config.Driver
 	if t := w.admin.tables[d.name]; t != nil {
 		c = *t
+	} else {
+		c = config.DefaultDriver(d.name, d.socket)
 	}
 	change(&c)
 	if w.admin.tables[d.name] = &c; !c.Enabled {

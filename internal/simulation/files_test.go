@@ -117,12 +117,16 @@ func (f *files) removeAll(dir string) {
 // below returns the paths in a directory and its subdirectories, sorted.
 func (f *files) below(dir string) (names []string) {
 	for name := range f.nodes {
-		if strings.HasPrefix(name, dir+"/") {
+		if isBelow(name, dir) {
 			names = append(names, name)
 		}
 	}
 	sort.Strings(names)
 	return names
+}
+
+func isBelow(name, dir string) bool {
+	return len(name) > len(dir) && name[len(dir)] == '/' && name[:len(dir)] == dir
 }
 
 // watch is a place for hints, as of fswatch.Watcher.
@@ -165,7 +169,7 @@ func (x *watch) Close() {
 func (f *files) notify(name string) {
 	for _, x := range f.watches {
 		for _, p := range x.paths {
-			if p == name || strings.HasPrefix(p, name+"/") || x.dir && path.Dir(name) == p {
+			if p == name || isBelow(p, name) || x.dir && path.Dir(name) == p {
 				x.Hint()
 			}
 		}

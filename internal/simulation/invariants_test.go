@@ -5,13 +5,13 @@ import (
 	"fmt"
 	"maps"
 	"path"
+	"reflect"
 	"slices"
 	"strings"
 	"syscall"
 	"time"
 
 	"csi-registrar/internal/config"
-	"csi-registrar/internal/kubelet"
 	"csi-registrar/internal/registrar"
 	"csi-registrar/internal/rootdir"
 	"csi-registrar/internal/status"
@@ -26,9 +26,11 @@ type record struct {
 	Notification status.Notification `json:"notification"`
 }
 
-func (n *node) recorded() record {
+var noRecord = &record{}
+
+func (n *node) recorded() *record {
 	if n == nil {
-		return record{}
+		return noRecord
 	}
 	if n.record == nil {
 		n.record = &record{}
@@ -36,7 +38,7 @@ func (n *node) recorded() record {
 			panic(err)
 		}
 	}
-	return *n.record
+	return n.record
 }
 
 // movedAt returns when a socket came to its path.
@@ -49,7 +51,7 @@ func (n *node) movedAt() (t time.Time) {
 
 // adoptable reports whether a process that starts now finds the registration as it should be.
 func (w *world) adoptable(d *csiDriver) bool {
-	held, n := w.pid1.held[kubelet.StorePrefix+d.name], w.files.nodes[w.socketOf(d.name)]
+	held, n := w.pid1.held[storeName(d.name)], w.files.nodes[w.socketOf(d.name)]
 	return len(held) == 1 && n != nil && n.sock == held[0] && w.files.nodes[recordOf(d.name)].recorded().Bound == n.sock.bound
 }
 
@@ -61,7 +63,9 @@ func (w *world) caused(p *process, driver, cause string, withdraw bool) {
 		return
 	}
 	w.seen.causes[cause]++
-	w.tell("daemon %d: %s because of %q (%s)", p.number, map[bool]string{true: "withdraws", false: "publishes"}[withdraw], cause, driver)
+	if w.story != nil {
+		w.tell("daemon %d: %s because of %q (%s)", p.number, map[bool]string{true: "withdraws", false: "publishes"}[withdraw], cause, driver)
+	}
 	if withdraw {
 		p.first[driver], p.causes[driver] = true, nil
 		w.checkWithdrawal(p, w.driver(driver), registrar.Cause(cause))
@@ -231,7 +235,7 @@ func (w *world) published(p *process, name string, n *node) {
 }
 
 // checkDelay: nothing is delayed that need not be, and for no longer.
-func (w *world) checkDelay(p *process, s status.Driver) {
+func (w *world) checkDelay(p *process, s *status.Driver) {
 	unwanted := w.of(s.Name).unwantedAt // its registrar may have ended then, or not
 	if s.DampedUntil.IsZero() || p.troubled || w.files.latency > slowDisk || !unwanted.IsZero() && time.Since(unwanted) < time.Hour+changeTime {
 		return
@@ -264,48 +268,58 @@ func (w *world) check() {
 			*at = time.Now()
 		}
 	}
-	if w.damaged(p) {
+	damaged, foreign := w.damaged(p), w.foreign()
+	if damaged {
 		w.damagedAt = time.Now()
 	}
-	if w.foreign() {
+	if foreign {
 		w.foreignAt = time.Now()
 	}
-	since(&w.undamagedSince, w.undamaged())
-	since(&w.freeSince, !w.foreign())
-	since(&w.intactSince, w.intact())
+	since(&w.undamagedSince, p != nil && !damaged)
+	since(&w.freeSince, !foreign)
+	since(&w.intactSince, p != nil && !damaged && !foreign)
 	var doc status.Document
 	if p != nil {
 		edited := time.Since(w.admin.editedAt) < time.Minute
 		w.mu.Unlock()
 		doc = p.agent.Status()
-		tables := map[string]config.Driver{}
-		for _, name := range driverNames {
-			if h := w.of(name); edited || h.tableOf != p {
-				tables[name], _ = p.agent.Configured(name)
-			}
-		}
 		w.mu.Lock()
 		w.checkRetries()
 		for _, name := range driverNames {
-			if table, ok := tables[name]; ok {
-				w.of(name).inForce(p, table)
+			h := w.of(name)
+			if edited || h.tableOf != p {
+				table, _ := p.agent.Configured(name)
+				h.inForce(p, table)
 			}
-			w.of(name).checkedAt = time.Now()
+			h.checkedAt = time.Now()
 		}
 	}
+	calm := p != nil && time.Since(p.started) > patience && !w.disturbed(p)
 	for _, d := range w.drivers {
-		s, shown := doc.Driver(d.name)
-		w.checkSocket(p, d, s)
-		if shown {
+		s := shown(&doc, d.name)
+		w.checkSocket(p, d, s, calm)
+		if s != noStatus {
 			w.seen.states[s.State]++
 			if string(s.Driver) != s.State {
 				w.seen.states["driver "+string(s.Driver)]++
 			}
-			w.checkStatus(p, d, s)
+			w.checkStatus(p, d, s, calm)
 			w.checkDelay(p, s)
 		}
 	}
 	w.checkPlaces()
+}
+
+// noStatus is that of a driver which a document does not have.
+var noStatus = &status.Driver{}
+
+func shown(doc *status.Document, driver string) *status.Driver {
+	for i := range doc.Drivers {
+		if doc.Drivers[i].Name == driver {
+			return &doc.Drivers[i]
+		}
+	}
+	return noStatus
 }
 
 // intact reports whether nothing but drivers and kubelet can hinder the daemon.
@@ -353,7 +367,8 @@ func (w *world) troubled() bool {
 // recovery is how long the daemon may pause before it tries again what failed: a withdrawal.
 const recovery = 75 * time.Second
 
-// wrong is a violation when it was seen each time for longer than the limit.
+// wrong is a violation when it was seen each time for longer than the limit. The arguments are
+// pointers to those of the format: nearly always none is needed.
 func (w *world) wrong(is bool, driver string, limit time.Duration, rule, format string, args ...any) {
 	if !is && w.wrongs == 0 { // nearly always
 		return
@@ -370,7 +385,11 @@ func (w *world) wrong(is bool, driver string, limit time.Duration, rule, format 
 		since[key] = time.Now()
 		w.wrongs++
 	case time.Since(at) > limit:
-		w.violated(rule, driver+" for %s: "+format, append([]any{time.Since(at)}, args...)...)
+		values := []any{time.Since(at)}
+		for _, a := range args {
+			values = append(values, reflect.ValueOf(a).Elem().Interface())
+		}
+		w.violated(rule, driver+" for %s: "+format, values...)
 	}
 }
 
@@ -395,22 +414,24 @@ func (w *world) checkEnd(p *process) {
 // checkPlaces: at most one socket for a driver in a directory, at its path.
 func (w *world) checkPlaces() {
 	for name, n := range w.files.nodes {
-		if n.maker != "daemon" || n.sock == nil || path.Base(path.Dir(name)) != rootdir.PluginsRegistryName || strings.HasPrefix(path.Base(name), ".") {
+		if n.maker != "daemon" || n.sock == nil {
 			continue
 		}
-		if d := n.sock.driver; name != socketIn(rootDirs[0], d) && name != socketIn(rootDirs[1], d) {
-			w.violated("at most one socket for a driver", "%s is at %s", d, name)
+		d := n.sock.driver
+		if name == socketIn(rootDirs[0], d) || name == socketIn(rootDirs[1], d) ||
+			path.Base(path.Dir(name)) != rootdir.PluginsRegistryName || strings.HasPrefix(path.Base(name), ".") {
+			continue
 		}
+		w.violated("at most one socket for a driver", "%s is at %s", d, name)
 	}
 }
 
-func (w *world) checkSocket(p *process, d *csiDriver, s status.Driver) {
+func (w *world) checkSocket(p *process, d *csiDriver, s *status.Driver, calm bool) {
 	if p == nil {
 		return
 	}
 	h, table := w.of(d.name), w.admin.tables[d.name]
 	n := w.files.nodes[w.socketOf(d.name)]
-	calm := time.Since(p.started) > patience && !w.disturbed(p)
 	ours := n != nil && n.maker == "daemon" && n.sock != nil
 	moving := time.Since(h.rootAt) < recovery || w.admin.broken || h.rootAt.After(p.started) && w.troubled()
 	// With an error in the files nothing is withdrawn, nor what a process before left.
@@ -425,7 +446,7 @@ func (w *world) checkSocket(p *process, d *csiDriver, s status.Driver) {
 	// Without endpoint_link a publication that failed may have made it.
 	linked := ours && table != nil && table.EndpointLink
 	w.wrong(calm && linked && !w.failed[w.linkOf(d.name)] && r != nil && !r.leased, d.name, 15*time.Second, "the link never points to a recorder without a lease", "it does")
-	held := w.pid1.held[kubelet.StorePrefix+d.name]
+	held := w.pid1.held[storeName(d.name)]
 	kept := ours && len(held) == 1 && held[0] == n.sock
 	w.wrong(calm && ours && !moving && s.NotKept == "" && !kept, d.name, patience, "the store has what is published", "it has not")
 	rec := w.files.nodes[recordOf(d.name)].recorded()
@@ -436,7 +457,7 @@ func (w *world) checkSocket(p *process, d *csiDriver, s status.Driver) {
 	w.wrong(calm && ours && !recorded && !lost && !moving, d.name, 15*time.Second, "the record says what the kubelet was told", "%+v", rec)
 
 	w.wrong(calm && ours && recorded && !moving && n.sock.askedAt.After(p.started) && !rec.GetInfoAt.Equal(n.sock.askedAt), d.name, 15*time.Second,
-		"the record says what the kubelet was told", "asked at %s", rec.GetInfoAt)
+		"the record says what the kubelet was told", "asked at %s", &rec.GetInfoAt)
 
 	since := func(at time.Time, least time.Duration) bool { return !at.IsZero() && time.Since(at) > least }
 	if w.undamagedSince.IsZero() || !p.recovered(w.damagedAt) || !since(w.freeSince, patience) || time.Since(p.started) < patience {
@@ -446,33 +467,33 @@ func (w *world) checkSocket(p *process, d *csiDriver, s status.Driver) {
 	file := link != nil && link.maker == "admin" && table != nil && table.EndpointLink
 	serves := w.wanted(d) && edited > patience && d.state == "up" && time.Since(d.noticed) > patience && s.DampedUntil.IsZero() && !file
 	// After so many changes it may have waited since the check before.
-	w.wrong(serves && !ours && len(p.begun[d.name]) < freeChanges, d.name, patience, "a driver that serves is published", "%s: %s", s.State, s.Reason)
+	w.wrong(serves && !ours && len(p.begun[d.name]) < freeChanges, d.name, patience, "a driver that serves is published", "%s: %s", &s.State, &s.Reason)
 	if w.intactSince.IsZero() || !p.recovered(w.foreignAt) {
 		return
 	}
 	refused := ours && n.sock.told != nil && !n.sock.told.Registered && !n.sock.forgotten
 	w.wrong(serves && refused && h.tableUntil.After(n.sock.toldAt) && h.tableUntil.After(n.sock.madeAt), d.name, patience,
-		"what the kubelet refused is tried again with another table", "%s", s.Reason)
+		"what the kubelet refused is tried again with another table", "%s", &s.Reason)
 	_, endpoint := w.announced(d)
 	changed := serves && ours && (rec.Announced.Endpoint != endpoint.Endpoint || rec.Announced.LinkTarget != endpoint.LinkTarget || !slices.Equal(rec.Announced.Versions, endpoint.Versions))
-	w.wrong(changed, d.name, patience, "the kubelet is told what the files say", "%+v: %s", rec.Announced, s.Reason)
+	w.wrong(changed, d.name, patience, "the kubelet is told what the files say", "%+v: %s", &rec.Announced, &s.Reason)
 	w.wrong(serves && ours && table.EndpointLink && (link == nil || link.target != table.Endpoint && (r == nil || !r.leased)), d.name, patience,
-		"the link points to the driver", "%+v", link)
+		"the link points to the driver", "%+v", &link)
 	// Asked during a publication, there is another one before the kubelet answers to the first.
 	asked := h.requestedAt.After(p.started) && h.requestedAt.After(d.since) && h.requestedAt.After(w.admin.editedAt)
 	answered := ours && !n.sock.toldAt.Before(h.requestedAt) &&
 		(n.sock.movedAt.Before(h.requestedAt) || n.sock.toldAt.Sub(n.sock.movedAt) < 700*time.Millisecond)
 	w.wrong(serves && ours && asked && n.sock.madeAt.Before(h.requestedAt) && !answered, d.name, patience,
-		"what was asked for is done", "reregister had no effect: %s", s.Reason)
+		"what was asked for is done", "reregister had no effect: %s", &s.Reason)
 	// 10 s are the grace period
-	for _, root := range rootDirs {
+	for i, root := range rootDirs {
 		there := w.files.nodes[socketIn(root, d.name)]
 		gone := there == nil || there.maker != "daemon" || w.lost[socketIn(root, d.name)]
 		w.wrong(edited > 20*time.Second && !gone && (root != w.admin.root || !w.wanted(d)), d.name, patience,
-			"what the files do not have is withdrawn", "a socket is in %s: %s", root, s.Reason)
+			"what the files do not have is withdrawn", "a socket is in %s: %s", &rootDirs[i], &s.Reason)
 	}
 	w.wrong(edited > 20*time.Second && len(held) > 0 && !w.wanted(d), d.name, patience,
-		"what the files do not have is withdrawn", "it is in the descriptor store: %s", s.Reason)
+		"what the files do not have is withdrawn", "it is in the descriptor store: %s", &s.Reason)
 }
 
 // announced returns what the kubelet is to be told.
@@ -495,11 +516,11 @@ func (p *process) tried(what string) { p.failures = append(p.failures, failure{t
 // what happened since the event before.
 func (w *world) checkRetries() {
 	p := w.process
+	for len(p.failures) > 0 && p.failures[0].at.Before(w.eventAt) {
+		p.failures = p.failures[1:]
+	}
 	count := map[string]int{}
 	for _, f := range p.failures {
-		if f.at.Before(w.eventAt) {
-			continue
-		}
 		class := f.path
 		if i := strings.LastIndex(class, "/."); i >= 0 {
 			class = class[:i]
@@ -519,30 +540,29 @@ func (w *world) checkRetries() {
 	}
 }
 
-func (w *world) checkStatus(p *process, d *csiDriver, s status.Driver) {
+func (w *world) checkStatus(p *process, d *csiDriver, s *status.Driver, calm bool) {
 	n := w.files.nodes[s.RegistrationSocket]
-	calm := time.Since(p.started) > patience && !w.disturbed(p)
 	ours := n != nil && n.sock != nil && n.sock.by == p && n.sock.refs > 0
 	told := ours && n.sock.told != nil
 	if ours && n.sock.forgotten {
 		return // what the kubelet said to the process before was lost
 	}
 	const rule = "the status is right"
-	w.wrong(calm && s.Registration == status.Registered && !(told && n.sock.told.Registered), s.Name, patience, rule, "%s, and it is not", s.State)
-	w.wrong(calm && s.Registration == status.Refused && !(told && !n.sock.told.Registered), s.Name, patience, rule, "%s, and it was not", s.State)
-	w.wrong(calm && s.Registration == status.None && ours && time.Since(n.sock.movedAt) > patience, s.Name, patience, rule, "%s, and its socket is published (%s)", s.State, s.Reason)
+	w.wrong(calm && s.Registration == status.Registered && !(told && n.sock.told.Registered), s.Name, patience, rule, "%s, and it is not", &s.State)
+	w.wrong(calm && s.Registration == status.Refused && !(told && !n.sock.told.Registered), s.Name, patience, rule, "%s, and it was not", &s.State)
+	w.wrong(calm && s.Registration == status.None && ours && time.Since(n.sock.movedAt) > patience, s.Name, patience, rule, "%s, and its socket is published (%s)", &s.State, &s.Reason)
 	rootAt := w.of(s.Name).rootAt
 	moving := time.Since(rootAt) < recovery || w.admin.broken || rootAt.After(p.started) && w.troubled()
 	told = told && n.sock.toldAt.After(p.started)
 	w.wrong(calm && told && n.sock.told.Registered && s.Registration == status.Registered && !moving &&
-		(s.RegisteredAt.After(n.sock.toldAt) || n.sock.toldAt.Sub(s.RegisteredAt) > changeTime), s.Name, patience, rule, "registered at %s", s.RegisteredAt)
-	w.wrong(calm && ours && !moving && n.sock.askedAt.After(p.started) && !s.LastGetInfoAt.Equal(n.sock.askedAt), s.Name, patience, rule, "asked at %s", s.LastGetInfoAt)
-	w.wrong(calm && ours && w.wanted(d) && !moving && s.RegistrationSocket != w.socketOf(s.Name), s.Name, 4*patience, rule, "the socket is %s", s.RegistrationSocket)
+		(s.RegisteredAt.After(n.sock.toldAt) || n.sock.toldAt.Sub(s.RegisteredAt) > changeTime), s.Name, patience, rule, "registered at %s", &s.RegisteredAt)
+	w.wrong(calm && ours && !moving && n.sock.askedAt.After(p.started) && !s.LastGetInfoAt.Equal(n.sock.askedAt), s.Name, patience, rule, "asked at %s", &s.LastGetInfoAt)
+	w.wrong(calm && ours && w.wanted(d) && !moving && s.RegistrationSocket != w.socketOf(s.Name), s.Name, 4*patience, rule, "the socket is %s", &s.RegistrationSocket)
 	w.wrong(calm && told && n.sock.madeAt.After(p.started) && s.Registration == status.Registered &&
-		(n.sock.acceptedAt.Sub(n.sock.madeAt)-s.Took).Abs() > changeTime, s.Name, patience, rule, "it took %s", s.Took)
+		(n.sock.acceptedAt.Sub(n.sock.madeAt)-s.Took).Abs() > changeTime, s.Name, patience, rule, "it took %s", &s.Took)
 	settled := s.State == status.Disabled || s.State == string(status.Ready) || s.Registration == status.Registered
 	moved := ours && time.Since(n.sock.movedAt) < 2*patience
-	w.wrong(calm && !settled && !moved && time.Since(s.Since) > 2*patience && s.Reason == "", s.Name, patience, "the status says why", "%s has no reason", s.State)
+	w.wrong(calm && !settled && !moved && time.Since(s.Since) > 2*patience && s.Reason == "", s.Name, patience, "the status says why", "%s has no reason", &s.State)
 	w.checkOthers(d, s, calm && ours && !moving)
 	dir := w.files.nodes[w.registry()]
 	if calm && ours && dir != nil && p.directory == 0 {
@@ -551,46 +571,42 @@ func (w *world) checkStatus(p *process, d *csiDriver, s status.Driver) {
 	another := calm && ours && !rootAt.After(p.started) && w.kubelet.running && dir != nil && p.directory != 0 && p.directory != dir.Ino &&
 		!w.kubelet.knew[dir.Ino] && w.kubelet.root == w.admin.root && !w.failed[w.registry()]
 	w.wrong(another && s.Driver == status.Ready && s.Registration == status.Published && time.Since(n.sock.movedAt) > 2*patience &&
-		strings.Contains(s.Reason, "has not asked"), s.Name, patience, "the status says why", "the directory was recreated: %s", s.Reason)
+		strings.Contains(s.Reason, "has not asked"), s.Name, patience, "the status says why", "the directory was recreated: %s", &s.Reason)
 	trace := w.admin.traces[s.Name]
-	w.wrong(calm && ours && s.Traced != (trace != nil && trace.linked), s.Name, 3*patience, rule, "traced: %t", s.Traced)
+	w.wrong(calm && ours && s.Traced != (trace != nil && trace.linked), s.Name, 3*patience, rule, "traced: %t", &s.Traced)
 	table := w.admin.tables[s.Name]
 	// one that is withdrawn is asked no more
 	asked := table != nil && table.Enabled && s.State != status.Disabled && !w.noSockets && time.Since(w.opensAt) > recovery/2
 	link := w.files.nodes[w.linkOf(d.name)]
 	back := told && (link == nil || link.maker != "admin") && !n.sock.told.Registered && time.Since(d.noticed) > 0 && d.since.After(n.sock.toldAt) && d.since.After(n.sock.askedAt) && d.since.After(p.started.Add(patience))
 	w.wrong(calm && asked && back && d.state == "up" && s.Registration == status.Refused && s.DampedUntil.IsZero() && w.files.latency <= slowDisk,
-		s.Name, 45*time.Second, "a driver that is back is registered", "%s: %s", s.State, s.Reason)
+		s.Name, 45*time.Second, "a driver that is back is registered", "%s: %s", &s.State, &s.Reason)
 	w.wrong(calm && asked && s.Driver == status.Ready && d.state != "up" && d.state != "hang" && d.state != "slow" && time.Since(d.since) > 15*time.Second,
-		s.Name, patience, rule, "the driver is ready, and it is %s", d.state)
+		s.Name, patience, rule, "the driver is ready, and it is %s", &d.state)
 	hangs := calm && asked && ours && d.state == "hang" && table.ProbeEvery > 0
 	for _, from := range []time.Time{d.since, w.admin.editedAt, p.started, n.movedAt(), w.files.mounts["k"].thawedAt} {
 		hangs = hangs && time.Since(from) > 80*time.Second+2*table.Timeout
 	}
 	w.wrong(hangs && s.Driver == status.Ready, s.Name, patience, rule, "the driver is ready, and it hangs")
 	w.wrong(calm && asked && s.Driver != status.Ready && d.state == "up" && time.Since(d.since) > time.Minute,
-		s.Name, patience, rule, "the driver is %s, and it is up (%s)", s.Driver, s.Reason)
+		s.Name, patience, rule, "the driver is %s, and it is up (%s)", &s.Driver, &s.Reason)
 }
 
 // checkOthers: the status names who else serves a published driver, at another path.
-func (w *world) checkOthers(d *csiDriver, s status.Driver, published bool) {
+func (w *world) checkOthers(d *csiDriver, s *status.Driver, published bool) {
 	other := w.files.nodes[w.besides(d)]
 	lives := other != nil && other.sock != nil && other.sock.refs > 0
 	shown := s.Driver == status.Ready && (s.Registration == status.Registered || s.Registration == status.Published)
 	const rule = "the status names who else serves the driver"
 	w.wrong(published && shown && lives && time.Since(time.Unix(0, other.Born)) > patience && s.Reason == "" && w.files.latency <= slowDisk && !w.failed[w.besides(d)] && !w.failed[w.registry()],
 		s.Name, patience, rule, "it does not")
-	w.wrong(published && !lives && strings.Contains(s.Reason, "also served"), s.Name, 45*time.Second, rule, "it has ended: %s", s.Reason)
+	w.wrong(published && !lives && strings.Contains(s.Reason, "also served"), s.Name, 45*time.Second, rule, "it has ended: %s", &s.Reason)
 }
 
 // unsettled says what is not as it is to be in the end; empty: nothing. Everything is healed.
-func (w *world) unsettled() string {
+func (w *world) unsettled(p *process, doc *status.Document) string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	p := w.process
-	w.mu.Unlock()
-	doc := p.agent.Status()
-	w.mu.Lock()
 	if len(doc.Withdrawals) > 0 {
 		return fmt.Sprintf("a withdrawal is shown as failed: %+v", doc.Withdrawals)
 	}
@@ -598,7 +614,7 @@ func (w *world) unsettled() string {
 		table := w.admin.tables[d.name]
 		n := w.files.nodes[w.socketOf(d.name)]
 		ours := n != nil && n.sock != nil && n.sock.by == p && n.sock.refs > 0
-		s, shown := doc.Driver(d.name)
+		s := shown(doc, d.name)
 		id, inNode := w.kubelet.csiNode[d.name]
 		link := w.files.nodes[w.linkOf(d.name)]
 		clients := 0
@@ -612,7 +628,7 @@ func (w *world) unsettled() string {
 			switch {
 			case n != nil && !w.failed[w.socketOf(d.name)] && !w.lost[w.socketOf(d.name)]:
 				return d.name + " is not enabled, and its socket is there"
-			case len(w.pid1.held[kubelet.StorePrefix+d.name]) > 0:
+			case len(w.pid1.held[storeName(d.name)]) > 0:
 				return d.name + " is not enabled, and in the descriptor store"
 			case w.files.nodes[recordOf(d.name)] != nil && !w.lost[recordOf(d.name)]:
 				return d.name + " is not enabled, and has a record"
@@ -620,7 +636,7 @@ func (w *world) unsettled() string {
 				return d.name + " is not enabled, and in the CSINode"
 			case link != nil && !w.failed[w.linkOf(d.name)] && !w.lost[w.linkOf(d.name)]:
 				return d.name + " is not enabled, and has a link"
-			case shown && s.State != status.Disabled:
+			case s != noStatus && s.State != status.Disabled:
 				return d.name + " is not enabled, and shown as " + s.State
 			case clients > 0:
 				return fmt.Sprintf("%s is not enabled, and has %d connections", d.name, clients)
@@ -655,9 +671,9 @@ func (w *world) unsettled() string {
 			case s.State != string(status.Registered):
 				return d.name + " is registered, and shown as " + s.State + ": " + s.Reason
 			case s.NodeID != d.id.NodeID || s.MaxVolumes != d.id.MaxVolumes || s.DriverVersion != d.id.Version:
-				return fmt.Sprintf("%s is shown as it was: %+v", d.name, s)
+				return fmt.Sprintf("%s is shown as it was: %+v", d.name, *s)
 			case s.Endpoint != told.Endpoint || s.LinkTarget != told.LinkTarget || s.Socket != table.Socket:
-				return fmt.Sprintf("%s is shown with an earlier table: %+v", d.name, s)
+				return fmt.Sprintf("%s is shown with an earlier table: %+v", d.name, *s)
 			case s.Reason != "" && !strings.Contains(s.Reason, "the driver restarted") && !strings.Contains(s.Reason, "the Node has the old label"):
 				return d.name + " is registered, and shown with " + s.Reason
 			case (s.KubeletMaxVolumes == nil) != (id.MaxVolumes == d.id.MaxVolumes) && !w.of(d.name).unseen:
@@ -723,10 +739,10 @@ func labelsAllow(w *world, d *csiDriver) bool {
 	return true
 }
 
-func (w *world) dampedUntil() (t time.Time) {
-	for _, s := range w.process.agent.Status().Drivers {
-		if s.DampedUntil.After(t) {
-			t = s.DampedUntil
+func dampedUntil(doc *status.Document) (t time.Time) {
+	for i := range doc.Drivers {
+		if until := doc.Drivers[i].DampedUntil; until.After(t) {
+			t = until
 		}
 	}
 	return t

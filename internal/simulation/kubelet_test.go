@@ -8,7 +8,6 @@ import (
 	"syscall"
 	"time"
 
-	"csi-registrar/internal/rootdir"
 	"csi-registrar/internal/status"
 )
 
@@ -57,7 +56,7 @@ func newKubelet(w *world, old bool) *kubeletModel {
 }
 
 // registry is the directory that it watches.
-func (k *kubeletModel) registry() string { return rootdir.PluginsRegistry(k.root) }
+func (k *kubeletModel) registry() string { return registries[k.root] }
 
 // start begins an incarnation: it makes the directory, watches it, and finds what is in it.
 func (k *kubeletModel) start() {

@@ -48,9 +48,11 @@ func simulate(t *testing.T, seed uint64, events []event, seen *coverage, story b
 				w.check()
 				e.after = patience + time.Second
 			}
-			time.Sleep(e.after)
-			synctest.Wait()
-			w.check() // what was wrong for a moment is right again
+			if e.after > 0 { // else nothing has changed since the check before
+				time.Sleep(e.after)
+				synctest.Wait()
+				w.check() // what was wrong for a moment is right again
+			}
 			if long && w.isQuiet() {
 				w.settle(0)
 			}
@@ -142,22 +144,25 @@ func (w *world) isQuiet() bool {
 // settle expects the desired state within 5 minutes, or when the limit of changes allows it.
 func (w *world) settle(atLeast time.Duration) {
 	for start, damped := time.Now(), false; ; {
-		w.mu.Lock()
-		running := w.process != nil
-		w.mu.Unlock()
-		why := "the daemon does not run"
-		if running {
-			why = w.unsettled()
-		}
 		if w.hasFailed() {
 			return
 		}
-		elapsed := time.Since(start)
-		if elapsed >= atLeast && why == "" {
+		w.mu.Lock()
+		p := w.process
+		w.mu.Unlock()
+		var doc status.Document
+		if p != nil {
+			doc = p.agent.Status()
+		}
+		why, elapsed := "the daemon does not run", time.Since(start)
+		if p != nil && elapsed >= atLeast {
+			why = w.unsettled(p, &doc)
+		}
+		if why == "" {
 			return
 		}
 		switch {
-		case running && w.dampedUntil().After(time.Now()) && elapsed < 2*time.Hour:
+		case dampedUntil(&doc).After(time.Now()) && elapsed < 2*time.Hour:
 			damped = true
 		case damped: // from now on
 			start, damped = time.Now(), false

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"csi-registrar/internal/config"
+	"csi-registrar/internal/kubelet"
 	"csi-registrar/internal/rootdir"
 	"csi-registrar/internal/status"
 )
@@ -134,25 +135,42 @@ func (d *csiDriver) otherSocket() string { return d.socket + "2" }
 
 func (w *world) mustStay(string) string { return "" }
 
-// paths are those of drivers, which are needed often.
-var paths = map[string]map[string]string{"socket": {}, "link": {}, "record": {}}
+// place is a driver below a root directory.
+type place struct{ root, driver string }
+
+// The paths of drivers, which are needed often.
+var (
+	registries = map[string]string{} // by root directory
+	sockets    = map[place]string{}
+	links      = map[place]string{}
+	sidecars   = map[place]string{}
+	records    = map[string]string{} // by driver
+	storeNames = map[string]string{} // by driver
+)
 
 func init() {
+	for _, root := range rootDirs {
+		registries[root] = rootdir.PluginsRegistry(root)
+	}
 	for _, driver := range driverNames {
 		for _, root := range rootDirs {
-			paths["socket"][root+driver] = rootdir.PluginsRegistry(root) + "/" + rootdir.SocketName(driver)
-			paths["link"][root+driver] = rootdir.EndpointLink(root, driver)
+			at := place{root, driver}
+			sockets[at] = registries[root] + "/" + rootdir.SocketName(driver)
+			sidecars[at] = registries[root] + "/sidecar-" + driver + ".sock"
+			links[at] = rootdir.EndpointLink(root, driver)
 		}
-		paths["record"][driver] = runDir + "/registrations/" + driver + ".json"
+		records[driver] = runDir + "/registrations/" + driver + ".json"
+		storeNames[driver] = kubelet.StorePrefix + driver
 	}
 }
 
-func socketIn(root, driver string) string { return paths["socket"][root+driver] }
-func linkIn(root, driver string) string   { return paths["link"][root+driver] }
-func recordOf(driver string) string       { return paths["record"][driver] }
+func socketIn(root, driver string) string { return sockets[place{root, driver}] }
+func linkIn(root, driver string) string   { return links[place{root, driver}] }
+func recordOf(driver string) string       { return records[driver] }
+func storeName(driver string) string      { return storeNames[driver] }
 
 // registry, socketOf and linkOf are below the root_dir in the files.
-func (w *world) registry() string              { return path.Dir(w.socketOf(driverNames[0])) }
+func (w *world) registry() string              { return registries[w.admin.root] }
 func (w *world) socketOf(driver string) string { return socketIn(w.admin.root, driver) }
 func (w *world) linkOf(driver string) string   { return linkIn(w.admin.root, driver) }
 
