@@ -73,8 +73,13 @@ func (a *Agent) Status() status.Document {
 }
 
 // restarts counts those within status.RestartWindow: no event tells when one is over.
-func restarts(at []time.Time, now time.Time) int {
-	return len(slices.DeleteFunc(slices.Clone(at), func(t time.Time) bool { return now.Sub(t) >= status.RestartWindow }))
+func restarts(at []time.Time, now time.Time) (n int) {
+	for _, t := range at {
+		if now.Sub(t) < status.RestartWindow {
+			n++
+		}
+	}
+	return n
 }
 
 // addReason appends a reason, unless it is empty.
