@@ -42,6 +42,9 @@ func difference(old, now status.Announcement, limit config.WhenLimitChanges) str
 // topologyChanges returns the topology keys whose value differs from the announced one, and the
 // keys that were not announced.
 func topologyChanges(old, now map[string]string) (moved, added []string) {
+	if maps.Equal(old, now) { // nearly always
+		return nil, nil
+	}
 	for _, k := range slices.Sorted(maps.Keys(now)) {
 		if was, ok := old[k]; !ok {
 			added = append(added, k)

@@ -31,7 +31,7 @@ type Registrar struct {
 	task    task
 	request pendingRequest
 	history logHistory
-	counted map[string]uint64 // republications by Cause
+	counted map[string]uint64 // republications by Cause; not changed in place
 	status  status.Driver     // as last reported
 }
 
@@ -142,10 +142,10 @@ func (r *Registrar) withdrawn() bool {
 // updateStatus reports and logs the new status if it changed.
 func (r *Registrar) updateStatus(seen status.Socket, now time.Time) {
 	next := r.snapshot(seen, now)
-	prev := r.status
-	if reflect.DeepEqual(prev, next) {
+	if reflect.DeepEqual(&r.status, &next) { // nearly always
 		return
 	}
+	prev := r.status
 	r.status = next
 	r.logTransition(prev, next, now)
 	r.observe(next)

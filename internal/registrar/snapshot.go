@@ -3,7 +3,6 @@ package registrar
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"time"
 
 	"csi-registrar/internal/config"
@@ -26,7 +25,7 @@ func (r *Registrar) snapshot(seen status.Socket, now time.Time) status.Driver {
 		LastGetInfoAt:      seen.GetInfoAt.UTC(),
 		Accepted:           seen.Accepted,
 		Refusals:           seen.Refusals,
-		RepublicationsBy:   maps.Clone(r.counted),
+		RepublicationsBy:   r.counted,
 		NotKept:            seen.NotKept,
 		Server:             r.view.report.Server,
 		Traced:             seen.Traced,

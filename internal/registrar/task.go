@@ -3,6 +3,7 @@ package registrar
 import (
 	"context"
 	"errors"
+	"maps"
 	"time"
 
 	"csi-registrar/internal/status"
@@ -135,6 +136,7 @@ func (r *Registrar) count(act action, now time.Time) {
 	if act.cause == CauseFirst {
 		return
 	}
+	r.counted = maps.Clone(r.counted)
 	r.counted[string(act.cause)]++
 	r.log.Info("republishing the registration socket", "MESSAGE_ID", messageRepublished, "cause", string(act.cause), "reason", act.reason)
 }
