@@ -69,6 +69,7 @@ func (a *admin) reregister(driver string, force bool) {
 	w := a.w
 	w.of(driver).reregistered++
 	w.of(driver).calledAt = time.Now()
+	w.of(driver).asking++
 	allowed, forbidden := w.mayReregister(p, w.driver(driver), force)
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -77,8 +78,9 @@ func (a *admin) reregister(driver string, force bool) {
 		err := p.agent.Reregister(ctx, driver, force)
 		w.mu.Lock()
 		defer w.mu.Unlock()
+		w.of(driver).asking--
 		if err == nil {
-			w.of(driver).requestedAt = began
+			w.of(driver).requestedAt, w.of(driver).acceptedAt = began, time.Now()
 		}
 		if now := time.Since(began) < time.Second && w.process == p; now && (allowed && err != nil || forbidden && err == nil) {
 			w.violated("reregister does what it can", "%s (force %t): %v", driver, force, err)

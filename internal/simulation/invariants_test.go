@@ -194,6 +194,9 @@ func (w *world) published(p *process, name string, n *node) {
 	driver := driverOf(name)
 	n.sock.driver, n.sock.movedAt = driver, time.Now()
 	cause := ""
+	if w.satisfied(p, driver, n.sock) {
+		w.violated("a request that the kubelet has satisfied has no publication", "%s", driver)
+	}
 	// the oldest: a publication can be abandoned, and made after all
 	if c := p.causes[driver]; len(c) > 0 {
 		cause, p.causes[driver] = c[0], c[1:]
@@ -232,6 +235,19 @@ func (w *world) published(p *process, name string, n *node) {
 	case n >= freeChanges && time.Since(moves[len(moves)-1]) < stable-changeTime && !w.disturbed(p):
 		w.violated("after 9 changes an hour the next waits", "%s: number %d, %s after the one before", driver, n+1, time.Since(moves[len(moves)-1]))
 	}
+}
+
+// satisfied reports whether a reregister is the reason of a publication, and the kubelet has
+// registered the driver since by itself, as when it was restarted: it would do the same again.
+func (w *world) satisfied(p *process, driver string, with *sock) bool {
+	h, causes := w.of(driver), p.causes[driver]
+	old := h.told
+	if p.first[driver] || len(causes) == 0 || causes[len(causes)-1] != string(registrar.CauseAsked) || h.asking > 0 || old == nil {
+		return false
+	}
+	serves := old.by == p && old.refs > 0 && path.Dir(old.bound) == path.Dir(with.bound)
+	late := w.disturbed(p) || time.Since(w.files.mounts["k"].thawedAt) < patience || w.files.latency > slowDisk
+	return serves && !late && old.toldAt.After(h.acceptedAt) && with.madeAt.Sub(old.toldAt) > changeTime
 }
 
 // checkDelay: nothing is delayed that need not be, and for no longer.

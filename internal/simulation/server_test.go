@@ -90,6 +90,7 @@ func (s *server) serve(c net.Conn, addr net.Addr, m *conn) {
 				m.sock.askedAt = time.Now()
 			default: // also if the kubelet does not learn that it was heard
 				m.sock.forgotten, m.sock.told, m.sock.toldAt = false, call.notify, time.Now()
+				s.p.w.of(m.sock.driver).told = m.sock
 				if call.notify.Registered && m.sock.acceptedAt.IsZero() {
 					m.sock.acceptedAt = time.Now()
 				}

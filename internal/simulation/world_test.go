@@ -64,7 +64,10 @@ type history struct {
 	rootAt       time.Time // when root_dir was changed
 	unwantedAt   time.Time // when it was to be withdrawn
 	calledAt     time.Time // when reregister was called
-	requestedAt  time.Time // when the daemon accepted the last reregister
+	requestedAt  time.Time // when the last reregister that the daemon accepted was called
+	acceptedAt   time.Time // when that returned
+	asking       int       // calls of reregister that have not returned
+	told         *sock     // on which the kubelet last said what became of the registration
 	movedAt      time.Time
 	table        config.Driver // in force, of the process tableOf
 	tableOf      *process
