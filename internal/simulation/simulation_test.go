@@ -274,8 +274,9 @@ const (
 )
 
 // deepenStacks makes the runtime begin goroutines with 16 kB of stack instead of 2 kB, which is too
-// little for nearly all of the many short ones: to copy a stack costs more than to begin a goroutine.
-// With GODEBUG=adaptivestackstart=1 they begin with the average that the garbage collector found.
+// little for nearly all of the many short ones: to copy a stack costs more than to begin a
+// goroutine. With GODEBUG=adaptivestackstart=1 they begin with the average that the garbage
+// collector found.
 func deepenStacks() {
 	for range 100 {
 		go func() {
