@@ -62,6 +62,7 @@ type process struct {
 	begun     map[string][]time.Time // what the registrar counts
 	troubled  bool                   // something failed or hung
 	faults    int                    // calls that failed alone
+	unswept   bool                   // something could not be removed while it started
 	directory uint64                 // the inode that it published in first; 0: none
 }
 

@@ -419,6 +419,7 @@ func (p *process) allowed(name string, does access) error {
 	if does == makes && m.err != 0 || does == removes && m.err == syscall.EROFS {
 		p.tried(name)
 		p.troubled = true
+		p.unswept = p.unswept || does == removes && time.Since(p.started) < patience
 		p.w.failed[name] = true
 		return &os.PathError{Op: "change", Path: name, Err: m.err}
 	}

@@ -717,7 +717,8 @@ func (w *world) leftBehind(p *process) string {
 			n := w.files.nodes[name]
 			ours := n.maker == "daemon" || n.maker == "recorder"
 			if ours && n.mode&syscall.S_IFMT != syscall.S_IFDIR && !needed[name] && !w.failed[name] && !w.lost[name] {
-				if strings.HasPrefix(path.Base(name), ".") && p.faults > 0 && path.Dir(name) != w.registry() {
+				earlier := time.Unix(0, n.Born).Before(p.started)
+				if strings.HasPrefix(path.Base(name), ".") && path.Dir(name) != w.registry() && (p.faults > 0 || p.unswept && earlier) {
 					continue // the sweep of links may have failed
 				}
 				return "left behind: " + name
