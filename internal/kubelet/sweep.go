@@ -65,6 +65,9 @@ func (r *Registry) SweepRecords(ctx context.Context, enabled []string) ([]string
 			if filepath.Dir(rec.Path) != r.dir.path || slices.Contains(enabled, driver) {
 				continue
 			}
+			// If this call was abandoned, the driver may be enabled by now: the link and the
+			// record are those of its Socket.
+			enabledNow := func() bool { return r.driverSocket(driver) != nil }
 			at, err := host.Lstat(rec.Path)
 			if err == nil && at.FileID == rec.FileID {
 				stale, err := host.RemoveStale(ctx, []string{rec.Path})
@@ -74,7 +77,13 @@ func (r *Registry) SweepRecords(ctx context.Context, enabled []string) ([]string
 				}
 			}
 			if err == nil || isMissing(err) {
-				err = errors.Join(rec.removeLink(host, driver), ignoreMissing(host.Remove(file)))
+				err = nil
+				if !enabledNow() {
+					err = rec.removeLink(host, driver)
+				}
+				if err == nil && !enabledNow() {
+					err = ignoreMissing(host.Remove(file))
+				}
 			}
 			errs = append(errs, err)
 		}

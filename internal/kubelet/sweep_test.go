@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -110,6 +111,40 @@ func TestSweepOfRecords(t *testing.T) {
 	if !isGone(killed) || !isGone(another) || isGone(kept) || isGone(configured) {
 		t.Errorf("the records are gone: killed %t, another %t, kept %t, configured %t", isGone(killed), isGone(another), isGone(kept), isGone(configured))
 	}
+}
+
+// A sweep hangs and is abandoned, and its driver is enabled: the record is that of the new
+// registration when the sweep continues.
+func TestLateSweepOfRecords(t *testing.T) {
+	w := newWorld(t)
+	host := newHost()
+	begun, release := make(chan struct{}), make(chan struct{})
+	var hung atomic.Bool
+	host.Lstat = func(path string) (unixsock.File, error) {
+		if hung.CompareAndSwap(false, true) {
+			close(begun)
+			<-release
+		}
+		return unixsock.Lstat(path)
+	}
+	run := withRun(w)
+	r := w.open(func(o *Options) { o.RunDir, o.Host = run.RunDir, host })
+	rec := record{Path: pathOf(r, "a"), Bound: w.dir + "/.csi-reg-01234567"}
+	if err := host.writeJSON(r.recordOf("a"), rec); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.SweepRecords(t.Context(), nil); err == nil {
+		t.Fatal("the sweep did not hang")
+	}
+	<-begun
+	s := socket(t, r, "a")
+	publish(t, s)
+	close(release)
+	eventually(t, "the sweep has returned", func() bool { return len(r.o.Pool.Stuck()) == 0 })
+	if isGone(r.recordOf("a")) {
+		t.Error("the record of the registration is gone")
+	}
+	mustAnswer(t, s.path, announcement("a").Endpoint)
 }
 
 func TestSweepWithoutADirectory(t *testing.T) {
