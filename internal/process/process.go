@@ -9,24 +9,22 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"csi-registrar/internal/unixsock"
 )
 
 // Peer returns a pidfd of the process that connected an accepted socket. The File is readable
 // once that process has ended (pidfd_open(2)), and can be waited for without a thread.
 func Peer(c syscall.Conn) (*os.File, error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return nil, fmt.Errorf("cannot reach the socket's descriptor: %w", err)
-	}
-	pidfd := -1
-	var openErr error
-	err = raw.Control(func(fd uintptr) {
-		pidfd, openErr = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PEERPIDFD)
-		if openErr == unix.ENOPROTOOPT { // before Linux 6.5
-			pidfd, openErr = openPeer(int(fd))
+	var pidfd int
+	err := unixsock.Control(c, func(fd int) (err error) {
+		pidfd, err = unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PEERPIDFD)
+		if err == unix.ENOPROTOOPT { // before Linux 6.5
+			pidfd, err = openPeer(fd)
 		}
+		return err
 	})
-	if err := errors.Join(err, openErr); err != nil {
+	if err != nil {
 		return nil, fmt.Errorf("cannot open a pidfd of the peer: %w", err)
 	}
 	return Take(pidfd)
@@ -62,20 +60,15 @@ func openPeer(fd int) (pidfd int, err error) {
 // Copy returns a copy of a pidfd that can be waited for without a thread, however f was used
 // before. It is an error if f is not a pidfd.
 func Copy(f *os.File) (*os.File, error) {
-	raw, err := f.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
-	pidfd := -1
-	var copyErr error
-	err = raw.Control(func(fd uintptr) {
-		if unix.PidfdSendSignal(int(fd), 0, nil, 0) == unix.EBADF {
-			copyErr = errors.New("it is not a pidfd")
-			return
+	var pidfd int
+	err := unixsock.Control(f, func(fd int) (err error) {
+		if unix.PidfdSendSignal(fd, 0, nil, 0) == unix.EBADF {
+			return errors.New("it is not a pidfd")
 		}
-		pidfd, copyErr = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0)
+		pidfd, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+		return err
 	})
-	if err := errors.Join(err, copyErr); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	return Take(pidfd)
@@ -115,11 +108,11 @@ func AwaitEnd(pidfd *os.File) error {
 // HasEnded reports whether the process of a pidfd has ended; false if the File is closed.
 func HasEnded(pidfd *os.File) bool {
 	ended := false
-	raw, err := pidfd.SyscallConn()
-	if err == nil {
-		err = raw.Control(func(fd uintptr) { ended = hasEnded(fd) })
-	}
-	return err == nil && ended
+	_ = unixsock.Control(pidfd, func(fd int) error {
+		ended = hasEnded(uintptr(fd))
+		return nil
+	})
+	return ended
 }
 
 func hasEnded(pidfd uintptr) bool {

@@ -1,7 +1,6 @@
 package systemd
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -9,6 +8,8 @@ import (
 
 	"github.com/coreos/go-systemd/v22/activation"
 	"golang.org/x/sys/unix"
+
+	"csi-registrar/internal/unixsock"
 )
 
 // Receive returns the descriptors of LISTEN_PID, LISTEN_FDS and LISTEN_FDNAMES: sockets on which
@@ -26,12 +27,11 @@ func Receive() []*os.File { return activation.Files(true) }
 // to, the latter empty for TCP. It is an error if the descriptor is not a stream socket that
 // listens.
 func ListenAddress(f syscall.Conn) (network, address string, err error) {
-	raw, err := f.SyscallConn()
-	if err != nil {
-		return "", "", err
-	}
-	controlErr := raw.Control(func(fd uintptr) { network, address, err = listenAddress(int(fd)) })
-	return network, address, cmp.Or(controlErr, err)
+	err = unixsock.Control(f, func(fd int) error {
+		network, address, err = listenAddress(fd)
+		return err
+	})
+	return network, address, err
 }
 
 func listenAddress(fd int) (network, address string, err error) {

@@ -3,13 +3,11 @@
 package systemd
 
 import (
-	"cmp"
 	"fmt"
 	"net"
 	"os"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -97,18 +95,6 @@ func (n *Notifier) send(message string, fd int, deadline time.Time) error {
 		return err
 	}
 	return sent
-}
-
-// duplicate returns a copy of c's descriptor. It uses Control, because File and Fd would make a
-// shared socket blocking.
-func duplicate(c syscall.Conn) (fd int, err error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return -1, err
-	}
-	var dup error
-	err = raw.Control(func(of uintptr) { fd, dup = unix.FcntlInt(of, unix.F_DUPFD_CLOEXEC, 0) })
-	return fd, cmp.Or(err, dup)
 }
 
 // WatchdogInterval returns the interval in which the manager expects Watchdog ($WATCHDOG_USEC);

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"csi-registrar/internal/unixsock"
 )
 
 // Errors of Store.Keep.
@@ -99,7 +101,11 @@ func (s *Store) Keep(ctx context.Context, name string, c syscall.Conn) error {
 	if name == "" || len(name) > 255 || strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r >= 0x7f || r == ':' }) {
 		return fmt.Errorf("cannot keep %q in the descriptor store: not a name for a descriptor", name)
 	}
-	fd, err := duplicate(c)
+	var fd int
+	err := unixsock.Control(c, func(of int) (err error) {
+		fd, err = unix.FcntlInt(uintptr(of), unix.F_DUPFD_CLOEXEC, 0)
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("cannot keep %s: %w", name, err)
 	}

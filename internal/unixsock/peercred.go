@@ -3,6 +3,7 @@
 package unixsock
 
 import (
+	"cmp"
 	"fmt"
 	"syscall"
 
@@ -33,24 +34,26 @@ func (c Cred) String() string {
 // called listen. Another process may accept: with socket activation systemd called listen, and with
 // a descriptor that was passed on its first owner did. Neither end can change it afterwards, and a
 // later change of the process's user, or of the socket file's owner, does not show.
-//
-// It uses SyscallConn, because File().Fd() would make the socket blocking, for its owner too.
 func PeerCred(c syscall.Conn) (Cred, error) {
-	var (
-		ucred   *unix.Ucred
-		readErr error
-	)
-	raw, err := c.SyscallConn()
-	if err == nil {
-		err = raw.Control(func(fd uintptr) {
-			ucred, readErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-		})
-	}
-	if err != nil { // it was closed
-		return Cred{}, fmt.Errorf("cannot reach the socket's descriptor: %w", err)
-	}
-	if readErr != nil {
-		return Cred{}, fmt.Errorf("cannot read the peer's credentials: %w", readErr)
+	var ucred *unix.Ucred
+	err := Control(c, func(fd int) (err error) {
+		ucred, err = unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+		return err
+	})
+	if err != nil {
+		return Cred{}, fmt.Errorf("cannot read the peer's credentials: %w", err)
 	}
 	return Cred{PID: int(ucred.Pid), UID: ucred.Uid, GID: ucred.Gid}, nil
+}
+
+// Control calls f with c's descriptor and returns its error; it is an error if c is closed. Unlike
+// Fd, it does not make the descriptor blocking, which would affect all processes that share it.
+func Control(c syscall.Conn, f func(fd int) error) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var result error
+	err = raw.Control(func(fd uintptr) { result = f(int(fd)) })
+	return cmp.Or(err, result)
 }
