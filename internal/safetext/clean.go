@@ -24,7 +24,7 @@ func Clean(s string, limit int) string {
 	if limit <= 0 {
 		return ""
 	}
-	if fits(s, limit) {
+	if len(s) <= limit && printable(s) { // the usual case, without a copy
 		return s
 	}
 	var b strings.Builder
@@ -49,20 +49,9 @@ func Clean(s string, limit int) string {
 	return b.String()
 }
 
-// fits reports whether s needs no change: the usual case, without a copy.
-func fits(s string, limit int) bool {
-	if len(s) > limit*utf8.UTFMax {
-		return false
-	}
-	n := 0
-	for _, r := range s {
-		n++
-		// An invalid byte reads as RuneError; the slow path distinguishes it from a real U+FFFD.
-		if n > limit || r == utf8.RuneError || !visible(r) {
-			return false
-		}
-	}
-	return true
+// printable reports whether every character of s is visible.
+func printable(s string) bool {
+	return utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool { return !visible(r) })
 }
 
 // visible reports whether r is visible on its own. IsPrint excludes all controls, formats (bidi,

@@ -25,12 +25,10 @@ func (c Command) String() string {
 	var b strings.Builder
 	b.WriteString(ShellWord(c.Name))
 	for _, a := range c.Args {
-		b.WriteByte(' ')
-		b.WriteString(ShellWord(a))
+		b.WriteString(" " + ShellWord(a))
 	}
 	if c.Stdout != "" {
-		b.WriteString(" > ")
-		b.WriteString(ShellWord(c.Stdout))
+		b.WriteString(" > " + ShellWord(c.Stdout))
 	}
 	return b.String()
 }
@@ -42,7 +40,7 @@ func ShellWord(s string) string {
 	switch {
 	case plain(s):
 		return s
-	case fits(s, len(s)):
+	case printable(s):
 		return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 	}
 	var b strings.Builder
