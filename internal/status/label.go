@@ -20,8 +20,10 @@ func CheckLabelKey(key string) error {
 	prefix, name, hasPrefix := strings.Cut(key, "/")
 	if !hasPrefix {
 		prefix, name = "", key
-	} else if err := subdomain(prefix); err != nil {
+	} else if err := checkSubdomain(prefix, maxLabelPrefix); err != nil {
 		return fmt.Errorf("before the slash: %w", err)
+	} else if strings.ToLower(prefix) != prefix {
+		return errors.New("before the slash: upper-case letters are not allowed")
 	}
 	switch {
 	case name == "":
@@ -43,6 +45,7 @@ func CheckLabelValue(value string) error {
 	return labelText(value)
 }
 
+// labelText checks the characters of a name or a value.
 func labelText(s string) error {
 	for _, c := range []byte(s) {
 		if !alphanumeric(c) && !strings.ContainsRune("-_.", rune(c)) {
@@ -51,22 +54,6 @@ func labelText(s string) error {
 	}
 	if !alphanumeric(s[0]) || !alphanumeric(s[len(s)-1]) {
 		return errors.New("it must begin and end with a letter or a digit")
-	}
-	return nil
-}
-
-// subdomain checks a DNS-1123 subdomain as Kubernetes does.
-func subdomain(s string) error {
-	if s == "" || len(s) > maxLabelPrefix {
-		return fmt.Errorf("it has %d characters, 1 to %d are allowed", len(s), maxLabelPrefix)
-	}
-	if strings.ToLower(s) != s {
-		return errors.New("upper-case letters are not allowed")
-	}
-	for label := range strings.SplitSeq(s, ".") {
-		if err := checkLabel(label); err != nil {
-			return err
-		}
 	}
 	return nil
 }

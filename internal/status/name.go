@@ -18,21 +18,30 @@ var ErrName = errors.New("not a driver name that the API server accepts")
 // characters (v1.36: Foo.Example is registered, Under_score! is refused). A valid name is also
 // safe as part of a file name: it has no separator and no leading dot.
 func CheckName(name string) error {
+	if err := checkSubdomain(name, MaxName); err != nil {
+		return fmt.Errorf("%w: %w", ErrName, err)
+	}
+	return nil
+}
+
+// checkSubdomain checks a DNS-1123 subdomain of at most limit characters; letters may be
+// upper-case.
+func checkSubdomain(name string, limit int) error {
 	switch {
 	case name == "":
-		return fmt.Errorf("%w: it is empty", ErrName)
-	case len(name) > MaxName:
-		return fmt.Errorf("%w: it has %d characters, at most %d are allowed", ErrName, len(name), MaxName)
+		return errors.New("it is empty")
+	case len(name) > limit:
+		return fmt.Errorf("it has %d characters, at most %d are allowed", len(name), limit)
 	}
 	for label := range strings.SplitSeq(name, ".") {
 		if err := checkLabel(label); err != nil {
-			return fmt.Errorf("%w: %w", ErrName, err)
+			return err
 		}
 	}
 	return nil
 }
 
-// checkLabel checks a label of a DNS-1123 subdomain; letters may be upper-case.
+// checkLabel checks a part of a subdomain between dots.
 func checkLabel(label string) error {
 	if label == "" {
 		return errors.New("it begins or ends with a dot, or has two in a row")
