@@ -81,11 +81,5 @@ func Parse(text string) (s status.Server) {
 // InPod reports whether a process with this /proc/PID/cgroup runs below a kubelet's cgroup for
 // pods, even if Parse cannot find the pod.
 func InPod(text string) bool {
-	for line := range strings.Lines(text) {
-		fields := strings.SplitN(strings.TrimSpace(line), ":", 3)
-		if len(fields) == 3 && strings.Contains(fields[2], "kubepods") {
-			return true
-		}
-	}
-	return Parse(text).Pod != ""
+	return strings.Contains(text, "kubepods") || Parse(text).Pod != ""
 }
