@@ -101,10 +101,7 @@ func dump(found func(socket)) error {
 			case unix.NLMSG_DONE:
 				return nil
 			case unix.NLMSG_ERROR:
-				if len(m.Data) >= 4 {
-					return unix.Errno(-int32(order.Uint32(m.Data)))
-				}
-				return errors.New("the kernel refuses")
+				return unix.Errno(-int32(order.Uint32(m.Data))) // struct nlmsgerr
 			}
 			if len(m.Data) > answerBytes {
 				found(parse(m.Data))
