@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 	"time"
 )
 
@@ -58,20 +59,10 @@ var errEnded = errors.New("the driver's main process ended before it served")
 // counts WatchdogSec= from the start of the driver: TimeoutStartSec= limits the wait.
 func (s *Supervisor) Wait(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
-	fed := make(chan struct{})
-	go func() {
-		defer close(fed)
-		s.feedUntil(ctx)
-	}()
-	defer func() { <-fed }()
+	var background sync.WaitGroup
+	background.Go(func() { cancel(s.feedUntilEnd(ctx)) })
+	defer background.Wait()
 	defer cancel(nil)
-	go func() {
-		select {
-		case <-s.Ended:
-			cancel(errEnded)
-		case <-ctx.Done():
-		}
-	}()
 
 	name, last := "", ""
 	for {
@@ -105,19 +96,22 @@ func (s *Supervisor) Wait(ctx context.Context) error {
 	}
 }
 
-// feedUntil feeds the watchdog, if there is one, until ctx is done.
-func (s *Supervisor) feedUntil(ctx context.Context) {
-	if s.Watchdog == 0 {
-		return
-	}
-	ticker := time.NewTicker(s.Watchdog / 3)
-	defer ticker.Stop()
-	for {
+// feedUntilEnd feeds the watchdog, if there is one, until ctx is done or the driver's main process
+// has ended, and returns why.
+func (s *Supervisor) feedUntilEnd(ctx context.Context) error {
+	var tick <-chan time.Time
+	if s.Watchdog > 0 {
 		s.feed()
+		tick = time.Tick(s.Watchdog / 3)
+	}
+	for {
 		select {
+		case <-tick:
+			s.feed()
+		case <-s.Ended:
+			return errEnded
 		case <-ctx.Done():
-			return
-		case <-ticker.C:
+			return context.Cause(ctx)
 		}
 	}
 }
