@@ -61,29 +61,18 @@ func newDaemon(o Options, log *slog.Logger, pool *worker.Pool, registryDir strin
 // parts stop in the opposite order.
 func (d *daemon) run(ctx context.Context, b control.Backend, begin func(context.Context) error) (err error) {
 	ctx, d.fail = context.WithCancelCause(ctx)
-	defer d.fail(nil)
 	// These outlive ctx: registration sockets are served as long as possible.
-	lasting, end := context.WithCancel(context.WithoutCancel(ctx))
-	var last sync.WaitGroup
-	// The descriptor store ends last, so that it sends all changes of the sockets.
-	storeCtx, endStore := context.WithCancel(context.WithoutCancel(ctx))
-	var storeDone sync.WaitGroup
-	storeDone.Go(func() { d.note("the descriptor store", d.parts.store.Run(storeCtx)) })
+	stopStore := d.start(ctx, "the descriptor store", d.parts.store.Run)
+	stopWatcher := d.start(ctx, "the watcher", d.watcher.Run)
+	stopAgent := d.start(ctx, "the agent", d.agent.Run)
 	defer func() {
-		end()
-		last.Wait()
+		d.fail(nil)
+		d.work.Wait()
+		stopAgent()
+		stopWatcher()
 		err = errors.Join(err, d.parts.close(context.WithoutCancel(ctx)))
-		endStore()
-		storeDone.Wait()
+		stopStore() // after it has sent all changes of the sockets
 	}()
-	last.Go(func() { d.note("the watcher", d.watcher.Run(lasting)) })
-	agentCtx, endAgent := context.WithCancel(lasting)
-	var agentDone sync.WaitGroup
-	agentDone.Go(func() { d.note("the agent", d.agent.Run(agentCtx)) })
-	defer agentDone.Wait()
-	defer endAgent()
-	defer d.work.Wait()
-	defer d.fail(nil)
 
 	if err := os.Remove(StoppedFile(d.options.runDir())); !errors.Is(err, fs.ErrNotExist) {
 		d.note("removing the answer to an earlier stop", err)
@@ -119,6 +108,17 @@ func (d *daemon) run(ctx context.Context, b control.Backend, begin func(context.
 	}
 	d.log.Info("stopping", "MESSAGE_ID", messageStopping)
 	return nil
+}
+
+// start runs a part until stop is called, which waits for its end.
+func (d *daemon) start(ctx context.Context, what string, run func(context.Context) error) (stop func()) {
+	ctx, end := context.WithCancel(context.WithoutCancel(ctx))
+	var part sync.WaitGroup
+	part.Go(func() { d.note(what, run(ctx)) })
+	return func() {
+		end()
+		part.Wait()
+	}
 }
 
 // note logs an error that does not end the daemon.
