@@ -14,7 +14,6 @@ import (
 	"log/slog"
 	"os"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -47,13 +46,13 @@ type Watcher struct {
 	open         func() (notifier, error)
 	calls        calls
 
-	kick   chan struct{}          // capacity one: the reason for polling has changed
-	reason atomic.Pointer[string] // of polling; nil: none
+	kick chan struct{} // capacity one: the reason for polling has changed
 
 	mu        sync.Mutex      // held only for access to memory
 	ctx       context.Context // of Run, for the walks; nil: not running
 	routes    map[*route]struct{}
 	polled    map[*route]error // those with a directory that cannot be watched
+	reason    string           // one of polled; empty: none
 	watches   map[int32]watch
 	inotify   notifier
 	noInotify error  // why inotify is nil
@@ -75,10 +74,9 @@ func New(log *slog.Logger, pool *worker.Pool) *Watcher {
 // Polling returns why changes are polled each second instead of being reported by the
 // kernel, and the fix; empty if they are not.
 func (w *Watcher) Polling() string {
-	if why := w.reason.Load(); why != nil {
-		return *why
-	}
-	return ""
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.reason
 }
 
 // Run watches until ctx is done and returns when everything but hanging walks is released. What
@@ -98,20 +96,16 @@ func (w *Watcher) Run(ctx context.Context) error {
 }
 
 func (w *Watcher) loop(ctx context.Context, mounted <-chan struct{}) {
-	slow, poll := time.NewTicker(w.slowLook), time.NewTicker(w.pollInterval)
-	defer slow.Stop()
-	defer poll.Stop()
-	poll.Stop()
-	polling := false
+	slow := time.Tick(w.slowLook)
+	var poll <-chan time.Time // nil: not polling
 	for {
-		if why := w.Polling(); polling != (why != "") {
-			if polling = !polling; polling {
-				poll.Reset(w.pollInterval)
-				w.log.Warn("changes are polled, not reported by the kernel", "every", w.pollInterval, "reason", why)
-			} else {
-				poll.Stop()
-				w.log.Info("changes are reported by the kernel again")
-			}
+		switch why := w.Polling(); {
+		case why != "" && poll == nil:
+			poll = time.Tick(w.pollInterval)
+			w.log.Warn("changes are polled, not reported by the kernel", "every", w.pollInterval, "reason", why)
+		case why == "" && poll != nil:
+			poll = nil
+			w.log.Info("changes are reported by the kernel again")
 		}
 		select {
 		case <-ctx.Done():
@@ -123,10 +117,10 @@ func (w *Watcher) loop(ctx context.Context, mounted <-chan struct{}) {
 			case <-ctx.Done():
 			case <-time.After(mountPause):
 			}
-		case <-slow.C:
+		case <-slow:
 			// A walk does not show what changed and changed back, or what a receiver missed.
 			w.look(ctx, nil, true)
-		case <-poll.C:
+		case <-poll:
 			// Always with a hint: a socket that is restored after one look and removed before the
 			// next looks unchanged, and would never be restored again.
 			w.look(ctx, func(r *route) bool { return w.polled[r] != nil }, true)
@@ -219,20 +213,19 @@ func (w *Watcher) changed(mask uint32, routes []*route) {
 	}
 }
 
-// setPolled records why r is polled; nil: it is not.
+// setPolled records why r is polled; nil: it is not. w.mu must be held.
 func (w *Watcher) setPolled(r *route, why error) {
 	if why == nil {
 		delete(w.polled, r)
 	} else {
 		w.polled[r] = why
 	}
-	if (len(w.polled) > 0) == (w.reason.Load() != nil) {
+	if (len(w.polled) > 0) == (w.reason != "") {
 		return
 	}
-	w.reason.Store(nil)
+	w.reason = ""
 	if why != nil {
-		text := why.Error()
-		w.reason.Store(&text)
+		w.reason = why.Error()
 	}
 	select {
 	case w.kick <- struct{}{}:
