@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -109,7 +110,11 @@ func (d *daemon) forgetUnused() {
 	if more := len(d.handed.unused) - mostLogged; more > 0 {
 		d.log.Warn("closing more descriptors from the service manager", "count", more)
 	}
-	d.note("forgetting descriptors", d.parts.store.ForgetAll(d.handed.forget))
+	done, cancel := context.WithCancel(context.Background())
+	cancel()
+	for _, name := range d.handed.forget {
+		d.note("forgetting a descriptor", d.parts.store.Forget(done, name))
+	}
 	d.handed.unused, d.handed.forget = nil, nil
 }
 

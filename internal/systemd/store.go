@@ -18,12 +18,8 @@ import (
 	"csi-registrar/internal/unixsock"
 )
 
-// Errors of Store.Keep.
-var (
-	errNoStore = errors.New("there is no descriptor store: not a service of systemd")
-	// ErrStoreFull: the manager would drop the descriptor.
-	ErrStoreFull = errors.New("the descriptor store of systemd is full")
-)
+// ErrStoreFull is wrapped by Keep's error if the manager would drop the descriptor.
+var ErrStoreFull = errors.New("the descriptor store of systemd is full")
 
 const (
 	// confirmWithin bounds how long a caller waits for the manager: a registration socket
@@ -80,8 +76,8 @@ type request struct {
 	done chan struct{} // closed when the manager has read it, or it is superseded
 }
 
-// NewStore returns a store that sends through the notifier while Run runs. With a nil notifier Keep
-// fails with errNoStore and Forget does nothing.
+// NewStore returns a store that sends through the notifier while Run runs. With a nil notifier
+// Forget does nothing, and Keep must not be called.
 func NewStore(n *Notifier, o StoreOptions) *Store {
 	s := &Store{notify: n, options: o, wake: make(chan struct{}, 1), names: map[string]int{}}
 	for _, name := range o.Held {
@@ -94,9 +90,6 @@ func NewStore(n *Notifier, o StoreOptions) *Store {
 // returns when the manager has it, or after 0.3 s; then it is sent and confirmed later. An error
 // means that it will not be kept.
 func (s *Store) Keep(ctx context.Context, name string, c syscall.Conn) error {
-	if s.notify == nil {
-		return fmt.Errorf("cannot keep %s: %w", name, errNoStore)
-	}
 	// FDNAME ends at the line's end; LISTEN_FDNAMES is a list with colons.
 	if name == "" || len(name) > 255 || strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r >= 0x7f || r == ':' }) {
 		return fmt.Errorf("cannot keep %q in the descriptor store: not a name for a descriptor", name)
@@ -116,8 +109,8 @@ func (s *Store) Keep(ctx context.Context, name string, c syscall.Conn) error {
 }
 
 // Forget removes all descriptors of that name from the store. It returns when they are removed, or
-// after 0.3 s; then they are removed later. It is no error if there are none. A listener is open
-// until its last copy is closed, so the caller must call this and close its own.
+// ctx is done, or after 0.3 s; then they are removed later. It is no error if there are none. A
+// listener is open until its last copy is closed, so the caller must call this and close its own.
 func (s *Store) Forget(ctx context.Context, name string) error {
 	if s.notify == nil {
 		return nil
@@ -128,20 +121,6 @@ func (s *Store) Forget(ctx context.Context, name string) error {
 	return nil
 }
 
-// ForgetAll removes all descriptors of these names from the store, without waiting for it.
-func (s *Store) ForgetAll(names []string) error {
-	if s.notify == nil {
-		return nil
-	}
-	for _, name := range names {
-		if _, err := s.enqueue(name, -1); err != nil {
-			return fmt.Errorf("cannot forget %s: %w", name, err)
-		}
-	}
-	s.hint()
-	return nil
-}
-
 // request queues the messages that make fd the only descriptor of that name (-1: none), and waits
 // for at most confirmWithin until the manager has read them. It owns fd if it succeeds.
 func (s *Store) request(ctx context.Context, name string, fd int) error {
@@ -149,21 +128,16 @@ func (s *Store) request(ctx context.Context, name string, fd int) error {
 	if err != nil {
 		return err
 	}
-	s.hint()
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
 	select {
 	case <-done:
 	case <-time.After(confirmWithin):
 	case <-ctx.Done():
 	}
 	return nil
-}
-
-// hint wakes Run.
-func (s *Store) hint() {
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
 }
 
 func (s *Store) enqueue(name string, fd int) (done chan struct{}, err error) {

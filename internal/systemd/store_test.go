@@ -93,9 +93,6 @@ func TestKeepAndForget(t *testing.T) {
 func TestKeepRefusals(t *testing.T) {
 	l := listen(t, filepath.Join(fake.ShortDir(t), "a"))
 	none, _ := runStore(t, nil, StoreOptions{})
-	if err := none.Keep(t.Context(), "x", l); !errors.Is(err, errNoStore) {
-		t.Error(err)
-	}
 	if err := none.Forget(t.Context(), "x"); err != nil {
 		t.Error(err)
 	}
@@ -123,16 +120,22 @@ func TestKeepRefusals(t *testing.T) {
 func TestABusyManagerDelaysNobodyAndLosesNothing(t *testing.T) {
 	m, n := startManager(t)
 	s, flush := runStore(t, n, StoreOptions{})
+	keep(t, s, "d")
 	m.Stop()
 	begun := time.Now()
 	keep(t, s, "a", "b", "c")
 	if err := s.Forget(t.Context(), "b"); err != nil {
 		t.Error(err)
 	}
+	done, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := s.Forget(done, "d"); err != nil { // without waiting
+		t.Error(err)
+	}
 	if took := time.Since(begun); took < 4*confirmWithin || took > 4*confirmWithin+4*time.Second {
 		t.Errorf("four calls took %s", took)
 	}
-	if got := s.unconfirmed(); !slices.Equal(got, []string{"a", "b", "c"}) {
+	if got := s.unconfirmed(); !slices.Equal(got, []string{"a", "b", "c", "d"}) {
 		t.Errorf("unconfirmed %q", got)
 	}
 	m.Continue()
