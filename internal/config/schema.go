@@ -108,20 +108,22 @@ func driverFields() []field[Driver] {
 	const path = `must be an absolute path such as "/run/csi-nfs/csi.sock"`
 	const span = `must be a duration above zero such as "5s" or "1m30s"`
 	const onOff = "must be true or false, without quotes"
+	aboveZero := duration(func(d time.Duration) bool { return d > 0 }, "is not above zero")
+	secondOrZero := duration(func(d time.Duration) bool { return d == 0 || d >= time.Second }, "is below a second")
 	return []field[Driver]{
 		newField("socket", "", path, func(d *Driver) *string { return &d.Socket }, connectable),
 		// empty: socket
 		newField("endpoint", "", path, func(d *Driver) *string { return &d.Endpoint }, socketPath),
 		newField("endpoint_link", false, onOff, func(d *Driver) *bool { return &d.EndpointLink }, boolean),
 		newField("enabled", true, onOff, func(d *Driver) *bool { return &d.Enabled }, boolean),
-		newField("timeout", 5*time.Second, span, func(d *Driver) *time.Duration { return &d.Timeout }, duration),
+		newField("timeout", 5*time.Second, span, func(d *Driver) *time.Duration { return &d.Timeout }, aboveZero),
 		newField("supported_versions", []string{"1.0.0"}, `must be a list of versions such as ["1.0.0"]`,
 			func(d *Driver) *[]string { return &d.SupportedVersions }, versions),
 		newField("when_driver_is_gone", Keep, `must be "keep" or "withdraw"`,
 			func(d *Driver) *WhenGone { return &d.WhenGone }, oneOf(Keep, Withdraw)),
-		newField("withdraw_after", 30*time.Second, span, func(d *Driver) *time.Duration { return &d.WithdrawAfter }, duration),
+		newField("withdraw_after", 30*time.Second, span, func(d *Driver) *time.Duration { return &d.WithdrawAfter }, aboveZero),
 		newField("probe_every", time.Minute, `must be "0" or a duration of at least a second such as "1m"`,
-			func(d *Driver) *time.Duration { return &d.ProbeEvery }, interval),
+			func(d *Driver) *time.Duration { return &d.ProbeEvery }, secondOrZero),
 		newField("when_limit_changes", Republish, `must be "republish" or "leave"`,
 			func(d *Driver) *WhenLimitChanges { return &d.WhenLimitChanges }, oneOf(Republish, Leave)),
 		newField("socket_owner", "root", "must be "+trust.ValidOwner,

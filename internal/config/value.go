@@ -55,39 +55,22 @@ func boolean(v any) (bool, *fault) {
 	return b, nil
 }
 
-// duration parses a duration above zero.
-func duration(v any) (time.Duration, *fault) {
-	return checkDuration(v, func(d time.Duration) string {
-		if d <= 0 {
-			return "is not above zero"
+// duration returns a parser of a duration for which valid is true; problem describes any other.
+func duration(valid func(time.Duration) bool, problem string) func(v any) (time.Duration, *fault) {
+	return func(v any) (time.Duration, *fault) {
+		s, err := text(v)
+		if err != nil {
+			return 0, err
 		}
-		return ""
-	})
-}
-
-// interval parses a duration of at least a second, or zero for never.
-func interval(v any) (time.Duration, *fault) {
-	return checkDuration(v, func(d time.Duration) string {
-		if d != 0 && d < time.Second {
-			return "is below a second"
+		d, parseErr := time.ParseDuration(s)
+		switch {
+		case parseErr != nil:
+			return 0, faultf("%s is not a duration", safetext.Quote(s))
+		case !valid(d):
+			return 0, faultf("%s %s", safetext.Quote(s), problem)
 		}
-		return ""
-	})
-}
-
-func checkDuration(v any, problem func(time.Duration) string) (time.Duration, *fault) {
-	s, err := text(v)
-	if err != nil {
-		return 0, err
+		return d, nil
 	}
-	d, parseErr := time.ParseDuration(s)
-	if parseErr != nil {
-		return 0, faultf("%s is not a duration", safetext.Quote(s))
-	}
-	if p := problem(d); p != "" {
-		return 0, faultf("%s %s", safetext.Quote(s), p)
-	}
-	return d, nil
 }
 
 // absolute parses an absolute path. It must be in its shortest form, so that a file has one name.
