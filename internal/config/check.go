@@ -16,7 +16,7 @@ import (
 // result checks the files as a whole, and returns the Result.
 func (l *loader) result() *Result {
 	tables := slices.SortedFunc(maps.Values(l.drivers), func(a, b *table) int {
-		return cmp.Or(cmp.Compare(a.first.file.rank, b.first.file.rank), cmp.Compare(a.first.order, b.first.order))
+		return cmp.Or(cmp.Compare(l.rank[a.first.file], l.rank[b.first.file]), cmp.Compare(a.first.order, b.first.order))
 	})
 	var valid, faulty []*table // a faulty table must not take the socket of a valid one
 	for _, t := range tables {

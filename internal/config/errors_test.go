@@ -10,7 +10,7 @@ func one(text string) *Result {
 	l := newLoader()
 	l.rank["f"] = 0
 	l.Files = []string{"f"}
-	l.apply(file{path: "f", dropIn: true}, text)
+	l.apply("f", text)
 	return l.result()
 }
 

@@ -24,8 +24,8 @@ func FuzzLoad(f *testing.F) {
 		texts := map[string]string{"main": main, "drop-in": dropIn}
 		l := newLoader()
 		l.rank["drop-in"] = 1
-		l.apply(file{path: "main"}, main)
-		l.apply(file{path: "drop-in", dropIn: true, rank: 1}, dropIn)
+		l.apply("main", main)
+		l.apply("drop-in", dropIn)
 		r := l.result()
 
 		for _, m := range r.Errors {

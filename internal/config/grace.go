@@ -23,7 +23,7 @@ func (c *InForce) Equal(o *InForce) bool {
 
 // InForce returns the configuration in the files, to put it in force.
 func (r *Result) InForce() *InForce {
-	return &InForce{r.Config, r.Files, r.origins["kubelet.root_dir"].file.path}
+	return &InForce{r.Config, r.Files, r.origins["kubelet.root_dir"].file}
 }
 
 // Over returns the valid part of the files, with the drivers of inForce that are missing in it, and

@@ -27,7 +27,7 @@ func (g *graceTest) files(at time.Duration, root string, files []string, drivers
 	c.Drivers = drivers
 	r := &Result{Config: c, Files: files, origins: map[string]position{}}
 	if root != Default().Kubelet.RootDir {
-		r.origins["kubelet.root_dir"] = position{file: file{path: files[0]}}
+		r.origins["kubelet.root_dir"] = position{file: files[0]}
 	}
 	k := g.grace.Keep(g.inForce, r, g.start.Add(at), func(name string) string { return g.inUse[name] })
 	g.inForce = k.InForce

@@ -20,7 +20,7 @@ type Result struct {
 	// Hidden are files that are not read because of one with the same name, which may be
 	// empty or a link to /dev/null.
 	Hidden []Hidden
-	// Links are the drop-ins that are symbolic links: watch them, too.
+	// Links are the files that are symbolic links: watch them, too.
 	Links []string
 	// Errors of all files, in the order of the files, then of the lines.
 	Errors Errors
@@ -44,14 +44,14 @@ func (r *Result) Origin(key string) string {
 func Load(s Source) *Result {
 	rule, l := s.rule(), newLoader()
 	files := s.list(rule, &l.Result)
-	for _, f := range files {
-		l.rank[f.path] = f.rank
-		text, err := read(rule, f.path)
+	for i, f := range files {
+		l.rank[f] = i
+		text, err := read(rule, f)
 		switch {
 		case err != nil:
 			l.Errors = append(l.Errors, *err)
 		case text != "": // an empty file only hides others
-			l.Files = append(l.Files, f.path)
+			l.Files = append(l.Files, f)
 			l.apply(f, text)
 		}
 	}
@@ -60,25 +60,25 @@ func Load(s Source) *Result {
 
 // position is the first place of a key in a file.
 type position struct {
-	file  file
+	file  string
 	path  []string // of the key
 	id    string   // path as TOML writes it
 	line  int
 	order int // among the keys of the file
 }
 
-func (p position) String() string { return place(p.file.path, p.line) }
+func (p position) String() string { return place(p.file, p.line) }
 
 // error returns an error about the key.
 func (p position) error(problem, hint string) Error {
-	return Error{p.file.path, p.line, p.id, problem, hint}
+	return Error{p.file, p.line, p.id, problem, hint}
 }
 
 // loader merges files, one after the other.
 type loader struct {
 	Result
 	drivers   map[string]*table
-	rank      map[string]int  // of each file, also one that cannot be read
+	rank      map[string]int  // of each file, from 0, in the order in which they are applied
 	faulty    map[string]bool // drivers that are left out
 	noRootDir bool            // [kubelet] has an error: all drivers are left out
 }
@@ -103,10 +103,10 @@ func (l *loader) leftOut(name string) bool { return l.noRootDir || l.faulty[name
 
 // apply merges a file over those before it. It validates each value, also one that a later file
 // overrides.
-func (l *loader) apply(f file, text string) {
+func (l *loader) apply(file, text string) {
 	doc, err := parse(text)
 	if err != nil {
-		err.File = f.path
+		err.File = file
 		l.Errors = append(l.Errors, *err)
 		return
 	}
@@ -115,7 +115,7 @@ func (l *loader) apply(f file, text string) {
 		var v any = doc.tree
 		for n := range key.path {
 			v = v.(map[string]any)[key.path[n]]
-			at := position{f, key.path[:n+1], keyString(key.path[:n+1]...), key.line, i}
+			at := position{file, key.path[:n+1], keyString(key.path[:n+1]...), key.line, i}
 			if _, ok := isTable[at.id]; !ok {
 				isTable[at.id] = l.read(at, v)
 			}

@@ -23,13 +23,6 @@ type Source struct {
 // places.
 var places = [...]string{"etc", "run", "usr/lib"}
 
-// file is a file that may hold configuration.
-type file struct {
-	path   string
-	dropIn bool
-	rank   int // its position in the order of application, from 0
-}
-
 func (s Source) root() string { return absolutePath(cmp.Or(s.Root, "/")) }
 
 // dir returns the directory of a place.
@@ -68,16 +61,16 @@ type Hidden struct {
 // list returns the files to read, in the order in which they are applied. It adds to r the hidden
 // files, the links, and errors for directories that cannot be read or trusted. A file hides those
 // of the same name in later places, whatever its content, so that an empty file masks them.
-func (s Source) list(rule trust.Rule, r *Result) (files []file) {
+func (s Source) list(rule trust.Rule, r *Result) (files []string) {
 	if s.File != "" {
-		return []file{{path: s.File}}
+		return []string{s.File}
 	}
-	byName := make(map[string]file) // the name of the main file is empty, so that it comes first
-	add := func(name string, f file) {
+	byName := make(map[string]string) // the name of the main file is empty, so that it comes first
+	add := func(name, path string) {
 		if by, hidden := byName[name]; hidden {
-			r.Hidden = append(r.Hidden, Hidden{f.path, by.path})
+			r.Hidden = append(r.Hidden, Hidden{path, by})
 		} else {
-			byName[name] = f
+			byName[name] = path
 		}
 	}
 	for _, place := range places {
@@ -89,7 +82,7 @@ func (s Source) list(rule trust.Rule, r *Result) (files []file) {
 		main := filepath.Join(s.dir(place), "config.toml")
 		// All other errors are found when the file is read.
 		if _, err := os.Lstat(main); !errors.Is(err, fs.ErrNotExist) {
-			add("", file{path: main})
+			add("", main)
 		}
 		dir := filepath.Join(s.dir(place), "conf.d")
 		names, e := readDir(rule, dir)
@@ -98,17 +91,16 @@ func (s Source) list(rule trust.Rule, r *Result) (files []file) {
 		}
 		for _, name := range names {
 			if !strings.HasPrefix(name, ".") && strings.HasSuffix(name, ".toml") {
-				add(name, file{path: filepath.Join(dir, name), dropIn: true})
+				add(name, filepath.Join(dir, name))
 			}
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(byName)) {
-		f := byName[name]
-		f.rank = len(files)
-		files = append(files, f)
+		path := byName[name]
+		files = append(files, path)
 		// Do not watch /dev/null, which is written to all the time.
-		if _, err := os.Readlink(f.path); f.dropIn && err == nil && !isNull(f.path) {
-			r.Links = append(r.Links, f.path)
+		if _, err := os.Readlink(path); err == nil && !isNull(path) {
+			r.Links = append(r.Links, path)
 		}
 	}
 	return files
