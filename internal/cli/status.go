@@ -97,16 +97,13 @@ func printDocument(e *env, o statusOptions, s status.Document) error {
 	if o.driver != "" {
 		s.Drivers = slices.DeleteFunc(s.Drivers, func(d status.Driver) bool { return d.Name != o.driver })
 	}
-	doc, err := control.Marshal(s)
-	if err != nil {
-		return err
-	}
+	doc := control.Marshal(s)
 	var out bytes.Buffer
 	if o.watch {
 		out.Write(doc)
 	} else if err := json.Indent(&out, doc, "", "  "); err != nil {
 		return err
 	}
-	_, err = e.stdout.Write(out.Bytes())
+	_, err := e.stdout.Write(out.Bytes())
 	return err
 }

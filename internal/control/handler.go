@@ -20,7 +20,11 @@ const (
 // Handler returns the whole API, for the control socket: its clients may make changes.
 func Handler(b Backend) http.Handler {
 	mux := http.NewServeMux()
-	a := api{Backend: b, reasons: true, document: b.Status, streams: newGate(maxStreams), traces: newGate(maxTraces), watched: &snapshot[[]byte]{render: func(d status.Document) ([]byte, error) { return Marshal(d) }}}
+	a := api{
+		Backend: b, reasons: true, streams: newGate(maxStreams), traces: newGate(maxTraces),
+		watched: &snapshot[[]byte]{render: func(d status.Document) []byte { return Marshal(d) }},
+	}
+	a.ready = func() readiness { return a.readiness(b.Status()) }
 	mux.HandleFunc("GET /healthz", healthz(b))
 	mux.HandleFunc("GET /readyz", a.readyz)
 	mux.HandleFunc("GET /readyz/{driver}", a.readyzDriver)
@@ -41,15 +45,12 @@ func Handler(b Backend) http.Handler {
 func PublicHandler(b Backend) http.Handler {
 	mux := http.NewServeMux()
 	a := api{Backend: b}
-	last := &snapshot[readiness]{render: func(d status.Document) (readiness, error) { return a.readiness(d), nil }}
-	a.document = func() status.Document { d, _, _, _ := last.get(b); return d } // it cannot fail
+	last := &snapshot[readiness]{render: a.readiness}
+	a.ready = func() readiness { r, _ := last.get(b); return r }
 	var metrics sharedMetrics
 	scrapes := newGate(maxScrapes)
 	mux.HandleFunc("GET /healthz", healthz(b))
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		_, ready, _, _ := last.get(b) // as above
-		write(w, ready.code, plainText, ready.text)
-	})
+	mux.HandleFunc("GET /readyz", a.readyz)
 	mux.HandleFunc("GET /readyz/{driver}", a.readyzDriver)
 	mux.HandleFunc("GET /livez/{driver}", newGate(maxProbes).limit(a.livezDriver))
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
@@ -82,8 +83,8 @@ func Profiles() http.Handler {
 
 type api struct {
 	Backend
-	reasons  bool                   // the caller may read what drivers and the kubelet report
-	document func() status.Document // the source of health and readiness
+	reasons bool             // the caller may read what drivers and the kubelet report
+	ready   func() readiness // on the public port, all requests share it
 
 	streams, traces gate
 	watched         *snapshot[[]byte] // what streams send

@@ -28,12 +28,13 @@ func healthz(b Backend) http.HandlerFunc {
 // readyz is 200 when every enabled driver is registered. Errors of the configuration are
 // shown but do not count: what is in force is served.
 func (a api) readyz(w http.ResponseWriter, _ *http.Request) {
-	ready := a.readiness(a.document())
+	ready := a.ready()
 	write(w, ready.code, plainText, ready.text)
 }
 
-// readiness is the answer of readyz.
+// readiness is the status with the answer of readyz.
 type readiness struct {
+	status.Document
 	code int
 	text []byte
 }
@@ -57,12 +58,12 @@ func (a api) readiness(s status.Document) readiness {
 		b.WriteString(a.stateLine(d))
 	}
 	b.WriteString(word + "\n")
-	return readiness{code, b.Bytes()}
+	return readiness{s, code, b.Bytes()}
 }
 
 // readyzDriver is 200 when the driver is registered; with ?live only if it answers Probe now, too.
 func (a api) readyzDriver(w http.ResponseWriter, r *http.Request) {
-	d, ok := a.document().Driver(r.PathValue("driver"))
+	d, ok := a.ready().Driver(r.PathValue("driver"))
 	switch {
 	case !ok:
 		writeText(w, http.StatusNotFound, "no driver of that name is configured\n")
@@ -85,7 +86,7 @@ func (a api) readyzDriver(w http.ResponseWriter, r *http.Request) {
 // kubernetes-csi/livenessprobe answers.
 func (a api) livezDriver(w http.ResponseWriter, r *http.Request) {
 	name := r.PathValue("driver")
-	if d, ok := a.document().Driver(name); !ok || d.State == status.Disabled {
+	if d, ok := a.ready().Driver(name); !ok || d.State == status.Disabled {
 		writeText(w, http.StatusNotFound, "no enabled driver of that name is configured\n")
 		return
 	}

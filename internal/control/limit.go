@@ -83,32 +83,27 @@ func (s *sharedMetrics) get(b Backend) []byte {
 	return s.text
 }
 
-// snapshot is a status document and its rendering, which all requests share until the status
-// changes.
+// snapshot is a rendering of the status, which all requests share until the status changes.
 type snapshot[T any] struct {
-	render func(status.Document) (T, error)
+	render func(status.Document) T
 
 	mu       sync.Mutex
-	changed  <-chan struct{} // closed when the status has changed; nil: there is no document
-	doc      status.Document
+	changed  <-chan struct{} // closed when the status has changed; nil: nothing is rendered
 	rendered T
 }
 
-// get returns the document, its rendering, and a channel that is closed when the status changes.
-func (s *snapshot[T]) get(b Backend) (doc status.Document, rendered T, changed <-chan struct{}, err error) {
+// get returns the rendering, and a channel that is closed when the status changes.
+func (s *snapshot[T]) get(b Backend) (rendered T, changed <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.changed != nil {
 		select {
 		case <-s.changed:
 		default:
-			return s.doc, s.rendered, s.changed, nil
+			return s.rendered, s.changed
 		}
 	}
-	changed = b.Changed() // before Status, so that no change is missed
-	doc = b.Status()
-	if rendered, err = s.render(doc); err == nil {
-		s.doc, s.rendered, s.changed = doc, rendered, changed
-	}
-	return doc, rendered, changed, err
+	s.changed = b.Changed() // before Status, so that no change is missed
+	s.rendered = s.render(b.Status())
+	return s.rendered, s.changed
 }

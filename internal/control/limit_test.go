@@ -56,7 +56,7 @@ func TestStreamsLeaveRoomForOtherRequests(t *testing.T) {
 
 // A stream above the limit is refused at once; the others continue.
 func TestTooManyStreams(t *testing.T) {
-	a := api{Backend: newDaemon(), streams: newGate(1), watched: &snapshot[[]byte]{render: func(d status.Document) ([]byte, error) { return Marshal(d) }}}
+	a := api{Backend: newDaemon(), streams: newGate(1), watched: &snapshot[[]byte]{render: func(d status.Document) []byte { return Marshal(d) }}}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	server := httptest.NewServer(http.HandlerFunc(a.status))

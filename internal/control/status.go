@@ -24,10 +24,7 @@ func (a api) status(w http.ResponseWriter, r *http.Request) {
 	setHeader(w, "application/x-ndjson")
 	for {
 		started := time.Now()
-		_, doc, changed, err := a.watched.get(a.Backend)
-		if err != nil {
-			return
-		}
+		doc, changed := a.watched.get(a.Backend)
 		extendDeadlines(w, documentTimeout)
 		if _, err := w.Write(doc); err != nil {
 			return

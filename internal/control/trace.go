@@ -66,15 +66,11 @@ func (a api) trace(w http.ResponseWriter, r *http.Request) {
 	defer context.AfterFunc(daemon, func() { cancel(errors.New("the daemon ends")) })()
 	begun := false
 	tell := func(s traceStep) error {
-		line, err := Marshal(s)
-		if err != nil {
-			return err
-		}
 		if !begun {
 			setHeader(w, "application/x-ndjson")
 			begun = true
 		}
-		_, err = w.Write(line)
+		_, err := w.Write(Marshal(s))
 		return errors.Join(err, rc.Flush())
 	}
 	beat := func() error {
