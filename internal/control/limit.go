@@ -35,12 +35,10 @@ func (g gate) enter(ctx context.Context, limit time.Duration) bool {
 		return true
 	default:
 	}
-	late := time.NewTimer(limit)
-	defer late.Stop()
 	select {
 	case g <- struct{}{}:
 		return true
-	case <-late.C:
+	case <-time.After(limit):
 	case <-ctx.Done():
 	}
 	return false

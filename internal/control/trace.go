@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -80,34 +81,30 @@ func (a api) trace(w http.ResponseWriter, r *http.Request) {
 		}
 		return err
 	}
-	beating := make(chan struct{})
-	close(beating) // the body is not read yet
+	var beating sync.WaitGroup
 	err := a.Trace(ctx, Recorder{
 		Driver: name, Process: r.RemoteAddr,
 		Listen: func(_ context.Context, path string) error {
 			if err := tell(traceStep{Socket: path}); err != nil {
 				return err
 			}
-			if err := beat(); err != nil {
+			err := beat()
+			if err != nil {
 				return fmt.Errorf("the recorder did not begin to listen: %w", err)
 			}
-			beating = make(chan struct{})
-			go func() {
-				defer close(beating)
-				for {
-					if err := beat(); err != nil {
-						cancel(recorderEnd(err))
-						return
-					}
+			beating.Go(func() {
+				for err == nil {
+					err = beat()
 				}
-			}()
+				cancel(recorderEnd(err))
+			})
 			return nil
 		},
 		// If the recorder has ended, beat fails.
 		Linked: func() { _ = tell(traceStep{Linked: true}) },
 	})
 	_ = rc.SetReadDeadline(time.Now()) // the link points back: end the goroutine above
-	<-beating
+	beating.Wait()
 	switch {
 	case err == nil || ctx.Err() != nil: // the recorder has ended, or the daemon does
 	case begun:
