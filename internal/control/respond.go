@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"time"
 	"unicode"
+	"unicode/utf16"
 	"unicode/utf8"
 )
 
@@ -51,17 +52,14 @@ func Marshal(v any) []byte {
 		panic(err)
 	}
 	out := make([]byte, 0, len(doc)+1)
-	for len(doc) > 0 {
-		r, n := utf8.DecodeRune(doc)
-		if r < utf8.RuneSelf && r != 0x7f || unicode.IsPrint(r) {
-			out = append(out, doc[:n]...)
-		} else if r <= 0xffff {
-			out = fmt.Appendf(out, `\u%04x`, r)
-		} else {
-			r -= 0x10000 // JSON needs a surrogate pair
-			out = fmt.Appendf(out, `\u%04x\u%04x`, 0xd800+r>>10, 0xdc00+r&0x3ff)
+	for _, r := range string(doc) {
+		if unicode.IsPrint(r) { // there is no line break: json.Marshal escapes it
+			out = utf8.AppendRune(out, r)
+			continue
 		}
-		doc = doc[n:]
+		for _, unit := range utf16.AppendRune(nil, r) {
+			out = fmt.Appendf(out, `\u%04x`, unit)
+		}
 	}
 	return append(out, '\n')
 }
