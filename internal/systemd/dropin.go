@@ -49,14 +49,12 @@ func DropInLines(rootDir string) (unit string, service []string) {
 // Hider returns the directory on a path that the shipped unit hides from the service behind an
 // empty one, and the setting that hides it; empty if there is none.
 func Hider(p string) (dir, setting string) {
-	for _, dir := range []string{"/home", "/root", "/run/user"} {
-		if Within(p, dir) {
-			return dir, "ProtectHome"
-		}
-	}
-	for _, dir := range []string{"/tmp", "/var/tmp"} {
-		if Within(p, dir) {
-			return dir, "PrivateTmp"
+	for _, h := range []struct{ dir, setting string }{
+		{"/home", "ProtectHome"}, {"/root", "ProtectHome"}, {"/run/user", "ProtectHome"},
+		{"/tmp", "PrivateTmp"}, {"/var/tmp", "PrivateTmp"},
+	} {
+		if Within(p, h.dir) {
+			return h.dir, h.setting
 		}
 	}
 	return "", ""
