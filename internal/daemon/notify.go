@@ -8,8 +8,9 @@ import (
 	"strings"
 	"time"
 
+	sdnotify "github.com/coreos/go-systemd/v22/daemon"
+
 	"csi-registrar/internal/status"
-	"csi-registrar/internal/systemd"
 )
 
 // reportStatus keeps the line that `systemctl status` shows up to date, at most five times a
@@ -85,8 +86,8 @@ func statusLine(s status.Document) string {
 // feedWatchdog reports to the manager that the daemon is alive, but only while the agent and every
 // registrar answer, which does not depend on the drivers.
 func (d *daemon) feedWatchdog(ctx context.Context) {
-	interval, watched := systemd.WatchdogInterval(d.options.Getenv)
-	if !watched {
+	interval, err := sdnotify.SdWatchdogEnabled(false)
+	if d.note("reading the watchdog's interval", err); interval == 0 {
 		return
 	}
 	for ok := true; ok; ok = pause(ctx, interval/2) {

@@ -5,8 +5,6 @@ package systemd
 import (
 	"fmt"
 	"net"
-	"os"
-	"strconv"
 	"strings"
 	"time"
 
@@ -48,7 +46,7 @@ func (n *Notifier) Status(text string) error {
 	return n.report("STATUS="+strings.NewReplacer("\n", " ", "\r", " ").Replace(text), sendTimeout)
 }
 
-// Watchdog reports that the service is alive (see WatchdogInterval).
+// Watchdog reports that the service is alive.
 func (n *Notifier) Watchdog() error { return n.report("WATCHDOG=1", sendTimeout) }
 
 func (n *Notifier) report(message string, limit time.Duration) error {
@@ -95,18 +93,4 @@ func (n *Notifier) send(message string, fd int, deadline time.Time) error {
 		return err
 	}
 	return sent
-}
-
-// WatchdogInterval returns the interval in which the manager expects Watchdog ($WATCHDOG_USEC);
-// call Watchdog twice in each. False if the manager does not watch this process. getenv is
-// os.Getenv.
-func WatchdogInterval(getenv func(string) string) (time.Duration, bool) {
-	usec, err := strconv.ParseInt(getenv("WATCHDOG_USEC"), 10, 64)
-	if err != nil || usec <= 0 || usec > int64(365*24*time.Hour/time.Microsecond) {
-		return 0, false
-	}
-	if pid := getenv("WATCHDOG_PID"); pid != "" && pid != strconv.Itoa(os.Getpid()) {
-		return 0, false
-	}
-	return time.Duration(usec) * time.Microsecond, true
 }

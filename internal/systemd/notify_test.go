@@ -86,24 +86,3 @@ func TestNotifierDoesNotHangWithTheManager(t *testing.T) {
 		t.Errorf("it took %s", took)
 	}
 }
-
-func TestWatchdogInterval(t *testing.T) {
-	for _, c := range []struct {
-		usec, pid string
-		want      time.Duration
-	}{
-		{"20000000", "", 20 * time.Second},
-		{"20000000", pid(), 20 * time.Second},
-		{"20000000", "1", 0},
-		{"", "", 0},
-		{"0", "", 0},
-		{"-5", "", 0},
-		{"x", "", 0},
-		{"99999999999999999", "", 0},
-	} {
-		got, ok := WatchdogInterval(env("WATCHDOG_USEC", c.usec, "WATCHDOG_PID", c.pid))
-		if got != c.want || ok != (c.want > 0) {
-			t.Errorf("%q for %q: %v, %v", c.usec, c.pid, got, ok)
-		}
-	}
-}
