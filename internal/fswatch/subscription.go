@@ -82,7 +82,11 @@ func (w *Watcher) subscribe(content bool, paths []string) *Subscription {
 			continue
 		}
 		r := &route{sub: s, path: p}
-		r.slot = w.pool.Slot(p, func() { w.returned(r) })
+		r.slot = w.pool.Slot(p, func() { // a call about the path that hung has returned
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.walkSoon(r, true)
+		})
 		s.routes = append(s.routes, r)
 	}
 	w.mu.Lock()
@@ -92,11 +96,4 @@ func (w *Watcher) subscribe(content bool, paths []string) *Subscription {
 		w.walkSoon(r, true)
 	}
 	return s
-}
-
-// returned is called when a walk that hung, or another owner's call about the path, has returned.
-func (w *Watcher) returned(r *route) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.walkSoon(r, true)
 }
