@@ -103,7 +103,7 @@ func logFields() []field[Log] {
 	}
 }
 
-// driverFields has all that there is to say about a key but its use: the rest follows from it.
+// driverFields defines each key of a driver's table: its default, a hint, its field and its parser.
 func driverFields() []field[Driver] {
 	const path = `must be an absolute path such as "/run/csi-nfs/csi.sock"`
 	const span = `must be a duration above zero such as "5s" or "1m30s"`

@@ -47,7 +47,7 @@ func TestTrust(t *testing.T) {
 	for _, f := range []string{"10-group.toml|0664", "20-others.toml|0602", "30-sticky.toml|0622", "40-empty.toml|0666"} {
 		name, mode, _ := strings.Cut(f, "|")
 		path := "/etc/csi-registrar/conf.d/" + name
-		want = append(want, fmt.Sprintf("%s: may be written by its group or others (mode %s) (look what is in it, then run chmod go-w %[1]s)", path, mode))
+		want = append(want, fmt.Sprintf("%s: may be written by its group or others (mode %s) (check its contents, then run chmod go-w %[1]s)", path, mode))
 	}
 	s.check(t, r, strings.Join(want, "\n"))
 	if len(r.Config.Drivers) != 1 || s.filesOf(r) != "/etc/csi-registrar/conf.d/50-right.toml" {
@@ -76,8 +76,8 @@ func TestOwner(t *testing.T) {
 		}
 	}
 	r := Load(s)
-	s.check(t, r, `/etc/csi-registrar/config.toml: belongs to uid 12345, not to root (look what is in it, then run chown -h root /etc/csi-registrar/config.toml)
-/etc/csi-registrar/conf.d/10-a.toml: belongs to uid 12345, not to root (look what is in it, then run rm /etc/csi-registrar/conf.d/10-a.toml)`)
+	s.check(t, r, `/etc/csi-registrar/config.toml: belongs to uid 12345, not to root (check its contents, then run chown -h root /etc/csi-registrar/config.toml)
+/etc/csi-registrar/conf.d/10-a.toml: belongs to uid 12345, not to root (check its contents, then run rm /etc/csi-registrar/conf.d/10-a.toml)`)
 	if r.Config.Log.Level != "debug" {
 		t.Error(r.Config.Log.Level)
 	}
@@ -111,7 +111,7 @@ func TestUnreadable(t *testing.T) {
 	for path, want := range map[string]string{
 		pipe:           "/pipe: is not a regular file",
 		large:          "/large: is larger than 1 MiB",
-		dir + "/none":  "/none: cannot be read: no such file or directory (make the file, or remove the link to it)",
+		dir + "/none":  "/none: cannot be read: no such file or directory (create the file, or remove the link to it)",
 		pipe + "/none": "/pipe/none: cannot be read: not a directory",
 		"/dev/zero":    "/dev/zero: is not a regular file",
 		os.DevNull:     "",

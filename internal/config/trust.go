@@ -73,7 +73,7 @@ func fileError(path string, err error) *Error {
 	if e, ok := errors.AsType[*trust.Error](err); ok {
 		distrusted := &Error{File: e.Path, Problem: e.Problem}
 		if e.Command.Name != "" {
-			distrusted.Hint = "look what is in it, then run " + e.Command.String()
+			distrusted.Hint = "check its contents, then run " + e.Command.String()
 		}
 		return distrusted
 	}
@@ -85,7 +85,7 @@ func fileError(path string, err error) *Error {
 	case errors.Is(err, fs.ErrPermission):
 		e.Hint = "try again as root"
 	case errors.Is(err, fs.ErrNotExist):
-		e.Hint = "make the file, or remove the link to it"
+		e.Hint = "create the file, or remove the link to it"
 	}
 	return e
 }

@@ -86,7 +86,7 @@ func TestWay(t *testing.T) {
 	if err := os.Chmod(filepath.Join(s.Root, "opt/x"), 0o777); err != nil {
 		t.Fatal(err)
 	}
-	s.check(t, Load(s), "/opt/x: may be written by its group or others (mode 0777) (look what is in it, then run chmod go-w /opt/x)\n"+loop)
+	s.check(t, Load(s), "/opt/x: may be written by its group or others (mode 0777) (check its contents, then run chmod go-w /opt/x)\n"+loop)
 	// In a sticky directory nobody can replace what is root's.
 	if err := os.Chmod(filepath.Join(s.Root, "opt/x"), 0o777|os.ModeSticky); err != nil {
 		t.Fatal(err)
@@ -104,6 +104,6 @@ func TestWay(t *testing.T) {
 		if err := os.Lchown(filepath.Join(s.Root, "opt/l"), 12345, 12345); err != nil {
 			t.Fatal(err)
 		}
-		s.check(t, Load(s), "/opt/l: belongs to uid 12345, not to root (look what is in it, then run rm /opt/l)\n"+loop)
+		s.check(t, Load(s), "/opt/l: belongs to uid 12345, not to root (check its contents, then run rm /opt/l)\n"+loop)
 	}
 }

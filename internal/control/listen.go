@@ -28,7 +28,7 @@ var ErrRunning = errors.New("another csi-registrar is running")
 // if it is still the same.
 func Listen(ctx context.Context, path string) (net.Listener, error) {
 	fail := func(err error) (net.Listener, error) {
-		return nil, fmt.Errorf("cannot make the control socket %s: %w", path, err)
+		return nil, fmt.Errorf("cannot create the control socket %s: %w", path, err)
 	}
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o755); err != nil {

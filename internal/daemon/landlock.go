@@ -14,9 +14,9 @@ import (
 	"csi-registrar/internal/worker"
 )
 
-// landlockVariable is set to 1 in the unit. Landlock has no way back, and a directory that is
-// recreated is outside of it: only where the service manager starts another process can this one
-// do without that directory.
+// landlockVariable is set to 1 in the unit. Landlock cannot be lifted, and a directory that is
+// recreated is outside of it: only another process, which the service manager starts, can write
+// there.
 const landlockVariable = "CSI_REGISTRAR_LANDLOCK"
 
 // minLandlock is the first ABI with which files can be renamed between directories.

@@ -13,8 +13,8 @@ const (
 	maxLiveWaiting = 64
 )
 
-// liveness shares the answers to Probe among all requests for a driver's liveness, and so those of
-// the agent about the daemon's own.
+// liveness shares each driver's answers to Probe, and the agent's answers about the daemon itself,
+// among all requests.
 type liveness struct {
 	ctx context.Context // of the Probes, which belong to no single request
 	run func(func())    // runs a Probe, and waits for it at the end of the process

@@ -14,7 +14,7 @@ import (
 )
 
 // reportStatus keeps the line that `systemctl status` shows up to date, at most five times a
-// second. The last line, which systemd keeps of a service that is stopped, says that it is.
+// second. systemd keeps the last line of a stopped service, which is "stopped".
 func (d *daemon) reportStatus(ctx context.Context) {
 	if d.notifier == nil {
 		return

@@ -63,7 +63,7 @@ func lookAround(registry string) (v view, err error) {
 	err = errors.Join(look(root, &v.Root, &v.rootReadOnly), look(registry, &v.Registry, &v.registryReadOnly),
 		look(rootdir.EndpointLinks(root), &v.Links, &linksReadOnly))
 	if v.Registry != (unixsock.FileID{}) {
-		v.hidden, _ = hiddenFromHost(registry) // if that is not known, it cannot be helped
+		v.hidden, _ = hiddenFromHost(registry) // without an answer it counts as visible
 	}
 	return v, err
 }

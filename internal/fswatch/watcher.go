@@ -1,6 +1,6 @@
 // Package fswatch gives hints that something changed at a path, which need not exist yet: from
-// inotify, and from a slow look as the safety net. A hint has no payload; the receiver re-reads
-// the state.
+// inotify, and from looking every 5 minutes as a fallback. A hint has no payload; the receiver
+// re-reads the state.
 //
 // A file system that hangs under one path does not affect the others: each path is walked in a
 // separate goroutine, by the worker package, and no system call that may wait for a file system is

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Of linux/unix_diag.h; golang.org/x/sys/unix does not have them.
+// Constants of linux/unix_diag.h; golang.org/x/sys/unix does not have them.
 const (
 	sockDiagByFamily = 20   // SOCK_DIAG_BY_FAMILY
 	showVFS          = 0x02 // UDIAG_SHOW_VFS
@@ -64,7 +64,7 @@ type socket struct {
 	queue         uint32 // of one that listens: connections that are not accepted
 }
 
-// dump calls found for each.
+// dump calls found for each such socket.
 func dump(found func(socket)) error {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_SOCK_DIAG)
 	if err != nil {

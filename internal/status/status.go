@@ -26,7 +26,7 @@ type RegistrationState string
 
 // The states of a registration.
 const (
-	None       RegistrationState = "none"       // no socket of ours is published
+	None       RegistrationState = "none"       // the daemon has published no socket
 	Published  RegistrationState = "published"  // the socket is up, the kubelet has not confirmed
 	Registered RegistrationState = "registered" // the kubelet accepted it
 	Refused    RegistrationState = "refused"    // the kubelet refused it
@@ -78,7 +78,7 @@ type Report struct {
 // learns from the driver (the rest of Identity).
 type Announcement struct {
 	Endpoint string `json:"endpoint"`
-	// LinkTarget is the target of Endpoint if that is a symbolic link of ours, else empty. The
+	// LinkTarget is the target of Endpoint if that is an endpoint link, else empty. The
 	// kubelet does not learn it.
 	LinkTarget string   `json:"link_target,omitempty"`
 	Versions   []string `json:"versions"`
@@ -91,7 +91,7 @@ type Place string
 // What can be at the path.
 const (
 	Missing Place = "missing" // nothing
-	Ours    Place = "ours"    // the socket that we made and listen on
+	Ours    Place = "ours"    // the socket that the daemon created and listens on
 	Foreign Place = "foreign" // anything else, live or stale
 )
 

@@ -39,8 +39,8 @@ type Rule struct {
 type Error struct {
 	Path    string // the file, or the directory or symbolic link on the way to it
 	Problem string // the rest of a sentence that begins with Path
-	// Command is what root can run to fix it, after a look at it. It is zero where no command can,
-	// and where another user could have it hit another file.
+	// Command fixes it, if root runs it after checking the file. It is zero if no command can, or
+	// if another user could make it change another file.
 	Command safetext.Command
 	Owner   string // the user to trust instead; empty: that would not help
 	follows bool   // Command follows a symbolic link at Path
@@ -86,7 +86,7 @@ func (r Rule) Check(path string) error {
 		ours := file.UID == 0 || file.UID == uint32(os.Geteuid()) || !r.covers(next)
 		if e := r.checkFile(next, file, file.IsDir() && !(more && file.Mode&unix.S_ISVTX != 0)); e != nil {
 			if !rootOnly || !ours && e.follows {
-				e.Command = safetext.Command{} // it may hit another file by the time that it is run
+				e.Command = safetext.Command{} // another user may replace the file before it runs
 			}
 			return e
 		}

@@ -97,7 +97,7 @@ func Do[T any](ctx context.Context, s *Slot, limit time.Duration, f func() T, di
 	case <-ctx.Done():
 		err = context.Cause(ctx)
 	}
-	if !s.abandon(c) { // it returned at this very moment
+	if !s.abandon(c) { // it has just returned
 		return result, nil
 	}
 	return none, err // result belongs to f
