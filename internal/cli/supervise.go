@@ -46,14 +46,15 @@ func setupSupervise(fs *flag.FlagSet) runner {
 			return err
 		}
 		defer main.Close()
-		ended := make(chan struct{})
+		ctx, cancel := context.WithCancelCause(ctx)
+		defer cancel(nil)
 		go func() { // until the process ends, or main is closed above
 			if process.AwaitEnd(main) == nil {
-				close(ended)
+				cancel(supervise.ErrEnded)
 			}
 		}()
 		s := &supervise.Supervisor{
-			Driver: superviseDriver{*socket, worker.NewPool()}, Notify: notifier, Ended: ended, Watchdog: *watchdog,
+			Driver: superviseDriver{*socket, worker.NewPool()}, Notify: notifier, Watchdog: *watchdog,
 			Log: slog.New(slog.NewTextHandler(e.stderr, nil)),
 		}
 		if *keep {

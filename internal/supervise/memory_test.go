@@ -24,10 +24,11 @@ func (d *wasteful) Live(ctx context.Context) error {
 func TestWatchFreesMemory(t *testing.T) {
 	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // only Watch frees memory
 	synctest.Test(t, func(t *testing.T) {
-		s, d, _, ended := newSupervisor(10 * time.Second)
+		s, d, _ := newSupervisor(10 * time.Second)
 		s.Driver = &wasteful{fakeDriver: d}
-		time.AfterFunc(5*time.Minute, func() { close(ended) })
-		s.Watch(t.Context())
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+		defer cancel()
+		s.Watch(ctx)
 		var m runtime.MemStats
 		runtime.ReadMemStats(&m)
 		if d.calls < 50 || m.HeapAlloc > 20<<20 {

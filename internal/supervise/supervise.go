@@ -45,24 +45,23 @@ type Supervisor struct {
 	Driver Driver
 	Notify Notifier
 	Log    *slog.Logger
-	// Ended is closed when the driver's main process has ended.
-	Ended <-chan struct{}
 	// Watchdog is the unit's WatchdogSec=; zero: there is none.
 	Watchdog time.Duration
 }
 
-// errEnded is the error of Wait if the driver has ended.
-var errEnded = errors.New("the driver's main process ended before it served")
+// ErrEnded is the cause with which the caller ends the context of Wait or Watch if the driver's main
+// process has ended.
+var ErrEnded = errors.New("the driver's main process ended before it served")
 
 // Wait returns nil when the driver answers GetPluginInfo and Probe, and an error when ctx is done
-// or the driver's main process ends before that. Meanwhile it feeds the watchdog, because systemd
+// before that. Meanwhile it feeds the watchdog, because systemd
 // counts WatchdogSec= from the start of the driver: TimeoutStartSec= limits the wait.
 func (s *Supervisor) Wait(ctx context.Context) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	var background sync.WaitGroup
-	background.Go(func() { cancel(s.feedUntilEnd(ctx)) })
-	defer background.Wait()
-	defer cancel(nil)
+	ctx, cancel := context.WithCancel(ctx)
+	var feeding sync.WaitGroup
+	feeding.Go(func() { s.feedUntil(ctx) })
+	defer feeding.Wait()
+	defer cancel()
 
 	name, last := "", ""
 	for {
@@ -88,37 +87,33 @@ func (s *Supervisor) Wait(ctx context.Context) error {
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
-			if errors.Is(context.Cause(ctx), errEnded) {
-				return errEnded
+			if errors.Is(context.Cause(ctx), ErrEnded) {
+				return ErrEnded
 			}
 			return fmt.Errorf("the driver does not serve yet: %s", last)
 		}
 	}
 }
 
-// feedUntilEnd feeds the watchdog, if there is one, until ctx is done or the driver's main process
-// has ended, and returns why.
-func (s *Supervisor) feedUntilEnd(ctx context.Context) error {
-	var tick <-chan time.Time
-	if s.Watchdog > 0 {
-		s.feed()
-		tick = time.Tick(s.Watchdog / 3)
+// feedUntil feeds the watchdog, if there is one, until ctx is done.
+func (s *Supervisor) feedUntil(ctx context.Context) {
+	if s.Watchdog == 0 {
+		return
 	}
+	tick := time.Tick(s.Watchdog / 3)
 	for {
+		s.feed()
 		select {
 		case <-tick:
-			s.feed()
-		case <-s.Ended:
-			return errEnded
 		case <-ctx.Done():
-			return context.Cause(ctx)
+			return
 		}
 	}
 }
 
-// Watch feeds the watchdog for as long as the driver answers Probe. It returns when ctx is done or
-// the driver's main process has ended. A Probe may take a third of Watchdog at most, and the next
-// one comes a third later, so that systemd does not act because of a single unanswered Probe.
+// Watch feeds the watchdog for as long as the driver answers Probe. It returns when ctx is done. A
+// Probe may take a third of Watchdog at most, and the next one comes a third later, so that systemd
+// does not act because of a single unanswered Probe.
 func (s *Supervisor) Watch(ctx context.Context) {
 	pause, last := s.Watchdog/3, ""
 	for {
@@ -128,12 +123,8 @@ func (s *Supervisor) Watch(ctx context.Context) {
 		if err := freeMemory(); err != nil {
 			s.Log.Debug("cannot return memory to the kernel", "error", err)
 		}
-		select {
-		case <-s.Ended:
+		if ctx.Err() != nil {
 			return
-		case <-ctx.Done():
-			return
-		default:
 		}
 		state, next := "the driver serves", pause
 		if err != nil {
@@ -148,8 +139,6 @@ func (s *Supervisor) Watch(ctx context.Context) {
 		}
 		select {
 		case <-time.After(next):
-		case <-s.Ended:
-			return
 		case <-ctx.Done():
 			return
 		}

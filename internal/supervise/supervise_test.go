@@ -76,16 +76,16 @@ func (m *fakeManager) lastFed() time.Time {
 	return m.fed[len(m.fed)-1]
 }
 
-func newSupervisor(watchdog time.Duration) (*Supervisor, *fakeDriver, *fakeManager, chan struct{}) {
-	d, m, ended := &fakeDriver{}, &fakeManager{}, make(chan struct{})
-	return &Supervisor{Driver: d, Notify: m, Log: slog.New(slog.DiscardHandler), Ended: ended, Watchdog: watchdog}, d, m, ended
+func newSupervisor(watchdog time.Duration) (*Supervisor, *fakeDriver, *fakeManager) {
+	d, m := &fakeDriver{}, &fakeManager{}
+	return &Supervisor{Driver: d, Notify: m, Log: slog.New(slog.DiscardHandler), Watchdog: watchdog}, d, m
 }
 
 func TestWaitReturnsWithin100MillisecondsAfterTheDriverServes(t *testing.T) {
 	for name, before := range map[string]error{"absent": errAbsent, "not ready": errNotReady} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s, d, m, _ := newSupervisor(0)
+				s, d, m := newSupervisor(0)
 				d.set(before, false)
 				var serves time.Time
 				time.AfterFunc(7*time.Second, func() { serves = time.Now(); d.set(nil, false) })
@@ -105,7 +105,7 @@ func TestWaitReturnsWithin100MillisecondsAfterTheDriverServes(t *testing.T) {
 
 func TestTheWatchdogIsFedWhileTheDriverStarts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, d, m, _ := newSupervisor(5 * time.Second)
+		s, d, m := newSupervisor(5 * time.Second)
 		d.set(nil, true) // each call takes 3 s
 		time.AfterFunc(time.Minute, func() { d.set(nil, false) })
 		if err := s.Wait(t.Context()); err != nil {
@@ -124,11 +124,12 @@ func TestTheWatchdogIsFedWhileTheDriverStarts(t *testing.T) {
 
 func TestWaitEndsWithTheDriver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, d, _, ended := newSupervisor(5 * time.Second)
+		s, d, _ := newSupervisor(5 * time.Second)
 		d.set(nil, true)
-		time.AfterFunc(time.Second, func() { close(ended) })
+		ctx, end := context.WithCancelCause(t.Context())
+		time.AfterFunc(time.Second, func() { end(ErrEnded) })
 		begun := time.Now()
-		if err := s.Wait(t.Context()); !errors.Is(err, errEnded) || time.Since(begun) != time.Second {
+		if err := s.Wait(ctx); !errors.Is(err, ErrEnded) || time.Since(begun) != time.Second {
 			t.Errorf("%v after %s", err, time.Since(begun))
 		}
 	})
@@ -136,7 +137,7 @@ func TestWaitEndsWithTheDriver(t *testing.T) {
 
 func TestWaitInterrupted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, d, _, _ := newSupervisor(0)
+		s, d, _ := newSupervisor(0)
 		d.set(errNotReady, false)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
@@ -150,9 +151,10 @@ func TestWaitInterrupted(t *testing.T) {
 func TestHangStopsTheWatchdog(t *testing.T) {
 	for _, watchdog := range []time.Duration{MinWatchdog, 5 * time.Second, time.Minute} {
 		synctest.Test(t, func(t *testing.T) {
-			s, d, m, ended := newSupervisor(watchdog)
+			s, d, m := newSupervisor(watchdog)
+			ctx, end := context.WithCancel(t.Context())
 			done := make(chan struct{})
-			go func() { s.Watch(t.Context()); close(done) }()
+			go func() { s.Watch(ctx); close(done) }()
 			for range 100 { // healthy: never near the limit
 				time.Sleep(watchdog / 7)
 				synctest.Wait()
@@ -176,7 +178,7 @@ func TestHangStopsTheWatchdog(t *testing.T) {
 			if !m.lastFed().After(hung) || m.status != "the driver serves" {
 				t.Errorf("a driver that is back is not fed; %q", m.status)
 			}
-			close(ended)
+			end()
 			<-done
 		})
 	}
@@ -185,9 +187,10 @@ func TestHangStopsTheWatchdog(t *testing.T) {
 // TestOneSlowAnswerRestartsNothing: the next Probes come before the watchdog acts.
 func TestOneSlowAnswerRestartsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, d, m, ended := newSupervisor(10 * time.Second)
+		s, d, m := newSupervisor(10 * time.Second)
+		ctx, end := context.WithCancel(t.Context())
 		done := make(chan struct{})
-		go func() { s.Watch(t.Context()); close(done) }()
+		go func() { s.Watch(ctx); close(done) }()
 		time.Sleep(3 * time.Second)
 		d.set(nil, true)
 		time.Sleep(time.Second)
@@ -197,7 +200,7 @@ func TestOneSlowAnswerRestartsNothing(t *testing.T) {
 				t.Fatalf("not fed for %s", quiet)
 			}
 		}
-		close(ended)
+		end()
 		<-done
 	})
 }
