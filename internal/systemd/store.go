@@ -27,8 +27,8 @@ const (
 	confirmWithin = 300 * time.Millisecond
 	// flushWithin bounds what Run does after its context has ended. TimeoutStopSec= is 30 s.
 	flushWithin = 8 * time.Second
-	// A message that cannot be sent is tried again: at once if the manager's queue was full
-	// for queueTimeout, after sendPause if there was another error.
+	// A message that cannot be sent, as when the manager's queue was full for queueTimeout, is
+	// tried again after sendPause.
 	queueTimeout = time.Second
 	sendPause    = 100 * time.Millisecond
 )

@@ -83,14 +83,10 @@ func (s *Store) retry(ctx context.Context, send func() error) bool {
 		if !failed {
 			s.options.Log.Warn("cannot reach the descriptor store; trying again until it works", "error", err)
 		}
-		pause := sendPause
-		if errors.Is(err, os.ErrDeadlineExceeded) {
-			pause = 0
-		}
 		select {
 		case <-ctx.Done():
 			return false
-		case <-time.After(pause):
+		case <-time.After(sendPause):
 		}
 	}
 }
