@@ -57,9 +57,9 @@ type Slot struct {
 	returned func()
 }
 
-// Slot returns a Slot for calls about path. returned is called, from any goroutine, when an
-// abandoned call about path has returned, if a Do of this Slot failed with NotAnswering because
-// of it; it must not block. It may be nil.
+// Slot returns a Slot for calls about path. returned is called, from any goroutine, when a call
+// about path has returned, if a Do of this Slot failed because of it; it must not block. It may be
+// nil.
 func (p *Pool) Slot(path string, returned func()) *Slot {
 	return &Slot{pool: p, path: path, returned: returned}
 }
@@ -77,9 +77,9 @@ func (e *NotAnswering) Error() string {
 // nil, gets the result of an abandoned f: it closes what f opened.
 func Do[T any](ctx context.Context, s *Slot, limit time.Duration, f func() T, discard func(T)) (T, error) {
 	var result, none T
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
-	c, err := s.enter(ctx, timer.C)
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, &NotAnswering{Path: s.path})
+	defer cancel()
+	c, err := s.enter(ctx)
 	if err != nil {
 		return none, err
 	}
@@ -92,19 +92,17 @@ func Do[T any](ctx context.Context, s *Slot, limit time.Duration, f func() T, di
 	select {
 	case <-c.done:
 		return result, nil
-	case <-timer.C:
-		err = &NotAnswering{Path: s.path}
 	case <-ctx.Done():
-		err = context.Cause(ctx)
 	}
 	if !s.abandon(c) { // it has just returned
 		return result, nil
 	}
-	return none, err // result belongs to f
+	return none, context.Cause(ctx) // result belongs to f
 }
 
-// enter waits until no call about the path is running, and begins one.
-func (s *Slot) enter(ctx context.Context, limit <-chan time.Time) (*call, error) {
+// enter waits until no call about the path is running, and begins one. If it cannot, the Slot is
+// notified when the running call has returned.
+func (s *Slot) enter(ctx context.Context) (*call, error) {
 	p := s.pool
 	for {
 		p.mu.Lock()
@@ -115,33 +113,21 @@ func (s *Slot) enter(ctx context.Context, limit <-chan time.Time) (*call, error)
 			p.mu.Unlock()
 			return c, nil
 		}
+		err := context.Cause(ctx)
 		if c.abandoned {
+			err = &NotAnswering{Path: s.path}
+		}
+		if err != nil {
 			c.notify[s] = struct{}{}
-			p.mu.Unlock()
-			return nil, &NotAnswering{Path: s.path}
 		}
 		p.mu.Unlock()
+		if err != nil {
+			return nil, err
+		}
 		select {
 		case <-c.done:
-		case <-limit:
-			s.notifyAfter(c)
-			return nil, &NotAnswering{Path: s.path}
 		case <-ctx.Done():
-			return nil, context.Cause(ctx)
 		}
-	}
-}
-
-// notifyAfter has the Slot notified when the call has returned, also if it is not abandoned.
-func (s *Slot) notifyAfter(c *call) {
-	s.pool.mu.Lock()
-	running := s.pool.calls[s.path] == c
-	if running {
-		c.notify[s] = struct{}{}
-	}
-	s.pool.mu.Unlock()
-	if !running && s.returned != nil {
-		s.returned()
 	}
 }
 
