@@ -21,26 +21,26 @@ func (c *InForce) Equal(o *InForce) bool {
 	return c.Config.Equal(o.Config) && slices.Equal(c.Files, o.Files) && c.RootDirFile == o.RootDirFile
 }
 
-// InForce returns the configuration in the files, to put it in force.
+// InForce returns a copy of the configuration in the files, to put it in force.
 func (r *Result) InForce() *InForce {
-	return &InForce{r.Config, r.Files, r.origins["kubelet.root_dir"].file}
+	c := *r.Config
+	c.Drivers = slices.Clone(c.Drivers)
+	return &InForce{&c, r.Files, r.origins["kubelet.root_dir"].file}
 }
 
 // Over returns the valid part of the files, with the drivers of inForce that are missing in it, and
 // with the root_dir of inForce unless the files set one: an error must not end a registration.
 func (r *Result) Over(inForce *InForce) *InForce {
 	c := r.InForce()
-	merged := &Config{c.Kubelet, c.Log, slices.Clone(c.Drivers)}
 	if c.RootDirFile == "" {
-		merged.Kubelet, c.RootDirFile = inForce.Kubelet, inForce.RootDirFile
+		c.Kubelet, c.RootDirFile = inForce.Kubelet, inForce.RootDirFile
 	}
 	for _, d := range inForce.Drivers {
-		if _, ok := c.Driver(d.Name); !ok && !hasSocket(c.Config, d) {
-			merged.Drivers = append(merged.Drivers, d)
+		if _, ok := r.Config.Driver(d.Name); !ok && !hasSocket(r.Config, d) {
+			c.Drivers = append(c.Drivers, d)
 		}
 	}
-	sortByName(merged.Drivers)
-	c.Config = merged
+	sortByName(c.Drivers)
 	return c
 }
 
@@ -68,8 +68,7 @@ type Kept struct {
 // mustStay returns why a driver must stay after its grace period; empty: it need not.
 func (g *Grace) Keep(inForce *InForce, r *Result, now time.Time, mustStay func(name string) string) Kept {
 	k := Kept{InForce: r.InForce()}
-	c := &Config{r.Config.Kubelet, r.Config.Log, slices.Clone(r.Config.Drivers)}
-	k.Config = c
+	c := k.Config
 	until := func(end time.Time) (_ time.Time, keep bool) {
 		if end.IsZero() {
 			end = now.Add(gracePeriod)
