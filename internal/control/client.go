@@ -36,7 +36,6 @@ const (
 	answerTimeout = 10 * time.Second          // the daemon answers from memory
 	reloadTimeout = callTimeout + time.Second // the daemon's own limit ends first
 	maxAnswer     = 64 << 20                  // 1,000 drivers with 1 kB each are 1 MB
-	maxFailure    = 1 << 20
 )
 
 // Client sends requests to the daemon, each over a separate connection.
@@ -191,7 +190,7 @@ func (c *Client) send(ctx context.Context, method, target string, content io.Rea
 
 func readError(resp *http.Response) error {
 	var f failure
-	if err := json.NewDecoder(io.LimitReader(resp.Body, maxFailure)).Decode(&f); err != nil || f.Error == "" {
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(&f); err != nil || f.Error == "" {
 		f.Error = strings.TrimSpace("it answered " + resp.Status)
 	}
 	return &Error{Text: f.Error, code: resp.StatusCode}
