@@ -203,12 +203,12 @@ func (d *daemon) serveControl(ctx context.Context, b control.Backend) error {
 	return nil
 }
 
-// onHangup calls f at each SIGHUP until ctx is done.
+// onHangup calls f at each SIGHUP until ctx is done. A later one is ignored: it must not end the
+// process while it stops.
 func (d *daemon) onHangup(ctx context.Context, f func()) {
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)
 	d.work.Go(func() {
-		defer signal.Stop(hup)
 		for {
 			select {
 			case <-ctx.Done():
