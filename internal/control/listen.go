@@ -142,11 +142,4 @@ type peerConn struct {
 	cred unixsock.Cred
 }
 
-func (c peerConn) RemoteAddr() net.Addr { return peerAddr{c.Conn.RemoteAddr(), c.cred} }
-
-type peerAddr struct {
-	net.Addr
-	cred unixsock.Cred
-}
-
-func (a peerAddr) String() string { return a.cred.String() }
+func (c peerConn) RemoteAddr() net.Addr { return &net.UnixAddr{Net: "unix", Name: c.cred.String()} }
