@@ -10,7 +10,6 @@ package fswatch
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 	"sync"
@@ -90,7 +89,14 @@ func (w *Watcher) Run(ctx context.Context) error {
 		}
 	})
 	w.loop(ctx, mounted)
-	err := w.stop()
+	w.mu.Lock()
+	n := w.inotify
+	w.ctx, w.inotify = nil, nil
+	w.mu.Unlock()
+	var err error
+	if n != nil {
+		err = n.close()
+	}
 	w.tasks.Wait()
 	return err
 }
@@ -126,20 +132,6 @@ func (w *Watcher) loop(ctx context.Context, mounted <-chan struct{}) {
 			w.look(ctx, func(r *route) bool { return w.polled[r] != nil }, true)
 		}
 	}
-}
-
-func (w *Watcher) stop() error {
-	w.mu.Lock()
-	n := w.inotify
-	w.ctx, w.inotify = nil, nil
-	w.mu.Unlock()
-	if n == nil {
-		return nil
-	}
-	if err := n.close(); err != nil {
-		return fmt.Errorf("cannot close inotify: %w", err)
-	}
-	return nil
 }
 
 // look starts walks of the selected paths (nil: all), which find what no event reported, such as
