@@ -49,8 +49,8 @@ type Supervisor struct {
 	Watchdog time.Duration
 }
 
-// ErrEnded is the cause with which the caller ends the context of Wait or Watch if the driver's main
-// process has ended.
+// ErrEnded is the cause with which the caller ends the context of Wait or Watch if the driver's
+// main process has ended.
 var ErrEnded = errors.New("the driver's main process ended before it served")
 
 // Wait returns nil when the driver answers GetPluginInfo and Probe, and an error when ctx is done
