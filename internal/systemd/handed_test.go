@@ -5,7 +5,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -23,8 +22,6 @@ func env(pairs ...string) func(string) string {
 		return ""
 	}
 }
-
-func pid() string { return strconv.Itoa(os.Getpid()) }
 
 func listen(t *testing.T, path string) *net.UnixListener {
 	t.Helper()
