@@ -25,6 +25,11 @@ import (
 type Part struct {
 	Name  string
 	Plain bool // it contains no text of other programs, and is not searched for secrets
+	// NewestFirst means that Write writes the entries of a journal in descending order, as
+	// journalctl --grep does, so that the limit cuts off the oldest. The archive has them in
+	// chronological order.
+	NewestFirst bool
+	// Write writes the part. It may ignore errors of the writer.
 	Write func(context.Context, io.Writer) error
 }
 
@@ -93,7 +98,11 @@ func (p Part) make(ctx context.Context, pool *worker.Pool) (string, error) {
 	if err != nil || out.full != nil {
 		out.text = out.text[:bytes.LastIndexByte(out.text, '\n')+1]
 	}
-	return string(out.text), cmp.Or(out.full, err)
+	text := string(out.text)
+	if p.NewestFirst {
+		text = inTimeOrder(text)
+	}
+	return text, cmp.Or(out.full, err)
 }
 
 // output keeps the output of a part up to maxPart bytes.

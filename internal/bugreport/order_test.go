@@ -5,6 +5,8 @@ import (
 	"io"
 	"strings"
 	"testing"
+
+	"csi-registrar/internal/worker"
 )
 
 func TestInTimeOrder(t *testing.T) {
@@ -20,23 +22,21 @@ func TestInTimeOrder(t *testing.T) {
 		"":                     "",
 		"-- No entries --\n":   "-- No entries --\n",
 	} {
-		var got strings.Builder
-		part := InTimeOrder(func(_ context.Context, w io.Writer) error { _, err := io.WriteString(w, text); return err })
-		if err := part(t.Context(), &got); err != nil || got.String() != want {
-			t.Errorf("%q, %v\nexpected %q", got.String(), err, want)
+		if got := inTimeOrder(text); got != want {
+			t.Errorf("%q\nexpected %q", got, want)
 		}
 	}
 }
 
-// If there are too many entries, the newest are kept.
-func TestInTimeOrderKeepsTheNewest(t *testing.T) {
+// If there are too many entries, the newest are kept, and an error says so.
+func TestNewestFirstKeepsTheNewest(t *testing.T) {
 	newest := "2026-11-23T10:00:00 newest\n"
-	var got strings.Builder
-	part := InTimeOrder(func(_ context.Context, w io.Writer) error {
+	part := Part{NewestFirst: true, Write: func(_ context.Context, w io.Writer) error {
 		_, err := io.WriteString(w, newest+strings.Repeat("2026-11-23T09:00:00 older\n", maxPart/20))
 		return err
-	})
-	if err := part(t.Context(), &got); err != nil || got.Len() > maxPart || !strings.HasSuffix(got.String(), newest) {
-		t.Errorf("%d bytes, %v, the end is %q", got.Len(), err, got.String()[max(got.Len()-100, 0):])
+	}}
+	got, err := part.make(t.Context(), worker.NewPool())
+	if err == nil || len(got) > maxPart || !strings.HasSuffix(got, newest) {
+		t.Errorf("%d bytes, %v, the end is %q", len(got), err, got[max(len(got)-100, 0):])
 	}
 }

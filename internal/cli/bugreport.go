@@ -72,7 +72,7 @@ func bugreportParts(e *env, root string) []bugreport.Part {
 		{Name: "units.txt", Write: bugreport.Command("systemctl", append([]string{"cat", "--no-pager", "--"}, ours...)...)},
 		{Name: "properties.txt", Write: bugreport.Command("systemctl", append([]string{"show", "--no-pager", "--"}, ours...)...)},
 		{Name: "journal.txt", Write: journal("--unit=csi-registrar*")},
-		{Name: "kubelet.txt", Write: bugreport.InTimeOrder(journal(kubelet...))},
+		{Name: "kubelet.txt", NewestFirst: true, Write: journal(kubelet...)},
 		{Name: "drivers.txt", Write: func(ctx context.Context, w io.Writer) error { return writeDrivers(ctx, w, root) }},
 		{Name: "system.txt", Write: func(ctx context.Context, w io.Writer) error { return writeSystem(ctx, w, root) }},
 		{Name: "files.txt", Write: func(ctx context.Context, w io.Writer) error {
@@ -93,10 +93,8 @@ func writeDrivers(ctx context.Context, w io.Writer, root string) error {
 	}
 	var units []string
 	for _, d := range s.Drivers {
-		if _, err := fmt.Fprintf(w, "%s: unit %s, pod %s, container %s\n", safetext.Word(d.Name),
-			safetext.Word(d.Server.Unit), safetext.Word(d.Server.Pod), safetext.Word(d.Server.Container)); err != nil {
-			return err
-		}
+		fmt.Fprintf(w, "%s: unit %s, pod %s, container %s\n", safetext.Word(d.Name),
+			safetext.Word(d.Server.Unit), safetext.Word(d.Server.Pod), safetext.Word(d.Server.Container))
 		if safetext.UnitName(d.Server.Unit) && !slices.Contains(units, d.Server.Unit) {
 			units = append(units, d.Server.Unit)
 		}
@@ -126,9 +124,7 @@ func writeSystem(ctx context.Context, w io.Writer, root string) error {
 		if _, err := exec.LookPath(c[0]); err != nil {
 			continue // a node has only some of them
 		}
-		if _, err := fmt.Fprintf(w, "\n$ %s\n", safetext.Run(c[0], c[1:]...)); err != nil {
-			return err
-		}
+		fmt.Fprintf(w, "\n$ %s\n", safetext.Run(c[0], c[1:]...))
 		errs = append(errs, bugreport.Command(c[0], c[1:]...)(ctx, w))
 	}
 	return errors.Join(append(errs, writeMounts(w, kubelet))...)
@@ -140,16 +136,11 @@ func writeMounts(w io.Writer, dir string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := fmt.Fprintf(w, "\nmounts of %s\n", safetext.Word(dir)); err != nil {
-		return err
-	}
+	fmt.Fprintf(w, "\nmounts of %s\n", safetext.Word(dir))
 	for line := range strings.Lines(string(text)) {
 		fields := strings.Fields(line)
-		if len(fields) < 5 || !systemd.Within(fields[4], dir) && !systemd.Within(dir, fields[4]) {
-			continue
-		}
-		if _, err := io.WriteString(w, line); err != nil {
-			return err
+		if len(fields) > 4 && (systemd.Within(fields[4], dir) || systemd.Within(dir, fields[4])) {
+			fmt.Fprint(w, line)
 		}
 	}
 	return nil

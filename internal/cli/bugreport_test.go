@@ -56,10 +56,13 @@ show) echo 'Environment=A=`+plantedSecret+` B=c' ; echo 'NRestarts=0' ;;
 esac
 `, 0o755)
 	write("bin/journalctl", `#!/bin/sh
+case "$*" in *--grep=*) newest=first ;; *) newest= ;; esac
+test -z "$newest" || echo "2026-11-21T12:00:00+0000 the newest"
 echo "$@"
 echo "2026-11-21T11:00:00+0000 $(uname -n) kubelet[1]: FLAG: --bootstrap-token=\"`+plantedSecret+`\" plugin"
 echo "2026-11-21T11:00:00+0000 $(uname -n) kubelet[1]: csi NodePublishVolume volume_context:<key:\"x\" value:\"`+plantedSecret+`\" > from 10.9.8.7"
 echo "Authorization: Bearer `+plantedSecret+`"
+test -z "$newest" || echo "2026-11-21T10:00:00+0000 the oldest"
 `, 0o755)
 	t.Setenv("PATH", filepath.Join(root, "bin")+":"+os.Getenv("PATH"))
 	return root, host
@@ -124,6 +127,9 @@ func TestBugreport(t *testing.T) {
 			if !strings.Contains(got[name], want) {
 				t.Errorf("%s has no %q:\n%s\n%s", name, want, got[name], got[name+".error"])
 			}
+		}
+		if !strings.HasSuffix(got["kubelet.txt"], "the newest\n") {
+			t.Errorf("kubelet.txt is not in chronological order:\n%s", got["kubelet.txt"])
 		}
 		for name, text := range got {
 			if strings.HasSuffix(name, ".json") && !json.Valid([]byte(text)) {
