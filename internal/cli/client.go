@@ -4,17 +4,12 @@ import (
 	"context"
 	"errors"
 	"flag"
-	"fmt"
 	"io/fs"
 	"iter"
-	"log/slog"
-	"path/filepath"
 	"time"
 
 	"csi-registrar/internal/control"
-	"csi-registrar/internal/fswatch"
 	"csi-registrar/internal/status"
-	"csi-registrar/internal/worker"
 )
 
 // rootFlag declares --config-root for the commands that connect to the daemon.
@@ -40,34 +35,22 @@ func isPermanent(err error) bool {
 	return errors.Is(err, fs.ErrPermission) || errors.Is(err, control.ErrPathTooLong)
 }
 
+// retryPause is the time between two attempts to connect to the daemon. An attempt while it is down
+// takes less than a millisecond.
+const retryPause = 100 * time.Millisecond
+
 // follow yields the current status document and then one for each change, across restarts of the
 // daemon. While the daemon is down or does not answer, follow yields each distinct error once. It
 // returns when ctx is done or after a permanent error. It never starts a stopped daemon.
 func follow(ctx context.Context, root string) iter.Seq2[status.Document, error] {
 	return func(yield func(status.Document, error) bool) {
-		path, err := filepath.Abs(control.Path(root)) // the watcher takes absolute paths
-		if err != nil {
-			yield(status.Document{}, fmt.Errorf("cannot find the control socket: %w", err))
-			return
-		}
-		// The watcher reports when the socket appears; without inotify it polls each second. Its
-		// log messages are meant for a daemon.
-		watcher := fswatch.New(slog.New(slog.DiscardHandler), worker.NewPool())
-		ctx, cancel := context.WithCancel(ctx)
-		ended := make(chan error, 1)
-		go func() { ended <- watcher.Run(ctx) }()
-		defer func() { cancel(); <-ended }()
-		socket := watcher.Subscribe(path)
-		defer socket.Close()
-
-		client := control.NewClient(path)
+		client := control.NewClient(control.Path(root))
 		lastError := ""
-		pause := time.Millisecond
 		for {
 			for s, err := range client.Watch(ctx) {
 				switch {
 				case err == nil:
-					lastError, pause = "", time.Millisecond
+					lastError = ""
 					if !yield(s, nil) {
 						return
 					}
@@ -78,15 +61,10 @@ func follow(ctx context.Context, root string) iter.Seq2[status.Document, error] 
 					}
 				}
 			}
-			// The socket file appears before the daemon listens on it, and inotify does not report
-			// listen: retry soon, then less often.
 			select {
 			case <-ctx.Done():
 				return
-			case <-socket.Hints():
-				pause = time.Millisecond
-			case <-time.After(pause):
-				pause = min(2*pause, 2*time.Second)
+			case <-time.After(retryPause):
 			}
 		}
 	}

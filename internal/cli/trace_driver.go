@@ -16,9 +16,6 @@ import (
 )
 
 const (
-	// leasePause is the pause between two requests for a lost lease. The daemon is restarting, or
-	// it revoked the lease because this process was frozen.
-	leasePause = 100 * time.Millisecond
 	// leaseRetry is how long a restarted daemon may refuse: it has to publish the driver first.
 	leaseRetry = 10 * time.Second
 	// leaseGrace is how long a socket still accepts connections after the endpoint link was moved,
@@ -92,8 +89,8 @@ func (l *lease) run(ctx context.Context, rec *trace.Recorder) error {
 			last, _ = l.beat.Load().(time.Time)
 			l.notify("the daemon has ended or revoked the recording; trying again")
 		}
-		select {
-		case <-time.After(leasePause):
+		select { // the daemon restarts, or it revoked the lease because this process was frozen
+		case <-time.After(retryPause):
 		case <-ctx.Done():
 		}
 	}
@@ -137,7 +134,7 @@ func (l *lease) feed(u *net.UnixListener) {
 			return
 		case err != nil: // no descriptors left: the caller stays in the backlog
 			select {
-			case <-time.After(leasePause):
+			case <-time.After(retryPause):
 			case <-l.closed:
 				return
 			}
