@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -84,6 +85,12 @@ func TestDoctorText(t *testing.T) {
 	}
 }
 
+type noSystemd struct{}
+
+func (noSystemd) Show(context.Context, string, ...string) (map[string]string, error) {
+	return nil, doctor.ErrNoSystemd
+}
+
 func TestDoctorOnAnEmptyNode(t *testing.T) {
 	fake.CheckLeaks(t)
 	root := fake.ShortDir(t)
@@ -93,7 +100,7 @@ func TestDoctorOnAnEmptyNode(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(root, "proc/1/comm"), []byte("init\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	o := doctor.Options{Source: config.Source{Root: root}, Root: root, NodeInfoTimeout: time.Second}
+	o := doctor.Options{Source: config.Source{Root: root}, Units: noSystemd{}, Root: root, NodeInfoTimeout: time.Second}
 	run := func(asJSON bool) (int, string) {
 		s := newSession()
 		code := s.env.report(runDoctor(t.Context(), s.env, o, asJSON))

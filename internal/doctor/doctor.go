@@ -31,7 +31,7 @@ import (
 type Options struct {
 	Source  config.Source
 	Drivers []string // by name; none: all configured drivers
-	Units   Units    // nil: systemd is not asked
+	Units   Units
 	// Root is the root directory of /proc and of everything else but the configuration; tests have
 	// their own. Default "/".
 	Root string

@@ -76,11 +76,9 @@ func (x *diagnosis) outside(ctx context.Context, p process, dir string) string {
 // installedKubelet returns the first known kubelet unit that exists here, and how it ended, as
 // the rest of a sentence.
 func (x *diagnosis) installedKubelet(ctx context.Context) (unit, ended string) {
-	if x.o.Units != nil {
-		for _, unit := range distro.Units() {
-			if p, err := x.o.Units.Show(ctx, unit, "LoadState"); err == nil && p["LoadState"] == "loaded" {
-				return unit, x.lastExit(ctx, unit)
-			}
+	for _, unit := range distro.Units() {
+		if p, _ := x.o.Units.Show(ctx, unit, "LoadState"); p["LoadState"] == "loaded" {
+			return unit, x.lastExit(ctx, unit)
 		}
 	}
 	return "kubelet.service", ""

@@ -37,7 +37,7 @@ func (x *diagnosis) serverOf(ctx context.Context, driver string, who process) se
 		s.unit = x.unitNaming(ctx, driver)
 		s.named = s.unit != ""
 	}
-	if s.unit != "" && x.o.Units != nil {
+	if s.unit != "" {
 		s.ended = x.lastExit(ctx, s.unit)
 	}
 	return s
@@ -108,13 +108,7 @@ func (x *diagnosis) lastExit(ctx context.Context, unit string) string {
 
 // userOf returns User= of a unit; empty if it is root or not known.
 func (x *diagnosis) userOf(ctx context.Context, unit string) string {
-	if x.o.Units == nil {
-		return ""
-	}
-	p, err := x.o.Units.Show(ctx, unit, "User")
-	if err != nil {
-		return ""
-	}
+	p, _ := x.o.Units.Show(ctx, unit, "User")
 	return p["User"]
 }
 

@@ -79,9 +79,6 @@ type service struct {
 }
 
 func (x *diagnosis) askUnit(ctx context.Context) service {
-	if x.o.Units == nil {
-		return service{err: ErrNoSystemd}
-	}
 	p, err := x.o.Units.Show(ctx, serviceUnit, "LoadState", "LoadError", "ActiveState", "SubState", "Result", "UnitFileState",
 		"NeedDaemonReload", "FileDescriptorStoreMax", "WatchdogUSec", "ExecStart", "ProtectSystem", "ReadWritePaths", "ProtectHome", "PrivateTmp", "NRestarts")
 	return service{p, err}

@@ -165,7 +165,7 @@ func TestNoLeaks(t *testing.T) {
 func TestConfigFile(t *testing.T) {
 	n := newNode(t)
 	file := n.path("usr/lib/csi-registrar/conf.d/10-nfs.toml")
-	r := Run(t.Context(), Options{Source: config.Source{Root: n.root, File: file}, Root: n.root})
+	r := Run(t.Context(), Options{Source: config.Source{Root: n.root, File: file}, Units: n.units, Root: n.root})
 	// Only this file is read, so the kubelet's directory is the default, which this node lacks.
 	if r.Healthy || r.Findings[0].Step != StepKubelet {
 		t.Errorf("%+v", r.Findings)
