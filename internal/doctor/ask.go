@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
-	"strings"
 	"time"
-	"unicode"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -22,31 +20,14 @@ import (
 	"csi-registrar/internal/unixsock"
 )
 
-// trusted checks the owner and the server of the driver's socket by the daemon's rules, and reports
-// a violation. peer is the process that listens there; nil: not connected yet.
-func (x *diagnosis) trusted(ctx context.Context, d config.Driver, peer *unixsock.Cred) bool {
-	rule := d.SocketOwner
-	_, err := look(ctx, x, d.Socket, func() (struct{}, error) {
-		if peer != nil {
-			return struct{}{}, rule.Listener(d.Socket, *peer)
-		}
-		return struct{}{}, rule.Path(d.Socket)
-	})
-	switch {
-	case err == nil && peer != nil && d.SocketOwner == trust.Anybody:
-		x.checked(d.Name, StepTrust, Skipped, `socket_owner = "any"`)
-	case err == nil && peer != nil:
-		x.checked(d.Name, StepTrust, OK, "only %s can serve the socket", safetext.Word(string(d.SocketOwner)))
-	}
-	if err == nil {
-		return true
-	}
-	found, fix := sentence(err.Error()), []Fix(nil)
+// untrusted reports that the driver's socket, or its server, violates the daemon's rules.
+func (x *diagnosis) untrusted(ctx context.Context, d config.Driver, err error) {
+	found, fix := err.Error(), []Fix(nil)
 	if e, ok := errors.AsType[*trust.Error](err); ok {
 		if unit := x.serverOf(ctx, d.Name, process{}).unit; e.Owner != "" && unit != "" && x.userOf(ctx, unit) == e.Owner {
 			x.problem(d.Name, StepTrust, DriverNotTrusted, found, "socket_owner is the user of the driver",
 				append([]Fix{note("%s runs the driver as %s", unit, safetext.ShellWord(e.Owner))}, x.setDriverKey(d.Name, "socket_owner", safetext.Quote(e.Owner))...)...)
-			return false
+			return
 		}
 		if e.Command.Name != "" {
 			fix = append(fix, Fix{Command: e.Command})
@@ -61,18 +42,6 @@ func (x *diagnosis) trusted(ctx context.Context, d config.Driver, peer *unixsock
 	fix = append(fix, note("or set socket_owner to any in the table of the driver, which turns these checks off"), reload)
 	x.problem(d.Name, StepTrust, DriverNotTrusted, found,
 		fmt.Sprintf("only %s can create a socket there, or listen on it", safetext.Word(string(d.SocketOwner))), fix...)
-	return false
-}
-
-// sentence returns a message of another package, quoted as a whole if it has characters that are
-// unusual in paths and names.
-func sentence(s string) string {
-	if strings.ContainsFunc(s, func(r rune) bool {
-		return r > unicode.MaxASCII || unicode.IsControl(r) || strings.ContainsRune("$`;|&<>*?\\!#{}[]~^", r)
-	}) {
-		return safetext.Quote(s)
-	}
-	return s
 }
 
 // maxAnswer is the largest answer of a driver in bytes.
@@ -188,7 +157,7 @@ func (q *questions) rename(ctx context.Context) []Fix {
 	if q.d.SocketOwner != "root" {
 		table = append(table, "socket_owner = "+safetext.Quote(string(q.d.SocketOwner)))
 	}
-	if q.o.Source.File != "" || strings.ContainsFunc(q.d.Socket, unicode.IsControl) {
+	if q.o.Source.File != "" {
 		return []Fix{note("rename the table of %s to the name that the driver reports, %s", q.d.Name, q.name), reload}
 	}
 	table = append(table, fmt.Sprintf("[driver.%q]", q.d.Name), "enabled = false")

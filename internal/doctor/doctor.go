@@ -155,6 +155,12 @@ func look[T any](ctx context.Context, x *diagnosis, path string, f func() (T, er
 	return r.value, err // ctx has ended
 }
 
+// check runs f, which accesses a file system and may never return, as look does.
+func (x *diagnosis) check(ctx context.Context, path string, f func() error) error {
+	_, err := look(ctx, x, path, func() (struct{}, error) { return struct{}{}, f() })
+	return err
+}
+
 // silent wraps an error without adding its text.
 type silent struct{ err error }
 

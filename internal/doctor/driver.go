@@ -11,6 +11,7 @@ import (
 
 	"csi-registrar/internal/config"
 	"csi-registrar/internal/safetext"
+	"csi-registrar/internal/trust"
 	"csi-registrar/internal/unixsock"
 )
 
@@ -52,12 +53,13 @@ func (x *diagnosis) reach(ctx context.Context, d config.Driver) (*net.UnixConn, 
 	}
 	at, err := x.stat(ctx, d.Socket)
 	isSocket := err == nil && at.IsSocket()
-	if isSocket && !x.trusted(ctx, d, nil) {
-		return nil, process{}
-	}
 	var c *net.UnixConn
 	var cred unixsock.Cred
 	if isSocket {
+		if err := x.check(ctx, d.Socket, func() error { return d.SocketOwner.Path(d.Socket) }); err != nil {
+			x.untrusted(ctx, d, err)
+			return nil, process{}
+		}
 		c, cred, err = x.dial(ctx, d.Socket)
 	}
 	switch {
@@ -67,10 +69,17 @@ func (x *diagnosis) reach(ctx context.Context, d config.Driver) (*net.UnixConn, 
 			who = process{pid: cred.PID, comm: fmt.Sprintf("uid=%d", cred.UID)}
 		}
 		x.checked(d.Name, StepSocket, OK, "%s, served by %s", shown, who)
-		if x.trusted(ctx, d, &cred) {
-			return c, who
+		if err := d.SocketOwner.Listener(d.Socket, cred); err != nil {
+			x.untrusted(ctx, d, err)
+			c.Close()
+			return nil, process{}
 		}
-		c.Close()
+		if d.SocketOwner == trust.Anybody {
+			x.checked(d.Name, StepTrust, Skipped, `socket_owner = "any"`)
+		} else {
+			x.checked(d.Name, StepTrust, OK, "only %s can serve the socket", safetext.Word(string(d.SocketOwner)))
+		}
+		return c, who
 	case errors.Is(err, fs.ErrNotExist):
 		found := "there is no " + shown
 		if _, err := x.stat(ctx, path.Dir(d.Socket)); err != nil {

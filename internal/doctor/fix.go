@@ -78,13 +78,8 @@ func reloadUnits() []Fix {
 // rootOnly reports whether only root can change the directories and links on a path, so that a
 // command with that path still hits the same file when it is run later.
 func (x *diagnosis) rootOnly(ctx context.Context, file string) bool {
-	owners, err := trust.Users("root")
-	if err != nil {
-		return false
-	}
 	dir := path.Dir(path.Clean(file)) // the file itself may not answer
-	_, err = look(ctx, x, dir, func() (struct{}, error) { return struct{}{}, trust.Rule{Owners: owners}.Check(dir) })
-	return err == nil
+	return x.check(ctx, dir, func() error { return trust.SocketOwner("root").Path(dir) }) == nil
 }
 
 // remove returns the line that removes a file.
