@@ -16,6 +16,8 @@ type Error struct {
 	Key     string `json:"key,omitempty"`  // as TOML writes it: driver."nfs.csi.k8s.io".timeout
 	Problem string `json:"problem"`
 	Hint    string `json:"hint,omitempty"` // a valid value, or how to fix it
+	// Command is what root can run to fix it, after a look at File; zero: there is none.
+	Command safetext.Command `json:"-"`
 }
 
 // Error returns "FILE:LINE: KEY: problem (hint)" without the unknown parts, always as one line of
@@ -62,5 +64,5 @@ func sorted(es []Error, rank map[string]int) []Error {
 		return cmp.Or(cmp.Compare(rank[a.File], rank[b.File]), strings.Compare(a.File, b.File),
 			cmp.Compare(a.Line, b.Line), strings.Compare(a.Key, b.Key))
 	})
-	return slices.Compact(es)
+	return slices.CompactFunc(es, func(a, b Error) bool { return a.Error() == b.Error() })
 }

@@ -71,7 +71,7 @@ func (p position) String() string { return place(p.file, p.line) }
 
 // error returns an error about the key.
 func (p position) error(problem, hint string) Error {
-	return Error{p.file, p.line, p.id, problem, hint}
+	return Error{File: p.file, Line: p.line, Key: p.id, Problem: problem, Hint: hint}
 }
 
 // loader merges files, one after the other.

@@ -71,7 +71,7 @@ func fileError(path string, err error) *Error {
 		return nil
 	}
 	if e, ok := errors.AsType[*trust.Error](err); ok {
-		distrusted := &Error{File: e.Path, Problem: e.Problem}
+		distrusted := &Error{File: e.Path, Problem: e.Problem, Command: e.Command}
 		if e.Command.Name != "" {
 			distrusted.Hint = "check its contents, then run " + e.Command.String()
 		}

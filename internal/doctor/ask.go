@@ -139,7 +139,7 @@ func (q *questions) sameName(ctx context.Context) bool {
 		found += fmt.Sprintf("; %s of %s in use on this node", count(n, "volume"), q.d.Name)
 	}
 	q.problem(q.d.Name, StepPluginInfo, DriverNameMismatch, found,
-		fmt.Sprintf("name %q, as in %s", q.d.Name, q.origin(q.d, "socket")), q.rename(ctx)...)
+		fmt.Sprintf("name %q, as in %s", q.d.Name, q.origin(q.d.Name, "socket")), q.rename(ctx)...)
 	return false
 }
 

@@ -3,7 +3,6 @@ package doctor
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -11,7 +10,6 @@ import (
 
 	"csi-registrar/internal/config"
 	"csi-registrar/internal/safetext"
-	"csi-registrar/internal/trust"
 )
 
 var reload = run("csi-registrar", "reload")
@@ -34,7 +32,7 @@ func (x *diagnosis) configuration(ctx context.Context) {
 	before := len(x.report.Findings)
 	for _, m := range x.config.Errors {
 		if driver := driverOf(m.Key); driver == "" || x.selected(driver) {
-			expected, fix := x.correct(ctx, m)
+			expected, fix := correct(m)
 			m.Hint = "" // it is in expected
 			x.problem(driver, StepConfiguration, ConfigurationError, m.Error(), expected, fix...)
 		}
@@ -54,22 +52,10 @@ func (x *diagnosis) configuration(ctx context.Context) {
 }
 
 // correct returns what is expected in place of an error, and its fix.
-func (x *diagnosis) correct(ctx context.Context, m config.Error) (expected string, fix []Fix) {
+func correct(m config.Error) (expected string, fix []Fix) {
 	check := run("csi-registrar", "config", "check")
-	root := cmp.Or(x.o.Source.Root, "/")
-	_, err := look(ctx, x, m.File, func() (struct{}, error) {
-		owners, err := trust.Users("root")
-		if err != nil {
-			return struct{}{}, err
-		}
-		return struct{}{}, trust.Rule{Owners: owners, Below: root, FollowLink: true}.Check(m.File)
-	})
-	e, ok := errors.AsType[*trust.Error](err)
-	switch {
-	case ok && e.Path == m.File && e.Command.Name != "":
-		return "only root can change it", []Fix{note("check its contents first"), {Command: e.Command}, check, reload}
-	case ok && e.Path == m.File:
-		return "only root can change it", []Fix{note("let only root change %s", safetext.ShellWord(m.File)), check, reload}
+	if m.Command.Name != "" {
+		return "only root can change it", []Fix{note("check its contents first"), {Command: m.Command}, check, reload}
 	}
 	return m.Hint, []Fix{note("edit %s", safetext.ShellWord(m.File)), check, reload}
 }
@@ -85,14 +71,9 @@ func driverOf(key string) string {
 	return name
 }
 
-// origin returns the place where a key of the driver is set; if it is not set, that of its table.
-func (x *diagnosis) origin(d config.Driver, key string) string {
-	for _, k := range []string{key, "socket"} {
-		if at := x.config.Origin(fmt.Sprintf("driver.%q.%s", d.Name, k)); at != "default" {
-			return at
-		}
-	}
-	return "default"
+// origin returns the place where a key of a driver is set.
+func (x *diagnosis) origin(driver, key string) string {
+	return x.config.Origin(fmt.Sprintf("driver.%q.%s", driver, key))
 }
 
 // confDir returns the directory for the administrator's drop-ins.
@@ -126,7 +107,6 @@ func (x *diagnosis) disabled(d config.Driver) {
 		x.checked(d.Name, StepConfiguration, Skipped, "it is disabled")
 		return
 	}
-	at := x.origin(d, "enabled")
-	x.problem(d.Name, StepConfiguration, DriverDisabled, "it is disabled: enabled = false in "+at,
+	x.problem(d.Name, StepConfiguration, DriverDisabled, "it is disabled: enabled = false in "+x.origin(d.Name, "enabled"),
 		"enabled = true, or no such key", x.setDriverKey(d.Name, "enabled", "true")...)
 }

@@ -168,6 +168,12 @@ func TestBrokenNodes(t *testing.T) {
 				n.restartDaemon()
 			},
 			manual: func(t *testing.T, n *node) { n.remove(n.path("etc/csi-registrar/conf.d/60-nfs.toml")) }},
+		{what: "configuration of another user", step: StepConfiguration, id: "configuration-error", found: "belongs to", fix: "chown -h root", root: true,
+			breaks: func(t *testing.T, n *node) {
+				chown(t, n.path("usr/lib/csi-registrar/conf.d/10-nfs.toml"), 65123)
+				n.restartDaemon()
+			},
+			manual: func(t *testing.T, n *node) { chown(t, n.path("usr/lib/csi-registrar/conf.d/10-nfs.toml"), 0) }},
 		{what: "hidden drop-in", named: true, step: StepConfiguration, id: "configuration-hidden", found: "is hidden by", fix: "rm ",
 			breaks: func(t *testing.T, n *node) {
 				n.write("etc/csi-registrar/conf.d/10-nfs.toml", "")

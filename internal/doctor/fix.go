@@ -114,7 +114,7 @@ func (x *diagnosis) setKey(what, table, line, origin string) []Fix {
 
 // setDriverKey sets a key of a driver.
 func (x *diagnosis) setDriverKey(driver, key, value string) []Fix {
-	return append(x.setKey(driver+"-"+key, fmt.Sprintf("[driver.%q]", driver), key+" = "+value, x.config.Origin(fmt.Sprintf("driver.%q.%s", driver, key))), reload)
+	return append(x.setKey(driver+"-"+key, fmt.Sprintf("[driver.%q]", driver), key+" = "+value, x.origin(driver, key)), reload)
 }
 
 // installDropIn puts the lines of systemd.DropIn in place.
