@@ -197,7 +197,6 @@ const (
 
 	AnotherRegistrar          ID = "another-registrar"
 	PluginSocketStale         ID = "plugin-socket-stale"
-	RegistrationPathInvalid   ID = "registration-path-invalid"
 	RegistrationConflict      ID = "registration-conflict"
 	RegistrationNotPublished  ID = "registration-not-published"
 	RegistrationSocketMissing ID = "registration-socket-missing"

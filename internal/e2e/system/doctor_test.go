@@ -173,7 +173,6 @@ var notHealed = map[string]string{
 	"kubelet-not-confirming":    "the kubelet waits for the driver or for the API server",
 	"kubelet-refused":           "what to change is in the kubelet's words",
 	"driver-restarting":         "the restarts count for ten minutes, whatever was fixed",
-	"registration-path-invalid": "only a person can choose a shorter root_dir",
 	"withdrawal-failing":        "the daemon tries again by itself; why it fails is in its log",
 
 	// The daemon repairs these within a second, so they only last while it does not work.
