@@ -39,21 +39,13 @@ func runCompletion(_ context.Context, e *env, args []string) error {
 // runComplete prints the completions of the last word: the first line is their kind (:words, :files
 // or :dirs); for :words each of the following lines has a word, a tab and a description.
 func runComplete(_ context.Context, e *env, words []string) error {
-	kind, list := complete(commands(), words, driverNames)
+	kind, list := complete(words)
 	w := bufio.NewWriter(e.stdout)
 	fmt.Fprintln(w, kind)
 	for _, c := range list {
 		fmt.Fprintln(w, c)
 	}
 	return w.Flush()
-}
-
-// driverNames returns the drivers in the configuration files, because only root may ask the daemon.
-func driverNames(root string) (names []string) {
-	for _, d := range config.Load(config.Source{Root: root}).Config.Drivers {
-		names = append(names, d.Name)
-	}
-	return names
 }
 
 const (
@@ -64,7 +56,7 @@ const (
 
 // complete returns the completions of the last word. The words are the command line without the
 // program's name.
-func complete(all []command, words []string, drivers func(root string) []string) (kind string, list []string) {
+func complete(words []string) (kind string, list []string) {
 	// Bash splits --flag=value.
 	words = slices.DeleteFunc(slices.Clone(words), func(w string) bool { return w == "=" })
 	if len(words) == 0 {
@@ -78,7 +70,7 @@ func complete(all []command, words []string, drivers func(root string) []string)
 		}
 	}
 	var c command
-	for c.setup == nil {
+	for all := commands(); c.setup == nil; {
 		if len(before) == 0 {
 			for _, c := range all {
 				if !c.hidden {
@@ -117,11 +109,12 @@ func complete(all []command, words []string, drivers func(root string) []string)
 		}
 		offer("--help", "explain the command")
 	case c.name == "help":
-		return complete(commands(), append(given, last), drivers)
+		return complete(append(given, last))
 	case strings.Contains(c.args, "DRIVER"):
-		for _, name := range drivers(root) {
-			if !slices.Contains(given, name) && (len(given) == 0 || strings.Contains(c.args, "...")) {
-				offer(name, "driver")
+		// Those in the configuration files, because only root may ask the daemon.
+		for _, d := range config.Load(config.Source{Root: root}).Config.Drivers {
+			if !slices.Contains(given, d.Name) && (len(given) == 0 || strings.Contains(c.args, "...")) {
+				offer(d.Name, "driver")
 			}
 		}
 	case strings.Contains(c.args, "|") && len(given) == 0:
