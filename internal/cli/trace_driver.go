@@ -27,19 +27,20 @@ const (
 // the daemon. It is the recorder's listener: the daemon chooses a new path each time, and calls
 // arrive at the old path until the link points to the new one.
 type lease struct {
-	client  *control.Client
-	driver  string
-	notify  func(text string) // prints a message for the user
-	beat    atomic.Value      // time.Time: the last moment at which the lease was held
-	socket  atomic.Value      // string: where the driver listens
-	conns   chan net.Conn
-	closed  chan struct{} // closed to end Accept and feed
-	closing sync.Once
-	feeds   sync.WaitGroup
+	client *control.Client
+	driver string
+	notify func(text string) // prints a message for the user
+	beat   atomic.Value      // time.Time: the last moment at which the lease was held
+	socket atomic.Value      // string: where the driver listens
+	conns  chan net.Conn
+	closed <-chan struct{} // ends Accept and feed
+	close  context.CancelFunc
+	feeds  sync.WaitGroup
 }
 
 func newLease(client *control.Client, driver string, notify func(string)) *lease {
-	return &lease{client: client, driver: driver, notify: notify, conns: make(chan net.Conn), closed: make(chan struct{})}
+	ctx, cancel := context.WithCancel(context.Background())
+	return &lease{client: client, driver: driver, notify: notify, conns: make(chan net.Conn), closed: ctx.Done(), close: cancel}
 }
 
 // run holds the lease until ctx is done and the link points back at the driver. It returns an error
@@ -173,13 +174,13 @@ func (l *lease) Accept() (net.Conn, error) {
 
 // SetDeadline ends Accept at the given time.
 func (l *lease) SetDeadline(t time.Time) error {
-	time.AfterFunc(time.Until(t), func() { l.closing.Do(func() { close(l.closed) }) })
+	time.AfterFunc(time.Until(t), l.close)
 	return nil
 }
 
 // Close ends Accept and waits for the goroutines that feed it.
 func (l *lease) Close() error {
-	l.closing.Do(func() { close(l.closed) })
+	l.close()
 	l.feeds.Wait()
 	return nil
 }
