@@ -96,12 +96,12 @@ func (m *Matcher) rememberValue(value string) {
 
 // forms returns the forms in which a secret may be written.
 func forms(secret string) []string {
-	all := append([]string{secret, strings.TrimSpace(secret)}, encodings(secret)...)
-	all = append(all, encodings(strings.TrimSpace(secret))...)
-	for line := range strings.Lines(secret) {
+	trimmed := strings.TrimSpace(secret)
+	all := slices.Concat([]string{secret}, encodings(secret), encodings(trimmed))
+	for line := range strings.Lines(trimmed) {
 		all = append(all, encodings(strings.TrimSpace(line))...)
 	}
-	if plain, err := base64.StdEncoding.DecodeString(strings.TrimSpace(secret)); err == nil && utf8.Valid(plain) {
+	if plain, err := base64.StdEncoding.DecodeString(trimmed); err == nil && utf8.Valid(plain) {
 		all = append(all, string(plain))
 	}
 	return all
@@ -110,13 +110,7 @@ func forms(secret string) []string {
 // encodings returns the quoted and encoded forms of a text. Base64 has three: the text can begin at
 // each of the three bytes of a group. Characters that also depend on the neighbors are left out.
 func encodings(s string) []string {
-	if s == "" {
-		return nil
-	}
-	quoted, err := json.Marshal(s) // of a string it cannot fail
-	if err != nil {
-		quoted = nil
-	}
+	quoted, _ := json.Marshal(s) // of a string it cannot fail
 	all := []string{
 		unquoted(strconv.Quote(s)), unquoted(strconv.QuoteToASCII(s)), unquoted(string(quoted)),
 		url.QueryEscape(s), url.PathEscape(s), hex.EncodeToString([]byte(s)),
