@@ -3,6 +3,8 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -55,34 +57,25 @@ func (x *diagnosis) unitNaming(ctx context.Context, driver string) string {
 	units, err := look(ctx, x, "/etc/systemd/system", func() (map[string]bool, error) {
 		units := map[string]bool{}
 		for _, dir := range unitDirs {
-			for _, pattern := range []string{"*.service", "*.service.d/*.conf"} {
-				files, err := filepath.Glob(filepath.Join(x.o.Root, dir, pattern))
-				if err != nil {
-					return nil, err
+			files, _ := fs.Glob(os.DirFS(filepath.Join(x.o.Root, dir)), "*.service")
+			dropIns, _ := fs.Glob(os.DirFS(filepath.Join(x.o.Root, dir)), "*.service.d/*.conf")
+			for _, file := range append(files, dropIns...) {
+				unit, _, _ := strings.Cut(file, ".d/")
+				if strings.HasPrefix(unit, "csi-registrar") || strings.Contains(unit, "@.") || !safetext.UnitName(unit) {
+					continue
 				}
-				for _, file := range files {
-					unit := filepath.Base(file)
-					if filepath.Ext(file) == ".conf" {
-						unit = strings.TrimSuffix(filepath.Base(filepath.Dir(file)), ".d")
-					}
-					if strings.HasPrefix(unit, "csi-registrar") || strings.Contains(unit, "@.") || !safetext.UnitName(unit) {
-						continue
-					}
-					text, err := readSome(file, maxProcFile)
-					if err == nil && socket.Match(text) {
-						units[unit] = true
-					}
+				text, err := readSome(filepath.Join(x.o.Root, dir, file), maxProcFile)
+				if err == nil && socket.Match(text) {
+					units[unit] = true
 				}
 			}
 		}
 		return units, nil
 	})
-	if err == nil && d.Socket != "" && len(units) == 1 {
-		for unit := range units {
-			return unit
-		}
+	if err != nil || d.Socket == "" || len(units) != 1 {
+		return ""
 	}
-	return ""
+	return sortedKeys(units)[0]
 }
 
 // lastExit returns how a unit ended, in systemctl's terms, as the rest of a sentence; empty if it
