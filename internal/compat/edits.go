@@ -39,21 +39,15 @@ type MountRef struct {
 const socketDirMount = "/csi-socket-dir"
 
 // addEdits adds the edits of each workload whose registrars were imported.
-func (res *Result) addEdits(rs []*registration) {
-	for i, r := range rs {
-		if i > 0 && rs[i-1].workload == r.workload {
-			continue // the first registrar of the workload added the edits
-		}
-		var imported []*registration
-		for _, o := range rs {
-			if o.workload == r.workload && slices.ContainsFunc(res.Registrars, func(x Registrar) bool {
-				return x.Driver.Name == o.driver && slices.Contains(x.Workloads, r.workload.String())
-			}) {
-				imported = append(imported, o)
-			}
-		}
+func (res *Result) addEdits(workloads []*workload, rs []*registration) {
+	for _, w := range workloads {
+		imported := slices.DeleteFunc(slices.Clone(rs), func(r *registration) bool {
+			return r.workload != w || !slices.ContainsFunc(res.Registrars, func(x Registrar) bool {
+				return x.Driver.Name == r.driver && slices.Contains(x.Workloads, w.String())
+			})
+		})
 		if len(imported) > 0 {
-			res.Edits = append(res.Edits, r.workload.edits(imported))
+			res.Edits = append(res.Edits, w.edits(imported))
 		}
 	}
 }

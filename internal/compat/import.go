@@ -62,7 +62,7 @@ func Import(manifests []Manifest, names []GivenName) Result {
 	}
 	res.refuseConflicts()
 	res.refuseOtherRoots()
-	res.addEdits(rs)
+	res.addEdits(objs.workloads, rs)
 	slices.SortFunc(res.Registrars, func(a, b Registrar) int { return cmp.Compare(a.Driver.Name, b.Driver.Name) })
 	return res
 }

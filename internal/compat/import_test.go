@@ -254,6 +254,21 @@ spec: {template: {spec: {
 	}
 }
 
+// A driver may have a DaemonSet for each architecture. The edits of each name its own containers.
+func TestWorkloadsOfOneDriver(t *testing.T) {
+	one := driverPod("one", "a.example.com")
+	other := strings.NewReplacer("name: one", "name: other", "name: driver", "name: main", "name: registrar", "name: driver").Replace(one)
+	res := Import([]Manifest{{Name: "x", Data: []byte(one + other + csiDriverObject("a.example.com"))}}, nil)
+	if len(res.Edits) != 2 {
+		t.Fatalf("%+v", res)
+	}
+	for i, name := range []string{"registrar", "driver"} {
+		if got := res.Edits[i].Containers; !slices.Equal(got, []ContainerRef{{"containers", name}}) {
+			t.Errorf("%s: remove %+v, expected %s", res.Edits[i].Workload, got, name)
+		}
+	}
+}
+
 // One file is for one kubelet: the one that most drivers are for.
 func TestRootDirectories(t *testing.T) {
 	elsewhere := strings.ReplaceAll(driverPod("c", "c.example.com")+csiDriverObject("c.example.com"), "/var/lib/kubelet", "/data/kubelet")
