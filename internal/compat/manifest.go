@@ -95,7 +95,6 @@ type container struct {
 	Command         []string
 	Args            []string
 	Env             []envVar
-	Lifecycle       yaml.Node
 	VolumeMounts    []volumeMount   `yaml:"volumeMounts"`
 	SecurityContext securityContext `yaml:"securityContext"`
 }
