@@ -25,6 +25,11 @@ func TestReasonsOfStatus(t *testing.T) {
 			d.Drivers[0].Topology = map[string]string{"topology.example.com/zone": "b"}
 			d.Drivers[0].RefusedChange, d.Drivers[0].Reason = "the driver's topology changed", "the driver's topology changed"
 		}, TopologyChanged, "topology changed", "topology.example.com/zone- && csi-registrar reregister --force " + name},
+		"topology of two drivers": {func(d *status.Document) {
+			d.Drivers[0].Topology = map[string]string{"topology.example.com/zone": "b"}
+			d.Drivers[0].RefusedChange = "the driver's topology changed"
+			d.Drivers = append(d.Drivers, status.Driver{Name: "smb.csi.example.com", Topology: d.Drivers[0].Topology})
+		}, TopologyChanged, "topology changed", "would refuse smb.csi.example.com instead"},
 		"damped": {func(d *status.Document) {
 			d.Drivers[0].DampedUntil, d.Drivers[0].Reason = time.Now().Add(time.Minute), "changed 10 times"
 		}, RegistrationDamped, "changed 10 times", "csi-registrar reregister " + name},

@@ -76,15 +76,10 @@ func (x *diagnosis) reasons(ctx context.Context, d config.Driver, st status.Driv
 		warning(RegistrationNotKept, "the registration would not survive a restart of the daemon: "+safetext.Quote(st.NotKept),
 			"systemd keeps the registration socket", append([]Fix{logOf(serviceUnit)}, fix...)...)
 	}
-	keys := sortedKeys(st.Topology)
-	other, key := x.sharesTopology(d.Name, keys)
 	switch {
-	case st.RefusedChange != "" && other != "":
-		warning(TopologyChanged, safetext.Quote(st.RefusedChange), fmt.Sprintf("%s and %s do not report the same topology key %s", d.Name, other, safetext.Word(key)),
-			note("removing the label would have the kubelet refuse one of %s and %s", d.Name, other),
-			note("change the topology of one of them in its configuration"))
 	case st.RefusedChange != "":
-		warning(TopologyChanged, safetext.Quote(st.RefusedChange), "the labels of the Node agree with the topology of the driver", x.relabel(d, keys)...)
+		expected, fix := x.topologyRefusal(d, st)
+		warning(TopologyChanged, safetext.Quote(st.RefusedChange), expected, fix...)
 	case !st.DampedUntil.IsZero():
 		warning(RegistrationDamped, "changes of the registration are delayed until "+st.DampedUntil.Local().Format(time.DateTime)+", because there were too many: "+safetext.Quote(st.Reason),
 			"the driver always reports the same", append(x.serverOf(ctx, d.Name, process{}).log(), reregister(d))...)

@@ -11,8 +11,8 @@ import (
 	"csi-registrar/internal/status"
 )
 
-// topologyRefusal returns the fix for a topology value that the kubelet refuses because the label
-// of the Node has another value (kubelet v1.36, nodeinfomanager).
+// topologyRefusal returns the fix for a topology value that the kubelet refuses, or would refuse,
+// because the label of the Node has another value (kubelet v1.36, nodeinfomanager).
 func (x *diagnosis) topologyRefusal(d config.Driver, st status.Driver) (expected string, fix []Fix) {
 	keys := sortedKeys(st.Topology)
 	named := slices.DeleteFunc(slices.Clone(keys), func(k string) bool { return !strings.Contains(st.KubeletError, k) })
