@@ -64,8 +64,8 @@ type Flags struct {
 var ownFlags = []string{"config", "config-root", "http-endpoint", "keep-sockets"}
 
 // Register declares on fs the flags of node-driver-registrar 2.18, and the klog flags of older
-// versions. --http-endpoint, which both programs have, is declared unless fs already has it.
-// Flags that exist only for old manifests have an empty usage.
+// versions, apart from --http-endpoint, which both programs have: fs must have it. Flags that
+// exist only for old manifests have an empty usage.
 func Register(fs *flag.FlagSet) *Flags {
 	f := &Flags{fs: fs}
 	fs.StringVar(&f.o.Socket, "csi-address", defaultSocket, "`PATH` of the driver's socket, as seen from here")
@@ -82,9 +82,6 @@ func Register(fs *flag.FlagSet) *Flags {
 		return nil
 	})
 	fs.StringVar(&f.o.LogFormat, "logging-format", "auto", "`format` of the log: text or json")
-	if fs.Lookup("http-endpoint") == nil {
-		fs.String("http-endpoint", "", "TCP `address` that serves /healthz; empty: none")
-	}
 
 	fs.IntVar(&f.healthPort, "health-port", 0, "")
 	fs.StringVar(&f.mode, "mode", "", "")

@@ -196,7 +196,7 @@ func TestDeprecatedFlagsAreHidden(t *testing.T) {
 			shown = append(shown, f.Name)
 		}
 	})
-	want := "csi-address enable-pprof http-endpoint kubelet-registration-path logging-format plugin-registration-path timeout v"
+	want := "csi-address enable-pprof kubelet-registration-path logging-format plugin-registration-path timeout v"
 	if got := strings.Join(shown, " "); got != want {
 		t.Errorf("help shows %s\nwant       %s", got, want)
 	}
