@@ -97,7 +97,7 @@ func dispatch(ctx context.Context, e *env, all []command, args []string) (err er
 // exec parses the flags, which may be before, between and after the other arguments, and runs the
 // command.
 func (c command) exec(ctx context.Context, e *env, path, args []string) error {
-	fs := newFlagSet(path)
+	fs := newFlagSet()
 	run := c.setup(fs)
 	rest, err := parse(fs, args)
 	if errors.Is(err, flag.ErrHelp) {
@@ -113,10 +113,9 @@ func (c command) exec(ctx context.Context, e *env, path, args []string) error {
 	return run(ctx, e, rest)
 }
 
-func newFlagSet(path []string) *flag.FlagSet {
-	fs := flag.NewFlagSet(strings.Join(path, " "), flag.ContinueOnError)
+func newFlagSet() *flag.FlagSet {
+	fs := flag.NewFlagSet("", flag.ContinueOnError)
 	fs.SetOutput(io.Discard) // errors and help are printed by report and exec
-	fs.Usage = func() {}
 	return fs
 }
 

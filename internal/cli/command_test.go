@@ -21,7 +21,7 @@ func TestFlagsAnywhere(t *testing.T) {
 		{"x -- -b --s", []string{"x", "-b", "--s"}, false, ""},
 		{"- -b", []string{"-"}, true, ""},
 	} {
-		fs := newFlagSet([]string{"test"})
+		fs := newFlagSet()
 		b, s := fs.Bool("b", false, "x"), fs.String("s", "", "x")
 		rest, err := parse(fs, strings.Fields(c.args))
 		if err != nil || !reflect.DeepEqual(rest, c.rest) || *b != c.b || *s != c.s {
@@ -55,7 +55,7 @@ func TestTable(t *testing.T) {
 		if c.setup == nil {
 			return
 		}
-		fs := newFlagSet(path)
+		fs := newFlagSet()
 		if c.setup(fs) == nil {
 			t.Errorf("%s: nothing to run", name)
 		}
@@ -83,7 +83,7 @@ func TestHelp(t *testing.T) {
 				t.Errorf("%v %s: %d %s %s", path, flag, code, again, stderr)
 			}
 		}
-		for _, f := range shownFlags(path, c) {
+		for _, f := range shownFlags(c) {
 			if !strings.Contains(text, "\n  --"+f.Name) {
 				t.Errorf("%v: no --%s in\n%s", path, f.Name, text)
 			}

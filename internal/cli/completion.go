@@ -86,7 +86,7 @@ func complete(words []string) (kind string, list []string) {
 		c, all, before = all[i], all[i].sub, before[1:]
 	}
 
-	fs := newFlagSet(nil)
+	fs := newFlagSet()
 	c.setup(fs)
 	// An error usually means that the value of the last flag is missing.
 	given, err := parse(fs, before)
@@ -103,7 +103,7 @@ func complete(words []string) (kind string, list []string) {
 		value, _ := flag.UnquoteUsage(open)
 		return valueKind(value), nil
 	case strings.HasPrefix(last, "-"):
-		for _, f := range shownFlags(nil, c) {
+		for _, f := range shownFlags(c) {
 			_, usage := flag.UnquoteUsage(f)
 			offer("--"+f.Name, usage)
 		}

@@ -32,7 +32,7 @@ func groupHelp(path []string, about string, all []command) string {
 // commandHelp returns the help of one command.
 func commandHelp(path []string, c command) string {
 	var w strings.Builder
-	flags := shownFlags(path, c)
+	flags := shownFlags(c)
 	words := slices.Clone(path)
 	if c.args != "" {
 		words = append(words, c.args)
@@ -60,11 +60,11 @@ func commandHelp(path []string, c command) string {
 func sentence(s string) string { return strings.ToUpper(s[:1]) + s[1:] }
 
 // shownFlags returns the documented flags of a command, sorted by name.
-func shownFlags(path []string, c command) []*flag.Flag {
+func shownFlags(c command) []*flag.Flag {
 	if c.setup == nil {
 		return nil
 	}
-	fs := newFlagSet(path)
+	fs := newFlagSet()
 	c.setup(fs)
 	var out []*flag.Flag
 	fs.VisitAll(func(f *flag.Flag) {
