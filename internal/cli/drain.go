@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"time"
@@ -23,11 +22,9 @@ func setupDrain(fs *flag.FlagSet) runner {
 			return usagef("--socket is missing")
 		case *timeout < 0:
 			return usagef("--timeout %s is negative", *timeout)
-		case *timeout > 0:
-			var cancel context.CancelFunc
-			ctx, cancel = context.WithTimeoutCause(ctx, *timeout, fmt.Errorf("timed out after %s", *timeout))
-			defer cancel()
 		}
+		ctx, cancel := withTimeout(ctx, *timeout)
+		defer cancel()
 		return drain(ctx, *socket)
 	}
 }
@@ -42,11 +39,7 @@ func drain(ctx context.Context, socket string) error {
 		select {
 		case <-time.After(drainPause):
 		case <-ctx.Done():
-			cause := context.Cause(ctx)
-			if errors.Is(cause, context.Canceled) {
-				cause = errors.New("interrupted")
-			}
-			return hinted(fmt.Errorf("%w: %d connections to %s are open", cause, open, socket),
+			return hinted(fmt.Errorf("%w: %d connections to %s are open", interruption(ctx), open, socket),
 				"calls that are still running end with the driver; the kubelet retries them")
 		}
 	}

@@ -89,11 +89,8 @@ func runTrace(ctx context.Context, e *env, o traceOptions, p callPath) (err erro
 		defer func() { err = errors.Join(err, f.Close()) }()
 		out.file = f
 	}
-	if o.duration > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, o.duration)
-		defer cancel()
-	}
+	ctx, release := withTimeout(ctx, o.duration)
+	defer release()
 	ctx, cancel := context.WithCancel(ctx)
 	cut, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()

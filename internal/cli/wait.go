@@ -22,21 +22,33 @@ func setupWait(fs *flag.FlagSet) runner {
 		if *timeout < 0 {
 			return usagef("--timeout %s is negative", *timeout)
 		}
-		return runWait(ctx, *root, *timeout, names)
+		ctx, cancel := withTimeout(ctx, *timeout)
+		defer cancel()
+		return wait(ctx, *root, names)
 	}
 }
 
-// runWait returns when all named drivers, or all enabled ones, are registered. The drivers may be
-// configured, and the daemon started, later.
-func runWait(ctx context.Context, root string, timeout time.Duration, names []string) error {
-	limited := ctx
-	if timeout > 0 {
-		var cancel context.CancelFunc
-		limited, cancel = context.WithTimeout(ctx, timeout)
-		defer cancel()
+// withTimeout limits ctx to a time, if that is not 0.
+func withTimeout(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
+	if timeout == 0 {
+		return ctx, func() {}
 	}
+	return context.WithTimeoutCause(ctx, timeout, fmt.Errorf("timed out after %s", timeout))
+}
+
+// interruption returns why ctx is done: the time that it was limited to, or a signal.
+func interruption(ctx context.Context) error {
+	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	return errors.New("interrupted")
+}
+
+// wait returns when all named drivers, or all enabled ones, are registered. The drivers may be
+// configured, and the daemon started, later.
+func wait(ctx context.Context, root string, names []string) error {
 	missing := []string{"the daemon has not answered"}
-	for s, err := range follow(limited, root) {
+	for s, err := range follow(ctx, root) {
 		if err != nil {
 			missing = []string{err.Error()}
 			if isPermanent(err) {
@@ -48,11 +60,7 @@ func runWait(ctx context.Context, root string, timeout time.Duration, names []st
 			return nil
 		}
 	}
-	cause := "interrupted"
-	if errors.Is(limited.Err(), context.DeadlineExceeded) {
-		cause = fmt.Sprintf("timed out after %s", timeout)
-	}
-	return hinted(fmt.Errorf("%s:\n  %s", cause, strings.Join(missing, "\n  ")),
+	return hinted(fmt.Errorf("%w:\n  %s", interruption(ctx), strings.Join(missing, "\n  ")),
 		"csi-registrar doctor finds out why a driver is not registered")
 }
 
