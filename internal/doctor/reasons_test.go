@@ -13,6 +13,28 @@ import (
 	"csi-registrar/internal/worker"
 )
 
+// The label is that of the Node with the name that the kubelet was given.
+func TestHostnameOverride(t *testing.T) {
+	for cmdline, node := range map[string]string{
+		"kubelet\x00--hostname-override=w-7\x00--v=2\x00":          "w-7",
+		"kubelet\x00-hostname-override\x00w-7.example\x00--v=2":    "w-7.example",
+		"kubelet\x00--hostname-override=$(reboot)\x00--v\x00w-7":   "",
+		"kubelet\x00--hostname-overrides=w-7\x00hostname-override": "",
+	} {
+		n := newNode(t)
+		n.write("proc/812/cmdline", cmdline)
+		n.status.Drivers[0].RefusedChange = "the driver's topology changed"
+		r := n.examine()
+		if len(r.Findings) != 1 {
+			t.Fatalf("%+v", r.Findings)
+		}
+		named := strings.Contains(lines(r.Findings[0].Fix), "kubectl label node "+node+" ")
+		if other := strings.Contains(lines(r.Findings[0].Fix), "w-7"); node != "" && !named || node == "" && other {
+			t.Errorf("%q: %s", cmdline, lines(r.Findings[0].Fix))
+		}
+	}
+}
+
 // doctor reports all problems that status shows.
 func TestReasonsOfStatus(t *testing.T) {
 	for what, c := range map[string]struct {

@@ -49,16 +49,11 @@ func (x *diagnosis) nodeName() string {
 		line, _ := readSome(x.procPath(x.kubelet.pid, "cmdline"), maxProcFile)
 		args := strings.Split(string(line), "\x00")
 		for i, arg := range args {
-			name, ok := strings.CutPrefix(strings.TrimLeft(arg, "-"), "hostname-override")
-			switch {
-			case !ok:
-				continue
-			case name == "" && i+1 < len(args):
+			flag, name, ok := strings.Cut(strings.TrimLeft(arg, "-"), "=")
+			if !ok && i+1 < len(args) {
 				name = args[i+1]
-			default:
-				name = strings.TrimPrefix(name, "=")
 			}
-			if isNodeName(name) {
+			if flag == "hostname-override" && isNodeName(name) {
 				return name
 			}
 		}
