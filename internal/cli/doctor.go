@@ -104,13 +104,13 @@ func unseenText(b *strings.Builder, p page, checks map[string][]doctor.Check) {
 }
 
 const (
-	resultWidth = len(doctor.Failed) + 2
+	resultWidth = len(doctor.Problem) + 2
 	stepWidth   = len("descriptor store") + 2
 	labelWidth  = len("expected") + 2
 )
 
 func checkLine(b *strings.Builder, p page, step string, c doctor.Check) {
-	colour := map[doctor.Result]string{doctor.OK: green, doctor.Failed: red, doctor.Warned: yellow, doctor.Skipped: dim}[c.Result]
+	colour := map[doctor.Result]string{doctor.OK: green, doctor.Problem: red, doctor.Warning: yellow, doctor.Skipped: dim}[c.Result]
 	says := c.Says
 	if c.TookMS > 0 {
 		says = strings.TrimSpace(milliseconds(c.TookMS) + ": " + says)

@@ -44,7 +44,7 @@ func (x *diagnosis) running() {
 	err, outdated := x.daemon.err, x.outdated()
 	switch {
 	case errors.Is(err, control.ErrNotRunning) && x.problemIn(StepUnit):
-		x.checked("", StepDaemon, Failed, "%v", err)
+		x.checked("", StepDaemon, Problem, "%v", err)
 	case errors.Is(err, control.ErrNotRunning):
 		start := enable
 		if x.service.properties["ActiveState"] == "active" { // its socket is gone

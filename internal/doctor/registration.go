@@ -31,9 +31,9 @@ func (x *diagnosis) registration(ctx context.Context, d config.Driver) {
 	switch {
 	case x.conflicts(ctx, d, own, ours):
 	case x.explained(d.Name): // a second finding would distract from the cause
-		result := Failed
+		result := Problem
 		if st.State == string(status.Registered) {
-			result = Warned
+			result = Warning
 		}
 		x.checked(d.Name, StepRegistration, result, "%s", x.stateText(st))
 	case !x.daemon.runs():

@@ -8,36 +8,27 @@ import (
 	"csi-registrar/internal/safetext"
 )
 
-// Severity is the importance of a finding.
-type Severity string
-
-// The severities. A healthy node has no findings.
-const (
-	Problem Severity = "problem" // something is wrong: exit code 1
-	Warning Severity = "warning" // it works, but needs attention
-)
-
 // Result is the outcome of a check.
 type Result string
 
-// The results of a check.
+// The results of a check. Problems and warnings are findings: a healthy node has none.
 const (
 	OK      Result = "ok"
-	Failed  Result = "problem" // as Problem
-	Warned  Result = "warning" // as Warning
+	Problem Result = "problem" // something is wrong: exit code 1
+	Warning Result = "warning" // it works, but needs attention
 	Skipped Result = "skipped" // it could not be checked, or is not applicable
 )
 
 // Finding is a problem or a warning. It is an element of "findings" in `doctor --json`:
 // fields are added, never renamed.
 type Finding struct {
-	ID       ID       `json:"id"`
-	Driver   string   `json:"driver,omitempty"` // empty: the node
-	Step     Step     `json:"step"`
-	Severity Severity `json:"severity"`
-	Found    string   `json:"found"`
-	Expected string   `json:"expected,omitempty"`
-	Fix      []Fix    `json:"fix,omitempty"` // lines of a shell script
+	ID       ID     `json:"id"`
+	Driver   string `json:"driver,omitempty"` // empty: the node
+	Step     Step   `json:"step"`
+	Severity Result `json:"severity"` // Problem or Warning
+	Found    string `json:"found"`
+	Expected string `json:"expected,omitempty"`
+	Fix      []Fix  `json:"fix,omitempty"` // lines of a shell script
 }
 
 // Check is the result of one step, an element of "checks" in `doctor --json`.
@@ -237,7 +228,7 @@ func (x *diagnosis) took(d time.Duration) {
 func (x *diagnosis) found(f Finding) {
 	f.Found, f.Expected = safetext.Clean(f.Found, maxText), safetext.Clean(f.Expected, maxText)
 	x.report.Findings = append(x.report.Findings, f)
-	x.checked(f.Driver, f.Step, Result(f.Severity), "%s", f.Found)
+	x.checked(f.Driver, f.Step, f.Severity, "%s", f.Found)
 }
 
 // problem adds a finding of severity Problem.

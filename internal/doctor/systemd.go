@@ -163,7 +163,7 @@ func (x *diagnosis) sandbox(p map[string]string) {
 	case writable && !hidden:
 		x.checked("", StepSandbox, OK, "the daemon may write below %s", shown)
 	case x.problemIn(StepKubelet): // the directory is wrong anyway
-		x.checked("", StepSandbox, Failed, "%s", found)
+		x.checked("", StepSandbox, Problem, "%s", found)
 	default:
 		x.problem("", StepSandbox, RootDirNotWritable, found, expected, installDropIn(root)...)
 	}
