@@ -62,7 +62,7 @@ func statusTable(s status.Document, p page, now time.Time) string {
 func reasonOf(d status.Driver, now time.Time) string {
 	switch {
 	case d.State == status.Disabled:
-		return "" // the state says it
+		return "" // the state shows it
 	case d.Reason != "":
 		return d.Reason
 	case d.NotKept != "":

@@ -111,8 +111,8 @@ func (e *Edits) removeVolumes(w *workload, rs []*registration, rest []container)
 			})
 		})
 	}
-	// madeOtherwise reports whether a volume that stays creates the directory.
-	madeOtherwise := func(dir string) bool {
+	// createdOtherwise reports whether a volume that stays creates the directory.
+	createdOtherwise := func(dir string) bool {
 		return slices.ContainsFunc(w.pod.Volumes, func(v volume) bool {
 			return v.HostPath != nil && v.HostPath.creates() && contains(dir, v.HostPath.Path) && stillMounted(v)
 		})
@@ -129,7 +129,7 @@ func (e *Edits) removeVolumes(w *workload, rs []*registration, rest []container)
 				return false
 			}
 			dir, err := r.pod.hostPath(r.container, mount.MountPath)
-			return err == nil && !madeOtherwise(dir) && !contains(dir, path.Join(r.rootDir, "plugins"))
+			return err == nil && !createdOtherwise(dir) && !contains(dir, path.Join(r.rootDir, "plugins"))
 		})
 		if i < 0 {
 			e.Volumes = append(e.Volumes, v.Name)
@@ -148,7 +148,7 @@ func (w *workload) driverContainer(r *registration, rest []container) string {
 			return err == nil && contains(host, r.socket)
 		})
 	}
-	isTold := func(c container) bool {
+	hasPath := func(c container) bool {
 		words := slices.Concat(c.Command, c.Args)
 		for _, e := range c.Env {
 			words = append(words, e.Value)
@@ -156,7 +156,7 @@ func (w *workload) driverContainer(r *registration, rest []container) string {
 		return sees(c) && slices.ContainsFunc(words, func(s string) bool { return strings.HasSuffix(s, "/"+path.Base(r.socket)) })
 	}
 	isAny := func(container) bool { return true }
-	for _, match := range []func(container) bool{isTold, sees, isAny} {
+	for _, match := range []func(container) bool{hasPath, sees, isAny} {
 		for _, c := range rest {
 			isInit := slices.ContainsFunc(w.pod.InitContainers, func(i container) bool { return i.Name == c.Name })
 			if !c.isSidecar() && match(c) && !isInit {

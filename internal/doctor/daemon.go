@@ -88,7 +88,7 @@ func (x *diagnosis) outdated() string {
 // not.
 func (x *diagnosis) differs(d config.Driver) string {
 	st, known := x.daemon.Driver(d.Name)
-	told, _ := x.config.Config.Kubelet.Announced(d)
+	announced, _ := x.config.Config.Kubelet.Announced(d)
 	switch {
 	case !known && d.Enabled:
 		return "is not known to the daemon"
@@ -96,7 +96,7 @@ func (x *diagnosis) differs(d config.Driver) string {
 		return ""
 	case d.Enabled && st.State == status.Disabled:
 		return "is disabled in the daemon"
-	case st.Socket != d.Socket || st.Endpoint != told:
+	case st.Socket != d.Socket || st.Endpoint != announced:
 		return fmt.Sprintf("has the socket %s and the endpoint %s in the daemon", safetext.Word(st.Socket), safetext.Word(st.Endpoint))
 	}
 	return ""

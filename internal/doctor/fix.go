@@ -76,7 +76,7 @@ func reloadUnits() []Fix {
 }
 
 // rootOnly reports whether only root can change the directories and links on a path, so that a
-// command with that path still hits the same file when it is run later.
+// command with that path still affects the same file when it is run later.
 func (x *diagnosis) rootOnly(ctx context.Context, file string) bool {
 	dir := path.Dir(path.Clean(file)) // the file itself may not answer
 	return x.check(ctx, dir, func() error { return trust.SocketOwner("root").Path(dir) }) == nil

@@ -84,7 +84,7 @@ func (x *diagnosis) reasons(ctx context.Context, d config.Driver, st status.Driv
 		warning(RegistrationDamped, "changes of the registration are delayed until "+st.DampedUntil.Local().Format(time.DateTime)+", because there were too many: "+safetext.Quote(st.Reason),
 			"the driver always reports the same", append(x.serverOf(ctx, d.Name, process{}).log(), reregister(d))...)
 	case st.DriverRestarts >= status.ManyRestarts:
-		warning(DriverRestarting, "the daemon reports "+x.stateText(st), "the driver ends only when it is stopped: this is over 10 minutes after its last restarts",
+		warning(DriverRestarting, "the daemon reports "+x.stateText(st), "the driver ends only when it is stopped; this warning ends 10 minutes after its last restarts",
 			x.serverOf(ctx, d.Name, process{}).log()...)
 	case st.Reason != "":
 		warning(StatusReason, "the daemon reports "+x.stateText(st), "it reports nothing",
@@ -127,7 +127,7 @@ func (x *diagnosis) published(ctx context.Context, d config.Driver, own string, 
 		x.problem(d.Name, StepRegistration, id, found, expected, fix...)
 	}
 	p, err := x.getInfo(ctx, own)
-	told, _ := x.config.Config.Kubelet.Announced(d)
+	announced, _ := x.config.Config.Kubelet.Announced(d)
 	waiting := st.Registration == status.Published && time.Since(st.Since) > kubeletRound
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -139,9 +139,9 @@ func (x *diagnosis) published(ctx context.Context, d config.Driver, own string, 
 		problem(RegistrationNotAnswering,
 			fmt.Sprintf("%s does not answer GetInfo within %v, the kubelet's own limit: %s", shown, socketTimeout, safetext.Quote(err.Error())),
 			"it answers at once", again, restart)
-	case p.Name != d.Name || p.Endpoint != told:
+	case p.Name != d.Name || p.Endpoint != announced:
 		problem(RegistrationWrong, fmt.Sprintf("%s reports %s at %s to the kubelet", shown, safetext.Word(p.Name), safetext.Word(p.Endpoint)),
-			fmt.Sprintf("it reports %s at %s", d.Name, safetext.Word(told)), again)
+			fmt.Sprintf("it reports %s at %s", d.Name, safetext.Word(announced)), again)
 	case st.Registration == status.Refused:
 		expected, fix := x.refusal(d, st)
 		problem(KubeletRefused, "the kubelet refused the driver: "+safetext.Quote(st.KubeletError), expected, fix...)

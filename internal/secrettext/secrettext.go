@@ -32,8 +32,8 @@ const (
 // lines and fields of a secret, and finds it quoted, percent-encoded, in hexadecimal digits and
 // in base64, alone or as a part, as in base64 of user:password.
 //
-// It does not find values of one or two characters, a part of fewer than 6 characters that is
-// not a field, and a secret that was reversed, hashed or encrypted. Not safe for concurrent use.
+// It does not find a value of one or two characters, a part of fewer than 6 characters that is not
+// a field, or a secret that was reversed, hashed or encrypted. Not safe for concurrent use.
 type Matcher struct {
 	seed    maphash.Seed
 	added   map[uint64]bool // hashes of the secrets that are known

@@ -57,7 +57,7 @@ func (r *reader) fail(path string, err error) {
 func (r *reader) open(name string, flags int) (*os.File, error) {
 	fd, err := r.walk(name, flags|unix.O_RDONLY|unix.O_NONBLOCK)
 	if err == unix.ELOOP {
-		err = unix.ENOENT // the kubelet makes no links
+		err = unix.ENOENT // the kubelet creates no links
 	}
 	if err != nil {
 		r.fail(filepath.Join(r.path, name), err)
@@ -91,7 +91,7 @@ func (r *reader) walk(name string, flags int) (fd int, err error) {
 	return fd, nil
 }
 
-// names lists a directory. It makes no lstat of the names: they may be mount points.
+// names lists a directory. It does not call lstat for the names: they may be mount points.
 func (r *reader) names(dir string) []string {
 	f, err := r.open(dir, unix.O_DIRECTORY)
 	if err != nil {
