@@ -12,6 +12,7 @@ import (
 
 	"csi-registrar/internal/cgroup"
 	"csi-registrar/internal/safetext"
+	"csi-registrar/internal/unixsock"
 )
 
 // process is a running process, as /proc shows it. A process can choose all values except pid and
@@ -24,7 +25,7 @@ type process struct {
 	pod       string // the UID of the pod that it belongs to
 	container string // and the ID of its container
 	inPod     bool   // it runs in a pod, even if pod is empty
-	confined  bool   // its root directory is not the node's
+	confined  bool   // its root directory is not the node's, as far as it is known
 }
 
 // processes lists the running processes. seen is false if those of other users are hidden.
@@ -66,9 +67,11 @@ func readProcess(root, dir string, pid int) (process, error) {
 	}
 	group := read("cgroup")
 	server := cgroup.Parse(group)
+	own, ownErr := unixsock.Stat(filepath.Join(dir, "root"))
+	node, nodeErr := unixsock.Stat(root)
 	return process{pid: pid, comm: strings.TrimSpace(string(comm)), uids: uidsOf(read("status")),
 		unit: server.Unit, pod: server.Pod, container: server.Container, inPod: cgroup.InPod(group),
-		confined: differs(root, filepath.Join(dir, "root"))}, err
+		confined: ownErr == nil && nodeErr == nil && own.FileID != node.FileID}, err
 }
 
 // maxProcFile limits how much of a file in /proc is read: a process can make its files very long.
@@ -82,16 +85,6 @@ func readSome(file string, limit int64) ([]byte, error) {
 	}
 	defer f.Close()
 	return io.ReadAll(io.LimitReader(f, limit))
-}
-
-// differs reports whether two directories are different; false if that cannot be determined.
-func differs(a, b string) bool {
-	one, err := os.Stat(a)
-	if err != nil {
-		return false
-	}
-	two, err := os.Stat(b)
-	return err == nil && !os.SameFile(one, two)
 }
 
 // uidsOf finds the uids in /proc/PID/status.
