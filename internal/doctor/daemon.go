@@ -47,7 +47,7 @@ func (x *diagnosis) running() {
 		x.checked("", StepDaemon, Problem, "%v", err)
 	case errors.Is(err, control.ErrNotRunning):
 		start := enable
-		if x.service.properties["ActiveState"] == "active" { // its socket is gone
+		if x.properties["ActiveState"] == "active" { // its socket is gone
 			start = systemctl("restart", serviceUnit)
 		}
 		x.problem("", StepDaemon, DaemonNotRunning, err.Error(), "it runs", start)

@@ -51,12 +51,14 @@ type diagnosis struct {
 	o       Options
 	pool    *worker.Pool
 	config  *config.Result
-	service service
 	daemon  daemon
 	kubelet *kubelet            // the kubelet of this node; nil: none was found
 	served  map[string][]plugin // what is served in plugins_registry, by driver
 	stale   []plugin            // sockets in plugins_registry that nobody listens on
 	report  Report
+
+	properties    map[string]string // of the daemon's unit
+	propertiesErr error             // why systemd could not be asked for them
 
 	volumes    []volumes.Volume // in use
 	volumesErr error            // why some could not be read
@@ -75,11 +77,11 @@ func Run(ctx context.Context, o Options) Report {
 	x := &diagnosis{o: o, pool: worker.NewPool()}
 	x.report = Report{Findings: []Finding{}, Checks: []Check{}, Plugins: []Plugin{}}
 	x.loadConfig(ctx)
-	x.service = x.askUnit(ctx)
+	x.askUnit(ctx)
 	x.daemon = daemon{err: control.ErrNotRunning}
 	// The control socket of a service that has failed is still there, and connecting
 	// would start the service.
-	if x.service.properties["ActiveState"] != "failed" {
+	if x.properties["ActiveState"] != "failed" {
 		x.daemon = x.askDaemon(ctx)
 	}
 	x.served = x.plugins(ctx)

@@ -72,21 +72,15 @@ const (
 // enable starts the daemon now and at each boot.
 var enable = run("systemctl", "enable", "--now", serviceUnit)
 
-// service has the properties of the daemon's unit.
-type service struct {
-	properties map[string]string
-	err        error
-}
-
-func (x *diagnosis) askUnit(ctx context.Context) service {
-	p, err := x.o.Units.Show(ctx, serviceUnit, "LoadState", "LoadError", "ActiveState", "SubState", "Result", "UnitFileState",
+// askUnit asks systemd about the daemon's unit.
+func (x *diagnosis) askUnit(ctx context.Context) {
+	x.properties, x.propertiesErr = x.o.Units.Show(ctx, serviceUnit, "LoadState", "LoadError", "ActiveState", "SubState", "Result", "UnitFileState",
 		"NeedDaemonReload", "FileDescriptorStoreMax", "WatchdogUSec", "ExecStart", "ProtectSystem", "ReadWritePaths", "ProtectHome", "PrivateTmp", "NRestarts")
-	return service{p, err}
 }
 
 // unit checks how systemd runs the daemon.
 func (x *diagnosis) unit(ctx context.Context) {
-	p, err := x.service.properties, x.service.err
+	p, err := x.properties, x.propertiesErr
 	state := p["ActiveState"]
 	stopped := p["LoadState"] == "not-found" || state == "inactive" || state == "deactivating"
 	problem := func(id ID, found, expected string, fix ...Fix) {
