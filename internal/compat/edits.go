@@ -157,9 +157,8 @@ func (w *workload) driverContainer(r *registration, rest []container) string {
 	}
 	isAny := func(container) bool { return true }
 	for _, match := range []func(container) bool{hasPath, sees, isAny} {
-		for _, c := range rest {
-			isInit := slices.ContainsFunc(w.pod.InitContainers, func(i container) bool { return i.Name == c.Name })
-			if !c.isSidecar() && match(c) && !isInit {
+		for _, c := range w.pod.Containers {
+			if !c.isSidecar() && match(c) {
 				return c.Name
 			}
 		}

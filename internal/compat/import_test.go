@@ -235,6 +235,7 @@ kind: DaemonSet
 metadata: {name: a}
 spec: {template: {spec: {
   volumes: [{name: mine, hostPath: {%s}}, {name: others, hostPath: {%s}}, {name: r, hostPath: {path: /var/lib/kubelet/plugins_registry}}],
+  initContainers: [{name: prepare, args: [/x/csi.sock], volumeMounts: [{name: others, mountPath: /x}]}],
   containers: [{name: driver, args: [--drivername=a.example.com], volumeMounts: [{name: others, mountPath: /x}]},
     {name: registrar, image: node-driver-registrar, args: [--csi-address=/csi/%s, --kubelet-registration-path=%s/csi.sock],
       volumeMounts: [{name: mine, mountPath: /csi, subPath: "%s"}, {name: r, mountPath: /registration}]}]}}}
