@@ -169,17 +169,16 @@ func (c *Client) Trace(ctx context.Context, rec Recorder) error {
 	}
 }
 
-// sendBeats keeps the lease until ctx is done or the daemon ends it.
+// sendBeats keeps the lease until ctx is done, the daemon ends it, or this process was stopped for so
+// long that the daemon has revoked it.
 func sendBeats(ctx context.Context, w *io.PipeWriter, held func()) {
 	defer w.Close()
 	tick := time.NewTicker(leaseBeat)
 	defer tick.Stop()
-	for last := time.Now(); ; {
-		now := time.Now()
-		if now.Sub(last) < leaseSilence { // otherwise this process was stopped
-			held()
-		}
-		last = now
+	last := time.Now()
+	for time.Since(last) < leaseSilence {
+		last = time.Now()
+		held()
 		if _, err := w.Write([]byte{'.'}); err != nil {
 			return
 		}

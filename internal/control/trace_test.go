@@ -5,10 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"csi-registrar/internal/fake"
@@ -154,4 +156,22 @@ func TestTraceWithoutTheDaemon(t *testing.T) {
 	if err := <-back; err == nil || err.Error() != "the daemon ends" {
 		t.Errorf("the cause is %q", err)
 	}
+}
+
+// A recorder that was stopped does not take the lease for held before it has read that the daemon
+// has revoked it: the calls that it missed would not be counted.
+func TestNoBeatAfterAStop(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, w := io.Pipe()
+		go func() { _, _ = io.Copy(io.Discard, r) }()
+		held := 0
+		sendBeats(t.Context(), w, func() {
+			if held++; held == 3 {
+				time.Sleep(leaseSilence) // the process is stopped
+			}
+		})
+		if held != 3 {
+			t.Errorf("held %d times, want 3", held)
+		}
+	})
 }
