@@ -192,7 +192,6 @@ func (s *Socket) withdraw(ctx context.Context) error {
 	if _, err := s.r.o.Host.RemoveFile(s.path, p.FileID); err != nil {
 		return fmt.Errorf("cannot withdraw the registration socket: %w", err)
 	}
-	s.removeTemporary(p)
 	if err := p.removeLink(s.r.o.Host, s.name); err != nil {
 		if f, lstatErr := s.r.o.Host.Lstat(p.Announced.Endpoint); lstatErr != nil || f.IsLink() {
 			return fmt.Errorf("cannot withdraw the endpoint link: %w", err)
@@ -205,6 +204,7 @@ func (s *Socket) withdraw(ctx context.Context) error {
 		s.release(ctx)
 	}
 	p.stop(true)
+	s.removeTemporary(p)
 	return nil
 }
 
