@@ -36,7 +36,7 @@ func (r *Registrar) snapshot(seen status.Socket, now time.Time) status.Driver {
 	if reg == status.Registered || reg == status.Published {
 		s.RefusedChange = refusedChange(seen.Announced.Identity, r.view.identity)
 	}
-	if t := &r.task; t.pending.kind == withdraw && t.failed.kind == withdraw && t.err != nil {
+	if t := &r.task; t.pending.kind == withdraw && t.err != nil {
 		s.WithdrawalError, s.WithdrawalFailedAt = t.err.Error(), t.failedAt.UTC()
 	}
 	for _, n := range r.counted {
@@ -77,7 +77,7 @@ func (r *Registrar) snapshot(seen status.Socket, now time.Time) status.Driver {
 // registration returns the state of the registration.
 func (r *Registrar) registration(seen status.Socket) status.RegistrationState {
 	switch {
-	case isConflict(r.task.err) && r.task.isRetry():
+	case isConflict(r.task.err):
 		return status.Conflict
 	case !seen.Up || seen.Place != status.Ours:
 		return status.None
@@ -95,7 +95,7 @@ func (r *Registrar) registration(seen status.Socket) status.RegistrationState {
 func (r *Registrar) reason(seen status.Socket, reg status.RegistrationState, now time.Time) string {
 	driver, why := r.view.report.Driver, r.view.report.Reason
 	switch until := r.dampedUntil(now); {
-	case r.task.isRetry():
+	case r.task.err != nil:
 		return r.task.err.Error()
 	case r.task.checkErr != nil:
 		return r.task.checkErr.Error()

@@ -27,8 +27,7 @@ type task struct {
 	changedAt time.Time // when the last change began
 	checkDue  bool      // a hint came that no Check has answered yet
 	checkErr  error     // of the last Check
-	err       error     // of the last change
-	failed    action    // the action that err is of
+	err       error     // of the last try of the pending action; nil: there was none
 	failures  int       // of the pending action in a row, for the backoff
 	failedAt  time.Time // when the first of them happened
 	next      time.Time // no change before this
@@ -56,19 +55,18 @@ func (r *Registrar) workIfDue(ctx context.Context, seen status.Socket, now time.
 	if !act.same(t.pending) {
 		t.since = now
 	}
-	if act.kind != t.pending.kind {
-		t.failures = 0
+	switch {
+	case act.kind != t.pending.kind:
+		t.err, t.failures, t.next = nil, 0, time.Time{}
+	case act.kind == publish && act.cause != t.pending.cause:
+		t.err = nil // another publication, which is counted
 	}
 	t.pending = act
 	if act.kind == nothing {
-		t.err = nil // the failed action is no longer needed
 		return act.next
 	}
 	due := t.next
-	if act.kind != withdraw && t.failed.kind == withdraw {
-		due = time.Time{} // the pause is for the withdrawal
-	}
-	if !t.isRetry() {
+	if t.err == nil {
 		due = later(due, r.dueAt(now))
 	}
 	if due.After(now) {
@@ -80,7 +78,7 @@ func (r *Registrar) workIfDue(ctx context.Context, seen status.Socket, now time.
 		a := r.inputs(seen).announcement()
 		r.begin(now, true, func() error { return r.socket.Publish(ctx, a) })
 	case withdraw:
-		if !t.isRetry() {
+		if t.err == nil {
 			r.log.Info("withdrawing", "cause", string(act.cause), "reason", act.reason)
 		}
 		r.begin(now, true, func() error { return r.socket.Withdraw(ctx) })
@@ -88,11 +86,6 @@ func (r *Registrar) workIfDue(ctx context.Context, seen status.Socket, now time.
 		r.begin(now, true, func() error { return r.socket.Acknowledge(ctx, act.note) })
 	}
 	return time.Time{}
-}
-
-// isRetry reports whether the pending action failed the last time.
-func (t *task) isRetry() bool {
-	return t.err != nil && t.failed.kind == t.pending.kind && t.failed.cause == t.pending.cause
 }
 
 // dueAt returns when the pending action may be taken.
@@ -109,7 +102,7 @@ func (r *Registrar) dueAt(now time.Time) time.Time {
 // were too many, else zero.
 func (r *Registrar) dampedUntil(now time.Time) time.Time {
 	t := &r.task
-	if t.pending.kind != publish || t.busy || t.isRetry() || t.churn.count(now) < churnFree {
+	if t.pending.kind != publish || t.busy || t.err != nil || t.churn.count(now) < churnFree {
 		return time.Time{}
 	}
 	if at := r.dueAt(now); at.After(now) {
@@ -127,7 +120,7 @@ func (r *Registrar) begin(now time.Time, changes bool, do func() error) {
 
 // count counts a publication before it is tried. The first one is not a republication.
 func (r *Registrar) count(act action, now time.Time) {
-	if r.task.isRetry() {
+	if r.task.err != nil {
 		return
 	}
 	if act.cause != CauseAsked {
@@ -150,11 +143,11 @@ func (r *Registrar) finished(err error, now time.Time) {
 	}
 	if !t.changes {
 		t.checkErr = err
-		late := t.err != nil && t.failed.kind == publish && r.socket.Look().PublishedAt.After(t.changedAt)
+		// an abandoned call may have completed the publication that failed
+		late := t.err != nil && t.pending.kind == publish && r.socket.Look().PublishedAt.After(t.changedAt)
 		if err != nil || !late {
 			return
 		}
-		t.pending = t.failed // an abandoned call has completed it
 	}
 	t.err, t.next = err, time.Time{}
 	if err == nil {
@@ -171,7 +164,6 @@ func (r *Registrar) finished(err error, now time.Time) {
 		}
 		return
 	}
-	t.failed = t.pending
 	if t.failures == 0 {
 		t.failedAt = now
 	}
