@@ -77,7 +77,7 @@ type Agent struct {
 	configError string
 	running     map[key]*running
 	failed      map[string]error // why an enabled driver has no registrar
-	unnamed     *status.Driver
+	unnamed     status.Driver    // without a State: there is none
 	kubelet     status.Kubelet
 	changed     chan struct{} // closed at the next change
 }

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -25,23 +26,10 @@ func (a *Agent) Status() status.Document {
 	defer a.mu.Unlock()
 	s := status.Document{
 		Version: a.version, StartedAt: a.began.UTC(), ConfigFiles: append([]string{}, a.files...), ConfigError: a.configError,
-		PluginsRegistry: a.config.Kubelet.PluginsRegistry(), Drivers: make([]status.Driver, 0, len(a.running)),
+		PluginsRegistry: a.config.Kubelet.PluginsRegistry(), Kubelet: a.kubelet, Drivers: []status.Driver{},
 	}
-	shown := make(map[string]bool, len(a.running))
-	for k, r := range a.running {
-		if st := &r.status; st.WithdrawalError != "" {
-			s.Withdrawals = append(s.Withdrawals, status.Withdrawal{
-				Driver: k.name, RegistrationSocket: st.RegistrationSocket, Since: st.WithdrawalFailedAt, Error: st.WithdrawalError,
-			})
-		}
-		if _, two := a.running[key{k.name, a.config.Kubelet}]; k.kubelet == a.config.Kubelet || !two && !shown[k.name] {
-			s.Drivers, shown[k.name] = append(s.Drivers, r.status), true
-		}
-	}
+	drivers := map[string]status.Driver{} // by name
 	for _, d := range a.config.Drivers {
-		if shown[d.Name] {
-			continue
-		}
 		idle := status.Driver{
 			Name: d.Name, Socket: d.Socket, Endpoint: d.Endpoint, State: status.Disabled,
 			Driver: status.Absent, Registration: status.None, Reason: "disabled in the configuration",
@@ -49,26 +37,36 @@ func (a *Agent) Status() status.Document {
 		if d.Enabled {
 			idle.State, idle.Reason = string(status.Absent), "its registrar is starting"
 		}
-		s.Drivers = append(s.Drivers, idle)
+		drivers[d.Name] = idle
 	}
-	if a.unnamed != nil {
-		s.Drivers = append(s.Drivers, *a.unnamed)
+	if a.unnamed.State != "" {
+		drivers[""] = a.unnamed
 	}
-	s.Kubelet = a.kubelet
-	for i := range s.Drivers {
-		d, now := &s.Drivers[i], time.Now()
-		table, _ := a.config.Driver(d.Name)
-		addReason(d, s.KubeletEnded(*d, now))
-		if err := a.failed[table.Name]; err != nil {
+	for k, r := range a.running {
+		if st := &r.status; st.WithdrawalError != "" {
+			s.Withdrawals = append(s.Withdrawals, status.Withdrawal{
+				Driver: k.name, RegistrationSocket: st.RegistrationSocket, Since: st.WithdrawalFailedAt, Error: st.WithdrawalError,
+			})
+		}
+		if k.kubelet == a.config.Kubelet || a.running[key{k.name, a.config.Kubelet}] == nil {
+			drivers[k.name] = r.status
+		}
+	}
+	now := time.Now()
+	for _, name := range slices.Sorted(maps.Keys(drivers)) {
+		d := drivers[name]
+		table, _ := a.config.Driver(name)
+		addReason(&d, s.KubeletEnded(d, now))
+		if err := a.failed[name]; err != nil {
 			d.Reason = err.Error()
 		}
 		if d.DriverRestarts = restarts(d.Restarts, now); d.DriverRestarts >= status.ManyRestarts {
-			addReason(d, fmt.Sprintf("the driver restarted %d times within %s", d.DriverRestarts, status.RestartWindow))
+			addReason(&d, fmt.Sprintf("the driver restarted %d times within %s", d.DriverRestarts, status.RestartWindow))
 		}
-		addReason(d, table.KeptFor)
+		addReason(&d, table.KeptFor)
+		s.Drivers = append(s.Drivers, d)
 	}
 	slices.SortFunc(s.Withdrawals, func(a, b status.Withdrawal) int { return strings.Compare(a.RegistrationSocket, b.RegistrationSocket) })
-	slices.SortFunc(s.Drivers, func(a, b status.Driver) int { return strings.Compare(a.Name, b.Name) })
 	return s
 }
 
@@ -104,11 +102,5 @@ func (a *Agent) ConfigError(text string) { a.change(func() { a.configError = tex
 func (a *Agent) Kubelet(k status.Kubelet) { a.change(func() { a.kubelet = k }) }
 
 // Unnamed adds to the status a driver whose name is not known yet, because
-// node-driver-registrar's flags do not have it; nil removes it.
-func (a *Agent) Unnamed(s *status.Driver) {
-	if s != nil {
-		unnamed := *s
-		s = &unnamed // the caller goes on changing its own
-	}
-	a.change(func() { a.unnamed = s })
-}
+// node-driver-registrar's flags do not have it; the zero Driver removes it.
+func (a *Agent) Unnamed(d status.Driver) { a.change(func() { a.unnamed = d }) }

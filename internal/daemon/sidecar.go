@@ -59,7 +59,7 @@ func (s *sidecar) follow(ctx context.Context) {
 			return
 		}
 		s.note("starting the registrar", s.apply(ctx, s.flags.Driver(name)))
-		s.agent.Unnamed(nil)
+		s.agent.Unnamed(status.Driver{})
 		if !s.renamed(ctx, name) {
 			return
 		}
@@ -88,7 +88,7 @@ func (s *sidecar) discover(ctx context.Context) (string, bool) {
 			s.log.Info("waiting for the driver", "socket", d.Socket, "state", state, "reason", rep.Reason)
 		}
 		shown.Driver, shown.Reason = rep.Driver, rep.Reason
-		s.agent.Unnamed(&shown)
+		s.agent.Unnamed(shown)
 	}
 	var backoff registrar.Backoff
 	for {
