@@ -242,19 +242,12 @@ func (a *Agent) reconcile(ctx context.Context, wait time.Duration) error {
 }
 
 // Alive returns nil if every registrar responds, whatever its driver does. It asks all at once: on
-// a starved machine the slow ones would add up. One that has ended meanwhile was withdrawn: a
-// registrar ends for no other reason.
+// a starved machine the slow ones would add up.
 func (a *Agent) Alive(ctx context.Context) error {
 	all := a.registrars()
 	errs := make(chan error, len(all))
 	for _, r := range all {
-		go func() {
-			err := r.reg.Alive(ctx)
-			if errors.Is(err, registrar.ErrEnded) {
-				err = nil
-			}
-			errs <- err
-		}()
+		go func() { errs <- r.reg.Alive(ctx) }()
 	}
 	var err error
 	for range all {

@@ -239,7 +239,10 @@ func TestLeavingWithdrawsAndEnds(t *testing.T) {
 		h.w.mu.Unlock()
 		time.Sleep(2 * time.Second)
 		<-h.reg.done
-		if err := h.reg.Alive(context.Background()); !errors.Is(err, ErrEnded) || !strings.Contains(err.Error(), "foo") {
+		if err := h.reg.Alive(context.Background()); err != nil {
+			t.Error(err)
+		}
+		if err := h.reg.Update(context.Background(), base, nil); err == nil || !strings.Contains(err.Error(), "foo: its registrar has ended") {
 			t.Error(err)
 		}
 		if _, _, n := h.counts(); n != 1 {

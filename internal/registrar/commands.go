@@ -10,8 +10,7 @@ import (
 	"csi-registrar/internal/status"
 )
 
-// ErrEnded is wrapped by the errors of a Registrar whose Run has returned.
-var ErrEnded = errors.New("its registrar has ended")
+var errEnded = errors.New("its registrar has ended")
 
 // Update changes the table and, if d is not nil, replaces the Driver. The registrar owns d.
 func (r *Registrar) Update(ctx context.Context, table config.Driver, d Driver) error {
@@ -54,8 +53,14 @@ func (r *Registrar) Reregister(ctx context.Context, force bool) error {
 	return errors.Join(err, refused)
 }
 
-// Alive returns nil if the registrar's goroutine responds. It does not ask the driver.
-func (r *Registrar) Alive(ctx context.Context) error { return r.send(ctx, func() {}) }
+// Alive returns nil if the registrar's goroutine responds, or has ended: then its registration was
+// withdrawn. It does not ask the driver.
+func (r *Registrar) Alive(ctx context.Context) error {
+	if err := r.send(ctx, func() {}); !errors.Is(err, errEnded) {
+		return err
+	}
+	return nil
+}
 
 // do runs f in the registrar's goroutine and waits for it.
 func (r *Registrar) do(ctx context.Context, f func()) error {
@@ -72,7 +77,7 @@ func (r *Registrar) send(ctx context.Context, cmd func()) error {
 	case r.cmds <- cmd:
 		return nil
 	case <-r.done:
-		return fmt.Errorf("%s: %w", r.name, ErrEnded)
+		return fmt.Errorf("%s: %w", r.name, errEnded)
 	case <-ctx.Done():
 		return fmt.Errorf("the registrar of %s does not answer: %w", r.name, context.Cause(ctx))
 	}
