@@ -44,8 +44,6 @@ func (c *churn) count(now time.Time) int {
 	return len(*c)
 }
 
-func (c *churn) add(now time.Time) { *c = append(*c, now) }
-
 // next returns when a change is allowed if its cause has lasted since the given time. After many
 // changes a cause that ends within churnStable causes none. One that lasts causes a change
 // within 5 minutes, unless that would be more than churnMost in an hour.

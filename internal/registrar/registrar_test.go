@@ -1044,7 +1044,8 @@ func TestReasonOfAWithdrawal(t *testing.T) {
 		r := &Registrar{}
 		r.view.report.Reason = "it has another name"
 		change(r)
-		if reason := r.reason(seen, status.Registered, time.Now()); !strings.Contains(reason, "is withdrawn: it has another name") || strings.Contains(reason, "kept") {
+		s := &status.Driver{Registration: status.Registered, Driver: r.view.report.Driver}
+		if reason := r.reason(seen, s, time.Now()); !strings.Contains(reason, "is withdrawn: it has another name") || strings.Contains(reason, "kept") {
 			t.Errorf("%s: %q", what, reason)
 		}
 	}

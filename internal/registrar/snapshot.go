@@ -20,7 +20,6 @@ func (r *Registrar) snapshot(seen status.Socket, now time.Time) status.Driver {
 		Name: r.name, Socket: r.table.Socket, Endpoint: told.Endpoint, LinkTarget: told.LinkTarget,
 		Driver: r.view.report.Driver, Registration: reg,
 		State:              status.State(r.view.report.Driver, reg),
-		Reason:             r.reason(seen, reg, now),
 		RegistrationSocket: seen.Path,
 		LastGetInfoAt:      seen.GetInfoAt.UTC(),
 		Accepted:           seen.Accepted,
@@ -36,6 +35,7 @@ func (r *Registrar) snapshot(seen status.Socket, now time.Time) status.Driver {
 	if reg == status.Registered || reg == status.Published {
 		s.RefusedChange = refusedChange(seen.Announced.Identity, r.view.identity)
 	}
+	s.Reason = r.reason(seen, &s, now)
 	if t := &r.task; t.pending.kind == withdraw && t.err != nil {
 		s.WithdrawalError, s.WithdrawalFailedAt = t.err.Error(), t.failedAt.UTC()
 	}
@@ -92,21 +92,21 @@ func (r *Registrar) registration(seen status.Socket) status.RegistrationState {
 
 // reason describes, for a person who can act on it, why the driver is not registered, or else the
 // problem of the driver.
-func (r *Registrar) reason(seen status.Socket, reg status.RegistrationState, now time.Time) string {
-	driver, why := r.view.report.Driver, r.view.report.Reason
-	switch until := r.dampedUntil(now); {
+func (r *Registrar) reason(seen status.Socket, s *status.Driver, now time.Time) string {
+	driver, reg, why := s.Driver, s.Registration, r.view.report.Reason
+	switch {
 	case r.task.err != nil:
 		return r.task.err.Error()
 	case r.task.checkErr != nil:
 		return r.task.checkErr.Error()
-	case !until.IsZero():
+	case !s.DampedUntil.IsZero():
 		return fmt.Sprintf("the registration socket changed %d times within an hour (%s): it is changed again when this has stayed so for a while, at %s",
-			r.task.churn.count(now), cmp.Or(r.task.pending.reason, "the driver is ready"), until.UTC().Format(time.TimeOnly+" MST"))
+			r.task.churn.count(now), cmp.Or(r.task.pending.reason, "the driver is ready"), s.DampedUntil.Format(time.TimeOnly+" MST"))
 	case reg == status.Refused:
 		// it can quote the driver
 		return fmt.Sprintf("the kubelet refused: %q", seen.Notification.Error)
 	case driver == status.Ready:
-		return r.attention(seen, reg, now)
+		return r.attention(seen, s, now)
 	case reg == status.None && seen.Up:
 		return "the registration socket is gone, and is restored when the driver is ready; it is not: " + why
 	case reg != status.Registered:
@@ -123,22 +123,19 @@ func (r *Registrar) reason(seen status.Socket, reg status.RegistrationState, now
 
 // attention describes the problem, if any, of a driver that is ready: the kubelet did not ask, the
 // driver changed and the kubelet cannot be told, or another registrar serves the driver, too.
-func (r *Registrar) attention(seen status.Socket, reg status.RegistrationState, now time.Time) string {
-	if reg != status.Registered && reg != status.Published {
-		return ""
-	}
-	late := reg == status.Published && now.Sub(seen.PublishedAt) >= kubeletAsks
-	refusal := refusedChange(seen.Announced.Identity, r.view.identity)
+func (r *Registrar) attention(seen status.Socket, s *status.Driver, now time.Time) string {
+	published := s.Registration == status.Published
+	late := published && now.Sub(seen.PublishedAt) >= kubeletAsks
 	switch {
-	case reg == status.Published && !seen.GetInfoAt.IsZero():
+	case published && !seen.GetInfoAt.IsZero():
 		return "the kubelet has asked, and has not confirmed yet: it now asks the driver itself"
 	case late && seen.DirRecreated:
 		return "the plugins_registry is another directory than the one that the kubelet watches: it was recreated, or a mount covers it; restart the kubelet"
 	case late:
 		return fmt.Sprintf("the kubelet has not asked for the registration socket within %s: it does not run, has another root directory, "+
 			"or it watches a directory that was deleted (then restart the kubelet)", kubeletAsks)
-	case refusal != "":
-		return refusal + ", so the registration is left alone. If it is meant: remove the label from the Node, then `csi-registrar reregister --force " + r.name + "`"
+	case s.RefusedChange != "":
+		return s.RefusedChange + ", so the registration is left alone. If it is meant: remove the label from the Node, then `csi-registrar reregister --force " + r.name + "`"
 	}
 	return cmp.Or(seen.LinkError, seen.AlsoServed)
 }

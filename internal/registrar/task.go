@@ -124,7 +124,7 @@ func (r *Registrar) count(act action, now time.Time) {
 		return
 	}
 	if act.cause != CauseAsked {
-		r.task.churn.add(now)
+		r.task.churn = append(r.task.churn, now)
 	}
 	if act.cause == CauseFirst {
 		return
