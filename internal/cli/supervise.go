@@ -141,7 +141,4 @@ func (d superviseDriver) Live(ctx context.Context) error {
 }
 
 // Absent implements supervise.Driver.
-func (d superviseDriver) Absent(err error) bool {
-	dead, ok := errors.AsType[*driver.DeadError](err)
-	return ok && dead.Absent
-}
+func (d superviseDriver) Absent(err error) bool { return errors.Is(err, driver.ErrAbsent) }

@@ -62,14 +62,20 @@ func (q *inquiry) run(endpoint unixsock.File) finding {
 	return f
 }
 
-// probe calls Probe. According to the CSI specification a driver that does not implement it, or
-// leaves ready unset, is ready.
+// probe calls Probe. According to the CSI specification a driver that does not implement it is
+// ready.
 func (q *inquiry) probe() finding {
 	answer, f := call(q, q.conn, probeMethod, q.cfg.Timeout, csi.NewIdentityClient(q.conn.cc).Probe)
-	if f.ok() && answer.GetReady() != nil && !answer.GetReady().GetValue() {
+	if f.ok() && notReady(answer) {
 		f = finding{status.Starting, "the driver answers Probe with \"not ready\": see its own log"}
 	}
 	return f
+}
+
+// notReady reports whether a driver answers that it is not ready. According to the CSI
+// specification one that leaves ready unset is ready.
+func notReady(answer *csi.ProbeResponse) bool {
+	return answer.GetReady() != nil && !answer.GetReady().GetValue()
 }
 
 // call makes one call over t and waits for its end. At each hint it checks whether the same socket

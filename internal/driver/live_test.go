@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"errors"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -57,7 +58,7 @@ func TestADriverThatHangsIsNotLive(t *testing.T) {
 
 func TestNobodyIsNotLive(t *testing.T) {
 	err := Live(t.Context(), worker.NewPool(), "root", filepath.Join(fake.ShortDir(t), "none"))
-	if dead, ok := err.(*DeadError); !ok || !dead.Absent {
+	if !errors.Is(err, ErrAbsent) {
 		t.Errorf("%v", err)
 	}
 }
