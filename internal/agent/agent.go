@@ -170,12 +170,14 @@ func (a *Agent) Apply(ctx context.Context, c *config.Config, files []string) err
 }
 
 // WithdrawKept withdraws the registrations of drivers that are not enabled, whose sockets were
-// kept from an earlier process.
+// kept from an earlier process. Those that cannot be withdrawn yet are retried in the background.
 func (a *Agent) WithdrawKept(ctx context.Context, names []string) error {
 	a.apply <- struct{}{}
 	defer func() { <-a.apply }()
+	earlier := slices.DeleteFunc(a.kept, func(name string) bool { return slices.Contains(names, name) })
 	a.kept = names
 	err := a.reconcile(ctx, leaveTime)
+	a.kept = append(a.kept, earlier...) // Run tries these again
 	var leaving []*running
 	for k, r := range a.registrars() {
 		if slices.Contains(names, k.name) && !r.driver.Enabled {

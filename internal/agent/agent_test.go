@@ -516,6 +516,32 @@ func TestKeptRegistrationsAreWithdrawn(t *testing.T) {
 	})
 }
 
+// A kept registration that cannot be withdrawn yet is tried again, also after others were withdrawn.
+func TestKeptRegistrationsAreTriedAgain(t *testing.T) {
+	with(t, func(t *testing.T, a *Agent, n *node) {
+		n.left, n.broken = true, "a"
+		apply(t, a, conf("/k"))
+		for range 2 {
+			if err := a.WithdrawKept(t.Context(), []string{"a"}); err == nil {
+				t.Error("no error")
+			}
+		}
+		if err := a.WithdrawKept(t.Context(), []string{"b"}); err != nil {
+			t.Error(err)
+		}
+		n.mu.Lock()
+		n.broken = ""
+		n.mu.Unlock()
+		time.Sleep(startMost)
+		synctest.Wait()
+		for _, name := range []string{"a", "b"} {
+			if s := n.socket("/k/plugins_registry/" + name); s == nil || s.counts() != [3]int{0, 1, 1} {
+				t.Errorf("%s: %+v", name, s)
+			}
+		}
+	})
+}
+
 // The status has one time zone, wherever a time comes from.
 func TestTimesAreUTC(t *testing.T) {
 	with(t, func(t *testing.T, a *Agent, n *node) {
