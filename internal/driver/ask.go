@@ -90,8 +90,7 @@ func call[Q, A any](q *inquiry, t *conn, method string, limit time.Duration, do 
 		answer, err = do(ctx, new(Q))
 		done <- err
 	}()
-	slow := time.NewTimer(slowAfter)
-	defer slow.Stop()
+	slow := time.After(slowAfter)
 	hints, resume := q.hints.Hints(), (<-chan time.Time)(nil)
 	for {
 		select {
@@ -112,7 +111,7 @@ func call[Q, A any](q *inquiry, t *conn, method string, limit time.Duration, do 
 			// Not the driver's own DeadlineExceeded.
 			q.Silent = code == codes.DeadlineExceeded && took >= limit*9/10
 			return nil, failed(method, limit, q.Silent, t.broken(), grpcstatus.Convert(err))
-		case <-slow.C:
+		case <-slow:
 			if q.progress != nil {
 				r := q.Report
 				r.Driver, r.Reason = status.Starting, fmt.Sprintf("the driver accepts connections but has not answered %s for %s", method, slowAfter)

@@ -76,27 +76,24 @@ func (r *Registrar) Run(ctx context.Context) {
 			<-r.task.done
 		}
 	}()
-	timer := time.NewTimer(0)
-	defer timer.Stop()
 	for {
 		now := time.Now()
 		next := r.step(ctx, now)
 		if r.withdrawn() {
 			return
 		}
-		if next.IsZero() {
-			timer.Stop()
-		} else {
-			timer.Reset(next.Sub(now))
+		var due <-chan time.Time
+		if !next.IsZero() {
+			due = time.After(next.Sub(now))
 		}
-		if !r.wait(ctx, timer.C) {
+		if !r.wait(ctx, due) {
 			return
 		}
 	}
 }
 
 // wait waits for the next event and handles it. It returns false when ctx is done.
-func (r *Registrar) wait(ctx context.Context, timer <-chan time.Time) bool {
+func (r *Registrar) wait(ctx context.Context, due <-chan time.Time) bool {
 	hints := r.driver.Hints()
 	if r.query.cancel != nil {
 		hints = nil // Ask receives them
@@ -115,7 +112,7 @@ func (r *Registrar) wait(ctx context.Context, timer <-chan time.Time) bool {
 		r.finished(err, time.Now())
 	case cmd := <-r.cmds:
 		cmd()
-	case <-timer:
+	case <-due:
 	}
 	return true
 }
