@@ -65,9 +65,9 @@ type Agent struct {
 	ended   sync.WaitGroup // of the registrars
 	hints   chan struct{}  // capacity one: reconcile may find something to do
 
-	// apply is a lock of capacity one, held while registrars are started, changed and told to
-	// leave. That can take seconds; under testing/synctest time does not pass for those who wait
-	// for a Mutex.
+	// apply is a lock, held while registrars are started, changed and withdrawn. That can take
+	// seconds. It is not a Mutex, because virtual time (testing/synctest) does not advance while a
+	// goroutine waits for one.
 	apply chan struct{}
 	kept  []string // under apply: drivers of WithdrawKept that have no registrar yet
 

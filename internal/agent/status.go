@@ -70,7 +70,8 @@ func (a *Agent) Status() status.Document {
 	return s
 }
 
-// restarts counts those within status.RestartWindow: no event tells when one is over.
+// restarts counts the restarts within status.RestartWindow. Each status counts them again, because
+// there is no event when a restart leaves the window.
 func restarts(at []time.Time, now time.Time) (n int) {
 	for _, t := range at {
 		if now.Sub(t) < status.RestartWindow {

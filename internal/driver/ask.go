@@ -36,8 +36,8 @@ type inquiry struct {
 	status.Report
 }
 
-// run makes the calls one after the other: a later one may be a lot of work for a driver that is
-// not ready.
+// run makes the calls in order and stops at the first one that fails: a later one may be expensive
+// for a driver that is not ready.
 func (q *inquiry) run(endpoint unixsock.File) finding {
 	t := q.conn
 	identity := csi.NewIdentityClient(t.cc)
@@ -108,7 +108,7 @@ func call[Q, A any](q *inquiry, t *conn, method string, limit time.Duration, do 
 				return nil, flood
 			}
 			took := time.Since(begun)
-			// Not the driver's own DeadlineExceeded.
+			// A driver can return DeadlineExceeded, too.
 			q.Silent = code == codes.DeadlineExceeded && took >= limit*9/10
 			return nil, failed(method, limit, q.Silent, t.broken(), grpcstatus.Convert(err))
 		case <-slow:

@@ -58,7 +58,7 @@ type Client struct {
 	socket, endpoint target
 	lookLimit        time.Duration
 	again            *time.Timer // gives a hint where nothing else does; stopped during an Ask
-	hinted           bool        // Ask received a hint, which it has to give back
+	hinted           bool        // Ask received a hint, and gives it again when it returns
 	seen             sighting    // of socket
 
 	conn        *conn  // kept after an Ask

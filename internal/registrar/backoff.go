@@ -14,8 +14,8 @@ const (
 	askMost    = 30 * time.Second // NodeGetInfo may be a request to an overloaded cloud
 	askEager   = 10 * time.Second // a driver that answers is asked more often for this time
 	askHanging = 3 * time.Second  // a driver that hangs, after the end of the last call
-	// With the second in which the kubelet notices the socket, a driver that recovers within
-	// askEager is registered in 1.5 s. In an hour that is at most 150 calls.
+	// A driver that recovers within askEager is registered in 1.5 s, including the second in which
+	// the kubelet notices the socket. In an hour it is asked at most 150 times.
 	askEagerly = 475 * time.Millisecond
 )
 
@@ -51,8 +51,8 @@ func (b *Backoff) Next(rep status.Report, now time.Time) time.Duration {
 	return jitter(b.pause, now)
 }
 
-// jitter returns d, a twentieth more or less. The time, which has nanoseconds, determines how much:
-// a run under virtual time can be repeated.
+// jitter varies d by up to 5 percent. It depends only on the time in nanoseconds, so that a run
+// under virtual time can be repeated.
 func jitter(d time.Duration, now time.Time) time.Duration {
 	return d - d/20 + time.Duration(rand.New(rand.NewPCG(uint64(now.UnixNano()), 0)).Int64N(int64(d/10)))
 }

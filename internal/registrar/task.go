@@ -9,7 +9,7 @@ import (
 	"csi-registrar/internal/status"
 )
 
-// When a failed change is retried without a hint: first, then after twice the time, up to most.
+// The pauses before a failed change is retried without a hint double from First to Most.
 const (
 	retryErrorFirst     = time.Second // such as a full disk, after which no hint comes
 	retryErrorMost      = 30 * time.Second
@@ -143,7 +143,7 @@ func (r *Registrar) finished(err error, now time.Time) {
 	}
 	if !t.changes {
 		t.checkErr = err
-		// an abandoned call may have completed the publication that failed
+		// An abandoned call may have completed the publication that failed.
 		late := t.err != nil && t.pending.kind == publish && r.socket.Look().PublishedAt.After(t.changedAt)
 		if err != nil || !late {
 			return
@@ -151,9 +151,9 @@ func (r *Registrar) finished(err error, now time.Time) {
 	}
 	t.err, t.next = err, time.Time{}
 	if err == nil {
-		kind := t.pending.kind
+		done := t.pending.kind
 		t.failures, t.pending = 0, action{}
-		if kind == acknowledge { // the kubelet has not learned of it
+		if done == acknowledge { // the kubelet learned nothing new
 			return
 		}
 		if !r.request.at.After(t.changedAt) {
