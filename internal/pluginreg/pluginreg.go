@@ -77,8 +77,5 @@ func GetInfo(ctx context.Context, path string) (Info, unixsock.Cred, error) {
 	}
 	defer cc.Close()
 	in, err := registerapi.NewRegistrationClient(cc).GetInfo(ctx, &registerapi.InfoRequest{})
-	if err != nil {
-		return Info{}, cred, err
-	}
-	return Info{Type: in.GetType(), Name: in.GetName(), Endpoint: in.GetEndpoint(), Versions: in.GetSupportedVersions()}, cred, nil
+	return Info{Type: in.GetType(), Name: in.GetName(), Endpoint: in.GetEndpoint(), Versions: in.GetSupportedVersions()}, cred, err
 }

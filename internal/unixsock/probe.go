@@ -103,17 +103,18 @@ func Vacate(ctx context.Context, path string) (removed bool, err error) {
 	if err != nil {
 		return false, fmt.Errorf("cannot remove the stale socket: %w", err)
 	}
+	removed = len(paths) > 0
 	switch found, peer, err := Probe(ctx, path); {
 	case ctx.Err() != nil:
-		return len(paths) > 0, context.Cause(ctx)
+		return removed, context.Cause(ctx)
 	case err != nil:
-		return len(paths) > 0, &InUse{Path: path, Holder: fmt.Sprintf("a socket that cannot be probed (%v)", err)}
+		return removed, &InUse{Path: path, Holder: fmt.Sprintf("a socket that cannot be probed (%v)", err)}
 	case found == Stale:
-		return len(paths) > 0, &InUse{Path: path, Holder: "a socket that was just replaced"}
+		return removed, &InUse{Path: path, Holder: "a socket that was just replaced"}
 	case found == Live:
-		return len(paths) > 0, &InUse{Path: path, Holder: peer.String(), Live: true}
+		return removed, &InUse{Path: path, Holder: peer.String(), Live: true}
 	}
-	return len(paths) > 0, nil
+	return removed, nil
 }
 
 // untilStale returns how long it takes until all files are old enough. A file with a time in the
