@@ -157,9 +157,8 @@ func (a *Agent) Apply(ctx context.Context, c *config.Config, files []string) err
 	a.change(func() { a.config, a.files = c, slices.Clone(files) })
 	var leaving []*running
 	for k, r := range a.registrars() {
-		d, ok := c.Driver(k.name)
 		// another root_dir changes every path
-		if r.driver.Enabled && !(ok && d.Enabled && k.kubelet == c.Kubelet) {
+		if d, _ := c.Driver(k.name); r.driver.Enabled && !(d.Enabled && k.kubelet == c.Kubelet) {
 			leaving = append(leaving, r)
 			d = r.driver
 			d.Enabled = false

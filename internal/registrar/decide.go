@@ -189,9 +189,10 @@ func (in inputs) unverified(now time.Time) bool {
 	return n.Registered && n.At.After(in.driver.askedAt) && !n.At.After(now) && !in.socket.Announced.Identity.Equal(in.driver.identity)
 }
 
-// learned reports whether the kubelet has learned the driver's current identity by itself.
+// learned reports whether the kubelet has learned the current identity of a driver that is ready by
+// itself.
 func (in inputs) learned() bool {
 	d, n, asked := &in.driver, in.socket.Notification, in.socket.GetInfoAt
-	return n.Registered && d.report.Driver == status.Ready && !in.socket.Announced.Identity.Equal(d.identity) &&
+	return n.Registered && !in.socket.Announced.Identity.Equal(d.identity) &&
 		d.identitySince.Before(asked) && !asked.After(n.At) && !d.askedAt.Before(n.At)
 }
