@@ -39,9 +39,7 @@ type inquiry struct {
 // run makes the calls in order and stops at the first one that fails: a later one may be expensive
 // for a driver that is not ready.
 func (q *inquiry) run(endpoint unixsock.File) finding {
-	t := q.conn
-	identity := csi.NewIdentityClient(t.cc)
-	info, f := call(q, t, "GetPluginInfo", q.cfg.Timeout, identity.GetPluginInfo)
+	info, f := call(q, q.conn, "GetPluginInfo", q.cfg.Timeout, csi.NewIdentityClient(q.conn.cc).GetPluginInfo)
 	if f.ok() {
 		f = validateInfo(q.cfg, info, &q.Identity)
 	}
@@ -55,7 +53,7 @@ func (q *inquiry) run(endpoint unixsock.File) finding {
 	if f := q.probe(); !f.ok() {
 		return f
 	}
-	node, f := call(q, t, "NodeGetInfo", nodeInfoTimeout, csi.NewNodeClient(t.cc).NodeGetInfo)
+	node, f := call(q, q.conn, "NodeGetInfo", nodeInfoTimeout, csi.NewNodeClient(q.conn.cc).NodeGetInfo)
 	if f.ok() {
 		f = validateNode(node, &q.Identity)
 	}
