@@ -25,7 +25,11 @@ func (r *Registrar) Update(ctx context.Context, table config.Driver, d Driver) e
 					Server: r.view.report.Server}
 			}
 		}
-		if n := r.socket.Look().Notification; !n.At.IsZero() && !n.Registered {
+		n := r.socket.Look().Notification
+		switch {
+		case !table.Enabled:
+			r.request = pendingRequest{} // it ends with the registration
+		case !n.At.IsZero() && !n.Registered:
 			// the kubelet refused what the old table announced: try again
 			r.request = pendingRequest{CauseChanged, time.Now()}
 		}

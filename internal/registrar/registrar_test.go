@@ -560,6 +560,35 @@ func TestARequestThatIsPublishedLateIsNotRepeated(t *testing.T) {
 	})
 }
 
+// A request ends when its driver is disabled. If the driver is enabled again while its withdrawal
+// hangs, the publication after the withdrawal is not the requested one.
+func TestARequestEndsWithTheRegistration(t *testing.T) {
+	runHarness(t, readyWorld(), base, func(h *harness) {
+		time.Sleep(time.Minute)
+		hung := errors.New("the file system does not answer")
+		h.w.set(func(w *world) { w.publishErr, w.withdrawErr = hung, hung })
+		if err := h.reg.Reregister(h.Context(), false); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second) // it is tried
+		h.w.set(func(w *world) { w.checkErr = hung })
+		for _, table := range []config.Driver{disabled, base} {
+			if err := h.reg.Update(h.Context(), table, nil); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(10 * time.Second)
+		}
+		h.w.set(func(w *world) {
+			w.publishErr, w.withdrawErr, w.checkErr = nil, nil, nil
+			w.sock = status.Socket{Path: w.sock.Path, Place: status.Missing} // withdrawn late
+		})
+		time.Sleep(time.Minute)
+		if got := h.status(); got.RepublicationsBy[string(CauseAsked)] != 1 || got.Registration != status.Registered {
+			t.Errorf("%s, counted %v", got.Registration, got.RepublicationsBy)
+		}
+	})
+}
+
 // A call that was abandoned publishes after all: the next change for the same cause is no retry,
 // and is counted.
 func TestAPublicationThatCompletedLateIsNotRetried(t *testing.T) {
