@@ -58,8 +58,11 @@ type absentDriver struct{}
 
 func (absentDriver) Ask(context.Context, func(status.Report)) status.Report { return status.Report{} }
 func (absentDriver) Probe(context.Context) status.Report                    { return status.Report{} }
-func (absentDriver) Hints() <-chan struct{}                                 { return nil }
-func (absentDriver) Close()                                                 {}
+func (absentDriver) Look(context.Context, func(status.Report)) status.Report {
+	return status.Report{}
+}
+func (absentDriver) Hints() <-chan struct{} { return nil }
+func (absentDriver) Close()                 {}
 
 // awaitEnd waits until r has ended or ctx is done; it reports whether r has ended.
 func (r *running) awaitEnd(ctx context.Context) bool {

@@ -109,18 +109,32 @@ func (c *Client) drop() {
 
 // Ask implements registrar.Driver.
 func (c *Client) Ask(ctx context.Context, progress func(status.Report)) status.Report {
-	return c.report(ctx, progress, false)
+	return c.report(ctx, progress, askAll)
 }
 
 // Probe implements registrar.Driver.
-func (c *Client) Probe(ctx context.Context) status.Report { return c.report(ctx, nil, true) }
+func (c *Client) Probe(ctx context.Context) status.Report { return c.report(ctx, nil, askProbe) }
 
-func (c *Client) report(ctx context.Context, progress func(status.Report), probe bool) status.Report {
+// Look implements registrar.Driver.
+func (c *Client) Look(ctx context.Context, progress func(status.Report)) status.Report {
+	return c.report(ctx, progress, askIfChanged)
+}
+
+// kind is which calls are made over a connection that was used before.
+type kind string
+
+const (
+	askAll       kind = "all, unless the last report was Ready"
+	askProbe     kind = "Probe, if the last report was Ready"
+	askIfChanged kind = "none"
+)
+
+func (c *Client) report(ctx context.Context, progress func(status.Report), k kind) status.Report {
 	c.again.Stop()
 	begun := time.Now()
 	var r status.Report
 	for range 1 + maxRestarts {
-		if r = c.ask(ctx, progress, probe); r.Reason != replaced.reason {
+		if r = c.ask(ctx, progress, k); r.Reason != replaced.reason {
 			break
 		}
 	}
@@ -141,11 +155,17 @@ type finding struct {
 
 func (f finding) ok() bool { return f == finding{} }
 
-func (c *Client) ask(ctx context.Context, progress func(status.Report), probe bool) status.Report {
+func (c *Client) ask(ctx context.Context, progress func(status.Report), k kind) status.Report {
 	socket, endpoint, f := c.look(ctx)
-	if f.ok() && c.usable(socket) && c.last.Driver == status.Ready && c.endpointID == endpoint.FileID {
+	same := f.ok() && c.usable(socket) && c.endpointID == endpoint.FileID
+	if same && k == askIfChanged && c.last.Driver == status.Starting && c.last.Connection == c.dialed && !c.last.Silent {
+		r := c.last
+		r.Repeated = true
+		return r
+	}
+	if same && c.last.Driver == status.Ready {
 		switch {
-		case !probe && c.silentSince.IsZero():
+		case k != askProbe && c.silentSince.IsZero():
 			return c.last
 		case c.silentSince.IsZero(), time.Since(c.silentSince) < maxSilence:
 			return c.probe(ctx)

@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -130,4 +131,35 @@ func TestConnectionOfExpensiveCalls(t *testing.T) {
 	if r := ask(t, c); r.Connection != 1 {
 		t.Errorf("without NodeGetInfo: %+v", r)
 	}
+}
+
+// A look at a driver that answered, but is not ready, makes no call unless its socket is another.
+func TestLookAtADriverThatIsNotReady(t *testing.T) {
+	_, socket := paths(t)
+	f := &fakeDriver{node: fails[*csi.NodeGetInfoResponse](codes.Unavailable, "no controller")}
+	stop := start(t, socket, f)
+	c := client(t, config.Connection{Name: name, Socket: socket}, nil)
+	look := func() status.Report { return c.Look(t.Context(), func(status.Report) {}) }
+	first := ask(t, c)
+	if r := look(); !r.Repeated || r.Driver != status.Starting || r.Reason != first.Reason || f.called("NodeGetInfo") != 1 {
+		t.Errorf("%+v after %d calls, want %+v", r, f.called("NodeGetInfo"), first)
+	}
+	if r := ask(t, c); r.Repeated || f.called("NodeGetInfo") != 2 {
+		t.Errorf("asked: %+v after %d calls", r, f.called("NodeGetInfo"))
+	}
+	stop()
+	must(t, os.Remove(socket))
+	if r := look(); r.Repeated || r.Driver != status.Absent {
+		t.Errorf("without a driver: %+v", r)
+	}
+	start(t, socket, f)
+	if r := look(); r.Repeated || r.Connection == first.Connection || f.called("NodeGetInfo") != 3 {
+		t.Errorf("another driver: %+v after %d calls", r, f.called("NodeGetInfo"))
+	}
+	f.set(func() { f.node = nil })
+	if r := look(); !r.Repeated {
+		t.Errorf("ready without a change: %+v", r)
+	}
+	expectReady(t, ask(t, c))
+	expectReady(t, look())
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"reflect"
 	"slices"
 	"sync"
 	"testing"
@@ -21,7 +22,8 @@ type world struct {
 	shints chan struct{} // the socket's
 
 	report status.Report
-	hang   bool // Ask answers only when its context ends
+	answer status.Report // the last one
+	hang   bool          // Ask answers only when its context ends
 	asks   int
 	takes  time.Duration        // an answer
 	probe  func() status.Report // nil: report
@@ -87,7 +89,21 @@ func (w *world) Ask(ctx context.Context, progress func(status.Report)) status.Re
 		<-ctx.Done()
 		return status.Report{Driver: status.Starting, Reason: "cancelled"}
 	}
+	w.mu.Lock()
+	w.answer = rep
+	w.mu.Unlock()
 	return rep
+}
+
+func (w *world) Look(ctx context.Context, progress func(status.Report)) status.Report {
+	w.mu.Lock()
+	rep, last := w.report, w.answer
+	w.mu.Unlock()
+	if rep.Driver == status.Starting && rep.Connection != 0 && !w.hang && reflect.DeepEqual(rep, last) {
+		rep.Repeated = true
+		return rep
+	}
+	return w.Ask(ctx, progress)
 }
 
 func (w *world) Probe(ctx context.Context) status.Report {

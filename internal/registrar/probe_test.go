@@ -203,6 +203,31 @@ func TestADriverThatIsNotReadyIsAskedLessAndLess(t *testing.T) {
 	}
 }
 
+// A hint about the same socket and connection does not change what a driver that is not ready
+// would answer.
+func TestHintsAreNoLoadForADriverThatIsNotReady(t *testing.T) {
+	w := newWorld()
+	w.report = status.Report{Driver: status.Starting, Reason: "NodeGetInfo: Internal", Connection: 1}
+	runHarness(t, w, base, func(h *harness) {
+		for range 3600 {
+			time.Sleep(time.Second)
+			poke(h.w.hints)
+		}
+		if asks, _, _ := h.counts(); asks > 150 {
+			t.Errorf("%d asks in an hour", asks)
+		}
+		h.w.set(func(w *world) { w.report.Connection = 2 })
+		time.Sleep(100 * time.Millisecond)
+		before, _, _ := h.counts()
+		h.w.set(func(w *world) { w.report = ready() })
+		time.Sleep(1500 * time.Millisecond)
+		h.state("registered")
+		if before == 0 {
+			t.Error("a new connection was not asked")
+		}
+	})
+}
+
 // A new connection, which a driver that restarts has, begins again with short pauses.
 func TestANewConnectionEndsTheBackoff(t *testing.T) {
 	w := newWorld()

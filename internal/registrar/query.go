@@ -78,15 +78,17 @@ func (r *Registrar) askIfDue(ctx context.Context, seen status.Socket, now time.T
 	if due.IsZero() || due.After(now) {
 		return due
 	}
+	query := r.driver.Ask
 	if byHint {
 		r.query.hintLimit.take(now)
+		query = r.driver.Look
 	}
 	r.query.hinted, r.query.startedAt = false, now
 	askCtx, cancel := context.WithCancel(ctx)
 	r.query.cancel = cancel
 	driver := r.driver
 	ask := func() status.Report {
-		return driver.Ask(askCtx, func(rep status.Report) { r.query.answers <- answer{rep, false} })
+		return query(askCtx, func(rep status.Report) { r.query.answers <- answer{rep, false} })
 	}
 	if probeAt := r.query.probeAt; !probeAt.IsZero() && !probeAt.After(now) {
 		r.query.probeAt = time.Time{}
@@ -121,6 +123,9 @@ func (r *Registrar) answered(a answer, now time.Time) {
 	}
 	r.query.cancel()
 	r.query.cancel = nil
+	if rep.Repeated { // what is due stays due
+		return
+	}
 	v, was := &r.view, r.view.report.Driver
 	if rep.Silent && r.socket.Look().Up {
 		if r.query.silences++; r.query.silences > 1 {

@@ -87,6 +87,7 @@ type client struct {
 	ready      bool
 	probe      bool // Probe is to be called, until it is answered
 	generation int  // at the last Ready report
+	starting   int  // the generation that answered the last Ask and was not ready; 0: none
 	closed     bool
 }
 
@@ -124,6 +125,16 @@ func (c *client) Probe(ctx context.Context) status.Report {
 	return c.Ask(ctx, func(status.Report) {})
 }
 
+func (c *client) Look(ctx context.Context, progress func(status.Report)) status.Report {
+	c.d.w.mu.Lock()
+	generation, starting := c.d.generation, c.d.state == "starting"
+	c.d.w.mu.Unlock()
+	if starting && c.starting == generation {
+		return status.Report{Driver: status.Starting, Repeated: true}
+	}
+	return c.Ask(ctx, progress)
+}
+
 func (c *client) Ask(ctx context.Context, progress func(status.Report)) status.Report {
 	d, w := c.d, c.d.w
 	for {
@@ -145,7 +156,7 @@ func (c *client) Ask(ctx context.Context, progress func(status.Report)) status.R
 		if kept && !c.probe && (state == "up" || state == "hang" || state == "slow") {
 			return ready()
 		}
-		c.ready = c.ready && c.probe
+		c.ready, c.starting = c.ready && c.probe, 0
 		w.mu.Lock()
 		c.p.tried("asks of " + d.name)
 		w.mu.Unlock()
@@ -156,6 +167,7 @@ func (c *client) Ask(ctx context.Context, progress func(status.Report)) status.R
 		case "down":
 			return status.Report{Driver: status.Absent, Reason: "connection refused"}
 		case "starting":
+			c.starting = generation
 			return status.Report{Driver: status.Starting, Reason: "it is not ready", Connection: uint64(generation)}
 		case "other":
 			return status.Report{Driver: status.Mismatch, Reason: "it is other.example", Connection: uint64(generation)}

@@ -71,7 +71,9 @@ type Report struct {
 	// Connection is the number of the connection over which Probe and NodeGetInfo were called,
 	// which may be expensive for the driver; 0: they were not.
 	Connection uint64
-	Server     Server // who serves the socket, or served it when it was connected to last
+	// Repeated: it is the last report again, and no call was made.
+	Repeated bool
+	Server   Server // who serves the socket, or served it when it was connected to last
 }
 
 // Announcement is what the kubelet is told by GetInfo (Name, Endpoint, Versions) and what it then
