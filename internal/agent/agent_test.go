@@ -61,7 +61,7 @@ func (c client) Ask(context.Context, func(status.Report)) status.Report {
 	return status.Report{Driver: status.Ready, Identity: status.Identity{Name: c.name, NodeID: "n"}}
 }
 func (c client) Probe(ctx context.Context) status.Report { return c.Ask(ctx, nil) }
-func (c client) Look(ctx context.Context, progress func(status.Report)) status.Report {
+func (c client) AskAfterHint(ctx context.Context, progress func(status.Report)) status.Report {
 	return c.Ask(ctx, progress)
 }
 func (c client) Hints() <-chan struct{} { return c.hints }

@@ -58,7 +58,7 @@ type absentDriver struct{}
 
 func (absentDriver) Ask(context.Context, func(status.Report)) status.Report { return status.Report{} }
 func (absentDriver) Probe(context.Context) status.Report                    { return status.Report{} }
-func (absentDriver) Look(context.Context, func(status.Report)) status.Report {
+func (absentDriver) AskAfterHint(context.Context, func(status.Report)) status.Report {
 	return status.Report{}
 }
 func (absentDriver) Hints() <-chan struct{} { return nil }

@@ -48,7 +48,7 @@ type Options struct {
 
 // Client is the client of one driver. It keeps at most one connection to it.
 //
-// Its fields belong to the goroutine that calls Ask or Probe, and then Close. State that changes in
+// Its fields belong to the goroutine that calls Ask, Probe or AskAfterHint, and then Close. State that changes in
 // the background is in conn.
 type Client struct {
 	cfg   config.Connection
@@ -115,8 +115,8 @@ func (c *Client) Ask(ctx context.Context, progress func(status.Report)) status.R
 // Probe implements registrar.Driver.
 func (c *Client) Probe(ctx context.Context) status.Report { return c.report(ctx, nil, askProbe) }
 
-// Look implements registrar.Driver.
-func (c *Client) Look(ctx context.Context, progress func(status.Report)) status.Report {
+// AskAfterHint implements registrar.Driver.
+func (c *Client) AskAfterHint(ctx context.Context, progress func(status.Report)) status.Report {
 	return c.report(ctx, progress, askIfChanged)
 }
 

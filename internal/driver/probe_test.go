@@ -133,15 +133,15 @@ func TestConnectionOfExpensiveCalls(t *testing.T) {
 	}
 }
 
-// A look at a driver that answered, but is not ready, makes no call unless its socket is another.
-func TestLookAtADriverThatIsNotReady(t *testing.T) {
+// After a hint a driver that answered, but is not ready, is not called unless its socket is another.
+func TestAskAfterAHint(t *testing.T) {
 	_, socket := paths(t)
 	f := &fakeDriver{node: fails[*csi.NodeGetInfoResponse](codes.Unavailable, "no controller")}
 	stop := start(t, socket, f)
 	c := client(t, config.Connection{Name: name, Socket: socket}, nil)
-	look := func() status.Report { return c.Look(t.Context(), func(status.Report) {}) }
+	again := func() status.Report { return c.AskAfterHint(t.Context(), func(status.Report) {}) }
 	first := ask(t, c)
-	if r := look(); !r.Repeated || r.Driver != status.Starting || r.Reason != first.Reason || f.called("NodeGetInfo") != 1 {
+	if r := again(); !r.Repeated || r.Driver != status.Starting || r.Reason != first.Reason || f.called("NodeGetInfo") != 1 {
 		t.Errorf("%+v after %d calls, want %+v", r, f.called("NodeGetInfo"), first)
 	}
 	if r := ask(t, c); r.Repeated || f.called("NodeGetInfo") != 2 {
@@ -149,17 +149,17 @@ func TestLookAtADriverThatIsNotReady(t *testing.T) {
 	}
 	stop()
 	must(t, os.Remove(socket))
-	if r := look(); r.Repeated || r.Driver != status.Absent {
+	if r := again(); r.Repeated || r.Driver != status.Absent {
 		t.Errorf("without a driver: %+v", r)
 	}
 	start(t, socket, f)
-	if r := look(); r.Repeated || r.Connection == first.Connection || f.called("NodeGetInfo") != 3 {
+	if r := again(); r.Repeated || r.Connection == first.Connection || f.called("NodeGetInfo") != 3 {
 		t.Errorf("another driver: %+v after %d calls", r, f.called("NodeGetInfo"))
 	}
 	f.set(func() { f.node = nil })
-	if r := look(); !r.Repeated {
+	if r := again(); !r.Repeated {
 		t.Errorf("ready without a change: %+v", r)
 	}
 	expectReady(t, ask(t, c))
-	expectReady(t, look())
+	expectReady(t, again())
 }

@@ -95,7 +95,7 @@ func (w *world) Ask(ctx context.Context, progress func(status.Report)) status.Re
 	return rep
 }
 
-func (w *world) Look(ctx context.Context, progress func(status.Report)) status.Report {
+func (w *world) AskAfterHint(ctx context.Context, progress func(status.Report)) status.Report {
 	w.mu.Lock()
 	rep, last := w.report, w.answer
 	w.mu.Unlock()

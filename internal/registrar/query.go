@@ -81,7 +81,7 @@ func (r *Registrar) askIfDue(ctx context.Context, seen status.Socket, now time.T
 	query := r.driver.Ask
 	if byHint {
 		r.query.hintLimit.take(now)
-		query = r.driver.Look
+		query = r.driver.AskAfterHint
 	}
 	r.query.hinted, r.query.startedAt = false, now
 	askCtx, cancel := context.WithCancel(ctx)

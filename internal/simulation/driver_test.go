@@ -125,7 +125,7 @@ func (c *client) Probe(ctx context.Context) status.Report {
 	return c.Ask(ctx, func(status.Report) {})
 }
 
-func (c *client) Look(ctx context.Context, progress func(status.Report)) status.Report {
+func (c *client) AskAfterHint(ctx context.Context, progress func(status.Report)) status.Report {
 	c.d.w.mu.Lock()
 	generation, starting := c.d.generation, c.d.state == "starting"
 	c.d.w.mu.Unlock()
