@@ -519,7 +519,8 @@ func TestKeptRegistrationsAreWithdrawn(t *testing.T) {
 	})
 }
 
-// A kept registration that cannot be withdrawn yet is tried again, also after others were withdrawn.
+// A kept registration that cannot be withdrawn yet is tried again, also after others were
+// withdrawn.
 func TestKeptRegistrationsAreTriedAgain(t *testing.T) {
 	with(t, func(t *testing.T, a *Agent, n *node) {
 		n.left, n.broken = true, "a"

@@ -169,8 +169,8 @@ func (c *Client) Trace(ctx context.Context, rec Recorder) error {
 	}
 }
 
-// sendBeats keeps the lease until ctx is done, the daemon ends it, or this process was stopped for so
-// long that the daemon has revoked it.
+// sendBeats keeps the lease until ctx is done, the daemon ends it, or this process was stopped for
+// so long that the daemon has revoked it.
 func sendBeats(ctx context.Context, w *io.PipeWriter, held func()) {
 	defer w.Close()
 	tick := time.NewTicker(leaseBeat)

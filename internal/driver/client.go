@@ -48,8 +48,8 @@ type Options struct {
 
 // Client is the client of one driver. It keeps at most one connection to it.
 //
-// Its fields belong to the goroutine that calls Ask, Probe or AskAfterHint, and then Close. State that changes in
-// the background is in conn.
+// Its fields belong to the goroutine that calls Ask, Probe or AskAfterHint, and then Close. State
+// that changes in the background is in conn.
 type Client struct {
 	cfg   config.Connection
 	log   *slog.Logger

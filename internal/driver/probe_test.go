@@ -133,7 +133,8 @@ func TestConnectionOfExpensiveCalls(t *testing.T) {
 	}
 }
 
-// After a hint a driver that answered, but is not ready, is not called unless its socket is another.
+// After a hint a driver that answered, but is not ready, is not called unless its socket is
+// another.
 func TestAskAfterAHint(t *testing.T) {
 	_, socket := paths(t)
 	f := &fakeDriver{node: fails[*csi.NodeGetInfoResponse](codes.Unavailable, "no controller")}

@@ -98,8 +98,8 @@ func (s *Socket) heldBy(holder string) error {
 }
 
 // replace binds a socket to a temporary name in the directory and moves it to its path: if binding
-// fails, the old one is still there. A crash in between leaves at worst a stale temporary name, which
-// the next process's scan removes, or a stale old socket, which its Sweep removes.
+// fails, the old one is still there. A crash in between leaves at worst a stale temporary name,
+// which the next process's scan removes, or a stale old socket, which its Sweep removes.
 func (s *Socket) replace(ctx context.Context, dir unixsock.FileID, a status.Announcement) error {
 	temporary := temporaryName(s.r.dir.path)
 	l, file, err := s.r.o.Host.Listen(ctx, temporary)

@@ -48,7 +48,8 @@ func (names temporaryNames) young() bool {
 // are not needed: those of published sockets, and those on which nobody listens, which a failed
 // publication or a killed process left. It returns the others; before are those of the last scan.
 func (r *Registry) removeTemporary(ctx context.Context, before temporaryNames) temporaryNames {
-	slot := r.o.Pool.Slot(r.dir.path, r.entries.Hint) // which gives a hint when the file system answers
+	// The slot gives a hint when the file system answers.
+	slot := r.o.Pool.Slot(r.dir.path, r.entries.Hint)
 	left, err := worker.Do(ctx, slot, checkTime, func() temporaryNames {
 		left := r.temporaryNames(before)
 		var old []string

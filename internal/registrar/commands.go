@@ -37,8 +37,8 @@ func (r *Registrar) Update(ctx context.Context, table config.Driver, d Driver) e
 }
 
 // Reregister recreates the registration socket, so that the kubelet registers the driver again.
-// It fails if the driver is not ready. Unless force is true, it also fails if a working registration
-// would be lost, because the kubelet would refuse what the driver reports now.
+// It fails if the driver is not ready. Unless force is true, it also fails if a working
+// registration would be lost, because the kubelet would refuse what the driver reports now.
 func (r *Registrar) Reregister(ctx context.Context, force bool) error {
 	var refused error
 	err := r.do(ctx, func() {

@@ -11,17 +11,19 @@ type Driver interface {
 	// Ask returns the state of the driver. While the connection of the last Ready report is
 	// good and the same socket is at the path, it returns that report again without a call.
 	// It returns when the state is known or ctx is done. At most one of Ask, Probe and
-	// AskAfterHint may run at a time; it receives from Hints while it runs. It calls progress while the driver takes long to
-	// answer, and continues when progress returns: progress may wait for its receiver.
+	// AskAfterHint may run at a time; it receives from Hints while it runs. It calls progress
+	// while the driver takes long to answer, and continues when progress returns: progress may
+	// wait for its receiver.
 	Ask(ctx context.Context, progress func(status.Report)) status.Report
 	// Probe is Ask, but calls Probe if Ask would return the last Ready report without a call. If
 	// that call is not answered, Ask calls Probe, too, until it is answered.
 	Probe(ctx context.Context) status.Report
-	// AskAfterHint is Ask after a hint: if a driver that is not ready answered the last Ask, and its
-	// connection and its socket are the same, it returns that report again without a call, with
-	// Repeated. NodeGetInfo may be expensive for the driver.
+	// AskAfterHint is Ask after a hint: if a driver that is not ready answered the last Ask, and
+	// its connection and its socket are the same, it returns that report again without a call,
+	// with Repeated. NodeGetInfo may be expensive for the driver.
 	AskAfterHint(ctx context.Context, progress func(status.Report)) status.Report
-	// Hints receives when AskAfterHint may return something else. Capacity one: a hint has no payload.
+	// Hints receives when AskAfterHint may return something else. Capacity one: a hint has no
+	// payload.
 	Hints() <-chan struct{}
 	// Close closes the connection and ends the hints. None of the above may be running.
 	Close()

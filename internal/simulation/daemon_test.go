@@ -98,7 +98,8 @@ func (w *world) startDaemon() {
 			w.lost[socketIn(root, d.name)], w.lost[linkIn(root, d.name)] = true, true
 		}
 	}
-	for _, root := range rootDirs { // below its own root_dir it sweeps links once, sockets until they are gone
+	// Below its own root_dir it sweeps links once, sockets until they are gone.
+	for _, root := range rootDirs {
 		for _, name := range w.files.below(root) {
 			if strings.HasPrefix(path.Base(name), ".") && (root != w.admin.root || w.disturbed(p) && path.Dir(name) != w.registry()) {
 				w.lost[name] = true

@@ -181,7 +181,8 @@ func (w *world) settles(long time.Duration) {
 		return
 	}
 	t.Logf("settled after %s; damped: %v", time.Since(begun).Round(time.Millisecond), w.damped)
-	if why := w.eventually(45*time.Second, w.leftovers); why != "" { // a scan every 30 s removes them
+	// A scan every 30 s removes them.
+	if why := w.eventually(45*time.Second, w.leftovers); why != "" {
 		t.Errorf("temporary names are left: %s", why)
 	}
 	descriptors, goroutines, open, err := w.atRest()

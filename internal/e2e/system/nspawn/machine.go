@@ -117,8 +117,8 @@ var environment = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8
 func (m *Machine) Try(args ...string) (string, error) { return m.tryFor(runLimit, args...) }
 
 // tryFor is Try with another limit than runLimit, for commands beside a shutdown. PID 1 stops all
-// processes before it kills them (systemd, broadcast_signal), nsenter then stops itself as its child
-// was, and nothing on the host continues it.
+// processes before it kills them (systemd, broadcast_signal), nsenter then stops itself as its
+// child was, and nothing on the host continues it.
 func (m *Machine) tryFor(limit time.Duration, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()

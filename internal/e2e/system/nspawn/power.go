@@ -144,7 +144,8 @@ func (m *Machine) SoftReboot() {
 	// PID 1 does not answer a request that arrives just when it executes itself again.
 	count := []string{"timeout", "5", "systemctl", "show", "--value", "--property=SoftRebootsCount"}
 	before := m.Run(count...)
-	_, _ = m.tryFor(downLimit, "timeout", "5", "systemctl", "soft-reboot") // may lose its connection on the way
+	// It may lose its connection on the way.
+	_, _ = m.tryFor(downLimit, "timeout", "5", "systemctl", "soft-reboot")
 	m.Eventually(bootLimit, "the soft-reboot", func() error {
 		after, err := m.tryFor(downLimit, count...)
 		if err == nil && after == before {
