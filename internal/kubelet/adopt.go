@@ -36,7 +36,7 @@ func (s *Socket) adopt(ctx context.Context) error {
 		return nil
 	}
 	rec, err := s.r.o.Host.readRecord(s.r.recordOf(s.name))
-	errs := []error{ignoreMissing(err)}
+	errs, stale := []error{ignoreMissing(err)}, []string{s.path}
 	for _, f := range *files {
 		l, err := s.r.listenerOf(f)
 		if err != nil {
@@ -60,6 +60,10 @@ func (s *Socket) adopt(ctx context.Context) error {
 			continue
 		}
 		errs = append(errs, l.Close())
+		// If somebody else still has the listener, the scan removes its name.
+		if bound := l.Addr().String(); isTemporary(filepath.Base(bound)) {
+			stale = append(stale, bound)
+		}
 	}
 	if p := s.current.Load(); p == nil {
 		s.release(ctx)
@@ -68,7 +72,7 @@ func (s *Socket) adopt(ctx context.Context) error {
 		s.keep(ctx, p) // replaces all of that name
 	}
 	// Also if this is late: nobody serves them.
-	removed, err := s.r.o.Host.RemoveStale(context.WithoutCancel(ctx), []string{s.path})
+	removed, err := s.r.o.Host.RemoveStale(context.WithoutCancel(ctx), stale)
 	for _, path := range removed {
 		s.log.Info("stale registration socket removed", "path", path)
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -228,7 +227,7 @@ func TestALateAdoptionThatFailsIsNotTheErrorOfTheNextChange(t *testing.T) {
 	}
 }
 
-// The process ends while a socket is put in place: its record has both names.
+// The process ends while a socket is put in place: its temporary name is removed all the same.
 func TestClosedWhileTheSocketIsPutInPlace(t *testing.T) {
 	if !isolate(t, nil) {
 		return
@@ -258,12 +257,5 @@ func TestClosedWhileTheSocketIsPutInPlace(t *testing.T) {
 		t.Errorf("closed: %v", err)
 	}
 	eventually(t, "the publication ends", func() bool { return len(r.o.Pool.Stuck()) == 0 })
-	left, err := Recorded(r.o.RunDir)
-	if err != nil {
-		t.Error(err)
-	}
-	if removed, err := left.Remove(); err != nil || !slices.Equal(removed, []string{s.path}) {
-		t.Errorf("removed %v, %v", removed, err)
-	}
 	w.wantNoTemporary()
 }

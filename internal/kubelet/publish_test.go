@@ -424,11 +424,6 @@ func TestKilledWhilePublishing(t *testing.T) {
 		if _, err := r.Sweep(t.Context(), []string{"a"}); err != nil {
 			t.Fatal(err)
 		}
-		before := make(temporaryNames)
-		for _, name := range w.temporaryNames() {
-			before[name] = time.Now().Add(-temporaryFor)
-		}
-		r.removeTemporary(t.Context(), before)
 		w.wantNoTemporary()
 		wantPlace(t, s, status.Missing)
 		if removed, err := removeRecorded(w.run); err != nil || removed != nil {

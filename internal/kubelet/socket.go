@@ -246,6 +246,7 @@ func (s *Socket) end(ctx context.Context) error {
 	case s.r.o.KeepSockets && s.Look().NotKept == "" && !s.discarded.Load() && !s.anotherRecorded():
 		s.saveAgain()
 		p.stop(false) // still current, so that a Notify in flight is recorded
+		s.removeTemporary(p)
 		return nil
 	}
 	err := s.withdraw(ctx)

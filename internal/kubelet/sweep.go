@@ -15,10 +15,10 @@ import (
 )
 
 // Sweep removes what a crash or a power cut left behind, and returns the removed paths: stale
-// sockets with the configured drivers' names, recorders' sockets, and endpoint links without a
-// record. It removes nothing else, and no socket that somebody listens on. Call it before the
-// kubelet starts, which would dial the first and then back off for up to two minutes. It takes
-// 100 ms if something was left just now, otherwise no time.
+// sockets with the configured drivers' names, our own stale temporary names, recorders' sockets,
+// and endpoint links without a record. It removes nothing else, and no socket that somebody listens
+// on. Call it before the kubelet starts, which would dial the first and then back off for up to two
+// minutes. It takes 100 ms if something was left just now, otherwise no time.
 func (r *Registry) Sweep(ctx context.Context, names []string) ([]string, error) {
 	var removed []string // not the result: an abandoned call may still write it
 	err, late := worker.Do(ctx, r.o.Pool.Slot(r.dir.path, nil), checkTime, func() error {
@@ -28,17 +28,20 @@ func (r *Registry) Sweep(ctx context.Context, names []string) ([]string, error) 
 				paths = append(paths, path)
 			}
 		}
-		links := rootdir.EndpointLinks(r.dir.root)
-		entries, err := r.o.Host.ReadDir(links)
-		errs := []error{ignoreMissing(err)}
-		for _, e := range entries {
-			switch path := filepath.Join(links, e.Name()); {
-			case strings.HasPrefix(e.Name(), recorderPrefix):
-				paths = append(paths, path)
-			case e.Type() == fs.ModeSymlink && (strings.HasPrefix(e.Name(), linkPrefix) || r.isOrphan(path)):
-				errs = append(errs, ignoreMissing(r.o.Host.Remove(path)))
+		var errs []error
+		for _, dir := range []string{r.dir.path, rootdir.EndpointLinks(r.dir.root)} {
+			entries, err := r.o.Host.ReadDir(dir)
+			errs = append(errs, ignoreMissing(err))
+			for _, e := range entries {
+				switch path := filepath.Join(dir, e.Name()); {
+				case isTemporary(e.Name()), strings.HasPrefix(e.Name(), recorderPrefix):
+					paths = append(paths, path)
+				case e.Type() == fs.ModeSymlink && (strings.HasPrefix(e.Name(), linkPrefix) || r.isOrphan(path)):
+					errs = append(errs, ignoreMissing(r.o.Host.Remove(path)))
+				}
 			}
 		}
+		var err error
 		removed, err = r.o.Host.RemoveStale(ctx, paths)
 		return errors.Join(append(errs, err)...)
 	}, nil)

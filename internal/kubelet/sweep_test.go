@@ -20,6 +20,9 @@ func TestSweep(t *testing.T) {
 	deadSocket(t, pathOf(r, "dead2"))
 	deadSocket(t, pathOf(r, "notconfigured"))
 	deadSocket(t, w.dir+"/other.sock")
+	deadSocket(t, w.dir+"/.csi-reg-01234567")
+	deadSocket(t, w.dir+"/.csi-reg-xyz")
+	listen(t, w.dir+"/.csi-reg-00000000")
 	listen(t, pathOf(r, "live"))
 	os.WriteFile(pathOf(r, "file"), nil, 0o600)
 	os.Symlink(pathOf(r, "dead"), pathOf(r, "link"))
@@ -33,7 +36,7 @@ func TestSweep(t *testing.T) {
 		t.Errorf("took %v", d)
 	}
 	slices.Sort(removed)
-	want := []string{pathOf(r, "dead"), pathOf(r, "dead2")}
+	want := []string{w.dir + "/.csi-reg-01234567", pathOf(r, "dead"), pathOf(r, "dead2")}
 	slices.Sort(want)
 	if !slices.Equal(removed, want) {
 		t.Errorf("removed %v, want %v", removed, want)
