@@ -158,7 +158,9 @@ func (f finding) ok() bool { return f == finding{} }
 func (c *Client) ask(ctx context.Context, progress func(status.Report), k kind) status.Report {
 	socket, endpoint, f := c.look(ctx)
 	same := f.ok() && c.usable(socket) && c.endpointID == endpoint.FileID
-	if same && k == askIfChanged && c.last.Driver == status.Starting && c.last.Connection == c.dialed && !c.last.Silent {
+	// An inquiry that was ended by a hint has no answer to repeat.
+	answered := c.last.Connection == c.dialed && !c.last.Silent && c.last.Reason != replaced.reason && c.last.Reason != interrupted.reason
+	if same && k == askIfChanged && c.last.Driver == status.Starting && answered {
 		r := c.last
 		r.Repeated = true
 		return r

@@ -52,6 +52,10 @@ func (s *Socket) adopt(ctx context.Context) error {
 				s.log.Info("registration socket of an earlier root_dir removed", "path", rec.Path)
 			}
 			errs = append(errs, err, rec.removeLink(s.r.o.Host, s.name))
+			if isTemporary(filepath.Base(rec.Bound)) { // no scan looks there
+				_, err := s.r.o.Host.RemoveFile(rec.Bound, rec.FileID)
+				errs = append(errs, err)
+			}
 		case s.current.Load() == nil: // else it is a second descriptor of the same listener
 			dir, _ := s.r.o.Host.Stat(s.r.dir.path) // zero if it was removed just now
 			p := newListener(s, l, dir.FileID, rec)

@@ -252,6 +252,7 @@ func (s *Socket) end(ctx context.Context) error {
 	err := s.withdraw(ctx)
 	if s.current.Load() != nil { // its path could not be removed: at least it is stale now
 		s.current.Store(nil)
+		s.removeTemporary(p)
 		if !s.anotherRecorded() {
 			s.forget(ctx)
 		}

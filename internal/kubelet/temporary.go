@@ -46,7 +46,8 @@ func (names temporaryNames) young() bool {
 
 // removeTemporary removes the temporary names that have been in the directory for temporaryFor and
 // are not needed: those of published sockets, and those on which nobody listens, which a failed
-// publication or a killed process left. It returns the others; before are those of the last scan.
+// publication or a killed process left. It returns all that it saw; before are those of the last
+// scan.
 func (r *Registry) removeTemporary(ctx context.Context, before temporaryNames) temporaryNames {
 	// The slot gives a hint when the file system answers.
 	slot := r.o.Pool.Slot(r.dir.path, r.entries.Hint)

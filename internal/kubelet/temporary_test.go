@@ -75,3 +75,25 @@ func TestTemporaryNameOfAPublicationThatHangs(t *testing.T) {
 	}
 	mustAnswer(t, s.path, announcement("a").Endpoint)
 }
+
+// A process that was killed soon after a publication, and the next one has another root_dir: no
+// scan looks below the earlier one.
+func TestTemporaryNameBelowAnEarlierRootDir(t *testing.T) {
+	w, m := left(t, "a")
+	rec, err := newHost().readRecord(recordsIn(w.run) + "/a.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Link(rec.Path, rec.Bound); err != nil { // it was not removed
+		t.Fatal(err)
+	}
+	other := newWorld(t)
+	r := w.open(with(m, true), func(o *Options) { o.Dir = other.dir })
+	s := socket(t, r, "a")
+	if err := s.Adopt(t.Context(), m.pass(t, "registration-a")); err != nil {
+		t.Error(err)
+	}
+	if !isGone(rec.Path) || !isGone(rec.Bound) {
+		t.Errorf("path gone %t, temporary name gone %t", isGone(rec.Path), isGone(rec.Bound))
+	}
+}

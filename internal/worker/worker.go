@@ -104,9 +104,16 @@ func Do[T any](ctx context.Context, s *Slot, limit time.Duration, f func() T, di
 // notified when the running call has returned.
 func (s *Slot) enter(ctx context.Context) (*call, error) {
 	p := s.pool
-	for {
+	for waited := false; ; waited = true {
 		p.mu.Lock()
 		c := p.calls[s.path]
+		if c == nil && waited && ctx.Err() != nil {
+			p.mu.Unlock()
+			if s.returned != nil { // the call that was waited for has returned
+				s.returned()
+			}
+			return nil, context.Cause(ctx)
+		}
 		if c == nil {
 			c = &call{done: make(chan struct{}), since: time.Now(), notify: make(map[*Slot]struct{})}
 			p.calls[s.path] = c
