@@ -16,9 +16,7 @@ import (
 
 func mount(t *testing.T) (*HangFS, string) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "h") // t.TempDir can be too long for a socket
-	must(t, err)
-	t.Cleanup(func() { must(t, os.Remove(dir)) })
+	dir := ShortDir(t)
 	h, err := MountHangFS(dir)
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrNotExist) {
 		if os.Getenv("CI") == "true" {

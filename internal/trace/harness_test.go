@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"net"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -18,21 +17,15 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
+
+	"csi-registrar/internal/fake"
 )
 
 // waitLimit is how long a test waits for what has to come.
 const waitLimit = time.Minute
 
-// socketDir is a directory with a short path.
-func socketDir(t testing.TB) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "tr")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	return dir
-}
+// socketDir returns a directory with a short path.
+func socketDir(t testing.TB) string { return fake.ShortDir(t) }
 
 func listen(t testing.TB, path string) *net.UnixListener {
 	t.Helper()
