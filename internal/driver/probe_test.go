@@ -157,6 +157,13 @@ func TestAskAfterAHint(t *testing.T) {
 	if r := again(); r.Repeated || r.Connection == first.Connection || f.called("NodeGetInfo") != 3 {
 		t.Errorf("another driver: %+v after %d calls", r, f.called("NodeGetInfo"))
 	}
+	for _, ended := range []finding{replaced, interrupted} { // by a hint, or by the caller
+		before := f.called("NodeGetInfo")
+		c.last.Reason = ended.reason
+		if r := again(); r.Repeated || f.called("NodeGetInfo") != before+1 {
+			t.Errorf("after an inquiry that was ended: %+v", r)
+		}
+	}
 	f.set(func() { f.node = nil })
 	if r := again(); !r.Repeated {
 		t.Errorf("ready without a change: %+v", r)
