@@ -35,9 +35,12 @@ func isPermanent(err error) bool {
 	return errors.Is(err, fs.ErrPermission) || errors.Is(err, control.ErrPathTooLong)
 }
 
-// retryPause is the time between two attempts to connect to the daemon. An attempt while it is down
-// takes less than a millisecond.
-const retryPause = 100 * time.Millisecond
+// retryPause is the time before the first new attempt to connect to the daemon; for those who may
+// wait for long it doubles up to retryMost.
+const (
+	retryPause = 100 * time.Millisecond
+	retryMost  = time.Second
+)
 
 // follow yields the current status document and then one for each change, across restarts of the
 // daemon. While the daemon is down or does not answer, follow yields each distinct error once. It
@@ -45,12 +48,12 @@ const retryPause = 100 * time.Millisecond
 func follow(ctx context.Context, root string) iter.Seq2[status.Document, error] {
 	return func(yield func(status.Document, error) bool) {
 		client := control.NewClient(control.Path(root))
-		lastError := ""
+		lastError, pause := "", retryPause
 		for {
 			for s, err := range client.Watch(ctx) {
 				switch {
 				case err == nil:
-					lastError = ""
+					lastError, pause = "", retryPause
 					if !yield(s, nil) {
 						return
 					}
@@ -64,7 +67,8 @@ func follow(ctx context.Context, root string) iter.Seq2[status.Document, error] 
 			select {
 			case <-ctx.Done():
 				return
-			case <-time.After(retryPause):
+			case <-time.After(pause):
+				pause = min(2*pause, retryMost)
 			}
 		}
 	}

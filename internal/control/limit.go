@@ -101,7 +101,8 @@ func (s *snapshot[T]) get(b Backend) (rendered T, changed <-chan struct{}) {
 			return s.rendered, s.changed
 		}
 	}
-	s.changed = b.Changed() // before Status, so that no change is missed
+	changed = b.Changed() // before Status, so that no change is missed
 	s.rendered = s.render(b.Status())
+	s.changed = changed // not before: render may panic
 	return s.rendered, s.changed
 }
