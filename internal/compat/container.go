@@ -82,7 +82,7 @@ const maxValue = 64 << 10
 
 func (c container) replace(s string, vars map[string]variable) (string, error) {
 	if isTemplate(s) {
-		return "", fmt.Errorf("%w: %s", errIsTemplate, safetext.Quote(s))
+		return "", fmt.Errorf("%w: %s", templateError(s), safetext.Quote(s))
 	}
 	var err error
 	size := len(s)
@@ -132,7 +132,7 @@ func (p podSpec) hostPath(c container, file string) (string, error) {
 	}
 	for _, s := range []string{v.HostPath.Path, sub} {
 		if isTemplate(s) {
-			return "", fmt.Errorf("the volume %s: %w: %s", safetext.Word(v.Name), errIsTemplate, safetext.Quote(s))
+			return "", fmt.Errorf("the volume %s: %w: %s", safetext.Word(v.Name), templateError(s), safetext.Quote(s))
 		}
 	}
 	if !strings.HasPrefix(v.HostPath.Path, "/") {
@@ -167,5 +167,11 @@ func contains(dir, file string) bool {
 	return dir != "" && (file == clean || clean == "/" || strings.HasPrefix(file, clean+"/"))
 }
 
-var errIsTemplate = withHint("render it first, for example: helm template CHART | csi-registrar import -",
-	errors.New("this is a template, not a manifest"))
+// templateError returns an error with how to render the template s.
+func templateError(s string) error {
+	program := "envsubst < FILE"
+	if strings.Contains(s, "{{") {
+		program = "helm template CHART"
+	}
+	return withHint("render it first, for example: "+program+" | csi-registrar import -", errors.New("this is a template, not a manifest"))
+}

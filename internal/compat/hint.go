@@ -22,6 +22,8 @@ func hintFor(err error) string {
 
 const (
 	hintByHand = "correct the manifest, or write the table by hand: see csi-registrar.toml(5)"
+	// hintFlag is for a flag that a patch does not have, but the manifest that it changes.
+	hintFlag   = "if this is a patch, render its kustomization: kubectl kustomize DIR | csi-registrar import -; otherwise " + hintByHand
 	hintValue  = "write the value into a copy of the manifest, and import that"
 	hintVolume = "the driver's socket must be on the node: change the volume to a hostPath, also for the driver's container, and import again"
 	hintOne    = "import only the one for this kind of node, from a separate file"

@@ -12,6 +12,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"csi-registrar/internal/safetext"
+	"csi-registrar/internal/status"
 )
 
 // Manifest is one file, or standard input.
@@ -25,8 +26,10 @@ type object struct {
 	APIVersion string `yaml:"apiVersion"`
 	Kind       string
 	Metadata   metadata
-	Spec       yaml.Node // decoded only for some kinds
-	Items      []object
+	// Provisioner is set in a StorageClass.
+	Provisioner string
+	Spec        yaml.Node // decoded only for some kinds
+	Items       []object
 }
 
 type metadata struct {
@@ -133,7 +136,9 @@ type objects struct {
 	workloads []*workload
 	drivers   []csiDriver
 	operators []string // that create the DaemonSets of a driver
-	refused   []Refusal
+	// provisioners of StorageClasses that can be the name of a driver.
+	provisioners []string
+	refused      []Refusal
 }
 
 // addOperator adds the name of an operator; empty: there is none.
@@ -148,7 +153,7 @@ func (o *objects) refuse(m Manifest, where, what string, err error) bool {
 	err = fmt.Errorf("%s cannot be read: %s", what, safetext.Quote(oneLine(err)))
 	template := isTemplate(string(m.Data))
 	if template {
-		err = fmt.Errorf("%w: %w", errIsTemplate, err)
+		err = fmt.Errorf("%w: %w", templateError(string(m.Data)), err)
 	}
 	o.refused = append(o.refused, Refusal{where, err.Error(), hintFor(err)})
 	return template
@@ -181,6 +186,10 @@ func (o *objects) add(m Manifest, obj object) {
 	o.addOperator(operatorOf(obj))
 	var err error
 	switch obj.Kind {
+	case "StorageClass":
+		if status.CheckName(obj.Provisioner) == nil && !slices.Contains(o.provisioners, obj.Provisioner) {
+			o.provisioners = append(o.provisioners, obj.Provisioner)
+		}
 	case "CSIDriver":
 		var spec struct {
 			UpdatePeriod int64 `yaml:"nodeAllocatableUpdatePeriodSeconds"`

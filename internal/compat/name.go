@@ -51,6 +51,9 @@ func findNames(rs []*registration, drivers []csiDriver, given []GivenName) {
 	for _, r := range rs {
 		if r.driver == "" {
 			r.err = nameError(r.candidates)
+			r.provisioners = slices.DeleteFunc(slices.Clone(r.provisioners), func(name string) bool {
+				return slices.ContainsFunc(rs, func(o *registration) bool { return o.driver == name })
+			})
 		}
 	}
 }
@@ -151,10 +154,13 @@ func (r *registration) nameHint(alone bool) string {
 	}
 	hint := "import the manifest of the driver's CSIDriver object as well, or add " + option +
 		" with the name that GetPluginInfo returns; `kubectl get csidrivers` lists the names"
-	if len(r.candidates) > 0 {
+	dir := r.directory()
+	switch {
+	case len(r.candidates) > 0: // the error has them
 		hint = "add " + option + " with the name that GetPluginInfo returns"
-	}
-	if dir := r.directory(); strings.Contains(dir, ".") && status.CheckName(dir) == nil {
+	case len(r.provisioners) > 0:
+		hint += fmt.Sprintf("; it may be %s, like the provisioner of a StorageClass", strings.Join(r.provisioners[:min(len(r.provisioners), 3)], " or "))
+	case strings.Contains(dir, ".") && status.CheckName(dir) == nil:
 		hint += fmt.Sprintf("; it may be %s, like the directory of its socket", dir)
 	}
 	return hint

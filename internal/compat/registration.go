@@ -32,7 +32,9 @@ type registration struct {
 	driver     string
 	certain    bool     // of the driver's name
 	candidates []string // if the name is not known
-	err        error    // why it cannot be imported
+	// provisioners of StorageClasses that may be the name, if there are no candidates.
+	provisioners []string
+	err          error // why it cannot be imported
 }
 
 // registrations returns all registrars for Linux.
@@ -45,7 +47,7 @@ func (o *objects) registrations(res *Result) []*registration {
 			case w.forWindows(c):
 				res.Notes = append(res.Notes, fmt.Sprintf("%s is for Windows and was ignored", w))
 			default:
-				r := &registration{workload: w, container: c}
+				r := &registration{workload: w, container: c, provisioners: o.provisioners}
 				r.err = r.locate()
 				rs = append(rs, r)
 			}
@@ -122,7 +124,7 @@ func (c container) path(flag, byDefault string) (string, error) {
 	case err != nil:
 		return "", err
 	case !found && byDefault == "":
-		return "", fmt.Errorf("it has no --%s", flag)
+		return "", withHint(hintFlag, fmt.Errorf("it has no --%s", flag))
 	case !found:
 		value = byDefault
 	}
@@ -151,7 +153,11 @@ func (r *registration) setRootDir(res *Registrar) error {
 	}
 	host, err := r.pod.hostPath(r.container, dir)
 	if err != nil {
-		return fmt.Errorf("the kubelet's directory: %w", err)
+		err = fmt.Errorf("the kubelet's directory: %w", err)
+		if hintFor(err) == hintVolume {
+			err = withHint(hintByHand, err) // that hint is about the driver's socket
+		}
+		return err
 	}
 	if path.Base(host) != rootdir.PluginsRegistryName {
 		res.Comments = append(res.Comments, fmt.Sprintf("The manifest registers in %s, where current kubelets do not look; %s is used.",
