@@ -105,8 +105,8 @@ func nameError(names []string) error {
 var nameFlags = []string{"drivername", "driver-name", "driver_name", "csi-driver-name"}
 
 // ownName derives the driver's name from the flag of a container of the pod, the CSIDriver object
-// with the name of the socket's directory, or the CSIDriver object of the same Helm release. It
-// sets the candidates if there are several names.
+// with the name of a directory on the socket's path, or the CSIDriver object of the same Helm
+// release. It sets the candidates if there are several names.
 func (r *registration) ownName(drivers []csiDriver) {
 	var names []string
 	for _, c := range r.pod.all() {
@@ -120,15 +120,14 @@ func (r *registration) ownName(drivers []csiDriver) {
 			}
 		}
 	}
-	hasName := func(name string) func(csiDriver) bool {
-		return func(d csiDriver) bool { return d.name == name }
-	}
-	dir := r.directory()
+	dir, inPath := r.directory(), r.nameInPath(drivers)
 	switch {
 	case len(names) == 1:
 		r.driver, r.certain = names[0], true
-	case slices.Contains(names, dir) || len(names) == 0 && slices.ContainsFunc(drivers, hasName(dir)):
+	case slices.Contains(names, dir):
 		r.driver, r.certain = dir, true
+	case len(names) == 0 && inPath != "":
+		r.driver, r.certain = inPath, true
 	case len(names) > 1:
 		r.candidates = names
 	case r.helmRelease() != "":
@@ -141,6 +140,17 @@ func (r *registration) ownName(drivers []csiDriver) {
 			r.driver = names[0]
 		}
 	}
+}
+
+// nameInPath returns the name of the CSIDriver object that a directory on the socket's path has. It
+// need not be the last one: TopoLVM's socket is in topolvm.io/node.
+func (r *registration) nameInPath(drivers []csiDriver) string {
+	for dir := path.Dir(r.endpoint); dir != "/"; dir = path.Dir(dir) {
+		if slices.ContainsFunc(drivers, func(d csiDriver) bool { return d.name == path.Base(dir) }) {
+			return path.Base(dir)
+		}
+	}
+	return ""
 }
 
 // directory is the name of the directory of the driver's socket. By custom it is the driver's name.
