@@ -52,7 +52,9 @@ func findNames(rs []*registration, drivers []csiDriver, given []GivenName) {
 		if r.driver == "" {
 			r.err = nameError(r.candidates)
 			r.provisioners = slices.DeleteFunc(slices.Clone(r.provisioners), func(name string) bool {
-				return slices.ContainsFunc(rs, func(o *registration) bool { return o.driver == name })
+				return slices.ContainsFunc(rs, func(o *registration) bool {
+					return o.driver == name || o.driver == "" && o.socket != r.socket
+				})
 			})
 		}
 	}
