@@ -81,13 +81,42 @@ type csiDriver struct {
 
 // podSpec is the part of a pod that Import needs.
 type podSpec struct {
-	HostNetwork     bool              `yaml:"hostNetwork"`
-	NodeSelector    map[string]string `yaml:"nodeSelector"`
+	HostNetwork  bool              `yaml:"hostNetwork"`
+	NodeSelector map[string]string `yaml:"nodeSelector"`
+	OS           struct{ Name string }
+	Affinity     struct {
+		Node struct {
+			Required struct {
+				Terms []nodeSelectorTerm `yaml:"nodeSelectorTerms"`
+			} `yaml:"requiredDuringSchedulingIgnoredDuringExecution"`
+		} `yaml:"nodeAffinity"`
+	}
 	Containers      []container
 	InitContainers  []container `yaml:"initContainers"`
 	Volumes         []volume
 	SecurityContext securityContext `yaml:"securityContext"`
 }
+
+// nodeSelectorTerm is one of the alternatives of a node affinity.
+type nodeSelectorTerm struct {
+	Expressions []struct {
+		Key, Operator string
+		Values        []string
+	} `yaml:"matchExpressions"`
+}
+
+// needsWindows reports whether only nodes with Windows match the term.
+func (t nodeSelectorTerm) needsWindows() bool {
+	for _, e := range t.Expressions {
+		if e.Key == osLabel && e.Operator == "In" && slices.Equal(e.Values, []string{windows}) {
+			return true
+		}
+	}
+	return false
+}
+
+// osLabel is the label of a node with its operating system.
+const osLabel, windows = "kubernetes.io/os", "windows"
 
 // all lists the containers; a sidecar may be among the init containers.
 func (p podSpec) all() []container { return slices.Concat(p.Containers, p.InitContainers) }

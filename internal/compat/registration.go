@@ -32,7 +32,7 @@ type registration struct {
 	driver     string
 	certain    bool     // of the driver's name
 	candidates []string // if the name is not known
-	// provisioners of StorageClasses that may be the name, if there are no candidates.
+	// provisioners of StorageClasses that may be the name, if it is the only one not known.
 	provisioners []string
 	err          error // why it cannot be imported
 }
@@ -170,7 +170,9 @@ func (r *registration) setRootDir(res *Registrar) error {
 
 func (w *workload) forWindows(c container) bool {
 	windowsPath := regexp.MustCompile(`^(unix://)?[A-Za-z]:|\\`)
-	return w.pod.NodeSelector["kubernetes.io/os"] == "windows" || slices.ContainsFunc(c.Args, func(arg string) bool {
+	terms := w.pod.Affinity.Node.Required.Terms
+	needed := len(terms) > 0 && !slices.ContainsFunc(terms, func(t nodeSelectorTerm) bool { return !t.needsWindows() })
+	return needed || w.pod.OS.Name == windows || w.pod.NodeSelector[osLabel] == windows || slices.ContainsFunc(c.Args, func(arg string) bool {
 		_, value, _ := strings.Cut(arg, "=")
 		return strings.Contains(arg, "-kubelet-registration-path") && windowsPath.MatchString(value)
 	})
