@@ -303,6 +303,7 @@ func TestManagedWorkloads(t *testing.T) {
 		"labels: {app.kubernetes.io/managed-by: x-operator}":                                              "x-operator",
 		"labels: {addonmanager.kubernetes.io/mode: EnsureExists}":                                         "",
 		"labels: {addonmanager.kubernetes.io/mode: Reconcile}":                                            "the addon manager of the cluster",
+		"annotations: {operator.openshift.io/spec-hash: 0a1b}":                                            "an operator of OpenShift",
 		"ownerReferences: [{apiVersion: csi.ceph.io/v1, kind: Driver, name: rbd}]":                        "ceph-csi-operator",
 		"ownerReferences: [{apiVersion: apps/v1, kind: Deployment, name: rook-ceph-operator}]":            "Rook",
 		"ownerReferences: [{apiVersion: piraeus.io/v1, kind: LinstorCluster, name: linstorcluster}]":      "Piraeus",

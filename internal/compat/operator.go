@@ -62,6 +62,10 @@ func (w *workload) manager() string {
 	if w.Labels["addonmanager.kubernetes.io/mode"] == "Reconcile" {
 		return "the addon manager of the cluster"
 	}
+	// The operators of OpenShift set no owner.
+	if w.Annotations["operator.openshift.io/spec-hash"] != "" {
+		return "an operator of OpenShift"
+	}
 	for _, key := range slices.Sorted(maps.Keys(w.Labels)) {
 		value := w.Labels[key]
 		if !strings.HasSuffix(key, "/managed-by") {
