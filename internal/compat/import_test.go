@@ -134,6 +134,22 @@ func drivers(res Result) string {
 	return strings.Join(out, " ")
 }
 
+// The name is that of a flag of the driver, as published drivers have it.
+func TestNameOfFlag(t *testing.T) {
+	m := manifest(t, "testdata/bad/noname.yaml")
+	for _, flag := range []string{
+		"--drivername", "--driver-name", "--driver_name", "--csi-driver-name", // most
+		"--driverName",           // SeaweedFS
+		"--csi-name",             // democratic-csi
+		"--override-driver-name", // Baidu
+	} {
+		data := strings.Replace(string(m.Data), "args: []", "args: ["+flag+"=x.example.com]", 1)
+		if res := Import([]Manifest{{Name: "x", Data: []byte(data)}}, nil); drivers(res) != "x.example.com" {
+			t.Errorf("%s: %+v", flag, res)
+		}
+	}
+}
+
 func TestNameGivenByHand(t *testing.T) {
 	noname := []Manifest{manifest(t, "testdata/bad/noname.yaml")}
 	ceph := []Manifest{manifest(t, "testdata/good/ceph.yaml")}

@@ -104,7 +104,9 @@ func nameError(names []string) error {
 }
 
 // nameFlags are the flags with which published drivers set their name.
-var nameFlags = []string{"drivername", "driver-name", "driver_name", "csi-driver-name"}
+var nameFlags = []string{
+	"drivername", "driver-name", "driver_name", "csi-driver-name", "driverName", "csi-name", "override-driver-name",
+}
 
 // ownName derives the driver's name from the flag of a container of the pod, the CSIDriver object
 // with the name of a directory on the socket's path, or the CSIDriver object of the same Helm
