@@ -316,6 +316,7 @@ func TestManagedWorkloads(t *testing.T) {
 	for metadata, want := range map[string]string{
 		"labels: {app.kubernetes.io/managed-by: Helm}":                                                    "",
 		"labels: {longhorn.io/managed-by: longhorn-manager}":                                              "Longhorn",
+		"labels: {app.kubernetes.io/managed-by: EKS}":                                                     "an EKS add-on",
 		"labels: {app.kubernetes.io/managed-by: x-operator}":                                              "x-operator",
 		"labels: {addonmanager.kubernetes.io/mode: EnsureExists}":                                         "",
 		"labels: {addonmanager.kubernetes.io/mode: Reconcile}":                                            "the addon manager of the cluster",

@@ -74,7 +74,10 @@ func (w *workload) manager() string {
 		if name := operatorWith(func(op operator) bool { return op.label != "" && op.label == value }); name != "" {
 			return name
 		}
-		if strings.Contains(value, "operator") {
+		switch {
+		case value == "EKS":
+			return "an EKS add-on"
+		case strings.Contains(value, "operator"):
 			return safetext.Word(value)
 		}
 	}
