@@ -270,3 +270,25 @@ func TestNoChmodBelowADirectoryOfAnotherUser(t *testing.T) {
 		t.Errorf("%+v", f)
 	}
 }
+
+// AKS makes root_dir writable for everybody (bind-mount.sh): then plugins_registry can be renamed,
+// whatever its own mode is.
+func TestRegistryThatOthersCanReplace(t *testing.T) {
+	n := newNode(t)
+	chmod(t, n.rootDir, 0o777)
+	r := n.examine()
+	if len(r.Findings) != 1 {
+		t.Fatalf("%+v", r.Findings)
+	}
+	f := r.Findings[0]
+	if f.ID != RegistryWritable || !strings.Contains(f.Found, n.rootDir+" may be written by its group or others (mode 0777)") {
+		t.Errorf("%+v", f)
+	}
+	if fix := lines(f.Fix); fix != "chmod go-w "+n.rootDir {
+		t.Errorf("%s", fix)
+	}
+	chmod(t, n.rootDir, 0o755)
+	if r := n.examine(); len(r.Findings) != 0 {
+		t.Errorf("%+v", r.Findings)
+	}
+}

@@ -15,6 +15,7 @@ import (
 	"csi-registrar/internal/distro"
 	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/systemd"
+	"csi-registrar/internal/trust"
 	"csi-registrar/internal/unixsock"
 )
 
@@ -119,10 +120,30 @@ func (x *diagnosis) directory(ctx context.Context) {
 		x.problem("", StepDirectory, RegistryWritable,
 			fmt.Sprintf("other users than root may write to %s (mode %04o): they could register any driver", shown, at.Mode&0o777),
 			"mode 0750", fix)
+	case !x.rootOnly(ctx, dir):
+		x.replaceable(ctx, dir)
 	default:
 		x.checked("", StepDirectory, OK, "%s", shown)
 		x.space(ctx, dir)
 	}
+}
+
+// replaceable reports that others than root can replace plugins_registry, whatever its own mode is.
+func (x *diagnosis) replaceable(ctx context.Context, dir string) {
+	above := path.Dir(path.Clean(dir))
+	err := x.check(ctx, above, func() error { return trust.SocketOwner("root").Path(above) })
+	untrusted, ok := errors.AsType[*trust.Error](err)
+	if !ok {
+		x.checked("", StepDirectory, Skipped, "who may replace %s is not known: %v", safetext.Word(dir), err)
+		return
+	}
+	fix := note("make all directories on the path of %s writable for root only", safetext.ShellWord(dir))
+	if untrusted.Command.Name != "" {
+		fix = Fix{Command: untrusted.Command}
+	}
+	x.problem("", StepDirectory, RegistryWritable,
+		fmt.Sprintf("%v: other users than root could replace %s, and register any driver", untrusted, safetext.Word(dir)),
+		"only root can change a directory on its path", fix)
 }
 
 // space checks that a registration socket can be created. A kubelet does not start either on a file

@@ -108,6 +108,7 @@ var sicknesses = map[string][]sickness{
 		{id: "no-kubelet", breaks: "systemctl stop kubelet.service", seen: "kubelet.service is inactive"},
 		{id: "kubelet-not-asking", breaks: "kill -STOP $(systemctl show --value --property=MainPID kubelet.service); csi-registrar reregister " + sick + "; sleep 6"},
 		{id: "plugins-registry-writable", breaks: "chmod 0777 " + registry},
+		{id: "plugins-registry-writable", breaks: "chmod a+w /var/lib/kubelet", seen: "could replace"},
 		{id: "kubelet-watches-deleted", breaks: "systemctl stop " + unit + "; mv " + registry + " /var/lib/kubelet/old; mkdir -m 0750 " + registry + "; systemctl start " + unit,
 			after: "rm -rf /var/lib/kubelet/old"},
 		{id: "plugins-registry-missing", breaks: "systemctl stop " + unit + "; rm -rf " + registry},
