@@ -30,6 +30,10 @@ var (
 	kubeletUnit = []string{"kubelet.service"}
 )
 
+// k8sSecrets are those of Canonical Kubernetes, whatever its confinement.
+var k8sSecrets = []string{"/var/snap/k8s/common/var/lib/k8sd", "/var/snap/k8s/common/var/lib/etcd",
+	"/var/snap/k8s/common/var/lib/k8s-dqlite", "/var/snap/k8s/common/node-token"}
+
 // Only kubeadm's row was tried on a node of its kind; the units, processes and root directories of
 // the others were tried with the same kubelet. "Read" means that the facts come from the named
 // sources, read in November 2026; "known" is common knowledge without a source.
@@ -40,68 +44,86 @@ var table = []Distro{
 		Secrets: []string{"/etc/kubernetes", "/var/lib/etcd"},
 	},
 	{
-		// Read: k3s pkg/daemons/agent/agent_linux.go. Known: the units and directories of k3s'
-		// installer, and those of Rancher's agents, agent and capr.
+		// Read: k3s pkg/daemons/agent/agent_linux.go, pkg/agent/config/config.go (the root
+		// directory), cmd/k3s/main.go (it executes itself as k3s-server), install.sh (the units,
+		// and the token in a file beside each). Known: the directories of Rancher's agents, agent
+		// and capr.
 		Name: "k3s", Processes: []string{"k3s-server", "k3s-agent"}, Units: []string{"k3s.service", "k3s-agent.service"},
 		RootDir: DefaultRootDir,
-		Secrets: []string{"/etc/rancher", "/var/lib/rancher/k3s/agent", "/var/lib/rancher/k3s/server", "/var/lib/rancher/agent", "/var/lib/rancher/capr"},
+		Secrets: []string{"/etc/rancher", "/var/lib/rancher/k3s/agent", "/var/lib/rancher/k3s/server", "/var/lib/rancher/agent", "/var/lib/rancher/capr",
+			"/etc/systemd/system/k3s.service.env", "/etc/systemd/system/k3s-agent.service.env"},
 	},
 	{
-		// Read: rke2 bundle/lib/systemd/system. The kubelet is a child of rke2.
+		// Read: rke2 bundle/lib/systemd/system, pkg/executor/staticpod/staticpod.go. The kubelet is
+		// a child of rke2.
 		Name: "rke2", Processes: kubelet, Units: []string{"rke2-server.service", "rke2-agent.service"},
 		RootDir: DefaultRootDir,
 		Secrets: []string{"/etc/rancher", "/var/lib/rancher/rke2/agent", "/var/lib/rancher/rke2/server", "/var/lib/rancher/agent", "/var/lib/rancher/capr"},
 	},
 	{
-		// Read: k0s pkg/config/cfgvars.go. A controller has a kubelet if it was installed with
-		// --enable-worker or --single. --kubelet-root-dir changes the directory.
+		// Read: k0s pkg/config/cfgvars.go, pkg/component/worker/kubelet.go, pkg/install/service.go,
+		// pkg/apis/k0s/v1beta1/storage.go (db, with --single). A controller has a kubelet if it was
+		// installed with --enable-worker or --single. --kubelet-root-dir and --data-dir change the
+		// directory.
 		Name: "k0s", Processes: kubelet, Units: []string{"k0sworker.service", "k0scontroller.service"}, RootDir: "/var/lib/k0s/kubelet",
-		Secrets: []string{"/etc/k0s", "/var/lib/k0s/pki", "/var/lib/k0s/etcd", "/var/lib/k0s/kubelet.conf"},
+		Secrets: []string{"/etc/k0s", "/var/lib/k0s/pki", "/var/lib/k0s/etcd", "/var/lib/k0s/db", "/var/lib/k0s/kubelet.conf"},
 	},
 	{
-		// Read: microk8s microk8s-resources/default-args/kubelet, snap/snapcraft.yaml.
+		// Read: microk8s microk8s-resources/default-args/kubelet, snap/snapcraft.yaml,
+		// snap/hooks/install. current is a link to the directory of a revision.
 		Name: "MicroK8s", Processes: []string{"kubelite"}, Units: []string{"snap.microk8s.daemon-kubelite.service"},
 		RootDir: "/var/snap/microk8s/common/var/lib/kubelet", Secrets: []string{"/var/snap/microk8s/current"},
 	},
 	{
-		// Read: k8s-snap src/k8s/pkg/snap/snap.go.
+		// Read: k8sd pkg/snap/snap.go, k8s-snap k8s/lib.sh. k8s-dqlite is the datastore of clusters
+		// from before 1.34.
 		Name: "Canonical Kubernetes", Processes: kubelet, Units: []string{"snap.k8s.kubelet.service"}, RootDir: DefaultRootDir,
-		Secrets: []string{"/etc/kubernetes", "/var/snap/k8s/common/var/lib/k8sd", "/var/snap/k8s/common/var/lib/k8s-dqlite"},
+		Secrets: append([]string{"/etc/kubernetes"}, k8sSecrets...),
 	},
 	{
-		// Read: k8s-snap snap/snapcraft.yaml, layout. Within the snap that is /var/lib/kubelet.
+		// Read: k8s-snap snap/snapcraft.yaml of the branch strict/main, layout. Within the snap
+		// that is /var/lib/kubelet, and its /etc/kubernetes is another directory of the node, too.
 		Name: "Canonical Kubernetes, strict", Processes: kubelet, Units: []string{"snap.k8s.kubelet.service"},
 		RootDir: "/var/snap/k8s/common/var/lib/kubelet",
-		Secrets: []string{"/var/snap/k8s/common/var/lib/k8sd", "/var/snap/k8s/common/var/lib/k8s-dqlite"},
+		Secrets: append([]string{"/var/snap/k8s/common/etc/kubernetes"}, k8sSecrets...),
 	},
 	{
-		// Read: microshift pkg/node/kubelet.go, packaging/systemd/microshift.service.
+		// Read: microshift pkg/node/kubelet.go, pkg/config/files.go,
+		// packaging/systemd/microshift.service, packaging/crio.conf.d (the pull secret).
 		Name: "MicroShift", Processes: []string{"microshift"}, Units: []string{"microshift.service"}, RootDir: DefaultRootDir,
-		Secrets: []string{"/var/lib/microshift"},
+		Secrets: []string{"/var/lib/microshift", "/var/lib/microshift-backups", "/etc/crio/openshift-pull-secret"},
 	},
 	{
-		// Read: how others order units before it. Known: its kubelet is a snap with classic
-		// confinement.
+		// Read: charm-kubernetes-worker src/charm.py, charm-lib-kubernetes-snaps
+		// charms/kubernetes_snaps.py: a snap with classic confinement.
 		Name: "Charmed Kubernetes", Processes: kubelet, Units: []string{"snap.kubelet.daemon.service"}, RootDir: DefaultRootDir,
 		Secrets: []string{"/root/cdk"},
 	},
 	{
-		// Read: amazon-eks-ami templates/shared/runtime/bin/setup-local-disks.
+		// Read: amazon-eks-ami templates/al2023/runtime: bin/setup-local-disks, and kubelet.service
+		// and nodeadm-run.service in rootfs/etc/systemd/system.
 		Name: "EKS (Amazon Linux 2023)", Processes: kubelet, Units: kubeletUnit, RootDir: DefaultRootDir,
 		Secrets: []string{"/etc/kubernetes"},
 		Note:    "With local disks /var/lib/kubelet becomes a bind mount while the node starts.",
 	},
 	{
-		// Read: AgentBaker parts/linux/cloud-init/artifacts/bind-mount.sh,
-		// format-mount-nvme-root.sh.
-		Name: "AKS", Processes: kubelet, Units: kubeletUnit, RootDir: DefaultRootDir,
+		// Read: how others order units before it, and stop it to mount a disk over its directory.
+		// Known: Canonical's images have the kubelet as a snap with classic confinement.
+		Name: "EKS (Ubuntu)", Processes: kubelet, Units: []string{"snap.kubelet-eks.daemon.service"}, RootDir: DefaultRootDir,
 		Secrets: []string{"/etc/kubernetes"},
-		Note:    "With a temporary disk /var/lib/kubelet becomes a bind mount while the node starts, and others may write to it.",
 	},
 	{
-		// Known.
+		// Read: AgentBaker parts/linux/cloud-init/artifacts: kubelet.service, which makes a bind
+		// mount of the directory to itself if there is none, bind-mount.sh, ubuntu/gb.
+		Name: "AKS", Processes: kubelet, Units: kubeletUnit, RootDir: DefaultRootDir,
+		Secrets: []string{"/etc/kubernetes"},
+		Note:    "/var/lib/kubelet becomes a bind mount while the node starts: of a temporary disk, and then everybody may write to it, or of itself.",
+	},
+	{
+		// Read: machine-config-operator templates, pkg/daemon/daemon.go, pkg/server/server.go. A
+		// machine config has the pull secret, as config.json has.
 		Name: "OpenShift and other CoreOS", Processes: kubelet, Units: kubeletUnit, RootDir: DefaultRootDir,
-		Secrets: []string{"/etc/kubernetes", "/var/lib/etcd"},
+		Secrets: []string{"/etc/kubernetes", "/var/lib/etcd", "/var/lib/kubelet/config.json", "/etc/machine-config-daemon", "/etc/mcs-machine-config-content.json"},
 	},
 	{
 		// Known: Kubernetes is installed with kubeadm.
@@ -109,9 +131,11 @@ var table = []Distro{
 		Secrets: []string{"/etc/kubernetes", "/var/lib/etcd"},
 	},
 	{
-		// Known.
+		// Read: kind images/base, minikube pkg/minikube/vmpath/constants.go,
+		// pkg/minikube/machine/machine.go (a copy of /etc/kubernetes in backup),
+		// deploy/iso/minikube-iso, deploy/kicbase.
 		Name: "kind, minikube", Processes: kubelet, Units: kubeletUnit, RootDir: DefaultRootDir,
-		Secrets: []string{"/etc/kubernetes", "/var/lib/minikube/certs", "/var/lib/minikube/etcd"},
+		Secrets: []string{"/etc/kubernetes", "/var/lib/etcd", "/var/lib/minikube"},
 		Note:    "The node is a container or a virtual machine: install csi-registrar in there.",
 	},
 }

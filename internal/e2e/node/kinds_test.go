@@ -48,8 +48,11 @@ type kindOfNode struct {
 }
 
 // lateMount mounts the root directory while the node starts, as the Note of some distributions
-// says.
-const lateMount = "bind mount"
+// says, and openToOthers is what AKS does to it.
+const (
+	lateMount    = "bind mount"
+	openToOthers = "everybody may write"
+)
 
 func (k *kindOfNode) try(t *testing.T, debs []string) {
 	k.Write("/etc/systemd/system/"+k.unit, fmt.Sprintf(`[Unit]
@@ -73,6 +76,9 @@ RestartSec=1s
 	if late {
 		k.Run("mkdir", "-p", "/mnt/kubelet")
 		k.shell("mount --bind /mnt/kubelet "+k.d.RootDir, "mount", "--bind", "/mnt/kubelet", k.d.RootDir)
+		if strings.Contains(k.d.Note, openToOthers) {
+			k.Run("chmod", "a+w", k.d.RootDir)
+		}
 		k.startKubelet()
 	}
 	out := k.shell("csi-registrar doctor", "sh", "-c", "csi-registrar doctor; true")
