@@ -93,7 +93,7 @@ func Run(ctx context.Context, o Options) Report {
 	x.running()
 	x.withdrawals(ctx)
 	x.watching(ctx)
-	x.volumeProblems()
+	x.volumeProblems(ctx)
 	x.staleSockets(ctx)
 	x.drivers(ctx)
 	x.degraded(ctx)

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -213,5 +214,21 @@ func TestKubeletsOfOthersDoNotChooseTheRootDirectory(t *testing.T) {
 				t.Errorf("%+v", r.Findings)
 			}
 		})
+	}
+}
+
+// What a driver in a pod mounts is only in the kubelet's mount namespace, if that is its own.
+func TestVolumeInTheMountNamespaceOfTheKubelet(t *testing.T) {
+	n := newNode(t)
+	n.volume(podVolume, volData, time.Hour)
+	target := n.path("kubelet", podVolume, "mount")
+	const root = "21 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
+	n.write("proc/812/mountinfo", root+"30 21 0:1 / "+target+"-other rw - nfs x rw\n")
+	if r := n.examine(); len(r.Findings) != 1 || r.Findings[0].ID != VolumeNotMounted {
+		t.Errorf("mounted nowhere: %+v", r.Findings)
+	}
+	n.write("proc/812/mountinfo", root+"30 21 0:1 / "+target+" rw - nfs x rw\n")
+	if r := n.examine(); len(r.Findings) != 0 {
+		t.Errorf("mounted where the kubelet sees it: %+v", r.Findings)
 	}
 }

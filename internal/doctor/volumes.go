@@ -3,6 +3,7 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"os"
 	"strings"
 	"time"
 
@@ -20,19 +21,21 @@ func (x *diagnosis) readVolumes(ctx context.Context) {
 // the kubelet does about them by itself (kubelet v1.36: pkg/volume/csi,
 // pkg/kubelet/volumemanager/reconciler). Doctor does not ask the API server whether a pod still
 // exists.
-func (x *diagnosis) volumeProblems() {
+func (x *diagnosis) volumeProblems(ctx context.Context) {
 	if x.volumesErr != nil {
 		x.checked("", StepVolumes, Skipped, "the volumes cannot be read: %v", x.volumesErr)
 		return
 	}
 	published := 0
+	seen := x.kubeletMounts(ctx)
 	wrong := map[volumes.Problem][]volumes.Volume{}
 	for _, v := range x.volumes {
 		if v.Pod != "" {
 			published++
 		}
 		changing := (v.Problem == volumes.Unmounted || v.Problem == volumes.Unused) && time.Since(v.Changed) < volumes.Settling
-		if v.Problem != "" && !changing && (v.Driver == "" || x.selected(v.Driver)) {
+		hidden := v.Problem == volumes.Unmounted && seen[v.Target]
+		if v.Problem != "" && !changing && !hidden && (v.Driver == "" || x.selected(v.Driver)) {
 			wrong[v.Problem] = append(wrong[v.Problem], v)
 		}
 	}
@@ -62,6 +65,29 @@ func (x *diagnosis) volumeProblems() {
 			"it is unstaged after the last pod", logOf(x.kubelet.service()),
 			note("if the kubelet has forgotten it: run a pod with this volume on this node and delete it, and the kubelet unstages it"))
 	}
+}
+
+// kubeletMounts returns the mount points that the kubelet sees; none if they are not known. With
+// OpenShift's kubens.service, and in a snap with strict confinement, kubelet and pods have a mount
+// namespace of their own, and what a driver in a pod mounts there does not reach the node's.
+func (x *diagnosis) kubeletMounts(ctx context.Context) map[string]bool {
+	if x.kubelet == nil {
+		return nil
+	}
+	file := x.procPath(x.kubelet.pid, "mountinfo")
+	all, _ := look(ctx, x, file, func() ([]volumes.Mount, error) {
+		f, err := os.Open(file)
+		if err != nil {
+			return nil, err
+		}
+		defer f.Close()
+		return volumes.ParseMounts(f)
+	})
+	points := map[string]bool{}
+	for _, m := range all {
+		points[m.Point] = true
+	}
+	return points
 }
 
 // stuckVolumes returns how many volumes the kubelet cannot unmount while no driver is registered,
