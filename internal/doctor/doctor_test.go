@@ -304,6 +304,11 @@ func TestBrokenNodes(t *testing.T) {
 		{what: "root_dir in /tmp", step: StepSandbox, id: "root-dir-not-writable", found: "PrivateTmp=yes", fix: "PrivateTmp=no",
 			breaks: func(t *testing.T, n *node) { n.units[serviceUnit]["PrivateTmp"] = "yes" },
 			manual: func(t *testing.T, n *node) { n.units[serviceUnit]["PrivateTmp"] = "no" }},
+		{what: "root_dir below keys", step: StepSandbox, id: "root-dir-not-writable", found: "is hidden from it (InaccessiblePaths=)", fix: "InaccessiblePaths= InaccessiblePaths=-/etc/shadow >",
+			breaks: func(t *testing.T, n *node) {
+				n.units[serviceUnit]["InaccessiblePaths"] = "-/etc/shadow -" + filepath.Dir(n.rootDir)
+			},
+			manual: func(t *testing.T, n *node) { n.units[serviceUnit]["InaccessiblePaths"] = "-/etc/shadow" }},
 		{what: "store disabled", step: StepStore, id: "store-too-small", found: "FileDescriptorStoreMax= is 0", fix: "FileDescriptorStoreMax=4096",
 			breaks: func(t *testing.T, n *node) { n.units[serviceUnit]["FileDescriptorStoreMax"] = "0" }},
 		{what: "without --keep-sockets", step: StepStore, id: "sockets-not-kept", found: "without --keep-sockets", fix: "--keep-sockets",

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"csi-registrar/internal/distro"
 	"csi-registrar/internal/rootdir"
 	"csi-registrar/internal/safetext"
 	"csi-registrar/internal/systemd"
@@ -75,7 +76,7 @@ var enable = run("systemctl", "enable", "--now", serviceUnit)
 // askUnit asks systemd about the daemon's unit.
 func (x *diagnosis) askUnit(ctx context.Context) {
 	x.properties, x.propertiesErr = x.o.Units.Show(ctx, serviceUnit, "LoadState", "LoadError", "ActiveState", "SubState", "Result", "UnitFileState",
-		"NeedDaemonReload", "FileDescriptorStoreMax", "WatchdogUSec", "ExecStart", "ProtectSystem", "ReadWritePaths", "ProtectHome", "PrivateTmp", "NRestarts")
+		"NeedDaemonReload", "FileDescriptorStoreMax", "WatchdogUSec", "ExecStart", "ProtectSystem", "ReadWritePaths", "InaccessiblePaths", "ProtectHome", "PrivateTmp", "NRestarts")
 }
 
 // unit checks how systemd runs the daemon.
@@ -153,14 +154,50 @@ func (x *diagnosis) sandbox(p map[string]string) {
 		found = fmt.Sprintf("%s does not see %s: it has its own empty %s (%s=%s)", serviceUnit, shown, dir, setting, p[setting])
 		expected = setting + "=no, and " + expected
 	}
+	above, kept := hiddenAbove(p["InaccessiblePaths"], path.Clean(root))
+	if above != "" {
+		found = fmt.Sprintf("%s does not see %s: %s is hidden from it (InaccessiblePaths=)", serviceUnit, shown, safetext.Word(above))
+		expected = "no InaccessiblePaths= above the kubelet's root directory: ReadWritePaths= cannot open what is below"
+	}
 	switch {
-	case writable && !hidden:
+	case writable && !hidden && above == "":
 		x.checked("", StepSandbox, OK, "the daemon may write below %s", shown)
+	case above != "" && !x.problemIn(StepKubelet):
+		fix := []Fix{note("or give the kubelet a root directory elsewhere: then the daemon does not see the keys in %s", safetext.ShellWord(above))}
+		if !writable || hidden {
+			fix = append(fix, installDropIn(root)...)
+		}
+		x.problem("", StepSandbox, RootDirNotWritable, found, expected,
+			append(fix, writeDropIn(inaccessibleFile, "[Service]", "InaccessiblePaths=", "InaccessiblePaths="+strings.Join(kept, " "))...)...)
 	case x.problemIn(StepKubelet): // the directory is wrong anyway
 		x.checked("", StepSandbox, Problem, "%s", found)
 	default:
 		x.problem("", StepSandbox, RootDirNotWritable, found, expected, installDropIn(root)...)
 	}
+}
+
+// inaccessibleFile is read after a drop-in that adds InaccessiblePaths=.
+const inaccessibleFile = "/etc/systemd/system/csi-registrar.service.d/zz-doctor-inaccessiblepaths.conf"
+
+// hiddenAbove returns the directory in a list of InaccessiblePaths= that a path is in, and the list
+// without it but with the keys of distributions in that directory; empty if there is none.
+func hiddenAbove(list, p string) (above string, kept []string) {
+	for _, word := range strings.Fields(list) {
+		if dir := strings.TrimLeft(word, "-+"); systemd.Within(p, dir) {
+			above = dir
+		} else {
+			kept = append(kept, word)
+		}
+	}
+	for _, d := range distro.All() {
+		for _, secret := range d.Secrets {
+			word := "-" + secret
+			if above != "" && systemd.Within(secret, above) && !systemd.Within(p, secret) && !slices.Contains(kept, word) {
+				kept = append(kept, word)
+			}
+		}
+	}
+	return above, kept
 }
 
 // hiddenSockets reports sockets of drivers in directories that the unit's sandbox replaces, such

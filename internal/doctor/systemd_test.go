@@ -171,3 +171,20 @@ func TestConfigFile(t *testing.T) {
 		t.Errorf("%+v", r.Findings)
 	}
 }
+
+// k3s with --kubelet-arg=root-dir=/var/lib/rancher/k3s/agent/kubelet: the keys of its server stay
+// hidden.
+func TestHiddenAboveTheRootDirectory(t *testing.T) {
+	const list = "-/etc/rancher -/var/lib/rancher/k3s -/var/lib/rancher/rke2"
+	for root, want := range map[string]string{
+		"/var/lib/rancher/k3s/agent/kubelet": "/var/lib/rancher/k3s: -/etc/rancher -/var/lib/rancher/rke2 -/var/lib/rancher/k3s/server",
+		"/var/lib/rancher/k3s":               "/var/lib/rancher/k3s: -/etc/rancher -/var/lib/rancher/rke2 -/var/lib/rancher/k3s/agent -/var/lib/rancher/k3s/server",
+		"/var/lib/rancher/k3s2":              ": " + list,
+		"/var/lib/kubelet":                   ": " + list,
+	} {
+		above, kept := hiddenAbove(list, root)
+		if got := above + ": " + strings.Join(kept, " "); got != want {
+			t.Errorf("%s: %s, want %s", root, got, want)
+		}
+	}
+}
