@@ -73,15 +73,24 @@ func (x *diagnosis) outside(ctx context.Context, p process, dir string) string {
 	return ""
 }
 
-// installedKubelet returns the first known kubelet unit that exists here, and how it ended, as
-// the rest of a sentence.
+// installedKubelet returns the known kubelet unit that is to run here, and how it ended, as the
+// rest of a sentence: the first one that is enabled, for the packages of another distribution may
+// be left; else the first one that exists.
 func (x *diagnosis) installedKubelet(ctx context.Context) (unit, ended string) {
-	for _, unit := range distro.Units() {
-		if p, _ := x.o.Units.Show(ctx, unit, "LoadState"); p["LoadState"] == "loaded" {
-			return unit, x.lastExit(ctx, unit)
+	for _, u := range distro.Units() {
+		p, _ := x.o.Units.Show(ctx, u, "LoadState", "UnitFileState")
+		switch enabled := strings.HasPrefix(p["UnitFileState"], "enabled"); {
+		case p["LoadState"] != "loaded":
+		case enabled:
+			return u, x.lastExit(ctx, u)
+		case unit == "":
+			unit = u
 		}
 	}
-	return "kubelet.service", ""
+	if unit == "" {
+		return "kubelet.service", ""
+	}
+	return unit, x.lastExit(ctx, unit)
 }
 
 // maxSockets limits the list of Unix sockets in bytes: about 80,000 sockets.

@@ -232,3 +232,38 @@ func TestVolumeInTheMountNamespaceOfTheKubelet(t *testing.T) {
 		t.Errorf("mounted where the kubelet sees it: %+v", r.Findings)
 	}
 }
+
+// kubeadm's packages may be left on a node of k3s.
+func TestUnitOfAKubeletThatIsDown(t *testing.T) {
+	n := newNode(t)
+	n.remove(n.path("proc/812"))
+	for _, test := range []struct{ kubelet, k3s, want string }{
+		{"", "", "kubelet.service"},
+		{"disabled", "enabled", "k3s.service"},
+		{"enabled", "enabled", "kubelet.service"},
+		{"disabled", "disabled", "kubelet.service"},
+		{"", "disabled", "k3s.service"},
+	} {
+		for unit, state := range map[string]string{"kubelet.service": test.kubelet, "k3s.service": test.k3s} {
+			if delete(n.units, unit); state != "" {
+				n.units[unit] = map[string]string{"LoadState": "loaded", "UnitFileState": state, "ActiveState": "failed"}
+			}
+		}
+		if fix := lines(n.examine().Findings[0].Fix); !strings.HasPrefix(fix, "systemctl start "+test.want) {
+			t.Errorf("%+v: %s", test, fix)
+		}
+	}
+}
+
+// A k3s server without an agent has the name of a kubelet, and no root directory.
+func TestKubeletBesideAServerWithoutAgent(t *testing.T) {
+	n := newNode(t)
+	n.remove(n.path("proc/812"))
+	n.process(300, "k3s-server", "0::/system.slice/k3s.service")
+	n.listens(300)
+	n.process(700, "kubelet", "0::/system.slice/rke2-agent.service")
+	n.listens(700, "/var/lib/kubelet")
+	if r := n.examine(); len(r.Findings) == 0 || r.Findings[0].ID != RootDirMismatch || !strings.Contains(r.Findings[0].Found, "pid 700") {
+		t.Errorf("%+v", r.Findings)
+	}
+}

@@ -48,7 +48,11 @@ func (x *diagnosis) kubelets(ctx context.Context) {
 			return k.rootDir == ours || k.rootDir != "" && x.sameFile(ctx, filepath.Join(x.o.Root, k.rootDir), ours)
 		})
 	}
-	x.kubelet = &found[max(same, 0)]
+	if x.kubelet = &found[max(same, 0)]; same < 0 { // a k3s server without an agent has none
+		if known := slices.IndexFunc(found, func(k kubelet) bool { return k.rootDir != "" }); known >= 0 {
+			x.kubelet = &found[known]
+		}
+	}
 	k := x.kubelet
 	for i := range found {
 		if other := &found[i]; other != k {
