@@ -64,7 +64,8 @@ var table = []Distro{
 		// Read: k0s pkg/config/cfgvars.go, pkg/component/worker/kubelet.go, pkg/install/service.go,
 		// pkg/apis/k0s/v1beta1/storage.go (db, with --single). A controller has a kubelet if it was
 		// installed with --enable-worker or --single. --kubelet-root-dir and --data-dir change the
-		// directory.
+		// directory. pkg/component/controller/workerconfig/reconciler.go makes the kubelet leave
+		// the cgroup of the unit for that of a containerd.service, which need not exist.
 		Name: "k0s", Processes: kubelet, Units: []string{"k0sworker.service", "k0scontroller.service"}, RootDir: "/var/lib/k0s/kubelet",
 		Secrets: []string{"/etc/k0s", "/var/lib/k0s/pki", "/var/lib/k0s/etcd", "/var/lib/k0s/db", "/var/lib/k0s/kubelet.conf"},
 	},

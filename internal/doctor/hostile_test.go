@@ -179,7 +179,7 @@ func FuzzProcess(f *testing.F) {
 		n.process(1, "kubelet", "0::/")
 		n.listens(1)
 		n.write("proc/1/net/unix", "0: 2 0 10000 1 1 100 "+bound+"\n")
-		p := process{pid: 1, uids: uidsOf(status), unit: cgroup.Parse(group).Unit, comm: "kubelet"}
+		p := process{pid: 1, uids: statusOf(status, "Uid:"), unit: cgroup.Parse(group).Unit, comm: "kubelet"}
 		if p.unit != "" && !safetext.UnitName(p.unit) {
 			t.Fatalf("unit %q", p.unit)
 		}

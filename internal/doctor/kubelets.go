@@ -61,6 +61,26 @@ func (x *diagnosis) findKubelets(ctx context.Context, all []process) (found []ku
 	return found, ignored
 }
 
+// unitOfKubelet returns the unit that runs a kubelet. With kubeletCgroups in its configuration it
+// moves itself out of the cgroup of its unit: on k0s to that of containerd.service, which need not
+// exist.
+func (x *diagnosis) unitOfKubelet(ctx context.Context, p process) string {
+	if slices.Contains(distro.Units(), p.unit) {
+		return p.unit
+	}
+	if p.parent > 1 {
+		if parent, ok := x.process(ctx, p.parent); ok && parent.root() && parent.unit != "" {
+			return parent.unit
+		}
+	}
+	for _, unit := range distro.Units() {
+		if show, _ := x.o.Units.Show(ctx, unit, "MainPID"); show["MainPID"] == strconv.Itoa(p.pid) {
+			return unit
+		}
+	}
+	return p.unit
+}
+
 // outside returns the path on the node of a directory of a process in a container; empty if it is
 // not an expected one.
 func (x *diagnosis) outside(ctx context.Context, p process, dir string) string {

@@ -267,3 +267,27 @@ func TestKubeletBesideAServerWithoutAgent(t *testing.T) {
 		t.Errorf("%+v", r.Findings)
 	}
 }
+
+// The kubelet moves itself into the cgroup that kubeletCgroups names: on k0s
+// /system.slice/containerd.service.
+func TestUnitOfAKubeletThatLeftItsCgroup(t *testing.T) {
+	n := newNode(t)
+	for _, test := range []struct{ cgroup, parent, mainPID, want string }{
+		{"/system.slice/containerd.service", "0::/system.slice/k0sworker.service", "", "k0sworker.service"},
+		{"/system.slice/containerd.service", "", "812", "kubelet.service"},
+		{"/podruntime", "", "812", "kubelet.service"},
+		{"/system.slice/k3s-second.service", "", "", "k3s-second.service"},
+		{"/system.slice/k0sworker.service", "0::/user.slice/x.service", "", "k0sworker.service"},
+	} {
+		n.process(812, "kubelet", "0::"+test.cgroup)
+		n.units["kubelet.service"] = map[string]string{"LoadState": "loaded", "MainPID": test.mainPID}
+		if test.parent != "" {
+			n.process(700, "k0s", test.parent)
+			n.write("proc/812/status", "PPid:\t700\nUid:\t0\t0\t0\t0\n")
+		}
+		want := "kubelet (pid 812, " + test.want + "), root directory "
+		if r := n.examine(); !slices.ContainsFunc(r.Checks, func(c Check) bool { return strings.HasPrefix(c.Says, want) }) {
+			t.Errorf("%+v: %+v", test, r.Checks)
+		}
+	}
+}

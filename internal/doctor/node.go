@@ -54,6 +54,7 @@ func (x *diagnosis) kubelets(ctx context.Context) {
 		}
 	}
 	k := x.kubelet
+	k.unit = x.unitOfKubelet(ctx, k.process)
 	for i := range found {
 		if other := &found[i]; other != k {
 			x.checked("", StepKubelet, Skipped, "another kubelet is ignored: %s, root directory %s", other.process,

@@ -19,6 +19,7 @@ import (
 // uids; unit was validated.
 type process struct {
 	pid       int
+	parent    int      // its pid; 0 if not known
 	uids      []string // real, effective, saved and file system uid
 	comm      string
 	unit      string // the systemd unit that it belongs to; empty if none
@@ -65,11 +66,12 @@ func readProcess(root, dir string, pid int) (process, error) {
 		data, _ := readSome(filepath.Join(dir, name), maxProcFile)
 		return string(data)
 	}
-	group := read("cgroup")
+	group, proc := read("cgroup"), read("status")
 	server := cgroup.Parse(group)
 	own, ownErr := unixsock.Stat(filepath.Join(dir, "root"))
 	node, nodeErr := unixsock.Stat(root)
-	return process{pid: pid, comm: strings.TrimSpace(string(comm)), uids: uidsOf(read("status")),
+	parent, _ := strconv.Atoi(strings.Join(statusOf(proc, "PPid:"), ""))
+	return process{pid: pid, parent: parent, comm: strings.TrimSpace(string(comm)), uids: statusOf(proc, "Uid:"),
 		unit: server.Unit, pod: server.Pod, container: server.Container, inPod: cgroup.InPod(group),
 		confined: ownErr == nil && nodeErr == nil && own.FileID != node.FileID}, err
 }
@@ -87,11 +89,11 @@ func readSome(file string, limit int64) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, limit))
 }
 
-// uidsOf finds the uids in /proc/PID/status.
-func uidsOf(status string) []string {
+// statusOf returns the words of a line in /proc/PID/status.
+func statusOf(status, name string) []string {
 	for line := range strings.Lines(status) {
-		if uids, ok := strings.CutPrefix(line, "Uid:"); ok {
-			return strings.Fields(uids)
+		if words, ok := strings.CutPrefix(line, name); ok {
+			return strings.Fields(words)
 		}
 	}
 	return nil
