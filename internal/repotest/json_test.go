@@ -362,6 +362,18 @@ func TestIndex(t *testing.T) {
 	}
 }
 
+// hasHeading reports whether a page has a heading of which GitHub makes this anchor.
+func hasHeading(t *testing.T, page, anchor string) bool {
+	b, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := regexp.MustCompile(`[^\w\- ]`)
+	return slices.ContainsFunc(firsts(`(?m)^#+ (.+)$`, string(b)), func(heading string) bool {
+		return strings.ReplaceAll(other.ReplaceAllString(strings.ToLower(heading), ""), " ", "-") == anchor
+	})
+}
+
 // TestLinks checks that no link is dead, in the source and as installed, and that every manual page
 // of csi-registrar that a page refers to exists.
 func TestLinks(t *testing.T) {
@@ -388,13 +400,19 @@ func TestLinks(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, link := range firsts(`\]\(([^)\s]+)\)`, string(b)) {
-				link, _, _ = strings.Cut(link, "#")
-				if link == "" || strings.Contains(link, "://") || strings.HasPrefix(link, "mailto:") {
+				if strings.Contains(link, "://") || strings.HasPrefix(link, "mailto:") {
 					continue
 				}
 				links++
-				if _, err := os.Stat(filepath.Join(filepath.Dir(page), link)); err != nil {
+				link, heading, _ := strings.Cut(link, "#")
+				target := page
+				if link != "" {
+					target = filepath.Join(filepath.Dir(page), link)
+				}
+				if _, err := os.Stat(target); err != nil {
 					t.Errorf("%s has a dead link: %v", page, err)
+				} else if heading != "" && !hasHeading(t, target, heading) {
+					t.Errorf("%s has a link to a heading that %s has not: %s", page, filepath.Base(target), heading)
 				}
 			}
 		}
