@@ -1,6 +1,7 @@
 package compat
 
 import (
+	"cmp"
 	"flag"
 	"fmt"
 	"os"
@@ -51,9 +52,10 @@ func golden(t *testing.T, file, got string) {
 }
 
 // Each manifest gives the drop-in beside it, the loader of the daemon reads what was meant, and the
-// workloads are as in the file .after when the instructions were followed.
+// workloads are as in the file .after when the instructions were followed. MANIFESTS=DIR tests the
+// manifests in another directory; with -update it writes these files there.
 func TestImport(t *testing.T) {
-	for _, file := range glob(t, "testdata/good/*.yaml") {
+	for _, file := range glob(t, filepath.Join(cmp.Or(os.Getenv("MANIFESTS"), "testdata/good"), "*.yaml")) {
 		t.Run(filepath.Base(file), func(t *testing.T) {
 			res := Import([]Manifest{manifest(t, file)}, nil)
 			var b strings.Builder
