@@ -4,7 +4,7 @@
 # each mount the kubelet keeps a file with the driver's name. To go on is the admin's right.
 warn_mounted() {
 	[ -r /proc/self/mountinfo ] || return 0
-	# The fifth field is the mount point; the last of a pattern's directorys is the volume's own.
+	# The fifth field is the mount point; the last of a pattern's directories is the volume's own.
 	while read -r _ _ _ _ where _; do
 		case $where in
 		*/plugins/kubernetes.io/csi/* | */pods/*/volumes/kubernetes.io~csi/*) ;;
