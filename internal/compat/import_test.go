@@ -136,6 +136,16 @@ func drivers(res Result) string {
 	return strings.Join(out, " ")
 }
 
+// A provisioner counts only in a StorageClass: a file of Helm values may have a table of that name.
+func TestProvisionerThatIsNoName(t *testing.T) {
+	good := string(manifest(t, "testdata/good/nfs.yaml").Data)
+	for _, other := range []string{"provisioner: {replicaCount: 2}", "kind: X\nprovisioner: {}", "kind: StorageClass\nprovisioner: [a]"} {
+		if res := Import([]Manifest{{Name: "x", Data: []byte(good + "\n---\n" + other + "\n")}}, nil); len(res.Refused) > 0 {
+			t.Errorf("%q: %+v", other, res.Refused)
+		}
+	}
+}
+
 // The name is that of a flag of the driver, as published drivers have it.
 func TestNameOfFlag(t *testing.T) {
 	m := manifest(t, "testdata/bad/noname.yaml")

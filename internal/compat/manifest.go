@@ -23,11 +23,10 @@ type Manifest struct {
 
 // object is the part of a Kubernetes object that is the same for all kinds.
 type object struct {
-	APIVersion string `yaml:"apiVersion"`
-	Kind       string
-	Metadata   metadata
-	// Provisioner is set in a StorageClass.
-	Provisioner string
+	APIVersion  string `yaml:"apiVersion"`
+	Kind        string
+	Metadata    metadata
+	Provisioner yaml.Node // decoded only for a StorageClass
 	Spec        yaml.Node // decoded only for some kinds
 	Items       []object
 }
@@ -216,8 +215,9 @@ func (o *objects) add(m Manifest, obj object) {
 	var err error
 	switch obj.Kind {
 	case "StorageClass":
-		if status.CheckName(obj.Provisioner) == nil && !slices.Contains(o.provisioners, obj.Provisioner) {
-			o.provisioners = append(o.provisioners, obj.Provisioner)
+		var name string // an error: it is no name
+		if obj.Provisioner.Decode(&name) == nil && status.CheckName(name) == nil && !slices.Contains(o.provisioners, name) {
+			o.provisioners = append(o.provisioners, name)
 		}
 	case "CSIDriver":
 		var spec struct {
