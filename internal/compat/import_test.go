@@ -146,6 +146,21 @@ func TestProvisionerThatIsNoName(t *testing.T) {
 	}
 }
 
+// The time for possible names does not grow with the cube of the manifest.
+func TestManyNamelessRegistrarsAndProvisioners(t *testing.T) {
+	const many = 1500
+	var b strings.Builder
+	noname := string(manifest(t, "testdata/bad/noname.yaml").Data)
+	for i := range many {
+		fmt.Fprintf(&b, "%s\n---\nkind: StorageClass\nprovisioner: p%d.example.com\n---\n", noname, i)
+	}
+	start := time.Now()
+	res := Import([]Manifest{{Name: "x", Data: []byte(b.String())}}, nil)
+	if took := time.Since(start); len(res.Refused) != many || took > 10*time.Second {
+		t.Errorf("%d refused in %v", len(res.Refused), took)
+	}
+}
+
 // The name is that of a flag of the driver, as published drivers have it.
 func TestNameOfFlag(t *testing.T) {
 	m := manifest(t, "testdata/bad/noname.yaml")

@@ -48,14 +48,17 @@ func findNames(rs []*registration, drivers []csiDriver, given []GivenName) {
 	// same file, then all.
 	eliminate(rs, drivers, func(r *registration, file string) bool { return r.file == file })
 	eliminate(rs, drivers, func(*registration, string) bool { return true })
+	taken := map[string]bool{}
+	for _, r := range rs {
+		taken[r.driver] = true
+	}
 	for _, r := range rs {
 		if r.driver == "" {
 			r.err = nameError(r.candidates)
-			r.provisioners = slices.DeleteFunc(slices.Clone(r.provisioners), func(name string) bool {
-				return slices.ContainsFunc(rs, func(o *registration) bool {
-					return o.driver == name || o.driver == "" && o.socket != r.socket
-				})
-			})
+			if slices.ContainsFunc(rs, func(o *registration) bool { return o.driver == "" && o.socket != r.socket }) {
+				r.provisioners = nil
+			}
+			r.provisioners = slices.DeleteFunc(slices.Clone(r.provisioners), func(name string) bool { return taken[name] })
 		}
 	}
 }
