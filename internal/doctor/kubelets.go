@@ -63,13 +63,14 @@ func (x *diagnosis) findKubelets(ctx context.Context, all []process) (found []ku
 
 // unitOfKubelet returns the unit that runs a kubelet. With kubeletCgroups in its configuration it
 // moves itself out of the cgroup of its unit: on k0s to that of containerd.service, which need not
-// exist.
+// exist. The parent's unit counts only if it is a known one: that of a kubelet in a container is a
+// shim in the unit of the container runtime.
 func (x *diagnosis) unitOfKubelet(ctx context.Context, p process) string {
 	if slices.Contains(distro.Units(), p.unit) {
 		return p.unit
 	}
 	if p.parent > 1 {
-		if parent, ok := x.process(ctx, p.parent); ok && parent.root() && parent.unit != "" {
+		if parent, ok := x.process(ctx, p.parent); ok && parent.root() && slices.Contains(distro.Units(), parent.unit) {
 			return parent.unit
 		}
 	}

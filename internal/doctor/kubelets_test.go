@@ -277,6 +277,8 @@ func TestUnitOfAKubeletThatLeftItsCgroup(t *testing.T) {
 		{"/system.slice/containerd.service", "", "812", "kubelet.service"},
 		{"/podruntime", "", "812", "kubelet.service"},
 		{"/system.slice/k3s-second.service", "", "", "k3s-second.service"},
+		// RKE1's kubelet is in a container: its parent is a shim.
+		{"/system.slice/docker-0a1b.scope", "0::/system.slice/containerd.service", "", "docker-0a1b.scope"},
 		{"/system.slice/k0sworker.service", "0::/user.slice/x.service", "", "k0sworker.service"},
 	} {
 		n.process(812, "kubelet", "0::"+test.cgroup)
