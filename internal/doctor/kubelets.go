@@ -74,6 +74,9 @@ func (x *diagnosis) unitOfKubelet(ctx context.Context, p process) string {
 			return parent.unit
 		}
 	}
+	if x.propertiesErr != nil { // systemd would not answer these questions either
+		return p.unit
+	}
 	for _, unit := range distro.Units() {
 		if show, _ := x.o.Units.Show(ctx, unit, "MainPID"); show["MainPID"] == strconv.Itoa(p.pid) {
 			return unit
@@ -98,6 +101,9 @@ func (x *diagnosis) outside(ctx context.Context, p process, dir string) string {
 // rest of a sentence: the first one that is enabled, for the packages of another distribution may
 // be left; else the first one that exists.
 func (x *diagnosis) installedKubelet(ctx context.Context) (unit, ended string) {
+	if x.propertiesErr != nil { // systemd would not answer these questions either
+		return "kubelet.service", ""
+	}
 	for _, u := range distro.Units() {
 		p, _ := x.o.Units.Show(ctx, u, "LoadState", "UnitFileState")
 		switch enabled := strings.HasPrefix(p["UnitFileState"], "enabled"); {

@@ -1,6 +1,8 @@
 package doctor
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -291,5 +293,31 @@ func TestUnitOfAKubeletThatLeftItsCgroup(t *testing.T) {
 		if r := n.examine(); !slices.ContainsFunc(r.Checks, func(c Check) bool { return strings.HasPrefix(c.Says, want) }) {
 			t.Errorf("%+v: %+v", test, r.Checks)
 		}
+	}
+}
+
+// hangingSystemd does not answer, and counts how often it was asked.
+type hangingSystemd struct{ asked *int }
+
+func (h hangingSystemd) Show(context.Context, string, ...string) (map[string]string, error) {
+	*h.asked++
+	return nil, errors.New("systemctl does not answer")
+}
+
+// Each question takes Systemctl its time limit, so doctor does not ask about every known unit.
+func TestHangingSystemdIsNotAskedForEachKubeletUnit(t *testing.T) {
+	for what, breaks := range map[string]func(n *node){
+		"no kubelet":            func(n *node) { n.remove(n.path("proc/812")) },
+		"kubelet left its unit": func(n *node) { n.process(812, "kubelet", "0::/podruntime") },
+	} {
+		t.Run(what, func(t *testing.T) {
+			n := newNode(t)
+			breaks(n)
+			asked := 0
+			Run(t.Context(), Options{Source: n.source(), Units: hangingSystemd{&asked}, Root: n.root})
+			if asked > 4 {
+				t.Errorf("asked %d times", asked)
+			}
+		})
 	}
 }
