@@ -179,14 +179,16 @@ func (x *diagnosis) sandbox(p map[string]string) {
 // inaccessibleFile is read after a drop-in that adds InaccessiblePaths=.
 const inaccessibleFile = "/etc/systemd/system/csi-registrar.service.d/zz-doctor-inaccessiblepaths.conf"
 
-// hiddenAbove returns the directory in a list of InaccessiblePaths= that a path is in, and the list
-// without it but with the keys of distributions in that directory; empty if there is none.
+// hiddenAbove returns the outermost directory in a list of InaccessiblePaths= that a path is in,
+// and the list without such directories, but with the keys of distributions in them; empty if there
+// is none.
 func hiddenAbove(list, p string) (above string, kept []string) {
 	for _, word := range strings.Fields(list) {
-		if dir := strings.TrimLeft(word, "-+"); systemd.Within(p, dir) {
-			above = dir
-		} else {
+		switch dir := strings.TrimLeft(word, "-+"); {
+		case !systemd.Within(p, dir):
 			kept = append(kept, word)
+		case above == "" || systemd.Within(above, dir):
+			above = dir
 		}
 	}
 	for _, d := range distro.All() {

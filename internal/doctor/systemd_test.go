@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -185,6 +186,16 @@ func TestHiddenAboveTheRootDirectory(t *testing.T) {
 		above, kept := hiddenAbove(list, root)
 		if got := above + ": " + strings.Join(kept, " "); got != want {
 			t.Errorf("%s: %s, want %s", root, got, want)
+		}
+	}
+}
+
+// A drop-in of a user may hide a directory twice: what the outer one hides stays hidden.
+func TestHiddenByTwoDirectoriesAboveTheRootDirectory(t *testing.T) {
+	for _, list := range []string{"/var/lib/rancher /var/lib/rancher/k3s", "/var/lib/rancher/k3s /var/lib/rancher"} {
+		above, kept := hiddenAbove(list, "/var/lib/rancher/k3s/agent/kubelet")
+		if above != "/var/lib/rancher" || !slices.Contains(kept, "-/var/lib/rancher/rke2/agent") {
+			t.Errorf("%q: %s, %s", list, above, kept)
 		}
 	}
 }
