@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"csi-registrar/internal/distro"
 	"csi-registrar/internal/rootdir"
@@ -168,7 +169,7 @@ func (x *diagnosis) sandbox(p map[string]string) {
 			fix = append(fix, installDropIn(root)...)
 		}
 		x.problem("", StepSandbox, RootDirNotWritable, found, expected,
-			append(fix, writeDropIn(inaccessibleFile, "[Service]", "InaccessiblePaths=", "InaccessiblePaths="+strings.Join(kept, " "))...)...)
+			append(fix, mask(above, kept)...)...)
 	case x.problemIn(StepKubelet): // the directory is wrong anyway
 		x.checked("", StepSandbox, Problem, "%s", found)
 	default:
@@ -179,11 +180,25 @@ func (x *diagnosis) sandbox(p map[string]string) {
 // inaccessibleFile is read after a drop-in that adds InaccessiblePaths=.
 const inaccessibleFile = "/etc/systemd/system/csi-registrar.service.d/zz-doctor-inaccessiblepaths.conf"
 
+// mask replaces the list of InaccessiblePaths= with one that does not have the directory above.
+func mask(above string, kept []string) []Fix {
+	for i, word := range kept {
+		// systemctl shows this for a path with a space. systemd would ignore it in the drop-in, and
+		// so open what it hides.
+		if word == "[unprintable]" || strings.ContainsFunc(word, unicode.IsControl) {
+			return []Fix{note("write InaccessiblePaths= and then all paths but %s into %s: those that are shown by",
+				safetext.ShellWord(above), inaccessibleFile), run("systemctl", "--no-pager", "cat", serviceUnit)}
+		}
+		kept[i] = systemd.EscapePath(word)
+	}
+	return writeDropIn(inaccessibleFile, "[Service]", "InaccessiblePaths=", "InaccessiblePaths="+strings.Join(kept, " "))
+}
+
 // hiddenAbove returns the outermost directory in a list of InaccessiblePaths= that a path is in,
 // and the list without such directories, but with the keys of distributions in them; empty if there
 // is none.
 func hiddenAbove(list, p string) (above string, kept []string) {
-	for _, word := range strings.Fields(list) {
+	for _, word := range strings.FieldsFunc(list, func(r rune) bool { return r == ' ' }) {
 		switch dir := strings.TrimLeft(word, "-+"); {
 		case !systemd.Within(p, dir):
 			kept = append(kept, word)

@@ -199,3 +199,26 @@ func TestHiddenByTwoDirectoriesAboveTheRootDirectory(t *testing.T) {
 		}
 	}
 }
+
+// systemd ignores a path in the drop-in that it does not understand, and so would show what was
+// hidden.
+func TestMasksThatCannotBeCopied(t *testing.T) {
+	n := newNode(t)
+	fix := func(other string) string {
+		n.units[serviceUnit]["InaccessiblePaths"] = other + " -" + filepath.Dir(n.rootDir)
+		r := n.examine()
+		if len(r.Findings) != 1 || r.Findings[0].ID != RootDirNotWritable {
+			t.Fatalf("%+v", r.Findings)
+		}
+		return lines(r.Findings[0].Fix)
+	}
+	if got := fix("-/srv/100%"); !strings.Contains(got, "InaccessiblePaths=-/srv/100%%") {
+		t.Errorf("a specifier: %s", got)
+	}
+	// systemctl does not show a path that has a space.
+	for _, other := range []string{"[unprintable]", "-/srv/a\tb"} {
+		if got := fix(other); strings.Contains(got, "printf") || !strings.Contains(got, "systemctl --no-pager cat "+serviceUnit) {
+			t.Errorf("%q: %s", other, got)
+		}
+	}
+}

@@ -37,13 +37,13 @@ func DropInLines(rootDir string) (unit string, service []string) {
 		return "", nil
 	}
 	service = []string{
-		"Environment=" + escapePath(RootDirVariable+"="+rootDir),
-		"ReadWritePaths=-" + escapePath(rootdir.PluginsRegistry(rootDir)) + " -" + escapePath(rootdir.EndpointLinks(rootDir)),
+		"Environment=" + EscapePath(RootDirVariable+"="+rootDir),
+		"ReadWritePaths=-" + EscapePath(rootdir.PluginsRegistry(rootDir)) + " -" + EscapePath(rootdir.EndpointLinks(rootDir)),
 	}
 	if _, setting := Hider(rootDir); setting != "" {
 		service = append(service, setting+"=no")
 	}
-	return "RequiresMountsFor=" + escapePath(rootDir), service
+	return "RequiresMountsFor=" + EscapePath(rootDir), service
 }
 
 // Hider returns the directory on a path that the shipped unit hides from the service behind an
@@ -64,9 +64,9 @@ func Hider(p string) (dir, setting string) {
 // directories.
 func Hides(value string) bool { return value != "" && value != "no" && value != "read-only" }
 
-// escapePath escapes a path for a unit file: % begins a specifier, and a path with spaces is
+// EscapePath escapes a path for a unit file: % begins a specifier, and a path with spaces is
 // quoted.
-func escapePath(p string) string {
+func EscapePath(p string) string {
 	p = strings.ReplaceAll(p, "%", "%%")
 	if !strings.ContainsAny(p, " \t\"'\\") {
 		return p
