@@ -292,3 +292,33 @@ func TestRegistryThatOthersCanReplace(t *testing.T) {
 		t.Errorf("%+v", r.Findings)
 	}
 }
+
+// That others can replace plugins_registry, as on AKS, keeps no driver from being registered, and
+// must not hide what does.
+func TestWritableRegistryHidesNoCause(t *testing.T) {
+	for _, open := range []string{"kubelet", "kubelet/plugins_registry"} {
+		n := newNode(t)
+		chmod(t, n.path(open), 0o777)
+		n.refuse = "forbidden"
+		n.restartDaemon()
+		n.write("proc/812/fdinfo/9", "pos:\t0\nflags:\t02004000\ninotify wd:1 ino:1 sdev:1 mask:fc6 ignored_mask:0\n")
+		var found []ID
+		for _, f := range n.examine().Findings {
+			found = append(found, f.ID)
+		}
+		if !slices.Equal(found, []ID{RegistryWritable, KubeletWatchesDeleted}) {
+			t.Errorf("%s: %v", open, found)
+		}
+		n.write("proc/812/fdinfo/9", "pos:\t0\nflags:\t02004000\n"+inotifyLine(t, n.registry()))
+		found = nil
+		for _, f := range n.examine().Findings {
+			found = append(found, f.ID)
+		}
+		if !slices.Equal(found, []ID{RegistryWritable, KubeletRefused}) {
+			t.Errorf("%s: %v", open, found)
+		}
+		if !slices.ContainsFunc(n.examine().Checks, func(c Check) bool { return c.Step == StepFileSystem }) {
+			t.Errorf("%s: the file system was not examined", open)
+		}
+	}
+}

@@ -125,8 +125,10 @@ func (x *diagnosis) directory(ctx context.Context) {
 		x.problem("", StepDirectory, RegistryWritable,
 			fmt.Sprintf("other users than root may write to %s (mode %04o): they could register any driver", shown, at.Mode&0o777),
 			"mode 0750", fix)
+		x.space(ctx, dir)
 	case !x.rootOnly(ctx, dir):
 		x.replaceable(ctx, dir)
+		x.space(ctx, dir)
 	default:
 		x.checked("", StepDirectory, OK, "%s", shown)
 		x.space(ctx, dir)

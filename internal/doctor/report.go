@@ -249,16 +249,19 @@ func (f *Finding) rank() int {
 	return int(f.Step)
 }
 
+// blocks reports whether a finding keeps drivers from being registered.
+func (f *Finding) blocks() bool { return f.Severity == Problem && f.ID != RegistryWritable }
+
 // problemIn reports whether a problem of the node was found in one of the steps.
 func (x *diagnosis) problemIn(steps ...Step) bool {
 	return slices.ContainsFunc(x.report.Findings, func(f Finding) bool {
-		return f.Driver == "" && f.Severity == Problem && slices.Contains(steps, f.Step)
+		return f.Driver == "" && f.blocks() && slices.Contains(steps, f.Step)
 	})
 }
 
 // explained reports whether a problem in an earlier step keeps the driver from being registered.
 func (x *diagnosis) explained(driver string) bool {
 	return slices.ContainsFunc(x.report.Findings, func(f Finding) bool {
-		return f.rank() < int(StepRegistration) && (f.Driver == "" || f.Driver == driver)
+		return f.blocks() && f.Step < StepRegistration && (f.Driver == "" || f.Driver == driver)
 	})
 }
