@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -320,5 +321,53 @@ func TestWritableRegistryHidesNoCause(t *testing.T) {
 		if !slices.ContainsFunc(n.examine().Checks, func(c Check) bool { return c.Step == StepFileSystem }) {
 			t.Errorf("%s: the file system was not examined", open)
 		}
+	}
+}
+
+// The kubelet watches what is in plugins_registry, so its owner counts as well as its mode, and if
+// it is a link, the way to where it points.
+func TestRegistryOfAnotherUser(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	link := func(t *testing.T, n *node, from string) {
+		if err := errors.Join(os.Mkdir(n.path("other"), 0o755), os.Rename(from, n.path("other/real")), os.Symlink(n.path("other/real"), from)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, test := range []struct {
+		what   string
+		breaks func(*testing.T, *node)
+		want   string // in the fix, which may have no other command
+	}{
+		{"owner", func(t *testing.T, n *node) { chown(t, n.registry(), 65123) }, "chown -h root "},
+		{"root_dir is a link of root", func(t *testing.T, n *node) { link(t, n, n.rootDir); chmod(t, n.registry(), 0o777) }, "chmod 0750 "},
+		{"link into a directory of another user", func(t *testing.T, n *node) {
+			link(t, n, n.registry())
+			chown(t, n.path("other"), 65123)
+		}, "chown -h root "},
+		{"link to a directory that others may write, in one of another user", func(t *testing.T, n *node) {
+			link(t, n, n.registry())
+			chmod(t, n.path("other/real"), 0o777)
+			chown(t, n.path("other"), 65123)
+		}, "# make "},
+		{"root_dir is a link of another user", func(t *testing.T, n *node) {
+			link(t, n, n.rootDir)
+			if err := os.Lchown(n.rootDir, 65123, 65123); err != nil {
+				t.Fatal(err)
+			}
+		}, "# make "}, // not rm: the kubelet needs the link
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			n := newNode(t)
+			test.breaks(t, n)
+			r := n.examine()
+			if len(r.Findings) != 1 || r.Findings[0].ID != RegistryWritable {
+				t.Fatalf("%+v", r.Findings)
+			}
+			if fix := lines(r.Findings[0].Fix); !strings.HasPrefix(fix, test.want) || strings.Contains(fix, "\n") {
+				t.Errorf("%s", fix)
+			}
+		})
 	}
 }

@@ -118,35 +118,42 @@ func (x *diagnosis) directory(ctx context.Context) {
 	case !at.IsDir():
 		x.problem("", StepDirectory, RegistryNotDirectory, shown+" is "+at.Kind(), "a directory", x.remove(ctx, dir, at), x.kubelet.restart())
 	case at.Mode&0o022 != 0:
-		fix := run("chmod", "0750", dir)
-		if !x.rootOnly(ctx, dir) {
-			fix = note("make %s and all directories on its path writable for root only, then set the mode of %s to 0750", safetext.ShellWord(dir), safetext.ShellWord(dir))
+		fix := note("make %s and all directories on its path writable for root only, then set the mode of %s to 0750", safetext.ShellWord(dir), safetext.ShellWord(dir))
+		if e, ok := errors.AsType[*trust.Error](x.trusted(ctx, dir)); ok && e.Command.Name == "chmod" && x.sameFile(ctx, e.Path, dir) {
+			fix = run("chmod", "0750", e.Path)
 		}
 		x.problem("", StepDirectory, RegistryWritable,
 			fmt.Sprintf("other users than root may write to %s (mode %04o): they could register any driver", shown, at.Mode&0o777),
 			"mode 0750", fix)
 		x.space(ctx, dir)
-	case !x.rootOnly(ctx, dir):
-		x.replaceable(ctx, dir)
-		x.space(ctx, dir)
 	default:
-		x.checked("", StepDirectory, OK, "%s", shown)
+		if err := x.trusted(ctx, dir); err != nil {
+			x.replaceable(dir, err)
+		} else {
+			x.checked("", StepDirectory, OK, "%s", shown)
+		}
 		x.space(ctx, dir)
 	}
 }
 
-// replaceable reports that others than root can replace plugins_registry, whatever its own mode is.
-func (x *diagnosis) replaceable(ctx context.Context, dir string) {
-	above := path.Dir(path.Clean(dir))
-	err := x.check(ctx, above, func() error { return trust.SocketOwner("root").Path(above) })
+// trusted returns why others than root can change a path, or a directory or link on the way to it.
+func (x *diagnosis) trusted(ctx context.Context, file string) error {
+	return x.check(ctx, file, func() error {
+		owners, _ := trust.Users("root") // looks nobody up
+		return trust.Rule{Owners: owners}.Check(file)
+	})
+}
+
+// replaceable reports that others than root can replace plugins_registry, or that it is not root's.
+func (x *diagnosis) replaceable(dir string, err error) {
 	untrusted, ok := errors.AsType[*trust.Error](err)
 	if !ok {
 		x.checked("", StepDirectory, Skipped, "who may replace %s is not known: %v", safetext.Word(dir), err)
 		return
 	}
-	fix := note("make all directories on the path of %s writable for root only", safetext.ShellWord(dir))
-	if untrusted.Command.Name != "" {
-		fix = Fix{Command: untrusted.Command}
+	fix := note("make all directories and links on the path of %s writable for root only", safetext.ShellWord(dir))
+	if c := untrusted.Command; c.Name != "" && c.Name != "rm" { // the kubelet needs a link
+		fix = Fix{Command: c}
 	}
 	x.problem("", StepDirectory, RegistryWritable,
 		fmt.Sprintf("%v: other users than root could replace %s, and register any driver", untrusted, safetext.Word(dir)),
