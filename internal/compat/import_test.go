@@ -161,6 +161,23 @@ func TestManyNamelessRegistrarsAndProvisioners(t *testing.T) {
 	}
 }
 
+// Nor with the square of the StorageClasses.
+func TestManyProvisioners(t *testing.T) {
+	var b strings.Builder
+	for i := range 60_000 {
+		fmt.Fprintf(&b, "kind: StorageClass\nprovisioner: p%d.example.com\n---\n", i)
+	}
+	b.WriteString("kind: StorageClass\nprovisioner: p0.example.com\n---\n")
+	start := time.Now()
+	res := Import([]Manifest{{Name: "x", Data: append([]byte(b.String()), manifest(t, "testdata/bad/noname.yaml").Data...)}}, nil)
+	if took := time.Since(start); took > 10*time.Second {
+		t.Errorf("%v", took)
+	}
+	if len(res.Refused) != 1 || !strings.HasSuffix(res.Refused[0].Hint, "it may be p0.example.com or p1.example.com or p2.example.com, like the provisioner of a StorageClass") {
+		t.Errorf("%+v", res.Refused)
+	}
+}
+
 // The name is that of a flag of the driver, as published drivers have it.
 func TestNameOfFlag(t *testing.T) {
 	m := manifest(t, "testdata/bad/noname.yaml")

@@ -216,7 +216,7 @@ func (o *objects) add(m Manifest, obj object) {
 	switch obj.Kind {
 	case "StorageClass":
 		var name string // an error: it is no name
-		if obj.Provisioner.Decode(&name) == nil && status.CheckName(name) == nil && !slices.Contains(o.provisioners, name) {
+		if obj.Provisioner.Decode(&name) == nil && status.CheckName(name) == nil {
 			o.provisioners = append(o.provisioners, name)
 		}
 	case "CSIDriver":

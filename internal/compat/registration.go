@@ -40,6 +40,12 @@ type registration struct {
 // registrations returns all registrars for Linux.
 func (o *objects) registrations(res *Result) []*registration {
 	var rs []*registration
+	seen := map[string]bool{}
+	o.provisioners = slices.DeleteFunc(o.provisioners, func(name string) bool {
+		again := seen[name]
+		seen[name] = true
+		return again
+	})
 	for _, w := range o.workloads {
 		for _, c := range w.pod.all() {
 			switch {
