@@ -99,6 +99,8 @@ var sicknesses = map[string][]sickness{
 		{id: "watchdog-off", breaks: dropIn("watchdog", "WatchdogSec=0")},
 		{id: "store-too-small", breaks: dropIn("store", "FileDescriptorStoreMax=0")},
 		{id: "sockets-not-kept", breaks: dropIn("start", "ExecStart=", "ExecStart=/usr/bin/csi-registrar run")},
+		{id: "root-dir-not-writable", breaks: dropIn("masks", "InaccessiblePaths=-/var/lib/kubelet"), seen: "is hidden from it",
+			after: "rm /etc/systemd/system/" + unit + ".d/zz-doctor-inaccessiblepaths.conf /etc/systemd/system/" + unit + ".d/masks.conf; systemctl daemon-reload; systemctl restart " + unit},
 		{id: "http-open", breaks: "mkdir -p /etc/systemd/system/csi-registrar-http.socket.d; printf '[Socket]\\nListenStream=\\nListenStream=0.0.0.0:9809\\n' > /etc/systemd/system/csi-registrar-http.socket.d/open.conf; " +
 			"systemctl daemon-reload; systemctl enable csi-registrar-http.socket; systemctl restart " + unit},
 		{id: "daemon-not-running", breaks: "rm /run/csi-registrar/control.sock"},
