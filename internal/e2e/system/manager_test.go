@@ -148,14 +148,24 @@ func (n *node) kept(after string, replace func()) {
 	}
 }
 
-// allRegistered waits until the daemon reports all drivers as registered, which may take a while on
-// a busy machine.
+// allRegistered waits until the daemon reports all drivers as registered, and the kubelet has them,
+// which may take a while on a busy machine: the kubelet takes a driver back and tries again if the
+// answer to its notification comes late.
 func (n *node) allRegistered() {
 	n.t.Helper()
 	n.Eventually(4*soon, "all to be registered", func() error {
 		out, err := n.Try("csi-registrar", "wait", "--timeout", "55s")
 		if err != nil {
 			return fmt.Errorf("%w: %.1000s", err, out)
+		}
+		last := map[string]event{}
+		for _, e := range n.events() {
+			last[e.Driver] = e
+		}
+		for _, name := range n.drivers {
+			if e := last[name]; e.Event != "register" || e.Error != "" {
+				return fmt.Errorf("the kubelet saw of %s last %v", name, e)
+			}
 		}
 		return nil
 	})
