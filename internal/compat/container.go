@@ -81,8 +81,8 @@ type variable struct {
 const maxValue = 64 << 10
 
 func (c container) replace(s string, vars map[string]variable) (string, error) {
-	if isTemplate(s) {
-		return "", fmt.Errorf("%w: %s", templateError(s), safetext.Quote(s))
+	if err := checkRendered(s); err != nil {
+		return "", err
 	}
 	var err error
 	size := len(s)
@@ -131,8 +131,8 @@ func (p podSpec) hostPath(c container, file string) (string, error) {
 		}
 	}
 	for _, s := range []string{v.HostPath.Path, sub} {
-		if isTemplate(s) {
-			return "", fmt.Errorf("the volume %s: %w: %s", safetext.Word(v.Name), templateError(s), safetext.Quote(s))
+		if err := checkRendered(s); err != nil {
+			return "", fmt.Errorf("the volume %s: %w", safetext.Word(v.Name), err)
 		}
 	}
 	if !strings.HasPrefix(v.HostPath.Path, "/") {
@@ -165,6 +165,18 @@ func (v volume) otherKind() string {
 func contains(dir, file string) bool {
 	file, clean := path.Clean(file), path.Clean(dir)
 	return dir != "" && (file == clean || clean == "/" || strings.HasPrefix(file, clean+"/"))
+}
+
+// checkRendered returns an error if a value has a placeholder: of a template, or such as <DIR>,
+// which an operator replaces in its own manifests.
+func checkRendered(s string) error {
+	switch {
+	case isTemplate(s):
+		return fmt.Errorf("%w: %s", templateError(s), safetext.Quote(s))
+	case regexp.MustCompile(`<[A-Za-z][\w-]*>`).MatchString(s):
+		return withHint(hintCluster, fmt.Errorf("this has a placeholder: %s", safetext.Quote(s)))
+	}
+	return nil
 }
 
 // templateError returns an error with how to render the template s.
