@@ -167,8 +167,8 @@ func contains(dir, file string) bool {
 	return dir != "" && (file == clean || clean == "/" || strings.HasPrefix(file, clean+"/"))
 }
 
-// checkRendered returns an error if a value has a placeholder: of a template, or such as <DIR>,
-// which an operator replaces in its own manifests.
+// checkRendered returns an error if a value contains a placeholder, either of a template or one
+// like <DIR>, which an operator replaces.
 func checkRendered(s string) error {
 	switch {
 	case isTemplate(s):
@@ -179,7 +179,7 @@ func checkRendered(s string) error {
 	return nil
 }
 
-// templateError returns an error with how to render the template s.
+// templateError returns an error whose hint says how to render the template s.
 func templateError(s string) error {
 	program := "envsubst < FILE"
 	if strings.Contains(s, "{{") {

@@ -215,7 +215,7 @@ func (o *objects) add(m Manifest, obj object) {
 	var err error
 	switch obj.Kind {
 	case "StorageClass":
-		var name string // an error: it is no name
+		var name string
 		if obj.Provisioner.Decode(&name) == nil && status.CheckName(name) == nil {
 			o.provisioners = append(o.provisioners, name)
 		}

@@ -32,7 +32,7 @@ type registration struct {
 	driver     string
 	certain    bool     // of the driver's name
 	candidates []string // if the name is not known
-	// provisioners of StorageClasses that may be the name, if it is the only one not known.
+	// provisioners of StorageClasses, one of which may be the driver's name
 	provisioners []string
 	err          error // why it cannot be imported
 }

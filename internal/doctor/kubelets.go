@@ -61,10 +61,10 @@ func (x *diagnosis) findKubelets(ctx context.Context, all []process) (found []ku
 	return found, ignored
 }
 
-// unitOfKubelet returns the unit that runs a kubelet. With kubeletCgroups in its configuration it
-// moves itself out of the cgroup of its unit: on k0s to that of containerd.service, which need not
-// exist. The parent's unit counts only if it is a known one: that of a kubelet in a container is a
-// shim in the unit of the container runtime.
+// unitOfKubelet returns the unit that runs a kubelet. It need not be that of its cgroup: with
+// kubeletCgroups in its configuration the kubelet moves itself into another one, on k0s that of
+// containerd.service, which may not exist. The parent's unit is used only if it is known to run
+// kubelets, because the parent of a kubelet in a container is a shim of the container runtime.
 func (x *diagnosis) unitOfKubelet(ctx context.Context, p process) string {
 	if slices.Contains(distro.Units(), p.unit) {
 		return p.unit
@@ -97,9 +97,9 @@ func (x *diagnosis) outside(ctx context.Context, p process, dir string) string {
 	return ""
 }
 
-// installedKubelet returns the known kubelet unit that is to run here, and how it ended, as the
-// rest of a sentence: the first one that is enabled, for the packages of another distribution may
-// be left; else the first one that exists.
+// installedKubelet returns the unit that should run the kubelet of this node, and how it ended, as
+// the rest of a sentence. It is the first known unit that is enabled, because packages of another
+// distribution may still be installed, or else the first one that exists.
 func (x *diagnosis) installedKubelet(ctx context.Context) (unit, ended string) {
 	if x.propertiesErr != nil { // systemd would not answer these questions either
 		return "kubelet.service", ""

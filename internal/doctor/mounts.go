@@ -21,7 +21,7 @@ import (
 // mountOf returns the mount that a path is on; the zero Mount if that is the root file system, or
 // not known.
 func (x *diagnosis) mountOf(ctx context.Context, file string) (m volumes.Mount) {
-	all, err := look(ctx, x, x.proc(), func() ([]volumes.Mount, error) { return volumes.Mounts(x.proc()) })
+	all, err := look(ctx, x, x.proc(), func() ([]volumes.Mount, error) { return volumes.Mounts(x.proc(), "self") })
 	if err != nil {
 		return m
 	}

@@ -136,15 +136,16 @@ func (x *diagnosis) directory(ctx context.Context) {
 	}
 }
 
-// trusted returns why others than root can change a path, or a directory or link on the way to it.
+// trusted returns an error if users other than root can change a path, or a directory or link on
+// the way to it.
 func (x *diagnosis) trusted(ctx context.Context, file string) error {
 	return x.check(ctx, file, func() error {
-		owners, _ := trust.Users("root") // looks nobody up
+		owners, _ := trust.Users("root") // root needs no lookup
 		return trust.Rule{Owners: owners}.Check(file)
 	})
 }
 
-// replaceable reports that others than root can replace plugins_registry, or that it is not root's.
+// replaceable reports that users other than root own plugins_registry or can replace it.
 func (x *diagnosis) replaceable(dir string, err error) {
 	untrusted, ok := errors.AsType[*trust.Error](err)
 	if !ok {

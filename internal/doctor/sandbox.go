@@ -50,14 +50,16 @@ func (x *diagnosis) sandbox(p map[string]string) {
 	}
 }
 
-// inaccessibleFile is read after a drop-in that adds InaccessiblePaths=.
+// inaccessibleFile has a name that sorts after those of other drop-ins, because it resets the list
+// of InaccessiblePaths=.
 const inaccessibleFile = "/etc/systemd/system/csi-registrar.service.d/zz-doctor-inaccessiblepaths.conf"
 
-// mask replaces the list of InaccessiblePaths= with one that does not have the directory above.
+// mask returns a fix that replaces the list of InaccessiblePaths= with kept, which does not contain
+// the directory above.
 func mask(above string, kept []string) []Fix {
 	for i, word := range kept {
-		// systemctl shows this for a path with a space. systemd would ignore it in the drop-in, and
-		// so open what it hides.
+		// systemctl shows this in place of a path with a space. In the drop-in systemd would ignore
+		// it, and the path would no longer be hidden.
 		if word == "[unprintable]" || strings.ContainsFunc(word, unicode.IsControl) {
 			return []Fix{note("write InaccessiblePaths= and then all paths but %s into %s: those that are shown by",
 				safetext.ShellWord(above), inaccessibleFile), run("systemctl", "--no-pager", "cat", serviceUnit)}
@@ -67,9 +69,9 @@ func mask(above string, kept []string) []Fix {
 	return writeDropIn(inaccessibleFile, "[Service]", "InaccessiblePaths=", "InaccessiblePaths="+strings.Join(kept, " "))
 }
 
-// hiddenAbove returns the outermost directory in a list of InaccessiblePaths= that a path is in,
-// and the list without such directories, but with the keys of distributions in them; empty if there
-// is none.
+// hiddenAbove returns the outermost directory of a list of InaccessiblePaths= that contains a path,
+// or "" if there is none. It also returns the rest of the list, with all directories of keys that
+// are known below the outermost one.
 func hiddenAbove(list, p string) (above string, kept []string) {
 	for _, word := range strings.FieldsFunc(list, func(r rune) bool { return r == ' ' }) {
 		switch dir := strings.TrimLeft(word, "-+"); {

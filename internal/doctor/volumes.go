@@ -3,7 +3,8 @@ package doctor
 import (
 	"context"
 	"fmt"
-	"os"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -27,7 +28,10 @@ func (x *diagnosis) volumeProblems(ctx context.Context) {
 		return
 	}
 	published := 0
-	seen := x.kubeletMounts(ctx)
+	var seen map[string]bool
+	if slices.ContainsFunc(x.volumes, func(v volumes.Volume) bool { return v.Problem == volumes.Unmounted }) {
+		seen = x.kubeletMounts(ctx)
+	}
 	wrong := map[volumes.Problem][]volumes.Volume{}
 	for _, v := range x.volumes {
 		if v.Pod != "" {
@@ -67,21 +71,16 @@ func (x *diagnosis) volumeProblems(ctx context.Context) {
 	}
 }
 
-// kubeletMounts returns the mount points that the kubelet sees; none if they are not known. With
-// OpenShift's kubens.service, and in a snap with strict confinement, kubelet and pods have a mount
-// namespace of their own, and what a driver in a pod mounts there does not reach the node's.
+// kubeletMounts returns the mount points in the kubelet's mount namespace, or none if they cannot
+// be read: then doctor reports what it finds in its own. With OpenShift's kubens.service the
+// kubelet and the pods have a namespace of their own, and what a driver in a pod mounts does not
+// reach the node's.
 func (x *diagnosis) kubeletMounts(ctx context.Context) map[string]bool {
 	if x.kubelet == nil {
 		return nil
 	}
-	file := x.procPath(x.kubelet.pid, "mountinfo")
-	all, _ := look(ctx, x, file, func() ([]volumes.Mount, error) {
-		f, err := os.Open(file)
-		if err != nil {
-			return nil, err
-		}
-		defer f.Close()
-		return volumes.ParseMounts(f)
+	all, _ := look(ctx, x, x.proc(), func() ([]volumes.Mount, error) {
+		return volumes.Mounts(x.proc(), strconv.Itoa(x.kubelet.pid))
 	})
 	points := map[string]bool{}
 	for _, m := range all {

@@ -10,10 +10,10 @@ import (
 // Mount is a line of mountinfo (proc_pid_mountinfo(5)).
 type Mount struct{ ID, Parent, Device, Root, Point, Type, Source string }
 
-// Mounts returns the mounts of this process, in the order in which they were made, from
-// self/mountinfo in proc.
-func Mounts(proc string) ([]Mount, error) {
-	f, err := os.Open(filepath.Join(proc, "self/mountinfo"))
+// Mounts returns the mounts that a process sees, in the order in which they were made. The process
+// is "self" or a pid, and proc is the path of /proc.
+func Mounts(proc, process string) ([]Mount, error) {
+	f, err := os.Open(filepath.Join(proc, process, "mountinfo"))
 	if err != nil {
 		return nil, err
 	}

@@ -99,7 +99,7 @@ func Count(ctx context.Context, pool *worker.Pool, rootDir string) (map[string]s
 // Unused.
 func Read(rootDir, proc string) ([]Volume, error) {
 	r := &reader{left: maxNames, mounts: map[string]bool{}}
-	mounts, err := Mounts(proc)
+	mounts, err := Mounts(proc, "self")
 	if err == nil {
 		for _, m := range mounts {
 			r.mounts[m.Point] = true

@@ -148,9 +148,9 @@ func (n *node) kept(after string, replace func()) {
 	}
 }
 
-// allRegistered waits until the daemon reports all drivers as registered, and the kubelet has them,
-// which may take a while on a busy machine: the kubelet takes a driver back and tries again if the
-// answer to its notification comes late.
+// allRegistered waits until both the daemon and the kubelet have all drivers as registered. On a
+// busy machine the kubelet may deregister a driver after its notification timed out, and retry,
+// while the daemon has answered it.
 func (n *node) allRegistered() {
 	n.t.Helper()
 	n.Eventually(4*soon, "all to be registered", func() error {
