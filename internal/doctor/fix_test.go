@@ -294,8 +294,8 @@ func TestRegistryThatOthersCanReplace(t *testing.T) {
 	}
 }
 
-// That others can replace plugins_registry, as on AKS, keeps no driver from being registered, and
-// must not hide what does.
+// A plugins_registry that others can replace, as on AKS, prevents no registration, so it must not
+// hide the finding that does.
 func TestWritableRegistryHidesNoCause(t *testing.T) {
 	for _, open := range []string{"kubelet", "kubelet/plugins_registry"} {
 		n := newNode(t)
@@ -324,8 +324,8 @@ func TestWritableRegistryHidesNoCause(t *testing.T) {
 	}
 }
 
-// The kubelet watches what is in plugins_registry, so its owner counts as well as its mode, and if
-// it is a link, the way to where it points.
+// The owner of plugins_registry is checked as well as its mode, and if it is a symbolic link, the
+// path to its target.
 func TestRegistryOfAnotherUser(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root")

@@ -219,7 +219,7 @@ func TestKubeletsOfOthersDoNotChooseTheRootDirectory(t *testing.T) {
 	}
 }
 
-// What a driver in a pod mounts is only in the kubelet's mount namespace, if that is its own.
+// A volume that is mounted only in a mount namespace of the kubelet's own is not reported.
 func TestVolumeInTheMountNamespaceOfTheKubelet(t *testing.T) {
 	n := newNode(t)
 	n.volume(podVolume, volData, time.Hour)
