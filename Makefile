@@ -33,7 +33,7 @@ check: ## format, go vet, staticcheck, tidy modules, man pages
 
 .PHONY: chaos
 chaos: ## random faults on a node: CHAOS_SEED=N|fresh CHAOS_DRIVERS=50 CHAOS_DURATION=10m
-	cd internal/e2e && $(GO) test -count=1 -v -timeout 0 -run TestChaos ./chaos
+	cd internal/test/e2e && $(GO) test -count=1 -v -timeout 0 -run TestChaos ./chaos
 
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME (20s)
@@ -41,7 +41,7 @@ fuzz: ## every fuzz target for FUZZTIME (20s)
 
 .PHONY: corpus-test
 corpus-test: ## import every manifest below DIR and print what came out: DIR=DIRECTORY
-	cd internal/compat && CORPUS='$(abspath $(DIR))' $(GO) test -count=1 -tags grpcnotrace,nethttpomithttp2 -run TestCorpus
+	cd internal/tool/importer && CORPUS='$(abspath $(DIR))' $(GO) test -count=1 -tags grpcnotrace,nethttpomithttp2 -run TestCorpus
 
 .PHONY: vulncheck
 vulncheck: ## look for known vulnerabilities in the database GOVULNDB=https://…|file:///…
@@ -49,7 +49,7 @@ vulncheck: ## look for known vulnerabilities in the database GOVULNDB=https://�
 
 .PHONY: bench
 bench: build ## measure latency, memory and idling; BENCH='--quick', BENCH='--peer "CMD {socket} {registry}"'
-	$(GO) run ./internal/bench $(BENCH)
+	$(GO) run ./internal/test/bench $(BENCH)
 
 .PHONY: packages
 packages: ## build deb and rpm in dist/ (ARCHS=amd64,arm64,armhf,ppc64el,s390x,riscv64)
@@ -73,7 +73,7 @@ node-test: ## whole nodes at length: each suite of Debian, more power cuts; PEER
 
 .PHONY: cluster-test
 cluster-test: ## a real kubelet and scheduler: a thousand traced volumes, restarts under new pods; root, not in CI
-	cd internal/e2e && $(GO) test -count=1 -timeout 30m ./cluster
+	cd internal/test/e2e && $(GO) test -count=1 -timeout 30m ./cluster
 
 .PHONY: storage-test
 storage-test: ## Kubernetes' own storage tests against the sample driver; root, 15 minutes, not in CI

@@ -14,7 +14,7 @@ import (
 	"strings"
 	"syscall"
 
-	"csi-registrar/internal/sampledriver"
+	"csi-registrar/internal/test/sampledriver"
 )
 
 // version is set by the linker.

@@ -19,7 +19,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"csi-registrar/internal/fake"
+	"csi-registrar/internal/test/fake"
 )
 
 // TestMain checks that the demos left no goroutines and no directories.

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"sync"
 
-	"csi-registrar/internal/fake"
+	"csi-registrar/internal/test/fake"
 )
 
 // Events in addition to those of the kubelet.

@@ -10,11 +10,11 @@ import (
 	"sync"
 	"time"
 
-	"csi-registrar/internal/control"
-	"csi-registrar/internal/fake"
-	"csi-registrar/internal/rootdir"
-	"csi-registrar/internal/sampledriver"
-	"csi-registrar/internal/status"
+	"csi-registrar/internal/core/control"
+	"csi-registrar/internal/test/fake"
+	"csi-registrar/internal/node/rootdir"
+	"csi-registrar/internal/test/sampledriver"
+	"csi-registrar/internal/node/status"
 )
 
 // node is a simulated node in a temporary directory, with everything that runs on it.

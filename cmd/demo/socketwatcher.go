@@ -8,7 +8,7 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 
-	"csi-registrar/internal/fake"
+	"csi-registrar/internal/test/fake"
 )
 
 // socketWatcher reports when sockets appear in directories and are removed from them. One inotify

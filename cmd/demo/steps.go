@@ -10,10 +10,10 @@ import (
 	"slices"
 	"time"
 
-	"csi-registrar/internal/control"
-	"csi-registrar/internal/fake"
-	"csi-registrar/internal/pluginreg"
-	"csi-registrar/internal/status"
+	"csi-registrar/internal/core/control"
+	"csi-registrar/internal/test/fake"
+	"csi-registrar/internal/node/pluginreg"
+	"csi-registrar/internal/node/status"
 )
 
 const nodeID = "demo-node"

@@ -13,13 +13,13 @@ import (
 	"slices"
 	"strings"
 
-	"csi-registrar/internal/bugreport"
-	"csi-registrar/internal/config"
-	"csi-registrar/internal/control"
-	"csi-registrar/internal/distro"
-	"csi-registrar/internal/rootdir"
-	"csi-registrar/internal/safetext"
-	"csi-registrar/internal/systemd"
+	"csi-registrar/internal/tool/bugreport"
+	"csi-registrar/internal/node/config"
+	"csi-registrar/internal/core/control"
+	"csi-registrar/internal/node/distro"
+	"csi-registrar/internal/node/rootdir"
+	"csi-registrar/internal/sys/safetext"
+	"csi-registrar/internal/sys/systemd"
 )
 
 func setupBugreport(fs *flag.FlagSet) runner {

@@ -15,8 +15,8 @@ import (
 	"testing"
 	"time"
 
-	"csi-registrar/internal/fake"
-	"csi-registrar/internal/status"
+	"csi-registrar/internal/test/fake"
+	"csi-registrar/internal/node/status"
 )
 
 const plantedSecret = "S3cr3t-Pa55w0rd"

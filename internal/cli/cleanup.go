@@ -12,12 +12,12 @@ import (
 	"time"
 
 	"csi-registrar/internal/daemon"
-	"csi-registrar/internal/kubelet"
-	"csi-registrar/internal/rootdir"
-	"csi-registrar/internal/safetext"
-	"csi-registrar/internal/systemd"
-	"csi-registrar/internal/volumes"
-	"csi-registrar/internal/worker"
+	"csi-registrar/internal/core/regsocket"
+	"csi-registrar/internal/node/rootdir"
+	"csi-registrar/internal/sys/safetext"
+	"csi-registrar/internal/sys/systemd"
+	"csi-registrar/internal/node/volumes"
+	"csi-registrar/internal/sys/worker"
 )
 
 // Two processes clean up after a daemon that was stopped for good. One may talk to the service

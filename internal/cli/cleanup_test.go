@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"csi-registrar/internal/daemon"
-	"csi-registrar/internal/fake"
+	"csi-registrar/internal/test/fake"
 )
 
 // leftBehind creates the registration socket of a killed daemon, and its record.

@@ -8,8 +8,8 @@ import (
 	"iter"
 	"time"
 
-	"csi-registrar/internal/control"
-	"csi-registrar/internal/status"
+	"csi-registrar/internal/core/control"
+	"csi-registrar/internal/node/status"
 )
 
 // rootFlag declares --config-root for the commands that connect to the daemon.

@@ -14,7 +14,7 @@ import (
 	"syscall"
 	"time"
 
-	"csi-registrar/internal/safetext"
+	"csi-registrar/internal/sys/safetext"
 )
 
 // runner runs a command after its flags were parsed; args are the remaining arguments.

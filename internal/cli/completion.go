@@ -10,7 +10,7 @@ import (
 	"slices"
 	"strings"
 
-	"csi-registrar/internal/config"
+	"csi-registrar/internal/node/config"
 )
 
 // The scripts call `csi-registrar __complete`.

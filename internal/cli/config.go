@@ -7,9 +7,9 @@ import (
 	"io"
 	"strings"
 
-	"csi-registrar/internal/config"
-	"csi-registrar/internal/safetext"
-	"csi-registrar/internal/systemd"
+	"csi-registrar/internal/node/config"
+	"csi-registrar/internal/sys/safetext"
+	"csi-registrar/internal/sys/systemd"
 )
 
 // sourceFlags declares the flags that select the configuration files.

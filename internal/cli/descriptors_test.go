@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"csi-registrar/internal/status"
+	"csi-registrar/internal/node/status"
 )
 
 // With any descriptors in the store, the daemon starts at once, keeps its registrations, does not

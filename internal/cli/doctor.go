@@ -10,8 +10,8 @@ import (
 	"strings"
 	"time"
 
-	"csi-registrar/internal/doctor"
-	"csi-registrar/internal/rootdir"
+	"csi-registrar/internal/tool/doctor"
+	"csi-registrar/internal/node/rootdir"
 )
 
 func setupDoctor(fs *flag.FlagSet) runner {

@@ -9,10 +9,10 @@ import (
 	"testing"
 	"time"
 
-	"csi-registrar/internal/config"
-	"csi-registrar/internal/doctor"
-	"csi-registrar/internal/fake"
-	"csi-registrar/internal/safetext"
+	"csi-registrar/internal/node/config"
+	"csi-registrar/internal/tool/doctor"
+	"csi-registrar/internal/test/fake"
+	"csi-registrar/internal/sys/safetext"
 )
 
 // examined returns a report with findings.

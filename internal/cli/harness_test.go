@@ -15,9 +15,9 @@ import (
 	"testing"
 	"time"
 
-	"csi-registrar/internal/control"
-	"csi-registrar/internal/fake"
-	"csi-registrar/internal/status"
+	"csi-registrar/internal/core/control"
+	"csi-registrar/internal/test/fake"
+	"csi-registrar/internal/node/status"
 )
 
 // asProgram makes the test binary behave as csi-registrar.

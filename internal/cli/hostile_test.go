@@ -18,11 +18,11 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"csi-registrar/internal/config"
-	"csi-registrar/internal/doctor"
-	"csi-registrar/internal/fake"
-	"csi-registrar/internal/safetext"
-	"csi-registrar/internal/status"
+	"csi-registrar/internal/node/config"
+	"csi-registrar/internal/tool/doctor"
+	"csi-registrar/internal/test/fake"
+	"csi-registrar/internal/sys/safetext"
+	"csi-registrar/internal/node/status"
 )
 
 // evil is the untrusted text on the hostile node; evilName is its form in file names.

@@ -11,8 +11,8 @@ import (
 	"path/filepath"
 	"slices"
 
-	"csi-registrar/internal/compat"
-	"csi-registrar/internal/safetext"
+	"csi-registrar/internal/tool/importer"
+	"csi-registrar/internal/sys/safetext"
 )
 
 // maxManifest limits the size of the input; all DaemonSets of a cluster have a few MB.

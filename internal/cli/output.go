@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"csi-registrar/internal/status"
+	"csi-registrar/internal/node/status"
 )
 
 // driverArgs returns an error if an argument is not a driver name.

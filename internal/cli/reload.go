@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"strings"
 
-	"csi-registrar/internal/control"
+	"csi-registrar/internal/core/control"
 )
 
 func setupReload(fs *flag.FlagSet) runner {

@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"path/filepath"
 
-	"csi-registrar/internal/compat"
+	"csi-registrar/internal/tool/importer"
 	"csi-registrar/internal/daemon"
 )
 

@@ -7,10 +7,10 @@ import (
 	"testing"
 	"time"
 
-	"csi-registrar/internal/compat"
-	"csi-registrar/internal/config"
+	"csi-registrar/internal/tool/importer"
+	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/daemon"
-	"csi-registrar/internal/fake"
+	"csi-registrar/internal/test/fake"
 )
 
 // With node-driver-registrar's flags the driver has no name until it answers. The table shows it

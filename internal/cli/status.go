@@ -9,9 +9,9 @@ import (
 	"fmt"
 	"slices"
 
-	"csi-registrar/internal/config"
-	"csi-registrar/internal/control"
-	"csi-registrar/internal/status"
+	"csi-registrar/internal/node/config"
+	"csi-registrar/internal/core/control"
+	"csi-registrar/internal/node/status"
 )
 
 func setupStatus(fs *flag.FlagSet) runner {

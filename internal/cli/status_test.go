@@ -12,9 +12,9 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"csi-registrar/internal/control"
-	"csi-registrar/internal/fake"
-	"csi-registrar/internal/status"
+	"csi-registrar/internal/core/control"
+	"csi-registrar/internal/test/fake"
+	"csi-registrar/internal/node/status"
 )
 
 const hour, day = time.Hour, 24 * time.Hour

@@ -9,8 +9,8 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"csi-registrar/internal/safetext"
-	"csi-registrar/internal/status"
+	"csi-registrar/internal/sys/safetext"
+	"csi-registrar/internal/node/status"
 )
 
 // maxReason limits the reason below a row of the table; `status DRIVER` shows the whole reason.

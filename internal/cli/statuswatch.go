@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"csi-registrar/internal/status"
+	"csi-registrar/internal/node/status"
 )
 
 // watchStatus shows the status again at each change, until it is interrupted. Its exit code is that

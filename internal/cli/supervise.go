@@ -14,12 +14,12 @@ import (
 	"syscall"
 	"time"
 
-	"csi-registrar/internal/driver"
-	"csi-registrar/internal/process"
-	"csi-registrar/internal/supervise"
-	"csi-registrar/internal/systemd"
-	"csi-registrar/internal/trust"
-	"csi-registrar/internal/worker"
+	"csi-registrar/internal/core/driver"
+	"csi-registrar/internal/sys/process"
+	"csi-registrar/internal/tool/supervise"
+	"csi-registrar/internal/sys/systemd"
+	"csi-registrar/internal/sys/trust"
+	"csi-registrar/internal/sys/worker"
 )
 
 // mainFD is the pidfd of the driver's main process in the process that feeds the watchdog.

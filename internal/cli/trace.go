@@ -12,8 +12,8 @@ import (
 	"syscall"
 	"time"
 
-	"csi-registrar/internal/control"
-	"csi-registrar/internal/trace"
+	"csi-registrar/internal/core/control"
+	"csi-registrar/internal/tool/trace"
 )
 
 const (

@@ -10,9 +10,9 @@ import (
 	"strings"
 	"syscall"
 
-	"csi-registrar/internal/safetext"
-	"csi-registrar/internal/trace"
-	"csi-registrar/internal/unixsock"
+	"csi-registrar/internal/sys/safetext"
+	"csi-registrar/internal/tool/trace"
+	"csi-registrar/internal/sys/unixsock"
 )
 
 // between prepares to forward calls from one address to another.

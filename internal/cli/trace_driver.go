@@ -10,9 +10,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"csi-registrar/internal/control"
-	"csi-registrar/internal/trace"
-	"csi-registrar/internal/unixsock"
+	"csi-registrar/internal/core/control"
+	"csi-registrar/internal/tool/trace"
+	"csi-registrar/internal/sys/unixsock"
 )
 
 const (

@@ -6,7 +6,7 @@ import (
 	"io"
 	"strings"
 
-	"csi-registrar/internal/trace"
+	"csi-registrar/internal/tool/trace"
 )
 
 // traceWriter prints the calls.

@@ -13,9 +13,9 @@ import (
 	"testing"
 	"time"
 
-	"csi-registrar/internal/control"
-	"csi-registrar/internal/fake"
-	"csi-registrar/internal/status"
+	"csi-registrar/internal/core/control"
+	"csi-registrar/internal/test/fake"
+	"csi-registrar/internal/node/status"
 )
 
 // The file system of one of 20 drivers does not answer, at the start and while the daemon runs:

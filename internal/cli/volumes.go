@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"path/filepath"
 
-	"csi-registrar/internal/rootdir"
-	"csi-registrar/internal/status"
-	"csi-registrar/internal/volumes"
-	"csi-registrar/internal/worker"
+	"csi-registrar/internal/node/rootdir"
+	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/node/volumes"
+	"csi-registrar/internal/sys/worker"
 )
 
 // addVolumes adds the volumes in use to a document. The command counts them, not the daemon, so

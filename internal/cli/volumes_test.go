@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"csi-registrar/internal/fake"
+	"csi-registrar/internal/test/fake"
 )
 
 // kubeletFiles creates the root directory of a kubelet with a volume of a.csi.example that is

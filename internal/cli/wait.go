@@ -8,8 +8,8 @@ import (
 	"strings"
 	"time"
 
-	"csi-registrar/internal/safetext"
-	"csi-registrar/internal/status"
+	"csi-registrar/internal/sys/safetext"
+	"csi-registrar/internal/node/status"
 )
 
 func setupWait(fs *flag.FlagSet) runner {

@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"csi-registrar/internal/fake"
+	"csi-registrar/internal/test/fake"
 )
 
 // The pause between two attempts does not grow with the time for which the daemon is down.

@@ -6,10 +6,10 @@ import (
 	"errors"
 	"time"
 
-	"csi-registrar/internal/agent"
-	"csi-registrar/internal/control"
-	"csi-registrar/internal/driver"
-	"csi-registrar/internal/status"
+	"csi-registrar/internal/core/agent"
+	"csi-registrar/internal/core/control"
+	"csi-registrar/internal/core/driver"
+	"csi-registrar/internal/node/status"
 )
 
 // backend is the daemon as the control socket sees it.

@@ -4,7 +4,7 @@ import (
 	"io"
 	"testing"
 
-	"csi-registrar/internal/config"
+	"csi-registrar/internal/node/config"
 )
 
 // BenchmarkLogLine is a line of the daemon's log with what a registrar says in it.

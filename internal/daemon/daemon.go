@@ -16,11 +16,11 @@ import (
 	"sync"
 	"syscall"
 
-	"csi-registrar/internal/agent"
-	"csi-registrar/internal/control"
-	"csi-registrar/internal/fswatch"
-	"csi-registrar/internal/systemd"
-	"csi-registrar/internal/worker"
+	"csi-registrar/internal/core/agent"
+	"csi-registrar/internal/core/control"
+	"csi-registrar/internal/sys/fswatch"
+	"csi-registrar/internal/sys/systemd"
+	"csi-registrar/internal/sys/worker"
 )
 
 // daemon is the process.

@@ -10,9 +10,9 @@ import (
 	"slices"
 	"strings"
 
-	"csi-registrar/internal/kubelet"
-	"csi-registrar/internal/status"
-	"csi-registrar/internal/systemd"
+	"csi-registrar/internal/core/regsocket"
+	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/systemd"
 )
 
 // Names of descriptors: FileDescriptorName= of the socket units.

@@ -10,8 +10,8 @@ import (
 	"github.com/landlock-lsm/go-landlock/landlock"
 	ll "github.com/landlock-lsm/go-landlock/landlock/syscall"
 
-	"csi-registrar/internal/rootdir"
-	"csi-registrar/internal/worker"
+	"csi-registrar/internal/node/rootdir"
+	"csi-registrar/internal/sys/worker"
 )
 
 // landlockVariable is set to 1 in the unit. Landlock cannot be lifted, and a directory that is

@@ -15,8 +15,8 @@ import (
 	ll "github.com/landlock-lsm/go-landlock/landlock/syscall"
 	"golang.org/x/sys/unix"
 
-	"csi-registrar/internal/systemd"
-	"csi-registrar/internal/worker"
+	"csi-registrar/internal/sys/systemd"
+	"csi-registrar/internal/sys/worker"
 )
 
 // TestConfine runs itself in a separate process, which stays confined until it ends.

@@ -4,11 +4,11 @@ import (
 	"io"
 	"log/slog"
 
-	"csi-registrar/internal/config"
-	"csi-registrar/internal/systemd"
+	"csi-registrar/internal/node/config"
+	"csi-registrar/internal/sys/systemd"
 )
 
-// Message IDs of the daemon's own entries; those of drivers are in internal/registrar.
+// Message IDs of the daemon's own entries; those of drivers are in internal/core/registrar.
 // packaging/csi-registrar.catalog explains them all.
 const (
 	messageReady       = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c201"

@@ -6,8 +6,8 @@ import (
 	"path/filepath"
 	"slices"
 
-	"csi-registrar/internal/systemd"
-	"csi-registrar/internal/volumes"
+	"csi-registrar/internal/sys/systemd"
+	"csi-registrar/internal/node/volumes"
 )
 
 // hostMounts has the mounts that the kubelet and systemd see. Those of the sandbox are copies:

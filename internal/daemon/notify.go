@@ -10,7 +10,7 @@ import (
 
 	sdnotify "github.com/coreos/go-systemd/v22/daemon"
 
-	"csi-registrar/internal/status"
+	"csi-registrar/internal/node/status"
 )
 
 // reportStatus keeps the line that `systemctl status` shows up to date, at most five times a

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"csi-registrar/internal/status"
+	"csi-registrar/internal/node/status"
 )
 
 // Every user of the node can read STATUS=.

@@ -4,7 +4,7 @@ import (
 	"io"
 	"path/filepath"
 
-	"csi-registrar/internal/config"
+	"csi-registrar/internal/node/config"
 )
 
 // Options are the daemon's command line and environment.

@@ -7,15 +7,15 @@ import (
 	"os"
 	"sync"
 
-	"csi-registrar/internal/agent"
-	"csi-registrar/internal/config"
-	"csi-registrar/internal/driver"
-	"csi-registrar/internal/fswatch"
-	"csi-registrar/internal/kubelet"
-	"csi-registrar/internal/registrar"
-	"csi-registrar/internal/status"
-	"csi-registrar/internal/systemd"
-	"csi-registrar/internal/worker"
+	"csi-registrar/internal/core/agent"
+	"csi-registrar/internal/node/config"
+	"csi-registrar/internal/core/driver"
+	"csi-registrar/internal/sys/fswatch"
+	"csi-registrar/internal/core/regsocket"
+	"csi-registrar/internal/core/registrar"
+	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/systemd"
+	"csi-registrar/internal/sys/worker"
 )
 
 // parts creates what the registrars need, and has what they share: a plugin registry for each

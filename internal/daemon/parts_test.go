@@ -11,11 +11,11 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"csi-registrar/internal/agent"
-	"csi-registrar/internal/config"
-	"csi-registrar/internal/fake"
-	"csi-registrar/internal/kubelet"
-	"csi-registrar/internal/worker"
+	"csi-registrar/internal/core/agent"
+	"csi-registrar/internal/node/config"
+	"csi-registrar/internal/test/fake"
+	"csi-registrar/internal/core/regsocket"
+	"csi-registrar/internal/sys/worker"
 )
 
 // noHints is a watch of nothing.

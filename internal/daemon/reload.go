@@ -8,8 +8,8 @@ import (
 	"slices"
 	"time"
 
-	"csi-registrar/internal/config"
-	"csi-registrar/internal/worker"
+	"csi-registrar/internal/node/config"
+	"csi-registrar/internal/sys/worker"
 )
 
 const (

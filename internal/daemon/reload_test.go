@@ -11,10 +11,10 @@ import (
 	"testing"
 	"time"
 
-	"csi-registrar/internal/config"
-	"csi-registrar/internal/control"
-	"csi-registrar/internal/fake"
-	"csi-registrar/internal/status"
+	"csi-registrar/internal/node/config"
+	"csi-registrar/internal/core/control"
+	"csi-registrar/internal/test/fake"
+	"csi-registrar/internal/node/status"
 )
 
 // node is a configuration root with a kubelet's root directory beside it.

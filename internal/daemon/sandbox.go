@@ -12,11 +12,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"csi-registrar/internal/fswatch"
-	"csi-registrar/internal/rootdir"
-	"csi-registrar/internal/trust"
-	"csi-registrar/internal/unixsock"
-	"csi-registrar/internal/worker"
+	"csi-registrar/internal/sys/fswatch"
+	"csi-registrar/internal/node/rootdir"
+	"csi-registrar/internal/sys/trust"
+	"csi-registrar/internal/sys/unixsock"
+	"csi-registrar/internal/sys/worker"
 )
 
 // ErrSandbox ends the process so that the service manager starts another one in a new sandbox: the

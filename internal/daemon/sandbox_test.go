@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
-	"csi-registrar/internal/config"
-	"csi-registrar/internal/unixsock"
+	"csi-registrar/internal/node/config"
+	"csi-registrar/internal/sys/unixsock"
 )
 
 // A process ends only for what another one would see differently.

@@ -9,13 +9,13 @@ import (
 	"net/http"
 	"time"
 
-	"csi-registrar/internal/compat"
-	"csi-registrar/internal/config"
-	"csi-registrar/internal/control"
-	"csi-registrar/internal/driver"
-	"csi-registrar/internal/registrar"
-	"csi-registrar/internal/status"
-	"csi-registrar/internal/worker"
+	"csi-registrar/internal/tool/importer"
+	"csi-registrar/internal/node/config"
+	"csi-registrar/internal/core/control"
+	"csi-registrar/internal/core/driver"
+	"csi-registrar/internal/core/registrar"
+	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/worker"
 )
 
 // RunSidecar runs the daemon with the flags of node-driver-registrar: one driver, which reports its

@@ -13,10 +13,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"csi-registrar/internal/config"
-	"csi-registrar/internal/rootdir"
-	"csi-registrar/internal/systemd"
-	"csi-registrar/internal/worker"
+	"csi-registrar/internal/node/config"
+	"csi-registrar/internal/node/rootdir"
+	"csi-registrar/internal/sys/systemd"
+	"csi-registrar/internal/sys/worker"
 )
 
 // begin puts the first configuration in force. If the files have errors, that is the last good one,

@@ -4,9 +4,9 @@ import (
 	"context"
 	"fmt"
 
-	"csi-registrar/internal/kubelet"
-	"csi-registrar/internal/status"
-	"csi-registrar/internal/volumes"
+	"csi-registrar/internal/core/regsocket"
+	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/node/volumes"
 )
 
 // inUse returns why a driver whose table disappeared is not withdrawn yet; empty: it can be.

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"csi-registrar/internal/fake"
-	"csi-registrar/internal/status"
+	"csi-registrar/internal/test/fake"
+	"csi-registrar/internal/node/status"
 )
 
 // serve starts the driver of n.table(name).

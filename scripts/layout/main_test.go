@@ -9,7 +9,7 @@ import (
 const mixed = `package p
 
 import (
-	"csi-registrar/internal/status" // ours
+	"csi-registrar/internal/node/status" // ours
 	// needed for its side effect
 	_ "google.golang.org/grpc/encoding/gzip"
 	"fmt"
@@ -27,7 +27,7 @@ import (
 	// needed for its side effect
 	_ "google.golang.org/grpc/encoding/gzip"
 
-	"csi-registrar/internal/status" // ours
+	"csi-registrar/internal/node/status" // ours
 )
 `
 

@@ -1,0 +1,608 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"csi-registrar/internal/node/config"
+	"csi-registrar/internal/core/registrar"
+	"csi-registrar/internal/node/status"
+)
+
+// node is a node on which every driver is ready and the kubelet accepts at once.
+type node struct {
+	mu      sync.Mutex
+	sockets map[string]*socket
+	clients []string // every client that was made, by driver
+	tries   int      // to make a socket
+	broken  string   // the driver for which no socket can be made
+	left    bool     // sockets are those that an earlier process left
+}
+
+func (n *node) Driver(d config.Driver) registrar.Driver {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.clients = append(n.clients, d.Name)
+	return client{d.Name, make(chan struct{})}
+}
+
+func (n *node) Socket(_ context.Context, c *config.Config, name string) (Socket, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.tries++
+	if name == n.broken {
+		return nil, errors.New("too long")
+	}
+	s := &socket{path: c.Kubelet.PluginsRegistry() + "/" + name, hints: make(chan struct{}, 1)}
+	if old := n.sockets[s.path]; old != nil && old.counts()[2] == 0 { // as kubelet.Registry
+		return nil, errors.New("in use already")
+	}
+	s.up = status.Socket{Path: s.path, Place: status.Ours, Up: n.left}
+	n.sockets[s.path] = s
+	return s, nil
+}
+
+func (n *node) socket(path string) *socket { n.mu.Lock(); defer n.mu.Unlock(); return n.sockets[path] }
+
+type client struct {
+	name  string
+	hints chan struct{}
+}
+
+func (c client) Ask(context.Context, func(status.Report)) status.Report {
+	return status.Report{Driver: status.Ready, Identity: status.Identity{Name: c.name, NodeID: "n"}}
+}
+func (c client) Probe(ctx context.Context) status.Report { return c.Ask(ctx, nil) }
+func (c client) AskAfterHint(ctx context.Context, progress func(status.Report)) status.Report {
+	return c.Ask(ctx, progress)
+}
+func (c client) Hints() <-chan struct{} { return c.hints }
+func (c client) Close()                 {}
+
+type socket struct {
+	path  string
+	hints chan struct{}
+
+	mu                           sync.Mutex
+	up                           status.Socket
+	published, withdrawn, closed int
+	restored                     int
+	refused                      error
+	hold                         chan struct{} // Look waits for it
+	closing                      chan struct{} // Close waits for it
+}
+
+func (s *socket) Hints() <-chan struct{} { return s.hints }
+func (s *socket) Look() status.Socket {
+	s.mu.Lock()
+	up, hold := s.up, s.hold
+	s.mu.Unlock()
+	if hold != nil {
+		<-hold
+	}
+	return up
+}
+func (s *socket) Check(context.Context) error                            { return nil }
+func (s *socket) Acknowledge(context.Context, status.Announcement) error { return nil }
+func (s *socket) Record(ctx context.Context, _ func(context.Context, string) error, linked func()) error {
+	linked()
+	<-ctx.Done()
+	return nil
+}
+func (s *socket) Restore() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.restored++
+}
+func (s *socket) Publish(_ context.Context, a status.Announcement) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.published++
+	s.up = status.Socket{
+		Path: s.path, Place: status.Ours, Up: true,
+		Publication: status.Publication{
+			Announced: a, PublishedAt: time.Now(), Notification: status.Notification{At: time.Now(), Registered: true},
+		},
+	}
+	return nil
+}
+func (s *socket) Withdraw(context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.refused != nil {
+		return s.refused
+	}
+	s.withdrawn++
+	s.up = status.Socket{Path: s.path, Place: status.Missing}
+	return nil
+}
+
+// refuse makes Withdraw fail.
+func (s *socket) refuse(err error) { s.mu.Lock(); defer s.mu.Unlock(); s.refused = err }
+func (s *socket) Close(context.Context) error {
+	s.mu.Lock()
+	closing := s.closing
+	s.mu.Unlock()
+	if closing != nil {
+		<-closing
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed++
+	return nil
+}
+
+func (s *socket) Discard() {}
+
+func (s *socket) counts() [3]int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return [3]int{s.published, s.withdrawn, s.closed}
+}
+
+func conf(root string, drivers ...config.Driver) *config.Config {
+	c := config.Default()
+	c.Kubelet.RootDir = root
+	c.Drivers = drivers
+	return c
+}
+
+func drv(name string) config.Driver { return config.DefaultDriver(name, "/run/"+name) }
+
+// with runs test with an agent in a bubble, and ends the agent.
+func with(t *testing.T, test func(t *testing.T, a *Agent, n *node)) {
+	synctest.Test(t, func(t *testing.T) {
+		n := &node{sockets: map[string]*socket{}}
+		a := New(slog.New(slog.DiscardHandler), n, "test")
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if err := a.Run(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+		test(t, a, n)
+		cancel()
+		wg.Wait()
+		for path, s := range n.sockets {
+			if c := s.counts(); c[2] != 1 {
+				t.Errorf("%s was closed %d times", path, c[2])
+			}
+		}
+	})
+}
+
+func apply(t *testing.T, a *Agent, c *config.Config) {
+	t.Helper()
+	if err := a.Apply(t.Context(), c, []string{"a.toml"}); err != nil {
+		t.Fatal(err)
+	}
+	synctest.Wait()
+}
+
+func states(a *Agent) (out []string) {
+	for _, d := range a.Status().Drivers {
+		out = append(out, d.Name+" "+d.State)
+	}
+	return out
+}
+
+func want(t *testing.T, got []string, want ...string) {
+	t.Helper()
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestApplyTouchesOnlyWhatChanged(t *testing.T) {
+	with(t, func(t *testing.T, a *Agent, n *node) {
+		apply(t, a, conf("/k", drv("a"), drv("b"), drv("c")))
+		want(t, states(a), "a registered", "b registered", "c registered")
+		b := drv("b")
+		b.Endpoint = "/other"
+		d := drv("d")
+		d.Enabled = false
+		apply(t, a, conf("/k", drv("a"), b, d))
+		want(t, states(a), "a registered", "b registered", "d disabled")
+		for path, counts := range map[string][3]int{
+			"/k/plugins_registry/a": {1, 0, 0},
+			"/k/plugins_registry/b": {2, 0, 0},
+			"/k/plugins_registry/c": {1, 1, 1},
+		} {
+			if got := n.socket(path).counts(); got != counts {
+				t.Errorf("%s: published, withdrawn, closed %v, want %v", path, got, counts)
+			}
+		}
+		want(t, n.clients, "a", "b", "c", "b")
+	})
+}
+
+// A key that changes how the driver is found or trusted takes effect at once; the others cost no
+// new connection.
+func TestKeysThatNeedANewConnection(t *testing.T) {
+	for key, c := range map[string]struct {
+		change func(*config.Driver)
+		again  bool
+	}{
+		"socket":              {func(d *config.Driver) { d.Socket = "/b" }, true},
+		"endpoint":            {func(d *config.Driver) { d.Endpoint = "/b" }, true},
+		"timeout":             {func(d *config.Driver) { d.Timeout++ }, true},
+		"socket_owner":        {func(d *config.Driver) { d.SocketOwner = "any" }, true},
+		"endpoint_link":       {func(d *config.Driver) { d.EndpointLink = true }, false},
+		"withdraw_after":      {func(d *config.Driver) { d.WithdrawAfter++ }, false},
+		"when_driver_is_gone": {func(d *config.Driver) { d.WhenGone = config.Withdraw }, false},
+		"supported_versions":  {func(d *config.Driver) { d.SupportedVersions = []string{"1.1.0"} }, false},
+	} {
+		t.Run(key, func(t *testing.T) {
+			with(t, func(t *testing.T, a *Agent, n *node) {
+				d := drv("a")
+				apply(t, a, conf("/k", d))
+				c.change(&d)
+				apply(t, a, conf("/k", d))
+				if again := len(n.clients) == 2; again != c.again {
+					t.Errorf("a new connection: %t, want %t", again, c.again)
+				}
+			})
+		})
+	}
+}
+
+// A registration socket that cannot be taken away is tried again, and is still there for
+// its driver if that comes back before.
+func TestWithdrawingFails(t *testing.T) {
+	with(t, func(t *testing.T, a *Agent, n *node) {
+		apply(t, a, conf("/k", drv("a"), drv("b")))
+		s := n.socket("/k/plugins_registry/a")
+		s.refuse(errors.New("read-only"))
+		for range 2 {
+			if err := a.Apply(t.Context(), conf("/k", drv("b")), nil); err == nil || !strings.Contains(err.Error(), "read-only") {
+				t.Errorf("error %v", err)
+			}
+			time.Sleep(time.Minute)
+			want(t, states(a), "a registered", "b registered")
+			if s, _ := a.Status().Driver("a"); s.Reason != "read-only" {
+				t.Errorf("reason %q", s.Reason)
+			}
+			apply(t, a, conf("/k", drv("a"), drv("b")))
+			want(t, states(a), "a registered", "b registered")
+		}
+		if got := s.counts(); got != [3]int{1, 0, 0} {
+			t.Errorf("published, withdrawn, closed %v", got)
+		}
+		if err := a.Apply(t.Context(), conf("/k", drv("b")), nil); err == nil {
+			t.Error("no error")
+		}
+		s.refuse(nil)
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if got := s.counts(); got != [3]int{1, 1, 1} {
+			t.Errorf("published, withdrawn, closed %v", got)
+		}
+	})
+}
+
+// A driver that is enabled again while its socket is being closed, however long that takes, is
+// registered.
+func TestEnabledAgainWhileItsSocketIsClosed(t *testing.T) {
+	for _, long := range []time.Duration{time.Millisecond, leaveTime / 2, time.Minute} {
+		with(t, func(t *testing.T, a *Agent, n *node) {
+			apply(t, a, conf("/k", drv("a"), drv("b")))
+			s := n.socket("/k/plugins_registry/a")
+			s.mu.Lock()
+			s.closing = make(chan struct{})
+			s.mu.Unlock()
+			began := time.Now()
+			time.AfterFunc(long, func() { close(s.closing) })
+			ctx, cancel := context.WithTimeout(t.Context(), long/4)
+			defer cancel()
+			if err := a.Apply(ctx, conf("/k", drv("b")), nil); err == nil {
+				t.Error("withdrawn at once")
+			}
+			err := a.Apply(t.Context(), conf("/k", drv("a"), drv("b")), nil)
+			if (err != nil) != (long > leaveTime) {
+				t.Errorf("%s: %v", long, err)
+			}
+			synctest.Wait()
+			if long > leaveTime {
+				if d, _ := a.Status().Driver("a"); d.State == "registered" || d.Reason == "" {
+					t.Errorf("%+v", d)
+				}
+			}
+			time.Sleep(time.Until(began.Add(long + time.Millisecond)))
+			synctest.Wait()
+			want(t, states(a), "a registered", "b registered")
+			if err := a.Reregister(t.Context(), "a", false); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// A driver whose registrar cannot be started is tried again, and its status says why.
+func TestStartingIsTriedAgain(t *testing.T) {
+	with(t, func(t *testing.T, a *Agent, n *node) {
+		n.broken = "a"
+		if err := a.Apply(t.Context(), conf("/k", drv("a"), drv("b")), nil); err == nil {
+			t.Error("no error")
+		}
+		time.Sleep(time.Hour)
+		want(t, states(a), "a absent", "b registered")
+		if d, _ := a.Status().Driver("a"); !strings.Contains(d.Reason, "too long") {
+			t.Errorf("%+v", d)
+		}
+		n.mu.Lock()
+		tries := n.tries
+		n.broken = ""
+		n.mu.Unlock()
+		if tries < 100 || tries > 150 {
+			t.Errorf("tried %d times in an hour", tries)
+		}
+		time.Sleep(startMost)
+		synctest.Wait()
+		want(t, states(a), "a registered", "b registered")
+		tries = n.tries
+		time.Sleep(time.Hour)
+		if n.tries != tries {
+			t.Errorf("tried %d times after that", n.tries-tries)
+		}
+	})
+}
+
+func TestAnotherRootMovesEverything(t *testing.T) {
+	with(t, func(t *testing.T, a *Agent, n *node) {
+		apply(t, a, conf("/k", drv("a")))
+		apply(t, a, conf("/l", drv("a")))
+		want(t, states(a), "a registered")
+		if got := n.socket("/k/plugins_registry/a").counts(); got != [3]int{1, 1, 1} {
+			t.Errorf("published, withdrawn, closed %v", got)
+		}
+		if s := a.Status(); s.PluginsRegistry != "/l/plugins_registry" || s.Drivers[0].RegistrationSocket != "/l/plugins_registry/a" {
+			t.Errorf("status %+v", s)
+		}
+	})
+}
+
+func TestOneThatCannotStartHoldsUpNoOther(t *testing.T) {
+	with(t, func(t *testing.T, a *Agent, n *node) {
+		n.broken = "a"
+		if err := a.Apply(t.Context(), conf("/k", drv("a"), drv("b")), nil); err == nil {
+			t.Error("no error")
+		}
+		synctest.Wait()
+		want(t, states(a), "a absent", "b registered")
+	})
+}
+
+func TestChangedMissesNothing(t *testing.T) {
+	with(t, func(t *testing.T, a *Agent, n *node) {
+		seen := make(chan []string, 1)
+		go func() {
+			for {
+				changed := a.Changed()
+				if s := states(a); len(s) == 2 && len(a.Status().Pending()) == 0 {
+					seen <- s
+					return
+				}
+				<-changed
+			}
+		}()
+		apply(t, a, conf("/k", drv("a"), drv("b")))
+		want(t, <-seen, "a registered", "b registered")
+	})
+}
+
+func TestAliveAndReregister(t *testing.T) {
+	with(t, func(t *testing.T, a *Agent, n *node) {
+		apply(t, a, conf("/k", drv("a")))
+		if err := a.Alive(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if err := a.Reregister(t.Context(), "nobody", false); err == nil || !strings.Contains(err.Error(), `no enabled driver of that name is configured: "nobody"`) {
+			t.Errorf("got %v", err)
+		}
+		if err := a.Reregister(t.Context(), "a", false); err != nil {
+			t.Error(err)
+		}
+		synctest.Wait()
+		if got := n.socket("/k/plugins_registry/a").counts(); got != [3]int{2, 0, 0} {
+			t.Errorf("published, withdrawn, closed %v", got)
+		}
+	})
+}
+
+// The watchdog must be fed also when a driver is taken off just while all are asked.
+func TestAliveForgivesTheRemoved(t *testing.T) {
+	with(t, func(t *testing.T, a *Agent, n *node) {
+		apply(t, a, conf("/k", drv("a"), drv("b")))
+		all := a.registrars()
+		apply(t, a, conf("/k", drv("b")))
+		a.change(func() { a.running = all }) // as just before the end of its registrar
+		if err := a.Alive(t.Context()); err != nil || len(all) != 2 {
+			t.Error(all, err)
+		}
+	})
+}
+
+// A registrar that hangs is noticed: the watchdog is not fed then.
+func TestAliveNoticesAHang(t *testing.T) {
+	with(t, func(t *testing.T, a *Agent, n *node) {
+		apply(t, a, conf("/k", drv("a"), drv("b")))
+		s := n.socket("/k/plugins_registry/a")
+		hold := make(chan struct{})
+		s.mu.Lock()
+		s.hold = hold
+		s.mu.Unlock()
+		s.hints <- struct{}{}
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := a.Alive(ctx); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "registrar of a") || strings.Contains(err.Error(), "registrar of b") {
+			t.Errorf("got %v", err)
+		}
+		close(hold)
+		synctest.Wait()
+		if err := a.Alive(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A driver has two registrars while its registration under an earlier root_dir cannot be withdrawn.
+func TestStatusIsOfTheRootInForce(t *testing.T) {
+	with(t, func(t *testing.T, a *Agent, n *node) {
+		apply(t, a, conf("/k", drv("a")))
+		n.socket("/k/plugins_registry/a").refuse(errors.New("read-only"))
+		if err := a.Apply(t.Context(), conf("/l", drv("a")), nil); err == nil || !strings.Contains(err.Error(), "read-only") {
+			t.Error(err)
+		}
+		synctest.Wait()
+		if d := a.Status().Drivers; len(d) != 1 || d[0].RegistrationSocket != "/l/plugins_registry/a" {
+			t.Errorf("%+v", d)
+		}
+		// Back, before it could be withdrawn: it goes on.
+		apply(t, a, conf("/k", drv("a")))
+		if d := a.Status().Drivers; len(d) != 1 || d[0].RegistrationSocket != "/k/plugins_registry/a" {
+			t.Errorf("%+v", d)
+		}
+		// The descriptor store and the record were those of the other one.
+		if k, l := n.socket("/k/plugins_registry/a"), n.socket("/l/plugins_registry/a"); k.restored != 1 || l.restored != 0 {
+			t.Errorf("restored %d and %d times", k.restored, l.restored)
+		}
+		n.socket("/k/plugins_registry/a").refuse(nil)
+	})
+}
+
+// No call arrives at a recorder whose registration has ended.
+func TestATraceEndsWithItsRegistration(t *testing.T) {
+	with(t, func(t *testing.T, a *Agent, _ *node) {
+		apply(t, a, conf("/k", drv("a")))
+		ended := make(chan error, 1)
+		linked := make(chan struct{})
+		go func() { ended <- a.Record(t.Context(), "a", nil, func() { close(linked) }) }()
+		<-linked
+		apply(t, a, conf("/k"))
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Error(err)
+			}
+		default:
+			t.Error("it continues")
+		}
+	})
+}
+
+// What an earlier process left of drivers that are not configured is only withdrawn.
+func TestKeptRegistrationsAreWithdrawn(t *testing.T) {
+	with(t, func(t *testing.T, a *Agent, n *node) {
+		n.left = true
+		apply(t, a, conf("/k"))
+		if err := a.WithdrawKept(t.Context(), []string{"a", "b"}); err != nil {
+			t.Error(err)
+		}
+		for _, name := range []string{"a", "b"} {
+			if got := n.socket("/k/plugins_registry/" + name).counts(); got != [3]int{0, 1, 1} {
+				t.Errorf("%s: published, withdrawn, closed %v", name, got)
+			}
+		}
+		if len(n.clients) > 0 || len(a.Status().Drivers) > 0 {
+			t.Errorf("clients %q, status %+v", n.clients, a.Status().Drivers)
+		}
+	})
+}
+
+// A kept registration that cannot be withdrawn yet is tried again, also after others were
+// withdrawn.
+func TestKeptRegistrationsAreTriedAgain(t *testing.T) {
+	with(t, func(t *testing.T, a *Agent, n *node) {
+		n.left, n.broken = true, "a"
+		apply(t, a, conf("/k"))
+		for range 2 {
+			if err := a.WithdrawKept(t.Context(), []string{"a"}); err == nil {
+				t.Error("no error")
+			}
+		}
+		if err := a.WithdrawKept(t.Context(), []string{"b"}); err != nil {
+			t.Error(err)
+		}
+		n.mu.Lock()
+		n.broken = ""
+		n.mu.Unlock()
+		time.Sleep(startMost)
+		synctest.Wait()
+		for _, name := range []string{"a", "b"} {
+			if s := n.socket("/k/plugins_registry/" + name); s == nil || s.counts() != [3]int{0, 1, 1} {
+				t.Errorf("%s: %+v", name, s)
+			}
+		}
+	})
+}
+
+// The status has one time zone, wherever a time comes from.
+func TestTimesAreUTC(t *testing.T) {
+	with(t, func(t *testing.T, a *Agent, n *node) {
+		apply(t, a, conf("/k", drv("a"), drv("b")))
+		n.socket("/k/plugins_registry/b").refuse(errors.New("read-only"))
+		if err := a.Apply(t.Context(), conf("/k", drv("a")), nil); err == nil {
+			t.Error("no error")
+		}
+		times := 0
+		var walk func(path string, v reflect.Value)
+		walk = func(path string, v reflect.Value) {
+			if at, ok := v.Interface().(time.Time); ok {
+				if !at.IsZero() {
+					times++
+				}
+				if at.Location() != time.UTC {
+					t.Errorf("%s is %s", path, at)
+				}
+				return
+			}
+			switch v.Kind() {
+			case reflect.Struct:
+				for i := range v.NumField() {
+					walk(path+"."+v.Type().Field(i).Name, v.Field(i))
+				}
+			case reflect.Slice:
+				for i := range v.Len() {
+					walk(path, v.Index(i))
+				}
+			}
+		}
+		walk("", reflect.ValueOf(a.Status()))
+		if times < 6 {
+			t.Errorf("only %d times", times)
+		}
+	})
+}
+
+// Withdrawals that fail are in the status also when the driver has another registrar.
+func TestFailingWithdrawalsAreShown(t *testing.T) {
+	with(t, func(t *testing.T, a *Agent, n *node) {
+		apply(t, a, conf("/k", drv("a")))
+		old := n.socket("/k/plugins_registry/a")
+		old.refuse(errors.New("read-only"))
+		if err := a.Apply(t.Context(), conf("/l", drv("a")), nil); err == nil {
+			t.Error("no error")
+		}
+		synctest.Wait()
+		want(t, states(a), "a registered")
+		if w := a.Status().Withdrawals; len(w) != 1 || w[0].Driver != "a" || w[0].Error != "read-only" || w[0].RegistrationSocket != old.path || w[0].Since.IsZero() {
+			t.Errorf("%+v", w)
+		}
+		old.refuse(nil)
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		if w := a.Status().Withdrawals; len(w) != 0 {
+			t.Errorf("%+v", w)
+		}
+	})
+}

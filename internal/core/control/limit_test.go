@@ -1,0 +1,165 @@
+package control
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"csi-registrar/internal/test/fake"
+	"csi-registrar/internal/node/status"
+)
+
+// Many `wait` commands do not block other commands.
+func TestStreamsLeaveRoomForOtherRequests(t *testing.T) {
+	fake.CheckLeaks(t)
+	path, _ := served(t, newDaemon(absentDriver("a.csi.example")))
+	ctx, cancel := context.WithCancel(t.Context())
+	var streams, opened sync.WaitGroup
+	defer streams.Wait()
+	defer cancel()
+	for range 200 {
+		opened.Add(1)
+		streams.Go(func() {
+			once := sync.OnceFunc(opened.Done)
+			defer once()
+			for _, err := range NewClient(path).Watch(ctx) {
+				if err != nil {
+					t.Error(err)
+				}
+				once()
+			}
+		})
+	}
+	opened.Wait()
+	begun := time.Now()
+	if err := NewClient(path).Reload(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if _, err := NewClient(path).Status(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(begun); took > 5*time.Second {
+		t.Errorf("two commands took %s", took)
+	}
+}
+
+// A stream above the limit is refused at once; the others continue.
+func TestTooManyStreams(t *testing.T) {
+	a := api{Backend: newDaemon(), streams: newGate(1), watched: &snapshot[[]byte]{render: func(d status.Document) []byte { return Marshal(d) }}}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	server := httptest.NewServer(http.HandlerFunc(a.status))
+	defer server.Close()
+	defer cancel()
+	get := func() (*http.Response, error) {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, server.URL+"?watch", nil)
+		if err != nil {
+			return nil, err
+		}
+		return server.Client().Do(req)
+	}
+	first, err := get()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.Body.Close()
+	if _, err := bufio.NewReader(first.Body).ReadBytes('\n'); err != nil {
+		t.Fatal(err)
+	}
+	second, err := get()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer second.Body.Close()
+	if text, _ := io.ReadAll(second.Body); second.StatusCode != http.StatusServiceUnavailable || !bytes.Contains(text, []byte("too many")) {
+		t.Errorf("%s: %s", second.Status, text)
+	}
+}
+
+// All requests within a second get the same text; a change is in the text of the next second.
+func TestScrapesShareAnswers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newDaemon(absentDriver("a.csi.example"))
+		h := PublicHandler(b)
+		up := func() bool {
+			_, body, _ := do(h, "GET", "/metrics")
+			return strings.Contains(body, `csi_registrar_driver_up{driver="a.csi.example"} 1`)
+		}
+		if up() {
+			t.Error("an absent driver is up")
+		}
+		b.set(func(s *status.Document) { s.Drivers = []status.Driver{registeredDriver("a.csi.example")} })
+		if up() {
+			t.Error("the text was made twice within a second")
+		}
+		time.Sleep(maxAge)
+		if !up() {
+			t.Error("the change is missing a second later")
+		}
+	})
+}
+
+// Requests above the limit wait for a moment, in order, and are then refused.
+func TestGate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGate(2)
+		h := g.limit(func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(300 * time.Millisecond)
+			writeText(w, http.StatusOK, "")
+		})
+		codes := make(chan string, 10)
+		for range 10 {
+			go func() {
+				begun := time.Now()
+				w := httptest.NewRecorder()
+				h(w, httptest.NewRequest("GET", "/", nil))
+				codes <- fmt.Sprint(w.Code, " after ", time.Since(begun), w.Header()["Retry-After"])
+			}()
+		}
+		count := map[string]int{}
+		for range 10 {
+			count[<-codes]++
+		}
+		want := map[string]int{"200 after 300ms []": 2, "200 after 600ms []": 2, "503 after 500ms [1]": 6}
+		if fmt.Sprint(count) != fmt.Sprint(want) {
+			t.Errorf("%v, want %v", count, want)
+		}
+		canceled, cancel := context.WithCancel(t.Context())
+		cancel()
+		if full := newGate(0); full.enter(canceled, time.Hour) {
+			t.Error("a full gate was entered")
+		}
+	})
+}
+
+// A connection to the public port serves one request.
+func TestPublicConnectionsAreNotKept(t *testing.T) {
+	fake.CheckLeaks(t)
+	c, err := net.Dial("tcp", servedPublic(t, newDaemon(), "127.0.0.1:0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := io.WriteString(c, strings.Repeat("GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n", 2)); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	answers, err := io.ReadAll(c)
+	var timeout net.Error
+	if errors.As(err, &timeout) && timeout.Timeout() || bytes.Count(answers, []byte("HTTP/1.1 ")) != 1 {
+		t.Errorf("%v, %q", err, answers)
+	}
+}

@@ -1,0 +1,244 @@
+// Package driver finds out whether a CSI driver is there and ready, what it reports, whether it is
+// the same one as before, and whether it can be trusted.
+package driver
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"csi-registrar/internal/node/config"
+	"csi-registrar/internal/sys/safetext"
+	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/unixsock"
+	"csi-registrar/internal/sys/worker"
+)
+
+const (
+	// nodeInfoTimeout is the kubelet's timeout for NodeGetInfo (csiTimeout, kubelet v1.36).
+	nodeInfoTimeout = 2 * time.Minute
+
+	// maxSilence is how long a connection without an answer is kept for the next Ask. A new one
+	// each second would fill the queue of a driver that does not accept.
+	maxSilence = time.Minute
+
+	// maxRestarts is how often one Ask starts over because the socket was replaced.
+	maxRestarts = 3
+
+	maxReason = 1000 // characters
+)
+
+// Hints receives hints from elsewhere and from the Client, so that one channel is enough to wait
+// for both (implemented by fswatch.Subscription).
+type Hints interface {
+	Hints() <-chan struct{} // capacity one
+	Hint()                  // never blocks, also after Close
+	Close()
+}
+
+// Options are the options of New. Log, Hints and Pool are required.
+type Options struct {
+	Log   *slog.Logger
+	Hints Hints // about the socket and the endpoint
+	Pool  *worker.Pool
+	// AnyEndpoint turns off the checks of the endpoint, as with node-driver-registrar: its flag is
+	// a path of the host, which need not be the same path in our mount namespace.
+	AnyEndpoint bool
+}
+
+// Client is the client of one driver. It keeps at most one connection to it.
+//
+// Its fields belong to the goroutine that calls Ask, Probe or AskAfterHint, and then Close. State
+// that changes in the background is in conn.
+type Client struct {
+	cfg   config.Connection
+	log   *slog.Logger
+	hints Hints
+
+	socket, endpoint target
+	lookLimit        time.Duration
+	again            *time.Timer // gives a hint where nothing else does; stopped during an Ask
+	hinted           bool        // Ask received a hint, and gives it again when it returns
+	seen             sighting    // of socket
+
+	conn        *conn  // kept after an Ask
+	dialed      uint64 // connections so far
+	budget      budget
+	last        status.Report   // of the last inquiry, without Replaced
+	silentSince time.Time       // the first unanswered Probe since last; zero: none
+	endpointID  unixsock.FileID // the file at the endpoint then; zero: not visible
+	readyID     unixsock.FileID // the socket of the last Ready report
+	server      status.Server   // of the last connection
+}
+
+// New returns a Client. Without cfg.Name it accepts any valid name. Close also closes o.Hints.
+func New(cfg config.Connection, o Options) *Client {
+	if o.AnyEndpoint {
+		cfg.Endpoint = cfg.Socket
+	}
+	c := &Client{
+		cfg: cfg, log: o.Log, hints: o.Hints,
+		lookLimit: lookLimit,
+		// The endpoint may be on another file system, which may hang while this one does not.
+		socket:   target{cfg.Socket, o.Pool.Slot(cfg.Socket, o.Hints.Hint)},
+		endpoint: target{cfg.Endpoint, o.Pool.Slot(cfg.Endpoint, o.Hints.Hint)},
+	}
+	c.again = time.AfterFunc(lookAgain, o.Hints.Hint)
+	c.again.Stop()
+	return c
+}
+
+// Hints implements registrar.Driver: the connection broke, a file system answers again, or
+// Options.Hints received.
+func (c *Client) Hints() <-chan struct{} { return c.hints.Hints() }
+
+// Close implements registrar.Driver.
+func (c *Client) Close() {
+	c.again.Stop()
+	c.hints.Close()
+	c.drop()
+}
+
+// drop closes the kept connection.
+func (c *Client) drop() {
+	if c.conn != nil {
+		c.conn.close()
+		c.conn = nil
+	}
+}
+
+// Ask implements registrar.Driver.
+func (c *Client) Ask(ctx context.Context, progress func(status.Report)) status.Report {
+	return c.report(ctx, progress, askAll)
+}
+
+// Probe implements registrar.Driver.
+func (c *Client) Probe(ctx context.Context) status.Report { return c.report(ctx, nil, askProbe) }
+
+// AskAfterHint implements registrar.Driver.
+func (c *Client) AskAfterHint(ctx context.Context, progress func(status.Report)) status.Report {
+	return c.report(ctx, progress, askIfChanged)
+}
+
+// kind is which calls are made over a connection that was used before.
+type kind string
+
+const (
+	askAll       kind = "all, unless the last report was Ready"
+	askProbe     kind = "Probe, if the last report was Ready"
+	askIfChanged kind = "none"
+)
+
+func (c *Client) report(ctx context.Context, progress func(status.Report), k kind) status.Report {
+	c.again.Stop()
+	begun := time.Now()
+	var r status.Report
+	for range 1 + maxRestarts {
+		if r = c.ask(ctx, progress, k); r.Reason != replaced.reason {
+			break
+		}
+	}
+	r.Reason, r.Server = safetext.Clean(r.Reason, maxReason), c.server
+	if c.hinted {
+		c.hinted = false
+		c.hints.Hint()
+	}
+	c.log.Debug("asked the driver", "driver_state", string(r.Driver), "reason", r.Reason, "took", time.Since(begun))
+	return r
+}
+
+// finding is the reason why the driver is not Ready; zero: a step found none.
+type finding struct {
+	state  status.DriverState
+	reason string
+}
+
+func (f finding) ok() bool { return f == finding{} }
+
+func (c *Client) ask(ctx context.Context, progress func(status.Report), k kind) status.Report {
+	socket, endpoint, f := c.look(ctx)
+	same := f.ok() && c.usable(socket) && c.endpointID == endpoint.FileID
+	// An inquiry that was ended by a hint has no answer to repeat.
+	answered := c.last.Connection == c.dialed && !c.last.Silent && c.last.Reason != replaced.reason && c.last.Reason != interrupted.reason
+	if same && k == askIfChanged && c.last.Driver == status.Starting && answered {
+		r := c.last
+		r.Repeated = true
+		return r
+	}
+	if same && c.last.Driver == status.Ready {
+		switch {
+		case k != askProbe && c.silentSince.IsZero():
+			return c.last
+		case c.silentSince.IsZero(), time.Since(c.silentSince) < maxSilence:
+			return c.probe(ctx)
+		}
+	}
+	if f.ok() {
+		f = c.connect(ctx, socket)
+	}
+	if !f.ok() {
+		if f.state != status.Starting {
+			c.drop()
+		}
+		return status.Report{Driver: f.state, Reason: f.reason}
+	}
+	q := inquiry{Client: c, ctx: ctx, progress: progress}
+	if f = q.run(endpoint); f.ok() {
+		f.state = status.Ready
+	}
+	q.Driver, q.Reason = f.state, f.reason
+	c.last, c.silentSince, c.endpointID = q.Report, time.Time{}, endpoint.FileID
+	c.conn.kept.Store(true) // from now on its end gives a hint
+	if q.Driver == status.Ready {
+		if c.conn.broken() { // since the last answer
+			c.hints.Hint()
+		}
+		q.Replaced = c.readyID != unixsock.FileID{} && c.readyID != c.conn.file.FileID
+		c.readyID = c.conn.file.FileID
+	}
+	return q.Report
+}
+
+// probe calls Probe over the kept connection of the last Ready report.
+func (c *Client) probe(ctx context.Context) status.Report {
+	begun := time.Now()
+	q := inquiry{Client: c, ctx: ctx}
+	f := q.probe()
+	q.Driver, q.Reason, q.Connection = f.state, f.reason, c.dialed
+	switch {
+	case f.ok():
+		c.silentSince = time.Time{}
+		return c.last
+	case !q.Silent:
+		c.last = q.Report
+	case c.silentSince.IsZero():
+		c.silentSince = begun
+	}
+	return q.Report
+}
+
+// usable reports whether the kept connection can still be used.
+func (c *Client) usable(socket unixsock.File) bool {
+	return c.conn != nil && !c.conn.broken() && c.conn.file.FileID == socket.FileID
+}
+
+// connect makes a new connection unless the kept one can still be used.
+func (c *Client) connect(ctx context.Context, socket unixsock.File) finding {
+	if c.usable(socket) && time.Since(c.conn.answered) < maxSilence {
+		c.conn.kept.Store(false) // this Ask reports its end
+		return finding{}
+	}
+	c.drop()
+	if c.budget.spend(0) {
+		return flood // until the minute is over
+	}
+	t, f := c.dial(ctx, c.socket)
+	if f.state == status.Absent && socket.IsSocket() && c.seen.youngerThan(young) {
+		c.again.Reset(lookAgain) // listen causes no event
+	}
+	if c.conn = t; t != nil {
+		c.server = t.server
+	}
+	c.dialed++
+	return f
+}

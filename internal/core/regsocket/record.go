@@ -1,0 +1,201 @@
+package kubelet
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"csi-registrar/internal/node/rootdir"
+	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/unixsock"
+)
+
+// record is what the next process needs to know of a published socket. It is valid only for the
+// listener that it describes.
+type record struct {
+	Path  string `json:"path"`
+	Bound string `json:"bound"` // the name that the listener was bound to
+	// FileID is that of the path. The listener holds the inode, so no other file can get it.
+	unixsock.FileID
+	status.Publication
+}
+
+const recordSuffix = ".json"
+
+// maxRecord is the maximum size of a record in bytes.
+const maxRecord = 1 << 20
+
+func recordsIn(runDir string) string { return filepath.Join(runDir, "registrations") }
+
+func (r *Registry) recordOf(name string) string {
+	return filepath.Join(recordsIn(r.o.RunDir), name+recordSuffix)
+}
+
+// save writes the record of p, if p is still current and the record is not another Socket's.
+// Without a record, as while /run is full, the next process does not recognize the socket as ours,
+// and publishes again.
+func (s *Socket) save(p *listener) error {
+	if s.r.o.RunDir == "" {
+		return nil
+	}
+	s.saving.Lock()
+	defer s.saving.Unlock()
+	p.unsaved.Store(false) // before p.record is read: the kubelet may call during the write
+	s.mu.Lock()
+	rec := p.record
+	s.mu.Unlock()
+	if s.current.Load() != p || s.anotherRecorded() {
+		return nil
+	}
+	if err := s.r.o.Host.writeJSON(s.r.recordOf(s.name), rec); err != nil {
+		p.unsaved.Store(true)
+		s.checkAgain(againAfter)
+		return fmt.Errorf("cannot write the record of %s: %w", s.name, err)
+	}
+	return nil
+}
+
+// saveAgain writes the record if it is not complete.
+func (s *Socket) saveAgain() {
+	if p := s.current.Load(); p != nil && p.unsaved.Load() {
+		if err := s.save(p); err != nil { // the first error was logged as a warning
+			s.log.Debug("the record of the registration is not complete", "error", err)
+		}
+	}
+}
+
+// writeJSON writes a record. Each path has one writer at a time, so one temporary name is enough;
+// /run is memory, so nothing has to be synced.
+func (h *Host) writeJSON(path string, record any) error {
+	b, err := json.Marshal(record)
+	if err != nil {
+		return err
+	}
+	if err := h.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return err
+	}
+	temporary := path + ".new"
+	if err := h.WriteFile(temporary, b, 0o600); err != nil {
+		return errors.Join(err, ignoreMissing(h.Remove(temporary)))
+	}
+	return h.Rename(temporary, path)
+}
+
+// anotherRecorded reports whether the record, and so the listener in the store, is that of another
+// Socket of the driver, below an earlier or a later root_dir: while a file system does not answer,
+// the earlier one cannot be withdrawn.
+func (s *Socket) anotherRecorded() bool {
+	if s.r.o.RunDir == "" {
+		return false
+	}
+	rec, err := s.r.o.Host.readRecord(s.r.recordOf(s.name))
+	return err == nil && rec.Path != s.path
+}
+
+func (s *Socket) removeRecord() {
+	if s.r.o.RunDir == "" {
+		return
+	}
+	s.saving.Lock()
+	defer s.saving.Unlock()
+	if err := ignoreMissing(s.r.o.Host.Remove(s.r.recordOf(s.name))); err != nil {
+		s.log.Warn("cannot remove the record of the registration", "error", err)
+	}
+}
+
+// readRecord reads a file that only the daemon can have written; but that may have been another
+// version, or a compromised one. So no link is followed, and only a small regular file is read.
+func (h *Host) readRecord(path string) (rec record, err error) {
+	b, err := h.ReadFile(path)
+	if err == nil {
+		err = json.Unmarshal(b, &rec)
+	}
+	if err != nil {
+		return record{}, fmt.Errorf("cannot read the record %s: %w", path, err)
+	}
+	// A time in the future was written while the wall clock was ahead; durations from it would be
+	// wrong.
+	now := time.Now()
+	for _, at := range []*time.Time{&rec.PublishedAt, &rec.GetInfoAt, &rec.Notification.At, &rec.FirstAcceptedAt} {
+		if at.After(now) {
+			*at = now
+		}
+	}
+	return rec, nil
+}
+
+// Leftovers are the registration sockets that a daemon left when it ended, by the file of their
+// record.
+type Leftovers map[string]record
+
+// Recorded reads the records in a RunDir (Options.RunDir). The error names those that cannot be
+// used; all others are in the Leftovers.
+func Recorded(runDir string) (Leftovers, error) { return newHost().readRecords(runDir) }
+
+func (h *Host) readRecords(runDir string) (Leftovers, error) {
+	dir := recordsIn(runDir)
+	entries, err := h.ReadDir(dir)
+	errs := []error{ignoreMissing(err)}
+	left := make(Leftovers)
+	for _, e := range entries {
+		name, ok := strings.CutSuffix(e.Name(), recordSuffix)
+		if !ok {
+			continue
+		}
+		file := filepath.Join(dir, e.Name())
+		rec, err := h.readRecord(file)
+		if err == nil && !isRegistration(rec.Path, name) {
+			err = fmt.Errorf("%s names %q, which is not the socket of %s: remove the file", file, rec.Path, name)
+		}
+		if err == nil {
+			left[file] = rec
+		}
+		errs = append(errs, err)
+	}
+	return left, errors.Join(errs...)
+}
+
+// isRegistration reports whether path can be the registration socket of that name: nothing outside
+// of a plugins_registry is removed because of a record.
+func isRegistration(path, name string) bool {
+	return filepath.IsAbs(path) && filepath.Clean(path) == path &&
+		filepath.Base(filepath.Dir(path)) == rootdir.PluginsRegistryName && filepath.Base(path) == rootdir.SocketName(name)
+}
+
+// Remove removes each path that is still the file of its record, and the record, and returns the
+// removed paths. Do not call it while the daemon runs; a daemon that started after Recorded loses
+// nothing that it created itself.
+func (l Leftovers) Remove() (removed []string, err error) {
+	var errs []error
+	host := newHost()
+	for file, rec := range l {
+		did, err := host.RemoveFile(rec.Path, rec.FileID)
+		if did {
+			removed = append(removed, rec.Path)
+		}
+		if filepath.Dir(rec.Bound) == filepath.Dir(rec.Path) && isTemporary(filepath.Base(rec.Bound)) {
+			// The process was killed before it removed that name.
+			_, boundErr := host.RemoveFile(rec.Bound, rec.FileID)
+			errs = append(errs, boundErr)
+		}
+		if err == nil {
+			driver := strings.TrimSuffix(filepath.Base(file), recordSuffix)
+			err = errors.Join(rec.removeLink(host, driver), ignoreMissing(os.Remove(file)))
+		}
+		errs = append(errs, err)
+	}
+	slices.Sort(removed)
+	return removed, errors.Join(errs...)
+}
+
+func ignoreMissing(err error) error {
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,189 @@
+// Package kubelet is the part of a registration that faces the kubelet: the socket in
+// plugins_registry through which the kubelet finds a driver. It publishes, guards, adopts and
+// withdraws these sockets, and answers GetInfo and NotifyRegistrationStatus on them. It removes
+// and replaces only its own.
+package kubelet
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"sync"
+	"syscall"
+
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"csi-registrar/internal/node/pluginreg"
+	"csi-registrar/internal/node/rootdir"
+	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/worker"
+)
+
+// StorePrefix, followed by the driver's name, is the name of a listener in the descriptor store.
+const StorePrefix = "registration-"
+
+// Store keeps descriptors beyond the end of the process (implemented by systemd.Store). The name
+// of a listener is StorePrefix and the driver's name, that of the kubelet's pidfd ProcessName.
+type Store interface {
+	// Keep stores a copy of a descriptor in place of those with that name.
+	Keep(ctx context.Context, name string, c syscall.Conn) error
+	// Forget removes everything with that name; it is not an error if there is nothing.
+	Forget(ctx context.Context, name string) error
+}
+
+type noStore struct{}
+
+func (noStore) Keep(context.Context, string, syscall.Conn) error { return nil }
+func (noStore) Forget(context.Context, string) error             { return nil }
+
+// Options are the options of Open. Log, Watch, WatchDir and Pool are required.
+type Options struct {
+	Log *slog.Logger
+	// RunDir is the daemon's directory below /run, which holds the records. Empty: there are no
+	// records, so nothing can be adopted.
+	RunDir string
+	// Store keeps the listeners; nil: none.
+	Store Store
+	// KeepSockets leaves the sockets that the store has in place when they are closed.
+	KeepSockets bool
+	// Dir is the directory that the kubelet watches, if it is not
+	// <rootDir>/plugins_registry (node-driver-registrar's --plugin-registration-path).
+	// It is never created, and temporary names are dot names in it.
+	Dir string
+	// Watch gives hints about paths, WatchDir about the entries of a directory.
+	Watch    func(paths ...string) Watch
+	WatchDir func(path string) Watch
+	// Pool runs calls that may never return.
+	Pool *worker.Pool
+	// Process follows the kubelet that calls; nil: its end is not noticed.
+	Process *Process
+	// Host is the operating system; nil: the real one.
+	Host *Host
+}
+
+// Watch receives hints from elsewhere and from us (implemented by fswatch.Subscription).
+type Watch interface {
+	Hint()
+	Hints() <-chan struct{} // capacity one
+	Close()
+}
+
+// Registry is a plugins_registry with the sockets that this process serves in it.
+type Registry struct {
+	o   Options // Host is never nil
+	dir *directory
+
+	server  Server
+	conns   connections
+	foreign *foreignSockets
+	entries Watch          // of the directory
+	stop    func()         // ends foreign.run
+	running sync.WaitGroup // of foreign.run
+
+	mu      sync.Mutex
+	sockets map[string]*Socket // by path
+}
+
+// Open returns the Registry of rootDir, the kubelet's --root-dir. Neither it nor the
+// plugins_registry needs to exist yet.
+func Open(rootDir string, o Options) (*Registry, error) {
+	dir := rootdir.PluginsRegistry(rootDir)
+	if o.Dir != "" {
+		rootDir, dir = "", filepath.Clean(o.Dir)
+	}
+	if !filepath.IsAbs(dir) {
+		return nil, fmt.Errorf("cannot use %s as the plugins_registry: give an absolute path", dir)
+	}
+	if o.Store == nil {
+		o.Store, o.KeepSockets = noStore{}, false
+	}
+	o.Host = cmp.Or(o.Host, newHost())
+	ctx, stop := context.WithCancel(context.Background()) // until Close
+	r := &Registry{
+		o: o, dir: &directory{host: o.Host, root: rootDir, path: dir}, entries: o.WatchDir(dir), stop: stop,
+		server:  o.Host.NewServer(),
+		sockets: make(map[string]*Socket),
+	}
+	registerapi.RegisterRegistrationServer(r.server, service{})
+	r.foreign = &foreignSockets{r: r, wake: make(chan struct{}, 1), next: make(chan struct{}), found: make(map[string]foreignSocket)}
+	r.entries.Hint() // for the first scan
+	r.running.Go(func() { r.foreign.run(ctx) })
+	return r, nil
+}
+
+// Socket returns the registration socket of a driver, which is not published yet. A driver has one
+// Socket at a time.
+func (r *Registry) Socket(name string) (*Socket, error) {
+	path, err := pluginreg.SocketPath(r.dir.path, name)
+	if err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.sockets[path] != nil {
+		return nil, fmt.Errorf("the registration socket of %s is in use already", name)
+	}
+	s := &Socket{
+		r: r, name: name, path: path, log: r.o.Log.With("driver", name), watch: r.o.Watch(path, rootdir.EndpointLink(r.dir.root, name)),
+		seen: status.Socket{Path: path, Place: status.Missing},
+	}
+	s.worker = r.o.Pool.Slot(path, s.watch.Hint)
+	r.sockets[path] = s
+	return s, nil
+}
+
+// drop removes a closed Socket.
+func (r *Registry) drop(s *Socket) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.sockets[s.path] == s {
+		delete(r.sockets, s.path)
+	}
+}
+
+// socketAt returns our Socket with this path; nil if there is none.
+func (r *Registry) socketAt(path string) *Socket {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.sockets[path]
+}
+
+// driverSocket returns our Socket of a driver; nil if there is none.
+func (r *Registry) driverSocket(driver string) *Socket {
+	path, _ := pluginreg.SocketPath(r.dir.path, driver) // empty if it is not a driver name
+	return r.socketAt(path)
+}
+
+// Close ends serving. It answers calls in flight, for at most 2 s or until ctx is done, because a
+// failed Notify deregisters the driver (kubelet v1.36). Clients are told to connect again: to the
+// next process if the listener is in the store. Close the Sockets first.
+func (r *Registry) Close(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, closeGrace)
+	defer cancel()
+	r.stop()
+	r.running.Wait()
+	r.entries.Close()
+	for _, c := range r.conns.list(nil) {
+		if !c.spoke.Load() { // GracefulStop would wait for its first byte
+			c.Close()
+		}
+	}
+	graceful := make(chan struct{})
+	go func() {
+		defer close(graceful)
+		r.server.GracefulStop()
+	}()
+	select {
+	case <-graceful:
+		return nil
+	case <-ctx.Done():
+		for _, c := range r.conns.list(nil) {
+			c.Close()
+		}
+		r.server.Stop()
+		<-graceful
+		return fmt.Errorf("cannot answer all calls of the kubelet in time: %w", context.Cause(ctx))
+	}
+}

@@ -1,0 +1,107 @@
+package config
+
+import (
+	"cmp"
+	"errors"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"csi-registrar/internal/sys/trust"
+)
+
+// Source selects the configuration files.
+type Source struct {
+	Root string // --config-root: the directory with etc, run and usr/lib; default "/"
+	File string // --config: only this file, whoever owns it
+}
+
+// places are the directories with configuration files. A file hides those of the same name in later
+// places.
+var places = [...]string{"etc", "run", "usr/lib"}
+
+func (s Source) root() string { return absolutePath(cmp.Or(s.Root, "/")) }
+
+// dir returns the directory of a place.
+func (s Source) dir(place string) string {
+	return filepath.Join(s.root(), place, "csi-registrar")
+}
+
+// Watch returns the paths to watch, with all directories above them, for changes of the
+// configuration: the main files, and the conf.d directories with their entries. They may not
+// exist. Watch Result.Links, too.
+func (s Source) Watch() []string {
+	if s.File != "" {
+		return []string{absolutePath(s.File)}
+	}
+	var paths []string
+	for _, place := range places {
+		paths = append(paths, filepath.Join(s.dir(place), "config.toml"), filepath.Join(s.dir(place), "conf.d"))
+	}
+	return paths
+}
+
+func absolutePath(path string) string {
+	// It fails only if the working directory was removed; nothing can be watched there.
+	if abs, err := filepath.Abs(path); err == nil {
+		return abs
+	}
+	return path
+}
+
+// Hidden is a file that is not read because of another one.
+type Hidden struct {
+	File string `json:"file"`
+	By   string `json:"by"`
+}
+
+// list returns the files to read, in the order in which they are applied. It adds to r the hidden
+// files, the links, and errors for directories that cannot be read or trusted. A file hides those
+// of the same name in later places, whatever its content, so that an empty file masks them.
+func (s Source) list(rule trust.Rule, r *Result) (files []string) {
+	if s.File != "" {
+		return []string{s.File}
+	}
+	byName := make(map[string]string) // the name of the main file is empty, so that it comes first
+	add := func(name, path string) {
+		if by, hidden := byName[name]; hidden {
+			r.Hidden = append(r.Hidden, Hidden{path, by})
+		} else {
+			byName[name] = path
+		}
+	}
+	for _, place := range places {
+		// Ignore all files in a directory that others may write to.
+		if err := rule.Check(s.dir(place)); err != nil {
+			r.Errors = append(r.Errors, *fileError(s.dir(place), err))
+			continue
+		}
+		main := filepath.Join(s.dir(place), "config.toml")
+		// All other errors are found when the file is read.
+		if _, err := os.Lstat(main); !errors.Is(err, fs.ErrNotExist) {
+			add("", main)
+		}
+		dir := filepath.Join(s.dir(place), "conf.d")
+		names, e := readDir(rule, dir)
+		if e != nil {
+			r.Errors = append(r.Errors, *e)
+		}
+		for _, name := range names {
+			if !strings.HasPrefix(name, ".") && strings.HasSuffix(name, ".toml") {
+				add(name, filepath.Join(dir, name))
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(byName)) {
+		path := byName[name]
+		files = append(files, path)
+		// Do not watch /dev/null, which is written to all the time.
+		if _, err := os.Readlink(path); err == nil && !isNull(path) {
+			r.Links = append(r.Links, path)
+		}
+	}
+	return files
+}

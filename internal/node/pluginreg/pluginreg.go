@@ -1,0 +1,81 @@
+// Package pluginreg reads the plugins_registry as the kubelet does: it finds the registration
+// sockets in it and calls GetInfo on them. kubelet and doctor use it.
+package pluginreg
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"csi-registrar/internal/node/rootdir"
+	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/unixsock"
+)
+
+// SocketPath returns the path of a driver's registration socket in dir. It checks the name before
+// it becomes part of a path (status.CheckName), and the length of the path.
+func SocketPath(dir, driver string) (string, error) {
+	if err := status.CheckName(driver); err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, rootdir.SocketName(driver))
+	if err := unixsock.CheckPath(path); err != nil {
+		return "", fmt.Errorf("cannot make a registration socket for %s: %w: use a shorter root_dir", driver, err)
+	}
+	return path, nil
+}
+
+// Sockets returns the sockets in dir and below, and the symbolic links that may point to one, that
+// the kubelet (v1.36) uses: it ignores names that begin with a dot. Directories that cannot be read
+// are skipped. Sockets blocks for as long as the file system does not answer.
+func Sockets(dir string) (found []string) {
+	entries, _ := os.ReadDir(dir)
+	for _, e := range entries {
+		path := filepath.Join(dir, e.Name())
+		switch {
+		case strings.HasPrefix(e.Name(), "."):
+		case e.IsDir():
+			found = append(found, Sockets(path)...)
+		case e.Type()&(fs.ModeSocket|fs.ModeSymlink) != 0:
+			found = append(found, path)
+		}
+	}
+	return found
+}
+
+// Info is the answer of a registration socket to GetInfo. Its strings are untrusted.
+type Info struct {
+	Type     string // registerapi.CSIPlugin, DRAPlugin or DevicePlugin
+	Name     string
+	Endpoint string
+	Versions []string
+}
+
+// maxMessage is the maximum size of an answer in bytes: usually it has a few hundred.
+const maxMessage = 64 << 10
+
+// GetInfo calls GetInfo on the socket at path, as the kubelet does (which waits 1 s for the answer,
+// kubelet v1.36). It also returns the process that listens there.
+func GetInfo(ctx context.Context, path string) (Info, unixsock.Cred, error) {
+	c, err := unixsock.Dial(ctx, path)
+	if err != nil {
+		return Info{}, unixsock.Cred{}, err
+	}
+	defer c.Close()
+	cred, err := unixsock.PeerCred(c)
+	if err != nil {
+		return Info{}, cred, err
+	}
+	cc, err := unixsock.NewClient(c, maxMessage)
+	if err != nil {
+		return Info{}, cred, err
+	}
+	defer cc.Close()
+	in, err := registerapi.NewRegistrationClient(cc).GetInfo(ctx, &registerapi.InfoRequest{})
+	return Info{Type: in.GetType(), Name: in.GetName(), Endpoint: in.GetEndpoint(), Versions: in.GetSupportedVersions()}, cred, err
+}

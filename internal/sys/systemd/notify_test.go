@@ -1,0 +1,88 @@
+package systemd
+
+import (
+	"errors"
+	"net"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"csi-registrar/internal/test/fake"
+)
+
+func startManager(t *testing.T) (*fake.Manager, *Notifier) {
+	t.Helper()
+	m, err := fake.StartManager(fake.ShortDir(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return m, NewNotifier(env("NOTIFY_SOCKET", m.SocketPath()))
+}
+
+func TestNotifierSays(t *testing.T) {
+	m, n := startManager(t)
+	if err := n.Watchdog(); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range []struct {
+		call func() error
+		want string
+	}{
+		{n.Ready, "READY=1"},
+		{func() error { return n.Status("2 drivers\nall registered") }, "STATUS=2 drivers all registered"},
+		{n.Stopping, "STOPPING=1"},
+	} {
+		if err := s.call(); err != nil {
+			t.Fatal(err)
+		}
+		if got := <-m.Events(); got != s.want {
+			t.Errorf("received %q, want %q", got, s.want)
+		}
+	}
+	if got := m.State(); got.Ready != 1 || got.Watchdog != 1 || !got.Stopping {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestNilNotifier(t *testing.T) {
+	n := NewNotifier(env())
+	if n != nil {
+		t.Fatal("a notifier without NOTIFY_SOCKET")
+	}
+	if err := errors.Join(n.Ready(), n.Stopping(), n.Status("x"), n.Watchdog()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestNotifierWithoutListener(t *testing.T) {
+	n := NewNotifier(env("NOTIFY_SOCKET", filepath.Join(fake.ShortDir(t), "none")))
+	if err := n.Ready(); err == nil || !strings.Contains(err.Error(), "READY") {
+		t.Error(err)
+	}
+}
+
+// TestNotifierDoesNotHangWithTheManager: nobody reads, and the kernel's queue is full.
+func TestNotifierDoesNotHangWithTheManager(t *testing.T) {
+	path := filepath.Join(fake.ShortDir(t), "deaf")
+	deaf, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer deaf.Close()
+	n := NewNotifier(env("NOTIFY_SOCKET", path))
+	for n.send("X=1", -1, time.Now().Add(50*time.Millisecond)) == nil {
+	}
+	begun := time.Now()
+	if err := n.Watchdog(); err == nil || !strings.Contains(err.Error(), "WATCHDOG") {
+		t.Error(err)
+	}
+	if took := time.Since(begun); took > 4*sendTimeout {
+		t.Errorf("it took %s", took)
+	}
+}

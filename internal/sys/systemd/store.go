@@ -1,0 +1,183 @@
+package systemd
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"csi-registrar/internal/sys/unixsock"
+)
+
+// ErrStoreFull is wrapped by Keep's error if the manager would drop the descriptor.
+var ErrStoreFull = errors.New("the descriptor store of systemd is full")
+
+const (
+	// confirmWithin bounds how long a caller waits for the manager: a registration socket
+	// must not come later than this because the manager is busy.
+	confirmWithin = 300 * time.Millisecond
+	// flushWithin bounds what Run does after its context has ended. TimeoutStopSec= is 30 s.
+	flushWithin = 8 * time.Second
+	// A message that cannot be sent, as when the manager's queue was full for queueTimeout, is
+	// tried again after sendPause.
+	queueTimeout = time.Second
+	sendPause    = 100 * time.Millisecond
+)
+
+// StoreMax returns how many descriptors the store of this service may hold, 0 if that is unknown:
+// $FDSTORE since systemd 254, otherwise the variable that the unit sets beside
+// FileDescriptorStoreMax=. getenv is os.Getenv.
+func StoreMax(getenv func(string) string) int {
+	limit, err := strconv.Atoi(cmp.Or(getenv("FDSTORE"), getenv("CSI_REGISTRAR_FDSTORE")))
+	if err != nil || limit < 0 {
+		return 0
+	}
+	return limit
+}
+
+// StoreOptions configure a Store.
+type StoreOptions struct {
+	Max  int      // how many descriptors fit (StoreMax); 0: unknown
+	Held []string // the names of those that are in the store already, each as often as it is there
+	Log  *slog.Logger
+}
+
+// Store is the descriptor store of our service: its descriptors stay open in PID 1 until the
+// service is stopped, and are passed by name to the next process (see Receive). The manager reads
+// messages in the order in which they were sent and does not answer them, but a BARRIER=1 shows
+// when it has read all previous ones. So there is one queue, which Run sends. A descriptor in it
+// counts as kept, because the manager accepts each one for which there is room, and the room is
+// counted here. May be used by several goroutines.
+type Store struct {
+	notify  *Notifier
+	options StoreOptions
+	wake    chan struct{} // a hint for Run, without a payload
+
+	mu       sync.Mutex
+	ended    bool           // Run has returned
+	names    map[string]int // descriptors in the store, by name, once the queue is sent
+	queue    []request      // not sent, in order
+	inFlight []request      // sent, but perhaps not read by the manager
+}
+
+// request is a message about a name: FDSTORE with a descriptor, FDSTOREREMOVE without (-1).
+type request struct {
+	name string
+	fd   int
+	done chan struct{} // closed when the manager has read it, or it is superseded
+}
+
+// NewStore returns a store that sends through the notifier while Run runs. With a nil notifier
+// Forget does nothing, and Keep must not be called.
+func NewStore(n *Notifier, o StoreOptions) *Store {
+	s := &Store{notify: n, options: o, wake: make(chan struct{}, 1), names: map[string]int{}}
+	for _, name := range o.Held {
+		s.names[name]++
+	}
+	return s
+}
+
+// Keep puts a copy of c's descriptor into the store, in place of all descriptors of that name. It
+// returns when the manager has it, or after 0.3 s; then it is sent and confirmed later. An error
+// means that it will not be kept.
+func (s *Store) Keep(ctx context.Context, name string, c syscall.Conn) error {
+	// FDNAME ends at the line's end; LISTEN_FDNAMES is a list with colons.
+	if name == "" || len(name) > 255 || strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r >= 0x7f || r == ':' }) {
+		return fmt.Errorf("cannot keep %q in the descriptor store: not a name for a descriptor", name)
+	}
+	var fd int
+	err := unixsock.Control(c, func(of int) (err error) {
+		fd, err = unix.FcntlInt(uintptr(of), unix.F_DUPFD_CLOEXEC, 0)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("cannot keep %s: %w", name, err)
+	}
+	if err := s.request(ctx, name, fd); err != nil {
+		return errors.Join(fmt.Errorf("cannot keep %s: %w", name, err), unix.Close(fd))
+	}
+	return nil
+}
+
+// Forget removes all descriptors of that name from the store. It returns when they are removed, or
+// ctx is done, or after 0.3 s; then they are removed later. It is no error if there are none. A
+// listener is open until its last copy is closed, so the caller must call this and close its own.
+func (s *Store) Forget(ctx context.Context, name string) error {
+	if s.notify == nil {
+		return nil
+	}
+	if err := s.request(ctx, name, -1); err != nil {
+		return fmt.Errorf("cannot forget %s: %w", name, err)
+	}
+	return nil
+}
+
+// request queues the messages that make fd the only descriptor of that name (-1: none), and waits
+// for at most confirmWithin until the manager has read them. It owns fd if it succeeds.
+func (s *Store) request(ctx context.Context, name string, fd int) error {
+	done, err := s.enqueue(name, fd)
+	if err != nil {
+		return err
+	}
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+	select {
+	case <-done:
+	case <-time.After(confirmWithin):
+	case <-ctx.Done():
+	}
+	return nil
+}
+
+func (s *Store) enqueue(name string, fd int) (done chan struct{}, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended {
+		return nil, errors.New("the descriptor store is not used any more")
+	}
+	if fd >= 0 && s.options.Max > 0 && s.names[name] == 0 {
+		held := 0
+		for _, n := range s.names {
+			held += n
+		}
+		if held >= s.options.Max {
+			return nil, fmt.Errorf("%w (%d of %d); raise FileDescriptorStoreMax= of the unit", ErrStoreFull, held, s.options.Max)
+		}
+	}
+	// An unsent descriptor of that name is superseded. Everything else stays in its order, so
+	// that there is room in the store for each descriptor when its turn comes.
+	s.queue = slices.DeleteFunc(s.queue, func(r request) bool {
+		superseded := r.name == name && r.fd >= 0
+		if superseded {
+			_ = unix.Close(r.fd) // a copy that nobody else uses; no error of it matters
+			close(r.done)
+		}
+		return superseded
+	})
+	delete(s.names, name)
+	i := slices.IndexFunc(s.queue, func(r request) bool { return r.name == name })
+	if i < 0 {
+		// Also if none is known: the previous process may have sent one that was not yet in the
+		// store when this process was started.
+		i = len(s.queue)
+		s.queue = append(s.queue, request{name, -1, make(chan struct{})})
+	}
+	done = s.queue[i].done
+	if fd >= 0 {
+		done = make(chan struct{})
+		s.queue = append(s.queue, request{name, fd, done})
+		s.names[name] = 1
+	}
+	return done, nil
+}

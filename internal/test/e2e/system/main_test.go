@@ -1,0 +1,75 @@
+// Package system boots real systemds (247, 252, 257; 262 nightly) with the shipped units, the
+// sample driver and the kubelet's own registration code, and checks what the kubelet sees when the
+// daemon is stopped, restarted, killed or upgraded.
+package system
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"csi-registrar/internal/test/e2e/built"
+)
+
+// suites are the suites in SUITES, by default Debian 11, 12 and 13 with systemd 247, 252 and 257.
+var suites = func() []string {
+	if named := os.Getenv("SUITES"); named != "" {
+		return strings.Fields(named)
+	}
+	return []string{"bullseye", "bookworm", "trixie"}
+}()
+
+// onEach runs a test on each suite, in parallel with each other and with other tests.
+func onEach(t *testing.T, test func(t *testing.T, suite string)) {
+	t.Parallel()
+	for _, suite := range suites {
+		t.Run(suite, func(t *testing.T) {
+			t.Parallel()
+			test(t, suite)
+		})
+	}
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if kubelet.dir != "" {
+		if err := os.RemoveAll(kubelet.dir); err != nil {
+			fmt.Fprintln(os.Stderr, "cannot remove the built kubelet:", err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// kubelet is built once for all tests of a process.
+var kubelet struct {
+	once sync.Once
+	dir  string
+	err  error
+}
+
+// kubeletDir returns the directory that contains "kubelet".
+func kubeletDir(t testing.TB) string {
+	t.Helper()
+	root := built.Root(t)
+	kubelet.once.Do(func() {
+		if kubelet.dir, kubelet.err = os.MkdirTemp("", "csi-system-bin"); kubelet.err != nil {
+			return
+		}
+		cmd := exec.Command("go", "build", "-ldflags=-s -w", "-o", filepath.Join(kubelet.dir, "kubelet"), "./cmd/kubelet")
+		cmd.Dir = filepath.Join(root, "internal", "e2e")
+		// Static, because the oldest suite's C library is older than this machine's.
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			kubelet.err = fmt.Errorf("cannot build the kubelet: %w\n%s", err, out)
+		}
+	})
+	if kubelet.err != nil {
+		t.Fatal(kubelet.err)
+	}
+	return kubelet.dir
+}

@@ -1,0 +1,228 @@
+package bugreport
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"unicode"
+
+	"csi-registrar/internal/sys/secrettext"
+)
+
+// mark replaces a secret.
+const mark = "<redacted>"
+
+// pattern compiles on first use: the daemon is the same program, and never needs any of them.
+func pattern(expr string) func() *regexp.Regexp {
+	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expr) })
+}
+
+// Patterns of secrets. They match too much rather than too little.
+var (
+	keyMark     = pattern(`-----(BEGIN|END) [^-\n]*PRIVATE KEY.*`)
+	keyBody     = pattern(`[A-Za-z0-9+/=]+\s*$`)
+	environment = pattern(`(?m)^([ \t]*[#;]*[ \t]*(?:Environment|SetCredential|SetCredentialEncrypted)[ \t]*=)(?:[^\n]*\\\n(?:[ \t]*[#;][^\n]*\n)*)*[^\n]*`)
+	userInfo    = pattern(`://[^\s"']+@`)
+	sasToken    = pattern(`(?i)\b(sig=)[^\s&"'\\]+`)
+	bearer      = pattern(`(?i)\b(bearer|basic)[ \t]+[^\s"'\\]+`)
+	webToken    = pattern(`\beyJ[\w-]+\.[\w.-]*`)
+	longWord    = pattern(`[A-Za-z0-9+/_=-]+`)
+
+	// named matches the name of a secret and what separates it from the value: a separator, or a
+	// space after a flag.
+	secretNames = []string{"token", "pass", "pwd", "secret", "credential", "authoriz", "cookie", "key", "signature", "context", "attributes"}
+	named       = pattern(`(?i)(?:` + strings.Join(secretNames, "|") + `)[a-z0-9_.-]*(?:\\*["'\]])*(?:[ \t]*[:=]+>?[ \t]*|[ \t]+|[{<\[])`)
+)
+
+// redactor replaces text that looks like a secret, and later all repetitions of the secrets that it
+// recognized.
+type redactor struct {
+	known *secrettext.Matcher
+}
+
+func newRedactor() *redactor { return &redactor{known: secrettext.New()} }
+
+// recognize replaces text that is a secret by its form or its name, and remembers the secrets.
+func (r *redactor) recognize(s string) string {
+	s = privateKeys(s)
+	s = replace(environment(), s, func(m []string) string {
+		for line := range strings.Lines(m[0]) {
+			r.namedSecrets(line)
+		}
+		return m[1] + mark
+	})
+	s = replace(userInfo(), s, func(m []string) string {
+		if _, password, ok := strings.Cut(strings.TrimSuffix(m[0], "@"), "://"); ok {
+			_, password, _ = strings.Cut(password, ":")
+			r.remember("password", password)
+		}
+		return "://" + mark + "@"
+	})
+	s = replace(sasToken(), s, func(m []string) string { r.remember("signature", m[0][len(m[1]):]); return m[1] + mark })
+	s = replace(bearer(), s, func(m []string) string { r.remember(m[1], m[0][len(m[1]):]); return m[1] + " " + mark })
+	s = replace(webToken(), s, func(m []string) string { r.remember("token", m[0]); return mark })
+	var b strings.Builder
+	for line := range strings.Lines(s) {
+		lower := strings.ToLower(line)
+		if slices.ContainsFunc(secretNames, func(name string) bool { return strings.Contains(lower, name) }) {
+			line = r.namedSecrets(line)
+		}
+		b.WriteString(line)
+	}
+	return longWord().ReplaceAllStringFunc(b.String(), func(word string) string {
+		if len(word) < 32 {
+			return word
+		}
+		for part := range strings.FieldsFuncSeq(word, func(r rune) bool { return r == '/' || r == '=' }) {
+			if random(part) {
+				r.remember("token", word)
+				return mark
+			}
+		}
+		return word
+	})
+}
+
+// replace is ReplaceAllStringFunc with the groups of a match.
+func replace(p *regexp.Regexp, s string, with func(groups []string) string) string {
+	return p.ReplaceAllStringFunc(s, func(found string) string { return with(p.FindStringSubmatch(found)) })
+}
+
+// repeated replaces the secrets that recognize has remembered from any text.
+func (r *redactor) repeated(s string) string {
+	var b strings.Builder
+	for line := range strings.Lines(s) {
+		b.WriteString(r.known.Redact(line, mark))
+	}
+	return b.String()
+}
+
+const (
+	minRemembered = 6
+	maxRemembered = 4 << 10
+)
+
+// notValues are words that follow the name of a secret in sentences and are not its value.
+var notValues = []string{"required", "invalid", "incorrect", "expired", "missing", "unknown", "unset", "not set", "disabled", "enabled"}
+
+// remember adds a value to the known secrets if it cannot be a word of the language or the name of
+// an object: any value of a password, and other values that have capitals or digits.
+func (r *redactor) remember(name, value string) {
+	value = strings.Trim(strings.TrimSpace(value), `"'\,;{}<>[]()`)
+	name = strings.ToLower(strings.TrimFunc(name, func(c rune) bool { return !unicode.IsLetter(c) }))
+	isPassword := strings.Contains(name, "pass") || strings.Contains(name, "pwd")
+	switch {
+	case len(value) < minRemembered, len(value) > maxRemembered, strings.Contains(value, mark), strings.HasPrefix(value, "/"):
+	case strings.Contains(name, "context"), strings.Contains(name, "attributes"), slices.Contains(notValues, strings.ToLower(value)):
+	case slices.ContainsFunc([]string{"name", "ref", "path", "file", "dir", "namespace"}, func(end string) bool { return strings.HasSuffix(name, end) }):
+	case isPassword, strings.ContainsFunc(value, unicode.IsUpper), strings.ContainsFunc(value, unicode.IsDigit):
+		r.known.Add(value)
+	}
+}
+
+// privateKeys replaces private keys in PEM, also if each line is an entry of a journal, in either
+// order, or if one end is missing. Text that is not part of a key stays.
+func privateKeys(s string) string {
+	if !strings.Contains(s, "PRIVATE KEY") {
+		return s
+	}
+	lines := strings.SplitAfter(s, "\n")
+	hide := func(i int) {
+		lines[i] = keyBody().ReplaceAllLiteralString(strings.TrimRight(lines[i], "\n"), mark) + newline(lines[i])
+	}
+	for i, line := range lines {
+		at := keyMark().FindStringSubmatchIndex(line)
+		if at == nil {
+			continue
+		}
+		end := line[at[2]:at[3]] == "END"
+		for _, step := range []int{1, -1} {
+			for j := i + step; j >= 0 && j < len(lines) && !strings.Contains(lines[j], "-----"); j += step {
+				body := strings.TrimSpace(keyBody().FindString(lines[j]))
+				// The last line of a key, beside its end, may be short.
+				if last := end && j == i+step; body == "" || len(body) < 16 && !last {
+					break
+				}
+				hide(j)
+			}
+		}
+		lines[i] = line[:at[0]] + mark + newline(line)
+	}
+	return strings.Join(lines, "")
+}
+
+// newline returns the line break of a line, which the last line may not have.
+func newline(line string) string { return line[len(strings.TrimSuffix(line, "\n")):] }
+
+// random reports whether a part of a long word looks random: base64 or a long hexadecimal number,
+// but no UUID.
+func random(s string) bool {
+	has := func(is func(rune) bool) bool { return strings.ContainsFunc(s, is) }
+	return has(unicode.IsDigit) && (len(s) >= 10 && has(unicode.IsUpper) && has(unicode.IsLower) || len(s) >= 40 && !strings.Contains(s, "-"))
+}
+
+// namedSecrets replaces the values in a line that have the name of a secret.
+func (r *redactor) namedSecrets(s string) string {
+	var b strings.Builder
+	for {
+		at := named().FindStringIndex(s)
+		if at == nil {
+			return b.String() + s
+		}
+		start, end := at[0], at[1]
+		switch last := s[end-1]; {
+		case strings.IndexByte("{<[", last) >= 0: // the value is a list
+			end--
+		case !strings.ContainsAny(s[start:end], ":=") && !isFlag(s[:start]): // only words
+			b.WriteString(s[:end])
+			s = s[end:]
+			continue
+		}
+		b.WriteString(s[:end] + mark)
+		value := s[end:][:valueLen(s[end:])]
+		r.remember(s[start:end], value)
+		s = s[end+len(value):]
+	}
+}
+
+// isFlag reports whether text ends with the beginning of a flag, as in "kubelet --bootstrap-".
+func isFlag(text string) bool {
+	word := text[strings.LastIndexFunc(text, unicode.IsSpace)+1:]
+	return strings.HasPrefix(strings.TrimLeft(word, `"'`), "-")
+}
+
+// valueLen returns the length of the value at the beginning of a line: a text in quotes, which may
+// be escaped, a list in brackets, or a word. A value without an end extends to the end of the line.
+func valueLen(line string) int {
+	line = strings.TrimSuffix(line, "\n")
+	unquoted := strings.TrimLeft(line, `\`)
+	escapes := len(line) - len(unquoted)
+	list := strings.TrimPrefix(unquoted, "map")
+	switch {
+	case unquoted == "":
+	case unquoted[0] == '"' || unquoted[0] == '\'':
+		for i := escapes + 1; i < len(line); i++ {
+			if line[i] == unquoted[0] && i-len(strings.TrimRight(line[:i], `\`)) <= escapes {
+				return i + 1
+			}
+		}
+	case list != "" && strings.IndexByte("{<[", list[0]) >= 0:
+		depth := 0
+		for i := len(line) - len(list); i < len(line); i++ {
+			switch line[i] {
+			case '{', '<', '[':
+				depth++
+			case '}', '>', ']':
+				if depth--; depth == 0 {
+					return i + 1
+				}
+			}
+		}
+	default:
+		if i := strings.IndexAny(line, " \t\"'\\"); i >= 0 {
+			return i
+		}
+	}
+	return len(line)
+}

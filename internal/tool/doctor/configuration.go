@@ -1,0 +1,112 @@
+package doctor
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"csi-registrar/internal/node/config"
+	"csi-registrar/internal/sys/safetext"
+)
+
+var reload = run("csi-registrar", "reload")
+
+// loadConfig reads the files.
+func (x *diagnosis) loadConfig(ctx context.Context) {
+	where := cmp.Or(x.o.Source.File, filepath.Join(cmp.Or(x.o.Source.Root, "/"), "etc/csi-registrar"))
+	r, err := look(ctx, x, where, func() (*config.Result, error) { return config.Load(x.o.Source), nil })
+	if err != nil {
+		r = &config.Result{Config: config.Default()}
+		where, fix := x.unreadable(ctx, where, err)
+		x.problem("", StepConfiguration, ConfigurationUnreadable, err.Error()+where, "the configuration can be read", fix...)
+	}
+	x.config = r
+}
+
+// configuration reports the errors in the files, and drivers that were named on the command line
+// but are not configured.
+func (x *diagnosis) configuration(ctx context.Context) {
+	before := len(x.report.Findings)
+	for _, m := range x.config.Errors {
+		if driver := driverOf(m.Key); driver == "" || x.selected(driver) {
+			expected, fix := correct(m)
+			m.Hint = "" // it is in expected
+			x.problem(driver, StepConfiguration, ConfigurationError, m.Error(), expected, fix...)
+		}
+	}
+	for _, name := range x.o.Drivers {
+		if _, ok := x.config.Config.Driver(name); !ok && !slices.Contains(x.config.Faulty, name) {
+			x.absent(ctx, name)
+		}
+	}
+	if len(x.config.Config.Drivers)+len(x.config.Faulty) == 0 && !x.named() && len(x.report.Findings) == before {
+		x.warning("", StepConfiguration, NoDriverConfigured, "no driver is configured", `each driver has a table [driver."NAME"] with its socket`,
+			note("write a file into %s, or let csi-registrar import write it from the DaemonSet of the driver", safetext.ShellWord(x.confDir())))
+	}
+	if len(x.report.Findings) == before && !x.problemIn(StepConfiguration) {
+		x.checked("", StepConfiguration, OK, "%s, %s", count(len(x.config.Files), "file"), count(len(x.config.Config.Drivers), "driver"))
+	}
+}
+
+// correct returns what is expected in place of an error, and its fix.
+func correct(m config.Error) (expected string, fix []Fix) {
+	check := run("csi-registrar", "config", "check")
+	if m.Command.Name != "" {
+		return "only root can change it", []Fix{note("check its contents first"), {Command: m.Command}, check, reload}
+	}
+	return m.Hint, []Fix{note("edit %s", safetext.ShellWord(m.File)), check, reload}
+}
+
+// driverOf returns the driver's name in a key such as driver."NAME".socket; empty if there is none,
+// or no valid one.
+func driverOf(key string) string {
+	rest, _ := strings.CutPrefix(key, `driver."`)
+	name, _, ok := strings.Cut(rest, `"`)
+	if !ok || rest == key || safetext.Word(name) != name {
+		return ""
+	}
+	return name
+}
+
+// origin returns the place where a key of a driver is set.
+func (x *diagnosis) origin(driver, key string) string {
+	return x.config.Origin(fmt.Sprintf("driver.%q.%s", driver, key))
+}
+
+// confDir returns the directory for the administrator's drop-ins.
+func (x *diagnosis) confDir() string {
+	return filepath.Join(cmp.Or(x.o.Source.Root, "/"), "etc/csi-registrar/conf.d")
+}
+
+// absent reports a driver that was named on the command line and that no file configures, or only
+// a file that another one of the same name hides.
+func (x *diagnosis) absent(ctx context.Context, name string) {
+	for _, h := range x.config.Hidden {
+		there, err := look(ctx, x, h.File, func() (bool, error) {
+			_, there := config.Load(config.Source{File: h.File}).Config.Driver(name)
+			return there, nil
+		})
+		// A file system that does not answer was reported when the files were read.
+		if err == nil && there {
+			x.problem(name, StepConfiguration, ConfigurationHidden,
+				fmt.Sprintf("%s, which configures it, is hidden by %s", safetext.Word(h.File), safetext.Word(h.By)),
+				"only one file has that name, or the one in /etc configures the driver", run("rm", h.By), reload)
+			return
+		}
+	}
+	x.problem(name, StepConfiguration, DriverNotConfigured, "no file configures it", fmt.Sprintf("a table [driver.%q] with its socket", name),
+		note("write it into a file in %s", safetext.ShellWord(x.confDir())), reload)
+}
+
+// disabled reports a disabled driver: as a problem only if it was named on the command line.
+func (x *diagnosis) disabled(d config.Driver) {
+	if !x.named() {
+		x.checked(d.Name, StepConfiguration, Skipped, "it is disabled")
+		return
+	}
+	x.problem(d.Name, StepConfiguration, DriverDisabled, "it is disabled: enabled = false in "+x.origin(d.Name, "enabled"),
+		"enabled = true, or no such key", x.setDriverKey(d.Name, "enabled", "true")...)
+}

@@ -1,0 +1,203 @@
+// Package doctor finds out why a CSI driver is not registered: it does what the kubelet does,
+// step by step, with the daemon or without it, and prints how to fix what is wrong.
+//
+// It runs as root and reads untrusted text: from drivers, processes and file names. Such text is
+// only shown, marked by safetext.Quote or Word. In a Fix there is none of it, except names that
+// were validated and paths that safetext.Command quotes.
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"path/filepath"
+	"slices"
+	"sort"
+	"strconv"
+	"sync"
+	"time"
+
+	"csi-registrar/internal/node/config"
+	"csi-registrar/internal/core/control"
+	"csi-registrar/internal/node/rootdir"
+	"csi-registrar/internal/sys/safetext"
+	"csi-registrar/internal/node/volumes"
+	"csi-registrar/internal/sys/worker"
+)
+
+// Options select what to examine.
+type Options struct {
+	Source  config.Source
+	Drivers []string // by name; none: all configured drivers
+	Units   Units
+	// Root is the root directory of /proc and of everything else but the configuration; tests have
+	// their own. Default "/".
+	Root string
+	// NodeInfoTimeout is the time limit of NodeGetInfo. The kubelet's own is 2 minutes. Default
+	// 15 s.
+	NodeInfoTimeout time.Duration
+}
+
+const (
+	fileTimeout = 3 * time.Second // for a file system to answer
+	// for a socket to accept and to answer GetInfo: the kubelet's own limit
+	socketTimeout = time.Second
+)
+
+// diagnosis is one run of doctor.
+type diagnosis struct {
+	o       Options
+	pool    *worker.Pool
+	config  *config.Result
+	daemon  daemon
+	kubelet *kubelet            // the kubelet of this node; nil: none was found
+	served  map[string][]plugin // what is served in plugins_registry, by driver
+	stale   []plugin            // sockets in plugins_registry that nobody listens on
+	report  Report
+
+	properties    map[string]string // of the daemon's unit
+	propertiesErr error             // why systemd could not be asked for them
+
+	volumes    []volumes.Volume // in use
+	volumesErr error            // why some could not be read
+}
+
+// Run examines the node and its drivers. It changes nothing and makes only the calls that the
+// kubelet makes. Each step has a time limit, even if a file system does not answer,
+// and ends with ctx.
+func Run(ctx context.Context, o Options) Report {
+	if o.Root == "" {
+		o.Root = "/"
+	}
+	if o.NodeInfoTimeout == 0 {
+		o.NodeInfoTimeout = 15 * time.Second
+	}
+	x := &diagnosis{o: o, pool: worker.NewPool()}
+	x.report = Report{Findings: []Finding{}, Checks: []Check{}, Plugins: []Plugin{}}
+	x.loadConfig(ctx)
+	x.askUnit(ctx)
+	x.daemon = daemon{err: control.ErrNotRunning}
+	// The control socket of a service that has failed is still there, and connecting
+	// would start the service.
+	if x.properties["ActiveState"] != "failed" {
+		x.daemon = x.askDaemon(ctx)
+	}
+	x.served = x.plugins(ctx)
+	x.readVolumes(ctx)
+
+	x.configuration(ctx)
+	x.kubelets(ctx)
+	x.unit(ctx)
+	x.running()
+	x.withdrawals(ctx)
+	x.watching(ctx)
+	x.volumeProblems(ctx)
+	x.staleSockets(ctx)
+	x.drivers(ctx)
+	x.degraded(ctx)
+	findings := x.report.Findings
+	sort.SliceStable(findings, func(i, j int) bool { return findings[i].rank() < findings[j].rank() })
+	x.report.Healthy = !slices.ContainsFunc(x.report.Findings, func(f Finding) bool { return f.Severity == Problem })
+	return x.report
+}
+
+// drivers examines the drivers in parallel: the time limits of many drivers that hang would add
+// up to minutes. Each driver adds its findings to a copy of the node's report.
+func (x *diagnosis) drivers(ctx context.Context) {
+	node := x.report
+	node.Findings, node.Checks = slices.Clip(node.Findings), slices.Clip(node.Checks)
+	own := each(x.config.Config.Drivers, func(d config.Driver) Report {
+		y := *x
+		y.report = node
+		switch {
+		case !x.selected(d.Name):
+		case d.Enabled:
+			y.driver(ctx, d)
+		default:
+			y.disabled(d)
+		}
+		return y.report
+	})
+	for _, r := range own {
+		x.report.Findings = append(x.report.Findings, r.Findings[len(node.Findings):]...)
+		x.report.Checks = append(x.report.Checks, r.Checks[len(node.Checks):]...)
+	}
+}
+
+// each calls f for all items in parallel, and returns the results in the order of the items.
+func each[T, R any](items []T, f func(T) R) []R {
+	results := make([]R, len(items))
+	var all sync.WaitGroup
+	for i, item := range items {
+		all.Go(func() { results[i] = f(item) })
+	}
+	all.Wait()
+	return results
+}
+
+// look runs f, which accesses a file system and may never return. The error then wraps a
+// *worker.NotAnswering.
+func look[T any](ctx context.Context, x *diagnosis, path string, f func() (T, error)) (T, error) {
+	type result struct {
+		value T
+		err   error
+	}
+	r, err := worker.Do(ctx, x.pool.Slot(path, nil), fileTimeout, func() result {
+		value, err := f()
+		return result{value, bare(err)}
+	}, nil)
+	switch {
+	case err == nil:
+		return r.value, r.err
+	case errors.As(err, new(*worker.NotAnswering)):
+		return r.value, fmt.Errorf("the file system of %s does not answer%w", safetext.Word(path), silent{err})
+	}
+	return r.value, err // ctx has ended
+}
+
+// check runs f, which accesses a file system and may never return, as look does.
+func (x *diagnosis) check(ctx context.Context, path string, f func() error) error {
+	_, err := look(ctx, x, path, func() (struct{}, error) { return struct{}{}, f() })
+	return err
+}
+
+// silent wraps an error without adding its text.
+type silent struct{ err error }
+
+func (s silent) Error() string { return "" }
+func (s silent) Unwrap() error { return s.err }
+
+// bare returns the error of the system call without its path, which is shown quoted or not at all.
+func bare(err error) error {
+	if p, ok := errors.AsType[*fs.PathError](err); ok {
+		return p.Err
+	}
+	if o, ok := errors.AsType[*net.OpError](err); ok {
+		return o.Err
+	}
+	return err
+}
+
+// named reports whether drivers were named on the command line.
+func (x *diagnosis) named() bool { return len(x.o.Drivers) > 0 }
+
+// selected reports whether to examine a driver.
+func (x *diagnosis) selected(name string) bool {
+	return !x.named() || slices.Contains(x.o.Drivers, name)
+}
+
+func (x *diagnosis) registry() string {
+	return rootdir.PluginsRegistry(x.config.Config.Kubelet.RootDir)
+}
+
+func (x *diagnosis) proc() string { return filepath.Join(x.o.Root, "proc") }
+
+// count formats a number with its noun.
+func count(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return strconv.Itoa(n) + " " + noun + "s"
+}

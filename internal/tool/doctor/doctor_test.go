@@ -1,0 +1,538 @@
+package doctor
+
+import (
+	"fmt"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"csi-registrar/internal/core/control"
+	"csi-registrar/internal/node/status"
+)
+
+func TestHealthyNode(t *testing.T) {
+	n := newNode(t)
+	for _, drivers := range [][]string{nil, {name}} {
+		r := n.examine(drivers...)
+		if !r.Healthy || len(r.Findings) != 0 {
+			t.Errorf("findings on a healthy node: %+v", r.Findings)
+		}
+		for _, c := range r.Checks {
+			if c.Result != OK {
+				t.Errorf("%s %s: %s %s", c.Driver, c.Step, c.Result, c.Says)
+			}
+		}
+		if len(r.Checks) < 16 {
+			t.Errorf("only %d checks", len(r.Checks))
+		}
+	}
+}
+
+// quoted is a word in single quotes.
+var quoted = regexp.MustCompile(`\$?'[^']*'`)
+
+// Each case breaks a healthy node in one way. The first finding must name the cause, and its fix
+// must make the node healthy again.
+func TestBrokenNodes(t *testing.T) {
+	for _, test := range []struct {
+		what   string
+		breaks func(*testing.T, *node)
+		named  bool   // the driver is named on the command line
+		step   Step   // of the first finding
+		id     ID     // of the first finding
+		found  string // part of the text
+		fix    string // part of the fix
+		// manual does what the fix only describes; nil: the commands are sufficient.
+		manual func(*testing.T, *node)
+		root   bool // needs root
+	}{
+		{what: "wrong root_dir", step: StepKubelet, id: "root-dir-mismatch", found: "csi-registrar publishes below", fix: "99-doctor-root-dir.toml",
+			breaks: func(t *testing.T, n *node) {
+				n.rootDir = n.path("data")
+				n.startKubelet()
+			},
+			manual: func(t *testing.T, n *node) {
+				n.write("etc/csi-registrar/config.toml", fmt.Sprintf("[kubelet]\nroot_dir = %q\n", n.rootDir))
+				n.units[serviceUnit]["ReadWritePaths"] += " " + n.rootDir
+			}},
+		{what: "kubelet watches a deleted directory", step: StepWatching, id: "kubelet-watches-deleted", found: "a directory that was there before and is deleted", fix: "systemctl restart kubelet.service",
+			breaks: func(t *testing.T, n *node) {
+				n.stopDaemon()
+				// Create it before the old one is removed, so that it gets another inode.
+				n.mkdir(n.rootDir+"/new", 0o750)
+				n.remove(n.registry())
+				if err := os.Rename(n.rootDir+"/new", n.registry()); err != nil {
+					t.Fatal(err)
+				}
+				n.restartDaemon()
+			}},
+		{what: "empty vol_data.json", step: StepVolumes, id: "volume-data-broken", found: "cannot read vol_data.json of", fix: "systemctl restart kubelet.service",
+			breaks: func(_ *testing.T, n *node) { n.volume(podVolume, "", time.Hour); n.mounted(podVolume + "/mount") },
+			manual: func(_ *testing.T, n *node) { n.volume(podVolume, volData, time.Hour) }},
+		{what: "staged volume with half a vol_data.json", step: StepVolumes, id: "volume-data-broken", found: "read from its 13 bytes)", fix: "write the file again",
+			breaks: func(_ *testing.T, n *node) { n.volume(stagedVolume, `{"driverName"`, 0) },
+			manual: func(_ *testing.T, n *node) { n.volume(stagedVolume, volData, 0) }},
+		{what: "mount without vol_data.json", step: StepVolumes, id: "volume-data-missing", found: "mounted without vol_data.json: ", fix: "systemctl restart kubelet.service",
+			breaks: func(_ *testing.T, n *node) { n.volume(podVolume, "no data", 0); n.mounted(podVolume + "/mount") },
+			manual: func(_ *testing.T, n *node) { n.volume(podVolume, volData, time.Hour) }},
+		{what: "pod's volume that is not mounted", step: StepVolumes, id: "volume-not-mounted", found: "nothing is mounted there: ", fix: "systemctl restart kubelet.service",
+			breaks: func(_ *testing.T, n *node) { n.volume(podVolume, volData, time.Hour) },
+			manual: func(_ *testing.T, n *node) { n.mounted(podVolume + "/mount") }},
+		{what: "staged volume that was forgotten", named: true, step: StepVolumes, id: "volume-still-staged", found: "staged, and published to no pod of this node: ", fix: "run a pod with this volume",
+			breaks: func(_ *testing.T, n *node) { n.volume(stagedVolume, volData, time.Hour) },
+			manual: func(_ *testing.T, n *node) { n.remove(n.path("kubelet", stagedVolume)) }},
+		{what: "no kubelet", step: StepKubelet, id: "no-kubelet", found: "no kubelet runs", fix: "systemctl start kubelet.service",
+			breaks: func(t *testing.T, n *node) { n.remove(n.path("proc/812")) }, manual: func(t *testing.T, n *node) { n.startKubelet() }},
+		{what: "no plugins_registry", step: StepDirectory, id: "plugins-registry-missing", found: "does not exist", fix: "systemctl restart kubelet.service",
+			breaks: func(t *testing.T, n *node) { n.stopDaemon(); n.remove(n.registry()); n.serveStatus() }},
+		{what: "dead socket", step: StepSocket, id: "driver-socket-stale", found: "nobody listens on", fix: "restart the driver",
+			breaks: func(t *testing.T, n *node) { n.driver.ln.SetUnlinkOnClose(false); n.driver.stop(); n.restartDaemon() },
+			manual: func(t *testing.T, n *node) { n.driver.restart(t) }},
+		{what: "no socket", step: StepSocket, id: "driver-socket-missing", found: "there is no ", fix: "/csi/plugin.sock",
+			breaks: func(t *testing.T, n *node) {
+				if err := os.Rename(n.socket(), n.path("csi/plugin.sock")); err != nil {
+					t.Fatal(err)
+				}
+				n.restartDaemon()
+			},
+			manual: func(t *testing.T, n *node) {
+				n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", strings.ReplaceAll(n.table(""), "csi.sock", "plugin.sock"))
+			}},
+		{what: "no directory", step: StepSocket, id: "driver-socket-missing", found: "its directory does not exist", fix: "restart the driver",
+			breaks: func(t *testing.T, n *node) { n.driver.stop(); n.remove(n.path("csi")); n.restartDaemon() },
+			manual: func(t *testing.T, n *node) { n.mkdir(n.path("csi"), 0o755); n.driver.restart(t) }},
+		{what: "a file in its place", step: StepSocket, id: "driver-socket-not-socket", found: "is a regular file, not a socket", fix: "rm ",
+			breaks: func(t *testing.T, n *node) { n.driver.stop(); n.write("csi/csi.sock", ""); n.restartDaemon() },
+			manual: func(t *testing.T, n *node) { n.driver.restart(t) }},
+		{what: "wrong owner", step: StepTrust, id: "driver-not-trusted", found: "belongs to", fix: "chown -h root", root: true,
+			breaks: func(t *testing.T, n *node) { chown(t, n.socket(), 65123); n.restartDaemon() }},
+		{what: "directory of another user", step: StepTrust, id: "driver-not-trusted", found: "belongs to", fix: "chown -h root", root: true,
+			breaks: func(t *testing.T, n *node) { chown(t, n.path("csi"), 65123); n.restartDaemon() }},
+		{what: "directory that others may write", step: StepTrust, id: "driver-not-trusted", found: "may be written by its group or others", fix: "chmod go-w",
+			breaks: func(t *testing.T, n *node) { chmod(t, n.path("csi"), 0o777); n.restartDaemon() }},
+		{what: "name mismatch", step: StepPluginInfo, id: "driver-name-mismatch", found: `reports name "smb.csi.example.com"`, fix: `[driver."smb.csi.example.com"]`,
+			breaks: fault(func(f *fakeDriver) { f.name = "smb.csi.example.com" })},
+		{what: "no name", step: StepPluginInfo, id: "driver-name-empty", found: "empty name", fix: "log",
+			breaks: fault(func(f *fakeDriver) { f.name = "" }),
+			manual: fault(func(f *fakeDriver) { f.name = name })},
+		{what: "hangs in GetPluginInfo", step: StepPluginInfo, id: "driver-not-answering", found: "does not answer GetPluginInfo within 200ms", fix: "log",
+			breaks: func(t *testing.T, n *node) {
+				n.slow()
+				n.driver.set(func(f *fakeDriver) { f.hang = "GetPluginInfo" })
+				n.restartDaemon()
+			}, manual: fault(func(f *fakeDriver) { f.hang = "" })},
+		{what: "not ready", step: StepProbe, id: "driver-not-ready", found: "not ready", fix: "log",
+			breaks: fault(func(f *fakeDriver) { f.notReady = true }),
+			manual: fault(func(f *fakeDriver) { f.notReady = false })},
+		{what: "hangs in NodeGetInfo", step: StepNodeInfo, id: "driver-not-answering", found: "does not answer NodeGetInfo within 300ms", fix: "log",
+			breaks: fault(func(f *fakeDriver) { f.hang = "NodeGetInfo" }),
+			manual: fault(func(f *fakeDriver) { f.hang = "" })},
+		{what: "fails in NodeGetInfo", step: StepNodeInfo, id: "driver-call-failed", found: `NodeGetInfo fails: Internal: "no \x1b[31mkernel module\nloaded"`, fix: "log",
+			breaks: fault(func(f *fakeDriver) { f.fail = "NodeGetInfo" }),
+			manual: fault(func(f *fakeDriver) { f.fail = "" })},
+		{what: "a controller's socket", step: StepNodeInfo, id: "driver-method-missing", found: "does not implement NodeGetInfo", fix: "log",
+			breaks: func(t *testing.T, n *node) {
+				n.driver.set(func(f *fakeDriver) { f.noNode = true })
+				n.driver.restart(t)
+				n.restartDaemon()
+			},
+			manual: func(t *testing.T, n *node) {
+				n.driver.set(func(f *fakeDriver) { f.noNode = false })
+				n.driver.restart(t)
+			}},
+		{what: "node id too long", step: StepNodeInfo, id: "node-id-invalid", found: "node ID has 257", fix: "flags or the configuration of the driver",
+			breaks: fault(func(f *fakeDriver) { f.nodeID = strings.Repeat("x", 257) }),
+			manual: fault(func(f *fakeDriver) { f.nodeID = "x" })},
+		{what: "node id empty", step: StepNodeInfo, id: "node-id-invalid", found: "node ID is empty", fix: "flags or the configuration of the driver",
+			breaks: fault(func(f *fakeDriver) { f.nodeID = "" }),
+			manual: fault(func(f *fakeDriver) { f.nodeID = "x" })},
+		{what: "topology key invalid", step: StepNodeInfo, id: "topology-invalid", found: `topology key "Zone A" is not a label key`, fix: "flags or the configuration of the driver",
+			breaks: fault(func(f *fakeDriver) { f.topology = map[string]string{"Zone A": "a"} }),
+			manual: fault(func(f *fakeDriver) { f.topology = nil })},
+		{what: "path too long", step: StepConfiguration, id: "configuration-error", found: "10-nfs.toml:2: driver", fix: "edit ",
+			breaks: func(t *testing.T, n *node) {
+				n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", strings.ReplaceAll(n.table(""), "csi.sock", strings.Repeat("x", 100)))
+				n.restartDaemon()
+			},
+			manual: func(t *testing.T, n *node) { n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table("")) }},
+		{what: "error in the configuration", step: StepConfiguration, id: "configuration-error", found: "timeout", fix: "csi-registrar reload",
+			breaks: func(t *testing.T, n *node) {
+				n.write("etc/csi-registrar/conf.d/60-nfs.toml", fmt.Sprintf("[driver.%q]\ntimeout = \"soon\"\n", name))
+				n.restartDaemon()
+			},
+			manual: func(t *testing.T, n *node) { n.remove(n.path("etc/csi-registrar/conf.d/60-nfs.toml")) }},
+		{what: "configuration of another user", step: StepConfiguration, id: "configuration-error", found: "belongs to", fix: "chown -h root", root: true,
+			breaks: func(t *testing.T, n *node) {
+				chown(t, n.path("usr/lib/csi-registrar/conf.d/10-nfs.toml"), 65123)
+				n.restartDaemon()
+			},
+			manual: func(t *testing.T, n *node) { chown(t, n.path("usr/lib/csi-registrar/conf.d/10-nfs.toml"), 0) }},
+		{what: "hidden drop-in", named: true, step: StepConfiguration, id: "configuration-hidden", found: "is hidden by", fix: "rm ",
+			breaks: func(t *testing.T, n *node) {
+				n.write("etc/csi-registrar/conf.d/10-nfs.toml", "")
+				n.driver.stop()
+				n.restartDaemon()
+			},
+			manual: func(t *testing.T, n *node) {
+				n.remove(n.path("etc/csi-registrar/conf.d/10-nfs.toml"))
+				n.driver.restart(t)
+			}},
+		{what: "disabled", named: true, step: StepConfiguration, id: "driver-disabled", found: "it is disabled: enabled = false in ", fix: "99-doctor-",
+			breaks: func(t *testing.T, n *node) {
+				n.write("etc/csi-registrar/conf.d/60-nfs.toml", fmt.Sprintf("[driver.%q]\nenabled = false\n", name))
+				n.restartDaemon()
+			},
+			manual: func(t *testing.T, n *node) { n.remove(n.path("etc/csi-registrar/conf.d/60-nfs.toml")) }},
+		{what: "not configured", named: true, step: StepConfiguration, id: "driver-not-configured", found: "no file configures it", fix: "csi-registrar reload",
+			breaks: func(t *testing.T, n *node) {
+				n.remove(n.path("usr/lib/csi-registrar/conf.d/10-nfs.toml"))
+				n.restartDaemon()
+			},
+			manual: func(t *testing.T, n *node) { n.write("etc/csi-registrar/conf.d/60-nfs.toml", n.table("")) }},
+		{what: "files not loaded", step: StepDaemon, id: "configuration-not-loaded", found: "configuration of the daemon differs from the files", fix: "csi-registrar reload",
+			breaks: func(t *testing.T, n *node) {
+				n.status.Drivers[0].Socket = "/elsewhere"
+			}},
+		{what: "another endpoint loaded", step: StepDaemon, id: "configuration-not-loaded", found: "and the endpoint /elsewhere in the daemon", fix: "csi-registrar reload",
+			breaks: func(t *testing.T, n *node) { n.status.Drivers[0].Endpoint = "/elsewhere" }},
+		{what: "a withdrawal that fails", step: StepRegistration, id: "withdrawal-failing", found: "cannot withdraw the registration socket /old/a-reg.sock: \"read-only file system\"", fix: "journalctl",
+			breaks: func(t *testing.T, n *node) {
+				n.status.Withdrawals = []status.Withdrawal{{Driver: name, RegistrationSocket: "/old/a-reg.sock", Error: "read-only file system"}}
+			},
+			manual: func(t *testing.T, n *node) { n.status.Withdrawals = nil }},
+		{what: "second registrar", step: StepRegistrars, id: "another-registrar", found: "served by csi-node-driver (pid", fix: "from the DaemonSet",
+			breaks: func(t *testing.T, n *node) {
+				n.write(fmt.Sprintf("proc/%d/comm", os.Getpid()), "csi-node-driver\n")
+				n.write(fmt.Sprintf("proc/%d/cgroup", os.Getpid()), "0::/kubepods.slice/cri-containerd-0123.scope\n")
+				s := serveRegistration(t, filepath.Join(n.registry(), "other.sock"), name, "/x/csi.sock")
+				n.regs["other"] = s
+			},
+			manual: func(t *testing.T, n *node) { n.regs["other"](); delete(n.regs, "other") }},
+		{what: "another registrar at our path", step: StepRegistrars, id: "another-registrar", found: "another registrar serves this driver", fix: "ss -xlp src",
+			breaks: func(t *testing.T, n *node) {
+				n.stopDaemon()
+				s := serveRegistration(t, n.regSocket(), name, "/x/csi.sock")
+				n.restartDaemon()
+				n.regs["other"] = s
+			},
+			manual: func(t *testing.T, n *node) { n.regs["other"](); delete(n.regs, "other") }},
+		{what: "a file at our path", step: StepRegistration, id: "registration-conflict", found: "another program's", fix: "rm ",
+			breaks: func(t *testing.T, n *node) {
+				n.stopDaemon()
+				if err := os.WriteFile(n.regSocket(), nil, 0o600); err != nil {
+					t.Fatal(err)
+				}
+				n.restartDaemon()
+			}},
+		{what: "registration socket does not answer", step: StepRegistration, id: "registration-not-answering", found: "does not answer GetInfo", fix: "csi-registrar reregister",
+			breaks: func(t *testing.T, n *node) {
+				n.regs[name]()
+				delete(n.regs, name)
+				ln, err := net.Listen("unix", n.regSocket())
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { ln.Close() })
+			},
+			manual: func(t *testing.T, n *node) { n.remove(n.regSocket()) }},
+		{what: "registration socket reports another name", step: StepRegistration, id: "registration-wrong", found: "reports other.example.com", fix: "csi-registrar reregister",
+			breaks: func(t *testing.T, n *node) {
+				n.regs[name]()
+				n.regs[name] = serveRegistration(t, n.regSocket(), "other.example.com", n.socket())
+			}},
+		{what: "registration socket reports another endpoint", step: StepRegistration, id: "registration-wrong", found: "at /elsewhere", fix: "csi-registrar reregister",
+			breaks: func(t *testing.T, n *node) {
+				n.regs[name]()
+				n.regs[name] = serveRegistration(t, n.regSocket(), name, "/elsewhere")
+			}},
+		{what: "daemon does not publish", step: StepRegistration, id: "registration-not-published", found: "the driver answers correctly, but the daemon reports", fix: "csi-registrar reregister",
+			breaks: func(t *testing.T, n *node) { n.holdReg = true; n.restartDaemon(); n.holdReg = false }},
+		{what: "kubelet refuses", step: StepRegistration, id: "kubelet-refused", found: "topology value collision", fix: "kubectl label node",
+			breaks: func(t *testing.T, n *node) {
+				n.refuse = `detected topology value collision: driver reported "zone":"b" but existing label is "zone":"a"`
+				n.restartDaemon()
+			},
+			manual: func(t *testing.T, n *node) { n.refuse = "" }},
+		{what: "kubelet never asks", step: StepRegistration, id: "kubelet-not-asking", found: "the kubelet has not asked", fix: "systemctl restart kubelet.service",
+			breaks: func(t *testing.T, n *node) {
+				d := &n.status.Drivers[0]
+				d.State, d.Registration, d.RegisteredAt, d.LastGetInfoAt = "published", "published", time.Time{}, time.Time{}
+			}},
+		{what: "endpoint is nowhere", step: StepEndpoint, id: "endpoint-unusable", found: "which does not exist", fix: "endpoint = ",
+			breaks: func(t *testing.T, n *node) {
+				n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table(`endpoint = "/nowhere/csi.sock"`))
+				n.restartDaemon()
+			},
+			manual: func(t *testing.T, n *node) { n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table("")) }},
+		{what: "endpoint of another driver", step: StepRegistration, id: "registration-not-published", found: `belongs to the driver \"other.example.com\"`, fix: "csi-registrar reregister",
+			breaks: func(t *testing.T, n *node) {
+				other := &fakeDriver{name: "other.example.com"}
+				other.start(t, n.path("csi/other.sock"))
+				t.Cleanup(other.stop)
+				n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table(fmt.Sprintf("endpoint = %q", n.path("csi/other.sock"))))
+				n.restartDaemon()
+			},
+			manual: func(t *testing.T, n *node) { n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table("")) }},
+		{what: "unit masked", step: StepUnit, id: "unit-masked", found: "is masked", fix: "systemctl unmask",
+			breaks: func(t *testing.T, n *node) { n.down(); n.units[serviceUnit]["LoadState"] = "masked" }},
+		{what: "unit failed", step: StepUnit, id: "unit-failed", found: "has failed (exit-code)", fix: "systemctl reset-failed",
+			breaks: func(t *testing.T, n *node) {
+				n.down()
+				n.units[serviceUnit]["ActiveState"], n.units[serviceUnit]["Result"] = "failed", "exit-code"
+			}},
+		{what: "unit that ends again and again", step: StepUnit, id: "unit-restarting", found: "ends repeatedly (7 restarts, last result: exit-code)", fix: "journalctl",
+			breaks: func(t *testing.T, n *node) {
+				n.down()
+				maps.Copy(n.units[serviceUnit], map[string]string{"ActiveState": "activating", "SubState": "start", "NRestarts": "7", "Result": "exit-code"})
+			},
+			manual: func(t *testing.T, n *node) { n.daemon, n.units[serviceUnit]["ActiveState"] = true, "active" }},
+		{what: "unit stopped", step: StepUnit, id: "unit-stopped", found: "is inactive", fix: "systemctl enable --now",
+			breaks: func(t *testing.T, n *node) { n.down(); n.units[serviceUnit]["ActiveState"] = "inactive" }},
+		{what: "daemon does not answer", step: StepDaemon, id: "daemon-not-running", found: "is not running", fix: "systemctl",
+			breaks: func(t *testing.T, n *node) { n.down() }},
+		{what: "sandbox for another root_dir", step: StepSandbox, id: "root-dir-not-writable", found: "read-only", fix: "ReadWritePaths=",
+			breaks: func(t *testing.T, n *node) {
+				n.units[serviceUnit]["ReadWritePaths"] = "-/run/csi-registrar -/var/lib/kubelet"
+			}},
+		{what: "root_dir in /tmp", step: StepSandbox, id: "root-dir-not-writable", found: "PrivateTmp=yes", fix: "PrivateTmp=no",
+			breaks: func(t *testing.T, n *node) { n.units[serviceUnit]["PrivateTmp"] = "yes" },
+			manual: func(t *testing.T, n *node) { n.units[serviceUnit]["PrivateTmp"] = "no" }},
+		{what: "root_dir below keys", step: StepSandbox, id: "root-dir-not-writable", found: "is hidden from it (InaccessiblePaths=)", fix: "InaccessiblePaths= InaccessiblePaths=-/etc/shadow >",
+			breaks: func(t *testing.T, n *node) {
+				n.units[serviceUnit]["InaccessiblePaths"] = "-/etc/shadow -" + filepath.Dir(n.rootDir)
+			},
+			manual: func(t *testing.T, n *node) { n.units[serviceUnit]["InaccessiblePaths"] = "-/etc/shadow" }},
+		{what: "store disabled", step: StepStore, id: "store-too-small", found: "FileDescriptorStoreMax= is 0", fix: "FileDescriptorStoreMax=4096",
+			breaks: func(t *testing.T, n *node) { n.units[serviceUnit]["FileDescriptorStoreMax"] = "0" }},
+		{what: "without --keep-sockets", step: StepStore, id: "sockets-not-kept", found: "without --keep-sockets", fix: "--keep-sockets",
+			breaks: func(t *testing.T, n *node) { n.units[serviceUnit]["ExecStart"] = "/usr/bin/csi-registrar run" }},
+		{what: "watchdog off", step: StepWatchdog, id: "watchdog-off", found: "does not watch the daemon", fix: "WatchdogSec=20s",
+			breaks: func(t *testing.T, n *node) { n.units[serviceUnit]["WatchdogUSec"] = "infinity" }},
+		{what: "HTTP open", step: StepHTTP, id: "http-open", found: "0.0.0.0:9809, \"[::]:1\", which other machines can reach", fix: "ListenStream=127.0.0.1:9809",
+			breaks: func(t *testing.T, n *node) { n.units[httpUnit]["Listen"] = "0.0.0.0:9809 (Stream)\n[::]:1 (Stream)" },
+			manual: func(t *testing.T, n *node) { n.units[httpUnit]["Listen"] = "127.0.0.1:9809 (Stream)" }},
+		{what: "others may register", step: StepDirectory, id: "plugins-registry-writable", found: "could register any driver", fix: "chmod 0750",
+			breaks: func(t *testing.T, n *node) { chmod(t, n.registry(), 0o777) }},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			if test.root && os.Geteuid() != 0 {
+				t.Skip("needs root: files of another user")
+			}
+			n := newNode(t)
+			test.breaks(t, n)
+			var drivers []string
+			if test.named {
+				drivers = []string{name}
+			}
+			r := n.examine(drivers...)
+			if len(r.Findings) == 0 {
+				t.Fatal("nothing is found")
+			}
+			first := r.Findings[0]
+			if first.Step != test.step || first.ID != test.id || !strings.Contains(first.Found, test.found) || !strings.Contains(lines(first.Fix), test.fix) {
+				t.Errorf("the first finding is %+v\nof %d", first, len(r.Findings))
+			}
+			if len(r.Findings) > 1 {
+				t.Errorf("one cause, %d findings: %+v", len(r.Findings), r.Findings)
+			}
+			for _, f := range first.Fix {
+				if rest := quoted.ReplaceAllString(f.Comment, ""); strings.ContainsAny(rest, ";|&<>$`()\"'*?!\\") {
+					t.Errorf("zsh would not take it for a comment: %s", f)
+				}
+			}
+			if r.Healthy != (first.Severity == Warning) {
+				t.Errorf("healthy is %v with %+v", r.Healthy, first)
+			}
+			followed := n.follow(first.Fix)
+			switch {
+			case test.manual != nil:
+				test.manual(t, n)
+				n.restartDaemon()
+			case !followed:
+				t.Errorf("the commands are not sufficient: %s", lines(first.Fix))
+			}
+			if r := n.examine(); len(r.Findings) != 0 {
+				t.Errorf("it is not fixed: %+v", r.Findings)
+			}
+		})
+	}
+}
+
+// Sockets of others are shown. Only one on which nobody listens is a finding.
+func TestAllPluginsAreShown(t *testing.T) {
+	n := newNode(t)
+	n.process(os.Getpid(), "gpu-plugin", "0::/kubepods.slice/cri-containerd-0123.scope")
+	n.mkdir(filepath.Join(n.registry(), "dra"), 0o750)
+	for file, r := range map[string]registration{
+		"dra/gpu.sock": {kind: registerapi.DRAPlugin, name: "gpu.example.com"},
+		"nic.sock":     {kind: registerapi.DevicePlugin, name: "example.com/a nic"},
+		"any.sock":     {kind: "other"},
+	} {
+		t.Cleanup(servePlugin(t, filepath.Join(n.registry(), file), r))
+	}
+	stale, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: filepath.Join(n.registry(), "old-reg.sock")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stale.SetUnlinkOnClose(false)
+	stale.Close()
+	made := time.Now().Add(-75 * time.Hour).Truncate(time.Second)
+	if err := os.Chtimes(filepath.Join(n.registry(), "old-reg.sock"), made, made); err != nil {
+		t.Fatal(err)
+	}
+	hangs, err := net.Listen("unix", filepath.Join(n.registry(), "hangs.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer hangs.Close()
+
+	r := n.examine()
+	dead := filepath.Join(n.registry(), "old-reg.sock")
+	if len(r.Findings) != 1 || r.Findings[0].ID != PluginSocketStale || lines(r.Findings[0].Fix) != "rm "+dead {
+		t.Errorf("%+v", r.Findings)
+	}
+	by := fmt.Sprintf("gpu-plugin (pid %d, cri-containerd-0123.scope)", os.Getpid())
+	want := map[string]Plugin{
+		name + "-reg.sock": {Type: "CSIPlugin", Name: name, ServedBy: by},
+		"dra/gpu.sock":     {Type: "DRAPlugin", Name: "gpu.example.com", ServedBy: by},
+		"nic.sock":         {Type: "DevicePlugin", Name: `"example.com/a nic"`, ServedBy: by},
+		"any.sock":         {Type: "other", Name: `""`, ServedBy: by},
+		"old-reg.sock":     {Error: "nobody listens"},
+		"hangs.sock":       {Error: "DeadlineExceeded", ServedBy: by},
+	}
+	for _, p := range r.Plugins {
+		file, err := filepath.Rel(n.registry(), p.Path)
+		w, expected := want[file]
+		if err != nil || !expected {
+			t.Errorf("unexpected, or twice: %+v", p)
+			continue
+		}
+		delete(want, file)
+		if p.Type != w.Type || p.Name != w.Name || p.ServedBy != w.ServedBy || !strings.Contains(p.Error, w.Error) || (p.Error == "") != (w.Error == "") {
+			t.Errorf("%+v, want %+v", p, w)
+		}
+		if served := w.ServedBy != ""; served != (p.PID == os.Getpid()) || served != (p.UID != nil && int(*p.UID) == os.Geteuid()) {
+			t.Errorf("%s is served by pid %d, uid %v", file, p.PID, p.UID)
+		}
+		if old := file == "old-reg.sock"; p.CreatedAt.Equal(made) != old || !old && time.Since(p.CreatedAt) > time.Hour {
+			t.Errorf("%s was created at %v", file, p.CreatedAt)
+		}
+	}
+	if len(want) > 0 {
+		t.Errorf("not shown: %+v", want)
+	}
+}
+
+// The kubelet's directories of a volume, and what it writes there.
+const (
+	podVolume    = "pods/0123/volumes/kubernetes.io~csi/pv"
+	stagedVolume = "plugins/kubernetes.io/csi/" + name + "/0123"
+	volData      = `{"driverName":"` + name + `","volumeHandle":"v"}`
+)
+
+// Volumes that the kubelet may be about to change are not reported, nor those of other drivers if
+// one is named.
+func TestVolumesThatAreNoProblem(t *testing.T) {
+	n := newNode(t)
+	n.volume(podVolume, volData, 0)
+	n.volume(stagedVolume+"4", strings.Replace(volData, `"v"`, `"w"`, 1), 0)
+	n.volume("plugins/kubernetes.io/csi/other.example/5", `{"driverName":"other.example","volumeHandle":"v"}`, time.Hour)
+	if r := n.examine(name); len(r.Findings) > 0 {
+		t.Errorf("%+v", r.Findings)
+	}
+	if r := n.examine(); len(r.Findings) != 1 || !strings.Contains(r.Findings[0].Found, "(other.example)") {
+		t.Errorf("%+v", r.Findings)
+	}
+}
+
+// A warning never stands before a problem.
+func TestProblemsComeFirst(t *testing.T) {
+	n := newNode(t)
+	n.units[serviceUnit]["UnitFileState"] = "disabled"
+	n.driver.stop()
+	n.restartDaemon()
+	r := n.examine()
+	if len(r.Findings) != 2 || r.Findings[0].Step != StepSocket || r.Findings[1].Step != StepUnit || r.Healthy {
+		t.Errorf("%+v", r.Findings)
+	}
+}
+
+// Connecting to the control socket of a service that has failed would start it.
+func TestStartsNoFailedService(t *testing.T) {
+	n := newNode(t)
+	n.down()
+	n.units[serviceUnit]["ActiveState"] = "failed"
+	ln, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: control.Path(n.root)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	if r := n.examine(); len(r.Findings) != 1 || r.Findings[0].Step != StepUnit {
+		t.Errorf("%+v", r.Findings)
+	}
+	if err := ln.SetDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	if c, err := ln.Accept(); err == nil { // it would be in the queue
+		c.Close()
+		t.Error("doctor connected to it")
+	}
+}
+
+// lines is a fix as text.
+func lines(fix []Fix) string {
+	var all []string
+	for _, f := range fix {
+		all = append(all, f.String())
+	}
+	return strings.Join(all, "\n")
+}
+
+// fault returns a step of a test that changes the driver's faults.
+func fault(change func(*fakeDriver)) func(*testing.T, *node) {
+	return func(_ *testing.T, n *node) {
+		n.driver.set(change)
+		n.restartDaemon()
+	}
+}
+
+// slow gives the driver a short time limit.
+func (n *node) slow() {
+	n.write("etc/csi-registrar/conf.d/60-nfs.toml", fmt.Sprintf("[driver.%q]\ntimeout = \"200ms\"\n", name))
+}
+
+// down ends the daemon.
+func (n *node) down() {
+	n.daemon = false
+	n.stopDaemon()
+}
+
+func chown(t *testing.T, path string, uid int) {
+	t.Helper()
+	if err := os.Chown(path, uid, -1); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func chmod(t *testing.T, path string, mode os.FileMode) {
+	t.Helper()
+	if err := os.Chmod(path, mode); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestWithoutSystemdAndRoot(t *testing.T) {
+	n := newNode(t)
+	n.units = nil
+	n.remove(n.path("proc"))
+	if r := n.examine(); len(r.Findings) != 0 {
+		t.Errorf("a finding about something that is not visible: %+v", r.Findings)
+	}
+}

@@ -1,0 +1,137 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"path"
+	"syscall"
+
+	"csi-registrar/internal/node/config"
+	"csi-registrar/internal/sys/safetext"
+	"csi-registrar/internal/sys/trust"
+	"csi-registrar/internal/sys/unixsock"
+)
+
+// driver examines one driver and its registration.
+func (x *diagnosis) driver(ctx context.Context, d config.Driver) {
+	if c, who := x.reach(ctx, d); c != nil {
+		x.ask(ctx, d, c, who)
+		c.Close()
+		if d.Endpoint != d.Socket {
+			x.endpoint(ctx, d)
+		}
+	}
+	x.registration(ctx, d)
+}
+
+// dial connects to a socket and returns the credentials of the process that listens there.
+func (x *diagnosis) dial(ctx context.Context, path string) (c *net.UnixConn, cred unixsock.Cred, err error) {
+	type result struct {
+		c    *net.UnixConn
+		cred unixsock.Cred
+	}
+	r, err := look(ctx, x, path, func() (r result, err error) {
+		ctx, cancel := context.WithTimeout(ctx, socketTimeout)
+		defer cancel()
+		if r.c, err = unixsock.Dial(ctx, path); err == nil {
+			r.cred, err = unixsock.PeerCred(r.c)
+		}
+		return r, err
+	})
+	return r.c, r.cred, err
+}
+
+// reach connects to the driver's socket. It adds a finding if that fails, or if the socket is not
+// trusted.
+func (x *diagnosis) reach(ctx context.Context, d config.Driver) (*net.UnixConn, process) {
+	shown, last := safetext.Word(d.Socket), x.serverOf(ctx, d.Name, process{})
+	problem := func(id ID, found, expected string, fix ...Fix) {
+		x.problem(d.Name, StepSocket, id, found, expected, fix...)
+	}
+	at, err := x.stat(ctx, d.Socket)
+	isSocket := err == nil && at.IsSocket()
+	var c *net.UnixConn
+	var cred unixsock.Cred
+	if isSocket {
+		if err := x.check(ctx, d.Socket, func() error { return d.SocketOwner.Path(d.Socket) }); err != nil {
+			x.untrusted(ctx, d, err)
+			return nil, process{}
+		}
+		c, cred, err = x.dial(ctx, d.Socket)
+	}
+	switch {
+	case isSocket && err == nil:
+		who, ok := x.process(ctx, cred.PID)
+		if !ok {
+			who = process{pid: cred.PID, comm: fmt.Sprintf("uid=%d", cred.UID)}
+		}
+		x.checked(d.Name, StepSocket, OK, "%s, served by %s", shown, who)
+		if err := d.SocketOwner.Listener(d.Socket, cred); err != nil {
+			x.untrusted(ctx, d, err)
+			c.Close()
+			return nil, process{}
+		}
+		if d.SocketOwner == trust.Anybody {
+			x.checked(d.Name, StepTrust, Skipped, `socket_owner = "any"`)
+		} else {
+			x.checked(d.Name, StepTrust, OK, "only %s can serve the socket", safetext.Word(string(d.SocketOwner)))
+		}
+		return c, who
+	case errors.Is(err, fs.ErrNotExist):
+		found := "there is no " + shown
+		if _, err := x.stat(ctx, path.Dir(d.Socket)); err != nil {
+			found += ": its directory does not exist"
+		}
+		x.missing(ctx, d, found, last)
+	case errors.Is(err, fs.ErrPermission):
+		x.warning(d.Name, StepSocket, NotRoot, "this user may not connect to "+shown, "", asRoot)
+	case err != nil && !isSocket:
+		where, fix := x.unreadable(ctx, d.Socket, err)
+		problem(DriverSocketUnreadable, fmt.Sprintf("%s cannot be examined: %v%s", shown, err, where),
+			"root can enter every directory on its path, and the file system answers", fix...)
+	case !isSocket:
+		problem(DriverSocketNotSocket, fmt.Sprintf("%s is %s, not a socket", shown, at.Kind()),
+			"the driver creates a socket there", append([]Fix{x.remove(ctx, d.Socket, at)}, last.restart()...)...)
+	case errors.Is(err, syscall.ECONNREFUSED):
+		problem(DriverSocketStale, "nobody listens on "+shown+": it was left behind by a driver that has ended"+last.ended, "the driver runs and listens there",
+			append([]Fix{x.remove(ctx, d.Socket, at)}, last.restart()...)...)
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, syscall.EAGAIN):
+		problem(DriverNotAccepting, fmt.Sprintf("%s accepts no connection within %v: its queue is full, the driver hangs", shown, socketTimeout),
+			"the driver accepts connections", last.restart()...)
+	default:
+		problem(DriverConnectionFailed, fmt.Sprintf("connecting to %s failed: %v", shown, err), "the driver listens there, on a stream socket", last.restart()...)
+	}
+	return nil, process{}
+}
+
+// endpoint checks that the kubelet reaches the driver by the endpoint that it is given.
+func (x *diagnosis) endpoint(ctx context.Context, d config.Driver) {
+	seen := d.Endpoint
+	if x.kubelet != nil { // it may have its own mount namespace
+		view := x.seenBy(x.kubelet, d.Endpoint)
+		if _, err := x.stat(ctx, view); err == nil {
+			seen = view
+		}
+	}
+	found := "the endpoint " + safetext.Word(d.Endpoint)
+	at, err := x.stat(ctx, seen)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		found = "the kubelet is given " + found + ", which does not exist: it refuses the driver"
+	case err != nil:
+		found = fmt.Sprintf("%s cannot be examined: %v", found, err)
+	case !at.IsSocket():
+		found += " is " + at.Kind() + ", not a socket"
+	case x.sameFile(ctx, seen, d.Socket):
+		x.checked(d.Name, StepEndpoint, OK, "%s is the same socket", found)
+		return
+	default: // the driver may listen on both; the daemon also asks there, and reports another name
+		x.checked(d.Name, StepEndpoint, OK, "%s is another socket", found)
+		return
+	}
+	x.problem(d.Name, StepEndpoint, EndpointUnusable, found, "endpoint is a path to the driver's socket, as the kubelet sees it",
+		x.setDriverKey(d.Name, "endpoint", safetext.Quote(d.Socket))...)
+}

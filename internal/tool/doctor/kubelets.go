@@ -1,0 +1,170 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"csi-registrar/internal/node/distro"
+)
+
+// kubelet is a running kubelet, or a program that contains one.
+type kubelet struct {
+	process
+	rootDir string // empty: not known
+	unknown error  // why rootDir is not known
+}
+
+// service returns the unit that runs the kubelet; k may be nil.
+func (k *kubelet) service() string {
+	if k == nil || !strings.HasSuffix(k.unit, ".service") {
+		return "kubelet.service"
+	}
+	return k.unit
+}
+
+func (k *kubelet) restart() Fix { return systemctl("restart", k.service()) }
+
+// findKubelets finds the kubelets among all processes. Any process can choose its name, so
+// processes of other users and of pods are ignored.
+//
+// A kubelet in a container or a snap counts only if its directory is the configured one, or one
+// that a distribution uses: its paths are not those of the node, and a malicious container could
+// otherwise make doctor print a root_dir of its choice.
+func (x *diagnosis) findKubelets(ctx context.Context, all []process) (found []kubelet, ignored []string) {
+	for _, p := range all {
+		switch {
+		case !slices.Contains(distro.Processes(), p.comm):
+			continue
+		case !p.root():
+			ignored = append(ignored, p.String()+" is not a process of root")
+			continue
+		case p.inPod:
+			ignored = append(ignored, p.String()+" runs in a pod")
+			continue
+		}
+		dir, err := look(ctx, x, x.procPath(p.pid, "fd"), func() (string, error) { return rootDir(x.procPath(p.pid)) })
+		if p.confined && err == nil {
+			if dir = x.outside(ctx, p, dir); dir == "" {
+				ignored = append(ignored, p.String()+" has its own root file system")
+				continue
+			}
+		}
+		found = append(found, kubelet{p, dir, err})
+	}
+	return found, ignored
+}
+
+// unitOfKubelet returns the unit that runs a kubelet. It need not be that of its cgroup: with
+// kubeletCgroups in its configuration the kubelet moves itself into another one, on k0s that of
+// containerd.service, which may not exist. The parent's unit is used only if it is known to run
+// kubelets, because the parent of a kubelet in a container is a shim of the container runtime.
+func (x *diagnosis) unitOfKubelet(ctx context.Context, p process) string {
+	if slices.Contains(distro.Units(), p.unit) {
+		return p.unit
+	}
+	if p.parent > 1 {
+		if parent, ok := x.process(ctx, p.parent); ok && parent.root() && slices.Contains(distro.Units(), parent.unit) {
+			return parent.unit
+		}
+	}
+	if x.propertiesErr != nil { // systemd would not answer these questions either
+		return p.unit
+	}
+	for _, unit := range distro.Units() {
+		if show, _ := x.o.Units.Show(ctx, unit, "MainPID"); show["MainPID"] == strconv.Itoa(p.pid) {
+			return unit
+		}
+	}
+	return p.unit
+}
+
+// outside returns the path on the node of a directory of a process in a container; empty if it is
+// not an expected one.
+func (x *diagnosis) outside(ctx context.Context, p process, dir string) string {
+	inside := x.procPath(p.pid, "root", dir)
+	for _, d := range slices.Concat([]string{x.config.Config.Kubelet.RootDir}, distro.RootDirs()) {
+		if x.sameFile(ctx, inside, d) || x.sameFile(ctx, inside, filepath.Join(x.o.Root, d)) {
+			return d
+		}
+	}
+	return ""
+}
+
+// installedKubelet returns the unit that should run the kubelet of this node, and how it ended, as
+// the rest of a sentence. It is the first known unit that is enabled, because packages of another
+// distribution may still be installed, or else the first one that exists.
+func (x *diagnosis) installedKubelet(ctx context.Context) (unit, ended string) {
+	if x.propertiesErr != nil { // systemd would not answer these questions either
+		return "kubelet.service", ""
+	}
+	for _, u := range distro.Units() {
+		p, _ := x.o.Units.Show(ctx, u, "LoadState", "UnitFileState")
+		switch enabled := strings.HasPrefix(p["UnitFileState"], "enabled"); {
+		case p["LoadState"] != "loaded":
+		case enabled:
+			return u, x.lastExit(ctx, u)
+		case unit == "":
+			unit = u
+		}
+	}
+	if unit == "" {
+		return "kubelet.service", ""
+	}
+	return unit, x.lastExit(ctx, unit)
+}
+
+// maxSockets limits the list of Unix sockets in bytes: about 80,000 sockets.
+const maxSockets = 8 << 20
+
+// rootDir returns the kubelet's root directory. Each kubelet listens in pod-resources below it
+// (by default since v1.15), no matter which distribution, flag or file sets the directory. proc is
+// the kubelet's directory in /proc; only root can read its descriptors.
+func rootDir(proc string) (string, error) {
+	descriptors, err := os.ReadDir(filepath.Join(proc, "fd"))
+	if err != nil {
+		return "", err
+	}
+	var sockets []string
+	for _, d := range descriptors {
+		target, _ := os.Readlink(filepath.Join(proc, "fd", d.Name())) // an error: it was closed
+		if inode, ok := strings.CutPrefix(target, "socket:["); ok {
+			sockets = append(sockets, strings.TrimSuffix(inode, "]"))
+		}
+	}
+	list, err := readSome(filepath.Join(proc, "net/unix"), maxSockets)
+	if err != nil {
+		return "", err
+	}
+	var dirs []string
+	for line := range strings.Lines(string(list)) {
+		// Num RefCount Protocol Flags Type St Inode Path. The kubelet renames the socket after
+		// it was bound, within its directory.
+		fields := strings.Fields(line)
+		_, bound, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " /")
+		dir := path.Dir("/" + bound)
+		if len(fields) > 7 && slices.Contains(sockets, fields[6]) && path.Base(dir) == "pod-resources" {
+			dirs = append(dirs, path.Dir(dir))
+		}
+	}
+	slices.Sort(dirs)
+	switch dirs = slices.Compact(dirs); len(dirs) {
+	case 0:
+		return "", errors.New("it does not listen in a directory pod-resources, as a kubelet does")
+	case 1:
+		return dirs[0], nil
+	}
+	// A path can contain a line break and so forge a line.
+	return "", fmt.Errorf("it listens in %d directories pod-resources", len(dirs))
+}
+
+// procPath returns the path of a file of a process in /proc.
+func (x *diagnosis) procPath(pid int, elem ...string) string {
+	return filepath.Join(append([]string{x.o.Root, "proc", strconv.Itoa(pid)}, elem...)...)
+}

@@ -1,0 +1,113 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"csi-registrar/internal/node/cgroup"
+	"csi-registrar/internal/sys/safetext"
+	"csi-registrar/internal/sys/unixsock"
+)
+
+// process is a running process, as /proc shows it. A process can choose all values except pid and
+// uids; unit was validated.
+type process struct {
+	pid       int
+	parent    int      // its pid; 0 if not known
+	uids      []string // real, effective, saved and file system uid
+	comm      string
+	unit      string // the systemd unit that it belongs to; empty if none
+	pod       string // the UID of the pod that it belongs to
+	container string // and the ID of its container
+	inPod     bool   // it runs in a pod, even if pod is empty
+	confined  bool   // its root directory is not the node's, as far as it is known
+}
+
+// processes lists the running processes. seen is false if those of other users are hidden.
+func (x *diagnosis) processes(ctx context.Context) (all []process, seen bool) {
+	pids, err := look(ctx, x, x.proc(), func() (pids []int, err error) {
+		entries, err := os.ReadDir(x.proc())
+		for _, e := range entries {
+			if pid, err := strconv.Atoi(e.Name()); err == nil {
+				pids = append(pids, pid)
+			}
+		}
+		return pids, err
+	})
+	if err != nil {
+		return nil, false
+	}
+	for _, pid := range pids {
+		if p, ok := x.process(ctx, pid); ok {
+			all = append(all, p)
+		}
+	}
+	// With hidepid= not even init is visible.
+	return all, slices.Contains(pids, 1)
+}
+
+// process returns one process; not ok if it is gone or hidden.
+func (x *diagnosis) process(ctx context.Context, pid int) (process, bool) {
+	dir := x.procPath(pid)
+	p, err := look(ctx, x, dir, func() (process, error) { return readProcess(x.o.Root, dir, pid) })
+	return p, err == nil && pid > 0
+}
+
+// readProcess reads dir, a process's directory in /proc; root is the node's root directory.
+func readProcess(root, dir string, pid int) (process, error) {
+	comm, err := readSome(filepath.Join(dir, "comm"), maxProcFile)
+	read := func(name string) string { // a file that cannot be read counts as empty
+		data, _ := readSome(filepath.Join(dir, name), maxProcFile)
+		return string(data)
+	}
+	group, proc := read("cgroup"), read("status")
+	server := cgroup.Parse(group)
+	own, ownErr := unixsock.Stat(filepath.Join(dir, "root"))
+	node, nodeErr := unixsock.Stat(root)
+	parent, _ := strconv.Atoi(strings.Join(statusOf(proc, "PPid:"), ""))
+	return process{pid: pid, parent: parent, comm: strings.TrimSpace(string(comm)), uids: statusOf(proc, "Uid:"),
+		unit: server.Unit, pod: server.Pod, container: server.Container, inPod: cgroup.InPod(group),
+		confined: ownErr == nil && nodeErr == nil && own.FileID != node.FileID}, err
+}
+
+// maxProcFile limits how much of a file in /proc is read: a process can make its files very long.
+const maxProcFile = 64 << 10
+
+// readSome reads the first bytes of a file.
+func readSome(file string, limit int64) ([]byte, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, limit))
+}
+
+// statusOf returns the words of a line in /proc/PID/status.
+func statusOf(status, name string) []string {
+	for line := range strings.Lines(status) {
+		if words, ok := strings.CutPrefix(line, name); ok {
+			return strings.Fields(words)
+		}
+	}
+	return nil
+}
+
+// root reports whether a process runs as root: all four uids must be 0. (The owner of /proc/PID
+// is root for some processes of other users, too.)
+func (p process) root() bool { return slices.Equal(p.uids, []string{"0", "0", "0", "0"}) }
+
+// String names a process for people.
+func (p process) String() string {
+	s := fmt.Sprintf("%s (pid %d", safetext.Word(p.comm), p.pid)
+	if p.unit != "" {
+		s += ", " + p.unit
+	}
+	return s + ")"
+}

@@ -1,0 +1,224 @@
+package doctor
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"csi-registrar/internal/node/config"
+	"csi-registrar/internal/test/fake"
+	"csi-registrar/internal/sys/systemd"
+)
+
+func TestSystemctl(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("PATH", dir)
+	if _, err := (Systemctl{}).Show(t.Context(), "x.service", "A"); !errors.Is(err, ErrNoSystemd) {
+		t.Errorf("without systemctl: %v", err)
+	}
+	script := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, "systemctl"), []byte("#!/bin/sh\n"+text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	script(`[ "$*" = "show --no-pager --property=LoadState,Listen -- x.socket" ] || exit 9
+echo LoadState=loaded
+echo "Listen=127.0.0.1:1 (Stream)"
+echo "Listen=[::1]:1 (Stream)"
+`)
+	p, err := (Systemctl{}).Show(t.Context(), "x.socket", "LoadState", "Listen")
+	if err != nil || p["LoadState"] != "loaded" || p["Listen"] != "127.0.0.1:1 (Stream)\n[::1]:1 (Stream)" {
+		t.Errorf("%q, %v", p, err)
+	}
+	script("echo 'System has not been booted with systemd as init system (PID 1).' >&2; exit 1")
+	if _, err := (Systemctl{}).Show(t.Context(), "x.service", "A"); !errors.Is(err, ErrNoSystemd) {
+		t.Errorf("not booted with it: %v", err)
+	}
+	script("echo 'Access denied' >&2; exit 4")
+	if _, err := (Systemctl{}).Show(t.Context(), "x.service", "A"); err == nil || err.Error() != "systemctl: Access denied" {
+		t.Errorf("denied: %v", err)
+	}
+}
+
+func TestOnLoopback(t *testing.T) {
+	for address, want := range map[string]bool{
+		"127.0.0.1:9809": true, "[::1]:9809": true, "localhost:1": true, "127.9.9.9:1": true, "/run/x.sock": true, "[::ffff:127.0.0.1]:1": true,
+		"0.0.0.0:9809": false, ":9809": false, "[::]:9809": false, "10.0.0.1:1": false, "example.com:1": false, "9809": false,
+	} {
+		if got := onLoopback(address); got != want {
+			t.Errorf("%s: %v", address, got)
+		}
+	}
+}
+
+func TestHTTPEndpointOfTheDaemon(t *testing.T) {
+	n := newNode(t)
+	n.units[serviceUnit]["ExecStart"] = "{ argv[]=/usr/bin/csi-registrar run --keep-sockets --http-endpoint=:9809 ; }"
+	r := n.examine()
+	if len(r.Findings) != 1 || r.Findings[0].Step != StepHTTP || !r.Healthy {
+		t.Errorf("%+v", r.Findings)
+	}
+}
+
+func TestUnitDropIn(t *testing.T) {
+	if got := systemd.DropIn("/var/lib/kubelet/"); got != "" {
+		t.Errorf("the default: %q", got)
+	}
+	const want = "# /etc/systemd/system/csi-registrar.service.d/root-dir.conf\n" +
+		"[Unit]\nRequiresMountsFor=\"/my data/50%%\"\n\n[Service]\n" +
+		"Environment=\"KUBELET_ROOT_DIR=/my data/50%%\"\n" +
+		"ReadWritePaths=-\"/my data/50%%/plugins_registry\" -\"/my data/50%%/plugins/csi-registrar\"\n"
+	if got := systemd.DropIn("/my data/50%"); got != want {
+		t.Errorf("%s", got)
+	}
+	for root, setting := range map[string]string{"/home/k": "ProtectHome", "/root": "ProtectHome", "/run/user/0/k": "ProtectHome", "/var/tmp/k": "PrivateTmp", "/homes/k": "", "/run/k": ""} {
+		lines := "[Unit]\nRequiresMountsFor=" + root + "\n\n[Service]\nEnvironment=KUBELET_ROOT_DIR=" + root + "\nReadWritePaths=-" + root + "/plugins_registry -" + root + "/plugins/csi-registrar\n"
+		commands := "printf '%s\\n' '[Unit]' RequiresMountsFor=" + root + " '[Service]' Environment=KUBELET_ROOT_DIR=" + root +
+			" 'ReadWritePaths=-" + root + "/plugins_registry -" + root + "/plugins/csi-registrar'"
+		if setting != "" {
+			lines += setting + "=no\n"
+			commands += " " + setting + "=no"
+		}
+		if got := systemd.DropIn(root); got != "# "+systemd.DropInFile+"\n"+lines {
+			t.Errorf("%s", got)
+		}
+		if got := installDropIn(root)[1].String(); got != commands+" > "+systemd.DropInFile {
+			t.Errorf("%s", got)
+		}
+	}
+}
+
+// A hidden directory is one finding, with the directive that hides it.
+func TestHiddenDirectories(t *testing.T) {
+	unit := map[string]string{"ProtectSystem": "strict", "ProtectHome": "yes", "PrivateTmp": "yes", "ReadWritePaths": "-/home/k -/k"}
+	readOnly := map[string]string{"ProtectSystem": "strict", "ProtectHome": "read-only", "PrivateTmp": "no", "ReadWritePaths": "-/home/k"}
+	for _, c := range []struct {
+		what, root, socket string
+		unit               map[string]string
+		found, fix         string
+	}{
+		{"root_dir", "/home/k", "/run/csi.sock", unit, "does not see /home/k: it has its own empty /home (ProtectHome=yes)", "Environment=KUBELET_ROOT_DIR=/home/k 'ReadWritePaths=-/home/k/plugins_registry -/home/k/plugins/csi-registrar' ProtectHome=no > "},
+		{"socket", "/k", "/tmp/csi.sock", unit, "the socket /tmp/csi.sock is in /tmp, ", "PrivateTmp=no > "},
+		{"both", "/home/k", "/root/csi.sock", unit, "does not see /home/k", "ProtectHome=no"},
+		{"neither", "/k", "/run/csi.sock", unit, "", ""},
+		{"read-only", "/home/k", "/home/csi.sock", readOnly, "", ""},
+		{"no sandbox but that", "/home/k", "/run/csi.sock", map[string]string{"ProtectSystem": "no", "ProtectHome": "tmpfs"}, "(ProtectHome=tmpfs)", "ProtectHome=no"},
+	} {
+		file := filepath.Join(t.TempDir(), "f")
+		if err := os.WriteFile(file, fmt.Appendf(nil, "kubelet.root_dir = %q\ndriver.a.socket = %q\n", c.root, c.socket), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		x := &diagnosis{config: config.Load(config.Source{File: file})}
+		x.sandbox(c.unit)
+		x.hiddenSockets(c.unit)
+		switch found := x.report.Findings; {
+		case c.found == "":
+			if len(found) > 0 {
+				t.Errorf("%s: %+v", c.what, found)
+			}
+		case len(found) != 1 || !strings.Contains(found[0].Found, c.found) || !strings.Contains(lines(found[0].Fix), c.fix):
+			t.Errorf("%s: %+v", c.what, found)
+		}
+	}
+}
+
+func TestNoPermissionForTheDaemon(t *testing.T) {
+	if os.Geteuid() == 0 {
+		t.Skip("root has permission")
+	}
+	n := newNode(t)
+	if err := os.Chmod(n.path("run/csi-registrar/control.sock"), 0); err != nil {
+		t.Fatal(err)
+	}
+	if r := n.examine(); !r.Healthy || len(r.Findings) != 1 || r.Findings[0].Step != StepDaemon {
+		t.Errorf("%+v", r.Findings)
+	}
+}
+
+// The fake servers in this process close their connections a moment after the clients.
+func TestNoLeaks(t *testing.T) {
+	n := newNode(t)
+	descriptors, goroutines := fake.Descriptors(t), runtime.NumGoroutine()
+	for range 3 {
+		n.examine()
+	}
+	settled := func(now func() int, before int, what string) {
+		t.Helper()
+		after := now()
+		for end := time.Now().Add(5 * time.Second); after > before && time.Now().Before(end); after = now() {
+			runtime.Gosched()
+		}
+		if after > before {
+			t.Errorf("%d %s before, %d after", before, what, after)
+		}
+	}
+	settled(func() int { return fake.Descriptors(t) }, descriptors, "descriptors")
+	settled(runtime.NumGoroutine, goroutines, "goroutines")
+}
+
+func TestConfigFile(t *testing.T) {
+	n := newNode(t)
+	file := n.path("usr/lib/csi-registrar/conf.d/10-nfs.toml")
+	r := Run(t.Context(), Options{Source: config.Source{Root: n.root, File: file}, Units: n.units, Root: n.root})
+	// Only this file is read, so the kubelet's directory is the default, which this node lacks.
+	if r.Healthy || r.Findings[0].Step != StepKubelet {
+		t.Errorf("%+v", r.Findings)
+	}
+}
+
+// k3s with --kubelet-arg=root-dir=/var/lib/rancher/k3s/agent/kubelet: the keys of its server stay
+// hidden.
+func TestHiddenAboveTheRootDirectory(t *testing.T) {
+	const list = "-/etc/rancher -/var/lib/rancher/k3s -/var/lib/rancher/rke2"
+	for root, want := range map[string]string{
+		"/var/lib/rancher/k3s/agent/kubelet": "/var/lib/rancher/k3s: -/etc/rancher -/var/lib/rancher/rke2 -/var/lib/rancher/k3s/server",
+		"/var/lib/rancher/k3s":               "/var/lib/rancher/k3s: -/etc/rancher -/var/lib/rancher/rke2 -/var/lib/rancher/k3s/agent -/var/lib/rancher/k3s/server",
+		"/var/lib/rancher/k3s2":              ": " + list,
+		"/var/lib/kubelet":                   ": " + list,
+	} {
+		above, kept := hiddenAbove(list, root)
+		if got := above + ": " + strings.Join(kept, " "); got != want {
+			t.Errorf("%s: %s, want %s", root, got, want)
+		}
+	}
+}
+
+// A drop-in of a user may hide a directory twice: what the outer one hides stays hidden.
+func TestHiddenByTwoDirectoriesAboveTheRootDirectory(t *testing.T) {
+	for _, list := range []string{"/var/lib/rancher /var/lib/rancher/k3s", "/var/lib/rancher/k3s /var/lib/rancher"} {
+		above, kept := hiddenAbove(list, "/var/lib/rancher/k3s/agent/kubelet")
+		if above != "/var/lib/rancher" || !slices.Contains(kept, "-/var/lib/rancher/rke2/agent") {
+			t.Errorf("%q: %s, %s", list, above, kept)
+		}
+	}
+}
+
+// systemd ignores a path in the drop-in that it does not understand, and so would show what was
+// hidden.
+func TestMasksThatCannotBeCopied(t *testing.T) {
+	n := newNode(t)
+	fix := func(other string) string {
+		n.units[serviceUnit]["InaccessiblePaths"] = other + " -" + filepath.Dir(n.rootDir)
+		r := n.examine()
+		if len(r.Findings) != 1 || r.Findings[0].ID != RootDirNotWritable {
+			t.Fatalf("%+v", r.Findings)
+		}
+		return lines(r.Findings[0].Fix)
+	}
+	if got := fix("-/srv/100%"); !strings.Contains(got, "InaccessiblePaths=-/srv/100%%") {
+		t.Errorf("a specifier: %s", got)
+	}
+	// systemctl does not show a path that has a space.
+	for _, other := range []string{"[unprintable]", "-/srv/a\tb"} {
+		if got := fix(other); strings.Contains(got, "printf") || !strings.Contains(got, "systemctl --no-pager cat "+serviceUnit) {
+			t.Errorf("%q: %s", other, got)
+		}
+	}
+}

@@ -1,0 +1,189 @@
+package compat
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+
+	"csi-registrar/internal/sys/safetext"
+)
+
+// flags returns the command line without the program, $(VAR) not expanded yet.
+func (c container) flags() ([]string, error) {
+	if len(c.Command) == 0 {
+		return c.Args, nil
+	}
+	program := path.Base(c.Command[0])
+	if slices.Contains([]string{"sh", "bash", "ash", "dash"}, program) {
+		return nil, withHint(hintByHand, fmt.Errorf("it is started by a shell (%s), whose script is not parsed", program))
+	}
+	return slices.Concat(c.Command[1:], c.Args), nil
+}
+
+// flag returns the expanded value of a flag, and whether the command line has it.
+func (c container) flag(name string) (value string, found bool, err error) {
+	args, err := c.flags()
+	if err != nil {
+		return "", false, err
+	}
+	for i, arg := range args {
+		if !strings.HasPrefix(arg, "-") {
+			continue
+		}
+		key, given, hasValue := strings.Cut(strings.TrimPrefix(arg[1:], "-"), "=")
+		if key != name {
+			continue
+		}
+		if !hasValue {
+			if i+1 == len(args) {
+				return "", false, fmt.Errorf("--%s has no value", name)
+			}
+			given = args[i+1]
+		}
+		if value, err = c.expand(given); err != nil {
+			return "", false, fmt.Errorf("--%s: %w", name, err)
+		}
+		found = true // the last one counts, as with package flag
+	}
+	return value, found, nil
+}
+
+// expand replaces $(NAME) as Kubernetes does, from the literal env of the container, whose values
+// may refer to entries before them. $$ stands for $.
+func (c container) expand(s string) (string, error) {
+	// Expand each entry once, in order: recursion would not end for entries that refer to each
+	// other.
+	vars := make(map[string]variable, len(c.Env))
+	for _, e := range c.Env {
+		var v variable
+		if e.ValueFrom != nil {
+			v.err = withHint(hintValue, fmt.Errorf("the variable %s has a valueFrom: its value is not in the manifest", safetext.Word(e.Name)))
+		} else {
+			v.value, v.err = c.replace(e.Value, vars)
+		}
+		vars[e.Name] = v
+	}
+	return c.replace(s, vars)
+}
+
+// variable is the value of an env entry, or why it is unknown.
+type variable struct {
+	value string
+	err   error
+}
+
+// maxValue limits the size of a value: entries can double each other.
+const maxValue = 64 << 10
+
+func (c container) replace(s string, vars map[string]variable) (string, error) {
+	if err := checkRendered(s); err != nil {
+		return "", err
+	}
+	var err error
+	size := len(s)
+	reference := regexp.MustCompile(`\$\$|\$\([^)]*\)`)
+	value := reference.ReplaceAllStringFunc(s, func(ref string) string {
+		if ref == "$$" {
+			return "$"
+		}
+		name := ref[2 : len(ref)-1]
+		v, ok := vars[name]
+		if !ok {
+			v.err = withHint(hintValue, fmt.Errorf("the variable %s is not in the container's env; values from envFrom are not in the manifest", safetext.Word(name)))
+		}
+		if size += len(v.value); size > maxValue {
+			v = variable{err: fmt.Errorf("the value has more than %d bytes", maxValue)}
+		}
+		err = cmp.Or(err, v.err)
+		return v.value
+	})
+	if err != nil {
+		return "", err
+	}
+	return value, nil
+}
+
+// hostPath returns the path on the node of a path in the container.
+func (p podSpec) hostPath(c container, file string) (string, error) {
+	best := c.mountOf(file)
+	if best.MountPath == "" {
+		return "", withHint(hintVolume, fmt.Errorf("no volume is mounted at %s, so it exists only inside the container", safetext.Word(file)))
+	}
+	i := slices.IndexFunc(p.Volumes, func(v volume) bool { return v.Name == best.Name })
+	if i < 0 {
+		return "", fmt.Errorf("%s is on the volume %s, which the pod does not define", safetext.Word(file), safetext.Word(best.Name))
+	}
+	v := p.Volumes[i]
+	if v.HostPath == nil {
+		return "", withHint(hintVolume, fmt.Errorf("%s is on the volume %s, which is %s: its path on the node is not known",
+			safetext.Word(file), safetext.Word(v.Name), v.otherKind()))
+	}
+	sub := best.SubPath
+	if best.SubPathExpr != "" {
+		var err error
+		if sub, err = c.expand(best.SubPathExpr); err != nil {
+			return "", fmt.Errorf("the subPathExpr of volume %s: %w", safetext.Word(v.Name), err)
+		}
+	}
+	for _, s := range []string{v.HostPath.Path, sub} {
+		if err := checkRendered(s); err != nil {
+			return "", fmt.Errorf("the volume %s: %w", safetext.Word(v.Name), err)
+		}
+	}
+	if !strings.HasPrefix(v.HostPath.Path, "/") {
+		return "", fmt.Errorf("the hostPath of volume %s is not absolute: %s", safetext.Word(v.Name), safetext.Quote(v.HostPath.Path))
+	}
+	rel := strings.TrimPrefix(path.Clean(file), best.MountPath)
+	return path.Join(v.HostPath.Path, path.Join("/", sub), rel), nil
+}
+
+// mountOf returns the mount that a path in the container is on. The deepest one counts.
+func (c container) mountOf(file string) (best volumeMount) {
+	for _, m := range c.VolumeMounts {
+		if contains(m.MountPath, file) && len(path.Clean(m.MountPath)) > len(best.MountPath) {
+			best = m
+			best.MountPath = path.Clean(m.MountPath)
+		}
+	}
+	return best
+}
+
+// otherKind names the kind of a volume that is not a hostPath.
+func (v volume) otherKind() string {
+	if kinds := slices.Sorted(maps.Keys(v.Other)); len(kinds) > 0 {
+		return "of kind " + safetext.Word(kinds[0])
+	}
+	return "of kind emptyDir" // the default of Kubernetes
+}
+
+// contains reports whether a path is the directory or below it.
+func contains(dir, file string) bool {
+	file, clean := path.Clean(file), path.Clean(dir)
+	return dir != "" && (file == clean || clean == "/" || strings.HasPrefix(file, clean+"/"))
+}
+
+// checkRendered returns an error if a value contains a placeholder, either of a template or one
+// like <DIR>, which an operator replaces.
+func checkRendered(s string) error {
+	switch {
+	case isTemplate(s):
+		return fmt.Errorf("%w: %s", templateError(s), safetext.Quote(s))
+	case regexp.MustCompile(`<[A-Za-z][\w-]*>`).MatchString(s):
+		return withHint(hintCluster, fmt.Errorf("this has a placeholder: %s", safetext.Quote(s)))
+	}
+	return nil
+}
+
+// templateError returns an error whose hint says how to render the template s.
+func templateError(s string) error {
+	program := "envsubst < FILE"
+	if strings.Contains(s, "{{") {
+		program = "helm template CHART"
+	}
+	return withHint("render it first, for example: "+program+" | csi-registrar import -", errors.New("this is a template, not a manifest"))
+}

@@ -1,0 +1,244 @@
+package compat
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	"csi-registrar/internal/node/rootdir"
+	"csi-registrar/internal/sys/safetext"
+)
+
+// Edits lists the changes to a workload when csi-registrar replaces its registrars.
+type Edits struct {
+	Workload string // as "FILE: KIND NAMESPACE/NAME"
+	// Whole means that nothing useful is left without the registrars: delete the workload.
+	Whole      bool
+	Containers []ContainerRef
+	Unmount    []MountRef
+	Mount      []MountRef
+	Volumes    []string
+	Keep       []string // sentences that name a container to keep, and why
+	Warnings   []string
+}
+
+// ContainerRef is a container and the list of the pod that contains it.
+type ContainerRef struct{ List, Name string }
+
+// MountRef is a mount of a volume in a container.
+type MountRef struct {
+	Container string
+	Volume    string
+	Path      string // the mountPath
+	SubPath   string
+}
+
+// socketDirMount is where to mount the directory of the driver's socket if only the mount creates
+// that directory. No image has files there that the mount could hide.
+const socketDirMount = "/csi-socket-dir"
+
+// addEdits adds the edits of each workload whose registrars were imported.
+func (res *Result) addEdits(workloads []*workload, rs []*registration) {
+	for _, w := range workloads {
+		imported := slices.DeleteFunc(slices.Clone(rs), func(r *registration) bool {
+			return r.workload != w || !slices.ContainsFunc(res.Registrars, func(x Registrar) bool {
+				return x.Driver.Name == r.driver && slices.Contains(x.Workloads, w.String())
+			})
+		})
+		if len(imported) > 0 {
+			res.Edits = append(res.Edits, w.edits(imported))
+		}
+	}
+}
+
+// edits derives the changes that remove registrars.
+func (w *workload) edits(rs []*registration) Edits {
+	e := Edits{Workload: w.String()}
+	isReplaced := func(c container) bool {
+		return slices.ContainsFunc(rs, func(r *registration) bool { return r.container.Name == c.Name })
+	}
+	var rest []container
+	for _, c := range w.pod.all() {
+		if !isReplaced(c) {
+			rest = append(rest, c)
+			continue
+		}
+		list := "containers"
+		if slices.ContainsFunc(w.pod.InitContainers, func(i container) bool { return i.Name == c.Name }) {
+			list = "initContainers"
+		}
+		e.Containers = append(e.Containers, ContainerRef{list, c.Name})
+	}
+	e.Whole = !slices.ContainsFunc(rest, func(c container) bool { return !c.isLivenessProbe() })
+	if !e.Whole {
+		e.unmountRegistry(w, rest)
+		e.removeVolumes(w, rs, rest)
+		e.keepProbes(rest)
+	}
+	e.warn(w, rest)
+	return e
+}
+
+// unmountRegistry finds the containers that can interfere with csi-registrar's socket.
+func (e *Edits) unmountRegistry(w *workload, rest []container) {
+	for _, v := range w.pod.Volumes {
+		if v.HostPath == nil || path.Base(path.Clean(v.HostPath.Path)) != rootdir.PluginsRegistryName {
+			continue
+		}
+		for _, c := range rest {
+			if c.isRegistrar() {
+				continue // of another driver, which was refused
+			}
+			for _, m := range c.VolumeMounts {
+				if m.Name == v.Name {
+					e.Unmount = append(e.Unmount, MountRef{c.Name, v.Name, m.MountPath, m.SubPath})
+				}
+			}
+		}
+	}
+}
+
+// removeVolumes finds the volumes that only the registrars mount. A volume that creates the
+// directory of the driver's socket is not removed but mounted elsewhere: the kubelet ignores a
+// volume that no container mounts, and the driver cannot bind its socket in a directory that does
+// not exist.
+func (e *Edits) removeVolumes(w *workload, rs []*registration, rest []container) {
+	stillMounted := func(v volume) bool {
+		return slices.ContainsFunc(rest, func(c container) bool {
+			return slices.ContainsFunc(c.VolumeMounts, func(m volumeMount) bool {
+				return m.Name == v.Name && !slices.Contains(e.Unmount, MountRef{c.Name, v.Name, m.MountPath, m.SubPath})
+			})
+		})
+	}
+	// createdOtherwise reports whether a volume that stays creates the directory.
+	createdOtherwise := func(dir string) bool {
+		return slices.ContainsFunc(w.pod.Volumes, func(v volume) bool {
+			return v.HostPath != nil && v.HostPath.creates() && contains(dir, v.HostPath.Path) && stillMounted(v)
+		})
+	}
+	for _, v := range w.pod.Volumes {
+		unmounted := slices.ContainsFunc(e.Containers, func(ref ContainerRef) bool { return w.container(ref.Name).mounts(v.Name) }) ||
+			slices.ContainsFunc(e.Unmount, func(m MountRef) bool { return m.Volume == v.Name })
+		if !unmounted || stillMounted(v) {
+			continue
+		}
+		i := slices.IndexFunc(rs, func(r *registration) bool {
+			mount := r.container.mountOf(r.address)
+			if mount.Name != v.Name || v.HostPath == nil || !v.HostPath.creates() {
+				return false
+			}
+			dir, err := r.pod.hostPath(r.container, mount.MountPath)
+			return err == nil && !createdOtherwise(dir) && !contains(dir, path.Join(r.rootDir, "plugins"))
+		})
+		if i < 0 {
+			e.Volumes = append(e.Volumes, v.Name)
+			continue
+		}
+		e.Mount = append(e.Mount, MountRef{w.driverContainer(rs[i], rest), v.Name, socketDirMount, rs[i].container.mountOf(rs[i].address).SubPath})
+	}
+}
+
+// driverContainer returns the name of the container that serves the socket, as far as the manifest
+// shows it: one that is given its path, else one that sees it, else any that is no sidecar.
+func (w *workload) driverContainer(r *registration, rest []container) string {
+	sees := func(c container) bool {
+		return slices.ContainsFunc(c.VolumeMounts, func(m volumeMount) bool {
+			host, err := w.pod.hostPath(c, m.MountPath)
+			return err == nil && contains(host, r.socket)
+		})
+	}
+	hasPath := func(c container) bool {
+		words := slices.Concat(c.Command, c.Args)
+		for _, e := range c.Env {
+			words = append(words, e.Value)
+		}
+		return sees(c) && slices.ContainsFunc(words, func(s string) bool { return strings.HasSuffix(s, "/"+path.Base(r.socket)) })
+	}
+	isAny := func(container) bool { return true }
+	for _, match := range []func(container) bool{hasPath, sees, isAny} {
+		for _, c := range w.pod.Containers {
+			if !c.isSidecar() && match(c) {
+				return c.Name
+			}
+		}
+	}
+	return rest[0].Name
+}
+
+func (w *workload) container(name string) container {
+	all := w.pod.all()
+	if i := slices.IndexFunc(all, func(c container) bool { return c.Name == name }); i >= 0 {
+		return all[i]
+	}
+	return container{}
+}
+
+func (c container) mounts(volume string) bool {
+	return slices.ContainsFunc(c.VolumeMounts, func(m volumeMount) bool { return m.Name == volume })
+}
+
+func (e *Edits) keepProbes(rest []container) {
+	for _, c := range rest {
+		if c.isLivenessProbe() {
+			e.Keep = append(e.Keep, fmt.Sprintf("keep the container %s: the kubelet uses it to restart a driver that hangs, which csi-registrar does not do", safetext.Word(c.Name)))
+		}
+	}
+}
+
+// httpPort is the port of csi-registrar-http.socket.
+const httpPort = "9809"
+
+func (e *Edits) warn(w *workload, rest []container) {
+	if m := w.manager(); m != "" {
+		e.Warnings = append(e.Warnings, "this workload is managed by "+m+", which restores the sidecar: see from-the-sidecar.md")
+	}
+	if !w.pod.HostNetwork {
+		return
+	}
+	listens := func(c container) bool {
+		return slices.ContainsFunc(slices.Concat(c.Command, c.Args), func(arg string) bool {
+			return arg == httpPort || strings.HasSuffix(arg, "="+httpPort) || strings.HasSuffix(arg, ":"+httpPort)
+		})
+	}
+	for _, c := range rest {
+		if listens(c) {
+			e.Warnings = append(e.Warnings, fmt.Sprintf("the container %s listens on port %s of the node, as csi-registrar-http.socket does: change one of them before enabling that", safetext.Word(c.Name), httpPort))
+		}
+	}
+	for _, ref := range e.Containers {
+		if listens(w.container(ref.Name)) {
+			e.Warnings = append(e.Warnings, fmt.Sprintf("the container %s listens on port %s of the node: do not enable csi-registrar-http.socket before it is removed", safetext.Word(ref.Name), httpPort))
+		}
+	}
+}
+
+// Lines describes the edits, one in each line.
+func (e Edits) Lines() []string {
+	var lines []string
+	add := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
+	if e.Whole {
+		add("delete it: it has nothing but its registrar")
+	} else {
+		for _, c := range e.Containers {
+			add("remove the container %s (under %s), with its probes, ports and lifecycle", safetext.Word(c.Name), c.List)
+		}
+	}
+	for _, m := range e.Unmount {
+		add("remove the mount of the volume %s (%s) from the container %s, which could remove csi-registrar's socket there",
+			safetext.Word(m.Volume), safetext.Word(m.Path), safetext.Word(m.Container))
+	}
+	for _, v := range e.Volumes {
+		add("remove the volume %s, which no other container mounts", safetext.Word(v))
+	}
+	for _, m := range e.Mount {
+		sub := ""
+		if m.SubPath != "" {
+			sub = ", subPath: " + safetext.Word(m.SubPath)
+		}
+		add("keep the volume %s and mount it in the container %s (mountPath: %s%s, readOnly: true): the directory of the driver's socket "+
+			"is created for it, and only if a container mounts it", safetext.Word(m.Volume), safetext.Word(m.Container), m.Path, sub)
+	}
+	lines = append(lines, e.Keep...)
+	return append(lines, e.Warnings...)
+}

@@ -1,0 +1,194 @@
+package compat
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	"csi-registrar/internal/sys/safetext"
+	"csi-registrar/internal/node/status"
+)
+
+// GivenName is a driver's name from the command line.
+type GivenName struct {
+	// NAME or NAMESPACE/NAME, with :CONTAINER if it has several; empty: the only one.
+	Workload string
+	Driver   string
+}
+
+// ParseName parses [WORKLOAD=]NAME.
+func ParseName(s string) GivenName {
+	if workload, name, ok := strings.Cut(s, "="); ok {
+		return GivenName{workload, name}
+	}
+	return GivenName{Driver: s}
+}
+
+// matches reports whether the name is meant for this registrar.
+func (g GivenName) matches(r *registration) bool {
+	workload, container, ok := strings.Cut(g.Workload, ":")
+	return (workload == r.Name || workload == r.workload.name()) && (!ok || container == r.container.Name)
+}
+
+// errName is the reason if the driver's name cannot be derived.
+var errName = errors.New("the driver's name is not in the manifest")
+
+// findNames sets the driver of each registration, or the error if the name is not known.
+func findNames(rs []*registration, drivers []csiDriver, given []GivenName) {
+	for _, r := range rs {
+		if i := slices.IndexFunc(given, func(g GivenName) bool { return g.Workload == "" || g.matches(r) }); i >= 0 {
+			r.driver, r.certain = given[i].Driver, true
+		} else {
+			r.ownName(drivers)
+		}
+	}
+	// The other registrations may have the names of the other CSIDriver objects: first those of the
+	// same file, then all.
+	eliminate(rs, drivers, func(r *registration, file string) bool { return r.file == file })
+	eliminate(rs, drivers, func(*registration, string) bool { return true })
+	taken := map[string]bool{}
+	for _, r := range rs {
+		taken[r.driver] = true
+	}
+	for _, r := range rs {
+		if r.driver == "" {
+			r.err = nameError(r.candidates)
+			if slices.ContainsFunc(rs, func(o *registration) bool { return o.driver == "" && o.socket != r.socket }) {
+				r.provisioners = nil
+			}
+			r.provisioners = slices.DeleteFunc(slices.Clone(r.provisioners), func(name string) bool { return taken[name] })
+		}
+	}
+}
+
+// eliminate names each registration for which exactly one CSIDriver object in scope is left, unless
+// another driver could have that name as well.
+func eliminate(rs []*registration, drivers []csiDriver, inScope func(r *registration, file string) bool) {
+	var unnamed []*registration
+	for _, r := range rs {
+		if r.driver != "" || len(r.candidates) > 0 {
+			continue
+		}
+		for _, d := range drivers {
+			taken := slices.ContainsFunc(rs, func(o *registration) bool { return o.driver == d.name })
+			if inScope(r, d.file) && !taken && !slices.Contains(r.candidates, d.name) {
+				r.candidates = append(r.candidates, d.name)
+			}
+		}
+		unnamed = append(unnamed, r)
+	}
+	for _, r := range unnamed {
+		shared := slices.ContainsFunc(unnamed, func(o *registration) bool {
+			return o.socket != r.socket && slices.Equal(o.candidates, r.candidates)
+		})
+		if len(r.candidates) == 1 && !shared {
+			r.driver = r.candidates[0]
+		}
+	}
+}
+
+// nameError returns errName with the possible names.
+func nameError(names []string) error {
+	if len(names) == 0 {
+		return errName
+	}
+	slices.Sort(names)
+	var words []string
+	for _, n := range names[:min(len(names), 10)] {
+		words = append(words, safetext.Word(n))
+	}
+	more := ""
+	if others := len(names) - len(words); others > 0 {
+		more = fmt.Sprintf(", or one of %d others", others)
+	}
+	return fmt.Errorf("%w: it may be %s%s", errName, strings.Join(words, " or "), more)
+}
+
+// nameFlags are the flags with which published drivers set their name.
+var nameFlags = []string{
+	"drivername", "driver-name", "driver_name", "csi-driver-name", "driverName", "csi-name", "override-driver-name",
+}
+
+// ownName derives the driver's name from the flag of a container of the pod, the CSIDriver object
+// with the name of a directory on the socket's path, or the CSIDriver object of the same Helm
+// release. It sets the candidates if there are several names.
+func (r *registration) ownName(drivers []csiDriver) {
+	var names []string
+	for _, c := range r.pod.all() {
+		if c.isRegistrar() {
+			continue
+		}
+		for _, flag := range nameFlags {
+			// If the flags of one container cannot be read, another may have the name.
+			if v, found, err := c.flag(flag); err == nil && found && !slices.Contains(names, v) {
+				names = append(names, v)
+			}
+		}
+	}
+	dir, inPath := r.directory(), r.nameInPath(drivers)
+	switch {
+	case len(names) == 1:
+		r.driver, r.certain = names[0], true
+	case slices.Contains(names, dir):
+		r.driver, r.certain = dir, true
+	case len(names) == 0 && inPath != "":
+		r.driver, r.certain = inPath, true
+	case len(names) > 1:
+		r.candidates = names
+	case r.helmRelease() != "":
+		for _, d := range drivers {
+			if d.helmRelease == r.helmRelease() {
+				names = append(names, d.name)
+			}
+		}
+		if len(names) == 1 {
+			r.driver = names[0]
+		}
+	}
+}
+
+// nameInPath returns the name of the CSIDriver object that a directory on the socket's path has. It
+// need not be the last one: TopoLVM's socket is in topolvm.io/node.
+func (r *registration) nameInPath(drivers []csiDriver) string {
+	for dir := path.Dir(r.endpoint); dir != "/"; dir = path.Dir(dir) {
+		if slices.ContainsFunc(drivers, func(d csiDriver) bool { return d.name == path.Base(dir) }) {
+			return path.Base(dir)
+		}
+	}
+	return ""
+}
+
+// directory is the name of the directory of the driver's socket. By custom it is the driver's name.
+func (r *registration) directory() string { return path.Base(path.Dir(r.endpoint)) }
+
+// nameHint returns how to find the name, and a possible name.
+func (r *registration) nameHint(alone bool) string {
+	option := "--name NAME"
+	if !alone {
+		option = "--name " + safetext.ShellWord(r.workload.name()+"=") + "NAME"
+	}
+	hint := "import the manifest of the driver's CSIDriver object as well, or add " + option +
+		" with the name that GetPluginInfo returns; `kubectl get csidrivers` lists the names"
+	dir := r.directory()
+	switch {
+	case len(r.candidates) > 0: // the error has them
+		hint = "add " + option + " with the name that GetPluginInfo returns"
+	case len(r.provisioners) > 0:
+		hint += fmt.Sprintf("; it may be %s, like the provisioner of a StorageClass", strings.Join(r.provisioners[:min(len(r.provisioners), 3)], " or "))
+	case strings.Contains(dir, ".") && status.CheckName(dir) == nil:
+		hint += fmt.Sprintf("; it may be %s, like the directory of its socket", dir)
+	}
+	return hint
+}
+
+// doubt explains why the name may be wrong; empty if there is no reason.
+func (r *registration) doubt() string {
+	dir := r.directory()
+	if r.certain || dir == r.driver || !strings.Contains(dir, ".") || status.CheckName(dir) != nil {
+		return ""
+	}
+	return fmt.Sprintf("The name is that of the CSIDriver object, but the directory of the socket is named %s. If the driver reports that name, "+
+		"`csi-registrar status` shows a mismatch: then rename the table.", dir)
+}

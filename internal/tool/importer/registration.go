@@ -1,0 +1,213 @@
+package compat
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"csi-registrar/internal/node/config"
+	"csi-registrar/internal/node/pluginreg"
+	"csi-registrar/internal/node/rootdir"
+	"csi-registrar/internal/sys/safetext"
+	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/trust"
+	"csi-registrar/internal/sys/unixsock"
+)
+
+// registration is a node-driver-registrar of a workload, with what is known about its driver.
+type registration struct {
+	*workload
+	container  container
+	address    string // of the driver's socket in the container
+	socket     string // the same on the node
+	endpoint   string
+	rootDir    string // of the kubelet
+	driver     string
+	certain    bool     // of the driver's name
+	candidates []string // if the name is not known
+	// provisioners of StorageClasses, one of which may be the driver's name
+	provisioners []string
+	err          error // why it cannot be imported
+}
+
+// registrations returns all registrars for Linux.
+func (o *objects) registrations(res *Result) []*registration {
+	var rs []*registration
+	seen := map[string]bool{}
+	o.provisioners = slices.DeleteFunc(o.provisioners, func(name string) bool {
+		again := seen[name]
+		seen[name] = true
+		return again
+	})
+	for _, w := range o.workloads {
+		for _, c := range w.pod.all() {
+			switch {
+			case !c.isRegistrar():
+			case w.forWindows(c):
+				res.Notes = append(res.Notes, fmt.Sprintf("%s is for Windows and was ignored", w))
+			default:
+				r := &registration{workload: w, container: c, provisioners: o.provisioners}
+				r.err = r.locate()
+				rs = append(rs, r)
+			}
+		}
+	}
+	return rs
+}
+
+// locate finds the driver's socket.
+func (r *registration) locate() error {
+	var err, endpointErr error
+	r.address, err = r.container.path("csi-address", defaultSocket)
+	r.endpoint, endpointErr = r.container.path("kubelet-registration-path", "")
+	if err := cmp.Or(err, endpointErr); err != nil {
+		return err
+	}
+	if r.socket, err = r.pod.hostPath(r.container, r.address); err != nil {
+		return fmt.Errorf("the driver's socket: %w", err)
+	}
+	return cmp.Or(checkPath(r.socket), checkPath(r.endpoint))
+}
+
+// registrar derives the Registrar that replaces the container.
+func (r *registration) registrar(drivers []csiDriver) (Registrar, error) {
+	if r.err != nil {
+		return Registrar{}, r.err
+	}
+	if err := status.CheckName(r.driver); err != nil {
+		return Registrar{}, fmt.Errorf("the driver's name %s: %w", safetext.Quote(r.driver), err)
+	}
+	res := Registrar{
+		Driver:    config.DefaultDriver(r.driver, r.socket),
+		RootDir:   config.Default().Kubelet.RootDir,
+		Workloads: []string{r.workload.String()},
+	}
+	res.Driver.Endpoint = r.endpoint
+	var err error
+	if res.Driver.Timeout, err = r.container.timeout(res.Driver.Timeout); err != nil {
+		return Registrar{}, err
+	}
+	res.Driver.SocketOwner = cmp.Or(trust.SocketOwner(r.owner()), res.Driver.SocketOwner)
+	if err := r.setRootDir(&res); err != nil {
+		return Registrar{}, err
+	}
+	r.rootDir = res.RootDir
+	if _, err := pluginreg.SocketPath(rootdir.PluginsRegistry(res.RootDir), r.driver); err != nil {
+		// With the manifest's path in it.
+		return Registrar{}, errors.New(safetext.Quote(err.Error()))
+	}
+	if slices.ContainsFunc(drivers, func(d csiDriver) bool { return d.name == r.driver && d.updatePeriod > 0 }) {
+		res.Driver.WhenLimitChanges = config.Leave
+		res.Comments = append(res.Comments, "The CSIDriver object sets nodeAllocatableUpdatePeriodSeconds: the kubelet (from Kubernetes 1.36 on) updates the volume limit.")
+	}
+	if doubt := r.doubt(); doubt != "" {
+		res.Comments = append(res.Comments, doubt)
+	}
+	return res, nil
+}
+
+func checkPath(p string) error {
+	if !utf8.ValidString(p) || strings.ContainsFunc(p, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		return fmt.Errorf("the path %s has characters that are not printable", safetext.Quote(p))
+	}
+	if len(p) > unixsock.MaxPath {
+		return fmt.Errorf("the path %s has %d bytes; that of a socket has at most %d", safetext.Word(p), len(p), unixsock.MaxPath)
+	}
+	return nil
+}
+
+// path returns the value of a flag that is a path.
+func (c container) path(flag, byDefault string) (string, error) {
+	value, found, err := c.flag(flag)
+	switch {
+	case err != nil:
+		return "", err
+	case !found && byDefault == "":
+		return "", withHint(hintFlag, fmt.Errorf("it has no --%s", flag))
+	case !found:
+		value = byDefault
+	}
+	return absolute(flag, value)
+}
+
+// timeout returns the registrar's timeout, but at least ours.
+func (c container) timeout(ours time.Duration) (time.Duration, error) {
+	value, found, err := c.flag("timeout")
+	if err != nil || !found {
+		return ours, err
+	}
+	theirs, err := time.ParseDuration(value)
+	if err != nil {
+		return 0, fmt.Errorf("--timeout: %s is not a duration", safetext.Quote(value))
+	}
+	return max(ours, theirs), nil
+}
+
+// setRootDir sets the kubelet's root directory: the parent of the directory that is mounted where
+// the registrar creates its socket.
+func (r *registration) setRootDir(res *Registrar) error {
+	dir, err := r.container.path("plugin-registration-path", defaultRegistryDir)
+	if err != nil {
+		return err
+	}
+	host, err := r.pod.hostPath(r.container, dir)
+	if err != nil {
+		err = fmt.Errorf("the kubelet's directory: %w", err)
+		if hintFor(err) == hintVolume {
+			err = withHint(hintByHand, err) // that hint is about the driver's socket
+		}
+		return err
+	}
+	if path.Base(host) != rootdir.PluginsRegistryName {
+		res.Comments = append(res.Comments, fmt.Sprintf("The manifest registers in %s, where current kubelets do not look; %s is used.",
+			safetext.Word(host), rootdir.PluginsRegistry(res.RootDir)))
+		return nil
+	}
+	res.RootDir = path.Dir(host)
+	return checkPath(res.RootDir)
+}
+
+func (w *workload) forWindows(c container) bool {
+	windowsPath := regexp.MustCompile(`^(unix://)?[A-Za-z]:|\\`)
+	terms := w.pod.Affinity.Node.Required.Terms
+	needed := len(terms) > 0 && !slices.ContainsFunc(terms, func(t nodeSelectorTerm) bool { return !t.needsWindows() })
+	return needed || w.pod.OS.Name == windows || w.pod.NodeSelector[osLabel] == windows || slices.ContainsFunc(c.Args, func(arg string) bool {
+		_, value, _ := strings.Cut(arg, "=")
+		return strings.Contains(arg, "-kubelet-registration-path") && windowsPath.MatchString(value)
+	})
+}
+
+// owner returns the user of the driver if exactly one container can be the driver and does not run
+// as root; otherwise it returns "".
+func (r *registration) owner() string {
+	volume := r.container.mountOf(r.address).Name
+	var users []int64
+	for _, c := range r.pod.Containers {
+		if c.isSidecar() || !c.mounts(volume) {
+			continue
+		}
+		if u := cmp.Or(c.SecurityContext.RunAsUser, r.pod.SecurityContext.RunAsUser); u != nil && *u != 0 {
+			users = append(users, *u)
+		}
+	}
+	if len(users) != 1 {
+		return ""
+	}
+	return fmt.Sprint(users[0])
+}
+
+// refusal returns the Refusal for an error. alone means that there is no other registrar.
+func (r *registration) refusal(err error, alone bool) Refusal {
+	hint := hintFor(err)
+	if errors.Is(err, errName) {
+		hint = r.nameHint(alone)
+	}
+	return Refusal{fmt.Sprintf("%s, container %s", r.workload, safetext.Word(r.container.Name)), err.Error(), hint}
+}

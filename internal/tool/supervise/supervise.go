@@ -1,0 +1,170 @@
+// Package supervise implements `csi-registrar supervise` for a driver that runs as a unit of
+// systemd: it waits until the driver serves, and then feeds the unit's watchdog for as long as the
+// driver answers Probe.
+package supervise
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+)
+
+// Pauses of Wait between two attempts: a refused connection costs microseconds, a call is work for
+// the driver. With both, the unit is active within 100 ms after its driver answers.
+const (
+	pauseAbsent = 20 * time.Millisecond
+	pauseCalled = 80 * time.Millisecond
+	retryPause  = time.Second // between two Probes of a driver that does not answer
+)
+
+// MinWatchdog is the shortest WatchdogSec= that Watch can feed.
+const MinWatchdog = time.Second
+
+// Driver is the driver at its socket (satisfied by the functions of internal/core/driver). Every method
+// has a time limit, and an error contains no text of the driver.
+type Driver interface {
+	// Name returns what the driver reports in GetPluginInfo.
+	Name(ctx context.Context) (string, error)
+	// Live returns nil if the driver answers Probe and is ready.
+	Live(ctx context.Context) error
+	// Absent reports whether the error means that nobody listens at the socket.
+	Absent(err error) bool
+}
+
+// Notifier sends messages to the service manager (satisfied by systemd.Notifier).
+type Notifier interface {
+	Watchdog() error
+	Status(text string) error
+}
+
+// Supervisor supervises one driver. All fields but Watchdog are required.
+type Supervisor struct {
+	Driver Driver
+	Notify Notifier
+	Log    *slog.Logger
+	// Watchdog is the unit's WatchdogSec=; zero: there is none.
+	Watchdog time.Duration
+}
+
+// ErrEnded is the cause with which the caller ends the context of Wait or Watch if the driver's
+// main process has ended.
+var ErrEnded = errors.New("the driver's main process ended before it served")
+
+// Wait returns nil when the driver answers GetPluginInfo and Probe, and an error when ctx is done
+// before that. Meanwhile it feeds the watchdog, because systemd
+// counts WatchdogSec= from the start of the driver: TimeoutStartSec= limits the wait.
+func (s *Supervisor) Wait(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var feeding sync.WaitGroup
+	feeding.Go(func() { s.feedUntil(ctx) })
+	defer feeding.Wait()
+	defer cancel()
+
+	name, last := "", ""
+	for {
+		err := error(nil)
+		if name == "" {
+			name, err = s.Driver.Name(ctx)
+		}
+		if err == nil {
+			err = s.Driver.Live(ctx)
+		}
+		if ctx.Err() == nil && err == nil {
+			s.status(name + " serves")
+			return nil
+		}
+		if ctx.Err() == nil && err.Error() != last {
+			last = err.Error()
+			s.status("waiting for the driver: " + last)
+		}
+		pause := pauseCalled
+		if s.Driver.Absent(err) {
+			pause = pauseAbsent
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			if errors.Is(context.Cause(ctx), ErrEnded) {
+				return ErrEnded
+			}
+			return fmt.Errorf("the driver does not serve yet: %s", last)
+		}
+	}
+}
+
+// feedUntil feeds the watchdog, if there is one, until ctx is done.
+func (s *Supervisor) feedUntil(ctx context.Context) {
+	if s.Watchdog == 0 {
+		return
+	}
+	tick := time.Tick(s.Watchdog / 3)
+	for {
+		s.feed()
+		select {
+		case <-tick:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// Watch feeds the watchdog for as long as the driver answers Probe. It returns when ctx is done. A
+// Probe may take a third of Watchdog at most, and the next one comes a third later, so that systemd
+// does not act because of a single unanswered Probe.
+func (s *Supervisor) Watch(ctx context.Context) {
+	pause, last := s.Watchdog/3, ""
+	for {
+		limited, cancel := context.WithTimeout(ctx, pause)
+		err := s.Driver.Live(limited)
+		cancel()
+		if err := freeMemory(); err != nil {
+			s.Log.Debug("cannot return memory to the kernel", "error", err)
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		state, next := "the driver serves", pause
+		if err != nil {
+			state, next = "the driver does not serve: "+err.Error(), min(retryPause, pause)
+		} else {
+			s.feed()
+		}
+		if state != last {
+			s.transition(err, last)
+			s.status(state)
+			last = state
+		}
+		select {
+		case <-time.After(next):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// transition logs that the driver stopped serving, or serves again.
+func (s *Supervisor) transition(err error, last string) {
+	switch {
+	case err != nil:
+		s.Log.Warn("the driver does not serve; the watchdog restarts it unless it answers in time",
+			"reason", err.Error(), "watchdog", s.Watchdog)
+	case last != "":
+		s.Log.Info("the driver serves again")
+	}
+}
+
+// feed and status ignore errors: without WATCHDOG=1 systemd restarts the driver, as it should.
+func (s *Supervisor) feed() {
+	if err := s.Notify.Watchdog(); err != nil {
+		s.Log.Warn("cannot feed the watchdog", "error", err)
+	}
+}
+
+func (s *Supervisor) status(text string) {
+	if err := s.Notify.Status(text); err != nil {
+		s.Log.Debug("cannot set the status", "error", err)
+	}
+}
