@@ -20,8 +20,12 @@ test: ## for every change: checks and unit tests; needs only Go, at most 3 minut
 	scripts/test quick
 
 .PHONY: test-all
-test-all: ## every suite that this machine can run; it names the others; half an hour, root
+test-all: test ## what CI runs; it names the suites that this machine cannot run; 10 minutes, root
 	scripts/test all
+
+.PHONY: test-nightly
+test-nightly: ## everything else; root, hours
+	scripts/test nightly
 
 .PHONY: test-unit
 test-unit: ## the main module alone, with the race detector
@@ -41,7 +45,7 @@ fuzz: ## every fuzz target for FUZZTIME (20s)
 
 .PHONY: corpus-test
 corpus-test: ## import every manifest below DIR and print what came out: DIR=DIRECTORY
-	cd internal/tool/importer && CORPUS='$(abspath $(DIR))' $(GO) test -count=1 -tags grpcnotrace,nethttpomithttp2 -run TestCorpus
+	CORPUS='$(abspath $(DIR))' scripts/test corpus
 
 .PHONY: vulncheck
 vulncheck: ## look for known vulnerabilities in the database GOVULNDB=https://…|file:///…
@@ -68,23 +72,23 @@ install: build ## install everything below DESTDIR, like the packages; then run 
 	STAGE_LEGAL=yes scripts/stage '$(DESTDIR)' bin/csi-registrar
 
 .PHONY: node-test
-node-test: ## whole nodes at length: each suite of Debian, more power cuts; PEER=node-driver-registrar compares
-	NODE_FLAGS=-long scripts/test node
+node-test: ## whole nodes at length: each suite of Debian, more power cuts, each kind of node
+	LONG=yes scripts/test node
 
 .PHONY: cluster-test
-cluster-test: ## a real kubelet and scheduler: a thousand traced volumes, restarts under new pods; root, not in CI
-	cd internal/test/e2e && $(GO) test -count=1 -timeout 30m ./cluster
+cluster-test: ## a real kubelet and scheduler: restarts under new pods; root, nightly
+	scripts/test cluster
 
 .PHONY: storage-test
-storage-test: ## Kubernetes' own storage tests against the sample driver; root, 15 minutes, not in CI
+storage-test: ## Kubernetes' own storage tests against the sample driver; root, 15 minutes, nightly
 	scripts/test storage
 
 .PHONY: arm64-test
-arm64-test: ## the demo and the unit tests on arm64, under qemu; before a release
+arm64-test: ## the demo and the unit tests on arm64, under qemu; nightly
 	scripts/test arm64
 
 .PHONY: vm-test
-vm-test: ## power cuts, SELinux and a whole node, in a virtual machine; root, half an hour, not in CI
+vm-test: ## power cuts, SELinux and a whole node, in a virtual machine; root, half an hour, nightly
 	scripts/test vm
 
 .PHONY: kubelets-test
@@ -97,4 +101,4 @@ newsystem-test: ## the units on the newest systemd, that of Debian testing; root
 
 .PHONY: clean
 clean: ## remove what was built
-	rm -rf bin dist
+	rm -rf bin dist release repository

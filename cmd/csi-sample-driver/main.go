@@ -40,6 +40,7 @@ func run(ctx context.Context, args []string) error {
 	fs.StringVar(&d.Name, "name", sampledriver.DefaultName, "the `NAME` that GetPluginInfo answers")
 	fs.StringVar(&d.NodeID, "node-id", "", "the `ID` that NodeGetInfo answers (default: the host's name)")
 	fs.StringVar(&d.Data, "data", "", "keep the volumes below the directory `DIR` (default: volumes, beside the socket)")
+	fs.StringVar(&d.RootDir, "root-dir", "/var/lib/kubelet", "mount volumes only below pods and plugins of the kubelet's root directory `DIR`")
 	topology := fs.String("topology", "", "topology of the node, `KEY=VALUE,...`")
 	fs.Int64Var(&d.MaxVolumes, "max-volumes", 0, "how many volumes the node can take, `N`; 0: no limit")
 	showVersion := fs.Bool("version", false, "print the version")
@@ -71,6 +72,9 @@ func run(ctx context.Context, args []string) error {
 	}
 	if d.Data, err = filepath.Abs(d.Data); err != nil {
 		return fmt.Errorf("cannot make --data absolute: %w", err)
+	}
+	if d.RootDir, err = filepath.Abs(d.RootDir); err != nil {
+		return fmt.Errorf("cannot make --root-dir absolute: %w", err)
 	}
 	return d.Serve(ctx, *socket)
 }

@@ -11,10 +11,10 @@ import (
 	"time"
 
 	"csi-registrar/internal/core/control"
-	"csi-registrar/internal/test/fake"
 	"csi-registrar/internal/node/rootdir"
-	"csi-registrar/internal/test/sampledriver"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/test/fake"
+	"csi-registrar/internal/test/sampledriver"
 )
 
 // node is a simulated node in a temporary directory, with everything that runs on it.

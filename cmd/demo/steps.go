@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"csi-registrar/internal/core/control"
-	"csi-registrar/internal/test/fake"
 	"csi-registrar/internal/node/pluginreg"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/test/fake"
 )
 
 const nodeID = "demo-node"
@@ -194,7 +194,7 @@ func (n *node) configurationError(ctx context.Context) error {
 		return fmt.Errorf("cannot write the invalid file: %w", err)
 	}
 	n.print(time.Now(), admin, "writes %s into 60-wrong.toml and reloads", wrong)
-	err := n.client.Reload(ctx)
+	_, err := n.client.Reload(ctx, false)
 	if err == nil {
 		return errors.New("the daemon accepted an invalid configuration")
 	}
@@ -209,7 +209,7 @@ func (n *node) configurationError(ctx context.Context) error {
 	if err := os.Remove(file); err != nil {
 		return fmt.Errorf("cannot remove the invalid file: %w", err)
 	}
-	if err := n.client.Reload(ctx); err != nil {
+	if _, err := n.client.Reload(ctx, false); err != nil {
 		return fmt.Errorf("reload after the file was removed: %w", err)
 	}
 	n.print(time.Now(), admin, "removes the file and reloads, without errors")
@@ -239,7 +239,7 @@ func (n *node) driverRemoved(ctx context.Context) error {
 		return fmt.Errorf("cannot remove the driver's configuration: %w", err)
 	}
 	n.print(time.Now(), admin, "removes 50-sample.toml and reloads")
-	if err := n.client.Reload(ctx); err != nil {
+	if _, err := n.client.Reload(ctx, false); err != nil {
 		return err
 	}
 	gone, err := n.events.await(ctx, from, socketEvent(removed, n.registration()))

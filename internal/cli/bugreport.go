@@ -11,15 +11,17 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
+	"time"
 
-	"csi-registrar/internal/tool/bugreport"
-	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/core/control"
+	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/node/distro"
 	"csi-registrar/internal/node/rootdir"
+	"csi-registrar/internal/node/volumes"
 	"csi-registrar/internal/sys/safetext"
-	"csi-registrar/internal/sys/systemd"
+	"csi-registrar/internal/sys/worker"
+	"csi-registrar/internal/tool/bugreport"
+	"csi-registrar/internal/tool/doctor"
 )
 
 func setupBugreport(fs *flag.FlagSet) runner {
@@ -48,6 +50,10 @@ func setupBugreport(fs *flag.FlagSet) runner {
 	}
 }
 
+// aboutCSI matches the kubelet's lines about CSI, without those of its usual verbosity (2) about
+// volumes of other kinds and its plugins.
+const aboutCSI = `^(?!.*\bi[0-9]{4} .*(loaded volume plugin|verifycontrollerattachedvolume|kubernetes\.io/(?!csi))).*(plugin|csi)`
+
 // bugreportParts returns the entries of the archive.
 func bugreportParts(e *env, root string) []bugreport.Part {
 	ours := []string{"csi-registrar.service", "csi-registrar.socket", "csi-registrar-http.socket", "csi-registrar-sweep.service"}
@@ -55,7 +61,7 @@ func bugreportParts(e *env, root string) []bugreport.Part {
 	journal := func(args ...string) func(context.Context, io.Writer) error {
 		return bugreport.Command("journalctl", append([]string{"--no-pager", "--quiet", "--output=short-iso-precise", "--since=-24h", "--lines=20000"}, args...)...)
 	}
-	kubelet := []string{"--grep=plugin|csi"}
+	kubelet := []string{"--grep=" + aboutCSI} // the newest first
 	for _, unit := range distro.Units() {
 		kubelet = append(kubelet, "--unit="+unit)
 	}
@@ -72,11 +78,11 @@ func bugreportParts(e *env, root string) []bugreport.Part {
 		{Name: "units.txt", Write: bugreport.Command("systemctl", append([]string{"cat", "--no-pager", "--"}, ours...)...)},
 		{Name: "properties.txt", Write: bugreport.Command("systemctl", append([]string{"show", "--no-pager", "--"}, ours...)...)},
 		{Name: "journal.txt", Write: journal("--unit=csi-registrar*")},
-		{Name: "kubelet.txt", NewestFirst: true, Write: journal(kubelet...)},
+		{Name: "kubelet.txt", Write: journal(kubelet...)},
 		{Name: "drivers.txt", Write: func(ctx context.Context, w io.Writer) error { return writeDrivers(ctx, w, root) }},
 		{Name: "system.txt", Write: func(ctx context.Context, w io.Writer) error { return writeSystem(ctx, w, root) }},
 		{Name: "files.txt", Write: func(ctx context.Context, w io.Writer) error {
-			return bugreport.Command("ls", append([]string{"-labn", "--time-style=full-iso", "--"}, reportedDirs(root)...)...)(ctx, w)
+			return writeFiles(ctx, w, root)
 		}},
 	}
 }
@@ -87,16 +93,11 @@ const maxDriverLines = 200
 // writeDrivers writes the units that run the drivers, and their last log entries in chronological
 // order.
 func writeDrivers(ctx context.Context, w io.Writer, root string) error {
-	s, err := control.NewClient(control.Path(root)).Status(ctx)
-	if err != nil {
-		return err
-	}
 	var units []string
-	for _, d := range s.Drivers {
-		fmt.Fprintf(w, "%s: unit %s, pod %s, container %s\n", safetext.Word(d.Name),
-			safetext.Word(d.Server.Unit), safetext.Word(d.Server.Pod), safetext.Word(d.Server.Container))
-		if safetext.UnitName(d.Server.Unit) && !slices.Contains(units, d.Server.Unit) {
-			units = append(units, d.Server.Unit)
+	for _, d := range doctor.Servers(ctx, config.Source{Root: root}) {
+		fmt.Fprintf(w, "%s: unit %s, pod %s\n", d.Driver, cmp.Or(d.Unit, "-"), cmp.Or(d.Pod, "-"))
+		if d.Unit != "" && !slices.Contains(units, d.Unit) {
+			units = append(units, d.Unit)
 		}
 	}
 	if len(units) == 0 {
@@ -110,40 +111,28 @@ func writeDrivers(ctx context.Context, w io.Writer, root string) error {
 		bugreport.Command("journalctl", lines...)(ctx, w))
 }
 
-// writeSystem writes the versions of the node's components, and the mounts and the free space of
-// root_dir. A command that fails does not prevent the others.
+// writeSystem writes the versions of the node's components, the free space of root_dir, and the
+// mounts. A command that fails does not prevent the others.
 func writeSystem(ctx context.Context, w io.Writer, root string) error {
-	kubelet := config.Load(config.Source{Root: root}).Config.Kubelet.RootDir
+	res, err := loadConfig(ctx, config.Source{Root: root})
+	if err != nil {
+		return err
+	}
+	kubelet := res.Config.Kubelet.RootDir
 	var errs []error
 	for _, c := range [][]string{
 		{"uname", "-a"}, {"cat", "/etc/os-release"}, {"systemctl", "--version"},
 		{"kubelet", "--version"}, {"k3s", "--version"}, {"rke2", "--version"}, {"k0s", "version"},
 		{"containerd", "--version"}, {"crio", "--version"}, {"podman", "--version"}, {"crictl", "version"},
-		{"df", "-h", kubelet, "/run"}, {"df", "-i", kubelet, "/run"},
+		{"df", "-h", kubelet, "/run"}, {"df", "-i", kubelet, "/run"}, {"cat", "/proc/self/mountinfo"},
 	} {
 		if _, err := exec.LookPath(c[0]); err != nil {
 			continue // a node has only some of them
 		}
 		fmt.Fprintf(w, "\n$ %s\n", safetext.Run(c[0], c[1:]...))
-		errs = append(errs, bugreport.Command(c[0], c[1:]...)(ctx, w))
+		errs = append(errs, briefCommand(ctx, w, c[0], c[1:]...))
 	}
-	return errors.Join(append(errs, writeMounts(w, kubelet))...)
-}
-
-// writeMounts writes the mounts below a directory, and those that contain it.
-func writeMounts(w io.Writer, dir string) error {
-	text, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return err
-	}
-	fmt.Fprintf(w, "\nmounts of %s\n", safetext.Word(dir))
-	for line := range strings.Lines(string(text)) {
-		fields := strings.Fields(line)
-		if len(fields) > 4 && (systemd.Within(fields[4], dir) || systemd.Within(dir, fields[4])) {
-			fmt.Fprint(w, line)
-		}
-	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // ownCommand writes the output of one of our commands. A problem that it reports is not a failure.
@@ -159,10 +148,54 @@ func ownCommand(e *env, args ...string) func(context.Context, io.Writer) error {
 	}
 }
 
-// reportedDirs returns the directories to list.
-func reportedDirs(root string) (dirs []string) {
-	source := config.Source{Root: root}
-	kubelet := config.Load(source).Config.Kubelet.RootDir
-	run := filepath.Dir(control.Path(root))
-	return append(source.Watch(), run, filepath.Join(run, "registrations"), rootdir.PluginsRegistry(kubelet), filepath.Join(kubelet, "plugins"))
+// briefCommand writes the output of a command that takes no time unless a file system does not
+// answer.
+func briefCommand(ctx context.Context, w io.Writer, name string, args ...string) error {
+	ctx, cancel := context.WithTimeout(ctx, fileLimit)
+	defer cancel()
+	return bugreport.Command(name, args...)(ctx, w)
+}
+
+// writeFiles lists the directories of the daemon, the kubelet and the drivers, each with a command
+// of its own, because one that does not answer must not hide the others, and the volumes.
+func writeFiles(ctx context.Context, w io.Writer, root string) error {
+	if _, err := exec.LookPath("ls"); err != nil {
+		return err
+	}
+	source, run := config.Source{Root: root}, filepath.Dir(control.Path(root))
+	dirs := append(source.Watch(), run, filepath.Join(run, "registrations"))
+	res, err := loadConfig(ctx, source)
+	if err == nil {
+		kubelet := res.Config.Kubelet.RootDir
+		dirs = append(dirs, rootdir.PluginsRegistry(kubelet), filepath.Join(kubelet, "plugins"))
+		for _, d := range res.Config.Drivers {
+			dirs = append(dirs, filepath.Dir(d.Socket), filepath.Dir(d.Endpoint))
+		}
+	}
+	errs := []error{err}
+	slices.Sort(dirs)
+	for _, dir := range slices.Compact(dirs) {
+		fmt.Fprintf(w, "%s:\n", safetext.Word(dir))
+		err := briefCommand(ctx, w, "ls", "-labn", "--time-style=full-iso", "--", dir)
+		// If ls has exited, it has said why.
+		if x, ok := errors.AsType[*exec.ExitError](err); !ok || !x.Exited() {
+			errs = append(errs, err)
+		}
+	}
+	if res == nil {
+		return errors.Join(errs...)
+	}
+	var all []volumes.Volume
+	kubelet := res.Config.Kubelet.RootDir
+	err = worker.Run(ctx, worker.NewPool().Slot(kubelet, nil), fileLimit, func() (err error) {
+		all, err = volumes.Read(kubelet, "/proc", 0)
+		return err
+	})
+	if err != nil {
+		return errors.Join(append(errs, err)...)
+	}
+	for _, v := range all {
+		fmt.Fprintf(w, "%s: mounted %t, written %s\n", safetext.Word(v.Target), v.Mounted, v.Changed.UTC().Format(time.RFC3339))
+	}
+	return errors.Join(errs...)
 }

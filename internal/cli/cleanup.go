@@ -9,14 +9,15 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
-	"csi-registrar/internal/daemon"
 	"csi-registrar/internal/core/regsocket"
+	"csi-registrar/internal/daemon"
 	"csi-registrar/internal/node/rootdir"
+	"csi-registrar/internal/node/volumes"
 	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/sys/systemd"
-	"csi-registrar/internal/node/volumes"
 	"csi-registrar/internal/sys/worker"
 )
 
@@ -24,7 +25,7 @@ import (
 // manager, so it could start any unit; it reads nothing that the daemon wrote. The other trusts the
 // daemon's records and runs in the daemon's sandbox. A file passes the answer from the first to the
 // second, and each start of the daemon removes it. When --ask writes it, the daemon has ended and
-// cannot change it; and what --if-stopped does, the daemon may do itself.
+// cannot change it. --if-stopped can do no more than the daemon itself.
 func setupCleanup(fs *flag.FlagSet) runner {
 	ask := fs.Bool("ask", false, "ask the service manager whether it is stopping the unit of this process, and store the answer in /run/csi-registrar/state/stopped")
 	unit := fs.String("unit", "", "with --ask: ask instead whether `UNIT` is down and will not be started")
@@ -41,7 +42,7 @@ func setupCleanup(fs *flag.FlagSet) runner {
 		if *ifStopped {
 			return removeIfStopped(ctx, e, runDir)
 		}
-		stopped, rootDir := isStopping, e.getenv(systemd.RootDirVariable)
+		stopped, rootDir := isStopping, e.getenv(rootdir.RootDirVariable)
 		if *unit != "" {
 			// The unit was stopped in the middle of a restart, after its own processes had asked.
 			stopped, rootDir = func(ctx context.Context) (bool, error) { return systemd.Down(ctx, *unit) }, ""
@@ -57,7 +58,7 @@ func setupCleanup(fs *flag.FlagSet) runner {
 // isStopping reports whether our unit has a stop job, as it also has at poweroff. With a restart
 // job, or without a job (after a crash), the next process takes over the sockets.
 func isStopping(ctx context.Context) (bool, error) {
-	job, err := systemd.Job(ctx, "")
+	job, err := systemd.Job(ctx)
 	return job == systemd.JobStop, err
 }
 
@@ -72,14 +73,7 @@ const (
 func askIfStopped(ctx context.Context, e *env, runDir string, stopped func(context.Context) (bool, error)) (isStopped bool, err error) {
 	// Create the file before asking: a daemon that starts in between removes it, and the answer is
 	// not used. Always create a new file, so that no link is followed.
-	path := daemon.StoppedFile(runDir)
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return false, fmt.Errorf("cannot write the service manager's answer: %w", err)
-	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return false, fmt.Errorf("cannot remove an earlier answer: %w", err)
-	}
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, unansweredMode)
+	f, err := createAnswer(ctx, daemon.StoppedFile(runDir))
 	if err != nil {
 		return false, fmt.Errorf("cannot write the service manager's answer: %w", err)
 	}
@@ -97,16 +91,36 @@ func askIfStopped(ctx context.Context, e *env, runDir string, stopped func(conte
 	return isStopped, nil
 }
 
+// createAnswer creates the file, in place of an earlier one.
+func createAnswer(ctx context.Context, path string) (*os.File, error) {
+	var f *os.File
+	err := worker.Run(ctx, worker.NewPool().Slot(path, nil), fileLimit, func() error {
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			return err
+		}
+		err := os.Remove(path)
+		if err == nil || errors.Is(err, fs.ErrNotExist) {
+			f, err = os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, unansweredMode)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
 // createLimit is the time for the directories, whose file system may not answer.
 const createLimit = 2 * time.Second
 
-// createDirectories creates what is missing of the directories that the next sandbox opens below
-// rootDir, and their parents, with the modes of the kubelet's. A sandbox does not open a directory
-// that is created later, and the kubelet creates all of them but the last.
+// removeLimit is the time for all sockets; TimeoutStopSec= is 30 s.
+const removeLimit = 10 * time.Second
+
+// createDirectories creates rootDir and the plugins_registry, if they are missing, with the modes
+// of the kubelet's: a sandbox does not open a directory that is created later.
 func createDirectories(ctx context.Context, rootDir string) error {
-	links := rootdir.EndpointLinks(rootDir)
 	create := func() error {
-		for _, dir := range []string{rootDir, rootdir.PluginsRegistry(rootDir), filepath.Dir(links), links} {
+		for _, dir := range []string{rootDir, rootdir.PluginsRegistry(rootDir)} {
 			err := os.Mkdir(dir, 0o750)
 			if errors.Is(err, fs.ErrExist) {
 				continue
@@ -120,8 +134,7 @@ func createDirectories(ctx context.Context, rootDir string) error {
 		}
 		return nil
 	}
-	err, late := worker.Do(ctx, worker.NewPool().Slot(rootDir, nil), createLimit, create, nil)
-	if err = cmp.Or(late, err); err != nil {
+	if err := worker.Run(ctx, worker.NewPool().Slot(rootDir, nil), createLimit, create); err != nil {
 		return fmt.Errorf("cannot create what the next sandbox needs: %w", err)
 	}
 	return nil
@@ -129,27 +142,45 @@ func createDirectories(ctx context.Context, rootDir string) error {
 
 // removeIfStopped removes the registration sockets if the answer was yes.
 func removeIfStopped(ctx context.Context, e *env, runDir string) error {
-	// Read the records before the answer: a daemon that starts later has other sockets.
-	left, leftErr := kubelet.Recorded(runDir)
-	answer, err := os.Lstat(daemon.StoppedFile(runDir))
+	var left regsocket.Leftovers
+	var leftErr error
+	var answer fs.FileInfo
+	pool := worker.NewPool()
+	err := worker.Run(ctx, pool.Slot(runDir, nil), fileLimit, func() (err error) {
+		// Read the records before the answer: a daemon that starts later has other sockets.
+		left, leftErr = regsocket.Recorded(runDir)
+		answer, err = os.Lstat(daemon.StoppedFile(runDir))
+		return err
+	})
 	if errors.Is(err, fs.ErrNotExist) || err == nil && answer.Mode() != stoppedMode {
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("cannot read the service manager's answer: %w", err)
 	}
-	removed, err := left.Remove()
-	pool := worker.NewPool()
+	type removal struct {
+		paths []string
+		err   error
+	}
+	r, err := worker.Do(ctx, pool.Slot("plugins_registry", nil), removeLimit, func() (r removal) {
+		r.paths, r.err = left.Remove(ctx)
+		return r
+	}, nil)
+	removed, err := r.paths, cmp.Or(err, r.err)
+	registries := map[string][]string{} // names of removed sockets
 	for _, path := range removed {
 		fmt.Fprintf(e.stdout, "removed %s\n", path)
-		all, err := volumes.Count(ctx, pool, filepath.Dir(filepath.Dir(path)))
+		registries[filepath.Dir(path)] = append(registries[filepath.Dir(path)], filepath.Base(path))
+	}
+	for registry, names := range registries {
+		all, err := volumes.Count(ctx, worker.NewPool(), filepath.Dir(registry), 0)
 		if err != nil {
 			fmt.Fprintf(e.stderr, "warning: the volumes in use are not known: %v\n", err)
 		}
 		for driver, n := range all {
-			if filepath.Base(path) == rootdir.SocketName(driver) {
+			if slices.Contains(names, rootdir.SocketName(driver)) {
 				fmt.Fprintf(e.stderr, "warning: volumes of %s are in use (%d published, %d staged); the kubelet cannot unmount them until it is registered again\n",
-					safetext.Word(driver), n.Published, n.Staged)
+					safetext.Word(driver), n.Published+n.Waiting, n.Staged)
 			}
 		}
 	}

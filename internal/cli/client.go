@@ -10,6 +10,7 @@ import (
 
 	"csi-registrar/internal/core/control"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/rate"
 )
 
 // rootFlag declares --config-root for the commands that connect to the daemon.
@@ -64,12 +65,10 @@ func follow(ctx context.Context, root string) iter.Seq2[status.Document, error] 
 					}
 				}
 			}
-			select {
-			case <-ctx.Done():
+			if !rate.Pause(ctx, pause) {
 				return
-			case <-time.After(pause):
-				pause = min(2*pause, retryMost)
 			}
+			pause = min(2*pause, retryMost)
 		}
 	}
 }

@@ -28,6 +28,7 @@ type command struct {
 	about   string // more text for help; may be empty
 	hidden  bool   // left out of help and completion
 	anyArgs bool   // the command validates its arguments, although args is empty
+	ownEnd  bool   // after a signal it takes as long as it needs to end
 
 	sub []command // subcommands; a command that has them has no setup
 
@@ -105,12 +106,49 @@ func (c command) exec(ctx context.Context, e *env, path, args []string) error {
 		return err
 	}
 	if err != nil {
-		return usagef("%w", err)
+		return usagef("%s", flagProblem(fs, err))
 	}
 	if c.args == "" && !c.anyArgs && len(rest) > 0 {
 		return usagef("unexpected argument %q", rest[0])
 	}
-	return run(ctx, e, rest)
+	if c.ownEnd {
+		return run(ctx, e, rest)
+	}
+	done := make(chan error, 1)
+	go func() { done <- run(ctx, e, rest) }() // when it is abandoned, the process ends
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(endLimit):
+		return fmt.Errorf("cannot finish: %w", interruption(ctx))
+	}
+}
+
+// endLimit is how long a command may take to end after a signal: it may be computing, or reading
+// what does not come.
+const endLimit = 500 * time.Millisecond
+
+// flagProblem rewords an error of package flag: help writes flags with two dashes.
+func flagProblem(fs *flag.FlagSet, err error) string {
+	text := err.Error()
+	for _, before := range []string{"not defined: ", "an argument: ", " for flag ", " for "} {
+		text = strings.Replace(text, before+"-", before+"--", 1)
+	}
+	_, name, _ := strings.Cut(text, " for flag --")
+	name, _, _ = strings.Cut(name, ":")
+	if f := fs.Lookup(name); f != nil {
+		if getter, ok := f.Value.(flag.Getter); ok {
+			if _, isDuration := getter.Get().(time.Duration); isDuration {
+				text = strings.Replace(text, ": parse error", ": it must be a number with a unit, such as 30s or 2m", 1)
+			}
+		}
+	}
+	return text
 }
 
 func newFlagSet() *flag.FlagSet {
@@ -181,7 +219,7 @@ func (e *env) report(err error) int {
 			return code
 		}
 	}
-	fmt.Fprintf(e.stderr, "error: %s\n", cleanLines(err.Error()))
+	fmt.Fprintf(e.stderr, "error: %s\n", errorLines(err))
 	if hint != "" {
 		fmt.Fprintf(e.stderr, "hint: %s\n", cleanLines(hint))
 	}
@@ -190,6 +228,18 @@ func (e *env) report(err error) int {
 
 // maxLine limits a line of untrusted text where the whole text is shown.
 const maxLine = 16 << 10
+
+// errorLines returns the text of an error, safe for a terminal. All lines but the first are
+// indented, so that none of them looks like a hint.
+func errorLines(err error) string {
+	lines := strings.Split(cleanLines(err.Error()), "\n")
+	for i, line := range lines {
+		if i > 0 && !strings.HasPrefix(line, "  ") {
+			lines[i] = "  " + line
+		}
+	}
+	return strings.Join(lines, "\n")
+}
 
 // cleanLines makes a multi-line text safe for a terminal.
 func cleanLines(s string) string {

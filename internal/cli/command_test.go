@@ -2,6 +2,8 @@ package cli
 
 import (
 	"flag"
+	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
@@ -94,4 +96,33 @@ func TestHelp(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Errors about flags write them as help does, and say what is missing.
+func TestFlagProblems(t *testing.T) {
+	for args, want := range map[string]string{
+		"status --nothing":      "flag provided but not defined: --nothing",
+		"wait --timeout 30":     `invalid value "30" for flag --timeout: it must be a number with a unit, such as 30s or 2m`,
+		"wait --timeout":        "flag needs an argument: --timeout",
+		"status --json=x":       `invalid boolean value "x" for --json: parse error`,
+		"import --name= x.yaml": `invalid value "" for flag --name: the name is empty`,
+		"import --name=a= x.y":  `invalid value "a=" for flag --name: the name is empty`,
+		"run --csi-address":     "flag needs an argument: --csi-address",
+		"wait --timeout=-1x -":  `invalid value "-1x" for flag --timeout: it must be a number with a unit, such as 30s or 2m`,
+	} {
+		if code, _, stderr := try(t, strings.Fields(args)...); code != exitUsage || !strings.HasPrefix(stderr, "error: invalid command line: "+want+"\n") {
+			t.Errorf("%s: exit code %d, %s", args, code, stderr)
+		}
+	}
+}
+
+func TestImportNamesSubdirectories(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(dir, "node pods"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	code, _, stderr := try(t, "import", dir)
+	if want := "hint: subdirectories are not read: csi-registrar import '" + filepath.Join(dir, "node pods") + "'\n"; code != exitFailed || !strings.HasSuffix(stderr, want) {
+		t.Errorf("exit code %d, %s, want %s", code, stderr, want)
+	}
 }

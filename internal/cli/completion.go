@@ -36,34 +36,25 @@ func runCompletion(_ context.Context, e *env, args []string) error {
 	return err
 }
 
-// runComplete prints the completions of the last word: the first line is their kind (:words, :files
-// or :dirs); for :words each of the following lines has a word, a tab and a description.
-func runComplete(_ context.Context, e *env, words []string) error {
-	kind, list := complete(words)
+// runComplete prints the completions of the last word, each with a tab and a description in its
+// line. Where there are none, the scripts complete the names of files.
+func runComplete(ctx context.Context, e *env, words []string) error {
 	w := bufio.NewWriter(e.stdout)
-	fmt.Fprintln(w, kind)
-	for _, c := range list {
+	for _, c := range complete(ctx, words) {
 		fmt.Fprintln(w, c)
 	}
 	return w.Flush()
 }
 
-const (
-	kindWords = ":words"
-	kindFiles = ":files"
-	kindDirs  = ":dirs"
-)
-
 // complete returns the completions of the last word. The words are the command line without the
 // program's name.
-func complete(words []string) (kind string, list []string) {
+func complete(ctx context.Context, words []string) (list []string) {
 	// Bash splits --flag=value.
 	words = slices.DeleteFunc(slices.Clone(words), func(w string) bool { return w == "=" })
 	if len(words) == 0 {
 		words = []string{""}
 	}
 	before, last := words[:len(words)-1], words[len(words)-1]
-	kind = kindWords
 	offer := func(word, about string) {
 		if strings.HasPrefix(word, last) {
 			list = append(list, word+"\t"+about)
@@ -77,31 +68,26 @@ func complete(words []string) (kind string, list []string) {
 					offer(c.name, c.summary)
 				}
 			}
-			return kind, list
+			return list
 		}
 		i := slices.IndexFunc(all, func(c command) bool { return c.name == before[0] })
 		if i < 0 {
-			return kind, nil
+			return nil
 		}
 		c, all, before = all[i], all[i].sub, before[1:]
 	}
 
 	fs := newFlagSet()
 	c.setup(fs)
-	// An error usually means that the value of the last flag is missing.
 	given, err := parse(fs, before)
+	if err != nil {
+		return nil // usually the value of the last flag is missing
+	}
 	root := "/"
 	if f := fs.Lookup("config-root"); f != nil {
 		root = f.Value.String()
 	}
-	var open *flag.Flag
-	if err != nil {
-		open = fs.Lookup(strings.TrimLeft(before[len(before)-1], "-"))
-	}
 	switch {
-	case open != nil:
-		value, _ := flag.UnquoteUsage(open)
-		return valueKind(value), nil
 	case strings.HasPrefix(last, "-"):
 		for _, f := range shownFlags(c) {
 			_, usage := flag.UnquoteUsage(f)
@@ -109,10 +95,14 @@ func complete(words []string) (kind string, list []string) {
 		}
 		offer("--help", "explain the command")
 	case c.name == "help":
-		return complete(append(given, last))
+		return complete(ctx, append(given, last))
 	case strings.Contains(c.args, "DRIVER"):
 		// Those in the configuration files, because only root may ask the daemon.
-		for _, d := range config.Load(config.Source{Root: root}).Config.Drivers {
+		res, err := loadConfig(ctx, config.Source{Root: root})
+		if err != nil {
+			return nil
+		}
+		for _, d := range res.Config.Drivers {
 			if !slices.Contains(given, d.Name) && (len(given) == 0 || strings.Contains(c.args, "...")) {
 				offer(d.Name, "driver")
 			}
@@ -121,19 +111,6 @@ func complete(words []string) (kind string, list []string) {
 		for word := range strings.SplitSeq(c.args, "|") {
 			offer(word, "")
 		}
-	default:
-		kind = valueKind(c.args)
 	}
-	return kind, list
-}
-
-// valueKind derives the kind of a value from its name in the usage.
-func valueKind(word string) string {
-	switch {
-	case strings.Contains(word, "FILE"), strings.Contains(word, "MANIFEST"), strings.Contains(word, "PATH"):
-		return kindFiles
-	case strings.Contains(word, "DIR"):
-		return kindDirs
-	}
-	return kindWords
+	return list
 }

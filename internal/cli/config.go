@@ -5,11 +5,14 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"path/filepath"
 	"strings"
+	"time"
 
 	"csi-registrar/internal/node/config"
+	"csi-registrar/internal/node/rootdir"
 	"csi-registrar/internal/sys/safetext"
-	"csi-registrar/internal/sys/systemd"
+	"csi-registrar/internal/sys/worker"
 )
 
 // sourceFlags declares the flags that select the configuration files.
@@ -20,28 +23,43 @@ func sourceFlags(fs *flag.FlagSet) *config.Source {
 	return s
 }
 
+// fileLimit is how long a command waits for a file system.
+const fileLimit = 3 * time.Second
+
+// loadConfig reads the configuration files, whose file system may not answer.
+func loadConfig(ctx context.Context, source config.Source) (*config.Result, error) {
+	slot := worker.NewPool().Slot(filepath.Dir(source.Watch()[0]), nil)
+	res, err := worker.Do(ctx, slot, fileLimit, func() *config.Result { return config.Load(source) }, nil)
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the configuration: %w", err)
+	}
+	return res, nil
+}
+
 // setupConfigCheck uses the daemon's own loader, so that both accept the same files.
 func setupConfigCheck(fs *flag.FlagSet) runner {
 	source := sourceFlags(fs)
-	return func(_ context.Context, e *env, _ []string) error {
-		res := config.Load(*source)
+	return func(ctx context.Context, e *env, _ []string) error {
+		res, err := loadConfig(ctx, *source)
+		if err != nil {
+			return err
+		}
 		printErrors(e, res)
 		if len(res.Errors) > 0 {
 			return &exitError{code: exitConfig}
 		}
 		var b strings.Builder
 		fmt.Fprintf(&b, "no errors: %s, %s\n", count(len(res.Config.Drivers), "driver"), count(len(res.Files), "file"))
-		for _, d := range res.Config.Drivers {
-			if link, target := res.Config.Kubelet.Announced(d); target != "" {
-				fmt.Fprintf(&b, "%s: the kubelet is given %s, a link to %s; changing endpoint_link re-registers the driver\n",
-					safetext.Word(d.Name), safetext.Word(link), safetext.Word(target))
+		if len(res.Files) == 0 && source.File == "" {
+			fmt.Fprintf(&b, "note: there is no file in etc/csi-registrar, run/csi-registrar and usr/lib/csi-registrar below %s\n", safetext.Word(source.Root))
+		}
+		if lines := rootdir.DropIn(res.Config.Kubelet.RootDir); lines != "" && source.File == "" {
+			b.WriteString("\nkubelet.root_dir needs this drop-in for the unit, then `systemctl daemon-reload` and a restart:\n\n")
+			for line := range strings.SplitSeq(strings.TrimSuffix(lines, "\n"), "\n") {
+				b.WriteString(safetext.Clean(line, maxLine) + "\n") // as it is pasted
 			}
 		}
-		if lines := systemd.DropIn(res.Config.Kubelet.RootDir); lines != "" && source.File == "" {
-			fmt.Fprintf(&b, "\nkubelet.root_dir needs this drop-in for the unit, then `systemctl daemon-reload` and a restart:\n\n%s",
-				cleanLines(lines))
-		}
-		_, err := io.WriteString(e.stdout, b.String())
+		_, err = io.WriteString(e.stdout, b.String())
 		return err
 	}
 }
@@ -49,21 +67,17 @@ func setupConfigCheck(fs *flag.FlagSet) runner {
 // setupConfigShow prints the valid part of the configuration even if there are errors.
 func setupConfigShow(fs *flag.FlagSet) runner {
 	source := sourceFlags(fs)
-	asJSON := fs.Bool("json", false, "print a JSON document")
-	return func(_ context.Context, e *env, _ []string) error {
-		res := config.Load(*source)
-		var err error
-		if *asJSON {
-			err = writeJSON(e.stdout, res.Document())
-		} else {
-			_, err = io.WriteString(e.stdout, res.Show())
-		}
+	return func(ctx context.Context, e *env, _ []string) error {
+		res, err := loadConfig(ctx, *source)
 		if err != nil {
+			return err
+		}
+		if _, err := io.WriteString(e.stdout, res.Show()); err != nil {
 			return err
 		}
 		printErrors(e, res)
 		if len(res.Errors) > 0 {
-			return &exitError{code: exitFailed}
+			return &exitError{code: exitConfig}
 		}
 		return nil
 	}

@@ -1,22 +1,27 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
+	"csi-registrar/internal/core/control"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/test/fake"
 )
 
 // With any descriptors in the store, the daemon starts at once, keeps its registrations, does not
 // serve foreign sockets, and removes from the store what it does not use.
 func TestJunkInTheDescriptorStore(t *testing.T) {
-	n := newLinkedNode(t)
+	t.Parallel() // it mostly waits
+	n := newRegisteredNode(t)
 	if err := n.daemon.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -37,9 +42,9 @@ func TestJunkInTheDescriptorStore(t *testing.T) {
 	n.manager.SetMost(1 << 13)
 	junk := map[string][]syscall.Conn{
 		"control": {pipe, listener}, "http": {pipe}, "other": {listener},
-		"registration-" + linkedName: {pipe},
-		"registration-gone.example":  {listener},
-		"registration-../../etc":     {listener},
+		"registration-" + registeredName: {pipe}, registeredName: {pipe},
+		"registration-gone.example": {listener},
+		"registration-../../etc":    {listener},
 	}
 	for i := range 4000 {
 		junk[fmt.Sprintf("junk-%d", i)] = []syscall.Conn{pipe}
@@ -66,8 +71,8 @@ func TestJunkInTheDescriptorStore(t *testing.T) {
 	if got := n.deregistered.Load(); got != 0 {
 		t.Errorf("the kubelet saw the driver go %d times\n%s", got, n.log)
 	}
-	n.eventually("the store has only the registration, and the kubelet's process", func() bool {
-		return slices.Equal(slices.Sorted(slices.Values(n.manager.Stored())), []string{"kubelet", "registration-" + linkedName})
+	n.eventually("the store has only the registration", func() bool {
+		return slices.Equal(slices.Sorted(slices.Values(n.manager.Stored())), []string{"registration-" + registeredName})
 	})
 	if c, err := net.Dial("unix", foreign); err == nil {
 		c.Close()
@@ -80,8 +85,74 @@ func TestJunkInTheDescriptorStore(t *testing.T) {
 	}
 }
 
+// registeredNode is a node with a service manager, a kubelet and a driver that is registered.
+type registeredNode struct {
+	daemonNode
+	driver       *fake.Driver
+	deregistered atomic.Int64
+}
+
+const registeredName = "registered.example"
+
+func newRegisteredNode(t *testing.T) *registeredNode {
+	t.Helper()
+	root := fake.ShortDir(t)
+	n := &registeredNode{daemonNode: daemonNode{T: t, root: root, log: newOutput()}}
+	d := fake.NewDriver(filepath.Join(root, "d.sock"), fake.Healthy(registeredName))
+	if _, err := d.Start(); err != nil {
+		t.Fatal(err)
+	}
+	n.driver = d
+	t.Cleanup(d.Kill)
+	manager, err := fake.StartManager(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.manager = manager
+	kubelet, err := fake.StartKubelet(filepath.Join(root, "k/plugins_registry"), fake.NewAPIServer(), func(e fake.Event) {
+		if e.What == fake.Deregistered {
+			n.deregistered.Add(1)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(kubelet.Stop(), n.manager.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	conf := fmt.Sprintf("[kubelet]\nroot_dir = %q\n[driver.%q]\nsocket = %q\nsocket_owner = \"any\"\n", filepath.Join(root, "k"), registeredName, filepath.Join(root, "d.sock"))
+	if err := errors.Join(os.MkdirAll(filepath.Join(root, "etc/csi-registrar"), 0o755), os.WriteFile(filepath.Join(root, "etc/csi-registrar/config.toml"), []byte(conf), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	n.start()
+	n.eventually("the driver is registered", func() bool { return n.state().State == string(status.Registered) })
+	// A daemon that is killed before its answer arrives loses the registration.
+	n.eventually("the kubelet has the answer to its notification", kubelet.Idle)
+	return n
+}
+
+// restart ends the daemon with a signal and starts another.
+func (n *registeredNode) restart(s os.Signal) {
+	n.Helper()
+	if err := n.daemon.Process.Signal(s); err != nil {
+		n.Fatal(err)
+	}
+	_ = n.daemon.Wait()
+	n.start()
+}
+
+func (n *registeredNode) state() status.Driver {
+	n.Helper()
+	// Empty if the daemon does not answer.
+	s, _ := control.NewClient(control.Path(n.root)).Status(n.Context())
+	d, _ := s.Driver(registeredName)
+	return d
+}
+
 // store puts a descriptor into the store, beside others of its name.
-func (n *linkedNode) store(name string, c syscall.Conn) {
+func (n *registeredNode) store(name string, c syscall.Conn) {
 	n.Helper()
 	raw, err := c.SyscallConn()
 	if err != nil {

@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,38 +11,38 @@ import (
 	"time"
 
 	"csi-registrar/internal/node/config"
-	"csi-registrar/internal/tool/doctor"
-	"csi-registrar/internal/test/fake"
 	"csi-registrar/internal/sys/safetext"
+	"csi-registrar/internal/test/fake"
+	"csi-registrar/internal/tool/doctor"
 )
 
 // examined returns a report with findings.
 func examined() doctor.Report {
 	return doctor.Report{
 		Findings: []doctor.Finding{
-			{ID: doctor.RootDirMismatch, Step: doctor.StepKubelet, Severity: doctor.Problem,
+			{ID: "root-dir-mismatch", Step: "kubelet", Severity: doctor.Problem,
 				Found:    "kubelet (pid 812, kubelet.service) has the root directory /data/kubelet, but csi-registrar publishes below /var/lib/kubelet (default)",
 				Expected: `root_dir = "/data/kubelet" under [kubelet]`,
 				Fix: []doctor.Fix{{Command: safetext.Run("mkdir", "-p", "/etc/csi-registrar/conf.d")},
 					{Command: safetext.Command{Name: "printf", Args: []string{`[kubelet]\nroot_dir = "%s"\n`, "/data/kubelet"}, Stdout: "/etc/csi-registrar/conf.d/90-kubelet.toml"}},
 					{Command: safetext.Run("systemctl", "daemon-reload")}, {Command: safetext.Run("systemctl", "restart", "csi-registrar.service")}}},
-			{ID: doctor.DriverSocketStale, Driver: "nfs.csi.k8s.io", Step: doctor.StepSocket, Severity: doctor.Problem,
+			{ID: "driver-socket-stale", Driver: "nfs.csi.k8s.io", Step: "socket", Severity: doctor.Problem,
 				Found:    "nobody listens on /run/csi-nfs/csi.sock: it was left behind by a driver that has ended",
 				Expected: "the driver runs and listens there",
 				Fix: []doctor.Fix{{Comment: "restart the driver: its unit or pod is not known, because it has not served the socket since the daemon started"},
 					{Command: safetext.Run("rm", "/run/csi-nfs/csi.sock")}}},
-			{ID: doctor.HTTPOpen, Step: doctor.StepHTTP, Severity: doctor.Warning, Found: "csi-registrar-http.socket serves health and metrics on 0.0.0.0:9809, which other machines can reach"},
+			{ID: "http-open", Step: "http", Severity: doctor.Warning, Found: "csi-registrar-http.socket serves health and metrics on 0.0.0.0:9809, which other machines can reach"},
 		},
 		Checks: []doctor.Check{
-			{Step: doctor.StepConfiguration, Result: doctor.OK, Says: "3 files, 2 drivers"},
-			{Step: doctor.StepKubelet, Result: doctor.Problem, Says: "kubelet (pid 812, kubelet.service) has the root directory /data/kubelet, but csi-registrar publishes below /var/lib/kubelet (default)"},
-			{Step: doctor.StepUnit, Result: doctor.Skipped, Says: "systemd does not run here"},
-			{Step: doctor.StepHTTP, Result: doctor.Warning, Says: "csi-registrar-http.socket serves health and metrics on 0.0.0.0:9809, which other machines can reach"},
-			{Driver: "nfs.csi.k8s.io", Step: doctor.StepSocket, Result: doctor.Problem, Says: "nobody listens on /run/csi-nfs/csi.sock: it was left behind by a driver that has ended"},
-			{Driver: "nfs.csi.k8s.io", Step: doctor.StepRegistration, Result: doctor.Warning, Says: "registered"},
-			{Driver: "ebs.csi.aws.com", Step: doctor.StepPluginInfo, Result: doctor.OK, Says: "ebs.csi.aws.com 1.2", TookMS: 0.42},
-			{Driver: "ebs.csi.aws.com", Step: doctor.StepNodeInfo, Result: doctor.OK, Says: "node id i-0123, at most 25 volumes, 1 topology keys", TookMS: 5020.345},
-			{Driver: "ebs.csi.aws.com", Step: doctor.StepRegistration, Result: doctor.OK, Says: "registered, confirmed by the kubelet 2026-01-02 15:04:05"},
+			{Step: "configuration", Result: doctor.OK, Says: "3 files, 2 drivers"},
+			{Step: "kubelet", Result: doctor.Problem, Says: "kubelet (pid 812, kubelet.service) has the root directory /data/kubelet, but csi-registrar publishes below /var/lib/kubelet (default)"},
+			{Step: "unit", Result: doctor.Skipped, Says: "systemd does not run here"},
+			{Step: "http", Result: doctor.Warning, Says: "csi-registrar-http.socket serves health and metrics on 0.0.0.0:9809, which other machines can reach"},
+			{Driver: "nfs.csi.k8s.io", Step: "socket", Result: doctor.Problem, Says: "nobody listens on /run/csi-nfs/csi.sock: it was left behind by a driver that has ended"},
+			{Driver: "nfs.csi.k8s.io", Step: "registration", Result: doctor.Warning, Says: "registered"},
+			{Driver: "ebs.csi.aws.com", Step: "GetPluginInfo", Result: doctor.OK, Says: "ebs.csi.aws.com 1.2", TookMS: 0.42},
+			{Driver: "ebs.csi.aws.com", Step: "NodeGetInfo", Result: doctor.OK, Says: "node id i-0123, at most 25 volumes, 1 topology keys", TookMS: 5020.345},
+			{Driver: "ebs.csi.aws.com", Step: "registration", Result: doctor.OK, Says: "registered, confirmed by the kubelet 2026-01-02 15:04:05"},
 		},
 	}
 }
@@ -85,11 +86,26 @@ func TestDoctorText(t *testing.T) {
 	}
 }
 
+// A healthy node is a page.
+func TestDoctorOfManyDrivers(t *testing.T) {
+	var r doctor.Report
+	for i := range 20 {
+		d := fmt.Sprintf("a-driver-%d.csi.example.com", i)
+		r.Checks = append(r.Checks, doctor.Check{Driver: d, Step: "Probe", Result: doctor.OK})
+		r.Plugins = append(r.Plugins, doctor.Plugin{Path: "/x/" + d, Name: d})
+	}
+	if text := doctorText(r, page{columns: 80}, noon, false); strings.Count(text, "\n") > 16 || !strings.Contains(text, "20 drivers without findings\n  ok ") || !strings.Contains(text, ", and 17 more\n") {
+		t.Errorf("%s", text)
+	}
+}
+
 type noSystemd struct{}
 
 func (noSystemd) Show(context.Context, string, ...string) (map[string]string, error) {
 	return nil, doctor.ErrNoSystemd
 }
+
+func (noSystemd) Journal(context.Context, string, ...string) []string { return nil }
 
 func TestDoctorOnAnEmptyNode(t *testing.T) {
 	fake.CheckLeaks(t)

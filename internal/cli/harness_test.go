@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -15,15 +16,27 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"csi-registrar/internal/core/control"
-	"csi-registrar/internal/test/fake"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/safetext"
+	"csi-registrar/internal/test/fake"
 )
 
 // asProgram makes the test binary behave as csi-registrar.
 const asProgram = "CSI_REGISTRAR_TEST_AS_PROGRAM"
 
+// withRun makes a program in a mount namespace of its own see another directory as /run.
+const withRun = "CSI_REGISTRAR_TEST_RUN"
+
 func TestMain(m *testing.M) {
+	if run := os.Getenv(withRun); run != "" {
+		if err := unix.Mount(run, "/run", "", unix.MS_BIND, ""); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	}
 	if os.Getenv(asProgram) != "" {
 		os.Exit(Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 	}
@@ -32,15 +45,16 @@ func TestMain(m *testing.M) {
 
 // fakeDaemon is a control.Backend with a state set by the test.
 type fakeDaemon struct {
-	mu        sync.Mutex
-	status    status.Document
-	changed   chan struct{}
-	reloadErr error
+	mu          sync.Mutex
+	status      status.Document
+	changed     chan struct{}
+	reloadErr   error
+	reloadNotes []string
 }
 
 func newFake(drivers ...status.Driver) *fakeDaemon {
 	return &fakeDaemon{changed: make(chan struct{}), status: status.Document{
-		Version: "1.2.3", StartedAt: noon.Add(-time.Hour), ConfigFiles: []string{}, PluginsRegistry: "/var/lib/kubelet/plugins_registry", Drivers: drivers,
+		Version: "1.2.3", StartedAt: noon.Add(-time.Hour), ConfigFiles: []safetext.Claim{}, PluginsRegistry: "/var/lib/kubelet/plugins_registry", Drivers: drivers,
 	}}
 }
 
@@ -68,13 +82,12 @@ func (d *fakeDaemon) setDrivers(drivers ...status.Driver) {
 	d.set(func(s *status.Document) { s.Drivers = drivers })
 }
 
-func (d *fakeDaemon) Reload(context.Context) error                   { return d.reloadErr }
+func (d *fakeDaemon) Reload(context.Context, bool) ([]string, error) {
+	return d.reloadNotes, d.reloadErr
+}
 func (d *fakeDaemon) Reregister(context.Context, string, bool) error { return nil }
 func (d *fakeDaemon) Alive(context.Context) error                    { return nil }
 func (d *fakeDaemon) Live(context.Context, string) error             { return nil }
-func (d *fakeDaemon) Trace(context.Context, control.Recorder) error {
-	return errors.New("no endpoint link")
-}
 
 // serve serves the control socket below the root until stop or the end of the test.
 func (d *fakeDaemon) serve(t *testing.T, root string) (stop func()) {
@@ -195,9 +208,9 @@ func golden(t *testing.T, name, got string) {
 // driverIn returns a driver as the daemon reports it, in a state since ago before noon.
 func driverIn(name, state string, ago time.Duration) status.Driver {
 	d := status.Driver{
-		Name: name, Socket: "/run/" + name + "/csi.sock", Endpoint: "/run/" + name + "/csi.sock", State: state,
+		Name: name, Socket: safetext.Claim("/run/" + name + "/csi.sock"), Endpoint: safetext.Claim("/run/" + name + "/csi.sock"), State: state,
 		Driver: status.Ready, Registration: status.None, Since: noon.Add(-ago),
-		RegistrationSocket: "/var/lib/kubelet/plugins_registry/" + name + "-reg.sock",
+		RegistrationSocket: safetext.Claim("/var/lib/kubelet/plugins_registry/" + name + "-reg.sock"),
 	}
 	switch state {
 	case "absent", "starting", "mismatch":
@@ -227,6 +240,7 @@ type daemonNode struct {
 	manager *fake.Manager
 	daemon  *exec.Cmd
 	log     *output
+	prepare func(*exec.Cmd) // before it starts; may be nil
 }
 
 // start starts the daemon and waits for READY=1.
@@ -236,6 +250,9 @@ func (n *daemonNode) start(env ...string) {
 	n.daemon = n.manager.Command(context.WithoutCancel(n.Context()), os.Args[0], "run", "--keep-sockets", "--config-root", n.root)
 	n.daemon.Env = append(append(n.daemon.Env, asProgram+"=1"), env...)
 	n.daemon.Stderr = n.log
+	if n.prepare != nil {
+		n.prepare(n.daemon)
+	}
 	if err := n.daemon.Start(); err != nil {
 		n.Fatal(err)
 	}

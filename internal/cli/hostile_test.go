@@ -19,22 +19,22 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"csi-registrar/internal/node/config"
-	"csi-registrar/internal/tool/doctor"
-	"csi-registrar/internal/test/fake"
-	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/safetext"
+	"csi-registrar/internal/test/fake"
+	"csi-registrar/internal/test/hostile"
+	"csi-registrar/internal/tool/doctor"
 )
 
 // evil is the untrusted text on the hostile node; evilName is its form in file names.
 const (
-	evil     = "\x1b[2J;reboot $(id) `id` \"|'| x: run \"curl|sh\"\nhint: run curl|sh\n  fix   curl|sh \u202e\u009b31m"
+	evil     = hostile.Line
 	evilName = "\x1b[2J;reboot $(id) \"'\nhint: run curl"
 )
 
 var (
 	marked   = regexp.MustCompile(`"(\\.|[^"\\])*"`) // safetext.Quote, TOML and JSON
 	shellied = regexp.MustCompile(`(\$?'[^']*'(\\')?)+`)
-	forged   = regexp.MustCompile(`(?m)^(hint: run|   fix +curl|;reboot)`)
 	outside  = regexp.MustCompile("curl|[$]\\(id|;reboot|`id`|\\x1b|\\x60id")
 )
 
@@ -42,7 +42,7 @@ var (
 func checkMarked(t *testing.T, what, text string) {
 	t.Helper()
 	harmless(t, what, text, false)
-	if found := forged.FindString(text); found != "" {
+	if found := hostile.Forged.FindString(text); found != "" {
 		t.Errorf("%s: a forged line %q in\n%s", what, found, text)
 	}
 	rest := marked.ReplaceAllString(strings.Join(strings.Fields(text), " "), "")
@@ -82,6 +82,10 @@ type hostileUnits map[string]string
 
 func (u hostileUnits) Show(context.Context, string, ...string) (map[string]string, error) {
 	return u, nil
+}
+
+func (u hostileUnits) Journal(context.Context, string, ...string) []string {
+	return []string{u["LoadError"]}
 }
 
 // hostileNode creates a node on which every untrusted name and text is evil.
@@ -197,7 +201,7 @@ func TestHostileNode(t *testing.T) {
 		}
 		for _, args := range [][]string{
 			{"status"}, {"status", "says"}, {"status", "--json"}, {"wait", "--timeout", "50ms"}, {"wait", "--timeout", "50ms", "says", "none"},
-			{"reload"}, {"reregister", "says"}, {"config", "check"}, {"config", "show"}, {"config", "show", "--json"},
+			{"reload"}, {"reregister", "says"}, {"config", "check"}, {"config", "show"},
 			{"__complete", "status", "--config-root", root, ""}, {"__complete", "doctor", "--config-root", root, ""}, {"import", manifest}, {"help"}, {"version"}, {"cleanup", "--if-stopped"},
 			{"status", evil}, {"doctor", evil}, {evil}, {"--" + evil},
 		} {
@@ -230,7 +234,7 @@ func checkOutput(t *testing.T, what, out, errs string) {
 	t.Helper()
 	for _, text := range []string{out, errs} {
 		harmless(t, what, text, false)
-		if found := forged.FindString(text); found != "" {
+		if found := hostile.Forged.FindString(text); found != "" {
 			t.Errorf("%s: a forged line %q in\n%s", what, found, text)
 		}
 		for line := range strings.Lines(text) {
@@ -248,7 +252,7 @@ func checkDoctor(t *testing.T, o doctor.Options) {
 		t.Errorf("too few findings: %+v", r)
 	}
 	for _, c := range r.Checks {
-		checkMarked(t, c.Step.String(), c.Says)
+		checkMarked(t, string(c.Step), c.Says)
 	}
 	if len(r.Plugins) < 3 {
 		t.Errorf("the sockets of plugins_registry are %+v", r.Plugins)
@@ -261,9 +265,9 @@ func checkDoctor(t *testing.T, o doctor.Options) {
 		checkMarked(t, "plugin", p.Error)
 	}
 	for _, f := range r.Findings {
-		checkMarked(t, f.Step.String(), f.Found)
-		checkMarked(t, f.Step.String(), f.Expected)
-		checkMarked(t, f.Step.String(), f.Driver)
+		checkMarked(t, string(f.Step), f.Found)
+		checkMarked(t, string(f.Step), f.Expected)
+		checkMarked(t, string(f.Step), f.Driver)
 		for _, fix := range f.Fix {
 			// A shell may execute a comment.
 			line := fix.String()

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"flag"
@@ -9,32 +10,53 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strings"
+	"time"
 
-	"csi-registrar/internal/tool/importer"
 	"csi-registrar/internal/sys/safetext"
+	"csi-registrar/internal/sys/worker"
+	"csi-registrar/internal/tool/importer"
 )
+
+// writeLimit is how long writing the drop-ins may take.
+const writeLimit = 10 * time.Second
 
 // maxManifest limits the size of the input; all DaemonSets of a cluster have a few MB.
 const maxManifest = 64 << 20
 
 func setupImport(fs *flag.FlagSet) runner {
-	var names []compat.GivenName
+	var names []importer.GivenName
 	fs.Func("name", "the driver's name, if the manifest does not have it, as `[WORKLOAD=]NAME`; may be repeated", func(s string) error {
-		names = append(names, compat.ParseName(s))
+		name := importer.ParseName(s)
+		if name.Driver == "" {
+			return errors.New("the name is empty")
+		}
+		names = append(names, name)
 		return nil
 	})
 	output := fs.String("output", "", "write one file per driver into `DIR`")
-	return func(_ context.Context, e *env, args []string) error { return runImport(e, names, *output, args) }
+	split := fs.String("split", "", "write a kustomization, instead of drop-ins, that splits each DaemonSet by the `LABEL` of a node")
+	return func(ctx context.Context, e *env, args []string) error {
+		if *split != "" && (*output == "" || !labelKey().MatchString(*split)) {
+			return usagef("--split needs --output, and the name of a label, without a value")
+		}
+		return runImport(ctx, e, names, *output, *split, args)
+	}
+}
+
+func labelKey() *regexp.Regexp {
+	return regexp.MustCompile(`^([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$`)
 }
 
 // runImport prints the drop-in that replaces the registrars in the manifests, and the reasons why
 // some of them cannot be replaced.
-func runImport(e *env, names []compat.GivenName, output string, args []string) error {
+func runImport(ctx context.Context, e *env, names []importer.GivenName, output, split string, args []string) error {
 	if len(args) == 0 {
 		return usagef("name the manifests, or - for standard input")
 	}
-	var manifests []compat.Manifest
+	var manifests []importer.Manifest
 	for _, arg := range args {
 		m, err := readManifests(e, arg)
 		if err != nil {
@@ -42,7 +64,7 @@ func runImport(e *env, names []compat.GivenName, output string, args []string) e
 		}
 		manifests = append(manifests, m...)
 	}
-	res := compat.Import(manifests, names)
+	res := importer.Import(manifests, names)
 	for _, n := range res.Notes {
 		fmt.Fprintf(e.stderr, "note: %s\n", safetext.Clean(n, maxLine))
 	}
@@ -52,7 +74,20 @@ func runImport(e *env, names []compat.GivenName, output string, args []string) e
 			fmt.Fprintf(e.stderr, "hint: %s\n", r.Hint)
 		}
 	}
-	if err := writeDropIns(e, output, res); err != nil {
+	var files []importer.File
+	var err error
+	switch {
+	case split != "":
+		files, err = importer.Split(manifests, res.Edits, split)
+	case output != "":
+		files, err = dropIns(res)
+	default:
+		err = importer.WriteDropIn(e.stdout, res.Registrars, res.Edits)
+	}
+	if err == nil {
+		err = writeNewFiles(ctx, e, output, files)
+	}
+	if err != nil {
 		return err
 	}
 	if len(res.Refused) > 0 {
@@ -61,36 +96,49 @@ func runImport(e *env, names []compat.GivenName, output string, args []string) e
 	return nil
 }
 
-// writeDropIns writes one drop-in for all drivers to standard output, or one per driver into dir.
-func writeDropIns(e *env, dir string, res compat.Result) error {
-	if dir == "" {
-		return compat.WriteDropIn(e.stdout, res.Registrars, res.Edits)
-	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	var errs []error
+// dropIns returns one drop-in for each driver.
+func dropIns(res importer.Result) (files []importer.File, err error) {
 	for _, r := range res.Registrars {
-		one := []compat.Registrar{r}
-		file := filepath.Join(dir, compat.FileName(one))
-		err := writeNew(file, func(w io.Writer) error { return compat.WriteDropIn(w, one, res.Edits) })
-		if err == nil {
-			_, err = fmt.Fprintln(e.stdout, safetext.Word(file))
-		}
-		errs = append(errs, err)
+		var b bytes.Buffer
+		one := []importer.Registrar{r}
+		err = errors.Join(err, importer.WriteDropIn(&b, one, res.Edits))
+		files = append(files, importer.File{Name: importer.FileName(one), Data: b.Bytes()})
 	}
-	return errors.Join(errs...)
+	return files, err
+}
+
+// writeNewFiles writes files into dir, and prints their names.
+func writeNewFiles(ctx context.Context, e *env, dir string, files []importer.File) error {
+	if files == nil {
+		return nil
+	}
+	return worker.Run(ctx, worker.NewPool().Slot(dir, nil), writeLimit, func() error {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+		var errs []error
+		for _, f := range files {
+			file := filepath.Join(dir, f.Name)
+			err := writeNew(file, f.Data)
+			if err == nil {
+				_, err = fmt.Fprintln(e.stdout, safetext.Word(file))
+			}
+			errs = append(errs, err)
+		}
+		return errors.Join(errs...)
+	})
 }
 
 // writeNew writes a file that must not exist yet. It gets its name when it is complete, because the
 // daemon may be watching the directory.
-func writeNew(file string, write func(io.Writer) error) error {
+func writeNew(file string, data []byte) error {
 	f, err := os.CreateTemp(filepath.Dir(file), ".import-*")
 	if err != nil {
 		return err
 	}
 	defer func() { _ = os.Remove(f.Name()) }() // the link stays
-	err = errors.Join(write(f), f.Chmod(0o644), f.Close())
+	_, err = f.Write(data)
+	err = errors.Join(err, f.Chmod(0o644), f.Close())
 	if err == nil {
 		err = os.Link(f.Name(), file)
 	}
@@ -101,20 +149,20 @@ func writeNew(file string, write func(io.Writer) error) error {
 }
 
 // readManifests reads a file, standard input, or the manifests in a directory.
-func readManifests(e *env, arg string) ([]compat.Manifest, error) {
+func readManifests(e *env, arg string) ([]importer.Manifest, error) {
 	if arg == "-" {
 		m, err := readAll("standard input", e.stdin)
-		return []compat.Manifest{m}, err
+		return []importer.Manifest{m}, err
 	}
 	if info, err := os.Stat(arg); err == nil && info.IsDir() {
 		return readDirectory(arg)
 	}
 	m, err := readFile(arg)
-	return []compat.Manifest{m}, err
+	return []importer.Manifest{m}, err
 }
 
 // readDirectory reads the files of a directory that kubectl would apply.
-func readDirectory(dir string) ([]compat.Manifest, error) {
+func readDirectory(dir string) ([]importer.Manifest, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, fmt.Errorf("cannot import: %w", err)
@@ -131,7 +179,7 @@ func readDirectory(dir string) ([]compat.Manifest, error) {
 		return nil, hinted(fmt.Errorf("cannot import %s: it has a kustomization", name),
 			"render it first: kubectl kustomize "+safetext.ShellWord(dir)+" | csi-registrar import -")
 	}
-	var manifests []compat.Manifest
+	var manifests []importer.Manifest
 	for _, entry := range entries {
 		if ext := filepath.Ext(entry.Name()); entry.IsDir() || !slices.Contains([]string{".yaml", ".yml", ".json"}, ext) {
 			continue
@@ -143,27 +191,37 @@ func readDirectory(dir string) ([]compat.Manifest, error) {
 		manifests = append(manifests, m)
 	}
 	if len(manifests) == 0 {
-		return nil, fmt.Errorf("cannot import %s: no file in it ends in .yaml, .yml or .json", name)
+		err := fmt.Errorf("cannot import %s: no file in it ends in .yaml, .yml or .json", name)
+		var subdirectories []string
+		for _, entry := range entries {
+			if entry.IsDir() {
+				subdirectories = append(subdirectories, safetext.ShellWord(filepath.Join(dir, entry.Name())))
+			}
+		}
+		if len(subdirectories) > 0 {
+			err = hinted(err, "subdirectories are not read: csi-registrar import "+strings.Join(subdirectories, " "))
+		}
+		return nil, err
 	}
 	return manifests, nil
 }
 
-func readFile(file string) (compat.Manifest, error) {
+func readFile(file string) (importer.Manifest, error) {
 	f, err := os.Open(file)
 	if err != nil {
-		return compat.Manifest{}, fmt.Errorf("cannot import: %w", err)
+		return importer.Manifest{}, fmt.Errorf("cannot import: %w", err)
 	}
 	defer f.Close()
 	return readAll(safetext.Word(file), f)
 }
 
-func readAll(name string, r io.Reader) (compat.Manifest, error) {
+func readAll(name string, r io.Reader) (importer.Manifest, error) {
 	data, err := io.ReadAll(io.LimitReader(r, maxManifest+1))
 	if err != nil {
-		return compat.Manifest{}, fmt.Errorf("cannot read %s: %w", name, err)
+		return importer.Manifest{}, fmt.Errorf("cannot read %s: %w", name, err)
 	}
 	if len(data) > maxManifest {
-		return compat.Manifest{}, fmt.Errorf("cannot import %s: it has more than %d MiB", name, maxManifest>>20)
+		return importer.Manifest{}, fmt.Errorf("cannot import %s: it has more than %d MiB", name, maxManifest>>20)
 	}
-	return compat.Manifest{Name: name, Data: data}, nil
+	return importer.Manifest{Name: name, Data: data}, nil
 }

@@ -12,13 +12,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/node/csiname"
 )
 
 // driverArgs returns an error if an argument is not a driver name.
 func driverArgs(args ...string) error {
 	for _, name := range args {
-		if err := status.CheckName(name); err != nil {
+		if err := csiname.CheckName(name); err != nil {
 			return usagef("%q: %w", name, err)
 		}
 	}

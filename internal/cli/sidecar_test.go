@@ -7,15 +7,16 @@ import (
 	"testing"
 	"time"
 
-	"csi-registrar/internal/tool/importer"
-	"csi-registrar/internal/node/config"
+	"csi-registrar/internal/core/sidecar"
 	"csi-registrar/internal/daemon"
+	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/test/fake"
 )
 
 // With node-driver-registrar's flags the driver has no name until it answers. The table shows it
 // nevertheless, and the directory is that of the command line.
 func TestSidecarBeforeTheDriver(t *testing.T) {
+	t.Parallel() // it mostly waits
 	root := fake.ShortDir(t)
 	registry := filepath.Join(root, "registration")
 	ctx, stop := context.WithCancel(t.Context())
@@ -23,7 +24,7 @@ func TestSidecarBeforeTheDriver(t *testing.T) {
 	s := newSession()
 	go func() {
 		o := daemon.Options{Source: config.Source{Root: root}, Version: "test", Getenv: s.env.getenv, Stderr: s.env.stderr}
-		ended <- daemon.RunSidecar(ctx, o, compat.Options{Socket: filepath.Join(root, "csi.sock"), Endpoint: "/e/csi.sock", RegistryDir: registry, Timeout: time.Second})
+		ended <- daemon.RunSidecar(ctx, o, sidecar.Options{Socket: filepath.Join(root, "csi.sock"), Endpoint: "/e/csi.sock", RegistryDir: registry, Timeout: time.Second})
 	}()
 	defer func() {
 		stop()

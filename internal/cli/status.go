@@ -2,15 +2,17 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"slices"
+	"time"
 
-	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/core/control"
+	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/node/status"
 )
 
@@ -35,8 +37,8 @@ func setupStatus(fs *flag.FlagSet) runner {
 		if err != nil {
 			return clientError(err)
 		}
-		addVolumes(ctx, &s)
-		return showStatus(e, o, s)
+		addVolumes(ctx, *o.root, &s)
+		return showStatus(ctx, e, o, s)
 	}
 }
 
@@ -47,16 +49,33 @@ type statusOptions struct {
 }
 
 // showStatus prints a document. It returns an error without text if the document shows the reason.
-func showStatus(e *env, o statusOptions, s status.Document) (err error) {
+func showStatus(ctx context.Context, e *env, o statusOptions, s status.Document) (err error) {
 	if err := o.checkDriver(s); err != nil {
 		return err
 	}
+	unread := o.notRead(ctx, s)
 	if o.json {
 		err = printDocument(e, o, s)
 	} else {
-		_, err = fmt.Fprint(e.stdout, o.text(s, e))
+		_, err = fmt.Fprint(e.stdout, cmp.Or(unread, o.text(s, e)))
 	}
-	return errors.Join(err, o.exitError(s))
+	return errors.Join(err, o.exitError(s, unread, e.now()))
+}
+
+// notRead returns what a daemon without drivers has not read in the files, or why that is not
+// known; empty: there is nothing.
+func (o statusOptions) notRead(ctx context.Context, s status.Document) string {
+	if len(s.Drivers) > 0 || s.ConfigError != "" {
+		return ""
+	}
+	res, err := loadConfig(ctx, config.Source{Root: *o.root})
+	if err != nil {
+		return sentence(err.Error()) + ".\n"
+	}
+	if n := len(res.Config.Drivers); n > 0 {
+		return fmt.Sprintf("The daemon has not yet read the files, which configure %s: try again, or run csi-registrar reload.\n", count(n, "driver"))
+	}
+	return ""
 }
 
 // text formats the table, or one driver with all details.
@@ -64,9 +83,6 @@ func (o statusOptions) text(s status.Document, e *env) string {
 	// The name of a driver that has not reported it yet is empty.
 	if d, ok := s.Driver(o.driver); ok && o.driver != "" {
 		return driverText(d, s.ConfigError, e.page(), e.now())
-	}
-	if n := len(config.Load(config.Source{Root: *o.root}).Config.Drivers); len(s.Drivers) == 0 && s.ConfigError == "" && n > 0 {
-		return fmt.Sprintf("The daemon has not yet read the files, which configure %s: try again, or run csi-registrar reload.\n", count(n, "driver"))
 	}
 	return statusTable(s, e.page(), e.now())
 }
@@ -82,10 +98,18 @@ func (o statusOptions) checkDriver(s status.Document) error {
 	return hinted(err, "csi-registrar status lists the drivers")
 }
 
-// exitError returns nil if everything that is shown is registered and serves.
-func (o statusOptions) exitError(s status.Document) error {
+// kubeletReturns is how long a restart of the kubelet may take, and the first call of the next one.
+const kubeletReturns = 150 * time.Second
+
+// exitError returns nil if everything that is shown is registered and serves, and nothing is
+// unread.
+func (o statusOptions) exitError(s status.Document, unread string, now time.Time) error {
+	lost := func(d status.Driver) bool {
+		return d.NoTable || s.KubeletEnded(d, now) != "" && now.Sub(s.Kubelet.EndedAt) >= kubeletReturns
+	}
 	d, ok := s.Driver(o.driver)
-	if ok && registered(d) && !d.Down() || o.driver == "" && len(s.Pending())+len(s.Down()) == 0 {
+	failed := unread != "" || len(s.Unregistered) > 0 || slices.ContainsFunc(s.Drivers, lost) || len(s.Pending())+len(s.Down())+len(s.InvalidFiles) > 0
+	if ok && registered(d) && !d.Down() && !lost(d) || o.driver == "" && !failed {
 		return nil
 	}
 	return &exitError{code: exitFailed}

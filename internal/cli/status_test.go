@@ -13,8 +13,10 @@ import (
 	"unicode/utf8"
 
 	"csi-registrar/internal/core/control"
-	"csi-registrar/internal/test/fake"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/safetext"
+	"csi-registrar/internal/test/fake"
+	"csi-registrar/internal/test/hostile"
 )
 
 const hour, day = time.Hour, 24 * time.Hour
@@ -107,10 +109,8 @@ func harmless(t *testing.T, name, text string, colour bool) {
 			text = strings.ReplaceAll(text, "\x1b["+code+"m", "")
 		}
 	}
-	for _, r := range text {
-		if r != '\n' && (r < ' ' || r >= 0x7f && r < 0xa0 || r == '\u202e' || r == '\u200b' || r == utf8.RuneError) {
-			t.Errorf("%s has %U", name, r)
-		}
+	if r, found := hostile.Control(text); found {
+		t.Errorf("%s has %U", name, r)
 	}
 }
 
@@ -172,10 +172,10 @@ func TestWatchJSON(t *testing.T) {
 	go func() { ended <- s.run(ctx, "status", "--watch", "--json", "--config-root", root) }()
 	s.stderr.await(t, "error: cannot get the status: csi-registrar is not running (there is no "+control.Path(root)+")\nhint: start it with: systemctl start csi-registrar\n")
 	d := newFake(driverIn("a.csi.example", "absent", hour))
-	d.status.PluginsRegistry = filepath.Join(kubeletFiles(t, root), "plugins_registry")
+	d.status.PluginsRegistry = safetext.Claim(filepath.Join(kubeletFiles(t, root), "plugins_registry"))
 	d.serve(t, root)
 	s.stdout.await(t, `"state":"absent"`)
-	s.stdout.await(t, `"volumes":{"staged":1,"published":2}`)
+	s.stdout.await(t, `"volumes":{"staged":1,"published":0,"waiting":2}`)
 	d.setDrivers(driverIn("a.csi.example", "registered", hour))
 	s.stdout.await(t, `"state":"registered"`)
 	interrupt()
@@ -286,7 +286,35 @@ func TestStatusBeforeTheFilesAreRead(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "60-a.toml"), []byte("[driver.\"a.csi.example\"]\nsocket = \"/run/a/csi.sock\"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if s := newSession(); s.run(t.Context(), "status", "--config-root", root) != 0 || !strings.Contains(s.stdout.String(), "has not yet read the files, which configure 1 driver") {
+	if s := newSession(); s.run(t.Context(), "status", "--config-root", root) != 1 || !strings.Contains(s.stdout.String(), "has not yet read the files, which configure 1 driver") {
 		t.Errorf("with one: %s", s.stdout)
+	}
+	if s := newSession(); s.run(t.Context(), "status", "--json", "--config-root", root) != 1 {
+		t.Errorf("with one, as JSON: %s", s.stdout)
+	}
+}
+
+// The end of the kubelet is told once, in the reason of what it had confirmed or below the table,
+// and the last line does not hide it. It is a failure when a restart would be over.
+func TestAnEndedKubeletIsToldOnce(t *testing.T) {
+	s := status.Document{Kubelet: status.Kubelet{PID: 812, EndedAt: noon.Add(-40 * time.Second)}}
+	p := page{columns: 200}
+	d := driverIn("a.example", "published", time.Hour)
+	s.Drivers = []status.Driver{d}
+	if text := statusTable(s, p, noon); strings.Count(text, "ended 40s ago") != 1 {
+		t.Errorf("%s", text)
+	}
+	d = driverIn("a.example", "registered", time.Hour)
+	s.Drivers = []status.Driver{because(d, s.KubeletEnded(d, noon))}
+	if text := statusTable(s, p, noon); strings.Count(text, "ended 40s ago") != 2 || !strings.HasSuffix(text, "\n1 of 1 drivers registered, with a kubelet that has ended 40s ago\n") {
+		t.Errorf("%s", text)
+	}
+	for ended, fails := range map[time.Duration]bool{149 * time.Second: false, 150 * time.Second: true} {
+		s.Kubelet.EndedAt = noon.Add(-ended)
+		for _, o := range []statusOptions{{}, {driver: "a.example"}} {
+			if err := o.exitError(s, "", noon); (err != nil) != fails {
+				t.Errorf("%v, %q: %v", ended, o.driver, err)
+			}
+		}
 	}
 }

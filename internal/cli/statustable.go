@@ -9,19 +9,25 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/safetext"
 )
 
 // maxReason limits the reason below a row of the table; `status DRIVER` shows the whole reason.
 const maxReason = 400
+
+// maxState limits a state, which is a word.
+const maxState = 40
 
 // statusTable formats the table of all drivers. Its last line is a summary.
 func statusTable(s status.Document, p page, now time.Time) string {
 	var b strings.Builder
 	b.WriteString(configErrorText(s.ConfigError, p))
 	if len(s.Drivers) == 0 {
-		b.WriteString("No drivers are configured: add a table [driver.\"NAME\"] to a file in\n/etc/csi-registrar/conf.d.\n")
+		if len(s.InvalidFiles) == 0 {
+			b.WriteString("No drivers are configured: add a table [driver.\"NAME\"] to a file in\n/etc/csi-registrar/conf.d.\n")
+		}
+		degradedText(&b, s, p, now)
 		return b.String()
 	}
 	var rows strings.Builder
@@ -47,14 +53,18 @@ func statusTable(s status.Document, p page, now time.Time) string {
 			b.WriteString(p.hanging("    ", 4, safetext.Clean(reason, maxReason)))
 		}
 	}
+	degradedText(&b, s, p, now)
+	b.WriteString(summaryLine(s, p, now))
+	return b.String()
+}
+
+func degradedText(b *strings.Builder, s status.Document, p page, now time.Time) {
 	for i, text := range degraded(s, now) {
 		if i == 0 {
 			b.WriteString("\n")
 		}
 		b.WriteString(p.paint(yellow, strings.Join(wrap(safetext.Clean(text, maxLine), p.columns), "\n")) + "\n")
 	}
-	b.WriteString(summaryLine(s, p))
-	return b.String()
 }
 
 // reasonOf returns what blocks the driver, or will block it after a change or a restart of the
@@ -77,17 +87,22 @@ func clock(t, now time.Time) string { return t.In(now.Location()).Format("15:04:
 
 // degraded lists what limits the whole daemon.
 func degraded(s status.Document, now time.Time) (list []string) {
-	if ended := s.Kubelet.EndedAt; !ended.IsZero() {
+	// in its reason
+	said := slices.ContainsFunc(s.Drivers, func(d status.Driver) bool { return s.KubeletEnded(d, now) != "" })
+	if ended := s.Kubelet.EndedAt; !ended.IsZero() && !said {
 		list = append(list, s.Kubelet.String()+" ended "+age(now.Sub(ended))+" ago; no other has confirmed a registration since")
 	}
 	if s.Polling != "" {
 		list = append(list, "polling files every second, because inotify is not available: "+s.Polling)
 	}
 	for _, c := range s.Stuck {
-		list = append(list, "the file system of "+c.Path+" does not answer (for "+age(now.Sub(c.Since))+")")
+		list = append(list, "the file system of "+c.Path.String()+" does not answer (for "+age(now.Sub(c.Since))+")")
 	}
 	for _, w := range s.Withdrawals {
-		list = append(list, "the registration socket "+w.RegistrationSocket+" cannot be withdrawn (for "+age(now.Sub(w.Since))+"): "+w.Error)
+		list = append(list, "the registration socket "+w.RegistrationSocket.String()+" cannot be withdrawn (for "+age(now.Sub(w.Since))+"): "+w.Error)
+	}
+	for _, volumes := range s.Unregistered {
+		list = append(list, volumes+" in use, and nobody registers the driver: csi-registrar doctor")
 	}
 	if s.VolumesError != "" {
 		list = append(list, "the volumes in use are not known: "+s.VolumesError)
@@ -135,10 +150,11 @@ func kubeletColumn(d status.Driver, now time.Time) string {
 
 // stateText formats the state, with the driver's own if it is registered but does not serve.
 func stateText(d status.Driver, now time.Time) string {
+	state := safetext.Clean(d.State, maxState)
 	if !d.Down() {
-		return d.State
+		return state
 	}
-	return fmt.Sprintf("%s, driver %s for %s", d.State, downWord(d), age(now.Sub(d.DriverSince)))
+	return fmt.Sprintf("%s, driver %s for %s", state, downWord(d), age(now.Sub(d.DriverSince)))
 }
 
 func downWord(d status.Driver) string {
@@ -148,7 +164,7 @@ func downWord(d status.Driver) string {
 	case status.Starting:
 		return "not ready"
 	}
-	return string(d.Driver)
+	return safetext.Clean(string(d.Driver), maxState)
 }
 
 func colourOf(d status.Driver) string {
@@ -158,7 +174,7 @@ func colourOf(d status.Driver) string {
 	switch d.State {
 	case string(status.Registered):
 		return green
-	case string(status.Mismatch), string(status.Refused), string(status.Conflict):
+	case string(status.Mismatch), string(status.Refused), string(status.Conflict), status.Invalid:
 		return red
 	case status.Disabled:
 		return dim
@@ -167,7 +183,7 @@ func colourOf(d status.Driver) string {
 }
 
 // summaryLine formats the last line of the table, next to the prompt.
-func summaryLine(s status.Document, p page) string {
+func summaryLine(s status.Document, p page, now time.Time) string {
 	enabled := 0
 	for _, d := range s.Drivers {
 		if d.State != status.Disabled {
@@ -187,8 +203,12 @@ func summaryLine(s status.Document, p page) string {
 	if off := len(s.Drivers) - enabled; off > 0 {
 		text += fmt.Sprintf(", %d disabled", off)
 	}
+	ended := slices.ContainsFunc(s.Drivers, func(d status.Driver) bool { return s.KubeletEnded(d, now) != "" })
+	if ended {
+		text += ", with a kubelet that has ended " + age(now.Sub(s.Kubelet.EndedAt)) + " ago"
+	}
 	colour := green
-	if len(pending)+len(down) > 0 {
+	if ended || len(pending)+len(down) > 0 {
 		colour = yellow
 	}
 	return "\n" + p.paint(colour, text) + "\n"
@@ -237,7 +257,7 @@ func driverText(d status.Driver, configError string, p page, now time.Time) stri
 		return fmt.Sprintf("%s (%s ago)", t.In(now.Location()).Format("2006-01-02 15:04:05 MST"), age(now.Sub(t)))
 	}
 	b.WriteString(p.paint(bold, safetext.Clean(d.Name, maxLine)) + "\n")
-	fmt.Fprintf(&b, "%-*s%s\n", label, "  state", p.paint(colourOf(d), d.State))
+	fmt.Fprintf(&b, "%-*s%s\n", label, "  state", p.paint(colourOf(d), safetext.Clean(d.State, maxState)))
 	line("  since", at(d.Since))
 	line("  reason", d.Reason)
 	line("  driver", string(d.Driver))
@@ -248,14 +268,8 @@ func driverText(d status.Driver, configError string, p page, now time.Time) stri
 		line("  driver restarts", fmt.Sprintf("%d within %s", d.DriverRestarts, age(status.RestartWindow)))
 	}
 	line("  driver version", unlessEmpty(safetext.Word, d.DriverVersion))
-	line("  socket", d.Socket)
-	line("  endpoint", d.Endpoint)
-	if d.LinkTarget != "" {
-		line("  points to", d.LinkTarget+"; changing endpoint_link re-registers the driver")
-	}
-	if d.Traced {
-		line("  calls", "recorded by csi-registrar trace; the journal names the user")
-	}
+	line("  socket", d.Socket.String())
+	line("  endpoint", d.Endpoint.String())
 	line("  node id", unlessEmpty(safetext.Word, d.NodeID))
 	for _, key := range slices.Sorted(maps.Keys(d.Topology)) {
 		line("  topology", safetext.Word(key)+" = "+safetext.Word(d.Topology[key]))
@@ -263,7 +277,7 @@ func driverText(d status.Driver, configError string, p page, now time.Time) stri
 	line("  volume limit", limitText(d))
 	line("  volumes", volumesText(d))
 	line("  registration", string(d.Registration))
-	line("  registration socket", d.RegistrationSocket)
+	line("  registration socket", d.RegistrationSocket.String())
 	line("  kubelet asked", at(d.LastGetInfoAt))
 	line("  kubelet confirmed", at(d.RegisteredAt))
 	line("  kubelet refused", unlessEmpty(safetext.Quote, d.KubeletError))

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -18,14 +19,14 @@ func watchStatus(ctx context.Context, e *env, o statusOptions) error {
 	for s, err := range follow(ctx, *o.root) {
 		switch {
 		case err == nil:
-			addVolumes(ctx, &s)
-			last = o.exitError(s)
+			addVolumes(ctx, *o.root, &s)
+			last = o.exitError(s, o.notRead(ctx, s), e.now())
 		case isPermanent(err):
 			return clientError(err)
 		default:
 			last = &exitError{code: exitNotRunning}
 		}
-		if err := showAgain(e, o, s, err); err != nil {
+		if err := showAgain(ctx, e, o, s, err); err != nil {
 			return err
 		}
 	}
@@ -34,7 +35,7 @@ func watchStatus(ctx context.Context, e *env, o statusOptions) error {
 
 // showAgain shows a status, or the error instead of it. On a terminal it replaces the previous one.
 // The first line has the time to which the ages refer.
-func showAgain(e *env, o statusOptions, s status.Document, failed error) error {
+func showAgain(ctx context.Context, e *env, o statusOptions, s status.Document, failed error) error {
 	switch {
 	case o.json && failed != nil:
 		e.report(clientError(failed))
@@ -46,9 +47,9 @@ func showAgain(e *env, o statusOptions, s status.Document, failed error) error {
 	}
 	text := e.now().Format(time.RFC3339) + "\n"
 	if failed != nil {
-		text += cleanLines(failed.Error()) + "\n"
+		text += errorLines(failed) + "\n"
 	} else {
-		text += o.text(s, e)
+		text += cmp.Or(o.notRead(ctx, s), o.text(s, e))
 	}
 	if p := e.page(); p.tty {
 		text = "\x1b[H\x1b[J" + fit(text, p.rows)

@@ -15,12 +15,16 @@ import (
 	"time"
 
 	"csi-registrar/internal/core/driver"
+	"csi-registrar/internal/sys/logqueue"
 	"csi-registrar/internal/sys/process"
-	"csi-registrar/internal/tool/supervise"
 	"csi-registrar/internal/sys/systemd"
 	"csi-registrar/internal/sys/trust"
 	"csi-registrar/internal/sys/worker"
+	"csi-registrar/internal/tool/supervise"
 )
+
+// superviseOwner may serve the driver's socket, and so may the unit's own user.
+const superviseOwner = trust.SocketOwner("root")
 
 // mainFD is the pidfd of the driver's main process in the process that feeds the watchdog.
 const mainFD = 3
@@ -53,9 +57,13 @@ func setupSupervise(fs *flag.FlagSet) runner {
 				cancel(supervise.ErrEnded)
 			}
 		}()
+		log, handler := logqueue.New(func(to logqueue.Sink) slog.Handler { return slog.NewTextHandler(logqueue.Writer(to, e.stderr), nil) })
+		defer log.Close()
+		pool := worker.NewPool()
 		s := &supervise.Supervisor{
-			Driver: superviseDriver{*socket, worker.NewPool()}, Notify: notifier, Watchdog: *watchdog,
-			Log: slog.New(slog.NewTextHandler(e.stderr, nil)),
+			Name:   func(ctx context.Context) (string, error) { return driver.LiveName(ctx, pool, superviseOwner, *socket) },
+			Live:   func(ctx context.Context) error { return driver.Live(ctx, pool, superviseOwner, *socket) },
+			Notify: notifier, Watchdog: *watchdog, Log: slog.New(handler),
 		}
 		if *keep {
 			return feed(ctx, e, s)
@@ -121,24 +129,3 @@ func feed(ctx context.Context, e *env, s *supervise.Supervisor) error {
 	s.Watch(ctx)
 	return nil
 }
-
-// superviseDriver is a driver at its socket, which root or the unit's own user serves.
-type superviseDriver struct {
-	socket string
-	pool   *worker.Pool
-}
-
-const superviseOwner = trust.SocketOwner("root") // and our own user
-
-// Name implements supervise.Driver.
-func (d superviseDriver) Name(ctx context.Context) (string, error) {
-	return driver.LiveName(ctx, d.pool, superviseOwner, d.socket)
-}
-
-// Live implements supervise.Driver.
-func (d superviseDriver) Live(ctx context.Context) error {
-	return driver.Live(ctx, d.pool, superviseOwner, d.socket)
-}
-
-// Absent implements supervise.Driver.
-func (d superviseDriver) Absent(err error) bool { return errors.Is(err, driver.ErrAbsent) }

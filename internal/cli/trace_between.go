@@ -11,38 +11,27 @@ import (
 	"syscall"
 
 	"csi-registrar/internal/sys/safetext"
-	"csi-registrar/internal/tool/trace"
 	"csi-registrar/internal/sys/unixsock"
+	"csi-registrar/internal/tool/trace"
 )
 
 // between prepares to forward calls from one address to another.
-func between(ctx context.Context, listen, connect string) (callPath, error) {
+func between(ctx context.Context, listen, connect string) (trace.Listener, trace.Dial, error) {
 	source, sourceErr := parseAddress("listen", listen)
 	target, err := parseAddress("connect", connect)
 	if err := cmp.Or(sourceErr, err); err != nil {
-		return callPath{}, err
+		return nil, nil, err
 	}
-	l, remove, err := listenAt(ctx, source)
-	return callPath{
-		listener: l,
-		ready:    true,
-		dial: func(ctx context.Context) (trace.Conn, error) {
-			return dialDriver(ctx, target.Network(), target.String())
-		},
-		hold: func(ctx context.Context, _ *trace.Recorder) error {
-			<-ctx.Done()
-			return remove() // nobody can connect any more
-		},
-	}, err
-}
-
-func dialDriver(ctx context.Context, network, address string) (trace.Conn, error) {
-	d := net.Dialer{Timeout: traceDial}
-	c, err := d.DialContext(ctx, network, address)
-	if err != nil {
-		return nil, err
+	l, err := listenAt(ctx, source)
+	dial := func(ctx context.Context) (trace.Conn, error) {
+		d := net.Dialer{Timeout: traceDial}
+		c, err := d.DialContext(ctx, target.Network(), target.String())
+		if err != nil {
+			return nil, err
+		}
+		return c.(trace.Conn), nil
 	}
-	return c.(trace.Conn), nil
+	return l, dial, err
 }
 
 // parseAddress parses the value of a flag: PATH, unix:PATH or tcp:ADDRESS:PORT. A TCP socket has no
@@ -66,27 +55,25 @@ func parseAddress(flag, s string) (net.Addr, error) {
 	return &net.UnixAddr{Net: "unix", Name: path}, nil
 }
 
-// listenAt listens at an address; remove removes the socket's file.
-func listenAt(ctx context.Context, a net.Addr) (l trace.Listener, remove func() error, err error) {
+// listenAt listens at an address. Close removes the file of a socket.
+func listenAt(ctx context.Context, a net.Addr) (trace.Listener, error) {
 	address := a.String()
 	if a.Network() == "tcp" {
 		var lc net.ListenConfig
 		tcp, err := lc.Listen(ctx, "tcp", address)
 		if err != nil {
-			return nil, nil, fmt.Errorf("cannot listen: %w", err)
+			return nil, fmt.Errorf("cannot listen: %w", err)
 		}
-		return tcp.(*net.TCPListener), func() error { return nil }, nil
+		return tcp.(*net.TCPListener), nil
 	}
-	unix, file, err := unixsock.Listen(ctx, address)
+	unix, _, err := unixsock.Listen(ctx, address)
 	if errors.Is(err, syscall.EADDRINUSE) {
-		return nil, nil, hinted(fmt.Errorf("cannot listen: %s already exists", safetext.Word(address)),
+		return nil, hinted(fmt.Errorf("cannot listen: %s already exists", safetext.Word(address)),
 			"use another path; or, if no process listens there, "+safetext.Run("rm", address).String())
 	}
 	if err != nil {
-		return nil, nil, fmt.Errorf("cannot listen: %w", err)
+		return nil, fmt.Errorf("cannot listen: %w", err)
 	}
-	return unix, func() error {
-		_, err := unixsock.Remove(address, file.FileID)
-		return err
-	}, nil
+	unix.SetUnlinkOnClose(true)
+	return unix, nil
 }

@@ -14,28 +14,18 @@ type traceWriter struct {
 	rec   *trace.Recorder
 	e     *env
 	json  bool
-	ready bool // callPath.ready
 	table trace.Table
 	file  io.Writer // nil: none
 }
 
 // write writes all calls, until the recorder is closed.
 func (w traceWriter) write() error {
-	head := w.table.Header() + "\n"
-	if w.json {
-		head = ""
-	}
-	if w.ready {
-		if _, err := io.WriteString(w.e.stdout, head); err != nil {
+	if !w.json {
+		if _, err := io.WriteString(w.e.stdout, w.table.Header()+"\n"); err != nil {
 			return err
 		}
-		head = ""
 	}
 	for c := range w.rec.Calls() {
-		if _, err := io.WriteString(w.e.stdout, head); err != nil {
-			return err
-		}
-		head = ""
 		if err := w.call(c); err != nil {
 			return err
 		}
@@ -60,10 +50,8 @@ func (w traceWriter) call(c trace.Call) error {
 	}
 	var b strings.Builder
 	b.WriteString(w.table.Row(c) + "\n")
-	for _, text := range trace.Details(c) {
-		for _, line := range wrap(text, w.e.page().columns-4) {
-			b.WriteString("    " + line + "\n")
-		}
+	for _, line := range wrap(trace.Detail(c), w.e.page().columns-4) {
+		b.WriteString("    " + line + "\n")
 	}
 	_, err := io.WriteString(w.e.stdout, b.String())
 	return err

@@ -14,14 +14,15 @@ import (
 	"time"
 
 	"csi-registrar/internal/core/control"
-	"csi-registrar/internal/test/fake"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/test/fake"
 )
 
 // The file system of one of 20 drivers does not answer, at the start and while the daemon runs:
 // READY, status, reload, the watchdog, the stop and the other 19 drivers are not affected. When it
 // answers again, its driver is registered too.
 func TestHangingFileSystem(t *testing.T) {
+	t.Parallel() // it mostly waits
 	n := newHangingNode(t, 20)
 	usual := n.start()
 	n.registered(n.names)
@@ -191,7 +192,7 @@ func (n *hangingNode) stop() time.Duration {
 func (n *hangingNode) unimpaired(others []string) {
 	n.Helper()
 	n.eventually("status names the file system", func() bool {
-		return slices.ContainsFunc(n.status().Stuck, func(s status.StuckCall) bool { return strings.HasPrefix(s.Path, filepath.Join(n.root, "hang")) })
+		return slices.ContainsFunc(n.status().Stuck, func(s status.StuckCall) bool { return strings.HasPrefix(string(s.Path), filepath.Join(n.root, "hang")) })
 	})
 	// The watcher's walk may have been abandoned before the driver was asked.
 	n.eventually("its driver's reason says so", func() bool {
@@ -199,7 +200,7 @@ func (n *hangingNode) unimpaired(others []string) {
 		return strings.Contains(first.Reason, "does not answer")
 	})
 	begun := time.Now()
-	if err := n.client.Reload(n.Context()); err != nil {
+	if _, err := n.client.Reload(n.Context(), false); err != nil {
 		n.Error(err)
 	}
 	if took := time.Since(begun); took > 2*time.Second {

@@ -1,12 +1,16 @@
 package cli
 
 import (
+	"errors"
+	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/test/fake"
 )
 
@@ -26,11 +30,53 @@ func kubeletFiles(t *testing.T, root string) (kubelet string) {
 			t.Fatal(err)
 		}
 	}
+	rootDirFile(t, root, kubelet)
 	return kubelet
+}
+
+// rootDirFile writes a configuration with the kubelet's root directory.
+func rootDirFile(t *testing.T, root, kubelet string) {
+	t.Helper()
+	file := filepath.Join(root, "etc/csi-registrar/config.toml")
+	if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, fmt.Appendf(nil, "[kubelet]\nroot_dir = %q\n", kubelet), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Volumes of a driver that nobody registers are an error of status, also without any driver.
+func TestStatusWithVolumesOfNobody(t *testing.T) {
+	root := fake.ShortDir(t)
+	kubelet := kubeletFiles(t, root)
+	registry := filepath.Join(kubelet, "plugins_registry")
+	d := newFake()
+	d.status.PluginsRegistry = safetext.Claim(registry)
+	d.serve(t, root)
+	status := func() (int, string) {
+		s := newSession()
+		code := s.run(t.Context(), "status", "--config-root", root)
+		return code, strings.Join(strings.Fields(s.stdout.String()), " ")
+	}
+	const want = " 2 volumes of a.csi.example in use, and nobody registers the driver: csi-registrar doctor"
+	if code, out := status(); code != exitFailed || !strings.HasSuffix(out, want) || !strings.HasPrefix(out, "No drivers are configured") {
+		t.Errorf("exit code %d: %s", code, out)
+	}
+	// A sidecar registers it.
+	if err := os.MkdirAll(registry, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	ln, err := net.Listen("unix", filepath.Join(registry, "a.csi.example-reg.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	if code, out := status(); code != 0 || strings.Contains(out, "volumes") {
+		t.Errorf("exit code %d: %s", code, out)
+	}
 }
 
 // status shows the drivers' states even if the kubelet's files cannot be read.
 func TestStatusOnAHangingFileSystem(t *testing.T) {
+	t.Parallel() // it mostly waits
 	root := fake.ShortDir(t)
 	kubelet := filepath.Join(root, "kubelet")
 	if err := os.Mkdir(kubelet, 0o755); err != nil {
@@ -49,7 +95,8 @@ func TestStatusOnAHangingFileSystem(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := newFake(driverIn("a.csi.example", "registered", hour))
-	d.status.PluginsRegistry = filepath.Join(kubelet, "plugins_registry")
+	rootDirFile(t, root, kubelet)
+	d.status.PluginsRegistry = safetext.Claim(filepath.Join(kubelet, "plugins_registry"))
 	d.serve(t, root)
 	s := newSession()
 	start := time.Now()

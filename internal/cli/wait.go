@@ -8,8 +8,9 @@ import (
 	"strings"
 	"time"
 
-	"csi-registrar/internal/sys/safetext"
+	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/safetext"
 )
 
 func setupWait(fs *flag.FlagSet) runner {
@@ -24,7 +25,7 @@ func setupWait(fs *flag.FlagSet) runner {
 		}
 		ctx, cancel := withTimeout(ctx, *timeout)
 		defer cancel()
-		return wait(ctx, *root, names)
+		return wait(ctx, e, *root, names)
 	}
 }
 
@@ -44,9 +45,10 @@ func interruption(ctx context.Context) error {
 	return errors.New("interrupted")
 }
 
-// wait returns when all named drivers, or all enabled ones, are registered. The drivers may be
-// configured, and the daemon started, later.
-func wait(ctx context.Context, root string, names []string) error {
+// wait returns when all named drivers, or all enabled ones, are registered. Named drivers can be
+// configured, and the daemon started, later. Without names, a table that was never in force is an
+// error: the drivers to wait for are not known.
+func wait(ctx context.Context, e *env, root string, names []string) error {
 	missing := []string{"the daemon has not answered"}
 	for s, err := range follow(ctx, root) {
 		if err != nil {
@@ -56,7 +58,18 @@ func wait(ctx context.Context, root string, names []string) error {
 			}
 			continue
 		}
-		if missing = notRegistered(s, names); len(missing) == 0 {
+		if missing = notRegistered(s, names); len(names) == 0 {
+			if invalid := neverInForce(s); len(invalid) > 0 {
+				return hinted(fmt.Errorf("the configuration has errors:\n  %s", strings.Join(invalid, "\n  ")), "csi-registrar config check shows all errors")
+			}
+			if len(s.Drivers) == 0 {
+				missing = unread(ctx, root)
+			}
+			if len(s.Drivers)+len(missing) == 0 {
+				fmt.Fprintln(e.stderr, "warning: no driver is configured, so there is nothing to wait for")
+			}
+		}
+		if len(missing) == 0 {
 			return nil
 		}
 	}
@@ -64,11 +77,39 @@ func wait(ctx context.Context, root string, names []string) error {
 		"csi-registrar doctor finds out why a driver is not registered")
 }
 
+// unread returns what a daemon without drivers has not read in the files: it does so soon, or ends
+// because root_dir was changed.
+func unread(ctx context.Context, root string) (out []string) {
+	res, err := loadConfig(ctx, config.Source{Root: root})
+	if err != nil {
+		return []string{err.Error()}
+	}
+	for _, d := range res.Config.Drivers {
+		if d.Enabled {
+			out = append(out, d.Name+": the daemon has not yet read its table")
+		}
+	}
+	return out
+}
+
+// neverInForce returns the tables and files that were never in force.
+func neverInForce(s status.Document) (out []string) {
+	for _, d := range s.Drivers {
+		if d.State == status.Invalid {
+			out = append(out, whyNot(d))
+		}
+	}
+	for _, file := range s.InvalidFiles {
+		out = append(out, file.String()+": invalid")
+	}
+	return out
+}
+
 // notRegistered returns the reason for each driver that is not registered yet.
 func notRegistered(s status.Document, names []string) []string {
 	var out []string
 	if len(names) == 0 {
-		for _, d := range s.Pending() {
+		for _, d := range s.Unserved() {
 			out = append(out, whyNot(d))
 		}
 		return out
@@ -80,7 +121,7 @@ func notRegistered(s status.Document, names []string) []string {
 			out = append(out, name+": not configured; the configuration has errors: "+safetext.Clean(strings.ReplaceAll(s.ConfigError, "\n", "; "), maxLine))
 		case !ok:
 			out = append(out, name+": not configured")
-		case !registered(d):
+		case !d.Served():
 			out = append(out, whyNot(d))
 		}
 	}
@@ -88,7 +129,7 @@ func notRegistered(s status.Document, names []string) []string {
 }
 
 func whyNot(d status.Driver) string {
-	text := nameOf(d) + ": " + d.State
+	text := nameOf(d) + ": " + safetext.Clean(d.State, maxState)
 	if d.Reason != "" && d.Reason != d.State {
 		text += ": " + safetext.Clean(d.Reason, maxLine) // one line
 	}

@@ -7,20 +7,22 @@ import (
 	"time"
 
 	"csi-registrar/internal/core/agent"
-	"csi-registrar/internal/core/control"
 	"csi-registrar/internal/core/driver"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/safetext"
 )
 
 // backend is the daemon as the control socket sees it.
 type backend struct {
 	*agent.Agent
 	d      *daemon
-	reload func(context.Context) error
+	reload func(ctx context.Context, force bool) ([]string, error)
 }
 
 // Reload implements control.Backend.
-func (b backend) Reload(ctx context.Context) error { return b.reload(ctx) }
+func (b backend) Reload(ctx context.Context, force bool) ([]string, error) {
+	return b.reload(ctx, force)
+}
 
 // aliveLimit is how long Alive waits. The agent answers in microseconds, or is stuck.
 const aliveLimit = 2 * time.Second
@@ -42,30 +44,16 @@ func (b backend) Live(ctx context.Context, name string) error {
 	})
 }
 
-// Trace implements control.Backend. The journal names the user who records the calls between
-// kubelet and driver.
-func (b backend) Trace(ctx context.Context, rec control.Recorder) error {
-	log, linked := b.d.log.With("driver", rec.Driver, "process", rec.Process), false
-	err := b.Record(ctx, rec.Driver, rec.Listen, func() {
-		linked = true
-		log.Info("the kubelet's calls to the driver are recorded", "MESSAGE_ID", messageTraceBegin)
-		rec.Linked()
-	})
-	if linked {
-		log.Info("the kubelet's calls go to the driver again", "MESSAGE_ID", messageTraceEnd, "cause", context.Cause(ctx))
-	}
-	return err
-}
-
 // Status implements control.Backend: the agent's document with what it does not know.
 func (b backend) Status() status.Document {
 	s := b.Agent.Status()
 	// A flag may name another directory.
-	s.PluginsRegistry = cmp.Or(b.d.parts.options.Dir, s.PluginsRegistry)
+	s.PluginsRegistry = cmp.Or(safetext.Claim(b.d.parts.options.Dir), s.PluginsRegistry)
+	s.NodeVolumes = b.d.volumes.look(b.d, s)
 	s.Polling = b.d.watcher.Polling()
 	s.LandlockABI = b.d.landlock
 	for _, stuck := range b.d.pool.Stuck() {
-		s.Stuck = append(s.Stuck, status.StuckCall{Path: stuck.Path, Since: stuck.Since.UTC()})
+		s.Stuck = append(s.Stuck, status.StuckCall{Path: safetext.Claim(stuck.Path), Since: status.ByWallClock(stuck.Since, time.Now())})
 	}
 	return s
 }

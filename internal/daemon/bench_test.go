@@ -9,7 +9,9 @@ import (
 
 // BenchmarkLogLine is a line of the daemon's log with what a registrar says in it.
 func BenchmarkLogLine(b *testing.B) {
-	log, _ := newLogger(io.Discard, config.Log{Level: "info", Format: "text"})
+	logger := newLogger(io.Discard, config.Log{Level: "info", Format: "text"})
+	defer logger.queue.Close()
+	log := logger.Logger
 	log = log.With("driver", "nfs.csi.k8s.io")
 	b.ReportAllocs()
 	for b.Loop() {

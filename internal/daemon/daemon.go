@@ -13,13 +13,16 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 
 	"csi-registrar/internal/core/agent"
 	"csi-registrar/internal/core/control"
+	"csi-registrar/internal/node/status"
 	"csi-registrar/internal/sys/fswatch"
 	"csi-registrar/internal/sys/systemd"
+	"csi-registrar/internal/sys/unixsock"
 	"csi-registrar/internal/sys/worker"
 )
 
@@ -35,7 +38,12 @@ type daemon struct {
 	handed   *descriptors
 	ready    chan struct{} // closed after READY=1
 	live     *liveness     // set before anything is served
-	landlock int           // its ABI; 0: it is not in force. Set by begin
+	volumes  nodeVolumes
+	landlock int // its ABI; 0: it is not in force. Set by begin
+	// the plugins_registry that existed when Landlock was put in force; zero: none. Set by begin
+	writable unixsock.FileID
+
+	journalRefused <-chan struct{} // a hint: nobody listens at journald's socket
 
 	// Everything that runs beside the agent. It ends before the agent, so that no call finds only a
 	// part of the daemon.
@@ -44,15 +52,15 @@ type daemon struct {
 }
 
 // newDaemon takes over the descriptors that the service manager passed, and creates the parts.
-func newDaemon(o Options, log *slog.Logger, pool *worker.Pool, registryDir string) *daemon {
+func newDaemon(o Options, log logger, pool *worker.Pool, registryDir string) *daemon {
 	d := &daemon{
-		options: o, log: log, pool: pool, notifier: systemd.NewNotifier(o.Getenv),
+		options: o, log: log.Logger, journalRefused: log.refused, pool: pool, notifier: systemd.NewNotifier(o.Getenv),
 		handed: sortDescriptors(systemd.Receive(), o.runDir()), ready: make(chan struct{}),
 	}
-	d.watcher = fswatch.New(log, d.pool)
+	d.watcher = fswatch.New(d.log, d.pool)
 	d.parts = newParts(d, registryDir)
-	d.agent = agent.New(limitDrivers(log), d.parts, d.options.Version)
-	d.note("adopting the pidfd of the kubelet", d.parts.kubelet.Adopt(context.Background(), d.handed.kubelet))
+	d.agent = agent.New(limitDrivers(d.log), d.parts, d.options.Version)
+	d.note("follow the kubelet", d.parts.kubelet.Adopt())
 	return d
 }
 
@@ -62,9 +70,9 @@ func newDaemon(o Options, log *slog.Logger, pool *worker.Pool, registryDir strin
 func (d *daemon) run(ctx context.Context, b control.Backend, begin func(context.Context) error) (err error) {
 	ctx, d.fail = context.WithCancelCause(ctx)
 	// These outlive ctx: registration sockets are served as long as possible.
-	stopStore := d.start(ctx, "the descriptor store", d.parts.store.Run)
-	stopWatcher := d.start(ctx, "the watcher", d.watcher.Run)
-	stopAgent := d.start(ctx, "the agent", d.agent.Run)
+	stopStore := d.start(ctx, "run the descriptor store", d.parts.store.Run)
+	stopWatcher := d.start(ctx, "run the watcher", d.watcher.Run)
+	stopAgent := d.start(ctx, "run the agent", d.agent.Run)
 	defer func() {
 		d.fail(nil)
 		d.work.Wait()
@@ -75,7 +83,7 @@ func (d *daemon) run(ctx context.Context, b control.Backend, begin func(context.
 	}()
 
 	if err := os.Remove(StoppedFile(d.options.runDir())); !errors.Is(err, fs.ErrNotExist) {
-		d.note("removing the answer to an earlier stop", err)
+		d.note("remove the answer to an earlier stop", err)
 	}
 	d.live = newLiveness(ctx, d.work.Go)
 	err = begin(ctx)
@@ -97,12 +105,15 @@ func (d *daemon) run(ctx context.Context, b control.Backend, begin func(context.
 	}
 	close(d.ready)
 	d.forgetUnused()
-	d.log.Info("ready", "MESSAGE_ID", messageReady, "version", d.options.Version)
+	drivers := d.agent.Status().Drivers
+	kept := slices.DeleteFunc(slices.Clone(drivers), func(s status.Driver) bool { return s.Registration != status.Registered })
+	d.log.Info("ready", "MESSAGE_ID", messageReady, "version", d.options.Version,
+		"drivers", len(drivers), "still_registered", len(kept), "landlock_abi", d.landlock)
 	d.work.Go(func() { d.reportStatus(ctx) })
 	d.work.Go(func() { d.releaseMemory(ctx) })
 	d.work.Go(func() { d.feedWatchdog(ctx) })
 	<-ctx.Done()
-	d.note("notifying the service manager", d.notifier.Stopping())
+	d.note("notify the service manager", d.notifier.Stopping())
 	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
 		return cause
 	}
@@ -121,10 +132,10 @@ func (d *daemon) start(ctx context.Context, what string, run func(context.Contex
 	}
 }
 
-// note logs an error that does not end the daemon.
+// note logs an error that does not end the daemon. what names the failed action.
 func (d *daemon) note(what string, err error) {
 	if err != nil && !errors.Is(err, context.Canceled) {
-		d.log.Error(what+" failed", "error", err)
+		d.log.Error("cannot "+what, "error", err)
 	}
 }
 
@@ -136,7 +147,7 @@ func (d *daemon) serve(ctx context.Context, b control.Backend) error {
 	for _, f := range d.handed.http {
 		ln, err := listener(f)
 		if err != nil {
-			d.note("serving health", err)
+			d.note("serve health", err)
 			continue
 		}
 		d.servePublic(ctx, ln, control.PublicHandler(b))
@@ -158,14 +169,14 @@ func (d *daemon) serveTCP(ctx context.Context, address string, h http.Handler) e
 }
 
 func (d *daemon) servePublic(ctx context.Context, ln net.Listener, h http.Handler) {
-	d.work.Go(func() { d.note("serving health", control.ServePublic(ctx, ln, h, d.log)) })
+	d.work.Go(func() { d.note("serve health", control.ServePublic(ctx, ln, h, d.log)) })
 }
 
 // serveControl serves the control socket that the service manager passed, or creates one. While
 // another daemon serves the path, this one runs without, and takes over when the other ends.
 func (d *daemon) serveControl(ctx context.Context, b control.Backend) error {
 	serve := func(ln net.Listener) {
-		d.note("serving the control socket", control.Serve(ctx, ln, b, d.log))
+		d.note("serve the control socket", control.Serve(ctx, ln, b, d.log))
 	}
 	for _, f := range d.handed.control {
 		ln, err := listener(f)

@@ -11,7 +11,7 @@ import (
 	"strings"
 
 	"csi-registrar/internal/core/regsocket"
-	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/node/csiname"
 	"csi-registrar/internal/sys/systemd"
 )
 
@@ -28,8 +28,7 @@ type descriptors struct {
 	control []*os.File // Unix sockets that listen at the path of the control socket
 	http    []*os.File // sockets that listen
 	// Unix sockets that listen, by driver; several if a process died while it replaced one
-	stored  map[string][]*os.File
-	kubelet []*os.File // pidfds
+	stored map[string][]*os.File
 	// the names of all descriptors that can be in the store, each as often as it was passed
 	held   []string
 	unused []unusedFile // all other descriptors
@@ -52,15 +51,15 @@ func sortDescriptors(files []*os.File, runDir string) *descriptors {
 	// Adopting a registration socket replaces all descriptors of its name in the store if there are
 	// several. So an unused descriptor is removed together with the used one of its name.
 	d.unused = slices.DeleteFunc(d.unused, func(u unusedFile) bool {
-		driver := strings.TrimPrefix(u.Name(), kubelet.StorePrefix)
-		beside := len(d.stored[driver]) == 1
-		if beside {
+		driver, isRegistration := strings.CutPrefix(u.Name(), regsocket.StorePrefix)
+		sameName := isRegistration && len(d.stored[driver]) == 1
+		if sameName {
 			d.stored[driver] = append(d.stored[driver], u.File)
 		}
-		return beside
+		return sameName
 	})
 	for _, u := range d.unused {
-		if d.stored[strings.TrimPrefix(u.Name(), kubelet.StorePrefix)] == nil {
+		if driver, ok := strings.CutPrefix(u.Name(), regsocket.StorePrefix); !ok || d.stored[driver] == nil {
 			d.forget = append(d.forget, u.Name())
 		}
 	}
@@ -68,14 +67,10 @@ func sortDescriptors(files []*os.File, runDir string) *descriptors {
 }
 
 func (d *descriptors) add(f *os.File, runDir string) error {
-	driver, isRegistration := strings.CutPrefix(f.Name(), kubelet.StorePrefix)
+	driver, isRegistration := strings.CutPrefix(f.Name(), regsocket.StorePrefix)
 	if f.Name() != controlName && f.Name() != httpName {
 		d.held = append(d.held, f.Name())
-		if f.Name() == kubelet.ProcessName {
-			d.kubelet = append(d.kubelet, f) // checked by kubelet.Process.Adopt
-			return nil
-		}
-		if !isRegistration || status.CheckName(driver) != nil {
+		if !isRegistration || csiname.CheckName(driver) != nil {
 			return errors.New("the name is unknown")
 		}
 	}
@@ -100,20 +95,17 @@ func (d *descriptors) add(f *os.File, runDir string) error {
 // forgetUnused closes the unused descriptors and removes them from the descriptor store. It does
 // not wait for the service manager: there can be thousands.
 func (d *daemon) forgetUnused() {
-	const mostLogged = 5
-	for i, u := range d.handed.unused {
-		if i < mostLogged {
-			d.log.Warn("closing a descriptor from the service manager", "name", u.Name(), "reason", u.reason)
-		}
-		d.note("closing a descriptor", u.Close())
+	for _, u := range d.handed.unused {
+		d.note("close a descriptor", u.Close())
 	}
-	if more := len(d.handed.unused) - mostLogged; more > 0 {
-		d.log.Warn("closing more descriptors from the service manager", "count", more)
+	if unused := d.handed.unused; len(unused) > 0 {
+		d.log.Warn("closed descriptors of the service manager that are not used",
+			"count", len(unused), "first", unused[0].Name(), "reason", unused[0].reason)
 	}
 	done, cancel := context.WithCancel(context.Background())
 	cancel()
 	for _, name := range d.handed.forget {
-		d.note("forgetting a descriptor", d.parts.store.Forget(done, name))
+		d.note("remove a descriptor from the store", d.parts.store.Forget(done, name))
 	}
 	d.handed.unused, d.handed.forget = nil, nil
 }

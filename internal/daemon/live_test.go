@@ -116,3 +116,27 @@ func TestAliveIsShared(t *testing.T) {
 		t.Errorf("%v, want the answer to another request", err)
 	}
 }
+
+// TestLiveHasTheLastAnswerOfASlowDriver checks that a request that ends while the driver is asked
+// gets the answer before, if there was one.
+func TestLiveHasTheLastAnswerOfASlowDriver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var probes sync.WaitGroup
+		l := newLiveness(t.Context(), probes.Go)
+		slow := func(context.Context) error { time.Sleep(time.Minute); return nil }
+		limited := func() error {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			return l.ask(ctx, "a", slow)
+		}
+		if err := limited(); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("without an answer: %v", err)
+		}
+		probes.Wait()
+		time.Sleep(2 * liveFor)
+		if err := limited(); err != nil {
+			t.Errorf("with an older one: %v", err)
+		}
+		probes.Wait()
+	})
+}

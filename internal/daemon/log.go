@@ -5,6 +5,7 @@ import (
 	"log/slog"
 
 	"csi-registrar/internal/node/config"
+	"csi-registrar/internal/sys/logqueue"
 	"csi-registrar/internal/sys/systemd"
 )
 
@@ -15,28 +16,53 @@ const (
 	messageStopping    = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c202"
 	messageApplied     = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c203"
 	messageConfigError = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c204"
-	messageTraceBegin  = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c205"
-	messageTraceEnd    = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c206"
 )
 
-// newLogger returns the configured logger, and its level. Without a journal it logs text: this is
-// no reason to lose registrations.
-func newLogger(stderr io.Writer, c config.Log) (*slog.Logger, *slog.LevelVar) {
-	level := &slog.LevelVar{}
-	level.Set(logLevel(c.Level))
-	if c.Format == "journal" || c.Format == "auto" && systemd.UnderJournal() {
-		h, err := systemd.NewJournalHandler(level)
-		if err == nil {
-			return slog.New(h), level
+// logger is the daemon's log.
+type logger struct {
+	*slog.Logger
+	level   *slog.LevelVar
+	queue   *logqueue.Queue
+	refused chan struct{} // capacity one: nobody listens at journald's socket
+}
+
+// newLogger returns the configured log. Without a journal it logs text: this is no reason to lose
+// registrations.
+func newLogger(stderr io.Writer, c config.Log) logger {
+	l := logger{level: &slog.LevelVar{}, refused: make(chan struct{}, 1)}
+	l.level.Set(logLevel(c.Level))
+	var failed error
+	handler := func(sink logqueue.Sink) slog.Handler {
+		if c.Format == "journal" || c.Format == "auto" && systemd.UnderJournal() {
+			h, err := systemd.NewJournalHandler(systemd.JournalOptions{Level: l.level, Sink: sink, Stderr: stderr, Refused: l.onRefused})
+			if err == nil {
+				return h
+			}
+			failed = err
 		}
-		c.Format = "text"
-		log, level := newLogger(stderr, c)
-		log.Warn(`log.format: writing text to standard error; let systemd connect the journal, or set "text"`, "error", err)
-		return log, level
+		return newTextHandler(logqueue.Writer(sink, stderr), l.level, c.Format)
 	}
+	var h slog.Handler
+	l.queue, h = logqueue.New(handler)
+	l.Logger = slog.New(h)
+	if failed != nil {
+		l.Warn(`log.format: writing text to standard error; let systemd connect the journal, or set "text"`, "error", failed)
+	}
+	return l
+}
+
+func (l logger) onRefused() {
+	select {
+	case l.refused <- struct{}{}:
+	default:
+	}
+}
+
+// newTextHandler returns a handler for standard error.
+func newTextHandler(w io.Writer, level slog.Leveler, format string) slog.Handler {
 	opts := &slog.HandlerOptions{Level: level}
-	if c.Format == "json" {
-		return slog.New(slog.NewJSONHandler(stderr, opts)), level
+	if format == "json" {
+		return slog.NewJSONHandler(w, opts)
 	}
 	opts.ReplaceAttr = func(groups []string, a slog.Attr) slog.Attr {
 		if a.Key == systemd.MessageID {
@@ -44,7 +70,7 @@ func newLogger(stderr io.Writer, c config.Log) (*slog.Logger, *slog.LevelVar) {
 		}
 		return a
 	}
-	return slog.New(slog.NewTextHandler(stderr, opts)), level
+	return slog.NewTextHandler(w, opts)
 }
 
 func logLevel(name string) (level slog.Level) {

@@ -5,47 +5,47 @@ import (
 	"log/slog"
 	"sync"
 	"time"
+
+	"csi-registrar/internal/sys/rate"
 )
 
-// Limits for the log entries of one driver. A driver that flaps for hours would hide the others,
-// and journald would drop the daemon's entries.
+// A driver that flaps for hours would hide the entries of the others, and journald would drop the
+// daemon's: it has limitBurst entries at once, and then one in each limitInterval.
 const (
-	limitEntries = 60
-	limitWindow  = time.Hour
+	limitBurst    = 60
+	limitInterval = time.Minute
 )
 
 // limitDrivers limits the entries with the attribute "driver", separately for each driver, from
-// level info on. The last entry before the limit announces that the next ones are left out.
+// level info on. An entry after which others are left out has the attribute "limited".
 func limitDrivers(log *slog.Logger) *slog.Logger {
-	return slog.New(&limitHandler{Handler: log.Handler(), windows: &windows{by: map[string]*window{}}})
+	return slog.New(&limitHandler{Handler: log.Handler(), limits: &limits{by: map[string]*rate.Bucket{}}})
 }
 
-// windows has a window for each driver that was ever configured.
-type windows struct {
+// limits has a bucket for each driver that was ever configured.
+type limits struct {
 	mu sync.Mutex
-	by map[string]*window
+	by map[string]*rate.Bucket
 }
 
-type window struct {
-	start   time.Time
-	entries int
-}
-
-// add counts an entry of the driver.
-func (w *windows) add(driver string, now time.Time) window {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if current := w.by[driver]; current == nil || now.Sub(current.start) >= limitWindow {
-		w.by[driver] = &window{start: now}
+// allow counts an entry of the driver, reports whether it is logged, and returns when the next one
+// would be.
+func (l *limits) allow(driver string, now time.Time) (ok bool, next time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	b := l.by[driver]
+	if b == nil {
+		b = &rate.Bucket{Burst: limitBurst, Interval: limitInterval}
+		l.by[driver] = b
 	}
-	w.by[driver].entries++
-	return *w.by[driver]
+	ok = b.Allow(now)
+	return ok, b.Next(now)
 }
 
 type limitHandler struct {
 	slog.Handler
-	windows *windows
-	driver  string // empty while there is none
+	limits *limits
+	driver string // empty while there is none
 }
 
 // WithAttrs implements slog.Handler.
@@ -56,24 +56,23 @@ func (h *limitHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
 			driver = a.Value.String()
 		}
 	}
-	return &limitHandler{h.Handler.WithAttrs(attrs), h.windows, driver}
+	return &limitHandler{h.Handler.WithAttrs(attrs), h.limits, driver}
 }
 
 // WithGroup implements slog.Handler.
 func (h *limitHandler) WithGroup(name string) slog.Handler {
-	return &limitHandler{h.Handler.WithGroup(name), h.windows, h.driver}
+	return &limitHandler{h.Handler.WithGroup(name), h.limits, h.driver}
 }
 
 // Handle implements slog.Handler.
 func (h *limitHandler) Handle(ctx context.Context, r slog.Record) error {
 	if h.driver != "" && r.Level >= slog.LevelInfo {
-		switch w := h.windows.add(h.driver, r.Time); {
-		case w.entries > limitEntries:
+		ok, next := h.limits.allow(h.driver, r.Time)
+		if !ok {
 			return nil
-		case w.entries == limitEntries:
-			message := r.Message
-			r = slog.NewRecord(r.Time, slog.LevelWarn, "too many entries for this driver; the next ones are left out", r.PC)
-			r.AddAttrs(slog.Time("until", w.start.Add(limitWindow)), slog.String("instead_of", message))
+		}
+		if next.After(r.Time) {
+			r.AddAttrs(slog.String("limited", "too many entries for this driver: the next ones are left out until "+next.UTC().Format(time.TimeOnly+" MST")))
 		}
 	}
 	return h.Handler.Handle(ctx, r)

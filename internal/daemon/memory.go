@@ -4,6 +4,8 @@ import (
 	"context"
 	"runtime/debug"
 	"time"
+
+	"csi-registrar/internal/sys/rate"
 )
 
 const (
@@ -32,6 +34,6 @@ func (d *daemon) releaseMemory(ctx context.Context) {
 			return
 		case <-changed:
 		}
-		pause(ctx, releaseAgain)
+		rate.Pause(ctx, releaseAgain)
 	}
 }

@@ -6,53 +6,56 @@ import (
 	"path/filepath"
 	"slices"
 
-	"csi-registrar/internal/sys/systemd"
-	"csi-registrar/internal/node/volumes"
+	"csi-registrar/internal/node/rootdir"
+	"csi-registrar/internal/sys/mountinfo"
 )
 
 // hostMounts has the mounts that the kubelet and systemd see. Those of the sandbox are copies:
 // mounts on the host propagate to them, except over or below a mount of the sandbox's own.
 const hostMounts = "/proc/1/mountinfo"
 
-// hiddenFromHost reports whether the host has another directory at a path than this process. It
-// blocks for as long as the file system does not answer.
-func hiddenFromHost(path string) (bool, error) {
-	path, err := filepath.EvalSymlinks(path) // as in mountinfo
+// hiddenFromHost returns which directory the host has at a path, and reports whether it is another
+// one than this process has. If it is the same as in the last view, so is the answer: nearly all
+// mounts are elsewhere. hiddenFromHost blocks for as long as the file system does not answer.
+func hiddenFromHost(path string, last view) (onHost string, hidden bool, err error) {
+	if path, err = filepath.EvalSymlinks(path); err != nil { // as in mountinfo
+		return "", false, err
+	}
+	onHost, err = locateIn(hostMounts, path)
+	if err != nil || onHost == last.onHost {
+		return onHost, err == nil && last.hidden, err
+	}
+	here, err := locateIn("/proc/self/mountinfo", path)
+	return onHost, err == nil && here != onHost, err
+}
+
+func locateIn(mounts, path string) (string, error) {
+	f, err := os.Open(mounts)
 	if err != nil {
-		return false, err
+		return "", err
 	}
-	var seen [2]string
-	for i, file := range []string{"/proc/self/mountinfo", hostMounts} {
-		f, err := os.Open(file)
-		if err != nil {
-			return false, err
-		}
-		seen[i], err = locate(f, path)
-		if f.Close(); err != nil {
-			return false, err
-		}
-	}
-	return seen[0] != seen[1], nil
+	defer f.Close()
+	return locate(f, path)
 }
 
 // locate returns the file system of a path, and the name that the path has in it, by the list of
 // mounts of a process (proc_pid_mountinfo(5)).
-func locate(mountinfo io.Reader, path string) (string, error) {
-	all, err := volumes.ParseMounts(mountinfo)
+func locate(list io.Reader, path string) (string, error) {
+	all, err := mountinfo.Parse(list)
 	if err != nil {
 		return "", err
 	}
-	above := slices.DeleteFunc(all, func(m volumes.Mount) bool { return !systemd.Within(path, m.Point) })
+	above := slices.DeleteFunc(all, func(m mountinfo.Mount) bool { return !rootdir.Within(path, m.Point) })
 	// Follow the path from the root: of the mounts on a mount the first one on the way counts,
 	// because it hides the deeper ones.
-	var top volumes.Mount
+	var top mountinfo.Mount
 	for _, m := range above {
 		if m.Point == "/" {
 			top = m
 			break
 		}
 	}
-	for next := (volumes.Mount{}); ; next = (volumes.Mount{}) {
+	for next := (mountinfo.Mount{}); ; next = (mountinfo.Mount{}) {
 		for _, m := range above {
 			if m.Parent == top.ID && m.ID != top.ID && (next.ID == "" || len(m.Point) < len(next.Point)) {
 				next = m

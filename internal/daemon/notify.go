@@ -11,6 +11,7 @@ import (
 	sdnotify "github.com/coreos/go-systemd/v22/daemon"
 
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/rate"
 )
 
 // reportStatus keeps the line that `systemctl status` shows up to date, at most five times a
@@ -23,28 +24,18 @@ func (d *daemon) reportStatus(ctx context.Context) {
 	for {
 		changed := d.agent.Changed()
 		if line := statusLine(d.agent.Status()); line != last {
-			d.note("notifying the service manager", d.notifier.Status(line))
+			d.note("notify the service manager", d.notifier.Status(line))
 			last = line
 		}
 		select {
 		case <-ctx.Done():
 		case <-changed:
-			pause(ctx, 200*time.Millisecond)
+			rate.Pause(ctx, 200*time.Millisecond)
 		}
 		if ctx.Err() != nil {
-			d.note("notifying the service manager", d.notifier.Status("stopped"))
+			d.note("notify the service manager", d.notifier.Status("stopped"))
 			return
 		}
-	}
-}
-
-// pause waits for a time or until ctx is done, and reports whether ctx is not done.
-func pause(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(d):
-		return true
 	}
 }
 
@@ -87,14 +78,14 @@ func statusLine(s status.Document) string {
 // registrar answer, which does not depend on the drivers.
 func (d *daemon) feedWatchdog(ctx context.Context) {
 	interval, err := sdnotify.SdWatchdogEnabled(false)
-	if d.note("reading the watchdog's interval", err); interval == 0 {
+	if d.note("read the watchdog's interval", err); interval == 0 {
 		return
 	}
-	for ok := true; ok; ok = pause(ctx, interval/2) {
+	for ok := true; ok; ok = rate.Pause(ctx, interval/2) {
 		if err := d.alive(ctx, interval/3); err != nil {
-			d.note("checking the agent for the watchdog", err)
+			d.note("feed the watchdog", err)
 		} else {
-			d.note("feeding the watchdog", d.notifier.Watchdog())
+			d.note("feed the watchdog", d.notifier.Watchdog())
 		}
 	}
 }

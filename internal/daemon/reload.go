@@ -3,12 +3,15 @@ package daemon
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"csi-registrar/internal/node/config"
+	"csi-registrar/internal/node/rootdir"
 	"csi-registrar/internal/sys/worker"
 )
 
@@ -22,26 +25,38 @@ const (
 )
 
 // Run runs the daemon with configuration files until ctx is done.
-func Run(ctx context.Context, o Options) error { return run(ctx, o, config.Load) }
+func Run(ctx context.Context, o Options) error { return run(ctx, o, config.Load, config.GracePeriod) }
 
-func run(ctx context.Context, o Options, load func(config.Source) *config.Result) error {
+func run(ctx context.Context, o Options, load func(config.Source) *config.Result, period time.Duration) error {
 	pool := worker.NewPool()
 	r := newReloader(pool, o.Source, load)
+	r.grace.Period = period
 	res := r.read(ctx)
-	log, level := newLogger(o.Stderr, res.Config.Log)
+	log := newLogger(o.Stderr, res.Config.Log)
+	defer log.queue.Close()
 	d := newDaemon(o, log, pool, "")
-	r.daemon, r.level = d, level
+	defer d.notifier.Close()
+	r.daemon, r.level = d, log.level
 	return d.run(ctx, backend{d.agent, d, r.reload}, func(ctx context.Context) error {
-		r.begin(ctx, res)
+		if err := r.begin(ctx, res); err != nil {
+			return err
+		}
 		d.work.Go(func() { r.follow(ctx) })
-		d.work.Go(func() { r.withdrawUnclaimed(ctx) })
-		d.onHangup(ctx, func() { d.note("reloading", r.reload(ctx)) })
+		d.work.Go(func() { r.removeLeftovers(ctx) })
+		d.onHangup(ctx, func() {
+			_, err := r.reload(ctx, false)
+			d.note("reload the configuration", err)
+		})
 		return nil
 	})
 }
 
-// configReloader keeps a configuration in force: that of the files if they have no errors,
-// otherwise the last good one.
+// configReloader keeps a configuration in force:
+//
+//	files      last good one   in force
+//	no errors  any             the files, and for a grace period what disappeared from them
+//	errors     there is one    the last good one
+//	errors     none            the valid part of the files, over that of before (partial)
 type configReloader struct {
 	*daemon
 	level *slog.LevelVar
@@ -50,25 +65,37 @@ type configReloader struct {
 	load     func(config.Source) *config.Result // config.Load
 	slot     *worker.Slot                       // of load
 	answered chan struct{}                      // capacity one: an abandoned load has returned
-	requests chan chan<- error                  // requests to reload; each receives the result
-	ended    chan struct{}                      // closed when follow has returned
-	// unclaimed has capacity one: the next configuration for withdrawUnclaimed.
-	unclaimed chan *config.Config
+	requests chan reloadRequest
+	ended    chan struct{} // closed when follow has returned
+	// leftovers has capacity one: the next configuration for removeLeftovers.
+	leftovers chan *config.Config
 
 	// The fields below belong to begin, and then to the goroutine in follow.
 	lastGood string // the path of the last good configuration
 	inForce  *config.InForce
 	complete bool // inForce is the whole configuration in the files
-	// there was no last good configuration: inForce is the valid part of the files
-	partial  bool
+	partial  bool // inForce is the valid part of the files
+	left     bool // the process ends, see leaveRootDir
 	grace    config.Grace
 	next     schedule
 	links    []string // among the files, to be watched
 	reported string   // the errors that were logged last
 }
 
+// reloadRequest is a request to apply the files without a grace period.
+type reloadRequest struct {
+	force bool // withdraw also drivers whose volumes are in use
+	done  chan<- reloadResult
+}
+
+// reloadResult has notes for the user if the files are in force, else the error.
+type reloadResult struct {
+	notes []string
+	err   error
+}
+
 func newReloader(pool *worker.Pool, source config.Source, load func(config.Source) *config.Result) *configReloader {
-	r := &configReloader{source: source, load: load, answered: make(chan struct{}, 1), requests: make(chan chan<- error), ended: make(chan struct{}), unclaimed: make(chan *config.Config, 1)}
+	r := &configReloader{source: source, load: load, answered: make(chan struct{}, 1), requests: make(chan reloadRequest), ended: make(chan struct{}), leftovers: make(chan *config.Config, 1)}
 	r.slot = pool.Slot(filepath.Dir(source.Watch()[0]), func() {
 		select {
 		case r.answered <- struct{}{}:
@@ -101,12 +128,12 @@ func (r *configReloader) read(ctx context.Context) *config.Result {
 }
 
 // keep returns the configuration in the files, with the settings that just disappeared from them.
-func (r *configReloader) keep(ctx context.Context, res *config.Result, inForce *config.InForce) *config.InForce {
-	kept := r.grace.Keep(inForce, res, time.Now(), func(name string) string { return r.inUse(ctx, inForce.Kubelet.RootDir, name) })
+func (r *configReloader) keep(res *config.Result, inForce *config.InForce, atOnce bool, volumes *volumeCount) *config.InForce {
+	kept := r.grace.Keep(inForce, res, time.Now(), atOnce, volumes.mustStay)
 	r.next.noLater(kept.Next)
 	after := time.Until(kept.Next).Round(time.Second)
 	for _, name := range kept.Disappeared {
-		r.log.Warn("driver disappeared from the configuration; it is withdrawn after the grace period", "driver", name, "after", after)
+		r.log.Warn("driver disappeared from the configuration; it is withdrawn after the grace period unless its volumes are in use", "driver", name, "after", after)
 	}
 	for _, d := range kept.Staying {
 		r.log.Warn("driver disappeared from the configuration, and stays registered", "driver", d.Name, "reason", d.KeptFor)
@@ -117,106 +144,164 @@ func (r *configReloader) keep(ctx context.Context, res *config.Result, inForce *
 	return kept.InForce
 }
 
-// apply puts c in force. Only if it is complete are other drivers withdrawn.
-func (r *configReloader) apply(ctx context.Context, c *config.InForce, complete bool) error {
+// apply puts c in force in place of before. Only if it is complete are other drivers withdrawn. It
+// returns what a user who requested it should know.
+func (r *configReloader) apply(ctx context.Context, c, before *config.InForce, complete bool, volumes *volumeCount) (notes []string) {
 	r.level.Set(logLevel(c.Log.Level))
 	if r.inForce != nil && r.inForce.Log.Format != c.Log.Format {
 		r.log.Warn("log.format takes effect at the next start", "format", c.Log.Format)
 	}
-	err := r.agent.Apply(ctx, c.Config, c.Files) // the agent retries what failed
+	for _, d := range c.Drivers {
+		if d.KeptFor != "" {
+			notes = append(notes, d.Name+" stays registered: "+d.KeptFor)
+		}
+	}
+	for _, d := range before.Drivers {
+		if after, _ := c.Driver(d.Name); !d.Enabled || after.Enabled {
+			continue
+		}
+		if inUse := volumes.inUse(d.Name); inUse != "" {
+			const text = "the kubelet cannot unmount its volumes until it is registered again"
+			r.log.Warn("withdrawing a driver: "+text, "driver", d.Name, "volumes", inUse)
+			notes = append(notes, fmt.Sprintf("%s is withdrawn with %s: %s", d.Name, inUse, text))
+		}
+	}
+	if err := r.agent.Apply(ctx, c.Config, c.Files); err != nil { // the agent tries again
+		r.log.Warn("the configuration is in force, and not everything is done yet", "error", err)
+		notes = append(notes, "the configuration is in force; "+err.Error())
+	}
 	r.inForce, r.complete = c, complete
 	if !complete {
-		return err
+		return notes
 	}
-	r.note("keeping the configuration", config.SaveLastGood(r.lastGood, c))
+	r.note("keep the configuration for the next start", config.SaveLastGood(r.lastGood, c))
 	select {
-	case r.unclaimed <- c.Config:
-	case <-r.unclaimed: // replace a configuration that was not received yet
-		r.unclaimed <- c.Config
+	case r.leftovers <- c.Config:
+	case <-r.leftovers: // replace a configuration that was not received yet
+		r.leftovers <- c.Config
 	}
-	return err
+	return notes
 }
 
-// withdrawUnclaimed withdraws drivers that an earlier process registered and the configuration no
-// longer has. It does not delay a start, and withdraws a few at a time: there can be thousands.
-func (r *configReloader) withdrawUnclaimed(ctx context.Context) {
-	const together = 32
+// leftoversAgain is the pause before leftovers that could not be removed are tried again.
+const leftoversAgain = 10 * time.Second
+
+// removeLeftovers removes what an earlier process left of drivers that the configuration does not
+// have, whenever that changes. It does not delay a start.
+func (r *configReloader) removeLeftovers(ctx context.Context) {
 	select {
 	case <-ctx.Done():
 	case <-r.ready:
 	}
-	for {
+	var c *config.Config
+	var names []string // in the descriptor store
+	var again <-chan time.Time
+	for last := ""; ; {
 		select {
 		case <-ctx.Done():
 			return
-		case c := <-r.unclaimed:
-			for names := range slices.Chunk(r.parts.unclaimed(c), together) {
-				r.note("withdrawing", r.agent.WithdrawKept(ctx, names))
-			}
+		case c = <-r.leftovers:
+		case <-again:
 		}
+		names, again = append(names, r.parts.disown(c)...), nil
+		err := r.parts.removeLeftovers(ctx, c, names)
+		if err == nil {
+			names, last = nil, ""
+			continue
+		}
+		if text := err.Error(); text != last {
+			last = text
+			r.note("remove what an earlier process left", err)
+		}
+		again = time.After(leftoversAgain)
 	}
 }
 
-// reload implements the command: drivers that disappeared from the files are withdrawn immediately.
-func (r *configReloader) reload(ctx context.Context) error {
-	done := make(chan error, 1)
+// reload implements the command: it does at once what otherwise has a grace period.
+func (r *configReloader) reload(ctx context.Context, force bool) ([]string, error) {
+	done := make(chan reloadResult, 1)
 	select {
-	case r.requests <- done:
+	case r.requests <- reloadRequest{force, done}:
 	case <-r.ended:
-		return errors.New("the daemon is stopping")
+		return nil, errors.New("the daemon is stopping")
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		return nil, context.Cause(ctx)
 	}
 	select {
-	case err := <-done:
-		return err
+	case result := <-done:
+		return result.notes, result.err
 	case <-ctx.Done():
-		return context.Cause(ctx)
+	}
+	select {
+	case result := <-done: // after which the process ends
+		return result.notes, result.err
+	default:
+		return nil, context.Cause(ctx)
 	}
 }
 
-// readAndApply reads the files and applies them. If they have errors, nothing changes, unless there
-// never was a configuration without errors.
-func (r *configReloader) readAndApply(ctx context.Context, grace bool) error {
+// readAndApply reads the files and applies them, without a grace period if atOnce. If they have
+// errors, nothing changes, unless there never was a configuration without errors.
+func (r *configReloader) readAndApply(ctx context.Context, atOnce, force bool) (notes []string, err error) {
 	r.next = schedule{}
 	res := r.read(ctx)
 	if ctx.Err() != nil {
-		return context.Cause(ctx)
+		return nil, context.Cause(ctx)
 	}
 	r.links = res.Links
-	r.report(res)
+	volumes := r.newVolumeCount(ctx, r.inForce.Kubelet.RootDir, force)
+	var c *config.InForce
+	if len(res.Errors) == 0 {
+		c = r.keep(res, r.inForce, atOnce, volumes)
+		r.checkRootDir(ctx, res, c, r.inForce, volumes)
+	}
+	r.report(res, r.inForce)
 	if len(res.Errors) > 0 {
 		if c := res.Over(r.inForce); r.partial && !r.inForce.Equal(c) {
-			r.note("applying the configuration", r.apply(ctx, c, false))
+			r.apply(ctx, c, r.inForce, false, volumes)
 		}
-		return res.Errors
+		return nil, res.Errors
 	}
 	r.partial = false
-	c := res.InForce()
-	if grace {
-		if c = r.keep(ctx, res, r.inForce); r.complete && r.inForce.Equal(c) {
-			return nil
-		}
-	} else {
-		r.grace = config.Grace{}
+	if c.Kubelet != r.inForce.Kubelet {
+		r.leaveRootDir(ctx, c)
+		return []string{ErrRootDir.Error()}, nil
 	}
-	if err := r.apply(ctx, c, true); err != nil {
-		return err
+	if !atOnce && r.complete && r.inForce.Equal(c) {
+		return nil, nil
 	}
+	notes = r.apply(ctx, c, r.inForce, true, volumes)
 	r.log.Info("configuration applied", "MESSAGE_ID", messageApplied, "drivers", len(c.Drivers), "files", len(c.Files))
-	return nil
+	return notes, nil
 }
 
 // mostReported limits the errors in the log: a file can have one in each line.
 const mostReported = 20
 
 // report shows the errors in the status, and logs them if they have changed.
-func (r *configReloader) report(res *config.Result) {
+func (r *configReloader) report(res *config.Result, inForce *config.InForce) {
 	text := ""
 	if len(res.Errors) > 0 {
 		text = res.Errors.Error()
 	}
-	r.agent.ConfigError(text)
+	tables, files := res.LeftOut()
+	invalid := map[string]string{}
+	for name, errs := range tables {
+		invalid[name] = strings.ReplaceAll(errs.Error(), "\n", "; ")
+	}
+	if len(res.Errors) > 0 && !r.partial { // nothing in the files takes effect
+		later := "it takes effect when this is corrected: " + res.Errors[0].Error()
+		for _, d := range res.Config.Drivers {
+			if was, ok := inForce.Driver(d.Name); d.Enabled && !ok || ok && !was.Equal(d) {
+				invalid[d.Name] = later
+			}
+		}
+		// The tables of a file that were in force still are.
+		files = slices.DeleteFunc(files, func(file string) bool {
+			return slices.ContainsFunc(inForce.Files, func(f string) bool { return rootdir.Within(f, file) })
+		})
+	}
+	r.agent.ConfigErrors(text, invalid, files)
 	if text == r.reported {
 		return
 	}
@@ -232,38 +317,36 @@ func (r *configReloader) report(res *config.Result) {
 // follow applies changes of the files, and handles requests.
 func (r *configReloader) follow(ctx context.Context) {
 	defer close(r.ended)
-	var watched []string // of r.links
-	hints := r.watcher.SubscribeDir(r.source.Watch()...)
+	var watched []string                                 // of r.links
+	hints := r.watcher.SubscribeDir(r.source.Watch()...) // with a first hint, as below
 	defer func() { hints.Close() }()
-	r.next.noLater(time.Now()) // for changes before the files were watched
 	for {
 		var due <-chan time.Time
 		if !r.next.at.IsZero() {
 			due = time.After(time.Until(r.next.at))
 		}
-		var err error
 		select {
 		case <-ctx.Done():
 			return
 		case <-hints.Hints():
 			r.next.noLater(time.Now().Add(settle))
 			continue
-		case done := <-r.requests:
-			done <- r.readAndApply(ctx, false)
+		case request := <-r.requests:
+			notes, err := r.readAndApply(ctx, true, request.force)
+			request.done <- reloadResult{notes, err}
 		case <-r.answered:
-			err = r.readAndApply(ctx, true)
+			_, _ = r.readAndApply(ctx, false, false) // it logs its errors
 		case <-due:
-			err = r.readAndApply(ctx, true)
+			_, _ = r.readAndApply(ctx, false, false) // as above
 		}
-		// Errors in the files were reported, and why the process ends will be; log all others.
-		if _, inFiles := errors.AsType[config.Errors](err); err != nil && !inFiles && ctx.Err() == nil {
-			r.note("applying the configuration", err)
+		if r.left {
+			r.fail(ErrRootDir)
+			return
 		}
 		if !slices.Equal(watched, r.links) {
 			watched = r.links
 			hints.Close()
 			hints = r.watcher.SubscribeDir(append(r.source.Watch(), watched...)...)
-			r.next.noLater(time.Now().Add(settle)) // as above
 		}
 	}
 }

@@ -3,18 +3,28 @@ package daemon
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
-	"csi-registrar/internal/node/config"
+	"csi-registrar/internal/core/agent"
 	"csi-registrar/internal/core/control"
-	"csi-registrar/internal/test/fake"
+	"csi-registrar/internal/core/regsocket"
+	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/safetext"
+	"csi-registrar/internal/sys/worker"
+	"csi-registrar/internal/test/fake"
 )
 
 // node is a configuration root with a kubelet's root directory beside it.
@@ -23,12 +33,13 @@ type node struct {
 	root    string       // --config-root
 	kubelet string       // root_dir
 	log     bytes.Buffer // of the daemons; complete when they are stopped
+	period  time.Duration
 }
 
 func newNode(t *testing.T) *node {
 	t.Helper()
 	dir := fake.ShortDir(t)
-	n := &node{t: t, root: filepath.Join(dir, "r"), kubelet: filepath.Join(dir, "k")}
+	n := &node{t: t, root: filepath.Join(dir, "r"), kubelet: filepath.Join(dir, "k"), period: config.GracePeriod}
 	if err := os.Mkdir(n.kubelet, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -63,7 +74,7 @@ func (n *node) runWith(load func(config.Source) *config.Result) (c *control.Clie
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() {
-		ended <- run(ctx, Options{Source: config.Source{Root: n.root}, Version: "test", Getenv: func(string) string { return "" }, Stderr: &n.log}, load)
+		ended <- run(ctx, Options{Source: config.Source{Root: n.root}, Version: "test", Getenv: func(string) string { return "" }, Stderr: &n.log}, load, n.period)
 	}()
 	stop = sync.OnceFunc(func() {
 		cancel()
@@ -135,24 +146,6 @@ func TestDropInCountsBesideAFileThatIsWrittenAllTheTime(t *testing.T) {
 	n.await(c, "the second drop-in", has("second.example"))
 }
 
-// The last good configuration of an earlier package counts after the upgrade.
-func TestLastGoodConfigurationOfAnEarlierPackage(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	n.write("conf.d/50-a.toml", n.table("a.example"))
-	c, stop := n.run()
-	n.await(c, "the driver", has("a.example"))
-	stop()
-
-	runDir := RunDir(n.root)
-	if err := os.Rename(filepath.Join(stateDir(runDir), "last-good.json"), filepath.Join(runDir, "last-good.json")); err != nil {
-		t.Fatal(err)
-	}
-	n.write("conf.d/50-a.toml", "[driver.\"a.example\"\n")
-	c, _ = n.run()
-	n.await(c, "the driver of the broken file", has("a.example"))
-}
-
 // The file that has root_dir is away while the daemon starts.
 func TestRootDirStaysWhileItsFileIsAwayAroundARestart(t *testing.T) {
 	t.Parallel()
@@ -173,7 +166,7 @@ func TestRootDirStaysWhileItsFileIsAwayAroundARestart(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return s.PluginsRegistry
+		return string(s.PluginsRegistry)
 	}
 	if got, want := registry(), filepath.Join(n.kubelet, "plugins_registry"); got != want {
 		t.Errorf("publishes in %s, want %s", got, want)
@@ -181,7 +174,7 @@ func TestRootDirStaysWhileItsFileIsAwayAroundARestart(t *testing.T) {
 	if err := os.Rename(n.path("aside"), n.path("config.toml")); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.Reload(t.Context()); err != nil {
+	if _, err := c.Reload(t.Context(), false); err != nil {
 		t.Fatal(err)
 	}
 	if got, want := registry(), filepath.Join(n.kubelet, "plugins_registry"); got != want {
@@ -213,6 +206,7 @@ func TestFilesThatCannotBeReadLeaveTheLastGoodConfiguration(t *testing.T) {
 	c, stop := n.run()
 	n.await(c, "the driver", has("a.example"))
 	stop()
+	n.write("conf.d/50-b.toml", n.table("b.example"))
 
 	answer := make(chan struct{})
 	c, _ = n.runWith(func(s config.Source) *config.Result {
@@ -222,10 +216,10 @@ func TestFilesThatCannotBeReadLeaveTheLastGoodConfiguration(t *testing.T) {
 	n.await(c, "the last good configuration, and what is wrong", func(s status.Document) bool {
 		return has("a.example")(s) && strings.Contains(s.ConfigError, "does not answer")
 	})
-	if err := c.Reload(t.Context()); err == nil || !strings.Contains(err.Error(), "does not answer") {
+	if _, err := c.Reload(t.Context(), false); err == nil || !strings.Contains(err.Error(), "does not answer") {
 		t.Errorf("reload: %v", err)
 	}
-	n.write("conf.d/50-b.toml", n.table("b.example"))
+	time.Sleep(2 * settle) // usually long enough for the first hint, so that only the answer is one
 	close(answer)
 	n.await(c, "the files", func(s status.Document) bool { return has("b.example")(s) && s.ConfigError == "" })
 }
@@ -257,14 +251,237 @@ func TestFirstStartWithABrokenDropIn(t *testing.T) {
 	})
 }
 
+// A configuration that becomes complete is kept for the next start, also if it is the one in force.
+func TestCompleteAfterABrokenDropIn(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.write("conf.d/20-a.toml", n.table("a.example"))
+	n.write("conf.d/60-b.toml", "[driver.\"b.example\"\n")
+	c, stop := n.run()
+	n.await(c, "what is left", func(s status.Document) bool { return has("a.example")(s) && s.ConfigError != "" })
+	n.write("conf.d/60-b.toml", "[driver.\"a.example\"]\nenabled = true\n")
+	n.await(c, "no error", func(s status.Document) bool { return has("a.example")(s) && s.ConfigError == "" })
+	stop()
+	if _, err := config.LoadLastGood(filepath.Join(stateDir(RunDir(n.root)), lastGoodName(config.Source{}))); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestLastConfigurationForLeftovers checks that a configuration replaces one whose leftovers are
+// not removed yet.
+func TestLastConfigurationForLeftovers(t *testing.T) {
+	log := slog.New(slog.DiscardHandler)
+	r := newReloader(worker.NewPool(), config.Source{Root: t.TempDir()}, config.Load)
+	r.daemon, r.level = &daemon{log: log, agent: agent.New(log, nil, "test")}, &slog.LevelVar{}
+	r.lastGood = filepath.Join(t.TempDir(), "last-good.json")
+	before := &config.InForce{Config: config.Default()}
+	for range 3 {
+		r.apply(t.Context(), &config.InForce{Config: config.Default()}, before, true, nil)
+	}
+	if c := <-r.leftovers; c != r.inForce.Config {
+		t.Error("not the last one")
+	}
+}
+
+// TestErrorsAreLoggedOnce checks that the log has each error of the files once, and at most 20.
+func TestErrorsAreLoggedOnce(t *testing.T) {
+	var log bytes.Buffer
+	r := newReloader(worker.NewPool(), config.Source{Root: t.TempDir()}, config.Load)
+	r.daemon = &daemon{log: slog.New(slog.NewTextHandler(&log, nil)), agent: agent.New(slog.New(slog.DiscardHandler), nil, "test")}
+	res := &config.Result{Config: config.Default()}
+	for i := range 23 {
+		res.Errors = append(res.Errors, config.Error{File: "a.toml", Line: i + 1, Problem: "is wrong"})
+	}
+	for range 2 {
+		r.report(res, &config.InForce{Config: config.Default()})
+		if all, more := strings.Count(log.String(), "\n"), strings.Count(log.String(), "more=3"); all != 21 || more != 1 {
+			t.Fatalf("%d entries:\n%s", all, &log)
+		}
+	}
+	res.Errors = res.Errors[:1]
+	if r.report(res, &config.InForce{Config: config.Default()}); strings.Count(log.String(), "\n") != 22 {
+		t.Errorf("another error:\n%s", &log)
+	}
+}
+
+// TestLogLevelAtAReload checks that log.level takes effect at once.
+func TestLogLevelAtAReload(t *testing.T) {
+	log := slog.New(slog.DiscardHandler)
+	r := newReloader(worker.NewPool(), config.Source{Root: t.TempDir()}, config.Load)
+	r.daemon, r.level = &daemon{log: log, agent: agent.New(log, nil, "test")}, &slog.LevelVar{}
+	c := config.Default()
+	c.Log.Level = "debug"
+	if r.apply(t.Context(), &config.InForce{Config: c}, &config.InForce{Config: config.Default()}, false, nil); r.level.Level() != slog.LevelDebug {
+		t.Errorf("%s", r.level.Level())
+	}
+}
+
+// TestLastGoodOfEachConfiguration checks that a daemon with --config FILE does not begin with the
+// last good configuration of another one.
+func TestLastGoodOfEachConfiguration(t *testing.T) {
+	names := []string{lastGoodName(config.Source{}), lastGoodName(config.Source{File: "/a"}), lastGoodName(config.Source{File: "/b"})}
+	if slices.Sort(names); len(slices.Compact(names)) != 3 || !slices.Contains(names, "last-good.json") {
+		t.Errorf("%q", names)
+	}
+}
+
+// failingStore cannot forget the first time.
+type failingStore struct{ names []string }
+
+func (*failingStore) Keep(context.Context, string, syscall.Conn) error { return nil }
+func (s *failingStore) Forget(_ context.Context, name string) error {
+	if s.names = append(s.names, name); len(s.names) == 1 {
+		return errors.New("PID 1 does not answer")
+	}
+	return nil
+}
+
+// TestLeftoversOfTheStoreAreTriedAgain checks that the names of listeners that are closed already
+// are not lost with the first try.
+func TestLeftoversOfTheStoreAreTriedAgain(t *testing.T) {
+	store, log := &failingStore{}, slog.New(slog.DiscardHandler)
+	dir := fake.ShortDir(t)
+	p := &parts{
+		log: log, stored: map[string][]*os.File{"a.example": nil}, kubelet: regsocket.NewProcess(regsocket.ProcessOptions{}),
+		options: regsocket.Options{Log: log, RunDir: dir, Store: store, Pool: worker.NewPool()},
+	}
+	if err := p.open(dir); err != nil {
+		t.Fatal(err)
+	}
+	defer p.close(t.Context())
+	r := &configReloader{daemon: &daemon{log: log, parts: p, ready: make(chan struct{})}, leftovers: make(chan *config.Config)}
+	close(r.ready)
+	ctx, end := context.WithCancel(t.Context())
+	var removing sync.WaitGroup
+	removing.Go(func() { r.removeLeftovers(ctx) })
+	for range 3 { // the third is received when the second is done
+		r.leftovers <- config.Default()
+	}
+	end()
+	removing.Wait()
+	if want := "registration-a.example"; !slices.Equal(store.names, []string{want, want}) {
+		t.Errorf("forgotten: %q", store.names)
+	}
+}
+
+// TestReloadWhileStopping checks that a request does not wait for a daemon that ends.
+func TestReloadWhileStopping(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newReloader(worker.NewPool(), config.Source{Root: "/none"}, config.Load)
+		close(r.ended)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if _, err := r.reload(ctx, false); err == nil || err.Error() != "the daemon is stopping" {
+			t.Error(err)
+		}
+	})
+}
+
+// The status names a table or a file that was never in force. One that was in force is kept.
+func TestNeverInForce(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		text    string
+		invalid bool // a driver's row, else a file
+	}{
+		"a key":           {"[driver.\"a.example\"]\nsokt = \"/run/a.sock\"\n", true},
+		"a value":         {"[driver.\"a.example\"]\nsocket = \"/run/a.sock\"\ntimeout = 5\n", true},
+		"the table":       {"[drvier.\"a.example\"]\nsocket = \"/run/a.sock\"\n", false},
+		"the syntax":      {"[driver.\"a.example\"\nsocket = \"/run/a.sock\"\n", false},
+		"the name":        {"[driver.\"a example\"]\nsocket = \"/run/a.sock\"\n", false},
+		"the first table": {"[kubelet]\nroot_dir = \"k\"\n[driver.\"a.example\"]\nsocket = \"/run/a.sock\"\n", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.write("conf.d/50-a.toml", c.text)
+			client, _ := n.run()
+			shown := func(s status.Document) bool {
+				d, _ := s.Driver("a.example")
+				return s.ConfigError != "" && (d.State == status.Invalid) == c.invalid &&
+					slices.Equal(s.InvalidFiles, []safetext.Claim{safetext.Claim(n.path("conf.d/50-a.toml"))}) == !c.invalid
+			}
+			n.await(client, "the error at the start", shown)
+			n.write("conf.d/50-a.toml", n.table("b.example"))
+			n.await(client, "the corrected file", func(s status.Document) bool {
+				return has("b.example")(s) && !has("a.example")(s) && len(s.InvalidFiles) == 0
+			})
+			n.write("conf.d/60-c.toml", c.text)
+			n.await(client, "the error beside what is in force", func(s status.Document) bool {
+				d, _ := s.Driver("a.example")
+				return s.ConfigError != "" && has("b.example")(s) && (d.State == status.Invalid) == c.invalid &&
+					slices.Equal(s.InvalidFiles, []safetext.Claim{safetext.Claim(n.path("conf.d/60-c.toml"))}) == !c.invalid
+			})
+			n.remove("conf.d/60-c.toml")
+			n.await(client, "no error", func(s status.Document) bool { return s.ConfigError == "" })
+			n.write("conf.d/50-a.toml", "[driver.\"b.example\"]\nsokt = \"/run/a.sock\"\n")
+			n.await(client, "the error in what is in force", func(s status.Document) bool {
+				d, _ := s.Driver("b.example")
+				return s.ConfigError != "" && d.State != status.Invalid && strings.Contains(d.Reason, "50-a.toml:2: ") && len(s.InvalidFiles) == 0
+			})
+		})
+	}
+}
+
+// A table without an error that errors elsewhere keep from being in force is named by the status as
+// well: `wait` and /readyz must not report that all is well.
+func TestNeverInForceBecauseOfAnotherFile(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.write("conf.d/50-a.toml", n.table("a.example"))
+	c, _ := n.run()
+	n.write("conf.d/70-c.toml", n.table("c.example"))
+	n.await(c, "the drivers", func(s status.Document) bool { return has("a.example")(s) && has("c.example")(s) })
+	n.write("conf.d/50-a.toml", "[driver.\"a.example\"\n")
+	n.write("conf.d/60-b.toml", n.table("b.example"))
+	n.write("conf.d/70-c.toml", n.table("c.example")+"enabled = false\n")
+	n.await(c, "the tables beside the error", func(s status.Document) bool {
+		b, _ := s.Driver("b.example")
+		changed, _ := s.Driver("c.example")
+		return b.State == status.Invalid && strings.Contains(b.Reason, "50-a.toml:1: ") &&
+			changed.State == string(status.Absent) && strings.Contains(changed.Reason, "the table in the files is not in force: it takes effect when ")
+	})
+	n.write("conf.d/50-a.toml", n.table("a.example"))
+	n.await(c, "the corrected file", func(s status.Document) bool {
+		b, _ := s.Driver("b.example")
+		changed, _ := s.Driver("c.example")
+		return b.State == string(status.Absent) && changed.State == status.Disabled && s.ConfigError == ""
+	})
+}
+
 // A driver whose table disappeared while the daemon was stopped is not registered again.
 func TestGracePeriodAtStartIsForWhatTheStoreKept(t *testing.T) {
 	good := &config.InForce{Config: config.Default(), RootDirFile: "/etc/csi-registrar/config.toml"}
 	good.Drivers = []config.Driver{config.DefaultDriver("a.example", "/a"), config.DefaultDriver("b.example", "/b")}
 	res := &config.Result{Config: config.Default()}
-	var grace config.Grace
-	kept := grace.Keep(served(good, []string{"b.example"}), res, time.Now(), nil)
+	grace := config.Grace{Period: config.GracePeriod}
+	kept := grace.Keep(served(good, []string{"b.example"}), res, time.Now(), false, nil)
 	if len(kept.Drivers) != 1 || kept.Drivers[0].Name != "b.example" || len(good.Drivers) != 2 {
 		t.Errorf("kept %+v of %+v", kept.Drivers, good.Drivers)
 	}
+}
+
+// A file behind a link that changes after it was read and before it is watched counts.
+func TestChangeBeforeALinkIsWatched(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	target := filepath.Join(n.kubelet, "tables.toml")
+	write := func(name string) {
+		if err := os.WriteFile(target, []byte(n.table(name)), 0o644); err != nil {
+			t.Error(err)
+		}
+	}
+	write("a.example")
+	if err := os.Symlink(target, n.path("conf.d/50-link.toml")); err != nil {
+		t.Fatal(err)
+	}
+	var loads atomic.Int32
+	c, _ := n.runWith(func(s config.Source) *config.Result {
+		r := config.Load(s)
+		if loads.Add(1) == 2 { // the first one that watches links
+			write("b.example")
+		}
+		return r
+	})
+	n.await(c, "the changed file", has("b.example"))
 }

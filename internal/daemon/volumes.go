@@ -3,62 +3,106 @@ package daemon
 import (
 	"context"
 	"fmt"
+	"path/filepath"
+	"sync"
+	"time"
 
-	"csi-registrar/internal/core/regsocket"
 	"csi-registrar/internal/node/status"
 	"csi-registrar/internal/node/volumes"
+	"csi-registrar/internal/sys/worker"
 )
 
-// inUse returns why a driver whose table disappeared is not withdrawn yet; empty: it can be.
-// Without the registration the kubelet could not unmount its volumes. A driver that does not answer
-// could not unmount them either.
-func (r *configReloader) inUse(ctx context.Context, rootDir, name string) string {
-	const until = "its table disappeared from the configuration; it is withdrawn when "
-	if d, _ := r.agent.Status().Driver(name); d.Driver != status.Ready {
-		return ""
-	}
-	all, err := volumes.Count(ctx, r.pool, rootDir)
-	n := all[name]
-	switch {
+// volumeCount has the volumes in use below a root_dir. They are counted once, when they are needed.
+type volumeCount struct {
+	count   func() (map[string]status.Volumes, error)
+	ignored bool // the user wants to withdraw drivers whose volumes are in use
+}
+
+func (d *daemon) newVolumeCount(ctx context.Context, rootDir string, ignored bool) *volumeCount {
+	return &volumeCount{sync.OnceValues(func() (map[string]status.Volumes, error) {
+		return volumes.Count(ctx, d.pool, rootDir, 0)
+	}), ignored}
+}
+
+// inUse describes the volumes of a driver that are in use; empty: there are none.
+func (v *volumeCount) inUse(driver string) string {
+	all, err := v.count()
+	switch n := all[driver].InUse(); {
+	case n == 1:
+		return "1 volume in use"
+	case n > 1:
+		return fmt.Sprintf("%d volumes in use", n)
 	case err != nil:
-		return until + "csi-registrar can see that none of its volumes are in use: " + err.Error()
-	case n == status.Volumes{}:
+		return "an unknown number of volumes in use (" + err.Error() + ")"
+	}
+	return ""
+}
+
+// mustStay returns why a driver whose table disappeared is not withdrawn yet; empty: it can be.
+// Without the registration the kubelet could not unmount its volumes.
+func (v *volumeCount) mustStay(driver string) string {
+	if v.ignored {
 		return ""
 	}
-	return fmt.Sprintf(until+"its volumes are no longer in use (%d published, %d staged), or by csi-registrar reload", n.Published, n.Staged)
+	inUse := v.inUse(driver)
+	if inUse != "" {
+		inUse += ", no table: it is withdrawn when they are unmounted, or by csi-registrar reload --force"
+	}
+	return inUse
 }
 
-// volumeSocket is a registration socket that warns if it is withdrawn while volumes are in use:
-// because the driver was disabled, reports another name or is gone, or by a reload.
-type volumeSocket struct {
-	*kubelet.Socket
-	parts         *parts
-	rootDir, name string
-	warned        string // of a withdrawal that failed since
+// nodeVolumes counts the volumes of all drivers. A look returns the last numbers, and has them
+// counted again if they are older than countEvery.
+type nodeVolumes struct {
+	mu    sync.Mutex
+	begun time.Time           // of the last count
+	last  *status.NodeVolumes // nil: not known
 }
 
-// Withdraw implements registrar.Socket.
-func (s *volumeSocket) Withdraw(ctx context.Context) error {
-	warning, attrs := "", []any{"driver", s.name}
-	all, err := volumes.Count(ctx, s.parts.pool, s.rootDir)
-	if n := all[s.name]; err != nil {
-		warning, attrs = "withdrawing a driver without knowing its volumes", append(attrs, "error", err)
-	} else if n != (status.Volumes{}) {
-		warning = "withdrawing a driver whose volumes are in use: the kubelet cannot unmount them until it is registered again"
-		attrs = append(attrs, "published", n.Published, "staged", n.Staged)
+const countEvery = time.Minute
+
+func (u *nodeVolumes) look(d *daemon, s status.Document) *status.NodeVolumes {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	// With flags of node-driver-registrar root_dir is not known.
+	if time.Since(u.begun) >= countEvery && d.options.KeepSockets {
+		u.begun = time.Now()
+		d.live.run(func() {
+			n, err := countVolumes(d.live.ctx, d.pool, s)
+			if err != nil {
+				d.log.Debug("counting the volumes of all drivers", "error", err)
+			}
+			u.mu.Lock()
+			defer u.mu.Unlock()
+			if u.last = nil; err == nil {
+				u.last = &n
+			}
+		})
 	}
-	if warning != "" && warning != s.warned {
-		s.parts.log.Warn(warning, attrs...)
-	}
-	if err = s.Socket.Withdraw(ctx); err == nil {
-		warning = ""
-	}
-	s.warned = warning
-	return err
+	return u.last
 }
 
-// Close implements agent.Socket.
-func (s *volumeSocket) Close(ctx context.Context) error {
-	defer s.parts.release(s.rootDir)
-	return s.Socket.Close(ctx)
+// countVolumes counts the volumes of all drivers, and those of drivers without a registration
+// socket.
+func countVolumes(ctx context.Context, pool *worker.Pool, s status.Document) (n status.NodeVolumes, err error) {
+	registry := string(s.PluginsRegistry) // our own document
+	all, err := volumes.Count(ctx, pool, filepath.Dir(registry), s.Kubelet.PID)
+	for _, v := range all {
+		n.Published += v.Published
+		n.Waiting += v.Waiting
+		n.Late += v.Late
+	}
+	for _, d := range s.Drivers {
+		if d.Registration != status.None {
+			delete(all, d.Name)
+		}
+	}
+	if err != nil {
+		return n, err
+	}
+	err = volumes.DropRegistered(ctx, pool, registry, all)
+	for _, v := range all {
+		n.Unregistered += v.InUse()
+	}
+	return n, err
 }

@@ -53,7 +53,8 @@ type AnyPanel =
   | Panel<"stat", stat.Options, never>
   | Panel<"table", table.Options, table.FieldConfig>
   | Panel<"state-timeline", stateTimeline.Options, stateTimeline.FieldConfig>
-  | Panel<"timeseries", timeseries.Options, timeseries.FieldConfig>;
+  | Panel<"timeseries", timeseries.Options, timeseries.FieldConfig>
+  | Plain<grafana.RowPanel>;
 
 export type Dashboard =
   & Plain<Omit<grafana.Dashboard, "panels" | "templating">>

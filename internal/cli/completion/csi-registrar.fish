@@ -4,13 +4,10 @@ function __csi_registrar_complete
     set -l words (commandline -opc)
     set -l current (commandline -ct)
     set -l lines ($words[1] __complete -- $words[2..-1] "$current" 2>/dev/null)
-    switch "$lines[1]"
-        case :files
-            __fish_complete_path "$current"
-        case :dirs
-            __fish_complete_directories "$current"
-        case '*'
-            printf '%s\n' $lines[2..-1]
+    if set -q lines[1]
+        printf '%s\n' $lines
+    else
+        __fish_complete_path "$current"
     end
 end
 

@@ -12,8 +12,8 @@ import (
 	"sync"
 	"time"
 
-	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/core/registrar"
+	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/node/status"
 )
 
@@ -28,7 +28,7 @@ const (
 	startMost  = 30 * time.Second
 )
 
-// Socket is a registration socket (implemented by kubelet.Socket).
+// Socket is a registration socket (implemented by regsocket.Socket).
 type Socket interface {
 	registrar.Socket
 	// Close closes the listener at the end of its registrar. Whether the path stays is up to
@@ -37,21 +37,13 @@ type Socket interface {
 	Close(ctx context.Context) error
 	// Discard makes Close, which follows, keep nothing: the registration was withdrawn.
 	Discard()
-	// Restore makes the next Check, for which it gives a hint, store and record the socket
-	// again. A socket of the same driver below another root_dir, which has ended, may have
-	// replaced it there.
-	Restore()
-	// Record redirects the calls to the driver to a recorder until ctx is done, and then back.
-	// It calls listen with the path at which the recorder must listen, and linked once the
-	// calls arrive there.
-	Record(ctx context.Context, listen func(ctx context.Context, path string) error, linked func()) error
 }
 
 // Parts creates what a registrar needs.
 type Parts interface {
 	Driver(d config.Driver) registrar.Driver
 	// Socket may block for a limited time. It is called for several drivers at once.
-	Socket(ctx context.Context, c *config.Config, name string) (Socket, error)
+	Socket(ctx context.Context, name string) (Socket, error)
 }
 
 // Agent runs the registrars. Create it with New, and call Run once.
@@ -69,24 +61,19 @@ type Agent struct {
 	// seconds. It is not a Mutex, because virtual time (testing/synctest) does not advance while a
 	// goroutine waits for one.
 	apply chan struct{}
-	kept  []string // under apply: drivers of WithdrawKept that have no registrar yet
+	left  bool // by Leave; under apply
 
 	mu          sync.Mutex // guards the fields below; never held across a call to others
 	config      *config.Config
 	files       []string // of config
 	configError string
-	running     map[key]*running
-	failed      map[string]error // why an enabled driver has no registrar
-	unnamed     status.Driver    // without a State: there is none
+	invalid     map[string]string   // the errors of drivers' tables in the files
+	invalidFile []string            // files of which nothing is in force
+	running     map[string]*running // by driver
+	failed      map[string]error    // why an enabled driver has no registrar
+	unnamed     status.Driver       // without a State: there is none
 	kubelet     status.Kubelet
 	changed     chan struct{} // closed at the next change
-}
-
-// key identifies a registration: a driver with one kubelet. While its registration is
-// withdrawn from an earlier root_dir, a driver has two registrars.
-type key struct {
-	name    string
-	kubelet config.Kubelet
 }
 
 // New returns an agent without any driver.
@@ -95,7 +82,7 @@ func New(log *slog.Logger, parts Parts, version string) *Agent {
 	return &Agent{
 		log: log, parts: parts, version: version, began: time.Now(), ctx: ctx, stop: stop,
 		hints: make(chan struct{}, 1), apply: make(chan struct{}, 1),
-		config: config.Default(), running: map[key]*running{}, changed: make(chan struct{}),
+		config: config.Default(), running: map[string]*running{}, changed: make(chan struct{}),
 	}
 }
 
@@ -142,98 +129,94 @@ func (a *Agent) hint() {
 	}
 }
 
-func (a *Agent) registrars() map[key]*running {
+func (a *Agent) registrars() map[string]*running {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return maps.Clone(a.running)
 }
 
-// Apply makes the running registrars match c, which was read from the given files. Drivers that did
-// not change are not touched; a driver that c does not name is withdrawn. The error names the
-// drivers that could not be started or withdrawn yet. Both are retried in the background.
+// Apply makes the running registrars match c, which was read from the given files and has the
+// root_dir of all before it. Drivers that did not change are not touched; a driver that c does not
+// name is withdrawn. The error names the drivers that could not be started or withdrawn yet. Both
+// are retried in the background.
 func (a *Agent) Apply(ctx context.Context, c *config.Config, files []string) error {
 	a.apply <- struct{}{}
 	defer func() { <-a.apply }()
 	a.change(func() { a.config, a.files = c, slices.Clone(files) })
-	var leaving []*running
-	for k, r := range a.registrars() {
-		// another root_dir changes every path
-		if d, _ := c.Driver(k.name); r.driver.Enabled && !(d.Enabled && k.kubelet == c.Kubelet) {
+	leaving := a.withdrawAllBut(c)
+	return errors.Join(a.awaitWithdrawal(ctx, leaving), a.reconcile(ctx, leaveTime))
+}
+
+// Leave withdraws all drivers, and starts none any more. The status has the drivers of c, which
+// another process registers, with why as their reason: that they are gone must not look like
+// a configuration without drivers.
+func (a *Agent) Leave(ctx context.Context, c *config.Config, why error) error {
+	a.apply <- struct{}{}
+	defer func() { <-a.apply }()
+	a.left = true
+	failed := map[string]error{}
+	for _, d := range c.Drivers {
+		if d.Enabled {
+			failed[d.Name] = why
+		}
+	}
+	a.change(func() { a.config, a.failed = c, failed })
+	return a.awaitWithdrawal(ctx, a.withdrawAllBut(&config.Config{}))
+}
+
+// withdrawAllBut withdraws the drivers that are not enabled in c.
+func (a *Agent) withdrawAllBut(c *config.Config) (leaving []*running) {
+	for name, r := range a.registrars() {
+		if d, _ := c.Driver(name); r.driver.Enabled && !d.Enabled {
 			leaving = append(leaving, r)
 			d = r.driver
 			d.Enabled = false
 			a.update(r, d)
 		}
 	}
-	return errors.Join(a.awaitWithdrawal(ctx, leaving), a.reconcile(ctx, leaveTime))
+	return leaving
 }
 
-// WithdrawKept withdraws the registrations of drivers that are not enabled, whose sockets were
-// kept from an earlier process. Those that cannot be withdrawn yet are retried in the background.
-func (a *Agent) WithdrawKept(ctx context.Context, names []string) error {
-	a.apply <- struct{}{}
-	defer func() { <-a.apply }()
-	earlier := slices.DeleteFunc(a.kept, func(name string) bool { return slices.Contains(names, name) })
-	a.kept = names
-	err := a.reconcile(ctx, leaveTime)
-	a.kept = append(a.kept, earlier...) // Run tries these again
-	var leaving []*running
-	for k, r := range a.registrars() {
-		if slices.Contains(names, k.name) && !r.driver.Enabled {
-			leaving = append(leaving, r)
-		}
-	}
-	return errors.Join(err, a.awaitWithdrawal(ctx, leaving))
-}
-
-// reconcile starts a registrar for each enabled driver that has none, and for each kept
-// registration that is to be withdrawn; it passes changed tables to those that run. It waits for
-// registrars that are ending. If that takes longer than wait, Run reconciles again.
+// reconcile starts a registrar for each enabled driver that has none, and passes changed tables to
+// those that run. It waits for registrars that are ending. If that takes longer than wait, Run
+// reconciles again.
 func (a *Agent) reconcile(ctx context.Context, wait time.Duration) error {
+	if a.left {
+		return nil
+	}
 	waiting, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	c, all := a.config, a.registrars() // config changes under apply
 	var missing []config.Driver
 	for _, d := range c.Drivers {
-		if r := all[key{d.Name, c.Kubelet}]; d.Enabled && (r == nil || !a.update(r, d)) {
+		if r := all[d.Name]; d.Enabled && (r == nil || !a.update(r, d)) {
 			missing = append(missing, d)
-		}
-	}
-	for _, name := range a.kept {
-		if d, _ := c.Driver(name); !d.Enabled && all[key{name, c.Kubelet}] == nil {
-			missing = append(missing, config.Driver{Connection: config.Connection{Name: name}})
 		}
 	}
 	sockets, errs := make([]Socket, len(missing)), make([]error, len(missing))
 	var opened sync.WaitGroup
 	for i, d := range missing {
 		opened.Go(func() {
-			if r := all[key{d.Name, c.Kubelet}]; r != nil && !r.awaitEnd(waiting) {
+			if r := all[d.Name]; r != nil && !r.awaitEnd(waiting) {
 				errs[i] = errors.New("its registration socket is still being closed")
 				return
 			}
-			sockets[i], errs[i] = a.parts.Socket(ctx, c, d.Name)
+			sockets[i], errs[i] = a.parts.Socket(ctx, d.Name)
 		})
 	}
 	opened.Wait()
 	failed := map[string]error{}
-	var kept []string
 	for i, d := range missing {
 		if errs[i] == nil && a.ctx.Err() != nil {
 			errs[i] = errors.Join(errors.New("the agent has ended"), sockets[i].Close(ctx))
 		}
-		switch {
-		case errs[i] == nil:
-			a.start(key{d.Name, c.Kubelet}, d, sockets[i])
+		if errs[i] == nil {
+			a.start(d, sockets[i])
 			continue
-		case d.Enabled:
-			failed[d.Name] = errs[i]
-		default:
-			kept = append(kept, d.Name)
 		}
+		failed[d.Name] = errs[i]
 		errs[i] = fmt.Errorf("cannot start the registrar of %s: %w", d.Name, errs[i])
 	}
-	a.kept = kept
 	a.change(func() { a.failed = failed })
 	err := errors.Join(errs...)
 	if err != nil && wait > 0 {

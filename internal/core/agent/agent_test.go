@@ -12,9 +12,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	"csi-registrar/internal/node/config"
+	"csi-registrar/internal/core/driver"
 	"csi-registrar/internal/core/registrar"
+	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/safetext"
 )
 
 // node is a node on which every driver is ready and the kubelet accepts at once.
@@ -22,6 +24,7 @@ type node struct {
 	mu      sync.Mutex
 	sockets map[string]*socket
 	clients []string // every client that was made, by driver
+	ended   int      // clients that were closed
 	tries   int      // to make a socket
 	broken  string   // the driver for which no socket can be made
 	left    bool     // sockets are those that an earlier process left
@@ -31,17 +34,17 @@ func (n *node) Driver(d config.Driver) registrar.Driver {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.clients = append(n.clients, d.Name)
-	return client{d.Name, make(chan struct{})}
+	return driver.Observe(client{d.Name, make(chan struct{}), n})
 }
 
-func (n *node) Socket(_ context.Context, c *config.Config, name string) (Socket, error) {
+func (n *node) Socket(_ context.Context, name string) (Socket, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.tries++
 	if name == n.broken {
 		return nil, errors.New("too long")
 	}
-	s := &socket{path: c.Kubelet.PluginsRegistry() + "/" + name, hints: make(chan struct{}, 1)}
+	s := &socket{path: "/k/plugins_registry/" + name, hints: make(chan struct{}, 1)}
 	if old := n.sockets[s.path]; old != nil && old.counts()[2] == 0 { // as kubelet.Registry
 		return nil, errors.New("in use already")
 	}
@@ -55,17 +58,14 @@ func (n *node) socket(path string) *socket { n.mu.Lock(); defer n.mu.Unlock(); r
 type client struct {
 	name  string
 	hints chan struct{}
+	node  *node
 }
 
-func (c client) Ask(context.Context, func(status.Report)) status.Report {
+func (c client) Ask(context.Context, driver.Why, func(status.Report)) status.Report {
 	return status.Report{Driver: status.Ready, Identity: status.Identity{Name: c.name, NodeID: "n"}}
 }
-func (c client) Probe(ctx context.Context) status.Report { return c.Ask(ctx, nil) }
-func (c client) AskAfterHint(ctx context.Context, progress func(status.Report)) status.Report {
-	return c.Ask(ctx, progress)
-}
 func (c client) Hints() <-chan struct{} { return c.hints }
-func (c client) Close()                 {}
+func (c client) Close()                 { c.node.mu.Lock(); defer c.node.mu.Unlock(); c.node.ended++ }
 
 type socket struct {
 	path  string
@@ -74,7 +74,7 @@ type socket struct {
 	mu                           sync.Mutex
 	up                           status.Socket
 	published, withdrawn, closed int
-	restored                     int
+	discarded                    bool // before it was closed
 	refused                      error
 	hold                         chan struct{} // Look waits for it
 	closing                      chan struct{} // Close waits for it
@@ -90,18 +90,10 @@ func (s *socket) Look() status.Socket {
 	}
 	return up
 }
-func (s *socket) Check(context.Context) error                            { return nil }
-func (s *socket) Acknowledge(context.Context, status.Announcement) error { return nil }
-func (s *socket) Record(ctx context.Context, _ func(context.Context, string) error, linked func()) error {
-	linked()
-	<-ctx.Done()
-	return nil
-}
-func (s *socket) Restore() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.restored++
-}
+func (s *socket) Check(context.Context) error { return nil }
+
+func (s *socket) Clear(context.Context, status.Announcement) error { return nil }
+
 func (s *socket) Publish(_ context.Context, a status.Announcement) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -140,7 +132,7 @@ func (s *socket) Close(context.Context) error {
 	return nil
 }
 
-func (s *socket) Discard() {}
+func (s *socket) Discard() { s.mu.Lock(); defer s.mu.Unlock(); s.discarded = s.closed == 0 }
 
 func (s *socket) counts() [3]int {
 	s.mu.Lock()
@@ -173,9 +165,12 @@ func with(t *testing.T, test func(t *testing.T, a *Agent, n *node)) {
 		cancel()
 		wg.Wait()
 		for path, s := range n.sockets {
-			if c := s.counts(); c[2] != 1 {
-				t.Errorf("%s was closed %d times", path, c[2])
+			if c := s.counts(); c[2] != 1 || s.discarded != (c[1] > 0) {
+				t.Errorf("%s was closed %d times, withdrawn %d times, and then nothing of it was kept: %t", path, c[2], c[1], s.discarded)
 			}
+		}
+		if n.ended != len(n.clients) {
+			t.Errorf("%d of %d clients were closed", n.ended, len(n.clients))
 		}
 	})
 }
@@ -227,6 +222,25 @@ func TestApplyTouchesOnlyWhatChanged(t *testing.T) {
 
 // A key that changes how the driver is found or trusted takes effect at once; the others cost no
 // new connection.
+// A daemon that leaves its root_dir does not look like one without drivers, and registers none.
+func TestLeave(t *testing.T) {
+	with(t, func(t *testing.T, a *Agent, n *node) {
+		apply(t, a, conf("/k", drv("a.example"), drv("b.example")))
+		off := drv("off.example")
+		off.Enabled = false
+		if err := a.Leave(t.Context(), conf("/k", drv("a.example"), drv("c.example"), off), errors.New("moved")); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(time.Minute) // for what starts registrars again
+		synctest.Wait()
+		want(t, states(a), "a.example absent", "c.example absent", "off.example disabled")
+		s := a.Status()
+		if len(s.Unserved()) != 2 || s.Drivers[0].Reason != "moved" || s.Drivers[2].Reason == "moved" {
+			t.Errorf("%+v", s.Drivers)
+		}
+	})
+}
+
 func TestKeysThatNeedANewConnection(t *testing.T) {
 	for key, c := range map[string]struct {
 		change func(*config.Driver)
@@ -236,7 +250,6 @@ func TestKeysThatNeedANewConnection(t *testing.T) {
 		"endpoint":            {func(d *config.Driver) { d.Endpoint = "/b" }, true},
 		"timeout":             {func(d *config.Driver) { d.Timeout++ }, true},
 		"socket_owner":        {func(d *config.Driver) { d.SocketOwner = "any" }, true},
-		"endpoint_link":       {func(d *config.Driver) { d.EndpointLink = true }, false},
 		"withdraw_after":      {func(d *config.Driver) { d.WithdrawAfter++ }, false},
 		"when_driver_is_gone": {func(d *config.Driver) { d.WhenGone = config.Withdraw }, false},
 		"supported_versions":  {func(d *config.Driver) { d.SupportedVersions = []string{"1.1.0"} }, false},
@@ -306,7 +319,9 @@ func TestEnabledAgainWhileItsSocketIsClosed(t *testing.T) {
 			if err := a.Apply(ctx, conf("/k", drv("b")), nil); err == nil {
 				t.Error("withdrawn at once")
 			}
-			err := a.Apply(t.Context(), conf("/k", drv("a"), drv("b")), nil)
+			moved := drv("a") // it needs a new client, which is not used
+			moved.Socket = "/run/moved"
+			err := a.Apply(t.Context(), conf("/k", moved, drv("b")), nil)
 			if (err != nil) != (long > leaveTime) {
 				t.Errorf("%s: %v", long, err)
 			}
@@ -356,20 +371,6 @@ func TestStartingIsTriedAgain(t *testing.T) {
 	})
 }
 
-func TestAnotherRootMovesEverything(t *testing.T) {
-	with(t, func(t *testing.T, a *Agent, n *node) {
-		apply(t, a, conf("/k", drv("a")))
-		apply(t, a, conf("/l", drv("a")))
-		want(t, states(a), "a registered")
-		if got := n.socket("/k/plugins_registry/a").counts(); got != [3]int{1, 1, 1} {
-			t.Errorf("published, withdrawn, closed %v", got)
-		}
-		if s := a.Status(); s.PluginsRegistry != "/l/plugins_registry" || s.Drivers[0].RegistrationSocket != "/l/plugins_registry/a" {
-			t.Errorf("status %+v", s)
-		}
-	})
-}
-
 func TestOneThatCannotStartHoldsUpNoOther(t *testing.T) {
 	with(t, func(t *testing.T, a *Agent, n *node) {
 		n.broken = "a"
@@ -396,6 +397,23 @@ func TestChangedMissesNothing(t *testing.T) {
 		}()
 		apply(t, a, conf("/k", drv("a"), drv("b")))
 		want(t, <-seen, "a registered", "b registered")
+	})
+}
+
+// A table with an error that was never in force is a row of its own; one that was keeps its state.
+func TestInvalidTables(t *testing.T) {
+	with(t, func(t *testing.T, a *Agent, n *node) {
+		apply(t, a, conf("/k", drv("a"), drv("b")))
+		a.ConfigErrors("x:1: first\nx:2: second", map[string]string{"a": "x:1: first", "c": "x:2: second"}, []string{"y"})
+		want(t, states(a), "a registered", "b registered", "c invalid")
+		s := a.Status()
+		kept, _ := s.Driver("a")
+		never, _ := s.Driver("c")
+		if kept.Reason != "the table in the files is not in force: x:1: first" || never.Reason != "x:2: second" || !slices.Equal(s.InvalidFiles, []safetext.Claim{"y"}) {
+			t.Errorf("%+v", s)
+		}
+		a.ConfigErrors("", nil, nil)
+		want(t, states(a), "a registered", "b registered")
 	})
 }
 
@@ -455,97 +473,6 @@ func TestAliveNoticesAHang(t *testing.T) {
 	})
 }
 
-// A driver has two registrars while its registration under an earlier root_dir cannot be withdrawn.
-func TestStatusIsOfTheRootInForce(t *testing.T) {
-	with(t, func(t *testing.T, a *Agent, n *node) {
-		apply(t, a, conf("/k", drv("a")))
-		n.socket("/k/plugins_registry/a").refuse(errors.New("read-only"))
-		if err := a.Apply(t.Context(), conf("/l", drv("a")), nil); err == nil || !strings.Contains(err.Error(), "read-only") {
-			t.Error(err)
-		}
-		synctest.Wait()
-		if d := a.Status().Drivers; len(d) != 1 || d[0].RegistrationSocket != "/l/plugins_registry/a" {
-			t.Errorf("%+v", d)
-		}
-		// Back, before it could be withdrawn: it goes on.
-		apply(t, a, conf("/k", drv("a")))
-		if d := a.Status().Drivers; len(d) != 1 || d[0].RegistrationSocket != "/k/plugins_registry/a" {
-			t.Errorf("%+v", d)
-		}
-		// The descriptor store and the record were those of the other one.
-		if k, l := n.socket("/k/plugins_registry/a"), n.socket("/l/plugins_registry/a"); k.restored != 1 || l.restored != 0 {
-			t.Errorf("restored %d and %d times", k.restored, l.restored)
-		}
-		n.socket("/k/plugins_registry/a").refuse(nil)
-	})
-}
-
-// No call arrives at a recorder whose registration has ended.
-func TestATraceEndsWithItsRegistration(t *testing.T) {
-	with(t, func(t *testing.T, a *Agent, _ *node) {
-		apply(t, a, conf("/k", drv("a")))
-		ended := make(chan error, 1)
-		linked := make(chan struct{})
-		go func() { ended <- a.Record(t.Context(), "a", nil, func() { close(linked) }) }()
-		<-linked
-		apply(t, a, conf("/k"))
-		select {
-		case err := <-ended:
-			if err != nil {
-				t.Error(err)
-			}
-		default:
-			t.Error("it continues")
-		}
-	})
-}
-
-// What an earlier process left of drivers that are not configured is only withdrawn.
-func TestKeptRegistrationsAreWithdrawn(t *testing.T) {
-	with(t, func(t *testing.T, a *Agent, n *node) {
-		n.left = true
-		apply(t, a, conf("/k"))
-		if err := a.WithdrawKept(t.Context(), []string{"a", "b"}); err != nil {
-			t.Error(err)
-		}
-		for _, name := range []string{"a", "b"} {
-			if got := n.socket("/k/plugins_registry/" + name).counts(); got != [3]int{0, 1, 1} {
-				t.Errorf("%s: published, withdrawn, closed %v", name, got)
-			}
-		}
-		if len(n.clients) > 0 || len(a.Status().Drivers) > 0 {
-			t.Errorf("clients %q, status %+v", n.clients, a.Status().Drivers)
-		}
-	})
-}
-
-// A kept registration that cannot be withdrawn yet is tried again, also after others were
-// withdrawn.
-func TestKeptRegistrationsAreTriedAgain(t *testing.T) {
-	with(t, func(t *testing.T, a *Agent, n *node) {
-		n.left, n.broken = true, "a"
-		apply(t, a, conf("/k"))
-		for range 2 {
-			if err := a.WithdrawKept(t.Context(), []string{"a"}); err == nil {
-				t.Error("no error")
-			}
-		}
-		if err := a.WithdrawKept(t.Context(), []string{"b"}); err != nil {
-			t.Error(err)
-		}
-		n.mu.Lock()
-		n.broken = ""
-		n.mu.Unlock()
-		time.Sleep(startMost)
-		synctest.Wait()
-		for _, name := range []string{"a", "b"} {
-			if s := n.socket("/k/plugins_registry/" + name); s == nil || s.counts() != [3]int{0, 1, 1} {
-				t.Errorf("%s: %+v", name, s)
-			}
-		}
-	})
-}
-
 // The status has one time zone, wherever a time comes from.
 func TestTimesAreUTC(t *testing.T) {
 	with(t, func(t *testing.T, a *Agent, n *node) {
@@ -590,12 +517,12 @@ func TestFailingWithdrawalsAreShown(t *testing.T) {
 		apply(t, a, conf("/k", drv("a")))
 		old := n.socket("/k/plugins_registry/a")
 		old.refuse(errors.New("read-only"))
-		if err := a.Apply(t.Context(), conf("/l", drv("a")), nil); err == nil {
-			t.Error("no error")
+		if err := a.Apply(t.Context(), conf("/k"), nil); err == nil || err.Error() != "1 withdrawals go on: a (read-only)" {
+			t.Errorf("got %v", err)
 		}
 		synctest.Wait()
 		want(t, states(a), "a registered")
-		if w := a.Status().Withdrawals; len(w) != 1 || w[0].Driver != "a" || w[0].Error != "read-only" || w[0].RegistrationSocket != old.path || w[0].Since.IsZero() {
+		if w := a.Status().Withdrawals; len(w) != 1 || w[0].Driver != "a" || w[0].Error != "read-only" || string(w[0].RegistrationSocket) != old.path || w[0].Since.IsZero() {
 			t.Errorf("%+v", w)
 		}
 		old.refuse(nil)

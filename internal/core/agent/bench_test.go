@@ -11,7 +11,7 @@ func boardOf(n int) *Agent {
 	a := New(nil, nil, "test")
 	for i := range n {
 		name := fmt.Sprintf("d%d.example", i)
-		a.running[key{name: name}] = &running{status: status.Driver{Name: name, State: "registered"}}
+		a.running[name] = &running{status: status.Driver{Name: name, State: "registered"}}
 	}
 	return a
 }
@@ -33,6 +33,6 @@ func BenchmarkObserve(b *testing.B) {
 	s := status.Driver{Name: "d7.example", State: "ready"}
 	b.ReportAllocs()
 	for b.Loop() {
-		a.change(func() { a.running[key{name: s.Name}].status = s })
+		a.change(func() { a.running[s.Name].status = s })
 	}
 }

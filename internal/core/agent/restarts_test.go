@@ -15,8 +15,8 @@ func TestRestartsOfTheLastTenMinutes(t *testing.T) {
 		apply(t, a, conf("/k", drv("a"), drv("b")))
 		begin := time.Now()
 		a.change(func() {
-			for _, r := range a.running {
-				if r.name == "a" {
+			for name, r := range a.running {
+				if name == "a" {
 					r.status.Restarts = []time.Time{begin.Add(-status.RestartWindow), begin, begin.Add(time.Minute), begin.Add(2 * time.Minute)}
 				}
 			}
@@ -35,6 +35,33 @@ func TestRestartsOfTheLastTenMinutes(t *testing.T) {
 		}
 		if d, _ := a.Status().Driver("b"); d.DriverRestarts != 0 || d.Reason != "" {
 			t.Errorf("%+v", d)
+		}
+	})
+}
+
+// The answer of another registrar counts for 15 seconds, when somebody looks: it may not have been
+// asked again.
+func TestAnswerOfAnotherRegistrarLasts15Seconds(t *testing.T) {
+	with(t, func(t *testing.T, a *Agent, _ *node) {
+		apply(t, a, conf("/k", drv("a")))
+		begin := time.Now()
+		a.change(func() {
+			for _, r := range a.running {
+				r.status.ServedBy = status.ServedBy{PID: 7, Since: begin.Add(-time.Minute), AskedAt: begin}
+			}
+		})
+		for _, c := range []struct {
+			pause  time.Duration
+			served bool
+		}{{0, true}, {15 * time.Second, true}, {1, false}} {
+			time.Sleep(c.pause)
+			d, _ := a.Status().Driver("a")
+			if (d.ServedBy.PID == 7) != c.served || (d.ServedBy == status.ServedBy{}) == c.served {
+				t.Errorf("after %s: %+v", time.Since(begin), d.ServedBy)
+			}
+			if c.served && d.ServedBy.AskedAt.Location() != time.UTC {
+				t.Errorf("%s", d.ServedBy.AskedAt)
+			}
 		}
 	})
 }

@@ -1,18 +1,20 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
-	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/core/registrar"
+	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/node/status"
 )
 
 // running is a registrar and what belongs to it.
 type running struct {
-	key
 	driver config.Driver // under Agent.apply; not enabled: its registration is being withdrawn
 	reg    *registrar.Registrar
 	socket Socket
@@ -20,18 +22,14 @@ type running struct {
 	status status.Driver // under Agent.mu
 }
 
-// start starts a registrar. One that is not enabled is only withdrawn.
-func (a *Agent) start(k key, d config.Driver, socket Socket) {
-	r := &running{key: k, driver: d, socket: socket, ended: make(chan struct{})}
-	var driver registrar.Driver = absentDriver{}
-	if d.Enabled {
-		driver = a.parts.Driver(d)
-	}
+// start starts a registrar.
+func (a *Agent) start(d config.Driver, socket Socket) {
+	r := &running{driver: d, socket: socket, ended: make(chan struct{})}
 	log := a.log.With("driver", d.Name)
-	r.reg = registrar.New(k.kubelet, d, driver, socket, registrar.Options{
+	r.reg = registrar.New(d, a.parts.Driver(d), socket, registrar.Options{
 		Log: log, Observe: func(s status.Driver) { a.change(func() { r.status = s }) },
 	})
-	a.change(func() { a.running[k] = r })
+	a.change(func() { a.running[d.Name] = r })
 	a.ended.Go(func() {
 		r.reg.Run(a.ctx)
 		if a.ctx.Err() == nil {
@@ -40,29 +38,12 @@ func (a *Agent) start(k key, d config.Driver, socket Socket) {
 		if err := socket.Close(context.WithoutCancel(a.ctx)); err != nil {
 			log.Error("cannot end a registration cleanly", "error", err)
 		}
-		var other *running
-		a.change(func() {
-			delete(a.running, k) // no other takes its place before r.ended is closed
-			other = a.running[key{k.name, a.config.Kubelet}]
-		})
+		// no other takes its place before r.ended is closed
+		a.change(func() { delete(a.running, d.Name) })
 		close(r.ended)
-		if other != nil {
-			other.socket.Restore()
-		}
 		a.hint() // it may have been enabled again
 	})
 }
-
-// absentDriver is the driver of a registration that is only withdrawn.
-type absentDriver struct{}
-
-func (absentDriver) Ask(context.Context, func(status.Report)) status.Report { return status.Report{} }
-func (absentDriver) Probe(context.Context) status.Report                    { return status.Report{} }
-func (absentDriver) AskAfterHint(context.Context, func(status.Report)) status.Report {
-	return status.Report{}
-}
-func (absentDriver) Hints() <-chan struct{} { return nil }
-func (absentDriver) Close()                 {}
 
 // awaitEnd waits until r has ended or ctx is done; it reports whether r has ended.
 func (r *running) awaitEnd(ctx context.Context) bool {
@@ -79,26 +60,42 @@ func (r *running) awaitEnd(ctx context.Context) bool {
 	}
 }
 
-// awaitWithdrawal waits up to leaveTime until all are withdrawn.
+// awaitWithdrawal waits up to leaveTime until all are withdrawn. The error names a few that are
+// not.
 func (a *Agent) awaitWithdrawal(ctx context.Context, leaving []*running) error {
 	ctx, cancel := context.WithTimeout(ctx, leaveTime)
 	defer cancel()
-	var errs []error
+	const mostNamed = 3
+	var left []string
+	reason := ""
 	for _, r := range leaving {
-		if !r.awaitEnd(ctx) {
-			a.mu.Lock()
-			reason := r.status.Reason
-			a.mu.Unlock()
-			errs = append(errs, fmt.Errorf("%s is not withdrawn yet, trying again: %s", r.name, reason))
+		if r.awaitEnd(ctx) {
+			continue
 		}
+		left = append(left, r.driver.Name)
+		a.mu.Lock()
+		reason = cmp.Or(reason, r.status.WithdrawalError)
+		a.mu.Unlock()
 	}
-	return errors.Join(errs...)
+	if len(left) == 0 {
+		return nil
+	}
+	slices.Sort(left)
+	text := fmt.Sprintf("%d withdrawals go on: %s", len(left), strings.Join(left[:min(len(left), mostNamed)], ", "))
+	if len(left) > mostNamed {
+		text += ", …"
+	}
+	if reason != "" {
+		text += " (" + reason + ")"
+	}
+	return errors.New(text)
 }
 
 // update passes a changed table to its registrar, with a new client if the driver must be found
 // or checked in another way. It returns false if the registrar is ending. One that was to be
 // withdrawn, and is not yet, continues.
 func (a *Agent) update(r *running, d config.Driver) bool {
+	r.driver.KeptFor = d.KeptFor // no setting of the registrar
 	if r.driver.Equal(d) {
 		return true
 	}

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -8,6 +9,7 @@ import (
 	"time"
 
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/safetext"
 )
 
 // change runs f under the lock and closes the channel of Changed.
@@ -19,19 +21,19 @@ func (a *Agent) change(f func()) {
 	a.changed = make(chan struct{})
 }
 
-// Status returns the current status. If a driver has two registrars, it has the status of the one
-// below the root_dir in force; the registration of the other is being withdrawn.
+// Status returns the current status.
 func (a *Agent) Status() status.Document {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	now := time.Now()
 	s := status.Document{
-		Version: a.version, StartedAt: a.began.UTC(), ConfigFiles: append([]string{}, a.files...), ConfigError: a.configError,
-		PluginsRegistry: a.config.Kubelet.PluginsRegistry(), Kubelet: a.kubelet, Drivers: []status.Driver{},
+		Version: a.version, StartedAt: status.ByWallClock(a.began, now), ConfigFiles: claims(a.files), ConfigError: a.configError, InvalidFiles: claims(a.invalidFile),
+		PluginsRegistry: safetext.Claim(a.config.Kubelet.PluginsRegistry()), Kubelet: a.kubelet, Drivers: []status.Driver{},
 	}
 	drivers := map[string]status.Driver{} // by name
 	for _, d := range a.config.Drivers {
 		idle := status.Driver{
-			Name: d.Name, Socket: d.Socket, Endpoint: d.Endpoint, State: status.Disabled,
+			Name: d.Name, Socket: safetext.Claim(d.Socket), Endpoint: safetext.Claim(d.Endpoint), State: status.Disabled,
 			Driver: status.Absent, Registration: status.None, Reason: "disabled in the configuration",
 		}
 		if d.Enabled {
@@ -42,17 +44,22 @@ func (a *Agent) Status() status.Document {
 	if a.unnamed.State != "" {
 		drivers[""] = a.unnamed
 	}
-	for k, r := range a.running {
+	for name, r := range a.running {
 		if st := &r.status; st.WithdrawalError != "" {
 			s.Withdrawals = append(s.Withdrawals, status.Withdrawal{
-				Driver: k.name, RegistrationSocket: st.RegistrationSocket, Since: st.WithdrawalFailedAt, Error: st.WithdrawalError,
+				Driver: name, RegistrationSocket: st.RegistrationSocket, Since: status.ByWallClock(st.WithdrawalFailedAt, now), Error: st.WithdrawalError,
 			})
 		}
-		if k.kubelet == a.config.Kubelet || a.running[key{k.name, a.config.Kubelet}] == nil {
-			drivers[k.name] = r.status
-		}
+		drivers[name] = r.status
 	}
-	now := time.Now()
+	for name, errs := range a.invalid {
+		if d, ok := drivers[name]; ok {
+			addReason(&d, "the table in the files is not in force: "+errs)
+			drivers[name] = d
+			continue
+		}
+		drivers[name] = status.Driver{Name: name, State: status.Invalid, Driver: status.Absent, Registration: status.None, Reason: errs}
+	}
 	for _, name := range slices.Sorted(maps.Keys(drivers)) {
 		d := drivers[name]
 		table, _ := a.config.Driver(name)
@@ -63,11 +70,31 @@ func (a *Agent) Status() status.Document {
 		if d.DriverRestarts = restarts(d.Restarts, now); d.DriverRestarts >= status.ManyRestarts {
 			addReason(&d, fmt.Sprintf("the driver restarted %d times within %s", d.DriverRestarts, status.RestartWindow))
 		}
+		if now.Sub(d.ServedBy.AskedAt) > status.AnswerLasts {
+			d.ServedBy = status.ServedBy{}
+		}
+		for _, at := range []*time.Time{
+			&d.Since, &d.DriverSince, &d.RegisteredAt, &d.LastGetInfoAt, &d.DampedUntil, &d.WithdrawalFailedAt, &d.ServedBy.Since, &d.ServedBy.AskedAt,
+		} {
+			*at = status.ByWallClock(*at, now)
+		}
+		d.NoTable = table.KeptFor != ""
 		addReason(&d, table.KeptFor)
 		s.Drivers = append(s.Drivers, d)
 	}
-	slices.SortFunc(s.Withdrawals, func(a, b status.Withdrawal) int { return strings.Compare(a.RegistrationSocket, b.RegistrationSocket) })
+	for _, at := range []*time.Time{&s.Kubelet.ConfirmedAt, &s.Kubelet.EndedAt} {
+		*at = status.ByWallClock(*at, now)
+	}
+	slices.SortFunc(s.Withdrawals, func(a, b status.Withdrawal) int { return cmp.Compare(a.RegistrationSocket, b.RegistrationSocket) })
 	return s
+}
+
+func claims(paths []string) []safetext.Claim {
+	out := []safetext.Claim{}
+	for _, p := range paths {
+		out = append(out, safetext.Claim(p))
+	}
+	return out
 }
 
 // restarts counts the restarts within status.RestartWindow. Each status counts them again, because
@@ -96,8 +123,11 @@ func (a *Agent) Changed() <-chan struct{} {
 	return a.changed
 }
 
-// ConfigError sets the errors of the files, one a line; empty if there are none.
-func (a *Agent) ConfigError(text string) { a.change(func() { a.configError = text }) }
+// ConfigErrors sets the errors of the files, one a line; those of each driver's table; and the
+// files of which nothing is in force.
+func (a *Agent) ConfigErrors(all string, tables map[string]string, files []string) {
+	a.change(func() { a.configError, a.invalid, a.invalidFile = all, tables, files })
+}
 
 // Kubelet sets the kubelet that last reported a result.
 func (a *Agent) Kubelet(k status.Kubelet) { a.change(func() { a.kubelet = k }) }

@@ -16,16 +16,13 @@ type Backend interface {
 	// Changed returns a channel that is closed at the next change of the status. A caller that
 	// gets the channel first and the status second misses no change.
 	Changed() <-chan struct{}
-	// Reload reads the configuration again and returns when it is in force. If it has errors, the
-	// old one stays in force, and the error has one line for each.
-	Reload(ctx context.Context) error
+	// Reload reads the configuration again and returns when it is in force, with what the user
+	// should know. If it has errors, the old one stays in force, and the error has one line for
+	// each. With force, also drivers whose volumes are in use are withdrawn.
+	Reload(ctx context.Context, force bool) (notes []string, err error)
 	// Reregister makes the kubelet register the driver again. Without force it fails where the
 	// kubelet would refuse what the driver reports now.
 	Reregister(ctx context.Context, name string, force bool) error
-	// Trace calls rec.Listen with a path, points the driver's endpoint link there, calls
-	// rec.Linked, and returns when ctx is done and the link points back at the driver. It returns
-	// an error earlier if the driver cannot be traced.
-	Trace(ctx context.Context, rec Recorder) error
 	// Live returns nil if the driver answers Probe now, or did less than a second ago. The text of
 	// its error contains no text of the driver, so everybody may read it.
 	Live(ctx context.Context, driver string) error

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,7 +18,9 @@ import (
 	"time"
 
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/sys/unixsock"
+	"csi-registrar/internal/sys/worker"
 )
 
 // Path returns the path of the control socket of the daemon with this configuration root.
@@ -33,9 +36,12 @@ var ErrNotRunning = errors.New("csi-registrar is not running")
 var ErrPathTooLong = errors.New("the path of the control socket is too long")
 
 const (
+	dialTimeout   = 3 * time.Second           // for the file system of the socket
 	answerTimeout = 10 * time.Second          // the daemon answers from memory
 	reloadTimeout = callTimeout + time.Second // the daemon's own limit ends first
-	maxAnswer     = 64 << 20                  // 1,000 drivers with 1 kB each are 1 MB
+	maxAnswer     = 16 << 20                  // 4,096 drivers with 1 kB each are 4 MB
+	maxObjects    = 64 << 10                  // in an answer: a driver has at most four
+	maxText       = 16 << 10                  // characters of an error
 )
 
 // Client sends requests to the daemon, each over a separate connection.
@@ -54,12 +60,20 @@ func NewClient(path string) *Client { return &Client{path: path, limit: answerTi
 func (c *Client) Status(ctx context.Context) (s status.Document, err error) {
 	doc, err := c.get(ctx, "/v1/status")
 	if err == nil {
-		err = json.Unmarshal(doc, &s)
+		s, err = decode(doc)
 	}
 	if err != nil {
 		return status.Document{}, fmt.Errorf("cannot get the status: %w", err)
 	}
 	return s, nil
+}
+
+// decode decodes a status document of limited size: a small text can become a large value.
+func decode(doc []byte) (s status.Document, err error) {
+	if n := bytes.Count(doc, []byte("{")); n > maxObjects {
+		return s, fmt.Errorf("the answer has %d objects, more than %d", n, maxObjects)
+	}
+	return s, json.Unmarshal(doc, &s)
 }
 
 // Metrics requests the metrics, in Prometheus' text format.
@@ -72,7 +86,7 @@ func (c *Client) Metrics(ctx context.Context) ([]byte, error) {
 }
 
 func (c *Client) get(ctx context.Context, target string) ([]byte, error) {
-	body, err := c.send(ctx, http.MethodGet, target, nil, c.limit)
+	body, err := c.send(ctx, http.MethodGet, target, c.limit)
 	if err != nil {
 		return nil, err
 	}
@@ -84,7 +98,7 @@ func (c *Client) get(ctx context.Context, target string) ([]byte, error) {
 // or with an error, which is ErrNotRunning when the daemon ended.
 func (c *Client) Watch(ctx context.Context) iter.Seq2[status.Document, error] {
 	return func(yield func(status.Document, error) bool) {
-		body, err := c.send(ctx, http.MethodGet, "/v1/status?watch", nil, c.limit)
+		body, err := c.send(ctx, http.MethodGet, "/v1/status?watch", c.limit)
 		if err != nil {
 			if ctx.Err() == nil {
 				yield(status.Document{}, fmt.Errorf("cannot get the status: %w", err))
@@ -96,8 +110,12 @@ func (c *Client) Watch(ctx context.Context) iter.Seq2[status.Document, error] {
 		documents := json.NewDecoder(limited)
 		for {
 			limited.N = maxAnswer
+			var doc json.RawMessage
+			err := documents.Decode(&doc)
 			var s status.Document
-			err := documents.Decode(&s)
+			if err == nil {
+				s, err = decode(doc)
+			}
 			switch {
 			case ctx.Err() != nil:
 				return
@@ -111,13 +129,23 @@ func (c *Client) Watch(ctx context.Context) iter.Seq2[status.Document, error] {
 	}
 }
 
-// Reload makes the daemon read its configuration again. An *Error contains the errors of the
-// configuration, one in each line.
-func (c *Client) Reload(ctx context.Context) error {
-	if err := c.post(ctx, "/v1/reload", reloadTimeout); err != nil {
-		return fmt.Errorf("cannot reload the configuration: %w", err)
+// Reload makes the daemon read its configuration again, see Backend. An *Error contains the errors
+// of the configuration, one in each line.
+func (c *Client) Reload(ctx context.Context, force bool) (notes []string, err error) {
+	target := "/v1/reload"
+	if force {
+		target += "?force=true"
 	}
-	return nil
+	body, err := c.send(ctx, http.MethodPost, target, reloadTimeout)
+	var answer reloaded
+	if err == nil {
+		defer body.Close()
+		err = json.NewDecoder(io.LimitReader(body, maxAnswer)).Decode(&answer)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot reload the configuration: %w", err)
+	}
+	return answer.Notes, nil
 }
 
 // Reregister makes the daemon register the driver again. An *Error is the reason if it refuses.
@@ -145,30 +173,29 @@ type Error struct {
 // NotFound reports whether there is no such driver.
 func (e *Error) NotFound() bool { return e.code == http.StatusNotFound }
 
-func (e *Error) Error() string { return e.Text }
+// Error returns the text in one line.
+func (e *Error) Error() string { return safetext.Clean(e.Text, maxText) }
 
 func (c *Client) post(ctx context.Context, target string, limit time.Duration) error {
-	body, err := c.send(ctx, http.MethodPost, target, nil, limit)
+	body, err := c.send(ctx, http.MethodPost, target, limit)
 	if err != nil {
 		return err
 	}
 	return body.Close()
 }
 
-// send sends a request and returns the body of a successful response. The limit is only for the
-// head of the response, from the end of the request's body on: a stream continues until ctx is done
-// or it is closed.
-func (c *Client) send(ctx context.Context, method, target string, content io.Reader, limit time.Duration) (io.ReadCloser, error) {
+// send sends a request without a body and returns the body of a successful response. The limit is
+// only for the head of the response: a stream continues until ctx is done or it is closed.
+func (c *Client) send(ctx context.Context, method, target string, limit time.Duration) (io.ReadCloser, error) {
 	if err := unixsock.CheckPath(c.path); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrPathTooLong, err)
 	}
-	req, err := http.NewRequestWithContext(ctx, method, "http://csi-registrar"+target, content)
+	req, err := http.NewRequestWithContext(ctx, method, "http://csi-registrar"+target, nil)
 	if err != nil {
 		return nil, err
 	}
 	client := http.Client{Transport: &http.Transport{
-		// Connecting to a Unix socket does not wait, so it needs no context.
-		DialContext:           func(context.Context, string, string) (net.Conn, error) { return net.Dial("unix", c.path) },
+		DialContext:           func(ctx context.Context, _, _ string) (net.Conn, error) { return c.dial(ctx) },
 		DisableKeepAlives:     true,
 		ResponseHeaderTimeout: limit,
 	}}
@@ -188,6 +215,26 @@ func (c *Client) send(ctx context.Context, method, target string, content io.Rea
 	return nil, c.explain(err)
 }
 
+// dial connects. That waits for the file system of the path only, which no context ends.
+func (c *Client) dial(ctx context.Context) (net.Conn, error) {
+	type result struct {
+		net.Conn
+		err error
+	}
+	r, err := worker.Do(ctx, worker.NewPool().Slot(c.path, nil), dialTimeout, func() result {
+		conn, err := net.Dial("unix", c.path)
+		return result{conn, err}
+	}, func(r result) {
+		if r.err == nil {
+			r.Close()
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	return r.Conn, r.err
+}
+
 func readError(resp *http.Response) error {
 	var f failure
 	if err := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(&f); err != nil || f.Error == "" {
@@ -199,7 +246,10 @@ func readError(resp *http.Response) error {
 // explain returns an error that a user of the command understands.
 func (c *Client) explain(err error) error {
 	dial, ok := errors.AsType[*net.OpError](err)
+	stuck, isStuck := errors.AsType[*worker.NotAnswering](err)
 	switch {
+	case isStuck:
+		return stuck
 	case !ok || dial.Op != "dial":
 		// The daemon accepted the connection and closed it. The transport has several errors for
 		// that, not all of them exported.

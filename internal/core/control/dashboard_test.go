@@ -11,12 +11,21 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"csi-registrar/internal/node/status"
 )
 
 const (
-	dashboardFile = "../../packaging/grafana/csi-registrar.json"
-	rulesFile     = "../../packaging/prometheus/csi-registrar.rules.yml"
+	dashboardFile = "../../../packaging/grafana/csi-registrar.json"
+	rulesFile     = "../../../packaging/prometheus/csi-registrar.rules.yml"
 )
+
+// states are the values of the label state, in the order of a driver's life.
+var states = []string{
+	status.Disabled, status.Invalid,
+	string(status.Absent), string(status.Starting), string(status.Ready), string(status.Hanging), string(status.Mismatch),
+	string(status.Published), string(status.Registered), string(status.Refused), string(status.Conflict),
+}
 
 // dashboard has the parts of Grafana's dashboard that the tests check.
 type dashboard struct {
@@ -37,6 +46,7 @@ type dashboard struct {
 		Targets     []struct {
 			RefID string `json:"refId"`
 			Expr  string
+			Range bool
 		}
 	}
 }
@@ -64,7 +74,7 @@ func TestDashboard(t *testing.T) {
 			t.Errorf("panel %q has the id %d, as %q", p.Title, p.ID, other)
 		}
 		ids[p.ID] = p.Title
-		if p.Type == "" || p.Title == "" || p.Description == "" || len(p.Targets) == 0 {
+		if p.Type == "" || p.Title == "" || p.Type != "row" && (p.Description == "" || len(p.Targets) == 0) {
 			t.Errorf("panel %d (%q) has no type, title, description or query", p.ID, p.Title)
 		}
 		refs := map[string]bool{}
@@ -90,7 +100,9 @@ func TestDashboard(t *testing.T) {
 }
 
 var (
-	metricName = regexp.MustCompile(`\bcsi_registrar_[a-z_]+`)
+	metricName = regexp.MustCompile(`[a-z_:]*csi_registrar_[a-z0-9_:]+`)
+	record     = regexp.MustCompile(`(?m)- record: (\S+)$`)
+	selector   = regexp.MustCompile(`csi_registrar_[a-z0-9_:]+(\{[^}]*\})?`)
 	variable   = regexp.MustCompile(`\$\{?([a-zA-Z_]+)`)
 	matcher    = regexp.MustCompile(`\b(state|result)\s*(?:=~?|!~|!=)\s*"([^"]*)"`)
 )
@@ -98,7 +110,7 @@ var (
 // After a metric is renamed, an alert with the old name would never fire.
 func TestDashboardAndRulesNameExistingMetrics(t *testing.T) {
 	there := map[string]bool{}
-	for _, name := range metricName.FindAllString(string(exposition(sample(), 0)), -1) {
+	for _, name := range metricName.FindAllString(string(exposition(sample())), -1) {
 		there[name] = true
 	}
 	values := map[string][]string{"state": states, "result": {"registered", "refused"}}
@@ -120,7 +132,16 @@ func TestDashboardAndRulesNameExistingMetrics(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	check("rules", string(rules))
+	recorded := record.FindAllStringSubmatch(string(rules), -1)
+	if len(recorded) == 0 || len(recorded) > 10 {
+		t.Errorf("%d recording rules, at most 10 are good", len(recorded))
+	}
+	used := string(rules)
+	for _, m := range recorded {
+		there[m[1]] = true
+		used = strings.Replace(used, m[0], "", 1)
+	}
+	check("rules", used)
 
 	d := readDashboard(t)
 	variables := map[string]bool{"__rate_interval": true}
@@ -129,6 +150,9 @@ func TestDashboardAndRulesNameExistingMetrics(t *testing.T) {
 		variables[v.Name] = true
 	}
 	shown := map[string]bool{}
+	for _, name := range metricName.FindAllString(used, -1) {
+		shown[name] = strings.Contains(name, ":")
+	}
 	for _, p := range d.Panels {
 		for _, q := range p.Targets {
 			check("panel "+p.Title, q.Expr)
@@ -146,6 +170,65 @@ func TestDashboardAndRulesNameExistingMetrics(t *testing.T) {
 		if !shown[name] {
 			t.Errorf("no panel shows %s", name)
 		}
+	}
+}
+
+// TestMonitoringPage compares the page with the rules: it has all alerts, and what it says can be
+// dropped is what no rule reads.
+func TestMonitoringPage(t *testing.T) {
+	page, err := os.ReadFile("../../../packaging/doc/monitoring.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rules, err := os.ReadFile(rulesFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range regexp.MustCompile(`(?m)- alert: (\w+)$`).FindAllStringSubmatch(string(rules), -1) {
+		if !regexp.MustCompile(`\b` + m[1] + `\b`).Match(page) {
+			t.Errorf("monitoring.md does not have the alert %s", m[1])
+		}
+	}
+	var want []string
+	// rollout.md reads driver_up.
+	for _, name := range metricName.FindAllString(string(exposition(sample())), -1) {
+		if !regexp.MustCompile(name+`\b`).Match(rules) && name != "csi_registrar_driver_up" {
+			want = append(want, strings.TrimPrefix(name, "csi_registrar_"))
+		}
+	}
+	slices.Sort(want)
+	want = slices.Compact(want)
+	list := regexp.MustCompile(`regex: csi_registrar_\(([a-z_|]+)\)\n`).FindSubmatch(page)
+	if list == nil {
+		t.Fatal("monitoring.md does not say what can be dropped")
+	}
+	got := strings.Split(string(list[1]), "|")
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
+		t.Errorf("monitoring.md drops %q, the rules do not read %q", got, want)
+	}
+}
+
+// The first row costs the same for any number of nodes: it reads what the rules recorded. The
+// second one reads the series of the chosen nodes.
+func TestDashboardDoesNotGrowWithTheNodes(t *testing.T) {
+	rows, queries := 0, map[bool]int{}
+	for _, p := range readDashboard(t).Panels {
+		if p.Type == "row" {
+			rows++
+		}
+		for _, q := range p.Targets {
+			for _, s := range selector.FindAllString(q.Expr, -1) {
+				all := rows == 1
+				queries[all]++
+				if name, _, _ := strings.Cut(s, "{"); all != strings.Contains(name, ":") || all == strings.Contains(s, `{instance=~"$instance"`) {
+					t.Errorf("row %d, panel %q: %s", rows, p.Title, s)
+				}
+			}
+		}
+	}
+	if rows != 2 || queries[true] < 10 || queries[false] < 20 {
+		t.Errorf("%d rows, queries %v", rows, queries)
 	}
 }
 
@@ -169,10 +252,7 @@ func TestDashboardShowsEveryState(t *testing.T) {
 }
 
 func TestDashboardQueriesParse(t *testing.T) {
-	tool, err := exec.LookPath("promtool")
-	if err != nil {
-		t.Skip("promtool is not here (Debian: prometheus)")
-	}
+	tool := promtool(t)
 	type rule struct {
 		Record string `json:"record"`
 		Expr   string `json:"expr"`

@@ -12,16 +12,13 @@ import (
 	"csi-registrar/internal/node/status"
 )
 
-const (
-	maxBody    = 4 << 10 // of a request to the public part, which needs no body
-	maxProfile = 5 * time.Minute
-)
+const maxProfile = 5 * time.Minute
 
 // Handler returns the whole API, for the control socket: its clients may make changes.
 func Handler(b Backend) http.Handler {
 	mux := http.NewServeMux()
 	a := api{
-		Backend: b, reasons: true, streams: newGate(maxStreams), traces: newGate(maxTraces),
+		Backend: b, reasons: true, streams: newGate(maxStreams),
 		watched: &snapshot[[]byte]{render: func(d status.Document) []byte { return Marshal(d) }},
 	}
 	a.ready = func() readiness { return a.readiness(b.Status()) }
@@ -34,7 +31,6 @@ func Handler(b Backend) http.Handler {
 	mux.HandleFunc("POST /v1/reload", a.reload)
 	mux.HandleFunc("POST /v1/drivers/{name}/reregister", a.reregister)
 	mux.Handle("GET /debug/pprof/", Profiles())
-	mux.HandleFunc("POST /v1/drivers/{name}/trace", a.trace)
 	return mux
 }
 
@@ -47,7 +43,7 @@ func PublicHandler(b Backend) http.Handler {
 	a := api{Backend: b}
 	last := &snapshot[readiness]{render: a.readiness}
 	a.ready = func() readiness { r, _ := last.get(b); return r }
-	var metrics sharedMetrics
+	metrics := &snapshot[[]byte]{render: exposition}
 	scrapes := newGate(maxScrapes)
 	mux.HandleFunc("GET /healthz", healthz(b))
 	mux.HandleFunc("GET /readyz", a.readyz)
@@ -58,12 +54,12 @@ func PublicHandler(b Backend) http.Handler {
 			refuse(w)
 			return
 		}
-		text := metrics.get(b)
+		text, _ := metrics.get(b)
 		writeMetrics(w, text)
 		// Its place becomes free later, so that a flood of requests does not use all CPU time.
 		time.AfterFunc(time.Duration(len(text))*maxScrapes*time.Second/metricsRate, scrapes.leave)
 	})
-	return http.MaxBytesHandler(mux, maxBody)
+	return mux
 }
 
 // Profiles serves /debug/pprof/ for `go tool pprof`.
@@ -86,8 +82,8 @@ type api struct {
 	reasons bool             // the caller may read what drivers and the kubelet report
 	ready   func() readiness // on the public port, all requests share it
 
-	streams, traces gate
-	watched         *snapshot[[]byte] // what streams send
+	streams gate
+	watched *snapshot[[]byte] // what streams send
 }
 
 // localHostOnly serves requests to a loopback address only if Host names it. A web page that a user
@@ -115,9 +111,17 @@ type failure struct {
 	Error string `json:"error"` // may have several lines
 }
 
-func (a api) reload(w http.ResponseWriter, r *http.Request) {
-	writeResult(w, a.Reload(r.Context()), http.StatusUnprocessableEntity)
+// reloaded is the body of the answer to a reload.
+type reloaded struct {
+	Notes []string `json:"notes"`
 }
+
+func (a api) reload(w http.ResponseWriter, r *http.Request) {
+	notes, err := a.Reload(r.Context(), forced(r))
+	writeResult(w, reloaded{append([]string{}, notes...)}, err, http.StatusUnprocessableEntity)
+}
+
+func forced(r *http.Request) bool { return r.URL.Query().Get("force") == "true" }
 
 func (a api) reregister(w http.ResponseWriter, r *http.Request) {
 	name := r.PathValue("name")
@@ -127,16 +131,16 @@ func (a api) reregister(w http.ResponseWriter, r *http.Request) {
 	case d.State == status.Disabled:
 		writeJSON(w, http.StatusConflict, failure{"cannot register " + name + " again: the driver is disabled in the configuration"})
 	default:
-		writeResult(w, a.Reregister(r.Context(), name, r.URL.Query().Get("force") == "true"), http.StatusConflict)
+		writeResult(w, struct{}{}, a.Reregister(r.Context(), name, forced(r)), http.StatusConflict)
 	}
 }
 
 // writeResult answers a request that changes something. refused is the code for errors, except when
 // the request or the daemon ended.
-func writeResult(w http.ResponseWriter, err error, refused int) {
+func writeResult(w http.ResponseWriter, result any, err error, refused int) {
 	switch {
 	case err == nil:
-		writeJSON(w, http.StatusOK, struct{}{})
+		writeJSON(w, http.StatusOK, result)
 	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
 		writeJSON(w, http.StatusServiceUnavailable, failure{err.Error()})
 	default:

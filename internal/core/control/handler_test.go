@@ -10,8 +10,11 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/safetext"
 )
 
 func do(h http.Handler, method, target string) (int, string, http.Header) {
@@ -95,6 +98,69 @@ func TestReadyz(t *testing.T) {
 	}
 }
 
+// A driver that another registrar serves is ready, although it is in conflict, until what that one
+// answered is too old.
+func TestReadyzServedByAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		conflict := absentDriver("b.csi.example")
+		conflict.State, conflict.Driver, conflict.Registration = string(status.Conflict), status.Ready, status.Conflict
+		served := conflict
+		served.ServedBy = status.ServedBy{PID: 7, Since: at(0), AskedAt: at(20)}
+		b := newDaemon(registeredDriver("a.csi.example"), conflict)
+		handlers := map[string]http.Handler{"control socket": Handler(b), "public": PublicHandler(b)}
+		check := func(when string, want int) {
+			for name, h := range handlers {
+				for _, target := range []string{"/readyz", "/readyz/b.csi.example", "/readyz/b.csi.example?live"} {
+					if code, body, _ := do(h, "GET", target); code != want {
+						t.Errorf("%s, %s: %s: %d %q, want %d", when, name, target, code, body, want)
+					}
+				}
+				if code, body, _ := do(h, "GET", "/readyz"); !strings.Contains(body, "b.csi.example: conflict") {
+					t.Errorf("%s, %s: %d %q", when, name, code, body)
+				}
+			}
+		}
+		check("in conflict", 503)
+		b.set(func(s *status.Document) { s.Drivers = []status.Driver{s.Drivers[0], served} })
+		check("served", 200)
+		// The answer becomes too old, which is no change of the status.
+		b.mu.Lock()
+		b.status.Drivers = []status.Driver{b.status.Drivers[0], conflict}
+		b.mu.Unlock()
+		time.Sleep(maxAge + 1)
+		check("too old", 503)
+	})
+}
+
+// A table or file that was never in force is not ready; this affects no other driver.
+func TestReadyzInvalid(t *testing.T) {
+	invalid := status.Driver{Name: "new.csi.example", State: status.Invalid, Driver: status.Absent, Registration: status.None, Reason: "x.toml:2: sokt is not known"}
+	for name, change := range map[string]func(*status.Document){
+		"table": func(s *status.Document) { s.Drivers = append(s.Drivers, invalid) },
+		"file":  func(s *status.Document) { s.InvalidFiles = []safetext.Claim{"/etc/csi-registrar/conf.d/x.toml"} },
+	} {
+		b := newDaemon(registeredDriver("a.csi.example"))
+		b.set(change)
+		for target, want := range map[string]int{"/readyz": 503, "/readyz/a.csi.example": 200} {
+			for _, h := range []http.Handler{Handler(b), PublicHandler(b)} {
+				if code, body, _ := do(h, "GET", target); code != want {
+					t.Errorf("%s: %s: %d %q, want %d", name, target, code, body, want)
+				}
+			}
+		}
+	}
+	b := newDaemon(invalid)
+	for target, want := range map[string]int{"/readyz/new.csi.example": 503, "/livez/new.csi.example": 404} {
+		if code, body, _ := do(Handler(b), "GET", target); code != want {
+			t.Errorf("%s: %d %q, want %d", target, code, body, want)
+		}
+	}
+	_, body, _ := do(Handler(b), "GET", "/metrics")
+	if !strings.Contains(body, `csi_registrar_driver_state{driver="new.csi.example",state="invalid"} 1`) || strings.Contains(body, `csi_registrar_driver_up{`) {
+		t.Errorf("metrics:\n%s", body)
+	}
+}
+
 // Text of a driver or the kubelet may contain credentials: only root may see it.
 func TestPublicPagesShowNoReasons(t *testing.T) {
 	const secret = "hunter2"
@@ -118,16 +184,19 @@ func TestPublicPagesShowNoReasons(t *testing.T) {
 func TestReload(t *testing.T) {
 	b := newDaemon()
 	h := Handler(b)
-	if code, body, _ := do(h, "POST", "/v1/reload"); code != 200 || body != "{}\n" {
-		t.Errorf("right: %d %q", code, body)
+	for target, want := range map[string]string{"/v1/reload": `{"notes":["force false"]}`, "/v1/reload?force=true": `{"notes":["force true"]}`} {
+		if code, body, _ := do(h, "POST", target); code != 200 || body != want+"\n" {
+			t.Errorf("%s: %d %q", target, code, body)
+		}
 	}
 	b.reloadErr = errors.New("a.toml:1: wrong\nb.toml:2: wrong")
 	if code, body, _ := do(h, "POST", "/v1/reload"); code != 422 || body != `{"error":"a.toml:1: wrong\nb.toml:2: wrong"}`+"\n" {
 		t.Errorf("two errors: %d %q", code, body)
 	}
-	b.reloadErr = context.Canceled
-	if code, _, _ := do(h, "POST", "/v1/reload"); code != 503 {
-		t.Errorf("while ending: %d", code)
+	for _, b.reloadErr = range []error{context.Canceled, context.DeadlineExceeded} {
+		if code, _, _ := do(h, "POST", "/v1/reload"); code != 503 {
+			t.Errorf("%v: %d", b.reloadErr, code)
+		}
 	}
 	if code, _, _ := do(h, "GET", "/v1/reload"); code != 405 {
 		t.Errorf("a GET changes something: %d", code)

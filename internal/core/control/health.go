@@ -6,8 +6,9 @@ import (
 	"net/http"
 	"strings"
 
-	"csi-registrar/internal/sys/safetext"
+	"csi-registrar/internal/node/csiname"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/safetext"
 )
 
 // maxReason limits a reason on the health pages; /v1/status has the whole reason.
@@ -25,8 +26,9 @@ func healthz(b Backend) http.HandlerFunc {
 	}
 }
 
-// readyz is 200 when every enabled driver is registered. Errors of the configuration are
-// shown but do not count: what is in force is served.
+// readyz is 200 when the kubelet has every enabled driver (status.Driver.Served), and each file and
+// table was in force once. Other errors of the configuration are shown but do not count: the last
+// valid one is served.
 func (a api) readyz(w http.ResponseWriter, _ *http.Request) {
 	ready := a.ready()
 	write(w, ready.code, plainText, ready.text)
@@ -41,7 +43,7 @@ type readiness struct {
 
 func (a api) readiness(s status.Document) readiness {
 	code, word := http.StatusOK, "ok"
-	if len(s.Pending()) > 0 {
+	if len(s.Unserved())+len(s.InvalidFiles) > 0 {
 		code, word = http.StatusServiceUnavailable, "not ready"
 	}
 	configError := s.ConfigError
@@ -58,23 +60,24 @@ func (a api) readiness(s status.Document) readiness {
 		b.WriteString(a.stateLine(d))
 	}
 	b.WriteString(word + "\n")
-	return readiness{s, code, b.Bytes()}
+	return readiness{Document: s, code: code, text: b.Bytes()}
 }
 
-// readyzDriver is 200 when the driver is registered; with ?live only if it answers Probe now, too.
+// readyzDriver is 200 when the kubelet has the driver; with ?live only if it answers Probe now,
+// too.
 func (a api) readyzDriver(w http.ResponseWriter, r *http.Request) {
 	d, ok := a.ready().Driver(r.PathValue("driver"))
 	switch {
 	case !ok:
 		writeText(w, http.StatusNotFound, "no driver of that name is configured\n")
 		return
-	case d.Registration != status.Registered || d.State == status.Disabled:
+	case !d.Served():
 		writeText(w, http.StatusServiceUnavailable, a.stateLine(d))
 		return
 	}
 	if r.URL.Query().Has("live") {
 		if err := a.Live(r.Context(), d.Name); err != nil {
-			text := fmt.Sprintf("%s: registered, but %v", safetext.Clean(d.Name, status.MaxName), err)
+			text := fmt.Sprintf("%s: registered, but %v", safetext.Clean(d.Name, csiname.MaxName), err)
 			writeText(w, http.StatusServiceUnavailable, safetext.Clean(text, maxReason)+"\n")
 			return
 		}
@@ -86,7 +89,7 @@ func (a api) readyzDriver(w http.ResponseWriter, r *http.Request) {
 // kubernetes-csi/livenessprobe answers.
 func (a api) livezDriver(w http.ResponseWriter, r *http.Request) {
 	name := r.PathValue("driver")
-	if d, ok := a.ready().Driver(name); !ok || d.State == status.Disabled {
+	if d, ok := a.ready().Driver(name); !ok || d.State == status.Disabled || d.State == status.Invalid {
 		writeText(w, http.StatusNotFound, "no enabled driver of that name is configured\n")
 		return
 	}
@@ -98,7 +101,7 @@ func (a api) livezDriver(w http.ResponseWriter, r *http.Request) {
 }
 
 func (a api) stateLine(d status.Driver) string {
-	line := safetext.Clean(d.Name, status.MaxName) + ": " + d.State
+	line := safetext.Clean(d.Name, csiname.MaxName) + ": " + d.State
 	if d.Reason != "" && a.reasons {
 		line += ": " + safetext.Clean(d.Reason, maxReason)
 	}

@@ -3,6 +3,7 @@ package control
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"path/filepath"
@@ -10,8 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"csi-registrar/internal/test/fake"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/safetext"
+	"csi-registrar/internal/test/fake"
 )
 
 // daemon is a Backend whose state the test sets.
@@ -24,14 +26,13 @@ type daemon struct {
 	aliveErr  error
 	liveErr   error
 	asked     []string // names passed to Reregister
-	trace     func(context.Context, Recorder) error
 }
 
 func newDaemon(drivers ...status.Driver) *daemon {
 	return &daemon{
 		changed: make(chan struct{}),
 		status: status.Document{
-			Version: "1.2.3", StartedAt: at(0), ConfigFiles: []string{"/etc/csi-registrar/config.toml"},
+			Version: "1.2.3", StartedAt: at(0), ConfigFiles: []safetext.Claim{"/etc/csi-registrar/config.toml"},
 			PluginsRegistry: "/var/lib/kubelet/plugins_registry", Drivers: drivers,
 		},
 	}
@@ -57,7 +58,9 @@ func (d *daemon) set(f func(*status.Document)) {
 	d.changed = make(chan struct{})
 }
 
-func (d *daemon) Reload(context.Context) error { return d.reloadErr }
+func (d *daemon) Reload(_ context.Context, force bool) ([]string, error) {
+	return []string{fmt.Sprintf("force %t", force)}, d.reloadErr
+}
 
 func (d *daemon) Reregister(_ context.Context, name string, force bool) error {
 	d.mu.Lock()
@@ -71,8 +74,6 @@ func (d *daemon) Reregister(_ context.Context, name string, force bool) error {
 func (d *daemon) Alive(ctx context.Context) error    { return errors.Join(d.aliveErr, ctx.Err()) }
 func (d *daemon) Live(context.Context, string) error { return d.liveErr }
 
-func (d *daemon) Trace(ctx context.Context, rec Recorder) error { return d.trace(ctx, rec) }
-
 // at returns a time in seconds after a fixed one.
 func at(seconds float64) time.Time {
 	return time.Date(2026, 11, 21, 3, 0, 0, 0, time.UTC).Add(time.Duration(seconds * float64(time.Second)))
@@ -80,7 +81,7 @@ func at(seconds float64) time.Time {
 
 func registeredDriver(name string) status.Driver {
 	return status.Driver{
-		Name: name, Socket: "/run/" + name + "/csi.sock", Endpoint: "/run/" + name + "/csi.sock",
+		Name: name, Socket: safetext.Claim("/run/" + name + "/csi.sock"), Endpoint: safetext.Claim("/run/" + name + "/csi.sock"),
 		State: "registered", Driver: status.Ready, Registration: status.Registered, Since: at(10.5),
 		Took: 500 * time.Millisecond, RegisteredAt: at(10.5), LastGetInfoAt: at(10.25), Accepted: 1,
 	}
@@ -88,7 +89,7 @@ func registeredDriver(name string) status.Driver {
 
 func absentDriver(name string) status.Driver {
 	return status.Driver{
-		Name: name, Socket: "/run/" + name + "/csi.sock", Endpoint: "/run/" + name + "/csi.sock",
+		Name: name, Socket: safetext.Claim("/run/" + name + "/csi.sock"), Endpoint: safetext.Claim("/run/" + name + "/csi.sock"),
 		State: "absent", Driver: status.Absent, Registration: status.None, Since: at(1), Reason: "nothing is at its socket",
 	}
 }

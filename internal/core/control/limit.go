@@ -13,12 +13,11 @@ import (
 // answered from memory.
 const (
 	maxStreams = 1024 // on the control socket: a `wait` for each driver of a large node
-	maxTraces  = 64
 	// requests for metrics; one whose client does not read takes its place until publicTimeout
 	maxScrapes  = 16
 	maxProbes   = 64 // requests that query a driver: a refused one may restart its pod
 	gateWait    = 500 * time.Millisecond
-	maxAge      = time.Second // of the metrics that requests on the public port share
+	maxAge      = time.Second // of a snapshot
 	metricsRate = 40 << 20    // bytes of metrics in a second; those of 1,000 drivers are 2 MB
 )
 
@@ -64,28 +63,13 @@ func refuse(w http.ResponseWriter) {
 	writeText(w, http.StatusServiceUnavailable, "too many requests at once\n")
 }
 
-// sharedMetrics is the text that all requests within a second share.
-type sharedMetrics struct {
-	mu   sync.Mutex
-	at   time.Time // zero: there is none yet
-	text []byte
-}
-
-func (s *sharedMetrics) get(b Backend) []byte {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if time.Since(s.at) >= maxAge {
-		s.text = exposition(b.Status(), len(s.text)+len(s.text)/32)
-		s.at = time.Now()
-	}
-	return s.text
-}
-
-// snapshot is a rendering of the status, which all requests share until the status changes.
+// snapshot is a rendering of the status, which all requests share until the status changes, and for
+// at most maxAge: what depends on the time changes without it.
 type snapshot[T any] struct {
 	render func(status.Document) T
 
 	mu       sync.Mutex
+	at       time.Time
 	changed  <-chan struct{} // closed when the status has changed; nil: nothing is rendered
 	rendered T
 }
@@ -94,7 +78,7 @@ type snapshot[T any] struct {
 func (s *snapshot[T]) get(b Backend) (rendered T, changed <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.changed != nil {
+	if s.changed != nil && time.Since(s.at) < maxAge {
 		select {
 		case <-s.changed:
 		default:
@@ -103,6 +87,6 @@ func (s *snapshot[T]) get(b Backend) (rendered T, changed <-chan struct{}) {
 	}
 	changed = b.Changed() // before Status, so that no change is missed
 	s.rendered = s.render(b.Status())
-	s.changed = changed // not before: render may panic
+	s.at, s.changed = time.Now(), changed // not before: render may panic
 	return s.rendered, s.changed
 }

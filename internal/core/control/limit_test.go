@@ -16,8 +16,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"csi-registrar/internal/test/fake"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/test/fake"
 )
 
 // Many `wait` commands do not block other commands.
@@ -43,7 +43,7 @@ func TestStreamsLeaveRoomForOtherRequests(t *testing.T) {
 	}
 	opened.Wait()
 	begun := time.Now()
-	if err := NewClient(path).Reload(t.Context()); err != nil {
+	if _, err := NewClient(path).Reload(t.Context(), false); err != nil {
 		t.Error(err)
 	}
 	if _, err := NewClient(path).Status(t.Context()); err != nil {
@@ -85,9 +85,23 @@ func TestTooManyStreams(t *testing.T) {
 	if text, _ := io.ReadAll(second.Body); second.StatusCode != http.StatusServiceUnavailable || !bytes.Contains(text, []byte("too many")) {
 		t.Errorf("%s: %s", second.Status, text)
 	}
+	first.Body.Close() // there is room again as soon as the server notices
+	for deadline := time.Now().Add(time.Minute); ; {
+		third, err := get()
+		if err != nil {
+			t.Fatal(err)
+		}
+		third.Body.Close()
+		if third.StatusCode == http.StatusOK {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("there is no room for another stream")
+		}
+	}
 }
 
-// All requests within a second get the same text; a change is in the text of the next second.
+// Requests share a text until the status changes, and for a second at most.
 func TestScrapesShareAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newDaemon(absentDriver("a.csi.example"))
@@ -99,13 +113,19 @@ func TestScrapesShareAnswers(t *testing.T) {
 		if up() {
 			t.Error("an absent driver is up")
 		}
-		b.set(func(s *status.Document) { s.Drivers = []status.Driver{registeredDriver("a.csi.example")} })
+		b.mu.Lock() // without the hint of a change
+		b.status.Drivers = []status.Driver{registeredDriver("a.csi.example")}
+		b.mu.Unlock()
 		if up() {
 			t.Error("the text was made twice within a second")
 		}
 		time.Sleep(maxAge)
 		if !up() {
 			t.Error("the change is missing a second later")
+		}
+		b.set(func(s *status.Document) { s.Drivers = []status.Driver{absentDriver("a.csi.example")} })
+		if up() {
+			t.Error("the text is that of before the change")
 		}
 	})
 }
@@ -161,5 +181,35 @@ func TestPublicConnectionsAreNotKept(t *testing.T) {
 	var timeout net.Error
 	if errors.As(err, &timeout) && timeout.Timeout() || bytes.Count(answers, []byte("HTTP/1.1 ")) != 1 {
 		t.Errorf("%v, %q", err, answers)
+	}
+}
+
+// changesDuringStatus is a Backend whose status changes right after it was read for the first time.
+type changesDuringStatus struct {
+	Backend
+	version string
+	changed chan struct{}
+}
+
+func (b *changesDuringStatus) Changed() <-chan struct{} { return b.changed }
+
+func (b *changesDuringStatus) Status() status.Document {
+	d := status.Document{Version: b.version}
+	if b.version == "1" {
+		b.version = "2"
+		close(b.changed)
+		b.changed = make(chan struct{})
+	}
+	return d
+}
+
+// A change while the status is rendered makes the next request render it again.
+func TestSnapshotChangeDuringStatus(t *testing.T) {
+	b := &changesDuringStatus{version: "1", changed: make(chan struct{})}
+	s := &snapshot[string]{render: func(d status.Document) string { return d.Version }}
+	for _, want := range []string{"1", "2", "2"} {
+		if got, _ := s.get(b); got != want {
+			t.Errorf("version %s, want %s", got, want)
+		}
 	}
 }

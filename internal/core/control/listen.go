@@ -2,10 +2,8 @@ package control
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"net"
 	"os"
@@ -22,10 +20,9 @@ import (
 var ErrRunning = errors.New("another csi-registrar is running")
 
 // Listen creates the control socket if the service manager does not pass it. It creates a missing
-// directory (0755: everybody may read it). The file has mode 0600 and listens as soon as it is
-// visible. Listen replaces a stale socket at the path, left by a daemon that was killed; for a live
-// one it returns ErrRunning, and for any other file an error that names it. Close removes the file
-// if it is still the same.
+// directory (0755: everybody may read it). The file has mode 0600. Listen replaces a stale socket
+// at the path, left by a daemon that was killed; for a live one it returns ErrRunning, and for any
+// other file an error that names it. Close removes the file if it is still the same.
 func Listen(ctx context.Context, path string) (net.Listener, error) {
 	fail := func(err error) (net.Listener, error) {
 		return nil, fmt.Errorf("cannot create the control socket %s: %w", path, err)
@@ -42,26 +39,14 @@ func Listen(ctx context.Context, path string) (net.Listener, error) {
 		return fail(err)
 	}
 	defer unlock()
-	// Create it under another name first, so that no client takes a socket that does not listen yet
-	// for stale.
-	temp := filepath.Join(dir, ".c"+rand.Text()[:6])
-	ln, file, err := unixsock.Listen(ctx, temp)
+	ln, file, err := unixsock.Listen(ctx, path)
+	if errors.Is(err, unix.EADDRINUSE) {
+		if err = vacate(ctx, path); err == nil {
+			ln, file, err = unixsock.Listen(ctx, path)
+		}
+	}
 	if err != nil {
 		return fail(err)
-	}
-	err = unixsock.MoveIntoPlace(temp, path)
-	if errors.Is(err, fs.ErrExist) {
-		if err = vacate(ctx, path); err == nil {
-			err = unixsock.MoveIntoPlace(temp, path)
-		}
-		// The lock excludes other daemons, but not systemd's socket unit.
-		if errors.Is(err, fs.ErrExist) {
-			err = fmt.Errorf("%w: it started at the same time", ErrRunning)
-		}
-	}
-	_, removeErr := unixsock.Remove(temp, file.FileID) // it may be a second name of the socket
-	if err := errors.Join(err, removeErr); err != nil {
-		return fail(errors.Join(err, ln.Close()))
 	}
 	return &ownListener{Listener: ln, path: path, id: file.FileID}, nil
 }
@@ -127,7 +112,7 @@ func (l rootListener) Accept() (net.Conn, error) {
 		}
 		cred, err := unixsock.PeerCred(c.(syscall.Conn))
 		if err == nil && (cred.UID == 0 || int64(cred.UID) == int64(os.Geteuid())) {
-			return peerConn{c, cred}, nil
+			return c, nil
 		}
 		if err == nil {
 			err = errors.New("only root may use it")
@@ -135,11 +120,3 @@ func (l rootListener) Accept() (net.Conn, error) {
 		l.log.Warn("refused a connection to the control socket", "peer", cred.String(), "error", errors.Join(err, c.Close()))
 	}
 }
-
-// peerConn has its peer's credentials as its remote address, which http.Request.RemoteAddr is.
-type peerConn struct {
-	net.Conn
-	cred unixsock.Cred
-}
-
-func (c peerConn) RemoteAddr() net.Addr { return &net.UnixAddr{Net: "unix", Name: c.cred.String()} }

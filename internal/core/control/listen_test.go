@@ -10,6 +10,8 @@ import (
 	"sync"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"csi-registrar/internal/test/fake"
 )
 
@@ -216,5 +218,31 @@ func TestListenWithTheLongestPath(t *testing.T) {
 	ln.Close()
 	if _, err := Listen(t.Context(), path+"x"); err == nil {
 		t.Error("a path of 108 bytes was accepted")
+	}
+}
+
+// Only the owner can open the lock, because the daemon does not start while another process holds
+// it. A link in its place is not followed.
+func TestListenLock(t *testing.T) {
+	fake.CheckLeaks(t)
+	dir := fake.ShortDir(t)
+	ln, err := Listen(t.Context(), filepath.Join(dir, "control.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	lock := filepath.Join(dir, ".control.lock")
+	if fi, err := os.Stat(lock); err != nil || fi.Mode() != 0o600 {
+		t.Errorf("the lock has mode %v (%v)", fi.Mode(), err)
+	}
+	target := filepath.Join(dir, "target")
+	if err := errors.Join(ln.Close(), os.Remove(lock), os.Symlink(target, lock)); err != nil {
+		t.Fatal(err)
+	}
+	if ln, err := Listen(t.Context(), filepath.Join(dir, "control.sock")); !errors.Is(err, unix.ELOOP) {
+		t.Errorf("%v, %v", ln, err)
+	}
+	if _, err := os.Lstat(target); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the link was followed: %v", err)
 	}
 }

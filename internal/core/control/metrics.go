@@ -10,8 +10,9 @@ import (
 	"strings"
 	"time"
 
-	"csi-registrar/internal/sys/safetext"
+	"csi-registrar/internal/node/csiname"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/safetext"
 )
 
 // The text format of Prometheus is written here by hand. client_golang was tried: it adds 0.7 MB
@@ -19,35 +20,23 @@ import (
 // is counted here.
 
 func (a api) metrics(w http.ResponseWriter, _ *http.Request) {
-	writeMetrics(w, exposition(a.Status(), 0))
+	writeMetrics(w, exposition(a.Status()))
 }
 
 func writeMetrics(w http.ResponseWriter, text []byte) {
 	write(w, http.StatusOK, "text/plain; version=0.0.4; charset=utf-8", text)
 }
 
-// states are the values of the label state, in the order of a driver's life.
-var states = []string{
-	status.Disabled,
-	string(status.Absent), string(status.Starting), string(status.Ready), string(status.Hanging), string(status.Mismatch),
-	string(status.Published), string(status.Registered), string(status.Refused), string(status.Conflict),
-}
-
-// republicationReasons are the values of the label reason. A driver has a series for each of them
-// from the start: increase() does not count an event that begins a series.
-var republicationReasons = []string{"removed", "replaced", "changed", "asked", "returned", "kubelet-silent"}
-
-// exposition formats the status; size is the approximate length of the text. A driver without a
-// valid name (yet) has no series: databases keep a label for long.
-func exposition(s status.Document, size int) []byte {
+// exposition formats the status. A driver without a valid name (yet) has no series: databases keep
+// a label for long.
+func exposition(s status.Document) []byte {
 	drivers := slices.DeleteFunc(slices.Clone(s.Drivers), func(d status.Driver) bool {
-		return status.CheckName(d.Name) != nil
+		return csiname.CheckName(d.Name) != nil
 	})
 	enabled := slices.DeleteFunc(slices.Clone(drivers), func(d status.Driver) bool {
-		return d.State == status.Disabled
+		return d.State == status.Disabled || d.State == status.Invalid
 	})
-	e := expo{out: bytes.NewBuffer(make([]byte, 0, size))}
-
+	e := expo{out: &bytes.Buffer{}}
 	e.family("build_info", "gauge", "The version of csi-registrar; always 1.")
 	e.sample(1, "version", s.Version, "goversion", runtime.Version())
 	e.family("start_time_seconds", "gauge", "When the daemon started, in seconds since the epoch.")
@@ -59,24 +48,47 @@ func exposition(s status.Document, size int) []byte {
 	e.family("stuck_calls", "gauge", "How many system calls were abandoned because a file system does not answer.")
 	e.sample(float64(len(s.Stuck)))
 
+	e.family("unregistered_volumes", "gauge", "How many volumes are in use of drivers that nobody registers, so that the kubelet cannot unmount them; none if that is not known.")
+	if s.NodeVolumes != nil {
+		e.sample(float64(s.NodeVolumes.Unregistered))
+	}
+	e.family("volumes", "gauge", "How many volumes pods use on this node, by phase: published, of these mounted, or waiting for more than a minute; none if that is not known.")
+	if v := s.NodeVolumes; v != nil {
+		e.sample(float64(v.Published+v.Waiting), "phase", "published")
+		e.sample(float64(v.Published), "phase", "mounted")
+		e.sample(float64(v.Late), "phase", "waiting")
+	}
+
 	e.family("kubelet_up", "gauge", "1 while the kubelet that last reported the result of a registration runs, 0 once it has ended; none if that is not known.")
 	if !s.Kubelet.ConfirmedAt.IsZero() {
 		e.sample(boolean(s.Kubelet.EndedAt.IsZero()))
 	}
 
-	e.family("driver_state", "gauge", "1 for the state that the driver is in, 0 for all others.")
+	// What is not so has no series: a driver has 12 at most, and a database finds the few at once.
+	e.family("driver_state", "gauge", "1 for the state that the driver is in; the other states have no series.")
 	for _, d := range drivers {
-		for _, state := range states {
-			e.sample(boolean(d.State == state), "driver", d.Name, "state", state)
-		}
+		e.sample(1, "driver", d.Name, "state", d.State)
 	}
-	e.family("driver_up", "gauge", "1 if the driver answers that it is ready, else 0; none for a disabled driver.")
+	e.family("driver_up", "gauge", "1 if the driver answers that it is ready, else 0; none for a disabled or invalid driver.")
 	for _, d := range enabled {
 		e.sample(boolean(d.Driver == status.Ready), "driver", d.Name)
 	}
-	e.family("driver_hanging", "gauge", "1 if the driver accepts connections but does not answer, else 0.")
+	e.family("driver_problem", "gauge", "1 for each problem of the driver; a problem that it does not have has no series.")
 	for _, d := range enabled {
-		e.sample(boolean(d.Driver == status.Hanging), "driver", d.Name)
+		for _, p := range []struct {
+			name  string
+			there bool
+		}{
+			{"down", d.Registration == status.Registered && d.Driver != status.Ready},
+			{"restarting", d.DriverRestarts >= status.ManyRestarts},
+			{"damped", !d.DampedUntil.IsZero()},
+			{"not-kept", d.NotKept != ""},
+			{"served-by-other", d.ServedBy.PID != 0},
+		} {
+			if p.there {
+				e.sample(1, "driver", d.Name, "problem", p.name)
+			}
+		}
 	}
 	e.family("driver_restarts_total", "counter", "How often the driver came back after it was gone, since the daemon started.")
 	for _, d := range enabled {
@@ -94,23 +106,11 @@ func exposition(s status.Document, size int) []byte {
 			e.sample(d.Took.Seconds(), "driver", d.Name)
 		}
 	}
-	e.family("republications_total", "counter", "How often the registration socket was recreated, by reason, since the daemon started.")
+	e.family("republications_total", "counter", "How often the registration socket was recreated, since the daemon started; none before the first time.")
 	for _, d := range enabled {
-		for _, reason := range republicationReasons {
-			e.sample(float64(d.RepublicationsBy[reason]), "driver", d.Name, "reason", reason)
+		if d.Republications > 0 {
+			e.sample(float64(d.Republications), "driver", d.Name)
 		}
-	}
-	e.family("driver_damped", "gauge", "1 while changes of the registration socket are delayed because there were too many, else 0.")
-	for _, d := range enabled {
-		e.sample(boolean(!d.DampedUntil.IsZero()), "driver", d.Name)
-	}
-	e.family("driver_not_kept", "gauge", "1 while the registration would not survive a restart of the daemon, else 0.")
-	for _, d := range enabled {
-		e.sample(boolean(d.NotKept != ""), "driver", d.Name)
-	}
-	e.family("trace_active", "gauge", "1 while the kubelet's calls to the driver are recorded by csi-registrar trace, else 0.")
-	for _, d := range enabled {
-		e.sample(boolean(d.Traced), "driver", d.Name)
 	}
 	e.family("last_get_info_timestamp_seconds", "gauge", "When the kubelet last called GetInfo on the registration socket, in seconds since the epoch.")
 	for _, d := range enabled {

@@ -18,9 +18,9 @@ import (
 // Limits of both servers. A request is one line without a body, and responses come from memory: a
 // client that takes longer is stuck or hostile.
 const (
-	// connections of the control socket: beside streams and traces, and in all; more wait
+	// connections of the control socket: beside streams, and in all; more wait
 	maxShort      = 256
-	maxConns      = maxStreams + maxTraces + maxShort
+	maxConns      = maxStreams + maxShort
 	maxPublic     = 256 // connections of the public port
 	maxHeader     = 16 << 10
 	headerTimeout = 5 * time.Second

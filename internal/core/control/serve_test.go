@@ -9,14 +9,15 @@ import (
 	"net/http"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"csi-registrar/internal/test/fake"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/test/fake"
 )
 
 // The last change is always reported, even with many changes and a slow reader.
@@ -113,7 +114,12 @@ func TestDaemonErrors(t *testing.T) {
 	b := newDaemon(registeredDriver("a.csi.example"))
 	path, _ := served(t, b)
 	c := NewClient(path)
-	if err := errors.Join(c.Reload(t.Context()), c.Reregister(t.Context(), "a.csi.example", false)); err != nil {
+	for _, force := range []bool{false, true} {
+		if notes, err := c.Reload(t.Context(), force); err != nil || !slices.Equal(notes, []string{fmt.Sprintf("force %t", force)}) {
+			t.Errorf("%q (%v)", notes, err)
+		}
+	}
+	if err := c.Reregister(t.Context(), "a.csi.example", false); err != nil {
 		t.Error(err)
 	}
 	err := c.Reregister(t.Context(), "b/../%2e", true)
@@ -121,7 +127,8 @@ func TestDaemonErrors(t *testing.T) {
 		t.Errorf("an unknown driver: %v", err)
 	}
 	b.reloadErr = errors.New("a.toml:1: wrong\nb.toml:2: wrong")
-	v, ok := errors.AsType[*Error](c.Reload(t.Context()))
+	_, err = c.Reload(t.Context(), false)
+	v, ok := errors.AsType[*Error](err)
 	if !ok || v.Text != b.reloadErr.Error() {
 		t.Errorf("reload with errors: %v", v)
 	}
@@ -204,9 +211,6 @@ func TestOnlyRootAndOwnUser(t *testing.T) {
 // If silent connections use all places, they are closed within seconds, and requests that waited
 // are answered then.
 func TestSilentConnections(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes as long as the limit for a header")
-	}
 	fake.CheckLeaks(t)
 	path, _ := served(t, newDaemon())
 	for range maxConns + 8 {

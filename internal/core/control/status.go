@@ -3,6 +3,8 @@ package control
 import (
 	"net/http"
 	"time"
+
+	"csi-registrar/internal/sys/rate"
 )
 
 // documentTimeout limits how long a client may take to read one document of a stream.
@@ -40,10 +42,8 @@ func (a api) status(w http.ResponseWriter, r *http.Request) {
 			return
 		case <-changed:
 		}
-		select {
-		case <-r.Context().Done():
+		if !rate.Pause(r.Context(), pause) {
 			return
-		case <-time.After(pause):
 		}
 	}
 }

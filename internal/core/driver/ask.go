@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 	grpcstatus "google.golang.org/grpc/status"
 
+	"csi-registrar/internal/node/csiname"
 	"csi-registrar/internal/node/status"
 	"csi-registrar/internal/sys/unixsock"
 )
@@ -25,7 +26,7 @@ const (
 	lookPause = 5 * time.Millisecond
 )
 
-// replaced ends an inquiry: the socket at the path is no longer the one that was connected to.
+// replaced ends an inquiry when the socket at the path was replaced after the connection was made.
 var replaced = finding{status.Starting, "the driver's socket was replaced while the driver was asked"}
 
 // inquiry is one round of calls over the client's connection.
@@ -95,7 +96,7 @@ func call[Q, A any](q *inquiry, t *conn, method string, limit time.Duration, do 
 		case err := <-done:
 			code := grpcstatus.Code(err)
 			if code != codes.DeadlineExceeded && code != codes.Canceled {
-				t.answered = time.Now()
+				t.silentSince = time.Time{}
 			}
 			switch {
 			case err == nil, code == codes.Unimplemented && method == probeMethod:
@@ -108,6 +109,9 @@ func call[Q, A any](q *inquiry, t *conn, method string, limit time.Duration, do 
 			took := time.Since(begun)
 			// A driver can return DeadlineExceeded, too.
 			q.Silent = code == codes.DeadlineExceeded && took >= limit*9/10
+			if q.Silent && t.silentSince.IsZero() {
+				t.silentSince = begun
+			}
 			return nil, failed(method, limit, q.Silent, t.broken(), grpcstatus.Convert(err))
 		case <-slow:
 			if q.progress != nil {
@@ -136,8 +140,8 @@ func call[Q, A any](q *inquiry, t *conn, method string, limit time.Duration, do 
 // restart, directories are mounted late, and a mismatch withdraws the registration.
 func (q *inquiry) checkEndpoint(file unixsock.File) finding {
 	path := q.cfg.Endpoint
-	if file.FileID == (unixsock.FileID{}) || file.FileID == q.conn.file.FileID || unixsock.CheckPath(path) != nil {
-		return finding{} // not visible; the same socket; or only valid with endpoint_link
+	if file.FileID == (unixsock.FileID{}) || file.FileID == q.conn.file.FileID {
+		return finding{} // not visible, or the same socket
 	}
 	if !file.IsSocket() {
 		return finding{status.Starting, fmt.Sprintf("the endpoint %s, which the kubelet would be told, is %s, not a socket: fix the key endpoint, or remove it", path, file.Kind())}
@@ -158,7 +162,7 @@ func (q *inquiry) checkEndpoint(file unixsock.File) finding {
 		return finding{status.Starting, fmt.Sprintf("at the endpoint %s, which the kubelet would be told: %s", path, f.reason)}
 	case info.GetName() != q.Identity.Name:
 		return finding{status.Mismatch, fmt.Sprintf("the endpoint %s, which the kubelet would be told, belongs to the driver %s, and the socket %s to %q: fix the key endpoint",
-			path, quote(info.GetName(), status.MaxName), q.cfg.Socket, q.Identity.Name)}
+			path, quote(info.GetName(), csiname.MaxName), q.cfg.Socket, q.Identity.Name)}
 	}
 	return finding{}
 }

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"csi-registrar/internal/node/config"
-	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/sys/unixsock"
 	"csi-registrar/internal/sys/worker"
 )
@@ -48,8 +48,8 @@ type Options struct {
 
 // Client is the client of one driver. It keeps at most one connection to it.
 //
-// Its fields belong to the goroutine that calls Ask, Probe or AskAfterHint, and then Close. State
-// that changes in the background is in conn.
+// Its fields belong to the goroutine that calls Ask, and then Close. State that changes in the
+// background is in conn.
 type Client struct {
 	cfg   config.Connection
 	log   *slog.Logger
@@ -61,14 +61,13 @@ type Client struct {
 	hinted           bool        // Ask received a hint, and gives it again when it returns
 	seen             sighting    // of socket
 
-	conn        *conn  // kept after an Ask
-	dialed      uint64 // connections so far
-	budget      budget
-	last        status.Report   // of the last inquiry, without Replaced
-	silentSince time.Time       // the first unanswered Probe since last; zero: none
-	endpointID  unixsock.FileID // the file at the endpoint then; zero: not visible
-	readyID     unixsock.FileID // the socket of the last Ready report
-	server      status.Server   // of the last connection
+	conn       *conn  // kept after an Ask
+	dialed     uint64 // connections so far
+	budget     budget
+	last       status.Report   // of the last inquiry, without Replaced
+	endpointID unixsock.FileID // the file at the endpoint then; zero: not visible
+	readyID    unixsock.FileID // the socket of the last Ready report
+	server     status.Server   // of the last connection
 }
 
 // New returns a Client. Without cfg.Name it accepts any valid name. Close also closes o.Hints.
@@ -88,11 +87,11 @@ func New(cfg config.Connection, o Options) *Client {
 	return c
 }
 
-// Hints implements registrar.Driver: the connection broke, a file system answers again, or
+// Hints implements Asker: the connection broke, a file system answers again, or
 // Options.Hints received.
 func (c *Client) Hints() <-chan struct{} { return c.hints.Hints() }
 
-// Close implements registrar.Driver.
+// Close implements Asker.
 func (c *Client) Close() {
 	c.again.Stop()
 	c.hints.Close()
@@ -107,34 +106,13 @@ func (c *Client) drop() {
 	}
 }
 
-// Ask implements registrar.Driver.
-func (c *Client) Ask(ctx context.Context, progress func(status.Report)) status.Report {
-	return c.report(ctx, progress, askAll)
-}
-
-// Probe implements registrar.Driver.
-func (c *Client) Probe(ctx context.Context) status.Report { return c.report(ctx, nil, askProbe) }
-
-// AskAfterHint implements registrar.Driver.
-func (c *Client) AskAfterHint(ctx context.Context, progress func(status.Report)) status.Report {
-	return c.report(ctx, progress, askIfChanged)
-}
-
-// kind is which calls are made over a connection that was used before.
-type kind string
-
-const (
-	askAll       kind = "all, unless the last report was Ready"
-	askProbe     kind = "Probe, if the last report was Ready"
-	askIfChanged kind = "none"
-)
-
-func (c *Client) report(ctx context.Context, progress func(status.Report), k kind) status.Report {
+// Ask implements Asker.
+func (c *Client) Ask(ctx context.Context, why Why, progress func(status.Report)) status.Report {
 	c.again.Stop()
 	begun := time.Now()
 	var r status.Report
 	for range 1 + maxRestarts {
-		if r = c.ask(ctx, progress, k); r.Reason != replaced.reason {
+		if r = c.ask(ctx, why, progress); r.Reason != replaced.reason {
 			break
 		}
 	}
@@ -155,21 +133,21 @@ type finding struct {
 
 func (f finding) ok() bool { return f == finding{} }
 
-func (c *Client) ask(ctx context.Context, progress func(status.Report), k kind) status.Report {
+func (c *Client) ask(ctx context.Context, why Why, progress func(status.Report)) status.Report {
 	socket, endpoint, f := c.look(ctx)
 	same := f.ok() && c.usable(socket) && c.endpointID == endpoint.FileID
 	// An inquiry that was ended by a hint has no answer to repeat.
 	answered := c.last.Connection == c.dialed && !c.last.Silent && c.last.Reason != replaced.reason && c.last.Reason != interrupted.reason
-	if same && k == askIfChanged && c.last.Driver == status.Starting && answered {
+	if same && why == Hinted && c.last.Driver == status.Starting && answered {
 		r := c.last
 		r.Repeated = true
 		return r
 	}
 	if same && c.last.Driver == status.Ready {
-		switch {
-		case k != askProbe && c.silentSince.IsZero():
+		switch silent := c.conn.silentSince; {
+		case why != Probing && silent.IsZero():
 			return c.last
-		case c.silentSince.IsZero(), time.Since(c.silentSince) < maxSilence:
+		case !c.conn.silent():
 			return c.probe(ctx)
 		}
 	}
@@ -187,7 +165,7 @@ func (c *Client) ask(ctx context.Context, progress func(status.Report), k kind) 
 		f.state = status.Ready
 	}
 	q.Driver, q.Reason = f.state, f.reason
-	c.last, c.silentSince, c.endpointID = q.Report, time.Time{}, endpoint.FileID
+	c.last, c.endpointID = q.Report, endpoint.FileID
 	c.conn.kept.Store(true) // from now on its end gives a hint
 	if q.Driver == status.Ready {
 		if c.conn.broken() { // since the last answer
@@ -201,18 +179,14 @@ func (c *Client) ask(ctx context.Context, progress func(status.Report), k kind) 
 
 // probe calls Probe over the kept connection of the last Ready report.
 func (c *Client) probe(ctx context.Context) status.Report {
-	begun := time.Now()
 	q := inquiry{Client: c, ctx: ctx}
 	f := q.probe()
-	q.Driver, q.Reason, q.Connection = f.state, f.reason, c.dialed
-	switch {
-	case f.ok():
-		c.silentSince = time.Time{}
+	if f.ok() {
 		return c.last
-	case !q.Silent:
+	}
+	q.Driver, q.Reason, q.Connection = f.state, f.reason, c.dialed
+	if !q.Silent {
 		c.last = q.Report
-	case c.silentSince.IsZero():
-		c.silentSince = begun
 	}
 	return q.Report
 }
@@ -224,7 +198,7 @@ func (c *Client) usable(socket unixsock.File) bool {
 
 // connect makes a new connection unless the kept one can still be used.
 func (c *Client) connect(ctx context.Context, socket unixsock.File) finding {
-	if c.usable(socket) && time.Since(c.conn.answered) < maxSilence {
+	if c.usable(socket) && !c.conn.silent() {
 		c.conn.kept.Store(false) // this Ask reports its end
 		return finding{}
 	}

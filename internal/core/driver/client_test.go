@@ -19,10 +19,11 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"csi-registrar/internal/node/config"
-	"csi-registrar/internal/test/fake"
+	"csi-registrar/internal/node/csiname"
 	"csi-registrar/internal/node/status"
 	"csi-registrar/internal/sys/trust"
 	"csi-registrar/internal/sys/worker"
+	"csi-registrar/internal/test/fake"
 )
 
 func TestReadyIsReportedAgainWithoutAsking(t *testing.T) {
@@ -108,7 +109,7 @@ func TestAnswers(t *testing.T) {
 			if r.Driver != test.want || !strings.Contains(r.Reason, test.reason) || (r.Reason == "") != (test.want == status.Ready) {
 				t.Fatalf("%s: %s; want %s: …%s…", r.Driver, r.Reason, test.want, test.reason)
 			}
-			if len([]rune(r.Reason)) > maxReason || len(r.Identity.Name) > 3*status.MaxName {
+			if len([]rune(r.Reason)) > maxReason || len(r.Identity.Name) > 3*csiname.MaxName {
 				t.Errorf("unbounded: reason of %d bytes, name of %d", len(r.Reason), len(r.Identity.Name))
 			}
 			// Its end gives a hint, whatever it was: the next one may be healthy.
@@ -451,7 +452,7 @@ func TestInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(100*time.Millisecond, cancel)
 	begun := time.Now()
-	if r := c.Ask(ctx, nil); r.Driver != status.Starting || !strings.Contains(r.Reason, "interrupted") {
+	if r := c.Ask(ctx, Due, nil); r.Driver != status.Starting || !strings.Contains(r.Reason, "interrupted") {
 		t.Errorf("%+v", r)
 	}
 	if d := time.Since(begun); d > time.Second {

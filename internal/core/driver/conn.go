@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/connectivity"
 
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/grpcconn"
 	"csi-registrar/internal/sys/unixsock"
 )
 
@@ -40,10 +41,11 @@ var (
 type conn struct {
 	target
 	*stream
-	cc       *grpc.ClientConn
-	file     unixsock.File // the socket that it was connected to
-	server   status.Server
-	answered time.Time // when the last answer came, or the connection was made
+	cc     *grpc.ClientConn
+	file   unixsock.File // the socket that it was connected to
+	server status.Server
+	// when the first call since the last answer began that was not answered; zero: none
+	silentSince time.Time
 }
 
 // broken reports whether the connection has ended. The stream notices that before gRPC's calls
@@ -51,6 +53,12 @@ type conn struct {
 func (c *conn) broken() bool {
 	s := c.cc.GetState()
 	return c.ended.Load() || s == connectivity.TransientFailure || s == connectivity.Shutdown
+}
+
+// silent reports whether the driver has not answered over this connection for so long that a new
+// one is worth trying.
+func (c *conn) silent() bool {
+	return !c.silentSince.IsZero() && time.Since(c.silentSince) >= maxSilence
 }
 
 func (c *conn) close() {
@@ -119,9 +127,9 @@ func (c *Client) dial(ctx context.Context, at target) (*conn, finding) {
 	for delay := retryFirst; ; delay = min(2*delay, retryMost) {
 		l := c.lookAt(ctx, at, true)
 		if l.ok() {
-			t := &conn{target: at, stream: &stream{Conn: l.raw, hint: c.hints.Hint, budget: &c.budget}, file: l.file, server: l.server, answered: time.Now()}
+			t := &conn{target: at, stream: &stream{Conn: l.raw, hint: c.hints.Hint, budget: &c.budget}, file: l.file, server: l.server}
 			var err error
-			if t.cc, err = unixsock.NewClient(t.stream, maxMessage); err != nil {
+			if t.cc, err = grpcconn.New(t.stream, maxMessage); err != nil {
 				l.discard()
 				return nil, finding{status.Starting, fmt.Sprintf("cannot speak gRPC: %v", err)}
 			}

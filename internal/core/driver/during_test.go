@@ -41,7 +41,7 @@ func TestHangingDriverReplacedAtItsPathDoesNotHideItsSuccessor(t *testing.T) {
 	hints := make(box, 1)
 	c := client(t, config.Connection{Name: name, Socket: socket}, hints)
 	report := make(chan status.Report, 1)
-	go func() { report <- c.Ask(t.Context(), nil) }()
+	go func() { report <- c.Ask(t.Context(), Due, nil) }()
 	<-asked
 	hints.Hint() // nothing changed: the call goes on
 	start(t, socket+".new", &fakeDriver{})
@@ -65,7 +65,7 @@ func TestSocketRemovedWhileTheDriverHangsIsAbsent(t *testing.T) {
 	hints := make(box, 1)
 	c := client(t, config.Connection{Name: name, Socket: socket}, hints)
 	report := make(chan status.Report, 1)
-	go func() { report <- c.Ask(t.Context(), nil) }()
+	go func() { report <- c.Ask(t.Context(), Due, nil) }()
 	<-asked
 	must(t, os.Remove(socket))
 	hints.Hint()
@@ -85,7 +85,7 @@ func TestProgressIsReportedOncePerCall(t *testing.T) {
 	start(t, socket, f)
 	c := client(t, config.Connection{Name: name, Socket: socket, Timeout: 20 * time.Second}, nil)
 	var told []status.Report
-	r := c.Ask(t.Context(), func(r status.Report) {
+	r := c.Ask(t.Context(), Due, func(r status.Report) {
 		told = append(told, r)
 		close(release)
 	})
@@ -195,7 +195,7 @@ func TestFileSystemThatDiesDuringACallDoesNotEndIt(t *testing.T) {
 	pool, hints := worker.NewPool(), make(box)
 	c := clientWith(t, config.Connection{Name: name, Socket: socket}, hints, pool)
 	report := make(chan status.Report, 1)
-	go func() { report <- c.Ask(t.Context(), nil) }()
+	go func() { report <- c.Ask(t.Context(), Due, nil) }()
 	<-asked
 	release := stuck(t, pool, socket)
 	hints <- struct{}{} // is received: it has no room
@@ -422,7 +422,7 @@ func TestProgressMayWaitForItsReceiver(t *testing.T) {
 	c := client(t, config.Connection{Name: name, Socket: socket}, nil)
 	began, progress, report := make(chan struct{}), make(chan status.Report), make(chan status.Report, 1)
 	go func() {
-		report <- c.Ask(t.Context(), func(r status.Report) {
+		report <- c.Ask(t.Context(), Due, func(r status.Report) {
 			close(began)
 			progress <- r
 		})

@@ -18,9 +18,9 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"csi-registrar/internal/node/config"
-	"csi-registrar/internal/test/fake"
 	"csi-registrar/internal/node/status"
 	"csi-registrar/internal/sys/worker"
+	"csi-registrar/internal/test/fake"
 )
 
 const name = "nfs.csi.example.com"
@@ -179,7 +179,7 @@ func clientWith(t testing.TB, cfg config.Connection, hints Hints, pool *worker.P
 
 func ask(t testing.TB, c *Client) status.Report {
 	t.Helper()
-	return c.Ask(t.Context(), nil)
+	return c.Ask(t.Context(), Due, nil)
 }
 
 func expectHint(t testing.TB, c *Client, what string) time.Duration {

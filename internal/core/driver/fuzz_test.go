@@ -19,8 +19,9 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"csi-registrar/internal/node/config"
-	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/grpcconn"
+	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/sys/unixsock"
 	"csi-registrar/internal/sys/worker"
 )
@@ -90,8 +91,8 @@ func failure(stream uint32, code, message string) []byte {
 	return frame(1, 5, stream, slices.Concat(responseHeaders(), header("grpc-status", code), header("grpc-message", message)))
 }
 
-// responseHeaders and header are as HPACK writes them (RFC 7541): what it has in its table as
-// a number, anything else with its name.
+// responseHeaders and header are encoded by HPACK (RFC 7541): an entry of its table as a number,
+// any other with its name.
 func responseHeaders() []byte {
 	return append([]byte{0x88, 0x5f, 16}, "application/grpc"...) // :status 200, content-type
 }
@@ -124,7 +125,7 @@ func askOver(t *testing.T, answers [][]byte, while time.Duration) status.Report 
 	c := New(config.Connection{Name: name, Socket: "/none", Endpoint: "/none", Timeout: 5 * time.Second, SocketOwner: "root"},
 		Options{Log: slog.New(slog.DiscardHandler), Hints: make(box, 1), Pool: worker.NewPool()})
 	c.conn = &conn{target: c.socket, stream: &stream{Conn: near, hint: c.hints.Hint, budget: &c.budget}}
-	c.conn.cc, err = unixsock.NewClient(c.conn.stream, maxMessage)
+	c.conn.cc, err = grpcconn.New(c.conn.stream, maxMessage)
 	must(t, err)
 	defer c.Close()
 	q := inquiry{Client: c, ctx: t.Context()}

@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"csi-registrar/internal/node/config"
-	"csi-registrar/internal/test/fake"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/test/fake"
 )
 
 // The file system of a registered driver's socket hangs for a while.

@@ -12,10 +12,10 @@ import (
 	"time"
 
 	"csi-registrar/internal/node/config"
-	"csi-registrar/internal/test/fake"
-	"csi-registrar/internal/sys/fswatch"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/fswatch"
 	"csi-registrar/internal/sys/worker"
+	"csi-registrar/internal/test/fake"
 )
 
 var _ Hints = (*fswatch.Subscription)(nil)

@@ -11,9 +11,10 @@ import (
 	"google.golang.org/grpc/codes"
 	grpcstatus "google.golang.org/grpc/status"
 
+	"csi-registrar/internal/node/csiname"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/grpcconn"
 	"csi-registrar/internal/sys/trust"
-	"csi-registrar/internal/sys/unixsock"
 	"csi-registrar/internal/sys/worker"
 )
 
@@ -41,7 +42,7 @@ func Live(ctx context.Context, pool *worker.Pool, owner trust.SocketOwner, socke
 // that the kubelet would not accept is an error.
 func LiveName(ctx context.Context, pool *worker.Pool, owner trust.SocketOwner, socket string) (string, error) {
 	info, err := callOnce(ctx, pool, owner, socket, "GetPluginInfo", csi.IdentityClient.GetPluginInfo)
-	if err == nil && status.CheckName(info.GetName()) != nil {
+	if err == nil && csiname.CheckName(info.GetName()) != nil {
 		err = errors.New("the driver reports a name that the kubelet does not accept")
 	}
 	return info.GetName(), err
@@ -64,7 +65,7 @@ func callOnce[Q, A any](ctx context.Context, pool *worker.Pool, owner trust.Sock
 		return nil, errors.New("the driver does not accept connections")
 	}
 	defer l.discard() // gRPC may not have used it yet
-	cc, err := unixsock.NewClient(l.raw, maxMessage)
+	cc, err := grpcconn.New(l.raw, maxMessage)
 	if err != nil {
 		return nil, errors.New("cannot speak gRPC with the driver")
 	}

@@ -11,8 +11,8 @@ import (
 	"google.golang.org/grpc/codes"
 	grpcstatus "google.golang.org/grpc/status"
 
-	"csi-registrar/internal/test/fake"
 	"csi-registrar/internal/sys/worker"
+	"csi-registrar/internal/test/fake"
 )
 
 // TestLive has the results of kubernetes-csi/livenessprobe for one Probe.

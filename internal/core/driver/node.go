@@ -8,7 +8,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
-	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/node/csiname"
 )
 
 // Limits of NodeGetInfo's answer.
@@ -55,10 +55,10 @@ func CheckNode(info *csi.NodeGetInfoResponse) (problems []NodeProblem) {
 		topology = nil // one problem, not a thousand
 	}
 	for _, key := range slices.Sorted(maps.Keys(topology)) {
-		if err := status.CheckLabelKey(key); err != nil {
+		if err := csiname.CheckLabelKey(key); err != nil {
 			add(Topology, "PREFIX/NAME, as in a label of a node", "the topology key %s is not a label key: %v", quote(key, maxKeyShown), err)
 		}
-		if err := status.CheckLabelValue(topology[key]); err != nil {
+		if err := csiname.CheckLabelValue(topology[key]); err != nil {
 			add(Topology, "at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends",
 				"the value %s of the topology key %s is not a label value: %v", quote(topology[key], maxKeyShown), quote(key, maxKeyShown), err)
 		}

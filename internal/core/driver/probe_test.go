@@ -21,7 +21,7 @@ func TestProbeCallsProbeAlone(t *testing.T) {
 	c := client(t, config.Connection{Name: name, Socket: socket}, nil)
 	first := ask(t, c)
 	for i := range 3 {
-		r := c.Probe(t.Context())
+		r := c.Ask(t.Context(), Probing, nil)
 		expectReady(t, r)
 		if r.Connection != first.Connection || r.Connection == 0 {
 			t.Errorf("over connection %d, want %d", r.Connection, first.Connection)
@@ -43,7 +43,7 @@ func TestProbeThatIsNotImplemented(t *testing.T) {
 	start(t, socket, f)
 	c := client(t, config.Connection{Name: name, Socket: socket}, nil)
 	expectReady(t, ask(t, c))
-	expectReady(t, c.Probe(t.Context()))
+	expectReady(t, c.Ask(t.Context(), Probing, nil))
 }
 
 // A silent driver is probed over the kept connection, also by Ask, until it answers.
@@ -57,7 +57,7 @@ func TestProbeThatIsNotAnswered(t *testing.T) {
 	kept := c.conn
 	c.cfg.Timeout = 300 * time.Millisecond
 	f.set(func() { f.ready = hang[*csi.ProbeResponse] })
-	for i, do := range []func() status.Report{func() status.Report { return c.Probe(t.Context()) }, func() status.Report { return ask(t, c) }} {
+	for i, do := range []func() status.Report{func() status.Report { return c.Ask(t.Context(), Probing, nil) }, func() status.Report { return ask(t, c) }} {
 		r := do()
 		if r.Driver != status.Starting || !r.Silent || !strings.Contains(r.Reason, "did not answer Probe within 300ms") {
 			t.Errorf("%d: %+v", i, r)
@@ -70,7 +70,7 @@ func TestProbeThatIsNotAnswered(t *testing.T) {
 		t.Errorf("asked over another connection, or all again: %d calls of GetPluginInfo", n)
 	}
 	// After a minute of silence the connection is replaced.
-	c.silentSince, c.conn.answered = time.Now().Add(-maxSilence), time.Now().Add(-maxSilence)
+	c.conn.silentSince = time.Now().Add(-maxSilence)
 	expectReady(t, ask(t, c))
 	if c.conn == kept || f.called("GetPluginInfo") != 2 {
 		t.Error("asked over the connection that was silent for a minute")
@@ -85,7 +85,7 @@ func TestProbeThatFails(t *testing.T) {
 	c := client(t, config.Connection{Name: name, Socket: socket}, nil)
 	expectReady(t, ask(t, c))
 	f.set(func() { f.ready = says(&csi.ProbeResponse{Ready: wrapperspb.Bool(false)}) })
-	if r := c.Probe(t.Context()); r.Driver != status.Starting || r.Silent {
+	if r := c.Ask(t.Context(), Probing, nil); r.Driver != status.Starting || r.Silent {
 		t.Errorf("%+v", r)
 	}
 	f.set(func() { f.ready = nil })
@@ -104,7 +104,7 @@ func TestProbeOfADriverThatEnds(t *testing.T) {
 	expectReady(t, ask(t, c))
 	f.set(func() { f.ready = hang[*csi.ProbeResponse] })
 	report := make(chan status.Report, 1)
-	go func() { report <- c.Probe(t.Context()) }()
+	go func() { report <- c.Ask(t.Context(), Probing, nil) }()
 	for f.called("Probe") < 2 {
 		time.Sleep(time.Millisecond)
 	}
@@ -140,7 +140,7 @@ func TestAskAfterAHint(t *testing.T) {
 	f := &fakeDriver{node: fails[*csi.NodeGetInfoResponse](codes.Unavailable, "no controller")}
 	stop := start(t, socket, f)
 	c := client(t, config.Connection{Name: name, Socket: socket}, nil)
-	again := func() status.Report { return c.AskAfterHint(t.Context(), func(status.Report) {}) }
+	again := func() status.Report { return c.Ask(t.Context(), Hinted, func(status.Report) {}) }
 	first := ask(t, c)
 	if r := again(); !r.Repeated || r.Driver != status.Starting || r.Reason != first.Reason || f.called("NodeGetInfo") != 1 {
 		t.Errorf("%+v after %d calls, want %+v", r, f.called("NodeGetInfo"), first)

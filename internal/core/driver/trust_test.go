@@ -10,10 +10,10 @@ import (
 	"testing"
 
 	"csi-registrar/internal/node/config"
-	"csi-registrar/internal/test/fake"
 	"csi-registrar/internal/node/status"
 	"csi-registrar/internal/sys/trust"
 	"csi-registrar/internal/sys/unixsock"
+	"csi-registrar/internal/test/fake"
 )
 
 const stranger = 65533 // a user that nobody has

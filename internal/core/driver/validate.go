@@ -7,8 +7,9 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"csi-registrar/internal/node/config"
-	"csi-registrar/internal/sys/safetext"
+	"csi-registrar/internal/node/csiname"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/safetext"
 )
 
 const maxVersion = 128 // characters of a vendor version; longer ones are cut
@@ -18,14 +19,14 @@ const maxVersion = 128 // characters of a vendor version; longer ones are cut
 func validateInfo(cfg config.Connection, info *csi.GetPluginInfoResponse, id *status.Identity) finding {
 	name := info.GetName()
 	id.Version = safetext.Clean(info.GetVendorVersion(), maxVersion)
-	reports := fmt.Sprintf("the driver at %s reports name %s", cfg.Socket, quote(name, status.MaxName+1))
+	reports := fmt.Sprintf("the driver at %s reports name %s", cfg.Socket, quote(name, csiname.MaxName+1))
 	switch {
 	case name == "":
 		return finding{status.Starting, "the driver answers GetPluginInfo with an empty name: see its own log and flags"}
 	case cfg.Name != "" && name != cfg.Name:
 		return finding{status.Mismatch, fmt.Sprintf("%s, expected %q: csi-registrar doctor %s names the fix", reports, cfg.Name, cfg.Name)}
 	}
-	if err := status.CheckName(name); err != nil {
+	if err := csiname.CheckName(name); err != nil {
 		return finding{status.Mismatch, fmt.Sprintf("%s: %s", reports, safetext.Clean(err.Error(), maxMessageShown))}
 	}
 	id.Name = name

@@ -10,8 +10,9 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"csi-registrar/internal/node/config"
-	"csi-registrar/internal/sys/safetext"
+	"csi-registrar/internal/node/csiname"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/safetext"
 )
 
 func TestValidateNode(t *testing.T) {
@@ -76,7 +77,7 @@ func FuzzAnswers(f *testing.F) {
 	seed("", &csi.GetPluginInfoResponse{Name: strings.Repeat("x", 64)}, &csi.NodeGetInfoResponse{NodeId: "x", MaxVolumesPerNode: -1})
 	seed("", &csi.GetPluginInfoResponse{Name: "Foo.Example"}, &csi.NodeGetInfoResponse{NodeId: "x", AccessibleTopology: &csi.Topology{Segments: map[string]string{"\u200b": strings.Repeat("v", 70)}}})
 	f.Fuzz(func(t *testing.T, cfg string, a, b []byte) {
-		if cfg != "" && status.CheckName(cfg) != nil {
+		if cfg != "" && csiname.CheckName(cfg) != nil {
 			cfg = name // a configured name was checked
 		}
 		var (
@@ -103,7 +104,7 @@ func FuzzAnswers(f *testing.F) {
 			t.Errorf("identity %q, %q", id.Name, id.Version)
 		}
 		if v := validateInfo(c, &info, &id); v.ok() {
-			if err := status.CheckName(id.Name); err != nil || cfg != "" && id.Name != cfg {
+			if err := csiname.CheckName(id.Name); err != nil || cfg != "" && id.Name != cfg {
 				t.Errorf("name %q passed for %q: %v", id.Name, cfg, err)
 			}
 		}

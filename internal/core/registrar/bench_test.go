@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"csi-registrar/internal/core/driver"
 	"csi-registrar/internal/node/status"
 )
 
@@ -28,10 +29,11 @@ func registeredWorld() *world {
 // the finding that nothing is new.
 func BenchmarkStep(b *testing.B) {
 	w := registeredWorld()
-	r := New(rootDir, base, w, fakeSocket{w}, Options{Log: slog.New(slog.DiscardHandler), Observe: func(status.Driver) {}})
+	r := New(base, driver.Observe(w), fakeSocket{w}, Options{Log: slog.New(slog.DiscardHandler), Observe: func(status.Driver) {}})
+	defer r.driver.Close()
+	r.step(b.Context(), time.Now()) // asks
+	<-r.driver.Hints()
 	now := time.Now()
-	r.step(b.Context(), now) // asks
-	r.answered(<-r.query.answers, now)
 	r.finished(<-r.task.done, now)
 	b.ReportAllocs()
 	for b.Loop() {
@@ -54,7 +56,7 @@ func TestNoTimerWhenRegistered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := registeredWorld()
 		looks := 0
-		r := New(rootDir, base, w, counting{fakeSocket{w}, &looks}, Options{Log: slog.New(slog.DiscardHandler), Observe: func(status.Driver) {}})
+		r := New(base, driver.Observe(w), counting{fakeSocket{w}, &looks}, Options{Log: slog.New(slog.DiscardHandler), Observe: func(status.Driver) {}})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { defer close(done); r.Run(ctx) }()

@@ -15,18 +15,13 @@ var errEnded = errors.New("its registrar has ended")
 // Update changes the table and, if d is not nil, replaces the Driver. The registrar owns d.
 func (r *Registrar) Update(ctx context.Context, table config.Driver, d Driver) error {
 	return r.do(ctx, func() {
-		r.table, r.task.next, r.query.probeAt = table, time.Time{}, time.Time{}
+		r.table = table
+		r.task.commanded(time.Now())
 		if d != nil {
-			r.closeDriver()
-			r.driver, r.view.askedAt = d, time.Time{}
-			r.query.next, r.query.silences, r.query.backoff = time.Now(), 0, Backoff{}
-			if r.view.report.Driver == status.Ready {
-				r.view.report = status.Report{Driver: status.Starting, Reason: "asked again because its configuration changed",
-					Server: r.view.report.Server}
-			}
+			r.driver.Close()
+			r.driver, r.view = d, d.Look()
 		}
-		n := r.socket.Look().Notification
-		switch {
+		switch n := r.socket.Look().Notification; {
 		case !table.Enabled:
 			r.request = pendingRequest{} // it ends with the registration
 		case !n.At.IsZero() && !n.Registered:
@@ -43,8 +38,8 @@ func (r *Registrar) Reregister(ctx context.Context, force bool) error {
 	var refused error
 	err := r.do(ctx, func() {
 		seen := r.socket.Look()
-		loss := refusedChange(seen.Announced.Identity, r.view.identity)
-		switch d := r.view.report; {
+		loss := refusedChange(seen.Announced.Identity, r.view.Known)
+		switch d := r.view; {
 		case d.Driver != status.Ready:
 			refused = fmt.Errorf("cannot register %s again: the driver is %s: %s", r.name, d.Driver, d.Reason)
 			return
@@ -52,7 +47,8 @@ func (r *Registrar) Reregister(ctx context.Context, force bool) error {
 			refused = fmt.Errorf("registering %s again would end a working registration: %s; remove the label first, then use --force", r.name, loss)
 			return
 		}
-		r.request, r.task.next = pendingRequest{CauseAsked, time.Now()}, time.Time{}
+		r.request = pendingRequest{CauseAsked, time.Now()}
+		r.task.commanded(time.Now())
 	})
 	return errors.Join(err, refused)
 }

@@ -8,8 +8,8 @@ import (
 	"csi-registrar/internal/node/status"
 )
 
-// Cause is why a registration socket is published, republished or withdrawn. It is a label of
-// the metric republications_total and part of the log.
+// Cause is why a registration socket is published, republished or withdrawn. It is
+// part of the log.
 type Cause string
 
 // The causes.
@@ -43,10 +43,9 @@ const (
 type actionKind int
 
 const (
-	nothing     actionKind = iota // nothing to do now
-	publish                       // create the socket, or recreate it
-	withdraw                      // remove it
-	acknowledge                   // record a change that needs no registration
+	nothing  actionKind = iota // nothing to do now
+	publish                    // create the socket, or recreate it
+	withdraw                   // remove it
 )
 
 // action is the one thing to do next.
@@ -54,9 +53,8 @@ type action struct {
 	kind   actionKind
 	cause  Cause
 	reason string
-	quiet  time.Duration       // how long the action must have been pending
-	note   status.Announcement // with acknowledge
-	next   time.Time           // with nothing: when to decide again; zero: at the next event
+	quiet  time.Duration // how long the action must have been pending
+	next   time.Time     // with nothing: when to decide again; zero: at the next event
 }
 
 func (a action) same(b action) bool {
@@ -65,18 +63,17 @@ func (a action) same(b action) bool {
 
 // inputs is everything that an action depends on besides the time.
 type inputs struct {
-	kubelet     config.Kubelet
 	table       config.Driver
-	driver      driverView
-	asking      bool // an Ask is running
+	driver      status.View
 	socket      status.Socket
 	checkFailed bool // the last Check failed, so the file at the path is unknown
 	request     pendingRequest
+	atStart     string // the endpoint of the table at the start of the process
 }
 
 // decide returns the next action. It is a pure function.
 func decide(in inputs, now time.Time) action {
-	driver := in.driver.report.Driver
+	driver := in.driver.Driver
 	switch {
 	case !in.table.Enabled && in.socket.Up:
 		return action{kind: withdraw, cause: CauseLeaving, reason: "disabled, no longer configured, or root_dir was changed"}
@@ -90,30 +87,21 @@ func decide(in inputs, now time.Time) action {
 		}
 		return action{}
 	case driver == status.Mismatch:
-		return action{kind: withdraw, cause: CauseMismatch, reason: in.driver.report.Reason}
+		return action{kind: withdraw, cause: CauseMismatch, reason: in.driver.Reason}
 	case driver != status.Ready:
-		return decideGone(in, now)
+		if gone := decideGone(in, now); gone.kind != nothing || !in.misled() {
+			return gone
+		}
+		return action{kind: publish, cause: CauseChanged, reason: fmt.Sprintf("an earlier process announced the endpoint %q, it is %q", in.socket.Announced.Endpoint, in.table.Endpoint)}
 	case in.socket.Place == status.Missing && in.socket.DirMissing:
 		return action{kind: publish, cause: CauseRemoved, reason: "the plugins_registry was removed", quiet: quietDirectory}
 	case in.socket.Place == status.Missing:
 		return action{kind: publish, cause: CauseRemoved, reason: "the registration socket was removed", quiet: quietSocket}
 	case in.socket.Place == status.Foreign:
 		return action{kind: publish, cause: CauseReplaced, reason: "something else is at the path of the registration socket", quiet: quietSocket}
-	case in.unverified(now):
-		return action{} // the driver is being asked
-	case in.learned():
-		note := in.socket.Announced
-		note.Identity = in.driver.identity
-		return action{kind: acknowledge, note: note}
 	}
-	current := in.announcement()
-	if changed := difference(in.socket.Announced, current, in.table.WhenLimitChanges); changed != "" {
+	if changed := difference(in.socket.Announced, in.announcement(), in.table.WhenLimitChanges, in.learned()); changed != "" {
 		return action{kind: publish, cause: CauseChanged, reason: changed}
-	}
-	if in.socket.Announced.LinkTarget != current.LinkTarget {
-		note := in.socket.Announced
-		note.LinkTarget = current.LinkTarget
-		return action{kind: acknowledge, note: note}
 	}
 	return decideUnaccepted(in, now)
 }
@@ -124,7 +112,7 @@ func decideGone(in inputs, now time.Time) action {
 	// The last report may be outdated: at the start there is none, and while the daemon was
 	// frozen or starved the driver may have come back. It is asked again first.
 	at := in.goneAt()
-	if at.IsZero() || at.After(now) || in.driver.askedAt.Before(at) || in.asking {
+	if at.IsZero() || at.After(now) || in.driver.AskedAt.Before(at) || in.driver.Asking {
 		return action{}
 	}
 	return action{kind: withdraw, cause: CauseGone, reason: fmt.Sprintf("the driver is gone for %s", in.table.WithdrawAfter)}
@@ -132,10 +120,10 @@ func decideGone(in inputs, now time.Time) action {
 
 // goneAt returns when a driver that is absent, and stays so, is withdrawn; zero if never.
 func (in inputs) goneAt() time.Time {
-	if in.table.WhenGone != config.Withdraw || in.driver.report.Driver != status.Absent {
+	if in.table.WhenGone != config.Withdraw || in.driver.Driver != status.Absent {
 		return time.Time{}
 	}
-	return in.driver.lastPresent.Add(in.table.WithdrawAfter)
+	return in.driver.LastPresent.Add(in.table.WithdrawAfter)
 }
 
 // decideUnaccepted returns what to do while the driver is ready and its socket in place:
@@ -154,7 +142,7 @@ func decideUnaccepted(in inputs, now time.Time) action {
 	case n.At.IsZero():
 		reason = "the kubelet asked and has not confirmed within "
 	// The kubelet has not tried since the driver is back.
-	case !in.driver.returnedAt.IsZero() && !asked.After(in.driver.returnedAt):
+	case !in.driver.ReturnedAt.IsZero() && !asked.After(in.driver.ReturnedAt):
 		return action{kind: publish, cause: CauseReturned, reason: fmt.Sprintf("the driver is back; the kubelet had refused: %q", n.Error)}
 	default:
 		reason = "the kubelet refused and has not come back for "
@@ -166,9 +154,9 @@ func decideUnaccepted(in inputs, now time.Time) action {
 }
 
 // openRequest returns the cause of the pending request, unless the kubelet has answered since by
-// itself, or the socket was published since: late, by a call that had been abandoned.
+// itself.
 func (in inputs) openRequest() Cause {
-	if in.socket.Notification.At.After(in.request.at) || in.socket.PublishedAt.After(in.request.at) {
+	if in.socket.Notification.At.After(in.request.at) {
 		return ""
 	}
 	return in.request.cause
@@ -176,23 +164,25 @@ func (in inputs) openRequest() Cause {
 
 // announcement returns what the kubelet should be told now.
 func (in inputs) announcement() status.Announcement {
-	endpoint, target := in.kubelet.Announced(in.table)
-	return status.Announcement{Endpoint: endpoint, LinkTarget: target, Versions: in.table.SupportedVersions, Identity: in.driver.identity}
+	a := status.Announcement{Endpoint: in.table.Endpoint, Versions: in.table.SupportedVersions, Identity: in.driver.Known}
+	if a.Identity.Name == "" && in.socket.Up { // adopted, and the driver has not answered yet
+		a.Identity = in.socket.Announced.Identity
+	}
+	return a
 }
 
-// unverified reports whether the kubelet accepted the registration again, as it does after its
-// restart, and the driver has not been asked since. The kubelet asks the driver itself: what it
-// learned is certain once the driver gives the same answer after that as before. No Ask comes after
-// an answer in the future, which an earlier process recorded before the wall clock was set back.
-func (in inputs) unverified(now time.Time) bool {
-	n := in.socket.Notification
-	return n.Registered && n.At.After(in.driver.askedAt) && !n.At.After(now) && !in.socket.Announced.Identity.Equal(in.driver.identity)
+// misled reports whether the kubelet has another endpoint than the configured one from an earlier
+// process, which may have been compromised. That is not left until the driver is ready. A table
+// that has changed since the start, perhaps by a typing error, does not count.
+func (in inputs) misled() bool {
+	told := in.socket.Announced.Endpoint
+	return in.socket.Adopted && in.socket.Place == status.Ours && told != in.table.Endpoint && told != in.atStart
 }
 
 // learned reports whether the kubelet has learned the current identity of a driver that is ready by
-// itself.
+// itself: it accepted the registration again, as it does after its restart, and asked the driver in
+// between, which had this identity already.
 func (in inputs) learned() bool {
-	d, n, asked := &in.driver, in.socket.Notification, in.socket.GetInfoAt
-	return n.Registered && !in.socket.Announced.Identity.Equal(d.identity) &&
-		d.identitySince.Before(asked) && !asked.After(n.At) && !d.askedAt.Before(n.At)
+	n, asked := in.socket.Notification, in.socket.GetInfoAt
+	return n.Registered && in.driver.KnownSince.Before(asked) && !asked.After(n.At)
 }

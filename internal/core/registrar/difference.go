@@ -13,10 +13,11 @@ import (
 // difference describes what the kubelet must be told with a new registration; empty if nothing. A
 // changed endpoint or version always counts. The values that the kubelet asks the driver for count
 // unless a topology value changed: the kubelet would refuse it (v1.36) because the Node has the old
-// label, and a working registration would be lost. With config.Leave a changed limit alone does not
+// label, and a working registration would be lost. It would not if it has learned the new value by
+// itself. With config.Leave a changed limit alone does not
 // count: the kubelet asks the driver for it periodically. The API server would refuse such an
 // update with another node ID or topology key, so these still count (v1.37).
-func difference(old, now status.Announcement, limit config.WhenLimitChanges) string {
+func difference(old, now status.Announcement, limit config.WhenLimitChanges, learned bool) string {
 	var changes []string
 	compare := func(what, o, n string) {
 		if o != n {
@@ -26,7 +27,9 @@ func difference(old, now status.Announcement, limit config.WhenLimitChanges) str
 	compare("endpoint", old.Endpoint, now.Endpoint)
 	compare("supported versions", strings.Join(old.Versions, ","), strings.Join(now.Versions, ","))
 	moved, added := topologyChanges(old.Identity.Topology, now.Identity.Topology)
-	if len(changes) == 0 && len(moved) > 0 {
+	if len(moved) > 0 && learned {
+		changes = append(changes, "the kubelet has accepted "+strings.Join(moved, ", "))
+	} else if len(changes) == 0 && len(moved) > 0 {
 		return ""
 	}
 	compare("node id", old.Identity.NodeID, now.Identity.NodeID)

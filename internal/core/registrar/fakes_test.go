@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"csi-registrar/internal/core/driver"
 	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/node/status"
 )
@@ -75,7 +76,21 @@ func (w *world) set(f func(*world)) {
 	poke(w.shints)
 }
 
-func (w *world) Ask(ctx context.Context, progress func(status.Report)) status.Report {
+func (w *world) Ask(ctx context.Context, why driver.Why, progress func(status.Report)) status.Report {
+	w.mu.Lock()
+	rep, last := w.report, w.answer
+	w.mu.Unlock()
+	switch {
+	case why == driver.Probing:
+		return w.callProbe(ctx)
+	case why == driver.Hinted && rep.Driver == status.Starting && rep.Connection != 0 && !w.hang && reflect.DeepEqual(rep, last):
+		rep.Repeated = true
+		return rep
+	}
+	return w.ask(ctx, progress)
+}
+
+func (w *world) ask(ctx context.Context, progress func(status.Report)) status.Report {
 	w.mu.Lock()
 	w.asks++
 	hang, rep, takes := w.hang, w.report, w.takes
@@ -95,18 +110,7 @@ func (w *world) Ask(ctx context.Context, progress func(status.Report)) status.Re
 	return rep
 }
 
-func (w *world) AskAfterHint(ctx context.Context, progress func(status.Report)) status.Report {
-	w.mu.Lock()
-	rep, last := w.report, w.answer
-	w.mu.Unlock()
-	if rep.Driver == status.Starting && rep.Connection != 0 && !w.hang && reflect.DeepEqual(rep, last) {
-		rep.Repeated = true
-		return rep
-	}
-	return w.Ask(ctx, progress)
-}
-
-func (w *world) Probe(ctx context.Context) status.Report {
+func (w *world) callProbe(ctx context.Context) status.Report {
 	w.mu.Lock()
 	w.probes++
 	rep := w.report
@@ -136,15 +140,8 @@ func (s fakeSocket) Check(context.Context) error {
 	return s.w.checkErr
 }
 
-func (s fakeSocket) Acknowledge(_ context.Context, a status.Announcement) error {
-	s.w.mu.Lock()
-	defer s.w.mu.Unlock()
-	s.w.sock.Announced = a
-	return nil
-}
-
-func (s fakeSocket) Publish(ctx context.Context, a status.Announcement) error {
-	w := s.w
+// change begins a change of the path: it waits while the test holds it, and locks w.
+func (w *world) change() {
 	w.mu.Lock()
 	hold := w.hold
 	w.mu.Unlock()
@@ -152,10 +149,15 @@ func (s fakeSocket) Publish(ctx context.Context, a status.Announcement) error {
 		<-hold
 	}
 	w.mu.Lock()
-	defer w.mu.Unlock()
 	if w.onPublish != nil {
 		w.onPublish()
 	}
+}
+
+func (s fakeSocket) Publish(ctx context.Context, a status.Announcement) error {
+	w := s.w
+	w.change()
+	defer w.mu.Unlock()
 	if w.publishErr != nil {
 		return w.publishErr
 	}
@@ -172,6 +174,16 @@ func (s fakeSocket) Publish(ctx context.Context, a status.Announcement) error {
 		time.AfterFunc(w.delay, func() { w.word(ok, why) })
 	}
 	return nil
+}
+
+func (s fakeSocket) Clear(context.Context, status.Announcement) error {
+	w := s.w
+	w.change()
+	defer w.mu.Unlock()
+	if w.publishErr == nil && w.sock.Place == status.Foreign {
+		w.sock.Place = status.Missing
+	}
+	return w.publishErr
 }
 
 func (s fakeSocket) Withdraw(context.Context) error {
@@ -259,7 +271,6 @@ var (
 		Enabled:    true, SupportedVersions: []string{"1.0.0"},
 	}
 	disabled = config.Driver{Connection: config.Connection{Name: "foo"}}
-	rootDir  = config.Kubelet{RootDir: "/k"}
 )
 
 // runHarness runs test in a bubble with a registrar that has begun, and ends it afterwards;
@@ -269,7 +280,7 @@ func runHarness(t *testing.T, w *world, table config.Driver, test func(h *harnes
 		// they must be the bubble's
 		w.hints, w.shints = make(chan struct{}, 1), make(chan struct{}, 1)
 		h := &harness{T: t, w: w, log: &lines{}}
-		h.reg = New(rootDir, table, w, fakeSocket{w}, Options{Log: slog.New(h.log), Observe: func(s status.Driver) {
+		h.reg = New(table, driver.Observe(w), fakeSocket{w}, Options{Log: slog.New(h.log), Observe: func(s status.Driver) {
 			h.mu.Lock()
 			defer h.mu.Unlock()
 			h.now = s

@@ -27,12 +27,6 @@ const (
 	messageHanging     = "0f6d2d6a7c3b4a0e9f0b6e4f3a51c10e"
 )
 
-// logHistory records which entries about a driver were logged.
-type logHistory struct {
-	introduced bool        // its first state was logged
-	complaints tokenBucket // limits entries about problems that only a person can fix
-}
-
 // entry is a log entry.
 type entry struct {
 	level slog.Level
@@ -58,34 +52,37 @@ var entered = map[string]entry{
 // day costs a few lines. While the driver is ready, a reason is a problem that only a person can
 // fix, so it is logged as a warning.
 func (r *Registrar) logTransition(prev, next status.Driver, now time.Time) {
-	e, first := entered[next.State], !r.history.introduced
+	e, first := entered[next.State], !r.introduced
 	switch {
-	case first && next.State == string(status.Absent) && r.view.askedAt.IsZero():
+	case first && next.State == string(status.Absent) && r.view.AskedAt.IsZero():
 		return // wait for the first answer, which has the reason
 	case prev.State == "" && next.Registration == status.Registered:
-		e.text = "still registered with the kubelet, by an earlier process"
+		e.level, e.text = slog.LevelDebug, "still registered with the kubelet, by an earlier process"
 	case first || prev.State != next.State:
 		if next.State == string(status.Absent) && prev.Registration != "" && prev.Registration != status.None {
 			e = entry{slog.LevelWarn, messageWithdrawn, "registration is gone"}
 		}
+	case next.Driver == status.Ready && prev.DriverSince.IsZero(): // it was there all the time
+		e = entry{slog.LevelDebug, messageDriverBack, "driver is ready"}
 	case prev.Driver != next.Driver && next.Driver == status.Ready:
 		e = entry{slog.LevelInfo, messageDriverBack, "driver is ready again"}
 	case prev.Driver != next.Driver && next.Driver == status.Hanging:
 		e = entered[string(status.Hanging)]
-	case prev.Driver != next.Driver && !(prev.Driver == status.Absent && r.view.identity.Name == ""):
+	case prev.Driver != next.Driver && !(prev.Driver == status.Absent && r.view.Known.Name == ""),
+		prev.DriverSince.IsZero() && !next.DriverSince.IsZero():
 		e = entry{slog.LevelInfo, messageDriverGone, "driver is not ready"}
 	case prev.Reason == next.Reason:
 		return
 	case next.Driver == status.Ready && next.Reason != "" && next.WithdrawalError == "" &&
 		(next.Registration != status.Published || next.LastGetInfoAt.IsZero()):
 		e = entry{slog.LevelDebug, messageAttention, "needs attention"}
-		if r.history.complaints.allow(now) {
+		if r.complaints.Allow(now) {
 			e.level = slog.LevelWarn
 		}
 	default:
 		e.level, e.text = slog.LevelDebug, "reason changed"
 	}
-	r.history.introduced = true
+	r.introduced = true
 	attrs := []any{"MESSAGE_ID", e.id, "state", next.State, "driver_state", string(next.Driver), "registration", string(next.Registration)}
 	if prev.State != "" && prev.State != next.State {
 		attrs = append(attrs, "from", prev.State, "after", now.Sub(prev.Since).Round(time.Millisecond))

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"csi-registrar/internal/core/driver"
 	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/node/status"
 )
@@ -27,7 +28,7 @@ func silent() status.Report {
 }
 
 // Drivers that came at different times are probed at the same times.
-func TestProbesShareTheirTimes(t *testing.T) {
+func TestProbeTimes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		at := map[time.Time]int{}
@@ -43,7 +44,7 @@ func TestProbesShareTheirTimes(t *testing.T) {
 				at[time.Now().Round(0)]++
 				return ready()
 			}
-			r := New(rootDir, probing(), w, fakeSocket{w}, Options{Log: slog.New(slog.DiscardHandler), Observe: func(status.Driver) {}})
+			r := New(probing(), driver.Observe(w), fakeSocket{w}, Options{Log: slog.New(slog.DiscardHandler), Observe: func(status.Driver) {}})
 			all.Go(func() { r.Run(ctx) })
 			time.Sleep(3770 * time.Millisecond)
 		}
@@ -71,9 +72,30 @@ func TestProbesShareTheirTimes(t *testing.T) {
 	})
 }
 
+// Probe is for a driver that is ready: when it is due while the driver is starting, a hint causes
+// no call, as NodeGetInfo may be expensive.
+func TestNoProbeWhileStarting(t *testing.T) {
+	runHarness(t, readyWorld(), probing(), func(h *harness) {
+		h.state("registered")
+		h.w.set(func(w *world) {
+			w.report = status.Report{Driver: status.Starting, Reason: "not ready", Connection: 1}
+		})
+		synctest.Wait()
+		probes := h.w.probes
+		for range 180 {
+			poke(h.w.hints)
+			time.Sleep(time.Second)
+		}
+		synctest.Wait()
+		if n := h.w.probes - probes; n != 0 {
+			t.Errorf("probed %d times", n)
+		}
+	})
+}
+
 // A driver that hangs is noticed after two silences, and asked until it answers; its registration
 // stays.
-func TestAHangIsNoticed(t *testing.T) {
+func TestHanging(t *testing.T) {
 	w := readyWorld()
 	runHarness(t, w, probing(), func(h *harness) {
 		h.state("registered")
@@ -128,7 +150,7 @@ func TestAHangIsNoticed(t *testing.T) {
 }
 
 // One silence is no hang.
-func TestOneSilenceChangesNothing(t *testing.T) {
+func TestHangingNeedsTwoSilences(t *testing.T) {
 	w := readyWorld()
 	runHarness(t, w, probing(), func(h *harness) {
 		h.state("registered")
@@ -152,7 +174,7 @@ func TestOneSilenceChangesNothing(t *testing.T) {
 }
 
 // Without probes a hang is noticed when the driver is asked for another reason.
-func TestAHangIsNoticedWithoutProbes(t *testing.T) {
+func TestHangingWithoutProbes(t *testing.T) {
 	w := readyWorld()
 	runHarness(t, w, base, func(h *harness) {
 		h.state("registered")
@@ -170,7 +192,7 @@ func TestAHangIsNoticedWithoutProbes(t *testing.T) {
 }
 
 // Before it is published, a silent driver is only not ready.
-func TestSilenceBeforeTheRegistration(t *testing.T) {
+func TestHangingOnlyWhenPublished(t *testing.T) {
 	w := newWorld()
 	w.report, w.takes = silent(), 5*time.Second
 	runHarness(t, w, probing(), func(h *harness) {
@@ -180,7 +202,7 @@ func TestSilenceBeforeTheRegistration(t *testing.T) {
 }
 
 // NodeGetInfo may be a request to a cloud that is overloaded.
-func TestADriverThatIsNotReadyIsAskedLessAndLess(t *testing.T) {
+func TestBackoffOfADriverThatIsNotReady(t *testing.T) {
 	failing := status.Report{Driver: status.Starting, Reason: "NodeGetInfo: Internal", Connection: 1}
 	for _, c := range []struct{ outage, within time.Duration }{
 		{time.Second, 1500 * time.Millisecond}, {9900 * time.Millisecond, 1500 * time.Millisecond},
@@ -205,7 +227,7 @@ func TestADriverThatIsNotReadyIsAskedLessAndLess(t *testing.T) {
 
 // A hint about the same socket and connection does not change what a driver that is not ready
 // would answer.
-func TestHintsAreNoLoadForADriverThatIsNotReady(t *testing.T) {
+func TestBackoffWithHints(t *testing.T) {
 	w := newWorld()
 	w.report = status.Report{Driver: status.Starting, Reason: "NodeGetInfo: Internal", Connection: 1}
 	runHarness(t, w, base, func(h *harness) {
@@ -229,7 +251,7 @@ func TestHintsAreNoLoadForADriverThatIsNotReady(t *testing.T) {
 }
 
 // A new connection, which a driver that restarts has, begins again with short pauses.
-func TestANewConnectionEndsTheBackoff(t *testing.T) {
+func TestBackoffEndsWithANewConnection(t *testing.T) {
 	w := newWorld()
 	w.report = status.Report{Driver: status.Starting, Reason: "NodeGetInfo: Internal", Connection: 1}
 	runHarness(t, w, base, func(h *harness) {
@@ -260,7 +282,7 @@ func TestANewConnectionEndsTheBackoff(t *testing.T) {
 }
 
 // A look at the socket is no load for the driver.
-func TestWhatCannotBeAskedIsLookedAtEachSecond(t *testing.T) {
+func TestBackoffOfALookThatFails(t *testing.T) {
 	w := newWorld()
 	w.report = status.Report{Driver: status.Starting, Reason: "no permission to look"}
 	runHarness(t, w, base, func(h *harness) {
@@ -271,7 +293,7 @@ func TestWhatCannotBeAskedIsLookedAtEachSecond(t *testing.T) {
 	})
 }
 
-func TestRestartsAreCounted(t *testing.T) {
+func TestRestartCount(t *testing.T) {
 	absent := status.Report{Driver: status.Absent, Reason: "gone"}
 	starting := status.Report{Driver: status.Starting, Reason: "the connection broke"}
 	replaced := ready()
@@ -303,7 +325,7 @@ func TestRestartsAreCounted(t *testing.T) {
 
 // With when_limit_changes = "leave" the kubelet asks the driver itself: the status has both
 // numbers.
-func TestALimitThatIsLeftToTheKubelet(t *testing.T) {
+func TestVolumeLimitLeftToTheKubelet(t *testing.T) {
 	w := readyWorld()
 	table := base
 	table.WhenLimitChanges = config.Leave
@@ -333,7 +355,7 @@ func TestALimitThatIsLeftToTheKubelet(t *testing.T) {
 }
 
 // The kubelet's restart registers again, and so it knows the limit.
-func TestALimitThatTheKubeletLearned(t *testing.T) {
+func TestVolumeLimitLearnedByTheKubelet(t *testing.T) {
 	w := readyWorld()
 	table := base
 	table.WhenLimitChanges = config.Leave

@@ -1,4 +1,4 @@
-// Package registrar manages the registration of one driver. It observes the driver and the
+// Package registrar manages the registration of one driver. It looks at the driver and the
 // registration socket, compares them with its table, and takes one action at a time. It
 // does no I/O but its log: sockets and files are behind the interfaces Driver and Socket.
 package registrar
@@ -11,28 +11,31 @@ import (
 
 	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/rate"
 )
 
 // Registrar runs one driver's registration. Make it with New, then call Run once.
 type Registrar struct {
 	log     *slog.Logger
 	observe func(status.Driver)
-	kubelet config.Kubelet
 	name    string
+	begunAt time.Time
 	cmds    chan func()   // run by Run
 	done    chan struct{} // closed when Run has returned
 
 	// The fields below belong to the goroutine in Run.
-	table   config.Driver
-	driver  Driver
-	socket  Socket
-	query   query
-	view    driverView
-	task    task
-	request pendingRequest
-	history logHistory
-	counted map[string]uint64 // republications by Cause; not changed in place
-	status  status.Driver     // as last reported
+	table      config.Driver
+	driver     Driver
+	socket     Socket
+	atStart    string      // the endpoint of the first table
+	view       status.View // the last look at driver
+	toldAt     time.Time   // when the last publication that succeeded began
+	task       task
+	request    pendingRequest
+	introduced bool          // its first state was logged
+	complaints rate.Bucket   // limits entries about problems that only a person can fix
+	counted    uint64        // republications
+	status     status.Driver // as last reported
 }
 
 // pendingRequest is a publication that a command or a changed configuration requested.
@@ -48,17 +51,15 @@ type Options struct {
 	Observe func(status.Driver)
 }
 
-// New returns a registrar for a driver's table and a kubelet. It owns d, but not s.
-func New(k config.Kubelet, table config.Driver, d Driver, s Socket, o Options) *Registrar {
+// New returns a registrar for a driver's table. It owns d, but not s.
+func New(table config.Driver, d Driver, s Socket, o Options) *Registrar {
 	now := time.Now()
 	r := &Registrar{
-		log: o.Log, observe: o.Observe, kubelet: k, name: table.Name, cmds: make(chan func()), done: make(chan struct{}),
-		table: table, driver: d, socket: s,
-		query:   query{answers: make(chan answer), next: now, hintLimit: tokenBucket{burst: 20, interval: 500 * time.Millisecond}},
-		view:    driverView{report: status.Report{Driver: status.Absent, Reason: "it has not answered yet"}, lastPresent: now},
-		task:    task{done: make(chan error, 1), checkDue: true},
-		history: logHistory{complaints: tokenBucket{burst: 5, interval: 10 * time.Minute}},
-		counted: map[string]uint64{},
+		log: o.Log, observe: o.Observe, name: table.Name, begunAt: now, cmds: make(chan func()), done: make(chan struct{}),
+		table: table, atStart: table.Endpoint, driver: d, socket: s,
+		view:       d.Look(),
+		task:       task{done: make(chan error, 1), checkDue: true},
+		complaints: rate.Bucket{Burst: 5, Interval: 10 * time.Minute},
 	}
 	r.updateStatus(s.Look(), now)
 	return r
@@ -71,7 +72,7 @@ func (r *Registrar) Run(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer func() {
 		cancel()
-		r.closeDriver()
+		r.driver.Close()
 		if r.task.busy {
 			<-r.task.done
 		}
@@ -94,20 +95,13 @@ func (r *Registrar) Run(ctx context.Context) {
 
 // wait waits for the next event and handles it. It returns false when ctx is done.
 func (r *Registrar) wait(ctx context.Context, due <-chan time.Time) bool {
-	hints := r.driver.Hints()
-	if r.query.cancel != nil {
-		hints = nil // Ask receives them
-	}
 	select {
 	case <-ctx.Done():
 		return false
-	case <-hints:
-		r.query.hinted = true
+	case <-r.driver.Hints():
 	case <-r.socket.Hints():
 		r.task.checkDue = true
-		r.retrySoon(time.Now())
-	case a := <-r.query.answers:
-		r.answered(a, time.Now())
+		r.task.hinted(time.Now())
 	case err := <-r.task.done:
 		r.finished(err, time.Now())
 	case cmd := <-r.cmds:
@@ -121,19 +115,54 @@ func (r *Registrar) wait(ctx context.Context, due <-chan time.Time) bool {
 // event; zero: never.
 func (r *Registrar) step(ctx context.Context, now time.Time) time.Time {
 	seen := r.socket.Look()
-	next := earliest(r.askIfDue(ctx, seen, now), r.workIfDue(ctx, seen, now))
+	if free := &r.task.freeSince; seen.Place != status.Missing {
+		*free = time.Time{}
+	} else if free.IsZero() {
+		*free = now
+	}
+	next := earliest(r.lookAtDriver(seen, now), r.workIfDue(ctx, seen, now))
 	r.updateStatus(seen, now)
 	return next
 }
 
+// lookAtDriver looks at the driver. It returns when to ask it again: a driver that is gone is
+// withdrawn only if it was asked since.
+func (r *Registrar) lookAtDriver(seen status.Socket, now time.Time) time.Time {
+	r.driver.Follow(r.table.Enabled, seen.Up, r.table.ProbeEvery)
+	was := &r.view
+	view := r.driver.Look()
+	ready := view.Driver == status.Ready
+	if was.Driver == status.Ready && !(ready && view.ReadySince.Equal(was.ReadySince)) {
+		r.request = pendingRequest{} // it could not be carried out meanwhile
+	}
+	if ready && !view.AskedAt.Equal(was.AskedAt) {
+		r.task.hinted(now)
+	}
+	r.view = view
+	gone := r.inputs(seen).goneAt()
+	switch {
+	case !view.AskedAt.Before(gone):
+		return time.Time{}
+	case gone.After(now):
+		return gone
+	case !view.Asking:
+		r.driver.AskNow()
+	}
+	return time.Time{}
+}
+
 // inputs returns what decide needs.
 func (r *Registrar) inputs(socket status.Socket) inputs {
-	return inputs{r.kubelet, r.table, r.view, r.query.cancel != nil, socket, r.task.checkErr != nil, r.request}
+	view := r.view
+	if !view.ReturnedAt.After(r.toldAt) {
+		view.ReturnedAt = time.Time{} // the kubelet has learned of it since
+	}
+	return inputs{r.table, view, socket, r.task.checkErr != nil, r.request, r.atStart}
 }
 
 // withdrawn reports whether the table is not enabled and no registration is left to withdraw.
 func (r *Registrar) withdrawn() bool {
-	return !r.table.Enabled && !r.task.busy && !r.task.checkDue && r.task.err == nil && r.task.checkErr == nil && !r.socket.Look().Up
+	return !r.table.Enabled && !r.task.busy && r.task.checkErr == nil && !r.socket.Look().Up
 }
 
 // updateStatus reports and logs the new status if it changed.

@@ -10,11 +10,12 @@ import (
 	"testing/synctest"
 	"time"
 
+	"csi-registrar/internal/core/driver"
 	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/node/status"
 )
 
-func TestAbsentThenReadyIsRegisteredAtTheHint(t *testing.T) {
+func TestAbsentDriverIsRegisteredAtAHint(t *testing.T) {
 	runHarness(t, newWorld(), base, func(h *harness) {
 		h.state("absent")
 		time.Sleep(60 * time.Minute)
@@ -31,7 +32,7 @@ func TestAbsentThenReadyIsRegisteredAtTheHint(t *testing.T) {
 	})
 }
 
-func TestWithoutHintsTheBackoffFindsTheDriver(t *testing.T) {
+func TestAbsentDriverIsFoundWithoutHints(t *testing.T) {
 	runHarness(t, newWorld(), base, func(h *harness) {
 		time.Sleep(time.Hour)
 		h.w.mu.Lock()
@@ -41,12 +42,12 @@ func TestWithoutHintsTheBackoffFindsTheDriver(t *testing.T) {
 		if asks > 150 || asks < 100 {
 			t.Errorf("an hour of absence cost %d questions, want about 120", asks)
 		}
-		time.Sleep(askMost + askMost/8)
+		time.Sleep(34 * time.Second)
 		h.state("registered")
 	})
 }
 
-func TestADayOfAbsenceIsAFewLines(t *testing.T) {
+func TestLogOfAnAbsentDriver(t *testing.T) {
 	runHarness(t, newWorld(), base, func(h *harness) {
 		for i := range 24 * 60 {
 			time.Sleep(time.Minute)
@@ -59,7 +60,7 @@ func TestADayOfAbsenceIsAFewLines(t *testing.T) {
 }
 
 // The first line waits for the first answer: it says why.
-func TestAbsenceIsToldWithItsReason(t *testing.T) {
+func TestLogReasonOfAbsence(t *testing.T) {
 	w := newWorld()
 	w.report = status.Report{Driver: status.Absent, Reason: "there is nothing"}
 	runHarness(t, w, base, func(h *harness) {
@@ -71,7 +72,7 @@ func TestAbsenceIsToldWithItsReason(t *testing.T) {
 	})
 }
 
-func TestStartingIsAskedEachSecond(t *testing.T) {
+func TestStartingDriverIsAskedAgain(t *testing.T) {
 	w := newWorld()
 	w.report = status.Report{Driver: status.Starting, Reason: "Probe: not ready"}
 	runHarness(t, w, base, func(h *harness) {
@@ -92,7 +93,7 @@ func TestStartingIsAskedEachSecond(t *testing.T) {
 	})
 }
 
-func TestAFlappingDriverCannotKeepUsBusy(t *testing.T) {
+func TestHintsOfAFlappingDriver(t *testing.T) {
 	w := newWorld()
 	w.report = status.Report{Driver: status.Starting, Reason: "closes at once"}
 	runHarness(t, w, base, func(h *harness) {
@@ -106,7 +107,7 @@ func TestAFlappingDriverCannotKeepUsBusy(t *testing.T) {
 	})
 }
 
-func TestRestartUnchangedTouchesNothing(t *testing.T) {
+func TestRestartOfADriver(t *testing.T) {
 	runHarness(t, readyWorld(), base, func(h *harness) {
 		h.state("registered")
 		for range 100 {
@@ -125,7 +126,7 @@ func TestRestartUnchangedTouchesNothing(t *testing.T) {
 	})
 }
 
-func TestIdleCostsNothing(t *testing.T) {
+func TestIdle(t *testing.T) {
 	runHarness(t, readyWorld(), base, func(h *harness) {
 		h.state("registered")
 		before, _, _ := h.counts()
@@ -168,8 +169,8 @@ func TestChanges(t *testing.T) {
 				if s := h.status(); (s.RefusedChange == "") != (c.reason == "") || !strings.HasPrefix(s.Reason, s.RefusedChange) {
 					t.Errorf("refused change %q, reason %q", s.RefusedChange, s.Reason)
 				}
-				if s := h.status(); s.RepublicationsBy[string(CauseChanged)] != uint64(c.more) {
-					t.Errorf("counted %v", s.RepublicationsBy)
+				if s := h.status(); s.Republications != uint64(c.more) {
+					t.Errorf("counted %v", s.Republications)
 				}
 			})
 		})
@@ -178,7 +179,7 @@ func TestChanges(t *testing.T) {
 
 // An answer of the kubelet that an earlier process recorded is in the future once the wall clock
 // was set back.
-func TestTheWallClockIsSetBack(t *testing.T) {
+func TestWallClockSetBack(t *testing.T) {
 	w := readyWorld()
 	w.takes = time.Millisecond
 	w.report.Identity.NodeID = "n2"
@@ -196,7 +197,35 @@ func TestTheWallClockIsSetBack(t *testing.T) {
 	})
 }
 
-func TestEndpointChangeIsToldEvenWithMovedTopology(t *testing.T) {
+// A request counts although what an earlier process recorded is in the future.
+func TestRequestAfterTheWallClockWasSetBack(t *testing.T) {
+	for _, registered := range []bool{true, false} {
+		w := readyWorld()
+		runHarness(t, w, base, func(h *harness) {
+			time.Sleep(time.Minute)
+			h.w.set(func(w *world) {
+				at := time.Now() // as the age of a time in the future is 0
+				w.sock.PublishedAt, w.sock.GetInfoAt = at, at
+				w.sock.Notification = status.Notification{At: at, Registered: registered, Error: "no"}
+			})
+			time.Sleep(time.Second)
+			var err error
+			if registered {
+				err = h.reg.Reregister(h.Context(), false)
+			} else {
+				err = h.reg.Update(h.Context(), base, nil)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(2 * time.Second)
+			h.publications(2)
+			h.state("registered")
+		})
+	}
+}
+
+func TestChangedEndpointWithMovedTopology(t *testing.T) {
 	runHarness(t, readyWorld(), base, func(h *harness) {
 		h.state("registered")
 		h.w.set(func(w *world) {
@@ -215,9 +244,9 @@ func TestEndpointChangeIsToldEvenWithMovedTopology(t *testing.T) {
 	})
 }
 
-// The kubelet asks the driver itself. What it has said yes to needs nobody's attention, and
-// hides no later change.
-func TestTopologyThatTheKubeletTook(t *testing.T) {
+// The kubelet asks the driver itself. An answer that it has accepted is registered again, so that
+// the next process knows it, and hides no later change.
+func TestChangedTopologyLearnedByTheKubelet(t *testing.T) {
 	w := readyWorld()
 	runHarness(t, w, base, func(h *harness) {
 		h.state("registered")
@@ -227,40 +256,27 @@ func TestTopologyThatTheKubeletTook(t *testing.T) {
 			t.Fatalf("reason %q", s.Reason)
 		}
 		time.Sleep(time.Hour)
+		h.publications(1)
 		h.w.word(true, "") // the label was removed and the kubelet restarted
-		if s := h.status(); s.State != "registered" || s.Reason != "" {
+		time.Sleep(time.Minute)
+		h.publications(2)
+		if s := h.status(); s.State != "registered" || s.Reason != "" || s.RefusedChange != "" {
 			t.Errorf("status %+v", s)
 		}
-		time.Sleep(time.Minute)
-		h.publications(1)
 		h.w.set(func(w *world) { w.report.Identity.NodeID = "n2" })
-		h.publications(2)
+		h.publications(3)
 		time.Sleep(time.Hour)
-		h.publications(2)
+		h.publications(3)
 	})
 }
 
-// A yes to a driver that we have not heard since its restart says nothing of what we know.
-func TestTopologyThatTheKubeletMayNotHaveTaken(t *testing.T) {
-	runHarness(t, readyWorld(), base, func(h *harness) {
-		h.w.set(func(w *world) { w.report.Identity.Topology = map[string]string{"zone": "b"} })
-		time.Sleep(time.Hour)
-		h.w.set(func(w *world) { w.hang = true })
-		time.Sleep(time.Second)
-		h.w.word(true, "")
-		if s := h.status(); !strings.Contains(s.Reason, "remove the label") {
-			t.Errorf("reason %q", s.Reason)
-		}
-	})
-}
-
-func TestADriverThatInventsNodeIDsDoesNotChurn(t *testing.T) {
+func TestLimitOfChangedNodeIDs(t *testing.T) {
 	runHarness(t, readyWorld(), base, func(h *harness) {
 		for i := range 3600 {
 			h.w.set(func(w *world) { w.report.Identity.NodeID = fmt.Sprint("n", i) })
 			time.Sleep(time.Second)
 		}
-		if _, n, _ := h.counts(); n > churnMost+1 {
+		if _, n, _ := h.counts(); n > alterMost+1 {
 			t.Errorf("published %d times in an hour", n)
 		}
 	})
@@ -282,11 +298,11 @@ func TestMismatchIsWithdrawn(t *testing.T) {
 }
 
 // A withdrawal that failed halfway, with the socket removed, does not delay the next publication.
-func TestAfterAFailedWithdrawalTheSocketIsRestoredAtOnce(t *testing.T) {
+func TestRestoreAfterAFailedWithdrawal(t *testing.T) {
 	runHarness(t, readyWorld(), base, func(h *harness) {
 		h.state("registered")
 		h.w.set(func(w *world) {
-			w.withdrawErr = errors.New("cannot withdraw the endpoint link")
+			w.withdrawErr = errors.New("the record cannot be removed")
 			w.report = status.Report{Driver: status.Mismatch, Reason: "calls itself bar"}
 			w.sock.Place = status.Missing
 		})
@@ -340,7 +356,7 @@ func TestWithdrawAfterCountsAbsenceAlone(t *testing.T) {
 
 // A driver is gone when it says so, not while nobody knows: a daemon that was restarted has not
 // heard of it yet, and one that was stopped for a while may have missed its return.
-func TestWithdrawOnlyOnFreshWord(t *testing.T) {
+func TestWithdrawAfterAsksAgain(t *testing.T) {
 	table := base
 	table.WhenGone, table.WithdrawAfter = config.Withdraw, 10*time.Second
 	adopted := status.Socket{
@@ -386,7 +402,7 @@ func TestWithdrawOnlyOnFreshWord(t *testing.T) {
 	})
 }
 
-func TestGuard(t *testing.T) {
+func TestRestoreRemovedOrReplaced(t *testing.T) {
 	for _, place := range []status.Place{status.Missing, status.Foreign} {
 		t.Run(string(place), func(t *testing.T) {
 			runHarness(t, readyWorld(), base, func(h *harness) {
@@ -401,20 +417,20 @@ func TestGuard(t *testing.T) {
 					h.w.set(func(w *world) { w.sock.Place = place })
 					time.Sleep(time.Millisecond)
 				}
-				if _, n, _ := h.counts(); n > churnFree {
+				if _, n, _ := h.counts(); n > 1+restoreFree+3 {
 					t.Errorf("published %d times in a minute", n)
 				}
-				if s := h.status(); s.DampedUntil.IsZero() || !strings.Contains(s.Reason, "changed 9 times within an hour") {
+				if s := h.status(); s.DampedUntil.IsZero() || !strings.Contains(s.Reason, "removed or replaced, or refused by the kubelet, 22 times within an hour") {
 					t.Errorf("status %+v", s)
 				}
-				time.Sleep(churnStable)
+				time.Sleep(restoreMost)
 				h.state("registered")
 			})
 		})
 	}
 }
 
-func TestARemovedSocketOfAnAbsentDriverWaitsForIt(t *testing.T) {
+func TestRestoreWaitsForTheDriver(t *testing.T) {
 	runHarness(t, readyWorld(), base, func(h *harness) {
 		h.w.set(func(w *world) { w.report = status.Report{Driver: status.Absent, Reason: "gone"} })
 		h.state("registered")
@@ -428,7 +444,7 @@ func TestARemovedSocketOfAnAbsentDriverWaitsForIt(t *testing.T) {
 	})
 }
 
-func TestConflictIsFollowed(t *testing.T) {
+func TestConflict(t *testing.T) {
 	w := readyWorld()
 	w.publishErr = conflict{}
 	runHarness(t, w, base, func(h *harness) {
@@ -447,21 +463,65 @@ func TestConflictIsFollowed(t *testing.T) {
 	})
 }
 
-// The other registrar is gone, but the socket has changed too often: that is what the status says.
-func TestAConflictThatEndedIsNotShown(t *testing.T) {
-	runHarness(t, readyWorld(), base, func(h *harness) {
-		for range churnFree - 2 {
-			time.Sleep(time.Second)
-			h.w.set(func(w *world) { w.sock.Place = status.Missing })
-		}
-		time.Sleep(time.Second)
-		h.w.set(func(w *world) { w.sock.Place, w.publishErr = status.Foreign, conflict{} })
-		time.Sleep(time.Second)
+// The status names the process that serves the driver during a conflict, and at no other time. The
+// process is looked for at each hint and every 10 seconds.
+func TestConflictNamesWhoServes(t *testing.T) {
+	w := readyWorld()
+	var asked []time.Time
+	w.publishErr = conflict{}
+	w.onPublish = func() {
+		asked = append(asked, time.Now())
+		w.sock.ServedBy = status.ServedBy{PID: 7, AskedAt: time.Now()}
+	}
+	runHarness(t, w, base, func(h *harness) {
 		h.state("conflict")
-		h.w.set(func(w *world) { w.sock.Place, w.publishErr = status.Missing, nil })
-		time.Sleep(time.Second)
+		time.Sleep(time.Hour)
+		h.w.mu.Lock()
+		tries := slices.Clone(asked)
+		h.w.mu.Unlock()
+		for i, at := range tries[1:] {
+			if gap := at.Sub(tries[i]); gap > 10500*time.Millisecond {
+				t.Errorf("not asked for %s", gap)
+			}
+		}
+		if n := len(tries); n > 400 {
+			t.Errorf("asked %d times in an hour", n)
+		}
+		if s := h.status(); s.ServedBy.PID != 7 || !s.ServedBy.AskedAt.Equal(tries[len(tries)-1]) || s.State != "conflict" {
+			t.Errorf("%s, served by %+v", s.State, s.ServedBy)
+		}
+		poke(h.w.shints)
+		time.Sleep(100 * time.Millisecond)
+		h.w.mu.Lock()
+		more := len(asked) - len(tries)
+		h.w.publishErr = nil
+		h.w.onPublish = nil
+		h.w.mu.Unlock()
+		if more != 1 {
+			t.Errorf("asked %d times after a hint", more)
+		}
+		time.Sleep(time.Minute)
+		h.w.set(func(w *world) { w.sock.ServedBy.PID = 7 })
+		h.state("registered")
+		if s := h.status(); s.ServedBy.PID != 0 {
+			t.Errorf("registered, and served by %+v", s.ServedBy)
+		}
+	})
+}
+
+// The other registrar is gone, but the path is left free for a moment: that is what the status
+// says.
+func TestConflictThatEndedIsNotShown(t *testing.T) {
+	runHarness(t, readyWorld(), base, func(h *harness) {
+		for range 2 {
+			h.w.set(func(w *world) { w.sock.Place, w.publishErr = status.Foreign, conflict{} })
+			time.Sleep(time.Minute)
+			h.state("conflict")
+			h.w.set(func(w *world) { w.sock.Place, w.publishErr = status.Missing, nil })
+			time.Sleep(time.Second)
+		}
 		h.state("ready")
-		if s := h.status(); s.DampedUntil.IsZero() || strings.Contains(s.Reason, "another registrar") {
+		if s := h.status(); s.DampedUntil.IsZero() || !strings.Contains(s.Reason, "free for 3s") {
 			t.Errorf("until %s: %s", s.DampedUntil, s.Reason)
 		}
 	})
@@ -478,7 +538,7 @@ func TestConflictEndsWithItsDriver(t *testing.T) {
 	})
 }
 
-func TestAFullDiskIsSaidAndSurvived(t *testing.T) {
+func TestPublishOnAFullDisk(t *testing.T) {
 	w := readyWorld()
 	w.publishErr = errFull
 	runHarness(t, w, base, func(h *harness) {
@@ -495,8 +555,8 @@ func TestAFullDiskIsSaidAndSurvived(t *testing.T) {
 	})
 }
 
-// What fails for one cause is no retry of a publication for another: that is counted.
-func TestAPublicationAfterAnotherFailedIsCounted(t *testing.T) {
+// After a failed publication, a publication for another cause is no retry: it is counted.
+func TestCountAfterAFailedPublication(t *testing.T) {
 	w := readyWorld()
 	w.publishErr = errFull
 	runHarness(t, w, base, func(h *harness) {
@@ -513,14 +573,14 @@ func TestAPublicationAfterAnotherFailedIsCounted(t *testing.T) {
 			}
 		})
 		time.Sleep(time.Minute)
-		if got := h.status().RepublicationsBy; got[string(CauseChanged)] != 1 {
+		if got := h.status().Republications; got != 1 {
 			t.Errorf("counted %v", got)
 		}
 	})
 }
 
 // A Check that fails does not make the retry of a publication a new one, which would be counted.
-func TestARetryAfterAFailedCheckIsNotCounted(t *testing.T) {
+func TestCountNotRetries(t *testing.T) {
 	runHarness(t, readyWorld(), base, func(h *harness) {
 		time.Sleep(time.Minute)
 		h.w.set(func(w *world) { w.publishErr, w.sock.Place = errFull, status.Missing })
@@ -532,14 +592,14 @@ func TestARetryAfterAFailedCheckIsNotCounted(t *testing.T) {
 				}
 			})
 		}
-		if got := h.status().RepublicationsBy; got[string(CauseRemoved)] != 1 {
+		if got := h.status().Republications; got != 1 {
 			t.Errorf("counted %v", got)
 		}
 	})
 }
 
-// A call that was abandoned publishes after all: what was requested before is done.
-func TestARequestThatIsPublishedLateIsNotRepeated(t *testing.T) {
+// If an abandoned call publishes after all, earlier requests are fulfilled.
+func TestRequestPublishedLate(t *testing.T) {
 	runHarness(t, readyWorld(), base, func(h *harness) {
 		time.Sleep(time.Minute)
 		h.w.set(func(w *world) { w.publishErr = errors.New("the file system does not answer") })
@@ -562,7 +622,7 @@ func TestARequestThatIsPublishedLateIsNotRepeated(t *testing.T) {
 
 // A request ends when its driver is disabled. If the driver is enabled again while its withdrawal
 // hangs, the publication after the withdrawal is not the requested one.
-func TestARequestEndsWithTheRegistration(t *testing.T) {
+func TestRequestEndsWithTheRegistration(t *testing.T) {
 	runHarness(t, readyWorld(), base, func(h *harness) {
 		time.Sleep(time.Minute)
 		hung := errors.New("the file system does not answer")
@@ -583,15 +643,15 @@ func TestARequestEndsWithTheRegistration(t *testing.T) {
 			w.sock = status.Socket{Path: w.sock.Path, Place: status.Missing} // withdrawn late
 		})
 		time.Sleep(time.Minute)
-		if got := h.status(); got.RepublicationsBy[string(CauseAsked)] != 1 || got.Registration != status.Registered {
-			t.Errorf("%s, counted %v", got.Registration, got.RepublicationsBy)
+		if got := h.status(); got.Republications != 1 || got.Registration != status.Registered {
+			t.Errorf("%s, counted %v", got.Registration, got.Republications)
 		}
 	})
 }
 
 // A call that was abandoned publishes after all: the next change for the same cause is no retry,
 // and is counted.
-func TestAPublicationThatCompletedLateIsNotRetried(t *testing.T) {
+func TestCountPublicationThatCompletedLate(t *testing.T) {
 	w := readyWorld()
 	w.accept = func(status.Announcement) (bool, string) { return false, "no" }
 	runHarness(t, w, base, func(h *harness) {
@@ -610,38 +670,13 @@ func TestAPublicationThatCompletedLateIsNotRetried(t *testing.T) {
 		h.w.set(func(w *world) { w.checkErr, w.publishErr, w.report.Replaced = nil, nil, false })
 		time.Sleep(time.Minute)
 		h.publications(2) // and the one that was abandoned
-		if got := h.status().RepublicationsBy; got[string(CauseReturned)] != 2 {
+		if got := h.status().Republications; got != 2 {
 			t.Errorf("counted %v", got)
 		}
 	})
 }
 
-// The kubelet refused because the driver was away. The driver returns, and meanwhile the target of
-// the link has changed: the kubelet need not learn of the target, but of the return.
-func TestAMovedLinkDoesNotHideAReturn(t *testing.T) {
-	w := readyWorld()
-	set := base
-	set.EndpointLink = true
-	runHarness(t, w, set, func(h *harness) {
-		h.state("registered")
-		h.w.set(func(w *world) { w.report = status.Report{Driver: status.Absent, Reason: "gone"} })
-		time.Sleep(time.Second)
-		set.Endpoint = "/run/foo-2.sock"
-		if err := h.reg.Update(h.Context(), set, nil); err != nil {
-			t.Fatal(err)
-		}
-		h.w.word(false, "connection refused")
-		h.state("refused")
-		h.w.set(func(w *world) { w.report = ready() })
-		time.Sleep(time.Second)
-		h.state("registered")
-		if got := h.status().RepublicationsBy; got[string(CauseReturned)] != 1 {
-			t.Errorf("counted %v", got)
-		}
-	})
-}
-
-func TestRefusedThenTheKubeletComesBack(t *testing.T) {
+func TestRefusedAndTriedAgainByTheKubelet(t *testing.T) {
 	w := readyWorld()
 	w.accept = func(status.Announcement) (bool, string) { return false, "no" }
 	runHarness(t, w, base, func(h *harness) {
@@ -677,7 +712,7 @@ func TestRefusedByAnOlderKubelet(t *testing.T) {
 	})
 }
 
-func TestNobodyAsksIsSaid(t *testing.T) {
+func TestStatusNamesASilentKubelet(t *testing.T) {
 	for recreated, want := range map[bool]string{true: "restart the kubelet", false: "it does not run"} {
 		w := readyWorld()
 		w.accept, w.sock.DirRecreated = nil, recreated
@@ -696,13 +731,13 @@ func TestNobodyAsksIsSaid(t *testing.T) {
 	}
 }
 
-func TestReturnAfterRefusalPublishesOnce(t *testing.T) {
+func TestRefusedDriverReturns(t *testing.T) {
 	w := readyWorld()
 	w.accept = func(status.Announcement) (bool, string) { return false, "no" }
 	runHarness(t, w, base, func(h *harness) {
 		h.state("refused")
 		h.w.set(func(w *world) { w.report = status.Report{Driver: status.Absent, Reason: "gone"} })
-		synctest.Wait()
+		time.Sleep(time.Second)
 		h.w.set(func(w *world) { w.report = ready() })
 		h.publications(2)
 		time.Sleep(time.Minute)
@@ -710,8 +745,8 @@ func TestReturnAfterRefusalPublishesOnce(t *testing.T) {
 	})
 }
 
-// What was asked for because of a refusal is over when the kubelet has spoken again.
-func TestAYesSettlesWhatWasAsked(t *testing.T) {
+// A request because of a refusal ends when the kubelet has called again.
+func TestRequestSatisfiedByTheKubelet(t *testing.T) {
 	w := readyWorld()
 	w.accept = func(status.Announcement) (bool, string) { return false, "no" }
 	runHarness(t, w, base, func(h *harness) {
@@ -737,7 +772,7 @@ func TestAYesSettlesWhatWasAsked(t *testing.T) {
 }
 
 // A driver's return is news to the refusal that stood then, not to those that come later.
-func TestAReturnOfYesterdayIsNoNews(t *testing.T) {
+func TestRefusedAfterAnEarlierReturn(t *testing.T) {
 	runHarness(t, readyWorld(), base, func(h *harness) {
 		h.w.set(func(w *world) { w.report = status.Report{Driver: status.Absent, Reason: "gone"} })
 		time.Sleep(time.Second)
@@ -750,7 +785,7 @@ func TestAReturnOfYesterdayIsNoNews(t *testing.T) {
 }
 
 // The kubelet's try began before the driver came back, and so did not see it.
-func TestAReturnDuringTheKubeletsTry(t *testing.T) {
+func TestRefusedDriverReturnsDuringATry(t *testing.T) {
 	runHarness(t, readyWorld(), base, func(h *harness) {
 		h.w.set(func(w *world) { w.report = status.Report{Driver: status.Absent, Reason: "gone"} })
 		time.Sleep(time.Second)
@@ -765,7 +800,7 @@ func TestAReturnDuringTheKubeletsTry(t *testing.T) {
 }
 
 // An older kubelet refused; the daemon began while the driver was away.
-func TestAReturnAfterTheStart(t *testing.T) {
+func TestRefusedDriverReturnsAfterTheStart(t *testing.T) {
 	w := newWorld()
 	runHarness(t, w, base, func(h *harness) {
 		h.w.set(func(w *world) {
@@ -785,60 +820,90 @@ func TestAReturnAfterTheStart(t *testing.T) {
 	})
 }
 
-// No driver under a refusal makes the kubelet's work ours to repeat without end.
-func TestADriverThatFlapsUnderARefusalDoesNotChurn(t *testing.T) {
-	for _, c := range []struct {
-		name string
-		flap func(*world)
-		most int
-	}{
-		{"closes idle connections", func(w *world) {}, churnMost},
-		{"crashes and is back", func(w *world) { w.report.Replaced = true }, churnMost},
-		{"is not ready for a moment", func(w *world) {
+// A driver that the kubelet refused is not registered: whatever it does, it is published again 20
+// times within an hour at once, and then once a minute. When the kubelet accepts, it is registered.
+func TestRefusedDriverThatFlaps(t *testing.T) {
+	for name, flap := range map[string]func(*world){
+		"closes idle connections": func(w *world) {},
+		"crashes and is back":     func(w *world) { w.report.Replaced = true },
+		"is not ready for a moment": func(w *world) {
 			if w.report = ready(); w.asks%2 == 0 {
 				w.report = status.Report{Driver: status.Starting, Reason: "Probe: not ready"}
 			}
-		}, churnMost},
+		},
+		"answers with something else": func(w *world) { w.report.Identity.MaxVolumes++ },
 	} {
-		t.Run(c.name, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			w := readyWorld()
 			w.accept = func(status.Announcement) (bool, string) { return false, "no" }
 			runHarness(t, w, base, func(h *harness) {
+				at := h.record()
 				for range 7190 {
 					time.Sleep(500 * time.Millisecond)
-					h.w.set(c.flap)
+					h.w.set(flap)
 					synctest.Wait()
 				}
-				if _, n, _ := h.counts(); n < 2 || n > c.most {
-					t.Errorf("published %d times in an hour, want at most %d", n, c.most)
+				// A change before the refusal counts as a change.
+				if n := mostWithin(at()); n < 2 || n > alterMost+restoreFree+3+60 {
+					t.Errorf("published %d times within an hour", n)
 				}
+				h.w.set(func(w *world) {
+					w.report = ready()
+					w.accept = func(status.Announcement) (bool, string) { return true, "" }
+				})
+				time.Sleep(time.Second)
+				h.w.set(func(w *world) { w.report.Replaced = true })
+				h.registeredWithin(restoreMost + time.Second)
 			})
 		})
 	}
 }
 
-// What was let pass once is tried again soon, also when it was the last change of the hour.
-func TestATryAgainIsNotDamped(t *testing.T) {
-	runHarness(t, readyWorld(), base, func(h *harness) {
-		for i := range churnMost - 2 {
+// A kubelet before 1.36 does not come back after a refusal. However long its API server is away,
+// the driver is registered 150 s after it is back.
+func TestRefusedForHours(t *testing.T) {
+	w := readyWorld()
+	w.accept = func(status.Announcement) (bool, string) { return false, "no API server" }
+	runHarness(t, w, base, func(h *harness) {
+		time.Sleep(3*time.Hour + time.Minute)
+		h.state("refused")
+		h.w.mu.Lock()
+		h.w.accept = func(status.Announcement) (bool, string) { return true, "" }
+		h.w.mu.Unlock()
+		h.registeredWithin(kubeletRetries + time.Second)
+		// The limit of changes is untouched.
+		for i := range alterFree {
 			h.w.set(func(w *world) { w.report.Identity.NodeID = fmt.Sprint("m", i) })
-			time.Sleep(churnStable + time.Minute)
+			h.registeredWithin(time.Second)
 		}
-		h.publications(churnMost - 1)
+		if s := h.status(); s.NodeID != fmt.Sprint("m", alterFree-1) {
+			t.Errorf("the node id is %q", s.NodeID)
+		}
+	})
+}
+
+// A change that was allowed once is tried again soon, also when it was the last change of the hour.
+func TestLimitDoesNotDelayRetries(t *testing.T) {
+	runHarness(t, readyWorld(), base, func(h *harness) {
+		for i := range alterMost - 1 {
+			h.w.set(func(w *world) { w.report.Identity.NodeID = fmt.Sprint("m", i) })
+			time.Sleep(alterWait + 10*time.Second)
+		}
+		h.publications(alterMost)
 		h.w.set(func(w *world) { w.report.Identity.NodeID, w.publishErr = "last", conflict{} })
-		time.Sleep(churnStable + time.Minute)
+		time.Sleep(alterWait + 10*time.Second)
 		h.state("conflict")
 		h.w.mu.Lock()
 		h.w.publishErr = nil
 		h.w.mu.Unlock()
 		time.Sleep(retryConflictMost + retryConflictMost/4) // its jitter
 		h.state("registered")
-		h.publications(churnMost)
+		h.publications(alterMost + 1)
 	})
 }
 
 // A kubelet that restarts says yes again: that is not how long the registration took.
-func TestTookIsOfTheFirstYes(t *testing.T) {
+func TestTook(t *testing.T) {
 	w := readyWorld()
 	w.delay = 700 * time.Millisecond
 	runHarness(t, w, base, func(h *harness) {
@@ -887,7 +952,7 @@ func TestReregister(t *testing.T) {
 
 // A working registration is not given up for one that the kubelet would refuse, unless somebody
 // insists.
-func TestReregisterWantsForceWhereTheKubeletWouldRefuse(t *testing.T) {
+func TestReregisterNeedsForce(t *testing.T) {
 	w := readyWorld()
 	w.report.Identity.Topology, w.report.Identity.NodeID = map[string]string{"zone": "a"}, "n1"
 	runHarness(t, w, base, func(h *harness) {
@@ -910,7 +975,7 @@ func TestReregisterWantsForceWhereTheKubeletWouldRefuse(t *testing.T) {
 }
 
 // A driver that hangs for ever holds up neither the repair of the socket, nor commands.
-func TestAHangingDriverHoldsUpNothing(t *testing.T) {
+func TestHangingDriverAndCommands(t *testing.T) {
 	runHarness(t, readyWorld(), base, func(h *harness) {
 		h.state("registered")
 		h.w.set(func(w *world) { w.hang = true })
@@ -927,7 +992,7 @@ func TestAHangingDriverHoldsUpNothing(t *testing.T) {
 	})
 }
 
-func TestANewClientTakesOver(t *testing.T) {
+func TestUpdateWithANewClient(t *testing.T) {
 	w := newWorld()
 	runHarness(t, w, base, func(h *harness) {
 		h.w.set(func(w *world) { w.hang = true })
@@ -935,17 +1000,45 @@ func TestANewClientTakesOver(t *testing.T) {
 		other.report = ready()
 		table := base
 		table.Socket = "/run/other.sock"
-		if err := h.reg.Update(h.Context(), table, other); err != nil {
+		if err := h.reg.Update(h.Context(), table, driver.Observe(other)); err != nil {
 			t.Fatal(err)
 		}
 		h.state("registered")
-		if s := h.status(); s.Socket != table.Socket {
+		if s := h.status(); string(s.Socket) != table.Socket {
 			t.Errorf("status %+v", s)
 		}
 	})
 }
 
-func TestAdoptedIsRegisteredBeforeTheDriverAnswers(t *testing.T) {
+// A typing error in the table of a driver that an earlier process registered does not take it from
+// the kubelet. An endpoint that an earlier process announced instead of the table's is replaced.
+func TestAdoptedKeepsItsEndpointUntilTheDriverServes(t *testing.T) {
+	w := newWorld()
+	w.report = status.Report{Driver: status.Absent}
+	w.sock = status.Socket{
+		Path: "/reg/foo-reg.sock", Place: status.Ours, Up: true, Adopted: true,
+		Publication: status.Publication{
+			PublishedAt:  time.Now(),
+			Announced:    status.Announcement{Endpoint: base.Endpoint, Versions: base.SupportedVersions, Identity: ready().Identity},
+			Notification: status.Notification{At: time.Now(), Registered: true},
+		},
+	}
+	runHarness(t, w, base, func(h *harness) {
+		table := base
+		table.Endpoint = "/elsewhere/foo.sock"
+		if err := h.reg.Update(h.Context(), table, nil); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Hour)
+		h.publications(0)
+		h.state("registered")
+		h.w.set(func(w *world) { w.report = ready() })
+		time.Sleep(time.Minute)
+		h.publications(1)
+	})
+}
+
+func TestAdoptedIsRegisteredAtOnce(t *testing.T) {
 	w := newWorld()
 	w.hang = true
 	id := ready().Identity
@@ -967,7 +1060,7 @@ func TestAdoptedIsRegisteredBeforeTheDriverAnswers(t *testing.T) {
 }
 
 // A reason that reads differently each time is still no flood in the log.
-func TestTroubleThatChangesItsWordsIsNotRepeatedForEver(t *testing.T) {
+func TestLogOfAChangingReason(t *testing.T) {
 	w := readyWorld()
 	w.publishErr = errFull
 	runHarness(t, w, base, func(h *harness) {
@@ -1000,7 +1093,7 @@ func runFailingWithdrawal(t *testing.T, f func(h *harness)) {
 
 // A withdrawal that fails, as in a directory that is read-only for the sandbox, is retried less
 // and less often, and is a few lines in the log. The status says so.
-func TestAWithdrawalThatFailsIsDamped(t *testing.T) {
+func TestFailingWithdrawalIsRetried(t *testing.T) {
 	runFailingWithdrawal(t, func(h *harness) {
 		began := time.Now()
 		for range 3600 { // a busy directory
@@ -1032,7 +1125,7 @@ func TestAWithdrawalThatFailsIsDamped(t *testing.T) {
 }
 
 // A change of the settings ends the pause, and a driver that is enabled again stays registered.
-func TestAWithdrawalThatFailsIsRetriedAtOnceForNewSettings(t *testing.T) {
+func TestFailingWithdrawalAndUpdate(t *testing.T) {
 	runFailingWithdrawal(t, func(h *harness) {
 		time.Sleep(30 * time.Minute)
 		if err := h.reg.Update(h.Context(), disabled, nil); err != nil {
@@ -1058,7 +1151,7 @@ func TestAWithdrawalThatFailsIsRetriedAtOnceForNewSettings(t *testing.T) {
 	})
 }
 
-// What is about to be withdrawn must not be called kept.
+// A registration that is about to be withdrawn must not be called kept.
 func TestReasonOfAWithdrawal(t *testing.T) {
 	seen := status.Socket{
 		Up: true, Place: status.Ours,
@@ -1067,15 +1160,61 @@ func TestReasonOfAWithdrawal(t *testing.T) {
 		},
 	}
 	for what, change := range map[string]func(*Registrar){
-		"mismatch": func(r *Registrar) { r.view.report.Driver = status.Mismatch },
-		"leaving":  func(r *Registrar) { r.view.report.Driver, r.table.Enabled = status.Starting, false },
+		"mismatch": func(r *Registrar) { r.view.Driver = status.Mismatch },
+		"leaving":  func(r *Registrar) { r.view.Driver, r.table.Enabled = status.Starting, false },
 	} {
 		r := &Registrar{}
-		r.view.report.Reason = "it has another name"
+		r.view.Reason = "it has another name"
 		change(r)
-		s := &status.Driver{Registration: status.Registered, Driver: r.view.report.Driver}
+		s := &status.Driver{Registration: status.Registered, Driver: r.view.Driver}
 		if reason := r.reason(seen, s, time.Now()); !strings.Contains(reason, "is withdrawn: it has another name") || strings.Contains(reason, "kept") {
 			t.Errorf("%s: %q", what, reason)
 		}
 	}
+}
+
+// A restart of the daemon does not change since when a driver is registered.
+func TestAdoptedSinceItsConfirmation(t *testing.T) {
+	for name, confirmed := range map[string]bool{"adopted at the start": true, "adopted, not confirmed": false} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld()
+			runHarness(t, w, base, func(h *harness) {
+				at := time.Now().Add(-time.Hour)
+				h.w.set(func(w *world) { // its record was read a moment after the start
+					w.report = ready()
+					w.sock = status.Socket{
+						Path: "/reg/foo-reg.sock", Place: status.Ours, Up: true,
+						Publication: status.Publication{
+							PublishedAt: at, GetInfoAt: at,
+							Announced: status.Announcement{Endpoint: base.Endpoint, Versions: base.SupportedVersions, Identity: ready().Identity},
+						},
+					}
+					if confirmed {
+						w.sock.Notification = status.Notification{At: at, Registered: true}
+					}
+				})
+				time.Sleep(time.Second)
+				if s := h.status(); confirmed != s.Since.Equal(at) {
+					t.Errorf("%s since %s, confirmed %s", s.State, s.Since, at)
+				}
+			})
+		})
+	}
+}
+
+// TestSinceARegistrationIsThereAgain checks since when a registration counts whose socket was away
+// for a while: the kubelet did not notice.
+func TestSinceARegistrationIsThereAgain(t *testing.T) {
+	runHarness(t, readyWorld(), base, func(h *harness) {
+		time.Sleep(time.Minute)
+		h.state("registered")
+		h.w.set(func(w *world) { w.report, w.sock.Place = status.Report{Driver: status.Absent}, status.Missing })
+		h.state("absent")
+		time.Sleep(time.Minute)
+		h.w.set(func(w *world) { w.sock.Place = status.Ours })
+		h.state("registered")
+		if s := h.status(); time.Since(s.Since) != 0 || time.Since(s.RegisteredAt) < 2*time.Minute {
+			t.Errorf("since %s, registered %s ago", time.Since(s.Since), time.Since(s.RegisteredAt))
+		}
+	})
 }

@@ -3,10 +3,10 @@ package registrar
 import (
 	"context"
 	"errors"
-	"maps"
 	"time"
 
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/rate"
 )
 
 // The pauses before a failed change is retried without a hint double from First to Most.
@@ -15,14 +15,22 @@ const (
 	retryErrorMost      = 30 * time.Second
 	retryWithdrawalMost = time.Minute
 	retryConflictFirst  = 400 * time.Millisecond
-	retryConflictMost   = 30 * time.Second // each retry connects to the other registrar
-	retryHinted         = 50 * time.Millisecond
+	retryConflictMost   = 10 * time.Second      // each retry asks the other registrar
+	retryHinted         = 50 * time.Millisecond // after a hint
+)
+
+type taskKind int
+
+const (
+	checking taskKind = iota
+	clearing          // the path, before a publication
+	changing          // the socket
 )
 
 // task is the state of the goroutine that checks and changes the registration socket.
 type task struct {
 	busy      bool
-	changes   bool // it changes the socket; else it is a Check
+	kind      taskKind
 	done      chan error
 	changedAt time.Time // when the last change began
 	checkDue  bool      // a hint came that no Check has answered yet
@@ -30,10 +38,16 @@ type task struct {
 	err       error     // of the last try of the pending action; nil: there was none
 	failures  int       // of the pending action in a row, for the backoff
 	failedAt  time.Time // when the first of them happened
-	next      time.Time // no change before this
+	next      time.Time // no change before this, unless a hint or a command asks for one
+	soonest   time.Time // not even then: a try that fails can cause a hint itself
+	retryAt   time.Time // for a hint or a command since the last try began; zero: none
 	pending   action    // the action to take
+	counted   bool      // it is a publication that was tried
+	limit     publicationKind
 	since     time.Time // when it became pending
-	churn     churn
+	made      publications
+	taken     bool      // another registrar had the path since the last publication
+	freeSince time.Time // when nothing was at the path any more; zero: something is
 }
 
 // workIfDue starts a Check or the action that decide returns, if it is due. It returns when to
@@ -45,92 +59,100 @@ func (r *Registrar) workIfDue(ctx context.Context, seen status.Socket, now time.
 	}
 	if t.checkDue {
 		t.checkDue = false
-		r.begin(now, false, func() error { return r.socket.Check(ctx) })
+		r.begin(now, checking, func() error { return r.socket.Check(ctx) })
 		return time.Time{}
 	}
 	act := decide(r.inputs(seen), now)
 	if act.kind == nothing && t.checkErr != nil {
 		return act.next // until the next Check nothing is known to be needed
 	}
+	if act.cause == CauseFirst && t.pending.kind == publish && t.err != nil {
+		act = t.pending // the try that failed has removed the old socket
+	} else {
+		t.limit = kindOf(act.cause, seen.Notification)
+	}
 	if !act.same(t.pending) {
 		t.since = now
 	}
 	switch {
 	case act.kind != t.pending.kind:
-		t.err, t.failures, t.next = nil, 0, time.Time{}
+		t.err, t.failures, t.next, t.counted = nil, 0, time.Time{}, false
 	case act.kind == publish && act.cause != t.pending.cause:
-		t.err = nil // another publication, which is counted
+		t.err, t.counted = nil, false // another publication
 	}
 	t.pending = act
 	if act.kind == nothing {
 		return act.next
 	}
 	due := t.next
+	if due.After(now) && !t.retryAt.IsZero() {
+		due = earliest(due, later(t.retryAt, t.soonest))
+	}
 	if t.err == nil {
-		due = later(due, r.dueAt(now))
+		due = later(due, t.since.Add(act.quiet))
+	}
+	if t.err == nil || t.taken {
+		due = later(due, t.allowedAt(now))
 	}
 	if due.After(now) {
 		return due
 	}
-	switch act.kind {
-	case publish:
+	switch a := r.inputs(seen).announcement(); {
+	case act.kind == publish && t.taken && seen.Place == status.Foreign:
+		r.begin(now, clearing, func() error { return r.socket.Clear(ctx, a) })
+	case act.kind == publish:
 		r.count(act, now)
-		a := r.inputs(seen).announcement()
-		r.begin(now, true, func() error { return r.socket.Publish(ctx, a) })
-	case withdraw:
+		r.begin(now, changing, func() error { return r.socket.Publish(ctx, a) })
+	default:
 		if t.err == nil {
 			r.log.Info("withdrawing", "cause", string(act.cause), "reason", act.reason)
 		}
-		r.begin(now, true, func() error { return r.socket.Withdraw(ctx) })
-	case acknowledge:
-		r.begin(now, true, func() error { return r.socket.Acknowledge(ctx, act.note) })
+		r.begin(now, changing, func() error { return r.socket.Withdraw(ctx) })
 	}
 	return time.Time{}
 }
 
-// dueAt returns when the pending action may be taken.
-func (r *Registrar) dueAt(now time.Time) time.Time {
-	t := &r.task
-	at := t.since.Add(t.pending.quiet)
-	if t.pending.kind == publish && t.pending.cause != CauseAsked {
-		at = later(at, t.churn.next(t.since, now))
+// publicationKind returns the kind of the pending publication.
+func (t *task) publicationKind() publicationKind {
+	if t.taken {
+		return retake
 	}
-	return at
+	return t.limit
+}
+
+// allowedAt returns when the pending action may be taken if it has to wait because there were too
+// many publications; zero: it need not.
+func (t *task) allowedAt(now time.Time) time.Time {
+	if t.pending.kind != publish || t.pending.cause == CauseAsked {
+		return time.Time{}
+	}
+	return t.made.next(t.publicationKind(), t.since, t.freeSince, now)
 }
 
 // dampedUntil returns when the pending publication is made if it waits only because there
 // were too many, else zero.
-func (r *Registrar) dampedUntil(now time.Time) time.Time {
-	t := &r.task
-	if t.pending.kind != publish || t.busy || t.err != nil || t.churn.count(now) < churnFree {
+func (t *task) dampedUntil(now time.Time) time.Time {
+	at := t.allowedAt(now)
+	if t.busy || t.err != nil || !at.After(now) {
 		return time.Time{}
 	}
-	if at := r.dueAt(now); at.After(now) {
-		return at
-	}
-	return time.Time{}
+	return at
 }
 
-func (r *Registrar) begin(now time.Time, changes bool, do func() error) {
-	if r.task.busy, r.task.changes = true, changes; changes {
-		r.task.changedAt = now
+func (r *Registrar) begin(now time.Time, kind taskKind, do func() error) {
+	if r.task.busy, r.task.kind = true, kind; kind != checking {
+		r.task.changedAt, r.task.retryAt = now, time.Time{}
 	}
 	go func() { r.task.done <- do() }()
 }
 
 // count counts a publication before it is tried. The first one is not a republication.
 func (r *Registrar) count(act action, now time.Time) {
-	if r.task.err != nil {
+	if r.task.counted || act.cause == CauseFirst {
 		return
 	}
-	if act.cause != CauseAsked {
-		r.task.churn = append(r.task.churn, now)
-	}
-	if act.cause == CauseFirst {
-		return
-	}
-	r.counted = maps.Clone(r.counted)
-	r.counted[string(act.cause)]++
+	r.task.counted = true
+	r.counted++
 	r.log.Info("republishing the registration socket", "MESSAGE_ID", messageRepublished, "cause", string(act.cause), "reason", act.reason)
 }
 
@@ -141,7 +163,7 @@ func (r *Registrar) finished(err error, now time.Time) {
 	if errors.Is(err, context.Canceled) {
 		return
 	}
-	if !t.changes {
+	if t.kind == checking {
 		t.checkErr = err
 		// An abandoned call may have completed the publication that failed.
 		late := t.err != nil && t.pending.kind == publish && r.socket.Look().PublishedAt.After(t.changedAt)
@@ -149,19 +171,22 @@ func (r *Registrar) finished(err error, now time.Time) {
 			return
 		}
 	}
-	t.err, t.next = err, time.Time{}
+	if t.next = (time.Time{}); err == nil && t.kind == clearing {
+		t.failures = 0 // now the publication can be made, when that is allowed
+		return
+	}
+	t.err = err
 	if err == nil {
 		done := t.pending.kind
-		t.failures, t.pending = 0, action{}
-		if done == acknowledge { // the kubelet learned nothing new
-			return
+		if kind := t.publicationKind(); done == publish && (kind == retake || t.pending.cause != CauseAsked) {
+			t.made.add(kind, now)
 		}
-		if !r.request.at.After(t.changedAt) {
-			r.request = pendingRequest{} // else there is a newer request
+		t.taken = t.taken && done != publish
+		t.failures, t.pending, t.counted = 0, action{}, false
+		if !r.request.at.After(t.changedAt) { // else it came during this change
+			r.request = pendingRequest{}
 		}
-		if !r.view.returnedAt.After(t.changedAt) {
-			r.view.returnedAt = time.Time{}
-		}
+		r.toldAt = t.changedAt
 		return
 	}
 	if t.failures == 0 {
@@ -170,28 +195,28 @@ func (r *Registrar) finished(err error, now time.Time) {
 	first, most := retryErrorFirst, retryErrorMost
 	switch {
 	case isConflict(err):
+		t.taken = true
 		first, most = retryConflictFirst, retryConflictMost
 	case t.pending.kind == withdraw:
 		most = retryWithdrawalMost
-		if t.failures == 0 || r.history.complaints.allow(now) {
+		if t.failures == 0 || r.complaints.Allow(now) {
 			r.log.Warn("cannot withdraw the registration, trying again", "error", err)
 		}
 	}
-	t.next = now.Add(jitter(min(first<<min(t.failures, 10), most), now))
+	t.next, t.soonest = now.Add(rate.Jitter(min(first<<min(t.failures, 10), most), now)), now.Add(first)
 	t.failures++
 }
 
-// retrySoon retries a failed change because of a hint, after retryHinted: changes in the
-// directory cannot keep the registrar busy. It does not retry withdrawals: they rarely fail for a
-// reason that a hint can end.
-func (r *Registrar) retrySoon(now time.Time) {
-	if r.task.err == nil || r.task.pending.kind == withdraw {
-		return
-	}
-	if soon := now.Add(retryHinted); r.task.next.After(soon) {
-		r.task.next = soon
+// hinted moves the next try of a change up because of a hint. It does not retry withdrawals: they
+// rarely fail for a reason that a hint can end.
+func (t *task) hinted(now time.Time) {
+	if t.pending.kind != withdraw {
+		t.retryAt = earliest(t.retryAt, now.Add(retryHinted))
 	}
 }
+
+// commanded moves the next try of a change up because of a command.
+func (t *task) commanded(now time.Time) { t.retryAt = earliest(t.retryAt, now) }
 
 func isConflict(err error) bool {
 	var c interface{ Conflict() bool }

@@ -1,12 +1,15 @@
-package kubelet
+package regsocket
 
 import (
+	"context"
 	"errors"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -54,9 +57,6 @@ func TestAdopt(t *testing.T) {
 
 	r := w.open(with(m, true))
 	s := socket(t, r, "a")
-	if removed, err := r.Sweep(t.Context(), []string{"a"}); err != nil || len(removed) > 0 {
-		t.Fatalf("swept %v, %v", removed, err)
-	}
 	if err := s.Adopt(t.Context(), m.pass(t, "registration-a")); err != nil {
 		t.Fatal(err)
 	}
@@ -98,7 +98,8 @@ func TestRecordNotBelieved(t *testing.T) {
 		"another device": func(r *record) { r.Dev++ },
 		"reused inode":   func(r *record) { r.Born++ },
 		"another path":   func(r *record) { r.Path += "x" },
-		"another name":   func(r *record) { r.Bound += "x" },
+		"another cookie": func(r *record) { r.Cookie++ },
+		"no inode":       func(r *record) { r.FileID = unixsock.FileID{} },
 		"another driver": func(r *record) { r.Announced.Identity.Name = "b" },
 		"nonsense":       nil,
 		"missing":        nil,
@@ -162,47 +163,80 @@ func TestAdoptNotProven(t *testing.T) {
 	}
 }
 
-// A process that was killed between the descriptor store and the rename left its socket under the
-// temporary name, where it was not stale while the store held it.
-func TestAdoptWhatNeverCameToItsPath(t *testing.T) {
-	w, m := left(t, "a")
-	r := w.open(with(m, true))
-	s := socket(t, r, "a")
-	rec, err := newHost().readRecord(r.recordOf("a"))
-	if err != nil {
-		t.Fatal(err)
+// A process that was killed between bind and the second write of the record left a socket that
+// clients may know: it is not adopted, but removed, also if its path cannot be examined.
+func TestAdoptWithoutAnInode(t *testing.T) {
+	for name, lstat := range map[string]func(string) (unixsock.File, error){
+		"path examined": unixsock.Lstat,
+		"path unknown":  func(string) (unixsock.File, error) { return unixsock.File{}, unix.EIO },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, m := left(t, "a")
+			r := w.open(with(m, true), func(o *Options) { o.Host = newHost(); o.Host.Lstat = lstat })
+			s := socket(t, r, "a")
+			rec := recorded(r, "a")
+			rec.FileID = unixsock.FileID{}
+			if err := r.o.Host.writeJSON(r.recordOf("a"), rec); err != nil {
+				t.Fatal(err)
+			}
+			err := s.Adopt(t.Context(), m.pass(t, "registration-a"))
+			if unknown := errors.Is(err, unix.EIO); unknown != (name == "path unknown") || !w.cannotAdopt() {
+				t.Errorf("adopted: %v", err)
+			}
+			if !isGone(s.path) || !isGone(r.recordOf("a")) || m.count("registration-a") != 0 {
+				t.Errorf("path gone %t, record gone %t, in the store %d", isGone(s.path), isGone(r.recordOf("a")), m.count("registration-a"))
+			}
+		})
 	}
-	if err := errors.Join(os.Rename(s.path, rec.Bound), os.Remove(r.recordOf("a"))); err != nil {
-		t.Fatal(err)
-	}
-	if removed, err := r.Sweep(t.Context(), []string{"a"}); err != nil || len(removed) > 0 {
-		t.Errorf("the store has it: %v %v", removed, err)
-	}
-	if err := s.Adopt(t.Context(), m.pass(t, "registration-a")); err != nil || !w.cannotAdopt() {
-		t.Error("adopted without a record")
-	}
-	w.eventuallyNoTemporary(r)
 }
 
-// A process that was killed before it removed the temporary name of a published socket left both.
-func TestAdoptRemovesTheTemporaryName(t *testing.T) {
-	w, m := left(t, "a")
-	r := w.open(with(m, true))
-	s := socket(t, r, "a")
-	rec, err := newHost().readRecord(r.recordOf("a"))
+// TestIsRegistration checks which paths of a record may be removed: ".." can lead anywhere behind a
+// symbolic link.
+func TestIsRegistration(t *testing.T) {
+	for path, want := range map[string]bool{
+		"/k/plugins_registry/a-reg.sock": true, "k/plugins_registry/a-reg.sock": false, "/k/plugins/a-reg.sock": false,
+		"/k/plugins_registry/b-reg.sock": false, "/k/plugins_registry/x/../a-reg.sock": false, "/k/plugins_registry/x/a-reg.sock": false,
+	} {
+		if isRegistration(path, "a") != want {
+			t.Error(path)
+		}
+	}
+}
+
+// Two listeners in the store were bound to the same path, when a process was killed between two
+// publications: the cookie tells which one the record is of.
+func TestAdoptOneOfTwo(t *testing.T) {
+	for _, first := range []bool{true, false} {
+		w := newWorld(t)
+		m := newManager(t)
+		r, s := w.published("a", with(m, true))
+		other, _, err := newHost().Listen(t.Context(), s.path+".x", func(syscall.Conn) error { return nil })
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer other.Close()
+		if err := s.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		files := append(m.pass(t, "registration-a"), fileOf(t, other))
+		if first {
+			slices.Reverse(files)
+		}
+		next := socket(t, r, "a")
+		if err := next.Adopt(t.Context(), files); err != nil || look(t, next).Place != status.Ours || m.count("registration-a") != 1 {
+			t.Errorf("first %t: %v, %+v, in the store: %d", first, err, next.Look(), m.count("registration-a"))
+		}
+		mustAnswer(t, next.path, announcement("a").Endpoint)
+	}
+}
+
+func fileOf(t *testing.T, l Listener) *os.File {
+	t.Helper()
+	f, err := l.(*net.UnixListener).File()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Link(s.path, rec.Bound); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Adopt(t.Context(), m.pass(t, "registration-a")); err != nil {
-		t.Error(err)
-	}
-	wantPlace(t, s, status.Ours)
-	w.eventuallyNoTemporary(r)
-	wantPlace(t, s, status.Ours)
-	mustAnswer(t, s.path, announcement("a").Endpoint)
+	return f
 }
 
 func TestAdoptWhatIsNoListener(t *testing.T) {
@@ -246,8 +280,8 @@ func TestAdoptWhatIsNoListener(t *testing.T) {
 	publish(t, s)
 }
 
-// Of two listeners with one name, in any order, the one that the record proves stays, also in the
-// store.
+// Of two listeners with one name, in any order, the listener that matches the record is kept, also
+// in the store.
 func TestAdoptTwoOfOneName(t *testing.T) {
 	for _, order := range []string{"good first", "good last", "twice the same"} {
 		w, m := left(t, "a")
@@ -364,84 +398,6 @@ func TestAdoptAfterRootDirChanged(t *testing.T) {
 	publish(t, s)
 }
 
-// A withdrawal below an earlier root_dir that took long comes after the publication below the new
-// one, and leaves the record and the listener of that to the next process.
-func TestALateWithdrawalLeavesTheSocketOfANewRootDir(t *testing.T) {
-	w := newWorld(t)
-	m := newManager(t)
-	_, old := w.published("a", with(m, true))
-	w.root = filepath.Join(w.root, "new")
-	if err := os.Mkdir(w.root, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	_, s := w.published("a", with(m, true))
-	if err := old.Withdraw(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if old.Look().Up || !isGone(old.path) {
-		t.Error("the old one is still there")
-	}
-	next := socket(t, w.open(with(m, true)), "a")
-	if err := next.Adopt(t.Context(), m.pass(t, StorePrefix+"a")); err != nil || !next.Look().Up {
-		t.Errorf("the next process: %v", err)
-	}
-}
-
-// The record is that of the newest socket, whatever is still reported to the one below an earlier
-// root_dir, which could not be withdrawn yet.
-func TestASocketOfAnEarlierRootDirDoesNotOverwriteTheRecordOfItsSuccessor(t *testing.T) {
-	for what, write := range map[string]func(*testing.T, *Socket, *kubelet) error{
-		"closed": func(t *testing.T, old *Socket, k *kubelet) error {
-			_, err := k.getInfo(t) // which only the next Check writes
-			return err
-		},
-		"checked": func(t *testing.T, old *Socket, k *kubelet) error {
-			_, err := k.getInfo(t)
-			return errors.Join(err, old.Check(t.Context()))
-		},
-		"acknowledged": func(t *testing.T, old *Socket, _ *kubelet) error {
-			return old.Acknowledge(t.Context(), announcement("a"))
-		},
-		"confirmed": func(t *testing.T, _ *Socket, k *kubelet) error {
-			k.notify(t, true, "")
-			return nil
-		},
-	} {
-		t.Run(what, func(t *testing.T) {
-			w := newWorld(t)
-			m := newManager(t)
-			_, old := w.published("a", with(m, true))
-			w.root = filepath.Join(w.root, "new")
-			if err := os.Mkdir(w.root, 0o755); err != nil {
-				t.Fatal(err)
-			}
-			r, s := w.published("a", with(m, true))
-			if err := write(t, old, dialAsKubelet(t, old.path)); err != nil {
-				t.Fatal(err)
-			}
-			if err := old.Close(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			if rec := recorded(r, "a"); rec.Path != s.path {
-				t.Errorf("the record is of %s", rec.Path)
-			}
-			if !isGone(old.path) {
-				t.Error("a socket that nobody adopts is left")
-			}
-			if err := s.Close(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			next := socket(t, w.open(with(m, true)), "a")
-			if err := next.Adopt(t.Context(), m.pass(t, StorePrefix+"a")); err != nil || !next.Look().Up {
-				t.Errorf("the next process: %v", err)
-			}
-		})
-	}
-}
-
 func TestRemoveRecorded(t *testing.T) {
 	w, _ := left(t, "a", "b", "c", "d")
 	r := w.open()
@@ -470,6 +426,48 @@ func TestRemoveRecorded(t *testing.T) {
 	}
 	if removed, err := removeRecorded(w.root + "/nothing"); err != nil || removed != nil {
 		t.Errorf("no directory: %v %v", removed, err)
+	}
+}
+
+// A process that is killed between bind and the end of its record leaves one without the file. The
+// socket is removed if no process serves it, also while the descriptor store has its listener.
+func TestRemoveRecordedOfAKilledPublication(t *testing.T) {
+	if os.Getenv(isolatedEnv) != "" {
+		if err := unix.Listen(3, 1); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	w := newWorld(t)
+	r := w.open()
+	deadSocket(t, pathOf(r, "bound"))
+	listen(t, pathOf(r, "live")) // somebody else's
+	os.WriteFile(pathOf(r, "file"), nil, 0o600)
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stored := os.NewFile(uintptr(fd), "stored")
+	defer stored.Close()
+	killed := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$")
+	killed.Env, killed.ExtraFiles = append(os.Environ(), isolatedEnv+"=1"), []*os.File{stored}
+	err = unix.Bind(fd, &unix.SockaddrUnix{Name: pathOf(r, "listening")})
+	if err := errors.Join(err, killed.Run()); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"bound", "live", "file", "listening", "nothing"} {
+		if err := r.o.Host.writeJSON(r.recordOf(name), record{Path: pathOf(r, name)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	removed, err := removeRecorded(w.run)
+	if want := []string{pathOf(r, "bound"), pathOf(r, "listening")}; err != nil || !slices.Equal(removed, want) {
+		t.Errorf("removed %v, %v", removed, err)
+	}
+	for _, path := range []string{pathOf(r, "live"), pathOf(r, "file")} {
+		if isGone(path) {
+			t.Errorf("%s is gone", path)
+		}
 	}
 }
 
@@ -514,7 +512,7 @@ func TestRecordedAndMadeAgain(t *testing.T) {
 	}
 	os.Rename(w.dir+"/a-reg.sock", w.dir+"/kept") // so that its number is not given again
 	w.published("a")
-	if removed, err := left.Remove(); err != nil || !slices.Equal(removed, []string{w.dir + "/b-reg.sock"}) {
+	if removed, err := left.Remove(t.Context()); err != nil || !slices.Equal(removed, []string{w.dir + "/b-reg.sock"}) {
 		t.Errorf("removed %v, %v", removed, err)
 	}
 }
@@ -522,7 +520,7 @@ func TestRecordedAndMadeAgain(t *testing.T) {
 // removeRecorded is what `cleanup --if-stopped` does.
 func removeRecorded(runDir string) (removed []string, err error) {
 	left, err := Recorded(runDir)
-	removed, removeErr := left.Remove()
+	removed, removeErr := left.Remove(context.Background())
 	return removed, errors.Join(err, removeErr)
 }
 
@@ -567,7 +565,7 @@ func TestWordIsWrittenBeforeTheAnswer(t *testing.T) {
 func TestFirstYesIsRemembered(t *testing.T) {
 	w, m := left(t, "a")
 	r := w.open(with(m, true))
-	first := recorded(r, "a").Notification.At
+	first := recorded(r, "a").Notification.At.Round(0)
 	s := socket(t, r, "a")
 	if err := s.Adopt(t.Context(), m.pass(t, "registration-a")); err != nil {
 		t.Fatal(err)
@@ -575,11 +573,11 @@ func TestFirstYesIsRemembered(t *testing.T) {
 	k := dialAsKubelet(t, s.path)
 	for _, ok := range []bool{true, false, true} {
 		k.notify(t, ok, "because")
-		if rec := recorded(r, "a"); first.IsZero() || !rec.FirstAcceptedAt.Equal(first) || !rec.Notification.At.After(first) {
+		if rec := recorded(r, "a"); first.IsZero() || !rec.FirstAcceptedAt.Round(0).Equal(first) || !rec.Notification.At.After(first) {
 			t.Errorf("yes %t: first %v, record %+v", ok, first, rec)
 		}
 	}
-	if l := look(t, s); !l.FirstAcceptedAt.Equal(first) {
+	if l := look(t, s); !l.FirstAcceptedAt.Round(0).Equal(first) {
 		t.Errorf("Look: %+v", l)
 	}
 	// After republishing there is no result yet.

@@ -1,4 +1,4 @@
-package kubelet
+package regsocket
 
 import (
 	"context"
@@ -6,8 +6,8 @@ import (
 
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"csi-registrar/internal/test/fake"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/test/fake"
 )
 
 // publishedSocket makes a registry with one published driver for a benchmark.

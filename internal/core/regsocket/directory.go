@@ -1,4 +1,4 @@
-package kubelet
+package regsocket
 
 import (
 	"errors"
@@ -81,5 +81,9 @@ func makeDirectory(path string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(f.Chmod(0o750), f.Close()) // the unit's umask is stricter than the kubelet's
+	err = f.Chmod(0o750) // the unit's umask is stricter than the kubelet's
+	if errors.Is(err, unix.EPERM) {
+		err = nil // its filter forbids it; 0700 does for the kubelet, too
+	}
+	return errors.Join(err, f.Close())
 }

@@ -1,4 +1,4 @@
-package kubelet
+package regsocket
 
 import (
 	"errors"
@@ -13,9 +13,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"csi-registrar/internal/test/fake"
 	"csi-registrar/internal/node/status"
 	"csi-registrar/internal/sys/unixsock"
+	"csi-registrar/internal/test/fake"
 )
 
 // isolatedEnv marks a process in which a test runs again alone: it may mount and run out of
@@ -36,6 +36,7 @@ func TestFileSystems(t *testing.T) {
 		"another file system, full": otherFileSystemFull,
 		"another mount":             otherMount,
 		"mounted over":              mountedOver,
+		"an overlay":                overlay,
 	} {
 		t.Run(name, func(t *testing.T) {
 			if !isolate(t, &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}) {
@@ -98,8 +99,8 @@ func unmount(t *testing.T, on string) {
 	}
 }
 
-// wantError checks that publishing fails with a helpful error and leaves nothing behind.
-func wantError(t *testing.T, w *world, s *Socket, want ...string) {
+// wantError checks that publishing fails with a helpful error.
+func wantError(t *testing.T, s *Socket, want ...string) {
 	t.Helper()
 	err := s.Publish(t.Context(), announcement("a"))
 	if err == nil || isConflict(err) {
@@ -110,7 +111,6 @@ func wantError(t *testing.T, w *world, s *Socket, want ...string) {
 			t.Errorf("error is %v, want %q in it", err, part)
 		}
 	}
-	w.wantNoTemporary(s)
 }
 
 func noSpace(t *testing.T) {
@@ -120,14 +120,12 @@ func noSpace(t *testing.T) {
 	os.WriteFile(w.root+"/1", nil, 0o600)
 	os.WriteFile(w.root+"/2", nil, 0o600)
 	s := socket(t, w.open(func(o *Options) { o.RunDir = "" }), "a")
-	wantError(t, w, s, "bind: no space left on device; free space or inodes of that file system")
+	wantError(t, s, "no space left on device; free space or inodes of that file system")
 	os.Remove(w.root + "/1")
 	publish(t, s)
-	wantError(t, w, s, "no space left") // no inode for the new one: the old one stays
+	publish(t, s) // with the inode of the old one
 	wantPlace(t, s, status.Ours)
 	mustAnswer(t, s.path, announcement("a").Endpoint)
-	os.Remove(w.root + "/2")
-	publish(t, s)
 	s.Close(t.Context())
 }
 
@@ -138,7 +136,7 @@ func readOnly(t *testing.T) {
 	s := socket(t, w.open(func(o *Options) { o.RunDir = "" }), "a")
 	publish(t, s)
 	remount(t, w.root, unix.MS_RDONLY)
-	wantError(t, w, s, "read-only", "ReadWritePaths")
+	wantError(t, s, "read-only", "ReadWritePaths")
 	mustAnswer(t, s.path, announcement("a").Endpoint)
 	if err := s.Withdraw(t.Context()); err == nil {
 		t.Error("withdrawn from a read-only file system")
@@ -203,7 +201,7 @@ func readOnlyClosed(t *testing.T) {
 	}
 }
 
-// plugins_registry is a mount point: the socket is bound in it, under a dot name.
+// plugins_registry is a mount point.
 func otherFileSystem(t *testing.T) {
 	w := newWorld(t)
 	m := newManager(t)
@@ -213,40 +211,75 @@ func otherFileSystem(t *testing.T) {
 		publish(t, s)
 		wantPlace(t, s, status.Ours)
 		mustAnswer(t, s.path, announcement("a").Endpoint)
-		// The kubelet logs an error for a name that is gone when it examines it.
-		if names := w.temporaryNames(); len(names) != 1 {
-			t.Errorf("temporary names %q, want the one of this socket", names)
-		}
 		if n := m.count("registration-a"); n != 1 {
 			t.Errorf("%d in the store", n)
 		}
 	}
-	w.eventuallyNoTemporary(s.r)
 }
 
-// plugins_registry is a mount point and full: the old socket stays.
+// plugins_registry is a mount point without a free inode: the new socket gets that of the old one.
 func otherFileSystemFull(t *testing.T) {
 	w := newWorld(t)
 	m := newManager(t)
 	mount(t, w.dir, "size=64k,nr_inodes=3") // the directory, and two more
 	s := socket(t, w.open(with(m, true)), "a")
 	publish(t, s)
-	dialAsKubelet(t, s.path).notify(t, true, "")
-	w.eventuallyNoTemporary(s.r)
-	before, _ := unixsock.Lstat(s.path)
 	if err := os.WriteFile(w.dir+"/hog", nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	wantError(t, w, s, "bind: no space left on device; free space or inodes of that file system")
-	if after, err := unixsock.Lstat(s.path); err != nil || after != before {
-		t.Errorf("the old socket: %+v, %v", after, err)
+	if err := os.WriteFile(w.dir+"/another", nil, 0o600); !errors.Is(err, unix.ENOSPC) {
+		t.Fatalf("there is an inode left: %v", err)
 	}
-	if l := look(t, s); l.Place != status.Ours || !l.Notification.Registered || m.count("registration-a") != 1 {
+	publish(t, s)
+	if l := look(t, s); l.Place != status.Ours || m.count("registration-a") != 1 {
 		t.Errorf("%+v, in the store: %d", l, m.count("registration-a"))
 	}
 	mustAnswer(t, s.path, announcement("a").Endpoint)
+
+	// Somebody else gets the inode.
+	if err := s.Withdraw(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	// The server may not have closed its end of the connection yet, which holds the inode.
+	eventually(t, "a free inode", func() bool { return os.WriteFile(w.dir+"/another", nil, 0o600) == nil })
+	wantError(t, s, "no space left on device; free space or inodes of that file system")
+	if l := look(t, s); l.Up || m.count("registration-a") != 0 || !isGone(s.r.recordOf("a")) {
+		t.Errorf("%+v, in the store: %d", l, m.count("registration-a"))
+	}
 	os.Remove(w.dir + "/hog")
 	publish(t, s)
+}
+
+// A plugins_registry in the lower layer of an overlay is copied up when the first socket is made in
+// it. It stays the directory that the kubelet watches.
+func overlay(t *testing.T) {
+	w := newWorld(t)
+	layers := fake.ShortDir(t)
+	mount(t, layers, "")
+	for _, dir := range []string{"lower/plugins_registry", "upper", "work"} {
+		if err := os.MkdirAll(layers+"/"+dir, 0o750); err != nil {
+			t.Fatal(err)
+		}
+	}
+	options := "lowerdir=" + layers + "/lower,upperdir=" + layers + "/upper,workdir=" + layers + "/work"
+	if err := unix.Mount("overlay", w.root, "overlay", 0, options); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unmount(t, w.root) })
+	s := socket(t, w.open(), "a")
+	before, err := unixsock.Stat(w.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	look(t, s)
+	time.Sleep(2 * tick) // until the copy has another time
+	publish(t, s)
+	if after, err := unixsock.Stat(w.dir); err != nil || after.FileID != before.FileID {
+		t.Errorf("the directory was %+v, is %+v, %v", before.FileID, after.FileID, err)
+	}
+	if l := look(t, s); l.DirRecreated || l.Place != status.Ours {
+		t.Errorf("%+v", l)
+	}
 }
 
 // A bind mount has the device of its root_dir, but nothing can be moved into it from there.
@@ -258,7 +291,6 @@ func otherMount(t *testing.T) {
 	t.Cleanup(func() { unmount(t, w.dir) })
 	s := socket(t, w.open(), "a")
 	publish(t, s)
-	w.eventuallyNoTemporary(s.r)
 	mustAnswer(t, s.path, announcement("a").Endpoint)
 }
 

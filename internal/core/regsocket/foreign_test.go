@@ -1,43 +1,22 @@
-package kubelet
+package regsocket
 
 import (
+	"context"
+	"errors"
 	"fmt"
-	"net"
 	"os"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"csi-registrar/internal/node/pluginreg"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/unixsock"
 )
-
-// scan finds other registrars, however long that takes. It asks those again that did not answer
-// within a second, because the machine may be slow.
-func scan(r *Registry) {
-	for again := 5; again > 0; again-- {
-		<-r.foreign.request()
-		if !forgetSilence(r) {
-			return
-		}
-	}
-}
-
-// forgetSilence makes sockets that did not answer due again, and reports whether there are any.
-func forgetSilence(r *Registry) (found bool) {
-	r.foreign.mu.Lock()
-	defer r.foreign.mu.Unlock()
-	for path, a := range r.foreign.found {
-		if !a.silentSince.IsZero() {
-			found = true
-			a.silentSince = a.silentSince.Add(-scanAgain)
-			r.foreign.found[path] = a
-		}
-	}
-	return found
-}
 
 func TestForeignSockets(t *testing.T) {
 	for _, c := range []struct {
@@ -61,7 +40,6 @@ func TestForeignSockets(t *testing.T) {
 			serveSidecar(t, w.dir+"/"+c.path, c.kind, c.driver)
 			r := w.open()
 			s := socket(t, r, "a")
-			scan(r)
 			err := s.Publish(t.Context(), announcement("a"))
 			if !c.conflict {
 				if err != nil {
@@ -70,7 +48,6 @@ func TestForeignSockets(t *testing.T) {
 				return
 			}
 			wantConflict(t, err, fmt.Sprintf("%q by process %d", w.dir+"/"+c.path, os.Getpid()))
-			w.wantNoTemporary()
 		})
 	}
 }
@@ -80,34 +57,48 @@ func TestAnotherThroughALink(t *testing.T) {
 	serveSidecar(t, w.root+"/elsewhere.sock", registerapi.CSIPlugin, "a")
 	os.Symlink(w.root+"/elsewhere.sock", w.dir+"/z.sock")
 	r := w.open()
-	scan(r)
 	wantConflict(t, socket(t, r, "a").Publish(t.Context(), announcement("a")), "/z.sock")
 }
 
-func TestAnotherIsAskedOnceAndNoConflictWhenItEnds(t *testing.T) {
+// othersOf is others for a publication.
+func othersOf(t *testing.T, r *Registry, driver string) []foreignSocket {
+	found, _ := r.others(t.Context(), driver, time.Now())
+	return found
+}
+
+// forgetSurvey makes the next publication ask again, as if a second had passed.
+func forgetSurvey(r *Registry) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.survey = nil
+}
+
+// All publications within a second share one survey; later ones ask again.
+func TestOthersAreAskedOnceASecond(t *testing.T) {
 	w := newWorld(t)
 	path := w.dir + "/z.sock"
 	r := w.open()
 	s := socket(t, r, "a")
-	var sc *sidecar
 	t.Run("while it serves", func(t *testing.T) {
-		sc = serveSidecar(t, path, registerapi.CSIPlugin, "a")
-		scan(r)
+		sc := serveSidecar(t, path, registerapi.CSIPlugin, "a")
 		for range 3 {
 			wantConflict(t, s.Publish(t.Context(), announcement("a")), "/z.sock")
 		}
 		if n := len(sc.asked); n != 1 {
 			t.Errorf("asked %d times", n)
 		}
+		if time.Sleep(time.Second); s.Publish(t.Context(), announcement("a")) == nil || len(sc.asked) != 2 {
+			t.Errorf("after a second asked %d times", len(sc.asked))
+		}
 	})
-	scan(r)
+	forgetSurvey(r)
 	publish(t, s) // its file is still there, and stale
 	if err := s.Withdraw(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	os.Remove(path)
 	serveSidecar(t, path, registerapi.CSIPlugin, "a") // another socket at the same path
-	scan(r)
+	forgetSurvey(r)
 	wantConflict(t, s.Publish(t.Context(), announcement("a")), "/z.sock")
 }
 
@@ -124,140 +115,195 @@ func TestOthersThatHang(t *testing.T) {
 	a, b := socket(t, r, "a"), socket(t, r, "b")
 	begin := time.Now()
 	publish(t, a)
-	if d := time.Since(begin); d < scanWait || d >= askTime {
+	if d := time.Since(begin); d < 300*time.Millisecond || d >= time.Second {
 		t.Errorf("waited %v", d)
 	}
-	eventually(t, "the one that answers is known", func() bool { return len(r.foreign.serving("b")) == 1 })
 	wantConflict(t, b.Publish(t.Context(), announcement("b")), "/z.sock")
 }
 
-// Many publications at the same time share a few scans, and none gets a scan that began before it.
-func TestScansAreShared(t *testing.T) {
+// More sockets than are asked at a time: all are asked, and the survey ends.
+func TestManyOthers(t *testing.T) {
 	w := newWorld(t)
-	hang := make(chan struct{})
-	sc := serveSidecar(t, w.dir+"/z.sock", registerapi.CSIPlugin, "z", func(s *sidecar) { s.hang = hang })
+	var all []*sidecar
+	for i := range maxQueries + 6 {
+		all = append(all, serveSidecar(t, fmt.Sprintf("%s/x%d.sock", w.dir, i), registerapi.CSIPlugin, "x"))
+	}
 	r := w.open()
-	first := r.foreign.request()
-	<-sc.asked // its scan runs
-	var late []<-chan struct{}
-	for range 100 {
-		late = append(late, r.foreign.request())
-	}
-	serveSidecar(t, w.dir+"/y.sock", registerapi.CSIPlugin, "y")
-	close(hang)
-	<-first
-	for _, done := range late {
-		<-done
-	}
-	if len(r.foreign.serving("z")) != 1 || len(r.foreign.serving("y")) != 1 {
-		t.Error("not all are found by the second scan")
-	}
-	if n := len(sc.asked); n > 0 {
-		t.Errorf("asked %d times more", n)
-	}
-}
-
-// hinted waits for a hint of the Socket.
-func hinted(t *testing.T, s *Socket) {
-	t.Helper()
+	othersOf(t, r, "x")
 	select {
-	case <-s.Hints():
-	case <-time.After(5 * time.Second):
-		t.Fatal("no hint")
+	case <-r.survey.done:
+	case <-time.After(20 * time.Second):
+		t.Fatal("the survey does not end")
 	}
-}
-
-// After publishing it is no longer a conflict, so status shows it.
-func TestARegistrarThatComesLaterIsShownUntilItGoes(t *testing.T) {
-	if !isolate(t, nil) {
-		return
-	}
-	w := newWorld(t)
-	r, s := w.published("a")
-	t.Run("while it serves", func(t *testing.T) {
-		serveSidecar(t, w.dir+"/z.sock", registerapi.CSIPlugin, "a")
-		serveSidecar(t, w.dir+"/y.sock", registerapi.CSIPlugin, "y")
-		r.entries.Hint()
-		hinted(t, s)
-		if got := s.Look().AlsoServed; !strings.Contains(got, fmt.Sprintf(`"%s/z.sock" by process %d`, w.dir, os.Getpid())) || strings.Contains(got, "y.sock") {
-			t.Errorf("also served: %q", got)
+	for i, sc := range all {
+		if len(sc.asked) != 1 {
+			t.Errorf("number %d was asked %d times", i, len(sc.asked))
 		}
-	})
-	// When it is killed, it leaves a stale socket.
-	r.entries.Hint()
-	hinted(t, s)
-	if got := s.Look().AlsoServed; got != "" {
-		t.Errorf("also served: %q", got)
+	}
+	if n := len(othersOf(t, r, "x")); n != len(all) {
+		t.Errorf("%d of %d are known", n, len(all))
 	}
 }
 
-// bind comes before listen, and only bind causes a hint: a socket that refused is asked again, but
-// not by each publication.
-func TestAnotherThatListensLateIsFound(t *testing.T) {
+// A registrar that comes later at another path is asked only when the kubelet has refused, once.
+func TestAnotherIsNamedAfterARefusal(t *testing.T) {
 	w := newWorld(t)
 	r, s := w.published("a")
-	path := w.dir + "/z.sock"
+	sc := serveSidecar(t, w.dir+"/z.sock", registerapi.CSIPlugin, "a")
+	serveSidecar(t, w.dir+"/y.sock", registerapi.CSIPlugin, "y")
+	forgetSurvey(r)
+	k := dialAsKubelet(t, s.path)
+	k.notify(t, true, "")
+	if got := look(t, s).AlsoServed; got != "" || len(sc.asked) > 0 {
+		t.Errorf("while it is registered: %q, asked %d times", got, len(sc.asked))
+	}
+	for n := 1; n <= 2; n++ {
+		k.notify(t, false, "already registered")
+		for range 3 {
+			got := look(t, s).AlsoServed
+			if !strings.Contains(got, fmt.Sprintf(`"%s/z.sock" by process %d`, w.dir, os.Getpid())) || strings.Contains(got, "y.sock") {
+				t.Errorf("also served: %q", got)
+			}
+			forgetSurvey(r)
+		}
+		if len(sc.asked) != n {
+			t.Errorf("asked %d times after %d refusals", len(sc.asked), n)
+		}
+	}
+}
+
+// A socket that was found at a path is not another registrar's if the path has become ours since.
+// After Close nobody is asked.
+func TestOthersThatBecameOurs(t *testing.T) {
+	w := newWorld(t)
+	r, err := Open(w.root, withRun(w))
+	if err != nil {
+		t.Fatal(err)
+	}
+	sc := serveSidecar(t, w.dir+"/a-reg.sock", registerapi.CSIPlugin, "a")
+	if n := len(othersOf(t, r, "a")); n != 1 {
+		t.Errorf("%d found", n)
+	}
+	s := socket(t, r, "a")
+	if n := len(othersOf(t, r, "a")); n != 0 {
+		t.Errorf("%d found when the path is ours", n)
+	}
+	if err := errors.Join(s.Close(t.Context()), r.Close(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	forgetSurvey(r)
+	before := r.survey
+	if othersOf(t, r, "b"); r.survey != before || len(sc.asked) != 1 {
+		t.Errorf("asked %d times", len(sc.asked))
+	}
+}
+
+// Nothing asks or looks at other sockets while nothing is published.
+func TestOthersAreLeftAlone(t *testing.T) {
+	w := newWorld(t)
+	r, s := w.published("a")
+	forgetSurvey(r)
+	sc := serveSidecar(t, w.dir+"/z.sock", registerapi.CSIPlugin, "z")
+	look(t, s)
+	if len(sc.asked) > 0 || r.survey != nil {
+		t.Error("asked")
+	}
+}
+
+// A socket that a registrar binds and does not listen on yet is no conflict.
+func TestAnotherThatDoesNotListenYet(t *testing.T) {
+	w := newWorld(t)
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := os.NewFile(uintptr(fd), path)
-	defer f.Close()
-	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: path}); err != nil {
+	defer unix.Close(fd)
+	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: w.dir + "/z.sock"}); err != nil {
 		t.Fatal(err)
 	}
-	<-r.foreign.request()
-	if !r.foreign.mayChange() {
-		t.Error("not to be asked again")
-	}
-	if err := unix.Listen(fd, 5); err != nil {
-		t.Fatal(err)
-	}
-	listener, err := net.FileListener(f)
-	if err != nil {
-		t.Fatal(err)
-	}
-	listener.(*net.UnixListener).SetUnlinkOnClose(false)
-	sc := &sidecar{info: &registerapi.PluginInfo{Type: registerapi.CSIPlugin, Name: "a"}, asked: make(chan struct{}, 100)}
-	serve(t, listener, sc)
-	<-r.foreign.request()
-	if len(sc.asked) != 0 {
-		t.Error("asked again at once")
-	}
-	forgetSilence(r) // as if that time had passed
-	scan(r)
-	if s.Look().AlsoServed == "" || !r.foreign.mayChange() {
-		t.Errorf("not found, or not to be looked at again: %+v", r.foreign.serving("a"))
-	}
+	w.published("a")
 }
 
-// A socket that can only change with a hint is not asked without one: nothing wakes an idle daemon.
-func TestOthersThatAnswerAreLeftAlone(t *testing.T) {
-	w := newWorld(t)
-	serveSidecar(t, w.dir+"/z.sock", registerapi.CSIPlugin, "z")
-	serveSidecar(t, w.dir+"/dra.sock", registerapi.DRAPlugin, "a")
-	r, _ := w.published("a")
-	scan(r)
-	if len(r.foreign.serving("z")) != 1 || r.foreign.mayChange() {
-		t.Errorf("%+v", r.foreign.found)
+// The answer of another registrar can come too late for the Check after a refusal. A later Check
+// names it: they go on until all that can answer have.
+func TestARefusalIsExplainedLate(t *testing.T) {
+	const many = -1
+	for _, c := range []struct {
+		name  string
+		hangs string // whose file system does not answer for a minute
+		slow  string // which socket's process answers after more than surveyWait
+		mute  string // which socket's process does not answer
+		hints int
+		asked int // how often z.sock was
+	}{
+		{name: "at once", asked: 1},
+		{name: "the directory hangs", hangs: "/reg", asked: 1},
+		{name: "its socket hangs", hangs: "/reg/z.sock", asked: 1},
+		{name: "a link hangs", hangs: "/reg/link.sock", asked: many},
+		{name: "it is slow", slow: "/reg/z.sock", hints: 1, asked: 1},
+		{name: "another one is mute", mute: "/reg/mute.sock", hints: 1, asked: 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				host, answers, asked := newHost(), time.Now().Add(time.Minute), 0
+				wait := func(path string) {
+					if path == c.hangs {
+						time.Sleep(time.Until(answers))
+					}
+				}
+				file := func(path string) (unixsock.File, error) {
+					return unixsock.File{FileID: unixsock.FileID{Ino: uint64(len(path))}, Mode: unix.S_IFSOCK}, nil
+				}
+				host.Lstat, host.Stat = file, file
+				host.Sockets = func(dir string) []string {
+					wait(dir)
+					return []string{"/reg/link.sock", "/reg/mute.sock", "/reg/z.sock"}
+				}
+				host.GetInfo = func(ctx context.Context, path string) (pluginreg.Info, unixsock.Cred, error) {
+					switch wait(path); path {
+					case c.mute:
+						<-ctx.Done()
+					case c.slow:
+						time.Sleep(surveyWait + time.Millisecond)
+					}
+					if ctx.Err() != nil {
+						return pluginreg.Info{}, unixsock.Cred{}, ctx.Err()
+					}
+					if path != "/reg/z.sock" {
+						return pluginreg.Info{Type: registerapi.CSIPlugin, Name: "b"}, unixsock.Cred{}, nil
+					}
+					asked++
+					return pluginreg.Info{Type: registerapi.CSIPlugin, Name: "a"}, unixsock.Cred{PID: 7}, nil
+				}
+				o := options()
+				o.Dir, o.Host = "/reg", host
+				r, err := Open("", o)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer r.Close(context.Background())
+				s := socket(t, r, "a")
+				p := newListener(s, nil, unixsock.FileID{}, record{})
+				p.Notification = status.Notification{At: time.Now(), Error: "already registered"}
+				s.current.Store(p)
+				look(t, s)
+				hinted := 0
+				for end := time.After(time.Hour); end != nil; {
+					select {
+					case <-s.Hints():
+						hinted++
+						look(t, s)
+					case <-end:
+						end = nil
+					}
+				}
+				if got := s.Look().AlsoServed; !strings.Contains(got, `"/reg/z.sock" by process 7`) {
+					t.Errorf("also served: %q", got)
+				}
+				if again := c.hangs != ""; again != (hinted > 10) || !again && hinted != c.hints || asked != c.asked && !(c.asked == many && asked > 10) || hinted > 60 || asked > 60 {
+					t.Errorf("%d hints, asked %d times", hinted, asked)
+				}
+			})
+		})
 	}
-}
-
-// An answer that is later than a publication waits, but within the kubelet's second.
-func TestAnotherThatAnswersLateIsFoundLate(t *testing.T) {
-	w := newWorld(t)
-	answer := make(chan struct{})
-	serveSidecar(t, w.dir+"/z.sock", registerapi.CSIPlugin, "a", func(s *sidecar) { s.hang = answer })
-	r, s := w.published("a")
-	if got := s.Look().AlsoServed; got != "" {
-		t.Errorf("known already: %q", got)
-	}
-	close(answer)
-	hinted(t, s)
-	if s.Look().AlsoServed == "" {
-		t.Error("not found")
-	}
-	scan(r)
-	wantConflict(t, s.Publish(t.Context(), announcement("a")), "/z.sock")
-	wantPlace(t, s, status.Ours)
 }

@@ -1,4 +1,4 @@
-package kubelet
+package regsocket
 
 import (
 	"context"
@@ -12,7 +12,6 @@ import (
 
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"csi-registrar/internal/node/rootdir"
 	"csi-registrar/internal/node/status"
 	"csi-registrar/internal/sys/worker"
 )
@@ -45,21 +44,22 @@ func TestALinkToWhereNothingAnswersHoldsUpNoPublication(t *testing.T) {
 	answer := hang(t, r, w.dir+"/z.sock")
 	s := socket(t, r, "a")
 	for range 2 {
+		forgetSurvey(r)
 		begin := time.Now()
 		publish(t, s)
-		if d := time.Since(begin); d < scanWait || d >= askTime+scanWait {
+		if d := time.Since(begin); d < surveyWait || d >= askTime+surveyWait {
 			t.Errorf("published after %v", d)
 		}
 	}
 	mustAnswer(t, s.path, announcement("a").Endpoint)
-	if got := s.Look().AlsoServed; got != "" {
-		t.Errorf("known already: %s", got)
-	}
-	answer() // nobody gives a hint that there is more to see now
-	eventually(t, "the other one is found", func() bool { return s.Look().AlsoServed != "" })
+	answer()
+	eventually(t, "the other one is found", func() bool {
+		forgetSurvey(r)
+		return len(othersOf(t, r, "a")) == 1
+	})
 }
 
-// What was found before is kept while the file system does not answer, and examined again
+// The last findings are kept while the file system does not answer, and examined again
 // afterwards.
 func TestTheFileSystemOfTheSocketDoesNotAnswer(t *testing.T) {
 	if !isolate(t, nil) {
@@ -137,11 +137,6 @@ func TestClosedWhileAPublicationHangs(t *testing.T) {
 		b := &blockingStore{newManager(t), make(chan struct{}), make(chan struct{})}
 		r := w.open(with(b, end != "not kept"))
 		s := socket(t, r, "a")
-		// A publication that failed has made it, with an earlier table.
-		link := rootdir.EndpointLink(w.root, "a")
-		if err := newHost().pointLink(link, "/run/a/csi.sock", true); err != nil {
-			t.Fatal(err)
-		}
 		ctx, stop := context.WithCancel(t.Context())
 		published := make(chan error, 1)
 		go func() { published <- s.Publish(ctx, announcement("a")) }()
@@ -165,12 +160,8 @@ func TestClosedWhileAPublicationHangs(t *testing.T) {
 		eventually(t, "only it is stuck", func() bool { return len(r.o.Pool.Stuck()) == 1 })
 		close(b.release)
 		eventually(t, "it ends", func() bool { return len(r.o.Pool.Stuck()) == 0 })
-		w.wantNoTemporary()
 		if gone := isGone(s.path); gone == keep || isGone(r.recordOf("a")) == keep || b.count("registration-a") == 1 != keep {
 			t.Errorf("%s: path gone %t, record gone %t, %d in the store", end, gone, isGone(r.recordOf("a")), b.count("registration-a"))
-		}
-		if end == "discarded" && !isGone(link) {
-			t.Error("the link is left")
 		}
 		if !keep {
 			continue
@@ -237,33 +228,5 @@ func TestATransientErrorIsNotTakenForAMissingSocket(t *testing.T) {
 	mustAnswer(t, s.path, announcement("a").Endpoint)
 	if look(t, s).DirRecreated {
 		t.Error("it is the same directory")
-	}
-}
-
-func TestWhatTheKubeletLearnedByItselfIsRemembered(t *testing.T) {
-	w := newWorld(t)
-	m := newManager(t)
-	r, s := w.published("a", with(m, true))
-	a := announcement("a")
-	a.Identity.NodeID = "n2"
-	i := a.Identity
-	if err := s.Acknowledge(t.Context(), a); err != nil {
-		t.Fatal(err)
-	}
-	if got := s.Look().Announced.Identity; !got.Equal(i) || !recorded(r, "a").Announced.Identity.Equal(i) {
-		t.Errorf("%+v, record %+v", got, recorded(r, "a"))
-	}
-	if err := s.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	next := socket(t, w.open(with(m, true)), "a")
-	if err := next.Acknowledge(t.Context(), a); err != nil {
-		t.Errorf("with nothing published: %v", err)
-	}
-	if err := next.Adopt(t.Context(), m.pass(t, "registration-a")); err != nil {
-		t.Fatal(err)
-	}
-	if got := next.Look().Announced.Identity; !got.Equal(i) {
-		t.Errorf("%+v", got)
 	}
 }

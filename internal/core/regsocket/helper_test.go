@@ -1,4 +1,4 @@
-package kubelet
+package regsocket
 
 import (
 	"context"
@@ -13,10 +13,10 @@ import (
 	"testing"
 	"time"
 
-	"csi-registrar/internal/test/fake"
 	"csi-registrar/internal/node/rootdir"
 	"csi-registrar/internal/node/status"
 	"csi-registrar/internal/sys/worker"
+	"csi-registrar/internal/test/fake"
 )
 
 // world is a node as far as this package sees it.
@@ -57,7 +57,7 @@ func (hints) Close()                   {}
 func options() Options {
 	return Options{
 		Log: slog.New(slog.DiscardHandler), Pool: worker.NewPool(),
-		Watch: func(...string) Watch { return make(hints, 1) }, WatchDir: func(string) Watch { return make(hints, 1) },
+		Watch: func(...string) Watch { return make(hints, 1) },
 	}
 }
 
@@ -178,45 +178,6 @@ func isConflict(err error) bool {
 	return ok
 }
 
-// eventuallyNoTemporary waits until no temporary name is left in the directory.
-func (w *world) eventuallyNoTemporary(r *Registry) {
-	w.t.Helper()
-	r.entries.Hint()
-	for deadline := time.Now().Add(10 * temporaryFor); len(w.temporaryNames()) > 0; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			w.t.Fatalf("temporary names left: %v", w.temporaryNames())
-		}
-	}
-}
-
-// temporaryNames lists the temporary names that were left.
-func (w *world) temporaryNames() []string {
-	var found []string
-	for _, dir := range []string{w.root, w.dir} {
-		entries, _ := os.ReadDir(dir)
-		for _, e := range entries {
-			if isTemporary(e.Name()) {
-				found = append(found, filepath.Join(dir, e.Name()))
-			}
-		}
-	}
-	return found
-}
-
-// wantNoTemporary checks that no temporary name is left, but for those of published sockets.
-func (w *world) wantNoTemporary(published ...*Socket) {
-	w.t.Helper()
-	names := slices.DeleteFunc(w.temporaryNames(), func(path string) bool {
-		return slices.ContainsFunc(published, func(s *Socket) bool {
-			p := s.current.Load()
-			return p != nil && p.Bound == path
-		})
-	})
-	if len(names) > 0 {
-		w.t.Errorf("temporary names left: %v", names)
-	}
-}
-
 // checkLeaks compares goroutines and descriptors at the end with those now.
 func checkLeaks(t *testing.T) {
 	t.Helper()
@@ -255,7 +216,7 @@ func descriptors(t *testing.T) []string {
 // eventually waits until cond holds.
 func eventually(t *testing.T, what string, cond func() bool) {
 	t.Helper()
-	for end := time.Now().Add(5 * time.Second); !cond(); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(time.Minute); !cond(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("not in time: %s", what)
 		}
@@ -263,7 +224,7 @@ func eventually(t *testing.T, what string, cond func() bool) {
 }
 
 func sameAnnouncement(a, b status.Announcement) bool {
-	return a.Endpoint == b.Endpoint && a.LinkTarget == b.LinkTarget && slices.Equal(a.Versions, b.Versions) && a.Identity.Equal(b.Identity)
+	return a.Endpoint == b.Endpoint && slices.Equal(a.Versions, b.Versions) && a.Identity.Equal(b.Identity)
 }
 
 // discard ends a Socket as the agent does after its registration was withdrawn.

@@ -1,15 +1,14 @@
-package kubelet
+package regsocket
 
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
-	"csi-registrar/internal/test/fake"
 	"csi-registrar/internal/node/status"
 	"csi-registrar/internal/sys/unixsock"
 	"csi-registrar/internal/sys/worker"
@@ -34,8 +33,9 @@ func TestWhatTheStoreKeptIsAdoptedWhenTheFileSystemAnswers(t *testing.T) {
 		t.Fatalf("adopted without an answer: %v", err)
 	}
 	answer()
-	// The registrar does not know of it yet, so it publishes.
-	if err := s.Publish(t.Context(), announcement("a")); err != nil {
+	// The registrar does not know of it yet, so it publishes, and learns that nothing was
+	// published.
+	if err := s.Publish(t.Context(), announcement("a")); err == nil || !strings.Contains(err.Error(), "adopted late") {
 		t.Fatal(err)
 	}
 	if l := look(t, s); !l.Up || l.Place != status.Ours || !l.Notification.Registered {
@@ -47,67 +47,8 @@ func TestWhatTheStoreKeptIsAdoptedWhenTheFileSystemAnswers(t *testing.T) {
 	mustAnswer(t, s.path, announcement("a").Endpoint)
 }
 
-// A driver's Socket below another root_dir replaces the first one in the store and in the record,
-// and both are empty when it has been withdrawn.
-func TestRestoreAfterAnotherRootDir(t *testing.T) {
-	for _, hangs := range []bool{false, true} {
-		t.Run(fmt.Sprintf("hangs %t", hangs), func(t *testing.T) { restoreAfterAnother(t, hangs) })
-	}
-}
-
-func restoreAfterAnother(t *testing.T, hangs bool) {
-	w := newWorld(t)
-	m := newManager(t)
-	r := w.open(with(m, true))
-	s := socket(t, r, "a")
-	if err := s.Publish(t.Context(), announcement("a")); err != nil {
-		t.Fatal(err)
-	}
-	before, err := os.ReadFile(r.recordOf("a"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	later, err := Open(fake.ShortDir(t), r.o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := later.Close(context.Background()); err != nil {
-			t.Error(err)
-		}
-	})
-	other := socket(t, later, "a")
-	if err := errors.Join(other.Publish(t.Context(), announcement("a")), other.Withdraw(t.Context()), discard(t, other)); err != nil {
-		t.Fatal(err)
-	}
-	if m.count("registration-a") != 0 || !isGone(r.recordOf("a")) {
-		t.Fatal("the other one did not replace the first")
-	}
-	for len(s.Hints()) > 0 {
-		<-s.Hints()
-	}
-	s.Restore()
-	<-s.Hints() // the registrar calls Check
-	if hangs {
-		answer := hang(t, r, s.path)
-		if _, ok := errors.AsType[*worker.NotAnswering](s.Check(t.Context())); !ok {
-			t.Error("restored without an answer")
-		}
-		answer()
-	}
-	look(t, s)
-	after, err := os.ReadFile(r.recordOf("a"))
-	if err != nil || string(after) != string(before) {
-		t.Errorf("recorded %s, %v; before %s", after, err, before)
-	}
-	if n := m.count("registration-a"); n != 1 {
-		t.Errorf("the store has %d", n)
-	}
-}
-
-// A publication hangs, and completes after the driver was published below another root_dir: the
-// store and the record still have the latter.
-func TestALatePublicationLeavesWhatAnotherSocketHas(t *testing.T) {
+// A publication that hangs completes after its Socket was discarded: nothing is left of it.
+func TestLatePublicationAfterDiscard(t *testing.T) {
 	for _, published := range []bool{false, true} {
 		w := newWorld(t)
 		m := newManager(t)
@@ -125,12 +66,12 @@ func TestALatePublicationLeavesWhatAnotherSocketHas(t *testing.T) {
 				return remove(path, id)
 			}
 		} else {
-			host.Listen = func(ctx context.Context, path string) (Listener, unixsock.File, error) {
+			host.Listen = func(ctx context.Context, path string, before func(syscall.Conn) error) (Listener, unixsock.File, error) {
 				if strings.HasPrefix(path, w.root) {
 					begun <- struct{}{}
 					<-release
 				}
-				return listen(ctx, path)
+				return listen(ctx, path, before)
 			}
 		}
 		ctx, stop := context.WithCancel(t.Context())
@@ -141,13 +82,6 @@ func TestALatePublicationLeavesWhatAnotherSocketHas(t *testing.T) {
 		if err := errors.Join(<-done, discard(t, s)); err == nil {
 			t.Error("nothing hung")
 		}
-		later, err := Open(fake.ShortDir(t), r.o)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = later.Close(context.Background()) })
-		other := socket(t, later, "a")
-		publish(t, other)
 		go func() {
 			for range begun { // another removal
 			}
@@ -155,11 +89,9 @@ func TestALatePublicationLeavesWhatAnotherSocketHas(t *testing.T) {
 		close(release)
 		eventually(t, "the late call has returned", func() bool { return len(r.o.Pool.Stuck()) == 0 })
 		close(begun)
-		rec, err := host.readRecord(r.recordOf("a"))
-		if err != nil || rec.Path != other.path || m.count("registration-a") != 1 || !isGone(s.path) {
-			t.Errorf("published before: %t; record of %q, %v; in the store: %d; path gone %t", published, rec.Path, err, m.count("registration-a"), isGone(s.path))
+		if m.count("registration-a") != 0 || !isGone(r.recordOf("a")) || !isGone(s.path) {
+			t.Errorf("published before: %t; in the store: %d, record gone %t, path gone %t", published, m.count("registration-a"), isGone(r.recordOf("a")), isGone(s.path))
 		}
-		w.wantNoTemporary()
 	}
 }
 
@@ -200,7 +132,7 @@ func TestALateAdoptionRemovesWhatItCannotProve(t *testing.T) {
 	}
 }
 
-// What is wrong with a socket of an earlier process does not make the next change fail: a good
+// An error with a socket of an earlier process does not make the next change fail: a good
 // publication would be retried, which costs the kubelet another registration.
 func TestALateAdoptionThatFailsIsNotTheErrorOfTheNextChange(t *testing.T) {
 	if !isolate(t, nil) {
@@ -227,7 +159,7 @@ func TestALateAdoptionThatFailsIsNotTheErrorOfTheNextChange(t *testing.T) {
 	}
 }
 
-// The process ends while a socket is put in place: its temporary name is removed all the same.
+// The process ends while a socket is bound: the next one adopts it.
 func TestClosedWhileTheSocketIsPutInPlace(t *testing.T) {
 	if !isolate(t, nil) {
 		return
@@ -235,12 +167,13 @@ func TestClosedWhileTheSocketIsPutInPlace(t *testing.T) {
 	w := newWorld(t)
 	host := newHost()
 	begun, release := make(chan struct{}), make(chan struct{})
-	host.MoveIntoPlace = func(from, to string) error {
+	host.Listen = func(ctx context.Context, path string, before func(syscall.Conn) error) (Listener, unixsock.File, error) {
 		close(begun)
 		<-release
-		return unixsock.MoveIntoPlace(from, to)
+		return unixsock.ListenAfter(ctx, path, before)
 	}
-	r := w.open(with(newManager(t), true), func(o *Options) { o.Host = host })
+	m := newManager(t)
+	r := w.open(with(m, true), func(o *Options) { o.Host = host })
 	s := socket(t, r, "a")
 	ctx, stop := context.WithCancel(t.Context())
 	published := make(chan error, 1)
@@ -257,5 +190,8 @@ func TestClosedWhileTheSocketIsPutInPlace(t *testing.T) {
 		t.Errorf("closed: %v", err)
 	}
 	eventually(t, "the publication ends", func() bool { return len(r.o.Pool.Stuck()) == 0 })
-	w.wantNoTemporary()
+	next := socket(t, w.open(with(m, true)), "a")
+	if err := next.Adopt(t.Context(), m.pass(t, "registration-a")); err != nil || look(t, next).Place != status.Ours {
+		t.Errorf("the next process: %v, %+v", err, next.Look())
+	}
 }

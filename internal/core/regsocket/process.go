@@ -1,7 +1,6 @@
-package kubelet
+package regsocket
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,27 +12,23 @@ import (
 	"syscall"
 	"time"
 
-	"csi-registrar/internal/sys/process"
+	"golang.org/x/sys/unix"
+
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/process"
 	"csi-registrar/internal/sys/unixsock"
 )
 
-// ProcessName is the name of the kubelet's pidfd in the descriptor store.
-const ProcessName = "kubelet"
-
 // Process follows the kubelet, which is the process that calls NotifyRegistrationStatus: a pidfd of
-// it is readable once it has ended, so nothing polls. The pidfd is also in the descriptor store,
-// because after a restart of the daemon no kubelet calls.
+// it is readable once it has ended, so nothing polls. The next process of the daemon finds it by
+// its record, because no kubelet calls after a restart of the daemon.
 type Process struct {
 	o       ProcessOptions
 	host    *Host
 	running sync.WaitGroup // of follow
-	saves   sync.WaitGroup // of save
-
-	saving sync.Mutex // one writer of the record and of the store at a time
 
 	mu     sync.Mutex
-	last   status.Kubelet
+	last   processRecord
 	pidfd  *os.File // of last; nil: there is none
 	closed bool
 }
@@ -41,7 +36,6 @@ type Process struct {
 // ProcessOptions are the options of NewProcess. Log and Observe are required.
 type ProcessOptions struct {
 	Log     *slog.Logger
-	Store   Store                // nil: none
 	RunDir  string               // as in Options
 	Observe func(status.Kubelet) // called at each change, one at a time; must not block
 }
@@ -49,42 +43,41 @@ type ProcessOptions struct {
 // processRecord is the record of the kubelet for the next process.
 type processRecord struct {
 	status.Kubelet
-	// Inode is the pidfd's, which is the process's own since Linux 6.9. Before that all pidfds
-	// have the same one.
-	Inode uint64 `json:"inode"`
+	// process.StartTime; 0: not visible, so it cannot be found again
+	Started uint64 `json:"started"`
 }
 
 // NewProcess returns a Process that does not know a kubelet yet.
-func NewProcess(o ProcessOptions) *Process {
-	if o.Store == nil {
-		o.Store = noStore{}
-	}
-	return &Process{o: o, host: newHost()}
-}
+func NewProcess(o ProcessOptions) *Process { return &Process{o: o, host: newHost()} }
 
-// Adopt continues with the pidfd that the descriptor store held while no process ran. One without
-// its record is dropped: the end of that kubelet is not noticed.
-func (p *Process) Adopt(ctx context.Context, files []*os.File) error {
-	if len(files) == 0 {
+// Adopt continues with the kubelet that an earlier process recorded, which may have ended since.
+func (p *Process) Adopt() error {
+	if p.o.RunDir == "" {
 		return nil
 	}
-	rec, err := p.readRecord() // fails without a RunDir
-	var pidfd *os.File
-	for _, f := range files {
-		if inode, statErr := inodeOf(f); err == nil && statErr == nil && inode == rec.Inode && pidfd == nil {
-			pidfd, err = process.Copy(f)
-		}
-		err = errors.Join(err, f.Close())
+	var rec processRecord
+	b, err := p.host.ReadFile(p.recordPath())
+	if err == nil {
+		err = json.Unmarshal(b, &rec)
 	}
-	if pidfd == nil {
-		return errors.Join(err, p.o.Store.Forget(ctx, ProcessName))
+	if err != nil || rec.Started == 0 {
+		return ignoreMissing(err)
+	}
+	toAges(&rec.ConfirmedAt, &rec.EndedAt)
+	pidfd, err := process.Open(rec.PID)
+	if err == nil && process.StartTime(rec.PID) != rec.Started { // another process has its pid
+		err = errors.Join(unix.ESRCH, pidfd.Close())
+		pidfd = nil
+	}
+	if err != nil && !errors.Is(err, unix.ESRCH) {
+		return err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.last, p.pidfd = rec.Kubelet, pidfd
+	p.last, p.pidfd = rec, pidfd
 	p.running.Go(func() { p.follow(pidfd) })
-	p.o.Observe(p.last)
-	return err
+	p.o.Observe(rec.Kubelet)
+	return nil
 }
 
 // confirmed follows the process at the other end of a connection by which the kubelet reported a
@@ -111,116 +104,63 @@ func (p *Process) confirmed(c net.Conn) {
 	if before != nil {
 		_ = before.Close() // this ends its follow
 	}
-	p.saves.Add(1)
-	p.running.Go(func() {
-		p.save()
-		if pidfd != nil {
-			p.follow(pidfd)
-		}
-	})
-	p.o.Observe(next)
+	p.save()
+	if pidfd != nil {
+		p.running.Go(func() { p.follow(pidfd) })
+	}
+	p.o.Observe(next.Kubelet)
 }
 
-// identify returns the peer of a connection; the zero Kubelet if it cannot be followed.
-func identify(c syscall.Conn) (status.Kubelet, *os.File, error) {
+// identify returns the peer of a connection; the zero record if it cannot be followed.
+func identify(c syscall.Conn) (processRecord, *os.File, error) {
 	cred, err := unixsock.PeerCred(c)
 	if err != nil {
-		return status.Kubelet{}, nil, err
+		return processRecord{}, nil, err
 	}
 	pidfd, err := process.Peer(c)
 	if err != nil {
-		return status.Kubelet{}, nil, err
+		return processRecord{}, nil, err
 	}
-	return status.Kubelet{PID: cred.PID, ConfirmedAt: time.Now().UTC()}, pidfd, nil
+	return processRecord{status.Kubelet{PID: cred.PID, ConfirmedAt: time.Now()}, process.StartTime(cred.PID)}, pidfd, nil
 }
 
-// follow records the end of the process, unless the pidfd is closed before.
+// follow records the end of the process, unless the pidfd is closed before. A process without one
+// has ended.
 func (p *Process) follow(pidfd *os.File) {
-	if process.AwaitEnd(pidfd) != nil {
+	if pidfd != nil && process.AwaitEnd(pidfd) != nil {
 		return
 	}
 	p.mu.Lock()
-	// Else it ended before the daemon's restart.
-	noticed := p.pidfd == pidfd && p.last.EndedAt.IsZero() && !p.closed
-	if noticed {
-		p.saves.Add(1)
-		p.last.EndedAt = time.Now().UTC()
+	defer p.mu.Unlock()
+	// else it ended before the daemon's restart
+	if p.pidfd == pidfd && p.last.EndedAt.IsZero() && !p.closed {
+		p.last.EndedAt = time.Now()
 		p.o.Log.Info("the kubelet ended", "pid", p.last.PID)
-		p.o.Observe(p.last)
-	}
-	p.mu.Unlock()
-	if noticed {
 		p.save()
+		p.o.Observe(p.last.Kubelet)
 	}
 }
 
-// save puts the pidfd into the store and writes the record.
+// save writes the record; the caller holds p.mu, which no look takes.
 func (p *Process) save() {
-	defer p.saves.Done()
-	p.saving.Lock()
-	defer p.saving.Unlock()
-	p.mu.Lock()
-	rec, pidfd := processRecord{Kubelet: p.last}, p.pidfd
-	p.mu.Unlock()
-	err := p.store(pidfd, &rec)
-	if err == nil && p.o.RunDir != "" {
-		err = p.host.writeJSON(p.recordPath(), rec)
+	if p.o.RunDir == "" {
+		return
 	}
-	p.mu.Lock()
-	replaced := p.pidfd != pidfd // and closed; the next save is of the other one
-	p.mu.Unlock()
-	if err != nil && !replaced {
-		p.o.Log.Warn("after a restart of csi-registrar the end of the kubelet will not be noticed", "error", err)
+	rec := p.last
+	toWallClock(&rec.ConfirmedAt, &rec.EndedAt)
+	if err := p.host.writeJSON(p.recordPath(), rec); err != nil {
+		p.o.Log.Warn("after a restart of csi-registrar the end of the kubelet will not be noticed", "error", fmt.Errorf("cannot write the record: %w", err))
 	}
-}
-
-// store puts the pidfd into the store, and its inode into the record.
-func (p *Process) store(pidfd *os.File, rec *processRecord) (err error) {
-	ctx := context.Background() // both have their own time limit
-	if pidfd == nil {
-		return p.o.Store.Forget(ctx, ProcessName)
-	}
-	if rec.Inode, err = inodeOf(pidfd); err != nil || !rec.EndedAt.IsZero() { // then it is there
-		return err
-	}
-	return p.o.Store.Keep(ctx, ProcessName, pidfd)
 }
 
 func (p *Process) recordPath() string { return filepath.Join(p.o.RunDir, "state", "kubelet.json") }
 
-func (p *Process) readRecord() (rec processRecord, err error) {
-	if p.o.RunDir == "" {
-		return rec, errors.New("there is no record of the kubelet")
-	}
-	b, err := p.host.ReadFile(p.recordPath())
-	if err == nil {
-		err = json.Unmarshal(b, &rec)
-	}
-	if err != nil {
-		return processRecord{}, fmt.Errorf("cannot read the record of the kubelet: %w", err)
-	}
-	return rec, nil
-}
-
-func inodeOf(f *os.File) (uint64, error) {
-	info, err := f.Stat()
-	if err != nil {
-		return 0, err
-	}
-	stat, ok := info.Sys().(*syscall.Stat_t)
-	if !ok {
-		return 0, errors.ErrUnsupported
-	}
-	return stat.Ino, nil
-}
-
-// Close ends following. The pidfd stays in the store for the next process.
+// Close ends following.
 func (p *Process) Close() error {
 	p.mu.Lock()
 	p.closed = true
 	pidfd := p.pidfd
 	p.mu.Unlock()
-	p.saves.Wait()
 	var err error
 	if pidfd != nil {
 		err = pidfd.Close()

@@ -1,4 +1,4 @@
-package kubelet
+package regsocket
 
 import (
 	"errors"
@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"csi-registrar/internal/test/fake"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/test/fake"
 )
 
 // runKubelet is a child process: a kubelet that registers what is in the directory until it is
@@ -49,9 +49,9 @@ func (o *observer) get() status.Kubelet {
 }
 
 // process makes the Process of a daemon.
-func (w *world) process(store Store) (*Process, *observer) {
+func (w *world) process() (*Process, *observer) {
 	o := &observer{}
-	p := NewProcess(ProcessOptions{Log: slog.New(slog.NewTextHandler(w.log, nil)), Store: store, RunDir: w.run, Observe: o.observe})
+	p := NewProcess(ProcessOptions{Log: slog.New(slog.NewTextHandler(w.log, nil)), RunDir: w.run, Observe: o.observe})
 	w.t.Cleanup(func() {
 		if err := p.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
 			w.t.Error(err)
@@ -110,7 +110,7 @@ func TestEndOfTheKubeletIsNoticed(t *testing.T) {
 	}
 	w := newWorld(t)
 	m := newManager(t)
-	p, o := w.process(m)
+	p, o := w.process()
 	s := w.registrable(p, with(m, true))
 	first := w.startKubelet()
 	slowly(t, "it is registered", func() bool { return s.Look().Notification.Registered })
@@ -140,8 +140,8 @@ func TestEndOfTheKubeletIsNoticed(t *testing.T) {
 	if err := errors.Join(s.Close(t.Context()), p.Close()); err != nil {
 		t.Fatal(err)
 	}
-	next, seen := w.process(m)
-	if err := next.Adopt(t.Context(), m.pass(t, ProcessName)); err != nil {
+	next, seen := w.process()
+	if err := next.Adopt(); err != nil {
 		t.Fatal(err)
 	}
 	if k := seen.get(); k.PID != second.Process.Pid || !k.EndedAt.IsZero() {
@@ -155,11 +155,11 @@ func TestEndOfTheKubeletIsNoticed(t *testing.T) {
 	}
 
 	// The daemon after that knows when the kubelet ended.
-	last, seen := w.process(m)
-	if err := last.Adopt(t.Context(), m.pass(t, ProcessName)); err != nil {
+	last, seen := w.process()
+	if err := last.Adopt(); err != nil {
 		t.Fatal(err)
 	}
-	if k := seen.get(); !k.EndedAt.Equal(ended) {
+	if k := seen.get(); k.EndedAt.Sub(ended).Abs() > time.Second {
 		t.Errorf("ended at %s, was %s", k.EndedAt, ended)
 	}
 }
@@ -168,7 +168,7 @@ func TestEndOfTheKubeletIsNoticed(t *testing.T) {
 func TestKubeletThatEndedWhileNoDaemonRan(t *testing.T) {
 	w := newWorld(t)
 	m := newManager(t)
-	p, _ := w.process(m)
+	p, _ := w.process()
 	s := w.registrable(p, with(m, true))
 	kubelet := w.startKubelet()
 	slowly(t, "it is registered", func() bool { return s.Look().Notification.Registered })
@@ -176,68 +176,76 @@ func TestKubeletThatEndedWhileNoDaemonRan(t *testing.T) {
 		t.Fatal(err)
 	}
 	kill(kubelet)
-	next, seen := w.process(m)
-	if err := next.Adopt(t.Context(), m.pass(t, ProcessName)); err != nil {
+	next, seen := w.process()
+	if err := next.Adopt(); err != nil {
 		t.Fatal(err)
 	}
 	slowly(t, "the end is noticed", func() bool { return !seen.get().EndedAt.IsZero() })
 }
 
-// A pidfd that does not belong to the record is not followed, and leaves the store.
-func TestPidfdWithoutItsRecord(t *testing.T) {
+// Without a record, or if another process has the pid of the record, no kubelet is followed: the
+// second has ended, whenever that was.
+func TestAdoptWithoutTheKubelet(t *testing.T) {
 	w := newWorld(t)
-	m := newManager(t)
-	p, _ := w.process(m)
-	s := w.registrable(p, with(m, true))
-	w.startKubelet()
+	p, _ := w.process()
+	s := w.registrable(p)
+	kubelet := w.startKubelet()
 	slowly(t, "it is registered", func() bool { return s.Look().Notification.Registered })
 	if err := p.Close(); err != nil {
 		t.Fatal(err)
 	}
-	rec, err := p.readRecord()
-	if err != nil {
-		t.Fatal(err)
+	rec := p.last
+	write := func(change func(*processRecord)) func() error {
+		return func() error {
+			other := rec
+			change(&other)
+			return p.host.writeJSON(p.recordPath(), other)
+		}
 	}
-	null, err := os.Open("/dev/null")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer null.Close()
-	pidfd := m.pass(t, ProcessName)[0]
-	defer pidfd.Close()
 	for name, c := range map[string]struct {
-		stored  *os.File
-		spoil   func() error
-		isError bool
+		spoil          func() error
+		isError, ended bool
 	}{
-		"no record":          {pidfd, func() error { return os.Remove(p.recordPath()) }, true},
-		"not a regular file": {pidfd, func() error { return errors.Join(os.Remove(p.recordPath()), os.Mkdir(p.recordPath(), 0o700)) }, true},
-		"another process's":  {pidfd, func() error { return p.host.writeJSON(p.recordPath(), processRecord{Inode: 1}) }, false},
-		"not a pidfd":        {null, func() error { return nil }, false},
+		"no record":             {func() error { return os.Remove(p.recordPath()) }, false, false},
+		"not a regular file":    {func() error { return errors.Join(os.Remove(p.recordPath()), os.Mkdir(p.recordPath(), 0o700)) }, true, false},
+		"its start is unknown":  {write(func(r *processRecord) { r.Started = 0 }), false, false},
+		"not a pid":             {write(func(r *processRecord) { r.PID = -1 }), true, false},
+		"another has its pid":   {write(func(r *processRecord) { r.Started++ }), false, true},
+		"nobody has its pid":    {write(func(r *processRecord) { r.PID = 1 << 22 }), false, true},
+		"its end is recorded":   {write(func(r *processRecord) { r.Started++; r.EndedAt = time.Now() }), false, true},
+		"it is the running one": {write(func(*processRecord) {}), false, false},
 	} {
-		if err := errors.Join(os.RemoveAll(p.recordPath()), p.host.writeJSON(p.recordPath(), rec), m.Keep(t.Context(), ProcessName, c.stored), c.spoil()); err != nil {
+		if err := errors.Join(os.RemoveAll(p.recordPath()), p.host.writeJSON(p.recordPath(), rec), c.spoil()); err != nil {
 			t.Fatal(err)
 		}
-		next, seen := w.process(m)
-		if err := next.Adopt(t.Context(), m.pass(t, ProcessName)); (err != nil) != c.isError {
+		next, seen := w.process()
+		if err := next.Adopt(); (err != nil) != c.isError {
 			t.Errorf("%s: %v", name, err)
 		}
-		if k := seen.get(); k != (status.Kubelet{}) || m.count(ProcessName) != 0 {
-			t.Errorf("%s: %+v is followed, %d in the store", name, k, m.count(ProcessName))
+		if c.ended {
+			eventually(t, name, func() bool { return !seen.get().EndedAt.IsZero() })
+		}
+		if followed := seen.get().PID == kubelet.Process.Pid && seen.get().EndedAt.IsZero(); followed != (name == "it is the running one") {
+			t.Errorf("%s: %+v is followed", name, seen.get())
+		}
+		if err := next.Close(); err != nil {
+			t.Error(err)
 		}
 	}
 }
 
-// If the store is full, the end is noticed, but not after a restart.
-func TestPidfdThatIsNotKept(t *testing.T) {
+// Without a record the end is noticed, but not after a restart.
+func TestKubeletThatIsNotRecorded(t *testing.T) {
 	w := newWorld(t)
-	m := newManager(t)
-	m.fail = errors.New("the store is full")
-	p, o := w.process(m)
+	w.run = w.root + "/file/run"
+	if err := os.WriteFile(w.root+"/file", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p, o := w.process()
 	s := w.registrable(p)
 	kubelet := w.startKubelet()
 	slowly(t, "it is registered", func() bool { return s.Look().Notification.Registered })
-	slowly(t, "the log says it", func() bool { return strings.Contains(w.log.String(), "the store is full") })
+	slowly(t, "the log says it", func() bool { return strings.Contains(w.log.String(), "will not be noticed") })
 	kill(kubelet)
 	slowly(t, "the end is noticed", func() bool { return !o.get().EndedAt.IsZero() })
 }

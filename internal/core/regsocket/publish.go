@@ -1,11 +1,9 @@
-package kubelet
+package regsocket
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"os"
 	"syscall"
 	"time"
 
@@ -15,7 +13,7 @@ import (
 
 // Publish implements registrar.Socket. The kubelet sees the old socket removed and the new one
 // created. Sockets of others are not replaced: a ConflictError names the owner. After an error
-// the old socket is still published, unless its path was lost.
+// the old socket is still published, unless it was removed already.
 func (s *Socket) Publish(ctx context.Context, a status.Announcement) error {
 	if !s.mayAnnounce(a) {
 		return fmt.Errorf("cannot publish %s: the announcement names %q with endpoint %q and versions %q", s.name, a.Identity.Name, a.Endpoint, a.Versions)
@@ -23,10 +21,16 @@ func (s *Socket) Publish(ctx context.Context, a status.Announcement) error {
 	was := s.current.Load()
 	return s.change(ctx, func(ctx context.Context) error {
 		if was == nil && s.current.Load() != nil {
-			return nil // adopted late: the caller has to look again
+			// The caller looks again, and tries again if that is not what it wants.
+			return errors.New("the socket of an earlier process was adopted late")
 		}
 		return s.publish(ctx, a)
 	})
+}
+
+// Clear implements registrar.Socket.
+func (s *Socket) Clear(ctx context.Context, a status.Announcement) error {
+	return s.change(ctx, func(ctx context.Context) error { return s.clear(ctx, a) })
 }
 
 func (s *Socket) mayAnnounce(a status.Announcement) bool {
@@ -38,22 +42,18 @@ func (s *Socket) publish(ctx context.Context, a status.Announcement) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(s.pointLink(a, true), s.clear(ctx)); err != nil {
+	if err := s.clear(ctx, a); err != nil {
 		return err
 	}
-	var own unixsock.FileID
-	if p := s.current.Load(); p != nil {
-		own = p.FileID
-	}
-	if err := s.r.foreign.check(ctx, s.name, own); err != nil {
+	if err := s.clearOthers(ctx); err != nil {
 		return err
 	}
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	err = s.replace(ctx, dir, a)
-	if errors.Is(err, os.ErrExist) { // somebody put a file there at the same time
-		if err = s.clear(ctx); err == nil {
+	if errors.Is(err, syscall.EADDRINUSE) { // somebody put a file there at the same time
+		if err = s.clear(ctx, a); err == nil {
 			err = s.heldBy("something that appears and disappears")
 		}
 	}
@@ -63,24 +63,38 @@ func (s *Socket) publish(ctx context.Context, a status.Announcement) error {
 	return fmt.Errorf("cannot publish %s: %w%s", s.path, err, unixsock.Hint(err))
 }
 
-// clear returns nil if the path is free or ours. It removes a stale socket there.
-func (s *Socket) clear(ctx context.Context) error {
+// clear returns nil if the path is free or ours. It removes a stale socket there, and that of a
+// csi-registrar that yields to us.
+func (s *Socket) clear(ctx context.Context, a status.Announcement) error {
 	if p := s.current.Load(); p != nil {
 		if f, err := s.r.o.Host.Lstat(s.path); err == nil && f.FileID == p.FileID {
 			return nil
 		}
 	}
-	removed, err := s.r.o.Host.Vacate(ctx, s.path)
-	if removed {
-		s.log.Info("stale registration socket removed", "path", s.path)
+	held, err := s.vacate(ctx)
+	if held != nil && held.Live {
+		return s.askHolder(ctx, a, held)
 	}
-	if held, ok := errors.AsType[*unixsock.InUse](err); ok {
+	s.held(holder{}, status.ServedBy{}, false)
+	if held != nil {
 		return s.heldBy(held.Holder)
 	}
 	if err != nil {
 		return fmt.Errorf("cannot use the path of the registration socket: %w", err)
 	}
 	return nil
+}
+
+// vacate removes a stale socket at the path. It returns what else is there; nil: nothing.
+func (s *Socket) vacate(ctx context.Context) (*unixsock.InUse, error) {
+	removed, err := s.r.o.Host.Vacate(ctx, s.path)
+	if removed {
+		s.log.Info("stale registration socket removed", "path", s.path)
+	}
+	if held, ok := errors.AsType[*unixsock.InUse](err); ok {
+		return held, nil
+	}
+	return nil, err
 }
 
 // ConflictError names another registrar that has the path of a registration socket, or that serves
@@ -97,78 +111,56 @@ func (s *Socket) heldBy(holder string) error {
 	return ConflictError(fmt.Sprintf("%s is held by %s, which is left alone: stop or move it away (a node-driver-registrar sidecar of the driver?)", s.path, holder))
 }
 
-// replace binds a socket to a temporary name in the directory and moves it to its path: if binding
-// fails, the old one is still there. A crash in between leaves at worst a stale temporary name,
-// which the next process's scan removes, or a stale old socket, which its Sweep removes.
+// replace listens at the path, where the old socket is removed before. The record has the cookie
+// before the kubelet can call, and the inode when it is known: one without it proves nothing to the
+// next process, which publishes again.
 func (s *Socket) replace(ctx context.Context, dir unixsock.FileID, a status.Announcement) error {
-	temporary := temporaryName(s.r.dir.path)
-	l, file, err := s.r.o.Host.Listen(ctx, temporary)
-	if err != nil {
-		// Without the temporary name: the same problem must read the same each time.
-		if op, ok := errors.AsType[*net.OpError](err); ok {
-			err = &net.OpError{Op: op.Op, Net: op.Net, Err: op.Err}
-		} else if errno, ok := errors.AsType[syscall.Errno](err); ok {
-			err = errno
+	old, p := s.current.Load(), newListener(s, nil, dir, record{Path: s.path, Publication: status.Publication{Announced: a}})
+	l, file, err := s.r.o.Host.Listen(ctx, s.path, func(c syscall.Conn) error {
+		err := s.prepare(ctx, p, c, old)
+		if err == nil {
+			old = nil
 		}
-		return fmt.Errorf("cannot make a socket in %s: %w", s.r.dir.path, err)
-	}
-	p := newListener(s, l, dir, record{
-		Path: s.path, Bound: l.Addr().String(), FileID: file.FileID, Publication: status.Publication{PublishedAt: time.Now(), Announced: a},
+		return err
 	})
-	old := s.current.Load()
-	if !s.discarded.Load() {
-		s.keep(ctx, p)
-	}
-	p.serve()
-	if err = s.moveIn(temporary, p, old); err == nil {
-		if old != nil {
-			old.stop(true)
-			s.removeTemporary(old)
-			if old.Announced.Endpoint != a.Endpoint {
-				if err := old.removeLink(s.r.o.Host, s.name); err != nil {
-					s.log.Warn("published, but the previous endpoint link is left", "error", err)
-				}
-			}
-		}
-		return nil
-	}
-
-	// Restore the previous state.
-	_, rerr := s.r.o.Host.RemoveFile(temporary, p.FileID)
-	p.stop(false)
-	s.current.Store(old)
-	if old == nil || s.discarded.Load() {
-		if !s.anotherRecorded() {
+	if err != nil {
+		if old == nil { // there was none, or it is removed
+			s.current.Store(nil)
 			s.release(ctx)
 		}
-		return errors.Join(err, rerr)
+		if errno, ok := errors.AsType[syscall.Errno](err); ok {
+			err = errno // without the path, which Publish names
+		}
+		return fmt.Errorf("cannot replace the socket: %w", err)
 	}
-	s.keep(ctx, old)
-	return errors.Join(err, rerr, s.save(old))
+	p.Listener, p.FileID = l, file.FileID
+	s.current.Store(p)
+	p.serve()
+	if err := s.save(p); err != nil {
+		s.log.Warn("the registration socket is published without its record", "error", err)
+	}
+	return nil
 }
 
-// moveIn moves p to its path. The record is written and p is current before that, because the
-// kubelet may call as soon as the name is there.
-func (s *Socket) moveIn(temporary string, p, old *listener) error {
+// prepare makes room for p, whose socket c is not bound yet: it removes the old socket, and puts c
+// into the store and the record. A file system without a free inode has one again only when nobody
+// holds the old socket, so that is closed, and superseded in the store, before c is bound.
+func (s *Socket) prepare(ctx context.Context, p *listener, c syscall.Conn, old *listener) (err error) {
+	if p.Cookie, err = s.r.o.Host.Cookie(c); err != nil {
+		return err
+	}
 	if old != nil {
 		if _, err := s.r.o.Host.RemoveFile(s.path, old.FileID); err != nil {
 			return err
 		}
+		old.stop()
 	}
-	// It was discarded while this call hung: another Socket of the driver, below another root_dir,
-	// may have its place in the store and in the record by now.
-	if s.discarded.Load() {
-		return net.ErrClosed
-	}
-	s.current.Store(p)
-	if s.anotherRecorded() { // p took its place in the store
-		s.removeRecord()
-	}
-	if err := s.save(p); err != nil {
-		s.log.Warn("the registration socket is published without its record", "error", err)
-	}
-	if err := s.r.o.Host.MoveIntoPlace(temporary, s.path); err != nil {
-		return fmt.Errorf("cannot put the socket in place: %w", err)
+	p.PublishedAt = time.Now()
+	s.keep(ctx, p, c)
+	s.saving.Lock() // the kubelet may be reporting to the old socket
+	defer s.saving.Unlock()
+	if err := s.write(p); err != nil {
+		s.log.Debug("the record of the registration is not complete", "error", err)
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
-package kubelet
+package regsocket
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -18,9 +19,10 @@ import (
 // record is what the next process needs to know of a published socket. It is valid only for the
 // listener that it describes.
 type record struct {
-	Path  string `json:"path"`
-	Bound string `json:"bound"` // the name that the listener was bound to
-	// FileID is that of the path. The listener holds the inode, so no other file can get it.
+	Path   string `json:"path"`
+	Cookie uint64 `json:"cookie"` // of the listener (unixsock.Cookie)
+	// FileID is that of the path; zero until the listener is bound. The listener holds the inode,
+	// so no other file can get it.
 	unixsock.FileID
 	status.Publication
 }
@@ -36,22 +38,28 @@ func (r *Registry) recordOf(name string) string {
 	return filepath.Join(recordsIn(r.o.RunDir), name+recordSuffix)
 }
 
-// save writes the record of p, if p is still current and the record is not another Socket's.
-// Without a record, as while /run is full, the next process does not recognize the socket as ours,
-// and publishes again.
+// save writes the record of p, if p is still current. Without a record, as while /run is full, the
+// next process does not recognize the socket as ours, and publishes again.
 func (s *Socket) save(p *listener) error {
+	s.saving.Lock()
+	defer s.saving.Unlock()
+	if s.current.Load() != p {
+		return nil
+	}
+	return s.write(p)
+}
+
+// write is the part of save that writes, also for a listener that is not current yet. The caller
+// holds s.saving.
+func (s *Socket) write(p *listener) error {
 	if s.r.o.RunDir == "" {
 		return nil
 	}
-	s.saving.Lock()
-	defer s.saving.Unlock()
 	p.unsaved.Store(false) // before p.record is read: the kubelet may call during the write
 	s.mu.Lock()
 	rec := p.record
 	s.mu.Unlock()
-	if s.current.Load() != p || s.anotherRecorded() {
-		return nil
-	}
+	toWallClock(rec.times()...)
 	if err := s.r.o.Host.writeJSON(s.r.recordOf(s.name), rec); err != nil {
 		p.unsaved.Store(true)
 		s.checkAgain(againAfter)
@@ -86,17 +94,6 @@ func (h *Host) writeJSON(path string, record any) error {
 	return h.Rename(temporary, path)
 }
 
-// anotherRecorded reports whether the record, and so the listener in the store, is that of another
-// Socket of the driver, below an earlier or a later root_dir: while a file system does not answer,
-// the earlier one cannot be withdrawn.
-func (s *Socket) anotherRecorded() bool {
-	if s.r.o.RunDir == "" {
-		return false
-	}
-	rec, err := s.r.o.Host.readRecord(s.r.recordOf(s.name))
-	return err == nil && rec.Path != s.path
-}
-
 func (s *Socket) removeRecord() {
 	if s.r.o.RunDir == "" {
 		return
@@ -118,15 +115,31 @@ func (h *Host) readRecord(path string) (rec record, err error) {
 	if err != nil {
 		return record{}, fmt.Errorf("cannot read the record %s: %w", path, err)
 	}
-	// A time in the future was written while the wall clock was ahead; durations from it would be
-	// wrong.
+	toAges(rec.times()...)
+	return rec, nil
+}
+
+func (r *record) times() []*time.Time {
+	return []*time.Time{&r.PublishedAt, &r.GetInfoAt, &r.Notification.At, &r.FirstAcceptedAt}
+}
+
+// toAges gives the times of a record a monotonic part: when the wall clock is set again, only their
+// age counts. A time in the future was written while the wall clock was ahead.
+func toAges(times ...*time.Time) {
 	now := time.Now()
-	for _, at := range []*time.Time{&rec.PublishedAt, &rec.GetInfoAt, &rec.Notification.At, &rec.FirstAcceptedAt} {
-		if at.After(now) {
-			*at = now
+	for _, at := range times {
+		if !at.IsZero() {
+			*at = now.Add(-max(0, now.Sub(*at)))
 		}
 	}
-	return rec, nil
+}
+
+// toWallClock is the reverse of toAges, before a record is written.
+func toWallClock(times ...*time.Time) {
+	now := time.Now()
+	for _, at := range times {
+		*at = status.ByWallClock(*at, now)
+	}
 }
 
 // Leftovers are the registration sockets that a daemon left when it ended, by the file of their
@@ -167,25 +180,16 @@ func isRegistration(path, name string) bool {
 		filepath.Base(filepath.Dir(path)) == rootdir.PluginsRegistryName && filepath.Base(path) == rootdir.SocketName(name)
 }
 
-// Remove removes each path that is still the file of its record, and the record, and returns the
-// removed paths. Do not call it while the daemon runs; a daemon that started after Recorded loses
-// nothing that it created itself.
-func (l Leftovers) Remove() (removed []string, err error) {
+// Remove removes the sockets and the records, and returns the paths of the removed sockets. Do not
+// call it while the daemon runs; a daemon that started after Recorded loses nothing that it created
+// itself.
+func (l Leftovers) Remove(ctx context.Context) (removed []string, err error) {
 	var errs []error
 	host := newHost()
 	for file, rec := range l {
-		did, err := host.RemoveFile(rec.Path, rec.FileID)
-		if did {
-			removed = append(removed, rec.Path)
-		}
-		if filepath.Dir(rec.Bound) == filepath.Dir(rec.Path) && isTemporary(filepath.Base(rec.Bound)) {
-			// The process was killed before it removed that name.
-			_, boundErr := host.RemoveFile(rec.Bound, rec.FileID)
-			errs = append(errs, boundErr)
-		}
-		if err == nil {
-			driver := strings.TrimSuffix(filepath.Base(file), recordSuffix)
-			err = errors.Join(rec.removeLink(host, driver), ignoreMissing(os.Remove(file)))
+		path, err := host.removeLeftover(ctx, file, rec.Path, rec)
+		if path != "" {
+			removed = append(removed, path)
 		}
 		errs = append(errs, err)
 	}

@@ -1,8 +1,8 @@
-// Package kubelet is the part of a registration that faces the kubelet: the socket in
+// Package regsocket is the part of a registration that faces the kubelet: the socket in
 // plugins_registry through which the kubelet finds a driver. It publishes, guards, adopts and
 // withdraws these sockets, and answers GetInfo and NotifyRegistrationStatus on them. It removes
 // and replaces only its own.
-package kubelet
+package regsocket
 
 import (
 	"cmp"
@@ -13,9 +13,9 @@ import (
 	"sync"
 	"syscall"
 
+	"google.golang.org/grpc/credentials/insecure"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"csi-registrar/internal/node/pluginreg"
 	"csi-registrar/internal/node/rootdir"
 	"csi-registrar/internal/node/status"
 	"csi-registrar/internal/sys/worker"
@@ -25,7 +25,7 @@ import (
 const StorePrefix = "registration-"
 
 // Store keeps descriptors beyond the end of the process (implemented by systemd.Store). The name
-// of a listener is StorePrefix and the driver's name, that of the kubelet's pidfd ProcessName.
+// of a listener is StorePrefix and the driver's name.
 type Store interface {
 	// Keep stores a copy of a descriptor in place of those with that name.
 	Keep(ctx context.Context, name string, c syscall.Conn) error
@@ -38,7 +38,7 @@ type noStore struct{}
 func (noStore) Keep(context.Context, string, syscall.Conn) error { return nil }
 func (noStore) Forget(context.Context, string) error             { return nil }
 
-// Options are the options of Open. Log, Watch, WatchDir and Pool are required.
+// Options are the options of Open. Log, Watch and Pool are required.
 type Options struct {
 	Log *slog.Logger
 	// RunDir is the daemon's directory below /run, which holds the records. Empty: there are no
@@ -50,11 +50,10 @@ type Options struct {
 	KeepSockets bool
 	// Dir is the directory that the kubelet watches, if it is not
 	// <rootDir>/plugins_registry (node-driver-registrar's --plugin-registration-path).
-	// It is never created, and temporary names are dot names in it.
+	// It is never created.
 	Dir string
-	// Watch gives hints about paths, WatchDir about the entries of a directory.
-	Watch    func(paths ...string) Watch
-	WatchDir func(path string) Watch
+	// Watch gives hints about paths.
+	Watch func(paths ...string) Watch
 	// Pool runs calls that may never return.
 	Pool *worker.Pool
 	// Process follows the kubelet that calls; nil: its end is not noticed.
@@ -76,14 +75,15 @@ type Registry struct {
 	dir *directory
 
 	server  Server
-	conns   connections
-	foreign *foreignSockets
-	entries Watch          // of the directory
-	stop    func()         // ends foreign.run
-	running sync.WaitGroup // of foreign.run
+	callers *callers
+
+	ctx     context.Context // until Close
+	stop    func()
+	running sync.WaitGroup
 
 	mu      sync.Mutex
 	sockets map[string]*Socket // by path
+	survey  *survey            // the last one; nil: none
 }
 
 // Open returns the Registry of rootDir, the kubelet's --root-dir. Neither it nor the
@@ -102,21 +102,19 @@ func Open(rootDir string, o Options) (*Registry, error) {
 	o.Host = cmp.Or(o.Host, newHost())
 	ctx, stop := context.WithCancel(context.Background()) // until Close
 	r := &Registry{
-		o: o, dir: &directory{host: o.Host, root: rootDir, path: dir}, entries: o.WatchDir(dir), stop: stop,
-		server:  o.Host.NewServer(),
+		o: o, dir: &directory{host: o.Host, root: rootDir, path: dir}, ctx: ctx, stop: stop,
+		callers: &callers{TransportCredentials: insecure.NewCredentials()},
 		sockets: make(map[string]*Socket),
 	}
+	r.server = o.Host.NewServer(r.callers)
 	registerapi.RegisterRegistrationServer(r.server, service{})
-	r.foreign = &foreignSockets{r: r, wake: make(chan struct{}, 1), next: make(chan struct{}), found: make(map[string]foreignSocket)}
-	r.entries.Hint() // for the first scan
-	r.running.Go(func() { r.foreign.run(ctx) })
 	return r, nil
 }
 
 // Socket returns the registration socket of a driver, which is not published yet. A driver has one
 // Socket at a time.
 func (r *Registry) Socket(name string) (*Socket, error) {
-	path, err := pluginreg.SocketPath(r.dir.path, name)
+	path, err := rootdir.SocketPath(r.dir.path, name)
 	if err != nil {
 		return nil, err
 	}
@@ -126,7 +124,7 @@ func (r *Registry) Socket(name string) (*Socket, error) {
 		return nil, fmt.Errorf("the registration socket of %s is in use already", name)
 	}
 	s := &Socket{
-		r: r, name: name, path: path, log: r.o.Log.With("driver", name), watch: r.o.Watch(path, rootdir.EndpointLink(r.dir.root, name)),
+		r: r, name: name, path: path, log: r.o.Log.With("driver", name), watch: r.o.Watch(path),
 		seen: status.Socket{Path: path, Place: status.Missing},
 	}
 	s.worker = r.o.Pool.Slot(path, s.watch.Hint)
@@ -138,9 +136,7 @@ func (r *Registry) Socket(name string) (*Socket, error) {
 func (r *Registry) drop(s *Socket) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.sockets[s.path] == s {
-		delete(r.sockets, s.path)
-	}
+	delete(r.sockets, s.path)
 }
 
 // socketAt returns our Socket with this path; nil if there is none.
@@ -150,23 +146,18 @@ func (r *Registry) socketAt(path string) *Socket {
 	return r.sockets[path]
 }
 
-// driverSocket returns our Socket of a driver; nil if there is none.
-func (r *Registry) driverSocket(driver string) *Socket {
-	path, _ := pluginreg.SocketPath(r.dir.path, driver) // empty if it is not a driver name
-	return r.socketAt(path)
-}
-
 // Close ends serving. It answers calls in flight, for at most 2 s or until ctx is done, because a
 // failed Notify deregisters the driver (kubelet v1.36). Clients are told to connect again: to the
 // next process if the listener is in the store. Close the Sockets first.
 func (r *Registry) Close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, closeGrace)
 	defer cancel()
-	r.stop()
+	r.mu.Lock()
+	r.stop() // no survey begins any more
+	r.mu.Unlock()
 	r.running.Wait()
-	r.entries.Close()
-	for _, c := range r.conns.list(nil) {
-		if !c.spoke.Load() { // GracefulStop would wait for its first byte
+	for _, c := range r.callers.list() {
+		if c.begins.Load() { // GracefulStop would wait for its preface
 			c.Close()
 		}
 	}
@@ -179,7 +170,7 @@ func (r *Registry) Close(ctx context.Context) error {
 	case <-graceful:
 		return nil
 	case <-ctx.Done():
-		for _, c := range r.conns.list(nil) {
+		for _, c := range r.callers.list() {
 			c.Close()
 		}
 		r.server.Stop()

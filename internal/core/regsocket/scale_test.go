@@ -1,22 +1,22 @@
-package kubelet
+package regsocket
 
 import (
 	"fmt"
 	"log/slog"
 	"runtime"
 	"runtime/debug"
-	"slices"
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
-// With many drivers, publishing many at once or one after the other takes little time, and a
+// With many drivers, publishing all at once or one after the other takes little time, and a
 // published socket little memory.
 func TestAThousandSockets(t *testing.T) {
 	const n = 1000
 	const mostBytes = 15000
-	const atOnce = 50 // each has changeTime, on a slow machine too
 	w := newWorld(t)
 	// Other registrars have sockets there too, and one of them hangs.
 	for i := range 5 {
@@ -32,22 +32,22 @@ func TestAThousandSockets(t *testing.T) {
 	for i := range sockets {
 		sockets[i] = socket(t, r, fmt.Sprintf("driver%d.csi.example.org", i))
 	}
-	begin := time.Now()
+	begin, cpu := time.Now(), cpuTime(t)
 	var wg sync.WaitGroup
-	for some := range slices.Chunk(sockets[:n/2], atOnce) {
-		for _, s := range some {
-			wg.Go(func() { publish(t, s) })
-		}
-		wg.Wait()
+	for _, s := range sockets[:n/2] {
+		wg.Go(func() { publish(t, s) })
 	}
+	wg.Wait()
 	together := time.Since(begin)
 	begin = time.Now()
 	for _, s := range sockets[n/2:] {
 		publish(t, s)
 	}
-	t.Logf("%d published, many at once, in %v, %d one after the other in %v", n/2, together, n/2, time.Since(begin))
-	if d := time.Since(begin) + together; d > time.Minute {
-		t.Errorf("took %v", d)
+	t.Logf("%d published, all at once, in %v, %d one after the other in %v", n/2, together, n/2, time.Since(begin))
+	// Not of the clock: other programs may use the machine. With the race detector it takes 10
+	// times as much.
+	if d := cpuTime(t) - cpu; d > 90*time.Second {
+		t.Errorf("took %v of CPU", d)
 	}
 	each := (memory() - before) / n
 	t.Logf("%d bytes a socket", each)
@@ -72,4 +72,14 @@ func memory() int {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return int(m.HeapInuse + m.StackInuse)
+}
+
+// cpuTime returns the time that this process has used.
+func cpuTime(t *testing.T) time.Duration {
+	t.Helper()
+	var used unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &used); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
 }

@@ -1,21 +1,19 @@
-package kubelet
+package regsocket
 
 import (
 	"context"
-	"net"
 	"strings"
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
-	"google.golang.org/grpc/peer"
-	grpcstatus "google.golang.org/grpc/status"
+	"google.golang.org/grpc/metadata"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"csi-registrar/internal/sys/safetext"
+	"csi-registrar/internal/node/pluginreg"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/sys/unixsock"
 )
 
@@ -33,9 +31,9 @@ const (
 
 // newServer returns the gRPC server of all registration sockets. A connection has handshakeIn for
 // the HTTP/2 handshake, and is closed after it was idle for idleFor.
-func newServer(handshakeIn, idleFor time.Duration) *grpc.Server {
+func newServer(creds credentials.TransportCredentials) Server {
 	return grpc.NewServer(
-		grpc.Creds(insecure.NewCredentials()),
+		grpc.Creds(creds),
 		grpc.WaitForHandlers(true),
 		grpc.ConnectionTimeout(handshakeIn),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: idleFor}),
@@ -49,26 +47,6 @@ func newServer(handshakeIn, idleFor time.Duration) *grpc.Server {
 	)
 }
 
-// callerAddr is the remote address of a connection, through which gRPC shows a handler which
-// connection, and so which socket, was called.
-type callerAddr struct {
-	net.Addr
-	*conn
-}
-
-// RemoteAddr implements net.Conn for gRPC.
-func (c *conn) RemoteAddr() net.Addr { return callerAddr{c.Conn.RemoteAddr(), c} }
-
-// caller returns the connection of a call.
-func caller(ctx context.Context) (callerAddr, error) {
-	if p, ok := peer.FromContext(ctx); ok {
-		if c, ok := p.Addr.(callerAddr); ok {
-			return c, nil
-		}
-	}
-	return callerAddr{}, grpcstatus.Error(codes.Internal, "cannot tell which registration socket was called")
-}
-
 // service implements the kubelet's calls.
 type service struct {
 	registerapi.UnimplementedRegistrationServer
@@ -76,14 +54,18 @@ type service struct {
 
 // GetInfo answers from memory: the kubelet waits 1 s for it.
 func (service) GetInfo(ctx context.Context, _ *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
-	c, err := caller(ctx)
-	if err != nil {
-		return nil, err
-	}
+	c := callerOf(ctx)
 	p, s := c.listener, c.listener.s
+	store := pluginreg.NoStore
+	if s.r.o.KeepSockets {
+		store = pluginreg.HasStore
+	}
+	if err := grpc.SetHeader(ctx, metadata.Pairs(pluginreg.StoreHeader, store)); err != nil {
+		s.log.Debug("the answer to GetInfo does not say who answers", "error", err)
+	}
 	s.mu.Lock()
 	a := p.Announced
-	live := p == s.current.Load() && !strings.HasPrefix(c.Addr.String(), unixsock.ClientPrefix)
+	live := p == s.current.Load() && !strings.HasPrefix(c.RemoteAddr().String(), unixsock.ClientPrefix)
 	if live {
 		p.GetInfoAt = time.Now()
 		p.unsaved.Store(true) // Check writes it, for the next process
@@ -91,7 +73,7 @@ func (service) GetInfo(ctx context.Context, _ *registerapi.InfoRequest) (*regist
 	s.mu.Unlock()
 	if live {
 		s.r.dir.watched(p.dir)
-		s.log.Debug("the kubelet called GetInfo")
+		s.log.Debug("the kubelet called GetInfo", "pid", c.peer.PID)
 		s.watch.Hint()
 	}
 	return &registerapi.PluginInfo{
@@ -103,13 +85,10 @@ func (service) GetInfo(ctx context.Context, _ *registerapi.InfoRequest) (*regist
 // that a kill -9 in between loses nothing. It does not fail, because the kubelet (v1.36) would
 // deregister the driver.
 func (service) NotifyRegistrationStatus(ctx context.Context, in *registerapi.RegistrationStatus) (*registerapi.RegistrationStatusResponse, error) {
-	c, err := caller(ctx)
-	if err != nil {
-		return nil, err
-	}
+	c := callerOf(ctx)
 	p, s := c.listener, c.listener.s
 	if s.r.o.Process != nil {
-		s.r.o.Process.confirmed(c.conn.Conn)
+		s.r.o.Process.confirmed(c.Conn)
 	}
 	n := status.Notification{At: time.Now(), Registered: in.GetPluginRegistered()}
 	if !n.Registered {
@@ -129,7 +108,7 @@ func (service) NotifyRegistrationStatus(ctx context.Context, in *registerapi.Reg
 		}
 	}
 	s.mu.Unlock()
-	s.log.Debug("the kubelet called NotifyRegistrationStatus", "registered", n.Registered, "error", n.Error, "current", live)
+	s.log.Debug("the kubelet called NotifyRegistrationStatus", "pid", c.peer.PID, "registered", n.Registered, "error", n.Error, "current", live)
 	if live {
 		if err := s.save(p); err != nil {
 			s.log.Warn("cannot record what the kubelet reported", "error", err)

@@ -1,7 +1,6 @@
-package kubelet
+package regsocket
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,11 +8,11 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"csi-registrar/internal/node/rootdir"
 	"csi-registrar/internal/node/status"
 	"csi-registrar/internal/sys/worker"
 )
@@ -27,8 +26,8 @@ const (
 	closeGrace = 2 * time.Second // for calls in flight, at the end of the process
 )
 
-// Socket is the registration socket of one driver. It implements registrar.Socket. Whatever reads
-// or changes files runs in a worker, one call at a time.
+// Socket is the registration socket of one driver. It implements registrar.Socket. A worker
+// reads and changes files, one call at a time.
 type Socket struct {
 	r      *Registry
 	name   string
@@ -39,7 +38,7 @@ type Socket struct {
 
 	current   atomic.Pointer[listener]   // published, or about to be; nil: none
 	toAdopt   atomic.Pointer[[]*os.File] // from the store, to be adopted
-	toRestore atomic.Bool                // by the next Check
+	holder    holder                     // of the path; the worker's
 	closed    atomic.Bool
 	discarded atomic.Bool // Close keeps nothing
 
@@ -47,10 +46,9 @@ type Socket struct {
 
 	mu    sync.Mutex    // guards the following and the fields of listeners
 	seen  status.Socket // without the fields that are in current
-	trace *trace        // nil: none
 	again *time.Timer   // gives a hint; nil: was not needed yet
 
-	linkLost time.Time // since when the endpoint link is missing; zero: it is not
+	explained time.Time // when the refusal came for which AlsoServed is
 }
 
 // Hints implements registrar.Socket.
@@ -63,23 +61,26 @@ func (s *Socket) do(ctx context.Context, limit time.Duration, f func(context.Con
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	whole := context.WithoutCancel(ctx)
-	waiting, stop := context.WithCancelCause(whole)
-	defer stop(nil)
+	waiting, stop := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer stop(nil) // which an abandoned call notices
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(closeTime, func() { stop(context.Cause(ctx)) }) })()
-	err, late := worker.Do(waiting, s.worker, limit, func() error {
-		limited, cancel := context.WithTimeout(whole, limit)
-		defer cancel()
-		if err := s.adopt(limited); err != nil {
+	return worker.Run(waiting, s.worker, limit, func() error {
+		err := s.adopt(waiting)
+		if err != nil && !isShortage(err) {
 			s.log.Warn("cannot adopt the registration socket of an earlier process", "error", err)
+			err = nil
 		}
-		err := f(limited)
+		if err == nil {
+			err = f(waiting)
+		}
 		if s.closed.Load() { // by Close, or this call was abandoned and Close did not wait for it
-			err = errors.Join(err, s.end(limited))
+			err = errors.Join(err, s.end(waiting))
+		}
+		if waiting.Err() != nil {
+			s.log.Debug("an abandoned call has returned", "error", err)
 		}
 		return err
-	}, func(err error) { s.log.Debug("an abandoned call has returned", "error", err) })
-	return cmp.Or(late, err)
+	})
 }
 
 // change runs f in the Socket's worker, and then check.
@@ -99,28 +100,26 @@ func (s *Socket) Look() status.Socket {
 	defer s.mu.Unlock()
 	look := s.seen
 	if p := s.current.Load(); p != nil {
-		look.Up, look.Publication, look.NotKept = true, p.Publication, p.notKept
-		look.Traced = s.trace != nil && s.trace.linked
-		look.AlsoServed = s.r.foreign.describe(s.name, p.FileID)
+		look.Up, look.Adopted, look.Publication, look.NotKept = true, p.adopted, p.Publication, p.notKept
 	}
 	return look
 }
 
-// Check implements registrar.Socket. It also completes the record, and does what Restore asked for.
+// Check implements registrar.Socket. It also completes the record.
 func (s *Socket) Check(ctx context.Context) error {
 	return s.do(ctx, checkTime, func(ctx context.Context) error {
-		if p := s.current.Load(); p != nil && s.toRestore.Swap(false) && !s.anotherRecorded() {
-			s.keep(ctx, p)
-			p.unsaved.Store(true)
-		}
 		s.saveAgain()
+		s.explainRefusal(ctx)
 		return s.check()
 	})
 }
 
-// againAfter is how long it takes until a record or an endpoint link that could not be written is
-// tried again: nothing gives a hint when a file system has space, or is writable, again.
-const againAfter = 10 * time.Second
+// How long it takes until what failed is tried again: nothing gives a hint when a file system has
+// space, or is writable, again, or when another registrar answers late.
+const (
+	againAfter   = 10 * time.Second
+	explainAfter = surveyFor + surveyWait // a refusal
+)
 
 // checkAgain gives a hint after a while.
 func (s *Socket) checkAgain(after time.Duration) {
@@ -135,7 +134,6 @@ func (s *Socket) checkAgain(after time.Duration) {
 
 // check runs in the worker.
 func (s *Socket) check() error {
-	s.checkLink()
 	place, dirMissing, recreated := status.Foreign, false, s.r.dir.note()
 	f, err := s.r.o.Host.Lstat(s.path)
 	if isMissing(err) {
@@ -159,27 +157,6 @@ func isMissing(err error) bool {
 	return errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENOTDIR)
 }
 
-// Acknowledge implements registrar.Socket.
-func (s *Socket) Acknowledge(ctx context.Context, a status.Announcement) error {
-	return s.do(ctx, changeTime, func(context.Context) error {
-		p := s.current.Load()
-		if p == nil {
-			return nil
-		}
-		s.mu.Lock()
-		p.Announced = a
-		s.mu.Unlock()
-		s.checkLink()
-		return s.save(p)
-	})
-}
-
-// Restore implements agent.Socket.
-func (s *Socket) Restore() {
-	s.toRestore.Store(true)
-	s.watch.Hint()
-}
-
 // Withdraw implements registrar.Socket. Open connections are still served, so that a Notify of the
 // kubelet does not fail.
 func (s *Socket) Withdraw(ctx context.Context) error { return s.change(ctx, s.withdraw) }
@@ -192,19 +169,10 @@ func (s *Socket) withdraw(ctx context.Context) error {
 	if _, err := s.r.o.Host.RemoveFile(s.path, p.FileID); err != nil {
 		return fmt.Errorf("cannot withdraw the registration socket: %w", err)
 	}
-	if err := p.removeLink(s.r.o.Host, s.name); err != nil {
-		if f, lstatErr := s.r.o.Host.Lstat(p.Announced.Endpoint); lstatErr != nil || f.IsLink() {
-			return fmt.Errorf("cannot withdraw the endpoint link: %w", err)
-		}
-		s.log.Warn("cannot remove the endpoint link", "error", err)
-	}
 	// It is withdrawn now, whatever else fails.
 	s.current.Store(nil)
-	if !s.anotherRecorded() {
-		s.release(ctx)
-	}
-	p.stop(true)
-	s.removeTemporary(p)
+	s.release(ctx)
+	p.stop()
 	return nil
 }
 
@@ -218,7 +186,7 @@ func (s *Socket) Close(ctx context.Context) error {
 	s.closed.Store(true)
 	err := s.do(ctx, closeTime, func(context.Context) error { return nil }) // and then end
 	if p := s.current.Load(); p != nil {
-		p.stop(false)
+		p.stop()
 	}
 	if files := s.toAdopt.Swap(nil); files != nil { // the store still has them
 		for _, f := range *files {
@@ -236,38 +204,30 @@ func (s *Socket) Discard() { s.discarded.Store(true) }
 func (s *Socket) end(ctx context.Context) error {
 	p := s.current.Load()
 	switch {
-	case p == nil && s.discarded.Load(): // a publication that failed may have made the link
-		if !s.anotherRecorded() { // the listener of the record was not in the store
+	case p == nil:
+		if s.discarded.Load() { // the listener of the record was not in the store
 			s.removeRecord()
 		}
-		return s.r.o.Host.removeLink(rootdir.EndpointLink(s.r.dir.root, s.name))
-	case p == nil:
 		return nil
-	case s.r.o.KeepSockets && s.Look().NotKept == "" && !s.discarded.Load() && !s.anotherRecorded():
+	case s.r.o.KeepSockets && s.Look().NotKept == "" && !s.discarded.Load():
 		s.saveAgain()
-		p.stop(false) // still current, so that a Notify in flight is recorded
-		s.removeTemporary(p)
+		p.stop() // still current, so that a Notify in flight is recorded
 		return nil
 	}
 	err := s.withdraw(ctx)
 	if s.current.Load() != nil { // its path could not be removed: at least it is stale now
 		s.current.Store(nil)
-		s.removeTemporary(p)
-		if !s.anotherRecorded() {
-			s.forget(ctx)
-		}
+		s.forget(ctx)
 	}
-	if p.stop(false); err == nil && s.discarded.Load() {
-		return s.end(ctx) // of a publication that failed before this one
-	}
+	p.stop()
 	return err
 }
 
-// keep gives the listener to the descriptor store, in place of the driver's previous one. A
+// keep gives the socket of p to the descriptor store, in place of the driver's previous one. A
 // registration that does not survive the process is better than none.
-func (s *Socket) keep(ctx context.Context, p *listener) {
+func (s *Socket) keep(ctx context.Context, p *listener, c syscall.Conn) {
 	why := ""
-	if err := s.r.o.Store.Keep(ctx, StorePrefix+s.name, p); err != nil {
+	if err := s.r.o.Store.Keep(ctx, StorePrefix+s.name, c); err != nil {
 		s.log.Warn("the registration will not survive a restart of csi-registrar: its socket is not in the descriptor store", "error", err)
 		why = err.Error()
 	}

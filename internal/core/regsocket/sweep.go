@@ -1,110 +1,115 @@
-package kubelet
+package regsocket
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
-	"csi-registrar/internal/node/pluginreg"
+	"golang.org/x/sys/unix"
+
 	"csi-registrar/internal/node/rootdir"
+	"csi-registrar/internal/sys/unixsock"
 	"csi-registrar/internal/sys/worker"
 )
 
-// Sweep removes what a crash or a power cut left behind, and returns the removed paths: stale
-// sockets with the configured drivers' names, our own stale temporary names, recorders' sockets,
-// and endpoint links without a record. It removes nothing else, and no socket that somebody listens
-// on. Call it before the kubelet starts, which would dial the first and then back off for up to two
-// minutes. It takes 100 ms if something was left just now, otherwise no time.
-func (r *Registry) Sweep(ctx context.Context, names []string) ([]string, error) {
-	var removed []string // not the result: an abandoned call may still write it
-	err, late := worker.Do(ctx, r.o.Pool.Slot(r.dir.path, nil), checkTime, func() error {
-		var paths []string
-		for _, name := range names {
-			if path, err := pluginreg.SocketPath(r.dir.path, name); err == nil {
-				paths = append(paths, path)
-			}
-		}
-		var errs []error
-		for _, dir := range []string{r.dir.path, rootdir.EndpointLinks(r.dir.root)} {
-			entries, err := r.o.Host.ReadDir(dir)
-			errs = append(errs, ignoreMissing(err))
-			for _, e := range entries {
-				switch path := filepath.Join(dir, e.Name()); {
-				case isTemporary(e.Name()), strings.HasPrefix(e.Name(), recorderPrefix):
-					paths = append(paths, path)
-				case e.Type() == fs.ModeSymlink && (strings.HasPrefix(e.Name(), linkPrefix) || r.isOrphan(path)):
-					errs = append(errs, ignoreMissing(r.o.Host.Remove(path)))
-				}
-			}
-		}
-		var err error
-		removed, err = r.o.Host.RemoveStale(ctx, paths)
-		return errors.Join(append(errs, err)...)
-	}, nil)
-	if late != nil {
-		return nil, late
-	}
-	return removed, err
-}
+// leftoversTogether is how many leftovers are removed at a time: there can be thousands.
+const leftoversTogether = 32
 
-// SweepRecords removes the stale sockets, and the links and records, of drivers that are not among
-// enabled, the names of all that are. A socket with a record but without a listener in the
-// descriptor store, which was full, is removed by nobody else. It returns the removed paths.
-func (r *Registry) SweepRecords(ctx context.Context, enabled []string) ([]string, error) {
+// RemoveLeftovers removes leftovers of earlier processes, of drivers that are not among enabled, or
+// are not published: their sockets, also below an earlier root_dir, their records, and the
+// listeners in the store. Drivers without a record are removed if they are among named. Leftovers
+// that cannot be removed yet are left for the next call. Call it after each change of the enabled
+// drivers, when their Sockets are open.
+func (r *Registry) RemoveLeftovers(ctx context.Context, enabled, named []string) error {
 	if r.o.RunDir == "" {
-		return nil, nil
+		return nil
 	}
-	host := r.o.Host
-	var removed []string // as in Sweep
-	err, late := worker.Do(ctx, r.o.Pool.Slot(r.dir.path, nil), checkTime, func() error {
-		left, err := host.readRecords(r.o.RunDir)
-		errs := []error{err}
-		for file, rec := range left {
-			driver := strings.TrimSuffix(filepath.Base(file), recordSuffix)
-			if filepath.Dir(rec.Path) != r.dir.path || slices.Contains(enabled, driver) {
-				continue
-			}
-			// If this call was abandoned, the driver may be enabled by now: the link and the
-			// record are those of its Socket.
-			enabledNow := func() bool { return r.driverSocket(driver) != nil }
-			at, err := host.Lstat(rec.Path)
-			if err == nil && at.FileID == rec.FileID {
-				stale, err := host.RemoveStale(ctx, []string{rec.Path})
-				if removed = append(removed, stale...); len(stale) == 0 { // somebody listens
-					errs = append(errs, err)
-					continue
-				}
-			}
-			if err == nil || isMissing(err) {
-				err = nil
-				if !enabledNow() {
-					err = rec.removeLink(host, driver)
-				}
-				if err == nil && !enabledNow() {
-					err = ignoreMissing(host.Remove(file))
-				}
-			}
-			errs = append(errs, err)
+	left, err := r.o.Host.readRecords(r.o.RunDir)
+	var errs []error
+	switch {
+	case isShortage(err): // the next call reads them; what the store has is removed now
+		errs = append(errs, err)
+	case err != nil:
+		r.o.Log.Warn("a record of a registration cannot be used", "error", err)
+	}
+	names := slices.Clone(named)
+	for file := range left {
+		names = append(names, strings.TrimSuffix(filepath.Base(file), recordSuffix))
+	}
+	slices.Sort(names)
+	for names := range slices.Chunk(slices.Compact(names), leftoversTogether) {
+		results := make([]error, len(names))
+		var removals sync.WaitGroup
+		for i, name := range names {
+			removals.Go(func() {
+				results[i] = r.removeLeftover(ctx, name, left[r.recordOf(name)], slices.Contains(enabled, name))
+			})
 		}
-		return errors.Join(errs...)
-	}, nil)
-	if late != nil {
-		return nil, late
+		removals.Wait()
+		errs = append(errs, results...)
 	}
-	return removed, err
+	return errors.Join(errs...)
 }
 
-// isOrphan reports whether path is the endpoint link of a driver that has no record: it belongs to
-// no registration that an earlier process left.
-func (r *Registry) isOrphan(path string) bool {
-	driver := strings.TrimSuffix(filepath.Base(path), ".sock")
-	if r.o.RunDir == "" || path != rootdir.EndpointLink(r.dir.root, driver) {
-		return false
+// removeLeftover removes a driver's socket that nobody serves, its listener and its record, of
+// which rec is the content. An enabled driver without a Socket may still adopt them.
+func (r *Registry) removeLeftover(ctx context.Context, driver string, rec record, enabled bool) error {
+	path, err := rootdir.SocketPath(r.dir.path, driver)
+	if err != nil {
+		return r.o.Store.Forget(ctx, StorePrefix+driver)
 	}
-	_, err := r.o.Host.Lstat(r.recordOf(driver))
-	return errors.Is(err, os.ErrNotExist)
+	inUse := func() bool {
+		s := r.socketAt(path)
+		return s == nil && enabled || s != nil && (s.current.Load() != nil || s.toAdopt.Load() != nil)
+	}
+	if inUse() {
+		return nil
+	}
+	// The slot is that of the driver's Socket.
+	return worker.Run(ctx, r.o.Pool.Slot(path, nil), changeTime, func() error {
+		if inUse() {
+			return nil
+		}
+		forgetErr := r.o.Store.Forget(ctx, StorePrefix+driver)
+		removed, err := r.o.Host.removeLeftover(ctx, r.recordOf(driver), path, rec)
+		if removed != "" {
+			r.o.Log.Info("registration socket that nobody serves removed", "path", removed)
+		}
+		return errors.Join(err, forgetErr)
+	})
+}
+
+// removeLeftover removes the file of a record, or else a socket at path that no process serves, and
+// then the record. It returns the path of the removed socket; empty: there was none. A record
+// without a file is that of a process that was killed while it published.
+func (h *Host) removeLeftover(ctx context.Context, file, path string, rec record) (removed string, err error) {
+	did := false
+	if rec.Ino != 0 {
+		did, err = h.RemoveFile(rec.Path, rec.FileID)
+	}
+	if did || rec.Ino == 0 {
+		path = cmp.Or(rec.Path, path)
+	}
+	if !did && err == nil {
+		at, _ := h.Lstat(path) // an error is that of Vacate, too
+		did, err = h.Vacate(ctx, path)
+		if held, ok := errors.AsType[*unixsock.InUse](err); ok {
+			err = nil
+			// the descriptor store may still have the listener
+			if rec.Ino == 0 && held.PID > 0 && errors.Is(unix.Kill(held.PID, 0), unix.ESRCH) {
+				did, err = h.RemoveFile(path, at.FileID)
+			}
+		}
+	}
+	if err == nil {
+		err = ignoreMissing(h.Remove(file))
+	}
+	if did {
+		removed = path
+	}
+	return removed, err
 }

@@ -9,8 +9,8 @@ import (
 	"strconv"
 	"strings"
 
-	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/safetext"
 )
 
 // maxSize limits how much of /proc/PID/cgroup is read. A process can make it long if a part of the
@@ -33,9 +33,8 @@ func Server(proc string, pid int) status.Server {
 	if err != nil {
 		return status.Server{}
 	}
-	s := Parse(string(text))
-	s.PID = pid
-	return s
+	p := Parse(string(text))
+	return status.Server{PID: pid, Unit: safetext.Claim(p.Unit), Pod: safetext.Claim(p.Pod), Container: safetext.Claim(p.Container)}
 }
 
 var (
@@ -46,10 +45,15 @@ var (
 	containerName = regexp.MustCompile(`^(?:[a-z-]+-)?([0-9a-f]{64})(?:\.scope)?$`)
 )
 
+// Place is where a process runs. Its strings have the form of what they name.
+type Place struct {
+	Unit, Pod, Container string
+}
+
 // Parse parses /proc/PID/cgroup. The unit is the first unit in the path, because other users may
 // choose the names below it; it is empty for a process of a pod. For a process of a user's own
 // service manager the result is zero.
-func Parse(text string) (s status.Server) {
+func Parse(text string) (s Place) {
 	for line := range strings.Lines(text) {
 		fields := strings.SplitN(strings.TrimSpace(line), ":", 3)
 		if len(fields) != 3 || (fields[1] != "" && fields[1] != "name=systemd") {
@@ -58,7 +62,7 @@ func Parse(text string) (s status.Server) {
 		for part := range strings.SplitSeq(fields[2], "/") {
 			switch pod, container := podName.FindStringSubmatch(part), containerName.FindStringSubmatch(part); {
 			case strings.HasPrefix(part, "user@"):
-				return status.Server{}
+				return Place{}
 			case s.Pod == "" && pod != nil:
 				s.Unit, s.Pod = "", strings.ReplaceAll(pod[1], "_", "-")
 			case s.Pod != "" && container != nil:
@@ -66,12 +70,12 @@ func Parse(text string) (s status.Server) {
 				return s
 			case s.Pod == "" && s.Unit == "" && (strings.HasSuffix(part, ".service") || strings.HasSuffix(part, ".scope")):
 				if !safetext.UnitName(part) {
-					return status.Server{}
+					return Place{}
 				}
 				s.Unit = part
 			}
 		}
-		if s != (status.Server{}) {
+		if s != (Place{}) {
 			return s
 		}
 	}

@@ -16,7 +16,7 @@ const (
 )
 
 func TestParse(t *testing.T) {
-	for text, want := range map[string]status.Server{
+	for text, want := range map[string]Place{
 		"0::/system.slice/csi-nfs.service\n":                         {Unit: "csi-nfs.service"},
 		"0::/system.slice/csi-nfs.service/libpod-payload-4f5d1c\n":   {Unit: "csi-nfs.service"},
 		"2:cpu:/x.service\n1:name=systemd:/system.slice/y.service\n": {Unit: "y.service"},

@@ -7,9 +7,9 @@ import (
 	"path"
 	"slices"
 
+	"csi-registrar/internal/node/csiname"
 	"csi-registrar/internal/node/rootdir"
 	"csi-registrar/internal/sys/safetext"
-	"csi-registrar/internal/node/status"
 	"csi-registrar/internal/sys/unixsock"
 )
 
@@ -41,7 +41,7 @@ func (l *loader) result() *Result {
 	}
 	sortByName(l.Config.Drivers)
 	for _, name := range slices.Sorted(maps.Keys(l.faulty)) {
-		if status.CheckName(name) == nil {
+		if csiname.CheckName(name) == nil {
 			l.Faulty = append(l.Faulty, name)
 		}
 	}
@@ -50,26 +50,16 @@ func (l *loader) result() *Result {
 }
 
 // checkTable rejects a table without the only required key (often one that tunes a driver whose
-// package was removed), and one for which the path of the registration socket or of the endpoint
-// link would be too long.
+// package was removed), and one for which the path of the registration socket would be too long.
 func (l *loader) checkTable(t *table) {
 	if t.Socket == "" {
 		l.reject(t.Name, t.first.error("has no socket",
 			`write socket = "/run/….sock"; if the table only tunes a driver whose own file was removed, remove it`))
 	}
-	l.checkCreated(t, "registration socket", path.Join(l.Config.Kubelet.PluginsRegistry(), rootdir.SocketName(t.Name)))
-	if t.EndpointLink {
-		l.checkCreated(t, "endpoint link", l.Config.Kubelet.EndpointLink(t.Name))
-	} else if err := checkLength(t.Endpoint); err != nil { // the target of a link may be longer
-		l.reject(t.Name, l.origins[keyString("driver", t.Name, "endpoint")].error(err.problem, err.hint+", or write endpoint_link = true"))
-	}
-}
-
-// checkCreated checks the length of a path that the daemon creates.
-func (l *loader) checkCreated(t *table, what, path string) {
+	path := path.Join(l.Config.Kubelet.PluginsRegistry(), rootdir.SocketName(t.Name))
 	if over := len(path) - unixsock.MaxPath; over > 0 {
 		l.reject(t.Name, t.first.error(
-			fmt.Sprintf("the path of its %s, %s, would have %d bytes, a Unix socket's has at most %d", what, safetext.Quote(path), len(path), unixsock.MaxPath),
+			fmt.Sprintf("the path of its registration socket, %s, would have %d bytes, a Unix socket's has at most %d", safetext.Quote(path), len(path), unixsock.MaxPath),
 			fmt.Sprintf("make kubelet.root_dir shorter by %d", over)))
 	}
 }
@@ -80,7 +70,7 @@ func (l *loader) checkCreated(t *table, what, path string) {
 func (l *loader) checkShared(tables []*table) {
 	claims := make(map[string]string) // the key that has a path
 	for _, t := range tables {
-		if !t.Enabled || status.CheckName(t.Name) != nil {
+		if !t.Enabled || csiname.CheckName(t.Name) != nil {
 			continue
 		}
 		shared := false

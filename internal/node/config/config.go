@@ -31,20 +31,6 @@ type Kubelet struct {
 // PluginsRegistry is the directory in which the kubelet looks for registration sockets.
 func (k Kubelet) PluginsRegistry() string { return rootdir.PluginsRegistry(k.RootDir) }
 
-// EndpointLink is the path of the link that the kubelet gets in place of a driver's socket.
-func (k Kubelet) EndpointLink(driver string) string {
-	return rootdir.EndpointLink(k.RootDir, driver)
-}
-
-// Announced returns the path that the kubelet gets for a driver, and the target if that path is a
-// link.
-func (k Kubelet) Announced(d Driver) (endpoint, linkTarget string) {
-	if d.EndpointLink {
-		return k.EndpointLink(d.Name), d.Endpoint
-	}
-	return d.Endpoint, ""
-}
-
 // Log is the table [log].
 type Log struct {
 	Level  string // debug, info, warn or error
@@ -90,8 +76,8 @@ func sortByName(drivers []Driver) {
 
 // Driver finds a driver by name.
 func (c *Config) Driver(name string) (Driver, bool) {
-	i := slices.IndexFunc(c.Drivers, func(d Driver) bool { return d.Name == name })
-	if i < 0 {
+	i, ok := slices.BinarySearchFunc(c.Drivers, name, func(d Driver, name string) int { return strings.Compare(d.Name, name) })
+	if !ok {
 		return Driver{}, false
 	}
 	return c.Drivers[i], true

@@ -11,13 +11,14 @@ import (
 
 // Error is an error in a file.
 type Error struct {
-	File    string `json:"file"`
-	Line    int    `json:"line,omitempty"` // from 1; 0: the file as a whole
-	Key     string `json:"key,omitempty"`  // as TOML writes it: driver."nfs.csi.k8s.io".timeout
-	Problem string `json:"problem"`
-	Hint    string `json:"hint,omitempty"` // a valid value, or how to fix it
+	File    string
+	Line    int    // from 1; 0: the file as a whole
+	Key     string // as TOML writes it: driver."nfs.csi.k8s.io".timeout
+	Problem string
+	Hint    string // a valid value, or how to fix it
+	Driver  string // the driver whose table it is in; empty: in none
 	// Command is what root can run to fix it, after a look at File; zero: there is none.
-	Command safetext.Command `json:"-"`
+	Command safetext.Command
 }
 
 // Error returns "FILE:LINE: KEY: problem (hint)" without the unknown parts, always as one line of

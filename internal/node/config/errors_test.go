@@ -47,8 +47,7 @@ func TestValues(t *testing.T) {
 		{`socket = "/a\nb"`, `socket: has the control character U+000A in it (remove it)`},
 		{`socket = "/` + strings.Repeat("x", 107) + `"`, `socket: the path has 108 bytes, a Unix socket's has at most 107 (make it shorter by 1)`},
 		{`socket = "unix:///` + strings.Repeat("é", 54) + `"`, `socket: the path has 109 bytes, a Unix socket's has at most 107 (make it shorter by 2)`},
-		{`endpoint = "/` + strings.Repeat("x", 107) + `"`, `endpoint: the path has 108 bytes, a Unix socket's has at most 107 (make it shorter by 1, or write endpoint_link = true)`},
-		{`endpoint_link = "yes"`, `endpoint_link: is not a boolean (must be true or false, without quotes)`},
+		{`endpoint = "/` + strings.Repeat("x", 107) + `"`, `endpoint: the path has 108 bytes, a Unix socket's has at most 107 (make it shorter by 1)`},
 		{`endpoint = 1.5`, `endpoint: is not a string` + wantPath},
 		{`endpoint = "a"`, `endpoint: "a" is not an absolute path` + wantPath},
 		{`enabled = "yes"`, `enabled: is not a boolean (must be true or false, without quotes)`},
@@ -81,11 +80,11 @@ func TestValues(t *testing.T) {
 		{`socket_owner = ""`, `socket_owner: is empty` + wantOwner},
 		{`socket_owner = "no-such-user"`, `socket_owner: there is no user "no-such-user" on this machine` + wantOwner},
 		{`socket_owner = "4294967295"`, `socket_owner: "4294967295" is not a uid` + wantOwner},
-		{`sokcet = "/a"`, `sokcet: is not known (known here: socket, endpoint, endpoint_link, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after, probe_every, when_limit_changes, socket_owner)`},
-		{`Timeout = "5s"`, `Timeout: is not known (known here: socket, endpoint, endpoint_link, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after, probe_every, when_limit_changes, socket_owner)`},
-		{`when-driver-is-gone = "keep"`, `when-driver-is-gone: is not known (known here: socket, endpoint, endpoint_link, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after, probe_every, when_limit_changes, socket_owner)`},
-		{`root_dir = "/a"`, `root_dir: is not known (known here: socket, endpoint, endpoint_link, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after, probe_every, when_limit_changes, socket_owner)`},
-		{`"a b" = 1`, `"a b": is not known (known here: socket, endpoint, endpoint_link, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after, probe_every, when_limit_changes, socket_owner)`},
+		{`sokcet = "/a"`, `sokcet: is not known (known here: socket, endpoint, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after, probe_every, when_limit_changes, socket_owner)`},
+		{`Timeout = "5s"`, `Timeout: is not known (known here: socket, endpoint, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after, probe_every, when_limit_changes, socket_owner)`},
+		{`when-driver-is-gone = "keep"`, `when-driver-is-gone: is not known (known here: socket, endpoint, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after, probe_every, when_limit_changes, socket_owner)`},
+		{`root_dir = "/a"`, `root_dir: is not known (known here: socket, endpoint, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after, probe_every, when_limit_changes, socket_owner)`},
+		{`"a b" = 1`, `"a b": is not known (known here: socket, endpoint, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after, probe_every, when_limit_changes, socket_owner)`},
 	} {
 		text := "[driver.bad]\n"
 		if !strings.HasPrefix(c.value, "socket =") {
@@ -106,7 +105,7 @@ func TestValues(t *testing.T) {
 	}
 }
 
-// An error of syntax is that of the whole file, with its line and what to do.
+// A syntax error is reported for the whole file, with its line and a hint.
 func TestSyntax(t *testing.T) {
 	for _, c := range []struct{ text, want string }{
 		{"[driver.a]\nenabled = yes", "f:2"},
@@ -150,7 +149,7 @@ enabled = "no"
 f:3: log.level: "loud" is not known (must be "debug", "info", "warn" or "error")
 f:4: log.format: "xml" is not known (must be "auto", "journal", "text" or "json")
 f:6: driver."a".timeout: "5" is not a duration` + wantSpan + `
-f:7: driver."a".sokcet: is not known (known here: socket, endpoint, endpoint_link, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after, probe_every, when_limit_changes, socket_owner)
+f:7: driver."a".sokcet: is not known (known here: socket, endpoint, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after, probe_every, when_limit_changes, socket_owner)
 f:12: driver."c".socket: "c" is not an absolute path` + wantPath + `
 f:13: driver."c".enabled: is not a boolean (must be true or false, without quotes)`,
 			drivers: "b", faulty: "a c"},
@@ -223,7 +222,7 @@ driver . b . "sock\u0065t" = "/b"
 log . level = """
 high"""
 `, want: `
-f:3: driver."a".tmeout: is not known (known here: socket, endpoint, endpoint_link, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after, probe_every, when_limit_changes, socket_owner)
+f:3: driver."a".tmeout: is not known (known here: socket, endpoint, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after, probe_every, when_limit_changes, socket_owner)
 f:3: driver."a".x: is not known (a name with dots must be in quotes: [driver."a.x…"])
 f:5: driver."b".enabled: is not a boolean (must be true or false, without quotes)
 f:7: log.level: "high" is not known (must be "debug", "info", "warn" or "error")`, faulty: "a b"},
@@ -298,20 +297,6 @@ f:3: driver."a".socket: is "/s", which is also driver."b".socket (f:6) (each dri
 f:4: driver."a".timeout: is not a string` + wantSpan,
 			drivers: "b", faulty: "a"},
 
-		{name: "a long endpoint, and no room for the link to it", text: `
-[kubelet]
-root_dir = "/` + strings.Repeat("x", 70) + `"
-[driver.a]
-socket = "/a"
-endpoint = "/` + strings.Repeat("x", 107) + `"
-endpoint_link = true
-[driver.bcdefghij]
-socket = "/b"
-endpoint_link = true
-`, want: `
-f:8: driver."bcdefghij": the path of its endpoint link, "/` + strings.Repeat("x", 70) + `/plugins/csi-registrar/bcdefghij.sock", would have 108 bytes, a Unix socket's has at most 107 (make kubelet.root_dir shorter by 1)`,
-			drivers: "a", faulty: "bcdefghij"},
-
 		{name: "no room for the registration socket", text: `
 [kubelet]
 root_dir = "/` + strings.Repeat("x", 78) + `"
@@ -339,7 +324,7 @@ f:1: is not valid TOML: files cannot contain NULL bytes; probably using UTF-16; 
 		{name: "Latin-1", text: "[log]\n# gr\xfc\xdfe\nlevel = \"info\"", want: `
 f:2: is not valid TOML: invalid UTF-8 byte: 0xfc (see the examples in csi-registrar.toml(5))`},
 		{name: "BOM and CRLF", text: "\ufeff[driver.a]\r\nsocket = \"/a\"\r\nfoo = 1\r\nsupported_versions = [\r\n]\r\n", want: `
-f:3: driver."a".foo: is not known (known here: socket, endpoint, endpoint_link, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after, probe_every, when_limit_changes, socket_owner)
+f:3: driver."a".foo: is not known (known here: socket, endpoint, enabled, timeout, supported_versions, when_driver_is_gone, withdraw_after, probe_every, when_limit_changes, socket_owner)
 f:4: driver."a".supported_versions: has no version 1.x (the kubelet accepts no other: add "1.0.0")`, faulty: "a"},
 		{name: "a long line", text: "[log]\nlevel = \"" + strings.Repeat("x", maxLine) + "\"\n", want: `
 f:2: is too long (this is not a configuration file of csi-registrar)`},

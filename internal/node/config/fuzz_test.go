@@ -8,8 +8,8 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"csi-registrar/internal/node/csiname"
 	"csi-registrar/internal/node/rootdir"
-	"csi-registrar/internal/node/status"
 	"csi-registrar/internal/sys/unixsock"
 )
 
@@ -74,7 +74,7 @@ func checkConfig(t *testing.T, r *Result) {
 	}
 	taken := make(map[string]string)
 	for _, d := range c.Drivers {
-		if err := status.CheckName(d.Name); err != nil {
+		if err := csiname.CheckName(d.Name); err != nil {
 			t.Error(err)
 		}
 		if slices.Contains(r.Faulty, d.Name) {
@@ -99,7 +99,7 @@ func checkConfig(t *testing.T, r *Result) {
 		}
 	}
 	for _, name := range r.Faulty {
-		if err := status.CheckName(name); err != nil {
+		if err := csiname.CheckName(name); err != nil {
 			t.Errorf("faulty: %v", err)
 		}
 	}
@@ -118,7 +118,7 @@ func basicString(s string) string {
 	return `"` + b.String() + `"`
 }
 
-// FuzzName: a name is a driver's if status.CheckName says so, else it is an error in the
+// FuzzName: a name is a driver's if csiname.CheckName says so, else it is an error in the
 // line that has it.
 func FuzzName(f *testing.F) {
 	for _, name := range []string{"nfs.csi.k8s.io", "Foo.Example", "", ".x", "../../x", "a b", "Under_score!", "a\nb", "a\x00", "a\"]\n[log]\n", strings.Repeat("a", 63), strings.Repeat("a", 64), "\xff", "driver", "\u202e"} {
@@ -129,14 +129,14 @@ func FuzzName(f *testing.F) {
 			return // not TOML: an error of the whole file
 		}
 		r := one("[driver." + basicString(name) + "]\nsocket = \"/a\"\n" + goodTable)
-		if len(name) > 2*status.MaxName {
+		if len(name) > 2*csiname.MaxName {
 			return // too long a line says something else
 		}
 		if _, in := r.Config.Driver("good"); !in && name != "good" {
 			t.Error("the other table is lost")
 		}
 		d, in := r.Config.Driver(name)
-		switch status.CheckName(name) {
+		switch csiname.CheckName(name) {
 		case nil:
 			if !in && name != "good" || d.Name != name && name != "good" {
 				t.Errorf("%q: %+v %v", name, d, r.Errors)

@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// gracePeriod is how long a setting that disappeared from the files stays in force: an editor, a
+// GracePeriod is how long a setting that disappeared from the files stays in force: an editor, a
 // package upgrade or a synchronization tool may put it back.
-const gracePeriod = 10 * time.Second
+const GracePeriod = 10 * time.Second
 
 // InForce is a configuration that is in force, or about to be.
 type InForce struct {
@@ -29,12 +29,10 @@ func (r *Result) InForce() *InForce {
 }
 
 // Over returns the valid part of the files, with the drivers of inForce that are missing in it, and
-// with the root_dir of inForce unless the files set one: an error must not end a registration.
+// with the root_dir of inForce: an error must not end a registration.
 func (r *Result) Over(inForce *InForce) *InForce {
 	c := r.InForce()
-	if c.RootDirFile == "" {
-		c.Kubelet, c.RootDirFile = inForce.Kubelet, inForce.RootDirFile
-	}
+	c.Kubelet, c.RootDirFile = inForce.Kubelet, inForce.RootDirFile
 	for _, d := range inForce.Drivers {
 		if _, ok := r.Config.Driver(d.Name); !ok && !hasSocket(r.Config, d) {
 			c.Drivers = append(c.Drivers, d)
@@ -44,12 +42,22 @@ func (r *Result) Over(inForce *InForce) *InForce {
 	return c
 }
 
+// RejectRootDir adds an error about the root_dir in the files, which cannot replace that of
+// inForce.
+func (r *Result) RejectRootDir(inForce *InForce, problem, hint string) {
+	at, ok := r.origins["kubelet.root_dir"]
+	if !ok {
+		at = position{file: inForce.RootDirFile, path: []string{"kubelet", "root_dir"}, id: "kubelet.root_dir"}
+	}
+	r.Errors = append(r.Errors, at.error(problem, hint))
+}
+
 // Grace keeps a driver's table in force for a grace period after it disappeared from the files, and
 // root_dir after its file did. Everything that is still in the files takes effect at once, for
 // example enabled = false. A driver that must stay longer, because the kubelet cannot unmount its
-// volumes without the registration, gets one grace period after another. The zero value is ready
-// to use; it has one owner.
+// volumes without the registration, gets one grace period after another. It has one owner.
 type Grace struct {
+	Period  time.Duration        // GracePeriod, except in tests
 	drivers map[string]time.Time // the end of the grace period of each driver that disappeared
 	rootDir time.Time            // the same for root_dir; zero: it did not disappear
 }
@@ -58,25 +66,32 @@ type Grace struct {
 type Kept struct {
 	*InForce              // to put in force
 	Disappeared []string  // drivers that disappeared since the previous call
-	Staying     []Driver  // drivers that stay longer as of this call
+	Staying     []Driver  // drivers that must stay longer, as of this call
 	RootDir     bool      // root_dir disappeared since the previous call
 	Next        time.Time // the end of the first grace period; zero: there is none
 }
 
 // Keep returns the configuration in the files, which have no errors, with what disappeared from
 // them within the grace period. inForce is the previous configuration, perhaps of another process.
-// mustStay returns why a driver must stay after its grace period; empty: it need not.
-func (g *Grace) Keep(inForce *InForce, r *Result, now time.Time, mustStay func(name string) string) Kept {
+// With atOnce, the grace periods end now. mustStay returns why a driver must stay after its grace
+// period; empty: it need not.
+func (g *Grace) Keep(inForce *InForce, r *Result, now time.Time, atOnce bool, mustStay func(name string) string) Kept {
 	k := Kept{InForce: r.InForce()}
 	c := k.Config
-	until := func(end time.Time) (_ time.Time, keep bool) {
-		if end.IsZero() {
-			end = now.Add(gracePeriod)
-		}
-		if keep = now.Before(end); keep && (k.Next.IsZero() || end.Before(k.Next)) {
+	later := func(end time.Time) time.Time {
+		if k.Next.IsZero() || end.Before(k.Next) {
 			k.Next = end
 		}
-		return end, keep
+		return end
+	}
+	until := func(end time.Time) (_ time.Time, keep bool) {
+		if end.IsZero() {
+			end = now.Add(g.Period)
+		}
+		if atOnce || !now.Before(end) {
+			return now, false
+		}
+		return later(end), true
 	}
 
 	file := inForce.RootDirFile
@@ -89,11 +104,11 @@ func (g *Grace) Keep(inForce *InForce, r *Result, now time.Time, mustStay func(n
 
 	kept := make(map[string]time.Time)
 	for _, d := range inForce.Drivers {
-		if _, ok := c.Driver(d.Name); ok || !d.Enabled || hasSocket(r.Config, d) {
+		if _, ok := r.Config.Driver(d.Name); ok || !d.Enabled || hasSocket(r.Config, d) {
 			continue
 		}
 		end, ok := g.drivers[d.Name]
-		if !ok {
+		if !ok && !atOnce {
 			k.Disappeared = append(k.Disappeared, d.Name)
 		}
 		end, keep := until(end)
@@ -105,7 +120,7 @@ func (g *Grace) Keep(inForce *InForce, r *Result, now time.Time, mustStay func(n
 			if before == "" {
 				k.Staying = append(k.Staying, d)
 			}
-			end, _ = until(time.Time{})
+			end = later(now.Add(g.Period))
 		}
 		kept[d.Name] = end
 		c.Drivers = append(c.Drivers, d)

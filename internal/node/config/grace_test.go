@@ -13,14 +13,16 @@ type graceTest struct {
 	grace   Grace
 	inForce *InForce
 	start   time.Time
+	atOnce  bool
 	inUse   map[string]string // drivers that must stay, and why
 }
 
 func newGraceTest(t *testing.T) *graceTest {
-	return &graceTest{t: t, inForce: &InForce{Config: Default()}, start: time.Now()}
+	return &graceTest{t: t, grace: Grace{Period: GracePeriod}, inForce: &InForce{Config: Default()}, start: time.Now()}
 }
 
-// files are what is read at a time. The first has root_dir, unless that is the default.
+// files reads these files and drivers at a time. The first file has root_dir, unless it is the
+// default.
 func (g *graceTest) files(at time.Duration, root string, files []string, drivers ...Driver) Kept {
 	c := Default()
 	c.Kubelet.RootDir = root
@@ -29,7 +31,7 @@ func (g *graceTest) files(at time.Duration, root string, files []string, drivers
 	if root != Default().Kubelet.RootDir {
 		r.origins["kubelet.root_dir"] = position{file: files[0]}
 	}
-	k := g.grace.Keep(g.inForce, r, g.start.Add(at), func(name string) string { return g.inUse[name] })
+	k := g.grace.Keep(g.inForce, r, g.start.Add(at), g.atOnce, func(name string) string { return g.inUse[name] })
 	g.inForce = k.InForce
 	return k
 }
@@ -78,6 +80,30 @@ func TestDriverStaysForTheGracePeriod(t *testing.T) {
 	g.files(60*time.Second, "/k", main, a)
 	renamed := DefaultDriver("z", "/a")
 	g.want(g.files(61*time.Second, "/k", main, renamed), "/k", 0, "z")
+
+	// A disabled table with its socket is not the renamed driver.
+	renamed.Name, renamed.Enabled = "y", false
+	g.want(g.files(62*time.Second, "/k", main, renamed), "/k", 72*time.Second, "y", "z")
+}
+
+// Without a grace period, tables that disappeared are no longer in force, except for drivers that
+// must stay.
+func TestNothingStaysForTheGracePeriodAtOnce(t *testing.T) {
+	g := newGraceTest(t)
+	a, b, c := DefaultDriver("a", "/a"), DefaultDriver("b", "/b"), DefaultDriver("c", "/c")
+	const std = "/var/lib/kubelet"
+	g.files(0, "/k", []string{"main"}, a, b, c)
+	g.want(g.files(time.Second, "/k", []string{"main"}, b, c), "/k", 11*time.Second, "a", "b", "c")
+	g.atOnce, g.inUse = true, map[string]string{"a": "2 volumes"}
+	k := g.files(2*time.Second, std, nil, c)
+	g.want(k, std, 12*time.Second, "a", "c")
+	if len(k.Staying) != 1 || k.Staying[0].KeptFor != "2 volumes" {
+		t.Errorf("staying: %+v", k.Staying)
+	}
+	g.atOnce = false
+	g.want(g.files(11*time.Second, std, nil, c), std, 12*time.Second, "a", "c")
+	g.inUse = nil
+	g.want(g.files(12*time.Second, std, nil, c), std, 0, "c")
 }
 
 func TestRootDirStaysForTheGracePeriod(t *testing.T) {
@@ -100,7 +126,7 @@ func TestRootDirStaysForTheGracePeriod(t *testing.T) {
 	g.want(g.files(6*time.Second, "/k", []string{"main", "a"}, a), "/k", 0, "a")
 
 	// Another process goes on, and finds another file with another root_dir in its place.
-	g.grace = Grace{}
+	g.grace = Grace{Period: GracePeriod}
 	g.want(g.files(7*time.Second, "/l", []string{"hidden until now", "a"}, a), "/k", 17*time.Second, "a")
 
 	// It stays away.
@@ -162,7 +188,7 @@ func TestDriverStaysWhileItMust(t *testing.T) {
 	if err != nil || !saved.Equal(g.inForce) {
 		t.Fatalf("%+v (%v), want %+v", saved, err, g.inForce)
 	}
-	g.inForce, g.grace = saved, Grace{}
+	g.inForce, g.grace = saved, Grace{Period: GracePeriod}
 	g.want(g.files(25*time.Second, "/k", main, b), "/k", 35*time.Second, "a", "b")
 	why("1 volume")
 	g.want(g.files(35*time.Second, "/k", main, b), "/k", 45*time.Second, "a", "b")
@@ -196,7 +222,7 @@ func TestOver(t *testing.T) {
 		{"broken", "/k", "a b"},
 		{"[kubelet]\nroot_dir = 1\n[driver.c]\nsocket = \"/c\"\n", "/k", "a b"},
 		{"[driver.a]\nsocket = 1\n[driver.c]\nsocket = \"/c\"\n", "/k", "a b c"},
-		{"[kubelet]\nroot_dir = \"/l\"\n[driver.a]\nsocket = \"/a\"\nenabled = false\n[log]\nlevel = 1\n", "/l", "a b"},
+		{"[kubelet]\nroot_dir = \"/l\"\n[driver.a]\nsocket = \"/a\"\nenabled = false\n[log]\nlevel = 1\n", "/k", "a b"},
 		{"[driver.renamed]\nsocket = \"/b\"\n[log]\nlevel = 1\n", "/k", "a renamed"},
 	} {
 		r := one(c.text)

@@ -4,9 +4,10 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 
+	"csi-registrar/internal/node/csiname"
 	"csi-registrar/internal/sys/safetext"
-	"csi-registrar/internal/node/status"
 )
 
 // Result is the configuration in the files, and the errors in them.
@@ -37,6 +38,31 @@ func (r *Result) Origin(key string) string {
 		return at.String()
 	}
 	return "default"
+}
+
+// LeftOut returns what the errors leave out: the tables of the drivers in Faulty, with the errors
+// of each, and the files with errors outside of these tables. Those in [log] leave out nothing, and
+// those in [kubelet] all tables.
+func (r *Result) LeftOut() (tables map[string]Errors, files []string) {
+	tables = map[string]Errors{}
+	var kubelet Errors
+	for _, e := range r.Errors {
+		top, _, _ := strings.Cut(e.Key, ".")
+		switch {
+		case slices.Contains(r.Faulty, e.Driver):
+			tables[e.Driver] = append(tables[e.Driver], e)
+		case top == "kubelet":
+			kubelet = append(kubelet, e)
+		case top != "log" && !slices.Contains(files, e.File):
+			files = append(files, e.File)
+		}
+	}
+	for _, name := range r.Faulty {
+		if tables[name] == nil {
+			tables[name] = kubelet
+		}
+	}
+	return tables, files
 }
 
 // Load reads the files. A file that cannot be read is an error in the Result. Load may block for as
@@ -71,12 +97,17 @@ func (p position) String() string { return place(p.file, p.line) }
 
 // error returns an error about the key.
 func (p position) error(problem, hint string) Error {
-	return Error{File: p.file, Line: p.line, Key: p.id, Problem: problem, Hint: hint}
+	e := Error{File: p.file, Line: p.line, Key: p.id, Problem: problem, Hint: hint}
+	if p.path[0] == "driver" && len(p.path) > 1 {
+		e.Driver = p.path[1]
+	}
+	return e
 }
 
 // loader merges files, one after the other.
 type loader struct {
 	Result
+	fields    []field[Driver] // driverFields, made once: there may be thousands of tables
 	drivers   map[string]*table
 	rank      map[string]int  // of each file, from 0, in the order in which they are applied
 	faulty    map[string]bool // drivers that are left out
@@ -92,6 +123,7 @@ type table struct {
 func newLoader() *loader {
 	return &loader{
 		Result:  Result{Config: Default(), origins: make(map[string]position)},
+		fields:  driverFields(),
 		drivers: make(map[string]*table),
 		rank:    make(map[string]int),
 		faulty:  make(map[string]bool),
@@ -148,7 +180,7 @@ func (l *loader) read(at position, v any) bool {
 		return l.driver(at, isTable)
 	default:
 		t := l.drivers[at.path[1]]
-		if !set(l, &t.Driver, driverFields(), at, v) {
+		if !set(l, &t.Driver, l.fields, at, v) {
 			l.faulty[t.Name] = true
 		}
 	}
@@ -158,16 +190,18 @@ func (l *loader) read(at position, v any) bool {
 // driver adds a driver's table and reports whether it is one.
 func (l *loader) driver(at position, isTable bool) bool {
 	name := at.path[1]
-	if !isTable && slices.Contains(keys(driverFields()), name) {
+	if !isTable && slices.Contains(keys(l.fields), name) {
 		l.Errors = append(l.Errors, at.error("is not a table", `it belongs in a table [driver."NAME"]`))
 		return false
 	}
 	if l.drivers[name] == nil {
-		l.drivers[name] = &table{Driver: DefaultDriver(name, ""), first: at}
+		t := &table{Driver: defaults(l.fields), first: at}
+		t.Name = name
+		l.drivers[name] = t
 	}
 	if !isTable {
 		l.reject(name, at.error("is not a table", "must be a table: ["+at.id+"], in single brackets"))
-	} else if err := status.CheckName(name); err != nil {
+	} else if err := csiname.CheckName(name); err != nil {
 		l.reject(name, at.error("is "+err.Error(), "must be the name that the driver answers to GetPluginInfo"))
 	}
 	return isTable

@@ -268,7 +268,7 @@ func TestEachFieldHasAKey(t *testing.T) {
 		var d, with Driver
 		f.unset(&with)
 		if reflect.DeepEqual(d, with) { // the default is the zero value
-			set := map[string]any{"socket": "/s", "endpoint": "/e", "endpoint_link": true}[f.key]
+			set := map[string]any{"socket": "/s", "endpoint": "/e"}[f.key]
 			if set == nil {
 				t.Fatalf("%s: add a value of it to this test", f.key)
 			}
@@ -290,5 +290,16 @@ func TestEachFieldHasAKey(t *testing.T) {
 		if fields[f.Name] == "" && !f.Anonymous && f.Name != "Name" && f.Name != "KeptFor" {
 			t.Errorf("%s is the value of no key", f.Name)
 		}
+	}
+}
+
+// A root that does not exist is an error: nothing would be checked.
+func TestMissingRoot(t *testing.T) {
+	root := t.TempDir()
+	if r := Load(Source{Root: root}); len(r.Errors) > 0 {
+		t.Errorf("an empty root: %v", r.Errors)
+	}
+	if r := Load(Source{Root: root + "/typo"}); len(r.Errors) != 1 || r.Errors[0].File != root+"/typo" || !strings.Contains(r.Errors[0].Error(), "no such file or directory (--config-root takes") {
+		t.Errorf("a missing root: %v", r.Errors)
 	}
 }

@@ -34,7 +34,7 @@ func TestSample(t *testing.T) {
 	setting := regexp.MustCompile(`(?m)^#([a-z\[])`)
 	r := load(setting.ReplaceAllString(string(data), "$1"))
 	want := Default()
-	want.Drivers = []Driver{DefaultDriver("nfs.csi.k8s.io", "/run/csi-nfs/csi.sock")}
+	want.Drivers = []Driver{DefaultDriver("nfs.csi.k8s.io", "/var/lib/kubelet/plugins/csi-nfsplugin/csi.sock")}
 	if !r.Config.Equal(want) {
 		t.Errorf("with all settings:\ngot  %+v\nwant %+v", r.Config, want)
 	}

@@ -31,7 +31,7 @@ const (
 // Connection is the part of a driver's table that the client of the driver gets: a change needs a
 // new connection to the driver.
 type Connection struct {
-	Name        string            // that GetPluginInfo must report; passes status.CheckName
+	Name        string            // that GetPluginInfo must report; passes csiname.CheckName
 	Socket      string            // where the driver listens; absolute, clean, at most 107 bytes
 	Endpoint    string            // the socket as the kubelet sees it; as Socket, never empty
 	Timeout     time.Duration     // of GetPluginInfo and Probe; above 0
@@ -41,7 +41,6 @@ type Connection struct {
 // Driver is one table [driver."NAME"].
 type Driver struct {
 	Connection
-	EndpointLink      bool // the kubelet is told a link to Endpoint: see Kubelet.EndpointLink
 	Enabled           bool
 	SupportedVersions []string // never empty, one of them 1.x
 	WhenGone          WhenGone
@@ -113,8 +112,7 @@ func driverFields() []field[Driver] {
 	return []field[Driver]{
 		newField("socket", "", path, func(d *Driver) *string { return &d.Socket }, connectable),
 		// empty: socket
-		newField("endpoint", "", path, func(d *Driver) *string { return &d.Endpoint }, socketPath),
-		newField("endpoint_link", false, onOff, func(d *Driver) *bool { return &d.EndpointLink }, boolean),
+		newField("endpoint", "", path, func(d *Driver) *string { return &d.Endpoint }, connectable),
 		newField("enabled", true, onOff, func(d *Driver) *bool { return &d.Enabled }, boolean),
 		newField("timeout", 5*time.Second, span, func(d *Driver) *time.Duration { return &d.Timeout }, aboveZero),
 		newField("supported_versions", []string{"1.0.0"}, `must be a list of versions such as ["1.0.0"]`,

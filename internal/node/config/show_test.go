@@ -1,7 +1,6 @@
 package config
 
 import (
-	"encoding/json"
 	"os"
 	"path/filepath"
 	"testing"
@@ -39,7 +38,6 @@ format = "auto"   # default
 [driver."nfs.csi.k8s.io"]
 socket              = "/run/nfs/csi.sock"  # from /usr/lib/csi-registrar/conf.d/20-nfs.toml:2
 endpoint            = "/run/nfs/csi.sock"  # default
-endpoint_link       = false                # default
 enabled             = true                 # default
 timeout             = "1m30s"              # from /etc/csi-registrar/conf.d/60-nfs.toml:2
 supported_versions  = ["1.0.0", "1.1.0"]   # from /etc/csi-registrar/conf.d/60-nfs.toml:3
@@ -65,109 +63,6 @@ root_dir = "/var/lib/kubelet"  # default
 level  = "info"  # default
 format = "auto"  # default
 `; got != want {
-		t.Errorf("got\n%s\nwant\n%s", got, want)
-	}
-}
-
-func TestShowJSON(t *testing.T) {
-	s := shownSource(t)
-	doc, err := json.MarshalIndent(Load(s).Document(), "", "  ")
-	if err != nil {
-		t.Fatal(err)
-	}
-	const want = `{
-  "files": [
-    "/usr/lib/csi-registrar/conf.d/20-nfs.toml",
-    "/etc/csi-registrar/conf.d/60-nfs.toml",
-    "/etc/csi-registrar/conf.d/70-bad.toml"
-  ],
-  "hidden": [
-    {
-      "file": "/usr/lib/csi-registrar/conf.d/30-off.toml",
-      "by": "/etc/csi-registrar/conf.d/30-off.toml"
-    }
-  ],
-  "kubelet": {
-    "root_dir": {
-      "value": "/var/lib/kubelet",
-      "from": "default"
-    }
-  },
-  "log": {
-    "format": {
-      "value": "auto",
-      "from": "default"
-    },
-    "level": {
-      "value": "debug",
-      "from": "/etc/csi-registrar/conf.d/60-nfs.toml:5"
-    }
-  },
-  "driver": {
-    "nfs.csi.k8s.io": {
-      "enabled": {
-        "value": true,
-        "from": "default"
-      },
-      "endpoint": {
-        "value": "/run/nfs/csi.sock",
-        "from": "default"
-      },
-      "endpoint_link": {
-        "value": false,
-        "from": "default"
-      },
-      "probe_every": {
-        "value": "1m0s",
-        "from": "default"
-      },
-      "socket": {
-        "value": "/run/nfs/csi.sock",
-        "from": "/usr/lib/csi-registrar/conf.d/20-nfs.toml:2"
-      },
-      "socket_owner": {
-        "value": "any",
-        "from": "/usr/lib/csi-registrar/conf.d/20-nfs.toml:3"
-      },
-      "supported_versions": {
-        "value": [
-          "1.0.0",
-          "1.1.0"
-        ],
-        "from": "/etc/csi-registrar/conf.d/60-nfs.toml:3"
-      },
-      "timeout": {
-        "value": "1m30s",
-        "from": "/etc/csi-registrar/conf.d/60-nfs.toml:2"
-      },
-      "when_driver_is_gone": {
-        "value": "keep",
-        "from": "default"
-      },
-      "when_limit_changes": {
-        "value": "republish",
-        "from": "default"
-      },
-      "withdraw_after": {
-        "value": "30s",
-        "from": "default"
-      }
-    }
-  },
-  "faulty": [
-    "bad"
-  ],
-  "errors": [
-    {
-      "file": "/etc/csi-registrar/conf.d/70-bad.toml",
-      "line": 3,
-      "key": "driver.\"bad\".enabled",
-      "problem": "is not a boolean",
-      "hint": "must be true or false, without quotes"
-    }
-  ]
-}`
-	if got := s.below(string(doc)); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 }

@@ -54,16 +54,23 @@ func absolutePath(path string) string {
 
 // Hidden is a file that is not read because of another one.
 type Hidden struct {
-	File string `json:"file"`
-	By   string `json:"by"`
+	File string
+	By   string
 }
 
 // list returns the files to read, in the order in which they are applied. It adds to r the hidden
-// files, the links, and errors for directories that cannot be read or trusted. A file hides those
-// of the same name in later places, whatever its content, so that an empty file masks them.
+// files, the links, and errors for directories that cannot be read or trusted, or for a missing
+// root. A file hides those of the same name in later places, whatever its content, so that an empty
+// file masks them.
 func (s Source) list(rule trust.Rule, r *Result) (files []string) {
 	if s.File != "" {
 		return []string{s.File}
+	}
+	if _, err := os.Stat(s.root()); err != nil {
+		e := fileError(s.root(), err)
+		e.Hint = "--config-root takes the directory that has etc, run and usr/lib"
+		r.Errors = append(r.Errors, *e)
+		return nil
 	}
 	byName := make(map[string]string) // the name of the main file is empty, so that it comes first
 	add := func(name, path string) {

@@ -26,7 +26,8 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// TestTrust: who may write a file decides what the daemon does as root.
+// TestTrust checks that files that others than root can write are errors: their content decides
+// what the daemon does as root.
 func TestTrust(t *testing.T) {
 	good := "[driver.a]\nsocket = \"/a\"\n"
 	files := map[string]string{

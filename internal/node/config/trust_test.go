@@ -6,6 +6,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -49,7 +50,14 @@ func TestPipeInsteadOfADirectory(t *testing.T) {
 	if err := syscall.Mkfifo(filepath.Join(s.Root, inEtc, "conf.d"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s.check(t, Load(s), "/"+inEtc+"conf.d: cannot be read: not a directory")
+	loaded := make(chan *Result, 1)
+	go func() { loaded <- Load(s) }()
+	select {
+	case r := <-loaded:
+		s.check(t, r, "/"+inEtc+"conf.d: cannot be read: not a directory")
+	case <-time.After(30 * time.Second):
+		t.Fatal("it blocks")
+	}
 }
 
 // Opening a pipe lets go who waits for its other end, and opening a device can do anything.

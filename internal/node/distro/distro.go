@@ -25,6 +25,9 @@ type Distro struct {
 // DefaultRootDir is the kubelet's own default.
 const DefaultRootDir = "/var/lib/kubelet"
 
+// Runtimes are the names in /proc/PID/comm of the container runtimes that kubelets use.
+var Runtimes = []string{"containerd", "crio"}
+
 var (
 	kubelet     = []string{"kubelet"}
 	kubeletUnit = []string{"kubelet.service"}

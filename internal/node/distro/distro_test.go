@@ -8,44 +8,43 @@ import (
 	"testing"
 )
 
-const top = "../.."
+const top = "../../.."
 
-// Units that must start before the kubelet are ordered before every unit that can run one.
+// before-kubelet.conf has the one list of units that can run a kubelet. Everything that must start
+// before the kubelet is ordered before csi-drivers.target, and pulls it in: without a job of the
+// target systemd would not order the two.
 func TestUnitsAreOrderedBeforeEveryKubelet(t *testing.T) {
-	files := []string{filepath.Join(top, "systemd/csi-registrar.service")}
-	examples, err := filepath.Glob(filepath.Join(top, "packaging/examples/*/*"))
+	const target = "csi-drivers.target"
+	got := setting(t, filepath.Join(top, "systemd/before-kubelet.conf"), "Before")
+	slices.Sort(got)
+	want := slices.Sorted(slices.Values(Units()))
+	if !slices.Equal(got, want) {
+		t.Errorf("Before= has\n%q, the table\n%q", got, want)
+	}
+	files, err := filepath.Glob(filepath.Join(top, "packaging/examples/*/csi-*"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, file := range examples {
-		if ext := filepath.Ext(file); ext == ".service" || ext == ".container" {
-			files = append(files, file)
-		}
-	}
+	files = append(files, filepath.Join(top, "systemd/csi-registrar.service"))
 	checked := 0
 	for _, file := range files {
-		before := before(t, file)
-		if !slices.Contains(before, "kubelet.service") && file != files[0] {
-			continue // it is no driver
+		if ext := filepath.Ext(file); ext != ".service" && ext != ".container" {
+			continue
 		}
 		checked++
-		for _, unit := range Units() {
-			if !slices.Contains(before, unit) {
-				t.Errorf("%s: Before= lacks %s", file, unit)
-			}
-		}
-		for _, unit := range before {
-			if !slices.Contains(Units(), unit) {
-				t.Errorf("%s: Before= has %s, which is not in the table", file, unit)
+		for _, name := range []string{"Before", "Wants"} {
+			if !slices.Contains(setting(t, file, name), target) {
+				t.Errorf("%s: %s= lacks %s", file, name, target)
 			}
 		}
 	}
-	if checked < 2 {
+	if checked < 8 {
 		t.Fatalf("only %d units were checked", checked)
 	}
 }
 
-// What InaccessiblePaths= hides, ReadWritePaths= of a drop-in cannot open (systemd.exec(5)).
+// No root directory is below a path in InaccessiblePaths=, which ReadWritePaths= of a drop-in could
+// not open (systemd.exec(5)).
 func TestNoRootDirIsHidden(t *testing.T) {
 	hidden := inaccessible(t)
 	// The last one is where some have it with k3s and rke2, on the disk of everything else.
@@ -75,8 +74,7 @@ func TestKeysAreHidden(t *testing.T) {
 		var row []string
 		for line := range strings.Lines(documented) {
 			if rest, ok := strings.CutPrefix(line, "| "+d.Name+" | "); ok {
-				row = strings.FieldsFunc(rest, func(r rune) bool { return strings.ContainsRune(" ,|\n", r) })
-				break
+				row = append(row, strings.FieldsFunc(rest, func(r rune) bool { return strings.ContainsRune(" ,|\n", r) })...)
 			}
 		}
 		for _, path := range secrets {
@@ -95,7 +93,11 @@ func inaccessible(t *testing.T) (paths []string) {
 		t.Fatal(err)
 	}
 	for line := range strings.Lines(string(data)) {
-		if value, ok := strings.CutPrefix(strings.TrimSpace(line), "InaccessiblePaths="); ok {
+		line = strings.TrimSpace(line)
+		if path, ok := strings.CutPrefix(line, "BindReadOnlyPaths=-/run/systemd/inaccessible/dir:"); ok {
+			paths = append(paths, path)
+		}
+		if value, ok := strings.CutPrefix(line, "InaccessiblePaths="); ok {
 			for path := range strings.FieldsSeq(value) {
 				paths = append(paths, strings.TrimPrefix(path, "-"))
 			}
@@ -117,18 +119,19 @@ func isBelow(path string, dirs []string) string {
 	return ""
 }
 
-// before returns the units in the Before= lines of a unit or Quadlet.
-func before(t *testing.T, file string) (units []string) {
+// setting returns the words of all lines NAME=WORDS of a unit or Quadlet.
+func setting(t *testing.T, file, name string) (words []string) {
+	t.Helper()
 	data, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for line := range strings.Lines(string(data)) {
-		if value, ok := strings.CutPrefix(strings.TrimSpace(line), "Before="); ok {
-			units = append(units, strings.Fields(value)...)
+		if value, ok := strings.CutPrefix(strings.TrimSpace(line), name+"="); ok {
+			words = append(words, strings.Fields(value)...)
 		}
 	}
-	return units
+	return words
 }
 
 // The table of the documentation is that of the code.

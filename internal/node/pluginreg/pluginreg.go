@@ -4,31 +4,18 @@ package pluginreg
 
 import (
 	"context"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"csi-registrar/internal/node/rootdir"
-	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/grpcconn"
 	"csi-registrar/internal/sys/unixsock"
 )
-
-// SocketPath returns the path of a driver's registration socket in dir. It checks the name before
-// it becomes part of a path (status.CheckName), and the length of the path.
-func SocketPath(dir, driver string) (string, error) {
-	if err := status.CheckName(driver); err != nil {
-		return "", err
-	}
-	path := filepath.Join(dir, rootdir.SocketName(driver))
-	if err := unixsock.CheckPath(path); err != nil {
-		return "", fmt.Errorf("cannot make a registration socket for %s: %w: use a shorter root_dir", driver, err)
-	}
-	return path, nil
-}
 
 // Sockets returns the sockets in dir and below, and the symbolic links that may point to one, that
 // the kubelet (v1.36) uses: it ignores names that begin with a dot. Directories that cannot be read
@@ -54,7 +41,17 @@ type Info struct {
 	Name     string
 	Endpoint string
 	Versions []string
+	// Store is the header StoreHeader: HasStore or NoStore of a csi-registrar, else empty.
+	Store string
 }
+
+// A csi-registrar says in the header of its answer whether it has a descriptor store: one without,
+// such as a sidecar of the driver, yields to one that has it.
+const (
+	StoreHeader = "csi-registrar-descriptor-store"
+	HasStore    = "yes"
+	NoStore     = "no"
+)
 
 // maxMessage is the maximum size of an answer in bytes: usually it has a few hundred.
 const maxMessage = 64 << 10
@@ -71,11 +68,15 @@ func GetInfo(ctx context.Context, path string) (Info, unixsock.Cred, error) {
 	if err != nil {
 		return Info{}, cred, err
 	}
-	cc, err := unixsock.NewClient(c, maxMessage)
+	cc, err := grpcconn.New(c, maxMessage)
 	if err != nil {
 		return Info{}, cred, err
 	}
 	defer cc.Close()
-	in, err := registerapi.NewRegistrationClient(cc).GetInfo(ctx, &registerapi.InfoRequest{})
-	return Info{Type: in.GetType(), Name: in.GetName(), Endpoint: in.GetEndpoint(), Versions: in.GetSupportedVersions()}, cred, err
+	var header metadata.MD
+	in, err := registerapi.NewRegistrationClient(cc).GetInfo(ctx, &registerapi.InfoRequest{}, grpc.Header(&header))
+	return Info{
+		Type: in.GetType(), Name: in.GetName(), Endpoint: in.GetEndpoint(), Versions: in.GetSupportedVersions(),
+		Store: strings.Join(header.Get(StoreHeader), ","),
+	}, cred, err
 }

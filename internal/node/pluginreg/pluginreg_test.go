@@ -1,11 +1,18 @@
 package pluginreg
 
 import (
+	"context"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"csi-registrar/internal/test/fake"
 )
@@ -36,5 +43,52 @@ func TestSocketsThatTheKubeletSees(t *testing.T) {
 	want := []string{filepath.Join(dir, "a.sock"), filepath.Join(dir, "link"), filepath.Join(dir, "sub/deeper/b.sock")}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// other is a registrar with a large answer.
+type other struct {
+	registerapi.UnimplementedRegistrationServer
+	name   string
+	header string
+}
+
+func (o *other) GetInfo(ctx context.Context, _ *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
+	if err := grpc.SetHeader(ctx, metadata.Pairs("x", o.header)); err != nil {
+		return nil, err
+	}
+	return &registerapi.PluginInfo{Type: registerapi.CSIPlugin, Name: o.name}, nil
+}
+
+// A registrar whose answer exceeds 64 KiB, or whose headers exceed 16 KiB, has not answered. The
+// sizes are those that are promised, not the constants.
+func TestLimitAnswers(t *testing.T) {
+	for name, c := range map[string]struct {
+		answer, header int
+		ok             bool
+	}{
+		"answer just below":  {answer: 64<<10 - 100, ok: true},
+		"answer just above":  {answer: 64 << 10},
+		"headers just below": {header: 16<<10 - 500, ok: true},
+		"headers just above": {header: 16 << 10},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(fake.ShortDir(t), "s")
+			l, err := net.Listen("unix", path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			server := grpc.NewServer()
+			registerapi.RegisterRegistrationServer(server, &other{name: strings.Repeat("n", c.answer), header: strings.Repeat("h", c.header)})
+			served := make(chan error, 1)
+			go func() { served <- server.Serve(l) }()
+			defer func() { server.Stop(); <-served }()
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			info, cred, err := GetInfo(ctx, path)
+			if (err == nil) != c.ok || cred.PID != os.Getpid() || c.ok && len(info.Name) != c.answer {
+				t.Errorf("%d bytes of %v, error %v", len(info.Name), cred, err)
+			}
+		})
 	}
 }

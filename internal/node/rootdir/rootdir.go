@@ -3,8 +3,12 @@
 package rootdir
 
 import (
+	"fmt"
 	"path/filepath"
 	"strings"
+
+	"csi-registrar/internal/node/csiname"
+	"csi-registrar/internal/sys/unixsock"
 )
 
 // PluginsRegistryName is the name of the directory that the kubelet watches for registration
@@ -21,17 +25,21 @@ func PluginsRegistry(rootDir string) string { return filepath.Join(rootDir, Plug
 // SocketName returns the file name of a driver's registration socket.
 func SocketName(driver string) string { return driver + socketSuffix }
 
+// SocketPath returns the path of a driver's registration socket in dir. It checks the name before
+// it becomes part of a path (csiname.CheckName), and the length of the path.
+func SocketPath(dir, driver string) (string, error) {
+	if err := csiname.CheckName(driver); err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, SocketName(driver))
+	if err := unixsock.CheckPath(path); err != nil {
+		return "", fmt.Errorf("cannot make a registration socket for %s: %w: use a shorter root_dir", driver, err)
+	}
+	return path, nil
+}
+
 // DriverName returns the driver whose registration socket would have this file name, and whether it
 // is the name of one.
 func DriverName(socketName string) (driver string, ok bool) {
 	return strings.CutSuffix(socketName, socketSuffix)
-}
-
-// EndpointLinks returns the directory of the endpoint links.
-func EndpointLinks(rootDir string) string { return filepath.Join(rootDir, "plugins", "csi-registrar") }
-
-// EndpointLink returns the path of the symbolic link that the kubelet is given instead of the
-// driver's socket.
-func EndpointLink(rootDir, driver string) string {
-	return filepath.Join(EndpointLinks(rootDir), driver+".sock")
 }

@@ -4,16 +4,21 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"csi-registrar/internal/sys/safetext"
 )
 
-// Document is the document of `status --json` and GET /v1/status.
+// Document is the document of `status --json` and GET /v1/status. A command that reads it from the
+// daemon must check a Claim before it uses it as more than text.
 type Document struct {
-	Version     string    `json:"version"`
-	StartedAt   time.Time `json:"started_at"`
-	ConfigFiles []string  `json:"config_files"`
+	Version     string           `json:"version"`
+	StartedAt   time.Time        `json:"started_at"`
+	ConfigFiles []safetext.Claim `json:"config_files"`
 	// the errors of the files, one a line; absent while there are none
-	ConfigError     string `json:"config_error,omitempty"`
-	PluginsRegistry string `json:"plugins_registry"`
+	ConfigError string `json:"config_error,omitempty"`
+	// InvalidFiles have errors outside of valid drivers' tables, and nothing of them is in force.
+	InvalidFiles    []safetext.Claim `json:"invalid_files,omitempty"`
+	PluginsRegistry safetext.Claim   `json:"plugins_registry"`
 	// Kubelet is the kubelet that last reported a result; absent if it is not known, or cannot
 	// be followed.
 	Kubelet Kubelet  `json:"kubelet,omitzero"`
@@ -27,7 +32,19 @@ type Document struct {
 	// LandlockABI is the version of the kernel's Landlock that restricts the daemon; 0: none does.
 	LandlockABI int `json:"landlock_abi"`
 
+	// NodeVolumes are those of all drivers; for metrics only. nil: not known.
+	NodeVolumes *NodeVolumes `json:"-"`
+
 	VolumesError string `json:"-"` // why `status` cannot count the volumes
+	// Unregistered are the drivers without a table whose volumes `status` finds in use, and that
+	// have no registration socket, with the number of volumes.
+	Unregistered []string `json:"-"`
+}
+
+// NodeVolumes is the number of volumes on this node.
+type NodeVolumes struct {
+	Volumes          // of all drivers
+	Unregistered int // in use, of drivers that nobody registers
 }
 
 // Kubelet is a process that reported the result of a registration.
@@ -48,16 +65,16 @@ func (k Kubelet) String() string {
 
 // StuckCall is a system call that was abandoned because the file system of Path does not answer.
 type StuckCall struct {
-	Path  string    `json:"path"`
-	Since time.Time `json:"since"`
+	Path  safetext.Claim `json:"path"`
+	Since time.Time      `json:"since"`
 }
 
 // Withdrawal is a registration that should be withdrawn and could not be.
 type Withdrawal struct {
-	Driver             string    `json:"driver"`
-	RegistrationSocket string    `json:"registration_socket"`
-	Since              time.Time `json:"since"`
-	Error              string    `json:"error"`
+	Driver             string         `json:"driver"`
+	RegistrationSocket safetext.Claim `json:"registration_socket"`
+	Since              time.Time      `json:"since"`
+	Error              string         `json:"error"`
 }
 
 // Driver returns the driver of a name.
@@ -87,7 +104,10 @@ func (s Document) Down() []Driver {
 	return slices.DeleteFunc(slices.Clone(s.Drivers), func(d Driver) bool { return !d.Down() })
 }
 
-// Pending returns the enabled drivers that are not registered.
+// Unserved returns the drivers of Pending that no other registrar serves either.
+func (s Document) Unserved() []Driver { return slices.DeleteFunc(s.Pending(), Driver.Served) }
+
+// Pending returns the drivers that are not registered, except for disabled ones.
 func (s Document) Pending() []Driver {
 	return slices.DeleteFunc(slices.Clone(s.Drivers), func(d Driver) bool {
 		return d.State == Disabled || d.State == string(Registered)

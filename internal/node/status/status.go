@@ -76,21 +76,33 @@ type Report struct {
 	Server   Server // who serves the socket, or served it when it was connected to last
 }
 
+// View is what is known of a driver.
+type View struct {
+	Report            // the last one
+	AskedAt time.Time // when the query that returned it began; zero: none has returned
+	Asking  bool      // a query runs
+	// Known is the identity of the last Ready report; without a name: there was none.
+	Known         Identity
+	KnownSince    time.Time   // when the driver first reported it
+	ReadySince    time.Time   // when the driver was last ready after it was not
+	LastPresent   time.Time   // when the driver was last not absent, or the start
+	ReturnedAt    time.Time   // when it last came back; zero: never
+	Restarts      []time.Time // the last ones, oldest first; not changed in place
+	RestartsTotal uint64
+}
+
 // Announcement is what the kubelet is told by GetInfo (Name, Endpoint, Versions) and what it then
 // learns from the driver (the rest of Identity).
 type Announcement struct {
-	Endpoint string `json:"endpoint"`
-	// LinkTarget is the target of Endpoint if that is an endpoint link, else empty. The
-	// kubelet does not learn it.
-	LinkTarget string   `json:"link_target,omitempty"`
-	Versions   []string `json:"versions"`
-	Identity   Identity `json:"identity"`
+	Endpoint string   `json:"endpoint"`
+	Versions []string `json:"versions"`
+	Identity Identity `json:"identity"`
 }
 
 // Place is what is at the path of a registration socket.
 type Place string
 
-// What can be at the path.
+// The values of Place describe what is at the path.
 const (
 	Missing Place = "missing" // nothing
 	Ours    Place = "ours"    // the socket that the daemon created and listens on
@@ -129,13 +141,17 @@ type Socket struct {
 	// Up: we listen on a published socket that was not withdrawn. Place is whether it is still
 	// there.
 	Up bool
+	// Adopted: an earlier process published it.
+	Adopted bool
 	Publication
 	Accepted uint64 // accepted by the kubelet since the process started
 	Refusals uint64 // refused since then
 	NotKept  string // why it would not survive a restart of the daemon; empty if it would
-	// AlsoServed describes other sockets in the plugins_registry that serve the same driver; empty
-	// if there are none.
+	// AlsoServed describes other sockets in the plugins_registry that served the same driver when
+	// the kubelet refused ours; empty: there were none.
 	AlsoServed string
-	LinkError  string // why the endpoint link is not correct; empty if it is
-	Traced     bool   // the endpoint link points to a recorder
+	// ServedBy is who serves the driver at Path in place of us, as last asked; zero: nobody.
+	ServedBy ServedBy
+	// Yields: a csi-registrar with a descriptor store has the path, and we have no store.
+	Yields bool
 }

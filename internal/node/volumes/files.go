@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -15,19 +16,19 @@ import (
 
 // Limits for reading. A node has a few hundred volumes, a vol_data.json a few hundred bytes.
 const (
-	maxNames  = 50_000
-	maxData   = 64 << 10
-	maxMounts = 64 << 20
+	maxNames = 50_000
+	maxData  = 64 << 10
 )
 
 // reader reads the kubelet's directories.
 type reader struct {
-	mounts  map[string]bool // mount points
-	left    int             // how many more names are read
-	path    string          // of the directory that is read
-	top     int             // its descriptor
-	volumes []Volume
-	err     error // the first one
+	mounts   map[string]bool // mount points
+	kubelets map[string]bool // those of the kubelet
+	left     int             // how many more names are read
+	path     string          // of the directory that is read
+	top      int             // its descriptor
+	volumes  []Volume
+	err      error // the first one
 }
 
 // within calls read with path, which may be a mount point or a symbolic link, as the directory.
@@ -99,6 +100,7 @@ func (r *reader) names(dir string) []string {
 	}
 	defer f.Close()
 	names, err := f.Readdirnames(r.left + 1)
+	slices.Sort(names)
 	if r.left -= len(names); r.left < 0 {
 		r.left, err = 0, fmt.Errorf("there are more than %d names", maxNames)
 	}
@@ -106,6 +108,19 @@ func (r *reader) names(dir string) []string {
 		r.fail(filepath.Join(r.path, dir), err)
 	}
 	return names
+}
+
+// changed returns when a directory got or lost a name; zero if it cannot be opened.
+func (r *reader) changed(dir string) (t time.Time) {
+	f, err := r.open(dir, unix.O_DIRECTORY)
+	if err != nil {
+		return t
+	}
+	defer f.Close()
+	if fi, err := f.Stat(); err == nil {
+		t = fi.ModTime()
+	}
+	return t
 }
 
 // read returns the content of a small regular file, and when it was written.

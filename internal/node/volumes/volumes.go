@@ -12,31 +12,19 @@
 package volumes
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"path/filepath"
-	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/mountinfo"
 	"csi-registrar/internal/sys/worker"
-)
-
-// Problem is the kind of problem of a volume.
-type Problem string
-
-// The problems that the files and mounts show. Only the API server knows whether the pod of a
-// published volume still exists.
-const (
-	Broken    Problem = "broken"    // the kubelet cannot read vol_data.json
-	NoData    Problem = "no data"   // mounted, and there is no vol_data.json
-	Unmounted Problem = "unmounted" // published, and nothing is mounted there
-	Unused    Problem = "unused"    // staged, and published to no pod
 )
 
 // Volume is a volume that is staged, or published to one pod. Its strings are untrusted.
@@ -48,27 +36,30 @@ type Volume struct {
 	Block  bool   // a device, not a file system
 
 	Mounted bool      // something is mounted at Target
-	Changed time.Time // when vol_data.json was written; zero if it cannot be read
-	Problem Problem   // empty: none
-	Detail  string    // why it is Broken
+	Changed time.Time // when vol_data.json was last written; zero if it cannot be read
+	Since   time.Time // when Dir got its last name; only if nothing is mounted
 
 	Handle string // the volume ID that the driver gave it
 }
 
-// Settling is how long Unmounted and Unused may be a normal state that the kubelet is about to
-// change: a call to a driver may take 2 minutes, and the next one comes up to 2 minutes later.
-const Settling = 5 * time.Minute
+// Unmounted reports whether a volume is published as a file system and nothing is mounted there.
+func (v Volume) Unmounted() bool { return v.Pod != "" && !v.Block && !v.Mounted && v.Driver != "" }
 
-// perDriver returns the number of volumes of each driver, including those with a problem: the
-// kubelet will tell the driver to unpublish and unstage them.
+// perDriver returns the number of volumes of each driver.
 func perDriver(all []Volume) map[string]status.Volumes {
 	counts := map[string]status.Volumes{}
 	for _, v := range all {
 		c := counts[v.Driver]
-		if v.Pod == "" {
+		switch {
+		case v.Pod == "":
 			c.Staged++
-		} else {
+		case !v.Unmounted():
 			c.Published++
+		case time.Since(v.Since).Abs() >= Slow:
+			c.Late++
+			fallthrough
+		default:
+			c.Waiting++
 		}
 		counts[v.Driver] = c
 	}
@@ -76,33 +67,41 @@ func perDriver(all []Volume) map[string]status.Volumes {
 	return counts
 }
 
+// Slow is how long a pod may wait for a volume before that is worth reporting.
+const Slow = time.Minute
+
 // countLimit limits how long Count waits for the kubelet's files.
 const countLimit = 2 * time.Second
 
 // Count counts what Read finds with this machine's mounts. The error is a
 // *worker.NotAnswering if the file system does not answer.
-func Count(ctx context.Context, pool *worker.Pool, rootDir string) (map[string]status.Volumes, error) {
+func Count(ctx context.Context, pool *worker.Pool, rootDir string, kubelet int) (map[string]status.Volumes, error) {
 	var found []Volume
-	err, late := worker.Do(ctx, pool.Slot(rootDir, nil), countLimit, func() (err error) {
-		found, err = Read(rootDir, "/proc")
+	err := worker.Run(ctx, pool.Slot(rootDir, nil), countLimit, func() (err error) {
+		found, err = Read(rootDir, "/proc", kubelet)
 		return err
-	}, nil)
-	if late != nil {
-		return nil, late // found belongs to the abandoned call
+	})
+	if err != nil {
+		return nil, err
 	}
-	return perDriver(found), err
+	return perDriver(found), nil
 }
 
-// Read reads the files of the kubelet with this root directory, and self/mountinfo in proc. It
-// never touches files below a mount point, but blocks for as long as the file system of the root
-// directory does not answer. After an error it returns what it could read, without Unmounted and
-// Unused.
-func Read(rootDir, proc string) ([]Volume, error) {
-	r := &reader{left: maxNames, mounts: map[string]bool{}}
-	mounts, err := Mounts(proc, "self")
+// Read reads the files of the kubelet with this root directory and pid, which can have a mount
+// namespace of its own, and the mounts of both processes. It never touches files below a mount
+// point, but blocks for as long as the file system of the root directory does not answer. After an
+// error it returns what it could read.
+func Read(rootDir, proc string, kubelet int) ([]Volume, error) {
+	r := &reader{left: maxNames, mounts: map[string]bool{}, kubelets: map[string]bool{}}
+	mounts, err := mountinfo.Read(proc, "self")
 	if err == nil {
 		for _, m := range mounts {
 			r.mounts[m.Point] = true
+		}
+		// An error: it is not known, or has ended.
+		mounts, _ = mountinfo.Read(proc, strconv.Itoa(kubelet))
+		for _, m := range mounts {
+			r.kubelets[m.Point] = true
 		}
 		r.within(filepath.Join(rootDir, "pods"), r.pods)
 		r.within(filepath.Join(rootDir, "plugins/kubernetes.io/csi"), r.staged)
@@ -111,7 +110,6 @@ func Read(rootDir, proc string) ([]Volume, error) {
 	if err != nil {
 		return r.volumes, fmt.Errorf("cannot read the volumes: %w", err)
 	}
-	r.compare()
 	return r.volumes, nil
 }
 
@@ -151,43 +149,18 @@ func (r *reader) staged() {
 // before it writes vol_data.json.
 func (r *reader) add(v Volume) {
 	text, changed, err := r.read(v.Dir + "/vol_data.json")
+	dir := v.Dir
 	v.Dir, v.Target = filepath.Join(r.path, v.Dir), filepath.Join(r.path, v.Target)
-	v.Mounted = r.mounts[v.Target]
+	v.Mounted = r.mounts[v.Target] || r.kubelets[v.Target]
+	if errors.Is(err, fs.ErrNotExist) && !v.Mounted {
+		return
+	}
 	var data map[string]string // as the kubelet decodes it
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		if !v.Mounted {
-			return
-		}
-		v.Problem = NoData
-	case err != nil:
-		v.Problem, v.Detail = Broken, err.Error()
-	case json.NewDecoder(strings.NewReader(text)).Decode(&data) != nil || data["driverName"] == "" || data["volumeHandle"] == "":
-		v.Problem, v.Detail = Broken, fmt.Sprintf("no driverName and volumeHandle can be read from its %d bytes", len(text))
-	}
+	// A file that is missing or damaged names no driver.
+	_ = json.NewDecoder(strings.NewReader(text)).Decode(&data)
 	v.Changed, v.Driver, v.Handle = changed, data["driverName"], data["volumeHandle"]
+	if v.Unmounted() {
+		v.Since = r.changed(dir)
+	}
 	r.volumes = append(r.volumes, v)
-}
-
-// compare finds the problems that only other volumes show.
-func (r *reader) compare() {
-	published := map[[2]string]bool{}
-	for _, v := range r.volumes {
-		if v.Pod != "" {
-			published[[2]string{v.Driver, v.Handle}] = true
-		}
-	}
-	for i := range r.volumes {
-		v := &r.volumes[i]
-		switch {
-		case v.Problem != "":
-		case v.Pod == "" && !published[[2]string{v.Driver, v.Handle}]:
-			v.Problem = Unused
-		case v.Pod != "" && !v.Block && !v.Mounted:
-			v.Problem = Unmounted
-		}
-	}
-	slices.SortFunc(r.volumes, func(a, b Volume) int {
-		return cmp.Or(cmp.Compare(a.Dir, b.Dir), cmp.Compare(a.Target, b.Target))
-	})
 }

@@ -1,18 +1,20 @@
 package volumes
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"csi-registrar/internal/test/fake"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/test/fake"
 )
 
 // tree is a kubelet's root directory, and a /proc with the mounts.
@@ -89,21 +91,21 @@ func (x *tree) read() ([]Volume, error) {
 	}
 	x.must(os.MkdirAll(filepath.Join(x.proc, "self"), 0o755))
 	x.must(os.WriteFile(filepath.Join(x.proc, "self/mountinfo"), []byte(text), 0o644))
-	return Read(x.root, x.proc)
+	return Read(x.root, x.proc, 0)
 }
 
-// problems are the expected problems by the end of their Dir.
-func (x *tree) problems(want map[string]Problem) {
+// unmounted are the expected unmounted volumes, by the end of their Dir.
+func (x *tree) unmounted(want ...string) {
 	x.Helper()
 	all, err := x.read()
 	x.must(err)
-	got := map[string]Problem{}
+	var got []string
 	for _, v := range all {
-		if v.Problem != "" {
-			got[strings.TrimPrefix(v.Dir, x.root+"/")] = v.Problem
+		if v.Unmounted() {
+			got = append(got, strings.TrimPrefix(v.Dir, x.root+"/"))
 		}
 	}
-	if !reflect.DeepEqual(got, want) {
+	if !slices.Equal(got, want) {
 		x.Errorf("found %q, want %q", got, want)
 	}
 }
@@ -121,7 +123,7 @@ func TestVolumesAreCountedForEachDriver(t *testing.T) {
 	x.mkdir("pods/pod-4/volumes/kubernetes.io~secret/x")
 	x.mkdir("pods/pod-4/volumes/kubernetes.io~csi/not-yet/mount")
 	x.write("pods/a-file", "")
-	x.problems(map[string]Problem{})
+	x.unmounted()
 	all, err := x.read()
 	x.must(err)
 	if got, want := perDriver(all), map[string]status.Volumes{"a.example": {Staged: 2, Published: 3}, "b.example": {Staged: 1, Published: 3}}; !reflect.DeepEqual(got, want) {
@@ -134,24 +136,49 @@ func TestVolumesAreCountedForEachDriver(t *testing.T) {
 	}
 }
 
-func TestProblemsOfVolumes(t *testing.T) {
+// A volume waits until it is mounted for the kubelet, which can have a mount namespace of its own.
+// It is late a minute after its directory was made, whatever the kubelet writes again.
+func TestWaitingVolumes(t *testing.T) {
+	x := newTree(t)
+	dir := x.published("pod-1", "pv", "a.example", "v")
+	mounted := x.mounts[0]
+	x.mounts = nil
+	for name, c := range map[string]struct {
+		kubelet string // its mount
+		age     time.Duration
+		want    status.Volumes
+	}{
+		"new":              {"/", 0, status.Volumes{Waiting: 1}},
+		"just below":       {"/", 50 * time.Second, status.Volumes{Waiting: 1}},
+		"late":             {"/", time.Minute, status.Volumes{Waiting: 1, Late: 1}},
+		"in the kubelet's": {mounted, time.Hour, status.Volumes{Published: 1}},
+	} {
+		x.must(os.MkdirAll(filepath.Join(x.proc, "812"), 0o755))
+		x.must(os.WriteFile(filepath.Join(x.proc, "812/mountinfo"), []byte("40 21 0:9 / "+c.kubelet+" rw - tmpfs tmpfs rw\n"), 0o644))
+		x.write(dir+"/vol_data.json", data("a.example", "v"))
+		at := time.Now().Add(-c.age)
+		x.must(os.Chtimes(filepath.Join(x.root, dir), at, at))
+		_, err := x.read() // writes the mounts of this process
+		x.must(err)
+		all, err := Read(x.root, x.proc, 812)
+		x.must(err)
+		if got := perDriver(all)["a.example"]; got != c.want {
+			t.Errorf("%s: %+v, want %+v", name, got, c.want)
+		}
+	}
+}
+
+// Damaged files count for the driver that can still be read from them.
+func TestDamagedFiles(t *testing.T) {
 	x := newTree(t)
 	x.staged("a.example", "used")
-	x.published("pod-1", "used", "a.example", "used")
-	want := map[string]Problem{
-		x.staged("a.example", "left"):                        Unused,
-		x.staged("b.example", "used"):                        Unused, // that of another driver
-		"plugins/kubernetes.io/csi/volumeDevices/block/data": Unused,
-		"pods/pod-1/volumes/kubernetes.io~csi/gone":          Unmounted,
-		x.published("pod-1", "no data", "a.example", "used"): NoData,
-		x.published("pod-1", "empty", "a.example", "used"):   Broken,
-		x.published("pod-1", "torn", "a.example", "used"):    Broken,
-		x.published("pod-1", "types", "a.example", "used"):   Broken,
-		x.published("pod-1", "large", "a.example", "used"):   Broken,
-		x.published("pod-1", "fifo", "a.example", "used"):    Broken,
-		x.published("pod-1", "handle", "a.example", ""):      Broken,
-		x.staged("a.example", "empty"):                       Broken,
+	x.staged("a.example", "left")
+	x.staged("b.example", "used")
+	for _, pv := range []string{"used", "no data", "empty", "torn", "types", "large", "fifo"} {
+		x.published("pod-1", pv, "a.example", "used")
 	}
+	x.published("pod-1", "handle", "a.example", "")
+	x.staged("a.example", "empty")
 	x.block("block", "a.example", "block")
 	pods := "pods/pod-1/volumes/kubernetes.io~csi/"
 	x.write(pods+"gone/vol_data.json", data("a.example", "used"))
@@ -164,10 +191,10 @@ func TestProblemsOfVolumes(t *testing.T) {
 	x.write(pods+"large/vol_data.json", data("a.example", strings.Repeat("x", maxData)))
 	x.must(os.Remove(filepath.Join(x.root, pods, "fifo/vol_data.json")))
 	x.must(unix.Mkfifo(filepath.Join(x.root, pods, "fifo/vol_data.json"), 0o644))
-	x.problems(want)
+	x.unmounted("pods/pod-1/volumes/kubernetes.io~csi/gone")
 	all, err := x.read()
 	x.must(err)
-	if got, want := perDriver(all), map[string]status.Volumes{"a.example": {Staged: 3, Published: 4}, "b.example": {Staged: 1, Published: 0}}; !reflect.DeepEqual(got, want) {
+	if got, want := perDriver(all), map[string]status.Volumes{"a.example": {Staged: 3, Published: 3, Waiting: 1}, "b.example": {Staged: 1}}; !reflect.DeepEqual(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
 }
@@ -177,13 +204,13 @@ func TestReadsTheFileAsTheKubeletDoes(t *testing.T) {
 	x := newTree(t)
 	dir := x.published("pod-1", "pv", "a.example", "v")
 	x.write(dir+"/vol_data.json", data("a.example", "v")+"}garbage")
-	x.problems(map[string]Problem{})
+	x.unmounted()
 }
 
 func TestNothingToRead(t *testing.T) {
 	x := newTree(t)
 	x.must(os.RemoveAll(x.root))
-	x.problems(map[string]Problem{})
+	x.unmounted()
 }
 
 // Only the two top directories may be links; the kubelet creates none in them.
@@ -195,7 +222,7 @@ func TestLinks(t *testing.T) {
 	x.must(os.Rename(x.root+"/pods", elsewhere))
 	x.must(os.Symlink(elsewhere, x.root+"/pods"))
 	x.mounts = []string{elsewhere + "/pod-1/volumes/kubernetes.io~csi/pv/mount"}
-	x.problems(map[string]Problem{})
+	x.unmounted()
 	if all, err := x.read(); err != nil || len(all) != 1 {
 		t.Errorf("%+v (%v), want one volume", all, err)
 	}
@@ -205,7 +232,7 @@ func TestWhatCannotBeReadIsAnError(t *testing.T) {
 	x := newTree(t)
 	x.published("pod-1", "pv", "a.example", "v")
 	x.staged("a.example", "v")
-	if _, err := Read(x.root, "/nowhere"); err == nil {
+	if _, err := Read(x.root, "/nowhere", 0); err == nil {
 		t.Error("no mountinfo is no error")
 	}
 	r := &reader{left: 1, mounts: map[string]bool{}}
@@ -237,13 +264,13 @@ func TestMountsThatHang(t *testing.T) {
 	}
 	done := make(chan error, 1)
 	go func() {
-		all, err := Read(x.root, "/proc")
+		all, err := Read(x.root, "/proc", 0)
 		if want := map[string]status.Volumes{"a.example": {Staged: 1, Published: 1}, "c.example": {Staged: 1, Published: 1}}; err == nil && !reflect.DeepEqual(perDriver(all), want) {
 			err = fmt.Errorf("counted %v, want %v", perDriver(all), want)
 		}
 		for _, v := range all {
-			if v.Problem != "" {
-				err = fmt.Errorf("%+v has no problem", v)
+			if v.Unmounted() {
+				err = fmt.Errorf("%+v is mounted", v)
 			}
 		}
 		done <- err
@@ -254,4 +281,34 @@ func TestMountsThatHang(t *testing.T) {
 	case <-time.After(time.Minute):
 		t.Error("it blocks")
 	}
+}
+
+// FuzzVolData checks that whatever a vol_data.json has is counted for at most one driver, and that
+// a file as the kubelet writes it is counted for its driver.
+func FuzzVolData(f *testing.F) {
+	f.Add(data("a.example", "v"), true)
+	f.Add(`{"driverName":"a.example"}{"driverName":"b.example"}`, false)
+	f.Add("null", true)
+	f.Fuzz(func(t *testing.T, text string, mounted bool) {
+		x := newTree(t)
+		dir := x.published("pod-1", "pv", "a.example", "v")
+		x.write(dir+"/vol_data.json", text)
+		if !mounted {
+			x.mounts = nil
+		}
+		all, err := x.read()
+		if err != nil || len(all) > 1 || mounted && len(all) != 1 {
+			t.Fatalf("%d volumes, %v", len(all), err)
+		}
+		counts := perDriver(all)
+		if len(counts) > 1 || counts[""] != (status.Volumes{}) {
+			t.Errorf("%v", counts)
+		}
+		var kubelets map[string]string
+		if json.Unmarshal([]byte(text), &kubelets) == nil && len(text) <= maxData && kubelets["driverName"] != "" {
+			if n := counts[kubelets["driverName"]]; n.Published+n.Waiting != 1 || n.InUse() != 1 || mounted != (n.Published == 1) {
+				t.Errorf("%v, want one of %q", counts, kubelets["driverName"])
+			}
+		}
+	})
 }

@@ -64,23 +64,3 @@ func (n countingNotifier) read(buf []byte) (int, error) {
 	n.reads.Add(1)
 	return n.notifier.read(buf)
 }
-
-func TestRateLimiter(t *testing.T) {
-	var p rateLimiter
-	now := time.Unix(1, 0)
-	for i := range 3 {
-		if wait := p.reserve(now, 3, time.Second); wait > 0 {
-			t.Errorf("number %d waits for %s", i, wait)
-		}
-	}
-	if wait := p.reserve(now, 3, time.Second); wait != time.Second {
-		t.Errorf("the fourth waits for %s", wait)
-	}
-	now = now.Add(time.Second) // it has waited
-	if wait := p.reserve(now, 3, time.Second); wait != time.Second {
-		t.Errorf("the fifth waits for %s", wait)
-	}
-	if wait := p.reserve(now.Add(time.Hour), 3, time.Second); wait > 0 {
-		t.Errorf("after an hour one waits for %s", wait)
-	}
-}

@@ -16,8 +16,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"csi-registrar/internal/test/fake"
 	"csi-registrar/internal/sys/worker"
+	"csi-registrar/internal/test/fake"
 )
 
 // hangingCalls makes the system calls about a directory hang while it is locked.

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -16,26 +17,90 @@ import (
 	"csi-registrar/internal/sys/worker"
 )
 
-// Mounts are tested in a separate mount namespace, and so in a separate process.
-func TestMounts(t *testing.T) {
-	if os.Getenv("FSWATCH_MOUNTS") == "" {
-		if os.Geteuid() != 0 {
-			t.Skip("mounting needs root")
-		}
-		cmd := exec.Command(os.Args[0], "-test.run=^TestMounts$", "-test.v")
-		cmd.Env = append(os.Environ(), "FSWATCH_MOUNTS=1")
-		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
-		out, err := cmd.CombinedOutput()
-		if err != nil && strings.Contains(err.Error(), "operation not permitted") {
-			t.Skip("no mount namespace: ", err)
-		}
-		t.Logf("%s", out)
-		if err != nil {
-			t.Fatal(err)
-		}
+// mayMount reports whether this process has a mount namespace of its own. If not, it runs the test
+// in another process, which has.
+func mayMount(t *testing.T) bool {
+	t.Helper()
+	if os.Getenv("FSWATCH_MOUNTS") != "" {
+		return true
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("mounting needs root")
+	}
+	cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
+	cmd.Env = append(os.Environ(), "FSWATCH_MOUNTS=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	out, err := cmd.CombinedOutput()
+	if err != nil && strings.Contains(err.Error(), "operation not permitted") {
+		t.Skip("no mount namespace: ", err)
+	}
+	t.Logf("%s", out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return false
+}
+
+// TestMountsElsewhere: only paths that a mount can change are walked, also through symbolic links.
+func TestMountsElsewhere(t *testing.T) {
+	if !mayMount(t) {
 		return
 	}
+	dir := tempDir(t)
+	for _, d := range []string{"a", "b", "target/deep", "else where"} {
+		must(t, os.MkdirAll(filepath.Join(dir, d), 0o755))
+	}
+	must(t, os.Symlink("../target", filepath.Join(dir, "b/link")))
+	w := New(slog.New(slog.DiscardHandler), worker.NewPool())
+	w.slowLook = time.Hour
+	var mu sync.Mutex
+	walked := map[string]int{}
+	lstat := w.calls.lstat
+	w.calls.lstat = func(path string, st *unix.Stat_t) error {
+		mu.Lock()
+		walked[path]++
+		mu.Unlock()
+		return lstat(path, st)
+	}
+	run(t, w)
+	inA := subscribe(t, w.Subscribe, filepath.Join(dir, "a/s"))
+	defer inA.Close()
+	linked := subscribe(t, w.Subscribe, filepath.Join(dir, "b/link/deep/s"))
+	defer linked.Close()
+	mounted := func(at string, hinted *Subscription) {
+		t.Helper()
+		must(t, unix.Mount("tmpfs", filepath.Join(dir, at), "tmpfs", 0, ""))
+		expectHint(t, hinted, "mounted over "+at)
+		calm(hinted)
+		unmount(t, filepath.Join(dir, at))
+		expectHint(t, hinted, "unmounted "+at)
+		calm(hinted)
+	}
+	mounted("a", inA) // the mounts are known
+	mu.Lock()
+	before := walked[filepath.Join(dir, "b")]
+	mu.Unlock()
+	for range 3 {
+		must(t, unix.Mount("tmpfs", filepath.Join(dir, "else where"), "tmpfs", 0, ""))
+		unmount(t, filepath.Join(dir, "else where"))
+		mounted("a", inA)
+	}
+	mu.Lock()
+	after := walked[filepath.Join(dir, "b")]
+	mu.Unlock()
+	if after != before {
+		t.Errorf("another path was walked %d times", after-before)
+	}
+	for _, at := range []string{"target", "target/deep", "b"} {
+		mounted(at, linked)
+	}
+}
 
+// Mounts are tested in a separate mount namespace, and so in a separate process.
+func TestMounts(t *testing.T) {
+	if !mayMount(t) {
+		return
+	}
 	w, dir := start(t), tempDir(t)
 	for _, d := range []string{"a", "b", "src", "src/x"} {
 		must(t, os.Mkdir(filepath.Join(dir, d), 0o755))

@@ -4,6 +4,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"csi-registrar/internal/sys/rate"
 	"csi-registrar/internal/sys/worker"
 )
 
@@ -24,12 +25,15 @@ type route struct {
 	slot *worker.Slot
 
 	// Under the Watcher's lock.
-	steps   []step // the names on the way to the path
+	steps []step // the names on the way to the path
+	// the real paths of the links on the way, and of its end; those above are on the way, too
+	ways    []string
+	fresh   bool // a walk found something new since the mounts were read
 	walking bool
-	limiter rateLimiter // of its walks
-	again   bool        // something happened since the walk began
-	hint    bool        // a hint follows the next walk, whatever it finds
-	hanging bool        // the last walk did not come back in time
+	walks   rate.Bucket
+	again   bool // something happened since the walk began
+	hint    bool // a hint follows the next walk, whatever it finds
+	hanging bool // the last walk did not come back in time
 }
 
 // Hints receives when something may have changed. It has capacity one: no hint is lost, and several
@@ -81,7 +85,7 @@ func (w *Watcher) subscribe(content bool, paths []string) *Subscription {
 		if slices.ContainsFunc(s.routes, func(r *route) bool { return r.path == p }) {
 			continue
 		}
-		r := &route{sub: s, path: p}
+		r := &route{sub: s, path: p, walks: rate.Bucket{Burst: walksAtOnce, Interval: walkEvery}}
 		r.slot = w.pool.Slot(p, func() { // a call about the path that hung has returned
 			w.mu.Lock()
 			defer w.mu.Unlock()

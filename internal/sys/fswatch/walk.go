@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"csi-registrar/internal/sys/rate"
 	"csi-registrar/internal/sys/worker"
 )
 
@@ -22,18 +23,6 @@ const (
 	walksAtOnce = 20
 	walkEvery   = 50 * time.Millisecond
 )
-
-// rateLimiter allows a burst of events, and then one per interval. The zero value is ready.
-type rateLimiter struct{ until time.Time }
-
-// reserve counts one event and returns how long it has to wait; zero or less: not at all.
-func (l *rateLimiter) reserve(now time.Time, burst int, every time.Duration) time.Duration {
-	if l.until.Before(now) {
-		l.until = now
-	}
-	l.until = l.until.Add(every)
-	return l.until.Sub(now) - time.Duration(burst)*every
-}
 
 // calls are the system calls of a walk, besides inotify's, that may hang. Tests replace them.
 type calls struct {
@@ -99,12 +88,12 @@ func (w *Watcher) walkWhileNeeded(ctx context.Context, r *route) {
 			w.mu.Unlock()
 			return
 		}
-		if wait := r.limiter.reserve(time.Now(), walksAtOnce, walkEvery); wait > 0 {
+		now := time.Now()
+		wait := r.walks.Next(now).Sub(now)
+		r.walks.Take(now)
+		if wait > 0 {
 			w.mu.Unlock()
-			select {
-			case <-ctx.Done():
-			case <-time.After(wait):
-			}
+			rate.Pause(ctx, wait)
 			w.mu.Lock()
 		}
 		hint := r.hint
@@ -130,6 +119,7 @@ type walk struct {
 	r       *route
 	n       notifier // nil: there is none
 	steps   []step
+	ways    []string
 	polled  error // why a directory on the way cannot be watched
 	stopped bool  // the Subscription is closed, or inotify was reopened
 }
@@ -147,11 +137,13 @@ func (w *Watcher) walk(r *route) bool {
 		w.mu.Unlock()
 		return false
 	}
+	changed := !slices.Equal(before, k.steps)
 	unused := w.settle(r, k.steps)
 	w.setPolled(r, k.polled)
+	r.ways, r.fresh = k.ways, r.fresh || changed
 	w.mu.Unlock()
 	removeAll(k.n, unused)
-	return !slices.Equal(before, k.steps)
+	return changed
 }
 
 // follow resolves the path step by step. Each directory is watched before a name in it is looked
@@ -178,6 +170,7 @@ func (k *walk) follow() {
 		case unix.S_IFDIR:
 			dir = at
 		case unix.S_IFLNK:
+			k.ways = append(k.ways, at)
 			target, err := k.w.calls.readlink(at)
 			if links++; err != nil || links > maxLinks {
 				return // changed under us, which makes an event; or a loop
@@ -187,15 +180,25 @@ func (k *walk) follow() {
 			}
 			path = target + "/" + path
 		default: // nothing there, or not a directory: nothing can be below
+			k.end(at)
 			if path == "" && k.r.sub.content {
 				k.watch(dir, name, watchMask|contentMask)
 			}
 			return
 		}
 	}
+	k.end(dir)
 	if k.r.sub.content {
 		k.watch(dir, "", watchMask|contentMask)
 	}
+}
+
+// end notes the real path of the walk's end.
+func (k *walk) end(path string) {
+	if path == k.r.path {
+		path = k.r.path // the same memory: there may be thousands of routes
+	}
+	k.ways = append(k.ways, path)
 }
 
 // watch makes the route interested in a name in dir and returns the index of its step: the existing

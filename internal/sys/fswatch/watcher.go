@@ -17,6 +17,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"csi-registrar/internal/sys/mountinfo"
+	"csi-registrar/internal/sys/rate"
 	"csi-registrar/internal/sys/worker"
 )
 
@@ -54,8 +56,9 @@ type Watcher struct {
 	reason    string           // one of polled; empty: none
 	watches   map[int32]watch
 	inotify   notifier
-	noInotify error  // why inotify is nil
-	ignored   uint64 // how many watches the kernel has removed
+	noInotify error                        // why inotify is nil
+	mounts    map[string][]mountinfo.Mount // on the way to a path, by mount point; for loop only
+	ignored   uint64                       // how many watches the kernel has removed
 	tasks     sync.WaitGroup
 }
 
@@ -78,8 +81,8 @@ func (w *Watcher) Polling() string {
 	return w.reason
 }
 
-// Run watches until ctx is done and returns when everything but hanging walks is released. What
-// cannot be watched is polled. Call it once.
+// Run watches until ctx is done and returns when everything but hanging walks is released. Paths
+// that cannot be watched are polled. Call it once.
 func (w *Watcher) Run(ctx context.Context) error {
 	w.look(ctx, nil, true)
 	mounted := make(chan struct{}, 1)
@@ -118,11 +121,8 @@ func (w *Watcher) loop(ctx context.Context, mounted <-chan struct{}) {
 			return
 		case <-w.kick:
 		case <-mounted:
-			w.look(ctx, nil, false)
-			select {
-			case <-ctx.Done():
-			case <-time.After(mountPause):
-			}
+			w.lookAtMounts(ctx)
+			rate.Pause(ctx, mountPause)
 		case <-slow:
 			// A walk does not show what changed and changed back, or what a receiver missed.
 			w.look(ctx, nil, true)
@@ -156,7 +156,7 @@ func (w *Watcher) look(ctx context.Context, which func(*route) bool, hint bool) 
 
 func (w *Watcher) read(n notifier) {
 	buf := make([]byte, readBuffer)
-	var reads rateLimiter
+	reads := rate.Bucket{Burst: readsAtOnce, Interval: readEvery}
 	for {
 		size, err := n.read(buf)
 		if err != nil {
@@ -166,7 +166,9 @@ func (w *Watcher) read(n notifier) {
 			return
 		}
 		w.dispatch(buf[:size])
-		time.Sleep(reads.reserve(time.Now(), readsAtOnce, readEvery)) // mostly not at all
+		now := time.Now()
+		time.Sleep(reads.Next(now).Sub(now)) // mostly not at all
+		reads.Take(now)
 	}
 }
 

@@ -17,8 +17,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"csi-registrar/internal/test/fake"
 	"csi-registrar/internal/sys/worker"
+	"csi-registrar/internal/test/fake"
 )
 
 const soon = 2 * time.Second // far below a slow look, far above what an event takes
@@ -479,8 +479,13 @@ func TestAThousandRouted(t *testing.T) {
 	// A change on the way concerns all of them.
 	must(t, os.Rename(dir, dir+"2"))
 	must(t, os.Rename(dir+"2", dir))
+	late := time.After(time.Minute) // a thousand walks, perhaps on a busy machine
 	for _, s := range subs {
-		expectHint(t, s, "the directory was renamed")
+		select {
+		case <-s.Hints():
+		case <-late:
+			t.Fatal("no hint: the directory was renamed")
+		}
 	}
 	for _, s := range subs {
 		s.Close()
@@ -498,11 +503,10 @@ func heap() int64 {
 func TestLatency(t *testing.T) {
 	w, dir := start(t), tempDir(t)
 	path := filepath.Join(dir, "not/yet/csi.sock")
-	s := subscribe(t, w.Subscribe, path)
-	defer s.Close()
 	var worst, sum time.Duration
-	const n = 100
+	const n = 20
 	for range n {
+		s := subscribe(t, w.Subscribe, path) // the walks of each are limited
 		begun := time.Now()
 		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
 		must(t, os.WriteFile(path, nil, 0o600))
@@ -511,9 +515,10 @@ func TestLatency(t *testing.T) {
 		worst, sum = max(worst, d), sum+d
 		must(t, os.RemoveAll(filepath.Join(dir, "not")))
 		waitUntilGone(t, s, path)
+		s.Close()
 	}
 	t.Logf("mean %v, worst %v", sum/n, worst)
-	if sum/n > 100*time.Millisecond {
+	if sum/n > walkEvery/2 { // so that it cannot be the limit of walks
 		t.Errorf("slow: mean %v", sum/n)
 	}
 }

@@ -3,9 +3,11 @@
 package process
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -15,63 +17,38 @@ import (
 
 // Peer returns a pidfd of the process that connected an accepted socket. The File is readable
 // once that process has ended (pidfd_open(2)), and can be waited for without a thread.
+//
+// Another process can have the pid if the peer has ended. But the kernel closes the files of a
+// process before it frees the pid, so as long as the connection is open afterwards, it is the peer.
+// Only a peer that passed the connection to another process is not covered. SO_PEERPIDFD needs
+// Linux 6.5.
 func Peer(c syscall.Conn) (*os.File, error) {
-	var pidfd int
-	err := unixsock.Control(c, func(fd int) (err error) {
-		pidfd, err = unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PEERPIDFD)
-		if err == unix.ENOPROTOOPT { // before Linux 6.5
-			pidfd, err = openPeer(fd)
-		}
-		return err
-	})
+	cred, err := unixsock.PeerCred(c)
+	if err == nil && cred.PID == 0 {
+		err = errors.New("it is in a pid namespace that is not visible here")
+	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot open a pidfd of the peer: %w", err)
 	}
-	return Take(pidfd)
-}
-
-// openPeer opens a pidfd of the peer by its pid. Another process can have the pid if the peer has
-// ended. But the kernel closes the files of a process before it frees the pid, so as long as the
-// connection is open afterwards, it is the peer. Only a peer that passed the connection to another
-// process is not covered.
-func openPeer(fd int) (pidfd int, err error) {
-	cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
-	if err != nil {
-		return -1, err
-	}
-	if cred.Pid == 0 {
-		return -1, errors.New("it is in a pid namespace that is not visible here")
-	}
-	pidfd, err = unix.PidfdOpen(int(cred.Pid), 0)
-	if err != nil {
-		return -1, err
-	}
-	state := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
-	n, err := unix.Poll(state, 0)
-	if err == nil && n > 0 {
-		err = errors.New("it has closed the connection")
-	}
-	if err != nil {
-		return -1, errors.Join(err, unix.Close(pidfd))
-	}
-	return pidfd, nil
-}
-
-// Copy returns a copy of a pidfd that can be waited for without a thread, however f was used
-// before. It is an error if f is not a pidfd.
-func Copy(f *os.File) (*os.File, error) {
-	var pidfd int
-	err := unixsock.Control(f, func(fd int) (err error) {
-		if unix.PidfdSendSignal(fd, 0, nil, 0) == unix.EBADF {
-			return errors.New("it is not a pidfd")
-		}
-		pidfd, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
-		return err
-	})
+	pidfd, err := Open(cred.PID)
 	if err != nil {
 		return nil, err
 	}
-	return Take(pidfd)
+	err = unixsock.Control(c, func(fd int) error {
+		state := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+		n, err := unix.Poll(state, 0)
+		for err == unix.EINTR { // also without waiting, before Linux 6.5
+			n, err = unix.Poll(state, 0)
+		}
+		if err == nil && n > 0 {
+			err = errors.New("the peer has closed the connection")
+		}
+		return err
+	})
+	if err != nil {
+		return nil, errors.Join(err, pidfd.Close())
+	}
+	return pidfd, nil
 }
 
 // Open returns a pidfd of the process with a pid. It needs Linux 5.3.
@@ -118,4 +95,23 @@ func HasEnded(pidfd *os.File) bool {
 func hasEnded(pidfd uintptr) bool {
 	n, _ := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, 0) // 0 after an error
 	return n > 0
+}
+
+// StartTime returns when a process started, in clock ticks since the boot: together with the pid it
+// identifies the process. It is 0 if there is no such process, or it is not visible.
+func StartTime(pid int) uint64 {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0
+	}
+	// The name, in parentheses, can contain anything (proc_pid_stat(5)); starttime is field 22.
+	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+	if len(fields) < 20 {
+		return 0
+	}
+	ticks, err := strconv.ParseUint(string(fields[19]), 10, 64)
+	if err != nil {
+		return 0
+	}
+	return ticks
 }

@@ -1,15 +1,12 @@
 package process
 
 import (
-	"errors"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // connectInChild returns the accepted end of a connection that another process made. The process
@@ -61,76 +58,29 @@ func TestConnectAndWait(t *testing.T) {
 }
 
 func TestPeerPidfdReportsTheEnd(t *testing.T) {
-	for name, open := range map[string]func(*net.UnixConn) (*os.File, error){
-		"SO_PEERPIDFD": func(c *net.UnixConn) (*os.File, error) { return Peer(c) },
-		"pidfd_open":   openPeerFile,
-	} {
-		conn, stop := connectInChild(t)
-		pidfd, err := open(conn)
-		if err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
-		ended := make(chan error, 1)
-		go func() { ended <- AwaitEnd(pidfd) }()
-		select {
-		case err := <-ended:
-			t.Fatalf("%s: it runs, but: %v", name, err)
-		case <-time.After(20 * time.Millisecond):
-		}
-		stop()
-		select {
-		case err := <-ended:
-			if err != nil {
-				t.Errorf("%s: %v", name, err)
-			}
-		case <-time.After(10 * time.Second):
-			t.Errorf("%s: the end is not noticed", name)
-		}
-		if err := pidfd.Close(); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-}
-
-func openPeerFile(c *net.UnixConn) (f *os.File, err error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
-	fd := -1
-	if err := errors.Join(raw.Control(func(conn uintptr) { fd, err = openPeer(int(conn)) }), err); err != nil {
-		return nil, err
-	}
-	return Take(fd)
-}
-
-func TestCopy(t *testing.T) {
 	conn, stop := connectInChild(t)
 	pidfd, err := Peer(conn)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer pidfd.Close()
-	pidfd.Fd() // makes it blocking, as handing it to a child does
-	same, err := Copy(pidfd)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer same.Close()
-	if HasEnded(same) {
-		t.Error("it runs")
+	ended := make(chan error, 1)
+	go func() { ended <- AwaitEnd(pidfd) }()
+	select {
+	case err := <-ended:
+		t.Fatalf("it runs, but: %v", err)
+	case <-time.After(20 * time.Millisecond):
 	}
 	stop()
-	if err := AwaitEnd(same); err != nil || !HasEnded(same) {
-		t.Errorf("%v, ended %t", err, HasEnded(same))
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("the end is not noticed")
 	}
-	other, err := os.Open("/dev/null")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer other.Close()
-	if f, err := Copy(other); err == nil {
-		t.Errorf("%s is not a pidfd", f.Name())
+	if err := pidfd.Close(); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -138,20 +88,34 @@ func TestCopy(t *testing.T) {
 func TestPidfdOfAPeerThatHasEnded(t *testing.T) {
 	conn, stop := connectInChild(t)
 	stop()
-	if f, err := openPeerFile(conn); err == nil {
+	if f, err := Peer(conn); err == nil {
 		t.Errorf("%v of a process that has ended", f.Name())
 	}
 	// The pid of a living process, and a connection that its process has closed.
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	dir, err := os.MkdirTemp("/tmp", "pf")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer unix.Close(fds[0])
-	if err := unix.Close(fds[1]); err != nil {
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	l, err := net.Listen("unix", filepath.Join(dir, "s"))
+	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := openPeer(fds[0]); err == nil {
-		t.Error("the connection is closed, so the process may be another")
+	defer l.Close()
+	ours, err := net.Dial("unix", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	accepted, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer accepted.Close()
+	if err := ours.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if f, err := Peer(accepted.(*net.UnixConn)); err == nil {
+		t.Errorf("%s: the connection is closed, so the process may be another", f.Name())
 	}
 }
 

@@ -9,7 +9,7 @@ import (
 
 // Command is a command that a user is told to run; the program never runs it. Arguments may be
 // untrusted paths: String quotes them. The caller must first check a name (of a unit, of a driver)
-// that becomes an argument (UnitName, status.CheckName), because a quoted word can still be an
+// that becomes an argument (such as UnitName), because a quoted word can still be an
 // option.
 type Command struct {
 	Name   string

@@ -6,12 +6,14 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"hash/maphash"
 	"net/url"
 	"slices"
 	"strconv"
 	"strings"
 	"unicode"
+	"unicode/utf16"
 	"unicode/utf8"
 )
 
@@ -29,11 +31,13 @@ const (
 )
 
 // Matcher remembers secrets and finds them in texts. It ignores case and white space, knows the
-// lines and fields of a secret, and finds it quoted, percent-encoded, in hexadecimal digits and
-// in base64, alone or as a part, as in base64 of user:password.
+// lines and fields of a secret, and finds it quoted, percent-encoded, in \u escapes, in hexadecimal
+// digits, as the decimal numbers of its bytes and in base64, alone or as a part, as in base64 of
+// user:password.
 //
 // It does not find a value of one or two characters, a part of fewer than 6 characters that is not
-// a field, or a secret that was reversed, hashed or encrypted. Not safe for concurrent use.
+// a field, a secret in base32, in character references or with separators between its characters,
+// or a secret that was reversed, hashed or encrypted. Not safe for concurrent use.
 type Matcher struct {
 	seed    maphash.Seed
 	added   map[uint64]bool // hashes of the secrets that are known
@@ -76,7 +80,7 @@ func (m *Matcher) remember(form string) {
 	for i := range len(folded) - window + 1 {
 		m.windows[m.hash(folded[i:i+window])] = true
 	}
-	m.full = m.full || len(m.windows) > maxWindows
+	m.full = len(m.windows) > maxWindows
 }
 
 // rememberValue adds a whole value, and all its windows if it has any.
@@ -98,9 +102,6 @@ func (m *Matcher) rememberValue(value string) {
 func forms(secret string) []string {
 	trimmed := strings.TrimSpace(secret)
 	all := slices.Concat([]string{secret}, encodings(secret), encodings(trimmed))
-	for line := range strings.Lines(trimmed) {
-		all = append(all, encodings(strings.TrimSpace(line))...)
-	}
 	if plain, err := base64.StdEncoding.DecodeString(trimmed); err == nil && utf8.Valid(plain) {
 		all = append(all, string(plain))
 	}
@@ -114,7 +115,16 @@ func encodings(s string) []string {
 	all := []string{
 		unquoted(strconv.Quote(s)), unquoted(strconv.QuoteToASCII(s)), unquoted(string(quoted)),
 		url.QueryEscape(s), url.PathEscape(s), hex.EncodeToString([]byte(s)),
+		strings.Trim(fmt.Sprint([]byte(s)), "[]"),
 	}
+	var percent, escapes strings.Builder
+	for _, c := range []byte(s) {
+		fmt.Fprintf(&percent, "%%%02x", c)
+	}
+	for _, unit := range utf16.Encode([]rune(s)) {
+		fmt.Fprintf(&escapes, `\u%04x`, unit)
+	}
+	all = append(all, percent.String(), escapes.String())
 	for offset := range 3 {
 		for _, encoding := range []*base64.Encoding{base64.RawStdEncoding, base64.RawURLEncoding} {
 			encoded := encoding.EncodeToString(append(make([]byte, offset), s...))
@@ -192,7 +202,7 @@ func (m *Matcher) Redact(s, mark string) string {
 			continue
 		}
 		last := i
-		for j := i + 1; j < len(folded) && j <= last+maxGap; j++ {
+		for j := i + 1; j < len(folded) && j <= last+1+maxGap; j++ {
 			if found[j] {
 				last = j
 			}

@@ -2,9 +2,11 @@ package secrettext
 
 import (
 	"crypto/sha256"
+	"encoding/base32"
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"math/rand/v2"
 	"net/url"
 	"os"
@@ -150,7 +152,8 @@ func TestNoFormOfASecretIsShown(t *testing.T) {
 			if !strings.Contains(got, mark) {
 				t.Fatalf("%s: %q is shown: %q", f.name, secret, got)
 			}
-			// What is not the text around it may have a few characters at the edges of an encoding.
+			// In addition to the text around it, a few characters at the edges of an encoding can
+			// be left.
 			rest := strings.ReplaceAll(got, mark, " ")
 			for _, around := range []string{"rpc error: login", "refused by the server"} {
 				if !strings.Contains(got, around) {
@@ -197,7 +200,7 @@ func TestFieldsOfAStructuredSecret(t *testing.T) {
 
 // TestWhatIsNotFound: the man page says with the same words what is not found.
 func TestWhatIsNotFound(t *testing.T) {
-	manual, err := os.ReadFile("../../packaging/man/csi-registrar.1")
+	manual, err := os.ReadFile("../../../packaging/man/csi-registrar.1")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -205,9 +208,16 @@ func TestWhatIsNotFound(t *testing.T) {
 	reversed := []byte(secret)
 	slices.Reverse(reversed)
 	hashed := sha256.Sum256([]byte(secret))
+	var references string
+	for _, c := range []byte(secret) {
+		references += fmt.Sprintf("&#%d;", c)
+	}
 	for _, c := range []struct{ words, secret, text string }{
 		{"a value of one or two characters", "ab", "ab is refused"},
 		{"a part of fewer than 6 characters that is no field", secret, "it begins with Xk29d"},
+		{"a secret in base32", secret, base32.StdEncoding.EncodeToString([]byte(secret))},
+		{"in character references (&#83;)", secret, references},
+		{"with separators between its characters", secret, strings.Join(strings.Split(secret, ""), "-----")},
 		{"a secret that was reversed, hashed or encrypted", secret, string(reversed)},
 		{"a secret that was reversed, hashed or encrypted", secret, hex.EncodeToString(hashed[:])},
 	} {
@@ -243,5 +253,31 @@ func TestMatchingIsLinear(t *testing.T) {
 	m.Redact(strings.Repeat("a", 1<<20), mark)
 	if took := time.Since(began); took > 30*time.Second {
 		t.Errorf("a text of 1 MiB takes %s", took)
+	}
+}
+
+// Encodings in which a driver's language or library may write bytes.
+func TestEncodingsOfBytes(t *testing.T) {
+	const secret = "S3cr3t/Pa55"
+	m := New()
+	m.Add(secret)
+	var percent, escapes string
+	for _, c := range []byte(secret) {
+		percent += fmt.Sprintf("%%%02X", c)
+		escapes += fmt.Sprintf("\\u%04X", c)
+	}
+	for _, text := range []string{fmt.Sprint([]byte(secret)), percent, escapes} {
+		if got := m.Redact("x "+text+" y", mark); strings.Contains(got, text[1:len(text)-1]) || !strings.HasPrefix(got, "x ") || !strings.HasSuffix(got, " y") || len(got) > 30 {
+			t.Errorf("%s becomes %s", text, got)
+		}
+	}
+}
+
+// A short secret is found at the very end of a text, too.
+func TestShortSecretAtTheEnd(t *testing.T) {
+	m := New()
+	m.Add("ab1cd")
+	if got := m.Redact("wrong password ab1cd", mark); got != "wrong password "+mark {
+		t.Errorf("%q", got)
 	}
 }

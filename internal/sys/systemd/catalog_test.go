@@ -14,7 +14,7 @@ import (
 func TestCatalogIsComplete(t *testing.T) {
 	used := map[string]string{}
 	constant := regexp.MustCompile(`(?i)\bmessage\w+\s*=\s*"([0-9a-f]{32})"`)
-	err := filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
+	err := filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
 			return err
 		}
@@ -30,7 +30,7 @@ func TestCatalogIsComplete(t *testing.T) {
 	if err != nil || len(used) == 0 {
 		t.Fatal(len(used), err)
 	}
-	catalog, err := os.ReadFile("../../packaging/csi-registrar.catalog")
+	catalog, err := os.ReadFile("../../../packaging/csi-registrar.catalog")
 	if err != nil {
 		t.Fatal(err)
 	}

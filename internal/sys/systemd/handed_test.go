@@ -96,6 +96,11 @@ func TestListenAddress(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer datagrams.Close()
+	packets, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(dir, "p"), Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer packets.Close()
 	unixListener := listen(t, path)
 	connection, err := net.Dial("unix", path)
 	if err != nil {
@@ -107,11 +112,12 @@ func TestListenAddress(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	pipe, _, err := os.Pipe()
+	pipe, end, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer pipe.Close()
+	defer end.Close()
 	for what, c := range map[string]struct {
 		f    syscall.Conn
 		want string // empty: an error
@@ -120,6 +126,7 @@ func TestListenAddress(t *testing.T) {
 		"a TCP listener":    {tcp.(*net.TCPListener), "tcp "},
 		"a connection":      {connection.(*net.UnixConn), ""},
 		"a datagram socket": {datagrams, ""},
+		"a packet socket":   {packets, ""},
 		"a directory":       {file, ""},
 		"a pipe":            {pipe, ""},
 	} {

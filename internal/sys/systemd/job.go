@@ -11,6 +11,8 @@ import (
 
 	systemdbus "github.com/coreos/go-systemd/v22/dbus"
 	godbus "github.com/godbus/dbus/v5"
+
+	"csi-registrar/internal/sys/rate"
 )
 
 // askTimeout limits a query of the service manager: on a busy machine 3 s were too short once in 15
@@ -67,21 +69,20 @@ func ping(ctx context.Context, conn *godbus.Conn) {
 	})
 }
 
-// Job returns the type of the job that is queued or running for a unit ("start", "stop",
-// "restart", "reload", …), "" if there is none. An empty unit means the unit of this
-// process. It is an error if the manager cannot be asked.
+// Job returns the type of the job that is queued or running for the unit of this process ("start",
+// "stop", "restart", "reload", …), "" if there is none. It is an error if the manager cannot be
+// asked.
 //
 // In ExecStopPost=, only the job distinguishes a stop from a restart on every systemd since 247:
 // the environment and $SERVICE_RESULT are the same for both.
-func Job(ctx context.Context, unit string) (jobType string, err error) {
-	return ask(ctx, connect, job, unit)
+func Job(ctx context.Context) (jobType string, err error) {
+	return ask(ctx, connect, job)
 }
 
-func job(ctx context.Context, m manager, unit string) (jobType string, err error) {
-	if unit == "" {
-		if unit, err = m.GetUnitNameByPID(ctx, uint32(os.Getpid())); err != nil {
-			return "", err
-		}
+func job(ctx context.Context, m manager) (jobType string, err error) {
+	unit, err := m.GetUnitNameByPID(ctx, uint32(os.Getpid()))
+	if err != nil {
+		return "", err
 	}
 	// One call, because the job may end between a call for the job and another for its type.
 	jobs, err := m.ListJobsContext(ctx)
@@ -96,7 +97,9 @@ func job(ctx context.Context, m manager, unit string) (jobType string, err error
 // Down reports whether a unit has stopped and will not be started: it is inactive or failed and has
 // no job, so it is not between the two halves of a restart. It is an error if the manager cannot be
 // asked.
-func Down(ctx context.Context, unit string) (bool, error) { return ask(ctx, connect, down, unit) }
+func Down(ctx context.Context, unit string) (bool, error) {
+	return ask(ctx, connect, func(ctx context.Context, m manager) (bool, error) { return down(ctx, m, unit) })
+}
 
 func down(ctx context.Context, m manager, unit string) (bool, error) {
 	// Get both properties in one call, so that they are consistent.
@@ -112,9 +115,9 @@ func down(ctx context.Context, m manager, unit string) (bool, error) {
 	return (state == "inactive" || state == "failed") && job[0] == uint32(0), nil
 }
 
-// ask queries the manager about a unit over a new connection, and again if the connection breaks.
+// ask queries the manager over a new connection, and again if the connection breaks.
 // An error that the manager returns is final.
-func ask[T any](ctx context.Context, connect func(context.Context) (manager, error), question func(context.Context, manager, string) (T, error), unit string) (T, error) {
+func ask[T any](ctx context.Context, connect func(context.Context) (manager, error), question func(context.Context, manager) (T, error)) (T, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, askTimeout, errors.New("no answer in time"))
 	defer cancel()
 	try := func() (answer T, err error) {
@@ -125,7 +128,7 @@ func ask[T any](ctx context.Context, connect func(context.Context) (manager, err
 			return answer, err
 		}
 		defer m.Close()
-		return question(ctx, m, unit)
+		return question(ctx, m)
 	}
 	for {
 		answer, err := try()
@@ -135,10 +138,8 @@ func ask[T any](ctx context.Context, connect func(context.Context) (manager, err
 		if refusal := (godbus.Error{}); errors.As(err, &refusal) {
 			return answer, fmt.Errorf("cannot ask the service manager: %w", err)
 		}
-		select {
-		case <-ctx.Done():
+		if !rate.Pause(ctx, tryPause) {
 			return answer, fmt.Errorf("cannot ask the service manager: %w: %w", context.Cause(ctx), err)
-		case <-time.After(tryPause):
 		}
 	}
 }

@@ -16,6 +16,7 @@ type fakeManager struct {
 	job   string // "": none
 	state string
 	fails []error // for the first questions
+	open  int     // connections
 }
 
 const testUnit = "x.service"
@@ -49,16 +50,14 @@ func (m *fakeManager) ListJobsContext(context.Context) ([]systemdbus.JobStatus, 
 	return jobs, m.fail()
 }
 
-func (m *fakeManager) Close() {}
+func (m *fakeManager) Close() { m.open-- }
 
-func (m *fakeManager) connect(context.Context) (manager, error) { return m, nil }
+func (m *fakeManager) connect(context.Context) (manager, error) { m.open++; return m, nil }
 
 func TestJobIsTheTypeOfTheUnitsJob(t *testing.T) {
-	for _, unit := range []string{testUnit, ""} {
-		for _, want := range []string{"stop", "restart", ""} {
-			if got, err := job(t.Context(), &fakeManager{job: want}, unit); got != want || err != nil {
-				t.Errorf("%q: %q, %v; want %q", unit, got, err, want)
-			}
+	for _, want := range []string{"stop", "restart", ""} {
+		if got, err := job(t.Context(), &fakeManager{job: want}); got != want || err != nil {
+			t.Errorf("%q, %v; want %q", got, err, want)
 		}
 	}
 }
@@ -87,9 +86,9 @@ func TestDown(t *testing.T) {
 func TestAManagerThatHangsUpIsAskedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &fakeManager{job: "stop", fails: []error{godbus.ErrClosed, nil, godbus.ErrClosed}}
-		got, err := ask(t.Context(), m.connect, job, "")
-		if got != "stop" || err != nil || len(m.fails) != 0 {
-			t.Errorf("%q, %v", got, err)
+		got, err := ask(t.Context(), m.connect, job)
+		if got != "stop" || err != nil || len(m.fails) != 0 || m.open != 0 {
+			t.Errorf("%q, %v, %d open connections", got, err, m.open)
 		}
 	})
 }
@@ -97,10 +96,10 @@ func TestAManagerThatHangsUpIsAskedAgain(t *testing.T) {
 func TestARefusalIsFinal(t *testing.T) {
 	m := &fakeManager{fails: []error{godbus.Error{Name: "org.example.No"}}}
 	asked := 0
-	_, err := ask(t.Context(), m.connect, func(ctx context.Context, m manager, unit string) (string, error) {
+	_, err := ask(t.Context(), m.connect, func(ctx context.Context, m manager) (string, error) {
 		asked++
-		return job(ctx, m, unit)
-	}, "")
+		return job(ctx, m)
+	})
 	if refusal := (godbus.Error{}); !errors.As(err, &refusal) || asked != 1 {
 		t.Errorf("%v after %d questions", err, asked)
 	}
@@ -116,7 +115,7 @@ func TestAManagerThatDoesNotAnswer(t *testing.T) {
 			}
 			<-ctx.Done()
 			return nil, ctx.Err()
-		}, job, "")
+		}, job)
 		if took := time.Since(begun); err == nil || tries != 11 || took != askTimeout {
 			t.Errorf("%v after %d tries and %s", err, tries, took)
 		}
@@ -124,7 +123,7 @@ func TestAManagerThatDoesNotAnswer(t *testing.T) {
 	cause := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(cause)
-	if _, err := ask(ctx, func(context.Context) (manager, error) { return nil, ctx.Err() }, job, ""); !errors.Is(err, cause) {
+	if _, err := ask(ctx, func(context.Context) (manager, error) { return nil, ctx.Err() }, job); !errors.Is(err, cause) {
 		t.Error(err)
 	}
 }

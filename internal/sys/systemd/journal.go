@@ -1,16 +1,30 @@
 package systemd
 
 import (
+	"bytes"
 	"context"
+	"encoding/binary"
+	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/journal"
+	"golang.org/x/sys/unix"
+
+	"csi-registrar/internal/sys/logqueue"
+	"csi-registrar/internal/sys/rate"
+	"csi-registrar/internal/sys/unixsock"
 )
+
+// journalSocket is where journald receives entries in its native protocol.
+const journalSocket = "/run/systemd/journal/socket"
 
 // identifier is the syslog identifier, for `journalctl -t`.
 const identifier = "csi-registrar"
@@ -26,30 +40,36 @@ func UnderJournal() bool {
 	return err == nil && ok // systemd did not set an invalid variable
 }
 
-// NewJournalHandler returns a handler that writes entries of that level and above to the journal:
-// the message with its attributes as text, and each attribute as a separate field, CSI_ and the key
-// in capitals (CSI_DRIVER=). An attribute MESSAGE_ID keeps its name and is not in the text. Entries
-// that the journal does not accept go to standard error.
-func NewJournalHandler(level slog.Leveler) (slog.Handler, error) {
-	if !journal.Enabled() {
-		return nil, fmt.Errorf("cannot reach the journal at its socket below /run/systemd/journal")
+// JournalOptions configure NewJournalHandler.
+type JournalOptions struct {
+	Level   slog.Leveler
+	Sink    logqueue.Sink // what writes the entries, and waits while journald does not read them
+	Stderr  io.Writer     // for what journald does not accept
+	Refused func()        // called when nobody listens at journald's socket
+}
+
+// NewJournalHandler returns a handler that writes entries to the journal: the message with its
+// attributes as text, and each attribute as a separate field, CSI_ and the key in capitals
+// (CSI_DRIVER=). An attribute MESSAGE_ID keeps its name and is not in the text.
+func NewJournalHandler(o JournalOptions) (slog.Handler, error) {
+	if _, err := os.Stat(journalSocket); err != nil {
+		return nil, fmt.Errorf("cannot reach the journal: %w", err)
 	}
-	return &journalHandler{
-		level:    level,
-		send:     journal.Send,
-		fallback: slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}),
-	}, nil
+	socket, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, fmt.Errorf("cannot open a socket for the journal: %w", err)
+	}
+	return &journalHandler{JournalOptions: o, send: func(entry []byte) error { return sendToJournal(socket, journalSocket, entry) }}, nil
 }
 
 type journalHandler struct {
-	level    slog.Leveler
-	send     func(text string, priority journal.Priority, fields map[string]string) error
-	fallback slog.Handler
-	with     []func(slog.Handler) slog.Handler // the calls of WithAttrs and WithGroup
+	JournalOptions
+	send func(entry []byte) error          // it does not wait
+	with []func(slog.Handler) slog.Handler // the calls of WithAttrs and WithGroup
 }
 
 func (h *journalHandler) Enabled(_ context.Context, level slog.Level) bool {
-	return level >= h.level.Level()
+	return level >= h.Level.Level()
 }
 
 // Handle uses a TextHandler to format the attributes, and collects the fields in its ReplaceAttr.
@@ -74,14 +94,99 @@ func (h *journalHandler) Handle(ctx context.Context, record slog.Record) error {
 	attrs := record.Clone()
 	attrs.Time = time.Time{} // it would be the third built-in attribute
 	err := handler.Handle(ctx, attrs)
-	if err == nil {
-		err = h.send(strings.TrimSpace(record.Message+" "+text.String()), priority(record.Level), fields)
-	}
 	if err != nil {
-		record.AddAttrs(slog.String("journal_error", err.Error()))
-		return h.derive(h.fallback).Handle(ctx, record)
+		return err
 	}
+	message := strings.TrimSpace(record.Message + " " + text.String())
+	h.Sink(func(ctx context.Context) { h.write(ctx, record, message, fields) })
 	return nil
+}
+
+// write sends an entry, as soon as there is room for it.
+func (h *journalHandler) write(ctx context.Context, record slog.Record, message string, fields map[string]string) {
+	level := priority(record.Level)
+	for {
+		// journald has the time of receipt
+		if late := time.Since(record.Time).Round(time.Second); late > time.Second {
+			fields["CSI_DELAYED"] = late.String()
+		}
+		err := h.send(encode(level, message, fields))
+		switch {
+		case err == nil:
+			return
+		case !errors.Is(err, unix.EAGAIN):
+			if errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENOENT) {
+				h.Refused()
+			}
+			// Standard error is connected to journald, too, which parses the level.
+			_, _ = fmt.Fprintf(h.Stderr, "<%d>%s journal_error=%q\n", level, message, err)
+			return
+		}
+		if !rate.Pause(ctx, sendPause) {
+			return
+		}
+	}
+}
+
+// encode returns an entry in journald's native protocol (systemd.io/JOURNAL_NATIVE_PROTOCOL).
+func encode(level journal.Priority, message string, fields map[string]string) []byte {
+	var b bytes.Buffer
+	field := func(name, value string) {
+		if !strings.Contains(value, "\n") {
+			fmt.Fprintf(&b, "%s=%s\n", name, value)
+			return
+		}
+		fmt.Fprintln(&b, name)
+		b.Write(binary.LittleEndian.AppendUint64(nil, uint64(len(value))))
+		fmt.Fprintln(&b, value)
+	}
+	field("PRIORITY", strconv.Itoa(int(level)))
+	field("MESSAGE", message)
+	for _, name := range slices.Sorted(maps.Keys(fields)) {
+		field(name, fields[name])
+	}
+	return b.Bytes()
+}
+
+// sendToJournal sends an entry from an unconnected socket, without waiting. go-systemd's
+// journal.Send waits without a limit, and for ever if only entries of others fill journald's queue:
+// nothing wakes it when there is room again.
+func sendToJournal(socket int, path string, entry []byte) error {
+	to := &unix.SockaddrUnix{Name: path}
+	err := unix.Sendmsg(socket, entry, nil, to, unix.MSG_NOSIGNAL)
+	if !errors.Is(err, unix.EMSGSIZE) && !errors.Is(err, unix.ENOBUFS) {
+		return err
+	}
+	// Too large for a datagram: journald reads it from a sealed file.
+	fd, err := unix.MemfdCreate("journal-entry", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return err
+	}
+	file := os.NewFile(uintptr(fd), "journal-entry")
+	defer file.Close()
+	if _, err := file.Write(entry); err != nil {
+		return err
+	}
+	const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_WRITE | unix.F_SEAL_SEAL
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals); err != nil {
+		return err
+	}
+	return unix.Sendmsg(socket, nil, unix.UnixRights(fd), to, unix.MSG_NOSIGNAL)
+}
+
+// RemovedJournal returns the socket at which this process reaches journald if it is a bind mount of
+// one that was removed, otherwise zero: after a restart of systemd-journald.socket nobody listens
+// there, and only a new mount namespace has the next one.
+func RemovedJournal() unixsock.FileID {
+	var st unix.Stat_t
+	if err := unix.Stat(journalSocket, &st); err != nil || st.Nlink > 0 {
+		return unixsock.FileID{}
+	}
+	file, err := unixsock.Stat(journalSocket)
+	if err != nil {
+		return unixsock.FileID{}
+	}
+	return file.FileID
 }
 
 func (h *journalHandler) derive(to slog.Handler) slog.Handler {

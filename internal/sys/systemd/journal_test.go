@@ -2,14 +2,26 @@ package systemd
 
 import (
 	"bytes"
-	"errors"
+	"context"
+	"encoding/binary"
+	"io"
 	"log/slog"
 	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/journal"
+	"golang.org/x/sys/unix"
+
+	"csi-registrar/internal/sys/logqueue"
+	"csi-registrar/internal/test/fake"
 )
 
 type entry struct {
@@ -18,22 +30,55 @@ type entry struct {
 	fields   map[string]string
 }
 
-func fakeJournal(fallback *bytes.Buffer, fail error) (*[]entry, *journalHandler) {
+// fakeJournal returns a handler whose entries are kept, after each error of fail.
+func fakeJournal(t *testing.T, stderr io.Writer, fail ...error) (*[]entry, *journalHandler) {
 	var got []entry
 	return &got, &journalHandler{
-		level: slog.LevelInfo,
-		send: func(text string, p journal.Priority, fields map[string]string) error {
-			if fail == nil {
-				got = append(got, entry{text, p, fields})
-			}
-			return fail
+		JournalOptions: JournalOptions{
+			Level: slog.LevelInfo, Stderr: stderr, Refused: func() {},
+			Sink: func(w logqueue.Write) { w(t.Context()) },
 		},
-		fallback: slog.NewTextHandler(fallback, nil),
+		send: func(b []byte) error {
+			if len(fail) > 0 {
+				err := fail[0]
+				fail = fail[1:]
+				return err
+			}
+			got = append(got, decode(t, b))
+			return nil
+		},
 	}
 }
 
+// decode reads an entry in the native protocol.
+func decode(t *testing.T, b []byte) entry {
+	t.Helper()
+	e := entry{fields: map[string]string{}}
+	for len(b) > 0 {
+		line, rest, _ := bytes.Cut(b, []byte("\n"))
+		name, value, ok := strings.Cut(string(line), "=")
+		if !ok {
+			size := binary.LittleEndian.Uint64(rest)
+			value, rest = string(rest[8:8+size]), rest[8+size+1:]
+		}
+		switch b = rest; name {
+		case "MESSAGE":
+			e.text = value
+		case "PRIORITY":
+			n, err := strconv.Atoi(value)
+			if err != nil {
+				t.Error(err)
+			}
+			e.priority = journal.Priority(n)
+		default:
+			e.fields[name] = value
+		}
+	}
+	return e
+}
+
 func TestJournalHandler(t *testing.T) {
-	got, h := fakeJournal(nil, nil)
+	got, h := fakeJournal(t, io.Discard)
 	log := slog.New(h).With("driver", "nfs.csi.k8s.io")
 	log.Info("registered", "MESSAGE_ID", "0123456789abcdef0123456789abcdef", "took", 120*time.Millisecond)
 	log.Debug("too low")
@@ -62,7 +107,7 @@ func TestJournalHandler(t *testing.T) {
 // TestJournalHandlersDoNotShare: two loggers made of one must not write into each
 // other's attributes.
 func TestJournalHandlersDoNotShare(t *testing.T) {
-	got, h := fakeJournal(nil, nil)
+	got, h := fakeJournal(t, io.Discard)
 	base := slog.New(h).With("a", 1).With("b", 2).With("c", 3)
 	one, two := base.With("x", "one"), base.With("x", "two")
 	one.Info("1", "y", 1)
@@ -74,13 +119,110 @@ func TestJournalHandlersDoNotShare(t *testing.T) {
 
 func TestJournalFallsBack(t *testing.T) {
 	var out bytes.Buffer
-	_, h := fakeJournal(&out, errors.New("no journal"))
-	slog.New(h).With("driver", "d").WithGroup("g").Info("registered", "k", "v")
-	for _, part := range []string{"registered", "driver=d", "g.k=v", `journal_error="no journal"`} {
-		if !strings.Contains(out.String(), part) {
-			t.Errorf("%q lacks %q", out.String(), part)
+	refused := 0
+	_, h := fakeJournal(t, &out, unix.ECONNREFUSED)
+	h.Refused = func() { refused++ }
+	slog.New(h).With("driver", "d").WithGroup("g").Warn("registered", "k", "v")
+	if want := "<4>registered driver=d g.k=v journal_error=\"connection refused\"\n"; out.String() != want || refused != 1 {
+		t.Errorf("%q, want %q; refused %d times", out.String(), want, refused)
+	}
+}
+
+// TestJournalWaitsForRoom: an entry is sent when journald reads again, once, and says how late it
+// is.
+func TestJournalWaitsForRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		full := slices.Repeat([]error{unix.EAGAIN}, 30)
+		got, h := fakeJournal(t, &out, full...)
+		slog.New(h).Info("registered")
+		if len(*got) != 1 || (*got)[0].fields["CSI_DELAYED"] != "3s" || out.Len() > 0 {
+			t.Errorf("%+v, and on standard error %q", *got, out.String())
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, h = fakeJournal(t, &out, slices.Repeat([]error{unix.EAGAIN}, 1000)...)
+		h.Sink = func(w logqueue.Write) { w(ctx) }
+		begun := time.Now()
+		slog.New(h).Info("registered")
+		if took := time.Since(begun); took != time.Second || out.Len() > 0 {
+			t.Errorf("gave up after %s, want the end of the context; on standard error %q", took, out.String())
+		}
+	})
+}
+
+func TestEncode(t *testing.T) {
+	e := decode(t, encode(journal.PriErr, "two\nlines", map[string]string{"CSI_A": "x=y", "CSI_B": "\n"}))
+	if e.text != "two\nlines" || e.priority != journal.PriErr || !maps.Equal(e.fields, map[string]string{"CSI_A": "x=y", "CSI_B": "\n"}) {
+		t.Errorf("%+v", e)
+	}
+}
+
+// TestSendToJournal: it never waits, and an entry that is too large for a datagram arrives as a
+// file.
+func TestSendToJournal(t *testing.T) {
+	path := filepath.Join(fake.ShortDir(t), "journal")
+	journald, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer journald.Close()
+	socket, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(socket)
+	large := bytes.Repeat([]byte("MESSAGE=x\n"), 1<<20)
+	for _, entry := range [][]byte{[]byte("MESSAGE=small\n"), large} {
+		if err := sendToJournal(socket, path, entry); err != nil {
+			t.Fatal(err)
+		}
+		got, rights := make([]byte, 100), make([]byte, unix.CmsgSpace(4))
+		n, oobn, _, _, err := journald.ReadMsgUnix(got, rights)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got = got[:n]; n == 0 {
+			got = readPassed(t, rights[:oobn])
+		}
+		if !bytes.Equal(got, entry) {
+			t.Errorf("%d bytes arrived, want %d", len(got), len(entry))
 		}
 	}
+	if err := fake.FillDatagrams(path); err != nil {
+		t.Fatal(err)
+	}
+	for _, entry := range [][]byte{[]byte("MESSAGE=small\n"), large} {
+		if err := sendToJournal(socket, path, entry); err != unix.EAGAIN {
+			t.Errorf("%v from a journald that does not read, want EAGAIN", err)
+		}
+	}
+}
+
+// readPassed reads the file that was passed.
+func readPassed(t *testing.T, rights []byte) []byte {
+	t.Helper()
+	messages, err := unix.ParseSocketControlMessage(rights)
+	if err != nil || len(messages) != 1 {
+		t.Fatal(messages, err)
+	}
+	fds, err := unix.ParseUnixRights(&messages[0])
+	if err != nil || len(fds) != 1 {
+		t.Fatal(fds, err)
+	}
+	file := os.NewFile(uintptr(fds[0]), "entry")
+	defer file.Close()
+	if seals, err := unix.FcntlInt(file.Fd(), unix.F_GET_SEALS, 0); err != nil || seals&unix.F_SEAL_WRITE == 0 {
+		t.Errorf("seals %x, %v", seals, err)
+	}
+	if _, err := file.Seek(0, io.SeekStart); err != nil {
+		t.Error(err)
+	}
+	b, err := io.ReadAll(file)
+	if err != nil {
+		t.Error(err)
+	}
+	return b
 }
 
 func TestFieldName(t *testing.T) {

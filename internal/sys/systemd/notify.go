@@ -4,8 +4,9 @@ package systemd
 
 import (
 	"fmt"
-	"net"
+	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -20,19 +21,38 @@ const (
 )
 
 // Notifier sends the messages of sd_notify(3). All methods of a nil Notifier do nothing,
-// successfully. It keeps no connection: the socket may be recreated.
-// May be used by several goroutines.
+// successfully. It keeps one socket, because a process without free descriptors must be able to
+// feed its watchdog. May be used by several goroutines.
 type Notifier struct {
-	addr string
+	to unix.Sockaddr
+
+	mu     sync.Mutex // held for one message, for at most its time limit
+	socket *os.File
+	err    error // why there is no socket
 }
 
 // NewNotifier returns the notifier for $NOTIFY_SOCKET, nil if that is not set. getenv is
 // os.Getenv.
 func NewNotifier(getenv func(string) string) *Notifier {
-	if addr := getenv("NOTIFY_SOCKET"); addr != "" {
-		return &Notifier{addr: addr}
+	addr := getenv("NOTIFY_SOCKET")
+	if addr == "" {
+		return nil
 	}
-	return nil
+	// a leading @ means an abstract socket, to systemd and here
+	n := &Notifier{to: &unix.SockaddrUnix{Name: addr}}
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if n.err = err; err == nil {
+		n.socket = os.NewFile(uintptr(fd), "NOTIFY_SOCKET")
+	}
+	return n
+}
+
+// Close closes the socket.
+func (n *Notifier) Close() error {
+	if n == nil || n.err != nil {
+		return nil
+	}
+	return n.socket.Close()
 }
 
 // Ready reports to the manager that the service is up.
@@ -53,7 +73,7 @@ func (n *Notifier) report(message string, limit time.Duration) error {
 	if n == nil {
 		return nil
 	}
-	if err := n.send(message, -1, time.Now().Add(limit)); err != nil {
+	if err := n.send(message, -1, limit); err != nil {
 		what, _, _ := strings.Cut(message, "=")
 		return fmt.Errorf("cannot send %s to the service manager: %w", what, err)
 	}
@@ -62,17 +82,16 @@ func (n *Notifier) report(message string, limit time.Duration) error {
 
 // send sends a message, with a descriptor unless that is negative. go-systemd's SdNotify
 // sends no descriptors and has no deadline.
-func (n *Notifier) send(message string, fd int, deadline time.Time) error {
-	// A leading @ means an abstract socket, to systemd and to package net.
-	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: n.addr, Net: "unixgram"})
-	if err != nil {
+func (n *Notifier) send(message string, fd int, limit time.Duration) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.err != nil {
+		return n.err
+	}
+	if err := n.socket.SetWriteDeadline(time.Now().Add(limit)); err != nil {
 		return err
 	}
-	defer conn.Close()
-	if err := conn.SetWriteDeadline(deadline); err != nil {
-		return err
-	}
-	raw, err := conn.SyscallConn()
+	raw, err := n.socket.SyscallConn()
 	if err != nil {
 		return err
 	}
@@ -80,12 +99,18 @@ func (n *Notifier) send(message string, fd int, deadline time.Time) error {
 	if fd >= 0 {
 		rights = unix.UnixRights(fd)
 	}
-	// WriteMsgUnix refuses connected datagram sockets, so sendmsg by hand.
+	connected := false
 	var sent error
-	err = raw.Write(func(to uintptr) bool {
+	err = raw.Write(func(socket uintptr) bool {
+		if !connected { // for each message, as the manager's socket may have been recreated
+			connected = true
+			if sent = unix.Connect(int(socket), n.to); sent != nil {
+				return true
+			}
+		}
 		sent = unix.EINTR
 		for sent == unix.EINTR {
-			sent = unix.Sendmsg(int(to), []byte(message), rights, nil, unix.MSG_NOSIGNAL)
+			sent = unix.Sendmsg(int(socket), []byte(message), rights, nil, unix.MSG_NOSIGNAL)
 		}
 		return sent != unix.EAGAIN
 	})

@@ -3,10 +3,13 @@ package systemd
 import (
 	"errors"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"csi-registrar/internal/test/fake"
 )
@@ -17,12 +20,23 @@ func startManager(t *testing.T) (*fake.Manager, *Notifier) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	n := newNotifier(t, m.SocketPath())
 	t.Cleanup(func() {
 		if err := m.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	return m, NewNotifier(env("NOTIFY_SOCKET", m.SocketPath()))
+	return m, n
+}
+
+func newNotifier(t *testing.T, path string) *Notifier {
+	n := NewNotifier(env("NOTIFY_SOCKET", path))
+	t.Cleanup(func() {
+		if err := n.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return n
 }
 
 func TestNotifierSays(t *testing.T) {
@@ -61,7 +75,7 @@ func TestNilNotifier(t *testing.T) {
 }
 
 func TestNotifierWithoutListener(t *testing.T) {
-	n := NewNotifier(env("NOTIFY_SOCKET", filepath.Join(fake.ShortDir(t), "none")))
+	n := newNotifier(t, filepath.Join(fake.ShortDir(t), "none"))
 	if err := n.Ready(); err == nil || !strings.Contains(err.Error(), "READY") {
 		t.Error(err)
 	}
@@ -75,8 +89,9 @@ func TestNotifierDoesNotHangWithTheManager(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer deaf.Close()
-	n := NewNotifier(env("NOTIFY_SOCKET", path))
-	for n.send("X=1", -1, time.Now().Add(50*time.Millisecond)) == nil {
+	n := newNotifier(t, path)
+	if err := fake.FillDatagrams(path); err != nil {
+		t.Fatal(err)
 	}
 	begun := time.Now()
 	if err := n.Watchdog(); err == nil || !strings.Contains(err.Error(), "WATCHDOG") {
@@ -84,5 +99,40 @@ func TestNotifierDoesNotHangWithTheManager(t *testing.T) {
 	}
 	if took := time.Since(begun); took > 4*sendTimeout {
 		t.Errorf("it took %s", took)
+	}
+}
+
+// TestNotifierWithoutDescriptors: a process that has none left feeds its watchdog, also when the
+// manager's socket was recreated.
+func TestNotifierWithoutDescriptors(t *testing.T) {
+	dir := fake.ShortDir(t)
+	first, err := fake.StartManager(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := newNotifier(t, first.SocketPath())
+	if err := errors.Join(n.Watchdog(), first.Close(), os.Remove(first.SocketPath())); err != nil {
+		t.Fatal(err)
+	}
+	second, err := fake.StartManager(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer second.Close()
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	none := limit
+	none.Cur = 0
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &none); err != nil {
+		t.Fatal(err)
+	}
+	err = n.Ready()
+	if err := errors.Join(err, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)); err != nil {
+		t.Fatal(err)
+	}
+	if got := <-second.Events(); got != "READY=1" {
+		t.Errorf("received %q", got)
 	}
 }

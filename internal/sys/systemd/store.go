@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -69,11 +68,11 @@ type Store struct {
 	inFlight []request      // sent, but perhaps not read by the manager
 }
 
-// request is a message about a name: FDSTORE with a descriptor, FDSTOREREMOVE without (-1).
+// request makes fd the only descriptor of a name; -1: none.
 type request struct {
 	name string
 	fd   int
-	done chan struct{} // closed when the manager has read it, or it is superseded
+	done chan struct{} // closed when the manager has read it
 }
 
 // NewStore returns a store that sends through the notifier while Run runs. With a nil notifier
@@ -121,8 +120,8 @@ func (s *Store) Forget(ctx context.Context, name string) error {
 	return nil
 }
 
-// request queues the messages that make fd the only descriptor of that name (-1: none), and waits
-// for at most confirmWithin until the manager has read them. It owns fd if it succeeds.
+// request queues a request, and waits for at most confirmWithin until the manager has read it. It
+// owns fd if it succeeds.
 func (s *Store) request(ctx context.Context, name string, fd int) error {
 	done, err := s.enqueue(name, fd)
 	if err != nil {
@@ -140,44 +139,46 @@ func (s *Store) request(ctx context.Context, name string, fd int) error {
 	return nil
 }
 
+// enqueue queues a request. Each is sent, in order, so that there is room in the store for each
+// descriptor when its turn comes.
 func (s *Store) enqueue(name string, fd int) (done chan struct{}, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ended {
 		return nil, errors.New("the descriptor store is not used any more")
 	}
-	if fd >= 0 && s.options.Max > 0 && s.names[name] == 0 {
-		held := 0
-		for _, n := range s.names {
-			held += n
-		}
-		if held >= s.options.Max {
-			return nil, fmt.Errorf("%w (%d of %d); raise FileDescriptorStoreMax= of the unit", ErrStoreFull, held, s.options.Max)
-		}
-	}
-	// An unsent descriptor of that name is superseded. Everything else stays in its order, so
-	// that there is room in the store for each descriptor when its turn comes.
-	s.queue = slices.DeleteFunc(s.queue, func(r request) bool {
-		superseded := r.name == name && r.fd >= 0
-		if superseded {
-			_ = unix.Close(r.fd) // a copy that nobody else uses; no error of it matters
-			close(r.done)
-		}
-		return superseded
-	})
-	delete(s.names, name)
-	i := slices.IndexFunc(s.queue, func(r request) bool { return r.name == name })
-	if i < 0 {
-		// Also if none is known: the previous process may have sent one that was not yet in the
-		// store when this process was started.
-		i = len(s.queue)
-		s.queue = append(s.queue, request{name, -1, make(chan struct{})})
-	}
-	done = s.queue[i].done
 	if fd >= 0 {
-		done = make(chan struct{})
-		s.queue = append(s.queue, request{name, fd, done})
+		if err := s.checkRoom(name); err != nil {
+			return nil, err
+		}
+	}
+	for i, r := range s.queue {
+		if r.name == name && r.fd >= 0 { // superseded: only its removal is sent
+			_ = unix.Close(r.fd) // a copy that nobody else uses; no error of it matters
+			s.queue[i].fd = -1
+		}
+	}
+	delete(s.names, name)
+	if fd >= 0 {
 		s.names[name] = 1
 	}
+	done = make(chan struct{})
+	s.queue = append(s.queue, request{name, fd, done})
 	return done, nil
+}
+
+// checkRoom returns an error if the manager would drop a descriptor of that name. s.mu must be
+// held.
+func (s *Store) checkRoom(name string) error {
+	if s.options.Max == 0 || s.names[name] > 0 { // it replaces one
+		return nil
+	}
+	held := 0
+	for _, n := range s.names {
+		held += n
+	}
+	if held < s.options.Max {
+		return nil
+	}
+	return fmt.Errorf("%w (%d of %d); raise FileDescriptorStoreMax= of the unit", ErrStoreFull, held, s.options.Max)
 }

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"csi-registrar/internal/sys/rate"
 )
 
 // Run sends the queue in order, however long the manager takes. When ctx is done it sends the rest,
@@ -59,15 +61,19 @@ func (s *Store) next() (r request, ok bool) {
 	return r, true
 }
 
-// transmit sends a request and reports whether it was sent before ctx ended.
+// transmit sends a request and reports whether it was sent before ctx ended. It removes also what
+// is not known: the previous process may have sent a descriptor that was not yet in the store when
+// this process was started.
 func (s *Store) transmit(ctx context.Context, r request) bool {
-	message := "FDSTOREREMOVE=1\nFDNAME=" + r.name
-	if r.fd >= 0 {
-		defer unix.Close(r.fd) // the manager's queue has another copy now
-		// FDPOLL=0: without it PID 1 would drop a listener at the first sign of an error on it.
-		message = "FDSTORE=1\nFDNAME=" + r.name + "\nFDPOLL=0"
+	send := func(message string, fd int) bool {
+		return s.retry(ctx, func() error { return s.notify.send(message+"\nFDNAME="+r.name, fd, queueTimeout) })
 	}
-	return s.retry(ctx, func() error { return s.notify.send(message, r.fd, time.Now().Add(queueTimeout)) })
+	if r.fd < 0 {
+		return send("FDSTOREREMOVE=1", -1)
+	}
+	defer unix.Close(r.fd) // the manager's queue has another copy now
+	// FDPOLL=0: without it PID 1 would drop a listener at the first sign of an error on it.
+	return send("FDSTOREREMOVE=1", -1) && send("FDSTORE=1\nFDPOLL=0", r.fd)
 }
 
 // retry calls send until it succeeds or ctx has ended, and reports which.
@@ -83,10 +89,8 @@ func (s *Store) retry(ctx context.Context, send func() error) bool {
 		if !failed {
 			s.options.Log.Warn("cannot reach the descriptor store; trying again until it works", "error", err)
 		}
-		select {
-		case <-ctx.Done():
+		if !rate.Pause(ctx, sendPause) {
 			return false
-		case <-time.After(sendPause):
 		}
 	}
 }
@@ -101,7 +105,7 @@ func (s *Store) barrier(ctx context.Context) bool {
 			return err
 		}
 		defer w.Close() // ours must be closed, or the pipe would never end
-		if err := s.notify.send("BARRIER=1", int(w.Fd()), time.Now().Add(queueTimeout)); err != nil {
+		if err := s.notify.send("BARRIER=1", int(w.Fd()), queueTimeout); err != nil {
 			return errors.Join(err, r.Close())
 		}
 		end = r

@@ -92,7 +92,7 @@ func (r Rule) Check(path string) error {
 		}
 		if !file.IsLink() {
 			dir, parent, at = next, at, file
-			rootOnly = rootOnly && ours && (file.Mode&writeBits == 0 || file.Mode&unix.S_ISVTX != 0 || !r.covers(next))
+			rootOnly = rootOnly && ours
 			continue
 		}
 		target, err := os.Readlink(next)
@@ -203,7 +203,7 @@ func User(uid uint32) string {
 	return number
 }
 
-// Who describes a user for people: name and number.
+// Who returns a description of a user for people: name and number.
 func Who(uid uint32) string {
 	number := fmt.Sprint(uid)
 	if name := User(uid); name != number {

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -73,7 +74,14 @@ func TestCheck(t *testing.T) {
 			if test.path == "" {
 				path = dir + "/a/b/f"
 			}
-			err := mine(dir).Check(path)
+			checked := make(chan error, 1)
+			go func() { checked <- mine(dir).Check(path) }()
+			var err error
+			select {
+			case err = <-checked:
+			case <-time.After(30 * time.Second):
+				t.Fatal("it does not end")
+			}
 			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
 				t.Errorf("got %v, want %q", err, test.want)
 			}
@@ -125,6 +133,69 @@ func TestWhoseFiles(t *testing.T) {
 	must(t, os.Chown(dir+"/a/b", stranger, 0))
 	if err := (Rule{Owners: []uint32{stranger, 0}, Below: dir}).Check(dir + "/l"); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestNoCommandIfAnotherUserCouldRedirectIt checks that root is not told to run a command on a path
+// that a trusted user other than root can change, or has chosen by a link.
+func TestNoCommandIfAnotherUserCouldRedirectIt(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("other users' files need root")
+	}
+	link := func(target, path string) error {
+		return errors.Join(os.Symlink(target, path), os.Lchown(path, stranger, 0))
+	}
+	for name, test := range map[string]struct {
+		make func(dir string) error
+		path string // below the directory
+		want string // the path of the Error; empty: trusted
+		run  string // the command without its path
+	}{
+		"an open directory of root": {func(d string) error { return os.Chmod(d+"/a", 0o777) }, "a/b/f", "a", "chmod go-w "},
+		"an open directory of the user": {func(d string) error {
+			return errors.Join(os.Chmod(d+"/a", 0o777), os.Chown(d+"/a", stranger, 0))
+		}, "a/b/f", "a", ""},
+		"an open directory in one of the user": {func(d string) error {
+			return errors.Join(os.Chown(d+"/a", stranger, 0), os.Chmod(d+"/a/b", 0o777))
+		}, "a/b/f", "a/b", ""},
+		"an open directory that the user chose": {func(d string) error {
+			return errors.Join(os.Chmod(d+"/a", 0o777), link("a/b/f", d+"/l"))
+		}, "l", "a", ""},
+		"a link to a file of root": {func(d string) error { return link("a/b/f", d+"/l") }, "l", "l", "rm "},
+		"a link in a directory of the user": {func(d string) error {
+			return errors.Join(os.Chown(d+"/a", stranger, 0), link("b/f", d+"/a/l"))
+		}, "a/l", "a/l", ""},
+		"a link to a directory": {func(d string) error { return link("a/b", d+"/l") }, "l", "", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := tempDir(t)
+			must(t, test.make(dir))
+			err := Rule{Owners: []uint32{stranger, 0}, Below: dir}.Check(dir + "/" + test.path)
+			if test.want == "" {
+				must(t, err)
+				return
+			}
+			e, ok := errors.AsType[*Error](err)
+			if path := dir + "/" + test.want; !ok || e.Path != path || (test.run == "") != (e.Command.Name == "") ||
+				test.run != "" && e.Command.String() != test.run+path {
+				t.Errorf("%v: %s", err, e.Command)
+			}
+		})
+	}
+}
+
+// TestCheckOfASocket checks the owner of a socket, which others can connect to.
+func TestCheckOfASocket(t *testing.T) {
+	dir := tempDir(t)
+	must(t, unix.Mknod(dir+"/s", unix.S_IFSOCK|0o666, 0))
+	for _, file := range []string{"s", "a/b/f"} {
+		if err := mine(dir).Check(dir + "/" + file); err != nil {
+			t.Error(err)
+		}
+		other := Rule{Owners: []uint32{stranger}, Below: filepath.Dir(dir + "/" + file)}
+		if err := other.Check(dir + "/" + file); !errors.As(err, new(*Error)) {
+			t.Errorf("%s of another user: %v", file, err)
+		}
 	}
 }
 

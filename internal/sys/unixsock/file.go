@@ -57,8 +57,22 @@ func (f File) Kind() string {
 // long as the file system does not answer: call it from a goroutine that may block.
 func Lstat(path string) (File, error) { return statx(path, unix.AT_SYMLINK_NOFOLLOW) }
 
-// Stat is Lstat, but follows symbolic links.
-func Stat(path string) (File, error) { return statx(path, 0) }
+// Stat is Lstat, but follows symbolic links. A directory on overlayfs is without its time of birth,
+// which changes when the directory is copied up, that is at the first change in it.
+func Stat(path string) (File, error) {
+	f, err := statx(path, 0)
+	if err != nil || !f.IsDir() {
+		return f, err
+	}
+	var fs unix.Statfs_t
+	if err := unix.Statfs(path, &fs); err != nil {
+		return File{}, &os.PathError{Op: "statfs", Path: path, Err: err}
+	}
+	if fs.Type == unix.OVERLAYFS_SUPER_MAGIC {
+		f.Born = 0
+	}
+	return f, nil
+}
 
 func statx(path string, flags int) (File, error) {
 	var st unix.Statx_t
@@ -94,15 +108,4 @@ func Remove(path string, id FileID) (bool, error) {
 		return false, nil
 	}
 	return err == nil && f.FileID == id, err
-}
-
-// MoveIntoPlace gives a file a second name in its directory, without replacing another file
-// (os.ErrExist). The first name stays: the kubelet logs an error for each name in the
-// plugins_registry that is gone when it examines it. On a file system without hard links the file
-// is renamed.
-func MoveIntoPlace(from, to string) error {
-	if err := os.Link(from, to); err == nil || errors.Is(err, os.ErrExist) {
-		return err
-	}
-	return unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE)
 }

@@ -1,7 +1,6 @@
 package unixsock
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -30,34 +29,6 @@ func TestRemoveLeavesAnotherFile(t *testing.T) {
 	}
 	if removed, err := Remove(path, f.FileID); removed || err != nil {
 		t.Errorf("a file that does not exist is removed: %v, %v", removed, err)
-	}
-}
-
-// MoveIntoPlace replaces nothing, and leaves the first name: the kubelet may be about to examine
-// it.
-func TestMoveIntoPlace(t *testing.T) {
-	dir := t.TempDir()
-	first, path := filepath.Join(dir, ".first"), filepath.Join(dir, "path")
-	if err := os.WriteFile(first, []byte("ours"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := MoveIntoPlace(first, path); err != nil {
-		t.Fatal(err)
-	}
-	a, firstErr := Lstat(first)
-	b, err := Lstat(path)
-	if firstErr != nil || err != nil || a.FileID != b.FileID {
-		t.Errorf("%+v, %v; %+v, %v", a, firstErr, b, err)
-	}
-	other := filepath.Join(dir, ".other")
-	if err := os.WriteFile(other, []byte("another"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := MoveIntoPlace(other, path); !errors.Is(err, os.ErrExist) {
-		t.Errorf("a file was replaced: %v", err)
-	}
-	if text, err := os.ReadFile(path); string(text) != "ours" {
-		t.Errorf("%q, %v", text, err)
 	}
 }
 

@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"csi-registrar/internal/test/fake"
 	"csi-registrar/internal/sys/unixsock"
+	"csi-registrar/internal/test/fake"
 )
 
 func socketPath(t *testing.T) string {

@@ -5,10 +5,8 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"os"
-	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -59,36 +57,24 @@ func Probe(ctx context.Context, path string) (Liveness, Cred, error) {
 }
 
 // staleFor is the age from which a socket that refuses connections is stale: before that, the
-// program that has bound it may be about to listen.
-const staleFor = 100 * time.Millisecond
-
-// RemoveStale removes those of the paths that are stale sockets, and returns them. A stale socket
-// refuses two connections, the second one when all of them are at least 100 ms old, and is the same
-// file both times. So after a power cut it takes no time, and otherwise 100 ms at most.
-func RemoveStale(ctx context.Context, paths []string) (removed []string, err error) {
-	before := staleAmong(ctx, paths)
-	if len(before) == 0 {
-		return nil, nil
-	}
-	select {
-	case <-time.After(untilStale(before, time.Now())):
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	}
-	return removeUnchanged(ctx, before)
-}
+// program that has bound it may be about to listen. On two busy cores 127 ms were seen between the
+// two calls.
+const staleFor = 250 * time.Millisecond
 
 // InUse is the error for a path at which there is something other than a stale socket.
 type InUse struct {
 	Path   string
 	Holder string // the kind of file, or the process that listens, for messages
 	Live   bool   // somebody listens
+	PID    int    // the process that listens; 0: not known
 }
 
 func (e *InUse) Error() string { return e.Path + " is held by " + e.Holder }
 
-// Vacate removes the stale socket at path, as RemoveStale does, and reports whether it did. The
-// error is an *InUse if something else is there; nothing at path is no error.
+// Vacate removes the stale socket at path, and reports whether it did. The error is an *InUse if
+// something else is there; nothing at path is no error. A stale socket refuses two connections, the
+// second one when it is at least staleFor old, and is the same file both times. So after a power
+// cut it takes no time, and otherwise staleFor at most.
 func Vacate(ctx context.Context, path string) (removed bool, err error) {
 	f, err := Lstat(path)
 	switch {
@@ -99,62 +85,48 @@ func Vacate(ctx context.Context, path string) (removed bool, err error) {
 	case !f.IsSocket():
 		return false, &InUse{Path: path, Holder: f.Kind()}
 	}
-	paths, err := RemoveStale(ctx, []string{path})
-	if err != nil {
-		return false, fmt.Errorf("cannot remove the stale socket: %w", err)
+	if found, peer, err := Probe(ctx, path); err != nil || found != Stale {
+		return false, inUse(ctx, path, found, peer, err)
 	}
-	removed = len(paths) > 0
-	switch found, peer, err := Probe(ctx, path); {
+	select {
+	case <-time.After(untilStale(f, time.Now())):
+	case <-ctx.Done():
+		return false, context.Cause(ctx)
+	}
+	return removeStale(ctx, path, f)
+}
+
+// removeStale removes the socket at path if it is still the same file, and refuses a connection.
+// The time of change counts too: a new socket can have the inode number of the old one.
+func removeStale(ctx context.Context, path string, before File) (removed bool, err error) {
+	f, err := Lstat(path)
+	found, peer, probeErr := Probe(ctx, path)
+	if err != nil || f != before || probeErr != nil || found != Stale {
+		return false, inUse(ctx, path, found, peer, probeErr)
+	}
+	if removed, err = Remove(path, f.FileID); err != nil {
+		err = fmt.Errorf("cannot remove the stale socket: %w", err)
+	}
+	return removed, err
+}
+
+// inUse returns the error for the result of a probe; nil if nothing is at path.
+func inUse(ctx context.Context, path string, found Liveness, peer Cred, err error) error {
+	switch {
 	case ctx.Err() != nil:
-		return removed, context.Cause(ctx)
+		return context.Cause(ctx)
 	case err != nil:
-		return removed, &InUse{Path: path, Holder: fmt.Sprintf("a socket that cannot be probed (%v)", err)}
+		return &InUse{Path: path, Holder: fmt.Sprintf("a socket that cannot be probed (%v)", err)}
 	case found == Stale:
-		return removed, &InUse{Path: path, Holder: "a socket that was just replaced"}
+		return &InUse{Path: path, Holder: "a socket that was just replaced"}
 	case found == Live:
-		return removed, &InUse{Path: path, Holder: peer.String(), Live: true}
+		return &InUse{Path: path, Holder: peer.String(), Live: true, PID: peer.PID}
 	}
-	return removed, nil
+	return nil
 }
 
-// untilStale returns how long it takes until all files are old enough. A file with a time in the
+// untilStale returns how long it takes until the file is old enough. A file with a time in the
 // future, because the clock was set back, counts as new.
-func untilStale(files map[string]File, now time.Time) (d time.Duration) {
-	for _, f := range files {
-		d = max(d, staleFor-now.Sub(time.Unix(0, f.Changed)))
-	}
-	return min(d, staleFor)
-}
-
-// removeUnchanged removes those of the sockets that are still stale and unchanged.
-func removeUnchanged(ctx context.Context, before map[string]File) (removed []string, err error) {
-	var errs []error
-	for path, f := range staleAmong(ctx, slices.Collect(maps.Keys(before))) {
-		// The time of change counts too: a new socket can have the inode number of the old one.
-		if f != before[path] {
-			continue
-		}
-		did, err := Remove(path, f.FileID)
-		if did {
-			removed = append(removed, path)
-		}
-		errs = append(errs, err)
-	}
-	slices.Sort(removed)
-	return removed, errors.Join(errs...)
-}
-
-// staleAmong returns those of the paths that are sockets that refuse connections.
-func staleAmong(ctx context.Context, paths []string) map[string]File {
-	found := make(map[string]File)
-	for _, path := range paths {
-		f, err := Lstat(path)
-		if err != nil || !f.IsSocket() {
-			continue
-		}
-		if live, _, err := Probe(ctx, path); err == nil && live == Stale {
-			found[path] = f
-		}
-	}
-	return found
+func untilStale(f File, now time.Time) time.Duration {
+	return min(staleFor, staleFor-now.Sub(time.Unix(0, f.Changed)))
 }

@@ -5,7 +5,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"testing"
 	"time"
 
@@ -39,6 +38,8 @@ func TestStaleSocketThatChangesIsLeft(t *testing.T) {
 			}
 			return errors.Join(err, os.Rename(path+".new", path))
 		},
+		// as if a new one had its inode number
+		"its time of change differs": func(path string, _ int) error { return os.Chmod(path, 0o640) },
 		"a stale one replaces it": func(path string, _ int) error {
 			err := os.Remove(path)
 			bound(t, path)
@@ -47,18 +48,15 @@ func TestStaleSocketThatChangesIsLeft(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := fake.ShortDir(t)
-			path, same := filepath.Join(dir, "a"), filepath.Join(dir, "b")
+			path := filepath.Join(dir, "a")
 			fd := bound(t, path)
-			bound(t, same)
-			before := staleAmong(t.Context(), []string{path, same})
-			if len(before) != 2 {
-				t.Fatalf("%v", before)
-			}
-			if err := change(path, fd); err != nil {
+			before, err := Lstat(path)
+			if err := errors.Join(err, change(path, fd)); err != nil {
 				t.Fatal(err)
 			}
-			if removed, err := removeUnchanged(t.Context(), before); err != nil || !slices.Equal(removed, []string{same}) {
-				t.Errorf("removed %v, %v", removed, err)
+			removed, err := removeStale(t.Context(), path, before)
+			if _, inUse := errors.AsType[*InUse](err); removed || !inUse {
+				t.Errorf("removed %t, %v", removed, err)
 			}
 			if _, err := os.Lstat(path); err != nil {
 				t.Error(err)
@@ -70,17 +68,14 @@ func TestStaleSocketThatChangesIsLeft(t *testing.T) {
 // An old socket is removed at once, so that a start after a power cut does not delay the kubelet.
 func TestOnlyYoungSocketsAreWaitedFor(t *testing.T) {
 	now := time.Now()
-	aged := func(age time.Duration) File { return File{Changed: now.Add(-age).UnixNano()} }
-	for name, c := range map[string]struct {
-		files map[string]File
-		want  time.Duration
-	}{
-		"of the boot before":     {map[string]File{"a": aged(time.Hour), "b": aged(staleFor)}, 0},
-		"one is young":           {map[string]File{"a": aged(time.Hour), "b": aged(staleFor / 4)}, staleFor * 3 / 4},
-		"just made":              {map[string]File{"a": aged(0)}, staleFor},
-		"the clock was set back": {map[string]File{"a": aged(-time.Hour)}, staleFor},
+	for name, c := range map[string]struct{ age, want time.Duration }{
+		"of the boot before":     {time.Hour, 0},
+		"old enough":             {250 * time.Millisecond, 0},
+		"young":                  {150 * time.Millisecond, 100 * time.Millisecond},
+		"just made":              {0, 250 * time.Millisecond},
+		"the clock was set back": {-time.Hour, 250 * time.Millisecond},
 	} {
-		if got := untilStale(c.files, now); got != c.want {
+		if got := max(0, untilStale(File{Changed: now.Add(-c.age).UnixNano()}, now)); got != c.want {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
 		}
 	}

@@ -1,6 +1,7 @@
 package unixsock
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -33,6 +34,19 @@ func TestVacate(t *testing.T) {
 	}
 	if held, ok := errors.AsType[*InUse](vacateError(t, path)); !ok || held.Live || held.Holder != "a directory" {
 		t.Errorf("a directory: %+v", held)
+	}
+}
+
+// TestVacateInterrupted checks that the end of the context is not reported as a socket in use.
+func TestVacateInterrupted(t *testing.T) {
+	path := filepath.Join(fake.ShortDir(t), "s")
+	bound(t, path)
+	ended := errors.New("the daemon ends")
+	ctx, end := context.WithCancelCause(t.Context())
+	end(ended)
+	removed, err := Vacate(ctx, path)
+	if _, statErr := os.Lstat(path); removed || err != ended || statErr != nil {
+		t.Errorf("removed %t, %v, %v", removed, err, statErr)
 	}
 }
 

@@ -8,13 +8,15 @@ import (
 	"time"
 )
 
-// What waited for its turn does not begin when its context has ended: it would be abandoned at
-// once, and the path would count as one that does not answer.
+// A call that waited for its turn does not begin when its context has ended: it would be abandoned
+// at once, and the path would count as one that does not answer.
 func TestNothingBeginsAfterItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, hints := NewPool(), 0
 		s := p.Slot("/path", func() { hints++ })
-		p.calls["/path"] = &call{done: make(chan struct{}), notify: map[*Slot]struct{}{}}
+		p.calls["/path"] = &call{
+			done: make(chan struct{}), abandoned: make(chan struct{}), notify: map[*Slot]struct{}{},
+		}
 		ctx, cancel := context.WithCancel(t.Context())
 		ran, result := false, make(chan error, 1)
 		go func() {

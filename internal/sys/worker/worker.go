@@ -8,6 +8,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -21,9 +22,19 @@ type Pool struct {
 
 type call struct {
 	done      chan struct{} // closed when it has returned
+	abandoned chan struct{} // closed when it was abandoned
 	since     time.Time
-	abandoned bool
 	notify    map[*Slot]struct{} // the Slots that get a hint when it has returned
+}
+
+// wasAbandoned reports whether the call was abandoned.
+func (c *call) wasAbandoned() bool {
+	select {
+	case <-c.abandoned:
+		return true
+	default:
+		return false
+	}
 }
 
 // NewPool returns a Pool without any call.
@@ -41,7 +52,7 @@ func (p *Pool) Stuck() []Stuck {
 	defer p.mu.Unlock()
 	var list []Stuck
 	for path, c := range p.calls {
-		if c.abandoned {
+		if c.wasAbandoned() {
 			list = append(list, Stuck{Path: path, Since: c.since})
 		}
 	}
@@ -71,15 +82,16 @@ func (e *NotAnswering) Error() string {
 	return fmt.Sprintf("the file system of %s does not answer", e.Path)
 }
 
-// Do runs f and returns its result. If that takes longer than limit, Do abandons f and returns a
-// *NotAnswering error; it does so at once while an abandoned call about the same path has not
-// returned. If ctx is done first, it abandons f as well, and returns the cause. discard, if not
-// nil, gets the result of an abandoned f: it closes what f opened.
+// Do runs f and returns its result. If f takes longer than limit, Do abandons it and returns a
+// *NotAnswering error. It does not begin f while another call about the same path is running, and
+// returns that error when that one was abandoned, or when it has waited for limit. If
+// ctx is done first, Do abandons f as well, and returns the cause. discard, if not nil, gets the
+// result of an abandoned f: it closes what f opened.
+//
+// A process that gets little CPU time has more than limit: see parts.
 func Do[T any](ctx context.Context, s *Slot, limit time.Duration, f func() T, discard func(T)) (T, error) {
 	var result, none T
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, &NotAnswering{Path: s.path})
-	defer cancel()
-	c, err := s.enter(ctx)
+	c, err := s.enter(ctx, limit)
 	if err != nil {
 		return none, err
 	}
@@ -89,25 +101,27 @@ func Do[T any](ctx context.Context, s *Slot, limit time.Duration, f func() T, di
 			discard(result)
 		}
 	}()
-	select {
-	case <-c.done:
-		return result, nil
-	case <-ctx.Done():
-	}
-	if !s.abandon(c) { // it has just returned
+	if err = s.await(ctx, c, limit); err == nil || !s.abandon(c) { // or it has just returned
 		return result, nil
 	}
-	return none, context.Cause(ctx) // result belongs to f
+	return none, err // result belongs to f
+}
+
+// Run is Do for an f whose only result is its error. An abandoned f may still run: what else
+// it writes must not be read after an error of Run.
+func Run(ctx context.Context, s *Slot, limit time.Duration, f func() error) error {
+	err, failed := Do(ctx, s, limit, f, nil)
+	return cmp.Or(failed, err)
 }
 
 // enter waits until no call about the path is running, and begins one. If it cannot, the Slot is
 // notified when the running call has returned.
-func (s *Slot) enter(ctx context.Context) (*call, error) {
+func (s *Slot) enter(ctx context.Context, limit time.Duration) (*call, error) {
 	p := s.pool
-	for waited := false; ; waited = true {
+	for waited := (*call)(nil); ; {
 		p.mu.Lock()
 		c := p.calls[s.path]
-		if c == nil && waited && ctx.Err() != nil {
+		if c == nil && waited != nil && ctx.Err() != nil {
 			p.mu.Unlock()
 			if s.returned != nil { // the call that was waited for has returned
 				s.returned()
@@ -115,13 +129,16 @@ func (s *Slot) enter(ctx context.Context) (*call, error) {
 			return nil, context.Cause(ctx)
 		}
 		if c == nil {
-			c = &call{done: make(chan struct{}), since: time.Now(), notify: make(map[*Slot]struct{})}
+			c = &call{
+				done: make(chan struct{}), abandoned: make(chan struct{}),
+				since: time.Now(), notify: make(map[*Slot]struct{}),
+			}
 			p.calls[s.path] = c
 			p.mu.Unlock()
 			return c, nil
 		}
 		err := context.Cause(ctx)
-		if c.abandoned {
+		if c.wasAbandoned() || c == waited && err == nil {
 			err = &NotAnswering{Path: s.path}
 		}
 		if err != nil {
@@ -131,11 +148,33 @@ func (s *Slot) enter(ctx context.Context) (*call, error) {
 		if err != nil {
 			return nil, err
 		}
+		_ = s.await(ctx, c, limit) // its error is one of the above unless c has returned since
+		waited = c
+	}
+}
+
+// A call without CPU time must not look like one that hangs, and only the kernel knows the
+// difference. So the limit is this many ticks, and the goroutine that counts them goes to the end
+// of the queue after each: the goroutine of the call has been at its turn as often. Ticks for which
+// there was no CPU time are not made up for.
+const parts = 50
+
+// await waits until c has returned, c was abandoned, ctx is done, or limit has passed.
+func (s *Slot) await(ctx context.Context, c *call, limit time.Duration) error {
+	tick := time.NewTicker(max(limit/parts, 1))
+	defer tick.Stop()
+	for n := 0; n < parts && !c.wasAbandoned(); n++ {
 		select {
 		case <-c.done:
+			return nil
 		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-c.abandoned:
+		case <-tick.C:
+			runtime.Gosched()
 		}
 	}
+	return &NotAnswering{Path: s.path}
 }
 
 // abandon reports whether the call was still running.
@@ -148,7 +187,7 @@ func (s *Slot) abandon(c *call) bool {
 		return false
 	default:
 	}
-	c.abandoned = true
+	close(c.abandoned)
 	c.notify[s] = struct{}{}
 	return true
 }
@@ -159,7 +198,7 @@ func (s *Slot) leave(c *call) bool {
 	p.mu.Lock()
 	delete(p.calls, s.path)
 	close(c.done)
-	abandoned := c.abandoned
+	abandoned := c.wasAbandoned()
 	p.mu.Unlock()
 	for slot := range c.notify { // no longer changed
 		if slot.returned != nil {

@@ -3,6 +3,8 @@ package worker
 import (
 	"context"
 	"errors"
+	"runtime"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -15,6 +17,25 @@ func TestDoReturnsTheResult(t *testing.T) {
 	if got != 7 || err != nil || len(p.Stuck()) != 0 {
 		t.Errorf("%d, %v, %v", got, err, p.Stuck())
 	}
+}
+
+// Run returns the error of the call, or why there is none.
+func TestRunReturnsOneError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, fail, back := NewPool(), errors.New("failed"), make(chan struct{})
+		s := p.Slot("/a", nil)
+		if err := Run(t.Context(), s, time.Second, func() error { return fail }); err != fail {
+			t.Errorf("%v, want the call's error", err)
+		}
+		if err := Run(t.Context(), s, time.Second, func() error { return nil }); err != nil {
+			t.Error(err)
+		}
+		err := Run(t.Context(), s, time.Second, func() error { <-back; return fail })
+		if _, ok := errors.AsType[*NotAnswering](err); !ok {
+			t.Errorf("%v, want that the path does not answer", err)
+		}
+		close(back)
+	})
 }
 
 // A call that never returns costs its caller the limit, later callers for the same path no time,
@@ -117,4 +138,68 @@ func TestWhoDidNotGetATurnIsTold(t *testing.T) {
 			t.Errorf("told %d times", told.Load())
 		}
 	})
+}
+
+// A call that returns at the moment of its limit is either answered or discarded: nothing that it
+// opened is lost.
+func TestAResultAtTheLimitIsNotLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := NewPool().Slot("/a", nil)
+		for range 1000 {
+			discarded := 0
+			opened := func() int { time.Sleep(time.Second); return 1 }
+			got, err := Do(t.Context(), s, time.Second, opened, func(n int) { discarded += n })
+			synctest.Wait()
+			if got+discarded != 1 || (err == nil) != (got == 1) {
+				t.Fatalf("got %d (%v), discarded %d", got, err, discarded)
+			}
+		}
+	})
+}
+
+// A call that waits for its turn has the whole limit when it begins.
+func TestTheLimitBeginsWithTheCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := NewPool()
+		call := func() int { time.Sleep(900 * time.Millisecond); return 0 }
+		errs := make(chan error)
+		for range 3 {
+			go func() {
+				_, err := Do(t.Context(), p.Slot("/a", nil), time.Second, call, nil)
+				errs <- err
+			}()
+		}
+		for range 3 {
+			if err := <-errs; err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+// A call in a process that gets little CPU time takes many times the limit, and does not hang.
+func TestACallWithoutCPUDoesNotHang(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	var busy sync.WaitGroup
+	var end atomic.Bool
+	for range 10 { // each has the CPU for 10 ms, until the runtime preempts it
+		busy.Go(func() {
+			for !end.Load() {
+			}
+		})
+	}
+	const limit = 50 * time.Millisecond
+	begun := time.Now()
+	_, err := Do(t.Context(), NewPool().Slot("/a", nil), limit, func() int {
+		for range 10 {
+			runtime.Gosched()
+		}
+		return 0
+	}, nil)
+	took := time.Since(begun)
+	end.Store(true)
+	busy.Wait()
+	if err != nil || took < 2*limit {
+		t.Errorf("%v after %s", err, took)
+	}
 }

@@ -3,7 +3,7 @@
 //
 //	go run ./internal/test/bench [--bin bin/csi-registrar] [--quick] [--peer 'CMD --csi-address={socket} …']
 //
-// What is measured is the packaged binary, which scripts/build makes. Everything happens in a
+// It measures the packaged binary, which scripts/build makes. Everything happens in a
 // temporary directory; nothing on the machine is changed.
 package main
 

@@ -14,8 +14,8 @@ import (
 
 	"google.golang.org/grpc"
 
-	"csi-registrar/internal/test/fake"
 	"csi-registrar/internal/node/rootdir"
+	"csi-registrar/internal/test/fake"
 )
 
 // program is a registrar to be measured.
@@ -95,7 +95,8 @@ func (b *node) serve() error {
 	return nil
 }
 
-// register starts a kubelet and waits until it has registered all drivers.
+// register starts a kubelet and waits until it has registered all drivers, and has told the
+// registrar: a registration without an answer is repeated after a kill.
 func (b *node) register(ctx context.Context) (err error) {
 	b.kubelet, err = fake.StartKubelet(b.registry(), fake.NewAPIServer(), func(e fake.Event) {
 		if e.What == fake.Registered || e.What == fake.Deregistered {
@@ -107,7 +108,7 @@ func (b *node) register(ctx context.Context) (err error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
 	defer cancel()
-	for len(b.kubelet.Registered()) < len(b.drivers) {
+	for len(b.kubelet.Registered()) < len(b.drivers) || !b.kubelet.Idle() {
 		if err := sleep(ctx, 50*time.Millisecond); err != nil {
 			return fmt.Errorf("%d of %d drivers are registered: %w", len(b.kubelet.Registered()), len(b.drivers), err)
 		}

@@ -1,6 +1,9 @@
 package e2e
 
 import (
+	"errors"
+	"net"
+	"os"
 	"syscall"
 	"testing"
 	"time"
@@ -33,6 +36,44 @@ func TestDriverRestartsUnchanged(t *testing.T) {
 		}
 	})
 	if s := c.Driver(d.Name); s.State != "registered" || s.Republications != 0 {
+		t.Errorf("status has %+v", s)
+	}
+}
+
+// The socket may be a symbolic link that is moved between two instances of the driver: calls
+// through it never fail, and the kubelet does not notice.
+func TestLinkMovedBetweenInstances(t *testing.T) {
+	t.Parallel()
+	const name = "a.example"
+	n := harness.New(t)
+	for _, instance := range []string{"/a.sock", "/b.sock"} {
+		n.DriverAt(name, n.Run+instance).Start()
+	}
+	link := n.Run + "/csi.sock"
+	move := func(to string) {
+		t.Helper()
+		if err := errors.Join(os.Symlink(to, link+".next"), os.Rename(link+".next", link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	move("a.sock")
+	n.Configure(name, link)
+	k := n.StartKubelet()
+	c := n.StartDaemon()
+	k.Registered(0, name, soon)
+	c.WaitState(name, "registered", soon)
+	unchanged(t, n, k, []string{name}, func() {
+		for i := range 50 {
+			move([]string{"b.sock", "a.sock"}[i%2])
+			if conn, err := net.Dial("unix", link); err != nil {
+				t.Error(err)
+			} else {
+				conn.Close()
+			}
+		}
+		c.WaitStatus(name, "driver ready", soon, func(s harness.DriverStatus) bool { return s.Driver == "ready" })
+	})
+	if s := c.Driver(name); s.State != "registered" || s.Republications != 0 {
 		t.Errorf("status has %+v", s)
 	}
 }

@@ -15,8 +15,8 @@ import (
 	"csi-registrar/internal/test/e2e/harness"
 )
 
-// What users and scripts do to a registration socket. The kubelet sees that the path disappears, so
-// it must see that it appears again.
+// Users and scripts remove, replace and change a registration socket. The kubelet sees that the
+// path disappears, so it must see that it appears again.
 func TestRegistrationSocketRestored(t *testing.T) {
 	t.Parallel()
 	away := func(n *harness.Node, path string) error { return os.Rename(path, filepath.Join(n.Dir, "away")) }
@@ -55,7 +55,7 @@ func TestRegistrationSocketRestored(t *testing.T) {
 			t.Parallel()
 			n, d, c, k := registered(t, "a.example")
 			path := n.RegSocket(d.Name)
-			mark, ino := k.Mark(), n.Inode(path)
+			mark := k.Mark()
 			if err := tc.do(n, path); err != nil {
 				t.Fatal(err)
 			}
@@ -78,9 +78,6 @@ func TestRegistrationSocketRestored(t *testing.T) {
 			if s.Republications == 0 {
 				t.Errorf("status counts no republication: %+v", s)
 			}
-			if now := n.Inode(path); now == ino {
-				t.Errorf("the socket is the old one")
-			}
 			k.Quiet(k.Mark(), 2500*time.Millisecond)
 		})
 	}
@@ -102,8 +99,8 @@ func errText(err error) string {
 	return ""
 }
 
-// A user who removes the socket repeatedly must not cause endless registrations: it is restored
-// eight times, and then only after it was left alone for 4 minutes, or on request.
+// A user who removes the socket repeatedly must not cause endless registrations: it is restored 20
+// times at once, then after 10 s and more, or on request.
 func TestRegistrationSocketRemovedAgainAndAgain(t *testing.T) {
 	t.Parallel()
 	n, d, c, k := registered(t, "a.example")
@@ -120,27 +117,15 @@ func TestRegistrationSocketRemovedAgainAndAgain(t *testing.T) {
 		}
 		return ""
 	})
-	if removed != 9 || s.Republications != 8 {
-		t.Errorf("damped after %d removals and %d republications, want 9 and 8", removed, s.Republications)
+	if removed != 21 || s.Republications != 20 {
+		t.Errorf("damped after %d removals and %d republications, want 21 and 20", removed, s.Republications)
 	}
 	if s.State != "ready" {
 		t.Errorf("state %q without a registration socket, want ready", s.State)
 	}
-	contains(t, "the reason", s.Reason, "changed 9 times", "removed", s.DampedUntil.UTC().Format(time.TimeOnly))
-	if in := time.Until(s.DampedUntil); in < 3*time.Minute || in > 5*time.Minute {
-		t.Errorf("restored in %v, want about 4m", in)
-	}
-	if *long {
-		harness.Eventually(t, 5*time.Minute, "restored without a command", func() string {
-			if s := c.Driver(d.Name); s.State != "registered" {
-				return s.Reason
-			}
-			return ""
-		})
-		if err := os.Remove(path); err != nil {
-			t.Fatal(err)
-		}
-		c.WaitStatus(d.Name, "damped again", soon, func(s harness.DriverStatus) bool { return !s.DampedUntil.IsZero() })
+	contains(t, "the reason", s.Reason, "20 times within an hour", "removed", s.DampedUntil.UTC().Format(time.TimeOnly))
+	if in := time.Until(s.DampedUntil); in > 10*time.Second {
+		t.Errorf("restored in %v, want 10 s at most", in)
 	}
 	if out, errs, code := n.RunCommand("reregister", d.Name, "--config-root", n.Etc); code != 0 {
 		t.Fatalf("reregister: %d %s%s", code, out, errs)
@@ -202,7 +187,6 @@ func TestRegistryDirectory(t *testing.T) {
 			c := n.StartDaemon()
 			k.Registered(0, d.Name, soon)
 			c.WaitState(d.Name, "registered", soon)
-			n.WaitSockets(1) // below a mount the temporary name would stay
 			did := time.Now()
 			do(t, n)
 			at, ok := harness.WhenAccepts(n.RegSocket(d.Name), soon)
@@ -225,9 +209,8 @@ func TestRegistryDirectory(t *testing.T) {
 	}
 }
 
-// What `kubeadm reset` does: the kubelet is stopped and its whole root directory is removed while
-// the daemon runs. The daemon does not interfere, and everything is registered with the next
-// kubelet.
+// `kubeadm reset` stops the kubelet and removes its whole root directory while the daemon runs. The
+// daemon does not interfere, and everything is registered with the next kubelet.
 func TestRootDirectoryRemoved(t *testing.T) {
 	t.Parallel()
 	for i := range 4 { // five times each: what happens more often within an hour is delayed

@@ -30,7 +30,7 @@ func TestTheEndOfTheKubeletIsShown(t *testing.T) {
 	// The registration counts: wait returns, and status is successful.
 	for _, command := range []string{"wait", "status"} {
 		out, err := n.Command(command, "--config-root", n.Etc).CombinedOutput()
-		if err != nil || command == "status" && !strings.Contains(string(out), ") ended ") {
+		if err != nil || command == "status" && !strings.Contains(string(out), "ended") {
 			t.Errorf("%s: %v\n%s", command, err, out)
 		}
 	}
@@ -50,7 +50,7 @@ func TestTheEndOfTheKubeletIsShown(t *testing.T) {
 		return s.State == "registered" && s.Reason == ""
 	})
 	answered(k)
-	// The next daemon receives the pidfd of a running kubelet.
+	// The next daemon follows a running kubelet.
 	c = m.Restart(c, syscall.SIGKILL)
 	if csiNode, _ := k.Writes(); csiNode != 0 {
 		t.Errorf("%d writes of CSINode, want none", csiNode)

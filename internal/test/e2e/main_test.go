@@ -42,7 +42,7 @@ func registered(t *testing.T, name string, extra ...string) (*harness.Node, *har
 }
 
 // registeredViaStore is registered with a service manager that keeps descriptors. The kubelet has
-// received its answer, and its pidfd is kept.
+// received its answer, and is recorded.
 func registeredViaStore(t *testing.T, name string) (*harness.Node, *harness.Driver, *harness.Manager, *harness.Daemon, *harness.Kubelet) {
 	t.Helper()
 	n := harness.New(t)
@@ -58,8 +58,7 @@ func registeredViaStore(t *testing.T, name string) (*harness.Node, *harness.Driv
 	return n, d, m, c, k
 }
 
-// kubeletKept waits until the daemon has put the kubelet's pidfd into the store, after which it
-// writes a record. The answer to the kubelet does not wait for that.
+// kubeletKept waits until the daemon has recorded the kubelet's process.
 func kubeletKept(t *testing.T, n *harness.Node) {
 	t.Helper()
 	record := filepath.Join(n.Etc, "run/csi-registrar/state/kubelet.json")

@@ -222,7 +222,7 @@ func TestHostileOutput(t *testing.T) {
 			harmless(t, what, ours.ReplaceAllString(out, ""))
 		}
 		harmless(t, "status --watch", ours.ReplaceAllString(onTerminal(t, n.Command(append([]string{"status", "--watch"}, root...)...), all), ""))
-		for _, args := range [][]string{{"status", "--json"}, {"doctor", "--json"}, {"config", "show", "--json"}} {
+		for _, args := range [][]string{{"status", "--json"}, {"doctor", "--json"}} {
 			harmlessJSON(t, strings.Join(args, " "), onTerminal(t, n.Command(append(args, root...)...), nil))
 		}
 	})

@@ -132,41 +132,6 @@ func TestAcceptsWithin20msOfTheDriverServing(t *testing.T) {
 	}
 }
 
-// The same, but two directories of the path do not exist yet.
-func TestAcceptsWithin20msWithoutParentDirectories(t *testing.T) {
-	within20ms(t, func() (took []time.Duration) {
-		n := harness.New(t)
-		var drivers []*harness.Driver
-		for _, name := range numbered("parents%d.example", 5) {
-			d := n.DriverAt(name, filepath.Join(n.Run, name, "plugins", "csi.sock"))
-			n.Configure(name, d.Socket)
-			drivers = append(drivers, d)
-		}
-		c := n.StartDaemon()
-		time.Sleep(span(time.Second, time.Minute)) // the span itself is what is tested
-		for _, d := range drivers {
-			took = append(took, served(t, n, c, d))
-		}
-		return took
-	})
-}
-
-// The same with the sidecar's flags, with which the driver's name is not known before it serves.
-func TestAcceptsWithin20msWithTheSidecarsFlags(t *testing.T) {
-	within20ms(t, func() (took []time.Duration) {
-		for range 5 {
-			n := harness.New(t)
-			d := n.DriverAt("a.example", filepath.Join(n.Run, "plugins", "csi.sock"))
-			c := startNamed(n, d.Socket)
-			// The span itself is what is tested.
-			time.Sleep(span(300*time.Millisecond, 40*time.Second))
-			took = append(took, served(t, n, c, d))
-			c.Stop()
-		}
-		return took
-	})
-}
-
 // served starts a driver and returns how long it took until its registration socket accepted.
 func served(t *testing.T, n *harness.Node, c *harness.Daemon, d *harness.Driver) time.Duration {
 	t.Helper()

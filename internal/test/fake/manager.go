@@ -60,6 +60,29 @@ func StartManager(dir string) (*Manager, error) {
 	return m, nil
 }
 
+// FillDatagrams sends to a datagram socket until its queue is full for every sender, not only for
+// one whose buffer is full.
+func FillDatagrams(path string) error {
+	to := &unix.SockaddrUnix{Name: path}
+	for {
+		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+		if err != nil {
+			return err
+		}
+		sent := 0
+		for err = nil; err == nil; sent++ {
+			err = unix.Sendto(fd, []byte("X=1"), 0, to)
+		}
+		_ = unix.Close(fd) // what it sent stays in the queue
+		if err != unix.EAGAIN {
+			return fmt.Errorf("cannot fill the queue of %s: %w", path, err)
+		}
+		if sent == 1 { // nothing of this sender fits
+			return nil
+		}
+	}
+}
+
 // SocketPath returns the value of NOTIFY_SOCKET.
 func (m *Manager) SocketPath() string { return m.path }
 

@@ -20,8 +20,8 @@ import (
 
 // The budget of a registered, idle driver.
 const (
-	// Its registrar, its accept loop, and gRPC's 5 for the connection to the driver.
-	goroutinesEach  = 7
+	// Its registrar, its observer, its accept loop, and gRPC's 5 for the connection to the driver.
+	goroutinesEach  = 8
 	descriptorsEach = 2 // its listener, the driver's connection
 )
 

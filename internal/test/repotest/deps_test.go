@@ -17,71 +17,80 @@ import (
 // maxBinary is the largest size in bytes of the packaged program.
 const maxBinary = 16 << 20
 
-// TestImports compares the imports between packages with the table in ARCHITECTURE.md.
-func TestImports(t *testing.T) {
+// TestWings checks that each package is in a wing of ARCHITECTURE.md, and that imports between
+// wings follow its table.
+func TestWings(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(top, "ARCHITECTURE.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	allowed := importTable(string(text))
-	if len(allowed) < 10 {
-		t.Fatalf("the table of ARCHITECTURE.md cannot be read: %v", allowed)
+	wings := wingTable(string(text))
+	if len(wings) < 6 {
+		t.Fatalf("the table of ARCHITECTURE.md cannot be read: %v", wings)
 	}
 	seen := map[string]bool{}
 	for _, p := range list(t, "./cmd/...", "./internal/...") {
-		from := packageOf(p.ImportPath)
-		may, listed := allowed[from]
-		if !listed {
+		from, name := wingOf(p.ImportPath)
+		wing, ok := wings[from]
+		switch {
+		case from == "cmd" || name == "":
+			continue
+		case !ok || len(wing.packages) > 0 && !slices.Contains(wing.packages, name):
 			t.Errorf("ARCHITECTURE.md does not have %s", p.ImportPath)
 			continue
 		}
-		seen[from] = true
-		for _, to := range p.Imports {
-			to = packageOf(to)
-			if to != "" && to != from && !slices.Contains(may, to) && !slices.Contains(may, "everything") {
-				t.Errorf("%s imports %s: not allowed by ARCHITECTURE.md", p.ImportPath, to)
+		seen[from+"/"+name] = true
+		for _, imported := range p.Imports {
+			to, _ := wingOf(imported)
+			if to != "" && to != from && !slices.Contains(wing.imports, to) && !slices.Contains(wing.imports, "all") {
+				t.Errorf("%s imports %s: not allowed by ARCHITECTURE.md", p.ImportPath, imported)
 			}
 		}
 	}
-	for from := range allowed {
-		if !seen[from] && from != "e2e" {
-			t.Errorf("ARCHITECTURE.md has %s, which is not there", from)
+	for name, wing := range wings {
+		for _, p := range wing.packages {
+			if p != "e2e" && !seen[name+"/"+p] { // e2e has its own modules
+				t.Errorf("ARCHITECTURE.md has %s/%s, which is not there", name, p)
+			}
 		}
 	}
 }
 
-// packageOf returns the package of an import path: cmd/NAME, or the first element below internal;
-// empty for packages of other modules. A nested package counts as its parent.
-func packageOf(path string) string {
-	if rest, ours := strings.CutPrefix(path, "csi-registrar/cmd/"); ours {
-		return "cmd/" + rest
-	}
-	rest, ours := strings.CutPrefix(path, "csi-registrar/internal/")
+// wingOf returns the wing of an import path, which is the first element below internal, or cmd, and
+// the package in it; the wing is empty for packages of other modules. daemon and cli have no other
+// packages: they are named after themselves.
+func wingOf(path string) (wing, name string) {
+	rest, ours := strings.CutPrefix(path, "csi-registrar/")
 	if !ours {
-		return ""
+		return "", ""
 	}
-	first, _, _ := strings.Cut(rest, "/")
-	return first
+	rest = strings.TrimPrefix(rest, "internal/")
+	wing, name, nested := strings.Cut(rest, "/")
+	if !nested && (wing == "daemon" || wing == "cli") {
+		return wing, wing
+	}
+	name, _, _ = strings.Cut(name, "/")
+	return wing, name
 }
 
-// importTable parses the table "package | what it is for | may import".
-func importTable(text string) map[string][]string {
-	out := map[string][]string{}
-	_, text, _ = strings.Cut(text, "| package | what it is for | may import |\n")
+type wing struct{ packages, imports []string }
+
+// wingTable parses the table "wing | what belongs there | packages | may import".
+func wingTable(text string) map[string]wing {
+	out := map[string]wing{}
+	_, text, _ = strings.Cut(text, "| wing | what belongs there | packages | may import |\n")
 	for line := range strings.Lines(text) {
 		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), "|")
-		if len(cells) != 3 {
+		if len(cells) != 4 {
 			break
 		}
-		name := strings.Trim(strings.TrimSpace(cells[0]), "`")
-		if strings.HasPrefix(name, "--") {
+		if strings.HasPrefix(cells[0], "--") {
 			continue
 		}
-		var may []string
-		for to := range strings.SplitSeq(cells[2], ",") {
-			may = append(may, strings.TrimSpace(to))
+		for name := range strings.SplitSeq(cells[0], ",") {
+			name = strings.Trim(name, " `")
+			out[name] = wing{append(out[name].packages, strings.Fields(cells[2])...), strings.Fields(cells[3])}
 		}
-		out[strings.TrimPrefix(name, "internal/")] = may
 	}
 	return out
 }
@@ -90,8 +99,8 @@ type listed struct {
 	ImportPath string
 	Imports    []string
 	Module     *struct {
-		Path string
-		Main bool
+		Path, Version string
+		Main          bool
 	}
 }
 
@@ -126,6 +135,7 @@ func list(t *testing.T, args ...string) []listed {
 // decision.
 func TestLinked(t *testing.T) {
 	var modules []string
+	spec := read(t, "packaging/rpm/csi-registrar.spec")
 	for _, p := range list(t, "-deps", "./cmd/csi-registrar") {
 		switch p.ImportPath {
 		// These look up methods by name, so the linker keeps all exported ones.
@@ -138,6 +148,10 @@ func TestLinked(t *testing.T) {
 		}
 		if p.Module != nil && !p.Module.Main && !slices.Contains(modules, p.Module.Path) {
 			modules = append(modules, p.Module.Path)
+			version := strings.ReplaceAll(strings.TrimPrefix(p.Module.Version, "v"), "-", "~")
+			if line := "bundled(golang(" + p.Module.Path + ")) = " + version + "\n"; !strings.Contains(spec, line) {
+				t.Errorf("csi-registrar.spec does not have %q", line)
+			}
 		}
 	}
 	slices.Sort(modules)
@@ -157,6 +171,9 @@ func TestLinked(t *testing.T) {
 		"google.golang.org/protobuf",
 		"k8s.io/kubelet",
 		"kernel.org/pub/linux/libs/security/libcap/psx", // of go-landlock, before Linux 7.0
+	}
+	if strings.Count(spec, "bundled(") != len(modules) {
+		t.Errorf("csi-registrar.spec has %d bundled modules, want %d", strings.Count(spec, "bundled("), len(modules))
 	}
 	if !slices.Equal(modules, want) {
 		t.Errorf("linked modules:\n%s\nwant\n%s", strings.Join(modules, "\n"), strings.Join(want, "\n"))

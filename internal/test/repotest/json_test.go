@@ -2,6 +2,7 @@ package repotest
 
 import (
 	"context"
+	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -48,6 +49,7 @@ func TestManDocuments(t *testing.T) {
 		"status.Document":   ".SH STATUS",
 		"status.Driver":     ".SS Elements of drivers",
 		"status.Volumes":    ".SS Object volumes",
+		"status.ServedBy":   ".SS Object served_by",
 		"status.Server":     ".SS Object server",
 		"status.Kubelet":    ".SS Object kubelet",
 		"status.StuckCall":  ".SS Elements of stuck",
@@ -57,21 +59,16 @@ func TestManDocuments(t *testing.T) {
 		"doctor.Check":      ".SS Elements of checks",
 		"doctor.Plugin":     ".SS Elements of plugins",
 		"trace.Call":        ".SH TRACE",
-		"trace.Finding":     ".SS Elements of a call's findings",
-		"config.Document":   ".SH CONFIG SHOW",
-		"config.setting":    ".SS Values",
-		"config.Hidden":     ".SS Elements of hidden",
-		"config.Error":      ".SS Elements of errors",
 		"cli.buildInfo":     ".SH VERSION",
 		"cli.buildModule":   ".SS Elements of modules",
 		"control.failure":   ".SS Body of a failure under /v1",
-		"control.traceStep": ".SS Lines of the answer to a recorder",
+		"control.reloaded":  ".SS Body of the answer to a reload",
 
 		// Only in the daemon's own records.
 		"status.Identity": "", "status.Announcement": "", "status.Notification": "", "status.Publication": "",
 	}
 	seen := map[string]bool{}
-	for _, name := range []string{"status", "doctor", "trace", "config", "cli", "control"} {
+	for _, name := range []string{"node/status", "tool/doctor", "tool/trace", "cli", "core/control"} {
 		for typ, fields := range jsonFields(t, name) {
 			heading, ok := sections[typ]
 			if !ok {
@@ -106,7 +103,7 @@ func TestManDocuments(t *testing.T) {
 // jsonFields returns the json tags of the structs of a package, in their order.
 func jsonFields(t *testing.T, name string) map[string][]string {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join("..", name, "*.go"))
+	files, err := filepath.Glob(filepath.Join("..", "..", name, "*.go"))
 	if err != nil || len(files) == 0 {
 		t.Fatalf("cannot find package %s: %v", name, err)
 	}
@@ -128,7 +125,7 @@ func jsonFields(t *testing.T, name string) map[string][]string {
 			if !ok {
 				return true
 			}
-			typ := name + "." + spec.Name.Name
+			typ := filepath.Base(name) + "." + spec.Name.Name
 			var bare []string // fields without a tag are also in the document
 			for _, f := range structure.Fields.List {
 				tag := ""
@@ -160,7 +157,7 @@ func jsonFields(t *testing.T, name string) map[string][]string {
 // source returns a source file of another package.
 func source(t *testing.T, path string) string {
 	t.Helper()
-	b, err := os.ReadFile(filepath.Join("..", path))
+	b, err := os.ReadFile(filepath.Join("..", "..", path))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -176,76 +173,23 @@ func firsts(pattern, s string) []string {
 	return out
 }
 
-// TestManSteps checks that the page has all names of doctor's steps and results.
-func TestManSteps(t *testing.T) {
+// TestManResults checks that the page has all results of doctor's steps.
+func TestManResults(t *testing.T) {
 	_, text := entries(t, ".SS Elements of checks")
-	for kind, where := range map[string]string{"Step": text["step"], "Result": text["result"]} {
-		words := firsts(`(?m)^\s+(?:`+kind+`\w+:|\w+ +`+kind+` +=) +"(.*?)"`, source(t, "doctor/report.go"))
-		if len(words) < 4 {
-			t.Fatalf("cannot find the words of doctor.%s", kind)
+	words := firsts(`(?m)^\s+\w+ +Result += +"(.*?)"`, source(t, "tool/doctor/report.go"))
+	if len(words) < 4 {
+		t.Fatal("cannot find the results")
+	}
+	for _, word := range words {
+		if !regexp.MustCompile(`(^|[ ,])` + word + `([,;.:]|$)`).MatchString(text["result"]) {
+			t.Errorf("csi-registrar-json.5 does not name the result %q", word)
 		}
-		for _, word := range words {
-			if !regexp.MustCompile(`(^|[ ,])` + word + `([,;.:]|$)`).MatchString(where) {
-				t.Errorf("csi-registrar-json.5 does not name the %s %q", kind, word)
-			}
-		}
-	}
-}
-
-// TestDoctorIDs checks that each id of doctor's findings is used and is in csi-registrar-json(5),
-// and that troubleshooting.md has a paragraph for each id and each state of a driver.
-func TestDoctorIDs(t *testing.T) {
-	var code strings.Builder
-	files, err := filepath.Glob(filepath.Join("..", "doctor", "*.go"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, file := range files {
-		if !strings.HasSuffix(file, "_test.go") {
-			code.WriteString(source(t, filepath.Join("doctor", filepath.Base(file))))
-		}
-	}
-	var ids []string
-	for _, m := range regexp.MustCompile(`(?m)^\t(\w+) +ID += "(.*?)"`).FindAllStringSubmatch(code.String(), -1) {
-		ids = append(ids, m[2])
-		if len(regexp.MustCompile(`\b`+m[1]+`\b`).FindAllString(code.String(), 2)) < 2 {
-			t.Errorf("no finding has the id %s", m[1])
-		}
-		if !regexp.MustCompile(`^[a-z]+(-[a-z]+)*$`).MatchString(m[2]) {
-			t.Errorf("the id %q is not the anchor that a heading gets", m[2])
-		}
-	}
-	if len(ids) < 50 {
-		t.Fatalf("cannot find the ids: %q", ids)
-	}
-	_, text := entries(t, ".SS Elements of findings")
-	_, list, _ := strings.Cut(text["id"], ":\n")
-	if got := strings.FieldsFunc(list, func(r rune) bool { return strings.ContainsRune(",.\n ", r) }); !slices.Equal(got, ids) {
-		t.Errorf("csi-registrar-json.5 has the ids\n%q, package doctor\n%q", got, ids)
-	}
-
-	for _, state := range []status.DriverState{status.Absent, status.Starting, status.Ready, status.Hanging, status.Mismatch} {
-		ids = append(ids, string(state))
-	}
-	for _, state := range []status.RegistrationState{status.Published, status.Registered, status.Refused, status.Conflict} {
-		ids = append(ids, string(state))
-	}
-	ids = append(ids, status.Disabled)
-	page, err := os.ReadFile(filepath.Join(top, "packaging/doc/troubleshooting.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := firsts(`(?m)^### (.*)\n[^#\n]`, string(page)); !slices.Equal(got, ids) {
-		t.Errorf("troubleshooting.md has paragraphs for\n%q, the ids and states are\n%q", got, ids)
-	}
-	if headings := firsts(`(?m)^#+ (.*)$`, string(page)); len(slices.Compact(slices.Sorted(slices.Values(headings)))) != len(headings) {
-		t.Errorf("a heading is there twice, so its anchor is another: %q", headings)
 	}
 }
 
 // TestManRoutes compares the HTTP API in the page with that of package control.
 func TestManRoutes(t *testing.T) {
-	want := firsts(`mux\.Handle(?:Func)?\("([^"]+)"`, source(t, "control/handler.go"))
+	want := firsts(`mux\.Handle(?:Func)?\("([^"]+)"`, source(t, "core/control/handler.go"))
 	got, _ := entries(t, ".SH HTTP API")
 	slices.Sort(want)
 	want = slices.Compact(want) // the public part has its own handlers
@@ -260,13 +204,12 @@ type backend struct{ driver status.Driver }
 
 func (b backend) Status() status.Document {
 	return status.Document{
-		Version: "1.2.3", StartedAt: b.driver.Since, Kubelet: status.Kubelet{ConfirmedAt: b.driver.Since}, Drivers: []status.Driver{b.driver},
+		Version: "1.2.3", StartedAt: b.driver.Since, Kubelet: status.Kubelet{ConfirmedAt: b.driver.Since}, NodeVolumes: new(status.NodeVolumes), Drivers: []status.Driver{b.driver},
 	}
 }
 func (backend) Changed() <-chan struct{}                       { return nil }
-func (backend) Reload(context.Context) error                   { return nil }
+func (backend) Reload(context.Context, bool) ([]string, error) { return nil, nil }
 func (backend) Reregister(context.Context, string, bool) error { return nil }
-func (backend) Trace(context.Context, control.Recorder) error  { return nil }
 func (backend) Alive(context.Context) error                    { return nil }
 func (backend) Live(context.Context, string) error             { return nil }
 
@@ -276,7 +219,7 @@ func TestManMetrics(t *testing.T) {
 	now := time.Now()
 	d := status.Driver{
 		Name: "a.example", State: string(status.Registered), Driver: status.Ready, Registration: status.Registered,
-		Since: now, RegisteredAt: now, LastGetInfoAt: now, Took: time.Second,
+		Since: now, RegisteredAt: now, LastGetInfoAt: now, Took: time.Second, NotKept: "full", Republications: 1,
 	}
 	rec := httptest.NewRecorder()
 	control.PublicHandler(backend{d}).ServeHTTP(rec, httptest.NewRequest("GET", "/metrics", nil))
@@ -302,8 +245,18 @@ func TestManMetrics(t *testing.T) {
 	if !slices.Equal(tags, want) {
 		t.Errorf("csi-registrar-json.5 has the metrics\n%q, the daemon serves\n%q", tags, want)
 	}
+	state := text["csi_registrar_driver_state{driver,state}"]
+	for _, word := range []any{
+		status.Disabled, status.Invalid, status.Absent, status.Starting, status.Ready, status.Hanging, status.Mismatch,
+		status.Published, status.Registered, status.Refused, status.Conflict,
+	} {
+		if !strings.Contains(state, fmt.Sprintf(" %s", word)) {
+			t.Errorf("csi-registrar-json.5: csi_registrar_driver_state can have the state %s, which the page does not name", word)
+		}
+	}
 	// A family without samples is not served, so this driver must have samples of all.
-	if n := strings.Count(source(t, "control/metrics.go"), "e.family("); n != len(want) {
+	code := source(t, "core/control/metrics.go")
+	if n := strings.Count(code, `e.family("`); n != len(want) {
 		t.Errorf("there are %d metrics, the driver of this test has %d", n, len(want))
 	}
 }

@@ -74,7 +74,7 @@ func help(t *testing.T, words ...string) string {
 // TestManKeys compares csi-registrar.toml(5) with the sample configuration, which package config
 // compares with its schema.
 func TestManKeys(t *testing.T) {
-	sample, err := os.ReadFile(filepath.Join("..", "..", "packaging", "config.toml"))
+	sample, err := os.ReadFile(filepath.Join("..", "..", "..", "packaging", "config.toml"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +112,7 @@ func TestManKeys(t *testing.T) {
 
 // TestManUnits checks that csi-registrar.service(8) names each shipped unit.
 func TestManUnits(t *testing.T) {
-	units, err := filepath.Glob("../../../systemd/*.s[eo][rc]*[et]")
+	units, err := filepath.Glob("../../../systemd/*.[st][eoa][rc]*[et]")
 	if err != nil || len(units) == 0 {
 		t.Fatal("cannot find the units", err)
 	}

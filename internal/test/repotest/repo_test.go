@@ -12,7 +12,7 @@ import (
 )
 
 // top is the module's directory, relative to this one.
-const top = "../.."
+const top = "../../.."
 
 func TestMain(m *testing.M) {
 	os.Exit(tests(m))
@@ -52,7 +52,7 @@ func program(t *testing.T) (path, log string) {
 // unroff returns the text of a manual page with unescaped dashes.
 func unroff(t *testing.T, page string) string {
 	t.Helper()
-	b, err := os.ReadFile(filepath.Join("..", "..", "packaging", "man", page))
+	b, err := os.ReadFile(filepath.Join("..", "..", "..", "packaging", "man", page))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -35,6 +35,8 @@ func (s node) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesReque
 		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
 		csi.NodeServiceCapability_RPC_EXPAND_VOLUME,
 		csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
+		csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH,
+		csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH,
 	} {
 		response.Capabilities = append(response.Capabilities, &csi.NodeServiceCapability{
 			Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: t}},
@@ -164,7 +166,7 @@ func (s node) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolumeR
 	if err := s.d.unmountAt(v, target); err != nil {
 		return nil, err
 	}
-	// rmdir, not more: what is not an empty directory now is not ours.
+	// rmdir, not more: the driver did not create anything but an empty directory.
 	if err := syscall.Rmdir(target); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, internal(fmt.Errorf("cannot remove the target: %w", err))
 	}
@@ -231,4 +233,42 @@ func (s node) NodeExpandVolume(_ context.Context, r *csi.NodeExpandVolumeRequest
 		return nil, status.Errorf(codes.OutOfRange, "volume %s has %d bytes: ControllerExpandVolume makes it larger", v.ID, v.Capacity)
 	}
 	return &csi.NodeExpandVolumeResponse{CapacityBytes: v.Capacity}, nil
+}
+
+// NodeGetVolumeHealth reports a volume whose directory is gone, or that is no longer mounted.
+func (s node) NodeGetVolumeHealth(_ context.Context, r *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
+	if r.GetVolumeId() == "" {
+		return nil, invalid("volume_id is missing")
+	}
+	s.d.mu.Lock()
+	defer s.d.mu.Unlock()
+	v, err := s.d.get(r.GetVolumeId())
+	if err != nil {
+		return nil, notFound(err)
+	}
+	health := &csi.VolumeHealth{VolumeId: v.ID}
+	report := func(problem csi.VolumeHealthErrorType, reason, message string) {
+		health.HealthStatuses = append(health.HealthStatuses, &csi.VolumeHealth_VolumeHealthEntry{Status: problem, Reason: reason, Message: message})
+	}
+	if _, err := os.Stat(s.d.content(v.ID)); err != nil {
+		report(csi.VolumeHealthErrorType_DATA_LOSS, "DirectoryMissing", err.Error())
+	}
+	for _, path := range []string{r.GetStagingTargetPath(), r.GetVolumePublishPath()} {
+		if path != "" && !s.d.isMounted(v.ID, path) {
+			report(csi.VolumeHealthErrorType_INACCESSIBLE, "NotMounted", "nothing is mounted at "+path)
+			break // one entry for each reason
+		}
+	}
+	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: health}, nil
+}
+
+// NodeGetStorageHealth reports the directory of all volumes if it cannot be read.
+func (s node) NodeGetStorageHealth(context.Context, *csi.NodeGetStorageHealthRequest) (*csi.NodeGetStorageHealthResponse, error) {
+	response := &csi.NodeGetStorageHealthResponse{}
+	if _, err := os.Stat(s.d.Data); err != nil {
+		response.BackendHealth = append(response.BackendHealth, &csi.NodeGetStorageHealthResponse_StorageBackendHealth{
+			Status: csi.StorageHealthErrorType_STORAGE_UNREACHABLE, Reason: "DirectoryUnreachable", Message: err.Error(),
+		})
+	}
+	return response, nil
 }

@@ -37,7 +37,9 @@ type Driver struct {
 	Topology   map[string]string // accessible topology; optional
 	MaxVolumes int64             // volumes that may be published on this node; 0: no limit
 	Data       string            // the directory of the volumes, absolute; made when needed
-	Log        *slog.Logger
+	// the kubelet's; volumes are mounted below its pods and plugins only
+	RootDir string
+	Log     *slog.Logger
 
 	mu    sync.Mutex // one call that touches volumes at a time: they are short
 	mount mounter    // replaced in tests

@@ -26,6 +26,7 @@ import (
 type noMount struct{ bindMount }
 
 func (noMount) bind(string, string, bool) error { return syscall.EPERM }
+func (noMount) unmount(string) error            { return syscall.EPERM }
 
 // start serves d at a new socket until the test ends, and gives the connection.
 func start(t *testing.T, d *Driver) (conn grpc.ClientConnInterface, socket string) {
@@ -34,10 +35,25 @@ func start(t *testing.T, d *Driver) (conn grpc.ClientConnInterface, socket strin
 	return startAt(t, d, socket), socket
 }
 
+// rootDir returns a root directory of a kubelet.
+func rootDir(t *testing.T) string {
+	t.Helper()
+	root := t.TempDir()
+	for _, dir := range []string{"pods", "plugins", "plugins_registry"} {
+		if err := os.Mkdir(filepath.Join(root, dir), 0o750); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root
+}
+
 func startAt(t *testing.T, d *Driver, socket string) grpc.ClientConnInterface {
 	t.Helper()
 	if d.Data == "" {
 		d.Data = filepath.Join(filepath.Dir(socket), "volumes")
+	}
+	if d.RootDir == "" {
+		d.RootDir = rootDir(t)
 	}
 	d.Log = slog.New(slog.DiscardHandler)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -138,16 +154,16 @@ func TestVolumesSurviveTheDriver(t *testing.T) {
 
 // No name and no id may reach a path outside the data directory.
 func TestNoEscape(t *testing.T) {
-	base := t.TempDir()
-	data := filepath.Join(base, "a", "volumes")
-	victim := filepath.Join(base, "victim")
+	base := rootDir(t)
+	data := filepath.Join(base, "plugins", "a", "volumes")
+	victim := filepath.Join(base, "plugins", "victim")
 	if err := os.MkdirAll(filepath.Join(victim, "data"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(filepath.Join(victim, "volume.json"), []byte(`{"id":"../../victim"}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	conn, _ := start(t, &Driver{Name: "a", Version: "1", NodeID: "n", Data: data})
+	conn, _ := start(t, &Driver{Name: "a", Version: "1", NodeID: "n", Data: data, RootDir: base})
 	c, n := csi.NewControllerClient(conn), csi.NewNodeClient(conn)
 
 	if v := create(t, c, "../../victim"); !validID(v.GetVolumeId()) {
@@ -158,7 +174,7 @@ func TestNoEscape(t *testing.T) {
 			t.Errorf("DeleteVolume(%q) = %v", id, err)
 		}
 		_, err := n.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{
-			VolumeId: id, TargetPath: filepath.Join(base, "target"), VolumeCapability: mountCapability(writer),
+			VolumeId: id, TargetPath: filepath.Join(base, "pods", "target"), VolumeCapability: mountCapability(writer),
 		})
 		wantCode(t, err, codes.NotFound)
 	}
@@ -236,12 +252,54 @@ func TestListPages(t *testing.T) {
 	}
 }
 
+// A caller cannot mount a volume over /etc, nor unmount one there.
+func TestOnlyTheKubeletsPaths(t *testing.T) {
+	// A driver with this defect would mount over / of the machine that runs the test.
+	d := &Driver{Name: "a", Version: "1", NodeID: "n", mount: noMount{}}
+	conn, _ := start(t, d)
+	n := csi.NewNodeClient(conn)
+	id, root := create(t, csi.NewControllerClient(conn), "pvc").GetVolumeId(), d.RootDir
+	// as a pod can in its volume
+	if err := os.Symlink("/etc", filepath.Join(root, "pods", "link")); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{
+		"/etc/kubernetes", "/", root, filepath.Join(root, "x"), filepath.Join(root, "pods"), filepath.Join(root, "plugins_registry", "x"),
+		root + "/pods-2/x", root + "/pods/link/x", "/var/lib/other/pods/x",
+	} {
+		for what, call := range map[string]func() error{
+			"NodeStageVolume": func() error {
+				_, err := n.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: path, VolumeCapability: mountCapability(writer)})
+				return err
+			},
+			"NodeUnstageVolume": func() error {
+				_, err := n.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: path})
+				return err
+			},
+			"NodePublishVolume": func() error {
+				_, err := n.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{
+					VolumeId: "csi-1", TargetPath: path, VolumeCapability: mountCapability(writer), VolumeContext: ephemeral,
+				})
+				return err
+			},
+			"NodeUnpublishVolume": func() error {
+				_, err := n.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: path})
+				return err
+			},
+		} {
+			if err := call(); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "--root-dir") {
+				t.Errorf("%s at %s: %v", what, path, err)
+			}
+		}
+	}
+}
+
 func TestMountWithoutRights(t *testing.T) {
 	d := &Driver{Name: "a", Version: "1", NodeID: "n", mount: noMount{}}
 	conn, _ := start(t, d)
 	n := csi.NewNodeClient(conn)
 	id := create(t, csi.NewControllerClient(conn), "pvc").GetVolumeId()
-	target := filepath.Join(t.TempDir(), "target")
+	target := filepath.Join(d.RootDir, "pods", "target")
 	for what, call := range map[string]func() error{
 		"NodeStageVolume": func() error {
 			_, err := n.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{
@@ -290,7 +348,7 @@ func withMounts(t *testing.T) (*Driver, controller, node) {
 	if err := syscall.Mount("", "/", "", syscall.MS_PRIVATE|syscall.MS_REC, ""); err != nil {
 		t.Fatal(err)
 	}
-	d := &Driver{Name: "a", Version: "1", NodeID: "n", Data: t.TempDir(), mount: bindMount{}}
+	d := &Driver{Name: "a", Version: "1", NodeID: "n", Data: t.TempDir(), RootDir: rootDir(t), mount: bindMount{}}
 	return d, controller{d: d}, node{d: d}
 }
 
@@ -303,7 +361,7 @@ func TestStageAndPublish(t *testing.T) {
 		t.Fatal(err)
 	}
 	id := created.GetVolume().GetVolumeId()
-	target, staging := filepath.Join(t.TempDir(), "target"), t.TempDir()
+	target, staging := filepath.Join(d.RootDir, "pods", "target"), filepath.Join(d.RootDir, "plugins", "staging")
 	publish := &csi.NodePublishVolumeRequest{
 		VolumeId: id, StagingTargetPath: staging, TargetPath: target, VolumeCapability: mountCapability(writer), Readonly: true,
 	}
@@ -371,10 +429,73 @@ func TestStageAndPublish(t *testing.T) {
 	}
 }
 
+func TestHealth(t *testing.T) {
+	d, c, n := withMounts(t)
+	created, err := c.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
+		Name: "pvc", VolumeCapabilities: []*csi.VolumeCapability{mountCapability(writer)},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, staging := created.GetVolume().GetVolumeId(), filepath.Join(d.RootDir, "plugins", "staging")
+	volume := func(path string) string {
+		r, err := n.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: id, StagingTargetPath: path, VolumePublishPath: path})
+		if err != nil || r.GetVolumeHealth().GetVolumeId() != id {
+			t.Errorf("NodeGetVolumeHealth = %v, %v", r, err)
+		}
+		var all []string
+		for _, s := range r.GetVolumeHealth().GetHealthStatuses() {
+			all = append(all, s.GetStatus().String()+" "+s.GetReason())
+		}
+		return strings.Join(all, ", ")
+	}
+	storage := func() int {
+		r, err := n.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{Secrets: map[string]string{"token": "secret"}})
+		if err != nil {
+			t.Error(err)
+		}
+		return len(r.GetBackendHealth())
+	}
+	if got := volume(staging); got != "INACCESSIBLE NotMounted" {
+		t.Errorf("before it is staged: %q", got)
+	}
+	if err := os.Mkdir(staging, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{
+		VolumeId: id, StagingTargetPath: staging, VolumeCapability: mountCapability(writer),
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if got := volume(staging) + volume(""); got != "" || storage() != 0 {
+		t.Errorf("healthy: %q, %d", got, storage())
+	}
+	if _, err := n.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging}); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(d.content(id)); err != nil {
+		t.Fatal(err)
+	}
+	if got := volume(""); got != "DATA_LOSS DirectoryMissing" {
+		t.Errorf("without its directory: %q", got)
+	}
+	for _, id := range []string{"", "vol-none"} {
+		want := codes.NotFound
+		if id == "" {
+			want = codes.InvalidArgument
+		}
+		_, err := n.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: id})
+		wantCode(t, err, want)
+	}
+	if err := os.RemoveAll(d.Data); err != nil || storage() != 1 {
+		t.Errorf("without the directory of all volumes: %v, %d", err, storage())
+	}
+}
+
 func TestEphemeralVolumeLivesWhileItIsPublished(t *testing.T) {
 	d, c, n := withMounts(t)
 	const id = "csi-../../0123"
-	target := filepath.Join(t.TempDir(), "target")
+	target := filepath.Join(d.RootDir, "pods", "target")
 	publish := &csi.NodePublishVolumeRequest{VolumeId: id, TargetPath: target, VolumeCapability: mountCapability(writer)}
 	_, err := n.NodePublishVolume(t.Context(), publish)
 	wantCode(t, err, codes.NotFound)
@@ -420,14 +541,14 @@ func TestEphemeralVolumeLivesWhileItIsPublished(t *testing.T) {
 }
 
 func TestExpand(t *testing.T) {
-	_, c, n := withMounts(t)
+	d, c, n := withMounts(t)
 	created, err := c.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
 		Name: "pvc", VolumeCapabilities: []*csi.VolumeCapability{mountCapability(writer)}, CapacityRange: &csi.CapacityRange{RequiredBytes: 5},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	id, staging := created.GetVolume().GetVolumeId(), t.TempDir()
+	id, staging := created.GetVolume().GetVolumeId(), filepath.Join(d.RootDir, "plugins", "staging")
 	if _, err := n.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{
 		VolumeId: id, StagingTargetPath: staging, VolumeCapability: mountCapability(writer),
 	}); err != nil {
@@ -470,9 +591,13 @@ func TestExpand(t *testing.T) {
 
 // Unpublishing removes a target that is an empty directory, and nothing else.
 func TestUnpublishKeepsWhatIsNotOurs(t *testing.T) {
-	conn, _ := start(t, &Driver{Name: "a", Version: "1", NodeID: "n"})
+	d := &Driver{Name: "a", Version: "1", NodeID: "n"}
+	conn, _ := start(t, d)
 	id := create(t, csi.NewControllerClient(conn), "pvc").GetVolumeId()
-	target := t.TempDir()
+	target := filepath.Join(d.RootDir, "pods", "target")
+	if err := os.Mkdir(target, 0o750); err != nil {
+		t.Fatal(err)
+	}
 	if err := os.WriteFile(filepath.Join(target, "file"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}

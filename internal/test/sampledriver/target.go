@@ -64,8 +64,9 @@ func (d *Driver) unmountAt(v volume, target string) error {
 	return nil
 }
 
-// checkPath refuses what may not become the end of a mount: a path that is relative,
-// goes up, or lies within the driver's own directory.
+// checkPath refuses a path that must not become a mount point: one that is relative, goes up, lies
+// within the driver's own directory, or is not one that a kubelet asks for. Otherwise any caller of
+// the driver could mount anywhere, such as over /etc.
 func (d *Driver) checkPath(id, field, path string) error {
 	switch {
 	case id == "":
@@ -78,5 +79,30 @@ func (d *Driver) checkPath(id, field, path string) error {
 	if inside, err := filepath.Rel(d.Data, path); err == nil && filepath.IsLocal(inside) {
 		return invalid(field + " lies within the driver's data directory")
 	}
-	return nil
+	return d.checkKubelets(field, path)
+}
+
+// checkKubelets refuses a path that is not below pods or plugins of the kubelet's root directory.
+// Links on the way count as what they point to: a pod can make some in its volumes.
+func (d *Driver) checkKubelets(field, path string) error {
+	parent, err := filepath.EvalSymlinks(filepath.Dir(path))
+	if errors.Is(err, os.ErrNotExist) { // nothing is mounted there, and nothing can be
+		parent, err = filepath.Dir(path), nil
+	}
+	if err != nil {
+		return internal(fmt.Errorf("cannot look at %s: %w", field, err))
+	}
+	for _, name := range []string{"pods", "plugins"} {
+		dir := filepath.Join(d.RootDir, name)
+		dirs := []string{dir}
+		if real, err := filepath.EvalSymlinks(dir); err == nil {
+			dirs = append(dirs, real)
+		}
+		for _, dir := range dirs {
+			if inside, err := filepath.Rel(dir, parent); err == nil && filepath.IsLocal(inside) {
+				return nil
+			}
+		}
+	}
+	return invalid(fmt.Sprintf("%s %s is not below pods or plugins of %s, the kubelet's root directory: start the driver with --root-dir if that is another", field, path, d.RootDir))
 }

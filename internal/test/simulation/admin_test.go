@@ -2,8 +2,6 @@ package simulation
 
 import (
 	"context"
-	"errors"
-	"path/filepath"
 	"time"
 
 	"csi-registrar/internal/node/config"
@@ -17,7 +15,6 @@ type admin struct {
 	editedAt time.Time
 	broken   bool
 	lastGood *config.InForce // what the daemon keeps in /run
-	traces   map[string]*recorder
 }
 
 // result is what config.Load makes of the files.
@@ -97,69 +94,7 @@ func (w *world) mayReregister(p *process, d *csiDriver, force bool) (allowed, fo
 		return false, false
 	}
 	n, rec := w.files.nodes[w.socketOf(d.name)], w.files.nodes[recordOf(d.name)].recorded()
-	registered := n != nil && n.sock != nil && n.sock.by == p && n.sock.told != nil && n.sock.told.Registered && rec.Bound == n.sock.bound
+	registered := n != nil && n.sock != nil && n.sock.by == p && n.sock.told != nil && n.sock.told.Registered && rec.of(n)
 	loses := registered && rec.Announced.Identity.Topology["zone."+d.name] != d.id.Topology["zone."+d.name]
 	return d.state == "up" && (force || !loses), d.state == "down" || d.state == "up" && !force && loses
-}
-
-// recorder is `csi-registrar trace`: it has a lease for as long as its request is open.
-type recorder struct {
-	driver    *csiDriver
-	p         *process
-	path      string
-	listening bool
-	linked    bool // the calls arrive
-	leased    bool // the request is open
-	cancel    context.CancelFunc
-}
-
-func (a *admin) beginTrace(d *csiDriver) {
-	p := a.w.process
-	if p == nil || a.traces[d.name] != nil {
-		return
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	r := &recorder{driver: d, p: p, leased: true, cancel: cancel}
-	a.traces[d.name] = r
-	w := a.w
-	go func() {
-		err := p.agent.Record(ctx, d.name, func(_ context.Context, path string) error {
-			w.mu.Lock()
-			defer w.mu.Unlock()
-			if w.files.nodes[filepath.Dir(path)] == nil || !r.leased {
-				return errors.New("there is no directory")
-			}
-			r.path, r.listening = path, true
-			w.recorders[path] = r
-			w.files.put(path, &node{mode: 0o140600, maker: "recorder", sock: &sock{bound: path, refs: 1}})
-			return nil
-		}, func() { w.mu.Lock(); r.linked = true; w.mu.Unlock() })
-		_ = err
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.endTrace(r, false)
-	}()
-}
-
-// endTrace ends the recorder's process. In order it removes its socket, which a process that is
-// killed leaves to the daemon: at the latest to its next start, if the file system does not answer.
-func (w *world) endTrace(r *recorder, killed bool) {
-	r.cancel()
-	r.leased = false
-	if r.listening {
-		r.listening = false
-		m := w.files.mounts["k"]
-		hangs := m.hang != nil || len(m.stalled) > 0 // and its removal, too
-		switch n := w.files.nodes[r.path]; {
-		case n == nil:
-		case !killed && !hangs:
-			w.files.drop(r.path)
-		default:
-			n.sock.refs = 0
-			w.lost[r.path] = w.troubled()
-		}
-	}
-	if w.admin.traces[r.driver.name] == r {
-		delete(w.admin.traces, r.driver.name)
-	}
 }

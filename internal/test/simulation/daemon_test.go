@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"maps"
 	"os"
-	"path"
 	"slices"
 	"strings"
 	"sync"
@@ -16,9 +14,10 @@ import (
 	"time"
 
 	"csi-registrar/internal/core/agent"
-	"csi-registrar/internal/node/config"
-	"csi-registrar/internal/core/regsocket"
+	"csi-registrar/internal/core/driver"
 	"csi-registrar/internal/core/registrar"
+	"csi-registrar/internal/core/regsocket"
+	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/sys/worker"
 )
 
@@ -34,32 +33,38 @@ type process struct {
 	handles []*handle
 	conns   []*conn
 
-	agent      *agent.Agent
-	pool       *worker.Pool
-	options    kubelet.Options
-	registries map[string]*kubelet.Registry
-	stored     map[string][]*os.File
-	mu         sync.Mutex // of registries and stored
-	cancel     context.CancelFunc
-	done       chan struct{}
-	work       sync.WaitGroup
+	agent    *agent.Agent
+	pool     *worker.Pool
+	options  regsocket.Options
+	registry *regsocket.Registry
+	stored   map[string][]*os.File
+	mu       sync.Mutex // of stored
+	cancel   context.CancelFunc
+	done     chan struct{}
+	work     sync.WaitGroup
 
-	hints    chan struct{}     // of the configuration files
-	requests chan chan<- error // for a reload
-	inForce  *config.InForce
-	complete bool
-	grace    config.Grace
+	hints     chan struct{}     // of the configuration files
+	requests  chan chan<- error // for a reload
+	leftovers chan *config.Config
+	inForce   *config.InForce
+	complete  bool
+	moving    bool // it ends for another root_dir
+	grace     config.Grace
 
-	// What it did, for the invariants.
+	// Its history, for the invariants.
 	failures  []failure
 	causes    map[string][]string // of publications that are under way, by driver
 	causedAt  map[string]time.Time
-	first     map[string]bool        // it may publish without a cause: nothing is published
-	adoptable map[string]bool        // what it found is as it should be
-	asked     map[string]int         // republications because of reregister
-	twice     map[string]time.Time   // another publication without a cause may follow
-	moves     map[string][]time.Time // publications
-	begun     map[string][]time.Time // what the registrar counts
+	first     map[string]bool      // it may publish without a cause: nothing is published
+	adoptable map[string]bool      // what it found is as it should be
+	asked     map[string]int       // republications because of reregister
+	twice     map[string]time.Time // another publication without a cause may follow
+	moves     map[string][]move    // publications
+	lost      map[string]loss      // what happened to the socket since the last one
+	lostAt    map[string]time.Time
+	conflicts map[string]bool        // a conflict was shown since the last publication
+	retaken   map[string][]time.Time // publications after one
+	clockSet  bool                   // before it started
 	troubled  bool                   // something failed or hung
 	faults    int                    // calls that failed alone
 	unswept   bool                   // something could not be removed while it started
@@ -77,50 +82,48 @@ func (w *world) startDaemon() {
 	w.processes++
 	p := &process{
 		w: w, number: w.processes, killed: make(chan struct{}), started: time.Now(), pool: worker.NewPool(),
-		registries: map[string]*kubelet.Registry{}, stored: map[string][]*os.File{}, cancel: cancel, done: make(chan struct{}),
-		hints: make(chan struct{}, 1), requests: make(chan chan<- error),
+		stored: map[string][]*os.File{}, cancel: cancel, done: make(chan struct{}),
+		grace: config.Grace{Period: config.GracePeriod}, hints: make(chan struct{}, 1), requests: make(chan chan<- error), leftovers: make(chan *config.Config, 1),
 		causes: map[string][]string{}, causedAt: map[string]time.Time{}, first: map[string]bool{}, adoptable: map[string]bool{}, asked: map[string]int{},
-		moves: map[string][]time.Time{}, begun: map[string][]time.Time{}, twice: map[string]time.Time{},
+		moves: map[string][]move{}, lost: map[string]loss{}, lostAt: map[string]time.Time{}, twice: map[string]time.Time{},
+		conflicts: map[string]bool{}, retaken: map[string][]time.Time{}, clockSet: w.clockStep != 0,
 	}
 	w.process = p
+	w.setClock()
 	w.losesOthers(w.disturbed(p))
 	// It sweeps by the records below its own root_dir, once, unless the files have errors.
 	sweeps := !w.disturbed(p) && !w.admin.broken && w.files.latency <= slowDisk
 	for _, d := range w.drivers {
 		rec := w.files.nodes[recordOf(d.name)].recorded()
 		n := w.files.nodes[w.socketOf(d.name)]
-		swept := sweeps && n != nil && n.sock != nil && rec.Path == w.socketOf(d.name) && rec.Bound == n.sock.bound
+		swept := sweeps && n != nil && n.sock != nil && rec.Path == w.socketOf(d.name) && rec.of(n)
 		if len(w.pid1.held[storeName(d.name)]) > 0 || swept {
 			continue
 		}
 		w.lost[recordOf(d.name)] = true
 		for _, root := range rootDirs {
-			w.lost[socketIn(root, d.name)], w.lost[linkIn(root, d.name)] = true, true
-		}
-	}
-	// Below its own root_dir it sweeps links once, sockets until they are gone.
-	for _, root := range rootDirs {
-		for _, name := range w.files.below(root) {
-			if strings.HasPrefix(path.Base(name), ".") && (root != w.admin.root || w.disturbed(p) && path.Dir(name) != w.registry()) {
-				w.lost[name] = true
-			}
+			w.lost[socketIn(root, d.name)] = true
 		}
 	}
 	for _, d := range w.drivers {
 		p.adoptable[d.name] = w.adoptable(d)
-		p.first[d.name] = !p.adoptable[d.name]
+		if p.first[d.name] = !p.adoptable[d.name]; p.first[d.name] {
+			p.lose(d.name, withdrawn)
+		}
+		if n := w.files.nodes[w.socketOf(d.name)]; n != nil && n.maker != "daemon" || w.files.nodes[w.besides(d)] != nil {
+			p.lose(d.name, taken)
+		}
 	}
 	log := slog.New(&logHandler{p: p})
-	p.options = kubelet.Options{
+	p.options = regsocket.Options{
 		Log: log, RunDir: runDir, Store: &store{p}, KeepSockets: true, Pool: p.pool, Host: p.host(),
-		Watch:    func(paths ...string) kubelet.Watch { return w.files.watch(p, false, paths...) },
-		WatchDir: func(dir string) kubelet.Watch { return w.files.watch(p, true, dir) },
+		Watch: func(paths ...string) regsocket.Watch { return w.files.watch(p, paths...) },
 	}
 	for name, socks := range w.pid1.held {
 		for _, s := range socks {
 			f := &os.File{}
 			w.passed[f] = s
-			driver := strings.TrimPrefix(name, kubelet.StorePrefix)
+			driver := strings.TrimPrefix(name, regsocket.StorePrefix)
 			p.stored[driver] = append(p.stored[driver], f)
 		}
 	}
@@ -134,15 +137,11 @@ func (p *process) run(ctx context.Context) {
 	var agentDone sync.WaitGroup
 	agentDone.Go(func() { _ = p.agent.Run(ctx) })
 	p.begin(ctx)
+	p.work.Go(func() { p.removeLeftovers(ctx) })
 	p.follow(ctx)
 	p.work.Wait()
 	agentDone.Wait()
-	p.mu.Lock()
-	registries := p.registries
-	p.mu.Unlock()
-	for _, r := range registries {
-		_ = r.Close(context.WithoutCancel(ctx))
-	}
+	_ = p.registry.Close(context.WithoutCancel(ctx))
 	for _, files := range p.stored {
 		for _, f := range files {
 			f.Close()
@@ -159,8 +158,8 @@ func (p *process) stop(kill bool) {
 	p.cancel()
 }
 
-// losesOthers: what could not be removed below another root_dir has no record: see README.md,
-// "Open".
+// losesOthers marks sockets below another root_dir as lost: they could not be removed, and have no
+// record. See README.md, "Open".
 func (w *world) losesOthers(troubled bool) {
 	if troubled {
 		for _, name := range w.files.below(other(w.admin.root)) {
@@ -180,15 +179,15 @@ func (p *process) exit() {
 		rec := p.w.files.nodes[recordOf(d.name)].recorded()
 		for _, s := range p.w.pid1.held[storeName(d.name)] {
 			// The next Check would have written it.
-			if rec.Bound == s.bound && rec.GetInfoAt.Before(s.askedAt) {
+			if rec.Cookie == s.cookie && rec.GetInfoAt.Before(s.askedAt) {
 				s.askedAt = rec.GetInfoAt
 			}
 			for _, root := range rootDirs { // it was killed while it published
-				if name := socketIn(root, d.name); rec.Bound != s.bound && p.w.files.nodes[name] != nil {
-					p.w.lost[name], p.w.lost[linkIn(root, d.name)] = true, true
+				if name := socketIn(root, d.name); (rec.Cookie != s.cookie || rec.Ino == 0) && p.w.files.nodes[name] != nil {
+					p.w.lost[name] = true
 				}
 			}
-			if s.told != nil && (p.w.files.mounts["r"].err != 0 || rec.Bound != s.bound || rec.Notification.Registered != s.told.Registered || rec.Notification.At.Before(s.toldAt)) {
+			if s.told != nil && (p.w.files.mounts["r"].err != 0 || rec.Cookie != s.cookie || rec.Ino == 0 || rec.Notification.Registered != s.told.Registered || rec.Notification.At.Before(s.toldAt)) {
 				s.forgotten = true
 			}
 		}
@@ -209,24 +208,11 @@ func (p *process) exit() {
 
 // Driver implements agent.Parts.
 func (p *process) Driver(d config.Driver) registrar.Driver {
-	return p.w.driverAt(d.Socket).client(p, d.Timeout)
-}
-
-func (p *process) registry(root string) (*kubelet.Registry, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.registries[root] == nil {
-		r, err := kubelet.Open(root, p.options)
-		if err != nil {
-			return nil, err
-		}
-		p.registries[root] = r
-	}
-	return p.registries[root], nil
+	return driver.Observe(p.w.driverAt(d.Socket).client(p, d.Timeout))
 }
 
 // Socket implements agent.Parts.
-func (p *process) Socket(ctx context.Context, c *config.Config, name string) (agent.Socket, error) {
+func (p *process) Socket(ctx context.Context, name string) (agent.Socket, error) {
 	p.w.mu.Lock()
 	none := p.w.noSockets
 	if none {
@@ -236,11 +222,7 @@ func (p *process) Socket(ctx context.Context, c *config.Config, name string) (ag
 	if none {
 		return nil, errors.New("too many open files")
 	}
-	r, err := p.registry(c.Kubelet.RootDir)
-	if err != nil {
-		return nil, err
-	}
-	s, err := r.Socket(name)
+	s, err := p.registry.Socket(name)
 	if err != nil {
 		return nil, err
 	}
@@ -261,32 +243,34 @@ func (p *process) begin(ctx context.Context) {
 	res, good := w.admin.result(), w.admin.lastGood
 	w.mu.Unlock()
 	c := res.InForce()
-	if good != nil {
+	if good != nil && len(res.Errors) == 0 {
 		served := *good.Config
 		p.mu.Lock()
 		served.Drivers = slices.DeleteFunc(slices.Clone(served.Drivers), func(d config.Driver) bool { return p.stored[d.Name] == nil })
 		p.mu.Unlock()
-		switch {
-		case len(res.Errors) == 0:
-			c = p.grace.Keep(&config.InForce{Config: &served, Files: good.Files}, res, time.Now(), w.mustStay).InForce
-		default:
-			c = good
-		}
+		c = p.grace.Keep(&config.InForce{Config: &served, Files: good.Files}, res, time.Now(), false, w.mustStay).InForce
+		p.checkRootDir(res, c, good)
 	}
-	if r, err := p.registry(c.Kubelet.RootDir); err == nil {
-		var names, enabled []string
-		for _, d := range c.Drivers {
-			names = append(names, d.Name)
-			if d.Enabled {
-				enabled = append(enabled, d.Name)
-			}
-		}
-		_, _ = r.Sweep(ctx, names)
-		if len(res.Errors) == 0 {
-			_, _ = r.SweepRecords(ctx, enabled)
-		}
+	if good != nil && len(res.Errors) > 0 {
+		c = good
 	}
+	p.registry, _ = regsocket.Open(c.Kubelet.RootDir, p.options)
 	p.apply(ctx, c, len(res.Errors) == 0)
+}
+
+// checkRootDir is configReloader.checkRootDir; access(2) fails where the disk is read-only or
+// hangs.
+func (p *process) checkRootDir(res *config.Result, c, inForce *config.InForce) {
+	p.w.mu.Lock()
+	defer p.w.mu.Unlock()
+	m := p.w.files.mounts["k"]
+	refused := m.err == syscall.EROFS || m.hang != nil
+	for _, d := range inForce.Drivers {
+		refused = refused || d.Enabled && p.w.inUse(d.Name)
+	}
+	if c.Kubelet != inForce.Kubelet && refused {
+		res.RejectRootDir(inForce, "cannot be used yet", "")
+	}
 }
 
 func (p *process) apply(ctx context.Context, c *config.InForce, complete bool) error {
@@ -300,16 +284,63 @@ func (p *process) apply(ctx context.Context, c *config.InForce, complete bool) e
 		p.w.admin.lastGood = c
 	}
 	p.w.mu.Unlock()
-	var unclaimed []string
-	p.mu.Lock()
-	for _, name := range slices.Sorted(maps.Keys(p.stored)) {
-		if d, _ := c.Driver(name); !d.Enabled {
-			unclaimed = append(unclaimed, name)
+	select {
+	case p.leftovers <- c.Config:
+	case <-p.leftovers:
+		p.leftovers <- c.Config
+	}
+	return err
+}
+
+// removeLeftovers is configReloader.removeLeftovers.
+func (p *process) removeLeftovers(ctx context.Context) {
+	var c *config.Config
+	var names []string
+	var again <-chan time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case c = <-p.leftovers:
+		case <-again:
+		}
+		var enabled []string
+		for _, d := range c.Drivers {
+			if d.Enabled {
+				enabled = append(enabled, d.Name)
+			} else {
+				names = append(names, d.Name)
+			}
+		}
+		p.mu.Lock()
+		for _, name := range sortedKeys(p.stored) {
+			if !slices.Contains(enabled, name) {
+				names = append(names, name)
+				delete(p.stored, name)
+			}
+		}
+		p.mu.Unlock()
+		again = nil
+		if err := p.registry.RemoveLeftovers(ctx, enabled, names); err != nil {
+			again = time.After(10 * time.Second)
+		} else {
+			names = nil
 		}
 	}
-	p.mu.Unlock()
-	p.work.Go(func() { _ = p.agent.WithdrawKept(ctx, unclaimed) })
-	return err
+}
+
+// leaveRootDir does the work of configReloader.leaveRootDir, and of PID 1 after it.
+func (p *process) leaveRootDir(ctx context.Context, c *config.InForce) {
+	p.w.mu.Lock()
+	p.moving = true
+	p.w.mu.Unlock()
+	_ = p.agent.Leave(ctx, &config.Config{Kubelet: p.inForce.Kubelet, Drivers: c.Drivers}, errors.New("root_dir was changed"))
+	p.w.mu.Lock()
+	defer p.w.mu.Unlock()
+	if p.w.process == p {
+		p.w.admin.lastGood = c
+		p.w.restart(false)
+	}
 }
 
 // follow is configReloader.follow.
@@ -328,17 +359,20 @@ func (p *process) follow(ctx context.Context) {
 		if len(res.Errors) > 0 {
 			return res.Errors
 		}
-		c := res.InForce()
-		if grace {
-			kept := p.grace.Keep(p.inForce, res, time.Now(), p.w.mustStay)
-			by(kept.Next)
-			if c = kept.InForce; p.complete && p.inForce.Equal(c) {
-				return nil
-			}
-		} else {
-			p.grace = config.Grace{}
+		kept := p.grace.Keep(p.inForce, res, time.Now(), !grace, p.w.mustStay)
+		by(kept.Next)
+		if p.checkRootDir(res, kept.InForce, p.inForce); len(res.Errors) > 0 {
+			by(time.Now().Add(config.GracePeriod))
+			return res.Errors
 		}
-		return p.apply(ctx, c, true)
+		if kept.Kubelet != p.inForce.Kubelet {
+			p.leaveRootDir(ctx, kept.InForce)
+			return nil
+		}
+		if grace && p.complete && p.inForce.Equal(kept.InForce) {
+			return nil
+		}
+		return p.apply(ctx, kept.InForce, true)
 	}
 	for {
 		var due <-chan time.Time
@@ -400,7 +434,8 @@ func (h *logHandler) Handle(_ context.Context, r slog.Record) error {
 }
 
 // pid1 is the descriptor store, for systemd's notify (sd_pid_notify_with_fds(3), FDSTORE=1) and
-// internal/sys/systemd: a descriptor is taken at once, but while PID 1 is busy nobody is told so.
+// internal/sys/systemd: a descriptor is taken at once, but while PID 1 is busy nobody gets an
+// answer.
 type pid1 struct {
 	held map[string][]*sock
 	busy bool
@@ -408,6 +443,16 @@ type pid1 struct {
 }
 
 type store struct{ p *process }
+
+// keepsAdoptable: a process forgets a listener that it found as it should be only after it removed
+// the socket.
+func (w *world) keepsAdoptable(p *process, d *csiDriver) {
+	n := w.files.nodes[w.socketOf(d.name)]
+	there := n != nil && n.sock != nil && n.sock.by == p && n.sock.madeAt.Before(p.started)
+	if p.adoptable[d.name] && there && w.wanted(d) && time.Since(w.admin.editedAt) > 20*time.Second && !w.disturbed(p) && !p.troubled {
+		w.violated("a registration that can be adopted is not lost", "%s is forgotten", d.name)
+	}
+}
 
 func (s *store) change(name string, with *sock) error {
 	w := s.p.w
@@ -428,7 +473,12 @@ func (s *store) change(name string, with *sock) error {
 	}
 	delete(w.pid1.held, name)
 	if with == nil {
-		s.p.first[strings.TrimPrefix(name, kubelet.StorePrefix)] = true // it was withdrawn
+		driver := strings.TrimPrefix(name, regsocket.StorePrefix)
+		w.keepsAdoptable(s.p, w.driver(driver))
+		s.p.first[driver] = true          // it was withdrawn
+		if len(s.p.causes[driver]) == 0 { // else a publication has failed, and is tried again
+			s.p.lose(driver, withdrawn)
+		}
 	} else {
 		w.pid1.held[name] = []*sock{with}
 	}
@@ -442,7 +492,7 @@ func (s *store) change(name string, with *sock) error {
 
 func (s *store) Keep(_ context.Context, name string, c syscall.Conn) error {
 	s.p.w.mu.Lock()
-	with := s.p.w.socks[c.(kubelet.Listener).Addr().String()]
+	with := c.(*handle).sock
 	s.p.w.mu.Unlock()
 	return s.change(name, with)
 }

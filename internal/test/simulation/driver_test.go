@@ -4,12 +4,12 @@ import (
 	"context"
 	"time"
 
-	"csi-registrar/internal/core/registrar"
+	"csi-registrar/internal/core/driver"
 	"csi-registrar/internal/node/status"
 )
 
 // csiDriver is a CSI driver: a process that serves a socket (CSI specification, "Identity Service"
-// and "NodeGetInfo"), with what internal/core/driver makes of it (registrar.Driver).
+// and "NodeGetInfo"), with what internal/core/driver makes of it (driver.Asker).
 type csiDriver struct {
 	w          *world
 	name       string
@@ -21,14 +21,16 @@ type csiDriver struct {
 	since      time.Time     // it is in this state
 	noticed    time.Time     // when the daemon notices that, at the latest
 	missed     time.Time     // when it came without a hint
-	otherAt    time.Time     // it was another driver
+	isOther    bool          // its process is another driver's, also while it hangs
+	otherAt    time.Time     // it was another driver's
 	clients    []*client
 	unnoticed  bool // there are no hints
 }
 
 const slowBy = 3 * time.Second
 
-// set makes the driver's process another one: what was connected sees it, unless it only hangs.
+// set replaces the driver's process: its clients see that the connection ends, unless it only
+// hangs.
 func (d *csiDriver) set(state string) {
 	hanging := d.state != "down" && (state == "hang" || state == "slow")
 	if state != "down" || d.state != "down" {
@@ -37,9 +39,10 @@ func (d *csiDriver) set(state string) {
 			d.noticed = d.since
 		}
 	}
-	if d.state == "other" {
+	if d.isOther {
 		d.otherAt = time.Now()
 	}
+	d.isOther = state == "other" || hanging && d.isOther
 	d.state = state
 	if !hanging {
 		d.generation++
@@ -91,7 +94,7 @@ type client struct {
 	closed     bool
 }
 
-func (d *csiDriver) client(p *process, timeout time.Duration) registrar.Driver {
+func (d *csiDriver) client(p *process, timeout time.Duration) driver.Asker {
 	d.w.mu.Lock()
 	defer d.w.mu.Unlock()
 	c := &client{d: d, p: p, timeout: timeout, hints: make(chan struct{}, 1)}
@@ -120,22 +123,18 @@ func (c *client) Close() {
 	c.closed = true
 }
 
-func (c *client) Probe(ctx context.Context) status.Report {
-	c.probe = true
-	return c.Ask(ctx, func(status.Report) {})
-}
-
-func (c *client) AskAfterHint(ctx context.Context, progress func(status.Report)) status.Report {
+func (c *client) Ask(ctx context.Context, why driver.Why, progress func(status.Report)) status.Report {
 	c.d.w.mu.Lock()
 	generation, starting := c.d.generation, c.d.state == "starting"
 	c.d.w.mu.Unlock()
-	if starting && c.starting == generation {
+	if why == driver.Hinted && starting && c.starting == generation {
 		return status.Report{Driver: status.Starting, Repeated: true}
 	}
-	return c.Ask(ctx, progress)
+	c.probe = c.probe || why == driver.Probing
+	return c.ask(ctx, progress)
 }
 
-func (c *client) Ask(ctx context.Context, progress func(status.Report)) status.Report {
+func (c *client) ask(ctx context.Context, progress func(status.Report)) status.Report {
 	d, w := c.d, c.d.w
 	for {
 		w.mu.Lock()

@@ -3,7 +3,6 @@ package simulation
 import (
 	"fmt"
 	"math/rand/v2"
-	"path"
 	"slices"
 	"syscall"
 	"time"
@@ -68,13 +67,14 @@ var kinds = []struct {
 			w.files.lose(w.socketOf(d.name))
 		}
 	}},
+	{"the next socket is removed at once", 2, func(w *world, d *csiDriver, _ uint64) { w.removesAtOnce = d.name }},
 	{"plugins_registry removed", 4, func(w *world, _ *csiDriver, _ uint64) { w.files.removeAll(w.registry()) }},
 	{"plugins_registry recreated", 2, func(w *world, _ *csiDriver, _ uint64) {
 		w.files.removeAll(w.registry())
 		w.files.put(w.registry(), &node{mode: syscall.S_IFDIR | 0o750, maker: "admin"})
 	}},
-	{"another registrar takes the path", 3, func(w *world, d *csiDriver, _ uint64) { w.sidecar(d, w.socketOf(d.name)) }},
-	{"another registrar takes the name", 2, func(w *world, d *csiDriver, _ uint64) { w.sidecar(d, w.besides(d)) }},
+	{"another registrar takes the path", 3, func(w *world, d *csiDriver, arg uint64) { w.sidecar(d, w.socketOf(d.name), arg) }},
+	{"another registrar takes the name", 2, func(w *world, d *csiDriver, arg uint64) { w.sidecar(d, w.besides(d), arg) }},
 	{"another registrar is killed", 4, func(w *world, d *csiDriver, _ uint64) { w.endSidecars(d, false) }},
 	{"another registrar ends", 4, func(w *world, d *csiDriver, _ uint64) { w.endSidecars(d, true) }},
 	{"a file takes the path", 2, func(w *world, d *csiDriver, _ uint64) {
@@ -87,18 +87,15 @@ var kinds = []struct {
 			w.files.drop(w.socketOf(d.name))
 		}
 	}},
-	{"link removed", 1, func(w *world, d *csiDriver, _ uint64) {
-		if w.files.nodes[w.linkOf(d.name)] != nil {
-			w.files.drop(w.linkOf(d.name))
-		}
-	}},
 	{"record removed", 1, func(w *world, d *csiDriver, _ uint64) {
 		if w.files.nodes[recordOf(d.name)] != nil && w.process == nil && w.files.mounts["k"].err == 0 && w.files.mounts["k"].hang == nil {
 			w.files.drop(recordOf(d.name)) // it alone names an earlier root_dir
 			w.lost[socketIn(other(w.admin.root), d.name)], w.lost[w.socketOf(d.name)] = true, true
 		}
 	}},
-	{"disk is full", 2, func(w *world, _ *csiDriver, _ uint64) { w.files.mounts["k"].err = syscall.ENOSPC }},
+	{"disk is full", 2, func(w *world, _ *csiDriver, _ uint64) {
+		w.files.mounts["k"].err, w.files.mounts["k"].spare = syscall.ENOSPC, 0
+	}},
 	{"disk is read-only", 2, func(w *world, _ *csiDriver, _ uint64) { w.files.mounts["k"].err = syscall.EROFS }},
 	{"disk is writable", 8, func(w *world, _ *csiDriver, _ uint64) { w.files.mounts["k"].err = 0 }},
 	{"disk hangs", 3, func(w *world, _ *csiDriver, _ uint64) { w.files.mounts["k"].freeze() }},
@@ -123,15 +120,12 @@ var kinds = []struct {
 		m.fault, m.faultIn = syscall.ENOSPC, int(arg%3)
 	}},
 	{"disk answers", 12, func(w *world, _ *csiDriver, _ uint64) { w.files.mounts["k"].thaw() }},
+	{"no descriptor for a moment, daemon restarts", 2, func(w *world, _ *csiDriver, arg uint64) {
+		w.shortage = true
+		w.restart(arg%2 == 0)
+	}},
 	{"/run is full", 2, func(w *world, _ *csiDriver, _ uint64) { w.files.mounts["r"].err = syscall.ENOSPC }},
 	{"/run has room", 5, func(w *world, _ *csiDriver, _ uint64) { w.files.mounts["r"].err = 0 }},
-
-	{"a file takes the path of the link", 1, func(w *world, d *csiDriver, _ uint64) {
-		if w.files.nodes[path.Dir(w.linkOf(d.name))] != nil {
-			w.replace(w.linkOf(d.name), &node{mode: syscall.S_IFREG, maker: "admin"})
-		}
-	}},
-	{"the file at the link is moved away", 2, func(w *world, d *csiDriver, _ uint64) { w.clearLink(d) }},
 
 	{"PID 1 is busy", 2, func(w *world, _ *csiDriver, _ uint64) { w.pid1.busy = true }},
 	{"PID 1 is idle", 3, func(w *world, _ *csiDriver, _ uint64) { w.pid1.busy = false }},
@@ -141,6 +135,10 @@ var kinds = []struct {
 	{"sockets can be opened", 4, func(w *world, _ *csiDriver, _ uint64) { w.opens() }},
 	{"daemon restarts", 6, func(w *world, _ *csiDriver, _ uint64) { w.restart(false) }},
 	{"daemon is killed", 6, func(w *world, _ *csiDriver, _ uint64) { w.restart(true) }},
+	{"daemon restarts, and the clock is set", 3, func(w *world, _ *csiDriver, arg uint64) {
+		w.clockStep = []time.Duration{-time.Hour, time.Hour, -8766 * time.Hour, 8766 * time.Hour}[arg%4]
+		w.restart(arg%8 < 4)
+	}},
 
 	{"driver disabled", 4, func(w *world, d *csiDriver, _ uint64) {
 		w.edit(d, func(c *config.Driver) { c.Enabled = false })
@@ -160,8 +158,13 @@ var kinds = []struct {
 			}
 		}()
 	}},
-	{"driver removed from the files", 3, func(w *world, d *csiDriver, _ uint64) {
+	{"driver removed from the files", 3, func(w *world, d *csiDriver, arg uint64) {
 		delete(w.admin.tables, d.name)
+		// Volumes that are in use while root_dir changes are left to the tests of daemon.
+		if h := w.of(d.name); arg%3 == 0 && !w.movesBack && (h.rootAt.IsZero() || time.Since(h.rootAt) > 2*recovery) {
+			h.unmountAt = time.Now().Add(time.Duration(arg%120) * time.Second)
+			w.tell("its volumes are in use until %s", h.unmountAt.Sub(w.began))
+		}
 		w.noteUnwanted(d)
 		w.of(d.name).newsAt = time.Now()
 		w.admin.edited()
@@ -199,9 +202,6 @@ var kinds = []struct {
 		}()
 	}},
 	{"the kubelet's root directory changes", 2, func(w *world, _ *csiDriver, _ uint64) { w.moveKubelet() }},
-	{"endpoint_link changes", 1, func(w *world, d *csiDriver, _ uint64) {
-		w.edit(d, func(c *config.Driver) { c.EndpointLink = !c.EndpointLink })
-	}},
 	{"files are broken", 2, func(w *world, _ *csiDriver, _ uint64) {
 		if good := w.admin.lastGood; good == nil || good.Kubelet.RootDir == w.admin.root {
 			w.admin.broken = true
@@ -211,20 +211,9 @@ var kinds = []struct {
 	{"files are right", 4, func(w *world, _ *csiDriver, _ uint64) { w.mend() }},
 	{"reload", 4, func(w *world, _ *csiDriver, _ uint64) { w.admin.reload() }},
 	{"reregister", 5, func(w *world, d *csiDriver, arg uint64) { w.admin.reregister(d.name, arg%4 == 0) }},
-	{"trace begins", 6, func(w *world, d *csiDriver, _ uint64) { w.admin.beginTrace(w.drivers[0]) }},
-	{"trace ends", 6, func(w *world, d *csiDriver, _ uint64) {
-		for _, name := range sortedKeys(w.admin.traces) {
-			w.endTrace(w.admin.traces[name], false)
-		}
-	}},
-	{"recorder is killed", 3, func(w *world, d *csiDriver, _ uint64) {
-		for _, name := range sortedKeys(w.admin.traces) {
-			w.endTrace(w.admin.traces[name], true)
-		}
-	}},
 }
 
-// mend makes the files right: the daemon learns of all that was written meanwhile.
+// mend corrects the files: the daemon then learns of everything that was written meanwhile.
 func (w *world) mend() {
 	if !w.admin.broken {
 		return
@@ -244,6 +233,9 @@ func (w *world) opens() {
 
 // moveRoot sets root_dir to the other directory.
 func (w *world) moveRoot() {
+	if slices.ContainsFunc(w.drivers, func(d *csiDriver) bool { return w.inUse(d.name) }) {
+		return // it would be refused
+	}
 	if w.admin.broken {
 		return // whose root_dir counts then is left to the tests of internal/node/config
 	}
@@ -279,14 +271,6 @@ func other(root string) string {
 		return rootDirs[1]
 	}
 	return rootDirs[0]
-}
-
-func (w *world) clearLink(d *csiDriver) {
-	for _, root := range rootDirs {
-		if n := w.files.nodes[linkIn(root, d.name)]; n != nil && n.maker == "admin" {
-			w.files.drop(linkIn(root, d.name))
-		}
-	}
 }
 
 func (m *mount) freeze() {
@@ -335,11 +319,20 @@ func (m *mount) thaw() {
 func (w *world) besides(d *csiDriver) string { return sidecars[place{w.admin.root, d.name}] }
 
 // sidecar is a node-driver-registrar, which puts its socket over whatever is there.
-func (w *world) sidecar(d *csiDriver, name string) {
+func (w *world) sidecar(d *csiDriver, name string, arg uint64) {
+	_, told := w.announced(d)
+	endpoint := told.Endpoint
+	if arg%4 == 0 {
+		endpoint = "/r/sidecar.sock"
+	}
 	if w.files.nodes[w.registry()] != nil {
 		delete(w.failed, name)
-		delete(w.failed, w.registry())
-		w.replace(name, &node{mode: syscall.S_IFSOCK, maker: "sidecar", sock: &sock{bound: name, refs: 1, driver: d.name}})
+		if name == w.socketOf(d.name) { // a hint
+			delete(w.failed, w.registry())
+		}
+		// a survey waits for 300 ms
+		slow := max(0, time.Duration(arg/4%8)-4) * 230 * time.Millisecond
+		w.replace(name, &node{mode: syscall.S_IFSOCK, maker: "sidecar", sock: &sock{bound: name, refs: 1, driver: d.name, endpoint: endpoint, slow: slow}})
 	}
 }
 
@@ -348,6 +341,16 @@ func (w *world) replace(name string, n *node) {
 		w.files.lose(name)
 	}
 	w.files.put(name, n)
+	driver := driverOf(name)
+	if driver != "" {
+		w.of(driver).cameAt = time.Now()
+	}
+	if p := w.process; p != nil {
+		if n.sock != nil {
+			driver = n.sock.driver
+		}
+		p.lose(driver, taken)
+	}
 }
 
 func (w *world) endSidecars(d *csiDriver, remove bool) {
@@ -369,9 +372,6 @@ func (w *world) restart(kill bool) {
 	}
 	w.ended = append(w.ended, p)
 	p.stop(kill)
-	for _, name := range sortedKeys(w.admin.traces) {
-		w.endTrace(w.admin.traces[name], false)
-	}
 	go func() {
 		if kill {
 			time.Sleep(100 * time.Millisecond)
@@ -421,6 +421,19 @@ func (w *world) do(e event) {
 	panic("no such event: " + e.kind)
 }
 
+// toTheLimit has the seeds (by their remainder) in which only a few things happen, with how often:
+// up to a limit of publications, and requests after the clock was set.
+var toTheLimit = map[uint64]map[string]int{
+	3: {"driver comes": 1, "daemon restarts, and the clock is set": 5, "reregister": 8},
+	5: {"socket removed": 4, "driver has another limit": 4, "driver comes": 1},
+	// twenty removals, and more
+	11: {"socket removed": 20, "driver comes": 1},
+	// likewise refusals
+	13: {"driver comes": 20, "API server fails": 4, "driver has another limit": 3},
+	7:  {"driver comes": 1, "socket removed": 12, "another registrar takes the path": 3, "another registrar ends": 6},
+	9:  {"driver comes": 10, "another driver at its path": 10, "socket removed": 1},
+}
+
 // eventsOf returns the events of a seed. Each seed prefers some kinds and one pace, so that it goes
 // deep somewhere.
 func eventsOf(seed uint64, n int) []event {
@@ -434,14 +447,19 @@ func eventsOf(seed uint64, n int) []event {
 		case 1:
 			weights[i] = 0
 		}
-		if seed%16 == 5 { // one change after the other, up to the limit
-			weights[i] = map[string]int{"socket removed": 4, "driver has another limit": 4, "driver comes": 1}[k.name]
+		if only, ok := toTheLimit[seed%16]; ok {
+			weights[i] = only[k.name]
 		}
 		total += weights[i]
 	}
 	pace := random.IntN(4)
-	if seed%16 == 5 {
+	switch seed % 16 {
+	case 3, 5:
 		pace = restless
+	case 11, 13:
+		pace = steady
+	case 7, 9:
+		pace = 0
 	}
 	events := make([]event, n)
 	for i := range events {
@@ -455,6 +473,9 @@ func eventsOf(seed uint64, n int) []event {
 			continue
 		}
 		events[i] = event{pause(random, pace), kinds[k].name, random.IntN(2), random.Uint64()}
+		if _, ok := toTheLimit[seed%16]; ok && seed%16 != 5 {
+			events[i].driver = 1
+		}
 	}
 	return events
 }
@@ -465,11 +486,17 @@ const healing = "healing"
 // restless is the pace of a seed in which there is always something to change.
 const restless = -1
 
+// steady is the pace of a seed in which each event is for what the one before has led to.
+const steady = -2
+
 // pause is mostly short: the orders that nobody thinks of are those within one change.
 func pause(random *rand.Rand, pace int) time.Duration {
 	ms := func(n int) time.Duration { return time.Duration(random.IntN(n*1000)) * time.Microsecond }
 	if pace == restless {
 		return 10*time.Second + ms(1+[]int{10_000, 10_000, 400_000}[random.IntN(3)])
+	}
+	if pace == steady {
+		return time.Second + ms(5000)
 	}
 	switch random.IntN(10 + 4*pace) {
 	case 0, 1, 2:

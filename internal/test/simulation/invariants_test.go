@@ -11,16 +11,17 @@ import (
 	"syscall"
 	"time"
 
-	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/core/registrar"
+	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/node/rootdir"
 	"csi-registrar/internal/node/status"
 )
 
-// record is what a file says that kubelet.Socket wrote.
+// record is what a file says that regsocket.Socket wrote.
 type record struct {
 	Path         string              `json:"path"`
-	Bound        string              `json:"bound"`
+	Cookie       uint64              `json:"cookie"`
+	Ino          uint64              `json:"ino"`
 	GetInfoAt    time.Time           `json:"get_info_at"`
 	Announced    status.Announcement `json:"announced"`
 	Notification status.Notification `json:"notification"`
@@ -41,6 +42,11 @@ func (n *node) recorded() *record {
 	return n.record
 }
 
+// of reports whether it is the complete record of a socket.
+func (r *record) of(n *node) bool {
+	return n.sock != nil && r.Cookie == n.sock.cookie && r.Ino == n.Ino
+}
+
 // movedAt returns when a socket came to its path.
 func (n *node) movedAt() (t time.Time) {
 	if n != nil && n.sock != nil {
@@ -52,7 +58,7 @@ func (n *node) movedAt() (t time.Time) {
 // adoptable reports whether a process that starts now finds the registration as it should be.
 func (w *world) adoptable(d *csiDriver) bool {
 	held, n := w.pid1.held[storeName(d.name)], w.files.nodes[w.socketOf(d.name)]
-	return len(held) == 1 && n != nil && n.sock == held[0] && w.files.nodes[recordOf(d.name)].recorded().Bound == n.sock.bound
+	return len(held) == 1 && n != nil && n.sock == held[0] && w.files.nodes[recordOf(d.name)].recorded().of(n)
 }
 
 // caused notes why something is about to be published or withdrawn.
@@ -73,9 +79,6 @@ func (w *world) caused(p *process, driver, cause string, withdraw bool) {
 	}
 	p.causes[driver] = append(p.causes[driver], cause)
 	p.causedAt[driver] = time.Now()
-	if cause != string(registrar.CauseAsked) {
-		p.begun[driver] = append(p.begun[driver], time.Now())
-	}
 	h := w.of(driver)
 	n, ours, lost, justified := (*node)(nil), false, false, false
 	for _, root := range []string{other(w.admin.root), w.admin.root} { // as it was
@@ -90,7 +93,7 @@ func (w *world) caused(p *process, driver, cause string, withdraw bool) {
 	case registrar.CauseRemoved, registrar.CauseReplaced:
 		justified = lost
 	case registrar.CauseChanged:
-		// What a call announced that hung was older than its publication.
+		// A call that hung announced an answer that was older than its publication.
 		late := w.files.mounts["k"].thawedAt.After(h.movedAt.Add(-time.Minute))
 		justified = w.differs(driver, n) && !h.newsAt.IsZero() && (late || h.newsAt.After(h.movedAt.Add(-5*time.Minute)))
 	case registrar.CauseAsked:
@@ -108,7 +111,7 @@ func (w *world) caused(p *process, driver, cause string, withdraw bool) {
 			}
 			registered = n.sock.told != nil && n.sock.told.Registered
 		}
-		justified = ours && !registered && time.Since(last) >= 150*time.Second
+		justified = ours && !registered && (time.Since(last) >= 150*time.Second || p.clockSet)
 	}
 	// It changes at this instant.
 	justified = justified || ours && (n.sock.answering > 0 || n.sock.toldAt.Equal(time.Now()))
@@ -121,7 +124,7 @@ func (w *world) caused(p *process, driver, cause string, withdraw bool) {
 // was announced is not what the files and the driver say.
 func (w *world) differs(driver string, n *node) bool {
 	rec, d := w.files.nodes[recordOf(driver)].recorded(), w.driver(driver)
-	if n == nil || rec.Bound != n.sock.bound || n.sock.told == nil || !n.sock.told.Registered ||
+	if n == nil || !rec.of(n) || n.sock.told == nil || !n.sock.told.Registered ||
 		time.Since(w.admin.editedAt) < patience || time.Since(d.since) < patience {
 		return true
 	}
@@ -134,15 +137,25 @@ func (w *world) differs(driver string, n *node) bool {
 // checkWithdrawal: a withdrawal has its cause.
 func (w *world) checkWithdrawal(p *process, d *csiDriver, cause registrar.Cause) {
 	h, table, justified := w.of(d.name), w.admin.tables[d.name], false
+	if table == nil && h.tableOf == p { // it stays in force while its volumes are in use
+		table = &h.table
+	}
 	switch cause {
 	case registrar.CauseGone:
 		// It may have come and gone without a hint: until it was asked, or while it did not answer.
 		justified = table != nil && table.WhenGone == config.Withdraw && d.state == "down" &&
 			(time.Since(d.since) >= table.WithdrawAfter || time.Since(d.missed) < recovery)
+		// It comes at this instant.
+		justified = justified || table != nil && table.WhenGone == config.Withdraw && d.since.Equal(time.Now())
+		// Volumes in use keep the table that is gone, with what it says.
+		justified = justified || table == nil && d.state == "down" && time.Since(h.unmountAt) < 20*time.Second
 	case registrar.CauseMismatch:
-		justified = d.state == "other" || time.Since(d.otherAt) < 15*time.Second
+		justified = d.isOther || time.Since(d.otherAt) < 15*time.Second
 	case registrar.CauseLeaving:
-		justified = !w.wanted(d) || time.Since(h.unwantedAt) < recovery+15*time.Second || h.unwantedAt.After(p.started) && w.troubled()
+		if table == nil && w.inUse(d.name) {
+			w.violated("a driver whose volumes are in use stays", "%s is withdrawn", d.name)
+		}
+		justified = !w.wanted(d) || p.moving || time.Since(h.unwantedAt) < recovery+15*time.Second || h.unwantedAt.After(p.started) && w.troubled()
 	}
 	if !justified && !w.disturbed(p) && !w.admin.broken && time.Since(w.admin.editedAt) > 2*patience+5*time.Second {
 		w.violated("each withdrawal has its cause", "%s is withdrawn because of %q, which is not so", d.name, cause)
@@ -160,7 +173,8 @@ func (w *world) noteUnwanted(d *csiDriver) {
 	w.of(d.name).unwantedAt = time.Now()
 	if p := w.process; p != nil {
 		delete(p.moves, d.name)
-		delete(p.begun, d.name)
+		delete(p.conflicts, d.name)
+		delete(p.retaken, d.name)
 	}
 }
 
@@ -181,13 +195,7 @@ func (w *world) disturbed(p *process) bool {
 // what is open in the README.
 const slowDisk = 200 * time.Millisecond
 
-// The limit of changes within an hour, as ARCHITECTURE.md promises it.
-const (
-	freeChanges = 9 // at once
-	mostChanges = 12
-	stable      = 4 * time.Minute // how long the others wait
-	changeTime  = 3 * time.Second
-)
+const changeTime = 3 * time.Second
 
 // published notes that a socket came to its path.
 func (w *world) published(p *process, name string, n *node) {
@@ -209,7 +217,6 @@ func (w *world) published(p *process, name string, n *node) {
 		cause = string(registrar.CauseChanged) // likewise
 	}
 	if cause == "" {
-		p.begun[driver] = append(p.begun[driver], time.Now())
 		w.seen.causes[string(registrar.CauseFirst)]++
 		if !p.first[driver] && time.Since(p.twice[driver]) > patience && time.Since(w.files.mounts["k"].thawedAt) > patience && w.files.latency <= slowDisk && name == w.socketOf(driver) {
 			w.violated("each republication has its cause", "%s is published once more, without a cause", driver)
@@ -223,18 +230,9 @@ func (w *world) published(p *process, name string, n *node) {
 	}
 	p.first[driver] = false
 	w.of(driver).movedAt = time.Now()
-	// The registrar counts when it begins.
-	moves := slices.DeleteFunc(p.moves[driver], func(t time.Time) bool { return time.Since(t) >= time.Hour-changeTime })
-	p.moves[driver] = append(moves, time.Now())
-	if cause == string(registrar.CauseAsked) || w.files.latency > slowDisk {
-		return
-	}
-	switch n := len(moves) - p.asked[driver] - p.faults; { // what failed after all is repeated
-	case n >= mostChanges:
-		w.violated("at most 12 changes an hour", "%s: %d within an hour", driver, n+1)
-	case n >= freeChanges && time.Since(moves[len(moves)-1]) < stable-changeTime && !w.disturbed(p):
-		w.violated("after 9 changes an hour the next waits", "%s: number %d, %s after the one before", driver, n+1, time.Since(moves[len(moves)-1]))
-	}
+	old := w.of(driver).last
+	w.of(driver).last = n.sock
+	w.countMove(p, driver, cause, old)
 }
 
 // satisfied reports whether a reregister is the reason of a publication, and the kubelet has
@@ -250,29 +248,8 @@ func (w *world) satisfied(p *process, driver string, with *sock) bool {
 	return serves && !late && old.toldAt.After(h.acceptedAt) && with.madeAt.Sub(old.toldAt) > changeTime
 }
 
-// checkDelay: nothing is delayed that need not be, and for no longer.
-func (w *world) checkDelay(p *process, s *status.Driver) {
-	unwanted := w.of(s.Name).unwantedAt // its registrar may have ended then, or not
-	if s.DampedUntil.IsZero() || p.troubled || w.files.latency > slowDisk || !unwanted.IsZero() && time.Since(unwanted) < time.Hour+changeTime {
-		return
-	}
-	at := s.DampedUntil.Add(-stable) // when it was due
-	if time.Now().Before(at) {
-		at = time.Now()
-	}
-	begun := slices.DeleteFunc(slices.Clone(p.begun[s.Name]), func(t time.Time) bool { return at.Sub(t) >= time.Hour+changeTime })
-	until, n := time.Now().Add(stable), len(begun)
-	if n >= mostChanges {
-		if at := begun[n-mostChanges].Add(time.Hour); at.After(until) {
-			until = at
-		}
-	}
-	if n < freeChanges || s.DampedUntil.After(until.Add(changeTime)) {
-		w.violated("no change waits longer than needed", "%s, after %d changes within an hour, until %s", s.Name, n, s.DampedUntil)
-	}
-}
-
-// The invariants after each event. What takes its time, as a Check after a hint, is given that.
+// check checks the invariants after each event. It allows for actions that take time, such as a
+// Check after a hint.
 func (w *world) check() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -291,21 +268,26 @@ func (w *world) check() {
 	if foreign {
 		w.foreignAt = time.Now()
 	}
+	for _, d := range w.drivers {
+		if w.files.nodes[w.besides(d)] != nil {
+			w.besidesAt = time.Now()
+		}
+	}
 	since(&w.undamagedSince, p != nil && !damaged)
 	since(&w.freeSince, !foreign)
 	since(&w.intactSince, p != nil && !damaged && !foreign)
 	var doc status.Document
 	if p != nil {
-		edited := time.Since(w.admin.editedAt) < time.Minute
 		w.mu.Unlock()
 		doc = p.agent.Status()
 		w.mu.Lock()
 		w.checkRetries()
 		for _, name := range driverNames {
 			h := w.of(name)
-			if edited || h.tableOf != p {
+			// An edit takes effect within a minute, which a pause may have hidden.
+			if w.admin.editedAt.After(h.checkedAt.Add(-time.Minute)) || h.tableOf != p {
 				table, _ := p.agent.Configured(name)
-				h.inForce(p, table)
+				h.inForce(p, table, w.noSockets || time.Since(w.opensAt) < recovery/2)
 			}
 			h.checkedAt = time.Now()
 		}
@@ -316,6 +298,9 @@ func (w *world) check() {
 		w.checkSocket(p, d, s, calm)
 		if s != noStatus {
 			w.seen.states[s.State]++
+			if s.Registration == status.Conflict {
+				p.conflicts[d.name] = true
+			}
 			if string(s.Driver) != s.State {
 				w.seen.states["driver "+string(s.Driver)]++
 			}
@@ -355,9 +340,9 @@ func (p *process) recovered(ended time.Time) bool {
 	return ended.Before(p.started) || time.Since(ended) > recovery
 }
 
-// inForce notes the table that a process has in force.
-func (h *history) inForce(p *process, table config.Driver) {
-	if h.tableOf != p || !table.Enabled || !h.table.Enabled {
+// inForce notes the table that a process has in force, maybe without a registrar.
+func (h *history) inForce(p *process, table config.Driver, none bool) {
+	if h.tableOf != p || none || !table.Enabled || !h.table.Enabled {
 		h.tableUntil = time.Time{}
 	} else if !table.Equal(h.table) {
 		h.tableUntil = h.checkedAt
@@ -446,7 +431,7 @@ func (w *world) checkSocket(p *process, d *csiDriver, s *status.Driver, calm boo
 	if p == nil {
 		return
 	}
-	h, table := w.of(d.name), w.admin.tables[d.name]
+	h := w.of(d.name)
 	n := w.files.nodes[w.socketOf(d.name)]
 	ours := n != nil && n.maker == "daemon" && n.sock != nil
 	moving := time.Since(h.rootAt) < recovery || w.admin.broken || h.rootAt.After(p.started) && w.troubled()
@@ -454,20 +439,12 @@ func (w *world) checkSocket(p *process, d *csiDriver, s *status.Driver, calm boo
 	idle := w.failed[w.socketOf(d.name)] || moving || w.noSockets || time.Since(w.opensAt) < recovery/2 || w.lost[w.socketOf(d.name)]
 	w.wrong(calm && ours && !idle && (n.sock.refs == 0 || n.sock.by != p), d.name, patience, "a socket is served", "nobody serves it")
 	ours = ours && n.sock.refs > 0 && n.sock.by == p
-	link := w.files.nodes[w.linkOf(d.name)]
-	r := (*recorder)(nil)
-	if link != nil {
-		r = w.recorders[link.target]
-	}
-	// Without endpoint_link a publication that failed may have made it.
-	linked := ours && table != nil && table.EndpointLink
-	w.wrong(calm && linked && !w.failed[w.linkOf(d.name)] && r != nil && !r.leased, d.name, 15*time.Second, "the link never points to a recorder without a lease", "it does")
 	held := w.pid1.held[storeName(d.name)]
 	kept := ours && len(held) == 1 && held[0] == n.sock
 	w.wrong(calm && ours && !moving && s.NotKept == "" && !kept, d.name, patience, "the store has what is published", "it has not")
 	rec := w.files.nodes[recordOf(d.name)].recorded()
 	registered := n != nil && n.sock != nil && n.sock.told != nil && n.sock.told.Registered
-	recorded := ours && rec.Bound == n.sock.bound && rec.Notification.Registered == registered
+	recorded := ours && rec.of(n) && rec.Notification.Registered == registered
 	// what was told to the process before
 	lost := ours && n.sock.forgotten
 	w.wrong(calm && ours && !recorded && !lost && !moving, d.name, 15*time.Second, "the record says what the kubelet was told", "%+v", rec)
@@ -476,14 +453,17 @@ func (w *world) checkSocket(p *process, d *csiDriver, s *status.Driver, calm boo
 		"the record says what the kubelet was told", "asked at %s", &rec.GetInfoAt)
 
 	since := func(at time.Time, least time.Duration) bool { return !at.IsZero() && time.Since(at) > least }
-	if w.undamagedSince.IsZero() || !p.recovered(w.damagedAt) || !since(w.freeSince, patience) || time.Since(p.started) < patience {
+	if w.undamagedSince.IsZero() || !p.recovered(w.damagedAt) || w.freeSince.IsZero() || time.Since(p.started) < patience {
+		return
+	}
+	if !ours && w.wanted(d) && d.state == "up" {
+		w.checkMissing(p, d, s)
+	}
+	if !since(w.freeSince, patience) {
 		return
 	}
 	edited := time.Since(w.admin.editedAt)
-	file := link != nil && link.maker == "admin" && table != nil && table.EndpointLink
-	serves := w.wanted(d) && edited > patience && d.state == "up" && time.Since(d.noticed) > patience && s.DampedUntil.IsZero() && !file
-	// After so many changes it may have waited since the check before.
-	w.wrong(serves && !ours && len(p.begun[d.name]) < freeChanges, d.name, patience, "a driver that serves is published", "%s: %s", &s.State, &s.Reason)
+	serves := w.wanted(d) && edited > patience && d.state == "up" && time.Since(d.noticed) > patience && s.DampedUntil.IsZero()
 	if w.intactSince.IsZero() || !p.recovered(w.foreignAt) {
 		return
 	}
@@ -491,24 +471,23 @@ func (w *world) checkSocket(p *process, d *csiDriver, s *status.Driver, calm boo
 	w.wrong(serves && refused && h.tableUntil.After(n.sock.toldAt) && h.tableUntil.After(n.sock.madeAt), d.name, patience,
 		"what the kubelet refused is tried again with another table", "%s", &s.Reason)
 	_, endpoint := w.announced(d)
-	changed := serves && ours && (rec.Announced.Endpoint != endpoint.Endpoint || rec.Announced.LinkTarget != endpoint.LinkTarget || !slices.Equal(rec.Announced.Versions, endpoint.Versions))
+	changed := serves && ours && (rec.Announced.Endpoint != endpoint.Endpoint || !slices.Equal(rec.Announced.Versions, endpoint.Versions))
 	w.wrong(changed, d.name, patience, "the kubelet is told what the files say", "%+v: %s", &rec.Announced, &s.Reason)
-	w.wrong(serves && ours && table.EndpointLink && (link == nil || link.target != table.Endpoint && (r == nil || !r.leased)), d.name, patience,
-		"the link points to the driver", "%+v", &link)
 	// Asked during a publication, there is another one before the kubelet answers to the first.
 	asked := h.requestedAt.After(p.started) && h.requestedAt.After(d.since) && h.requestedAt.After(w.admin.editedAt)
 	answered := ours && !n.sock.toldAt.Before(h.requestedAt) &&
 		(n.sock.movedAt.Before(h.requestedAt) || n.sock.toldAt.Sub(n.sock.movedAt) < 700*time.Millisecond)
 	w.wrong(serves && ours && asked && n.sock.madeAt.Before(h.requestedAt) && !answered, d.name, patience,
 		"what was asked for is done", "reregister had no effect: %s", &s.Reason)
-	// 10 s are the grace period
+	// 10 s are the grace period, and then the next look at the volumes
+	unwanted := !w.wanted(d) && time.Since(h.unmountAt) > 20*time.Second
 	for i, root := range rootDirs {
 		there := w.files.nodes[socketIn(root, d.name)]
 		gone := there == nil || there.maker != "daemon" || w.lost[socketIn(root, d.name)]
-		w.wrong(edited > 20*time.Second && !gone && (root != w.admin.root || !w.wanted(d)), d.name, patience,
+		w.wrong(edited > 20*time.Second && !gone && (root != w.admin.root || unwanted), d.name, patience,
 			"what the files do not have is withdrawn", "a socket is in %s: %s", &rootDirs[i], &s.Reason)
 	}
-	w.wrong(edited > 20*time.Second && len(held) > 0 && !w.wanted(d), d.name, patience,
+	w.wrong(edited > 20*time.Second && len(held) > 0 && unwanted, d.name, patience,
 		"what the files do not have is withdrawn", "it is in the descriptor store: %s", &s.Reason)
 }
 
@@ -519,17 +498,14 @@ func (w *world) announced(d *csiDriver) (ok bool, a status.Announcement) {
 		return false, a
 	}
 	a.Endpoint, a.Versions = table.Endpoint, table.SupportedVersions
-	if table.EndpointLink {
-		a.Endpoint, a.LinkTarget = w.linkOf(d.name), table.Endpoint
-	}
 	return true, a
 }
 
 // tried notes what the process tries, or does again and again.
 func (p *process) tried(what string) { p.failures = append(p.failures, failure{time.Now(), what}) }
 
-// checkRetries: what fails is tried again with growing pauses. Called before an event, it counts
-// what happened since the event before.
+// checkRetries checks that failed actions are tried again with growing pauses. Called before an
+// event, it counts those since the event before.
 func (w *world) checkRetries() {
 	p := w.process
 	for len(p.failures) > 0 && p.failures[0].at.Before(w.eventAt) {
@@ -557,13 +533,18 @@ func (w *world) checkRetries() {
 }
 
 func (w *world) checkStatus(p *process, d *csiDriver, s *status.Driver, calm bool) {
-	n := w.files.nodes[s.RegistrationSocket]
+	n := w.files.nodes[string(s.RegistrationSocket)]
 	ours := n != nil && n.sock != nil && n.sock.by == p && n.sock.refs > 0
 	told := ours && n.sock.told != nil
 	if ours && n.sock.forgotten {
 		return // what the kubelet said to the process before was lost
 	}
 	const rule = "the status is right"
+	for _, at := range []time.Time{s.Since, s.RegisteredAt, s.LastGetInfoAt} {
+		if at.After(time.Now()) {
+			w.violated(rule, "%s: %s has not come yet", s.Name, at)
+		}
+	}
 	w.wrong(calm && s.Registration == status.Registered && !(told && n.sock.told.Registered), s.Name, patience, rule, "%s, and it is not", &s.State)
 	w.wrong(calm && s.Registration == status.Refused && !(told && !n.sock.told.Registered), s.Name, patience, rule, "%s, and it was not", &s.State)
 	w.wrong(calm && s.Registration == status.None && ours && time.Since(n.sock.movedAt) > patience, s.Name, patience, rule, "%s, and its socket is published (%s)", &s.State, &s.Reason)
@@ -573,13 +554,14 @@ func (w *world) checkStatus(p *process, d *csiDriver, s *status.Driver, calm boo
 	w.wrong(calm && told && n.sock.told.Registered && s.Registration == status.Registered && !moving &&
 		(s.RegisteredAt.After(n.sock.toldAt) || n.sock.toldAt.Sub(s.RegisteredAt) > changeTime), s.Name, patience, rule, "registered at %s", &s.RegisteredAt)
 	w.wrong(calm && ours && !moving && n.sock.askedAt.After(p.started) && !s.LastGetInfoAt.Equal(n.sock.askedAt), s.Name, patience, rule, "asked at %s", &s.LastGetInfoAt)
-	w.wrong(calm && ours && w.wanted(d) && !moving && s.RegistrationSocket != w.socketOf(s.Name), s.Name, 4*patience, rule, "the socket is %s", &s.RegistrationSocket)
+	w.wrong(calm && ours && w.wanted(d) && !moving && string(s.RegistrationSocket) != w.socketOf(s.Name), s.Name, 4*patience, rule, "the socket is %s", &s.RegistrationSocket)
 	w.wrong(calm && told && n.sock.madeAt.After(p.started) && s.Registration == status.Registered &&
 		(n.sock.acceptedAt.Sub(n.sock.madeAt)-s.Took).Abs() > changeTime, s.Name, patience, rule, "it took %s", &s.Took)
 	settled := s.State == status.Disabled || s.State == string(status.Ready) || s.Registration == status.Registered
 	moved := ours && time.Since(n.sock.movedAt) < 2*patience
 	w.wrong(calm && !settled && !moved && time.Since(s.Since) > 2*patience && s.Reason == "", s.Name, patience, "the status says why", "%s has no reason", &s.State)
-	w.checkOthers(d, s, calm && ours && !moving)
+	w.checkOthers(d, s, n, calm && ours && !moving)
+	w.checkServed(d, s, n, calm && !moving)
 	dir := w.files.nodes[w.registry()]
 	if calm && ours && dir != nil && p.directory == 0 {
 		p.directory = dir.Ino
@@ -588,13 +570,10 @@ func (w *world) checkStatus(p *process, d *csiDriver, s *status.Driver, calm boo
 		!w.kubelet.knew[dir.Ino] && w.kubelet.root == w.admin.root && !w.failed[w.registry()]
 	w.wrong(another && s.Driver == status.Ready && s.Registration == status.Published && time.Since(n.sock.movedAt) > 2*patience &&
 		strings.Contains(s.Reason, "has not asked"), s.Name, patience, "the status says why", "the directory was recreated: %s", &s.Reason)
-	trace := w.admin.traces[s.Name]
-	w.wrong(calm && ours && s.Traced != (trace != nil && trace.linked), s.Name, 3*patience, rule, "traced: %t", &s.Traced)
 	table := w.admin.tables[s.Name]
 	// one that is withdrawn is asked no more
 	asked := table != nil && table.Enabled && s.State != status.Disabled && !w.noSockets && time.Since(w.opensAt) > recovery/2
-	link := w.files.nodes[w.linkOf(d.name)]
-	back := told && (link == nil || link.maker != "admin") && !n.sock.told.Registered && time.Since(d.noticed) > 0 && d.since.After(n.sock.toldAt) && d.since.After(n.sock.askedAt) && d.since.After(p.started.Add(patience))
+	back := told && !n.sock.told.Registered && time.Since(d.noticed) > 0 && d.since.After(n.sock.toldAt) && d.since.After(n.sock.askedAt) && d.since.After(p.started.Add(patience))
 	w.wrong(calm && asked && back && d.state == "up" && s.Registration == status.Refused && s.DampedUntil.IsZero() && w.files.latency <= slowDisk,
 		s.Name, 45*time.Second, "a driver that is back is registered", "%s: %s", &s.State, &s.Reason)
 	w.wrong(calm && asked && s.Driver == status.Ready && d.state != "up" && d.state != "hang" && d.state != "slow" && time.Since(d.since) > 15*time.Second,
@@ -608,15 +587,43 @@ func (w *world) checkStatus(p *process, d *csiDriver, s *status.Driver, calm boo
 		s.Name, patience, rule, "the driver is %s, and it is up (%s)", &s.Driver, &s.Reason)
 }
 
-// checkOthers: the status names who else serves a published driver, at another path.
-func (w *world) checkOthers(d *csiDriver, s *status.Driver, published bool) {
-	other := w.files.nodes[w.besides(d)]
-	lives := other != nil && other.sock != nil && other.sock.refs > 0
-	shown := s.Driver == status.Ready && (s.Registration == status.Registered || s.Registration == status.Published)
-	const rule = "the status names who else serves the driver"
-	w.wrong(published && shown && lives && time.Since(time.Unix(0, other.Born)) > patience && s.Reason == "" && w.files.latency <= slowDisk && !w.failed[w.besides(d)] && !w.failed[w.registry()],
-		s.Name, patience, rule, "it does not")
-	w.wrong(published && !lives && strings.Contains(s.Reason, "also served"), s.Name, 45*time.Second, rule, "it has ended: %s", &s.Reason)
+// checkOthers: after a refusal the status names who else serves a driver, at another path.
+func (w *world) checkOthers(d *csiDriver, s *status.Driver, n *node, published bool) {
+	const rule = "the status names who else serves a refused driver"
+	other, told := w.files.nodes[w.besides(d)], n != nil && n.sock != nil && n.sock.told != nil && !n.sock.told.Registered
+	serves := told && other != nil && other.sock != nil && other.sock.refs > 0 && time.Unix(0, other.Born).Add(patience).Before(n.sock.toldAt)
+	refused := published && strings.Contains(s.Reason, "the kubelet refused")
+	named := strings.Contains(s.Reason, "also served")
+	reads := w.files.latency <= slowDisk && !w.failed[w.besides(d)] && !w.failed[w.registry()]
+	w.wrong(refused && serves && reads && !named, s.Name, patience, rule, "it does not: %s", &s.Reason)
+	w.wrong(published && named && s.Registration != status.Refused, s.Name, patience, rule, "it is not refused: %s", &s.Reason)
+}
+
+// checkServed: the status names the registrar that serves the driver in place of the daemon, and
+// only one that has done so for 15 seconds, and answered 15 seconds ago at most.
+func (w *world) checkServed(d *csiDriver, s *status.Driver, n *node, calm bool) {
+	const rule = "the status names who serves the driver in its place"
+	by := s.ServedBy
+	other := n != nil && n.maker == "sidecar" && n.sock.refs > 0
+	_, told := w.announced(d)
+	settled := time.Since(w.admin.editedAt) > recovery
+	if by.PID != 0 {
+		replaced := other && int(n.Ino) == by.PID && time.Unix(0, n.Born).After(by.Since)
+		if s.Registration != status.Conflict || time.Since(by.AskedAt) > 15*time.Second || by.AskedAt.Sub(by.Since) < 15*time.Second || replaced {
+			w.violated(rule, "%s: %s, served by %+v", d.name, s.State, by)
+		}
+		w.wrong(calm && settled && other && n.sock.endpoint != told.Endpoint, s.Name, patience, rule, "it announces another endpoint")
+	}
+	// While the file system does not answer nobody can be asked, and then 15 seconds have to pass.
+	settled = settled && time.Since(w.files.mounts["k"].thawedAt) > recovery
+	serves := calm && settled && other && n.sock.endpoint == told.Endpoint && s.Registration == status.Conflict && s.Driver == status.Ready &&
+		w.files.latency <= slowDisk && !w.failed[string(s.RegistrationSocket)] && time.Since(time.Unix(0, n.Born)) > recovery
+	if serves && time.Since(s.Since) > time.Minute {
+		w.seen.states["served by another"]++
+		if by.PID != int(n.Ino) {
+			w.violated(rule, "%s: it names %+v, not process %d", d.name, by, n.Ino)
+		}
+	}
 }
 
 // unsettled says what is not as it is to be in the end; empty: nothing. Everything is healed.
@@ -632,7 +639,6 @@ func (w *world) unsettled(p *process, doc *status.Document) string {
 		ours := n != nil && n.sock != nil && n.sock.by == p && n.sock.refs > 0
 		s := shown(doc, d.name)
 		id, inNode := w.kubelet.csiNode[d.name]
-		link := w.files.nodes[w.linkOf(d.name)]
 		clients := 0
 		for _, c := range d.clients {
 			if c.p == p {
@@ -650,8 +656,6 @@ func (w *world) unsettled(p *process, doc *status.Document) string {
 				return d.name + " is not enabled, and has a record"
 			case inNode && w.kubelet.drivers[d.name] && !w.lost[w.socketOf(d.name)]:
 				return d.name + " is not enabled, and in the CSINode"
-			case link != nil && !w.failed[w.linkOf(d.name)] && !w.lost[w.linkOf(d.name)]:
-				return d.name + " is not enabled, and has a link"
 			case s != noStatus && s.State != status.Disabled:
 				return d.name + " is not enabled, and shown as " + s.State
 			case clients > 0:
@@ -662,7 +666,8 @@ func (w *world) unsettled(p *process, doc *status.Document) string {
 				return d.name + " is gone, and not withdrawn: " + s.State + ": " + s.Reason
 			}
 		case d.state == "up":
-			collision := ours && n.sock.told != nil && strings.Contains(n.sock.told.Error, "collision")
+			// A refusal that the process before heard, and could not record, is not known.
+			collision := ours && n.sock.told != nil && !n.sock.forgotten && strings.Contains(n.sock.told.Error, "collision")
 			if table.Enabled && clients != 1 {
 				return fmt.Sprintf("%s has %d connections", d.name, clients)
 			}
@@ -670,6 +675,9 @@ func (w *world) unsettled(p *process, doc *status.Document) string {
 				return fmt.Sprintf("%s has %s for an answer, and the files say %s", d.name, c.timeout, table.Timeout)
 			}
 			_, told := w.announced(d)
+			// A process before learned that the kubelet has another limit: see README.md, "Open".
+			rec := w.files.nodes[recordOf(d.name)].recorded()
+			earlier := w.of(d.name).learnedAt.Before(p.started) && rec.Announced.Identity.MaxVolumes != id.MaxVolumes
 			switch {
 			case !ours:
 				return d.name + " is not published: " + s.State + ": " + s.Reason
@@ -688,14 +696,12 @@ func (w *world) unsettled(p *process, doc *status.Document) string {
 				return d.name + " is registered, and shown as " + s.State + ": " + s.Reason
 			case s.NodeID != d.id.NodeID || s.MaxVolumes != d.id.MaxVolumes || s.DriverVersion != d.id.Version:
 				return fmt.Sprintf("%s is shown as it was: %+v", d.name, *s)
-			case s.Endpoint != told.Endpoint || s.LinkTarget != told.LinkTarget || s.Socket != table.Socket:
+			case string(s.Endpoint) != told.Endpoint || string(s.Socket) != table.Socket:
 				return fmt.Sprintf("%s is shown with an earlier table: %+v", d.name, *s)
 			case s.Reason != "" && !strings.Contains(s.Reason, "the driver restarted") && !strings.Contains(s.Reason, "the Node has the old label"):
 				return d.name + " is registered, and shown with " + s.Reason
-			case (s.KubeletMaxVolumes == nil) != (id.MaxVolumes == d.id.MaxVolumes) && !w.of(d.name).unseen:
+			case (s.KubeletMaxVolumes == nil) != (id.MaxVolumes == d.id.MaxVolumes) && !w.of(d.name).unseen && !earlier:
 				return fmt.Sprintf("%s: the kubelet has the limit %d, and status %v", d.name, id.MaxVolumes, s.KubeletMaxVolumes)
-			case table.EndpointLink && (link == nil || link.target != table.Endpoint):
-				return d.name + " has no link to the driver"
 			}
 		}
 	}
@@ -707,7 +713,7 @@ func (w *world) leftBehind(p *process) string {
 	needed := map[string]bool{}
 	enabled := 0
 	for _, d := range w.drivers {
-		needed[recordOf(d.name)], needed[w.socketOf(d.name)], needed[w.linkOf(d.name)] = true, true, true
+		needed[recordOf(d.name)], needed[w.socketOf(d.name)] = true, true
 		if w.wanted(d) {
 			enabled++
 		}
@@ -715,12 +721,7 @@ func (w *world) leftBehind(p *process) string {
 	for _, root := range append(rootDirs, runDir) {
 		for _, name := range w.files.below(root) {
 			n := w.files.nodes[name]
-			ours := n.maker == "daemon" || n.maker == "recorder"
-			if ours && n.mode&syscall.S_IFMT != syscall.S_IFDIR && !needed[name] && !w.failed[name] && !w.lost[name] {
-				earlier := time.Unix(0, n.Born).Before(p.started)
-				if strings.HasPrefix(path.Base(name), ".") && path.Dir(name) != w.registry() && (p.faults > 0 || p.unswept && earlier) {
-					continue // the sweep of links may have failed
-				}
+			if n.maker == "daemon" && n.mode&syscall.S_IFMT != syscall.S_IFDIR && !needed[name] && !w.failed[name] && !w.lost[name] {
 				return "left behind: " + name
 			}
 		}
@@ -736,7 +737,7 @@ func (w *world) leftBehind(p *process) string {
 	}
 	watches := 0
 	for _, x := range w.files.watches {
-		if x.p == p && !x.dir {
+		if x.p == p {
 			watches++
 		}
 	}

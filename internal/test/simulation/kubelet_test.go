@@ -32,7 +32,7 @@ type kubeletModel struct {
 	ended   chan struct{}
 	uuid    uint64
 
-	// What the API server has, which outlives the kubelet.
+	// The API server's state, which outlives the kubelet.
 	csiNode map[string]status.Identity
 	labels  map[string]string
 	owner   map[string]string // the path of a registered driver
@@ -107,7 +107,7 @@ func (k *kubeletModel) created(name string) {
 	if d := f.nodes[k.registry()]; d == nil || d.Ino != k.watched {
 		return
 	}
-	if n, err := f.resolve(name, true); err == nil && n.mode&syscall.S_IFMT == syscall.S_IFSOCK {
+	if n, err := f.resolve(name); err == nil && n.mode&syscall.S_IFMT == syscall.S_IFSOCK {
 		k.add(name)
 	}
 }
@@ -277,7 +277,7 @@ func (k *kubeletModel) register(version int, name string, uuid uint64) error {
 	notify := func(registered bool, text string) error {
 		n := &status.Notification{Registered: registered, Error: text}
 		r := w.call(c, n, 5*time.Second)
-		if errors.Is(r.err, errReset) { // gRPC connects anew
+		if errors.Is(r.err, errReset) { // gRPC connects again
 			w.mu.Lock()
 			again, err := w.files.dial(name)
 			if err == nil {
@@ -296,7 +296,8 @@ func (k *kubeletModel) register(version int, name string, uuid uint64) error {
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			p := w.process // it could not answer
-			c.sock.forgotten = c.sock.forgotten || p == nil || w.disturbed(p) || time.Since(p.started) < recovery
+			opens := !w.noSockets && time.Since(w.opensAt) > recovery/2
+			c.sock.forgotten = c.sock.forgotten || p == nil || w.disturbed(p) || time.Since(p.started) < recovery || !opens
 		}
 		return r.err
 	}
@@ -361,6 +362,10 @@ func (k *kubeletModel) install(driver string, id status.Identity) error {
 	if !same {
 		k.csiNode[driver] = id
 		k.writes++
+		k.w.of(driver).learnedAt = time.Now()
+		if p := k.w.process; p == nil || k.w.disturbed(p) { // see README.md, "Open"
+			k.w.of(driver).unseen = true
+		}
 	}
 	return nil
 }
@@ -397,14 +402,7 @@ func (w *world) nodeGetInfo(endpoint string, version int) (status.Identity, erro
 	deadline := time.Now().Add(120 * time.Second)
 	for {
 		w.mu.Lock()
-		target := endpoint
-		if n := w.files.nodes[endpoint]; n != nil && n.target != "" {
-			target = n.target
-		}
-		if r := w.recorders[target]; r != nil && r.listening {
-			target = r.driver.socket
-		}
-		d := w.driverAt(target)
+		d := w.driverAt(endpoint)
 		if d == nil || d.state == "down" {
 			w.mu.Unlock()
 			return status.Identity{}, errors.New("connection refused")

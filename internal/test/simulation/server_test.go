@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
@@ -14,13 +15,16 @@ import (
 // server stands for gRPC: it accepts connections, and hands the calls on them to the real service.
 type server struct {
 	p       *process
+	creds   credentials.TransportCredentials
 	service registerapi.RegistrationServer
 	conns   []*conn // under the world's lock
 	stopped chan struct{}
 	once    sync.Once
 }
 
-func newServer(p *process) *server { return &server{p: p, stopped: make(chan struct{})} }
+func newServer(p *process, creds credentials.TransportCredentials) *server {
+	return &server{p: p, creds: creds, stopped: make(chan struct{})}
+}
 
 func (s *server) RegisterService(_ *grpc.ServiceDesc, service any) {
 	s.service = service.(registerapi.RegistrationServer)
@@ -33,8 +37,11 @@ func (s *server) Serve(l net.Listener) error {
 			l.Close()
 			return err
 		}
+		c, info, err := s.creds.ServerHandshake(c)
+		if err != nil {
+			return err
+		}
 		var number [1]byte
-		addr := c.RemoteAddr() // the product's, which knows the listener
 		_, _ = c.Read(number[:])
 		s.p.w.mu.Lock()
 		m := s.p.w.conns[number[0]]
@@ -44,13 +51,13 @@ func (s *server) Serve(l net.Listener) error {
 			m.close()
 		}
 		s.p.w.mu.Unlock()
-		go s.serve(c, addr, m)
+		go s.serve(c, info, m)
 	}
 }
 
-func (s *server) serve(c net.Conn, addr net.Addr, m *conn) {
+func (s *server) serve(c net.Conn, info credentials.AuthInfo, m *conn) {
 	defer c.Close()
-	ctx := peer.NewContext(context.Background(), &peer.Peer{Addr: addr})
+	ctx := peer.NewContext(context.Background(), &peer.Peer{AuthInfo: info})
 	for {
 		select {
 		case <-m.closed:
@@ -101,6 +108,6 @@ func (s *server) serve(c net.Conn, addr net.Addr, m *conn) {
 	}
 }
 
-// GracefulStop lets calls in flight end; the kubelet's client then connects anew.
+// GracefulStop lets calls in flight end; the kubelet's client then connects again.
 func (s *server) GracefulStop() { s.once.Do(func() { close(s.stopped) }) }
 func (s *server) Stop()         { s.GracefulStop() }

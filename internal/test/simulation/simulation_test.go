@@ -100,7 +100,9 @@ func (w *world) heal(random uint64) {
 	w.mend()
 	for i, d := range w.drivers {
 		w.endSidecars(d, true)
-		w.clearLink(d)
+		if w.inUse(d.name) {
+			w.of(d.name).unmountAt = time.Now()
+		}
 		for _, root := range rootDirs {
 			if n := w.files.nodes[socketIn(root, d.name)]; n != nil && n.maker == "admin" {
 				w.files.drop(socketIn(root, d.name))
@@ -109,9 +111,6 @@ func (w *world) heal(random uint64) {
 		if d.state != "down" || (random>>i)%3 > 0 {
 			d.set("up")
 		}
-	}
-	for _, name := range sortedKeys(w.admin.traces) {
-		w.endTrace(w.admin.traces[name], false)
 	}
 	if !w.kubeletSees() {
 		w.kubelet.stop()
@@ -134,11 +133,8 @@ func (w *world) isQuiet() bool {
 		if d.state != "up" && d.state != "down" {
 			return false
 		}
-		if n := w.files.nodes[w.linkOf(d.name)]; n != nil && n.maker == "admin" {
-			return false
-		}
 	}
-	return w.intact() && w.kubeletSees() && w.kubelet.apiErr == "" && len(w.admin.traces) == 0
+	return w.intact() && w.kubeletSees() && w.kubelet.apiErr == ""
 }
 
 // settle expects the desired state within 5 minutes, or when the limit of changes allows it.
@@ -185,9 +181,6 @@ func (w *world) end() {
 	w.kubelet.stop()
 	for _, d := range w.drivers {
 		d.reset()
-	}
-	for _, name := range sortedKeys(w.admin.traces) {
-		w.endTrace(w.admin.traces[name], false)
 	}
 	for _, m := range w.files.mounts {
 		m.thaw()
@@ -318,9 +311,6 @@ func runSeeds(t *testing.T, first, seeds, at, of int) results {
 // each time.
 func TestSimulation(t *testing.T) {
 	seeds, first := fromEnv("SIMULATION_SEEDS", 500), fromEnv("SIMULATION_SEED", 1)
-	if testing.Short() {
-		seeds = min(seeds, 50)
-	}
 	if at := fromEnv("SIMULATION_PROCESS", -1); at >= 0 {
 		deepenStacks()
 		err := json.NewEncoder(os.NewFile(3, "results")).Encode(runSeeds(t, first, seeds, at, fromEnv("SIMULATION_PROCESSES", 1)))
@@ -355,7 +345,8 @@ func TestSimulation(t *testing.T) {
 	for _, seed := range sortedKeys(total.Failures) {
 		v := total.Failures[seed]
 		rule, _, _ := strings.Cut(v, ":")
-		if total.Again[seed] < repeats/3 { // a goroutine was preempted
+		// A goroutine was preempted. Changing seeds (SIMULATION_STRICT) nobody has seen before.
+		if total.Again[seed] < repeats/3 && os.Getenv("SIMULATION_STRICT") == "" {
 			t.Logf("seed %d, again in only %d of %d runs: %s", seed, total.Again[seed], repeats, v)
 			continue
 		}
@@ -372,7 +363,7 @@ func TestSimulation(t *testing.T) {
 				t.Errorf("the cause %q was reached %d times", c, total.Causes[string(c)])
 			}
 		}
-		for _, s := range []string{"absent", "starting", "ready", "hanging", "mismatch", "published", "registered", "refused", "conflict", status.Disabled} {
+		for _, s := range []string{"absent", "starting", "ready", "hanging", "mismatch", "published", "registered", "refused", "conflict", "served by another", status.Disabled} {
 			if total.States[s] < 100 {
 				t.Errorf("the state %q was reached %d times", s, total.States[s])
 			}

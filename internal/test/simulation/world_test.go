@@ -7,13 +7,12 @@ import (
 	"os"
 	"path"
 	"slices"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
 
-	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/core/regsocket"
+	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/node/rootdir"
 	"csi-registrar/internal/node/status"
 )
@@ -24,7 +23,6 @@ type world struct {
 	began   time.Time
 	files   *files
 	passed  map[*os.File]*sock // descriptors that PID 1 passed, which are no real ones
-	socks   map[string]*sock
 	conns   [256]*conn
 	kubelet *kubeletModel
 	drivers []*csiDriver
@@ -33,25 +31,31 @@ type world struct {
 	process *process // the daemon that runs; nil: none
 
 	connections, processes int
-	wrongs                 int // entries of all wrongSince
+	shortage               bool   // the next file cannot be opened
+	cookies                uint64 // of sockets
+	wrongs                 int    // entries of all wrongSince
 	ended                  []*process
-	movesBack              bool      // root_dir has changed for a moment
-	opensAt                time.Time // noSockets ended
-	noSockets              bool      // agent.Parts cannot make one: there are no descriptors
-	undamagedSince         time.Time
-	freeSince              time.Time
-	intactSince            time.Time // only drivers and kubelet hinder the daemon since; zero: more
-	eventAt                time.Time
-	faultAt                time.Time // when the one call failed
-	damagedAt, foreignAt   time.Time // when something was in the way of the daemon
-	recorders              map[string]*recorder
-	known                  map[string]*history
-	violation              string
-	over                   bool // nothing is started any more
-	seen                   *coverage
-	failed                 map[string]bool // paths that could not be changed
-	lost                   map[string]bool // files that an earlier process could not remove
-	story                  []string        // nil: nobody wants it
+	movesBack              bool // root_dir has changed for a moment
+	// the driver whose next socket is removed before its file is looked at
+	removesAtOnce string
+	// the wall clock is set by so much before the next process starts
+	clockStep            time.Duration
+	opensAt              time.Time // noSockets, or the shortage, ended
+	noSockets            bool      // agent.Parts cannot make one: there are no descriptors
+	undamagedSince       time.Time
+	freeSince            time.Time
+	intactSince          time.Time // only drivers and kubelet hinder the daemon since; zero: more
+	eventAt              time.Time
+	faultAt              time.Time // when the one call failed
+	damagedAt, foreignAt time.Time // when something was in the way of the daemon
+	besidesAt            time.Time // when another registrar was at another path
+	known                map[string]*history
+	violation            string
+	over                 bool // nothing is started any more
+	seen                 *coverage
+	failed               map[string]bool // paths that could not be changed
+	lost                 map[string]bool // files that an earlier process could not remove
+	story                []string        // nil: nobody wants it
 }
 
 var driverNames = []string{"a.example", "b.example"}
@@ -60,20 +64,26 @@ var driverNames = []string{"a.example", "b.example"}
 type history struct {
 	reregistered int
 	unseen       bool      // the last limit came while the daemon may not have seen the one before
+	learnedAt    time.Time // when the kubelet had the driver's limit last from the driver
 	newsAt       time.Time // when the kubelet had to learn something, or its table changed
 	rootAt       time.Time // when root_dir was changed
 	unwantedAt   time.Time // when it was to be withdrawn
+	unmountAt    time.Time // until when its volumes are in use
 	calledAt     time.Time // when reregister was called
 	requestedAt  time.Time // when the last reregister that the daemon accepted was called
 	acceptedAt   time.Time // when that returned
 	asking       int       // calls of reregister that have not returned
 	told         *sock     // on which the kubelet last said what became of the registration
 	movedAt      time.Time
-	table        config.Driver // in force, of the process tableOf
-	tableOf      *process
-	tableUntil   time.Time // when the one before was in force; zero: there was none
-	checkedAt    time.Time
-	wrongSince   map[[2]string]time.Time
+	last         *sock     // that was published
+	cameAt       time.Time // when somebody else came to the path
+	// when somebody who was there for a second left; zero: the daemon removed the file
+	leftAt     time.Time
+	table      config.Driver // in force, of the process tableOf
+	tableOf    *process
+	tableUntil time.Time // when the one before was in force; zero: there was none
+	checkedAt  time.Time
+	wrongSince map[[2]string]time.Time
 }
 
 // coverage counts what was reached.
@@ -90,10 +100,10 @@ func (w *world) of(driver string) *history {
 }
 
 func newWorld(seed uint64, seen *coverage) *world {
-	w := &world{began: time.Now(), passed: map[*os.File]*sock{}, socks: map[string]*sock{}, recorders: map[string]*recorder{}, known: map[string]*history{}, seen: seen, failed: map[string]bool{}, lost: map[string]bool{}}
+	w := &world{began: time.Now(), passed: map[*os.File]*sock{}, known: map[string]*history{}, seen: seen, failed: map[string]bool{}, lost: map[string]bool{}}
 	w.pid1.held = map[string][]*sock{}
-	w.admin = &admin{w: w, root: rootDirs[0], tables: map[string]*config.Driver{}, traces: map[string]*recorder{}}
-	w.kubelet = newKubelet(w, seed%2 == 0)
+	w.admin = &admin{w: w, root: rootDirs[0], tables: map[string]*config.Driver{}}
+	w.kubelet = newKubelet(w, seed%2 == 0 || seed%16 == 13)
 	w.files = newFiles(w)
 	// Where calls take their time, events come in between. Some disks are almost too slow.
 	latencies := []time.Duration{0, 0, 0, 0, 300 * time.Microsecond, 300 * time.Microsecond, 20 * time.Millisecond, 20 * time.Millisecond, 250 * time.Millisecond}
@@ -103,9 +113,7 @@ func newWorld(seed uint64, seen *coverage) *world {
 		d.id = status.Identity{Name: name, Version: "1", NodeID: "node", Topology: map[string]string{"zone." + name: "x"}}
 		w.drivers = append(w.drivers, d)
 		c := config.DefaultDriver(name, d.socket)
-		if i == 0 {
-			c.EndpointLink = true
-		} else {
+		if i > 0 {
 			c.WhenGone = config.Withdraw
 			c.ProbeEvery = time.Minute
 		}
@@ -136,7 +144,18 @@ func (w *world) driverAt(socket string) *csiDriver {
 // otherSocket is another path of the same socket.
 func (d *csiDriver) otherSocket() string { return d.socket + "2" }
 
-func (w *world) mustStay(string) string { return "" }
+// mustStay is volumeCount.mustStay.
+func (w *world) mustStay(driver string) string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.inUse(driver) {
+		return "volumes are in use"
+	}
+	return ""
+}
+
+// inUse reports whether volumes of the driver are in use.
+func (w *world) inUse(driver string) bool { return time.Now().Before(w.of(driver).unmountAt) }
 
 // place is a driver below a root directory.
 type place struct{ root, driver string }
@@ -145,7 +164,6 @@ type place struct{ root, driver string }
 var (
 	registries = map[string]string{} // by root directory
 	sockets    = map[place]string{}
-	links      = map[place]string{}
 	sidecars   = map[place]string{}
 	records    = map[string]string{} // by driver
 	storeNames = map[string]string{} // by driver
@@ -160,22 +178,19 @@ func init() {
 			at := place{root, driver}
 			sockets[at] = registries[root] + "/" + rootdir.SocketName(driver)
 			sidecars[at] = registries[root] + "/sidecar-" + driver + ".sock"
-			links[at] = rootdir.EndpointLink(root, driver)
 		}
 		records[driver] = runDir + "/registrations/" + driver + ".json"
-		storeNames[driver] = kubelet.StorePrefix + driver
+		storeNames[driver] = regsocket.StorePrefix + driver
 	}
 }
 
 func socketIn(root, driver string) string { return sockets[place{root, driver}] }
-func linkIn(root, driver string) string   { return links[place{root, driver}] }
 func recordOf(driver string) string       { return records[driver] }
 func storeName(driver string) string      { return storeNames[driver] }
 
-// registry, socketOf and linkOf are below the root_dir in the files.
+// registry and socketOf are below the root_dir in the files.
 func (w *world) registry() string              { return registries[w.admin.root] }
 func (w *world) socketOf(driver string) string { return socketIn(w.admin.root, driver) }
-func (w *world) linkOf(driver string) string   { return linkIn(w.admin.root, driver) }
 
 func driverOf(socket string) string {
 	driver, _ := rootdir.DriverName(path.Base(socket))
@@ -200,10 +215,7 @@ func (w *world) violated(rule, format string, args ...any) {
 // removedByDaemon checks that nothing of others is removed, except sockets on which nobody listens.
 func (w *world) removedByDaemon(p *process, name string, n *node) {
 	stale := n.mode&syscall.S_IFMT == syscall.S_IFSOCK && (n.sock == nil || n.sock.refs == 0)
-	// Between two calls: no call replaces or removes nothing but a link.
-	late := time.Since(w.files.mounts["k"].thawedAt) < patience
-	moment := (late || time.Since(time.Unix(0, n.Born)) < patience) && strings.HasSuffix(name, ".sock") && strings.Contains(name, "/plugins/")
-	if n.maker != "daemon" && !stale && !moment && !strings.Contains(name, "/.t-") {
+	if n.maker != "daemon" && !stale {
 		w.violated("nothing of others is removed", "process %d removes %s of %s", p.number, name, n.maker)
 	}
 }

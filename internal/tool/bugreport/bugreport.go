@@ -1,6 +1,6 @@
-// Package bugreport writes an archive with diagnostics for a support case, without secrets. The
-// size and the time of each part are limited. For a part that fails, the archive has an entry with
-// the reason.
+// Package bugreport writes an archive with diagnostics for a support case, with known secrets
+// removed. The size and the time of each part are limited. For a part that fails, the archive has
+// an entry with the reason.
 package bugreport
 
 import (
@@ -14,6 +14,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"strings"
 	"sync"
 	"time"
 
@@ -25,10 +26,6 @@ import (
 type Part struct {
 	Name  string
 	Plain bool // it contains no text of other programs, and is not searched for secrets
-	// NewestFirst means that Write writes the entries of a journal in descending order, as
-	// journalctl --grep does, so that the limit cuts off the oldest. The archive has them in
-	// chronological order.
-	NewestFirst bool
 	// Write writes the part. It may ignore errors of the writer.
 	Write func(context.Context, io.Writer) error
 }
@@ -48,6 +45,7 @@ func Write(ctx context.Context, w io.Writer, dir string, now time.Time, parts []
 		name, text string
 		plain      bool
 	}
+	now = now.Truncate(time.Second) // tar would round it up, and then warn of files from the future
 	var entries []entry
 	for _, p := range parts {
 		text, err := p.make(ctx, pool)
@@ -72,7 +70,7 @@ func Write(ctx context.Context, w io.Writer, dir string, now time.Time, parts []
 		if host != "" {
 			e.text = names.replace(e.text)
 		}
-		err := t.WriteHeader(&tar.Header{Name: dir + "/" + e.name, Mode: 0o600, Size: int64(len(e.text)), ModTime: now})
+		err := t.WriteHeader(&tar.Header{Name: dir + "/" + e.name, Mode: 0o600, Size: int64(len(e.text)), ModTime: now.Truncate(time.Second)})
 		if err == nil {
 			_, err = io.WriteString(t, e.text)
 		}
@@ -88,8 +86,8 @@ func (p Part) make(ctx context.Context, pool *worker.Pool) (string, error) {
 	out := &output{}
 	ctx, cancel := context.WithTimeoutCause(ctx, partLimit, fmt.Errorf("it took longer than %s", partLimit))
 	defer cancel()
-	err, late := worker.Do(ctx, pool.Slot(p.Name, nil), 2*partLimit, func() error { return p.Write(ctx, out) }, nil)
-	if err = cmp.Or(late, err); ctx.Err() != nil {
+	err := worker.Run(ctx, pool.Slot(p.Name, nil), 2*partLimit, func() error { return p.Write(ctx, out) })
+	if ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
 	out.mu.Lock()
@@ -98,12 +96,25 @@ func (p Part) make(ctx context.Context, pool *worker.Pool) (string, error) {
 	if err != nil || out.full != nil {
 		out.text = out.text[:bytes.LastIndexByte(out.text, '\n')+1]
 	}
-	text := string(out.text)
-	if p.NewestFirst {
-		text = inTimeOrder(text)
-	}
-	return text, cmp.Or(out.full, err)
+	return printable(string(out.text)), cmp.Or(out.full, err)
 }
+
+// printable makes a text safe for a terminal, and keeps its lines and tabs.
+func printable(text string) string {
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		field, rest, more := strings.Cut(strings.TrimSuffix(line, "\n"), "\t")
+		for b.WriteString(safetext.Clean(field, len(field)*maxEscape)); more; {
+			field, rest, more = strings.Cut(rest, "\t")
+			b.WriteString("\t" + safetext.Clean(field, len(field)*maxEscape))
+		}
+		b.WriteString(line[len(strings.TrimSuffix(line, "\n")):])
+	}
+	return b.String()
+}
+
+// maxEscape is the largest number of characters that Clean makes of a byte: \x1b.
+const maxEscape = 4
 
 // output keeps the output of a part up to maxPart bytes.
 type output struct {

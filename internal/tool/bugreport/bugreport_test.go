@@ -61,6 +61,13 @@ func TestSecretsAreTakenOut(t *testing.T) {
 		" ; Environment = X=" + planted,
 		"pwd => '" + planted + "'",
 		"https://x.blob.example/c?sv=2024&sig=" + planted + "&se=2",
+		`"url": "https://x.blob.example/c?sv=2024\\u0026sig=` + planted + `"`,
+		"https%3A%2F%2Fx.blob.example%2Fc%3Fsv%3D2024%26sig%3D" + planted,
+		"sasToken?sv=2024&" + planted,
+		`secrets=map[string]string{"x":"a", "y":"` + planted + `"} more`,
+		`secrets map[string]string{"x":"a", "y":"` + planted + `"} more`,
+		"username=" + planted + ",vers=3",
+		`{"userName": "` + planted + `"}`,
 	} {
 		got := newRedactor().recognize("before\n" + text + "\nafter")
 		if strings.Contains(got, planted) || strings.Contains(got, random) || strings.Contains(got, "0a1b2c") || !strings.Contains(got, mark) {
@@ -87,6 +94,50 @@ func TestTheRestIsLeft(t *testing.T) {
 		r := newRedactor()
 		if got := r.repeated(r.recognize(text)); got != text {
 			t.Errorf("%s\nbecomes\n%s", text, got)
+		}
+	}
+}
+
+// Lines of real journals stay, also if a word of theirs was the password elsewhere.
+func TestJournalLinesAreLeft(t *testing.T) {
+	text, err := os.ReadFile("testdata/journal.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := newRedactor()
+	r.recognize("bypass: sandbox")
+	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	if len(lines) < 50 {
+		t.Errorf("only %d lines", len(lines))
+	}
+	for _, line := range lines {
+		if got := r.repeated(r.recognize(line)); got != line && !strings.Contains(line, "within sandbox") {
+			t.Errorf("%s\nbecomes\n%s", line, got)
+		}
+	}
+	for _, sentence := range sentences {
+		if got := r.repeated(r.recognize(sentence + "password=" + planted)); got != sentence+"password="+mark {
+			t.Errorf("beside %q: %s", sentence, got)
+		}
+	}
+}
+
+// The ID of an access key identifies an account.
+func TestAccessKeys(t *testing.T) {
+	if got := newRedactor().recognize("AKIAIOSFODNN7EXAMPLE is refused"); got != mark+" is refused" {
+		t.Errorf("%s", got)
+	}
+}
+
+// A word after the name of a secret is its value, unless it says how the secret is.
+func TestWordsThatAreNoValues(t *testing.T) {
+	r := newRedactor()
+	for _, word := range notValues {
+		r.remember("password", word)
+	}
+	for _, word := range notValues {
+		if text := "the mount is " + word; r.repeated(text) != text {
+			t.Errorf("%q becomes %q", text, r.repeated(text))
 		}
 	}
 }
@@ -188,7 +239,7 @@ func text(name, s string) Part {
 func entries(t *testing.T, host string, parts ...Part) map[string]string {
 	t.Helper()
 	var out bytes.Buffer
-	if err := Write(t.Context(), &out, "dir", time.Unix(1e9, 0), parts, host); err != nil {
+	if err := Write(t.Context(), &out, "dir", time.Unix(1e9, 9e8), parts, host); err != nil {
 		t.Fatal(err)
 	}
 	z, err := gzip.NewReader(&out)
@@ -209,7 +260,7 @@ func entries(t *testing.T, host string, parts ...Part) map[string]string {
 			t.Fatal(err)
 		}
 		name, ours := strings.CutPrefix(h.Name, "dir/")
-		if !ours || h.Mode != 0o600 || h.Uname != "" {
+		if !ours || h.Mode != 0o600 || h.Uname != "" || h.ModTime.Unix() != 1e9 {
 			t.Errorf("%+v", h)
 		}
 		got[name] = string(b)

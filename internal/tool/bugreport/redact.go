@@ -1,6 +1,7 @@
 package bugreport
 
 import (
+	"fmt"
 	"regexp"
 	"slices"
 	"strings"
@@ -24,7 +25,10 @@ var (
 	keyBody     = pattern(`[A-Za-z0-9+/=]+\s*$`)
 	environment = pattern(`(?m)^([ \t]*[#;]*[ \t]*(?:Environment|SetCredential|SetCredentialEncrypted)[ \t]*=)(?:[^\n]*\\\n(?:[ \t]*[#;][^\n]*\n)*)*[^\n]*`)
 	userInfo    = pattern(`://[^\s"']+@`)
-	sasToken    = pattern(`(?i)\b(sig=)[^\s&"'\\]+`)
+	sasToken    = pattern(`(?i)((?:\b|u0026|%26)sig(?:=|%3d|\\u003d))[^\s&"'\\]+`)
+	accessKey   = pattern(`\b(?:AKIA|ASIA|AIDA|AROA)[A-Z0-9]{16}\b`)
+	userName    = pattern(`(?i)\b(user_?name\\*["']?[ \t]*[=:]+[ \t]*\\*["']?)[^\s,;&"'\\]+`)
+	goMap       = pattern(`^map\[[\w.]+\][\w.*]*\{`)
 	bearer      = pattern(`(?i)\b(bearer|basic)[ \t]+[^\s"'\\]+`)
 	webToken    = pattern(`\beyJ[\w-]+\.[\w.-]*`)
 	longWord    = pattern(`[A-Za-z0-9+/_=-]+`)
@@ -32,7 +36,7 @@ var (
 	// named matches the name of a secret and what separates it from the value: a separator, or a
 	// space after a flag.
 	secretNames = []string{"token", "pass", "pwd", "secret", "credential", "authoriz", "cookie", "key", "signature", "context", "attributes"}
-	named       = pattern(`(?i)(?:` + strings.Join(secretNames, "|") + `)[a-z0-9_.-]*(?:\\*["'\]])*(?:[ \t]*[:=]+>?[ \t]*|[ \t]+|[{<\[])`)
+	named       = pattern(`(?i)(?:` + strings.Join(secretNames, "|") + `)[a-z0-9_.-]*(?:\\*["'\]])*(?:[ \t]*[:=]+>?[ \t]*|\?|[ \t]+|[{<\[])`)
 )
 
 // redactor replaces text that looks like a secret, and later all repetitions of the secrets that it
@@ -43,9 +47,30 @@ type redactor struct {
 
 func newRedactor() *redactor { return &redactor{known: secrettext.New()} }
 
+// sentences are parts of messages of systemd, the kubelet, the API server and csi-registrar that
+// have the name of a secret before a word of the sentence, and words that can be secrets elsewhere.
+// They stay, wherever they are.
+var sentences = []string{"user credentials: No such process", "set up credentials: Protocol error", "/run/credentials: No such file",
+	"kernel keyring: Permission denied", "Unknown key ", "failed to fetch token: serviceaccounts", "invalid bearer token",
+	"this sandbox: the sandbox of this process", "has no credentials: the process", "unknown key: socket", "topology key: ",
+	`" : failed`, `" : couldn't`, `" : rpc error`, `" : kubernetes.io/`, "NoCredentialProviders: no valid", `secret=""`,
+	"authorization: server message", "insufficient_scope: authorization failed", "secrets are required: key "}
+
+// shielded returns the replacer that puts numbers between zero bytes in place of sentences, and the
+// one that puts them back. No text has zero bytes.
+var shielded = sync.OnceValues(func() (shield, unshield *strings.Replacer) {
+	var to, from []string
+	for i, sentence := range sentences {
+		number := fmt.Sprintf("\x00%d\x00", i)
+		to, from = append(to, sentence, number), append(from, number, sentence)
+	}
+	return strings.NewReplacer(to...), strings.NewReplacer(from...)
+})
+
 // recognize replaces text that is a secret by its form or its name, and remembers the secrets.
 func (r *redactor) recognize(s string) string {
-	s = privateKeys(s)
+	shield, unshield := shielded()
+	s = privateKeys(shield.Replace(s))
 	s = replace(environment(), s, func(m []string) string {
 		for line := range strings.Lines(m[0]) {
 			r.namedSecrets(line)
@@ -60,6 +85,8 @@ func (r *redactor) recognize(s string) string {
 		return "://" + mark + "@"
 	})
 	s = replace(sasToken(), s, func(m []string) string { r.remember("signature", m[0][len(m[1]):]); return m[1] + mark })
+	s = replace(userName(), s, func(m []string) string { return m[1] + mark })
+	s = accessKey().ReplaceAllLiteralString(s, mark)
 	s = replace(bearer(), s, func(m []string) string { r.remember(m[1], m[0][len(m[1]):]); return m[1] + " " + mark })
 	s = replace(webToken(), s, func(m []string) string { r.remember("token", m[0]); return mark })
 	var b strings.Builder
@@ -70,7 +97,7 @@ func (r *redactor) recognize(s string) string {
 		}
 		b.WriteString(line)
 	}
-	return longWord().ReplaceAllStringFunc(b.String(), func(word string) string {
+	return unshield.Replace(longWord().ReplaceAllStringFunc(b.String(), func(word string) string {
 		if len(word) < 32 {
 			return word
 		}
@@ -81,7 +108,7 @@ func (r *redactor) recognize(s string) string {
 			}
 		}
 		return word
-	})
+	}))
 }
 
 // replace is ReplaceAllStringFunc with the groups of a match.
@@ -92,10 +119,11 @@ func replace(p *regexp.Regexp, s string, with func(groups []string) string) stri
 // repeated replaces the secrets that recognize has remembered from any text.
 func (r *redactor) repeated(s string) string {
 	var b strings.Builder
-	for line := range strings.Lines(s) {
+	shield, unshield := shielded()
+	for line := range strings.Lines(shield.Replace(s)) {
 		b.WriteString(r.known.Redact(line, mark))
 	}
-	return b.String()
+	return unshield.Replace(b.String())
 }
 
 const (
@@ -174,7 +202,8 @@ func (r *redactor) namedSecrets(s string) string {
 		switch last := s[end-1]; {
 		case strings.IndexByte("{<[", last) >= 0: // the value is a list
 			end--
-		case !strings.ContainsAny(s[start:end], ":=") && !isFlag(s[:start]): // only words
+		// Only words.
+		case !strings.ContainsAny(s[start:end], ":=?") && !isFlag(s[:start]) && !goMap().MatchString(s[end:]):
 			b.WriteString(s[:end])
 			s = s[end:]
 			continue
@@ -199,6 +228,9 @@ func valueLen(line string) int {
 	unquoted := strings.TrimLeft(line, `\`)
 	escapes := len(line) - len(unquoted)
 	list := strings.TrimPrefix(unquoted, "map")
+	if typed := goMap().FindString(unquoted); typed != "" {
+		list = unquoted[len(typed)-1:]
+	}
 	switch {
 	case unquoted == "":
 	case unquoted[0] == '"' || unquoted[0] == '\'':

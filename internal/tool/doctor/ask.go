@@ -12,25 +12,26 @@ import (
 	"google.golang.org/grpc/codes"
 	grpcstatus "google.golang.org/grpc/status"
 
-	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/core/driver"
+	"csi-registrar/internal/node/config"
+	"csi-registrar/internal/node/csiname"
+	"csi-registrar/internal/sys/grpcconn"
 	"csi-registrar/internal/sys/safetext"
-	"csi-registrar/internal/node/status"
 	"csi-registrar/internal/sys/trust"
-	"csi-registrar/internal/sys/unixsock"
 )
 
 // untrusted reports that the driver's socket, or its server, violates the daemon's rules.
 func (x *diagnosis) untrusted(ctx context.Context, d config.Driver, err error) {
 	found, fix := err.Error(), []Fix(nil)
 	if e, ok := errors.AsType[*trust.Error](err); ok {
-		if unit := x.serverOf(ctx, d.Name, process{}).unit; e.Owner != "" && unit != "" && x.userOf(ctx, unit) == e.Owner {
-			x.problem(d.Name, StepTrust, DriverNotTrusted, found, "socket_owner is the user of the driver",
+		unit := x.serverOf(ctx, d.Name, process{}).unit
+		if e.Owner != "" && unit != "" && x.show(ctx, unit, "User")["User"] == e.Owner {
+			x.finding(d.Name, "trust", "driver-not-trusted", found, "socket_owner is the user of the driver",
 				append([]Fix{note("%s runs the driver as %s", unit, safetext.ShellWord(e.Owner))}, x.setDriverKey(d.Name, "socket_owner", safetext.Quote(e.Owner))...)...)
 			return
 		}
 		if e.Command.Name != "" {
-			fix = append(fix, Fix{Command: e.Command})
+			fix = append(fix, Fix{Command: e.Command}, reload)
 		}
 		if e.Owner != "" {
 			fix = append(fix, note("or set socket_owner = %s in the table of the driver, if that user runs the driver", safetext.ShellWord(e.Owner)))
@@ -39,8 +40,8 @@ func (x *diagnosis) untrusted(ctx context.Context, d config.Driver, err error) {
 	if len(fix) == 0 {
 		fix = append(fix, note("let only root change %s and the directories on its path", safetext.ShellWord(d.Socket)))
 	}
-	fix = append(fix, note("or set socket_owner to any in the table of the driver, which turns these checks off"), reload)
-	x.problem(d.Name, StepTrust, DriverNotTrusted, found,
+	fix = append(fix, note("or set socket_owner to any in the table of the driver, which turns these checks off"))
+	x.finding(d.Name, "trust", "driver-not-trusted", found,
 		fmt.Sprintf("only %s can create a socket there, or listen on it", safetext.Word(string(d.SocketOwner))), fix...)
 }
 
@@ -49,16 +50,16 @@ const maxAnswer = 1 << 20
 
 // ask makes the calls that the daemon, and then the kubelet, make to the driver.
 func (x *diagnosis) ask(ctx context.Context, d config.Driver, c net.Conn, who process) {
-	conn, err := unixsock.NewClient(c, maxAnswer)
+	conn, err := grpcconn.New(c, maxAnswer)
 	if err != nil {
-		x.problem(d.Name, StepPluginInfo, DriverConnectionFailed, safetext.Quote(err.Error()), "")
+		x.finding(d.Name, "GetPluginInfo", "driver-connection-failed", safetext.Quote(err.Error()), "")
 		return
 	}
 	defer conn.Close()
 	q := &questions{diagnosis: x, d: d, who: who, identity: csi.NewIdentityClient(conn), node: csi.NewNodeClient(conn)}
-	if q.call(ctx, StepPluginInfo, "it answers at once with the driver's name", q.pluginInfo) && q.sameName(ctx) &&
-		q.call(ctx, StepProbe, "it reports that it is ready, or does not implement Probe", q.probe) &&
-		q.call(ctx, StepNodeInfo, "it answers; the kubelet waits 2 minutes and then refuses the driver", q.nodeInfo) {
+	if q.call(ctx, "GetPluginInfo", "it answers at once with the driver's name", q.pluginInfo) && q.sameName(ctx) &&
+		q.call(ctx, "Probe", "it reports that it is ready, or does not implement Probe", q.probe) &&
+		q.call(ctx, "NodeGetInfo", "it answers; the kubelet waits 2 minutes and then refuses the driver", q.nodeInfo) {
 		q.checkNodeInfo(ctx)
 	}
 }
@@ -77,7 +78,7 @@ type questions struct {
 // call makes one call and reports its failure. do returns the text for the report of a success.
 func (q *questions) call(ctx context.Context, step Step, expected string, do func(context.Context) (seen string, err error)) bool {
 	limit := q.d.Timeout
-	if step == StepNodeInfo {
+	if step == "NodeGetInfo" {
 		limit = q.o.NodeInfoTimeout
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
@@ -89,7 +90,7 @@ func (q *questions) call(ctx context.Context, step Step, expected string, do fun
 		q.checked(q.d.Name, step, OK, "%s", seen)
 	} else {
 		id, found := failure(step, limit, err)
-		q.problem(q.d.Name, step, id, found, expected, q.serverOf(ctx, q.d.Name, q.who).restart()...)
+		q.finding(q.d.Name, step, id, found, expected, q.serverOf(ctx, q.d.Name, q.who).restart()...)
 	}
 	q.took(took)
 	return err == nil
@@ -112,11 +113,11 @@ func failure(step Step, limit time.Duration, err error) (ID, string) {
 	said := safetext.Quote(s.Message())
 	switch s.Code() {
 	case codes.DeadlineExceeded:
-		return DriverNotAnswering, fmt.Sprintf("the driver does not answer %s within %v", step, limit)
+		return "driver-not-answering", fmt.Sprintf("the driver does not answer %s within %v", step, limit)
 	case codes.Unimplemented:
-		return DriverMethodMissing, fmt.Sprintf("the driver does not implement %s: %s", step, said)
+		return "driver-method-missing", fmt.Sprintf("the driver does not implement %s: %s", step, said)
 	default:
-		return DriverCallFailed, fmt.Sprintf("%s fails: %s: %s", step, s.Code(), said)
+		return "driver-call-failed", fmt.Sprintf("%s fails: %s: %s", step, s.Code(), said)
 	}
 }
 
@@ -124,7 +125,7 @@ func (q *questions) pluginInfo(ctx context.Context) (string, error) {
 	r, err := q.identity.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
 	q.name = r.GetName()
 	if err == nil && q.name == "" {
-		err = wrongAnswer{DriverNameEmpty, "the driver answers with an empty name"}
+		err = wrongAnswer{"driver-name-empty", "the driver answers with an empty name"}
 	}
 	return safetext.Word(q.name) + " " + safetext.Word(r.GetVendorVersion()), err
 }
@@ -138,14 +139,14 @@ func (q *questions) sameName(ctx context.Context) bool {
 	if n := q.volumesOf(q.d.Name); n > 0 {
 		found += fmt.Sprintf("; %s of %s in use on this node", count(n, "volume"), q.d.Name)
 	}
-	q.problem(q.d.Name, StepPluginInfo, DriverNameMismatch, found,
+	q.finding(q.d.Name, "GetPluginInfo", "driver-name-mismatch", found,
 		fmt.Sprintf("name %q, as in %s", q.d.Name, q.origin(q.d.Name, "socket")), q.rename(ctx)...)
 	return false
 }
 
 // rename configures the driver under the name that it reports.
 func (q *questions) rename(ctx context.Context) []Fix {
-	if status.CheckName(q.name) != nil {
+	if csiname.CheckName(q.name) != nil {
 		return append([]Fix{note("no driver can have that name: correct it, or the path of the socket if another program serves it")}, q.serverOf(ctx, q.d.Name, q.who).log()...)
 	}
 	if n := q.volumesOf(q.d.Name); n > 0 {
@@ -158,7 +159,7 @@ func (q *questions) rename(ctx context.Context) []Fix {
 		table = append(table, "socket_owner = "+safetext.Quote(string(q.d.SocketOwner)))
 	}
 	if q.o.Source.File != "" {
-		return []Fix{note("rename the table of %s to the name that the driver reports, %s", q.d.Name, q.name), reload}
+		return []Fix{note("rename the table of %s to the name that the driver reports, %s", q.d.Name, q.name)}
 	}
 	table = append(table, fmt.Sprintf("[driver.%q]", q.d.Name), "enabled = false")
 	return []Fix{note("if %s is the intended driver", q.name), run("mkdir", "-p", q.confDir()),
@@ -171,7 +172,7 @@ func (q *questions) probe(ctx context.Context) (string, error) {
 	case grpcstatus.Code(err) == codes.Unimplemented:
 		return "not implemented, which counts as ready", nil
 	case err == nil && r.GetReady() != nil && !r.GetReady().GetValue():
-		err = wrongAnswer{DriverNotReady, "the driver reports in Probe that it is not ready"}
+		err = wrongAnswer{"driver-not-ready", "the driver reports in Probe that it is not ready"}
 	}
 	return "ready", err
 }
@@ -187,13 +188,12 @@ func (q *questions) nodeInfo(ctx context.Context) (seen string, err error) {
 
 // checkNodeInfo reports each rule that the answer to NodeGetInfo breaks.
 func (q *questions) checkNodeInfo(ctx context.Context) {
-	ids := map[driver.NodeField]ID{driver.NodeID: NodeIDInvalid, driver.Topology: TopologyInvalid, driver.VolumeLimit: VolumeLimitInvalid}
+	ids := []ID{"node-id-invalid", "topology-invalid", "volume-limit-invalid"} // by NodeField
 	for _, p := range driver.CheckNode(q.info) {
-		add := q.problem
-		if p.Accepted {
-			add = q.warning
+		if p.Accepted { // the line of the check has it
+			continue
 		}
 		fix := note("change the flags or the configuration of the driver that this value comes from")
-		add(q.d.Name, StepNodeInfo, ids[p.Field], p.Found, p.Expected, append([]Fix{fix}, q.serverOf(ctx, q.d.Name, q.who).restart()...)...)
+		q.finding(q.d.Name, "NodeGetInfo", ids[p.Field], p.Found, p.Expected, append([]Fix{fix}, q.serverOf(ctx, q.d.Name, q.who).restart()...)...)
 	}
 }

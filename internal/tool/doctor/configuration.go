@@ -5,10 +5,13 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
 	"csi-registrar/internal/node/config"
+	"csi-registrar/internal/node/csiname"
+	"csi-registrar/internal/node/rootdir"
 	"csi-registrar/internal/sys/safetext"
 )
 
@@ -21,7 +24,7 @@ func (x *diagnosis) loadConfig(ctx context.Context) {
 	if err != nil {
 		r = &config.Result{Config: config.Default()}
 		where, fix := x.unreadable(ctx, where, err)
-		x.problem("", StepConfiguration, ConfigurationUnreadable, err.Error()+where, "the configuration can be read", fix...)
+		x.finding("", "configuration", "configuration-unreadable", err.Error()+where, "the configuration can be read", fix...)
 	}
 	x.config = r
 }
@@ -29,35 +32,56 @@ func (x *diagnosis) loadConfig(ctx context.Context) {
 // configuration reports the errors in the files, and drivers that were named on the command line
 // but are not configured.
 func (x *diagnosis) configuration(ctx context.Context) {
-	before := len(x.report.Findings)
 	for _, m := range x.config.Errors {
 		if driver := driverOf(m.Key); driver == "" || x.selected(driver) {
-			expected, fix := correct(m)
+			expected, fix := x.correct(ctx, m)
 			m.Hint = "" // it is in expected
-			x.problem(driver, StepConfiguration, ConfigurationError, m.Error(), expected, fix...)
+			x.finding(driver, "configuration", "configuration-error", m.Error(), expected, fix...)
 		}
 	}
 	for _, name := range x.o.Drivers {
+		if st, _ := x.daemon.Driver(name); st.NoTable {
+			continue // see withoutTable
+		}
 		if _, ok := x.config.Config.Driver(name); !ok && !slices.Contains(x.config.Faulty, name) {
 			x.absent(ctx, name)
 		}
 	}
-	if len(x.config.Config.Drivers)+len(x.config.Faulty) == 0 && !x.named() && len(x.report.Findings) == before {
-		x.warning("", StepConfiguration, NoDriverConfigured, "no driver is configured", `each driver has a table [driver."NAME"] with its socket`,
+	if len(x.config.Config.Drivers)+len(x.config.Faulty) == 0 && !x.named() && len(x.report.Findings) == 0 {
+		x.finding("", "configuration", "no-driver-configured", "no driver is configured", `each driver has a table [driver."NAME"] with its socket`,
 			note("write a file into %s, or let csi-registrar import write it from the DaemonSet of the driver", safetext.ShellWord(x.confDir())))
 	}
-	if len(x.report.Findings) == before && !x.problemIn(StepConfiguration) {
-		x.checked("", StepConfiguration, OK, "%s, %s", count(len(x.config.Files), "file"), count(len(x.config.Config.Drivers), "driver"))
+	if len(x.report.Findings) == 0 {
+		x.checked("", "configuration", OK, "%s, %s", count(len(x.config.Files), "file"), count(len(x.config.Config.Drivers), "driver"))
 	}
 }
 
 // correct returns what is expected in place of an error, and its fix.
-func correct(m config.Error) (expected string, fix []Fix) {
+func (x *diagnosis) correct(ctx context.Context, m config.Error) (expected string, fix []Fix) {
 	check := run("csi-registrar", "config", "check")
 	if m.Command.Name != "" {
-		return "only root can change it", []Fix{note("check its contents first"), {Command: m.Command}, check, reload}
+		fix := Fix{Command: m.Command}
+		if dir := "/etc/csi-registrar"; m.Command.Name == "chown" && rootdir.Within(m.File, dir) {
+			fix = run("chown", "-Rh", "root:root", dir)
+		}
+		return "only root can change it", []Fix{note("check its contents first"), fix, check, reload}
 	}
-	return m.Hint, []Fix{note("edit %s", safetext.ShellWord(m.File)), check, reload}
+	fix = []Fix{note("edit %s, which the daemon reads within a second", safetext.ShellWord(m.File))}
+	text, _ := look(ctx, x, m.File, func() ([]byte, error) { return readSome(m.File, maxProcFile) })
+	lines := strings.Split(string(text), "\n")
+	if m.Line < 1 || m.Line > len(lines) || !x.rootOnly(ctx, m.File) {
+		return m.Hint, append(fix, check)
+	}
+	line := strings.TrimSpace(lines[m.Line-1])
+	key, _, _ := strings.Cut(line, "=")
+	name := strings.TrimSuffix(strings.TrimPrefix(line, "[driver."), "]")
+	switch {
+	case len(line) == len("[driver.]")+len(name) && csiname.CheckName(name) == nil:
+		fix = []Fix{run("sed", "-i", fmt.Sprintf("%ds/.*/[driver.%q]/", m.Line, name), m.File)}
+	case strings.TrimSpace(key) != "socket" && regexp.MustCompile(`^[\w."-]+ *=.*[^\[(,"']["']?$`).MatchString(line):
+		fix = append(fix, note("or take the line out, so that the default holds"), run("sed", "-i", fmt.Sprintf("%ds/^/# /", m.Line), m.File))
+	}
+	return m.Hint, append(fix, check)
 }
 
 // driverOf returns the driver's name in a key such as driver."NAME".socket; empty if there is none,
@@ -91,22 +115,22 @@ func (x *diagnosis) absent(ctx context.Context, name string) {
 		})
 		// A file system that does not answer was reported when the files were read.
 		if err == nil && there {
-			x.problem(name, StepConfiguration, ConfigurationHidden,
+			x.finding(name, "configuration", "configuration-hidden",
 				fmt.Sprintf("%s, which configures it, is hidden by %s", safetext.Word(h.File), safetext.Word(h.By)),
 				"only one file has that name, or the one in /etc configures the driver", run("rm", h.By), reload)
 			return
 		}
 	}
-	x.problem(name, StepConfiguration, DriverNotConfigured, "no file configures it", fmt.Sprintf("a table [driver.%q] with its socket", name),
-		note("write it into a file in %s", safetext.ShellWord(x.confDir())), reload)
+	why, fix := x.lookalike(ctx, name)
+	x.finding(name, "configuration", "driver-not-configured", "no file configures it"+why, fmt.Sprintf("a table [driver.%q] with its socket", name), fix...)
 }
 
 // disabled reports a disabled driver: as a problem only if it was named on the command line.
 func (x *diagnosis) disabled(d config.Driver) {
 	if !x.named() {
-		x.checked(d.Name, StepConfiguration, Skipped, "it is disabled")
+		x.checked(d.Name, "configuration", Skipped, "it is disabled")
 		return
 	}
-	x.problem(d.Name, StepConfiguration, DriverDisabled, "it is disabled: enabled = false in "+x.origin(d.Name, "enabled"),
+	x.finding(d.Name, "configuration", "driver-disabled", "it is disabled: enabled = false in "+x.origin(d.Name, "enabled"),
 		"enabled = true, or no such key", x.setDriverKey(d.Name, "enabled", "true")...)
 }

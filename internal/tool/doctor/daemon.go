@@ -10,10 +10,11 @@ import (
 	"strings"
 	"time"
 
-	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/core/control"
-	"csi-registrar/internal/sys/safetext"
+	"csi-registrar/internal/node/config"
+	"csi-registrar/internal/node/rootdir"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/safetext"
 )
 
 // daemon is the status document of the running daemon.
@@ -40,64 +41,55 @@ func (x *diagnosis) askDaemon(ctx context.Context) daemon {
 }
 
 // running checks that the daemon runs, and that it has loaded the files as they are now.
-func (x *diagnosis) running() {
+func (x *diagnosis) running(ctx context.Context) {
 	err, outdated := x.daemon.err, x.outdated()
 	switch {
-	case errors.Is(err, control.ErrNotRunning) && x.problemIn(StepUnit):
-		x.checked("", StepDaemon, Problem, "%v", err)
 	case errors.Is(err, control.ErrNotRunning):
 		start := enable
 		if x.properties["ActiveState"] == "active" { // its socket is gone
 			start = systemctl("restart", serviceUnit)
 		}
-		x.problem("", StepDaemon, DaemonNotRunning, err.Error(), "it runs", start)
+		x.finding("", "daemon", "daemon-not-running", err.Error(), "it runs", start)
 	case errors.Is(err, fs.ErrPermission):
-		x.warning("", StepDaemon, NotRoot, err.Error(), "doctor runs as root; other users cannot see everything that it checks", asRoot)
+		x.finding("", "daemon", "not-root", err.Error(), "doctor runs as root; other users cannot see everything that it checks", asRoot)
 	case err != nil:
-		x.problem("", StepDaemon, DaemonNotAnswering, "the daemon does not answer: "+safetext.Quote(err.Error()),
+		x.finding("", "daemon", "daemon-not-answering", "the daemon does not answer: "+safetext.Quote(err.Error()),
 			"it answers at once", logOf(serviceUnit), systemctl("restart", serviceUnit))
 	case outdated != "":
-		x.problem("", StepDaemon, ConfigurationNotLoaded, "the configuration of the daemon differs from the files: "+outdated,
-			"the daemon has read the files", reload)
+		x.finding("", "daemon", "configuration-not-loaded", "the configuration of the daemon differs from the files: "+outdated,
+			"the daemon, which is root without capabilities, has read the files", append(x.open(ctx), reload)...)
+	case x.o.Version != "" && x.daemon.Version != x.o.Version:
+		x.finding("", "daemon", "daemon-outdated", fmt.Sprintf("the daemon is version %s, this program %s", safetext.Word(x.daemon.Version), safetext.Word(x.o.Version)),
+			"the daemon was restarted after the upgrade", systemctl("restart", serviceUnit))
 	default:
-		x.checked("", StepDaemon, OK, "running since %s", x.daemon.StartedAt.Format(time.DateTime))
+		x.checked("", "daemon", OK, "running since %s", clock(x.daemon.StartedAt))
 	}
 }
+
+// open makes the directories of the configuration readable for the daemon, which modes bind.
+func (x *diagnosis) open(ctx context.Context) (fix []Fix) {
+	for _, dir := range x.o.Source.Watch() {
+		if at, err := x.stat(ctx, dir); err == nil && at.IsDir() && at.Mode&0o500 != 0o500 && x.rootOnly(ctx, dir) {
+			fix = append(fix, run("chmod", "0755", dir))
+		}
+	}
+	return fix
+}
+
+// clock formats a time in the zone of the output, which it names.
+func clock(t time.Time) string { return t.Local().Format(time.DateTime + " MST") }
 
 // outdated returns how the daemon's configuration differs from the files; empty if it does not, or
 // the files have errors, which are reported elsewhere.
 func (x *diagnosis) outdated() string {
-	if x.daemon.err != nil || len(x.config.Errors) > 0 || x.problemIn(StepConfiguration) {
+	if x.daemon.err != nil || len(x.config.Errors) > 0 {
 		return ""
 	}
 	if x.daemon.ConfigError != "" {
 		return safetext.Quote(x.daemon.ConfigError)
 	}
-	if has := x.daemon.PluginsRegistry; has != "" && path.Clean(has) != x.registry() {
-		return fmt.Sprintf("it publishes in %s, the files say %s", safetext.Word(has), safetext.Word(x.registry()))
-	}
-	for _, d := range x.config.Config.Drivers {
-		if why := x.differs(d); why != "" && x.selected(d.Name) {
-			return d.Name + " " + why
-		}
-	}
-	return ""
-}
-
-// differs returns how the daemon's settings of a driver differ from the files; empty if they do
-// not.
-func (x *diagnosis) differs(d config.Driver) string {
-	st, known := x.daemon.Driver(d.Name)
-	announced, _ := x.config.Config.Kubelet.Announced(d)
-	switch {
-	case !known && d.Enabled:
-		return "is not known to the daemon"
-	case !known:
-		return ""
-	case d.Enabled && st.State == status.Disabled:
-		return "is disabled in the daemon"
-	case st.Socket != d.Socket || st.Endpoint != announced:
-		return fmt.Sprintf("has the socket %s and the endpoint %s in the daemon", safetext.Word(st.Socket), safetext.Word(st.Endpoint))
+	if has := x.daemon.PluginsRegistry; has != "" && has.Checked(func(dir string) bool { return path.Clean(dir) == x.registry() }) == "" {
+		return fmt.Sprintf("it publishes in %s, the files say %s", has, safetext.Word(x.registry()))
 	}
 	return ""
 }
@@ -105,18 +97,32 @@ func (x *diagnosis) differs(d config.Driver) string {
 // degraded reports problems of the daemon that no finding of a driver explains.
 func (x *diagnosis) degraded(ctx context.Context) {
 	if x.daemon.Polling != "" {
-		x.warning("", StepDaemon, ChangesPolled, "the daemon polls for changes every second: "+safetext.Quote(x.daemon.Polling),
+		x.finding("", "daemon", "changes-polled", "the daemon polls for changes every second: "+safetext.Quote(x.daemon.Polling),
 			"the kernel reports them through inotify",
 			note("find out which of these limits is reached, and raise it"), run("sysctl", "fs.inotify.max_user_instances", "fs.inotify.max_user_watches"),
 			systemctl("restart", serviceUnit))
 	}
 	for _, s := range x.daemon.Stuck {
-		if slices.ContainsFunc(x.report.Findings, func(f Finding) bool { return strings.Contains(f.Found, safetext.Word(s.Path)) }) {
+		if slices.ContainsFunc(x.report.Findings, func(f Finding) bool { return strings.Contains(f.Found, s.Path.String()) }) {
 			continue
 		}
-		where, fix := x.unmount(ctx, s.Path)
-		x.warning("", StepDaemon, FileSystemNotAnswering,
-			fmt.Sprintf("a call of the daemon to the file system of %s has not returned since %s%s", safetext.Word(s.Path), s.Since.Local().Format(time.DateTime), where),
+		where, fix := "", []Fix{logOf(serviceUnit)}
+		if path := s.Path.Checked(x.configured); path != "" {
+			if dead := x.hanging(ctx, path); dead != "" {
+				where, fix = x.unmount(ctx, dead)
+			}
+		}
+		x.finding("", "daemon", "file-system-not-answering",
+			fmt.Sprintf("a call of the daemon to the file system of %s has not returned since %s%s", s.Path, clock(s.Since), where),
 			"every file system on the path of a driver answers", fix...)
 	}
+}
+
+// configured reports whether a path is on the way to a path of the configuration, or below the
+// kubelet's root directory.
+func (x *diagnosis) configured(p string) bool {
+	root := x.config.Config.Kubelet.RootDir
+	return rootdir.Within(p, root) || rootdir.Within(root, p) || slices.ContainsFunc(x.config.Config.Drivers, func(d config.Driver) bool {
+		return rootdir.Within(d.Socket, p) || rootdir.Within(d.Endpoint, p)
+	})
 }

@@ -14,16 +14,15 @@ import (
 	"net"
 	"path/filepath"
 	"slices"
-	"sort"
 	"strconv"
 	"sync"
 	"time"
 
-	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/core/control"
+	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/node/rootdir"
-	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/node/volumes"
+	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/sys/worker"
 )
 
@@ -32,6 +31,7 @@ type Options struct {
 	Source  config.Source
 	Drivers []string // by name; none: all configured drivers
 	Units   Units
+	Version string // of this program; empty: not to be compared with the daemon's
 	// Root is the root directory of /proc and of everything else but the configuration; tests have
 	// their own. Default "/".
 	Root string
@@ -48,20 +48,23 @@ const (
 
 // diagnosis is one run of doctor.
 type diagnosis struct {
-	o       Options
-	pool    *worker.Pool
-	config  *config.Result
-	daemon  daemon
-	kubelet *kubelet            // the kubelet of this node; nil: none was found
-	served  map[string][]plugin // what is served in plugins_registry, by driver
-	stale   []plugin            // sockets in plugins_registry that nobody listens on
-	report  Report
+	o        Options
+	pool     *worker.Pool
+	config   *config.Result
+	daemon   daemon
+	kubelet  *kubelet            // the kubelet of this node; nil: none was found
+	runtimes []process           // container runtimes
+	served   map[string][]plugin // what is served in plugins_registry, by driver
+	stale    []plugin            // sockets in plugins_registry that nobody listens on
+	report   Report
 
 	properties    map[string]string // of the daemon's unit
 	propertiesErr error             // why systemd could not be asked for them
 
-	volumes    []volumes.Volume // in use
-	volumesErr error            // why some could not be read
+	volumes    []volumes.Volume     // in use
+	volumesErr error                // why some could not be read
+	inPods     []podMount           // directories of volumes, in all mount namespaces
+	waiting    map[podVolume]string // pods that wait for a volume
 }
 
 // Run examines the node and its drivers. It changes nothing and makes only the calls that the
@@ -74,7 +77,7 @@ func Run(ctx context.Context, o Options) Report {
 	if o.NodeInfoTimeout == 0 {
 		o.NodeInfoTimeout = 15 * time.Second
 	}
-	x := &diagnosis{o: o, pool: worker.NewPool()}
+	x := newDiagnosis(o)
 	x.report = Report{Findings: []Finding{}, Checks: []Check{}, Plugins: []Plugin{}}
 	x.loadConfig(ctx)
 	x.askUnit(ctx)
@@ -90,18 +93,20 @@ func Run(ctx context.Context, o Options) Report {
 	x.configuration(ctx)
 	x.kubelets(ctx)
 	x.unit(ctx)
-	x.running()
+	x.running(ctx)
 	x.withdrawals(ctx)
 	x.watching(ctx)
-	x.volumeProblems(ctx)
+	x.checkVolumes(ctx)
+	x.withoutTable(ctx)
 	x.staleSockets(ctx)
+	x.inPods = x.podMounts(ctx)
 	x.drivers(ctx)
 	x.degraded(ctx)
-	findings := x.report.Findings
-	sort.SliceStable(findings, func(i, j int) bool { return findings[i].rank() < findings[j].rank() })
-	x.report.Healthy = !slices.ContainsFunc(x.report.Findings, func(f Finding) bool { return f.Severity == Problem })
+	x.report.arrange()
 	return x.report
 }
+
+func newDiagnosis(o Options) *diagnosis { return &diagnosis{o: o, pool: worker.NewPool()} }
 
 // drivers examines the drivers in parallel: the time limits of many drivers that hang would add
 // up to minutes. Each driver adds its findings to a copy of the node's report.

@@ -1,12 +1,14 @@
 package doctor
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"net"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -52,8 +54,9 @@ func TestBrokenNodes(t *testing.T) {
 		// manual does what the fix only describes; nil: the commands are sufficient.
 		manual func(*testing.T, *node)
 		root   bool // needs root
+		both   ID   // of a second finding
 	}{
-		{what: "wrong root_dir", step: StepKubelet, id: "root-dir-mismatch", found: "csi-registrar publishes below", fix: "99-doctor-root-dir.toml",
+		{what: "wrong root_dir", step: "kubelet", id: "root-dir-mismatch", found: "csi-registrar publishes below", fix: "99-doctor-root-dir.toml",
 			breaks: func(t *testing.T, n *node) {
 				n.rootDir = n.path("data")
 				n.startKubelet()
@@ -62,7 +65,7 @@ func TestBrokenNodes(t *testing.T) {
 				n.write("etc/csi-registrar/config.toml", fmt.Sprintf("[kubelet]\nroot_dir = %q\n", n.rootDir))
 				n.units[serviceUnit]["ReadWritePaths"] += " " + n.rootDir
 			}},
-		{what: "kubelet watches a deleted directory", step: StepWatching, id: "kubelet-watches-deleted", found: "a directory that was there before and is deleted", fix: "systemctl restart kubelet.service",
+		{what: "kubelet watches a deleted directory", step: "watching", id: "kubelet-watches-deleted", found: "a directory that was there before and is deleted", fix: "systemctl restart kubelet.service",
 			breaks: func(t *testing.T, n *node) {
 				n.stopDaemon()
 				// Create it before the old one is removed, so that it gets another inode.
@@ -73,29 +76,17 @@ func TestBrokenNodes(t *testing.T) {
 				}
 				n.restartDaemon()
 			}},
-		{what: "empty vol_data.json", step: StepVolumes, id: "volume-data-broken", found: "cannot read vol_data.json of", fix: "systemctl restart kubelet.service",
-			breaks: func(_ *testing.T, n *node) { n.volume(podVolume, "", time.Hour); n.mounted(podVolume + "/mount") },
-			manual: func(_ *testing.T, n *node) { n.volume(podVolume, volData, time.Hour) }},
-		{what: "staged volume with half a vol_data.json", step: StepVolumes, id: "volume-data-broken", found: "read from its 13 bytes)", fix: "write the file again",
-			breaks: func(_ *testing.T, n *node) { n.volume(stagedVolume, `{"driverName"`, 0) },
-			manual: func(_ *testing.T, n *node) { n.volume(stagedVolume, volData, 0) }},
-		{what: "mount without vol_data.json", step: StepVolumes, id: "volume-data-missing", found: "mounted without vol_data.json: ", fix: "systemctl restart kubelet.service",
-			breaks: func(_ *testing.T, n *node) { n.volume(podVolume, "no data", 0); n.mounted(podVolume + "/mount") },
-			manual: func(_ *testing.T, n *node) { n.volume(podVolume, volData, time.Hour) }},
-		{what: "pod's volume that is not mounted", step: StepVolumes, id: "volume-not-mounted", found: "nothing is mounted there: ", fix: "systemctl restart kubelet.service",
-			breaks: func(_ *testing.T, n *node) { n.volume(podVolume, volData, time.Hour) },
-			manual: func(_ *testing.T, n *node) { n.mounted(podVolume + "/mount") }},
-		{what: "staged volume that was forgotten", named: true, step: StepVolumes, id: "volume-still-staged", found: "staged, and published to no pod of this node: ", fix: "run a pod with this volume",
-			breaks: func(_ *testing.T, n *node) { n.volume(stagedVolume, volData, time.Hour) },
-			manual: func(_ *testing.T, n *node) { n.remove(n.path("kubelet", stagedVolume)) }},
-		{what: "no kubelet", step: StepKubelet, id: "no-kubelet", found: "no kubelet runs", fix: "systemctl start kubelet.service",
+		{what: "pod's volume that is not mounted", step: "volumes", id: "volume-not-mounted", found: "nothing is mounted there: ", fix: "systemctl restart kubelet.service",
+			breaks: func(_ *testing.T, n *node) { n.volume(volumeOfPod, volData, time.Hour) },
+			manual: func(_ *testing.T, n *node) { n.mounted(volumeOfPod + "/mount") }},
+		{what: "no kubelet", step: "kubelet", id: "no-kubelet", found: "no kubelet runs", fix: "systemctl start kubelet.service",
 			breaks: func(t *testing.T, n *node) { n.remove(n.path("proc/812")) }, manual: func(t *testing.T, n *node) { n.startKubelet() }},
-		{what: "no plugins_registry", step: StepDirectory, id: "plugins-registry-missing", found: "does not exist", fix: "systemctl restart kubelet.service",
+		{what: "no plugins_registry", step: "plugins_registry", id: "plugins-registry-missing", found: "does not exist", fix: "systemctl restart kubelet.service",
 			breaks: func(t *testing.T, n *node) { n.stopDaemon(); n.remove(n.registry()); n.serveStatus() }},
-		{what: "dead socket", step: StepSocket, id: "driver-socket-stale", found: "nobody listens on", fix: "restart the driver",
+		{what: "dead socket", step: "socket", id: "driver-socket-stale", found: "nobody listens on", fix: "restart the driver",
 			breaks: func(t *testing.T, n *node) { n.driver.ln.SetUnlinkOnClose(false); n.driver.stop(); n.restartDaemon() },
 			manual: func(t *testing.T, n *node) { n.driver.restart(t) }},
-		{what: "no socket", step: StepSocket, id: "driver-socket-missing", found: "there is no ", fix: "/csi/plugin.sock",
+		{what: "no socket", step: "socket", id: "driver-socket-missing", found: "there is no ", fix: "/csi/plugin.sock",
 			breaks: func(t *testing.T, n *node) {
 				if err := os.Rename(n.socket(), n.path("csi/plugin.sock")); err != nil {
 					t.Fatal(err)
@@ -105,39 +96,39 @@ func TestBrokenNodes(t *testing.T) {
 			manual: func(t *testing.T, n *node) {
 				n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", strings.ReplaceAll(n.table(""), "csi.sock", "plugin.sock"))
 			}},
-		{what: "no directory", step: StepSocket, id: "driver-socket-missing", found: "its directory does not exist", fix: "restart the driver",
+		{what: "no directory", step: "socket", id: "driver-socket-missing", found: "its directory does not exist", fix: "restart the driver",
 			breaks: func(t *testing.T, n *node) { n.driver.stop(); n.remove(n.path("csi")); n.restartDaemon() },
 			manual: func(t *testing.T, n *node) { n.mkdir(n.path("csi"), 0o755); n.driver.restart(t) }},
-		{what: "a file in its place", step: StepSocket, id: "driver-socket-not-socket", found: "is a regular file, not a socket", fix: "rm ",
+		{what: "a file in its place", step: "socket", id: "driver-socket-not-socket", found: "is a regular file, not a socket", fix: "rm ",
 			breaks: func(t *testing.T, n *node) { n.driver.stop(); n.write("csi/csi.sock", ""); n.restartDaemon() },
 			manual: func(t *testing.T, n *node) { n.driver.restart(t) }},
-		{what: "wrong owner", step: StepTrust, id: "driver-not-trusted", found: "belongs to", fix: "chown -h root", root: true,
+		{what: "wrong owner", step: "trust", id: "driver-not-trusted", found: "belongs to", fix: "chown -h root", root: true,
 			breaks: func(t *testing.T, n *node) { chown(t, n.socket(), 65123); n.restartDaemon() }},
-		{what: "directory of another user", step: StepTrust, id: "driver-not-trusted", found: "belongs to", fix: "chown -h root", root: true,
+		{what: "directory of another user", step: "trust", id: "driver-not-trusted", found: "belongs to", fix: "chown -h root", root: true,
 			breaks: func(t *testing.T, n *node) { chown(t, n.path("csi"), 65123); n.restartDaemon() }},
-		{what: "directory that others may write", step: StepTrust, id: "driver-not-trusted", found: "may be written by its group or others", fix: "chmod go-w",
+		{what: "directory that others may write", step: "trust", id: "driver-not-trusted", found: "may be written by its group or others", fix: "chmod go-w",
 			breaks: func(t *testing.T, n *node) { chmod(t, n.path("csi"), 0o777); n.restartDaemon() }},
-		{what: "name mismatch", step: StepPluginInfo, id: "driver-name-mismatch", found: `reports name "smb.csi.example.com"`, fix: `[driver."smb.csi.example.com"]`,
+		{what: "name mismatch", step: "GetPluginInfo", id: "driver-name-mismatch", found: `reports name "smb.csi.example.com"`, fix: `[driver."smb.csi.example.com"]`,
 			breaks: fault(func(f *fakeDriver) { f.name = "smb.csi.example.com" })},
-		{what: "no name", step: StepPluginInfo, id: "driver-name-empty", found: "empty name", fix: "log",
+		{what: "no name", step: "GetPluginInfo", id: "driver-name-empty", found: "empty name", fix: "log",
 			breaks: fault(func(f *fakeDriver) { f.name = "" }),
 			manual: fault(func(f *fakeDriver) { f.name = name })},
-		{what: "hangs in GetPluginInfo", step: StepPluginInfo, id: "driver-not-answering", found: "does not answer GetPluginInfo within 200ms", fix: "log",
+		{what: "hangs in GetPluginInfo", step: "GetPluginInfo", id: "driver-not-answering", found: "does not answer GetPluginInfo within 200ms", fix: "log",
 			breaks: func(t *testing.T, n *node) {
 				n.slow()
 				n.driver.set(func(f *fakeDriver) { f.hang = "GetPluginInfo" })
 				n.restartDaemon()
 			}, manual: fault(func(f *fakeDriver) { f.hang = "" })},
-		{what: "not ready", step: StepProbe, id: "driver-not-ready", found: "not ready", fix: "log",
+		{what: "not ready", step: "Probe", id: "driver-not-ready", found: "not ready", fix: "log",
 			breaks: fault(func(f *fakeDriver) { f.notReady = true }),
 			manual: fault(func(f *fakeDriver) { f.notReady = false })},
-		{what: "hangs in NodeGetInfo", step: StepNodeInfo, id: "driver-not-answering", found: "does not answer NodeGetInfo within 300ms", fix: "log",
+		{what: "hangs in NodeGetInfo", step: "NodeGetInfo", id: "driver-not-answering", found: "does not answer NodeGetInfo within 300ms", fix: "log",
 			breaks: fault(func(f *fakeDriver) { f.hang = "NodeGetInfo" }),
 			manual: fault(func(f *fakeDriver) { f.hang = "" })},
-		{what: "fails in NodeGetInfo", step: StepNodeInfo, id: "driver-call-failed", found: `NodeGetInfo fails: Internal: "no \x1b[31mkernel module\nloaded"`, fix: "log",
+		{what: "fails in NodeGetInfo", step: "NodeGetInfo", id: "driver-call-failed", found: `NodeGetInfo fails: Internal: "no \x1b[31mkernel module\nloaded"`, fix: "log",
 			breaks: fault(func(f *fakeDriver) { f.fail = "NodeGetInfo" }),
 			manual: fault(func(f *fakeDriver) { f.fail = "" })},
-		{what: "a controller's socket", step: StepNodeInfo, id: "driver-method-missing", found: "does not implement NodeGetInfo", fix: "log",
+		{what: "a controller's socket", step: "NodeGetInfo", id: "driver-method-missing", found: "does not implement NodeGetInfo", fix: "log",
 			breaks: func(t *testing.T, n *node) {
 				n.driver.set(func(f *fakeDriver) { f.noNode = true })
 				n.driver.restart(t)
@@ -147,34 +138,65 @@ func TestBrokenNodes(t *testing.T) {
 				n.driver.set(func(f *fakeDriver) { f.noNode = false })
 				n.driver.restart(t)
 			}},
-		{what: "node id too long", step: StepNodeInfo, id: "node-id-invalid", found: "node ID has 257", fix: "flags or the configuration of the driver",
+		{what: "node id too long", step: "NodeGetInfo", id: "node-id-invalid", found: "node ID has 257", fix: "flags or the configuration of the driver",
 			breaks: fault(func(f *fakeDriver) { f.nodeID = strings.Repeat("x", 257) }),
 			manual: fault(func(f *fakeDriver) { f.nodeID = "x" })},
-		{what: "node id empty", step: StepNodeInfo, id: "node-id-invalid", found: "node ID is empty", fix: "flags or the configuration of the driver",
+		{what: "node id empty", step: "NodeGetInfo", id: "node-id-invalid", found: "node ID is empty", fix: "flags or the configuration of the driver",
 			breaks: fault(func(f *fakeDriver) { f.nodeID = "" }),
 			manual: fault(func(f *fakeDriver) { f.nodeID = "x" })},
-		{what: "topology key invalid", step: StepNodeInfo, id: "topology-invalid", found: `topology key "Zone A" is not a label key`, fix: "flags or the configuration of the driver",
+		{what: "topology key invalid", step: "NodeGetInfo", id: "topology-invalid", found: `topology key "Zone A" is not a label key`, fix: "flags or the configuration of the driver",
 			breaks: fault(func(f *fakeDriver) { f.topology = map[string]string{"Zone A": "a"} }),
 			manual: fault(func(f *fakeDriver) { f.topology = nil })},
-		{what: "path too long", step: StepConfiguration, id: "configuration-error", found: "10-nfs.toml:2: driver", fix: "edit ",
+		{what: "path too long", step: "configuration", id: "configuration-error", found: "10-nfs.toml:2: driver", fix: "edit ",
 			breaks: func(t *testing.T, n *node) {
 				n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", strings.ReplaceAll(n.table(""), "csi.sock", strings.Repeat("x", 100)))
 				n.restartDaemon()
 			},
 			manual: func(t *testing.T, n *node) { n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table("")) }},
-		{what: "error in the configuration", step: StepConfiguration, id: "configuration-error", found: "timeout", fix: "csi-registrar reload",
+		{what: "error in the configuration", step: "configuration", id: "configuration-error", found: "timeout", fix: "csi-registrar config check",
 			breaks: func(t *testing.T, n *node) {
 				n.write("etc/csi-registrar/conf.d/60-nfs.toml", fmt.Sprintf("[driver.%q]\ntimeout = \"soon\"\n", name))
 				n.restartDaemon()
 			},
-			manual: func(t *testing.T, n *node) { n.remove(n.path("etc/csi-registrar/conf.d/60-nfs.toml")) }},
-		{what: "configuration of another user", step: StepConfiguration, id: "configuration-error", found: "belongs to", fix: "chown -h root", root: true,
+		},
+		{what: "a name without quotes", step: "configuration", id: "configuration-error", found: "60-nfs.toml:2", fix: "sed -i '2s/.*/[driver.\"" + name + "\"]/' ",
+			breaks: func(t *testing.T, n *node) {
+				n.write("etc/csi-registrar/conf.d/60-nfs.toml", "# x\n[driver."+name+"]\ntimeout = \"9s\"\n")
+				n.restartDaemon()
+			}},
+		{what: "a line that is no TOML", step: "configuration", id: "configuration-error", found: "60-nfs.toml:2", fix: "sed -i '2s/^/# /' ",
+			breaks: func(t *testing.T, n *node) {
+				n.write("etc/csi-registrar/conf.d/60-nfs.toml", fmt.Sprintf("[driver.%q]\ntimeout = 9s\n", name))
+				n.restartDaemon()
+			}},
+		{what: "a socket that is no TOML", step: "configuration", id: "configuration-error", found: "10-nfs.toml:2", fix: "10-nfs.toml, which the daemon reads within a second\ncsi-registrar config check",
+			breaks: func(t *testing.T, n *node) {
+				n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", fmt.Sprintf("[driver.%q]\nsocket = %s\n", name, n.socket()))
+				n.restartDaemon()
+			},
+			manual: func(t *testing.T, n *node) { n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table("")) }},
+		{what: "a second kubelet", step: "kubelet", id: "second-kubelet", found: "another kubelet is ignored: kubelet (pid 900, old.service), root directory ", fix: "systemctl disable --now old.service",
+			breaks: func(t *testing.T, n *node) {
+				n.process(900, "kubelet", "0::/system.slice/old.service")
+				n.listens(900, n.path("data"))
+			},
+			manual: func(t *testing.T, n *node) { n.remove(n.path("proc/900")) }},
+		{what: "API server of another address", step: "registration", id: "kubelet-refused", found: "connection refused", fix: "# if that address is wrong: correct server: in /etc/kubernetes/kubelet.conf, then run\nsystemctl restart kubelet.service",
+			breaks: func(t *testing.T, n *node) {
+				n.write("proc/812/cmdline", "kubelet\x00--kubeconfig=/etc/kubernetes/kubelet.conf\x00")
+				n.rooted(812, n.root)
+				n.write("etc/kubernetes/kubelet.conf", "clusters:\n- cluster:\n    server: https://127.0.0.1:16744\n")
+				n.refuse = "error updating CSINode object: Get \"https://127.0.0.1:16744/apis\": dial tcp 127.0.0.1:16744: connect: connection refused"
+				n.restartDaemon()
+				n.refuse = ""
+			}},
+		{what: "configuration of another user", step: "configuration", id: "configuration-error", found: "belongs to", fix: "chown -h root", root: true,
 			breaks: func(t *testing.T, n *node) {
 				chown(t, n.path("usr/lib/csi-registrar/conf.d/10-nfs.toml"), 65123)
 				n.restartDaemon()
 			},
 			manual: func(t *testing.T, n *node) { chown(t, n.path("usr/lib/csi-registrar/conf.d/10-nfs.toml"), 0) }},
-		{what: "hidden drop-in", named: true, step: StepConfiguration, id: "configuration-hidden", found: "is hidden by", fix: "rm ",
+		{what: "hidden drop-in", named: true, step: "configuration", id: "configuration-hidden", found: "is hidden by", fix: "rm ",
 			breaks: func(t *testing.T, n *node) {
 				n.write("etc/csi-registrar/conf.d/10-nfs.toml", "")
 				n.driver.stop()
@@ -184,30 +206,31 @@ func TestBrokenNodes(t *testing.T) {
 				n.remove(n.path("etc/csi-registrar/conf.d/10-nfs.toml"))
 				n.driver.restart(t)
 			}},
-		{what: "disabled", named: true, step: StepConfiguration, id: "driver-disabled", found: "it is disabled: enabled = false in ", fix: "99-doctor-",
+		{what: "disabled", named: true, step: "configuration", id: "driver-disabled", found: "it is disabled: enabled = false in ", fix: "99-doctor-",
 			breaks: func(t *testing.T, n *node) {
 				n.write("etc/csi-registrar/conf.d/60-nfs.toml", fmt.Sprintf("[driver.%q]\nenabled = false\n", name))
 				n.restartDaemon()
 			},
 			manual: func(t *testing.T, n *node) { n.remove(n.path("etc/csi-registrar/conf.d/60-nfs.toml")) }},
-		{what: "not configured", named: true, step: StepConfiguration, id: "driver-not-configured", found: "no file configures it", fix: "csi-registrar reload",
+		{what: "not configured", named: true, step: "configuration", id: "driver-not-configured", found: "no file configures it", fix: "write a table",
 			breaks: func(t *testing.T, n *node) {
 				n.remove(n.path("usr/lib/csi-registrar/conf.d/10-nfs.toml"))
 				n.restartDaemon()
 			},
 			manual: func(t *testing.T, n *node) { n.write("etc/csi-registrar/conf.d/60-nfs.toml", n.table("")) }},
-		{what: "files not loaded", step: StepDaemon, id: "configuration-not-loaded", found: "configuration of the daemon differs from the files", fix: "csi-registrar reload",
+		{what: "a directory that the daemon may not read", step: "daemon", id: "configuration-not-loaded", found: "permission denied", fix: "chmod 0755 ",
 			breaks: func(t *testing.T, n *node) {
-				n.status.Drivers[0].Socket = "/elsewhere"
+				chmod(t, n.path("usr/lib/csi-registrar/conf.d"), 0o600)
+				n.status.ConfigError = "permission denied"
 			}},
-		{what: "another endpoint loaded", step: StepDaemon, id: "configuration-not-loaded", found: "and the endpoint /elsewhere in the daemon", fix: "csi-registrar reload",
-			breaks: func(t *testing.T, n *node) { n.status.Drivers[0].Endpoint = "/elsewhere" }},
-		{what: "a withdrawal that fails", step: StepRegistration, id: "withdrawal-failing", found: "cannot withdraw the registration socket /old/a-reg.sock: \"read-only file system\"", fix: "journalctl",
+		{what: "files not loaded", step: "daemon", id: "configuration-not-loaded", found: "it publishes in /elsewhere", fix: "csi-registrar reload",
+			breaks: func(t *testing.T, n *node) { n.status.PluginsRegistry = "/elsewhere" }},
+		{what: "a withdrawal that fails", step: "registration", id: "withdrawal-failing", found: "cannot withdraw the registration socket /old/a-reg.sock: \"read-only file system\"", fix: "journalctl",
 			breaks: func(t *testing.T, n *node) {
 				n.status.Withdrawals = []status.Withdrawal{{Driver: name, RegistrationSocket: "/old/a-reg.sock", Error: "read-only file system"}}
 			},
 			manual: func(t *testing.T, n *node) { n.status.Withdrawals = nil }},
-		{what: "second registrar", step: StepRegistrars, id: "another-registrar", found: "served by csi-node-driver (pid", fix: "from the DaemonSet",
+		{what: "second registrar", step: "registrars", id: "another-registrar", found: "served by csi-node-driver (pid", fix: "from the DaemonSet",
 			breaks: func(t *testing.T, n *node) {
 				n.write(fmt.Sprintf("proc/%d/comm", os.Getpid()), "csi-node-driver\n")
 				n.write(fmt.Sprintf("proc/%d/cgroup", os.Getpid()), "0::/kubepods.slice/cri-containerd-0123.scope\n")
@@ -215,7 +238,7 @@ func TestBrokenNodes(t *testing.T) {
 				n.regs["other"] = s
 			},
 			manual: func(t *testing.T, n *node) { n.regs["other"](); delete(n.regs, "other") }},
-		{what: "another registrar at our path", step: StepRegistrars, id: "another-registrar", found: "another registrar serves this driver", fix: "ss -xlp src",
+		{what: "another registrar at our path", step: "registrars", id: "another-registrar", found: "another registrar serves this driver", fix: "ss -xlp src",
 			breaks: func(t *testing.T, n *node) {
 				n.stopDaemon()
 				s := serveRegistration(t, n.regSocket(), name, "/x/csi.sock")
@@ -223,7 +246,7 @@ func TestBrokenNodes(t *testing.T) {
 				n.regs["other"] = s
 			},
 			manual: func(t *testing.T, n *node) { n.regs["other"](); delete(n.regs, "other") }},
-		{what: "a file at our path", step: StepRegistration, id: "registration-conflict", found: "another program's", fix: "rm ",
+		{what: "a file at our path", step: "registration", id: "registration-conflict", found: "is a regular file, so the daemon leaves it alone", fix: "rm ",
 			breaks: func(t *testing.T, n *node) {
 				n.stopDaemon()
 				if err := os.WriteFile(n.regSocket(), nil, 0o600); err != nil {
@@ -231,7 +254,7 @@ func TestBrokenNodes(t *testing.T) {
 				}
 				n.restartDaemon()
 			}},
-		{what: "registration socket does not answer", step: StepRegistration, id: "registration-not-answering", found: "does not answer GetInfo", fix: "csi-registrar reregister",
+		{what: "registration socket does not answer", step: "registration", id: "registration-socket-faulty", found: "does not answer GetInfo", fix: "csi-registrar reregister",
 			breaks: func(t *testing.T, n *node) {
 				n.regs[name]()
 				delete(n.regs, name)
@@ -242,36 +265,36 @@ func TestBrokenNodes(t *testing.T) {
 				t.Cleanup(func() { ln.Close() })
 			},
 			manual: func(t *testing.T, n *node) { n.remove(n.regSocket()) }},
-		{what: "registration socket reports another name", step: StepRegistration, id: "registration-wrong", found: "reports other.example.com", fix: "csi-registrar reregister",
+		{what: "registration socket reports another name", step: "registration", id: "registration-socket-faulty", found: "reports other.example.com", fix: "csi-registrar reregister",
 			breaks: func(t *testing.T, n *node) {
 				n.regs[name]()
 				n.regs[name] = serveRegistration(t, n.regSocket(), "other.example.com", n.socket())
 			}},
-		{what: "registration socket reports another endpoint", step: StepRegistration, id: "registration-wrong", found: "at /elsewhere", fix: "csi-registrar reregister",
+		{what: "registration socket reports another endpoint", step: "registration", id: "registration-socket-faulty", found: "at /elsewhere", fix: "csi-registrar reregister",
 			breaks: func(t *testing.T, n *node) {
 				n.regs[name]()
 				n.regs[name] = serveRegistration(t, n.regSocket(), name, "/elsewhere")
 			}},
-		{what: "daemon does not publish", step: StepRegistration, id: "registration-not-published", found: "the driver answers correctly, but the daemon reports", fix: "csi-registrar reregister",
+		{what: "daemon does not publish", step: "registration", id: "registration-not-published", found: "the driver answers correctly, but the daemon reports", fix: "csi-registrar reregister",
 			breaks: func(t *testing.T, n *node) { n.holdReg = true; n.restartDaemon(); n.holdReg = false }},
-		{what: "kubelet refuses", step: StepRegistration, id: "kubelet-refused", found: "topology value collision", fix: "kubectl label node",
+		{what: "kubelet refuses", step: "registration", id: "kubelet-refused", found: "topology value collision", fix: "kubectl label node",
 			breaks: func(t *testing.T, n *node) {
 				n.refuse = `detected topology value collision: driver reported "zone":"b" but existing label is "zone":"a"`
 				n.restartDaemon()
 			},
 			manual: func(t *testing.T, n *node) { n.refuse = "" }},
-		{what: "kubelet never asks", step: StepRegistration, id: "kubelet-not-asking", found: "the kubelet has not asked", fix: "systemctl restart kubelet.service",
+		{what: "kubelet never asks", step: "registration", id: "kubelet-not-asking", found: "the kubelet has not asked", fix: "systemctl restart kubelet.service",
 			breaks: func(t *testing.T, n *node) {
 				d := &n.status.Drivers[0]
 				d.State, d.Registration, d.RegisteredAt, d.LastGetInfoAt = "published", "published", time.Time{}, time.Time{}
 			}},
-		{what: "endpoint is nowhere", step: StepEndpoint, id: "endpoint-unusable", found: "which does not exist", fix: "endpoint = ",
+		{what: "endpoint is nowhere", step: "endpoint", id: "endpoint-unusable", found: "which does not exist", fix: "endpoint = ",
 			breaks: func(t *testing.T, n *node) {
 				n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table(`endpoint = "/nowhere/csi.sock"`))
 				n.restartDaemon()
 			},
 			manual: func(t *testing.T, n *node) { n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table("")) }},
-		{what: "endpoint of another driver", step: StepRegistration, id: "registration-not-published", found: `belongs to the driver \"other.example.com\"`, fix: "csi-registrar reregister",
+		{what: "endpoint of another driver", step: "registration", id: "registration-not-published", found: `belongs to the driver \"other.example.com\"`, fix: "csi-registrar reregister",
 			breaks: func(t *testing.T, n *node) {
 				other := &fakeDriver{name: "other.example.com"}
 				other.start(t, n.path("csi/other.sock"))
@@ -280,45 +303,91 @@ func TestBrokenNodes(t *testing.T) {
 				n.restartDaemon()
 			},
 			manual: func(t *testing.T, n *node) { n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table("")) }},
-		{what: "unit masked", step: StepUnit, id: "unit-masked", found: "is masked", fix: "systemctl unmask",
+		{what: "unit masked", step: "unit", id: "unit-masked", found: "is masked", fix: "systemctl unmask",
 			breaks: func(t *testing.T, n *node) { n.down(); n.units[serviceUnit]["LoadState"] = "masked" }},
-		{what: "unit failed", step: StepUnit, id: "unit-failed", found: "has failed (exit-code)", fix: "systemctl reset-failed",
+		{what: "unit failed", step: "unit", id: "unit-failed", found: "has failed (exit-code)", fix: "systemctl reset-failed",
 			breaks: func(t *testing.T, n *node) {
 				n.down()
 				n.units[serviceUnit]["ActiveState"], n.units[serviceUnit]["Result"] = "failed", "exit-code"
 			}},
-		{what: "unit that ends again and again", step: StepUnit, id: "unit-restarting", found: "ends repeatedly (7 restarts, last result: exit-code)", fix: "journalctl",
+		{what: "kubelet frozen", step: "kubelet", id: "kubelet-frozen", found: "is stopped by a signal", fix: "kill -CONT 812",
+			breaks: func(t *testing.T, n *node) {
+				n.write("proc/812/status", "Name:\tx\nState:\tT (stopped)\nUid:\t0\t0\t0\t0\n")
+			}},
+		{what: "rootless kubelet", step: "kubelet", id: "kubelet-rootless", found: "runs as another user than root", fix: "node-driver-registrar", both: "no-kubelet",
+			breaks: func(t *testing.T, n *node) {
+				n.write("proc/812/status", "Name:\tx\nUid:\t1000\t1000\t1000\t1000\n")
+				if err := os.Symlink("/", n.path("proc/812/root")); err != nil {
+					t.Fatal(err)
+				}
+			},
+			manual: func(t *testing.T, n *node) { n.startKubelet() }},
+		{what: "plugins_registry is a link", step: "plugins_registry", id: "plugins-registry-link", found: "is a symbolic link to ", fix: "mount --bind ",
+			breaks: func(t *testing.T, n *node) {
+				if err := errors.Join(os.Rename(n.registry(), n.path("moved")), os.Symlink(n.path("moved"), n.registry())); err != nil {
+					t.Fatal(err)
+				}
+			},
+			manual: func(t *testing.T, n *node) {
+				if err := errors.Join(os.Remove(n.registry()), os.Rename(n.path("moved"), n.registry())); err != nil {
+					t.Fatal(err)
+				}
+			}},
+		{what: "a started kubelet does not ask", step: "registration", id: "kubelet-not-asking", found: "since the start of kubelet (pid 812, kubelet.service), 40s ago", fix: "csi-registrar reregister",
+			breaks: func(t *testing.T, n *node) { n.ended(40*time.Second, 60) }},
+		{what: "a started kubelet does not confirm", step: "registration", id: "kubelet-not-confirming", found: "neither confirmed nor refused", fix: "csi-registrar reregister",
+			breaks: func(t *testing.T, n *node) {
+				n.ended(40*time.Second, 60)
+				n.status.Drivers[0].LastGetInfoAt = time.Now()
+			}},
+		{what: "unit with an unknown user", step: "unit", id: "unit-restarting", found: "ends at each start (exit-code, status 217): \"Failed to determine user credentials: No such process\", because of User= in /etc/systemd/system/csi-registrar.service.d/x.conf", fix: "zz-doctor-user.conf",
 			breaks: func(t *testing.T, n *node) {
 				n.down()
-				maps.Copy(n.units[serviceUnit], map[string]string{"ActiveState": "activating", "SubState": "start", "NRestarts": "7", "Result": "exit-code"})
+				const file = "/etc/systemd/system/csi-registrar.service.d/x.conf"
+				n.write(file, "[Service]\nUser=nobody-there\n")
+				maps.Copy(n.units[serviceUnit], map[string]string{"ActiveState": "inactive", "NRestarts": "1", "Result": "exit-code", "ExecMainStatus": "217",
+					"DropInPaths": "/usr/none.conf " + file, "journal": "Failed to determine user credentials: No such process"})
+			}},
+		{what: "unit with two commands", step: "unit", id: "unit-not-loaded", found: "more than one ExecStart= setting", fix: "zz-doctor-execstart.conf",
+			breaks: func(t *testing.T, n *node) {
+				n.down()
+				maps.Copy(n.units[serviceUnit], map[string]string{"ActiveState": "inactive", "LoadState": "bad-setting", "journal": "Service has more than one ExecStart= setting, which is only allowed for Type=oneshot services. Refusing."})
+			}},
+		{what: "unit that ends again and again", step: "unit", id: "unit-restarting", found: "ends at each start (exit-code, status 1): \"no memory\"", fix: "journalctl",
+			breaks: func(t *testing.T, n *node) {
+				n.down()
+				maps.Copy(n.units[serviceUnit], map[string]string{"ActiveState": "activating", "SubState": "start", "NRestarts": "7", "Result": "exit-code", "ExecMainStatus": "1", "journal": "no memory"})
 			},
-			manual: func(t *testing.T, n *node) { n.daemon, n.units[serviceUnit]["ActiveState"] = true, "active" }},
-		{what: "unit stopped", step: StepUnit, id: "unit-stopped", found: "is inactive", fix: "systemctl enable --now",
+			manual: func(t *testing.T, n *node) {
+				n.daemon = true
+				maps.Copy(n.units[serviceUnit], map[string]string{"ActiveState": "active", "Result": "success"})
+			}},
+		{what: "unit stopped", step: "unit", id: "unit-stopped", found: "is inactive", fix: "systemctl enable --now",
 			breaks: func(t *testing.T, n *node) { n.down(); n.units[serviceUnit]["ActiveState"] = "inactive" }},
-		{what: "daemon does not answer", step: StepDaemon, id: "daemon-not-running", found: "is not running", fix: "systemctl",
+		{what: "daemon does not answer", step: "daemon", id: "daemon-not-running", found: "is not running", fix: "systemctl",
 			breaks: func(t *testing.T, n *node) { n.down() }},
-		{what: "sandbox for another root_dir", step: StepSandbox, id: "root-dir-not-writable", found: "read-only", fix: "ReadWritePaths=",
+		{what: "sandbox for another root_dir", step: "sandbox", id: "root-dir-not-writable", found: "read-only", fix: "ReadWritePaths=",
 			breaks: func(t *testing.T, n *node) {
 				n.units[serviceUnit]["ReadWritePaths"] = "-/run/csi-registrar -/var/lib/kubelet"
 			}},
-		{what: "root_dir in /tmp", step: StepSandbox, id: "root-dir-not-writable", found: "PrivateTmp=yes", fix: "PrivateTmp=no",
+		{what: "root_dir in /tmp", step: "sandbox", id: "root-dir-not-writable", found: "PrivateTmp=yes", fix: "PrivateTmp=no",
 			breaks: func(t *testing.T, n *node) { n.units[serviceUnit]["PrivateTmp"] = "yes" },
 			manual: func(t *testing.T, n *node) { n.units[serviceUnit]["PrivateTmp"] = "no" }},
-		{what: "root_dir below keys", step: StepSandbox, id: "root-dir-not-writable", found: "is hidden from it (InaccessiblePaths=)", fix: "InaccessiblePaths= InaccessiblePaths=-/etc/shadow >",
-			breaks: func(t *testing.T, n *node) {
-				n.units[serviceUnit]["InaccessiblePaths"] = "-/etc/shadow -" + filepath.Dir(n.rootDir)
+		{what: "root_dir below keys", step: "sandbox", id: "root-dir-not-writable", found: "is hidden from it (InaccessiblePaths=)", fix: "root directory elsewhere",
+			breaks: func(_ *testing.T, n *node) {
+				n.units[serviceUnit]["InaccessiblePaths"] = "-" + filepath.Dir(n.rootDir) + " -/etc/shadow"
 			},
-			manual: func(t *testing.T, n *node) { n.units[serviceUnit]["InaccessiblePaths"] = "-/etc/shadow" }},
-		{what: "store disabled", step: StepStore, id: "store-too-small", found: "FileDescriptorStoreMax= is 0", fix: "FileDescriptorStoreMax=4096",
+			manual: func(_ *testing.T, n *node) { n.units[serviceUnit]["InaccessiblePaths"] = "-/etc/shadow" }},
+		{what: "store disabled", step: "descriptor store", id: "store-too-small", found: "FileDescriptorStoreMax= is 0", fix: "FileDescriptorStoreMax=4096",
 			breaks: func(t *testing.T, n *node) { n.units[serviceUnit]["FileDescriptorStoreMax"] = "0" }},
-		{what: "without --keep-sockets", step: StepStore, id: "sockets-not-kept", found: "without --keep-sockets", fix: "--keep-sockets",
+		{what: "without --keep-sockets", step: "descriptor store", id: "sockets-not-kept", found: "without --keep-sockets", fix: "--keep-sockets",
 			breaks: func(t *testing.T, n *node) { n.units[serviceUnit]["ExecStart"] = "/usr/bin/csi-registrar run" }},
-		{what: "watchdog off", step: StepWatchdog, id: "watchdog-off", found: "does not watch the daemon", fix: "WatchdogSec=20s",
+		{what: "watchdog off", step: "watchdog", id: "watchdog-off", found: "does not watch the daemon", fix: "WatchdogSec=20s",
 			breaks: func(t *testing.T, n *node) { n.units[serviceUnit]["WatchdogUSec"] = "infinity" }},
-		{what: "HTTP open", step: StepHTTP, id: "http-open", found: "0.0.0.0:9809, \"[::]:1\", which other machines can reach", fix: "ListenStream=127.0.0.1:9809",
+		{what: "HTTP open", step: "http", id: "http-open", found: "0.0.0.0:9809, \"[::]:1\", which other machines can reach", fix: "ListenStream=127.0.0.1:9809",
 			breaks: func(t *testing.T, n *node) { n.units[httpUnit]["Listen"] = "0.0.0.0:9809 (Stream)\n[::]:1 (Stream)" },
 			manual: func(t *testing.T, n *node) { n.units[httpUnit]["Listen"] = "127.0.0.1:9809 (Stream)" }},
-		{what: "others may register", step: StepDirectory, id: "plugins-registry-writable", found: "could register any driver", fix: "chmod 0750",
+		{what: "others may register", step: "plugins_registry", id: "plugins-registry-writable", found: "could register any driver", fix: "chmod 0750",
 			breaks: func(t *testing.T, n *node) { chmod(t, n.registry(), 0o777) }},
 	} {
 		t.Run(test.what, func(t *testing.T) {
@@ -339,8 +408,14 @@ func TestBrokenNodes(t *testing.T) {
 			if first.Step != test.step || first.ID != test.id || !strings.Contains(first.Found, test.found) || !strings.Contains(lines(first.Fix), test.fix) {
 				t.Errorf("the first finding is %+v\nof %d", first, len(r.Findings))
 			}
-			if len(r.Findings) > 1 {
+			if len(r.Findings) > 1 && r.Findings[1].ID != test.both {
 				t.Errorf("one cause, %d findings: %+v", len(r.Findings), r.Findings)
+			}
+			changed := func(f Fix) bool {
+				return !f.IsComment() && f.Command.Name != "journalctl" && !strings.HasPrefix(f.String(), "csi-registrar ")
+			}
+			if i := slices.IndexFunc(first.Fix, func(f Fix) bool { return f.String() == reload.String() }); i > 0 && !slices.ContainsFunc(first.Fix[:i], changed) {
+				t.Errorf("a reload below a comment that asks for an edit: %s", lines(first.Fix))
 			}
 			for _, f := range first.Fix {
 				if rest := quoted.ReplaceAllString(f.Comment, ""); strings.ContainsAny(rest, ";|&<>$`()\"'*?!\\") {
@@ -395,7 +470,7 @@ func TestAllPluginsAreShown(t *testing.T) {
 
 	r := n.examine()
 	dead := filepath.Join(n.registry(), "old-reg.sock")
-	if len(r.Findings) != 1 || r.Findings[0].ID != PluginSocketStale || lines(r.Findings[0].Fix) != "rm "+dead {
+	if len(r.Findings) != 1 || r.Findings[0].ID != "plugin-socket-stale" || lines(r.Findings[0].Fix) != "rm "+dead {
 		t.Errorf("%+v", r.Findings)
 	}
 	by := fmt.Sprintf("gpu-plugin (pid %d, cri-containerd-0123.scope)", os.Getpid())
@@ -432,7 +507,7 @@ func TestAllPluginsAreShown(t *testing.T) {
 
 // The kubelet's directories of a volume, and what it writes there.
 const (
-	podVolume    = "pods/0123/volumes/kubernetes.io~csi/pv"
+	volumeOfPod  = "pods/0123/volumes/kubernetes.io~csi/pv"
 	stagedVolume = "plugins/kubernetes.io/csi/" + name + "/0123"
 	volData      = `{"driverName":"` + name + `","volumeHandle":"v"}`
 )
@@ -441,14 +516,57 @@ const (
 // one is named.
 func TestVolumesThatAreNoProblem(t *testing.T) {
 	n := newNode(t)
-	n.volume(podVolume, volData, 0)
+	n.volume(volumeOfPod, volData, 0)
 	n.volume(stagedVolume+"4", strings.Replace(volData, `"v"`, `"w"`, 1), 0)
-	n.volume("plugins/kubernetes.io/csi/other.example/5", `{"driverName":"other.example","volumeHandle":"v"}`, time.Hour)
+	n.volume("pods/0123/volumes/kubernetes.io~csi/other", `{"driverName":"other.example","volumeHandle":"v"}`, time.Hour)
 	if r := n.examine(name); len(r.Findings) > 0 {
 		t.Errorf("%+v", r.Findings)
 	}
-	if r := n.examine(); len(r.Findings) != 1 || !strings.Contains(r.Findings[0].Found, "(other.example)") {
+	if r := n.examine(); len(r.Findings) != 2 || r.Findings[0].ID != "volumes-unregistered" || r.Findings[1].Driver != "other.example" {
 		t.Errorf("%+v", r.Findings)
+	}
+}
+
+// A pod that waits is named, by the kubelet's journal or by its files.
+func TestPodsThatWait(t *testing.T) {
+	const unique = `(UniqueName: \"kubernetes.io/csi/` + name + `^v\") pod \"db\" (UID: \"0123\")`
+	const failed = `E1126 01:02:03.000004     812 nestedpendingoperations.go:348] "Operation for \"{volumeName:kubernetes.io/csi/` + name + `^v podName:0123 nodeName:}\" failed. No retries permitted until 2026-11-26 (durationBeforeRetry 2m2s). Error: MountVolume.SetUp failed for volume \"pv\" ` + unique + ` : rpc error: code = DeadlineExceeded desc = context deadline exceeded"`
+	for what, c := range map[string]struct {
+		journal string
+		files   bool
+		age     time.Duration
+		mounted bool
+		want    string
+	}{
+		"by the journal":   {failed, false, 0, false, `pods wait for a volume: db (0123), "rpc error: code = DeadlineExceeded desc = context deadline exceeded"`},
+		"by both":          {failed, true, 0, false, `pods wait for a volume: db (0123), "rpc error: code = DeadlineExceeded desc = context deadline exceeded"`},
+		"new":              {"", true, 30 * time.Second, false, ""},
+		"by the files":     {"", true, 2 * time.Minute, false, "pods wait for a volume: 0123"},
+		"mounted since":    {failed, true, 0, true, ""},
+		"no error":         {"MountVolume started for volume \"pv\" " + unique, false, 0, false, ""},
+		"another's pod":    {strings.ReplaceAll(failed, "0123", "0124"), false, 0, false, ""},
+		"not a driver":     {strings.ReplaceAll(failed, "csi/"+name, "csi/$(reboot)"), false, 0, false, ""},
+		"a path in the id": {strings.ReplaceAll(failed, "0123", "../0123"), false, 0, false, ""},
+	} {
+		n := newNode(t)
+		n.process(os.Getpid(), "nfs", "0::/system.slice/csi-nfs.service")
+		n.mkdir(n.path("kubelet/pods/0123"), 0o755)
+		n.units["kubelet.service"] = map[string]string{"journal": "noise\n" + c.journal}
+		if c.files {
+			n.volume(volumeOfPod, volData, c.age)
+		}
+		if c.mounted {
+			n.mounted(volumeOfPod + "/mount")
+		}
+		r := n.examine()
+		f, ok := finding(r, "pods-waiting")
+		if ok != (c.want != "") || !strings.HasSuffix(f.Found, c.want) || r.Healthy == ok || len(r.Findings) > 1 {
+			t.Errorf("%s: %+v, want %q", what, r.Findings, c.want)
+		}
+		if log := lines(f.Fix); ok && (!strings.HasPrefix(log, "journalctl --no-pager -u kubelet.service ") || !strings.Contains(log, "\njournalctl --no-pager -u csi-nfs.service ") ||
+			!strings.HasSuffix(log, "\ncsi-registrar trace --listen "+n.path("csi/trace.sock")+" --connect "+n.socket())) {
+			t.Errorf("%s: %s", what, log)
+		}
 	}
 }
 
@@ -459,7 +577,7 @@ func TestProblemsComeFirst(t *testing.T) {
 	n.driver.stop()
 	n.restartDaemon()
 	r := n.examine()
-	if len(r.Findings) != 2 || r.Findings[0].Step != StepSocket || r.Findings[1].Step != StepUnit || r.Healthy {
+	if len(r.Findings) != 2 || r.Findings[0].Step != "socket" || r.Findings[1].Step != "unit" || r.Healthy {
 		t.Errorf("%+v", r.Findings)
 	}
 }
@@ -474,7 +592,7 @@ func TestStartsNoFailedService(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer ln.Close()
-	if r := n.examine(); len(r.Findings) != 1 || r.Findings[0].Step != StepUnit {
+	if r := n.examine(); len(r.Findings) != 1 || r.Findings[0].Step != "unit" {
 		t.Errorf("%+v", r.Findings)
 	}
 	if err := ln.SetDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
@@ -508,6 +626,29 @@ func (n *node) slow() {
 	n.write("etc/csi-registrar/conf.d/60-nfs.toml", fmt.Sprintf("[driver.%q]\ntimeout = \"200ms\"\n", name))
 }
 
+// ended ends the kubelet that confirmed; the one that runs has run for some seconds.
+func (n *node) ended(ago time.Duration, seconds int) {
+	n.status.Kubelet = status.Kubelet{PID: 811, EndedAt: time.Now().Add(-ago)}
+	n.status.Drivers[0].LastGetInfoAt = time.Now().Add(-2 * ago)
+	n.write("proc/uptime", "1000.00 1.00\n")
+	n.write("proc/812/stat", fmt.Sprintf("812 (a ) b) S%s %d 0\n", strings.Repeat(" 0", 18), (1000-seconds)*100))
+}
+
+// A kubelet that has just started, or whose predecessor has just ended, is not reported.
+func TestKubeletThatStarts(t *testing.T) {
+	for _, c := range []struct {
+		ago     time.Duration
+		seconds int
+		found   bool
+	}{{10 * time.Second, 60, false}, {time.Minute, 10, false}, {time.Minute, 20, true}} {
+		n := newNode(t)
+		n.ended(c.ago, c.seconds)
+		if r := n.examine(); (len(r.Findings) > 0) != c.found {
+			t.Errorf("%+v: %+v", c, r.Findings)
+		}
+	}
+}
+
 // down ends the daemon.
 func (n *node) down() {
 	n.daemon = false
@@ -534,5 +675,53 @@ func TestWithoutSystemdAndRoot(t *testing.T) {
 	n.remove(n.path("proc"))
 	if r := n.examine(); len(r.Findings) != 0 {
 		t.Errorf("a finding about something that is not visible: %+v", r.Findings)
+	}
+}
+
+// A system extension's service is disabled and starts at each boot, because multi-user.target
+// upholds it.
+func TestUpheldIsEnabled(t *testing.T) {
+	n := newNode(t)
+	n.units[serviceUnit]["UnitFileState"] = "disabled"
+	n.units[serviceUnit]["UpheldBy"] = "multi-user.target"
+	if r := n.examine(name); len(r.Findings) > 0 {
+		t.Errorf("%+v", r.Findings)
+	}
+}
+
+// Problems and warnings among the checks are findings: nobody is told of a problem that is not
+// explained.
+func TestEachProblemIsAFinding(t *testing.T) {
+	for what, change := range map[string]func(*node){
+		"the driver is stopped": func(n *node) { n.driver.stop(); n.restartDaemon() },
+		"the daemon is stopped": func(n *node) { n.down() },
+		"the unit has failed":   func(n *node) { n.down(); n.units[serviceUnit]["ActiveState"] = "failed" },
+		"no plugins_registry":   func(n *node) { n.remove(n.registry()) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			n := newNode(t)
+			change(n)
+			r := n.examine()
+			for _, c := range r.Checks {
+				found := func(f Finding) bool { return f.Driver == c.Driver && f.Step == c.Step }
+				if (c.Result == Problem || c.Result == Warning) && !slices.ContainsFunc(r.Findings, found) {
+					t.Errorf("%s %s: %s, without a finding", c.Result, c.Step, c.Says)
+				}
+			}
+		})
+	}
+}
+
+// Times are those of the machine's zone, which they name.
+func TestTimesHaveAZone(t *testing.T) {
+	at := time.Date(2026, 11, 24, 21, 2, 50, 0, time.FixedZone("elsewhere", 3*60*60))
+	if got, want := clock(at), at.Local().Format("2006-01-02 15:04:05 MST"); got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	r := newNode(t).examine(name)
+	i := slices.IndexFunc(r.Checks, func(c Check) bool { return c.Step == "daemon" })
+	begun, err := time.ParseInLocation("running since 2006-01-02 15:04:05 MST", r.Checks[i].Says, time.Local)
+	if err != nil || time.Since(begun).Abs() > 2*time.Hour {
+		t.Errorf("%q: %v", r.Checks[i].Says, err)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"syscall"
 
 	"csi-registrar/internal/node/config"
+	"csi-registrar/internal/node/rootdir"
 	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/sys/trust"
 	"csi-registrar/internal/sys/unixsock"
@@ -17,13 +18,19 @@ import (
 
 // driver examines one driver and its registration.
 func (x *diagnosis) driver(ctx context.Context, d config.Driver) {
-	if c, who := x.reach(ctx, d); c != nil {
+	c, who := x.reach(ctx, d)
+	if c != nil {
 		x.ask(ctx, d, c, who)
 		c.Close()
 		if d.Endpoint != d.Socket {
 			x.endpoint(ctx, d)
 		}
 	}
+	if rootdir.Within(d.Socket, x.registry()) {
+		x.checked(d.Name, "registrars", Skipped, "%s is below plugins_registry: the kubelet takes it for a registration socket, and calls GetInfo there forever; use another directory if the driver can",
+			safetext.Word(d.Socket))
+	}
+	x.mounts(ctx, d, who)
 	x.registration(ctx, d)
 }
 
@@ -47,9 +54,9 @@ func (x *diagnosis) dial(ctx context.Context, path string) (c *net.UnixConn, cre
 // reach connects to the driver's socket. It adds a finding if that fails, or if the socket is not
 // trusted.
 func (x *diagnosis) reach(ctx context.Context, d config.Driver) (*net.UnixConn, process) {
-	shown, last := safetext.Word(d.Socket), x.serverOf(ctx, d.Name, process{})
+	shown := safetext.Word(d.Socket)
 	problem := func(id ID, found, expected string, fix ...Fix) {
-		x.problem(d.Name, StepSocket, id, found, expected, fix...)
+		x.finding(d.Name, "socket", id, found, expected, fix...)
 	}
 	at, err := x.stat(ctx, d.Socket)
 	isSocket := err == nil && at.IsSocket()
@@ -62,22 +69,26 @@ func (x *diagnosis) reach(ctx context.Context, d config.Driver) (*net.UnixConn, 
 		}
 		c, cred, err = x.dial(ctx, d.Socket)
 	}
+	var last server
+	if !isSocket || err != nil {
+		last = x.serverOf(ctx, d.Name, process{})
+	}
 	switch {
 	case isSocket && err == nil:
 		who, ok := x.process(ctx, cred.PID)
 		if !ok {
 			who = process{pid: cred.PID, comm: fmt.Sprintf("uid=%d", cred.UID)}
 		}
-		x.checked(d.Name, StepSocket, OK, "%s, served by %s", shown, who)
+		x.checked(d.Name, "socket", OK, "%s, served by %s", shown, who)
 		if err := d.SocketOwner.Listener(d.Socket, cred); err != nil {
 			x.untrusted(ctx, d, err)
 			c.Close()
 			return nil, process{}
 		}
 		if d.SocketOwner == trust.Anybody {
-			x.checked(d.Name, StepTrust, Skipped, `socket_owner = "any"`)
+			x.checked(d.Name, "trust", Skipped, `socket_owner = "any"`)
 		} else {
-			x.checked(d.Name, StepTrust, OK, "only %s can serve the socket", safetext.Word(string(d.SocketOwner)))
+			x.checked(d.Name, "trust", OK, "only %s can serve the socket", safetext.Word(string(d.SocketOwner)))
 		}
 		return c, who
 	case errors.Is(err, fs.ErrNotExist):
@@ -87,22 +98,22 @@ func (x *diagnosis) reach(ctx context.Context, d config.Driver) (*net.UnixConn, 
 		}
 		x.missing(ctx, d, found, last)
 	case errors.Is(err, fs.ErrPermission):
-		x.warning(d.Name, StepSocket, NotRoot, "this user may not connect to "+shown, "", asRoot)
+		x.finding(d.Name, "socket", "not-root", "this user may not connect to "+shown, "", asRoot)
 	case err != nil && !isSocket:
 		where, fix := x.unreadable(ctx, d.Socket, err)
-		problem(DriverSocketUnreadable, fmt.Sprintf("%s cannot be examined: %v%s", shown, err, where),
+		problem("driver-socket-unreadable", fmt.Sprintf("%s cannot be examined: %v%s", shown, err, where),
 			"root can enter every directory on its path, and the file system answers", fix...)
 	case !isSocket:
-		problem(DriverSocketNotSocket, fmt.Sprintf("%s is %s, not a socket", shown, at.Kind()),
-			"the driver creates a socket there", append([]Fix{x.remove(ctx, d.Socket, at)}, last.restart()...)...)
+		problem("driver-socket-not-socket", fmt.Sprintf("%s is %s, not a socket", shown, at.Kind()),
+			"the driver creates a socket there", append(x.remove(ctx, d.Socket, at), last.restart()...)...)
 	case errors.Is(err, syscall.ECONNREFUSED):
-		problem(DriverSocketStale, "nobody listens on "+shown+": it was left behind by a driver that has ended"+last.ended, "the driver runs and listens there",
-			append([]Fix{x.remove(ctx, d.Socket, at)}, last.restart()...)...)
+		problem("driver-socket-stale", "nobody listens on "+shown+": it was left behind by a driver that has ended"+last.ended, "the driver runs and listens there",
+			append(x.remove(ctx, d.Socket, at), last.restart()...)...)
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, syscall.EAGAIN):
-		problem(DriverNotAccepting, fmt.Sprintf("%s accepts no connection within %v: its queue is full, the driver hangs", shown, socketTimeout),
+		problem("driver-not-accepting", fmt.Sprintf("%s accepts no connection within %v: its queue is full, the driver hangs", shown, socketTimeout),
 			"the driver accepts connections", last.restart()...)
 	default:
-		problem(DriverConnectionFailed, fmt.Sprintf("connecting to %s failed: %v", shown, err), "the driver listens there, on a stream socket", last.restart()...)
+		problem("driver-connection-failed", fmt.Sprintf("connecting to %s failed: %v", shown, err), "the driver listens there, on a stream socket", last.restart()...)
 	}
 	return nil, process{}
 }
@@ -126,12 +137,12 @@ func (x *diagnosis) endpoint(ctx context.Context, d config.Driver) {
 	case !at.IsSocket():
 		found += " is " + at.Kind() + ", not a socket"
 	case x.sameFile(ctx, seen, d.Socket):
-		x.checked(d.Name, StepEndpoint, OK, "%s is the same socket", found)
+		x.checked(d.Name, "endpoint", OK, "%s is the same socket", found)
 		return
 	default: // the driver may listen on both; the daemon also asks there, and reports another name
-		x.checked(d.Name, StepEndpoint, OK, "%s is another socket", found)
+		x.checked(d.Name, "endpoint", OK, "%s is another socket", found)
 		return
 	}
-	x.problem(d.Name, StepEndpoint, EndpointUnusable, found, "endpoint is a path to the driver's socket, as the kubelet sees it",
+	x.finding(d.Name, "endpoint", "endpoint-unusable", found, "endpoint is a path to the driver's socket, as the kubelet sees it",
 		x.setDriverKey(d.Name, "endpoint", safetext.Quote(d.Socket))...)
 }

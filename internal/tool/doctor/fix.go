@@ -5,13 +5,14 @@ import (
 	"fmt"
 	"path"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"unicode"
 
+	"golang.org/x/sys/unix"
+
+	"csi-registrar/internal/node/rootdir"
 	"csi-registrar/internal/sys/safetext"
-	"csi-registrar/internal/sys/systemd"
 	"csi-registrar/internal/sys/trust"
 	"csi-registrar/internal/sys/unixsock"
 )
@@ -21,8 +22,7 @@ import (
 // describes a step for which there is no command.
 type Fix struct {
 	Command safetext.Command
-	Then    []safetext.Command // run if Command succeeds
-	Comment string             // in place of Command
+	Comment string // in place of Command
 }
 
 // IsComment reports whether the line does nothing.
@@ -33,11 +33,7 @@ func (f Fix) String() string {
 	if f.IsComment() {
 		return "# " + f.Comment
 	}
-	line := f.Command.String()
-	for _, c := range f.Then {
-		line += " && " + c.String()
-	}
-	return line
+	return f.Command.String()
 }
 
 // MarshalText returns the line as it is pasted.
@@ -62,12 +58,15 @@ func write(file string, lines ...string) Fix {
 // systemctl returns the line of a systemctl command.
 func systemctl(verb, unit string) Fix { return run("systemctl", verb, unit) }
 
-// logOf shows the last lines in the journal of a unit. A pager would read the lines that are pasted
-// after the command.
-func logOf(unit string) Fix { return run("journalctl", "--no-pager", "-u", unit, "-n", "50") }
-
-// stateOf shows the state of a unit.
-func stateOf(unit string) Fix { return run("systemctl", "--no-pager", "status", unit) }
+// logOf shows the last warnings in the journal of a unit. Other programs than csi-registrar have
+// no priorities: their lines have one of some words, or klog's prefix. A pager would read the lines
+// that are pasted after the command.
+func logOf(unit string) Fix {
+	if strings.HasPrefix(unit, "csi-registrar") {
+		return run("journalctl", "--no-pager", "-u", unit, "-n", "20", "-p", "warning")
+	}
+	return run("journalctl", "--no-pager", "-u", unit, "-n", "20", "--grep", "error|warn|fail|fatal|panic|^[ewf][0-9]")
+}
 
 // reloadUnits applies changed unit files. The service restarts its sockets, which cannot be started
 // beside it.
@@ -82,15 +81,20 @@ func (x *diagnosis) rootOnly(ctx context.Context, file string) bool {
 	return x.check(ctx, dir, func() error { return trust.SocketOwner("root").Path(dir) }) == nil
 }
 
-// remove returns the line that removes a file.
-func (x *diagnosis) remove(ctx context.Context, file string, at unixsock.File) Fix {
-	switch {
-	case !x.rootOnly(ctx, file):
-		return note("remove %s by hand: another user can change a directory on its path, so check first what is there", safetext.ShellWord(file))
-	case at.IsDir():
-		return run("rmdir", file)
+// remove returns the lines that remove a file.
+func (x *diagnosis) remove(ctx context.Context, file string, at unixsock.File) (fix []Fix) {
+	if !x.rootOnly(ctx, file) {
+		return []Fix{note("remove %s by hand: another user can change a directory on its path, so check first what is there", safetext.ShellWord(file))}
 	}
-	return run("rm", file)
+	var st unix.Statx_t
+	err := x.check(ctx, file, func() error { return unix.Statx(unix.AT_FDCWD, file, unix.AT_SYMLINK_NOFOLLOW, 0, &st) })
+	if err == nil && st.Attributes&unix.STATX_ATTR_IMMUTABLE != 0 {
+		fix = append(fix, run("chattr", "-i", file))
+	}
+	if at.IsDir() {
+		return append(fix, run("rmdir", file))
+	}
+	return append(fix, run("rm", file))
 }
 
 // dropInPrefix begins the names of the configuration files that fixes write.
@@ -114,19 +118,23 @@ func (x *diagnosis) setKey(what, table, line, origin string) []Fix {
 
 // setDriverKey sets a key of a driver.
 func (x *diagnosis) setDriverKey(driver, key, value string) []Fix {
-	return append(x.setKey(driver+"-"+key, fmt.Sprintf("[driver.%q]", driver), key+" = "+value, x.origin(driver, key)), reload)
+	fix := x.setKey(driver+"-"+key, fmt.Sprintf("[driver.%q]", driver), key+" = "+value, x.origin(driver, key))
+	if fix[0].IsComment() { // which asks for an edit
+		return fix
+	}
+	return append(fix, reload)
 }
 
-// installDropIn puts the lines of systemd.DropIn in place.
+// installDropIn puts the lines of rootdir.DropIn in place.
 func installDropIn(rootDir string) []Fix {
 	if strings.ContainsFunc(rootDir, unicode.IsControl) { // it could be lines of a unit file
 		return []Fix{note("give the kubelet a root directory without control characters in its name")}
 	}
-	unit, service := systemd.DropInLines(rootDir)
+	unit, service := rootdir.DropInLines(rootDir)
 	if unit == "" {
-		return append([]Fix{run("rm", "-f", systemd.DropInFile)}, reloadUnits()...)
+		return append([]Fix{run("rm", "-f", rootdir.DropInFile)}, reloadUnits()...)
 	}
-	return writeDropIn(systemd.DropInFile, append([]string{"[Unit]", unit, "[Service]"}, service...)...)
+	return writeDropIn(rootdir.DropInFile, append([]string{"[Unit]", unit, "[Service]"}, service...)...)
 }
 
 // writeDropIn writes a drop-in of the service and applies it.
@@ -134,43 +142,19 @@ func writeDropIn(file string, lines ...string) []Fix {
 	return slices.Concat([]Fix{run("mkdir", "-p", path.Dir(file)), write(file, lines...)}, reloadUnits())
 }
 
-// shipped are the directives that doctor restores, as in the unit files.
+// shipped are the directives that doctor overrides, as in the unit files.
 var shipped = map[string][]string{
 	"FileDescriptorStoreMax": {"FileDescriptorStoreMax=4096", "Environment=CSI_REGISTRAR_FDSTORE=4096"},
 	"WatchdogSec":            {"WatchdogSec=20s"},
+	"User":                   {"User="},
+	"LimitNOFILE":            {"LimitNOFILE=262144"},
 	"ExecStart":              {"ExecStart=", "ExecStart=/usr/bin/csi-registrar run --keep-sockets"},
 	"ListenStream":           {"ListenStream=", "ListenStream=127.0.0.1:9809"},
-}
-
-// restore undoes the change of one directive of a unit and keeps all other changes: it removes the
-// directive from the last drop-in that sets it, or overrides it where that drop-in is unknown or
-// must not be edited.
-func (x *diagnosis) restore(ctx context.Context, unit, section, directive string) []Fix {
-	sets := regexp.MustCompile(`(?m)^[ \t]*` + directive + `[ \t]*=`)
-	for _, file := range slices.Backward(x.dropIns(ctx, unit)) {
-		data, err := look(ctx, x, file, func() ([]byte, error) { return readSome(filepath.Join(x.o.Root, file), maxProcFile) })
-		if err != nil || !sets.Match(data) {
-			continue
-		}
-		if strings.HasPrefix(file, "/usr/") || strings.Contains(string(data), "\\\n") || !x.rootOnly(ctx, filepath.Join(x.o.Root, file)) {
-			break
-		}
-		return slices.Concat([]Fix{note("%s= is set in %s", directive, safetext.ShellWord(file)),
-			run("sed", "-i", "/^[[:blank:]]*"+directive+"[[:blank:]]*=/d", file)}, reloadUnits())
-	}
-	return override(unit, section, directive)
 }
 
 // override sets one directive of a unit as shipped, in a drop-in that is read after those with
 // usual names.
 func override(unit, section, directive string) []Fix {
-	file := "/etc/systemd/system/" + unit + ".d/zz-doctor-" + strings.ToLower(directive) + ".conf"
-	return slices.Concat([]Fix{run("mkdir", "-p", path.Dir(file)),
-		write(file, append([]string{"[" + section + "]"}, shipped[directive]...)...)}, reloadUnits())
-}
-
-// dropIns returns the drop-ins of a unit in the order in which systemd reads them.
-func (x *diagnosis) dropIns(ctx context.Context, unit string) []string {
-	p, _ := x.o.Units.Show(ctx, unit, "DropInPaths") // a finding already reports the error
-	return strings.Fields(p["DropInPaths"])
+	return writeDropIn("/etc/systemd/system/"+unit+".d/zz-doctor-"+strings.ToLower(directive)+".conf",
+		append([]string{"[" + section + "]"}, shipped[directive]...)...)
 }

@@ -2,22 +2,148 @@ package doctor
 
 import (
 	"errors"
+	"fmt"
+	"go/ast"
+	"go/constant"
+	"go/parser"
+	"go/token"
+	"go/types"
 	"os"
-	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"csi-registrar/internal/node/config"
+	"csi-registrar/internal/node/rootdir"
+	"csi-registrar/internal/node/status"
 	"csi-registrar/internal/sys/safetext"
-	"csi-registrar/internal/sys/systemd"
+	"csi-registrar/internal/test/fake"
 )
 
-func TestEveryStepHasAName(t *testing.T) {
-	for s := range steps {
-		if s.String() == "" || slices.Index(stepNames[:], s.String()) != int(s) {
-			t.Errorf("step %d is called %q", s, s)
+// All ids in the code are in kinds, once, and no others. Problems are before warnings, and a cause
+// is before what it explains. csi-registrar-json(5) and findings.md have the same list; in
+// findings.md the states of drivers follow.
+func TestKinds(t *testing.T) {
+	var got []ID
+	warnings := false
+	for _, k := range kinds {
+		for _, id := range k.explainedBy {
+			if !slices.Contains(got, id) {
+				t.Errorf("%s explains %s, which is reported before", id, k.ids)
+			}
+		}
+		if warnings = warnings || k.severity == Warning; warnings != (k.severity == Warning) {
+			t.Errorf("the problems %s are reported after warnings", k.ids)
+		}
+		got = append(got, k.ids...)
+	}
+	used := literals(t, "ID")
+	if sorted := slices.Sorted(slices.Values(got)); len(used) < 50 || !slices.Equal(sorted, used) {
+		t.Errorf("kinds has\n%q, the code\n%q", sorted, used)
+	}
+	page := strings.ReplaceAll(read(t, "../../../packaging/man/csi-registrar-json.5"), `\`, "")
+	_, list, _ := strings.Cut(page, "later versions can add more:\n")
+	list, _, _ = strings.Cut(list, ".\n.TP")
+	if ids := words(strings.ReplaceAll(list, ",", "")); !slices.Equal(ids, got) {
+		t.Errorf("csi-registrar-json.5 has the ids\n%q, kinds\n%q", ids, got)
+	}
+	for _, step := range literals(t, "Step") {
+		if !regexp.MustCompile(`(?m)^(Of the node|Of a driver):.* ` + string(step) + `[,.]`).MatchString(page) {
+			t.Errorf("csi-registrar-json.5 does not name the step %s", step)
+		}
+	}
+	for _, state := range []status.DriverState{status.Absent, status.Starting, status.Ready, status.Hanging, status.Mismatch} {
+		got = append(got, ID(state))
+	}
+	for _, state := range []status.RegistrationState{status.Published, status.Registered, status.Refused, status.Conflict} {
+		got = append(got, ID(state))
+	}
+	got = append(got, status.Invalid, status.Disabled)
+	var headings []string
+	for _, m := range regexp.MustCompile(`(?m)^### (.*)\n[^#\n]`).FindAllStringSubmatch(read(t, "../../../packaging/doc/findings.md"), -1) {
+		headings = append(headings, m[1])
+	}
+	if ids := words(strings.Join(headings, " ")); !slices.Equal(ids, got) {
+		t.Errorf("findings.md has paragraphs for\n%q, the ids and states are\n%q", ids, got)
+	}
+}
+
+func words(list string) (ids []ID) {
+	for _, word := range strings.Fields(list) {
+		ids = append(ids, ID(word))
+	}
+	return ids
+}
+
+func read(t *testing.T, file string) string {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// literals returns the string literals of a type, except those in kinds.
+func literals(t *testing.T, typ string) (found []ID) {
+	t.Helper()
+	names, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	set, info := token.NewFileSet(), &types.Info{Types: map[ast.Expr]types.TypeAndValue{}}
+	var files []*ast.File
+	for _, name := range names {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		file, err := parser.ParseFile(set, name, nil, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, file)
+	}
+	// Imports are not needed; what uses them is invalid.
+	config := types.Config{Error: func(error) {}}
+	pkg, _ := config.Check("doctor", set, files, info)
+	want := pkg.Scope().Lookup(typ).Type()
+	for e, v := range info.Types {
+		if _, ok := e.(*ast.BasicLit); ok && types.Identical(v.Type, want) && set.Position(e.Pos()).Filename != "report.go" {
+			found = append(found, ID(constant.StringVal(v.Value)))
+		}
+	}
+	slices.Sort(found)
+	return slices.Compact(found)
+}
+
+// A finding is hidden behind those that explain it, of the node or of the same driver.
+func TestExplainedFindings(t *testing.T) {
+	var x diagnosis
+	for _, f := range []Finding{
+		{ID: "registration-change-failing", Driver: "a"},
+		{ID: "pods-waiting", Driver: "a"},
+		{ID: "kubelet-refused", Driver: "a"}, {ID: "driver-socket-missing", Driver: "a"},
+		{ID: "kubelet-refused", Driver: "b"},
+		{ID: "plugins-registry-writable"},
+	} {
+		x.finding(f.Driver, "registration", f.ID, "found "+string(f.ID), "")
+	}
+	x.report.arrange()
+	var got []string
+	for _, f := range x.report.Findings {
+		got = append(got, f.Driver+" "+string(f.ID))
+	}
+	if want := []string{" plugins-registry-writable", "a driver-socket-missing", "b kubelet-refused"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+	for i, want := range []Check{{Driver: "a", Result: Skipped, Says: "because of driver-socket-missing"}, {Driver: "a", Result: Skipped, Says: "because of driver-socket-missing"}, {Driver: "a", Result: Skipped, Says: "because of driver-socket-missing"},
+		{Driver: "a", Result: Problem, Says: "found driver-socket-missing"}} {
+		want.Step = "registration"
+		if x.report.Checks[i] != want {
+			t.Errorf("%+v, want %+v", x.report.Checks[i], want)
 		}
 	}
 }
@@ -26,7 +152,6 @@ func TestFixAsText(t *testing.T) {
 	for want, f := range map[string]Fix{
 		"# check its contents first": note("check its contents first"),
 		"rm '/a b'":                  run("rm", "/a b"),
-		"true && echo x":             {Command: safetext.Run("true"), Then: []safetext.Command{safetext.Run("echo", "x")}},
 		`printf '%s\n' '[x]' > /y`:   write("/y", "[x]"),
 	} {
 		if f.String() != want || f.IsComment() != strings.HasPrefix(want, "#") {
@@ -42,7 +167,7 @@ func TestShippedDirectives(t *testing.T) {
 		if directive == "ListenStream" {
 			file = httpUnit
 		}
-		data, err := os.ReadFile(filepath.Join("../../systemd", file))
+		data, err := os.ReadFile(filepath.Join("../../../systemd", file))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -54,48 +179,18 @@ func TestShippedDirectives(t *testing.T) {
 	}
 }
 
-// The fix for one directive does not change other drop-ins, such as the one for root_dir.
-func TestRestoreChangesOneDirective(t *testing.T) {
+// A directive is restored by a drop-in of our own, and other people's files stay as they are.
+func TestOverrideOfADirective(t *testing.T) {
 	n := newNode(t)
 	dir := "etc/systemd/system/csi-registrar.service.d"
-	rootDir := "[Service]\nReadWritePaths=-/data\n"
-	n.write(dir+"/root-dir.conf", rootDir)
-	n.write(dir+"/watchdog.conf", "[Service]\nNice=5\n  WatchdogSec = 0\n")
-	n.units[serviceUnit]["DropInPaths"] = "/" + dir + "/root-dir.conf /" + dir + "/watchdog.conf"
-	n.units[serviceUnit]["WatchdogUSec"] = "infinity"
-	r := n.examine()
-	if len(r.Findings) != 1 || r.Findings[0].ID != WatchdogOff {
-		t.Fatalf("%+v", r.Findings)
-	}
-	fix := lines(r.Findings[0].Fix)
-	if strings.Contains(fix, "revert") || strings.Contains(fix, "root-dir") || !strings.Contains(fix, systemctl("restart", serviceUnit).String()) {
-		t.Errorf("%s", fix)
-	}
-	for _, f := range r.Findings[0].Fix {
-		if f.Command.Name != "sed" {
-			continue
-		}
-		line := strings.ReplaceAll(f.String(), " /etc", " "+n.root+"/etc")
-		if out, err := exec.CommandContext(t.Context(), "sh", "-c", line).CombinedOutput(); err != nil {
-			t.Fatalf("%s: %v\n%s", line, err, out)
-		}
-	}
-	for file, want := range map[string]string{"root-dir.conf": rootDir, "watchdog.conf": "[Service]\nNice=5\n"} {
-		data, err := os.ReadFile(n.path(dir, file))
-		if err != nil || string(data) != want {
-			t.Errorf("%s has %q, %v", file, data, err)
-		}
-	}
-}
-
-// If no drop-in has the directive, the unit file was replaced, and an override restores it.
-func TestRestoreOverridesAReplacedUnit(t *testing.T) {
-	n := newNode(t)
+	n.write(dir+"/store.conf", "[Service]\nNice=5\nFileDescriptorStoreMax=0\n")
+	n.units[serviceUnit]["DropInPaths"] = "/" + dir + "/store.conf"
 	n.units[serviceUnit]["FileDescriptorStoreMax"] = "0"
 	r := n.examine()
-	want := "printf '%s\\n' '[Service]' FileDescriptorStoreMax=4096 Environment=CSI_REGISTRAR_FDSTORE=4096 > " +
-		filepath.Dir(systemd.DropInFile) + "/zz-doctor-filedescriptorstoremax.conf"
-	if len(r.Findings) != 1 || !strings.Contains(lines(r.Findings[0].Fix), want) {
+	override := filepath.Dir(rootdir.DropInFile)
+	want := "mkdir -p " + override + "\nprintf '%s\\n' '[Service]' FileDescriptorStoreMax=4096 Environment=CSI_REGISTRAR_FDSTORE=4096 > " +
+		override + "/zz-doctor-filedescriptorstoremax.conf\nsystemctl daemon-reload\nsystemctl restart csi-registrar.service\n"
+	if len(r.Findings) != 1 || r.Findings[0].ID != "store-too-small" || lines(r.Findings[0].Fix) != strings.TrimSuffix(want, "\n") {
 		t.Errorf("%+v, expected %s", r.Findings, want)
 	}
 }
@@ -134,19 +229,81 @@ func TestFixRestartsTheServer(t *testing.T) {
 		"ExecMainStatus": "3", "ExecMainExitTimestamp": "Mon 2026-11-23 09:00:00 UTC", "NRestarts": "5"}
 	n.driver.stop()
 	n.restartDaemon()
+	n.write("usr/lib/systemd/system/csi-nfs.service", "[Service]\nExecStart=/usr/bin/nfs unix://"+n.socket()+"\n")
+	n.write("usr/lib/systemd/system/other.service", "[Unit]\nDescription=asks "+n.socket()+"\n")
 	n.status.Drivers[0].Server.PID, n.status.Drivers[0].Server.Unit = 4711, "csi-nfs.service"
 	f := n.examine().Findings[0]
-	if want := "csi-nfs.service is failed (failed), its last process ended with exit status 3 at Mon 2026-11-23 09:00:00 UTC, restarted 5 times"; f.ID != DriverSocketMissing || !strings.Contains(f.Found, want) {
+	if want := "csi-nfs.service is failed (failed), its last process ended with exit status 3 at Mon 2026-11-23 09:00:00 UTC, restarted 5 times"; f.ID != "driver-socket-missing" || !strings.Contains(f.Found, want) {
 		t.Errorf("%+v", f)
 	}
-	for _, want := range []string{"systemctl --no-pager status csi-nfs.service", "journalctl --no-pager -u csi-nfs.service -n 50", "systemctl restart csi-nfs.service"} {
+	for _, want := range []string{"systemctl --no-pager status csi-nfs.service", "journalctl --no-pager -u csi-nfs.service -n 20 --grep ", "systemctl restart --no-block csi-nfs.service"} {
 		if !strings.Contains(lines(f.Fix), want) {
 			t.Errorf("%s\nlacks %s", lines(f.Fix), want)
 		}
 	}
-	n.status.Drivers[0].Server.Unit, n.status.Drivers[0].Server.Pod, n.status.Drivers[0].Server.Container = "", "0d8e24c2-3f5c-4b1b-9d3c-2a6f0c8e7b11", "4f5d"
-	if fix := lines(n.examine().Findings[0].Fix); !strings.Contains(fix, "crictl logs --tail 50 4f5d") || !strings.Contains(fix, "crictl stop 4f5d") {
+	const pod = "0d8e24c2-3f5c-4b1b-9d3c-2a6f0c8e7b11"
+	n.mkdir(n.path("kubelet/pods/"+pod), 0o750)
+	n.status.Drivers[0].Server = status.Server{Pod: pod, Container: "4f5d"}
+	if fix := lines(n.examine().Findings[0].Fix); !strings.Contains(fix, "crictl ps --all --label io.kubernetes.pod.uid="+pod) || strings.Contains(fix, "4f5d") {
 		t.Errorf("%s", fix)
+	}
+}
+
+// The daemon cannot make root use a unit, a pod or a path that has nothing to do with the driver.
+func TestClaimsOfTheDaemonAreChecked(t *testing.T) {
+	n := newNode(t)
+	n.units["ssh.service"] = map[string]string{"ActiveState": "failed", "SubState": "failed"}
+	n.write("usr/lib/systemd/system/ssh.service", "[Service]\nExecStart=/usr/sbin/sshd\n")
+	n.write("shadow", "")
+	n.driver.stop()
+	n.restartDaemon()
+	for _, claim := range []status.Server{{PID: 1, Unit: "ssh.service"}, {Pod: "../../etc"}, {Pod: "1234", Container: "5678"}, {Pod: "-x"}} {
+		n.status.Drivers[0].Server = claim
+		n.status.Withdrawals = []status.Withdrawal{{Driver: name, RegistrationSocket: safetext.Claim(n.path("shadow")), Error: "x"}}
+		n.status.Stuck = []status.StuckCall{{Path: "/usr/ssh.service"}}
+		for _, f := range n.examine().Findings {
+			fix := lines(f.Fix)
+			for _, evil := range []string{"ssh.service", "etc/passwd", "1234", "5678", "-x ", "shadow", "umount"} {
+				if strings.Contains(fix, evil) {
+					t.Errorf("%+v: %s: %s", claim, f.ID, fix)
+				}
+			}
+		}
+	}
+	own := n.regSocket()
+	if err := os.WriteFile(own, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.status.Withdrawals[0].RegistrationSocket = safetext.Claim(own)
+	if all := fmt.Sprint(n.examine().Findings); !strings.Contains(all, "rm "+own) {
+		t.Errorf("its own socket: %s", all)
+	}
+}
+
+// A mount that the daemon calls dead is unmounted only if it does not answer here either.
+func TestStuckCall(t *testing.T) {
+	n := newNode(t)
+	dir := n.path("kubelet/plugins/dead")
+	n.mkdir(dir, 0o755)
+	n.write("proc/self/mountinfo", "21 1 8:1 / / rw - ext4 /dev/sda1 rw\n22 21 0:40 / "+dir+" rw - fuse server rw\n")
+	n.status.Stuck = []status.StuckCall{{Path: safetext.Claim(dir + "/x"), Since: time.Now()}}
+	if f := n.examine().Findings[0]; f.ID != "file-system-not-answering" || strings.Contains(lines(f.Fix), "umount") {
+		t.Errorf("it answers: %+v", f)
+	}
+	h, err := fake.MountHangFS(dir)
+	if err != nil {
+		t.Skip(err)
+	}
+	t.Cleanup(func() {
+		if err := h.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := h.Hang(); err != nil {
+		t.Fatal(err)
+	}
+	if f := n.examine().Findings[0]; !strings.Contains(f.Found, dir+", type fuse, from server") || !strings.Contains(lines(f.Fix), "umount --force --lazy "+dir) {
+		t.Errorf("%+v", f)
 	}
 }
 
@@ -160,9 +317,9 @@ func TestFixRestartsTheUnitWithTheSocket(t *testing.T) {
 	n.write("usr/lib/systemd/system/other.service", "[Service]\nExecStart=/usr/bin/nfs --endpoint=unix://"+n.socket()+"2\n[Unit]\nWants=/x"+n.socket()+"\n")
 	n.write("usr/lib/systemd/system/csi-registrar.service.d/a.conf", "# "+n.socket()+"\n")
 	n.write("usr/lib/systemd/system/csi@.service", "# "+n.socket()+"\n")
-	restart := "# the file of csi-nfs.service names this socket\nsystemctl --no-pager status csi-nfs.service\njournalctl --no-pager -u csi-nfs.service -n 50\nsystemctl restart csi-nfs.service\n"
+	restart := "# the file of csi-nfs.service names this socket\nsystemctl --no-pager status csi-nfs.service\njournalctl --no-pager -u csi-nfs.service -n 20 --grep 'error|warn|fail|fatal|panic|^[ewf][0-9]'\nsystemctl restart --no-block csi-nfs.service\n"
 	f := n.examine().Findings[0]
-	if f.ID != DriverSocketMissing || !strings.Contains(f.Found, "; csi-nfs.service is inactive (dead)") || !strings.HasPrefix(lines(f.Fix), restart) {
+	if f.ID != "driver-socket-missing" || !strings.Contains(f.Found, "; csi-nfs.service is inactive (dead)") || !strings.HasPrefix(lines(f.Fix), restart) {
 		t.Errorf("%+v", f)
 	}
 	n.remove(n.path("usr/lib/systemd/system/csi-nfs.service"))
@@ -184,10 +341,11 @@ func TestSocketOfTheUnitsUser(t *testing.T) {
 	n := newNode(t)
 	chown(t, n.socket(), 65123)
 	n.units["csi-nfs.service"] = map[string]string{"ActiveState": "active", "SubState": "running", "User": "65123"}
+	n.write("usr/lib/systemd/system/csi-nfs.service", "[Service]\nExecStart=/usr/bin/nfs unix://"+n.socket()+"\n")
 	n.restartDaemon()
 	n.status.Drivers[0].Server.PID, n.status.Drivers[0].Server.Unit = 4711, "csi-nfs.service"
 	f := n.examine().Findings[0]
-	if f.ID != DriverNotTrusted || strings.Contains(lines(f.Fix), "chown") || !strings.HasPrefix(lines(f.Fix), "# csi-nfs.service runs the driver as 65123\n") || !n.follow(f.Fix) {
+	if f.ID != "driver-not-trusted" || strings.Contains(lines(f.Fix), "chown") || !strings.HasPrefix(lines(f.Fix), "# csi-nfs.service runs the driver as 65123\n") || !n.follow(f.Fix) {
 		t.Fatalf("%+v", f)
 	}
 	if d, _ := config.Load(config.Source{Root: n.root}).Config.Driver(name); d.SocketOwner != "65123" {
@@ -231,28 +389,32 @@ func listensNearby(t *testing.T, dir string) {
 // Renaming a driver whose volumes are in use would leave them mounted forever.
 func TestNoRenameWithVolumesInUse(t *testing.T) {
 	n := newNode(t)
-	n.volume(podVolume, volData, 0)
-	n.mounted(podVolume + "/mount")
+	n.volume(volumeOfPod, volData, 0)
+	n.mounted(volumeOfPod + "/mount")
 	n.driver.set(func(f *fakeDriver) { f.name = "smb.csi.example.com" })
 	n.restartDaemon()
 	f := n.examine().Findings[0]
-	if f.ID != DriverNameMismatch || !strings.Contains(f.Found, "1 volume of "+name+" in use") || strings.Contains(lines(f.Fix), dropInPrefix) {
+	if f.ID != "driver-name-mismatch" || !strings.Contains(f.Found, "1 volume of "+name+" in use") || strings.Contains(lines(f.Fix), dropInPrefix) {
 		t.Errorf("%+v", f)
 	}
 }
 
-// Removing the label would help only one of the two drivers.
+// Removing the label would help only one of two drivers with different values.
 func TestTwoDriversWithOneTopologyKey(t *testing.T) {
 	n := newNode(t)
 	n.refuse = "detected topology value collision: driver reported \"topology.example.com/zone\":\"b\" but existing label is \"topology.example.com/zone\":\"a\""
 	n.restartDaemon()
 	n.status.Drivers[0].Topology = map[string]string{"topology.example.com/zone": "b"}
-	if fix := lines(n.examine().Findings[0].Fix); !strings.Contains(fix, "topology.example.com/zone- && csi-registrar reregister --force "+name) {
+	if fix := lines(n.examine().Findings[0].Fix); !strings.Contains(fix, "topology.example.com/zone-\n# when the label is gone, on this node: csi-registrar reregister --force "+name) {
 		t.Errorf("%s", fix)
 	}
 	other := n.status.Drivers[0]
 	other.Name = "smb.csi.example.com"
 	n.status.Drivers = append(n.status.Drivers, other)
+	if fix := lines(n.examine().Findings[0].Fix); !strings.Contains(fix, "kubectl label") {
+		t.Errorf("the same value: %s", fix)
+	}
+	n.status.Drivers[1].Topology = map[string]string{"topology.example.com/zone": "a"}
 	f := n.examine().Findings[0]
 	if strings.Contains(lines(f.Fix), "kubectl label") || !strings.Contains(f.Expected+lines(f.Fix), "smb.csi.example.com") {
 		t.Errorf("%+v", f)
@@ -267,7 +429,7 @@ func TestNoChmodBelowADirectoryOfAnotherUser(t *testing.T) {
 		t.Errorf("%s", fix)
 	}
 	chmod(t, n.rootDir, 0o777)
-	if f := n.examine().Findings[0]; f.ID != RegistryWritable || !f.Fix[0].IsComment() {
+	if f := n.examine().Findings[0]; f.ID != "plugins-registry-writable" || !f.Fix[0].IsComment() {
 		t.Errorf("%+v", f)
 	}
 }
@@ -282,7 +444,7 @@ func TestRegistryThatOthersCanReplace(t *testing.T) {
 		t.Fatalf("%+v", r.Findings)
 	}
 	f := r.Findings[0]
-	if f.ID != RegistryWritable || !strings.Contains(f.Found, n.rootDir+" may be written by its group or others (mode 0777)") {
+	if f.ID != "plugins-registry-writable" || !strings.Contains(f.Found, n.rootDir+" may be written by its group or others (mode 0777)") {
 		t.Errorf("%+v", f)
 	}
 	if fix := lines(f.Fix); fix != "chmod go-w "+n.rootDir {
@@ -307,7 +469,7 @@ func TestWritableRegistryHidesNoCause(t *testing.T) {
 		for _, f := range n.examine().Findings {
 			found = append(found, f.ID)
 		}
-		if !slices.Equal(found, []ID{RegistryWritable, KubeletWatchesDeleted}) {
+		if !slices.Equal(found, []ID{"plugins-registry-writable", "kubelet-watches-deleted"}) {
 			t.Errorf("%s: %v", open, found)
 		}
 		n.write("proc/812/fdinfo/9", "pos:\t0\nflags:\t02004000\n"+inotifyLine(t, n.registry()))
@@ -315,10 +477,10 @@ func TestWritableRegistryHidesNoCause(t *testing.T) {
 		for _, f := range n.examine().Findings {
 			found = append(found, f.ID)
 		}
-		if !slices.Equal(found, []ID{RegistryWritable, KubeletRefused}) {
+		if !slices.Equal(found, []ID{"plugins-registry-writable", "kubelet-refused"}) {
 			t.Errorf("%s: %v", open, found)
 		}
-		if !slices.ContainsFunc(n.examine().Checks, func(c Check) bool { return c.Step == StepFileSystem }) {
+		if !slices.ContainsFunc(n.examine().Checks, func(c Check) bool { return c.Step == "file system" }) {
 			t.Errorf("%s: the file system was not examined", open)
 		}
 	}
@@ -362,12 +524,30 @@ func TestRegistryOfAnotherUser(t *testing.T) {
 			n := newNode(t)
 			test.breaks(t, n)
 			r := n.examine()
-			if len(r.Findings) != 1 || r.Findings[0].ID != RegistryWritable {
+			f, ok := finding(r, "plugins-registry-writable")
+			if !ok || slices.ContainsFunc(r.Findings, func(f Finding) bool { return f.ID != "plugins-registry-writable" && f.ID != "plugins-registry-link" }) {
 				t.Fatalf("%+v", r.Findings)
 			}
-			if fix := lines(r.Findings[0].Fix); !strings.HasPrefix(fix, test.want) || strings.Contains(fix, "\n") {
+			if fix := lines(f.Fix); !strings.HasPrefix(fix, test.want) || strings.Contains(fix, "\n") {
 				t.Errorf("%s", fix)
 			}
 		})
+	}
+}
+
+// The kubelet takes each socket below plugins_registry for a registration socket.
+func TestDriverSocketBelowTheRegistry(t *testing.T) {
+	n := newNode(t)
+	n.driver.stop()
+	socket := filepath.Join(n.registry(), "own", "csi.sock")
+	n.mkdir(filepath.Dir(socket), 0o755)
+	n.driver.start(t, socket)
+	n.write("etc/csi-registrar/conf.d/60-nfs.toml", "[driver."+safetext.Quote(name)+"]\nsocket = "+safetext.Quote(socket)+"\n")
+	n.restartDaemon()
+	r := n.examine()
+	if len(r.Findings) > 0 || !slices.ContainsFunc(r.Checks, func(c Check) bool {
+		return c.Step == "registrars" && c.Result == Skipped && strings.Contains(c.Says, socket+" is below plugins_registry")
+	}) {
+		t.Errorf("%+v", r)
 	}
 }

@@ -60,7 +60,7 @@ func TestHostileCgroupName(t *testing.T) {
 		n.write("proc/812/cgroup", "0::"+cgroup+"\n")
 		n.remove(n.path("proc/812/fdinfo/9"))
 		r := n.examine()
-		if len(r.Findings) != 1 || r.Findings[0].Step != StepWatching || !strings.HasSuffix(lines(r.Findings[0].Fix), "\nsystemctl restart kubelet.service") {
+		if len(r.Findings) != 1 || r.Findings[0].Step != "watching" || !strings.HasSuffix(lines(r.Findings[0].Fix), "\nsystemctl restart kubelet.service") {
 			t.Errorf("%s: %+v", cgroup, r.Findings)
 		}
 	}
@@ -95,7 +95,7 @@ func TestNoChownOfALink(t *testing.T) {
 	}
 	n.restartDaemon()
 	r := n.examine()
-	if len(r.Findings) != 1 || r.Findings[0].Step != StepTrust || strings.Contains(lines(r.Findings[0].Fix), "chown") || r.Findings[0].Fix[0].String() != "rm "+n.socket() {
+	if len(r.Findings) != 1 || r.Findings[0].Step != "trust" || strings.Contains(lines(r.Findings[0].Fix), "chown") || r.Findings[0].Fix[0].String() != "rm "+n.socket() {
 		t.Errorf("%+v", r.Findings)
 	}
 }
@@ -185,7 +185,7 @@ func FuzzProcess(f *testing.F) {
 		}
 		x := &diagnosis{o: Options{Root: n.root}, pool: worker.NewPool()}
 		p.uids = []string{"0", "0", "0", "0"}
-		found, _ := x.findKubelets(t.Context(), []process{p})
+		found, _, _ := x.findKubelets(t.Context(), []process{p})
 		for _, k := range found {
 			if k.rootDir != "" && !filepath.IsAbs(k.rootDir) {
 				t.Errorf("root directory %q", k.rootDir)

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -37,19 +38,26 @@ func (k *kubelet) restart() Fix { return systemctl("restart", k.service()) }
 // A kubelet in a container or a snap counts only if its directory is the configured one, or one
 // that a distribution uses: its paths are not those of the node, and a malicious container could
 // otherwise make doctor print a root_dir of its choice.
-func (x *diagnosis) findKubelets(ctx context.Context, all []process) (found []kubelet, ignored []string) {
+//
+// A kubelet of another user whose directory is the configured one is rootless.
+func (x *diagnosis) findKubelets(ctx context.Context, all []process) (found, rootless []kubelet, ignored []string) {
 	for _, p := range all {
 		switch {
 		case !slices.Contains(distro.Processes(), p.comm):
-			continue
-		case !p.root():
-			ignored = append(ignored, p.String()+" is not a process of root")
 			continue
 		case p.inPod:
 			ignored = append(ignored, p.String()+" runs in a pod")
 			continue
 		}
 		dir, err := look(ctx, x, x.procPath(p.pid, "fd"), func() (string, error) { return rootDir(x.procPath(p.pid)) })
+		if !p.root() {
+			if k := (kubelet{p, dir, err}); err == nil && x.sameFile(ctx, x.seenBy(&k, dir), x.config.Config.Kubelet.RootDir) {
+				rootless = append(rootless, k)
+			} else {
+				ignored = append(ignored, p.String()+" is not a process of root")
+			}
+			continue
+		}
 		if p.confined && err == nil {
 			if dir = x.outside(ctx, p, dir); dir == "" {
 				ignored = append(ignored, p.String()+" has its own root file system")
@@ -58,7 +66,7 @@ func (x *diagnosis) findKubelets(ctx context.Context, all []process) (found []ku
 		}
 		found = append(found, kubelet{p, dir, err})
 	}
-	return found, ignored
+	return found, rootless, ignored
 }
 
 // unitOfKubelet returns the unit that runs a kubelet. It need not be that of its cgroup: with
@@ -74,11 +82,8 @@ func (x *diagnosis) unitOfKubelet(ctx context.Context, p process) string {
 			return parent.unit
 		}
 	}
-	if x.propertiesErr != nil { // systemd would not answer these questions either
-		return p.unit
-	}
 	for _, unit := range distro.Units() {
-		if show, _ := x.o.Units.Show(ctx, unit, "MainPID"); show["MainPID"] == strconv.Itoa(p.pid) {
+		if x.show(ctx, unit, "MainPID")["MainPID"] == strconv.Itoa(p.pid) {
 			return unit
 		}
 	}
@@ -97,27 +102,21 @@ func (x *diagnosis) outside(ctx context.Context, p process, dir string) string {
 	return ""
 }
 
-// installedKubelet returns the unit that should run the kubelet of this node, and how it ended, as
-// the rest of a sentence. It is the first known unit that is enabled, because packages of another
-// distribution may still be installed, or else the first one that exists.
-func (x *diagnosis) installedKubelet(ctx context.Context) (unit, ended string) {
-	if x.propertiesErr != nil { // systemd would not answer these questions either
-		return "kubelet.service", ""
-	}
+// installedKubelet returns the unit that should run the kubelet of this node. It is the first known
+// unit that is enabled, because packages of another distribution may still be installed, or else
+// the first one that exists.
+func (x *diagnosis) installedKubelet(ctx context.Context) (unit string) {
 	for _, u := range distro.Units() {
-		p, _ := x.o.Units.Show(ctx, u, "LoadState", "UnitFileState")
-		switch enabled := strings.HasPrefix(p["UnitFileState"], "enabled"); {
+		p := x.show(ctx, u, "LoadState", "UnitFileState")
+		switch {
 		case p["LoadState"] != "loaded":
-		case enabled:
-			return u, x.lastExit(ctx, u)
+		case strings.HasPrefix(p["UnitFileState"], "enabled"):
+			return u
 		case unit == "":
 			unit = u
 		}
 	}
-	if unit == "" {
-		return "kubelet.service", ""
-	}
-	return unit, x.lastExit(ctx, unit)
+	return cmp.Or(unit, "kubelet.service")
 }
 
 // maxSockets limits the list of Unix sockets in bytes: about 80,000 sockets.
@@ -127,16 +126,9 @@ const maxSockets = 8 << 20
 // (by default since v1.15), no matter which distribution, flag or file sets the directory. proc is
 // the kubelet's directory in /proc; only root can read its descriptors.
 func rootDir(proc string) (string, error) {
-	descriptors, err := os.ReadDir(filepath.Join(proc, "fd"))
+	sockets, err := socketsOf(proc)
 	if err != nil {
 		return "", err
-	}
-	var sockets []string
-	for _, d := range descriptors {
-		target, _ := os.Readlink(filepath.Join(proc, "fd", d.Name())) // an error: it was closed
-		if inode, ok := strings.CutPrefix(target, "socket:["); ok {
-			sockets = append(sockets, strings.TrimSuffix(inode, "]"))
-		}
 	}
 	list, err := readSome(filepath.Join(proc, "net/unix"), maxSockets)
 	if err != nil {
@@ -162,6 +154,41 @@ func rootDir(proc string) (string, error) {
 	}
 	// A path can contain a line break and so forge a line.
 	return "", fmt.Errorf("it listens in %d directories pod-resources", len(dirs))
+}
+
+// socketsOf returns the inodes of a process's sockets.
+func socketsOf(proc string) (inodes []string, err error) {
+	descriptors, err := os.ReadDir(filepath.Join(proc, "fd"))
+	for _, d := range descriptors {
+		target, _ := os.Readlink(filepath.Join(proc, "fd", d.Name())) // an error: it was closed
+		if inode, ok := strings.CutPrefix(target, "socket:["); ok {
+			inodes = append(inodes, strings.TrimSuffix(inode, "]"))
+		}
+	}
+	return inodes, err
+}
+
+// tcpPorts returns the TCP ports on which a process listens.
+func (x *diagnosis) tcpPorts(ctx context.Context, pid int) []string {
+	proc := x.procPath(pid)
+	// An error: it has ended, or is hidden.
+	ports, _ := look(ctx, x, proc, func() (ports []string, err error) {
+		inodes, err := socketsOf(proc)
+		for _, table := range []string{"net/tcp", "net/tcp6"} {
+			list, _ := readSome(filepath.Join(proc, table), maxSockets) // there may be no IPv6
+			for line := range strings.Lines(string(list)) {
+				// sl local_address rem_address st tx:rx tr:when retrnsmt uid timeout inode
+				fields := strings.Fields(line)
+				if len(fields) > 9 && fields[3] == "0A" && slices.Contains(inodes, fields[9]) {
+					_, port, _ := strings.Cut(fields[1], ":")
+					n, _ := strconv.ParseUint(port, 16, 16)
+					ports = append(ports, strconv.FormatUint(n, 10))
+				}
+			}
+		}
+		return ports, err
+	})
+	return ports
 }
 
 // procPath returns the path of a file of a process in /proc.

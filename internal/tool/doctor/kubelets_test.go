@@ -46,7 +46,7 @@ func TestFindKubelets(t *testing.T) {
 			if seen {
 				t.Error("init does not exist, but is seen")
 			}
-			found, _ := x.findKubelets(t.Context(), all)
+			found, _, _ := x.findKubelets(t.Context(), all)
 			if len(found) != 1 {
 				t.Fatalf("found %+v", found)
 			}
@@ -128,7 +128,7 @@ func TestKubeletsInContainersAreIgnored(t *testing.T) {
 	}
 	var others []string
 	for _, c := range r.Checks {
-		if c.Step == StepKubelet && c.Result == Skipped {
+		if c.Step == "kubelet" && c.Result == Skipped {
 			others = append(others, c.Says)
 		}
 	}
@@ -212,7 +212,7 @@ func TestKubeletsOfOthersDoNotChooseTheRootDirectory(t *testing.T) {
 			if text := fmt.Sprintf("%+v", r); strings.Contains(text, "evil") {
 				t.Error(text)
 			}
-			if !slices.ContainsFunc(r.Findings, func(f Finding) bool { return f.ID == NoKubelet }) {
+			if !slices.ContainsFunc(r.Findings, func(f Finding) bool { return f.ID == "no-kubelet" }) {
 				t.Errorf("%+v", r.Findings)
 			}
 		})
@@ -222,11 +222,11 @@ func TestKubeletsOfOthersDoNotChooseTheRootDirectory(t *testing.T) {
 // A volume that is mounted only in a mount namespace of the kubelet's own is not reported.
 func TestVolumeInTheMountNamespaceOfTheKubelet(t *testing.T) {
 	n := newNode(t)
-	n.volume(podVolume, volData, time.Hour)
-	target := n.path("kubelet", podVolume, "mount")
+	n.volume(volumeOfPod, volData, time.Hour)
+	target := n.path("kubelet", volumeOfPod, "mount")
 	const root = "21 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
 	n.write("proc/812/mountinfo", root+"30 21 0:1 / "+target+"-other rw - nfs x rw\n")
-	if r := n.examine(); len(r.Findings) != 1 || r.Findings[0].ID != VolumeNotMounted {
+	if r := n.examine(); len(r.Findings) != 1 || r.Findings[0].ID != "volume-not-mounted" {
 		t.Errorf("mounted nowhere: %+v", r.Findings)
 	}
 	n.write("proc/812/mountinfo", root+"30 21 0:1 / "+target+" rw - nfs x rw\n")
@@ -265,7 +265,7 @@ func TestKubeletBesideAServerWithoutAgent(t *testing.T) {
 	n.listens(300)
 	n.process(700, "kubelet", "0::/system.slice/rke2-agent.service")
 	n.listens(700, "/var/lib/kubelet")
-	if r := n.examine(); len(r.Findings) == 0 || r.Findings[0].ID != RootDirMismatch || !strings.Contains(r.Findings[0].Found, "pid 700") {
+	if r := n.examine(); len(r.Findings) == 0 || r.Findings[0].ID != "root-dir-mismatch" || !strings.Contains(r.Findings[0].Found, "pid 700") {
 		t.Errorf("%+v", r.Findings)
 	}
 }
@@ -296,6 +296,27 @@ func TestUnitOfAKubeletThatLeftItsCgroup(t *testing.T) {
 	}
 }
 
+// The kubelet of a node in a container, as of kind, is no second kubelet.
+func TestKubeletInAContainer(t *testing.T) {
+	n := newNode(t)
+	n.process(900, "kubelet", "0::/system.slice/x.scope")
+	n.listens(900, n.rootDir)
+	for pid, root := range map[int]string{812: n.root, 900: n.path("container")} {
+		n.rooted(pid, root)
+		own := filepath.Join(root, n.rootDir)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(own), 0o755), os.Symlink(n.rootDir, own)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := n.examine()
+	ignored := func(c Check) bool {
+		return c.Step == "kubelet" && c.Result == Skipped && strings.HasPrefix(c.Says, "another kubelet is ignored: kubelet (pid 900,")
+	}
+	if len(r.Findings) > 0 || !slices.ContainsFunc(r.Checks, ignored) {
+		t.Errorf("%+v", r)
+	}
+}
+
 // hangingSystemd does not answer, and counts how often it was asked.
 type hangingSystemd struct{ asked *int }
 
@@ -303,6 +324,8 @@ func (h hangingSystemd) Show(context.Context, string, ...string) (map[string]str
 	*h.asked++
 	return nil, errors.New("systemctl does not answer")
 }
+
+func (hangingSystemd) Journal(context.Context, string, ...string) []string { return nil }
 
 // Each question takes Systemctl its time limit, so doctor does not ask about every known unit.
 func TestHangingSystemdIsNotAskedForEachKubeletUnit(t *testing.T) {

@@ -12,21 +12,21 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"csi-registrar/internal/node/rootdir"
+	"csi-registrar/internal/sys/mountinfo"
 	"csi-registrar/internal/sys/safetext"
-	"csi-registrar/internal/sys/systemd"
-	"csi-registrar/internal/node/volumes"
 	"csi-registrar/internal/sys/worker"
 )
 
 // mountOf returns the mount that a path is on; the zero Mount if that is the root file system, or
 // not known.
-func (x *diagnosis) mountOf(ctx context.Context, file string) (m volumes.Mount) {
-	all, err := look(ctx, x, x.proc(), func() ([]volumes.Mount, error) { return volumes.Mounts(x.proc(), "self") })
+func (x *diagnosis) mountOf(ctx context.Context, file string) (m mountinfo.Mount) {
+	all, err := look(ctx, x, x.proc(), func() ([]mountinfo.Mount, error) { return mountinfo.Read(x.proc(), "self") })
 	if err != nil {
 		return m
 	}
 	for _, other := range all { // a later one covers an earlier one at the same point
-		if other.Point != "/" && systemd.Within(file, other.Point) && len(other.Point) >= len(m.Point) {
+		if other.Point != "/" && rootdir.Within(file, other.Point) && len(other.Point) >= len(m.Point) {
 			m = other
 		}
 	}
@@ -100,13 +100,17 @@ func unwritable(dir string) (string, error) {
 	if err := unix.Statfs(dir, &st); err != nil {
 		return "", &fs.PathError{Op: "statfs", Path: dir, Err: err}
 	}
+	return lacking(st), nil
+}
+
+func lacking(st unix.Statfs_t) string {
 	switch {
 	case st.Flags&unix.ST_RDONLY != 0:
-		return readOnly, nil
+		return readOnly
 	case st.Blocks > 0 && st.Bavail == 0 && st.Bfree == 0:
-		return "space", nil
+		return "space"
 	case st.Files > 0 && st.Ffree == 0:
-		return "inodes", nil
+		return "inodes"
 	}
-	return "", nil
+	return ""
 }

@@ -2,20 +2,22 @@ package doctor
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path"
 	"path/filepath"
+	"strconv"
 	"strings"
 
-	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/core/driver"
+	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/sys/unixsock"
 )
 
 const (
 	maxNearby  = 20   // sockets that are asked
-	maxEntries = 1000 // names that are read of a directory
+	maxEntries = 1000 // names of a directory that are looked at
 )
 
 // missing reports that a driver's socket does not exist, and where the driver listens instead, or
@@ -23,12 +25,18 @@ const (
 func (x *diagnosis) missing(ctx context.Context, d config.Driver, found string, last server) {
 	expected := "the driver runs and creates its socket there"
 	if other := x.nearby(ctx, d); other != "" {
-		x.problem(d.Name, StepSocket, DriverSocketMissing, found+"; the driver listens on "+safetext.Word(other), expected,
+		x.finding(d.Name, "socket", "driver-socket-missing", found+"; the driver listens on "+safetext.Word(other), expected,
 			x.setDriverKey(d.Name, "socket", safetext.Quote(other))...)
 		return
 	}
+	if last.unit != "" {
+		pid, _ := strconv.Atoi(x.show(ctx, last.unit, "MainPID")["MainPID"])
+		if ports := x.tcpPorts(ctx, pid); len(ports) > 0 {
+			found += fmt.Sprintf("; its process %d listens on TCP port %s: a driver's flag --endpoint must name a Unix socket", pid, strings.Join(ports, ", "))
+		}
+	}
 	fix := append(last.restart(), note("if it listens elsewhere: set socket in the table of the driver"))
-	x.problem(d.Name, StepSocket, DriverSocketMissing, found+last.ended, expected, fix...)
+	x.finding(d.Name, "socket", "driver-socket-missing", found+last.ended, expected, fix...)
 }
 
 // nearby returns a trusted socket near the configured one at which the driver answers; empty if
@@ -59,13 +67,15 @@ func socketsNear(socket string) (found []string) {
 	parent := path.Dir(dir)
 	shared := strings.Count(parent, "/") == 1 || parent == "/var/lib" || parent == "/var/run"
 	if parent != "/" {
-		for _, name := range names(parent) {
-			dirs = append(dirs, filepath.Join(parent, name))
+		entries, _ := os.ReadDir(parent)
+		for _, e := range entries[:min(len(entries), maxEntries)] {
+			dirs = append(dirs, filepath.Join(parent, e.Name()))
 		}
 	}
 	for i, d := range dirs {
-		for _, name := range names(d) {
-			file := filepath.Join(d, name)
+		entries, _ := os.ReadDir(d) // an error: it is no directory
+		for _, e := range entries[:min(len(entries), maxEntries)] {
+			file := filepath.Join(d, e.Name())
 			if i > 0 && (d == dir || shared && !strings.Contains(file, "csi")) {
 				continue
 			}
@@ -75,18 +85,4 @@ func socketsNear(socket string) (found []string) {
 		}
 	}
 	return found
-}
-
-// names returns the names in a directory, at most maxEntries; none if it cannot be read.
-func names(dir string) []string {
-	f, err := os.Open(dir)
-	if err != nil {
-		return nil
-	}
-	defer f.Close()
-	list, err := f.Readdirnames(maxEntries)
-	if err != nil {
-		return nil
-	}
-	return list
 }

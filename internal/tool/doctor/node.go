@@ -10,11 +10,12 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"csi-registrar/internal/node/distro"
+	"csi-registrar/internal/node/rootdir"
 	"csi-registrar/internal/sys/safetext"
-	"csi-registrar/internal/sys/systemd"
 	"csi-registrar/internal/sys/trust"
 	"csi-registrar/internal/sys/unixsock"
 )
@@ -23,19 +24,29 @@ import (
 func (x *diagnosis) kubelets(ctx context.Context) {
 	defer x.directory(ctx)
 	all, seen := x.processes(ctx)
-	found, ignored := x.findKubelets(ctx, all)
+	found, rootless, ignored := x.findKubelets(ctx, all)
+	x.runtimes = slices.DeleteFunc(all, func(p process) bool { return !slices.Contains(distro.Runtimes, p.comm) || !p.root() || p.inPod })
 	for _, why := range ignored[:min(len(ignored), 3)] {
-		x.checked("", StepKubelet, Skipped, "%s and is ignored", why)
+		x.checked("", "kubelet", Skipped, "%s and is ignored", why)
 	}
 	ours := x.config.Config.Kubelet.RootDir
 	switch {
 	case len(found) == 0 && !seen:
-		x.checked("", StepKubelet, Skipped, "other users' processes are not visible; run doctor as root, on the node itself")
+		x.checked("", "kubelet", Skipped, "other users' processes are not visible; run doctor as root, on the node itself")
 		return
 	case len(found) == 0:
-		unit, ended := x.installedKubelet(ctx)
-		x.problem("", StepKubelet, NoKubelet, "no kubelet runs on this node, nor a program that contains one ("+strings.Join(distro.Processes()[1:], ", ")+")"+ended,
-			"it runs: drivers are registered with it", systemctl("start", unit), logOf(unit))
+		for _, k := range rootless {
+			x.finding("", "kubelet", "kubelet-rootless", k.String()+" runs as another user than root, in a user namespace: the registration sockets refuse it",
+				"a kubelet of root", note("run node-driver-registrar beside each driver instead, in the user namespace of that kubelet"))
+		}
+		unit := x.installedKubelet(ctx)
+		ended, masked := x.lastExit(ctx, unit)
+		start := []Fix{systemctl("start", unit)}
+		if masked {
+			start = []Fix{systemctl("unmask", unit), run("systemctl", "enable", "--now", unit)}
+		}
+		x.finding("", "kubelet", "no-kubelet", "no kubelet runs on this node, nor a program that contains one ("+strings.Join(distro.Processes()[1:], ", ")+")"+ended,
+			"it runs: drivers are registered with it", append(start, logOf(unit))...)
 		return
 	}
 	// There are several where nodes are simulated or run in containers: select the one with the
@@ -56,18 +67,29 @@ func (x *diagnosis) kubelets(ctx context.Context) {
 	k := x.kubelet
 	k.unit = x.unitOfKubelet(ctx, k.process)
 	for i := range found {
-		if other := &found[i]; other != k {
-			x.checked("", StepKubelet, Skipped, "another kubelet is ignored: %s, root directory %s", other.process,
-				safetext.Word(cmp.Or(other.rootDir, "unknown")))
+		other := &found[i]
+		text := fmt.Sprintf("another kubelet is ignored: %s, root directory %s", other.process, safetext.Word(cmp.Or(other.rootDir, "unknown")))
+		switch {
+		case other == k:
+		case other.confined: // of a node in a container
+			x.checked("", "kubelet", Skipped, "%s", text)
+		default:
+			stop := run("kill", strconv.Itoa(other.pid))
+			if strings.HasSuffix(other.unit, ".service") && other.unit != k.unit {
+				stop = run("systemctl", "disable", "--now", other.unit)
+			}
+			x.finding("", "kubelet", "second-kubelet", text, "one kubelet, with which the drivers are registered", note("if it is left from another distribution"), stop)
 		}
 	}
 	switch {
+	case k.stopped:
+		x.finding("", "kubelet", "kubelet-frozen", k.String()+" is stopped by a signal, SIGSTOP: no volume is mounted or unmounted", "it runs", run("kill", "-CONT", strconv.Itoa(k.pid)))
 	case same >= 0:
-		x.checked("", StepKubelet, OK, "%s, root directory %s", k.process, safetext.Word(k.rootDir))
+		x.checked("", "kubelet", OK, "%s, root directory %s", k.process, safetext.Word(k.rootDir))
 	case k.rootDir == "":
-		x.checked("", StepKubelet, Skipped, "%s: its root directory is not known: %v", k.process, k.unknown)
+		x.checked("", "kubelet", Skipped, "%s: its root directory is not known: %v", k.process, k.unknown)
 	default:
-		x.problem("", StepKubelet, RootDirMismatch, fmt.Sprintf("%s has the root directory %s, but csi-registrar publishes below %s (%s)", k.process,
+		x.finding("", "kubelet", "root-dir-mismatch", fmt.Sprintf("%s has the root directory %s, but csi-registrar publishes below %s (%s)", k.process,
 			safetext.Word(k.rootDir), safetext.Word(ours), x.config.Origin("kubelet.root_dir")),
 			"root_dir = "+safetext.Quote(k.rootDir)+" under [kubelet]", x.setRootDir(k.rootDir)...)
 	}
@@ -99,30 +121,28 @@ func (x *diagnosis) setRootDir(dir string) []Fix {
 
 // directory checks plugins_registry itself.
 func (x *diagnosis) directory(ctx context.Context) {
-	if x.problemIn(StepKubelet) && x.kubelet != nil { // the kubelet uses another one
-		return
-	}
 	dir := x.registry()
 	shown := safetext.Word(dir)
 	at, err := x.stat(ctx, dir)
+	x.link(ctx, dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		x.problem("", StepDirectory, RegistryMissing, shown+" does not exist",
+		x.finding("", "plugins_registry", "plugins-registry-missing", shown+" does not exist",
 			"root_dir under [kubelet] is the kubelet's; it creates the directory when it starts, and watches it from then on",
 			x.kubelet.restart())
 	case errors.Is(err, fs.ErrPermission):
-		x.warning("", StepDirectory, NotRoot, shown+" cannot be examined: permission denied", "", asRoot)
+		x.finding("", "plugins_registry", "not-root", shown+" cannot be examined: permission denied", "", asRoot)
 	case err != nil:
 		where, fix := x.unreadable(ctx, dir, err)
-		x.problem("", StepDirectory, RegistryUnreadable, fmt.Sprintf("%s cannot be examined: %v%s", shown, err, where), "a directory on a file system that answers", fix...)
+		x.finding("", "plugins_registry", "plugins-registry-unreadable", fmt.Sprintf("%s cannot be examined: %v%s", shown, err, where), "a directory on a file system that answers", fix...)
 	case !at.IsDir():
-		x.problem("", StepDirectory, RegistryNotDirectory, shown+" is "+at.Kind(), "a directory", x.remove(ctx, dir, at), x.kubelet.restart())
+		x.finding("", "plugins_registry", "plugins-registry-not-directory", shown+" is "+at.Kind(), "a directory", append(x.remove(ctx, dir, at), x.kubelet.restart())...)
 	case at.Mode&0o022 != 0:
 		fix := note("make %s and all directories on its path writable for root only, then set the mode of %s to 0750", safetext.ShellWord(dir), safetext.ShellWord(dir))
 		if e, ok := errors.AsType[*trust.Error](x.trusted(ctx, dir)); ok && e.Command.Name == "chmod" && x.sameFile(ctx, e.Path, dir) {
 			fix = run("chmod", "0750", e.Path)
 		}
-		x.problem("", StepDirectory, RegistryWritable,
+		x.finding("", "plugins_registry", "plugins-registry-writable",
 			fmt.Sprintf("other users than root may write to %s (mode %04o): they could register any driver", shown, at.Mode&0o777),
 			"mode 0750", fix)
 		x.space(ctx, dir)
@@ -130,10 +150,32 @@ func (x *diagnosis) directory(ctx context.Context) {
 		if err := x.trusted(ctx, dir); err != nil {
 			x.replaceable(dir, err)
 		} else {
-			x.checked("", StepDirectory, OK, "%s", shown)
+			x.checked("", "plugins_registry", OK, "%s", shown)
 		}
 		x.space(ctx, dir)
 	}
+}
+
+// link reports that plugins_registry is a symbolic link, which the kubelet does not follow when it
+// looks for sockets at its start.
+func (x *diagnosis) link(ctx context.Context, dir string) {
+	target, err := look(ctx, x, dir, func() (string, error) {
+		if at, err := unixsock.Lstat(dir); err != nil || !at.IsLink() {
+			return "", err
+		}
+		return filepath.EvalSymlinks(dir)
+	})
+	if err != nil || target == "" {
+		return
+	}
+	unit := x.kubelet.service()
+	fix := []Fix{note("replace the link %s by a bind mount of %s, and restart the kubelet", safetext.ShellWord(dir), safetext.ShellWord(target))}
+	if x.rootOnly(ctx, dir) && x.trusted(ctx, target) == nil {
+		fix = []Fix{note("after a reboot the directory need not be a mount"), systemctl("stop", unit), run("rm", dir), run("mkdir", "-m", "0750", dir),
+			run("mount", "--bind", target, dir), systemctl("restart", serviceUnit), systemctl("start", unit)}
+	}
+	x.finding("", "plugins_registry", "plugins-registry-link", safetext.Word(dir)+" is a symbolic link to "+safetext.Word(target)+": a kubelet that starts does not find the sockets in it",
+		"a directory; csi-registrar reregister DRIVER helps until the next restart of the kubelet", fix...)
 }
 
 // trusted returns an error if users other than root can change a path, or a directory or link on
@@ -149,14 +191,14 @@ func (x *diagnosis) trusted(ctx context.Context, file string) error {
 func (x *diagnosis) replaceable(dir string, err error) {
 	untrusted, ok := errors.AsType[*trust.Error](err)
 	if !ok {
-		x.checked("", StepDirectory, Skipped, "who may replace %s is not known: %v", safetext.Word(dir), err)
+		x.checked("", "plugins_registry", Skipped, "who may replace %s is not known: %v", safetext.Word(dir), err)
 		return
 	}
 	fix := note("make all directories and links on the path of %s writable for root only", safetext.ShellWord(dir))
 	if c := untrusted.Command; c.Name != "" && c.Name != "rm" { // the kubelet needs a link
 		fix = Fix{Command: c}
 	}
-	x.problem("", StepDirectory, RegistryWritable,
+	x.finding("", "plugins_registry", "plugins-registry-writable",
 		fmt.Sprintf("%v: other users than root could replace %s, and register any driver", untrusted, safetext.Word(dir)),
 		"only root can change a directory on its path", fix)
 }
@@ -167,17 +209,17 @@ func (x *diagnosis) space(ctx context.Context, dir string) {
 	for _, d := range []string{dir, filepath.Join(x.o.Root, "run")} {
 		lacks, err := look(ctx, x, d, func() (string, error) { return unwritable(d) })
 		if err == nil && lacks == readOnly {
-			x.problem("", StepFileSystem, FileSystemReadOnly, fmt.Sprintf("the file system of %s is read-only: no registration socket can be created", safetext.Word(d)),
+			x.finding("", "file system", "file-system-read-only", fmt.Sprintf("the file system of %s is read-only: no registration socket can be created", safetext.Word(d)),
 				"it is writable", x.remount(ctx, d)...)
 			return
 		}
 		if err == nil && lacks != "" {
-			x.problem("", StepFileSystem, FileSystemFull, fmt.Sprintf("the file system of %s has no %s left: no registration socket can be created", safetext.Word(d), lacks),
+			x.finding("", "file system", "file-system-full", fmt.Sprintf("the file system of %s has no %s left: no registration socket can be created", safetext.Word(d), lacks),
 				"space and inodes are free", run("df", "-h", d), run("df", "-i", d), note("remove files that are not needed from that file system"))
 			return
 		}
 	}
-	x.checked("", StepFileSystem, OK, "writable, with space and inodes left")
+	x.checked("", "file system", OK, "writable, with space and inodes left")
 }
 
 // remount mounts the file system of a directory writable.
@@ -185,7 +227,8 @@ func (x *diagnosis) remount(ctx context.Context, dir string) []Fix {
 	point := cmp.Or(x.mountOf(ctx, dir).Point, "/")
 	fix := []Fix{run("findmnt", "--target", dir), note("if dmesg shows no error of the disk: repair that first")}
 	if x.rootOnly(ctx, point) {
-		return append(fix, run("mount", "-o", "remount,rw", point), systemctl("restart", serviceUnit))
+		// The mount can be read-only, or its file system; the line that does not apply may fail.
+		return append(fix, run("mount", "-o", "remount,bind,rw", point), run("mount", "-o", "remount,rw", point), systemctl("restart", serviceUnit))
 	}
 	return append(fix, note("mount %s writable by hand: another user can change a directory on its path", safetext.ShellWord(point)))
 }
@@ -193,7 +236,7 @@ func (x *diagnosis) remount(ctx context.Context, dir string) []Fix {
 // watching checks that the kubelet watches the directory in which we publish. Once that is removed,
 // the kubelet never looks for it again (kubelet v1.36).
 func (x *diagnosis) watching(ctx context.Context) {
-	if x.kubelet == nil || x.kubelet.rootDir == "" || x.problemIn(StepKubelet, StepDirectory) {
+	if x.kubelet == nil || x.kubelet.rootDir == "" {
 		return
 	}
 	dir, restart := safetext.Word(x.registry()), x.kubelet.restart()
@@ -202,31 +245,40 @@ func (x *diagnosis) watching(ctx context.Context) {
 	})
 	switch {
 	case err != nil:
-		x.checked("", StepWatching, Skipped, "the watches of the kubelet cannot be read: %v", err)
+		x.checked("", "watching", Skipped, "the watches of the kubelet cannot be read: %v", err)
 	case answer == watched:
-		x.checked("", StepWatching, OK, "the kubelet watches %s", dir)
+		x.checked("", "watching", OK, "the kubelet watches %s", dir)
 	case answer == nothing:
-		x.problem("", StepWatching, KubeletNotWatching,
-			fmt.Sprintf("%s watches no directory at all: it has just started, or hangs in its start", x.kubelet.process),
+		x.finding("", "watching", "kubelet-not-watching",
+			fmt.Sprintf("%s is not watching yet: it has just started, or waits for its container runtime%s", x.kubelet.process, x.runtimeState(ctx)),
 			"it watches "+dir, note("after 10 seconds, if doctor still reports this"), restart)
 	case x.covered(ctx) != "":
 		point := x.covered(ctx)
-		x.problem("", StepWatching, RegistryCovered,
+		x.finding("", "watching", "plugins-registry-covered",
 			fmt.Sprintf("%s does not watch %s but a directory that was there before: the mount at %s covers it", x.kubelet.process, dir, safetext.Word(point)),
 			"the kubelet watches the directory that is there now: the file system is mounted before the kubelet starts",
 			note("if the mount is intended, otherwise unmount %s", safetext.ShellWord(point)), restart, systemctl("restart", serviceUnit))
 	default:
-		x.problem("", StepWatching, KubeletWatchesDeleted,
+		x.finding("", "watching", "kubelet-watches-deleted",
 			fmt.Sprintf("%s does not watch %s but a directory that was there before and is deleted", x.kubelet.process, dir),
 			"it watches the directory that is there now; only its restart can do that", restart)
 	}
+}
+
+// runtimeState returns the state of container runtimes that do not run, as the rest of a sentence.
+func (x *diagnosis) runtimeState(ctx context.Context) (state string) {
+	for _, unit := range []string{"containerd.service", "crio.service", "docker.service"} {
+		ended, _ := x.lastExit(ctx, unit)
+		state += ended
+	}
+	return state
 }
 
 // covered returns the mount point that the kubelet's directory is on; empty if it is on the root
 // file system, or if the directory that the kubelet watches is deleted.
 func (x *diagnosis) covered(ctx context.Context) string {
 	m := x.mountOf(ctx, x.registry())
-	if systemd.Within(m.Point, path.Clean(x.config.Config.Kubelet.RootDir)) {
+	if rootdir.Within(m.Point, path.Clean(x.config.Config.Kubelet.RootDir)) {
 		return m.Point
 	}
 	return ""

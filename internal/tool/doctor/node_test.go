@@ -3,6 +3,7 @@ package doctor
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -11,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -24,13 +26,14 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/core/control"
 	"csi-registrar/internal/core/driver"
-	"csi-registrar/internal/test/fake"
+	"csi-registrar/internal/node/config"
+	"csi-registrar/internal/node/rootdir"
 	"csi-registrar/internal/node/status"
-	"csi-registrar/internal/sys/systemd"
+	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/sys/worker"
+	"csi-registrar/internal/test/fake"
 )
 
 const name = "nfs.csi.example.com"
@@ -60,11 +63,18 @@ func (o once) Close()                 {}
 
 type units map[string]map[string]string
 
-func (u units) Show(_ context.Context, unit string, _ ...string) (map[string]string, error) {
-	if p, ok := u[unit]; ok {
-		return maps.Clone(p), nil
+func (u units) Show(_ context.Context, unit string, properties ...string) (map[string]string, error) {
+	p, ok := u[unit]
+	if !ok {
+		p = map[string]string{"LoadState": "not-found", "ActiveState": "inactive"}
 	}
-	return map[string]string{"LoadState": "not-found", "ActiveState": "inactive"}, nil
+	p = maps.Clone(p)
+	maps.DeleteFunc(p, func(name, _ string) bool { return !slices.Contains(properties, name) })
+	return p, nil
+}
+
+func (u units) Journal(_ context.Context, unit string, _ ...string) []string {
+	return strings.Split(u[unit]["journal"], "\n")
 }
 
 // newNode creates a healthy node.
@@ -147,7 +157,7 @@ func (n *node) volume(dir, data string, age time.Duration) (path string) {
 	if data != "no data" {
 		n.write(dir+"/vol_data.json", data)
 		at := time.Now().Add(-age)
-		if err := os.Chtimes(n.path(dir, "vol_data.json"), at, at); err != nil {
+		if err := errors.Join(os.Chtimes(n.path(dir, "vol_data.json"), at, at), os.Chtimes(n.path(dir), at, at)); err != nil {
 			n.t.Fatal(err)
 		}
 	}
@@ -209,7 +219,7 @@ func (n *node) restartDaemon() {
 		return
 	}
 	res := config.Load(config.Source{Root: n.root})
-	n.status = status.Document{Version: "1", StartedAt: time.Now().Add(-time.Hour), PluginsRegistry: res.Config.Kubelet.PluginsRegistry()}
+	n.status = status.Document{Version: "1", StartedAt: time.Now().Add(-time.Hour), PluginsRegistry: safetext.Claim(res.Config.Kubelet.PluginsRegistry())}
 	if len(res.Errors) > 0 {
 		n.status.ConfigError = res.Errors.Error()
 	}
@@ -221,7 +231,7 @@ func (n *node) restartDaemon() {
 
 // register returns the status of a driver and publishes its registration socket if it is ready.
 func (n *node) register(d config.Driver) status.Driver {
-	st := status.Driver{Name: d.Name, Socket: d.Socket, Endpoint: d.Endpoint, State: status.Disabled,
+	st := status.Driver{Name: d.Name, Socket: safetext.Claim(d.Socket), Endpoint: safetext.Claim(d.Endpoint), State: status.Disabled,
 		Driver: status.Absent, Registration: status.None, Since: time.Now().Add(-time.Minute)}
 	if !d.Enabled {
 		return st
@@ -233,16 +243,16 @@ func (n *node) register(d config.Driver) status.Driver {
 	connection.Timeout = limit * 2 / 3
 	c := driver.New(connection,
 		driver.Options{Log: slog.New(slog.DiscardHandler), Hints: make(once, 1), Pool: worker.NewPool()})
-	r := c.Ask(ctx, nil)
+	r := c.Ask(ctx, driver.Due, nil)
 	c.Close()
 	st.Driver, st.Reason = r.Driver, r.Reason
-	path := filepath.Join(n.status.PluginsRegistry, d.Name+"-reg.sock")
+	path := filepath.Join(string(n.status.PluginsRegistry), d.Name+"-reg.sock")
 	switch _, err := os.Lstat(path); {
 	case r.Driver != status.Ready || n.holdReg:
 	case err == nil:
 		st.Registration, st.Reason = status.Conflict, path+" is another program's"
 	default:
-		st.Registration, st.RegistrationSocket = status.Registered, path
+		st.Registration, st.RegistrationSocket = status.Registered, safetext.Claim(path)
 		st.RegisteredAt, st.LastGetInfoAt = time.Now(), time.Now()
 		if n.refuse != "" {
 			st.Registration, st.KubeletError, st.RegisteredAt = status.Refused, n.refuse, time.Time{}
@@ -312,18 +322,24 @@ func (n *node) follow(fix []Fix) bool {
 		words := strings.Fields(line)
 		switch {
 		case f.IsComment():
-		case strings.Contains(line, systemd.DropInFile):
+		case strings.Contains(line, rootdir.DropInFile):
 			service["ReadWritePaths"] += " " + config.Load(config.Source{Root: n.root}).Config.Kubelet.RootDir
 			done = true
 		case strings.Contains(line, "zz-doctor-filedescriptorstoremax"):
 			service["FileDescriptorStoreMax"] = "512"
+		case strings.Contains(line, "zz-doctor-user"):
+			service["Result"] = "success"
+		case line == "kill -CONT 812":
+			n.process(812, "kubelet", "0::/system.slice/kubelet.service")
+			done = true
 		case strings.Contains(line, "zz-doctor-execstart"):
+			service["LoadState"] = "loaded"
 			service["ExecStart"] = "/usr/bin/csi-registrar run --keep-sockets"
 		case strings.Contains(line, "zz-doctor-watchdogsec"):
 			service["WatchdogUSec"] = "20s"
 		case strings.Contains(line, "zz-doctor-listenstream"):
 			n.units[httpUnit]["Listen"] = "127.0.0.1:9809 (Stream)"
-		case strings.Contains(line, filepath.Dir(systemd.DropInFile)), strings.Contains(line, httpUnit+".d"), words[0] == "journalctl", line == "systemctl daemon-reload", strings.HasPrefix(line, "systemctl --no-pager status "):
+		case strings.Contains(line, filepath.Dir(rootdir.DropInFile)), strings.Contains(line, httpUnit+".d"), words[0] == "journalctl", line == "csi-registrar config check", line == "systemctl daemon-reload", strings.HasPrefix(line, "systemctl --no-pager status "):
 		case strings.HasPrefix(line, "systemctl unmask"):
 			service["LoadState"] = "loaded"
 		case strings.HasPrefix(line, "systemctl reset-failed"):
@@ -354,7 +370,7 @@ func (n *node) follow(fix []Fix) bool {
 
 func isShell(word string) bool {
 	switch word {
-	case "rm", "chmod", "chown", "mkdir", "printf":
+	case "rm", "chmod", "chown", "mkdir", "mv", "printf", "sed":
 		return true
 	}
 	return false

@@ -54,7 +54,7 @@ func (x *diagnosis) plugins(ctx context.Context) map[string][]plugin {
 		return p
 	}) {
 		// bind comes before listen
-		if errors.Is(p.err, syscall.ECONNREFUSED) && time.Since(p.made) > kubeletRound {
+		if errors.Is(p.err, syscall.ECONNREFUSED) && time.Since(p.made).Abs() > kubeletRound {
 			x.stale = append(x.stale, p)
 		}
 		if p.Type == registerapi.CSIPlugin {
@@ -91,13 +91,13 @@ func (x *diagnosis) staleSockets(ctx context.Context) {
 				continue // it is checked with its driver
 			}
 		}
-		x.warning("", StepRegistrars, PluginSocketStale, "nobody listens on "+safetext.Word(p.path)+": the kubelet keeps trying to connect",
-			"it is removed: the program that created it has ended, and removes it at its next start", x.remove(ctx, p.path, unixsock.File{}))
+		x.finding("", "registrars", "plugin-socket-stale", "nobody listens on "+safetext.Word(p.path)+": the kubelet keeps trying to connect",
+			"it is removed: the program that created it has ended, and removes it at its next start", x.remove(ctx, p.path, unixsock.File{})...)
 	}
 }
 
 // conflicts reports sockets that serve the driver and are not ours.
-func (x *diagnosis) conflicts(ctx context.Context, d config.Driver, own string, ours bool) bool {
+func (x *diagnosis) conflicts(ctx context.Context, d config.Driver, own string, ours bool) {
 	var whose []string
 	var fix []Fix
 	for _, p := range x.served[d.Name] {
@@ -115,12 +115,11 @@ func (x *diagnosis) conflicts(ctx context.Context, d config.Driver, own string, 
 		}
 	}
 	if len(whose) == 0 {
-		return false
+		return
 	}
-	x.problem(d.Name, StepRegistrars, AnotherRegistrar, "another registrar serves this driver: "+strings.Join(whose[:min(len(whose), 5)], "; "),
+	x.finding(d.Name, "registrars", "another-registrar", "another registrar serves this driver: "+strings.Join(whose[:min(len(whose), 5)], "; "),
 		"only csi-registrar serves it: the kubelet refuses a second registrar, and deregisters the driver when either of them ends",
 		append(fix, note("or let the other one register it: set enabled = false in the table of the driver"))...)
-	return true
 }
 
 // stopListener stops an unknown program that listens on a socket.

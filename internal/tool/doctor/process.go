@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -9,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"csi-registrar/internal/node/cgroup"
 	"csi-registrar/internal/sys/safetext"
@@ -16,7 +18,7 @@ import (
 )
 
 // process is a running process, as /proc shows it. A process can choose all values except pid and
-// uids; unit was validated.
+// uids; unit, pod and container were validated.
 type process struct {
 	pid       int
 	parent    int      // its pid; 0 if not known
@@ -26,6 +28,7 @@ type process struct {
 	pod       string // the UID of the pod that it belongs to
 	container string // and the ID of its container
 	inPod     bool   // it runs in a pod, even if pod is empty
+	stopped   bool   // by a signal: SIGSTOP
 	confined  bool   // its root directory is not the node's, as far as it is known
 }
 
@@ -72,7 +75,8 @@ func readProcess(root, dir string, pid int) (process, error) {
 	node, nodeErr := unixsock.Stat(root)
 	parent, _ := strconv.Atoi(strings.Join(statusOf(proc, "PPid:"), ""))
 	return process{pid: pid, parent: parent, comm: strings.TrimSpace(string(comm)), uids: statusOf(proc, "Uid:"),
-		unit: server.Unit, pod: server.Pod, container: server.Container, inPod: cgroup.InPod(group),
+		stopped: slices.Equal(statusOf(proc, "State:"), []string{"T", "(stopped)"}),
+		unit:    server.Unit, pod: server.Pod, container: server.Container, inPod: cgroup.InPod(group),
 		confined: ownErr == nil && nodeErr == nil && own.FileID != node.FileID}, err
 }
 
@@ -97,6 +101,22 @@ func statusOf(status, name string) []string {
 		}
 	}
 	return nil
+}
+
+// runsFor returns how long a process has run; 0 if that is not known.
+func (x *diagnosis) runsFor(pid int) time.Duration {
+	stat, _ := readSome(x.procPath(pid, "stat"), maxProcFile)
+	uptime, _ := readSome(filepath.Join(x.proc(), "uptime"), maxProcFile)
+	// Its name, in parentheses, can contain anything (proc_pid_stat(5)); starttime is field 22.
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	now, _, _ := strings.Cut(string(uptime), " ")
+	seconds, err := strconv.ParseFloat(now, 64)
+	if err != nil || len(fields) < 20 {
+		return 0
+	}
+	const ticks = 100 // a second, on all architectures that Go supports
+	started, _ := strconv.ParseFloat(fields[19], 64)
+	return time.Duration((seconds - started/ticks) * float64(time.Second))
 }
 
 // root reports whether a process runs as root: all four uids must be 0. (The owner of /proc/PID

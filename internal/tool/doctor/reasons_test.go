@@ -4,12 +4,15 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"csi-registrar/internal/node/status"
-	"csi-registrar/internal/node/volumes"
+	"csi-registrar/internal/sys/mountinfo"
 	"csi-registrar/internal/sys/worker"
 )
 
@@ -24,6 +27,7 @@ func TestHostnameOverride(t *testing.T) {
 		n := newNode(t)
 		n.write("proc/812/cmdline", cmdline)
 		n.status.Drivers[0].RefusedChange = "the driver's topology changed"
+		n.status.Drivers[0].Topology = map[string]string{"topology.example.com/zone": "b"}
 		r := n.examine()
 		if len(r.Findings) != 1 {
 			t.Fatalf("%+v", r.Findings)
@@ -46,38 +50,39 @@ func TestReasonsOfStatus(t *testing.T) {
 		"topology": {func(d *status.Document) {
 			d.Drivers[0].Topology = map[string]string{"topology.example.com/zone": "b"}
 			d.Drivers[0].RefusedChange, d.Drivers[0].Reason = "the driver's topology changed", "the driver's topology changed"
-		}, TopologyChanged, "topology changed", "topology.example.com/zone- && csi-registrar reregister --force " + name},
+		}, "topology-changed", "topology changed", "topology.example.com/zone-\n# when the label is gone, on this node: csi-registrar reregister --force " + name},
 		"topology of two drivers": {func(d *status.Document) {
 			d.Drivers[0].Topology = map[string]string{"topology.example.com/zone": "b"}
 			d.Drivers[0].RefusedChange = "the driver's topology changed"
-			d.Drivers = append(d.Drivers, status.Driver{Name: "smb.csi.example.com", Topology: d.Drivers[0].Topology})
-		}, TopologyChanged, "topology changed", "would refuse smb.csi.example.com instead"},
+			d.Drivers = append(d.Drivers, status.Driver{Name: "smb.csi.example.com", Topology: map[string]string{"topology.example.com/zone": "a"}})
+		}, "topology-changed", "topology changed", "would refuse smb.csi.example.com instead"},
 		"damped": {func(d *status.Document) {
 			d.Drivers[0].DampedUntil, d.Drivers[0].Reason = time.Now().Add(time.Minute), "changed 10 times"
-		}, RegistrationDamped, "changed 10 times", "csi-registrar reregister " + name},
+		}, "registration-damped", "changed 10 times", "csi-registrar reregister " + name},
 		"no room": {func(d *status.Document) {
 			d.Drivers[0].NotKept = "cannot keep it: the descriptor store of systemd is full (1 of 1)"
-		}, RegistrationNotKept, "is full (1 of 1)", "Environment=CSI_REGISTRAR_FDSTORE=4096"},
+		}, "registration-not-kept", "is full (1 of 1)", "Environment=CSI_REGISTRAR_FDSTORE=4096"},
 		"no permission": {func(d *status.Document) {
 			d.Drivers[0].Driver, d.Drivers[0].Reason = status.Absent, "no permission to connect to /x as uid 0: see CAP_DAC_OVERRIDE in csi-registrar.service(8)"
-		}, DriverSocketForbidden, "as uid 0", "CapabilityBoundingSet=CAP_DAC_OVERRIDE"},
+		}, "driver-socket-forbidden", "as uid 0", "CapabilityBoundingSet=CAP_DAC_OVERRIDE"},
 		"restarts": {func(d *status.Document) {
 			d.Drivers[0].DriverRestarts, d.Drivers[0].Reason = 3, "the driver restarted 3 times within 10m0s"
 			d.Drivers[0].Server = status.Server{PID: 5, Unit: "csi-nfs.service"}
-		}, DriverRestarting, "restarted 3 times", "journalctl --no-pager -u csi-nfs.service"},
-		"not kept": {func(d *status.Document) { d.Drivers[0].NotKept = "the store is full" }, RegistrationNotKept, "the store is full", "systemctl restart csi-registrar.service"},
-		"link":     {func(d *status.Document) { d.Drivers[0].Reason = "the link points elsewhere" }, StatusReason, "the link points elsewhere", "journalctl"},
+		}, "driver-restarting", "restarted 3 times", "journalctl --no-pager -u csi-nfs.service"},
+		"not kept": {func(d *status.Document) { d.Drivers[0].NotKept = "the store is full" }, "registration-not-kept", "the store is full", "systemctl restart csi-registrar.service"},
+		"link":     {func(d *status.Document) { d.Drivers[0].Reason = "the link points elsewhere" }, "registration-change-failing", "the link points elsewhere", "journalctl"},
 		"not ready": {func(d *status.Document) {
 			d.Drivers[0].Driver, d.Drivers[0].Reason = status.Starting, "the driver is not ready, its registration is kept: it is silent"
 			d.Drivers[0].Server = status.Server{PID: 5, Unit: "csi-nfs.service"}
-		}, StatusReason, "it is silent", "journalctl --no-pager -u csi-nfs.service"},
-		"polling": {func(d *status.Document) { d.Polling = "too many open files" }, ChangesPolled, "too many open files", "sysctl fs.inotify"},
+		}, "driver-not-ready-for-daemon", "it is silent", "journalctl --no-pager -u csi-nfs.service"},
+		"polling": {func(d *status.Document) { d.Polling = "too many open files" }, "changes-polled", "too many open files", "sysctl fs.inotify"},
 		"stuck": {func(d *status.Document) { d.Stuck = []status.StuckCall{{Path: "/mnt/dead/x", Since: time.Now()}} },
-			FileSystemNotAnswering, "/mnt/dead, type fuse, from server", "umount --force --lazy /mnt/dead"},
+			"file-system-not-answering", "the file system of /mnt/dead/x has not returned", "journalctl"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			n := newNode(t)
 			n.write("proc/self/mountinfo", "21 1 8:1 / / rw - ext4 /dev/sda1 rw\n22 21 0:40 / /mnt/dead rw - fuse server rw\n")
+			n.write("usr/lib/systemd/system/csi-nfs.service", "[Service]\nExecStart=/usr/bin/nfs unix://"+n.socket()+"\n")
 			c.shows(&n.status)
 			r := n.examine()
 			if len(r.Findings) != 1 || r.Findings[0].ID != c.id || !strings.Contains(r.Findings[0].Found, c.found) || !strings.Contains(lines(r.Findings[0].Fix), c.fix) {
@@ -89,11 +94,11 @@ func TestReasonsOfStatus(t *testing.T) {
 
 func TestStoppedDaemonWithVolumesInUse(t *testing.T) {
 	n := newNode(t)
-	n.volume(podVolume, volData, 0)
-	n.mounted(podVolume + "/mount")
+	n.volume(volumeOfPod, volData, 0)
+	n.mounted(volumeOfPod + "/mount")
 	n.down()
 	n.units[serviceUnit]["ActiveState"] = "inactive"
-	if f := n.examine().Findings[0]; f.ID != UnitStopped || !strings.Contains(f.Found, "1 volume in use, which the kubelet cannot unmount") {
+	if f := n.examine().Findings[0]; f.ID != "unit-stopped" || !strings.Contains(f.Found, "1 volume in use, which the kubelet cannot unmount") {
 		t.Errorf("%+v", f)
 	}
 }
@@ -106,7 +111,7 @@ func TestDirectoryBelowAMount(t *testing.T) {
 	n.write("proc/812/fdinfo/9", inotifyLine(t, other))
 	n.write("proc/self/mountinfo", "21 1 8:1 / / rw - ext4 /dev/sda1 rw\n22 21 8:1 /x "+n.rootDir+" rw - ext4 /dev/sda1 rw\n")
 	f := n.examine().Findings[0]
-	if f.ID != RegistryCovered || !strings.Contains(f.Found, "the mount at "+n.rootDir) || strings.Contains(lines(f.Fix), "reregister") {
+	if f.ID != "plugins-registry-covered" || !strings.Contains(f.Found, "the mount at "+n.rootDir) || strings.Contains(lines(f.Fix), "reregister") {
 		t.Errorf("%+v", f)
 	}
 }
@@ -117,22 +122,22 @@ func TestMountOfAPath(t *testing.T) {
 		"22 21 0:40 / /mnt/a\\040b rw shared:1 master:2 - nfs4 server:/x\\134y rw\n"+
 		"23 22 0:41 / /mnt/a\\040b/c rw - fuse.sshfs host:/ rw\nnonsense\n")
 	x := &diagnosis{o: Options{Root: n.root}, pool: worker.NewPool()}
-	b := volumes.Mount{ID: "22", Parent: "21", Device: "0:40", Root: "/", Point: "/mnt/a b", Type: "nfs4", Source: `server:/x\y`}
-	c := volumes.Mount{ID: "23", Parent: "22", Device: "0:41", Root: "/", Point: "/mnt/a b/c", Type: "fuse.sshfs", Source: "host:/"}
-	for file, want := range map[string]volumes.Mount{"/mnt/a b/c/d": c, "/mnt/a b": b, "/mnt/a bc": {}, "/run": {}} {
+	b := mountinfo.Mount{ID: "22", Parent: "21", Device: "0:40", Root: "/", Point: "/mnt/a b", Shared: "1", Master: "2", Type: "nfs4", Source: `server:/x\y`}
+	c := mountinfo.Mount{ID: "23", Parent: "22", Device: "0:41", Root: "/", Point: "/mnt/a b/c", Type: "fuse.sshfs", Source: "host:/"}
+	for file, want := range map[string]mountinfo.Mount{"/mnt/a b/c/d": c, "/mnt/a b": b, "/mnt/a bc": {}, "/run": {}} {
 		if m := x.mountOf(t.Context(), file); m != want {
 			t.Errorf("%s is on %+v", file, m)
 		}
 	}
 }
 
-// The kubelet reduces a limit that is too high, so it is only a warning.
+// The kubelet reduces a limit that is too high.
 func TestVolumeLimitTooHigh(t *testing.T) {
 	n := newNode(t)
 	n.driver.set(func(f *fakeDriver) { f.max = math.MaxInt32 + 1 })
 	r := n.examine()
-	if len(r.Findings) != 1 || r.Findings[0].ID != VolumeLimitInvalid || !r.Healthy {
-		t.Errorf("%+v", r.Findings)
+	if len(r.Findings) != 0 || !slices.ContainsFunc(r.Checks, func(c Check) bool { return strings.Contains(c.Says, "at most 2147483648 volumes") }) {
+		t.Errorf("%+v", r)
 	}
 }
 
@@ -146,6 +151,26 @@ func TestHangingFindsNothing(t *testing.T) {
 	for _, file := range []string{dir, dir + "/none/x", dir + "/b/c"} {
 		if name := x.hanging(t.Context(), file); name != "" {
 			t.Errorf("%s hangs at %s", file, name)
+		}
+	}
+}
+
+// A file system is full when even root finds no block, or no inode. One without a limit shows
+// none.
+func TestLacking(t *testing.T) {
+	for _, c := range []struct {
+		st   unix.Statfs_t
+		want string
+	}{
+		{unix.Statfs_t{Blocks: 9, Bfree: 1, Bavail: 1, Files: 9, Ffree: 1}, ""},
+		{unix.Statfs_t{Flags: unix.ST_RDONLY, Blocks: 9}, readOnly},
+		{unix.Statfs_t{Blocks: 9, Files: 9, Ffree: 1}, "space"},
+		{unix.Statfs_t{Blocks: 9, Bfree: 1, Files: 9, Ffree: 1}, ""}, // reserved for root
+		{unix.Statfs_t{Blocks: 9, Bfree: 1, Bavail: 1, Files: 9}, "inodes"},
+		{unix.Statfs_t{}, ""},
+	} {
+		if got := lacking(c.st); got != c.want {
+			t.Errorf("%+v: %q, want %q", c.st, got, c.want)
 		}
 	}
 }

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/url"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -14,8 +16,8 @@ import (
 
 	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/node/rootdir"
-	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/sys/systemd"
 	"csi-registrar/internal/sys/unixsock"
 )
@@ -23,72 +25,72 @@ import (
 // kubeletRound is the time in which a kubelet that watches the directory calls a new socket.
 const kubeletRound = 5 * time.Second
 
+// kubeletStart is the time in which a kubelet that has started, and watches the directory, calls
+// the sockets that were there before.
+const kubeletStart = 15 * time.Second
+
 // registration checks the registration socket, and looks for other registrars of the driver.
 func (x *diagnosis) registration(ctx context.Context, d config.Driver) {
 	own := filepath.Join(x.registry(), rootdir.SocketName(d.Name))
 	st, _ := x.daemon.Driver(d.Name)
 	ours := slices.Contains([]status.RegistrationState{status.Published, status.Registered, status.Refused}, st.Registration)
+	x.conflicts(ctx, d, own, ours)
 	switch {
-	case x.conflicts(ctx, d, own, ours):
-	case x.explained(d.Name): // a second finding would distract from the cause
-		result := Problem
-		if st.State == string(status.Registered) {
-			result = Warning
-		}
-		x.checked(d.Name, StepRegistration, result, "%s", x.stateText(st))
 	case !x.daemon.runs():
-		x.checked(d.Name, StepRegistration, Skipped, "the daemon does not run, or does not answer")
+		x.checked(d.Name, "registration", Skipped, "the daemon does not run, or does not answer")
 	case strings.Contains(st.Reason, "CAP_DAC_OVERRIDE"): // which doctor has, so it could connect
-		x.problem(d.Name, StepRegistration, DriverSocketForbidden, "the daemon reports "+x.stateText(st),
+		x.finding(d.Name, "registration", "driver-socket-forbidden", "the daemon reports "+x.stateText(st),
 			"the daemon, which is root without capabilities, may connect to the socket",
 			append([]Fix{note("or have the driver create the socket, and its directory, so that root can use them by their modes")},
-				writeDropIn(path.Join(path.Dir(systemd.DropInFile), "zz-doctor-dac-override.conf"), "[Service]", "CapabilityBoundingSet=CAP_DAC_OVERRIDE")...)...)
+				writeDropIn(path.Join(path.Dir(rootdir.DropInFile), "zz-doctor-dac-override.conf"), "[Service]", "CapabilityBoundingSet=CAP_DAC_OVERRIDE")...)...)
 	case st.Registration == status.Conflict:
 		fix := stopListener(own)
 		at, err := look(ctx, x, own, func() (unixsock.File, error) { return unixsock.Lstat(own) })
+		found := "the daemon reports a conflict: " + safetext.Quote(st.Reason)
 		if err == nil && !at.IsSocket() {
-			fix = []Fix{x.remove(ctx, own, at)}
+			found, fix = safetext.Word(own)+" is "+at.Kind()+", so the daemon leaves it alone", x.remove(ctx, own, at)
 		}
-		x.problem(d.Name, StepRegistration, RegistrationConflict, "the daemon reports a conflict: "+safetext.Quote(st.Reason),
+		x.finding(d.Name, "registration", "registration-conflict", found,
 			safetext.Word(own)+" is ours", fix...)
 	case !ours:
-		x.problem(d.Name, StepRegistration, RegistrationNotPublished, "the driver answers correctly, but the daemon reports "+x.stateText(st),
+		x.finding(d.Name, "registration", "registration-not-published", "the driver answers correctly, but the daemon reports "+x.stateText(st),
 			"the daemon publishes it", reregister(d), logOf(serviceUnit))
 	default:
-		before := len(x.report.Findings)
 		x.published(ctx, d, own, st)
-		if len(x.report.Findings) == before {
-			x.reasons(ctx, d, st)
-		}
+		x.reasons(ctx, d, st)
 	}
 }
 
 // reasons reports the warnings that status shows for a driver with a correct registration.
 func (x *diagnosis) reasons(ctx context.Context, d config.Driver, st status.Driver) {
 	warning := func(id ID, found, expected string, fix ...Fix) {
-		x.warning(d.Name, StepRegistration, id, found, expected, fix...)
+		x.finding(d.Name, "registration", id, found, expected, fix...)
 	}
 	if st.NotKept != "" {
 		fix := []Fix{systemctl("restart", serviceUnit)}
 		if strings.Contains(st.NotKept, systemd.ErrStoreFull.Error()) {
 			fix = override(serviceUnit, "Service", "FileDescriptorStoreMax")
 		}
-		warning(RegistrationNotKept, "the registration would not survive a restart of the daemon: "+safetext.Quote(st.NotKept),
+		warning("registration-not-kept", "the registration would not survive a restart of the daemon: "+safetext.Quote(st.NotKept),
 			"systemd keeps the registration socket", append([]Fix{logOf(serviceUnit)}, fix...)...)
 	}
 	switch {
 	case st.RefusedChange != "":
-		expected, fix := x.topologyRefusal(d, st)
-		warning(TopologyChanged, safetext.Quote(st.RefusedChange), expected, fix...)
+		expected, fix := x.topologyRefusal(ctx, d, st)
+		warning("topology-changed", safetext.Quote(st.RefusedChange), expected, fix...)
 	case !st.DampedUntil.IsZero():
-		warning(RegistrationDamped, "changes of the registration are delayed until "+st.DampedUntil.Local().Format(time.DateTime)+", because there were too many: "+safetext.Quote(st.Reason),
+		warning("registration-damped", "changes of the registration are delayed until "+clock(st.DampedUntil)+", because there were too many: "+safetext.Quote(st.Reason),
 			"the driver always reports the same", append(x.serverOf(ctx, d.Name, process{}).log(), reregister(d))...)
 	case st.DriverRestarts >= status.ManyRestarts:
-		warning(DriverRestarting, "the daemon reports "+x.stateText(st), "the driver ends only when it is stopped; this warning ends 10 minutes after its last restarts",
+		warning("driver-restarting", "the daemon reports "+x.stateText(st), "the driver ends only when it is stopped; this warning ends 10 minutes after its last restarts",
 			x.serverOf(ctx, d.Name, process{}).log()...)
-	case st.Reason != "":
-		warning(StatusReason, "the daemon reports "+x.stateText(st), "it reports nothing",
+	case st.Registration == status.Registered && st.Driver != status.Ready:
+		warning("driver-not-ready-for-daemon", "the driver answers doctor, but the daemon reports "+x.stateText(st), "the daemon asks again within 30 seconds, and the driver answers",
 			append(x.serverOf(ctx, d.Name, process{}).log(), logOf(serviceUnit))...)
+	case st.Registration == status.Registered && !x.daemon.Kubelet.EndedAt.IsZero():
+	case st.Reason != "":
+		warning("registration-change-failing", "the registration is as the kubelet knows it, but the daemon reports "+safetext.Quote(st.Reason), "the daemon does what the files say; it tries again by itself",
+			logOf(serviceUnit))
 	}
 }
 
@@ -96,12 +98,18 @@ func (x *diagnosis) reasons(ctx context.Context, d config.Driver, st status.Driv
 // longer configured, and below an earlier root_dir.
 func (x *diagnosis) withdrawals(ctx context.Context) {
 	for _, w := range x.daemon.Withdrawals {
-		fix := []Fix{logOf(serviceUnit)}
-		if at, err := x.stat(ctx, w.RegistrationSocket); err == nil {
-			fix = append(fix, x.remove(ctx, w.RegistrationSocket, at))
+		own, err := rootdir.SocketPath(x.registry(), w.Driver)
+		if err != nil || !x.selected(w.Driver) {
+			continue
 		}
-		x.problem(w.Driver, StepRegistration, WithdrawalFailing,
-			fmt.Sprintf("the daemon cannot withdraw the registration socket %s: %s", safetext.Word(w.RegistrationSocket), safetext.Quote(w.Error)),
+		fix := []Fix{logOf(serviceUnit)}
+		if path := w.RegistrationSocket.Checked(func(path string) bool { return path == own }); path != "" {
+			if at, err := x.stat(ctx, path); err == nil {
+				fix = append(fix, x.remove(ctx, path, at)...)
+			}
+		}
+		x.finding(w.Driver, "registration", "withdrawal-failing",
+			fmt.Sprintf("the daemon cannot withdraw the registration socket %s: %s", w.RegistrationSocket, safetext.Quote(w.Error)),
 			"it is removed: the driver is disabled, or root_dir was changed", fix...)
 	}
 }
@@ -110,52 +118,56 @@ func reregister(d config.Driver) Fix { return run("csi-registrar", "reregister",
 
 func (x *diagnosis) stateText(st status.Driver) string {
 	switch {
-	case !x.daemon.runs():
-		return "the daemon does not run"
 	case st.State == "":
 		return "the daemon does not know the driver"
 	case st.Reason == "":
-		return st.State
+		return safetext.Word(st.State)
 	}
-	return st.State + ": " + safetext.Quote(st.Reason)
+	return safetext.Word(st.State) + ": " + safetext.Quote(st.Reason)
 }
 
 // published checks a registration socket that the daemon reports as published.
 func (x *diagnosis) published(ctx context.Context, d config.Driver, own string, st status.Driver) {
-	shown, again, restart := safetext.Word(own), reregister(d), systemctl("restart", serviceUnit)
+	shown, again, faulty := safetext.Word(own), reregister(d), ""
 	problem := func(id ID, found, expected string, fix ...Fix) {
-		x.problem(d.Name, StepRegistration, id, found, expected, fix...)
+		x.finding(d.Name, "registration", id, found, expected, fix...)
 	}
 	p, err := x.getInfo(ctx, own)
-	announced, _ := x.config.Config.Kubelet.Announced(d)
-	waiting := st.Registration == status.Published && time.Since(st.Since) > kubeletRound
+	waited := time.Since(st.Since).Abs() // the clock can have been set back since
+	since, waiting := "it was created", st.Registration == status.Published && waited > kubeletRound
+	ended := x.daemon.Kubelet.EndedAt
+	if st.Registration == status.Registered && !ended.IsZero() && x.kubelet != nil {
+		waited = min(time.Since(ended).Abs(), x.runsFor(x.kubelet.pid))
+		since, waiting = "the start of "+x.kubelet.String(), waited > kubeletStart
+	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		problem(RegistrationSocketMissing,
-			fmt.Sprintf("the daemon reports %s, but there is no %s here: does it see another file system?", st.State, shown), "the socket exists", restart)
+		faulty = "there is no " + shown + ": does the daemon see another file system?"
 	case errors.Is(err, syscall.ECONNREFUSED):
-		problem(RegistrationSocketStale, "nobody listens on "+shown, "the daemon listens there", again)
+		faulty = "nobody listens on " + shown
 	case err != nil:
-		problem(RegistrationNotAnswering,
-			fmt.Sprintf("%s does not answer GetInfo within %v, the kubelet's own limit: %s", shown, socketTimeout, safetext.Quote(err.Error())),
-			"it answers at once", again, restart)
-	case p.Name != d.Name || p.Endpoint != announced:
-		problem(RegistrationWrong, fmt.Sprintf("%s reports %s at %s to the kubelet", shown, safetext.Word(p.Name), safetext.Word(p.Endpoint)),
-			fmt.Sprintf("it reports %s at %s", d.Name, safetext.Word(announced)), again)
+		faulty = fmt.Sprintf("%s does not answer GetInfo within %v, the kubelet's own limit: %s", shown, socketTimeout, safetext.Quote(err.Error()))
+	case p.Name != d.Name || p.Endpoint != d.Endpoint:
+		faulty = fmt.Sprintf("%s reports %s at %s to the kubelet", shown, safetext.Word(p.Name), safetext.Word(p.Endpoint))
+	}
+	switch {
+	case faulty != "":
+		problem("registration-socket-faulty", "the daemon reports "+safetext.Word(st.State)+", but "+faulty,
+			fmt.Sprintf("it answers at once with %s at %s", d.Name, safetext.Word(d.Endpoint)), again, systemctl("restart", serviceUnit))
 	case st.Registration == status.Refused:
-		expected, fix := x.refusal(d, st)
-		problem(KubeletRefused, "the kubelet refused the driver: "+safetext.Quote(st.KubeletError), expected, fix...)
-	case waiting && st.LastGetInfoAt.IsZero():
-		problem(KubeletNotAsking, fmt.Sprintf("the kubelet has not asked %s since it was created, %v ago", shown, time.Since(st.Since).Round(time.Second)),
+		expected, fix := x.refusal(ctx, d, st)
+		problem("kubelet-refused", "the kubelet refused the driver: "+safetext.Quote(st.KubeletError), expected, fix...)
+	case waiting && !st.LastGetInfoAt.After(ended):
+		problem("kubelet-not-asking", fmt.Sprintf("the kubelet has not asked %s since %s, %v ago", shown, since, waited.Round(time.Second)),
 			"it asks within about a second; only its restart helps if it does not watch the directory", again, x.kubelet.restart(), logOf(x.kubelet.service()))
 	case waiting:
-		problem(KubeletNotConfirming, "the kubelet has asked, but neither confirmed nor refused the driver",
+		problem("kubelet-not-confirming", "the kubelet has asked, but neither confirmed nor refused the driver",
 			"it does so within the time of the driver's NodeGetInfo",
 			run("journalctl", "--no-pager", "-u", x.kubelet.service(), "-n", "50", "--grep", "csi"), again)
 	case st.RegisteredAt.IsZero():
-		x.checked(d.Name, StepRegistration, OK, "%s", st.State)
+		x.checked(d.Name, "registration", OK, "%s", safetext.Word(st.State))
 	default:
-		x.checked(d.Name, StepRegistration, OK, "%s, confirmed by the kubelet %s", st.State, st.RegisteredAt.Local().Format(time.DateTime))
+		x.checked(d.Name, "registration", OK, "%s, confirmed by the kubelet %s", safetext.Word(st.State), clock(st.RegisteredAt))
 	}
 }
 
@@ -172,15 +184,35 @@ var refusals = []struct {
 	{[]string{""}, "the kubelet accepts it; it retries by itself, at most 2 minutes later", "fix the cause that the kubelet names first"},
 }
 
+// apiServer returns the address of the API server in the kubelet's kubeconfig, and that file; nil
+// if it is not known.
+func (x *diagnosis) apiServer(ctx context.Context) (*url.URL, string) {
+	file := x.kubeletFlag("kubeconfig")
+	if !path.IsAbs(file) {
+		return nil, ""
+	}
+	text, err := look(ctx, x, file, func() ([]byte, error) { return readSome(x.seenBy(x.kubelet, file), maxProcFile) })
+	m := regexp.MustCompile(`(?m)^\s*server: *["']?(https?://[^\s"']+)`).FindSubmatch(text)
+	if err != nil || m == nil {
+		return nil, ""
+	}
+	server, _ := url.Parse(string(m[1])) // nil after an error
+	return server, file
+}
+
 // refusal explains the kubelet's error. The error only selects one of our texts.
-func (x *diagnosis) refusal(d config.Driver, st status.Driver) (expected string, fix []Fix) {
+func (x *diagnosis) refusal(ctx context.Context, d config.Driver, st status.Driver) (expected string, fix []Fix) {
 	text := strings.ToLower(st.KubeletError)
 	if strings.Contains(text, "topolog") {
-		return x.topologyRefusal(d, st)
+		return x.topologyRefusal(ctx, d, st)
 	}
 	i := 0
 	for !slices.ContainsFunc(refusals[i].words, func(w string) bool { return strings.Contains(text, w) }) {
 		i++ // the last row has the empty word, which every error has
+	}
+	if server, file := x.apiServer(ctx); server != nil && strings.Contains(text, strings.ToLower(server.Host)) {
+		return "the kubelet reaches the API server, by its kubeconfig " + safetext.Quote(server.String()),
+			[]Fix{note("if that address is wrong: correct server: in %s, then run", safetext.ShellWord(file)), x.kubelet.restart()}
 	}
 	return refusals[i].expected, []Fix{logOf(x.kubelet.service()), note("%s", refusals[i].fix), reregister(d)}
 }

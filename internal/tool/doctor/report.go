@@ -62,154 +62,70 @@ type Plugin struct {
 	CreatedAt time.Time `json:"created_at,omitzero"`
 }
 
-// Step is a check. Steps are in the order of cause and effect: a problem in an earlier one explains
-// those in later ones.
-type Step int
+// Step is a check; csi-registrar-json(5) has the list.
+type Step string
 
-// The steps.
-const (
-	StepConfiguration Step = iota
-	StepFileSystem
-	StepKubelet
-	StepDirectory
-	StepUnit
-	StepSandbox
-	StepDaemon
-	StepWatching
-	StepSocket
-	StepTrust
-	StepEndpoint
-	StepPluginInfo
-	StepProbe
-	StepNodeInfo
-	StepRegistrars
-	StepRegistration
-	StepStore
-	StepWatchdog
-	StepHTTP
-	StepVolumes
-	steps // the number of steps
-)
-
-// stepNames are the steps' names in documents; a test expects one for each.
-var stepNames = [steps]string{
-	StepConfiguration: "configuration",
-	StepFileSystem:    "file system",
-	StepKubelet:       "kubelet",
-	StepDirectory:     "plugins_registry",
-	StepUnit:          "unit",
-	StepSandbox:       "sandbox",
-	StepDaemon:        "daemon",
-	StepWatching:      "watching",
-	StepSocket:        "socket",
-	StepTrust:         "trust",
-	StepEndpoint:      "endpoint",
-	StepPluginInfo:    "GetPluginInfo",
-	StepProbe:         "Probe",
-	StepNodeInfo:      "NodeGetInfo",
-	StepRegistrars:    "registrars",
-	StepRegistration:  "registration",
-	StepStore:         "descriptor store",
-	StepWatchdog:      "watchdog",
-	StepHTTP:          "http",
-	StepVolumes:       "volumes",
-}
-
-// String returns the name.
-func (s Step) String() string { return stepNames[s] }
-
-// MarshalText returns the name.
-func (s Step) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
-
-// ID identifies a kind of finding. It is a heading of troubleshooting.md, where the states of
+// ID identifies a kind of finding. It is a heading of findings.md, where the states of
 // drivers are headings, too; no ID is the name of a state.
 type ID string
 
-// The ids. csi-registrar-json(5) lists them.
-const (
-	ConfigurationUnreadable ID = "configuration-unreadable"
-	ConfigurationError      ID = "configuration-error"
-	ConfigurationHidden     ID = "configuration-hidden"
-	ConfigurationNotLoaded  ID = "configuration-not-loaded"
-	NoDriverConfigured      ID = "no-driver-configured"
-	DriverNotConfigured     ID = "driver-not-configured"
-	DriverDisabled          ID = "driver-disabled"
-	NotRoot                 ID = "not-root"
-
-	NoKubelet             ID = "no-kubelet"
-	RootDirMismatch       ID = "root-dir-mismatch"
-	RootDirNotWritable    ID = "root-dir-not-writable"
-	RegistryMissing       ID = "plugins-registry-missing"
-	RegistryUnreadable    ID = "plugins-registry-unreadable"
-	RegistryNotDirectory  ID = "plugins-registry-not-directory"
-	RegistryWritable      ID = "plugins-registry-writable"
-	RegistryCovered       ID = "plugins-registry-covered"
-	FileSystemFull        ID = "file-system-full"
-	FileSystemReadOnly    ID = "file-system-read-only"
-	KubeletNotWatching    ID = "kubelet-not-watching"
-	KubeletWatchesDeleted ID = "kubelet-watches-deleted"
-
-	SystemdNotAnswering    ID = "systemd-not-answering"
-	UnitMasked             ID = "unit-masked"
-	UnitMissing            ID = "unit-missing"
-	UnitNotLoaded          ID = "unit-not-loaded"
-	UnitFailed             ID = "unit-failed"
-	UnitStopped            ID = "unit-stopped"
-	UnitRestarting         ID = "unit-restarting"
-	UnitNotEnabled         ID = "unit-not-enabled"
-	UnitChanged            ID = "unit-changed"
-	DaemonNotRunning       ID = "daemon-not-running"
-	DaemonNotAnswering     ID = "daemon-not-answering"
-	ChangesPolled          ID = "changes-polled"
-	FileSystemNotAnswering ID = "file-system-not-answering"
-	StoreTooSmall          ID = "store-too-small"
-	SocketsNotKept         ID = "sockets-not-kept"
-	WatchdogOff            ID = "watchdog-off"
-	HTTPOpen               ID = "http-open"
-
-	DriverSocketMissing    ID = "driver-socket-missing"
-	DriverSocketUnreadable ID = "driver-socket-unreadable"
-	DriverSocketNotSocket  ID = "driver-socket-not-socket"
-	DriverSocketStale      ID = "driver-socket-stale"
-	DriverSocketHidden     ID = "driver-socket-hidden"
-	DriverNotAccepting     ID = "driver-not-accepting"
-	DriverConnectionFailed ID = "driver-connection-failed"
-	DriverNotTrusted       ID = "driver-not-trusted"
-	DriverNotAnswering     ID = "driver-not-answering"
-	DriverMethodMissing    ID = "driver-method-missing"
-	DriverCallFailed       ID = "driver-call-failed"
-	DriverNameEmpty        ID = "driver-name-empty"
-	DriverNameMismatch     ID = "driver-name-mismatch"
-	DriverNotReady         ID = "driver-not-ready"
-	NodeIDInvalid          ID = "node-id-invalid"
-	TopologyInvalid        ID = "topology-invalid"
-	VolumeLimitInvalid     ID = "volume-limit-invalid"
-	EndpointUnusable       ID = "endpoint-unusable"
-
-	AnotherRegistrar          ID = "another-registrar"
-	PluginSocketStale         ID = "plugin-socket-stale"
-	RegistrationConflict      ID = "registration-conflict"
-	RegistrationNotPublished  ID = "registration-not-published"
-	RegistrationSocketMissing ID = "registration-socket-missing"
-	RegistrationSocketStale   ID = "registration-socket-stale"
-	RegistrationNotAnswering  ID = "registration-not-answering"
-	RegistrationWrong         ID = "registration-wrong"
-	WithdrawalFailing         ID = "withdrawal-failing"
-	RegistrationDamped        ID = "registration-damped"
-	RegistrationNotKept       ID = "registration-not-kept"
-	TopologyChanged           ID = "topology-changed"
-	DriverSocketForbidden     ID = "driver-socket-forbidden"
-	DriverRestarting          ID = "driver-restarting"
-	StatusReason              ID = "status-reason"
-	KubeletRefused            ID = "kubelet-refused"
-	KubeletNotAsking          ID = "kubelet-not-asking"
-	KubeletNotConfirming      ID = "kubelet-not-confirming"
-
-	VolumeDataBroken  ID = "volume-data-broken"
-	VolumeDataMissing ID = "volume-data-missing"
-	VolumeNotMounted  ID = "volume-not-mounted"
-	VolumeStillStaged ID = "volume-still-staged"
+// Findings of the same effect.
+var (
+	wrongFiles = []ID{"configuration-unreadable", "configuration-error", "configuration-hidden",
+		"driver-not-configured", "driver-disabled"}
+	noSpace      = []ID{"file-system-full", "file-system-read-only"}
+	wrongKubelet = []ID{"root-dir-mismatch", "no-kubelet"}
+	noDirectory  = []ID{"plugins-registry-missing", "plugins-registry-unreadable", "plugins-registry-not-directory"}
+	noUnit       = []ID{"unit-masked", "unit-missing", "unit-not-loaded", "unit-failed", "unit-stopped", "unit-restarting"}
+	noDaemon     = []ID{"daemon-not-running", "daemon-not-answering", "configuration-not-loaded"}
+	noWatch      = []ID{"kubelet-not-watching", "plugins-registry-covered", "kubelet-watches-deleted"}
+	noDriver     = []ID{"driver-socket-hidden", "driver-socket-missing", "driver-socket-unreadable",
+		"driver-socket-not-socket", "driver-socket-stale", "driver-not-accepting", "driver-connection-failed",
+		"driver-not-trusted", "endpoint-unusable", "driver-not-answering", "driver-method-missing",
+		"driver-call-failed", "driver-name-empty", "driver-name-mismatch", "driver-not-ready",
+		"node-id-invalid", "topology-invalid", "volume-limit-invalid", "another-registrar"}
+	noRegistration = []ID{"driver-socket-forbidden", "registration-conflict", "registration-not-published",
+		"registration-socket-faulty", "kubelet-refused", "kubelet-not-asking", "kubelet-not-confirming"}
+	unregistered = slices.Concat(wrongFiles, noSpace, wrongKubelet, noDirectory, []ID{"kubelet-frozen",
+		"plugins-registry-link"}, noUnit, []ID{"root-dir-not-writable"}, noDaemon, noWatch, noDriver)
 )
+
+// kind is what some findings have in common.
+type kind struct {
+	severity    Result
+	ids         []ID
+	explainedBy []ID // findings of the node or of the same driver that hide these
+}
+
+// kinds are all findings in the order in which they are reported: problems before warnings, causes
+// before effects. csi-registrar-json(5) and findings.md have this order, too.
+var kinds = []kind{
+	{Problem, wrongFiles, nil},
+	{Problem, []ID{"root-dir-mismatch"}, nil},
+	{Problem, noSpace, []ID{"root-dir-mismatch"}},
+	{Problem, []ID{"kubelet-rootless", "no-kubelet", "kubelet-frozen"}, nil},
+	{Problem, []ID{"plugins-registry-link"}, []ID{"root-dir-mismatch"}},
+	{Problem, noDirectory, []ID{"root-dir-mismatch"}},
+	{Problem, []ID{"plugins-registry-writable"}, []ID{"root-dir-mismatch"}},
+	{Problem, noUnit, nil},
+	{Problem, []ID{"root-dir-not-writable"}, wrongKubelet},
+	{Problem, noDaemon, slices.Concat([]ID{"configuration-unreadable"}, noUnit)},
+	{Problem, noWatch, slices.Concat(wrongKubelet, noDirectory, []ID{"kubelet-frozen"})},
+	{Problem, noDriver, nil},
+	{Problem, noRegistration, unregistered},
+	{Problem, []ID{"withdrawal-failing", "store-too-small", "sockets-not-kept", "volumes-unregistered",
+		"driver-without-table", "volume-misplaced"}, nil},
+	{Problem, []ID{"volume-not-mounted"}, []ID{"volume-misplaced"}},
+	{Problem, []ID{"pods-waiting"}, slices.Concat(unregistered, noRegistration, []ID{"volume-misplaced"})},
+	{Problem, []ID{"topology-changed", "driver-not-ready-for-daemon", "registration-change-failing"},
+		slices.Concat(unregistered, noRegistration)},
+	{Warning, []ID{"no-driver-configured", "second-kubelet", "not-root", "systemd-not-answering", "unit-not-enabled", "unit-changed",
+		"daemon-outdated", "changes-polled", "file-system-not-answering", "plugin-socket-stale"}, nil},
+	{Warning, []ID{"registration-damped", "driver-restarting", "registration-not-kept"},
+		slices.Concat(unregistered, noRegistration)},
+	{Warning, []ID{"watchdog-off", "http-open", "http-failed"}, nil},
+	{Warning, []ID{"mounts-not-propagated"}, []ID{"volume-misplaced", "root-dir-mismatch"}},
+}
 
 const maxText = 4000 // characters; untrusted text in it is much shorter
 
@@ -224,44 +140,34 @@ func (x *diagnosis) took(d time.Duration) {
 	x.report.Checks[len(x.report.Checks)-1].TookMS = float64(d.Round(10*time.Microsecond)) / float64(time.Millisecond)
 }
 
-// found adds a finding and its check.
-func (x *diagnosis) found(f Finding) {
-	f.Found, f.Expected = safetext.Clean(f.Found, maxText), safetext.Clean(f.Expected, maxText)
+// finding adds a finding and its check.
+func (x *diagnosis) finding(driver string, step Step, id ID, found, expected string, fix ...Fix) {
+	f := Finding{ID: id, Driver: driver, Step: step, Severity: kinds[id.kind()].severity,
+		Found: safetext.Clean(found, maxText), Expected: safetext.Clean(expected, maxText), Fix: fix}
 	x.report.Findings = append(x.report.Findings, f)
-	x.checked(f.Driver, f.Step, f.Severity, "%s", f.Found)
+	x.checked(driver, step, f.Severity, "%s", f.Found)
 }
 
-// problem adds a finding of severity Problem.
-func (x *diagnosis) problem(driver string, step Step, id ID, found, expected string, fix ...Fix) {
-	x.found(Finding{ID: id, Driver: driver, Step: step, Severity: Problem, Found: found, Expected: expected, Fix: fix})
+// kind returns the index in kinds, which has all ids.
+func (id ID) kind() int {
+	return slices.IndexFunc(kinds, func(k kind) bool { return slices.Contains(k.ids, id) })
 }
 
-// warning adds a finding of severity Warning.
-func (x *diagnosis) warning(driver string, step Step, id ID, found, expected string, fix ...Fix) {
-	x.found(Finding{ID: id, Driver: driver, Step: step, Severity: Warning, Found: found, Expected: expected, Fix: fix})
-}
-
-// rank returns the position of a finding: problems before warnings, causes before effects.
-func (f *Finding) rank() int {
-	if f.Severity == Warning {
-		return int(steps + f.Step)
-	}
-	return int(f.Step)
-}
-
-// blocks reports whether a finding keeps drivers from being registered.
-func (f *Finding) blocks() bool { return f.Severity == Problem && f.ID != RegistryWritable }
-
-// problemIn reports whether a problem of the node was found in one of the steps.
-func (x *diagnosis) problemIn(steps ...Step) bool {
-	return slices.ContainsFunc(x.report.Findings, func(f Finding) bool {
-		return f.Driver == "" && f.blocks() && slices.Contains(steps, f.Step)
+// arrange sorts the findings, and hides those that others explain: a second finding would distract
+// from the cause.
+func (r *Report) arrange() {
+	slices.SortStableFunc(r.Findings, func(a, b Finding) int { return a.ID.kind() - b.ID.kind() })
+	all := slices.Clone(r.Findings)
+	r.Findings = slices.DeleteFunc(r.Findings, func(f Finding) bool {
+		i := slices.IndexFunc(all, func(cause Finding) bool {
+			return (cause.Driver == "" || cause.Driver == f.Driver) && slices.Contains(kinds[f.ID.kind()].explainedBy, cause.ID)
+		})
+		if i >= 0 {
+			own := func(c Check) bool { return c.Driver == f.Driver && c.Step == f.Step && c.Says == f.Found }
+			c := &r.Checks[slices.IndexFunc(r.Checks, own)]
+			c.Result, c.Says = Skipped, "because of "+string(all[i].ID)
+		}
+		return i >= 0
 	})
-}
-
-// explained reports whether a problem in an earlier step keeps the driver from being registered.
-func (x *diagnosis) explained(driver string) bool {
-	return slices.ContainsFunc(x.report.Findings, func(f Finding) bool {
-		return f.blocks() && f.Step < StepRegistration && (f.Driver == "" || f.Driver == driver)
-	})
+	r.Healthy = len(r.Findings) == 0 || r.Findings[0].Severity == Warning
 }

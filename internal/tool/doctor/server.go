@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strings"
 
+	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/sys/safetext"
 )
 
@@ -17,30 +18,40 @@ type server struct {
 	pid                  int    // 0: it has ended, or is not known
 	unit, pod, container string // checked; empty if not known
 	// how its unit ended, as the rest of a sentence; empty if it runs or is not known
-	ended string
-	named bool // the daemon did not see it; the file of unit names the socket
+	ended  string
+	masked bool
+	named  bool // the daemon did not see it; the file of unit names the socket
 }
 
-// serverOf returns who serves a driver's socket: the process who, or, if that is the zero
-// process, the one that the daemon saw last.
+// serverOf returns the server of a driver's socket: the process who or, if who is zero, the process
+// that served it last.
 func (x *diagnosis) serverOf(ctx context.Context, driver string, who process) server {
 	s := server{pid: who.pid, unit: who.unit, pod: who.pod, container: who.container}
-	if who.pid == 0 {
-		st, _ := x.daemon.Driver(driver)
-		s = server{unit: st.Server.Unit, pod: st.Server.Pod, container: st.Server.Container}
-	}
-	if !strings.HasSuffix(s.unit, ".service") || !safetext.UnitName(s.unit) {
+	if !strings.HasSuffix(s.unit, ".service") {
 		s.unit = ""
 	}
-	if safetext.ShellWord(s.pod) != s.pod || safetext.ShellWord(s.container) != s.container {
-		s.pod, s.container = "", ""
-	}
-	if s == (server{}) {
-		s.unit = x.unitNaming(ctx, driver)
-		s.named = s.unit != ""
+	if who.pid == 0 {
+		s = x.lastServer(ctx, driver)
 	}
 	if s.unit != "" {
-		s.ended = x.lastExit(ctx, s.unit)
+		s.ended, s.masked = x.lastExit(ctx, s.unit)
+	}
+	return s
+}
+
+// lastServer returns who served a driver's socket last. The daemon only says which of those it was
+// that can be: a unit whose files name the socket, or a pod whose directory the kubelet has.
+func (x *diagnosis) lastServer(ctx context.Context, driver string) (s server) {
+	st, _ := x.daemon.Driver(driver)
+	units := x.unitsNaming(ctx, driver)
+	s.unit = st.Server.Unit.Checked(func(unit string) bool { return units[unit] })
+	s.pod = st.Server.Pod.Checked(func(uid string) bool {
+		dir := filepath.Join(x.config.Config.Kubelet.RootDir, "pods", uid)
+		_, err := x.stat(ctx, dir)
+		return safetext.ShellWord(uid) == uid && filepath.Base(dir) == uid && err == nil
+	})
+	if s == (server{}) && len(units) == 1 {
+		s.unit, s.named = sortedKeys(units)[0], true
 	}
 	return s
 }
@@ -49,22 +60,26 @@ func (x *diagnosis) serverOf(ctx context.Context, driver string, who process) se
 // at run time.
 var unitDirs = []string{"etc/systemd/system", "run/systemd/system", "run/systemd/generator", "usr/local/lib/systemd/system", "usr/lib/systemd/system"}
 
-// unitNaming returns the service whose unit file or drop-ins contain the path of a driver's socket;
-// empty if there is none or more than one.
-func (x *diagnosis) unitNaming(ctx context.Context, driver string) string {
+// unitsNaming returns the services whose unit files or drop-ins contain the path of a driver's
+// socket.
+func (x *diagnosis) unitsNaming(ctx context.Context, driver string) map[string]bool {
 	d, _ := x.config.Config.Driver(driver)
+	if d.Socket == "" {
+		return nil
+	}
 	socket := regexp.MustCompile(`(^|[^/\pL\pN_.-])(//)?` + regexp.QuoteMeta(d.Socket) + `($|[^/\pL\pN_.-])`)
-	units, err := look(ctx, x, "/etc/systemd/system", func() (map[string]bool, error) {
+	// An error: a file system does not answer.
+	units, _ := look(ctx, x, "/etc/systemd/system", func() (map[string]bool, error) {
 		units := map[string]bool{}
 		for _, dir := range unitDirs {
-			files, _ := fs.Glob(os.DirFS(filepath.Join(x.o.Root, dir)), "*.service")
-			dropIns, _ := fs.Glob(os.DirFS(filepath.Join(x.o.Root, dir)), "*.service.d/*.conf")
+			files, _ := fs.Glob(os.DirFS(filepath.Join("/", x.o.Source.Root, dir)), "*.service")
+			dropIns, _ := fs.Glob(os.DirFS(filepath.Join("/", x.o.Source.Root, dir)), "*.service.d/*.conf")
 			for _, file := range append(files, dropIns...) {
 				unit, _, _ := strings.Cut(file, ".d/")
 				if strings.HasPrefix(unit, "csi-registrar") || strings.Contains(unit, "@.") || !safetext.UnitName(unit) {
 					continue
 				}
-				text, err := readSome(filepath.Join(x.o.Root, dir, file), maxProcFile)
+				text, err := readSome(filepath.Join("/", x.o.Source.Root, dir, file), maxProcFile)
 				if err == nil && socket.Match(text) {
 					units[unit] = true
 				}
@@ -72,20 +87,17 @@ func (x *diagnosis) unitNaming(ctx context.Context, driver string) string {
 		}
 		return units, nil
 	})
-	if err != nil || d.Socket == "" || len(units) != 1 {
-		return ""
-	}
-	return sortedKeys(units)[0]
+	return units
 }
 
 // lastExit returns how a unit ended, in systemctl's terms, as the rest of a sentence; empty if it
-// runs.
-func (x *diagnosis) lastExit(ctx context.Context, unit string) string {
-	p, err := x.o.Units.Show(ctx, unit, "ActiveState", "SubState", "Result", "ExecMainCode", "ExecMainStatus", "ExecMainExitTimestamp", "NRestarts")
-	if err != nil || p["ActiveState"] == "active" && p["SubState"] == "running" {
-		return ""
+// runs or does not exist. masked reports whether nothing can start it.
+func (x *diagnosis) lastExit(ctx context.Context, unit string) (text string, masked bool) {
+	p := x.show(ctx, unit, "LoadState", "ActiveState", "SubState", "ExecMainCode", "ExecMainStatus", "ExecMainExitTimestamp", "NRestarts")
+	if p == nil || p["LoadState"] == "not-found" || p["ActiveState"] == "active" && p["SubState"] == "running" {
+		return "", false
 	}
-	text := fmt.Sprintf("; %s is %s (%s)", unit, p["ActiveState"], p["SubState"])
+	text = fmt.Sprintf("; %s is %s (%s)", unit, p["ActiveState"], p["SubState"])
 	how := map[string]string{"1": "exit status", "2": "signal", "3": "signal"}[p["ExecMainCode"]]
 	if how != "" {
 		text += fmt.Sprintf(", its last process ended with %s %s", how, p["ExecMainStatus"])
@@ -96,35 +108,37 @@ func (x *diagnosis) lastExit(ctx context.Context, unit string) string {
 	if n := p["NRestarts"]; n != "" && n != "0" {
 		text += ", restarted " + n + " times"
 	}
-	return safetext.Clean(text, maxText)
-}
-
-// userOf returns User= of a unit; empty if it is root or not known.
-func (x *diagnosis) userOf(ctx context.Context, unit string) string {
-	p, _ := x.o.Units.Show(ctx, unit, "User")
-	return p["User"]
+	return safetext.Clean(text, maxText), p["LoadState"] == "masked"
 }
 
 // log returns the commands that show the last log entries.
 func (s server) log() []Fix {
 	switch {
 	case s.unit != "":
-		return []Fix{stateOf(s.unit), logOf(s.unit)}
-	case s.container != "":
-		return []Fix{run("crictl", "ps", "--all", "--label", "io.kubernetes.pod.uid="+s.pod), run("crictl", "logs", "--tail", "50", s.container)}
-	case s.pod != "":
-		return []Fix{run("crictl", "ps", "--all", "--label", "io.kubernetes.pod.uid="+s.pod)}
+		return []Fix{run("systemctl", "--no-pager", "status", s.unit), logOf(s.unit)}
+	case s.pod == "":
+		return nil
 	}
-	return nil
+	fix := []Fix{run("crictl", "ps", "--all", "--label", "io.kubernetes.pod.uid="+s.pod)}
+	if s.container != "" {
+		fix = append(fix, run("crictl", "logs", "--tail", "20", s.container))
+	}
+	return fix
 }
 
 // restart returns the commands that show the last log entries and restart it.
 func (s server) restart() []Fix {
 	switch {
-	case s.named:
-		return append([]Fix{note("the file of %s names this socket", s.unit)}, append(s.log(), systemctl("restart", s.unit))...)
 	case s.unit != "":
-		return append(s.log(), systemctl("restart", s.unit))
+		fix := s.log()
+		if s.named {
+			fix = append([]Fix{note("the file of %s names this socket", s.unit)}, fix...)
+		}
+		if s.masked {
+			fix = append(fix, systemctl("unmask", s.unit))
+		}
+		// A driver with supervise would hold up the next line until it is ready.
+		return append(fix, run("systemctl", "restart", "--no-block", s.unit))
 	case s.container != "":
 		return append(s.log(), note("the kubelet restarts a container that was stopped"), run("crictl", "stop", s.container))
 	case s.pod != "":
@@ -134,4 +148,37 @@ func (s server) restart() []Fix {
 		return []Fix{note("see the log of the driver, which is process %d, and restart it", s.pid)}
 	}
 	return []Fix{note("restart the driver: its unit or pod is not known, because it has not served the socket since the daemon started")}
+}
+
+// Server says who runs a configured driver, as far as it is known. It is checked.
+type Server struct{ Driver, Unit, Pod string }
+
+// Servers returns who runs the configured drivers: the process that serves the socket now, or what
+// served it last.
+func Servers(ctx context.Context, source config.Source) []Server {
+	x := newDiagnosis(Options{Source: source, Root: "/", Units: Systemctl{}})
+	x.loadConfig(ctx)
+	x.daemon = x.askDaemon(ctx)
+	return each(x.config.Config.Drivers, func(d config.Driver) Server {
+		s := x.serverOf(ctx, d.Name, x.serving(ctx, d))
+		return Server{d.Name, s.unit, s.pod}
+	})
+}
+
+// serving returns the process that serves a driver's socket, if that is trusted; else the zero
+// process.
+func (x *diagnosis) serving(ctx context.Context, d config.Driver) process {
+	if x.check(ctx, d.Socket, func() error { return d.SocketOwner.Path(d.Socket) }) != nil {
+		return process{}
+	}
+	c, cred, err := x.dial(ctx, d.Socket)
+	if err != nil {
+		return process{}
+	}
+	c.Close()
+	if d.SocketOwner.Listener(d.Socket, cred) != nil {
+		return process{}
+	}
+	who, _ := x.process(ctx, cred.PID)
+	return who
 }

@@ -1,12 +1,14 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -22,6 +24,8 @@ type Units interface {
 	// of a property are separated by line breaks. The error is ErrNoSystemd if systemd does not
 	// run.
 	Show(ctx context.Context, unit string, properties ...string) (map[string]string, error)
+	// Journal returns lines of a unit since the boot; none without a journal.
+	Journal(ctx context.Context, unit string, args ...string) []string
 }
 
 // ErrNoSystemd means that systemd does not run on this machine.
@@ -61,6 +65,16 @@ func (Systemctl) Show(ctx context.Context, unit string, properties ...string) (m
 	return props, nil
 }
 
+// Journal implements Units.
+func (Systemctl) Journal(ctx context.Context, unit string, args ...string) []string {
+	ctx, cancel := context.WithTimeout(ctx, systemdTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "journalctl", append(args, "--quiet", "--no-pager", "--boot", "--output=cat", "--unit="+unit)...)
+	cmd.WaitDelay = time.Second
+	out, _ := cmd.Output() // without journald there is none
+	return strings.Split(strings.TrimSpace(string(out)), "\n")
+}
+
 const (
 	serviceUnit = "csi-registrar.service"
 	httpUnit    = "csi-registrar-http.socket"
@@ -71,8 +85,18 @@ var enable = run("systemctl", "enable", "--now", serviceUnit)
 
 // askUnit asks systemd about the daemon's unit.
 func (x *diagnosis) askUnit(ctx context.Context) {
-	x.properties, x.propertiesErr = x.o.Units.Show(ctx, serviceUnit, "LoadState", "LoadError", "ActiveState", "SubState", "Result", "UnitFileState",
+	x.properties, x.propertiesErr = x.o.Units.Show(ctx, serviceUnit, "LoadState", "LoadError", "ActiveState", "SubState", "Result", "ExecMainStatus", "UnitFileState", "UpheldBy",
 		"NeedDaemonReload", "FileDescriptorStoreMax", "WatchdogUSec", "ExecStart", "ProtectSystem", "ReadWritePaths", "InaccessiblePaths", "ProtectHome", "PrivateTmp", "NRestarts")
+}
+
+// show returns properties of a unit; nil if systemd does not answer, which was reported for the
+// daemon's unit. It is not asked again then: each question takes its time limit.
+func (x *diagnosis) show(ctx context.Context, unit string, properties ...string) map[string]string {
+	if x.propertiesErr != nil {
+		return nil
+	}
+	p, _ := x.o.Units.Show(ctx, unit, properties...)
+	return p
 }
 
 // unit checks how systemd runs the daemon.
@@ -84,60 +108,95 @@ func (x *diagnosis) unit(ctx context.Context) {
 		if !x.daemon.runs() {
 			found += x.stuckVolumes()
 		}
-		x.problem("", StepUnit, id, serviceUnit+" "+found, expected, fix...)
+		x.finding("", "unit", id, serviceUnit+" "+found, expected, fix...)
 	}
 	switch {
 	case errors.Is(err, ErrNoSystemd):
-		x.checked("", StepUnit, Skipped, "%v", err)
+		x.checked("", "unit", Skipped, "%v", err)
 	case err != nil:
-		x.warning("", StepUnit, SystemdNotAnswering, "cannot query systemd: "+safetext.Quote(err.Error()), "")
+		x.finding("", "unit", "systemd-not-answering", "cannot query systemd: "+safetext.Quote(err.Error()), "")
 	case p["LoadState"] == "masked":
-		problem(UnitMasked, "is masked, so that nothing can start it", "it is enabled and runs", systemctl("unmask", serviceUnit), enable)
+		problem("unit-masked", "is masked, so that nothing can start it", "it is enabled and runs", systemctl("unmask", serviceUnit), enable)
 	case stopped && x.daemon.runs():
-		x.checked("", StepUnit, Skipped, "the daemon runs, but not as %s", serviceUnit)
+		x.checked("", "unit", Skipped, "the daemon runs, but not as %s", serviceUnit)
 	case p["LoadState"] == "not-found":
-		problem(UnitMissing, "does not exist", "the package csi-registrar is installed, or its units are below /etc/systemd/system",
+		problem("unit-missing", "does not exist", "the package csi-registrar is installed, or its units are below /etc/systemd/system",
 			note("install the package csi-registrar"), enable)
 	case p["LoadState"] != "loaded":
-		problem(UnitNotLoaded, fmt.Sprintf("cannot be loaded (%s): %s", p["LoadState"], safetext.Quote(p["LoadError"])), "systemd understands it",
-			slices.Concat([]Fix{run("systemd-analyze", "verify", serviceUnit)}, x.noteDropIns(ctx), reloadUnits())...)
+		why, fix := x.repair(ctx, p["LoadError"])
+		problem("unit-not-loaded", fmt.Sprintf("cannot be loaded (%s): %s", p["LoadState"], why), "systemd understands it", fix...)
 	case state == "failed":
-		problem(UnitFailed, "has failed ("+p["Result"]+")", "it runs",
+		problem("unit-failed", "has failed ("+p["Result"]+")", "it runs",
 			logOf(serviceUnit), systemctl("reset-failed", serviceUnit), systemctl("start", serviceUnit))
+	// Between two starts it is inactive, and NRestarts begins again with a start by another unit.
+	case !x.daemon.runs() && (stopped && p["Result"] != "success" && p["Result"] != "" || p["SubState"] == "auto-restart" || state == "activating" && p["NRestarts"] != "0"):
+		why, fix := x.repair(ctx, "")
+		problem("unit-restarting", fmt.Sprintf("ends at each start (%s, status %s): %s", p["Result"], p["ExecMainStatus"], why), "it keeps running", fix...)
 	case stopped:
-		problem(UnitStopped, "is "+state, "it runs", enable)
-	case p["SubState"] == "auto-restart" || state == "activating" && p["NRestarts"] != "0" && !x.daemon.runs():
-		problem(UnitRestarting, fmt.Sprintf("ends repeatedly (%s restarts, last result: %s)", p["NRestarts"], p["Result"]),
-			"it keeps running", logOf(serviceUnit))
+		problem("unit-stopped", "is "+state, "it runs", enable)
 	default:
-		x.checked("", StepUnit, OK, "%s is %s", serviceUnit, state)
-		if p["UnitFileState"] == "disabled" {
-			x.warning("", StepUnit, UnitNotEnabled, serviceUnit+" runs, but is not enabled: it will not start at the next boot",
+		x.checked("", "unit", OK, "%s is %s", serviceUnit, state)
+		// a system extension's multi-user.target upholds it
+		if p["UnitFileState"] == "disabled" && p["UpheldBy"] == "" {
+			x.finding("", "unit", "unit-not-enabled", serviceUnit+" runs, but is not enabled: it will not start at the next boot",
 				"it is enabled", systemctl("enable", serviceUnit))
 		}
 		if p["NeedDaemonReload"] == "yes" {
-			x.warning("", StepUnit, UnitChanged, "the files of "+serviceUnit+" have changed since systemd read them",
+			x.finding("", "unit", "unit-changed", "the files of "+serviceUnit+" have changed since systemd read them",
 				"systemd has read them", reloadUnits()...)
 		}
 		x.sandbox(p)
 		x.hiddenSockets(p)
-		x.store(ctx, p)
+		x.store(p)
 		x.openHTTP(ctx, p)
 	}
 }
 
-// noteDropIns names the drop-ins of the daemon's unit.
-func (x *diagnosis) noteDropIns(ctx context.Context) []Fix {
-	fix := []Fix{note("correct the line that is named, in one of these files if it is a drop-in")}
-	for _, file := range x.dropIns(ctx, serviceUnit) {
-		fix = append(fix, note("%s", safetext.ShellWord(file)))
+// mistakes are words of the errors of systemd and of the daemon, and the directive that causes
+// them.
+var mistakes = map[string]string{"user credentials": "User", "at step USER": "User", "ExecStart= setting": "ExecStart", "too many open files": "LimitNOFILE"}
+
+// repair returns why the daemon's unit does not start, and the fix. The journal's last error has
+// more than LoadError, and selects a directive that is set as shipped. For others the drop-ins are
+// named.
+func (x *diagnosis) repair(ctx context.Context, text string) (why string, fix []Fix) {
+	// This line repeats that the unit failed; the reason is in the line before.
+	errs := slices.DeleteFunc(x.o.Units.Journal(ctx, serviceUnit, "--priority=err", "--lines=10"),
+		func(line string) bool { return strings.HasPrefix(line, "Failed to start ") })
+	if len(errs) > 0 {
+		text = cmp.Or(errs[len(errs)-1], text)
 	}
-	return fix
+	files := strings.Fields(x.show(ctx, serviceUnit, "DropInPaths")["DropInPaths"])
+	for _, words := range sortedKeys(mistakes) {
+		if strings.Contains(text, words) {
+			directive := mistakes[words]
+			return safetext.Quote(text) + x.setBy(ctx, files, directive), override(serviceUnit, "Service", directive)
+		}
+	}
+	fix = []Fix{logOf(serviceUnit)}
+	for _, file := range files {
+		if strings.HasPrefix(file, "/usr/lib/") { // of the package
+			continue
+		}
+		fix = append(fix, note("if it is wrong, correct %s, then run systemctl daemon-reload and systemctl restart %s", safetext.ShellWord(file), serviceUnit))
+	}
+	return safetext.Quote(text), fix
+}
+
+// setBy returns the drop-ins that have a directive, as the rest of a sentence.
+func (x *diagnosis) setBy(ctx context.Context, files []string, directive string) (names string) {
+	for _, file := range files {
+		text, err := look(ctx, x, file, func() ([]byte, error) { return readSome(filepath.Join("/", x.o.Source.Root, file), maxProcFile) })
+		if err == nil && strings.Contains("\n"+string(text), "\n"+directive+"=") {
+			names += ", because of " + directive + "= in " + safetext.Word(file)
+		}
+	}
+	return names
 }
 
 // store checks the descriptor store, which keeps registrations over a restart of the daemon, and
 // the watchdog.
-func (x *diagnosis) store(ctx context.Context, p map[string]string) {
+func (x *diagnosis) store(p map[string]string) {
 	enabled := 0
 	for _, d := range x.config.Config.Drivers {
 		if d.Enabled {
@@ -145,25 +204,25 @@ func (x *diagnosis) store(ctx context.Context, p map[string]string) {
 		}
 	}
 	problem := func(id ID, found, loses, expected, directive string) {
-		x.problem("", StepStore, id, found+": at each restart of csi-registrar the kubelet loses "+loses+" for a moment",
-			expected+" as shipped", x.restore(ctx, serviceUnit, "Service", directive)...)
+		x.finding("", "descriptor store", id, found+": at each restart of csi-registrar the kubelet loses "+loses+" for a moment",
+			expected+" as shipped", override(serviceUnit, "Service", directive)...)
 	}
 	switch places, err := strconv.Atoi(p["FileDescriptorStoreMax"]); {
 	case err != nil: // an older systemctl does not show it
-		x.checked("", StepStore, Skipped, "systemd does not show its size")
-	case places <= enabled: // one is for the kubelet's process
-		problem(StoreTooSmall, fmt.Sprintf("FileDescriptorStoreMax= is %d, for %s and the process of the kubelet", places, count(enabled, "driver")),
-			"the others", "one more than there are drivers, or FileDescriptorStoreMax=", "FileDescriptorStoreMax")
+		x.checked("", "descriptor store", Skipped, "systemd does not show its size")
+	case places < enabled || places == 0:
+		problem("store-too-small", fmt.Sprintf("FileDescriptorStoreMax= is %d, for %s", places, count(enabled, "driver")),
+			"the others", "as many as there are drivers, or FileDescriptorStoreMax=", "FileDescriptorStoreMax")
 	case !slices.Contains(strings.Fields(p["ExecStart"]), "--keep-sockets"):
-		problem(SocketsNotKept, "the daemon is started without --keep-sockets", "all drivers", "ExecStart= has --keep-sockets,", "ExecStart")
+		problem("sockets-not-kept", "the daemon is started without --keep-sockets", "all drivers", "ExecStart= has --keep-sockets,", "ExecStart")
 	default:
-		x.checked("", StepStore, OK, "%s", count(places, "place"))
+		x.checked("", "descriptor store", OK, "%s", count(places, "place"))
 	}
 	if w := p["WatchdogUSec"]; w != "0" && w != "infinity" {
-		x.checked("", StepWatchdog, OK, "%s", w)
+		x.checked("", "watchdog", OK, "%s", w)
 	} else {
-		x.warning("", StepWatchdog, WatchdogOff, "systemd does not watch the daemon: WatchdogSec= is off",
-			"it is on, as shipped", x.restore(ctx, serviceUnit, "Service", "WatchdogSec")...)
+		x.finding("", "watchdog", "watchdog-off", "systemd does not watch the daemon: WatchdogSec= is off",
+			"it is on, as shipped", override(serviceUnit, "Service", "WatchdogSec")...)
 	}
 }
 
@@ -173,15 +232,19 @@ func (x *diagnosis) openHTTP(ctx context.Context, service map[string]string) {
 	var fix []Fix
 	endpointFlag := regexp.MustCompile(`--?http-endpoint[= ]([^ ;]+)`)
 	if m := endpointFlag.FindStringSubmatch(service["ExecStart"]); m != nil {
-		addresses, fix = m[1:], x.restore(ctx, serviceUnit, "Service", "ExecStart")
+		addresses, fix = m[1:], override(serviceUnit, "Service", "ExecStart")
 	}
-	p, err := x.o.Units.Show(ctx, httpUnit, "ActiveState", "Listen")
-	if err == nil && p["ActiveState"] == "active" {
+	p := x.show(ctx, httpUnit, "ActiveState", "Listen")
+	if p["ActiveState"] == "failed" {
+		x.portTaken(ctx, p["Listen"])
+		return
+	}
+	if p["ActiveState"] == "active" {
 		for line := range strings.Lines(p["Listen"]) {
 			address, _, _ := strings.Cut(strings.TrimSpace(line), " ")
 			addresses = append(addresses, address)
 		}
-		fix = x.restore(ctx, httpUnit, "Socket", "ListenStream")
+		fix = override(httpUnit, "Socket", "ListenStream")
 	}
 	var open []string
 	for _, a := range addresses {
@@ -190,11 +253,27 @@ func (x *diagnosis) openHTTP(ctx context.Context, service map[string]string) {
 		}
 	}
 	if len(open) == 0 {
-		x.checked("", StepHTTP, OK, "%s, none reachable from other machines", count(len(addresses), "TCP socket"))
+		x.checked("", "http", OK, "%s, none reachable from other machines", count(len(addresses), "TCP socket"))
 		return
 	}
-	x.warning("", StepHTTP, HTTPOpen, "health and metrics are served on "+strings.Join(open, ", ")+", which other machines can reach",
+	x.finding("", "http", "http-open", "health and metrics are served on "+strings.Join(open, ", ")+", which other machines can reach",
 		"127.0.0.1:9809, unless a firewall or your network restricts access", fix...)
+}
+
+// portTaken reports that the socket unit for health and metrics has failed, and the process that
+// uses its port.
+func (x *diagnosis) portTaken(ctx context.Context, listen string) {
+	address, _, _ := strings.Cut(listen, " ")
+	_, port, _ := net.SplitHostPort(address)
+	who := ""
+	all, _ := x.processes(ctx)
+	for _, p := range all {
+		if p.pid > 1 && who == "" && slices.Contains(x.tcpPorts(ctx, p.pid), port) {
+			who = ": " + p.String() + " listens on its port"
+		}
+	}
+	x.finding("", "http", "http-failed", fmt.Sprintf("%s, for health and metrics on %s, has failed%s", httpUnit, safetext.Word(address), who), "it listens",
+		logOf(httpUnit), note("stop what has the port, or change ListenStream= with systemctl edit %s, then restart %s", httpUnit, serviceUnit))
 }
 
 // onLoopback reports whether an address is reachable only from this machine: a loopback address, or

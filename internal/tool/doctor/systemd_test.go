@@ -6,14 +6,14 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"csi-registrar/internal/node/config"
+	"csi-registrar/internal/node/rootdir"
+	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/test/fake"
-	"csi-registrar/internal/sys/systemd"
 )
 
 func TestSystemctl(t *testing.T) {
@@ -47,6 +47,24 @@ echo "Listen=[::1]:1 (Stream)"
 	}
 }
 
+// The journal's last error that says why is that before systemd's "Failed to start".
+func TestLastError(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("PATH", dir)
+	for out, want := range map[string]string{
+		"": "", "one": "one", "Failed to start x.service - X.": "",
+		"an earlier one\nx.service: Failed at step USER spawning /x\nFailed to start x.service - X.\n": "x.service: Failed at step USER spawning /x",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, "journalctl"), []byte("#!/bin/sh\nprintf '"+out+"'\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		x := newDiagnosis(Options{Units: Systemctl{}})
+		if got, _ := x.repair(t.Context(), ""); got != safetext.Quote(want) {
+			t.Errorf("%q: %s, want %q", out, got, want)
+		}
+	}
+}
+
 func TestOnLoopback(t *testing.T) {
 	for address, want := range map[string]bool{
 		"127.0.0.1:9809": true, "[::1]:9809": true, "localhost:1": true, "127.9.9.9:1": true, "/run/x.sock": true, "[::ffff:127.0.0.1]:1": true,
@@ -62,34 +80,37 @@ func TestHTTPEndpointOfTheDaemon(t *testing.T) {
 	n := newNode(t)
 	n.units[serviceUnit]["ExecStart"] = "{ argv[]=/usr/bin/csi-registrar run --keep-sockets --http-endpoint=:9809 ; }"
 	r := n.examine()
-	if len(r.Findings) != 1 || r.Findings[0].Step != StepHTTP || !r.Healthy {
+	if len(r.Findings) != 1 || r.Findings[0].Step != "http" || !r.Healthy {
 		t.Errorf("%+v", r.Findings)
 	}
 }
 
 func TestUnitDropIn(t *testing.T) {
-	if got := systemd.DropIn("/var/lib/kubelet/"); got != "" {
+	if got := rootdir.DropIn("/var/lib/kubelet/"); got != "" {
 		t.Errorf("the default: %q", got)
 	}
 	const want = "# /etc/systemd/system/csi-registrar.service.d/root-dir.conf\n" +
 		"[Unit]\nRequiresMountsFor=\"/my data/50%%\"\n\n[Service]\n" +
 		"Environment=\"KUBELET_ROOT_DIR=/my data/50%%\"\n" +
-		"ReadWritePaths=-\"/my data/50%%/plugins_registry\" -\"/my data/50%%/plugins/csi-registrar\"\n"
-	if got := systemd.DropIn("/my data/50%"); got != want {
+		"ReadWritePaths=-\"/my data/50%%/plugins_registry\"\n" +
+		"InaccessiblePaths=-\"/my data/50%%/pki\" -\"/my data/50%%/device-plugins\" -\"/my data/50%%/pod-resources\" -\"/my data/50%%/kubeconfig\" " +
+		"-\"/my data/50%%/bootstrap-kubeconfig\" -\"/my data/50%%/config.json\" -\"/my data/50%%/.dockercfg\"\n"
+	if got := rootdir.DropIn("/my data/50%"); got != want {
 		t.Errorf("%s", got)
 	}
 	for root, setting := range map[string]string{"/home/k": "ProtectHome", "/root": "ProtectHome", "/run/user/0/k": "ProtectHome", "/var/tmp/k": "PrivateTmp", "/homes/k": "", "/run/k": ""} {
-		lines := "[Unit]\nRequiresMountsFor=" + root + "\n\n[Service]\nEnvironment=KUBELET_ROOT_DIR=" + root + "\nReadWritePaths=-" + root + "/plugins_registry -" + root + "/plugins/csi-registrar\n"
+		hidden := "InaccessiblePaths=" + strings.ReplaceAll("-R/pki -R/device-plugins -R/pod-resources -R/kubeconfig -R/bootstrap-kubeconfig -R/config.json -R/.dockercfg", "R", root)
+		lines := "[Unit]\nRequiresMountsFor=" + root + "\n\n[Service]\nEnvironment=KUBELET_ROOT_DIR=" + root + "\nReadWritePaths=-" + root + "/plugins_registry\n" + hidden + "\n"
 		commands := "printf '%s\\n' '[Unit]' RequiresMountsFor=" + root + " '[Service]' Environment=KUBELET_ROOT_DIR=" + root +
-			" 'ReadWritePaths=-" + root + "/plugins_registry -" + root + "/plugins/csi-registrar'"
+			" ReadWritePaths=-" + root + "/plugins_registry '" + hidden + "'"
 		if setting != "" {
 			lines += setting + "=no\n"
 			commands += " " + setting + "=no"
 		}
-		if got := systemd.DropIn(root); got != "# "+systemd.DropInFile+"\n"+lines {
+		if got := rootdir.DropIn(root); got != "# "+rootdir.DropInFile+"\n"+lines {
 			t.Errorf("%s", got)
 		}
-		if got := installDropIn(root)[1].String(); got != commands+" > "+systemd.DropInFile {
+		if got := installDropIn(root)[1].String(); got != commands+" > "+rootdir.DropInFile {
 			t.Errorf("%s", got)
 		}
 	}
@@ -104,7 +125,7 @@ func TestHiddenDirectories(t *testing.T) {
 		unit               map[string]string
 		found, fix         string
 	}{
-		{"root_dir", "/home/k", "/run/csi.sock", unit, "does not see /home/k: it has its own empty /home (ProtectHome=yes)", "Environment=KUBELET_ROOT_DIR=/home/k 'ReadWritePaths=-/home/k/plugins_registry -/home/k/plugins/csi-registrar' ProtectHome=no > "},
+		{"root_dir", "/home/k", "/run/csi.sock", unit, "does not see /home/k: it has its own empty /home (ProtectHome=yes)", "Environment=KUBELET_ROOT_DIR=/home/k ReadWritePaths=-/home/k/plugins_registry 'InaccessiblePaths=-/home/k/pki "},
 		{"socket", "/k", "/tmp/csi.sock", unit, "the socket /tmp/csi.sock is in /tmp, ", "PrivateTmp=no > "},
 		{"both", "/home/k", "/root/csi.sock", unit, "does not see /home/k", "ProtectHome=no"},
 		{"neither", "/k", "/run/csi.sock", unit, "", ""},
@@ -137,7 +158,7 @@ func TestNoPermissionForTheDaemon(t *testing.T) {
 	if err := os.Chmod(n.path("run/csi-registrar/control.sock"), 0); err != nil {
 		t.Fatal(err)
 	}
-	if r := n.examine(); !r.Healthy || len(r.Findings) != 1 || r.Findings[0].Step != StepDaemon {
+	if r := n.examine(); !r.Healthy || len(r.Findings) != 1 || r.Findings[0].Step != "daemon" {
 		t.Errorf("%+v", r.Findings)
 	}
 }
@@ -168,57 +189,27 @@ func TestConfigFile(t *testing.T) {
 	file := n.path("usr/lib/csi-registrar/conf.d/10-nfs.toml")
 	r := Run(t.Context(), Options{Source: config.Source{Root: n.root, File: file}, Units: n.units, Root: n.root})
 	// Only this file is read, so the kubelet's directory is the default, which this node lacks.
-	if r.Healthy || r.Findings[0].Step != StepKubelet {
+	if r.Healthy || r.Findings[0].Step != "kubelet" {
 		t.Errorf("%+v", r.Findings)
 	}
 }
 
-// k3s with --kubelet-arg=root-dir=/var/lib/rancher/k3s/agent/kubelet: the keys of its server stay
-// hidden.
-func TestHiddenAboveTheRootDirectory(t *testing.T) {
-	const list = "-/etc/rancher -/var/lib/rancher/k3s -/var/lib/rancher/rke2"
-	for root, want := range map[string]string{
-		"/var/lib/rancher/k3s/agent/kubelet": "/var/lib/rancher/k3s: -/etc/rancher -/var/lib/rancher/rke2 -/var/lib/rancher/k3s/server",
-		"/var/lib/rancher/k3s":               "/var/lib/rancher/k3s: -/etc/rancher -/var/lib/rancher/rke2 -/var/lib/rancher/k3s/agent -/var/lib/rancher/k3s/server",
-		"/var/lib/rancher/k3s2":              ": " + list,
-		"/var/lib/kubelet":                   ": " + list,
-	} {
-		above, kept := hiddenAbove(list, root)
-		if got := above + ": " + strings.Join(kept, " "); got != want {
-			t.Errorf("%s: %s, want %s", root, got, want)
-		}
-	}
-}
-
-// A drop-in of a user may hide a directory twice: what the outer one hides stays hidden.
-func TestHiddenByTwoDirectoriesAboveTheRootDirectory(t *testing.T) {
-	for _, list := range []string{"/var/lib/rancher /var/lib/rancher/k3s", "/var/lib/rancher/k3s /var/lib/rancher"} {
-		above, kept := hiddenAbove(list, "/var/lib/rancher/k3s/agent/kubelet")
-		if above != "/var/lib/rancher" || !slices.Contains(kept, "-/var/lib/rancher/rke2/agent") {
-			t.Errorf("%q: %s, %s", list, above, kept)
-		}
-	}
-}
-
-// systemd ignores a path in the drop-in that it does not understand, and so would show what was
-// hidden.
-func TestMasksThatCannotBeCopied(t *testing.T) {
+// k3s with --kubelet-arg=root-dir=/var/lib/rancher/k3s/agent/kubelet: doctor does not open what has
+// keys.
+func TestRootDirectoryBelowAMask(t *testing.T) {
 	n := newNode(t)
-	fix := func(other string) string {
-		n.units[serviceUnit]["InaccessiblePaths"] = other + " -" + filepath.Dir(n.rootDir)
-		r := n.examine()
-		if len(r.Findings) != 1 || r.Findings[0].ID != RootDirNotWritable {
-			t.Fatalf("%+v", r.Findings)
-		}
-		return lines(r.Findings[0].Fix)
+	n.units[serviceUnit]["InaccessiblePaths"] = "-/etc/rancher -" + n.rootDir + "2"
+	if r := n.examine(); len(r.Findings) != 0 {
+		t.Fatalf("beside a mask: %+v", r.Findings)
 	}
-	if got := fix("-/srv/100%"); !strings.Contains(got, "InaccessiblePaths=-/srv/100%%") {
-		t.Errorf("a specifier: %s", got)
+	n.units[serviceUnit]["InaccessiblePaths"] += " -" + filepath.Dir(n.rootDir)
+	r := n.examine()
+	if len(r.Findings) != 1 || r.Findings[0].ID != "root-dir-not-writable" || !strings.Contains(r.Findings[0].Found, filepath.Dir(n.rootDir)+" is hidden") {
+		t.Fatalf("%+v", r.Findings)
 	}
-	// systemctl does not show a path that has a space.
-	for _, other := range []string{"[unprintable]", "-/srv/a\tb"} {
-		if got := fix(other); strings.Contains(got, "printf") || !strings.Contains(got, "systemctl --no-pager cat "+serviceUnit) {
-			t.Errorf("%q: %s", other, got)
+	for _, f := range r.Findings[0].Fix {
+		if !f.IsComment() {
+			t.Errorf("%s", f)
 		}
 	}
 }

@@ -3,90 +3,107 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"path"
+	"path/filepath"
+	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
-	"csi-registrar/internal/sys/safetext"
+	"csi-registrar/internal/node/config"
+	"csi-registrar/internal/node/csiname"
 	"csi-registrar/internal/node/volumes"
+	"csi-registrar/internal/sys/mountinfo"
+	"csi-registrar/internal/sys/safetext"
 )
 
 // readVolumes finds the volumes that are in use.
 func (x *diagnosis) readVolumes(ctx context.Context) {
 	root := x.config.Config.Kubelet.RootDir
-	x.volumes, x.volumesErr = look(ctx, x, root, func() ([]volumes.Volume, error) { return volumes.Read(root, x.proc()) })
+	x.volumes, x.volumesErr = look(ctx, x, root, func() ([]volumes.Volume, error) { return volumes.Read(root, x.proc(), 0) })
 }
 
-// volumeProblems reports volumes that the kubelet cannot unmount, or has lost track of, and what
-// the kubelet does about them by itself (kubelet v1.36: pkg/volume/csi,
-// pkg/kubelet/volumemanager/reconciler). Doctor does not ask the API server whether a pod still
-// exists.
-func (x *diagnosis) volumeProblems(ctx context.Context) {
+// settling is how long a published volume may be without a mount: the kubelet writes vol_data.json
+// before it calls the driver, which may take 2 minutes, and calls again up to 2 minutes later.
+const settling = 5 * time.Minute
+
+// checkVolumes reports volumes that are published to a pod without a mount, and finds pods that
+// wait.
+func (x *diagnosis) checkVolumes(ctx context.Context) {
 	if x.volumesErr != nil {
-		x.checked("", StepVolumes, Skipped, "the volumes cannot be read: %v", x.volumesErr)
+		x.checked("", "volumes", Skipped, "the volumes cannot be read: %v", x.volumesErr)
 		return
 	}
-	published := 0
-	var seen map[string]bool
-	if slices.ContainsFunc(x.volumes, func(v volumes.Volume) bool { return v.Problem == volumes.Unmounted }) {
-		seen = x.kubeletMounts(ctx)
+	// With OpenShift's kubens.service the kubelet and the pods have a mount namespace of their own,
+	// and what a driver in a pod mounts does not reach the node's.
+	var kubelets []mountinfo.Mount
+	if x.kubelet != nil {
+		kubelets = x.mountsOf(ctx, x.kubelet.pid)
 	}
-	wrong := map[volumes.Problem][]volumes.Volume{}
+	staged, published, waiting := 0, 0, 0
+	unmounted := map[string][]string{} // directories, by driver
+	x.waiting = x.failedMounts(ctx)
 	for _, v := range x.volumes {
-		if v.Pod != "" {
+		switch {
+		case v.Pod == "":
+			staged++
+		case !v.Unmounted() || mountAt(kubelets, v.Target).Point != "":
 			published++
+			delete(x.waiting, podVolume{v.Pod, v.Driver, v.Handle})
+		case time.Since(v.Changed).Abs() >= settling:
+			unmounted[v.Driver] = append(unmounted[v.Driver], safetext.Word(v.Dir))
+		default:
+			waiting++
+			late := time.Since(v.Since).Abs() >= volumes.Slow
+			if v := (podVolume{v.Pod, v.Driver, v.Handle}); x.waiting[v] == "" && late {
+				x.waiting[v] = safetext.Word(v.pod)
+			}
 		}
-		changing := (v.Problem == volumes.Unmounted || v.Problem == volumes.Unused) && time.Since(v.Changed) < volumes.Settling
-		hidden := v.Problem == volumes.Unmounted && seen[v.Target]
-		if v.Problem != "" && !changing && !hidden && (v.Driver == "" || x.selected(v.Driver)) {
-			wrong[v.Problem] = append(wrong[v.Problem], v)
+	}
+	x.checked("", "volumes", OK, "%d mounted for pods, %d not yet, %d staged", published, waiting, staged)
+	for _, d := range sortedKeys(unmounted) {
+		if x.selected(d) && csiname.CheckName(d) == nil {
+			x.finding(d, "volumes", "volume-not-mounted", "published, and nothing is mounted there: "+some(unmounted[d])+": the kubelet does not check again while it runs",
+				"a mount, unless this driver publishes without one",
+				note("the kubelet, restarted, publishes again what a pod still uses, and unpublishes the rest"), x.kubelet.restart())
 		}
-	}
-	if len(wrong) == 0 {
-		x.checked("", StepVolumes, OK, "%d published to pods, %d staged", published, len(x.volumes)-published)
-	}
-	restart := []Fix{note("if its pod is to stay: restart the kubelet, which then calls the driver again and writes the file"), x.kubelet.restart(),
-		note("if its pod is gone: write the file again, with driverName, volumeHandle and specVolID from driver, volumeHandle and the name"),
-		note("of its PersistentVolume: the kubelet then continues within about two minutes, or at its next start")}
-	if list := wrong[volumes.Broken]; list != nil {
-		x.problem("", StepVolumes, VolumeDataBroken, "the kubelet cannot read vol_data.json of "+volumeList(list)+
-			": it retries the unmount forever, and the pod stays Terminating; after a restart it tries once",
-			"a JSON object with driverName and volumeHandle, which the kubelet writes before it calls the driver", restart...)
-	}
-	if list := wrong[volumes.NoData]; list != nil {
-		x.problem("", StepVolumes, VolumeDataMissing, "mounted without vol_data.json: "+volumeList(list)+
-			": the kubelet never unmounts it, and never removes the directory of its pod", "vol_data.json, or no mount", restart...)
-	}
-	if list := wrong[volumes.Unmounted]; list != nil {
-		x.warning("", StepVolumes, VolumeNotMounted, "published, and nothing is mounted there: "+volumeList(list)+
-			": the kubelet does not check again while it runs", "a mount, unless this driver publishes without one",
-			note("the kubelet, restarted, publishes again what a pod still uses, and unpublishes the rest"), x.kubelet.restart())
-	}
-	if list := wrong[volumes.Unused]; list != nil {
-		x.warning("", StepVolumes, VolumeStillStaged, "staged, and published to no pod of this node: "+volumeList(list)+
-			": the kubelet unstages it, and retries if the driver fails; a kubelet that was restarted in between has forgotten it",
-			"it is unstaged after the last pod", logOf(x.kubelet.service()),
-			note("if the kubelet has forgotten it: run a pod with this volume on this node and delete it, and the kubelet unstages it"))
 	}
 }
 
-// kubeletMounts returns the mount points in the kubelet's mount namespace, or none if they cannot
-// be read: then doctor reports what it finds in its own. With OpenShift's kubens.service the
-// kubelet and the pods have a namespace of their own, and what a driver in a pod mounts does not
-// reach the node's.
-func (x *diagnosis) kubeletMounts(ctx context.Context) map[string]bool {
-	if x.kubelet == nil {
-		return nil
+// podVolume is a volume of a driver in a pod.
+type podVolume struct{ pod, driver, handle string }
+
+// failedMount matches an error of the kubelet's operation executor (kubelet v1.37).
+const failedMount = `failed for volume .*?\(UniqueName: \\*"kubernetes\.io/csi/([^\\"^]+)\^([^\\"]*)\\*"\) pod \\*"([^\\"]+)\\*" \(UID: \\*"([^\\"]+)\\*"\) ?: (.*)`
+
+// failedMounts returns the pods whose volumes the kubelet could not mount in the last minutes, with
+// its error. It has no files about them: it removes those that it has written after each try.
+func (x *diagnosis) failedMounts(ctx context.Context) map[podVolume]string {
+	found, failed := map[podVolume]string{}, regexp.MustCompile(failedMount)
+	pods := filepath.Join(x.config.Config.Kubelet.RootDir, "pods")
+	for _, line := range x.o.Units.Journal(ctx, x.kubelet.service(), "--since=-5min", "--lines=50", "--grep=failed for volume") {
+		m := failed.FindStringSubmatch(line)
+		if m == nil {
+			continue
+		}
+		if _, err := x.stat(ctx, filepath.Join(pods, m[4])); err == nil { // the pod is not gone
+			found[podVolume{m[4], m[1], m[2]}] = fmt.Sprintf("%s (%s), %s", safetext.Word(m[3]), safetext.Word(m[4]), safetext.Quote(strings.TrimSuffix(m[5], `"`)))
+		}
 	}
-	all, _ := look(ctx, x, x.proc(), func() ([]volumes.Mount, error) {
-		return volumes.Mounts(x.proc(), strconv.Itoa(x.kubelet.pid))
-	})
-	points := map[string]bool{}
-	for _, m := range all {
-		points[m.Point] = true
+	return found
+}
+
+// logs returns the commands that show what the kubelet and the driver log about volumes, and the
+// calls between them. The process who serves the driver's socket.
+func (x *diagnosis) logs(d config.Driver, who process) []Fix {
+	server := server{pod: who.pod, container: who.container}
+	if strings.HasSuffix(who.unit, ".service") {
+		server.unit = who.unit
 	}
-	return points
+	trace := path.Join(path.Dir(d.Socket), "trace.sock")
+	return slices.Concat([]Fix{run("journalctl", "--no-pager", "-u", x.kubelet.service(), "-n", "20", "--grep", "kubernetes.io/csi")}, server.log(),
+		[]Fix{note("or all calls, with endpoint = %s in the table of the driver, see trace.md", safetext.ShellWord(trace)),
+			run("csi-registrar", "trace", "--listen", trace, "--connect", d.Socket)})
 }
 
 // stuckVolumes returns how many volumes the kubelet cannot unmount while no driver is registered,
@@ -115,21 +132,11 @@ func (x *diagnosis) volumesOf(driver string) int {
 	return len(handles)
 }
 
-// volumeList formats the directories of some volumes, and their drivers.
-func volumeList(all []volumes.Volume) string {
-	var names []string
-	for _, v := range all[:min(len(all), 3)] {
-		name, about := safetext.Word(v.Dir), v.Detail
-		if v.Driver != "" {
-			about = strings.TrimSuffix(safetext.Word(v.Driver)+", "+about, ", ")
-		}
-		if about != "" {
-			name += " (" + about + ")"
-		}
-		names = append(names, name)
+// some formats the first ones of a list.
+func some(list []string) string {
+	const shown = 5
+	if more := len(list) - shown; more > 0 {
+		list = append(slices.Clone(list[:shown]), fmt.Sprintf("and %d more", more))
 	}
-	if more := len(all) - len(names); more > 0 {
-		names = append(names, fmt.Sprintf("and %d more", more))
-	}
-	return strings.Join(names, ", ")
+	return strings.Join(list, ", ")
 }

@@ -1,4 +1,4 @@
-package compat
+package importer
 
 import (
 	"bytes"
@@ -6,6 +6,7 @@ import (
 	"io"
 	"path"
 	"slices"
+	"strings"
 	"testing"
 
 	"go.yaml.in/yaml/v3"
@@ -88,17 +89,33 @@ func (e Edits) apply(t *testing.T, pod *yaml.Node) {
 	for _, c := range e.Containers {
 		remove(t, get(pod, c.List), "container "+c.Name, named(c.Name))
 	}
-	mounts := func(container string) *yaml.Node {
+	in := func(container, key string) *yaml.Node {
 		for _, list := range []string{"containers", "initContainers"} {
 			l := get(pod, list)
 			if l == nil {
 				continue
 			}
 			if i := slices.IndexFunc(l.Content, named(container)); i >= 0 {
-				return get(l.Content[i], "volumeMounts")
+				return get(l.Content[i], key)
 			}
 		}
 		return nil
+	}
+	mounts := func(container string) *yaml.Node { return in(container, "volumeMounts") }
+	for _, r := range e.Reduce {
+		changed := false
+		for _, key := range []string{"command", "args"} {
+			list := in(r.Container, key)
+			for i := 0; list != nil && i < len(list.Content); i++ {
+				if strings.HasPrefix(list.Content[i].Value, "--controllers=") {
+					list.Content[i].Value = r.flag()
+					changed = true
+				}
+			}
+		}
+		if !changed {
+			t.Errorf("the container %s has no --controllers", r.Container)
+		}
 	}
 	for _, m := range e.Unmount {
 		remove(t, mounts(m.Container), "mount "+m.Volume, named(m.Volume))
@@ -132,36 +149,39 @@ func (e Edits) apply(t *testing.T, pod *yaml.Node) {
 // such as variants for Windows or for old versions of Kubernetes.
 func checkApplied(t *testing.T, before Manifest, res Result) {
 	t.Helper()
-	var old, changed objects
-	old.read(before)
+	workloads := func(m Manifest) (all []*workload) {
+		(&objects{found: func(w *workload) { all = append(all, w) }}).read(m)
+		return all
+	}
+	old := workloads(before)
 	seen := map[string]bool{}
-	for _, w := range old.workloads {
+	for _, w := range old {
 		if seen[w.String()] {
 			t.Logf("not checked: there are two of %s", w)
 			return
 		}
 		seen[w.String()] = true
 	}
-	changed.read(Manifest{Name: before.Name, Data: apply(t, before, res.Edits)})
-	for _, w := range changed.workloads {
-		i := slices.IndexFunc(old.workloads, func(o *workload) bool { return o.String() == w.String() })
+	for _, w := range workloads(Manifest{Name: before.Name, Data: apply(t, before, res.Edits)}) {
+		i := slices.IndexFunc(old, func(o *workload) bool { return o.String() == w.String() })
 		if i < 0 {
 			t.Errorf("%s appeared", w)
 			continue
 		}
-		var before Result
-		for _, r := range (&objects{workloads: old.workloads[i : i+1]}).registrations(&before) {
+		var had objects
+		had.register(old[i])
+		for _, r := range had.registrations {
 			imported := slices.ContainsFunc(res.Registrars, func(x Registrar) bool {
 				return x.Driver.Socket == r.socket && slices.Contains(x.Workloads, w.String())
 			})
 			if !imported {
 				continue
 			}
-			if w.container(r.container.Name).Name != "" {
-				t.Errorf("%s: the container %s is still there", w, r.container.Name)
+			if w.container(r.container.Name).isRegistrar() {
+				t.Errorf("%s: the container %s is still a registrar", w, r.container.Name)
 			}
 			dir := path.Dir(r.socket)
-			if old.workloads[i].makes(dir) && !w.makes(dir) {
+			if old[i].makes(dir) && !w.makes(dir) {
 				t.Errorf("%s: nothing makes %s any longer", w, dir)
 			}
 			if !w.sees(dir) {
@@ -171,7 +191,7 @@ func checkApplied(t *testing.T, before Manifest, res Result) {
 		for _, c := range w.pod.all() {
 			for _, m := range c.VolumeMounts {
 				v := slices.IndexFunc(w.pod.Volumes, func(v volume) bool { return v.Name == m.Name })
-				was := slices.IndexFunc(old.workloads[i].pod.Volumes, func(v volume) bool { return v.Name == m.Name })
+				was := slices.IndexFunc(old[i].pod.Volumes, func(v volume) bool { return v.Name == m.Name })
 				switch {
 				case v < 0 && was >= 0:
 					t.Errorf("%s: the container %s mounts %s, which was removed", w, c.Name, m.Name)

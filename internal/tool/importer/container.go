@@ -1,4 +1,4 @@
-package compat
+package importer
 
 import (
 	"cmp"
@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"path"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -53,6 +52,14 @@ func (c container) flag(name string) (value string, found bool, err error) {
 	return value, found, nil
 }
 
+// registrarFlag is flag for the registrar's flags. The all-in-one sidecar has them with a prefix.
+func (c container) registrarFlag(name string) (value string, found bool, err error) {
+	if value, found, err = c.flag(registrarName + "-" + name); found || err != nil {
+		return value, found, err
+	}
+	return c.flag(name)
+}
+
 // expand replaces $(NAME) as Kubernetes does, from the literal env of the container, whose values
 // may refer to entries before them. $$ stands for $.
 func (c container) expand(s string) (string, error) {
@@ -86,8 +93,7 @@ func (c container) replace(s string, vars map[string]variable) (string, error) {
 	}
 	var err error
 	size := len(s)
-	reference := regexp.MustCompile(`\$\$|\$\([^)]*\)`)
-	value := reference.ReplaceAllStringFunc(s, func(ref string) string {
+	value := reference().ReplaceAllStringFunc(s, func(ref string) string {
 		if ref == "$$" {
 			return "$"
 		}
@@ -173,7 +179,7 @@ func checkRendered(s string) error {
 	switch {
 	case isTemplate(s):
 		return fmt.Errorf("%w: %s", templateError(s), safetext.Quote(s))
-	case regexp.MustCompile(`<[A-Za-z][\w-]*>`).MatchString(s):
+	case placeholder().MatchString(s):
 		return withHint(hintCluster, fmt.Errorf("this has a placeholder: %s", safetext.Quote(s)))
 	}
 	return nil

@@ -1,4 +1,4 @@
-package compat
+package importer
 
 import (
 	"fmt"
@@ -64,9 +64,15 @@ func writeInstructions(b *strings.Builder, registrars []Registrar, edits []Edits
 	fmt.Fprintf(b, "# Registers %s in place of node-driver-registrar.\n", what)
 	fmt.Fprintf(b, "# Save this as /etc/csi-registrar/conf.d/%s. While node-driver-registrar runs,\n", FileName(registrars))
 	b.WriteString("# `csi-registrar status` shows a conflict. Then change these workloads, and roll them out:\n")
+	changed := map[string]bool{}
+	for _, r := range registrars {
+		for _, w := range r.Workloads {
+			changed[w] = true
+		}
+	}
 	var last []string
 	for _, e := range edits {
-		if !slices.ContainsFunc(registrars, func(r Registrar) bool { return slices.Contains(r.Workloads, e.Workload) }) {
+		if !changed[e.Workload] {
 			continue
 		}
 		if lines := e.Lines(); !slices.Equal(lines, last) {

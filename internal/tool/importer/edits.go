@@ -1,4 +1,4 @@
-package compat
+package importer
 
 import (
 	"fmt"
@@ -16,6 +16,7 @@ type Edits struct {
 	// Whole means that nothing useful is left without the registrars: delete the workload.
 	Whole      bool
 	Containers []ContainerRef
+	Reduce     []ControllersRef
 	Unmount    []MountRef
 	Mount      []MountRef
 	Volumes    []string
@@ -25,6 +26,9 @@ type Edits struct {
 
 // ContainerRef is a container and the list of the pod that contains it.
 type ContainerRef struct{ List, Name string }
+
+// ControllersRef is an all-in-one sidecar, and what it runs without the registrar.
+type ControllersRef struct{ Container, Controllers string }
 
 // MountRef is a mount of a volume in a container.
 type MountRef struct {
@@ -39,13 +43,21 @@ type MountRef struct {
 const socketDirMount = "/csi-socket-dir"
 
 // addEdits adds the edits of each workload whose registrars were imported.
-func (res *Result) addEdits(workloads []*workload, rs []*registration) {
-	for _, w := range workloads {
-		imported := slices.DeleteFunc(slices.Clone(rs), func(r *registration) bool {
-			return r.workload != w || !slices.ContainsFunc(res.Registrars, func(x Registrar) bool {
-				return x.Driver.Name == r.driver && slices.Contains(x.Workloads, w.String())
-			})
-		})
+func (res *Result) addEdits(rs []*registration) {
+	done := map[[2]string]bool{} // drivers of workloads
+	for _, r := range res.Registrars {
+		for _, w := range r.Workloads {
+			done[[2]string{r.Driver.Name, w}] = true
+		}
+	}
+	for len(rs) > 0 {
+		w := rs[0].workload // its registrations follow each other
+		var imported []*registration
+		for ; len(rs) > 0 && rs[0].workload == w; rs = rs[1:] {
+			if done[[2]string{rs[0].driver, w.String()}] {
+				imported = append(imported, rs[0])
+			}
+		}
 		if len(imported) > 0 {
 			res.Edits = append(res.Edits, w.edits(imported))
 		}
@@ -64,6 +76,13 @@ func (w *workload) edits(rs []*registration) Edits {
 			rest = append(rest, c)
 			continue
 		}
+		others := slices.DeleteFunc(c.controllers(), func(name string) bool { return name == registrarName })
+		if len(others) > 0 {
+			e.Reduce = append(e.Reduce, ControllersRef{c.Name, strings.Join(others, ",")})
+			c.Args = slices.Concat(c.Args, []string{e.Reduce[len(e.Reduce)-1].flag()})
+			rest = append(rest, c)
+			continue
+		}
 		list := "containers"
 		if slices.ContainsFunc(w.pod.InitContainers, func(i container) bool { return i.Name == c.Name }) {
 			list = "initContainers"
@@ -75,8 +94,11 @@ func (w *workload) edits(rs []*registration) Edits {
 		e.unmountRegistry(w, rest)
 		e.removeVolumes(w, rs, rest)
 		e.keepProbes(rest)
+		e.checkPropagation(w, rs, rest)
 	}
-	e.warn(w, rest)
+	if m := w.manager(); m != "" {
+		e.Warnings = append(e.Warnings, "this workload is managed by "+m+", which restores the sidecar: see rollout.md, way B")
+	}
 	return e
 }
 
@@ -139,6 +161,34 @@ func (e *Edits) removeVolumes(w *workload, rs []*registration, rest []container)
 	}
 }
 
+// checkPropagation warns if the mounts of a driver do not reach the kubelet. Any container of the
+// pod can be the one that mounts.
+func (e *Edits) checkPropagation(w *workload, rs []*registration, rest []container) {
+	for _, r := range rs {
+		pods := path.Join(r.rootDir, "pods")
+		name := w.driverContainer(r, rest)
+		why := fmt.Sprintf("the container %s does not mount %s", safetext.Word(name), safetext.Word(pods))
+		reaches := false
+		for _, c := range rest {
+			host, err := w.pod.hostPath(c, pods)
+			m := c.mountOf(pods)
+			switch {
+			case m.MountPath == "":
+			case err == nil && host == pods && m.Propagation == "Bidirectional":
+				reaches = true
+			case c.Name != name:
+			case err == nil && host != pods:
+				why = fmt.Sprintf("the container %s has %s of the node at %s", safetext.Word(name), safetext.Word(host), safetext.Word(pods))
+			default:
+				why = fmt.Sprintf("the mount of the volume %s in the container %s has no mountPropagation: Bidirectional", safetext.Word(m.Name), safetext.Word(name))
+			}
+		}
+		if !reaches {
+			e.Warnings = append(e.Warnings, why+": volumes do not reach the pods, unless the driver mounts on the node itself (nsenter)")
+		}
+	}
+}
+
 // driverContainer returns the name of the container that serves the socket, as far as the manifest
 // shows it: one that is given its path, else one that sees it, else any that is no sidecar.
 func (w *workload) driverContainer(r *registration, rest []container) string {
@@ -166,6 +216,9 @@ func (w *workload) driverContainer(r *registration, rest []container) string {
 	return rest[0].Name
 }
 
+// flag is the flag that overrides the list in the manifest.
+func (r ControllersRef) flag() string { return "--controllers=" + r.Controllers }
+
 func (w *workload) container(name string) container {
 	all := w.pod.all()
 	if i := slices.IndexFunc(all, func(c container) bool { return c.Name == name }); i >= 0 {
@@ -186,33 +239,6 @@ func (e *Edits) keepProbes(rest []container) {
 	}
 }
 
-// httpPort is the port of csi-registrar-http.socket.
-const httpPort = "9809"
-
-func (e *Edits) warn(w *workload, rest []container) {
-	if m := w.manager(); m != "" {
-		e.Warnings = append(e.Warnings, "this workload is managed by "+m+", which restores the sidecar: see from-the-sidecar.md")
-	}
-	if !w.pod.HostNetwork {
-		return
-	}
-	listens := func(c container) bool {
-		return slices.ContainsFunc(slices.Concat(c.Command, c.Args), func(arg string) bool {
-			return arg == httpPort || strings.HasSuffix(arg, "="+httpPort) || strings.HasSuffix(arg, ":"+httpPort)
-		})
-	}
-	for _, c := range rest {
-		if listens(c) {
-			e.Warnings = append(e.Warnings, fmt.Sprintf("the container %s listens on port %s of the node, as csi-registrar-http.socket does: change one of them before enabling that", safetext.Word(c.Name), httpPort))
-		}
-	}
-	for _, ref := range e.Containers {
-		if listens(w.container(ref.Name)) {
-			e.Warnings = append(e.Warnings, fmt.Sprintf("the container %s listens on port %s of the node: do not enable csi-registrar-http.socket before it is removed", safetext.Word(ref.Name), httpPort))
-		}
-	}
-}
-
 // Lines describes the edits, one in each line.
 func (e Edits) Lines() []string {
 	var lines []string
@@ -223,6 +249,9 @@ func (e Edits) Lines() []string {
 		for _, c := range e.Containers {
 			add("remove the container %s (under %s), with its probes, ports and lifecycle", safetext.Word(c.Name), c.List)
 		}
+	}
+	for _, r := range e.Reduce {
+		add("in the container %s, replace --controllers with %s", safetext.Word(r.Container), safetext.Word(r.flag()))
 	}
 	for _, m := range e.Unmount {
 		add("remove the mount of the volume %s (%s) from the container %s, which could remove csi-registrar's socket there",

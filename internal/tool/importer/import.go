@@ -1,4 +1,6 @@
-package compat
+// Package importer imports manifests that contain node-driver-registrar into drop-ins for
+// csi-registrar, and says what to change in the manifests.
+package importer
 
 import (
 	"cmp"
@@ -39,19 +41,30 @@ type Result struct {
 // the others.
 func Import(manifests []Manifest, names []GivenName) Result {
 	var objs objects
+	objs.found = objs.register
 	for _, m := range manifests {
 		objs.read(m)
 	}
-	res := Result{Refused: objs.refused}
-	rs := objs.registrations(&res)
+	res := Result{Refused: objs.refused, Notes: objs.notes}
+	rs := objs.registrations
+	if len(rs) > maxRegistrars {
+		res.refuse(rs[len(rs)-1].file, "import only what is for one kind of node", "there are more than %d node-driver-registrars", maxRegistrars)
+		return res
+	}
 	if len(rs)+len(res.Refused) == 0 {
-		res.Refused = append(res.Refused, noRegistrar(manifests, objs.operators, len(res.Notes) > 0))
+		res.Refused = append(res.Refused, noRegistrar(manifests, len(res.Notes) > 0))
 		return res
 	}
 	res.checkNames(rs, names)
 	findNames(slices.DeleteFunc(slices.Clone(rs), func(r *registration) bool { return r.err != nil }), objs.drivers, names)
+	drivers := map[string]csiDriver{}
+	for _, d := range objs.drivers {
+		d.updated = d.updated || drivers[d.name].updated
+		d.prevents = d.prevents || drivers[d.name].prevents
+		drivers[d.name] = d
+	}
 	for _, r := range rs {
-		registrar, err := r.registrar(objs.drivers)
+		registrar, err := r.registrar(drivers[r.driver].updated)
 		switch {
 		case errors.Is(err, errAmbiguous): // checkNames has refused it
 		case err != nil:
@@ -62,8 +75,14 @@ func Import(manifests []Manifest, names []GivenName) Result {
 	}
 	res.refuseConflicts()
 	res.refuseOtherRoots()
-	res.addEdits(objs.workloads, rs)
+	res.addEdits(rs)
 	slices.SortFunc(res.Registrars, func(a, b Registrar) int { return cmp.Compare(a.Driver.Name, b.Driver.Name) })
+	for _, r := range res.Registrars {
+		if drivers[r.Driver.Name].prevents {
+			res.Notes = append(res.Notes, fmt.Sprintf("the CSIDriver object of %s sets preventPodSchedulingIfMissing: the scheduler of Kubernetes 1.37 refuses a node while "+
+				"its registration changes hands, and a pod can wait for minutes. Before: kubectl cordon NODE. After `csi-registrar wait %[1]s` there: kubectl uncordon NODE", r.Driver.Name))
+		}
+	}
 	return res
 }
 
@@ -94,9 +113,10 @@ var errAmbiguous = errors.New("the given name also matches other registrars")
 // workloadNames lists the workloads with a registrar.
 func workloadNames(rs []*registration) string {
 	var names []string
+	seen := map[string]bool{}
 	for _, r := range rs {
-		if n := safetext.Word(r.workload.name()); !slices.Contains(names, n) {
-			names = append(names, n)
+		if n := safetext.Word(r.workload.name()); !seen[n] {
+			seen[n], names = true, append(names, n)
 		}
 	}
 	return strings.Join(names, ", ")
@@ -106,19 +126,32 @@ func (res *Result) refuse(where, hint, format string, args ...any) {
 	res.Refused = append(res.Refused, Refusal{Where: where, Reason: fmt.Sprintf(format, args...), Hint: hint})
 }
 
-func (r Registrar) from() string { return strings.Join(r.Workloads, ", ") }
+// from names the first workloads of a registrar.
+func (r Registrar) from() string {
+	const most = 5
+	names := strings.Join(r.Workloads[:min(len(r.Workloads), most)], ", ")
+	if more := len(r.Workloads) - most; more > 0 {
+		names += fmt.Sprintf(" and %d more", more)
+	}
+	return names
+}
+
+func (r Registrar) equal(o Registrar) bool {
+	return o.Driver.Name == r.Driver.Name && o.RootDir == r.RootDir && o.Driver.Equal(r.Driver)
+}
 
 // add adds a registrar, or its workload to an equal one: there may be a DaemonSet for each
 // architecture.
 func (res *Result) add(r Registrar) {
-	i := slices.IndexFunc(res.Registrars, func(o Registrar) bool { return o.Driver.Equal(r.Driver) && o.RootDir == r.RootDir })
-	if i < 0 {
-		res.Registrars = append(res.Registrars, r)
+	if i := slices.IndexFunc(res.Registrars, r.equal); i >= 0 {
+		o := &res.Registrars[i]
+		// The registrars of a workload follow each other.
+		if o.Workloads[len(o.Workloads)-1] != r.Workloads[0] {
+			o.Workloads = append(o.Workloads, r.Workloads...)
+		}
 		return
 	}
-	if o := &res.Registrars[i]; !slices.Contains(o.Workloads, r.Workloads[0]) {
-		o.Workloads = append(o.Workloads, r.Workloads...)
-	}
+	res.Registrars = append(res.Registrars, r)
 }
 
 // refuseConflicts refuses all registrars that cannot be in one configuration, because it cannot
@@ -137,8 +170,7 @@ func (res *Result) refuseConflicts() {
 	all := slices.Clone(res.Registrars)
 	res.Registrars = slices.DeleteFunc(res.Registrars, func(r Registrar) bool {
 		for _, o := range all {
-			same := o.Driver.Equal(r.Driver) && o.RootDir == r.RootDir
-			if reason := conflict(r, o); !same && reason != "" {
+			if reason := conflict(r, o); reason != "" && !r.equal(o) {
 				res.refuse(r.from(), hintOne, "%s", reason)
 				return true
 			}
@@ -177,19 +209,15 @@ func sharedPath(a, b config.Driver) string {
 	return ""
 }
 
-func noRegistrar(manifests []Manifest, operators []string, forWindows bool) Refusal {
+func noRegistrar(manifests []Manifest, forWindows bool) Refusal {
 	var names []string
 	for _, m := range manifests {
 		names = append(names, m.Name)
 	}
 	r := Refusal{strings.Join(names, ", "), "there is no workload with a node-driver-registrar",
-		"import the manifest of the driver's node plugin, or " + hintCluster}
-	switch {
-	case forWindows:
+		"import the manifest of the driver's node plugin; if an operator creates it, " + hintCluster}
+	if forWindows {
 		r.Reason, r.Hint = "the only node-driver-registrar is for Windows", "import the manifest of the driver's node plugin for Linux"
-	case len(operators) > 0:
-		r.Hint = fmt.Sprintf("an operator (%s) creates it: %s; for how to remove the sidecar there, see from-the-sidecar.md",
-			strings.Join(operators, ", "), hintCluster)
 	}
 	return r
 }

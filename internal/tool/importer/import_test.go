@@ -1,4 +1,4 @@
-package compat
+package importer
 
 import (
 	"cmp"
@@ -136,63 +136,6 @@ func drivers(res Result) string {
 	return strings.Join(out, " ")
 }
 
-// A provisioner counts only in a StorageClass: a file of Helm values may have a table of that name.
-func TestProvisionerThatIsNoName(t *testing.T) {
-	good := string(manifest(t, "testdata/good/nfs.yaml").Data)
-	for _, other := range []string{"provisioner: {replicaCount: 2}", "kind: X\nprovisioner: {}", "kind: StorageClass\nprovisioner: [a]"} {
-		if res := Import([]Manifest{{Name: "x", Data: []byte(good + "\n---\n" + other + "\n")}}, nil); len(res.Refused) > 0 {
-			t.Errorf("%q: %+v", other, res.Refused)
-		}
-	}
-}
-
-// The time to find provisioners that may be names grows neither with the cube of the manifest's
-// size nor with the square of the number of StorageClasses.
-func TestManyProvisioners(t *testing.T) {
-	noname := string(manifest(t, "testdata/bad/noname.yaml").Data)
-	for _, test := range []struct{ classes, registrars int }{{500, 500}, {30_000, 1}} {
-		var b strings.Builder
-		for i := range test.classes {
-			fmt.Fprintf(&b, "kind: StorageClass\nprovisioner: p%d.example.com\n---\n", i)
-		}
-		b.WriteString(strings.Repeat(noname+"\n---\n", test.registrars))
-		with := Manifest{Name: "x", Data: []byte(b.String())}
-		without := Manifest{Name: "x", Data: []byte(strings.ReplaceAll(b.String(), "StorageClass", "Other"))}
-		// Three times, because other work on the machine counts as well.
-		slow := 0
-		for range 3 {
-			start := time.Now()
-			Import([]Manifest{without}, nil)
-			limit := 4 * time.Since(start)
-			start = time.Now()
-			res := Import([]Manifest{with}, nil)
-			if len(res.Refused) != test.registrars {
-				t.Fatalf("%+v: %d refused", test, len(res.Refused))
-			}
-			if time.Since(start) <= limit {
-				break
-			}
-			slow++
-		}
-		if slow == 3 {
-			t.Errorf("%+v: it takes more than four times as long as without StorageClasses", test)
-		}
-	}
-}
-
-// A provisioner that several StorageClasses have is suggested once.
-func TestProvisionersAreSuggestedOnce(t *testing.T) {
-	var b strings.Builder
-	for _, i := range []int{0, 1, 0, 2, 3} {
-		fmt.Fprintf(&b, "kind: StorageClass\nprovisioner: p%d.example.com\n---\n", i)
-	}
-	b.Write(manifest(t, "testdata/bad/noname.yaml").Data)
-	res := Import([]Manifest{{Name: "x", Data: []byte(b.String())}}, nil)
-	if len(res.Refused) != 1 || !strings.HasSuffix(res.Refused[0].Hint, "it may be p0.example.com or p1.example.com or p2.example.com, like the provisioner of a StorageClass") {
-		t.Errorf("%+v", res.Refused)
-	}
-}
-
 // The name is that of a flag of the driver, as published drivers have it.
 func TestNameOfFlag(t *testing.T) {
 	m := manifest(t, "testdata/bad/noname.yaml")
@@ -242,8 +185,8 @@ func driverPod(name, dir string) string {
 kind: DaemonSet
 metadata: {name: %s}
 spec: {template: {spec: {
-  volumes: [{name: s, hostPath: {path: /var/lib/kubelet/plugins/%s}}, {name: r, hostPath: {path: /var/lib/kubelet/plugins_registry}}],
-  containers: [{name: driver, volumeMounts: [{name: s, mountPath: /csi}]},
+  volumes: [{name: k, hostPath: {path: /var/lib/kubelet}}, {name: s, hostPath: {path: /var/lib/kubelet/plugins/%s}}, {name: r, hostPath: {path: /var/lib/kubelet/plugins_registry}}],
+  containers: [{name: driver, volumeMounts: [{name: s, mountPath: /csi}, {name: k, mountPath: /var/lib/kubelet, mountPropagation: Bidirectional}]},
     {name: registrar, image: node-driver-registrar, args: [--csi-address=/csi/csi.sock, --kubelet-registration-path=/var/lib/kubelet/plugins/%[2]s/csi.sock],
       volumeMounts: [{name: s, mountPath: /csi}, {name: r, mountPath: /registration}]}]}}}
 `, name, dir)
@@ -302,6 +245,7 @@ func TestVolumesOfTheRegistrar(t *testing.T) {
 		{"makes its parent", "path: /srv/x", "path: /srv", "a.example.com/csi.sock", "", []MountRef{{"driver", "mine", socketDirMount, ""}}},
 		{"must exist", "path: " + dir + ", type: Directory", "path: /var/lib/kubelet", "csi.sock", "", nil},
 		{"made by the driver's volume as well", "path: " + dir, "path: " + dir + ", type: DirectoryOrCreate", "csi.sock", "", nil},
+		{"not made by one that must exist", "path: " + dir, "path: " + dir + ", type: Directory", "csi.sock", "", []MountRef{{"driver", "mine", socketDirMount, ""}}},
 		{"made by a volume below", "path: " + dir, "path: " + dir + "/data", "csi.sock", "", nil},
 		{"made by the kubelet", "path: /var/lib/kubelet/plugins", "path: /var/lib/kubelet", "a.example.com/csi.sock", "", nil},
 	} {
@@ -345,7 +289,97 @@ func TestWorkloadsOfOneDriver(t *testing.T) {
 	}
 }
 
-// One file is for one kubelet: the one that most drivers are for.
+// The drop-in of one driver names only its own workloads.
+func TestDropInOfOneOfTwoDrivers(t *testing.T) {
+	res := Import([]Manifest{{Name: "x", Data: []byte(driverPod("one", "a.example.com") + driverPod("two", "b.example.com") +
+		csiDriverObject("a.example.com") + csiDriverObject("b.example.com"))}}, nil)
+	if len(res.Registrars) != 2 {
+		t.Fatalf("%+v", res)
+	}
+	var b strings.Builder
+	if err := WriteDropIn(&b, res.Registrars[:1], res.Edits); err != nil {
+		t.Fatal(err)
+	}
+	if text := b.String(); !strings.Contains(text, "DaemonSet one\n") || strings.Contains(text, "two") {
+		t.Error(text)
+	}
+}
+
+// A container that only probes the driver has no use without it.
+func TestWholeWorkload(t *testing.T) {
+	const driver = "{name: driver, "
+	for container, whole := range map[string]bool{driver: false, "{name: liveness-probe, ": true} {
+		m := strings.Replace(driverPod("a", "a.example.com"), driver, container, 1) + csiDriverObject("a.example.com")
+		res := Import([]Manifest{{Name: "x", Data: []byte(m)}}, nil)
+		if len(res.Edits) != 1 || res.Edits[0].Whole != whole {
+			t.Errorf("%s: %+v", container, res)
+		}
+	}
+}
+
+// An object that another one made is not changed: its owner is.
+func TestOwnedObjects(t *testing.T) {
+	for kind, want := range map[string]string{"ReplicaSet": "", "DaemonSet": "a.example.com"} {
+		m := strings.Replace(driverPod("a", "a.example.com"), "kind: DaemonSet\nmetadata: {name: a}",
+			"kind: "+kind+"\nmetadata: {name: a, ownerReferences: [{kind: Deployment, name: a}]}", 1)
+		if res := Import([]Manifest{{Name: "x", Data: []byte(m + csiDriverObject("a.example.com"))}}, nil); drivers(res) != want {
+			t.Errorf("%s: %+v", kind, res)
+		}
+	}
+}
+
+// Two manifests may have the same CSIDriver object, and only one of them the field.
+func TestVolumeLimitThatTheKubeletUpdates(t *testing.T) {
+	updates := csiDriverObject("a.example.com") + "spec: {nodeAllocatableUpdatePeriodSeconds: 60}\n"
+	for _, objects := range []string{updates + csiDriverObject("a.example.com"), csiDriverObject("a.example.com") + updates} {
+		res := Import([]Manifest{{Name: "x", Data: []byte(driverPod("a", "a.example.com") + objects)}}, nil)
+		if len(res.Registrars) != 1 || res.Registrars[0].Driver.WhenLimitChanges != config.Leave {
+			t.Errorf("%+v", res)
+		}
+	}
+}
+
+// A subPath does not lead out of its volume.
+func TestSubPathOutOfItsVolume(t *testing.T) {
+	p := podSpec{Volumes: []volume{{Name: "v", HostPath: &hostPath{Path: "/srv/v"}}}}
+	for sub, want := range map[string]string{"x": "/srv/v/x/s", "../../etc": "/srv/v/etc/s", "": "/srv/v/s"} {
+		c := container{VolumeMounts: []volumeMount{{Name: "v", MountPath: "/csi", SubPath: sub}}}
+		if got, err := p.hostPath(c, "/csi/s"); err != nil || got != want {
+			t.Errorf("%q: %s, %v", sub, got, err)
+		}
+	}
+}
+
+// The socket of a driver has a path of at most 107 bytes.
+func TestLongestSocket(t *testing.T) {
+	for length, ok := range map[int]bool{107: true, 108: false} {
+		if err := checkPath("/" + strings.Repeat("x", length-1)); (err == nil) != ok {
+			t.Errorf("%d bytes: %v", length, err)
+		}
+	}
+}
+
+// Variables can double each other: all of a value is limited to 64 KiB.
+func TestLongestValue(t *testing.T) {
+	half := strings.Repeat("x", 30<<10)
+	c := container{Env: []envVar{{Name: "A", Value: half}, {Name: "B", Value: "$(A)$(A)"}, {Name: "C", Value: "$(B)$(A)"}}}
+	for value, ok := range map[string]bool{"$(B)": true, "$(C)": false, "$(A)$(A)$(A)": false} {
+		if got, err := c.expand(value); (err == nil) != ok || ok && len(got) != 60<<10 {
+			t.Errorf("%s: %d bytes, %v", value, len(got), err)
+		}
+	}
+}
+
+// One of the names that flags have is that of the directory.
+func TestNameOfTwoFlags(t *testing.T) {
+	m := strings.NewReplacer("{name: driver, ", "{name: driver, args: [--drivername=a.example.com], ",
+		"containers: [", "containers: [{name: other, args: [--drivername=b.example.com]}, ").Replace(driverPod("a", "b.example.com"))
+	if res := Import([]Manifest{{Name: "x", Data: []byte(m)}}, nil); drivers(res) != "b.example.com" {
+		t.Errorf("%+v", res)
+	}
+}
+
+// A file is for one kubelet: that of most drivers.
 func TestRootDirectories(t *testing.T) {
 	elsewhere := strings.ReplaceAll(driverPod("c", "c.example.com")+csiDriverObject("c.example.com"), "/var/lib/kubelet", "/data/kubelet")
 	rest := driverPod("a", "a.example.com") + driverPod("b", "b.example.com") + csiDriverObject("a.example.com") + csiDriverObject("b.example.com")
@@ -374,15 +408,11 @@ func TestNameByHelmRelease(t *testing.T) {
 func TestManagedWorkloads(t *testing.T) {
 	for metadata, want := range map[string]string{
 		"labels: {app.kubernetes.io/managed-by: Helm}":                                                    "",
-		"labels: {longhorn.io/managed-by: longhorn-manager}":                                              "Longhorn",
-		"labels: {app.kubernetes.io/managed-by: EKS}":                                                     "an EKS add-on",
-		"labels: {app.kubernetes.io/managed-by: x-operator}":                                              "x-operator",
+		"labels: {longhorn.io/managed-by: longhorn-manager}":                                              "longhorn-manager",
+		"labels: {app.kubernetes.io/managed-by: EKS}":                                                     "EKS",
 		"labels: {addonmanager.kubernetes.io/mode: EnsureExists}":                                         "",
 		"labels: {addonmanager.kubernetes.io/mode: Reconcile}":                                            "the addon manager of the cluster",
-		"annotations: {operator.openshift.io/spec-hash: 0a1b}":                                            "an operator of OpenShift",
-		"ownerReferences: [{apiVersion: csi.ceph.io/v1, kind: Driver, name: rbd}]":                        "ceph-csi-operator",
-		"ownerReferences: [{apiVersion: apps/v1, kind: Deployment, name: rook-ceph-operator}]":            "Rook",
-		"ownerReferences: [{apiVersion: piraeus.io/v1, kind: LinstorCluster, name: linstorcluster}]":      "Piraeus",
+		"ownerReferences: [{apiVersion: csi.ceph.io/v1, kind: Driver, name: rbd}]":                        "Driver/rbd",
 		"ownerReferences: [{apiVersion: storage.example/v1, kind: HPECSIDriver, name: \"a b\\nhint: \"}]": `"HPECSIDriver/a b\nhint: "`,
 	} {
 		m := strings.Replace(driverPod("a", "a.example.com"), "metadata: {", "metadata: {"+metadata+", ", 1) + csiDriverObject("a.example.com")
@@ -392,10 +422,37 @@ func TestManagedWorkloads(t *testing.T) {
 		}
 		var warnings []string
 		if want != "" {
-			warnings = []string{"this workload is managed by " + want + ", which restores the sidecar: see from-the-sidecar.md"}
+			warnings = []string{"this workload is managed by " + want + ", which restores the sidecar: see rollout.md, way B"}
 		}
 		if !slices.Equal(res.Edits[0].Warnings, warnings) {
 			t.Errorf("%s: %q, want %q", metadata, res.Edits[0].Warnings, warnings)
+		}
+	}
+}
+
+// The kubelet's directory must be in the container that mounts, at the same path and Bidirectional.
+func TestMountsThatDoNotReachTheKubelet(t *testing.T) {
+	const good = "{name: k, mountPath: /var/lib/kubelet, mountPropagation: Bidirectional}"
+	const unless = ": volumes do not reach the pods, unless the driver mounts on the node itself (nsenter)"
+	for name, test := range map[string]struct{ old, new, want string }{
+		"right":                   {good, good, ""},
+		"only pods":               {good, "{name: k, mountPath: /var/lib/kubelet/pods, subPath: pods, mountPropagation: Bidirectional}", ""},
+		"all of the node":         {"path: /var/lib/kubelet}}, {name: s", "path: /}}, {name: s", "the container driver has /pods of the node at /var/lib/kubelet/pods" + unless},
+		"no mount":                {", " + good, "", "the container driver does not mount /var/lib/kubelet/pods" + unless},
+		"at another path":         {good, "{name: k, mountPath: /host, mountPropagation: Bidirectional}", "the container driver does not mount /var/lib/kubelet/pods" + unless},
+		"no propagation":          {", mountPropagation: Bidirectional", "", "the mount of the volume k in the container driver has no mountPropagation: Bidirectional" + unless},
+		"propagation to it":       {"Bidirectional", "HostToContainer", "the mount of the volume k in the container driver has no mountPropagation: Bidirectional" + unless},
+		"of another kubelet":      {"path: /var/lib/kubelet}}, {name: s", "path: /var/lib/k0s/kubelet}}, {name: s", "the container driver has /var/lib/k0s/kubelet/pods of the node at /var/lib/kubelet/pods" + unless},
+		"an emptyDir":             {"{name: k, hostPath: {path: /var/lib/kubelet}}", "{name: k, emptyDir: {}}", "the mount of the volume k in the container driver has no mountPropagation: Bidirectional" + unless},
+		"another container of it": {"{name: driver, volumeMounts: [{name: s, mountPath: /csi}, " + good + "]}", "{name: driver, volumeMounts: [{name: s, mountPath: /csi}]}, {name: mounter, volumeMounts: [" + good + "]}", ""},
+	} {
+		m := driverPod("a", "a.example.com")
+		if !strings.Contains(m, test.old) {
+			t.Fatalf("%s: no %q in %s", name, test.old, m)
+		}
+		res := Import([]Manifest{{Name: "x", Data: []byte(strings.Replace(m, test.old, test.new, 1) + csiDriverObject("a.example.com"))}}, nil)
+		if len(res.Edits) != 1 || strings.Join(res.Edits[0].Warnings, "\n") != test.want {
+			t.Errorf("%s: %+v, want %q", name, res, test.want)
 		}
 	}
 }
@@ -412,7 +469,7 @@ func TestOneIsWrong(t *testing.T) {
 // A mount inside of another one counts there; directories whose names only begin alike do not.
 func TestDeepestMount(t *testing.T) {
 	c := container{VolumeMounts: []volumeMount{
-		{Name: "deep", MountPath: "/csi/sockets/"}, {Name: "outer", MountPath: "/csi"}, {Name: "root", MountPath: "/"}, {Name: "alike", MountPath: "/csi/sock"},
+		{Name: "outer", MountPath: "/csi"}, {Name: "deep", MountPath: "/csi/sockets/"}, {Name: "root", MountPath: "/"}, {Name: "alike", MountPath: "/csi/sock"},
 	}}
 	for file, want := range map[string]string{
 		"/csi/sockets/csi.sock": "deep", "/csi/csi.sock": "outer", "/csi/sockets2": "outer", "/csi": "outer", "/run/x": "root",
@@ -432,6 +489,20 @@ func TestShortTimeout(t *testing.T) {
 	c.Args = []string{"--timeout", "9s", "--timeout=8s"}
 	if d, err := c.timeout(5 * time.Second); err != nil || d != 8*time.Second {
 		t.Errorf("%v, %v", d, err)
+	}
+}
+
+// DDN's and NexentaStor's drivers listen below plugins_registry.
+func TestDriverSocketBelowTheRegistry(t *testing.T) {
+	for dir, want := range map[string]bool{"/var/lib/kubelet/plugins_registry/a.example.com": true, "/var/lib/kubelet/plugins/a.example.com": false} {
+		m := strings.ReplaceAll(driverPod("a", "a.example.com"), "/var/lib/kubelet/plugins/a.example.com", dir) + csiDriverObject("a.example.com")
+		res := Import([]Manifest{{Name: "x", Data: []byte(m)}}, nil)
+		if len(res.Registrars) != 1 {
+			t.Fatalf("%+v", res)
+		}
+		if got := strings.Contains(strings.Join(res.Registrars[0].Comments, " "), "is below plugins_registry"); got != want {
+			t.Errorf("%s: %q", dir, res.Registrars[0].Comments)
+		}
 	}
 }
 
@@ -478,4 +549,38 @@ func FuzzImport(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestOwnerOfTheContainer checks that the owner of the socket is the user of the container that has
+// the socket's directory, before the pod's, and none if two have it.
+func TestOwnerOfTheContainer(t *testing.T) {
+	data, err := os.ReadFile("testdata/good/other-root.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const driver = "        - name: driver\n"
+	if !strings.Contains(string(data), driver) {
+		t.Fatalf("the manifest has no %q", driver)
+	}
+	const helper = "        - name: helper\n          image: x/helper:1\n          securityContext: {runAsUser: 4000}\n"
+	const user = "          securityContext: {runAsUser: 3000}\n"
+	for name, c := range map[string]struct{ with, want string }{
+		"its user":           {driver + user, `socket_owner = "3000"`},
+		"beside a container": {helper + driver + user, `socket_owner = "3000"`},
+		"two that have it": {"        - name: second\n          image: x/second:1\n          securityContext: {runAsUser: 5000}\n" +
+			"          volumeMounts: [{name: all, mountPath: /data}]\n" + driver + user, ""},
+	} {
+		text := strings.Replace(string(data), driver, c.with, 1)
+		res := Import([]Manifest{{Name: "x.yaml", Data: []byte(text)}}, nil)
+		if len(res.Registrars) != 1 {
+			t.Fatalf("%s: %+v", name, res)
+		}
+		var b strings.Builder
+		if err := WriteDropIn(&b, res.Registrars, res.Edits); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(b.String(), c.want) || c.want == "" && strings.Contains(b.String(), "socket_owner") {
+			t.Errorf("%s: %s", name, b.String())
+		}
+	}
 }

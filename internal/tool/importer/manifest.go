@@ -1,10 +1,13 @@
-package compat
+package importer
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"iter"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -12,7 +15,6 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"csi-registrar/internal/sys/safetext"
-	"csi-registrar/internal/node/status"
 )
 
 // Manifest is one file, or standard input.
@@ -23,12 +25,11 @@ type Manifest struct {
 
 // object is the part of a Kubernetes object that is the same for all kinds.
 type object struct {
-	APIVersion  string `yaml:"apiVersion"`
-	Kind        string
-	Metadata    metadata
-	Provisioner yaml.Node // decoded only for a StorageClass
-	Spec        yaml.Node // decoded only for some kinds
-	Items       []object
+	APIVersion string `yaml:"apiVersion"`
+	Kind       string
+	Metadata   metadata
+	Spec       yaml.Node // decoded only for some kinds
+	Items      []object
 }
 
 type metadata struct {
@@ -45,14 +46,15 @@ type ownerReference struct {
 	Name       string
 }
 
+const helmPrefix = "meta.helm.sh/release-"
+
 // helmRelease identifies the Helm release that installed an object of a cluster. It is empty for
 // objects that Helm did not install, and for rendered charts.
 func (m metadata) helmRelease() string {
-	const prefix = "meta.helm.sh/release-"
-	if m.Annotations[prefix+"name"] == "" {
+	if m.Annotations[helmPrefix+"name"] == "" {
 		return ""
 	}
-	return m.Annotations[prefix+"namespace"] + "/" + m.Annotations[prefix+"name"]
+	return m.Annotations[helmPrefix+"namespace"] + "/" + m.Annotations[helmPrefix+"name"]
 }
 
 // workload is an object that creates pods, or a pod.
@@ -72,50 +74,29 @@ func (w *workload) String() string {
 
 // csiDriver is a CSIDriver object.
 type csiDriver struct {
-	file         string
-	name         string
-	helmRelease  string
-	updatePeriod int64 // nodeAllocatableUpdatePeriodSeconds; 0: not set
+	file        string
+	name        string
+	helmRelease string
+	updated     bool // it has nodeAllocatableUpdatePeriodSeconds
+	prevents    bool // preventPodSchedulingIfMissing
 }
 
 // podSpec is the part of a pod that Import needs.
 type podSpec struct {
-	HostNetwork  bool              `yaml:"hostNetwork"`
-	NodeSelector map[string]string `yaml:"nodeSelector"`
-	OS           struct{ Name string }
-	Affinity     struct {
-		Node struct {
-			Required struct {
-				Terms []nodeSelectorTerm `yaml:"nodeSelectorTerms"`
-			} `yaml:"requiredDuringSchedulingIgnoredDuringExecution"`
-		} `yaml:"nodeAffinity"`
-	}
+	NodeSelector    map[string]string `yaml:"nodeSelector"`
 	Containers      []container
 	InitContainers  []container `yaml:"initContainers"`
 	Volumes         []volume
 	SecurityContext securityContext `yaml:"securityContext"`
 }
 
-// nodeSelectorTerm is one of the alternatives of a node affinity.
-type nodeSelectorTerm struct {
-	Expressions []struct {
-		Key, Operator string
-		Values        []string
-	} `yaml:"matchExpressions"`
-}
-
-// needsWindows reports whether only nodes with Windows match the term.
-func (t nodeSelectorTerm) needsWindows() bool {
-	for _, e := range t.Expressions {
-		if e.Key == osLabel && e.Operator == "In" && slices.Equal(e.Values, []string{windows}) {
-			return true
-		}
+func (p podSpec) size() int {
+	n := len(p.Containers) + len(p.InitContainers) + len(p.Volumes)
+	for _, c := range p.all() {
+		n += len(c.VolumeMounts)
 	}
-	return false
+	return n
 }
-
-// osLabel is the label of a node with its operating system.
-const osLabel, windows = "kubernetes.io/os", "windows"
 
 // all lists the containers; a sidecar may be among the init containers.
 func (p podSpec) all() []container { return slices.Concat(p.Containers, p.InitContainers) }
@@ -141,6 +122,7 @@ type volumeMount struct {
 	MountPath   string `yaml:"mountPath"`
 	SubPath     string `yaml:"subPath"`
 	SubPathExpr string `yaml:"subPathExpr"`
+	Propagation string `yaml:"mountPropagation"`
 }
 
 type volume struct {
@@ -161,19 +143,11 @@ type securityContext struct {
 
 // objects holds the parts of all manifests that Import needs.
 type objects struct {
-	workloads []*workload
-	drivers   []csiDriver
-	operators []string // that create the DaemonSets of a driver
-	// provisioners of StorageClasses that can be the name of a driver.
-	provisioners []string
-	refused      []Refusal
-}
-
-// addOperator adds the name of an operator; empty: there is none.
-func (o *objects) addOperator(name string) {
-	if name != "" && !slices.Contains(o.operators, name) {
-		o.operators = append(o.operators, name)
-	}
+	found         func(*workload) // is called for each
+	registrations []*registration
+	drivers       []csiDriver
+	notes         []string // what was ignored intentionally
+	refused       []Refusal
 }
 
 // refuse adds an object that cannot be read, and reports whether its manifest is a template.
@@ -187,8 +161,19 @@ func (o *objects) refuse(m Manifest, where, what string, err error) bool {
 	return template
 }
 
-// read collects the objects of a manifest.
+// read collects the objects of a manifest. The items of a long list are read one by one, because
+// the decoder needs about 60 bytes for each byte of a document; whatever is not as kubectl prints
+// it, or has an error, is read as a whole.
 func (o *objects) read(m Manifest) {
+	before := *o
+	if items, ok := splitItems(m.Data); ok && o.readItems(m, items) {
+		return
+	}
+	*o = before
+	if len(m.Data) > maxWhole {
+		o.refused = append(o.refused, Refusal{m.Name, fmt.Sprintf("it has more than %d MiB, and is not a list without errors as kubectl prints it", maxWhole>>20), hintCluster})
+		return
+	}
 	dec := yaml.NewDecoder(bytes.NewReader(m.Data))
 	for n := 1; ; n++ {
 		var obj object
@@ -207,24 +192,103 @@ func (o *objects) read(m Manifest) {
 	}
 }
 
+// readItems collects the items of a list, and reports whether all could be read.
+func (o *objects) readItems(m Manifest, items iter.Seq[[]byte]) bool {
+	refused := len(o.refused)
+	for item := range items {
+		var list []object
+		if err := yaml.Unmarshal(item, &list); err != nil || len(list) != 1 {
+			return false
+		}
+		switch o.add(m, list[0]); {
+		case len(o.refused) > refused:
+			return false // the error has the line of the item
+		case len(o.registrations) > maxRegistrars:
+			return true
+		}
+	}
+	return true
+}
+
+// splitItems returns the items of a manifest that is one list, in JSON or in YAML's block style,
+// each as a list of one. In YAML nothing else may begin a line, and there may be no alias, which
+// could be defined elsewhere.
+func splitItems(data []byte) (iter.Seq[[]byte], bool) {
+	if items, ok := splitJSON(data); ok {
+		return items, true
+	}
+	head, rest, ok := bytes.Cut(data, []byte("\nitems:\n"))
+	if !ok || !bytes.HasPrefix(rest, []byte("- ")) || !listHead().Match(head) || alias().Match(rest) {
+		return nil, false
+	}
+	tail := bytes.LastIndex(rest, []byte("\nkind: List\n"))
+	if tail >= 0 && listTail().Match(rest[tail+1:]) {
+		rest = rest[:tail+1]
+	}
+	for line := range bytes.Lines(rest) {
+		if c := line[0]; c != ' ' && c != '\n' && !bytes.HasPrefix(line, []byte("- ")) {
+			return nil, false
+		}
+	}
+	return func(yield func([]byte) bool) {
+		for start := 0; start < len(rest); {
+			end := len(rest)
+			if i := bytes.Index(rest[start+1:], []byte("\n- ")); i >= 0 {
+				end = start + 1 + i + 1
+			}
+			if !yield(rest[start:end]) {
+				return
+			}
+			start = end
+		}
+	}, true
+}
+
+// splitJSON is splitItems for JSON.
+func splitJSON(data []byte) (iter.Seq[[]byte], bool) {
+	var list struct {
+		APIVersion, Kind string
+		Metadata         json.RawMessage
+		Items            []json.RawMessage
+	}
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.DisallowUnknownFields()
+	if dec.Decode(&list) != nil || list.Kind != "List" || len(bytes.TrimSpace(data[dec.InputOffset():])) > 0 {
+		return nil, false
+	}
+	return func(yield func([]byte) bool) {
+		for _, item := range list.Items {
+			if !yield(slices.Concat([]byte("["), item, []byte("]"))) {
+				return
+			}
+		}
+	}, true
+}
+
+const (
+	// maxRegistrars is more than all nodes of a cluster have.
+	maxRegistrars = 4096
+	// maxWhole limits what the decoder gets in one piece.
+	maxWhole = 8 << 20
+)
+
+// maxContainers limits the containers, volumes and mounts of a pod. Kubernetes' own limit is the
+// size of an object, 1.5 MiB.
+const maxContainers = 1000
+
 func (o *objects) add(m Manifest, obj object) {
 	for _, item := range obj.Items {
 		o.add(m, item)
 	}
-	o.addOperator(operatorOf(obj))
 	var err error
 	switch obj.Kind {
-	case "StorageClass":
-		var name string
-		if obj.Provisioner.Decode(&name) == nil && status.CheckName(name) == nil {
-			o.provisioners = append(o.provisioners, name)
-		}
 	case "CSIDriver":
 		var spec struct {
 			UpdatePeriod int64 `yaml:"nodeAllocatableUpdatePeriodSeconds"`
+			Prevents     bool  `yaml:"preventPodSchedulingIfMissing"`
 		}
 		if err = obj.Spec.Decode(&spec); err == nil || obj.Spec.IsZero() {
-			o.drivers = append(o.drivers, csiDriver{m.Name, obj.Metadata.Name, obj.Metadata.helmRelease(), spec.UpdatePeriod})
+			o.drivers = append(o.drivers, csiDriver{m.Name, obj.Metadata.Name, obj.Metadata.helmRelease(), spec.UpdatePeriod > 0, spec.Prevents})
 			return
 		}
 	case "DaemonSet", "Deployment", "ReplicaSet", "StatefulSet", "Pod":
@@ -237,13 +301,16 @@ func (o *objects) add(m Manifest, obj object) {
 		}
 		if err = obj.Spec.Decode(&spec); err == nil {
 			w := &workload{file: m.Name, kind: obj.Kind, metadata: obj.Metadata, pod: spec.Template.Spec}
+			// kubectl keeps the whole object in one of the others.
+			maps.DeleteFunc(w.Annotations, func(key, _ string) bool { return !strings.HasPrefix(key, helmPrefix) })
 			if obj.Kind == "Pod" {
 				w.pod = spec.podSpec
 			}
-			o.workloads = append(o.workloads, w)
-			for _, c := range w.pod.all() {
-				o.addOperator(operatorIn(c.Image))
+			if w.pod.size() > maxContainers {
+				err = fmt.Errorf("it has more than %d containers, volumes and mounts", maxContainers)
+				break
 			}
+			o.found(w)
 		}
 	}
 	if err != nil {

@@ -1,4 +1,4 @@
-package compat
+package importer
 
 import (
 	"errors"
@@ -7,8 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"csi-registrar/internal/node/csiname"
 	"csi-registrar/internal/sys/safetext"
-	"csi-registrar/internal/node/status"
 )
 
 // GivenName is a driver's name from the command line.
@@ -37,53 +37,64 @@ var errName = errors.New("the driver's name is not in the manifest")
 
 // findNames sets the driver of each registration, or the error if the name is not known.
 func findNames(rs []*registration, drivers []csiDriver, given []GivenName) {
+	known, releases := map[string]bool{}, map[string][]string{}
+	for _, d := range drivers {
+		known[d.name] = true
+		releases[d.helmRelease] = append(releases[d.helmRelease], d.name)
+	}
 	for _, r := range rs {
 		if i := slices.IndexFunc(given, func(g GivenName) bool { return g.Workload == "" || g.matches(r) }); i >= 0 {
 			r.driver, r.certain = given[i].Driver, true
 		} else {
-			r.ownName(drivers)
+			r.ownName(known, releases)
 		}
 	}
 	// The other registrations may have the names of the other CSIDriver objects: first those of the
 	// same file, then all.
-	eliminate(rs, drivers, func(r *registration, file string) bool { return r.file == file })
-	eliminate(rs, drivers, func(*registration, string) bool { return true })
-	taken := map[string]bool{}
-	for _, r := range rs {
-		taken[r.driver] = true
-	}
+	eliminate(rs, drivers, func(file string) string { return file })
+	eliminate(rs, drivers, func(string) string { return "" })
 	for _, r := range rs {
 		if r.driver == "" {
 			r.err = nameError(r.candidates)
-			if slices.ContainsFunc(rs, func(o *registration) bool { return o.driver == "" && o.socket != r.socket }) {
-				r.provisioners = nil
-			}
-			r.provisioners = slices.DeleteFunc(slices.Clone(r.provisioners), func(name string) bool { return taken[name] })
 		}
 	}
 }
 
 // eliminate names each registration for which exactly one CSIDriver object in scope is left, unless
 // another driver could have that name as well.
-func eliminate(rs []*registration, drivers []csiDriver, inScope func(r *registration, file string) bool) {
+func eliminate(rs []*registration, drivers []csiDriver, scope func(file string) string) {
+	taken := map[string]bool{}
+	for _, r := range rs {
+		taken[r.driver] = true
+	}
+	left := map[string][]string{} // names that are not taken, by scope
+	for _, d := range drivers {
+		if !taken[d.name] {
+			left[scope(d.file)] = append(left[scope(d.file)], d.name)
+		}
+	}
+	for key, names := range left {
+		slices.Sort(names)
+		left[key] = slices.Compact(names)
+	}
+	sockets := map[string]string{} // of the registrations with only this name; empty: several
 	var unnamed []*registration
 	for _, r := range rs {
 		if r.driver != "" || len(r.candidates) > 0 {
 			continue
 		}
-		for _, d := range drivers {
-			taken := slices.ContainsFunc(rs, func(o *registration) bool { return o.driver == d.name })
-			if inScope(r, d.file) && !taken && !slices.Contains(r.candidates, d.name) {
-				r.candidates = append(r.candidates, d.name)
+		r.candidates = left[scope(r.file)]
+		unnamed = append(unnamed, r)
+		if len(r.candidates) == 1 {
+			if socket, seen := sockets[r.candidates[0]]; seen && socket != r.socket {
+				sockets[r.candidates[0]] = ""
+			} else {
+				sockets[r.candidates[0]] = r.socket
 			}
 		}
-		unnamed = append(unnamed, r)
 	}
 	for _, r := range unnamed {
-		shared := slices.ContainsFunc(unnamed, func(o *registration) bool {
-			return o.socket != r.socket && slices.Equal(o.candidates, r.candidates)
-		})
-		if len(r.candidates) == 1 && !shared {
+		if len(r.candidates) == 1 && sockets[r.candidates[0]] == r.socket {
 			r.driver = r.candidates[0]
 		}
 	}
@@ -94,7 +105,6 @@ func nameError(names []string) error {
 	if len(names) == 0 {
 		return errName
 	}
-	slices.Sort(names)
 	var words []string
 	for _, n := range names[:min(len(names), 10)] {
 		words = append(words, safetext.Word(n))
@@ -114,7 +124,7 @@ var nameFlags = []string{
 // ownName derives the driver's name from the flag of a container of the pod, the CSIDriver object
 // with the name of a directory on the socket's path, or the CSIDriver object of the same Helm
 // release. It sets the candidates if there are several names.
-func (r *registration) ownName(drivers []csiDriver) {
+func (r *registration) ownName(known map[string]bool, releases map[string][]string) {
 	var names []string
 	for _, c := range r.pod.all() {
 		if c.isRegistrar() {
@@ -127,7 +137,7 @@ func (r *registration) ownName(drivers []csiDriver) {
 			}
 		}
 	}
-	dir, inPath := r.directory(), r.nameInPath(drivers)
+	dir, inPath := r.directory(), r.nameInPath(known)
 	switch {
 	case len(names) == 1:
 		r.driver, r.certain = names[0], true
@@ -136,14 +146,10 @@ func (r *registration) ownName(drivers []csiDriver) {
 	case len(names) == 0 && inPath != "":
 		r.driver, r.certain = inPath, true
 	case len(names) > 1:
+		slices.Sort(names)
 		r.candidates = names
 	case r.helmRelease() != "":
-		for _, d := range drivers {
-			if d.helmRelease == r.helmRelease() {
-				names = append(names, d.name)
-			}
-		}
-		if len(names) == 1 {
+		if names := releases[r.helmRelease()]; len(names) == 1 {
 			r.driver = names[0]
 		}
 	}
@@ -151,9 +157,9 @@ func (r *registration) ownName(drivers []csiDriver) {
 
 // nameInPath returns the name of the CSIDriver object that a directory on the socket's path has. It
 // need not be the last one: TopoLVM's socket is in topolvm.io/node.
-func (r *registration) nameInPath(drivers []csiDriver) string {
+func (r *registration) nameInPath(known map[string]bool) string {
 	for dir := path.Dir(r.endpoint); dir != "/"; dir = path.Dir(dir) {
-		if slices.ContainsFunc(drivers, func(d csiDriver) bool { return d.name == path.Base(dir) }) {
+		if known[path.Base(dir)] {
 			return path.Base(dir)
 		}
 	}
@@ -175,9 +181,7 @@ func (r *registration) nameHint(alone bool) string {
 	switch {
 	case len(r.candidates) > 0: // the error has them
 		hint = "add " + option + " with the name that GetPluginInfo returns"
-	case len(r.provisioners) > 0:
-		hint += fmt.Sprintf("; it may be %s, like the provisioner of a StorageClass", strings.Join(r.provisioners[:min(len(r.provisioners), 3)], " or "))
-	case strings.Contains(dir, ".") && status.CheckName(dir) == nil:
+	case strings.Contains(dir, ".") && csiname.CheckName(dir) == nil:
 		hint += fmt.Sprintf("; it may be %s, like the directory of its socket", dir)
 	}
 	return hint
@@ -186,7 +190,7 @@ func (r *registration) nameHint(alone bool) string {
 // doubt explains why the name may be wrong; empty if there is no reason.
 func (r *registration) doubt() string {
 	dir := r.directory()
-	if r.certain || dir == r.driver || !strings.Contains(dir, ".") || status.CheckName(dir) != nil {
+	if r.certain || dir == r.driver || !strings.Contains(dir, ".") || csiname.CheckName(dir) != nil {
 		return ""
 	}
 	return fmt.Sprintf("The name is that of the CSIDriver object, but the directory of the socket is named %s. If the driver reports that name, "+

@@ -1,22 +1,20 @@
-package compat
+package importer
 
 import (
 	"cmp"
 	"errors"
 	"fmt"
 	"path"
-	"regexp"
-	"slices"
 	"strings"
 	"time"
 	"unicode"
 	"unicode/utf8"
 
+	"csi-registrar/internal/core/sidecar"
 	"csi-registrar/internal/node/config"
-	"csi-registrar/internal/node/pluginreg"
+	"csi-registrar/internal/node/csiname"
 	"csi-registrar/internal/node/rootdir"
 	"csi-registrar/internal/sys/safetext"
-	"csi-registrar/internal/node/status"
 	"csi-registrar/internal/sys/trust"
 	"csi-registrar/internal/sys/unixsock"
 )
@@ -32,40 +30,36 @@ type registration struct {
 	driver     string
 	certain    bool     // of the driver's name
 	candidates []string // if the name is not known
-	// provisioners of StorageClasses, one of which may be the driver's name
-	provisioners []string
-	err          error // why it cannot be imported
+	err        error    // why it cannot be imported
 }
 
-// registrations returns all registrars for Linux.
-func (o *objects) registrations(res *Result) []*registration {
-	var rs []*registration
-	seen := map[string]bool{}
-	o.provisioners = slices.DeleteFunc(o.provisioners, func(name string) bool {
-		again := seen[name]
-		seen[name] = true
-		return again
-	})
-	for _, w := range o.workloads {
-		for _, c := range w.pod.all() {
-			switch {
-			case !c.isRegistrar():
-			case w.forWindows(c):
-				res.Notes = append(res.Notes, fmt.Sprintf("%s is for Windows and was ignored", w))
-			default:
-				r := &registration{workload: w, container: c, provisioners: o.provisioners}
-				r.err = r.locate()
-				rs = append(rs, r)
+// register adds the registrars of a workload.
+func (o *objects) register(w *workload) {
+	all := w.pod.all()
+	useful := false
+	for _, c := range all {
+		switch {
+		case !c.isRegistrar():
+		case w.forWindows(c):
+			o.notes = append(o.notes, fmt.Sprintf("%s is for Windows and was ignored", w))
+		default:
+			r := &registration{workload: w, container: c}
+			if r.err = r.locate(); r.err != nil {
+				r.container = container{Name: c.Name}
 			}
+			useful = useful || r.err == nil
+			o.registrations = append(o.registrations, r)
 		}
 	}
-	return rs
+	if !useful {
+		w.pod = podSpec{} // only its name is needed
+	}
 }
 
 // locate finds the driver's socket.
 func (r *registration) locate() error {
 	var err, endpointErr error
-	r.address, err = r.container.path("csi-address", defaultSocket)
+	r.address, err = r.container.path("csi-address", sidecar.DefaultSocket)
 	r.endpoint, endpointErr = r.container.path("kubelet-registration-path", "")
 	if err := cmp.Or(err, endpointErr); err != nil {
 		return err
@@ -76,12 +70,13 @@ func (r *registration) locate() error {
 	return cmp.Or(checkPath(r.socket), checkPath(r.endpoint))
 }
 
-// registrar derives the Registrar that replaces the container.
-func (r *registration) registrar(drivers []csiDriver) (Registrar, error) {
+// registrar derives the Registrar that replaces the container. updated means that the CSIDriver
+// object sets nodeAllocatableUpdatePeriodSeconds.
+func (r *registration) registrar(updated bool) (Registrar, error) {
 	if r.err != nil {
 		return Registrar{}, r.err
 	}
-	if err := status.CheckName(r.driver); err != nil {
+	if err := csiname.CheckName(r.driver); err != nil {
 		return Registrar{}, fmt.Errorf("the driver's name %s: %w", safetext.Quote(r.driver), err)
 	}
 	res := Registrar{
@@ -99,13 +94,16 @@ func (r *registration) registrar(drivers []csiDriver) (Registrar, error) {
 		return Registrar{}, err
 	}
 	r.rootDir = res.RootDir
-	if _, err := pluginreg.SocketPath(rootdir.PluginsRegistry(res.RootDir), r.driver); err != nil {
+	if _, err := rootdir.SocketPath(rootdir.PluginsRegistry(res.RootDir), r.driver); err != nil {
 		// With the manifest's path in it.
 		return Registrar{}, errors.New(safetext.Quote(err.Error()))
 	}
-	if slices.ContainsFunc(drivers, func(d csiDriver) bool { return d.name == r.driver && d.updatePeriod > 0 }) {
+	if updated {
 		res.Driver.WhenLimitChanges = config.Leave
 		res.Comments = append(res.Comments, "The CSIDriver object sets nodeAllocatableUpdatePeriodSeconds: the kubelet (from Kubernetes 1.36 on) updates the volume limit.")
+	}
+	if rootdir.Within(path.Clean(r.socket), rootdir.PluginsRegistry(res.RootDir)) {
+		res.Comments = append(res.Comments, "The driver's own socket is below plugins_registry: the kubelet takes it for a registration socket, and calls GetInfo there forever.")
 	}
 	if doubt := r.doubt(); doubt != "" {
 		res.Comments = append(res.Comments, doubt)
@@ -125,7 +123,7 @@ func checkPath(p string) error {
 
 // path returns the value of a flag that is a path.
 func (c container) path(flag, byDefault string) (string, error) {
-	value, found, err := c.flag(flag)
+	value, found, err := c.registrarFlag(flag)
 	switch {
 	case err != nil:
 		return "", err
@@ -134,12 +132,12 @@ func (c container) path(flag, byDefault string) (string, error) {
 	case !found:
 		value = byDefault
 	}
-	return absolute(flag, value)
+	return sidecar.AbsolutePath(flag, value)
 }
 
 // timeout returns the registrar's timeout, but at least ours.
 func (c container) timeout(ours time.Duration) (time.Duration, error) {
-	value, found, err := c.flag("timeout")
+	value, found, err := c.registrarFlag("timeout")
 	if err != nil || !found {
 		return ours, err
 	}
@@ -153,7 +151,7 @@ func (c container) timeout(ours time.Duration) (time.Duration, error) {
 // setRootDir sets the kubelet's root directory: the parent of the directory that is mounted where
 // the registrar creates its socket.
 func (r *registration) setRootDir(res *Registrar) error {
-	dir, err := r.container.path("plugin-registration-path", defaultRegistryDir)
+	dir, err := r.container.path("plugin-registration-path", sidecar.DefaultRegistryDir)
 	if err != nil {
 		return err
 	}
@@ -174,14 +172,11 @@ func (r *registration) setRootDir(res *Registrar) error {
 	return checkPath(res.RootDir)
 }
 
+// forWindows reports whether a registrar is for nodes with Windows: its path says so, also where
+// the pod has an affinity to them, or a variable in place of the path.
 func (w *workload) forWindows(c container) bool {
-	windowsPath := regexp.MustCompile(`^(unix://)?[A-Za-z]:|\\`)
-	terms := w.pod.Affinity.Node.Required.Terms
-	needed := len(terms) > 0 && !slices.ContainsFunc(terms, func(t nodeSelectorTerm) bool { return !t.needsWindows() })
-	return needed || w.pod.OS.Name == windows || w.pod.NodeSelector[osLabel] == windows || slices.ContainsFunc(c.Args, func(arg string) bool {
-		_, value, _ := strings.Cut(arg, "=")
-		return strings.Contains(arg, "-kubelet-registration-path") && windowsPath.MatchString(value)
-	})
+	endpoint, _, _ := c.registrarFlag("kubelet-registration-path")
+	return w.pod.NodeSelector["kubernetes.io/os"] == "windows" || windowsPath().MatchString(endpoint)
 }
 
 // owner returns the user of the driver if exactly one container can be the driver and does not run

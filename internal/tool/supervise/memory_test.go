@@ -25,7 +25,7 @@ func TestWatchFreesMemory(t *testing.T) {
 	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // only Watch frees memory
 	synctest.Test(t, func(t *testing.T) {
 		s, d, _ := newSupervisor(10 * time.Second)
-		s.Driver = &wasteful{fakeDriver: d}
+		s.Live = (&wasteful{fakeDriver: d}).Live
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 		defer cancel()
 		s.Watch(ctx)

@@ -8,8 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime/debug"
 	"sync"
 	"time"
+
+	"csi-registrar/internal/core/driver"
+	"csi-registrar/internal/sys/rate"
 )
 
 // Pauses of Wait between two attempts: a refused connection costs microseconds, a call is work for
@@ -23,17 +27,6 @@ const (
 // MinWatchdog is the shortest WatchdogSec= that Watch can feed.
 const MinWatchdog = time.Second
 
-// Driver is the driver at its socket (satisfied by the functions of internal/core/driver). Every method
-// has a time limit, and an error contains no text of the driver.
-type Driver interface {
-	// Name returns what the driver reports in GetPluginInfo.
-	Name(ctx context.Context) (string, error)
-	// Live returns nil if the driver answers Probe and is ready.
-	Live(ctx context.Context) error
-	// Absent reports whether the error means that nobody listens at the socket.
-	Absent(err error) bool
-}
-
 // Notifier sends messages to the service manager (satisfied by systemd.Notifier).
 type Notifier interface {
 	Watchdog() error
@@ -42,7 +35,8 @@ type Notifier interface {
 
 // Supervisor supervises one driver. All fields but Watchdog are required.
 type Supervisor struct {
-	Driver Driver
+	Name   func(context.Context) (string, error) // driver.LiveName
+	Live   func(context.Context) error           // driver.Live
 	Notify Notifier
 	Log    *slog.Logger
 	// Watchdog is the unit's WatchdogSec=; zero: there is none.
@@ -67,10 +61,10 @@ func (s *Supervisor) Wait(ctx context.Context) error {
 	for {
 		err := error(nil)
 		if name == "" {
-			name, err = s.Driver.Name(ctx)
+			name, err = s.Name(ctx)
 		}
 		if err == nil {
-			err = s.Driver.Live(ctx)
+			err = s.Live(ctx)
 		}
 		if ctx.Err() == nil && err == nil {
 			s.status(name + " serves")
@@ -81,17 +75,16 @@ func (s *Supervisor) Wait(ctx context.Context) error {
 			s.status("waiting for the driver: " + last)
 		}
 		pause := pauseCalled
-		if s.Driver.Absent(err) {
+		if errors.Is(err, driver.ErrAbsent) {
 			pause = pauseAbsent
 		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-			if errors.Is(context.Cause(ctx), ErrEnded) {
-				return ErrEnded
-			}
-			return fmt.Errorf("the driver does not serve yet: %s", last)
+		if rate.Pause(ctx, pause) {
+			continue
 		}
+		if errors.Is(context.Cause(ctx), ErrEnded) {
+			return ErrEnded
+		}
+		return fmt.Errorf("the driver does not serve yet: %s", last)
 	}
 }
 
@@ -118,11 +111,9 @@ func (s *Supervisor) Watch(ctx context.Context) {
 	pause, last := s.Watchdog/3, ""
 	for {
 		limited, cancel := context.WithTimeout(ctx, pause)
-		err := s.Driver.Live(limited)
+		err := s.Live(limited)
 		cancel()
-		if err := freeMemory(); err != nil {
-			s.Log.Debug("cannot return memory to the kernel", "error", err)
-		}
+		debug.FreeOSMemory() // the process stays for as long as the driver, and Go would keep 4 MB
 		if ctx.Err() != nil {
 			return
 		}
@@ -137,9 +128,7 @@ func (s *Supervisor) Watch(ctx context.Context) {
 			s.status(state)
 			last = state
 		}
-		select {
-		case <-time.After(next):
-		case <-ctx.Done():
+		if !rate.Pause(ctx, next) {
 			return
 		}
 	}

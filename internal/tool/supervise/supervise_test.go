@@ -9,14 +9,17 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"csi-registrar/internal/core/driver"
 )
 
 var (
-	errAbsent   = errors.New("nobody listens")
+	errAbsent   = driver.ErrAbsent
 	errNotReady = errors.New("not ready")
 )
 
-// fakeDriver answers as a test sets it; a hanging one answers when ctx is done.
+// fakeDriver answers as a test sets it. A hanging one answers Name after 3 s, and Live when ctx is
+// done, so that only the limits of the Supervisor end it.
 type fakeDriver struct {
 	mu    sync.Mutex
 	err   error
@@ -30,8 +33,14 @@ func (d *fakeDriver) set(err error, hangs bool) {
 	d.err, d.hangs = err, hangs
 }
 
-func (d *fakeDriver) Name(ctx context.Context) (string, error) { return "a.example", d.Live(ctx) }
-func (d *fakeDriver) Absent(err error) bool                    { return errors.Is(err, errAbsent) }
+func (d *fakeDriver) Name(ctx context.Context) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	if err := d.Live(ctx); err != nil {
+		return "", err
+	}
+	return "a.example", nil
+}
 func (d *fakeDriver) Live(ctx context.Context) error {
 	d.mu.Lock()
 	d.calls++
@@ -40,8 +49,6 @@ func (d *fakeDriver) Live(ctx context.Context) error {
 	if !hangs {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
-	defer cancel()
 	<-ctx.Done()
 	return errors.New("does not answer Probe")
 }
@@ -51,6 +58,8 @@ type fakeManager struct {
 	mu     sync.Mutex
 	fed    []time.Time
 	status string
+
+	statuses int // how often it was set
 }
 
 func (m *fakeManager) Watchdog() error {
@@ -64,6 +73,7 @@ func (m *fakeManager) Status(text string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.status = text
+	m.statuses++
 	return nil
 }
 
@@ -78,7 +88,7 @@ func (m *fakeManager) lastFed() time.Time {
 
 func newSupervisor(watchdog time.Duration) (*Supervisor, *fakeDriver, *fakeManager) {
 	d, m := &fakeDriver{}, &fakeManager{}
-	return &Supervisor{Driver: d, Notify: m, Log: slog.New(slog.DiscardHandler), Watchdog: watchdog}, d, m
+	return &Supervisor{Name: d.Name, Live: d.Live, Notify: m, Log: slog.New(slog.DiscardHandler), Watchdog: watchdog}, d, m
 }
 
 func TestWaitReturnsWithin100MillisecondsAfterTheDriverServes(t *testing.T) {
@@ -149,6 +159,9 @@ func TestWaitInterrupted(t *testing.T) {
 
 // systemd acts if it receives nothing for the whole time.
 func TestHangStopsTheWatchdog(t *testing.T) {
+	if MinWatchdog != time.Second {
+		t.Errorf("csi-registrar(1) says that 1s is enough, not %s", MinWatchdog)
+	}
 	for _, watchdog := range []time.Duration{MinWatchdog, 5 * time.Second, time.Minute} {
 		synctest.Test(t, func(t *testing.T) {
 			s, d, m := newSupervisor(watchdog)

@@ -2,7 +2,6 @@ package trace
 
 import (
 	"encoding/json"
-	"hash/maphash"
 	"strconv"
 	"strings"
 	"time"
@@ -28,7 +27,6 @@ type Call struct {
 	Request       json.RawMessage `json:"request,omitempty"`
 	ResponseBytes int64           `json:"response_bytes"`
 	Response      json.RawMessage `json:"response,omitempty"`
-	Findings      []Finding       `json:"findings,omitempty"`
 }
 
 // Duration is the time from the first header to the end.
@@ -61,7 +59,7 @@ type outcome struct {
 	text string // grpc-message
 }
 
-// call is a call while it runs, and what the rules compare.
+// call is a call while it runs.
 type call struct {
 	Call
 	method   protoreflect.MethodDescriptor // nil: none of CSI
@@ -69,13 +67,9 @@ type call struct {
 	limit    time.Duration // the caller's, 0: none
 	asked    bool          // the request is there, as far as it will ever be
 	shown    bool          // as running
-	request  *redactor
-	message  protoreflect.Message // of the request; nil: not decoded
-	metadata []string             // values of the request's headers that are not gRPC's own
+	metadata []string      // values of the request's headers that are not gRPC's own
 
-	id      uint64 // of method, volume and paths: the same when it is asked again
-	subject uint64 // of the volume or snapshot; 0: none
-	hash    uint64 // of the method and the whole request
+	id string // of method, volume and paths: the same when it is asked again; empty: not known
 }
 
 // newCall begins a call of a path such as /csi.v1.Node/NodePublishVolume.
@@ -122,47 +116,38 @@ var identifying = []protoreflect.Name{
 
 const subjects = 5 // of identifying
 
-// setRequest takes the request of a call. Because of the seed the hashes are worth nothing outside
-// of this process.
-func (c *call) setRequest(m *message, keys []string, errors *errorTexts, seed maphash.Seed) {
+// setRequest takes the request of a call.
+func (c *call) setRequest(m *message, keys []string, errors *errorTexts) {
 	c.asked = true
 	c.RequestBytes = m.size
-	if c.message = c.decode(m, false); c.message == nil {
+	request := c.decode(m, false)
+	if request == nil {
 		errors.learnBytes(m, c.metadata)
 		return
 	}
-	c.request = &redactor{keys: keys}
-	c.request.message(c.message)
-	errors.learn(c.request, c.metadata)
+	r := &redactor{keys: keys}
+	c.Request = r.json(request)
+	errors.learn(r, c.metadata)
 	if m.count > 1 {
 		errors.forget() // CSI has no streams of requests
 	}
-	c.Request = c.request.out
-	fields := c.message.Descriptor().Fields()
-	id := []byte(c.Method)
+	fields := request.Descriptor().Fields()
+	c.id = c.Method
 	for i, name := range identifying {
 		fd := fields.ByName(name)
-		if fd == nil || fd.Kind() != protoreflect.StringKind || fd.IsList() || c.message.Get(fd).String() == "" {
+		if fd == nil || fd.Kind() != protoreflect.StringKind || fd.IsList() || request.Get(fd).String() == "" {
 			continue
 		}
-		value := c.message.Get(fd).String()
-		if c.subject == 0 && i < subjects {
-			c.subject = maphash.String(seed, value)
-			if isShown(fd) {
-				c.Volume = cut(value)
-			}
+		value := request.Get(fd).String()
+		if c.Volume == "" && i < subjects && isShown(fd) {
+			c.Volume = cut(value)
 		}
-		id = append(append(append(id, 0), name...), value...)
-	}
-	c.id = maphash.Bytes(seed, id)
-	// Maps are in the order of their keys: on the wire they are in any.
-	if whole, err := (proto.MarshalOptions{Deterministic: true}).MarshalAppend([]byte(c.Method), c.message.Interface()); err == nil {
-		c.hash = maphash.Bytes(seed, whole)
+		c.id += "\x00" + string(name) + value
 	}
 }
 
-// setOutcome takes the answer and the end of a call, and returns the decoded answer.
-func (c *call) setOutcome(m *message, o outcome, keys []string, errors *errorTexts) protoreflect.Message {
+// setOutcome takes the answer and the end of a call.
+func (c *call) setOutcome(m *message, o outcome, keys []string, errors *errorTexts) {
 	c.DurationMS = float64(o.at.Sub(c.began).Microseconds()) / 1e3
 	c.End = o.end
 	// At the limit either side may end the call first. Their clocks and ours differ a little, and
@@ -178,14 +163,11 @@ func (c *call) setOutcome(m *message, o outcome, keys []string, errors *errorTex
 			c.Error = cut(errors.shown(o.text))
 		}
 	}
-	response := c.decode(m, true)
-	if response != nil {
+	if response := c.decode(m, true); response != nil {
 		r := &redactor{keys: keys}
-		r.message(response)
-		c.Response = r.out
+		c.Response = r.json(response)
 		errors.learn(r, nil)
 	}
-	return response
 }
 
 // decode returns a message of the call, or nil if it is not kept, or not what CSI describes.

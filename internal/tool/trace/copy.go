@@ -1,16 +1,16 @@
 package trace
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
+
+	"csi-registrar/internal/sys/rate"
 )
 
 // Listener is a *net.UnixListener or a *net.TCPListener.
@@ -41,23 +41,21 @@ const (
 // calls are then copied to their end: Serve returns when there are none, or when cut is done, which
 // ends them. Idle connections are closed.
 //
-// The bytes never wait for the record. The driver sees one difference: the process that connects
-// (SO_PEERCRED) is this one.
+// Bytes wait for their decoding, which takes microseconds, and never for a reader of the record.
+// The driver sees one difference: the process that connects (SO_PEERCRED) is this one.
 //
-// Serve closes the listener as soon as it accepts no more connections. It may be called again with
-// the same recorder, which then assumes nothing about the time in between.
+// Serve closes the listener as soon as it accepts no more connections.
 func Serve(ctx, cut context.Context, l Listener, dial Dial, rec *Recorder) error {
 	ctx, cancel := context.WithCancel(ctx)
-	decoded := make(chan struct{})
-	queue := rec.start()
-	go func() { defer close(decoded); rec.decode() }()
-	var copies sync.WaitGroup
+	ended := make(chan struct{})
+	var copies, shows sync.WaitGroup
+	shows.Go(func() { rec.showLong(ended) })
 	defer func() {
 		cancel()
 		l.Close()
 		copies.Wait()
-		close(queue)
-		<-decoded
+		close(ended)
+		shows.Wait()
 	}()
 	defer context.AfterFunc(ctx, func() {
 		// An error means that the listener is closed: Accept returns as well.
@@ -71,10 +69,8 @@ func Serve(ctx, cut context.Context, l Listener, dial Dial, rec *Recorder) error
 		case ctx.Err() != nil:
 			return nil
 		case errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ECONNABORTED):
-			select { // the client waits in the queue until another connection has ended
-			case <-time.After(10 * time.Millisecond):
-			case <-ctx.Done():
-			}
+			// The client waits in the queue until another connection has ended.
+			rate.Pause(ctx, 10*time.Millisecond)
 		default:
 			return fmt.Errorf("cannot accept connections: %w", err)
 		}
@@ -89,37 +85,30 @@ func (r *Recorder) serve(ctx, cut context.Context, client Conn, dial Dial) {
 		r.dialFailed(err)
 		return
 	}
+	c := newConnection(r)
+	running, stop := context.WithCancel(cut)
 	closeBoth := func() { client.Close(); driver.Close() }
-	c := &connection{rec: r}
-	c.copied.Store(time.Now().UnixNano())
-	var both sync.WaitGroup
+	var both, watch sync.WaitGroup
+	watch.Go(func() { c.watch(ctx, running, closeBoth) })
 	both.Go(func() { c.copy(toDriver, driver, client, closeBoth) })
 	both.Go(func() { c.copy(toCaller, client, driver, closeBoth) })
-	stop := make(chan struct{})
-	watched := make(chan struct{})
-	go func() { defer close(watched); c.watch(ctx, cut, stop, closeBoth) }()
 	both.Wait()
-	close(stop)
-	<-watched
-	closeBoth()
-	r.queue <- chunk{conn: c, at: r.now(), end: true} // no bytes wait for this any more
+	stop()
+	watch.Wait()
+	r.end(c)
 }
 
-// watch ends the connection when cut is done, and after ctx when it is idle.
-func (c *connection) watch(ctx, cut context.Context, stop <-chan struct{}, closeBoth func()) {
+// watch closes the connection when running is done, or, after ctx, when it is idle.
+func (c *connection) watch(ctx, running context.Context, closeBoth func()) {
 	select {
-	case <-stop:
-		return
-	case <-cut.Done():
+	case <-running.Done():
 	case <-ctx.Done():
 	}
 	tick := time.NewTicker(idleAtEnd / 10)
 	defer tick.Stop()
-	for cut.Err() == nil && !c.idle() {
+	for running.Err() == nil && !c.idle() {
 		select {
-		case <-stop:
-			return
-		case <-cut.Done():
+		case <-running.Done():
 		case <-tick.C:
 		}
 	}
@@ -134,22 +123,27 @@ const (
 	toCaller
 )
 
-// connection is what copying a connection and decoding it share.
+// connection is what copying a connection and decoding it share. Its fields belong to the record,
+// under whose lock they are.
 type connection struct {
 	rec     *Recorder
-	copied  atomic.Int64 // when bytes were copied last, in nanoseconds since 1970
-	waiting atomic.Int64 // bytes that are not decoded yet
-	calls   atomic.Int64 // that are running, as far as decoded
-	lost    atomic.Bool  // bytes are missing in the queue, or cannot be decoded
+	copied  time.Time // when bytes were copied last
+	decoder *decoder  // nil: left out from here on, or ended
+	calls   int       // that are running
+	lost    bool      // it could not be decoded
+}
 
-	decoder *decoder // of the goroutine that decodes; nil: nothing was decoded
-	closed  bool     // the same: the record of this connection has ended
+func newConnection(r *Recorder) *connection {
+	c := &connection{rec: r, copied: time.Now()}
+	c.decoder = newDecoder(c)
+	return c
 }
 
 // idle reports whether no call runs. It is false where that cannot be known.
 func (c *connection) idle() bool {
-	return !c.lost.Load() && c.waiting.Load() == 0 && c.calls.Load() == 0 &&
-		time.Since(time.Unix(0, c.copied.Load())) >= idleAtEnd
+	c.rec.mu.Lock()
+	defer c.rec.mu.Unlock()
+	return !c.lost && c.calls == 0 && time.Since(c.copied) >= idleAtEnd
 }
 
 // copy copies one direction to its end, and passes that end on: a half-close as a half-close,
@@ -159,9 +153,9 @@ func (c *connection) copy(dir direction, dst, src Conn, closeBoth func()) {
 	for {
 		n, err := src.Read(buf)
 		if n > 0 {
-			// Before the bytes are passed on, so that the queue has each answer after
-			// its question, whichever connections they are on.
-			c.record(dir, buf[:n])
+			// Before the bytes are passed on, so that the record has each answer after its
+			// question, whichever connections they are on.
+			c.rec.take(c, dir, buf[:n])
 			if _, err := dst.Write(buf[:n]); err != nil {
 				// Data that dst sent before it left is still copied in the other direction. An
 				// error of these two means that src is gone too. Read the rest of src, so that its
@@ -180,42 +174,4 @@ func (c *connection) copy(dir direction, dst, src Conn, closeBoth func()) {
 			return
 		}
 	}
-}
-
-// chunk is some bytes of a connection, or its end.
-type chunk struct {
-	conn *connection
-	dir  direction
-	at   time.Time
-	data []byte
-	end  bool
-}
-
-// Limits of what waits to be decoded. Above them a connection is left out of the record from
-// there on.
-const (
-	maxChunks         = 4096
-	maxWaiting        = 16 << 20 // bytes
-	maxWaitingFromOne = 4 << 20  // bytes of one connection
-)
-
-// record hands a copy of the bytes to the decoder, and never waits for it.
-func (c *connection) record(dir direction, data []byte) {
-	c.copied.Store(time.Now().UnixNano())
-	if c.lost.Load() {
-		return
-	}
-	n := int64(len(data))
-	if c.waiting.Add(n) <= maxWaitingFromOne {
-		if c.rec.waiting.Add(n) <= maxWaiting {
-			select {
-			case c.rec.queue <- chunk{conn: c, dir: dir, at: c.rec.now(), data: bytes.Clone(data)}:
-				return
-			default:
-			}
-		}
-		c.rec.waiting.Add(-n)
-	}
-	c.lost.Store(true)
-	c.rec.losses.Add(1)
 }

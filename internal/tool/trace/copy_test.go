@@ -123,34 +123,6 @@ func TestBytesPassUnchanged(t *testing.T) {
 	}
 }
 
-// A decoder that does not get on leaves a connection out, and the bytes pass.
-func TestBytesDoNotWaitForTheDecoder(t *testing.T) {
-	rec := NewRecorder(Options{})
-	rec.start() // nobody decodes
-	conns := []*connection{{rec: rec}, {rec: rec}}
-	data := make([]byte, copyBuffer)
-	for range maxWaitingFromOne / copyBuffer {
-		conns[0].record(toDriver, data)
-	}
-	if conns[0].lost.Load() {
-		t.Fatal("left out below the limit")
-	}
-	conns[0].record(toDriver, data)
-	conns[0].record(toDriver, data)
-	conns[1].record(toDriver, data)
-	if !conns[0].lost.Load() || conns[1].lost.Load() || rec.losses.Load() != 1 {
-		t.Errorf("lost: %t, %t; %d", conns[0].lost.Load(), conns[1].lost.Load(), rec.losses.Load())
-	}
-	if got := rec.waiting.Load(); got != maxWaitingFromOne+copyBuffer {
-		t.Errorf("%d bytes wait", got)
-	}
-	go func() { rec.queue <- chunk{conn: conns[0], end: true}; close(rec.queue) }()
-	rec.decode()
-	if rec.leftOut.Connections != 2 || rec.waiting.Load() != 0 { // the second is no HTTP/2
-		t.Errorf("left out %+v, %d bytes wait", rec.leftOut, rec.waiting.Load())
-	}
-}
-
 func TestAHalfCloseIsPassedOn(t *testing.T) {
 	client, driver := limited(t)
 	if _, err := client.Write([]byte("question")); err != nil {

@@ -160,7 +160,7 @@ func (d *decoder) gotHeaders(dir direction, f *http2.MetaHeadersFrame, at time.T
 		}
 		x = &exchange{call: newCall(f.PseudoValue("path"), at)}
 		d.calls[f.StreamID] = x
-		d.conn.calls.Add(1)
+		d.conn.calls++
 		d.conn.rec.open(x.call)
 	}
 	if x == nil {
@@ -231,7 +231,7 @@ func (d *decoder) finish(stream uint32, o outcome, at time.Time) {
 	}
 	d.ask(x)
 	delete(d.calls, stream)
-	d.conn.calls.Add(-1)
+	d.conn.calls--
 	o.at = at
 	d.conn.rec.answer(x.call, &x.messages[toCaller], o)
 	for i := range x.messages {

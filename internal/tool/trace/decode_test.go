@@ -32,21 +32,26 @@ func TestACallAsItIsRecorded(t *testing.T) {
 	p := startProxy(t, path, Options{})
 	c := connect(t, p.path)
 	before := time.Now()
-	if _, err := invoke(t, t.Context(), c, "NodeGetInfo", &csi.NodeGetInfoRequest{}); err != nil {
-		t.Fatal(err)
-	}
 	for range 2 {
-		if _, err := invoke(t, t.Context(), c, "NodePublishVolume", publish("v", "/t")); err == nil {
+		if _, err := invoke(t, t.Context(), c, "NodeGetInfo", &csi.NodeGetInfoRequest{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, target := range []string{"/t", "/t", "/u"} {
+		if _, err := invoke(t, t.Context(), c, "NodePublishVolume", publish("v", target)); err == nil {
 			t.Fatal("no error")
 		}
 	}
-	calls := p.wait(3)
+	calls := p.wait(5)
+	if again, other := calls[1].Attempt, calls[4].Attempt; again != 1 || other != 1 {
+		t.Errorf("attempts after an OK %d, of another target %d", again, other)
+	}
 	if c := calls[0]; c.Method != "csi.v1.Node/NodeGetInfo" || c.Code != "OK" || c.End != Answered || c.Volume != "" || c.Attempt != 1 ||
-		string(c.Request) != "{}" || string(c.Response) != `{"node_id":"n","max_volumes_per_node":16}` ||
+		string(c.Request) != "{}" || string(c.Response) != `{"max_volumes_per_node":16,"node_id":"n"}` ||
 		c.RequestBytes != 0 || c.ResponseBytes != 5 || c.Time.Before(before) || c.DurationMS <= 0 {
 		t.Errorf("%+v", c)
 	}
-	if c := calls[2]; c.Volume != "v" || c.Attempt != 2 || c.Code != "Internal" || c.Error != "" || c.Response != nil {
+	if c := calls[3]; c.Volume != "v" || c.Attempt != 2 || c.Code != "Internal" || c.Error != "" || c.Response != nil {
 		t.Errorf("%+v", c)
 	}
 }
@@ -91,8 +96,8 @@ func TestMessagesThatAreNotDecoded(t *testing.T) {
 		t.Errorf("the call after them: %+v", c)
 	}
 	p.stop()
-	if p.rec.held != 0 || p.rec.leftOut != (LeftOut{}) || p.rec.waiting.Load() != 0 || p.rec.decoders != 0 || len(p.rec.running) != 0 {
-		t.Errorf("kept: %d bytes, %+v, %d, %d, %d", p.rec.held, p.rec.leftOut, p.rec.waiting.Load(), p.rec.decoders, len(p.rec.running))
+	if p.rec.held != 0 || p.rec.leftOut != (LeftOut{}) || len(p.rec.running) != 0 {
+		t.Errorf("kept: %d bytes, %+v, %d", p.rec.held, p.rec.leftOut, len(p.rec.running))
 	}
 }
 
@@ -183,15 +188,12 @@ func exchangeOn(t testing.TB) (toDriverBytes, toCallerBytes []byte) {
 // decodeInPieces decodes a connection whose bytes come in pieces of a size, the caller's
 // first but for what follows its calls.
 func decodeInPieces(rec *Recorder, size int, ask, answer []byte) {
-	rec.start()
-	conn := &connection{rec: rec}
 	at := time.Unix(1e9, 0)
+	rec.now = func() time.Time { at = at.Add(time.Millisecond); return at }
+	conn := newConnection(rec)
 	feed := func(dir direction, data []byte) {
 		for piece := range slices.Chunk(data, size) {
-			at = at.Add(time.Millisecond)
-			conn.waiting.Add(int64(len(piece)))
-			rec.waiting.Add(int64(len(piece)))
-			rec.take(chunk{conn: conn, dir: dir, at: at, data: piece})
+			rec.take(conn, dir, piece)
 		}
 	}
 	feed(toCaller, answer[:min(len(answer), 15)]) // its SETTINGS
@@ -199,7 +201,7 @@ func decodeInPieces(rec *Recorder, size int, ask, answer []byte) {
 	feed(toDriver, ask[:last])
 	feed(toCaller, answer[min(len(answer), 15):])
 	feed(toDriver, ask[last:])
-	rec.take(chunk{conn: conn, at: at, end: true})
+	rec.end(conn)
 	rec.Close()
 }
 
@@ -257,11 +259,14 @@ func TestWhatCannotBeDecodedIsLeftOut(t *testing.T) {
 			if err := add(w); err != nil {
 				t.Fatal(err)
 			}
-			rec := NewRecorder(Options{Method: "NodePublishVolume"})
+			rec := NewRecorder(Options{})
+			rec.events = make(chan Call, 2*maxCalls)
 			decodeInPieces(rec, copyBuffer, w.Bytes(), nil)
 			var calls []Call
 			for c := range rec.Calls() {
-				calls = append(calls, c)
+				if c.Name() == "NodePublishVolume" {
+					calls = append(calls, c)
+				}
 			}
 			if len(calls) != 1 || calls[0].End != Lost || calls[0].Volume != "v" || rec.leftOut.Connections != 1 || len(rec.running) != 0 || rec.held != 0 {
 				t.Errorf("%+v, left out %+v, running %d, held %d", calls, rec.leftOut, len(rec.running), rec.held)
@@ -345,14 +350,15 @@ func TestALongCallIsShownWhileItRuns(t *testing.T) {
 	ask := newWire(http2.ClientPreface)
 	ask.ask(t, 1, "/csi.v1.Node/NodePublishVolume", publish("v", "/t"))
 	rec := NewRecorder(Options{})
-	rec.start()
-	conn := &connection{rec: rec}
 	at := time.Unix(1e9, 0)
-	rec.take(chunk{conn: conn, dir: toDriver, at: at, data: ask.Bytes()})
+	rec.now = func() time.Time { return at }
+	conn := newConnection(rec)
+	rec.take(conn, toDriver, ask.Bytes())
 	for i := range 10 {
 		rec.showRunning(at.Add(time.Duration(i) * time.Second))
 	}
-	rec.take(chunk{conn: conn, at: at.Add(20 * time.Second), end: true})
+	at = at.Add(20 * time.Second)
+	rec.end(conn)
 	rec.Close()
 	var ends []string
 	for c := range rec.Calls() {
@@ -381,8 +387,8 @@ func FuzzDecode(f *testing.F) {
 				t.Errorf("over 80 columns: %s", row)
 			}
 		}
-		if rec.held != 0 || rec.waiting.Load() != 0 || len(rec.running) != 0 || rec.decoders != 0 {
-			t.Errorf("kept: %d, %d, %d, %d", rec.held, rec.waiting.Load(), len(rec.running), rec.decoders)
+		if rec.held != 0 || len(rec.running) != 0 {
+			t.Errorf("kept: %d, %d", rec.held, len(rec.running))
 		}
 		if err := rec.WriteSummary(&bytes.Buffer{}); err != nil {
 			t.Error(err)

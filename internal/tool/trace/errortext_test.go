@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -91,7 +92,8 @@ func TestErrorTextsHaveNoSecrets(t *testing.T) {
 	}
 }
 
-// TestErrorTextsOfAnIncompleteTrace: what was not decoded may have had a secret.
+// TestErrorTextsOfAnIncompleteTrace checks that no error text is shown if a message was not
+// decoded, because it could have had a secret.
 func TestErrorTextsOfAnIncompleteTrace(t *testing.T) {
 	path := filepath.Join(socketDir(t), "d")
 	d := &sayingDriver{text: "words"}
@@ -109,5 +111,81 @@ func TestErrorTextsOfAnIncompleteTrace(t *testing.T) {
 	calls := p.wait(3)
 	if calls[0].Error != "words" || calls[1].Error != hiddenText || calls[2].Error != hiddenText {
 		t.Errorf("%q, %q, %q", calls[0].Error, calls[1].Error, calls[2].Error)
+	}
+}
+
+// TestErrorTextsLearnSecrets checks, place by place, that what may be a secret is known when a
+// later error repeats it, and that nothing is shown once something may be unknown.
+func TestErrorTextsLearnSecrets(t *testing.T) {
+	const secret = "Zx81-hidden-value"
+	many := make([]byte, 0, 100)
+	for range maxElements {
+		many = protowire.AppendVarint(protowire.AppendTag(many, 1000, protowire.VarintType), 7)
+	}
+	many = protowire.AppendString(protowire.AppendTag(many, 1001, protowire.BytesType), secret)
+	unknown := &csi.NodePublishVolumeRequest{VolumeId: "v"}
+	unknown.ProtoReflect().SetUnknown(many)
+	mount := &csi.NodePublishVolumeRequest{VolumeCapability: &csi.VolumeCapability{AccessType: &csi.VolumeCapability_Mount{
+		Mount: &csi.VolumeCapability_MountVolume{MountFlags: []string{"user=bob,password=" + secret}}}}}
+	learnt := func(learn func(e *errorTexts)) string {
+		e := newErrorTexts([]string{ErrorText})
+		learn(e)
+		return e.shown("bad " + secret)
+	}
+	ofMessage := func(m proto.Message) func(*errorTexts) {
+		return func(e *errorTexts) {
+			r := &redactor{}
+			r.message(m.ProtoReflect())
+			e.learn(r, nil)
+		}
+	}
+	for name, c := range map[string]struct {
+		learn func(*errorTexts)
+		want  string
+	}{
+		"nothing":                   {func(*errorTexts) {}, "bad " + secret},
+		"a mount flag":              {ofMessage(mount), "bad " + hiddenText},
+		"a field that is not known": {ofMessage(unknown), "bad " + hiddenText},
+		"metadata":                  {func(e *errorTexts) { e.learn(&redactor{}, []string{secret}) }, "bad " + hiddenText},
+		"a message that is not CSI": {func(e *errorTexts) {
+			e.learnBytes(&message{first: []byte(secret), whole: true, size: 17, count: 1}, nil)
+		}, "bad " + hiddenText},
+		"more messages":                     {func(e *errorTexts) { e.learnBytes(&message{whole: true, size: 2, count: 2}, nil) }, hiddenText},
+		"a message that is not kept":        {func(e *errorTexts) { e.learnBytes(&message{size: 2, count: 1}, nil) }, hiddenText},
+		"a message of which a part is kept": {func(e *errorTexts) { e.learn(&redactor{partial: true}, nil) }, hiddenText},
+		"a gap":                             {(*errorTexts).forget, hiddenText},
+	} {
+		if got := learnt(c.learn); got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+	rec := NewRecorder(Options{Show: []string{ErrorText}})
+	rec.take(newConnection(rec), toDriver, []byte("GET"))
+	if got := rec.errors.shown("bad " + secret); got != hiddenText {
+		t.Errorf("after a connection that cannot be decoded: %q", got)
+	}
+}
+
+// TestErrorTextsLearnFromAnswers checks that the secrets of an answer, and of a header of any name,
+// are known.
+func TestErrorTextsLearnFromAnswers(t *testing.T) {
+	path := filepath.Join(socketDir(t), "d")
+	serveCSI(t, path, func(_ context.Context, method string, _ proto.Message) (proto.Message, error) {
+		if method == "ControllerPublishVolume" {
+			return &csi.ControllerPublishVolumeResponse{PublishContext: map[string]string{"password": "Zx81-answer"}}, nil
+		}
+		return nil, status.Error(codes.Internal, "Zx81-answer differs from Zx82-header")
+	})
+	p := startProxy(t, path, Options{Show: []string{ErrorText}})
+	conn := connect(t, p.path)
+	ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Zx82-header")
+	if _, err := invoke(t, ctx, conn, "ControllerPublishVolume", &csi.ControllerPublishVolumeRequest{VolumeId: "v", NodeId: "n"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := invoke(t, t.Context(), conn, "NodePublishVolume", publish("v", "/t")); err == nil {
+		t.Fatal("no error")
+	}
+	if got := p.wait(2)[1].Error; got != "(hidden) differs from (hidden)" {
+		t.Errorf("%q", got)
 	}
 }

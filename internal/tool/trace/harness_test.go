@@ -187,6 +187,16 @@ func newMessage(t testing.TB, d protoreflect.MessageDescriptor) proto.Message {
 	return kind.New().Interface()
 }
 
+func publish(volume, target string) proto.Message {
+	return &csi.NodePublishVolumeRequest{VolumeId: volume, TargetPath: target, Secrets: map[string]string{"a": "1", "b": "2", "c": "3", "d": "4"}}
+}
+
+func unpublish(volume, target string) proto.Message {
+	return &csi.NodeUnpublishVolumeRequest{VolumeId: volume, TargetPath: target}
+}
+
+func create(name string) proto.Message { return &csi.CreateVolumeRequest{Name: name} }
+
 // invoke calls a method of CSI by its request's type.
 func invoke(t testing.TB, ctx context.Context, c *grpc.ClientConn, name string, request proto.Message) (proto.Message, error) {
 	t.Helper()
@@ -201,7 +211,7 @@ func printed(t testing.TB, rec *Recorder, calls []Call) string {
 	var b bytes.Buffer
 	table := NewTable(200)
 	for _, c := range calls {
-		b.WriteString(table.Row(c) + "\n" + strings.Join(Details(c), "\n") + "\n")
+		b.WriteString(table.Row(c) + "\n" + Detail(c) + "\n")
 		if err := writeJSON(&b, c); err != nil {
 			t.Fatal(err)
 		}

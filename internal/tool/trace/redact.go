@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -20,57 +19,58 @@ const (
 	maxShownText = 1 << 10  // bytes of a string
 )
 
-// redactor turns a message into JSON from which nothing can leak.
+// redactor turns a message into a value for JSON from which nothing can leak.
 type redactor struct {
 	keys []string // that are shown because a person asked for them
-	out  []byte
+	size int      // bytes so far, about
 
 	secrets []string // what the message held, to find it again in the text of an error
 	partial bool     // it held more than that
 }
 
-// message writes a message. Texts in parentheses stand for what is hidden.
-func (r *redactor) message(m protoreflect.Message) {
-	r.open('{')
+// message returns a message. Texts in parentheses stand for what is hidden.
+func (r *redactor) message(m protoreflect.Message) map[string]any {
+	out := map[string]any{}
 	fields := m.Descriptor().Fields()
 	for i := range fields.Len() {
-		fd := fields.Get(i)
-		if !m.Has(fd) {
-			continue
+		if fd := fields.Get(i); m.Has(fd) {
+			out[r.text(fd.TextName())] = r.field(fd, m.Get(fd))
 		}
-		r.key(fd.TextName())
-		r.field(fd, m.Get(fd))
 	}
 	if unknown := m.GetUnknown(); len(unknown) > 0 {
-		r.key("(unknown)")
-		r.unknown(unknown)
+		out["(unknown)"] = r.unknown(unknown)
 	}
-	r.close('}')
+	return out
 }
 
-func (r *redactor) field(fd protoreflect.FieldDescriptor, v protoreflect.Value) {
+// json returns the JSON form of a message.
+func (r *redactor) json(m protoreflect.Message) json.RawMessage {
+	text, err := json.Marshal(r.message(m))
+	if err != nil { // of texts, numbers, maps and lists it cannot fail
+		panic(err)
+	}
+	return text
+}
+
+func (r *redactor) field(fd protoreflect.FieldDescriptor, v protoreflect.Value) any {
 	switch {
 	case isSecret(fd):
 		r.strip(fd, v)
-		r.text("(stripped)")
+		return "(stripped)"
 	case fd.IsMap():
-		r.mapping(fd, v.Map())
+		return r.mapping(fd, v.Map())
 	case fd.IsList():
-		r.open('[')
+		out := []any{}
 		for i := range v.List().Len() {
-			if i == maxElements || len(r.out) > maxShown {
-				r.element()
-				r.text(fmt.Sprintf("(%d more)", v.List().Len()-i))
+			if i == maxElements || r.size > maxShown {
 				r.partial = true
-				break
+				return append(out, fmt.Sprintf("(%d more)", v.List().Len()-i))
 			}
-			r.element()
-			r.value(fd, v.List().Get(i))
+			out = append(out, r.value(fd, v.List().Get(i)))
 		}
-		r.close(']')
-	default:
-		r.value(fd, v)
+		return out
 	}
+	return r.value(fd, v)
 }
 
 // isSecret reports whether the specification marks the field as csi_secret.
@@ -79,47 +79,52 @@ func isSecret(fd protoreflect.FieldDescriptor) bool {
 	return secret
 }
 
-// value writes a single value.
-func (r *redactor) value(fd protoreflect.FieldDescriptor, v protoreflect.Value) {
+// value returns a single value.
+func (r *redactor) value(fd protoreflect.FieldDescriptor, v protoreflect.Value) any {
 	switch fd.Kind() {
 	case protoreflect.MessageKind, protoreflect.GroupKind:
-		r.message(v.Message())
+		return r.message(v.Message())
 	case protoreflect.StringKind:
 		switch s := v.String(); {
 		case fd.FullName() == mountFlags:
-			r.mountFlag(s)
+			return r.mountFlag(s)
 		case isShown(fd) || r.asked(fd.TextName()):
-			r.plain(s)
+			return r.text(cut(s))
 		default:
-			r.hide(s)
+			return r.hide(s)
 		}
 	case protoreflect.BytesKind:
-		r.hide(string(v.Bytes()))
+		return r.hide(string(v.Bytes()))
 	case protoreflect.EnumKind:
 		if e := fd.Enum().Values().ByNumber(v.Enum()); e != nil {
-			r.text(string(e.Name()))
-		} else {
-			r.out = strconv.AppendInt(r.out, int64(v.Enum()), 10)
+			return r.text(string(e.Name()))
 		}
-	case protoreflect.BoolKind:
-		r.out = strconv.AppendBool(r.out, v.Bool())
+		return v.Enum()
 	case protoreflect.DoubleKind, protoreflect.FloatKind: // CSI has none; JSON has no NaN
-		r.text(strconv.FormatFloat(v.Float(), 'g', -1, 64))
+		return fmt.Sprint(v.Float())
 	default:
-		r.out = append(r.out, v.String()...) // an integer
+		return v.Interface() // a boolean or an integer
 	}
 }
 
-// mapping writes a map: the keys that are shown, and how many there are beside them.
-func (r *redactor) mapping(fd protoreflect.FieldDescriptor, m protoreflect.Map) {
-	all := isShown(fd)
-	r.open('{')
-	var keys []string
+// mapping returns a map: the keys that are shown, and how many there are beside them.
+func (r *redactor) mapping(fd protoreflect.FieldDescriptor, m protoreflect.Map) map[string]any {
+	out := map[string]any{}
 	size, count := 0, 0
 	m.Range(func(k protoreflect.MapKey, v protoreflect.Value) bool {
-		if key := k.String(); all || slices.Contains(shownKeys, key) || r.asked(key) {
-			keys = append(keys, key)
-		} else {
+		switch key := k.String(); {
+		case isShown(fd) || slices.Contains(shownKeys, key) || r.asked(key):
+			if r.size > maxShown {
+				count++
+				break
+			}
+			var value any = cut(v.String())
+			if fd.MapValue().Kind() != protoreflect.StringKind { // CSI has none
+				value = r.value(fd.MapValue(), v)
+			}
+			r.size += len(key) + len(v.String())
+			out[cut(key)] = value
+		default:
 			if isSensitive(key) {
 				r.secrets = append(r.secrets, v.String())
 			}
@@ -128,29 +133,14 @@ func (r *redactor) mapping(fd protoreflect.FieldDescriptor, m protoreflect.Map) 
 		}
 		return true
 	})
-	slices.Sort(keys)
-	for _, key := range keys {
-		if len(r.out) > maxShown {
-			count++
-			continue
-		}
-		r.key(cut(key))
-		v := m.Get(protoreflect.ValueOfString(key).MapKey())
-		if fd.MapValue().Kind() == protoreflect.StringKind {
-			r.plain(v.String())
-		} else {
-			r.value(fd.MapValue(), v)
-		}
-	}
 	if count > 0 {
-		r.key("(hidden)")
-		r.text(fmt.Sprintf("%s, %d bytes", plural(count, "key"), size))
+		out["(hidden)"] = r.text(fmt.Sprintf("%s, %d bytes", plural(count, "key"), size))
 	}
-	r.close('}')
+	return out
 }
 
-// mountFlag writes the options of one flag; there may be several, with commas.
-func (r *redactor) mountFlag(flag string) {
+// mountFlag returns the options of one flag; there may be several, with commas.
+func (r *redactor) mountFlag(flag string) string {
 	var out []string
 	for option := range strings.SplitSeq(flag, ",") {
 		name, value, _ := strings.Cut(option, "=")
@@ -164,29 +154,25 @@ func (r *redactor) mountFlag(flag string) {
 			}
 		}
 	}
-	r.text(strings.Join(out, ","))
+	return r.text(strings.Join(out, ","))
 }
 
-// unknown writes the fields that the descriptors do not have.
-func (r *redactor) unknown(b []byte) {
-	r.open('[')
+// unknown describes the fields that the descriptors do not have.
+func (r *redactor) unknown(b []byte) (out []string) {
 	for n := 0; len(b) > 0; n++ {
 		number, kind, tag := protowire.ConsumeTag(b)
 		length := protowire.ConsumeFieldValue(number, kind, b[max(tag, 0):])
 		if tag < 0 || length < 0 || n == maxElements {
-			r.element()
-			r.text(fmt.Sprintf("(%d more bytes)", len(b)))
 			r.secrets = append(r.secrets, string(b))
-			break
+			return append(out, r.text(fmt.Sprintf("(%d more bytes)", len(b))))
 		}
-		r.element()
-		r.text(fmt.Sprintf("%d: %d bytes", number, length))
+		out = append(out, r.text(fmt.Sprintf("%d: %d bytes", number, length)))
 		if value, n := protowire.ConsumeBytes(b[tag:]); kind == protowire.BytesType && n >= 0 {
 			r.secrets = append(r.secrets, string(value)) // nobody knows what it is
 		}
 		b = b[tag+length:]
 	}
-	r.close(']')
+	return out
 }
 
 // strip notes what a secret field held.
@@ -207,12 +193,12 @@ func (r *redactor) strip(fd protoreflect.FieldDescriptor, v protoreflect.Value) 
 // asked reports whether a person asked for the values of a key.
 func (r *redactor) asked(key string) bool { return slices.Contains(r.keys, key) }
 
-func (r *redactor) hide(s string) {
-	r.text(fmt.Sprintf("(%d bytes)", len(s)))
-}
+func (r *redactor) hide(s string) string { return r.text(fmt.Sprintf("(%d bytes)", len(s))) }
 
-func (r *redactor) plain(s string) {
-	r.text(cut(s))
+// text counts a text that is shown.
+func (r *redactor) text(s string) string {
+	r.size += len(s)
+	return s
 }
 
 // cut limits the length of a string that is shown.
@@ -221,33 +207,6 @@ func cut(s string) string {
 		return s
 	}
 	return strings.ToValidUTF8(s[:maxShownText], "") + "…"
-}
-
-// The syntax of JSON.
-
-func (r *redactor) open(c byte) { r.out = append(r.out, c) }
-
-func (r *redactor) close(c byte) { r.out = append(r.out, c) }
-
-// element begins an element of a list, or a member of an object.
-func (r *redactor) element() {
-	if last := r.out[len(r.out)-1]; last != '[' && last != '{' {
-		r.out = append(r.out, ',')
-	}
-}
-
-func (r *redactor) key(name string) {
-	r.element()
-	r.text(name)
-	r.out = append(r.out, ':')
-}
-
-func (r *redactor) text(s string) {
-	b, err := json.Marshal(s) // of a string it cannot fail
-	if err != nil {
-		b = []byte(`""`)
-	}
-	r.out = append(r.out, b...)
 }
 
 // plural is a number of things, in words.

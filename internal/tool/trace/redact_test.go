@@ -2,7 +2,6 @@ package trace
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -39,8 +38,8 @@ func (s *sentinels) word(shown bool) string {
 	return word
 }
 
-// fill sets every field, two elements in each list and map. Shown are the fields of the list
-// in this file, which is not the one that is tested.
+// fill sets every field, two elements in each list and map. The fields in the list of this
+// file are shown; the tested code has a list of its own.
 func (s *sentinels) fill(t *testing.T, m protoreflect.Message) {
 	t.Helper()
 	fields := m.Descriptor().Fields()
@@ -116,8 +115,8 @@ func eachMethod(f func(name string, m protoreflect.MethodDescriptor)) {
 	}
 }
 
-// Whatever string a request, an answer or an error has, only those of harmless fields appear
-// anywhere, for all of CSI's descriptors.
+// Of all strings in a request, an answer or an error, only those of harmless fields appear, for all
+// of CSI's descriptors.
 func TestNothingLeaks(t *testing.T) {
 	for choice := range 6 { // VolumeContentSource and others: each member of each oneof
 		for _, outcome := range []string{"answered", "error that repeats the request", "error, and a request without unknown fields"} {
@@ -175,13 +174,14 @@ func testNothingLeaks(t *testing.T, choice int, outcome string) {
 
 // All fields that are shown exist: a field that is renamed is hidden, and noticed here.
 func TestShownFieldsExist(t *testing.T) {
-	known := map[protoreflect.FullName]bool{}
+	known, flags := map[protoreflect.Name]bool{}, false
 	var walk func(protoreflect.MessageDescriptors)
 	walk = func(all protoreflect.MessageDescriptors) {
 		for i := range all.Len() {
 			for j := range all.Get(i).Fields().Len() {
 				fd := all.Get(i).Fields().Get(j)
-				known[fd.FullName()] = true
+				known[fd.Name()] = true
+				flags = flags || fd.FullName() == mountFlags
 				if isShown(fd) && isSecret(fd) {
 					t.Errorf("%s is a secret", fd.FullName())
 				}
@@ -191,11 +191,11 @@ func TestShownFieldsExist(t *testing.T) {
 	}
 	walk(csi.File_csi_proto.Messages())
 	for _, name := range shownFields {
-		if !known["csi.v1."+protoreflect.FullName(name)] {
+		if !known[name] {
 			t.Errorf("there is no %s", name)
 		}
 	}
-	if !known[mountFlags] {
+	if !flags {
 		t.Errorf("there is no %s", mountFlags)
 	}
 }
@@ -216,23 +216,56 @@ func TestAMessageAsItIsShown(t *testing.T) {
 	m := request.ProtoReflect()
 	m.SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 77, protowire.VarintType), 300))
 	for _, c := range []struct{ keys, want string }{
-		{"", `{"volume_id":"vol-1","publish_context":{"(hidden)":"1 key, 16 bytes"},"target_path":"/t",` +
-			`"volume_capability":{"mount":{"fs_type":"ext4","mount_flags":["ro","vers=4.1","(11 bytes)","ro,(10 bytes),(7 bytes)"]},` +
-			`"access_mode":{"mode":"SINGLE_NODE_WRITER"}},"readonly":true,"secrets":"(stripped)",` +
-			`"volume_context":{"csi.storage.k8s.io/pod.name":"web-0","(hidden)":"3 keys, 58 bytes"},"(unknown)":["77: 2 bytes"]}`},
-		{"share devicePath user secrets", `{"volume_id":"vol-1","publish_context":{"devicePath":"/dev/x"},"target_path":"/t",` +
-			`"volume_capability":{"mount":{"fs_type":"ext4","mount_flags":["ro","vers=4.1","(11 bytes)","ro,(10 bytes),share=y"]},` +
-			`"access_mode":{"mode":"SINGLE_NODE_WRITER"}},"readonly":true,"secrets":"(stripped)",` +
-			`"volume_context":{"csi.storage.k8s.io/pod.name":"web-0","share":"a","(hidden)":"2 keys, 52 bytes"},"(unknown)":["77: 2 bytes"]}`},
+		{"", `{"(unknown)":["77: 2 bytes"],"publish_context":{"(hidden)":"1 key, 16 bytes"},"readonly":true,"secrets":"(stripped)",` +
+			`"target_path":"/t","volume_capability":{"access_mode":{"mode":"SINGLE_NODE_WRITER"},` +
+			`"mount":{"fs_type":"ext4","mount_flags":["ro","vers=4.1","(11 bytes)","ro,(10 bytes),(7 bytes)"]}},` +
+			`"volume_context":{"(hidden)":"3 keys, 58 bytes","csi.storage.k8s.io/pod.name":"web-0"},"volume_id":"vol-1"}`},
+		{"share devicePath user secrets", `{"(unknown)":["77: 2 bytes"],"publish_context":{"devicePath":"/dev/x"},"readonly":true,"secrets":"(stripped)",` +
+			`"target_path":"/t","volume_capability":{"access_mode":{"mode":"SINGLE_NODE_WRITER"},` +
+			`"mount":{"fs_type":"ext4","mount_flags":["ro","vers=4.1","(11 bytes)","ro,(10 bytes),share=y"]}},` +
+			`"volume_context":{"(hidden)":"2 keys, 52 bytes","csi.storage.k8s.io/pod.name":"web-0","share":"a"},"volume_id":"vol-1"}`},
 	} {
 		r := &redactor{keys: strings.Fields(c.keys)}
-		r.message(m)
-		if string(r.out) != c.want {
-			t.Errorf("--show %s: got\n%s\nwant\n%s", c.keys, r.out, c.want)
+		if got := string(r.json(m)); got != c.want {
+			t.Errorf("--show %s: got\n%s\nwant\n%s", c.keys, got, c.want)
 		}
-		if !json.Valid(r.out) {
-			t.Error("no JSON")
+	}
+}
+
+// The health calls of CSI 1.13: the secrets of NodeGetStorageHealth are stripped, also from the
+// text of an error, and a driver's free texts are hidden.
+func TestHealthCalls(t *testing.T) {
+	path := filepath.Join(socketDir(t), "d")
+	serveCSI(t, path, func(_ context.Context, method string, _ proto.Message) (proto.Message, error) {
+		switch method {
+		case "NodeGetVolumeHealth":
+			return &csi.NodeGetVolumeHealthResponse{VolumeHealth: &csi.VolumeHealth{VolumeId: "v", HealthStatuses: []*csi.VolumeHealth_VolumeHealthEntry{
+				{Status: csi.VolumeHealthErrorType_INACCESSIBLE, Reason: "Reason", Message: "message"},
+			}}}, nil
+		case "NodeGetStorageHealth":
+			return nil, status.Error(codes.Internal, "cannot log in with s3cr3t-token")
 		}
+		return nil, status.Error(codes.Unimplemented, method)
+	})
+	p := startProxy(t, path, Options{Show: []string{ErrorText}})
+	c := connect(t, p.path)
+	_, err := invoke(t, t.Context(), c, "NodeGetVolumeHealth", &csi.NodeGetVolumeHealthRequest{VolumeId: "v", VolumePublishPath: "/p"})
+	_, failed := invoke(t, t.Context(), c, "NodeGetStorageHealth", &csi.NodeGetStorageHealthRequest{Secrets: map[string]string{"token": "s3cr3t-token"}})
+	if err != nil || failed == nil {
+		t.Fatal(err, failed)
+	}
+	calls := p.wait(2)
+	if c := calls[0]; c.Name() != "NodeGetVolumeHealth" || c.Volume != "v" || string(c.Request) != `{"volume_id":"v","volume_publish_path":"/p"}` ||
+		string(c.Response) != `{"volume_health":{"health_statuses":[{"message":"(7 bytes)","reason":"(6 bytes)","status":"INACCESSIBLE"}],"volume_id":"v"}}` {
+		t.Errorf("%+v", c)
+	}
+	if c := calls[1]; c.Name() != "NodeGetStorageHealth" || string(c.Request) != `{"secrets":"(stripped)"}` ||
+		c.Code != "Internal" || c.Error == "" || strings.Contains(c.Error, "s3cr3t") {
+		t.Errorf("%+v", c)
+	}
+	p.stop()
+	if text := printed(t, p.rec, calls); strings.Contains(text, "s3cr3t") || !strings.Contains(text, "NodeGetStorageHealth") {
+		t.Error(text)
 	}
 }
 
@@ -247,10 +280,11 @@ func TestShownMessagesAreBounded(t *testing.T) {
 		segments[fmt.Sprint(i, long)] = long
 		response.Entries = append(response.Entries, entry)
 	}
-	entry.Volume.AccessibleTopology = []*csi.Topology{{Segments: segments}, {Segments: segments}}
-	r := &redactor{}
-	r.message(response.ProtoReflect())
-	if len(r.out) > 8*maxShown || !json.Valid(r.out) || !r.partial {
-		t.Errorf("%d bytes, JSON %t, partial %t", len(r.out), json.Valid(r.out), r.partial)
+	for range 2 { // with lists, and with lists and maps
+		r := &redactor{}
+		if got := r.json(response.ProtoReflect()); len(got) > 8*maxShown || !r.partial {
+			t.Errorf("%d bytes, partial %t", len(got), r.partial)
+		}
+		entry.Volume.AccessibleTopology = []*csi.Topology{{Segments: segments}, {Segments: segments}}
 	}
 }

@@ -29,9 +29,9 @@ const otherMethods = "(other methods)"
 
 // methodStats is what the summary says of one method.
 type methodStats struct {
-	calls, errors, findings int
-	slowest                 time.Duration
-	sample                  []time.Duration
+	calls, errors int
+	slowest       time.Duration
+	sample        []time.Duration
 }
 
 // count adds a call to the summary.
@@ -49,7 +49,6 @@ func (r *Recorder) count(c *call) {
 	if c.Code != "OK" {
 		s.errors++
 	}
-	s.findings += len(c.Findings)
 	took := c.Duration()
 	s.slowest = max(s.slowest, took)
 	if len(s.sample) < maxSamples {
@@ -65,8 +64,8 @@ func (s *methodStats) quantile(q float64) time.Duration {
 	return sorted[min(int(q*float64(len(sorted))), len(sorted)-1)]
 }
 
-// WriteSummary writes what there was of each method, and what is not in the record. Serve
-// must have returned.
+// WriteSummary writes the calls of each method, and how many are not in the record. Serve must have
+// returned.
 func (r *Recorder) WriteSummary(w io.Writer) error {
 	var b strings.Builder
 	if len(r.methods) == 0 {
@@ -74,27 +73,19 @@ func (r *Recorder) WriteSummary(w io.Writer) error {
 	} else {
 		fmt.Fprintf(&b, "%-28s  %6s  %6s  %7s  %7s  %7s\n", "CALL", "CALLS", "ERRORS", "MEDIAN", "P99", "SLOWEST")
 	}
-	findings := 0
 	for _, name := range slices.SortedFunc(maps.Keys(r.methods), byName) {
 		s := r.methods[name]
-		findings += s.findings
 		fmt.Fprintf(&b, "%-28s  %6d  %6d  %7s  %7s  %7s\n", safetext.Clean(Call{Method: name}.Name(), 28),
 			s.calls, s.errors, round(s.quantile(0.5)), round(s.quantile(0.99)), round(s.slowest))
 	}
-	if findings > 0 {
-		fmt.Fprintf(&b, "%s: calls that break a rule of the CSI specification\n", plural(findings, "finding"))
-	}
-	if n := r.dialFailures.Load(); n > 0 {
-		fmt.Fprintf(&b, "the driver could not be reached by %s: %s\n", plural(int(n), "connection"), safetext.Clean((*r.dialError.Load()).Error(), 500))
+	if r.dialFailures > 0 {
+		fmt.Fprintf(&b, "the driver could not be reached by %s: %s\n", plural(r.dialFailures, "connection"), safetext.Clean(r.dialError.Error(), 500))
 	}
 	if r.leftOut.Connections > 0 {
-		fmt.Fprintf(&b, "left out: %s that could not be decoded, or not fast enough; all bytes were copied\n", plural(r.leftOut.Connections, "connection"))
+		fmt.Fprintf(&b, "left out: %s that could not be decoded; all bytes were copied\n", plural(r.leftOut.Connections, "connection"))
 	}
 	if r.leftOut.Calls > 0 {
 		fmt.Fprintf(&b, "left out: %s that could not be written fast enough\n", plural(r.leftOut.Calls, "line"))
-	}
-	if missed := time.Duration(r.missed.Load()); missed > 0 {
-		fmt.Fprintf(&b, "left out: the calls of up to %s, when they went to the driver directly: the daemon was restarted, or this process was stopped\n", round(missed))
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

@@ -54,17 +54,8 @@ func (t Table) row(at, call, volume, try, took, code string) string {
 	return strings.TrimRight(line, " ")
 }
 
-// Details are the paragraphs below a call's line: the error, and each finding.
-func Details(c Call) []string {
-	var out []string
-	if c.Error != "" {
-		out = append(out, safetext.Clean(c.Error, 2*maxShownText))
-	}
-	for _, f := range c.Findings {
-		out = append(out, safetext.Clean(fmt.Sprintf("finding: %s. CSI specification, %s", f.Found, f.Specification), 1000))
-	}
-	return out
-}
+// Detail is the paragraph below a call's line, which is its error; empty: there is none.
+func Detail(c Call) string { return safetext.Clean(c.Error, 2*maxShownText) }
 
 // round writes a duration with three digits, in at most seven characters.
 func round(d time.Duration) string {

@@ -33,13 +33,14 @@ func SampleDriver(t testing.TB) string {
 	return program(t, "csi-sample-driver")
 }
 
-// Command builds a command of internal/test/e2e/cmd for this test and returns its path. It is static,
-// because another machine's C library may be older than this one's, and an image may have none.
+// Command builds a command of internal/test/e2e/cmd for this test and returns its path. It is
+// static, because another machine's C library may be older than this one's, and an image may have
+// none.
 func Command(t testing.TB, name string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
 	cmd := exec.Command("go", "build", "-ldflags=-s -w", "-o", path, "./cmd/"+name)
-	cmd.Dir = filepath.Join(Root(t), "internal", "e2e")
+	cmd.Dir = filepath.Join(Root(t), "internal", "test", "e2e")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("cannot build cmd/%s: %v\n%s", name, err, out)

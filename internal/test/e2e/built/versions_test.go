@@ -44,7 +44,7 @@ func readModule(t *testing.T, file string) (required, replaced map[string]string
 // scripts/kubernetes changes them together.
 func TestVersionsOfKubernetes(t *testing.T) {
 	root := Root(t)
-	e2e := filepath.Join(root, "internal", "e2e")
+	e2e := filepath.Join(root, "internal", "test", "e2e")
 	required, replaced := readModule(t, filepath.Join(e2e, "go.mod"))
 	version := required["k8s.io/kubernetes"]
 	library := strings.Replace(version, "v1.", "v0.", 1)

@@ -181,9 +181,8 @@ func (w *world) settles(long time.Duration) {
 		return
 	}
 	t.Logf("settled after %s; damped: %v", time.Since(begun).Round(time.Millisecond), w.damped)
-	// A scan every 30 s removes them.
-	if why := w.eventually(45*time.Second, w.leftovers); why != "" {
-		t.Errorf("temporary names are left: %s", why)
+	if why := w.leftovers(); why != "" {
+		t.Errorf("dot names are left: %s", why)
 	}
 	descriptors, goroutines, open, err := w.atRest()
 	if err != nil {

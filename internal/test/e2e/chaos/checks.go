@@ -9,12 +9,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"csi-registrar/internal/test/fake"
 	"csi-registrar/internal/node/rootdir"
+	"csi-registrar/internal/test/fake"
 )
 
-// changesPerHour is the daemon's own limit, plus the socket that it found when it started.
-const changesPerHour = 12 + 1
+// changesPerHour is the daemon's own limit: changes, restorations after others removed the socket,
+// and returns after a withdrawal, plus the socket that it found when it started.
+const changesPerHour = 12 + 60 + 60 + 1
 
 // Times of the checks.
 const (
@@ -69,7 +70,7 @@ func (w *world) checkRegistry(now time.Time) {
 	}
 	for _, e := range entries {
 		path := filepath.Join(w.registry, e.Name())
-		if strings.HasPrefix(e.Name(), "moved-") || strings.HasPrefix(e.Name(), ".csi-reg-") ||
+		if strings.HasPrefix(e.Name(), "moved-") ||
 			slices.ContainsFunc(w.foreign, func(f *foreign) bool { return f.path == path }) {
 			continue
 		}

@@ -213,11 +213,11 @@ func (w *world) bystander(s Step, d *Driver) error {
 	places := []struct{ path, kind string }{
 		{filepath.Join(w.registry, rootdir.SocketName("other-"+digits)), aDead},
 		{filepath.Join(w.registry, "note-"+digits), aFile},
-		{filepath.Join(w.registry, ".csi-reg-"+digits), aFile},
-		{filepath.Join(w.registry, ".csi-reg-"+digits), aMute},
-		{filepath.Join(w.registry, ".csi-reg-x"+digits), aDead},
-		{filepath.Join(w.root, ".csi-reg-"+digits), aDirectory},
-		{filepath.Join(w.root, ".csi-reg-"+digits), aMute},
+		{filepath.Join(w.registry, "."+digits), aFile},
+		{filepath.Join(w.registry, "."+digits), aMute},
+		{filepath.Join(w.registry, ".x"+digits), aDead},
+		{filepath.Join(w.root, "."+digits), aDirectory},
+		{filepath.Join(w.root, "."+digits), aMute},
 		{filepath.Join(w.root, "socket-"+digits), aDead},
 	}
 	p := places[s.A%len(places)]

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"time"
 
-	"csi-registrar/internal/test/fake"
 	"csi-registrar/internal/node/rootdir"
+	"csi-registrar/internal/test/fake"
 )
 
 // heard processes a line of the daemon's log.
@@ -21,6 +21,11 @@ func (w *world) heard(line string) {
 		return
 	}
 	name := e.fields["driver"]
+	if e.fields["limited"] != "" {
+		w.figures["entries are limited"]++
+		w.history.noteAt(e.at, name, muted, "until the next daemon starts")
+		w.mutedUntil[name] = e.at.Add(24 * time.Hour)
+	}
 	switch {
 	case e.msg == "withdrawing", e.msg == "republishing the registration socket":
 		w.figures[e.msg]++
@@ -32,10 +37,6 @@ func (w *world) heard(line string) {
 			w.violated("%s%s", why, w.history.story(name))
 		}
 		w.history.noteAt(e.at, name, logged, e.msg+", cause "+e.fields["cause"]+", "+e.fields["reason"])
-	case strings.HasPrefix(e.msg, "too many entries for this driver"):
-		w.figures[e.msg]++
-		w.history.noteAt(e.at, name, muted, "until the next daemon starts")
-		w.mutedUntil[name] = e.at.Add(24 * time.Hour)
 	case e.level == "ERROR" && e.msg != "error in the configuration":
 		w.figures["errors in the log"]++
 		w.say("ERROR %s", line)

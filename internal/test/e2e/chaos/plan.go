@@ -22,7 +22,7 @@ func (s Step) String() string {
 	return fmt.Sprintf("#%d at %.2fs %s driver=%d a=%d b=%d", s.N, s.At.Seconds(), s.Act, s.Driver, s.A, s.B)
 }
 
-// choice is an action, how often it is chosen, and what ends it.
+// choice is an action, its weight, and the action that ends it.
 type choice struct {
 	act    string
 	weight int
@@ -114,7 +114,7 @@ func (p *Plan) Next() Step {
 	return s
 }
 
-// draw decides on one more action and on the one that ends it.
+// draw adds an action, and the action that ends it.
 func (p *Plan) draw() {
 	p.at += time.Duration(p.rand.Int64N(int64(pause)))
 	total := 0

@@ -149,7 +149,7 @@ func (w *world) driverAsItShouldBe(d *Driver, s driverStatus, r fake.Registratio
 	return ""
 }
 
-// leftovers returns the daemon's temporary names, without similar names of bystanders.
+// leftovers returns dot names that no bystander made.
 func (w *world) leftovers() string {
 	var left []string
 	for _, dir := range []string{w.root, w.registry} {

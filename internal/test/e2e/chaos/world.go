@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"csi-registrar/internal/test/fake"
 	"csi-registrar/internal/node/rootdir"
+	"csi-registrar/internal/test/fake"
 )
 
 // world is the node: its processes and files, and the history of both.

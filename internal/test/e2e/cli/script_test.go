@@ -8,13 +8,14 @@
 //	driver NAME OPTION...     a fake driver of that name with its socket at NAME.sock, or another state of it:
 //	                          stop; not-ready; reports=NAME; topology=KEY=VALUE; limit=N
 //	daemon start [FLAG...]    csi-registrar run, until it answers; its log goes to daemon.log
-//	daemon stop
+//	daemon stop|kill
 //	await DRIVER STATE        wait until status shows the state, or a reason that has this text
 //	call ADDRESS              NodeGetInfo at a Unix socket or TCP address, as soon as somebody listens; $PORT is free
 //	exec transcript FILE      run the lines of FILE that begin with "$ ", print them with what they print
 //
-// In a transcript "2> " marks standard error and [N] an exit code that is not 0. What differs from
-// run to run (times, ages, process and user ids, the work directory, the version) is replaced.
+// In a transcript "2> " marks standard error and [N] an exit code that is not 0. Text that
+// differs from run to run (times, ages, process and user IDs, the work directory, the version) is
+// replaced.
 package cli
 
 import (
@@ -40,8 +41,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"csi-registrar/internal/core/control"
-	"csi-registrar/internal/test/fake"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/test/fake"
 )
 
 var update = flag.Bool("update", false, "write the outputs into the scripts")
@@ -74,7 +75,8 @@ func TestScripts(t *testing.T) {
 			// directory's path.
 			env.Setenv("COLUMNS", "400")
 			env.Setenv("PATH", bin+":"+env.Getenv("PATH"))
-			env.Setenv("TZ", "UTC")
+			// Not UTC, or a time in UTC would look right.
+			env.Setenv("TZ", "America/New_York")
 			port, err := freePort()
 			env.Setenv("PORT", port)
 			return errors.Join(err, os.MkdirAll(filepath.Join(env.WorkDir, "k/plugins_registry"), 0o755), expand(env.WorkDir))
@@ -211,8 +213,13 @@ func (n *node) runDaemon(args []string) error {
 		err := n.daemon.Process.Signal(syscall.SIGTERM)
 		n.daemon = nil
 		return errors.Join(err, <-n.ended)
+	case len(args) == 1 && args[0] == "kill":
+		err := n.daemon.Process.Kill()
+		<-n.ended // killed
+		n.daemon = nil
+		return err
 	case len(args) == 0 || args[0] != "start":
-		return errors.New("usage: daemon start [FLAG...]|stop")
+		return errors.New("usage: daemon start [FLAG...]|stop|kill")
 	}
 	log, err := os.OpenFile(filepath.Join(n.dir, "daemon.log"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
 	if err != nil {

@@ -2,8 +2,6 @@ package cluster
 
 import (
 	"fmt"
-	"os"
-	"os/exec"
 	"slices"
 	"testing"
 	"time"
@@ -137,20 +135,5 @@ func TestLimitChanges(t *testing.T) {
 		// Values that the kubelet cannot update itself still need a registration.
 		move(d)
 		c.waitEntry(entryMoved)
-	})
-	t.Run("sidecar", func(t *testing.T) {
-		peer := os.Getenv("PEER")
-		if peer == "" {
-			t.Skip("PEER= names no other registrar")
-		}
-		c, d := newLimited(t)
-		harness.StartProcess(t, "the peer", exec.Command(peer, "--csi-address="+d.Socket,
-			"--kubelet-registration-path="+d.Socket, "--plugin-registration-path="+c.n.Registry()))
-		c.waitEntry(entryBefore)
-		writes := c.countCSINodeWrites()
-		c.changeLimit(d, writes, "sidecar, not restarted")
-		// The API server refuses the kubelet's update of anything but the limit.
-		move(d)
-		c.entryStays(entryAfter)
 	})
 }

@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"os"
-	"os/exec"
 	"slices"
 	"strings"
 	"sync"
@@ -264,66 +262,5 @@ func TestNoPodIsUnschedulableWhileTheDaemonRestarts(t *testing.T) {
 	if _, stderr, code := c.n.RunCommand("reregister", scheduledDriver, "--config-root", c.n.Etc); code != 0 {
 		t.Fatalf("reregister: %d %s", code, stderr)
 	}
-	pods.waitRefused()
-}
-
-// The same with another registrar: PEER names a program with node-driver-registrar's flags. If it
-// fails, packaging/doc/readiness.md is no longer correct about the sidecar.
-func TestPodsAreUnschedulableWhileThePeerRestarts(t *testing.T) {
-	peer := os.Getenv("PEER")
-	if peer == "" {
-		t.Skip("PEER= names no other registrar")
-	}
-	c, d := startScheduled(t)
-	run := func() *harness.Process {
-		return harness.StartProcess(t, "the peer", exec.Command(peer, "--csi-address="+d.Socket,
-			"--kubelet-registration-path="+d.Socket, "--plugin-registration-path="+c.n.Registry()))
-	}
-	process := run()
-	harness.Eventually(t, time.Minute, "the driver is in the CSINode", func() string {
-		node, err := c.API.StorageV1().CSINodes().Get(t.Context(), nodeName, metav1.GetOptions{})
-		if err != nil {
-			return err.Error() // the kubelet has not created it yet
-		}
-		if len(node.Spec.Drivers) == 0 {
-			return "it is not"
-		}
-		return ""
-	})
-	before := c.csiNode()
-	writes := c.countCSINodeWrites()
-	pods := c.startPods()
-	pods.waitScheduled(podsPerRestart)
-	began, with := time.Now(), 0
-	for i := range restarts {
-		sig := syscall.SIGTERM
-		if i%2 == 1 {
-			sig = syscall.SIGKILL
-		}
-		_, refused := pods.counts()
-		process.End(sig, time.Minute)
-		process = run()
-		harness.Eventually(t, time.Minute, "the CSINode is written", func() string {
-			now := c.csiNode()
-			if len(now.Spec.Drivers) == 1 && now.ResourceVersion != before.ResourceVersion {
-				before = now
-				return ""
-			}
-			return fmt.Sprintf("version %s: %v", now.ResourceVersion, now.Spec.Drivers)
-		})
-		pods.waitScheduled(podsPerRestart)
-		if _, now := pods.counts(); now > refused {
-			with++
-		}
-	}
-	scheduled, refused := pods.counts()
-	var longest time.Duration
-	for _, r := range pods.refusals() {
-		if !r.until.IsZero() {
-			longest = max(longest, r.until.Sub(r.at))
-		}
-	}
-	t.Logf("%d restarts in %v, %d pods scheduled, %d found unschedulable in %d of the restarts, for up to %v; %d writes of the CSINode",
-		restarts, time.Since(began).Round(time.Second), scheduled, refused, with, longest.Round(time.Millisecond), writes.count())
 	pods.waitRefused()
 }

@@ -17,7 +17,7 @@ import (
 // directory.
 func Binary(t testing.TB) string {
 	t.Helper()
-	dir := filepath.Join(built.Root(t), "internal", "e2e")
+	dir := filepath.Join(built.Root(t), "internal", "test", "e2e")
 	binary.Do(func() { binary.path, binary.err = cachedBinary(dir) })
 	if binary.err != nil {
 		t.Fatal(binary.err)

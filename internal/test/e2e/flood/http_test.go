@@ -16,8 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"csi-registrar/internal/test/fake"
 	"csi-registrar/internal/node/pluginreg"
+	"csi-registrar/internal/test/fake"
 )
 
 // Budgets for a flood of the public port.
@@ -67,8 +67,8 @@ func floodHTTP(address string) {
 	select {}
 }
 
-// TestFloodOfThePublicPort: any user of the node may connect to the port. Whatever they ask for,
-// the kubelet is answered, the watchdog is fed, monitoring is answered, and the memory stays small.
+// TestFloodOfThePublicPort floods the port, to which any user of the node can connect. The kubelet,
+// the watchdog and monitoring are answered meanwhile, and the memory stays small.
 //
 // FLOOD_DRIVERS is the number of drivers. With 1,000 it is for a quiet machine: on a busy one they
 // need minutes to register.
@@ -94,7 +94,7 @@ func floodPublicPort(t *testing.T, drivers int) {
 		t.Fatal(err)
 	}
 	address := freeAddress(t)
-	n.startDaemon([]string{"--http-endpoint=" + address}, fmt.Sprintf("WATCHDOG_USEC=%d", 2*watchdogMost.Microseconds()), "GOMAXPROCS=2", "GOGC=50", "GOMEMLIMIT=128MiB")
+	n.startDaemon([]string{"--http-endpoint=" + address}, fmt.Sprintf("WATCHDOG_USEC=%d", 2*watchdogMost.Microseconds()), "GOMAXPROCS=2", "GOGC=50", "GOMEMLIMIT=192MiB")
 	for len(n.kubelet.Registered()) < drivers {
 		n.pause()
 	}

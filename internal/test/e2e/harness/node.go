@@ -153,8 +153,7 @@ func (n *Node) Sockets() []string {
 	return names
 }
 
-// WaitSockets waits until plugins_registry has that many entries: the daemon removes the temporary
-// name of a socket 5 s after it was published.
+// WaitSockets waits until plugins_registry has that many entries.
 func (n *Node) WaitSockets(count int) {
 	n.T.Helper()
 	Eventually(n.T, 20*time.Second, fmt.Sprintf("%d entries in plugins_registry", count), func() string {
@@ -165,7 +164,7 @@ func (n *Node) WaitSockets(count int) {
 	})
 }
 
-// leftBehind fails the test if the daemon has left temporary names below the kubelet's root.
+// leftBehind fails the test if there are dot names below the kubelet's root.
 func (n *Node) leftBehind() {
 	err := filepath.WalkDir(n.Root, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {

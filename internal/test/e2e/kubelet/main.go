@@ -75,7 +75,7 @@ func run(ctx context.Context, o options, stdin io.Reader, stdout io.Writer) erro
 	if err := logLevel(o.verbose); err != nil {
 		return err
 	}
-	if err := errors.Join(listenPodResources(ctx, o.root), watchDevicePlugins(o.root)); err != nil {
+	if err := errors.Join(makeDirectories(o.root), listenPodResources(ctx, o.root), watchDevicePlugins(o.root)); err != nil {
 		return err
 	}
 	events := &events{w: stdout, broken: cancel}
@@ -134,6 +134,12 @@ func listenPodResources(ctx context.Context, root string) error {
 	}
 	context.AfterFunc(ctx, func() { l.Close() })
 	return nil
+}
+
+// makeDirectories makes the root directory and plugins_registry with the modes of a kubelet, which
+// does so before it starts its plugin manager (v1.37: setupDataDirs).
+func makeDirectories(root string) error {
+	return os.MkdirAll(filepath.Join(root, "plugins_registry"), 0o750)
 }
 
 // watchDevicePlugins watches a directory as the kubelet's device manager does, until the process

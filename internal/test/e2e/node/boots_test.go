@@ -54,7 +54,7 @@ var boots = []play{
 			s.Running(passing)
 		}
 	}},
-	{name: "power cut in an upgrade", boots: true, ours: true, do: func(s *stage) {
+	{name: "power cut in an upgrade", boots: true, do: func(s *stage) {
 		for range cuts() {
 			s.Install(newer, "csi-registrar")
 			upgrade := s.Start("dpkg", "--force-confold", "-i", s.Package(older, "csi-registrar"))
@@ -73,7 +73,7 @@ var boots = []play{
 		}
 		s.Install(newer, "csi-registrar")
 	}},
-	{name: "power cut in a configuration change", boots: true, ours: true, do: func(s *stage) {
+	{name: "power cut in a configuration change", boots: true, do: func(s *stage) {
 		const file = "/etc/csi-registrar/conf.d/60-test.toml"
 		for range cuts() {
 			// An editor that writes in place was interrupted.
@@ -84,7 +84,7 @@ var boots = []play{
 				s.t.Fatal(err)
 			}
 			s.remove(file)
-			s.Run("systemctl", "reload", s.unit)
+			s.Run("systemctl", "reload", unit)
 		}
 	}, journal: []string{"configuration", "without their errors"}},
 	{name: "boot without a CSINode", boots: true, csiNode: 3, do: func(s *stage) {
@@ -115,8 +115,8 @@ var boots = []play{
 	// The last one, because the kubelet logs errors from this time later.
 	{name: "API server away", do: func(s *stage) {
 		s.Cluster.StopAPIServer()
-		s.Run("systemctl", "restart", s.unit)
-		s.kill("KILL", s.unit)
+		s.Run("systemctl", "restart", unit)
+		s.kill("KILL", unit)
 		s.Run("systemctl", "restart", driverUnit)
 		away := 10 * time.Second
 		if *long {
@@ -141,11 +141,11 @@ func TestBoots(t *testing.T) {
 	for _, suite := range played("trixie") {
 		t.Run(suite, func(t *testing.T) {
 			t.Parallel()
-			s := newStage(t, suite, "")
+			s := newStage(t, suite)
 			for _, p := range boots {
 				s.play(p)
 			}
-			s.print("csi-registrar")
+			s.print()
 		})
 	}
 }
@@ -156,7 +156,7 @@ func (s *stage) stoppedAfterKubelet() {
 	s.t.Helper()
 	journal := s.Run("journalctl", "--quiet", "--boot=-1", "_PID=1")
 	kubelet := strings.LastIndex(journal, "Stopped kubelet.service")
-	for _, unit := range []string{s.unit, driverUnit} {
+	for _, unit := range []string{unit, driverUnit} {
 		if at := strings.LastIndex(journal, "Stopping "+unit); at < 0 || kubelet < 0 || at < kubelet {
 			s.t.Errorf("%s was not stopped after the kubelet:\n%s", unit, journal[max(0, min(at, kubelet)):])
 		}

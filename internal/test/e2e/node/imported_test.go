@@ -40,10 +40,10 @@ var imported = []string{"nfs", "smb", "hostpath", "ebs", "lvm", "hcloud", "clean
 const importedImage = "localhost/csi-e2e/driver"
 
 // TestImportedDaemonSets replaces the sidecars of ten drivers as `import` says, with the drop-ins
-// and changed manifests in the tests of internal/tool/importer, on a node without earlier files of these
-// drivers. The drivers are replaced by fakes that do not create the directory of their socket,
-// except those whose program is in $DRIVERS, a directory, under the name of its image (such as
-// nfsplugin): these run with the arguments of their manifest. So does csi-node-driver-registrar.
+// and changed manifests in the tests of internal/tool/importer, on a node without earlier files of
+// these drivers. The drivers are replaced by fakes that do not create the directory of their
+// socket, except those whose program is in $DRIVERS, a directory, under the name of its image (such
+// as nfsplugin): these run with the arguments of their manifest. So does csi-node-driver-registrar.
 //
 // MANIFESTS=DIR uses the manifests DIR/NAME.yaml instead, each with the files NAME.toml and
 // NAME.after that TestImport of internal/tool/importer writes for them with the flag -update.
@@ -153,7 +153,7 @@ func TestImportedDaemonSets(t *testing.T) {
 func importedManifests(t *testing.T) (dir string, names []string) {
 	t.Helper()
 	if dir = os.Getenv("MANIFESTS"); dir == "" {
-		return filepath.Join(built.Root(t), "internal", "compat", "testdata", "good"), imported
+		return filepath.Join(built.Root(t), "internal", "tool", "importer", "testdata", "good"), imported
 	}
 	files, err := filepath.Glob(filepath.Join(dir, "*.after"))
 	if err != nil || len(files) == 0 {

@@ -69,7 +69,6 @@ func TestKubeadm(t *testing.T) {
 	n.Chroot("ln", "-s", node.KubeletPath, "/usr/bin/kubelet") // which kubeadm asks for its version
 	n.Write("/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf", kubeadmDropIn)
 	n.Install(newer, "csi-registrar", "csi-sample-driver")
-	n.Write("/etc/csi-registrar/conf.d/60-link.toml", fmt.Sprintf("[driver.%q]\nendpoint_link = true\n", node.Driver))
 	n.Write("/usr/lib/systemd/system/csi-many@.service", manyUnit)
 	enable := []string{"systemctl", "enable"}
 	for i := 1; i < drivers; i++ {
@@ -77,7 +76,7 @@ func TestKubeadm(t *testing.T) {
 		enable = append(enable, fmt.Sprintf("csi-many@%d.service", i))
 	}
 	n.Chroot(enable...)
-	k := &kubeadmNode{&stage{Node: n, t: t, unit: unit}}
+	k := &kubeadmNode{&stage{Node: n, t: t}}
 	k.Boot()
 	k.init()
 	signing := make(chan struct{})
@@ -98,8 +97,8 @@ func TestKubeadm(t *testing.T) {
 // kubeadmNode is a node that kubeadm joins to the control plane.
 type kubeadmNode struct{ *stage }
 
-// init does what `kubeadm init` does in the API server, and what the controller manager's signer
-// does then.
+// init creates the objects of `kubeadm init` in the API server, and takes the part of the
+// controller manager's signer.
 func (k *kubeadmNode) init() {
 	k.t.Helper()
 	version, err := k.Cluster.API.ServerVersion()
@@ -138,7 +137,7 @@ func (k *kubeadmNode) join() {
 	k.t.Logf("all drivers are registered %s after kubeadm join", time.Since(joined).Round(10*time.Millisecond))
 }
 
-// reset takes the node out of the cluster: what is on it with kubeadm, and its objects, as the
+// reset removes the node from the cluster: its files with kubeadm, and its objects as the
 // administrator and the controller manager do.
 func (k *kubeadmNode) reset() {
 	k.t.Helper()
@@ -189,7 +188,7 @@ func (k *kubeadmNode) check() {
 		k.t.Errorf("of ours there is\n%s\nwant\n%s", strings.Join(now, "\n"), strings.Join(k.left, "\n"))
 	}
 	k.Run("csi-registrar", "doctor")
-	pid := k.show(k.unit, "MainPID")
+	pid := k.show(unit, "MainPID")
 	for _, forbidden := range []string{"echo >>/var/lib/kubelet/config.yaml", "cat /var/lib/kubelet/pki/kubelet-client-current.pem", "cat /etc/kubernetes/kubelet.conf"} {
 		if out, err := k.Try("nsenter", "-t", pid, "-m", "sh", "-c", forbidden); err == nil {
 			k.t.Errorf("in the daemon's sandbox one can %s: %s", forbidden, out)

@@ -34,11 +34,11 @@ func TestPlays(t *testing.T) {
 	for _, suite := range played("bookworm") {
 		t.Run(suite, func(t *testing.T) {
 			t.Parallel()
-			s := newStage(t, suite, "")
+			s := newStage(t, suite)
 			for _, p := range plays {
 				s.play(p)
 			}
-			s.print("csi-registrar")
+			s.print()
 		})
 	}
 }
@@ -55,56 +55,32 @@ func played(suite string) []string {
 var killed = []string{"Main process exited", "Failed with result 'signal'"}
 
 var plays = []play{
-	{name: "daemon restarted", do: func(s *stage) {
-		s.Run("systemctl", "restart", s.unit)
-	}},
-	{name: "daemon killed", journal: killed, do: func(s *stage) {
-		s.replaced(s.unit, func() { s.kill("KILL", s.unit) })
-	}},
-	{name: "daemon hangs", ours: true, journal: []string{"Watchdog timeout", "Main process exited", "Failed with result 'watchdog'", "Killing process"}, do: func(s *stage) {
+	{name: "daemon hangs", journal: []string{"Watchdog timeout", "Main process exited", "Failed with result 'watchdog'", "Killing process"}, do: func(s *stage) {
 		const dropIn = "/run/systemd/system/csi-registrar.service.d/watchdog.conf"
 		s.Write(dropIn, "[Service]\nWatchdogSec=2s\n")
 		s.Run("systemctl", "daemon-reload")
-		s.Run("systemctl", "restart", s.unit)
-		s.replaced(s.unit, func() { s.kill("STOP", s.unit) })
+		s.Run("systemctl", "restart", unit)
+		s.replaced(unit, func() { s.kill("STOP", unit) })
 		s.remove(dropIn)
 		s.Run("systemctl", "daemon-reload")
-		s.Run("systemctl", "restart", s.unit)
+		s.Run("systemctl", "restart", unit)
 	}},
-	{name: "configuration reloaded", ours: true, do: func(s *stage) {
-		const file = "/etc/csi-registrar/conf.d/60-test.toml"
-		s.Write(file, "[log]\nlevel = \"debug\"\n")
-		s.Run("systemctl", "reload", s.unit)
-		s.remove(file)
-		s.Run("systemctl", "reload", s.unit)
-	}},
-	{name: "configuration broken", ours: true, journal: []string{"configuration", "Reload failed", "Control process exited"}, do: func(s *stage) {
-		const file = "/etc/csi-registrar/conf.d/60-test.toml"
-		s.Write(file, "[log\n")
-		if out, err := s.Try("systemctl", "reload", s.unit); err == nil {
-			s.t.Errorf("a broken configuration was reloaded: %s", out)
-		}
-		s.Run("systemctl", "restart", s.unit)
-		s.Registered()
-		s.remove(file)
-		s.Run("systemctl", "reload", s.unit)
-	}},
-	{name: "driver's file removed while its volumes are used", ours: true, do: func(s *stage) {
+	{name: "driver's file removed while its volumes are used", do: func(s *stage) {
 		const file = "/usr/lib/csi-registrar/conf.d/20-sample.toml"
 		content := s.Read(file)
 		s.remove(file)
 		defer s.Write(file, content)
 		s.Eventually(soon, "the daemon to say why the driver stays", func() error {
 			out, err := s.Try("csi-registrar", "status", "--json")
-			if !strings.Contains(out, "2 published") {
+			if !strings.Contains(out, "2 volumes in use, no table") {
 				return fmt.Errorf("%s %w", out, err)
 			}
 			return nil
 		})
 	}, journal: []string{"disappeared from the configuration"}},
-	{name: "package downgraded and upgraded", ours: true, do: func(s *stage) {
+	{name: "package downgraded and upgraded", do: func(s *stage) {
 		for _, version := range []string{older, newer} {
-			s.replaced(s.unit, func() { s.Install(version, "csi-registrar") })
+			s.replaced(unit, func() { s.Install(version, "csi-registrar") })
 			if out := s.Run("csi-registrar", "version"); !strings.Contains(out, version) {
 				s.t.Errorf("the version is %q, want %s", out, version)
 			}
@@ -113,13 +89,13 @@ var plays = []play{
 	{name: "systemd reloaded and re-executed", do: func(s *stage) {
 		s.Run("systemctl", "daemon-reload")
 		s.Run("systemctl", "daemon-reexec")
-		s.Run("systemctl", "restart", s.unit)
+		s.Run("systemctl", "restart", unit)
 	}},
 	{name: "kubelet restarted", do: func(s *stage) { s.newKubelet("restart") }},
 	{name: "kubelet killed", do: func(s *stage) { s.newKubelet("kill", "--signal=KILL") }},
 	{name: "kubelet and daemon killed at once", journal: killed, do: func(s *stage) {
-		s.replaced(s.unit, func() {
-			s.newKubelet("kill", "--signal=KILL", s.unit)
+		s.replaced(unit, func() {
+			s.newKubelet("kill", "--signal=KILL", unit)
 		})
 	}},
 	{name: "driver restarted", do: func(s *stage) { s.Run("systemctl", "restart", driverUnit) }},
@@ -148,7 +124,7 @@ var plays = []play{
 		s.Run("systemctl", "restart", driverUnit)
 	}},
 	{name: "all four restarted at once", do: func(s *stage) {
-		s.Run("systemctl", "restart", s.unit, driverUnit, "containerd.service", "kubelet.service")
+		s.Run("systemctl", "restart", unit, driverUnit, "containerd.service", "kubelet.service")
 	}},
 	{name: "containerd restarted", do: func(s *stage) { s.Run("systemctl", "restart", "containerd.service") }},
 	{name: "plugins_registry emptied", csiNode: 2, do: func(s *stage) {
@@ -160,28 +136,28 @@ var plays = []play{
 		// The kubelet watches the removed directory. The new one is outside of the daemon's
 		// sandbox, so another daemon takes over.
 		s.newKubelet("restart")
-	}, journal: []string{"cannot adopt the registration socket of an earlier process", "cannot use the plugins_registry"}},
+	}, journal: []string{"cannot use the plugins_registry"}},
 	{name: "stopped and started", csiNode: 2, do: func(s *stage) {
-		s.Run("systemctl", "stop", s.unit)
+		s.Run("systemctl", "stop", unit)
 		s.writesAre(1)
-		s.Run("systemctl", "start", s.unit)
+		s.Run("systemctl", "start", unit)
 		s.writesAre(2)
 	}},
-	{name: "stopped inside a restart", ours: true, csiNode: 2, do: func(s *stage) {
+	{name: "stopped inside a restart", csiNode: 2, do: func(s *stage) {
 		const dropIn = "/run/systemd/system/csi-registrar.socket.d/slow.conf"
 		s.Write(dropIn, "[Socket]\nExecStopPost=+/bin/sh -c 'touch /run/told; sleep 1'\n")
 		s.Run("systemctl", "daemon-reload")
-		s.Run("systemctl", "--no-block", "restart", s.unit)
+		s.Run("systemctl", "--no-block", "restart", unit)
 		s.Eventually(soon, "both units to be told that it is a restart", func() error {
 			_, err := s.Try("test", "-e", "/run/told")
 			return err
 		})
-		s.Run("systemctl", "stop", s.unit)
+		s.Run("systemctl", "stop", unit)
 		s.writesAre(1) // by the sweep unit
 		s.remove(dropIn)
 		s.remove("/run/told")
 		s.Run("systemctl", "daemon-reload")
-		s.Run("systemctl", "start", s.unit)
+		s.Run("systemctl", "start", unit)
 		s.writesAre(2)
 	}},
 }
@@ -193,9 +169,6 @@ func (s *stage) newKubelet(how string, more ...string) {
 	s.replaced("kubelet.service", func() {
 		s.Run(append([]string{"systemctl", how, "kubelet.service"}, more...)...)
 	})
-	if s.peer {
-		return // another registrar cannot be asked
-	}
 	s.Eventually(soon, "the new kubelet to ask the daemon", func() error {
 		var status struct {
 			Drivers []struct {
@@ -216,9 +189,6 @@ func (s *stage) newKubelet(how string, more ...string) {
 // writesAre waits until the CSINode was written that often since the scenario began.
 func (s *stage) writesAre(count int) {
 	s.t.Helper()
-	if s.peer {
-		return // unknown for another registrar
-	}
 	s.Eventually(soon, fmt.Sprintf("%d writes of the CSINode", count), func() error {
 		if now := s.writes.Count("CSINode", s.began); now < count {
 			return fmt.Errorf("%d so far", now)

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -51,16 +50,12 @@ type play struct {
 	journal []string
 	// boots means that the pods do not survive the scenario.
 	boots bool
-	// ours means that the scenario is not applicable to another registrar.
-	ours bool
 }
 
 // stage is a node on which scenarios are run.
 type stage struct {
 	*node.Node
 	t      *testing.T
-	peer   bool   // another registrar, whose effects are counted but not checked
-	unit   string // of the registrar
 	writes *node.Writes
 	ids    map[string]string // volume handles, by pod
 	left   []string          // our files and units on the idle node
@@ -73,25 +68,14 @@ type row struct {
 	play          string
 	csiNode, node int
 	absent, gap   time.Duration
-	remark        string
 }
 
-// newStage boots a node with both pods. A peer replaces our package: it is the program of another
-// registrar, or a directory with the packages of another commit.
-func newStage(t *testing.T, suite, peer string) *stage {
+// newStage boots a node with both pods.
+func newStage(t *testing.T, suite string) *stage {
 	t.Helper()
-	s := &stage{Node: node.New(t, suite), t: t, unit: unit, peer: peer != "", ids: map[string]string{}}
+	s := &stage{Node: node.New(t, suite), t: t, ids: map[string]string{}}
 	s.Chroot("mkdir", "-p", "/var/log/journal") // kept over a reboot
-	info, err := os.Stat(peer)
-	switch {
-	case peer == "":
-		s.Install(newer, "csi-registrar")
-	case err == nil && info.IsDir():
-		s.InstallFrom(peer)
-	default:
-		s.installPeer(peer)
-	}
-	s.Install(newer, "csi-sample-driver")
+	s.Install(newer, "csi-registrar", "csi-sample-driver")
 	s.writes = s.WatchWrites(t)
 	s.Boot()
 	if err := s.registered(soon); err != nil {
@@ -111,9 +95,6 @@ func newStage(t *testing.T, suite, peer string) *stage {
 // play runs a scenario, and checks its effects and what it left behind.
 func (s *stage) play(p play) {
 	s.t.Run(strings.ReplaceAll(p.name, " ", "-"), func(t *testing.T) {
-		if p.ours && s.peer {
-			t.Skip("only ours has it")
-		}
 		outer := s.t
 		s.t = t
 		defer func() { s.t = outer }()
@@ -132,9 +113,6 @@ func (s *stage) playHere(p play) {
 	}()
 	p.do(s)
 	r := row{play: p.name}
-	if s.peer {
-		r.remark = s.repairPeer()
-	}
 	if err := s.registered(soon); err != nil {
 		s.t.Fatal(err)
 	}
@@ -149,9 +127,6 @@ func (s *stage) playHere(p play) {
 		r.gap = s.gap(steady, from)
 	}
 	s.rows = append(s.rows, r)
-	if s.peer {
-		return
-	}
 	allowed := p.csiNode
 	if strings.Contains(s.Run("journalctl", "--quiet", "--unit=kubelet.service", "--after-cursor="+cursor), orphaned) {
 		s.t.Log("the kubelet deleted the CSINode, not knowing its Node yet")
@@ -180,9 +155,7 @@ func (s *stage) playHere(p play) {
 func (s *stage) registered(limit time.Duration) error {
 	s.t.Helper()
 	s.KubeletHealthy()
-	if !s.peer {
-		s.Registered()
-	}
+	s.Registered()
 	deadline := time.Now().Add(limit)
 	for {
 		_, has := s.writes.Absent(time.Time{})
@@ -211,11 +184,11 @@ func (s *stage) republish(boots bool) {
 }
 
 // print shows the rows as a table.
-func (s *stage) print(who string) {
+func (s *stage) print() {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s, %s\n| | CSINode writes | Node writes | driver missing, s | longest gap, s | |\n|---|---|---|---|---|---|\n", who, s.Suite)
+	fmt.Fprintf(&b, "%s\n| | CSINode writes | Node writes | driver missing, s | longest gap, s |\n|---|---|---|---|---|\n", s.Suite)
 	for _, r := range s.rows {
-		fmt.Fprintf(&b, "| %s | %d | %d | %.1f | %.1f | %s |\n", r.play, r.csiNode, r.node, r.absent.Seconds(), r.gap.Seconds(), r.remark)
+		fmt.Fprintf(&b, "| %s | %d | %d | %.1f | %.1f |\n", r.play, r.csiNode, r.node, r.absent.Seconds(), r.gap.Seconds())
 	}
 	s.t.Log(b.String())
 }
@@ -303,16 +276,8 @@ func (s *stage) checkMounts() {
 // ours lists our files, the descriptors that systemd keeps, and failed units.
 func (s *stage) ours() []string {
 	s.t.Helper()
-	// A socket is bound under a dot name, which is removed a few seconds after the publication.
-	s.Eventually(soon, "the dot names to be removed", func() error {
-		names, err := filepath.Glob(s.Path(node.Registry + "/.*"))
-		if len(names) > 0 {
-			err = fmt.Errorf("there is %q", names)
-		}
-		return err
-	})
 	var all []string
-	for _, dir := range []string{"/run/csi-registrar", node.Registry, "/var/lib/kubelet/plugins/csi-registrar"} {
+	for _, dir := range []string{"/run/csi-registrar", node.Registry} {
 		top := s.Path(dir)
 		err := filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
 			// The record of the directory for which the sandbox was renewed stays, so that it is

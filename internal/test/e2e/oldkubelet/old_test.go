@@ -35,9 +35,6 @@ func refused(t *testing.T) (*harness.Node, *harness.Driver, *harness.Daemon, *ha
 // after 150 s. That happens once, and then nothing more.
 func TestRefusedOnceIsRecreated(t *testing.T) {
 	t.Parallel()
-	if testing.Short() {
-		harness.Skip(t, "it takes the 150 s that a newer kubelet may need to come back")
-	}
 	n, d, c, k := refused(t)
 	mark, at := k.Mark(), time.Now()
 	ino := n.Inode(n.RegSocket(d.Name))
@@ -59,9 +56,6 @@ func TestRefusedOnceIsRecreated(t *testing.T) {
 // and does not retry, and the next daemon knows only that it called GetInfo.
 func TestRefusalIsLost(t *testing.T) {
 	t.Parallel()
-	if testing.Short() {
-		harness.Skip(t, "it takes the 150 s that a newer kubelet may need to come back")
-	}
 	n := harness.New(t)
 	d := n.AddDriver("a.example")
 	d.Set(func(b *fake.Answers) { b.Topology = map[string]string{"example/zone": "1"} })
@@ -136,31 +130,4 @@ func TestRefusedAndTriedAgainForAReason(t *testing.T) {
 		k.Registered(mark, d.Name, soon)
 		c.WaitState(d.Name, "registered", soon)
 	})
-}
-
-// The usual events, with this kubelet.
-func TestRegisteredAndRestarted(t *testing.T) {
-	t.Parallel()
-	n := harness.New(t)
-	for _, name := range []string{"a.example", "b.example", "c.example"} {
-		n.AddDriver(name).Start()
-	}
-	k := n.StartKubelet()
-	m := n.Manager()
-	c := m.StartDaemon()
-	for _, name := range []string{"a.example", "b.example", "c.example"} {
-		k.Registered(0, name, soon)
-		c.WaitState(name, "registered", soon)
-	}
-	k.Quiet(k.Mark(), 200*time.Millisecond) // it has the answer to its last call
-	mark := k.Mark()
-	c = m.Restart(c, 9)
-	c = m.Restart(c, 15)
-	k.Quiet(mark, 2500*time.Millisecond)
-	for _, name := range []string{"a.example", "b.example", "c.example"} {
-		c.WaitState(name, "registered", soon)
-	}
-	if got := k.CSINode(); len(got) != 3 {
-		t.Errorf("CSINode has %v", got)
-	}
 }

@@ -22,30 +22,11 @@ import (
 // to Kubernetes, match the drop-in beside them, and have no registrar. When the upstream sidecar is
 // added, `csi-registrar import` prints that drop-in.
 func TestExampleManifests(t *testing.T) {
-	decode := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer().Decode
 	for _, name := range []string{"nfs", "smb", "hostpath"} {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(built.Root(t), "packaging", "examples", name)
 			manifest := filepath.Join(dir, "daemonset.yaml")
-			var driver *storagev1.CSIDriver
-			var set *appsv1.DaemonSet
-			for document := range strings.SplitSeq(read(t, manifest), "\n---\n") {
-				object, _, err := decode([]byte(document), nil, nil)
-				if err != nil {
-					t.Fatal(err)
-				}
-				switch object := object.(type) {
-				case *storagev1.CSIDriver:
-					driver = object
-				case *appsv1.DaemonSet:
-					set = object
-				default:
-					t.Errorf("there is a %T", object)
-				}
-			}
-			if driver == nil || set == nil {
-				t.Fatal("there is no CSIDriver, or no DaemonSet")
-			}
+			driver, set := manifests(t, manifest)
 			dropIn := read(t, only(t, filepath.Join(dir, "60-*.toml")))
 			if !strings.Contains(dropIn, `[driver."`+driver.Name+`"]`) {
 				t.Errorf("the CSIDriver is %s, the drop-in\n%s", driver.Name, dropIn)
@@ -82,6 +63,30 @@ func TestExampleManifests(t *testing.T) {
 			}
 		})
 	}
+}
+
+// manifests reads the CSIDriver and the DaemonSet of an example.
+func manifests(t *testing.T, file string) (driver *storagev1.CSIDriver, set *appsv1.DaemonSet) {
+	t.Helper()
+	decode := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer().Decode
+	for document := range strings.SplitSeq(read(t, file), "\n---\n") {
+		object, _, err := decode([]byte(document), nil, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch object := object.(type) {
+		case *storagev1.CSIDriver:
+			driver = object
+		case *appsv1.DaemonSet:
+			set = object
+		default:
+			t.Errorf("there is a %T", object)
+		}
+	}
+	if driver == nil || set == nil {
+		t.Fatal("there is no CSIDriver, or no DaemonSet")
+	}
+	return driver, set
 }
 
 // registered adds the sidecar to a DaemonSet, with upstream's arguments.

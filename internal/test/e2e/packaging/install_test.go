@@ -16,8 +16,10 @@ func (n *node) mountVolume() {
 	n.Run("mount", "-t", "tmpfs", "tmpfs", volume+"/mount")
 }
 
+// umountVolume unmounts the volume and removes its files, as the kubelet does.
 func (n *node) umountVolume() {
 	n.Run("umount", "/var/lib/kubelet/pods/6f6c/volumes/kubernetes.io~csi/pv-1/mount")
+	n.Run("rm", "-r", "/var/lib/kubelet/pods/6f6c")
 }
 
 func warned(out string) bool {

@@ -28,8 +28,9 @@ const (
 // Two versions, to go from one to the other: the first one, and this tree.
 const older, newer = "0.1.0", "0.1.99"
 
-// first is the commit of version 0.1.0, as long as it has no tag.
-const first = "79ba8d216d14cf416de7201bdd78cda95f5d65a9"
+// first is the commit of version 0.1.0, as long as it has no tag: one that writes the records of
+// today. With a change of the record each driver is registered once more in either direction.
+const first = "1c4ef546cd118c896d791dc0a83034267fe0eefd"
 
 // checkOut puts the source of version older into dir: the tagged commit, or first if there is no
 // tag. In a tree without history, this tree is used.

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"csi-registrar/internal/test/e2e/built"
 	"csi-registrar/internal/test/e2e/system/nspawn"
 )
 
@@ -37,11 +36,9 @@ func newMaker(t *testing.T) *maker {
 		t.Fatal(err)
 	}
 	m.env = append(os.Environ(), "GNUPGHOME="+gnupg, "KEY="+keyOwner, "SIGNING_KEY="+m.dir+"/ssh", "GOCACHE="+strings.TrimSpace(string(cache)))
-	// Without bin, where other suites may build at the same time.
+	copySource(t, m.dir)
 	m.run(`ssh-keygen -q -t ed25519 -N '' -f ssh; ssh-keygen -q -t ed25519 -N '' -f other
-		mkdir source; cd source
-		tar -C "$1" --anchored --exclude=./bin --exclude=./dist --exclude=./release --exclude=./repository --exclude=./.git -cf - . | tar -xf -
-		git init -q; git config user.name x; git config user.email x@example.com; git add -A; git commit -q -m x; git tag "v$(scripts/version)"; git tag v9.9.9`, built.Root(t))
+		cd source; git tag "v$(scripts/version)"; git tag v9.9.9`)
 	m.version = strings.TrimSpace(m.run("source/scripts/version"))
 	return m
 }
@@ -105,15 +102,16 @@ signer() { echo "csi-registrar namespaces=\"file\" $(cut -d ' ' -f 1,2 "../$1.pu
 // verify-release; "" is any error.
 type change struct{ script, says string }
 
-// eachFile has the changes of one file, $f, or of $f and $next.
-var eachFile = map[string]string{
-	"one byte changed": `own "$f"; at=$(($(stat -c %s "$f") / 2)); byte=$(od -An -tu1 -j $at -N 1 "$f")
-		printf "\\$(printf %o $((byte ^ 1)))" | dd of="$f" bs=1 seek=$at conv=notrunc status=none`,
-	"one byte more":     `own "$f"; echo >>"$f"`,
-	"one byte less":     `own "$f"; truncate -s -1 "$f"`,
-	"empty":             `rm "$f"; : >"$f"`,
-	"removed":           `rm "$f"`,
-	"swapped with next": `mv "$f" ../swap; mv "$next" "$f"; mv ../swap "$next"`,
+// eachFile has the changes of one file, $f, or of $f and $next, and the reason, in which FILE
+// stands for the name. Those of the files of the signature have other reasons.
+var eachFile = map[string]change{
+	"one byte changed": {`own "$f"; at=$(($(stat -c %s "$f") / 2)); byte=$(od -An -tu1 -j $at -N 1 "$f")
+		printf "\\$(printf %o $((byte ^ 1)))" | dd of="$f" bs=1 seek=$at conv=notrunc status=none`, "FILE: FAILED"},
+	"one byte more":     {`own "$f"; echo >>"$f"`, "FILE: FAILED"},
+	"one byte less":     {`own "$f"; truncate -s -1 "$f"`, "FILE: FAILED"},
+	"empty":             {`rm "$f"; : >"$f"`, "FILE: FAILED"},
+	"removed":           {`rm "$f"`, "lists other files"},
+	"swapped with next": {`mv "$f" ../swap; mv "$next" "$f"; mv ../swap "$next"`, "FILE: FAILED"},
 }
 
 // changesOfAll has the others: in SHA256SUMS, in the other files, and in incorrect contents that
@@ -133,9 +131,12 @@ var changesOfAll = map[string]change{
 	"signed by another key":      {"resign other", "signature of SHA256SUMS"},
 	"signed by another key, which takes the place of the first": {"rm allowed_signers; signer other >allowed_signers; resign other", "signed by SHA256:"},
 	"signed by another key, which is added":                     {"own allowed_signers; signer other >>allowed_signers; resign other", "must have one key"},
-	"signed for another purpose":                                {"sign_for other", "signature of SHA256SUMS"},
-	"no key":                                                    {"rm allowed_signers; echo key >allowed_signers", "there is no key in allowed_signers"},
+	"the signature of another release": {`cp SHA256SUMS ../theirs; echo >>../theirs; ssh-keygen -q -Y sign -n file -f ../ssh ../theirs
+		rm SHA256SUMS.sig; mv ../theirs.sig SHA256SUMS.sig`, "signature of SHA256SUMS"},
+	"signed for another purpose": {"sign_for other", "signature of SHA256SUMS"},
+	"no key":                     {"rm allowed_signers; echo key >allowed_signers", "there is no key in allowed_signers"},
 
+	"a line removed":           {"own SHA256SUMS; sed -i /RELEASE/d SHA256SUMS; sign_for file", "lists other files"},
 	"a line twice":             {"own SHA256SUMS; sed -n 1p SHA256SUMS >>SHA256SUMS; sign_for file", "lists other files"},
 	"a line of another form":   {"own SHA256SUMS; echo '# nothing' >>SHA256SUMS; sign_for file", "wrong line"},
 	"another version":          {"sed -i s/=v*[0-9.]*$/9.9.9/ RELEASE; resign ssh", "RELEASE has"},
@@ -196,9 +197,26 @@ func TestRelease(t *testing.T) {
 	if len(files) != 20 {
 		t.Errorf("the release has %d files, want 20: %q", len(files), files)
 	}
-	out, err := m.try(`cd source; git commit -q --allow-empty -m y; git tag -f "$1"; scripts/verify-release ../release`, "v"+m.version)
+	out, err := m.try(`cd source; git commit -q --allow-empty -m y; git tag -f "$1"; scripts/verify-release ../release "$2"`, "v"+m.version, fingerprint)
 	if err == nil || !strings.Contains(out, "here, the release says") {
 		t.Errorf("the tag is another commit in this clone: %v\n%s", err, out)
+	}
+
+	// The key is part of the release: without a fingerprint to compare it with, no program is run.
+	out, err = m.try("source/scripts/verify-release release")
+	if err == nil || strings.Contains(out, "intact") || !strings.Contains(out, "nothing was verified: the key in allowed_signers is "+fingerprint) {
+		t.Errorf("without a fingerprint: %v\n%s", err, out)
+	}
+
+	// An older release is as well signed: who knows which one it should be is told.
+	out, err = m.try(`source/scripts/verify-release release "$1" v9.9.9`, fingerprint)
+	if err == nil || !strings.Contains(out, "the release is v"+m.version+", not v9.9.9") {
+		t.Errorf("another release than the expected one: %v\n%s", err, out)
+	}
+	for _, kind := range []string{"deb", "rpm"} {
+		swap := fmt.Sprintf(`set -- csi-registrar[_-][0-9]*.%s; mv "$1" ../swap; mv "$2" "$1"; mv ../swap "$2"`, kind)
+		m.refuses(t, change{swap, ": FAILED"}, fingerprint)
+		m.refuses(t, change{swap + "; resign ssh", "." + kind + " is csi-registrar"}, fingerprint)
 	}
 
 	// One architecture is sufficient for the rest.
@@ -206,13 +224,18 @@ func TestRelease(t *testing.T) {
 	files = strings.Fields(m.run("ls release"))
 	changes := maps.Clone(changesOfAll)
 	for i, file := range files {
-		for what, script := range eachFile {
+		for what, c := range eachFile {
 			// A newline more or less after the armor is allowed.
 			if file == "SHA256SUMS.sig" && (what == "one byte more" || what == "one byte less") {
 				continue
 			}
-			names := fmt.Sprintf("f=%q next=%q; ", file, files[(i+1)%len(files)])
-			changes[file+": "+what] = change{names + script, ""}
+			next := files[(i+1)%len(files)]
+			c.script = fmt.Sprintf("f=%q next=%q; ", file, next) + c.script
+			c.says = strings.ReplaceAll(c.says, "FILE", file)
+			if ofSignature(file) || strings.Contains(what, "next") && ofSignature(next) {
+				c.says = ""
+			}
+			changes[file+": "+what] = c
 		}
 	}
 	t.Logf("%d changes", len(changes))
@@ -222,6 +245,11 @@ func TestRelease(t *testing.T) {
 			m.refuses(t, changes[name], fingerprint)
 		})
 	}
+}
+
+// ofSignature reports whether the file is read before the sums are compared.
+func ofSignature(file string) bool {
+	return file == "allowed_signers" || strings.HasPrefix(file, "SHA256SUMS")
 }
 
 // refuses checks that a changed copy of the release is refused.

@@ -222,7 +222,7 @@ func (n *node) refused(h *host, all []tampering, try ...string) {
 // signature is the text before a signature, in a file of its own or with other content.
 const signature = "BEGIN PGP SIGNATURE"
 
-// TestApt installs from the signed repository with the commands of packaging/doc/repository.md.
+// TestApt installs from the signed repository with the commands of packaging/doc/install.md.
 func TestApt(t *testing.T) {
 	t.Parallel()
 	for _, suite := range suites {
@@ -268,12 +268,15 @@ func TestApt(t *testing.T) {
 	}
 }
 
+// systemdSpec is a package that has the name of the one that csi-registrar's requires.
+const systemdSpec = "Name: systemd\nVersion: 257\nRelease: 1\nSummary: -\nLicense: -\nBuildArch: noarch\n%description\n%files\n"
+
 // TestDnf does the same with Debian's dnf. The package that it installs requires an rpm of systemd.
 func TestDnf(t *testing.T) {
 	n := newNode(t, "trixie-tools")
 	p := newPublished(t)
 	n.Write("/etc/systemd/system-preset/50-drivers.preset", "enable csi-sample-driver.service\n")
-	n.Write("/opt/systemd.spec", "Name: systemd\nVersion: 257\nRelease: 1\nSummary: -\nLicense: -\nBuildArch: noarch\n%description\n%files\n")
+	n.Write("/opt/systemd.spec", systemdSpec)
 	n.Boot()
 	n.kubelet()
 	h := n.serve(p.older)

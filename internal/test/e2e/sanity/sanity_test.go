@@ -45,8 +45,6 @@ var leftOut = []string{
 	"ListSnapshots not supported",
 	"Modify Volume not supported",
 	"Modify volume not supported",
-	"NodeGetStorageHealth not supported",
-	"NodeGetVolumeHealth not supported",
 	"Snapshot not supported",
 	"Volume Cloning not supported",
 }
@@ -114,6 +112,11 @@ func directory(t *testing.T) string {
 			t.Error(err)
 		}
 	})
+	for _, sub := range []string{"pods", "plugins"} { // of a kubelet
+		if err := os.Mkdir(filepath.Join(dir, sub), 0o750); err != nil {
+			t.Fatal(err)
+		}
+	}
 	return dir
 }
 
@@ -121,7 +124,7 @@ func directory(t *testing.T) string {
 func startDriver(t *testing.T, bin, dir string) {
 	t.Helper()
 	serve(t, filepath.Join(bin, "csi-sample-driver"), "--socket", filepath.Join(dir, driverSocket), "--data", filepath.Join(dir, "volumes"),
-		"--node-id", "sanity-node", "--topology", "csi-registrar.dev/host=sanity", "--max-volumes", "16")
+		"--root-dir", dir, "--node-id", "sanity-node", "--topology", "csi-registrar.dev/host=sanity", "--max-volumes", "16")
 }
 
 // link lets the suite call the driver directly.
@@ -215,8 +218,8 @@ func TestSuite(t *testing.T) {
 	}
 	config := sanity.NewTestConfig()
 	config.Address = "unix:" + filepath.Join(dir, suiteSocket)
-	config.TargetPath = filepath.Join(dir, "target")
-	config.StagingPath = filepath.Join(dir, "staging")
+	config.TargetPath = filepath.Join(dir, "pods", "target")
+	config.StagingPath = filepath.Join(dir, "plugins", "staging")
 	calls := map[string]int{}
 	config.DialOptions = append(config.DialOptions, grpc.WithChainUnaryInterceptor(
 		func(ctx context.Context, method string, request, response any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, o ...grpc.CallOption) error {

@@ -11,7 +11,7 @@ import (
 // TestConfigurationError checks that an error in a file costs no registration, whatever happens
 // meanwhile, and is reported everywhere, and that the fixed file is applied without a command.
 func TestConfigurationError(t *testing.T) {
-	onEach(t, func(t *testing.T, suite string) {
+	onMain(t, func(t *testing.T, suite string) {
 		n := registeredNode(t, suite)
 		const file = "/etc/csi-registrar/conf.d/90-new.toml"
 		n.Write(file, "# my new driver\n[driver.\"three.sample.csi\"]\nsockte = \"/run/csi-three.sample.csi/csi.sock\"\n")
@@ -74,7 +74,7 @@ func (n *node) says(what string, read func() string, words string) {
 // TestHTTPSocket checks that the documented command enables the HTTP socket on a running node
 // without any write.
 func TestHTTPSocket(t *testing.T) {
-	onEach(t, func(t *testing.T, suite string) {
+	onMain(t, func(t *testing.T, suite string) {
 		n := registeredNode(t, suite)
 		if out, err := n.get("/healthz"); err == nil {
 			t.Fatalf("it is enabled as shipped: %s", out)

@@ -20,8 +20,6 @@ const (
 	sick     = "x.sample.csi"
 	sickUnit = "csi-x.service"
 	sickDir  = "/run/csi-x"
-
-	endpointLink = "/var/lib/kubelet/plugins/csi-registrar/" + sick + ".sock"
 )
 
 // sickness is a fault of a node that doctor must find, with a fix that works.
@@ -81,6 +79,11 @@ var sicknesses = map[string][]sickness{
 		{id: "another-registrar", breaks: "systemctl start other-registrar.service"},
 		{id: "plugin-socket-stale", breaks: "faulty stale " + registry + "/dead-reg.sock; touch -d '1 minute ago' " + registry + "/dead-reg.sock"},
 		{id: "registration-conflict", breaks: "systemctl stop " + unit + "; touch " + regSocket(sick) + "; systemctl start " + unit},
+		{id: "configuration-error", breaks: "printf '[driver.\"" + sick + "\"]\\ntimeout = \"soon\"\\n' > /etc/csi-registrar/conf.d/50-x.toml; csi-registrar reload || true", seen: "50-x.toml:2",
+			after: "rm /etc/csi-registrar/conf.d/50-x.toml; csi-registrar reload"},
+		{id: "configuration-not-loaded", breaks: "chmod 0600 /etc/csi-registrar/conf.d; csi-registrar reload || true", seen: "permission denied"},
+		{id: "driver-not-configured", named: true, breaks: "mv /etc/csi-registrar/conf.d/20-x.toml /etc/csi-registrar/conf.d/20-x.toml.bak; rm -f /etc/csi-registrar/conf.d/99-doctor-* /etc/csi-registrar/conf.d/50-x.toml; csi-registrar reload --force", seen: "20-x.toml.bak has a table for it"},
+		{id: "no-driver-configured", breaks: "mv /etc/csi-registrar/conf.d/20-x.toml /root; csi-registrar reload --force", person: "mv /root/20-x.toml /etc/csi-registrar/conf.d; csi-registrar reload"},
 		{id: "driver-disabled", named: true, breaks: "printf '[driver.\"" + sick + "\"]\\nenabled = false\\n' > /etc/csi-registrar/conf.d/50-x.toml; csi-registrar reload"},
 		{id: "configuration-hidden", named: true, breaks: "mv /etc/csi-registrar/conf.d/20-x.toml /usr/lib/csi-registrar/conf.d/20-x.toml; rm -f /etc/csi-registrar/conf.d/99-doctor-* /etc/csi-registrar/conf.d/50-x.toml; " +
 			": > /etc/csi-registrar/conf.d/20-x.toml; csi-registrar reload"},
@@ -92,15 +95,22 @@ var sicknesses = map[string][]sickness{
 	"unit": {
 		{id: "unit-stopped", breaks: "systemctl stop " + unit},
 		{id: "unit-masked", breaks: "systemctl stop " + unit + "; systemctl mask " + unit},
+		{id: "unit-missing", breaks: "systemctl stop " + unit + "; mv /usr/lib/systemd/system/" + unit + " /root; systemctl daemon-reload",
+			person: "mv /root/" + unit + " /usr/lib/systemd/system; systemctl daemon-reload; systemctl enable --now " + unit},
 		{id: "unit-not-enabled", breaks: "systemctl disable " + unit},
 		{id: "unit-changed", breaks: "mkdir -p /etc/systemd/system/" + unit + ".d; printf '[Service]\\nNice=1\\n' > /etc/systemd/system/" + unit + ".d/nice.conf"},
 		{id: "unit-failed", breaks: dropIn("failed", "Restart=no") + "; systemctl kill --signal=KILL " + unit + "; until systemctl is-failed " + unit + "; do sleep 0.1; done",
 			after: "rm /etc/systemd/system/" + unit + ".d/failed.conf; systemctl daemon-reload; systemctl restart " + unit},
+		{id: "unit-restarting", breaks: dropIn("user", "User=nobody-there") + " || true", seen: "because of User= in /etc/systemd/system/" + unit + ".d/user.conf"},
+		{id: "unit-not-loaded", breaks: dropIn("second", "ExecStart=/usr/bin/csi-registrar run") + " || true", seen: "more than one ExecStart= setting",
+			after: "rm /etc/systemd/system/" + unit + ".d/second.conf /etc/systemd/system/" + unit + ".d/zz-doctor-execstart.conf; systemctl daemon-reload; systemctl restart " + unit},
 		{id: "watchdog-off", breaks: dropIn("watchdog", "WatchdogSec=0")},
 		{id: "store-too-small", breaks: dropIn("store", "FileDescriptorStoreMax=0")},
 		{id: "sockets-not-kept", breaks: dropIn("start", "ExecStart=", "ExecStart=/usr/bin/csi-registrar run")},
 		{id: "root-dir-not-writable", breaks: dropIn("masks", "InaccessiblePaths=-/var/lib/kubelet"), seen: "is hidden from it",
-			after: "rm /etc/systemd/system/" + unit + ".d/zz-doctor-inaccessiblepaths.conf /etc/systemd/system/" + unit + ".d/masks.conf; systemctl daemon-reload; systemctl restart " + unit},
+			person: "rm /etc/systemd/system/" + unit + ".d/masks.conf; systemctl daemon-reload; systemctl restart " + unit},
+		{id: "http-failed", breaks: "systemctl stop " + unit + "; systemctl enable csi-registrar-http.socket; systemd-run --quiet --unit=port perl -MIO::Socket::INET -e 'IO::Socket::INET->new(LocalAddr => \"127.0.0.1:9809\", Listen => 1)->accept'; " +
+			"until grep -q :2651 /proc/net/tcp; do sleep 0.1; done; systemctl start " + unit, seen: "listens on its port", person: "systemctl stop port; systemctl restart " + unit},
 		{id: "http-open", breaks: "mkdir -p /etc/systemd/system/csi-registrar-http.socket.d; printf '[Socket]\\nListenStream=\\nListenStream=0.0.0.0:9809\\n' > /etc/systemd/system/csi-registrar-http.socket.d/open.conf; " +
 			"systemctl daemon-reload; systemctl enable csi-registrar-http.socket; systemctl restart " + unit},
 		{id: "daemon-not-running", breaks: "rm /run/csi-registrar/control.sock"},
@@ -108,7 +118,11 @@ var sicknesses = map[string][]sickness{
 	},
 	"kubelet": {
 		{id: "no-kubelet", breaks: "systemctl stop kubelet.service", seen: "kubelet.service is inactive"},
-		{id: "kubelet-not-asking", breaks: "kill -STOP $(systemctl show --value --property=MainPID kubelet.service); csi-registrar reregister " + sick + "; sleep 6"},
+		{id: "second-kubelet", breaks: "mkdir -p /data/old; printf '[Service]\nExecStart=/w/kubelet --root /data/old --node node-2 --state /data/old.json\n[Install]\nWantedBy=multi-user.target\n' > /etc/systemd/system/old.service; " +
+			"systemctl daemon-reload; systemctl enable --now old", seen: "old.service"},
+		{id: "kubelet-frozen", breaks: "kill -STOP $(systemctl show --value --property=MainPID kubelet.service)"},
+		{id: "plugins-registry-link", breaks: "systemctl stop kubelet.service; mkdir -p /data; mv " + registry + " /data/registry; ln -s /data/registry " + registry + "; systemctl restart " + unit + "; systemctl start kubelet.service",
+			after: "systemctl stop kubelet.service; umount " + registry + "; systemctl restart " + unit + "; systemctl start kubelet.service"},
 		{id: "plugins-registry-writable", breaks: "chmod 0777 " + registry},
 		{id: "plugins-registry-writable", breaks: "chmod a+w /var/lib/kubelet", seen: "could replace"},
 		{id: "kubelet-watches-deleted", breaks: "systemctl stop " + unit + "; mv " + registry + " /var/lib/kubelet/old; mkdir -m 0750 " + registry + "; systemctl start " + unit,
@@ -132,25 +146,56 @@ var sicknesses = map[string][]sickness{
 			"mount -o remount,ro /var/lib/kubelet; systemctl restart kubelet || true", seen: "/var/lib/kubelet"},
 	},
 	"store": {
-		{id: "store-too-small", breaks: dropIn("store", "FileDescriptorStoreMax=1")},
-		{id: "registration-not-kept", breaks: dropIn("store", "Environment=CSI_REGISTRAR_FDSTORE=1") + "; printf '[driver.\"" + sick + "\"]\nenabled = false\n' > /etc/csi-registrar/conf.d/50-x.toml; csi-registrar reload; " +
-			"while [ -e " + regSocket(sick) + " ]; do sleep 0.1; done; rm /etc/csi-registrar/conf.d/50-x.toml; csi-registrar reload", seen: "is full"},
+		{id: "store-too-small", breaks: dropIn("store", "FileDescriptorStoreMax=0")},
+		{id: "registration-not-kept", breaks: "rm /etc/systemd/system/" + unit + ".d/zz-doctor-*; " + dropIn("store", "Environment=CSI_REGISTRAR_FDSTORE=1") + "; systemd-run --quiet --unit=second --property=RuntimeDirectory=csi-second faulty driver --socket /run/csi-second/csi.sock --name second.sample.csi --faults /run/csi-second/faults; " +
+			"printf '[driver.\"second.sample.csi\"]\nsocket = \"/run/csi-second/csi.sock\"\n' > /etc/csi-registrar/conf.d/50-second.toml; csi-registrar wait --timeout 20s", seen: "is full"},
 	},
 	"changes": {
+		{id: "kubelet-refused", breaks: "echo 'label sample.example/rack=a' > /run/kubelet.input; " + restarted(`{"Topology": {"sample.example/rack": "b"}}`),
+			seen: "sample.example/rack", person: "until csi-registrar reregister --force " + sick + "; do sleep 0.1; done"},
 		{id: "topology-changed", breaks: restarted(`{"Topology": {"sample.example/zone": "a"}}`) + "; until grep -q sample.example/zone /var/lib/kubelet-state.json; do sleep 0.1; done; csi-registrar wait; " +
-			restarted(`{"Topology": {"sample.example/zone": "b"}}`), seen: "sample.example/zone"},
-		{id: "status-reason", breaks: "printf '[driver.\"" + sick + "\"]\nendpoint_link = true\n' > /etc/csi-registrar/conf.d/50-x.toml; csi-registrar reload; until [ -L " + endpointLink + " ]; do sleep 0.1; done; " +
-			"csi-registrar wait; touch " + endpointLink + ".file; mv " + endpointLink + ".file " + endpointLink, seen: endpointLink + " is a regular file: move it away", person: "rm " + endpointLink},
-		{id: "registration-not-published", breaks: "systemctl stop " + unit + "; mkdir -p " + filepath.Dir(endpointLink) + "; touch " + endpointLink + "; systemctl start " + unit,
-			seen: endpointLink + " is a regular file: move it away", person: "rm " + endpointLink,
-			after: "rm /etc/csi-registrar/conf.d/50-x.toml; csi-registrar reload"},
+			restarted(`{"Topology": {"sample.example/zone": "b"}}`), seen: "sample.example/zone", person: "until csi-registrar reregister --force " + sick + "; do sleep 0.1; done"},
 		{id: "registration-damped", breaks: "i=0; until csi-registrar status --json | grep -q damped_until; do i=$((i+1)); " + restarted(`{"MaxVolumes": '$i'}`) + "; until csi-registrar status --json | grep -Eq '\"max_volumes_per_node\": '$i','; do sleep 0.1; done; csi-registrar wait --timeout 5s || true; done"},
+	},
+	"mounts": {
+		{id: "mounts-not-propagated", breaks: driverDropIn("PrivateMounts=yes"), seen: "mounts where the kubelet does not see it: PrivateMounts=yes in /etc/systemd/system/" + sickUnit + ".d/mounts.conf", after: noDropIn},
+		{id: "mounts-not-propagated", breaks: driverDropIn("MountFlags=slave", "ReadOnlyPaths=/etc"), seen: "MountFlags=slave in ", after: noDropIn},
+		{id: "mounts-not-propagated", breaks: driverDropIn("PrivateTmp=yes", "PrivateMounts=no"), seen: "PrivateTmp=yes in ", after: noDropIn},
+		{id: "mounts-not-propagated", breaks: driverDropIn("TemporaryFileSystem=/var/lib/kubelet/pods"), seen: "has another directory than the kubelet at /var/lib/kubelet/pods: TemporaryFileSystem=", after: noDropIn},
+		{id: "mounts-not-propagated", breaks: driverDropIn("TemporaryFileSystem=/var/lib/kubelet"), seen: "has no /var/lib/kubelet/pods: TemporaryFileSystem=", after: noDropIn},
+		{id: "volume-misplaced", breaks: driverDropIn("PrivateMounts=yes") + "; " + volume + "; nsenter -m -t $(systemctl show --value --property=MainPID " + sickUnit + ") mount -t tmpfs tmpfs " + volumeDir + "/mount",
+			seen: "(pod 0f9e8d7c-1111-2222-3333-444455556666, 0 bytes in 0 files); faulty (pid ", after: noDropIn + "; " + noVolume},
+		{id: "volume-not-mounted", breaks: volume + "; touch -d '10 minutes ago' " + volumeDir + "/vol_data.json", person: "mount -t tmpfs tmpfs " + volumeDir + "/mount", after: noVolume},
+		{id: "pods-waiting", breaks: volume + "; touch -d '2 minutes ago' " + volumeDir, person: "mount -t tmpfs tmpfs " + volumeDir + "/mount", after: noVolume},
+		{id: "driver-without-table", breaks: volume + "; mount -t tmpfs tmpfs " + volumeDir + "/mount; mv /etc/csi-registrar/conf.d/20-x.toml /etc/csi-registrar/conf.d/20-x.conf; csi-registrar reload", seen: "20-x.conf has a table for it"},
+		{id: "volumes-unregistered", breaks: "mv /etc/csi-registrar/conf.d/20-x.toml /etc/csi-registrar/conf.d/20-x.toml.old; csi-registrar reload --force", seen: "20-x.toml.old has a table for it", after: noVolume},
+		// The same after a pod has written: the driver is repaired, and a restarted kubelet has
+		// mounted the volume.
+		{id: "volume-misplaced", breaks: volume + "; systemd-run --quiet --unit=pod sh -c 'exec unshare -m sh -c \"mount --bind " + volumeDir + "/mount /mnt; echo written > /mnt/file; exec sleep 10000\"'; " +
+			"until [ -e " + volumeDir + "/mount/file ]; do sleep 0.1; done; mount -t tmpfs tmpfs " + volumeDir + "/mount",
+			seen: "8 bytes in 1 file", person: "systemctl stop pod", after: "grep -q written /var/lib/csi-saved/0f9e8d7c-1111-2222-3333-444455556666/pv/mount/file; " + noVolume},
 	},
 	"hang": {
 		{id: "driver-socket-unreadable", breaks: "faulty-hang /run/csi-x"},
 		{id: "plugins-registry-unreadable", breaks: "faulty-hang /var/lib/kubelet"},
 	},
 }
+
+// driverDropIn is a script that gives the driver's unit a drop-in, and noDropIn one that removes it
+// and that of doctor.
+func driverDropIn(lines ...string) string {
+	return "mkdir -p /var/lib/kubelet/pods /etc/systemd/system/" + sickUnit + ".d; printf '%s\\n' '[Service]' '" + strings.Join(lines, "' '") + "' > /etc/systemd/system/" + sickUnit + ".d/mounts.conf; " +
+		"systemctl daemon-reload; systemctl restart " + sickUnit
+}
+
+// volumeDir is the kubelet's directory of a volume of the driver. volume is a script that creates
+// it as the kubelet does.
+const (
+	volumeDir = "/var/lib/kubelet/pods/0f9e8d7c-1111-2222-3333-444455556666/volumes/kubernetes.io~csi/pv"
+	volume    = "mkdir -p " + volumeDir + "/mount; printf '{\"driverName\":\"" + sick + "\",\"volumeHandle\":\"v\"}' > " + volumeDir + "/vol_data.json"
+	noVolume  = "umount " + volumeDir + "/mount || true; rm -rf /var/lib/kubelet/pods /var/lib/csi-saved"
+	noDropIn  = "rm -rf /etc/systemd/system/" + sickUnit + ".d; systemctl daemon-reload; systemctl restart " + sickUnit
+)
 
 // dropIn is a script that writes a drop-in of the daemon's unit and restarts it.
 func dropIn(name string, lines ...string) string {
@@ -160,42 +205,34 @@ func dropIn(name string, lines ...string) string {
 
 // notHealed has the IDs whose fix is not tried here, with the reason.
 var notHealed = map[string]string{
-	"no-driver-configured":  "only a person knows which driver",
-	"driver-not-configured": "only a person knows where the driver listens",
 	"not-root":              "the fix is to run doctor as root",
-	"unit-missing":          "the fix is to install the package",
-	"unit-not-loaded":       "only a person knows what a wrong line of a drop-in should say",
-	"unit-restarting":       "why the daemon ends is in its log",
 	"systemd-not-answering": "no command reaches a service manager that does not answer",
 	"changes-polled":        "the limit is that of the whole machine, and of others on it",
 
 	"configuration-unreadable":  "the fix is that of the file system, tried for driver-socket-unreadable",
 	"file-system-not-answering": "the fix is that of driver-socket-unreadable, for a path that no driver's finding names",
-	"configuration-not-loaded":  "lasts half a second: the daemon reads changed files by itself",
 	"kubelet-not-watching":      "a kubelet that hangs in its start; its restart is tried for no-kubelet",
+	"kubelet-not-asking":        "a kubelet that watches the directory and does not ask is one behind plugins-registry-link",
+	"kubelet-rootless":          "the registration sockets cannot serve it",
 	"kubelet-not-confirming":    "the kubelet waits for the driver or for the API server",
-	"kubelet-refused":           "what to change is in the kubelet's words",
 	"driver-restarting":         "the restarts count for ten minutes, whatever was fixed",
 	"withdrawal-failing":        "the daemon tries again by itself; why it fails is in its log",
 
 	// The daemon repairs these within a second, so they only last while it does not work.
-	"registration-socket-missing": "the daemon restores the socket",
-	"registration-socket-stale":   "the daemon restores the socket",
-	"registration-not-answering":  "a daemon that does not answer is found first",
-	"registration-wrong":          "the daemon registers what changed again",
-
-	"volume-data-broken":  "the kubelet of this suite mounts nothing",
-	"volume-data-missing": "the kubelet of this suite mounts nothing",
-	"volume-not-mounted":  "the kubelet of this suite mounts nothing",
-	"volume-still-staged": "the kubelet of this suite mounts nothing",
+	"registration-socket-faulty":  "the daemon restores the socket, and registers again what changed",
+	"registration-not-published":  "the daemon tries again; why it fails is in its log",
+	"registration-change-failing": "the daemon tries again; why it fails is in its log",
+	"driver-not-ready-for-daemon": "the daemon asks again within 30 seconds",
+	"daemon-outdated":             "packaging: needs a second version; the fix is a restart",
 }
 
 // TestEveryFindingIsHealedOrListed checks that doctor has no ID that is unknown to this suite.
 func TestEveryFindingIsHealedOrListed(t *testing.T) {
-	code, err := os.ReadFile(filepath.Join(built.Root(t), "internal", "doctor", "report.go"))
+	page, err := os.ReadFile(filepath.Join(built.Root(t), "packaging", "doc", "findings.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
+	findings, _, _ := strings.Cut(string(page), "## States of a driver")
 	healed := map[string]bool{}
 	for _, list := range sicknesses {
 		for _, s := range list {
@@ -203,7 +240,7 @@ func TestEveryFindingIsHealedOrListed(t *testing.T) {
 		}
 	}
 	known := map[string]bool{}
-	for _, m := range regexp.MustCompile(`(?m)^\t\w+ +ID += "(.*?)"`).FindAllStringSubmatch(string(code), -1) {
+	for _, m := range regexp.MustCompile(`(?m)^### (.*)$`).FindAllStringSubmatch(findings, -1) {
 		id := m[1]
 		known[id] = true
 		if healed[id] == (notHealed[id] != "") {
@@ -233,6 +270,39 @@ func TestFixesHeal(t *testing.T) {
 					n.During(t, func() { n.heal(s) })
 				})
 			}
+		})
+	}
+}
+
+// TestMountsThatReachTheKubelet checks that doctor finds nothing on nodes whose drivers, or
+// kubelets, have a mount namespace of their own and work. OpenShift's and the snap's are imitated.
+func TestMountsThatReachTheKubelet(t *testing.T) {
+	t.Parallel()
+	n := sickNode(t)
+	kubelet := func(lines string) string {
+		return "mkdir -p /etc/systemd/system/kubelet.service.d; printf '[Service]\\n" + lines + "\\n' > /etc/systemd/system/kubelet.service.d/zz.conf; systemctl daemon-reload; systemctl restart kubelet"
+	}
+	const inKubelets = "printf '[Service]\\nExecStart=\\nExecStart=/bin/sh -c \"exec nsenter -m -t $$(systemctl show --value --property=MainPID kubelet) /usr/bin/sick\"\\n'" +
+		" > /etc/systemd/system/" + sickUnit + ".d/mounts.conf; systemctl daemon-reload; systemctl restart " + sickUnit
+	for name, script := range map[string]string{
+		"OpenShift's kubens, driver on the host": kubelet("PrivateMounts=yes"),
+		"OpenShift's kubens, driver in it":       kubelet("PrivateMounts=yes") + "; mkdir -p /etc/systemd/system/" + sickUnit + ".d; " + inKubelets,
+		"a snap that receives mounts":            kubelet("MountFlags=slave\\nReadOnlyPaths=/usr"),
+		"a driver that mounts with nsenter":      driverDropIn("PrivateMounts=yes") + "; " + volume + "; mount -t tmpfs tmpfs " + volumeDir + "/mount",
+	} {
+		t.Run(name, func(t *testing.T) {
+			outer := n.t
+			n.t = t
+			defer func() { n.t = outer }()
+			n.During(t, func() {
+				n.Run("sh", "-ec", "mkdir -p /var/lib/kubelet/pods; "+script)
+				n.Run("csi-registrar", "wait", "--timeout", "60s")
+				if found := n.healthy(sickness{}, 30*time.Second); len(found) > 0 {
+					t.Errorf("%+v", found)
+				}
+				n.Run("sh", "-ec", "rm -rf /etc/systemd/system/kubelet.service.d; "+noDropIn+"; systemctl restart kubelet; "+noVolume)
+				n.Run("csi-registrar", "wait", "--timeout", "60s")
+			})
 		})
 	}
 }

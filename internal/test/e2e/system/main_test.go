@@ -15,17 +15,26 @@ import (
 	"csi-registrar/internal/test/e2e/built"
 )
 
-// suites are the suites in SUITES, by default Debian 11, 12 and 13 with systemd 247, 252 and 257.
-var suites = func() []string {
-	if named := os.Getenv("SUITES"); named != "" {
-		return strings.Fields(named)
-	}
-	return []string{"bullseye", "bookworm", "trixie"}
-}()
+// chosen are the suites of Debian in SUITES; empty: each test has its own.
+var chosen = strings.Fields(os.Getenv("SUITES"))
 
-// onEach runs a test on each suite, in parallel with each other and with other tests.
+// main is Debian 12 with systemd 252.
+const main = "bookworm"
+
+// onEach runs a test on Debian 11, 12 and 13 with systemd 247, 252 and 257, in parallel with each
+// other and with other tests: units, sandbox, stop and restart, which differ.
 func onEach(t *testing.T, test func(t *testing.T, suite string)) {
+	onSuites(t, test, "bullseye", main, "trixie")
+}
+
+// onMain runs a test on systemd 252; the others have it nightly, by SUITES.
+func onMain(t *testing.T, test func(t *testing.T, suite string)) { onSuites(t, test, main) }
+
+func onSuites(t *testing.T, test func(t *testing.T, suite string), suites ...string) {
 	t.Parallel()
+	if len(chosen) > 0 {
+		suites = chosen
+	}
 	for _, suite := range suites {
 		t.Run(suite, func(t *testing.T) {
 			t.Parallel()
@@ -61,7 +70,7 @@ func kubeletDir(t testing.TB) string {
 			return
 		}
 		cmd := exec.Command("go", "build", "-ldflags=-s -w", "-o", filepath.Join(kubelet.dir, "kubelet"), "./cmd/kubelet")
-		cmd.Dir = filepath.Join(root, "internal", "e2e")
+		cmd.Dir = filepath.Join(root, "internal", "test", "e2e")
 		// Static, because the oldest suite's C library is older than this machine's.
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := cmd.CombinedOutput(); err != nil {

@@ -27,7 +27,7 @@ func TestSettingsThatHideMounts(t *testing.T) {
 	if len(settings) != 4 {
 		t.Fatalf("drivers.md lists %q", settings)
 	}
-	onEach(t, func(t *testing.T, suite string) {
+	onMain(t, func(t *testing.T, suite string) {
 		m := nspawn.New(t, suite)
 		type trial struct {
 			unit, setting, effect string

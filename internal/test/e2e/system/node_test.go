@@ -60,7 +60,10 @@ func install(t testing.TB, m *nspawn.Machine) {
 	put(filepath.Join(root, "systemd", "csi-registrar.preset"), "/usr/lib/systemd/system-preset/80-csi-registrar.preset", 0o644)
 	put(filepath.Join(root, "systemd", "csi-registrar-.service.d", "sandbox.conf"),
 		"/usr/lib/systemd/system/csi-registrar-.service.d/sandbox.conf", 0o644)
-	for _, kind := range []string{"*.service", "*.socket"} {
+	for _, name := range []string{"csi-drivers.target", unit} {
+		put(filepath.Join(root, "systemd", "before-kubelet.conf"), "/usr/lib/systemd/system/"+name+".d/before-kubelet.conf", 0o644)
+	}
+	for _, kind := range []string{"*.service", "*.socket", "*.target"} {
 		units, err := filepath.Glob(filepath.Join(root, "systemd", kind))
 		if err != nil || len(units) == 0 {
 			t.Fatal("no units", err)
@@ -184,7 +187,7 @@ func (n *node) registered(mark int) {
 // waited waits until the daemon reports that all drivers are registered.
 func (n *node) waited() {
 	n.t.Helper()
-	if out, err := n.Try("csi-registrar", "wait", "--timeout", "55s"); err != nil {
+	if out, err := n.Try(append([]string{"csi-registrar", "wait", "--timeout", "55s"}, n.drivers...)...); err != nil {
 		n.t.Fatalf("%s: not registered: %v\n%s", n.Suite, err, out)
 	}
 }

@@ -62,7 +62,7 @@ func TestStop(t *testing.T) {
 // TestStopRaces checks that a stop followed at once by a restart, and the reverse, end in the state
 // of the last request.
 func TestStopRaces(t *testing.T) {
-	onEach(t, func(t *testing.T, suite string) {
+	onMain(t, func(t *testing.T, suite string) {
 		n := registeredNode(t, suite)
 		for delay := range 14 {
 			pause := time.Duration(delay) * 10 * time.Millisecond
@@ -131,7 +131,7 @@ func (n *node) published() {
 
 // TestStopBetweenStarts stops the daemon when it has crashed and was not restarted yet.
 func TestStopBetweenStarts(t *testing.T) {
-	onEach(t, func(t *testing.T, suite string) {
+	onMain(t, func(t *testing.T, suite string) {
 		n := newNode(t, suite)
 		n.Write("/etc/systemd/system/csi-registrar.service.d/restart.conf", "[Service]\nRestartSec=10s\n")
 		n.Boot()
@@ -187,7 +187,7 @@ func (n *node) cleanBoot(mark int, since time.Time) {
 }
 
 func TestRebootAndPoweroff(t *testing.T) {
-	onEach(t, func(t *testing.T, suite string) {
+	onMain(t, func(t *testing.T, suite string) {
 		n := registeredNode(t, suite)
 		n.Write("/var/log/found", "")
 		mark := n.mark()
@@ -235,7 +235,7 @@ func TestSoftReboot(t *testing.T) {
 }
 
 func TestPowerCut(t *testing.T) {
-	onEach(t, func(t *testing.T, suite string) {
+	onMain(t, func(t *testing.T, suite string) {
 		n := registeredNode(t, suite)
 		n.Write("/var/log/found", "")
 		mark := n.mark()

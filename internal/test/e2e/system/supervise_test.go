@@ -88,7 +88,7 @@ func (n *node) restartedWithin(before string, limit time.Duration) time.Duration
 // restarts a driver that hangs, or whose feeding process was killed. No processes are left.
 func TestSupervise(t *testing.T) {
 	rounds := superviseRounds(t)
-	onEach(t, func(t *testing.T, suite string) {
+	onMain(t, func(t *testing.T, suite string) {
 		n := supervisedNode(t, suite, "1.5")
 		n.Boot()
 		n.registered(0)
@@ -189,7 +189,7 @@ func TestSuperviseExamples(t *testing.T) {
 		superviseExamples(t, "trixie", "", 1)
 		return
 	}
-	onEach(t, func(t *testing.T, suite string) { superviseExamples(t, suite, upstream, superviseRounds(t)) })
+	onMain(t, func(t *testing.T, suite string) { superviseExamples(t, suite, upstream, superviseRounds(t)) })
 }
 
 func superviseExamples(t *testing.T, suite, upstream string, rounds int) {

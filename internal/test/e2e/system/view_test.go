@@ -2,10 +2,11 @@ package system
 
 import (
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 	"time"
+
+	"csi-registrar/internal/test/e2e/system/nspawn"
 )
 
 // again is how soon a driver is registered after a restart of the kubelet: the kubelet's interval
@@ -47,8 +48,8 @@ func TestSandboxFollowsTheDirectories(t *testing.T) {
 		if got := strings.Count(n.Journal("-u", unit), "plugins_registry was created, and cannot be written"); got != 1 {
 			t.Errorf("it ended %d times for one directory", got)
 		}
-		if log := n.Journal("-u", "kubelet.service"); strings.Contains(log, ".csi-reg-") && strings.Contains(log, "rror when handling create event") {
-			t.Error("the kubelet logs errors about temporary names")
+		if log := n.Journal("-u", "kubelet.service"); strings.Contains(log, "rror when handling create event") {
+			t.Error("the kubelet logs errors about publications")
 		}
 	})
 }
@@ -63,30 +64,9 @@ func TestSandboxFollowsAMount(t *testing.T) {
 	})
 }
 
-// TestSandboxFollowsTheLinks removes the directory of the endpoint links. The next process creates
-// it again, with the link, and the kubelet sees nothing.
-func TestSandboxFollowsTheLinks(t *testing.T) {
-	onEach(t, func(t *testing.T, suite string) {
-		n := newNode(t, suite)
-		n.Write("/etc/csi-registrar/conf.d/60-link.toml", "[driver.\"one.sample.csi\"]\nendpoint_link = true\n")
-		n.Boot()
-		n.registered(0)
-		mark := n.mark()
-		const link = "/var/lib/kubelet/plugins/csi-registrar/one.sample.csi.sock"
-		// The daemon may restore its link meanwhile.
-		n.Run("sh", "-c", "until rm -rf /var/lib/kubelet/plugins; do :; done")
-		n.Eventually(soon, "the endpoint link to be back", func() error {
-			_, err := os.Readlink(n.Path(link))
-			return err
-		})
-		n.waited()
-		n.quiet(mark)
-	})
-}
-
 // TestSandboxMakesTheDirectories starts the daemon without the kubelet's directories, as after a
-// reset of a stopped node: it finds its way into a sandbox with all of them, and they have the same
-// modes as from the kubelet.
+// reset of a stopped node. A restart creates them, with the kubelet's modes, and the next sandbox
+// opens them.
 func TestSandboxMakesTheDirectories(t *testing.T) {
 	onEach(t, func(t *testing.T, suite string) {
 		n := newNode(t, suite)
@@ -95,16 +75,14 @@ func TestSandboxMakesTheDirectories(t *testing.T) {
 		n.Run("systemctl", "stop", "kubelet.service", unit, socket) // the end of the socket sweeps
 		n.Run("rm", "-r", "/var/lib/kubelet")
 		mark := n.mark()
-		n.Run("systemctl", "start", unit, "kubelet.service")
-		n.registered(mark)
+		n.Run("systemctl", "start", unit)
+		n.Run("systemctl", "restart", unit)
 		const dir = "/var/lib/kubelet"
-		n.Eventually(soon, "the directories with the kubelet's modes", func() error {
-			modes, err := n.Try("stat", "-c", "%a", dir, dir+"/plugins", dir+"/plugins/csi-registrar")
-			if err == nil && modes != strings.Repeat("750\n", 3) {
-				err = fmt.Errorf("modes %q", modes)
-			}
-			return err
-		})
+		if modes := n.Run("stat", "-c", "%a", dir, dir+"/plugins_registry"); modes != "750\n750\n" {
+			t.Errorf("modes %q", modes)
+		}
+		n.Run("systemctl", "start", "kubelet.service")
+		n.registered(mark)
 		n.Run("chmod", "0755", dir)
 		n.Run("systemctl", "restart", unit)
 		if mode := n.Run("stat", "-c", "%a", dir); mode != "755\n" {
@@ -117,7 +95,7 @@ func TestSandboxMakesTheDirectories(t *testing.T) {
 // directory that is recreated.
 func TestLandlock(t *testing.T) {
 	needLandlock(t)
-	onEach(t, func(t *testing.T, suite string) {
+	onMain(t, func(t *testing.T, suite string) {
 		n := newNode(t, suite)
 		n.Write("/etc/systemd/system/csi-registrar.service.d/open.conf", "[Service]\nProtectSystem=no\nReadOnlyPaths=\nReadWritePaths=\n")
 		n.Boot()
@@ -133,6 +111,51 @@ func TestLandlock(t *testing.T) {
 		n.registered(mark)
 		if n.show(unit, "MainPID") == pid {
 			t.Error("the process that could not write it goes on")
+		}
+	})
+}
+
+// TestSandboxFollowsJournald restarts journald's sockets, which no sandbox that exists shows. The
+// daemon is replaced, and its entries have their fields again.
+func TestSandboxFollowsJournald(t *testing.T) {
+	onEach(t, func(t *testing.T, suite string) {
+		n := registeredNode(t, suite)
+		mark, old := n.mark(), n.show(unit, "MainPID")
+		n.Run("systemctl", "restart", "systemd-journald.socket", "systemd-journald-dev-log.socket")
+		n.Run("csi-registrar", "reload") // logs, so that the daemon notices
+		n.another(old)
+		n.waited()
+		n.quiet(mark)
+		pid := n.show(unit, "MainPID")
+		n.Eventually(soon, "an entry with its fields", func() error {
+			if out := n.Journal("--output=json", "_PID="+pid, "SYSLOG_IDENTIFIER=csi-registrar"); !strings.Contains(out, `"MESSAGE_ID"`) {
+				return fmt.Errorf("the journal has %s", out)
+			}
+			return nil
+		})
+	})
+}
+
+// TestAnotherRootDir uses the drop-in that `config check` prints for another root directory: it
+// hides what the unit hides below the default, and creates nothing.
+func TestAnotherRootDir(t *testing.T) {
+	onMain(t, func(t *testing.T, suite string) {
+		m := nspawn.New(t, suite)
+		install(t, m)
+		m.Write("/etc/csi-registrar/config.toml", "[kubelet]\nroot_dir = \"/data/kube let\"\n")
+		for _, name := range []string{"plugins_registry/.keep", "pods/file", "pki/key", "config.json"} {
+			m.Write("/data/kube let/"+name, "content of "+name)
+		}
+		m.Boot()
+		m.Run("sh", "-c", `cd /etc/systemd/system && mkdir -p csi-registrar.service.d &&
+			csi-registrar config check | sed -n '/^# /,$p' >csi-registrar.service.d/root-dir.conf && systemctl daemon-reload && systemctl start csi-registrar`)
+		pid := strings.TrimSpace(m.Run("systemctl", "show", "-P", "MainPID", unit))
+		seen := m.Run("nsenter", "-t", pid, "-m", "sh", "-c", `cd "/data/kube let" && touch plugins_registry/x && cat pods/file && cat pki/key config.json 2>/dev/null || true`)
+		if seen != "content of pods/file" {
+			t.Errorf("the daemon sees %q", seen)
+		}
+		if left := m.Run("ls", "-A", "/data/kube let"); left != "config.json\npki\nplugins_registry\npods\n" {
+			t.Errorf("root_dir has\n%s", left)
 		}
 	})
 }

@@ -60,7 +60,7 @@ func newMachine(t *testing.T, prepare ...func(disk *nspawn.Machine)) *machine {
 	m := vm.New(t, func(disk *nspawn.Machine) {
 		kubelet := filepath.Join(t.TempDir(), "kubelet")
 		build := exec.Command("go", "build", "-ldflags=-s -w", "-o", kubelet, "./cmd/kubelet")
-		build.Dir = filepath.Join(built.Root(t), "internal", "e2e")
+		build.Dir = filepath.Join(built.Root(t), "internal", "test", "e2e")
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := build.CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)
@@ -129,7 +129,7 @@ func (n *machine) registered() {
 	for i := range drivers {
 		fmt.Fprintf(&want, "%s/%s-reg.sock\n", registry, driver(i))
 	}
-	n.Eventually(limit, "no temporary name of a socket", func() error { // they stay for 5 s
+	n.Eventually(limit, "only the registration sockets", func() error {
 		if got := n.Run("find /var/lib/kubelet -type s ! -path '*/pod-resources/*' | sort"); got != want.String() {
 			return fmt.Errorf("sockets in the kubelet's directory:\n%swant:\n%s", got, want.String())
 		}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"runtime"
 	"unsafe"
@@ -14,33 +15,43 @@ type call struct {
 }
 
 // number tries a system call by its number. An error about the arguments means that the filter
-// admitted the call.
+// admitted the call; ENOENT, that there is nothing of that name in the service's own namespace.
 func number(name string, nr uintptr, args ...uintptr) call {
 	return call{name, func() error {
 		a := append(args, 0, 0, 0, 0, 0, 0)
 		_, _, errno := unix.Syscall6(nr, a[0], a[1], a[2], a[3], a[4], a[5])
-		if errno == unix.EPERM || errno == unix.EACCES || errno == unix.ENOSYS {
+		if errno == unix.EPERM || errno == unix.EACCES || errno == unix.ENOSYS || errno == unix.ENOENT {
 			return errno
 		}
 		return nil
 	}}
 }
 
-func socket(name string, family, kind int) call {
-	return call{"socket " + name, func() error {
-		fd, err := unix.Socket(family, kind|unix.SOCK_CLOEXEC, 0)
-		if err == nil {
-			unix.Close(fd)
+// otherFamilies makes a socket, or a pair of them, of each family but AF_UNIX.
+func otherFamilies() error {
+	for family := range 46 { // AF_MAX
+		for kind := unix.SOCK_STREAM; kind <= unix.SOCK_PACKET; kind++ {
+			if family == unix.AF_UNIX {
+				continue
+			}
+			if fd, err := unix.Socket(family, kind|unix.SOCK_CLOEXEC, 0); err == nil {
+				return unix.Close(fd)
+			}
+			if fds, err := unix.Socketpair(family, kind|unix.SOCK_CLOEXEC, 0); err == nil {
+				return errors.Join(unix.Close(fds[0]), unix.Close(fds[1]))
+			}
 		}
-		return err
-	}}
+	}
+	return unix.EAFNOSUPPORT
 }
 
 var bad = ^uintptr(0)
 
 var calls = []call{
-	socket("AF_INET", unix.AF_INET, unix.SOCK_STREAM), socket("AF_INET6", unix.AF_INET6, unix.SOCK_STREAM), socket("AF_NETLINK", unix.AF_NETLINK, unix.SOCK_RAW),
-	socket("AF_PACKET", unix.AF_PACKET, unix.SOCK_RAW), socket("AF_VSOCK", unix.AF_VSOCK, unix.SOCK_STREAM), socket("AF_ALG", unix.AF_ALG, unix.SOCK_SEQPACKET),
+	call{"socket of another family than AF_UNIX", otherFamilies},
+	// Newer than package unix, and so are the groups of some systemds.
+	number("fchmodat2", 452), number("mount_setattr", unix.SYS_MOUNT_SETATTR, bad), number("memfd_secret", 447, bad), number("lsm_set_self_attr", 460, bad), number("setxattrat", 463, bad),
+	number("removexattrat", 466, bad), number("open_tree_attr", 467, bad), number("file_setattr", 469, bad),
 	number("io_uring_setup", unix.SYS_IO_URING_SETUP, 1, 0), number("io_setup", unix.SYS_IO_SETUP, 1, 0),
 	number("add_key", unix.SYS_ADD_KEY, 0, 0, 0, 0, 0), number("keyctl", unix.SYS_KEYCTL, 0, 0, 0), number("request_key", unix.SYS_REQUEST_KEY, 0, 0, 0, 0),
 	number("process_vm_readv", unix.SYS_PROCESS_VM_READV, bad), number("process_vm_writev", unix.SYS_PROCESS_VM_WRITEV, bad), number("ptrace", unix.SYS_PTRACE, bad, bad),
@@ -55,7 +66,10 @@ var calls = []call{
 	number("sethostname", unix.SYS_SETHOSTNAME, 0, bad), number("clock_settime", unix.SYS_CLOCK_SETTIME, bad), number("settimeofday", unix.SYS_SETTIMEOFDAY, 0, bad),
 	number("setuid", unix.SYS_SETUID, 65534), number("setgroups", unix.SYS_SETGROUPS, 0, 0), number("chown", unix.SYS_CHOWN), number("setrlimit", unix.SYS_SETRLIMIT, bad, 0),
 	number("sched_setscheduler", unix.SYS_SCHED_SETSCHEDULER, bad), number("open_by_handle_at", unix.SYS_OPEN_BY_HANDLE_AT, bad), number("pidfd_getfd", unix.SYS_PIDFD_GETFD, bad),
+	number("prlimit64", unix.SYS_PRLIMIT64, 1, unix.RLIMIT_NOFILE),
 	number("kcmp", unix.SYS_KCMP, bad), number("personality", unix.SYS_PERSONALITY, 0x0040000), number("vhangup", unix.SYS_VHANGUP),
+	number("shmget", unix.SYS_SHMGET, ipcKey), number("semget", unix.SYS_SEMGET, ipcKey), number("msgget", unix.SYS_MSGGET, ipcKey),
+	call{"mq_open", func() error { return openQueue(unix.O_RDONLY) }},
 	call{"make a device", func() error {
 		err := unix.Mknod("/tmp/device", unix.S_IFCHR|0o600, int(unix.Mkdev(1, 1)))
 		_ = os.Remove("/tmp/device")
@@ -68,6 +82,21 @@ var calls = []call{
 			return err
 		}
 		return unix.Chmod(path, 0o4755)
+	}},
+	call{"make a set-user-ID file without a name", func() error {
+		fd, err := unix.Open("/tmp", unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o4755)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		if _, err := unix.Write(fd, []byte("x")); err != nil { // the write takes the bit away
+			return err
+		}
+		var st unix.Stat_t
+		if err := unix.Fstat(fd, &st); err != nil || st.Mode&unix.S_ISUID == 0 {
+			return unix.EPERM
+		}
+		return nil
 	}},
 	call{"map memory that can be written and executed", func() error {
 		m, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE|unix.PROT_EXEC, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)

@@ -150,6 +150,9 @@ func (m *Machine) Start(args ...string) *exec.Cmd {
 	return cmd
 }
 
+// Leader returns the host's PID of PID 1.
+func (m *Machine) Leader() int { return m.leader }
+
 // Signal sends a signal to PID 1.
 func (m *Machine) Signal(sig syscall.Signal) {
 	m.t.Helper()

@@ -1,0 +1,9 @@
+package agent
+
+import (
+	"testing"
+
+	"csi-registrar/internal/test/fake"
+)
+
+func TestMain(m *testing.M) { fake.Main(m) }

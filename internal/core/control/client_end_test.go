@@ -1,0 +1,65 @@
+package control
+
+import (
+	"context"
+	"net"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"csi-registrar/internal/test/fake"
+)
+
+// TestWatchThatIsLeft checks that a client that does not want more documents ends its connection,
+// although its context goes on.
+func TestWatchThatIsLeft(t *testing.T) {
+	path, _ := served(t, newDaemon())
+	fake.CheckLeaks(t)
+	for range 3 {
+		for _, err := range NewClient(path).Watch(context.Background()) {
+			if err != nil {
+				t.Error(err)
+			}
+			break
+		}
+	}
+}
+
+// TestFullQueue checks what a client reports that the daemon does not accept.
+func TestFullQueue(t *testing.T) {
+	path := filepath.Join(fake.ShortDir(t), "control.sock")
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: path}); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Listen(fd, 0); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		c, err := net.Dial("unix", path)
+		if err != nil {
+			break // the queue is full
+		}
+		defer c.Close()
+	}
+	if _, err := NewClient(path).Status(t.Context()); err == nil || !strings.Contains(err.Error(), "too many clients are waiting") {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestLargestAnswer checks that a document of as many objects as are allowed is read, and no larger
+// one.
+func TestLargestAnswer(t *testing.T) {
+	for n, ok := range map[int]bool{maxObjects: true, maxObjects + 1: false} {
+		doc := `{"unknown":[` + strings.Repeat("{},", n-2) + `{}]}`
+		if _, err := decode([]byte(doc)); (err == nil) != ok {
+			t.Errorf("%d objects: %v", n, err)
+		}
+	}
+}

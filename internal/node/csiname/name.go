@@ -1,0 +1,64 @@
+// Package csiname has the rules of the API server for the names of CSI drivers and for the labels
+// that the kubelet makes of their topology.
+package csiname
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// MaxName is the maximum length of a driver's name in bytes: the CSI specification and the API
+// server (for a CSINode) both allow 63.
+const MaxName = 63
+
+// ErrName is wrapped by all errors of CheckName.
+var ErrName = errors.New("not a driver name that the API server accepts")
+
+// CheckName returns an error if name is not valid for a CSI driver. The kubelet accepts any name,
+// but the API server requires that it is a DNS-1123 subdomain after lower-casing, of at most 63
+// characters (v1.36: Foo.Example is registered, Under_score! is refused). A valid name is also
+// safe as part of a file name: it has no separator and no leading dot.
+func CheckName(name string) error {
+	if err := checkSubdomain(name, MaxName); err != nil {
+		return fmt.Errorf("%w: %w", ErrName, err)
+	}
+	return nil
+}
+
+// checkSubdomain checks a DNS-1123 subdomain of at most limit characters; letters may be
+// upper-case.
+func checkSubdomain(name string, limit int) error {
+	switch {
+	case name == "":
+		return errors.New("it is empty")
+	case len(name) > limit:
+		return fmt.Errorf("it has %d characters, at most %d are allowed", len(name), limit)
+	}
+	for label := range strings.SplitSeq(name, ".") {
+		if err := checkLabel(label); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkLabel checks a part of a subdomain between dots.
+func checkLabel(label string) error {
+	if label == "" {
+		return errors.New("it begins or ends with a dot, or has two in a row")
+	}
+	for _, c := range []byte(label) {
+		if !alphanumeric(c) && c != '-' {
+			return fmt.Errorf("only letters, digits, '-' and '.' are allowed, not %q", c)
+		}
+	}
+	if !alphanumeric(label[0]) || !alphanumeric(label[len(label)-1]) {
+		return fmt.Errorf("%q must begin and end with a letter or a digit", label)
+	}
+	return nil
+}
+
+func alphanumeric(c byte) bool {
+	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
+}
