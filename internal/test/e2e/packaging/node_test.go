@@ -30,7 +30,7 @@ const older, newer = "0.1.0", "0.1.99"
 
 // first is the commit of version 0.1.0, as long as it has no tag: one that writes the records of
 // today. With a change of the record each driver is registered once more in either direction.
-const first = "1c4ef546cd118c896d791dc0a83034267fe0eefd"
+const first = "b5d72eb9b4c6eb52bfcc8621d768ebf83641c92c"
 
 // checkOut puts the source of version older into dir: the tagged commit, or first if there is no
 // tag. In a tree without history, this tree is used.
