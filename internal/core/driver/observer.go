@@ -228,7 +228,8 @@ func (o *Observer) answered(rep status.Report, began, now time.Time) {
 	} else {
 		o.silences = 0
 	}
-	wasAway := was != status.Ready && !v.AskedAt.IsZero()
+	unknown := was == status.Absent && v.AskedAt.IsZero() // no query has said anything yet
+	wasAway := was != status.Ready && !unknown
 	o.countRestart(was, rep, now)
 	v.Report, v.AskedAt = rep, began
 	if was != status.Absent || rep.Driver != status.Absent {
