@@ -51,6 +51,7 @@ type (
 // which broken is true those of problem.
 type nodes struct {
 	count, minutes   int
+	others           int // nodes before these, in names
 	job              string
 	healthy, problem map[string]string
 	broken           func(node, minute int) bool
@@ -121,7 +122,7 @@ func (n nodes) series() (out []inputSeries) {
 			}
 			if slices.ContainsFunc(values, func(v string) bool { return v != "_" }) {
 				metric, labels, _ := strings.Cut(key, " ")
-				series := strings.TrimSuffix(fmt.Sprintf("%s{job=%q,instance=\"n%d\",%s", metric, cmp.Or(n.job, "csi-registrar"), node, labels), ",") + "}"
+				series := strings.TrimSuffix(fmt.Sprintf("%s{job=%q,instance=\"n%d\",%s", metric, cmp.Or(n.job, "csi-registrar"), n.others+node, labels), ",") + "}"
 				out = append(out, inputSeries{series, strings.Join(values, " ")})
 			}
 		}
@@ -252,6 +253,36 @@ func TestRulesForManyNodes(t *testing.T) {
 		after := slices.DeleteFunc(slices.Clone(many), func(a string) bool { return !strings.Contains(a, "churn") })
 		add(name+": a failed rollout", n, never(16, ""), exactly(36, 1, many...), exactly(49, 1, many...), never(69, singles), exactly(69, 1, after...))
 	}
+
+	// An alert for many nodes replaces only those of the same problem.
+	registered := union(scraped, driverSeries("d", "registered", nil))
+	from15 := func(_, minute int) bool { return minute >= 15 }
+	missingOnMany := nodes{count: 10, minutes: 36, healthy: registered, problem: driverSeries("d", "absent", nil), broken: from15}
+	downOnOne := nodes{others: 10, count: 1, minutes: 36, healthy: registered, problem: problemSeries("d", "down"), broken: from15}
+	tests = append(tests, rulesTest{
+		"missing on many nodes, down on one", "1m", slices.Concat(missingOnMany.series(), downOnOne.series()),
+		[]exprTest{exactly(35, 1, alert("CSIDriverMissing", "critical", "d", ""), alert("CSIDriverDown", "warning", "d", "down"))},
+	})
+
+	// Without a kubelet no driver can be registered, and that is said once.
+	add("a kubelet has ended", nodes{
+		count: 10, minutes: 36, healthy: union(registered, map[string]string{"csi_registrar_kubelet_up": "1"}),
+		problem: union(driverSeries("d", "absent", nil), map[string]string{"csi_registrar_kubelet_up": "0"}),
+		broken:  func(node, minute int) bool { return node == 7 && minute >= 15 },
+	}, exactly(35, 1, alert("CSIKubeletEnded", "warning", "", "kubelet-ended")))
+
+	// A share is one of the nodes on which the driver is enabled.
+	disabled := nodes{count: 180, minutes: 36, healthy: union(scraped, driverSeries("d", "disabled", nil))}
+	enabled := nodes{others: 180, count: 20, minutes: 36, healthy: registered, problem: driverSeries("d", "absent", nil)}
+	enabled.broken = func(node, minute int) bool { return node < 3 && minute >= 15 }
+	tests = append(tests, rulesTest{
+		"disabled on most nodes", "1m", slices.Concat(disabled.series(), enabled.series()),
+		[]exprTest{
+			exactly(35, 1, alert("CSIDriverMissing", "critical", "d", "")),
+			recorded(35, `driver:csi_registrar_nodes:count{driver="d"}`, 20),
+			recorded(35, `driver:csi_registrar_missing:ratio{driver="d"}`, 3./20),
+		},
+	})
 
 	// New nodes need some minutes until they are ready.
 	for _, problem := range []map[string]string{
