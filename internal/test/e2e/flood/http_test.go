@@ -174,7 +174,8 @@ func floodPublicPort(t *testing.T, drivers int) {
 			t.Errorf("%s: %s", what, l)
 		}
 	}
-	if memory > idle+moreMost {
+	// With GOGC=50 the heap may grow by half before it is collected.
+	if memory > idle+max(moreMost, idle/2) {
 		t.Errorf("PSS of %.1f MiB, %.1f before", memory, idle)
 	}
 	if fed > 2*watchdogMost+late {
