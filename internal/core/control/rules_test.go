@@ -210,7 +210,7 @@ func TestRulesForManyNodes(t *testing.T) {
 	}
 
 	// Problems that hide others are alone; all others are there at once.
-	for _, together := range [][]int{{0}, {1}, {2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14}} {
+	for _, together := range [][]int{{0}, {1}, {3}, {6}, {2, 4, 5, 7, 8, 9, 10, 11, 12, 13, 14}} {
 		n := nodes{healthy: scraped, problem: map[string]string{}}
 		var one, many []string
 		name, singles := "many problems", ""
@@ -270,6 +270,64 @@ func TestRulesForManyNodes(t *testing.T) {
 		problem: union(driverSeries("d", "absent", nil), map[string]string{"csi_registrar_kubelet_up": "0"}),
 		broken:  func(node, minute int) bool { return node == 7 && minute >= 15 },
 	}, exactly(35, 1, alert("CSIKubeletEnded", "warning", "", "kubelet-ended")))
+
+	// One failed rollout is one alert, with all its consequences on the same nodes.
+	waiting := map[string]string{`csi_registrar_volumes phase="waiting"`: "2"}
+	noWaiting := map[string]string{`csi_registrar_volumes phase="waiting"`: "0", "csi_registrar_unregistered_volumes": "0", "csi_registrar_kubelet_up": "1"}
+	consequences := union(
+		waiting, map[string]string{"csi_registrar_unregistered_volumes": "3"}, problemSeries("d", "restarting"), problemSeries("d", "damped"),
+		problemSeries("d", "not-kept"), map[string]string{`csi_registrar_republications_total driver="d"`: "+"},
+	)
+	for _, c := range []struct {
+		name             string
+		healthy, problem map[string]string
+		one, many        string
+	}{
+		{
+			"a driver that crashes before it is registered", noWaiting, union(driverSeries("d", "absent", nil), consequences),
+			alert("CSIDriverNotRegistered", "warning", "d", "missing"), alert("CSIDriverMissing", "critical", "d", ""),
+		},
+		{
+			"a driver that the kubelet refuses", noWaiting, union(driverSeries("d", "refused", nil), consequences),
+			alert("CSIDriverRefused", "warning", "d", "refused"), alert("CSIDriverMissing", "critical", "d", ""),
+		},
+		{
+			"a table with an error", map[string]string{"csi_registrar_config_error": "0"},
+			union(driverSeries("d", "invalid", nil), map[string]string{"csi_registrar_config_error": "1"}),
+			alert("CSIDriverNotRegistered", "warning", "d", "missing"), alert("CSIDriverMissing", "critical", "d", ""),
+		},
+		{
+			"a registered driver that does not answer", noWaiting, union(problemSeries("d", "down"), waiting),
+			alert("CSIDriverDown", "warning", "d", "down"), alert("CSIManyNodes", "warning", "d", "down"),
+		},
+		{
+			"a kubelet that has ended", noWaiting, union(waiting, map[string]string{"csi_registrar_kubelet_up": "0"}),
+			alert("CSIKubeletEnded", "warning", "", "kubelet-ended"), alert("CSIManyNodes", "warning", "", "kubelet-ended"),
+		},
+	} {
+		n := nodes{count: 10, minutes: 40, healthy: union(registered, c.healthy), problem: c.problem}
+		n.broken = func(node, minute int) bool { return node == 7 && minute >= 15 }
+		add(c.name+": one node", n, exactly(39, 1, c.one))
+		n.count, n.broken = 20, func(node, minute int) bool { return minute >= 15+node/4 }
+		add(c.name+": a failed rollout", n, exactly(39, 1, c.many))
+	}
+
+	// Of 200 nodes, four are 2 percent. Together they are more than that.
+	missingAndRefused := nodes{count: 196, minutes: 36, healthy: registered, problem: driverSeries("d", "absent", nil)}
+	missingAndRefused.broken = func(node, minute int) bool { return node < 4 && minute >= 15 }
+	refusedOnFour := nodes{others: 196, count: 4, minutes: 36, healthy: registered, problem: driverSeries("d", "refused", nil), broken: from15}
+	tests = append(tests, rulesTest{
+		"missing on four nodes, refused on four others", "1m", slices.Concat(missingAndRefused.series(), refusedOnFour.series()),
+		[]exprTest{exactly(35, 1, alert("CSIDriverMissing", "critical", "d", ""))},
+	})
+
+	// Somebody else registers the driver, so its other problems have another cause.
+	add("a conflict hides nothing", nodes{
+		count: 10, minutes: 36, healthy: union(registered, noWaiting),
+		problem: union(driverSeries("d", "conflict", nil), problemSeries("d", "served-by-other"), problemSeries("d", "restarting"), waiting),
+		broken:  func(node, minute int) bool { return node == 7 && minute >= 15 },
+	}, exactly(35, 1, alert("CSIDriverConflict", "info", "d", "conflict"), alert("CSIDriverRestarting", "warning", "d", "restarting"),
+		alert("CSIVolumesWaiting", "warning", "", "waiting")))
 
 	// A share is one of the nodes on which the driver is enabled.
 	disabled := nodes{count: 180, minutes: 36, healthy: union(scraped, driverSeries("d", "disabled", nil))}
