@@ -294,8 +294,9 @@ func TestStatusBeforeTheFilesAreRead(t *testing.T) {
 	}
 }
 
-// The end of the kubelet is told once, in the reason of what it had confirmed or below the table,
-// and the last line does not hide it. It is a failure when a restart would be over.
+// TestAnEndedKubeletIsToldOnce checks that the end of the kubelet is reported once, in the reason
+// of the registrations that it had confirmed or below the table, and that the last line does not
+// hide it. It is a failure once a restart would have finished.
 func TestAnEndedKubeletIsToldOnce(t *testing.T) {
 	s := status.Document{Kubelet: status.Kubelet{PID: 812, EndedAt: noon.Add(-40 * time.Second)}}
 	p := page{columns: 200}

@@ -148,8 +148,8 @@ func TestStaleForTwoReasons(t *testing.T) {
 	}
 }
 
-// TestJournalMustStayLost checks that the pause for journald's next socket begins anew when the
-// socket was there in between, and is no shorter than that between two ends.
+// TestJournalMustStayLost checks that the wait for journald's next socket starts again when
+// the socket existed in between, and is at least as long as the pause between two restarts.
 func TestJournalMustStayLost(t *testing.T) {
 	now := time.Now()
 	there, lost := view{}, view{Journal: unixsock.FileID{Ino: 3}}

@@ -64,7 +64,7 @@ func exposition(s status.Document) []byte {
 		e.sample(boolean(s.Kubelet.EndedAt.IsZero()))
 	}
 
-	// What is not so has no series: a driver has 12 at most, and a database finds the few at once.
+	// A state or problem that does not apply has no series, so that queries read few series.
 	e.family("driver_state", "gauge", "1 for the state that the driver is in; the other states have no series.")
 	for _, d := range drivers {
 		e.sample(1, "driver", d.Name, "state", d.State)

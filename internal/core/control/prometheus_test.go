@@ -72,7 +72,7 @@ func TestPrometheus(t *testing.T) {
 	recorded := p.query(t, `{__name__=~".*:csi_registrar_.*"}`, now)
 	p.stop(t)
 
-	// What the rules recorded, for the range of the dashboard.
+	// The series that the rules recorded, for the range of the dashboard.
 	history := filepath.Join(t.TempDir(), "history")
 	writeFile(t, history, func(w io.Writer) {
 		for _, r := range recorded {

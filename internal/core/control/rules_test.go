@@ -269,7 +269,7 @@ func TestRulesForManyNodes(t *testing.T) {
 		[]exprTest{exactly(35, 1, alert("CSIDriverMissing", "critical", "d", ""), alert("CSIDriverDown", "warning", "d", "down"))},
 	})
 
-	// Without a kubelet no driver can be registered, and that is said once.
+	// Without a kubelet no driver can be registered: there is one alert, not one for each driver.
 	add("a kubelet has ended", nodes{
 		count: 10, minutes: 36, healthy: union(registered, map[string]string{"csi_registrar_kubelet_up": "1"}),
 		problem: union(driverSeries("d", "absent", nil), map[string]string{"csi_registrar_kubelet_up": "0"}),

@@ -152,7 +152,7 @@ func TestUntrustedIsNeverAsked(t *testing.T) {
 	}
 	must(t, os.Chmod(dir, 0o700))
 	expectReady(t, ask(t, c))
-	must(t, os.Chmod(dir, 0o777)) // anybody may replace the socket now
+	must(t, os.Chmod(dir, 0o777)) // any user can replace the socket now
 	if r := ask(t, c); r.Driver != status.Mismatch {
 		t.Errorf("%+v", r)
 	}

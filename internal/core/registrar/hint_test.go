@@ -10,7 +10,7 @@ import (
 	"csi-registrar/internal/node/status"
 )
 
-// failing runs f with a registrar that has tried to publish in vain for ten minutes, so that its
+// failing runs f with a registrar that has failed to publish for ten minutes, so that its
 // next try is half a minute away. tries returns how often it has tried.
 func failing(t *testing.T, err error, f func(h *harness, tries func() int)) {
 	w := readyWorld()

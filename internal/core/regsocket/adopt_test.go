@@ -615,7 +615,7 @@ func TestRecordIsWrittenLater(t *testing.T) {
 				publish(t, s)
 			}
 			dialAsKubelet(t, s.path).notify(t, true, "")
-			look(t, s) // in vain
+			look(t, s) // writes no record
 			os.Remove(w.run)
 			if when == "looking" { // as at the next hint, or slow look; then it is killed
 				if look(t, s); !recorded(r, "a").Notification.Registered {

@@ -50,8 +50,8 @@ func FuzzLoad(f *testing.F) {
 	})
 }
 
-// checkLine holds an error's line against its key: the last part is in the line, where
-// it is written there as it is.
+// checkLine compares the line of an error with its key: the line contains the last part of the key,
+// unless the file spells that part in another way.
 func checkLine(t *testing.T, m Error, line string) {
 	t.Helper()
 	key := m.Key[strings.LastIndex(m.Key, ".")+1:]

@@ -38,7 +38,7 @@ func TestHighestUID(t *testing.T) {
 }
 
 // TestLastOfTwoLinks checks that of two links of a trusted user the last one counts, and that a
-// link of root may point into a directory of anybody who is trusted.
+// link of root may point into a directory of any trusted user.
 func TestLastOfTwoLinks(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("other users' files need root")

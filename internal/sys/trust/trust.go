@@ -141,7 +141,8 @@ func (r Rule) checkFile(path string, file unixsock.File, modeCounts bool) *Error
 	case !slices.Contains(r.Owners, file.UID):
 		e := &Error{Path: path, Owner: User(file.UID), Command: safetext.Run("chown", "-h", User(r.Owners[0]), path),
 			Problem: fmt.Sprintf("belongs to %s, not to %s", Who(file.UID), User(r.Owners[0]))}
-		if file.IsLink() { // anybody may have created it, so it must not be given to a trusted user
+		// any user can have created it, so it must not be given to a trusted user
+		if file.IsLink() {
 			e.Command = safetext.Run("rm", path)
 		}
 		return e

@@ -208,13 +208,13 @@ var kinds = []struct {
 			w.admin.edited()
 		}
 	}},
-	{"files are right", 4, func(w *world, _ *csiDriver, _ uint64) { w.mend() }},
+	{"files are right", 4, func(w *world, _ *csiDriver, _ uint64) { w.repair() }},
 	{"reload", 4, func(w *world, _ *csiDriver, _ uint64) { w.admin.reload() }},
 	{"reregister", 5, func(w *world, d *csiDriver, arg uint64) { w.admin.reregister(d.name, arg%4 == 0) }},
 }
 
-// mend corrects the files: the daemon then learns of everything that was written meanwhile.
-func (w *world) mend() {
+// repair corrects the files: the daemon then reads everything that was written in the meantime.
+func (w *world) repair() {
 	if !w.admin.broken {
 		return
 	}

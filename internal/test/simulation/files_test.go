@@ -206,7 +206,7 @@ type sock struct {
 	bound  string
 	cookie uint64
 	refs   int
-	queue  chan *conn // not accepted yet; nil: a stranger's
+	queue  chan *conn // not accepted yet; nil: another program's socket
 	driver string     // which its GetInfo names
 	// endpoint is announced by GetInfo of another registrar, after slow.
 	endpoint string
@@ -276,7 +276,7 @@ func (f *files) dial(name string) (*conn, error) {
 	}
 	f.w.connections++
 	c := &conn{number: byte(f.w.connections), sock: n.sock, calls: make(chan call, 4), closed: make(chan struct{}), isOpen: true}
-	if n.sock.queue == nil { // of a stranger, who answers at once
+	if n.sock.queue == nil { // another program, which answers at once
 		return c, nil
 	}
 	f.w.conns[c.number] = c

@@ -17,7 +17,7 @@ import (
 	"csi-registrar/internal/node/status"
 )
 
-// record is what a file says that regsocket.Socket wrote.
+// record is the content of a file that regsocket.Socket wrote.
 type record struct {
 	Path         string              `json:"path"`
 	Cookie       uint64              `json:"cookie"`

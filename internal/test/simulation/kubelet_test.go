@@ -374,7 +374,7 @@ func (k *kubeletModel) install(driver string, id status.Identity) error {
 func (w *world) call(c *conn, n *status.Notification, limit time.Duration) callReply {
 	w.mu.Lock()
 	s := c.sock
-	if s.queue == nil { // a stranger's
+	if s.queue == nil { // another program's
 		w.mu.Unlock()
 		return callReply{name: s.driver, endpoint: "/r/" + s.driver + ".sock", versions: []string{"1.0.0"}}
 	}

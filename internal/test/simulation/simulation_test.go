@@ -97,7 +97,7 @@ func (w *world) heal(random uint64) {
 	}
 	w.opens()
 	w.pid1.busy, w.pid1.full, w.kubelet.apiErr = false, false, ""
-	w.mend()
+	w.repair()
 	for i, d := range w.drivers {
 		w.endSidecars(d, true)
 		if w.inUse(d.name) {

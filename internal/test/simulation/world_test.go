@@ -76,8 +76,9 @@ type history struct {
 	told         *sock     // on which the kubelet last said what became of the registration
 	movedAt      time.Time
 	last         *sock     // that was published
-	cameAt       time.Time // when somebody else came to the path
-	// when somebody who was there for a second left; zero: the daemon removed the file
+	cameAt       time.Time // when another program took the path
+	// when another program that had the path for a second left it; zero: the daemon removed the
+	// file
 	leftAt     time.Time
 	table      config.Driver // in force, of the process tableOf
 	tableOf    *process
