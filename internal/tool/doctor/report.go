@@ -169,5 +169,6 @@ func (r *Report) arrange() {
 		}
 		return i >= 0
 	})
+	r.Checks = slices.Compact(r.Checks) // a step with two findings is skipped once
 	r.Healthy = len(r.Findings) == 0 || r.Findings[0].Severity == Warning
 }
