@@ -155,15 +155,16 @@ func TestRulesLimits(t *testing.T) {
 	seldom.broken = func(_, minute int) bool { return minute%3 == 0 }
 	add("another registrar that is not always found", []nodes{seldom}, exactly(35, 1, alert("CSIDriverConflict", "info", "d", "conflict")))
 
-	// Samples are 55 seconds apart, so that an hour begins between two.
-	publications := func(name, values string, exprs ...exprTest) {
+	// With 55 seconds between samples an hour begins between two of them.
+	publications := func(name, interval, values string, exprs ...exprTest) {
 		up := `csi_registrar_start_time_seconds{job="csi-registrar",instance="n0"}`
 		series := `csi_registrar_republications_total{job="csi-registrar",instance="n0",driver="d"}`
-		tests = append(tests, rulesTest{name, "55s", []inputSeries{{up, "1x200"}, {series, values}}, exprs})
+		tests = append(tests, rulesTest{name, interval, []inputSeries{{up, "1x200"}, {series, values}}, exprs})
 	}
-	publications("again three times in an hour", "1x20 2x10 3x10 4x150", never(170, ""))
-	publications("again four times in an hour", "1x20 2x10 3x10 4x10 5x140", exactly(60, 1, alert("CSIDriverChurn", "warning", "d", "churn")), exactly(120, 0))
-	publications("again four times in two hours", "1x20 2x10 3x70 4x10 5x90", never(170, ""))
+	publications("again three times in an hour", "55s", "1x20 2x10 3x10 4x150", never(170, ""))
+	publications("again four times in an hour", "55s", "1x20 2x10 3x10 4x10 5x140", exactly(60, 1, alert("CSIDriverChurn", "warning", "d", "churn")), exactly(120, 0))
+	publications("again four times in an hour of samples", "1m", "1x20 2x10 3x10 4x10 5x140", exactly(60, 1, alert("CSIDriverChurn", "warning", "d", "churn")))
+	publications("again four times in two hours", "55s", "1x20 2x10 3x70 4x10 5x90", never(170, ""))
 
 	checkRules(t, tests)
 }
