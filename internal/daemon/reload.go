@@ -264,7 +264,7 @@ func (r *configReloader) readAndApply(ctx context.Context, atOnce, force bool) (
 	}
 	r.partial = false
 	if c.Kubelet != r.inForce.Kubelet {
-		r.leaveRootDir(ctx, c)
+		r.leaveRootDir(c)
 		return []string{ErrRootDir.Error()}, nil
 	}
 	if !atOnce && r.complete && r.inForce.Equal(c) {
