@@ -269,6 +269,13 @@ func TestRulesForManyNodes(t *testing.T) {
 		[]exprTest{exactly(35, 1, alert("CSIDriverMissing", "critical", "d", ""), alert("CSIDriverDown", "warning", "d", "down"))},
 	})
 
+	downOnMany := downOnOne
+	downOnMany.count = 5
+	tests = append(tests, rulesTest{
+		"missing on many nodes, down on many others", "1m", slices.Concat(missingOnMany.series(), downOnMany.series()),
+		[]exprTest{exactly(35, 1, alert("CSIDriverMissing", "critical", "d", ""), alert("CSIManyNodes", "warning", "d", "down"))},
+	})
+
 	// Without a kubelet no driver can be registered: there is one alert, not one for each driver.
 	add("a kubelet has ended", nodes{
 		count: 10, minutes: 36, healthy: union(registered, map[string]string{"csi_registrar_kubelet_up": "1"}),
