@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -101,12 +102,18 @@ func put(t testing.TB, disk *nspawn.Machine, from, to string, mode os.FileMode) 
 	disk.WriteMode(to, string(b), mode)
 }
 
-// registered waits until the kubelet has registered each driver, and fails if it saw more than
+// registered waits until the kubelet has registered each driver once, and fails if it saw more than
 // that, or if other files of ours exist.
 func (n *machine) registered() {
 	n.t.Helper()
+	n.registeredTimes(map[string]int{})
+}
+
+// registeredTimes is registered, for drivers that were registered so many times more.
+func (n *machine) registeredTimes(more map[string]int) {
+	n.t.Helper()
 	n.Run("csi-registrar wait --timeout 280s")
-	n.Eventually(limit, "one registration of each driver", func() error {
+	n.Eventually(limit, "the registrations of each driver", func() error {
 		saw := map[string]int{}
 		for line := range strings.Lines(n.Run("cat /run/events")) {
 			var e harness.Event
@@ -116,10 +123,10 @@ func (n *machine) registered() {
 			saw[e.Event+" "+e.Driver]++
 		}
 		for i := range drivers {
-			if got := saw["register "+driver(i)]; got != 1 {
+			if got := saw["register "+driver(i)]; got != 1+more[driver(i)] {
 				return fmt.Errorf("%s was registered %d times: %v", driver(i), got, saw)
 			}
-			if saw["deregister "+driver(i)] != 0 {
+			if saw["deregister "+driver(i)] != more[driver(i)] { // one for each further registration
 				return fmt.Errorf("deregistered: %v", saw)
 			}
 		}
@@ -188,6 +195,34 @@ func TestPowerCutWhileUpgrading(t *testing.T) {
 		// as dpkg reports.
 		n.Run("dpkg --configure -a || true; dpkg -i /opt/" + older + ".deb")
 		n.registered()
+	}
+}
+
+// TestClock sets the wall clock back and forth, by an hour and by a year, and then restarts the
+// daemon, kills it, restarts a driver, and asks for a registration.
+func TestClock(t *testing.T) {
+	n := newMachine(t)
+	n.Boot()
+	n.registered()
+	more := map[string]int{}
+	for i, step := range []string{"1 hour", "-1 hour", "-1 hour", "1 year", "-1 year", "-1 year", "2 years"} {
+		t.Logf("clock: %s", strings.TrimSpace(n.Run("date; date --set '"+step+"'")))
+		n.registeredTimes(more)
+		n.Run("systemctl restart csi-registrar.service")
+		n.registeredTimes(more)
+		n.Run("systemctl kill --signal=KILL csi-registrar.service")
+		n.registeredTimes(more)
+		d := driver(i % drivers)
+		n.Run("systemctl restart csi-sample@" + d + ".service")
+		n.registeredTimes(more)
+		t.Log(n.Run("csi-registrar reregister " + d))
+		more[d]++
+		n.registeredTimes(more)
+		out := n.Run("csi-registrar status") // ends with 0
+		if regexp.MustCompile(`\s-\d`).MatchString(out) {
+			t.Errorf("a negative age:\n%s", out)
+		}
+		t.Log(out)
 	}
 }
 
