@@ -75,7 +75,7 @@ func (r *reader) types(page, section string, failing ...string) (output string) 
 // otherTool reports whether a command is for another package manager.
 func (r *reader) otherTool(text string) bool {
 	tool, _, _ := strings.Cut(text, " ")
-	return (tool == "apt" || tool == "dnf") && tool != r.tool
+	return (tool == "apt" || tool == "dnf" || tool == "zypper") && tool != r.tool
 }
 
 // enters types one command, says yes to its questions, and returns its output.
