@@ -157,8 +157,9 @@ var changesOfAll = map[string]change{
 	"no SBOM":                 {"rm csi-registrar_*.spdx.json; resign ssh", "has no SBOM"},
 	"an SBOM of no package":   {"cp csi-registrar_*.spdx.json x.spdx.json; resign ssh", "is of no package"},
 
-	"a deb of another version": {"rebuild 's=$(sed s/^Version:.*/Version:9.9.9/ DEBIAN/control); echo \"$s\" >DEBIAN/control'; resign ssh", "is version 9.9.9"},
-	"another program in a deb": {"rebuild 'echo >>usr/bin/csi-registrar'; resign ssh", "the program in csi-registrar_"},
+	"a deb under another version's name": {"rebuild 's=$(sed s/^Version:.*/Version:9.9.9/ DEBIAN/control); echo \"$s\" >DEBIAN/control'; resign ssh", "is csi-registrar_9.9.9_"},
+	"a deb of another version":           {"rebuild 's=$(sed s/^Version:.*/Version:9.9.9/ DEBIAN/control); echo \"$s\" >DEBIAN/control'; mv \"$f\" \"csi-registrar_9.9.9_${f##*_}\"; resign ssh", "is version 9.9.9"},
+	"another program in a deb":           {"rebuild 'echo >>usr/bin/csi-registrar'; resign ssh", "the program in csi-registrar_"},
 	"another program in an rpm": {`f=$(ls csi-registrar-*.rpm); rm "$f"; echo >../program
 		printf '%s\n' 'name: csi-registrar' "arch: $(dpkg --print-architecture)" "version: $version" 'release: "1"' 'contents:' "- {src: $(realpath ../program), dst: /usr/bin/csi-registrar}" >../nfpm.yaml
 		(cd "$(realpath ../source)"; go tool -modfile=scripts/tools.mod nfpm package --config "$OLDPWD/../nfpm.yaml" --packager rpm --target "$OLDPWD/$f")
