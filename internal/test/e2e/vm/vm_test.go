@@ -126,7 +126,8 @@ func (n *machine) registeredTimes(more map[string]int) {
 			if got := saw["register "+driver(i)]; got != 1+more[driver(i)] {
 				return fmt.Errorf("%s was registered %d times: %v", driver(i), got, saw)
 			}
-			if saw["deregister "+driver(i)] != more[driver(i)] { // one for each further registration
+			// The kubelet deregisters a driver before each further registration.
+			if saw["deregister "+driver(i)] != more[driver(i)] {
 				return fmt.Errorf("deregistered: %v", saw)
 			}
 		}
