@@ -264,7 +264,7 @@ func (r *configReloader) readAndApply(ctx context.Context, atOnce, force bool) (
 	}
 	r.partial = false
 	if c.Kubelet != r.inForce.Kubelet {
-		r.leaveRootDir(c)
+		r.leaveRootDir(ctx, c)
 		return []string{ErrRootDir.Error()}, nil
 	}
 	if !atOnce && r.complete && r.inForce.Equal(c) {

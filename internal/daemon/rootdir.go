@@ -55,10 +55,12 @@ func writable(rootDir string) error {
 	return err
 }
 
-// leaveRootDir ends the process, which withdraws all drivers. The next one puts c in force.
-func (r *configReloader) leaveRootDir(c *config.InForce) {
+// leaveRootDir withdraws all drivers, so that the process can end. The next one puts c in force.
+func (r *configReloader) leaveRootDir(ctx context.Context, c *config.InForce) {
 	r.log.Info("root_dir was changed", "from", r.inForce.Kubelet.RootDir, "to", c.Kubelet.RootDir)
-	r.agent.Leave()
+	if err := r.agent.Leave(ctx, &config.Config{Kubelet: r.inForce.Kubelet, Log: r.inForce.Log, Drivers: c.Drivers}, ErrRootDir); err != nil {
+		r.log.Warn("not all registration sockets below the earlier root_dir are removed", "error", err)
+	}
 	// so that it is not checked again
 	r.note("keep the configuration for the next start", config.SaveLastGood(r.lastGood, c))
 	r.left = true

@@ -10,7 +10,6 @@ import (
 	"maps"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"csi-registrar/internal/core/registrar"
@@ -36,7 +35,7 @@ type Socket interface {
 	// the socket (descriptor store, --keep-sockets). It may block for a limited time. After it,
 	// whatever the error, Parts.Socket succeeds for the same driver.
 	Close(ctx context.Context) error
-	// Discard makes Close, which follows, keep nothing.
+	// Discard makes Close, which follows, keep nothing: the registration was withdrawn.
 	Discard()
 }
 
@@ -62,7 +61,7 @@ type Agent struct {
 	// seconds. It is not a Mutex, because virtual time (testing/synctest) does not advance while a
 	// goroutine waits for one.
 	apply chan struct{}
-	left  atomic.Bool // Leave was called
+	left  bool // by Leave; under apply
 
 	mu          sync.Mutex // guards the fields below; never held across a call to others
 	config      *config.Config
@@ -88,7 +87,7 @@ func New(log *slog.Logger, parts Parts, version string) *Agent {
 }
 
 // Run starts registrars that could not be started by Apply, until ctx is done. Then it ends all
-// registrars and closes their sockets; after Leave nothing of these is kept.
+// registrars and closes their sockets.
 func (a *Agent) Run(ctx context.Context) error {
 	var pause time.Duration
 	last := ""
@@ -148,8 +147,22 @@ func (a *Agent) Apply(ctx context.Context, c *config.Config, files []string) err
 	return errors.Join(a.awaitWithdrawal(ctx, leaving), a.reconcile(ctx, leaveTime))
 }
 
-// Leave makes the end of Run withdraw all drivers: the next process registers them elsewhere.
-func (a *Agent) Leave() { a.left.Store(true) }
+// Leave withdraws all drivers, and starts none any more. The status has the drivers of c, which
+// another process registers, with why as their reason: that they are gone must not look like
+// a configuration without drivers.
+func (a *Agent) Leave(ctx context.Context, c *config.Config, why error) error {
+	a.apply <- struct{}{}
+	defer func() { <-a.apply }()
+	a.left = true
+	failed := map[string]error{}
+	for _, d := range c.Drivers {
+		if d.Enabled {
+			failed[d.Name] = why
+		}
+	}
+	a.change(func() { a.config, a.failed = c, failed })
+	return a.awaitWithdrawal(ctx, a.withdrawAllBut(&config.Config{}))
+}
 
 // withdrawAllBut withdraws the drivers that are not enabled in c.
 func (a *Agent) withdrawAllBut(c *config.Config) (leaving []*running) {
@@ -168,6 +181,9 @@ func (a *Agent) withdrawAllBut(c *config.Config) (leaving []*running) {
 // those that run. It waits for registrars that are ending. If that takes longer than wait, Run
 // reconciles again.
 func (a *Agent) reconcile(ctx context.Context, wait time.Duration) error {
+	if a.left {
+		return nil
+	}
 	waiting, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	c, all := a.config, a.registrars() // config changes under apply

@@ -165,7 +165,7 @@ func with(t *testing.T, test func(t *testing.T, a *Agent, n *node)) {
 		cancel()
 		wg.Wait()
 		for path, s := range n.sockets {
-			if c := s.counts(); c[2] != 1 || s.discarded != (c[1] > 0 || a.left.Load()) {
+			if c := s.counts(); c[2] != 1 || s.discarded != (c[1] > 0) {
 				t.Errorf("%s was closed %d times, withdrawn %d times, and then nothing of it was kept: %t", path, c[2], c[1], s.discarded)
 			}
 		}
@@ -220,19 +220,27 @@ func TestApplyTouchesOnlyWhatChanged(t *testing.T) {
 	})
 }
 
-// A daemon that leaves its root_dir keeps none of its sockets when it ends. Until then it does not
-// look like one without drivers.
+// A key that changes how the driver is found or trusted takes effect at once; the others cost no
+// new connection.
+// A daemon that leaves its root_dir does not look like one without drivers, and registers none.
 func TestLeave(t *testing.T) {
 	with(t, func(t *testing.T, a *Agent, n *node) {
 		apply(t, a, conf("/k", drv("a.example"), drv("b.example")))
-		a.Leave()
+		off := drv("off.example")
+		off.Enabled = false
+		if err := a.Leave(t.Context(), conf("/k", drv("a.example"), drv("c.example"), off), errors.New("moved")); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(time.Minute) // for what starts registrars again
 		synctest.Wait()
-		want(t, states(a), "a.example registered", "b.example registered")
+		want(t, states(a), "a.example absent", "c.example absent", "off.example disabled")
+		s := a.Status()
+		if len(s.Unserved()) != 2 || s.Drivers[0].Reason != "moved" || s.Drivers[2].Reason == "moved" {
+			t.Errorf("%+v", s.Drivers)
+		}
 	})
 }
 
-// A key that changes how the driver is found or trusted takes effect at once; the others cost no
-// new connection.
 func TestKeysThatNeedANewConnection(t *testing.T) {
 	for key, c := range map[string]struct {
 		change func(*config.Driver)

@@ -32,7 +32,7 @@ func (a *Agent) start(d config.Driver, socket Socket) {
 	a.change(func() { a.running[d.Name] = r })
 	a.ended.Go(func() {
 		r.reg.Run(a.ctx)
-		if a.ctx.Err() == nil || a.left.Load() {
+		if a.ctx.Err() == nil {
 			socket.Discard()
 		}
 		if err := socket.Close(context.WithoutCancel(a.ctx)); err != nil {

@@ -330,11 +330,11 @@ func (p *process) removeLeftovers(ctx context.Context) {
 }
 
 // leaveRootDir does the work of configReloader.leaveRootDir, and of PID 1 after it.
-func (p *process) leaveRootDir(c *config.InForce) {
+func (p *process) leaveRootDir(ctx context.Context, c *config.InForce) {
 	p.w.mu.Lock()
 	p.moving = true
 	p.w.mu.Unlock()
-	p.agent.Leave()
+	_ = p.agent.Leave(ctx, &config.Config{Kubelet: p.inForce.Kubelet, Drivers: c.Drivers}, errors.New("root_dir was changed"))
 	p.w.mu.Lock()
 	defer p.w.mu.Unlock()
 	if p.w.process == p {
@@ -366,7 +366,7 @@ func (p *process) follow(ctx context.Context) {
 			return res.Errors
 		}
 		if kept.Kubelet != p.inForce.Kubelet {
-			p.leaveRootDir(kept.InForce)
+			p.leaveRootDir(ctx, kept.InForce)
 			return nil
 		}
 		if grace && p.complete && p.inForce.Equal(kept.InForce) {
