@@ -99,8 +99,8 @@ func (x *diagnosis) degraded(ctx context.Context) {
 	if x.daemon.Polling != "" {
 		x.finding("", "daemon", "changes-polled", "the daemon polls for changes every second: "+safetext.Quote(x.daemon.Polling),
 			"the kernel reports them through inotify",
-			note("find out which of these limits is reached, and raise it"), run("sysctl", "fs.inotify.max_user_instances", "fs.inotify.max_user_watches"),
-			systemctl("restart", serviceUnit))
+			write("/etc/sysctl.d/90-csi-registrar.conf", "fs.inotify.max_user_instances = 8192", "fs.inotify.max_user_watches = 1048576"),
+			run("sysctl", "-p", "/etc/sysctl.d/90-csi-registrar.conf"), systemctl("restart", serviceUnit))
 	}
 	for _, s := range x.daemon.Stuck {
 		if slices.ContainsFunc(x.report.Findings, func(f Finding) bool { return strings.Contains(f.Found, s.Path.String()) }) {

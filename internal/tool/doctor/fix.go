@@ -86,15 +86,22 @@ func (x *diagnosis) remove(ctx context.Context, file string, at unixsock.File) (
 	if !x.rootOnly(ctx, file) {
 		return []Fix{note("remove %s by hand: another user can change a directory on its path, so check first what is there", safetext.ShellWord(file))}
 	}
-	var st unix.Statx_t
-	err := x.check(ctx, file, func() error { return unix.Statx(unix.AT_FDCWD, file, unix.AT_SYMLINK_NOFOLLOW, 0, &st) })
-	if err == nil && st.Attributes&unix.STATX_ATTR_IMMUTABLE != 0 {
+	if x.immutable(ctx, file) {
 		fix = append(fix, run("chattr", "-i", file))
 	}
 	if at.IsDir() {
 		return append(fix, run("rmdir", file))
 	}
 	return append(fix, run("rm", file))
+}
+
+// immutable reports whether chattr +i forbids root to change a file, or a directory's entries.
+func (x *diagnosis) immutable(ctx context.Context, file string) bool {
+	st, err := look(ctx, x, file, func() (st unix.Statx_t, err error) {
+		err = unix.Statx(unix.AT_FDCWD, file, unix.AT_SYMLINK_NOFOLLOW, 0, &st)
+		return st, err
+	})
+	return err == nil && st.Attributes&unix.STATX_ATTR_IMMUTABLE != 0
 }
 
 // dropInPrefix begins the names of the configuration files that fixes write.

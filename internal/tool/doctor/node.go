@@ -206,6 +206,11 @@ func (x *diagnosis) replaceable(dir string, err error) {
 // space checks that a registration socket can be created. A kubelet does not start either on a file
 // system that is full or read-only.
 func (x *diagnosis) space(ctx context.Context, dir string) {
+	if x.immutable(ctx, dir) {
+		x.finding("", "file system", "file-system-read-only", safetext.Word(dir)+" is immutable (chattr +i): no registration socket can be created or removed",
+			"it is not", run("chattr", "-i", dir), systemctl("restart", serviceUnit))
+		return
+	}
 	for _, d := range []string{dir, filepath.Join(x.o.Root, "run")} {
 		lacks, err := look(ctx, x, d, func() (string, error) { return unwritable(d) })
 		if err == nil && lacks == readOnly {

@@ -75,7 +75,7 @@ func TestReasonsOfStatus(t *testing.T) {
 			d.Drivers[0].Driver, d.Drivers[0].Reason = status.Starting, "the driver is not ready, its registration is kept: it is silent"
 			d.Drivers[0].Server = status.Server{PID: 5, Unit: "csi-nfs.service"}
 		}, "driver-not-ready-for-daemon", "it is silent", "journalctl --no-pager -u csi-nfs.service"},
-		"polling": {func(d *status.Document) { d.Polling = "too many open files" }, "changes-polled", "too many open files", "sysctl fs.inotify"},
+		"polling": {func(d *status.Document) { d.Polling = "too many open files" }, "changes-polled", "too many open files", "sysctl -p"},
 		"stuck": {func(d *status.Document) { d.Stuck = []status.StuckCall{{Path: "/mnt/dead/x", Since: time.Now()}} },
 			"file-system-not-answering", "the file system of /mnt/dead/x has not returned", "journalctl"},
 	} {

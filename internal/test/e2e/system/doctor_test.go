@@ -113,10 +113,20 @@ var sicknesses = map[string][]sickness{
 			"until grep -q :2651 /proc/net/tcp; do sleep 0.1; done; systemctl start " + unit, seen: "listens on its port", person: "systemctl stop port; systemctl restart " + unit},
 		{id: "http-open", breaks: "mkdir -p /etc/systemd/system/csi-registrar-http.socket.d; printf '[Socket]\\nListenStream=\\nListenStream=0.0.0.0:9809\\n' > /etc/systemd/system/csi-registrar-http.socket.d/open.conf; " +
 			"systemctl daemon-reload; systemctl enable csi-registrar-http.socket; systemctl restart " + unit},
+		{id: "daemon-outdated", breaks: "cp /usr/bin/csi-registrar /root; " +
+			"v=$(csi-registrar version | cut -d' ' -f2); sed \"s/$v/$(echo $v | tr 0-9 9)/g\" /root/csi-registrar > /usr/bin/new; chmod 0755 /usr/bin/new; mv /usr/bin/new /usr/bin/csi-registrar; systemctl restart " + unit + "; mv /root/csi-registrar /usr/bin"},
+		{id: "changes-polled", breaks: dropIn("inotify", "SystemCallFilter=~inotify_init inotify_init1:EMFILE"), seen: "too many open files",
+			person: "rm /etc/systemd/system/" + unit + ".d/inotify.conf; systemctl daemon-reload; systemctl restart " + unit, after: "rm /etc/sysctl.d/90-csi-registrar.conf"},
+		{id: "file-system-read-only", breaks: "systemctl stop " + unit + "; chattr +i " + registry + "; systemctl start " + unit, seen: "immutable"},
 		{id: "daemon-not-running", breaks: "rm /run/csi-registrar/control.sock"},
 		{id: "daemon-not-answering", breaks: "kill -STOP $(systemctl show --value --property=MainPID " + unit + ")"},
 	},
 	"kubelet": {
+		{id: "kubelet-not-watching", breaks: kubeletOnce("idle")},
+		{id: "kubelet-not-asking", breaks: kubeletOnce("watch"), seen: "since the start of kubelet (pid "},
+		{id: "kubelet-not-confirming", breaks: kubeletOnce("ask")},
+		{id: "kubelet-rootless", breaks: "systemctl stop kubelet.service; chown nobody /var/lib/kubelet/pod-resources; systemd-run --quiet --unit=rootless --uid=nobody unshare --user /usr/lib/faulty/kubelet kubelet idle /var/lib/kubelet",
+			person: "systemctl stop rootless; chown root /var/lib/kubelet/pod-resources; rm -f /var/lib/kubelet/pod-resources/*; systemctl start kubelet.service"},
 		{id: "no-kubelet", breaks: "systemctl stop kubelet.service", seen: "kubelet.service is inactive"},
 		{id: "second-kubelet", breaks: "mkdir -p /data/old; printf '[Service]\nExecStart=/w/kubelet --root /data/old --node node-2 --state /data/old.json\n[Install]\nWantedBy=multi-user.target\n' > /etc/systemd/system/old.service; " +
 			"systemctl daemon-reload; systemctl enable --now old", seen: "old.service"},
@@ -176,6 +186,7 @@ var sicknesses = map[string][]sickness{
 			seen: "8 bytes in 1 file", person: "systemctl stop pod", after: "grep -q written /var/lib/csi-saved/0f9e8d7c-1111-2222-3333-444455556666/pv/mount/file; " + noVolume},
 	},
 	"hang": {
+		{id: "configuration-unreadable", breaks: "faulty-hang /etc/csi-registrar"},
 		{id: "driver-socket-unreadable", breaks: "faulty-hang /run/csi-x"},
 		{id: "plugins-registry-unreadable", breaks: "faulty-hang /var/lib/kubelet"},
 	},
@@ -186,6 +197,11 @@ var sicknesses = map[string][]sickness{
 func driverDropIn(lines ...string) string {
 	return "mkdir -p /var/lib/kubelet/pods /etc/systemd/system/" + sickUnit + ".d; printf '%s\\n' '[Service]' '" + strings.Join(lines, "' '") + "' > /etc/systemd/system/" + sickUnit + ".d/mounts.conf; " +
 		"systemctl daemon-reload; systemctl restart " + sickUnit
+}
+
+// kubeletOnce is a script that makes kubelet.service run a faulty kubelet until its next start.
+func kubeletOnce(what string) string {
+	return "echo " + what + " > /run/once-kubelet; systemctl restart kubelet.service"
 }
 
 // volumeDir is the kubelet's directory of a volume of the driver. volume is a script that creates
@@ -207,14 +223,8 @@ func dropIn(name string, lines ...string) string {
 var notHealed = map[string]string{
 	"not-root":              "the fix is to run doctor as root",
 	"systemd-not-answering": "no command reaches a service manager that does not answer",
-	"changes-polled":        "the limit is that of the whole machine, and of others on it",
 
-	"configuration-unreadable":  "the fix is that of the file system, tried for driver-socket-unreadable",
 	"file-system-not-answering": "the fix is that of driver-socket-unreadable, for a path that no driver's finding names",
-	"kubelet-not-watching":      "a kubelet that hangs in its start; its restart is tried for no-kubelet",
-	"kubelet-not-asking":        "a kubelet that watches the directory and does not ask is one behind plugins-registry-link",
-	"kubelet-rootless":          "the registration sockets cannot serve it",
-	"kubelet-not-confirming":    "the kubelet waits for the driver or for the API server",
 	"driver-restarting":         "the restarts count for ten minutes, whatever was fixed",
 	"withdrawal-failing":        "the daemon tries again by itself; why it fails is in its log",
 
@@ -223,7 +233,6 @@ var notHealed = map[string]string{
 	"registration-not-published":  "the daemon tries again; why it fails is in its log",
 	"registration-change-failing": "the daemon tries again; why it fails is in its log",
 	"driver-not-ready-for-daemon": "the daemon asks again within 30 seconds",
-	"daemon-outdated":             "packaging: needs a second version; the fix is a restart",
 }
 
 // TestEveryFindingIsHealedOrListed checks that doctor has no ID that is unknown to this suite.
@@ -325,7 +334,10 @@ func sickNode(t *testing.T) *node {
 	n.Write("/usr/lib/systemd/system/"+sickUnit, "[Unit]\nStartLimitIntervalSec=0\n[Service]\nExecStart=/usr/bin/sick\nEnvironment=SOCKET="+sickDir+"/csi.sock\nRuntimeDirectory=csi-x\nRuntimeDirectoryPreserve=yes\nRestart=on-failure\nTimeoutStopSec=5s\n[Install]\nWantedBy=multi-user.target\n")
 	// The kubelet of this suite contains its API server.
 	n.Write("/usr/lib/systemd/system/kubelet.service.d/input.conf", "[Service]\nExecStartPre=/bin/sh -c 'rm -f /run/kubelet.input; mkfifo /run/kubelet.input'\n"+
-		"ExecStart=\nExecStart=/bin/sh -c 'exec /w/kubelet --root /var/lib/kubelet --node node-1 --state /var/lib/kubelet-state.json <>/run/kubelet.input'\n")
+		"ExecStart=\nExecStart=/bin/sh -c 'exec /usr/bin/sick-kubelet <>/run/kubelet.input'\n")
+	n.WriteMode("/usr/lib/faulty/kubelet", string(faulty), 0o755)
+	n.WriteMode("/usr/bin/sick-kubelet", "#!/bin/sh\nif [ -e /run/once-kubelet ]; then\nwhat=$(cat /run/once-kubelet)\nrm /run/once-kubelet\n"+
+		"exec /usr/lib/faulty/kubelet kubelet $what /var/lib/kubelet\nfi\nexec /w/kubelet --root /var/lib/kubelet --node node-1 --state /var/lib/kubelet-state.json\n", 0o755)
 	n.WriteMode("/usr/bin/kubectl", "#!/bin/sh\n[ \"$1 $2\" = 'label node' ] && echo \"label ${4%-}=\" > /run/kubelet.input\n", 0o755)
 	n.Write("/usr/lib/systemd/system/other-registrar.service", "[Service]\nExecStart=/usr/bin/faulty registrar --socket "+registry+"/other.sock --name "+sick+" --endpoint "+sickDir+"/other.sock\n")
 	n.Write("/etc/csi-registrar/conf.d/20-x.toml", fmt.Sprintf("[driver.%q]\nsocket = \"%s/csi.sock\"\n", sick, sickDir))

@@ -6,6 +6,7 @@
 //	faulty stale PATH                         a socket that nobody listens on; ends at once
 //	faulty registrar --socket PATH --name NAME --endpoint PATH   another registrar of a driver
 //	faulty hang DIR                           a file system that does not answer
+//	faulty kubelet idle|watch|ask DIR         a kubelet that has not begun to watch, that does not ask, or that does not confirm
 package main
 
 import (
@@ -18,12 +19,15 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
 	grpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
@@ -42,7 +46,7 @@ func main() {
 
 func run(ctx context.Context, args []string) error {
 	if len(args) < 2 {
-		return errors.New("usage: faulty driver|deaf|datagram|stale|registrar|hang ARGUMENT...")
+		return errors.New("usage: faulty driver|deaf|datagram|stale|registrar|hang|kubelet ARGUMENT...")
 	}
 	flags := flag.NewFlagSet("faulty", flag.ContinueOnError)
 	socket := flags.String("socket", "", "")
@@ -89,6 +93,8 @@ func run(ctx context.Context, args []string) error {
 		}
 		<-ctx.Done()
 		return nil
+	case "kubelet":
+		return kubelet(ctx, args[1], args[2])
 	}
 	return fmt.Errorf("there is no %s", args[0])
 }
@@ -123,6 +129,53 @@ func deaf(ctx context.Context, path string) error {
 	}
 	<-ctx.Done()
 	return errors.Join(c.Close(), unix.Close(fd))
+}
+
+// kubelet listens where doctor recognizes a kubelet, and does only the first steps of a registration.
+func kubelet(ctx context.Context, what, dir string) error {
+	socket := filepath.Join(dir, "pod-resources", "kubelet.sock")
+	if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	if what != "idle" {
+		fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
+		if err == nil {
+			_, err = unix.InotifyAddWatch(fd, filepath.Join(dir, "plugins_registry"), unix.IN_CREATE)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	for what == "ask" && ctx.Err() == nil {
+		sockets, err := filepath.Glob(filepath.Join(dir, "plugins_registry", "*-reg.sock"))
+		for _, s := range sockets {
+			err = errors.Join(err, ask(ctx, s))
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Second): // as often as the kubelet
+		}
+	}
+	<-ctx.Done()
+	return nil
+}
+
+func ask(ctx context.Context, socket string) error {
+	c, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	_, err = registerapi.NewRegistrationClient(c).GetInfo(ctx, &registerapi.InfoRequest{})
+	return err
 }
 
 // faultList lists the faults of a driver.
