@@ -115,7 +115,7 @@ var sicknesses = map[string][]sickness{
 			"systemctl daemon-reload; systemctl enable csi-registrar-http.socket; systemctl restart " + unit},
 		{id: "daemon-outdated", breaks: "cp /usr/bin/csi-registrar /root; " +
 			"v=$(csi-registrar version | cut -d' ' -f2); sed \"s/$v/$(echo $v | tr 0-9 9)/g\" /root/csi-registrar > /usr/bin/new; chmod 0755 /usr/bin/new; mv /usr/bin/new /usr/bin/csi-registrar; systemctl restart " + unit + "; mv /root/csi-registrar /usr/bin"},
-		{id: "changes-polled", breaks: dropIn("inotify", "SystemCallFilter=~inotify_init inotify_init1:EMFILE"), seen: "too many open files",
+		{id: "changes-polled", breaks: dropIn("inotify", "SystemCallFilter=~inotify_init inotify_init1:EMFILE"), seen: "limit of inotify instances",
 			person: "rm /etc/systemd/system/" + unit + ".d/inotify.conf; systemctl daemon-reload; systemctl restart " + unit, after: "rm /etc/sysctl.d/90-csi-registrar.conf"},
 		{id: "file-system-read-only", breaks: "systemctl stop " + unit + "; chattr +i " + registry + "; systemctl start " + unit, seen: "immutable"},
 		{id: "daemon-not-running", breaks: "rm /run/csi-registrar/control.sock"},
@@ -125,8 +125,6 @@ var sicknesses = map[string][]sickness{
 		{id: "kubelet-not-watching", breaks: kubeletOnce("idle")},
 		{id: "kubelet-not-asking", breaks: kubeletOnce("watch"), seen: "since the start of kubelet (pid "},
 		{id: "kubelet-not-confirming", breaks: kubeletOnce("ask")},
-		{id: "kubelet-rootless", breaks: "systemctl stop kubelet.service; chown nobody /var/lib/kubelet/pod-resources; systemd-run --quiet --unit=rootless --uid=nobody unshare --user /usr/lib/faulty/kubelet kubelet idle /var/lib/kubelet",
-			person: "systemctl stop rootless; chown root /var/lib/kubelet/pod-resources; rm -f /var/lib/kubelet/pod-resources/*; systemctl start kubelet.service"},
 		{id: "no-kubelet", breaks: "systemctl stop kubelet.service", seen: "kubelet.service is inactive"},
 		{id: "second-kubelet", breaks: "mkdir -p /data/old; printf '[Service]\nExecStart=/w/kubelet --root /data/old --node node-2 --state /data/old.json\n[Install]\nWantedBy=multi-user.target\n' > /etc/systemd/system/old.service; " +
 			"systemctl daemon-reload; systemctl enable --now old", seen: "old.service"},
@@ -225,6 +223,7 @@ var notHealed = map[string]string{
 	"systemd-not-answering": "no command reaches a service manager that does not answer",
 
 	"file-system-not-answering": "the fix is that of driver-socket-unreadable, for a path that no driver's finding names",
+	"kubelet-rootless":          "the registration sockets cannot serve it",
 	"driver-restarting":         "the restarts count for ten minutes, whatever was fixed",
 	"withdrawal-failing":        "the daemon tries again by itself; why it fails is in its log",
 
