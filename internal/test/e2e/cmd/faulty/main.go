@@ -131,7 +131,8 @@ func deaf(ctx context.Context, path string) error {
 	return errors.Join(c.Close(), unix.Close(fd))
 }
 
-// kubelet listens where doctor recognizes a kubelet, and does only the first steps of a registration.
+// kubelet listens where doctor recognizes a kubelet, and does only the first steps of a
+// registration.
 func kubelet(ctx context.Context, what, dir string) error {
 	socket := filepath.Join(dir, "pod-resources", "kubelet.sock")
 	if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
