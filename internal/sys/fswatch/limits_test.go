@@ -159,19 +159,22 @@ func TestCloseDuringAWalk(t *testing.T) {
 // when it is to be watched is no reason to poll: the directory above reports that.
 func TestDirectoryThatVanishesIsNotPolled(t *testing.T) {
 	for err, polled := range map[error]bool{unix.ENOENT: false, unix.ENOTDIR: false, unix.EACCES: true} {
-		dir := tempDir(t)
-		n := &notedNotifier{fakeNotifier: deaf(), added: func(at string) error {
-			if at == dir {
-				return err
+		// A watcher may open its descriptors while the next one counts those that are there.
+		t.Run(err.Error(), func(t *testing.T) {
+			dir := tempDir(t)
+			n := &notedNotifier{fakeNotifier: deaf(), added: func(at string) error {
+				if at == dir {
+					return err
+				}
+				return nil
+			}}
+			w := n.start(t)
+			s := subscribe(t, w.Subscribe, filepath.Join(dir, "s"))
+			if why := w.Polling(); (why != "") != polled {
+				t.Errorf("%q", why)
 			}
-			return nil
-		}}
-		w := n.start(t)
-		s := subscribe(t, w.Subscribe, filepath.Join(dir, "s"))
-		if why := w.Polling(); (why != "") != polled {
-			t.Errorf("%v: %q", err, why)
-		}
-		s.Close()
+			s.Close()
+		})
 	}
 }
 
