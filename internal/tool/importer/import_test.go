@@ -203,7 +203,7 @@ func TestNameByElimination(t *testing.T) {
 		files []string
 		want  string
 	}{
-		{"two files have two", []string{driverPod("a", "a") + csiDriverObject("a.example.com"), driverPod("b", "b") + csiDriverObject("b.example.com")}, ""},
+		{"its own file", []string{driverPod("a", "a") + csiDriverObject("a.example.com"), driverPod("b", "b") + csiDriverObject("b.example.com")}, "a.example.com b.example.com"},
 		{"a file of its own", []string{driverPod("a", "a"), csiDriverObject("x.example.com")}, "x.example.com"},
 		{"one is left", []string{driverPod("a", "a.example.com") + driverPod("b", "b") + csiDriverObject("a.example.com") + csiDriverObject("b.example.com")}, "a.example.com b.example.com"},
 		{"two could have it", []string{driverPod("a", "a") + driverPod("b", "b") + csiDriverObject("b.example.com")}, ""},

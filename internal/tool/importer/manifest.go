@@ -74,6 +74,7 @@ func (w *workload) String() string {
 
 // csiDriver is a CSIDriver object.
 type csiDriver struct {
+	file        string
 	name        string
 	helmRelease string
 	updated     bool // it has nodeAllocatableUpdatePeriodSeconds
@@ -287,7 +288,7 @@ func (o *objects) add(m Manifest, obj object) {
 			Prevents     bool  `yaml:"preventPodSchedulingIfMissing"`
 		}
 		if err = obj.Spec.Decode(&spec); err == nil || obj.Spec.IsZero() {
-			o.drivers = append(o.drivers, csiDriver{obj.Metadata.Name, obj.Metadata.helmRelease(), spec.UpdatePeriod > 0, spec.Prevents})
+			o.drivers = append(o.drivers, csiDriver{m.Name, obj.Metadata.Name, obj.Metadata.helmRelease(), spec.UpdatePeriod > 0, spec.Prevents})
 			return
 		}
 	case "DaemonSet", "Deployment", "ReplicaSet", "StatefulSet", "Pod":

@@ -3,7 +3,6 @@ package importer
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -50,7 +49,10 @@ func findNames(rs []*registration, drivers []csiDriver, given []GivenName) {
 			r.ownName(known, releases)
 		}
 	}
-	takeLast(rs, drivers)
+	// The other registrations may have the names of the other CSIDriver objects: first those of the
+	// same file, then all.
+	eliminate(rs, drivers, func(file string) string { return file })
+	eliminate(rs, drivers, func(string) string { return "" })
 	for _, r := range rs {
 		if r.driver == "" {
 			r.err = nameError(r.candidates)
@@ -58,22 +60,42 @@ func findNames(rs []*registration, drivers []csiDriver, given []GivenName) {
 	}
 }
 
-// takeLast gives the only name that no other driver has to the only driver that has no name.
-func takeLast(rs []*registration, drivers []csiDriver) {
-	names := map[string]bool{}
-	for _, d := range drivers {
-		names[d.name] = true
-	}
+// eliminate names each registration for which exactly one CSIDriver object in scope is left, unless
+// another driver could have that name as well.
+func eliminate(rs []*registration, drivers []csiDriver, scope func(file string) string) {
+	taken := map[string]bool{}
 	for _, r := range rs {
-		delete(names, r.driver)
+		taken[r.driver] = true
 	}
-	left := slices.Sorted(maps.Keys(names))
-	unnamed := slices.DeleteFunc(slices.Clone(rs), func(r *registration) bool { return r.driver != "" || len(r.candidates) > 0 })
-	several := slices.ContainsFunc(unnamed, func(r *registration) bool { return r.socket != unnamed[0].socket })
+	left := map[string][]string{} // names that are not taken, by scope
+	for _, d := range drivers {
+		if !taken[d.name] {
+			left[scope(d.file)] = append(left[scope(d.file)], d.name)
+		}
+	}
+	for key, names := range left {
+		slices.Sort(names)
+		left[key] = slices.Compact(names)
+	}
+	sockets := map[string]string{} // of the registrations with only this name; empty: several
+	var unnamed []*registration
+	for _, r := range rs {
+		if r.driver != "" || len(r.candidates) > 0 {
+			continue
+		}
+		r.candidates = left[scope(r.file)]
+		unnamed = append(unnamed, r)
+		if len(r.candidates) == 1 {
+			if socket, seen := sockets[r.candidates[0]]; seen && socket != r.socket {
+				sockets[r.candidates[0]] = ""
+			} else {
+				sockets[r.candidates[0]] = r.socket
+			}
+		}
+	}
 	for _, r := range unnamed {
-		r.candidates = left
-		if len(left) == 1 && !several {
-			r.driver = left[0]
+		if len(r.candidates) == 1 && sockets[r.candidates[0]] == r.socket {
+			r.driver = r.candidates[0]
 		}
 	}
 }
