@@ -5,8 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -94,13 +97,30 @@ func (x *diagnosis) outdated() string {
 	return ""
 }
 
+// doubleLimits doubles each limit of inotify that the daemon names as the reason why it polls.
+func (x *diagnosis) doubleLimits(ctx context.Context) (fix []Fix) {
+	for _, limit := range []string{"max_user_instances", "max_user_watches"} {
+		if !strings.Contains(x.daemon.Polling, limit) {
+			continue
+		}
+		file := filepath.Join(x.proc(), "sys/fs/inotify", limit)
+		now, err := look(ctx, x, file, func() ([]byte, error) { return os.ReadFile(file) })
+		value, invalid := strconv.Atoi(strings.TrimSpace(string(now)))
+		if err != nil || invalid != nil {
+			fix = append(fix, note("raise the sysctl fs.inotify.%s", limit))
+			continue
+		}
+		conf := "/etc/sysctl.d/90-csi-registrar-" + limit + ".conf"
+		fix = append(fix, write(conf, fmt.Sprintf("fs.inotify.%s = %d", limit, 2*value)), run("sysctl", "-p", conf))
+	}
+	return fix
+}
+
 // degraded reports problems of the daemon that no finding of a driver explains.
 func (x *diagnosis) degraded(ctx context.Context) {
 	if x.daemon.Polling != "" {
 		x.finding("", "daemon", "changes-polled", "the daemon polls for changes every second: "+safetext.Quote(x.daemon.Polling),
-			"the kernel reports them through inotify",
-			write("/etc/sysctl.d/90-csi-registrar.conf", "fs.inotify.max_user_instances = 8192", "fs.inotify.max_user_watches = 1048576"),
-			run("sysctl", "-p", "/etc/sysctl.d/90-csi-registrar.conf"), systemctl("restart", serviceUnit))
+			"the kernel reports them through inotify", append(x.doubleLimits(ctx), systemctl("restart", serviceUnit))...)
 	}
 	for _, s := range x.daemon.Stuck {
 		if slices.ContainsFunc(x.report.Findings, func(f Finding) bool { return strings.Contains(f.Found, s.Path.String()) }) {

@@ -75,7 +75,9 @@ func TestReasonsOfStatus(t *testing.T) {
 			d.Drivers[0].Driver, d.Drivers[0].Reason = status.Starting, "the driver is not ready, its registration is kept: it is silent"
 			d.Drivers[0].Server = status.Server{PID: 5, Unit: "csi-nfs.service"}
 		}, "driver-not-ready-for-daemon", "it is silent", "journalctl --no-pager -u csi-nfs.service"},
-		"polling": {func(d *status.Document) { d.Polling = "too many open files" }, "changes-polled", "too many open files", "sysctl -p"},
+		"polling": {func(d *status.Document) { d.Polling = "raise the sysctl fs.inotify.max_user_instances" },
+			"changes-polled", "raise the sysctl", "'fs.inotify.max_user_instances = 40000' > /etc/sysctl.d/90-csi-registrar-max_user_instances.conf"},
+		"polling for another reason": {func(d *status.Document) { d.Polling = "no permission" }, "changes-polled", "no permission", "systemctl restart"},
 		"stuck": {func(d *status.Document) { d.Stuck = []status.StuckCall{{Path: "/mnt/dead/x", Since: time.Now()}} },
 			"file-system-not-answering", "the file system of /mnt/dead/x has not returned", "journalctl"},
 	} {
@@ -83,6 +85,7 @@ func TestReasonsOfStatus(t *testing.T) {
 			n := newNode(t)
 			n.write("proc/self/mountinfo", "21 1 8:1 / / rw - ext4 /dev/sda1 rw\n22 21 0:40 / /mnt/dead rw - fuse server rw\n")
 			n.write("usr/lib/systemd/system/csi-nfs.service", "[Service]\nExecStart=/usr/bin/nfs unix://"+n.socket()+"\n")
+			n.write("proc/sys/fs/inotify/max_user_instances", "20000\n")
 			c.shows(&n.status)
 			r := n.examine()
 			if len(r.Findings) != 1 || r.Findings[0].ID != c.id || !strings.Contains(r.Findings[0].Found, c.found) || !strings.Contains(lines(r.Findings[0].Fix), c.fix) {

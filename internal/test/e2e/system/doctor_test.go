@@ -116,7 +116,7 @@ var sicknesses = map[string][]sickness{
 		{id: "daemon-outdated", breaks: "cp /usr/bin/csi-registrar /root; " +
 			"v=$(csi-registrar version | cut -d' ' -f2); sed \"s/$v/$(echo $v | tr 0-9 9)/g\" /root/csi-registrar > /usr/bin/new; chmod 0755 /usr/bin/new; mv /usr/bin/new /usr/bin/csi-registrar; systemctl restart " + unit + "; mv /root/csi-registrar /usr/bin"},
 		{id: "changes-polled", breaks: dropIn("inotify", "SystemCallFilter=~inotify_init inotify_init1:EMFILE"), seen: "limit of inotify instances",
-			person: "rm /etc/systemd/system/" + unit + ".d/inotify.conf; systemctl daemon-reload; systemctl restart " + unit, after: "rm /etc/sysctl.d/90-csi-registrar.conf"},
+			person: "rm /etc/systemd/system/" + unit + ".d/inotify.conf; systemctl daemon-reload; systemctl restart " + unit, after: "rm /etc/sysctl.d/90-csi-registrar-*"},
 		{id: "file-system-read-only", breaks: "systemctl stop " + unit + "; chattr +i " + registry + "; systemctl start " + unit, seen: "immutable"},
 		{id: "daemon-not-running", breaks: "rm /run/csi-registrar/control.sock"},
 		{id: "daemon-not-answering", breaks: "kill -STOP $(systemctl show --value --property=MainPID " + unit + ")"},
