@@ -308,6 +308,39 @@ func TestStuckCall(t *testing.T) {
 	}
 }
 
+// Where the kubelet keeps volumes, a file system that does not answer stops every pod.
+func TestVolumesUnreadable(t *testing.T) {
+	for _, name := range []string{"pods", "plugins"} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			dir := n.path("kubelet/" + name)
+			n.mkdir(dir, 0o755)
+			n.write("proc/self/mountinfo", "21 1 8:1 / / rw - ext4 /dev/sda1 rw\n22 21 0:40 / "+dir+" rw - fuse server rw\n")
+			h, err := fake.MountHangFS(dir)
+			if err != nil {
+				t.Skip(err)
+			}
+			t.Cleanup(func() {
+				if err := h.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+			if err := h.Hang(); err != nil {
+				t.Fatal(err)
+			}
+			// The daemon's own count of the volumes hangs, too.
+			n.status.Stuck = []status.StuckCall{{Path: safetext.Claim(n.path("kubelet")), Since: time.Now()}}
+			r := n.examine()
+			if len(r.Findings) != 1 || r.Healthy {
+				t.Fatalf("healthy: %v, %+v", r.Healthy, r.Findings)
+			}
+			if f := r.Findings[0]; f.ID != "volumes-unreadable" || !strings.Contains(f.Found, dir+", type fuse, from server") || !strings.Contains(lines(f.Fix), "umount --force --lazy "+dir) {
+				t.Errorf("%+v", f)
+			}
+		})
+	}
+}
+
 // A driver that has not served since the daemon started is found by the file of its unit.
 func TestFixRestartsTheUnitWithTheSocket(t *testing.T) {
 	n := newNode(t)

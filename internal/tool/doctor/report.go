@@ -113,6 +113,7 @@ var kinds = []kind{
 	{Problem, noWatch, slices.Concat(wrongKubelet, noDirectory, []ID{"kubelet-frozen"})},
 	{Problem, noDriver, nil},
 	{Problem, noRegistration, unregistered},
+	{Problem, []ID{"volumes-unreadable"}, slices.Concat([]ID{"configuration-unreadable"}, noDirectory)},
 	{Problem, []ID{"withdrawal-failing", "store-too-small", "sockets-not-kept", "volumes-unregistered",
 		"driver-without-table", "volume-misplaced"}, nil},
 	{Problem, []ID{"volume-not-mounted"}, []ID{"volume-misplaced"}},

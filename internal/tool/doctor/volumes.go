@@ -1,7 +1,9 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"path"
 	"path/filepath"
@@ -15,12 +17,14 @@ import (
 	"csi-registrar/internal/node/volumes"
 	"csi-registrar/internal/sys/mountinfo"
 	"csi-registrar/internal/sys/safetext"
+	"csi-registrar/internal/sys/worker"
 )
 
 // readVolumes finds the volumes that are in use.
 func (x *diagnosis) readVolumes(ctx context.Context) {
 	root := x.config.Config.Kubelet.RootDir
-	x.volumes, x.volumesErr = look(ctx, x, root, func() ([]volumes.Volume, error) { return volumes.Read(root, x.proc(), 0) })
+	// Not root itself: if only a file system below it hangs, later looks at root must not wait too.
+	x.volumes, x.volumesErr = look(ctx, x, path.Join(root, "{pods,plugins}"), func() ([]volumes.Volume, error) { return volumes.Read(root, x.proc(), 0) })
 }
 
 // settling is how long a published volume may be without a mount: the kubelet writes vol_data.json
@@ -30,6 +34,13 @@ const settling = 5 * time.Minute
 // checkVolumes reports volumes that are published to a pod without a mount, and finds pods that
 // wait.
 func (x *diagnosis) checkVolumes(ctx context.Context) {
+	if errors.As(x.volumesErr, new(*worker.NotAnswering)) {
+		root := x.config.Config.Kubelet.RootDir
+		where, fix := x.unmount(ctx, cmp.Or(x.hanging(ctx, path.Join(root, "pods")), x.hanging(ctx, path.Join(root, "plugins")), root))
+		x.finding("", "volumes", "volumes-unreadable", "a file system below pods or plugins of "+safetext.Word(root)+" does not answer, so that no volume can be mounted there"+where,
+			"it answers", fix...)
+		return
+	}
 	if x.volumesErr != nil {
 		x.checked("", "volumes", Skipped, "the volumes cannot be read: %v", x.volumesErr)
 		return

@@ -186,6 +186,7 @@ var sicknesses = map[string][]sickness{
 	"hang": {
 		{id: "configuration-unreadable", breaks: "faulty-hang /etc/csi-registrar"},
 		{id: "driver-socket-unreadable", breaks: "faulty-hang /run/csi-x"},
+		{id: "volumes-unreadable", breaks: "mkdir -p /var/lib/kubelet/pods; faulty-hang /var/lib/kubelet/pods", seen: "/var/lib/kubelet/pods, type fuse"},
 		{id: "plugins-registry-unreadable", breaks: "faulty-hang /var/lib/kubelet"},
 	},
 }
