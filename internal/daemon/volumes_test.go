@@ -256,6 +256,11 @@ func TestReloadWithdrawsManyDrivers(t *testing.T) {
 	n.await(c, "no driver", func(s status.Document) bool { return len(s.Drivers) == 0 })
 	stop()
 	for line := range strings.Lines(n.log.String()) {
+		// No kubelet runs here. The daemon reports that after 5 s: on a busy machine before the
+		// reload.
+		if strings.Contains(line, "the kubelet has not asked") {
+			continue
+		}
 		if strings.Contains(line, "WARN") || strings.Contains(line, "level=ERROR") {
 			t.Error(line)
 		}
