@@ -45,7 +45,7 @@ func TestRulesLimits(t *testing.T) {
 	// The minutes that a problem of one node and of many takes to become an alert. Prometheus 2 and
 	// 3 differ by one minute.
 	minutes := map[string][2]int{
-		"absent": {10, 6}, "missing": {15, 6}, "refused": {10, 6}, "conflict": {15, 15}, "churn": {6, 9}, "restarting": {7, 10},
+		"absent": {10, 6}, "missing": {15, 6}, "refused": {10, 6}, "conflict": {15, 15}, "churn": {5, 9}, "restarting": {7, 10},
 		"volumes": {15, 10}, "waiting": {15, 10}, "polling": {15, 10}, "damped": {15, 10}, "not-kept": {15, 10},
 	}
 	for i, p := range problems {
@@ -72,6 +72,8 @@ func TestRulesLimits(t *testing.T) {
 	short := nodes{count: 5, minutes: 30, healthy: registered, problem: driverSeries("d", "absent", nil)}
 	short.broken = func(_, minute int) bool { return minute >= 15 && minute <= 20 }
 	add("missing for six minutes", []nodes{short}, never(29, ""))
+	short.healthy, short.problem = scraped, union(gone, map[string]string{"up": "0"})
+	add("absent for six minutes", []nodes{short}, never(29, ""))
 
 	conflict := problems[9]
 	days := nodes{count: 2, minutes: 1480, healthy: union(scraped, conflict.healthy), problem: conflict.problemHas, broken: always}
@@ -113,6 +115,11 @@ func TestRulesLimits(t *testing.T) {
 		add(problem+": one driver on many nodes, another one on one", []nodes{everywhere, once},
 			exactly(35, 1, alert("CSIManyNodes", "warning", "d", problem), alert(one, "warning", "e", problem)))
 	}
+	refused := nodes{count: 10, minutes: 36, healthy: registered, problem: driverSeries("d", "refused", nil), broken: from15}
+	refusedOnce := nodes{others: 10, count: 10, minutes: 36, healthy: union(scraped, driverSeries("e", "registered", nil)), problem: driverSeries("e", "refused", nil)}
+	refusedOnce.broken = func(node, minute int) bool { return node == 7 && minute >= 15 }
+	add("refused: one driver on many nodes, another one on one", []nodes{refused, refusedOnce},
+		exactly(35, 1, alert("CSIDriverMissing", "critical", "d", ""), alert("CSIDriverRefused", "warning", "e", "refused")))
 
 	// Two clusters, one of which has a failed rollout, and the other one almost.
 	a := nodes{cluster: "a", count: 600, minutes: 30, healthy: registered, problem: driverSeries("d", "starting", nil)}
