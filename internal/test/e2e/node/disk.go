@@ -18,8 +18,10 @@ const (
 	KubeletConfigPath = "/etc/kubernetes/kubelet.yaml"
 )
 
-// Settings are the settings that differ between a container and a virtual machine.
+// Settings are the settings that differ between nodes, and between a container and a virtual
+// machine.
 type Settings struct {
+	Name        string // of the Node
 	Kubeconfig  string
 	Containerd  string // the runtime's configuration
 	Snapshotter string
@@ -29,14 +31,14 @@ type Settings struct {
 // units. The caller adds the kubelet's program and configuration.
 func Prepare(t testing.TB, disk *nspawn.Machine, s Settings) {
 	t.Helper()
-	disk.Write("/etc/hostname", Name+"\n")
-	disk.Write("/etc/hosts", "127.0.0.1 localhost\n127.0.0.1 "+Name+"\n")
+	disk.Write("/etc/hostname", s.Name+"\n")
+	disk.Write("/etc/hosts", "127.0.0.1 localhost\n127.0.0.1 "+s.Name+"\n")
 	disk.Write("/etc/cni/net.d/10-loopback.conflist", cni)
 	disk.Write("/etc/containerd/config.toml", s.Containerd)
 	disk.Write("/opt/image.tar", string(image(t, disk.Path("/bin/busybox"))))
 	disk.Write("/etc/kubernetes/kubeconfig", s.Kubeconfig)
 	disk.Write("/usr/lib/systemd/system/image.service", fmt.Sprintf(imageUnit, s.Snapshotter))
-	disk.Write("/usr/lib/systemd/system/kubelet.service", kubeletUnit)
+	disk.Write("/usr/lib/systemd/system/kubelet.service", fmt.Sprintf(kubeletUnit, s.Name))
 	disk.Chroot("rm", "-f", "/etc/resolv.conf")
 	disk.Write("/etc/resolv.conf", "")
 	disk.Chroot("systemctl", "enable", "containerd.service", "image.service", "kubelet.service")
@@ -92,7 +94,7 @@ After=containerd.service
 StartLimitIntervalSec=0
 [Service]
 ExecStart=` + KubeletPath + ` --config=` + KubeletConfigPath + ` --kubeconfig=/etc/kubernetes/kubeconfig \
-	--cert-dir=/var/lib/kubelet/pki --hostname-override=` + Name + ` --v=2
+	--cert-dir=/var/lib/kubelet/pki --hostname-override=%s --v=2
 Restart=always
 RestartSec=1s
 [Install]

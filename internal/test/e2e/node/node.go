@@ -29,7 +29,7 @@ import (
 )
 
 const (
-	// Name is the name of the Node and CSINode objects.
+	// Name is the name of the Node and CSINode objects, except those of Join.
 	Name = "node"
 	// Driver is the name of the sample driver.
 	Driver = "sample.csi.csi-registrar.dev"
@@ -52,6 +52,7 @@ var Suites = []string{"bookworm", "trixie"}
 type Node struct {
 	*nspawn.Machine
 	*Client
+	port int // of the kubelet
 }
 
 // New prepares a node that is switched off and starts its control plane, with further flags of the
@@ -60,7 +61,15 @@ type Node struct {
 func New(t testing.TB, suite string, flags ...string) *Node {
 	t.Helper()
 	nspawn.Root(t, suite+"-node") // skips without root on Debian
-	n := &Node{Client: NewClient(t, controlplane.New(t, flags...), limit)}
+	return Join(t, suite, controlplane.New(t, flags...), Name, 10250)
+}
+
+// Join is New for a control plane that runs already. Its nodes share its network namespace: each
+// needs another name, and another port for its kubelet.
+func Join(t testing.TB, suite string, cluster *controlplane.ControlPlane, name string, port int) *Node {
+	t.Helper()
+	n := &Node{Client: NewClient(t, cluster, limit), port: port}
+	n.node = name
 	n.Machine = nspawn.New(t, suite+"-node")
 	n.Network = n.Cluster.Path()
 	n.Args = []string{
@@ -68,7 +77,7 @@ func New(t testing.TB, suite string, flags ...string) *Node {
 		"--bind=/dev/kmsg", // without it the kubelet exits
 		"--bind-ro=" + Kubelet(t) + ":" + KubeletPath,
 	}
-	Prepare(t, n.Machine, Settings{Kubeconfig: n.Cluster.Kubeconfig(), Containerd: containerd, Snapshotter: "native"})
+	Prepare(t, n.Machine, Settings{Name: name, Kubeconfig: n.Cluster.Kubeconfig(), Containerd: containerd, Snapshotter: "native"})
 	n.ConfigureKubelet("shutdownGracePeriod: 20s", "shutdownGracePeriodCriticalPods: 5s")
 	n.Write("/usr/lib/systemd/system/tunables.service", tunables)
 	n.Chroot("systemctl", "mask", "systemd-modules-load.service")
@@ -121,7 +130,7 @@ func (n *Node) ConfigureKubelet(lines ...string) {
 	n.t.Helper()
 	n.Write(KubeletConfigPath, KubeletConfig(append([]string{
 		"cgroupDriver: cgroupfs", "cgroupsPerQOS: false", "enforceNodeAllocatable: []", "failCgroupV1: false", "failSwapOn: false",
-		"localStorageCapacityIsolation: false",
+		"localStorageCapacityIsolation: false", fmt.Sprint("port: ", n.port),
 	}, lines...)...))
 }
 
@@ -189,7 +198,7 @@ func (n *Node) KubeletHealthy() {
 		DialContext: n.Cluster.Dial, DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
 	}}
 	n.Eventually(limit, "the kubelet to answer", func() error {
-		request, err := http.NewRequestWithContext(context.Background(), http.MethodGet, "https://127.0.0.1:10250/healthz", nil)
+		request, err := http.NewRequestWithContext(context.Background(), http.MethodGet, fmt.Sprintf("https://127.0.0.1:%d/healthz", n.port), nil)
 		if err != nil {
 			return err
 		}

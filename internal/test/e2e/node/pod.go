@@ -3,6 +3,8 @@ package node
 import (
 	"context"
 	"fmt"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -30,11 +32,12 @@ type Client struct {
 
 	t     testing.TB
 	limit time.Duration
+	node  string // its name
 }
 
 // NewClient returns a client that waits at most limit for actions of the node.
 func NewClient(t testing.TB, cluster *controlplane.ControlPlane, limit time.Duration) *Client {
-	return &Client{Cluster: cluster, t: t, limit: limit}
+	return &Client{Cluster: cluster, t: t, limit: limit, node: Name}
 }
 
 // CreateVolume creates a volume of the sample driver in its package, see CreateVolumeOf.
@@ -143,6 +146,25 @@ func Writer(name, claim string) *corev1.Pod {
 			}},
 		},
 	}
+}
+
+// LongestGap returns the longest time between two lines of a Writer, minus the delays that the
+// machine caused.
+func LongestGap(lines []string) (time.Duration, error) {
+	var worst, last int64
+	for i, line := range lines {
+		at, stall, ok := strings.Cut(line, " ")
+		a, err1 := strconv.ParseInt(at, 10, 64)
+		b, err2 := strconv.ParseInt(stall, 10, 64)
+		if !ok || err1 != nil || err2 != nil {
+			return 0, fmt.Errorf("line %q", line)
+		}
+		if i > 0 {
+			worst = max(worst, a-last-b-100)
+		}
+		last = a
+	}
+	return time.Duration(worst) * time.Millisecond, nil
 }
 
 // CreatePod creates a pod.

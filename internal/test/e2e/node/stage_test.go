@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -212,31 +211,18 @@ func (s *stage) writerLines(pod string) []string {
 
 func (s *stage) lines(pod string) int { return len(s.writerLines(pod)) }
 
-// gap returns the longest time without a line, after the first lines, minus the delays that the
-// machine caused.
+// gap returns the longest time without a line, after the first lines.
 func (s *stage) gap(pod string, from int) time.Duration {
 	s.t.Helper()
 	lines := s.writerLines(pod)
 	if len(lines) <= from {
 		s.t.Fatalf("%s: %d lines, as before", pod, len(lines))
 	}
-	if from > 0 {
-		from--
+	worst, err := node.LongestGap(lines[max(0, from-1):])
+	if err != nil {
+		s.t.Fatalf("%s: %v", pod, err)
 	}
-	var worst, last int64
-	for i, line := range lines[from:] {
-		at, stall, ok := strings.Cut(line, " ")
-		a, err1 := strconv.ParseInt(at, 10, 64)
-		b, err2 := strconv.ParseInt(stall, 10, 64)
-		if !ok || err1 != nil || err2 != nil {
-			s.t.Fatalf("%s: line %q", pod, line)
-		}
-		if i > 0 {
-			worst = max(worst, a-last-b-100)
-		}
-		last = a
-	}
-	return time.Duration(worst) * time.Millisecond
+	return worst
 }
 
 // checkMounts checks that each pod has its volume, that the kubelet's files name its driver and

@@ -21,23 +21,31 @@ import (
 type Write struct {
 	At        time.Time
 	Kind      string // CSINode or Node
-	HasDriver bool   // of a CSINode: the sample driver is in it
+	HasDriver bool   // of a CSINode: the driver is in it
 }
 
 // Writes are all observed writes.
 type Writes struct {
+	driver string
+
 	mu  sync.Mutex
 	all []Write
 }
 
-// WatchWrites watches until the test ends, even while the API server does not run.
+// WatchWrites watches the sample driver, see WatchWritesOf.
 func (c *Client) WatchWrites(t testing.TB) *Writes {
 	t.Helper()
-	w := &Writes{}
+	return c.WatchWritesOf(t, Driver)
+}
+
+// WatchWritesOf watches until the test ends, even while the API server does not run.
+func (c *Client) WatchWritesOf(t testing.TB, driver string) *Writes {
+	t.Helper()
+	w := &Writes{driver: driver}
 	stop := make(chan struct{})
 	var done sync.WaitGroup
 	t.Cleanup(func() { close(stop); done.Wait() })
-	options := metav1.ListOptions{FieldSelector: "metadata.name=" + Name}
+	options := metav1.ListOptions{FieldSelector: "metadata.name=" + c.node}
 	informer := func(kind string, object runtime.Object, changed func(old, now any) bool, lw *cache.ListWatch) {
 		_, controller := cache.NewInformerWithOptions(cache.InformerOptions{
 			ListerWatcher: lw, ObjectType: object,
@@ -80,7 +88,7 @@ func (c *Client) WatchWrites(t testing.TB) *Writes {
 func (w *Writes) add(kind string, object any) {
 	write := Write{Kind: kind}
 	if csiNode, ok := object.(*storagev1.CSINode); ok {
-		write.HasDriver = slices.ContainsFunc(csiNode.Spec.Drivers, func(d storagev1.CSINodeDriver) bool { return d.Name == Driver })
+		write.HasDriver = slices.ContainsFunc(csiNode.Spec.Drivers, func(d storagev1.CSINodeDriver) bool { return d.Name == w.driver })
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -107,13 +115,13 @@ func (w *Writes) Count(kind string, mark time.Time) int {
 	return count
 }
 
-// HasDriver reports whether the CSINode has the sample driver.
+// HasDriver reports whether the CSINode has the driver.
 func (w *Writes) HasDriver() bool {
 	_, has := w.Absent(time.Time{})
 	return has
 }
 
-// Absent returns for how long, after a time, the sample driver was missing from the CSINode, and
+// Absent returns for how long, after a time, the driver was missing from the CSINode, and
 // whether the CSINode has it now.
 func (w *Writes) Absent(mark time.Time) (sum time.Duration, has bool) {
 	w.mu.Lock()

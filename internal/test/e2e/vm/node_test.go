@@ -88,6 +88,7 @@ func newWholeNode(t *testing.T) *wholeNode {
 	n := &wholeNode{t: t, Client: node.NewClient(t, cluster, limit)}
 	n.Machine = vm.New(t, func(disk *nspawn.Machine) {
 		node.Prepare(t, disk, node.Settings{
+			Name:        node.Name,
 			Kubeconfig:  cluster.KubeconfigAt(controlplane.Kubelet, vm.HostAddress+":"+controlplane.Port),
 			Containerd:  standardRuntime,
 			Snapshotter: "overlayfs",
