@@ -1,5 +1,6 @@
 // Package fleet tests clusters in which only some nodes have csi-registrar (rollout.md), with the
-// API server, the scheduler and the DaemonSet controller of Kubernetes. The nodes are only objects.
+// API server, the scheduler and the DaemonSet controller of Kubernetes. The nodes are only objects,
+// except in TestRolloutWithPods.
 package fleet_test
 
 import (
@@ -134,26 +135,32 @@ func (c *cluster) usePolicy(namespaces ...string) {
 		c.create(object)
 	}
 	c.list("probe", true)
+	c.list("probe", false)
+}
+
+// probe waits until the policy takes the sidecar out of new pods of a node, or no longer does.
+func (c *cluster) probe(node string, listed bool) {
+	c.t.Helper()
 	probe := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: "probe"},
 		Spec: corev1.PodSpec{
 			Containers: []corev1.Container{{Name: "driver", Image: "driver"}, {Name: "sidecar", Image: "csi-node-driver-registrar"}},
 			Affinity: &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
-				NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{"probe"}}}}},
+				NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{node}}}}},
 			}}},
 		},
 	}
-	c.eventually("the policy to be in force", func() error {
+	c.eventually("the policy to know the list", func() error {
 		made, err := c.API.CoreV1().Pods(namespace).Create(c.t.Context(), probe, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-		if err == nil && len(made.Spec.Containers) != 1 {
-			err = errors.New("the pod still has its sidecar")
+		if err == nil && (len(made.Spec.Containers) == 1) != listed {
+			err = fmt.Errorf("the pod has %d containers", len(made.Spec.Containers))
 		}
 		return err
 	})
-	c.list("probe", false)
 }
 
-// list puts a node into the list of the policy or takes it out, with the patches of rollout.md.
+// list puts a node into the list of the policy or takes it out, with the patches of rollout.md, and
+// waits until the policy knows.
 func (c *cluster) list(node string, listed bool) {
 	c.t.Helper()
 	value := "null"
@@ -162,6 +169,7 @@ func (c *cluster) list(node string, listed bool) {
 	}
 	_, err := c.API.CoreV1().ConfigMaps(namespace).Patch(c.t.Context(), nodesMap, types.MergePatchType, fmt.Appendf(nil, `{"data":{%q:%s}}`, node, value), metav1.PatchOptions{})
 	c.must(err)
+	c.probe(node, listed)
 }
 
 // pods returns the pods of a DaemonSet by node. Those that are being deleted are removed, as a

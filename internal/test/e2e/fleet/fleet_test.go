@@ -68,8 +68,7 @@ func TestPolicy(t *testing.T) {
 					if slices.Equal(got, want) {
 						continue
 					}
-					// The policy learns of a change of the list a moment later.
-					return fmt.Errorf("on %s it has %q, want %q; removing it: %v", node, got, want, c.remove(pod))
+					return fmt.Errorf("on %s it has %q, want %q", node, got, want)
 				}
 				return nil
 			})
