@@ -97,6 +97,46 @@ func TestRolloutWithPods(t *testing.T) {
 	})
 }
 
+// TestOperator makes the DaemonSet with the sidecar again every few seconds, as an operator can do
+// every minute, under the policy of way B: the daemon has registered the driver all the time.
+func TestOperator(t *testing.T) {
+	nspawn.Root(t, suite+"-node") // skips without root on Debian
+	t.Parallel()
+	r := newRollout(t)
+	r.usePolicy()
+	n := r.join("n1")
+	r.install(n)
+	r.step("listed, pod restarted", 2, func() { r.listNodes(true, n) }, n)
+	r.step("made again by an operator, ten times", 0, func() {
+		stop := make(chan struct{})
+		looks := 0
+		var looking sync.WaitGroup
+		looking.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				case <-time.After(100 * time.Millisecond):
+				}
+				looks++
+				if err := r.registered(n); err != nil {
+					t.Errorf("look %d: %v", looks, err)
+				}
+			}
+		})
+		every := time.NewTicker(2 * time.Second)
+		defer every.Stop()
+		for range 10 {
+			<-every.C
+			r.recreateDaemonSet()
+		}
+		r.podsReady()
+		close(stop)
+		looking.Wait()
+		t.Logf("it was registered at each of %d looks", looks)
+	})
+}
+
 // rollout is a cluster that changes node by node.
 type rollout struct {
 	*cluster
