@@ -26,8 +26,9 @@ func (x *diagnosis) untrusted(ctx context.Context, d config.Driver, err error) {
 	if e, ok := errors.AsType[*trust.Error](err); ok {
 		unit := x.serverOf(ctx, d.Name, process{}).unit
 		if e.Owner != "" && unit != "" && x.show(ctx, unit, "User")["User"] == e.Owner {
-			x.finding(d.Name, "trust", "driver-not-trusted", found, "socket_owner is the user of the driver",
-				append([]Fix{note("%s runs the driver as %s", unit, safetext.ShellWord(e.Owner))}, x.setDriverKey(d.Name, "socket_owner", safetext.Quote(e.Owner))...)...)
+			x.finding(d.Name, "trust", "driver-not-trusted", found+x.setBy(ctx, unit, "User"), "socket_owner is the user of the driver",
+				append([]Fix{note("%s runs the driver as %s", unit, safetext.ShellWord(e.Owner)),
+					note("if the driver mounts by itself, it needs root: take User= out of its unit instead, then systemctl daemon-reload and restart it")}, x.setDriverKey(d.Name, "socket_owner", safetext.Quote(e.Owner))...)...)
 			return
 		}
 		if e.Command.Name != "" {

@@ -76,6 +76,8 @@ func (x *diagnosis) correct(ctx context.Context, m config.Error) (expected strin
 	key, _, _ := strings.Cut(line, "=")
 	name := strings.TrimSuffix(strings.TrimPrefix(line, "[driver."), "]")
 	switch {
+	case strings.ContainsAny(line, "“”"):
+		fix = []Fix{run("sed", "-i", `/^ *#/!s/\xe2\x80\x9c\|\xe2\x80\x9d/"/g`, m.File)}
 	case len(line) == len("[driver.]")+len(name) && csiname.CheckName(name) == nil:
 		fix = []Fix{run("sed", "-i", fmt.Sprintf("%ds/.*/[driver.%q]/", m.Line, name), m.File)}
 	case strings.TrimSpace(key) != "socket" && regexp.MustCompile(`^[\w."-]+ *=.*[^\[(,"']["']?$`).MatchString(line):

@@ -175,13 +175,27 @@ func TestBrokenNodes(t *testing.T) {
 				n.restartDaemon()
 			},
 			manual: func(t *testing.T, n *node) { n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table("")) }},
+		{what: "typographic quotes", step: "configuration", id: "configuration-error", found: "60-nfs.toml:2", fix: "sed -i '/^ *#/!s/",
+			breaks: func(t *testing.T, n *node) {
+				n.write("etc/csi-registrar/conf.d/60-nfs.toml", "# “x”\n[driver.“"+name+"”]\ntimeout = “9s”\n")
+				n.restartDaemon()
+			}},
+		{what: "credentials of the kubelet", step: "registration", id: "kubelet-refused", found: "Unauthorized", fix: "# that is /etc/kubernetes/kubelet.conf\n# " + retries + "\nsystemctl restart kubelet.service",
+			breaks: func(t *testing.T, n *node) {
+				n.write("proc/812/cmdline", "kubelet\x00--kubeconfig=/etc/kubernetes/kubelet.conf\x00")
+				n.rooted(812, n.root)
+				n.write("etc/kubernetes/kubelet.conf", "clusters:\n- cluster:\n    server: https://127.0.0.1:16744\n")
+				n.refuse = "error updating CSINode object: Unauthorized"
+				n.restartDaemon()
+				n.refuse = ""
+			}},
 		{what: "a second kubelet", step: "kubelet", id: "second-kubelet", found: "another kubelet is ignored: kubelet (pid 900, old.service), root directory ", fix: "systemctl disable --now old.service",
 			breaks: func(t *testing.T, n *node) {
 				n.process(900, "kubelet", "0::/system.slice/old.service")
 				n.listens(900, n.path("data"))
 			},
 			manual: func(t *testing.T, n *node) { n.remove(n.path("proc/900")) }},
-		{what: "API server of another address", step: "registration", id: "kubelet-refused", found: "connection refused", fix: "# if that address is wrong: correct server: in /etc/kubernetes/kubelet.conf, then run\nsystemctl restart kubelet.service",
+		{what: "API server of another address", step: "registration", id: "kubelet-refused", found: "connection refused", fix: "# if that address is wrong: correct server: in /etc/kubernetes/kubelet.conf, then run the next line\n# if the API server is away, nothing has to be done here: ",
 			breaks: func(t *testing.T, n *node) {
 				n.write("proc/812/cmdline", "kubelet\x00--kubeconfig=/etc/kubernetes/kubelet.conf\x00")
 				n.rooted(812, n.root)
@@ -287,6 +301,12 @@ func TestBrokenNodes(t *testing.T) {
 			breaks: func(t *testing.T, n *node) {
 				d := &n.status.Drivers[0]
 				d.State, d.Registration, d.RegisteredAt, d.LastGetInfoAt = "published", "published", time.Time{}, time.Time{}
+			}},
+		{what: "kubelet that refused asks later", step: "registration", id: "kubelet-refused", found: "could not register the driver before the registration socket was made anew", fix: "# " + retries + "\nsystemctl restart kubelet.service",
+			breaks: func(t *testing.T, n *node) {
+				d := &n.status.Drivers[0]
+				d.State, d.Registration, d.RegisteredAt, d.LastGetInfoAt = "published", "published", time.Time{}, time.Time{}
+				n.units["kubelet.service"] = map[string]string{"journal": "Operation for \"/other-reg.sock\" failed. No retries\nOperation for \"" + n.regSocket() + "\" failed. No retries permitted until 12:04:54"}
 			}},
 		{what: "endpoint is nowhere", step: "endpoint", id: "endpoint-unusable", found: "which does not exist", fix: "endpoint = ",
 			breaks: func(t *testing.T, n *node) {

@@ -86,6 +86,10 @@ func (x *diagnosis) remove(ctx context.Context, file string, at unixsock.File) (
 	if !x.rootOnly(ctx, file) {
 		return []Fix{note("remove %s by hand: another user can change a directory on its path, so check first what is there", safetext.ShellWord(file))}
 	}
+	dir := path.Dir(file)
+	if lacks, err := look(ctx, x, dir, func() (string, error) { return unwritable(dir) }); err == nil && lacks == readOnly {
+		fix = append(fix, x.writable(ctx, dir)...)
+	}
 	if x.immutable(ctx, file) {
 		fix = append(fix, run("chattr", "-i", file))
 	}

@@ -250,6 +250,46 @@ func TestFixRestartsTheServer(t *testing.T) {
 	}
 }
 
+// What the administrator's drop-ins set is a likely cause when a driver's unit ends by itself; those
+// of a package are not.
+func TestDropInsOfAFailedDriver(t *testing.T) {
+	n := newNode(t)
+	n.driver.stop()
+	n.restartDaemon()
+	n.write("usr/lib/systemd/system/csi-nfs.service", "[Service]\nExecStart=/usr/bin/nfs unix://"+n.socket()+"\n")
+	const file = "/etc/systemd/system/csi-nfs.service.d/mem.conf"
+	n.write(file, "# by me\n[Service]\nLimitAS=32M\nType=notify\n")
+	n.write("/usr/lib/systemd/system/csi-nfs.service.d/x.conf", "[Service]\nNice=1\n")
+	unit := map[string]string{"ActiveState": "failed", "SubState": "failed", "Result": "start-limit-hit", "DropInPaths": "/usr/lib/systemd/system/csi-nfs.service.d/x.conf " + file}
+	n.units["csi-nfs.service"] = unit
+	found := func(want string) string {
+		t.Helper()
+		f := n.examine().Findings[0]
+		if f.ID != "driver-socket-missing" || !strings.Contains(f.Found, want) || strings.Contains(f.Found, "Nice") {
+			t.Errorf("%s: %s\nwant %s", f.ID, f.Found, want)
+		}
+		return lines(f.Fix)
+	}
+	const undo = "# if that is the cause, correct it, or: rm " + file + "\nsystemctl daemon-reload\n"
+	const restart = "systemctl restart --no-block csi-nfs.service"
+	if fix := found("csi-nfs.service is failed (failed), Result=start-limit-hit; " + file + ` sets "LimitAS=32M Type=notify"`); !strings.Contains(fix, undo+"systemctl reset-failed csi-nfs.service\n"+restart) {
+		t.Errorf("%s", fix)
+	}
+	unit["Result"], unit["journal"] = "exit-code", "csi-nfs.service: Failed at step EXEC spawning /usr/bin/nfs: Exec format error\nFailed to start csi-nfs.service"
+	if fix := found(`: "csi-nfs.service: Failed at step EXEC spawning /usr/bin/nfs: Exec format error"; ` + file); !strings.Contains(fix, undo+restart) {
+		t.Errorf("%s", fix)
+	}
+	unit["Result"] = "success" // somebody has stopped it
+	unit["ActiveState"], unit["SubState"] = "inactive", "dead"
+	if fix := found("csi-nfs.service is inactive (dead)"); strings.Contains(fix, file) {
+		t.Errorf("%s", fix)
+	}
+	unit["ActiveState"], unit["SubState"], unit["MainPID"] = "active", "running", "4711"
+	found("csi-nfs.service runs (process 4711): its socket was removed")
+	n.write("proc/self/mountinfo", "21 1 8:1 / / rw - ext4 /dev/sda1 rw\n22 21 0:40 / "+n.path("csi")+" rw - tmpfs tmpfs rw\n")
+	found("its socket was removed, or is covered by what is mounted at " + n.path("csi") + ", type tmpfs")
+}
+
 // The daemon cannot make root use a unit, a pod or a path that has nothing to do with the driver.
 func TestClaimsOfTheDaemonAreChecked(t *testing.T) {
 	n := newNode(t)

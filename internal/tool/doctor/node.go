@@ -40,13 +40,9 @@ func (x *diagnosis) kubelets(ctx context.Context) {
 				"a kubelet of root", note("run node-driver-registrar beside each driver instead, in the user namespace of that kubelet"))
 		}
 		unit := x.installedKubelet(ctx)
-		ended, masked := x.lastExit(ctx, unit)
-		start := []Fix{systemctl("start", unit)}
-		if masked {
-			start = []Fix{systemctl("unmask", unit), run("systemctl", "enable", "--now", unit)}
-		}
+		ended, start := x.lastExit(ctx, unit)
 		x.finding("", "kubelet", "no-kubelet", "no kubelet runs on this node, nor a program that contains one ("+strings.Join(distro.Processes()[1:], ", ")+")"+ended,
-			"it runs: drivers are registered with it", append(start, logOf(unit))...)
+			"it runs: drivers are registered with it", append(start, systemctl("start", unit), logOf(unit))...)
 		return
 	}
 	// There are several where nodes are simulated or run in containers: select the one with the
@@ -229,13 +225,17 @@ func (x *diagnosis) space(ctx context.Context, dir string) {
 
 // remount mounts the file system of a directory writable.
 func (x *diagnosis) remount(ctx context.Context, dir string) []Fix {
-	point := cmp.Or(x.mountOf(ctx, dir).Point, "/")
 	fix := []Fix{run("findmnt", "--target", dir), note("if dmesg shows no error of the disk: repair that first")}
+	return append(append(fix, x.writable(ctx, dir)...), systemctl("restart", serviceUnit))
+}
+
+func (x *diagnosis) writable(ctx context.Context, dir string) []Fix {
+	point := cmp.Or(x.mountOf(ctx, dir).Point, "/")
 	if x.rootOnly(ctx, point) {
 		// The mount can be read-only, or its file system; the line that does not apply may fail.
-		return append(fix, run("mount", "-o", "remount,bind,rw", point), run("mount", "-o", "remount,rw", point), systemctl("restart", serviceUnit))
+		return []Fix{run("mount", "-o", "remount,bind,rw", point), run("mount", "-o", "remount,rw", point)}
 	}
-	return append(fix, note("mount %s writable by hand: another user can change a directory on its path", safetext.ShellWord(point)))
+	return []Fix{note("mount %s writable by hand: another user can change a directory on its path", safetext.ShellWord(point))}
 }
 
 // watching checks that the kubelet watches the directory in which we publish. Once that is removed,

@@ -82,8 +82,9 @@ func (x *diagnosis) reasons(ctx context.Context, d config.Driver, st status.Driv
 		warning("registration-damped", "changes of the registration are delayed until "+clock(st.DampedUntil)+", because there were too many: "+safetext.Quote(st.Reason),
 			"the driver always reports the same", append(x.serverOf(ctx, d.Name, process{}).log(), reregister(d))...)
 	case st.DriverRestarts >= status.ManyRestarts:
-		warning("driver-restarting", "the daemon reports "+x.stateText(st), "the driver ends only when it is stopped; this warning ends 10 minutes after its last restarts",
-			x.serverOf(ctx, d.Name, process{}).log()...)
+		last := x.serverOf(ctx, d.Name, process{})
+		warning("driver-restarting", "the daemon reports "+x.stateText(st)+last.ended, "the driver ends only when it is stopped; this warning ends 10 minutes after its last restarts",
+			append(last.log(), last.revive...)...)
 	case st.Registration == status.Registered && st.Driver != status.Ready:
 		warning("driver-not-ready-for-daemon", "the driver answers doctor, but the daemon reports "+x.stateText(st), "the daemon asks again within 30 seconds, and the driver answers",
 			append(x.serverOf(ctx, d.Name, process{}).log(), logOf(serviceUnit))...)
@@ -150,6 +151,10 @@ func (x *diagnosis) published(ctx context.Context, d config.Driver, own string, 
 	case p.Name != d.Name || p.Endpoint != d.Endpoint:
 		faulty = fmt.Sprintf("%s reports %s at %s to the kubelet", shown, safetext.Word(p.Name), safetext.Word(p.Endpoint))
 	}
+	notAsked, before := waiting && !st.LastGetInfoAt.After(ended), ""
+	if notAsked {
+		before = x.askedBefore(ctx, own)
+	}
 	switch {
 	case faulty != "":
 		problem("registration-socket-faulty", "the daemon reports "+safetext.Word(st.State)+", but "+faulty,
@@ -157,7 +162,10 @@ func (x *diagnosis) published(ctx context.Context, d config.Driver, own string, 
 	case st.Registration == status.Refused:
 		expected, fix := x.refusal(ctx, d, st)
 		problem("kubelet-refused", "the kubelet refused the driver: "+safetext.Quote(st.KubeletError), expected, fix...)
-	case waiting && !st.LastGetInfoAt.After(ended):
+	case before != "":
+		problem("kubelet-refused", "the kubelet could not register the driver before the registration socket was made anew: "+safetext.Quote(before),
+			"the kubelet accepts it", logOf(x.kubelet.service()), note("%s", retries), x.kubelet.restart())
+	case notAsked:
 		problem("kubelet-not-asking", fmt.Sprintf("the kubelet has not asked %s since %s, %v ago", shown, since, waited.Round(time.Second)),
 			"it asks within about a second; only its restart helps if it does not watch the directory", again, x.kubelet.restart(), logOf(x.kubelet.service()))
 	case waiting:
@@ -180,8 +188,23 @@ var refusals = []struct {
 	{[]string{"nodeid", "node id"}, "the driver reports the node id that it always reported, 1 to 256 characters", "correct the node id of the driver first"},
 	{[]string{"unauthorized"}, "the API server accepts the credentials of the kubelet", "correct the credentials in the kubeconfig of the kubelet first: its certificate or token is wrong or has expired"},
 	{[]string{"forbidden"}, "the kubelet may write its CSINode object", "let the kubelet write its CSINode object first"},
-	{[]string{"connection refused", "timeout", "deadline"}, "the kubelet reaches the API server and the driver", "it also retries by itself, at most 2 minutes later"},
-	{[]string{""}, "the kubelet accepts it; it retries by itself, at most 2 minutes later", "fix the cause that the kubelet names first"},
+	{[]string{"connection refused", "timeout", "deadline"}, "the kubelet reaches the API server and the driver", "bring back the API server, or what is on the way to it, first"},
+	{[]string{""}, "the kubelet accepts it", "fix the cause that the kubelet names first"},
+}
+
+// retries says when a kubelet that refused a driver asks again: after 0.5 seconds, doubled up to 122
+// seconds, also if the socket is made anew (kubelet v1.36).
+const retries = "the kubelet retries by itself at most 2 minutes later, and at once after its restart"
+
+// askedBefore returns the kubelet's last line about a registration socket whose driver it refused, or
+// could not register, so that it does not ask before some time has passed; empty if there is none.
+func (x *diagnosis) askedBefore(ctx context.Context, socket string) string {
+	lines := slices.DeleteFunc(x.o.Units.Journal(ctx, x.kubelet.service(), "--since=-125s", "--lines=50", "--grep=No retries permitted until"),
+		func(line string) bool { return !strings.Contains(line, socket) })
+	if len(lines) == 0 {
+		return ""
+	}
+	return lines[len(lines)-1]
 }
 
 // apiServer returns the address of the API server in the kubelet's kubeconfig, and that file; nil
@@ -210,9 +233,15 @@ func (x *diagnosis) refusal(ctx context.Context, d config.Driver, st status.Driv
 	for !slices.ContainsFunc(refusals[i].words, func(w string) bool { return strings.Contains(text, w) }) {
 		i++ // the last row has the empty word, which every error has
 	}
-	if server, file := x.apiServer(ctx); server != nil && strings.Contains(text, strings.ToLower(server.Host)) {
+	fix = []Fix{logOf(x.kubelet.service()), note("%s", refusals[i].fix)}
+	server, file := x.apiServer(ctx)
+	switch {
+	case server != nil && refusals[i].words[0] == "unauthorized":
+		fix = append(fix, note("that is %s", safetext.ShellWord(file)))
+	case server != nil && strings.Contains(text, strings.ToLower(server.Host)):
 		return "the kubelet reaches the API server, by its kubeconfig " + safetext.Quote(server.String()),
-			[]Fix{note("if that address is wrong: correct server: in %s, then run", safetext.ShellWord(file)), x.kubelet.restart()}
+			[]Fix{note("if that address is wrong: correct server: in %s, then run the next line", safetext.ShellWord(file)),
+				note("if the API server is away, nothing has to be done here: %s", retries), x.kubelet.restart()}
 	}
-	return refusals[i].expected, []Fix{logOf(x.kubelet.service()), note("%s", refusals[i].fix), reregister(d)}
+	return refusals[i].expected, append(fix, note("%s", retries), x.kubelet.restart())
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 
 	"csi-registrar/internal/node/config"
@@ -19,8 +20,8 @@ type server struct {
 	unit, pod, container string // checked; empty if not known
 	// how its unit ended, as the rest of a sentence; empty if it runs or is not known
 	ended  string
-	masked bool
-	named  bool // the daemon did not see it; the file of unit names the socket
+	revive []Fix // what must be done before its unit can be started
+	named  bool  // the daemon did not see it; the file of unit names the socket
 }
 
 // serverOf returns the server of a driver's socket: the process who or, if who is zero, the process
@@ -34,7 +35,7 @@ func (x *diagnosis) serverOf(ctx context.Context, driver string, who process) se
 		s = x.lastServer(ctx, driver)
 	}
 	if s.unit != "" {
-		s.ended, s.masked = x.lastExit(ctx, s.unit)
+		s.ended, s.revive = x.lastExit(ctx, s.unit)
 	}
 	return s
 }
@@ -50,7 +51,7 @@ func (x *diagnosis) lastServer(ctx context.Context, driver string) (s server) {
 		_, err := x.stat(ctx, dir)
 		return safetext.ShellWord(uid) == uid && filepath.Base(dir) == uid && err == nil
 	})
-	if s == (server{}) && len(units) == 1 {
+	if s.unit+s.pod == "" && len(units) == 1 {
 		s.unit, s.named = sortedKeys(units)[0], true
 	}
 	return s
@@ -90,12 +91,12 @@ func (x *diagnosis) unitsNaming(ctx context.Context, driver string) map[string]b
 	return units
 }
 
-// lastExit returns how a unit ended, in systemctl's terms, as the rest of a sentence; empty if it
-// runs or does not exist. masked reports whether nothing can start it.
-func (x *diagnosis) lastExit(ctx context.Context, unit string) (text string, masked bool) {
-	p := x.show(ctx, unit, "LoadState", "ActiveState", "SubState", "ExecMainCode", "ExecMainStatus", "ExecMainExitTimestamp", "NRestarts")
+// lastExit returns how a unit ended, in systemctl's terms, and what the administrator's drop-ins set,
+// as the rest of a sentence; empty if it runs or does not exist. The fix is for before its start.
+func (x *diagnosis) lastExit(ctx context.Context, unit string) (text string, fix []Fix) {
+	p := x.show(ctx, unit, "LoadState", "ActiveState", "SubState", "Result", "ExecMainCode", "ExecMainStatus", "ExecMainExitTimestamp", "NRestarts")
 	if p == nil || p["LoadState"] == "not-found" || p["ActiveState"] == "active" && p["SubState"] == "running" {
-		return "", false
+		return "", nil
 	}
 	text = fmt.Sprintf("; %s is %s (%s)", unit, p["ActiveState"], p["SubState"])
 	how := map[string]string{"1": "exit status", "2": "signal", "3": "signal"}[p["ExecMainCode"]]
@@ -108,7 +109,58 @@ func (x *diagnosis) lastExit(ctx context.Context, unit string) (text string, mas
 	if n := p["NRestarts"]; n != "" && n != "0" {
 		text += ", restarted " + n + " times"
 	}
-	return safetext.Clean(text, maxText), p["LoadState"] == "masked"
+	switch why := x.lastError(ctx, unit); {
+	case p["Result"] == "" || p["Result"] == "success":
+	case why != "":
+		text += ": " + safetext.Quote(why)
+	case p["Result"] != "exit-code" && p["Result"] != "signal": // else the text has it
+		text += ", Result=" + p["Result"]
+	}
+	if p["Result"] != "success" {
+		set, undo := x.dropIns(ctx, unit)
+		text, fix = text+set, undo
+	}
+	switch {
+	case p["LoadState"] == "masked":
+		fix = append(fix, systemctl("unmask", unit), systemctl("enable", unit))
+	case p["Result"] == "start-limit-hit":
+		fix = append(fix, systemctl("reset-failed", unit))
+	}
+	return safetext.Clean(text, maxText), fix
+}
+
+// lastError returns systemd's last error about a unit; empty if there is none.
+func (x *diagnosis) lastError(ctx context.Context, unit string) string {
+	// This line repeats that the unit failed; the reason is in the line before.
+	errs := slices.DeleteFunc(x.o.Units.Journal(ctx, unit, "--priority=err", "--lines=10"),
+		func(line string) bool { return strings.HasPrefix(line, "Failed to start ") })
+	if len(errs) == 0 {
+		return ""
+	}
+	return errs[len(errs)-1]
+}
+
+// dropIns returns what the administrator's drop-ins of a unit set, as the rest of a sentence, and how
+// to take them out.
+func (x *diagnosis) dropIns(ctx context.Context, unit string) (set string, fix []Fix) {
+	for _, file := range strings.Fields(x.show(ctx, unit, "DropInPaths")["DropInPaths"]) {
+		text, err := look(ctx, x, file, func() ([]byte, error) { return readSome(filepath.Join("/", x.o.Source.Root, file), maxProcFile) })
+		if err != nil || strings.HasPrefix(file, "/usr/lib/") { // of a package
+			continue
+		}
+		var directives []string
+		for line := range strings.Lines(string(text)) {
+			if line = strings.TrimSpace(line); line != "" && !strings.ContainsAny(line[:1], "#;[") {
+				directives = append(directives, line)
+			}
+		}
+		set += "; " + safetext.Word(file) + " sets " + safetext.Quote(strings.Join(directives, " "))
+		fix = append(fix, note("if that is the cause, correct it, or: rm %s", safetext.ShellWord(file)))
+	}
+	if len(fix) > 0 {
+		fix = append(fix, run("systemctl", "daemon-reload"))
+	}
+	return set, fix
 }
 
 // log returns the commands that show the last log entries.
@@ -134,9 +186,7 @@ func (s server) restart() []Fix {
 		if s.named {
 			fix = append([]Fix{note("the file of %s names this socket", s.unit)}, fix...)
 		}
-		if s.masked {
-			fix = append(fix, systemctl("unmask", s.unit))
-		}
+		fix = append(fix, s.revive...)
 		// A driver with supervise would hold up the next line until it is ready.
 		return append(fix, run("systemctl", "restart", "--no-block", s.unit))
 	case s.container != "":

@@ -124,14 +124,14 @@ func (x *diagnosis) unit(ctx context.Context) {
 			note("install the package csi-registrar"), enable)
 	case p["LoadState"] != "loaded":
 		why, fix := x.repair(ctx, p["LoadError"])
-		problem("unit-not-loaded", fmt.Sprintf("cannot be loaded (%s): %s", p["LoadState"], why), "systemd understands it", fix...)
+		problem("unit-not-loaded", fmt.Sprintf("cannot be loaded (%s)%s", p["LoadState"], why), "systemd understands it", fix...)
 	case state == "failed":
 		problem("unit-failed", "has failed ("+p["Result"]+")", "it runs",
 			logOf(serviceUnit), systemctl("reset-failed", serviceUnit), systemctl("start", serviceUnit))
 	// Between two starts it is inactive, and NRestarts begins again with a start by another unit.
 	case !x.daemon.runs() && (stopped && p["Result"] != "success" && p["Result"] != "" || p["SubState"] == "auto-restart" || state == "activating" && p["NRestarts"] != "0"):
 		why, fix := x.repair(ctx, "")
-		problem("unit-restarting", fmt.Sprintf("ends at each start (%s, status %s): %s", p["Result"], p["ExecMainStatus"], why), "it keeps running", fix...)
+		problem("unit-restarting", fmt.Sprintf("ends at each start (%s, status %s)%s", p["Result"], p["ExecMainStatus"], why), "it keeps running", fix...)
 	case stopped:
 		problem("unit-stopped", "is "+state, "it runs", enable)
 	default:
@@ -160,32 +160,23 @@ var mistakes = map[string]string{"user credentials": "User", "at step USER": "Us
 // more than LoadError, and selects a directive that is set as shipped. For others the drop-ins are
 // named.
 func (x *diagnosis) repair(ctx context.Context, text string) (why string, fix []Fix) {
-	// This line repeats that the unit failed; the reason is in the line before.
-	errs := slices.DeleteFunc(x.o.Units.Journal(ctx, serviceUnit, "--priority=err", "--lines=10"),
-		func(line string) bool { return strings.HasPrefix(line, "Failed to start ") })
-	if len(errs) > 0 {
-		text = cmp.Or(errs[len(errs)-1], text)
-	}
-	files := strings.Fields(x.show(ctx, serviceUnit, "DropInPaths")["DropInPaths"])
+	text = cmp.Or(x.lastError(ctx, serviceUnit), text)
 	for _, words := range sortedKeys(mistakes) {
 		if strings.Contains(text, words) {
 			directive := mistakes[words]
-			return safetext.Quote(text) + x.setBy(ctx, files, directive), override(serviceUnit, "Service", directive)
+			return ": " + safetext.Quote(text) + x.setBy(ctx, serviceUnit, directive), override(serviceUnit, "Service", directive)
 		}
 	}
-	fix = []Fix{logOf(serviceUnit)}
-	for _, file := range files {
-		if strings.HasPrefix(file, "/usr/lib/") { // of the package
-			continue
-		}
-		fix = append(fix, note("if it is wrong, correct %s, then run systemctl daemon-reload and systemctl restart %s", safetext.ShellWord(file), serviceUnit))
+	set, fix := x.dropIns(ctx, serviceUnit)
+	if text != "" {
+		text = ": " + safetext.Quote(text)
 	}
-	return safetext.Quote(text), fix
+	return text + set, append(append([]Fix{logOf(serviceUnit)}, fix...), systemctl("restart", serviceUnit))
 }
 
-// setBy returns the drop-ins that have a directive, as the rest of a sentence.
-func (x *diagnosis) setBy(ctx context.Context, files []string, directive string) (names string) {
-	for _, file := range files {
+// setBy returns the drop-ins of a unit that have a directive, as the rest of a sentence.
+func (x *diagnosis) setBy(ctx context.Context, unit, directive string) (names string) {
+	for _, file := range strings.Fields(x.show(ctx, unit, "DropInPaths")["DropInPaths"]) {
 		text, err := look(ctx, x, file, func() ([]byte, error) { return readSome(filepath.Join("/", x.o.Source.Root, file), maxProcFile) })
 		if err == nil && strings.Contains("\n"+string(text), "\n"+directive+"=") {
 			names += ", because of " + directive + "= in " + safetext.Word(file)

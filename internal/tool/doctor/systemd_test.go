@@ -12,7 +12,6 @@ import (
 
 	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/node/rootdir"
-	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/test/fake"
 )
 
@@ -59,7 +58,7 @@ func TestLastError(t *testing.T) {
 			t.Fatal(err)
 		}
 		x := newDiagnosis(Options{Units: Systemctl{}})
-		if got, _ := x.repair(t.Context(), ""); got != safetext.Quote(want) {
+		if got := x.lastError(t.Context(), "x.service"); got != want {
 			t.Errorf("%q: %s, want %q", out, got, want)
 		}
 	}

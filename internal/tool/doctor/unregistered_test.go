@@ -91,11 +91,11 @@ func TestMaskedUnits(t *testing.T) {
 	n.driver.stop()
 	n.restartDaemon()
 	n.write("usr/lib/systemd/system/csi-nfs.service", "[Service]\nExecStart=/usr/bin/nfs unix://"+n.socket()+"\n")
-	if f, _ := finding(n.examine(), "driver-socket-missing"); !strings.HasSuffix(lines(f.Fix), "systemctl unmask csi-nfs.service\nsystemctl restart --no-block csi-nfs.service\n# if it listens elsewhere: set socket in the table of the driver") {
+	if f, _ := finding(n.examine(), "driver-socket-missing"); !strings.HasSuffix(lines(f.Fix), "systemctl unmask csi-nfs.service\nsystemctl enable csi-nfs.service\nsystemctl restart --no-block csi-nfs.service\n# if it listens elsewhere: set socket in the table of the driver") {
 		t.Errorf("%s", lines(f.Fix))
 	}
 	n.remove(n.path("proc/812"))
-	if f, _ := finding(n.examine(), "no-kubelet"); !strings.HasPrefix(lines(f.Fix), "systemctl unmask kubelet.service\nsystemctl enable --now kubelet.service\n") {
+	if f, _ := finding(n.examine(), "no-kubelet"); !strings.HasPrefix(lines(f.Fix), "systemctl unmask kubelet.service\nsystemctl enable kubelet.service\nsystemctl start kubelet.service\n") {
 		t.Errorf("%s", lines(f.Fix))
 	}
 }
