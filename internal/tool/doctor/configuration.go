@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -69,6 +70,9 @@ func (x *diagnosis) correct(ctx context.Context, m config.Error) (expected strin
 	fix = []Fix{note("edit %s, which the daemon reads within a second", safetext.ShellWord(m.File))}
 	text, _ := look(ctx, x, m.File, func() ([]byte, error) { return readSome(m.File, maxProcFile) })
 	lines := strings.Split(string(text), "\n")
+	if target, err := look(ctx, x, m.File, func() (string, error) { return os.Readlink(m.File) }); err == nil && m.Line < 1 {
+		fix = []Fix{note("create %s, or remove the link to it: rm %s", safetext.ShellWord(target), safetext.ShellWord(m.File))}
+	}
 	if m.Line < 1 || m.Line > len(lines) || !x.rootOnly(ctx, m.File) {
 		return m.Hint, append(fix, check)
 	}

@@ -382,6 +382,38 @@ func TestBrokenNodes(t *testing.T) {
 				n.daemon = true
 				maps.Copy(n.units[serviceUnit], map[string]string{"ActiveState": "active", "Result": "success"})
 			}},
+		{what: "socket of the unit masked", step: "unit", id: "unit-stopped", found: "is inactive", fix: "systemctl unmask csi-registrar.socket\nsystemctl enable --now",
+			breaks: func(t *testing.T, n *node) {
+				n.down()
+				n.units[serviceUnit]["ActiveState"] = "inactive"
+				n.units["csi-registrar.socket"] = map[string]string{"LoadState": "masked"}
+			}},
+		{what: "kubelet that ends again and again", step: "kubelet", id: "no-kubelet", found: `kubelet (pid 812, kubelet.service) runs for 3s, and was restarted 17 times: "unknown flag: --network-plugin"; /etc/systemd/system/kubelet.service.d/f.conf sets "Environment=X"`,
+			fix: "# if that is the cause, correct or remove /etc/systemd/system/kubelet.service.d/f.conf\nsystemctl daemon-reload\nsystemctl restart kubelet.service",
+			breaks: func(t *testing.T, n *node) {
+				const file = "/etc/systemd/system/kubelet.service.d/f.conf"
+				n.write(file, "[Service]\nEnvironment=X\n")
+				n.write("proc/uptime", "1000.00 1.00\n")
+				n.write("proc/812/stat", fmt.Sprintf("812 (kubelet) S%s 99700 0\n", strings.Repeat(" 0", 18)))
+				n.units["kubelet.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "active", "SubState": "running", "NRestarts": "17", "DropInPaths": file, "journal": "unknown flag: --network-plugin"}
+			},
+			manual: func(t *testing.T, n *node) { delete(n.units, "kubelet.service") }},
+		{what: "drop-in that hides the socket", step: "sandbox", id: "driver-socket-hidden", found: "which InaccessiblePaths= hides from the daemon; /etc/systemd/system/csi-registrar.service.d/hide.conf sets", fix: "systemctl daemon-reload\nsystemctl restart csi-registrar.service",
+			breaks: func(t *testing.T, n *node) {
+				const file = "/etc/systemd/system/csi-registrar.service.d/hide.conf"
+				n.write(file, "[Service]\nInaccessiblePaths=-"+n.path("csi")+"\n")
+				n.units[serviceUnit]["InaccessiblePaths"], n.units[serviceUnit]["DropInPaths"] = "-"+n.path("csi"), file
+			},
+			manual: func(t *testing.T, n *node) { n.units[serviceUnit]["InaccessiblePaths"] = "" }},
+		{what: "link to a file that is not there", step: "configuration", id: "configuration-error", found: "60-nfs.toml: cannot be read", fix: "# create /opt/none.toml, or remove the link to it: rm ",
+			breaks: func(t *testing.T, n *node) {
+				n.mkdir(n.path("etc/csi-registrar/conf.d"), 0o755)
+				if err := os.Symlink("/opt/none.toml", n.path("etc/csi-registrar/conf.d/60-nfs.toml")); err != nil {
+					t.Fatal(err)
+				}
+				n.restartDaemon()
+			},
+			manual: func(t *testing.T, n *node) { n.remove(n.path("etc/csi-registrar/conf.d/60-nfs.toml")) }},
 		{what: "unit stopped", step: "unit", id: "unit-stopped", found: "is inactive", fix: "systemctl enable --now",
 			breaks: func(t *testing.T, n *node) { n.down(); n.units[serviceUnit]["ActiveState"] = "inactive" }},
 		{what: "daemon does not answer", step: "daemon", id: "daemon-not-running", found: "is not running", fix: "systemctl",
@@ -584,7 +616,7 @@ func TestPodsThatWait(t *testing.T) {
 			t.Errorf("%s: %+v, want %q", what, r.Findings, c.want)
 		}
 		if log := lines(f.Fix); ok && (!strings.HasPrefix(log, "journalctl --no-pager -u kubelet.service ") || !strings.Contains(log, "\njournalctl --no-pager -u csi-nfs.service ") ||
-			!strings.HasSuffix(log, "\ncsi-registrar trace --listen "+n.path("csi/trace.sock")+" --connect "+n.socket())) {
+			!strings.HasSuffix(log, " see trace.md: csi-registrar trace --listen "+n.path("csi/trace.sock")+" --connect "+n.socket())) {
 			t.Errorf("%s: %s", what, log)
 		}
 	}

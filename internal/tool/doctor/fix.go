@@ -68,6 +68,9 @@ func logOf(unit string) Fix {
 	return run("journalctl", "--no-pager", "-u", unit, "-n", "20", "--grep", "error|warn|fail|fatal|panic|^[ewf][0-9]")
 }
 
+// errorWords are in the last line of a program that ends because of an error.
+const errorWords = "error|fail|fatal|panic|^[ef][0-9]"
+
 // reloadUnits applies changed unit files. The service restarts its sockets, which cannot be started
 // beside it.
 func reloadUnits() []Fix {

@@ -250,8 +250,8 @@ func TestFixRestartsTheServer(t *testing.T) {
 	}
 }
 
-// What the administrator's drop-ins set is a likely cause when a driver's unit ends by itself; those
-// of a package are not.
+// What the administrator's drop-ins set is a likely cause when a driver's unit ends by itself;
+// those of a package are not.
 func TestDropInsOfAFailedDriver(t *testing.T) {
 	n := newNode(t)
 	n.driver.stop()
@@ -270,16 +270,22 @@ func TestDropInsOfAFailedDriver(t *testing.T) {
 		}
 		return lines(f.Fix)
 	}
-	const undo = "# if that is the cause, correct it, or: rm " + file + "\nsystemctl daemon-reload\n"
+	const undo = "# if that is the cause, correct or remove " + file + "\nsystemctl daemon-reload\n"
 	const restart = "systemctl restart --no-block csi-nfs.service"
 	if fix := found("csi-nfs.service is failed (failed), Result=start-limit-hit; " + file + ` sets "LimitAS=32M Type=notify"`); !strings.Contains(fix, undo+"systemctl reset-failed csi-nfs.service\n"+restart) {
 		t.Errorf("%s", fix)
 	}
-	unit["Result"], unit["journal"] = "exit-code", "csi-nfs.service: Failed at step EXEC spawning /usr/bin/nfs: Exec format error\nFailed to start csi-nfs.service"
+	unit["Result"], unit["ExecMainStatus"], unit["LoadState"], unit["journal"] = "exit-code", "203", "loaded", "csi-nfs.service: Failed at step EXEC spawning /usr/bin/nfs: Exec format error\nFailed to start csi-nfs.service"
 	if fix := found(`: "csi-nfs.service: Failed at step EXEC spawning /usr/bin/nfs: Exec format error"; ` + file); !strings.Contains(fix, undo+restart) {
 		t.Errorf("%s", fix)
 	}
-	unit["Result"] = "success" // somebody has stopped it
+	unit["ExecMainStatus"], unit["journal"] = "2", "fatal error: out of memory"
+	found(`: "fatal error: out of memory"; ` + file)
+	unit["Result"], unit["LoadState"], unit["journal"] = "success", "bad-setting", "more than one ExecStart="
+	found(`and cannot be loaded (bad-setting): "more than one ExecStart="; ` + file)
+	unit["LoadState"], unit["journal"] = "loaded", "Dependency failed for NFS."
+	found(`: "Dependency failed for NFS."; ` + file)
+	unit["journal"] = "an old error" // somebody has stopped it
 	unit["ActiveState"], unit["SubState"] = "inactive", "dead"
 	if fix := found("csi-nfs.service is inactive (dead)"); strings.Contains(fix, file) {
 		t.Errorf("%s", fix)

@@ -64,7 +64,11 @@ func (x *diagnosis) mounts(ctx context.Context, d config.Driver, who process) {
 		}
 	}
 	if slices.Sort(pods); len(pods) > 0 {
-		x.finding(d.Name, "volumes", "pods-waiting", "pods wait for a volume: "+some(pods), "it is mounted within a minute", x.logs(d, who)...)
+		set := ""
+		if strings.HasSuffix(who.unit, ".service") {
+			set, _ = x.dropIns(ctx, who.unit)
+		}
+		x.finding(d.Name, "volumes", "pods-waiting", "pods wait for a volume: "+some(pods)+set, "it is mounted within a minute", x.logs(d, who)...)
 	}
 }
 

@@ -192,12 +192,12 @@ var refusals = []struct {
 	{[]string{""}, "the kubelet accepts it", "fix the cause that the kubelet names first"},
 }
 
-// retries says when a kubelet that refused a driver asks again: after 0.5 seconds, doubled up to 122
-// seconds, also if the socket is made anew (kubelet v1.36).
+// retries says when a kubelet that refused a driver asks again: after 0.5 seconds, doubled up to
+// 122 seconds, also if the socket is made anew (kubelet v1.36).
 const retries = "the kubelet retries by itself at most 2 minutes later, and at once after its restart"
 
-// askedBefore returns the kubelet's last line about a registration socket whose driver it refused, or
-// could not register, so that it does not ask before some time has passed; empty if there is none.
+// askedBefore returns the kubelet's last line about a registration socket whose driver it could not
+// register, so that it does not ask before some time has passed; empty if there is none.
 func (x *diagnosis) askedBefore(ctx context.Context, socket string) string {
 	lines := slices.DeleteFunc(x.o.Units.Journal(ctx, x.kubelet.service(), "--since=-125s", "--lines=50", "--grep=No retries permitted until"),
 		func(line string) bool { return !strings.Contains(line, socket) })

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"context"
 	"fmt"
 	"path"
 	"slices"
@@ -50,11 +51,18 @@ func hiddenAbove(list, p string) string {
 	return ""
 }
 
-// hiddenSockets reports sockets of drivers in directories that the unit's sandbox replaces, such
-// as /tmp.
-func (x *diagnosis) hiddenSockets(p map[string]string) {
+// hiddenSockets reports sockets of drivers in directories that the unit's sandbox hides or
+// replaces, such as /tmp.
+func (x *diagnosis) hiddenSockets(ctx context.Context, p map[string]string) {
 	_, fixed := rootdir.Hider(x.config.Config.Kubelet.RootDir) // by the fix of sandbox
 	for _, d := range x.config.Config.Drivers {
+		above := hiddenAbove(p["InaccessiblePaths"], d.Socket)
+		if d.Enabled && x.selected(d.Name) && above != "" && !rootdir.Within(x.config.Config.Kubelet.RootDir, above) {
+			set, fix := x.dropIns(ctx, serviceUnit)
+			x.finding(d.Name, "sandbox", "driver-socket-hidden", fmt.Sprintf("the socket %s is in %s, which InaccessiblePaths= hides from the daemon%s", safetext.Word(d.Socket), safetext.Word(above), set),
+				"the daemon sees the socket", append(fix, systemctl("restart", serviceUnit))...)
+			continue
+		}
 		dir, setting := rootdir.Hider(d.Socket)
 		if d.Enabled && x.selected(d.Name) && rootdir.Hides(p[setting]) && setting != fixed {
 			x.finding(d.Name, "sandbox", "driver-socket-hidden", fmt.Sprintf("the socket %s is in %s, and the daemon has its own empty %s (%s=%s)",

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"csi-registrar/internal/node/config"
@@ -91,8 +92,9 @@ func (x *diagnosis) unitsNaming(ctx context.Context, driver string) map[string]b
 	return units
 }
 
-// lastExit returns how a unit ended, in systemctl's terms, and what the administrator's drop-ins set,
-// as the rest of a sentence; empty if it runs or does not exist. The fix is for before its start.
+// lastExit returns how a unit ended, in systemctl's terms, with its last error and what the
+// administrator's drop-ins set, as the rest of a sentence; empty if it runs or does not exist. The
+// lines of fix are to be run before it is started.
 func (x *diagnosis) lastExit(ctx context.Context, unit string) (text string, fix []Fix) {
 	p := x.show(ctx, unit, "LoadState", "ActiveState", "SubState", "Result", "ExecMainCode", "ExecMainStatus", "ExecMainExitTimestamp", "NRestarts")
 	if p == nil || p["LoadState"] == "not-found" || p["ActiveState"] == "active" && p["SubState"] == "running" {
@@ -109,14 +111,17 @@ func (x *diagnosis) lastExit(ctx context.Context, unit string) (text string, fix
 	if n := p["NRestarts"]; n != "" && n != "0" {
 		text += ", restarted " + n + " times"
 	}
-	switch why := x.lastError(ctx, unit); {
-	case p["Result"] == "" || p["Result"] == "success":
-	case why != "":
-		text += ": " + safetext.Quote(why)
-	case p["Result"] != "exit-code" && p["Result"] != "signal": // else the text has it
-		text += ", Result=" + p["Result"]
+	if invalid := p["LoadState"]; invalid == "bad-setting" || invalid == "error" {
+		text += ", and cannot be loaded (" + invalid + ")"
 	}
-	if p["Result"] != "success" {
+	if result := p["Result"]; !slices.Contains([]string{"", "success", "exit-code", "signal"}, result) {
+		text += ", Result=" + result
+	}
+	why := x.lastError(ctx, unit, p)
+	if why != "" {
+		text += ": " + safetext.Quote(why)
+	}
+	if why != "" || p["Result"] != "success" || p["ActiveState"] == "activating" {
 		set, undo := x.dropIns(ctx, unit)
 		text, fix = text+set, undo
 	}
@@ -129,19 +134,28 @@ func (x *diagnosis) lastExit(ctx context.Context, unit string) (text string, fix
 	return safetext.Clean(text, maxText), fix
 }
 
-// lastError returns systemd's last error about a unit; empty if there is none.
-func (x *diagnosis) lastError(ctx context.Context, unit string) string {
+// lastError returns the last error in the journal of a unit with these properties: its own, or
+// systemd's if that could not start it; empty if there is none, or if it was stopped.
+func (x *diagnosis) lastError(ctx context.Context, unit string, p map[string]string) string {
+	status, _ := strconv.Atoi(p["ExecMainStatus"]) // from 200 on it is systemd's
+	failed := p["Result"] != "success" && p["Result"] != ""
+	if failed && p["LoadState"] == "loaded" && status < 200 {
+		own := x.o.Units.Journal(ctx, unit, "--since=-10min", "--lines=1", "--grep="+errorWords)
+		if len(own) > 0 && own[0] != "" {
+			return own[0]
+		}
+	}
 	// This line repeats that the unit failed; the reason is in the line before.
 	errs := slices.DeleteFunc(x.o.Units.Journal(ctx, unit, "--priority=err", "--lines=10"),
 		func(line string) bool { return strings.HasPrefix(line, "Failed to start ") })
-	if len(errs) == 0 {
+	if len(errs) == 0 || !failed && p["LoadState"] == "loaded" && !strings.HasPrefix(errs[len(errs)-1], "Dependency failed ") {
 		return ""
 	}
 	return errs[len(errs)-1]
 }
 
-// dropIns returns what the administrator's drop-ins of a unit set, as the rest of a sentence, and how
-// to take them out.
+// dropIns returns what the administrator's drop-ins of a unit set, as the rest of a sentence, and
+// how to take that back.
 func (x *diagnosis) dropIns(ctx context.Context, unit string) (set string, fix []Fix) {
 	for _, file := range strings.Fields(x.show(ctx, unit, "DropInPaths")["DropInPaths"]) {
 		text, err := look(ctx, x, file, func() ([]byte, error) { return readSome(filepath.Join("/", x.o.Source.Root, file), maxProcFile) })
@@ -155,7 +169,7 @@ func (x *diagnosis) dropIns(ctx context.Context, unit string) (set string, fix [
 			}
 		}
 		set += "; " + safetext.Word(file) + " sets " + safetext.Quote(strings.Join(directives, " "))
-		fix = append(fix, note("if that is the cause, correct it, or: rm %s", safetext.ShellWord(file)))
+		fix = append(fix, note("if that is the cause, correct or remove %s", safetext.ShellWord(file)))
 	}
 	if len(fix) > 0 {
 		fix = append(fix, run("systemctl", "daemon-reload"))

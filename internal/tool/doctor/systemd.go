@@ -133,7 +133,13 @@ func (x *diagnosis) unit(ctx context.Context) {
 		why, fix := x.repair(ctx, "")
 		problem("unit-restarting", fmt.Sprintf("ends at each start (%s, status %s)%s", p["Result"], p["ExecMainStatus"], why), "it keeps running", fix...)
 	case stopped:
-		problem("unit-stopped", "is "+state, "it runs", enable)
+		var unmask []Fix
+		for _, socket := range []string{"csi-registrar.socket", httpUnit} {
+			if x.show(ctx, socket, "LoadState")["LoadState"] == "masked" {
+				unmask = append(unmask, systemctl("unmask", socket))
+			}
+		}
+		problem("unit-stopped", "is "+state, "it runs", append(unmask, enable)...)
 	default:
 		x.checked("", "unit", OK, "%s is %s", serviceUnit, state)
 		// a system extension's multi-user.target upholds it
@@ -146,7 +152,7 @@ func (x *diagnosis) unit(ctx context.Context) {
 				"systemd has read them", reloadUnits()...)
 		}
 		x.sandbox(p)
-		x.hiddenSockets(p)
+		x.hiddenSockets(ctx, p)
 		x.store(p)
 		x.openHTTP(ctx, p)
 	}
@@ -160,7 +166,7 @@ var mistakes = map[string]string{"user credentials": "User", "at step USER": "Us
 // more than LoadError, and selects a directive that is set as shipped. For others the drop-ins are
 // named.
 func (x *diagnosis) repair(ctx context.Context, text string) (why string, fix []Fix) {
-	text = cmp.Or(x.lastError(ctx, serviceUnit), text)
+	text = cmp.Or(x.lastError(ctx, serviceUnit, x.properties), text)
 	for _, words := range sortedKeys(mistakes) {
 		if strings.Contains(text, words) {
 			directive := mistakes[words]

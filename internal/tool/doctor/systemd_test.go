@@ -58,7 +58,7 @@ func TestLastError(t *testing.T) {
 			t.Fatal(err)
 		}
 		x := newDiagnosis(Options{Units: Systemctl{}})
-		if got := x.lastError(t.Context(), "x.service"); got != want {
+		if got := x.lastError(t.Context(), "x.service", map[string]string{"Result": "exit-code", "ExecMainStatus": "217", "LoadState": "loaded"}); got != want {
 			t.Errorf("%q: %s, want %q", out, got, want)
 		}
 	}
@@ -137,7 +137,7 @@ func TestHiddenDirectories(t *testing.T) {
 		}
 		x := &diagnosis{config: config.Load(config.Source{File: file})}
 		x.sandbox(c.unit)
-		x.hiddenSockets(c.unit)
+		x.hiddenSockets(t.Context(), c.unit)
 		switch found := x.report.Findings; {
 		case c.found == "":
 			if len(found) > 0 {
