@@ -81,6 +81,7 @@ func Run(ctx context.Context, o Options) Report {
 	x.report = Report{Findings: []Finding{}, Checks: []Check{}, Plugins: []Plugin{}}
 	x.loadConfig(ctx)
 	x.askUnit(ctx)
+	x.awaitUnit(ctx)
 	x.daemon = daemon{err: control.ErrNotRunning}
 	// The control socket of a service that has failed is still there, and connecting
 	// would start the service.

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -698,6 +699,49 @@ func TestKubeletThatStarts(t *testing.T) {
 		if r := n.examine(); (len(r.Findings) > 0) != c.found {
 			t.Errorf("%+v: %+v", c, r.Findings)
 		}
+	}
+}
+
+// A driver that has just started is asked by the daemon within seconds.
+func TestDriverThatHasJustStarted(t *testing.T) {
+	n := newNode(t)
+	n.holdReg = true
+	n.restartDaemon()
+	n.process(os.Getpid(), "nfs", "0::/system.slice/csi-nfs.service")
+	n.write("proc/uptime", "1000.00 1.00\n")
+	for seconds, want := range map[int]int{3: 0, 7: 1} {
+		n.write(fmt.Sprintf("proc/%d/stat", os.Getpid()), fmt.Sprintf("1 (nfs) S%s %d 0\n", strings.Repeat(" 0", 18), (1000-seconds)*100))
+		if r := n.examine(); len(r.Findings) != want {
+			t.Errorf("after %d s: %+v", seconds, r.Findings)
+		}
+	}
+}
+
+// restarting is a systemd that starts the daemon again after some questions.
+type restarting struct {
+	units
+	questions int
+}
+
+func (r *restarting) Show(ctx context.Context, unit string, properties ...string) (map[string]string, error) {
+	p, err := r.units.Show(ctx, unit, properties...)
+	if r.questions--; unit == serviceUnit && r.questions > 0 {
+		p["ActiveState"] = "deactivating"
+	}
+	return p, err
+}
+
+// A daemon that ends to be started again, as after a mount over root_dir, is no problem.
+func TestDaemonThatIsRestarted(t *testing.T) {
+	n := newNode(t)
+	o := Options{Source: n.source(), Root: n.root, Units: &restarting{n.units, 3}}
+	if r := Run(t.Context(), o); !r.Healthy || slices.ContainsFunc(r.Checks, func(c Check) bool { return c.Step == "unit" && c.Result != OK }) {
+		t.Errorf("%+v", r)
+	}
+	n.down()
+	o.Units = &restarting{n.units, 100}
+	if _, found := finding(Run(t.Context(), o), "unit-stopped"); !found {
+		t.Error("a unit that goes on ending is no problem")
 	}
 }
 

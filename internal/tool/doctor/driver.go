@@ -31,7 +31,7 @@ func (x *diagnosis) driver(ctx context.Context, d config.Driver) {
 			safetext.Word(d.Socket))
 	}
 	x.mounts(ctx, d, who)
-	x.registration(ctx, d)
+	x.registration(ctx, d, who)
 }
 
 // dial connects to a socket and returns the credentials of the process that listens there.

@@ -30,7 +30,7 @@ const kubeletRound = 5 * time.Second
 const kubeletStart = 15 * time.Second
 
 // registration checks the registration socket, and looks for other registrars of the driver.
-func (x *diagnosis) registration(ctx context.Context, d config.Driver) {
+func (x *diagnosis) registration(ctx context.Context, d config.Driver, who process) {
 	own := filepath.Join(x.registry(), rootdir.SocketName(d.Name))
 	st, _ := x.daemon.Driver(d.Name)
 	ours := slices.Contains([]status.RegistrationState{status.Published, status.Registered, status.Refused}, st.Registration)
@@ -52,6 +52,8 @@ func (x *diagnosis) registration(ctx context.Context, d config.Driver) {
 		}
 		x.finding(d.Name, "registration", "registration-conflict", found,
 			safetext.Word(own)+" is ours", fix...)
+	case !ours && who.pid > 0 && x.runsFor(who.pid) > 0 && x.runsFor(who.pid) < kubeletRound:
+		x.checked(d.Name, "registration", Skipped, "%s has just started, and the daemon has not asked it yet", who)
 	case !ours:
 		x.finding(d.Name, "registration", "registration-not-published", "the driver answers correctly, but the daemon reports "+x.stateText(st),
 			"the daemon publishes it", reregister(d), logOf(serviceUnit))

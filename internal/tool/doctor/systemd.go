@@ -34,7 +34,10 @@ var ErrNoSystemd = errors.New("systemd does not run here")
 // Systemctl is the Units of this machine.
 type Systemctl struct{}
 
-const systemdTimeout = 5 * time.Second
+const (
+	systemdTimeout = 5 * time.Second
+	restartTime    = 2 * time.Second
+)
 
 // Show implements Units.
 func (Systemctl) Show(ctx context.Context, unit string, properties ...string) (map[string]string, error) {
@@ -87,6 +90,21 @@ var enable = run("systemctl", "enable", "--now", serviceUnit)
 func (x *diagnosis) askUnit(ctx context.Context) {
 	x.properties, x.propertiesErr = x.o.Units.Show(ctx, serviceUnit, "LoadState", "LoadError", "ActiveState", "SubState", "Result", "ExecMainStatus", "UnitFileState", "UpheldBy",
 		"NeedDaemonReload", "FileDescriptorStoreMax", "WatchdogUSec", "ExecStart", "ProtectSystem", "ReadWritePaths", "InaccessiblePaths", "ProtectHome", "PrivateTmp", "NRestarts")
+}
+
+// awaitUnit gives a daemon that ends by itself, as after a change of root_dir, the time to be
+// started again.
+func (x *diagnosis) awaitUnit(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, restartTime)
+	defer cancel()
+	for slices.Contains([]string{"deactivating", "activating"}, x.properties["ActiveState"]) {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(restartTime / 10):
+			x.askUnit(context.WithoutCancel(ctx))
+		}
+	}
 }
 
 // show returns properties of a unit; nil if systemd does not answer, which was reported for the
