@@ -34,6 +34,36 @@ func TestStoredListenersOfDisabledDriversAreUnclaimed(t *testing.T) {
 	}
 }
 
+// An enabled driver whose Socket is not open may still adopt what an earlier process left; a
+// disabled one does not.
+func TestLeftoversOfEnabledDriversStay(t *testing.T) {
+	root, runDir := fake.ShortDir(t), fake.ShortDir(t)
+	r, err := regsocket.Open(root, regsocket.Options{Log: slog.New(slog.DiscardHandler), RunDir: runDir, Pool: worker.NewPool(),
+		Watch: func(...string) regsocket.Watch { return noHints{} }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := config.Default()
+	for name, enabled := range map[string]bool{"a.example": true, "b.example": false} {
+		d := config.DefaultDriver(name, "/x")
+		d.Enabled = enabled
+		c.Drivers = append(c.Drivers, d)
+		file := filepath.Join(runDir, "registrations", name+".json")
+		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(`{"path": "`+filepath.Join(root, "plugins_registry", name+"-reg.sock")+`"}`), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := (&parts{registry: r}).removeLeftovers(t.Context(), c, nil); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := regsocket.Recorded(runDir); err != nil || len(left) != 1 || left[filepath.Join(runDir, "registrations/a.example.json")].Path == "" {
+		t.Errorf("%v, %v", left, err)
+	}
+}
+
 // TestRecordsWithoutKeepSockets checks that what an earlier process left in the descriptor store is
 // removed with its record, also by a daemon that keeps nothing.
 func TestRecordsWithoutKeepSockets(t *testing.T) {

@@ -3,6 +3,7 @@ package config
 import (
 	"strings"
 	"testing"
+	"time"
 )
 
 // one loads a single document, as the file "f".
@@ -106,6 +107,14 @@ func TestValues(t *testing.T) {
 }
 
 // A syntax error is reported for the whole file, with its line and a hint.
+// The smallest values that are accepted.
+func TestSmallestDurations(t *testing.T) {
+	r := one("[driver.a]\nsocket = \"/run/a.sock\"\nprobe_every = \"1s\"\ntimeout = \"1ns\"\n" + "[driver.b]\nsocket = \"/run/b.sock\"\nprobe_every = \"0\"\n")
+	if a, _ := r.Config.Driver("a"); len(r.Errors) > 0 || a.ProbeEvery != time.Second || a.Timeout != 1 {
+		t.Errorf("%v, %+v", r.Errors, a)
+	}
+}
+
 func TestSyntax(t *testing.T) {
 	for _, c := range []struct{ text, want string }{
 		{"[driver.a]\nenabled = yes", "f:2"},

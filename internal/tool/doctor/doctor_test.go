@@ -745,6 +745,25 @@ func TestDaemonThatIsRestarted(t *testing.T) {
 	}
 }
 
+// An endpoint that is the driver's socket, or another one, is no problem, and is shown.
+func TestEndpointsAreShown(t *testing.T) {
+	n := newNode(t)
+	if err := os.Symlink(n.path("csi"), n.path("link")); err != nil {
+		t.Fatal(err)
+	}
+	other := &fakeDriver{name: name}
+	other.start(t, n.path("csi/other.sock"))
+	t.Cleanup(other.stop)
+	for endpoint, want := range map[string]string{"link/csi.sock": "is the same socket", "csi/other.sock": "is another socket"} {
+		n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table(fmt.Sprintf("endpoint = %q", n.path(endpoint))))
+		n.restartDaemon()
+		r := n.examine()
+		if !r.Healthy || !slices.ContainsFunc(r.Checks, func(c Check) bool { return c.Step == "endpoint" && strings.HasSuffix(c.Says, want) }) {
+			t.Errorf("%s: %+v", endpoint, r)
+		}
+	}
+}
+
 // down ends the daemon.
 func (n *node) down() {
 	n.daemon = false
