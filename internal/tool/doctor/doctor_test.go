@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -742,6 +743,34 @@ func TestDaemonThatIsRestarted(t *testing.T) {
 	o.Units = &restarting{n.units, 100}
 	if _, found := finding(Run(t.Context(), o), "unit-stopped"); !found {
 		t.Error("a unit that goes on ending is no problem")
+	}
+}
+
+// A driver that answers in the seconds between two of its ends is a problem.
+func TestDriverThatEndsAgainAndAgain(t *testing.T) {
+	const file = "/etc/systemd/system/csi-nfs.service.d/x.conf"
+	for _, c := range []struct {
+		seconds, restarts int
+		state             string
+		want              bool
+	}{
+		{3, 3, "active", true}, {14, 9, "active", true}, {16, 9, "active", false}, {3, 2, "active", false},
+		{60, 1, "activating", true}, {3, 0, "activating", false},
+	} {
+		n := newNode(t)
+		n.process(os.Getpid(), "nfs", "0::/system.slice/csi-nfs.service")
+		n.write("proc/uptime", "1000.00 1.00\n")
+		n.write(fmt.Sprintf("proc/%d/stat", os.Getpid()), fmt.Sprintf("1 (nfs) S%s %d 0\n", strings.Repeat(" 0", 18), (1000-c.seconds)*100))
+		n.write(file, "[Service]\nRuntimeMaxSec=5\n")
+		n.units["csi-nfs.service"] = map[string]string{"LoadState": "loaded", "ActiveState": c.state, "NRestarts": strconv.Itoa(c.restarts), "DropInPaths": file, "journal": "fatal error: x"}
+		f, found := finding(n.examine(), "driver-unit-restarting")
+		if found != c.want {
+			t.Errorf("%+v: %+v", c, f)
+		}
+		text := fmt.Sprintf("restarted %s: \"fatal error: x\"; %s sets \"RuntimeMaxSec=5\"", count(c.restarts, "time"), file)
+		if found && (!strings.HasSuffix(f.Found, text) || !strings.HasSuffix(lines(f.Fix), "systemctl daemon-reload\nsystemctl restart --no-block csi-nfs.service")) {
+			t.Errorf("%+v: %+v", c, f)
+		}
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"net"
 	"path"
+	"slices"
 	"syscall"
 
 	"csi-registrar/internal/node/config"
@@ -89,6 +90,9 @@ func (x *diagnosis) reach(ctx context.Context, d config.Driver) (*net.UnixConn, 
 			x.checked(d.Name, "trust", Skipped, `socket_owner = "any"`)
 		} else {
 			x.checked(d.Name, "trust", OK, "only %s can serve the socket", safetext.Word(string(d.SocketOwner)))
+		}
+		if again, fix := x.restarts(ctx, who); again != "" {
+			problem("driver-unit-restarting", again, "it keeps running", slices.Concat(x.serverOf(ctx, d.Name, who).log(), fix, x.serverOf(ctx, d.Name, who).start())...)
 		}
 		return c, who
 	case errors.Is(err, fs.ErrNotExist):

@@ -12,11 +12,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"csi-registrar/internal/node/distro"
 	"csi-registrar/internal/node/rootdir"
-	"csi-registrar/internal/node/status"
 	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/sys/trust"
 	"csi-registrar/internal/sys/unixsock"
@@ -79,14 +77,10 @@ func (x *diagnosis) kubelets(ctx context.Context) {
 			x.finding("", "kubelet", "second-kubelet", text, "one kubelet, with which the drivers are registered", note("if it is left from another distribution"), stop)
 		}
 	}
-	restarts := x.show(ctx, k.service(), "NRestarts", "Result", "ExecMainStatus", "LoadState")
-	ran := x.runsFor(k.pid)
-	switch n, _ := strconv.Atoi(restarts["NRestarts"]); {
-	case n >= status.ManyRestarts && ran > 0 && ran < kubeletStart:
-		set, fix := x.dropIns(ctx, k.service())
-		x.finding("", "kubelet", "no-kubelet", fmt.Sprintf("%s runs for %v, and was restarted %d times: %s%s", k.process, ran.Round(time.Second), n,
-			safetext.Quote(x.lastError(ctx, k.service(), map[string]string{"LoadState": "loaded", "Result": "exit-code"})), set),
-			"it keeps running", append(append([]Fix{logOf(k.service())}, fix...), k.restart())...)
+	again, fix := x.restarts(ctx, k.process)
+	switch {
+	case again != "":
+		x.finding("", "kubelet", "no-kubelet", again, "it keeps running", slices.Concat([]Fix{logOf(k.unit)}, fix, []Fix{k.restart()})...)
 	case k.stopped:
 		x.finding("", "kubelet", "kubelet-frozen", k.String()+" is stopped by a signal, SIGSTOP: no volume is mounted or unmounted", "it runs", run("kill", "-CONT", strconv.Itoa(k.pid)))
 	case same >= 0:

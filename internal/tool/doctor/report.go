@@ -82,7 +82,7 @@ var (
 	noDriver     = []ID{"driver-socket-hidden", "driver-socket-missing", "driver-socket-unreadable",
 		"driver-socket-not-socket", "driver-socket-stale", "driver-not-accepting", "driver-connection-failed",
 		"driver-not-trusted", "endpoint-unusable", "driver-not-answering", "driver-method-missing",
-		"driver-call-failed", "driver-name-empty", "driver-name-mismatch", "driver-not-ready",
+		"driver-call-failed", "driver-name-empty", "driver-name-mismatch", "driver-not-ready", "driver-unit-restarting",
 		"node-id-invalid", "topology-invalid", "volume-limit-invalid", "another-registrar"}
 	noRegistration = []ID{"driver-socket-forbidden", "registration-conflict", "registration-not-published",
 		"registration-socket-faulty", "kubelet-refused", "kubelet-not-asking", "kubelet-not-confirming"}

@@ -10,8 +10,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"csi-registrar/internal/node/config"
+	"csi-registrar/internal/node/status"
 	"csi-registrar/internal/sys/safetext"
 )
 
@@ -96,7 +98,7 @@ func (x *diagnosis) unitsNaming(ctx context.Context, driver string) map[string]b
 // administrator's drop-ins set, as the rest of a sentence; empty if it runs or does not exist. The
 // lines of fix are to be run before it is started.
 func (x *diagnosis) lastExit(ctx context.Context, unit string) (text string, fix []Fix) {
-	p := x.show(ctx, unit, "LoadState", "ActiveState", "SubState", "Result", "ExecMainCode", "ExecMainStatus", "ExecMainExitTimestamp", "NRestarts")
+	p := x.show(ctx, unit, "LoadState", "ActiveState", "SubState", "Result", "ExecMainCode", "ExecMainStatus", "ExecMainExitTimestamp", "NRestarts", "UnitFileState")
 	if p == nil || p["LoadState"] == "not-found" || p["ActiveState"] == "active" && p["SubState"] == "running" {
 		return "", nil
 	}
@@ -128,10 +130,38 @@ func (x *diagnosis) lastExit(ctx context.Context, unit string) (text string, fix
 	switch {
 	case p["LoadState"] == "masked":
 		fix = append(fix, systemctl("unmask", unit), systemctl("enable", unit))
+	case p["ActiveState"] == "inactive" && p["UnitFileState"] == "disabled":
+		text += ", and is not enabled"
+		fix = append(fix, systemctl("enable", unit))
 	case p["Result"] == "start-limit-hit":
 		fix = append(fix, systemctl("reset-failed", unit))
 	}
 	return safetext.Clean(text, maxText), fix
+}
+
+// young is for how long a process that systemd has started again and again counts as one that will
+// end, too.
+const young = 15 * time.Second
+
+// restarts returns how often systemd has started the unit of a process again that is young or has
+// not reported that it is ready, with its last error and what the administrator's drop-ins set;
+// empty for all others.
+func (x *diagnosis) restarts(ctx context.Context, p process) (text string, fix []Fix) {
+	if !strings.HasSuffix(p.unit, ".service") {
+		return "", nil
+	}
+	ran, unit := x.runsFor(p.pid), x.show(ctx, p.unit, "NRestarts", "ActiveState")
+	n, _ := strconv.Atoi(unit["NRestarts"])
+	endsSoon := n >= status.ManyRestarts && ran > 0 && ran < young
+	if notReady := n > 0 && unit["ActiveState"] == "activating"; !endsSoon && !notReady {
+		return "", nil
+	}
+	text = fmt.Sprintf("%s runs for %v, and was restarted %s", p, ran.Round(time.Second), count(n, "time"))
+	if why := x.lastError(ctx, p.unit, map[string]string{"LoadState": "loaded", "Result": "exit-code"}); why != "" {
+		text += ": " + safetext.Quote(why)
+	}
+	set, fix := x.dropIns(ctx, p.unit)
+	return text + set, fix
 }
 
 // lastError returns the last error in the journal of a unit with these properties: its own, or
@@ -200,9 +230,7 @@ func (s server) restart() []Fix {
 		if s.named {
 			fix = append([]Fix{note("the file of %s names this socket", s.unit)}, fix...)
 		}
-		fix = append(fix, s.revive...)
-		// A driver with supervise would hold up the next line until it is ready.
-		return append(fix, run("systemctl", "restart", "--no-block", s.unit))
+		return slices.Concat(fix, s.revive, s.start())
 	case s.container != "":
 		return append(s.log(), note("the kubelet restarts a container that was stopped"), run("crictl", "stop", s.container))
 	case s.pod != "":
@@ -213,6 +241,10 @@ func (s server) restart() []Fix {
 	}
 	return []Fix{note("restart the driver: its unit or pod is not known, because it has not served the socket since the daemon started")}
 }
+
+// start returns the command that starts a unit again. A driver with supervise would hold up the
+// next line until it is ready.
+func (s server) start() []Fix { return []Fix{run("systemctl", "restart", "--no-block", s.unit)} }
 
 // Server says who runs a configured driver, as far as it is known. It is checked.
 type Server struct{ Driver, Unit, Pod string }

@@ -68,6 +68,9 @@ var sicknesses = map[string][]sickness{
 		{id: "driver-method-missing", breaks: fault(`{"Unimplemented": "NodeGetInfo"}`)},
 		{id: "driver-name-empty", breaks: fault(`{"Name": ""}`)},
 		{id: "driver-not-ready", breaks: fault(`{"NotReady": true}`)},
+		{id: "driver-unit-restarting", breaks: "mkdir -p /etc/systemd/system/" + sickUnit + ".d; printf '[Unit]\\nStartLimitIntervalSec=0\\n[Service]\\nRuntimeMaxSec=5\\nRestart=always\\nRestartSec=100ms\\n' > /etc/systemd/system/" + sickUnit + ".d/x.conf; " +
+			"systemctl daemon-reload; systemctl restart " + sickUnit + "; until systemctl show -p NRestarts " + sickUnit + " | grep -q '=[3-9]'; do sleep 0.1; done; until test -S " + sickDir + "/csi.sock; do sleep 0.1; done",
+			seen: "RuntimeMaxSec=5", person: "rm /etc/systemd/system/" + sickUnit + ".d/x.conf; systemctl daemon-reload; systemctl restart " + sickUnit},
 		{id: "driver-name-mismatch", breaks: fault(`{"Name": "y.sample.csi"}`),
 			after: "rm /etc/csi-registrar/conf.d/99-doctor-*; systemctl restart " + sickUnit + "; csi-registrar reload"},
 	},
