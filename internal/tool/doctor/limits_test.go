@@ -1,9 +1,11 @@
 package doctor
 
 import (
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +15,7 @@ import (
 	"csi-registrar/internal/node/status"
 	"csi-registrar/internal/sys/mountinfo"
 	"csi-registrar/internal/sys/worker"
+	"csi-registrar/internal/test/fake"
 )
 
 // TestDirectoryAtTheSocket checks that the command that root pastes removes an empty directory and
@@ -128,5 +131,25 @@ func TestMountOverAMount(t *testing.T) {
 	var none mountinfo.Mount
 	if m := x.mountOf(t.Context(), "/mnt/ab"); m != none {
 		t.Errorf("%+v", m)
+	}
+}
+
+// TestSocketsNear checks that only sockets are asked whether they are the driver's, and not too
+// many.
+func TestSocketsNear(t *testing.T) {
+	dir := fake.ShortDir(t)
+	if err := os.WriteFile(filepath.Join(dir, "a-file"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for i := range maxNearby + 1 {
+		l, err := net.Listen("unix", filepath.Join(dir, fmt.Sprintf("%03d.sock", i)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = l.Close() })
+	}
+	found := socketsNear(filepath.Join(dir, "csi.sock"))
+	if len(found) != maxNearby || slices.Contains(found, filepath.Join(dir, "a-file")) {
+		t.Errorf("%d: %q", len(found), found)
 	}
 }
