@@ -24,33 +24,6 @@ const (
 	readLimit = 2 * time.Second
 )
 
-// Run runs the daemon with configuration files until ctx is done.
-func Run(ctx context.Context, o Options) error { return run(ctx, o, config.Load, config.GracePeriod) }
-
-func run(ctx context.Context, o Options, load func(config.Source) *config.Result, period time.Duration) error {
-	pool := worker.NewPool()
-	r := newReloader(pool, o.Source, load)
-	r.grace.Period = period
-	res := r.read(ctx)
-	log := newLogger(o.Stderr, res.Config.Log)
-	defer log.queue.Close()
-	d := newDaemon(o, log, pool, "")
-	defer d.notifier.Close()
-	r.daemon, r.level = d, log.level
-	return d.run(ctx, backend{d.agent, d, r.reload}, func(ctx context.Context) error {
-		if err := r.begin(ctx, res); err != nil {
-			return err
-		}
-		d.work.Go(func() { r.follow(ctx) })
-		d.work.Go(func() { r.removeLeftovers(ctx) })
-		d.onHangup(ctx, func() {
-			_, err := r.reload(ctx, false)
-			d.note("reload the configuration", err)
-		})
-		return nil
-	})
-}
-
 // configReloader keeps a configuration in force:
 //
 //	files      last good one   in force
@@ -181,40 +154,6 @@ func (r *configReloader) apply(ctx context.Context, c, before *config.InForce, c
 		r.leftovers <- c.Config
 	}
 	return notes
-}
-
-// leftoversAgain is the pause before leftovers that could not be removed are tried again.
-const leftoversAgain = 10 * time.Second
-
-// removeLeftovers removes what an earlier process left of drivers that the configuration does not
-// have, whenever that changes. It does not delay a start.
-func (r *configReloader) removeLeftovers(ctx context.Context) {
-	select {
-	case <-ctx.Done():
-	case <-r.ready:
-	}
-	var c *config.Config
-	var names []string // in the descriptor store
-	var again <-chan time.Time
-	for last := ""; ; {
-		select {
-		case <-ctx.Done():
-			return
-		case c = <-r.leftovers:
-		case <-again:
-		}
-		names, again = append(names, r.parts.disown(c)...), nil
-		err := r.parts.removeLeftovers(ctx, c, names)
-		if err == nil {
-			names, last = nil, ""
-			continue
-		}
-		if text := err.Error(); text != last {
-			last = text
-			r.note("remove what an earlier process left", err)
-		}
-		again = time.After(leftoversAgain)
-	}
 }
 
 // reload implements the command: it does at once what otherwise has a grace period.

@@ -9,9 +9,38 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"csi-registrar/internal/node/config"
+	"csi-registrar/internal/sys/worker"
 )
+
+// Run runs the daemon with configuration files until ctx is done.
+func Run(ctx context.Context, o Options) error { return run(ctx, o, config.Load, config.GracePeriod) }
+
+func run(ctx context.Context, o Options, load func(config.Source) *config.Result, period time.Duration) error {
+	pool := worker.NewPool()
+	r := newReloader(pool, o.Source, load)
+	r.grace.Period = period
+	res := r.read(ctx)
+	log := newLogger(o.Stderr, res.Config.Log)
+	defer log.queue.Close()
+	d := newDaemon(o, log, pool, "")
+	defer d.notifier.Close()
+	r.daemon, r.level = d, log.level
+	return d.run(ctx, backend{d.agent, d, r.reload}, func(ctx context.Context) error {
+		if err := r.begin(ctx, res); err != nil {
+			return err
+		}
+		d.work.Go(func() { r.follow(ctx) })
+		d.work.Go(func() { r.removeLeftovers(ctx) })
+		d.onHangup(ctx, func() {
+			_, err := r.reload(ctx, false)
+			d.note("reload the configuration", err)
+		})
+		return nil
+	})
+}
 
 // begin puts the first configuration in force. If the files have errors, it uses the last good
 // configuration or, if there is none, the valid part of the files.
