@@ -281,6 +281,8 @@ func TestDropInsOfAFailedDriver(t *testing.T) {
 	}
 	unit["ExecMainStatus"], unit["journal"] = "2", "fatal error: out of memory"
 	found(`: "fatal error: out of memory"; ` + file)
+	unit["journal"] += "\ncsi-nfs.service: Failed with result 'exit-code'.\nFailed to start csi-nfs.service - NFS."
+	found(`: "fatal error: out of memory"; ` + file)
 	unit["Result"], unit["LoadState"], unit["journal"] = "success", "bad-setting", "more than one ExecStart="
 	found(`and cannot be loaded (bad-setting): "more than one ExecStart="; ` + file)
 	unit["LoadState"], unit["journal"] = "loaded", "Dependency failed for NFS."

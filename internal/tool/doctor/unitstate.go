@@ -88,19 +88,24 @@ func (x *diagnosis) restarts(ctx context.Context, p process) (text string, fix [
 func (x *diagnosis) lastError(ctx context.Context, unit string, p map[string]string) string {
 	status, _ := strconv.Atoi(p["ExecMainStatus"]) // from 200 on it is systemd's
 	failed := p["Result"] != "success" && p["Result"] != ""
+	// systemd repeats that the unit failed; the reason is in a line before.
+	last := func(ofSystemd bool, args ...string) (line string) {
+		for _, l := range x.o.Units.Journal(ctx, unit, append(args, "--lines=10")...) {
+			if !strings.HasPrefix(l, "Failed to start ") && (ofSystemd || !strings.HasPrefix(l, unit+": ")) {
+				line = l
+			}
+		}
+		return line
+	}
 	if failed && p["LoadState"] == "loaded" && status < 200 {
-		own := x.o.Units.Journal(ctx, unit, "--since=-10min", "--lines=1", "--grep="+errorWords)
-		if len(own) > 0 && own[0] != "" {
-			return own[0]
+		if own := last(false, "--since=-10min", "--grep="+errorWords); own != "" {
+			return own
 		}
 	}
-	// This line repeats that the unit failed; the reason is in the line before.
-	errs := slices.DeleteFunc(x.o.Units.Journal(ctx, unit, "--priority=err", "--lines=10"),
-		func(line string) bool { return strings.HasPrefix(line, "Failed to start ") })
-	if len(errs) == 0 || !failed && p["LoadState"] == "loaded" && !strings.HasPrefix(errs[len(errs)-1], "Dependency failed ") {
-		return ""
+	if why := last(true, "--priority=err"); failed || p["LoadState"] != "loaded" || strings.HasPrefix(why, "Dependency failed ") {
+		return why
 	}
-	return errs[len(errs)-1]
+	return ""
 }
 
 // dropIns returns what the administrator's drop-ins of a unit set, as the rest of a sentence, and
