@@ -46,7 +46,7 @@ func (x *diagnosis) mounts(ctx context.Context, d config.Driver, who process) {
 		why, repair = x.unreachable(ctx, who)
 	}
 	if why != "" {
-		x.finding(d.Name, "volumes", "mounts-not-propagated", why+"; pods get a directory of the node's disk in place of a volume",
+		x.finding(d.Name, "volumes", "mounts-not-propagated", why+"; unless it mounts elsewhere, pods get a directory of the node's disk in place of a volume",
 			"what the driver mounts below the kubelet's directory appears there for all others; a driver that mounts with nsenter(1), or through a service of the host, does without", repair...)
 		why = "; " + why
 	}
