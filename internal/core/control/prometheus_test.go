@@ -462,9 +462,11 @@ func (p *prometheus) measureRules(t *testing.T) {
 			t.Logf("%4.0f ms %s", r.EvaluationTime*1000, r.Name)
 		}
 	}
-	t.Logf("%4.0f ms all rules; CPU time %s", best.EvaluationTime*1000, least)
-	if least > promLimit {
-		t.Errorf("the rules need a CPU time of %s, at most %s is good", least, promLimit)
+	// On a busy machine it takes longer, and what else Prometheus does counts as CPU time.
+	took := time.Duration(best.EvaluationTime * float64(time.Second))
+	t.Logf("%4d ms all rules; CPU time %s", took.Milliseconds(), least)
+	if min(took, least) > promLimit {
+		t.Errorf("the rules take %s and a CPU time of %s, at most %s is good", took, least, promLimit)
 	}
 }
 
