@@ -390,6 +390,17 @@ func TestBrokenNodes(t *testing.T) {
 				n.units[serviceUnit]["ActiveState"] = "inactive"
 				n.units["csi-registrar.socket"] = map[string]string{"LoadState": "masked"}
 			}},
+		{what: "kubelet without a container runtime", step: "kubelet", id: "no-kubelet", found: "kubelet.service is activating (auto-restart); containerd.service is inactive (dead)", fix: "systemctl unmask containerd.service\nsystemctl enable containerd.service\nsystemctl start containerd.service\nsystemctl start kubelet.service",
+			breaks: func(t *testing.T, n *node) {
+				n.remove(n.path("proc/812"))
+				n.units["kubelet.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "activating", "SubState": "auto-restart", "Result": "success", "UnitFileState": "enabled"}
+				n.units["containerd.service"] = map[string]string{"LoadState": "masked", "ActiveState": "inactive", "SubState": "dead", "Result": "success"}
+			},
+			manual: func(t *testing.T, n *node) {
+				delete(n.units, "kubelet.service")
+				delete(n.units, "containerd.service")
+				n.startKubelet()
+			}},
 		{what: "kubelet that ends again and again", step: "kubelet", id: "no-kubelet", found: `kubelet (pid 812, kubelet.service) runs for 3s, and was restarted 17 times: "unknown flag: --network-plugin"; /etc/systemd/system/kubelet.service.d/f.conf sets "Environment=X"`,
 			fix: "# if that is the cause, correct or remove /etc/systemd/system/kubelet.service.d/f.conf\nsystemctl daemon-reload\nsystemctl restart kubelet.service",
 			breaks: func(t *testing.T, n *node) {

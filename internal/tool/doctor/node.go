@@ -41,6 +41,10 @@ func (x *diagnosis) kubelets(ctx context.Context) {
 		}
 		unit := x.installedKubelet(ctx)
 		ended, start := x.lastExit(ctx, unit)
+		if ended != "" {
+			state, fix := x.runtimeState(ctx)
+			ended, start = ended+state, append(fix, start...)
+		}
 		x.finding("", "kubelet", "no-kubelet", "no kubelet runs on this node, nor a program that contains one ("+strings.Join(distro.Processes()[1:], ", ")+")"+ended,
 			"it runs: drivers are registered with it", append(start, systemctl("start", unit), logOf(unit))...)
 		return
@@ -257,9 +261,10 @@ func (x *diagnosis) watching(ctx context.Context) {
 	case answer == watched:
 		x.checked("", "watching", OK, "the kubelet watches %s", dir)
 	case answer == nothing:
+		state, fix := x.runtimeState(ctx)
 		x.finding("", "watching", "kubelet-not-watching",
-			fmt.Sprintf("%s is not watching yet: it has just started, or waits for its container runtime%s", x.kubelet.process, x.runtimeState(ctx)),
-			"it watches "+dir, note("after 10 seconds, if doctor still reports this"), restart)
+			fmt.Sprintf("%s is not watching yet: it has just started, or waits for its container runtime%s", x.kubelet.process, state),
+			"it watches "+dir, append(fix, note("after 10 seconds, if doctor still reports this"), restart)...)
 	case x.covered(ctx) != "":
 		point := x.covered(ctx)
 		x.finding("", "watching", "plugins-registry-covered",
@@ -273,13 +278,19 @@ func (x *diagnosis) watching(ctx context.Context) {
 	}
 }
 
-// runtimeState returns the state of container runtimes that do not run, as the rest of a sentence.
-func (x *diagnosis) runtimeState(ctx context.Context) (state string) {
-	for _, unit := range []string{"containerd.service", "crio.service", "docker.service"} {
-		ended, _ := x.lastExit(ctx, unit)
-		state += ended
+// runtimeState returns the state of the installed container runtimes if none runs, as the rest of a
+// sentence, and how to start them.
+func (x *diagnosis) runtimeState(ctx context.Context) (state string, fix []Fix) {
+	if len(x.runtimes) > 0 {
+		return "", nil
 	}
-	return state
+	for _, unit := range []string{"containerd.service", "crio.service"} {
+		if ended, revive := x.lastExit(ctx, unit); ended != "" {
+			state += ended
+			fix = append(append(fix, revive...), systemctl("start", unit))
+		}
+	}
+	return state, fix
 }
 
 // covered returns the mount point that the kubelet's directory is on; empty if it is on the root
