@@ -76,6 +76,10 @@ func (x *diagnosis) correct(ctx context.Context, m config.Error) (expected strin
 	if m.Line < 1 || m.Line > len(lines) || !x.rootOnly(ctx, m.File) {
 		return m.Hint, append(fix, check)
 	}
+	if driver := driverOf(m.Key); driver != "" && strings.Contains(m.Problem, ", which is also ") {
+		disable := x.setDriverKey(driver, "enabled", "false")
+		return m.Hint, append([]Fix{note("if %s is another driver, give it its own path in line %d of %s, else leave it out:", driver, m.Line, safetext.ShellWord(m.File))}, disable...)
+	}
 	line := strings.TrimSpace(lines[m.Line-1])
 	key, _, _ := strings.Cut(line, "=")
 	name := strings.TrimSuffix(strings.TrimPrefix(line, "[driver."), "]")

@@ -177,6 +177,11 @@ func TestBrokenNodes(t *testing.T) {
 				n.restartDaemon()
 			},
 			manual: func(t *testing.T, n *node) { n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table("")) }},
+		{what: "two tables with one socket", step: "configuration", id: "configuration-error", found: "60-x.toml:2", fix: "# if other.example is another driver, give it its own path in line 2 of ",
+			breaks: func(t *testing.T, n *node) {
+				n.write("etc/csi-registrar/conf.d/60-x.toml", fmt.Sprintf("[driver.\"other.example\"]\nsocket = %q\n", n.socket()))
+				n.restartDaemon()
+			}},
 		{what: "typographic quotes", step: "configuration", id: "configuration-error", found: "60-nfs.toml:2", fix: "sed -i '/^ *#/!s/",
 			breaks: func(t *testing.T, n *node) {
 				n.write("etc/csi-registrar/conf.d/60-nfs.toml", "# “x”\n[driver.“"+name+"”]\ntimeout = “9s”\n")
