@@ -102,7 +102,11 @@ func (x *diagnosis) lastError(ctx context.Context, unit string, p map[string]str
 			return own
 		}
 	}
-	if why := last(true, "--priority=err"); failed || p["LoadState"] != "loaded" || strings.HasPrefix(why, "Dependency failed ") {
+	if failed || p["LoadState"] != "loaded" {
+		return last(true, "--priority=err")
+	}
+	// What it requires may be missing, which is no result of the unit.
+	if why := last(true, "--grep=^(Dependency failed for|Started|Stopped) "); strings.HasPrefix(why, "Dependency failed ") {
 		return why
 	}
 	return ""
