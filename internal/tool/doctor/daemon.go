@@ -56,8 +56,9 @@ func (x *diagnosis) running(ctx context.Context) {
 	case errors.Is(err, fs.ErrPermission):
 		x.finding("", "daemon", "not-root", err.Error(), "doctor runs as root; other users cannot see everything that it checks", asRoot)
 	case err != nil:
-		x.finding("", "daemon", "daemon-not-answering", "the daemon does not answer: "+safetext.Quote(err.Error()),
-			"it answers at once", logOf(serviceUnit), systemctl("restart", serviceUnit))
+		set, undo := x.dropIns(ctx, serviceUnit)
+		x.finding("", "daemon", "daemon-not-answering", "the daemon does not answer: "+safetext.Quote(err.Error())+set,
+			"it answers at once", slices.Concat([]Fix{logOf(serviceUnit)}, undo, []Fix{systemctl("restart", serviceUnit)})...)
 	case outdated != "":
 		x.finding("", "daemon", "configuration-not-loaded", "the configuration of the daemon differs from the files: "+outdated,
 			"the daemon, which is root without capabilities, has read the files", append(x.open(ctx), reload)...)

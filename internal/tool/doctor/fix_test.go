@@ -8,6 +8,7 @@ import (
 	"go/parser"
 	"go/token"
 	"go/types"
+	"net"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -16,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"csi-registrar/internal/core/control"
 	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/node/rootdir"
 	"csi-registrar/internal/node/status"
@@ -326,6 +328,25 @@ func TestClaimsOfTheDaemonAreChecked(t *testing.T) {
 	n.status.Withdrawals[0].RegistrationSocket = safetext.Claim(own)
 	if all := fmt.Sprint(n.examine().Findings); !strings.Contains(all, "rm "+own) {
 		t.Errorf("its own socket: %s", all)
+	}
+}
+
+// A daemon that runs and does not answer can lack what a drop-in took from it.
+func TestDaemonThatDoesNotAnswer(t *testing.T) {
+	n := newNode(t)
+	n.stopDaemon()
+	const file = "/etc/systemd/system/csi-registrar.service.d/x.conf"
+	n.write(file, "[Service]\nLimitNOFILE=12\n")
+	n.units[serviceUnit]["DropInPaths"] = file
+	ln, err := net.Listen("unix", control.Path(n.root)) // and nobody accepts
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = ln.Close() })
+	f, _ := finding(n.examine(), "daemon-not-answering")
+	want := "# if that is the cause, correct or remove " + file + "\nsystemctl daemon-reload\nsystemctl restart csi-registrar.service"
+	if !strings.HasSuffix(f.Found, file+` sets "LimitNOFILE=12"`) || !strings.HasSuffix(lines(f.Fix), want) {
+		t.Errorf("%+v", f)
 	}
 }
 
