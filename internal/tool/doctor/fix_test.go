@@ -287,9 +287,9 @@ func TestDropInsOfAFailedDriver(t *testing.T) {
 	found(`: "fatal error: out of memory"; ` + file)
 	unit["Result"], unit["LoadState"], unit["journal"] = "success", "bad-setting", "more than one ExecStart="
 	found(`and cannot be loaded (bad-setting): "more than one ExecStart="; ` + file)
-	unit["LoadState"], unit["journal"] = "loaded", "Dependency failed for NFS."
+	unit["LoadState"], unit["journal"] = "loaded", "Stopped NFS.\nDependency failed for NFS."
 	found(`: "Dependency failed for NFS."; ` + file)
-	unit["journal"] = "an old error" // somebody has stopped it
+	unit["journal"] += "\nStarted NFS.\nStopped NFS." // somebody has stopped it
 	unit["ActiveState"], unit["SubState"] = "inactive", "dead"
 	if fix := found("csi-nfs.service is inactive (dead)"); strings.Contains(fix, file) {
 		t.Errorf("%s", fix)

@@ -31,13 +31,14 @@ func (x *diagnosis) missing(ctx context.Context, d config.Driver, found string, 
 	}
 	if last.unit != "" {
 		pid, _ := strconv.Atoi(x.show(ctx, last.unit, "MainPID")["MainPID"])
-		if dir := path.Dir(d.Socket); last.ended == "" && pid > 0 {
+		ports := x.tcpPorts(ctx, pid)
+		if dir := path.Dir(d.Socket); last.ended == "" && pid > 0 && len(ports) == 0 {
 			found += fmt.Sprintf("; %s runs (process %d): its socket was removed", last.unit, pid)
 			if m := x.mountOf(ctx, dir); m.Point == dir {
 				found += ", or is covered by what is mounted at " + safetext.Word(m.Point) + ", type " + safetext.Word(m.Type)
 			}
 		}
-		if ports := x.tcpPorts(ctx, pid); len(ports) > 0 {
+		if len(ports) > 0 {
 			found += fmt.Sprintf("; its process %d listens on TCP port %s: a driver's flag --endpoint must name a Unix socket", pid, strings.Join(ports, ", "))
 		}
 	}

@@ -73,8 +73,12 @@ func (u units) Show(_ context.Context, unit string, properties ...string) (map[s
 	return p, nil
 }
 
-func (u units) Journal(_ context.Context, unit string, _ ...string) []string {
-	return strings.Split(u[unit]["journal"], "\n")
+func (u units) Journal(_ context.Context, unit string, args ...string) []string {
+	lines := strings.Split(u[unit]["journal"], "\n")
+	if slices.Contains(args, "--reverse") {
+		slices.Reverse(lines)
+	}
+	return lines
 }
 
 // newNode creates a healthy node.

@@ -201,12 +201,11 @@ const retries = "the kubelet retries by itself at most 2 minutes later, and at o
 // askedBefore returns the kubelet's last line about a registration socket whose driver it could not
 // register, so that it does not ask before some time has passed; empty if there is none.
 func (x *diagnosis) askedBefore(ctx context.Context, socket string) string {
-	lines := slices.DeleteFunc(x.o.Units.Journal(ctx, x.kubelet.service(), "--since=-125s", "--lines=50", "--grep=No retries permitted until"),
-		func(line string) bool { return !strings.Contains(line, socket) })
-	if len(lines) == 0 {
-		return ""
+	lines := x.o.Units.Journal(ctx, x.kubelet.service(), "--since=-125s", "--lines=50", "--reverse", "--grep=No retries permitted until")
+	if i := slices.IndexFunc(lines, func(line string) bool { return strings.Contains(line, socket) }); i >= 0 {
+		return lines[i]
 	}
-	return lines[len(lines)-1]
+	return ""
 }
 
 // apiServer returns the address of the API server in the kubelet's kubeconfig, and that file; nil

@@ -52,7 +52,7 @@ func TestLastError(t *testing.T) {
 	t.Setenv("PATH", dir)
 	for out, want := range map[string]string{
 		"": "", "one": "one", "Failed to start x.service - X.": "",
-		"an earlier one\nx.service: Failed at step USER spawning /x\nFailed to start x.service - X.\n": "x.service: Failed at step USER spawning /x",
+		"Failed to start x.service - X.\nx.service: Failed at step USER spawning /x\nan earlier one\n": "x.service: Failed at step USER spawning /x",
 	} {
 		if err := os.WriteFile(filepath.Join(dir, "journalctl"), []byte("#!/bin/sh\nprintf '"+out+"'\n"), 0o755); err != nil {
 			t.Fatal(err)

@@ -89,13 +89,13 @@ func (x *diagnosis) lastError(ctx context.Context, unit string, p map[string]str
 	status, _ := strconv.Atoi(p["ExecMainStatus"]) // from 200 on it is systemd's
 	failed := p["Result"] != "success" && p["Result"] != ""
 	// systemd repeats that the unit failed; the reason is in a line before.
-	last := func(ofSystemd bool, args ...string) (line string) {
-		for _, l := range x.o.Units.Journal(ctx, unit, append(args, "--lines=10")...) {
-			if !strings.HasPrefix(l, "Failed to start ") && (ofSystemd || !strings.HasPrefix(l, unit+": ")) {
-				line = l
+	last := func(ofSystemd bool, args ...string) string {
+		for _, line := range x.o.Units.Journal(ctx, unit, append(args, "--lines=10", "--reverse")...) {
+			if line != "" && !strings.HasPrefix(line, "Failed to start ") && (ofSystemd || !strings.HasPrefix(line, unit+": ")) {
+				return line
 			}
 		}
-		return line
+		return ""
 	}
 	if failed && p["LoadState"] == "loaded" && status < 200 {
 		if own := last(false, "--since=-10min", "--grep="+errorWords); own != "" {
