@@ -790,6 +790,26 @@ func TestDriverThatEndsAgainAndAgain(t *testing.T) {
 	}
 }
 
+// An endpoint that accepts connections and does not answer, as a recorder that was stopped by a
+// signal, fails every mount.
+func TestEndpointThatDoesNotAnswer(t *testing.T) {
+	n := newNode(t)
+	recorder := &fakeDriver{name: name}
+	recorder.start(t, n.path("csi/trace.sock"))
+	t.Cleanup(recorder.stop)
+	n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table(fmt.Sprintf("endpoint = %q", n.path("csi/trace.sock"))))
+	n.restartDaemon()
+	recorder.set(func(f *fakeDriver) { f.hang = "GetPluginInfo" })
+	f, _ := finding(n.examine(), "endpoint-unusable")
+	recorder.set(func(f *fakeDriver) { f.hang = "" })
+	if !strings.Contains(f.Found, "another socket, which does not answer") || !n.follow(f.Fix) {
+		t.Fatalf("%+v", f)
+	}
+	if r := n.examine(); !r.Healthy {
+		t.Errorf("%+v", r.Findings)
+	}
+}
+
 // An endpoint that is the driver's socket, or another one, is no problem, and is shown.
 func TestEndpointsAreShown(t *testing.T) {
 	n := newNode(t)

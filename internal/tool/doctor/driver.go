@@ -10,6 +10,7 @@ import (
 	"slices"
 	"syscall"
 
+	"csi-registrar/internal/core/driver"
 	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/node/rootdir"
 	"csi-registrar/internal/sys/safetext"
@@ -143,9 +144,13 @@ func (x *diagnosis) endpoint(ctx context.Context, d config.Driver) {
 	case x.sameFile(ctx, seen, d.Socket):
 		x.checked(d.Name, "endpoint", OK, "%s is the same socket", found)
 		return
-	default: // the driver may listen on both; the daemon also asks there, and reports another name
-		x.checked(d.Name, "endpoint", OK, "%s is another socket", found)
-		return
+	default: // the driver may listen on both, or trace there; the daemon reports another name
+		_, err := driver.LiveName(ctx, x.pool, d.SocketOwner, d.Endpoint)
+		if err == nil || d.Endpoint != seen && !x.sameFile(ctx, seen, d.Endpoint) { // the kubelet's is not here
+			x.checked(d.Name, "endpoint", OK, "%s is another socket", found)
+			return
+		}
+		found = fmt.Sprintf("the kubelet is given %s, another socket, which does not answer: %s", found, safetext.Quote(err.Error()))
 	}
 	x.finding(d.Name, "endpoint", "endpoint-unusable", found, "endpoint is a path to the driver's socket, as the kubelet sees it",
 		x.setDriverKey(d.Name, "endpoint", safetext.Quote(d.Socket))...)
