@@ -2,13 +2,11 @@ package doctor
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
-	"csi-registrar/internal/core/driver"
 	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/node/csiname"
 	"csi-registrar/internal/sys/safetext"
@@ -49,12 +47,12 @@ func (x *diagnosis) withoutTable(ctx context.Context) {
 
 // lookalike finds a file that has a table of the driver and is not read because of its name. It
 // returns a part of a sentence, which can be empty, and the fix.
-func (x *diagnosis) lookalike(ctx context.Context, lost string) (why string, fix []Fix) {
+func (x *diagnosis) lookalike(ctx context.Context, driver string) (why string, fix []Fix) {
 	for _, dir := range x.o.Source.Watch() {
 		if filepath.Base(dir) != "conf.d" {
 			continue
 		}
-		file, err := look(ctx, x, dir, func() (string, error) { return ignoredTable(dir, lost) })
+		file, err := look(ctx, x, dir, func() (string, error) { return ignoredTable(dir, driver) })
 		if err != nil || file == "" {
 			continue
 		}
@@ -63,17 +61,7 @@ func (x *diagnosis) lookalike(ctx context.Context, lost string) (why string, fix
 		return "; " + safetext.Word(file) + " has a table for it, and is not read: its name does not end in .toml or begins with a dot",
 			[]Fix{run("mv", "-n", file, filepath.Join(dir, name)), reload}
 	}
-	st, _ := x.daemon.Driver(lost)
-	// Only root can listen there, and the driver does.
-	socket := st.Socket.Checked(func(socket string) bool {
-		name, err := driver.LiveName(ctx, x.pool, "root", socket)
-		return err == nil && name == lost
-	})
-	if socket != "" && x.o.Source.File == "" {
-		return "", []Fix{run("mkdir", "-p", x.confDir()),
-			write(filepath.Join(x.confDir(), dropInPrefix+lost+".toml"), fmt.Sprintf("[driver.%q]", lost), "socket = "+safetext.Quote(socket)), reload}
-	}
-	return "", []Fix{note("write a table for %s with its socket into a file in %s", safetext.ShellWord(lost), safetext.ShellWord(x.confDir()))}
+	return "", []Fix{note("write a table for %s with its socket into a file in %s", safetext.ShellWord(driver), safetext.ShellWord(x.confDir()))}
 }
 
 // ignoredTable returns a file in dir with a table of the driver that config.Load ignores.

@@ -11,7 +11,6 @@ import (
 
 	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/node/status"
-	"csi-registrar/internal/sys/safetext"
 )
 
 func finding(r Report, id ID) (Finding, bool) {
@@ -49,34 +48,6 @@ func TestUnregisteredVolumes(t *testing.T) {
 				t.Errorf("after the fix %s: %+v", lines(f.Fix), r.Findings)
 			}
 		})
-	}
-}
-
-// A table that was lost is written again with the socket that the daemon names, if the driver
-// answers there and only root can listen; what a captured daemon names is not.
-func TestLostTable(t *testing.T) {
-	n := newNode(t)
-	n.volume(volumeOfPod, volData, time.Hour)
-	n.mounted(volumeOfPod + "/mount")
-	n.remove(n.path("usr/lib/csi-registrar/conf.d/10-nfs.toml"))
-	n.restartDaemon()
-	other := &fakeDriver{name: "other.example"}
-	other.start(t, n.path("csi/other.sock"))
-	t.Cleanup(other.stop)
-	for socket, want := range map[string]bool{n.socket(): true, n.path("csi/other.sock"): false, "/etc/passwd": false, "": false} {
-		n.status.Drivers = []status.Driver{{Name: name, NoTable: true, Socket: safetext.Claim(socket)}}
-		f, _ := finding(n.examine(), "driver-without-table")
-		if got := strings.Contains(lines(f.Fix), "socket = "+safetext.Quote(socket)); got != want || socket == "" && !strings.HasPrefix(lines(f.Fix), "# write a table") {
-			t.Errorf("%q: %s", socket, lines(f.Fix))
-		}
-	}
-	n.status.Drivers[0].Socket = safetext.Claim(n.socket())
-	f, _ := finding(n.examine(), "driver-without-table")
-	if !n.follow(f.Fix) {
-		t.Errorf("%s", lines(f.Fix))
-	}
-	if d, ok := config.Load(n.source()).Config.Driver(name); !ok || d.Socket != n.socket() {
-		t.Errorf("%+v", d)
 	}
 }
 
