@@ -146,7 +146,7 @@ func (x *diagnosis) endpoint(ctx context.Context, d config.Driver) {
 		return
 	default: // the driver may listen on both, or trace there; the daemon reports another name
 		_, err := driver.LiveName(ctx, x.pool, d.SocketOwner, d.Endpoint)
-		if err == nil || d.Endpoint != seen && !x.sameFile(ctx, seen, d.Endpoint) { // the kubelet's is not here
+		if elsewhere := d.Endpoint != seen && !x.sameFile(ctx, seen, d.Endpoint); err == nil || elsewhere {
 			x.checked(d.Name, "endpoint", OK, "%s is another socket", found)
 			return
 		}
