@@ -4,6 +4,7 @@ import (
 	"context"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"csi-registrar/internal/node/status"
 )
@@ -35,4 +36,45 @@ func TestFirstAnswer(t *testing.T) {
 			}
 		})
 	}
+}
+
+// probed counts the calls of Probe to a driver that is ready.
+type probed struct {
+	box
+	probes *int
+}
+
+func (a probed) Ask(_ context.Context, why Why, _ func(status.Report)) status.Report {
+	if why == Probing {
+		*a.probes++
+	}
+	return status.Report{Driver: status.Ready}
+}
+
+// TestProbesEnd checks that Probe is called once each minute, and never after it was switched off,
+// or the driver is not registered any more.
+func TestProbesEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		probes := 0
+		o := Observe(probed{make(box), &probes})
+		defer o.Close()
+		for _, ended := range []func(){
+			func() { o.Follow(true, true, 0) }, func() { o.Follow(true, false, time.Minute) }, func() { o.Follow(false, true, time.Minute) },
+		} {
+			probes = 0
+			o.Follow(true, true, time.Minute)
+			time.Sleep(5*time.Minute + 30*time.Second)
+			synctest.Wait()
+			if probes < 4 || probes > 6 {
+				t.Errorf("%d probes in 5 minutes", probes)
+			}
+			ended()
+			probes = 0
+			time.Sleep(time.Hour)
+			synctest.Wait()
+			if probes > 0 {
+				t.Errorf("%d probes after their end", probes)
+			}
+		}
+	})
 }
