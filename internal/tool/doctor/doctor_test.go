@@ -191,7 +191,7 @@ func TestBrokenNodes(t *testing.T) {
 			breaks: func(t *testing.T, n *node) {
 				n.write("proc/812/cmdline", "kubelet\x00--kubeconfig=/etc/kubernetes/kubelet.conf\x00")
 				n.rooted(812, n.root)
-				n.write("etc/kubernetes/kubelet.conf", "clusters:\n- cluster:\n    server: https://127.0.0.1:16744\n")
+				n.write("etc/kubernetes/kubelet.conf", "# server: https://other\nclusters: [{name: c, cluster: {server: \"https://127.0.0.1:16744\", x: y}}]\n")
 				n.refuse = "error updating CSINode object: Unauthorized"
 				n.restartDaemon()
 				n.refuse = ""

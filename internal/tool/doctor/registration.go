@@ -216,7 +216,7 @@ func (x *diagnosis) apiServer(ctx context.Context) (*url.URL, string) {
 		return nil, ""
 	}
 	text, err := look(ctx, x, file, func() ([]byte, error) { return readSome(x.seenBy(x.kubelet, file), maxProcFile) })
-	m := regexp.MustCompile(`(?m)^\s*server: *["']?(https?://[^\s"']+)`).FindSubmatch(text)
+	m := regexp.MustCompile(`(?m)^[^#\n]*?\bserver["']?: *["']?(https?://[^\s"',}]+)`).FindSubmatch(text)
 	if err != nil || m == nil {
 		return nil, ""
 	}

@@ -134,7 +134,11 @@ func (x *diagnosis) unit(ctx context.Context) {
 	case err != nil:
 		x.finding("", "unit", "systemd-not-answering", "cannot query systemd: "+safetext.Quote(err.Error()), "")
 	case p["LoadState"] == "masked":
-		problem("unit-masked", "is masked, so that nothing can start it", "it is enabled and runs", systemctl("unmask", serviceUnit), enable)
+		unmask := []Fix{systemctl("unmask", serviceUnit), enable}
+		if p["UnitFileState"] == "masked-runtime" {
+			unmask[0] = run("systemctl", "unmask", "--runtime", serviceUnit)
+		}
+		problem("unit-masked", "is masked, so that nothing can start it", "it is enabled and runs", unmask...)
 	case stopped && x.daemon.runs():
 		x.checked("", "unit", Skipped, "the daemon runs, but not as %s", serviceUnit)
 	case p["LoadState"] == "not-found":

@@ -47,6 +47,8 @@ func (x *diagnosis) lastExit(ctx context.Context, unit string) (text string, fix
 		text, fix = text+set, undo
 	}
 	switch {
+	case p["UnitFileState"] == "masked-runtime":
+		fix = append(fix, run("systemctl", "unmask", "--runtime", unit))
 	case p["LoadState"] == "masked":
 		fix = append(fix, systemctl("unmask", unit), systemctl("enable", unit))
 	case p["ActiveState"] == "inactive" && p["UnitFileState"] == "disabled":

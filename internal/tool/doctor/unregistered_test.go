@@ -94,6 +94,11 @@ func TestMaskedUnits(t *testing.T) {
 	if f, _ := finding(n.examine(), "driver-socket-missing"); !strings.HasSuffix(lines(f.Fix), "systemctl unmask csi-nfs.service\nsystemctl enable csi-nfs.service\nsystemctl restart --no-block csi-nfs.service\n# if it listens elsewhere: set socket in the table of the driver") {
 		t.Errorf("%s", lines(f.Fix))
 	}
+	masked["UnitFileState"] = "masked-runtime"
+	if f, _ := finding(n.examine(), "driver-socket-missing"); !strings.Contains(lines(f.Fix), "\nsystemctl unmask --runtime csi-nfs.service\nsystemctl restart --no-block csi-nfs.service\n") {
+		t.Errorf("%s", lines(f.Fix))
+	}
+	delete(masked, "UnitFileState")
 	n.remove(n.path("proc/812"))
 	if f, _ := finding(n.examine(), "no-kubelet"); !strings.HasPrefix(lines(f.Fix), "systemctl unmask kubelet.service\nsystemctl enable kubelet.service\nsystemctl start kubelet.service\n") {
 		t.Errorf("%s", lines(f.Fix))
