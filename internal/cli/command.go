@@ -219,7 +219,7 @@ func (e *env) report(err error) int {
 			return code
 		}
 	}
-	fmt.Fprintf(e.stderr, "error: %s\n", errorLines(err))
+	fmt.Fprintf(e.stderr, "error: %s\n", cleanLines(err.Error()))
 	if hint != "" {
 		fmt.Fprintf(e.stderr, "hint: %s\n", cleanLines(hint))
 	}
@@ -229,23 +229,15 @@ func (e *env) report(err error) int {
 // maxLine limits a line of untrusted text where the whole text is shown.
 const maxLine = 16 << 10
 
-// errorLines returns the text of an error, safe for a terminal. All lines but the first are
-// indented, so that none of them looks like a hint.
-func errorLines(err error) string {
-	lines := strings.Split(cleanLines(err.Error()), "\n")
-	for i, line := range lines {
-		if i > 0 && !strings.HasPrefix(line, "  ") {
-			lines[i] = "  " + line
-		}
-	}
-	return strings.Join(lines, "\n")
-}
-
-// cleanLines makes a multi-line text safe for a terminal.
+// cleanLines makes a multi-line text safe for a terminal. All lines but the first are indented, so
+// that none of them looks like a hint.
 func cleanLines(s string) string {
 	lines := strings.Split(s, "\n")
 	for i, line := range lines {
 		lines[i] = safetext.Clean(line, maxLine)
+		if i > 0 && !strings.HasPrefix(line, "  ") {
+			lines[i] = "  " + lines[i]
+		}
 	}
 	return strings.Join(lines, "\n")
 }

@@ -122,7 +122,7 @@ func TestImportNamesSubdirectories(t *testing.T) {
 		t.Fatal(err)
 	}
 	code, _, stderr := try(t, "import", dir)
-	if want := "hint: subdirectories are not read: csi-registrar import '" + filepath.Join(dir, "node pods") + "'\n"; code != exitFailed || !strings.HasSuffix(stderr, want) {
+	if want := "hint: name the directory that has the manifests: subdirectories are not read\n"; code != exitFailed || !strings.HasSuffix(stderr, want) {
 		t.Errorf("exit code %d, %s, want %s", code, stderr, want)
 	}
 }

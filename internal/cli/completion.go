@@ -1,11 +1,9 @@
 package cli
 
 import (
-	"bufio"
 	"context"
 	_ "embed" // the scripts
 	"flag"
-	"fmt"
 	"io"
 	"slices"
 	"strings"
@@ -39,11 +37,8 @@ func runCompletion(_ context.Context, e *env, args []string) error {
 // runComplete prints the completions of the last word, each with a tab and a description in its
 // line. Where there are none, the scripts complete the names of files.
 func runComplete(ctx context.Context, e *env, words []string) error {
-	w := bufio.NewWriter(e.stdout)
-	for _, c := range complete(ctx, words) {
-		fmt.Fprintln(w, c)
-	}
-	return w.Flush()
+	_, err := io.WriteString(e.stdout, strings.Join(complete(ctx, words), ""))
+	return err
 }
 
 // complete returns the completions of the last word. The words are the command line without the
@@ -57,7 +52,7 @@ func complete(ctx context.Context, words []string) (list []string) {
 	before, last := words[:len(words)-1], words[len(words)-1]
 	offer := func(word, about string) {
 		if strings.HasPrefix(word, last) {
-			list = append(list, word+"\t"+about)
+			list = append(list, word+"\t"+about+"\n")
 		}
 	}
 	var c command

@@ -18,13 +18,12 @@ import (
 func setupDoctor(fs *flag.FlagSet) runner {
 	var o doctor.Options
 	asJSON := fs.Bool("json", false, "print a JSON document")
-	fs.StringVar(&o.Source.File, "config", "", "read `FILE` alone for the configuration")
-	root := rootFlag(fs)
+	source := sourceFlags(fs)
 	return func(ctx context.Context, e *env, args []string) error {
 		if err := driverArgs(args...); err != nil {
 			return err
 		}
-		o.Source.Root, o.Drivers, o.Units = *root, args, doctor.Systemctl{}
+		o.Source, o.Drivers, o.Units = *source, args, doctor.Systemctl{}
 		o.Version = build().Version
 		return runDoctor(ctx, e, o, *asJSON)
 	}

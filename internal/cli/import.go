@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strings"
 	"time"
 
 	"csi-registrar/internal/sys/safetext"
@@ -161,26 +160,21 @@ func readManifests(e *env, arg string) ([]importer.Manifest, error) {
 	return []importer.Manifest{m}, err
 }
 
+// renderers make manifests from a directory with these files.
+var renderers = map[string]string{"Chart.yaml": "helm template", "kustomization.yaml": "kubectl kustomize", "kustomization.yml": "kubectl kustomize"}
+
 // readDirectory reads the files of a directory that kubectl would apply.
 func readDirectory(dir string) ([]importer.Manifest, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, fmt.Errorf("cannot import: %w", err)
 	}
-	has := func(name string) bool {
-		return slices.ContainsFunc(entries, func(e os.DirEntry) bool { return e.Name() == name })
-	}
-	name := safetext.Word(dir)
-	switch {
-	case has("Chart.yaml"):
-		return nil, hinted(fmt.Errorf("cannot import %s: it is a chart of Helm", name),
-			"render it first: helm template "+safetext.ShellWord(dir)+" | csi-registrar import -")
-	case has("kustomization.yaml") || has("kustomization.yml"):
-		return nil, hinted(fmt.Errorf("cannot import %s: it has a kustomization", name),
-			"render it first: kubectl kustomize "+safetext.ShellWord(dir)+" | csi-registrar import -")
-	}
 	var manifests []importer.Manifest
 	for _, entry := range entries {
+		if renderer := renderers[entry.Name()]; renderer != "" {
+			return nil, hinted(fmt.Errorf("cannot import %s: it has a %s", safetext.Word(dir), entry.Name()),
+				"render it first: "+renderer+" "+safetext.ShellWord(dir)+" | csi-registrar import -")
+		}
 		if ext := filepath.Ext(entry.Name()); entry.IsDir() || !slices.Contains([]string{".yaml", ".yml", ".json"}, ext) {
 			continue
 		}
@@ -191,17 +185,8 @@ func readDirectory(dir string) ([]importer.Manifest, error) {
 		manifests = append(manifests, m)
 	}
 	if len(manifests) == 0 {
-		err := fmt.Errorf("cannot import %s: no file in it ends in .yaml, .yml or .json", name)
-		var subdirectories []string
-		for _, entry := range entries {
-			if entry.IsDir() {
-				subdirectories = append(subdirectories, safetext.ShellWord(filepath.Join(dir, entry.Name())))
-			}
-		}
-		if len(subdirectories) > 0 {
-			err = hinted(err, "subdirectories are not read: csi-registrar import "+strings.Join(subdirectories, " "))
-		}
-		return nil, err
+		return nil, hinted(fmt.Errorf("cannot import %s: no file in it ends in .yaml, .yml or .json", safetext.Word(dir)),
+			"name the directory that has the manifests: subdirectories are not read")
 	}
 	return manifests, nil
 }

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -53,33 +52,36 @@ func showStatus(ctx context.Context, e *env, o statusOptions, s status.Document)
 	if err := o.checkDriver(s); err != nil {
 		return err
 	}
-	unread := o.notRead(ctx, s)
+	unread := notRead(ctx, *o.root, s)
 	if o.json {
 		err = printDocument(e, o, s)
 	} else {
-		_, err = fmt.Fprint(e.stdout, cmp.Or(unread, o.text(s, e)))
+		_, err = fmt.Fprint(e.stdout, o.text(s, unread, e))
 	}
 	return errors.Join(err, o.exitError(s, unread, e.now()))
 }
 
 // notRead returns what a daemon without drivers has not read in the files, or why that is not
 // known; empty: there is nothing.
-func (o statusOptions) notRead(ctx context.Context, s status.Document) string {
+func notRead(ctx context.Context, root string, s status.Document) string {
 	if len(s.Drivers) > 0 || s.ConfigError != "" {
 		return ""
 	}
-	res, err := loadConfig(ctx, config.Source{Root: *o.root})
+	res, err := loadConfig(ctx, config.Source{Root: root})
 	if err != nil {
-		return sentence(err.Error()) + ".\n"
+		return err.Error()
 	}
 	if n := len(res.Config.Drivers); n > 0 {
-		return fmt.Sprintf("The daemon has not yet read the files, which configure %s: try again, or run csi-registrar reload.\n", count(n, "driver"))
+		return "the daemon has not yet read the files, which configure " + count(n, "driver") + ": try again, or run csi-registrar reload"
 	}
 	return ""
 }
 
-// text formats the table, or one driver with all details.
-func (o statusOptions) text(s status.Document, e *env) string {
+// text formats the table, or one driver with all details, or what is not read.
+func (o statusOptions) text(s status.Document, unread string, e *env) string {
+	if unread != "" {
+		return sentence(unread) + ".\n"
+	}
 	// The name of a driver that has not reported it yet is empty.
 	if d, ok := s.Driver(o.driver); ok && o.driver != "" {
 		return driverText(d, s.ConfigError, e.page(), e.now())

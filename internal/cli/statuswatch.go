@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -17,16 +16,18 @@ import (
 func watchStatus(ctx context.Context, e *env, o statusOptions) error {
 	last := error(&exitError{code: exitNotRunning})
 	for s, err := range follow(ctx, *o.root) {
+		unread := ""
 		switch {
 		case err == nil:
 			addVolumes(ctx, *o.root, &s)
-			last = o.exitError(s, o.notRead(ctx, s), e.now())
+			unread = notRead(ctx, *o.root, s)
+			last = o.exitError(s, unread, e.now())
 		case isPermanent(err):
 			return clientError(err)
 		default:
 			last = &exitError{code: exitNotRunning}
 		}
-		if err := showAgain(ctx, e, o, s, err); err != nil {
+		if err := showAgain(e, o, s, unread, err); err != nil {
 			return err
 		}
 	}
@@ -35,7 +36,7 @@ func watchStatus(ctx context.Context, e *env, o statusOptions) error {
 
 // showAgain shows a status, or the error instead of it. On a terminal it replaces the previous one.
 // The first line has the time to which the ages refer.
-func showAgain(ctx context.Context, e *env, o statusOptions, s status.Document, failed error) error {
+func showAgain(e *env, o statusOptions, s status.Document, unread string, failed error) error {
 	switch {
 	case o.json && failed != nil:
 		e.report(clientError(failed))
@@ -47,9 +48,9 @@ func showAgain(ctx context.Context, e *env, o statusOptions, s status.Document, 
 	}
 	text := e.now().Format(time.RFC3339) + "\n"
 	if failed != nil {
-		text += errorLines(failed) + "\n"
+		text += cleanLines(failed.Error()) + "\n"
 	} else {
-		text += cmp.Or(o.notRead(ctx, s), o.text(s, e))
+		text += o.text(s, unread, e)
 	}
 	if p := e.page(); p.tty {
 		text = "\x1b[H\x1b[J" + fit(text, p.rows)

@@ -6,9 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"strings"
-	"time"
 
-	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/node/status"
 	"csi-registrar/internal/sys/safetext"
 )
@@ -23,18 +21,13 @@ func setupWait(fs *flag.FlagSet) runner {
 		if *timeout < 0 {
 			return usagef("--timeout %s is negative", *timeout)
 		}
-		ctx, cancel := withTimeout(ctx, *timeout)
-		defer cancel()
+		if *timeout > 0 {
+			limited, cancel := context.WithTimeoutCause(ctx, *timeout, fmt.Errorf("timed out after %s", *timeout))
+			defer cancel()
+			ctx = limited
+		}
 		return wait(ctx, e, *root, names)
 	}
-}
-
-// withTimeout limits ctx to a time, if that is not 0.
-func withTimeout(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
-	if timeout == 0 {
-		return ctx, func() {}
-	}
-	return context.WithTimeoutCause(ctx, timeout, fmt.Errorf("timed out after %s", timeout))
 }
 
 // interruption returns why ctx is done: the time that it was limited to, or a signal.
@@ -62,10 +55,9 @@ func wait(ctx context.Context, e *env, root string, names []string) error {
 			if invalid := neverInForce(s); len(invalid) > 0 {
 				return hinted(fmt.Errorf("the configuration has errors:\n  %s", strings.Join(invalid, "\n  ")), "csi-registrar config check shows all errors")
 			}
-			if len(s.Drivers) == 0 {
-				missing = unread(ctx, root)
-			}
-			if len(s.Drivers)+len(missing) == 0 {
+			if unread := notRead(ctx, root, s); unread != "" {
+				missing = []string{unread}
+			} else if len(s.Drivers) == 0 {
 				fmt.Fprintln(e.stderr, "warning: no driver is configured, so there is nothing to wait for")
 			}
 		}
@@ -75,21 +67,6 @@ func wait(ctx context.Context, e *env, root string, names []string) error {
 	}
 	return hinted(fmt.Errorf("%w:\n  %s", interruption(ctx), strings.Join(missing, "\n  ")),
 		"csi-registrar doctor finds out why a driver is not registered")
-}
-
-// unread returns what a daemon without drivers has not read in the files: it does so soon, or ends
-// because root_dir was changed.
-func unread(ctx context.Context, root string) (out []string) {
-	res, err := loadConfig(ctx, config.Source{Root: root})
-	if err != nil {
-		return []string{err.Error()}
-	}
-	for _, d := range res.Config.Drivers {
-		if d.Enabled {
-			out = append(out, d.Name+": the daemon has not yet read its table")
-		}
-	}
-	return out
 }
 
 // neverInForce returns the tables and files that were never in force.

@@ -127,7 +127,7 @@ func TestWaitForTablesThatAreNotRead(t *testing.T) {
 	d := newFake()
 	d.serve(t, root)
 	code, _, stderr := try(t, "wait", "--config-root", root, "--timeout", "300ms")
-	if code != 1 || !strings.Contains(stderr, "a.csi.example: the daemon has not yet read its table") {
+	if code != 1 || !strings.Contains(stderr, "the daemon has not yet read the files, which configure 1 driver") {
 		t.Errorf("exit code %d: %s", code, stderr)
 	}
 	d.setDrivers(driverIn("a.csi.example", "registered", hour))

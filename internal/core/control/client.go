@@ -154,14 +154,14 @@ func (c *Client) Reregister(ctx context.Context, name string, force bool) error 
 	if force {
 		path += "?force=true"
 	}
-	err := c.post(ctx, path, c.limit)
-	if refused, ok := errors.AsType[*Error](err); ok {
-		return refused // its text names the driver and the request
+	body, err := c.send(ctx, http.MethodPost, path, c.limit)
+	switch _, refused := errors.AsType[*Error](err); {
+	case err == nil:
+		return body.Close()
+	case refused:
+		return err // its text names the driver and the request
 	}
-	if err != nil {
-		return fmt.Errorf("cannot register %s again: %w", name, err)
-	}
-	return nil
+	return fmt.Errorf("cannot register %s again: %w", name, err)
 }
 
 // Error is the daemon's response to a request that failed.
@@ -175,14 +175,6 @@ func (e *Error) NotFound() bool { return e.code == http.StatusNotFound }
 
 // Error returns the text in one line.
 func (e *Error) Error() string { return safetext.Clean(e.Text, maxText) }
-
-func (c *Client) post(ctx context.Context, target string, limit time.Duration) error {
-	body, err := c.send(ctx, http.MethodPost, target, limit)
-	if err != nil {
-		return err
-	}
-	return body.Close()
-}
 
 // send sends a request without a body and returns the body of a successful response. The limit is
 // only for the head of the response: a stream continues until ctx is done or it is closed.
