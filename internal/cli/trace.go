@@ -55,7 +55,7 @@ func setupTrace(fs *flag.FlagSet) runner {
 
 // runTrace copies calls and shows them until ctx is done.
 func runTrace(ctx context.Context, e *env, o traceOptions, l trace.Listener, dial trace.Dial) (err error) {
-	rec := trace.NewRecorder(trace.Options{Show: o.show})
+	rec := trace.NewRecorder(o.show)
 	out := traceWriter{rec: rec, e: e, json: o.json, table: trace.NewTable(e.page().columns)}
 	if o.output != "" {
 		f, err := os.OpenFile(o.output, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)

@@ -19,7 +19,7 @@ func BenchmarkNodeGetCapabilities(b *testing.B) {
 	serveCSI(b, path, func(context.Context, string, proto.Message) (proto.Message, error) {
 		return &csi.NodeGetCapabilitiesResponse{}, nil
 	})
-	p := startProxy(b, path, Options{})
+	p := startProxy(b, path, nil)
 	for _, to := range []struct{ name, path string }{{"direct", path}, {"traced", p.path}} {
 		for _, kept := range []bool{false, true} {
 			name := to.name + "/connection for each call"

@@ -27,7 +27,7 @@ func pipe(t *testing.T) (client, driver *net.UnixConn, p *proxy) {
 	t.Helper()
 	path := filepath.Join(socketDir(t), "d")
 	l := listen(t, path)
-	p = startProxy(t, path, Options{})
+	p = startProxy(t, path, nil)
 	c, err := net.Dial("unix", p.path)
 	if err != nil {
 		t.Fatal(err)
@@ -194,7 +194,7 @@ func TestAClientThatLeavesIsSeen(t *testing.T) {
 }
 
 func TestAClientOfNoDriverSeesAClosedConnection(t *testing.T) {
-	p := startProxy(t, filepath.Join(socketDir(t), "none"), Options{})
+	p := startProxy(t, filepath.Join(socketDir(t), "none"), nil)
 	c, err := net.Dial("unix", p.path)
 	if err != nil {
 		t.Fatal(err)
@@ -223,7 +223,7 @@ func TestRunningCallsAreAnsweredAfterTheEnd(t *testing.T) {
 		}
 		return &csi.ProbeResponse{}, nil
 	})
-	p := startProxy(t, path, Options{})
+	p := startProxy(t, path, nil)
 	idle, busy := connect(t, p.path), connect(t, p.path)
 	if _, err := invoke(t, t.Context(), idle, "Probe", &csi.ProbeRequest{}); err != nil {
 		t.Fatal(err)
@@ -264,7 +264,7 @@ func TestACutEndsCalls(t *testing.T) {
 		<-ctx.Done()
 		return nil, ctx.Err()
 	})
-	p := startProxy(t, path, Options{})
+	p := startProxy(t, path, nil)
 	answered := make(chan error, 1)
 	go func() {
 		_, err := invoke(t, t.Context(), connect(t, p.path), "NodePublishVolume", &csi.NodePublishVolumeRequest{VolumeId: "v"})

@@ -63,7 +63,7 @@ func TestErrorTextsHaveNoSecrets(t *testing.T) {
 				path := filepath.Join(socketDir(t), "d")
 				d := &sayingDriver{text: "nothing yet"}
 				serveCSI(t, path, d.answer)
-				p := startProxy(t, path, Options{Show: show})
+				p := startProxy(t, path, show)
 				conn := connect(t, p.path)
 				ctx := metadata.AppendToOutgoingContext(t.Context(), "x-session", "Zx81-meta-value")
 				staged := &csi.NodeStageVolumeRequest{VolumeId: "v", StagingTargetPath: "/s", Secrets: secrets,
@@ -98,7 +98,7 @@ func TestErrorTextsOfAnIncompleteTrace(t *testing.T) {
 	path := filepath.Join(socketDir(t), "d")
 	d := &sayingDriver{text: "words"}
 	serveCSI(t, path, d.answer)
-	p := startProxy(t, path, Options{Show: []string{ErrorText}})
+	p := startProxy(t, path, []string{ErrorText})
 	conn := connect(t, p.path)
 	for _, secret := range []string{"a", strings.Repeat("x", maxMessage)} {
 		if _, err := invoke(t, t.Context(), conn, "NodeStageVolume", &csi.NodeStageVolumeRequest{Secrets: map[string]string{"k": secret}}); err == nil {
@@ -159,7 +159,7 @@ func TestErrorTextsLearnSecrets(t *testing.T) {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 	}
-	rec := NewRecorder(Options{Show: []string{ErrorText}})
+	rec := NewRecorder([]string{ErrorText})
 	rec.take(newConnection(rec), toDriver, []byte("GET"))
 	if got := rec.errors.shown("bad " + secret); got != hiddenText {
 		t.Errorf("after a connection that cannot be decoded: %q", got)
@@ -176,7 +176,7 @@ func TestErrorTextsLearnFromAnswers(t *testing.T) {
 		}
 		return nil, status.Error(codes.Internal, "Zx81-answer differs from Zx82-header")
 	})
-	p := startProxy(t, path, Options{Show: []string{ErrorText}})
+	p := startProxy(t, path, []string{ErrorText})
 	conn := connect(t, p.path)
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Zx82-header")
 	if _, err := invoke(t, ctx, conn, "ControllerPublishVolume", &csi.ControllerPublishVolumeRequest{VolumeId: "v", NodeId: "n"}); err != nil {

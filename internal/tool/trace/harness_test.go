@@ -101,17 +101,17 @@ type proxy struct {
 }
 
 // startProxy records what goes to a driver at the path.
-func startProxy(t testing.TB, driver string, o Options) *proxy {
+func startProxy(t testing.TB, driver string, show []string) *proxy {
 	t.Helper()
-	return startProxyAt(t, driver, o, time.Now)
+	return startProxyAt(t, driver, show, time.Now)
 }
 
 // startProxyAt is startProxy with a clock.
-func startProxyAt(t testing.TB, driver string, o Options, now func() time.Time) *proxy {
+func startProxyAt(t testing.TB, driver string, show []string, now func() time.Time) *proxy {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	cut, stop := context.WithCancel(context.Background())
-	p := &proxy{t: t, rec: NewRecorder(o), path: filepath.Join(socketDir(t), "t"), cancel: cancel, cut: stop,
+	p := &proxy{t: t, rec: NewRecorder(show), path: filepath.Join(socketDir(t), "t"), cancel: cancel, cut: stop,
 		ended: make(chan struct{}), changed: make(chan struct{}, 1)}
 	p.rec.now = now
 	l := listen(t, p.path)

@@ -36,7 +36,7 @@ func TestFullMatcherHidesAll(t *testing.T) {
 // TestLostConnectionIsNeverIdle checks that a connection of which bytes are missing is not closed
 // at the end of the trace as one without a call: that cannot be known.
 func TestLostConnectionIsNeverIdle(t *testing.T) {
-	c := newConnection(NewRecorder(Options{}))
+	c := newConnection(NewRecorder(nil))
 	c.copied = time.Now().Add(-time.Hour)
 	if !c.idle() {
 		t.Error("it has no call")
@@ -49,7 +49,7 @@ func TestLostConnectionIsNeverIdle(t *testing.T) {
 
 // TestRememberedAttempts checks that the memory for repeated calls is limited.
 func TestRememberedAttempts(t *testing.T) {
-	r := NewRecorder(Options{})
+	r := NewRecorder(nil)
 	for i := range 3 * maxRemembered {
 		c := &call{id: fmt.Sprint(i)}
 		if r.ask(c, &message{}); c.Attempt != 1 || len(r.attempts) > maxRemembered {
@@ -60,7 +60,7 @@ func TestRememberedAttempts(t *testing.T) {
 
 // TestMethodsOfTheSummary checks that only further methods share a line.
 func TestMethodsOfTheSummary(t *testing.T) {
-	r := NewRecorder(Options{})
+	r := NewRecorder(nil)
 	for i := range maxMethods + 2 {
 		r.count(&call{Call: Call{Method: fmt.Sprint("m", i)}})
 	}
@@ -110,10 +110,10 @@ func TestSmallerHeaderTable(t *testing.T) {
 	}
 	ask.encoder.SetMaxDynamicTableSize(2000)
 	ask.ask(t, 1, "/csi.v1.Node/NodePublishVolume", publish("v", "/t"))
-	rec := NewRecorder(Options{})
+	rec := NewRecorder(nil)
 	decodeInPieces(rec, copyBuffer, ask.Bytes(), answer.Bytes())
-	if len(rec.running) != 0 || rec.leftOut.Connections != 0 || rec.methods["csi.v1.Node/NodePublishVolume"] == nil {
-		t.Errorf("left out: %+v, seen: %v", rec.leftOut, rec.methods)
+	if len(rec.running) != 0 || rec.notDecoded != 0 || rec.methods["csi.v1.Node/NodePublishVolume"] == nil {
+		t.Errorf("left out: %+v, seen: %v", rec.notDecoded+rec.notWritten, rec.methods)
 	}
 }
 
@@ -133,7 +133,7 @@ func (l *fullListener) Accept() (net.Conn, error) {
 // TestServeWithoutDescriptors checks that a shortage that ends does not end the trace.
 func TestServeWithoutDescriptors(t *testing.T) {
 	path := filepath.Join(socketDir(t), "t")
-	rec := NewRecorder(Options{})
+	rec := NewRecorder(nil)
 	ctx, stop := context.WithCancel(t.Context())
 	l := &fullListener{UnixListener: listen(t, path)}
 	client, err := net.Dial("unix", path)

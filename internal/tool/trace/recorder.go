@@ -19,33 +19,30 @@ const (
 	showRunning   = 5 * time.Second // after it a call is shown that has not ended
 )
 
-// Options say what is recorded.
-type Options struct {
-	Show []string // keys whose values are shown; ErrorText: the texts of errors, without secrets
-}
-
 // Recorder makes the record of one trace.
 type Recorder struct {
-	options Options
-	events  chan Call
-	now     func() time.Time // when bytes pass
+	show   []string // keys whose values are shown
+	events chan Call
+	now    func() time.Time // when bytes pass
 
 	mu       sync.Mutex // guards the following, and the fields of connections
 	held     int        // bytes of messages that are being received
 	running  map[*call]bool
 	attempts map[string]int
 	errors   *errorTexts
-	leftOut  LeftOut
 	methods  map[string]*methodStats
 
+	notDecoded   int // connections
+	notWritten   int // calls that were decoded
 	dialFailures int
 	dialError    error // the last one
 }
 
-// NewRecorder makes a recorder with an empty record, for one call of Serve.
-func NewRecorder(o Options) *Recorder {
-	return &Recorder{options: o, events: make(chan Call, maxEvents), now: time.Now, running: map[*call]bool{},
-		attempts: map[string]int{}, methods: map[string]*methodStats{}, errors: newErrorTexts(o.Show)}
+// NewRecorder returns a recorder with an empty record, for one call of Serve. show are the keys
+// whose values are shown; ErrorText stands for the texts of errors, without secrets.
+func NewRecorder(show []string) *Recorder {
+	return &Recorder{show: show, events: make(chan Call, maxEvents), now: time.Now, running: map[*call]bool{},
+		attempts: map[string]int{}, methods: map[string]*methodStats{}, errors: newErrorTexts(show)}
 }
 
 // Calls yields each call when it ends, and once before if it takes longer than 5 s. A receiver that
@@ -83,7 +80,7 @@ func (r *Recorder) end(c *connection) {
 // giveUp leaves the rest of a connection out of the record.
 func (r *Recorder) giveUp(c *connection, at time.Time) {
 	c.lost = true
-	r.leftOut.Connections++
+	r.notDecoded++
 	r.errors.forget()
 	r.closeConnection(c, Lost, at)
 }
@@ -100,7 +97,7 @@ func (r *Recorder) open(c *call) { r.running[c] = true }
 
 // ask takes the request of a call.
 func (r *Recorder) ask(c *call, request *message) {
-	c.setRequest(request, r.options.Show, r.errors)
+	c.setRequest(request, r.show, r.errors)
 	if len(r.attempts) >= maxRemembered {
 		clear(r.attempts)
 	}
@@ -114,7 +111,7 @@ func (r *Recorder) ask(c *call, request *message) {
 // answer ends a call.
 func (r *Recorder) answer(c *call, response *message, o outcome) {
 	delete(r.running, c)
-	c.setOutcome(response, o, r.options.Show, r.errors)
+	c.setOutcome(response, o, r.show, r.errors)
 	if c.End == Answered && o.code == codes.OK {
 		delete(r.attempts, c.id)
 	}
@@ -126,7 +123,7 @@ func (r *Recorder) emit(c Call) {
 	select {
 	case r.events <- c:
 	default:
-		r.leftOut.Calls++
+		r.notWritten++
 	}
 }
 

@@ -142,7 +142,7 @@ func testNothingLeaks(t *testing.T, choice int, outcome string) {
 		s.fill(t, response.ProtoReflect())
 		return response, nil
 	})
-	p := startProxy(t, path, Options{})
+	p := startProxy(t, path, nil)
 	c := connect(t, p.path)
 	n := 0
 	eachMethod(func(name string, m protoreflect.MethodDescriptor) {
@@ -247,7 +247,7 @@ func TestHealthCalls(t *testing.T) {
 		}
 		return nil, status.Error(codes.Unimplemented, method)
 	})
-	p := startProxy(t, path, Options{Show: []string{ErrorText}})
+	p := startProxy(t, path, []string{ErrorText})
 	c := connect(t, p.path)
 	_, err := invoke(t, t.Context(), c, "NodeGetVolumeHealth", &csi.NodeGetVolumeHealthRequest{VolumeId: "v", VolumePublishPath: "/p"})
 	_, failed := invoke(t, t.Context(), c, "NodeGetStorageHealth", &csi.NodeGetStorageHealthRequest{Secrets: map[string]string{"token": "s3cr3t-token"}})

@@ -13,12 +13,6 @@ import (
 	"csi-registrar/internal/sys/safetext"
 )
 
-// LeftOut counts what is not in the record, or not wholly.
-type LeftOut struct {
-	Connections int // that were not decoded to their end
-	Calls       int // that were decoded, but not written
-}
-
 // maxSamples is how many durations of a method are kept. Of more a random sample is.
 const maxSamples = 4096
 
@@ -81,11 +75,11 @@ func (r *Recorder) WriteSummary(w io.Writer) error {
 	if r.dialFailures > 0 {
 		fmt.Fprintf(&b, "the driver could not be reached by %s: %s\n", plural(r.dialFailures, "connection"), safetext.Clean(r.dialError.Error(), 500))
 	}
-	if r.leftOut.Connections > 0 {
-		fmt.Fprintf(&b, "left out: %s that could not be decoded; all bytes were copied\n", plural(r.leftOut.Connections, "connection"))
+	if r.notDecoded > 0 {
+		fmt.Fprintf(&b, "left out: %s that could not be decoded; all bytes were copied\n", plural(r.notDecoded, "connection"))
 	}
-	if r.leftOut.Calls > 0 {
-		fmt.Fprintf(&b, "left out: %s that could not be written fast enough\n", plural(r.leftOut.Calls, "line"))
+	if r.notWritten > 0 {
+		fmt.Fprintf(&b, "left out: %s that could not be written fast enough\n", plural(r.notWritten, "line"))
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

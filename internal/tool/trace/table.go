@@ -1,6 +1,7 @@
 package trace
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -13,39 +14,25 @@ type Table struct {
 	call, volume int // widths of columns
 }
 
-// The columns that have one width, with the spaces between all.
-const fixedColumns = len("15:04:05") + len("TRY") + len("123.4ms") + len("DeadlineExceeded") + 5*2
-
-// Widths of the other columns. On 80 columns they have the smallest ones.
-const (
-	minCall, maxCall     = 20, 28 // NodeGetCapabilities fits
-	minVolume, maxVolume = 15, 44 // pvc- and a UUID fit
-)
-
-// NewTable fits a table into a width in columns, 80 at least.
+// NewTable fits a table into a width in columns, 80 at least. NodeGetCapabilities fits into 80; the
+// longest call, and a volume ID of pvc- and a UUID, into 120.
 func NewTable(columns int) Table {
-	spare := max(columns-fixedColumns-minCall-minVolume, 0)
-	t := Table{call: minCall, volume: min(minVolume+spare, maxVolume)}
-	t.call = min(minCall+spare-(t.volume-minVolume), maxCall)
-	return t
+	spare := max(columns-80, 0)
+	return Table{call: min(20+spare/4, 28), volume: min(16+spare-spare/4, 44)}
 }
 
-// Header is the first line.
+// Header returns the first line.
 func (t Table) Header() string {
 	return t.row("TIME", "CALL", "VOLUME", "TRY", "TOOK", "CODE")
 }
 
-// Row is a call's line.
+// Row returns the line of a call.
 func (t Table) Row(c Call) string {
 	code := c.Code
 	if c.End != Answered {
 		code = string(c.End)
 	}
-	volume := c.Volume
-	if volume == "" {
-		volume = "-"
-	}
-	return t.row(c.Time.Format(time.TimeOnly), safetext.Clean(c.Name(), t.call), safetext.Clean(volume, t.volume),
+	return t.row(c.Time.Format(time.TimeOnly), safetext.Clean(c.Name(), t.call), safetext.Clean(cmp.Or(c.Volume, "-"), t.volume),
 		fmt.Sprint(c.Attempt), round(c.Duration()), safetext.Clean(code, 16))
 }
 
@@ -54,22 +41,14 @@ func (t Table) row(at, call, volume, try, took, code string) string {
 	return strings.TrimRight(line, " ")
 }
 
-// Detail is the paragraph below a call's line, which is its error; empty: there is none.
+// Detail returns the paragraph below a call's line, which is its error; empty: there is none.
 func Detail(c Call) string { return safetext.Clean(c.Error, 2*maxShownText) }
 
-// round writes a duration with three digits, in at most seven characters.
+// round formats a duration with three digits, in at most seven characters below an hour.
 func round(d time.Duration) string {
-	switch ms := float64(d) / float64(time.Millisecond); {
-	case ms < 0.9995:
-		return fmt.Sprintf("%.2fms", ms)
-	case ms < 99.95:
-		return fmt.Sprintf("%.3gms", ms)
-	case ms < 999.5:
-		return fmt.Sprintf("%.0fms", ms)
-	case d < 100*time.Second:
-		return fmt.Sprintf("%.3gs", d.Seconds())
-	case d < 100*time.Minute:
-		return d.Round(time.Second).String()
+	unit := time.Microsecond
+	for d >= 1000*unit {
+		unit *= 10
 	}
-	return d.Round(time.Minute).String()
+	return d.Round(unit).String()
 }
