@@ -110,7 +110,6 @@ func (d *daemon) run(ctx context.Context, b control.Backend, begin func(context.
 	d.log.Info("ready", "MESSAGE_ID", messageReady, "version", d.options.Version,
 		"drivers", len(drivers), "still_registered", len(kept), "landlock_abi", d.landlock)
 	d.work.Go(func() { d.reportStatus(ctx) })
-	d.work.Go(func() { d.releaseMemory(ctx) })
 	d.work.Go(func() { d.feedWatchdog(ctx) })
 	<-ctx.Done()
 	d.note("notify the service manager", d.notifier.Stopping())
