@@ -36,59 +36,46 @@ func loadConfig(ctx context.Context, source config.Source) (*config.Result, erro
 	return res, nil
 }
 
-// setupConfigCheck uses the daemon's own loader, so that both accept the same files.
-func setupConfigCheck(fs *flag.FlagSet) runner {
-	source := sourceFlags(fs)
-	return func(ctx context.Context, e *env, _ []string) error {
-		res, err := loadConfig(ctx, *source)
-		if err != nil {
-			return err
-		}
-		printErrors(e, res)
-		if len(res.Errors) > 0 {
-			return &exitError{code: exitConfig}
-		}
-		var b strings.Builder
-		fmt.Fprintf(&b, "no errors: %s, %s\n", count(len(res.Config.Drivers), "driver"), count(len(res.Files), "file"))
-		if len(res.Files) == 0 && source.File == "" {
-			fmt.Fprintf(&b, "note: there is no file in etc/csi-registrar, run/csi-registrar and usr/lib/csi-registrar below %s\n", safetext.Word(source.Root))
-		}
-		if lines := rootdir.DropIn(res.Config.Kubelet.RootDir); lines != "" && source.File == "" {
-			b.WriteString("\nkubelet.root_dir needs this drop-in for the unit, then `systemctl daemon-reload` and a restart:\n\n")
-			for line := range strings.SplitSeq(strings.TrimSuffix(lines, "\n"), "\n") {
-				b.WriteString(safetext.Clean(line, maxLine) + "\n") // as it is pasted
+// configCommand returns the setup function of a command that loads the files as the daemon does,
+// prints text and then each error as FILE:LINE: MESSAGE, which editors understand.
+func configCommand(text func(config.Source, *config.Result) string) func(*flag.FlagSet) runner {
+	return func(fs *flag.FlagSet) runner {
+		source := sourceFlags(fs)
+		return func(ctx context.Context, e *env, _ []string) error {
+			res, err := loadConfig(ctx, *source)
+			if err == nil {
+				_, err = io.WriteString(e.stdout, text(*source, res))
 			}
-		}
-		_, err = io.WriteString(e.stdout, b.String())
-		return err
-	}
-}
-
-// setupConfigShow prints the valid part of the configuration even if there are errors.
-func setupConfigShow(fs *flag.FlagSet) runner {
-	source := sourceFlags(fs)
-	return func(ctx context.Context, e *env, _ []string) error {
-		res, err := loadConfig(ctx, *source)
-		if err != nil {
-			return err
-		}
-		if _, err := io.WriteString(e.stdout, res.Show()); err != nil {
-			return err
-		}
-		printErrors(e, res)
-		if len(res.Errors) > 0 {
+			if err != nil || len(res.Errors) == 0 {
+				return err
+			}
+			fmt.Fprintln(e.stderr, res.Errors)
 			return &exitError{code: exitConfig}
 		}
-		return nil
 	}
 }
 
-// printErrors prints each error as FILE:LINE: MESSAGE, which editors understand.
-func printErrors(e *env, res *config.Result) {
-	for _, err := range res.Errors {
-		fmt.Fprintln(e.stderr, err)
+// checkedText describes a configuration without errors; empty if it has some.
+func checkedText(source config.Source, res *config.Result) string {
+	if len(res.Errors) > 0 {
+		return ""
 	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "no errors: %s, %s\n", count(len(res.Config.Drivers), "driver"), count(len(res.Files), "file"))
+	if len(res.Files) == 0 && source.File == "" {
+		fmt.Fprintf(&b, "note: there is no file in etc/csi-registrar, run/csi-registrar and usr/lib/csi-registrar below %s\n", safetext.Word(source.Root))
+	}
+	if lines := rootdir.DropIn(res.Config.Kubelet.RootDir); lines != "" && source.File == "" {
+		b.WriteString("\nkubelet.root_dir needs this drop-in for the unit, then `systemctl daemon-reload` and a restart:\n\n")
+		for line := range strings.SplitSeq(strings.TrimSuffix(lines, "\n"), "\n") {
+			b.WriteString(safetext.Clean(line, maxLine) + "\n") // as it is pasted
+		}
+	}
+	return b.String()
 }
+
+// shownText is the valid part of the configuration, even if there are errors.
+func shownText(_ config.Source, res *config.Result) string { return res.Show() }
 
 // count formats a number and its noun.
 func count(n int, noun string) string {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"text/tabwriter"
 )
 
 // runHelp prints the help of the command that the arguments name, or the list of all commands.
@@ -17,14 +18,13 @@ func runHelp(ctx context.Context, e *env, args []string) error {
 func groupHelp(path []string, about string, all []command) string {
 	var w strings.Builder
 	fmt.Fprintf(&w, "%s.\n\nusage: %s COMMAND [ARGUMENT...]\n\n", about, strings.Join(path, " "))
-	width := 0
-	all = slices.DeleteFunc(slices.Clone(all), func(c command) bool { return c.hidden })
+	table := tabwriter.NewWriter(&w, 0, 0, 2, ' ', 0)
 	for _, c := range all {
-		width = max(width, len(c.name))
+		if !c.hidden {
+			fmt.Fprintf(table, "  %s\t%s\n", c.name, c.summary)
+		}
 	}
-	for _, c := range all {
-		fmt.Fprintf(&w, "  %-*s  %s\n", width, c.name, c.summary)
-	}
+	table.Flush() // to memory
 	fmt.Fprintf(&w, "\nSee %s COMMAND --help.\n", strings.Join(path, " "))
 	return w.String()
 }

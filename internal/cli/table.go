@@ -46,8 +46,8 @@ summary.`,
 			{name: "check", summary: "report every error in the configuration files",
 				about: `Errors are printed on standard error as FILE:LINE: MESSAGE, one per line.
 The exit code is 78 if there are errors.`,
-				setup: setupConfigCheck},
-			{name: "show", summary: "print the merged configuration, each value with its origin", setup: setupConfigShow},
+				setup: configCommand(checkedText)},
+			{name: "show", summary: "print the merged configuration, each value with its origin", setup: configCommand(shownText)},
 		}},
 		{name: "cleanup", summary: "remove the registration sockets if the unit is being stopped",
 			about: `The unit runs it twice in ExecStopPost=: with --ask outside its sandbox and with
