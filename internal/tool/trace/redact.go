@@ -28,7 +28,7 @@ type redactor struct {
 	partial bool     // it held more than that
 }
 
-// message returns a message. Texts in parentheses stand for what is hidden.
+// message returns the fields of a message. Texts in parentheses stand for what is hidden.
 func (r *redactor) message(m protoreflect.Message) map[string]any {
 	out := map[string]any{}
 	fields := m.Descriptor().Fields()
@@ -54,8 +54,11 @@ func (r *redactor) json(m protoreflect.Message) json.RawMessage {
 
 func (r *redactor) field(fd protoreflect.FieldDescriptor, v protoreflect.Value) any {
 	switch {
-	case isSecret(fd):
-		r.strip(fd, v)
+	case isSecret(fd): // a map of strings
+		v.Map().Range(func(_ protoreflect.MapKey, v protoreflect.Value) bool {
+			r.secrets = append(r.secrets, v.String())
+			return true
+		})
 		return "(stripped)"
 	case fd.IsMap():
 		return r.mapping(fd, v.Map())
@@ -82,7 +85,7 @@ func isSecret(fd protoreflect.FieldDescriptor) bool {
 // value returns a single value.
 func (r *redactor) value(fd protoreflect.FieldDescriptor, v protoreflect.Value) any {
 	switch fd.Kind() {
-	case protoreflect.MessageKind, protoreflect.GroupKind:
+	case protoreflect.MessageKind:
 		return r.message(v.Message())
 	case protoreflect.StringKind:
 		switch s := v.String(); {
@@ -100,14 +103,12 @@ func (r *redactor) value(fd protoreflect.FieldDescriptor, v protoreflect.Value) 
 			return r.text(string(e.Name()))
 		}
 		return v.Enum()
-	case protoreflect.DoubleKind, protoreflect.FloatKind: // CSI has none; JSON has no NaN
-		return fmt.Sprint(v.Float())
 	default:
-		return v.Interface() // a boolean or an integer
+		return v.Interface() // a boolean or an integer; CSI has no other kinds
 	}
 }
 
-// mapping returns a map: the keys that are shown, and how many there are beside them.
+// mapping returns a map of strings: the keys that are shown, and how many others there are.
 func (r *redactor) mapping(fd protoreflect.FieldDescriptor, m protoreflect.Map) map[string]any {
 	out := map[string]any{}
 	size, count := 0, 0
@@ -118,12 +119,8 @@ func (r *redactor) mapping(fd protoreflect.FieldDescriptor, m protoreflect.Map) 
 				count++
 				break
 			}
-			var value any = cut(v.String())
-			if fd.MapValue().Kind() != protoreflect.StringKind { // CSI has none
-				value = r.value(fd.MapValue(), v)
-			}
 			r.size += len(key) + len(v.String())
-			out[cut(key)] = value
+			out[cut(key)] = cut(v.String())
 		default:
 			if isSensitive(key) {
 				r.secrets = append(r.secrets, v.String())
@@ -173,21 +170,6 @@ func (r *redactor) unknown(b []byte) (out []string) {
 		b = b[tag+length:]
 	}
 	return out
-}
-
-// strip notes what a secret field held.
-func (r *redactor) strip(fd protoreflect.FieldDescriptor, v protoreflect.Value) {
-	switch {
-	case fd.IsMap():
-		v.Map().Range(func(_ protoreflect.MapKey, v protoreflect.Value) bool {
-			r.secrets = append(r.secrets, v.String())
-			return true
-		})
-	case fd.Kind() == protoreflect.StringKind && !fd.IsList():
-		r.secrets = append(r.secrets, v.String())
-	default: // CSI has none
-		r.partial = true
-	}
 }
 
 // asked reports whether a person asked for the values of a key.
