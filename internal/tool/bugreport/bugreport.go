@@ -14,7 +14,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"strings"
 	"sync"
 	"time"
 
@@ -70,7 +69,7 @@ func Write(ctx context.Context, w io.Writer, dir string, now time.Time, parts []
 		if host != "" {
 			e.text = names.replace(e.text)
 		}
-		err := t.WriteHeader(&tar.Header{Name: dir + "/" + e.name, Mode: 0o600, Size: int64(len(e.text)), ModTime: now.Truncate(time.Second)})
+		err := t.WriteHeader(&tar.Header{Name: dir + "/" + e.name, Mode: 0o600, Size: int64(len(e.text)), ModTime: now})
 		if err == nil {
 			_, err = io.WriteString(t, e.text)
 		}
@@ -99,18 +98,11 @@ func (p Part) make(ctx context.Context, pool *worker.Pool) (string, error) {
 	return printable(string(out.text)), cmp.Or(out.full, err)
 }
 
+var field = pattern(`[^\t\n]+`)
+
 // printable makes a text safe for a terminal, and keeps its lines and tabs.
 func printable(text string) string {
-	var b strings.Builder
-	for line := range strings.Lines(text) {
-		field, rest, more := strings.Cut(strings.TrimSuffix(line, "\n"), "\t")
-		for b.WriteString(safetext.Clean(field, len(field)*maxEscape)); more; {
-			field, rest, more = strings.Cut(rest, "\t")
-			b.WriteString("\t" + safetext.Clean(field, len(field)*maxEscape))
-		}
-		b.WriteString(line[len(strings.TrimSuffix(line, "\n")):])
-	}
-	return b.String()
+	return field().ReplaceAllStringFunc(text, func(s string) string { return safetext.Clean(s, len(s)*maxEscape) })
 }
 
 // maxEscape is the largest number of characters that Clean makes of a byte: \x1b.

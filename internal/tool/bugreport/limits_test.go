@@ -126,3 +126,14 @@ func TestTimesOfTheArchive(t *testing.T) {
 		t.Errorf("%v, %v", header, err)
 	}
 }
+
+// The text of a part cannot move the cursor of a terminal, and keeps its lines and tabs.
+func TestTextOfAPart(t *testing.T) {
+	for text, want := range map[string]string{
+		"": "", "\n": "\n", "a\t\tb\n\nc": "a\t\tb\n\nc", "\x1b[2J\xff\t\u202e\r\n": `\x1b[2J\xff` + "\t" + `\u202e\r` + "\n",
+	} {
+		if got := printable(text); got != want {
+			t.Errorf("%q becomes %q, want %q", text, got, want)
+		}
+	}
+}

@@ -155,10 +155,7 @@ func privateKeys(s string) string {
 	if !strings.Contains(s, "PRIVATE KEY") {
 		return s
 	}
-	lines := strings.SplitAfter(s, "\n")
-	hide := func(i int) {
-		lines[i] = keyBody().ReplaceAllLiteralString(strings.TrimRight(lines[i], "\n"), mark) + newline(lines[i])
-	}
+	lines := strings.Split(s, "\n")
 	for i, line := range lines {
 		at := keyMark().FindStringSubmatchIndex(line)
 		if at == nil {
@@ -172,16 +169,13 @@ func privateKeys(s string) string {
 				if last := end && j == i+step; body == "" || len(body) < 16 && !last {
 					break
 				}
-				hide(j)
+				lines[j] = keyBody().ReplaceAllLiteralString(lines[j], mark)
 			}
 		}
-		lines[i] = line[:at[0]] + mark + newline(line)
+		lines[i] = line[:at[0]] + mark
 	}
-	return strings.Join(lines, "")
+	return strings.Join(lines, "\n")
 }
-
-// newline returns the line break of a line, which the last line may not have.
-func newline(line string) string { return line[len(strings.TrimSuffix(line, "\n")):] }
 
 // random reports whether a part of a long word looks random: base64 or a long hexadecimal number,
 // but no UUID.
