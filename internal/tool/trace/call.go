@@ -51,14 +51,6 @@ const (
 	Running      End = "running"      // not yet; only in what Recorder.Calls yields in between
 )
 
-// outcome is how a call ended on the wire.
-type outcome struct {
-	end  End
-	at   time.Time
-	code codes.Code
-	text string // grpc-message
-}
-
 // call is a call while it runs.
 type call struct {
 	Call
@@ -68,6 +60,10 @@ type call struct {
 	asked    bool          // the request is there, as far as it will ever be
 	shown    bool          // as running
 	metadata []string      // values of the request's headers that are not gRPC's own
+	messages [2]message    // by direction
+	trailers bool          // the driver has sent its status
+	status   codes.Code
+	text     string // grpc-message
 
 	id string // of method, volume and paths: the same when it is asked again; empty: not known
 }
@@ -117,10 +113,11 @@ var identifying = []protoreflect.Name{
 const subjects = 5 // of identifying
 
 // setRequest takes the request of a call.
-func (c *call) setRequest(m *message, keys []string, errors *errorTexts) {
+func (c *call) setRequest(keys []string, errors *errorTexts) {
+	m := &c.messages[toDriver]
 	c.asked = true
 	c.RequestBytes = m.size
-	request := c.decode(m, false)
+	request := c.decode(toDriver)
 	if request == nil {
 		errors.learnBytes(m, c.metadata)
 		return
@@ -147,23 +144,23 @@ func (c *call) setRequest(m *message, keys []string, errors *errorTexts) {
 }
 
 // setOutcome takes the answer and the end of a call.
-func (c *call) setOutcome(m *message, o outcome, keys []string, errors *errorTexts) {
-	c.DurationMS = float64(o.at.Sub(c.began).Microseconds()) / 1e3
-	c.End = o.end
+func (c *call) setOutcome(end End, at time.Time, keys []string, errors *errorTexts) {
+	c.DurationMS = float64(at.Sub(c.began).Microseconds()) / 1e3
+	c.End = end
 	// At the limit either side may end the call first. Their clocks and ours differ a little, and
 	// a busy machine shows us the beginning late.
 	early := max(c.limit/100, min(c.limit/10, 100*time.Millisecond))
-	if o.end != Answered && o.end != Lost && c.limit > 0 && o.at.Sub(c.began) >= c.limit-early {
+	if end != Answered && end != Lost && c.limit > 0 && at.Sub(c.began) >= c.limit-early {
 		c.End = TimedOut
 	}
-	c.ResponseBytes = m.size
-	if o.end == Answered {
-		c.Code = o.code.String()
-		if o.code != codes.OK {
-			c.Error = cut(errors.shown(o.text))
+	c.ResponseBytes = c.messages[toCaller].size
+	if end == Answered {
+		c.Code = c.status.String()
+		if c.status != codes.OK {
+			c.Error = cut(errors.shown(c.text))
 		}
 	}
-	if response := c.decode(m, true); response != nil {
+	if response := c.decode(toCaller); response != nil {
 		r := &redactor{keys: keys}
 		c.Response = r.json(response)
 		errors.learn(r, nil)
@@ -171,12 +168,13 @@ func (c *call) setOutcome(m *message, o outcome, keys []string, errors *errorTex
 }
 
 // decode returns a message of the call, or nil if it is not kept, or not what CSI describes.
-func (c *call) decode(m *message, response bool) protoreflect.Message {
+func (c *call) decode(dir direction) protoreflect.Message {
+	m := &c.messages[dir]
 	if !m.whole || c.method == nil {
 		return nil
 	}
 	descriptor := c.method.Input()
-	if response {
+	if dir == toCaller {
 		descriptor = c.method.Output()
 	}
 	kind, err := protoregistry.GlobalTypes.FindMessageByName(descriptor.FullName())

@@ -28,7 +28,7 @@ const (
 type decoder struct {
 	conn  *connection
 	sides [2]side
-	calls map[uint32]*exchange // by stream
+	calls map[uint32]*call // by stream
 }
 
 // side is what comes from one end.
@@ -39,17 +39,8 @@ type side struct {
 	preface int // bytes of http2.ClientPreface to come
 }
 
-// exchange is a call on the wire.
-type exchange struct {
-	call     *call
-	messages [2]message
-	trailers bool // the driver has sent its status
-	code     codes.Code
-	text     string // grpc-message
-}
-
 func newDecoder(c *connection) *decoder {
-	d := &decoder{conn: c, calls: map[uint32]*exchange{}}
+	d := &decoder{conn: c, calls: map[uint32]*call{}}
 	for i := range d.sides {
 		s := &d.sides[i]
 		s.headers = hpack.NewDecoder(4096, nil)
@@ -86,7 +77,7 @@ func (d *decoder) write(dir direction, data []byte, at time.Time) error {
 		}
 		frame, err := s.framer.ReadFrame()
 		if stream, is := errors.AsType[http2.StreamError](err); is {
-			d.finish(stream.StreamID, outcome{end: Lost}, at) // the connection goes on
+			d.finish(stream.StreamID, Lost, at) // the connection goes on
 			continue
 		}
 		if err != nil {
@@ -128,8 +119,8 @@ func (d *decoder) frame(dir direction, frame http2.Frame, at time.Time) error {
 	case *http2.MetaHeadersFrame:
 		return d.gotHeaders(dir, f, at)
 	case *http2.DataFrame:
-		if x := d.calls[f.StreamID]; x != nil {
-			x.messages[dir].write(f.Data(), d.conn.rec)
+		if c := d.calls[f.StreamID]; c != nil {
+			c.messages[dir].write(f.Data(), d.conn.rec)
 		}
 		if f.StreamEnded() {
 			d.ended(dir, f.StreamID, at)
@@ -139,7 +130,7 @@ func (d *decoder) frame(dir direction, frame http2.Frame, at time.Time) error {
 		if dir == toCaller {
 			end = Reset
 		}
-		d.finish(f.StreamID, outcome{end: end}, at)
+		d.finish(f.StreamID, end, at)
 	case *http2.SettingsFrame:
 		// It limits the table of the other end, which may go on with the old limit for a
 		// while: a lower one is ignored here.
@@ -153,40 +144,40 @@ func (d *decoder) frame(dir direction, frame http2.Frame, at time.Time) error {
 }
 
 func (d *decoder) gotHeaders(dir direction, f *http2.MetaHeadersFrame, at time.Time) error {
-	x := d.calls[f.StreamID]
-	if dir == toDriver && x == nil {
+	c := d.calls[f.StreamID]
+	if dir == toDriver && c == nil {
 		if len(d.conn.rec.running) >= maxCalls {
 			return fmt.Errorf("more than %d calls at once", maxCalls)
 		}
-		x = &exchange{call: newCall(f.PseudoValue("path"), at)}
-		d.calls[f.StreamID] = x
+		c = newCall(f.PseudoValue("path"), at)
+		d.calls[f.StreamID] = c
 		d.conn.calls++
-		d.conn.rec.open(x.call)
+		d.conn.rec.running[c] = true
 	}
-	if x == nil {
+	if c == nil {
 		return nil // of a call that has ended
 	}
 	for _, h := range f.RegularFields() {
 		switch h.Name {
 		case "grpc-status":
 			if n, err := strconv.ParseUint(h.Value, 10, 32); err == nil && dir == toCaller {
-				x.trailers, x.code = true, codes.Code(n)
+				c.trailers, c.status = true, codes.Code(n)
 			}
 		case "grpc-timeout":
 			if dir == toDriver {
-				x.call.limit = timeLimit(h.Value)
+				c.limit = timeLimit(h.Value)
 			}
 		case "grpc-message":
-			x.text = unescape(h.Value)
+			c.text = unescape(h.Value)
 		case "content-type", "te", "user-agent":
 		default:
 			if dir == toDriver && !strings.HasPrefix(h.Name, "grpc-") {
-				x.call.metadata = append(x.call.metadata, h.Value)
+				c.metadata = append(c.metadata, h.Value)
 			}
 		}
 	}
-	if status := f.PseudoValue("status"); dir == toCaller && status != "" && status[0] != '1' && status != "200" && !x.trailers {
-		x.trailers, x.code, x.text = true, codes.Unknown, "HTTP status"
+	if status := f.PseudoValue("status"); dir == toCaller && status != "" && status[0] != '1' && status != "200" && !c.trailers {
+		c.trailers, c.status, c.text = true, codes.Unknown, "HTTP status"
 	}
 	if f.StreamEnded() {
 		d.ended(dir, f.StreamID, at)
@@ -204,44 +195,36 @@ func unescape(s string) string {
 
 // ended is called when one end has sent all.
 func (d *decoder) ended(dir direction, stream uint32, at time.Time) {
-	x := d.calls[stream]
+	c := d.calls[stream]
 	switch {
-	case x == nil:
+	case c == nil:
 	case dir == toDriver:
-		d.ask(x)
-	case x.trailers:
-		d.finish(stream, outcome{end: Answered, code: x.code, text: x.text}, at)
+		d.conn.rec.ask(c)
+	case c.trailers:
+		d.finish(stream, Answered, at)
 	default:
-		d.finish(stream, outcome{end: Reset}, at) // an answer without a status
-	}
-}
-
-// ask takes a request that is there as far as it will ever be.
-func (d *decoder) ask(x *exchange) {
-	if !x.call.asked {
-		d.conn.rec.ask(x.call, &x.messages[toDriver])
+		d.finish(stream, Reset, at) // an answer without a status
 	}
 }
 
 // finish ends a call, if there is one.
-func (d *decoder) finish(stream uint32, o outcome, at time.Time) {
-	x := d.calls[stream]
-	if x == nil {
+func (d *decoder) finish(stream uint32, end End, at time.Time) {
+	c := d.calls[stream]
+	if c == nil {
 		return
 	}
-	d.ask(x)
+	d.conn.rec.ask(c)
 	delete(d.calls, stream)
 	d.conn.calls--
-	o.at = at
-	d.conn.rec.answer(x.call, &x.messages[toCaller], o)
-	for i := range x.messages {
-		x.messages[i].release(d.conn.rec)
+	d.conn.rec.answer(c, end, at)
+	for i := range c.messages {
+		c.messages[i].release(d.conn.rec)
 	}
 }
 
 // close ends all calls of the connection.
 func (d *decoder) close(end End, at time.Time) {
 	for stream := range d.calls {
-		d.finish(stream, outcome{end: end}, at)
+		d.finish(stream, end, at)
 	}
 }

@@ -52,7 +52,7 @@ func TestRememberedAttempts(t *testing.T) {
 	r := NewRecorder(nil)
 	for i := range 3 * maxRemembered {
 		c := &call{id: fmt.Sprint(i)}
-		if r.ask(c, &message{}); c.Attempt != 1 || len(r.attempts) > maxRemembered {
+		if r.ask(c); c.Attempt != 1 || len(r.attempts) > maxRemembered {
 			t.Fatalf("attempt %d, %d remembered", c.Attempt, len(r.attempts))
 		}
 	}
@@ -76,7 +76,7 @@ func TestLostCallHasNotTimedOut(t *testing.T) {
 	for end, want := range map[End]End{Lost: Lost, Cancelled: TimedOut, Reset: TimedOut, Answered: Answered} {
 		c := newCall("/csi.v1.Node/NodePublishVolume", time.Unix(1e9, 0))
 		c.limit = time.Second
-		c.setOutcome(&message{}, outcome{end: end, at: c.began.Add(c.limit)}, nil, nil)
+		c.setOutcome(end, c.began.Add(c.limit), nil, nil)
 		if c.End != want {
 			t.Errorf("%s is shown as %s", end, c.End)
 		}

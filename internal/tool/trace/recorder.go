@@ -92,12 +92,12 @@ func (r *Recorder) closeConnection(c *connection, end End, at time.Time) {
 	}
 }
 
-// open notes that a call has begun.
-func (r *Recorder) open(c *call) { r.running[c] = true }
-
-// ask takes the request of a call.
-func (r *Recorder) ask(c *call, request *message) {
-	c.setRequest(request, r.show, r.errors)
+// ask takes the request of a call as far as it will ever be there, once.
+func (r *Recorder) ask(c *call) {
+	if c.asked {
+		return
+	}
+	c.setRequest(r.show, r.errors)
 	if len(r.attempts) >= maxRemembered {
 		clear(r.attempts)
 	}
@@ -109,10 +109,10 @@ func (r *Recorder) ask(c *call, request *message) {
 }
 
 // answer ends a call.
-func (r *Recorder) answer(c *call, response *message, o outcome) {
+func (r *Recorder) answer(c *call, end End, at time.Time) {
 	delete(r.running, c)
-	c.setOutcome(response, o, r.show, r.errors)
-	if c.End == Answered && o.code == codes.OK {
+	c.setOutcome(end, at, r.show, r.errors)
+	if c.End == Answered && c.status == codes.OK {
 		delete(r.attempts, c.id)
 	}
 	r.count(c)
