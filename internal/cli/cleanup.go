@@ -42,7 +42,7 @@ func setupCleanup(fs *flag.FlagSet) runner {
 		if *ifStopped {
 			return removeIfStopped(ctx, e, runDir)
 		}
-		stopped, rootDir := isStopping, e.getenv(rootdir.RootDirVariable)
+		stopped, rootDir := systemd.Stopping, e.getenv(rootdir.RootDirVariable)
 		if *unit != "" {
 			// The unit was stopped in the middle of a restart, after its own processes had asked.
 			stopped, rootDir = func(ctx context.Context) (bool, error) { return systemd.Down(ctx, *unit) }, ""
@@ -53,13 +53,6 @@ func setupCleanup(fs *flag.FlagSet) runner {
 		}
 		return err
 	}
-}
-
-// isStopping reports whether our unit has a stop job, as it also has at poweroff. With a restart
-// job, or without a job (after a crash), the next process takes over the sockets.
-func isStopping(ctx context.Context) (bool, error) {
-	job, err := systemd.Job(ctx)
-	return job == systemd.JobStop, err
 }
 
 // The answer is the mode of an empty file: setting a mode needs no space, and /run may be full.

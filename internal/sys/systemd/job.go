@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"strconv"
 	"time"
 
@@ -23,10 +24,6 @@ const (
 	askTimeout = 8 * time.Second
 	tryPause   = 50 * time.Millisecond
 )
-
-// JobStop is the type of a job that stops a unit for good. A restart is another type
-// ("restart", "try-restart"), until the unit is up again.
-const JobStop = "stop"
 
 // manager is the part of the service manager's interface that is used here.
 type manager interface {
@@ -69,29 +66,23 @@ func ping(ctx context.Context, conn *godbus.Conn) {
 	})
 }
 
-// Job returns the type of the job that is queued or running for the unit of this process ("start",
-// "stop", "restart", "reload", …), "" if there is none. It is an error if the manager cannot be
+// Stopping reports whether the unit of this process has a job that stops it for good, as it also
+// has at poweroff. A restart is a job of another type until the unit is up again, and after a crash
+// there is none: the next process takes over the sockets. It is an error if the manager cannot be
 // asked.
 //
 // In ExecStopPost=, only the job distinguishes a stop from a restart on every systemd since 247:
 // the environment and $SERVICE_RESULT are the same for both.
-func Job(ctx context.Context) (jobType string, err error) {
-	return ask(ctx, connect, job)
-}
+func Stopping(ctx context.Context) (bool, error) { return ask(ctx, connect, stopping) }
 
-func job(ctx context.Context, m manager) (jobType string, err error) {
+func stopping(ctx context.Context, m manager) (bool, error) {
 	unit, err := m.GetUnitNameByPID(ctx, uint32(os.Getpid()))
 	if err != nil {
-		return "", err
+		return false, err
 	}
 	// One call, because the job may end between a call for the job and another for its type.
 	jobs, err := m.ListJobsContext(ctx)
-	for _, j := range jobs {
-		if j.Unit == unit {
-			return j.JobType, nil
-		}
-	}
-	return "", err
+	return slices.ContainsFunc(jobs, func(j systemdbus.JobStatus) bool { return j.Unit == unit && j.JobType == "stop" }), err
 }
 
 // Down reports whether a unit has stopped and will not be started: it is inactive or failed and has

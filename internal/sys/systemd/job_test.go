@@ -43,7 +43,7 @@ func (m *fakeManager) GetUnitPropertiesContext(_ context.Context, unit string) (
 }
 
 func (m *fakeManager) ListJobsContext(context.Context) ([]systemdbus.JobStatus, error) {
-	jobs := []systemdbus.JobStatus{{Unit: "other.service", JobType: "start"}}
+	jobs := []systemdbus.JobStatus{{Unit: "other.service", JobType: "stop"}}
 	if m.job != "" {
 		jobs = append(jobs, systemdbus.JobStatus{Unit: testUnit, JobType: m.job})
 	}
@@ -54,10 +54,10 @@ func (m *fakeManager) Close() { m.open-- }
 
 func (m *fakeManager) connect(context.Context) (manager, error) { m.open++; return m, nil }
 
-func TestJobIsTheTypeOfTheUnitsJob(t *testing.T) {
-	for _, want := range []string{"stop", "restart", ""} {
-		if got, err := job(t.Context(), &fakeManager{job: want}); got != want || err != nil {
-			t.Errorf("%q, %v; want %q", got, err, want)
+func TestOnlyAStopJobOfTheUnitStopsIt(t *testing.T) {
+	for job, want := range map[string]bool{"stop": true, "restart": false, "": false} {
+		if got, err := stopping(t.Context(), &fakeManager{job: job}); got != want || err != nil {
+			t.Errorf("%q: %t, %v", job, got, err)
 		}
 	}
 }
@@ -86,9 +86,9 @@ func TestDown(t *testing.T) {
 func TestAManagerThatHangsUpIsAskedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &fakeManager{job: "stop", fails: []error{godbus.ErrClosed, nil, godbus.ErrClosed}}
-		got, err := ask(t.Context(), m.connect, job)
-		if got != "stop" || err != nil || len(m.fails) != 0 || m.open != 0 {
-			t.Errorf("%q, %v, %d open connections", got, err, m.open)
+		got, err := ask(t.Context(), m.connect, stopping)
+		if !got || err != nil || len(m.fails) != 0 || m.open != 0 {
+			t.Errorf("%t, %v, %d open connections", got, err, m.open)
 		}
 	})
 }
@@ -96,9 +96,9 @@ func TestAManagerThatHangsUpIsAskedAgain(t *testing.T) {
 func TestARefusalIsFinal(t *testing.T) {
 	m := &fakeManager{fails: []error{godbus.Error{Name: "org.example.No"}}}
 	asked := 0
-	_, err := ask(t.Context(), m.connect, func(ctx context.Context, m manager) (string, error) {
+	_, err := ask(t.Context(), m.connect, func(ctx context.Context, m manager) (bool, error) {
 		asked++
-		return job(ctx, m)
+		return stopping(ctx, m)
 	})
 	if refusal := (godbus.Error{}); !errors.As(err, &refusal) || asked != 1 {
 		t.Errorf("%v after %d questions", err, asked)
@@ -115,7 +115,7 @@ func TestAManagerThatDoesNotAnswer(t *testing.T) {
 			}
 			<-ctx.Done()
 			return nil, ctx.Err()
-		}, job)
+		}, stopping)
 		if took := time.Since(begun); err == nil || tries != 11 || took != askTimeout {
 			t.Errorf("%v after %d tries and %s", err, tries, took)
 		}
@@ -123,7 +123,7 @@ func TestAManagerThatDoesNotAnswer(t *testing.T) {
 	cause := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(cause)
-	if _, err := ask(ctx, func(context.Context) (manager, error) { return nil, ctx.Err() }, job); !errors.Is(err, cause) {
+	if _, err := ask(ctx, func(context.Context) (manager, error) { return nil, ctx.Err() }, stopping); !errors.Is(err, cause) {
 		t.Error(err)
 	}
 }
