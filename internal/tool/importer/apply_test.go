@@ -177,7 +177,7 @@ func checkApplied(t *testing.T, before Manifest, res Result) {
 			if !imported {
 				continue
 			}
-			if w.container(r.container.Name).isRegistrar() {
+			if slices.ContainsFunc(w.pod.all(), func(c container) bool { return c.Name == r.container.Name && c.isRegistrar() }) {
 				t.Errorf("%s: the container %s is still a registrar", w, r.container.Name)
 			}
 			dir := path.Dir(r.socket)

@@ -139,8 +139,11 @@ func (e *Edits) removeVolumes(w *workload, rs []*registration, rest []container)
 			return v.HostPath != nil && v.HostPath.creates() && contains(dir, v.HostPath.Path) && stillMounted(v)
 		})
 	}
+	isRemoved := func(c container) bool {
+		return slices.ContainsFunc(e.Containers, func(ref ContainerRef) bool { return ref.Name == c.Name })
+	}
 	for _, v := range w.pod.Volumes {
-		unmounted := slices.ContainsFunc(e.Containers, func(ref ContainerRef) bool { return w.container(ref.Name).mounts(v.Name) }) ||
+		unmounted := slices.ContainsFunc(w.pod.all(), func(c container) bool { return isRemoved(c) && c.mounts(v.Name) }) ||
 			slices.ContainsFunc(e.Unmount, func(m MountRef) bool { return m.Volume == v.Name })
 		if !unmounted || stillMounted(v) {
 			continue
@@ -218,14 +221,6 @@ func (w *workload) driverContainer(r *registration, rest []container) string {
 
 // flag is the flag that overrides the list in the manifest.
 func (r ControllersRef) flag() string { return "--controllers=" + r.Controllers }
-
-func (w *workload) container(name string) container {
-	all := w.pod.all()
-	if i := slices.IndexFunc(all, func(c container) bool { return c.Name == name }); i >= 0 {
-		return all[i]
-	}
-	return container{}
-}
 
 func (c container) mounts(volume string) bool {
 	return slices.ContainsFunc(c.VolumeMounts, func(m volumeMount) bool { return m.Name == volume })

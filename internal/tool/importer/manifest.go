@@ -18,11 +18,10 @@ type Manifest struct {
 
 // object is the part of a Kubernetes object that is the same for all kinds.
 type object struct {
-	APIVersion string `yaml:"apiVersion"`
-	Kind       string
-	Metadata   metadata
-	Spec       yaml.Node // decoded only for some kinds
-	Items      []object
+	Kind     string
+	Metadata metadata
+	Spec     yaml.Node // decoded only for some kinds
+	Items    []object
 }
 
 type metadata struct {
@@ -34,9 +33,8 @@ type metadata struct {
 }
 
 type ownerReference struct {
-	APIVersion string `yaml:"apiVersion"`
-	Kind       string
-	Name       string
+	Kind string
+	Name string
 }
 
 const helmPrefix = "meta.helm.sh/release-"
