@@ -110,9 +110,9 @@ func driverFields() []field[Driver] {
 	aboveZero := duration(func(d time.Duration) bool { return d > 0 }, "is not above zero")
 	secondOrZero := duration(func(d time.Duration) bool { return d == 0 || d >= time.Second }, "is below a second")
 	return []field[Driver]{
-		newField("socket", "", path, func(d *Driver) *string { return &d.Socket }, connectable),
+		newField("socket", "", path, func(d *Driver) *string { return &d.Socket }, socketPath),
 		// empty: socket
-		newField("endpoint", "", path, func(d *Driver) *string { return &d.Endpoint }, connectable),
+		newField("endpoint", "", path, func(d *Driver) *string { return &d.Endpoint }, socketPath),
 		newField("enabled", true, onOff, func(d *Driver) *bool { return &d.Enabled }, boolean),
 		newField("timeout", 5*time.Second, span, func(d *Driver) *time.Duration { return &d.Timeout }, aboveZero),
 		newField("supported_versions", []string{"1.0.0"}, `must be a list of versions such as ["1.0.0"]`,

@@ -101,27 +101,15 @@ func socketPath(v any) (string, *fault) {
 		return "", err
 	}
 	s = strings.TrimPrefix(s, "unix://")
-	if s == "/" {
-		return "", faultf(`"/" is a directory`)
-	}
-	return s, checkPath(s)
-}
-
-// connectable parses the path of a Unix socket to connect to, whose length is limited.
-func connectable(v any) (string, *fault) {
-	s, err := socketPath(v)
-	if err == nil {
-		err = checkLength(s)
-	}
-	return s, err
-}
-
-func checkLength(path string) *fault {
-	if over := len(path) - unixsock.MaxPath; over > 0 {
-		return &fault{fmt.Sprintf("the path has %d bytes, a Unix socket's has at most %d", len(path), unixsock.MaxPath),
+	err = checkPath(s)
+	if over := len(s) - unixsock.MaxPath; err == nil && over > 0 {
+		err = &fault{fmt.Sprintf("the path has %d bytes, a Unix socket's has at most %d", len(s), unixsock.MaxPath),
 			fmt.Sprintf("make it shorter by %d", over)}
 	}
-	return nil
+	if s == "/" {
+		err = faultf(`"/" is a directory`)
+	}
+	return s, err
 }
 
 // versions parses a list of CSI versions that the kubelet accepts: it takes the highest 1.x, and
