@@ -25,7 +25,7 @@ func RunSidecar(ctx context.Context, o Options, flags sidecar.Options) error {
 	c.Log.Format = cmp.Or(flags.LogFormat, c.Log.Format)
 	log := newLogger(o.Stderr, c.Log)
 	defer log.queue.Close()
-	log.level.Set(flags.LogLevel())
+	log.level.Set(flags.Level)
 	for _, w := range flags.Warnings {
 		log.Warn(w)
 	}

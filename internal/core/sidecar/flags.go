@@ -30,7 +30,7 @@ type Options struct {
 	Timeout     time.Duration // --timeout: for GetPluginInfo and Probe
 	HTTPAddr    string        // the TCP address for /healthz; empty: none
 	PProf       bool          // --enable-pprof: profiles on HTTPAddr
-	Verbosity   int           // -v
+	Level       slog.Level    // -v: debug, which shows each call, from 4 on
 	LogFormat   string        // --logging-format: text or json; "auto" if it was not given
 	ShowVersion bool          // --version: print the version and exit
 	Probe       bool          // --mode=kubelet-registration-probe: exit with 0 without any check
@@ -47,9 +47,6 @@ const (
 	defaultTimeout     = time.Second
 	probeMode          = "kubelet-registration-probe"
 )
-
-// callsVerbosity is the -v from which node-driver-registrar logs each call.
-const callsVerbosity = 4
 
 // Flags holds the flags that Register declared.
 type Flags struct {
@@ -79,7 +76,10 @@ func Register(fs *flag.FlagSet) *Flags {
 		if err != nil {
 			return errors.New("must be a number, 0 or more")
 		}
-		f.o.Verbosity = int(n)
+		f.o.Level = slog.LevelInfo
+		if n >= 4 {
+			f.o.Level = slog.LevelDebug
+		}
 		return nil
 	})
 	fs.StringVar(&f.o.LogFormat, "logging-format", "auto", "`format` of the log: text or json")
@@ -214,14 +214,6 @@ const (
 	ignoredStrings = "alsologtostderrthreshold log-flush-frequency log-json-info-buffer-size " +
 		"log-text-info-buffer-size log_backtrace_at log_dir log_file log_file_max_size stderrthreshold vmodule"
 )
-
-// LogLevel returns the log level for the verbosity. Debug shows each call.
-func (o Options) LogLevel() slog.Level {
-	if o.Verbosity >= callsVerbosity {
-		return slog.LevelDebug
-	}
-	return slog.LevelInfo
-}
 
 // Driver returns the configuration of the driver that the flags describe. name is what the driver
 // reported, because no flag has it.

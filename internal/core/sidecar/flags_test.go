@@ -54,7 +54,7 @@ func TestEveryWayToWriteAFlag(t *testing.T) {
 		Timeout:     3 * time.Second,
 		HTTPAddr:    ":9808",
 		PProf:       true,
-		Verbosity:   5,
+		Level:       slog.LevelDebug,
 		LogFormat:   "json",
 	}
 	for _, line := range []string{
@@ -178,11 +178,11 @@ func TestDriverAndLevel(t *testing.T) {
 		d.Timeout != 7*time.Second || d.SocketOwner != trust.Anybody || !d.Enabled || len(d.SupportedVersions) == 0 {
 		t.Errorf("%+v", d)
 	}
-	if o.LogLevel() != slog.LevelDebug {
-		t.Error("-v=4 does not show calls")
-	}
-	if o.Verbosity = 3; o.LogLevel() != slog.LevelInfo {
-		t.Error("-v=3 shows calls")
+	for v, want := range map[string]slog.Level{"-v=4": slog.LevelDebug, "-v=3": slog.LevelInfo, "-v=0": slog.LevelInfo} {
+		o, _, err := parse("--kubelet-registration-path=/e/csi.sock", "-v=9", v)
+		if err != nil || o.Level != want {
+			t.Errorf("%s: %s, %v, want %s", v, o.Level, err, want)
+		}
 	}
 }
 
@@ -229,7 +229,7 @@ func FuzzFlags(f *testing.F) {
 				t.Fatalf("path %q in %+v", p, o)
 			}
 		}
-		if len(o.Socket) > 107 || len(o.Endpoint) > 107 || o.Timeout <= 0 || o.Verbosity < 0 {
+		if len(o.Socket) > 107 || len(o.Endpoint) > 107 || o.Timeout <= 0 {
 			t.Fatalf("%+v", o)
 		}
 		for _, w := range o.Warnings {
