@@ -36,12 +36,8 @@ func isPermanent(err error) bool {
 	return errors.Is(err, fs.ErrPermission) || errors.Is(err, control.ErrPathTooLong)
 }
 
-// retryPause is the time before the first new attempt to connect to the daemon; for those who may
-// wait for long it doubles up to retryMost.
-const (
-	retryPause = 100 * time.Millisecond
-	retryMost  = time.Second
-)
+// retryPause is the time between two attempts to connect to the daemon.
+const retryPause = 200 * time.Millisecond
 
 // follow yields the current status document and then one for each change, across restarts of the
 // daemon. While the daemon is down or does not answer, follow yields each distinct error once. It
@@ -49,12 +45,12 @@ const (
 func follow(ctx context.Context, root string) iter.Seq2[status.Document, error] {
 	return func(yield func(status.Document, error) bool) {
 		client := control.NewClient(control.Path(root))
-		lastError, pause := "", retryPause
+		lastError := ""
 		for {
 			for s, err := range client.Watch(ctx) {
 				switch {
 				case err == nil:
-					lastError, pause = "", retryPause
+					lastError = ""
 					if !yield(s, nil) {
 						return
 					}
@@ -65,10 +61,9 @@ func follow(ctx context.Context, root string) iter.Seq2[status.Document, error] 
 					}
 				}
 			}
-			if !rate.Pause(ctx, pause) {
+			if !rate.Pause(ctx, retryPause) {
 				return
 			}
-			pause = min(2*pause, retryMost)
 		}
 	}
 }
