@@ -128,9 +128,7 @@ const (
 type connection struct {
 	rec     *Recorder
 	copied  time.Time // when bytes were copied last
-	decoder *decoder  // nil: left out from here on, or ended
-	calls   int       // that are running
-	lost    bool      // it could not be decoded
+	decoder *decoder  // nil: it could not be decoded, and is left out from there on
 }
 
 func newConnection(r *Recorder) *connection {
@@ -143,7 +141,7 @@ func newConnection(r *Recorder) *connection {
 func (c *connection) idle() bool {
 	c.rec.mu.Lock()
 	defer c.rec.mu.Unlock()
-	return !c.lost && c.calls == 0 && time.Since(c.copied) >= idleAtEnd
+	return c.decoder != nil && len(c.decoder.calls) == 0 && time.Since(c.copied) >= idleAtEnd
 }
 
 // copy copies one direction to its end, and passes that end on: a half-close as a half-close,

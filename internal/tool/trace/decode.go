@@ -151,7 +151,6 @@ func (d *decoder) gotHeaders(dir direction, f *http2.MetaHeadersFrame, at time.T
 		}
 		c = newCall(f.PseudoValue("path"), at)
 		d.calls[f.StreamID] = c
-		d.conn.calls++
 		d.conn.rec.running[c] = true
 	}
 	if c == nil {
@@ -215,7 +214,6 @@ func (d *decoder) finish(stream uint32, end End, at time.Time) {
 	}
 	d.conn.rec.ask(c)
 	delete(d.calls, stream)
-	d.conn.calls--
 	d.conn.rec.answer(c, end, at)
 	for i := range c.messages {
 		c.messages[i].release(d.conn.rec)

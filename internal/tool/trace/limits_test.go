@@ -41,7 +41,7 @@ func TestLostConnectionIsNeverIdle(t *testing.T) {
 	if !c.idle() {
 		t.Error("it has no call")
 	}
-	c.lost = true
+	c.decoder = nil
 	if c.idle() {
 		t.Error("it may have a call")
 	}

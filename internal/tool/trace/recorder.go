@@ -66,7 +66,10 @@ func (r *Recorder) take(c *connection, dir direction, data []byte) {
 	defer r.mu.Unlock()
 	c.copied = time.Now()
 	if at := r.now(); c.decoder != nil && c.decoder.write(dir, data, at) != nil {
-		r.giveUp(c, at)
+		r.notDecoded++
+		r.errors.forget()
+		c.decoder.close(Lost, at)
+		c.decoder = nil
 	}
 }
 
@@ -74,21 +77,8 @@ func (r *Recorder) take(c *connection, dir direction, data []byte) {
 func (r *Recorder) end(c *connection) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.closeConnection(c, Disconnected, r.now())
-}
-
-// giveUp leaves the rest of a connection out of the record.
-func (r *Recorder) giveUp(c *connection, at time.Time) {
-	c.lost = true
-	r.notDecoded++
-	r.errors.forget()
-	r.closeConnection(c, Lost, at)
-}
-
-func (r *Recorder) closeConnection(c *connection, end End, at time.Time) {
 	if c.decoder != nil {
-		c.decoder.close(end, at)
-		c.decoder = nil
+		c.decoder.close(Disconnected, r.now())
 	}
 }
 
