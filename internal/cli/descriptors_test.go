@@ -43,8 +43,8 @@ func TestJunkInTheDescriptorStore(t *testing.T) {
 	junk := map[string][]syscall.Conn{
 		"control": {pipe, listener}, "http": {pipe}, "other": {listener},
 		"registration-" + registeredName: {pipe}, registeredName: {pipe},
-		"registration-gone.example": {listener},
-		"registration-../../etc":    {listener},
+		"registration-gone.example": {listener}, "registration-gone2.example": {pipe},
+		"registration-../../etc": {listener},
 	}
 	for i := range 4000 {
 		junk[fmt.Sprintf("junk-%d", i)] = []syscall.Conn{pipe}

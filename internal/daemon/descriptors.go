@@ -7,7 +7,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"csi-registrar/internal/core/regsocket"
@@ -23,16 +22,16 @@ const (
 
 // descriptors are the descriptors that the service manager passed: its sockets, and the contents of
 // the descriptor store. The previous process could store anything under any name, so a descriptor
-// is used only if it matches its name. The others do not prevent a start.
+// is used only if it matches its name. The others do not prevent a start, and are removed from the
+// store with those of the same name that are used (regsocket.Socket.Adopt), or by forgetUnused.
 type descriptors struct {
 	control []*os.File // Unix sockets that listen at the path of the control socket
 	http    []*os.File // sockets that listen
-	// Unix sockets that listen, by driver; several if a process died while it replaced one
+	// by driver; several if a process died while it replaced one
 	stored map[string][]*os.File
 	// the names of all descriptors that can be in the store, each as often as it was passed
 	held   []string
 	unused []unusedFile // all other descriptors
-	forget []string     // the names of unused descriptors that no used one has
 }
 
 type unusedFile struct {
@@ -48,21 +47,6 @@ func sortDescriptors(files []*os.File, runDir string) *descriptors {
 			d.unused = append(d.unused, unusedFile{f, err})
 		}
 	}
-	// Adopting a registration socket replaces all descriptors of its name in the store if there are
-	// several. So an unused descriptor is removed together with the used one of its name.
-	d.unused = slices.DeleteFunc(d.unused, func(u unusedFile) bool {
-		driver, isRegistration := strings.CutPrefix(u.Name(), regsocket.StorePrefix)
-		sameName := isRegistration && len(d.stored[driver]) == 1
-		if sameName {
-			d.stored[driver] = append(d.stored[driver], u.File)
-		}
-		return sameName
-	})
-	for _, u := range d.unused {
-		if driver, ok := strings.CutPrefix(u.Name(), regsocket.StorePrefix); !ok || d.stored[driver] == nil {
-			d.forget = append(d.forget, u.Name())
-		}
-	}
 	return d
 }
 
@@ -73,6 +57,8 @@ func (d *descriptors) add(f *os.File, runDir string) error {
 		if !isRegistration || csiname.CheckName(driver) != nil {
 			return errors.New("the name is unknown")
 		}
+		d.stored[driver] = append(d.stored[driver], f)
+		return nil
 	}
 	network, address, err := systemd.ListenAddress(f)
 	switch {
@@ -82,8 +68,6 @@ func (d *descriptors) add(f *os.File, runDir string) error {
 		d.http = append(d.http, f)
 	case network != "unix":
 		return errors.New("not a Unix socket")
-	case isRegistration:
-		d.stored[driver] = append(d.stored[driver], f)
 	case address != filepath.Join(runDir, controlSocket):
 		return fmt.Errorf("it listens on %q", address)
 	default:
@@ -95,19 +79,17 @@ func (d *descriptors) add(f *os.File, runDir string) error {
 // forgetUnused closes the unused descriptors and removes them from the descriptor store. It does
 // not wait for the service manager: there can be thousands.
 func (d *daemon) forgetUnused() {
+	done, cancel := context.WithCancel(context.Background())
+	cancel()
 	for _, u := range d.handed.unused {
 		d.note("close a descriptor", u.Close())
+		d.note("remove a descriptor from the store", d.parts.store.Forget(done, u.Name()))
 	}
 	if unused := d.handed.unused; len(unused) > 0 {
 		d.log.Warn("closed descriptors of the service manager that are not used",
 			"count", len(unused), "first", unused[0].Name(), "reason", unused[0].reason)
 	}
-	done, cancel := context.WithCancel(context.Background())
-	cancel()
-	for _, name := range d.handed.forget {
-		d.note("remove a descriptor from the store", d.parts.store.Forget(done, name))
-	}
-	d.handed.unused, d.handed.forget = nil, nil
+	d.handed.unused = nil
 }
 
 // listener returns the listener of a descriptor. The service manager owns its path, so Close does
