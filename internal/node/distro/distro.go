@@ -37,10 +37,11 @@ var (
 var k8sSecrets = []string{"/var/snap/k8s/common/var/lib/k8sd", "/var/snap/k8s/common/var/lib/etcd",
 	"/var/snap/k8s/common/var/lib/k8s-dqlite", "/var/snap/k8s/common/node-token"}
 
-// Only kubeadm's row was tried on a node of its kind; the units, processes and root directories of
-// the others were tried with the same kubelet. "Read" means that the facts come from the named
-// sources, read in November 2026; "known" is common knowledge without a source.
-var table = []Distro{
+// All are the known distributions. Only kubeadm's row was tried on a node of its kind; the units,
+// processes and root directories of the others were tried with the same kubelet. "Read" means that
+// the facts come from the named sources, read in November 2026; "known" is common knowledge without
+// a source.
+var All = []Distro{
 	{
 		// Tried.
 		Name: "kubeadm", Processes: kubelet, Units: kubeletUnit, RootDir: DefaultRootDir,
@@ -147,9 +148,6 @@ var table = []Distro{
 // KubeletSecrets are files and directories with credentials in every kubelet's root directory.
 var KubeletSecrets = []string{"pki", "kubeconfig", "bootstrap-kubeconfig"}
 
-// All returns all known distributions.
-func All() []Distro { return slices.Clone(table) }
-
 // Units returns the units that can run a kubelet, each once.
 func Units() []string { return collect(func(d Distro) []string { return d.Units }) }
 
@@ -161,7 +159,7 @@ func RootDirs() []string { return collect(func(d Distro) []string { return []str
 
 // collect returns the values of all distributions in the order of the table, each once.
 func collect(values func(Distro) []string) (all []string) {
-	for _, d := range table {
+	for _, d := range All {
 		for _, v := range values(d) {
 			if !slices.Contains(all, v) {
 				all = append(all, v)

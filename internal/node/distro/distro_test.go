@@ -64,7 +64,7 @@ func TestKeysAreHidden(t *testing.T) {
 	}
 	_, documented, _ := strings.Cut(string(data), "\n## Directories with keys\n")
 	hidden := append(inaccessible(t), "/home", "/root", "/run/user") // by ProtectHome=
-	for _, d := range All() {
+	for _, d := range All {
 		secrets := d.Secrets
 		for _, name := range KubeletSecrets {
 			if d.RootDir == DefaultRootDir || name == "pki" {
@@ -140,7 +140,7 @@ func TestDocumentationNamesEveryKubelet(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, d := range All() {
+	for _, d := range All {
 		cells := []string{d.Name, code(d.Units), code(d.Processes), code([]string{d.RootDir}), d.Note}
 		if row := "| " + strings.TrimRight(strings.Join(cells, " | "), " ") + " |\n"; !strings.Contains(string(data), row) {
 			t.Errorf("nodes.md lacks the row\n%s", row)
@@ -152,7 +152,7 @@ func code(words []string) string { return "`" + strings.Join(words, "`, `") + "`
 
 // The names in the table are valid for /proc and systemd.
 func TestTable(t *testing.T) {
-	for _, d := range All() {
+	for _, d := range All {
 		for _, p := range d.Processes {
 			if len(p) > 15 {
 				t.Errorf("%s: /proc/PID/comm has at most 15 characters: %s", d.Name, p)

@@ -25,7 +25,7 @@ func TestEveryKindOfNode(t *testing.T) {
 	debs := []string{n.Package(newer, "csi-registrar"), n.Package(newer, "csi-sample-driver")}
 	n.Chroot("systemctl", "disable", "kubelet.service")
 	n.Boot()
-	for _, d := range distro.All() {
+	for _, d := range distro.All {
 		for i, unit := range d.Units {
 			k := &kindOfNode{Node: n, d: d, unit: unit, process: d.Processes[min(i, len(d.Processes)-1)]}
 			t.Run(strings.ReplaceAll(d.Name+" "+unit, "/", "-"), func(t *testing.T) {
