@@ -12,7 +12,6 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"slices"
 	"sync"
 	"syscall"
@@ -55,7 +54,7 @@ type daemon struct {
 func newDaemon(o Options, log logger, pool *worker.Pool, registryDir string) *daemon {
 	d := &daemon{
 		options: o, log: log.Logger, journalRefused: log.refused, pool: pool, notifier: systemd.NewNotifier(o.Getenv),
-		handed: sortDescriptors(systemd.Receive(), o.runDir()), ready: make(chan struct{}),
+		handed: sortDescriptors(systemd.Receive(), control.Path(o.Source.Root)), ready: make(chan struct{}),
 	}
 	d.watcher = fswatch.New(d.log, d.pool)
 	d.parts = newParts(d, registryDir)
@@ -187,7 +186,7 @@ func (d *daemon) serveControl(ctx context.Context, b control.Backend) error {
 	if len(d.handed.control) > 0 {
 		return nil
 	}
-	path := filepath.Join(d.options.runDir(), controlSocket)
+	path := control.Path(d.options.Source.Root)
 	ln, err := control.Listen(ctx, path)
 	if err == nil {
 		d.work.Go(func() { serve(ln) })

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
 	"strings"
 
 	"csi-registrar/internal/core/regsocket"
@@ -39,18 +38,18 @@ type unusedFile struct {
 	reason error
 }
 
-// sortDescriptors takes over the files. runDir is where the control socket is.
-func sortDescriptors(files []*os.File, runDir string) *descriptors {
+// sortDescriptors takes over the files. control is the path of the control socket.
+func sortDescriptors(files []*os.File, control string) *descriptors {
 	d := &descriptors{stored: map[string][]*os.File{}}
 	for _, f := range files {
-		if err := d.add(f, runDir); err != nil {
+		if err := d.add(f, control); err != nil {
 			d.unused = append(d.unused, unusedFile{f, err})
 		}
 	}
 	return d
 }
 
-func (d *descriptors) add(f *os.File, runDir string) error {
+func (d *descriptors) add(f *os.File, control string) error {
 	driver, isRegistration := strings.CutPrefix(f.Name(), regsocket.StorePrefix)
 	if f.Name() != controlName && f.Name() != httpName {
 		d.held = append(d.held, f.Name())
@@ -68,7 +67,7 @@ func (d *descriptors) add(f *os.File, runDir string) error {
 		d.http = append(d.http, f)
 	case network != "unix":
 		return errors.New("not a Unix socket")
-	case address != filepath.Join(runDir, controlSocket):
+	case address != control:
 		return fmt.Errorf("it listens on %q", address)
 	default:
 		d.control = append(d.control, f)

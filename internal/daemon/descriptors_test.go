@@ -46,8 +46,8 @@ func TestEachDescriptorIsUsedOrClosed(t *testing.T) {
 	}
 	named := func(listens, name string) *os.File { return os.NewFile(dup(t, listener(listens)), name) }
 	files = append(files, named("c", prefix+"b.example")) // two of one name
-	files = append(files, named("d", prefix+"no driver"), named(controlSocket, controlName), named("e", controlName), named("f", httpName))
-	d := sortDescriptors(files, dir)
+	files = append(files, named("d", prefix+"no driver"), named("control.sock", controlName), named("e", controlName), named("f", httpName))
+	d := sortDescriptors(files, filepath.Join(dir, "control.sock"))
 	places := map[*os.File]int{}
 	for _, stored := range d.stored {
 		for _, f := range stored {

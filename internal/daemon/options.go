@@ -23,9 +23,6 @@ func (o Options) runDir() string { return RunDir(o.Source.Root) }
 // RunDir is the daemon's directory below root.
 func RunDir(root string) string { return filepath.Join(root, "run", "csi-registrar") }
 
-// controlSocket is the name of the control socket in the run directory.
-const controlSocket = "control.sock"
-
 // stateDir is the directory for what the next process needs, apart from the registrations.
 func stateDir(runDir string) string { return filepath.Join(runDir, "state") }
 
