@@ -113,10 +113,9 @@ func unseenText(b *strings.Builder, p page, checks map[string][]doctor.Check) {
 	b.WriteString("\n" + p.hanging("", 0, "If volumes still fail, look at what the kubelet logs, or record its calls (trace.md):"))
 	b.WriteString("      journalctl --no-pager -n 20 --grep kubernetes.io/csi\n")
 	b.WriteString(p.hanging("", 0, "and at what is not visible from this node, where kubectl works. Some drivers also need the controller of their vendor to know the node."))
-	for _, d := range drivers[:min(len(drivers), 3)] {
-		fmt.Fprintf(b, "      kubectl get csidriver %s\n", d)
-	}
+	fmt.Fprintf(b, "      kubectl get csidriver %s\n", strings.Join(drivers[:min(len(drivers), 3)], " "))
 	b.WriteString("      kubectl get csinodes,volumeattachments -o wide\n")
+	b.WriteString(p.hanging("", 0, "If this node's CSINode lacks a driver: csi-registrar reregister DRIVER. If its Node was deleted: restart the kubelet."))
 }
 
 const (

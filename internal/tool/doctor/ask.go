@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -91,7 +92,12 @@ func (q *questions) call(ctx context.Context, step Step, expected string, do fun
 		q.checked(q.d.Name, step, OK, "%s", seen)
 	} else {
 		id, found := failure(step, limit, err)
-		q.finding(q.d.Name, step, id, found, expected, q.serverOf(ctx, q.d.Name, q.who).restart()...)
+		server := q.serverOf(ctx, q.d.Name, q.who)
+		if server.unit != "" {
+			why, undo := q.blame(ctx, server.unit)
+			found, server.revive = found+strings.Replace(why, ": ", "; it logged ", 1), append(undo, server.revive...)
+		}
+		q.finding(q.d.Name, step, id, found, expected, server.restart()...)
 	}
 	q.took(took)
 	return err == nil

@@ -56,9 +56,12 @@ func (x *diagnosis) running(ctx context.Context) {
 	case errors.Is(err, fs.ErrPermission):
 		x.finding("", "daemon", "not-root", err.Error(), "doctor runs as root; other users cannot see everything that it checks", asRoot)
 	case err != nil:
-		set, undo := x.dropIns(ctx, serviceUnit)
-		x.finding("", "daemon", "daemon-not-answering", "the daemon does not answer: "+safetext.Quote(err.Error())+set,
-			"it answers at once", slices.Concat([]Fix{logOf(serviceUnit)}, undo, []Fix{systemctl("restart", serviceUnit)})...)
+		set, fix := x.dropIns(ctx, serviceUnit)
+		fix = slices.Concat([]Fix{logOf(serviceUnit)}, fix, []Fix{systemctl("restart", serviceUnit)})
+		if few := x.setBy(ctx, serviceUnit, "LimitNOFILE"); few != "" {
+			set, fix = few, override(serviceUnit, "Service", "LimitNOFILE")
+		}
+		x.finding("", "daemon", "daemon-not-answering", "the daemon does not answer: "+safetext.Quote(err.Error())+set, "it answers at once", fix...)
 	case outdated != "":
 		x.finding("", "daemon", "configuration-not-loaded", "the configuration of the daemon differs from the files: "+outdated,
 			"the daemon, which is root without capabilities, has read the files", append(x.open(ctx), reload)...)

@@ -336,7 +336,7 @@ func TestDaemonThatDoesNotAnswer(t *testing.T) {
 	n := newNode(t)
 	n.stopDaemon()
 	const file = "/etc/systemd/system/csi-registrar.service.d/x.conf"
-	n.write(file, "[Service]\nLimitNOFILE=12\n")
+	n.write(file, "[Service]\nMemoryMax=1M\n")
 	n.units[serviceUnit]["DropInPaths"] = file
 	ln, err := net.Listen("unix", control.Path(n.root)) // and nobody accepts
 	if err != nil {
@@ -345,7 +345,13 @@ func TestDaemonThatDoesNotAnswer(t *testing.T) {
 	t.Cleanup(func() { _ = ln.Close() })
 	f, _ := finding(n.examine(), "daemon-not-answering")
 	want := "# if that is the cause, correct or remove " + file + "\nsystemctl daemon-reload\nsystemctl restart csi-registrar.service"
-	if !strings.HasSuffix(f.Found, file+` sets "LimitNOFILE=12"`) || !strings.HasSuffix(lines(f.Fix), want) {
+	if !strings.HasSuffix(f.Found, file+` sets "MemoryMax=1M"`) || !strings.HasSuffix(lines(f.Fix), want) {
+		t.Errorf("%+v", f)
+	}
+	n.write(file, "[Service]\nLimitNOFILE=12\n")
+	f, _ = finding(n.examine(), "daemon-not-answering")
+	if !strings.HasSuffix(f.Found, ", because of LimitNOFILE= in "+file) || !strings.Contains(lines(f.Fix), "\nprintf '%s\\n' '[Service]' LimitNOFILE=262144 > "+
+		"/etc/systemd/system/csi-registrar.service.d/zz-doctor-limitnofile.conf\n") {
 		t.Errorf("%+v", f)
 	}
 }
@@ -652,5 +658,22 @@ func TestDriverSocketBelowTheRegistry(t *testing.T) {
 		return c.Step == "registrars" && c.Result == Skipped && strings.Contains(c.Says, socket+" is below plugins_registry")
 	}) {
 		t.Errorf("%+v", r)
+	}
+}
+
+// A driver that runs and answers wrongly: what it logged last, and what drop-ins change in its
+// unit.
+func TestFaultOfADriverThatRuns(t *testing.T) {
+	n := newNode(t)
+	n.process(os.Getpid(), "nfs", "0::/system.slice/csi-nfs.service")
+	const file = "/etc/systemd/system/csi-nfs.service.d/server.conf"
+	n.write(file, "[Service]\nEnvironment=SERVER=nowhere\n")
+	n.units["csi-nfs.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "active", "SubState": "running", "DropInPaths": file,
+		"journal": "error: nowhere does not answer"}
+	n.driver.set(func(f *fakeDriver) { f.notReady = true })
+	f, _ := finding(n.examine(), "driver-not-ready")
+	if !strings.HasSuffix(f.Found, `; it logged "error: nowhere does not answer"; `+file+` sets "Environment=SERVER=nowhere"`) ||
+		!strings.HasSuffix(lines(f.Fix), "\n# if that is the cause, correct or remove "+file+"\nsystemctl daemon-reload\nsystemctl restart --no-block csi-nfs.service") {
+		t.Errorf("%+v", f)
 	}
 }

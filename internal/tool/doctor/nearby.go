@@ -29,6 +29,7 @@ func (x *diagnosis) missing(ctx context.Context, d config.Driver, found string, 
 			x.setDriverKey(d.Name, "socket", safetext.Quote(other))...)
 		return
 	}
+	fix := append(last.restart(), note("if it listens elsewhere: set socket in the table of the driver"))
 	if last.unit != "" {
 		pid, _ := strconv.Atoi(x.show(ctx, last.unit, "MainPID")["MainPID"])
 		ports := x.tcpPorts(ctx, pid)
@@ -40,10 +41,31 @@ func (x *diagnosis) missing(ctx context.Context, d config.Driver, found string, 
 		}
 		if len(ports) > 0 {
 			found += fmt.Sprintf("; its process %d listens on TCP port %s: a driver's flag --endpoint must name a Unix socket", pid, strings.Join(ports, ", "))
+			fix = append(x.correctEndpoint(ctx, d, last.unit, pid), last.start()...)
 		}
 	}
-	fix := append(last.restart(), note("if it listens elsewhere: set socket in the table of the driver"))
 	x.finding(d.Name, "socket", "driver-socket-missing", found+last.ended, expected, fix...)
+}
+
+// correctEndpoint returns the edit after which a driver that listens on TCP listens on its socket.
+func (x *diagnosis) correctEndpoint(ctx context.Context, d config.Driver, unit string, pid int) []Fix {
+	line, _ := readSome(x.procPath(pid, "cmdline"), maxProcFile) // an error: it has ended
+	given := "its address"
+	for arg := range strings.SplitSeq(string(line), "\x00") {
+		if at := strings.Index(arg, "tcp:"); at >= 0 {
+			given = arg[at:]
+		}
+	}
+	file, p := "its unit", x.show(ctx, unit, "FragmentPath", "DropInPaths")
+	// The last one counts.
+	for _, f := range strings.Fields(p["FragmentPath"] + " " + p["DropInPaths"]) {
+		text, err := look(ctx, x, f, func() ([]byte, error) { return readSome(filepath.Join("/", x.o.Source.Root, f), maxProcFile) })
+		if err == nil && strings.Contains(string(text), given) {
+			file = safetext.ShellWord(f)
+		}
+	}
+	return []Fix{note("in %s write unix://%s in place of %s, then run the next lines", file, safetext.ShellWord(d.Socket), safetext.ShellWord(given)),
+		run("systemctl", "daemon-reload")}
 }
 
 // nearby returns a trusted socket near the configured one at which the driver answers; empty if

@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"csi-registrar/internal/node/distro"
 	"csi-registrar/internal/node/rootdir"
 	"csi-registrar/internal/sys/safetext"
@@ -222,12 +224,44 @@ func (x *diagnosis) space(ctx context.Context, dir string) {
 			return
 		}
 		if err == nil && lacks != "" {
-			x.finding("", "file system", "file-system-full", fmt.Sprintf("the file system of %s has no %s left: no registration socket can be created", safetext.Word(d), lacks),
-				"space and inodes are free", run("df", "-h", d), run("df", "-i", d), note("remove files that are not needed from that file system"))
+			point := cmp.Or(x.mountOf(ctx, d).Point, "/")
+			x.finding("", "file system", "file-system-full", fmt.Sprintf("the file system of %s has no %s left: no registration socket can be created%s", safetext.Word(d), lacks, x.largest(ctx, point)),
+				"space and inodes are free", run("df", "-h", d), run("df", "-i", d), run("du", "-xah", "-t", "1M", point), note("remove files that are not needed from that file system"))
 			return
 		}
 	}
 	x.checked("", "file system", OK, "writable, with space and inodes left")
+}
+
+// largest names the largest of the first files on a file system, as the rest of a sentence; empty
+// if there is none, or the file system does not answer.
+func (x *diagnosis) largest(ctx context.Context, point string) string {
+	var name string
+	var size int64
+	err := x.check(ctx, point, func() error {
+		var top, at unix.Stat_t
+		files := 0
+		if err := unix.Lstat(point, &top); err != nil {
+			return err
+		}
+		return filepath.WalkDir(point, func(file string, e fs.DirEntry, err error) error {
+			switch files++; {
+			case files > 10*maxEntries:
+				return filepath.SkipAll
+			case err != nil || unix.Lstat(file, &at) != nil: // it was removed meanwhile
+				return nil
+			case at.Dev != top.Dev && e.IsDir():
+				return filepath.SkipDir
+			case at.Dev == top.Dev && e.Type().IsRegular() && at.Blocks*512 > size:
+				name, size = file, at.Blocks*512
+			}
+			return nil
+		})
+	})
+	if err != nil || name == "" {
+		return ""
+	}
+	return fmt.Sprintf("; its largest file is %s (%d KiB)", safetext.Word(name), size>>10)
 }
 
 // remount mounts the file system of a directory writable.

@@ -52,7 +52,7 @@ func TestMisplacedVolumes(t *testing.T) {
 	}{
 		"healthy":                            {mount, mount, inPod, true, "", ""},
 		"no mount yet":                       {"", "", "", false, "", ""},
-		"only the driver has it":             {mount, "", "", false, "pod shop/db, 0 bytes in 0 files", "systemctl stop kubelet.service|mv -n|systemctl start kubelet.service|# delete the pod shop/db"},
+		"only the driver has it":             {mount, "", "", false, "pod shop/db, 0 bytes in 0 files", "systemctl stop kubelet.service|mv -n|systemctl start kubelet.service|# where kubectl works: kubectl -n shop delete pod db, then copy /var/lib/csi-saved/0123/pv into"},
 		"and a pod writes":                   {mount, "", below, false, "pod shop/db, 6 bytes in 2 files", "systemctl stop kubelet.service|stop the container of the process 900|mv -n"},
 		"nobody has it, and a pod writes":    {"", "", below, false, "6 bytes in 2 files", "systemctl stop kubelet.service|stop the container|mv -n|systemctl start"},
 		"repaired, and the pod runs on":      {mount, mount, below, true, "6 bytes in 2 files", "stop the container|umount |mv -n|systemctl start"},

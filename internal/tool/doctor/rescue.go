@@ -115,7 +115,7 @@ func (x *diagnosis) rescue(ctx context.Context, all []misplaced, repair []Fix, i
 		}
 		fix = append(fix, run("mkdir", "-p", "-m", "700", to), run("mv", "-n", w.Target, to), run("mkdir", "-m", "750", w.Target))
 		namespace, name := x.podName(ctx, w.Pod)
-		last = append(last, note("delete the pod %s, so that it begins with the volume, and copy %s into it", safetext.ShellWord(path.Join(namespace, name)), safetext.ShellWord(to)))
+		last = append(last, note("where kubectl works: kubectl -n %s delete pod %s, then copy %s into the volume of the new pod", safetext.ShellWord(namespace), safetext.ShellWord(name), safetext.ShellWord(to)))
 	}
 	return slices.Concat(fix, repair, []Fix{systemctl("start", x.kubelet.service())}, last)
 }

@@ -189,16 +189,20 @@ var mistakes = map[string]string{"user credentials": "User", "at step USER": "Us
 // named.
 func (x *diagnosis) repair(ctx context.Context, text string) (why string, fix []Fix) {
 	text = cmp.Or(x.lastError(ctx, serviceUnit, x.properties), text)
+	quoted := ""
+	if text != "" {
+		quoted = ": " + safetext.Quote(text)
+	}
 	for _, words := range sortedKeys(mistakes) {
-		if strings.Contains(text, words) {
-			directive := mistakes[words]
-			return ": " + safetext.Quote(text) + x.setBy(ctx, serviceUnit, directive), override(serviceUnit, "Service", directive)
+		directive := mistakes[words]
+		// With few descriptors each error is another one.
+		by := x.setBy(ctx, serviceUnit, directive)
+		if strings.Contains(text, words) || by != "" && directive == "LimitNOFILE" {
+			return quoted + by, override(serviceUnit, "Service", directive)
 		}
 	}
 	set, fix := x.dropIns(ctx, serviceUnit)
-	if text != "" {
-		text = ": " + safetext.Quote(text)
-	}
+	text = quoted
 	return text + set, append(append([]Fix{logOf(serviceUnit)}, fix...), systemctl("restart", serviceUnit))
 }
 
@@ -284,15 +288,21 @@ func (x *diagnosis) openHTTP(ctx context.Context, service map[string]string) {
 func (x *diagnosis) portTaken(ctx context.Context, listen string) {
 	address, _, _ := strings.Cut(listen, " ")
 	_, port, _ := net.SplitHostPort(address)
-	who := ""
+	who, fix := "", []Fix{logOf(httpUnit)}
 	all, _ := x.processes(ctx)
 	for _, p := range all {
-		if p.pid > 1 && who == "" && slices.Contains(x.tcpPorts(ctx, p.pid), port) {
-			who = ": " + p.String() + " listens on its port"
+		if p.pid <= 1 || who != "" || !slices.Contains(x.tcpPorts(ctx, p.pid), port) {
+			continue
 		}
+		stop := run("kill", strconv.Itoa(p.pid))
+		if strings.HasSuffix(p.unit, ".service") {
+			stop = run("systemctl", "disable", "--now", p.unit)
+		}
+		who = ": " + p.String() + " listens on its port"
+		fix = []Fix{note("if that program is not needed: %s", stop)}
 	}
 	x.finding("", "http", "http-failed", fmt.Sprintf("%s, for health and metrics on %s, has failed%s", httpUnit, safetext.Word(address), who), "it listens",
-		logOf(httpUnit), note("stop what has the port, or change ListenStream= with systemctl edit %s, then restart %s", httpUnit, serviceUnit))
+		append(fix, note("otherwise give the daemon a free port, with an empty ListenStream= and one with the address: systemctl edit %s", httpUnit), systemctl("restart", serviceUnit))...)
 }
 
 // onLoopback reports whether an address is reachable only from this machine: a loopback address, or

@@ -77,11 +77,17 @@ func (x *diagnosis) restarts(ctx context.Context, p process) (text string, fix [
 	if notReady := n > 0 && unit["ActiveState"] == "activating"; !endsSoon && !notReady {
 		return "", nil
 	}
-	text = fmt.Sprintf("%s runs for %v, and was restarted %s", p, ran.Round(time.Second), count(n, "time"))
-	if why := x.lastError(ctx, p.unit, map[string]string{"LoadState": "loaded", "Result": "exit-code"}); why != "" {
-		text += ": " + safetext.Quote(why)
+	why, fix := x.blame(ctx, p.unit)
+	return fmt.Sprintf("%s runs for %v, and was restarted %s", p, ran.Round(time.Second), count(n, "time")) + why, fix
+}
+
+// blame returns the last error that a running unit has logged and what the administrator's drop-ins
+// set, as the rest of a sentence, and how to take that back.
+func (x *diagnosis) blame(ctx context.Context, unit string) (text string, fix []Fix) {
+	if why := x.lastError(ctx, unit, map[string]string{"LoadState": "loaded", "Result": "exit-code"}); why != "" {
+		text = ": " + safetext.Quote(why)
 	}
-	set, fix := x.dropIns(ctx, p.unit)
+	set, fix := x.dropIns(ctx, unit)
 	return text + set, fix
 }
 

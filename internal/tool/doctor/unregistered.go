@@ -45,8 +45,9 @@ func (x *diagnosis) withoutTable(ctx context.Context) {
 	}
 }
 
-// lookalike finds a file that has a table of the driver and is not read because of its name. It
-// returns a part of a sentence, which can be empty, and the fix.
+// lookalike finds a file that has a table of the driver and is not read because of its name, or the
+// socket at which the driver answers. It returns a part of a sentence, which can be empty, and the
+// fix.
 func (x *diagnosis) lookalike(ctx context.Context, driver string) (why string, fix []Fix) {
 	for _, dir := range x.o.Source.Watch() {
 		if filepath.Base(dir) != "conf.d" {
@@ -60,6 +61,13 @@ func (x *diagnosis) lookalike(ctx context.Context, driver string) (why string, f
 		name = strings.TrimSuffix(name, ".conf") + ".toml"
 		return "; " + safetext.Word(file) + " has a table for it, and is not read: its name does not end in .toml or begins with a dot",
 			[]Fix{run("mv", "-n", file, filepath.Join(dir, name)), reload}
+	}
+	for _, dir := range []string{filepath.Join(x.config.Config.Kubelet.RootDir, "plugins"), filepath.Join(x.o.Root, "run")} {
+		var d config.Driver
+		d.Name, d.Socket, d.SocketOwner = driver, filepath.Join(dir, driver, "csi.sock"), "root"
+		if socket := x.nearby(ctx, d); socket != "" {
+			return "; it listens on " + safetext.Word(socket), x.setDriverKey(driver, "socket", safetext.Quote(socket))
+		}
 	}
 	return "", []Fix{note("write a table for %s with its socket into a file in %s", safetext.ShellWord(driver), safetext.ShellWord(x.confDir()))}
 }

@@ -135,11 +135,67 @@ func TestTCPPorts(t *testing.T) {
 	if len(r.Findings) != 1 || r.Findings[0].ID != "http-failed" || !r.Healthy || !strings.HasSuffix(r.Findings[0].Found, "on 127.0.0.1:9809, has failed: exporter (pid 4711, exporter.service) listens on its port") {
 		t.Errorf("%+v", r.Findings)
 	}
+	const stop = "# if that program is not needed: systemctl disable --now exporter.service\n"
+	if got := lines(r.Findings[0].Fix); !strings.HasPrefix(got, stop) || !strings.HasSuffix(got, "\nsystemctl restart csi-registrar.service") {
+		t.Errorf("%s", got)
+	}
 	n.units["csi-nfs.service"] = map[string]string{"ActiveState": "activating", "SubState": "start-post", "MainPID": "4711"}
-	n.write("usr/lib/systemd/system/csi-nfs.service", "[Service]\nExecStart=/usr/bin/nfs unix://"+n.socket()+"\n")
+	const file, dropIn = "/usr/lib/systemd/system/csi-nfs.service", "/etc/systemd/system/csi-nfs.service.d/tcp.conf"
+	n.units["csi-nfs.service"]["FragmentPath"], n.units["csi-nfs.service"]["DropInPaths"] = file, dropIn
+	n.write(file, "[Service]\nExecStart=/usr/bin/nfs unix://"+n.socket()+"\n")
+	n.write(dropIn, "[Service]\nExecStart=\nExecStart=/usr/bin/nfs --endpoint tcp://127.0.0.1:9809 -v\n")
+	n.write("proc/4711/cmdline", "/usr/bin/nfs\x00--endpoint\x00tcp://127.0.0.1:9809\x00-v\x00")
 	n.driver.stop()
 	n.restartDaemon()
-	if f, _ := finding(n.examine(), "driver-socket-missing"); !strings.Contains(f.Found, "its process 4711 listens on TCP port 9809: a driver's flag --endpoint must name a Unix socket") {
+	f, _ := finding(n.examine(), "driver-socket-missing")
+	if !strings.Contains(f.Found, "its process 4711 listens on TCP port 9809: a driver's flag --endpoint must name a Unix socket") {
 		t.Errorf("%+v", f)
+	}
+	want := "# in " + dropIn + " write unix://" + n.socket() + " in place of tcp://127.0.0.1:9809, then run the next lines\n" +
+		"systemctl daemon-reload\nsystemctl restart --no-block csi-nfs.service"
+	if got := lines(f.Fix); got != want {
+		t.Errorf("%s\nwant\n%s", got, want)
+	}
+}
+
+// What fills a file system is named; a mount below it is another file system.
+func TestLargestFile(t *testing.T) {
+	n := newNode(t)
+	dir := n.path("full")
+	n.write("full/small", strings.Repeat("x", 5000))
+	n.write("full/sub/big", strings.Repeat("x", 300<<10))
+	if err := os.Truncate(filepath.Join(dir, "small"), 1<<30); err != nil { // it has no blocks
+		t.Fatal(err)
+	}
+	x := newDiagnosis(Options{Source: n.source(), Units: n.units, Root: n.root})
+	if got, want := x.largest(t.Context(), dir), "; its largest file is "+filepath.Join(dir, "sub/big")+" (300 KiB)"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if got := x.largest(t.Context(), filepath.Join(dir, "none")); got != "" {
+		t.Errorf("%q", got)
+	}
+}
+
+// A driver whose table was removed is found where drivers listen.
+func TestDriverWithoutTableThatAnswers(t *testing.T) {
+	n := newNode(t)
+	n.volume(volumeOfPod, volData, time.Hour)
+	n.mounted(volumeOfPod + "/mount")
+	socket := filepath.Join(n.rootDir, "plugins/nfs/csi.sock")
+	n.mkdir(filepath.Dir(socket), 0o755)
+	n.driver.stop()
+	n.driver.start(t, socket)
+	n.write("etc/csi-registrar/conf.d/10-nfs.toml", "")
+	n.restartDaemon()
+	r := n.examine()
+	f, _ := finding(r, "volumes-unregistered")
+	if !strings.HasSuffix(f.Found, "; it listens on "+socket) {
+		t.Fatalf("%+v", r.Findings)
+	}
+	if !n.follow(f.Fix) {
+		t.Fatal("no command")
+	}
+	if d, _ := config.Load(n.source()).Config.Driver(name); d.Socket != socket {
+		t.Errorf("%+v", d)
 	}
 }
