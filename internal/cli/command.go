@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"csi-registrar/internal/node/csiname"
 	"csi-registrar/internal/sys/safetext"
 )
 
@@ -23,11 +24,11 @@ type runner func(ctx context.Context, e *env, args []string) error
 // command is one entry of the command table, which dispatch, help and completion read.
 type command struct {
 	name    string // one word
-	args    string // what follows it, as in "[DRIVER...]"; flags are not named here
+	args    string // what follows it, as in "[DRIVER...]" for names of drivers; flags are not named
 	summary string // one line, no full stop
 	about   string // more text for help; may be empty
 	hidden  bool   // left out of help and completion
-	anyArgs bool   // the command validates its arguments, although args is empty
+	anyArgs bool   // the command takes more arguments than args has
 	ownEnd  bool   // after a signal it takes as long as it needs to end
 
 	sub []command // subcommands; a command that has them has no setup
@@ -108,8 +109,13 @@ func (c command) exec(ctx context.Context, e *env, path, args []string) error {
 	if err != nil {
 		return usagef("%s", flagProblem(fs, err))
 	}
-	if c.args == "" && !c.anyArgs && len(rest) > 0 {
-		return usagef("unexpected argument %q", rest[0])
+	if most := len(strings.Fields(c.args)); len(rest) > most && !c.anyArgs && !strings.Contains(c.args, "...") {
+		return usagef("unexpected argument %q", rest[most])
+	}
+	for _, name := range rest {
+		if err := csiname.CheckName(name); err != nil && strings.Contains(c.args, "DRIVER") {
+			return usagef("%q: %w", name, err)
+		}
 	}
 	if c.ownEnd {
 		return run(ctx, e, rest)

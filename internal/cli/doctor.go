@@ -20,9 +20,6 @@ func setupDoctor(fs *flag.FlagSet) runner {
 	asJSON := fs.Bool("json", false, "print a JSON document")
 	source := sourceFlags(fs)
 	return func(ctx context.Context, e *env, args []string) error {
-		if err := driverArgs(args...); err != nil {
-			return err
-		}
 		o.Source, o.Drivers, o.Units = *source, args, doctor.Systemctl{}
 		o.Version = build().Version
 		return runDoctor(ctx, e, o, *asJSON)

@@ -38,15 +38,12 @@ func setupImport(fs *flag.FlagSet) runner {
 	output := fs.String("output", "", "write one file per driver into `DIR`")
 	split := fs.String("split", "", "write a kustomization, instead of drop-ins, that splits each DaemonSet by the `LABEL` of a node")
 	return func(ctx context.Context, e *env, args []string) error {
-		if *split != "" && (*output == "" || !labelKey().MatchString(*split)) {
+		isLabel, _ := regexp.MatchString(`^([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$`, *split)
+		if *split != "" && (*output == "" || !isLabel) {
 			return usagef("--split needs --output, and the name of a label, without a value")
 		}
 		return runImport(ctx, e, names, *output, *split, args)
 	}
-}
-
-func labelKey() *regexp.Regexp {
-	return regexp.MustCompile(`^([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$`)
 }
 
 // runImport prints the drop-in that replaces the registrars in the manifests, and the reasons why

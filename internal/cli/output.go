@@ -11,19 +11,7 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
-
-	"csi-registrar/internal/node/csiname"
 )
-
-// driverArgs returns an error if an argument is not a driver name.
-func driverArgs(args ...string) error {
-	for _, name := range args {
-		if err := csiname.CheckName(name); err != nil {
-			return usagef("%q: %w", name, err)
-		}
-	}
-	return nil
-}
 
 // writeJSON prints an indented JSON document.
 func writeJSON(w io.Writer, v any) error {

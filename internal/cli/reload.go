@@ -31,11 +31,8 @@ func setupReregister(fs *flag.FlagSet) runner {
 	force := fs.Bool("force", false, "do it even if the kubelet would refuse what the driver reports now")
 	root := rootFlag(fs)
 	return func(ctx context.Context, _ *env, args []string) error {
-		if len(args) != 1 {
+		if len(args) == 0 {
 			return usagef("name one driver")
-		}
-		if err := driverArgs(args...); err != nil {
-			return err
 		}
 		err := control.NewClient(control.Path(*root)).Reregister(ctx, args[0], *force)
 		if failed, ok := errors.AsType[*control.Error](err); ok && failed.NotFound() {

@@ -20,14 +20,8 @@ func setupStatus(fs *flag.FlagSet) runner {
 	fs.BoolVar(&o.json, "json", false, "print the status document as JSON; with --watch one for each change")
 	fs.BoolVar(&o.watch, "watch", false, "show the status again at each change, until interrupted")
 	return func(ctx context.Context, e *env, args []string) error {
-		switch {
-		case len(args) > 1:
-			return usagef("unexpected argument %q", args[1])
-		case len(args) == 1:
+		if len(args) > 0 {
 			o.driver = args[0]
-		}
-		if err := driverArgs(args...); err != nil {
-			return err
 		}
 		if o.watch {
 			return watchStatus(ctx, e, o)
@@ -111,7 +105,7 @@ func (o statusOptions) exitError(s status.Document, unread string, now time.Time
 	}
 	d, ok := s.Driver(o.driver)
 	failed := unread != "" || len(s.Unregistered) > 0 || slices.ContainsFunc(s.Drivers, lost) || len(s.Pending())+len(s.Down())+len(s.InvalidFiles) > 0
-	if ok && registered(d) && !d.Down() && !lost(d) || o.driver == "" && !failed {
+	if ok && d.State == string(status.Registered) && !d.Down() && !lost(d) || o.driver == "" && !failed {
 		return nil
 	}
 	return &exitError{code: exitFailed}

@@ -64,7 +64,7 @@ with the driver.`,
 			setup: setupSupervise},
 		{name: "completion", args: "bash|zsh|fish", summary: "print the completion script for a shell", setup: plain(runCompletion)},
 		{name: "version", summary: "print the version", setup: setupVersion},
-		{name: "help", args: "[COMMAND]", summary: "explain the commands", setup: plain(runHelp)},
+		{name: "help", args: "[COMMAND]", summary: "explain the commands", setup: plain(runHelp), anyArgs: true},
 
 		{name: "__complete", hidden: true, args: "WORD...", summary: "print the completions of the last word", setup: plain(runComplete)},
 	}

@@ -15,9 +15,6 @@ func setupWait(fs *flag.FlagSet) runner {
 	root := rootFlag(fs)
 	timeout := fs.Duration("timeout", 0, "give up after `D`, such as 30s or 2m; 0 waits forever")
 	return func(ctx context.Context, e *env, names []string) error {
-		if err := driverArgs(names...); err != nil {
-			return err
-		}
 		if *timeout < 0 {
 			return usagef("--timeout %s is negative", *timeout)
 		}
@@ -112,5 +109,3 @@ func whyNot(d status.Driver) string {
 	}
 	return text
 }
-
-func registered(d status.Driver) bool { return d.State == string(status.Registered) }
