@@ -66,7 +66,7 @@ func listenAt(ctx context.Context, a net.Addr) (trace.Listener, error) {
 		}
 		return tcp.(*net.TCPListener), nil
 	}
-	unix, _, err := unixsock.Listen(ctx, address)
+	unix, _, err := unixsock.Listen(ctx, address, nil)
 	if errors.Is(err, syscall.EADDRINUSE) {
 		return nil, hinted(fmt.Errorf("cannot listen: %s already exists", safetext.Word(address)),
 			"use another path; or, if no process listens there, "+safetext.Run("rm", address).String())

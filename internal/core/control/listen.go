@@ -39,10 +39,10 @@ func Listen(ctx context.Context, path string) (net.Listener, error) {
 		return fail(err)
 	}
 	defer unlock()
-	ln, file, err := unixsock.Listen(ctx, path)
+	ln, file, err := unixsock.Listen(ctx, path, nil)
 	if errors.Is(err, unix.EADDRINUSE) {
 		if err = vacate(ctx, path); err == nil {
-			ln, file, err = unixsock.Listen(ctx, path)
+			ln, file, err = unixsock.Listen(ctx, path, nil)
 		}
 	}
 	if err != nil {

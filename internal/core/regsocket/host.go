@@ -70,7 +70,7 @@ func newHost() *Host {
 			return l.(Listener), nil // as all listeners of package net are
 		},
 		Listen: func(ctx context.Context, path string, before func(syscall.Conn) error) (Listener, unixsock.File, error) {
-			return unixsock.ListenAfter(ctx, path, before)
+			return unixsock.Listen(ctx, path, before)
 		},
 		Cookie:    unixsock.Cookie,
 		PeerCred:  func(c net.Conn) (unixsock.Cred, error) { return unixsock.PeerCred(c.(*net.UnixConn)) },

@@ -170,7 +170,7 @@ func TestClosedWhileTheSocketIsPutInPlace(t *testing.T) {
 	host.Listen = func(ctx context.Context, path string, before func(syscall.Conn) error) (Listener, unixsock.File, error) {
 		close(begun)
 		<-release
-		return unixsock.ListenAfter(ctx, path, before)
+		return unixsock.Listen(ctx, path, before)
 	}
 	m := newManager(t)
 	r := w.open(with(m, true), func(o *Options) { o.Host = host })

@@ -20,7 +20,7 @@ func TestLongestPath(t *testing.T) {
 	if err := CheckPath(path); err != nil {
 		t.Error(err)
 	}
-	l, f, err := Listen(t.Context(), path)
+	l, f, err := Listen(t.Context(), path, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,7 +56,8 @@ func TestProbeFullQueue(t *testing.T) {
 	if !full {
 		t.Fatal("the queue is not full")
 	}
-	if found, _, err := Probe(t.Context(), path); found != Live || err != nil {
-		t.Errorf("%s, %v", found, err)
+	removed, err := Vacate(t.Context(), path)
+	if held, ok := errors.AsType[*InUse](err); removed || !ok || !held.Live || held.PID != 0 {
+		t.Errorf("removed %t, %v", removed, err)
 	}
 }

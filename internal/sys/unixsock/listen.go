@@ -27,20 +27,17 @@ func CheckPath(path string) error {
 // bind gives it the mode of the unbound socket, so the umask, which all goroutines share, need not
 // be changed. The unit's filter forbids all calls that set a mode, and its umask makes it 0700,
 // which is the same for a socket. Closing the listener leaves the file: see Remove.
-func Listen(ctx context.Context, path string) (*net.UnixListener, File, error) {
-	return ListenAfter(ctx, path, func(syscall.Conn) error { return nil })
-}
-
-// ListenAfter is Listen, and calls before with the socket that is not bound yet, unless it cannot
-// be made. It does not bind if before fails. Between bind and listen, and until its file is looked
-// at, are a few system calls: see Remove. If the file was removed meanwhile, the File is zero.
-func ListenAfter(ctx context.Context, path string, before func(syscall.Conn) error) (*net.UnixListener, File, error) {
+//
+// Unless before is nil, it is called with the socket that is not bound yet, and if it fails nothing
+// is bound. Between bind and listen, and until its file is looked at, are a few system calls: see
+// Remove. If the file was removed meanwhile, the File is zero.
+func Listen(ctx context.Context, path string, before func(syscall.Conn) error) (*net.UnixListener, File, error) {
 	lc := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
 		err := Control(unbound{raw}, func(fd int) error { return unix.Fchmod(fd, 0o600) })
 		if errors.Is(err, unix.EPERM) {
 			err = nil // the umask may do: see below
 		}
-		if err == nil {
+		if err == nil && before != nil {
 			err = before(unbound{raw})
 		}
 		return err

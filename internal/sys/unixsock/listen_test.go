@@ -65,7 +65,7 @@ func TestListenWhereNoModeCanBeSet(t *testing.T) {
 func listenFiltered(t *testing.T, dir string) {
 	unix.Umask(0o277) // the owner, too, could not write
 	path := filepath.Join(dir, "umask")
-	l, _, err := Listen(t.Context(), path)
+	l, _, err := Listen(t.Context(), path, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,7 +76,7 @@ func listenFiltered(t *testing.T, dir string) {
 	for _, umask := range []int{0o077, 0o022} {
 		unix.Umask(umask)
 		path := filepath.Join(dir, "s")
-		l, f, err := Listen(t.Context(), path)
+		l, f, err := Listen(t.Context(), path, nil)
 		found, _ := filepath.Glob(path)
 		if errors.Is(err, unix.EPERM) {
 			fmt.Printf("umask %03o: a mode that cannot be set, left: %d\n", umask, len(found))

@@ -15,7 +15,7 @@ func TestVacate(t *testing.T) {
 	if removed, err := Vacate(t.Context(), path); removed || err != nil {
 		t.Errorf("nothing there: %t, %v", removed, err)
 	}
-	l, _, err := Listen(t.Context(), path)
+	l, _, err := Listen(t.Context(), path, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

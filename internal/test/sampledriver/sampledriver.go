@@ -91,7 +91,7 @@ func listen(ctx context.Context, path string) (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot listen on the driver's socket: %w", err)
 	}
-	listener, _, err := unixsock.Listen(ctx, path)
+	listener, _, err := unixsock.Listen(ctx, path, nil)
 	if err != nil {
 		return nil, fmt.Errorf("cannot listen on the driver's socket: %w", err)
 	}
