@@ -26,8 +26,8 @@ type running struct {
 func (a *Agent) start(d config.Driver, socket Socket) {
 	r := &running{driver: d, socket: socket, ended: make(chan struct{})}
 	log := a.log.With("driver", d.Name)
-	r.reg = registrar.New(d, a.parts.Driver(d), socket, registrar.Options{
-		Log: log, Observe: func(s status.Driver) { a.change(func() { r.status = s }) },
+	r.reg = registrar.New(d, a.parts.Driver(d), socket, log, func(s status.Driver) {
+		a.change(func() { r.status = s })
 	})
 	a.change(func() { a.running[d.Name] = r })
 	a.ended.Go(func() {

@@ -29,7 +29,7 @@ func registeredWorld() *world {
 // the finding that nothing is new.
 func BenchmarkStep(b *testing.B) {
 	w := registeredWorld()
-	r := New(base, driver.Observe(w), fakeSocket{w}, Options{Log: slog.New(slog.DiscardHandler), Observe: func(status.Driver) {}})
+	r := New(base, driver.Observe(w), fakeSocket{w}, slog.New(slog.DiscardHandler), func(status.Driver) {})
 	defer r.driver.Close()
 	r.step(b.Context(), time.Now()) // asks
 	<-r.driver.Hints()
@@ -56,7 +56,7 @@ func TestNoTimerWhenRegistered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := registeredWorld()
 		looks := 0
-		r := New(base, driver.Observe(w), counting{fakeSocket{w}, &looks}, Options{Log: slog.New(slog.DiscardHandler), Observe: func(status.Driver) {}})
+		r := New(base, driver.Observe(w), counting{fakeSocket{w}, &looks}, slog.New(slog.DiscardHandler), func(status.Driver) {})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { defer close(done); r.Run(ctx) }()

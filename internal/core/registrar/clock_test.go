@@ -20,7 +20,7 @@ func TestDurationsWhenTheWallClockIsSet(t *testing.T) {
 			w, log := newWorld(), &bytes.Buffer{}
 			w.hints, w.shints = make(chan struct{}, 1), make(chan struct{}, 1)
 			var got status.Driver
-			r := New(base, driver.Observe(w), fakeSocket{w}, Options{Log: slog.New(slog.NewTextHandler(log, nil)), Observe: func(s status.Driver) { got = s }})
+			r := New(base, driver.Observe(w), fakeSocket{w}, slog.New(slog.NewTextHandler(log, nil)), func(s status.Driver) { got = s })
 			defer r.driver.Close()
 			published := time.Now()
 			sock := status.Socket{Path: "/reg/foo-reg.sock", Place: status.Ours, Up: true, Publication: status.Publication{PublishedAt: published}}

@@ -16,7 +16,7 @@ import (
 // runAlone runs a registrar in a bubble until end is called, or it ends by itself.
 func runAlone(t *testing.T, w *world, table config.Driver, s Socket) (end context.CancelFunc, ended *sync.WaitGroup) {
 	w.hints, w.shints = make(chan struct{}, 1), make(chan struct{}, 1)
-	r := New(table, driver.Observe(w), s, Options{Log: slog.New(slog.DiscardHandler), Observe: func(status.Driver) {}})
+	r := New(table, driver.Observe(w), s, slog.New(slog.DiscardHandler), func(status.Driver) {})
 	ctx, end := context.WithCancel(t.Context())
 	ended = &sync.WaitGroup{}
 	ended.Go(func() { r.Run(ctx) })

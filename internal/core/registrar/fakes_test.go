@@ -280,11 +280,11 @@ func runHarness(t *testing.T, w *world, table config.Driver, test func(h *harnes
 		// they must be the bubble's
 		w.hints, w.shints = make(chan struct{}, 1), make(chan struct{}, 1)
 		h := &harness{T: t, w: w, log: &lines{}}
-		h.reg = New(table, driver.Observe(w), fakeSocket{w}, Options{Log: slog.New(h.log), Observe: func(s status.Driver) {
+		h.reg = New(table, driver.Observe(w), fakeSocket{w}, slog.New(h.log), func(s status.Driver) {
 			h.mu.Lock()
 			defer h.mu.Unlock()
 			h.now = s
-		}})
+		})
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
 		wg.Go(func() { h.reg.Run(ctx) })

@@ -44,7 +44,7 @@ func TestProbeTimes(t *testing.T) {
 				at[time.Now().Round(0)]++
 				return ready()
 			}
-			r := New(probing(), driver.Observe(w), fakeSocket{w}, Options{Log: slog.New(slog.DiscardHandler), Observe: func(status.Driver) {}})
+			r := New(probing(), driver.Observe(w), fakeSocket{w}, slog.New(slog.DiscardHandler), func(status.Driver) {})
 			all.Go(func() { r.Run(ctx) })
 			time.Sleep(3770 * time.Millisecond)
 		}

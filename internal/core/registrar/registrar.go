@@ -44,18 +44,12 @@ type pendingRequest struct {
 	at    time.Time
 }
 
-// Options are the options of New; both are required.
-type Options struct {
-	Log *slog.Logger // with the driver's name bound
-	// called at each change, from the registrar's goroutine; must not block
-	Observe func(status.Driver)
-}
-
-// New returns a registrar for a driver's table. It owns d, but not s.
-func New(table config.Driver, d Driver, s Socket, o Options) *Registrar {
+// New returns a registrar for a driver's table. It owns d, but not s. log has the driver's name
+// bound. observe is called at each change, from the registrar's goroutine; it must not block.
+func New(table config.Driver, d Driver, s Socket, log *slog.Logger, observe func(status.Driver)) *Registrar {
 	now := time.Now()
 	r := &Registrar{
-		log: o.Log, observe: o.Observe, name: table.Name, begunAt: now, cmds: make(chan func()), done: make(chan struct{}),
+		log: log, observe: observe, name: table.Name, begunAt: now, cmds: make(chan func()), done: make(chan struct{}),
 		table: table, atStart: table.Endpoint, driver: d, socket: s,
 		view:       d.Look(),
 		task:       task{done: make(chan error, 1), checkDue: true},

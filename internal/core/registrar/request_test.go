@@ -48,7 +48,7 @@ func (*seenDriver) Follow(bool, bool, time.Duration) {}
 func TestRequestEndsWithARestartOfItsDriver(t *testing.T) {
 	d := &seenDriver{newWorld(), status.View{ReadySince: time.Now()}}
 	d.view.Driver = status.Ready
-	r := New(base, d, fakeSocket{d.world}, Options{Log: slog.New(slog.DiscardHandler), Observe: func(status.Driver) {}})
+	r := New(base, d, fakeSocket{d.world}, slog.New(slog.DiscardHandler), func(status.Driver) {})
 	r.request = pendingRequest{CauseAsked, time.Now()}
 	if r.lookAtDriver(status.Socket{}, time.Now()); r.request.cause != CauseAsked {
 		t.Error("the request ended without a restart")
