@@ -74,10 +74,12 @@ func (p *parts) open(rootDir string) (err error) {
 
 // Driver implements agent.Parts.
 func (p *parts) Driver(d config.Driver) registrar.Driver {
-	return driver.Observe(driver.New(d.Connection, driver.Options{
-		Log: p.log.With("driver", d.Name), Hints: p.watcher.Subscribe(d.Socket, d.Endpoint), Pool: p.pool,
-		AnyEndpoint: p.options.Dir != "",
-	}))
+	if p.options.Dir != "" {
+		// node-driver-registrar's flag is a path of the host, which need not be the same path in
+		// our mount namespace: it is not checked.
+		d.Endpoint = d.Socket
+	}
+	return driver.Observe(driver.New(d.Connection, p.log.With("driver", d.Name), p.watcher.Subscribe(d.Socket, d.Endpoint), p.pool))
 }
 
 // Socket implements agent.Parts: a listener that the store kept is adopted.

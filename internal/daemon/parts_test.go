@@ -12,6 +12,9 @@ import (
 
 	"csi-registrar/internal/core/regsocket"
 	"csi-registrar/internal/node/config"
+	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/fswatch"
+	"csi-registrar/internal/sys/trust"
 	"csi-registrar/internal/sys/worker"
 	"csi-registrar/internal/test/fake"
 )
@@ -113,5 +116,35 @@ func TestStopWhileAdoptingStartsNoRegistrar(t *testing.T) {
 		t.Errorf("the name is not free: %v", err)
 	} else if err := s.Close(t.Context()); err != nil {
 		t.Error(err)
+	}
+}
+
+// With node-driver-registrar's flags the endpoint is a path of the host, at which something else
+// can be in the container. Otherwise it is checked.
+func TestEndpointOfAnotherMountNamespaceIsNotChecked(t *testing.T) {
+	for dir, want := range map[string]status.DriverState{"/registration": status.Ready, "": status.Starting} {
+		d := fake.NewDriver(filepath.Join(fake.ShortDir(t), "s"), fake.Healthy("a.example"))
+		if _, err := d.Start(); err != nil {
+			t.Fatal(err)
+		}
+		table := config.DefaultDriver("a.example", d.Socket)
+		table.Endpoint, table.SocketOwner = d.Socket+".txt", trust.Anybody
+		if err := os.WriteFile(table.Endpoint, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		log := slog.New(slog.DiscardHandler)
+		p := &parts{log: log, pool: worker.NewPool(), watcher: fswatch.New(log, worker.NewPool()), options: regsocket.Options{Dir: dir}}
+		o := p.Driver(table)
+		o.Follow(true, false, 0)
+		for o.Look().AskedAt.IsZero() {
+			<-o.Hints()
+		}
+		if v := o.Look(); v.Driver != want {
+			t.Errorf("in %q it is %s, want %s: %s", dir, v.Driver, want, v.Reason)
+		}
+		o.Close()
+		if err := d.Stop(); err != nil {
+			t.Error(err)
+		}
 	}
 }

@@ -80,11 +80,11 @@ func (s *sidecarRun) apply(ctx context.Context, drivers ...config.Driver) error 
 // done.
 func (s *sidecarRun) discover(ctx context.Context) (string, bool) {
 	d := s.flags.Driver("")
-	observer := driver.Observe(driver.New(d.Connection,
-		driver.Options{Log: s.log, Hints: s.watcher.Subscribe(d.Socket), Pool: s.pool, AnyEndpoint: true}))
+	shown := status.Driver{Socket: safetext.Claim(d.Socket), Endpoint: safetext.Claim(d.Endpoint), Registration: status.None}
+	d.Endpoint = d.Socket // as in parts.Driver
+	observer := driver.Observe(driver.New(d.Connection, s.log, s.watcher.Subscribe(d.Socket), s.pool))
 	observer.Follow(true, false, 0)
 	defer observer.Close()
-	shown := status.Driver{Socket: safetext.Claim(d.Socket), Endpoint: safetext.Claim(d.Endpoint), Registration: status.None}
 	for {
 		select {
 		case <-ctx.Done():

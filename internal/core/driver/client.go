@@ -36,16 +36,6 @@ type Hints interface {
 	Close()
 }
 
-// Options are the options of New. Log, Hints and Pool are required.
-type Options struct {
-	Log   *slog.Logger
-	Hints Hints // about the socket and the endpoint
-	Pool  *worker.Pool
-	// AnyEndpoint turns off the checks of the endpoint, as with node-driver-registrar: its flag is
-	// a path of the host, which need not be the same path in our mount namespace.
-	AnyEndpoint bool
-}
-
 // Client is the client of one driver. It keeps at most one connection to it.
 //
 // Its fields belong to the goroutine that calls Ask, and then Close. State that changes in the
@@ -70,25 +60,23 @@ type Client struct {
 	server     status.Server   // of the last connection
 }
 
-// New returns a Client. Without cfg.Name it accepts any valid name. Close also closes o.Hints.
-func New(cfg config.Connection, o Options) *Client {
-	if o.AnyEndpoint {
-		cfg.Endpoint = cfg.Socket
-	}
+// New returns a Client. Without cfg.Name it accepts any valid name. The endpoint is checked unless
+// it is the path of the socket. hints are about both; Close also closes them.
+func New(cfg config.Connection, log *slog.Logger, hints Hints, pool *worker.Pool) *Client {
 	c := &Client{
-		cfg: cfg, log: o.Log, hints: o.Hints,
+		cfg: cfg, log: log, hints: hints,
 		lookLimit: lookLimit,
 		// The endpoint may be on another file system, which may hang while this one does not.
-		socket:   target{cfg.Socket, o.Pool.Slot(cfg.Socket, o.Hints.Hint)},
-		endpoint: target{cfg.Endpoint, o.Pool.Slot(cfg.Endpoint, o.Hints.Hint)},
+		socket:   target{cfg.Socket, pool.Slot(cfg.Socket, hints.Hint)},
+		endpoint: target{cfg.Endpoint, pool.Slot(cfg.Endpoint, hints.Hint)},
 	}
-	c.again = time.AfterFunc(lookAgain, o.Hints.Hint)
+	c.again = time.AfterFunc(lookAgain, hints.Hint)
 	c.again.Stop()
 	return c
 }
 
 // Hints implements Asker: the connection broke, a file system answers again, or
-// Options.Hints received.
+// the hints of New received.
 func (c *Client) Hints() <-chan struct{} { return c.hints.Hints() }
 
 // Close implements Asker.

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"io"
-	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -21,8 +20,6 @@ import (
 	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/node/csiname"
 	"csi-registrar/internal/node/status"
-	"csi-registrar/internal/sys/trust"
-	"csi-registrar/internal/sys/worker"
 	"csi-registrar/internal/test/fake"
 )
 
@@ -600,15 +597,6 @@ func TestEndpoint(t *testing.T) {
 		}
 		must(t, os.Remove(endpoint)) // as what stood there until a mount came
 		expectReady(t, ask(t, c))
-	})
-	t.Run("a file, with node-driver-registrar's flags", func(t *testing.T) {
-		gone(t)
-		must(t, os.WriteFile(endpoint, nil, 0o600))
-		c := New(config.Connection{Socket: socket, Endpoint: endpoint, Timeout: 20 * time.Second, SocketOwner: trust.Anybody},
-			Options{Log: slog.New(slog.DiscardHandler), Hints: make(box, 1), Pool: worker.NewPool(), AnyEndpoint: true})
-		t.Cleanup(c.Close)
-		expectReady(t, ask(t, c))
-		holds(t, c, true)
 	})
 	t.Run("hangs", func(t *testing.T) {
 		gone(t)

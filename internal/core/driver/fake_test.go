@@ -160,7 +160,7 @@ func clientWith(t testing.TB, cfg config.Connection, hints Hints, pool *worker.P
 	goroutines, descriptors := runtime.NumGoroutine(), fake.Descriptors(t)
 	cfg.Endpoint, cfg.Timeout = cmp.Or(cfg.Endpoint, cfg.Socket), cmp.Or(cfg.Timeout, 5*time.Second)
 	cfg.SocketOwner = cmp.Or(cfg.SocketOwner, "root")
-	c := New(cfg, Options{Log: slog.New(slog.DiscardHandler), Hints: hints, Pool: pool})
+	c := New(cfg, slog.New(slog.DiscardHandler), hints, pool)
 	c.lookLimit = 20 * time.Second // of a machine that is slow, but not dead
 	t.Cleanup(func() {
 		c.Close()

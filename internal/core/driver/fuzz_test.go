@@ -123,7 +123,7 @@ func askOver(t *testing.T, answers [][]byte, while time.Duration) status.Report 
 	}()
 	defer func() { <-done }()
 	c := New(config.Connection{Name: name, Socket: "/none", Endpoint: "/none", Timeout: 5 * time.Second, SocketOwner: "root"},
-		Options{Log: slog.New(slog.DiscardHandler), Hints: make(box, 1), Pool: worker.NewPool()})
+		slog.New(slog.DiscardHandler), make(box, 1), worker.NewPool())
 	c.conn = &conn{target: c.socket, stream: &stream{Conn: near, hint: c.hints.Hint, budget: &c.budget}}
 	c.conn.cc, err = grpcconn.New(c.conn.stream, maxMessage)
 	must(t, err)

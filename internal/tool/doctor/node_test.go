@@ -246,7 +246,7 @@ func (n *node) register(d config.Driver) status.Driver {
 	connection := d.Connection
 	connection.Timeout = limit * 2 / 3
 	c := driver.New(connection,
-		driver.Options{Log: slog.New(slog.DiscardHandler), Hints: make(once, 1), Pool: worker.NewPool()})
+		slog.New(slog.DiscardHandler), make(once, 1), worker.NewPool())
 	r := c.Ask(ctx, driver.Due, nil)
 	c.Close()
 	st.Driver, st.Reason = r.Driver, r.Reason
