@@ -59,9 +59,7 @@ func newParts(d *daemon, registryDir string) *parts {
 			p.options.Store = p.store
 		}
 	}
-	p.kubelet = regsocket.NewProcess(regsocket.ProcessOptions{
-		Log: d.log, RunDir: p.options.RunDir, Observe: func(k status.Kubelet) { d.agent.Kubelet(k) },
-	})
+	p.kubelet = regsocket.NewProcess(d.log, p.options.RunDir, func(k status.Kubelet) { d.agent.Kubelet(k) })
 	p.options.Process = p.kubelet
 	return p
 }

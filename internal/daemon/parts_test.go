@@ -97,7 +97,7 @@ func TestStopWhileAdoptingStartsNoRegistrar(t *testing.T) {
 	p := &parts{
 		log:     slog.New(slog.NewTextHandler(&log, nil)),
 		stored:  map[string][]*os.File{"a.example": {kept}},
-		kubelet: regsocket.NewProcess(regsocket.ProcessOptions{}),
+		kubelet: regsocket.NewProcess(nil, "", nil),
 		options: regsocket.Options{Log: slog.New(slog.DiscardHandler), Watch: watch, Pool: worker.NewPool()},
 	}
 	defer p.close(t.Context())

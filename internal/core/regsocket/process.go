@@ -23,7 +23,9 @@ import (
 // it is readable once it has ended, so nothing polls. The next process of the daemon finds it by
 // its record, because no kubelet calls after a restart of the daemon.
 type Process struct {
-	o       ProcessOptions
+	log     *slog.Logger
+	observe func(status.Kubelet)
+	file    string // of the record; empty: there is none
 	host    *Host
 	running sync.WaitGroup // of follow
 
@@ -33,13 +35,6 @@ type Process struct {
 	closed bool
 }
 
-// ProcessOptions are the options of NewProcess. Log and Observe are required.
-type ProcessOptions struct {
-	Log     *slog.Logger
-	RunDir  string               // as in Options
-	Observe func(status.Kubelet) // called at each change, one at a time; must not block
-}
-
 // processRecord is the record of the kubelet for the next process.
 type processRecord struct {
 	status.Kubelet
@@ -47,16 +42,23 @@ type processRecord struct {
 	Started uint64 `json:"started"`
 }
 
-// NewProcess returns a Process that does not know a kubelet yet.
-func NewProcess(o ProcessOptions) *Process { return &Process{o: o, host: newHost()} }
+// NewProcess returns a Process that does not know a kubelet yet. runDir is as in Options. observe
+// is called at each change, one at a time; it must not block.
+func NewProcess(log *slog.Logger, runDir string, observe func(status.Kubelet)) *Process {
+	p := &Process{log: log, observe: observe, host: newHost()}
+	if runDir != "" {
+		p.file = filepath.Join(runDir, "state", "kubelet.json")
+	}
+	return p
+}
 
 // Adopt continues with the kubelet that an earlier process recorded, which may have ended since.
 func (p *Process) Adopt() error {
-	if p.o.RunDir == "" {
+	if p.file == "" {
 		return nil
 	}
 	var rec processRecord
-	b, err := p.host.ReadFile(p.recordPath())
+	b, err := p.host.ReadFile(p.file)
 	if err == nil {
 		err = json.Unmarshal(b, &rec)
 	}
@@ -76,7 +78,7 @@ func (p *Process) Adopt() error {
 	defer p.mu.Unlock()
 	p.last, p.pidfd = rec, pidfd
 	p.running.Go(func() { p.follow(pidfd) })
-	p.o.Observe(rec.Kubelet)
+	p.observe(rec.Kubelet)
 	return nil
 }
 
@@ -85,7 +87,7 @@ func (p *Process) Adopt() error {
 func (p *Process) confirmed(c net.Conn) {
 	next, pidfd, err := identify(c.(syscall.Conn))
 	if err != nil {
-		p.o.Log.Debug("the end of the kubelet cannot be noticed", "error", err)
+		p.log.Debug("the end of the kubelet cannot be noticed", "error", err)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -97,7 +99,7 @@ func (p *Process) confirmed(c net.Conn) {
 		return
 	}
 	if !p.last.EndedAt.IsZero() {
-		p.o.Log.Info("another kubelet has reported", "pid", next.PID)
+		p.log.Info("another kubelet has reported", "pid", next.PID)
 	}
 	before := p.pidfd
 	p.last, p.pidfd = next, pidfd
@@ -108,7 +110,7 @@ func (p *Process) confirmed(c net.Conn) {
 	if pidfd != nil {
 		p.running.Go(func() { p.follow(pidfd) })
 	}
-	p.o.Observe(next.Kubelet)
+	p.observe(next.Kubelet)
 }
 
 // identify returns the peer of a connection; the zero record if it cannot be followed.
@@ -135,25 +137,23 @@ func (p *Process) follow(pidfd *os.File) {
 	// else it ended before the daemon's restart
 	if p.pidfd == pidfd && p.last.EndedAt.IsZero() && !p.closed {
 		p.last.EndedAt = time.Now()
-		p.o.Log.Info("the kubelet ended", "pid", p.last.PID)
+		p.log.Info("the kubelet ended", "pid", p.last.PID)
 		p.save()
-		p.o.Observe(p.last.Kubelet)
+		p.observe(p.last.Kubelet)
 	}
 }
 
 // save writes the record; the caller holds p.mu, which no look takes.
 func (p *Process) save() {
-	if p.o.RunDir == "" {
+	if p.file == "" {
 		return
 	}
 	rec := p.last
 	toWallClock(&rec.ConfirmedAt, &rec.EndedAt)
-	if err := p.host.writeJSON(p.recordPath(), rec); err != nil {
-		p.o.Log.Warn("after a restart of csi-registrar the end of the kubelet will not be noticed", "error", fmt.Errorf("cannot write the record: %w", err))
+	if err := p.host.writeJSON(p.file, rec); err != nil {
+		p.log.Warn("after a restart of csi-registrar the end of the kubelet will not be noticed", "error", fmt.Errorf("cannot write the record: %w", err))
 	}
 }
-
-func (p *Process) recordPath() string { return filepath.Join(p.o.RunDir, "state", "kubelet.json") }
 
 // Close ends following.
 func (p *Process) Close() error {

@@ -51,7 +51,7 @@ func (o *observer) get() status.Kubelet {
 // process makes the Process of a daemon.
 func (w *world) process() (*Process, *observer) {
 	o := &observer{}
-	p := NewProcess(ProcessOptions{Log: slog.New(slog.NewTextHandler(w.log, nil)), RunDir: w.run, Observe: o.observe})
+	p := NewProcess(slog.New(slog.NewTextHandler(w.log, nil)), w.run, o.observe)
 	w.t.Cleanup(func() {
 		if err := p.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
 			w.t.Error(err)
@@ -137,7 +137,7 @@ func TestEndOfTheKubeletIsNoticed(t *testing.T) {
 	}
 
 	// The next daemon notices the end too, although no kubelet has called it.
-	if err := errors.Join(s.Close(t.Context()), p.Close()); err != nil {
+	if err := errors.Join(s.Close(t.Context(), false), p.Close()); err != nil {
 		t.Fatal(err)
 	}
 	next, seen := w.process()
@@ -199,15 +199,15 @@ func TestAdoptWithoutTheKubelet(t *testing.T) {
 		return func() error {
 			other := rec
 			change(&other)
-			return p.host.writeJSON(p.recordPath(), other)
+			return p.host.writeJSON(p.file, other)
 		}
 	}
 	for name, c := range map[string]struct {
 		spoil          func() error
 		isError, ended bool
 	}{
-		"no record":             {func() error { return os.Remove(p.recordPath()) }, false, false},
-		"not a regular file":    {func() error { return errors.Join(os.Remove(p.recordPath()), os.Mkdir(p.recordPath(), 0o700)) }, true, false},
+		"no record":             {func() error { return os.Remove(p.file) }, false, false},
+		"not a regular file":    {func() error { return errors.Join(os.Remove(p.file), os.Mkdir(p.file, 0o700)) }, true, false},
 		"its start is unknown":  {write(func(r *processRecord) { r.Started = 0 }), false, false},
 		"not a pid":             {write(func(r *processRecord) { r.PID = -1 }), true, false},
 		"another has its pid":   {write(func(r *processRecord) { r.Started++ }), false, true},
@@ -215,7 +215,7 @@ func TestAdoptWithoutTheKubelet(t *testing.T) {
 		"its end is recorded":   {write(func(r *processRecord) { r.Started++; r.EndedAt = time.Now() }), false, true},
 		"it is the running one": {write(func(*processRecord) {}), false, false},
 	} {
-		if err := errors.Join(os.RemoveAll(p.recordPath()), p.host.writeJSON(p.recordPath(), rec), c.spoil()); err != nil {
+		if err := errors.Join(os.RemoveAll(p.file), p.host.writeJSON(p.file, rec), c.spoil()); err != nil {
 			t.Fatal(err)
 		}
 		next, seen := w.process()

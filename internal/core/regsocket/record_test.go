@@ -62,12 +62,13 @@ func TestRecordAfterTheWallClockWasSet(t *testing.T) {
 
 // The record of the kubelet is the same.
 func TestRecordOfTheKubeletHasAges(t *testing.T) {
-	p := NewProcess(ProcessOptions{Log: slog.New(slog.DiscardHandler), RunDir: t.TempDir(), Observe: func(status.Kubelet) {}})
+	dir := t.TempDir()
+	p := NewProcess(slog.New(slog.DiscardHandler), dir, func(status.Kubelet) {})
 	now := time.Now()
 	p.last.Kubelet = status.Kubelet{PID: os.Getpid(), ConfirmedAt: fake.WithWallClock(now.Add(-time.Hour), time.Hour), EndedAt: now.Add(-time.Minute)}
 	p.last.Started = process.StartTime(os.Getpid())
 	p.save()
-	next := NewProcess(p.o)
+	next := NewProcess(p.log, dir, p.observe)
 	if err := next.Adopt(); err != nil {
 		t.Fatal(err)
 	}
