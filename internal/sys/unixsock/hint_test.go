@@ -3,8 +3,6 @@ package unixsock
 import (
 	"fmt"
 	"io/fs"
-	"net"
-	"os"
 	"strings"
 	"syscall"
 	"testing"
@@ -21,14 +19,6 @@ func TestHint(t *testing.T) {
 		if !strings.HasPrefix(got, "; ") || !strings.Contains(got, want) {
 			t.Errorf("%v: %q", errno, got)
 		}
-	}
-	poller := &net.OpError{Op: "dial", Net: "unix", Err: unix.ENOSPC}
-	bind := &net.OpError{Op: "listen", Net: "unix", Err: os.NewSyscallError("bind", unix.ENOSPC)}
-	if got := Hint(poller); got != "; raise the sysctl fs.epoll.max_user_watches" {
-		t.Errorf("of the netpoller: %q", got)
-	}
-	if got := Hint(bind); got != "; free space or inodes of that file system" {
-		t.Errorf("of bind: %q", got)
 	}
 	for _, err := range []error{nil, unix.ECONNREFUSED} {
 		if got := Hint(err); got != "" {
