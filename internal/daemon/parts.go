@@ -88,7 +88,7 @@ func (p *parts) Socket(ctx context.Context, name string) (agent.Socket, error) {
 	}
 	err = s.Adopt(ctx, p.claim(name))
 	if err != nil && ctx.Err() != nil { // asked to stop: it stays in the store for the next process
-		return nil, errors.Join(err, s.Close(context.WithoutCancel(ctx)))
+		return nil, errors.Join(err, s.Close(context.WithoutCancel(ctx), false))
 	}
 	if err != nil {
 		p.log.Warn("the registration socket of an earlier process, if there is one, is not adopted yet", "driver", name, "error", err)

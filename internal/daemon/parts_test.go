@@ -114,7 +114,7 @@ func TestStopWhileAdoptingStartsNoRegistrar(t *testing.T) {
 	}
 	if s, err := p.Socket(t.Context(), "a.example"); err != nil {
 		t.Errorf("the name is not free: %v", err)
-	} else if err := s.Close(t.Context()); err != nil {
+	} else if err := s.Close(t.Context(), false); err != nil {
 		t.Error(err)
 	}
 }

@@ -32,11 +32,10 @@ const (
 type Socket interface {
 	registrar.Socket
 	// Close closes the listener at the end of its registrar. Whether the path stays is up to
-	// the socket (descriptor store, --keep-sockets). It may block for a limited time. After it,
-	// whatever the error, Parts.Socket succeeds for the same driver.
-	Close(ctx context.Context) error
-	// Discard makes Close, which follows, keep nothing: the registration was withdrawn.
-	Discard()
+	// the socket (descriptor store, --keep-sockets), but for a registration that was withdrawn,
+	// of which nothing is kept. It may block for a limited time. After it, whatever the error,
+	// Parts.Socket succeeds for the same driver.
+	Close(ctx context.Context, withdrawn bool) error
 }
 
 // Parts creates what a registrar needs.
@@ -208,7 +207,7 @@ func (a *Agent) reconcile(ctx context.Context, wait time.Duration) error {
 	failed := map[string]error{}
 	for i, d := range missing {
 		if errs[i] == nil && a.ctx.Err() != nil {
-			errs[i] = errors.Join(errors.New("the agent has ended"), sockets[i].Close(ctx))
+			errs[i] = errors.Join(errors.New("the agent has ended"), sockets[i].Close(ctx, false))
 		}
 		if errs[i] == nil {
 			a.start(d, sockets[i])

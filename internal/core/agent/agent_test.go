@@ -74,7 +74,7 @@ type socket struct {
 	mu                           sync.Mutex
 	up                           status.Socket
 	published, withdrawn, closed int
-	discarded                    bool // before it was closed
+	discarded                    bool // when it was closed
 	refused                      error
 	hold                         chan struct{} // Look waits for it
 	closing                      chan struct{} // Close waits for it
@@ -119,7 +119,7 @@ func (s *socket) Withdraw(context.Context) error {
 
 // refuse makes Withdraw fail.
 func (s *socket) refuse(err error) { s.mu.Lock(); defer s.mu.Unlock(); s.refused = err }
-func (s *socket) Close(context.Context) error {
+func (s *socket) Close(_ context.Context, withdrawn bool) error {
 	s.mu.Lock()
 	closing := s.closing
 	s.mu.Unlock()
@@ -129,10 +129,9 @@ func (s *socket) Close(context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed++
+	s.discarded = withdrawn
 	return nil
 }
-
-func (s *socket) Discard() { s.mu.Lock(); defer s.mu.Unlock(); s.discarded = s.closed == 0 }
 
 func (s *socket) counts() [3]int {
 	s.mu.Lock()

@@ -32,10 +32,7 @@ func (a *Agent) start(d config.Driver, socket Socket) {
 	a.change(func() { a.running[d.Name] = r })
 	a.ended.Go(func() {
 		r.reg.Run(a.ctx)
-		if a.ctx.Err() == nil {
-			socket.Discard()
-		}
-		if err := socket.Close(context.WithoutCancel(a.ctx)); err != nil {
+		if err := socket.Close(context.WithoutCancel(a.ctx), a.ctx.Err() == nil); err != nil {
 			log.Error("cannot end a registration cleanly", "error", err)
 		}
 		// no other takes its place before r.ended is closed

@@ -39,7 +39,7 @@ func left(t *testing.T, names ...string) (*world, *manager) {
 		}
 		k.notify(t, true, "")
 		k.cc.Close()
-		if err := errors.Join(s.Close(t.Context()), r.Close(t.Context())); err != nil {
+		if err := errors.Join(s.Close(t.Context(), false), r.Close(t.Context())); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -215,7 +215,7 @@ func TestAdoptOneOfTwo(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer other.Close()
-		if err := s.Close(t.Context()); err != nil {
+		if err := s.Close(t.Context(), false); err != nil {
 			t.Fatal(err)
 		}
 		files := append(m.pass(t, "registration-a"), fileOf(t, other))
@@ -366,7 +366,7 @@ func TestALeftoverIsWithdrawn(t *testing.T) {
 			s := socket(t, r, "a")
 			// Its error says what cannot be adopted.
 			_ = s.Adopt(t.Context(), m.pass(t, "registration-a"))
-			if err := errors.Join(s.Withdraw(t.Context()), s.Close(t.Context())); err != nil {
+			if err := errors.Join(s.Withdraw(t.Context()), s.Close(t.Context(), false)); err != nil {
 				t.Fatal(err)
 			}
 			_, err := os.Lstat(old)
@@ -622,7 +622,7 @@ func TestRecordIsWrittenLater(t *testing.T) {
 					t.Error("not written")
 				}
 			}
-			if err := s.Close(t.Context()); err != nil {
+			if err := s.Close(t.Context(), false); err != nil {
 				t.Fatal(err)
 			}
 			next := socket(t, w.open(with(m, true)), "a")
@@ -644,7 +644,7 @@ func TestRecordIsNeverWritten(t *testing.T) {
 	}
 	m := newManager(t)
 	_, s := w.published("a", with(m, true))
-	if err := s.Close(t.Context()); err != nil {
+	if err := s.Close(t.Context(), false); err != nil {
 		t.Error(err)
 	}
 	if n := strings.Count(w.log.String(), "level=WARN"); n != 1 || !strings.Contains(w.log.String(), "cannot write the record") {

@@ -22,7 +22,7 @@ func publishedSocket(tb testing.TB) *Socket {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() {
-		if err := s.Close(context.Background()); err != nil {
+		if err := s.Close(context.Background(), false); err != nil {
 			tb.Error(err)
 		}
 		if err := r.Close(context.Background()); err != nil {

@@ -169,7 +169,7 @@ func TestAKubeletThatWaitsForItsDriverGoesToTheNextProcess(t *testing.T) {
 	if _, err := k.getInfo(t); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(s.Close(t.Context()), r.Close(t.Context())); err != nil {
+	if err := errors.Join(s.Close(t.Context(), false), r.Close(t.Context())); err != nil {
 		t.Fatal(err)
 	}
 	next := socket(t, w.open(with(m, true)), "a")

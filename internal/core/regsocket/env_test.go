@@ -126,7 +126,7 @@ func noSpace(t *testing.T) {
 	publish(t, s) // with the inode of the old one
 	wantPlace(t, s, status.Ours)
 	mustAnswer(t, s.path, announcement("a").Endpoint)
-	s.Close(t.Context())
+	s.Close(t.Context(), false)
 }
 
 func readOnly(t *testing.T) {
@@ -174,7 +174,7 @@ func readOnlyClosed(t *testing.T) {
 		if err := s.Withdraw(t.Context()); err == nil {
 			t.Fatal("withdrawn")
 		}
-		if err := s.Close(t.Context()); (err == nil) != keep {
+		if err := s.Close(t.Context(), false); (err == nil) != keep {
 			t.Errorf("keep %t: %v", keep, err)
 		}
 		if keep {
@@ -194,7 +194,7 @@ func readOnlyClosed(t *testing.T) {
 		if n := m.count("registration-a"); n != 1 {
 			t.Errorf("keep %t: %d in the store", keep, n)
 		}
-		if err := errors.Join(s.Withdraw(t.Context()), s.Close(t.Context())); err != nil {
+		if err := errors.Join(s.Withdraw(t.Context()), s.Close(t.Context(), false)); err != nil {
 			t.Error(err)
 		}
 		unmount(t, w.root)

@@ -188,7 +188,7 @@ func TestOthersThatBecameOurs(t *testing.T) {
 	if n := len(othersOf(t, r, "a")); n != 0 {
 		t.Errorf("%d found when the path is ours", n)
 	}
-	if err := errors.Join(s.Close(t.Context()), r.Close(t.Context())); err != nil {
+	if err := errors.Join(s.Close(t.Context(), false), r.Close(t.Context())); err != nil {
 		t.Fatal(err)
 	}
 	forgetSurvey(r)

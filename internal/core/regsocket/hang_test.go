@@ -104,7 +104,7 @@ func TestFilesAreClosedWithTheirSocket(t *testing.T) {
 		if err := s.Adopt(ended, []*os.File{f}); !errors.Is(err, context.Canceled) {
 			t.Errorf("adopted after the end: %v", err)
 		}
-		if err := s.Close(t.Context()); (err == nil) == hangs || !w.cannotAdopt() {
+		if err := s.Close(t.Context(), false); (err == nil) == hangs || !w.cannotAdopt() {
 			t.Errorf("hangs %t: it is not said that nothing was adopted: %v", hangs, err)
 		}
 		if err := f.Close(); !errors.Is(err, os.ErrClosed) {
@@ -146,10 +146,8 @@ func TestClosedWhileAPublicationHangs(t *testing.T) {
 		if err := <-published; !errors.Is(err, context.Canceled) {
 			t.Errorf("published: %v", err)
 		}
-		if end == "discarded" { // its driver was disabled
-			s.Discard()
-		}
-		err := errors.Join(s.Close(t.Context()), r.Close(t.Context()))
+		// discarded: its driver was disabled
+		err := errors.Join(s.Close(t.Context(), end == "discarded"), r.Close(t.Context()))
 		if _, ok := errors.AsType[*worker.NotAnswering](err); !ok {
 			t.Errorf("closed: %v", err)
 		}
@@ -214,7 +212,7 @@ func TestATransientErrorIsNotTakenForAMissingSocket(t *testing.T) {
 		t.Errorf("not one error: %v", err)
 	}
 	// Nor is the registration lost if the next process gets the error at its start.
-	if err := s.Close(t.Context()); err != nil {
+	if err := s.Close(t.Context(), false); err != nil {
 		t.Fatal(err)
 	}
 	s = socket(t, w.open(with(m, true)), "a")

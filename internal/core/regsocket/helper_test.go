@@ -104,7 +104,7 @@ func (w *world) open(change ...func(*Options)) *Registry {
 		}
 		r.mu.Unlock()
 		for _, s := range open {
-			s.Close(context.Background())
+			s.Close(context.Background(), false)
 		}
 		if err := r.Close(context.Background()); err != nil {
 			w.t.Errorf("close: %v", err)
@@ -229,6 +229,5 @@ func sameAnnouncement(a, b status.Announcement) bool {
 
 // discard ends a Socket as the agent does after its registration was withdrawn.
 func discard(t *testing.T, s *Socket) error {
-	s.Discard()
-	return s.Close(t.Context())
+	return s.Close(t.Context(), true)
 }

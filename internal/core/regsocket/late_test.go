@@ -185,7 +185,7 @@ func TestClosedWhileTheSocketIsPutInPlace(t *testing.T) {
 	}
 	// After Close has given up. Nothing orders the two, so the race detector sees what they share.
 	time.AfterFunc(2*closeTime, func() { close(release) })
-	err := s.Close(t.Context())
+	err := s.Close(t.Context(), false)
 	if _, ok := errors.AsType[*worker.NotAnswering](err); !ok {
 		t.Errorf("closed: %v", err)
 	}

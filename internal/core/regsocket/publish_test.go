@@ -432,7 +432,7 @@ func TestStoppedWhilePublishing(t *testing.T) {
 	if err := s.Publish(ctx, announcement(s.name)); !errors.Is(err, context.Canceled) {
 		t.Errorf("begun after the stop: %v", err)
 	}
-	if err := s.Close(context.Background()); err != nil {
+	if err := s.Close(context.Background(), false); err != nil {
 		t.Error(err)
 	}
 	next := socket(t, w.open(with(m, true)), s.name)

@@ -171,7 +171,7 @@ func TestCloseAnswersWhatIsInFlight(t *testing.T) {
 	}()
 	eventually(t, "the call arrives", func() bool { return look(t, s).Accepted == 1 })
 	time.AfterFunc(200*time.Millisecond, s.saving.Unlock)
-	if err := s.Close(t.Context()); err != nil {
+	if err := s.Close(t.Context(), false); err != nil {
 		t.Error(err)
 	}
 	if err := r.Close(t.Context()); err != nil {
@@ -204,7 +204,7 @@ func TestCloseIsQuick(t *testing.T) {
 	}
 	eventually(t, "all are accepted", func() bool { return connectionsOf(s) == 11 })
 	begin := time.Now()
-	if err := s.Close(t.Context()); err != nil {
+	if err := s.Close(t.Context(), false); err != nil {
 		t.Error(err)
 	}
 	if err := r.Close(t.Context()); err != nil {
@@ -286,7 +286,7 @@ func TestWithdrawnWhateverStoreAndRecordSay(t *testing.T) {
 			if n := strings.Count(w.log.String(), "level=WARN"); n != 1 {
 				t.Errorf("%d warnings:\n%s", n, w.log)
 			}
-			if err := s.Close(t.Context()); err != nil {
+			if err := s.Close(t.Context(), false); err != nil {
 				t.Error(err)
 			}
 			if open != 0 {
@@ -346,7 +346,7 @@ func TestCloseKeepsOnlyWhatIsStored(t *testing.T) {
 			if got := s.Look().NotKept; c.fail == nil && got != "" || c.fail != nil && got != c.fail.Error() {
 				t.Errorf("NotKept: %q", got)
 			}
-			if err := s.Close(t.Context()); err != nil {
+			if err := s.Close(t.Context(), false); err != nil {
 				t.Fatal(err)
 			}
 			_, perr := os.Stat(s.path)
@@ -398,7 +398,7 @@ func TestAFailedCheckIsRepeated(t *testing.T) {
 		}
 		defer r.Close(t.Context())
 		s := socket(t, r, "a")
-		defer s.Close(t.Context())
+		defer s.Close(t.Context(), false)
 		if err := s.Check(t.Context()); !errors.Is(err, syscall.EIO) {
 			t.Fatalf("error is %v", err)
 		}

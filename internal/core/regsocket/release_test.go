@@ -167,7 +167,7 @@ func TestRecordIsTriedAgain(t *testing.T) {
 		}
 		defer r.Close(t.Context())
 		s := socket(t, r, "a")
-		defer s.Close(t.Context())
+		defer s.Close(t.Context(), false)
 		if err := s.write(newListener(s, nil, unixsock.FileID{}, record{})); !errors.Is(err, syscall.ENOSPC) {
 			t.Fatal(err)
 		}

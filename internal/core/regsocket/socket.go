@@ -40,7 +40,7 @@ type Socket struct {
 	toAdopt   atomic.Pointer[[]*os.File] // from the store, to be adopted
 	holder    holder                     // of the path; the worker's
 	closed    atomic.Bool
-	discarded atomic.Bool // Close keeps nothing
+	discarded atomic.Bool // closed, and Close keeps nothing
 
 	saving sync.Mutex // one writer of the record at a time
 
@@ -178,11 +178,13 @@ func (s *Socket) withdraw(ctx context.Context) error {
 
 // Close implements agent.Socket. With Options.KeepSockets a listener in the store stays as it is,
 // with its path and record: the next process adopts it, and clients wait in its queue. Otherwise
-// the socket is withdrawn; if its file system does not answer, as soon as it does. Calls in flight
-// continue until Registry.Close.
-func (s *Socket) Close(ctx context.Context) error {
+// the socket is withdrawn; if its file system does not answer, as soon as it does. Of a withdrawn
+// registration nothing is kept, not even a socket that an abandoned call publishes later. Calls in
+// flight continue until Registry.Close.
+func (s *Socket) Close(ctx context.Context, withdrawn bool) error {
 	defer s.r.drop(s)
 	defer s.watch.Close()
+	s.discarded.Store(withdrawn)
 	s.closed.Store(true)
 	err := s.do(ctx, closeTime, func(context.Context) error { return nil }) // and then end
 	if p := s.current.Load(); p != nil {
@@ -195,10 +197,6 @@ func (s *Socket) Close(ctx context.Context) error {
 	}
 	return err
 }
-
-// Discard implements agent.Socket. Not even a socket that an abandoned call publishes later is
-// kept.
-func (s *Socket) Discard() { s.discarded.Store(true) }
 
 // end is the part of Close that runs in the worker.
 func (s *Socket) end(ctx context.Context) error {

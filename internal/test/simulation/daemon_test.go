@@ -231,7 +231,7 @@ func (p *process) Socket(ctx context.Context, name string) (agent.Socket, error)
 	delete(p.stored, name)
 	p.mu.Unlock()
 	if err := s.Adopt(ctx, files); err != nil && ctx.Err() != nil {
-		return nil, errors.Join(err, s.Close(context.WithoutCancel(ctx)))
+		return nil, errors.Join(err, s.Close(context.WithoutCancel(ctx), false))
 	}
 	return s, nil
 }
