@@ -70,7 +70,7 @@ func New(cfg config.Connection, log *slog.Logger, hints Hints, pool *worker.Pool
 		socket:   target{cfg.Socket, pool.Slot(cfg.Socket, hints.Hint)},
 		endpoint: target{cfg.Endpoint, pool.Slot(cfg.Endpoint, hints.Hint)},
 	}
-	c.again = time.AfterFunc(lookAgain, hints.Hint)
+	c.again = time.AfterFunc(againMost, hints.Hint)
 	c.again.Stop()
 	return c
 }
@@ -195,8 +195,8 @@ func (c *Client) connect(ctx context.Context, socket unixsock.File) finding {
 		return flood // until the minute is over
 	}
 	t, f := c.dial(ctx, c.socket)
-	if f.state == status.Absent && socket.IsSocket() && c.seen.youngerThan(young) {
-		c.again.Reset(lookAgain) // listen causes no event
+	if age := time.Since(c.seen.since); f.state == status.Absent && socket.IsSocket() && age < young {
+		c.again.Reset(min(max(age, againFirst), againMost))
 	}
 	if c.conn = t; t != nil {
 		c.server = t.server

@@ -9,7 +9,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/connectivity"
 
@@ -121,27 +120,17 @@ func (s *stream) end() {
 	}
 }
 
-// dial connects to the path. bind comes before listen, so a fresh socket that refuses connections
-// is dialed again for a while: listen causes no event, and a refused dial costs microseconds.
+// dial connects to the path.
 func (c *Client) dial(ctx context.Context, at target) (*conn, finding) {
-	for delay := retryFirst; ; delay = min(2*delay, retryMost) {
-		l := c.lookAt(ctx, at, true)
-		if l.ok() {
-			t := &conn{target: at, stream: &stream{Conn: l.raw, hint: c.hints.Hint, budget: &c.budget}, file: l.file, server: l.server}
-			var err error
-			if t.cc, err = grpcconn.New(t.stream, maxMessage); err != nil {
-				l.discard()
-				return nil, finding{status.Starting, fmt.Sprintf("cannot speak gRPC: %v", err)}
-			}
-			return t, finding{}
-		}
-		if !errors.Is(l.err, unix.ECONNREFUSED) || l.file.FileID != c.seen.file || !c.seen.youngerThan(fresh) {
-			return nil, l.finding
-		}
-		select {
-		case <-ctx.Done():
-			return nil, interrupted
-		case <-time.After(delay):
-		}
+	l := c.lookAt(ctx, at, true)
+	if !l.ok() {
+		return nil, l.finding
 	}
+	t := &conn{target: at, stream: &stream{Conn: l.raw, hint: c.hints.Hint, budget: &c.budget}, file: l.file, server: l.server}
+	var err error
+	if t.cc, err = grpcconn.New(t.stream, maxMessage); err != nil {
+		l.discard()
+		return nil, finding{status.Starting, fmt.Sprintf("cannot speak gRPC: %v", err)}
+	}
+	return t, finding{}
 }

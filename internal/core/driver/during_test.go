@@ -115,30 +115,31 @@ func TestUnavailableIsWhatTheDriverSaid(t *testing.T) {
 
 func TestSocketThatAppearedIsFreshWhateverTheWallClockSays(t *testing.T) {
 	c := client(t, config.Connection{Name: name, Socket: "/s"}, nil)
+	fresh := func(s sighting) bool { return time.Since(s.since) < young }
 	old := func(n uint64) unixsock.File {
 		return unixsock.File{FileID: unixsock.FileID{Ino: n}, Changed: time.Now().Add(-time.Hour).UnixNano()}
 	}
 	c.seen.note(old(1))
-	if c.seen.youngerThan(fresh) {
+	if fresh(c.seen) {
 		t.Error("fresh, though it was there when the daemon started")
 	}
 	c.seen.note(old(2))
-	if !c.seen.youngerThan(fresh) {
+	if !fresh(c.seen) {
 		t.Error("not fresh, though another was there before")
 	}
+	c.seen.since = c.seen.since.Add(-2 * young)
 	c.seen.note(old(2))
-	c.seen.since = c.seen.since.Add(-fresh)
-	if c.seen.youngerThan(fresh) {
+	if fresh(c.seen) {
 		t.Error("fresh for ever")
 	}
 	c.seen.note(unixsock.File{})
 	c.seen.note(old(3))
-	if !c.seen.youngerThan(fresh) {
+	if !fresh(c.seen) {
 		t.Error("not fresh, though nothing was there before")
 	}
 	ahead := unixsock.File{FileID: unixsock.FileID{Ino: 4}, Changed: time.Now().Add(time.Hour).UnixNano()}
 	first := sighting{}
-	if first.note(ahead); !first.youngerThan(fresh) || first.since.After(time.Now()) {
+	if first.note(ahead); !fresh(first) || first.since.After(time.Now()) {
 		t.Errorf("made under a clock that was ahead: %+v", first)
 	}
 }

@@ -22,15 +22,11 @@ const (
 	// lookLimit limits what takes microseconds unless a file system hangs.
 	lookLimit = time.Second
 
-	// bind comes before listen: a socket that appeared less than fresh ago and refuses connections
-	// is dialed again after retryFirst, then twice that, up to retryMost.
-	fresh      = time.Second
-	retryFirst = 250 * time.Microsecond
-	retryMost  = 4 * time.Millisecond
-
-	// A driver may take longer: a socket that is younger than young is dialed again each second.
-	young     = time.Minute
-	lookAgain = time.Second
+	// bind comes before listen, which causes no event: a socket that is younger than young and
+	// refuses connections is dialed again when it is twice as old, at the latest after againMost.
+	young      = time.Minute
+	againFirst = time.Millisecond
+	againMost  = time.Second
 )
 
 var interrupted = finding{status.Starting, "the query was interrupted"}
@@ -141,9 +137,6 @@ func (s *sighting) note(file unixsock.File) {
 		*s = sighting{file.FileID, now}
 	}
 }
-
-// youngerThan reports whether the file has been there for less than d.
-func (s *sighting) youngerThan(d time.Duration) bool { return time.Since(s.since) < d }
 
 // missing describes the first name on the path that does not exist. With any other error the state
 // of the driver is not known, so it is Starting: it is asked again soon, and keeps its
