@@ -56,7 +56,7 @@ func (r *Registrar) Reregister(ctx context.Context, force bool) error {
 // Alive returns nil if the registrar's goroutine responds, or has ended: then its registration was
 // withdrawn. It does not ask the driver.
 func (r *Registrar) Alive(ctx context.Context) error {
-	if err := r.send(ctx, func() {}); !errors.Is(err, errEnded) {
+	if err := r.do(ctx, func() {}); !errors.Is(err, errEnded) {
 		return err
 	}
 	return nil
@@ -65,16 +65,9 @@ func (r *Registrar) Alive(ctx context.Context) error {
 // do runs f in the registrar's goroutine and waits for it.
 func (r *Registrar) do(ctx context.Context, f func()) error {
 	ran := make(chan struct{})
-	if err := r.send(ctx, func() { f(); close(ran) }); err != nil {
-		return err
-	}
-	<-ran // f waits at most for an Ask that was canceled
-	return nil
-}
-
-func (r *Registrar) send(ctx context.Context, cmd func()) error {
 	select {
-	case r.cmds <- cmd:
+	case r.cmds <- func() { f(); close(ran) }:
+		<-ran // f waits at most for an Ask that was canceled
 		return nil
 	case <-r.done:
 		return fmt.Errorf("%s: %w", r.name, errEnded)
