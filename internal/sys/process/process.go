@@ -51,12 +51,9 @@ func Peer(c syscall.Conn) (*os.File, error) {
 	return pidfd, nil
 }
 
-// Open returns a pidfd of the process with a pid. It needs Linux 5.3.
+// Open returns a pidfd of the process with a pid.
 func Open(pid int) (*os.File, error) {
 	fd, err := unix.PidfdOpen(pid, 0)
-	if errors.Is(err, unix.ENOSYS) {
-		return nil, fmt.Errorf("cannot watch process %d: this needs Linux 5.3 or later", pid)
-	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot watch process %d: %w", pid, err)
 	}
