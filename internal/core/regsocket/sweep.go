@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -14,6 +15,9 @@ import (
 	"csi-registrar/internal/sys/unixsock"
 	"csi-registrar/internal/sys/worker"
 )
+
+// leftoversTogether is how many leftovers are removed at a time: there can be thousands.
+const leftoversTogether = 32
 
 // RemoveLeftovers removes leftovers of earlier processes, of drivers that are not among enabled, or
 // are not published: their sockets, also below an earlier root_dir, their records, and the
@@ -37,8 +41,16 @@ func (r *Registry) RemoveLeftovers(ctx context.Context, enabled, named []string)
 		names = append(names, strings.TrimSuffix(filepath.Base(file), recordSuffix))
 	}
 	slices.Sort(names)
-	for _, name := range slices.Compact(names) {
-		errs = append(errs, r.removeLeftover(ctx, name, left[r.recordOf(name)], slices.Contains(enabled, name)))
+	for names := range slices.Chunk(slices.Compact(names), leftoversTogether) {
+		results := make([]error, len(names))
+		var removals sync.WaitGroup
+		for i, name := range names {
+			removals.Go(func() {
+				results[i] = r.removeLeftover(ctx, name, left[r.recordOf(name)], slices.Contains(enabled, name))
+			})
+		}
+		removals.Wait()
+		errs = append(errs, results...)
 	}
 	return errors.Join(errs...)
 }
