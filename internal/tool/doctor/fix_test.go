@@ -495,6 +495,22 @@ func listensNearby(t *testing.T, dir string) {
 	}
 }
 
+// The path of a sidecar's container says nothing about where the driver listens.
+func TestDriverListensWhereDriversUsuallyDo(t *testing.T) {
+	for _, dir := range []string{"kubelet/plugins/nfs", "run/csi-nfs"} {
+		n := newNode(t)
+		n.driver.stop()
+		n.mkdir(n.path(dir), 0o755)
+		n.driver.start(t, n.path(dir, "csi.sock"))
+		n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", strings.Replace(n.table(""), n.socket(), "/none/csi.sock", 1))
+		n.restartDaemon()
+		f := n.examine().Findings[0]
+		if f.ID != "driver-socket-missing" || !strings.HasSuffix(f.Found, "the driver listens on "+n.path(dir, "csi.sock")) {
+			t.Errorf("%s: %+v", dir, f)
+		}
+	}
+}
+
 // Renaming a driver whose volumes are in use would leave them mounted forever.
 func TestNoRenameWithVolumesInUse(t *testing.T) {
 	n := newNode(t)

@@ -68,13 +68,15 @@ func (x *diagnosis) correctEndpoint(ctx context.Context, d config.Driver, unit s
 		run("systemctl", "daemon-reload")}
 }
 
-// nearby returns a trusted socket near the configured one at which the driver answers; empty if
-// there is none.
+// nearby returns a trusted socket near the configured one, or where drivers usually listen, at
+// which the driver answers; empty if there is none.
 func (x *diagnosis) nearby(ctx context.Context, d config.Driver) string {
-	dir := path.Dir(d.Socket)
-	candidates, err := look(ctx, x, dir, func() ([]string, error) { return socketsNear(d.Socket), nil })
-	if err != nil {
-		return ""
+	var candidates []string
+	plugins, run := filepath.Join(x.config.Config.Kubelet.RootDir, "plugins"), filepath.Join(x.o.Root, "run")
+	for _, socket := range []string{d.Socket, filepath.Join(plugins, d.Name, "csi.sock"), filepath.Join(run, d.Name, "csi.sock")} {
+		// An error: a file system does not answer.
+		found, _ := look(ctx, x, path.Dir(socket), func() ([]string, error) { return socketsNear(socket), nil })
+		candidates = append(candidates, found...)
 	}
 	for i, name := range each(candidates, func(socket string) string {
 		// It fails at a socket that another program serves.

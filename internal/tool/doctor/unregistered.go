@@ -62,12 +62,10 @@ func (x *diagnosis) lookalike(ctx context.Context, driver string) (why string, f
 		return "; " + safetext.Word(file) + " has a table for it, and is not read: its name does not end in .toml or begins with a dot",
 			[]Fix{run("mv", "-n", file, filepath.Join(dir, name)), reload}
 	}
-	for _, dir := range []string{filepath.Join(x.config.Config.Kubelet.RootDir, "plugins"), filepath.Join(x.o.Root, "run")} {
-		var d config.Driver
-		d.Name, d.Socket, d.SocketOwner = driver, filepath.Join(dir, driver, "csi.sock"), "root"
-		if socket := x.nearby(ctx, d); socket != "" {
-			return "; it listens on " + safetext.Word(socket), x.setDriverKey(driver, "socket", safetext.Quote(socket))
-		}
+	var d config.Driver
+	d.Name, d.Socket, d.SocketOwner = driver, filepath.Join(x.config.Config.Kubelet.RootDir, "plugins", driver, "csi.sock"), "root"
+	if socket := x.nearby(ctx, d); socket != "" {
+		return "; it listens on " + safetext.Word(socket), x.setDriverKey(driver, "socket", safetext.Quote(socket))
 	}
 	return "", []Fix{note("write a table for %s with its socket into a file in %s", safetext.ShellWord(driver), safetext.ShellWord(x.confDir()))}
 }
