@@ -44,7 +44,11 @@ func (*baitUnits) Journal(context.Context, string, ...string) []string { return 
 // in place of the daemon: they touch no path, query no unit and start no process that it names, and
 // write nothing that a terminal would interpret.
 func TestHostileDaemon(t *testing.T) {
-	dir, root := fake.ShortDir(t), fake.ShortDir(t)
+	dir, root := filepath.Join(fake.ShortDir(t), "bait"), fake.ShortDir(t)
+	// Tests of other packages list the directories beside theirs.
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
 	b, err := hostile.NewBait(dir)
 	if err != nil {
 		t.Fatal(err)
