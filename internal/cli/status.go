@@ -7,12 +7,18 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
+	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"csi-registrar/internal/core/control"
 	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/node/volumes"
+	"csi-registrar/internal/sys/safetext"
+	"csi-registrar/internal/sys/worker"
 )
 
 func setupStatus(fs *flag.FlagSet) runner {
@@ -126,4 +132,111 @@ func printDocument(e *env, o statusOptions, s status.Document) error {
 	}
 	_, err := e.stdout.Write(out.Bytes())
 	return err
+}
+
+// watchStatus shows the status again at each change, until it is interrupted. Its exit code is that
+// of the last status shown.
+func watchStatus(ctx context.Context, e *env, o statusOptions) error {
+	last := error(&exitError{code: exitNotRunning})
+	for s, err := range follow(ctx, *o.root) {
+		unread := ""
+		switch {
+		case err == nil:
+			addVolumes(ctx, *o.root, &s)
+			unread = notRead(ctx, *o.root, s)
+			last = o.exitError(s, unread, e.now())
+		case isPermanent(err):
+			return clientError(err)
+		default:
+			last = &exitError{code: exitNotRunning}
+		}
+		if err := showAgain(e, o, s, unread, err); err != nil {
+			return err
+		}
+	}
+	return last
+}
+
+// showAgain shows a status, or the error instead of it. On a terminal it replaces the previous one.
+// The first line has the time to which the ages refer.
+func showAgain(e *env, o statusOptions, s status.Document, unread string, failed error) error {
+	switch {
+	case o.json && failed != nil:
+		e.report(clientError(failed))
+		return nil
+	case o.json:
+		return printDocument(e, o, s)
+	case failed == nil:
+		failed = o.checkDriver(s)
+	}
+	text := e.now().Format(time.RFC3339) + "\n"
+	if failed != nil {
+		text += cleanLines(failed.Error()) + "\n"
+	} else {
+		text += o.text(s, unread, e)
+	}
+	if p := e.page(); p.tty {
+		text = "\x1b[H\x1b[J" + fit(text, p.rows)
+	} else {
+		text += "\n"
+	}
+	_, err := io.WriteString(e.stdout, text)
+	return err
+}
+
+// fit cuts the text to the terminal's height, and counts the missing lines. The cursor needs the
+// last line of the terminal.
+func fit(text string, rows int) string {
+	lines := slices.Collect(strings.Lines(text))
+	if len(lines) < rows || rows < 3 {
+		return text
+	}
+	kept := lines[:rows-2]
+	return strings.Join(kept, "") + fmt.Sprintf("… %d more lines: csi-registrar status\n", len(lines)-len(kept))
+}
+
+// addVolumes adds the volumes in use to a document. The command counts them, not the daemon, so
+// that only the command waits for the kubelet's files.
+func addVolumes(ctx context.Context, root string, s *status.Document) {
+	res, err := loadConfig(ctx, config.Source{Root: root})
+	var counts map[string]status.Volumes
+	if err == nil {
+		kubelet := res.Config.Kubelet
+		if s.PluginsRegistry.Checked(func(dir string) bool { return dir == kubelet.PluginsRegistry() }) == "" {
+			return // it comes from a flag, or the daemon has not read the files
+		}
+		counts, err = volumes.Count(ctx, worker.NewPool(), kubelet.RootDir, s.Kubelet.PID)
+	}
+	if err != nil {
+		s.VolumesError = err.Error()
+		return
+	}
+	for i := range s.Drivers {
+		n := counts[s.Drivers[i].Name]
+		s.Drivers[i].Volumes = &n
+		delete(counts, s.Drivers[i].Name)
+	}
+	if err := volumes.DropRegistered(ctx, worker.NewPool(), res.Config.Kubelet.PluginsRegistry(), counts); err != nil {
+		s.VolumesError = err.Error()
+		return
+	}
+	for _, name := range slices.Sorted(maps.Keys(counts)) {
+		s.Unregistered = append(s.Unregistered, fmt.Sprintf("%s of %s", count(counts[name].InUse(), "volume"), safetext.Word(name)))
+	}
+}
+
+// volumesText formats the number of a driver's volumes; empty if there are none, or it is not
+// known.
+func volumesText(d status.Driver) string {
+	if d.Volumes == nil || *d.Volumes == (status.Volumes{}) {
+		return ""
+	}
+	text := fmt.Sprint(d.Volumes.Published)
+	if n := d.Volumes.Waiting; n > 0 {
+		text += fmt.Sprintf(", %d waiting", n)
+	}
+	if n := d.Volumes.Staged; n > 0 {
+		text += fmt.Sprintf(", %d staged", n)
+	}
+	return text
 }

@@ -1,16 +1,24 @@
 package cli
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
+	"io"
+	"net"
+	"net/netip"
 	"os"
 	"os/signal"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
+	"csi-registrar/internal/sys/safetext"
+	"csi-registrar/internal/sys/unixsock"
 	"csi-registrar/internal/tool/trace"
 )
 
@@ -122,4 +130,133 @@ func (o traceOptions) check() error {
 		return usagef("--show needs a key")
 	}
 	return nil
+}
+
+// between prepares to forward calls from one address to another.
+func between(ctx context.Context, listen, connect string) (trace.Listener, trace.Dial, error) {
+	source, sourceErr := parseAddress("listen", listen)
+	target, err := parseAddress("connect", connect)
+	if err := cmp.Or(sourceErr, err); err != nil {
+		return nil, nil, err
+	}
+	l, err := listenAt(ctx, source)
+	dial := func(ctx context.Context) (trace.Conn, error) {
+		d := net.Dialer{Timeout: traceDial}
+		c, err := d.DialContext(ctx, target.Network(), target.String())
+		if err != nil {
+			return nil, err
+		}
+		return c.(trace.Conn), nil
+	}
+	return l, dial, err
+}
+
+// parseAddress parses the value of a flag: PATH, unix:PATH or tcp:ADDRESS:PORT. A TCP socket has no
+// owner and no mode, so only loopback addresses are allowed.
+func parseAddress(flag, s string) (net.Addr, error) {
+	fail := func(err error) (net.Addr, error) { return nil, usagef("--%s %q: %w", flag, s, err) }
+	if address, isTCP := strings.CutPrefix(s, "tcp:"); isTCP {
+		ap, err := netip.ParseAddrPort(address)
+		if err != nil || !ap.Addr().IsLoopback() {
+			return fail(errors.New("TCP needs a loopback address and a port, such as tcp:127.0.0.1:PORT"))
+		}
+		return net.TCPAddrFromAddrPort(ap), nil
+	}
+	path := strings.TrimPrefix(strings.TrimPrefix(s, "unix://"), "unix:")
+	if !strings.HasPrefix(path, "/") && !strings.HasPrefix(path, ".") {
+		return fail(errors.New("must be a path that begins with / or ., or tcp:127.0.0.1:PORT"))
+	}
+	if err := unixsock.CheckPath(path); err != nil {
+		return fail(err)
+	}
+	return &net.UnixAddr{Net: "unix", Name: path}, nil
+}
+
+// listenAt listens at an address. Close removes the file of a socket.
+func listenAt(ctx context.Context, a net.Addr) (trace.Listener, error) {
+	address := a.String()
+	if a.Network() == "tcp" {
+		var lc net.ListenConfig
+		tcp, err := lc.Listen(ctx, "tcp", address)
+		if err != nil {
+			return nil, fmt.Errorf("cannot listen: %w", err)
+		}
+		return tcp.(*net.TCPListener), nil
+	}
+	unix, _, err := unixsock.Listen(ctx, address, nil)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return nil, hinted(fmt.Errorf("cannot listen: %s already exists", safetext.Word(address)),
+			"use another path; or, if no process listens there, "+safetext.Run("rm", address).String())
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot listen: %w", err)
+	}
+	unix.SetUnlinkOnClose(true)
+	return unix, nil
+}
+
+// traceWriter prints the calls.
+type traceWriter struct {
+	rec   *trace.Recorder
+	e     *env
+	json  bool
+	table trace.Table
+	file  io.Writer // nil: none
+}
+
+// write writes all calls, until the recorder is closed.
+func (w traceWriter) write() error {
+	if !w.json {
+		if _, err := io.WriteString(w.e.stdout, w.table.Header()+"\n"); err != nil {
+			return err
+		}
+	}
+	for c := range w.rec.Calls() {
+		if err := w.call(c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w traceWriter) call(c trace.Call) error {
+	c.Time = c.Time.In(w.e.now().Location())
+	if c.End != trace.Running {
+		if w.file != nil {
+			if err := writeLine(w.file, c); err != nil {
+				return err
+			}
+		}
+		if w.json {
+			return writeLine(w.e.stdout, c)
+		}
+	}
+	if w.json {
+		return nil
+	}
+	var b strings.Builder
+	b.WriteString(w.table.Row(c) + "\n")
+	for _, line := range wrap(trace.Detail(c), w.e.page().columns-4) {
+		b.WriteString("    " + line + "\n")
+	}
+	_, err := io.WriteString(w.e.stdout, b.String())
+	return err
+}
+
+func writeLine(w io.Writer, c trace.Call) error {
+	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false)
+	return enc.Encode(c)
+}
+
+// summary prints the summary: with --json on standard error, so that standard output has only
+// calls.
+func (w traceWriter) summary() error {
+	if w.json {
+		return w.rec.WriteSummary(w.e.stderr)
+	}
+	if _, err := fmt.Fprintln(w.e.stdout); err != nil {
+		return err
+	}
+	return w.rec.WriteSummary(w.e.stdout)
 }
