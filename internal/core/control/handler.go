@@ -1,15 +1,24 @@
+// Package control implements the daemon's HTTP API: the control socket, health and metrics on it
+// and on TCP, and the client for the commands.
 package control
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"net/http/pprof"
 	"net/url"
+	"strconv"
 	"time"
+	"unicode"
+	"unicode/utf16"
+	"unicode/utf8"
 
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/rate"
 )
 
 const maxProfile = 5 * time.Minute
@@ -146,4 +155,121 @@ func writeResult(w http.ResponseWriter, result any, err error, refused int) {
 	default:
 		writeJSON(w, refused, failure{err.Error()})
 	}
+}
+
+// documentTimeout limits how long a client may take to read one document of a stream.
+const documentTimeout = 10 * time.Second
+
+// status answers with the document; with ?watch it sends another one, each in one line, whenever
+// something has changed, until the client disconnects or the daemon ends. A client that reads
+// slowly misses some documents, but never the last one.
+func (a api) status(w http.ResponseWriter, r *http.Request) {
+	if !r.URL.Query().Has("watch") {
+		writeJSON(w, http.StatusOK, a.Status())
+		return
+	}
+	if !a.streams.enter(r.Context(), 0) {
+		writeJSON(w, http.StatusServiceUnavailable, failure{"too many clients are watching the status"})
+		return
+	}
+	defer a.streams.leave()
+	setHeader(w, "application/x-ndjson")
+	for {
+		started := time.Now()
+		doc, changed := a.watched.get(a.Backend)
+		extendDeadlines(w, documentTimeout)
+		if _, err := w.Write(doc); err != nil {
+			return
+		}
+		if r.Method == http.MethodHead || http.NewResponseController(w).Flush() != nil {
+			return
+		}
+		// A thousand drivers that change at once would keep a core busy with documents that nobody
+		// reads: all streams together use at most a tenth of its time.
+		pause := min(9*time.Since(started)*time.Duration(len(a.streams)), time.Second)
+		select {
+		case <-r.Context().Done():
+			return
+		case <-changed:
+		}
+		if !rate.Pause(r.Context(), pause) {
+			return
+		}
+	}
+}
+
+// writeJSON answers with a document.
+func writeJSON(w http.ResponseWriter, code int, v any) {
+	write(w, code, "application/json", Marshal(v))
+}
+
+const plainText = "text/plain; charset=utf-8"
+
+func writeText(w http.ResponseWriter, code int, s string) {
+	write(w, code, plainText, []byte(s))
+}
+
+func write(w http.ResponseWriter, code int, contentType string, body []byte) {
+	setHeader(w, contentType)
+	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+	w.WriteHeader(code)
+	_, _ = w.Write(body) // fails only when the client has gone
+}
+
+func setHeader(w http.ResponseWriter, contentType string) {
+	h := w.Header()
+	h.Set("Content-Type", contentType)
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Cache-Control", "no-store")
+}
+
+// extendDeadlines lets a request take longer than the server's limits. An error means that the
+// connection has no deadlines, and so no limits.
+func extendDeadlines(w http.ResponseWriter, d time.Duration) {
+	rc := http.NewResponseController(w)
+	_ = rc.SetReadDeadline(time.Time{}) // the deadline would end the request's context
+	_ = rc.SetWriteDeadline(time.Now().Add(d))
+}
+
+// Marshal returns one line of JSON that is safe on a terminal: documents contain text of drivers,
+// so every invisible character is escaped. It panics if the type of v has no JSON form.
+func Marshal(v any) []byte {
+	doc, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	out := make([]byte, 0, len(doc)+1)
+	for _, r := range string(doc) {
+		if unicode.IsPrint(r) { // there is no line break: json.Marshal escapes it
+			out = utf8.AppendRune(out, r)
+			continue
+		}
+		for _, unit := range utf16.AppendRune(nil, r) {
+			out = fmt.Appendf(out, `\u%04x`, unit)
+		}
+	}
+	return append(out, '\n')
+}
+
+// Backend is the part of the daemon that its API needs. All methods may be called at any time from
+// any goroutine; the texts of their errors are for people.
+type Backend interface {
+	// Status is a snapshot that does not change.
+	Status() status.Document
+	// Changed returns a channel that is closed at the next change of the status. A caller that
+	// gets the channel first and the status second misses no change.
+	Changed() <-chan struct{}
+	// Reload reads the configuration again and returns when it is in force, with what the user
+	// should know. If it has errors, the old one stays in force, and the error has one line for
+	// each. With force, also drivers whose volumes are in use are withdrawn.
+	Reload(ctx context.Context, force bool) (notes []string, err error)
+	// Reregister makes the kubelet register the driver again. Without force it fails where the
+	// kubelet would refuse what the driver reports now.
+	Reregister(ctx context.Context, name string, force bool) error
+	// Live returns nil if the driver answers Probe now, or did less than a second ago. The text of
+	// its error contains no text of the driver, so everybody may read it.
+	Live(ctx context.Context, driver string) error
+	// Alive returns nil when the agent and all registrars answer, or did less than a second ago.
+	// They do not wait for drivers; after 2 s Alive returns an error.
+	Alive(ctx context.Context) error
 }
