@@ -1,6 +1,12 @@
 package fswatch
 
-import "slices"
+import (
+	"path/filepath"
+	"slices"
+
+	"csi-registrar/internal/sys/rate"
+	"csi-registrar/internal/sys/worker"
+)
 
 // watch is a watched directory: the routes that are interested in each name in it. The name ""
 // stands for every entry.
@@ -43,4 +49,98 @@ func (w *Watcher) settle(r *route, keep []step) (unused []int32) {
 	}
 	r.steps = keep
 	return unused
+}
+
+// Subscription receives hints about some paths. Its owner may add other hints (Hint), so that one
+// channel is enough to wait for everything.
+type Subscription struct {
+	hints   chan struct{}
+	w       *Watcher
+	content bool // entries of the paths, and the content of files, count as well
+	routes  []*route
+	closed  bool // under the Watcher's lock
+}
+
+// route is one path of a Subscription. It is walked by one goroutine at a time.
+type route struct {
+	sub  *Subscription
+	path string // absolute and clean
+	slot *worker.Slot
+
+	// Under the Watcher's lock.
+	steps []step // the names on the way to the path
+	// the real paths of the links on the way, and of its end; those above are on the way, too
+	ways    []string
+	fresh   bool // a walk found something new since the mounts were read
+	walking bool
+	walks   rate.Bucket
+	again   bool // something happened since the walk began
+	hint    bool // a hint follows the next walk, whatever it finds
+	hanging bool // the last walk did not come back in time
+}
+
+// Hints receives when something may have changed. It has capacity one: no hint is lost, and several
+// become one. It is never closed.
+func (s *Subscription) Hints() <-chan struct{} { return s.hints }
+
+// Hint adds a hint, as the Watcher does. It never blocks.
+func (s *Subscription) Hint() {
+	select {
+	case s.hints <- struct{}{}:
+	default: // one is already pending
+	}
+}
+
+// Close ends the Watcher's hints without waiting for walks. It may be called at any time and more
+// than once.
+func (s *Subscription) Close() {
+	w := s.w
+	w.mu.Lock()
+	n := w.inotify
+	s.closed = true
+	var unused []int32
+	for _, r := range s.routes {
+		delete(w.routes, r)
+		unused = append(unused, w.settle(r, nil)...)
+		w.setPolled(r, nil)
+	}
+	w.mu.Unlock()
+	removeAll(n, unused)
+}
+
+// Subscribe gives hints when one of the paths, or any directory on the way to it, is created,
+// removed, renamed, replaced or mounted over, or its mode or owner changes. Symbolic links are
+// followed, and watched too. Nothing on the way needs to exist.
+//
+// It does not wait. Once the Watcher runs, the first hint comes when a path is watched (or its file
+// system did not answer in time): a receiver that looks at each hint misses nothing.
+func (w *Watcher) Subscribe(paths ...string) *Subscription { return w.subscribe(false, paths) }
+
+// SubscribeDir is Subscribe, and also gives hints when an entry of one of the paths is created,
+// removed, or changes its name, mode or owner, or its content once a writer has closed it. If a
+// path is a file, its content counts.
+func (w *Watcher) SubscribeDir(paths ...string) *Subscription { return w.subscribe(true, paths) }
+
+func (w *Watcher) subscribe(content bool, paths []string) *Subscription {
+	s := &Subscription{hints: make(chan struct{}, 1), w: w, content: content}
+	for _, p := range paths {
+		p = filepath.Join("/", p) // everything that is watched has an absolute path
+		if slices.ContainsFunc(s.routes, func(r *route) bool { return r.path == p }) {
+			continue
+		}
+		r := &route{sub: s, path: p, walks: rate.Bucket{Burst: walksAtOnce, Interval: walkEvery}}
+		r.slot = w.pool.Slot(p, func() { // a call about the path that hung has returned
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.walkSoon(r, true)
+		})
+		s.routes = append(s.routes, r)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, r := range s.routes {
+		w.routes[r] = struct{}{}
+		w.walkSoon(r, true)
+	}
+	return s
 }
