@@ -1,9 +1,14 @@
 package importer
 
 import (
+	"errors"
 	"fmt"
+	"maps"
 	"path"
+	"regexp"
 	"slices"
+	"strings"
+	"sync"
 
 	"go.yaml.in/yaml/v3"
 
@@ -131,3 +136,119 @@ func (h hostPath) creates() bool { return h.Type == "" || h.Type == "DirectoryOr
 type securityContext struct {
 	RunAsUser *int64 `yaml:"runAsUser"`
 }
+
+// image returns the name of the container's image, without its registry and tag.
+func (c container) image() string {
+	image, _, _ := strings.Cut(path.Base(c.Image), ":")
+	return image
+}
+
+// hasFlag reports whether the command line has one of these flags, also where a shell runs it.
+func (c container) hasFlag(names ...string) bool {
+	return slices.ContainsFunc(slices.Concat(c.Command, c.Args), func(arg string) bool {
+		key, _, _ := strings.Cut(strings.TrimLeft(arg, "-"), "=")
+		return strings.HasPrefix(arg, "-") && slices.Contains(names, key)
+	})
+}
+
+// registrarName is the registrar's name among the controllers of the all-in-one sidecar.
+const registrarName = "node-driver-registrar"
+
+// controllers returns the sidecars in the all-in-one sidecar (KEP-4958); nil for other programs.
+func (c container) controllers() []string {
+	if list, found, err := c.flag("controllers"); err == nil && found && c.hasFlag("csi-address") {
+		return strings.Split(list, ",")
+	}
+	return nil
+}
+
+// isRegistrar reports whether the container runs node-driver-registrar: by its controllers, image,
+// name, the program it starts, or the flag that no other program has. The image can be a
+// placeholder.
+func (c container) isRegistrar() bool {
+	if all := c.controllers(); all != nil {
+		return slices.Contains(all, registrarName)
+	}
+	mentions := func(arg string) bool { return strings.Contains(arg, "-kubelet-registration-path") }
+	return strings.Contains(c.image(), "node-driver-registrar") || strings.Contains(c.Name, "node-driver-registrar") ||
+		len(c.Command) > 0 && strings.Contains(path.Base(c.Command[0]), "node-driver-registrar") ||
+		slices.ContainsFunc(slices.Concat(c.Command, c.Args), mentions)
+}
+
+// pattern compiles on first use: the daemon is the same program, and never needs any of them.
+func pattern(expr string) func() *regexp.Regexp {
+	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expr) })
+}
+
+var (
+	probePattern  = pattern(`liveness-?probe`)
+	othersPattern = pattern(`csi-(provisioner|attacher|resizer|snapshotter)|external-(provisioner|attacher|resizer|snapshotter|health)`)
+	windowsPath   = pattern(`^(unix://)?[A-Za-z]:|\\`)
+	reference     = pattern(`\$\$|\$\([^)]*\)`)
+	placeholder   = pattern(`<[A-Za-z][\w-]*>`)
+	listHead      = pattern(`^(apiVersion: v1|kind: List|\n)*$`)
+	listTail      = pattern(`^kind: List\n(metadata:\n  resourceVersion: ""\n)?$`)
+	alias         = pattern(`(?m)(^|[-:,\[{] +)\*`)
+)
+
+// isLivenessProbe reports whether the container runs the livenessprobe sidecar of CSI.
+func (c container) isLivenessProbe() bool {
+	probe := probePattern()
+	return probe.MatchString(c.image()) || probe.MatchString(c.Name) ||
+		c.hasFlag("csi-address") && c.hasFlag("probe-timeout", "health-port") && !c.isRegistrar() ||
+		slices.Equal(c.controllers(), []string{"livenessprobe"})
+}
+
+// isSidecar reports whether the container runs beside a driver and uses its socket.
+func (c container) isSidecar() bool {
+	others := othersPattern()
+	return c.isRegistrar() || c.isLivenessProbe() || c.controllers() != nil || others.MatchString(c.image()) ||
+		others.MatchString(c.Name) && c.hasFlag("csi-address")
+}
+
+// manager names what created a workload of a cluster and reverts changes to it, by the owner or a
+// label of the workload; empty if a person or Helm applied it.
+func (w *workload) manager() string {
+	if len(w.OwnerReferences) > 0 {
+		r := w.OwnerReferences[0]
+		return safetext.Word(r.Kind + "/" + r.Name)
+	}
+	if w.Labels["addonmanager.kubernetes.io/mode"] == "Reconcile" {
+		return "the addon manager of the cluster"
+	}
+	for _, key := range slices.Sorted(maps.Keys(w.Labels)) {
+		if value := w.Labels[key]; strings.HasSuffix(key, "/managed-by") && value != "" && value != "Helm" {
+			return safetext.Word(value)
+		}
+	}
+	return ""
+}
+
+// hintError is an error with what to do about it.
+type hintError struct {
+	error
+	hint string
+}
+
+func (e *hintError) Unwrap() error { return e.error }
+
+func withHint(hint string, err error) error { return &hintError{err, hint} }
+
+// hintFor returns the hint of an error.
+func hintFor(err error) string {
+	if h, ok := errors.AsType[*hintError](err); ok {
+		return h.hint
+	}
+	return hintByHand
+}
+
+const (
+	hintByHand = "correct the manifest, or write the table by hand: see csi-registrar.toml(5)"
+	// hintFlag is for a flag that a patch does not have, but the manifest that it changes.
+	hintFlag   = "if this is a patch, render its kustomization: kubectl kustomize DIR | csi-registrar import -; otherwise " + hintByHand
+	hintValue  = "write the value into a copy of the manifest, and import that"
+	hintVolume = "the driver's socket must be on the node: change the volume to a hostPath, also for the driver's container, and import again"
+	hintOne    = "import only the one for this kind of node, from a separate file"
+	// hintCluster finds the driver however it was installed.
+	hintCluster = "read the DaemonSet from the cluster: kubectl get ds,csidriver -A -o yaml | csi-registrar import -"
+)
