@@ -22,7 +22,7 @@ import (
 )
 
 // process is one process of the daemon: the real agent, registrars, sockets and grace periods, put
-// together as internal/daemon does (parts.go, reload.go).
+// together as internal/daemon does (start.go, reload.go).
 type process struct {
 	w       *world
 	number  int
