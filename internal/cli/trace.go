@@ -236,7 +236,7 @@ func (w traceWriter) call(c trace.Call) error {
 	}
 	var b strings.Builder
 	b.WriteString(w.table.Row(c) + "\n")
-	for _, line := range wrap(trace.Detail(c), w.e.page().columns-4) {
+	for _, line := range wrap(c.Error, w.e.page().columns-4) {
 		b.WriteString("    " + line + "\n")
 	}
 	_, err := io.WriteString(w.e.stdout, b.String())

@@ -2,6 +2,7 @@ package trace
 
 import (
 	"encoding/json"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -11,6 +12,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
+
+	"csi-registrar/internal/sys/safetext"
 )
 
 // Call is the record of one call.
@@ -22,7 +25,7 @@ type Call struct {
 	DurationMS    float64         `json:"duration_ms"`
 	End           End             `json:"end"`
 	Code          string          `json:"code,omitempty"`
-	Error         string          `json:"error,omitempty"`
+	Error         string          `json:"error,omitempty"` // only with ErrorText; printable
 	RequestBytes  int64           `json:"request_bytes"`
 	Request       json.RawMessage `json:"request,omitempty"`
 	ResponseBytes int64           `json:"response_bytes"`
@@ -59,7 +62,6 @@ type call struct {
 	limit    time.Duration // the caller's, 0: none
 	asked    bool          // the request is there, as far as it will ever be
 	shown    bool          // as running
-	metadata []string      // values of the request's headers that are not gRPC's own
 	messages [2]message    // by direction
 	trailers bool          // the driver has sent its status
 	status   codes.Code
@@ -113,21 +115,14 @@ var identifying = []protoreflect.Name{
 const subjects = 5 // of identifying
 
 // setRequest takes the request of a call.
-func (c *call) setRequest(keys []string, errors *errorTexts) {
-	m := &c.messages[toDriver]
+func (c *call) setRequest(show []string) {
 	c.asked = true
-	c.RequestBytes = m.size
+	c.RequestBytes = c.messages[toDriver].size
 	request := c.decode(toDriver)
 	if request == nil {
-		errors.learnBytes(m, c.metadata)
 		return
 	}
-	r := &redactor{keys: keys}
-	c.Request = r.json(request)
-	errors.learn(r, c.metadata)
-	if m.count > 1 {
-		errors.forget() // CSI has no streams of requests
-	}
+	c.Request = shownMessage(request, show)
 	fields := request.Descriptor().Fields()
 	c.id = c.Method
 	for i, name := range identifying {
@@ -144,7 +139,7 @@ func (c *call) setRequest(keys []string, errors *errorTexts) {
 }
 
 // setOutcome takes the answer and the end of a call.
-func (c *call) setOutcome(end End, at time.Time, keys []string, errors *errorTexts) {
+func (c *call) setOutcome(end End, at time.Time, show []string) {
 	c.DurationMS = float64(at.Sub(c.began).Microseconds()) / 1e3
 	c.End = end
 	// At the limit either side may end the call first. Their clocks and ours differ a little, and
@@ -156,14 +151,12 @@ func (c *call) setOutcome(end End, at time.Time, keys []string, errors *errorTex
 	c.ResponseBytes = c.messages[toCaller].size
 	if end == Answered {
 		c.Code = c.status.String()
-		if c.status != codes.OK {
-			c.Error = cut(errors.shown(c.text))
+		if c.status != codes.OK && slices.Contains(show, ErrorText) {
+			c.Error = safetext.Clean(c.text, maxShownText)
 		}
 	}
 	if response := c.decode(toCaller); response != nil {
-		r := &redactor{keys: keys}
-		c.Response = r.json(response)
-		errors.learn(r, nil)
+		c.Response = shownMessage(response, show)
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"io"
 	"net/url"
 	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/net/http2"
@@ -168,11 +167,6 @@ func (d *decoder) gotHeaders(dir direction, f *http2.MetaHeadersFrame, at time.T
 			}
 		case "grpc-message":
 			c.text = unescape(h.Value)
-		case "content-type", "te", "user-agent":
-		default:
-			if dir == toDriver && !strings.HasPrefix(h.Name, "grpc-") {
-				c.metadata = append(c.metadata, h.Value)
-			}
 		}
 	}
 	if status := f.PseudoValue("status"); dir == toCaller && status != "" && status[0] != '1' && status != "200" && !c.trailers {
@@ -187,9 +181,9 @@ func (d *decoder) gotHeaders(dir direction, f *http2.MetaHeadersFrame, at time.T
 // unescape decodes a grpc-message, which is percent-encoded.
 func unescape(s string) string {
 	if text, err := url.PathUnescape(s); err == nil {
-		s = text
+		return text
 	}
-	return strings.ToValidUTF8(s, "�")
+	return s
 }
 
 // ended is called when one end has sent all.

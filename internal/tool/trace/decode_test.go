@@ -56,6 +56,61 @@ func TestACallAsItIsRecorded(t *testing.T) {
 	}
 }
 
+// The text of an error is shown only if --show error asks for it; then whole, with escapes and
+// limited, in the table and in JSON.
+func TestErrorTexts(t *testing.T) {
+	for said, want := range map[string]string{
+		"login of bob with hunter2 failed":  "login of bob with hunter2 failed",
+		"100% of\nänd \"x\"":                `100% of\nänd "x"`,
+		"\x00\x1b[2J\u009b2J\u202e\x7f":     `\x00\x1b[2J\u009b2J\u202e\x7f`,
+		strings.Repeat("x", 3*maxShownText): strings.Repeat("x", maxShownText-1) + "…",
+	} {
+		path := filepath.Join(socketDir(t), "d")
+		serveCSI(t, path, func(context.Context, string, proto.Message) (proto.Message, error) {
+			return nil, status.Error(codes.Internal, said)
+		})
+		for _, show := range [][]string{nil, {"server"}, {"server", ErrorText}} {
+			p := startProxy(t, path, show)
+			if _, err := invoke(t, t.Context(), connect(t, p.path), "NodePublishVolume", publish("v", "/t")); err == nil {
+				t.Fatal("no error")
+			}
+			calls := p.wait(1)
+			p.stop()
+			c, text := calls[0], printed(t, p.rec, calls)
+			switch {
+			case c.Code != "Internal":
+				t.Errorf("%+v", c)
+			case slices.Contains(show, ErrorText):
+				if inJSON, _ := json.Marshal(want); c.Error != want || !strings.Contains(text, `"error":`+string(inJSON)) {
+					t.Errorf("%q is shown as %q, want %q", said, text, want)
+				}
+			case c.Error != "" || strings.Contains(text, want[:4]) || strings.Contains(text, `"error"`):
+				t.Errorf("--show %q: %q is shown: %q", show, said, text)
+			}
+		}
+	}
+}
+
+// A status message that is not UTF-8 is shown in escapes, one that is broken as it is.
+func TestUnescapedErrors(t *testing.T) {
+	for sent, want := range map[string]string{"%ff%00": `\xff\x00`, "100%": "100%", "%zz": "%zz", "": ""} {
+		w := newWire("")
+		w.headers(t, 1, true, ":status", "200", "grpc-status", "13", "grpc-message", sent)
+		ask := newWire(http2.ClientPreface)
+		ask.ask(t, 1, "/csi.v1.Node/NodePublishVolume", publish("v", "/t"))
+		rec := NewRecorder([]string{ErrorText})
+		at := time.Unix(1e9, 0)
+		rec.now = func() time.Time { return at }
+		conn := newConnection(rec)
+		rec.take(conn, toDriver, ask.Bytes())
+		rec.take(conn, toCaller, w.Bytes())
+		rec.Close()
+		if c := <-rec.Calls(); c.Code != "Internal" || c.Error != want {
+			t.Errorf("%q is shown as %q, want %q", sent, c.Error, want)
+		}
+	}
+}
+
 // Messages that are compressed or too large are counted and passed on, and the connection stays
 // readable.
 func TestMessagesThatAreNotDecoded(t *testing.T) {

@@ -211,7 +211,7 @@ func printed(t testing.TB, rec *Recorder, calls []Call) string {
 	var b bytes.Buffer
 	table := NewTable(200)
 	for _, c := range calls {
-		b.WriteString(table.Row(c) + "\n" + Detail(c) + "\n")
+		b.WriteString(table.Row(c) + "\n" + c.Error + "\n")
 		if err := writeJSON(&b, c); err != nil {
 			t.Fatal(err)
 		}

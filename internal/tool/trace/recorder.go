@@ -29,7 +29,6 @@ type Recorder struct {
 	held     int        // bytes of messages that are being received
 	running  map[*call]bool
 	attempts map[string]int
-	errors   *errorTexts
 	methods  map[string]*methodStats
 
 	notDecoded   int // connections
@@ -39,10 +38,10 @@ type Recorder struct {
 }
 
 // NewRecorder returns a recorder with an empty record, for one call of Serve. show are the keys
-// whose values are shown; ErrorText stands for the texts of errors, without secrets.
+// whose values are shown; ErrorText stands for the texts of errors.
 func NewRecorder(show []string) *Recorder {
 	return &Recorder{show: show, events: make(chan Call, maxEvents), now: time.Now, running: map[*call]bool{},
-		attempts: map[string]int{}, methods: map[string]*methodStats{}, errors: newErrorTexts(show)}
+		attempts: map[string]int{}, methods: map[string]*methodStats{}}
 }
 
 // Calls yields each call when it ends, and once before if it takes longer than 5 s. A receiver that
@@ -67,7 +66,6 @@ func (r *Recorder) take(c *connection, dir direction, data []byte) {
 	c.copied = time.Now()
 	if at := r.now(); c.decoder != nil && c.decoder.write(dir, data, at) != nil {
 		r.notDecoded++
-		r.errors.forget()
 		c.decoder.close(Lost, at)
 		c.decoder = nil
 	}
@@ -87,7 +85,7 @@ func (r *Recorder) ask(c *call) {
 	if c.asked {
 		return
 	}
-	c.setRequest(r.show, r.errors)
+	c.setRequest(r.show)
 	if len(r.attempts) >= maxRemembered {
 		clear(r.attempts)
 	}
@@ -101,7 +99,7 @@ func (r *Recorder) ask(c *call) {
 // answer ends a call.
 func (r *Recorder) answer(c *call, end End, at time.Time) {
 	delete(r.running, c)
-	c.setOutcome(end, at, r.show, r.errors)
+	c.setOutcome(end, at, r.show)
 	if c.End == Answered && c.status == codes.OK {
 		delete(r.attempts, c.id)
 	}

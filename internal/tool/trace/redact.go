@@ -19,13 +19,20 @@ const (
 	maxShownText = 1 << 10  // bytes of a string
 )
 
+// shownMessage returns the JSON form of a message, with the values of the keys in show.
+func shownMessage(m protoreflect.Message, show []string) json.RawMessage {
+	r := &redactor{keys: show}
+	text, err := json.Marshal(r.message(m))
+	if err != nil { // of texts, numbers, maps and lists it cannot fail
+		panic(err)
+	}
+	return text
+}
+
 // redactor turns a message into a value for JSON from which nothing can leak.
 type redactor struct {
 	keys []string // that are shown because a person asked for them
 	size int      // bytes so far, about
-
-	secrets []string // what the message held, to find it again in the text of an error
-	partial bool     // it held more than that
 }
 
 // message returns the fields of a message. Texts in parentheses stand for what is hidden.
@@ -43,22 +50,9 @@ func (r *redactor) message(m protoreflect.Message) map[string]any {
 	return out
 }
 
-// json returns the JSON form of a message.
-func (r *redactor) json(m protoreflect.Message) json.RawMessage {
-	text, err := json.Marshal(r.message(m))
-	if err != nil { // of texts, numbers, maps and lists it cannot fail
-		panic(err)
-	}
-	return text
-}
-
 func (r *redactor) field(fd protoreflect.FieldDescriptor, v protoreflect.Value) any {
 	switch {
-	case isSecret(fd): // a map of strings
-		v.Map().Range(func(_ protoreflect.MapKey, v protoreflect.Value) bool {
-			r.secrets = append(r.secrets, v.String())
-			return true
-		})
+	case isSecret(fd):
 		return "(stripped)"
 	case fd.IsMap():
 		return r.mapping(fd, v.Map())
@@ -66,7 +60,6 @@ func (r *redactor) field(fd protoreflect.FieldDescriptor, v protoreflect.Value) 
 		out := []any{}
 		for i := range v.List().Len() {
 			if i == maxElements || r.size > maxShown {
-				r.partial = true
 				return append(out, fmt.Sprintf("(%d more)", v.List().Len()-i))
 			}
 			out = append(out, r.value(fd, v.List().Get(i)))
@@ -122,9 +115,6 @@ func (r *redactor) mapping(fd protoreflect.FieldDescriptor, m protoreflect.Map) 
 			r.size += len(key) + len(v.String())
 			out[cut(key)] = cut(v.String())
 		default:
-			if isSensitive(key) {
-				r.secrets = append(r.secrets, v.String())
-			}
 			size += len(key) + len(v.String())
 			count++
 		}
@@ -146,9 +136,6 @@ func (r *redactor) mountFlag(flag string) string {
 			out = append(out, option)
 		default:
 			out = append(out, fmt.Sprintf("(%d bytes)", len(option)))
-			if isSensitive(name) {
-				r.secrets = append(r.secrets, value)
-			}
 		}
 	}
 	return r.text(strings.Join(out, ","))
@@ -160,13 +147,9 @@ func (r *redactor) unknown(b []byte) (out []string) {
 		number, kind, tag := protowire.ConsumeTag(b)
 		length := protowire.ConsumeFieldValue(number, kind, b[max(tag, 0):])
 		if tag < 0 || length < 0 || n == maxElements {
-			r.secrets = append(r.secrets, string(b))
 			return append(out, r.text(fmt.Sprintf("(%d more bytes)", len(b))))
 		}
 		out = append(out, r.text(fmt.Sprintf("%d: %d bytes", number, length)))
-		if value, n := protowire.ConsumeBytes(b[tag:]); kind == protowire.BytesType && n >= 0 {
-			r.secrets = append(r.secrets, string(value)) // nobody knows what it is
-		}
 		b = b[tag+length:]
 	}
 	return out
@@ -240,7 +223,7 @@ const shownOptions = "ro rw sync async atime noatime diratime nodiratime relatim
 	"vers nfsvers minorversion timeo retrans rsize wsize nconnect actimeo acregmin acregmax acdirmin acdirmax " +
 	"uid gid file_mode dir_mode mode size port"
 
-// ErrorText is the key for --show that shows error texts, without the secrets of the trace.
+// ErrorText is the key for --show that shows error texts, which may repeat secrets.
 const ErrorText = "error"
 
 const mountFlags = "csi.v1.VolumeCapability.MountVolume.mount_flags"

@@ -18,11 +18,10 @@ import (
 
 // sentinels fills messages with strings that can be found again.
 type sentinels struct {
-	words   []string        // all of them
-	fields  map[string]bool // of words: whether its field is shown
-	choice  int             // which member of a oneof is set, modulo their number
-	unknown bool            // with a field that the descriptors do not have
-	count   int
+	words  []string        // all of them
+	fields map[string]bool // of words: whether its field is shown
+	choice int             // which member of a oneof is set, modulo their number
+	count  int
 }
 
 // word is a new string. It has letters only, as the most harmless secret has.
@@ -68,9 +67,7 @@ func (s *sentinels) fill(t *testing.T, m protoreflect.Message) {
 			m.Set(fd, s.value(t, fd, shown))
 		}
 	}
-	if s.unknown {
-		m.SetUnknown(protowire.AppendString(protowire.AppendTag(nil, 9999, protowire.BytesType), s.word(false)))
-	}
+	m.SetUnknown(protowire.AppendString(protowire.AppendTag(nil, 9999, protowire.BytesType), s.word(false)))
 }
 
 func (s *sentinels) value(t *testing.T, fd protoreflect.FieldDescriptor, shown bool) protoreflect.Value {
@@ -119,14 +116,14 @@ func eachMethod(f func(name string, m protoreflect.MethodDescriptor)) {
 // of CSI's descriptors.
 func TestNothingLeaks(t *testing.T) {
 	for choice := range 6 { // VolumeContentSource and others: each member of each oneof
-		for _, outcome := range []string{"answered", "error that repeats the request", "error, and a request without unknown fields"} {
+		for _, outcome := range []string{"answered", "error that repeats the request"} {
 			t.Run(fmt.Sprint(outcome, " ", choice), func(t *testing.T) { testNothingLeaks(t, choice, outcome) })
 		}
 	}
 }
 
 func testNothingLeaks(t *testing.T, choice int, outcome string) {
-	s := &sentinels{fields: map[string]bool{}, choice: choice, unknown: !strings.HasSuffix(outcome, "without unknown fields")}
+	s := &sentinels{fields: map[string]bool{}, choice: choice}
 	asked := 0 // words before this request
 	path := filepath.Join(socketDir(t), "d")
 	serveCSI(t, path, func(_ context.Context, method string, request proto.Message) (proto.Message, error) {
@@ -229,15 +226,14 @@ func TestAMessageAsItIsShown(t *testing.T) {
 			`"mount":{"fs_type":"ext4","mount_flags":["ro","vers=4.1","(11 bytes)","ro,(10 bytes),share=y"]}},` +
 			`"volume_context":{"(hidden)":"2 keys, 52 bytes","csi.storage.k8s.io/pod.name":"web-0","share":"a"},"volume_id":"vol-1"}`},
 	} {
-		r := &redactor{keys: strings.Fields(c.keys)}
-		if got := string(r.json(m)); got != c.want {
+		if got := string(shownMessage(m, strings.Fields(c.keys))); got != c.want {
 			t.Errorf("--show %s: got\n%s\nwant\n%s", c.keys, got, c.want)
 		}
 	}
 }
 
-// The health calls of CSI 1.13: the secrets of NodeGetStorageHealth are stripped, also from the
-// text of an error, and a driver's free texts are hidden.
+// The health calls of CSI 1.13: the secrets of NodeGetStorageHealth are stripped, and a driver's
+// free texts are hidden.
 func TestHealthCalls(t *testing.T) {
 	path := filepath.Join(socketDir(t), "d")
 	serveCSI(t, path, func(_ context.Context, method string, _ proto.Message) (proto.Message, error) {
@@ -251,7 +247,7 @@ func TestHealthCalls(t *testing.T) {
 		}
 		return nil, status.Error(codes.Unimplemented, method)
 	})
-	p := startProxy(t, path, []string{ErrorText})
+	p := startProxy(t, path, nil)
 	c := connect(t, p.path)
 	_, err := invoke(t, t.Context(), c, "NodeGetVolumeHealth", &csi.NodeGetVolumeHealthRequest{VolumeId: "v", VolumePublishPath: "/p"})
 	_, failed := invoke(t, t.Context(), c, "NodeGetStorageHealth", &csi.NodeGetStorageHealthRequest{Secrets: map[string]string{"token": "s3cr3t-token"}})
@@ -264,7 +260,7 @@ func TestHealthCalls(t *testing.T) {
 		t.Errorf("%+v", c)
 	}
 	if c := calls[1]; c.Name() != "NodeGetStorageHealth" || string(c.Request) != `{"secrets":"(stripped)"}` ||
-		c.Code != "Internal" || c.Error == "" || strings.Contains(c.Error, "s3cr3t") {
+		c.Code != "Internal" || c.Error != "" {
 		t.Errorf("%+v", c)
 	}
 	p.stop()
@@ -285,9 +281,9 @@ func TestShownMessagesAreBounded(t *testing.T) {
 		response.Entries = append(response.Entries, entry)
 	}
 	for range 2 { // with lists, and with lists and maps
-		r := &redactor{}
-		if got := r.json(response.ProtoReflect()); len(got) > 8*maxShown || !r.partial {
-			t.Errorf("%d bytes, partial %t", len(got), r.partial)
+		got := shownMessage(response.ProtoReflect(), nil)
+		if more := strings.Contains(string(got), " more)"); len(got) > 8*maxShown || !more {
+			t.Errorf("%d bytes, more %t", len(got), more)
 		}
 		entry.Volume.AccessibleTopology = []*csi.Topology{{Segments: segments}, {Segments: segments}}
 	}

@@ -122,9 +122,6 @@ func (t Table) row(at, call, volume, try, took, code string) string {
 	return strings.TrimRight(line, " ")
 }
 
-// Detail returns the paragraph below a call's line, which is its error; empty: there is none.
-func Detail(c Call) string { return safetext.Clean(c.Error, 2*maxShownText) }
-
 // round formats a duration with three digits, in at most seven characters below an hour.
 func round(d time.Duration) string {
 	unit := time.Microsecond
