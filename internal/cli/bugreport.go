@@ -62,7 +62,7 @@ func bugreportParts(e *env, root string) []bugreport.Part {
 		return bugreport.Command("journalctl", append([]string{"--no-pager", "--quiet", "--output=short-iso-precise", "--since=-24h", "--lines=20000"}, args...)...)
 	}
 	kubelet := []string{"--grep=" + aboutCSI} // the newest first
-	for _, unit := range distro.Units() {
+	for _, unit := range distro.Units {
 		kubelet = append(kubelet, "--unit="+unit)
 	}
 	return []bugreport.Part{

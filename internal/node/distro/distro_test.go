@@ -17,7 +17,7 @@ func TestUnitsAreOrderedBeforeEveryKubelet(t *testing.T) {
 	const target = "csi-drivers.target"
 	got := setting(t, filepath.Join(top, "systemd/before-kubelet.conf"), "Before")
 	slices.Sort(got)
-	want := slices.Sorted(slices.Values(Units()))
+	want := slices.Sorted(slices.Values(Units))
 	if !slices.Equal(got, want) {
 		t.Errorf("Before= has\n%q, the table\n%q", got, want)
 	}
@@ -48,39 +48,43 @@ func TestUnitsAreOrderedBeforeEveryKubelet(t *testing.T) {
 func TestNoRootDirIsHidden(t *testing.T) {
 	hidden := inaccessible(t)
 	// The last one is where some have it with k3s and rke2, on the disk of everything else.
-	for _, root := range append(RootDirs(), "/var/lib/rancher/kubelet") {
+	for _, root := range append(slices.Clone(RootDirs), "/var/lib/rancher/kubelet") {
 		if by := isBelow(root, hidden); by != "" {
 			t.Errorf("the unit hides %s, and so root_dir %s", by, root)
 		}
 	}
 }
 
-// The unit hides where keys are, or nodes.md names it: each path that the unit hides makes each
-// start slower, also where there is nothing.
+// The unit hides the directories of which nodes.md says so, and the files with credentials that are
+// not in them. It hides the kubelet's own keys, or nodes.md has a row for them: each path that the
+// unit hides makes each start slower, also where there is nothing.
 func TestKeysAreHidden(t *testing.T) {
-	data, err := os.ReadFile(filepath.Join(top, "packaging/doc/nodes.md"))
-	if err != nil {
-		t.Fatal(err)
+	_, section, _ := strings.Cut(nodes(t), "\n## Directories with keys\n\n")
+	text, table, _ := strings.Cut(section, "\n| node | |\n")
+	first, _, _ := strings.Cut(text, ". If the\nkubelet's root directory")
+	words := func(s string) []string {
+		return strings.FieldsFunc(s, func(r rune) bool { return strings.ContainsRune(" ,|\n", r) })
 	}
-	_, documented, _ := strings.Cut(string(data), "\n## Directories with keys\n")
-	hidden := append(inaccessible(t), "/home", "/root", "/run/user") // by ProtectHome=
-	for _, d := range All {
-		secrets := d.Secrets
-		for _, name := range KubeletSecrets {
-			if d.RootDir == DefaultRootDir || name == "pki" {
-				secrets = append(slices.Clone(secrets), filepath.Join(d.RootDir, name))
-			}
+	hidden := inaccessible(t)
+	must := slices.DeleteFunc(words(first), func(w string) bool { return !filepath.IsAbs(w) || w == "/var/lib/rancher" })
+	if len(must) < 6 {
+		t.Fatalf("nodes.md says only of %q that the unit hides them", must)
+	}
+	for _, name := range []string{"k3s", "rke2", "agent", "capr"} {
+		must = append(must, "/var/lib/rancher/"+name)
+	}
+	for _, name := range []string{"pki", "kubeconfig", "bootstrap-kubeconfig"} {
+		must = append(must, "/var/lib/kubelet/"+name)
+	}
+	for _, path := range append(must, "/var/lib/k0s/kubelet.conf") {
+		if isBelow(path, hidden) == "" {
+			t.Errorf("the unit does not hide %s", path)
 		}
-		var row []string
-		for line := range strings.Lines(documented) {
-			if rest, ok := strings.CutPrefix(line, "| "+d.Name+" | "); ok {
-				row = append(row, strings.FieldsFunc(rest, func(r rune) bool { return strings.ContainsRune(" ,|\n", r) })...)
-			}
-		}
-		for _, path := range secrets {
-			if isBelow(path, hidden) == "" && !slices.Contains(row, path) {
-				t.Errorf("%s: neither does the unit hide %s, nor has nodes.md it below \"Directories with keys\"", d.Name, path)
-			}
+	}
+	rows, _, _ := strings.Cut(table, "\n\n")
+	for _, root := range RootDirs {
+		if pki := filepath.Join(root, "pki"); isBelow(pki, hidden) == "" && !slices.Contains(words(rows), pki) {
+			t.Errorf("neither does the unit hide %s, nor has nodes.md it below \"Directories with keys\"", pki)
 		}
 	}
 }
@@ -134,37 +138,47 @@ func setting(t *testing.T, file, name string) (words []string) {
 	return words
 }
 
-// The table of the documentation is that of the code.
+// The lists have what is in the table of the documentation.
 func TestDocumentationNamesEveryKubelet(t *testing.T) {
-	data, err := os.ReadFile(filepath.Join(top, "packaging/doc/nodes.md"))
-	if err != nil {
-		t.Fatal(err)
+	_, table, _ := strings.Cut(nodes(t), "\n| node | unit | process | root directory | |\n")
+	table, _, _ = strings.Cut(table, "\n\n")
+	lists := [][]string{Units, Processes, RootDirs}
+	documented := make([][]string, len(lists))
+	for row := range strings.Lines(table) {
+		for i, cell := range strings.Split(row, "|")[2:5] {
+			for n, word := range strings.Split(cell, "`") {
+				if n%2 == 1 && !slices.Contains(documented[i], word) {
+					documented[i] = append(documented[i], word)
+				}
+			}
+		}
 	}
-	for _, d := range All {
-		cells := []string{d.Name, code(d.Units), code(d.Processes), code([]string{d.RootDir}), d.Note}
-		if row := "| " + strings.TrimRight(strings.Join(cells, " | "), " ") + " |\n"; !strings.Contains(string(data), row) {
-			t.Errorf("nodes.md lacks the row\n%s", row)
+	for i, list := range lists {
+		if slices.Sort(documented[i]); !slices.Equal(documented[i], slices.Sorted(slices.Values(list))) {
+			t.Errorf("nodes.md has\n%q, the list\n%q", documented[i], list)
 		}
 	}
 }
 
-func code(words []string) string { return "`" + strings.Join(words, "`, `") + "`" }
+func nodes(t *testing.T) string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(top, "packaging/doc/nodes.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
 
-// The names in the table are valid for /proc and systemd.
-func TestTable(t *testing.T) {
-	for _, d := range All {
-		for _, p := range d.Processes {
-			if len(p) > 15 {
-				t.Errorf("%s: /proc/PID/comm has at most 15 characters: %s", d.Name, p)
-			}
+// The names are valid for /proc and systemd.
+func TestNamesAreValid(t *testing.T) {
+	for _, p := range Processes {
+		if len(p) > 15 {
+			t.Errorf("/proc/PID/comm has at most 15 characters: %s", p)
 		}
-		for _, path := range append(d.Secrets, d.RootDir) {
-			if !filepath.IsAbs(path) || filepath.Clean(path) != path {
-				t.Errorf("%s: %s", d.Name, path)
-			}
-		}
-		if len(d.Processes) == 0 || len(d.Units) == 0 {
-			t.Errorf("%s has no process or no unit", d.Name)
+	}
+	for _, path := range RootDirs {
+		if !filepath.IsAbs(path) || filepath.Clean(path) != path {
+			t.Error(path)
 		}
 	}
 }

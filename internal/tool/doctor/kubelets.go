@@ -46,7 +46,7 @@ func (k *kubelet) restart() Fix { return systemctl("restart", k.service()) }
 func (x *diagnosis) findKubelets(ctx context.Context, all []process) (found, rootless []kubelet, ignored []string) {
 	for _, p := range all {
 		switch {
-		case !slices.Contains(distro.Processes(), p.comm):
+		case !slices.Contains(distro.Processes, p.comm):
 			continue
 		case p.inPod:
 			ignored = append(ignored, p.String()+" runs in a pod")
@@ -77,15 +77,15 @@ func (x *diagnosis) findKubelets(ctx context.Context, all []process) (found, roo
 // containerd.service, which may not exist. The parent's unit is used only if it is known to run
 // kubelets, because the parent of a kubelet in a container is a shim of the container runtime.
 func (x *diagnosis) unitOfKubelet(ctx context.Context, p process) string {
-	if slices.Contains(distro.Units(), p.unit) {
+	if slices.Contains(distro.Units, p.unit) {
 		return p.unit
 	}
 	if p.parent > 1 {
-		if parent, ok := x.process(ctx, p.parent); ok && parent.root() && slices.Contains(distro.Units(), parent.unit) {
+		if parent, ok := x.process(ctx, p.parent); ok && parent.root() && slices.Contains(distro.Units, parent.unit) {
 			return parent.unit
 		}
 	}
-	for _, unit := range distro.Units() {
+	for _, unit := range distro.Units {
 		if x.show(ctx, unit, "MainPID")["MainPID"] == strconv.Itoa(p.pid) {
 			return unit
 		}
@@ -97,7 +97,7 @@ func (x *diagnosis) unitOfKubelet(ctx context.Context, p process) string {
 // not an expected one.
 func (x *diagnosis) outside(ctx context.Context, p process, dir string) string {
 	inside := x.procPath(p.pid, "root", dir)
-	for _, d := range slices.Concat([]string{x.config.Config.Kubelet.RootDir}, distro.RootDirs()) {
+	for _, d := range slices.Concat([]string{x.config.Config.Kubelet.RootDir}, distro.RootDirs) {
 		if x.sameFile(ctx, inside, d) || x.sameFile(ctx, inside, filepath.Join(x.o.Root, d)) {
 			return d
 		}
@@ -109,7 +109,7 @@ func (x *diagnosis) outside(ctx context.Context, p process, dir string) string {
 // unit that is enabled, because packages of another distribution may still be installed, or else
 // the first one that exists.
 func (x *diagnosis) installedKubelet(ctx context.Context) (unit string) {
-	for _, u := range distro.Units() {
+	for _, u := range distro.Units {
 		p := x.show(ctx, u, "LoadState", "UnitFileState")
 		switch {
 		case p["LoadState"] != "loaded":

@@ -47,7 +47,7 @@ func (x *diagnosis) kubelets(ctx context.Context) {
 			state, fix := x.runtimeState(ctx)
 			ended, start = ended+state, append(fix, start...)
 		}
-		x.finding("", "kubelet", "no-kubelet", "no kubelet runs on this node, nor a program that contains one ("+strings.Join(distro.Processes()[1:], ", ")+")"+ended,
+		x.finding("", "kubelet", "no-kubelet", "no kubelet runs on this node, nor a program that contains one ("+strings.Join(distro.Processes[1:], ", ")+")"+ended,
 			"it runs: drivers are registered with it", append(start, systemctl("start", unit), logOf(unit))...)
 		return
 	}

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"csi-registrar/internal/node/distro"
 	"csi-registrar/internal/test/e2e/node"
 )
 
@@ -25,10 +24,10 @@ func TestEveryKindOfNode(t *testing.T) {
 	debs := []string{n.Package(newer, "csi-registrar"), n.Package(newer, "csi-sample-driver")}
 	n.Chroot("systemctl", "disable", "kubelet.service")
 	n.Boot()
-	for _, d := range distro.All {
-		for i, unit := range d.Units {
-			k := &kindOfNode{Node: n, d: d, unit: unit, process: d.Processes[min(i, len(d.Processes)-1)]}
-			t.Run(strings.ReplaceAll(d.Name+" "+unit, "/", "-"), func(t *testing.T) {
+	for _, d := range distributions(t) {
+		for i, unit := range d.units {
+			k := &kindOfNode{Node: n, d: d, unit: unit, process: d.processes[min(i, len(d.processes)-1)]}
+			t.Run(strings.ReplaceAll(d.name+" "+unit, "/", "-"), func(t *testing.T) {
 				n.During(t, func() { k.try(t, debs) })
 			})
 			if t.Failed() {
@@ -38,16 +37,45 @@ func TestEveryKindOfNode(t *testing.T) {
 	}
 }
 
+// distribution is a row of the table in packaging/doc/nodes.md.
+type distribution struct {
+	name, rootDir, note string
+	units, processes    []string
+}
+
+func distributions(t *testing.T) (all []distribution) {
+	t.Helper()
+	data, err := os.ReadFile("../../../../packaging/doc/nodes.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(data), "\n|---|---|---|---|---|\n")
+	table, _, _ = strings.Cut(table, "\n\n")
+	for row := range strings.Lines(table) {
+		cells := strings.Split(row, "|")
+		words := func(i int) []string {
+			return strings.FieldsFunc(cells[i], func(r rune) bool { return strings.ContainsRune("`, ", r) })
+		}
+		if units := words(2); len(units) > 0 {
+			all = append(all, distribution{strings.TrimSpace(cells[1]), words(4)[0], cells[5], units, words(3)})
+		}
+	}
+	if len(all) < 15 {
+		t.Fatalf("nodes.md has only %d distributions", len(all))
+	}
+	return all
+}
+
 // kindOfNode is a node with the kubelet of a distribution.
 type kindOfNode struct {
 	*node.Node
-	d             distro.Distro
+	d             distribution
 	unit, process string
 
 	transcript strings.Builder
 }
 
-// lateMount mounts the root directory while the node starts, as the Note of some distributions
+// lateMount mounts the root directory while the node starts, as the note of some distributions
 // says, and openToOthers is what AKS does to it.
 const (
 	lateMount    = "bind mount"
@@ -64,10 +92,10 @@ ExecStart=/usr/local/bin/%s kubelet --config=%s --kubeconfig=/etc/kubernetes/kub
 	--root-dir=%s --cert-dir=%[4]s/pki --hostname-override=%s --v=2
 Restart=always
 RestartSec=1s
-`, k.d.Name, k.program(), node.KubeletConfigPath, k.d.RootDir, node.Name))
-	k.Run("mkdir", "-p", k.d.RootDir)
+`, k.d.name, k.program(), node.KubeletConfigPath, k.d.rootDir, node.Name))
+	k.Run("mkdir", "-p", k.d.rootDir)
 	k.Run("systemctl", "daemon-reload")
-	late := strings.Contains(k.d.Note, lateMount)
+	late := strings.Contains(k.d.note, lateMount)
 	if !late {
 		k.startKubelet()
 	}
@@ -75,9 +103,9 @@ RestartSec=1s
 	fmt.Fprintf(&k.transcript, "# dpkg -i csi-registrar_*.deb csi-sample-driver_*.deb\n…\n")
 	if late {
 		k.Run("mkdir", "-p", "/mnt/kubelet")
-		k.shell("mount --bind /mnt/kubelet "+k.d.RootDir, "mount", "--bind", "/mnt/kubelet", k.d.RootDir)
-		if strings.Contains(k.d.Note, openToOthers) {
-			k.Run("chmod", "a+w", k.d.RootDir)
+		k.shell("mount --bind /mnt/kubelet "+k.d.rootDir, "mount", "--bind", "/mnt/kubelet", k.d.rootDir)
+		if strings.Contains(k.d.note, openToOthers) {
+			k.Run("chmod", "a+w", k.d.rootDir)
 		}
 		k.startKubelet()
 	}
@@ -100,10 +128,10 @@ RestartSec=1s
 	k.Run("dpkg", "--purge", "csi-sample-driver", "csi-registrar")
 	k.Run("systemctl", "stop", k.unit)
 	if late {
-		k.Run("umount", "-R", k.d.RootDir)
+		k.Run("umount", "-R", k.d.rootDir)
 	}
 	k.Run("sh", "-ec", `umount -R "$1" 2>/dev/null || true; rm -rf "$0" "$1" /etc/csi-registrar /etc/systemd/system/csi-registrar.service.d`,
-		"/etc/systemd/system/"+k.unit, k.d.RootDir)
+		"/etc/systemd/system/"+k.unit, k.d.rootDir)
 	k.Run("systemctl", "daemon-reload")
 }
 
