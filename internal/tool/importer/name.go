@@ -44,7 +44,7 @@ func findNames(rs []*registration, drivers []csiDriver, given []GivenName) {
 	}
 	for _, r := range rs {
 		if i := slices.IndexFunc(given, func(g GivenName) bool { return g.Workload == "" || g.matches(r) }); i >= 0 {
-			r.driver, r.certain = given[i].Driver, true
+			r.driver = given[i].Driver
 		} else {
 			r.ownName(known, releases)
 		}
@@ -140,11 +140,11 @@ func (r *registration) ownName(known map[string]bool, releases map[string][]stri
 	dir, inPath := r.directory(), r.nameInPath(known)
 	switch {
 	case len(names) == 1:
-		r.driver, r.certain = names[0], true
+		r.driver = names[0]
 	case slices.Contains(names, dir):
-		r.driver, r.certain = dir, true
+		r.driver = dir
 	case len(names) == 0 && inPath != "":
-		r.driver, r.certain = inPath, true
+		r.driver = inPath
 	case len(names) > 1:
 		slices.Sort(names)
 		r.candidates = names
@@ -185,14 +185,4 @@ func (r *registration) nameHint(alone bool) string {
 		hint += fmt.Sprintf("; it may be %s, like the directory of its socket", dir)
 	}
 	return hint
-}
-
-// doubt explains why the name may be wrong; empty if there is no reason.
-func (r *registration) doubt() string {
-	dir := r.directory()
-	if r.certain || dir == r.driver || !strings.Contains(dir, ".") || csiname.CheckName(dir) != nil {
-		return ""
-	}
-	return fmt.Sprintf("The name is that of the CSIDriver object, but the directory of the socket is named %s. If the driver reports that name, "+
-		"`csi-registrar status` shows a mismatch: then rename the table.", dir)
 }

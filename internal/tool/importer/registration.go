@@ -28,7 +28,6 @@ type registration struct {
 	endpoint   string
 	rootDir    string // of the kubelet
 	driver     string
-	certain    bool     // of the driver's name
 	candidates []string // if the name is not known
 	err        error    // why it cannot be imported
 }
@@ -104,9 +103,6 @@ func (r *registration) registrar(updated bool) (Registrar, error) {
 	}
 	if rootdir.Within(path.Clean(r.socket), rootdir.PluginsRegistry(res.RootDir)) {
 		res.Comments = append(res.Comments, "The driver's own socket is below plugins_registry: the kubelet takes it for a registration socket, and calls GetInfo there forever.")
-	}
-	if doubt := r.doubt(); doubt != "" {
-		res.Comments = append(res.Comments, doubt)
 	}
 	return res, nil
 }
