@@ -74,7 +74,6 @@ func Import(manifests []Manifest, names []GivenName) Result {
 		}
 	}
 	res.refuseConflicts()
-	res.refuseOtherRoots()
 	res.addEdits(rs)
 	slices.SortFunc(res.Registrars, func(a, b Registrar) int { return cmp.Compare(a.Driver.Name, b.Driver.Name) })
 	for _, r := range res.Registrars {
@@ -155,7 +154,7 @@ func (res *Result) add(r Registrar) {
 }
 
 // refuseConflicts refuses all registrars that cannot be in one configuration, because it cannot
-// know which one is intended.
+// know which one is intended, and those for another kubelet than that of the first one.
 func (res *Result) refuseConflicts() {
 	conflict := func(a, b Registrar) string {
 		shared := sharedPath(a.Driver, b.Driver)
@@ -175,27 +174,11 @@ func (res *Result) refuseConflicts() {
 				return true
 			}
 		}
-		return false
-	})
-}
-
-// refuseOtherRoots keeps the registrars for the kubelet that most of them register with.
-func (res *Result) refuseOtherRoots() {
-	if len(res.Registrars) == 0 {
-		return
-	}
-	count := map[string]int{}
-	for _, r := range res.Registrars {
-		count[r.RootDir]++
-	}
-	most := slices.MaxFunc(res.Registrars, func(a, b Registrar) int { return cmp.Compare(count[a.RootDir], count[b.RootDir]) })
-	res.Registrars = slices.DeleteFunc(res.Registrars, func(r Registrar) bool {
-		if r.RootDir == most.RootDir {
-			return false
+		first := all[0]
+		if r.RootDir != first.RootDir {
+			res.refuse(r.from(), hintOne, "it registers with the kubelet in %s, but %s with the one in %s", safetext.Word(r.RootDir), first.from(), safetext.Word(first.RootDir))
 		}
-		res.refuse(r.from(), "a node has one kubelet: import only what is for this kind of node",
-			"it registers with the kubelet in %s, but %s with the one in %s", safetext.Word(r.RootDir), most.from(), safetext.Word(most.RootDir))
-		return true
+		return r.RootDir != first.RootDir
 	})
 }
 
