@@ -144,16 +144,6 @@ func TestTooManyRegistrars(t *testing.T) {
 	}
 }
 
-// A pod has a few containers. A pod with thousands is refused before they are compared with each
-// other.
-func TestPodWithTooManyContainers(t *testing.T) {
-	many := strings.Repeat("{name: a, volumeMounts: [{name: a, mountPath: /a}]}, ", maxContainers)
-	m := "{kind: Pod, metadata: {name: a}, spec: {containers: [" + many + "{name: r, image: node-driver-registrar}]}}"
-	if res := Import([]Manifest{{Name: "x", Data: []byte(m)}}, nil); len(res.Refused) != 1 || !strings.Contains(res.Refused[0].Reason, "more than 1000 containers") {
-		t.Errorf("%+v", res.Refused)
-	}
-}
-
 // An error in an item of a list, which is then read as a whole, is reported once.
 func TestErrorInAListIsReportedOnce(t *testing.T) {
 	list := "apiVersion: v1\nitems:\n- kind: DaemonSet\n  metadata:\n    name: a\n  spec: wrong\nkind: List\n"

@@ -86,14 +86,6 @@ type podSpec struct {
 	SecurityContext securityContext `yaml:"securityContext"`
 }
 
-func (p podSpec) size() int {
-	n := len(p.Containers) + len(p.InitContainers) + len(p.Volumes)
-	for _, c := range p.all() {
-		n += len(c.VolumeMounts)
-	}
-	return n
-}
-
 // all lists the containers; a sidecar may be among the init containers.
 func (p podSpec) all() []container { return slices.Concat(p.Containers, p.InitContainers) }
 

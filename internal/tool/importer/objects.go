@@ -147,10 +147,6 @@ const (
 	maxWhole = 8 << 20
 )
 
-// maxContainers limits the containers, volumes and mounts of a pod. Kubernetes' own limit is the
-// size of an object, 1.5 MiB.
-const maxContainers = 1000
-
 func (o *objects) add(m Manifest, obj object) {
 	for _, item := range obj.Items {
 		o.add(m, item)
@@ -180,10 +176,6 @@ func (o *objects) add(m Manifest, obj object) {
 			maps.DeleteFunc(w.Annotations, func(key, _ string) bool { return !strings.HasPrefix(key, helmPrefix) })
 			if obj.Kind == "Pod" {
 				w.pod = spec.podSpec
-			}
-			if w.pod.size() > maxContainers {
-				err = fmt.Errorf("it has more than %d containers, volumes and mounts", maxContainers)
-				break
 			}
 			o.found(w)
 		}
