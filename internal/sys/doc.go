@@ -5,6 +5,5 @@
 // Begin with worker, which runs calls that can block and is used everywhere, and unixsock. trust
 // decides which files root may believe; process identifies a process and waits for its end; fswatch
 // reports that something changed at a path, also at one that does not exist yet; systemd speaks
-// with PID 1 and the journal. safetext makes untrusted text safe to print, and secrettext finds
-// secrets in it.
+// with PID 1 and the journal. safetext makes untrusted text safe to print.
 package sys

@@ -65,11 +65,12 @@ func Write(ctx context.Context, w io.Writer, dir string, now time.Time, parts []
 		}
 		names.learn(text)
 	}
+	repeated := secrets.repeated()
 	z := gzip.NewWriter(w)
 	t := tar.NewWriter(z)
 	for _, e := range entries {
 		if !e.plain { // secrets that were recognized in other parts
-			e.text = secrets.repeated(e.text)
+			e.text = repeated(e.text)
 		}
 		if host != "" {
 			e.text = names.replace(e.text)

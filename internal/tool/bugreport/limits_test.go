@@ -34,10 +34,10 @@ func TestWordsAfterTheNameOfASecret(t *testing.T) {
 	r := newRedactor()
 	r.recognize("password: Required\npassword: invalid\ntoken=Expired\npassword=hunter22\n")
 	const text = "Required field, invalid value, Expired certificate"
-	if got := r.repeated(text); got != text {
+	if got := r.repeated()(text); got != text {
 		t.Errorf("%q", got)
 	}
-	if got := r.repeated("hunter22"); got != mark {
+	if got := r.repeated()("hunter22"); got != mark {
 		t.Errorf("%q", got)
 	}
 }
@@ -52,7 +52,7 @@ func TestShortestNumberAndSecret(t *testing.T) {
 	}
 	r := newRedactor()
 	r.recognize("password=sixsix\npassword=fives\n")
-	if got, want := r.repeated("sixsix fives"), mark+" fives"; got != want {
+	if got, want := r.repeated()("sixsix fives"), mark+" fives"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 }
@@ -103,7 +103,7 @@ func TestLongestSecretThatIsRemembered(t *testing.T) {
 		r := newRedactor()
 		secret := strings.Repeat("Ab1", n/3) + strings.Repeat("z", n%3)
 		r.remember("password", secret)
-		if got := r.repeated(secret) == mark; got != want {
+		if got := r.repeated()(secret) == mark; got != want {
 			t.Errorf("%d bytes: hidden %v", n, got)
 		}
 	}

@@ -1,14 +1,14 @@
 package bugreport
 
 import (
+	"encoding/base64"
 	"fmt"
+	"net/url"
 	"regexp"
 	"slices"
 	"strings"
 	"sync"
 	"unicode"
-
-	"csi-registrar/internal/sys/secrettext"
 )
 
 // mark replaces a secret.
@@ -42,10 +42,10 @@ var (
 // redactor replaces text that looks like a secret, and later all repetitions of the secrets that it
 // recognized.
 type redactor struct {
-	known *secrettext.Matcher
+	known map[string]bool // secrets
 }
 
-func newRedactor() *redactor { return &redactor{known: secrettext.New()} }
+func newRedactor() *redactor { return &redactor{known: map[string]bool{}} }
 
 // sentences are parts of messages of systemd, the kubelet, the API server and csi-registrar that
 // have the name of a secret before a word of the sentence, and words that can be secrets elsewhere.
@@ -116,14 +116,22 @@ func replace(p *regexp.Regexp, s string, with func(groups []string) string) stri
 	return p.ReplaceAllStringFunc(s, func(found string) string { return with(p.FindStringSubmatch(found)) })
 }
 
-// repeated replaces the secrets that recognize has remembered from any text.
-func (r *redactor) repeated(s string) string {
-	var b strings.Builder
-	shield, unshield := shielded()
-	for line := range strings.Lines(shield.Replace(s)) {
-		b.WriteString(r.known.Redact(line, mark))
+// repeated returns a function that replaces the secrets that recognize has remembered: as they are,
+// in base64 and percent-encoded.
+func (r *redactor) repeated() func(string) string {
+	var forms []string
+	for secret := range r.known {
+		forms = append(forms, secret, base64.RawStdEncoding.EncodeToString([]byte(secret)), url.QueryEscape(secret))
 	}
-	return unshield.Replace(b.String())
+	// The longest first: a secret can begin with another one.
+	slices.SortFunc(forms, func(a, b string) int { return len(b) - len(a) })
+	var pairs []string
+	for _, form := range forms {
+		pairs = append(pairs, form, mark)
+	}
+	secrets := strings.NewReplacer(pairs...)
+	shield, unshield := shielded()
+	return func(s string) string { return unshield.Replace(secrets.Replace(shield.Replace(s))) }
 }
 
 const (
@@ -145,7 +153,10 @@ func (r *redactor) remember(name, value string) {
 	case strings.Contains(name, "context"), strings.Contains(name, "attributes"), slices.Contains(notValues, strings.ToLower(value)):
 	case slices.ContainsFunc([]string{"name", "ref", "path", "file", "dir", "namespace"}, func(end string) bool { return strings.HasSuffix(name, end) }):
 	case isPassword, strings.ContainsFunc(value, unicode.IsUpper), strings.ContainsFunc(value, unicode.IsDigit):
-		r.known.Add(value)
+		r.known[value] = true
+		if end := strings.IndexAny(value, ",;&"); end > 0 { // other options follow
+			r.remember(name, value[:end])
+		}
 	}
 }
 
