@@ -94,6 +94,7 @@ func (w *workload) edits(rs []*registration) Edits {
 		e.unmountRegistry(w, rest)
 		e.removeVolumes(w, rs, rest)
 		e.keepProbes(rest)
+		e.checkPropagation(w, rs, rest)
 	}
 	if m := w.manager(); m != "" {
 		e.Warnings = append(e.Warnings, "this workload is managed by "+m+", which restores the sidecar: see rollout.md, way B")
@@ -160,6 +161,34 @@ func (e *Edits) removeVolumes(w *workload, rs []*registration, rest []container)
 			continue
 		}
 		e.Mount = append(e.Mount, MountRef{w.driverContainer(rs[i], rest), v.Name, socketDirMount, rs[i].container.mountOf(rs[i].address).SubPath})
+	}
+}
+
+// checkPropagation warns if the mounts of a driver do not reach the kubelet. Any container of the
+// pod can be the one that mounts.
+func (e *Edits) checkPropagation(w *workload, rs []*registration, rest []container) {
+	for _, r := range rs {
+		pods := path.Join(r.rootDir, "pods")
+		name := w.driverContainer(r, rest)
+		why := fmt.Sprintf("the container %s does not mount %s", safetext.Word(name), safetext.Word(pods))
+		reaches := false
+		for _, c := range rest {
+			host, err := w.pod.hostPath(c, pods)
+			m := c.mountOf(pods)
+			switch {
+			case m.MountPath == "":
+			case err == nil && host == pods && m.Propagation == "Bidirectional":
+				reaches = true
+			case c.Name != name:
+			case err == nil && host != pods:
+				why = fmt.Sprintf("the container %s has %s of the node at %s", safetext.Word(name), safetext.Word(host), safetext.Word(pods))
+			default:
+				why = fmt.Sprintf("the mount of the volume %s in the container %s has no mountPropagation: Bidirectional", safetext.Word(m.Name), safetext.Word(name))
+			}
+		}
+		if !reaches {
+			e.Warnings = append(e.Warnings, why+": volumes do not reach the pods, unless the driver mounts on the node itself (nsenter)")
+		}
 	}
 }
 

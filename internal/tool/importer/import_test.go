@@ -430,6 +430,33 @@ func TestManagedWorkloads(t *testing.T) {
 	}
 }
 
+// The kubelet's directory must be in the container that mounts, at the same path and Bidirectional.
+func TestMountsThatDoNotReachTheKubelet(t *testing.T) {
+	const good = "{name: k, mountPath: /var/lib/kubelet, mountPropagation: Bidirectional}"
+	const unless = ": volumes do not reach the pods, unless the driver mounts on the node itself (nsenter)"
+	for name, test := range map[string]struct{ old, new, want string }{
+		"right":                   {good, good, ""},
+		"only pods":               {good, "{name: k, mountPath: /var/lib/kubelet/pods, subPath: pods, mountPropagation: Bidirectional}", ""},
+		"all of the node":         {"path: /var/lib/kubelet}}, {name: s", "path: /}}, {name: s", "the container driver has /pods of the node at /var/lib/kubelet/pods" + unless},
+		"no mount":                {", " + good, "", "the container driver does not mount /var/lib/kubelet/pods" + unless},
+		"at another path":         {good, "{name: k, mountPath: /host, mountPropagation: Bidirectional}", "the container driver does not mount /var/lib/kubelet/pods" + unless},
+		"no propagation":          {", mountPropagation: Bidirectional", "", "the mount of the volume k in the container driver has no mountPropagation: Bidirectional" + unless},
+		"propagation to it":       {"Bidirectional", "HostToContainer", "the mount of the volume k in the container driver has no mountPropagation: Bidirectional" + unless},
+		"of another kubelet":      {"path: /var/lib/kubelet}}, {name: s", "path: /var/lib/k0s/kubelet}}, {name: s", "the container driver has /var/lib/k0s/kubelet/pods of the node at /var/lib/kubelet/pods" + unless},
+		"an emptyDir":             {"{name: k, hostPath: {path: /var/lib/kubelet}}", "{name: k, emptyDir: {}}", "the mount of the volume k in the container driver has no mountPropagation: Bidirectional" + unless},
+		"another container of it": {"{name: driver, volumeMounts: [{name: s, mountPath: /csi}, " + good + "]}", "{name: driver, volumeMounts: [{name: s, mountPath: /csi}]}, {name: mounter, volumeMounts: [" + good + "]}", ""},
+	} {
+		m := driverPod("a", "a.example.com")
+		if !strings.Contains(m, test.old) {
+			t.Fatalf("%s: no %q in %s", name, test.old, m)
+		}
+		res := Import([]Manifest{{Name: "x", Data: []byte(strings.Replace(m, test.old, test.new, 1) + csiDriverObject("a.example.com"))}}, nil)
+		if len(res.Edits) != 1 || strings.Join(res.Edits[0].Warnings, "\n") != test.want {
+			t.Errorf("%s: %+v, want %q", name, res, test.want)
+		}
+	}
+}
+
 // An error in one driver does not prevent the import of the others.
 func TestOneIsWrong(t *testing.T) {
 	m := Manifest{Name: "x", Data: []byte("kind: List\nitems:\n- {kind: DaemonSet, spec: wrong}\n" + driverPod("a", "a") + driverPod("b", "b.example.com") + csiDriverObject("b.example.com") + "---\n{")}

@@ -110,6 +110,7 @@ type volumeMount struct {
 	MountPath   string `yaml:"mountPath"`
 	SubPath     string `yaml:"subPath"`
 	SubPathExpr string `yaml:"subPathExpr"`
+	Propagation string `yaml:"mountPropagation"`
 }
 
 type volume struct {
