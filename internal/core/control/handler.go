@@ -12,6 +12,7 @@ import (
 	"net/http/pprof"
 	"net/url"
 	"strconv"
+	"sync/atomic"
 	"time"
 	"unicode"
 	"unicode/utf16"
@@ -27,7 +28,7 @@ const maxProfile = 5 * time.Minute
 func Handler(b Backend) http.Handler {
 	mux := http.NewServeMux()
 	a := api{
-		Backend: b, reasons: true, streams: newGate(maxStreams),
+		Backend: b, reasons: true, streams: &atomic.Int32{},
 		watched: &snapshot[[]byte]{render: func(d status.Document) []byte { return Marshal(d) }},
 	}
 	a.ready = func() readiness { return a.readiness(b.Status()) }
@@ -45,28 +46,20 @@ func Handler(b Backend) http.Handler {
 
 // PublicHandler returns the part for TCP, which every user of the node can reach: health, readiness
 // and metrics. It changes nothing, accepts only GET and HEAD, and shows no reasons: they quote
-// drivers, whose answers may contain credentials. It limits the number of concurrent requests that
-// cost more than reading memory.
+// drivers, whose answers may contain credentials.
 func PublicHandler(b Backend) http.Handler {
 	mux := http.NewServeMux()
 	a := api{Backend: b}
 	last := &snapshot[readiness]{render: a.readiness}
 	a.ready = func() readiness { r, _ := last.get(b); return r }
 	metrics := &snapshot[[]byte]{render: exposition}
-	scrapes := newGate(maxScrapes)
 	mux.HandleFunc("GET /healthz", healthz(b))
 	mux.HandleFunc("GET /readyz", a.readyz)
 	mux.HandleFunc("GET /readyz/{driver}", a.readyzDriver)
-	mux.HandleFunc("GET /livez/{driver}", newGate(maxProbes).limit(a.livezDriver))
-	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
-		if !scrapes.enter(r.Context(), gateWait) {
-			refuse(w)
-			return
-		}
+	mux.HandleFunc("GET /livez/{driver}", a.livezDriver)
+	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
 		text, _ := metrics.get(b)
 		writeMetrics(w, text)
-		// Its place becomes free later, so that a flood of requests does not use all CPU time.
-		time.AfterFunc(time.Duration(len(text))*maxScrapes*time.Second/metricsRate, scrapes.leave)
 	})
 	return mux
 }
@@ -91,8 +84,8 @@ type api struct {
 	reasons bool             // the caller may read what drivers and the kubelet report
 	ready   func() readiness // on the public port, all requests share it
 
-	streams gate
-	watched *snapshot[[]byte] // what streams send
+	streams *atomic.Int32     // how many there are
+	watched *snapshot[[]byte] // what they send
 }
 
 // localHostOnly serves requests to a loopback address only if Host names it. A web page that a user
@@ -168,11 +161,8 @@ func (a api) status(w http.ResponseWriter, r *http.Request) {
 		writeJSON(w, http.StatusOK, a.Status())
 		return
 	}
-	if !a.streams.enter(r.Context(), 0) {
-		writeJSON(w, http.StatusServiceUnavailable, failure{"too many clients are watching the status"})
-		return
-	}
-	defer a.streams.leave()
+	a.streams.Add(1)
+	defer a.streams.Add(-1)
 	setHeader(w, "application/x-ndjson")
 	for {
 		started := time.Now()
@@ -186,7 +176,7 @@ func (a api) status(w http.ResponseWriter, r *http.Request) {
 		}
 		// A thousand drivers that change at once would keep a core busy with documents that nobody
 		// reads: all streams together use at most a tenth of its time.
-		pause := min(9*time.Since(started)*time.Duration(len(a.streams)), time.Second)
+		pause := min(9*time.Since(started)*time.Duration(a.streams.Load()), time.Second)
 		select {
 		case <-r.Context().Done():
 			return

@@ -1,15 +1,11 @@
 package control
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net"
-	"net/http"
-	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -54,53 +50,6 @@ func TestStreamsLeaveRoomForOtherRequests(t *testing.T) {
 	}
 }
 
-// A stream above the limit is refused at once; the others continue.
-func TestTooManyStreams(t *testing.T) {
-	a := api{Backend: newDaemon(), streams: newGate(1), watched: &snapshot[[]byte]{render: func(d status.Document) []byte { return Marshal(d) }}}
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	server := httptest.NewServer(http.HandlerFunc(a.status))
-	defer server.Close()
-	defer cancel()
-	get := func() (*http.Response, error) {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, server.URL+"?watch", nil)
-		if err != nil {
-			return nil, err
-		}
-		return server.Client().Do(req)
-	}
-	first, err := get()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer first.Body.Close()
-	if _, err := bufio.NewReader(first.Body).ReadBytes('\n'); err != nil {
-		t.Fatal(err)
-	}
-	second, err := get()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer second.Body.Close()
-	if text, _ := io.ReadAll(second.Body); second.StatusCode != http.StatusServiceUnavailable || !bytes.Contains(text, []byte("too many")) {
-		t.Errorf("%s: %s", second.Status, text)
-	}
-	first.Body.Close() // there is room again as soon as the server notices
-	for deadline := time.Now().Add(time.Minute); ; {
-		third, err := get()
-		if err != nil {
-			t.Fatal(err)
-		}
-		third.Body.Close()
-		if third.StatusCode == http.StatusOK {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("there is no room for another stream")
-		}
-	}
-}
-
 // Requests share a text until the status changes, and for a second at most.
 func TestScrapesShareAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -126,39 +75,6 @@ func TestScrapesShareAnswers(t *testing.T) {
 		b.set(func(s *status.Document) { s.Drivers = []status.Driver{absentDriver("a.csi.example")} })
 		if up() {
 			t.Error("the text is that of before the change")
-		}
-	})
-}
-
-// Requests above the limit wait for a moment, in order, and are then refused.
-func TestGate(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := newGate(2)
-		h := g.limit(func(w http.ResponseWriter, r *http.Request) {
-			time.Sleep(300 * time.Millisecond)
-			writeText(w, http.StatusOK, "")
-		})
-		codes := make(chan string, 10)
-		for range 10 {
-			go func() {
-				begun := time.Now()
-				w := httptest.NewRecorder()
-				h(w, httptest.NewRequest("GET", "/", nil))
-				codes <- fmt.Sprint(w.Code, " after ", time.Since(begun), w.Header()["Retry-After"])
-			}()
-		}
-		count := map[string]int{}
-		for range 10 {
-			count[<-codes]++
-		}
-		want := map[string]int{"200 after 300ms []": 2, "200 after 600ms []": 2, "503 after 500ms [1]": 6}
-		if fmt.Sprint(count) != fmt.Sprint(want) {
-			t.Errorf("%v, want %v", count, want)
-		}
-		canceled, cancel := context.WithCancel(t.Context())
-		cancel()
-		if full := newGate(0); full.enter(canceled, time.Hour) {
-			t.Error("a full gate was entered")
 		}
 	})
 }

@@ -118,45 +118,6 @@ func TestReadyzOfADisabledDriver(t *testing.T) {
 	}
 }
 
-// TestProbesAtOnce checks that 64 requests that query a driver are served at once, and the next one
-// is refused after a moment.
-func TestProbesAtOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		answer := make(chan struct{})
-		h := PublicHandler(slowLive{newDaemon(absentDriver("a.csi.example")), answer})
-		var served sync.WaitGroup
-		codes := make(chan int, 64)
-		for range 64 {
-			served.Go(func() {
-				code, _, _ := do(h, "GET", "/livez/a.csi.example")
-				codes <- code
-			})
-		}
-		synctest.Wait()
-		if code, _, header := do(h, "GET", "/livez/a.csi.example"); code != http.StatusServiceUnavailable || header.Get("Retry-After") == "" {
-			t.Errorf("number 65: %d", code)
-		}
-		close(answer)
-		served.Wait()
-		for range 64 {
-			if code := <-codes; code != http.StatusOK {
-				t.Errorf("%d", code)
-			}
-		}
-		if code, _, _ := do(h, "GET", "/livez/a.csi.example"); code != http.StatusOK {
-			t.Errorf("afterwards: %d", code)
-		}
-	})
-}
-
-// slowLive is a Backend whose drivers answer when answer is closed.
-type slowLive struct {
-	*daemon
-	answer chan struct{}
-}
-
-func (l slowLive) Live(context.Context, string) error { <-l.answer; return nil }
-
 // firstGone is a listener that notes whether its file was removed before it was closed.
 type firstGone struct {
 	net.Listener

@@ -20,9 +20,8 @@ import (
 // Limits of both servers. A request is one line without a body, and responses come from memory: a
 // client that takes longer is stuck or hostile.
 const (
-	// connections of the control socket: beside streams, and in all; more wait
-	maxShort      = 256
-	maxConns      = maxStreams + maxShort
+	// connections of the control socket, for a `wait` for each driver of a large node; more wait
+	maxConns      = 1280
 	maxPublic     = 256 // connections of the public port
 	maxHeader     = 16 << 10
 	headerTimeout = 5 * time.Second
@@ -131,59 +130,8 @@ func serve(ctx context.Context, srv *http.Server, ln net.Listener) error {
 	return fmt.Errorf("cannot serve %s: %w", ln.Addr(), errors.Join(err, srv.Close()))
 }
 
-// Limits for concurrent requests. Requests for health are limited only by the connections: they are
-// answered from memory.
-const (
-	maxStreams = 1024 // on the control socket: a `wait` for each driver of a large node
-	// requests for metrics; one whose client does not read takes its place until publicTimeout
-	maxScrapes  = 16
-	maxProbes   = 64 // requests that query a driver: a refused one may restart its pod
-	gateWait    = 500 * time.Millisecond
-	maxAge      = time.Second // of a snapshot
-	metricsRate = 40 << 20    // bytes of metrics in a second; those of 1,000 drivers are 2 MB
-)
-
-// gate limits the number of concurrent requests.
-type gate chan struct{}
-
-func newGate(most int) gate { return make(gate, most) }
-
-// enter waits for a place, for at most limit or until ctx is done, and reports whether it got one.
-// If so, the caller must call leave.
-func (g gate) enter(ctx context.Context, limit time.Duration) bool {
-	select {
-	case g <- struct{}{}:
-		return true
-	default:
-	}
-	select {
-	case g <- struct{}{}:
-		return true
-	case <-time.After(limit):
-	case <-ctx.Done():
-	}
-	return false
-}
-
-func (g gate) leave() { <-g }
-
-// limit limits the number of requests that h serves at once. The others wait for a moment in the
-// order in which they came, and are then refused.
-func (g gate) limit(h http.HandlerFunc) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		if !g.enter(r.Context(), gateWait) {
-			refuse(w)
-			return
-		}
-		defer g.leave()
-		h(w, r)
-	}
-}
-
-func refuse(w http.ResponseWriter) {
-	w.Header().Set("Retry-After", "1")
-	writeText(w, http.StatusServiceUnavailable, "too many requests at once\n")
-}
+// maxAge limits the age of a snapshot.
+const maxAge = time.Second
 
 // snapshot is a rendering of the status, which all requests share until the status changes, and for
 // at most maxAge: what depends on the time changes without it.
