@@ -60,12 +60,8 @@ func (b backend) Status() status.Document {
 	return s
 }
 
-const (
-	// liveFor is how long requests share an answer.
-	liveFor = time.Second
-	// maxLiveWaiting limits how many requests wait for one answer; more get the last one.
-	maxLiveWaiting = 64
-)
+// liveFor is how long requests share an answer.
+const liveFor = time.Second
 
 // liveness shares each driver's answers to Probe, and the agent's answers about the daemon itself,
 // among all requests.
@@ -81,52 +77,36 @@ func newLiveness(ctx context.Context, run func(func())) *liveness {
 	return &liveness{ctx: ctx, run: run, answers: map[string]*liveAnswer{}}
 }
 
-// liveAnswer is the last answer of a driver, and the running Probe.
+// liveAnswer is the answer to a Probe.
 type liveAnswer struct {
-	at      time.Time // zero: no answer yet
-	err     error
-	running chan struct{} // closed at the end of the running Probe; nil: none
-	waiting int
+	done chan struct{} // closed when there is one
+	at   time.Time     // zero: there is none yet
+	err  error
 }
 
 // ask returns the last answer if it is at most liveFor old, otherwise that of the running Probe,
-// which it starts if there is none. If too many requests are waiting, it returns the last answer,
-// if there is one, however old.
+// which it starts if there is none.
 func (l *liveness) ask(ctx context.Context, name string, probe func(context.Context) error) error {
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	a := l.answers[name]
-	if a == nil {
-		a = &liveAnswer{}
+	if a == nil || !a.at.IsZero() && time.Since(a.at) >= liveFor {
+		a = &liveAnswer{done: make(chan struct{})}
 		l.answers[name] = a
-	}
-	if !a.at.IsZero() && (time.Since(a.at) < liveFor || a.waiting >= maxLiveWaiting) {
-		return a.err
-	}
-	if a.running == nil {
-		done := make(chan struct{})
-		a.running = done
 		l.run(func() {
-			defer close(done)
 			err := probe(l.ctx)
 			l.mu.Lock()
 			defer l.mu.Unlock()
-			a.at, a.err, a.running = time.Now(), err, nil
+			a.at, a.err = time.Now(), err
+			close(a.done)
 		})
 	}
-	running := a.running
-	a.waiting++
 	l.mu.Unlock()
 	select {
-	case <-running:
+	case <-a.done:
+		return a.err
 	case <-ctx.Done():
-	}
-	l.mu.Lock()
-	a.waiting--
-	if ctx.Err() != nil && a.at.IsZero() {
 		return context.Cause(ctx)
 	}
-	return a.err
 }
 
 // leftoversAgain is the pause before leftovers that could not be removed are tried again.
