@@ -53,27 +53,17 @@ func (s *sidecarRun) reload(context.Context, bool) ([]string, error) {
 	return nil, errors.New("there is nothing to reload: this daemon was started with node-driver-registrar's flags")
 }
 
-// follow registers the driver under the name that it reports, also if it returns with another one.
+// follow registers the driver under the name that it reports first. If it returns with another one,
+// that is a mismatch, and the liveness probe of the pod fails.
 func (s *sidecarRun) follow(ctx context.Context) {
-	for {
-		name, ok := s.discover(ctx)
-		if !ok {
-			return
-		}
-		s.note("start the registrar", s.apply(ctx, s.flags.Driver(name)))
-		s.agent.Unnamed(status.Driver{})
-		if !s.renamed(ctx, name) {
-			return
-		}
-		s.log.Warn("the driver reports another name; asking for its name again", "was", name)
-		s.note("withdraw a driver", s.apply(ctx))
+	name, ok := s.discover(ctx)
+	if !ok {
+		return
 	}
-}
-
-func (s *sidecarRun) apply(ctx context.Context, drivers ...config.Driver) error {
 	c := config.Default()
-	c.Drivers = drivers
-	return s.agent.Apply(ctx, c, nil)
+	c.Drivers = []config.Driver{s.flags.Driver(name)}
+	s.note("start the registrar", s.agent.Apply(ctx, c, nil))
+	s.agent.Unnamed(status.Driver{})
 }
 
 // discover queries the driver until it reports a name that can be registered; false when ctx is
@@ -101,21 +91,6 @@ func (s *sidecarRun) discover(ctx context.Context) (string, bool) {
 		}
 		shown.Driver, shown.Reason = view.Driver, view.Reason
 		s.agent.Unnamed(shown)
-	}
-}
-
-// renamed waits until the driver answers with another name; false when ctx is done.
-func (s *sidecarRun) renamed(ctx context.Context, name string) bool {
-	for {
-		changed := s.agent.Changed()
-		if d, _ := s.agent.Status().Driver(name); d.Driver == status.Mismatch {
-			return true
-		}
-		select {
-		case <-ctx.Done():
-			return false
-		case <-changed:
-		}
 	}
 }
 
