@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -26,7 +25,7 @@ type reader struct {
 	kubelets map[string]bool // those of the kubelet
 	left     int             // how many more names are read
 	path     string          // of the directory that is read
-	top      int             // its descriptor
+	root     *os.Root        // the same
 	volumes  []Volume
 	err      error // the first one
 }
@@ -35,13 +34,13 @@ type reader struct {
 func (r *reader) within(path string, read func()) {
 	resolved, err := filepath.EvalSymlinks(path) // as in mountinfo
 	if err == nil {
-		r.top, err = unix.Open(resolved, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		r.root, err = os.OpenRoot(resolved)
 	}
 	if err != nil {
 		r.fail(path, err) // ignores a missing path: without a kubelet there are no volumes
 		return
 	}
-	defer unix.Close(r.top)
+	defer r.root.Close()
 	r.path = resolved
 	read()
 }
@@ -53,43 +52,21 @@ func (r *reader) fail(path string, err error) {
 	}
 }
 
-// open follows no symbolic links and crosses no mount points, because the file system behind them
-// may never answer. openat2(2) would do both at once, but fails with RestrictSUIDSGID= in the unit.
-func (r *reader) open(name string, flags int) (*os.File, error) {
-	fd, err := r.walk(name, flags|unix.O_RDONLY|unix.O_NONBLOCK)
-	if err == unix.ELOOP {
-		err = unix.ENOENT // the kubelet creates no links
+// open does not leave the directory, and crosses no mount points, because the file system behind
+// them may never answer.
+func (r *reader) open(name string, flags int) (f *os.File, err error) {
+	for path := filepath.Join(r.path, name); path != r.path && err == nil; path = filepath.Dir(path) {
+		if r.mounts[path] {
+			err = fs.ErrNotExist // the kubelet mounts nothing on what is read
+		}
+	}
+	if err == nil {
+		f, err = r.root.OpenFile(name, flags|unix.O_NONBLOCK, 0)
 	}
 	if err != nil {
 		r.fail(filepath.Join(r.path, name), err)
-		return nil, err
 	}
-	return os.NewFile(uintptr(fd), name), nil
-}
-
-func (r *reader) walk(name string, flags int) (fd int, err error) {
-	parent, path := r.top, r.path
-	parts := strings.Split(filepath.Clean(name), "/")
-	for i, part := range parts {
-		how := unix.O_PATH | unix.O_DIRECTORY
-		if i == len(parts)-1 {
-			how = flags
-		}
-		path = filepath.Join(path, part)
-		if part != "." && r.mounts[path] {
-			fd, err = -1, unix.ENOENT // the kubelet mounts nothing on the directories that are read
-		} else {
-			fd, err = unix.Openat(parent, part, how|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-		}
-		if parent != r.top {
-			unix.Close(parent)
-		}
-		if err != nil {
-			return -1, err
-		}
-		parent = fd
-	}
-	return fd, nil
+	return f, err
 }
 
 // names lists a directory. It does not call lstat for the names: they may be mount points.

@@ -213,11 +213,11 @@ func TestNothingToRead(t *testing.T) {
 	x.unmounted()
 }
 
-// Only the two top directories may be links; the kubelet creates none in them.
+// The two top directories may be links. The kubelet creates none in them; one that leads out of
+// them is an error.
 func TestLinks(t *testing.T) {
 	x := newTree(t)
 	x.published("pod-1", "pv", "a.example", "v")
-	x.must(os.Symlink("pod-1", filepath.Join(x.root, "pods/pod-2")))
 	elsewhere := t.TempDir() + "/pods"
 	x.must(os.Rename(x.root+"/pods", elsewhere))
 	x.must(os.Symlink(elsewhere, x.root+"/pods"))
@@ -225,6 +225,12 @@ func TestLinks(t *testing.T) {
 	x.unmounted()
 	if all, err := x.read(); err != nil || len(all) != 1 {
 		t.Errorf("%+v (%v), want one volume", all, err)
+	}
+	outside := t.TempDir()
+	x.must(os.Rename(elsewhere+"/pod-1", outside+"/pod-1"))
+	x.must(os.Symlink(outside+"/pod-1", elsewhere+"/pod-1"))
+	if all, err := x.read(); err == nil || len(all) != 0 {
+		t.Errorf("%+v (%v), want an error", all, err)
 	}
 }
 
