@@ -118,7 +118,8 @@ func (h *journalHandler) write(ctx context.Context, record slog.Record, message 
 			if errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENOENT) {
 				h.Refused()
 			}
-			// Standard error is connected to journald, too, which parses the level.
+			// Standard error is connected to journald, too, which parses the level, and splits
+			// what does not fit into a datagram (200 kB).
 			_, _ = fmt.Fprintf(h.Stderr, "<%d>%s journal_error=%q\n", level, message, err)
 			return
 		}
@@ -152,26 +153,7 @@ func encode(level journal.Priority, message string, fields map[string]string) []
 // journal.Send waits without a limit, and for ever if only entries of others fill journald's queue:
 // nothing wakes it when there is room again.
 func sendToJournal(socket int, path string, entry []byte) error {
-	to := &unix.SockaddrUnix{Name: path}
-	err := unix.Sendmsg(socket, entry, nil, to, unix.MSG_NOSIGNAL)
-	if !errors.Is(err, unix.EMSGSIZE) && !errors.Is(err, unix.ENOBUFS) {
-		return err
-	}
-	// Too large for a datagram: journald reads it from a sealed file.
-	fd, err := unix.MemfdCreate("journal-entry", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
-	if err != nil {
-		return err
-	}
-	file := os.NewFile(uintptr(fd), "journal-entry")
-	defer file.Close()
-	if _, err := file.Write(entry); err != nil {
-		return err
-	}
-	const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_WRITE | unix.F_SEAL_SEAL
-	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals); err != nil {
-		return err
-	}
-	return unix.Sendmsg(socket, nil, unix.UnixRights(fd), to, unix.MSG_NOSIGNAL)
+	return unix.Sendmsg(socket, entry, nil, &unix.SockaddrUnix{Name: path}, unix.MSG_NOSIGNAL)
 }
 
 // RemovedJournal returns the socket at which this process reaches journald if it is a bind mount of
