@@ -3,7 +3,6 @@ package cli
 import (
 	"cmp"
 	"context"
-	_ "embed" // the scripts
 	"flag"
 	"fmt"
 	"io"
@@ -82,31 +81,9 @@ func shownFlags(c command) []*flag.Flag {
 	return out
 }
 
-// The scripts call `csi-registrar __complete`.
-var (
-	//go:embed completion/csi-registrar.bash
-	bashScript string
-	//go:embed completion/csi-registrar.zsh
-	zshScript string
-	//go:embed completion/csi-registrar.fish
-	fishScript string
-)
-
-func runCompletion(_ context.Context, e *env, args []string) error {
-	if len(args) != 1 {
-		return usagef("name one shell: bash, zsh or fish")
-	}
-	scripts := map[string]string{"bash": bashScript, "zsh": zshScript, "fish": fishScript}
-	script, ok := scripts[args[0]]
-	if !ok {
-		return usagef("there is no completion for %q, only for bash, zsh and fish", args[0])
-	}
-	_, err := io.WriteString(e.stdout, script)
-	return err
-}
-
 // runComplete prints the completions of the last word, each with a tab and a description in its
-// line. Where there are none, the scripts complete the names of files.
+// line, for the scripts in packaging/completion. Where there are none, they complete the names of
+// files.
 func runComplete(ctx context.Context, e *env, words []string) error {
 	_, err := io.WriteString(e.stdout, strings.Join(complete(ctx, words), ""))
 	return err
@@ -172,10 +149,6 @@ func complete(ctx context.Context, words []string) (list []string) {
 			if !slices.Contains(given, d.Name) && (len(given) == 0 || strings.Contains(c.args, "...")) {
 				offer(d.Name, "driver")
 			}
-		}
-	case strings.Contains(c.args, "|") && len(given) == 0:
-		for word := range strings.SplitSeq(c.args, "|") {
-			offer(word, "")
 		}
 	}
 	return list

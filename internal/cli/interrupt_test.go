@@ -42,7 +42,7 @@ func TestCommandsEndAfterASignal(t *testing.T) {
 		// It ends in its own time; so does trace, which waits for pending calls.
 		"run": nil,
 		// These only write a text.
-		"completion": nil, "version": nil, "help": nil, "__complete": nil,
+		"version": nil, "help": nil, "__complete": nil,
 		"reregister": {{"a.example", "--config-root", root}},
 	}
 	for _, c := range commands() {

@@ -62,7 +62,6 @@ starts when it serves. With --watchdog a small process stays in the unit's
 control group and sends WATCHDOG=1 for as long as Probe is answered; it ends
 with the driver.`,
 			setup: setupSupervise},
-		{name: "completion", args: "bash|zsh|fish", summary: "print the completion script for a shell", setup: plain(runCompletion)},
 		{name: "version", summary: "print the version", setup: setupVersion},
 		{name: "help", args: "[COMMAND]", summary: "explain the commands", setup: plain(runHelp), anyArgs: true},
 
