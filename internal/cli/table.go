@@ -38,9 +38,9 @@ node's CSINode object and adds it again about a second later.`,
 		{name: "trace", summary: "show every call between a CSI driver and its caller, without secrets",
 			about: `It listens at --listen and forwards each connection to the driver at --connect,
 every byte unchanged. It needs no daemon, root or Kubernetes; csi-registrar(1)
-shows how the kubelet's calls get there. Secrets and values that could be
-confidential are never shown. It prints a table of the calls and, at the end, a
-summary.`,
+shows how the kubelet's calls get there. Secrets are not shown; values that
+could be confidential, and error texts, which can repeat secrets, only if --show
+names them. It prints a table of the calls and, at the end, a summary.`,
 			setup: setupTrace, ownEnd: true},
 		{name: "config", summary: "check or show the configuration", sub: []command{
 			{name: "check", summary: "report every error in the configuration files",
