@@ -78,8 +78,7 @@ func (s *Socket) adopt(ctx context.Context) error {
 			}
 			errs = append(errs, err)
 		case s.current.Load() == nil: // else it is a second descriptor of the same listener
-			dir, _ := s.r.o.Host.Stat(s.r.dir.path) // zero if it was removed just now
-			p := newListener(s, l, dir.FileID, rec)
+			p := newListener(s, l, rec)
 			p.adopted = true
 			s.current.Store(p)
 			p.serve()

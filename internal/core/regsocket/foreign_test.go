@@ -283,7 +283,7 @@ func TestARefusalIsExplainedLate(t *testing.T) {
 				}
 				defer r.Close(context.Background())
 				s := socket(t, r, "a")
-				p := newListener(s, nil, unixsock.FileID{}, record{})
+				p := newListener(s, nil, record{})
 				p.Notification = status.Notification{At: time.Now(), Error: "already registered"}
 				s.current.Store(p)
 				look(t, s)

@@ -66,7 +66,7 @@ func serveInMemory(t *testing.T, log io.Writer, cred unixsock.Cred) (*Socket, *m
 	registerapi.RegisterRegistrationServer(r.server, service{})
 	s := &Socket{r: r, name: "a", log: slog.New(slog.NewTextHandler(log, nil)), watch: make(hints, 1)}
 	l := &memoryListener{conns: make(chan net.Conn), ended: make(chan struct{})}
-	p := newListener(s, l, unixsock.FileID{}, record{})
+	p := newListener(s, l, record{})
 	s.current.Store(p)
 	p.serve()
 	t.Cleanup(func() {

@@ -42,8 +42,7 @@ func (s *Socket) mayAnnounce(a status.Announcement) bool {
 }
 
 func (s *Socket) publish(ctx context.Context, a status.Announcement) error {
-	dir, err := s.r.dir.ensure()
-	if err != nil {
+	if err := s.r.dir.ensure(); err != nil {
 		return err
 	}
 	if err := s.clear(ctx, a); err != nil {
@@ -55,7 +54,7 @@ func (s *Socket) publish(ctx context.Context, a status.Announcement) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	err = s.replace(ctx, dir, a)
+	err := s.replace(ctx, a)
 	if errors.Is(err, syscall.EADDRINUSE) { // somebody put a file there at the same time
 		if err = s.clear(ctx, a); err == nil {
 			err = s.heldBy("something that appears and disappears")
@@ -118,8 +117,8 @@ func (s *Socket) heldBy(holder string) error {
 // replace listens at the path, where the old socket is removed before. The record has the cookie
 // before the kubelet can call, and the inode when it is known: one without it proves nothing to the
 // next process, which publishes again.
-func (s *Socket) replace(ctx context.Context, dir unixsock.FileID, a status.Announcement) error {
-	old, p := s.current.Load(), newListener(s, nil, dir, record{Path: s.path, Publication: status.Publication{Announced: a}})
+func (s *Socket) replace(ctx context.Context, a status.Announcement) error {
+	old, p := s.current.Load(), newListener(s, nil, record{Path: s.path, Publication: status.Publication{Announced: a}})
 	l, file, err := s.r.o.Host.Listen(ctx, s.path, func(c syscall.Conn) error {
 		err := s.prepare(ctx, p, c, old)
 		if err == nil {
@@ -175,18 +174,17 @@ func (s *Socket) prepare(ctx context.Context, p *listener, c syscall.Conn, old *
 type listener struct {
 	Listener
 	s        *Socket
-	dir      unixsock.FileID // the directory that it was made in
-	done     chan struct{}   // closed when it accepts no more
-	warnings rate.Bucket     // guarded by s.mu
-	unsaved  atomic.Bool     // the written record is not complete
-	adopted  bool            // an earlier process published it
+	done     chan struct{} // closed when it accepts no more
+	warnings rate.Bucket   // guarded by s.mu
+	unsaved  atomic.Bool   // the written record is not complete
+	adopted  bool          // an earlier process published it
 
 	record         // guarded by s.mu, but for Path, Cookie and FileID, set before it is current
 	notKept string // why it is not in the descriptor store; guarded by s.mu
 }
 
-func newListener(s *Socket, l Listener, dir unixsock.FileID, rec record) *listener {
-	return &listener{Listener: l, s: s, dir: dir, record: rec, done: make(chan struct{}), warnings: rate.Bucket{Burst: 1, Interval: warnPause}}
+func newListener(s *Socket, l Listener, rec record) *listener {
+	return &listener{Listener: l, s: s, record: rec, done: make(chan struct{}), warnings: rate.Bucket{Burst: 1, Interval: warnPause}}
 }
 
 // serve answers the kubelet until the listener is stopped. Its goroutine is the only one of a

@@ -192,23 +192,24 @@ func (r *Registry) Close(ctx context.Context) error {
 // Host is the part of the operating system that a Registry uses: files, sockets, and the server
 // behind them. internal/test/simulation replaces all of it with a model.
 type Host struct {
-	Stat, Lstat   func(path string) (unixsock.File, error)
-	Mkdir, Remove func(path string) error
-	Rename        func(from, to string) error
-	MkdirAll      func(path string, mode os.FileMode) error
-	ReadDir       func(path string) ([]fs.DirEntry, error)
-	Sockets       func(dir string) []string
-	ReadFile      func(path string) ([]byte, error)
-	WriteFile     func(path string, data []byte, mode os.FileMode) error
-	RemoveFile    func(path string, id unixsock.FileID) (bool, error)
-	Vacate        func(ctx context.Context, path string) (removed bool, err error)
-	GetInfo       func(ctx context.Context, path string) (pluginreg.Info, unixsock.Cred, error)
-	Listen        func(ctx context.Context, path string, before func(syscall.Conn) error) (Listener, unixsock.File, error)
-	Cookie        func(syscall.Conn) (uint64, error)
-	FileListener  func(*os.File) (Listener, error)
-	PeerCred      func(net.Conn) (unixsock.Cred, error)
-	StartTime     func(pid int) uint64
-	NewServer     func(credentials.TransportCredentials) Server
+	Stat, Lstat  func(path string) (unixsock.File, error)
+	Mkdir        func(path string, mode os.FileMode) error
+	MkdirAll     func(path string, mode os.FileMode) error
+	Rename       func(from, to string) error
+	Remove       func(path string) error
+	ReadDir      func(path string) ([]fs.DirEntry, error)
+	Sockets      func(dir string) []string
+	ReadFile     func(path string) ([]byte, error)
+	WriteFile    func(path string, data []byte, mode os.FileMode) error
+	RemoveFile   func(path string, id unixsock.FileID) (bool, error)
+	Vacate       func(ctx context.Context, path string) (removed bool, err error)
+	GetInfo      func(ctx context.Context, path string) (pluginreg.Info, unixsock.Cred, error)
+	Listen       func(ctx context.Context, path string, before func(syscall.Conn) error) (Listener, unixsock.File, error)
+	Cookie       func(syscall.Conn) (uint64, error)
+	FileListener func(*os.File) (Listener, error)
+	PeerCred     func(net.Conn) (unixsock.Cred, error)
+	StartTime    func(pid int) uint64
+	NewServer    func(credentials.TransportCredentials) Server
 }
 
 // Listener is a listening Unix socket (implemented by *net.UnixListener).
@@ -229,8 +230,7 @@ type Server interface {
 func newHost() *Host {
 	return &Host{
 		Stat: unixsock.Stat, Lstat: unixsock.Lstat, RemoveFile: unixsock.Remove, Vacate: unixsock.Vacate,
-		Mkdir: makeDirectory, Remove: os.Remove,
-		Rename: os.Rename, MkdirAll: os.MkdirAll,
+		Mkdir: os.Mkdir, MkdirAll: os.MkdirAll, Rename: os.Rename, Remove: os.Remove,
 		ReadDir: os.ReadDir, Sockets: pluginreg.Sockets, WriteFile: os.WriteFile,
 		ReadFile: func(path string) ([]byte, error) { return trust.Rule{}.ReadFile(path, maxRecord) },
 		GetInfo:  pluginreg.GetInfo,

@@ -168,7 +168,7 @@ func TestRecordIsTriedAgain(t *testing.T) {
 		defer r.Close(t.Context())
 		s := socket(t, r, "a")
 		defer s.Close(t.Context(), false)
-		if err := s.write(newListener(s, nil, unixsock.FileID{}, record{})); !errors.Is(err, syscall.ENOSPC) {
+		if err := s.write(newListener(s, nil, record{})); !errors.Is(err, syscall.ENOSPC) {
 			t.Fatal(err)
 		}
 		select {
@@ -177,25 +177,6 @@ func TestRecordIsTriedAgain(t *testing.T) {
 			t.Error("no hint")
 		}
 	})
-}
-
-// TestDirectoryThatIsNotKnown checks that the directory which the kubelet watches is not forgotten
-// when it calls on a socket of which the directory is not known.
-func TestDirectoryThatIsNotKnown(t *testing.T) {
-	d := directory{host: newHost(), path: filepath.Join(t.TempDir(), "plugins_registry")}
-	if err := os.Mkdir(d.path, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if d.note() {
-		t.Error("recreated at first")
-	}
-	d.watched(unixsock.FileID{})
-	if err := errors.Join(os.Rename(d.path, d.path+".old"), os.Mkdir(d.path, 0o700)); err != nil {
-		t.Fatal(err)
-	}
-	if !d.note() {
-		t.Error("not recreated")
-	}
 }
 
 // TestLongRefusal checks that 1,000 characters of the kubelet's error are kept.

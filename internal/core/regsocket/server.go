@@ -80,7 +80,7 @@ func (service) GetInfo(ctx context.Context, _ *registerapi.InfoRequest) (*regist
 	}
 	s.mu.Unlock()
 	if live {
-		s.r.dir.watched(p.dir)
+		s.r.dir.called()
 		s.log.Debug("the kubelet called GetInfo", "pid", c.peer.PID)
 		s.watch.Hint()
 	}

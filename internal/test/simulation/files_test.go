@@ -504,7 +504,7 @@ func (p *process) host() *regsocket.Host {
 	}
 	return &regsocket.Host{
 		Stat: stat, Lstat: stat,
-		Mkdir: func(name string) error {
+		Mkdir: func(name string, _ os.FileMode) error {
 			if err := p.enter(name, makes); err != nil {
 				return err
 			}
