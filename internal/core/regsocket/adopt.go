@@ -56,7 +56,7 @@ func (s *Socket) adopt(ctx context.Context) error {
 			err = errors.Join(err, l.Close())
 		}
 		s.toAdopt.Store(files)
-		s.checkAgain(againAfter)
+		s.checkAgain()
 		return err
 	}
 	errs[0] = ignoreMissing(errs[0])

@@ -1,14 +1,12 @@
 package regsocket
 
 import (
-	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
@@ -21,9 +19,9 @@ import (
 )
 
 const (
-	askTime    = time.Second            // for one socket: the kubelet's own for GetInfo (v1.36)
-	surveyWait = 300 * time.Millisecond // how long publications wait, from its beginning
-	surveyFor  = time.Second            // how long its answers are shared
+	askTime    = time.Second            // for GetInfo: the kubelet's own (v1.36)
+	surveyTime = 300 * time.Millisecond // for GetInfo of all others: a publication waits for it
+	surveyFor  = time.Second            // how long these answers are shared
 	maxQueries = 64                     // sockets that are asked at a time
 )
 
@@ -31,88 +29,64 @@ const (
 // with the same driver the kubelet refuses one; with older kubelets the removal of one deregisters
 // the other.
 type survey struct {
-	began  time.Time
-	done   chan struct{} // closed when all have answered, or had the time to
-	failed atomic.Bool   // a file system did not answer
-
-	mu    sync.Mutex
+	began time.Time
+	done  chan struct{} // closed when the following are complete
 	found []foreignSocket
+	errs  []error // of file systems that did not answer
 }
 
 // foreignSocket is a socket that serves a CSI driver.
 type foreignSocket struct {
 	path   string
 	id     unixsock.FileID
-	driver string
+	driver string // empty: none
 	server string // the process that listens, for messages
 }
 
-// others returns the sockets that serve a driver, as found by a survey that began at most surveyFor
-// ago, or by a complete one that began after since. It waits until surveyWait has passed since the
-// survey began, and reports whether it is complete then.
-func (r *Registry) others(ctx context.Context, driver string, since time.Time) (found []foreignSocket, complete bool) {
+// others asks all sockets in the directory that are not ours, unless that was done within
+// surveyFor, and returns those that serve a driver.
+func (r *Registry) others(ctx context.Context, driver string) (found []foreignSocket, err error) {
 	r.mu.Lock()
 	sv := r.survey
-	if (sv == nil || time.Since(sv.began) >= surveyFor && (sv.began.Before(since) || sv.failed.Load())) && r.ctx.Err() == nil {
+	if sv == nil || time.Since(sv.began) >= surveyFor {
 		sv = &survey{began: time.Now(), done: make(chan struct{})}
 		r.survey = sv
-		r.running.Go(func() {
-			defer close(sv.done)
-			r.askAll(sv)
-		})
+		go r.askAll(sv)
 	}
 	r.mu.Unlock()
-	if sv == nil {
-		return nil, false // closed
-	}
 	select {
 	case <-sv.done:
-	case <-time.After(time.Until(sv.began.Add(surveyWait))):
 	case <-ctx.Done():
+		return nil, context.Cause(ctx)
 	}
-	select {
-	case <-sv.done:
-		complete = !sv.failed.Load()
-	default:
-	}
-	sv.mu.Lock()
-	defer sv.mu.Unlock()
 	for _, f := range sv.found {
 		if f.driver == driver && r.socketAt(f.path) == nil { // it may have become ours since
 			found = append(found, f)
 		}
 	}
-	slices.SortFunc(found, func(a, b foreignSocket) int { return cmp.Compare(a.path, b.path) })
-	return found, complete
+	return found, errors.Join(sv.errs...)
 }
 
-// askAll asks the sockets in the directory that are not ours, side by side.
+// askAll makes a survey.
 func (r *Registry) askAll(sv *survey) {
-	ctx, cancel := context.WithTimeout(r.ctx, 2*askTime+surveyWait)
+	defer close(sv.done)
+	slot := r.o.Pool.Slot(r.dir.path, nil)
+	paths, err := worker.Do(context.Background(), slot, surveyTime, func() []string { return r.o.Host.Sockets(r.dir.path) }, nil)
+	sv.found, sv.errs = make([]foreignSocket, len(paths)), append(make([]error, len(paths)), err)
+	ctx, cancel := context.WithTimeout(context.Background(), surveyTime)
 	defer cancel()
-	paths, err := worker.Do(ctx, r.o.Pool.Slot(r.dir.path, nil), askTime, func() []string { return r.o.Host.Sockets(r.dir.path) }, nil)
-	if err != nil { // it is published without: the kubelet, too, reads this directory
-		sv.failed.Store(true)
-		return
-	}
 	var queries sync.WaitGroup
-	slots := make(chan struct{}, maxQueries)
-	for _, path := range paths {
+	places := make(chan struct{}, maxQueries)
+	for i, path := range paths {
 		if r.socketAt(path) != nil {
 			continue
 		}
-		slots <- struct{}{}
+		places <- struct{}{}
 		queries.Go(func() {
-			defer func() { <-slots }()
+			defer func() { <-places }()
 			// A process that does not answer ends ask; only a file system exceeds the limit.
-			f, err := worker.Do(ctx, r.o.Pool.Slot(path, nil), askTime+surveyWait, func() foreignSocket { return r.ask(ctx, path) }, nil)
-			if err != nil {
-				sv.failed.Store(true)
-			} else if f.driver != "" {
-				sv.mu.Lock()
-				sv.found = append(sv.found, f)
-				sv.mu.Unlock()
-			}
+			slot, limit := r.o.Pool.Slot(path, nil), surveyTime+surveyTime/3
+			sv.found[i], sv.errs[i] = worker.Do(context.Background(), slot, limit, func() foreignSocket { return r.ask(ctx, path) }, nil)
 		})
 	}
 	queries.Wait()
@@ -120,8 +94,6 @@ func (r *Registry) askAll(sv *survey) {
 
 // ask finds out which driver a socket serves; none if it does not answer.
 func (r *Registry) ask(ctx context.Context, path string) foreignSocket {
-	ctx, cancel := context.WithTimeout(ctx, askTime)
-	defer cancel()
 	file, err := r.o.Host.Stat(path)
 	if err != nil || !file.IsSocket() {
 		return foreignSocket{}
@@ -142,7 +114,7 @@ func (s *Socket) clearOthers(ctx context.Context) error {
 	if p := s.current.Load(); p != nil {
 		own = p.FileID
 	}
-	found, _ := s.r.others(ctx, s.name, time.Now())
+	found, _ := s.r.others(ctx, s.name) // the kubelet, too, looks at what it can read
 	for _, f := range found {
 		if f.id != own {
 			return ConflictError(fmt.Sprintf("%s is already served to the kubelet at %q by %s: %s, or remove the driver here", s.name, f.path, f.server, stopOther))
@@ -155,23 +127,16 @@ func (s *Socket) clearOthers(ctx context.Context) error {
 }
 
 // explainRefusal looks for another registrar after each refusal of the kubelet, which does not say
-// whose socket it prefers: once, or until all have been asked that answer.
+// whose socket it prefers: once, or until all file systems answer.
 func (s *Socket) explainRefusal(ctx context.Context) {
-	p := s.current.Load()
-	if p == nil {
+	n := s.Look().Notification
+	if n.Registered || n.At.IsZero() || n.At.Equal(s.explained) {
 		return
 	}
-	s.mu.Lock()
-	n, explained := p.Notification, s.explained
-	s.mu.Unlock()
-	refusedAt := n.At
-	if n.Registered || refusedAt.IsZero() || refusedAt.Equal(explained) {
-		return
-	}
-	others, complete := s.r.others(ctx, s.name, refusedAt)
+	others, err := s.r.others(ctx, s.name)
 	var found []string
 	for _, f := range others {
-		if f.id != p.FileID {
+		if f.id != s.current.Load().FileID {
 			found = append(found, fmt.Sprintf("at %q by %s", f.path, f.server))
 		}
 	}
@@ -179,17 +144,14 @@ func (s *Socket) explainRefusal(ctx context.Context) {
 	if len(found) > 0 {
 		text = "the driver is also served to the kubelet " + strings.Join(found, " and ") + ": " + stopOther
 	}
-	if !complete {
-		s.checkAgain(explainAfter)
+	if err != nil {
+		s.checkAgain()
+	} else {
+		s.explained = n.At
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if complete || text != "" { // else what is known of the refusal before may still be so
-		s.seen.AlsoServed = text
-	}
-	if complete {
-		s.explained = refusedAt
-	}
+	s.seen.AlsoServed = text
 }
 
 // servedFor is for how long the same process must have been found at the path before the driver

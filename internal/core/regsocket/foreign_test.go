@@ -62,7 +62,7 @@ func TestAnotherThroughALink(t *testing.T) {
 
 // othersOf is others for a publication.
 func othersOf(t *testing.T, r *Registry, driver string) []foreignSocket {
-	found, _ := r.others(t.Context(), driver, time.Now())
+	found, _ := r.others(t.Context(), driver)
 	return found
 }
 
@@ -173,14 +173,13 @@ func TestAnotherIsNamedAfterARefusal(t *testing.T) {
 }
 
 // A socket that was found at a path is not another registrar's if the path has become ours since.
-// After Close nobody is asked.
 func TestOthersThatBecameOurs(t *testing.T) {
 	w := newWorld(t)
 	r, err := Open(w.root, withRun(w))
 	if err != nil {
 		t.Fatal(err)
 	}
-	sc := serveSidecar(t, w.dir+"/a-reg.sock", registerapi.CSIPlugin, "a")
+	serveSidecar(t, w.dir+"/a-reg.sock", registerapi.CSIPlugin, "a")
 	if n := len(othersOf(t, r, "a")); n != 1 {
 		t.Errorf("%d found", n)
 	}
@@ -190,11 +189,6 @@ func TestOthersThatBecameOurs(t *testing.T) {
 	}
 	if err := errors.Join(s.Close(t.Context(), false), r.Close(t.Context())); err != nil {
 		t.Fatal(err)
-	}
-	forgetSurvey(r)
-	before := r.survey
-	if othersOf(t, r, "b"); r.survey != before || len(sc.asked) != 1 {
-		t.Errorf("asked %d times", len(sc.asked))
 	}
 }
 
@@ -224,24 +218,23 @@ func TestAnotherThatDoesNotListenYet(t *testing.T) {
 	w.published("a")
 }
 
-// The answer of another registrar can come too late for the Check after a refusal. A later Check
-// names it: they go on until all that can answer have.
+// A file system may not answer at the Check after a refusal. A later Check names the other
+// registrar: they go on until all file systems have answered.
 func TestARefusalIsExplainedLate(t *testing.T) {
 	const many = -1
 	for _, c := range []struct {
 		name  string
 		hangs string // whose file system does not answer for a minute
-		slow  string // which socket's process answers after more than surveyWait
+		slow  string // which socket's process takes its time
 		mute  string // which socket's process does not answer
-		hints int
-		asked int // how often z.sock was
+		asked int    // how often z.sock was
 	}{
 		{name: "at once", asked: 1},
 		{name: "the directory hangs", hangs: "/reg", asked: 1},
 		{name: "its socket hangs", hangs: "/reg/z.sock", asked: 1},
 		{name: "a link hangs", hangs: "/reg/link.sock", asked: many},
-		{name: "it is slow", slow: "/reg/z.sock", hints: 1, asked: 1},
-		{name: "another one is mute", mute: "/reg/mute.sock", hints: 1, asked: 1},
+		{name: "it is slow", slow: "/reg/z.sock", asked: 1},
+		{name: "another one is mute", mute: "/reg/mute.sock", asked: 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -264,7 +257,7 @@ func TestARefusalIsExplainedLate(t *testing.T) {
 					case c.mute:
 						<-ctx.Done()
 					case c.slow:
-						time.Sleep(surveyWait + time.Millisecond)
+						time.Sleep(surveyTime - time.Millisecond)
 					}
 					if ctx.Err() != nil {
 						return pluginreg.Info{}, unixsock.Cred{}, ctx.Err()
@@ -300,7 +293,7 @@ func TestARefusalIsExplainedLate(t *testing.T) {
 				if got := s.Look().AlsoServed; !strings.Contains(got, `"/reg/z.sock" by process 7`) {
 					t.Errorf("also served: %q", got)
 				}
-				if again := c.hangs != ""; again != (hinted > 10) || !again && hinted != c.hints || asked != c.asked && !(c.asked == many && asked > 10) || hinted > 60 || asked > 60 {
+				if again := c.hangs != ""; again != (hinted > 3) || !again && hinted > 0 || asked != c.asked && !(c.asked == many && asked > 3) || hinted > 10 || asked > 10 {
 					t.Errorf("%d hints, asked %d times", hinted, asked)
 				}
 			})

@@ -62,7 +62,7 @@ func (s *Socket) write(p *listener) error {
 	toWallClock(rec.times()...)
 	if err := s.r.o.Host.writeJSON(s.r.recordOf(s.name), rec); err != nil {
 		p.unsaved.Store(true)
-		s.checkAgain(againAfter)
+		s.checkAgain()
 		return fmt.Errorf("cannot write the record of %s: %w", s.name, err)
 	}
 	return nil

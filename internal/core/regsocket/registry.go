@@ -87,10 +87,6 @@ type Registry struct {
 	server  Server
 	callers *callers
 
-	ctx     context.Context // until Close
-	stop    func()
-	running sync.WaitGroup
-
 	mu      sync.Mutex
 	sockets map[string]*Socket // by path
 	survey  *survey            // the last one; nil: none
@@ -110,9 +106,8 @@ func Open(rootDir string, o Options) (*Registry, error) {
 		o.Store, o.KeepSockets = noStore{}, false
 	}
 	o.Host = cmp.Or(o.Host, newHost())
-	ctx, stop := context.WithCancel(context.Background()) // until Close
 	r := &Registry{
-		o: o, dir: &directory{host: o.Host, root: rootDir, path: dir}, ctx: ctx, stop: stop,
+		o: o, dir: &directory{host: o.Host, root: rootDir, path: dir},
 		callers: &callers{TransportCredentials: insecure.NewCredentials()},
 		sockets: make(map[string]*Socket),
 	}
@@ -162,10 +157,6 @@ func (r *Registry) socketAt(path string) *Socket {
 func (r *Registry) Close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, closeGrace)
 	defer cancel()
-	r.mu.Lock()
-	r.stop() // no survey begins any more
-	r.mu.Unlock()
-	r.running.Wait()
 	for _, c := range r.callers.list() {
 		if c.begins.Load() { // GracefulStop would wait for its preface
 			c.Close()

@@ -39,6 +39,7 @@ type Socket struct {
 	current   atomic.Pointer[listener]   // published, or about to be; nil: none
 	toAdopt   atomic.Pointer[[]*os.File] // from the store, to be adopted
 	holder    holder                     // of the path; the worker's
+	explained time.Time                  // of the refusal that AlsoServed is for; the worker's
 	closed    atomic.Bool
 	discarded atomic.Bool // closed, and Close keeps nothing
 
@@ -47,8 +48,6 @@ type Socket struct {
 	mu    sync.Mutex    // guards the following and the fields of listeners
 	seen  status.Socket // without the fields that are in current
 	again *time.Timer   // gives a hint; nil: was not needed yet
-
-	explained time.Time // when the refusal came for which AlsoServed is
 }
 
 // Hints implements registrar.Socket.
@@ -114,21 +113,18 @@ func (s *Socket) Check(ctx context.Context) error {
 	})
 }
 
-// How long it takes until what failed is tried again: nothing gives a hint when a file system has
-// space, or is writable, again, or when another registrar answers late.
-const (
-	againAfter   = 10 * time.Second
-	explainAfter = surveyFor + surveyWait // a refusal
-)
+// againAfter is how long it takes until what failed is tried again: nothing gives a hint when a
+// file system has space, or is writable, again.
+const againAfter = 10 * time.Second
 
 // checkAgain gives a hint after a while.
-func (s *Socket) checkAgain(after time.Duration) {
+func (s *Socket) checkAgain() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.again == nil {
-		s.again = time.AfterFunc(after, s.watch.Hint)
+		s.again = time.AfterFunc(againAfter, s.watch.Hint)
 	} else {
-		s.again.Reset(after)
+		s.again.Reset(againAfter)
 	}
 }
 
@@ -141,7 +137,7 @@ func (s *Socket) check() error {
 		_, err := s.r.o.Host.Stat(s.r.dir.path)
 		dirMissing = errors.Is(err, os.ErrNotExist)
 	} else if err != nil {
-		s.checkAgain(againAfter) // the error ends without a hint, and until then nothing is decided
+		s.checkAgain() // the error ends without a hint, and until then nothing is decided
 		return fmt.Errorf("cannot look at the registration socket: %w", err)
 	}
 	s.mu.Lock()
