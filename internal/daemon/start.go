@@ -247,7 +247,7 @@ func (p *parts) close(ctx context.Context) error {
 	defer p.mu.Unlock()
 	errs := []error{p.kubelet.Close()}
 	if p.registry != nil {
-		errs = append(errs, p.registry.Close(ctx))
+		p.registry.Close(ctx)
 	}
 	for _, files := range p.stored {
 		for _, f := range files {

@@ -39,9 +39,10 @@ func left(t *testing.T, names ...string) (*world, *manager) {
 		}
 		k.notify(t, true, "")
 		k.cc.Close()
-		if err := errors.Join(s.Close(t.Context(), false), r.Close(t.Context())); err != nil {
+		if err := s.Close(t.Context(), false); err != nil {
 			t.Fatal(err)
 		}
+		r.Close(t.Context())
 	}
 	return w, m
 }

@@ -169,9 +169,10 @@ func TestAKubeletThatWaitsForItsDriverGoesToTheNextProcess(t *testing.T) {
 	if _, err := k.getInfo(t); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(s.Close(t.Context(), false), r.Close(t.Context())); err != nil {
+	if err := s.Close(t.Context(), false); err != nil {
 		t.Fatal(err)
 	}
+	r.Close(t.Context())
 	next := socket(t, w.open(with(m, true)), "a")
 	if err := next.Adopt(t.Context(), m.pass(t, StorePrefix+"a")); err != nil {
 		t.Fatal(err)

@@ -151,33 +151,14 @@ func (r *Registry) socketAt(path string) *Socket {
 	return r.sockets[path]
 }
 
-// Close ends serving. It answers calls in flight, for at most 2 s or until ctx is done, because a
-// failed Notify deregisters the driver (kubelet v1.36). Clients are told to connect again: to the
-// next process if the listener is in the store. Close the Sockets first.
-func (r *Registry) Close(ctx context.Context) error {
+// Close ends serving. It answers calls in flight, for at most closeGrace or until ctx is done,
+// because a failed Notify deregisters the driver (kubelet v1.36). Clients are told to connect
+// again: to the next process if the listener is in the store. Close the Sockets first.
+func (r *Registry) Close(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, closeGrace)
 	defer cancel()
-	for _, c := range r.callers.list() {
-		if c.begins.Load() { // GracefulStop would wait for its preface
-			c.Close()
-		}
-	}
-	graceful := make(chan struct{})
-	go func() {
-		defer close(graceful)
-		r.server.GracefulStop()
-	}()
-	select {
-	case <-graceful:
-		return nil
-	case <-ctx.Done():
-		for _, c := range r.callers.list() {
-			c.Close()
-		}
-		r.server.Stop()
-		<-graceful
-		return fmt.Errorf("cannot answer all calls of the kubelet in time: %w", context.Cause(ctx))
-	}
+	defer context.AfterFunc(ctx, r.callers.close)()
+	r.server.GracefulStop()
 }
 
 // Host is the part of the operating system that a Registry uses: files, sockets, and the server
@@ -215,7 +196,6 @@ type Server interface {
 	grpc.ServiceRegistrar
 	Serve(net.Listener) error
 	GracefulStop()
-	Stop()
 }
 
 func newHost() *Host {

@@ -66,9 +66,7 @@ func TestCallersOfEachSocket(t *testing.T) {
 	if n := closed(); n != 1 || ofB[0].closed != 1 {
 		t.Errorf("%d are closed by number 65", n)
 	}
-	for _, c := range r.callers.list() {
-		c.Close()
-	}
+	r.callers.close()
 	if n := closed(); n != len(ofA)+len(ofB) || len(r.callers.open) != 0 {
 		t.Errorf("%d are closed, and %d sockets remembered", n, len(r.callers.open))
 	}

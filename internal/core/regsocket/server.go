@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -136,17 +135,10 @@ type caller struct {
 	net.Conn
 	listener *listener
 	peer     unixsock.Cred
-	begins   atomic.Bool // gRPC waits for the HTTP/2 preface
 }
 
 // AuthType implements credentials.AuthInfo.
 func (*caller) AuthType() string { return "SO_PEERCRED" }
-
-// SetDeadline notes whether the handshake goes on: during it gRPC sets a deadline, after it none.
-func (c *caller) SetDeadline(t time.Time) error {
-	c.begins.Store(!t.IsZero())
-	return c.Conn.SetDeadline(t)
-}
 
 // Close may be called more than once: by the server and by callers.accept.
 func (c *caller) Close() error {
@@ -206,11 +198,14 @@ func (cs *callers) remove(c *caller) {
 	}
 }
 
-// list returns all connections.
-func (cs *callers) list() []*caller {
+// close closes all connections.
+func (cs *callers) close() {
 	cs.mu.Lock()
-	defer cs.mu.Unlock()
-	return slices.Concat(slices.Collect(maps.Values(cs.open))...)
+	open := slices.Concat(slices.Collect(maps.Values(cs.open))...)
+	cs.mu.Unlock()
+	for _, c := range open {
+		c.Close()
+	}
 }
 
 // callerOf returns the connection of a call: ServerHandshake made its AuthInfo.

@@ -141,7 +141,7 @@ func (p *process) run(ctx context.Context) {
 	p.follow(ctx)
 	p.work.Wait()
 	agentDone.Wait()
-	_ = p.registry.Close(context.WithoutCancel(ctx))
+	p.registry.Close(context.WithoutCancel(ctx))
 	for _, files := range p.stored {
 		for _, f := range files {
 			f.Close()

@@ -110,4 +110,3 @@ func (s *server) serve(c net.Conn, info credentials.AuthInfo, m *conn) {
 
 // GracefulStop lets calls in flight end; the kubelet's client then connects again.
 func (s *server) GracefulStop() { s.once.Do(func() { close(s.stopped) }) }
-func (s *server) Stop()         { s.GracefulStop() }
