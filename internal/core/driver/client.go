@@ -52,9 +52,10 @@ type Client struct {
 
 	socket, endpoint target
 	lookLimit        time.Duration
-	again            *time.Timer // gives a hint where nothing else does; stopped during an Ask
-	hinted           bool        // Ask received a hint, and gives it again when it returns
-	seen             sighting    // of socket
+	again            *time.Timer     // gives a hint where nothing else does; stopped during an Ask
+	hinted           bool            // Ask received a hint, and gives it again when it returns
+	seen             unixsock.FileID // of socket; zero: nothing is there
+	seenSince        time.Time
 
 	conn       *conn  // kept after an Ask
 	dialed     uint64 // connections so far
@@ -200,7 +201,7 @@ func (c *Client) connect(ctx context.Context, socket unixsock.File) finding {
 		return flood // until the minute is over
 	}
 	t, f := c.dial(ctx, c.socket)
-	if age := time.Since(c.seen.since); f.state == status.Absent && socket.IsSocket() && age < young {
+	if age := time.Since(c.seenSince); f.state == status.Absent && socket.IsSocket() && age < young {
 		c.again.Reset(min(max(age, againFirst), againMost))
 	}
 	if c.conn = t; t != nil {

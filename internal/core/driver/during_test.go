@@ -19,7 +19,6 @@ import (
 
 	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/node/status"
-	"csi-registrar/internal/sys/unixsock"
 	"csi-registrar/internal/sys/worker"
 )
 
@@ -113,34 +112,34 @@ func TestUnavailableIsWhatTheDriverSaid(t *testing.T) {
 	}
 }
 
-func TestSocketThatAppearedIsFreshWhateverTheWallClockSays(t *testing.T) {
-	c := client(t, config.Connection{Name: name, Socket: "/s"}, nil)
-	fresh := func(s sighting) bool { return time.Since(s.since) < young }
-	old := func(n uint64) unixsock.File {
-		return unixsock.File{FileID: unixsock.FileID{Ino: n}, Changed: time.Now().Add(-time.Hour).UnixNano()}
+// A socket that refuses connections is dialed again for a while after it was first seen, whatever
+// its times are.
+func TestSocketIsYoungWhenItAppears(t *testing.T) {
+	_, socket := paths(t)
+	listen(t, socket).Close()
+	old := time.Now().Add(-time.Hour)
+	must(t, os.Chtimes(socket, old, old))
+	c := client(t, config.Connection{Name: name, Socket: socket}, nil)
+	dialsAgain := func() bool {
+		if r := ask(t, c); r.Driver != status.Absent {
+			t.Errorf("%+v", r)
+		}
+		return c.again.Stop()
 	}
-	c.seen.note(old(1))
-	if fresh(c.seen) {
-		t.Error("fresh, though it was there when the daemon started")
+	if c.again.Stop(); !dialsAgain() {
+		t.Error("not dialed again, though it was just seen")
 	}
-	c.seen.note(old(2))
-	if !fresh(c.seen) {
-		t.Error("not fresh, though another was there before")
+	c.seenSince = c.seenSince.Add(-2 * young)
+	if dialsAgain() {
+		t.Error("dialed for ever")
 	}
-	c.seen.since = c.seen.since.Add(-2 * young)
-	c.seen.note(old(2))
-	if fresh(c.seen) {
-		t.Error("fresh for ever")
+	must(t, os.Remove(socket))
+	if dialsAgain() {
+		t.Error("dialed, though nothing is there")
 	}
-	c.seen.note(unixsock.File{})
-	c.seen.note(old(3))
-	if !fresh(c.seen) {
-		t.Error("not fresh, though nothing was there before")
-	}
-	ahead := unixsock.File{FileID: unixsock.FileID{Ino: 4}, Changed: time.Now().Add(time.Hour).UnixNano()}
-	first := sighting{}
-	if first.note(ahead); !fresh(first) || first.since.After(time.Now()) {
-		t.Errorf("made under a clock that was ahead: %+v", first)
+	listen(t, socket).Close()
+	if !dialsAgain() {
+		t.Error("not dialed again, though nothing was there before")
 	}
 }
 

@@ -22,9 +22,10 @@ const (
 	// lookLimit limits what takes microseconds unless a file system hangs.
 	lookLimit = time.Second
 
-	// bind comes before listen, which causes no event: a socket that is younger than young and
-	// refuses connections is dialed again when it is twice as old, at the latest after againMost.
-	young      = time.Minute
+	// bind comes before listen, which causes no event: a socket that was first seen less than young
+	// ago and refuses connections is dialed again when it is twice as old, at the latest after
+	// againMost.
+	young      = 10 * time.Second
 	againFirst = time.Millisecond
 	againMost  = time.Second
 )
@@ -44,8 +45,8 @@ func (c *Client) look(ctx context.Context) (socket, endpoint unixsock.File, f fi
 		return socket, endpoint, finding{status.Absent, err.Error() + ": move the driver's socket"}
 	}
 	s := c.lookAt(ctx, c.socket, false)
-	if s.state != status.Starting {
-		c.seen.note(s.file)
+	if s.state != status.Starting && s.file.FileID != c.seen {
+		c.seen, c.seenSince = s.file.FileID, time.Now()
 	}
 	if !s.ok() || c.cfg.Endpoint == c.cfg.Socket {
 		return s.file, endpoint, s.finding
@@ -118,24 +119,6 @@ func lookOnce(owner trust.SocketOwner, path string, connect bool) (l lookResult)
 func (c *Client) moved(ctx context.Context, t *conn) bool {
 	l := c.lookAt(ctx, t.target, false)
 	return l.state != status.Starting && l.file.FileID != t.file.FileID
-}
-
-// sighting records which socket file is at the path, and since when.
-type sighting struct {
-	file  unixsock.FileID // zero: none
-	since time.Time       // zero: before the first look
-}
-
-// note records the file that is there now. At the first look its age is that of the file. For a
-// file that appears later the monotonic clock counts, because the wall clock can be set in
-// between.
-func (s *sighting) note(file unixsock.File) {
-	now := time.Now()
-	if made := time.Unix(0, file.Changed); s.since.IsZero() && made.Before(now) {
-		*s = sighting{file.FileID, made}
-	} else if s.since.IsZero() || file.FileID != s.file {
-		*s = sighting{file.FileID, now}
-	}
 }
 
 // missing describes the first name on the path that does not exist. With any other error the state
