@@ -22,9 +22,6 @@ const (
 
 	// slowAfter is how long a call may be unanswered before that is reported.
 	slowAfter = time.Second
-
-	// lookPause is the minimum time between two looks because of hints during a call.
-	lookPause = 5 * time.Millisecond
 )
 
 // replaced ends an inquiry when the socket at the path was replaced after the connection was made.
@@ -91,7 +88,6 @@ func call[Q, A any](q *inquiry, t *conn, method string, limit time.Duration, do 
 		done <- err
 	}()
 	slow := time.After(slowAfter)
-	hints, resume := q.hints.Hints(), (<-chan time.Time)(nil)
 	for {
 		select {
 		case err := <-done:
@@ -120,16 +116,13 @@ func call[Q, A any](q *inquiry, t *conn, method string, limit time.Duration, do 
 				r.Driver, r.Reason = status.Starting, fmt.Sprintf("the driver accepts connections but has not answered %s for %s", method, slowAfter)
 				q.progress(r)
 			}
-		case <-hints:
+		case <-q.hints.Hints():
 			q.hinted = true
 			if q.moved(q.ctx, t) || t != q.conn && q.moved(q.ctx, q.conn) {
 				cancel()
 				<-done
 				return nil, replaced
 			}
-			hints, resume = nil, time.After(lookPause)
-		case <-resume:
-			hints, resume = q.hints.Hints(), nil
 		}
 	}
 }
