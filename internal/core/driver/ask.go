@@ -24,9 +24,6 @@ const (
 	slowAfter = time.Second
 )
 
-// replaced ends an inquiry when the socket at the path was replaced after the connection was made.
-var replaced = finding{status.Starting, "the driver's socket was replaced while the driver was asked"}
-
 // inquiry is one round of calls over the client's connection.
 type inquiry struct {
 	*Client
@@ -121,7 +118,7 @@ func call[Q, A any](q *inquiry, t *conn, method string, limit time.Duration, do 
 			if q.moved(q.ctx, t) || t != q.conn && q.moved(q.ctx, q.conn) {
 				cancel()
 				<-done
-				return nil, replaced
+				return nil, interrupted
 			}
 		}
 	}
@@ -150,7 +147,7 @@ func (q *inquiry) checkEndpoint(file unixsock.File) finding {
 	defer t.close()
 	info, f := call(q, t, "GetPluginInfo", q.cfg.Timeout, csi.NewIdentityClient(t.cc).GetPluginInfo)
 	switch {
-	case f == replaced || f == interrupted:
+	case f == interrupted:
 		return f
 	case !f.ok():
 		return finding{status.Starting, fmt.Sprintf("at the endpoint %s, which the kubelet would be told: %s", path, f.reason)}

@@ -27,9 +27,6 @@ const (
 	// each second would fill the queue of a driver that does not accept.
 	maxSilence = time.Minute
 
-	// maxRestarts is how often one Ask starts over because the socket was replaced.
-	maxRestarts = 3
-
 	maxReason = 1000 // characters
 )
 
@@ -104,12 +101,7 @@ func (c *Client) drop() {
 func (c *Client) Ask(ctx context.Context, why Why, progress func(status.Report)) status.Report {
 	c.again.Stop()
 	begun := time.Now()
-	var r status.Report
-	for range 1 + maxRestarts {
-		if r = c.ask(ctx, why, progress); r.Reason != replaced.reason {
-			break
-		}
-	}
+	r := c.ask(ctx, why, progress)
 	r.Reason, r.Server = safetext.Clean(r.Reason, maxReason), c.server
 	if c.hinted {
 		c.hinted = false
@@ -130,12 +122,8 @@ func (f finding) ok() bool { return f == finding{} }
 func (c *Client) ask(ctx context.Context, why Why, progress func(status.Report)) status.Report {
 	socket, endpoint, f := c.look(ctx)
 	same := f.ok() && c.usable(socket) && c.endpointID == endpoint.FileID
-	// An inquiry that was ended by a hint has no answer to repeat.
-	answered := c.last.Connection == c.dialed && !c.last.Silent && c.last.Reason != replaced.reason && c.last.Reason != interrupted.reason
-	if same && why == Hinted && c.last.Driver == status.Starting && answered {
-		r := c.last
-		r.Repeated = true
-		return r
+	if same && why == Hinted && c.last.Driver == status.Starting && c.last.Connection == c.dialed && !c.last.Silent {
+		return status.Report{}
 	}
 	if same && c.last.Driver == status.Ready {
 		switch silent := c.conn.silentSince; {

@@ -30,7 +30,9 @@ const (
 	againMost  = time.Second
 )
 
-var interrupted = finding{status.Starting, "the query was interrupted"}
+// interrupted ends a query without a result: the driver's socket was replaced meanwhile, or nobody
+// waits for it any more.
+var interrupted = finding{reason: "the query was interrupted"}
 
 // target is a path to look at, and the slot for the calls about it.
 type target struct {

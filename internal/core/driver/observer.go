@@ -27,9 +27,10 @@ const (
 type Asker interface {
 	// Ask returns the state of the driver when it is known or ctx is done. It calls progress while
 	// the driver takes long to answer. While the connection is good and the same socket is at the
-	// path, it returns the last report again, without a call: a Ready one, unless Probe is to be
-	// called or a Probe was not answered; and if Hinted any other answer, with Repeated, because
-	// NodeGetInfo may be expensive for the driver. It runs once at a time.
+	// path, it returns a Ready report again, without a call, unless Probe is to be called or a
+	// Probe was not answered. A report without a state is none: the socket was replaced meanwhile,
+	// which gives a hint; or nothing changed since the last answer, if Hinted, because NodeGetInfo
+	// may be expensive for the driver. It runs once at a time.
 	Ask(ctx context.Context, why Why, progress func(status.Report)) status.Report
 	// Hints receives when Ask may return something else. Capacity one: a hint has no payload. Ask
 	// receives from it, too.
@@ -200,7 +201,7 @@ func (o *Observer) ask(ctx context.Context, byHint bool, now time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.view.Asking = false
-	if ctx.Err() == nil && !rep.Repeated { // else what is due stays due
+	if ctx.Err() == nil && rep.Driver != "" { // else what is due stays due
 		o.answered(rep, now, time.Now())
 	}
 	give(o.hints)

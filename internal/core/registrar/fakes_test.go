@@ -84,8 +84,7 @@ func (w *world) Ask(ctx context.Context, why driver.Why, progress func(status.Re
 	case why == driver.Probing:
 		return w.callProbe(ctx)
 	case why == driver.Hinted && rep.Driver == status.Starting && rep.Connection != 0 && !w.hang && reflect.DeepEqual(rep, last):
-		rep.Repeated = true
-		return rep
+		return status.Report{}
 	}
 	return w.ask(ctx, progress)
 }

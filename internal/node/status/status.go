@@ -60,9 +60,9 @@ func (i Identity) Equal(o Identity) bool {
 
 // Report is the result of asking a driver.
 type Report struct {
-	Driver   DriverState
-	Reason   string   // why it is not Ready, for a person who can act on it
-	Identity Identity // complete only when Ready
+	Driver   DriverState // empty: there is no report
+	Reason   string      // why it is not Ready, for a person who can act on it
+	Identity Identity    // complete only when Ready
 	// Replaced: the socket is not the same file as at the previous Ready report, so the driver was
 	// away, however briefly. Meaningful only when Ready.
 	Replaced bool
@@ -71,9 +71,7 @@ type Report struct {
 	// Connection is the number of the connection over which Probe and NodeGetInfo were called,
 	// which may be expensive for the driver; 0: they were not.
 	Connection uint64
-	// Repeated: it is the last report again, and no call was made.
-	Repeated bool
-	Server   Server // who serves the socket, or served it when it was connected to last
+	Server     Server // who serves the socket, or served it when it was connected to last
 }
 
 // View is what is known of a driver.

@@ -128,7 +128,7 @@ func (c *client) Ask(ctx context.Context, why driver.Why, progress func(status.R
 	generation, starting := c.d.generation, c.d.state == "starting"
 	c.d.w.mu.Unlock()
 	if why == driver.Hinted && starting && c.starting == generation {
-		return status.Report{Driver: status.Starting, Repeated: true}
+		return status.Report{}
 	}
 	c.probe = c.probe || why == driver.Probing
 	return c.ask(ctx, progress)
