@@ -166,7 +166,10 @@ func (d *decoder) gotHeaders(dir direction, f *http2.MetaHeadersFrame, at time.T
 				c.limit = timeLimit(h.Value)
 			}
 		case "grpc-message":
-			c.text = unescape(h.Value)
+			c.text = h.Value
+			if text, err := url.PathUnescape(h.Value); err == nil {
+				c.text = text
+			}
 		}
 	}
 	if status := f.PseudoValue("status"); dir == toCaller && status != "" && status[0] != '1' && status != "200" && !c.trailers {
@@ -176,14 +179,6 @@ func (d *decoder) gotHeaders(dir direction, f *http2.MetaHeadersFrame, at time.T
 		d.ended(dir, f.StreamID, at)
 	}
 	return nil
-}
-
-// unescape decodes a grpc-message, which is percent-encoded.
-func unescape(s string) string {
-	if text, err := url.PathUnescape(s); err == nil {
-		return text
-	}
-	return s
 }
 
 // ended is called when one end has sent all.

@@ -16,7 +16,7 @@ import (
 const (
 	maxShown     = 16 << 10 // bytes, about
 	maxElements  = 20       // of a list
-	maxShownText = 1 << 10  // bytes of a string
+	maxShownText = 1 << 10  // bytes of a string, characters of an error
 )
 
 // shownMessage returns the JSON form of a message, with the values of the keys in show.
