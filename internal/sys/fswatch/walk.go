@@ -180,25 +180,17 @@ func (k *walk) follow() {
 			}
 			path = target + "/" + path
 		default: // nothing there, or not a directory: nothing can be below
-			k.end(at)
+			k.ways = append(k.ways, at)
 			if path == "" && k.r.sub.content {
 				k.watch(dir, name, watchMask|contentMask)
 			}
 			return
 		}
 	}
-	k.end(dir)
+	k.ways = append(k.ways, dir)
 	if k.r.sub.content {
 		k.watch(dir, "", watchMask|contentMask)
 	}
-}
-
-// end notes the real path of the walk's end.
-func (k *walk) end(path string) {
-	if path == k.r.path {
-		path = k.r.path // the same memory: there may be thousands of routes
-	}
-	k.ways = append(k.ways, path)
 }
 
 // watch makes the route interested in a name in dir and returns the index of its step: the existing
