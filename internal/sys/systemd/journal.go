@@ -64,8 +64,8 @@ func NewJournalHandler(o JournalOptions) (slog.Handler, error) {
 
 type journalHandler struct {
 	JournalOptions
-	send func(entry []byte) error          // it does not wait
-	with []func(slog.Handler) slog.Handler // the calls of WithAttrs and WithGroup
+	send  func(entry []byte) error // it does not wait
+	attrs []slog.Attr
 }
 
 func (h *journalHandler) Enabled(_ context.Context, level slog.Level) bool {
@@ -76,7 +76,7 @@ func (h *journalHandler) Enabled(_ context.Context, level slog.Level) bool {
 func (h *journalHandler) Handle(ctx context.Context, record slog.Record) error {
 	fields := map[string]string{"SYSLOG_IDENTIFIER": identifier}
 	builtin := 0 // how many of the next attributes are built in: the level and the message
-	collect := func(groups []string, a slog.Attr) slog.Attr {
+	collect := func(_ []string, a slog.Attr) slog.Attr {
 		switch {
 		case builtin > 0:
 			builtin--
@@ -85,16 +85,15 @@ func (h *journalHandler) Handle(ctx context.Context, record slog.Record) error {
 			fields[MessageID] = a.Value.String()
 			return slog.Attr{}
 		}
-		fields[fieldName(strings.Join(append(slices.Clip(groups), a.Key), "_"))] = a.Value.String()
+		fields[fieldName(a.Key)] = a.Value.String()
 		return a
 	}
 	var text strings.Builder
-	handler := h.derive(slog.NewTextHandler(&text, &slog.HandlerOptions{ReplaceAttr: collect}))
+	handler := slog.NewTextHandler(&text, &slog.HandlerOptions{ReplaceAttr: collect}).WithAttrs(h.attrs)
 	builtin = 2
 	attrs := record.Clone()
 	attrs.Time = time.Time{} // it would be the third built-in attribute
-	err := handler.Handle(ctx, attrs)
-	if err != nil {
+	if err := handler.Handle(ctx, attrs); err != nil {
 		return err
 	}
 	message := strings.TrimSpace(record.Message + " " + text.String())
@@ -171,26 +170,14 @@ func RemovedJournal() unixsock.FileID {
 	return file.FileID
 }
 
-func (h *journalHandler) derive(to slog.Handler) slog.Handler {
-	for _, with := range h.with {
-		to = with(to)
-	}
-	return to
-}
-
 func (h *journalHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return h.and(func(to slog.Handler) slog.Handler { return to.WithAttrs(attrs) })
-}
-
-func (h *journalHandler) WithGroup(name string) slog.Handler {
-	return h.and(func(to slog.Handler) slog.Handler { return to.WithGroup(name) })
-}
-
-func (h *journalHandler) and(with func(slog.Handler) slog.Handler) slog.Handler {
 	derived := *h
-	derived.with = append(slices.Clip(h.with), with)
+	derived.attrs = slices.Concat(h.attrs, attrs)
 	return &derived
 }
+
+// WithGroup ignores the group: no entry of this program has one.
+func (h *journalHandler) WithGroup(string) slog.Handler { return h }
 
 // fieldName returns the name of a field for a key: capitals, digits and _, at most 64 characters.
 func fieldName(key string) string {

@@ -81,14 +81,14 @@ func TestJournalHandler(t *testing.T) {
 	log := slog.New(h).With("driver", "nfs.csi.k8s.io")
 	log.Info("registered", "MESSAGE_ID", "0123456789abcdef0123456789abcdef", "took", 120*time.Millisecond)
 	log.Debug("too low")
-	log.WithGroup("kubelet").Warn("refused", "error", `no "x" here`, slog.Group("at", "Node-Id", 7), slog.Group("", "flat", ""))
+	log.Warn("refused", "error", `no "x" here`, "Node-Id", 7, "none", "")
 	log.Error("broken", "a b", "c")
-	log.With("state", "x").WithGroup("").Log(t.Context(), slog.LevelError+4, "worse")
+	log.With("state", "x").WithGroup("ignored").Log(t.Context(), slog.LevelError+4, "worse")
 	want := []entry{
 		{"registered driver=nfs.csi.k8s.io took=120ms", journal.PriInfo,
 			map[string]string{"MESSAGE_ID": "0123456789abcdef0123456789abcdef", "CSI_DRIVER": "nfs.csi.k8s.io", "CSI_TOOK": "120ms"}},
-		{`refused driver=nfs.csi.k8s.io kubelet.error="no \"x\" here" kubelet.at.Node-Id=7 kubelet.flat=""`, journal.PriWarning,
-			map[string]string{"CSI_DRIVER": "nfs.csi.k8s.io", "CSI_KUBELET_ERROR": `no "x" here`, "CSI_KUBELET_AT_NODE_ID": "7", "CSI_KUBELET_FLAT": ""}},
+		{`refused driver=nfs.csi.k8s.io error="no \"x\" here" Node-Id=7 none=""`, journal.PriWarning,
+			map[string]string{"CSI_DRIVER": "nfs.csi.k8s.io", "CSI_ERROR": `no "x" here`, "CSI_NODE_ID": "7", "CSI_NONE": ""}},
 		{`broken driver=nfs.csi.k8s.io "a b"=c`, journal.PriErr, map[string]string{"CSI_DRIVER": "nfs.csi.k8s.io", "CSI_A_B": "c"}},
 		{`worse driver=nfs.csi.k8s.io state=x`, journal.PriErr, map[string]string{"CSI_DRIVER": "nfs.csi.k8s.io", "CSI_STATE": "x"}},
 	}
@@ -121,8 +121,8 @@ func TestJournalFallsBack(t *testing.T) {
 	refused := 0
 	_, h := fakeJournal(t, &out, unix.ECONNREFUSED)
 	h.Refused = func() { refused++ }
-	slog.New(h).With("driver", "d").WithGroup("g").Warn("registered", "k", "v")
-	if want := "<4>registered driver=d g.k=v journal_error=\"connection refused\"\n"; out.String() != want || refused != 1 {
+	slog.New(h).With("driver", "d").Warn("registered", "k", "v")
+	if want := "<4>registered driver=d k=v journal_error=\"connection refused\"\n"; out.String() != want || refused != 1 {
 		t.Errorf("%q, want %q; refused %d times", out.String(), want, refused)
 	}
 }
