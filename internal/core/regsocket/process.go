@@ -16,7 +16,6 @@ import (
 
 	"csi-registrar/internal/node/status"
 	"csi-registrar/internal/sys/process"
-	"csi-registrar/internal/sys/unixsock"
 )
 
 // Process follows the kubelet, which is the process that calls NotifyRegistrationStatus: a pidfd of
@@ -85,45 +84,28 @@ func (p *Process) Adopt() error {
 // confirmed follows the process at the other end of a connection by which the kubelet reported a
 // result.
 func (p *Process) confirmed(c net.Conn) {
-	next, pidfd, err := identify(c.(syscall.Conn))
-	if err != nil {
-		p.log.Debug("the end of the kubelet cannot be noticed", "error", err)
-	}
+	pid, pidfd, err := process.Peer(c.(syscall.Conn))
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	same := pidfd == nil && p.pidfd == nil || pidfd != nil && p.pidfd != nil && next.PID == p.last.PID && !process.HasEnded(p.pidfd)
-	if p.closed || same {
-		if pidfd != nil {
-			_ = pidfd.Close() // a copy that nobody else uses; no error of it matters
-		}
+	if err != nil {
+		p.log.Debug("the end of the kubelet cannot be noticed", "error", err)
+		p.observe(status.Kubelet{})
+		return
+	}
+	if p.closed || p.pidfd != nil && pid == p.last.PID && !process.HasEnded(p.pidfd) {
+		_ = pidfd.Close() // a copy that nobody else uses; no error of it matters
 		return
 	}
 	if !p.last.EndedAt.IsZero() {
-		p.log.Info("another kubelet has reported", "pid", next.PID)
+		p.log.Info("another kubelet has reported", "pid", pid)
 	}
-	before := p.pidfd
-	p.last, p.pidfd = next, pidfd
-	if before != nil {
-		_ = before.Close() // this ends its follow
+	if p.pidfd != nil {
+		_ = p.pidfd.Close() // this ends its follow
 	}
+	p.last, p.pidfd = processRecord{status.Kubelet{PID: pid, ConfirmedAt: time.Now()}, process.StartTime(pid)}, pidfd
 	p.save()
-	if pidfd != nil {
-		p.running.Go(func() { p.follow(pidfd) })
-	}
-	p.observe(next.Kubelet)
-}
-
-// identify returns the peer of a connection; the zero record if it cannot be followed.
-func identify(c syscall.Conn) (processRecord, *os.File, error) {
-	cred, err := unixsock.PeerCred(c)
-	if err != nil {
-		return processRecord{}, nil, err
-	}
-	pidfd, err := process.Peer(c)
-	if err != nil {
-		return processRecord{}, nil, err
-	}
-	return processRecord{status.Kubelet{PID: cred.PID, ConfirmedAt: time.Now()}, process.StartTime(cred.PID)}, pidfd, nil
+	p.running.Go(func() { p.follow(pidfd) })
+	p.observe(p.last.Kubelet)
 }
 
 // follow records the end of the process, unless the pidfd is closed before. A process without one

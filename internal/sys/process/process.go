@@ -15,24 +15,23 @@ import (
 	"csi-registrar/internal/sys/unixsock"
 )
 
-// Peer returns a pidfd of the process that connected an accepted socket. The File is readable
-// once that process has ended (pidfd_open(2)), and can be waited for without a thread.
+// Peer returns the pid and a pidfd of the process that connected an accepted socket. The File is
+// readable once that process has ended (pidfd_open(2)), and can be waited for without a thread.
 //
 // Another process can have the pid if the peer has ended. But the kernel closes the files of a
 // process before it frees the pid, so as long as the connection is open afterwards, it is the peer.
 // Only a peer that passed the connection to another process is not covered. SO_PEERPIDFD needs
 // Linux 6.5.
-func Peer(c syscall.Conn) (*os.File, error) {
+func Peer(c syscall.Conn) (pid int, pidfd *os.File, err error) {
 	cred, err := unixsock.PeerCred(c)
 	if err == nil && cred.PID == 0 {
 		err = errors.New("it is in a pid namespace that is not visible here")
 	}
 	if err != nil {
-		return nil, fmt.Errorf("cannot open a pidfd of the peer: %w", err)
+		return 0, nil, fmt.Errorf("cannot open a pidfd of the peer: %w", err)
 	}
-	pidfd, err := Open(cred.PID)
-	if err != nil {
-		return nil, err
+	if pidfd, err = Open(cred.PID); err != nil {
+		return 0, nil, err
 	}
 	err = unixsock.Control(c, func(fd int) error {
 		state := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
@@ -46,9 +45,9 @@ func Peer(c syscall.Conn) (*os.File, error) {
 		return err
 	})
 	if err != nil {
-		return nil, errors.Join(err, pidfd.Close())
+		return 0, nil, errors.Join(err, pidfd.Close())
 	}
-	return pidfd, nil
+	return cred.PID, pidfd, nil
 }
 
 // Open returns a pidfd of the process with a pid.

@@ -59,7 +59,7 @@ func TestConnectAndWait(t *testing.T) {
 
 func TestPeerPidfdReportsTheEnd(t *testing.T) {
 	conn, stop := connectInChild(t)
-	pidfd, err := Peer(conn)
+	_, pidfd, err := Peer(conn)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +88,7 @@ func TestPeerPidfdReportsTheEnd(t *testing.T) {
 func TestPidfdOfAPeerThatHasEnded(t *testing.T) {
 	conn, stop := connectInChild(t)
 	stop()
-	if f, err := Peer(conn); err == nil {
+	if _, f, err := Peer(conn); err == nil {
 		t.Errorf("%v of a process that has ended", f.Name())
 	}
 	// The pid of a living process, and a connection that its process has closed.
@@ -114,14 +114,14 @@ func TestPidfdOfAPeerThatHasEnded(t *testing.T) {
 	if err := ours.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if f, err := Peer(accepted.(*net.UnixConn)); err == nil {
+	if _, f, err := Peer(accepted.(*net.UnixConn)); err == nil {
 		t.Errorf("%s: the connection is closed, so the process may be another", f.Name())
 	}
 }
 
 func TestAwaitEndOfAClosedPidfd(t *testing.T) {
 	conn, _ := connectInChild(t)
-	pidfd, err := Peer(conn)
+	_, pidfd, err := Peer(conn)
 	if err != nil {
 		t.Fatal(err)
 	}
