@@ -130,9 +130,7 @@ func (p *Process) save() {
 	if p.file == "" {
 		return
 	}
-	rec := p.last
-	toWallClock(&rec.ConfirmedAt, &rec.EndedAt)
-	if err := p.host.writeJSON(p.file, rec); err != nil {
+	if err := p.host.writeJSON(p.file, p.last); err != nil {
 		p.log.Warn("after a restart of csi-registrar the end of the kubelet will not be noticed", "error", fmt.Errorf("cannot write the record: %w", err))
 	}
 }

@@ -59,7 +59,6 @@ func (s *Socket) write(p *listener) error {
 	s.mu.Lock()
 	rec := p.record
 	s.mu.Unlock()
-	toWallClock(rec.times()...)
 	if err := s.r.o.Host.writeJSON(s.r.recordOf(s.name), rec); err != nil {
 		p.unsaved.Store(true)
 		s.checkAgain()
@@ -131,14 +130,6 @@ func toAges(times ...*time.Time) {
 		if !at.IsZero() {
 			*at = now.Add(-max(0, now.Sub(*at)))
 		}
-	}
-}
-
-// toWallClock is the reverse of toAges, before a record is written.
-func toWallClock(times ...*time.Time) {
-	now := time.Now()
-	for _, at := range times {
-		*at = status.ByWallClock(*at, now)
 	}
 }
 

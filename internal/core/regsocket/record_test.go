@@ -10,7 +10,6 @@ import (
 
 	"csi-registrar/internal/node/status"
 	"csi-registrar/internal/sys/process"
-	"csi-registrar/internal/test/fake"
 )
 
 // The times of a record are ages by the monotonic clock, so setting the wall clock changes no
@@ -40,32 +39,12 @@ func TestRecordHasAges(t *testing.T) {
 	}
 }
 
-// The next process learns how long ago everything was, also if the wall clock was set before the
-// record was written.
-func TestRecordAfterTheWallClockWasSet(t *testing.T) {
-	w := newWorld(t)
-	r, s := w.published("a")
-	now := time.Now()
-	p := s.current.Load()
-	s.mu.Lock()
-	p.PublishedAt = fake.WithWallClock(now.Add(-time.Second), time.Hour)
-	p.FirstAcceptedAt = now
-	s.mu.Unlock()
-	if err := s.save(p); err != nil {
-		t.Fatal(err)
-	}
-	rec := recorded(r, "a")
-	if took := rec.FirstAcceptedAt.Sub(rec.PublishedAt); (took - time.Second).Abs() > 100*time.Millisecond {
-		t.Errorf("took %s, want 1s", took)
-	}
-}
-
 // The record of the kubelet is the same.
 func TestRecordOfTheKubeletHasAges(t *testing.T) {
 	dir := t.TempDir()
 	p := NewProcess(slog.New(slog.DiscardHandler), dir, func(status.Kubelet) {})
 	now := time.Now()
-	p.last.Kubelet = status.Kubelet{PID: os.Getpid(), ConfirmedAt: fake.WithWallClock(now.Add(-time.Hour), time.Hour), EndedAt: now.Add(-time.Minute)}
+	p.last.Kubelet = status.Kubelet{PID: os.Getpid(), ConfirmedAt: now.Add(-time.Hour), EndedAt: now.Add(-time.Minute)}
 	p.last.Started = process.StartTime(os.Getpid())
 	p.save()
 	next := NewProcess(p.log, dir, p.observe)
