@@ -103,7 +103,8 @@ func (s *Socket) adopt(ctx context.Context) error {
 // registration, and Check examines it later.
 func (s *Socket) proves(rec record, l Listener) bool {
 	cookie, err := s.r.o.Host.Cookie(l)
-	if err != nil || rec.Cookie != cookie || rec.Ino == 0 || filepath.Base(rec.Path) != rootdir.SocketName(s.name) || !s.mayAnnounce(rec.Announced) {
+	names := filepath.Base(rec.Path) == rootdir.SocketName(s.name) && rec.Announced.Identity.Name == s.name
+	if err != nil || rec.Cookie != cookie || rec.Ino == 0 || !names {
 		return false
 	}
 	at, err := s.r.o.Host.Lstat(rec.Path)

@@ -19,8 +19,8 @@ import (
 // created. Sockets of others are not replaced: a ConflictError names the owner. After an error
 // the old socket is still published, unless it was removed already.
 func (s *Socket) Publish(ctx context.Context, a status.Announcement) error {
-	if !s.mayAnnounce(a) {
-		return fmt.Errorf("cannot publish %s: the announcement names %q with endpoint %q and versions %q", s.name, a.Identity.Name, a.Endpoint, a.Versions)
+	if name := a.Identity.Name; name != s.name {
+		return fmt.Errorf("cannot publish %s: the announcement names %q", s.name, name)
 	}
 	was := s.current.Load()
 	return s.change(ctx, func(ctx context.Context) error {
@@ -35,10 +35,6 @@ func (s *Socket) Publish(ctx context.Context, a status.Announcement) error {
 // Clear implements registrar.Socket.
 func (s *Socket) Clear(ctx context.Context, a status.Announcement) error {
 	return s.change(ctx, func(ctx context.Context) error { return s.clear(ctx, a) })
-}
-
-func (s *Socket) mayAnnounce(a status.Announcement) bool {
-	return a.Identity.Name == s.name && a.Endpoint != "" && len(a.Versions) > 0
 }
 
 func (s *Socket) publish(ctx context.Context, a status.Announcement) error {
