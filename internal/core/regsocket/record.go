@@ -70,9 +70,7 @@ func (s *Socket) write(p *listener) error {
 // saveAgain writes the record if it is not complete.
 func (s *Socket) saveAgain() {
 	if p := s.current.Load(); p != nil && p.unsaved.Load() {
-		if err := s.save(p); err != nil { // the first error was logged as a warning
-			s.log.Debug("the record of the registration is not complete", "error", err)
-		}
+		_ = s.save(p) // the first error was logged as a warning
 	}
 }
 

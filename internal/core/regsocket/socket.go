@@ -75,9 +75,6 @@ func (s *Socket) do(ctx context.Context, limit time.Duration, f func(context.Con
 		if s.closed.Load() { // by Close, or this call was abandoned and Close did not wait for it
 			err = errors.Join(err, s.end(waiting))
 		}
-		if waiting.Err() != nil {
-			s.log.Debug("an abandoned call has returned", "error", err)
-		}
 		return err
 	})
 }
