@@ -95,7 +95,7 @@ func (q *questions) call(ctx context.Context, step Step, expected string, do fun
 		server := q.serverOf(ctx, q.d.Name, q.who)
 		if server.unit != "" {
 			why, undo := q.blame(ctx, server.unit)
-			found, server.revive = found+strings.Replace(why, ": ", "; it logged ", 1), append(undo, server.revive...)
+			found, server.revive = found+server.ended+strings.Replace(why, ": ", "; it logged ", 1), append(undo, server.revive...)
 		}
 		q.finding(q.d.Name, step, id, found, expected, server.restart()...)
 	}

@@ -58,7 +58,9 @@ func (x *diagnosis) running(ctx context.Context) {
 	case err != nil:
 		set, fix := x.dropIns(ctx, serviceUnit)
 		fix = slices.Concat([]Fix{logOf(serviceUnit)}, fix, []Fix{systemctl("restart", serviceUnit)})
-		if few := x.setBy(ctx, serviceUnit, "LimitNOFILE"); few != "" {
+		if x.properties["FreezerState"] == "frozen" {
+			set, fix = "; "+serviceUnit+" is frozen, by systemctl freeze", []Fix{systemctl("thaw", serviceUnit)}
+		} else if few := x.setBy(ctx, serviceUnit, "LimitNOFILE"); few != "" {
 			set, fix = few, override(serviceUnit, "Service", "LimitNOFILE")
 		}
 		x.finding("", "daemon", "daemon-not-answering", "the daemon does not answer: "+safetext.Quote(err.Error())+set, "it answers at once", fix...)

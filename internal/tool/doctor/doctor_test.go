@@ -18,6 +18,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"csi-registrar/internal/core/control"
+	"csi-registrar/internal/node/rootdir"
 	"csi-registrar/internal/node/status"
 )
 
@@ -341,6 +342,10 @@ func TestBrokenNodes(t *testing.T) {
 			breaks: func(t *testing.T, n *node) {
 				n.write("proc/812/status", "Name:\tx\nState:\tT (stopped)\nUid:\t0\t0\t0\t0\n")
 			}},
+		{what: "kubelet's unit frozen", step: "kubelet", id: "kubelet-frozen", found: "is frozen, by systemctl freeze", fix: "systemctl thaw kubelet.service",
+			breaks: func(t *testing.T, n *node) {
+				n.units["kubelet.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "active", "SubState": "running", "FreezerState": "frozen"}
+			}},
 		{what: "rootless kubelet", step: "kubelet", id: "kubelet-rootless", found: "runs as another user than root", fix: "node-driver-registrar", both: "no-kubelet",
 			breaks: func(t *testing.T, n *node) {
 				n.write("proc/812/status", "Name:\tx\nUid:\t1000\t1000\t1000\t1000\n")
@@ -367,18 +372,33 @@ func TestBrokenNodes(t *testing.T) {
 				n.ended(40*time.Second, 60)
 				n.status.Drivers[0].LastGetInfoAt = time.Now()
 			}},
-		{what: "unit with an unknown user", step: "unit", id: "unit-restarting", found: "ends at each start (exit-code, status 217): \"Failed to determine user credentials: No such process\", because of User= in /etc/systemd/system/csi-registrar.service.d/x.conf", fix: "zz-doctor-user.conf",
+		{what: "unit with an unknown user", step: "unit", id: "unit-restarting", found: "ends at each start (exit-code, status 217): \"Failed to determine user credentials: No such process\"; /etc/systemd/system/csi-registrar.service.d/x.conf sets \"User=nobody-there\"",
+			fix: "mv -n /etc/systemd/system/csi-registrar.service.d/x.conf /etc/systemd/system/csi-registrar.service.d/x.conf.off\nsystemctl daemon-reload\nsystemctl restart csi-registrar.service",
 			breaks: func(t *testing.T, n *node) {
 				n.down()
 				const file = "/etc/systemd/system/csi-registrar.service.d/x.conf"
 				n.write(file, "[Service]\nUser=nobody-there\n")
+				n.write(rootdir.DropInFile, "[Service]\nReadWritePaths=/srv\n")
+				n.write("/lib/systemd/system/csi-registrar.service.d/before-kubelet.conf", "[Unit]\nBefore=kubelet.service\n")
 				maps.Copy(n.units[serviceUnit], map[string]string{"ActiveState": "inactive", "NRestarts": "1", "Result": "exit-code", "ExecMainStatus": "217",
-					"DropInPaths": "/usr/none.conf " + file, "journal": "Failed to determine user credentials: No such process"})
+					"DropInPaths": "/usr/none.conf /lib/systemd/system/csi-registrar.service.d/before-kubelet.conf " + rootdir.DropInFile + " " + file, "journal": "Failed to determine user credentials: No such process"})
 			}},
-		{what: "unit with two commands", step: "unit", id: "unit-not-loaded", found: "more than one ExecStart= setting", fix: "zz-doctor-execstart.conf",
+		{what: "unit with two commands", step: "unit", id: "unit-not-loaded", found: "more than one ExecStart= setting", fix: "mv -n /run/systemd/system/csi-registrar.service.d/x.conf ",
 			breaks: func(t *testing.T, n *node) {
 				n.down()
-				maps.Copy(n.units[serviceUnit], map[string]string{"ActiveState": "inactive", "LoadState": "bad-setting", "journal": "Service has more than one ExecStart= setting, which is only allowed for Type=oneshot services. Refusing."})
+				const file = "/run/systemd/system/csi-registrar.service.d/x.conf"
+				n.write(file, "[Service]\nExecStart=/bin/true\n")
+				maps.Copy(n.units[serviceUnit], map[string]string{"ActiveState": "inactive", "LoadState": "bad-setting", "DropInPaths": file,
+					"journal": "Service has more than one ExecStart= setting, which is only allowed for Type=oneshot services. Refusing."})
+			}},
+		{what: "unit replaced", step: "unit", id: "unit-failed", found: "csi-registrar.service has failed (exit-code): \"Failed at step EXEC\"; /etc/systemd/system/csi-registrar.service is in place of the unit of the package",
+			fix: "mv -n /etc/systemd/system/csi-registrar.service /etc/systemd/system/csi-registrar.service.off\nsystemctl daemon-reload\nsystemctl restart csi-registrar.service",
+			breaks: func(t *testing.T, n *node) {
+				n.down()
+				const file = "/etc/systemd/system/csi-registrar.service"
+				n.write(file, "[Service]\nExecStart=/none\n")
+				n.write("/usr/lib/systemd/system/csi-registrar.service", "")
+				maps.Copy(n.units[serviceUnit], map[string]string{"ActiveState": "failed", "Result": "exit-code", "ExecMainStatus": "203", "FragmentPath": file, "journal": "Failed at step EXEC"})
 			}},
 		{what: "unit that ends again and again", step: "unit", id: "unit-restarting", found: "ends at each start (exit-code, status 1): \"no memory\"", fix: "journalctl",
 			breaks: func(t *testing.T, n *node) {

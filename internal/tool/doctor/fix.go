@@ -160,7 +160,6 @@ func writeDropIn(file string, lines ...string) []Fix {
 var shipped = map[string][]string{
 	"FileDescriptorStoreMax": {"FileDescriptorStoreMax=4096", "Environment=CSI_REGISTRAR_FDSTORE=4096"},
 	"WatchdogSec":            {"WatchdogSec=20s"},
-	"User":                   {"User="},
 	"LimitNOFILE":            {"LimitNOFILE=262144"},
 	"ExecStart":              {"ExecStart=", "ExecStart=/usr/bin/csi-registrar run --keep-sockets"},
 	"ListenStream":           {"ListenStream=", "ListenStream=127.0.0.1:9809"},

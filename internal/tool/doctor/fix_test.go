@@ -348,6 +348,12 @@ func TestDaemonThatDoesNotAnswer(t *testing.T) {
 	if !strings.HasSuffix(f.Found, file+` sets "MemoryMax=1M"`) || !strings.HasSuffix(lines(f.Fix), want) {
 		t.Errorf("%+v", f)
 	}
+	n.units[serviceUnit]["FreezerState"] = "frozen"
+	f, _ = finding(n.examine(), "daemon-not-answering")
+	if !strings.HasSuffix(f.Found, "; csi-registrar.service is frozen, by systemctl freeze") || lines(f.Fix) != "systemctl thaw csi-registrar.service" {
+		t.Errorf("frozen: %+v", f)
+	}
+	n.units[serviceUnit]["FreezerState"] = "running"
 	n.write(file, "[Service]\nLimitNOFILE=12\n")
 	f, _ = finding(n.examine(), "daemon-not-answering")
 	if !strings.HasSuffix(f.Found, ", because of LimitNOFILE= in "+file) || !strings.Contains(lines(f.Fix), "\nprintf '%s\\n' '[Service]' LimitNOFILE=262144 > "+
@@ -691,5 +697,10 @@ func TestFaultOfADriverThatRuns(t *testing.T) {
 	if !strings.HasSuffix(f.Found, `; it logged "error: nowhere does not answer"; `+file+` sets "Environment=SERVER=nowhere"`) ||
 		!strings.HasSuffix(lines(f.Fix), "\n# if that is the cause, correct or remove "+file+"\nsystemctl daemon-reload\nsystemctl restart --no-block csi-nfs.service") {
 		t.Errorf("%+v", f)
+	}
+	n.units["csi-nfs.service"]["FreezerState"] = "frozen"
+	f, _ = finding(n.examine(), "driver-not-ready")
+	if !strings.Contains(f.Found, "; csi-nfs.service is frozen, by systemctl freeze") || !strings.HasSuffix(lines(f.Fix), "\nsystemctl thaw csi-nfs.service\nsystemctl restart --no-block csi-nfs.service") {
+		t.Errorf("frozen: %+v", f)
 	}
 }

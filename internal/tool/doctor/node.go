@@ -87,6 +87,8 @@ func (x *diagnosis) kubelets(ctx context.Context) {
 	switch {
 	case again != "":
 		x.finding("", "kubelet", "no-kubelet", again, "it keeps running", slices.Concat([]Fix{logOf(k.unit)}, fix, []Fix{k.restart()})...)
+	case x.show(ctx, k.service(), "FreezerState")["FreezerState"] == "frozen":
+		x.finding("", "kubelet", "kubelet-frozen", k.String()+" is frozen, by systemctl freeze: no volume is mounted or unmounted", "it runs", systemctl("thaw", k.service()))
 	case k.stopped:
 		x.finding("", "kubelet", "kubelet-frozen", k.String()+" is stopped by a signal, SIGSTOP: no volume is mounted or unmounted", "it runs", run("kill", "-CONT", strconv.Itoa(k.pid)))
 	case same >= 0:

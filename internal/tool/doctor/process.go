@@ -3,6 +3,7 @@ package doctor
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -12,7 +13,9 @@ import (
 	"strings"
 	"time"
 
+	"csi-registrar/internal/core/control"
 	"csi-registrar/internal/node/cgroup"
+	"csi-registrar/internal/node/rootdir"
 	"csi-registrar/internal/node/status"
 	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/sys/unixsock"
@@ -137,7 +140,10 @@ func (p process) String() string {
 // administrator's drop-ins set, as the rest of a sentence; empty if it runs or does not exist. The
 // lines of fix are to be run before it is started.
 func (x *diagnosis) lastExit(ctx context.Context, unit string) (text string, fix []Fix) {
-	p := x.show(ctx, unit, "LoadState", "ActiveState", "SubState", "Result", "ExecMainCode", "ExecMainStatus", "ExecMainExitTimestamp", "NRestarts", "UnitFileState")
+	p := x.show(ctx, unit, "LoadState", "ActiveState", "SubState", "Result", "ExecMainCode", "ExecMainStatus", "ExecMainExitTimestamp", "NRestarts", "UnitFileState", "FreezerState")
+	if p["FreezerState"] == "frozen" {
+		return "; " + unit + " is frozen, by systemctl freeze", []Fix{systemctl("thaw", unit)}
+	}
 	if p == nil || p["LoadState"] == "not-found" || p["ActiveState"] == "active" && p["SubState"] == "running" {
 		return "", nil
 	}
@@ -241,11 +247,18 @@ func (x *diagnosis) lastError(ctx context.Context, unit string, p map[string]str
 }
 
 // dropIns returns what the administrator's drop-ins of a unit set, as the rest of a sentence, and
-// how to take that back.
+// how to take that back. A daemon that does not run starts as shipped: its drop-ins, and a copy of
+// its unit, are set aside. Only the drop-in for another root_dir stays.
 func (x *diagnosis) dropIns(ctx context.Context, unit string) (set string, fix []Fix) {
-	for _, file := range strings.Fields(x.show(ctx, unit, "DropInPaths")["DropInPaths"]) {
+	p := x.show(ctx, unit, "FragmentPath", "DropInPaths")
+	aside := unit == serviceUnit && errors.Is(x.daemon.err, control.ErrNotRunning)
+	_, err := x.stat(ctx, filepath.Join("/", x.o.Source.Root, "usr/lib/systemd/system", serviceUnit))
+	if own := p["FragmentPath"]; aside && err == nil && !ofPackage(own) {
+		set, fix = "; "+safetext.Word(own)+" is in place of the unit of the package", []Fix{setAside(own)}
+	}
+	for _, file := range strings.Fields(p["DropInPaths"]) {
 		text, err := look(ctx, x, file, func() ([]byte, error) { return readSome(filepath.Join("/", x.o.Source.Root, file), maxProcFile) })
-		if err != nil || strings.HasPrefix(file, "/usr/lib/") { // of a package
+		if err != nil || ofPackage(file) || aside && file == rootdir.DropInFile {
 			continue
 		}
 		var directives []string
@@ -255,10 +268,20 @@ func (x *diagnosis) dropIns(ctx context.Context, unit string) (set string, fix [
 			}
 		}
 		set += "; " + safetext.Word(file) + " sets " + safetext.Quote(strings.Join(directives, " "))
-		fix = append(fix, note("if that is the cause, correct or remove %s", safetext.ShellWord(file)))
+		if aside {
+			fix = append(fix, setAside(file))
+		} else {
+			fix = append(fix, note("if that is the cause, correct or remove %s", safetext.ShellWord(file)))
+		}
 	}
 	if len(fix) > 0 {
 		fix = append(fix, run("systemctl", "daemon-reload"))
 	}
 	return set, fix
 }
+
+// ofPackage reports whether a unit file is a package's. Debian 12 names those in /usr/lib by /lib.
+func ofPackage(file string) bool { return strings.HasPrefix(strings.TrimPrefix(file, "/usr"), "/lib/") }
+
+// setAside renames a file of a unit, so that systemd does not read it.
+func setAside(file string) Fix { return run("mv", "-n", file, file+".off") }

@@ -89,7 +89,7 @@ var enable = run("systemctl", "enable", "--now", serviceUnit)
 // askUnit asks systemd about the daemon's unit.
 func (x *diagnosis) askUnit(ctx context.Context) {
 	x.properties, x.propertiesErr = x.o.Units.Show(ctx, serviceUnit, "LoadState", "LoadError", "ActiveState", "SubState", "Result", "ExecMainStatus", "UnitFileState", "UpheldBy",
-		"NeedDaemonReload", "FileDescriptorStoreMax", "WatchdogUSec", "ExecStart", "ProtectSystem", "ReadWritePaths", "InaccessiblePaths", "ProtectHome", "PrivateTmp", "NRestarts")
+		"FreezerState", "NeedDaemonReload", "FileDescriptorStoreMax", "WatchdogUSec", "ExecStart", "ProtectSystem", "ReadWritePaths", "InaccessiblePaths", "ProtectHome", "PrivateTmp", "NRestarts")
 }
 
 // awaitUnit gives a daemon that ends by itself, as after a change of root_dir, the time to be
@@ -148,8 +148,8 @@ func (x *diagnosis) unit(ctx context.Context) {
 		why, fix := x.repair(ctx, p["LoadError"])
 		problem("unit-not-loaded", fmt.Sprintf("cannot be loaded (%s)%s", p["LoadState"], why), "systemd understands it", fix...)
 	case state == "failed":
-		problem("unit-failed", "has failed ("+p["Result"]+")", "it runs",
-			logOf(serviceUnit), systemctl("reset-failed", serviceUnit), systemctl("start", serviceUnit))
+		why, fix := x.repair(ctx, "")
+		problem("unit-failed", "has failed ("+p["Result"]+")"+why, "it runs", append([]Fix{systemctl("reset-failed", serviceUnit)}, fix...)...)
 	// Between two starts it is inactive, and NRestarts begins again with a start by another unit.
 	case !x.daemon.runs() && (stopped && p["Result"] != "success" && p["Result"] != "" || p["SubState"] == "auto-restart" || state == "activating" && p["NRestarts"] != "0"):
 		why, fix := x.repair(ctx, "")
@@ -180,30 +180,14 @@ func (x *diagnosis) unit(ctx context.Context) {
 	}
 }
 
-// mistakes are words of the errors of systemd and of the daemon, and the directive that causes
-// them.
-var mistakes = map[string]string{"user credentials": "User", "at step USER": "User", "ExecStart= setting": "ExecStart", "too many open files": "LimitNOFILE"}
-
-// repair returns why the daemon's unit does not start, and the fix. The journal's last error has
-// more than LoadError, and selects a directive that is set as shipped. For others the drop-ins are
-// named.
+// repair returns why the daemon's unit does not start, and the fix: it starts as shipped. The
+// journal's last error has more than LoadError.
 func (x *diagnosis) repair(ctx context.Context, text string) (why string, fix []Fix) {
-	text = cmp.Or(x.lastError(ctx, serviceUnit, x.properties), text)
-	quoted := ""
-	if text != "" {
-		quoted = ": " + safetext.Quote(text)
-	}
-	for _, words := range sortedKeys(mistakes) {
-		directive := mistakes[words]
-		// With few descriptors each error is another one.
-		by := x.setBy(ctx, serviceUnit, directive)
-		if strings.Contains(text, words) || by != "" && directive == "LimitNOFILE" {
-			return quoted + by, override(serviceUnit, "Service", directive)
-		}
+	if text = cmp.Or(x.lastError(ctx, serviceUnit, x.properties), text); text != "" {
+		why = ": " + safetext.Quote(text)
 	}
 	set, fix := x.dropIns(ctx, serviceUnit)
-	text = quoted
-	return text + set, append(append([]Fix{logOf(serviceUnit)}, fix...), systemctl("restart", serviceUnit))
+	return why + set, append(append([]Fix{logOf(serviceUnit)}, fix...), systemctl("restart", serviceUnit))
 }
 
 // setBy returns the drop-ins of a unit that have a directive, as the rest of a sentence.
