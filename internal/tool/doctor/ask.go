@@ -151,8 +151,13 @@ func (q *questions) sameName(ctx context.Context) bool {
 	return false
 }
 
-// rename configures the driver under the name that it reports.
+// rename configures the driver under the name that it reports, or stops a program that took the
+// socket of a unit.
 func (q *questions) rename(ctx context.Context) []Fix {
+	if units := sortedKeys(q.unitsNaming(ctx, q.d.Name)); len(units) == 1 && q.who.pid > 1 && q.who.unit != units[0] {
+		stop := append([]Fix{note("%s has this socket in its files, and another program took it", units[0])}, q.stopRegistrar(ctx, q.who)...)
+		return append(stop, server{unit: units[0]}.start()...)
+	}
 	if csiname.CheckName(q.name) != nil {
 		return append([]Fix{note("no driver can have that name: correct it, or the path of the socket if another program serves it")}, q.serverOf(ctx, q.d.Name, q.who).log()...)
 	}

@@ -372,7 +372,7 @@ func TestBrokenNodes(t *testing.T) {
 				n.ended(40*time.Second, 60)
 				n.status.Drivers[0].LastGetInfoAt = time.Now()
 			}},
-		{what: "unit with an unknown user", step: "unit", id: "unit-restarting", found: "ends at each start (exit-code, status 217): \"Failed to determine user credentials: No such process\"; /etc/systemd/system/csi-registrar.service.d/x.conf sets \"User=nobody-there\"",
+		{what: "unit with an unknown user", step: "unit", id: "unit-restarting", found: "ends at each start (exit-code, status 217): \"Failed to determine user credentials: No such process\"; /etc/systemd/system/csi-registrar.service.d/x.conf:2 sets \"User=nobody-there\"",
 			fix: "mv -n /etc/systemd/system/csi-registrar.service.d/x.conf /etc/systemd/system/csi-registrar.service.d/x.conf.off\nsystemctl daemon-reload\nsystemctl restart csi-registrar.service",
 			breaks: func(t *testing.T, n *node) {
 				n.down()
@@ -384,11 +384,10 @@ func TestBrokenNodes(t *testing.T) {
 					"DropInPaths": "/usr/none.conf /lib/systemd/system/csi-registrar.service.d/before-kubelet.conf " + rootdir.DropInFile + " " + file, "journal": "Failed to determine user credentials: No such process"})
 			}},
 		{what: "unit with two commands", step: "unit", id: "unit-not-loaded", found: "more than one ExecStart= setting", fix: "mv -n /run/systemd/system/csi-registrar.service.d/x.conf ",
-			breaks: func(t *testing.T, n *node) {
-				n.down()
+			breaks: func(t *testing.T, n *node) { // the daemon still runs
 				const file = "/run/systemd/system/csi-registrar.service.d/x.conf"
 				n.write(file, "[Service]\nExecStart=/bin/true\n")
-				maps.Copy(n.units[serviceUnit], map[string]string{"ActiveState": "inactive", "LoadState": "bad-setting", "DropInPaths": file,
+				maps.Copy(n.units[serviceUnit], map[string]string{"LoadState": "bad-setting", "DropInPaths": file,
 					"journal": "Service has more than one ExecStart= setting, which is only allowed for Type=oneshot services. Refusing."})
 			}},
 		{what: "unit replaced", step: "unit", id: "unit-failed", found: "csi-registrar.service has failed (exit-code): \"Failed at step EXEC\"; /etc/systemd/system/csi-registrar.service is in place of the unit of the package",
@@ -426,8 +425,8 @@ func TestBrokenNodes(t *testing.T) {
 				delete(n.units, "containerd.service")
 				n.startKubelet()
 			}},
-		{what: "kubelet that ends again and again", step: "kubelet", id: "no-kubelet", found: `kubelet (pid 812, kubelet.service) runs for 3s, and was restarted 17 times: "unknown flag: --network-plugin"; /etc/systemd/system/kubelet.service.d/f.conf sets "Environment=X"`,
-			fix: "# if that is the cause, correct or remove /etc/systemd/system/kubelet.service.d/f.conf\nsystemctl daemon-reload\nsystemctl restart kubelet.service",
+		{what: "kubelet that ends again and again", step: "kubelet", id: "no-kubelet", found: `kubelet (pid 812, kubelet.service) runs for 3s, and was restarted 17 times: "unknown flag: --network-plugin"; /etc/systemd/system/kubelet.service.d/f.conf:2 sets "Environment=X"`,
+			fix: "# if that is the cause, correct it, or: mv -n /etc/systemd/system/kubelet.service.d/f.conf /etc/systemd/system/kubelet.service.d/f.conf.off\nsystemctl daemon-reload\nsystemctl restart kubelet.service",
 			breaks: func(t *testing.T, n *node) {
 				const file = "/etc/systemd/system/kubelet.service.d/f.conf"
 				n.write(file, "[Service]\nEnvironment=X\n")
@@ -436,7 +435,7 @@ func TestBrokenNodes(t *testing.T) {
 				n.units["kubelet.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "active", "SubState": "running", "NRestarts": "17", "DropInPaths": file, "journal": "unknown flag: --network-plugin"}
 			},
 			manual: func(t *testing.T, n *node) { delete(n.units, "kubelet.service") }},
-		{what: "drop-in that hides the socket", step: "sandbox", id: "driver-socket-hidden", found: "which InaccessiblePaths= hides from the daemon; /etc/systemd/system/csi-registrar.service.d/hide.conf sets", fix: "systemctl daemon-reload\nsystemctl restart csi-registrar.service",
+		{what: "drop-in that hides the socket", step: "sandbox", id: "driver-socket-hidden", found: "which InaccessiblePaths= hides from the daemon; /etc/systemd/system/csi-registrar.service.d/hide.conf:2 sets", fix: "systemctl daemon-reload\nsystemctl restart csi-registrar.service",
 			breaks: func(t *testing.T, n *node) {
 				const file = "/etc/systemd/system/csi-registrar.service.d/hide.conf"
 				n.write(file, "[Service]\nInaccessiblePaths=-"+n.path("csi")+"\n")
@@ -803,7 +802,7 @@ func TestDriverThatEndsAgainAndAgain(t *testing.T) {
 		if found != c.want {
 			t.Errorf("%+v: %+v", c, f)
 		}
-		text := fmt.Sprintf("restarted %s: \"fatal error: x\"; %s sets \"RuntimeMaxSec=5\"", count(c.restarts, "time"), file)
+		text := fmt.Sprintf("restarted %s: \"fatal error: x\"; %s:2 sets \"RuntimeMaxSec=5\"", count(c.restarts, "time"), file)
 		if found && (!strings.HasSuffix(f.Found, text) || !strings.HasSuffix(lines(f.Fix), "systemctl daemon-reload\nsystemctl restart --no-block csi-nfs.service")) {
 			t.Errorf("%+v: %+v", c, f)
 		}

@@ -23,6 +23,7 @@ import (
 	"csi-registrar/internal/node/status"
 	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/test/fake"
+	"csi-registrar/internal/tool/supervise"
 )
 
 // All ids in the code are in kinds, once, and no others. Problems are before warnings, and a cause
@@ -272,9 +273,9 @@ func TestDropInsOfAFailedDriver(t *testing.T) {
 		}
 		return lines(f.Fix)
 	}
-	const undo = "# if that is the cause, correct or remove " + file + "\nsystemctl daemon-reload\n"
+	const undo = "# if that is the cause, correct it, or: mv -n " + file + " " + file + ".off\nsystemctl daemon-reload\n"
 	const restart = "systemctl restart --no-block csi-nfs.service"
-	if fix := found("csi-nfs.service is failed (failed), Result=start-limit-hit; " + file + ` sets "LimitAS=32M Type=notify"`); !strings.Contains(fix, undo+"systemctl reset-failed csi-nfs.service\n"+restart) {
+	if fix := found("csi-nfs.service is failed (failed), Result=start-limit-hit; " + file + `:3 sets "LimitAS=32M Type=notify"`); !strings.Contains(fix, undo+"systemctl reset-failed csi-nfs.service\n"+restart) {
 		t.Errorf("%s", fix)
 	}
 	unit["Result"], unit["ExecMainStatus"], unit["LoadState"], unit["journal"] = "exit-code", "203", "loaded", "csi-nfs.service: Failed at step EXEC spawning /usr/bin/nfs: Exec format error\nFailed to start csi-nfs.service"
@@ -344,8 +345,8 @@ func TestDaemonThatDoesNotAnswer(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = ln.Close() })
 	f, _ := finding(n.examine(), "daemon-not-answering")
-	want := "# if that is the cause, correct or remove " + file + "\nsystemctl daemon-reload\nsystemctl restart csi-registrar.service"
-	if !strings.HasSuffix(f.Found, file+` sets "MemoryMax=1M"`) || !strings.HasSuffix(lines(f.Fix), want) {
+	want := "# if that is the cause, correct it, or: mv -n " + file + " " + file + ".off\nsystemctl daemon-reload\nsystemctl restart csi-registrar.service"
+	if !strings.HasSuffix(f.Found, file+`:2 sets "MemoryMax=1M"`) || !strings.HasSuffix(lines(f.Fix), want) {
 		t.Errorf("%+v", f)
 	}
 	n.units[serviceUnit]["FreezerState"] = "frozen"
@@ -694,13 +695,44 @@ func TestFaultOfADriverThatRuns(t *testing.T) {
 		"journal": "error: nowhere does not answer"}
 	n.driver.set(func(f *fakeDriver) { f.notReady = true })
 	f, _ := finding(n.examine(), "driver-not-ready")
-	if !strings.HasSuffix(f.Found, `; it logged "error: nowhere does not answer"; `+file+` sets "Environment=SERVER=nowhere"`) ||
-		!strings.HasSuffix(lines(f.Fix), "\n# if that is the cause, correct or remove "+file+"\nsystemctl daemon-reload\nsystemctl restart --no-block csi-nfs.service") {
+	if !strings.HasSuffix(f.Found, `; it logged "error: nowhere does not answer"; `+file+`:2 sets "Environment=SERVER=nowhere"`) ||
+		!strings.HasSuffix(lines(f.Fix), "\n# if that is the cause, correct it, or: mv -n "+file+" "+file+".off\nsystemctl daemon-reload\nsystemctl restart --no-block csi-nfs.service") {
 		t.Errorf("%+v", f)
 	}
 	n.units["csi-nfs.service"]["FreezerState"] = "frozen"
 	f, _ = finding(n.examine(), "driver-not-ready")
 	if !strings.Contains(f.Found, "; csi-nfs.service is frozen, by systemctl freeze") || !strings.HasSuffix(lines(f.Fix), "\nsystemctl thaw csi-nfs.service\nsystemctl restart --no-block csi-nfs.service") {
 		t.Errorf("frozen: %+v", f)
+	}
+}
+
+// A program that took the socket of a unit is stopped: the driver of the table is that unit.
+func TestSocketOfAUnitTaken(t *testing.T) {
+	n := newNode(t)
+	n.process(os.Getpid(), "copy", "0::/user.slice/session-1.scope")
+	n.write("/etc/systemd/system/csi-nfs.service", "[Service]\nExecStart=/bin/nfs --endpoint unix://"+n.socket()+"\n")
+	n.units["csi-nfs.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "active", "SubState": "running"}
+	n.driver.set(func(f *fakeDriver) { f.name = "test.csi.example.com" })
+	f, _ := finding(n.examine(), "driver-name-mismatch")
+	want := fmt.Sprintf("# csi-nfs.service has this socket in its files, and another program took it\nkill %d\nsystemctl restart --no-block csi-nfs.service", os.Getpid())
+	if got := lines(f.Fix); strings.TrimSpace(got) != want {
+		t.Errorf("%s\nwant\n%s", got, want)
+	}
+	n.process(os.Getpid(), "nfs", "0::/system.slice/csi-nfs.service")
+	if f, _ := finding(n.examine(), "driver-name-mismatch"); strings.Contains(lines(f.Fix), "kill") {
+		t.Errorf("the unit's own program: %+v", f)
+	}
+}
+
+// The error of a driver comes before that of supervise, which only says that it ended.
+func TestErrorOfADriverUnderSupervise(t *testing.T) {
+	n := newNode(t)
+	n.driver.stop()
+	n.write("/etc/systemd/system/csi-nfs.service", "[Service]\nExecStart=/bin/nfs --endpoint unix://"+n.socket()+"\n")
+	n.units["csi-nfs.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "activating", "SubState": "auto-restart", "Result": "exit-code",
+		"journal": "flag provided but not defined: -attach\nerror: " + n.socket() + ": " + supervise.ErrEnded.Error()}
+	f := n.examine().Findings[0]
+	if !strings.HasSuffix(f.Found, `: "flag provided but not defined: -attach"`) {
+		t.Errorf("%+v", f)
 	}
 }

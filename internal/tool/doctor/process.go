@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,6 +20,7 @@ import (
 	"csi-registrar/internal/node/status"
 	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/sys/unixsock"
+	"csi-registrar/internal/tool/supervise"
 )
 
 // process is a running process, as /proc shows it. A process can choose all values except pid and
@@ -225,7 +227,7 @@ func (x *diagnosis) lastError(ctx context.Context, unit string, p map[string]str
 	// systemd repeats that the unit failed; the reason is in a line before.
 	last := func(ofSystemd bool, args ...string) string {
 		for _, line := range x.o.Units.Journal(ctx, unit, append(args, "--lines=10", "--reverse")...) {
-			if line != "" && !strings.HasPrefix(line, "Failed to start ") && (ofSystemd || !strings.HasPrefix(line, unit+": ")) {
+			if line != "" && !strings.HasPrefix(line, "Failed to start ") && !strings.Contains(line, supervise.ErrEnded.Error()) && (ofSystemd || !strings.HasPrefix(line, unit+": ")) {
 				return line
 			}
 		}
@@ -247,11 +249,11 @@ func (x *diagnosis) lastError(ctx context.Context, unit string, p map[string]str
 }
 
 // dropIns returns what the administrator's drop-ins of a unit set, as the rest of a sentence, and
-// how to take that back. A daemon that does not run starts as shipped: its drop-ins, and a copy of
-// its unit, are set aside. Only the drop-in for another root_dir stays.
+// how to take that back. A daemon that does not run, or cannot be restarted, starts as shipped: its
+// drop-ins, and a copy of its unit, are set aside. Only the drop-in for another root_dir stays.
 func (x *diagnosis) dropIns(ctx context.Context, unit string) (set string, fix []Fix) {
 	p := x.show(ctx, unit, "FragmentPath", "DropInPaths")
-	aside := unit == serviceUnit && errors.Is(x.daemon.err, control.ErrNotRunning)
+	aside := unit == serviceUnit && (errors.Is(x.daemon.err, control.ErrNotRunning) || x.properties["LoadState"] != "loaded")
 	_, err := x.stat(ctx, filepath.Join("/", x.o.Source.Root, "usr/lib/systemd/system", serviceUnit))
 	if own := p["FragmentPath"]; aside && err == nil && !ofPackage(own) {
 		set, fix = "; "+safetext.Word(own)+" is in place of the unit of the package", []Fix{setAside(own)}
@@ -262,16 +264,17 @@ func (x *diagnosis) dropIns(ctx context.Context, unit string) (set string, fix [
 			continue
 		}
 		var directives []string
-		for line := range strings.Lines(string(text)) {
+		first := 0
+		for i, line := range strings.Split(string(text), "\n") {
 			if line = strings.TrimSpace(line); line != "" && !strings.ContainsAny(line[:1], "#;[") {
-				directives = append(directives, line)
+				directives, first = append(directives, line), cmp.Or(first, i+1)
 			}
 		}
-		set += "; " + safetext.Word(file) + " sets " + safetext.Quote(strings.Join(directives, " "))
+		set += fmt.Sprintf("; %s:%d sets %s", safetext.Word(file), first, safetext.Quote(strings.Join(directives, " ")))
 		if aside {
 			fix = append(fix, setAside(file))
 		} else {
-			fix = append(fix, note("if that is the cause, correct or remove %s", safetext.ShellWord(file)))
+			fix = append(fix, note("if that is the cause, correct it, or: %s", setAside(file)))
 		}
 	}
 	if len(fix) > 0 {
