@@ -16,7 +16,10 @@ import (
 	"csi-registrar/internal/sys/safetext"
 )
 
-var reload = run("csi-registrar", "reload")
+var (
+	reload = run("csi-registrar", "reload")
+	giveUp = run("csi-registrar", "reload", "--force") // volumes that are in use
+)
 
 // loadConfig reads the files.
 func (x *diagnosis) loadConfig(ctx context.Context) {

@@ -65,8 +65,12 @@ func (x *diagnosis) running(ctx context.Context) {
 		}
 		x.finding("", "daemon", "daemon-not-answering", "the daemon does not answer: "+safetext.Quote(err.Error())+set, "it answers at once", fix...)
 	case outdated != "":
+		apply := []Fix{reload}
+		if strings.Contains(x.daemon.ConfigError, giveUp.String()) {
+			apply = []Fix{note("the next line gives up these volumes, without it the daemon follows when they are unmounted: drain the node before"), giveUp}
+		}
 		x.finding("", "daemon", "configuration-not-loaded", "the configuration of the daemon differs from the files: "+outdated,
-			"the daemon, which is root without capabilities, has read the files", append(x.open(ctx), reload)...)
+			"the daemon, which is root without capabilities, has read the files", append(x.open(ctx), apply...)...)
 	case x.o.Version != "" && x.daemon.Version != x.o.Version:
 		x.finding("", "daemon", "daemon-outdated", fmt.Sprintf("the daemon is version %s, this program %s", safetext.Word(x.daemon.Version), safetext.Word(x.o.Version)),
 			"the daemon was restarted after the upgrade", systemctl("restart", serviceUnit))

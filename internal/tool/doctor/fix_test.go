@@ -736,3 +736,26 @@ func TestErrorOfADriverUnderSupervise(t *testing.T) {
 		t.Errorf("%+v", f)
 	}
 }
+
+// A kubelet that was moved while volumes are in use below its earlier root directory: whoever moves
+// csi-registrar with it gives these volumes up, and reload alone does nothing.
+func TestKubeletMovedWithVolumes(t *testing.T) {
+	n := newNode(t)
+	n.volume(volumeOfPod, volData, time.Hour)
+	const file = "/etc/systemd/system/kubelet.service.d/root.conf"
+	n.write(file, "[Service]\nEnvironment=X=--root-dir=/data\n")
+	n.units["kubelet.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "active", "SubState": "running", "DropInPaths": file}
+	n.rootDir = n.path("data")
+	n.startKubelet()
+	f, _ := finding(n.examine(), "root-dir-mismatch")
+	if got := lines(f.Fix); !strings.Contains(f.Found, "; 1 volume in use, ") || !strings.HasSuffix(f.Found, file+`:2 sets "Environment=X=--root-dir=/data"`) ||
+		!strings.HasPrefix(got, "# if that is the cause, correct it, or: mv -n "+file) || !strings.HasSuffix(got, "\ncsi-registrar reload --force") {
+		t.Errorf("%s\n%s", f.Found, got)
+	}
+	n = newNode(t)
+	n.status.ConfigError = "x.toml:2: kubelet.root_dir: nfs has 4 volumes in use there (or by csi-registrar reload --force)"
+	f, _ = finding(n.examine(), "configuration-not-loaded")
+	if got := lines(f.Fix); !strings.HasPrefix(got, "# the next line gives up these volumes") || !strings.HasSuffix(got, "\ncsi-registrar reload --force") {
+		t.Error(got)
+	}
+}

@@ -96,9 +96,15 @@ func (x *diagnosis) kubelets(ctx context.Context) {
 	case k.rootDir == "":
 		x.checked("", "kubelet", Skipped, "%s: its root directory is not known: %v", k.process, k.unknown)
 	default:
-		x.finding("", "kubelet", "root-dir-mismatch", fmt.Sprintf("%s has the root directory %s, but csi-registrar publishes below %s (%s)", k.process,
-			safetext.Word(k.rootDir), safetext.Word(ours), x.config.Origin("kubelet.root_dir")),
-			"root_dir = "+safetext.Quote(k.rootDir)+" under [kubelet]", x.setRootDir(k.rootDir)...)
+		found, fix := "", x.setRootDir(k.rootDir)
+		if stuck := x.stuckVolumes(); stuck != "" { // the kubelet was moved
+			set, undo := x.dropIns(ctx, k.unit)
+			found = stuck + set
+			fix = slices.Concat(undo, []Fix{note("if it was moved on purpose, the next lines move csi-registrar with it and give up these volumes: drain the node before")}, fix, []Fix{giveUp})
+		}
+		x.finding("", "kubelet", "root-dir-mismatch", fmt.Sprintf("%s has the root directory %s, but csi-registrar publishes below %s (%s)%s", k.process,
+			safetext.Word(k.rootDir), safetext.Word(ours), x.config.Origin("kubelet.root_dir"), found),
+			"root_dir = "+safetext.Quote(k.rootDir)+" under [kubelet]", fix...)
 	}
 }
 
