@@ -732,7 +732,7 @@ func TestErrorOfADriverUnderSupervise(t *testing.T) {
 	n.units["csi-nfs.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "activating", "SubState": "auto-restart", "Result": "exit-code",
 		"journal": "flag provided but not defined: -attach\nerror: " + n.socket() + ": " + supervise.ErrEnded.Error()}
 	f := n.examine().Findings[0]
-	if !strings.HasSuffix(f.Found, `: "flag provided but not defined: -attach"`) {
+	if !strings.HasSuffix(f.Found, `: "flag provided but not defined: -attach"`) || !strings.Contains(lines(f.Fix), "# first correct what the last error of csi-nfs.service names\nsystemctl restart") {
 		t.Errorf("%+v", f)
 	}
 }

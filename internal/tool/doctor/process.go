@@ -174,6 +174,9 @@ func (x *diagnosis) lastExit(ctx context.Context, unit string) (text string, fix
 		set, undo := x.dropIns(ctx, unit)
 		text, fix = text+set, undo
 	}
+	if why != "" && fix == nil {
+		fix = []Fix{note("first correct what the last error of %s names", unit)}
+	}
 	switch {
 	case p["UnitFileState"] == "masked-runtime":
 		fix = append(fix, run("systemctl", "unmask", "--runtime", unit))
