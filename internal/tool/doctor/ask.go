@@ -83,10 +83,10 @@ func (q *questions) call(ctx context.Context, step Step, expected string, do fun
 	if step == "NodeGetInfo" {
 		limit = q.o.NodeInfoTimeout
 	}
-	ctx, cancel := context.WithTimeout(ctx, limit)
+	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	start := time.Now()
-	seen, err := do(ctx)
+	seen, err := do(limited)
 	took := time.Since(start)
 	if err == nil {
 		q.checked(q.d.Name, step, OK, "%s", seen)

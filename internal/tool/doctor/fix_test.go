@@ -299,6 +299,11 @@ func TestDropInsOfAFailedDriver(t *testing.T) {
 	found("csi-nfs.service runs (process 4711): its socket was removed")
 	n.write("proc/self/mountinfo", "21 1 8:1 / / rw - ext4 /dev/sda1 rw\n22 21 0:40 / "+n.path("csi")+" rw - tmpfs tmpfs rw\n")
 	found("its socket was removed, or is covered by what is mounted at " + n.path("csi") + ", type tmpfs")
+	n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", fmt.Sprintf("[driver.%q]\nsocket = %q\n", name, n.path("kubelet/plugins/x/csi.sock")))
+	n.write("/etc/systemd/system/csi-nfs.service", "[Service]\nExecStart=/bin/nfs --endpoint unix://"+n.path("kubelet/plugins/x/csi.sock")+"\n")
+	n.restartDaemon()
+	n.mounted("plugins")
+	found("its socket was removed, or is covered by what is mounted at " + n.path("kubelet/plugins") + ", type nfs")
 }
 
 // The daemon cannot make root use a unit, a pod or a path that has nothing to do with the driver.
@@ -703,6 +708,10 @@ func TestFaultOfADriverThatRuns(t *testing.T) {
 	f, _ = finding(n.examine(), "driver-not-ready")
 	if !strings.Contains(f.Found, "; csi-nfs.service is frozen, by systemctl freeze") || !strings.HasSuffix(lines(f.Fix), "\nsystemctl thaw csi-nfs.service\nsystemctl restart --no-block csi-nfs.service") {
 		t.Errorf("frozen: %+v", f)
+	}
+	n.driver.set(func(f *fakeDriver) { f.notReady, f.hang = false, "NodeGetInfo" })
+	if f, _ = finding(n.examine(), "driver-not-answering"); !strings.Contains(f.Found, "; csi-nfs.service is frozen, by systemctl freeze") {
+		t.Errorf("frozen, and it does not answer: %+v", f)
 	}
 }
 

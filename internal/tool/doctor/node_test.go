@@ -63,7 +63,10 @@ func (o once) Close()                 {}
 
 type units map[string]map[string]string
 
-func (u units) Show(_ context.Context, unit string, properties ...string) (map[string]string, error) {
+func (u units) Show(ctx context.Context, unit string, properties ...string) (map[string]string, error) {
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
 	p, ok := u[unit]
 	if !ok {
 		p = map[string]string{"LoadState": "not-found", "ActiveState": "inactive"}

@@ -14,6 +14,7 @@ import (
 
 	"csi-registrar/internal/core/driver"
 	"csi-registrar/internal/node/config"
+	"csi-registrar/internal/node/rootdir"
 	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/sys/unixsock"
 )
@@ -187,7 +188,7 @@ func (x *diagnosis) missing(ctx context.Context, d config.Driver, found string, 
 		ports := x.tcpPorts(ctx, pid)
 		if dir := path.Dir(d.Socket); last.ended == "" && pid > 0 && len(ports) == 0 {
 			found += fmt.Sprintf("; %s runs (process %d): its socket was removed", last.unit, pid)
-			if m := x.mountOf(ctx, dir); m.Point == dir {
+			if m := x.mountOf(ctx, dir); rootdir.Within(m.Point, path.Join(x.config.Config.Kubelet.RootDir, "plugins")) || m.Point == dir {
 				found += ", or is covered by what is mounted at " + safetext.Word(m.Point) + ", type " + safetext.Word(m.Type)
 			}
 		}
