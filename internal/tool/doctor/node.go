@@ -233,19 +233,21 @@ func (x *diagnosis) space(ctx context.Context, dir string) {
 		}
 		if err == nil && lacks != "" {
 			point := cmp.Or(x.mountOf(ctx, d).Point, "/")
-			x.finding("", "file system", "file-system-full", fmt.Sprintf("the file system of %s has no %s left: no registration socket can be created%s", safetext.Word(d), lacks, x.largest(ctx, point)),
-				"space and inodes are free", run("df", "-h", d), run("df", "-i", d), run("du", "-xah", "-t", "1M", point), note("remove files that are not needed from that file system"))
+			x.finding("", "file system", "file-system-full", fmt.Sprintf("the file system of %s has no %s left: no registration socket can be created%s", safetext.Word(d), lacks, x.largest(ctx, point, lacks)),
+				"space and inodes are free", run("df", "-h", d), run("df", "-i", d), run("du", "-xah", "-t", "1M", point), run("du", "-x", "--inodes", "-t", "100", point), note("remove files that are not needed from that file system"))
 			return
 		}
 	}
 	x.checked("", "file system", OK, "writable, with space and inodes left")
 }
 
-// largest names the largest of the first files on a file system, as the rest of a sentence; empty
-// if there is none, or the file system does not answer.
-func (x *diagnosis) largest(ctx context.Context, point string) string {
+// largest names the largest of the first files on a file system that lacks space, or the directory
+// with most of them if it lacks inodes, as the rest of a sentence; empty if there is none, or the
+// file system does not answer.
+func (x *diagnosis) largest(ctx context.Context, point, lacks string) string {
 	var name string
 	var size int64
+	entries := map[string]int{}
 	err := x.check(ctx, point, func() error {
 		var top, at unix.Stat_t
 		files := 0
@@ -263,10 +265,17 @@ func (x *diagnosis) largest(ctx context.Context, point string) string {
 			case at.Dev == top.Dev && e.Type().IsRegular() && at.Blocks*512 > size:
 				name, size = file, at.Blocks*512
 			}
+			entries[path.Dir(file)]++
 			return nil
 		})
 	})
-	if err != nil || name == "" {
+	switch dirs := sortedKeys(entries); {
+	case err != nil || len(dirs) == 0:
+		return ""
+	case lacks == "inodes":
+		most := slices.MaxFunc(dirs, func(a, b string) int { return cmp.Compare(entries[a], entries[b]) })
+		return fmt.Sprintf("; most of them are in %s (%s)", safetext.Word(most), count(entries[most], "file"))
+	case name == "":
 		return ""
 	}
 	return fmt.Sprintf("; its largest file is %s (%d KiB)", safetext.Word(name), size>>10)
