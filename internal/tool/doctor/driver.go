@@ -174,12 +174,17 @@ func (x *diagnosis) topologyRefusal(ctx context.Context, d config.Driver, st sta
 				note("change the topology of one of the two drivers in its configuration, then run"), reregister(d)}
 	}
 	return "the labels of the Node agree with the topology of the driver: the kubelet refuses another value while the old label is there",
-		x.relabel(d, keys, x.serverOf(ctx, d.Name, process{}).restart())
+		x.relabel(ctx, d, keys, x.serverOf(ctx, d.Name, process{}))
 }
 
-// relabel removes the labels of topology keys from the Node, and registers the driver again.
-func (x *diagnosis) relabel(d config.Driver, keys []string, restart []Fix) []Fix {
-	fix := append([]Fix{note("if the new topology is wrong, as after a change of the host name: correct the configuration of the driver, then")}, restart...)
+// relabel corrects the driver, or removes the labels of topology keys from the Node and registers
+// it again.
+func (x *diagnosis) relabel(ctx context.Context, d config.Driver, keys []string, s server) []Fix {
+	edit := "correct the configuration of the driver"
+	if at := x.placeInUnit(ctx, s.unit, "%H"); at != "" { // the host name
+		edit = "in " + at + " write the earlier name in place of %H, run systemctl daemon-reload"
+	}
+	fix := append([]Fix{note("if the new topology is wrong, as after a change of the host name: %s, then", edit)}, s.restart()...)
 	fix = append(fix, note("if it is right: remove the label where kubectl works"))
 	f := run("kubectl", "label", "node", x.nodeName())
 	for _, k := range keys {

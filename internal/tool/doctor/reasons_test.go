@@ -95,6 +95,20 @@ func TestReasonsOfStatus(t *testing.T) {
 	}
 }
 
+// A driver whose unit takes the host name for its node id: where that is written.
+func TestTopologyFromTheHostName(t *testing.T) {
+	n := newNode(t)
+	const file = "/etc/systemd/system/csi-nfs.service"
+	n.write(file, "[Service]\nEnvironment=NODE_ID=%H\nExecStart=/usr/bin/nfs unix://"+n.socket()+"\n")
+	n.units["csi-nfs.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "active", "SubState": "running", "FragmentPath": file}
+	n.status.Drivers[0].Topology = map[string]string{"topology.example.com/zone": "b"}
+	n.status.Drivers[0].RefusedChange = "the driver's topology changed"
+	f, _ := finding(n.examine(), "topology-changed")
+	if !strings.Contains(lines(f.Fix), "as after a change of the host name: in "+file+":2 write the earlier name in place of %H, run systemctl daemon-reload, then\n") {
+		t.Error(lines(f.Fix))
+	}
+}
+
 func TestStoppedDaemonWithVolumesInUse(t *testing.T) {
 	n := newNode(t)
 	n.volume(volumeOfPod, volData, 0)

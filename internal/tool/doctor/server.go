@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io/fs"
@@ -209,16 +210,27 @@ func (x *diagnosis) correctEndpoint(ctx context.Context, d config.Driver, unit s
 			given = arg[at:]
 		}
 	}
-	file, p := "its unit", x.show(ctx, unit, "FragmentPath", "DropInPaths")
-	// The last one counts.
-	for _, f := range strings.Fields(p["FragmentPath"] + " " + p["DropInPaths"]) {
-		text, err := look(ctx, x, f, func() ([]byte, error) { return readSome(filepath.Join("/", x.o.Source.Root, f), maxProcFile) })
-		if err == nil && strings.Contains(string(text), given) {
-			file = safetext.ShellWord(f)
+	place := cmp.Or(x.placeInUnit(ctx, unit, given), "its unit")
+	return []Fix{note("in %s write unix://%s in place of %s, then run the next lines", place, safetext.ShellWord(d.Socket), safetext.ShellWord(given)),
+		run("systemctl", "daemon-reload")}
+}
+
+// placeInUnit returns the last line of a unit's files that has a text, as FILE:LINE; the last one
+// counts. It is empty if there is none.
+func (x *diagnosis) placeInUnit(ctx context.Context, unit, text string) (place string) {
+	if unit == "" {
+		return ""
+	}
+	p := x.show(ctx, unit, "FragmentPath", "DropInPaths")
+	for _, file := range strings.Fields(p["FragmentPath"] + " " + p["DropInPaths"]) {
+		data, _ := look(ctx, x, file, func() ([]byte, error) { return readSome(filepath.Join("/", x.o.Source.Root, file), maxProcFile) })
+		for i, line := range strings.Split(string(data), "\n") {
+			if strings.Contains(line, text) {
+				place = fmt.Sprintf("%s:%d", safetext.ShellWord(file), i+1)
+			}
 		}
 	}
-	return []Fix{note("in %s write unix://%s in place of %s, then run the next lines", file, safetext.ShellWord(d.Socket), safetext.ShellWord(given)),
-		run("systemctl", "daemon-reload")}
+	return place
 }
 
 // nearby returns a trusted socket near the configured one, or where drivers usually listen, at

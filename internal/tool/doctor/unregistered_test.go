@@ -151,7 +151,7 @@ func TestTCPPorts(t *testing.T) {
 	if !strings.Contains(f.Found, "its process 4711 listens on TCP port 9809: a driver's flag --endpoint must name a Unix socket") {
 		t.Errorf("%+v", f)
 	}
-	want := "# in " + dropIn + " write unix://" + n.socket() + " in place of tcp://127.0.0.1:9809, then run the next lines\n" +
+	want := "# in " + dropIn + ":3 write unix://" + n.socket() + " in place of tcp://127.0.0.1:9809, then run the next lines\n" +
 		"systemctl daemon-reload\nsystemctl restart --no-block csi-nfs.service"
 	if got := lines(f.Fix); got != want {
 		t.Errorf("%s\nwant\n%s", got, want)
