@@ -19,6 +19,8 @@ import (
 	"google.golang.org/grpc/encoding/gzip"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+
+	"csi-registrar/internal/sys/safetext"
 )
 
 func TestACallAsItIsRecorded(t *testing.T) {
@@ -424,19 +426,26 @@ func TestALongCallIsShownWhileItRuns(t *testing.T) {
 	}
 }
 
-// For any input, the decoder ends, keeps nothing, and its record is JSON.
+// For any input, the decoder ends, keeps nothing, and its record is JSON, with error texts that are
+// escaped.
 func FuzzDecode(f *testing.F) {
 	ask, answer := exchangeOn(f)
 	f.Add(ask, answer, uint16(7))
 	f.Add(ask[:len(ask)-20], answer[:len(answer)/2], uint16(1000))
 	f.Add([]byte(http2.ClientPreface), []byte{}, uint16(1))
+	failed := newWire("")
+	failed.headers(f, 1, true, ":status", "200", "grpc-status", "13", "grpc-message", "%1b%ff")
+	f.Add(ask, failed.Bytes(), uint16(1000))
 	f.Add([]byte("GET / HTTP/1.1\r\n\r\n"), []byte("HTTP/1.1 400 Bad Request\r\n\r\n"), uint16(100))
 	f.Fuzz(func(t *testing.T, ask, answer []byte, size uint16) {
-		rec := NewRecorder(nil)
+		rec := NewRecorder([]string{ErrorText})
 		decodeInPieces(rec, 1+int(size), ask, answer)
 		for c := range rec.Calls() {
 			if b, err := json.Marshal(c); err != nil || !json.Valid(b) {
 				t.Errorf("%+v: %v", c, err)
+			}
+			if c.Error != safetext.Clean(c.Error, maxShownText) {
+				t.Errorf("an error text that is not escaped: %q", c.Error)
 			}
 			if row := NewTable(80).Row(c); len([]rune(row)) > 80 {
 				t.Errorf("over 80 columns: %s", row)
