@@ -433,7 +433,7 @@ func FuzzDecode(f *testing.F) {
 	f.Add(ask, answer, uint16(7))
 	f.Add(ask[:len(ask)-20], answer[:len(answer)/2], uint16(1000))
 	f.Add([]byte(http2.ClientPreface), []byte{}, uint16(1))
-	failed := newWire("")
+	failed := newWire(string(answer[:15])) // its SETTINGS
 	failed.headers(f, 1, true, ":status", "200", "grpc-status", "13", "grpc-message", "%1b%ff")
 	f.Add(ask, failed.Bytes(), uint16(1000))
 	f.Add([]byte("GET / HTTP/1.1\r\n\r\n"), []byte("HTTP/1.1 400 Bad Request\r\n\r\n"), uint16(100))
