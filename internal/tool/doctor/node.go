@@ -150,19 +150,17 @@ func (x *diagnosis) directory(ctx context.Context) {
 		x.finding("", "plugins_registry", "plugins-registry-unreadable", fmt.Sprintf("%s cannot be examined: %v%s", shown, err, where), "a directory on a file system that answers", fix...)
 	case !at.IsDir():
 		x.finding("", "plugins_registry", "plugins-registry-not-directory", shown+" is "+at.Kind(), "a directory", append(x.remove(ctx, dir, at), x.kubelet.restart())...)
-	case at.Mode&0o022 != 0:
-		fix := note("make %s and all directories on its path writable for root only, then set the mode of %s to 0750", safetext.ShellWord(dir), safetext.ShellWord(dir))
-		if e, ok := errors.AsType[*trust.Error](x.trusted(ctx, dir)); ok && e.Command.Name == "chmod" && x.sameFile(ctx, e.Path, dir) {
-			fix = run("chmod", "0750", e.Path)
-		}
-		x.finding("", "plugins_registry", "plugins-registry-writable",
-			fmt.Sprintf("other users than root may write to %s (mode %04o): they could register any driver", shown, at.Mode&0o777),
-			"mode 0750", fix)
-		x.space(ctx, dir)
 	default:
-		if err := x.trusted(ctx, dir); err != nil {
+		err := x.trusted(ctx, dir)
+		e, known := errors.AsType[*trust.Error](err)
+		switch {
+		case known && e.Command.Name == "chmod" && x.sameFile(ctx, e.Path, dir):
+			x.finding("", "plugins_registry", "plugins-registry-writable",
+				fmt.Sprintf("other users than root may write to %s (mode %04o): they could register any driver", shown, at.Mode&0o777),
+				"mode 0750", run("chmod", "0750", e.Path))
+		case err != nil:
 			x.replaceable(dir, err)
-		} else {
+		default:
 			x.checked("", "plugins_registry", OK, "%s", shown)
 		}
 		x.space(ctx, dir)
