@@ -653,9 +653,20 @@ func TestPodsThatWait(t *testing.T) {
 			t.Errorf("%s: %+v, want %q", what, r.Findings, c.want)
 		}
 		if log := lines(f.Fix); ok && (!strings.HasPrefix(log, "journalctl --no-pager -u kubelet.service ") || !strings.Contains(log, "\njournalctl --no-pager -u csi-nfs.service ") ||
-			!strings.HasSuffix(log, " see trace.md: csi-registrar trace --listen "+n.path("csi/trace.sock")+" --connect "+n.socket())) {
+			!strings.HasSuffix(log, " see trace.md: csi-registrar trace --listen "+n.path("csi/trace.sock")+" --connect "+n.socket()+
+				"\n# if the driver hangs, and volumes that are mounted survive its restart: systemctl restart --no-block csi-nfs.service")) {
 			t.Errorf("%s: %s", what, log)
 		}
+	}
+	n := newNode(t)
+	n.process(os.Getpid(), "nfs", "0::/system.slice/csi-nfs.service")
+	const file = "/etc/systemd/system/csi-nfs.service.d/server.conf"
+	n.write(file, "[Service]\nEnvironment=SERVER=nowhere\n")
+	n.units["csi-nfs.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "active", "SubState": "running", "DropInPaths": file, "journal": "error: nowhere does not answer"}
+	n.volume(volumeOfPod, volData, 2*time.Minute)
+	if f, _ := finding(n.examine(), "pods-waiting"); !strings.HasSuffix(f.Found, `; the driver logged "error: nowhere does not answer"; `+file+`:2 sets "Environment=SERVER=nowhere"`) ||
+		!strings.Contains(lines(f.Fix), "\n# if that is the cause, correct it, or: mv -n "+file) {
+		t.Errorf("%+v", f)
 	}
 }
 

@@ -62,11 +62,13 @@ func (x *diagnosis) mounts(ctx context.Context, d config.Driver, who process) {
 		}
 	}
 	if slices.Sort(pods); len(pods) > 0 {
-		set := ""
+		set, fix := "", x.logs(d, who)
 		if strings.HasSuffix(who.unit, ".service") {
-			set, _ = x.dropIns(ctx, who.unit)
+			why, undo := x.blame(ctx, who.unit)
+			set, fix = strings.Replace(why, ": ", "; the driver logged ", 1), append(append(fix, undo...),
+				note("if the driver hangs, and volumes that are mounted survive its restart: systemctl restart --no-block %s", who.unit))
 		}
-		x.finding(d.Name, "volumes", "pods-waiting", "pods wait for a volume: "+some(pods)+set, "it is mounted within a minute", x.logs(d, who)...)
+		x.finding(d.Name, "volumes", "pods-waiting", "pods wait for a volume: "+some(pods)+set, "it is mounted within a minute", fix...)
 	}
 }
 
