@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -89,58 +90,43 @@ const (
 	limitInterval = time.Minute
 )
 
-// limitDrivers limits the entries with the attribute "driver", separately for each driver, from
-// level info on. An entry after which others are left out has the attribute "limited".
+// limitDrivers limits the entries of each logger with the attribute "driver", of which the agent
+// makes one for each driver, from level info on. An entry after which others are left out has the
+// attribute "limited".
 func limitDrivers(log *slog.Logger) *slog.Logger {
-	return slog.New(&limitHandler{Handler: log.Handler(), limits: &limits{by: map[string]*rate.Bucket{}}})
-}
-
-// limits has a bucket for each driver that was ever configured.
-type limits struct {
-	mu sync.Mutex
-	by map[string]*rate.Bucket
-}
-
-// allow counts an entry of the driver, reports whether it is logged, and returns when the next one
-// would be.
-func (l *limits) allow(driver string, now time.Time) (ok bool, next time.Time) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	b := l.by[driver]
-	if b == nil {
-		b = &rate.Bucket{Burst: limitBurst, Interval: limitInterval}
-		l.by[driver] = b
-	}
-	ok = b.Allow(now)
-	return ok, b.Next(now)
+	return slog.New(&limitHandler{Handler: log.Handler()})
 }
 
 type limitHandler struct {
 	slog.Handler
-	limits *limits
-	driver string // empty while there is none
+	limit *limit // nil while there is no driver
+}
+
+type limit struct {
+	sync.Mutex
+	rate.Bucket
 }
 
 // WithAttrs implements slog.Handler.
 func (h *limitHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
-	driver := h.driver
-	for _, a := range attrs {
-		if a.Key == "driver" {
-			driver = a.Value.String()
-		}
+	of := h.limit
+	if slices.ContainsFunc(attrs, func(a slog.Attr) bool { return a.Key == "driver" }) {
+		of = &limit{Bucket: rate.Bucket{Burst: limitBurst, Interval: limitInterval}}
 	}
-	return &limitHandler{h.Handler.WithAttrs(attrs), h.limits, driver}
+	return &limitHandler{h.Handler.WithAttrs(attrs), of}
 }
 
 // WithGroup implements slog.Handler.
 func (h *limitHandler) WithGroup(name string) slog.Handler {
-	return &limitHandler{h.Handler.WithGroup(name), h.limits, h.driver}
+	return &limitHandler{h.Handler.WithGroup(name), h.limit}
 }
 
 // Handle implements slog.Handler.
 func (h *limitHandler) Handle(ctx context.Context, r slog.Record) error {
-	if h.driver != "" && r.Level >= slog.LevelInfo {
-		ok, next := h.limits.allow(h.driver, r.Time)
+	if h.limit != nil && r.Level >= slog.LevelInfo {
+		h.limit.Lock()
+		ok, next := h.limit.Allow(r.Time), h.limit.Next(r.Time)
+		h.limit.Unlock()
 		if !ok {
 			return nil
 		}
