@@ -134,25 +134,15 @@ func (e *expo) family(name, kind, help string) {
 
 // sample writes one line; labels are names and values in turn.
 func (e *expo) sample(v float64, labels ...string) {
-	e.out.WriteString(e.head)
-	e.out.WriteString(e.name)
-	for i := 0; i < len(labels); i += 2 {
-		separator := byte(',')
-		if i == 0 {
-			separator = '{'
-		}
-		e.out.WriteByte(separator)
-		e.out.WriteString(labels[i])
-		e.out.WriteString(`="`)
-		e.out.WriteString(escapeLabel(labels[i+1]))
-		e.out.WriteByte('"')
+	var pairs []string
+	for pair := range slices.Chunk(labels, 2) {
+		pairs = append(pairs, pair[0]+`="`+escapeLabel(pair[1])+`"`)
 	}
-	if len(labels) > 0 {
-		e.out.WriteByte('}')
+	list := ""
+	if len(pairs) > 0 {
+		list = "{" + strings.Join(pairs, ",") + "}"
 	}
-	e.out.WriteByte(' ')
-	e.out.Write(strconv.AppendFloat(e.out.AvailableBuffer(), v, 'f', -1, 64))
-	e.out.WriteByte('\n')
+	fmt.Fprintf(e.out, "%s%s%s %s\n", e.head, e.name, list, strconv.FormatFloat(v, 'f', -1, 64))
 	e.head = ""
 }
 
