@@ -77,24 +77,16 @@ func eliminate(rs []*registration, drivers []csiDriver, scope func(file string) 
 		slices.Sort(names)
 		left[key] = slices.Compact(names)
 	}
-	sockets := map[string]string{} // of the registrations with only this name; empty: several
 	var unnamed []*registration
 	for _, r := range rs {
-		if r.driver != "" || len(r.candidates) > 0 {
-			continue
-		}
-		r.candidates = left[scope(r.file)]
-		unnamed = append(unnamed, r)
-		if len(r.candidates) == 1 {
-			if socket, seen := sockets[r.candidates[0]]; seen && socket != r.socket {
-				sockets[r.candidates[0]] = ""
-			} else {
-				sockets[r.candidates[0]] = r.socket
-			}
+		if r.driver == "" && len(r.candidates) == 0 {
+			r.candidates = left[scope(r.file)]
+			unnamed = append(unnamed, r)
 		}
 	}
 	for _, r := range unnamed {
-		if len(r.candidates) == 1 && sockets[r.candidates[0]] == r.socket {
+		another := func(o *registration) bool { return slices.Equal(o.candidates, r.candidates) && o.socket != r.socket }
+		if len(r.candidates) == 1 && !slices.ContainsFunc(unnamed, another) {
 			r.driver = r.candidates[0]
 		}
 	}
