@@ -145,12 +145,7 @@ func (d *daemon) serve(ctx context.Context, b control.Backend) error {
 	if err := d.serveControl(ctx, b); err != nil {
 		return err
 	}
-	for _, f := range d.handed.http {
-		ln, err := listener(f)
-		if err != nil {
-			d.note("serve health", err)
-			continue
-		}
+	for _, ln := range d.handed.http {
 		d.servePublic(ctx, ln, control.PublicHandler(b))
 	}
 	return d.serveTCP(ctx, d.options.HTTP, control.PublicHandler(b))
@@ -179,11 +174,7 @@ func (d *daemon) serveControl(ctx context.Context, b control.Backend) error {
 	serve := func(ln net.Listener) {
 		d.note("serve the control socket", control.Serve(ctx, ln, b, d.log))
 	}
-	for _, f := range d.handed.control {
-		ln, err := listener(f)
-		if err != nil {
-			return err
-		}
+	for _, ln := range d.handed.control {
 		d.work.Go(func() { serve(ln) })
 	}
 	if len(d.handed.control) > 0 {

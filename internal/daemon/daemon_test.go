@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io/fs"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -19,7 +18,6 @@ import (
 	"csi-registrar/internal/node/status"
 	"csi-registrar/internal/sys/systemd"
 	"csi-registrar/internal/sys/worker"
-	"csi-registrar/internal/test/fake"
 )
 
 // The answer to an earlier stop is not about this process.
@@ -35,30 +33,6 @@ func TestAnswerToAnEarlierStopIsRemoved(t *testing.T) {
 	if _, err := os.Lstat(file); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("%s: %v", file, err)
 	}
-}
-
-// A socket for health that cannot be used is no reason to serve nothing.
-func TestServeWithoutOneSocket(t *testing.T) {
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(fake.ShortDir(t), "c"), Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	good, err := l.File()
-	if err != nil {
-		t.Fatal(err)
-	}
-	bad, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
-	}
-	d := &daemon{log: slog.New(slog.DiscardHandler), handed: &descriptors{control: []*os.File{good}, http: []*os.File{bad}}}
-	ctx, stop := context.WithCancel(t.Context())
-	if err := d.serve(ctx, nil); err != nil {
-		t.Error(err)
-	}
-	stop()
-	d.work.Wait()
 }
 
 // A driver that is disabled is not asked whether it is alive.

@@ -113,8 +113,8 @@ const (
 // is used only if it matches its name. The others do not prevent a start, and are removed from the
 // store with those of the same name that are used (regsocket.Socket.Adopt), or by forgetUnused.
 type descriptors struct {
-	control []*os.File // Unix sockets that listen at the path of the control socket
-	http    []*os.File // sockets that listen
+	control []net.Listener // Unix sockets at the path of the control socket
+	http    []net.Listener // Unix or TCP sockets
 	// by driver; several if a process died while it replaced one
 	stored map[string][]*os.File
 	// the names of all descriptors that can be in the store, each as often as it was passed
@@ -148,19 +148,20 @@ func (d *descriptors) add(f *os.File, control string) error {
 		d.stored[driver] = append(d.stored[driver], f)
 		return nil
 	}
-	network, address, err := systemd.ListenAddress(f)
-	switch {
-	case err != nil:
+	ln, err := systemd.Listener(f)
+	if err != nil {
 		return err
-	case f.Name() == httpName:
-		d.http = append(d.http, f)
-	case network != "unix":
-		return errors.New("not a Unix socket")
-	case address != control:
-		return fmt.Errorf("it listens on %q", address)
-	default:
-		d.control = append(d.control, f)
 	}
+	network, address := ln.Addr().Network(), ln.Addr().String()
+	switch {
+	case f.Name() == httpName && (network == "unix" || network == "tcp"):
+		d.http = append(d.http, ln)
+	case f.Name() == controlName && network == "unix" && address == control:
+		d.control = append(d.control, ln)
+	default:
+		return errors.Join(fmt.Errorf("it listens on %s %q", network, address), ln.Close())
+	}
+	_ = f.Close() // ln is a copy
 	return nil
 }
 
@@ -178,14 +179,4 @@ func (d *daemon) forgetUnused() {
 			"count", len(unused), "first", unused[0].Name(), "reason", unused[0].reason)
 	}
 	d.handed.unused = nil
-}
-
-// listener returns the listener of a descriptor. The service manager owns its path, so Close does
-// not remove it.
-func listener(f *os.File) (net.Listener, error) {
-	ln, err := net.FileListener(f)
-	if err := errors.Join(err, f.Close()); err != nil {
-		return nil, fmt.Errorf("cannot use the socket %s from the service manager: %w", f.Name(), err)
-	}
-	return ln, nil
 }

@@ -6,7 +6,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
 	"csi-registrar/internal/test/fake"
@@ -73,17 +72,17 @@ func printReceived() error {
 	}
 	var parts []string
 	for _, f := range files {
-		_, path, err := ListenAddress(f)
+		l, err := Listener(f)
 		if err != nil {
 			return err
 		}
-		parts = append(parts, f.Name()+"="+path)
+		parts = append(parts, f.Name()+"="+l.Addr().String())
 	}
 	print(strings.Join(parts, " "))
 	return nil
 }
 
-func TestListenAddress(t *testing.T) {
+func TestListener(t *testing.T) {
 	dir := fake.ShortDir(t)
 	path := filepath.Join(dir, "s")
 	tcp, err := net.Listen("tcp", "127.0.0.1:0")
@@ -119,20 +118,42 @@ func TestListenAddress(t *testing.T) {
 	defer pipe.Close()
 	defer end.Close()
 	for what, c := range map[string]struct {
-		f    syscall.Conn
+		f    interface{ File() (*os.File, error) }
 		want string // empty: an error
 	}{
 		"a Unix listener":   {unixListener, "unix " + path},
-		"a TCP listener":    {tcp.(*net.TCPListener), "tcp "},
+		"a TCP listener":    {tcp.(*net.TCPListener), "tcp " + tcp.Addr().String()},
+		"a packet socket":   {packets, "unixpacket " + filepath.Join(dir, "p")},
 		"a connection":      {connection.(*net.UnixConn), ""},
 		"a datagram socket": {datagrams, ""},
-		"a packet socket":   {packets, ""},
-		"a directory":       {file, ""},
-		"a pipe":            {pipe, ""},
+		"a directory":       {itself{file}, ""},
+		"a pipe":            {itself{pipe}, ""},
 	} {
-		network, address, err := ListenAddress(c.f)
-		if got := network + " " + address; c.want == "" && err == nil || c.want != "" && (got != c.want || err != nil) {
-			t.Errorf("%s: %q, %v; want %q", what, got, err, c.want)
+		f, err := c.f.File()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		l, err := Listener(f)
+		if (err == nil) != (c.want != "") {
+			t.Errorf("%s: %v", what, err)
+		}
+		if err != nil {
+			continue
+		}
+		if got := l.Addr().Network() + " " + l.Addr().String(); got != c.want {
+			t.Errorf("%s: %q, want %q", what, got, c.want)
+		}
+		if err := l.Close(); err != nil {
+			t.Error(err)
 		}
 	}
+	if _, err := os.Lstat(path); err != nil {
+		t.Errorf("the path belongs to the service manager: %v", err)
+	}
 }
+
+// itself is a file in the place of a socket.
+type itself struct{ file *os.File }
+
+func (f itself) File() (*os.File, error) { return f.file, nil }
