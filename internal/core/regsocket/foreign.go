@@ -105,25 +105,28 @@ func (r *Registry) ask(ctx context.Context, path string) foreignSocket {
 	return foreignSocket{path: path, id: file.FileID, driver: info.Name, server: server.String()}
 }
 
-const stopOther = "stop that registrar (a node-driver-registrar sidecar of the driver?)"
-
-// clearOthers returns a ConflictError if another live socket than our own serves the driver. Our
-// own file under another name, to which somebody renamed it, is removed.
-func (s *Socket) clearOthers(ctx context.Context) error {
+// servedElsewhere describes the other sockets that serve the driver; empty: there are none. Our own
+// file under another name, to which somebody renamed it, is removed; where that fails, nothing can
+// be published either. The error is that of file systems that did not answer.
+func (s *Socket) servedElsewhere(ctx context.Context) (text string, err error) {
 	var own unixsock.FileID
 	if p := s.current.Load(); p != nil {
 		own = p.FileID
 	}
-	found, _ := s.r.others(ctx, s.name) // the kubelet, too, looks at what it can read
+	found, err := s.r.others(ctx, s.name)
+	var places []string
 	for _, f := range found {
-		if f.id != own {
-			return ConflictError(fmt.Sprintf("%s is already served to the kubelet at %q by %s: %s, or remove the driver here", s.name, f.path, f.server, stopOther))
-		}
-		if _, err := s.r.o.Host.RemoveFile(f.path, own); err != nil { // a link to it stays
-			return fmt.Errorf("cannot remove our renamed registration socket: %w", err)
+		if f.id == own {
+			_, _ = s.r.o.Host.RemoveFile(f.path, own)
+		} else {
+			places = append(places, fmt.Sprintf("%q by %s", f.path, f.server))
 		}
 	}
-	return nil
+	if len(places) > 0 {
+		text = fmt.Sprintf("%s is already served to the kubelet at %s: stop that registrar (a node-driver-registrar sidecar of the driver?), or remove the driver here",
+			s.name, strings.Join(places, " and at "))
+	}
+	return text, err
 }
 
 // explainRefusal looks for another registrar after each refusal of the kubelet, which does not say
@@ -133,17 +136,7 @@ func (s *Socket) explainRefusal(ctx context.Context) {
 	if n.Registered || n.At.IsZero() || n.At.Equal(s.explained) {
 		return
 	}
-	others, err := s.r.others(ctx, s.name)
-	var found []string
-	for _, f := range others {
-		if f.id != s.current.Load().FileID {
-			found = append(found, fmt.Sprintf("at %q by %s", f.path, f.server))
-		}
-	}
-	text := ""
-	if len(found) > 0 {
-		text = "the driver is also served to the kubelet " + strings.Join(found, " and ") + ": " + stopOther
-	}
+	text, err := s.servedElsewhere(ctx)
 	if err != nil {
 		s.checkAgain()
 	} else {

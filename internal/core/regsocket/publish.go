@@ -44,22 +44,17 @@ func (s *Socket) publish(ctx context.Context, a status.Announcement) error {
 	if err := s.clear(ctx, a); err != nil {
 		return err
 	}
-	if err := s.clearOthers(ctx); err != nil {
-		return err
+	// The kubelet, too, sees only what it can read.
+	if text, _ := s.servedElsewhere(ctx); text != "" {
+		return ConflictError(text)
 	}
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	err := s.replace(ctx, a)
-	if errors.Is(err, syscall.EADDRINUSE) { // somebody put a file there at the same time
-		if err = s.clear(ctx, a); err == nil {
-			err = s.heldBy("something that appears and disappears")
-		}
+	if err := s.replace(ctx, a); err != nil {
+		return fmt.Errorf("cannot publish %s: %w%s", s.path, err, unixsock.Hint(err))
 	}
-	if _, conflict := errors.AsType[ConflictError](err); err == nil || conflict {
-		return err
-	}
-	return fmt.Errorf("cannot publish %s: %w%s", s.path, err, unixsock.Hint(err))
+	return nil
 }
 
 // clear returns nil if the path is free or ours. It removes a stale socket there, and that of a

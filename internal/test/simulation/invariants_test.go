@@ -593,10 +593,10 @@ func (w *world) checkOthers(d *csiDriver, s *status.Driver, n *node, published b
 	other, told := w.files.nodes[w.besides(d)], n != nil && n.sock != nil && n.sock.told != nil && !n.sock.told.Registered
 	serves := told && other != nil && other.sock != nil && other.sock.refs > 0 && other.sock.slow < 300*time.Millisecond && time.Unix(0, other.Born).Add(patience).Before(n.sock.toldAt)
 	refused := published && strings.Contains(s.Reason, "the kubelet refused")
-	named := strings.Contains(s.Reason, "also served")
+	named := strings.Contains(s.Reason, "already served")
 	reads := w.files.latency <= slowDisk && !w.failed[w.besides(d)] && !w.failed[w.registry()]
 	w.wrong(refused && serves && reads && !named, s.Name, patience, rule, "it does not: %s", &s.Reason)
-	w.wrong(published && named && s.Registration != status.Refused, s.Name, patience, rule, "it is not refused: %s", &s.Reason)
+	w.wrong(published && named && s.Registration != status.Refused && s.Registration != status.Conflict, s.Name, patience, rule, "it is not refused: %s", &s.Reason)
 }
 
 // checkServed: the status names the registrar that serves the driver in place of the daemon, and
