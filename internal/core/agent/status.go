@@ -145,13 +145,14 @@ type running struct {
 	driver config.Driver // under Agent.apply; not enabled: its registration is being withdrawn
 	reg    *registrar.Registrar
 	socket Socket
-	ended  chan struct{} // closed when the registrar has ended and the socket is closed
-	status status.Driver // under Agent.mu
+	ended  context.Context // until the registrar has ended and the socket is closed
+	status status.Driver   // under Agent.mu
 }
 
 // start starts a registrar.
 func (a *Agent) start(d config.Driver, socket Socket) {
-	r := &running{driver: d, socket: socket, ended: make(chan struct{})}
+	ended, end := context.WithCancel(context.Background())
+	r := &running{driver: d, socket: socket, ended: ended}
 	log := a.log.With("driver", d.Name)
 	r.reg = registrar.New(d, a.parts.Driver(d), socket, log, func(s status.Driver) {
 		a.change(func() { r.status = s })
@@ -162,9 +163,9 @@ func (a *Agent) start(d config.Driver, socket Socket) {
 		if err := socket.Close(context.WithoutCancel(a.ctx), a.ctx.Err() == nil); err != nil {
 			log.Error("cannot end a registration cleanly", "error", err)
 		}
-		// no other takes its place before r.ended is closed
+		// no other takes its place before r.ended is done
 		a.change(func() { delete(a.running, d.Name) })
-		close(r.ended)
+		end()
 		a.hint() // it may have been enabled again
 	})
 }
@@ -172,16 +173,10 @@ func (a *Agent) start(d config.Driver, socket Socket) {
 // awaitEnd waits until r has ended or ctx is done; it reports whether r has ended.
 func (r *running) awaitEnd(ctx context.Context) bool {
 	select {
-	case <-r.ended:
-		return true
+	case <-r.ended.Done():
 	case <-ctx.Done():
 	}
-	select {
-	case <-r.ended:
-		return true
-	default:
-		return false
-	}
+	return r.ended.Err() != nil
 }
 
 // awaitWithdrawal waits up to leaveTime until all are withdrawn. The error names a few that are

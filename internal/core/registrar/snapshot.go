@@ -45,10 +45,7 @@ func (r *Registrar) snapshot(seen status.Socket, now time.Time) status.Driver {
 	if t := &r.task; t.pending.kind == withdraw && t.err != nil {
 		s.WithdrawalError, s.WithdrawalFailedAt = t.err.Error(), t.failedAt
 	}
-	id := r.view.Known
-	if id.Name == "" && seen.Up {
-		id = seen.Announced.Identity // adopted from an earlier process
-	}
+	id := r.inputs(seen).announcement().Identity
 	if limit := seen.Announced.Identity.MaxVolumes; seen.Up && limit != id.MaxVolumes && !r.inputs(seen).learned() {
 		s.KubeletMaxVolumes = &limit
 	}
