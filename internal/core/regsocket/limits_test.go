@@ -43,9 +43,8 @@ func (l *memoryListener) Accept() (net.Conn, error) {
 		return nil, net.ErrClosed
 	}
 }
-func (l *memoryListener) Close() error                { l.once.Do(func() { close(l.ended) }); return nil }
-func (l *memoryListener) SetDeadline(time.Time) error { return l.Close() }
-func (*memoryListener) Addr() net.Addr                { return &net.UnixAddr{Net: "unix"} }
+func (l *memoryListener) Close() error { l.once.Do(func() { close(l.ended) }); return nil }
+func (*memoryListener) Addr() net.Addr { return &net.UnixAddr{Net: "unix"} }
 func (*memoryListener) SyscallConn() (syscall.RawConn, error) {
 	return nil, errors.ErrUnsupported
 }

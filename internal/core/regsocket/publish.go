@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -196,8 +195,8 @@ const (
 // queue are reset if it is the last descriptor, after which the kubelet connects again; otherwise
 // the next process accepts them.
 func (p *listener) stop() {
-	_ = p.SetDeadline(time.Now()) // fails if it is closed already
-	<-p.done                      // the server has closed it
+	_ = p.Close() // fails if it is closed already
+	<-p.done
 }
 
 // Accept implements net.Listener for gRPC. It fails only when the listener is stopped.
@@ -207,7 +206,7 @@ func (p *listener) Accept() (net.Conn, error) {
 		switch {
 		case err == nil:
 			return p.s.r.callers.accept(p, c), nil
-		case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, net.ErrClosed):
+		case errors.Is(err, net.ErrClosed):
 			return nil, net.ErrClosed
 		default:
 			p.warn("cannot accept connections of the kubelet; trying again", "error", fmt.Sprint(err, unixsock.Hint(err)))

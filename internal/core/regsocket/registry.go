@@ -15,7 +15,6 @@ import (
 	"path/filepath"
 	"sync"
 	"syscall"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
@@ -188,7 +187,6 @@ type Host struct {
 type Listener interface {
 	net.Listener // its connections implement syscall.Conn, too
 	syscall.Conn
-	SetDeadline(time.Time) error
 }
 
 // Server answers the kubelet's calls (implemented by *grpc.Server).

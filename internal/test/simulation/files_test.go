@@ -307,18 +307,17 @@ func (w *world) newHandle(p *process, s *sock) *handle {
 func (h *handle) Accept() (net.Conn, error) {
 	select {
 	case <-h.stop:
-		return nil, os.ErrDeadlineExceeded
+		return nil, net.ErrClosed
 	default:
 	}
 	select {
 	case c := <-h.sock.queue:
 		return c, nil
 	case <-h.stop:
-		return nil, os.ErrDeadlineExceeded
+		return nil, net.ErrClosed
 	}
 }
 
-func (h *handle) SetDeadline(time.Time) error { h.Close(); return nil }
 func (h *handle) Close() error {
 	h.p.w.mu.Lock()
 	defer h.p.w.mu.Unlock()
