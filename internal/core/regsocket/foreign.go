@@ -147,16 +147,15 @@ func (s *Socket) explainRefusal(ctx context.Context) {
 	s.seen.AlsoServed = text
 }
 
-// servedFor is for how long the same process must have been found at the path before the driver
-// counts as served by it: node-driver-registrar ends when the kubelet refuses it.
+// servedFor is for how long the same process must have been found with the same socket before the
+// driver counts as served by it: node-driver-registrar ends when the kubelet refuses it.
 const servedFor = 15 * time.Second
 
 // holder is the process that listens at the path of a registration socket in place of us.
 type holder struct {
-	pid     int
-	started uint64          // when the process started: another one can have its pid; 0: not known
-	file    unixsock.FileID // its socket
-	since   time.Time       // when it was found first
+	pid   int             // 0: not visible
+	file  unixsock.FileID // its socket
+	since time.Time       // when it was found first
 }
 
 // askHolder asks the process that listens at the path which driver it serves. The result is a
@@ -179,8 +178,8 @@ func (s *Socket) askHolder(ctx context.Context, a status.Announcement, held *uni
 		s.held(holder{}, status.ServedBy{}, false)
 		return nil
 	}
-	now := holder{pid: cred.PID, started: host.StartTime(cred.PID), file: file.FileID, since: time.Now()}
-	same := now.started != 0 && now.pid == s.holder.pid && now.started == s.holder.started
+	now := holder{pid: cred.PID, file: file.FileID, since: time.Now()}
+	same := now.pid != 0 && now.pid == s.holder.pid && now.file == s.holder.file
 	if same {
 		now.since = s.holder.since
 	}

@@ -22,19 +22,18 @@ import (
 type other struct {
 	info pluginreg.Info
 	cred unixsock.Cred
-	ran  uint64 // when the process started
-	err  error  // of GetInfo
+	made int64 // when the socket was made
+	err  error // of GetInfo
 }
 
 // heldSocket returns the Socket of driver a, whose path o holds.
 func heldSocket(o *other) *Socket {
 	host := newHost()
-	host.Lstat = func(string) (unixsock.File, error) { return unixsock.File{}, nil }
+	host.Lstat = func(string) (unixsock.File, error) { return unixsock.File{FileID: unixsock.FileID{Born: o.made}}, nil }
 	host.Vacate = func(context.Context, string) (bool, error) {
 		return false, &unixsock.InUse{Path: "/reg/a-reg.sock", Holder: o.cred.String(), Live: true}
 	}
 	host.GetInfo = func(context.Context, string) (pluginreg.Info, unixsock.Cred, error) { return o.info, o.cred, o.err }
-	host.StartTime = func(int) uint64 { return o.ran }
 	return &Socket{r: &Registry{o: Options{Host: host}}, name: "a", path: "/reg/a-reg.sock", log: slog.New(slog.DiscardHandler)}
 }
 
@@ -43,7 +42,7 @@ func heldSocket(o *other) *Socket {
 func TestServedByAnother(t *testing.T) {
 	sidecar := other{
 		info: pluginreg.Info{Type: registerapi.CSIPlugin, Name: "a", Endpoint: "/run/a/csi.sock"},
-		cred: unixsock.Cred{PID: 7}, ran: 1000,
+		cred: unixsock.Cred{PID: 7}, made: 1000,
 	}
 	for _, c := range []struct {
 		name   string
@@ -61,8 +60,8 @@ func TestServedByAnother(t *testing.T) {
 		{"no answer", time.Minute, func(o *other) { o.info, o.err = pluginreg.Info{}, context.DeadlineExceeded }, false, false},
 		{"not root", time.Minute, func(o *other) { o.cred.UID = 1000 }, false, false},
 		{"another process", time.Minute, func(o *other) { o.cred.PID = 8 }, false, false},
-		{"the pid was reused", time.Minute, func(o *other) { o.ran++ }, false, false},
-		{"not visible", time.Minute, func(o *other) { o.ran = 0 }, false, true},
+		{"another socket", time.Minute, func(o *other) { o.made++ }, false, false},
+		{"not visible", time.Minute, func(o *other) { o.cred.PID = 0 }, false, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -101,7 +100,7 @@ func TestServedByAnother(t *testing.T) {
 // A file is in the place of the sidecar's socket.
 func TestServedByNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := other{info: pluginreg.Info{Type: registerapi.CSIPlugin, Name: "a", Endpoint: "/run/a/csi.sock"}, cred: unixsock.Cred{PID: 7}, ran: 1}
+		o := other{info: pluginreg.Info{Type: registerapi.CSIPlugin, Name: "a", Endpoint: "/run/a/csi.sock"}, cred: unixsock.Cred{PID: 7}, made: 1}
 		s := heldSocket(&o)
 		_ = s.clear(t.Context(), announcement("a"))
 		time.Sleep(time.Minute)
@@ -196,7 +195,7 @@ func TestNothingIsTakenFromOthers(t *testing.T) {
 		{"twice the header", pluginreg.NoStore + "," + pluginreg.NoStore, true, false, func(*other) {}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			o := other{info: pluginreg.Info{Type: registerapi.CSIPlugin, Name: "a", Endpoint: "/run/a/csi.sock", Store: c.store}, cred: unixsock.Cred{PID: 7}, ran: 1}
+			o := other{info: pluginreg.Info{Type: registerapi.CSIPlugin, Name: "a", Endpoint: "/run/a/csi.sock", Store: c.store}, cred: unixsock.Cred{PID: 7}, made: 1}
 			c.change(&o)
 			s := heldSocket(&o)
 			s.r.o.KeepSockets = c.keeps
@@ -218,7 +217,7 @@ func TestNothingIsTakenFromOthers(t *testing.T) {
 
 // While the daemon restarts nobody answers at its path, and the other one still waits.
 func TestYieldsWhileTheDaemonRestarts(t *testing.T) {
-	o := other{info: pluginreg.Info{Type: registerapi.CSIPlugin, Name: "a", Store: pluginreg.HasStore}, cred: unixsock.Cred{PID: 7}, ran: 1}
+	o := other{info: pluginreg.Info{Type: registerapi.CSIPlugin, Name: "a", Store: pluginreg.HasStore}, cred: unixsock.Cred{PID: 7}, made: 1}
 	s := heldSocket(&o)
 	yields := func(err error, file int64) bool {
 		o.err = err

@@ -24,7 +24,6 @@ import (
 	"csi-registrar/internal/node/pluginreg"
 	"csi-registrar/internal/node/rootdir"
 	"csi-registrar/internal/node/status"
-	"csi-registrar/internal/sys/process"
 	"csi-registrar/internal/sys/trust"
 	"csi-registrar/internal/sys/unixsock"
 	"csi-registrar/internal/sys/worker"
@@ -179,7 +178,6 @@ type Host struct {
 	Cookie       func(syscall.Conn) (uint64, error)
 	FileListener func(*os.File) (Listener, error)
 	PeerCred     func(net.Conn) (unixsock.Cred, error)
-	StartTime    func(pid int) uint64
 	NewServer    func(credentials.TransportCredentials) Server
 }
 
@@ -215,7 +213,6 @@ func newHost() *Host {
 		},
 		Cookie:    unixsock.Cookie,
 		PeerCred:  func(c net.Conn) (unixsock.Cred, error) { return unixsock.PeerCred(c.(*net.UnixConn)) },
-		StartTime: process.StartTime,
 		NewServer: newServer,
 	}
 }

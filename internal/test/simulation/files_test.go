@@ -723,7 +723,6 @@ func (p *process) host() *regsocket.Host {
 			return w.newHandle(p, w.passed[d]), nil
 		},
 		PeerCred:  func(net.Conn) (unixsock.Cred, error) { return unixsock.Cred{PID: 4711}, nil },
-		StartTime: func(int) uint64 { return 1 },
 		NewServer: func(creds credentials.TransportCredentials) regsocket.Server { return newServer(p, creds) },
 	}
 }
