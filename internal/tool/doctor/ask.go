@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -83,15 +84,21 @@ func (q *questions) call(ctx context.Context, step Step, expected string, do fun
 	if step == "NodeGetInfo" {
 		limit = q.o.NodeInfoTimeout
 	}
-	limited, cancel := context.WithTimeout(ctx, limit)
+	longest := max(limit, q.o.NodeInfoTimeout) // to tell a slow driver from one that hangs
+	limited, cancel := context.WithTimeout(ctx, longest)
 	defer cancel()
 	start := time.Now()
 	seen, err := do(limited)
 	took := time.Since(start)
-	if err == nil {
+	switch {
+	case err == nil && took <= limit:
 		q.checked(q.d.Name, step, OK, "%s", seen)
-	} else {
-		id, found := failure(step, limit, err)
+	case err == nil:
+		fix := q.serverOf(ctx, q.d.Name, q.who).log()
+		q.finding(q.d.Name, step, "driver-not-answering", fmt.Sprintf("the driver answers %s after %v, which is later than its timeout of %v", step, took.Round(100*time.Millisecond), limit), expected,
+			slices.Concat(fix, []Fix{note("if it cannot be faster")}, q.setDriverKey(q.d.Name, "timeout", safetext.Quote((3*took).Round(time.Second).String())))...)
+	default:
+		id, found := failure(step, longest, err)
 		server := q.serverOf(ctx, q.d.Name, q.who)
 		if server.unit != "" {
 			why, undo := q.blame(ctx, server.unit)

@@ -116,7 +116,7 @@ func TestBrokenNodes(t *testing.T) {
 		{what: "no name", step: "GetPluginInfo", id: "driver-name-empty", found: "empty name", fix: "log",
 			breaks: fault(func(f *fakeDriver) { f.name = "" }),
 			manual: fault(func(f *fakeDriver) { f.name = name })},
-		{what: "hangs in GetPluginInfo", step: "GetPluginInfo", id: "driver-not-answering", found: "does not answer GetPluginInfo within 200ms", fix: "log",
+		{what: "hangs in GetPluginInfo", step: "GetPluginInfo", id: "driver-not-answering", found: "does not answer GetPluginInfo within 300ms", fix: "log",
 			breaks: func(t *testing.T, n *node) {
 				n.slow()
 				n.driver.set(func(f *fakeDriver) { f.hang = "GetPluginInfo" })
@@ -652,7 +652,7 @@ func TestPodsThatWait(t *testing.T) {
 		if ok != (c.want != "") || !strings.HasSuffix(f.Found, c.want) || r.Healthy == ok || len(r.Findings) > 1 {
 			t.Errorf("%s: %+v, want %q", what, r.Findings, c.want)
 		}
-		if log := lines(f.Fix); ok && (!strings.HasPrefix(log, "journalctl --no-pager -u kubelet.service ") || !strings.Contains(log, "\njournalctl --no-pager -u csi-nfs.service ") ||
+		if log := lines(f.Fix); ok && (!strings.HasPrefix(log, "journalctl --no-pager -b -u kubelet.service ") || !strings.Contains(log, "\njournalctl --no-pager -b -u csi-nfs.service ") ||
 			!strings.HasSuffix(log, " see trace.md: csi-registrar trace --listen "+n.path("csi/trace.sock")+" --connect "+n.socket()+
 				"\n# if the driver hangs, and volumes that are mounted survive its restart: systemctl restart --no-block csi-nfs.service")) {
 			t.Errorf("%s: %s", what, log)

@@ -63,9 +63,9 @@ func systemctl(verb, unit string) Fix { return run("systemctl", verb, unit) }
 // that are pasted after the command.
 func logOf(unit string) Fix {
 	if strings.HasPrefix(unit, "csi-registrar") {
-		return run("journalctl", "--no-pager", "-u", unit, "-n", "20", "-p", "warning")
+		return run("journalctl", "--no-pager", "-b", "-u", unit, "-n", "20", "-p", "warning")
 	}
-	return run("journalctl", "--no-pager", "-u", unit, "-n", "20", "--grep", "error|warn|fail|fatal|panic|^[ewf][0-9]")
+	return run("journalctl", "--no-pager", "-b", "-u", unit, "-n", "20", "--grep", "warn|^w[0-9]|"+errorWords)
 }
 
 // errorWords are in the last line of a program that ends because of an error.

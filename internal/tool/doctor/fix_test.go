@@ -240,7 +240,7 @@ func TestFixRestartsTheServer(t *testing.T) {
 	if want := "csi-nfs.service is failed (failed), its last process ended with exit status 3 at Mon 2026-11-23 09:00:00 UTC, restarted 5 times"; f.ID != "driver-socket-missing" || !strings.Contains(f.Found, want) {
 		t.Errorf("%+v", f)
 	}
-	for _, want := range []string{"systemctl --no-pager status csi-nfs.service", "journalctl --no-pager -u csi-nfs.service -n 20 --grep ", "systemctl restart --no-block csi-nfs.service"} {
+	for _, want := range []string{"systemctl --no-pager status csi-nfs.service", "journalctl --no-pager -b -u csi-nfs.service -n 20 --grep ", "systemctl restart --no-block csi-nfs.service"} {
 		if !strings.Contains(lines(f.Fix), want) {
 			t.Errorf("%s\nlacks %s", lines(f.Fix), want)
 		}
@@ -284,6 +284,8 @@ func TestDropInsOfAFailedDriver(t *testing.T) {
 	}
 	unit["ExecMainStatus"], unit["journal"] = "2", "fatal error: out of memory"
 	found(`: "fatal error: out of memory"; ` + file)
+	unit["journal"] += "\n\nruntime.throw({0x4f, 0x1a})\n\t/usr/lib/go/src/runtime/panic.go:1101 +0x48\ngoroutine 1 [running]:"
+	found(`: "fatal error: out of memory"; ` + file)
 	unit["journal"] += "\ncsi-nfs.service: Failed with result 'exit-code'.\nFailed to start csi-nfs.service - NFS."
 	found(`: "fatal error: out of memory"; ` + file)
 	unit["Result"], unit["LoadState"], unit["journal"] = "success", "bad-setting", "more than one ExecStart="
@@ -303,7 +305,14 @@ func TestDropInsOfAFailedDriver(t *testing.T) {
 	n.write("/etc/systemd/system/csi-nfs.service", "[Service]\nExecStart=/bin/nfs --endpoint unix://"+n.path("kubelet/plugins/x/csi.sock")+"\n")
 	n.restartDaemon()
 	n.mounted("plugins")
-	found("its socket was removed, or is covered by what is mounted at " + n.path("kubelet/plugins") + ", type nfs")
+	if fix := found("its socket was removed, or is covered by what is mounted at " + n.path("kubelet/plugins") + ", type nfs"); !strings.HasSuffix(fix, "\n# or, if that mount is not intended: umount "+n.path("kubelet/plugins")) {
+		t.Error(fix)
+	}
+	n.write("proc/self/mountinfo", "21 1 8:1 / / rw - ext4 /dev/sda1 rw\n22 21 0:40 / "+n.path("kubelet/plugins/kubernetes.io/csi/v/globalmount")+" rw - nfs x rw\n"+
+		"23 21 0:41 / "+n.path("kubelet/plugins")+" rw - tmpfs tmpfs rw\n")
+	if fix := found("is covered by what is mounted at " + n.path("kubelet/plugins") + ", type tmpfs"); fix != "# it covers mounts that were there before: it was mounted by mistake, or too late\numount "+n.path("kubelet/plugins") {
+		t.Error(fix)
+	}
 }
 
 // The daemon cannot make root use a unit, a pod or a path that has nothing to do with the driver.
@@ -438,7 +447,7 @@ func TestFixRestartsTheUnitWithTheSocket(t *testing.T) {
 	n.write("usr/lib/systemd/system/other.service", "[Service]\nExecStart=/usr/bin/nfs --endpoint=unix://"+n.socket()+"2\n[Unit]\nWants=/x"+n.socket()+"\n")
 	n.write("usr/lib/systemd/system/csi-registrar.service.d/a.conf", "# "+n.socket()+"\n")
 	n.write("usr/lib/systemd/system/csi@.service", "# "+n.socket()+"\n")
-	restart := "# the file of csi-nfs.service names this socket\nsystemctl --no-pager status csi-nfs.service\njournalctl --no-pager -u csi-nfs.service -n 20 --grep 'error|warn|fail|fatal|panic|^[ewf][0-9]'\nsystemctl restart --no-block csi-nfs.service\n"
+	restart := "# the file of csi-nfs.service names this socket\nsystemctl --no-pager status csi-nfs.service\njournalctl --no-pager -b -u csi-nfs.service -n 20 --grep 'warn|^w[0-9]|error|fail|fatal|panic|not defined|unknown|invalid|no such|cannot|^[ef][0-9]'\nsystemctl restart --no-block csi-nfs.service\n"
 	f := n.examine().Findings[0]
 	if f.ID != "driver-socket-missing" || !strings.Contains(f.Found, "; csi-nfs.service is inactive (dead)") || !strings.HasPrefix(lines(f.Fix), restart) {
 		t.Errorf("%+v", f)
@@ -766,5 +775,36 @@ func TestKubeletMovedWithVolumes(t *testing.T) {
 	f, _ = finding(n.examine(), "configuration-not-loaded")
 	if got := lines(f.Fix); !strings.HasPrefix(got, "# the next line gives up these volumes") || !strings.HasSuffix(got, "\ncsi-registrar reload --force") {
 		t.Error(got)
+	}
+}
+
+// A slow driver is not one that hangs: its timeout can be raised.
+func TestSlowDriver(t *testing.T) {
+	n := newNode(t)
+	n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table("timeout = \"20ms\""))
+	n.restartDaemon()
+	n.driver.set(func(f *fakeDriver) { f.slow = 200 * time.Millisecond })
+	f, _ := finding(n.examine(), "driver-not-answering")
+	if !strings.Contains(f.Found, "the driver answers Probe after ") || !strings.HasSuffix(f.Found, ", which is later than its timeout of 20ms") ||
+		!strings.Contains(lines(f.Fix), "# if it cannot be faster\n") || !strings.Contains(lines(f.Fix), `'timeout = "`) || !strings.HasSuffix(lines(f.Fix), "\ncsi-registrar reload") {
+		t.Errorf("%s\n%s", f.Found, lines(f.Fix))
+	}
+}
+
+// A kubelet with its own directory in place of plugins_registry: the setting of its unit is named.
+func TestKubeletWithItsOwnRegistry(t *testing.T) {
+	n := newNode(t)
+	const file = "/etc/systemd/system/kubelet.service.d/disk.conf"
+	n.write(file, "[Service]\nBindPaths=/data:/var/lib/kubelet/plugins_registry\n")
+	n.units["kubelet.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "active", "SubState": "running", "DropInPaths": file}
+	if err := os.Symlink(n.root, n.path("proc/812/root")); err != nil {
+		t.Fatal(err)
+	}
+	n.mkdir(n.path(n.registry()), 0o750)
+	n.write("proc/812/fdinfo/9", "inotify wd:1 ino:1 sdev:1 mask:fc6 ignored_mask:0\n")
+	f := n.examine().Findings[0]
+	if f.ID != "plugins-registry-covered" || !strings.Contains(f.Found, "kubelet (pid 812, kubelet.service) has another directory at "+n.registry()+": BindPaths=") ||
+		!strings.Contains(lines(f.Fix), " BindPaths= > /etc/systemd/system/kubelet.service.d/zz-doctor-mounts.conf") {
+		t.Errorf("%+v", f)
 	}
 }

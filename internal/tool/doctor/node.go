@@ -122,6 +122,13 @@ func (x *diagnosis) sameFile(ctx context.Context, a, b string) bool {
 	return err == nil && one.FileID == two.FileID
 }
 
+// hasOwn reports whether the kubelet sees another directory at a path than doctor does.
+func (x *diagnosis) hasOwn(ctx context.Context, dir string) bool {
+	view := x.seenBy(x.kubelet, dir)
+	_, err := x.stat(ctx, view)
+	return err == nil && !x.sameFile(ctx, view, dir)
+}
+
 func (x *diagnosis) stat(ctx context.Context, file string) (unixsock.File, error) {
 	return look(ctx, x, file, func() (unixsock.File, error) { return unixsock.Stat(file) })
 }
@@ -314,6 +321,9 @@ func (x *diagnosis) watching(ctx context.Context) {
 		x.finding("", "watching", "kubelet-not-watching",
 			fmt.Sprintf("%s is not watching yet: it has just started, or waits for its container runtime%s", x.kubelet.process, state),
 			"it watches "+dir, append(fix, note("after 10 seconds, if doctor still reports this"), restart)...)
+	case x.hasOwn(ctx, x.registry()):
+		why, fix := x.hidden(ctx, x.kubelet.process, "has another directory at "+dir)
+		x.finding("", "watching", "plugins-registry-covered", why, "the kubelet has the same directory as the node", fix...)
 	case x.covered(ctx) != "":
 		point := x.covered(ctx)
 		x.finding("", "watching", "plugins-registry-covered",

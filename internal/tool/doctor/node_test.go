@@ -430,6 +430,7 @@ type fakeDriver struct {
 	max          int64
 	notReady     bool
 	hang         string        // the method that does not answer
+	slow         time.Duration // how long Probe takes
 	fail         string        // the method that answers with an error
 	calls        chan struct{} // a call that hangs
 	noNode       bool          // no node service, as at a controller's socket
@@ -502,6 +503,9 @@ func (f *fakeDriver) faults(ctx context.Context, req any, info *grpc.UnaryServer
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if method == "Probe" {
+		time.Sleep(f.slow)
+	}
 	return handle(ctx, req)
 }
 

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -222,6 +223,9 @@ func (x *diagnosis) blame(ctx context.Context, unit string) (text string, fix []
 	return text + set, fix
 }
 
+// stackFrame matches lines that Go prints after the error of a program that crashes.
+var stackFrame = regexp.MustCompile(`^(\s|goroutine \d|created by |[\w./*()-]+\(.*\)$)`)
+
 // lastError returns the last error in the journal of a unit with these properties: its own, or
 // systemd's if that could not start it; empty if there is none, or if it was stopped.
 func (x *diagnosis) lastError(ctx context.Context, unit string, p map[string]string) string {
@@ -230,7 +234,7 @@ func (x *diagnosis) lastError(ctx context.Context, unit string, p map[string]str
 	// systemd repeats that the unit failed; the reason is in a line before.
 	last := func(ofSystemd bool, args ...string) string {
 		for _, line := range x.o.Units.Journal(ctx, unit, append(args, "--lines=10", "--reverse")...) {
-			if line != "" && !strings.HasPrefix(line, "Failed to start ") && !strings.Contains(line, supervise.ErrEnded.Error()) && (ofSystemd || !strings.HasPrefix(line, unit+": ")) {
+			if line != "" && !strings.HasPrefix(line, "Failed to start ") && !strings.Contains(line, supervise.ErrEnded.Error()) && !stackFrame.MatchString(line) && (ofSystemd || !strings.HasPrefix(line, unit+": ")) {
 				return line
 			}
 		}

@@ -68,13 +68,13 @@ func TestReasonsOfStatus(t *testing.T) {
 		"restarts": {func(d *status.Document) {
 			d.Drivers[0].DriverRestarts, d.Drivers[0].Reason = 3, "the driver restarted 3 times within 10m0s"
 			d.Drivers[0].Server = status.Server{PID: 5, Unit: "csi-nfs.service"}
-		}, "driver-restarting", "restarted 3 times", "journalctl --no-pager -u csi-nfs.service"},
+		}, "driver-restarting", "restarted 3 times", "journalctl --no-pager -b -u csi-nfs.service"},
 		"not kept": {func(d *status.Document) { d.Drivers[0].NotKept = "the store is full" }, "registration-not-kept", "the store is full", "systemctl restart csi-registrar.service"},
 		"link":     {func(d *status.Document) { d.Drivers[0].Reason = "the link points elsewhere" }, "registration-change-failing", "the link points elsewhere", "journalctl"},
 		"not ready": {func(d *status.Document) {
 			d.Drivers[0].Driver, d.Drivers[0].Reason = status.Starting, "the driver is not ready, its registration is kept: it is silent"
 			d.Drivers[0].Server = status.Server{PID: 5, Unit: "csi-nfs.service"}
-		}, "driver-not-ready-for-daemon", "it is silent", "journalctl --no-pager -u csi-nfs.service"},
+		}, "driver-not-ready-for-daemon", "it is silent", "journalctl --no-pager -b -u csi-nfs.service"},
 		"polling": {func(d *status.Document) { d.Polling = "raise the sysctl fs.inotify.max_user_instances" },
 			"changes-polled", "raise the sysctl", "'fs.inotify.max_user_instances = 40000' > /etc/sysctl.d/90-csi-registrar-max_user_instances.conf"},
 		"polling for another reason": {func(d *status.Document) { d.Polling = "no permission" }, "changes-polled", "no permission", "systemctl restart"},

@@ -173,7 +173,7 @@ func (x *diagnosis) published(ctx context.Context, d config.Driver, own string, 
 	case waiting:
 		problem("kubelet-not-confirming", "the kubelet has asked, but neither confirmed nor refused the driver",
 			"it does so within the time of the driver's NodeGetInfo",
-			run("journalctl", "--no-pager", "-u", x.kubelet.service(), "-n", "20", "--grep", "csi"), again, x.kubelet.restart())
+			run("journalctl", "--no-pager", "-b", "-u", x.kubelet.service(), "-n", "20", "--grep", "csi"), again, x.kubelet.restart())
 	case st.RegisteredAt.IsZero():
 		x.checked(d.Name, "registration", OK, "%s", safetext.Word(st.State))
 	default:

@@ -16,6 +16,7 @@ import (
 	"csi-registrar/internal/core/driver"
 	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/node/rootdir"
+	"csi-registrar/internal/sys/mountinfo"
 	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/sys/unixsock"
 )
@@ -191,6 +192,9 @@ func (x *diagnosis) missing(ctx context.Context, d config.Driver, found string, 
 			found += fmt.Sprintf("; %s runs (process %d): its socket was removed", last.unit, pid)
 			if m := x.mountOf(ctx, dir); rootdir.Within(m.Point, path.Join(x.config.Config.Kubelet.RootDir, "plugins")) || m.Point == dir {
 				found += ", or is covered by what is mounted at " + safetext.Word(m.Point) + ", type " + safetext.Word(m.Type)
+				if fix = append(fix, note("or, if that mount is not intended: umount %s", safetext.ShellWord(m.Point))); x.rootOnly(ctx, m.Point) && x.covers(ctx, m) {
+					fix = []Fix{note("it covers mounts that were there before: it was mounted by mistake, or too late"), run("umount", m.Point)}
+				}
 			}
 		}
 		if len(ports) > 0 {
@@ -199,6 +203,13 @@ func (x *diagnosis) missing(ctx context.Context, d config.Driver, found string, 
 		}
 	}
 	x.finding(d.Name, "socket", "driver-socket-missing", found+last.ended, expected, fix...)
+}
+
+// covers reports whether a mount hides others that were made below its mount point before.
+func (x *diagnosis) covers(ctx context.Context, m mountinfo.Mount) bool {
+	all, _ := look(ctx, x, x.proc(), func() ([]mountinfo.Mount, error) { return mountinfo.Read(x.proc(), "self") })
+	before := slices.IndexFunc(all, func(o mountinfo.Mount) bool { return o.ID == m.ID })
+	return slices.ContainsFunc(all[:max(before, 0)], func(o mountinfo.Mount) bool { return o.Point != m.Point && rootdir.Within(o.Point, m.Point) })
 }
 
 // correctEndpoint returns the edit after which a driver that listens on TCP listens on its socket.

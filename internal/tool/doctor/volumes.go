@@ -113,7 +113,7 @@ func (x *diagnosis) logs(d config.Driver, who process) []Fix {
 		server.unit = who.unit
 	}
 	trace := path.Join(path.Dir(d.Socket), "trace.sock")
-	return slices.Concat([]Fix{run("journalctl", "--no-pager", "-u", x.kubelet.service(), "-n", "20", "--grep", "kubernetes.io/csi")}, server.log(),
+	return slices.Concat([]Fix{run("journalctl", "--no-pager", "-b", "-u", x.kubelet.service(), "-n", "20", "--grep", "kubernetes.io/csi")}, server.log(),
 		[]Fix{note("for all calls, with endpoint = %s in the table of the driver, see trace.md: csi-registrar trace --listen %[1]s --connect %s", safetext.ShellWord(trace), safetext.ShellWord(d.Socket))})
 }
 
