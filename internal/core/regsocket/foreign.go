@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -20,8 +21,8 @@ import (
 
 const (
 	askTime    = time.Second            // for GetInfo: the kubelet's own (v1.36)
-	surveyTime = 300 * time.Millisecond // for GetInfo of all others: a publication waits for it
-	surveyFor  = time.Second            // how long these answers are shared
+	surveyWait = 300 * time.Millisecond // how long publications wait for a survey
+	surveyFor  = time.Second            // how long its answers are shared
 	maxQueries = 64                     // sockets that are asked at a time
 )
 
@@ -30,9 +31,11 @@ const (
 // the other.
 type survey struct {
 	began time.Time
-	done  chan struct{} // closed when the following are complete
-	found []foreignSocket
-	errs  []error // of file systems that did not answer
+	done  chan struct{} // closed when all have answered, or had the time to
+
+	mu       sync.Mutex
+	found    []foreignSocket
+	complete bool // it is done, and all file systems have answered
 }
 
 // foreignSocket is a socket that serves a CSI driver.
@@ -43,9 +46,10 @@ type foreignSocket struct {
 	server string // the process that listens, for messages
 }
 
-// others asks all sockets in the directory that are not ours, unless that was done within
-// surveyFor, and returns those that serve a driver.
-func (r *Registry) others(ctx context.Context, driver string) (found []foreignSocket, err error) {
+// others asks all sockets in the directory that are not ours, unless that was begun within
+// surveyFor, and waits until wait has passed since then. It returns those that serve a driver, and
+// whether that is complete.
+func (r *Registry) others(ctx context.Context, driver string, wait time.Duration) (found []foreignSocket, complete bool) {
 	r.mu.Lock()
 	sv := r.survey
 	if sv == nil || time.Since(sv.began) >= surveyFor {
@@ -56,25 +60,28 @@ func (r *Registry) others(ctx context.Context, driver string) (found []foreignSo
 	r.mu.Unlock()
 	select {
 	case <-sv.done:
+	case <-time.After(time.Until(sv.began.Add(wait))):
 	case <-ctx.Done():
-		return nil, context.Cause(ctx)
 	}
+	sv.mu.Lock()
+	defer sv.mu.Unlock()
 	for _, f := range sv.found {
 		if f.driver == driver && r.socketAt(f.path) == nil { // it may have become ours since
 			found = append(found, f)
 		}
 	}
-	return found, errors.Join(sv.errs...)
+	slices.SortFunc(found, func(a, b foreignSocket) int { return strings.Compare(a.path, b.path) })
+	return found, sv.complete
 }
 
 // askAll makes a survey.
 func (r *Registry) askAll(sv *survey) {
 	defer close(sv.done)
-	slot := r.o.Pool.Slot(r.dir.path, nil)
-	paths, err := worker.Do(context.Background(), slot, surveyTime, func() []string { return r.o.Host.Sockets(r.dir.path) }, nil)
-	sv.found, sv.errs = make([]foreignSocket, len(paths)), append(make([]error, len(paths)), err)
-	ctx, cancel := context.WithTimeout(context.Background(), surveyTime)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*askTime)
 	defer cancel()
+	slot := r.o.Pool.Slot(r.dir.path, nil)
+	paths, err := worker.Do(ctx, slot, surveyWait, func() []string { return r.o.Host.Sockets(r.dir.path) }, nil)
+	errs := append(make([]error, len(paths)), err)
 	var queries sync.WaitGroup
 	places := make(chan struct{}, maxQueries)
 	for i, path := range paths {
@@ -85,15 +92,23 @@ func (r *Registry) askAll(sv *survey) {
 		queries.Go(func() {
 			defer func() { <-places }()
 			// A process that does not answer ends ask; only a file system exceeds the limit.
-			slot, limit := r.o.Pool.Slot(path, nil), surveyTime+surveyTime/3
-			sv.found[i], sv.errs[i] = worker.Do(context.Background(), slot, limit, func() foreignSocket { return r.ask(ctx, path) }, nil)
+			slot, limit := r.o.Pool.Slot(path, nil), askTime+surveyWait
+			f, err := worker.Do(ctx, slot, limit, func() foreignSocket { return r.ask(ctx, path) }, nil)
+			sv.mu.Lock()
+			defer sv.mu.Unlock()
+			sv.found, errs[i] = append(sv.found, f), err
 		})
 	}
 	queries.Wait()
+	sv.mu.Lock()
+	defer sv.mu.Unlock()
+	sv.complete = errors.Join(errs...) == nil
 }
 
 // ask finds out which driver a socket serves; none if it does not answer.
 func (r *Registry) ask(ctx context.Context, path string) foreignSocket {
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
 	file, err := r.o.Host.Stat(path)
 	if err != nil || !file.IsSocket() {
 		return foreignSocket{}
@@ -107,13 +122,13 @@ func (r *Registry) ask(ctx context.Context, path string) foreignSocket {
 
 // servedElsewhere describes the other sockets that serve the driver; empty: there are none. Our own
 // file under another name, to which somebody renamed it, is removed; where that fails, nothing can
-// be published either. The error is that of file systems that did not answer.
-func (s *Socket) servedElsewhere(ctx context.Context) (text string, err error) {
+// be published either.
+func (s *Socket) servedElsewhere(ctx context.Context, wait time.Duration) (text string, complete bool) {
 	var own unixsock.FileID
 	if p := s.current.Load(); p != nil {
 		own = p.FileID
 	}
-	found, err := s.r.others(ctx, s.name)
+	found, complete := s.r.others(ctx, s.name, wait)
 	var places []string
 	for _, f := range found {
 		if f.id == own {
@@ -126,21 +141,21 @@ func (s *Socket) servedElsewhere(ctx context.Context) (text string, err error) {
 		text = fmt.Sprintf("%s is already served to the kubelet at %s: stop that registrar (a node-driver-registrar sidecar of the driver?), or remove the driver here",
 			s.name, strings.Join(places, " and at "))
 	}
-	return text, err
+	return text, complete
 }
 
 // explainRefusal looks for another registrar after each refusal of the kubelet, which does not say
-// whose socket it prefers: once, or until all file systems answer.
+// whose socket it prefers: once, or until all have answered or had the time to.
 func (s *Socket) explainRefusal(ctx context.Context) {
 	n := s.Look().Notification
 	if n.Registered || n.At.IsZero() || n.At.Equal(s.explained) {
 		return
 	}
-	text, err := s.servedElsewhere(ctx)
-	if err != nil {
-		s.checkAgain()
-	} else {
+	text, complete := s.servedElsewhere(ctx, 2*askTime)
+	if complete {
 		s.explained = n.At
+	} else {
+		s.checkAgain()
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -61,7 +61,7 @@ func TestAnotherThroughALink(t *testing.T) {
 
 // othersOf is others for a publication.
 func othersOf(t *testing.T, r *Registry, driver string) []foreignSocket {
-	found, _ := r.others(t.Context(), driver)
+	found, _ := r.others(t.Context(), driver, surveyWait)
 	return found
 }
 
@@ -257,7 +257,7 @@ func TestARefusalIsExplainedLate(t *testing.T) {
 					case c.mute:
 						<-ctx.Done()
 					case c.slow:
-						time.Sleep(surveyTime - time.Millisecond)
+						time.Sleep(surveyWait + time.Millisecond)
 					}
 					if ctx.Err() != nil {
 						return pluginreg.Info{}, unixsock.Cred{}, ctx.Err()

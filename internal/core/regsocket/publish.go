@@ -44,7 +44,7 @@ func (s *Socket) publish(ctx context.Context, a status.Announcement) error {
 		return err
 	}
 	// The kubelet, too, sees only what it can read.
-	if text, _ := s.servedElsewhere(ctx); text != "" {
+	if text, _ := s.servedElsewhere(ctx, surveyWait); text != "" {
 		return ConflictError(text)
 	}
 	if ctx.Err() != nil {

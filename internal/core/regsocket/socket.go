@@ -20,7 +20,7 @@ import (
 // How long a call of a Socket's worker may take before it is abandoned. A publication waits for a
 // scan, for the descriptor store and, sometimes, for a stale socket.
 const (
-	checkTime  = time.Second
+	checkTime  = 2 * time.Second // also for the question who else serves a driver
 	changeTime = 3 * time.Second
 	closeTime  = time.Second
 	closeGrace = 2 * time.Second // for calls in flight, at the end of the process

@@ -330,7 +330,7 @@ func (w *world) sidecar(d *csiDriver, name string, arg uint64) {
 		if name == w.socketOf(d.name) { // a hint
 			delete(w.failed, w.registry())
 		}
-		// more than 300 ms are no answer
+		// a publication waits for 300 ms
 		slow := max(0, time.Duration(arg/4%8)-4) * 230 * time.Millisecond
 		w.replace(name, &node{mode: syscall.S_IFSOCK, maker: "sidecar", sock: &sock{bound: name, refs: 1, driver: d.name, endpoint: endpoint, slow: slow}})
 	}

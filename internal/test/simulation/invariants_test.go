@@ -591,7 +591,7 @@ func (w *world) checkStatus(p *process, d *csiDriver, s *status.Driver, calm boo
 func (w *world) checkOthers(d *csiDriver, s *status.Driver, n *node, published bool) {
 	const rule = "the status names who else serves a refused driver"
 	other, told := w.files.nodes[w.besides(d)], n != nil && n.sock != nil && n.sock.told != nil && !n.sock.told.Registered
-	serves := told && other != nil && other.sock != nil && other.sock.refs > 0 && other.sock.slow < 300*time.Millisecond && time.Unix(0, other.Born).Add(patience).Before(n.sock.toldAt)
+	serves := told && other != nil && other.sock != nil && other.sock.refs > 0 && time.Unix(0, other.Born).Add(patience).Before(n.sock.toldAt)
 	refused := published && strings.Contains(s.Reason, "the kubelet refused")
 	named := strings.Contains(s.Reason, "already served")
 	reads := w.files.latency <= slowDisk && !w.failed[w.besides(d)] && !w.failed[w.registry()]
