@@ -100,9 +100,10 @@ func (q *questions) call(ctx context.Context, step Step, expected string, do fun
 	default:
 		id, found := failure(step, longest, err)
 		server := q.serverOf(ctx, q.d.Name, q.who)
-		if server.unit != "" {
+		found += server.ended
+		if server.unit != "" && server.ended == "" {
 			why, undo := q.blame(ctx, server.unit)
-			found, server.revive = found+server.ended+strings.Replace(why, ": ", "; it logged ", 1), append(undo, server.revive...)
+			found, server.revive = found+strings.Replace(why, ": ", "; it logged ", 1), append(undo, server.revive...)
 		}
 		q.finding(q.d.Name, step, id, found, expected, server.restart()...)
 	}

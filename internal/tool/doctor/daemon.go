@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -48,11 +49,11 @@ func (x *diagnosis) running(ctx context.Context) {
 	err, outdated := x.daemon.err, x.outdated()
 	switch {
 	case errors.Is(err, control.ErrNotRunning):
-		start := enable
-		if x.properties["ActiveState"] == "active" { // its socket is gone
-			start = systemctl("restart", serviceUnit)
+		found, start := err.Error(), enable
+		if x.properties["ActiveState"] == "active" {
+			found, start = serviceUnit+" runs, but somebody removed "+safetext.Word(control.Path(x.o.Source.Root)), systemctl("restart", serviceUnit)
 		}
-		x.finding("", "daemon", "daemon-not-running", err.Error(), "it runs", start)
+		x.finding("", "daemon", "daemon-not-running", found, "it runs", start)
 	case errors.Is(err, fs.ErrPermission):
 		x.finding("", "daemon", "not-root", err.Error(), "doctor runs as root; other users cannot see everything that it checks", asRoot)
 	case err != nil:
@@ -72,8 +73,14 @@ func (x *diagnosis) running(ctx context.Context) {
 		x.finding("", "daemon", "configuration-not-loaded", "the configuration of the daemon differs from the files: "+outdated,
 			"the daemon, which is root without capabilities, has read the files", append(x.open(ctx), apply...)...)
 	case x.o.Version != "" && x.daemon.Version != x.o.Version:
-		x.finding("", "daemon", "daemon-outdated", fmt.Sprintf("the daemon is version %s, this program %s", safetext.Word(x.daemon.Version), safetext.Word(x.o.Version)),
-			"the daemon was restarted after the upgrade", systemctl("restart", serviceUnit))
+		unpacked, fix := "", systemctl("restart", serviceUnit)
+		dpkg := filepath.Join(x.o.Root, "var/lib/dpkg/status")
+		state, _ := look(ctx, x, dpkg, func() ([]byte, error) { return readSome(dpkg, maxSockets) }) // there need not be one
+		if bytes.Contains(state, []byte("\nPackage: csi-registrar\nStatus: install ok unpacked\n")) {
+			unpacked, fix = "; dpkg has unpacked the package and not configured it", run("dpkg", "--configure", "csi-registrar")
+		}
+		x.finding("", "daemon", "daemon-outdated", fmt.Sprintf("the daemon is version %s, this program %s%s", safetext.Word(x.daemon.Version), safetext.Word(x.o.Version), unpacked),
+			"the daemon was restarted after the upgrade", fix)
 	default:
 		x.checked("", "daemon", OK, "running since %s", clock(x.daemon.StartedAt))
 	}

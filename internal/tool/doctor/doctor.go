@@ -93,6 +93,7 @@ func Run(ctx context.Context, o Options) Report {
 
 	x.configuration(ctx)
 	x.kubelets(ctx)
+	x.nodeObject(ctx)
 	x.unit(ctx)
 	x.running(ctx)
 	x.withdrawals(ctx)

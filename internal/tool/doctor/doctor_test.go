@@ -203,7 +203,7 @@ func TestBrokenNodes(t *testing.T) {
 				n.listens(900, n.path("data"))
 			},
 			manual: func(t *testing.T, n *node) { n.remove(n.path("proc/900")) }},
-		{what: "API server of another address", step: "registration", id: "kubelet-refused", found: "connection refused", fix: "# if that address is wrong: correct server: in /etc/kubernetes/kubelet.conf, then run the next line\n# if the API server is away, nothing has to be done here: ",
+		{what: "API server of another address", step: "registration", id: "kubelet-refused", found: "connection refused", fix: "# if that address is wrong: correct server: in /etc/kubernetes/kubelet.conf:3, then run the next line\n# if the API server is away, nothing has to be done here: ",
 			breaks: func(t *testing.T, n *node) {
 				n.write("proc/812/cmdline", "kubelet\x00--kubeconfig=/etc/kubernetes/kubelet.conf\x00")
 				n.rooted(812, n.root)
@@ -346,6 +346,11 @@ func TestBrokenNodes(t *testing.T) {
 			breaks: func(t *testing.T, n *node) {
 				n.units["kubelet.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "active", "SubState": "running", "FreezerState": "frozen"}
 			}},
+		{what: "Node deleted", step: "kubelet", id: "node-missing", found: "the API server has no Node of this kubelet: \"E1128", fix: "systemctl restart kubelet.service",
+			breaks: func(t *testing.T, n *node) {
+				n.units["kubelet.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "active", "SubState": "running",
+					"journal": `E1128 03:00:25.1 812 kubelet_node_status.go:548] "Error updating node status, will retry" err="error getting node \"w-7\": nodes \"w-7\" not found"`}
+			}},
 		{what: "rootless kubelet", step: "kubelet", id: "kubelet-rootless", found: "runs as another user than root", fix: "node-driver-registrar", both: "no-kubelet",
 			breaks: func(t *testing.T, n *node) {
 				n.write("proc/812/status", "Name:\tx\nUid:\t1000\t1000\t1000\t1000\n")
@@ -453,7 +458,7 @@ func TestBrokenNodes(t *testing.T) {
 			manual: func(t *testing.T, n *node) { n.remove(n.path("etc/csi-registrar/conf.d/60-nfs.toml")) }},
 		{what: "unit stopped", step: "unit", id: "unit-stopped", found: "is inactive", fix: "systemctl enable --now",
 			breaks: func(t *testing.T, n *node) { n.down(); n.units[serviceUnit]["ActiveState"] = "inactive" }},
-		{what: "daemon does not answer", step: "daemon", id: "daemon-not-running", found: "is not running", fix: "systemctl",
+		{what: "daemon does not answer", step: "daemon", id: "daemon-not-running", found: "csi-registrar.service runs, but somebody removed ", fix: "systemctl restart",
 			breaks: func(t *testing.T, n *node) { n.down() }},
 		{what: "sandbox for another root_dir", step: "sandbox", id: "root-dir-not-writable", found: "read-only", fix: "ReadWritePaths=",
 			breaks: func(t *testing.T, n *node) {
@@ -633,6 +638,7 @@ func TestPodsThatWait(t *testing.T) {
 		"by the files":     {"", true, 2 * time.Minute, false, "pods wait for a volume: 0123"},
 		"mounted since":    {failed, true, 0, true, ""},
 		"no error":         {"MountVolume started for volume \"pv\" " + unique, false, 0, false, ""},
+		"inline":           {strings.ReplaceAll(failed, "csi/"+name+"^v", "csi/0123-pv"), true, 0, false, `db (0123), "rpc error: code = DeadlineExceeded desc = context deadline exceeded"`},
 		"another's pod":    {strings.ReplaceAll(failed, "0123", "0124"), false, 0, false, ""},
 		"not a driver":     {strings.ReplaceAll(failed, "csi/"+name, "csi/$(reboot)"), false, 0, false, ""},
 		"a path in the id": {strings.ReplaceAll(failed, "0123", "../0123"), false, 0, false, ""},

@@ -180,11 +180,15 @@ func (x *diagnosis) topologyRefusal(ctx context.Context, d config.Driver, st sta
 // relabel corrects the driver, or removes the labels of topology keys from the Node and registers
 // it again.
 func (x *diagnosis) relabel(ctx context.Context, d config.Driver, keys []string, s server) []Fix {
-	edit := "correct the configuration of the driver"
-	if at := x.placeInUnit(ctx, s.unit, "%H"); at != "" { // the host name
-		edit = "in " + at + " write the earlier name in place of %H, run systemctl daemon-reload"
+	const wrong = "if the new topology is wrong, as after a change of the host name: "
+	fix := []Fix{note(wrong + "correct the configuration of the driver, then")}
+	at, name := x.placeInUnit(ctx, s.unit, "%H"), x.kubeletFlag("hostname-override")
+	if i := strings.LastIndexByte(at, ':'); strings.HasPrefix(at, "/etc/") && isNodeName(name) {
+		fix = []Fix{note(wrong + "the kubelet still has the earlier one"), run("sed", "-i", at[i+1:]+"s/%H/"+name+"/", at[:i]), run("systemctl", "daemon-reload")}
+	} else if at != "" { // the host name
+		fix = []Fix{note(wrong+"in %s write the earlier name in place of %%H, run systemctl daemon-reload, then", at)}
 	}
-	fix := append([]Fix{note("if the new topology is wrong, as after a change of the host name: %s, then", edit)}, s.restart()...)
+	fix = append(fix, s.restart()...)
 	fix = append(fix, note("if it is right: remove the label where kubectl works"))
 	f := run("kubectl", "label", "node", x.nodeName())
 	for _, k := range keys {

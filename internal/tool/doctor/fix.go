@@ -69,7 +69,7 @@ func logOf(unit string) Fix {
 }
 
 // errorWords are in the last line of a program that ends because of an error.
-const errorWords = "error|fail|fatal|panic|not defined|unknown|invalid|no such|cannot|^[ef][0-9]"
+const errorWords = "error|fail|fatal|panic|unknown|invalid|no such|cannot|denied|refused|timed out|unreachable|not (defined|found|ready|answer)|^[ef][0-9]"
 
 // reloadUnits applies changed unit files. The service restarts its sockets, which cannot be started
 // beside it.

@@ -447,7 +447,7 @@ func TestFixRestartsTheUnitWithTheSocket(t *testing.T) {
 	n.write("usr/lib/systemd/system/other.service", "[Service]\nExecStart=/usr/bin/nfs --endpoint=unix://"+n.socket()+"2\n[Unit]\nWants=/x"+n.socket()+"\n")
 	n.write("usr/lib/systemd/system/csi-registrar.service.d/a.conf", "# "+n.socket()+"\n")
 	n.write("usr/lib/systemd/system/csi@.service", "# "+n.socket()+"\n")
-	restart := "# the file of csi-nfs.service names this socket\nsystemctl --no-pager status csi-nfs.service\njournalctl --no-pager -b -u csi-nfs.service -n 20 --grep 'warn|^w[0-9]|error|fail|fatal|panic|not defined|unknown|invalid|no such|cannot|^[ef][0-9]'\nsystemctl restart --no-block csi-nfs.service\n"
+	restart := "# the file of csi-nfs.service names this socket\nsystemctl --no-pager status csi-nfs.service\njournalctl --no-pager -b -u csi-nfs.service -n 20 --grep '" + "warn|^w[0-9]|" + errorWords + "'\nsystemctl restart --no-block csi-nfs.service\n"
 	f := n.examine().Findings[0]
 	if f.ID != "driver-socket-missing" || !strings.Contains(f.Found, "; csi-nfs.service is inactive (dead)") || !strings.HasPrefix(lines(f.Fix), restart) {
 		t.Errorf("%+v", f)
@@ -712,6 +712,12 @@ func TestFaultOfADriverThatRuns(t *testing.T) {
 	if !strings.HasSuffix(f.Found, `; it logged "error: nowhere does not answer"; `+file+`:2 sets "Environment=SERVER=nowhere"`) ||
 		!strings.HasSuffix(lines(f.Fix), "\n# if that is the cause, correct it, or: mv -n "+file+" "+file+".off\nsystemctl daemon-reload\nsystemctl restart --no-block csi-nfs.service") {
 		t.Errorf("%+v", f)
+	}
+	n.units["csi-nfs.service"]["journal"] = "not ready: the storage does not answer\nerror: " + supervise.ErrNotServing.Error() + ": not ready"
+	n.units["csi-nfs.service"]["ActiveState"], n.units["csi-nfs.service"]["SubState"] = "activating", "start-post"
+	f, _ = finding(n.examine(), "driver-not-ready")
+	if got := lines(f.Fix); !strings.Contains(f.Found, `"not ready: the storage does not answer"`) || strings.Count(got, file+".off") != 1 {
+		t.Errorf("under supervise: %s\n%s", f.Found, got)
 	}
 	n.units["csi-nfs.service"]["FreezerState"] = "frozen"
 	f, _ = finding(n.examine(), "driver-not-ready")

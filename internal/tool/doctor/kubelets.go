@@ -171,6 +171,25 @@ func socketsOf(proc string) (inodes []string, err error) {
 	return inodes, err
 }
 
+// unixSockets returns the paths of the Unix sockets on which a process listens.
+func (x *diagnosis) unixSockets(ctx context.Context, pid int) []string {
+	proc := x.procPath(pid)
+	// An error: it has ended, or is hidden.
+	paths, _ := look(ctx, x, proc, func() (paths []string, err error) {
+		inodes, err := socketsOf(proc)
+		list, _ := readSome(filepath.Join(proc, "net/unix"), maxSockets)
+		for line := range strings.Lines(string(list)) {
+			// Num RefCount Protocol Flags Type St Inode Path
+			fields := strings.Fields(line)
+			if len(fields) == 8 && fields[3] == "00010000" && path.IsAbs(fields[7]) && slices.Contains(inodes, fields[6]) {
+				paths = append(paths, fields[7])
+			}
+		}
+		return paths, err
+	})
+	return paths
+}
+
 // tcpPorts returns the TCP ports on which a process listens.
 func (x *diagnosis) tcpPorts(ctx context.Context, pid int) []string {
 	proc := x.procPath(pid)

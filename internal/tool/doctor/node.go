@@ -80,7 +80,7 @@ func (x *diagnosis) kubelets(ctx context.Context) {
 			if strings.HasSuffix(other.unit, ".service") && other.unit != k.unit {
 				stop = run("systemctl", "disable", "--now", other.unit)
 			}
-			x.finding("", "kubelet", "second-kubelet", text, "one kubelet, with which the drivers are registered", note("if it is left from another distribution"), stop)
+			x.finding("", "kubelet", "second-kubelet", text, "one kubelet, with which the drivers are registered", note("if it is to stay, and the other one not: set root_dir to its directory under [kubelet]"), note("if it is left from another distribution"), stop)
 		}
 	}
 	again, fix := x.restarts(ctx, k.process)
@@ -105,6 +105,18 @@ func (x *diagnosis) kubelets(ctx context.Context) {
 		x.finding("", "kubelet", "root-dir-mismatch", fmt.Sprintf("%s has the root directory %s, but csi-registrar publishes below %s (%s)%s", k.process,
 			safetext.Word(k.rootDir), safetext.Word(ours), x.config.Origin("kubelet.root_dir"), found),
 			"root_dir = "+safetext.Quote(k.rootDir)+" under [kubelet]", fix...)
+	}
+}
+
+// nodeObject checks that the API server has the Node of the kubelet, which creates it only when it
+// starts (kubelet v1.37).
+func (x *diagnosis) nodeObject(ctx context.Context) {
+	if x.kubelet == nil {
+		return
+	}
+	lines := x.o.Units.Journal(ctx, x.kubelet.service(), "--since=-1min", "--lines=1", "--grep=Error updating node status.*not found", "_PID="+strconv.Itoa(x.kubelet.pid))
+	if last := strings.Join(lines, ""); last != "" {
+		x.finding("", "kubelet", "node-missing", "the API server has no Node of this kubelet: "+safetext.Quote(last), "it has one: the kubelet creates its Node when it starts", x.kubelet.restart())
 	}
 }
 
@@ -156,7 +168,7 @@ func (x *diagnosis) directory(ctx context.Context) {
 		where, fix := x.unreadable(ctx, dir, err)
 		x.finding("", "plugins_registry", "plugins-registry-unreadable", fmt.Sprintf("%s cannot be examined: %v%s", shown, err, where), "a directory on a file system that answers", fix...)
 	case !at.IsDir():
-		x.finding("", "plugins_registry", "plugins-registry-not-directory", shown+" is "+at.Kind(), "a directory", append(x.remove(ctx, dir, at), x.kubelet.restart())...)
+		x.finding("", "plugins_registry", "plugins-registry-not-directory", shown+" is "+at.Kind(), "a directory", append(x.remove(ctx, dir, at), x.kubelet.restart(), systemctl("restart", serviceUnit))...)
 	default:
 		err := x.trusted(ctx, dir)
 		e, known := errors.AsType[*trust.Error](err)

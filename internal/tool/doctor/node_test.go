@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -78,6 +79,11 @@ func (u units) Show(ctx context.Context, unit string, properties ...string) (map
 
 func (u units) Journal(_ context.Context, unit string, args ...string) []string {
 	lines := strings.Split(u[unit]["journal"], "\n")
+	for _, arg := range args {
+		if grep, ok := strings.CutPrefix(arg, "--grep="); ok {
+			lines = slices.DeleteFunc(lines, func(l string) bool { return !regexp.MustCompile("(?i)" + grep).MatchString(l) })
+		}
+	}
 	if slices.Contains(args, "--reverse") {
 		slices.Reverse(lines)
 	}
@@ -180,6 +186,7 @@ func (n *node) mounted(path string) {
 func (n *node) startKubelet() {
 	n.t.Helper()
 	n.process(812, "kubelet", "0::/system.slice/kubelet.service")
+	delete(n.units["kubelet.service"], "journal") // of an earlier process
 	n.listens(812, n.rootDir)
 	n.mkdir(n.registry(), 0o750)
 	n.write("proc/812/fdinfo/3", "pos:\t0\nflags:\t02\n")

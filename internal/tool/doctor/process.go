@@ -223,6 +223,11 @@ func (x *diagnosis) blame(ctx context.Context, unit string) (text string, fix []
 	return text + set, fix
 }
 
+// ofSupervise reports whether a line repeats what supervise says of a driver, after the driver's own.
+func ofSupervise(line string) bool {
+	return strings.Contains(line, supervise.ErrEnded.Error()) || strings.Contains(line, supervise.ErrNotServing.Error())
+}
+
 // stackFrame matches lines that Go prints after the error of a program that crashes.
 var stackFrame = regexp.MustCompile(`^(\s|goroutine \d|created by |[\w./*()-]+\(.*\)$)`)
 
@@ -230,11 +235,11 @@ var stackFrame = regexp.MustCompile(`^(\s|goroutine \d|created by |[\w./*()-]+\(
 // systemd's if that could not start it; empty if there is none, or if it was stopped.
 func (x *diagnosis) lastError(ctx context.Context, unit string, p map[string]string) string {
 	status, _ := strconv.Atoi(p["ExecMainStatus"]) // from 200 on it is systemd's
-	failed := p["Result"] != "success" && p["Result"] != ""
+	failed := p["Result"] != "success" && p["Result"] != "" || p["ActiveState"] == "activating"
 	// systemd repeats that the unit failed; the reason is in a line before.
 	last := func(ofSystemd bool, args ...string) string {
 		for _, line := range x.o.Units.Journal(ctx, unit, append(args, "--lines=10", "--reverse")...) {
-			if line != "" && !strings.HasPrefix(line, "Failed to start ") && !strings.Contains(line, supervise.ErrEnded.Error()) && !stackFrame.MatchString(line) && (ofSystemd || !strings.HasPrefix(line, unit+": ")) {
+			if line != "" && !strings.HasPrefix(line, "Failed to start ") && !ofSupervise(line) && !stackFrame.MatchString(line) && (ofSystemd || !strings.HasPrefix(line, unit+": ")) {
 				return line
 			}
 		}

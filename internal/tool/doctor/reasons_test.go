@@ -107,6 +107,11 @@ func TestTopologyFromTheHostName(t *testing.T) {
 	if !strings.Contains(lines(f.Fix), "as after a change of the host name: in "+file+":2 write the earlier name in place of %H, run systemctl daemon-reload, then\n") {
 		t.Error(lines(f.Fix))
 	}
+	n.write("proc/812/cmdline", "kubelet\x00--hostname-override=w-7\x00")
+	f, _ = finding(n.examine(), "topology-changed")
+	if !strings.HasPrefix(lines(f.Fix), "# if the new topology is wrong, as after a change of the host name: the kubelet still has the earlier one\nsed -i 2s/%H/w-7/ "+file+"\nsystemctl daemon-reload\n") {
+		t.Error(lines(f.Fix))
+	}
 }
 
 func TestStoppedDaemonWithVolumesInUse(t *testing.T) {

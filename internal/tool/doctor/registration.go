@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -208,8 +209,8 @@ func (x *diagnosis) askedBefore(ctx context.Context, socket string) string {
 	return ""
 }
 
-// apiServer returns the address of the API server in the kubelet's kubeconfig, and that file; nil
-// if it is not known.
+// apiServer returns the address of the API server in the kubelet's kubeconfig, and its place; nil if
+// it is not known.
 func (x *diagnosis) apiServer(ctx context.Context) (*url.URL, string) {
 	file := x.kubeletFlag("kubeconfig")
 	if !path.IsAbs(file) {
@@ -220,8 +221,9 @@ func (x *diagnosis) apiServer(ctx context.Context) (*url.URL, string) {
 	if err != nil || m == nil {
 		return nil, ""
 	}
+	line := 1 + strings.Count(string(text[:bytes.Index(text, m[1])]), "\n")
 	server, _ := url.Parse(string(m[1])) // nil after an error
-	return server, file
+	return server, fmt.Sprintf("%s:%d", safetext.ShellWord(file), line)
 }
 
 // refusal explains the kubelet's error. The error only selects one of our texts.
@@ -238,10 +240,10 @@ func (x *diagnosis) refusal(ctx context.Context, d config.Driver, st status.Driv
 	server, file := x.apiServer(ctx)
 	switch {
 	case server != nil && refusals[i].words[0] == "unauthorized":
-		fix = append(fix, note("that is %s", safetext.ShellWord(file)))
+		fix = append(fix, note("that is %s", file[:strings.LastIndexByte(file, ':')]))
 	case server != nil && strings.Contains(text, strings.ToLower(server.Host)):
 		return "the kubelet reaches the API server, by its kubeconfig " + safetext.Quote(server.String()),
-			[]Fix{note("if that address is wrong: correct server: in %s, then run the next line", safetext.ShellWord(file)),
+			[]Fix{note("if that address is wrong: correct server: in %s, then run the next line", file),
 				note("if the API server is away, nothing has to be done here: %s", retries), x.kubelet.restart()}
 	}
 	return refusals[i].expected, append(fix, note("%s", retries), x.kubelet.restart())

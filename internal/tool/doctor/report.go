@@ -103,7 +103,7 @@ var kinds = []kind{
 	{Problem, wrongFiles, nil},
 	{Problem, []ID{"root-dir-mismatch"}, nil},
 	{Problem, noSpace, []ID{"root-dir-mismatch"}},
-	{Problem, []ID{"kubelet-rootless", "no-kubelet", "kubelet-frozen"}, nil},
+	{Problem, []ID{"kubelet-rootless", "no-kubelet", "kubelet-frozen", "node-missing"}, nil},
 	{Problem, []ID{"plugins-registry-link"}, []ID{"root-dir-mismatch"}},
 	{Problem, noDirectory, []ID{"root-dir-mismatch"}},
 	{Problem, []ID{"plugins-registry-writable"}, []ID{"root-dir-mismatch"}},

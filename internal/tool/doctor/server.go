@@ -187,8 +187,16 @@ func (x *diagnosis) missing(ctx context.Context, d config.Driver, found string, 
 	fix := append(last.restart(), note("if it listens elsewhere: set socket in the table of the driver"))
 	if last.unit != "" {
 		pid, _ := strconv.Atoi(x.show(ctx, last.unit, "MainPID")["MainPID"])
-		ports := x.tcpPorts(ctx, pid)
-		if dir := path.Dir(d.Socket); last.ended == "" && pid > 0 && len(ports) == 0 {
+		ports, sockets := x.tcpPorts(ctx, pid), x.unixSockets(ctx, pid)
+		sockets = slices.DeleteFunc(sockets, func(path string) bool { return path == d.Socket })
+		switch dir := path.Dir(d.Socket); {
+		case len(sockets) == 1:
+			found += fmt.Sprintf("; its process %d listens on %s", pid, safetext.Word(sockets[0]))
+			fix = append(x.correctEndpoint(ctx, d, last.unit, sockets[0], d.Socket), last.start()...)
+		case len(ports) > 0:
+			found += fmt.Sprintf("; its process %d listens on TCP port %s: a driver's flag --endpoint must name a Unix socket", pid, strings.Join(ports, ", "))
+			fix = append(x.correctEndpoint(ctx, d, last.unit, x.tcpAddress(pid), "unix://"+d.Socket), last.start()...)
+		case last.ended == "" && pid > 0:
 			found += fmt.Sprintf("; %s runs (process %d): its socket was removed", last.unit, pid)
 			if m := x.mountOf(ctx, dir); rootdir.Within(m.Point, path.Join(x.config.Config.Kubelet.RootDir, "plugins")) || m.Point == dir {
 				found += ", or is covered by what is mounted at " + safetext.Word(m.Point) + ", type " + safetext.Word(m.Type)
@@ -196,10 +204,6 @@ func (x *diagnosis) missing(ctx context.Context, d config.Driver, found string, 
 					fix = []Fix{note("it covers mounts that were there before: it was mounted by mistake, or too late"), run("umount", m.Point)}
 				}
 			}
-		}
-		if len(ports) > 0 {
-			found += fmt.Sprintf("; its process %d listens on TCP port %s: a driver's flag --endpoint must name a Unix socket", pid, strings.Join(ports, ", "))
-			fix = append(x.correctEndpoint(ctx, d, last.unit, pid), last.start()...)
 		}
 	}
 	x.finding(d.Name, "socket", "driver-socket-missing", found+last.ended, expected, fix...)
@@ -212,18 +216,28 @@ func (x *diagnosis) covers(ctx context.Context, m mountinfo.Mount) bool {
 	return slices.ContainsFunc(all[:max(before, 0)], func(o mountinfo.Mount) bool { return o.Point != m.Point && rootdir.Within(o.Point, m.Point) })
 }
 
-// correctEndpoint returns the edit after which a driver that listens on TCP listens on its socket.
-func (x *diagnosis) correctEndpoint(ctx context.Context, d config.Driver, unit string, pid int) []Fix {
+// tcpAddress returns the address in the command line of a driver that listens on TCP.
+func (x *diagnosis) tcpAddress(pid int) string {
 	line, _ := readSome(x.procPath(pid, "cmdline"), maxProcFile) // an error: it has ended
-	given := "its address"
 	for arg := range strings.SplitSeq(string(line), "\x00") {
 		if at := strings.Index(arg, "tcp:"); at >= 0 {
-			given = arg[at:]
+			return arg[at:]
 		}
 	}
-	place := cmp.Or(x.placeInUnit(ctx, unit, given), "its unit")
-	return []Fix{note("in %s write unix://%s in place of %s, then run the next lines", place, safetext.ShellWord(d.Socket), safetext.ShellWord(given)),
-		run("systemctl", "daemon-reload")}
+	return "its address"
+}
+
+// plainAddress matches what is not special in an expression of sed.
+var plainAddress = regexp.MustCompile(`^[\w./:@-]+$`)
+
+// correctEndpoint returns the edit after which a driver that listens elsewhere listens on its socket.
+func (x *diagnosis) correctEndpoint(ctx context.Context, d config.Driver, unit, given, right string) []Fix {
+	place := x.placeInUnit(ctx, unit, given)
+	edit := note("in %s write %s in place of %s, then run the next lines", cmp.Or(place, "its unit"), safetext.ShellWord(right), safetext.ShellWord(given))
+	if i := strings.LastIndexByte(place, ':'); strings.HasPrefix(place, "/etc/") && plainAddress.MatchString(given) && plainAddress.MatchString(right) {
+		edit = run("sed", "-i", fmt.Sprintf("%ss|%s|%s|", place[i+1:], given, right), place[:i])
+	}
+	return []Fix{edit, run("systemctl", "daemon-reload")}
 }
 
 // placeInUnit returns the last line of a unit's files that has a text, as FILE:LINE; the last one

@@ -272,10 +272,14 @@ func (x *diagnosis) openHTTP(ctx context.Context, service map[string]string) {
 func (x *diagnosis) portTaken(ctx context.Context, listen string) {
 	address, _, _ := strings.Cut(listen, " ")
 	_, port, _ := net.SplitHostPort(address)
-	who, fix := "", []Fix{logOf(httpUnit)}
+	who, fix, used := "", []Fix{logOf(httpUnit)}, map[string]bool{}
 	all, _ := x.processes(ctx)
 	for _, p := range all {
-		if p.pid <= 1 || who != "" || !slices.Contains(x.tcpPorts(ctx, p.pid), port) {
+		ports := x.tcpPorts(ctx, p.pid)
+		for _, p := range ports {
+			used[p] = true
+		}
+		if p.pid <= 1 || who != "" || !slices.Contains(ports, port) {
 			continue
 		}
 		stop := run("kill", strconv.Itoa(p.pid))
@@ -285,8 +289,13 @@ func (x *diagnosis) portTaken(ctx context.Context, listen string) {
 		who = ": " + p.String() + " listens on its port"
 		fix = []Fix{note("if that program is not needed: %s", stop)}
 	}
-	x.finding("", "http", "http-failed", fmt.Sprintf("%s, for health and metrics on %s, has failed%s", httpUnit, safetext.Word(address), who), "it listens",
-		append(fix, note("otherwise give the daemon a free port, with an empty ListenStream= and one with the address: systemctl edit %s", httpUnit), systemctl("restart", serviceUnit))...)
+	free := 9810
+	for used[strconv.Itoa(free)] {
+		free++
+	}
+	fix = append(fix, note("otherwise on a free port, which monitoring must be told"))
+	fix = append(fix, writeDropIn("/etc/systemd/system/"+httpUnit+".d/zz-doctor-port.conf", "[Socket]", "ListenStream=", "ListenStream=127.0.0.1:"+strconv.Itoa(free))...)
+	x.finding("", "http", "http-failed", fmt.Sprintf("%s, for health and metrics on %s, has failed%s", httpUnit, safetext.Word(address), who), "it listens", fix...)
 }
 
 // onLoopback reports whether an address is reachable only from this machine: a loopback address, or

@@ -115,6 +115,11 @@ func TestDaemonOfAnotherVersion(t *testing.T) {
 			t.Errorf("%q: %+v", version, r.Findings)
 		}
 	}
+	n.write("var/lib/dpkg/status", "Package: a\nStatus: install ok installed\n\nPackage: csi-registrar\nStatus: install ok unpacked\nVersion: 2\n")
+	f, _ := finding(Run(t.Context(), Options{Source: n.source(), Units: n.units, Root: n.root, Version: "2"}), "daemon-outdated")
+	if !strings.HasSuffix(f.Found, "; dpkg has unpacked the package and not configured it") || lines(f.Fix) != "dpkg --configure csi-registrar" {
+		t.Errorf("unpacked: %+v", f)
+	}
 }
 
 // The process that uses the port of health and metrics, and a driver that listens on TCP, are found
@@ -135,7 +140,8 @@ func TestTCPPorts(t *testing.T) {
 	if len(r.Findings) != 1 || r.Findings[0].ID != "http-failed" || !r.Healthy || !strings.HasSuffix(r.Findings[0].Found, "on 127.0.0.1:9809, has failed: exporter (pid 4711, exporter.service) listens on its port") {
 		t.Errorf("%+v", r.Findings)
 	}
-	const stop = "# if that program is not needed: systemctl disable --now exporter.service\n"
+	const stop = "# if that program is not needed: systemctl disable --now exporter.service\n# otherwise on a free port, which monitoring must be told\n" +
+		"mkdir -p /etc/systemd/system/csi-registrar-http.socket.d\nprintf '%s\\n' '[Socket]' ListenStream= ListenStream=127.0.0.1:9810 > /etc/systemd/system/csi-registrar-http.socket.d/zz-doctor-port.conf\n"
 	if got := lines(r.Findings[0].Fix); !strings.HasPrefix(got, stop) || !strings.HasSuffix(got, "\nsystemctl restart csi-registrar.service") {
 		t.Errorf("%s", got)
 	}
@@ -151,10 +157,24 @@ func TestTCPPorts(t *testing.T) {
 	if !strings.Contains(f.Found, "its process 4711 listens on TCP port 9809: a driver's flag --endpoint must name a Unix socket") {
 		t.Errorf("%+v", f)
 	}
-	want := "# in " + dropIn + ":3 write unix://" + n.socket() + " in place of tcp://127.0.0.1:9809, then run the next lines\n" +
+	want := "sed -i '3s|tcp://127.0.0.1:9809|unix://" + n.socket() + "|' " + dropIn + "\n" +
 		"systemctl daemon-reload\nsystemctl restart --no-block csi-nfs.service"
 	if got := lines(f.Fix); got != want {
 		t.Errorf("%s\nwant\n%s", got, want)
+	}
+	// It listens on another Unix socket; one that only the file of the package names is edited by hand.
+	n.remove(n.path("proc/4711/net/tcp"))
+	n.write("proc/4711/net/unix", "Num       RefCount Protocol Flags    Type St Inode Path\n0: 00000002 00000000 00010000 0001 01 55 /tmp/csi.sock\n"+
+		"0: 00000002 00000000 00000000 0001 03 55 /tmp/connected\n0: 00000002 00000000 00010000 0001 01 56 /tmp/other\n")
+	n.write(dropIn, "[Service]\nExecStart=\nExecStart=/usr/bin/nfs --endpoint unix:///tmp/csi.sock -v\n")
+	f, _ = finding(n.examine(), "driver-socket-missing")
+	if !strings.Contains(f.Found, "; its process 4711 listens on /tmp/csi.sock") || !strings.HasPrefix(lines(f.Fix), "sed -i '3s|/tmp/csi.sock|"+n.socket()+"|' "+dropIn+"\nsystemctl daemon-reload\n") {
+		t.Errorf("%+v", f)
+	}
+	n.units["csi-nfs.service"]["DropInPaths"] = ""
+	n.write(file, "[Service]\nExecStart=/usr/bin/nfs unix:///tmp/csi.sock # "+n.socket()+"\n")
+	if f, _ = finding(n.examine(), "driver-socket-missing"); !strings.HasPrefix(lines(f.Fix), "# in "+file+":2 write "+n.socket()+" in place of /tmp/csi.sock, then run the next lines\n") {
+		t.Errorf("%+v", f)
 	}
 }
 

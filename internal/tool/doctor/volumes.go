@@ -66,9 +66,13 @@ func (x *diagnosis) checkVolumes(ctx context.Context) {
 			unmounted[v.Driver] = append(unmounted[v.Driver], safetext.Word(v.Dir))
 		default:
 			waiting++
-			late := time.Since(v.Since).Abs() >= volumes.Slow
-			if v := (podVolume{v.Pod, v.Driver, v.Handle}); x.waiting[v] == "" && late {
-				x.waiting[v] = safetext.Word(v.pod)
+			inline := x.waiting[podVolume{v.Pod, "", v.Pod + "-" + path.Base(v.Dir)}]
+			key, late := podVolume{v.Pod, v.Driver, v.Handle}, time.Since(v.Since).Abs() >= volumes.Slow
+			switch {
+			case inline != "":
+				x.waiting[key] = inline
+			case x.waiting[key] == "" && late:
+				x.waiting[key] = safetext.Word(v.Pod)
 			}
 		}
 	}
@@ -82,11 +86,12 @@ func (x *diagnosis) checkVolumes(ctx context.Context) {
 	}
 }
 
-// podVolume is a volume of a driver in a pod.
+// podVolume is a volume of a driver in a pod. Of an inline volume the kubelet logs no driver, and the
+// pod and the volume's name as its handle.
 type podVolume struct{ pod, driver, handle string }
 
 // failedMount matches an error of the kubelet's operation executor (kubelet v1.37).
-const failedMount = `failed for volume .*?\(UniqueName: \\*"kubernetes\.io/csi/([^\\"^]+)\^([^\\"]*)\\*"\) pod \\*"([^\\"]+)\\*" \(UID: \\*"([^\\"]+)\\*"\) ?: (.*)`
+const failedMount = `failed for volume .*?\(UniqueName: \\*"kubernetes\.io/csi/(?:([^\\"^]+)\^)?([^\\"]*)\\*"\) pod \\*"([^\\"]+)\\*" \(UID: \\*"([^\\"]+)\\*"\) ?: (.*)`
 
 // failedMounts returns the pods whose volumes the kubelet could not mount in the last minutes, with
 // its error. It has no files about them: it removes those that it has written after each try.

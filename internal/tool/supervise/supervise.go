@@ -47,6 +47,9 @@ type Supervisor struct {
 // main process has ended.
 var ErrEnded = errors.New("the driver's main process ended before it served")
 
+// ErrNotServing is wrapped by the error of Wait when ctx ends before the driver serves.
+var ErrNotServing = errors.New("the driver does not serve yet")
+
 // Wait returns nil when the driver answers GetPluginInfo and Probe, and an error when ctx is done
 // before that. Meanwhile it feeds the watchdog, because systemd
 // counts WatchdogSec= from the start of the driver: TimeoutStartSec= limits the wait.
@@ -84,7 +87,7 @@ func (s *Supervisor) Wait(ctx context.Context) error {
 		if errors.Is(context.Cause(ctx), ErrEnded) {
 			return ErrEnded
 		}
-		return fmt.Errorf("the driver does not serve yet: %s", last)
+		return fmt.Errorf("%w: %s", ErrNotServing, last)
 	}
 }
 
