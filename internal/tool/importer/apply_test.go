@@ -6,6 +6,7 @@ import (
 	"io"
 	"path"
 	"slices"
+	"strings"
 	"testing"
 
 	"go.yaml.in/yaml/v3"
@@ -101,6 +102,21 @@ func (e Edits) apply(t *testing.T, pod *yaml.Node) {
 		return nil
 	}
 	mounts := func(container string) *yaml.Node { return in(container, "volumeMounts") }
+	for _, r := range e.Reduce {
+		changed := false
+		for _, key := range []string{"command", "args"} {
+			list := in(r.Container, key)
+			for i := 0; list != nil && i < len(list.Content); i++ {
+				if strings.HasPrefix(list.Content[i].Value, "--controllers=") {
+					list.Content[i].Value = r.flag()
+					changed = true
+				}
+			}
+		}
+		if !changed {
+			t.Errorf("the container %s has no --controllers", r.Container)
+		}
+	}
 	for _, m := range e.Unmount {
 		remove(t, mounts(m.Container), "mount "+m.Volume, named(m.Volume))
 	}

@@ -55,6 +55,14 @@ func (c container) flag(name string) (value string, found bool, err error) {
 	return value, found, nil
 }
 
+// registrarFlag is flag for the registrar's flags. The all-in-one sidecar has them with a prefix.
+func (c container) registrarFlag(name string) (value string, found bool, err error) {
+	if value, found, err = c.flag(registrarName + "-" + name); found || err != nil {
+		return value, found, err
+	}
+	return c.flag(name)
+}
+
 // expand replaces $(NAME) as Kubernetes does, from the literal env of the container, whose values
 // may refer to entries before them. $$ stands for $.
 func (c container) expand(s string) (string, error) {

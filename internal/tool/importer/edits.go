@@ -16,6 +16,7 @@ type Edits struct {
 	// Whole means that nothing useful is left without the registrars: delete the workload.
 	Whole      bool
 	Containers []ContainerRef
+	Reduce     []ControllersRef
 	Unmount    []MountRef
 	Mount      []MountRef
 	Volumes    []string
@@ -25,6 +26,9 @@ type Edits struct {
 
 // ContainerRef is a container and the list of the pod that contains it.
 type ContainerRef struct{ List, Name string }
+
+// ControllersRef is an all-in-one sidecar, and what it runs without the registrar.
+type ControllersRef struct{ Container, Controllers string }
 
 // MountRef is a mount of a volume in a container.
 type MountRef struct {
@@ -69,6 +73,13 @@ func (w *workload) edits(rs []*registration) Edits {
 	var rest []container
 	for _, c := range w.pod.all() {
 		if !isReplaced(c) {
+			rest = append(rest, c)
+			continue
+		}
+		others := slices.DeleteFunc(c.controllers(), func(name string) bool { return name == registrarName })
+		if len(others) > 0 {
+			e.Reduce = append(e.Reduce, ControllersRef{c.Name, strings.Join(others, ",")})
+			c.Args = slices.Concat(c.Args, []string{e.Reduce[len(e.Reduce)-1].flag()})
 			rest = append(rest, c)
 			continue
 		}
@@ -208,6 +219,9 @@ func (w *workload) driverContainer(r *registration, rest []container) string {
 	return rest[0].Name
 }
 
+// flag is the flag that overrides the list in the manifest.
+func (r ControllersRef) flag() string { return "--controllers=" + r.Controllers }
+
 func (c container) mounts(volume string) bool {
 	return slices.ContainsFunc(c.VolumeMounts, func(m volumeMount) bool { return m.Name == volume })
 }
@@ -230,6 +244,9 @@ func (e Edits) Lines() []string {
 		for _, c := range e.Containers {
 			add("remove the container %s (under %s), with its probes, ports and lifecycle", safetext.Word(c.Name), c.List)
 		}
+	}
+	for _, r := range e.Reduce {
+		add("in the container %s, replace --controllers with %s", safetext.Word(r.Container), safetext.Word(r.flag()))
 	}
 	for _, m := range e.Unmount {
 		add("remove the mount of the volume %s (%s) from the container %s, which could remove csi-registrar's socket there",

@@ -143,12 +143,24 @@ func (c container) hasFlag(names ...string) bool {
 	})
 }
 
-// isAllInOne reports whether the container runs the all-in-one sidecar (KEP-4958).
-func (c container) isAllInOne() bool { return c.hasFlag("controllers") && c.hasFlag("csi-address") }
+// registrarName is the registrar's name among the controllers of the all-in-one sidecar.
+const registrarName = "node-driver-registrar"
 
-// isRegistrar reports whether the container runs node-driver-registrar: by its image, name, the
-// program it starts, or the flag that no other program has. The image can be a placeholder.
+// controllers returns the sidecars in the all-in-one sidecar (KEP-4958); nil for other programs.
+func (c container) controllers() []string {
+	if list, found, err := c.flag("controllers"); err == nil && found && c.hasFlag("csi-address") {
+		return strings.Split(list, ",")
+	}
+	return nil
+}
+
+// isRegistrar reports whether the container runs node-driver-registrar: by its controllers, image,
+// name, the program it starts, or the flag that no other program has. The image can be a
+// placeholder.
 func (c container) isRegistrar() bool {
+	if all := c.controllers(); all != nil {
+		return slices.Contains(all, registrarName)
+	}
 	mentions := func(arg string) bool { return strings.Contains(arg, "-kubelet-registration-path") }
 	return strings.Contains(c.image(), "node-driver-registrar") || strings.Contains(c.Name, "node-driver-registrar") ||
 		len(c.Command) > 0 && strings.Contains(path.Base(c.Command[0]), "node-driver-registrar") ||
@@ -175,13 +187,14 @@ var (
 func (c container) isLivenessProbe() bool {
 	probe := probePattern()
 	return probe.MatchString(c.image()) || probe.MatchString(c.Name) ||
-		c.hasFlag("csi-address") && c.hasFlag("probe-timeout", "health-port") && !c.isRegistrar()
+		c.hasFlag("csi-address") && c.hasFlag("probe-timeout", "health-port") && !c.isRegistrar() ||
+		slices.Equal(c.controllers(), []string{"livenessprobe"})
 }
 
 // isSidecar reports whether the container runs beside a driver and uses its socket.
 func (c container) isSidecar() bool {
 	others := othersPattern()
-	return c.isRegistrar() || c.isLivenessProbe() || c.isAllInOne() || others.MatchString(c.image()) ||
+	return c.isRegistrar() || c.isLivenessProbe() || c.controllers() != nil || others.MatchString(c.image()) ||
 		others.MatchString(c.Name) && c.hasFlag("csi-address")
 }
 

@@ -57,9 +57,6 @@ func (o *objects) register(w *workload) {
 
 // locate finds the driver's socket.
 func (r *registration) locate() error {
-	if r.container.isAllInOne() {
-		return errors.New("the all-in-one sidecar (KEP-4958) is not supported")
-	}
 	var err, endpointErr error
 	r.address, err = r.container.path("csi-address", sidecar.DefaultSocket)
 	r.endpoint, endpointErr = r.container.path("kubelet-registration-path", "")
@@ -122,7 +119,7 @@ func checkPath(p string) error {
 
 // path returns the value of a flag that is a path.
 func (c container) path(flag, byDefault string) (string, error) {
-	value, found, err := c.flag(flag)
+	value, found, err := c.registrarFlag(flag)
 	switch {
 	case err != nil:
 		return "", err
@@ -136,7 +133,7 @@ func (c container) path(flag, byDefault string) (string, error) {
 
 // timeout returns the registrar's timeout, but at least ours.
 func (c container) timeout(ours time.Duration) (time.Duration, error) {
-	value, found, err := c.flag("timeout")
+	value, found, err := c.registrarFlag("timeout")
 	if err != nil || !found {
 		return ours, err
 	}
@@ -174,7 +171,7 @@ func (r *registration) setRootDir(res *Registrar) error {
 // forWindows reports whether a registrar is for nodes with Windows: its path says so, also where
 // the pod has an affinity to them, or a variable in place of the path.
 func (w *workload) forWindows(c container) bool {
-	endpoint, _, _ := c.flag("kubelet-registration-path")
+	endpoint, _, _ := c.registrarFlag("kubelet-registration-path")
 	return w.pod.NodeSelector["kubernetes.io/os"] == "windows" || windowsPath().MatchString(endpoint)
 }
 

@@ -173,6 +173,12 @@ func (e Edits) change(pod map[string]any) {
 					return u.Container == c["name"] && u.Volume == m["name"] && u.Path == m["mountPath"]
 				})
 			})
+			for _, r := range e.Reduce {
+				if r.Container == c["name"] {
+					args, _ := c["args"].([]any)
+					c["args"] = append(args, r.flag()) // the last one counts
+				}
+			}
 			for _, m := range e.Mount {
 				if m.Container == c["name"] {
 					mount := map[string]any{"name": m.Volume, "mountPath": m.Path, "readOnly": true}

@@ -169,6 +169,22 @@ func TestSplitAlone(t *testing.T) {
 	}
 }
 
+// An all-in-one sidecar stays for its other tasks, and no longer registers.
+func TestSplitReducesAnAllInOneSidecar(t *testing.T) {
+	m := manifest(t, "testdata/good/all-in-one.yaml")
+	files, err := split(t, string(m.Data))
+	if err != nil {
+		t.Fatal(err)
+	}
+	again := Import([]Manifest{m, {Name: "second.yaml", Data: []byte(files["second.yaml"])}}, nil)
+	if len(again.Registrars) != 2 || len(again.Refused) > 0 || len(again.Edits) != 2 {
+		t.Errorf("the second DaemonSets register: %+v\n%s", again, files["second.yaml"])
+	}
+	if strings.Count(files["second.yaml"], "name: csi-sidecars") != 1 {
+		t.Errorf("one container must stay, and one go:\n%s", files["second.yaml"])
+	}
+}
+
 func TestSplitRefuses(t *testing.T) {
 	replaced := func(old, now string) string {
 		if !strings.Contains(splitManifest, old) {
