@@ -86,8 +86,8 @@ func (x *diagnosis) checkVolumes(ctx context.Context) {
 	}
 }
 
-// podVolume is a volume of a driver in a pod. Of an inline volume the kubelet logs no driver, and the
-// pod and the volume's name as its handle.
+// podVolume is a volume of a driver in a pod. Of an inline volume the kubelet logs no driver, and
+// the pod with the volume's name as its handle.
 type podVolume struct{ pod, driver, handle string }
 
 // failedMount matches an error of the kubelet's operation executor (kubelet v1.37).
