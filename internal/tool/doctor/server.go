@@ -230,7 +230,7 @@ func (x *diagnosis) tcpAddress(pid int) string {
 // plainAddress matches what is not special in an expression of sed.
 var plainAddress = regexp.MustCompile(`^[\w./:@-]+$`)
 
-// correctEndpoint returns the edit after which a driver that listens elsewhere listens on its socket.
+// correctEndpoint returns the edit after which a driver that listens elsewhere has its own socket.
 func (x *diagnosis) correctEndpoint(ctx context.Context, d config.Driver, unit, given, right string) []Fix {
 	place := x.placeInUnit(ctx, unit, given)
 	edit := note("in %s write %s in place of %s, then run the next lines", cmp.Or(place, "its unit"), safetext.ShellWord(right), safetext.ShellWord(given))

@@ -162,7 +162,7 @@ func TestTCPPorts(t *testing.T) {
 	if got := lines(f.Fix); got != want {
 		t.Errorf("%s\nwant\n%s", got, want)
 	}
-	// It listens on another Unix socket; one that only the file of the package names is edited by hand.
+	// It listens on another Unix socket. What only the file of the package names is edited by hand.
 	n.remove(n.path("proc/4711/net/tcp"))
 	n.write("proc/4711/net/unix", "Num       RefCount Protocol Flags    Type St Inode Path\n0: 00000002 00000000 00010000 0001 01 55 /tmp/csi.sock\n"+
 		"0: 00000002 00000000 00000000 0001 03 55 /tmp/connected\n0: 00000002 00000000 00010000 0001 01 56 /tmp/other\n")
