@@ -223,7 +223,7 @@ func (x *diagnosis) blame(ctx context.Context, unit string) (text string, fix []
 	return text + set, fix
 }
 
-// ofSupervise reports whether a line repeats what supervise says of a driver, after the driver's own.
+// ofSupervise reports whether a line repeats what supervise says of a driver, after its own error.
 func ofSupervise(line string) bool {
 	return strings.Contains(line, supervise.ErrEnded.Error()) || strings.Contains(line, supervise.ErrNotServing.Error())
 }

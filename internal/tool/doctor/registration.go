@@ -209,8 +209,8 @@ func (x *diagnosis) askedBefore(ctx context.Context, socket string) string {
 	return ""
 }
 
-// apiServer returns the address of the API server in the kubelet's kubeconfig, and its place; nil if
-// it is not known.
+// apiServer returns the address of the API server in the kubelet's kubeconfig, and its place; nil
+// if it is not known.
 func (x *diagnosis) apiServer(ctx context.Context) (*url.URL, string) {
 	file := x.kubeletFlag("kubeconfig")
 	if !path.IsAbs(file) {
