@@ -75,7 +75,8 @@ func (x *diagnosis) running(ctx context.Context) {
 	case x.o.Version != "" && x.daemon.Version != x.o.Version:
 		unpacked, fix := "", systemctl("restart", serviceUnit)
 		dpkg := filepath.Join(x.o.Root, "var/lib/dpkg/status")
-		state, _ := look(ctx, x, dpkg, func() ([]byte, error) { return readSome(dpkg, maxSockets) }) // there need not be one
+		// An error: this is no Debian.
+		state, _ := look(ctx, x, dpkg, func() ([]byte, error) { return readSome(dpkg, maxSockets) })
 		if bytes.Contains(state, []byte("\nPackage: csi-registrar\nStatus: install ok unpacked\n")) {
 			unpacked, fix = "; dpkg has unpacked the package and not configured it", run("dpkg", "--configure", "csi-registrar")
 		}
