@@ -172,7 +172,6 @@ func allActions() map[string]action {
 		return nil
 	})
 	add("other leave", func(w *world, s Step, d *Driver) error {
-		w.checkNamed(d)
 		delete(w.otherFrom, d.name)
 		// Also removes its file: a dead socket at this path belongs to no driver.
 		return w.leave(w.otherPath(d), d, true)

@@ -241,7 +241,7 @@ func (w *world) settles(long time.Duration) {
 		}
 	}
 	w.mu.Unlock()
-	if err := errors.Join(w.measureQuietly(), w.secondRegistrar(), w.flapUntilDamped()); err != nil {
+	if err := errors.Join(w.measureQuietly(), w.flapUntilDamped()); err != nil {
 		t.Error(err)
 		return
 	}

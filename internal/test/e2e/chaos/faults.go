@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -167,30 +166,6 @@ func (w *world) restartAndSettle() error {
 	return err
 }
 
-// secondRegistrar puts another registrar's socket beside one that is registered: the status must
-// name it.
-func (w *world) secondRegistrar() error {
-	d := w.drivers[0]
-	act := func(act string) error {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		return actions[act](w, Step{}, d)
-	}
-	if err := act("socket other"); err != nil {
-		return err
-	}
-	if why := w.eventually(10*time.Second, func() string {
-		s, err := w.api.status()
-		if reason := s.driver(d.name).Reason; err != nil || !strings.Contains(reason, filepath.Base(w.otherPath(d))) {
-			return fmt.Sprintf("the status of %s does not name its second registrar: %q, %v", d.name, reason, err)
-		}
-		return ""
-	}); why != "" {
-		return errors.New(why)
-	}
-	return act("other leave")
-}
-
 // flapUntilDamped makes a driver alternate between ready and mismatch until it is damped.
 func (w *world) flapUntilDamped() error {
 	i := slices.IndexFunc(w.drivers, func(d *Driver) bool { return d.role == flapping })
@@ -215,28 +190,6 @@ func (w *world) flapUntilDamped() error {
 		}
 	}
 	return fmt.Errorf("%s was followed %d times, and is not damped", d.name, changesPerHour)
-}
-
-// checkNamed checks that the status names the second registrar of a driver without other faults.
-func (w *world) checkNamed(d *Driver) {
-	from, there := w.otherFrom[d.name]
-	if f := w.foreignAt(w.otherPath(d)); !there || f == nil || f.listen == nil || !w.settled(from, 3*time.Second) {
-		return
-	}
-	s, err := w.api.status()
-	if err != nil {
-		w.violated("no status: %v", err)
-		return
-	}
-	have := s.driver(d.name)
-	damped, _ := have.damped()
-	if have.Driver != "ready" || have.State != "registered" || damped || strings.Contains(have.Reason, "topology") {
-		return // the status shows a more important reason
-	}
-	w.figures["second registrar named"]++
-	if !strings.Contains(have.Reason, filepath.Base(w.otherPath(d))) {
-		w.violated("%s: the status does not name the second registrar there since %s: %q", d.name, from.Format("15:04:05.000"), have.Reason)
-	}
 }
 
 // damped reports whether a driver waits because it changed too often.
