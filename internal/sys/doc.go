@@ -1,6 +1,6 @@
 // Package sys is the wing for Linux and systemd. Its packages would be useful to any daemon that
-// manages Unix sockets under systemd: none speaks CSI or with the kubelet. It imports no other wing,
-// and every other wing may use it.
+// manages Unix sockets under systemd: none speaks CSI or with the kubelet. It imports no other
+// wing, and every other wing may use it.
 //
 // Begin with worker, which runs calls that can block and is used everywhere, and unixsock. trust
 // decides which files root may believe; process identifies a process and waits for its end; fswatch

@@ -1,6 +1,6 @@
-// Package status has the types that other packages share: the state of a driver, what the kubelet
-// is told about it, what is in the plugins_registry, and the status document. Nothing in it has side
-// effects.
+// Package status has the types that other packages share: the state of a driver, what the
+// kubelet is told about it, what is in the plugins_registry, and the status document. Nothing in
+// it has side effects.
 package status
 
 import (
