@@ -755,6 +755,20 @@ func TestKubeletThatStarts(t *testing.T) {
 	}
 }
 
+// A kubelet that has just started creates its Node.
+func TestNodeOfAYoungKubelet(t *testing.T) {
+	for seconds, want := range map[int]bool{30: false, 90: true} {
+		n := newNode(t)
+		n.write("proc/uptime", "1000.00 1.00\n")
+		n.write("proc/812/stat", fmt.Sprintf("812 (kubelet) S%s %d 0\n", strings.Repeat(" 0", 18), (1000-seconds)*100))
+		n.units["kubelet.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "active", "SubState": "running",
+			"journal": `E1128 "Error updating node status, will retry" err="nodes \"w-7\" not found"`}
+		if _, found := finding(n.examine(), "node-missing"); found != want {
+			t.Errorf("after %d s: %v", seconds, found)
+		}
+	}
+}
+
 // A driver that has just started is asked by the daemon within seconds.
 func TestDriverThatHasJustStarted(t *testing.T) {
 	n := newNode(t)

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -114,7 +115,11 @@ func (x *diagnosis) nodeObject(ctx context.Context) {
 	if x.kubelet == nil {
 		return
 	}
-	lines := x.o.Units.Journal(ctx, x.kubelet.service(), "--since=-1min", "--lines=1", "--grep=Error updating node status.*not found", "_PID="+strconv.Itoa(x.kubelet.pid))
+	// Within a minute of its start it may be about to create it.
+	if ran := x.runsFor(x.kubelet.pid); ran > 0 && ran < time.Minute {
+		return
+	}
+	lines := x.o.Units.Journal(ctx, x.kubelet.service(), "--since=-1min", "--lines=1", "--grep=Error updating node status.*nodes .* not found", "_PID="+strconv.Itoa(x.kubelet.pid))
 	if last := strings.Join(lines, ""); last != "" {
 		x.finding("", "kubelet", "node-missing", "the API server has no Node of this kubelet: "+safetext.Quote(last), "it has one: the kubelet creates its Node when it starts", x.kubelet.restart())
 	}
