@@ -202,7 +202,7 @@ func findingText(b *strings.Builder, p page, n int, f doctor.Finding) {
 	}
 	const indent = "      " // the same on each line, so that a block of them can be pasted
 	for _, line := range f.Fix {
-		if !line.IsComment() { // never wrapped
+		if line.Command.Name != "" { // never wrapped
 			b.WriteString(indent + line.String() + "\n")
 			continue
 		}

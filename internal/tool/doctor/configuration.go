@@ -89,12 +89,35 @@ func (x *diagnosis) correct(ctx context.Context, m config.Error) (expected strin
 	switch {
 	case strings.ContainsAny(line, "“”"):
 		fix = []Fix{run("sed", "-i", `/^ *#/!s/\xe2\x80\x9c\|\xe2\x80\x9d/"/g`, m.File)}
+	case strings.Contains(m.Problem, "already been defined"):
+		first := slices.IndexFunc(lines, func(l string) bool { return strings.TrimSpace(l) == line })
+		again := table(lines[m.Line-1:])
+		if first < m.Line-1 && slices.Equal(table(lines[first:]), again) {
+			fix = []Fix{note("the same table begins in line %d", first+1), run("sed", "-i", fmt.Sprintf("%d,%dd", m.Line, m.Line+len(again)-1), m.File)}
+		} else {
+			fix = append(fix, note("the other table begins in line %d: keep one of the two", first+1))
+		}
+	case strings.HasPrefix(line, "[drivers."):
+		fix = []Fix{run("sed", "-i", fmt.Sprintf(`%ds/\[drivers\./[driver./`, m.Line), m.File)}
 	case len(line) == len("[driver.]")+len(name) && csiname.CheckName(name) == nil:
 		fix = []Fix{run("sed", "-i", fmt.Sprintf("%ds/.*/[driver.%q]/", m.Line, name), m.File)}
 	case strings.TrimSpace(key) != "socket" && regexp.MustCompile(`^[\w."-]+ *=.*[^\[(,"']["']?$`).MatchString(line):
 		fix = append(fix, note("or take the line out, so that the default holds"), run("sed", "-i", fmt.Sprintf("%ds/^/# /", m.Line), m.File))
 	}
 	return m.Hint, append(fix, check)
+}
+
+// table returns the first table in lines, which begin with its header.
+func table(lines []string) []string {
+	end := slices.IndexFunc(lines[1:], func(l string) bool { return strings.HasPrefix(strings.TrimSpace(l), "[") })
+	if end < 0 {
+		end = len(lines) - 1
+	}
+	lines = lines[:end+1]
+	for len(lines) > 1 && strings.TrimSpace(lines[len(lines)-1]) == "" {
+		lines = lines[:len(lines)-1]
+	}
+	return lines
 }
 
 // driverOf returns the driver's name in a key such as driver."NAME".socket; empty if there is none,

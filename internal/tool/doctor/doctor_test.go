@@ -172,6 +172,16 @@ func TestBrokenNodes(t *testing.T) {
 				n.write("etc/csi-registrar/conf.d/60-nfs.toml", fmt.Sprintf("[driver.%q]\ntimeout = 9s\n", name))
 				n.restartDaemon()
 			}},
+		{what: "drivers in place of driver", step: "configuration", id: "configuration-error", found: "drivers", fix: "sed -i '1s/\\[drivers\\./[driver./' ",
+			breaks: func(t *testing.T, n *node) {
+				n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", strings.Replace(n.table(""), "[driver.", "[drivers.", 1))
+				n.restartDaemon()
+			}, both: "driver-not-configured"},
+		{what: "a table twice", step: "configuration", id: "configuration-error", found: "already been defined", fix: "# the same table begins in line 1\nsed -i 4,5d ",
+			breaks: func(t *testing.T, n *node) {
+				n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", strings.TrimSpace(n.table(""))+"\n\n"+n.table(""))
+				n.restartDaemon()
+			}},
 		{what: "a socket that is no TOML", step: "configuration", id: "configuration-error", found: "10-nfs.toml:2", fix: "10-nfs.toml, which the daemon reads within a second\ncsi-registrar config check",
 			breaks: func(t *testing.T, n *node) {
 				n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", fmt.Sprintf("[driver.%q]\nsocket = %s\n", name, n.socket()))
@@ -431,7 +441,7 @@ func TestBrokenNodes(t *testing.T) {
 				n.startKubelet()
 			}},
 		{what: "kubelet that ends again and again", step: "kubelet", id: "no-kubelet", found: `kubelet (pid 812, kubelet.service) runs for 3s, and was restarted 17 times: "unknown flag: --network-plugin"; /etc/systemd/system/kubelet.service.d/f.conf:2 sets "Environment=X"`,
-			fix: "# if that is the cause, correct it, or: mv -n /etc/systemd/system/kubelet.service.d/f.conf /etc/systemd/system/kubelet.service.d/f.conf.off\nsystemctl daemon-reload\nsystemctl restart kubelet.service",
+			fix: "# if that is the cause, correct it, or set it aside:\n# mv -n /etc/systemd/system/kubelet.service.d/f.conf /etc/systemd/system/kubelet.service.d/f.conf.off\nsystemctl daemon-reload\nsystemctl restart kubelet.service",
 			breaks: func(t *testing.T, n *node) {
 				const file = "/etc/systemd/system/kubelet.service.d/f.conf"
 				n.write(file, "[Service]\nEnvironment=X\n")
@@ -660,7 +670,7 @@ func TestPodsThatWait(t *testing.T) {
 		}
 		if log := lines(f.Fix); ok && (!strings.HasPrefix(log, "journalctl --no-pager -b -u kubelet.service ") || !strings.Contains(log, "\njournalctl --no-pager -b -u csi-nfs.service ") ||
 			!strings.HasSuffix(log, " see trace.md: csi-registrar trace --listen "+n.path("csi/trace.sock")+" --connect "+n.socket()+
-				"\n# if the driver hangs, and volumes that are mounted survive its restart: systemctl restart --no-block csi-nfs.service")) {
+				"\n# if the driver hangs, and volumes that are mounted survive its restart:\n# systemctl restart --no-block csi-nfs.service")) {
 			t.Errorf("%s: %s", what, log)
 		}
 	}
@@ -671,7 +681,7 @@ func TestPodsThatWait(t *testing.T) {
 	n.units["csi-nfs.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "active", "SubState": "running", "DropInPaths": file, "journal": "error: nowhere does not answer"}
 	n.volume(volumeOfPod, volData, 2*time.Minute)
 	if f, _ := finding(n.examine(), "pods-waiting"); !strings.HasSuffix(f.Found, `; the driver logged "error: nowhere does not answer"; `+file+`:2 sets "Environment=SERVER=nowhere"`) ||
-		!strings.Contains(lines(f.Fix), "\n# if that is the cause, correct it, or: mv -n "+file) {
+		!strings.Contains(lines(f.Fix), "\n# if that is the cause, correct it, or set it aside:\n# mv -n "+file) {
 		t.Errorf("%+v", f)
 	}
 }

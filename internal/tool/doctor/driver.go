@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -116,7 +117,11 @@ func (x *diagnosis) reach(ctx context.Context, d config.Driver) (*net.UnixConn, 
 		problem("driver-socket-not-socket", fmt.Sprintf("%s is %s, not a socket", shown, at.Kind()),
 			"the driver creates a socket there", append(x.remove(ctx, d.Socket, at), last.restart()...)...)
 	case errors.Is(err, syscall.ECONNREFUSED):
-		problem("driver-socket-stale", "nobody listens on "+shown+": it was left behind by a driver that has ended"+last.ended, "the driver runs and listens there",
+		left := ": it was left behind by a driver that has ended" + last.ended
+		if last.unit != "" && last.ended == "" {
+			left = ", and " + last.unit + " runs: the file is not the one that it created"
+		}
+		problem("driver-socket-stale", "nobody listens on "+shown+left, "the driver runs and listens there",
 			append(x.remove(ctx, d.Socket, at), last.restart()...)...)
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, syscall.EAGAIN):
 		problem("driver-not-accepting", fmt.Sprintf("%s accepts no connection within %v: its queue is full, the driver hangs", shown, socketTimeout),
@@ -182,7 +187,13 @@ func (x *diagnosis) topologyRefusal(ctx context.Context, d config.Driver, st sta
 func (x *diagnosis) relabel(ctx context.Context, d config.Driver, keys []string, s server) []Fix {
 	const wrong = "if the new topology is wrong, as after a change of the host name: "
 	fix := []Fix{note(wrong + "correct the configuration of the driver, then")}
-	at, name := x.placeInUnit(ctx, s.unit, "%H"), x.kubeletFlag("hostname-override")
+	name := x.kubeletFlag("hostname-override")
+	at, line := x.placeInUnit(ctx, s.unit, "%H")
+	if set := regexp.MustCompile(`(\w+=)%H`).FindStringSubmatch(line); set != nil {
+		if last, _ := x.placeInUnit(ctx, s.unit, set[1]); last != at {
+			fix, at = []Fix{note(wrong+"correct %s in %s, run systemctl daemon-reload, then", set[1], last)}, ""
+		}
+	}
 	if i := strings.LastIndexByte(at, ':'); strings.HasPrefix(at, "/etc/") && isNodeName(name) {
 		fix = []Fix{note(wrong + "the kubelet still has the earlier one"), run("sed", "-i", at[i+1:]+"s/%H/"+name+"/", at[:i]), run("systemctl", "daemon-reload")}
 	} else if at != "" { // the host name
@@ -196,7 +207,7 @@ func (x *diagnosis) relabel(ctx context.Context, d config.Driver, keys []string,
 			f.Command.Args = append(f.Command.Args, k+"-")
 		}
 	}
-	return append(fix, f, note("when the label is gone, on this node: csi-registrar reregister --force %s", d.Name))
+	return append(fix, f, note("when the label is gone, on this node:"), optional(run("csi-registrar", "reregister", "--force", d.Name)))
 }
 
 // nodeName returns the name that the kubelet chooses for the Node object unless a cloud provider

@@ -21,19 +21,29 @@ import (
 // lines can be pasted as they are. A comment explains the next line, names an alternative, or
 // describes a step for which there is no command.
 type Fix struct {
-	Command safetext.Command
-	Comment string // in place of Command
+	Command  safetext.Command
+	Comment  string // in place of Command
+	Optional bool   // Command is commented out: a person decides whether to run it
 }
 
 // IsComment reports whether the line does nothing.
-func (f Fix) IsComment() bool { return f.Command.Name == "" }
+func (f Fix) IsComment() bool { return f.Command.Name == "" || f.Optional }
 
 // String returns the line as it is pasted.
 func (f Fix) String() string {
-	if f.IsComment() {
+	switch {
+	case f.Command.Name == "":
 		return "# " + f.Comment
+	case f.Optional:
+		return "# " + f.Command.String()
 	}
 	return f.Command.String()
+}
+
+// optional returns the line of a command that a person may run.
+func optional(f Fix) Fix {
+	f.Optional = true
+	return f
 }
 
 // MarshalText returns the line as it is pasted.
@@ -160,6 +170,7 @@ func writeDropIn(file string, lines ...string) []Fix {
 var shipped = map[string][]string{
 	"FileDescriptorStoreMax": {"FileDescriptorStoreMax=4096", "Environment=CSI_REGISTRAR_FDSTORE=4096"},
 	"WatchdogSec":            {"WatchdogSec=20s"},
+	"User":                   {"User="},
 	"LimitNOFILE":            {"LimitNOFILE=262144"},
 	"ExecStart":              {"ExecStart=", "ExecStart=/usr/bin/csi-registrar run --keep-sockets"},
 	"ListenStream":           {"ListenStream=", "ListenStream=127.0.0.1:9809"},

@@ -156,6 +156,7 @@ func TestFixAsText(t *testing.T) {
 	for want, f := range map[string]Fix{
 		"# check its contents first": note("check its contents first"),
 		"rm '/a b'":                  run("rm", "/a b"),
+		"# rm '/a b'":                optional(run("rm", "/a b")),
 		`printf '%s\n' '[x]' > /y`:   write("/y", "[x]"),
 	} {
 		if f.String() != want || f.IsComment() != strings.HasPrefix(want, "#") {
@@ -273,7 +274,7 @@ func TestDropInsOfAFailedDriver(t *testing.T) {
 		}
 		return lines(f.Fix)
 	}
-	const undo = "# if that is the cause, correct it, or: mv -n " + file + " " + file + ".off\nsystemctl daemon-reload\n"
+	const undo = "# if that is the cause, correct it, or set it aside:\n# mv -n " + file + " " + file + ".off\nsystemctl daemon-reload\n"
 	const restart = "systemctl restart --no-block csi-nfs.service"
 	if fix := found("csi-nfs.service is failed (failed), Result=start-limit-hit; " + file + `:3 sets "LimitAS=32M Type=notify"`); !strings.Contains(fix, undo+"systemctl reset-failed csi-nfs.service\n"+restart) {
 		t.Errorf("%s", fix)
@@ -359,7 +360,7 @@ func TestDaemonThatDoesNotAnswer(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = ln.Close() })
 	f, _ := finding(n.examine(), "daemon-not-answering")
-	want := "# if that is the cause, correct it, or: mv -n " + file + " " + file + ".off\nsystemctl daemon-reload\nsystemctl restart csi-registrar.service"
+	want := "# if that is the cause, correct it, or set it aside:\n# mv -n " + file + " " + file + ".off\nsystemctl daemon-reload\nsystemctl restart csi-registrar.service"
 	if !strings.HasSuffix(f.Found, file+`:2 sets "MemoryMax=1M"`) || !strings.HasSuffix(lines(f.Fix), want) {
 		t.Errorf("%+v", f)
 	}
@@ -551,7 +552,7 @@ func TestTwoDriversWithOneTopologyKey(t *testing.T) {
 	n.refuse = "detected topology value collision: driver reported \"topology.example.com/zone\":\"b\" but existing label is \"topology.example.com/zone\":\"a\""
 	n.restartDaemon()
 	n.status.Drivers[0].Topology = map[string]string{"topology.example.com/zone": "b"}
-	if fix := lines(n.examine().Findings[0].Fix); !strings.Contains(fix, "topology.example.com/zone-\n# when the label is gone, on this node: csi-registrar reregister --force "+name) {
+	if fix := lines(n.examine().Findings[0].Fix); !strings.Contains(fix, "topology.example.com/zone-\n# when the label is gone, on this node:\n# csi-registrar reregister --force "+name) {
 		t.Errorf("%s", fix)
 	}
 	other := n.status.Drivers[0]
@@ -710,7 +711,7 @@ func TestFaultOfADriverThatRuns(t *testing.T) {
 	n.driver.set(func(f *fakeDriver) { f.notReady = true })
 	f, _ := finding(n.examine(), "driver-not-ready")
 	if !strings.HasSuffix(f.Found, `; it logged "error: nowhere does not answer"; `+file+`:2 sets "Environment=SERVER=nowhere"`) ||
-		!strings.HasSuffix(lines(f.Fix), "\n# if that is the cause, correct it, or: mv -n "+file+" "+file+".off\nsystemctl daemon-reload\nsystemctl restart --no-block csi-nfs.service") {
+		!strings.HasSuffix(lines(f.Fix), "\n# if that is the cause, correct it, or set it aside:\n# mv -n "+file+" "+file+".off\nsystemctl daemon-reload\nsystemctl restart --no-block csi-nfs.service") {
 		t.Errorf("%+v", f)
 	}
 	n.units["csi-nfs.service"]["journal"] = "not ready: the storage does not answer\nerror: " + supervise.ErrNotServing.Error() + ": not ready"
@@ -773,7 +774,7 @@ func TestKubeletMovedWithVolumes(t *testing.T) {
 	n.startKubelet()
 	f, _ := finding(n.examine(), "root-dir-mismatch")
 	if got := lines(f.Fix); !strings.Contains(f.Found, "; 1 volume in use, ") || !strings.HasSuffix(f.Found, file+`:2 sets "Environment=X=--root-dir=/data"`) ||
-		!strings.HasPrefix(got, "# if that is the cause, correct it, or: mv -n "+file) || !strings.HasSuffix(got, "\ncsi-registrar reload --force") {
+		!strings.HasPrefix(got, "# if that is the cause, correct it, or set it aside:\n# mv -n "+file) || !strings.HasSuffix(got, "\ncsi-registrar reload --force") {
 		t.Errorf("%s\n%s", f.Found, got)
 	}
 	n = newNode(t)
@@ -811,6 +812,54 @@ func TestKubeletWithItsOwnRegistry(t *testing.T) {
 	f := n.examine().Findings[0]
 	if f.ID != "plugins-registry-covered" || !strings.Contains(f.Found, "kubelet (pid 812, kubelet.service) has another directory at "+n.registry()+": BindPaths=") ||
 		!strings.Contains(lines(f.Fix), " BindPaths= > /etc/systemd/system/kubelet.service.d/zz-doctor-mounts.conf") {
+		t.Errorf("%+v", f)
+	}
+}
+
+// Why a driver's unit was never started, or its program cannot be.
+func TestDriverThatWasNeverStarted(t *testing.T) {
+	n := newNode(t)
+	n.driver.stop()
+	const file, dropIn = "/etc/systemd/system/csi-nfs.service", "/etc/systemd/system/csi-nfs.service.d/x.conf"
+	n.write(file, "[Service]\nExecStart=/opt/nfs --endpoint unix://"+n.socket()+"\n")
+	n.write(dropIn, "[Unit]\nAfter=x\nRequires=multipathd.service\n")
+	unit := map[string]string{"LoadState": "loaded", "ActiveState": "inactive", "SubState": "dead", "Result": "success", "FragmentPath": file, "DropInPaths": dropIn,
+		"Requires": "system.slice multipathd.service"}
+	n.units["csi-nfs.service"], n.units["system.slice"] = unit, map[string]string{"LoadState": "loaded"}
+	f := n.examine().Findings[0]
+	if !strings.Contains(f.Found, ", which requires multipathd.service: there is no such unit") || !strings.Contains(lines(f.Fix), "# install what has multipathd.service, or take it out of "+dropIn+":3\n") {
+		t.Errorf("%+v", f)
+	}
+	unit["Requires"], unit["journal"] = "system.slice", "NFS was skipped because of an unmet condition check (ConditionPathExists=/etc/nfs/enabled)."
+	if f = n.examine().Findings[0]; !strings.Contains(f.Found, `: "NFS was skipped because of an unmet condition check (ConditionPathExists=/etc/nfs/enabled)."; `+dropIn+":2 sets ") {
+		t.Errorf("%+v", f)
+	}
+	unit["ActiveState"], unit["Result"], unit["ExecMainStatus"], unit["journal"] = "failed", "exit-code", "203", "Failed at step EXEC"
+	unit["ExecStart"] = "{ path=/opt/nfs ; argv[]=/opt/nfs --endpoint x ; ignore_errors=no }"
+	if f = n.examine().Findings[0]; !strings.Contains(lines(f.Fix), "# put /opt/nfs back, or correct "+file+":2\n") {
+		t.Errorf("%+v", f)
+	}
+	unit["ActiveState"], unit["SubState"], unit["Result"] = "active", "running", "success"
+	ln, err := net.Listen("unix", n.socket())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln.(*net.UnixListener).SetUnlinkOnClose(false)
+	ln.Close()
+	if f = n.examine().Findings[0]; f.ID != "driver-socket-stale" || !strings.HasSuffix(f.Found, ", and csi-nfs.service runs: the file is not the one that it created") {
+		t.Errorf("%+v", f)
+	}
+}
+
+// A daemon that runs as another user cannot write, whatever its sandbox opens.
+func TestDaemonOfAnotherUser(t *testing.T) {
+	n := newNode(t)
+	const file = "/etc/systemd/system/csi-registrar.service.d/user.conf"
+	n.write(file, "[Service]\nUser=nobody\n")
+	n.units[serviceUnit]["User"], n.units[serviceUnit]["DropInPaths"] = "nobody", file
+	f := n.examine().Findings[0]
+	if f.ID != "root-dir-not-writable" || !strings.HasPrefix(f.Found, "csi-registrar.service runs as nobody, ") || !strings.HasSuffix(f.Found, ", because of User= in "+file) ||
+		!strings.Contains(lines(f.Fix), "'[Service]' User= > /etc/systemd/system/csi-registrar.service.d/zz-doctor-user.conf\n") {
 		t.Errorf("%+v", f)
 	}
 }

@@ -139,11 +139,14 @@ func (p process) String() string {
 	return s + ")"
 }
 
+// execPath matches the program in ExecStart= as systemctl show prints it.
+var execPath = regexp.MustCompile(`^{ path=([^ ;]+) ;`)
+
 // lastExit returns how a unit ended, in systemctl's terms, with its last error and what the
 // administrator's drop-ins set, as the rest of a sentence; empty if it runs or does not exist. The
 // lines of fix are to be run before it is started.
 func (x *diagnosis) lastExit(ctx context.Context, unit string) (text string, fix []Fix) {
-	p := x.show(ctx, unit, "LoadState", "ActiveState", "SubState", "Result", "ExecMainCode", "ExecMainStatus", "ExecMainExitTimestamp", "NRestarts", "UnitFileState", "FreezerState")
+	p := x.show(ctx, unit, "LoadState", "ActiveState", "SubState", "Result", "ExecMainCode", "ExecMainStatus", "ExecMainExitTimestamp", "NRestarts", "UnitFileState", "FreezerState", "Requires", "ExecStart")
 	if p["FreezerState"] == "frozen" {
 		return "; " + unit + " is frozen, by systemctl freeze", []Fix{systemctl("thaw", unit)}
 	}
@@ -167,13 +170,24 @@ func (x *diagnosis) lastExit(ctx context.Context, unit string) (text string, fix
 	if result := p["Result"]; !slices.Contains([]string{"", "success", "exit-code", "signal"}, result) {
 		text += ", Result=" + result
 	}
+	for required := range strings.FieldsSeq(p["Requires"]) {
+		if x.show(ctx, required, "LoadState")["LoadState"] == "not-found" {
+			text += ", which requires " + safetext.Word(required) + ": there is no such unit"
+			place, _ := x.placeInUnit(ctx, unit, required)
+			fix = append(fix, note("install what has %s, or take it out of %s", safetext.ShellWord(required), cmp.Or(place, "the unit")))
+		}
+	}
+	if program := execPath.FindStringSubmatch(p["ExecStart"]); p["ExecMainStatus"] == "203" && program != nil {
+		place, _ := x.placeInUnit(ctx, unit, program[1])
+		fix = append(fix, note("put %s back, or correct %s", safetext.ShellWord(program[1]), cmp.Or(place, "the unit")))
+	}
 	why := x.lastError(ctx, unit, p)
 	if why != "" {
 		text += ": " + safetext.Quote(why)
 	}
 	if why != "" || p["Result"] != "success" || p["ActiveState"] == "activating" {
 		set, undo := x.dropIns(ctx, unit)
-		text, fix = text+set, undo
+		text, fix = text+set, append(fix, undo...)
 	}
 	if why != "" && fix == nil {
 		fix = []Fix{note("first correct what the last error of %s names", unit)}
@@ -254,7 +268,8 @@ func (x *diagnosis) lastError(ctx context.Context, unit string, p map[string]str
 		return last(true, "--priority=err")
 	}
 	// What it requires may be missing, which is no result of the unit.
-	if why := last(true, "--grep=^(Dependency failed for|Started|Stopped) "); strings.HasPrefix(why, "Dependency failed ") {
+	why := last(true, "--grep=^(Dependency failed for|Started|Stopped) | was skipped because ")
+	if strings.HasPrefix(why, "Dependency failed ") || strings.Contains(why, " was skipped because ") {
 		return why
 	}
 	return ""
@@ -286,7 +301,7 @@ func (x *diagnosis) dropIns(ctx context.Context, unit string) (set string, fix [
 		if aside {
 			fix = append(fix, setAside(file))
 		} else {
-			fix = append(fix, note("if that is the cause, correct it, or: %s", setAside(file)))
+			fix = append(fix, note("if that is the cause, correct it, or set it aside:"), optional(setAside(file)))
 		}
 	}
 	if len(fix) > 0 {

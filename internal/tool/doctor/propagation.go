@@ -66,7 +66,7 @@ func (x *diagnosis) mounts(ctx context.Context, d config.Driver, who process) {
 		if strings.HasSuffix(who.unit, ".service") {
 			why, undo := x.blame(ctx, who.unit)
 			set, fix = strings.Replace(why, ": ", "; the driver logged ", 1), append(append(fix, undo...),
-				note("if the driver hangs, and volumes that are mounted survive its restart: systemctl restart --no-block %s", who.unit))
+				note("if the driver hangs, and volumes that are mounted survive its restart:"), optional(server{unit: who.unit}.start()[0]))
 		}
 		x.finding(d.Name, "volumes", "pods-waiting", "pods wait for a volume: "+some(pods)+set, "it is mounted within a minute", fix...)
 	}

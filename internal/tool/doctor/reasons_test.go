@@ -50,7 +50,7 @@ func TestReasonsOfStatus(t *testing.T) {
 		"topology": {func(d *status.Document) {
 			d.Drivers[0].Topology = map[string]string{"topology.example.com/zone": "b"}
 			d.Drivers[0].RefusedChange, d.Drivers[0].Reason = "the driver's topology changed", "the driver's topology changed"
-		}, "topology-changed", "topology changed", "topology.example.com/zone-\n# when the label is gone, on this node: csi-registrar reregister --force " + name},
+		}, "topology-changed", "topology changed", "topology.example.com/zone-\n# when the label is gone, on this node:\n# csi-registrar reregister --force " + name},
 		"topology of two drivers": {func(d *status.Document) {
 			d.Drivers[0].Topology = map[string]string{"topology.example.com/zone": "b"}
 			d.Drivers[0].RefusedChange = "the driver's topology changed"
@@ -107,6 +107,14 @@ func TestTopologyFromTheHostName(t *testing.T) {
 	if !strings.Contains(lines(f.Fix), "as after a change of the host name: in "+file+":2 write the earlier name in place of %H, run systemctl daemon-reload, then\n") {
 		t.Error(lines(f.Fix))
 	}
+	const dropIn = "/etc/systemd/system/csi-nfs.service.d/site.conf"
+	n.write(dropIn, "[Service]\nEnvironment=NODE_ID=\n")
+	n.units["csi-nfs.service"]["DropInPaths"] = dropIn
+	f, _ = finding(n.examine(), "topology-changed")
+	if !strings.Contains(lines(f.Fix), "as after a change of the host name: correct NODE_ID= in "+dropIn+":2, run systemctl daemon-reload, then\n") {
+		t.Error(lines(f.Fix))
+	}
+	n.units["csi-nfs.service"]["DropInPaths"] = ""
 	n.write("proc/812/cmdline", "kubelet\x00--hostname-override=w-7\x00")
 	f, _ = finding(n.examine(), "topology-changed")
 	if !strings.HasPrefix(lines(f.Fix), "# if the new topology is wrong, as after a change of the host name: the kubelet still has the earlier one\nsed -i 2s/%H/w-7/ "+file+"\nsystemctl daemon-reload\n") {

@@ -232,7 +232,7 @@ var plainAddress = regexp.MustCompile(`^[\w./:@-]+$`)
 
 // correctEndpoint returns the edit after which a driver that listens elsewhere has its own socket.
 func (x *diagnosis) correctEndpoint(ctx context.Context, d config.Driver, unit, given, right string) []Fix {
-	place := x.placeInUnit(ctx, unit, given)
+	place, _ := x.placeInUnit(ctx, unit, given)
 	edit := note("in %s write %s in place of %s, then run the next lines", cmp.Or(place, "its unit"), safetext.ShellWord(right), safetext.ShellWord(given))
 	if i := strings.LastIndexByte(place, ':'); strings.HasPrefix(place, "/etc/") && plainAddress.MatchString(given) && plainAddress.MatchString(right) {
 		edit = run("sed", "-i", fmt.Sprintf("%ss|%s|%s|", place[i+1:], given, right), place[:i])
@@ -240,22 +240,22 @@ func (x *diagnosis) correctEndpoint(ctx context.Context, d config.Driver, unit, 
 	return []Fix{edit, run("systemctl", "daemon-reload")}
 }
 
-// placeInUnit returns the last line of a unit's files that has a text, as FILE:LINE; the last one
-// counts. It is empty if there is none.
-func (x *diagnosis) placeInUnit(ctx context.Context, unit, text string) (place string) {
+// placeInUnit returns the last line of a unit's files that has a text, which counts, and its place
+// as FILE:LINE; both are empty if there is none.
+func (x *diagnosis) placeInUnit(ctx context.Context, unit, text string) (place, line string) {
 	if unit == "" {
-		return ""
+		return "", ""
 	}
 	p := x.show(ctx, unit, "FragmentPath", "DropInPaths")
 	for _, file := range strings.Fields(p["FragmentPath"] + " " + p["DropInPaths"]) {
 		data, _ := look(ctx, x, file, func() ([]byte, error) { return readSome(filepath.Join("/", x.o.Source.Root, file), maxProcFile) })
-		for i, line := range strings.Split(string(data), "\n") {
-			if strings.Contains(line, text) {
-				place = fmt.Sprintf("%s:%d", safetext.ShellWord(file), i+1)
+		for i, l := range strings.Split(string(data), "\n") {
+			if strings.Contains(l, text) {
+				place, line = fmt.Sprintf("%s:%d", safetext.ShellWord(file), i+1), l
 			}
 		}
 	}
-	return place
+	return place, line
 }
 
 // nearby returns a trusted socket near the configured one, or where drivers usually listen, at

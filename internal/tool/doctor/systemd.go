@@ -89,7 +89,7 @@ var enable = run("systemctl", "enable", "--now", serviceUnit)
 // askUnit asks systemd about the daemon's unit.
 func (x *diagnosis) askUnit(ctx context.Context) {
 	x.properties, x.propertiesErr = x.o.Units.Show(ctx, serviceUnit, "LoadState", "LoadError", "ActiveState", "SubState", "Result", "ExecMainStatus", "UnitFileState", "UpheldBy",
-		"FreezerState", "NeedDaemonReload", "FileDescriptorStoreMax", "WatchdogUSec", "ExecStart", "ProtectSystem", "ReadWritePaths", "InaccessiblePaths", "ProtectHome", "PrivateTmp", "NRestarts")
+		"FreezerState", "NeedDaemonReload", "FileDescriptorStoreMax", "WatchdogUSec", "ExecStart", "ProtectSystem", "ReadWritePaths", "InaccessiblePaths", "ProtectHome", "PrivateTmp", "NRestarts", "User")
 }
 
 // awaitUnit gives a daemon that ends by itself, as after a change of root_dir, the time to be
@@ -172,6 +172,10 @@ func (x *diagnosis) unit(ctx context.Context) {
 		if p["NeedDaemonReload"] == "yes" {
 			x.finding("", "unit", "unit-changed", "the files of "+serviceUnit+" have changed since systemd read them",
 				"systemd has read them", reloadUnits()...)
+		}
+		if user := p["User"]; user != "" && user != "root" {
+			x.finding("", "unit", "root-dir-not-writable", serviceUnit+" runs as "+safetext.Word(user)+", who may not write below the kubelet's directory"+x.setBy(ctx, serviceUnit, "User"),
+				"it runs as root", override(serviceUnit, "Service", "User")...)
 		}
 		x.sandbox(p)
 		x.hiddenSockets(ctx, p)

@@ -180,7 +180,7 @@ func (x *diagnosis) withoutTable(ctx context.Context) {
 				"a table, or no volumes", fix...)
 		case len(x.served[name]) > 0:
 		case disabled:
-			x.finding(name, "volumes", "volumes-unregistered", inUse+"which the kubelet cannot unmount: nobody registers the driver, whose table has enabled = false",
+			x.finding(name, "volumes", "volumes-unregistered", inUse+"which the kubelet cannot unmount: nobody registers the driver, whose table has enabled = false in "+x.origin(name, "enabled"),
 				"the driver is registered until they are unmounted", x.setDriverKey(name, "enabled", "true")...)
 		default:
 			why, fix := x.lookalike(ctx, name)
