@@ -171,46 +171,30 @@ func socketsOf(proc string) (inodes []string, err error) {
 	return inodes, err
 }
 
-// unixSockets returns the paths of the Unix sockets on which a process listens.
-func (x *diagnosis) unixSockets(ctx context.Context, pid int) []string {
+// listening returns the TCP ports and the paths of the Unix sockets on which a process listens.
+func (x *diagnosis) listening(ctx context.Context, pid int) (ports, paths []string) {
 	proc := x.procPath(pid)
 	// An error: it has ended, or is hidden.
-	paths, _ := look(ctx, x, proc, func() (paths []string, err error) {
+	both, _ := look(ctx, x, proc, func() (both [2][]string, err error) {
 		inodes, err := socketsOf(proc)
-		list, _ := readSome(filepath.Join(proc, "net/unix"), maxSockets)
-		for line := range strings.Lines(string(list)) {
-			// Num RefCount Protocol Flags Type St Inode Path
-			fields := strings.Fields(line)
-			if len(fields) == 8 && fields[3] == "00010000" && path.IsAbs(fields[7]) && slices.Contains(inodes, fields[6]) {
-				paths = append(paths, fields[7])
-			}
-		}
-		return paths, err
-	})
-	return paths
-}
-
-// tcpPorts returns the TCP ports on which a process listens.
-func (x *diagnosis) tcpPorts(ctx context.Context, pid int) []string {
-	proc := x.procPath(pid)
-	// An error: it has ended, or is hidden.
-	ports, _ := look(ctx, x, proc, func() (ports []string, err error) {
-		inodes, err := socketsOf(proc)
-		for _, table := range []string{"net/tcp", "net/tcp6"} {
+		for _, table := range []string{"net/tcp", "net/tcp6", "net/unix"} {
 			list, _ := readSome(filepath.Join(proc, table), maxSockets) // there may be no IPv6
 			for line := range strings.Lines(string(list)) {
 				// sl local_address rem_address st tx:rx tr:when retrnsmt uid timeout inode
-				fields := strings.Fields(line)
-				if len(fields) > 9 && fields[3] == "0A" && slices.Contains(inodes, fields[9]) {
+				// Num RefCount Protocol Flags Type St Inode Path
+				switch fields := strings.Fields(line); {
+				case len(fields) > 9 && fields[3] == "0A" && slices.Contains(inodes, fields[9]):
 					_, port, _ := strings.Cut(fields[1], ":")
 					n, _ := strconv.ParseUint(port, 16, 16)
-					ports = append(ports, strconv.FormatUint(n, 10))
+					both[0] = append(both[0], strconv.FormatUint(n, 10))
+				case len(fields) == 8 && fields[3] == "00010000" && path.IsAbs(fields[7]) && slices.Contains(inodes, fields[6]):
+					both[1] = append(both[1], fields[7])
 				}
 			}
 		}
-		return ports, err
+		return both, err
 	})
-	return ports
+	return both[0], both[1]
 }
 
 // procPath returns the path of a file of a process in /proc.

@@ -187,7 +187,7 @@ func (x *diagnosis) missing(ctx context.Context, d config.Driver, found string, 
 	fix := append(last.restart(), note("if it listens elsewhere: set socket in the table of the driver"))
 	if last.unit != "" {
 		pid, _ := strconv.Atoi(x.show(ctx, last.unit, "MainPID")["MainPID"])
-		ports, sockets := x.tcpPorts(ctx, pid), x.unixSockets(ctx, pid)
+		ports, sockets := x.listening(ctx, pid)
 		sockets = slices.DeleteFunc(sockets, func(path string) bool { return path == d.Socket })
 		switch dir := path.Dir(d.Socket); {
 		case len(sockets) == 1:

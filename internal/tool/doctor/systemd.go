@@ -279,7 +279,7 @@ func (x *diagnosis) portTaken(ctx context.Context, listen string) {
 	who, fix, used := "", []Fix{logOf(httpUnit)}, map[string]bool{}
 	all, _ := x.processes(ctx)
 	for _, p := range all {
-		ports := x.tcpPorts(ctx, p.pid)
+		ports, _ := x.listening(ctx, p.pid)
 		for _, p := range ports {
 			used[p] = true
 		}
