@@ -50,7 +50,7 @@ type env struct {
 	stdout, stderr io.Writer
 	getenv         func(string) string
 	now            func() time.Time // in the time zone of the output
-	terminal       func(io.Writer) (columns, rows int, ok bool)
+	terminal       func(io.Writer) (columns int, ok bool)
 }
 
 // Main runs the command line and returns the exit code. SIGINT, SIGTERM and SIGQUIT end it cleanly;
@@ -58,7 +58,7 @@ type env struct {
 func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT)
 	defer stop()
-	e := &env{stdin: stdin, stdout: stdout, stderr: stderr, getenv: os.Getenv, now: time.Now, terminal: terminalSize}
+	e := &env{stdin: stdin, stdout: stdout, stderr: stderr, getenv: os.Getenv, now: time.Now, terminal: terminalWidth}
 	return e.report(dispatch(ctx, e, commands(), args))
 }
 

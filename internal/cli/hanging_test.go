@@ -35,7 +35,6 @@ func TestNoCommandHangs(t *testing.T) {
 		{"status ROOT", false, soon},
 		{"status ROOT --json", false, soon},
 		{"status ROOT d0.example", false, soon},
-		{"status ROOT --watch", true, soon},
 		{"wait ROOT --timeout 1s", false, soon},
 		{"wait ROOT none.example", true, soon},
 		{"reload ROOT", false, soon},

@@ -161,7 +161,7 @@ func newSession(vars ...string) *session {
 	s.env = &env{
 		stdin: strings.NewReader(""), stdout: s.stdout, stderr: s.stderr,
 		now:      func() time.Time { return noon },
-		terminal: func(io.Writer) (int, int, bool) { return 0, 0, false },
+		terminal: func(io.Writer) (int, bool) { return 0, false },
 		getenv: func(name string) string {
 			for _, v := range vars {
 				if value, ok := strings.CutPrefix(v, name+"="); ok {

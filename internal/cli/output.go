@@ -21,23 +21,22 @@ func writeJSON(w io.Writer, v any) error {
 	return enc.Encode(v)
 }
 
-// terminalSize returns the size of w if it is a terminal.
-func terminalSize(w io.Writer) (columns, rows int, ok bool) {
+// terminalWidth returns the number of columns of w if it is a terminal.
+func terminalWidth(w io.Writer) (columns int, ok bool) {
 	file, ok := w.(*os.File)
 	if !ok {
-		return 0, 0, false
+		return 0, false
 	}
 	size, err := unix.IoctlGetWinsize(int(file.Fd()), unix.TIOCGWINSZ)
 	if err != nil {
-		return 0, 0, false
+		return 0, false
 	}
-	return int(size.Col), int(size.Row), true
+	return int(size.Col), true
 }
 
 // page describes standard output.
 type page struct {
 	columns int // the text is wrapped at this width where possible; at least 40
-	rows    int // 0: unlimited
 	tty     bool
 	colour  bool
 }
@@ -46,7 +45,7 @@ type page struct {
 // (https://no-color.org). The default width is 80 columns.
 func (e *env) page() page {
 	var p page
-	p.columns, p.rows, p.tty = e.terminal(e.stdout)
+	p.columns, p.tty = e.terminal(e.stdout)
 	p.colour = p.tty && e.getenv("NO_COLOR") == "" && e.getenv("TERM") != "dumb"
 	if n, err := strconv.Atoi(e.getenv("COLUMNS")); err == nil && p.columns <= 0 {
 		p.columns = n

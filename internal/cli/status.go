@@ -7,10 +7,8 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"csi-registrar/internal/core/control"
@@ -23,14 +21,10 @@ import (
 
 func setupStatus(fs *flag.FlagSet) runner {
 	o := statusOptions{root: rootFlag(fs)}
-	fs.BoolVar(&o.json, "json", false, "print the status document as JSON; with --watch one for each change")
-	fs.BoolVar(&o.watch, "watch", false, "show the status again at each change, until interrupted")
+	fs.BoolVar(&o.json, "json", false, "print the status document as JSON")
 	return func(ctx context.Context, e *env, args []string) error {
 		if len(args) > 0 {
 			o.driver = args[0]
-		}
-		if o.watch {
-			return watchStatus(ctx, e, o)
 		}
 		s, err := control.NewClient(control.Path(*o.root)).Status(ctx)
 		if err != nil {
@@ -42,9 +36,9 @@ func setupStatus(fs *flag.FlagSet) runner {
 }
 
 type statusOptions struct {
-	root        *string
-	driver      string // if set, show only this driver, with all details
-	json, watch bool
+	root   *string
+	driver string // if set, show only this driver, with all details
+	json   bool
 }
 
 // showStatus prints a document. It returns an error without text if the document shows the reason.
@@ -117,82 +111,17 @@ func (o statusOptions) exitError(s status.Document, unread string, now time.Time
 	return &exitError{code: exitFailed}
 }
 
-// printDocument prints the document; if a driver is named, without the other drivers. With --watch
-// it is one line.
+// printDocument prints the document; if a driver is named, without the other drivers.
 func printDocument(e *env, o statusOptions, s status.Document) error {
 	if o.driver != "" {
 		s.Drivers = slices.DeleteFunc(s.Drivers, func(d status.Driver) bool { return d.Name != o.driver })
 	}
-	doc := control.Marshal(s)
 	var out bytes.Buffer
-	if o.watch {
-		out.Write(doc)
-	} else if err := json.Indent(&out, doc, "", "  "); err != nil {
+	if err := json.Indent(&out, control.Marshal(s), "", "  "); err != nil {
 		return err
 	}
 	_, err := e.stdout.Write(out.Bytes())
 	return err
-}
-
-// watchStatus shows the status again at each change, until it is interrupted. Its exit code is that
-// of the last status shown.
-func watchStatus(ctx context.Context, e *env, o statusOptions) error {
-	last := error(&exitError{code: exitNotRunning})
-	for s, err := range follow(ctx, *o.root) {
-		unread := ""
-		switch {
-		case err == nil:
-			addVolumes(ctx, *o.root, &s)
-			unread = notRead(ctx, *o.root, s)
-			last = o.exitError(s, unread, e.now())
-		case isPermanent(err):
-			return clientError(err)
-		default:
-			last = &exitError{code: exitNotRunning}
-		}
-		if err := showAgain(e, o, s, unread, err); err != nil {
-			return err
-		}
-	}
-	return last
-}
-
-// showAgain shows a status, or the error instead of it. On a terminal it replaces the previous one.
-// The first line has the time to which the ages refer.
-func showAgain(e *env, o statusOptions, s status.Document, unread string, failed error) error {
-	switch {
-	case o.json && failed != nil:
-		e.report(clientError(failed))
-		return nil
-	case o.json:
-		return printDocument(e, o, s)
-	case failed == nil:
-		failed = o.checkDriver(s)
-	}
-	text := e.now().Format(time.RFC3339) + "\n"
-	if failed != nil {
-		text += cleanLines(failed.Error()) + "\n"
-	} else {
-		text += o.text(s, unread, e)
-	}
-	if p := e.page(); p.tty {
-		text = "\x1b[H\x1b[J" + fit(text, p.rows)
-	} else {
-		text += "\n"
-	}
-	_, err := io.WriteString(e.stdout, text)
-	return err
-}
-
-// fit cuts the text to the terminal's height, and counts the missing lines. The cursor needs the
-// last line of the terminal.
-func fit(text string, rows int) string {
-	lines := slices.Collect(strings.Lines(text))
-	if len(lines) < rows || rows < 3 {
-		return text
-	}
-	kept := lines[:rows-2]
-	return strings.Join(kept, "") + fmt.Sprintf("… %d more lines: csi-registrar status\n", len(lines)-len(kept))
 }
 
 // addVolumes adds the volumes in use to a document. The command counts them, not the daemon, so

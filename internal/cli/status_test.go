@@ -1,8 +1,6 @@
 package cli
 
 import (
-	"context"
-	"encoding/json"
 	"io"
 	"os"
 	"path/filepath"
@@ -12,9 +10,7 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"csi-registrar/internal/core/control"
 	"csi-registrar/internal/node/status"
-	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/test/fake"
 	"csi-registrar/internal/test/hostile"
 )
@@ -132,107 +128,6 @@ func TestDriverText(t *testing.T) {
 	}
 }
 
-func TestWatchInAPipe(t *testing.T) {
-	fake.CheckLeaks(t)
-	root := fake.ShortDir(t)
-	s := newSession()
-	ctx, interrupt := context.WithCancel(t.Context())
-	defer interrupt()
-	ended := make(chan int)
-	go func() { ended <- s.run(ctx, "status", "--watch", "--config-root", root) }()
-	s.stdout.await(t, "csi-registrar is not running")
-
-	d := newFake(because(driverIn("a.csi.example", "absent", hour), "no such\x1b file"), driverIn("b.csi.example", "registered", hour))
-	stop := d.serve(t, root)
-	shown := func() string {
-		return noon.Format(time.RFC3339) + "\n" + statusTable(d.Status(), page{columns: 80}, noon) + "\n"
-	}
-	s.stdout.await(t, shown())
-	d.setDrivers(driverIn("a.csi.example", "registered", hour), driverIn("b.csi.example", "registered", hour))
-	s.stdout.await(t, shown())
-	d.set(func(s *status.Document) { s.Polling, s.Stuck = degradedNode().Polling, degradedNode().Stuck[1:] })
-	s.stdout.await(t, shown())
-	stop()
-	s.stdout.await(t, "cannot watch the status any longer: csi-registrar is not running")
-	newFake(driverIn("c.csi.example", "registered", hour)).serve(t, root)
-	s.stdout.await(t, "c.csi.example  registered  1h")
-	interrupt()
-	if code := <-ended; code != 0 {
-		t.Errorf("%d %s", code, s.stderr)
-	}
-}
-
-func TestWatchJSON(t *testing.T) {
-	fake.CheckLeaks(t)
-	root := fake.ShortDir(t)
-	s := newSession()
-	ctx, interrupt := context.WithCancel(t.Context())
-	defer interrupt()
-	ended := make(chan int)
-	go func() { ended <- s.run(ctx, "status", "--watch", "--json", "--config-root", root) }()
-	s.stderr.await(t, "error: cannot get the status: csi-registrar is not running (there is no "+control.Path(root)+")\nhint: start it with: systemctl start csi-registrar\n")
-	d := newFake(driverIn("a.csi.example", "absent", hour))
-	d.status.PluginsRegistry = safetext.Claim(filepath.Join(kubeletFiles(t, root), "plugins_registry"))
-	d.serve(t, root)
-	s.stdout.await(t, `"state":"absent"`)
-	s.stdout.await(t, `"volumes":{"staged":1,"published":0,"waiting":2}`)
-	d.setDrivers(driverIn("a.csi.example", "registered", hour))
-	s.stdout.await(t, `"state":"registered"`)
-	interrupt()
-	if code := <-ended; code != 0 {
-		t.Errorf("%d %s", code, s.stderr)
-	}
-	for line := range strings.Lines(s.stdout.String()) {
-		if !json.Valid([]byte(line)) {
-			t.Errorf("not a document: %s", line)
-		}
-	}
-}
-
-// On a terminal each text replaces the previous one and fits the screen.
-func TestWatchOnATerminal(t *testing.T) {
-	fake.CheckLeaks(t)
-	root := fake.ShortDir(t)
-	var many []status.Driver
-	for _, c := range "abcdefghijklmnopqrstuvwxyz" {
-		many = append(many, driverIn(string(c)+".csi.example", "registered", hour))
-	}
-	d := newFake(many[:2]...)
-	d.serve(t, root)
-	s := newSession("TERM=xterm")
-	s.env.terminal = func(io.Writer) (int, int, bool) { return 80, 10, true }
-	ctx, interrupt := context.WithCancel(t.Context())
-	defer interrupt()
-	ended := make(chan int)
-	go func() { ended <- s.run(ctx, "status", "--watch", "--config-root", root) }()
-	s.stdout.await(t, "2 of 2 drivers registered")
-	d.setDrivers(many...)
-	s.stdout.await(t, "… 22 more lines: csi-registrar status\n")
-	interrupt()
-	<-ended
-	texts := strings.Split(s.stdout.String(), "\x1b[H\x1b[J")
-	for i, p := range texts[1:] {
-		if n := strings.Count(p, "\n"); n > 9 {
-			t.Errorf("text %d has %d lines", i, n)
-		}
-	}
-	if len(texts) < 3 {
-		t.Errorf("%d texts", len(texts)-1)
-	}
-}
-
-// The text leaves the terminal's last line to the cursor.
-func TestFit(t *testing.T) {
-	s := newSession()
-	for rows := 3; rows <= 60; rows++ {
-		s.env.terminal = func(io.Writer) (int, int, bool) { return 80, rows, true }
-		p := s.env.page()
-		if text := fit(statusTable(node(), p, noon), p.rows); strings.Count(text, "\n") > rows-1 {
-			t.Fatalf("%d rows:\n%s", rows, text)
-		}
-	}
-}
-
 // visibleLength counts the characters of a line without the colours.
 func visibleLength(line string) int {
 	return utf8.RuneCountInString(colours.ReplaceAllString(strings.TrimSuffix(line, "\n"), ""))
@@ -241,7 +136,7 @@ func visibleLength(line string) int {
 var colours = regexp.MustCompile("\x1b\\[[0-9]*m")
 
 func TestColour(t *testing.T) {
-	tty := func(io.Writer) (int, int, bool) { return 100, 30, true }
+	tty := func(io.Writer) (int, bool) { return 100, true }
 	for _, c := range []struct {
 		vars string
 		tty  bool

@@ -94,9 +94,8 @@ func settled(t *testing.T, n *harness.Node, c *harness.Daemon) {
 	c.WaitState("refused.example", "refused", soon)
 }
 
-// ours are the sequences that csi-registrar itself sends to a terminal: colors, and the one with
-// which --watch redraws.
-var ours = regexp.MustCompile(`\x1b\[(?:0|01|02|31|32|33)m|\x1b\[H\x1b\[J`)
+// ours are the sequences that csi-registrar itself sends to a terminal: colors.
+var ours = regexp.MustCompile(`\x1b\[(?:0|01|02|31|32|33)m`)
 
 // harmless fails the test if a text has an invisible character, or is so long that it would push
 // everything else off the screen.
@@ -143,9 +142,8 @@ func harmlessJSON(t *testing.T, what, text string) {
 	}
 }
 
-// onTerminal runs a command on a terminal of its own and returns its output. A command that does
-// not end by itself is interrupted after enough output.
-func onTerminal(t *testing.T, cmd *exec.Cmd, enough func(string) bool) string {
+// onTerminal runs a command on a terminal of its own and returns its output.
+func onTerminal(t *testing.T, cmd *exec.Cmd) string {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
 	if err != nil {
@@ -170,19 +168,12 @@ func onTerminal(t *testing.T, cmd *exec.Cmd, enough func(string) bool) string {
 		t.Fatal(err)
 	}
 	var seen strings.Builder
-	interrupted := false
 	for r := bufio.NewReader(master); ; {
 		b, err := r.ReadByte()
 		if err != nil {
 			break // EIO: the last process has closed it
 		}
 		seen.WriteByte(b)
-		if b == '\n' && enough != nil && !interrupted && enough(seen.String()) {
-			interrupted = true
-			if err := cmd.Process.Signal(os.Interrupt); err != nil {
-				t.Error(err)
-			}
-		}
 	}
 	_ = cmd.Wait() // 1: not all drivers are registered
 	return strings.ReplaceAll(seen.String(), "\r\n", "\n")
@@ -197,14 +188,6 @@ func TestHostileOutput(t *testing.T) {
 	settled(t, n, c)
 
 	t.Run("terminal", func(t *testing.T) {
-		all := func(seen string) bool {
-			for _, name := range names {
-				if !strings.Contains(seen, name) {
-					return false
-				}
-			}
-			return strings.Contains(seen, "drivers registered")
-		}
 		root := []string{"--config-root", n.Etc}
 		commands := [][]string{{"status"}, {"doctor"}, {"wait", "--timeout", "10ms"}, {"config", "show"}}
 		for _, name := range names {
@@ -212,7 +195,7 @@ func TestHostileOutput(t *testing.T) {
 		}
 		for _, args := range commands {
 			what := strings.Join(args, " ")
-			out := onTerminal(t, n.Command(append(args, root...)...), nil)
+			out := onTerminal(t, n.Command(append(args, root...)...))
 			if out == "" {
 				t.Errorf("%s says nothing", what)
 			}
@@ -221,9 +204,8 @@ func TestHostileOutput(t *testing.T) {
 			}
 			harmless(t, what, ours.ReplaceAllString(out, ""))
 		}
-		harmless(t, "status --watch", ours.ReplaceAllString(onTerminal(t, n.Command(append([]string{"status", "--watch"}, root...)...), all), ""))
 		for _, args := range [][]string{{"status", "--json"}, {"doctor", "--json"}} {
-			harmlessJSON(t, strings.Join(args, " "), onTerminal(t, n.Command(append(args, root...)...), nil))
+			harmlessJSON(t, strings.Join(args, " "), onTerminal(t, n.Command(append(args, root...)...)))
 		}
 	})
 	t.Run("HTTP", func(t *testing.T) {

@@ -30,7 +30,7 @@ var quick = [][]string{
 }
 
 var slow = [][]string{
-	{"status", "--watch"}, {"status", "--watch", "--json"}, {"doctor"}, {"doctor", "--json"}, {"bugreport", "--output", archive},
+	{"doctor"}, {"doctor", "--json"}, {"bugreport", "--output", archive},
 	{"config", "check"}, {"config", "show"}, {"cleanup", "--if-stopped"}, {"cleanup", "--ask"}, {"version"}, {"__complete", "status", ""},
 }
 
@@ -72,11 +72,7 @@ func ask(dir string, all bool) error {
 			commands = slices.Concat(quick, slow)
 		}
 		for _, args := range commands {
-			limit := time.Minute
-			if slices.Contains(args, "--watch") {
-				limit = 300 * time.Millisecond
-			}
-			p, err := run(limit, append([]string{"/usr/bin/csi-registrar"}, args...)...)
+			p, err := run(time.Minute, append([]string{"/usr/bin/csi-registrar"}, args...)...)
 			note := func(format string, values ...any) {
 				fmt.Printf("%s: %s: %s\n", name, strings.Join(args, " "), fmt.Sprintf(format, values...))
 			}
@@ -140,10 +136,9 @@ func choose(name string) error {
 	return err
 }
 
-// withoutOurs returns a text without what the program itself writes to a terminal: colours, and
-// what clears the screen for `status --watch`.
+// withoutOurs returns a text without what the program itself writes to a terminal: colours.
 func withoutOurs(text string) string {
-	for _, code := range []string{"[0m", "[01m", "[02m", "[31m", "[32m", "[33m", "[H\x1b[J"} {
+	for _, code := range []string{"[0m", "[01m", "[02m", "[31m", "[32m", "[33m"} {
 		text = strings.ReplaceAll(text, "\x1b"+code, "")
 	}
 	return text
