@@ -207,7 +207,7 @@ func (x *diagnosis) relabel(ctx context.Context, d config.Driver, keys []string,
 			f.Command.Args = append(f.Command.Args, k+"-")
 		}
 	}
-	return append(fix, f, note("when the label is gone, on this node:"), optional(run("csi-registrar", "reregister", "--force", d.Name)))
+	return append(fix, optional(f), note("when the label is gone, on this node:"), optional(run("csi-registrar", "reregister", "--force", d.Name)))
 }
 
 // nodeName returns the name that the kubelet chooses for the Node object unless a cloud provider

@@ -863,3 +863,19 @@ func TestDaemonOfAnotherUser(t *testing.T) {
 		t.Errorf("%+v", f)
 	}
 }
+
+// The error of a unit that runs is one of this run.
+func TestErrorOfAnEarlierRun(t *testing.T) {
+	n := newNode(t)
+	n.process(os.Getpid(), "nfs", "0::/system.slice/csi-nfs.service")
+	n.units["csi-nfs.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "active", "SubState": "running", "InvocationID": "5",
+		"journal": "error: of run 4 _SYSTEMD_INVOCATION_ID=4"}
+	n.driver.set(func(f *fakeDriver) { f.notReady = true })
+	if f, _ := finding(n.examine(), "driver-not-ready"); strings.Contains(f.Found, "of run 4") {
+		t.Errorf("%+v", f)
+	}
+	n.units["csi-nfs.service"]["journal"] += "\nerror: of run 5 _SYSTEMD_INVOCATION_ID=5"
+	if f, _ := finding(n.examine(), "driver-not-ready"); !strings.Contains(f.Found, "of run 5") {
+		t.Errorf("%+v", f)
+	}
+}

@@ -230,7 +230,8 @@ func (x *diagnosis) restarts(ctx context.Context, p process) (text string, fix [
 // blame returns the last error that a running unit has logged and what the administrator's drop-ins
 // set, as the rest of a sentence, and how to take that back.
 func (x *diagnosis) blame(ctx context.Context, unit string) (text string, fix []Fix) {
-	if why := x.lastError(ctx, unit, map[string]string{"LoadState": "loaded", "Result": "exit-code"}); why != "" {
+	run := x.show(ctx, unit, "InvocationID")["InvocationID"]
+	if why := x.lastError(ctx, unit, map[string]string{"LoadState": "loaded", "Result": "exit-code", "InvocationID": run}); why != "" {
 		text = ": " + safetext.Quote(why)
 	}
 	set, fix := x.dropIns(ctx, unit)
@@ -260,7 +261,11 @@ func (x *diagnosis) lastError(ctx context.Context, unit string, p map[string]str
 		return ""
 	}
 	if failed && p["LoadState"] == "loaded" && status < 200 {
-		if own := last(false, "--since=-10min", "--grep="+errorWords); own != "" {
+		args := []string{"--since=-10min", "--grep=" + errorWords}
+		if run := p["InvocationID"]; run != "" {
+			args = append(args, "_SYSTEMD_INVOCATION_ID="+run)
+		}
+		if own := last(false, args...); own != "" || p["InvocationID"] != "" {
 			return own
 		}
 	}
