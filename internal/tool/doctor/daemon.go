@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -73,15 +72,8 @@ func (x *diagnosis) running(ctx context.Context) {
 		x.finding("", "daemon", "configuration-not-loaded", "the configuration of the daemon differs from the files: "+outdated,
 			"the daemon, which is root without capabilities, has read the files", append(x.open(ctx), apply...)...)
 	case x.o.Version != "" && x.daemon.Version != x.o.Version:
-		unpacked, fix := "", systemctl("restart", serviceUnit)
-		dpkg := filepath.Join(x.o.Root, "var/lib/dpkg/status")
-		// An error: this is no Debian.
-		state, _ := look(ctx, x, dpkg, func() ([]byte, error) { return readSome(dpkg, maxSockets) })
-		if bytes.Contains(state, []byte("\nPackage: csi-registrar\nStatus: install ok unpacked\n")) {
-			unpacked, fix = "; dpkg has unpacked the package and not configured it", run("dpkg", "--configure", "csi-registrar")
-		}
-		x.finding("", "daemon", "daemon-outdated", fmt.Sprintf("the daemon is version %s, this program %s%s", safetext.Word(x.daemon.Version), safetext.Word(x.o.Version), unpacked),
-			"the daemon was restarted after the upgrade", fix)
+		x.finding("", "daemon", "daemon-outdated", fmt.Sprintf("the daemon is version %s, this program %s", safetext.Word(x.daemon.Version), safetext.Word(x.o.Version)),
+			"the daemon was restarted after the upgrade", note("if dpkg was interrupted:"), optional(run("dpkg", "--configure", "csi-registrar")), systemctl("restart", serviceUnit))
 	default:
 		x.checked("", "daemon", OK, "running since %s", clock(x.daemon.StartedAt))
 	}
