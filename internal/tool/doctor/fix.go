@@ -1,7 +1,9 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"path"
 	"path/filepath"
@@ -11,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"csi-registrar/internal/core/control"
 	"csi-registrar/internal/node/rootdir"
 	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/sys/trust"
@@ -181,4 +184,84 @@ var shipped = map[string][]string{
 func override(unit, section, directive string) []Fix {
 	return writeDropIn("/etc/systemd/system/"+unit+".d/zz-doctor-"+strings.ToLower(directive)+".conf",
 		append([]string{"[" + section + "]"}, shipped[directive]...)...)
+}
+
+// dropIns returns what the administrator's drop-ins of a unit set, as the rest of a sentence, and
+// how to take that back. A daemon that does not run, or cannot be restarted, starts as shipped: its
+// drop-ins, and a copy of its unit, are set aside. Only the drop-in for another root_dir stays.
+func (x *diagnosis) dropIns(ctx context.Context, unit string) (set string, fix []Fix) {
+	p := x.show(ctx, unit, "FragmentPath", "DropInPaths")
+	aside := unit == serviceUnit && (errors.Is(x.daemon.err, control.ErrNotRunning) || x.properties["LoadState"] != "loaded")
+	_, err := x.stat(ctx, filepath.Join("/", x.o.Source.Root, "usr/lib/systemd/system", serviceUnit))
+	if own := p["FragmentPath"]; aside && err == nil && !ofPackage(own) {
+		set, fix = "; "+safetext.Word(own)+" is in place of the unit of the package", []Fix{setAside(own)}
+	}
+	for _, file := range strings.Fields(p["DropInPaths"]) {
+		text, err := look(ctx, x, file, func() ([]byte, error) { return readSome(filepath.Join("/", x.o.Source.Root, file), maxProcFile) })
+		if err != nil || ofPackage(file) || aside && file == rootdir.DropInFile {
+			continue
+		}
+		var directives []string
+		first := 0
+		for i, line := range strings.Split(string(text), "\n") {
+			if line = strings.TrimSpace(line); line != "" && !strings.ContainsAny(line[:1], "#;[") {
+				directives, first = append(directives, line), cmp.Or(first, i+1)
+			}
+		}
+		set += fmt.Sprintf("; %s:%d sets %s", safetext.Word(file), first, safetext.Quote(strings.Join(directives, " ")))
+		if aside {
+			fix = append(fix, setAside(file))
+		} else {
+			fix = append(fix, note("if that is the cause, correct it, or set it aside:"), optional(setAside(file)))
+		}
+	}
+	if len(fix) > 0 {
+		fix = append(fix, run("systemctl", "daemon-reload"))
+	}
+	return set, fix
+}
+
+// ofPackage reports whether a unit file is a package's. Debian 12 names those in /usr/lib by /lib.
+func ofPackage(file string) bool { return strings.HasPrefix(strings.TrimPrefix(file, "/usr"), "/lib/") }
+
+// setAside renames a file of a unit, so that systemd does not read it.
+func setAside(file string) Fix { return run("mv", "-n", file, file+".off") }
+
+// placeInUnit returns the last line of a unit's files that has a text, which counts, and its place
+// as FILE:LINE; both are empty if there is none.
+func (x *diagnosis) placeInUnit(ctx context.Context, unit, text string) (place, line string) {
+	if unit == "" {
+		return "", ""
+	}
+	p := x.show(ctx, unit, "FragmentPath", "DropInPaths")
+	for _, file := range strings.Fields(p["FragmentPath"] + " " + p["DropInPaths"]) {
+		data, _ := look(ctx, x, file, func() ([]byte, error) { return readSome(filepath.Join("/", x.o.Source.Root, file), maxProcFile) })
+		for i, l := range strings.Split(string(data), "\n") {
+			if strings.Contains(l, text) {
+				place, line = fmt.Sprintf("%s:%d", safetext.ShellWord(file), i+1), l
+			}
+		}
+	}
+	return place, line
+}
+
+// repair returns why the daemon's unit does not start, and the fix: it starts as shipped. The
+// journal's last error has more than LoadError.
+func (x *diagnosis) repair(ctx context.Context, text string) (why string, fix []Fix) {
+	if text = cmp.Or(x.lastError(ctx, serviceUnit, x.properties), text); text != "" {
+		why = ": " + safetext.Quote(text)
+	}
+	set, fix := x.dropIns(ctx, serviceUnit)
+	return why + set, append(append([]Fix{logOf(serviceUnit)}, fix...), systemctl("restart", serviceUnit))
+}
+
+// setBy returns the drop-ins of a unit that have a directive, as the rest of a sentence.
+func (x *diagnosis) setBy(ctx context.Context, unit, directive string) (names string) {
+	for _, file := range strings.Fields(x.show(ctx, unit, "DropInPaths")["DropInPaths"]) {
+		text, err := look(ctx, x, file, func() ([]byte, error) { return readSome(filepath.Join("/", x.o.Source.Root, file), maxProcFile) })
+		if err == nil && strings.Contains("\n"+string(text), "\n"+directive+"=") {
+			names += ", because of " + directive + "= in " + safetext.Word(file)
+		}
+	}
+	return names
 }

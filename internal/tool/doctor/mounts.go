@@ -8,6 +8,8 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -113,4 +115,84 @@ func lacking(st unix.Statfs_t) string {
 		return "inodes"
 	}
 	return ""
+}
+
+// space checks that a registration socket can be created. A kubelet does not start either on a file
+// system that is full or read-only.
+func (x *diagnosis) space(ctx context.Context, dir string) {
+	if x.immutable(ctx, dir) {
+		x.finding("", "file system", "file-system-read-only", safetext.Word(dir)+" is immutable (chattr +i): no registration socket can be created or removed",
+			"it is not", run("chattr", "-i", dir), systemctl("restart", serviceUnit))
+		return
+	}
+	for _, d := range []string{dir, filepath.Join(x.o.Root, "run")} {
+		lacks, err := look(ctx, x, d, func() (string, error) { return unwritable(d) })
+		if err == nil && lacks == readOnly {
+			x.finding("", "file system", "file-system-read-only", fmt.Sprintf("the file system of %s is read-only: no registration socket can be created", safetext.Word(d)),
+				"it is writable", x.remount(ctx, d)...)
+			return
+		}
+		if err == nil && lacks != "" {
+			point := cmp.Or(x.mountOf(ctx, d).Point, "/")
+			x.finding("", "file system", "file-system-full", fmt.Sprintf("the file system of %s has no %s left: no registration socket can be created%s", safetext.Word(d), lacks, x.largest(ctx, point, lacks)),
+				"space and inodes are free", run("df", "-h", d), run("df", "-i", d), run("du", "-xah", "-t", "1M", point), run("du", "-x", "--inodes", "-t", "100", point), note("remove files that are not needed from that file system"))
+			return
+		}
+	}
+	x.checked("", "file system", OK, "writable, with space and inodes left")
+}
+
+// largest names the largest of the first files on a file system that lacks space, or the directory
+// with most of them if it lacks inodes, as the rest of a sentence; empty if there is none, or the
+// file system does not answer.
+func (x *diagnosis) largest(ctx context.Context, point, lacks string) string {
+	var name string
+	var size int64
+	entries := map[string]int{}
+	err := x.check(ctx, point, func() error {
+		var top, at unix.Stat_t
+		files := 0
+		if err := unix.Lstat(point, &top); err != nil {
+			return err
+		}
+		return filepath.WalkDir(point, func(file string, e fs.DirEntry, err error) error {
+			switch files++; {
+			case files > 10*maxEntries:
+				return filepath.SkipAll
+			case err != nil || unix.Lstat(file, &at) != nil: // it was removed meanwhile
+				return nil
+			case at.Dev != top.Dev && e.IsDir():
+				return filepath.SkipDir
+			case at.Dev == top.Dev && e.Type().IsRegular() && at.Blocks*512 > size:
+				name, size = file, at.Blocks*512
+			}
+			entries[path.Dir(file)]++
+			return nil
+		})
+	})
+	switch dirs := sortedKeys(entries); {
+	case err != nil || len(dirs) == 0:
+		return ""
+	case lacks == "inodes":
+		most := slices.MaxFunc(dirs, func(a, b string) int { return cmp.Compare(entries[a], entries[b]) })
+		return fmt.Sprintf("; most of them are in %s (%s)", safetext.Word(most), count(entries[most], "file"))
+	case name == "":
+		return ""
+	}
+	return fmt.Sprintf("; its largest file is %s (%d KiB)", safetext.Word(name), size>>10)
+}
+
+// remount mounts the file system of a directory writable.
+func (x *diagnosis) remount(ctx context.Context, dir string) []Fix {
+	fix := []Fix{run("findmnt", "--target", dir), note("if dmesg shows no error of the disk: repair that first")}
+	return append(append(fix, x.writable(ctx, dir)...), systemctl("restart", serviceUnit))
+}
+
+func (x *diagnosis) writable(ctx context.Context, dir string) []Fix {
+	point := cmp.Or(x.mountOf(ctx, dir).Point, "/")
+	if x.rootOnly(ctx, point) {
+		// The mount can be read-only, or its file system; the line that does not apply may fail.
+		return []Fix{run("mount", "-o", "remount,bind,rw", point), run("mount", "-o", "remount,rw", point)}
+	}
+	return []Fix{note("mount %s writable by hand: another user can change a directory on its path", safetext.ShellWord(point))}
 }

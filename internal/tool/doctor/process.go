@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -15,9 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"csi-registrar/internal/core/control"
 	"csi-registrar/internal/node/cgroup"
-	"csi-registrar/internal/node/rootdir"
 	"csi-registrar/internal/node/status"
 	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/sys/unixsock"
@@ -279,44 +276,3 @@ func (x *diagnosis) lastError(ctx context.Context, unit string, p map[string]str
 	}
 	return ""
 }
-
-// dropIns returns what the administrator's drop-ins of a unit set, as the rest of a sentence, and
-// how to take that back. A daemon that does not run, or cannot be restarted, starts as shipped: its
-// drop-ins, and a copy of its unit, are set aside. Only the drop-in for another root_dir stays.
-func (x *diagnosis) dropIns(ctx context.Context, unit string) (set string, fix []Fix) {
-	p := x.show(ctx, unit, "FragmentPath", "DropInPaths")
-	aside := unit == serviceUnit && (errors.Is(x.daemon.err, control.ErrNotRunning) || x.properties["LoadState"] != "loaded")
-	_, err := x.stat(ctx, filepath.Join("/", x.o.Source.Root, "usr/lib/systemd/system", serviceUnit))
-	if own := p["FragmentPath"]; aside && err == nil && !ofPackage(own) {
-		set, fix = "; "+safetext.Word(own)+" is in place of the unit of the package", []Fix{setAside(own)}
-	}
-	for _, file := range strings.Fields(p["DropInPaths"]) {
-		text, err := look(ctx, x, file, func() ([]byte, error) { return readSome(filepath.Join("/", x.o.Source.Root, file), maxProcFile) })
-		if err != nil || ofPackage(file) || aside && file == rootdir.DropInFile {
-			continue
-		}
-		var directives []string
-		first := 0
-		for i, line := range strings.Split(string(text), "\n") {
-			if line = strings.TrimSpace(line); line != "" && !strings.ContainsAny(line[:1], "#;[") {
-				directives, first = append(directives, line), cmp.Or(first, i+1)
-			}
-		}
-		set += fmt.Sprintf("; %s:%d sets %s", safetext.Word(file), first, safetext.Quote(strings.Join(directives, " ")))
-		if aside {
-			fix = append(fix, setAside(file))
-		} else {
-			fix = append(fix, note("if that is the cause, correct it, or set it aside:"), optional(setAside(file)))
-		}
-	}
-	if len(fix) > 0 {
-		fix = append(fix, run("systemctl", "daemon-reload"))
-	}
-	return set, fix
-}
-
-// ofPackage reports whether a unit file is a package's. Debian 12 names those in /usr/lib by /lib.
-func ofPackage(file string) bool { return strings.HasPrefix(strings.TrimPrefix(file, "/usr"), "/lib/") }
-
-// setAside renames a file of a unit, so that systemd does not read it.
-func setAside(file string) Fix { return run("mv", "-n", file, file+".off") }

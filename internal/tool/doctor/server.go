@@ -240,24 +240,6 @@ func (x *diagnosis) correctEndpoint(ctx context.Context, d config.Driver, unit, 
 	return []Fix{edit, run("systemctl", "daemon-reload")}
 }
 
-// placeInUnit returns the last line of a unit's files that has a text, which counts, and its place
-// as FILE:LINE; both are empty if there is none.
-func (x *diagnosis) placeInUnit(ctx context.Context, unit, text string) (place, line string) {
-	if unit == "" {
-		return "", ""
-	}
-	p := x.show(ctx, unit, "FragmentPath", "DropInPaths")
-	for _, file := range strings.Fields(p["FragmentPath"] + " " + p["DropInPaths"]) {
-		data, _ := look(ctx, x, file, func() ([]byte, error) { return readSome(filepath.Join("/", x.o.Source.Root, file), maxProcFile) })
-		for i, l := range strings.Split(string(data), "\n") {
-			if strings.Contains(l, text) {
-				place, line = fmt.Sprintf("%s:%d", safetext.ShellWord(file), i+1), l
-			}
-		}
-	}
-	return place, line
-}
-
 // nearby returns a trusted socket near the configured one, or where drivers usually listen, at
 // which the driver answers; empty if there is none.
 func (x *diagnosis) nearby(ctx context.Context, d config.Driver) string {

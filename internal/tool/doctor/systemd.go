@@ -1,14 +1,12 @@
 package doctor
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -182,27 +180,6 @@ func (x *diagnosis) unit(ctx context.Context) {
 		x.store(p)
 		x.openHTTP(ctx, p)
 	}
-}
-
-// repair returns why the daemon's unit does not start, and the fix: it starts as shipped. The
-// journal's last error has more than LoadError.
-func (x *diagnosis) repair(ctx context.Context, text string) (why string, fix []Fix) {
-	if text = cmp.Or(x.lastError(ctx, serviceUnit, x.properties), text); text != "" {
-		why = ": " + safetext.Quote(text)
-	}
-	set, fix := x.dropIns(ctx, serviceUnit)
-	return why + set, append(append([]Fix{logOf(serviceUnit)}, fix...), systemctl("restart", serviceUnit))
-}
-
-// setBy returns the drop-ins of a unit that have a directive, as the rest of a sentence.
-func (x *diagnosis) setBy(ctx context.Context, unit, directive string) (names string) {
-	for _, file := range strings.Fields(x.show(ctx, unit, "DropInPaths")["DropInPaths"]) {
-		text, err := look(ctx, x, file, func() ([]byte, error) { return readSome(filepath.Join("/", x.o.Source.Root, file), maxProcFile) })
-		if err == nil && strings.Contains("\n"+string(text), "\n"+directive+"=") {
-			names += ", because of " + directive + "= in " + safetext.Word(file)
-		}
-	}
-	return names
 }
 
 // store checks the descriptor store, which keeps registrations over a restart of the daemon, and
