@@ -36,6 +36,7 @@ type daemon struct {
 	watcher  *fswatch.Watcher
 	agent    *agent.Agent
 	parts    *parts
+	watch    chan struct{} // closed when the watcher may begin
 	notifier *systemd.Notifier
 	handed   *descriptors
 	ready    chan struct{} // closed after READY=1
@@ -57,7 +58,7 @@ type daemon struct {
 func newDaemon(o Options, log logger, pool *worker.Pool, registryDir string) *daemon {
 	d := &daemon{
 		options: o, log: log.Logger, journalRefused: log.refused, pool: pool, notifier: systemd.NewNotifier(o.Getenv),
-		handed: sortDescriptors(systemd.Receive(), control.Path(o.Source.Root)), ready: make(chan struct{}),
+		handed: sortDescriptors(systemd.Receive(), control.Path(o.Source.Root)), watch: make(chan struct{}), ready: make(chan struct{}),
 	}
 	d.watcher = fswatch.New(d.log, d.pool)
 	d.parts = newParts(d, registryDir)
@@ -73,7 +74,13 @@ func (d *daemon) run(ctx context.Context, b control.Backend, begin func(context.
 	ctx, d.fail = context.WithCancelCause(ctx)
 	// These outlive ctx: registration sockets are served as long as possible.
 	stopStore := d.start(ctx, "run the descriptor store", d.parts.store.Run)
-	stopWatcher := d.start(ctx, "run the watcher", d.watcher.Run)
+	stopWatcher := d.start(ctx, "run the watcher", func(ctx context.Context) error {
+		select {
+		case <-d.watch:
+		case <-ctx.Done():
+		}
+		return d.watcher.Run(ctx)
+	})
 	stopAgent := d.start(ctx, "run the agent", d.agent.Run)
 	defer func() {
 		d.fail(nil)

@@ -71,10 +71,16 @@ func (n *node) run() (c *control.Client, stop func()) { return n.runWith(config.
 
 func (n *node) runWith(load func(config.Source) *config.Result) (c *control.Client, stop func()) {
 	n.t.Helper()
+	return n.start(func(ctx context.Context, o Options) error { return run(ctx, o, load, n.period) })
+}
+
+// start runs a daemon until stop.
+func (n *node) start(run func(context.Context, Options) error) (c *control.Client, stop func()) {
+	n.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() {
-		ended <- run(ctx, Options{Source: config.Source{Root: n.root}, Version: "test", Getenv: func(string) string { return "" }, Stderr: &n.log}, load, n.period)
+		ended <- run(ctx, Options{Source: config.Source{Root: n.root}, Version: "test", Getenv: func(string) string { return "" }, Stderr: &n.log})
 	}()
 	stop = sync.OnceFunc(func() {
 		cancel()

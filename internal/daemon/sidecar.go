@@ -7,10 +7,11 @@ import (
 	"fmt"
 	"io/fs"
 	"net/http"
+	"sync"
 	"time"
 
 	"csi-registrar/internal/core/control"
-	"csi-registrar/internal/core/driver"
+	"csi-registrar/internal/core/registrar"
 	"csi-registrar/internal/core/sidecar"
 	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/node/status"
@@ -34,11 +35,15 @@ func RunSidecar(ctx context.Context, o Options, flags sidecar.Options) error {
 	defer d.notifier.Close()
 	s := &sidecarRun{daemon: d, flags: flags}
 	return d.run(ctx, backend{d.agent, d, s.reload}, func(ctx context.Context) error {
+		// Asked as early as possible: the rest of the start runs meanwhile.
+		named := d.parts.Driver(flags.Driver(""))
+		d.parts.named = named
+		named.Follow(true, false, 0)
 		if err := errors.Join(d.parts.open(c.Kubelet.RootDir), s.serveHealth(ctx)); err != nil {
 			return err
 		}
 		d.onHangup(ctx, func() { log.Info("nothing to reload: the flags are the configuration") })
-		d.work.Go(func() { s.follow(ctx) })
+		d.work.Go(func() { s.follow(ctx, named) })
 		return nil
 	})
 }
@@ -53,10 +58,10 @@ func (s *sidecarRun) reload(context.Context, bool) ([]string, error) {
 	return nil, errors.New("there is nothing to reload: this daemon was started with node-driver-registrar's flags")
 }
 
-// follow registers the driver under the name that it reports first. If it returns with another one,
-// that is a mismatch, and the liveness probe of the pod fails.
-func (s *sidecarRun) follow(ctx context.Context) {
-	name, ok := s.discover(ctx)
+// follow registers the driver under the name that it reports first. If it returns with another one
+// (driver.New), that is a mismatch, and the liveness probe of the pod fails.
+func (s *sidecarRun) follow(ctx context.Context, named registrar.Driver) {
+	name, ok := s.discover(ctx, named)
 	if !ok {
 		return
 	}
@@ -66,22 +71,21 @@ func (s *sidecarRun) follow(ctx context.Context) {
 	s.agent.Unnamed(status.Driver{})
 }
 
-// discover queries the driver until it reports a name that can be registered; false when ctx is
-// done.
-func (s *sidecarRun) discover(ctx context.Context) (string, bool) {
+// discover waits until the driver reports a name that can be registered; false when ctx is done.
+func (s *sidecarRun) discover(ctx context.Context, named registrar.Driver) (string, bool) {
 	d := s.flags.Driver("")
 	shown := status.Driver{Socket: safetext.Claim(d.Socket), Endpoint: safetext.Claim(d.Endpoint), Registration: status.None}
-	d.Endpoint = d.Socket // as in parts.Driver
-	observer := driver.Observe(driver.New(d.Connection, s.log, s.watcher.Subscribe(d.Socket), s.pool))
-	observer.Follow(true, false, 0)
-	defer observer.Close()
+	// The driver's first answer, or the first second without one, comes before the watches: in a
+	// directory with many files they occupy a processor for milliseconds.
+	watch := sync.OnceFunc(func() { close(s.watch) })
 	for {
 		select {
 		case <-ctx.Done():
 			return "", false
-		case <-observer.Hints():
+		case <-named.Hints():
+			watch()
 		}
-		view := observer.Look()
+		view := named.Look()
 		if view.Driver == status.Ready {
 			return view.Identity.Name, true
 		}

@@ -38,6 +38,7 @@ func run(ctx context.Context, o Options, load func(config.Source) *config.Result
 	defer d.notifier.Close()
 	r.daemon, r.level = d, log.level
 	return d.run(ctx, backend{d.agent, d, r.reload}, func(ctx context.Context) error {
+		close(d.watch)
 		if err := r.begin(ctx, res); err != nil {
 			return err
 		}
@@ -130,6 +131,7 @@ type parts struct {
 
 	mu     sync.Mutex
 	stored map[string][]*os.File // by driver; more than one only if a process died between two
+	named  registrar.Driver      // the sidecar's, until it has a registrar; nil: none
 }
 
 // newParts creates the parts, with the passed descriptors. registryDir is empty unless the
@@ -168,14 +170,21 @@ func (p *parts) open(rootDir string) (err error) {
 	return err
 }
 
-// Driver implements agent.Parts.
+// Driver implements agent.Parts. The sidecar's registrar continues with the driver that was asked
+// for its name: another connection and other watches would take as long as the rest of the start.
 func (p *parts) Driver(d config.Driver) registrar.Driver {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if named := p.named; named != nil {
+		p.named = nil
+		return named
+	}
 	if p.options.Dir != "" {
 		// node-driver-registrar's flag is a path of the host, which need not be the same path in
 		// our mount namespace: it is not checked.
 		d.Endpoint = d.Socket
 	}
-	return driver.Observe(driver.New(d.Connection, p.log.With("driver", d.Name), p.watcher.Subscribe(d.Socket, d.Endpoint), p.pool))
+	return driver.Observe(driver.New(d.Connection, p.log, p.watcher.Subscribe(d.Socket, d.Endpoint), p.pool))
 }
 
 // Socket implements agent.Parts: a listener that the store kept is adopted.
@@ -246,6 +255,9 @@ func (p *parts) close(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	errs := []error{p.kubelet.Close()}
+	if p.named != nil {
+		p.named.Close()
+	}
 	if p.registry != nil {
 		p.registry.Close(ctx)
 	}

@@ -63,8 +63,9 @@ type Client struct {
 	server     status.Server   // of the last connection
 }
 
-// New returns a Client. Without cfg.Name it accepts any valid name. The endpoint is checked unless
-// it is the path of the socket. hints are about both; Close also closes them.
+// New returns a Client. Without cfg.Name it accepts the name of the first Ready report, and then no
+// other. The endpoint is checked unless it is the path of the socket. hints are about both; Close
+// also closes them.
 func New(cfg config.Connection, log *slog.Logger, hints Hints, pool *worker.Pool) *Client {
 	c := &Client{
 		cfg: cfg, log: log, hints: hints,
@@ -107,7 +108,7 @@ func (c *Client) Ask(ctx context.Context, why Why, progress func(status.Report))
 		c.hinted = false
 		c.hints.Hint()
 	}
-	c.log.Debug("asked the driver", "driver_state", string(r.Driver), "reason", r.Reason, "took", time.Since(begun))
+	c.log.Debug("asked the driver", "driver", c.cfg.Name, "driver_state", string(r.Driver), "reason", r.Reason, "took", time.Since(begun))
 	return r
 }
 
@@ -154,7 +155,7 @@ func (c *Client) ask(ctx context.Context, why Why, progress func(status.Report))
 			c.hints.Hint()
 		}
 		q.Replaced = c.readyID != unixsock.FileID{} && c.readyID != c.conn.file.FileID
-		c.readyID = c.conn.file.FileID
+		c.readyID, c.cfg.Name = c.conn.file.FileID, q.Identity.Name
 	}
 	return q.Report
 }
