@@ -76,8 +76,10 @@ func TestSidecarOfADriverThatHangs(t *testing.T) {
 	t.Parallel()
 	d, await := startSidecar(t, fake.NodeGetInfo)
 	await("starting")
-	d.Kill()
 	next := fake.NewDriver(d.Socket, fake.Healthy("a.example"))
+	if err := os.Remove(d.Socket); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := next.Start(); err != nil {
 		t.Fatal(err)
 	}
