@@ -22,6 +22,7 @@ import (
 	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/node/rootdir"
 	"csi-registrar/internal/node/volumes"
+	"csi-registrar/internal/sys/mountinfo"
 	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/sys/worker"
 )
@@ -61,10 +62,11 @@ type diagnosis struct {
 	properties    map[string]string // of the daemon's unit
 	propertiesErr error             // why systemd could not be asked for them
 
-	volumes    []volumes.Volume     // in use
-	volumesErr error                // why some could not be read
-	inPods     []podMount           // directories of volumes, in all mount namespaces
-	waiting    map[podVolume]string // pods that wait for a volume
+	volumes       []volumes.Volume     // in use
+	volumesErr    error                // why some could not be read
+	inPods        []podMount           // directories of volumes, in all mount namespaces
+	kubeletMounts []mountinfo.Mount    // none if they cannot be read
+	waiting       map[podVolume]string // pods that wait for a volume
 }
 
 // Run examines the node and its drivers. It changes nothing and makes only the calls that the
@@ -102,6 +104,9 @@ func Run(ctx context.Context, o Options) Report {
 	x.withoutTable(ctx)
 	x.staleSockets(ctx)
 	x.inPods = x.podMounts(ctx)
+	if x.kubelet != nil {
+		x.kubeletMounts = x.mountsOf(ctx, x.kubelet.pid)
+	}
 	x.drivers(ctx)
 	x.degraded(ctx)
 	x.report.arrange()

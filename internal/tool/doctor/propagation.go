@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"os"
 	"path"
 	"path/filepath"
 	"slices"
@@ -78,6 +79,17 @@ func (x *diagnosis) mountsOf(ctx context.Context, pid int) []mountinfo.Mount {
 	return all
 }
 
+// shareMounts reports whether two processes are known to have the same mount namespace. To read the
+// list of mounts of each driver takes long on a node with many pods.
+func (x *diagnosis) shareMounts(ctx context.Context, pid, other int) bool {
+	namespace := func(pid int) (string, error) {
+		return look(ctx, x, x.proc(), func() (string, error) { return os.Readlink(x.procPath(pid, "ns", "mnt")) })
+	}
+	a, err := namespace(pid)
+	b, otherErr := namespace(other)
+	return err == nil && otherErr == nil && a == b
+}
+
 // podMounts finds the directories of volumes in all mount namespaces.
 func (x *diagnosis) podMounts(ctx context.Context) []podMount {
 	if len(x.volumes) == 0 {
@@ -124,12 +136,15 @@ func (x *diagnosis) misplaced(ctx context.Context, driver string, who process) (
 	if x.volumesOf(driver) == 0 {
 		return nil, false
 	}
-	before := x.mountsOf(ctx, who.pid)
-	kubelets := x.mountsOf(ctx, x.kubelet.pid)
+	kubelets, before, after := x.kubeletMounts, []mountinfo.Mount(nil), []mountinfo.Mount(nil)
+	if !x.shareMounts(ctx, who.pid, x.kubelet.pid) {
+		before = x.mountsOf(ctx, who.pid)
+		kubelets = x.mountsOf(ctx, x.kubelet.pid)
+		after = x.mountsOf(ctx, who.pid) // a volume that was unmounted meanwhile is not in it
+	}
 	if kubelets == nil {
 		return nil, false
 	}
-	after := x.mountsOf(ctx, who.pid) // a volume that was unmounted meanwhile is not in it
 	runs := x.runsFor(who.pid)
 	for _, v := range x.volumes {
 		if v.Driver != driver || v.Block {
