@@ -88,11 +88,11 @@ func (r *Registry) RemoveLeftovers(ctx context.Context, enabled, named []string)
 		return nil
 	}
 	left, err := r.o.Host.readRecords(r.o.RunDir)
+	unread := isShortage(err) // the next call reads them; the store forgets its listeners now
 	var errs []error
-	switch {
-	case isShortage(err): // the next call reads them; what the store has is removed now
+	if unread {
 		errs = append(errs, err)
-	case err != nil:
+	} else if err != nil {
 		r.o.Log.Warn("a record of a registration cannot be used", "error", err)
 	}
 	names := slices.Clone(named)
@@ -105,7 +105,8 @@ func (r *Registry) RemoveLeftovers(ctx context.Context, enabled, named []string)
 		var removals sync.WaitGroup
 		for i, name := range names {
 			removals.Go(func() {
-				results[i] = r.removeLeftover(ctx, name, left[r.recordOf(name)], slices.Contains(enabled, name))
+				rec, known := left[r.recordOf(name)]
+				results[i] = r.removeLeftover(ctx, name, rec, unread && !known, slices.Contains(enabled, name))
 			})
 		}
 		removals.Wait()
@@ -115,8 +116,9 @@ func (r *Registry) RemoveLeftovers(ctx context.Context, enabled, named []string)
 }
 
 // removeLeftover removes a driver's socket that nobody serves, its listener and its record, of
-// which rec is the content. An enabled driver without a Socket may still adopt them.
-func (r *Registry) removeLeftover(ctx context.Context, driver string, rec record, enabled bool) error {
+// which rec is the content. An enabled driver without a Socket may still adopt them. A record that
+// was not read stays, with the socket: it alone names an earlier root_dir.
+func (r *Registry) removeLeftover(ctx context.Context, driver string, rec record, unread, enabled bool) error {
 	path, err := rootdir.SocketPath(r.dir.path, driver)
 	if err != nil {
 		return r.o.Store.Forget(ctx, StorePrefix+driver)
@@ -134,6 +136,9 @@ func (r *Registry) removeLeftover(ctx context.Context, driver string, rec record
 			return nil
 		}
 		forgetErr := r.o.Store.Forget(ctx, StorePrefix+driver)
+		if unread {
+			return forgetErr
+		}
 		removed, err := r.o.Host.removeLeftover(ctx, r.recordOf(driver), path, rec)
 		if removed != "" {
 			r.o.Log.Info("registration socket that nobody serves removed", "path", removed)

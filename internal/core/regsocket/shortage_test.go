@@ -64,6 +64,9 @@ func TestLeftoversWithoutDescriptors(t *testing.T) {
 	if err := r.RemoveLeftovers(t.Context(), nil, []string{"b"}); !isShortage(err) || m.count("registration-b") != 0 {
 		t.Errorf("%d in the store, %v", m.count("registration-b"), err)
 	}
+	if isGone(r.recordOf("b")) {
+		t.Error("a record that was not read is gone: it can name a socket below an earlier root_dir")
+	}
 	publish(t, socket(t, r, "b"))
 	fail = false
 	if err := r.RemoveLeftovers(t.Context(), []string{"b"}, nil); err != nil || !isGone(pathOf(r, "a")) || !isGone(r.recordOf("a")) || isGone(pathOf(r, "b")) {
