@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"csi-registrar/internal/node/config"
@@ -87,6 +88,19 @@ func (x *diagnosis) correct(ctx context.Context, m config.Error) (expected strin
 	key, _, _ := strings.Cut(line, "=")
 	name := strings.TrimSuffix(strings.TrimPrefix(line, "[driver."), "]")
 	switch {
+	case strings.Contains(m.Problem, "UTF-16"):
+		convert := run("iconv", "-f", "UTF-16", "-t", "UTF-8", m.File+".utf16")
+		convert.Command.Stdout = m.File
+		fix = []Fix{run("mv", "-n", m.File, m.File+".utf16"), convert}
+	case conflictMarker.MatchString(line):
+		var at []string
+		for i, l := range lines {
+			if conflictMarker.MatchString(strings.TrimSpace(l)) {
+				at = append(at, strconv.Itoa(i+1))
+			}
+		}
+		fix = []Fix{note("in %s keep one of the two versions between the conflict markers of git in the lines %s, and remove these lines",
+			safetext.ShellWord(m.File), strings.Join(at, ", "))}
 	case strings.ContainsAny(line, "“”"):
 		fix = []Fix{run("sed", "-i", `/^ *#/!s/\xe2\x80\x9c\|\xe2\x80\x9d/"/g`, m.File)}
 	case strings.Contains(m.Problem, "already been defined"):
@@ -106,6 +120,9 @@ func (x *diagnosis) correct(ctx context.Context, m config.Error) (expected strin
 	}
 	return m.Hint, append(fix, check)
 }
+
+// conflictMarker matches the lines that git writes around the two versions of a merge conflict.
+var conflictMarker = regexp.MustCompile(`^(<<<<<<<|=======|>>>>>>>)( |$)`)
 
 // table returns the first table in lines, which begin with its header.
 func table(lines []string) []string {

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
@@ -14,6 +15,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf16"
 
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
@@ -192,6 +194,28 @@ func TestBrokenNodes(t *testing.T) {
 			breaks: func(t *testing.T, n *node) {
 				n.write("etc/csi-registrar/conf.d/60-x.toml", fmt.Sprintf("[driver.\"other.example\"]\nsocket = %q\n", n.socket()))
 				n.restartDaemon()
+			}},
+		{what: "a table in UTF-16", step: "configuration", id: "configuration-error", found: "probably using UTF-16", fix: "iconv -f UTF-16 -t UTF-8 ",
+			breaks: func(t *testing.T, n *node) {
+				var text []byte
+				for _, u := range utf16.Encode([]rune("\ufeff" + n.table(""))) {
+					text = binary.LittleEndian.AppendUint16(text, u)
+				}
+				n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", string(text))
+				n.restartDaemon()
+			}},
+		{what: "a merge conflict", step: "configuration", id: "configuration-error", found: "10-nfs.toml:2", fix: "between the conflict markers of git in the lines 2, 4, 6, and ",
+			breaks: func(t *testing.T, n *node) {
+				table := strings.Split(n.table(""), "\n")
+				n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", table[0]+"\n<<<<<<< HEAD\n"+table[1]+"\n=======\nsocket = \"/run/x.sock\"\n>>>>>>> rack7\n")
+				n.restartDaemon()
+			},
+			manual: func(t *testing.T, n *node) { n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table("")) }},
+		{what: "plugins_registry without its owner's right to write", step: "file system", id: "root-dir-not-writable", found: "has mode 0550", fix: "chmod 0750 ",
+			breaks: func(t *testing.T, n *node) {
+				if err := os.Chmod(n.registry(), 0o550); err != nil {
+					t.Fatal(err)
+				}
 			}},
 		{what: "typographic quotes", step: "configuration", id: "configuration-error", found: "60-nfs.toml:2", fix: "sed -i '/^ *#/!s/",
 			breaks: func(t *testing.T, n *node) {
@@ -825,6 +849,7 @@ func TestDaemonThatIsRestarted(t *testing.T) {
 // A driver that answers in the seconds between two of its ends is a problem.
 func TestDriverThatEndsAgainAndAgain(t *testing.T) {
 	const file = "/etc/systemd/system/csi-nfs.service.d/x.conf"
+	const supervise = "ExecStartPost=/usr/bin/csi-registrar supervise --socket "
 	for _, c := range []struct {
 		seconds, restarts int
 		state             string
@@ -842,6 +867,11 @@ func TestDriverThatEndsAgainAndAgain(t *testing.T) {
 		f, found := finding(n.examine(), "driver-unit-restarting")
 		if found != c.want {
 			t.Errorf("%+v: %+v", c, f)
+		}
+		n.write(file, "[Service]\n"+supervise+"/run/other.sock --watchdog 60s\n")
+		if other, _ := finding(n.examine(), "driver-unit-restarting"); found && (!strings.Contains(other.Found, "; its csi-registrar supervise waits at /run/other.sock, not at ") ||
+			!strings.Contains(lines(other.Fix), "\nsed -i '2s|/run/other.sock|"+n.socket()+"|' "+file+"\n")) {
+			t.Errorf("%+v: %+v", c, other)
 		}
 		text := fmt.Sprintf("restarted %s: \"fatal error: x\"; %s:2 sets \"RuntimeMaxSec=5\"", count(c.restarts, "time"), file)
 		if found && (!strings.HasSuffix(f.Found, text) || !strings.HasSuffix(lines(f.Fix), "systemctl daemon-reload\nsystemctl restart --no-block csi-nfs.service")) {

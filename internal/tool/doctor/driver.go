@@ -98,7 +98,13 @@ func (x *diagnosis) reach(ctx context.Context, d config.Driver) (*net.UnixConn, 
 			x.checked(d.Name, "trust", OK, "only %s can serve the socket", safetext.Word(string(d.SocketOwner)))
 		}
 		if again, fix := x.restarts(ctx, who); again != "" {
-			problem("driver-unit-restarting", again, "it keeps running", slices.Concat(x.serverOf(ctx, d.Name, who).log(), fix, x.serverOf(ctx, d.Name, who).start())...)
+			_, line := x.placeInUnit(ctx, who.unit, "csi-registrar supervise")
+			if waits := superviseSocket.FindStringSubmatch(line); waits != nil && path.Clean(waits[1]) != d.Socket {
+				again += "; its csi-registrar supervise waits at " + safetext.Word(waits[1]) + ", not at the driver's socket"
+				fix = x.correctEndpoint(ctx, d, who.unit, waits[1], d.Socket)
+			}
+			s := x.serverOf(ctx, d.Name, who)
+			problem("driver-unit-restarting", again, "it keeps running", slices.Concat(s.log(), fix, s.start())...)
 		}
 		return c, who
 	case errors.Is(err, fs.ErrNotExist):
@@ -131,6 +137,9 @@ func (x *diagnosis) reach(ctx context.Context, d config.Driver) (*net.UnixConn, 
 	}
 	return nil, process{}
 }
+
+// superviseSocket matches the socket at which supervise waits for the driver.
+var superviseSocket = regexp.MustCompile(` supervise .*--?socket[= ]"?([^ "]+)`)
 
 // endpoint checks that the kubelet reaches the driver by the endpoint that it is given.
 func (x *diagnosis) endpoint(ctx context.Context, d config.Driver) {

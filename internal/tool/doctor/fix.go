@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"path"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"unicode"
@@ -243,6 +244,26 @@ func (x *diagnosis) placeInUnit(ctx context.Context, unit, text string) (place, 
 		}
 	}
 	return place, line
+}
+
+// executable returns what to do about a program that cannot be started. A unit names it at place.
+func (x *diagnosis) executable(ctx context.Context, program, place string) Fix {
+	file, shown := filepath.Join("/", x.o.Source.Root, program), safetext.ShellWord(program)
+	at, err := x.stat(ctx, file)
+	head, _ := look(ctx, x, file, func() ([]byte, error) { return readSome(file, 20) })
+	own, _ := readSome("/proc/self/exe", 20)
+	const machine = 18 // where an ELF file has it, in two bytes
+	switch {
+	case err != nil || at.IsDir():
+		return note("put %s back, or correct %s", shown, place)
+	case at.Mode&0o111 == 0 && x.rootOnly(ctx, program):
+		return run("chmod", "0755", program)
+	case strings.HasPrefix(string(head), "\x7fELF") && len(own) == len(head) && string(head[machine:]) != string(own[machine:]):
+		return note("%s is a program for another architecture: install the one for %s", shown, runtime.GOARCH)
+	case !strings.HasPrefix(string(head), "\x7fELF") && !strings.HasPrefix(string(head), "#!"):
+		return note("%s is neither a program nor a script with #! in its first line: install it again, or correct %s", shown, place)
+	}
+	return note("%s is there: see what the error names, and mount options such as noexec, or correct %s", shown, place)
 }
 
 // repair returns why the daemon's unit does not start, and the fix: it starts as shipped. The

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -838,6 +839,29 @@ func TestDriverThatWasNeverStarted(t *testing.T) {
 	unit["ExecStart"] = "{ path=/opt/nfs ; argv[]=/opt/nfs --endpoint x ; ignore_errors=no }"
 	if f = n.examine().Findings[0]; !strings.Contains(lines(f.Fix), "# put /opt/nfs back, or correct "+file+":2\n") {
 		t.Errorf("%+v", f)
+	}
+	unit["NRestarts"] = "4"
+	if f = n.examine().Findings[0]; !strings.Contains(f.Found, ", restarted 4 times: systemd has given up") || !strings.Contains(lines(f.Fix), "systemctl reset-failed csi-nfs.service\nsystemctl restart ") {
+		t.Errorf("%+v", f)
+	}
+	for program, want := range map[string]string{
+		"\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xff\xff": "# /opt/nfs is a program for another architecture: install the one for " + runtime.GOARCH + "\n",
+		"exec nfsd\n":       "# /opt/nfs is neither a program nor a script with #! in its first line: install it again, or correct " + file + ":2\n",
+		"#!/bin/sh\nnfsd\n": "# /opt/nfs is there: see what the error names, and mount options such as noexec, or correct " + file + ":2\n",
+	} {
+		n.write("/opt/nfs", program)
+		if err := os.Chmod(n.path("/opt/nfs"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if f = n.examine().Findings[0]; !strings.Contains(lines(f.Fix), want) {
+			t.Errorf("%q: %+v", program, f.Fix)
+		}
+	}
+	if err := os.Chmod(n.path("/opt/nfs"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if f = n.examine().Findings[0]; !strings.Contains(lines(f.Fix), "\nchmod 0755 /opt/nfs\n") {
+		t.Errorf("%+v", f.Fix)
 	}
 	unit["ActiveState"], unit["SubState"], unit["Result"] = "active", "running", "success"
 	ln, err := net.Listen("unix", n.socket())

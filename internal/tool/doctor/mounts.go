@@ -125,6 +125,11 @@ func (x *diagnosis) space(ctx context.Context, dir string) {
 			"it is not", run("chattr", "-i", dir), systemctl("restart", serviceUnit))
 		return
 	}
+	if at, err := x.stat(ctx, dir); err == nil && at.Mode&0o300 != 0o300 && x.rootOnly(ctx, dir) {
+		x.finding("", "file system", "root-dir-not-writable", fmt.Sprintf("%s has mode %04o, which forbids its owner to change it: no registration socket can be created or removed", safetext.Word(dir), at.Mode&0o777),
+			"mode 0750: the daemon is root without capabilities", run("chmod", "0750", dir))
+		return
+	}
 	for _, d := range []string{dir, filepath.Join(x.o.Root, "run")} {
 		lacks, err := look(ctx, x, d, func() (string, error) { return unwritable(d) })
 		if err == nil && lacks == readOnly {

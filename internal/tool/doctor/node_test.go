@@ -392,7 +392,7 @@ func (n *node) follow(fix []Fix) bool {
 
 func isShell(word string) bool {
 	switch word {
-	case "rm", "chmod", "chown", "mkdir", "mv", "printf", "sed":
+	case "rm", "chmod", "chown", "iconv", "mkdir", "mv", "printf", "sed":
 		return true
 	}
 	return false

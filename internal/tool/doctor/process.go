@@ -158,8 +158,13 @@ func (x *diagnosis) lastExit(ctx context.Context, unit string) (text string, fix
 			text += " at " + at
 		}
 	}
+	gaveUp := p["Result"] == "start-limit-hit"
 	if n := p["NRestarts"]; n != "" && n != "0" {
 		text += ", restarted " + n + " times"
+		if p["ActiveState"] == "failed" {
+			gaveUp = true
+			text += ": systemd has given up (StartLimitBurst=)"
+		}
 	}
 	if invalid := p["LoadState"]; invalid == "bad-setting" || invalid == "error" {
 		text += ", and cannot be loaded (" + invalid + ")"
@@ -176,7 +181,7 @@ func (x *diagnosis) lastExit(ctx context.Context, unit string) (text string, fix
 	}
 	if program := execPath.FindStringSubmatch(p["ExecStart"]); p["ExecMainStatus"] == "203" && program != nil {
 		place, _ := x.placeInUnit(ctx, unit, program[1])
-		fix = append(fix, note("put %s back, or correct %s", safetext.ShellWord(program[1]), cmp.Or(place, "the unit")))
+		fix = append(fix, x.executable(ctx, program[1], cmp.Or(place, "the unit")))
 	}
 	why := x.lastError(ctx, unit, p)
 	if why != "" {
@@ -197,7 +202,7 @@ func (x *diagnosis) lastExit(ctx context.Context, unit string) (text string, fix
 	case p["ActiveState"] == "inactive" && p["UnitFileState"] == "disabled":
 		text += ", and is not enabled"
 		fix = append(fix, systemctl("enable", unit))
-	case p["Result"] == "start-limit-hit":
+	case gaveUp:
 		fix = append(fix, systemctl("reset-failed", unit))
 	}
 	return safetext.Clean(text, maxText), fix

@@ -66,6 +66,10 @@ func TestVolumesOfADriverWithoutTable(t *testing.T) {
 	if f, ok := finding(n.examine(), "volumes-unregistered"); !ok || f.Driver != "kept.example" || !strings.Contains(lines(f.Fix), "a table for kept.example") {
 		t.Errorf("nobody registers it: %+v", f)
 	}
+	n.write("etc/csi-registrar/conf.d/70-kept.toml", "")
+	if f, _ := finding(n.examine(), "volumes-unregistered"); !strings.HasSuffix(f.Found, "/etc/csi-registrar/conf.d/70-kept.toml is empty") {
+		t.Errorf("an empty file: %+v", f)
+	}
 	stop := servePlugin(t, filepath.Join(n.registry(), "other-reg.sock"), registration{kind: "CSIPlugin", name: "kept.example"})
 	if r := n.examine(); len(r.Findings) > 0 {
 		t.Errorf("a sidecar registers it: %+v", r.Findings)

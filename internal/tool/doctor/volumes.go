@@ -198,6 +198,9 @@ func (x *diagnosis) lookalike(ctx context.Context, driver string) (why string, f
 		if filepath.Base(dir) != "conf.d" {
 			continue
 		}
+		if empty, _ := look(ctx, x, dir, func() (string, error) { return emptyFile(dir) }); empty != "" {
+			why = "; " + safetext.Word(empty) + " is empty"
+		}
 		file, err := look(ctx, x, dir, func() (string, error) { return ignoredTable(dir, driver) })
 		if err != nil || file == "" {
 			continue
@@ -210,9 +213,20 @@ func (x *diagnosis) lookalike(ctx context.Context, driver string) (why string, f
 	var d config.Driver
 	d.Name, d.Socket, d.SocketOwner = driver, filepath.Join(x.config.Config.Kubelet.RootDir, "plugins", driver, "csi.sock"), "root"
 	if socket := x.nearby(ctx, d); socket != "" {
-		return "; it listens on " + safetext.Word(socket), x.setDriverKey(driver, "socket", safetext.Quote(socket))
+		return why + "; it listens on " + safetext.Word(socket), x.setDriverKey(driver, "socket", safetext.Quote(socket))
 	}
-	return "", []Fix{note("write a table for %s with its socket into a file in %s", safetext.ShellWord(driver), safetext.ShellWord(x.confDir()))}
+	return why, []Fix{note("write a table for %s with its socket into a file in %s", safetext.ShellWord(driver), safetext.ShellWord(x.confDir()))}
+}
+
+// emptyFile returns a configuration file in dir of which nothing was written, as on a full disk.
+func emptyFile(dir string) (string, error) {
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		if at, err := e.Info(); err == nil && at.Mode().IsRegular() && at.Size() == 0 && strings.HasSuffix(e.Name(), ".toml") {
+			return filepath.Join(dir, e.Name()), nil
+		}
+	}
+	return "", err
 }
 
 // ignoredTable returns a file in dir with a table of the driver that config.Load ignores.
