@@ -9,9 +9,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
-	"time"
 
-	"csi-registrar/internal/node/rootdir"
 	"csi-registrar/internal/tool/doctor"
 )
 
@@ -39,7 +37,7 @@ func runDoctor(ctx context.Context, e *env, o doctor.Options, asJSON bool) error
 		if err := writeJSON(e.stdout, r); err != nil {
 			return err
 		}
-	} else if _, err := fmt.Fprint(e.stdout, doctorText(r, e.page(), e.now(), len(o.Drivers) > 0)); err != nil {
+	} else if _, err := fmt.Fprint(e.stdout, doctorText(r, e.page(), len(o.Drivers) > 0)); err != nil {
 		return err
 	}
 	if !r.Healthy {
@@ -49,9 +47,8 @@ func runDoctor(ctx context.Context, e *env, o doctor.Options, asJSON bool) error
 }
 
 // doctorText formats the checks, then the findings, causes before effects. Healthy drivers have one
-// line in all, unless drivers were named on the command line: then it has all lines. The sockets in
-// plugins_registry are listed if one of them does not answer and no driver was named.
-func doctorText(r doctor.Report, p page, now time.Time, named bool) string {
+// line in all, unless drivers were named on the command line: then it has all lines.
+func doctorText(r doctor.Report, p page, named bool) string {
 	var b strings.Builder
 	checks := map[string][]doctor.Check{}
 	for _, c := range r.Checks {
@@ -81,13 +78,6 @@ func doctorText(r doctor.Report, p page, now time.Time, named bool) string {
 			names += fmt.Sprintf(", and %d more", more)
 		}
 		b.WriteString(p.hanging("  "+p.paint(green, "ok")+"       ", 2+resultWidth, names))
-	}
-	silent := slices.ContainsFunc(r.Plugins, func(s doctor.Plugin) bool { return s.Error != "" })
-	if silent && !named {
-		b.WriteString(p.paint(bold, rootdir.PluginsRegistryName) + "\n")
-		for _, s := range r.Plugins {
-			pluginLine(&b, p, s, now)
-		}
 	}
 	b.WriteString("\n" + doctorSummary(r, p) + "\n")
 	for i, f := range r.Findings {
@@ -141,22 +131,6 @@ func milliseconds(ms float64) string {
 		return fmt.Sprintf("%.0f ms", ms)
 	}
 	return fmt.Sprintf("%.2f ms", ms)
-}
-
-// pluginLine formats a socket: what it serves, or its age if it does not answer.
-func pluginLine(b *strings.Builder, p page, s doctor.Plugin, now time.Time) {
-	kind, says := s.Type, s.Name+" at "+s.Path
-	if s.Error != "" {
-		kind, says = "no answer", s.Path+": "+s.Error
-		if !s.CreatedAt.IsZero() {
-			says += ", created " + age(now.Sub(s.CreatedAt)) + " ago"
-		}
-	}
-	if s.UID != nil {
-		says += fmt.Sprintf(", served by %s, uid %d", s.ServedBy, *s.UID)
-	}
-	const width = len("DevicePlugin") + 2
-	b.WriteString(p.hanging("  "+kind+strings.Repeat(" ", max(width-len(kind), 1)), 2+width, says))
 }
 
 func doctorSummary(r doctor.Report, p page) string {

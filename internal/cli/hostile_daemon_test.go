@@ -126,7 +126,7 @@ func TestHostileDaemon(t *testing.T) {
 		if err := writeJSON(s.stdout, r); err != nil {
 			t.Fatal(err)
 		}
-		checkOutput(t, name+": doctor", doctorText(r, s.env.page(), noon, false), s.stdout.String())
+		checkOutput(t, name+": doctor", doctorText(r, s.env.page(), false), s.stdout.String())
 		for _, f := range r.Findings {
 			for _, line := range f.Fix {
 				if hostile.Names(line.String(), filepath.Base(dir)) != "" {

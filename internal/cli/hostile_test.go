@@ -254,16 +254,6 @@ func checkDoctor(t *testing.T, o doctor.Options) {
 	for _, c := range r.Checks {
 		checkMarked(t, string(c.Step), c.Says)
 	}
-	if len(r.Plugins) < 3 {
-		t.Errorf("the sockets of plugins_registry are %+v", r.Plugins)
-	}
-	for _, p := range r.Plugins {
-		checkMarked(t, "plugin", p.Path)
-		checkMarked(t, "plugin", p.Type)
-		checkMarked(t, "plugin", p.Name)
-		checkMarked(t, "plugin", p.ServedBy)
-		checkMarked(t, "plugin", p.Error)
-	}
 	for _, f := range r.Findings {
 		checkMarked(t, string(f.Step), f.Found)
 		checkMarked(t, string(f.Step), f.Expected)

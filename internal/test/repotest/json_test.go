@@ -57,7 +57,6 @@ func TestManDocuments(t *testing.T) {
 		"doctor.Report":     ".SH DOCTOR",
 		"doctor.Finding":    ".SS Elements of findings",
 		"doctor.Check":      ".SS Elements of checks",
-		"doctor.Plugin":     ".SS Elements of plugins",
 		"trace.Call":        ".SH TRACE",
 		"cli.buildInfo":     ".SH VERSION",
 		"cli.buildModule":   ".SS Elements of modules",

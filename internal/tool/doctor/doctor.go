@@ -80,7 +80,7 @@ func Run(ctx context.Context, o Options) Report {
 		o.NodeInfoTimeout = 15 * time.Second
 	}
 	x := newDiagnosis(o)
-	x.report = Report{Findings: []Finding{}, Checks: []Check{}, Plugins: []Plugin{}}
+	x.report = Report{Findings: []Finding{}, Checks: []Check{}}
 	x.loadConfig(ctx)
 	x.askUnit(ctx)
 	x.awaitUnit(ctx)

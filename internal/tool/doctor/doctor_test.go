@@ -568,8 +568,8 @@ func TestBrokenNodes(t *testing.T) {
 	}
 }
 
-// Sockets of others are shown. Only one on which nobody listens is a finding.
-func TestAllPluginsAreShown(t *testing.T) {
+// Of the sockets of others only one on which nobody listens is a finding.
+func TestPluginsOfOthers(t *testing.T) {
 	n := newNode(t)
 	n.process(os.Getpid(), "gpu-plugin", "0::/kubepods.slice/cri-containerd-0123.scope")
 	n.mkdir(filepath.Join(n.registry(), "dra"), 0o750)
@@ -600,36 +600,6 @@ func TestAllPluginsAreShown(t *testing.T) {
 	dead := filepath.Join(n.registry(), "old-reg.sock")
 	if len(r.Findings) != 1 || r.Findings[0].ID != "plugin-socket-stale" || lines(r.Findings[0].Fix) != "rm "+dead {
 		t.Errorf("%+v", r.Findings)
-	}
-	by := fmt.Sprintf("gpu-plugin (pid %d, cri-containerd-0123.scope)", os.Getpid())
-	want := map[string]Plugin{
-		name + "-reg.sock": {Type: "CSIPlugin", Name: name, ServedBy: by},
-		"dra/gpu.sock":     {Type: "DRAPlugin", Name: "gpu.example.com", ServedBy: by},
-		"nic.sock":         {Type: "DevicePlugin", Name: `"example.com/a nic"`, ServedBy: by},
-		"any.sock":         {Type: "other", Name: `""`, ServedBy: by},
-		"old-reg.sock":     {Error: "nobody listens"},
-		"hangs.sock":       {Error: "DeadlineExceeded", ServedBy: by},
-	}
-	for _, p := range r.Plugins {
-		file, err := filepath.Rel(n.registry(), p.Path)
-		w, expected := want[file]
-		if err != nil || !expected {
-			t.Errorf("unexpected, or twice: %+v", p)
-			continue
-		}
-		delete(want, file)
-		if p.Type != w.Type || p.Name != w.Name || p.ServedBy != w.ServedBy || !strings.Contains(p.Error, w.Error) || (p.Error == "") != (w.Error == "") {
-			t.Errorf("%+v, want %+v", p, w)
-		}
-		if served := w.ServedBy != ""; served != (p.PID == os.Getpid()) || served != (p.UID != nil && int(*p.UID) == os.Geteuid()) {
-			t.Errorf("%s is served by pid %d, uid %v", file, p.PID, p.UID)
-		}
-		if old := file == "old-reg.sock"; p.CreatedAt.Equal(made) != old || !old && time.Since(p.CreatedAt) > time.Hour {
-			t.Errorf("%s was created at %v", file, p.CreatedAt)
-		}
-	}
-	if len(want) > 0 {
-		t.Errorf("not shown: %+v", want)
 	}
 }
 

@@ -60,26 +60,8 @@ func (x *diagnosis) plugins(ctx context.Context) map[string][]plugin {
 		if p.Type == registerapi.CSIPlugin {
 			out[p.Name] = append(out[p.Name], p)
 		}
-		x.report.Plugins = append(x.report.Plugins, x.shown(ctx, p))
 	}
 	return out
-}
-
-// shown returns the report's entry for a socket. The sockets of our drivers are checked later.
-func (x *diagnosis) shown(ctx context.Context, p plugin) Plugin {
-	s := Plugin{Path: safetext.Word(p.path), CreatedAt: p.made}
-	if who, known := x.process(ctx, p.cred.PID); known {
-		s.PID, s.UID, s.ServedBy = p.cred.PID, &p.cred.UID, who.String()
-	}
-	switch {
-	case p.err == nil:
-		s.Type, s.Name = safetext.Word(p.Type), safetext.Word(p.Name)
-	case errors.Is(p.err, syscall.ECONNREFUSED):
-		s.Error = "nobody listens"
-	default:
-		s.Error = safetext.Quote(p.err.Error())
-	}
-	return s
 }
 
 // staleSockets reports sockets in plugins_registry that nobody serves and that belong to none of

@@ -45,21 +45,6 @@ type Report struct {
 	Healthy  bool      `json:"healthy"`  // no problem was found; there may be warnings
 	Findings []Finding `json:"findings"` // the root cause first
 	Checks   []Check   `json:"checks"`   // in the order in which they were made
-	Plugins  []Plugin  `json:"plugins"`
-}
-
-// Plugin is a socket in plugins_registry, of any program: an element of "plugins" in `doctor
-// --json`.
-type Plugin struct {
-	Path string `json:"path"`
-	// as GetInfo reports it: CSIPlugin, DRAPlugin, DevicePlugin
-	Type      string    `json:"type,omitempty"`
-	Name      string    `json:"name,omitempty"`
-	PID       int       `json:"pid,omitempty"`
-	UID       *uint32   `json:"uid,omitempty"` // nil: not known, like PID
-	ServedBy  string    `json:"served_by,omitempty"`
-	Error     string    `json:"error,omitempty"` // why it does not answer
-	CreatedAt time.Time `json:"created_at,omitzero"`
 }
 
 // Step is a check; csi-registrar-json(5) has the list.
