@@ -2,8 +2,6 @@ package cli
 
 import (
 	"flag"
-	"os"
-	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
@@ -113,16 +111,5 @@ func TestFlagProblems(t *testing.T) {
 		if code, _, stderr := try(t, strings.Fields(args)...); code != exitUsage || !strings.HasPrefix(stderr, "error: invalid command line: "+want+"\n") {
 			t.Errorf("%s: exit code %d, %s", args, code, stderr)
 		}
-	}
-}
-
-func TestImportNamesSubdirectories(t *testing.T) {
-	dir := t.TempDir()
-	if err := os.MkdirAll(filepath.Join(dir, "node pods"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	code, _, stderr := try(t, "import", dir)
-	if want := "hint: name the directory that has the manifests: subdirectories are not read\n"; code != exitFailed || !strings.HasSuffix(stderr, want) {
-		t.Errorf("exit code %d, %s, want %s", code, stderr, want)
 	}
 }

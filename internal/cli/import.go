@@ -11,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"time"
 
 	"csi-registrar/internal/sys/safetext"
@@ -54,11 +53,11 @@ func runImport(ctx context.Context, e *env, names []importer.GivenName, output, 
 	}
 	var manifests []importer.Manifest
 	for _, arg := range args {
-		m, err := readManifests(e, arg)
+		m, err := readManifest(e, arg)
 		if err != nil {
 			return err
 		}
-		manifests = append(manifests, m...)
+		manifests = append(manifests, m)
 	}
 	res := importer.Import(manifests, names)
 	for _, n := range res.Notes {
@@ -144,57 +143,17 @@ func writeNew(file string, data []byte) error {
 	return err
 }
 
-// readManifests reads a file, standard input, or the manifests in a directory.
-func readManifests(e *env, arg string) ([]importer.Manifest, error) {
+// readManifest reads a file, or standard input.
+func readManifest(e *env, arg string) (importer.Manifest, error) {
 	if arg == "-" {
-		m, err := readAll("standard input", e.stdin)
-		return []importer.Manifest{m}, err
+		return readAll("standard input", e.stdin)
 	}
-	if info, err := os.Stat(arg); err == nil && info.IsDir() {
-		return readDirectory(arg)
-	}
-	m, err := readFile(arg)
-	return []importer.Manifest{m}, err
-}
-
-// renderers make manifests from a directory with these files.
-var renderers = map[string]string{"Chart.yaml": "helm template", "kustomization.yaml": "kubectl kustomize", "kustomization.yml": "kubectl kustomize"}
-
-// readDirectory reads the files of a directory that kubectl would apply.
-func readDirectory(dir string) ([]importer.Manifest, error) {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return nil, fmt.Errorf("cannot import: %w", err)
-	}
-	var manifests []importer.Manifest
-	for _, entry := range entries {
-		if renderer := renderers[entry.Name()]; renderer != "" {
-			return nil, hinted(fmt.Errorf("cannot import %s: it has a %s", safetext.Word(dir), entry.Name()),
-				"render it first: "+renderer+" "+safetext.ShellWord(dir)+" | csi-registrar import -")
-		}
-		if ext := filepath.Ext(entry.Name()); entry.IsDir() || !slices.Contains([]string{".yaml", ".yml", ".json"}, ext) {
-			continue
-		}
-		m, err := readFile(filepath.Join(dir, entry.Name()))
-		if err != nil {
-			return nil, err
-		}
-		manifests = append(manifests, m)
-	}
-	if len(manifests) == 0 {
-		return nil, hinted(fmt.Errorf("cannot import %s: no file in it ends in .yaml, .yml or .json", safetext.Word(dir)),
-			"name the directory that has the manifests: subdirectories are not read")
-	}
-	return manifests, nil
-}
-
-func readFile(file string) (importer.Manifest, error) {
-	f, err := os.Open(file)
+	f, err := os.Open(arg)
 	if err != nil {
 		return importer.Manifest{}, fmt.Errorf("cannot import: %w", err)
 	}
 	defer f.Close()
-	return readAll(safetext.Word(file), f)
+	return readAll(safetext.Word(arg), f)
 }
 
 func readAll(name string, r io.Reader) (importer.Manifest, error) {
