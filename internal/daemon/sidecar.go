@@ -61,18 +61,6 @@ func (s *sidecarRun) reload(context.Context, bool) ([]string, error) {
 // follow registers the driver under the name that it reports first. If it returns with another one
 // (driver.New), that is a mismatch, and the liveness probe of the pod fails.
 func (s *sidecarRun) follow(ctx context.Context, named registrar.Driver) {
-	name, ok := s.discover(ctx, named)
-	if !ok {
-		return
-	}
-	c := config.Default()
-	c.Drivers = []config.Driver{s.flags.Driver(name)}
-	s.note("start the registrar", s.agent.Apply(ctx, c, nil))
-	s.agent.Unnamed(status.Driver{})
-}
-
-// discover waits until the driver reports a name that can be registered; false when ctx is done.
-func (s *sidecarRun) discover(ctx context.Context, named registrar.Driver) (string, bool) {
 	d := s.flags.Driver("")
 	shown := status.Driver{Socket: safetext.Claim(d.Socket), Endpoint: safetext.Claim(d.Endpoint), Registration: status.None}
 	// The driver's first answer, or the first second without one, comes before the watches: in a
@@ -81,13 +69,17 @@ func (s *sidecarRun) discover(ctx context.Context, named registrar.Driver) (stri
 	for {
 		select {
 		case <-ctx.Done():
-			return "", false
+			return
 		case <-named.Hints():
 			watch()
 		}
 		view := named.Look()
 		if view.Driver == status.Ready {
-			return view.Identity.Name, true
+			c := config.Default()
+			c.Drivers = []config.Driver{s.flags.Driver(view.Identity.Name)}
+			s.note("start the registrar", s.agent.Apply(ctx, c, nil))
+			s.agent.Unnamed(status.Driver{})
+			return
 		}
 		if state := string(view.Driver); shown.State != state {
 			shown.State, shown.Since = state, time.Now()
