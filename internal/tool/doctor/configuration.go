@@ -71,6 +71,9 @@ func (x *diagnosis) correct(ctx context.Context, m config.Error) (expected strin
 		}
 		return "only root can change it", []Fix{note("check its contents first"), fix, check, reload}
 	}
+	if at, err := x.stat(ctx, m.File); err == nil && at.IsRegular() && filepath.Base(m.File) == "conf.d" {
+		return "a directory, for files with tables of drivers", []Fix{run("mv", "-n", m.File, m.File+".old"), run("mkdir", m.File), check}
+	}
 	fix = []Fix{note("edit %s, which the daemon reads within a second", safetext.ShellWord(m.File))}
 	text, _ := look(ctx, x, m.File, func() ([]byte, error) { return readSome(m.File, maxProcFile) })
 	lines := strings.Split(string(text), "\n")

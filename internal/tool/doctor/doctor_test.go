@@ -204,6 +204,11 @@ func TestBrokenNodes(t *testing.T) {
 				n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", string(text))
 				n.restartDaemon()
 			}},
+		{what: "a file in place of conf.d", step: "configuration", id: "configuration-error", found: "conf.d: cannot be read: not a directory", fix: "conf.d.old\nmkdir ",
+			breaks: func(t *testing.T, n *node) {
+				n.write("etc/csi-registrar/conf.d", "x\n")
+				n.restartDaemon()
+			}},
 		{what: "a merge conflict", step: "configuration", id: "configuration-error", found: "10-nfs.toml:2", fix: "between the conflict markers of git in the lines 2, 4, 6, and ",
 			breaks: func(t *testing.T, n *node) {
 				table := strings.Split(n.table(""), "\n")
