@@ -385,6 +385,13 @@ func TestBrokenNodes(t *testing.T) {
 			breaks: func(t *testing.T, n *node) {
 				n.units["kubelet.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "active", "SubState": "running", "FreezerState": "frozen"}
 			}},
+		{what: "no container runtime", step: "kubelet", id: "no-runtime", found: "no container runtime runs; containerd.service is inactive (dead)", fix: "systemctl start containerd.service",
+			breaks: func(t *testing.T, n *node) {
+				n.units["containerd.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "inactive", "SubState": "dead", "UnitFileState": "enabled"}
+			},
+			manual: func(t *testing.T, n *node) {
+				n.units["containerd.service"]["ActiveState"], n.units["containerd.service"]["SubState"] = "active", "running"
+			}},
 		{what: "Node deleted", step: "kubelet", id: "node-missing", found: "the API server has no Node of this kubelet: \"E1128", fix: "systemctl restart kubelet.service",
 			breaks: func(t *testing.T, n *node) {
 				n.units["kubelet.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "active", "SubState": "running",

@@ -242,6 +242,9 @@ func (x *diagnosis) watching(ctx context.Context) {
 	if x.kubelet == nil || x.kubelet.rootDir == "" {
 		return
 	}
+	if state, fix := x.runtimeState(ctx); state != "" {
+		x.finding("", "kubelet", "no-runtime", "no container runtime runs"+state, "it runs: without it the kubelet starts and stops no pod", fix...)
+	}
 	dir, restart := safetext.Word(x.registry()), x.kubelet.restart()
 	answer, err := look(ctx, x, x.procPath(x.kubelet.pid, "fdinfo"), func() (watching, error) {
 		return watches(x.procPath(x.kubelet.pid), x.registry())
@@ -252,10 +255,8 @@ func (x *diagnosis) watching(ctx context.Context) {
 	case answer == watched:
 		x.checked("", "watching", OK, "the kubelet watches %s", dir)
 	case answer == nothing:
-		state, fix := x.runtimeState(ctx)
-		x.finding("", "watching", "kubelet-not-watching",
-			fmt.Sprintf("%s is not watching yet: it has just started, or waits for its container runtime%s", x.kubelet.process, state),
-			"it watches "+dir, append(fix, note("after 10 seconds, if doctor still reports this"), restart)...)
+		x.finding("", "watching", "kubelet-not-watching", x.kubelet.process.String()+" is not watching yet: it has just started, or waits for its container runtime",
+			"it watches "+dir, note("after 10 seconds, if doctor still reports this"), restart)
 	case x.hasOwn(ctx, x.registry()):
 		why, fix := x.hidden(ctx, x.kubelet.process, "has another directory at "+dir)
 		x.finding("", "watching", "plugins-registry-covered", why, "the kubelet has the same directory as the node", fix...)

@@ -95,6 +95,29 @@ func TestReasonsOfStatus(t *testing.T) {
 	}
 }
 
+// A directory that root may not enter by its mode is opened; the daemon gets no capability for it.
+func TestDirectoryClosedForTheDaemon(t *testing.T) {
+	n := newNode(t)
+	n.status.Drivers[0].Driver, n.status.Drivers[0].Reason = status.Absent, "no permission to look at /x as uid 0: see CAP_DAC_OVERRIDE in csi-registrar.service(8)"
+	dir := filepath.Dir(n.socket())
+	if err := os.Chmod(dir, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if f := n.examine().Findings[0]; f.ID != "driver-socket-forbidden" || lines(f.Fix) != "chmod 0750 "+dir {
+		t.Errorf("%+v", f)
+	}
+}
+
+// The unit file of the driver was deleted: the daemon still has the unit's name.
+func TestUnitOfADriverThatIsGone(t *testing.T) {
+	n := newNode(t)
+	n.driver.stop()
+	n.status.Drivers[0].Server = status.Server{PID: 4711, Unit: "csi-nfs.service"}
+	if f := n.examine().Findings[0]; !strings.Contains(f.Found, "; the daemon saw csi-nfs.service serve it, and no file of that unit names the socket any more") {
+		t.Errorf("%+v", f)
+	}
+}
+
 // A driver whose unit takes the host name for its node id: where that is written.
 func TestTopologyFromTheHostName(t *testing.T) {
 	n := newNode(t)

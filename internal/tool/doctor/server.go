@@ -184,6 +184,10 @@ func (x *diagnosis) missing(ctx context.Context, d config.Driver, found string, 
 			x.setDriverKey(d.Name, "socket", safetext.Quote(other))...)
 		return
 	}
+	st, _ := x.daemon.Driver(d.Name)
+	if unit := st.Server.Unit.String(); last.unit == "" && strings.Contains(unit, ".service") {
+		found += "; the daemon saw " + unit + " serve it, and no file of that unit names the socket any more"
+	}
 	fix := append(last.restart(), note("if it listens elsewhere: set socket in the table of the driver"))
 	if last.unit != "" {
 		pid, _ := strconv.Atoi(x.show(ctx, last.unit, "MainPID")["MainPID"])

@@ -131,6 +131,8 @@ var sicknesses = map[string][]sickness{
 		{id: "kubelet-not-watching", breaks: kubeletOnce("idle")},
 		{id: "kubelet-not-asking", breaks: kubeletOnce("watch"), seen: "since the start of kubelet (pid "},
 		{id: "kubelet-not-confirming", breaks: kubeletOnce("ask")},
+		{id: "no-runtime", breaks: "printf '[Service]\\nExecStart=/bin/sleep infinity\\n' > /etc/systemd/system/containerd.service; systemctl daemon-reload", seen: "containerd.service is inactive",
+			after: "systemctl stop containerd.service; rm /etc/systemd/system/containerd.service; systemctl daemon-reload"},
 		{id: "no-kubelet", breaks: "systemctl stop kubelet.service", seen: "kubelet.service is inactive"},
 		{id: "second-kubelet", breaks: "mkdir -p /data/old; printf '[Service]\nExecStart=/w/kubelet --root /data/old --node node-2 --state /data/old.json\n[Install]\nWantedBy=multi-user.target\n' > /etc/systemd/system/old.service; " +
 			"systemctl daemon-reload; systemctl enable --now old", seen: "old.service"},
