@@ -26,22 +26,15 @@ import (
 
 func setupBugreport(fs *flag.FlagSet) runner {
 	output := fs.String("output", "", "write `FILE`, which must not exist; default: a new file in the current directory")
-	redact := fs.Bool("redact", false, "replace host names, node ids and IP addresses by placeholders")
 	root := rootFlag(fs)
 	return func(ctx context.Context, e *env, _ []string) error {
 		dir := "csi-registrar-bugreport-" + e.now().UTC().Format("20060102T150405Z")
-		path, host := cmp.Or(*output, dir+".tar.gz"), ""
-		if *redact {
-			var err error
-			if host, err = os.Hostname(); err != nil {
-				return fmt.Errorf("cannot replace the host name: %w", err)
-			}
-		}
+		path := cmp.Or(*output, dir+".tar.gz")
 		f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 		if err != nil {
 			return fmt.Errorf("cannot write the archive: %w", err)
 		}
-		err = bugreport.Write(ctx, f, dir, e.now(), bugreportParts(e, *root), host)
+		err = bugreport.Write(ctx, f, dir, e.now(), bugreportParts(e, *root))
 		if err = errors.Join(err, f.Close()); err != nil {
 			return fmt.Errorf("cannot write the archive: %w", errors.Join(err, os.Remove(path)))
 		}

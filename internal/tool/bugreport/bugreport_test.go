@@ -156,40 +156,9 @@ func FuzzSecrets(f *testing.F) {
 	})
 }
 
-func TestIdentitiesAreReplaced(t *testing.T) {
-	x := newIdentities("worker-3.corp.example")
-	x.learn(`{"node_id": "i-0abc/zone-1", "node_id": "worker-3"} hostname=nas1 node: no name`)
-	for _, c := range []struct{ text, want string }{
-		{"worker-3.corp.example and WORKER-3", "host-1 and host-2"},
-		{"kube-proxy-worker-3, worker-34, nas1", "kube-proxy-host-2, worker-34, node-2"},
-		{`"i-0abc/zone-1" in no`, `"node-1" in no`},
-		{"10.1.2.3:8080, 10.1.2.3 and [fd00::1:2]:80", "ip-1:8080, ip-1 and [ip-2]:80"},
-		{"at 12:30:00.123 on 127.0.0.1, 0.0.0.0, 1.36", "at 12:30:00.123 on 127.0.0.1, 0.0.0.0, 1.36"},
-		{"FD00:0::1:2 is the same", "ip-2 is the same"},
-	} {
-		if got := x.replace(c.text); got != c.want {
-			t.Errorf("%s\nbecomes %s\nwant    %s", c.text, got, c.want)
-		}
-	}
-}
-
-// A numeric id of a node is replaced where it is named, and everywhere if it is long.
-func TestNumericNodeIDsAreReplaced(t *testing.T) {
-	x := newIdentities("a.example")
-	x.learn(`"node_id":"48291034", node_id=42`)
-	for text, want := range map[string]string{
-		"server 48291034 of 482910345": "server node-1 of 482910345",
-		`"node_id": "42" and 42`:       `"node_id": "node-2" and 42`,
-	} {
-		if got := x.replace(text); got != want {
-			t.Errorf("%s becomes %s, want %s", text, got, want)
-		}
-	}
-}
-
 // A secret that one part of an archive reveals is removed from all parts, before and after it.
 func TestSecretOfAnotherPart(t *testing.T) {
-	all := entries(t, "", text("a", "login with TOPSECRET refused\n"), text("b", "mount -o username=bob,password=TOPSECRET,vers=3\n"),
+	all := entries(t, text("a", "login with TOPSECRET refused\n"), text("b", "mount -o username=bob,password=TOPSECRET,vers=3\n"),
 		text("c", `{"error":"TOPSECRET is wrong"}`+"\nregistered nfs.csi.k8s.io\n"))
 	for name, want := range map[string]string{
 		"a": "login with " + mark + " refused\n", "c": `{"error":"` + mark + ` is wrong"}` + "\nregistered nfs.csi.k8s.io\n",
@@ -280,10 +249,10 @@ func text(name, s string) Part {
 }
 
 // entries writes an archive and reads it.
-func entries(t *testing.T, host string, parts ...Part) map[string]string {
+func entries(t *testing.T, parts ...Part) map[string]string {
 	t.Helper()
 	var out bytes.Buffer
-	if err := Write(t.Context(), &out, "dir", time.Unix(1e9, 9e8), parts, host); err != nil {
+	if err := Write(t.Context(), &out, "dir", time.Unix(1e9, 9e8), parts); err != nil {
 		t.Fatal(err)
 	}
 	z, err := gzip.NewReader(&out)
@@ -312,7 +281,7 @@ func entries(t *testing.T, host string, parts ...Part) map[string]string {
 }
 
 func TestFailedPart(t *testing.T) {
-	got := entries(t, "",
+	got := entries(t,
 		Part{Name: "a", Write: func(_ context.Context, w io.Writer) error {
 			_, err := io.WriteString(w, "whole\nhalf of token="+planted)
 			return errors.Join(err, errors.New("broken: password="+planted))
@@ -344,7 +313,7 @@ func TestFailedPart(t *testing.T) {
 func TestHangingPart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
-		got := entries(t, "", Part{Name: "a", Write: func(_ context.Context, w io.Writer) error {
+		got := entries(t, Part{Name: "a", Write: func(_ context.Context, w io.Writer) error {
 			_, err := io.WriteString(w, "first\n")
 			<-release
 			_, lateErr := io.WriteString(w, "late\n")
@@ -364,7 +333,7 @@ func TestInterrupted(t *testing.T) {
 		<-ctx.Done()
 		return ctx.Err()
 	}}
-	if err := Write(ctx, io.Discard, "dir", time.Now(), []Part{hang, hang}, ""); err == nil || err.Error() != "cannot finish: interrupted" {
+	if err := Write(ctx, io.Discard, "dir", time.Now(), []Part{hang, hang}); err == nil || err.Error() != "cannot finish: interrupted" {
 		t.Errorf("%v", err)
 	}
 }
@@ -379,7 +348,7 @@ func TestCommand(t *testing.T) {
 	}
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	t.Setenv("PAGER", planted)
-	got := entries(t, "", Part{Name: "a", Write: Command("systemctl", "cat it; x")})
+	got := entries(t, Part{Name: "a", Write: Command("systemctl", "cat it; x")})
 	if got["a"] != "out cat it; x\nerr\nC.UTF-8\n" || got["a.error"] != "cannot run systemctl 'cat it; x': exit status 3\n" {
 		t.Errorf("%q", got)
 	}
