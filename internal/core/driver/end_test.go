@@ -37,6 +37,23 @@ func TestConnectionOfAGoneSocketIsClosed(t *testing.T) {
 	}
 }
 
+// closes is a box that is closed.
+type closes struct {
+	box
+	closed bool
+}
+
+func (c *closes) Close() { c.closed = true }
+
+// TestHintsEndWithTheClient checks that a closed client needs no watches any more.
+func TestHintsEndWithTheClient(t *testing.T) {
+	hints := &closes{box: make(box, 1)}
+	New(config.Connection{Socket: "/none", Endpoint: "/none"}, nil, hints, worker.NewPool()).Close()
+	if !hints.closed {
+		t.Error("they are not closed")
+	}
+}
+
 // TestBreaksAfterTheLastAnswer checks that the end of a connection gives a hint, however soon it
 // follows the last answer.
 func TestBreaksAfterTheLastAnswer(t *testing.T) {

@@ -41,6 +41,33 @@ func (h *harness) record() func() []time.Time {
 	}
 }
 
+// The status shows that a change is delayed only if it waits for nothing else.
+func TestDampedUntil(t *testing.T) {
+	now := time.Now()
+	damped := func(change func(*task)) bool {
+		k := task{pending: action{kind: publish, cause: CauseChanged}, limit: alter, since: now}
+		for range alterFree {
+			k.made.add(alter, now)
+		}
+		change(&k)
+		return !k.dampedUntil(now).IsZero()
+	}
+	for what, c := range map[string]struct {
+		change func(*task)
+		want   bool
+	}{
+		"too many":     {func(*task) {}, true},
+		"it is made":   {func(k *task) { k.busy = true }, false},
+		"it fails":     {func(k *task) { k.err = errors.New("x") }, false},
+		"it is due":    {func(k *task) { k.since = now.Add(-alterWait) }, false},
+		"by a command": {func(k *task) { k.pending.cause = CauseAsked }, false},
+	} {
+		if damped(c.change) != c.want {
+			t.Errorf("%s: damped is %t", what, !c.want)
+		}
+	}
+}
+
 // A driver that keeps changing its answers changes its registration at most 12 times in any hour,
 // and the last answer is registered within minutes. A registration that is withdrawn again and
 // again is published again at most 70 times, and when the driver has been ready for a minute. The
