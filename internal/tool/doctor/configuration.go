@@ -79,6 +79,9 @@ func (x *diagnosis) correct(ctx context.Context, m config.Error) (expected strin
 	lines := strings.Split(string(text), "\n")
 	if target, err := look(ctx, x, m.File, func() (string, error) { return os.Readlink(m.File) }); err == nil && m.Line < 1 {
 		fix = []Fix{note("create %s, or remove the link to it: rm %s", safetext.ShellWord(target), safetext.ShellWord(m.File))}
+		if point := x.unmounted(ctx, target); point != "" {
+			fix = []Fix{note("%s is below a mount point of /etc/fstab that is not mounted", safetext.ShellWord(target)), run("mount", point)}
+		}
 	}
 	if m.Line < 1 || m.Line > len(lines) || !x.rootOnly(ctx, m.File) {
 		return m.Hint, append(fix, check)

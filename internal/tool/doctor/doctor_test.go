@@ -502,6 +502,22 @@ func TestBrokenNodes(t *testing.T) {
 				n.restartDaemon()
 			},
 			manual: func(t *testing.T, n *node) { n.remove(n.path("etc/csi-registrar/conf.d/60-nfs.toml")) }},
+		{what: "link to a file system that is not mounted", step: "configuration", id: "configuration-error", found: "60-nfs.toml: cannot be read", fix: "# /srv/config/60-nfs.toml is below a mount point of /etc/fstab that is not mounted\nmount /srv/config\n",
+			breaks: func(t *testing.T, n *node) {
+				n.mkdir(n.path("etc/csi-registrar/conf.d"), 0o755)
+				n.write("etc/fstab", "# disks\n/dev/sda1 / ext4 defaults 0 1\nLABEL=config /srv/config ext4 ro,noauto 0 0\n")
+				if err := os.Symlink("/srv/config/60-nfs.toml", n.path("etc/csi-registrar/conf.d/60-nfs.toml")); err != nil {
+					t.Fatal(err)
+				}
+				n.restartDaemon()
+			},
+			manual: func(t *testing.T, n *node) { n.remove(n.path("etc/csi-registrar/conf.d/60-nfs.toml")) }},
+		{what: "daemon started in a shell", step: "unit", id: "unit-not-enabled", found: "csi-registrar (pid 830, session-3.scope) is a daemon that was started by hand, beside csi-registrar.service", fix: "kill 830",
+			breaks: func(t *testing.T, n *node) {
+				n.process(830, "csi-registrar", "0::/user.slice/user-0.slice/session-3.scope\n")
+				n.write("proc/830/cmdline", "csi-registrar\x00run\x00")
+			},
+			manual: func(t *testing.T, n *node) { n.remove(n.path("proc/830")) }},
 		{what: "unit stopped", step: "unit", id: "unit-stopped", found: "is inactive", fix: "systemctl enable --now",
 			breaks: func(t *testing.T, n *node) { n.down(); n.units[serviceUnit]["ActiveState"] = "inactive" }},
 		{what: "daemon does not answer", step: "daemon", id: "daemon-not-running", found: "csi-registrar.service runs, but somebody removed ", fix: "systemctl restart",

@@ -253,7 +253,9 @@ func (x *diagnosis) executable(ctx context.Context, program, place string) Fix {
 	head, _ := look(ctx, x, file, func() ([]byte, error) { return readSome(file, 20) })
 	own, _ := readSome("/proc/self/exe", 20)
 	const machine = 18 // where an ELF file has it, in two bytes
-	switch {
+	switch point := x.unmounted(ctx, program); {
+	case err != nil && point != "":
+		return run("mount", point)
 	case err != nil || at.IsDir():
 		return note("put %s back, or correct %s", shown, place)
 	case at.Mode&0o111 == 0 && x.rootOnly(ctx, program):

@@ -35,6 +35,21 @@ func (x *diagnosis) mountOf(ctx context.Context, file string) (m mountinfo.Mount
 	return m
 }
 
+// unmounted returns the mount point in /etc/fstab that a path is on and that is not mounted; empty
+// if there is none.
+func (x *diagnosis) unmounted(ctx context.Context, file string) string {
+	fstab := filepath.Join("/", x.o.Source.Root, "etc/fstab")
+	text, _ := look(ctx, x, fstab, func() ([]byte, error) { return readSome(fstab, maxProcFile) })
+	mounted := x.mountOf(ctx, file).Point
+	for line := range strings.Lines(string(text)) {
+		f := strings.Fields(line)
+		if len(f) > 2 && f[0][0] != '#' && path.IsAbs(f[1]) && len(f[1]) > max(len(mounted), 1) && rootdir.Within(file, f[1]) {
+			return f[1]
+		}
+	}
+	return ""
+}
+
 // maxNames limits the number of names and links on a path.
 const maxNames = 100
 

@@ -180,6 +180,25 @@ func (x *diagnosis) unit(ctx context.Context) {
 		x.store(p)
 		x.openHTTP(ctx, p)
 	}
+	x.byHand(ctx, stopped)
+}
+
+// byHand reports daemons that a person started: one takes the place of the unit's until it ends
+// with the session or at the next boot, or two of them conflict.
+func (x *diagnosis) byHand(ctx context.Context, alone bool) {
+	all, _ := x.processes(ctx)
+	for _, p := range all {
+		line, _ := readSome(x.procPath(p.pid, "cmdline"), maxProcFile)
+		service := strings.HasSuffix(p.unit, ".service") && !strings.HasPrefix(p.unit, "user@")
+		if service || p.inPod || p.confined || p.comm != "csi-registrar" || !strings.Contains(string(line), "\x00run\x00") {
+			continue
+		}
+		fix, beside := []Fix{run("kill", strconv.Itoa(p.pid))}, ", beside "+serviceUnit
+		if alone {
+			fix, beside = append(fix, enable), ", and "+serviceUnit+" is not running: nothing starts it again"
+		}
+		x.finding("", "unit", "unit-not-enabled", p.String()+" is a daemon that was started by hand"+beside, "only systemd starts it", fix...)
+	}
 }
 
 // store checks the descriptor store, which keeps registrations over a restart of the daemon, and
