@@ -62,11 +62,11 @@ type diagnosis struct {
 	properties    map[string]string // of the daemon's unit
 	propertiesErr error             // why systemd could not be asked for them
 
-	volumes       []volumes.Volume     // in use
-	volumesErr    error                // why some could not be read
-	inPods        []podMount           // directories of volumes, in all mount namespaces
-	kubeletMounts []mountinfo.Mount    // none if they cannot be read
-	waiting       map[podVolume]string // pods that wait for a volume
+	volumes       []volumes.Volume  // in use
+	volumesErr    error             // why some could not be read
+	inPods        []podMount        // what pods have mounted, in all mount namespaces
+	kubeletMounts []mountinfo.Mount // none if they cannot be read
+	waiting       []podWait         // pods that wait for a volume
 }
 
 // Run examines the node and its drivers. It changes nothing and makes only the calls that the
@@ -100,13 +100,13 @@ func Run(ctx context.Context, o Options) Report {
 	x.running(ctx)
 	x.withdrawals(ctx)
 	x.watching(ctx)
-	x.checkVolumes(ctx)
-	x.withoutTable(ctx)
-	x.staleSockets(ctx)
 	x.inPods = x.podMounts(ctx)
 	if x.kubelet != nil {
 		x.kubeletMounts = x.mountsOf(ctx, x.kubelet.pid)
 	}
+	x.checkVolumes(ctx)
+	x.withoutTable(ctx)
+	x.staleSockets(ctx)
 	x.drivers(ctx)
 	x.degraded(ctx)
 	x.report.arrange()

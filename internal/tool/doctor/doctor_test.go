@@ -664,15 +664,16 @@ func TestPodsThatWait(t *testing.T) {
 		mounted bool
 		want    string
 	}{
-		"by the journal":   {failed, false, 0, false, `pods wait for a volume: db (0123), "rpc error: code = DeadlineExceeded desc = context deadline exceeded"`},
-		"by both":          {failed, true, 0, false, `pods wait for a volume: db (0123), "rpc error: code = DeadlineExceeded desc = context deadline exceeded"`},
+		"by the journal":   {failed, false, 0, false, `pods wait for a volume: db (0123), "NodePublishVolume: rpc error: code = DeadlineExceeded desc = context deadline exceeded"`},
+		"by both":          {failed, true, 0, false, `pods wait for a volume: db (0123), "NodePublishVolume: rpc error: code = DeadlineExceeded desc = context deadline exceeded"`},
 		"new":              {"", true, 30 * time.Second, false, ""},
-		"by the files":     {"", true, 2 * time.Minute, false, "pods wait for a volume: 0123"},
+		"by the files":     {"", true, 2 * time.Minute, false, "pods wait for a volume: 0123, for 2m0s, NodePublishVolume without an answer"},
 		"mounted since":    {failed, true, 0, true, ""},
 		"no error":         {"MountVolume started for volume \"pv\" " + unique, false, 0, false, ""},
-		"inline":           {strings.ReplaceAll(failed, "csi/"+name+"^v", "csi/0123-pv"), true, 0, false, `db (0123), "rpc error: code = DeadlineExceeded desc = context deadline exceeded"`},
+		"inline":           {strings.ReplaceAll(failed, "csi/"+name+"^v", "csi/0123-pv"), true, 0, false, `db (0123), "NodePublishVolume: rpc error: code = DeadlineExceeded desc = context deadline exceeded"`},
 		"another's pod":    {strings.ReplaceAll(failed, "0123", "0124"), false, 0, false, ""},
-		"not a driver":     {strings.ReplaceAll(failed, "csi/"+name, "csi/$(reboot)"), false, 0, false, ""},
+		"inline, no files": {strings.ReplaceAll(failed, "csi/"+name+"^v", "csi/0123-pv"), false, 0, false, `db (0123), "NodePublishVolume: rpc error: code = DeadlineExceeded desc = context deadline exceeded"`},
+		"a pod that waits": {`E1126 01:02:03.000004     812 pod_workers.go:1324] "Error syncing pod, skipping" err="unmounted volumes=[v], unattached volumes=[], failed to process volumes=[]: context deadline exceeded" pod="default/db" podUID="0123"`, false, 0, false, `default/db (0123), "unmounted volumes=[v], unattached volumes=[], failed to process volumes=[]: context deadline exceeded"`},
 		"a path in the id": {strings.ReplaceAll(failed, "0123", "../0123"), false, 0, false, ""},
 	} {
 		n := newNode(t)
@@ -704,6 +705,34 @@ func TestPodsThatWait(t *testing.T) {
 	n.volume(volumeOfPod, volData, 2*time.Minute)
 	if f, _ := finding(n.examine(), "pods-waiting"); !strings.HasSuffix(f.Found, `; the driver logged "error: nowhere does not answer"; `+file+`:2 sets "Environment=SERVER=nowhere"`) ||
 		!strings.Contains(lines(f.Fix), "\n# if that is the cause, correct it, or set it aside:\n# mv -n "+file) {
+		t.Errorf("%+v", f)
+	}
+}
+
+// An error about a driver that no table has, or whose name is none, is one of the node.
+func TestPodsThatWaitForAnother(t *testing.T) {
+	for _, driver := range []string{"other.example", "$(reboot)"} {
+		n := newNode(t)
+		n.mkdir(n.path("kubelet/pods/0123"), 0o755)
+		n.units["kubelet.service"] = map[string]string{"journal": `E1126 01:02:03.000004     812 nestedpendingoperations.go:348] "Operation failed. Error: MountVolume.SetUp failed for volume \"pv\" ` +
+			`(UniqueName: \"kubernetes.io/csi/` + driver + `^v\") pod \"db\" (UID: \"0123\") : kubernetes.io/csi: driver not found"`}
+		f := n.examine().Findings[0]
+		if f.ID != "pods-waiting" || (f.Driver == driver) != (driver == "other.example") || !strings.Contains(f.Found, `db (0123), "MountVolume.SetUp failed: kubernetes.io/csi: driver not found"`) {
+			t.Errorf("%+v", f)
+		}
+	}
+}
+
+// Somebody unmounted the volume of a pod that runs.
+func TestVolumeUnmountedUnderAPod(t *testing.T) {
+	n := newNode(t)
+	n.volume(volumeOfPod, volData, 30*time.Second)
+	if r := n.examine(); len(r.Findings) > 0 {
+		t.Errorf("the pod does not run yet: %+v", r.Findings)
+	}
+	n.process(999, "db", "0::/kubepods.slice/cri-containerd-0123.scope")
+	n.mounts(999, "40 21 8:1 "+n.path("kubelet")+"/pods/0123/containers/db/1 /dev/termination-log rw - ext4 /dev/sda1 rw")
+	if f := n.examine().Findings[0]; f.ID != "volume-not-mounted" {
 		t.Errorf("%+v", f)
 	}
 }

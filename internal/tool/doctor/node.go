@@ -117,10 +117,20 @@ func (x *diagnosis) nodeObject(ctx context.Context) {
 	if ran := x.runsFor(x.kubelet.pid); ran > 0 && ran < time.Minute {
 		return
 	}
-	lines := x.o.Units.Journal(ctx, x.kubelet.service(), "--since=-1min", "--lines=1", "--grep=Error updating node status.*nodes .* not found", "_PID="+strconv.Itoa(x.kubelet.pid))
-	if last := strings.Join(lines, ""); last != "" {
-		x.finding("", "kubelet", "node-missing", "the API server has no Node of this kubelet: "+safetext.Quote(last), "it has one: the kubelet creates its Node when it starts", x.kubelet.restart())
+	if last := x.kubeletErrors(ctx, time.Minute, "Error updating node status.*nodes .* not found"); len(last) > 0 {
+		x.finding("", "kubelet", "node-missing", "the API server has no Node of this kubelet: "+safetext.Quote(last[0]), "it has one: the kubelet creates its Node when it starts", x.kubelet.restart())
 	}
+}
+
+// kubeletErrors returns the errors that match a pattern and that the running kubelet has logged
+// within some time, the last one first. On k0s another process logs for it.
+func (x *diagnosis) kubeletErrors(ctx context.Context, within time.Duration, pattern string) []string {
+	if ran := x.runsFor(x.kubelet.pid); ran > 0 {
+		within = min(within, ran)
+	}
+	lines := x.o.Units.Journal(ctx, x.kubelet.service(), "--lines=100", "--reverse", fmt.Sprintf("--since=-%dms", within.Milliseconds()),
+		`--grep=\b[EF][0-9]{4} .*(`+pattern+")")
+	return slices.DeleteFunc(lines, func(line string) bool { return line == "" })
 }
 
 // seenBy returns a path in the kubelet's own view of the file system.

@@ -57,9 +57,11 @@ func (x *diagnosis) mounts(ctx context.Context, d config.Driver, who process) {
 		return
 	}
 	var pods []string
-	for waits, pod := range x.waiting {
-		if waits.driver == d.Name {
-			pods = append(pods, pod)
+	ran := x.runsFor(who.pid)
+	for _, w := range x.waiting {
+		// The kubelet tries again within 2 minutes of an error of an earlier process.
+		if w.driver == d.Name && (w.at.IsZero() || ran == 0 || time.Since(w.at) < ran) {
+			pods = append(pods, w.text)
 		}
 	}
 	if slices.Sort(pods); len(pods) > 0 {
@@ -90,7 +92,8 @@ func (x *diagnosis) shareMounts(ctx context.Context, pid, other int) bool {
 	return err == nil && otherErr == nil && a == b
 }
 
-// podMounts finds the directories of volumes in all mount namespaces.
+// podMounts finds the directories of volumes, and the logs of containers that run, in all mount
+// namespaces.
 func (x *diagnosis) podMounts(ctx context.Context) []podMount {
 	if len(x.volumes) == 0 {
 		return nil
@@ -101,7 +104,8 @@ func (x *diagnosis) podMounts(ctx context.Context) []podMount {
 			pid, _ := strconv.Atoi(process)
 			for _, m := range mounts {
 				// The kubelet's own mount of a subPath is in none of the pods.
-				if (strings.Contains(m.Root, "/volumes/kubernetes.io~csi/") || strings.Contains(m.Root, saved)) && !strings.Contains(m.Point, "/volume-subpaths/") {
+				volume := strings.Contains(m.Root, "/volumes/kubernetes.io~csi/") || strings.Contains(m.Root, saved)
+				if log := strings.Contains(m.Root, "/containers/"); (volume || log) && !strings.Contains(m.Point, "/volume-subpaths/") {
 					all = append(all, podMount{m, pid})
 				}
 			}

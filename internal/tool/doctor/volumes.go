@@ -5,18 +5,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/node/csiname"
 	"csi-registrar/internal/node/volumes"
-	"csi-registrar/internal/sys/mountinfo"
 	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/sys/worker"
 )
@@ -48,34 +47,35 @@ func (x *diagnosis) checkVolumes(ctx context.Context) {
 	}
 	// With OpenShift's kubens.service the kubelet and the pods have a mount namespace of their own,
 	// and what a driver in a pod mounts does not reach the node's.
-	var kubelets []mountinfo.Mount
-	if x.kubelet != nil {
-		kubelets = x.mountsOf(ctx, x.kubelet.pid)
-	}
+	mounted := func(v volumes.Volume) bool { return !v.Unmounted() || mountAt(x.kubeletMounts, v.Target).Point != "" }
 	staged, published, waiting := 0, 0, 0
 	unmounted := map[string][]string{} // directories, by driver
 	x.waiting = x.failedMounts(ctx)
 	for _, v := range x.volumes {
-		switch {
+		own := func(w podWait) bool {
+			inline := w.driver == "" && w.handle == v.Pod+"-"+path.Base(v.Dir)
+			return w.pod == v.Pod && (inline || w.driver == v.Driver && w.handle == v.Handle)
+		}
+		i := slices.IndexFunc(x.waiting, own)
+		if i >= 0 {
+			x.waiting[i].driver, x.waiting[i].mounted = v.Driver, mounted(v)
+		}
+		switch age := time.Since(v.Changed).Abs(); {
 		case v.Pod == "":
 			staged++
-		case !v.Unmounted() || mountAt(kubelets, v.Target).Point != "":
+		case mounted(v):
 			published++
-			delete(x.waiting, podVolume{v.Pod, v.Driver, v.Handle})
-		case time.Since(v.Changed).Abs() >= settling:
+		case age >= settling, age >= kubeletRound && x.podRuns(v.Pod):
 			unmounted[v.Driver] = append(unmounted[v.Driver], safetext.Word(v.Dir))
 		default:
 			waiting++
-			inline := x.waiting[podVolume{v.Pod, "", v.Pod + "-" + path.Base(v.Dir)}]
-			key, late := podVolume{v.Pod, v.Driver, v.Handle}, time.Since(v.Since).Abs() >= volumes.Slow
-			switch {
-			case inline != "":
-				x.waiting[key] = inline
-			case x.waiting[key] == "" && late:
-				x.waiting[key] = safetext.Word(v.Pod)
+			if late := time.Since(v.Since).Abs(); i < 0 && late >= volumes.Slow {
+				text := fmt.Sprintf("%s, for %v, NodePublishVolume without an answer", safetext.Word(v.Pod), late.Round(time.Second))
+				x.waiting = append(x.waiting, podWait{pod: v.Pod, driver: v.Driver, text: text})
 			}
 		}
 	}
+	x.waiting = slices.DeleteFunc(x.waiting, func(w podWait) bool { return w.unmount != w.mounted })
 	x.checked("", "volumes", OK, "%d mounted for pods, %d not yet, %d staged", published, waiting, staged)
 	for _, d := range sortedKeys(unmounted) {
 		if x.selected(d) && csiname.CheckName(d) == nil {
@@ -84,30 +84,106 @@ func (x *diagnosis) checkVolumes(ctx context.Context) {
 				note("the kubelet, restarted, publishes again what a pod still uses, and unpublishes the rest"), x.kubelet.restart())
 		}
 	}
+	x.waitingForOthers(ctx)
 }
 
-// podVolume is a volume of a driver in a pod. Of an inline volume the kubelet logs no driver, and
-// the pod with the volume's name as its handle.
-type podVolume struct{ pod, driver, handle string }
+// podRuns reports whether a container of a pod runs, which the kubelet starts when it has mounted
+// the pod's volumes, and ends before it unmounts them.
+func (x *diagnosis) podRuns(pod string) bool {
+	return slices.ContainsFunc(x.inPods, func(m podMount) bool { return strings.Contains(m.Root, "/pods/"+pod+"/containers/") })
+}
 
-// failedMount matches an error of the kubelet's operation executor (kubelet v1.37).
-const failedMount = `failed for volume .*?\(UniqueName: \\*"kubernetes\.io/csi/(?:([^\\"^]+)\^)?([^\\"]*)\\*"\) pod \\*"([^\\"]+)\\*" \(UID: \\*"([^\\"]+)\\*"\) ?: (.*)`
+// podWait is a pod that waits for a volume to be mounted or, with unmount, unmounted.
+type podWait struct {
+	pod, driver, handle string // no driver: an inline volume, or not known
+	text                string
+	at                  time.Time // of the kubelet's error; zero: a call that has not ended
+	unmount, mounted    bool
+}
 
-// failedMounts returns the pods whose volumes the kubelet could not mount in the last minutes, with
-// its error. It has no files about them: it removes those that it has written after each try.
-func (x *diagnosis) failedMounts(ctx context.Context) map[podVolume]string {
-	found, failed := map[podVolume]string{}, regexp.MustCompile(failedMount)
-	pods := filepath.Join(x.config.Config.Kubelet.RootDir, "pods")
-	for _, line := range x.o.Units.Journal(ctx, x.kubelet.service(), "--since=-5min", "--lines=50", "--grep=failed for volume") {
-		m := failed.FindStringSubmatch(line)
-		if m == nil {
+// Errors of the kubelet about the volumes of a pod (kubelet v1.37): of one operation, whose volume
+// has the pod and its own name in place of a driver if it is inline, and of a pod that waited for
+// 2 minutes.
+var (
+	failedOperation = regexp.MustCompile(`Error: (.*?) for volume .*?\(UniqueName: \\*"kubernetes\.io/csi/(?:([^\\"^]+)\^)?([^\\"]*)\\*"\) pod \\*"([^\\"]+)\\*" \(UID: \\*"([\w-]+)\\*"\)[ :]*(.*)`)
+	failedPod       = regexp.MustCompile(`(unmounted volumes=.*?)\\*" pod=\\*"([^\\"]+)\\*" podUID=\\*"([\w-]+)\\*"`)
+	klogTime        = regexp.MustCompile(`\b[EF]([0-9]{4} [0-9:]{8})\.`)
+)
+
+// calls are the calls to a driver, by the operation of the kubelet.
+var calls = map[string]string{"MountVolume.SetUp failed": "NodePublishVolume", "MountVolume.MountDevice failed": "NodeStageVolume",
+	"UnmountVolume.TearDown failed": "NodeUnpublishVolume"}
+
+// failedMounts returns the pods with a volume that the running kubelet could not mount or unmount
+// in the last minutes, with its last error. It has no files about them: it removes those that it
+// has written after each try.
+func (x *diagnosis) failedMounts(ctx context.Context) (all []podWait) {
+	if x.kubelet == nil {
+		return nil
+	}
+	for _, line := range x.kubeletErrors(ctx, 5*time.Minute, "UniqueName: |unmounted volumes=") {
+		var w podWait
+		pod, why := "", ""
+		if m := failedOperation.FindStringSubmatch(line); m != nil {
+			call := calls[m[1]]
+			if !strings.Contains(m[6], "rpc error: ") {
+				call = ""
+			}
+			pod, why = m[4], cmp.Or(call, m[1])+": "+strings.TrimSuffix(m[6], `"`)
+			w = podWait{pod: m[5], driver: m[2], handle: m[3], unmount: strings.HasPrefix(m[1], "Unmount")}
+		} else if m := failedPod.FindStringSubmatch(line); m != nil {
+			pod, why, w.pod = m[2], m[1], m[3]
+		}
+		dir := filepath.Join(x.config.Config.Kubelet.RootDir, "pods", w.pod)
+		_, gone := x.stat(ctx, dir)
+		_, starts := x.stat(ctx, filepath.Join(dir, "containers")) // the pod's volumes are mounted
+		known := func(o podWait) bool { return o.pod == w.pod && (o.handle == w.handle || w.handle == "") }
+		if w.pod == "" || gone != nil || w.handle == "" && starts == nil || slices.ContainsFunc(all, known) {
 			continue
 		}
-		if _, err := x.stat(ctx, filepath.Join(pods, m[4])); err == nil { // the pod is not gone
-			found[podVolume{m[4], m[1], m[2]}] = fmt.Sprintf("%s (%s), %s", safetext.Word(m[3]), safetext.Word(m[4]), safetext.Quote(strings.TrimSuffix(m[5], `"`)))
+		if at := klogTime.FindStringSubmatch(line); at != nil {
+			w.at, _ = time.ParseInLocation("20060102 15:04:05", strconv.Itoa(time.Now().Year())+at[1], time.Local)
+		}
+		w.text = fmt.Sprintf("%s (%s), %s", safetext.Word(pod), safetext.Word(w.pod), safetext.Quote(why))
+		all = append(all, w)
+	}
+	return all
+}
+
+// waitingForOthers finds the drivers for which pods wait, and reports pods that wait for none that
+// has an enabled table.
+func (x *diagnosis) waitingForOthers(ctx context.Context) {
+	var enabled []string
+	for _, d := range x.config.Config.Drivers {
+		if d.Enabled {
+			enabled = append(enabled, d.Name)
 		}
 	}
-	return found
+	others := map[string][]string{}
+	for i := range x.waiting {
+		w := &x.waiting[i]
+		named := slices.IndexFunc(enabled, func(name string) bool { return strings.Contains(w.text, name) })
+		switch {
+		case w.driver == "" && named >= 0:
+			w.driver = enabled[named]
+		case w.driver == "" && len(enabled) == 1:
+			w.driver = enabled[0]
+		}
+		if csiname.CheckName(w.driver) != nil {
+			w.driver = ""
+		}
+		if !slices.Contains(enabled, w.driver) && x.selected(w.driver) {
+			others[w.driver] = append(others[w.driver], w.text)
+		}
+	}
+	for _, name := range sortedKeys(others) {
+		x.finding(name, "volumes", "pods-waiting", "pods wait for a volume: "+some(others[name]), "it is mounted within a minute", x.volumeLog())
+	}
+}
+
+// volumeLog shows what the kubelet logs about volumes.
+func (x *diagnosis) volumeLog() Fix {
+	return run("journalctl", "--no-pager", "-b", "-u", x.kubelet.service(), "-n", "20", "--grep", "kubernetes.io/csi")
 }
 
 // logs returns the commands that show what the kubelet and the driver log about volumes, and the
@@ -118,7 +194,7 @@ func (x *diagnosis) logs(d config.Driver, who process) []Fix {
 		server.unit = who.unit
 	}
 	trace := path.Join(path.Dir(d.Socket), "trace.sock")
-	return slices.Concat([]Fix{run("journalctl", "--no-pager", "-b", "-u", x.kubelet.service(), "-n", "20", "--grep", "kubernetes.io/csi")}, server.log(),
+	return slices.Concat([]Fix{x.volumeLog()}, server.log(),
 		[]Fix{note("for all calls, with endpoint = %s in the table of the driver, see trace.md: csi-registrar trace --listen %[1]s --connect %s", safetext.ShellWord(trace), safetext.ShellWord(d.Socket))})
 }
 
@@ -155,92 +231,4 @@ func some(list []string) string {
 		list = append(slices.Clone(list[:shown]), fmt.Sprintf("and %d more", more))
 	}
 	return strings.Join(list, ", ")
-}
-
-// withoutTable reports drivers whose volumes are in use and that have no enabled table: the kubelet
-// cannot unmount the volumes of one that nobody registers, and the daemon withdraws one that it
-// still registers as soon as they are unmounted.
-func (x *diagnosis) withoutTable(ctx context.Context) {
-	var names []string
-	for _, v := range x.volumes {
-		d, _ := x.config.Config.Driver(v.Driver)
-		invalid := slices.Contains(x.config.Faulty, v.Driver) // which is reported
-		if x.selected(v.Driver) && csiname.CheckName(v.Driver) == nil && !d.Enabled && !invalid && !slices.Contains(names, v.Driver) {
-			names = append(names, v.Driver)
-		}
-	}
-	slices.Sort(names)
-	for _, name := range names {
-		inUse := count(x.volumesOf(name), "volume") + " in use, "
-		_, disabled := x.config.Config.Driver(name)
-		switch st, _ := x.daemon.Driver(name); {
-		case st.NoTable:
-			why, fix := x.lookalike(ctx, name)
-			x.finding(name, "configuration", "driver-without-table", inUse+"and no table: it is withdrawn when they are unmounted"+why,
-				"a table, or no volumes", fix...)
-		case len(x.served[name]) > 0:
-		case disabled:
-			x.finding(name, "volumes", "volumes-unregistered", inUse+"which the kubelet cannot unmount: nobody registers the driver, whose table has enabled = false in "+x.origin(name, "enabled"),
-				"the driver is registered until they are unmounted", x.setDriverKey(name, "enabled", "true")...)
-		default:
-			why, fix := x.lookalike(ctx, name)
-			x.finding(name, "volumes", "volumes-unregistered", inUse+"which the kubelet cannot unmount: nobody registers the driver"+why,
-				"the driver is registered until they are unmounted", fix...)
-		}
-	}
-}
-
-// lookalike finds a file that has a table of the driver and is not read because of its name, or the
-// socket at which the driver answers. It returns a part of a sentence, which can be empty, and the
-// fix.
-func (x *diagnosis) lookalike(ctx context.Context, driver string) (why string, fix []Fix) {
-	for _, dir := range x.o.Source.Watch() {
-		if filepath.Base(dir) != "conf.d" {
-			continue
-		}
-		if empty, _ := look(ctx, x, dir, func() (string, error) { return emptyFile(dir) }); empty != "" {
-			why = "; " + safetext.Word(empty) + " is empty"
-		}
-		file, err := look(ctx, x, dir, func() (string, error) { return ignoredTable(dir, driver) })
-		if err != nil || file == "" {
-			continue
-		}
-		name, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(file), "."), ".toml")
-		name = strings.TrimSuffix(name, ".conf") + ".toml"
-		return "; " + safetext.Word(file) + " has a table for it, and is not read: its name does not end in .toml or begins with a dot",
-			[]Fix{run("mv", "-n", file, filepath.Join(dir, name)), reload}
-	}
-	var d config.Driver
-	d.Name, d.Socket, d.SocketOwner = driver, filepath.Join(x.config.Config.Kubelet.RootDir, "plugins", driver, "csi.sock"), "root"
-	if socket := x.nearby(ctx, d); socket != "" {
-		return why + "; it listens on " + safetext.Word(socket), x.setDriverKey(driver, "socket", safetext.Quote(socket))
-	}
-	return why, []Fix{note("write a table for %s with its socket into a file in %s", safetext.ShellWord(driver), safetext.ShellWord(x.confDir()))}
-}
-
-// emptyFile returns a configuration file in dir of which nothing was written, as on a full disk.
-func emptyFile(dir string) (string, error) {
-	entries, err := os.ReadDir(dir)
-	for _, e := range entries {
-		if at, err := e.Info(); err == nil && at.Mode().IsRegular() && at.Size() == 0 && strings.HasSuffix(e.Name(), ".toml") {
-			return filepath.Join(dir, e.Name()), nil
-		}
-	}
-	return "", err
-}
-
-// ignoredTable returns a file in dir with a table of the driver that config.Load ignores.
-func ignoredTable(dir, driver string) (string, error) {
-	entries, err := os.ReadDir(dir)
-	for _, e := range entries {
-		name, file := e.Name(), filepath.Join(dir, e.Name())
-		if !e.Type().IsRegular() || strings.HasSuffix(name, ".toml") && !strings.HasPrefix(name, ".") {
-			continue
-		}
-		r := config.Load(config.Source{File: file})
-		if _, ok := r.Config.Driver(driver); ok || slices.Contains(r.Faulty, driver) {
-			return file, nil
-		}
-	}
-	return "", err
 }
