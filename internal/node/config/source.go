@@ -187,7 +187,7 @@ func fileError(path string, err error) *Error {
 	e := &Error{File: path, Problem: "cannot be read: " + safetext.Clean(err.Error(), maxCause)}
 	switch {
 	case errors.Is(err, fs.ErrPermission):
-		e.Hint = "try again as root"
+		e.Hint = "try again as root; the daemon needs a mode by which root may read it"
 	case errors.Is(err, fs.ErrNotExist):
 		e.Hint = "create the file, or remove the link to it"
 	}

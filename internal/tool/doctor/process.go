@@ -187,6 +187,11 @@ func (x *diagnosis) lastExit(ctx context.Context, unit string) (text string, fix
 	if why != "" {
 		text += ": " + safetext.Quote(why)
 	}
+	if port := portInUse.FindStringSubmatch(why); port != nil {
+		if who, stop, _ := x.holder(ctx, port[1]); who.pid > 0 {
+			text, fix = text+"; "+who.String()+" listens there", append(fix, note("if that program is not needed: %s", stop))
+		}
+	}
 	if why != "" || p["Result"] != "success" || p["ActiveState"] == "activating" {
 		set, undo := x.dropIns(ctx, unit)
 		text, fix = text+set, append(fix, undo...)
@@ -245,8 +250,12 @@ func ofSupervise(line string) bool {
 	return strings.Contains(line, supervise.ErrEnded.Error()) || strings.Contains(line, supervise.ErrNotServing.Error())
 }
 
-// stackFrame matches lines that Go prints after the error of a program that crashes.
-var stackFrame = regexp.MustCompile(`^(\s|goroutine \d|created by |[\w./*()-]+\(.*\)$)`)
+// noError matches lines that Go prints after the error of a program that crashes, and klog's
+// information and warnings.
+var noError = regexp.MustCompile(`^(\s|goroutine \d|created by |[\w./*()-]+\(.*\)$|[IW][0-9]{4} )`)
+
+// portInUse matches the error of a program whose TCP port another one has.
+var portInUse = regexp.MustCompile(`:([0-9]+): bind: address already in use`)
 
 // lastError returns the last error in the journal of a unit with these properties: its own, or
 // systemd's if that could not start it; empty if there is none, or if it was stopped.
@@ -256,7 +265,7 @@ func (x *diagnosis) lastError(ctx context.Context, unit string, p map[string]str
 	// systemd repeats that the unit failed; the reason is in a line before.
 	last := func(ofSystemd bool, args ...string) string {
 		for _, line := range x.o.Units.Journal(ctx, unit, append(args, "--lines=10", "--reverse")...) {
-			if line != "" && !strings.HasPrefix(line, "Failed to start ") && !ofSupervise(line) && !stackFrame.MatchString(line) && (ofSystemd || !strings.HasPrefix(line, unit+": ")) {
+			if line != "" && !strings.HasPrefix(line, "Failed to start ") && !ofSupervise(line) && !noError.MatchString(line) && (ofSystemd || !strings.HasPrefix(line, unit+": ")) {
 				return line
 			}
 		}

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -254,6 +255,11 @@ func (x *diagnosis) refusal(ctx context.Context, d config.Driver, st status.Driv
 	fix = []Fix{logOf(x.kubelet.service()), note("%s", refusals[i].fix)}
 	server, file := x.apiServer(ctx)
 	switch {
+	case strings.Contains(text, "kube client") && x.kubeletFlag("kubeconfig") == "":
+		place, _ := x.placeInUnit(ctx, x.kubelet.service(), "ExecStart=")
+		_, undo := x.dropIns(ctx, x.kubelet.service())
+		return "the kubelet has --kubeconfig: without it, it runs alone and registers nothing",
+			append(append([]Fix{note("add --kubeconfig=FILE in %s, and run systemctl daemon-reload", cmp.Or(place, "its unit"))}, undo...), x.kubelet.restart())
 	case server != nil && refusals[i].words[0] == "unauthorized":
 		fix = append(fix, note("that is %s", file[:strings.LastIndexByte(file, ':')]))
 	case server != nil && strings.Contains(text, strings.ToLower(server.Host)):

@@ -272,22 +272,10 @@ func (x *diagnosis) openHTTP(ctx context.Context, service map[string]string) {
 func (x *diagnosis) portTaken(ctx context.Context, listen string) {
 	address, _, _ := strings.Cut(listen, " ")
 	_, port, _ := net.SplitHostPort(address)
-	who, fix, used := "", []Fix{logOf(httpUnit)}, map[string]bool{}
-	all, _ := x.processes(ctx)
-	for _, p := range all {
-		ports, _ := x.listening(ctx, p.pid)
-		for _, p := range ports {
-			used[p] = true
-		}
-		if p.pid <= 1 || who != "" || !slices.Contains(ports, port) {
-			continue
-		}
-		stop := run("kill", strconv.Itoa(p.pid))
-		if strings.HasSuffix(p.unit, ".service") {
-			stop = run("systemctl", "disable", "--now", p.unit)
-		}
-		who = ": " + p.String() + " listens on its port"
-		fix = []Fix{note("if that program is not needed: %s", stop)}
+	who, fix := "", []Fix{logOf(httpUnit)}
+	p, stop, used := x.holder(ctx, port)
+	if p.pid > 0 {
+		who, fix = ": "+p.String()+" listens on its port", []Fix{note("if that program is not needed: %s", stop)}
 	}
 	free := 9810
 	for used[strconv.Itoa(free)] {
@@ -296,6 +284,27 @@ func (x *diagnosis) portTaken(ctx context.Context, listen string) {
 	fix = append(fix, note("otherwise on a free port, which monitoring must be told"))
 	fix = append(fix, writeDropIn("/etc/systemd/system/"+httpUnit+".d/zz-doctor-port.conf", "[Socket]", "ListenStream=", "ListenStream=127.0.0.1:"+strconv.Itoa(free))...)
 	x.finding("", "http", "http-failed", fmt.Sprintf("%s, for health and metrics on %s, has failed%s", httpUnit, safetext.Word(address), who), "it listens", fix...)
+}
+
+// holder returns the process that listens on a TCP port, if there is one, how to stop it, and all
+// ports on which processes listen.
+func (x *diagnosis) holder(ctx context.Context, port string) (who process, stop Fix, used map[string]bool) {
+	all, _ := x.processes(ctx)
+	used = map[string]bool{}
+	for _, p := range all {
+		ports, _ := x.listening(ctx, p.pid)
+		for _, p := range ports {
+			used[p] = true
+		}
+		if p.pid <= 1 || who.pid > 0 || !slices.Contains(ports, port) {
+			continue
+		}
+		who, stop = p, run("kill", strconv.Itoa(p.pid))
+		if strings.HasSuffix(p.unit, ".service") {
+			stop = run("systemctl", "disable", "--now", p.unit)
+		}
+	}
+	return who, stop, used
 }
 
 // onLoopback reports whether an address is reachable only from this machine: a loopback address, or
