@@ -74,9 +74,7 @@ func bugreportParts(e *env, root string) []bugreport.Part {
 		{Name: "kubelet.txt", Write: journal(kubelet...)},
 		{Name: "drivers.txt", Write: func(ctx context.Context, w io.Writer) error { return writeDrivers(ctx, w, root) }},
 		{Name: "system.txt", Write: func(ctx context.Context, w io.Writer) error { return writeSystem(ctx, w, root) }},
-		{Name: "files.txt", Write: func(ctx context.Context, w io.Writer) error {
-			return writeFiles(ctx, w, root)
-		}},
+		{Name: "files.txt", Write: func(ctx context.Context, w io.Writer) error { return writeFiles(ctx, w, root) }},
 	}
 }
 

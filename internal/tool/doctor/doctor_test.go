@@ -540,9 +540,6 @@ func TestBrokenNodes(t *testing.T) {
 			breaks: func(t *testing.T, n *node) { n.units[serviceUnit]["ExecStart"] = "/usr/bin/csi-registrar run" }},
 		{what: "watchdog off", step: "watchdog", id: "watchdog-off", found: "does not watch the daemon", fix: "WatchdogSec=20s",
 			breaks: func(t *testing.T, n *node) { n.units[serviceUnit]["WatchdogUSec"] = "infinity" }},
-		{what: "HTTP open", step: "http", id: "http-open", found: "0.0.0.0:9809, \"[::]:1\", which other machines can reach", fix: "ListenStream=127.0.0.1:9809",
-			breaks: func(t *testing.T, n *node) { n.units[httpUnit]["Listen"] = "0.0.0.0:9809 (Stream)\n[::]:1 (Stream)" },
-			manual: func(t *testing.T, n *node) { n.units[httpUnit]["Listen"] = "127.0.0.1:9809 (Stream)" }},
 		{what: "others may register", step: "plugins_registry", id: "plugins-registry-writable", found: "could register any driver", fix: "chmod 0750",
 			breaks: func(t *testing.T, n *node) { chmod(t, n.registry(), 0o777) }},
 	} {

@@ -177,7 +177,6 @@ var shipped = map[string][]string{
 	"User":                   {"User="},
 	"LimitNOFILE":            {"LimitNOFILE=262144"},
 	"ExecStart":              {"ExecStart=", "ExecStart=/usr/bin/csi-registrar run --keep-sockets"},
-	"ListenStream":           {"ListenStream=", "ListenStream=127.0.0.1:9809"},
 }
 
 // override sets one directive of a unit as shipped, in a drop-in that is read after those with
@@ -252,7 +251,6 @@ func (x *diagnosis) executable(ctx context.Context, program, place string) Fix {
 	at, err := x.stat(ctx, file)
 	head, _ := look(ctx, x, file, func() ([]byte, error) { return readSome(file, 20) })
 	own, _ := readSome("/proc/self/exe", 20)
-	const machine = 18 // where an ELF file has it, in two bytes
 	switch point := x.unmounted(ctx, program); {
 	case err != nil && point != "":
 		return run("mount", point)
@@ -260,7 +258,7 @@ func (x *diagnosis) executable(ctx context.Context, program, place string) Fix {
 		return note("put %s back, or correct %s", shown, place)
 	case at.Mode&0o111 == 0 && x.rootOnly(ctx, program):
 		return run("chmod", "0755", program)
-	case strings.HasPrefix(string(head), "\x7fELF") && len(own) == len(head) && string(head[machine:]) != string(own[machine:]):
+	case strings.HasPrefix(string(head), "\x7fELF") && len(own) == len(head) && string(head[18:]) != string(own[18:]): // its machine
 		return note("%s is a program for another architecture: install the one for %s", shown, runtime.GOARCH)
 	case !strings.HasPrefix(string(head), "\x7fELF") && !strings.HasPrefix(string(head), "#!"):
 		return note("%s is neither a program nor a script with #! in its first line: install it again, or correct %s", shown, place)

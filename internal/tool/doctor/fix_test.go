@@ -169,17 +169,13 @@ func TestFixAsText(t *testing.T) {
 // The directives that doctor restores are those of the package.
 func TestShippedDirectives(t *testing.T) {
 	for directive, lines := range shipped {
-		file := serviceUnit
-		if directive == "ListenStream" {
-			file = httpUnit
-		}
-		data, err := os.ReadFile(filepath.Join("../../../systemd", file))
+		data, err := os.ReadFile(filepath.Join("../../../systemd", serviceUnit))
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, line := range lines {
 			if !strings.HasSuffix(line, "=") && !strings.Contains(string(data), "\n"+line+"\n") {
-				t.Errorf("%s has no line %s", file, line)
+				t.Errorf("%s: %s has no line %s", directive, serviceUnit, line)
 			}
 		}
 	}

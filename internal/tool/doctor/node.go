@@ -283,21 +283,6 @@ func (x *diagnosis) watching(ctx context.Context) {
 	}
 }
 
-// runtimeState returns the state of the installed container runtimes if none runs, as the rest of a
-// sentence, and how to start them.
-func (x *diagnosis) runtimeState(ctx context.Context) (state string, fix []Fix) {
-	if len(x.runtimes) > 0 {
-		return "", nil
-	}
-	for _, unit := range []string{"containerd.service", "crio.service"} {
-		if ended, revive := x.lastExit(ctx, unit); ended != "" {
-			state += ended
-			fix = append(append(fix, revive...), systemctl("start", unit))
-		}
-	}
-	return state, fix
-}
-
 // covered returns the mount point that the kubelet's directory is on; empty if it is on the root
 // file system, or if the directory that the kubelet watches is deleted.
 func (x *diagnosis) covered(ctx context.Context) string {

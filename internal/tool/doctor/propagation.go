@@ -84,12 +84,12 @@ func (x *diagnosis) mountsOf(ctx context.Context, pid int) []mountinfo.Mount {
 // shareMounts reports whether two processes are known to have the same mount namespace. To read the
 // list of mounts of each driver takes long on a node with many pods.
 func (x *diagnosis) shareMounts(ctx context.Context, pid, other int) bool {
-	namespace := func(pid int) (string, error) {
-		return look(ctx, x, x.proc(), func() (string, error) { return os.Readlink(x.procPath(pid, "ns", "mnt")) })
-	}
-	a, err := namespace(pid)
-	b, otherErr := namespace(other)
-	return err == nil && otherErr == nil && a == b
+	same, err := look(ctx, x, x.proc(), func() (bool, error) {
+		a, err := os.Readlink(x.procPath(pid, "ns", "mnt"))
+		b, otherErr := os.Readlink(x.procPath(other, "ns", "mnt"))
+		return a == b, errors.Join(err, otherErr)
+	})
+	return same && err == nil
 }
 
 // podMounts finds the directories of volumes, and the logs of containers that run, in all mount

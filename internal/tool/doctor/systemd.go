@@ -1,13 +1,12 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"os/exec"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -178,7 +177,7 @@ func (x *diagnosis) unit(ctx context.Context) {
 		x.sandbox(p)
 		x.hiddenSockets(ctx, p)
 		x.store(p)
-		x.openHTTP(ctx, p)
+		x.http(ctx)
 	}
 	x.byHand(ctx, stopped)
 }
@@ -233,38 +232,13 @@ func (x *diagnosis) store(p map[string]string) {
 	}
 }
 
-// openHTTP warns if health and metrics can be read from other machines.
-func (x *diagnosis) openHTTP(ctx context.Context, service map[string]string) {
-	var addresses []string
-	var fix []Fix
-	endpointFlag := regexp.MustCompile(`--?http-endpoint[= ]([^ ;]+)`)
-	if m := endpointFlag.FindStringSubmatch(service["ExecStart"]); m != nil {
-		addresses, fix = m[1:], override(serviceUnit, "Service", "ExecStart")
-	}
-	p := x.show(ctx, httpUnit, "ActiveState", "Listen")
-	if p["ActiveState"] == "failed" {
+// http checks the socket for health and metrics.
+func (x *diagnosis) http(ctx context.Context) {
+	if p := x.show(ctx, httpUnit, "ActiveState", "Listen"); p["ActiveState"] == "failed" {
 		x.portTaken(ctx, p["Listen"])
-		return
+	} else {
+		x.checked("", "http", OK, "%s is %s", httpUnit, cmp.Or(p["ActiveState"], "inactive"))
 	}
-	if p["ActiveState"] == "active" {
-		for line := range strings.Lines(p["Listen"]) {
-			address, _, _ := strings.Cut(strings.TrimSpace(line), " ")
-			addresses = append(addresses, address)
-		}
-		fix = override(httpUnit, "Socket", "ListenStream")
-	}
-	var open []string
-	for _, a := range addresses {
-		if !onLoopback(a) {
-			open = append(open, safetext.Word(a))
-		}
-	}
-	if len(open) == 0 {
-		x.checked("", "http", OK, "%s, none reachable from other machines", count(len(addresses), "TCP socket"))
-		return
-	}
-	x.finding("", "http", "http-open", "health and metrics are served on "+strings.Join(open, ", ")+", which other machines can reach",
-		"127.0.0.1:9809, unless a firewall or your network restricts access", fix...)
 }
 
 // portTaken reports that the socket unit for health and metrics has failed, and the process that
@@ -281,8 +255,7 @@ func (x *diagnosis) portTaken(ctx context.Context, listen string) {
 	for used[strconv.Itoa(free)] {
 		free++
 	}
-	fix = append(fix, note("otherwise on a free port, which monitoring must be told"))
-	fix = append(fix, writeDropIn("/etc/systemd/system/"+httpUnit+".d/zz-doctor-port.conf", "[Socket]", "ListenStream=", "ListenStream=127.0.0.1:"+strconv.Itoa(free))...)
+	fix = append(append(fix, note("otherwise on a free port, which monitoring must be told")), writeDropIn("/etc/systemd/system/"+httpUnit+".d/zz-doctor-port.conf", "[Socket]", "ListenStream=", "ListenStream=127.0.0.1:"+strconv.Itoa(free))...)
 	x.finding("", "http", "http-failed", fmt.Sprintf("%s, for health and metrics on %s, has failed%s", httpUnit, safetext.Word(address), who), "it listens", fix...)
 }
 
@@ -307,10 +280,17 @@ func (x *diagnosis) holder(ctx context.Context, port string) (who process, stop 
 	return who, stop, used
 }
 
-// onLoopback reports whether an address is reachable only from this machine: a loopback address, or
-// the path of a Unix socket.
-func onLoopback(address string) bool {
-	host, _, err := net.SplitHostPort(address)
-	ip, _ := netip.ParseAddr(host) // the zero Addr is not a loopback address
-	return strings.HasPrefix(address, "/") || strings.HasPrefix(address, "@") || err == nil && (host == "localhost" || ip.Unmap().IsLoopback())
+// runtimeState returns the state of the installed container runtimes if none runs, as the rest of a
+// sentence, and how to start them.
+func (x *diagnosis) runtimeState(ctx context.Context) (state string, fix []Fix) {
+	if len(x.runtimes) > 0 {
+		return "", nil
+	}
+	for _, unit := range []string{"containerd.service", "crio.service"} {
+		if ended, revive := x.lastExit(ctx, unit); ended != "" {
+			state += ended
+			fix = append(append(fix, revive...), systemctl("start", unit))
+		}
+	}
+	return state, fix
 }

@@ -64,26 +64,6 @@ func TestLastError(t *testing.T) {
 	}
 }
 
-func TestOnLoopback(t *testing.T) {
-	for address, want := range map[string]bool{
-		"127.0.0.1:9809": true, "[::1]:9809": true, "localhost:1": true, "127.9.9.9:1": true, "/run/x.sock": true, "[::ffff:127.0.0.1]:1": true,
-		"0.0.0.0:9809": false, ":9809": false, "[::]:9809": false, "10.0.0.1:1": false, "example.com:1": false, "9809": false,
-	} {
-		if got := onLoopback(address); got != want {
-			t.Errorf("%s: %v", address, got)
-		}
-	}
-}
-
-func TestHTTPEndpointOfTheDaemon(t *testing.T) {
-	n := newNode(t)
-	n.units[serviceUnit]["ExecStart"] = "{ argv[]=/usr/bin/csi-registrar run --keep-sockets --http-endpoint=:9809 ; }"
-	r := n.examine()
-	if len(r.Findings) != 1 || r.Findings[0].Step != "http" || !r.Healthy {
-		t.Errorf("%+v", r.Findings)
-	}
-}
-
 func TestUnitDropIn(t *testing.T) {
 	if got := rootdir.DropIn("/var/lib/kubelet/"); got != "" {
 		t.Errorf("the default: %q", got)

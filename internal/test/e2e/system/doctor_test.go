@@ -117,8 +117,6 @@ var sicknesses = map[string][]sickness{
 		{id: "http-failed", breaks: "systemctl stop " + unit + "; systemctl enable csi-registrar-http.socket; systemd-run --quiet --unit=port perl -MIO::Socket::INET -e 'IO::Socket::INET->new(LocalAddr => \"127.0.0.1:9809\", Listen => 1)->accept'; " +
 			"until grep -q :2651 /proc/net/tcp; do sleep 0.1; done; systemctl start " + unit, seen: "listens on its port",
 			after: "systemctl stop port; rm -r /etc/systemd/system/csi-registrar-http.socket.d; systemctl daemon-reload; systemctl restart " + unit},
-		{id: "http-open", breaks: "mkdir -p /etc/systemd/system/csi-registrar-http.socket.d; printf '[Socket]\\nListenStream=\\nListenStream=0.0.0.0:9809\\n' > /etc/systemd/system/csi-registrar-http.socket.d/open.conf; " +
-			"systemctl daemon-reload; systemctl enable csi-registrar-http.socket; systemctl restart " + unit},
 		{id: "daemon-outdated", breaks: "cp /usr/bin/csi-registrar /root; " +
 			"v=$(csi-registrar version | cut -d' ' -f2); sed \"s/$v/$(echo $v | tr 0-9 9)/g\" /root/csi-registrar > /usr/bin/new; chmod 0755 /usr/bin/new; mv /usr/bin/new /usr/bin/csi-registrar; systemctl restart " + unit + "; mv /root/csi-registrar /usr/bin"},
 		{id: "changes-polled", breaks: dropIn("inotify", "SystemCallFilter=~inotify_init inotify_init1:EMFILE"), seen: "limit of inotify instances",
