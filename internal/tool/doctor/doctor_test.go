@@ -216,7 +216,7 @@ func TestBrokenNodes(t *testing.T) {
 				n.restartDaemon()
 			},
 			manual: func(t *testing.T, n *node) { n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table("")) }},
-		{what: "plugins_registry without its owner's right to write", step: "file system", id: "root-dir-not-writable", found: "has mode 0550", fix: "chmod 0750 ",
+		{what: "plugins_registry without its owner's right to write", step: "file system", id: "file-system-read-only", found: "has mode 0550", fix: "chmod 0750 ",
 			breaks: func(t *testing.T, n *node) {
 				if err := os.Chmod(n.registry(), 0o550); err != nil {
 					t.Fatal(err)
@@ -462,9 +462,15 @@ func TestBrokenNodes(t *testing.T) {
 		{what: "socket of the unit masked", step: "unit", id: "unit-stopped", found: "is inactive", fix: "systemctl unmask csi-registrar.socket\nsystemctl enable --now",
 			breaks: func(t *testing.T, n *node) {
 				n.down()
-				n.units[serviceUnit]["ActiveState"] = "inactive"
+				n.units[serviceUnit]["ActiveState"], n.units[serviceUnit]["Requires"] = "inactive", "csi-registrar.socket"
 				n.units["csi-registrar.socket"] = map[string]string{"LoadState": "masked"}
 			}},
+		{what: "socket of the unit gone", step: "unit", id: "unit-not-enabled", found: "csi-registrar.service runs, which requires csi-registrar.socket: there is no such unit, and it will not start at the next boot", fix: "# install what has csi-registrar.socket",
+			breaks: func(t *testing.T, n *node) {
+				n.units[serviceUnit]["Requires"] = "csi-registrar.socket"
+				n.units["csi-registrar.socket"] = map[string]string{"LoadState": "not-found"}
+			},
+			manual: func(t *testing.T, n *node) { delete(n.units, "csi-registrar.socket"); n.units[serviceUnit]["Requires"] = "" }},
 		{what: "kubelet without a container runtime", step: "kubelet", id: "no-kubelet", found: "kubelet.service is activating (auto-restart); containerd.service is inactive (dead)", fix: "systemctl unmask containerd.service\nsystemctl enable containerd.service\nsystemctl start containerd.service\nsystemctl start kubelet.service",
 			breaks: func(t *testing.T, n *node) {
 				n.remove(n.path("proc/812"))

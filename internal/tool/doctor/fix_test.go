@@ -853,8 +853,17 @@ func TestDriverThatWasNeverStarted(t *testing.T) {
 			t.Errorf("%q: %+v", program, f.Fix)
 		}
 	}
-	if err := os.Chmod(n.path("/opt/nfs"), 0o644); err != nil {
+	n.remove(n.path("/opt/nfs"))
+	n.write("etc/fstab", "/dev/sda2 /opt xfs defaults 0 0\n")
+	if f = n.examine().Findings[0]; !strings.Contains(lines(f.Fix), "\nmount /opt\n") {
+		t.Errorf("%+v", f.Fix)
+	}
+	n.write("/opt/nfs", "")
+	if err := errors.Join(os.Chmod(n.path("/opt/nfs"), 0o644), os.Chmod(n.path("csi"), 0o555)); err != nil {
 		t.Fatal(err)
+	}
+	if f = n.examine().Findings[0]; !strings.Contains(f.Found, "csi has mode 0555, which forbids its owner to change it; csi-nfs.service is failed") || !strings.HasPrefix(lines(f.Fix), "chmod 0750 "+n.path("csi")+"\n") {
+		t.Errorf("%+v", f)
 	}
 	if f = n.examine().Findings[0]; !strings.Contains(lines(f.Fix), "\nchmod 0755 /opt/nfs\n") {
 		t.Errorf("%+v", f.Fix)

@@ -132,17 +132,30 @@ func lacking(st unix.Statfs_t) string {
 	return ""
 }
 
+// locked returns why root cannot create files in a directory, or the directory itself, if that is
+// because of a mode or of chattr +i, and the command that permits it; why is empty if there is no
+// such reason.
+func (x *diagnosis) locked(ctx context.Context, dir string) (why string, fix Fix) {
+	at, err := x.stat(ctx, dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && dir != "/":
+		return x.locked(ctx, path.Dir(dir))
+	case err != nil || !x.rootOnly(ctx, dir):
+		return "", Fix{}
+	case x.immutable(ctx, dir):
+		return safetext.Word(dir) + " is immutable (chattr +i)", run("chattr", "-i", dir)
+	case at.IsDir() && at.UID == 0 && at.Mode&0o300 != 0o300:
+		return fmt.Sprintf("%s has mode %04o, which forbids its owner to change it", safetext.Word(dir), at.Mode&0o777), run("chmod", "0750", dir)
+	}
+	return "", Fix{}
+}
+
 // space checks that a registration socket can be created. A kubelet does not start either on a file
 // system that is full or read-only.
 func (x *diagnosis) space(ctx context.Context, dir string) {
-	if x.immutable(ctx, dir) {
-		x.finding("", "file system", "file-system-read-only", safetext.Word(dir)+" is immutable (chattr +i): no registration socket can be created or removed",
-			"it is not", run("chattr", "-i", dir), systemctl("restart", serviceUnit))
-		return
-	}
-	if at, err := x.stat(ctx, dir); err == nil && at.Mode&0o300 != 0o300 && x.rootOnly(ctx, dir) {
-		x.finding("", "file system", "root-dir-not-writable", fmt.Sprintf("%s has mode %04o, which forbids its owner to change it: no registration socket can be created or removed", safetext.Word(dir), at.Mode&0o777),
-			"mode 0750: the daemon is root without capabilities", run("chmod", "0750", dir))
+	if why, fix := x.locked(ctx, dir); why != "" {
+		x.finding("", "file system", "file-system-read-only", why+": no registration socket can be created or removed",
+			"mode 0750, and not immutable: the daemon is root without capabilities", fix)
 		return
 	}
 	for _, d := range []string{dir, filepath.Join(x.o.Root, "run")} {

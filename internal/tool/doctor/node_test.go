@@ -363,7 +363,9 @@ func (n *node) follow(fix []Fix) bool {
 			n.units[httpUnit]["Listen"] = "127.0.0.1:9809 (Stream)"
 		case strings.Contains(line, filepath.Dir(rootdir.DropInFile)), strings.Contains(line, httpUnit+".d"), words[0] == "journalctl", line == "csi-registrar config check", line == "systemctl daemon-reload", strings.HasPrefix(line, "systemctl --no-pager status "):
 		case strings.HasPrefix(line, "systemctl unmask"):
-			service["LoadState"] = "loaded"
+			if unit := n.units[words[len(words)-1]]; unit != nil {
+				unit["LoadState"] = "loaded"
+			}
 		case strings.HasPrefix(line, "systemctl reset-failed"):
 			service["ActiveState"] = "inactive"
 		case line == "systemctl start "+serviceUnit, line == "systemctl restart "+serviceUnit, line == "systemctl enable --now "+serviceUnit:

@@ -172,13 +172,8 @@ func (x *diagnosis) lastExit(ctx context.Context, unit string) (text string, fix
 	if result := p["Result"]; !slices.Contains([]string{"", "success", "exit-code", "signal"}, result) {
 		text += ", Result=" + result
 	}
-	for required := range strings.FieldsSeq(p["Requires"]) {
-		if x.show(ctx, required, "LoadState")["LoadState"] == "not-found" {
-			text += ", which requires " + safetext.Word(required) + ": there is no such unit"
-			place, _ := x.placeInUnit(ctx, unit, required)
-			fix = append(fix, note("install what has %s, or take it out of %s", safetext.ShellWord(required), cmp.Or(place, "the unit")))
-		}
-	}
+	missing, fix := x.missingUnits(ctx, unit, p["Requires"])
+	text += missing
 	if program := execPath.FindStringSubmatch(p["ExecStart"]); p["ExecMainStatus"] == "203" && program != nil {
 		place, _ := x.placeInUnit(ctx, unit, program[1])
 		fix = append(fix, x.executable(ctx, program[1], cmp.Or(place, "the unit")))
@@ -211,6 +206,23 @@ func (x *diagnosis) lastExit(ctx context.Context, unit string) (text string, fix
 		fix = append(fix, systemctl("reset-failed", unit))
 	}
 	return safetext.Clean(text, maxText), fix
+}
+
+// missingUnits returns the units that a unit requires and that do not exist or are masked, as the
+// rest of a sentence, and what to do about them.
+func (x *diagnosis) missingUnits(ctx context.Context, unit, requires string) (text string, fix []Fix) {
+	for required := range strings.FieldsSeq(requires) {
+		switch x.show(ctx, required, "LoadState")["LoadState"] {
+		case "not-found":
+			text += ", which requires " + safetext.Word(required) + ": there is no such unit"
+			place, _ := x.placeInUnit(ctx, unit, required)
+			fix = append(fix, note("install what has %s, or take it out of %s", safetext.ShellWord(required), cmp.Or(place, "the unit")))
+		case "masked":
+			text += ", which requires " + safetext.Word(required) + ": that is masked"
+			fix = append(fix, systemctl("unmask", required))
+		}
+	}
+	return text, fix
 }
 
 // young is for how long a process that systemd has started again and again counts as one that will

@@ -193,16 +193,17 @@ func (x *diagnosis) missing(ctx context.Context, d config.Driver, found string, 
 		pid, _ := strconv.Atoi(x.show(ctx, last.unit, "MainPID")["MainPID"])
 		ports, sockets := x.listening(ctx, pid)
 		sockets = slices.DeleteFunc(sockets, func(path string) bool { return path == d.Socket })
-		switch dir := path.Dir(d.Socket); {
+		dir := path.Dir(d.Socket)
+		switch locked, unlock := x.locked(ctx, dir); {
 		case len(sockets) == 1:
 			found += fmt.Sprintf("; its process %d listens on %s", pid, safetext.Word(sockets[0]))
 			fix = append(x.correctEndpoint(ctx, d, last.unit, sockets[0], d.Socket), last.start()...)
 		case len(ports) > 0:
 			found += fmt.Sprintf("; its process %d listens on TCP port %s: a driver's flag --endpoint must name a Unix socket", pid, strings.Join(ports, ", "))
 			fix = append(x.correctEndpoint(ctx, d, last.unit, x.tcpAddress(pid), "unix://"+d.Socket), last.start()...)
-		case x.immutable(ctx, dir) && x.rootOnly(ctx, dir):
-			found += "; " + safetext.Word(dir) + " is immutable (chattr +i)"
-			fix = append([]Fix{run("chattr", "-i", dir)}, last.start()...)
+		case locked != "" && last.ended != "":
+			found += "; " + locked
+			fix = slices.Concat([]Fix{unlock}, last.revive, last.start())
 		case last.ended == "" && pid > 0:
 			found += fmt.Sprintf("; %s runs (process %d): its socket was removed", last.unit, pid)
 			if m := x.mountOf(ctx, dir); rootdir.Within(m.Point, path.Join(x.config.Config.Kubelet.RootDir, "plugins")) || m.Point == dir {

@@ -86,7 +86,7 @@ var enable = run("systemctl", "enable", "--now", serviceUnit)
 // askUnit asks systemd about the daemon's unit.
 func (x *diagnosis) askUnit(ctx context.Context) {
 	x.properties, x.propertiesErr = x.o.Units.Show(ctx, serviceUnit, "LoadState", "LoadError", "ActiveState", "SubState", "Result", "ExecMainStatus", "UnitFileState", "UpheldBy",
-		"FreezerState", "NeedDaemonReload", "FileDescriptorStoreMax", "WatchdogUSec", "ExecStart", "ProtectSystem", "ReadWritePaths", "InaccessiblePaths", "ProtectHome", "PrivateTmp", "NRestarts", "User")
+		"FreezerState", "NeedDaemonReload", "FileDescriptorStoreMax", "WatchdogUSec", "ExecStart", "ProtectSystem", "ReadWritePaths", "InaccessiblePaths", "ProtectHome", "PrivateTmp", "NRestarts", "User", "Requires")
 }
 
 // awaitUnit gives a daemon that ends by itself, as after a change of root_dir, the time to be
@@ -152,15 +152,16 @@ func (x *diagnosis) unit(ctx context.Context) {
 		why, fix := x.repair(ctx, "")
 		problem("unit-restarting", fmt.Sprintf("ends at each start (%s, status %s)%s", p["Result"], p["ExecMainStatus"], why), "it keeps running", fix...)
 	case stopped:
-		var unmask []Fix
-		for _, socket := range []string{"csi-registrar.socket", httpUnit} {
-			if x.show(ctx, socket, "LoadState")["LoadState"] == "masked" {
-				unmask = append(unmask, systemctl("unmask", socket))
-			}
+		missing, fix := x.missingUnits(ctx, serviceUnit, p["Requires"])
+		if x.show(ctx, httpUnit, "LoadState")["LoadState"] == "masked" {
+			fix = append(fix, systemctl("unmask", httpUnit))
 		}
-		problem("unit-stopped", "is "+state, "it runs", append(unmask, enable)...)
+		problem("unit-stopped", "is "+state+missing, "it runs", append(fix, enable)...)
 	default:
 		x.checked("", "unit", OK, "%s is %s", serviceUnit, state)
+		if missing, fix := x.missingUnits(ctx, serviceUnit, p["Requires"]); missing != "" {
+			x.finding("", "unit", "unit-not-enabled", serviceUnit+" runs"+missing+", and it will not start at the next boot", "it can be started", fix...)
+		}
 		// a system extension's multi-user.target upholds it
 		if p["UnitFileState"] == "disabled" && p["UpheldBy"] == "" {
 			x.finding("", "unit", "unit-not-enabled", serviceUnit+" runs, but is not enabled: it will not start at the next boot",
