@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	"csi-registrar/internal/node/config"
@@ -99,14 +98,17 @@ func (x *diagnosis) correct(ctx context.Context, m config.Error) (expected strin
 		convert.Command.Stdout = m.File
 		fix = []Fix{run("mv", "-n", m.File, m.File+".utf16"), convert}
 	case conflictMarker.MatchString(line):
-		var at []string
+		var at []int
 		for i, l := range lines {
 			if conflictMarker.MatchString(strings.TrimSpace(l)) {
-				at = append(at, strconv.Itoa(i+1))
+				at = append(at, i+1)
 			}
 		}
-		fix = []Fix{note("in %s keep one of the two versions between the conflict markers of git in the lines %s, and remove these lines",
-			safetext.ShellWord(m.File), strings.Join(at, ", "))}
+		m.Hint = "one of the two versions between the conflict markers of git, which are in the lines " + strings.Trim(fmt.Sprint(at), "[]")
+		if len(at) == 3 {
+			fix = []Fix{note("to keep the first version:"), optional(run("sed", "-i", fmt.Sprintf("%dd;%d,%dd", at[0], at[1], at[2]), m.File)),
+				note("or to keep the second version:"), optional(run("sed", "-i", fmt.Sprintf("%d,%dd;%dd", at[0], at[1], at[2]), m.File))}
+		}
 	case strings.ContainsAny(line, "“”"):
 		fix = []Fix{run("sed", "-i", `/^ *#/!s/\xe2\x80\x9c\|\xe2\x80\x9d/"/g`, m.File)}
 	case strings.Contains(m.Problem, "already been defined"):
@@ -128,7 +130,7 @@ func (x *diagnosis) correct(ctx context.Context, m config.Error) (expected strin
 }
 
 // conflictMarker matches the lines that git writes around the two versions of a merge conflict.
-var conflictMarker = regexp.MustCompile(`^(<<<<<<<|=======|>>>>>>>)( |$)`)
+var conflictMarker = regexp.MustCompile(`^(<<<<<<<|[|]{7}|=======|>>>>>>>)( |$)`)
 
 // table returns the first table in lines, which begin with its header.
 func table(lines []string) []string {

@@ -209,7 +209,7 @@ func TestBrokenNodes(t *testing.T) {
 				n.write("etc/csi-registrar/conf.d", "x\n")
 				n.restartDaemon()
 			}},
-		{what: "a merge conflict", step: "configuration", id: "configuration-error", found: "10-nfs.toml:2", fix: "between the conflict markers of git in the lines 2, 4, 6, and ",
+		{what: "a merge conflict", step: "configuration", id: "configuration-error", found: "10-nfs.toml:2", fix: "# to keep the first version:\n# sed -i '2d;4,6d' ",
 			breaks: func(t *testing.T, n *node) {
 				table := strings.Split(n.table(""), "\n")
 				n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", table[0]+"\n<<<<<<< HEAD\n"+table[1]+"\n=======\nsocket = \"/run/x.sock\"\n>>>>>>> rack7\n")
@@ -470,7 +470,10 @@ func TestBrokenNodes(t *testing.T) {
 				n.units[serviceUnit]["Requires"] = "csi-registrar.socket"
 				n.units["csi-registrar.socket"] = map[string]string{"LoadState": "not-found"}
 			},
-			manual: func(t *testing.T, n *node) { delete(n.units, "csi-registrar.socket"); n.units[serviceUnit]["Requires"] = "" }},
+			manual: func(t *testing.T, n *node) {
+				delete(n.units, "csi-registrar.socket")
+				n.units[serviceUnit]["Requires"] = ""
+			}},
 		{what: "kubelet without a container runtime", step: "kubelet", id: "no-kubelet", found: "kubelet.service is activating (auto-restart); containerd.service is inactive (dead)", fix: "systemctl unmask containerd.service\nsystemctl enable containerd.service\nsystemctl start containerd.service\nsystemctl start kubelet.service",
 			breaks: func(t *testing.T, n *node) {
 				n.remove(n.path("proc/812"))

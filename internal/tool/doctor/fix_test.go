@@ -841,7 +841,7 @@ func TestDriverThatWasNeverStarted(t *testing.T) {
 		t.Errorf("%+v", f)
 	}
 	for program, want := range map[string]string{
-		"\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xff\xff": "# /opt/nfs is a program for another architecture: install the one for " + runtime.GOARCH + "\n",
+		"\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xf3\x00": "# /opt/nfs is a program for riscv64: install the one for " + runtime.GOARCH + "\n",
 		"exec nfsd\n":       "# /opt/nfs is neither a program nor a script with #! in its first line: install it again, or correct " + file + ":2\n",
 		"#!/bin/sh\nnfsd\n": "# /opt/nfs is there: see what the error names, and mount options such as noexec, or correct " + file + ":2\n",
 	} {
