@@ -889,7 +889,7 @@ func TestDriverThatEndsAgainAndAgain(t *testing.T) {
 		want              bool
 	}{
 		{3, 3, "active", true}, {14, 9, "active", true}, {16, 9, "active", false}, {3, 2, "active", false},
-		{60, 1, "activating", true}, {3, 0, "activating", false},
+		{60, 1, "activating", true}, {3, 0, "activating", false}, {7, 0, "activating", true},
 	} {
 		n := newNode(t)
 		n.process(os.Getpid(), "nfs", "0::/system.slice/csi-nfs.service")

@@ -97,7 +97,7 @@ func (x *diagnosis) reach(ctx context.Context, d config.Driver) (*net.UnixConn, 
 		} else {
 			x.checked(d.Name, "trust", OK, "only %s can serve the socket", safetext.Word(string(d.SocketOwner)))
 		}
-		if again, fix := x.restarts(ctx, who); again != "" {
+		if again, fix := x.restarts(ctx, who, kubeletRound); again != "" {
 			_, line := x.placeInUnit(ctx, who.unit, "csi-registrar supervise")
 			if waits := superviseSocket.FindStringSubmatch(line); waits != nil && path.Clean(waits[1]) != d.Socket {
 				again += "; its csi-registrar supervise waits at " + safetext.Word(waits[1]) + ", not at the driver's socket"

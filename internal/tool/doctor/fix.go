@@ -278,13 +278,11 @@ func (x *diagnosis) repair(ctx context.Context, text string) (why string, fix []
 	return why + set, append(append([]Fix{logOf(serviceUnit)}, fix...), systemctl("restart", serviceUnit))
 }
 
-// setBy returns the drop-ins of a unit that have a directive, as the rest of a sentence.
-func (x *diagnosis) setBy(ctx context.Context, unit, directive string) (names string) {
-	for _, file := range strings.Fields(x.show(ctx, unit, "DropInPaths")["DropInPaths"]) {
-		text, err := look(ctx, x, file, func() ([]byte, error) { return readSome(filepath.Join("/", x.o.Source.Root, file), maxProcFile) })
-		if err == nil && strings.Contains("\n"+string(text), "\n"+directive+"=") {
-			names += ", because of " + directive + "= in " + safetext.Word(file)
-		}
+// setBy returns the drop-in of a unit that has a directive, as the rest of a sentence.
+func (x *diagnosis) setBy(ctx context.Context, unit, directive string) string {
+	place, line := x.placeInUnit(ctx, unit, directive+"=")
+	if ofPackage(place) || !strings.HasPrefix(line, directive+"=") {
+		return ""
 	}
-	return names
+	return ", because of " + directive + "= in " + place
 }

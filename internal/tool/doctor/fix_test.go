@@ -369,7 +369,7 @@ func TestDaemonThatDoesNotAnswer(t *testing.T) {
 	n.units[serviceUnit]["FreezerState"] = "running"
 	n.write(file, "[Service]\nLimitNOFILE=12\n")
 	f, _ = finding(n.examine(), "daemon-not-answering")
-	if !strings.HasSuffix(f.Found, ", because of LimitNOFILE= in "+file) || !strings.Contains(lines(f.Fix), "\nprintf '%s\\n' '[Service]' LimitNOFILE=262144 > "+
+	if !strings.HasSuffix(f.Found, ", because of LimitNOFILE= in "+file+":2") || !strings.Contains(lines(f.Fix), "\nprintf '%s\\n' '[Service]' LimitNOFILE=262144 > "+
 		"/etc/systemd/system/csi-registrar.service.d/zz-doctor-limitnofile.conf\n") {
 		t.Errorf("%+v", f)
 	}
@@ -862,7 +862,7 @@ func TestDriverThatWasNeverStarted(t *testing.T) {
 	if err := errors.Join(os.Chmod(n.path("/opt/nfs"), 0o644), os.Chmod(n.path("csi"), 0o555)); err != nil {
 		t.Fatal(err)
 	}
-	if f = n.examine().Findings[0]; !strings.Contains(f.Found, "csi has mode 0555, which forbids its owner to change it; csi-nfs.service is failed") || !strings.HasPrefix(lines(f.Fix), "chmod 0750 "+n.path("csi")+"\n") {
+	if f = n.examine().Findings[0]; !strings.Contains(f.Found, "csi has mode 0555, which keeps its owner out; csi-nfs.service is failed") || !strings.HasPrefix(lines(f.Fix), "chmod 0750 "+n.path("csi")+"\n") {
 		t.Errorf("%+v", f)
 	}
 	if f = n.examine().Findings[0]; !strings.Contains(lines(f.Fix), "\nchmod 0755 /opt/nfs\n") {
@@ -887,7 +887,7 @@ func TestDaemonOfAnotherUser(t *testing.T) {
 	n.write(file, "[Service]\nUser=nobody\n")
 	n.units[serviceUnit]["User"], n.units[serviceUnit]["DropInPaths"] = "nobody", file
 	f := n.examine().Findings[0]
-	if f.ID != "root-dir-not-writable" || !strings.HasPrefix(f.Found, "csi-registrar.service runs as nobody, ") || !strings.HasSuffix(f.Found, ", because of User= in "+file) ||
+	if f.ID != "root-dir-not-writable" || !strings.HasPrefix(f.Found, "csi-registrar.service runs as nobody, ") || !strings.HasSuffix(f.Found, ", because of User= in "+file+":2") ||
 		!strings.Contains(lines(f.Fix), "'[Service]' User= > /etc/systemd/system/csi-registrar.service.d/zz-doctor-user.conf\n") {
 		t.Errorf("%+v", f)
 	}

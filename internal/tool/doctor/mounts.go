@@ -132,28 +132,31 @@ func lacking(st unix.Statfs_t) string {
 	return ""
 }
 
-// locked returns why root cannot create files in a directory, or the directory itself, if that is
-// because of a mode or of chattr +i, and the command that permits it; why is empty if there is no
-// such reason.
-func (x *diagnosis) locked(ctx context.Context, dir string) (why string, fix Fix) {
+// right is what the owner of a directory must have to create files there, or to enter it.
+const right, enter = 0o300, 0o100
+
+// locked returns why root cannot create files in a directory, or enter those on its path, if that
+// is because of a mode or of chattr +i, and the command that permits it; why is empty if there is
+// no such reason.
+func (x *diagnosis) locked(ctx context.Context, dir string, need uint16) (why string, fix Fix) {
 	at, err := x.stat(ctx, dir)
 	switch {
-	case errors.Is(err, fs.ErrNotExist) && dir != "/":
-		return x.locked(ctx, path.Dir(dir))
-	case err != nil || !x.rootOnly(ctx, dir):
+	case len(dir) < 2 || err == nil && !x.rootOnly(ctx, dir):
 		return "", Fix{}
-	case x.immutable(ctx, dir):
+	case err != nil:
+		return x.locked(ctx, path.Dir(dir), need)
+	case need == right && x.immutable(ctx, dir):
 		return safetext.Word(dir) + " is immutable (chattr +i)", run("chattr", "-i", dir)
-	case at.IsDir() && at.UID == 0 && at.Mode&0o300 != 0o300:
-		return fmt.Sprintf("%s has mode %04o, which forbids its owner to change it", safetext.Word(dir), at.Mode&0o777), run("chmod", "0750", dir)
+	case at.IsDir() && at.UID == 0 && at.Mode&need != need:
+		return fmt.Sprintf("%s has mode %04o, which keeps its owner out", safetext.Word(dir), at.Mode&0o777), run("chmod", "0750", dir)
 	}
-	return "", Fix{}
+	return x.locked(ctx, path.Dir(dir), enter)
 }
 
 // space checks that a registration socket can be created. A kubelet does not start either on a file
 // system that is full or read-only.
 func (x *diagnosis) space(ctx context.Context, dir string) {
-	if why, fix := x.locked(ctx, dir); why != "" {
+	if why, fix := x.locked(ctx, dir, right); why != "" {
 		x.finding("", "file system", "file-system-read-only", why+": no registration socket can be created or removed",
 			"mode 0750, and not immutable: the daemon is root without capabilities", fix)
 		return

@@ -82,7 +82,7 @@ func (x *diagnosis) kubelets(ctx context.Context) {
 			x.finding("", "kubelet", "second-kubelet", text, "one kubelet, with which the drivers are registered", note("if it is to stay, and the other one not: set root_dir to its directory under [kubelet]"), note("if it is left from another distribution"), stop)
 		}
 	}
-	again, fix := x.restarts(ctx, k.process)
+	again, fix := x.restarts(ctx, k.process, time.Hour) // k3s reports late
 	switch {
 	case again != "":
 		x.finding("", "kubelet", "no-kubelet", again, "it keeps running", slices.Concat([]Fix{logOf(k.unit)}, fix, []Fix{k.restart()})...)

@@ -37,14 +37,14 @@ func (x *diagnosis) registration(ctx context.Context, d config.Driver, who proce
 	st, _ := x.daemon.Driver(d.Name)
 	ours := slices.Contains([]status.RegistrationState{status.Published, status.Registered, status.Refused}, st.Registration)
 	x.conflicts(ctx, d, own, ours)
+	forbidden := strings.Contains(st.Reason, "CAP_DAC_OVERRIDE")
+	closed, open := x.locked(ctx, path.Dir(d.Socket), enter)
 	switch {
 	case !x.daemon.runs():
 		x.checked(d.Name, "registration", Skipped, "the daemon does not run, or does not answer")
-	case strings.Contains(st.Reason, "CAP_DAC_OVERRIDE") && x.closedAbove(ctx, d.Socket) != "":
-		closed := x.closedAbove(ctx, d.Socket)
-		x.finding(d.Name, "registration", "driver-socket-forbidden", "the mode of "+safetext.Word(closed)+" keeps its owner out, and the daemon reports "+x.stateText(st),
-			"mode 0750: the daemon is root without capabilities", run("chmod", "0750", closed))
-	case strings.Contains(st.Reason, "CAP_DAC_OVERRIDE"): // which doctor has, so it could connect
+	case forbidden && closed != "":
+		x.finding(d.Name, "registration", "driver-socket-forbidden", closed+", and the daemon reports "+x.stateText(st), "mode 0750: the daemon is root without capabilities", open)
+	case forbidden: // by the lack of a capability, which doctor has, so it could connect
 		x.finding(d.Name, "registration", "driver-socket-forbidden", "the daemon reports "+x.stateText(st),
 			"the daemon, which is root without capabilities, may connect to the socket",
 			append([]Fix{note("or have the driver create the socket, and its directory, so that root can use them by their modes")},
@@ -67,17 +67,6 @@ func (x *diagnosis) registration(ctx context.Context, d config.Driver, who proce
 		x.published(ctx, d, own, st)
 		x.reasons(ctx, d, st)
 	}
-}
-
-// closedAbove returns a directory of root on the way to a socket that root may not enter, by its
-// mode; empty if there is none.
-func (x *diagnosis) closedAbove(ctx context.Context, socket string) string {
-	for dir := path.Dir(socket); dir != "/"; dir = path.Dir(dir) {
-		if at, err := x.stat(ctx, dir); err == nil && at.UID == 0 && at.Mode&0o100 == 0 && x.rootOnly(ctx, dir) {
-			return dir
-		}
-	}
-	return ""
 }
 
 // reasons reports the warnings that status shows for a driver with a correct registration.

@@ -194,13 +194,14 @@ func (x *diagnosis) missing(ctx context.Context, d config.Driver, found string, 
 		ports, sockets := x.listening(ctx, pid)
 		sockets = slices.DeleteFunc(sockets, func(path string) bool { return path == d.Socket })
 		dir := path.Dir(d.Socket)
-		switch locked, unlock := x.locked(ctx, dir); {
+		switch locked, unlock := x.locked(ctx, dir, right); {
 		case len(sockets) == 1:
 			found += fmt.Sprintf("; its process %d listens on %s", pid, safetext.Word(sockets[0]))
 			fix = append(x.correctEndpoint(ctx, d, last.unit, sockets[0], d.Socket), last.start()...)
 		case len(ports) > 0:
 			found += fmt.Sprintf("; its process %d listens on TCP port %s: a driver's flag --endpoint must name a Unix socket", pid, strings.Join(ports, ", "))
-			fix = append(x.correctEndpoint(ctx, d, last.unit, x.tcpAddress(pid), "unix://"+d.Socket), last.start()...)
+			line, _ := readSome(x.procPath(pid, "cmdline"), maxProcFile) // an error: it has ended
+			fix = append(x.correctEndpoint(ctx, d, last.unit, cmp.Or(string(tcpAddress.Find(line)), "its address"), "unix://"+d.Socket), last.start()...)
 		case locked != "" && last.ended != "":
 			found += "; " + locked
 			fix = slices.Concat([]Fix{unlock}, last.revive, last.start())
@@ -224,16 +225,8 @@ func (x *diagnosis) covers(ctx context.Context, m mountinfo.Mount) bool {
 	return slices.ContainsFunc(all[:max(before, 0)], func(o mountinfo.Mount) bool { return o.Point != m.Point && rootdir.Within(o.Point, m.Point) })
 }
 
-// tcpAddress returns the address in the command line of a driver that listens on TCP.
-func (x *diagnosis) tcpAddress(pid int) string {
-	line, _ := readSome(x.procPath(pid, "cmdline"), maxProcFile) // an error: it has ended
-	for arg := range strings.SplitSeq(string(line), "\x00") {
-		if at := strings.Index(arg, "tcp:"); at >= 0 {
-			return arg[at:]
-		}
-	}
-	return "its address"
-}
+// tcpAddress matches the address in the command line of a driver that listens on TCP.
+var tcpAddress = regexp.MustCompile(`tcp:[^\x00]*`)
 
 // plainAddress matches what is not special in an expression of sed.
 var plainAddress = regexp.MustCompile(`^[\w./:@-]+$`)

@@ -52,7 +52,8 @@ func TestLastError(t *testing.T) {
 	t.Setenv("PATH", dir)
 	for out, want := range map[string]string{
 		"": "", "one": "one", "Failed to start x.service - X.": "",
-		"Failed to start x.service - X.\nx.service: Failed at step USER spawning /x\nan earlier one\n": "x.service: Failed at step USER spawning /x",
+		"Failed to start x.service - X.\nx.service: Failed at step USER spawning /x\nan earlier one\n":                      "x.service: Failed at step USER spawning /x",
+		"error: cannot watch process 7: no such process\nx.service: Control process exited, code=exited, status=217/USER\n": "x.service: Control process exited, code=exited, status=217/USER",
 	} {
 		if err := os.WriteFile(filepath.Join(dir, "journalctl"), []byte("#!/bin/sh\nprintf '"+out+"'\n"), 0o755); err != nil {
 			t.Fatal(err)

@@ -1,0 +1,197 @@
+package doctor
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/safetext"
+	"csi-registrar/internal/tool/supervise"
+)
+
+// execPath matches the program in ExecStart= as systemctl show prints it.
+var execPath = regexp.MustCompile(`^{ path=([^ ;]+) ;`)
+
+// lastExit returns how a unit ended, in systemctl's terms, with its last error and what the
+// administrator's drop-ins set, as the rest of a sentence; empty if it runs or does not exist. The
+// lines of fix are to be run before it is started.
+func (x *diagnosis) lastExit(ctx context.Context, unit string) (text string, fix []Fix) {
+	p := x.show(ctx, unit, "LoadState", "ActiveState", "SubState", "Result", "ExecMainCode", "ExecMainStatus", "ExecMainExitTimestamp", "NRestarts", "UnitFileState", "FreezerState", "Requires", "ExecStart")
+	if p["FreezerState"] == "frozen" {
+		return "; " + unit + " is frozen, by systemctl freeze", []Fix{systemctl("thaw", unit)}
+	}
+	if p == nil || p["LoadState"] == "not-found" || p["ActiveState"] == "active" && p["SubState"] == "running" {
+		return "", nil
+	}
+	text = fmt.Sprintf("; %s is %s (%s)", unit, p["ActiveState"], p["SubState"])
+	how := map[string]string{"1": "exit status", "2": "signal", "3": "signal"}[p["ExecMainCode"]]
+	if how != "" {
+		text += fmt.Sprintf(", its last process ended with %s %s", how, p["ExecMainStatus"])
+		if at := p["ExecMainExitTimestamp"]; at != "" {
+			text += " at " + at
+		}
+	}
+	gaveUp := p["Result"] == "start-limit-hit"
+	if n := p["NRestarts"]; n != "" && n != "0" {
+		text += ", restarted " + n + " times"
+		if p["ActiveState"] == "failed" {
+			gaveUp = true
+			text += ": systemd has given up (StartLimitBurst=)"
+		}
+	}
+	if invalid := p["LoadState"]; invalid == "bad-setting" || invalid == "error" {
+		text += ", and cannot be loaded (" + invalid + ")"
+	}
+	if result := p["Result"]; !slices.Contains([]string{"", "success", "exit-code", "signal"}, result) {
+		text += ", Result=" + result
+	}
+	missing, fix := x.missingUnits(ctx, unit, p["Requires"])
+	text += missing
+	if program := execPath.FindStringSubmatch(p["ExecStart"]); p["ExecMainStatus"] == "203" && program != nil {
+		place, _ := x.placeInUnit(ctx, unit, program[1])
+		fix = append(fix, x.executable(ctx, program[1], cmp.Or(place, "the unit")))
+	}
+	why := x.lastError(ctx, unit, p)
+	if why != "" {
+		text += ": " + safetext.Quote(why)
+	}
+	if port := portInUse.FindStringSubmatch(why); port != nil {
+		if who, stop, _ := x.holder(ctx, port[1]); who.pid > 0 {
+			text, fix = text+"; "+who.String()+" listens there", append(fix, note("if that program is not needed: %s", stop))
+		}
+	}
+	if why != "" || p["Result"] != "success" || p["ActiveState"] == "activating" {
+		set, undo := x.dropIns(ctx, unit)
+		text, fix = text+set, append(fix, undo...)
+	}
+	if why != "" && fix == nil {
+		fix = []Fix{note("first correct what the last error of %s names", unit)}
+	}
+	switch {
+	case p["UnitFileState"] == "masked-runtime":
+		fix = append(fix, run("systemctl", "unmask", "--runtime", unit))
+	case p["LoadState"] == "masked":
+		fix = append(fix, systemctl("unmask", unit), systemctl("enable", unit))
+	case p["ActiveState"] == "inactive" && p["UnitFileState"] == "disabled":
+		text += ", and is not enabled"
+		fix = append(fix, systemctl("enable", unit))
+	case gaveUp:
+		fix = append(fix, systemctl("reset-failed", unit))
+	}
+	return safetext.Clean(text, maxText), fix
+}
+
+// missingUnits returns the units that a unit requires and that do not exist or are masked, as the
+// rest of a sentence, and what to do about them.
+func (x *diagnosis) missingUnits(ctx context.Context, unit, requires string) (text string, fix []Fix) {
+	for required := range strings.FieldsSeq(requires) {
+		switch x.show(ctx, required, "LoadState")["LoadState"] {
+		case "not-found":
+			text += ", which requires " + safetext.Word(required) + ": there is no such unit"
+			place, _ := x.placeInUnit(ctx, unit, required)
+			fix = append(fix, note("install what has %s, or take it out of %s", safetext.ShellWord(required), cmp.Or(place, "the unit")))
+		case "masked":
+			text += ", which requires " + safetext.Word(required) + ": that is masked"
+			fix = append(fix, systemctl("unmask", required))
+		}
+	}
+	return text, fix
+}
+
+// young is for how long a process that systemd has started again and again counts as one that will
+// end, too.
+const young = 15 * time.Second
+
+// restarts returns how often systemd has started the unit of a process again that is young or not
+// ready for systemd, at the latest when it should have started, with its last error and what the
+// administrator's drop-ins set; empty for all others.
+func (x *diagnosis) restarts(ctx context.Context, p process, starts time.Duration) (text string, fix []Fix) {
+	if !strings.HasSuffix(p.unit, ".service") {
+		return "", nil
+	}
+	ran, unit := x.runsFor(p.pid), x.show(ctx, p.unit, "NRestarts", "ActiveState", "SubState", "Type")
+	n, _ := strconv.Atoi(unit["NRestarts"])
+	endsSoon := n >= status.ManyRestarts && ran > 0 && ran < young
+	notReady := unit["ActiveState"] == "activating" && (n > 0 || ran > starts)
+	if !endsSoon && !notReady {
+		return "", nil
+	}
+	text = fmt.Sprintf("%s runs for %v", p, ran.Round(time.Second))
+	if notReady {
+		text += fmt.Sprintf(", systemd waits for the end of its start (%s, Type=%s)", unit["SubState"], unit["Type"])
+	}
+	text += ", and was restarted " + count(n, "time")
+	why, fix := x.blame(ctx, p.unit)
+	if last := x.lastLine(ctx, p.unit, true, exitLines); last != "" && !strings.HasPrefix(why, ": ") {
+		text += ": " + safetext.Quote(last)
+	}
+	return text + why, fix
+}
+
+// blame returns the last error that a running unit has logged and what the administrator's drop-ins
+// set, as the rest of a sentence, and how to take that back.
+func (x *diagnosis) blame(ctx context.Context, unit string) (text string, fix []Fix) {
+	run := x.show(ctx, unit, "InvocationID")["InvocationID"]
+	if why := x.lastError(ctx, unit, map[string]string{"LoadState": "loaded", "Result": "exit-code", "InvocationID": run}); why != "" {
+		text = ": " + safetext.Quote(why)
+	}
+	set, fix := x.dropIns(ctx, unit)
+	return text + set, fix
+}
+
+// ofSupervise reports whether a line repeats what supervise says of a driver, after its own error.
+func ofSupervise(line string) bool {
+	return strings.Contains(line, "cannot watch process ") || strings.Contains(line, supervise.ErrEnded.Error()) || strings.Contains(line, supervise.ErrNotServing.Error())
+}
+
+// noError matches lines that Go prints after the error of a program that crashes, and klog's
+// information and warnings.
+var noError = regexp.MustCompile(`^(\s|goroutine \d|created by |[\w./*()-]+\(.*\)$|[IW][0-9]{4} )`)
+
+// portInUse matches the error of a program whose TCP port another one has.
+var portInUse = regexp.MustCompile(`:([0-9]+): bind: address already in use`)
+
+// exitLines selects systemd's lines about the end of a process.
+const exitLines = "--grep=process exited, code=|Failed with result 'timeout'"
+
+// lastLine returns the last of some lines in the journal of a unit. systemd repeats that the unit
+// failed; the reason is in a line before.
+func (x *diagnosis) lastLine(ctx context.Context, unit string, ofSystemd bool, args ...string) string {
+	for _, line := range x.o.Units.Journal(ctx, unit, append(args, "--lines=10", "--reverse")...) {
+		if line != "" && !strings.HasPrefix(line, "Failed to start ") && !ofSupervise(line) && !noError.MatchString(line) && (ofSystemd || !strings.HasPrefix(line, unit+": ")) {
+			return line
+		}
+	}
+	return ""
+}
+
+// lastError returns the last error in the journal of a unit with these properties: its own, or
+// systemd's if that could not start it; empty if there is none, or if it was stopped.
+func (x *diagnosis) lastError(ctx context.Context, unit string, p map[string]string) string {
+	status, _ := strconv.Atoi(p["ExecMainStatus"]) // from 200 on it is systemd's
+	failed := p["Result"] != "success" && p["Result"] != "" || p["ActiveState"] == "activating"
+	if failed && p["LoadState"] == "loaded" && status < 200 {
+		args := []string{"--since=-10min", "--grep=" + errorWords}
+		if run := p["InvocationID"]; run != "" {
+			args = append(args, "_SYSTEMD_INVOCATION_ID="+run)
+		}
+		if own := x.lastLine(ctx, unit, false, args...); own != "" || p["InvocationID"] != "" {
+			return own
+		}
+	}
+	if failed || p["LoadState"] != "loaded" {
+		return cmp.Or(x.lastLine(ctx, unit, true, "--priority=err"), x.lastLine(ctx, unit, true, exitLines))
+	}
+	// What it requires may be missing, which is no result of the unit.
+	why := x.lastLine(ctx, unit, true, "--grep=^(Dependency failed for|Started|Stopped) | was skipped because ")
+	if strings.HasPrefix(why, "Dependency failed ") || strings.Contains(why, " was skipped because ") {
+		return why
+	}
+	return ""
+}
