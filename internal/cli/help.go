@@ -89,64 +89,41 @@ func runComplete(ctx context.Context, e *env, words []string) error {
 	return err
 }
 
-// complete returns the completions of the last word. The words are the command line without the
-// program's name.
+// complete returns the completions of the last word: commands, and drivers in the configuration
+// files, because only root may ask the daemon. The words are the command line without the program's
+// name.
 func complete(ctx context.Context, words []string) (list []string) {
 	// Bash splits --flag=value.
-	words = slices.DeleteFunc(slices.Clone(words), func(w string) bool { return w == "=" })
-	if len(words) == 0 {
-		words = []string{""}
-	}
+	words = slices.DeleteFunc(append([]string{""}, words...), func(w string) bool { return w == "=" })
 	before, last := words[:len(words)-1], words[len(words)-1]
 	offer := func(word, about string) {
 		if strings.HasPrefix(word, last) {
 			list = append(list, word+"\t"+about+"\n")
 		}
 	}
-	var c command
-	for all := commands(); c.setup == nil; {
-		if len(before) == 0 {
-			for _, c := range all {
-				if !c.hidden {
-					offer(c.name, c.summary)
-				}
-			}
-			return list
-		}
-		i := slices.IndexFunc(all, func(c command) bool { return c.name == before[0] })
-		if i < 0 {
+	c, root := command{sub: commands()}, "/"
+	for i, word := range before {
+		switch sub := slices.IndexFunc(c.sub, func(c command) bool { return c.name == word }); {
+		case sub >= 0:
+			c = c.sub[sub]
+		case c.sub != nil && word != "":
 			return nil
+		case before[max(i-1, 0)] == "--config-root":
+			root = word
 		}
-		c, all, before = all[i], all[i].sub, before[1:]
 	}
-
-	fs := newFlagSet()
-	c.setup(fs)
-	given, err := parse(fs, before)
-	if err != nil {
-		return nil // usually the value of the last flag is missing
-	}
-	root := "/"
-	if f := fs.Lookup("config-root"); f != nil {
-		root = f.Value.String()
-	}
-	switch {
-	case strings.HasPrefix(last, "-"):
-		for _, f := range shownFlags(c) {
-			_, usage := flag.UnquoteUsage(f)
-			offer("--"+f.Name, usage)
+	for _, sub := range c.sub {
+		if !sub.hidden {
+			offer(sub.name, sub.summary)
 		}
-		offer("--help", "explain the command")
-	case c.name == "help":
-		return complete(ctx, append(given, last))
-	case strings.Contains(c.args, "DRIVER"):
-		// Those in the configuration files, because only root may ask the daemon.
+	}
+	if strings.Contains(c.args, "DRIVER") && !strings.HasPrefix(before[len(before)-1], "--") {
 		res, err := loadConfig(ctx, config.Source{Root: root})
 		if err != nil {
 			return nil
 		}
 		for _, d := range res.Config.Drivers {
-			if !slices.Contains(given, d.Name) && (len(given) == 0 || strings.Contains(c.args, "...")) {
+			if !slices.Contains(before, d.Name) {
 				offer(d.Name, "driver")
 			}
 		}
