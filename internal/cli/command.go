@@ -21,20 +21,19 @@ import (
 // runner runs a command after its flags were parsed; args are the remaining arguments.
 type runner func(ctx context.Context, e *env, args []string) error
 
-// command is one entry of the command table, which dispatch, help and completion read.
+// command is one entry of the command table, which dispatch and help read.
 type command struct {
 	name    string // one word
 	args    string // what follows it, as in "[DRIVER...]" for names of drivers; flags are not named
 	summary string // one line, no full stop
 	about   string // more text for help; may be empty
-	hidden  bool   // left out of help and completion
 	anyArgs bool   // the command takes more arguments than args has
 	ownEnd  bool   // after a signal it takes as long as it needs to end
 
 	sub []command // subcommands; a command that has them has no setup
 
 	// setup declares the flags and returns the function that uses their values. It has no other
-	// effect, because help and completion call it too. A flag with an empty usage is accepted
+	// effect, because help calls it too. A flag with an empty usage is accepted
 	// but hidden. A name in backquotes in the usage is the placeholder for the value.
 	setup func(fs *flag.FlagSet) runner
 }

@@ -48,7 +48,6 @@ func TestNoCommandHangs(t *testing.T) {
 		{"cleanup --if-stopped ROOT", false, soon},
 		{"supervise --socket DRIVER", true, soon},
 		{"import MANIFEST --output ETC/conf.d", false, soon},
-		{"__complete status ROOT d", false, soon},
 		{"version", false, soon},
 		{"help status", false, soon},
 	}

@@ -5,14 +5,11 @@ import (
 	"context"
 	"flag"
 	"fmt"
-	"io"
 	"runtime"
 	"runtime/debug"
 	"slices"
 	"strings"
 	"text/tabwriter"
-
-	"csi-registrar/internal/node/config"
 )
 
 // runHelp prints the help of the command that the arguments name, or the list of all commands.
@@ -26,9 +23,7 @@ func groupHelp(path []string, about string, all []command) string {
 	fmt.Fprintf(&w, "%s.\n\nusage: %s COMMAND [ARGUMENT...]\n\n", about, strings.Join(path, " "))
 	table := tabwriter.NewWriter(&w, 0, 0, 2, ' ', 0)
 	for _, c := range all {
-		if !c.hidden {
-			fmt.Fprintf(table, "  %s\t%s\n", c.name, c.summary)
-		}
+		fmt.Fprintf(table, "  %s\t%s\n", c.name, c.summary)
 	}
 	table.Flush() // to memory
 	fmt.Fprintf(&w, "\nSee %s COMMAND --help.\n", strings.Join(path, " "))
@@ -79,56 +74,6 @@ func shownFlags(c command) []*flag.Flag {
 		}
 	})
 	return out
-}
-
-// runComplete prints the completions of the last word, each with a tab and a description in its
-// line, for the scripts in packaging/completion. Where there are none, they complete the names of
-// files.
-func runComplete(ctx context.Context, e *env, words []string) error {
-	_, err := io.WriteString(e.stdout, strings.Join(complete(ctx, words), ""))
-	return err
-}
-
-// complete returns the completions of the last word: commands, and drivers in the configuration
-// files, because only root may ask the daemon. The words are the command line without the program's
-// name.
-func complete(ctx context.Context, words []string) (list []string) {
-	// Bash splits --flag=value.
-	words = slices.DeleteFunc(append([]string{""}, words...), func(w string) bool { return w == "=" })
-	before, last := words[:len(words)-1], words[len(words)-1]
-	offer := func(word, about string) {
-		if strings.HasPrefix(word, last) {
-			list = append(list, word+"\t"+about+"\n")
-		}
-	}
-	c, root := command{sub: commands()}, "/"
-	for i, word := range before {
-		switch sub := slices.IndexFunc(c.sub, func(c command) bool { return c.name == word }); {
-		case sub >= 0:
-			c = c.sub[sub]
-		case c.sub != nil && word != "":
-			return nil
-		case before[max(i-1, 0)] == "--config-root":
-			root = word
-		}
-	}
-	for _, sub := range c.sub {
-		if !sub.hidden {
-			offer(sub.name, sub.summary)
-		}
-	}
-	if strings.Contains(c.args, "DRIVER") && !strings.HasPrefix(before[len(before)-1], "--") {
-		res, err := loadConfig(ctx, config.Source{Root: root})
-		if err != nil {
-			return nil
-		}
-		for _, d := range res.Config.Drivers {
-			if !slices.Contains(before, d.Name) {
-				offer(d.Name, "driver")
-			}
-		}
-	}
-	return list
 }
 
 // The linker sets these: -X csi-registrar/internal/cli.buildVersion=1.2.3.

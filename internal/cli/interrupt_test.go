@@ -41,7 +41,7 @@ func TestCommandsEndAfterASignal(t *testing.T) {
 		// It ends in its own time; so does trace, which waits for pending calls.
 		"run": nil,
 		// These only write a text, or what the daemon answers at once.
-		"status": nil, "version": nil, "help": nil, "__complete": nil,
+		"status": nil, "version": nil, "help": nil,
 		"reregister": {{"a.example", "--config-root", root}},
 	}
 	for _, c := range commands() {

@@ -64,7 +64,5 @@ with the driver.`,
 			setup: setupSupervise},
 		{name: "version", summary: "print the version", setup: setupVersion},
 		{name: "help", args: "[COMMAND]", summary: "explain the commands", setup: plain(runHelp), anyArgs: true},
-
-		{name: "__complete", hidden: true, args: "WORD...", summary: "print the completions of the last word", setup: plain(runComplete)},
 	}
 }

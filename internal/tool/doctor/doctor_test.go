@@ -698,7 +698,7 @@ func TestPodsThatWait(t *testing.T) {
 			t.Errorf("%s: %+v, want %q", what, r.Findings, c.want)
 		}
 		if log := lines(f.Fix); ok && (!strings.HasPrefix(log, "journalctl --no-pager -b -u kubelet.service ") || !strings.Contains(log, "\njournalctl --no-pager -b -u csi-nfs.service ") ||
-			!strings.HasSuffix(log, " see trace.md: csi-registrar trace --listen "+n.path("csi/trace.sock")+" --connect "+n.socket()+
+			!strings.HasSuffix(log, " see trace.md:\n# csi-registrar trace --listen "+n.path("csi/trace.sock")+" --connect "+n.socket()+
 				"\n# if the driver hangs, and volumes that are mounted survive its restart:\n# systemctl restart --no-block csi-nfs.service")) {
 			t.Errorf("%s: %s", what, log)
 		}

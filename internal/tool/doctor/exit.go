@@ -63,7 +63,7 @@ func (x *diagnosis) lastExit(ctx context.Context, unit string) (text string, fix
 	}
 	if port := portInUse.FindStringSubmatch(why); port != nil {
 		if who, stop, _ := x.holder(ctx, port[1]); who.pid > 0 {
-			text, fix = text+"; "+who.String()+" listens there", append(fix, note("if that program is not needed: %s", stop))
+			text, fix = text+"; "+who.String()+" listens there", append(fix, note("if that program is not needed:"), optional(stop))
 		}
 	}
 	if why != "" || p["Result"] != "success" || p["ActiveState"] == "activating" {

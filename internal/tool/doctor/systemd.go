@@ -250,7 +250,7 @@ func (x *diagnosis) portTaken(ctx context.Context, listen string) {
 	who, fix := "", []Fix{logOf(httpUnit)}
 	p, stop, used := x.holder(ctx, port)
 	if p.pid > 0 {
-		who, fix = ": "+p.String()+" listens on its port", []Fix{note("if that program is not needed: %s", stop)}
+		who, fix = ": "+p.String()+" listens on its port", []Fix{note("if that program is not needed:"), optional(stop)}
 	}
 	free := 9810
 	for used[strconv.Itoa(free)] {

@@ -195,7 +195,7 @@ func (x *diagnosis) logs(d config.Driver, who process) []Fix {
 	}
 	trace := path.Join(path.Dir(d.Socket), "trace.sock")
 	return slices.Concat([]Fix{x.volumeLog()}, server.log(),
-		[]Fix{note("for all calls, with endpoint = %s in the table of the driver, see trace.md: csi-registrar trace --listen %[1]s --connect %s", safetext.ShellWord(trace), safetext.ShellWord(d.Socket))})
+		[]Fix{note("for all calls, with endpoint = %s in the table of the driver, see trace.md:", safetext.ShellWord(trace)), optional(run("csi-registrar", "trace", "--listen", trace, "--connect", d.Socket))})
 }
 
 // stuckVolumes returns how many volumes the kubelet cannot unmount while no driver is registered,
