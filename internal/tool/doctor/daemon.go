@@ -48,11 +48,14 @@ func (x *diagnosis) running(ctx context.Context) {
 	err, outdated := x.daemon.err, x.outdated()
 	switch {
 	case errors.Is(err, control.ErrNotRunning):
-		found, start := err.Error(), enable
-		if x.properties["ActiveState"] == "active" {
-			found, start = serviceUnit+" runs, but somebody removed "+safetext.Word(control.Path(x.o.Source.Root)), systemctl("restart", serviceUnit)
+		found, start, path := err.Error(), []Fix{enable}, control.Path(x.o.Source.Root)
+		switch listen := x.show(ctx, controlUnit, "Listen")["Listen"]; {
+		case listen != "" && !strings.HasPrefix(listen, path+" "):
+			found, start = controlUnit+" listens on "+safetext.Word(listen)+x.setBy(ctx, controlUnit, "ListenStream"), override(controlUnit, "Socket", "ListenStream")
+		case x.properties["ActiveState"] == "active":
+			found, start = serviceUnit+" runs, but somebody removed "+safetext.Word(path), []Fix{systemctl("restart", serviceUnit)}
 		}
-		x.finding("", "daemon", "daemon-not-running", found, "it runs", start)
+		x.finding("", "daemon", "daemon-not-running", found, "it runs", start...)
 	case errors.Is(err, fs.ErrPermission):
 		x.finding("", "daemon", "not-root", err.Error(), "doctor runs as root; other users cannot see everything that it checks", asRoot)
 	case err != nil:

@@ -743,6 +743,20 @@ func TestVolumeUnmountedUnderAPod(t *testing.T) {
 	}
 }
 
+// A drop-in of the socket unit moved the control socket: commands do not look for it elsewhere.
+func TestControlSocketElsewhere(t *testing.T) {
+	n := newNode(t)
+	n.stopDaemon()
+	const file = "/etc/systemd/system/csi-registrar.socket.d/site.conf"
+	n.write(file, "[Socket]\nListenStream=\nListenStream=/run/site.sock\n")
+	n.units[controlUnit] = map[string]string{"LoadState": "loaded", "ActiveState": "active", "Listen": "/run/site.sock (Stream)", "DropInPaths": file}
+	f, _ := finding(n.examine(), "daemon-not-running")
+	if !strings.HasPrefix(f.Found, "csi-registrar.socket listens on \"/run/site.sock (Stream)\", because of ListenStream= in "+file+":3") ||
+		!strings.Contains(lines(f.Fix), "'[Socket]' ListenStream= ListenStream=/run/csi-registrar/control.sock > /etc/systemd/system/csi-registrar.socket.d/zz-doctor-listenstream.conf\n") {
+		t.Errorf("%+v", f)
+	}
+}
+
 // A warning never stands before a problem.
 func TestProblemsComeFirst(t *testing.T) {
 	n := newNode(t)

@@ -175,6 +175,7 @@ var shipped = map[string][]string{
 	"FileDescriptorStoreMax": {"FileDescriptorStoreMax=4096", "Environment=CSI_REGISTRAR_FDSTORE=4096"},
 	"WatchdogSec":            {"WatchdogSec=20s"},
 	"User":                   {"User="},
+	"ListenStream":           {"ListenStream=", "ListenStream=/run/csi-registrar/control.sock"},
 	"LimitNOFILE":            {"LimitNOFILE=262144"},
 	"ExecStart":              {"ExecStart=", "ExecStart=/usr/bin/csi-registrar run --keep-sockets"},
 }
@@ -250,9 +251,7 @@ func (x *diagnosis) executable(ctx context.Context, program, place string) Fix {
 	file, shown := filepath.Join("/", x.o.Source.Root, program), safetext.ShellWord(program)
 	at, err := x.stat(ctx, file)
 	head, _ := look(ctx, x, file, func() ([]byte, error) { return readSome(file, 20) })
-	own, _ := readSome("/proc/self/exe", 20)
-	const machine = 18 // where an ELF file has it, in two bytes
-	architectures := map[byte]string{3: "386", 21: "ppc64le", 22: "s390x", 40: "arm", 62: "amd64", 183: "arm64", 243: "riscv64"}
+	own, _ := readSome("/proc/self/exe", 20) // two bytes at 18 are the machine
 	switch point := x.unmounted(ctx, program); {
 	case err != nil && point != "":
 		return run("mount", point)
@@ -260,10 +259,10 @@ func (x *diagnosis) executable(ctx context.Context, program, place string) Fix {
 		return note("put %s back, or correct %s", shown, place)
 	case at.Mode&0o111 == 0 && x.rootOnly(ctx, program):
 		return run("chmod", "0755", program)
-	case strings.HasPrefix(string(head), "\x7fELF") && len(own) == len(head) && string(head[machine:]) != string(own[machine:]):
-		return note("%s is a program for %s: install the one for %s", shown, cmp.Or(architectures[head[machine]], "another architecture"), runtime.GOARCH)
-	case !strings.HasPrefix(string(head), "\x7fELF") && !strings.HasPrefix(string(head), "#!"):
-		return note("%s is neither a program nor a script with #! in its first line: install it again, or correct %s", shown, place)
+	case strings.HasPrefix(string(head), "\x7fELF") && len(own) == len(head) && string(head[18:]) != string(own[18:]):
+		return note("%s is a program for another architecture: install the one for %s", shown, runtime.GOARCH)
+	case !strings.HasPrefix(string(head), "\x7fELF"):
+		return note("%s is a script: its first line must be #! and an interpreter that exists, without a carriage return; or correct %s", shown, place)
 	}
 	return note("%s is there: see what the error names, and mount options such as noexec, or correct %s", shown, place)
 }

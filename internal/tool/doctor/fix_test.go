@@ -169,7 +169,7 @@ func TestFixAsText(t *testing.T) {
 // The directives that doctor restores are those of the package.
 func TestShippedDirectives(t *testing.T) {
 	for directive, lines := range shipped {
-		data, err := os.ReadFile(filepath.Join("../../../systemd", serviceUnit))
+		data, err := os.ReadFile(filepath.Join("../../../systemd", map[bool]string{false: serviceUnit, true: controlUnit}[directive == "ListenStream"]))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -841,9 +841,9 @@ func TestDriverThatWasNeverStarted(t *testing.T) {
 		t.Errorf("%+v", f)
 	}
 	for program, want := range map[string]string{
-		"\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xf3\x00": "# /opt/nfs is a program for riscv64: install the one for " + runtime.GOARCH + "\n",
-		"exec nfsd\n":       "# /opt/nfs is neither a program nor a script with #! in its first line: install it again, or correct " + file + ":2\n",
-		"#!/bin/sh\nnfsd\n": "# /opt/nfs is there: see what the error names, and mount options such as noexec, or correct " + file + ":2\n",
+		"\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xf3\x00": "# /opt/nfs is a program for another architecture: install the one for " + runtime.GOARCH + "\n",
+		"exec nfsd\n":         "# /opt/nfs is a script: its first line must be #! and an interpreter that exists, without a carriage return; or correct " + file + ":2\n",
+		"#!/bin/sh\r\nnfsd\n": "# /opt/nfs is a script: its first line must be #! and an interpreter that exists, without a carriage return; or correct " + file + ":2\n",
 	} {
 		n.write("/opt/nfs", program)
 		if err := os.Chmod(n.path("/opt/nfs"), 0o755); err != nil {

@@ -78,6 +78,7 @@ func (Systemctl) Journal(ctx context.Context, unit string, args ...string) []str
 const (
 	serviceUnit = "csi-registrar.service"
 	httpUnit    = "csi-registrar-http.socket"
+	controlUnit = "csi-registrar.socket"
 )
 
 // enable starts the daemon now and at each boot.
