@@ -28,8 +28,7 @@ const (
 	// traceCut limits the time for calls that are pending at the end. The kubelet waits 2 min for a
 	// call, longer than any other caller with a time limit.
 	traceCut = 2*time.Minute + 5*time.Second
-	// traceNotice is the time until the user is told about pending calls. Idle connections end
-	// within a second.
+	// traceNotice is longer than idle connections take to end.
 	traceNotice = 2 * time.Second
 )
 

@@ -63,24 +63,25 @@ func (s *sidecarRun) reload(context.Context, bool) ([]string, error) {
 func (s *sidecarRun) follow(ctx context.Context, named registrar.Driver) {
 	d := s.flags.Driver("")
 	shown := status.Driver{Socket: safetext.Claim(d.Socket), Endpoint: safetext.Claim(d.Endpoint), Registration: status.None}
-	// The driver's first answer, or the first second without one, comes before the watches: in a
-	// directory with many files they occupy a processor for milliseconds.
+	// The first answer and the publication, or a second without an answer, come before the watches:
+	// in a directory with many files they occupy a processor for milliseconds.
 	watch := sync.OnceFunc(func() { close(s.watch) })
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-named.Hints():
-			watch()
 		}
 		view := named.Look()
 		if view.Driver == status.Ready {
+			time.AfterFunc(100*time.Millisecond, watch)
 			c := config.Default()
 			c.Drivers = []config.Driver{s.flags.Driver(view.Identity.Name)}
 			s.note("start the registrar", s.agent.Apply(ctx, c, nil))
 			s.agent.Unnamed(status.Driver{})
 			return
 		}
+		watch()
 		if state := string(view.Driver); shown.State != state {
 			shown.State, shown.Since = state, time.Now()
 			s.log.Info("waiting for the driver", "socket", d.Socket, "state", state, "reason", view.Reason)
