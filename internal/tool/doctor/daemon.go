@@ -203,20 +203,20 @@ func hiddenAbove(list, p string) string {
 // hiddenSockets reports sockets of drivers in directories that the unit's sandbox hides or
 // replaces, such as /tmp.
 func (x *diagnosis) hiddenSockets(ctx context.Context, p map[string]string) {
-	_, fixed := rootdir.Hider(x.config.Config.Kubelet.RootDir) // by the fix of sandbox
+	root := x.config.Config.Kubelet.RootDir
+	_, fixed := rootdir.Hider(root) // by the fix of sandbox
 	for _, d := range x.config.Config.Drivers {
-		above := hiddenAbove(p["InaccessiblePaths"], d.Socket)
-		if d.Enabled && x.selected(d.Name) && above != "" && !rootdir.Within(x.config.Config.Kubelet.RootDir, above) {
-			set, fix := x.dropIns(ctx, serviceUnit)
-			x.finding(d.Name, "sandbox", "driver-socket-hidden", fmt.Sprintf("the socket %s is in %s, which InaccessiblePaths= hides from the daemon%s", safetext.Word(d.Socket), safetext.Word(above), set),
-				"the daemon sees the socket", append(fix, systemctl("restart", serviceUnit))...)
-			continue
-		}
 		dir, setting := rootdir.Hider(d.Socket)
-		if d.Enabled && x.selected(d.Name) && rootdir.Hides(p[setting]) && setting != fixed {
-			x.finding(d.Name, "sandbox", "driver-socket-hidden", fmt.Sprintf("the socket %s is in %s, and the daemon has its own empty %s (%s=%s)",
-				safetext.Word(d.Socket), dir, dir, setting, p[setting]), "the driver's socket is in its own directory below /run or /var/lib",
-				append([]Fix{note("or move the driver's socket, and leave the sandbox as it is")},
+		above, shown := hiddenAbove(p["InaccessiblePaths"], d.Socket), "the socket "+safetext.Word(d.Socket)+" is in "
+		switch {
+		case !d.Enabled || !x.selected(d.Name):
+		case above != "" && !rootdir.Within(root, above):
+			set, fix := x.dropIns(ctx, serviceUnit)
+			x.finding(d.Name, "sandbox", "driver-socket-hidden", shown+safetext.Word(above)+", which InaccessiblePaths= hides from the daemon"+set,
+				"the daemon sees the socket", append(fix, systemctl("restart", serviceUnit))...)
+		case rootdir.Hides(p[setting]) && setting != fixed:
+			x.finding(d.Name, "sandbox", "driver-socket-hidden", fmt.Sprintf("%s%s, and the daemon has its own empty %[2]s (%s=%s)", shown, dir, setting, p[setting]),
+				"the driver's socket is in its own directory below /run or /var/lib", append([]Fix{note("or move the driver's socket, and leave the sandbox as it is")},
 					writeDropIn(path.Join(path.Dir(rootdir.DropInFile), strings.ToLower(setting)+".conf"), "[Service]", setting+"=no")...)...)
 		}
 	}

@@ -107,7 +107,7 @@ func (x *diagnosis) reach(ctx context.Context, d config.Driver) (*net.UnixConn, 
 			problem("driver-unit-restarting", again, "it keeps running", slices.Concat(s.log(), fix, s.start())...)
 		}
 		return c, who
-	case errors.Is(err, fs.ErrNotExist):
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
 		found := "there is no " + shown
 		if _, err := x.stat(ctx, path.Dir(d.Socket)); err != nil {
 			found += ": its directory does not exist"

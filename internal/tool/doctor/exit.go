@@ -22,7 +22,7 @@ var execPath = regexp.MustCompile(`^{ path=([^ ;]+) ;`)
 // administrator's drop-ins set, as the rest of a sentence; empty if it runs or does not exist. The
 // lines of fix are to be run before it is started.
 func (x *diagnosis) lastExit(ctx context.Context, unit string) (text string, fix []Fix) {
-	p := x.show(ctx, unit, "LoadState", "ActiveState", "SubState", "Result", "ExecMainCode", "ExecMainStatus", "ExecMainExitTimestamp", "NRestarts", "UnitFileState", "FreezerState", "Requires", "ExecStart")
+	p := x.show(ctx, unit, "LoadState", "ActiveState", "SubState", "Result", "ExecMainCode", "ExecMainStatus", "ExecMainExitTimestamp", "NRestarts", "InvocationID", "UnitFileState", "FreezerState", "Requires", "ExecStart")
 	if p["FreezerState"] == "frozen" {
 		return "; " + unit + " is frozen, by systemctl freeze", []Fix{systemctl("thaw", unit)}
 	}
@@ -62,8 +62,8 @@ func (x *diagnosis) lastExit(ctx context.Context, unit string) (text string, fix
 		text += ": " + safetext.Quote(why)
 	}
 	if port := portInUse.FindStringSubmatch(why); port != nil {
-		if who, stop, _ := x.holder(ctx, port[1]); who.pid > 0 {
-			text, fix = text+"; "+who.String()+" listens there", append(fix, note("if that program is not needed:"), optional(stop))
+		if who, _ := x.holder(ctx, port[1]); who.pid > 0 {
+			text, fix = text+"; "+who.String()+" listens there", append(fix, note("if that program is not needed:"), optional(who.stop()))
 		}
 	}
 	if why != "" || p["Result"] != "success" || p["ActiveState"] == "activating" {
@@ -138,7 +138,7 @@ func (x *diagnosis) restarts(ctx context.Context, p process, starts time.Duratio
 // set, as the rest of a sentence, and how to take that back.
 func (x *diagnosis) blame(ctx context.Context, unit string) (text string, fix []Fix) {
 	run := x.show(ctx, unit, "InvocationID")["InvocationID"]
-	if why := x.lastError(ctx, unit, map[string]string{"LoadState": "loaded", "Result": "exit-code", "InvocationID": run}); why != "" {
+	if why := x.ownError(ctx, unit, run); why != "" {
 		text = ": " + safetext.Quote(why)
 	}
 	set, fix := x.dropIns(ctx, unit)
@@ -171,17 +171,26 @@ func (x *diagnosis) lastLine(ctx context.Context, unit string, ofSystemd bool, a
 	return ""
 }
 
+// ownError returns the last error that a unit has logged itself in the last minutes, or in one run.
+func (x *diagnosis) ownError(ctx context.Context, unit, run string) string {
+	args := []string{"--since=-10min", "--grep=" + errorWords}
+	if run != "" {
+		args = append(args, "_SYSTEMD_INVOCATION_ID="+run)
+	}
+	return x.lastLine(ctx, unit, false, args...)
+}
+
 // lastError returns the last error in the journal of a unit with these properties: its own, or
 // systemd's if that could not start it; empty if there is none, or if it was stopped.
 func (x *diagnosis) lastError(ctx context.Context, unit string, p map[string]string) string {
 	status, _ := strconv.Atoi(p["ExecMainStatus"]) // from 200 on it is systemd's
 	failed := p["Result"] != "success" && p["Result"] != "" || p["ActiveState"] == "activating"
 	if failed && p["LoadState"] == "loaded" && status < 200 {
-		args := []string{"--since=-10min", "--grep=" + errorWords}
-		if run := p["InvocationID"]; run != "" {
-			args = append(args, "_SYSTEMD_INVOCATION_ID="+run)
+		own := x.ownError(ctx, unit, p["InvocationID"])
+		if ended := p["ExecMainCode"]; own == "" && ended != "2" && ended != "3" { // by no signal
+			own = x.ownError(ctx, unit, "")
 		}
-		if own := x.lastLine(ctx, unit, false, args...); own != "" || p["InvocationID"] != "" {
+		if own != "" {
 			return own
 		}
 	}

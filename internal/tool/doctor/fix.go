@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode"
 
@@ -71,6 +72,14 @@ func write(file string, lines ...string) Fix {
 
 // systemctl returns the line of a systemctl command.
 func systemctl(verb, unit string) Fix { return run("systemctl", verb, unit) }
+
+// stop ends a process, and keeps systemd from starting it again.
+func (p process) stop() Fix {
+	if strings.HasSuffix(p.unit, ".service") {
+		return run("systemctl", "disable", "--now", p.unit)
+	}
+	return run("kill", strconv.Itoa(p.pid))
+}
 
 // logOf shows the last warnings in the journal of a unit. Other programs than csi-registrar have
 // no priorities: their lines have one of some words, or klog's prefix. A pager would read the lines
@@ -174,7 +183,7 @@ func writeDropIn(file string, lines ...string) []Fix {
 var shipped = map[string][]string{
 	"FileDescriptorStoreMax": {"FileDescriptorStoreMax=4096", "Environment=CSI_REGISTRAR_FDSTORE=4096"},
 	"WatchdogSec":            {"WatchdogSec=20s"},
-	"User":                   {"User="},
+	"User":                   {"User=", "DynamicUser=no"},
 	"ListenStream":           {"ListenStream=", "ListenStream=/run/csi-registrar/control.sock"},
 	"LimitNOFILE":            {"LimitNOFILE=262144"},
 	"ExecStart":              {"ExecStart=", "ExecStart=/usr/bin/csi-registrar run --keep-sockets"},
@@ -277,11 +286,12 @@ func (x *diagnosis) repair(ctx context.Context, text string) (why string, fix []
 	return why + set, append(append([]Fix{logOf(serviceUnit)}, fix...), systemctl("restart", serviceUnit))
 }
 
-// setBy returns the drop-in of a unit that has a directive, as the rest of a sentence.
+// setBy returns the drop-in of a unit that has a directive whose name ends so, as the rest of a
+// sentence.
 func (x *diagnosis) setBy(ctx context.Context, unit, directive string) string {
 	place, line := x.placeInUnit(ctx, unit, directive+"=")
-	if ofPackage(place) || !strings.HasPrefix(line, directive+"=") {
-		return ""
+	if name, _, _ := strings.Cut(line, "="); place != "" && !ofPackage(place) && !strings.HasPrefix(line, "#") {
+		return ", because of " + safetext.Word(name) + "= in " + place
 	}
-	return ", because of " + directive + "= in " + place
+	return ""
 }

@@ -174,7 +174,7 @@ func TestShippedDirectives(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, line := range lines {
-			if !strings.HasSuffix(line, "=") && !strings.Contains(string(data), "\n"+line+"\n") {
+			if !strings.HasSuffix(line, "=") && line != "DynamicUser=no" /* the default */ && !strings.Contains(string(data), "\n"+line+"\n") {
 				t.Errorf("%s: %s has no line %s", directive, serviceUnit, line)
 			}
 		}
@@ -862,6 +862,17 @@ func TestDriverThatWasNeverStarted(t *testing.T) {
 	if err := errors.Join(os.Chmod(n.path("/opt/nfs"), 0o644), os.Chmod(n.path("csi"), 0o555)); err != nil {
 		t.Fatal(err)
 	}
+	if err := os.Rename(n.path("csi"), n.path("away")); err != nil {
+		t.Fatal(err)
+	}
+	n.write("csi", "")
+	if f = n.examine().Findings[0]; !strings.Contains(f.Found, "csi is a regular file, not a directory; csi-nfs.service is failed") || lines(f.Fix) != "mv -n "+n.path("csi")+" "+n.path("csi.old")+"\nchmod 0755 /opt/nfs\nsystemctl daemon-reload\nsystemctl reset-failed csi-nfs.service\nsystemctl restart --no-block csi-nfs.service" {
+		t.Errorf("%+v", f)
+	}
+	n.remove(n.path("csi"))
+	if err := os.Rename(n.path("away"), n.path("csi")); err != nil {
+		t.Fatal(err)
+	}
 	if f = n.examine().Findings[0]; !strings.Contains(f.Found, "csi has mode 0555, which keeps its owner out; csi-nfs.service is failed") || !strings.HasPrefix(lines(f.Fix), "chmod 0750 "+n.path("csi")+"\n") {
 		t.Errorf("%+v", f)
 	}
@@ -887,8 +898,12 @@ func TestDaemonOfAnotherUser(t *testing.T) {
 	n.write(file, "[Service]\nUser=nobody\n")
 	n.units[serviceUnit]["User"], n.units[serviceUnit]["DropInPaths"] = "nobody", file
 	f := n.examine().Findings[0]
+	n.write(file, "[Service]\nDynamicUser=yes\n")
+	if f := n.examine().Findings[0]; !strings.HasSuffix(f.Found, ", because of DynamicUser= in "+file+":2") {
+		t.Errorf("%+v", f)
+	}
 	if f.ID != "root-dir-not-writable" || !strings.HasPrefix(f.Found, "csi-registrar.service runs as nobody, ") || !strings.HasSuffix(f.Found, ", because of User= in "+file+":2") ||
-		!strings.Contains(lines(f.Fix), "'[Service]' User= > /etc/systemd/system/csi-registrar.service.d/zz-doctor-user.conf\n") {
+		!strings.Contains(lines(f.Fix), "'[Service]' User= DynamicUser=no > /etc/systemd/system/csi-registrar.service.d/zz-doctor-user.conf\n") {
 		t.Errorf("%+v", f)
 	}
 }

@@ -136,8 +136,8 @@ func lacking(st unix.Statfs_t) string {
 const right, enter = 0o300, 0o100
 
 // locked returns why root cannot create files in a directory, or enter those on its path, if that
-// is because of a mode or of chattr +i, and the command that permits it; why is empty if there is
-// no such reason.
+// is because of a mode, chattr +i, or a file in place of one, and the command that permits it; why
+// is empty if there is no such reason.
 func (x *diagnosis) locked(ctx context.Context, dir string, need uint16) (why string, fix Fix) {
 	at, err := x.stat(ctx, dir)
 	switch {
@@ -145,9 +145,11 @@ func (x *diagnosis) locked(ctx context.Context, dir string, need uint16) (why st
 		return "", Fix{}
 	case err != nil:
 		return x.locked(ctx, path.Dir(dir), need)
+	case !at.IsDir():
+		return safetext.Word(dir) + " is " + at.Kind() + ", not a directory", run("mv", "-n", dir, dir+".old")
 	case need == right && x.immutable(ctx, dir):
 		return safetext.Word(dir) + " is immutable (chattr +i)", run("chattr", "-i", dir)
-	case at.IsDir() && at.UID == 0 && at.Mode&need != need:
+	case at.UID == 0 && at.Mode&need != need:
 		return fmt.Sprintf("%s has mode %04o, which keeps its owner out", safetext.Word(dir), at.Mode&0o777), run("chmod", "0750", dir)
 	}
 	return x.locked(ctx, path.Dir(dir), enter)
@@ -170,8 +172,12 @@ func (x *diagnosis) space(ctx context.Context, dir string) {
 		}
 		if err == nil && lacks != "" {
 			point := cmp.Or(x.mountOf(ctx, d).Point, "/")
-			x.finding("", "file system", "file-system-full", fmt.Sprintf("the file system of %s has no %s left: no registration socket can be created%s", safetext.Word(d), lacks, x.largest(ctx, point, lacks)),
-				"space and inodes are free", run("df", "-h", d), run("df", "-i", d), run("du", "-xah", "-t", "1M", point), run("du", "-x", "--inodes", "-t", "100", point), note("remove files that are not needed from that file system"))
+			text, file := x.largest(ctx, point, lacks)
+			fix := []Fix{run("df", "-h", d), run("df", "-i", d), run("du", "-xah", "-t", "1M", point), run("du", "-x", "--inodes", "-t", "100", point), note("remove files that are not needed from that file system")}
+			if file != "" && x.rootOnly(ctx, file) {
+				fix = append(fix, optional(run("rm", file)))
+			}
+			x.finding("", "file system", "file-system-full", fmt.Sprintf("the file system of %s has no %s left: no registration socket can be created%s", safetext.Word(d), lacks, text), "space and inodes are free", fix...)
 			return
 		}
 	}
@@ -179,15 +185,12 @@ func (x *diagnosis) space(ctx context.Context, dir string) {
 }
 
 // largest names the largest of the first files on a file system that lacks space, or the directory
-// with most of them if it lacks inodes, as the rest of a sentence; empty if there is none, or the
-// file system does not answer.
-func (x *diagnosis) largest(ctx context.Context, point, lacks string) string {
-	var name string
-	var size int64
-	entries := map[string]int{}
+// with most of them if it lacks inodes, as the rest of a sentence, and the file; empty if there is
+// none, or the file system does not answer.
+func (x *diagnosis) largest(ctx context.Context, point, lacks string) (text, file string) {
+	uses, files := map[string]int64{}, 0 // KiB of files, or files in directories
 	err := x.check(ctx, point, func() error {
 		var top, at unix.Stat_t
-		files := 0
 		if err := unix.Lstat(point, &top); err != nil {
 			return err
 		}
@@ -196,26 +199,24 @@ func (x *diagnosis) largest(ctx context.Context, point, lacks string) string {
 			case files > 10*maxEntries:
 				return filepath.SkipAll
 			case err != nil || unix.Lstat(file, &at) != nil: // it was removed meanwhile
-				return nil
 			case at.Dev != top.Dev && e.IsDir():
 				return filepath.SkipDir
-			case at.Dev == top.Dev && e.Type().IsRegular() && at.Blocks*512 > size:
-				name, size = file, at.Blocks*512
+			case lacks == "inodes":
+				uses[path.Dir(file)]++
+			case at.Dev == top.Dev && e.Type().IsRegular():
+				uses[file] = at.Blocks / 2
 			}
-			entries[path.Dir(file)]++
 			return nil
 		})
 	})
-	switch dirs := sortedKeys(entries); {
-	case err != nil || len(dirs) == 0:
-		return ""
-	case lacks == "inodes":
-		most := slices.MaxFunc(dirs, func(a, b string) int { return cmp.Compare(entries[a], entries[b]) })
-		return fmt.Sprintf("; most of them are in %s (%s)", safetext.Word(most), count(entries[most], "file"))
-	case name == "":
-		return ""
+	if err != nil || len(uses) == 0 {
+		return "", ""
 	}
-	return fmt.Sprintf("; its largest file is %s (%d KiB)", safetext.Word(name), size>>10)
+	most := slices.MaxFunc(sortedKeys(uses), func(a, b string) int { return cmp.Compare(uses[a], uses[b]) })
+	if lacks == "inodes" {
+		return fmt.Sprintf("; most of them are in %s (%s)", safetext.Word(most), count(int(uses[most]), "file")), ""
+	}
+	return fmt.Sprintf("; its largest file is %s (%d KiB)", safetext.Word(most), uses[most]), most
 }
 
 // remount mounts the file system of a directory writable.

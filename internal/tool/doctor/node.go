@@ -75,11 +75,10 @@ func (x *diagnosis) kubelets(ctx context.Context) {
 		case other.confined: // of a node in a container
 			x.checked("", "kubelet", Skipped, "%s", text)
 		default:
-			stop := run("kill", strconv.Itoa(other.pid))
-			if strings.HasSuffix(other.unit, ".service") && other.unit != k.unit {
-				stop = run("systemctl", "disable", "--now", other.unit)
+			if other.unit == k.unit {
+				other.unit = ""
 			}
-			x.finding("", "kubelet", "second-kubelet", text, "one kubelet, with which the drivers are registered", note("if it is to stay, and the other one not: set root_dir to its directory under [kubelet]"), note("if it is left from another distribution"), stop)
+			x.finding("", "kubelet", "second-kubelet", text, "one kubelet, with which the drivers are registered", note("if it is to stay, and the other one not: set root_dir to its directory under [kubelet]"), note("if it is left from another distribution"), other.stop())
 		}
 	}
 	again, fix := x.restarts(ctx, k.process, time.Hour) // k3s reports late

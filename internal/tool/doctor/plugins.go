@@ -5,7 +5,6 @@ import (
 	"errors"
 	"os"
 	"path"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -112,12 +111,10 @@ func stopListener(path string) []Fix {
 // stopRegistrar stops another registrar of a driver.
 func (x *diagnosis) stopRegistrar(ctx context.Context, who process) []Fix {
 	switch s := x.serverOf(ctx, "", who); {
-	case s.unit != "":
-		return []Fix{run("systemctl", "disable", "--now", s.unit)}
 	case s.pod != "" || who.inPod:
 		return append(s.log(), note("remove that container from the DaemonSet of the driver, csi-registrar import lists what else to change"))
 	case who.pid > 1:
-		return []Fix{run("kill", strconv.Itoa(who.pid))}
+		return []Fix{who.stop()}
 	}
 	return []Fix{note("stop that registrar, whose process is not visible")}
 }

@@ -202,9 +202,9 @@ func (x *diagnosis) missing(ctx context.Context, d config.Driver, found string, 
 			found += fmt.Sprintf("; its process %d listens on TCP port %s: a driver's flag --endpoint must name a Unix socket", pid, strings.Join(ports, ", "))
 			line, _ := readSome(x.procPath(pid, "cmdline"), maxProcFile) // an error: it has ended
 			fix = append(x.correctEndpoint(ctx, d, last.unit, cmp.Or(string(tcpAddress.Find(line)), "its address"), "unix://"+d.Socket), last.start()...)
-		case locked != "" && last.ended != "":
+		case locked != "":
 			found += "; " + locked
-			fix = slices.Concat([]Fix{unlock}, last.revive, last.start())
+			fix = slices.Concat([]Fix{unlock}, slices.DeleteFunc(last.revive, Fix.IsComment), last.start())
 		case last.ended == "" && pid > 0:
 			found += fmt.Sprintf("; %s runs (process %d): its socket was removed", last.unit, pid)
 			if m := x.mountOf(ctx, dir); rootdir.Within(m.Point, path.Join(x.config.Config.Kubelet.RootDir, "plugins")) || m.Point == dir {

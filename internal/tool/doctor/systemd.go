@@ -249,9 +249,9 @@ func (x *diagnosis) portTaken(ctx context.Context, listen string) {
 	address, _, _ := strings.Cut(listen, " ")
 	_, port, _ := net.SplitHostPort(address)
 	who, fix := "", []Fix{logOf(httpUnit)}
-	p, stop, used := x.holder(ctx, port)
+	p, used := x.holder(ctx, port)
 	if p.pid > 0 {
-		who, fix = ": "+p.String()+" listens on its port", []Fix{note("if that program is not needed:"), optional(stop)}
+		who, fix = ": "+p.String()+" listens on its port", []Fix{note("if that program is not needed:"), optional(p.stop())}
 	}
 	free := 9810
 	for used[strconv.Itoa(free)] {
@@ -261,9 +261,9 @@ func (x *diagnosis) portTaken(ctx context.Context, listen string) {
 	x.finding("", "http", "http-failed", fmt.Sprintf("%s, for health and metrics on %s, has failed%s", httpUnit, safetext.Word(address), who), "it listens", fix...)
 }
 
-// holder returns the process that listens on a TCP port, if there is one, how to stop it, and all
-// ports on which processes listen.
-func (x *diagnosis) holder(ctx context.Context, port string) (who process, stop Fix, used map[string]bool) {
+// holder returns the process that listens on a TCP port, if there is one, and all ports on which
+// processes listen.
+func (x *diagnosis) holder(ctx context.Context, port string) (who process, used map[string]bool) {
 	all, _ := x.processes(ctx)
 	used = map[string]bool{}
 	for _, p := range all {
@@ -271,15 +271,11 @@ func (x *diagnosis) holder(ctx context.Context, port string) (who process, stop 
 		for _, p := range ports {
 			used[p] = true
 		}
-		if p.pid <= 1 || who.pid > 0 || !slices.Contains(ports, port) {
-			continue
-		}
-		who, stop = p, run("kill", strconv.Itoa(p.pid))
-		if strings.HasSuffix(p.unit, ".service") {
-			stop = run("systemctl", "disable", "--now", p.unit)
+		if p.pid > 1 && who.pid == 0 && slices.Contains(ports, port) {
+			who = p
 		}
 	}
-	return who, stop, used
+	return who, used
 }
 
 // runtimeState returns the state of the installed container runtimes if none runs, as the rest of a

@@ -191,15 +191,17 @@ func TestLargestFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	x := newDiagnosis(Options{Source: n.source(), Units: n.units, Root: n.root})
-	if got, want := x.largest(t.Context(), dir, "space"), "; its largest file is "+filepath.Join(dir, "sub/big")+" (300 KiB)"; got != want {
+	got, file := x.largest(t.Context(), dir, "space")
+	if want := "; its largest file is " + filepath.Join(dir, "sub/big") + " (300 KiB)"; got != want || file != filepath.Join(dir, "sub/big") {
 		t.Errorf("%q, want %q", got, want)
 	}
 	n.write("full/sub/empty", "")
 	n.write("full/sub/empty2", "")
-	if got, want := x.largest(t.Context(), dir, "inodes"), "; most of them are in "+filepath.Join(dir, "sub")+" (3 files)"; got != want {
+	got, file = x.largest(t.Context(), dir, "inodes")
+	if want := "; most of them are in " + filepath.Join(dir, "sub") + " (3 files)"; got != want || file != "" {
 		t.Errorf("%q, want %q", got, want)
 	}
-	if got := x.largest(t.Context(), filepath.Join(dir, "none"), "space"); got != "" {
+	if got, _ = x.largest(t.Context(), filepath.Join(dir, "none"), "space"); got != "" {
 		t.Errorf("%q", got)
 	}
 }
