@@ -187,7 +187,8 @@ func (x *diagnosis) lastError(ctx context.Context, unit string, p map[string]str
 	failed := p["Result"] != "success" && p["Result"] != "" || p["ActiveState"] == "activating"
 	if failed && p["LoadState"] == "loaded" && status < 200 {
 		own := x.ownError(ctx, unit, p["InvocationID"])
-		if ended := p["ExecMainCode"]; own == "" && ended != "2" && ended != "3" { // by no signal
+		bySignal := p["ExecMainCode"] == "2" || p["ExecMainCode"] == "3"
+		if n := p["NRestarts"]; own == "" && n != "" && n != "0" && !bySignal { // of the run before
 			own = x.ownError(ctx, unit, "")
 		}
 		if own != "" {

@@ -918,6 +918,15 @@ func TestErrorOfAnEarlierRun(t *testing.T) {
 	if f, _ := finding(n.examine(), "driver-not-ready"); strings.Contains(f.Found, "of run 4") {
 		t.Errorf("%+v", f)
 	}
+	proc, err := os.ReadFile(n.path(fmt.Sprintf("proc/%d/status", os.Getpid())))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.write(fmt.Sprintf("proc/%d/status", os.Getpid()), string(proc)+"State:\tT (stopped)\n")
+	if f, _ := finding(n.examine(), "driver-not-ready"); !strings.Contains(f.Found, "csi-nfs.service) is stopped by a signal, SIGSTOP") || !strings.Contains(lines(f.Fix), fmt.Sprintf("kill -CONT %d\n", os.Getpid())) {
+		t.Errorf("%+v", f)
+	}
+	n.write(fmt.Sprintf("proc/%d/status", os.Getpid()), string(proc))
 	n.units["csi-nfs.service"]["journal"] += "\nerror: of run 5 _SYSTEMD_INVOCATION_ID=5"
 	if f, _ := finding(n.examine(), "driver-not-ready"); !strings.Contains(f.Found, "of run 5") {
 		t.Errorf("%+v", f)

@@ -44,6 +44,9 @@ func (x *diagnosis) serverOf(ctx context.Context, driver string, who process) se
 	if s.unit != "" {
 		s.ended, s.revive = x.lastExit(ctx, s.unit)
 	}
+	if who.stopped {
+		s.ended, s.revive = "; "+who.String()+" is stopped by a signal, SIGSTOP", []Fix{run("kill", "-CONT", strconv.Itoa(who.pid))}
+	}
 	return s
 }
 
