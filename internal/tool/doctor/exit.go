@@ -145,14 +145,10 @@ func (x *diagnosis) blame(ctx context.Context, unit string) (text string, fix []
 	return text + set, fix
 }
 
-// ofSupervise reports whether a line repeats what supervise says of a driver, after its own error.
-func ofSupervise(line string) bool {
-	return strings.Contains(line, "cannot watch process ") || strings.Contains(line, supervise.ErrEnded.Error()) || strings.Contains(line, supervise.ErrNotServing.Error())
-}
-
-// noError matches lines that Go prints after the error of a program that crashes, and klog's
-// information and warnings.
-var noError = regexp.MustCompile(`^(\s|goroutine \d|created by |[\w./*()-]+\(.*\)$|[IW][0-9]{4} )`)
+// noError matches lines that Go prints after the error of a program that crashes, klog's
+// information and warnings, and what supervise says of a driver after its own error.
+var noError = regexp.MustCompile(`^(\s|goroutine \d|created by |[\w./*()-]+\(.*\)$|[IW][0-9]{4} )|cannot watch process |` +
+	regexp.QuoteMeta(supervise.ErrEnded.Error()) + "|" + regexp.QuoteMeta(supervise.ErrNotServing.Error()))
 
 // portInUse matches the error of a program whose TCP port another one has.
 var portInUse = regexp.MustCompile(`:([0-9]+): bind: address already in use`)
@@ -164,7 +160,7 @@ const exitLines = "--grep=process exited, code=|Failed with result 'timeout'"
 // failed; the reason is in a line before.
 func (x *diagnosis) lastLine(ctx context.Context, unit string, ofSystemd bool, args ...string) string {
 	for _, line := range x.o.Units.Journal(ctx, unit, append(args, "--lines=10", "--reverse")...) {
-		if line != "" && !strings.HasPrefix(line, "Failed to start ") && !ofSupervise(line) && !noError.MatchString(line) && (ofSystemd || !strings.HasPrefix(line, unit+": ")) {
+		if line != "" && !strings.HasPrefix(line, "Failed to start ") && !noError.MatchString(line) && (ofSystemd || !strings.HasPrefix(line, unit+": ")) {
 			return line
 		}
 	}

@@ -150,27 +150,14 @@ func Servers(ctx context.Context, source config.Source) []Server {
 	x.loadConfig(ctx)
 	x.daemon = x.askDaemon(ctx)
 	return each(x.config.Config.Drivers, func(d config.Driver) Server {
-		s := x.serverOf(ctx, d.Name, x.serving(ctx, d))
+		y := *x // whose findings nobody sees
+		c, who := y.reach(ctx, d)
+		if c != nil {
+			c.Close()
+		}
+		s := y.serverOf(ctx, d.Name, who)
 		return Server{d.Name, s.unit, s.pod}
 	})
-}
-
-// serving returns the process that serves a driver's socket, if that is trusted; else the zero
-// process.
-func (x *diagnosis) serving(ctx context.Context, d config.Driver) process {
-	if x.check(ctx, d.Socket, func() error { return d.SocketOwner.Path(d.Socket) }) != nil {
-		return process{}
-	}
-	c, cred, err := x.dial(ctx, d.Socket)
-	if err != nil {
-		return process{}
-	}
-	c.Close()
-	if d.SocketOwner.Listener(d.Socket, cred) != nil {
-		return process{}
-	}
-	who, _ := x.process(ctx, cred.PID)
-	return who
 }
 
 const (
