@@ -30,12 +30,8 @@ func (x *diagnosis) lastExit(ctx context.Context, unit string) (text string, fix
 		return "", nil
 	}
 	text = fmt.Sprintf("; %s is %s (%s)", unit, p["ActiveState"], p["SubState"])
-	how := map[string]string{"1": "exit status", "2": "signal", "3": "signal"}[p["ExecMainCode"]]
-	if how != "" {
-		text += fmt.Sprintf(", its last process ended with %s %s", how, p["ExecMainStatus"])
-		if at := p["ExecMainExitTimestamp"]; at != "" {
-			text += " at " + at
-		}
+	if how := map[string]string{"1": "exit status", "2": "signal", "3": "signal"}[p["ExecMainCode"]]; how != "" {
+		text += fmt.Sprintf(", its last process ended with %s %s at %s", how, p["ExecMainStatus"], cmp.Or(p["ExecMainExitTimestamp"], "an unknown time"))
 	}
 	gaveUp := p["Result"] == "start-limit-hit"
 	if n := p["NRestarts"]; n != "" && n != "0" {
@@ -192,7 +188,11 @@ func (x *diagnosis) lastError(ctx context.Context, unit string, p map[string]str
 		}
 	}
 	if failed || p["LoadState"] != "loaded" {
-		return cmp.Or(x.lastLine(ctx, unit, true, "--priority=err"), x.lastLine(ctx, unit, true, exitLines))
+		var run []string // systemd's lines about an earlier one can have another cause
+		if id := p["InvocationID"]; id != "" {
+			run = []string{"INVOCATION_ID=" + id}
+		}
+		return cmp.Or(x.lastLine(ctx, unit, true, append(run, "--priority=err")...), x.lastLine(ctx, unit, true, append(run, exitLines)...))
 	}
 	// What it requires may be missing, which is no result of the unit.
 	why := x.lastLine(ctx, unit, true, "--grep=^(Dependency failed for|Started|Stopped) | was skipped because ")

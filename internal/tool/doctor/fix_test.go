@@ -8,6 +8,7 @@ import (
 	"go/parser"
 	"go/token"
 	"go/types"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -929,6 +930,13 @@ func TestErrorOfAnEarlierRun(t *testing.T) {
 	n.write(fmt.Sprintf("proc/%d/status", os.Getpid()), string(proc))
 	n.units["csi-nfs.service"]["journal"] += "\nerror: of run 5 _SYSTEMD_INVOCATION_ID=5"
 	if f, _ := finding(n.examine(), "driver-not-ready"); !strings.Contains(f.Found, "of run 5") {
+		t.Errorf("%+v", f)
+	}
+	maps.Copy(n.units["csi-nfs.service"], map[string]string{"ActiveState": "failed", "SubState": "failed", "Result": "core-dump", "ExecMainCode": "3", "ExecMainStatus": "31",
+		"journal": "Failed at step EXEC INVOCATION_ID=4\nMain process exited, code=dumped, status=31/SYS INVOCATION_ID=5"})
+	n.write("etc/systemd/system/csi-nfs.service", "[Service]\nExecStart=/usr/bin/nfs "+n.socket()+"\n")
+	n.driver.stop()
+	if f := n.examine().Findings[0]; !strings.Contains(f.Found, `: "Main process exited, code=dumped, status=31/SYS `) || strings.Contains(f.Found, "Failed at step") {
 		t.Errorf("%+v", f)
 	}
 }
