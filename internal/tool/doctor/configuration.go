@@ -76,11 +76,8 @@ func (x *diagnosis) correct(ctx context.Context, m config.Error) (expected strin
 	fix = []Fix{note("edit %s, which the daemon reads within a second", safetext.ShellWord(m.File))}
 	text, _ := look(ctx, x, m.File, func() ([]byte, error) { return readSome(m.File, maxProcFile) })
 	lines := strings.Split(string(text), "\n")
-	if target, err := look(ctx, x, m.File, func() (string, error) { return os.Readlink(m.File) }); err == nil && m.Line < 1 {
-		fix = []Fix{note("create %s, or remove the link to it: rm %s", safetext.ShellWord(target), safetext.ShellWord(m.File))}
-		if point := x.unmounted(ctx, target); point != "" {
-			fix = []Fix{note("%s is below a mount point of /etc/fstab that is not mounted", safetext.ShellWord(target)), run("mount", point)}
-		}
+	if _, link := x.brokenLink(ctx, m.File); link != nil {
+		fix = link
 	}
 	if m.Line < 1 || m.Line > len(lines) || !x.rootOnly(ctx, m.File) {
 		return m.Hint, append(fix, check)
@@ -131,6 +128,18 @@ func (x *diagnosis) correct(ctx context.Context, m config.Error) (expected strin
 
 // conflictMarker matches the lines that git writes around the two versions of a merge conflict.
 var conflictMarker = regexp.MustCompile(`^(<<<<<<<|[|]{7}|=======|>>>>>>>)( |$)`)
+
+// brokenLink returns the target of a symbolic link if there is no such file, and what to do about it.
+func (x *diagnosis) brokenLink(ctx context.Context, file string) (target string, fix []Fix) {
+	target, err := look(ctx, x, file, func() (string, error) { return os.Readlink(file) })
+	if _, gone := x.stat(ctx, file); err != nil || gone == nil {
+		return "", nil
+	}
+	if point := x.unmounted(ctx, target); point != "" {
+		return target, []Fix{note("%s is below a mount point of /etc/fstab that is not mounted", safetext.ShellWord(target)), run("mount", point)}
+	}
+	return target, []Fix{note("create %s, or remove the link to it: rm %s", safetext.ShellWord(target), safetext.ShellWord(file))}
+}
 
 // table returns the first table in lines, which begin with its header.
 func table(lines []string) []string {
@@ -218,11 +227,11 @@ func (x *diagnosis) withoutTable(ctx context.Context) {
 			x.finding(name, "configuration", "driver-without-table", inUse+"and no table: it is withdrawn when they are unmounted"+why,
 				"a table, or no volumes", fix...)
 		case len(x.served[name]) > 0:
-		case disabled:
-			x.finding(name, "volumes", "volumes-unregistered", inUse+"which the kubelet cannot unmount: nobody registers the driver, whose table has enabled = false in "+x.origin(name, "enabled"),
-				"the driver is registered until they are unmounted", x.setDriverKey(name, "enabled", "true")...)
 		default:
-			why, fix := x.lookalike(ctx, name)
+			why, fix := ", whose table has enabled = false in "+x.origin(name, "enabled"), x.setDriverKey(name, "enabled", "true")
+			if !disabled {
+				why, fix = x.lookalike(ctx, name)
+			}
 			x.finding(name, "volumes", "volumes-unregistered", inUse+"which the kubelet cannot unmount: nobody registers the driver"+why,
 				"the driver is registered until they are unmounted", fix...)
 		}
@@ -236,6 +245,9 @@ func (x *diagnosis) lookalike(ctx context.Context, driver string) (why string, f
 	for _, dir := range x.o.Source.Watch() {
 		if filepath.Base(dir) != "conf.d" {
 			continue
+		}
+		if target, link := x.brokenLink(ctx, dir); target != "" {
+			return "; " + safetext.Word(dir) + " is a link to " + safetext.Word(target) + ", which does not exist", append(link, reload)
 		}
 		if empty, _ := look(ctx, x, dir, func() (string, error) { return emptyFile(dir) }); empty != "" {
 			why = "; " + safetext.Word(empty) + " is empty"

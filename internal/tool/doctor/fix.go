@@ -286,8 +286,7 @@ func (x *diagnosis) repair(ctx context.Context, text string) (why string, fix []
 	return why + set, append(append([]Fix{logOf(serviceUnit)}, fix...), systemctl("restart", serviceUnit))
 }
 
-// setBy returns the drop-in of a unit that has a directive whose name ends so, as the rest of a
-// sentence.
+// setBy returns the drop-in of a unit that has a directive ending so, as the rest of a sentence.
 func (x *diagnosis) setBy(ctx context.Context, unit, directive string) string {
 	place, line := x.placeInUnit(ctx, unit, directive+"=")
 	if name, _, _ := strings.Cut(line, "="); place != "" && !ofPackage(place) && !strings.HasPrefix(line, "#") {

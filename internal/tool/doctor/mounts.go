@@ -132,12 +132,10 @@ func lacking(st unix.Statfs_t) string {
 	return ""
 }
 
-// right is what the owner of a directory must have to create files there, or to enter it.
-const right, enter = 0o300, 0o100
+const right, enter = 0o300, 0o100 // what its owner must have to create files in a directory, or to enter it
 
-// locked returns why root cannot create files in a directory, or enter those on its path, if that
-// is because of a mode, chattr +i, or a file in place of one, and the command that permits it; why
-// is empty if there is no such reason.
+// locked returns why root cannot create files in a directory, or enter those on its path: a mode,
+// chattr +i, or a file in place of one, and the command that permits it; why is empty if it can.
 func (x *diagnosis) locked(ctx context.Context, dir string, need uint16) (why string, fix Fix) {
 	at, err := x.stat(ctx, dir)
 	switch {

@@ -92,7 +92,7 @@ func (x *diagnosis) conflicts(ctx context.Context, d config.Driver, own string, 
 			fix = append(fix, x.stopRegistrar(ctx, who)...)
 		default:
 			whose = append(whose, safetext.Word(p.path))
-			fix = append(fix, stopListener(p.path)...)
+			fix = append(fix, stopListener, run("ss", "-xlp", "src", p.path))
 		}
 	}
 	if len(whose) == 0 {
@@ -103,10 +103,8 @@ func (x *diagnosis) conflicts(ctx context.Context, d config.Driver, own string, 
 		append(fix, note("or let the other one register it: set enabled = false in the table of the driver"))...)
 }
 
-// stopListener stops an unknown program that listens on a socket.
-func stopListener(path string) []Fix {
-	return []Fix{note("stop the program that this command names"), run("ss", "-xlp", "src", path)}
-}
+// stopListener explains a command that names an unknown program.
+var stopListener = note("stop the program that this command names")
 
 // stopRegistrar stops another registrar of a driver.
 func (x *diagnosis) stopRegistrar(ctx context.Context, who process) []Fix {

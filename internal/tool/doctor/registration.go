@@ -50,7 +50,7 @@ func (x *diagnosis) registration(ctx context.Context, d config.Driver, who proce
 			append([]Fix{note("or have the driver create the socket, and its directory, so that root can use them by their modes")},
 				writeDropIn(path.Join(path.Dir(rootdir.DropInFile), "zz-doctor-dac-override.conf"), "[Service]", "CapabilityBoundingSet=CAP_DAC_OVERRIDE")...)...)
 	case st.Registration == status.Conflict:
-		fix := stopListener(own)
+		fix := []Fix{stopListener, run("ss", "-xlp", "src", own)}
 		at, err := look(ctx, x, own, func() (unixsock.File, error) { return unixsock.Lstat(own) })
 		found := "the daemon reports a conflict: " + safetext.Quote(st.Reason)
 		if err == nil && !at.IsSocket() {

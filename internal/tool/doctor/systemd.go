@@ -234,19 +234,14 @@ func (x *diagnosis) store(p map[string]string) {
 	}
 }
 
-// http checks the socket for health and metrics.
+// http checks the socket for health and metrics. If it has failed, another process uses its port.
 func (x *diagnosis) http(ctx context.Context) {
-	if p := x.show(ctx, httpUnit, "ActiveState", "Listen"); p["ActiveState"] == "failed" {
-		x.portTaken(ctx, p["Listen"])
-	} else {
-		x.checked("", "http", OK, "%s is %s", httpUnit, cmp.Or(p["ActiveState"], "inactive"))
+	unit := x.show(ctx, httpUnit, "ActiveState", "Listen")
+	if unit["ActiveState"] != "failed" {
+		x.checked("", "http", OK, "%s is %s", httpUnit, cmp.Or(unit["ActiveState"], "inactive"))
+		return
 	}
-}
-
-// portTaken reports that the socket unit for health and metrics has failed, and the process that
-// uses its port.
-func (x *diagnosis) portTaken(ctx context.Context, listen string) {
-	address, _, _ := strings.Cut(listen, " ")
+	address, _, _ := strings.Cut(unit["Listen"], " ")
 	_, port, _ := net.SplitHostPort(address)
 	who, fix := "", []Fix{logOf(httpUnit)}
 	p, used := x.holder(ctx, port)

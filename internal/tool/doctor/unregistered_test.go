@@ -228,4 +228,16 @@ func TestDriverWithoutTableThatAnswers(t *testing.T) {
 	if d, _ := config.Load(n.source()).Config.Driver(name); d.Socket != socket {
 		t.Errorf("%+v", d)
 	}
+	dir := n.path("etc/csi-registrar/conf.d")
+	n.remove(dir)
+	n.remove(n.path("usr/lib/csi-registrar/conf.d"))
+	if err := os.Symlink("/srv/gone", dir); err != nil {
+		t.Fatal(err)
+	}
+	n.restartDaemon()
+	r = n.examine()
+	f, _ = finding(r, "volumes-unregistered")
+	if !strings.HasSuffix(f.Found, "; "+dir+" is a link to /srv/gone, which does not exist") || !strings.HasPrefix(lines(f.Fix), "# create /srv/gone, or remove the link to it: rm "+dir+"\n") {
+		t.Errorf("%+v", r.Findings)
+	}
 }
