@@ -25,8 +25,7 @@ import (
 const (
 	// traceDial limits connecting to the driver, as the kubelet does (kubelet v1.36: 10 s).
 	traceDial = 10 * time.Second
-	// traceCut limits the time for calls that are pending at the end. The kubelet waits 2 min for a
-	// call, longer than any other caller with a time limit.
+	// traceCut limits calls that are pending at the end: the kubelet waits longest, 2 min for one.
 	traceCut = 2*time.Minute + 5*time.Second
 	// traceNotice is longer than idle connections take to end.
 	traceNotice = 2 * time.Second
