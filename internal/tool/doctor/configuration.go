@@ -129,7 +129,7 @@ func (x *diagnosis) correct(ctx context.Context, m config.Error) (expected strin
 // conflictMarker matches the lines that git writes around the two versions of a merge conflict.
 var conflictMarker = regexp.MustCompile(`^(<<<<<<<|[|]{7}|=======|>>>>>>>)( |$)`)
 
-// brokenLink returns the target of a symbolic link if there is no such file, and what to do about it.
+// brokenLink returns the target of a symbolic link if there is no such file, and what to do.
 func (x *diagnosis) brokenLink(ctx context.Context, file string) (target string, fix []Fix) {
 	target, err := look(ctx, x, file, func() (string, error) { return os.Readlink(file) })
 	if _, gone := x.stat(ctx, file); err != nil || gone == nil {

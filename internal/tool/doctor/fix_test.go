@@ -175,7 +175,7 @@ func TestShippedDirectives(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, line := range lines {
-			if !strings.HasSuffix(line, "=") && line != "DynamicUser=no" /* the default */ && !strings.Contains(string(data), "\n"+line+"\n") {
+			if !strings.HasSuffix(line, "=") && line != "DynamicUser=no" && !strings.Contains(string(data), "\n"+line+"\n") {
 				t.Errorf("%s: %s has no line %s", directive, serviceUnit, line)
 			}
 		}

@@ -132,7 +132,7 @@ func lacking(st unix.Statfs_t) string {
 	return ""
 }
 
-const right, enter = 0o300, 0o100 // what its owner must have to create files in a directory, or to enter it
+const right, enter = 0o300, 0o100 // the owner of a directory may create files in it, or enter it
 
 // locked returns why root cannot create files in a directory, or enter those on its path: a mode,
 // chattr +i, or a file in place of one, and the command that permits it; why is empty if it can.

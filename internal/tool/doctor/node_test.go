@@ -80,7 +80,7 @@ func (u units) Show(ctx context.Context, unit string, properties ...string) (map
 func (u units) Journal(_ context.Context, unit string, args ...string) []string {
 	lines := strings.Split(u[unit]["journal"], "\n")
 	for _, arg := range args {
-		if strings.HasPrefix(strings.TrimPrefix(arg, "_SYSTEMD_"), "INVOCATION_ID=") { // in these tests a part of the line
+		if strings.HasPrefix(strings.TrimPrefix(arg, "_SYSTEMD_"), "INVOCATION_ID=") {
 			lines = slices.DeleteFunc(lines, func(l string) bool { return !strings.HasSuffix(l, arg) })
 		}
 		if grep, ok := strings.CutPrefix(arg, "--grep="); ok {
