@@ -249,10 +249,11 @@ func (x *diagnosis) lookalike(ctx context.Context, driver string) (why string, f
 		if target, link := x.brokenLink(ctx, dir); target != "" {
 			return "; " + safetext.Word(dir) + " is a link to " + safetext.Word(target) + ", which does not exist", append(link, reload)
 		}
-		if empty, _ := look(ctx, x, dir, func() (string, error) { return emptyFile(dir) }); empty != "" {
+		found, err := look(ctx, x, dir, func() ([2]string, error) { return ignoredTable(dir, driver) })
+		file, empty := found[0], found[1]
+		if empty != "" {
 			why = "; " + safetext.Word(empty) + " is empty"
 		}
-		file, err := look(ctx, x, dir, func() (string, error) { return ignoredTable(dir, driver) })
 		if err != nil || file == "" {
 			continue
 		}
@@ -269,29 +270,22 @@ func (x *diagnosis) lookalike(ctx context.Context, driver string) (why string, f
 	return why, []Fix{note("write a table for %s with its socket into a file in %s", safetext.ShellWord(driver), safetext.ShellWord(x.confDir()))}
 }
 
-// emptyFile returns a configuration file in dir of which nothing was written, as on a full disk.
-func emptyFile(dir string) (string, error) {
-	entries, err := os.ReadDir(dir)
-	for _, e := range entries {
-		if at, err := e.Info(); err == nil && at.Mode().IsRegular() && at.Size() == 0 && strings.HasSuffix(e.Name(), ".toml") {
-			return filepath.Join(dir, e.Name()), nil
-		}
-	}
-	return "", err
-}
-
-// ignoredTable returns a file in dir with a table of the driver that config.Load ignores.
-func ignoredTable(dir, driver string) (string, error) {
+// ignoredTable returns a file in dir with a table of the driver that config.Load ignores, and a
+// configuration file of which nothing was written, as on a full disk.
+func ignoredTable(dir, driver string) (found [2]string, err error) {
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {
 		name, file := e.Name(), filepath.Join(dir, e.Name())
 		if !e.Type().IsRegular() || strings.HasSuffix(name, ".toml") && !strings.HasPrefix(name, ".") {
+			if at, err := e.Info(); err == nil && at.Mode().IsRegular() && at.Size() == 0 {
+				found[1] = file
+			}
 			continue
 		}
 		r := config.Load(config.Source{File: file})
 		if _, ok := r.Config.Driver(driver); ok || slices.Contains(r.Faulty, driver) {
-			return file, nil
+			found[0] = file
 		}
 	}
-	return "", err
+	return found, err
 }

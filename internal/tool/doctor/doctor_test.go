@@ -757,6 +757,31 @@ func TestControlSocketElsewhere(t *testing.T) {
 	}
 }
 
+// A condition of a drop-in keeps the daemon from starting, which is no failure.
+func TestDaemonWithAnUnmetCondition(t *testing.T) {
+	n := newNode(t)
+	n.stopDaemon()
+	const file = "/etc/systemd/system/csi-registrar.service.d/fleet.conf"
+	n.write(file, "[Unit]\nConditionPathExists=/etc/csi-registrar/enabled\n")
+	p := n.units[serviceUnit]
+	p["ActiveState"], p["SubState"], p["Result"], p["DropInPaths"] = "inactive", "dead", "success", file
+	p["journal"] = "csi-registrar.service was skipped because of an unmet condition check (ConditionPathExists=/etc/csi-registrar/enabled)."
+	f, _ := finding(n.examine(), "unit-stopped")
+	if !strings.Contains(f.Found, "(ConditionPathExists=/etc/csi-registrar/enabled)") || !strings.Contains(f.Found, file+":2 sets ") || !strings.Contains(lines(f.Fix), "mv -n "+file+" "+file+".off\n") {
+		t.Errorf("%+v", f)
+	}
+}
+
+// The table has the directory of the driver's socket.
+func TestSocketIsTheDirectory(t *testing.T) {
+	n := newNode(t)
+	n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", fmt.Sprintf("[driver.%q]\nsocket = %q\n", name, filepath.Dir(n.socket())))
+	f := n.examine().Findings[0]
+	if f.ID != "driver-socket-missing" || !strings.HasSuffix(f.Found, " is a directory, not a socket; the driver listens on "+n.socket()) || !strings.Contains(lines(f.Fix), "socket = \""+n.socket()) {
+		t.Errorf("%+v", f)
+	}
+}
+
 // A warning never stands before a problem.
 func TestProblemsComeFirst(t *testing.T) {
 	n := newNode(t)

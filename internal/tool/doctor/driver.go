@@ -119,6 +119,8 @@ func (x *diagnosis) reach(ctx context.Context, d config.Driver) (*net.UnixConn, 
 		where, fix := x.unreadable(ctx, d.Socket, err)
 		problem("driver-socket-unreadable", fmt.Sprintf("%s cannot be examined: %v%s", shown, err, where),
 			"root can enter every directory on its path, and the file system answers", fix...)
+	case !isSocket && at.IsDir() && x.nearby(ctx, d) != "":
+		x.missing(ctx, d, shown+" is a directory, not a socket", last)
 	case !isSocket:
 		problem("driver-socket-not-socket", fmt.Sprintf("%s is %s, not a socket", shown, at.Kind()),
 			"the driver creates a socket there", append(x.remove(ctx, d.Socket, at), last.restart()...)...)

@@ -236,7 +236,7 @@ func (x *diagnosis) correctEndpoint(ctx context.Context, d config.Driver, unit, 
 func (x *diagnosis) nearby(ctx context.Context, d config.Driver) string {
 	var candidates []string
 	plugins, run := filepath.Join(x.config.Config.Kubelet.RootDir, "plugins"), filepath.Join(x.o.Root, "run")
-	for _, socket := range []string{d.Socket, filepath.Join(plugins, d.Name, "csi.sock"), filepath.Join(run, d.Name, "csi.sock")} {
+	for _, socket := range []string{d.Socket, filepath.Join(d.Socket, "csi.sock"), filepath.Join(plugins, d.Name, "csi.sock"), filepath.Join(run, d.Name, "csi.sock")} {
 		// An error: a file system does not answer.
 		found, _ := look(ctx, x, path.Dir(socket), func() ([]string, error) { return socketsNear(socket), nil })
 		candidates = append(candidates, found...)

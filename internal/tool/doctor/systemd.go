@@ -157,6 +157,10 @@ func (x *diagnosis) unit(ctx context.Context) {
 		if x.show(ctx, httpUnit, "LoadState")["LoadState"] == "masked" {
 			fix = append(fix, systemctl("unmask", httpUnit))
 		}
+		if x.lastError(ctx, serviceUnit, p) != "" { // a condition, or what it requires, keeps it from starting
+			why, undo := x.repair(ctx, "")
+			missing, fix = missing+why, append(fix, undo...)
+		}
 		problem("unit-stopped", "is "+state+missing, "it runs", append(fix, enable)...)
 	default:
 		x.checked("", "unit", OK, "%s is %s", serviceUnit, state)
