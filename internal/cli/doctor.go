@@ -115,22 +115,11 @@ func checkLine(b *strings.Builder, p page, step string, c doctor.Check) {
 	colour := map[doctor.Result]string{doctor.OK: green, doctor.Problem: red, doctor.Warning: yellow, doctor.Skipped: dim}[c.Result]
 	says := c.Says
 	if c.TookMS > 0 {
-		says = strings.TrimSpace(milliseconds(c.TookMS) + ": " + says)
+		says = strings.TrimSpace(fmt.Sprintf("%.2f ms: %s", c.TookMS, says))
 	}
 	head := "  " + p.paint(colour, string(c.Result)) + strings.Repeat(" ", resultWidth-len(c.Result)) +
 		step + strings.Repeat(" ", max(stepWidth-len(step), 1))
 	b.WriteString(p.hanging(head, 2+resultWidth+stepWidth, says))
-}
-
-// milliseconds formats a duration with at least two digits, without an exponent.
-func milliseconds(ms float64) string {
-	switch {
-	case ms >= 1000:
-		return fmt.Sprintf("%.1f s", ms/1000)
-	case ms >= 10:
-		return fmt.Sprintf("%.0f ms", ms)
-	}
-	return fmt.Sprintf("%.2f ms", ms)
 }
 
 func doctorSummary(r doctor.Report, p page) string {

@@ -123,7 +123,7 @@ func (x *diagnosis) correct(ctx context.Context, m config.Error) (expected strin
 	case strings.TrimSpace(key) != "socket" && regexp.MustCompile(`^[\w."-]+ *=.*[^\[(,"']["']?$`).MatchString(line):
 		fix = append(fix, note("or take the line out, so that the default holds"), run("sed", "-i", fmt.Sprintf("%ds/^/# /", m.Line), m.File))
 	}
-	return m.Hint, append(fix, check)
+	return m.Hint, append(fix, note("or set the file aside:"), optional(setAside(m.File)), check)
 }
 
 // conflictMarker matches the lines that git writes around the two versions of a merge conflict.

@@ -184,7 +184,7 @@ func TestBrokenNodes(t *testing.T) {
 				n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", strings.TrimSpace(n.table(""))+"\n\n"+n.table(""))
 				n.restartDaemon()
 			}},
-		{what: "a socket that is no TOML", step: "configuration", id: "configuration-error", found: "10-nfs.toml:2", fix: "10-nfs.toml, which the daemon reads within a second\ncsi-registrar config check",
+		{what: "a socket that is no TOML", step: "configuration", id: "configuration-error", found: "10-nfs.toml:2", fix: "10-nfs.toml.off\ncsi-registrar config check",
 			breaks: func(t *testing.T, n *node) {
 				n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", fmt.Sprintf("[driver.%q]\nsocket = %s\n", name, n.socket()))
 				n.restartDaemon()
@@ -521,12 +521,6 @@ func TestBrokenNodes(t *testing.T) {
 				n.restartDaemon()
 			},
 			manual: func(t *testing.T, n *node) { n.remove(n.path("etc/csi-registrar/conf.d/60-nfs.toml")) }},
-		{what: "daemon started in a shell", step: "unit", id: "unit-not-enabled", found: "csi-registrar (pid 830, session-3.scope) is a daemon that was started by hand, beside csi-registrar.service", fix: "kill 830",
-			breaks: func(t *testing.T, n *node) {
-				n.process(830, "csi-registrar", "0::/user.slice/user-0.slice/session-3.scope\n")
-				n.write("proc/830/cmdline", "csi-registrar\x00run\x00")
-			},
-			manual: func(t *testing.T, n *node) { n.remove(n.path("proc/830")) }},
 		{what: "unit stopped", step: "unit", id: "unit-stopped", found: "is inactive", fix: "systemctl enable --now",
 			breaks: func(t *testing.T, n *node) { n.down(); n.units[serviceUnit]["ActiveState"] = "inactive" }},
 		{what: "daemon does not answer", step: "daemon", id: "daemon-not-running", found: "csi-registrar.service runs, but somebody removed ", fix: "systemctl restart",
@@ -679,6 +673,7 @@ func TestPodsThatWait(t *testing.T) {
 		"inline":           {strings.ReplaceAll(failed, "csi/"+name+"^v", "csi/0123-pv"), true, 0, false, `db (0123), "NodePublishVolume: rpc error: code = DeadlineExceeded desc = context deadline exceeded"`},
 		"another's pod":    {strings.ReplaceAll(failed, "0123", "0124"), false, 0, false, ""},
 		"inline, no files": {strings.ReplaceAll(failed, "csi/"+name+"^v", "csi/0123-pv"), false, 0, false, `db (0123), "NodePublishVolume: rpc error: code = DeadlineExceeded desc = context deadline exceeded"`},
+		"no attachment":    {strings.ReplaceAll(failed, "DeadlineExceeded", "volumeattachments x not found"), false, 0, false, `db (0123), "NodePublishVolume: rpc error: code = volumeattachments x not found desc = context deadline exceeded"`},
 		"a pod that waits": {`E1126 01:02:03.000004     812 pod_workers.go:1324] "Error syncing pod, skipping" err="unmounted volumes=[v], unattached volumes=[], failed to process volumes=[]: context deadline exceeded" pod="default/db" podUID="0123"`, false, 0, false, `default/db (0123), "unmounted volumes=[v], unattached volumes=[], failed to process volumes=[]: context deadline exceeded"`},
 		"a path in the id": {strings.ReplaceAll(failed, "0123", "../0123"), false, 0, false, ""},
 	} {
@@ -697,7 +692,7 @@ func TestPodsThatWait(t *testing.T) {
 		if ok != (c.want != "") || !strings.HasSuffix(f.Found, c.want) || r.Healthy == ok || len(r.Findings) > 1 {
 			t.Errorf("%s: %+v, want %q", what, r.Findings, c.want)
 		}
-		if log := lines(f.Fix); ok && (!strings.HasPrefix(log, "journalctl --no-pager -b -u kubelet.service ") || !strings.Contains(log, "\njournalctl --no-pager -b -u csi-nfs.service ") ||
+		if log := lines(f.Fix); ok && (strings.HasPrefix(log, "journalctl --no-pager -b -u kubelet.service ") == (what == "no attachment") || !strings.Contains(log, "\njournalctl --no-pager -b -u csi-nfs.service ") ||
 			!strings.HasSuffix(log, " see trace.md:\n# csi-registrar trace --listen "+n.path("csi/trace.sock")+" --connect "+n.socket()+
 				"\n# if the driver hangs, and volumes that are mounted survive its restart:\n# systemctl restart --no-block csi-nfs.service")) {
 			t.Errorf("%s: %s", what, log)
@@ -778,6 +773,42 @@ func TestSocketIsTheDirectory(t *testing.T) {
 	n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", fmt.Sprintf("[driver.%q]\nsocket = %q\n", name, filepath.Dir(n.socket())))
 	f := n.examine().Findings[0]
 	if f.ID != "driver-socket-missing" || !strings.HasSuffix(f.Found, " is a directory, not a socket; the driver listens on "+n.socket()) || !strings.Contains(lines(f.Fix), "socket = \""+n.socket()) {
+		t.Errorf("%+v", f)
+	}
+}
+
+// The line of a program's configuration that its error is about, and a required unit that failed.
+func TestWhereAnErrorComesFrom(t *testing.T) {
+	n := newNode(t)
+	n.remove(n.path("proc/812"))
+	n.write("etc/kubernetes/kubelet.yaml", "kind: KubeletConfiguration\nfeatureGates:\n  OldGateOfLastYear: true\n")
+	n.units["kubelet.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "activating", "SubState": "auto-restart", "Result": "exit-code", "ExecMainStatus": "1", "NRestarts": "9",
+		"ExecStart": "{ path=/usr/bin/kubelet ; argv[]=/usr/bin/kubelet --config=/etc/kubernetes/kubelet.yaml --v=2 ; }", "journal": "panic: unrecognized feature gate: OldGateOfLastYear"}
+	f, _ := finding(n.examine(), "no-kubelet")
+	if !strings.Contains(f.Found, "; /etc/kubernetes/kubelet.yaml:3 has OldGateOfLastYear") || !strings.Contains(lines(f.Fix), "# correct /etc/kubernetes/kubelet.yaml:3, which has OldGateOfLastYear\n") {
+		t.Errorf("%+v", f)
+	}
+
+	n = newNode(t)
+	n.driver.stop()
+	n.write("etc/systemd/system/csi-nfs.service", "[Service]\nExecStart=/usr/bin/nfs unix://"+n.socket()+"\n")
+	n.units["csi-nfs.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "inactive", "SubState": "dead", "Result": "success", "Requires": "san.service", "journal": "Dependency failed for csi-nfs.service"}
+	n.units["san.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "failed", "Result": "exit-code", "ExecMainStatus": "5", "journal": "error: no target answers"}
+	f, _ = finding(n.examine(), "driver-socket-missing")
+	if !strings.Contains(f.Found, `, which requires san.service, and that has failed: "error: no target answers"`) || !strings.Contains(lines(f.Fix), "\nsystemctl restart san.service\n") {
+		t.Errorf("%+v", f)
+	}
+}
+
+// The directory of the driver's socket is a link to what is not mounted.
+func TestDirectoryThatIsABrokenLink(t *testing.T) {
+	n := newNode(t)
+	n.driver.stop()
+	n.remove(filepath.Dir(n.socket()))
+	if err := os.Symlink("/data/csi", filepath.Dir(n.socket())); err != nil {
+		t.Fatal(err)
+	}
+	if f := n.examine().Findings[0]; !strings.Contains(f.Found, ": its directory is a link to /data/csi, which does not exist") {
 		t.Errorf("%+v", f)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -57,8 +58,11 @@ func (x *diagnosis) lastExit(ctx context.Context, unit string) (text string, fix
 	if why != "" {
 		text += ": " + safetext.Quote(why)
 	}
+	if place, word := x.inConfig(ctx, p["ExecStart"], why); place != "" {
+		text, fix = text+"; "+place+" has "+safetext.Word(word), append(fix, note("correct %s, which has %s", place, safetext.ShellWord(word)))
+	}
 	if port := portInUse.FindStringSubmatch(why); port != nil {
-		if who, _ := x.holder(ctx, port[1]); who.pid > 0 {
+		if who := x.holder(ctx, port[1]); who.pid > 0 {
 			text, fix = text+"; "+who.String()+" listens there", append(fix, note("if that program is not needed:"), optional(who.stop()))
 		}
 	}
@@ -83,11 +87,37 @@ func (x *diagnosis) lastExit(ctx context.Context, unit string) (text string, fix
 	return safetext.Clean(text, maxText), fix
 }
 
+// inConfig returns the line of a program's configuration file with the longest word that an error
+// repeats, as FILE:LINE, and that word; empty if there is none.
+func (x *diagnosis) inConfig(ctx context.Context, execStart, why string) (place, word string) {
+	file := configFlag.FindStringSubmatch(execStart)
+	if file == nil {
+		return "", ""
+	}
+	text, _ := look(ctx, x, file[1], func() ([]byte, error) { return readSome(filepath.Join("/", x.o.Source.Root, file[1]), maxProcFile) })
+	for i, line := range strings.Split(string(text), "\n") {
+		for _, w := range configWord.FindAllString(line, -1) {
+			if len(w) > max(len(word), 7) && strings.Contains(why, w) {
+				place, word = fmt.Sprintf("%s:%d", safetext.ShellWord(file[1]), i+1), w
+			}
+		}
+	}
+	return place, word
+}
+
+var configFlag = regexp.MustCompile(`--?config[= ]([^ ;]+)`)
+var configWord = regexp.MustCompile(`[\w./:-]+[\w]`)
+
 // missingUnits returns the units that a unit requires and that do not exist or are masked, as the
 // rest of a sentence, and what to do about them.
 func (x *diagnosis) missingUnits(ctx context.Context, unit, requires string) (text string, fix []Fix) {
 	for required := range strings.FieldsSeq(requires) {
-		switch x.show(ctx, required, "LoadState")["LoadState"] {
+		p := x.show(ctx, required, "LoadState", "ActiveState", "Result")
+		if p["ActiveState"] == "failed" {
+			text += ", which requires " + safetext.Word(required) + ", and that has failed: " + safetext.Quote(x.lastError(ctx, required, p))
+			fix = append(fix, logOf(required), note("then correct %s, and run", safetext.ShellWord(required)), systemctl("restart", required))
+		}
+		switch p["LoadState"] {
 		case "not-found":
 			text += ", which requires " + safetext.Word(required) + ": there is no such unit"
 			place, _ := x.placeInUnit(ctx, unit, required)

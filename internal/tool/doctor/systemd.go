@@ -185,25 +185,6 @@ func (x *diagnosis) unit(ctx context.Context) {
 		x.store(p)
 		x.http(ctx)
 	}
-	x.byHand(ctx, stopped)
-}
-
-// byHand reports daemons that a person started: one takes the place of the unit's until it ends
-// with the session or at the next boot, or two of them conflict.
-func (x *diagnosis) byHand(ctx context.Context, alone bool) {
-	all, _ := x.processes(ctx)
-	for _, p := range all {
-		line, _ := readSome(x.procPath(p.pid, "cmdline"), maxProcFile)
-		service := strings.HasSuffix(p.unit, ".service") && !strings.HasPrefix(p.unit, "user@")
-		if service || p.inPod || p.confined || p.comm != "csi-registrar" || !strings.Contains(string(line), "\x00run\x00") {
-			continue
-		}
-		fix, beside := []Fix{run("kill", strconv.Itoa(p.pid))}, ", beside "+serviceUnit
-		if alone {
-			fix, beside = append(fix, enable), ", and "+serviceUnit+" is not running: nothing starts it again"
-		}
-		x.finding("", "unit", "unit-not-enabled", p.String()+" is a daemon that was started by hand"+beside, "only systemd starts it", fix...)
-	}
 }
 
 // store checks the descriptor store, which keeps registrations over a restart of the daemon, and
@@ -248,33 +229,22 @@ func (x *diagnosis) http(ctx context.Context) {
 	address, _, _ := strings.Cut(unit["Listen"], " ")
 	_, port, _ := net.SplitHostPort(address)
 	who, fix := "", []Fix{logOf(httpUnit)}
-	p, used := x.holder(ctx, port)
-	if p.pid > 0 {
+	if p := x.holder(ctx, port); p.pid > 0 {
 		who, fix = ": "+p.String()+" listens on its port", []Fix{note("if that program is not needed:"), optional(p.stop())}
 	}
-	free := 9810
-	for used[strconv.Itoa(free)] {
-		free++
-	}
-	fix = append(append(fix, note("otherwise on a free port, which monitoring must be told")), writeDropIn("/etc/systemd/system/"+httpUnit+".d/zz-doctor-port.conf", "[Socket]", "ListenStream=", "ListenStream=127.0.0.1:"+strconv.Itoa(free))...)
+	fix = append(append(fix, note("otherwise on another port, which monitoring must be told")), writeDropIn("/etc/systemd/system/"+httpUnit+".d/zz-doctor-port.conf", "[Socket]", "ListenStream=", "ListenStream=127.0.0.1:9810")...)
 	x.finding("", "http", "http-failed", fmt.Sprintf("%s, for health and metrics on %s, has failed%s", httpUnit, safetext.Word(address), who), "it listens", fix...)
 }
 
-// holder returns the process that listens on a TCP port, if there is one, and all ports on which
-// processes listen.
-func (x *diagnosis) holder(ctx context.Context, port string) (who process, used map[string]bool) {
+// holder returns the process that listens on a TCP port; the zero process if there is none.
+func (x *diagnosis) holder(ctx context.Context, port string) process {
 	all, _ := x.processes(ctx)
-	used = map[string]bool{}
 	for _, p := range all {
-		ports, _ := x.listening(ctx, p.pid)
-		for _, p := range ports {
-			used[p] = true
-		}
-		if p.pid > 1 && who.pid == 0 && slices.Contains(ports, port) {
-			who = p
+		if ports, _ := x.listening(ctx, p.pid); p.pid > 1 && slices.Contains(ports, port) {
+			return p
 		}
 	}
-	return who, used
+	return process{}
 }
 
 // runtimeState returns the state of the installed container runtimes if none runs, as the rest of a

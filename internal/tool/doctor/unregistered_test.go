@@ -143,7 +143,7 @@ func TestTCPPorts(t *testing.T) {
 	if len(r.Findings) != 1 || r.Findings[0].ID != "http-failed" || !r.Healthy || !strings.HasSuffix(r.Findings[0].Found, "on 127.0.0.1:9809, has failed: exporter (pid 4711, exporter.service) listens on its port") {
 		t.Errorf("%+v", r.Findings)
 	}
-	const stop = "# if that program is not needed:\n# systemctl disable --now exporter.service\n# otherwise on a free port, which monitoring must be told\n" +
+	const stop = "# if that program is not needed:\n# systemctl disable --now exporter.service\n# otherwise on another port, which monitoring must be told\n" +
 		"mkdir -p /etc/systemd/system/csi-registrar-http.socket.d\nprintf '%s\\n' '[Socket]' ListenStream= ListenStream=127.0.0.1:9810 > /etc/systemd/system/csi-registrar-http.socket.d/zz-doctor-port.conf\n"
 	if got := lines(r.Findings[0].Fix); !strings.HasPrefix(got, stop) || !strings.HasSuffix(got, "\nsystemctl restart csi-registrar.service") {
 		t.Errorf("%s", got)
