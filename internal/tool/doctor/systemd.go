@@ -157,7 +157,7 @@ func (x *diagnosis) unit(ctx context.Context) {
 		if x.show(ctx, httpUnit, "LoadState")["LoadState"] == "masked" {
 			fix = append(fix, systemctl("unmask", httpUnit))
 		}
-		if x.lastError(ctx, serviceUnit, p) != "" { // a condition was not met, or a required unit failed
+		if x.lastError(ctx, serviceUnit, p) != "" { // an unmet condition, or requirement
 			why, undo := x.repair(ctx, "")
 			missing, fix = missing+why, append(fix, undo...)
 		}
