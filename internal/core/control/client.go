@@ -132,11 +132,7 @@ func (c *Client) Watch(ctx context.Context) iter.Seq2[status.Document, error] {
 // Reload makes the daemon read its configuration again, see Backend. An *Error contains the errors
 // of the configuration, one in each line.
 func (c *Client) Reload(ctx context.Context, force bool) (notes []string, err error) {
-	target := "/v1/reload"
-	if force {
-		target += "?force=true"
-	}
-	body, err := c.send(ctx, http.MethodPost, target, reloadTimeout)
+	body, err := c.send(ctx, http.MethodPost, fmt.Sprintf("/v1/reload?force=%t", force), reloadTimeout)
 	var answer reloaded
 	if err == nil {
 		defer body.Close()
@@ -150,10 +146,7 @@ func (c *Client) Reload(ctx context.Context, force bool) (notes []string, err er
 
 // Reregister makes the daemon register the driver again. An *Error is the reason if it refuses.
 func (c *Client) Reregister(ctx context.Context, name string, force bool) error {
-	path := "/v1/drivers/" + url.PathEscape(name) + "/reregister"
-	if force {
-		path += "?force=true"
-	}
+	path := fmt.Sprintf("/v1/drivers/%s/reregister?force=%t", url.PathEscape(name), force)
 	body, err := c.send(ctx, http.MethodPost, path, c.limit)
 	switch _, refused := errors.AsType[*Error](err); {
 	case err == nil:
