@@ -26,17 +26,11 @@ const maxProfile = 5 * time.Minute
 
 // Handler returns the whole API, for the control socket: its clients may make changes.
 func Handler(b Backend) http.Handler {
-	mux := http.NewServeMux()
 	a := api{
 		Backend: b, reasons: true, streams: &atomic.Int32{},
 		watched: &snapshot[[]byte]{render: func(d status.Document) []byte { return Marshal(d) }},
 	}
-	a.ready = func() readiness { return a.readiness(b.Status()) }
-	mux.HandleFunc("GET /healthz", healthz(b))
-	mux.HandleFunc("GET /readyz", a.readyz)
-	mux.HandleFunc("GET /readyz/{driver}", a.readyzDriver)
-	mux.HandleFunc("GET /livez/{driver}", a.livezDriver)
-	mux.HandleFunc("GET /metrics", a.metrics)
+	mux := a.health()
 	mux.HandleFunc("GET /v1/status", a.status)
 	mux.HandleFunc("POST /v1/reload", a.reload)
 	mux.HandleFunc("POST /v1/drivers/{name}/reregister", a.reregister)
@@ -47,19 +41,20 @@ func Handler(b Backend) http.Handler {
 // PublicHandler returns the part for TCP, which every user of the node can reach: health, readiness
 // and metrics. It changes nothing, accepts only GET and HEAD, and shows no reasons: they quote
 // drivers, whose answers may contain credentials.
-func PublicHandler(b Backend) http.Handler {
+func PublicHandler(b Backend) http.Handler { return api{Backend: b}.health() }
+
+// health returns the part that both have. All requests share the answers.
+func (a api) health() *http.ServeMux {
 	mux := http.NewServeMux()
-	a := api{Backend: b}
-	last := &snapshot[readiness]{render: a.readiness}
-	a.ready = func() readiness { r, _ := last.get(b); return r }
+	a.ready = &snapshot[readiness]{render: a.readiness}
 	metrics := &snapshot[[]byte]{render: exposition}
-	mux.HandleFunc("GET /healthz", healthz(b))
+	mux.HandleFunc("GET /healthz", a.healthz)
 	mux.HandleFunc("GET /readyz", a.readyz)
 	mux.HandleFunc("GET /readyz/{driver}", a.readyzDriver)
 	mux.HandleFunc("GET /livez/{driver}", a.livezDriver)
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
-		text, _ := metrics.get(b)
-		writeMetrics(w, text)
+		text, _ := metrics.get(a.Backend)
+		write(w, http.StatusOK, "text/plain; version=0.0.4; charset=utf-8", text)
 	})
 	return mux
 }
@@ -81,8 +76,8 @@ func Profiles() http.Handler {
 
 type api struct {
 	Backend
-	reasons bool             // the caller may read what drivers and the kubelet report
-	ready   func() readiness // on the public port, all requests share it
+	reasons bool // the caller may read what drivers and the kubelet report
+	ready   *snapshot[readiness]
 
 	streams *atomic.Int32     // how many there are
 	watched *snapshot[[]byte] // what they send

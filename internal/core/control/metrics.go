@@ -19,14 +19,6 @@ import (
 // and 8 modules to the program, for one pass over a snapshot. All values are in the status, nothing
 // is counted here.
 
-func (a api) metrics(w http.ResponseWriter, _ *http.Request) {
-	writeMetrics(w, exposition(a.Status()))
-}
-
-func writeMetrics(w http.ResponseWriter, text []byte) {
-	write(w, http.StatusOK, "text/plain; version=0.0.4; charset=utf-8", text)
-}
-
 // exposition formats the status. A driver without a valid name (yet) has no series: databases keep
 // a label for long.
 func exposition(s status.Document) []byte {
@@ -167,21 +159,24 @@ const maxReason = 1000
 
 // healthz is 200 while the daemon works. A driver that does not work is no reason to restart the
 // daemon: see readyz.
-func healthz(b Backend) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		if err := b.Alive(r.Context()); err != nil {
-			writeText(w, http.StatusServiceUnavailable, safetext.Clean(err.Error(), maxReason)+"\n")
-			return
-		}
-		writeText(w, http.StatusOK, "ok\n")
+func (a api) healthz(w http.ResponseWriter, r *http.Request) {
+	writeHealth(w, a.Alive(r.Context()), http.StatusServiceUnavailable)
+}
+
+// writeHealth answers "ok", or an error with its code.
+func writeHealth(w http.ResponseWriter, err error, code int) {
+	if err != nil {
+		writeText(w, code, safetext.Clean(err.Error(), maxReason)+"\n")
+		return
 	}
+	writeText(w, http.StatusOK, "ok\n")
 }
 
 // readyz is 200 when the kubelet has every enabled driver (status.Driver.Served), and each file and
 // table was in force once. Other errors of the configuration are shown but do not count: the last
 // valid one is served.
 func (a api) readyz(w http.ResponseWriter, _ *http.Request) {
-	ready := a.ready()
+	ready, _ := a.ready.get(a.Backend)
 	write(w, ready.code, plainText, ready.text)
 }
 
@@ -217,7 +212,8 @@ func (a api) readiness(s status.Document) readiness {
 // readyzDriver is 200 when the kubelet has the driver; with ?live only if it answers Probe now,
 // too.
 func (a api) readyzDriver(w http.ResponseWriter, r *http.Request) {
-	d, ok := a.ready().Driver(r.PathValue("driver"))
+	ready, _ := a.ready.get(a.Backend)
+	d, ok := ready.Driver(r.PathValue("driver"))
 	switch {
 	case !ok:
 		writeText(w, http.StatusNotFound, "no driver of that name is configured\n")
@@ -226,29 +222,25 @@ func (a api) readyzDriver(w http.ResponseWriter, r *http.Request) {
 		writeText(w, http.StatusServiceUnavailable, a.stateLine(d))
 		return
 	}
+	var err error
 	if r.URL.Query().Has("live") {
-		if err := a.Live(r.Context(), d.Name); err != nil {
-			text := fmt.Sprintf("%s: registered, but %v", safetext.Clean(d.Name, csiname.MaxName), err)
-			writeText(w, http.StatusServiceUnavailable, safetext.Clean(text, maxReason)+"\n")
-			return
+		if err = a.Live(r.Context(), d.Name); err != nil {
+			err = fmt.Errorf("%s: registered, but %w", safetext.Clean(d.Name, csiname.MaxName), err)
 		}
 	}
-	writeText(w, http.StatusOK, "ok\n")
+	writeHealth(w, err, http.StatusServiceUnavailable)
 }
 
 // livezDriver is 200 if the driver answers Probe now, whatever its registration; 500 if not, as
 // kubernetes-csi/livenessprobe answers.
 func (a api) livezDriver(w http.ResponseWriter, r *http.Request) {
 	name := r.PathValue("driver")
-	if d, ok := a.ready().Driver(name); !ok || d.State == status.Disabled || d.State == status.Invalid {
+	ready, _ := a.ready.get(a.Backend)
+	if d, ok := ready.Driver(name); !ok || d.State == status.Disabled || d.State == status.Invalid {
 		writeText(w, http.StatusNotFound, "no enabled driver of that name is configured\n")
 		return
 	}
-	if err := a.Live(r.Context(), name); err != nil {
-		writeText(w, http.StatusInternalServerError, safetext.Clean(err.Error(), maxReason)+"\n")
-		return
-	}
-	writeText(w, http.StatusOK, "ok\n")
+	writeHealth(w, a.Live(r.Context(), name), http.StatusInternalServerError)
 }
 
 func (a api) stateLine(d status.Driver) string {
