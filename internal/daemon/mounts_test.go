@@ -3,6 +3,8 @@ package daemon
 import (
 	"strings"
 	"testing"
+
+	"csi-registrar/internal/sys/mountinfo"
 )
 
 func TestLocate(t *testing.T) {
@@ -26,7 +28,11 @@ func TestLocate(t *testing.T) {
 		"a name with a blank":           {root + "50 20 8:2 / /var/lib/my\\040kubelet rw - ext4 /dev/sdb1 rw\n", "/var/lib/my kubelet/x", "8:2 /x"},
 		"a root that is its own parent": {"20 20 8:1 / / rw - ext4 /dev/sda1 rw\n", path, onRoot},
 	} {
-		if got, err := locate(strings.NewReader(c.mounts), c.path); got != c.want || err != nil {
+		all, err := mountinfo.Parse(strings.NewReader(c.mounts))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := locate(all, c.path); got != c.want || err != nil {
 			t.Errorf("%s: %q, %v, want %q", what, got, err, c.want)
 		}
 	}

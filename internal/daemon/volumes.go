@@ -3,8 +3,6 @@ package daemon
 import (
 	"context"
 	"fmt"
-	"io"
-	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -123,30 +121,24 @@ func hiddenFromHost(path string, last view) (onHost string, hidden bool, err err
 	if path, err = filepath.EvalSymlinks(path); err != nil { // as in mountinfo
 		return "", false, err
 	}
-	onHost, err = locateIn(hostMounts, path)
+	onHost, err = locateIn("1", path)
 	if err != nil || onHost == last.onHost {
 		return onHost, err == nil && last.hidden, err
 	}
-	here, err := locateIn("/proc/self/mountinfo", path)
+	here, err := locateIn("self", path)
 	return onHost, err == nil && here != onHost, err
 }
 
-func locateIn(mounts, path string) (string, error) {
-	f, err := os.Open(mounts)
+// locateIn returns the file system of a path, and the name that the path has in it, for a process.
+func locateIn(process, path string) (string, error) {
+	all, err := mountinfo.Read("/proc", process)
 	if err != nil {
 		return "", err
 	}
-	defer f.Close()
-	return locate(f, path)
+	return locate(all, path)
 }
 
-// locate returns the file system of a path, and the name that the path has in it, by the list of
-// mounts of a process (proc_pid_mountinfo(5)).
-func locate(list io.Reader, path string) (string, error) {
-	all, err := mountinfo.Parse(list)
-	if err != nil {
-		return "", err
-	}
+func locate(all []mountinfo.Mount, path string) (string, error) {
 	above := slices.DeleteFunc(all, func(m mountinfo.Mount) bool { return !rootdir.Within(path, m.Point) })
 	// Follow the path from the root: of the mounts on a mount the first one on the way counts,
 	// because it hides the deeper ones.
