@@ -54,7 +54,7 @@ func TestEachDescriptorIsUsedOrClosed(t *testing.T) {
 		}
 	}
 	for _, u := range d.unused {
-		places[u.File]++
+		places[u]++
 	}
 	for _, f := range files {
 		if _, err := f.Stat(); err != nil { // a listener has a copy

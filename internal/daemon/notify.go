@@ -119,12 +119,8 @@ type descriptors struct {
 	stored map[string][]*os.File
 	// the names of all descriptors that can be in the store, each as often as it was passed
 	held   []string
-	unused []unusedFile // all other descriptors
-}
-
-type unusedFile struct {
-	*os.File
-	reason error
+	unused []*os.File // all other descriptors
+	reason error      // why the first of these is not used
 }
 
 // sortDescriptors takes over the files. control is the path of the control socket.
@@ -132,7 +128,7 @@ func sortDescriptors(files []*os.File, control string) *descriptors {
 	d := &descriptors{stored: map[string][]*os.File{}}
 	for _, f := range files {
 		if err := d.add(f, control); err != nil {
-			d.unused = append(d.unused, unusedFile{f, err})
+			d.unused, d.reason = append(d.unused, f), cmp.Or(d.reason, err)
 		}
 	}
 	return d
@@ -176,7 +172,7 @@ func (d *daemon) forgetUnused() {
 	}
 	if unused := d.handed.unused; len(unused) > 0 {
 		d.log.Warn("closed descriptors of the service manager that are not used",
-			"count", len(unused), "first", unused[0].Name(), "reason", unused[0].reason)
+			"count", len(unused), "first", unused[0].Name(), "reason", d.handed.reason)
 	}
 	d.handed.unused = nil
 }
