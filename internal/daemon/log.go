@@ -39,7 +39,9 @@ func newLogger(stderr io.Writer, c config.Log) logger {
 	var failed error
 	handler := func(sink logqueue.Sink) slog.Handler {
 		if c.Format == "journal" || c.Format == "auto" && systemd.UnderJournal() {
-			h, err := systemd.NewJournalHandler(systemd.JournalOptions{Level: l.level, Sink: sink, Stderr: stderr, Refused: l.onRefused})
+			h, err := systemd.NewJournalHandler(systemd.JournalOptions{
+				Level: l.level, Sink: sink, Stderr: stderr, Refused: func() { rate.Hint(l.refused) },
+			})
 			if err == nil {
 				return h
 			}
@@ -54,13 +56,6 @@ func newLogger(stderr io.Writer, c config.Log) logger {
 		l.Warn(`log.format: writing text to standard error; let systemd connect the journal, or set "text"`, "error", failed)
 	}
 	return l
-}
-
-func (l logger) onRefused() {
-	select {
-	case l.refused <- struct{}{}:
-	default:
-	}
 }
 
 // newTextHandler returns a handler for standard error.

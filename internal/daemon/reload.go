@@ -12,6 +12,7 @@ import (
 
 	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/node/rootdir"
+	"csi-registrar/internal/sys/rate"
 	"csi-registrar/internal/sys/worker"
 )
 
@@ -69,12 +70,7 @@ type reloadResult struct {
 
 func newReloader(pool *worker.Pool, source config.Source, load func(config.Source) *config.Result) *configReloader {
 	r := &configReloader{source: source, load: load, answered: make(chan struct{}, 1), requests: make(chan reloadRequest), ended: make(chan struct{}), leftovers: make(chan *config.Config, 1)}
-	r.slot = pool.Slot(filepath.Dir(source.Watch()[0]), func() {
-		select {
-		case r.answered <- struct{}{}:
-		default:
-		}
-	})
+	r.slot = pool.Slot(filepath.Dir(source.Watch()[0]), func() { rate.Hint(r.answered) })
 	return r
 }
 

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"csi-registrar/internal/sys/mountinfo"
+	"csi-registrar/internal/sys/rate"
 )
 
 // notifier is the part of inotify that the Watcher uses. Tests replace it with one that reaches its
@@ -175,10 +176,7 @@ func WatchMounts(ctx context.Context, mountinfo string, hints chan<- struct{}) e
 	if err == nil {
 		err = raw.Read(func(uintptr) bool {
 			// Also before the first wait, for changes before the file was opened.
-			select {
-			case hints <- struct{}{}:
-			default:
-			}
+			rate.Hint(hints)
 			return false // wait again
 		})
 	}

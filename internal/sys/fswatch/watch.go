@@ -84,12 +84,7 @@ type route struct {
 func (s *Subscription) Hints() <-chan struct{} { return s.hints }
 
 // Hint adds a hint, as the Watcher does. It never blocks.
-func (s *Subscription) Hint() {
-	select {
-	case s.hints <- struct{}{}:
-	default: // one is already pending
-	}
-}
+func (s *Subscription) Hint() { rate.Hint(s.hints) }
 
 // Close ends the Watcher's hints without waiting for walks. It may be called at any time and more
 // than once.

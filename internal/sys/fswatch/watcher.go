@@ -221,8 +221,5 @@ func (w *Watcher) setPolled(r *route, why error) {
 	if why != nil {
 		w.reason = why.Error()
 	}
-	select {
-	case w.kick <- struct{}{}:
-	default:
-	}
+	rate.Hint(w.kick)
 }

@@ -51,6 +51,14 @@ func Pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
+// Hint gives a hint to a channel of capacity one. It does not wait: several hints become one.
+func Hint(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
 // Jitter varies d by up to 5 percent. It depends only on the time in nanoseconds, so that a run
 // under virtual time can be repeated.
 func Jitter(d time.Duration, now time.Time) time.Duration {

@@ -17,6 +17,7 @@ import (
 	"github.com/coreos/go-systemd/v22/activation"
 	"golang.org/x/sys/unix"
 
+	"csi-registrar/internal/sys/rate"
 	"csi-registrar/internal/sys/unixsock"
 )
 
@@ -130,10 +131,7 @@ func (s *Store) request(ctx context.Context, name string, fd int) error {
 	if err != nil {
 		return err
 	}
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
+	rate.Hint(s.wake)
 	select {
 	case <-done:
 	case <-time.After(confirmWithin):
