@@ -61,7 +61,8 @@ func checkedText(source config.Source, res *config.Result) string {
 		return ""
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "no errors: %s, %s\n", count(len(res.Config.Drivers), "driver"), count(len(res.Files), "file"))
+	drivers, files := safetext.Count(len(res.Config.Drivers), "driver"), safetext.Count(len(res.Files), "file")
+	fmt.Fprintf(&b, "no errors: %s, %s\n", drivers, files)
 	if len(res.Files) == 0 && source.File == "" {
 		fmt.Fprintf(&b, "note: there is no file in etc/csi-registrar, run/csi-registrar and usr/lib/csi-registrar below %s\n", safetext.Word(source.Root))
 	}
@@ -76,11 +77,3 @@ func checkedText(source config.Source, res *config.Result) string {
 
 // shownText is the valid part of the configuration, even if there are errors.
 func shownText(_ config.Source, res *config.Result) string { return res.Show() }
-
-// count formats a number and its noun.
-func count(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
-}

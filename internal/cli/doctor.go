@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/tool/doctor"
 )
 
@@ -72,7 +73,7 @@ func doctorText(r doctor.Report, p page, named bool) string {
 		}
 	}
 	if len(healthy) > 0 {
-		b.WriteString(p.paint(bold, count(len(healthy), "driver")+" without findings") + "\n")
+		b.WriteString(p.paint(bold, safetext.Count(len(healthy), "driver")+" without findings") + "\n")
 		names := strings.Join(healthy[:min(len(healthy), 3)], ", ")
 		if more := len(healthy) - 3; more > 0 {
 			names += fmt.Sprintf(", and %d more", more)
@@ -134,11 +135,11 @@ func doctorSummary(r doctor.Report, p page) string {
 	case len(r.Findings) == 0:
 		return p.paint(green, "No problems were found.")
 	case problems == 0:
-		return p.paint(yellow, "No problem was found, "+count(warnings, "warning")+":")
+		return p.paint(yellow, "No problem was found, "+safetext.Count(warnings, "warning")+":")
 	}
-	text := count(problems, "problem")
+	text := safetext.Count(problems, "problem")
 	if warnings > 0 {
-		text += ", " + count(warnings, "warning")
+		text += ", " + safetext.Count(warnings, "warning")
 	}
 	if len(r.Findings) == 1 {
 		return p.paint(red, text+":")

@@ -66,7 +66,8 @@ func notRead(ctx context.Context, root string, s status.Document) string {
 		return err.Error()
 	}
 	if n := len(res.Config.Drivers); n > 0 {
-		return "the daemon has not yet read the files, which configure " + count(n, "driver") + ": try again, or run csi-registrar reload"
+		return "the daemon has not yet read the files, which configure " + safetext.Count(n, "driver") +
+			": try again, or run csi-registrar reload"
 	}
 	return ""
 }
@@ -150,7 +151,8 @@ func addVolumes(ctx context.Context, root string, s *status.Document) {
 		return
 	}
 	for _, name := range slices.Sorted(maps.Keys(counts)) {
-		s.Unregistered = append(s.Unregistered, fmt.Sprintf("%s of %s", count(counts[name].InUse(), "volume"), safetext.Word(name)))
+		inUse := safetext.Count(counts[name].InUse(), "volume")
+		s.Unregistered = append(s.Unregistered, inUse+" of "+safetext.Word(name))
 	}
 }
 

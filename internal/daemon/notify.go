@@ -17,6 +17,7 @@ import (
 	"csi-registrar/internal/node/csiname"
 	"csi-registrar/internal/node/status"
 	"csi-registrar/internal/sys/rate"
+	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/sys/systemd"
 )
 
@@ -58,10 +59,7 @@ func statusLine(s status.Document) string {
 		parts = append(parts, fmt.Sprintf("%d %s", n, state))
 	}
 	slices.SortFunc(parts, func(a, b string) int { return cmp.Compare(b, a) })
-	line := fmt.Sprintf("%d drivers", len(s.Drivers))
-	if len(s.Drivers) == 1 {
-		line = "1 driver"
-	}
+	line := safetext.Count(len(s.Drivers), "driver")
 	if len(parts) > 0 {
 		line += ": " + strings.Join(parts, ", ")
 	}

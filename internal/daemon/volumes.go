@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"context"
-	"fmt"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -12,6 +11,7 @@ import (
 	"csi-registrar/internal/node/status"
 	"csi-registrar/internal/node/volumes"
 	"csi-registrar/internal/sys/mountinfo"
+	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/sys/worker"
 )
 
@@ -31,10 +31,8 @@ func (d *daemon) newVolumeCount(ctx context.Context, rootDir string, ignored boo
 func (v *volumeCount) inUse(driver string) string {
 	all, err := v.count()
 	switch n := all[driver].InUse(); {
-	case n == 1:
-		return "1 volume in use"
-	case n > 1:
-		return fmt.Sprintf("%d volumes in use", n)
+	case n > 0:
+		return safetext.Count(n, "volume") + " in use"
 	case err != nil:
 		return "an unknown number of volumes in use (" + err.Error() + ")"
 	}

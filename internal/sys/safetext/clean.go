@@ -1,6 +1,6 @@
 // Package safetext makes untrusted strings harmless: with it, text of a driver, a kubelet or a file
 // can be written to a log, a terminal or a metric. It also builds the commands that users are told
-// to run.
+// to run, and formats numbers of things.
 package safetext
 
 import (
@@ -158,6 +158,14 @@ func Word(s string) string {
 func plain(s string) bool {
 	return s != "" && strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:@%+,=") == "" &&
 		!strings.HasPrefix(s, "=")
+}
+
+// Count formats a number and its noun.
+func Count(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
 }
 
 // UnitName reports whether s is the name of a systemd unit (systemd.unit(5)) that can be an

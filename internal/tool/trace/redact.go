@@ -10,6 +10,8 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"csi-registrar/internal/sys/safetext"
 )
 
 // Limits of one message as it is shown.
@@ -121,7 +123,7 @@ func (r *redactor) mapping(fd protoreflect.FieldDescriptor, m protoreflect.Map) 
 		return true
 	})
 	if count > 0 {
-		out["(hidden)"] = r.text(fmt.Sprintf("%s, %d bytes", plural(count, "key"), size))
+		out["(hidden)"] = r.text(fmt.Sprintf("%s, %d bytes", safetext.Count(count, "key"), size))
 	}
 	return out
 }
@@ -172,14 +174,6 @@ func cut(s string) string {
 		return s
 	}
 	return strings.ToValidUTF8(s[:maxShownText], "") + "…"
-}
-
-// plural is a number of things, in words.
-func plural(n int, word string) string {
-	if n == 1 {
-		return "1 " + word
-	}
-	return fmt.Sprintf("%d %ss", n, word)
 }
 
 // shownFields are the names of those fields of CSI's messages whose strings are shown. All others

@@ -73,13 +73,15 @@ func (r *Recorder) WriteSummary(w io.Writer) error {
 			s.calls, s.errors, round(s.quantile(0.5)), round(s.quantile(0.99)), round(s.slowest))
 	}
 	if r.dialFailures > 0 {
-		fmt.Fprintf(&b, "the driver could not be reached by %s: %s\n", plural(r.dialFailures, "connection"), safetext.Clean(r.dialError.Error(), 500))
+		fmt.Fprintf(&b, "the driver could not be reached by %s: %s\n",
+			safetext.Count(r.dialFailures, "connection"), safetext.Clean(r.dialError.Error(), 500))
 	}
 	if r.notDecoded > 0 {
-		fmt.Fprintf(&b, "left out: %s that could not be decoded; all bytes were copied\n", plural(r.notDecoded, "connection"))
+		fmt.Fprintf(&b, "left out: %s that could not be decoded; all bytes were copied\n",
+			safetext.Count(r.notDecoded, "connection"))
 	}
 	if r.notWritten > 0 {
-		fmt.Fprintf(&b, "left out: %s that could not be written fast enough\n", plural(r.notWritten, "line"))
+		fmt.Fprintf(&b, "left out: %s that could not be written fast enough\n", safetext.Count(r.notWritten, "line"))
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
