@@ -48,8 +48,11 @@ func setupTrace(fs *flag.FlagSet) runner {
 		return nil
 	})
 	return func(ctx context.Context, e *env, _ []string) error {
-		if err := o.check(); err != nil {
-			return err
+		if o.listen == "" || o.connect == "" {
+			return usagef("--listen and --connect are required")
+		}
+		if slices.Contains(o.show, "") {
+			return usagef("--show needs a key")
 		}
 		l, dial, err := between(ctx, o.listen, o.connect)
 		if err != nil {
@@ -117,17 +120,6 @@ func waitForCut(cut context.Context, e *env) {
 		// A third signal ends the process even if its output is blocked.
 		signal.Reset(syscall.SIGINT, syscall.SIGTERM)
 	}
-}
-
-// check validates the options.
-func (o traceOptions) check() error {
-	if o.listen == "" || o.connect == "" {
-		return usagef("--listen and --connect are required")
-	}
-	if slices.Contains(o.show, "") {
-		return usagef("--show needs a key")
-	}
-	return nil
 }
 
 // between prepares to forward calls from one address to another.
