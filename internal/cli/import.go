@@ -145,18 +145,15 @@ func writeNew(file string, data []byte) error {
 
 // readManifest reads a file, or standard input.
 func readManifest(e *env, arg string) (importer.Manifest, error) {
-	if arg == "-" {
-		return readAll("standard input", e.stdin)
+	name, r := "standard input", e.stdin
+	if arg != "-" {
+		f, err := os.Open(arg)
+		if err != nil {
+			return importer.Manifest{}, fmt.Errorf("cannot import: %w", err)
+		}
+		defer f.Close()
+		name, r = safetext.Word(arg), f
 	}
-	f, err := os.Open(arg)
-	if err != nil {
-		return importer.Manifest{}, fmt.Errorf("cannot import: %w", err)
-	}
-	defer f.Close()
-	return readAll(safetext.Word(arg), f)
-}
-
-func readAll(name string, r io.Reader) (importer.Manifest, error) {
 	data, err := io.ReadAll(io.LimitReader(r, maxManifest+1))
 	if err != nil {
 		return importer.Manifest{}, fmt.Errorf("cannot read %s: %w", name, err)
