@@ -38,11 +38,6 @@ type command struct {
 	setup func(fs *flag.FlagSet) runner
 }
 
-// plain returns a setup function for a command without flags.
-func plain(run runner) func(*flag.FlagSet) runner {
-	return func(*flag.FlagSet) runner { return run }
-}
-
 // env is the part of the process's environment that commands use.
 type env struct {
 	stdin          io.Reader

@@ -1,5 +1,7 @@
 package cli
 
+import "flag"
+
 // commands returns all commands in the order in which help lists them.
 func commands() []command {
 	return []command{
@@ -63,6 +65,7 @@ control group and sends WATCHDOG=1 for as long as Probe is answered; it ends
 with the driver.`,
 			setup: setupSupervise},
 		{name: "version", summary: "print the version", setup: setupVersion},
-		{name: "help", args: "[COMMAND]", summary: "explain the commands", setup: plain(runHelp), anyArgs: true},
+		{name: "help", args: "[COMMAND]", summary: "explain the commands", anyArgs: true,
+			setup: func(*flag.FlagSet) runner { return runHelp }},
 	}
 }
