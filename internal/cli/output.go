@@ -37,24 +37,21 @@ func terminalWidth(w io.Writer) (columns int, ok bool) {
 // page describes standard output.
 type page struct {
 	columns int // the text is wrapped at this width where possible; at least 40
-	tty     bool
 	colour  bool
 }
 
 // page describes standard output. Colour is only used on a terminal, unless NO_COLOR is set
 // (https://no-color.org). The default width is 80 columns.
 func (e *env) page() page {
-	var p page
-	p.columns, p.tty = e.terminal(e.stdout)
-	p.colour = p.tty && e.getenv("NO_COLOR") == "" && e.getenv("TERM") != "dumb"
-	if n, err := strconv.Atoi(e.getenv("COLUMNS")); err == nil && p.columns <= 0 {
-		p.columns = n
+	columns, tty := e.terminal(e.stdout)
+	if columns <= 0 {
+		columns, _ = strconv.Atoi(e.getenv("COLUMNS")) // 0 if it is not a number
 	}
-	if p.columns <= 0 {
-		p.columns = 80
+	if columns <= 0 {
+		columns = 80
 	}
-	p.columns = max(p.columns, 40)
-	return p
+	colour := tty && e.getenv("NO_COLOR") == "" && e.getenv("TERM") != "dumb"
+	return page{max(columns, 40), colour}
 }
 
 // Colours as SGR parameters. They have the same length, so that coloured columns stay aligned.
