@@ -39,8 +39,8 @@ type configReloader struct {
 	load     func(config.Source) *config.Result // config.Load
 	slot     *worker.Slot                       // of load
 	answered chan struct{}                      // capacity one: an abandoned load has returned
-	requests chan reloadRequest
-	ended    chan struct{} // closed when follow has returned
+	requests chan func(context.Context)         // called by follow
+	ended    chan struct{}                      // closed when follow has returned
 	// leftovers has capacity one: the next configuration for removeLeftovers.
 	leftovers chan *config.Config
 
@@ -56,20 +56,11 @@ type configReloader struct {
 	reported string   // the errors that were logged last
 }
 
-// reloadRequest is a request to apply the files without a grace period.
-type reloadRequest struct {
-	force bool // withdraw also drivers whose volumes are in use
-	done  chan<- reloadResult
-}
-
-// reloadResult has notes for the user if the files are in force, else the error.
-type reloadResult struct {
-	notes []string
-	err   error
-}
-
 func newReloader(pool *worker.Pool, source config.Source, load func(config.Source) *config.Result) *configReloader {
-	r := &configReloader{source: source, load: load, answered: make(chan struct{}, 1), requests: make(chan reloadRequest), ended: make(chan struct{}), leftovers: make(chan *config.Config, 1)}
+	r := &configReloader{
+		source: source, load: load, answered: make(chan struct{}, 1), requests: make(chan func(context.Context)),
+		ended: make(chan struct{}), leftovers: make(chan *config.Config, 1),
+	}
 	r.slot = pool.Slot(filepath.Dir(source.Watch()[0]), func() { rate.Hint(r.answered) })
 	return r
 }
@@ -152,24 +143,31 @@ func (r *configReloader) apply(ctx context.Context, c, before *config.InForce, c
 	return notes
 }
 
-// reload implements the command: it does at once what otherwise has a grace period.
+// reload implements the command: it does at once what otherwise has a grace period. With force,
+// also drivers whose volumes are in use are withdrawn. The notes are for the user.
 func (r *configReloader) reload(ctx context.Context, force bool) ([]string, error) {
-	done := make(chan reloadResult, 1)
+	var notes []string
+	var err error // both belong to follow until done is closed
+	done := make(chan struct{})
+	request := func(ctx context.Context) {
+		notes, err = r.readAndApply(ctx, true, force)
+		close(done)
+	}
 	select {
-	case r.requests <- reloadRequest{force, done}:
+	case r.requests <- request:
 	case <-r.ended:
 		return nil, errors.New("the daemon is stopping")
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
 	select {
-	case result := <-done:
-		return result.notes, result.err
+	case <-done:
+		return notes, err
 	case <-ctx.Done():
 	}
 	select {
-	case result := <-done: // after which the process ends
-		return result.notes, result.err
+	case <-done: // after which the process ends
+		return notes, err
 	default:
 		return nil, context.Cause(ctx)
 	}
@@ -267,8 +265,7 @@ func (r *configReloader) follow(ctx context.Context) {
 			r.next.noLater(time.Now().Add(settle))
 			continue
 		case request := <-r.requests:
-			notes, err := r.readAndApply(ctx, true, request.force)
-			request.done <- reloadResult{notes, err}
+			request(ctx)
 		case <-r.answered:
 			_, _ = r.readAndApply(ctx, false, false) // it logs its errors
 		case <-due:
