@@ -35,7 +35,7 @@ func runDoctor(ctx context.Context, e *env, o doctor.Options, asJSON bool) error
 		return fmt.Errorf("cannot finish: %w", context.Cause(ctx))
 	}
 	if asJSON {
-		if err := writeJSON(e.stdout, r); err != nil {
+		if err := writeJSON(e.stdout, r, "  "); err != nil {
 			return err
 		}
 	} else if _, err := fmt.Fprint(e.stdout, doctorText(r, e.page(), len(o.Drivers) > 0)); err != nil {

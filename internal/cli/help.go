@@ -116,7 +116,7 @@ func setupVersion(fs *flag.FlagSet) runner {
 	return func(_ context.Context, e *env, _ []string) error {
 		b := build()
 		if *asJSON {
-			return writeJSON(e.stdout, b)
+			return writeJSON(e.stdout, b, "  ")
 		}
 		commit := ""
 		if b.Commit != "" {

@@ -123,7 +123,7 @@ func TestHostileDaemon(t *testing.T) {
 		o := doctor.Options{Source: config.Source{Root: root}, Root: root, Units: units}
 		r := doctor.Run(t.Context(), o)
 		s := newSession()
-		if err := writeJSON(s.stdout, r); err != nil {
+		if err := writeJSON(s.stdout, r, "  "); err != nil {
 			t.Fatal(err)
 		}
 		checkOutput(t, name+": doctor", doctorText(r, s.env.page(), false), s.stdout.String())

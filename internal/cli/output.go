@@ -13,11 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// writeJSON prints an indented JSON document.
-func writeJSON(w io.Writer, v any) error {
+// writeJSON prints a JSON document; without an indent in one line.
+func writeJSON(w io.Writer, v any, indent string) error {
 	enc := json.NewEncoder(w)
 	enc.SetEscapeHTML(false)
-	enc.SetIndent("", "  ")
+	enc.SetIndent("", indent)
 	return enc.Encode(v)
 }
 

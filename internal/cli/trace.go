@@ -3,7 +3,6 @@ package cli
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -213,12 +212,12 @@ func (w traceWriter) call(c trace.Call) error {
 	c.Time = c.Time.In(w.e.now().Location())
 	if c.End != trace.Running {
 		if w.file != nil {
-			if err := writeLine(w.file, c); err != nil {
+			if err := writeJSON(w.file, c, ""); err != nil {
 				return err
 			}
 		}
 		if w.json {
-			return writeLine(w.e.stdout, c)
+			return writeJSON(w.e.stdout, c, "")
 		}
 	}
 	if w.json {
@@ -231,12 +230,6 @@ func (w traceWriter) call(c trace.Call) error {
 	}
 	_, err := io.WriteString(w.e.stdout, b.String())
 	return err
-}
-
-func writeLine(w io.Writer, c trace.Call) error {
-	enc := json.NewEncoder(w)
-	enc.SetEscapeHTML(false)
-	return enc.Encode(c)
 }
 
 // summary prints the summary: with --json on standard error, so that standard output has only
