@@ -103,9 +103,6 @@ func createAnswer(ctx context.Context, path string) (*os.File, error) {
 	return f, nil
 }
 
-// createLimit is the time for the directories, whose file system may not answer.
-const createLimit = 2 * time.Second
-
 // removeLimit is the time for all sockets; TimeoutStopSec= is 30 s.
 const removeLimit = 10 * time.Second
 
@@ -127,7 +124,7 @@ func createDirectories(ctx context.Context, rootDir string) error {
 		}
 		return nil
 	}
-	if err := worker.Run(ctx, worker.NewPool().Slot(rootDir, nil), createLimit, create); err != nil {
+	if err := worker.Run(ctx, worker.NewPool().Slot(rootDir, nil), fileLimit, create); err != nil {
 		return fmt.Errorf("cannot create what the next sandbox needs: %w", err)
 	}
 	return nil
