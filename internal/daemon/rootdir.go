@@ -114,7 +114,7 @@ func Confine(dirs ...string) (abi int, err error) {
 
 // confine restricts the process where the unit asks for it, before anything can hang.
 func (d *daemon) confine(ctx context.Context, rootDirs ...string) {
-	if !d.asksForLandlock() {
+	if d.notifier == nil || !d.options.KeepSockets || d.options.Getenv(landlockVariable) != "1" {
 		return
 	}
 	type prepared struct {
@@ -140,9 +140,4 @@ func (d *daemon) confine(ctx context.Context, rootDirs ...string) {
 	if d.landlock == 0 {
 		d.log.Debug("Landlock is not in force: what is mounted over root_dir later can be written until this process ends", "error", err)
 	}
-}
-
-// asksForLandlock reports whether the process runs in a unit that wants it to be confined.
-func (d *daemon) asksForLandlock() bool {
-	return d.notifier != nil && d.options.KeepSockets && d.options.Getenv(landlockVariable) == "1"
 }
