@@ -36,25 +36,25 @@ func checkSubdomain(name string, limit int) error {
 		return fmt.Errorf("it has %d characters, at most %d are allowed", len(name), limit)
 	}
 	for label := range strings.SplitSeq(name, ".") {
-		if err := checkLabel(label); err != nil {
+		if label == "" {
+			return errors.New("it begins or ends with a dot, or has two in a row")
+		}
+		if err := checkText(label, "-", "'-' and '.'"); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// checkLabel checks a part of a subdomain between dots.
-func checkLabel(label string) error {
-	if label == "" {
-		return errors.New("it begins or ends with a dot, or has two in a row")
-	}
-	for _, c := range []byte(label) {
-		if !alphanumeric(c) && c != '-' {
-			return fmt.Errorf("only letters, digits, '-' and '.' are allowed, not %q", c)
+// checkText checks a text that may have the other characters inside; allowed names them.
+func checkText(s, others, allowed string) error {
+	for _, c := range []byte(s) {
+		if !alphanumeric(c) && !strings.ContainsRune(others, rune(c)) {
+			return fmt.Errorf("only letters, digits, %s are allowed, not %q", allowed, c)
 		}
 	}
-	if !alphanumeric(label[0]) || !alphanumeric(label[len(label)-1]) {
-		return fmt.Errorf("%q must begin and end with a letter or a digit", label)
+	if !alphanumeric(s[0]) || !alphanumeric(s[len(s)-1]) {
+		return fmt.Errorf("%q must begin and end with a letter or a digit", s)
 	}
 	return nil
 }
@@ -63,11 +63,14 @@ func alphanumeric(c byte) bool {
 	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
 }
 
-// Limits of apimachinery's validation of labels, in bytes; all of them must be ASCII.
+// Limits of apimachinery's validation of labels, in bytes, and the characters besides letters and
+// digits; all of them must be ASCII.
 const (
 	maxLabelName   = 63
 	maxLabelValue  = 63
 	maxLabelPrefix = 253
+	labelOthers    = "-_."
+	labelAllowed   = "'-', '_' and '.'"
 )
 
 // CheckLabelKey returns an error if key is not valid as the key of a label, [PREFIX/]NAME. The
@@ -88,7 +91,7 @@ func CheckLabelKey(key string) error {
 	case len(name) > maxLabelName:
 		return fmt.Errorf("the name has %d characters, at most %d are allowed", len(name), maxLabelName)
 	}
-	return labelText(name)
+	return checkText(name, labelOthers, labelAllowed)
 }
 
 // CheckLabelValue returns an error if value is not valid as the value of a label.
@@ -99,18 +102,5 @@ func CheckLabelValue(value string) error {
 	if value == "" {
 		return nil
 	}
-	return labelText(value)
-}
-
-// labelText checks the characters of a name or a value.
-func labelText(s string) error {
-	for _, c := range []byte(s) {
-		if !alphanumeric(c) && !strings.ContainsRune("-_.", rune(c)) {
-			return fmt.Errorf("%q is not allowed", c)
-		}
-	}
-	if !alphanumeric(s[0]) || !alphanumeric(s[len(s)-1]) {
-		return errors.New("it must begin and end with a letter or a digit")
-	}
-	return nil
+	return checkText(value, labelOthers, labelAllowed)
 }
