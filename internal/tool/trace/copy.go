@@ -104,12 +104,11 @@ func (c *connection) watch(ctx, running context.Context, closeBoth func()) {
 	case <-running.Done():
 	case <-ctx.Done():
 	}
-	tick := time.NewTicker(idleAtEnd / 10)
-	defer tick.Stop()
+	tick := time.Tick(idleAtEnd / 10)
 	for running.Err() == nil && !c.idle() {
 		select {
 		case <-running.Done():
-		case <-tick.C:
+		case <-tick:
 		}
 	}
 	closeBoth()
@@ -132,9 +131,7 @@ type connection struct {
 }
 
 func newConnection(r *Recorder) *connection {
-	c := &connection{rec: r, copied: time.Now()}
-	c.decoder = newDecoder(c)
-	return c
+	return &connection{rec: r, copied: time.Now(), decoder: newDecoder(r)}
 }
 
 // idle reports whether no call runs. It is false where that cannot be known.

@@ -25,7 +25,7 @@ const (
 
 // decoder follows one connection: HTTP/2 (RFC 9113) with gRPC's messages.
 type decoder struct {
-	conn  *connection
+	rec   *Recorder
 	sides [2]side
 	calls map[uint32]*call // by stream
 }
@@ -38,8 +38,8 @@ type side struct {
 	preface int // bytes of http2.ClientPreface to come
 }
 
-func newDecoder(c *connection) *decoder {
-	d := &decoder{conn: c, calls: map[uint32]*call{}}
+func newDecoder(rec *Recorder) *decoder {
+	d := &decoder{rec: rec, calls: map[uint32]*call{}}
 	for i := range d.sides {
 		s := &d.sides[i]
 		s.headers = hpack.NewDecoder(4096, nil)
@@ -53,9 +53,6 @@ func newDecoder(c *connection) *decoder {
 	return d
 }
 
-// errNotHTTP2 is returned for what does not begin as a connection of gRPC does.
-var errNotHTTP2 = errors.New("not HTTP/2")
-
 // write decodes what came from one end at a time. After an error the connection cannot be
 // followed any more.
 func (d *decoder) write(dir direction, data []byte, at time.Time) error {
@@ -63,7 +60,7 @@ func (d *decoder) write(dir direction, data []byte, at time.Time) error {
 	if n := min(s.preface, len(data)); n > 0 {
 		from := len(http2.ClientPreface) - s.preface
 		if string(data[:n]) != http2.ClientPreface[from:from+n] {
-			return errNotHTTP2
+			return errors.New("not HTTP/2")
 		}
 		s.preface -= n
 		data = data[n:]
@@ -119,7 +116,7 @@ func (d *decoder) frame(dir direction, frame http2.Frame, at time.Time) error {
 		return d.gotHeaders(dir, f, at)
 	case *http2.DataFrame:
 		if c := d.calls[f.StreamID]; c != nil {
-			c.messages[dir].write(f.Data(), d.conn.rec)
+			c.messages[dir].write(f.Data(), d.rec)
 		}
 		if f.StreamEnded() {
 			d.ended(dir, f.StreamID, at)
@@ -145,12 +142,12 @@ func (d *decoder) frame(dir direction, frame http2.Frame, at time.Time) error {
 func (d *decoder) gotHeaders(dir direction, f *http2.MetaHeadersFrame, at time.Time) error {
 	c := d.calls[f.StreamID]
 	if dir == toDriver && c == nil {
-		if len(d.conn.rec.running) >= maxCalls {
+		if len(d.rec.running) >= maxCalls {
 			return fmt.Errorf("more than %d calls at once", maxCalls)
 		}
 		c = newCall(f.PseudoValue("path"), at)
 		d.calls[f.StreamID] = c
-		d.conn.rec.running[c] = true
+		d.rec.running[c] = true
 	}
 	if c == nil {
 		return nil // of a call that has ended
@@ -187,7 +184,7 @@ func (d *decoder) ended(dir direction, stream uint32, at time.Time) {
 	switch {
 	case c == nil:
 	case dir == toDriver:
-		d.conn.rec.ask(c)
+		d.rec.ask(c)
 	case c.trailers:
 		d.finish(stream, Answered, at)
 	default:
@@ -201,11 +198,11 @@ func (d *decoder) finish(stream uint32, end End, at time.Time) {
 	if c == nil {
 		return
 	}
-	d.conn.rec.ask(c)
+	d.rec.ask(c)
 	delete(d.calls, stream)
-	d.conn.rec.answer(c, end, at)
+	d.rec.answer(c, end, at)
 	for i := range c.messages {
-		c.messages[i].release(d.conn.rec)
+		c.messages[i].release(d.rec)
 	}
 }
 

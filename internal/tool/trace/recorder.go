@@ -117,13 +117,12 @@ func (r *Recorder) emit(c Call) {
 
 // showLong shows calls that take long, until ended is closed.
 func (r *Recorder) showLong(ended <-chan struct{}) {
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
+	tick := time.Tick(time.Second)
 	for {
 		select {
 		case <-ended:
 			return
-		case now := <-tick.C:
+		case now := <-tick:
 			r.showRunning(now)
 		}
 	}
